@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+# Flags shared by every target, and tandem_test().
+
+function(tandem_target_defaults target)
+  set_target_properties(${target} PROPERTIES CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF
+                                             C_STANDARD 99 C_EXTENSIONS ON)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wundef -g $<$<BOOL:${TANDEM_WERROR}>:-Werror>)
+  if(TANDEM_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer)
+    target_link_options(${target} PRIVATE -fsanitize=${TANDEM_SANITIZE})
+  endif()
+endfunction()
+
+# tandem_test(NAME name SOURCES a.cc… [LABEL fast|full|device] [INTERNAL] [TIMEOUT s] [ENVIRONMENT A=b…])
+# A cmocka program. INTERNAL links the objects of the library (private symbols), otherwise the shared library.
+function(tandem_test)
+  cmake_parse_arguments(arg "INTERNAL" "NAME;LABEL;TIMEOUT" "SOURCES;ENVIRONMENT;LIBRARIES" ${ARGN})
+  if(NOT arg_LABEL)
+    set(arg_LABEL fast)
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  tandem_target_defaults(${arg_NAME})
+  target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/test)
+  if(arg_INTERNAL)
+    target_link_libraries(${arg_NAME} PRIVATE tandem_static)
+  else()
+    target_link_libraries(${arg_NAME} PRIVATE tandem)
+  endif()
+  target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBRARIES} cmocka)
+  set_target_properties(${arg_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test)
+  add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
+  set_tests_properties(${arg_NAME} PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT} ENVIRONMENT "${arg_ENVIRONMENT}")
+endfunction()

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+#include "cpu/attend_plan.h"
+
+#include <algorithm>
+
+#include "lib/dtype.h"
+
+namespace tandem::cpu {
+namespace {
+
+constexpr int64_t kMinTaskCost = 64 << 10;  // bytes: some microseconds, what handing a task over is worth
+constexpr int64_t kMatmulTaskRows = 512;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// Rows of one tile: even tiles, whole tiles of the kernel.
+int32_t tile_rows(int32_t n_rows, int64_t most) {
+  const int64_t n_tiles = std::max<int64_t>(1, divide_up(n_rows, most));
+  return static_cast<int32_t>(std::min(most, round_up(divide_up(n_rows, n_tiles), 4)));
+}
+
+struct Cut {
+  int64_t n_pieces, keys, n_tiles;
+  int32_t rows;
+};
+
+Cut cut_of(const AttendJob& job) {
+  Cut cut;
+  const bool by_matmul = use_matmul(job);
+  cut.keys = by_matmul ? std::max<int64_t>(job.n_keys, 1) : piece_keys(job.n_keys);
+  cut.n_pieces = std::max<int64_t>(1, divide_up(job.n_keys, cut.keys));
+  cut.rows = std::max(1, tile_rows(job.n_rows, by_matmul ? kMatmulTaskRows : kSpanRows));
+  cut.n_tiles = divide_up(job.n_rows, cut.rows);
+  return cut;
+}
+
+}  // namespace
+
+int64_t piece_keys(int64_t n_keys) {
+  const int64_t n_pieces = std::clamp<int64_t>(n_keys / kMinPieceKeys, 1, kMaxPieces);
+  return round_up(std::max<int64_t>(divide_up(n_keys, n_pieces), 1), kBlockKeys);
+}
+
+void AttendPlan::add_job(const AttendJob& job, int32_t job_idx) {
+  const Layer& layer = *job.layer;
+  const Cut cut = cut_of(job);
+  const int64_t row_cost = row_bytes(layer.k_type, layer.k_head_dim) + row_bytes(layer.v_type, layer.v_head_dim);
+  const int64_t first_group = n_groups_;
+  if (cut.n_pieces > 1) {
+    for (int64_t tile = 0; tile < cut.n_tiles; ++tile) {
+      AttendGroup& group = groups_[n_groups_++];
+      group.job_idx = job_idx;
+      group.row_begin = static_cast<int32_t>(tile) * cut.rows;
+      group.floats_at = n_floats_;
+      group.states.parts = nullptr;
+      group.states.n_parts = static_cast<int32_t>(cut.n_pieces);
+      group.states.n_rows = std::min(cut.rows, job.n_rows - group.row_begin);
+      group.states.head_dim = layer.v_head_dim;
+      group.states.stride = round_up(int64_t{group.states.n_rows} * (layer.v_head_dim + 2), 16);
+      n_floats_ += group.states.stride * cut.n_pieces;
+    }
+  }
+  KeyRef first;
+  for (int64_t piece = 0; piece < cut.n_pieces; ++piece) {
+    const int64_t key_begin = piece * cut.keys, key_end = std::min(job.n_keys, key_begin + cut.keys);
+    for (int64_t tile = 0; tile < cut.n_tiles; ++tile) {
+      AttendUnit& unit = units_[n_units_++];
+      unit.job_idx = job_idx;
+      unit.row_begin = static_cast<int32_t>(tile) * cut.rows;
+      unit.row_end = std::min(job.n_rows, unit.row_begin + cut.rows);
+      unit.part_idx = static_cast<int32_t>(piece);
+      unit.group_idx = cut.n_pieces > 1 ? first_group + tile : -1;
+      unit.key_begin = key_begin;
+      unit.key_end = key_end;
+      unit.first = first;
+      unit.by_matmul = use_matmul(job);
+      unit.cost = (key_end - key_begin) * row_cost * (8 + unit.row_end - unit.row_begin) / 8;
+    }
+    first.offset += key_end - key_begin;
+    while (first.run_idx < job.n_runs && first.offset >= job.runs[first.run_idx].n_tokens)
+      first.offset -= job.runs[first.run_idx++].n_tokens;
+  }
+}
+
+void AttendPlan::cut_tasks(const AttendJob* jobs, int32_t n_workers) {
+  int64_t left = 0;
+  for (int64_t i = 0; i < n_units_; ++i) left += units_[i].cost;
+  n_tasks_ = 0;
+  for (int64_t i = 0; i < n_units_;) {
+    const int64_t wanted = std::max(kMinTaskCost, left / (4 * int64_t{n_workers}));
+    const int32_t node = jobs[units_[i].job_idx].node;
+    task_begins_[n_tasks_] = i;
+    task_nodes_[n_tasks_++] = node;
+    int64_t cost = 0;
+    do {
+      cost += units_[i++].cost;
+    } while (i < n_units_ && jobs[units_[i].job_idx].node == node && cost + units_[i].cost <= wanted);
+    left -= cost;
+  }
+  task_begins_[n_tasks_] = n_units_;
+}
+
+Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers) {
+  int64_t most_units = 0, most_groups = 0;
+  for (int32_t i = 0; i < n_jobs; ++i) {
+    const Cut cut = cut_of(jobs[i]);
+    most_units += cut.n_pieces * cut.n_tiles;
+    most_groups += cut.n_tiles;
+  }
+  if (!units_.reserve(most_units) || !groups_.reserve(most_groups) || !task_begins_.reserve(most_units + 1) ||
+      !task_nodes_.reserve(most_units))
+    return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for a plan of %lld units", static_cast<long long>(most_units));
+  n_units_ = n_groups_ = n_floats_ = 0;
+  for (int32_t i = 0; i < n_jobs; ++i) add_job(jobs[i], i);
+  cut_tasks(jobs, n_workers);
+  return {};
+}
+
+}  // namespace tandem::cpu

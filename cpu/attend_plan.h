@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// How a list of attention jobs is cut for the workers.
+//
+//   job    one (sequence, KV head), given by the core
+//   unit   a piece of a job's keys x a tile of its query rows: one call of a kernel
+//   task   consecutive units that one worker takes at once
+//
+// Units depend on the job alone, so an answer is bit for bit the same for every number of threads and whatever else is
+// in the call. A job of n keys is cut into n / 1024 pieces, at most kMaxPieces, of whole blocks. The pieces' states are
+// joined in their order by the worker that finishes last.
+//
+// Tasks depend on the number of workers. They shrink towards the end (a share of what remains), so that few boundaries are
+// paid for and all workers finish together; tiny neighbours (the heads of a short sequence) share one.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "cpu/kernels/kernels.h"
+#include "lib/status.h"
+
+namespace tandem::cpu {
+
+inline constexpr int64_t kMinPieceKeys = 1024;
+inline constexpr int64_t kMaxPieces = 64;
+
+// Keys of one piece, the last one being shorter.
+int64_t piece_keys(int64_t n_keys);
+
+// Whether a job is worth a matmul library: from this many query rows on. The kernels here take 11 us a row for 4,096 keys of
+// 128 (f32 multiplications, close to their peak), whatever the type. oneDNN in bf16, where q and keys lose nothing by it,
+// takes as long for 18 rows and half as long for 64; in f32 it draws level at 128.
+inline constexpr int32_t kMatmulRows = 128, kMatmulRowsBf16 = 24;
+bool use_matmul(const AttendJob& job);
+
+struct AttendUnit {
+  int32_t job_idx = 0;
+  int32_t row_begin = 0;
+  int32_t row_end = 0;
+  int32_t part_idx = 0;    // of its group
+  int64_t group_idx = -1;  // -1: the only piece of its rows
+  int64_t key_begin = 0;
+  int64_t key_end = 0;
+  KeyRef first;
+  int64_t cost = 0;        // bytes, as if bound by memory
+  bool by_matmul = false;  // all keys at once
+};
+
+// The pieces of one tile of rows.
+struct AttendGroup {
+  int32_t job_idx = 0;
+  int32_t row_begin = 0;
+  int64_t floats_at = 0;  // of its partial states
+  PartialStates states;   // parts is set when the floats have a place
+};
+
+// Memory that only grows. T needs no construction.
+template <class T>
+class GrowBuffer {
+ public:
+  T* data() const { return data_.get(); }
+  T& operator[](int64_t i) const { return data_.get()[i]; }
+  [[nodiscard]] bool reserve(int64_t n) {
+    if (n <= capacity_) return true;
+    const size_t bytes = (static_cast<size_t>(n + n / 4) * sizeof(T) + 63) / 64 * 64;
+    T* data = static_cast<T*>(std::aligned_alloc(64, bytes));
+    if (data == nullptr) return false;
+    data_.reset(data);  // what was there is not kept
+    capacity_ = static_cast<int64_t>(bytes / sizeof(T));
+    return true;
+  }
+
+ private:
+  struct Free {
+    void operator()(T* data) const { std::free(data); }
+  };
+  std::unique_ptr<T, Free> data_;
+  int64_t capacity_ = 0;
+};
+
+class AttendPlan {
+ public:
+  // Fails with OUT_OF_MEMORY alone; allocates only for a shape larger than any before.
+  Status make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers);
+
+  int64_t n_units() const { return n_units_; }
+  int64_t n_tasks() const { return n_tasks_; }
+  int64_t n_groups() const { return n_groups_; }
+  int64_t n_floats() const { return n_floats_; }  // of all partial states
+  const AttendUnit& unit(int64_t i) const { return units_[i]; }
+  AttendGroup& group(int64_t i) const { return groups_[i]; }
+  int64_t task_begin(int64_t task) const { return task_begins_[task]; }  // first unit; [n_tasks()] = n_units()
+  const int32_t* task_nodes() const { return task_nodes_.data(); }
+
+ private:
+  void add_job(const AttendJob& job, int32_t job_idx);
+  void cut_tasks(const AttendJob* jobs, int32_t n_workers);
+
+  GrowBuffer<AttendUnit> units_;
+  GrowBuffer<AttendGroup> groups_;
+  GrowBuffer<int64_t> task_begins_;
+  GrowBuffer<int32_t> task_nodes_;
+  int64_t n_units_ = 0, n_tasks_ = 0, n_groups_ = 0, n_floats_ = 0;
+};
+
+}  // namespace tandem::cpu

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT
+// The CPU backend: kernels of one instruction set on a pool of workers.
+//
+// attend(): plan (cpu/attend_plan.h), make room for partial states, run the tasks. A unit that is its job's only piece
+// writes the job's o and lse; the others leave partial states, and who finishes a tile's last piece joins them in their
+// order. What a call needs beyond the jobs grows when a larger shape is first seen, before any work begins.
+//
+// One attend at a time: the mutex guards plan, partial states and the workers' scratch. Everything marked concurrent in
+// lib/backend.h uses the calling thread's stack alone.
+#include "cpu/backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+#include "cpu/attend_plan.h"
+#include "lib/dtype.h"
+
+// Many query rows: see use_matmul().
+#if __has_include("cpu/matmul_attend.h")
+#include "cpu/matmul_attend.h"
+#define TANDEM_HAVE_MATMUL 1
+#else
+#define TANDEM_HAVE_MATMUL 0
+#endif
+
+namespace tandem::cpu {
+
+bool use_matmul(const AttendJob& job) {
+  if (TANDEM_HAVE_MATMUL == 0 || job.n_keys == 0) return false;
+  const Layer& layer = *job.layer;
+  const bool in_bf16 = job.q_is_bf16 && layer.k_type == TANDEM_BF16 && layer.v_type == TANDEM_BF16 && layer.rope == nullptr;
+  return job.n_rows >= (in_bf16 ? kMatmulRowsBf16 : kMatmulRows);
+}
+
+namespace {
+
+struct CpuBackend {
+  const KernelTable* kernels = nullptr;
+  std::unique_ptr<Pool> pool;
+  std::mutex attend_mutex;
+  AttendPlan plan;
+  GrowBuffer<float> parts;
+  GrowBuffer<std::atomic<int32_t>> parts_left;  // [n_groups]
+  GrowBuffer<SpanScratch> scratch;              // [n_workers]
+#if TANDEM_HAVE_MATMUL
+  std::unique_ptr<MatmulAttend> matmul;
+#endif
+};
+
+CpuBackend& backend_of(void* self) { return *static_cast<CpuBackend*>(self); }
+
+struct AttendCall {
+  CpuBackend* backend;
+  const AttendJob* jobs;
+};
+
+void finish_group(const CpuBackend& backend, const AttendJob* jobs, int64_t group_idx) {
+  if (backend.parts_left[group_idx].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const AttendGroup& group = backend.plan.group(group_idx);
+  const AttendJob& job = jobs[group.job_idx];
+  backend.kernels->combine(group.states, job.o + int64_t{group.row_begin} * group.states.head_dim,
+                           job.lse + group.row_begin);
+}
+
+// next: the unit that this thread does after it, or null.
+void run_unit(const AttendCall& call, const AttendUnit& unit, const AttendUnit* next, int32_t worker_idx) {
+  CpuBackend& backend = *call.backend;
+  const AttendJob& job = call.jobs[unit.job_idx];
+#if TANDEM_HAVE_MATMUL
+  if (unit.by_matmul) return backend.matmul->attend(job, unit.row_begin, unit.row_end, worker_idx);
+#endif
+  Span span;
+  span.job = &job;
+  span.row_begin = unit.row_begin;
+  span.row_end = unit.row_end;
+  span.key_begin = unit.key_begin;
+  span.key_end = unit.key_end;
+  span.first = unit.first;
+  if (next != nullptr && call.jobs[next->job_idx].layer == job.layer && next->key_end > next->key_begin) {
+    span.next_run = call.jobs[next->job_idx].runs + next->first.run_idx;
+    span.next_offset = next->first.offset;
+  }
+  if (unit.group_idx < 0) {
+    span.o = job.o + int64_t{unit.row_begin} * job.layer->v_head_dim;
+    span.lse = job.lse + unit.row_begin;
+    backend.kernels->attend_span(span, backend.scratch[worker_idx]);
+    return;
+  }
+  const PartialStates& states = backend.plan.group(unit.group_idx).states;
+  span.o = const_cast<float*>(states.parts) + unit.part_idx * states.stride;
+  span.m = span.o + int64_t{states.n_rows} * states.head_dim;
+  span.sum = span.m + states.n_rows;
+  backend.kernels->attend_span(span, backend.scratch[worker_idx]);
+  finish_group(backend, call.jobs, unit.group_idx);
+}
+
+void run_task(void* context, int64_t task_idx, int32_t worker_idx) {
+  const AttendCall& call = *static_cast<const AttendCall*>(context);
+  const AttendPlan& plan = call.backend->plan;
+  const int64_t end = plan.task_begin(task_idx + 1);
+  for (int64_t i = plan.task_begin(task_idx); i < end; ++i)
+    run_unit(call, plan.unit(i), i + 1 < end ? &plan.unit(i + 1) : nullptr, worker_idx);
+}
+
+Status prepare_matmul(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs) {
+#if TANDEM_HAVE_MATMUL
+  for (int32_t i = 0; i < n_jobs; ++i) {
+    if (!use_matmul(jobs[i])) continue;
+    if (i > 0 && use_matmul(jobs[i - 1]) && jobs[i].layer == jobs[i - 1].layer && jobs[i].q_is_bf16 == jobs[i - 1].q_is_bf16)
+      continue;
+    if (!backend.matmul) TANDEM_TRY(MatmulAttend::create(backend.kernels->name, &backend.matmul));
+    TANDEM_TRY(backend.matmul->prepare(*jobs[i].layer, jobs[i].q_is_bf16, backend.pool->n_workers()));
+  }
+#endif
+  (void)backend, (void)jobs, (void)n_jobs;
+  return {};
+}
+
+Status attend(void* self, const AttendJob* jobs, int32_t n_jobs) {
+  CpuBackend& backend = backend_of(self);
+  const std::lock_guard lock(backend.attend_mutex);
+  AttendPlan& plan = backend.plan;
+  TANDEM_TRY(plan.make(jobs, n_jobs, backend.pool->n_workers()));
+  if (!backend.parts.reserve(plan.n_floats()) || !backend.parts_left.reserve(plan.n_groups()))
+    return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for partial states of %lld floats",
+                static_cast<long long>(plan.n_floats()));
+  TANDEM_TRY(prepare_matmul(backend, jobs, n_jobs));
+  for (int64_t i = 0; i < plan.n_groups(); ++i) {
+    AttendGroup& group = plan.group(i);
+    group.states.parts = backend.parts.data() + group.floats_at;
+    new (&backend.parts_left[i]) std::atomic<int32_t>(group.states.n_parts);
+  }
+  AttendCall call{&backend, jobs};
+  if (plan.n_tasks() == 1)
+    run_task(&call, 0, 0);
+  else if (plan.n_tasks() > 1)
+    backend.pool->run(plan.n_tasks(), run_task, &call, plan.task_nodes());
+  return {};
+}
+
+// All rows of all jobs are one range, cut into even shares.
+struct MergeCall {
+  const KernelTable* kernels;
+  const MergeJob* jobs;
+  int32_t n_jobs;
+  int64_t n_rows, n_shares;
+};
+
+void merge_share(void* context, int64_t share, int32_t) {
+  const MergeCall& call = *static_cast<const MergeCall*>(context);
+  const int64_t begin = call.n_rows * share / call.n_shares, end = call.n_rows * (share + 1) / call.n_shares;
+  int64_t first = 0;  // of the job
+  for (int32_t i = 0; i < call.n_jobs && first < end; first += call.jobs[i++].n_rows) {
+    const MergeJob& job = call.jobs[i];
+    const int64_t from = std::max<int64_t>(begin - first, 0), to = std::min(end - first, job.n_rows);
+    if (from < to) call.kernels->merge(job, from, to);
+  }
+}
+
+Status merge(void* self, const MergeJob* jobs, int32_t n_jobs) {
+  CpuBackend& backend = backend_of(self);
+  constexpr int64_t kShareFloats = 64 << 10;
+  MergeCall call{backend.kernels, jobs, n_jobs, 0, 1};
+  int64_t n_floats = 0;
+  for (int32_t i = 0; i < n_jobs; ++i) {
+    call.n_rows += jobs[i].n_rows;
+    n_floats += jobs[i].n_rows * jobs[i].head_dim * jobs[i].n_states;
+  }
+  call.n_shares = std::clamp<int64_t>(n_floats / kShareFloats, 1, 4 * int64_t{backend.pool->n_workers()});
+  if (call.n_shares == 1)
+    merge_share(&call, 0, 0);
+  else
+    backend.pool->run(call.n_shares, merge_share, &call);
+  return {};
+}
+
+int64_t report(void* self, char* buffer, int64_t buffer_bytes) {
+  const CpuBackend& backend = backend_of(self);
+  const std::string text =
+      "{\"isa\":\"" + std::string(backend.kernels->name) + "\",\"pool\":" + backend.pool->report() + "}";
+  if (buffer_bytes > 0) {
+    const size_t n = std::min(text.size(), static_cast<size_t>(buffer_bytes) - 1);
+    std::memcpy(buffer, text.data(), n);
+    buffer[n] = '\0';
+  }
+  return static_cast<int64_t>(text.size());
+}
+
+void attn_weights(void* self, const WeightJob& job) { backend_of(self).kernels->attn_weights(job); }
+
+void observe(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha) {
+  backend_of(self).kernels->observe(maw, logits, n_keys, lse, alpha);
+}
+
+void to_f32(void* self, int32_t dtype, const void* from, float* to, int64_t n) {
+  backend_of(self).kernels->to_f32(dtype, from, to, n);
+}
+
+void from_f32(void* self, int32_t dtype, const float* from, void* to, int64_t n) {
+  backend_of(self).kernels->from_f32(dtype, from, to, n);
+}
+
+void run(void* self, int64_t n_tasks, TaskFn task, void* context) { backend_of(self).pool->run(n_tasks, task, context); }
+void wake(void* self) { backend_of(self).pool->wake(); }
+void rest(void* self) { backend_of(self).pool->rest(); }
+int32_t n_nodes(void* self) { return backend_of(self).pool->n_nodes(); }
+void place(void* self, void* data, int64_t bytes, int32_t node) { backend_of(self).pool->place(data, bytes, node); }
+void destroy(void* self) { delete static_cast<CpuBackend*>(self); }
+
+constexpr BackendTable kTable = {
+    kBackendAbi, sizeof(BackendTable),
+    "cpu",       attend,
+    merge,       attn_weights,
+    observe,     to_f32,
+    from_f32,    run,
+    wake,        rest,
+    report,      n_nodes,
+    place,       destroy,
+};
+
+}  // namespace
+
+Status make_cpu_backend(const KernelTable& kernels, std::unique_ptr<Pool> pool, Backend* backend) {
+  auto self = std::make_unique<CpuBackend>();
+  self->kernels = &kernels;
+  self->pool = std::move(pool);
+  const int32_t n_workers = self->pool->n_workers();
+  if (!self->scratch.reserve(n_workers)) return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for %d workers", n_workers);
+  for (int32_t i = 0; i < n_workers; ++i) self->scratch[i].target = 0;
+  backend->table = &kTable;
+  backend->self = self.release();
+  return {};
+}
+
+int64_t target_used(const Backend& backend) {
+  const CpuBackend& self = backend_of(backend.self);
+  for (int32_t i = 0; i < self.pool->n_workers(); ++i)
+    if (self.scratch[i].target != 0) return self.scratch[i].target;
+  return 0;
+}
+
+}  // namespace tandem::cpu

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+// The CPU backend from its parts.
+#pragma once
+
+#include <memory>
+
+#include "cpu/kernels/kernels.h"
+#include "cpu/pool.h"
+#include "lib/backend.h"
+
+namespace tandem::cpu {
+
+Status make_cpu_backend(const KernelTable& kernels, std::unique_ptr<Pool> pool, Backend* backend);
+
+// Highway's name for the instruction set of the kernel that attended last: what really ran.
+int64_t target_used(const Backend& backend);
+
+}  // namespace tandem::cpu

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+// Attention of a few query rows over a span of keys, and the sums of attention weights.
+//
+// Two passes over blocks of 256 keys: logits of the block for all rows, then their weights relative to the largest logit
+// so far, then o = o * rescale + weights * V. Rows that saw nothing keep m = -inf and sum = 0. All in f32.
+//
+// Extremes: -inf logits weigh exactly 0, a NaN logit (or V) of a key makes the rows that see this key NaN, +inf too.
+#pragma once
+
+#include <math.h>
+
+#include "cpu/kernels/rotate_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Caps, and puts -inf behind the last key up to a whole vector, in place. Returns the largest logit.
+HWY_INLINE float finish_logits(const Layer& layer, float* x, int64_t n) {
+  const F32 d;
+  const Vec nothing = hn::Set(d, -HUGE_VALF);
+  const int64_t n_whole = n - n % int64_t{kLanes};
+  if (n_whole < n) {
+    const auto inside = hn::FirstN(d, static_cast<size_t>(n - n_whole));
+    hn::StoreU(hn::IfThenElse(inside, hn::LoadU(d, x + n_whole), nothing), d, x + n_whole);
+  }
+  if (layer.soft_cap > 0.0f) {
+    const Vec cap = hn::Set(d, layer.soft_cap), inverse = hn::Set(d, 1.0f / layer.soft_cap);
+    for (int64_t i = 0; i < n_whole; i += kLanes)
+      hn::StoreU(hn::Mul(cap, tanh_of(d, hn::Mul(hn::LoadU(d, x + i), inverse))), d, x + i);
+    for (int64_t i = n_whole; i < n; ++i) x[i] = layer.soft_cap * tanh_of(x[i] * (1.0f / layer.soft_cap));
+  }
+  Vec largest = nothing;
+  for (int64_t i = 0; i < n; i += kLanes) largest = hn::Max(largest, hn::LoadU(d, x + i));
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+// x = exp(x - base), up to a whole vector; returns the sum.
+HWY_INLINE float exp_and_sum(float* x, int64_t n, float base) {
+  const F32 d;
+  const Vec shift = hn::Set(d, base);
+  Vec sum = hn::Zero(d);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec p = exp_at_most_1(d, hn::Sub(hn::LoadU(d, x + i), shift));
+    sum = hn::Add(sum, p);
+    hn::StoreU(p, d, x + i);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+inline void fill_lowest(float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = -HUGE_VALF;
+}
+
+// Logits of a view's row to where the caller wants them: out is the row at the block's first key.
+inline void write_logits(const View& view, const float* logits, float* out) {
+  if (view.picked == nullptr) {
+    memcpy(out, logits, static_cast<size_t>(view.keys.n) * sizeof(float));
+    return;
+  }
+  for (int64_t j = 0; j < view.keys.n; ++j) out[view.picked[j]] = logits[j];
+}
+
+// What the loop over blocks needs of an AttendJob or a WeightJob.
+struct BlockLoop {
+  KeyStream stream;
+  Views views;
+  Rotator rotator;
+};
+
+HWY_INLINE void open_block_loop(BlockLoop& loop, const Layer& layer) {
+  loop.views.group_size = layer.group_size;
+  loop.rotator.table = layer.rope;
+  loop.rotator.high_position = -1;
+}
+
+// Row pointers to the block's keys as they are to be used.
+HWY_INLINE const Row* block_keys(BlockLoop& loop, const Layer& layer, float* rotated) {
+  if (layer.rope == nullptr) return loop.stream.k;
+  rotate_block(loop.rotator, loop.stream, layer, rotated);
+  return loop.rotator.rows;
+}
+
+HWY_INLINE int64_t block_len(const Layer& layer, int64_t n_rotated_floats) {
+  return layer.rope == nullptr ? kBlockKeys : n_rotated_floats / layer.k_head_dim;
+}
+
+// One view of a block: updates m, sum and o of its rows. r counts rows of the span.
+inline void attend_view(const Span& span, const View& view, int64_t key_at, SpanScratch& s) {
+  const AttendJob& job = *span.job;
+  const Layer& layer = *job.layer;
+  const int64_t n_rows = view.row_end - view.row_begin, first = view.row_begin - span.row_begin;
+  const auto k_dim = static_cast<size_t>(layer.k_head_dim), v_dim = static_cast<size_t>(layer.v_head_dim);
+  const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
+  if (s.packed_begin != view.row_begin || s.packed_end != view.row_end) {
+    pack_rows(job.q + static_cast<size_t>(view.row_begin) * k_dim, n_rows, k_dim, layer.sm_scale, s.q);
+    s.packed_begin = view.row_begin;
+    s.packed_end = view.row_end;
+  }
+  dots_of(k_type, s.q, n_rows, k_dim, view.keys, s.logits);
+  for (int64_t i = 0; i < n_rows; ++i) {
+    const int64_t r = first + i;
+    float* logits = s.logits + i * kBlockKeys;
+    const float largest = finish_logits(layer, logits, view.keys.n);
+    if (job.logits != nullptr) write_logits(view, logits, job.logits + (view.row_begin + i) * job.n_keys + key_at);
+    const float m_before = s.m[r];
+    if (largest > m_before) s.m[r] = largest;
+    s.base[i] = s.m[r] == -HUGE_VALF ? 0.0f : s.m[r];
+    s.rescale[i] = s.m[r] == m_before ? 1.0f : exp_of(m_before - s.base[i]);
+    s.sum[r] *= s.rescale[i];
+  }
+  // Weights group by group: all at once they would leave the memory idle for longer than its latency.
+  for (int64_t at = 0; at < view.keys.n; at += kGroupKeys) {
+    KeyList keys = view.keys;
+    keys.v += at;
+    if (keys.v_ahead != nullptr) keys.v_ahead += at;
+    keys.n = view.keys.n - at < kGroupKeys ? view.keys.n - at : kGroupKeys;
+    for (int64_t i = 0; i < n_rows; ++i) s.sum[first + i] += exp_and_sum(s.logits + i * kBlockKeys + at, keys.n, s.base[i]);
+    weigh_of(layer.v_type, s.logits + at, n_rows, v_dim, keys, span.o + static_cast<size_t>(first) * v_dim,
+             at == 0 ? s.rescale : s.ones);
+  }
+}
+
+// o / sum and lse, or the parts as they are.
+inline void finish_span(const Span& span, SpanScratch& s) {
+  const F32 d;
+  const int64_t n_rows = span.row_end - span.row_begin, dim = span.job->layer->v_head_dim;
+  for (int64_t r = 0; r < n_rows; ++r) {
+    if (span.m != nullptr) {
+      span.m[r] = s.m[r];
+      span.sum[r] = s.sum[r];
+      continue;
+    }
+    const bool empty = s.sum[r] == 0.0f;
+    span.lse[r] = empty ? -HUGE_VALF : s.m[r] + logf(s.sum[r]);
+    const Vec inverse = hn::Set(d, empty ? 0.0f : 1.0f / s.sum[r]);
+    float* o = span.o + r * dim;
+    for (int64_t i = 0; i < dim; i += kLanes)
+      hn::StoreU(empty ? hn::Zero(d) : hn::Mul(hn::LoadU(d, o + i), inverse), d, o + i);
+  }
+}
+
+void attend_span(const Span& span, SpanScratch& s) {
+  const AttendJob& job = *span.job;
+  const Layer& layer = *job.layer;
+  const int64_t n_rows = span.row_end - span.row_begin;
+  memset(span.o, 0, static_cast<size_t>(n_rows * layer.v_head_dim) * sizeof(float));
+  for (int64_t r = 0; r < n_rows; ++r) {
+    s.m[r] = -HUGE_VALF;
+    s.sum[r] = 0.0f;
+    s.ones[r] = 1.0f;
+  }
+  s.packed_begin = s.packed_end = -1;
+  s.target = HWY_TARGET;
+
+  BlockLoop loop;
+  open_block_loop(loop, layer);
+  KeyStream& stream = loop.stream;
+  start(stream, job.runs, span.first, span.key_end - span.key_begin, layer);
+  stream.next_run = span.next_run;
+  stream.next_offset = span.next_offset;
+  const int64_t max_n = block_len(layer, kRotatedFloats);
+  for (int64_t at = span.key_begin; next_block(stream, max_n); at += stream.n) {
+    open_views(loop.views, stream, job.visibility, span.row_begin, span.row_end);
+    if (job.logits != nullptr && !loop.views.all_see_all)
+      for (int64_t r = span.row_begin; r < span.row_end; ++r) fill_lowest(job.logits + r * job.n_keys + at, stream.n);
+    if (loop.views.all_see_nothing) continue;
+    const Row* k = block_keys(loop, layer, s.rotated);
+    View view;
+    bool is_fetched = false;
+    while (next_view(loop.views, stream, k, &view)) {
+      if (view.picked == nullptr && !is_fetched) {
+        if (layer.rope == nullptr) view.keys.k_ahead = k + stream.k_ahead;
+        if (!layer.v_aliases_k) view.keys.v_ahead = stream.v + stream.v_ahead;
+        is_fetched = true;
+      }
+      attend_view(span, view, at, s);
+    }
+  }
+  finish_span(span, s);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();

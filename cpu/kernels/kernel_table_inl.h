@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// All kernels of one instruction set. Included once per generated file, with HWY_TARGET set.
+//
+// Code in here may use Highway and C headers only: an inline function of the C++ library compiled for AVX-512 could be the
+// copy that the linker keeps for everybody (test/cpu/weak_symbols.sh looks for them).
+#pragma once
+
+#include "cpu/kernels/merge_inl.h"
+#include "cpu/kernels/weights_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+// As attend_span reads: whole lines, one prefetch per line, 16 KiB ahead.
+uint64_t read_sum(const void* data, int64_t n_bytes) {
+  const hn::ScalableTag<uint64_t> d;
+  constexpr int64_t kStep = 4 * HWY_MAX_BYTES, kAheadBytes = 16384;
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  auto a = hn::Zero(d), b = a, c = a, e = a;
+  const auto at = [&](int64_t i) HWY_ATTR { return hn::LoadU(d, reinterpret_cast<const uint64_t*>(bytes + i)); };
+  int64_t i = 0;
+  for (; i + kStep <= n_bytes; i += kStep) {
+    for (int64_t line = 0; line < kStep; line += int64_t{kLine}) prefetch_line(bytes + i + kAheadBytes + line);
+    a = hn::Add(a, at(i));
+    b = hn::Add(b, at(i + HWY_MAX_BYTES));
+    c = hn::Add(c, at(i + 2 * HWY_MAX_BYTES));
+    e = hn::Add(e, at(i + 3 * HWY_MAX_BYTES));
+  }
+  uint64_t lanes[HWY_MAX_BYTES / sizeof(uint64_t)];
+  hn::StoreU(hn::Add(hn::Add(a, b), hn::Add(c, e)), d, lanes);
+  uint64_t sum = 0;
+  for (const uint64_t lane : lanes) sum += lane;
+  for (; i < n_bytes; ++i) sum += bytes[i];
+  return sum;
+}
+
+void exp_all(const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = exp_of(x[i]);
+}
+
+void tanh_all(const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = tanh_of(x[i]);
+}
+
+constexpr KernelTable make_table(const char* name) {
+  return {name,     HWY_TARGET, &attend_span, &combine,  &merge,   &attn_weights,
+          &observe, &to_f32,    &from_f32,    &read_sum, &exp_all, &tanh_all};
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// The bandwidth-bound kernels as plain function pointers, one table per instruction set.
+//
+// Everything in these tables reads K and V in their storage type, computes in f32, allocates nothing and keeps no state.
+// How the work is cut and where partial states live is the caller's business (cpu/backend.cc).
+#pragma once
+
+#include <cstdint>
+
+#include "lib/backend.h"
+
+namespace tandem::cpu {
+
+inline constexpr int32_t kBlockKeys = 256;  // keys whose logits are kept at a time
+inline constexpr int32_t kMaxAhead = 64;    // rows of K and V prefetched ahead
+inline constexpr int32_t kSpanRows = 64;    // query rows per pass over K and V
+inline constexpr int32_t kMaxHeadDim = 256;
+inline constexpr int32_t kRotatedFloats = 64 * kMaxHeadDim;
+
+// A key of a job by its run: the offset-th of runs[run_idx].
+struct KeyRef {
+  int64_t run_idx = 0;
+  int64_t offset = 0;
+};
+
+// Working memory of one worker; needs no initialisation.
+struct alignas(64) SpanScratch {
+  float logits[kSpanRows * kBlockKeys];
+  float rotated[kRotatedFloats];
+  float q[kSpanRows * kMaxHeadDim];  // rows [packed_begin, packed_end) of the job, scaled, as the tiles read them
+  int64_t packed_begin, packed_end;
+  float m[kSpanRows];
+  float sum[kSpanRows];
+  float base[kSpanRows];     // what exponents are taken relative to
+  float rescale[kSpanRows];  // of what o and sum hold already
+  float ones[kSpanRows];
+  int64_t target;  // the Highway target of the kernel that used it last
+};
+
+// Rows [row_begin, row_end) of a job, at most kSpanRows, over keys [key_begin, key_end).
+struct Span {
+  const AttendJob* job = nullptr;
+  int32_t row_begin = 0;
+  int32_t row_end = 0;
+  int64_t key_begin = 0;
+  int64_t key_end = 0;
+  KeyRef first;                     // where key_begin is
+  const KvRun* next_run = nullptr;  // what this thread reads after this span (prefetched at its end), or null
+  int64_t next_offset = 0;
+  float* o = nullptr;    // [n_rows, v_head_dim]
+  float* m = nullptr;    // [n_rows] or null. Given: o stays unnormalised, m is the largest logit and
+  float* sum = nullptr;  //   sum the sum of exp(logit - m)
+  float* lse = nullptr;  // [n_rows] or null. Given: o is normalised
+};
+
+// States of the same rows over disjoint keys, as attend_span leaves them with m and sum. Part i begins at
+// parts + i * stride and holds o [n_rows, head_dim], m [n_rows], sum [n_rows].
+struct PartialStates {
+  const float* parts = nullptr;
+  int64_t stride = 0;
+  int32_t n_parts = 0;
+  int32_t n_rows = 0;
+  int32_t head_dim = 0;
+};
+
+struct KernelTable {
+  const char* name;
+  int64_t target;  // HWY_AVX2, ...
+  void (*attend_span)(const Span& span, SpanScratch& scratch);
+  // Joins the parts in their order: o [n_rows, head_dim], lse [n_rows].
+  void (*combine)(const PartialStates& states, float* o, float* lse);
+  void (*merge)(const MergeJob& job, int64_t row_begin, int64_t row_end);
+  void (*attn_weights)(const WeightJob& job);
+  void (*observe)(float* maw, const float* logits, int64_t n_keys, float lse, float alpha);
+  void (*to_f32)(int32_t dtype, const void* from, float* to, int64_t n);
+  void (*from_f32)(int32_t dtype, const float* from, void* to, int64_t n);
+  // Reads every byte the way attend_span does and returns a sum that depends on all of them: what the memory can give.
+  uint64_t (*read_sum)(const void* data, int64_t n_bytes);
+  // exp and tanh of the kernels, for tests.
+  void (*exp)(const float* x, float* y, int64_t n);
+  void (*tanh)(const float* x, float* y, int64_t n);
+};
+
+}  // namespace tandem::cpu

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: MIT
+// From runs of keys to blocks of row pointers, and from a block to what each query token sees of it.
+//
+// A block is up to kBlockKeys keys of a job, in order, wherever their runs begin and end. The stream of row pointers runs
+// k_ahead and v_ahead rows in front of the block: pointer i + k_ahead is what the tiles prefetch while they compute row i,
+// across run ends and, at the end of the span, into what the thread reads next.
+//
+//   k:  [ block: n pointers | ahead pointers ]      the next block begins with these
+//
+// Masks: a block seen whole by a token goes through the tiles as it is. Of a block seen in part the visible keys are
+// listed and the list goes through the same tiles, so a masked key is never read and can contribute nothing, NaN or
+// not. Rows of one token see the same keys; tokens that see all of a block are taken together.
+#pragma once
+
+#include "cpu/kernels/tile_inl.h"
+#include "lib/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+struct KeyStream {
+  // Set by start():
+  const KvRun* run;  // of the next key to get a pointer, and its place there
+  int64_t offset;
+  int64_t n_left;         // keys without a pointer yet
+  const KvRun* next_run;  // after the span
+  int64_t next_offset;
+  int64_t k_stride, v_stride;  // bytes
+  int64_t k_ahead, v_ahead;    // rows
+  // The block:
+  const KvRun* block_run;  // of its first key, and its place there
+  int64_t block_offset;
+  int64_t n;            // keys
+  int64_t n_remaining;  // keys behind it
+  int64_t n_pointers;
+  Row k[kBlockKeys + kMaxAhead];
+  Row v[kBlockKeys + kMaxAhead];
+};
+
+HWY_INLINE void write_rows(Row* to, const void* base, int64_t offset, int64_t stride, int64_t n) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(offset * stride);
+  for (int64_t i = 0; i < n; ++i) to[i] = reinterpret_cast<Row>(first + static_cast<uintptr_t>(i * stride));
+}
+
+// Pointers up to the n-th; past the span those of next_run, past that the last one again.
+inline void write_pointers(KeyStream& s, int64_t n) {
+  while (s.n_pointers < n) {
+    const bool inside = s.n_left > 0;
+    const KvRun* run = inside ? s.run : s.next_run;
+    int64_t& offset = inside ? s.offset : s.next_offset;
+    if (run == nullptr) {
+      for (int64_t i = s.n_pointers; i < n; ++i) {
+        s.k[i] = s.k[i - 1];
+        s.v[i] = s.v[i - 1];
+      }
+      s.n_pointers = n;
+      return;
+    }
+    int64_t count = run->n_tokens - offset;
+    if (count > n - s.n_pointers) count = n - s.n_pointers;
+    if (inside && count > s.n_left) count = s.n_left;
+    write_rows(s.k + s.n_pointers, run->k, offset, s.k_stride, count);
+    write_rows(s.v + s.n_pointers, run->v, offset, s.v_stride, count);
+    s.n_pointers += count;
+    offset += count;
+    if (inside) {
+      s.n_left -= count;
+      if (offset == run->n_tokens) {
+        ++s.run;
+        offset = 0;
+      }
+    } else if (offset == run->n_tokens) {
+      s.next_run = nullptr;
+    }
+  }
+}
+
+// How far ahead to prefetch, in rows: a distance in bytes that is flat around its best.
+HWY_INLINE int64_t rows_ahead(int64_t n_bytes, int64_t row_bytes) {
+  const int64_t n = n_bytes / row_bytes;
+  return n > kMaxAhead ? kMaxAhead : n < 16 ? 16 : n;
+}
+
+inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t n_keys, const Layer& layer) {
+  s.run = s.block_run = runs + first.run_idx;
+  s.offset = s.block_offset = first.offset;
+  s.n_left = s.n_remaining = n_keys;
+  s.next_run = nullptr;
+  s.next_offset = 0;
+  s.k_stride = row_bytes(layer.k_type, layer.k_head_dim);
+  s.v_stride = layer.v_aliases_k ? s.k_stride : row_bytes(layer.v_type, layer.v_head_dim);
+  s.k_ahead = rows_ahead(10 << 10, s.k_stride);
+  s.v_ahead = rows_ahead(14 << 10, s.v_stride);
+  s.n = 0;
+  s.n_pointers = 0;
+}
+
+// Moves on to the next block of at most max_n keys; false at the end.
+inline bool next_block(KeyStream& s, int64_t max_n) {
+  for (int64_t passed = s.n; passed > 0;) {
+    const int64_t rest = s.block_run->n_tokens - s.block_offset;
+    if (passed < rest) {
+      s.block_offset += passed;
+      break;
+    }
+    passed -= rest;
+    ++s.block_run;
+    s.block_offset = 0;
+  }
+  s.n_pointers -= s.n;
+  if (s.n > 0 && s.n_pointers > 0) {
+    memmove(s.k, s.k + s.n, static_cast<size_t>(s.n_pointers) * sizeof(Row));
+    memmove(s.v, s.v + s.n, static_cast<size_t>(s.n_pointers) * sizeof(Row));
+  }
+  s.n = s.n_remaining < max_n ? s.n_remaining : max_n;
+  s.n_remaining -= s.n;
+  if (s.n == 0) return false;
+  write_pointers(s, s.n + (s.k_ahead > s.v_ahead ? s.k_ahead : s.v_ahead));
+  return true;
+}
+
+// What a block's masks need, found once per block.
+struct BlockTokens {
+  int64_t min, max;   // over keys with a token index
+  bool has_numbered;  // keys with a token index
+  bool has_common;    // keys that everyone sees
+  bool is_listed;     // idx is filled
+  int64_t idx[kBlockKeys];
+};
+
+inline void find_token_range(const KeyStream& s, BlockTokens& tokens) {
+  tokens.min = INT64_MAX;
+  tokens.max = INT64_MIN;
+  tokens.has_numbered = tokens.has_common = tokens.is_listed = false;
+  const KvRun* run = s.block_run;
+  int64_t offset = s.block_offset;
+  for (int64_t left = s.n; left > 0; ++run, offset = 0) {
+    const int64_t count = run->n_tokens - offset < left ? run->n_tokens - offset : left;
+    left -= count;
+    if (count == 0) continue;
+    if (run->token_idx < 0) {
+      tokens.has_common = true;
+      continue;
+    }
+    tokens.has_numbered = true;
+    const int64_t first = run->token_idx + offset;
+    if (first < tokens.min) tokens.min = first;
+    if (first + count - 1 > tokens.max) tokens.max = first + count - 1;
+  }
+}
+
+inline void list_tokens(const KeyStream& s, BlockTokens& tokens) {
+  const KvRun* run = s.block_run;
+  int64_t offset = s.block_offset;
+  for (int64_t at = 0; at < s.n; ++run, offset = 0) {
+    const int64_t count = run->n_tokens - offset < s.n - at ? run->n_tokens - offset : s.n - at;
+    for (int64_t i = 0; i < count; ++i) tokens.idx[at + i] = run->token_idx < 0 ? -1 : run->token_idx + offset + i;
+    at += count;
+  }
+  tokens.is_listed = true;
+}
+
+enum class Sees { kNothing, kSome, kAll };
+
+HWY_INLINE Sees sees(const Visibility& vis, int64_t t, const BlockTokens& tokens) {
+  if (!tokens.has_numbered) return Sees::kAll;
+  const int64_t begin = vis.begin[t], end = vis.end[t];
+  const bool past_end = end <= tokens.min, before_begin = begin > tokens.max && vis.sink_end <= tokens.min;
+  if (past_end || before_begin) return tokens.has_common ? Sees::kSome : Sees::kNothing;
+  const bool from_begin = begin <= tokens.min || tokens.max < vis.sink_end || begin <= vis.sink_end;
+  return from_begin && tokens.max < end && tokens.max < vis.tree_begin ? Sees::kAll : Sees::kSome;
+}
+
+HWY_INLINE bool is_visible(const Visibility& vis, int64_t t, int64_t token) {
+  if (token < 0) return true;
+  if (!(token < vis.sink_end || token >= vis.begin[t]) || token >= vis.end[t]) return false;
+  if (token < vis.tree_begin) return true;
+  const int64_t bit = token - vis.tree_begin;
+  return bit < 64 * int64_t{vis.tree_words} && (vis.tree_bits[t * vis.tree_words + bit / 64] >> (bit % 64) & 1) != 0;
+}
+
+// The keys of a block that some rows see.
+struct View {
+  int64_t row_begin, row_end;  // rows of the job
+  KeyList keys;
+  const int32_t* picked;  // [keys.n] places in the block; null: the whole block
+};
+
+// Walks through the views of a block that rows [row_begin, row_end) have; start with row = row_begin.
+struct Views {
+  const Visibility* vis;
+  int64_t group_size;
+  int64_t row, row_end;
+  bool all_see_all, all_see_nothing;
+  BlockTokens tokens;
+  Row k[kBlockKeys];
+  Row v[kBlockKeys];
+  int32_t picked[kBlockKeys];
+};
+
+inline void open_views(Views& views, const KeyStream& s, const Visibility* vis, int64_t row_begin, int64_t row_end) {
+  views.vis = vis;
+  views.row = row_begin;
+  views.row_end = row_end;
+  views.all_see_all = vis == nullptr;
+  views.all_see_nothing = false;
+  if (vis == nullptr) return;
+  find_token_range(s, views.tokens);
+  // Who sees least and who sees most decide for all.
+  const int64_t first = row_begin / views.group_size, last = (row_end - 1) / views.group_size;
+  int64_t least_begin = vis->begin[first], most_begin = vis->begin[last];
+  for (int64_t t = first; vis->tree_words > 0 && t <= last; ++t) {
+    if (vis->begin[t] < least_begin) least_begin = vis->begin[t];
+    if (vis->begin[t] > most_begin) most_begin = vis->begin[t];
+  }
+  const Visibility least{vis->sink_end, &most_begin, vis->end + first, vis->tree_begin, nullptr, 0};
+  const Visibility most{vis->sink_end, &least_begin, vis->end + last, vis->tree_begin, nullptr, 0};
+  views.all_see_all = sees(least, 0, views.tokens) == Sees::kAll;
+  views.all_see_nothing = sees(most, 0, views.tokens) == Sees::kNothing;
+}
+
+// Next view into *view, false at the end. k: row pointers of the block's keys (of K as it is to be used).
+inline bool next_view(Views& views, const KeyStream& s, const Row* k, View* view) {
+  while (views.row < views.row_end) {
+    view->row_begin = views.row;
+    view->picked = nullptr;
+    view->keys = {k, s.v, nullptr, nullptr, s.n};
+    if (views.all_see_all) {
+      view->row_end = views.row = views.row_end;
+      return true;
+    }
+    const int64_t t = views.row / views.group_size;
+    const auto end_of = [&](int64_t token) {
+      const int64_t end = (token + 1) * views.group_size;
+      return end < views.row_end ? end : views.row_end;
+    };
+    const Sees what = sees(*views.vis, t, views.tokens);
+    views.row = view->row_end = end_of(t);
+    if (what == Sees::kNothing) continue;
+    if (what == Sees::kAll) {
+      while (views.row < views.row_end && sees(*views.vis, views.row / views.group_size, views.tokens) == Sees::kAll)
+        views.row = view->row_end = end_of(views.row / views.group_size);
+      return true;
+    }
+    if (!views.tokens.is_listed) list_tokens(s, views.tokens);
+    int64_t n = 0;
+    for (int64_t j = 0; j < s.n; ++j) {
+      if (!is_visible(*views.vis, t, views.tokens.idx[j])) continue;
+      views.k[n] = k[j];
+      views.v[n] = s.v[j];
+      views.picked[n++] = static_cast<int32_t>(j);
+    }
+    if (n == 0) continue;
+    view->keys = {views.k, views.v, nullptr, nullptr, n};
+    view->picked = views.picked;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+// SIMD pieces around the matmuls of the append and prefill path: conversion, rotation, softmax of a tile of logits.
+//
+// Compiled once per instruction set; softmax_tile_kernels() gives the table to use. Plain C types only, so that nothing
+// compiled for one instruction set can leak into code that everybody runs.
+#pragma once
+
+#include <stdint.h>
+
+namespace tandem::cpu {
+
+// Rows of logits that see the same columns, one step of the online softmax:
+//   m' = max(m, max_j s_j), p_j = exp(s_j - m'), sum' = sum exp(m - m') + sum_j p_j, o' = o exp(m - m')
+// A visible product that is NaN or Inf makes max, sum and p of its row NaN, whatever its sign; a hidden one has p = 0
+// and no influence. A row that has seen nothing keeps max = -inf and sum = 0.
+struct SoftmaxTile {
+  static constexpr int64_t kColumnStep = 128;
+
+  float* s = nullptr;  // [n_rows, stride_s] in: products; out: p as f32, or as bf16 from the start of each row
+  int64_t stride_s = 0;
+  int32_t n_rows = 0;
+  int32_t n_columns = 0;              // a multiple of kColumnStep
+  const uint32_t* visible = nullptr;  // [n_columns], ~0 or 0; null: all are
+  float scale = 1.0f;
+  bool p_is_bf16 = false;    // rounded to nearest; sum is of the unrounded values
+  float* row_max = nullptr;  // [n_rows]
+  float* row_sum = nullptr;  // [n_rows]
+  float* o = nullptr;        // [n_rows, o_dim]
+  int64_t o_dim = 0;
+};
+
+// Keys to rotate in place.
+struct RotateRows {
+  float* rows = nullptr;  // [n_rows, stride]
+  int64_t stride = 0;
+  int64_t n_rows = 0;
+  const float* high = nullptr;  // [2][n_pairs] cos and sin of the upper digits of the position, times any factor
+  const float* low = nullptr;   // [n_rows][2][n_pairs] cos and sin of the lowest digit: consecutive positions
+  int32_t n_pairs = 0;
+  bool interleaved = false;
+};
+
+struct SoftmaxTileKernels {
+  int64_t target;  // HWY_AVX2, ...: what it was compiled for
+  // n elements of a storage type (TANDEM_*) to f32, exactly.
+  void (*to_f32)(int32_t dtype, const void* from, float* to, int64_t n);
+  void (*rotate)(const RotateRows& job);
+  // s <- soft_cap * tanh(s * scale / soft_cap), or s * scale where soft_cap is 0; Inf becomes NaN under a cap.
+  void (*cap_logits)(float* s, int64_t n, float scale, float soft_cap);
+  void (*softmax)(const SoftmaxTile& tile);
+  // Whether any of n 32-bit words holds an f32 (or, packed, one of two bf16) that is Inf or NaN.
+  bool (*has_nonfinite)(const void* words, int64_t n, bool packed_bf16);
+  void (*exp)(const float* x, float* y, int64_t n);  // for x <= 0; relative error below 2^-22; below e^-87: 0
+};
+
+// Kernels of the best instruction set of this processor that is not above `isa` ("avx2", ...; null: no limit). Null
+// when the name is unknown or this processor does not have it.
+const SoftmaxTileKernels* softmax_tile_kernels(const char* isa);
+
+}  // namespace tandem::cpu

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: MIT
+// The two inner loops: logits of a tile of query rows x keys, and the weighted sum of V rows.
+//
+// Both are bound by memory, so K and V pass through the registers once for all query rows of a tile:
+//
+//   dots   4 rows x 4 keys (2 keys where there are 16 registers): every vector of K meets 4 of q, every vector of q meets 4
+//          of K. The 16 sums are folded together at the end of the row.
+//   weigh  4 rows x 64 dims of o in registers (two halves for head_dim 128) while 64 keys go by: a vector of V meets the
+//          4 rows' weights of its key.
+//
+// Rows are given by pointers, one per key, so a run's end, a page or a gap costs nothing here. While a tile is computed
+// the rows `ahead` of it are prefetched, every cache line, one prefetch at a time between the multiplications: in bursts
+// they stall the loads behind them (half the speed), without them the hardware's prefetcher leaves half of the bandwidth.
+//
+// A row's arithmetic does not depend on the other rows of its tile: results are the same for every cut along the rows.
+#pragma once
+
+#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/stored_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+inline constexpr size_t kLine = 64;
+inline constexpr size_t kLanes = HWY_MAX_BYTES / sizeof(float);
+#if HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_AVX2
+inline constexpr bool kManyRegisters = false;  // 16
+#else
+inline constexpr bool kManyRegisters = true;  // 32
+#endif
+static_assert(kLanes >= 4 && kLanes <= 16, "tiles are cut for vectors of 4 to 16 floats");
+
+using Row = const uint8_t*;
+
+HWY_INLINE void prefetch_line(Row line) { __builtin_prefetch(line, 0, 3); }
+
+// Keys of a block: row pointers, dense. ahead[i], where given, is the row to prefetch while row i is computed.
+struct KeyList {
+  const Row* k;
+  const Row* v;
+  const Row* k_ahead;
+  const Row* v_ahead;
+  int64_t n;
+};
+
+// [a, b, c, d] summed over their lanes.
+HWY_INLINE hn::Vec<hn::Full128<float>> fold(Vec a, Vec b, Vec c, Vec d) {
+  const F32 df;
+  const hn::Repartition<uint64_t, F32> du64;
+  const auto pairs = [&](Vec x, Vec y)
+                         HWY_ATTR { return hn::Add(hn::InterleaveLower(df, x, y), hn::InterleaveUpper(df, x, y)); };
+  const auto ab = hn::BitCast(du64, pairs(a, b)), cd = hn::BitCast(du64, pairs(c, d));
+  const Vec all = hn::Add(hn::BitCast(df, hn::InterleaveLower(du64, ab, cd)),
+                          hn::BitCast(df, hn::InterleaveUpper(du64, ab, cd)));  // a b c d in every 128-bit block
+#if HWY_MAX_BYTES == 16
+  return all;
+#else
+  const hn::Half<F32> dh;
+  const auto half = hn::Add(hn::LowerHalf(dh, all), hn::UpperHalf(dh, all));
+#if HWY_MAX_BYTES == 32
+  return half;
+#else
+  const hn::Half<decltype(dh)> dq;
+  return hn::Add(hn::LowerHalf(dq, half), hn::UpperHalf(dq, half));
+#endif
+#endif
+}
+
+// Rows of a tile side by side, vector by vector, so that one pointer serves them all. Tiles of 4 rows, then of 2 and of 1,
+// each where its first row would be: q [n_rows, dim] -> packed, the same size.
+inline void pack_rows(const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
+  const F32 d;
+  const Vec factor = hn::Set(d, scale);
+  for (int64_t row = 0; row < n_rows;) {
+    const size_t n = n_rows - row >= 4 ? 4 : n_rows - row >= 2 ? 2 : 1;
+    const size_t first = static_cast<size_t>(row) * dim;
+    for (size_t i = 0; i < dim; i += kLanes)
+      for (size_t r = 0; r < n; ++r)
+        hn::StoreU(hn::Mul(factor, hn::LoadU(d, q + first + r * dim + i)), d, packed + first + i * n + r * kLanes);
+    row += static_cast<int64_t>(n);
+  }
+}
+
+template <int kRows>
+inline constexpr int kTileKeys = kManyRegisters || kRows <= 2 ? 4 : 2;
+
+// logits[r][0..kKeys) = q[r] . k[0..kKeys), logits rows kBlockKeys apart. q is packed (pack_rows). ahead: where the kKeys
+// rows to prefetch begin.
+template <class Stored, int kRows, bool kPrefetch>
+HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k, Row ahead, float* HWY_RESTRICT logits) {
+  constexpr int kKeys = kTileKeys<kRows>;
+  constexpr size_t kBytes = sizeof(typename Stored::Element);
+  constexpr int kLineVecs = static_cast<int>(kLine / (kLanes * kBytes));  // vectors per cache line of K
+  const F32 d;
+  Vec sum[kRows][kKeys];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < kKeys; ++j) sum[r][j] = hn::Zero(d);
+
+  size_t i = 0;
+  for (; i + kLineVecs * kLanes <= dim; i += kLineVecs * kLanes) {
+#pragma GCC unroll 8
+    for (int vec = 0; vec < kLineVecs; ++vec) {
+      const size_t at = i + static_cast<size_t>(vec) * kLanes;
+      Vec rows[kRows];
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) rows[r] = hn::LoadU(d, q + at * kRows + r * kLanes);
+#pragma GCC unroll 4
+      for (int j = 0; j < kKeys; ++j) {
+        const Vec key = Stored::load(d, k[j], at);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(rows[r], key, sum[r][j]);
+        if (kPrefetch && (vec * kKeys + j) % kLineVecs == 0) {
+          prefetch_line(ahead);
+          ahead += kLine;
+        }
+      }
+    }
+  }
+  if (kPrefetch && i < dim)
+    for (int j = 0; j < kKeys / 2; ++j) prefetch_line(ahead + j * kLine);
+  for (; i < dim; i += kLanes) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kKeys; ++j) {
+      const Vec key = Stored::load(d, k[j], i);
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(hn::LoadU(d, q + i * kRows + r * kLanes), key, sum[r][j]);
+    }
+  }
+
+  const hn::Full128<float> d4;
+  if constexpr (kKeys == 4) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
+      hn::StoreU(fold(sum[r][0], sum[r][1], sum[r][2], sum[r][3]), d4, logits + r * kBlockKeys);
+  } else {
+    const hn::Half<hn::Full128<float>> d2;
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; r += 2) {
+      const auto two = fold(sum[r][0], sum[r][1], sum[r + 1][0], sum[r + 1][1]);
+      hn::StoreU(hn::LowerHalf(d2, two), d2, logits + r * kBlockKeys);
+      hn::StoreU(hn::UpperHalf(d2, two), d2, logits + (r + 1) * kBlockKeys);
+    }
+  }
+}
+
+// Four keys for one tile of rows.
+template <class Stored, int kRows, bool kPrefetch>
+HWY_INLINE void dot_four(const float* q, size_t dim, const Row* k, const Row* ahead, float* logits) {
+  for (int j = 0; j < 4; j += kTileKeys<kRows>)
+    dot_tile<Stored, kRows, kPrefetch>(q, dim, k + j, kPrefetch ? ahead[j] : nullptr, logits + j);
+}
+
+// All rows of four keys; the prefetches go with the first tile, K being in L1 for the others.
+template <class Stored, bool kPrefetch>
+HWY_INLINE void dot_rows(const float* q, int64_t n_rows, size_t dim, const Row* k, const Row* ahead, float* logits) {
+  int64_t r = 0;
+  if (kPrefetch) {
+    if (n_rows >= 4) {
+      dot_four<Stored, 4, true>(q, dim, k, ahead, logits);
+      r = 4;
+    } else if (n_rows >= 2) {
+      dot_four<Stored, 2, true>(q, dim, k, ahead, logits);
+      r = 2;
+    } else {
+      dot_four<Stored, 1, true>(q, dim, k, ahead, logits);
+      r = 1;
+    }
+  }
+  const auto at = [&] { return q + static_cast<size_t>(r) * dim; };
+  for (; r + 4 <= n_rows; r += 4) dot_four<Stored, 4, false>(at(), dim, k, k, logits + r * kBlockKeys);
+  if (r + 2 <= n_rows) {
+    dot_four<Stored, 2, false>(at(), dim, k, k, logits + r * kBlockKeys);
+    r += 2;
+  }
+  if (r < n_rows) dot_four<Stored, 1, false>(at(), dim, k, k, logits + r * kBlockKeys);
+}
+
+// logits[r][j] = q[r] . k[j] for all rows and keys of the list, q packed. Up to three entries past the last key are
+// overwritten.
+template <class Stored>
+void dots(const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float* logits) {
+  const int64_t n_whole = keys.n & ~int64_t{3};
+  for (int64_t j = 0; j < n_whole; j += 4) {
+    if (keys.k_ahead != nullptr)
+      dot_rows<Stored, true>(q, n_rows, dim, keys.k + j, keys.k_ahead + j, logits + j);
+    else
+      dot_rows<Stored, false>(q, n_rows, dim, keys.k + j, nullptr, logits + j);
+  }
+  if (n_whole == keys.n) return;
+  Row last[4];
+  for (int64_t j = 0; j < 4; ++j) last[j] = keys.k[n_whole + j < keys.n ? n_whole + j : keys.n - 1];
+  dot_rows<Stored, false>(q, n_rows, dim, last, nullptr, logits + n_whole);
+}
+
+// The next byte to prefetch of a sequence of rows, in their order.
+struct PrefetchCursor {
+  const Row* row;  // null: nothing to prefetch
+  size_t offset, row_bytes;
+};
+
+// o[r][at..at + kVecs vectors) = o * rescale[r] + sum over keys of p[r][j] * v[j], p rows kBlockKeys apart.
+template <class Stored, int kRows, int kVecs, bool kPrefetch>
+HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, size_t at, size_t dim, float* HWY_RESTRICT o,
+                              const float* HWY_RESTRICT rescale, PrefetchCursor& cursor) {
+  constexpr size_t kChunkBytes = kVecs * kLanes * sizeof(typename Stored::Element);
+  const F32 d;
+  Vec sum[kRows][kVecs];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < kVecs; ++c) sum[r][c] = hn::Zero(d);
+
+  const Row* v = keys.v;
+  PrefetchCursor next = cursor;
+  for (int64_t j = 0; j < keys.n; ++j) {
+    if (kPrefetch) {
+      if (kChunkBytes >= kLine || next.offset % kLine < kChunkBytes) {
+#pragma GCC unroll 8
+        for (size_t line = 0; line < kChunkBytes; line += kLine) prefetch_line(*next.row + next.offset + line);
+      }
+      next.offset += kChunkBytes;
+      if (next.offset >= next.row_bytes) {
+        next.offset -= next.row_bytes;
+        ++next.row;
+      }
+    }
+    Vec value[kVecs];
+#pragma GCC unroll 4
+    for (int c = 0; c < kVecs; ++c) value[c] = Stored::load(d, v[j], at + static_cast<size_t>(c) * kLanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Vec weight = hn::Set(d, p[r * kBlockKeys + j]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kVecs; ++c) sum[r][c] = hn::MulAdd(weight, value[c], sum[r][c]);
+    }
+  }
+  if (kPrefetch) cursor = next;
+
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    float* out = o + static_cast<size_t>(r) * dim + at;
+    const Vec scale = hn::Set(d, rescale[r]);
+#pragma GCC unroll 4
+    for (int c = 0; c < kVecs; ++c) {
+      float* lanes = out + static_cast<size_t>(c) * kLanes;
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, lanes), scale, sum[r][c]), d, lanes);
+    }
+  }
+}
+
+template <class Stored, int kRows, int kVecs>
+HWY_INLINE void weigh_vecs(const float* p, const KeyList& keys, size_t at, size_t dim, float* o, const float* rescale,
+                           PrefetchCursor& cursor) {
+  if (cursor.row != nullptr)
+    weigh_chunk<Stored, kRows, kVecs, true>(p, keys, at, dim, o, rescale, cursor);
+  else
+    weigh_chunk<Stored, kRows, kVecs, false>(p, keys, at, dim, o, rescale, cursor);
+}
+
+template <class Stored, int kRows>
+void weigh_rows(const float* p, const KeyList& keys, size_t dim, float* o, const float* rescale, PrefetchCursor& cursor) {
+  constexpr int kVecs = kManyRegisters || kRows <= 2 ? 4 : 2;
+  size_t at = 0;
+  for (; at + kVecs * kLanes <= dim; at += kVecs * kLanes)
+    weigh_vecs<Stored, kRows, kVecs>(p, keys, at, dim, o, rescale, cursor);
+  for (; at + 2 * kLanes <= dim; at += 2 * kLanes) weigh_vecs<Stored, kRows, 2>(p, keys, at, dim, o, rescale, cursor);
+  for (; at < dim; at += kLanes) weigh_vecs<Stored, kRows, 1>(p, keys, at, dim, o, rescale, cursor);
+}
+
+// Keys of a pass over V: few enough to stay in L1 for the passes over the other dims.
+inline constexpr int64_t kGroupKeys = kManyRegisters ? 64 : 32;
+static_assert(kGroupKeys % kLanes == 0 && kBlockKeys % kGroupKeys == 0);
+
+// o[r] = o[r] * rescale[r] + sum over at most kGroupKeys keys of p[r][j] * v[j]. The passes over the dims prefetch together
+// the rows ahead, from the first to the last: the memory sees one sequence.
+template <class Stored>
+void weigh(const float* p, int64_t n_rows, size_t dim, const KeyList& keys, float* o, const float* rescale) {
+  PrefetchCursor cursor{keys.v_ahead, 0, dim * sizeof(typename Stored::Element)};
+  int64_t r = 0;
+  const auto o_at = [&] { return o + static_cast<size_t>(r) * dim; };
+  for (; r + 4 <= n_rows; r += 4, cursor.row = nullptr)
+    weigh_rows<Stored, 4>(p + r * kBlockKeys, keys, dim, o_at(), rescale + r, cursor);
+  if (r + 2 <= n_rows) {
+    weigh_rows<Stored, 2>(p + r * kBlockKeys, keys, dim, o_at(), rescale + r, cursor);
+    r += 2;
+    cursor.row = nullptr;
+  }
+  if (r < n_rows) weigh_rows<Stored, 1>(p + r * kBlockKeys, keys, dim, o_at(), rescale + r, cursor);
+}
+
+void dots_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float* logits) {
+  switch (dtype) {
+#define TANDEM_CASE(dtype_value, Stored) \
+  case dtype_value:                      \
+    return dots<Stored>(q, n_rows, dim, keys, logits);
+    TANDEM_STORED_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+  }
+}
+
+void weigh_of(int32_t dtype, const float* p, int64_t n_rows, size_t dim, const KeyList& keys, float* o,
+              const float* rescale) {
+  switch (dtype) {
+#define TANDEM_CASE(dtype_value, Stored) \
+  case dtype_value:                      \
+    return weigh<Stored>(p, n_rows, dim, keys, o, rescale);
+    TANDEM_STORED_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// Attention of many query rows: append, prefill, re-evaluation.
+//
+// Decode is bound by reading K and V; from some tens of rows on a job is bound by arithmetic, which belongs to a matmul
+// library. attend() is flash attention by tiles, all of it inside the calling thread:
+//
+//   for each block of up to 512 rows of the task             q, o (f32), running max and sum stay in the worker's scratch
+//     for each tile of 512 keys that the block may see       gathered from the runs once: converted, rotated, zero-padded
+//       for each 128 rows of the block
+//         s = q k^T            oneDNN                         [128, 512], in the second-level cache
+//         p = softmax step     SIMD, in place                 scale, cap, mask, running max and sum, o rescaled
+//         o += p v             oneDNN
+//     o / sum, max + log sum                                  to the job
+//
+// Precision: f32 products of the converted tiles, f32 accumulation. Where q is exact in bf16 (q_is_bf16), bf16 keys that
+// need no rotation are multiplied as bf16, which loses nothing; bf16 values then meet p rounded to bf16 (relative 2^-9 for
+// each key, errors of either sign), as every bf16 attention kernel does. sum and lse are of the unrounded p.
+//
+// Not finite: a key or value that is NaN or Inf reaches exactly the rows that see it. Logits are masked by selection; values
+// that only some rows of a block see are taken out of the matmul, where 0 * NaN would spread, and added row by row.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "lib/backend.h"
+#include "lib/status.h"
+
+namespace tandem::cpu {
+
+class MatmulAttend {
+ public:
+  static constexpr int32_t kTileQ = 128, kTileKv = 512;
+  // Rows of a task that share one pass over the keys. A good task has this many; more gain nothing. A row's last bits depend
+  // on which rows share its task, so ranges should be chosen by job alone, not by the number of workers.
+  static constexpr int32_t kTaskRows = 512;
+  // Jobs with fewer rows are better served by kernels that read the stored keys directly: the smallest tile has 32 rows and
+  // runs at the same speed however few of them are used (measured: 7 GB/s of bf16 K and V a core as bf16, 4 as f32).
+  static constexpr int32_t kMinRows = 24;
+
+  // isa: of the SIMD part, as in CpuOptions; null: the best. NOT_FOUND where this processor does not have it.
+  static Status create(const char* isa, std::unique_ptr<MatmulAttend>* attend);
+  static Status create(std::unique_ptr<MatmulAttend>* attend) { return create(nullptr, attend); }
+  virtual ~MatmulAttend() = default;
+
+  // Makes primitives (2 ms for each pair of head dims, 4 ms with bf16) and the scratch of n_workers workers; later calls add
+  // what is missing. bf16: jobs with q_is_bf16 will come. The only function that allocates, and not to run beside attend().
+  // On failure everything prepared before is still usable.
+  virtual Status prepare(const Layer& layer, bool bf16, int32_t n_workers) = 0;
+
+  // Rows [row_begin, row_end) of the job over all its keys: writes their o, lse and, if wanted, logits. Concurrent for
+  // different worker_idx in [0, n_workers). The job's layer must have been prepared.
+  virtual void attend(const AttendJob& job, int32_t row_begin, int32_t row_end, int32_t worker_idx) = 0;
+};
+
+}  // namespace tandem::cpu

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: MIT
+// How a round runs, and why nobody is waited for who has no task.
+//
+//   caller                                 worker w
+//   round = {n_tasks, task, ...}           sees news
+//   open = 1; ++news; wake sleepers        inside[w] = 1; open? else leave
+//   take tasks until none is left          take tasks until none is left
+//   open = 0                               inside[w] = 0
+//   wait until inside[w] == 0 for all w
+//
+// A worker writes `inside` before it reads `open`, the caller writes `open` before it reads `inside`, both sequentially
+// consistent: either the worker sees that the round is closed, or the caller sees that the worker is inside and
+// waits. So the round's description stands still for as long as someone inside may read it, and a worker that is asleep or
+// descheduled costs the caller nothing. Tasks are taken with an atomic counter that starts at 0 in every round.
+//
+// Idle workers watch `news`, first spinning, then in a futex. The caller wakes two sleepers at most; each that was asleep
+// wakes two more while there are tasks left. So the caller starts on its own tasks at once, and all are up after log2 steps.
+//
+// Each worker has `inside` in a cache line of its own: entering and leaving a round touches no line that others write.
+#include "cpu/pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cpu/pool_modes.h"
+#include "cpu/pool_seams.h"
+
+namespace tandem::cpu {
+namespace {
+
+constexpr int32_t kMaxThreads = 4096;
+// Without a run() between wake() and rest(). Longer would starve the threads that the caller itself uses between its calls:
+// a runtime's own matrix products of a prefill take milliseconds on the same cores.
+constexpr int64_t kMaxAwakeNs = 1'000'000;
+constexpr int kSpinsPerClock = 32;
+constexpr size_t kLineBytes = 128;  // pairs of lines are prefetched together
+
+constinit std::atomic<StartThreadFn> start_thread_override{nullptr};
+
+int start_thread(pthread_t* thread, void* (*body)(void*), void* argument) {
+  const StartThreadFn start = start_thread_override.load();
+  return start != nullptr ? start(thread, body, argument) : pthread_create(thread, nullptr, body, argument);
+}
+
+void futex_wait(std::atomic<uint32_t>* word, uint32_t expected) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>* word, int n_threads) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, n_threads, nullptr, nullptr, 0);
+}
+
+int64_t now_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" : : : "memory");
+#endif
+}
+
+// Spins until done() or until limit_ns() have passed; true when done.
+template <class Done, class Limit>
+bool spin_until(Done done, Limit limit_ns) {
+  if (done()) return true;
+  if (limit_ns() <= 0) return false;
+  const int64_t start = now_ns();
+  for (;;) {
+    for (int i = 0; i < kSpinsPerClock; ++i) {
+      pause_cpu();
+      if (done()) return true;
+    }
+    if (now_ns() - start >= limit_ns()) return false;
+  }
+}
+
+// Signals are for the program's threads. Those that report a fault of the thread itself stay, else the program's
+// crash handler would never see it.
+void block_signals(sigset_t* before) {
+  sigset_t all;
+  sigfillset(&all);
+  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&all, fault);
+  pthread_sigmask(SIG_SETMASK, &all, before);
+}
+
+constexpr uint32_t kOut = 0;
+constexpr uint32_t kInside = 1;
+constexpr uint32_t kAwaited = 2;  // inside, and the caller sleeps until it leaves
+
+class WorkerPool;
+
+struct alignas(kLineBytes) Worker {
+  std::atomic<uint32_t> inside{kOut};
+  WorkerPool* pool = nullptr;
+  int32_t idx = 0;
+  Seat seat;
+  bool bound = false;
+  int bind_error = 0;
+  pthread_t thread{};
+};
+
+struct alignas(kLineBytes) Cursor {
+  std::atomic<int64_t> next{0};
+};
+
+struct Round {
+  int64_t n_tasks = 0;
+  TaskFn task = nullptr;
+  void* context = nullptr;
+  const int32_t* task_node = nullptr;  // null where there is one node
+};
+
+class WorkerPool final : public Pool {
+ public:
+  WorkerPool(const PoolOptions& options, std::unique_ptr<Topology> topology, int32_t quota);
+  ~WorkerPool() override;
+  Status start();
+
+  int32_t n_workers() const override { return static_cast<int32_t>(workers_.size()); }
+  int32_t n_nodes() const override { return static_cast<int32_t>(cursors_.size()); }
+  void run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node) override;
+  void wake() override;
+  void rest() override;
+  void place(void* data, int64_t bytes, int32_t node) override;
+  std::string report() const override;
+
+ private:
+  static void* thread_body(void* worker);
+  void serve(Worker* worker);
+  uint32_t await_news(uint32_t seen, bool* slept);
+  void wake_sleepers(int64_t n_wanted);
+  bool enter(Worker* worker);
+  void leave(Worker* worker);
+  void await_leave(Worker* worker);
+  void take_tasks(const Worker& worker);
+  int64_t claim_on(int32_t node);
+  int32_t node_of_task(int64_t task_idx) const;
+  bool has_unclaimed() const;
+  bool should_pin() const { return pin_threads_ && n_workers() <= topology_->n_cpus(); }
+
+  // Written by the caller in every round and read by everyone: one line.
+  alignas(kLineBytes) std::atomic<uint32_t> news_{0};
+  std::atomic<uint32_t> open_{0};
+  std::atomic<uint32_t> stop_{0};
+  Round round_;
+  // Changed when a worker goes to sleep or wakes up.
+  alignas(kLineBytes) std::atomic<int32_t> n_asleep_{0};
+  std::atomic<int32_t> n_wakes_{0};  // wake() calls without their rest()
+  // Constant after start().
+  alignas(kLineBytes) bool may_spin_ = false;
+  bool pin_threads_ = false;
+  int32_t quota_ = 0;
+  int64_t spin_ns_ = 0;
+  pid_t pid_ = 0;
+  int32_t n_started_ = 1;  // worker 0 is the caller
+  std::atomic<uint32_t> n_ready_{1};
+  std::unique_ptr<Topology> topology_;
+  std::vector<Worker> workers_;
+  std::vector<Cursor> cursors_;  // of each node
+  alignas(kLineBytes) std::mutex callers_;
+};
+
+// With fewer CPUs than workers, or less quota, a spinning worker takes the time of one that has a task: then all sleep.
+WorkerPool::WorkerPool(const PoolOptions& options, std::unique_ptr<Topology> topology, int32_t quota)
+    : pin_threads_(options.pin_threads), quota_(quota), pid_(getpid()), topology_(std::move(topology)) {
+  const int32_t quota_or_all = quota > 0 ? quota : INT32_MAX;
+  const int32_t n_workers = options.n_threads > 0 ? options.n_threads : std::min(topology_->n_cores(), quota_or_all);
+  may_spin_ = n_workers <= std::min(topology_->n_real_cpus(), quota_or_all);
+  spin_ns_ = may_spin_ ? options.spin_ns : 0;
+  workers_ = std::vector<Worker>(n_workers);
+  for (int32_t i = 0; i < n_workers; ++i) {
+    workers_[i].pool = this;
+    workers_[i].idx = i;
+    workers_[i].seat = topology_->seats()[i % topology_->n_cpus()];
+  }
+  cursors_ = std::vector<Cursor>(std::min(n_workers, topology_->n_nodes()));
+}
+
+// Returns when every thread has bound itself and made its first allocations, so that report() is complete.
+Status WorkerPool::start() {
+  sigset_t signals;
+  block_signals(&signals);
+  int error = 0;
+  while (error == 0 && n_started_ < n_workers()) {
+    Worker* worker = &workers_[n_started_];
+    error = start_thread(&worker->thread, thread_body, worker);
+    if (error == 0) ++n_started_;
+  }
+  pthread_sigmask(SIG_SETMASK, &signals, nullptr);
+  if (error != 0) {
+    return fail_system(TANDEM_ERROR_SYSTEM, error, "n_threads", "n_threads = %d: thread %d could not be started: %s",
+                       n_workers(), n_started_, std::strerror(error));
+  }
+  for (uint32_t n_ready; (n_ready = n_ready_.load()) < workers_.size();) futex_wait(&n_ready_, n_ready);
+  return {};
+}
+
+// The threads of a pool do not exist in a child after fork().
+WorkerPool::~WorkerPool() {
+  if (getpid() != pid_) return;
+  stop_.store(1);
+  news_.fetch_add(1);
+  futex_wake(&news_, INT_MAX);
+  for (int32_t i = 1; i < n_started_; ++i) pthread_join(workers_[i].thread, nullptr);
+}
+
+void* WorkerPool::thread_body(void* argument) {
+  Worker* worker = static_cast<Worker*>(argument);
+  WorkerPool* pool = worker->pool;
+  char name[16];
+  std::snprintf(name, sizeof name, "tandem-%d", worker->idx);
+  pthread_setname_np(pthread_self(), name);
+  if (pool->should_pin()) {
+    worker->bind_error = pool->topology_->bind_this_thread(worker->seat);
+    worker->bound = worker->bind_error == 0;
+  }
+  omp_set_num_threads(1);
+  const TaskModes modes;
+  pool->n_ready_.fetch_add(1);
+  futex_wake(&pool->n_ready_, 1);
+  pool->serve(worker);
+  return nullptr;
+}
+
+void WorkerPool::serve(Worker* worker) {
+  for (uint32_t seen = 0;;) {
+    bool slept = false;
+    seen = await_news(seen, &slept);
+    if (stop_.load()) return;
+    if (slept && n_wakes_.load() > 0) wake_sleepers(2);
+    if (!enter(worker)) continue;
+    if (slept && has_unclaimed()) wake_sleepers(2);
+    take_tasks(*worker);
+    leave(worker);
+  }
+}
+
+uint32_t WorkerPool::await_news(uint32_t seen, bool* slept) {
+  const auto is_new = [&] { return news_.load(std::memory_order_acquire) != seen; };
+  const auto limit_ns = [&] {
+    const bool awake = may_spin_ && n_wakes_.load(std::memory_order_relaxed) > 0;
+    return awake ? std::max(kMaxAwakeNs, spin_ns_) : spin_ns_;
+  };
+  if (!spin_until(is_new, limit_ns)) {
+    n_asleep_.fetch_add(1);  // before the last look at news_: whoever makes news looks at n_asleep_ afterwards
+    while (news_.load() == seen) futex_wait(&news_, seen);
+    n_asleep_.fetch_sub(1);
+    *slept = true;
+  }
+  return news_.load(std::memory_order_acquire);
+}
+
+void WorkerPool::wake_sleepers(int64_t n_wanted) {
+  if (n_wanted > 0 && n_asleep_.load() > 0) futex_wake(&news_, static_cast<int>(std::min<int64_t>(n_wanted, 2)));
+}
+
+bool WorkerPool::enter(Worker* worker) {
+  if (!open_.load(std::memory_order_relaxed)) return false;
+  worker->inside.store(kInside);
+  if (open_.load()) return true;
+  leave(worker);
+  return false;
+}
+
+void WorkerPool::leave(Worker* worker) {
+  if (worker->inside.exchange(kOut) == kAwaited) futex_wake(&worker->inside, 1);
+}
+
+void WorkerPool::await_leave(Worker* worker) {
+  const auto is_out = [&] { return worker->inside.load() == kOut; };
+  while (!spin_until(is_out, [&] { return spin_ns_; })) {
+    uint32_t inside = kInside;
+    if (worker->inside.compare_exchange_strong(inside, kAwaited) || inside == kAwaited)
+      futex_wait(&worker->inside, kAwaited);
+  }
+}
+
+void WorkerPool::run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node) {
+  if (n_tasks <= 0) return;
+  const std::lock_guard<std::mutex> lock(callers_);
+  const TaskModes modes;
+  if (n_tasks == 1 || n_workers() == 1) {
+    for (int64_t i = 0; i < n_tasks; ++i) task(context, i, 0);
+    return;
+  }
+  round_ = {n_tasks, task, context, n_nodes() > 1 ? task_node : nullptr};
+  for (Cursor& cursor : cursors_) cursor.next.store(0, std::memory_order_relaxed);
+  open_.store(1);
+  news_.fetch_add(1);
+  wake_sleepers(n_tasks - (n_workers() - n_asleep_.load()));
+  take_tasks(workers_[0]);
+  open_.store(0);
+  for (size_t i = 1; i < workers_.size(); ++i) await_leave(&workers_[i]);
+}
+
+void WorkerPool::take_tasks(const Worker& worker) {
+  const Round& round = round_;
+  if (round.task_node == nullptr) {
+    std::atomic<int64_t>& next = cursors_[0].next;
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < round.n_tasks;)
+      round.task(round.context, i, worker.idx);
+    return;
+  }
+  for (int32_t k = 0; k < n_nodes(); ++k) {
+    const int32_t node = (worker.seat.node + k) % n_nodes();
+    for (int64_t i; (i = claim_on(node)) < round.n_tasks;) round.task(round.context, i, worker.idx);
+  }
+}
+
+// The next task of the node, or n_tasks. The node's cursor stands behind the last task taken; it only grows while a round
+// lasts, so a compare-and-swap cannot be fooled by an old value.
+int64_t WorkerPool::claim_on(int32_t node) {
+  std::atomic<int64_t>& next = cursors_[node].next;
+  const int64_t n_tasks = round_.n_tasks;
+  for (int64_t from = next.load(std::memory_order_relaxed);;) {
+    int64_t i = from;
+    while (i < n_tasks && node_of_task(i) != node) ++i;
+    if (from == n_tasks) return n_tasks;
+    if (next.compare_exchange_weak(from, std::min(i + 1, n_tasks), std::memory_order_relaxed)) return i;
+  }
+}
+
+int32_t WorkerPool::node_of_task(int64_t task_idx) const {
+  const int32_t node = round_.task_node[task_idx];
+  return node >= 0 && node < n_nodes() ? node : 0;
+}
+
+bool WorkerPool::has_unclaimed() const {
+  const size_t n = round_.task_node == nullptr ? 1 : cursors_.size();
+  for (size_t i = 0; i < n; ++i) {
+    if (cursors_[i].next.load(std::memory_order_relaxed) < round_.n_tasks) return true;
+  }
+  return false;
+}
+
+void WorkerPool::wake() {
+  n_wakes_.fetch_add(1);
+  if (!may_spin_ || n_asleep_.load() == 0) return;
+  news_.fetch_add(1);
+  wake_sleepers(2);
+}
+
+void WorkerPool::rest() {
+  int32_t n = n_wakes_.load();
+  while (n > 0 && !n_wakes_.compare_exchange_weak(n, n - 1)) {
+  }
+}
+
+void WorkerPool::place(void* data, int64_t bytes, int32_t node) {
+  if (n_nodes() > 1 && data != nullptr) static_cast<void>(topology_->bind_memory(data, bytes, node));
+}
+
+std::string WorkerPool::report() const {
+  char text[256];
+  std::string json = "{\"n_workers\":" + std::to_string(n_workers()) + ",\"n_nodes\":" + std::to_string(n_nodes());
+  json += ",\"topology\":\"" + topology_->summary() + "\",\"this_system\":" + (topology_->this_system() ? "true" : "false");
+  json +=
+      ",\"allowed_cpus\":\"" + topology_->allowed_list() + "\",\"n_allowed_cpus\":" + std::to_string(topology_->n_cpus());
+  json += ",\"n_allowed_cores\":" + std::to_string(topology_->n_cores());
+  json += ",\"quota_cpus\":" + (quota_ > 0 ? std::to_string(quota_) : "null");
+  json += ",\"spin_ns\":" + std::to_string(spin_ns_) + ",\"oversubscribed\":" + (may_spin_ ? "false" : "true");
+  json += ",\"workers\":[";
+  for (const Worker& worker : workers_) {
+    std::snprintf(
+        text, sizeof text, "%s{\"worker\":%d,\"caller\":%s,\"cpu\":%d,\"core\":%d,\"node\":%d,\"numa_node\":%d,\"bound\":%s",
+        worker.idx == 0 ? "" : ",", worker.idx, worker.idx == 0 ? "true" : "false", worker.seat.cpu, worker.seat.core,
+        worker.seat.node, topology_->node_os_idx(worker.seat.node), worker.bound ? "true" : "false");
+    json += text;
+    if (worker.bind_error != 0) json += ",\"bind_errno\":" + std::to_string(worker.bind_error);
+    json += '}';
+  }
+  return json + "]}";
+}
+
+}  // namespace
+
+void set_start_thread(StartThreadFn start) { start_thread_override.store(start); }
+
+Status create_pool(const PoolOptions& options, const PoolSeams& seams, std::unique_ptr<Pool>* pool) {
+  if (options.n_threads < 0 || options.n_threads > kMaxThreads) {
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_threads", "n_threads = %d is not in 0 to %d", options.n_threads,
+                kMaxThreads);
+  }
+  if (options.spin_ns < 0) {
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "spin_ns", "spin_ns = %lld is negative",
+                static_cast<long long>(options.spin_ns));
+  }
+  std::unique_ptr<Topology> topology;
+  TANDEM_TRY(Topology::load(seams.topology, &topology));
+  auto made = std::make_unique<WorkerPool>(options, std::move(topology), cpu_quota(seams.cgroup));
+  TANDEM_TRY(made->start());
+  *pool = std::move(made);
+  return {};
+}
+
+Status Pool::create(const PoolOptions& options, std::unique_ptr<Pool>* pool) { return create_pool(options, {}, pool); }
+
+}  // namespace tandem::cpu

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+// Where the workers sit: hwloc's view of the machine, cut to what this process may use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lib/status.h"
+
+struct hwloc_topology;
+struct hwloc_bitmap_s;
+
+namespace tandem::cpu {
+
+struct TopologyOptions {
+  std::string synthetic;  // hwloc's description of a machine ("numa:2 core:4 pu:2"); empty: this one, or what hwloc's
+                          // environment variables (HWLOC_SYNTHETIC, HWLOC_XMLFILE) name
+  std::string allowed;    // CPUs to use ("0-3,8"); empty: the affinity mask of the calling thread
+};
+
+// One CPU (hardware thread). Cores and nodes count those with an allowed CPU, in hwloc's order.
+struct Seat {
+  int32_t cpu = 0;  // the operating system's index
+  int32_t core = 0;
+  int32_t node = 0;
+  int32_t smt = 0;  // 0: the first allowed CPU of its core
+};
+
+class Topology {
+ public:
+  static Status load(const TopologyOptions& options, std::unique_ptr<Topology>* topology);
+  ~Topology();
+  Topology(const Topology&) = delete;
+  Topology& operator=(const Topology&) = delete;
+
+  // Allowed CPUs in the order in which workers take them: one per core before any sibling, and among those one per node
+  // and shared cache in turn, because what few workers lack is memory bandwidth. The first n seats are on
+  // the nodes 0 to min(n, n_nodes()) - 1.
+  const std::vector<Seat>& seats() const { return seats_; }
+  int32_t n_cpus() const { return static_cast<int32_t>(seats_.size()); }
+  int32_t n_cores() const { return n_cores_; }
+  int32_t n_nodes() const { return static_cast<int32_t>(node_os_idx_.size()); }
+  int32_t node_os_idx(int32_t node) const { return node_os_idx_[node]; }
+  // CPUs that can really run threads of this process: fewer than n_cpus() for a synthetic machine.
+  int32_t n_real_cpus() const { return n_real_cpus_; }
+  bool this_system() const { return this_system_; }
+  std::string allowed_list() const;  // "0-3,8"
+  std::string summary() const;       // "1 package, 2 NUMA nodes, 8 cores, 16 PUs", allowed or not
+
+  // Binds the calling thread to the seat; 0 or an errno. Nothing is bound on a machine that is not this one (ENOTSUP).
+  int bind_this_thread(const Seat& seat) const;
+  // Asks for the whole pages inside [data, data + bytes) to be on the node; 0 or an errno.
+  int bind_memory(void* data, int64_t bytes, int32_t node) const;
+
+ private:
+  Topology() = default;
+  Status find_allowed(const std::string& allowed);
+  void find_seats();
+
+  hwloc_topology* topology_ = nullptr;
+  hwloc_bitmap_s* allowed_ = nullptr;
+  std::vector<Seat> seats_;
+  std::vector<int32_t> node_os_idx_;
+  int32_t n_cores_ = 0;
+  int32_t n_real_cpus_ = 1;
+  bool this_system_ = false;
+};
+
+}  // namespace tandem::cpu

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+// tandem-demo: hides facts in a long text and lets the model answer, with dense and with hybrid attention side by side.
+#include <cstdio>
+
+#include "demo.h"
+#include "picture.h"
+#include "program.h"
+
+namespace generate {
+namespace {
+
+constexpr int64_t kMinContext = 2048;  // room for tail, question and some text before them
+constexpr int64_t kMinBytesPerFact = 256;
+
+std::string number(int64_t value) { return "\"" + std::to_string(value) + "\""; }
+
+Failure check(const DemoOptions& options) {
+  const int n_modes = (options.n_depths > 0) + (options.n_numbers > 0) + !options.curve_file.empty();
+  if (n_modes > 1) return {"--passkey, --numbers, --curve: at most one of the three"};
+  if (options.n_decode > options.context - kMinContext / 2)
+    return {"--decode: " + number(options.n_decode) +
+            " leaves too little of --context = " + std::to_string(options.context)};
+  if (options.n_numbers * kMinBytesPerFact > options.context)
+    return {"--numbers: " + number(options.n_numbers) + " do not fit into --context = " + std::to_string(options.context)};
+  for (const std::string& name : split_names(options.policies)) {
+    PolicyOptions policy;
+    policy.policy = name;
+    GENERATE_TRY(policy.check("--policies"));
+  }
+  return options.engine.check();
+}
+
+Failure serve(DemoOptions* options) {
+  if (options->context == 0) options->context = options->n_numbers > 0 || !options->curve_file.empty() ? 8192 : 16384;
+  if (options->n_decode == 0) options->n_decode = options->curve_file.empty() ? 256 : 1024;
+  GENERATE_TRY(check(*options));
+  Runtime runtime;
+  GENERATE_TRY(runtime.open(options->engine));
+  if (options->n_depths > 0) return run_passkey(*options, &runtime);
+  if (options->n_numbers > 0) return run_numbers(*options, &runtime);
+  if (!options->curve_file.empty()) return run_curve(*options, &runtime);
+  return run_demo(*options, &runtime);
+}
+
+Failure run(int argc, char** argv) {
+  DemoOptions options;
+  options.engine.model_directory = TANDEM_EXAMPLES_DIRECTORY "/models/pico";
+  options.picture_directory = TANDEM_PICTURES_DIRECTORY;
+  options.policy.window_tokens = 1024;
+  options.policy.sink_tokens = 64;
+  options.policy.beta = 1;
+  Flags flags(
+      "tandem-demo [flags]                  several facts hidden in one text, asked one after another\n"
+      "tandem-demo --passkey N [flags]      one pass key, hidden at N depths in turn\n"
+      "tandem-demo --numbers N [flags]      N named numbers in one text\n"
+      "tandem-demo --curve FILE [flags]     bits per byte against KV bytes read, over --betas and --windows");
+  flags.integer("--passkey", "depths at which a pass key is hidden", 1, 1000, &options.n_depths);
+  flags.integer("--numbers", "named numbers hidden in one text", 1, 24, &options.n_numbers);
+  flags.text("--curve", "FILE", "text to score", &options.curve_file);
+  flags.integer("--context", "bytes of context (default 16384; 8192 with --numbers and --curve)", kMinContext,
+                int64_t{1} << 30, &options.context);
+  flags.integer("--decode", "known bytes to decode and score at the end of the text\n(default 256; 1024 with --curve)", 1,
+                int64_t{1} << 30, &options.n_decode);
+  flags.integer("--offset", "first byte of the text of --curve (default 200000)", 0, int64_t{1} << 40,
+                &options.curve_offset);
+  flags.reals("--betas", "settings of --curve (default 0.25,0.5,1,2)", 0, 1e6, &options.betas);
+  flags.reals("--windows", "likewise, % of the context (default 5,12.5,25,50)", 0, 100, &options.windows);
+  flags.text("--policies", "A,B", "who competes (default all,hgca)", &options.policies);
+  flags.text("--text", "FILE", "text to hide facts in (default examples/data/haystack.txt)", &options.text_file);
+  flags.text("--pictures", "DIR", "folder for pictures (default: demo/ in the build folder)", &options.picture_directory);
+  flags.integer("--seed", "of the facts (default 1)", 0, INT64_MAX, &options.seed);
+  options.engine.declare(&flags);
+  options.policy.declare(&flags);
+  flags.toggle("--json", "one JSON object instead of tables", &options.json);
+  bool help_wanted = false;
+  GENERATE_TRY(flags.parse(argc, argv, &help_wanted));
+  if (!help_wanted) return serve(&options);
+  std::printf("%s\nHere the window is 1024, sinks 64 and beta 1 unless given.\n", flags.help().c_str());
+  return {};
+}
+
+}  // namespace
+}  // namespace generate
+
+int main(int argc, char** argv) { return generate::run_program("tandem-demo", argc, argv, generate::run); }

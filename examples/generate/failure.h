@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// What went wrong, as a value: one line naming the file or flag and the field; empty when nothing did.
+#ifndef EXAMPLES_GENERATE_FAILURE_H_
+#define EXAMPLES_GENERATE_FAILURE_H_
+
+#include <tandem/tandem.h>
+
+#include <string>
+#include <utility>
+
+namespace generate {
+
+struct [[nodiscard]] Failure {
+  std::string message;
+  explicit operator bool() const { return !message.empty(); }
+};
+
+// Turns the answer of a tandem_* call into a Failure and releases the error object.
+inline Failure from_tandem(int32_t status, tandem_error* error) {
+  if (status == TANDEM_OK) return {};
+  Failure failure{error ? tandem_error_message(error) : ""};
+  if (!failure) failure.message = tandem_status_name(status);
+  tandem_error_release(error);
+  return failure;
+}
+
+}  // namespace generate
+
+#define GENERATE_TRY(expression)                                                \
+  do {                                                                          \
+    if (::generate::Failure failure_ = (expression); failure_) return failure_; \
+  } while (false)
+
+// GENERATE_TANDEM(tandem_attend(session, &args, &error)): `error` is declared here.
+#define GENERATE_TANDEM(call)                              \
+  do {                                                     \
+    tandem_error* error = nullptr;                         \
+    const int32_t status_ = (call);                        \
+    GENERATE_TRY(::generate::from_tandem(status_, error)); \
+  } while (false)
+
+#endif  // EXAMPLES_GENERATE_FAILURE_H_

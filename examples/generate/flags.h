@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+// Command lines: every flag is declared once, with its range and its line of help. What is not declared, out of range or
+// not a number is refused by a message that names flag and value.
+#ifndef EXAMPLES_GENERATE_FLAGS_H_
+#define EXAMPLES_GENERATE_FLAGS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "failure.h"
+
+namespace generate {
+
+class Flags {
+ public:
+  explicit Flags(std::string usage) : usage_(std::move(usage)) {}
+
+  void text(const char* name, const char* value_name, const char* help, std::string* value);
+  void integer(const char* name, const char* help, int64_t low, int64_t high, int64_t* value);
+  void real(const char* name, const char* help, double low, double high, double* value);
+  // One of the given words; *value becomes its index.
+  void choice(const char* name, const char* help, std::vector<std::string> words, int32_t* value);
+  void toggle(const char* name, const char* help, bool* value);
+  // Comma-separated numbers.
+  void reals(const char* name, const char* help, double low, double high, std::vector<double>* values);
+
+  // *help_wanted: --help or -h was given (nothing else is looked at).
+  Failure parse(int argc, char** argv, bool* help_wanted) const;
+  std::string help() const;
+
+ private:
+  struct Flag {
+    std::string name, value_name, help;  // value_name empty: a toggle
+    std::function<Failure(std::string_view)> take;
+  };
+  const Flag* find(std::string_view name) const;
+
+  std::string usage_;
+  std::vector<Flag> flags_;
+};
+
+}  // namespace generate
+
+#endif  // EXAMPLES_GENERATE_FLAGS_H_

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+// tandem-generate: continues a text, or scores one, with a Llama-family model whose attention is Tandem's.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <nlohmann/json.hpp>
+
+#include "generation.h"
+#include "program.h"
+#include "text_file.h"
+
+namespace generate {
+namespace {
+
+struct Request {
+  EngineOptions engine;
+  PolicyOptions policy;
+  SamplingOptions sampling;
+  std::string prompt, prompt_file, score_file;
+  int64_t score_offset = 0, score_context = 0, decode_last = 0;
+  bool json = false;
+};
+
+Failure check(const Request& request) {
+  const int n_inputs = !request.prompt.empty() + !request.prompt_file.empty() + !request.score_file.empty();
+  if (request.engine.model_directory.empty()) return {"--model: is missing (--help lists the flags)"};
+  if (n_inputs != 1)
+    return {"--prompt, --prompt-file, --score: one of the three is needed, " + std::to_string(n_inputs) + " given"};
+  if (!request.score_file.empty() && request.score_context == 0) return {"--context: is missing, --score needs it"};
+  if (request.score_file.empty() && (request.score_context || request.score_offset || request.decode_last))
+    return {"--context, --offset, --decode-last: are for --score alone"};
+  if (request.decode_last >= std::max<int64_t>(request.score_context, 1))
+    return {"--decode-last: \"" + std::to_string(request.decode_last) +
+            "\" is not below --context = " + std::to_string(request.score_context)};
+  GENERATE_TRY(request.policy.check());
+  return request.engine.check();
+}
+
+// text[offset, offset + context], one byte more than the context: the last prediction needs it.
+Failure score_slice(const Request& request, const std::string& text, std::string_view* slice) {
+  const int64_t size = static_cast<int64_t>(text.size());
+  if (request.score_offset >= size || request.score_context + 1 > size - request.score_offset)
+    return {request.score_file + ": has " + std::to_string(size) + " bytes, --offset " +
+            std::to_string(request.score_offset) + " with --context " + std::to_string(request.score_context) + " needs " +
+            std::to_string(request.score_offset + request.score_context + 1)};
+  *slice = std::string_view(text).substr(request.score_offset, request.score_context + 1);
+  return {};
+}
+
+void print_json(const Request& request, const Outcome& outcome) {
+  nlohmann::ordered_json json;
+  if (request.score_file.empty()) json["answer"] = outcome.answer;
+  if (outcome.bits_per_byte >= 0) json["bits_per_byte"] = outcome.bits_per_byte;
+  json["policy"] = request.policy.policy;
+  json["prefill_tokens"] = outcome.prefill.n_tokens;
+  json["prefill_tokens_per_second"] = outcome.prefill.tokens_per_second();
+  json["decode_tokens"] = outcome.decode.n_tokens;
+  if (outcome.decode.n_tokens > 0) {
+    const double n = static_cast<double>(outcome.decode.n_tokens);
+    json["decode_tokens_per_second"] = outcome.decode.tokens_per_second();
+    json["kv_bytes_per_token"] = outcome.decode.bytes_per_token();
+    json["resident_kv_bytes_per_token"] = static_cast<double>(outcome.decode.resident_bytes) / n;
+    json["host_kv_bytes_per_token"] = static_cast<double>(outcome.decode.host_bytes) / n;
+    json["dense_kv_bytes_per_token"] = outcome.decode.dense_bytes_per_token();
+    json["kv_read_share"] = outcome.decode.share();
+  }
+  if (outcome.selected_share >= 0) json["selected_share"] = outcome.selected_share;
+  // A byte model may answer what is no UTF-8: such bytes become U+FFFD.
+  std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
+void print_text(const Request& request, const Outcome& outcome) {
+  if (request.score_file.empty()) std::printf("\n");
+  if (outcome.bits_per_byte >= 0) std::printf("bits per byte %.5f\n", outcome.bits_per_byte);
+  std::fprintf(stderr, "prefill %lld tokens, %.0f tokens/s\n", static_cast<long long>(outcome.prefill.n_tokens),
+               outcome.prefill.tokens_per_second());
+  if (outcome.decode.n_tokens == 0) return;
+  std::fprintf(stderr, "decode %lld tokens, %.0f tokens/s, KV read %.0f bytes per token, %.1f %% of dense\n",
+               static_cast<long long>(outcome.decode.n_tokens), outcome.decode.tokens_per_second(),
+               outcome.decode.bytes_per_token(), 100 * outcome.decode.share());
+}
+
+Failure serve(Request* request) {
+  GENERATE_TRY(check(*request));
+  std::string text = request->prompt;
+  if (!request->prompt_file.empty()) GENERATE_TRY(read_text_file(request->prompt_file, &text));
+  if (!request->score_file.empty()) GENERATE_TRY(read_text_file(request->score_file, &text));
+  if (text.empty()) return {request->prompt_file + request->score_file + ": is empty"};
+  std::string_view slice;
+  if (!request->score_file.empty()) GENERATE_TRY(score_slice(*request, text, &slice));
+
+  Runtime runtime;
+  GENERATE_TRY(runtime.open(request->engine));
+  Session session;
+  GENERATE_TRY(runtime.new_session(request->policy, &session));
+  Context context{session.get()};
+  GENERATE_TRY(runtime.new_sequence(&context.sequence));
+
+  Outcome outcome;
+  if (request->score_file.empty()) {
+    if (!request->json) {
+      request->sampling.on_token = [](char token) {
+        std::putchar(static_cast<unsigned char>(token));
+        std::fflush(stdout);
+      };
+    }
+    GENERATE_TRY(generate_text(&runtime, &context, text, request->sampling, &outcome));
+  } else if (request->decode_last > 0) {
+    GENERATE_TRY(score_decode(&runtime, &context, slice, request->decode_last, &outcome));
+  } else {
+    GENERATE_TRY(score_text(&runtime, &context, slice, &outcome));
+  }
+  request->json ? print_json(*request, outcome) : print_text(*request, outcome);
+  return {};
+}
+
+Failure run(int argc, char** argv) {
+  constexpr int64_t kMax = int64_t{1} << 40;
+  Request request;
+  Flags flags(
+      "tandem-generate --model DIR (--prompt TEXT | --prompt-file FILE) [flags]\n"
+      "tandem-generate --model DIR --score FILE --context T [--offset N] [--decode-last N] [flags]");
+  request.engine.declare(&flags);
+  flags.text("--prompt", "TEXT", "text to continue", &request.prompt);
+  flags.text("--prompt-file", "FILE", "the same from a file", &request.prompt_file);
+  flags.integer("--n-predict", "tokens to predict (default 64)", 1, kMax, &request.sampling.n_predict);
+  flags.real("--temperature", "0 (default): the most likely token; above: sampling", 0, 100, &request.sampling.temperature);
+  flags.integer("--seed", "of the sampling (default 0)", 0, INT64_MAX, &request.sampling.seed);
+  flags.text("--score", "FILE", "bits per byte over the second half of --context bytes", &request.score_file);
+  flags.integer("--offset", "first byte of the text to score (default 0)", 0, kMax, &request.score_offset);
+  flags.integer("--context", "bytes to score over", 2, kMax, &request.score_context);
+  flags.integer("--decode-last", "instead of the second half: the last N bytes, one decode step each", 1, kMax,
+                &request.decode_last);
+  flags.text("--policy", "NAME", "which keys are attended: all (default), streaming, hgca", &request.policy.policy);
+  request.policy.declare(&flags);
+  flags.toggle("--json", "one JSON object instead of text", &request.json);
+  bool help_wanted = false;
+  GENERATE_TRY(flags.parse(argc, argv, &help_wanted));
+  if (help_wanted) {
+    std::printf("%s", flags.help().c_str());
+    return {};
+  }
+  return serve(&request);
+}
+
+}  // namespace
+}  // namespace generate
+
+int main(int argc, char** argv) { return generate::run_program("tandem-generate", argc, argv, generate::run); }

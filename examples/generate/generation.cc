@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT
+#include "generation.h"
+
+#include "sampler.h"
+
+namespace generate {
+namespace {
+
+Failure finish(const Context& context, Outcome* outcome) {
+  tandem_session_stats stats;
+  GENERATE_TRY(session_stats(context.session, &stats));
+  if (stats.host_keys > 0)
+    outcome->selected_share = static_cast<double>(stats.selected_keys) / static_cast<double>(stats.host_keys);
+  return {};
+}
+
+}  // namespace
+
+void Work::add(const Work& other) {
+  n_tokens += other.n_tokens;
+  seconds += other.seconds;
+  resident_bytes += other.resident_bytes;
+  host_bytes += other.host_bytes;
+  dense_bytes += other.dense_bytes;
+}
+
+double Work::bytes_per_token() const {
+  return n_tokens ? static_cast<double>(resident_bytes + host_bytes) / static_cast<double>(n_tokens) : 0;
+}
+
+double Work::dense_bytes_per_token() const {
+  return n_tokens ? static_cast<double>(dense_bytes) / static_cast<double>(n_tokens) : 0;
+}
+
+double Work::share() const {
+  return dense_bytes ? static_cast<double>(resident_bytes + host_bytes) / static_cast<double>(dense_bytes) : 0;
+}
+
+WorkMeter::WorkMeter(const Context& context) : n_tokens_(context.n_tokens) {
+  if (session_stats(context.session, &before_)) before_ = TANDEM_SESSION_STATS_INIT;  // finish() meets the error again
+  start_ = std::chrono::steady_clock::now();
+}
+
+Failure WorkMeter::finish(const Context& context, Work* work) const {
+  work->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  work->n_tokens = context.n_tokens - n_tokens_;
+  tandem_session_stats after;
+  GENERATE_TRY(session_stats(context.session, &after));
+  work->resident_bytes = after.resident_kv_bytes_read - before_.resident_kv_bytes_read;
+  work->host_bytes = after.host_kv_bytes_read - before_.host_kv_bytes_read;
+  work->dense_bytes = after.dense_kv_bytes - before_.dense_kv_bytes;
+  return {};
+}
+
+Failure continue_text(Runtime* runtime, Context* context, const SamplingOptions& options, Outcome* outcome) {
+  Sampler sampler(options.temperature, static_cast<uint64_t>(options.seed));
+  const WorkMeter meter(*context);
+  for (int64_t i = 0; i < options.n_predict; ++i) {
+    const char token = static_cast<char>(sampler.sample(runtime->last_logits(), runtime->config().vocab_size));
+    outcome->answer.push_back(token);
+    if (options.on_token) options.on_token(token);
+    if (i + 1 < options.n_predict) GENERATE_TRY(runtime->step(context, token));
+  }
+  GENERATE_TRY(meter.finish(*context, &outcome->decode));
+  return finish(*context, outcome);
+}
+
+Failure generate_text(Runtime* runtime, Context* context, std::string_view prompt, const SamplingOptions& options,
+                      Outcome* outcome) {
+  const WorkMeter meter(*context);
+  AppendOptions append;
+  append.label = "prefill";
+  GENERATE_TRY(runtime->append(context, prompt, append));
+  GENERATE_TRY(meter.finish(*context, &outcome->prefill));
+  return continue_text(runtime, context, options, outcome);
+}
+
+Failure score_text(Runtime* runtime, Context* context, std::string_view text, Outcome* outcome) {
+  const int64_t n_context = static_cast<int64_t>(text.size()) - 1, vocab_size = runtime->config().vocab_size;
+  double bits = 0;
+  AppendOptions append;
+  append.label = "score";
+  append.on_chunk = [&](int64_t first, int64_t n) {
+    const int64_t from = std::max(first, n_context / 2), n_scored = first + n - from;
+    if (n_scored <= 0) return;
+    const float* logits = runtime->logits(from - first, n_scored);
+    for (int64_t i = 0; i < n_scored; ++i)
+      bits += bits_of(logits + i * vocab_size, vocab_size, static_cast<uint8_t>(text[from + i + 1]));
+  };
+  const WorkMeter meter(*context);
+  GENERATE_TRY(runtime->append(context, text.substr(0, n_context), append));
+  GENERATE_TRY(meter.finish(*context, &outcome->prefill));
+  outcome->bits_per_byte = bits / static_cast<double>(n_context - n_context / 2);
+  return finish(*context, outcome);
+}
+
+Failure score_decode(Runtime* runtime, Context* context, std::string_view text, int64_t n_decode, Outcome* outcome) {
+  const int64_t n_prefill = static_cast<int64_t>(text.size()) - 1 - n_decode, vocab_size = runtime->config().vocab_size;
+  AppendOptions append;
+  append.label = "prefill";
+  const WorkMeter prefill_meter(*context);
+  GENERATE_TRY(runtime->append(context, text.substr(0, n_prefill), append));
+  GENERATE_TRY(prefill_meter.finish(*context, &outcome->prefill));
+  double bits = 0;
+  const WorkMeter decode_meter(*context);
+  for (int64_t i = n_prefill; i < n_prefill + n_decode; ++i) {
+    GENERATE_TRY(runtime->step(context, text[i]));
+    bits += bits_of(runtime->last_logits(), vocab_size, static_cast<uint8_t>(text[i + 1]));
+  }
+  GENERATE_TRY(decode_meter.finish(*context, &outcome->decode));
+  outcome->bits_per_byte = bits / static_cast<double>(n_decode);
+  return finish(*context, outcome);
+}
+
+}  // namespace generate

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#include "llama_config.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "json_text.h"
+#include "text_file.h"
+
+namespace generate {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxField = int64_t{1} << 24;  // no dimension of a real model comes near; products stay in int64_t
+
+// The fields of one JSON object, with messages that name file and field.
+struct Fields {
+  std::string path;
+  const Json& json;
+
+  Failure refuse(const char* name, const std::string& why) const { return {path + ": " + name + " " + why}; }
+  // JSON null counts as absent.
+  const Json* find(const char* name) const {
+    const auto it = json.find(name);
+    return it == json.end() || it->is_null() ? nullptr : &*it;
+  }
+  // absent: the value when the field is not there, -1: it must be.
+  Failure count(const char* name, int64_t absent, int64_t* value) const {
+    const Json* field = find(name);
+    if (field == nullptr) {
+      *value = absent;
+      return absent < 0 ? refuse(name, "is missing") : Failure{};
+    }
+    if (!field->is_number_integer()) return refuse(name, "= " + brief(*field) + " is not a whole number");
+    // A large unsigned number would turn negative on its way through int64_t, which is out of range as well.
+    *value = field->get<int64_t>();
+    if (*value < 1 || *value > kMaxField) return refuse(name, "= " + brief(*field) + " is out of range");
+    return {};
+  }
+  Failure positive(const char* name, double absent, double* value) const {
+    const Json* field = find(name);
+    *value = absent;
+    if (field == nullptr) return {};
+    if (!field->is_number()) return refuse(name, "= " + brief(*field) + " is not a number");
+    *value = field->get<double>();
+    return *value > 0 && std::isfinite(*value) ? Failure{} : refuse(name, "= " + brief(*field) + " is not positive");
+  }
+  Failure flag(const char* name, bool absent, bool* value) const {
+    const Json* field = find(name);
+    *value = absent;
+    if (field == nullptr) return {};
+    if (!field->is_boolean()) return refuse(name, "= " + brief(*field) + " is neither true nor false");
+    *value = field->get<bool>();
+    return {};
+  }
+  Failure word(const char* name, const char* absent, std::string* value) const {
+    const Json* field = find(name);
+    *value = absent;
+    if (field == nullptr) return {};
+    if (!field->is_string()) return refuse(name, "= " + brief(*field) + " is not a word");
+    *value = field->get<std::string>();
+    return {};
+  }
+};
+
+Failure read_rope(const Fields& fields, ModelConfig* config) {
+  GENERATE_TRY(fields.positive("rope_theta", 10000, &config->rope_theta));
+  // Older files have rope_scaling beside rope_theta, newer ones both inside rope_parameters.
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    const Json* rope = fields.find(name);
+    if (rope == nullptr) continue;
+    if (!rope->is_object()) return fields.refuse(name, "= " + brief(*rope) + " is not an object");
+    const Fields inner{fields.path + ": " + name, *rope};
+    std::string type;
+    GENERATE_TRY(inner.word("rope_type", "default", &type));
+    if (type != "default") return inner.refuse("rope_type", "\"" + type + "\" is not supported (default is)");
+    GENERATE_TRY(inner.positive("rope_theta", config->rope_theta, &config->rope_theta));
+  }
+  return {};
+}
+
+Failure read_sliding_window(const Fields& fields, ModelConfig* config) {
+  bool use = true;  // Mistral has a sliding window when it has a length, Qwen2 only when this says so
+  GENERATE_TRY(fields.flag("use_sliding_window", config->model_type != "qwen2", &use));
+  if (!use || fields.find("sliding_window") == nullptr) return {};
+  return fields.count("sliding_window", -1, &config->sliding_window_tokens);
+}
+
+}  // namespace
+
+Failure read_model_config(ModelConfig* config, const std::string& directory) {
+  std::string text;
+  const std::string path = directory + "/config.json";
+  GENERATE_TRY(read_text_file(path, &text));
+  const Json json = Json::parse(text, nullptr, false);
+  if (!json.is_object()) return {path + ": is not a JSON object"};
+  const Fields fields{path, json};
+
+  std::string activation;
+  GENERATE_TRY(fields.word("model_type", "", &config->model_type));
+  if (config->model_type != "llama" && config->model_type != "mistral" && config->model_type != "qwen2")
+    return fields.refuse("model_type", "\"" + config->model_type + "\" is not supported (llama, mistral, qwen2 are)");
+  GENERATE_TRY(fields.word("hidden_act", "silu", &activation));
+  if (activation != "silu") return fields.refuse("hidden_act", "\"" + activation + "\" is not supported (silu is)");
+  GENERATE_TRY(fields.count("hidden_size", -1, &config->hidden_size));
+  GENERATE_TRY(fields.count("num_hidden_layers", -1, &config->n_layers));
+  if (config->n_layers > 4096) return fields.refuse("num_hidden_layers", "is above 4096");
+  GENERATE_TRY(fields.count("num_attention_heads", -1, &config->n_q_heads));
+  GENERATE_TRY(fields.count("num_key_value_heads", config->n_q_heads, &config->n_kv_heads));
+  if (config->n_q_heads % config->n_kv_heads != 0)
+    return fields.refuse("num_attention_heads",
+                         "= " + std::to_string(config->n_q_heads) +
+                             " is not a multiple of num_key_value_heads = " + std::to_string(config->n_kv_heads));
+  if (fields.find("head_dim") == nullptr && config->hidden_size % config->n_q_heads != 0)
+    return fields.refuse("head_dim", "is missing and hidden_size is not a multiple of num_attention_heads");
+  GENERATE_TRY(fields.count("head_dim", config->hidden_size / config->n_q_heads, &config->head_dim));
+  if (config->head_dim % 2 != 0) return fields.refuse("head_dim", "= " + std::to_string(config->head_dim) + " is odd");
+  GENERATE_TRY(fields.count("intermediate_size", -1, &config->ffn_size));
+  GENERATE_TRY(fields.count("vocab_size", -1, &config->vocab_size));
+  GENERATE_TRY(fields.positive("rms_norm_eps", 1e-6, &config->rms_eps));
+  GENERATE_TRY(fields.flag("tie_word_embeddings", false, &config->tied_embeddings));
+  GENERATE_TRY(read_rope(fields, config));
+  return read_sliding_window(fields, config);
+}
+
+}  // namespace generate

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// config.json of a Hugging Face model of the Llama family.
+#ifndef EXAMPLES_GENERATE_LLAMA_CONFIG_H_
+#define EXAMPLES_GENERATE_LLAMA_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "failure.h"
+
+namespace generate {
+
+struct ModelConfig {
+  std::string model_type;  // llama, mistral, qwen2
+  int64_t hidden_size = 0;
+  int64_t n_layers = 0;
+  int64_t n_q_heads = 0;
+  int64_t n_kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t ffn_size = 0;
+  int64_t vocab_size = 0;
+  int64_t sliding_window_tokens = 0;  // 0: off
+  double rms_eps = 0;
+  double rope_theta = 0;
+  bool tied_embeddings = false;
+};
+
+// Reads DIR/config.json and refuses what this runtime would compute wrongly: other architectures, activations, scaled RoPE.
+Failure read_model_config(ModelConfig* config, const std::string& directory);
+
+}  // namespace generate
+
+#endif  // EXAMPLES_GENERATE_LLAMA_CONFIG_H_

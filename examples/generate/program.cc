@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+#include "program.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+namespace generate {
+
+namespace {
+
+// oneDNN's OpenMP threads spin after each product, on the cores that Tandem's workers want next. Only the environment says
+// otherwise, and only before the program starts: hence once more from the beginning.
+void start_with_sleeping_openmp(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);
+}
+
+}  // namespace
+
+int run_program(const char* name, int argc, char** argv, Failure (*run)(int argc, char** argv)) {
+  start_with_sleeping_openmp(argv);  // where that fails everything works, slower
+  Failure failure;
+  try {
+    failure = run(argc, argv);
+  } catch (const std::exception& exception) {
+    failure.message = exception.what();
+  }
+  if (!failure && std::fflush(stdout) != 0) failure.message = "stdout: cannot be written";
+  if (!failure) return 0;
+  // Names out of files reach this line: it stays one line, and sends nothing to the terminal but text.
+  for (char& c : failure.message)
+    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
+  std::fprintf(stderr, "%s: %s\n", name, failure.message.c_str());
+  return 1;
+}
+
+}  // namespace generate

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+// A model on an engine with one cache: what tandem-generate and tandem-demo build on.
+#ifndef EXAMPLES_GENERATE_RUNTIME_H_
+#define EXAMPLES_GENERATE_RUNTIME_H_
+
+#include <tandem/tandem.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "failure.h"
+#include "flags.h"
+#include "transformer.h"
+
+namespace generate {
+
+struct EngineOptions {
+  std::string model_directory;
+  std::string isa;             // empty: Tandem decides
+  int64_t n_threads = 0;       // 0: Tandem decides
+  int64_t chunk_tokens = 512;  // prefill goes in chunks of this many tokens
+  int32_t kv_type = 2;         // index into f32, f16, bf16
+  int32_t rope = 0;            // 0: rotated here, 1: by Tandem
+  bool progress = false;       // a progress bar on stderr even where that is no terminal
+  void declare(Flags* flags);
+  Failure check() const;
+};
+
+struct PolicyOptions {
+  std::string policy = "all";
+  int64_t window_tokens = -1, sink_tokens = -1;  // -1: Tandem's default
+  double alpha = 0, beta = -1;                   // 0, -1: likewise
+  int32_t group_mode = 0, evict_by = 0;
+  int64_t halo_tokens = -1;                      // -1: likewise
+  void declare(Flags* flags);  // all but the policy itself
+  Failure check(const char* flag = "--policy") const;
+};
+
+struct ReleaseTandem {
+  void operator()(tandem_engine* engine) const { tandem_engine_release(engine); }
+  void operator()(tandem_model* model) const { tandem_model_release(model); }
+  void operator()(tandem_cache* cache) const { tandem_cache_release(cache); }
+  void operator()(tandem_session* session) const { tandem_session_release(session); }
+};
+using Engine = std::unique_ptr<tandem_engine, ReleaseTandem>;
+using Model = std::unique_ptr<tandem_model, ReleaseTandem>;
+using Cache = std::unique_ptr<tandem_cache, ReleaseTandem>;
+using Session = std::unique_ptr<tandem_session, ReleaseTandem>;
+
+// A sequence as one session reads it.
+struct Context {
+  tandem_session* session = nullptr;
+  int64_t sequence = 0;
+  int64_t n_tokens = 0;
+};
+
+struct AppendOptions {
+  const char* label = nullptr;  // of the progress bar; NULL: none
+  bool more_follows = false;    // another append continues this one: no re-evaluation at its end
+  // Called after every chunk with its place in `text` and its length; logits() then speaks of that chunk.
+  std::function<void(int64_t first, int64_t n)> on_chunk;
+};
+
+class Runtime {
+ public:
+  Failure open(const EngineOptions& options);
+
+  Failure new_session(const PolicyOptions& policy, Session* session);
+  Failure new_sequence(int64_t* sequence);
+  Failure fork(const Context& from, tandem_session* session, Context* to);
+  Failure drop(const Context& context);
+
+  // Prefill, chunk by chunk.
+  Failure append(Context* context, std::string_view text, const AppendOptions& options = {});
+  // Decode: one token.
+  Failure step(Context* context, char token);
+  // Of the last chunk: its tokens [first, first + n), or its last one.
+  const float* logits(int64_t first, int64_t n) { return transformer_.logits(first, n); }
+  const float* last_logits() { return transformer_.logits(last_chunk_tokens_ - 1, 1); }
+
+  const ModelConfig& config() const { return transformer_.config(); }
+  const EngineOptions& options() const { return options_; }
+
+ private:
+  EngineOptions options_;
+  Transformer transformer_;
+  // Released in reverse order.
+  Engine engine_;
+  Model model_;
+  Cache cache_;
+  int64_t last_chunk_tokens_ = 0;
+};
+
+Failure session_stats(const tandem_session* session, tandem_session_stats* stats);
+
+}  // namespace generate
+
+#endif  // EXAMPLES_GENERATE_RUNTIME_H_

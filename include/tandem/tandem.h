@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Tandem: attention over key/value caches larger than the GPU.
+ *
+ * Softmax attention over a set of keys gives a state (o, lse): the output normalised within the set and the natural
+ * log of the sum of exp of its logits. States over disjoint sets merge exactly, so each part of a cache is attended
+ * where its keys are. An engine owns the processors, a model the geometry, a cache the keys and values of many
+ * sequences, a session how they are attended; tandem_attend() is the one call that matters.
+ *
+ * Holds for every function unless its comment says otherwise:
+ *
+ *   Errors    A function returns TANDEM_OK or a negative status. The last parameter may be NULL; otherwise *error is set
+ *             to NULL on success and to an object that the caller releases on failure. A failing call changes nothing.
+ *             TANDEM_ERROR_INVALID_HANDLE, _INVALID_ARGUMENT (NULL, struct_size, range) and, in a child after fork(),
+ *             _INVALID_STATE may come from every call that returns a status and are not repeated below.
+ *   Threads   Engine and model: any thread, at any time. Cache: any thread; changes are serialised by its writer lock.
+ *             Session: one thread at a time. The caller's affinity, signal mask, floating-point mode and locale are left
+ *             as found. Nothing is printed, nothing aborts, no C++ exception crosses a call.
+ *   Structs   Their first member is struct_size = sizeof the struct; tandem_*_init() and TANDEM_*_INIT fill in defaults.
+ *             Zero means default; where zero is a value of its own, -1 is the default. Structs only grow at the end; a
+ *             larger one than the library knows is accepted when the rest is zero. Reserved members are zero.
+ *   Memory    Options, arrays and names are copied before return. Tensors are borrowed until the call returns (host) or
+ *             until the stream has passed the call (device). Output tensors may not overlap inputs or each other.
+ *   Units     Lengths are tokens, sizes bytes (_bytes), times nanoseconds (_ns), strides elements.
+ *   Streams   `stream` is a CUDA stream as void *, for tensors in device memory; NULL for tensors in host memory. With host
+ *             tensors a call has finished when it returns. No call with a `stream` parameter blocks the host on a device.
+ *   Version   Introduced in 0.1 unless said otherwise.
+ */
+#ifndef TANDEM_TANDEM_H_
+#define TANDEM_TANDEM_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define TANDEM_API
+#else
+#define TANDEM_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- version ---------------------------------------------------------------------------------------------------- */
+
+#define TANDEM_VERSION_MAJOR 0
+#define TANDEM_VERSION_MINOR 1
+#define TANDEM_VERSION_PATCH 0
+
+/* Version of the loaded library: major << 16 | minor << 8 | patch. */
+TANDEM_API uint32_t tandem_version(void);
+
+/* Hash over size and member offsets of every public struct as of minor version `minor` of this major version; 0 when the
+ * library does not know that minor. A binding compares it with the value it was generated for. */
+TANDEM_API uint64_t tandem_abi_fingerprint(uint32_t minor);
+
+/* ---- status and error ------------------------------------------------------------------------------------------- */
+
+#define TANDEM_OK 0
+#define TANDEM_ERROR_INVALID_ARGUMENT -1 /* a value is out of range, NULL, misaligned, overlapping, or inconsistent */
+#define TANDEM_ERROR_INVALID_HANDLE -2   /* not a live handle of this kind: NULL, released, or foreign */
+#define TANDEM_ERROR_INVALID_STATE -3    /* the object cannot do this now (open step, uneven layers, child after fork) */
+#define TANDEM_ERROR_UNSUPPORTED -4      /* a valid request that this build or machine has no implementation for */
+#define TANDEM_ERROR_OUT_OF_MEMORY -5    /* the operating system or the caller's allocator refused memory */
+#define TANDEM_ERROR_CAPACITY -6         /* a cap or a declared maximum would be exceeded */
+#define TANDEM_ERROR_BUSY -7             /* another session has the sequence in flight */
+#define TANDEM_ERROR_NOT_FOUND -8        /* no such sequence, policy, instruction set or backend */
+#define TANDEM_ERROR_CANCELLED -9        /* the caller's callback asked to stop */
+#define TANDEM_ERROR_TIMEOUT -10         /* the given time has passed */
+#define TANDEM_ERROR_DEVICE_LOST -11     /* the device failed for good; the host store is complete */
+#define TANDEM_ERROR_BACKEND -12         /* a requested backend module could not be used */
+#define TANDEM_ERROR_IO -13              /* a file operation failed */
+#define TANDEM_ERROR_CORRUPT -14         /* a file or a buffer is not what it claims to be */
+#define TANDEM_ERROR_SYSTEM -15          /* the operating system refused something other than memory */
+#define TANDEM_ERROR_INTERNAL -16        /* a bug in Tandem */
+
+typedef struct tandem_error tandem_error;
+
+/* Constant names and texts: "TANDEM_ERROR_BUSY"; "unknown status" for values this version does not know. */
+TANDEM_API const char *tandem_status_name(int32_t status);
+/* One line naming field and value, e.g. "tandem_cache_create: k_type = 99 is not a storage type". Valid until release;
+ * "" for NULL. */
+TANDEM_API const char *tandem_error_message(const tandem_error *error);
+/* The field that was refused, "" where none applies. Valid until release. */
+TANDEM_API const char *tandem_error_field(const tandem_error *error);
+/* The status the failing call returned; TANDEM_OK for NULL. */
+TANDEM_API int32_t tandem_error_status(const tandem_error *error);
+/* errno, CUDA result or other code of the layer below; 0 where none applies. */
+TANDEM_API int64_t tandem_error_underlying(const tandem_error *error);
+/* Accepts NULL. */
+TANDEM_API void tandem_error_release(tandem_error *error);
+
+/* ---- tensor ----------------------------------------------------------------------------------------------------- */
+
+/* Element types of tensors and storage types of caches. */
+#define TANDEM_F32 1
+#define TANDEM_F16 2
+#define TANDEM_BF16 3
+
+#define TANDEM_DEVICE_HOST 0
+#define TANDEM_DEVICE_CUDA 1
+
+/* A strided view that owns nothing. The last dimension is contiguous (its stride is 1), other strides are positive and
+ * at least what the inner dimensions need; data is aligned to its element type. Dimensions of length 0 are allowed. */
+typedef struct tandem_tensor {
+  uint32_t struct_size;
+  int32_t dtype;        /* TANDEM_F32, ... */
+  int32_t device_type;  /* TANDEM_DEVICE_HOST, ... */
+  int32_t device_index; /* 0 for the host */
+  void *data;           /* never written through for inputs */
+  int32_t n_dims;       /* 1 to 4 */
+  int32_t reserved;
+  int64_t shape[4];  /* elements */
+  int64_t stride[4]; /* elements */
+} tandem_tensor;
+
+/* Fills *tensor as a contiguous host tensor of n_dims dimensions. shape: [n_dims]. */
+TANDEM_API int32_t tandem_tensor_init(tandem_tensor *tensor, int32_t dtype, void *data, int32_t n_dims, const int64_t *shape,
+                                      tandem_error **error);
+
+/* ---- engine ----------------------------------------------------------------------------------------------------- */
+
+typedef struct tandem_engine tandem_engine;
+
+#define TANDEM_LOG_ERROR 1
+#define TANDEM_LOG_WARNING 2
+#define TANDEM_LOG_INFO 3
+
+/* Called from any thread of the library; must not call back into it. */
+typedef void (*tandem_log_fn)(int32_t level, const char *message, void *user);
+/* Returns `bytes` bytes aligned to `alignment` (a power of two), or NULL. */
+typedef void *(*tandem_alloc_fn)(size_t bytes, size_t alignment, void *user);
+typedef void (*tandem_free_fn)(void *data, size_t bytes, void *user);
+
+typedef struct tandem_engine_options {
+  uint32_t struct_size;
+  int32_t n_threads;         /* CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide */
+  const char *cpu_isa;       /* "avx3_dl", "avx3", "avx2", "sse4", ...: exactly this one; NULL: $TANDEM_CPU_ISA, else the best */
+  const char *backend;       /* device backend, must load; NULL: none, the CPU does every part */
+  const char *backend_path;  /* file of that backend; NULL: the search order of README.md */
+  tandem_alloc_fn alloc;     /* host memory of caches and sessions; NULL: huge-page-friendly mappings */
+  tandem_free_fn free;       /* given with alloc */
+  void *alloc_user;
+  tandem_log_fn log;         /* NULL: silent */
+  void *log_user;
+  int64_t spin_ns;           /* how long idle workers spin before they sleep; -1: default (50 us); 0: never */
+  int32_t pin_threads;       /* -1: default (1): bind each worker to a core; 0: leave to the system */
+  int32_t reserved;
+} tandem_engine_options;
+#define TANDEM_ENGINE_OPTIONS_INIT \
+  { sizeof(tandem_engine_options), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, -1, 0 }
+TANDEM_API void tandem_engine_options_init(tandem_engine_options *options);
+
+/* Starts the CPU pool and loads the device backend if one is named. options may be NULL. Starts threads; allocates.
+ * Errors: NOT_FOUND (cpu_isa unknown or not on this processor), BACKEND (every path tried, with its reason), SYSTEM
+ * (a thread could not be started), OUT_OF_MEMORY. */
+TANDEM_API int32_t tandem_engine_create(tandem_engine **engine, const tandem_engine_options *options, tandem_error **error);
+/* Gives up the caller's reference; caches and sessions keep the engine alive. Accepts NULL, never fails or blocks on a
+ * device. A released handle is refused by later calls. */
+TANDEM_API void tandem_engine_release(tandem_engine *engine);
+/* Waits until background work and everything in flight has finished. timeout_ns < 0: for ever. Errors: TIMEOUT. */
+TANDEM_API int32_t tandem_engine_drain(tandem_engine *engine, int64_t timeout_ns, tandem_error **error);
+/* Topology, workers, instruction set, backends (with the reason for each refusal) as JSON. Writes at most buffer_bytes
+ * bytes, always 0-terminated when buffer_bytes > 0; *needed_bytes (may be NULL) gets the full size with the 0. */
+TANDEM_API int32_t tandem_engine_report(char *buffer, size_t buffer_bytes, size_t *needed_bytes, const tandem_engine *engine,
+                                        tandem_error **error);
+
+/* ---- model ------------------------------------------------------------------------------------------------------ */
+
+typedef struct tandem_model tandem_model;
+
+#define TANDEM_ROPE_CALLER 0      /* keys and queries arrive as they are to be used */
+#define TANDEM_ROPE_HALVES 1      /* rotated by the library at attend time: dim i pairs with i + rope_dims / 2 */
+#define TANDEM_ROPE_INTERLEAVED 2 /* likewise: dim 2 i pairs with 2 i + 1 */
+
+/* Geometry of one layer. logit(q, k) = cap(sm_scale * q.k), cap(x) = soft_cap * tanh(x / soft_cap) where soft_cap > 0.
+ * With library RoPE the angle of pair i at position p is (p / rope_position_scale) * f_i, f_i = rope_inv_freq[i] or
+ * rope_theta^(-2 i / rope_dims), and rotated vectors are multiplied by rope_attn_factor. */
+typedef struct tandem_layer_options {
+  uint32_t struct_size;
+  int32_t n_q_heads;             /* a multiple of n_kv_heads */
+  int32_t n_kv_heads;            /* = n_q_heads: MHA; 1: MQA */
+  int32_t k_head_dim;            /* 64, 80, 96, 112, 128, 192, 256 */
+  int32_t v_head_dim;            /* likewise; 0: k_head_dim */
+  int32_t v_aliases_k;           /* 1: V is the first v_head_dim dims of K, stored and read once */
+  float sm_scale;                /* 0: 1 / sqrt(k_head_dim) */
+  float soft_cap;                /* 0: off */
+  int64_t sliding_window_tokens; /* 0: off; else a query at position p sees keys at positions > p - this */
+  const float *sinks;            /* [n_q_heads] learned sink logits, merged once as the state (0, logit); NULL: none */
+  int32_t rope;                  /* TANDEM_ROPE_* */
+  int32_t rope_dims;             /* rotated leading dims, even; 0: k_head_dim */
+  double rope_theta;             /* 0: 10000 */
+  double rope_position_scale;    /* 0: 1 */
+  const float *rope_inv_freq;    /* [rope_dims / 2]; NULL: from rope_theta */
+  double rope_attn_factor;       /* 0: 1 */
+} tandem_layer_options;
+#define TANDEM_LAYER_OPTIONS_INIT \
+  { sizeof(tandem_layer_options), 0, 0, 0, 0, 0, 0.0f, 0.0f, 0, NULL, 0, 0, 0.0, 0.0, NULL, 0.0 }
+TANDEM_API void tandem_layer_options_init(tandem_layer_options *options);
+
+/* layers: [n_layers], each with its own struct_size (all equal). Errors: INVALID_ARGUMENT (the layer and member),
+ * UNSUPPORTED (a head_dim or combination without kernels, with the reason). */
+TANDEM_API int32_t tandem_model_create(tandem_model **model, const tandem_layer_options *layers, int32_t n_layers,
+                                       tandem_error **error);
+TANDEM_API void tandem_model_release(tandem_model *model);
+
+/* ---- cache and its sequences ------------------------------------------------------------------------------------ */
+
+typedef struct tandem_cache tandem_cache;
+
+typedef struct tandem_cache_options {
+  uint32_t struct_size;
+  int32_t k_type;                /* storage type of keys; 0: TANDEM_BF16 */
+  int32_t v_type;                /* storage type of values; 0: k_type */
+  int32_t page_tokens;           /* tokens per page, a power of two from 16 to 4096; 0: 128 */
+  int64_t host_cap_bytes;        /* hard cap on pages, MAW and selections in host memory (not on work space); 0: none */
+  int64_t device_cap_bytes;      /* the same for device memory; 0: none */
+  const int32_t *layer_k_types;  /* [n_layers] or NULL: overrides k_type per layer */
+  const int32_t *layer_v_types;  /* [n_layers] or NULL: overrides v_type per layer */
+} tandem_cache_options;
+#define TANDEM_CACHE_OPTIONS_INIT \
+  { sizeof(tandem_cache_options), 0, 0, 0, 0, 0, NULL, NULL }
+TANDEM_API void tandem_cache_options_init(tandem_cache_options *options);
+
+/* An empty cache; memory is taken as sequences grow. Errors: UNSUPPORTED (storage type), CAPACITY, OUT_OF_MEMORY. */
+TANDEM_API int32_t tandem_cache_create(tandem_cache **cache, tandem_engine *engine, const tandem_model *model,
+                                       const tandem_cache_options *options, tandem_error **error);
+TANDEM_API void tandem_cache_release(tandem_cache *cache);
+
+/* Sequences are named by ids that a cache never uses twice. The functions below return NOT_FOUND for an unknown or dropped
+ * id, BUSY while a session has the sequence in flight, and INVALID_STATE where a sequence must be even (every layer of
+ * the same length) and is not, naming the layer. A sequence's session state (MAW, selections, window) follows each
+ * change; a fork gets a copy of it in every session. */
+
+/* A new, empty sequence. Errors: OUT_OF_MEMORY. */
+TANDEM_API int32_t tandem_sequence_create(int64_t *sequence, tandem_cache *cache, tandem_error **error);
+/* *fork gets the same tokens; pages are shared and copied when one side writes. Even sequences only. */
+TANDEM_API int32_t tandem_sequence_fork(int64_t *fork, tandem_cache *cache, int64_t sequence, tandem_error **error);
+/* Frees the pages that nobody else holds. */
+TANDEM_API int32_t tandem_sequence_drop(tandem_cache *cache, int64_t sequence, tandem_error **error);
+/* Takes pages, and session state of every attached session, for n_tokens more tokens in every layer: until these are
+ * used up, or given back by a truncation, an append cannot fail for memory. Errors: CAPACITY, OUT_OF_MEMORY. */
+TANDEM_API int32_t tandem_sequence_reserve(tandem_cache *cache, int64_t sequence, int64_t n_tokens, tandem_error **error);
+/* Keeps the first n_tokens tokens of every layer; uneven sequences become even. Speculative tokens are given up. */
+TANDEM_API int32_t tandem_sequence_truncate(tandem_cache *cache, int64_t sequence, int64_t n_tokens, tandem_error **error);
+/* Removes tokens [first, first + n_tokens). shift_positions = 1 moves the positions of later tokens down by n_tokens; 0
+ * keeps them. Errors: UNSUPPORTED (shift with caller-rotated keys in a layer: they carry their position). */
+TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence, int64_t first, int64_t n_tokens,
+                                          int32_t shift_positions, tandem_error **error);
+/* Appends k: [n_tokens, n_kv_heads, k_head_dim] and v: [n_tokens, n_kv_heads, v_head_dim] (f32, f16, bf16; v NULL where it
+ * aliases k) to one layer without attending; rounded once to the storage type, to nearest even. Errors: CAPACITY. */
+TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
+                                          const tandem_tensor *v, void *stream, tandem_error **error);
+/* Reads tokens [first, first + shape[0]) of one layer back, as stored; k and v as in append, either may be NULL. */
+TANDEM_API int32_t tandem_sequence_read(const tandem_tensor *k, const tandem_tensor *v, const tandem_cache *cache,
+                                        int64_t sequence, int32_t layer_idx, int64_t first, tandem_error **error);
+/* Committed tokens of one layer. */
+TANDEM_API int32_t tandem_sequence_length(int64_t *n_tokens, const tandem_cache *cache, int64_t sequence, int32_t layer_idx,
+                                          tandem_error **error);
+/* Hash of lengths, positions and stored bytes of every layer: equal for equal content, wherever its pages are. */
+TANDEM_API int32_t tandem_sequence_digest(uint64_t *digest, const tandem_cache *cache, int64_t sequence, tandem_error **error);
+
+/* ---- session ---------------------------------------------------------------------------------------------------- */
+
+typedef struct tandem_session tandem_session;
+
+#define TANDEM_GROUP_UNION 0 /* a KV head keeps what any of its query heads keeps */
+#define TANDEM_GROUP_MEAN 1  /* a KV head keeps what the mean MAW of its query heads keeps */
+#define TANDEM_EVICT_BY_WINDOW 0 /* at eviction: keep when maw > beta / window_tokens */
+#define TANDEM_EVICT_BY_HOST 1   /* at eviction: keep when maw > beta / host tokens */
+
+/* Policies: "all" attends every key (exact); "streaming" the first sink_tokens and the last window_tokens; "hgca" these
+ * and, of the rest, what each head's moving average of attention weights (MAW) calls salient (HGCA, section 3): after a
+ * query with weights w, maw += alpha * (w - maw). An append of several tokens attends everything and re-evaluates every
+ * token outside the window: kept when maw > beta / (tokens outside, sinks not counted). Outputs are never rescaled. The
+ * window gives up tokens in blocks of an eighth of its length, at most a page, so that the newest window_tokens are always
+ * inside. A key with a MAW above 0.01 also keeps the halo_tokens keys after it (not in the paper: heads that copy a passage
+ * attend its next key at the next step). Layers with a sliding window bound their own cost: "hgca" attends all of it,
+ * "streaming" has no sinks there. */
+typedef struct tandem_session_options {
+  uint32_t struct_size;
+  int32_t reserved;
+  const char *policy;     /* NULL: "all" */
+  int64_t window_tokens;  /* newest tokens, always attended, resident on the device; -1: 4096; 0: none */
+  int64_t sink_tokens;    /* first tokens, always attended; -1: 64; 0: none */
+  float alpha;            /* MAW factor in (0, 1]; 0: 0.3 */
+  float beta;             /* MAW threshold factor, >= 0; -1: 1 */
+  int32_t group_mode;     /* TANDEM_GROUP_* */
+  int32_t evict_by;       /* TANDEM_EVICT_BY_* */
+  int64_t halo_tokens;    /* keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone */
+} tandem_session_options;
+#define TANDEM_SESSION_OPTIONS_INIT \
+  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1 }
+TANDEM_API void tandem_session_options_init(tandem_session_options *options);
+
+/* Several sessions may read one cache. Errors: NOT_FOUND (policy), UNSUPPORTED (policy and model), CAPACITY. */
+TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
+                                         tandem_error **error);
+TANDEM_API void tandem_session_release(tandem_session *session);
+
+/* ---- attend ----------------------------------------------------------------------------------------------------- */
+
+#define TANDEM_ATTEND_SPECULATIVE 1u /* the appended tokens are a guess: kept apart until tandem_session_commit() */
+#define TANDEM_ATTEND_PARTIAL 2u     /* a chunk of a longer append: no re-evaluation yet, the last chunk does it */
+
+/* One layer, several sequences. Tokens of all sequences stand one after another in q, k, v and o:
+ *   q [n_tokens, n_q_heads, k_head_dim]    k [n_tokens, n_kv_heads, k_head_dim]    v [n_tokens, n_kv_heads, v_head_dim]
+ *   o [n_tokens, n_q_heads, v_head_dim]    lse [n_tokens, n_q_heads], f32 or NULL  with n_tokens = sum of q_lens
+ * k and v NULL: nothing is appended and the queries are the last q_len tokens already there. Types f32, f16, bf16, each
+ * tensor its own. Queries see keys up to their own token (causal at the end of the sequence). parent_idx [n_tokens] makes
+ * the appended tokens a tree: a token sees the tokens before the call and its own ancestors; parent_idx counts within the
+ * token's sequence in this call, is smaller than the token's own index, and -1 for a child of the last token before. */
+typedef struct tandem_attend_args {
+  uint32_t struct_size;
+  uint32_t flags;             /* TANDEM_ATTEND_* */
+  int32_t layer_idx;
+  int32_t n_sequences;
+  const int64_t *sequences;   /* [n_sequences], each once */
+  const int64_t *q_lens;      /* [n_sequences], >= 0 */
+  const tandem_tensor *q;
+  const tandem_tensor *k;
+  const tandem_tensor *v;
+  const tandem_tensor *o;     /* written */
+  const tandem_tensor *lse;   /* written; NULL: not wanted */
+  const int32_t *parent_idx;  /* [n_tokens] or NULL; with TANDEM_ATTEND_SPECULATIVE only */
+  void *stream;
+} tandem_attend_args;
+#define TANDEM_ATTEND_ARGS_INIT \
+  { sizeof(tandem_attend_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
+
+/* Appends k and v, then o = softmax(logits) V over the keys that the policy selects, and its lse. Logits, sums and lse in
+ * f32. NaN or Inf in q, k or v reaches the rows that see it (as NaN; Inf in v may stay Inf, a logit of -inf may count as no
+ * key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads K and V once per KV head. Device tensors: stream-ordered, may be captured in a CUDA graph inside a
+ * step. Allocates only when a length is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY, OUT_OF_MEMORY,
+ * UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). On any error no layer has
+ * grown and o is untouched. */
+TANDEM_API int32_t tandem_attend(tandem_session *session, const tandem_attend_args *args, tandem_error **error);
+
+/* Ends speculation in one sequence: of its speculative tokens those at kept_idx [n_kept] (ascending; a chain in the tree,
+ * starting below the last token before) stay, in this order, the others go, in every layer. MAW and selections become
+ * what appending only these would have given. n_kept = 0 gives all up. Errors: INVALID_STATE (nothing speculative, or
+ * layers uneven), INVALID_ARGUMENT (not a chain). */
+TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequence, const int64_t *kept_idx, int64_t n_kept,
+                                         tandem_error **error);
+
+/* Opens a step: q_lens[i] tokens will be appended to sequences[i] in every layer, by attend calls or by a graph replay.
+ * Reserves everything that needs memory, marks the sequences in flight, wakes the pool. Not captured. Errors: as
+ * tandem_sequence_reserve(); INVALID_STATE (a step is open). */
+TANDEM_API int32_t tandem_step_begin(tandem_session *session, const int64_t *sequences, const int64_t *q_lens,
+                                     int32_t n_sequences, void *stream, tandem_error **error);
+/* Closes the step and lets the pool sleep. Where a layer got fewer tokens than declared, every sequence of the step goes
+ * back to its length at tandem_step_begin() and the call returns INVALID_STATE naming the layer. */
+TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem_error **error);
+
+/* ---- merge ------------------------------------------------------------------------------------------------------ */
+
+/* Merges n_states states over disjoint keys (they may come from other machines): m = max lse_i, w_i = exp(lse_i - m),
+ * o = sum w_i o_i / sum w_i, lse = m + log sum w_i. o[i]: [n_tokens, n_heads, head_dim], lse[i]: [n_tokens, n_heads] f32.
+ * lse = -inf is the empty state: its o counts as zero, whatever it holds; all empty gives (0, -inf). NaN is passed on.
+ * o_out and lse_out may be o[0] and lse[0] themselves. Order of summation is the order of the arrays. */
+TANDEM_API int32_t tandem_merge(const tandem_tensor *o_out, const tandem_tensor *lse_out, const tandem_tensor *const *o,
+                                const tandem_tensor *const *lse, int32_t n_states, tandem_engine *engine, void *stream,
+                                tandem_error **error);
+
+/* ---- planning and capabilities ---------------------------------------------------------------------------------- */
+
+/* What a cache with one session will hold. Exact, except that selection_max_bytes is the most that compacted copies of
+ * selected keys can take (all keys outside the window), and what is in use is in the statistics. */
+typedef struct tandem_memory_plan {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t host_kv_bytes;       /* pages of K and V */
+  int64_t host_session_bytes;  /* MAW and selection tables of one session */
+  int64_t selection_max_bytes; /* upper bound */
+  int64_t device_window_bytes; /* window ring; 0 without a device backend */
+  int64_t device_work_bytes;   /* states, flags, staging; 0 without a device backend */
+  int64_t kv_token_bytes;      /* K and V of one token in all layers */
+} tandem_memory_plan;
+#define TANDEM_MEMORY_PLAN_INIT \
+  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0 }
+
+/* Plan for n_sequences sequences of kv_lens [n_sequences] tokens, without allocating anything. cache and session options
+ * may be NULL. Errors: those of the create calls; CAPACITY where a cap is exceeded (*plan is filled in all the same). */
+TANDEM_API int32_t tandem_plan_memory(tandem_memory_plan *plan, const tandem_engine *engine, const tandem_model *model,
+                                      const tandem_cache_options *cache, const tandem_session_options *session,
+                                      const int64_t *kv_lens, int64_t n_sequences, tandem_error **error);
+/* The same as JSON; buffer as in tandem_engine_report(). */
+TANDEM_API int32_t tandem_plan_report(char *buffer, size_t buffer_bytes, size_t *needed_bytes, const tandem_memory_plan *plan,
+                                      tandem_error **error);
+/* TANDEM_OK when an engine can serve such a layer, cache and session (NULL: not asked about), else what the create call
+ * would return, *why saying the reason. */
+TANDEM_API int32_t tandem_supports(const tandem_engine *engine, const tandem_layer_options *layer,
+                                   const tandem_cache_options *cache, const tandem_session_options *session, tandem_error **why);
+/* Names by index from 0, NULL past the end: policies; instruction sets of this build, best first. */
+TANDEM_API const char *tandem_policy_name(int32_t idx);
+TANDEM_API const char *tandem_cpu_isa_name(int32_t idx);
+/* 1 when this processor has that instruction set, else 0 (also for NULL and unknown names). */
+TANDEM_API int32_t tandem_cpu_isa_available(const char *name);
+
+/* ---- statistics and trace --------------------------------------------------------------------------------------- */
+
+typedef struct tandem_cache_stats {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t n_sequences;
+  int64_t n_pages_used;      /* held by at least one sequence */
+  int64_t n_pages_shared;    /* held by more than one */
+  int64_t host_kv_bytes;     /* pages allocated, as in the plan */
+  int64_t host_session_bytes;
+  int64_t selection_bytes;
+  int64_t host_peak_bytes;   /* most ever in use at once: what host_cap_bytes bounds */
+} tandem_cache_stats;
+#define TANDEM_CACHE_STATS_INIT \
+  { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0 }
+TANDEM_API int32_t tandem_cache_get_stats(tandem_cache_stats *stats, const tandem_cache *cache, tandem_error **error);
+
+/* Sums since the session was created. */
+typedef struct tandem_session_stats {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t n_attends;              /* calls */
+  int64_t n_query_tokens;         /* queries, per layer */
+  int64_t resident_kv_bytes_read; /* K and V read by attention inside the window */
+  int64_t host_kv_bytes_read;     /* outside it: sinks, selected or all keys, the union over a query group */
+  int64_t dense_kv_bytes;         /* what policy "all" would have read in the same calls */
+  int64_t evicted_tokens;         /* per layer */
+  int64_t n_refreshes;            /* selections made: at evictions and re-evaluations */
+  int64_t selected_keys;          /* now, over layers, sequences and KV heads */
+  int64_t host_keys;              /* now: what they were selected from, sinks not counted */
+  int64_t attend_ns;
+  int64_t refresh_ns;             /* background */
+  int64_t refresh_wait_ns;        /* attend calls waiting for it */
+} tandem_session_stats;
+#define TANDEM_SESSION_STATS_INIT \
+  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* Waits for refreshes in flight. */
+TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const tandem_session *session, tandem_error **error);
+
+/* The keys that the next decode query of one KV head would attend: token indices, ascending, sinks and window included.
+ * Writes at most `capacity`; *n_kept gets their number. Waits for a refresh in flight. maw (NULL: not wanted) gets, for
+ * query head q_head_idx of the group, the share of each key selected outside window and sinks: they sum to 1 over these
+ * keys; 0 for the others. */
+TANDEM_API int32_t tandem_session_selection(int64_t *token_idx, float *maw, int64_t capacity, int64_t *n_kept,
+                                            tandem_session *session, int64_t sequence, int32_t layer_idx, int32_t kv_head_idx,
+                                            int32_t q_head_idx, tandem_error **error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TANDEM_TANDEM_H_ */

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: MIT
+//
+// tandem.h for C++11 and later, header only: handles that release themselves, errors that throw.
+//
+//   tandem::Engine engine;
+//   tandem::Model model({layer, layer});
+//   tandem::Cache cache(engine, model);
+//   tandem::Session session(cache);
+//   int64_t sequence = cache.create_sequence();
+//   session.attend(args);
+//
+// Every object owns one handle, moves and does not copy; get() gives it to any function of tandem.h. Objects may be
+// destroyed in any order: the handles keep alive what they need.
+#ifndef TANDEM_TANDEM_HPP_
+#define TANDEM_TANDEM_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tandem/tandem.h"
+
+namespace tandem {
+// A namespace of its own inside, so that a program linked with the static library cannot get these inline functions
+// mixed up with classes of the same names in there.
+inline namespace cpp {
+
+// What a failed call says: status() is TANDEM_ERROR_*, field() the member or parameter that was refused ("" for none).
+class Error : public std::exception {
+ public:
+  Error(int32_t status, const tandem_error* error)
+      : status_(status),
+        underlying_(tandem_error_underlying(error)),
+        field_(error != nullptr ? tandem_error_field(error) : ""),
+        message_(error != nullptr ? tandem_error_message(error) : tandem_status_name(status)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+  int32_t status() const noexcept { return status_; }
+  int64_t underlying() const noexcept { return underlying_; }
+  const std::string& field() const noexcept { return field_; }
+  const std::string& message() const noexcept { return message_; }
+
+ private:
+  int32_t status_;
+  int64_t underlying_;
+  std::string field_;
+  std::string message_;
+};
+
+namespace detail {
+
+template <typename T, void (*kRelease)(T*)>
+struct Release {
+  void operator()(T* handle) const noexcept { kRelease(handle); }
+};
+
+// Where a call puts its error object; owns it.
+class Caught {
+ public:
+  Caught() = default;
+  Caught(const Caught&) = delete;
+  Caught& operator=(const Caught&) = delete;
+  ~Caught() { tandem_error_release(error_); }
+  operator tandem_error**() { return &error_; }
+  void check(int32_t status) const {
+    if (status != TANDEM_OK) throw Error(status, error_);
+  }
+
+ private:
+  tandem_error* error_ = nullptr;
+};
+
+// Calls function(args..., error) and throws what it reports.
+template <typename Function, typename... Args>
+void call(Function function, Args... args) {
+  Caught caught;
+  caught.check(function(args..., caught));
+}
+
+// The text of a function that fills a buffer: asked for its size, then for itself.
+template <typename Function, typename Subject>
+std::string report(Function function, Subject subject) {
+  std::size_t bytes = 0;
+  call(function, nullptr, std::size_t{0}, &bytes, subject);
+  std::string text(bytes, '\0');
+  call(function, &text[0], text.size(), &bytes, subject);
+  text.resize(text.find('\0') == std::string::npos ? text.size() : text.find('\0'));
+  return text;
+}
+
+inline int32_t length(std::size_t n) { return static_cast<int32_t>(n); }
+
+}  // namespace detail
+
+// A contiguous view of host memory as a tensor; the memory stays the caller's.
+inline tandem_tensor tensor(int32_t dtype, void* data, std::initializer_list<int64_t> shape) {
+  tandem_tensor view;
+  detail::call(tandem_tensor_init, &view, dtype, data, detail::length(shape.size()), shape.begin());
+  return view;
+}
+inline tandem_tensor tensor(float* data, std::initializer_list<int64_t> shape) { return tensor(TANDEM_F32, data, shape); }
+
+class Engine {
+ public:
+  Engine() : Engine(nullptr) {}
+  explicit Engine(const tandem_engine_options& options) : Engine(&options) {}
+  tandem_engine* get() const { return handle_.get(); }
+  // Waits for background work and everything in flight; throws TANDEM_ERROR_TIMEOUT. Less than 0: for ever.
+  void drain(int64_t timeout_ns = -1) { detail::call(tandem_engine_drain, get(), timeout_ns); }
+  std::string report() const { return detail::report(tandem_engine_report, static_cast<const tandem_engine*>(get())); }
+
+ private:
+  explicit Engine(const tandem_engine_options* options) {
+    tandem_engine* handle = nullptr;
+    detail::call(tandem_engine_create, &handle, options);
+    handle_.reset(handle);
+  }
+  std::unique_ptr<tandem_engine, detail::Release<tandem_engine, tandem_engine_release>> handle_;
+};
+
+class Model {
+ public:
+  explicit Model(const std::vector<tandem_layer_options>& layers) {
+    tandem_model* handle = nullptr;
+    detail::call(tandem_model_create, &handle, layers.data(), detail::length(layers.size()));
+    handle_.reset(handle);
+  }
+  tandem_model* get() const { return handle_.get(); }
+
+ private:
+  std::unique_ptr<tandem_model, detail::Release<tandem_model, tandem_model_release>> handle_;
+};
+
+class Cache {
+ public:
+  Cache(const Engine& engine, const Model& model) : Cache(engine, model, nullptr) {}
+  Cache(const Engine& engine, const Model& model, const tandem_cache_options& options) : Cache(engine, model, &options) {}
+  tandem_cache* get() const { return handle_.get(); }
+
+  int64_t create_sequence() {
+    int64_t sequence = 0;
+    detail::call(tandem_sequence_create, &sequence, get());
+    return sequence;
+  }
+  int64_t fork(int64_t sequence) {
+    int64_t fork = 0;
+    detail::call(tandem_sequence_fork, &fork, get(), sequence);
+    return fork;
+  }
+  void drop(int64_t sequence) { detail::call(tandem_sequence_drop, get(), sequence); }
+  void reserve(int64_t sequence, int64_t n_tokens) { detail::call(tandem_sequence_reserve, get(), sequence, n_tokens); }
+  void truncate(int64_t sequence, int64_t n_tokens) { detail::call(tandem_sequence_truncate, get(), sequence, n_tokens); }
+  void remove(int64_t sequence, int64_t first, int64_t n_tokens, bool shift_positions = false) {
+    detail::call(tandem_sequence_remove, get(), sequence, first, n_tokens, shift_positions ? 1 : 0);
+  }
+  // v may be null where it aliases k.
+  void append(int64_t sequence, int32_t layer_idx, const tandem_tensor* k, const tandem_tensor* v, void* stream = nullptr) {
+    detail::call(tandem_sequence_append, get(), sequence, layer_idx, k, v, stream);
+  }
+  void read(const tandem_tensor* k, const tandem_tensor* v, int64_t sequence, int32_t layer_idx, int64_t first = 0) const {
+    detail::call(tandem_sequence_read, k, v, get(), sequence, layer_idx, first);
+  }
+  int64_t length(int64_t sequence, int32_t layer_idx = 0) const {
+    int64_t n_tokens = 0;
+    detail::call(tandem_sequence_length, &n_tokens, get(), sequence, layer_idx);
+    return n_tokens;
+  }
+  uint64_t digest(int64_t sequence) const {
+    uint64_t digest = 0;
+    detail::call(tandem_sequence_digest, &digest, get(), sequence);
+    return digest;
+  }
+  tandem_cache_stats stats() const {
+    tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+    detail::call(tandem_cache_get_stats, &stats, get());
+    return stats;
+  }
+
+ private:
+  Cache(const Engine& engine, const Model& model, const tandem_cache_options* options) {
+    tandem_cache* handle = nullptr;
+    detail::call(tandem_cache_create, &handle, engine.get(), model.get(), options);
+    handle_.reset(handle);
+  }
+  std::unique_ptr<tandem_cache, detail::Release<tandem_cache, tandem_cache_release>> handle_;
+};
+
+class Session {
+ public:
+  explicit Session(Cache& cache) : Session(cache, nullptr) {}
+  Session(Cache& cache, const tandem_session_options& options) : Session(cache, &options) {}
+  tandem_session* get() const { return handle_.get(); }
+
+  void attend(const tandem_attend_args& args) { detail::call(tandem_attend, get(), &args); }
+  void commit(int64_t sequence, const std::vector<int64_t>& kept_idx) {
+    detail::call(tandem_session_commit, get(), sequence, kept_idx.data(), static_cast<int64_t>(kept_idx.size()));
+  }
+  tandem_session_stats stats() const {
+    tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
+    detail::call(tandem_session_get_stats, &stats, get());
+    return stats;
+  }
+  // Token indices that the next decode query of a KV head would attend.
+  std::vector<int64_t> selection(int64_t sequence, int32_t layer_idx, int32_t kv_head_idx) {
+    std::vector<int64_t> token_idx;
+    int64_t n_kept = 0;
+    do {
+      token_idx.resize(static_cast<std::size_t>(n_kept));
+      detail::call(tandem_session_selection, token_idx.data(), nullptr, static_cast<int64_t>(token_idx.size()), &n_kept,
+                   get(), sequence, layer_idx, kv_head_idx, 0);
+    } while (n_kept > static_cast<int64_t>(token_idx.size()));
+    token_idx.resize(static_cast<std::size_t>(n_kept));
+    return token_idx;
+  }
+
+ private:
+  Session(Cache& cache, const tandem_session_options* options) {
+    tandem_session* handle = nullptr;
+    detail::call(tandem_session_create, &handle, cache.get(), options);
+    handle_.reset(handle);
+  }
+  std::unique_ptr<tandem_session, detail::Release<tandem_session, tandem_session_release>> handle_;
+};
+
+// A step of a session: begun here, ended by end(), which reports what went wrong, or by the destructor, which does not.
+class Step {
+ public:
+  Step(Session& session, const std::vector<int64_t>& sequences, const std::vector<int64_t>& q_lens, void* stream = nullptr)
+      : session_(session.get()), stream_(stream) {
+    if (sequences.size() != q_lens.size()) throw Error(TANDEM_ERROR_INVALID_ARGUMENT, nullptr);
+    detail::call(tandem_step_begin, session_, sequences.data(), q_lens.data(), detail::length(sequences.size()), stream_);
+  }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  ~Step() {
+    if (session_ != nullptr) tandem_step_end(session_, stream_, nullptr);
+  }
+  void end() {
+    tandem_session* session = session_;
+    session_ = nullptr;
+    detail::call(tandem_step_end, session, stream_);
+  }
+
+ private:
+  tandem_session* session_;
+  void* stream_;
+};
+
+// Merges states over disjoint keys: tandem_merge().
+inline void merge(const tandem_tensor& o_out, const tandem_tensor& lse_out, const std::vector<const tandem_tensor*>& o,
+                  const std::vector<const tandem_tensor*>& lse, const Engine& engine, void* stream = nullptr) {
+  if (o.size() != lse.size()) throw Error(TANDEM_ERROR_INVALID_ARGUMENT, nullptr);
+  detail::call(tandem_merge, &o_out, &lse_out, o.data(), lse.data(), detail::length(o.size()), engine.get(), stream);
+}
+
+}  // namespace cpp
+}  // namespace tandem
+
+#endif  // TANDEM_TANDEM_HPP_

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+// Entry point: attend. Everything that can be said about its arguments without looking at a sequence is said here.
+#include "lib/api_session.h"
+#include "lib/options.h"
+#include "lib/tensor.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
+
+struct AttendRequest {
+  tandem_attend_args args;
+  const Layer* layer = nullptr;
+  int64_t n_tokens = 0;
+  bool has_k = false, has_v = false, has_lse = false;
+  CheckedTensor q, k, v, o, lse;
+  TensorView k_view, v_view;
+};
+
+Status check_flags(const AttendRequest& call) {
+  const tandem_attend_args& args = call.args;
+  constexpr uint32_t kKnown = TANDEM_ATTEND_SPECULATIVE | TANDEM_ATTEND_PARTIAL;
+  if ((args.flags & ~kKnown) != 0) return fail(kInvalid, "flags", "flags = 0x%x has unknown bits", args.flags);
+  const bool speculative = (args.flags & TANDEM_ATTEND_SPECULATIVE) != 0;
+  if (speculative && args.k == nullptr)
+    return fail(kInvalid, "k", "k = NULL with TANDEM_ATTEND_SPECULATIVE: there is nothing to append");
+  if (args.parent_idx != nullptr && !speculative)
+    return fail(kInvalid, "parent_idx", "parent_idx = %p without TANDEM_ATTEND_SPECULATIVE",
+                static_cast<const void*>(args.parent_idx));
+  if (call.layer->v_aliases_k && args.v != nullptr)
+    return fail(kInvalid, "v", "v = %p, must be NULL: V aliases K in this layer", static_cast<const void*>(args.v));
+  if (!call.layer->v_aliases_k && (args.k == nullptr) != (args.v == nullptr)) {
+    const char* missing = args.k == nullptr ? "k" : "v";
+    return fail(kInvalid, missing, "%s = NULL: k and v are given together", missing);
+  }
+  return require_host_stream(args.stream);
+}
+
+Status check_tensors(AttendRequest* call) {
+  const tandem_attend_args& args = call->args;
+  const Layer& l = *call->layer;
+  TANDEM_TRY(check_tensor(
+      args.q, {"q", 3, {{"n_tokens", kAnyLength}, {"n_q_heads", l.n_q_heads}, {"k_head_dim", l.k_head_dim}}}, &call->q));
+  const int64_t n = call->n_tokens = call->q.length(0);
+  if (n > kMaxTokens / l.group_size)  // rows of one KV head
+    return fail(TANDEM_ERROR_CAPACITY, "q.shape[0]", "q.shape[0] = %lld is more than one call can attend (%lld)",
+                static_cast<long long>(n), static_cast<long long>(kMaxTokens / l.group_size));
+  if ((call->has_k = args.k != nullptr)) {
+    TANDEM_TRY(check_tensor(args.k, {"k", 3, {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"k_head_dim", l.k_head_dim}}},
+                            &call->k));
+    call->k_view = view_of(call->k);
+  }
+  if ((call->has_v = args.v != nullptr)) {
+    TANDEM_TRY(check_tensor(args.v, {"v", 3, {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"v_head_dim", l.v_head_dim}}},
+                            &call->v));
+    call->v_view = view_of(call->v);
+  }
+  TANDEM_TRY(
+      check_tensor(args.o, {"o", 3, {{"n_tokens", n}, {"n_q_heads", l.n_q_heads}, {"v_head_dim", l.v_head_dim}}}, &call->o));
+  if ((call->has_lse = args.lse != nullptr))
+    TANDEM_TRY(check_tensor(args.lse, {"lse", 2, {{"n_tokens", n}, {"n_q_heads", l.n_q_heads}}, true}, &call->lse));
+  return {};
+}
+
+Status check_lengths(const AttendRequest& call) {
+  int64_t sum = 0;  // below 2^62: both factors are below 2^31
+  for (int32_t i = 0; i < call.args.n_sequences; ++i) sum += call.args.q_lens[i];
+  if (sum == call.n_tokens) return {};
+  return fail(kInvalid, "q.shape[0]", "q.shape[0] = %lld, must be the sum of q_lens = %lld",
+              static_cast<long long>(call.n_tokens), static_cast<long long>(sum));
+}
+
+Status check_parents(const AttendRequest& call) {
+  const int32_t* parent = call.args.parent_idx;
+  if (parent == nullptr) return {};
+  int64_t token = 0;
+  for (int32_t i = 0; i < call.args.n_sequences; ++i) {
+    for (int64_t own = 0; own < call.args.q_lens[i]; ++own, ++token) {
+      if (parent[token] >= -1 && parent[token] < own) continue;
+      const std::string field = "parent_idx[" + std::to_string(token) + "]";
+      return fail(kInvalid, field.c_str(), "%s = %d is not from -1 to below %lld, its own index in sequence %lld",
+                  field.c_str(), parent[token], static_cast<long long>(own), static_cast<long long>(call.args.sequences[i]));
+    }
+  }
+  return {};
+}
+
+Status check_output(const AttendRequest& call, const CheckedTensor& output) {
+  TANDEM_TRY(check_disjoint(output, call.q));
+  if (call.has_k) TANDEM_TRY(check_disjoint(output, call.k));
+  if (call.has_v) TANDEM_TRY(check_disjoint(output, call.v));
+  const tandem_attend_args& args = call.args;
+  TANDEM_TRY(check_disjoint(output, array_footprint(args.sequences, args.n_sequences, sizeof(int64_t)), "sequences"));
+  TANDEM_TRY(check_disjoint(output, array_footprint(args.q_lens, args.n_sequences, sizeof(int64_t)), "q_lens"));
+  return check_disjoint(output, array_footprint(args.parent_idx, call.n_tokens, sizeof(int32_t)), "parent_idx");
+}
+
+AttendArgs core_args(const AttendRequest& call) {
+  AttendArgs out;
+  out.layer_idx = call.args.layer_idx;
+  out.speculative = (call.args.flags & TANDEM_ATTEND_SPECULATIVE) != 0;
+  out.partial = (call.args.flags & TANDEM_ATTEND_PARTIAL) != 0;
+  out.n_sequences = call.args.n_sequences;
+  out.sequences = call.args.sequences;
+  out.q_lens = call.args.q_lens;
+  out.parent_idx = call.args.parent_idx;
+  out.q = view_of(call.q);
+  out.o = view_of(call.o);
+  out.k = call.has_k ? &call.k_view : nullptr;
+  out.v = call.has_v ? &call.v_view : nullptr;
+  if (call.has_lse) {
+    out.lse = static_cast<float*>(call.lse.tensor.data);
+    out.lse_token_stride = call.lse.tensor.stride[0];
+    out.lse_head_stride = call.lse.tensor.stride[1];
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace tandem
+
+using namespace tandem;
+
+int32_t tandem_attend(tandem_session* session, const tandem_attend_args* args, tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    SessionCall session_call;
+    TANDEM_TRY(session_call.begin(session));
+    TANDEM_TRY(require(args, "args"));
+    AttendRequest call;
+    TANDEM_TRY(copy_in(args, "", &call.args));
+    const std::vector<Layer>& layers = session_call->cache().layers();
+    TANDEM_TRY(require_range("layer_idx", call.args.layer_idx, 0, static_cast<int64_t>(layers.size()) - 1));
+    call.layer = &layers[static_cast<size_t>(call.args.layer_idx)];
+    TANDEM_TRY(check_sequences(call.args.sequences, call.args.q_lens, call.args.n_sequences, session_call.sorted()));
+    TANDEM_TRY(check_flags(call));
+    if (call.args.n_sequences == 0 && call.args.q == nullptr && call.args.o == nullptr) return {};
+    TANDEM_TRY(check_tensors(&call));
+    TANDEM_TRY(check_lengths(call));
+    TANDEM_TRY(check_parents(call));
+    TANDEM_TRY(check_output(call, call.o));
+    if (call.has_lse) {
+      TANDEM_TRY(check_output(call, call.lse));
+      TANDEM_TRY(check_disjoint(call.o, call.lse));
+    }
+    if (call.args.n_sequences == 0) return {};
+    return session_call->attend(core_args(call));
+  });
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+// Entry points: memory plan and capabilities.
+#include <cstdio>
+
+#include "lib/api.h"
+#include "lib/cache.h"
+#include "lib/options.h"
+#include "lib/plan.h"
+#include "lib/session.h"
+
+namespace tandem {
+namespace {
+
+// A layer that every build can serve, where the caller asks about cache and session alone.
+tandem_layer_options plain_layer() {
+  tandem_layer_options layer = AbiStruct<tandem_layer_options>::defaults();
+  layer.n_q_heads = layer.n_kv_heads = 1;
+  layer.k_head_dim = 64;
+  return layer;
+}
+
+Status check_kv_lens(const int64_t* kv_lens, int64_t n_sequences) {
+  TANDEM_TRY(require_range("n_sequences", n_sequences, 0, INT32_MAX));
+  if (n_sequences > 0) TANDEM_TRY(require(kv_lens, "kv_lens"));
+  for (int64_t i = 0; i < n_sequences; ++i) {
+    if (kv_lens[i] >= 0 && kv_lens[i] <= kMaxTokens) continue;
+    const std::string field = "kv_lens[" + std::to_string(i) + "]";
+    return require_range(field.c_str(), kv_lens[i], 0, kMaxTokens);
+  }
+  return {};
+}
+
+std::string plan_json(const tandem_memory_plan& plan) {
+  char text[512];
+  std::snprintf(text, sizeof text,
+                "{\"host_kv_bytes\":%lld,\"host_session_bytes\":%lld,\"selection_max_bytes\":%lld,"
+                "\"device_window_bytes\":%lld,\"device_work_bytes\":%lld,\"kv_token_bytes\":%lld}",
+                static_cast<long long>(plan.host_kv_bytes), static_cast<long long>(plan.host_session_bytes),
+                static_cast<long long>(plan.selection_max_bytes), static_cast<long long>(plan.device_window_bytes),
+                static_cast<long long>(plan.device_work_bytes), static_cast<long long>(plan.kv_token_bytes));
+  return text;
+}
+
+}  // namespace
+}  // namespace tandem
+
+using namespace tandem;
+
+int32_t tandem_plan_memory(tandem_memory_plan* plan, const tandem_engine* engine, const tandem_model* model,
+                           const tandem_cache_options* cache, const tandem_session_options* session, const int64_t* kv_lens,
+                           int64_t n_sequences, tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    TANDEM_TRY(check_out(plan, "plan"));
+    std::shared_ptr<Engine> engine_object;
+    std::shared_ptr<const Model> model_object;
+    TANDEM_TRY(resolve(engine, "engine", &engine_object));
+    TANDEM_TRY(resolve(model, "model", &model_object));
+    tandem_cache_options cache_copy;
+    tandem_session_options session_copy;
+    TANDEM_TRY(copy_in_or_default(cache, "cache.", &cache_copy));
+    TANDEM_TRY(copy_in_or_default(session, "session.", &session_copy));
+    TANDEM_TRY(check_session_options(session_copy));
+    TANDEM_TRY(check_kv_lens(kv_lens, n_sequences));
+    tandem_memory_plan known = AbiStruct<tandem_memory_plan>::defaults();
+    Status status = plan_memory(model_object->layers(), cache_copy, &session_copy, kv_lens, n_sequences, &known);
+    if (status.ok() || status.code() == TANDEM_ERROR_CAPACITY) copy_out(known, plan);
+    return status;
+  });
+}
+
+int32_t tandem_plan_report(char* buffer, size_t buffer_bytes, size_t* needed_bytes, const tandem_memory_plan* plan,
+                           tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    TANDEM_TRY(check_out(plan, "plan"));
+    TANDEM_TRY(check_text_buffer(buffer, buffer_bytes));
+    tandem_memory_plan known;
+    TANDEM_TRY(copy_in(plan, "", &known));
+    write_text(plan_json(known), buffer, buffer_bytes, needed_bytes);
+    return {};
+  });
+}
+
+// Asks the create calls themselves; nothing that a cache or session holds is allocated before a sequence grows.
+int32_t tandem_supports(const tandem_engine* engine, const tandem_layer_options* layer, const tandem_cache_options* cache,
+                        const tandem_session_options* session, tandem_error** why) {
+  return guarded(__func__, why, [&]() -> Status {
+    std::shared_ptr<Engine> engine_object;
+    TANDEM_TRY(resolve(engine, "engine", &engine_object));
+    tandem_layer_options layer_copy = plain_layer();
+    tandem_cache_options cache_copy;
+    tandem_session_options session_copy;
+    if (layer != nullptr) TANDEM_TRY(copy_in(layer, "layer.", &layer_copy));
+    TANDEM_TRY(copy_in_or_default(cache, "cache.", &cache_copy));
+    TANDEM_TRY(copy_in_or_default(session, "session.", &session_copy));
+    TANDEM_TRY(check_layer(layer_copy, -1));
+    TANDEM_TRY(check_session_options(session_copy).in("session"));
+    std::shared_ptr<const Model> model_object;
+    std::shared_ptr<Cache> cache_object;
+    std::unique_ptr<Session> session_object;
+    TANDEM_TRY(Model::create({layer_copy}, &model_object));
+    TANDEM_TRY(Cache::create(std::move(engine_object), std::move(model_object), cache_copy, &cache_object).in("cache"));
+    return Session::create(std::move(cache_object), session_copy, &session_object).in("session");
+  });
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: MIT
+// One attend call, from the caller's tensors to the caller's tensors:
+//
+//   enter      find the sequences, mark them as in flight
+//   wait       for the refreshes that the previous call of this layer posted
+//   prepare    memory, which keys, where they are: what can fail happens here and changes nothing
+//   append     K and V rows, rounded to the storage type, beyond the length: nobody sees them yet
+//   pack       queries to f32, grouped by KV head, rotated where the library rotates
+//   attend     window and host part, one state each; merge, with the learned sinks last
+//   write      o and lse in the caller's types
+//   observe    the finished weights into the moving averages
+//   commit     lengths; then settle: evict, post the refresh
+#include "lib/attend_call.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+
+#include "lib/convert.h"
+
+namespace tandem {
+
+AttendCall::AttendCall(Session& session, const AttendArgs& args)
+    : session_(session),
+      cache_(*session.cache_),
+      args_(args),
+      layer_(cache_.layers()[static_cast<size_t>(args.layer_idx)]),
+      layer_idx_(static_cast<size_t>(args.layer_idx)),
+      policy_(session.layer_policy(layer_)),
+      cpu_(cache_.engine().cpu()),
+      scratch_(*session.scratch_) {}
+
+namespace {
+
+// Runs `undo` at the end of a scope unless told otherwise.
+template <typename F>
+class Guard {
+ public:
+  explicit Guard(F undo) : undo_(undo) {}
+  ~Guard() {
+    if (armed_) undo_();
+  }
+  void disarm() { armed_ = false; }
+
+ private:
+  F undo_;
+  bool armed_ = true;
+};
+
+}  // namespace
+
+Status AttendCall::run() {
+  {
+    std::unique_lock lock(cache_.mutex());
+    TANDEM_TRY(enter());
+  }
+  Guard in_flight([this] {
+    std::unique_lock lock(cache_.mutex());
+    leave();
+  });
+  wait_for_refreshes();
+  {
+    std::unique_lock lock(cache_.mutex());
+    TANDEM_TRY(prepare());
+  }
+  append_rows();
+  pack_queries();
+  TANDEM_TRY(attend_and_merge());
+  write_outputs();
+  observe();
+  in_flight.disarm();
+  std::unique_lock lock(cache_.mutex());
+  commit_and_settle();
+  leave();
+  return {};
+}
+
+Status Session::attend(const AttendArgs& args) {
+  const auto start = std::chrono::steady_clock::now();
+  TANDEM_TRY(AttendCall(*this, args).run());
+  ++sums_.n_attends;
+  sums_.attend_ns +=
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+  return {};
+}
+
+void AttendCall::append_rows() {
+  if (args_.k == nullptr) return;
+  std::shared_lock lock(cache_.mutex());
+  for (const SequenceCall& call : scratch_.calls)
+    cache_.write_rows(*call.sequence, args_.layer_idx, call.first_query, *args_.k, args_.v, call.first_row, call.q_len);
+}
+
+// task(this, row): every token of the call, on the pool where there is enough to do.
+void AttendCall::for_tokens(TaskFn task) {
+  constexpr int64_t kWorthSpreading = 32768;  // elements
+  const int64_t n_tokens = args_.q.n_tokens;
+  if (n_tokens * layer_.n_q_heads * layer_.k_head_dim >= kWorthSpreading) return cpu_.table->run(cpu_.self, n_tokens, task, this);
+  for (int64_t i = 0; i < n_tokens; ++i) task(this, i, 0);
+}
+
+namespace {
+
+const SequenceCall& call_of(const AttendScratch& scratch, int64_t row) {
+  size_t i = 0;
+  while (i + 1 < scratch.calls.size() && scratch.calls[i + 1].first_row <= row) ++i;
+  return scratch.calls[i];
+}
+
+// Where query head `head` of query t starts in rows of [n_kv_heads][q_len][group_size].
+int64_t row_of(const Layer& layer, const SequenceCall& call, int64_t t, int32_t head) {
+  return (head / layer.group_size * call.q_len + t) * layer.group_size + head % layer.group_size;
+}
+
+}  // namespace
+
+void AttendCall::pack_task(void* context, int64_t row, int32_t) {
+  auto& self = *static_cast<AttendCall*>(context);
+  const Layer& layer = self.layer_;
+  const SequenceCall& call = call_of(self.scratch_, row);
+  const int64_t t = row - call.first_row;
+  float angles[2 * 320];  // head_dim is at most 576
+  if (layer.rope != nullptr) {
+    const int64_t position = call.visibility.tree_words > 0
+                                 ? self.scratch_.tree_positions[call.positions_at + static_cast<size_t>(t)]
+                                 : call.sequence->position(call.first_query + t);
+    rope_angles(*layer.rope, position, angles);
+  }
+  for (int32_t h = 0; h < layer.n_q_heads; ++h) {
+    float* q = self.scratch_.at(call.q_at) + row_of(layer, call, t, h) * layer.k_head_dim;
+    convert_row(self.cpu_, self.args_.q.dtype, self.args_.q.row(row, h), TANDEM_F32, q, layer.k_head_dim);
+    if (layer.rope != nullptr) rope_apply(*layer.rope, angles, q);
+  }
+}
+
+void AttendCall::pack_queries() {
+  if (!scratch_.calls.empty()) for_tokens(pack_task);
+}
+
+Status AttendCall::attend_and_merge() {
+  if (scratch_.jobs.empty()) return {};
+  TANDEM_TRY(cpu_.table->attend(cpu_.self, scratch_.jobs.data(), static_cast<int32_t>(scratch_.jobs.size())));
+  if (scratch_.merges.empty()) return {};
+  return cpu_.table->merge(cpu_.self, scratch_.merges.data(), static_cast<int32_t>(scratch_.merges.size()));
+}
+
+void AttendCall::write_task(void* context, int64_t row, int32_t) {
+  auto& self = *static_cast<AttendCall*>(context);
+  const Layer& layer = self.layer_;
+  const AttendArgs& args = self.args_;
+  const SequenceCall& call = call_of(self.scratch_, row);
+  for (int32_t h = 0; h < layer.n_q_heads; ++h) {
+    const int64_t at = row_of(layer, call, row - call.first_row, h);
+    convert_row(self.cpu_, TANDEM_F32, self.scratch_.at(call.o_at) + at * layer.v_head_dim, args.o.dtype, args.o.row(row, h),
+                layer.v_head_dim);
+    if (args.lse != nullptr) args.lse[row * args.lse_token_stride + h * args.lse_head_stride] = self.scratch_.at(call.lse_at)[at];
+  }
+}
+
+void AttendCall::write_outputs() {
+  if (!scratch_.calls.empty()) for_tokens(write_task);
+}
+
+// One query head of one sequence: its only query's weights over the resident keys.
+void AttendCall::observe_task(void* context, int64_t task_idx, int32_t) {
+  auto& self = *static_cast<AttendCall*>(context);
+  const SequenceCall& call = self.scratch_.calls[static_cast<size_t>(task_idx / self.layer_.n_q_heads)];
+  if (!call.observes) return;
+  const auto head = static_cast<int32_t>(task_idx % self.layer_.n_q_heads);
+  const int64_t n_keys = call.length - call.resident_begin;
+  const float* logits = self.scratch_.at(call.logits_at) + head * n_keys;
+  const float lse = self.scratch_.at(call.lse_at)[head];
+  for (int64_t j = 0; j < n_keys;) {
+    const int64_t token = call.resident_begin + j;
+    const int64_t n = std::min(Maw::kBlock - token % Maw::kBlock, n_keys - j);
+    self.cpu_.table->observe(self.cpu_.self, call.state->maw.at(head, token), logits + j, n, lse, self.session_.options_.alpha);
+    j += n;
+  }
+}
+
+void AttendCall::observe() {
+  int64_t n_weights = 0;
+  for (const SequenceCall& call : scratch_.calls) {
+    if (call.observes) n_weights += layer_.n_q_heads * (call.length - call.resident_begin);
+    if (!policy_.keeps_maw) continue;
+    if (call.is_append) save_queries(call);
+    if (args_.speculative)
+      std::copy_n(scratch_.at(call.lse_at), call.state->speculation.lse.size(), call.state->speculation.lse.data());
+  }
+  if (n_weights == 0) return;
+  constexpr int64_t kWorthSpreading = 16384;
+  const int64_t n_tasks = static_cast<int64_t>(scratch_.calls.size()) * layer_.n_q_heads;
+  if (n_weights >= kWorthSpreading) return cpu_.table->run(cpu_.self, n_tasks, observe_task, this);
+  for (int64_t i = 0; i < n_tasks; ++i) observe_task(this, i, 0);
+}
+
+// The last queries of an append go to the refresh; older ones it still holds (from earlier chunks) move up or fade.
+void AttendCall::save_queries(const SequenceCall& call) {
+  Refresh& refresh = call.state->refresh;
+  const auto capacity = static_cast<int64_t>(refresh.begin.size());
+  const int64_t n_new = std::min(call.q_len, capacity);
+  const int64_t n_old = std::min(refresh.n_queries, capacity - n_new);
+  const int64_t n_gone = refresh.n_queries - n_old;
+  const int64_t row = layer_.group_size * layer_.k_head_dim, first = call.q_len - n_new;
+  for (int64_t h = 0; h < layer_.n_kv_heads; ++h) {
+    float* q = refresh.q.data() + h * capacity * row;
+    float* lse = refresh.lse.data() + h * capacity * layer_.group_size;
+    std::memmove(q, q + n_gone * row, static_cast<size_t>(n_old * row) * sizeof(float));
+    std::memmove(lse, lse + n_gone * layer_.group_size, static_cast<size_t>(n_old * layer_.group_size) * sizeof(float));
+    std::copy_n(scratch_.at(call.q_at) + (h * call.q_len + first) * row, n_new * row, q + n_old * row);
+    std::copy_n(scratch_.at(call.lse_at) + (h * call.q_len + first) * layer_.group_size, n_new * layer_.group_size,
+                lse + n_old * layer_.group_size);
+  }
+  std::memmove(refresh.begin.data(), refresh.begin.data() + n_gone, static_cast<size_t>(n_old) * sizeof(int64_t));
+  std::memmove(refresh.end.data(), refresh.end.data() + n_gone, static_cast<size_t>(n_old) * sizeof(int64_t));
+  std::copy_n(call.visibility.begin + first, n_new, refresh.begin.data() + n_old);
+  std::copy_n(call.visibility.end + first, n_new, refresh.end.data() + n_old);
+  refresh.n_queries = n_old + n_new;
+  refresh.n_skipped += n_gone + first;
+  refresh.due = true;
+}
+
+void AttendCall::commit_and_settle() {
+  for (SequenceCall& call : scratch_.calls) {
+    Sequence& sequence = *call.sequence;
+    if (args_.speculative) {
+      sequence.speculative[layer_idx_] = call.q_len;
+      sequence.speculator = &session_;
+      sequence.parents.clear();
+      if (args_.parent_idx != nullptr)
+        sequence.parents.assign(args_.parent_idx + call.first_row, args_.parent_idx + call.first_row + call.q_len);
+    } else {
+      if (args_.k != nullptr) cache_.set_length(sequence, args_.layer_idx, call.length);
+      settle(call);
+    }
+    count_bytes(call);
+  }
+}
+
+void AttendCall::settle(SequenceCall& call) {
+  LayerState& state = *call.state;
+  const int64_t before = state.window_begin;
+  session_.evict(state, call.length);
+  session_.sums_.evicted_tokens += state.window_begin - before;
+  if (!policy_.keeps_maw) return;
+  Refresh& refresh = state.refresh;
+  if (call.is_append) {
+    if (args_.partial) return;
+    refresh.eviction = false;
+  } else {
+    if (state.window_begin == before) return;
+    refresh.eviction = true;
+    refresh.evict_begin = before;
+    refresh.evict_end = state.window_begin;
+  }
+  cache_.engine().worker().post(refresh.job);
+}
+
+void AttendCall::count_bytes(const SequenceCall& call) {
+  const StoreGeometry& geometry = cache_.store().geometry();
+  const int64_t key_bytes = geometry.k_row_bytes[layer_idx_] + (layer_.v_aliases_k ? 0 : geometry.v_row_bytes[layer_idx_]);
+  const int64_t per_token = key_bytes * layer_.n_kv_heads;
+  tandem_session_stats& sums = session_.sums_;
+  sums.n_query_tokens += call.q_len;
+  sums.resident_kv_bytes_read += (call.length - call.resident_begin) * per_token;
+  sums.host_kv_bytes_read += (call.host_end - call.host_begin) * per_token + call.n_selected * key_bytes;
+  sums.dense_kv_bytes += (call.length - call.dense_begin) * per_token;
+}
+
+void AttendCall::leave() {
+  for (SequenceCall& call : scratch_.calls) {
+    if (args_.k != nullptr)
+      call.sequence->writer = call.writer_before;
+    else
+      --call.sequence->n_readers;
+    auto& positions = call.sequence->positions;
+    if (static_cast<int64_t>(positions.size()) > call.sequence->longest())
+      positions.resize(static_cast<size_t>(call.sequence->longest()));
+  }
+}
+
+}  // namespace tandem

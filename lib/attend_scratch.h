@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// Work space of attend calls, kept between them: after the first call of a shape nothing is allocated.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/backend.h"
+#include "lib/cache.h"
+#include "lib/sequence_state.h"
+
+namespace tandem {
+
+// One sequence of a call. Query t sits at token first_query + t; rows of q, o, lse and logits are ordered
+// [n_kv_heads][q_len][group_size].
+struct SequenceCall {
+  Sequence* sequence = nullptr;
+  LayerState* state = nullptr;
+  Session* writer_before = nullptr;
+  int64_t q_len = 0;
+  int64_t first_row = 0;       // in the caller's tensors
+  int64_t first_query = 0;     // token index
+  int64_t length = 0;          // tokens of the layer with the new ones
+  bool is_append = false;      // several committed queries: everything is attended and re-evaluated
+  bool observes = false;       // a decode query whose weights go into the MAW
+  int64_t dense_begin = 0;     // keys [dense_begin, length) are what policy "all" would attend
+  int64_t resident_begin = 0;  // keys [resident_begin, length)
+  int64_t host_begin = 0;      // keys [host_begin, host_end), and the selected ones
+  int64_t host_end = 0;
+  int64_t n_selected = 0;      // over all KV heads
+  bool has_host = false;
+  bool selected = false;
+  Visibility visibility;
+  size_t visibility_at = 0;    // index into begin and end; trees into tree_bits
+  size_t tree_at = 0;
+  size_t positions_at = 0;     // positions of a tree's tokens
+  size_t q_at = 0, o_at = 0, lse_at = 0, host_o_at = 0, host_lse_at = 0, logits_at = 0;  // indices into floats
+};
+
+struct AttendScratch {
+  std::vector<SequenceCall> calls;
+  std::vector<PageSpan> spans, host_spans;
+  std::vector<int64_t> begin, end;
+  std::vector<uint64_t> tree_bits;
+  std::vector<int32_t> depths;
+  std::vector<int32_t> tree_positions;
+  std::vector<float> floats;
+  std::vector<KvRun> runs;
+  std::vector<AttendJob> jobs;
+  std::vector<size_t> job_runs;        // [n_jobs] index of the first run
+  std::vector<MergeJob> merges;
+  std::vector<const float*> states;    // o and lse pointers of the merges, two of each per job
+
+  // Indices into floats, which gets its size once they are all known.
+  size_t n_floats = 0;
+  size_t take(int64_t n) {
+    const size_t at = n_floats;
+    n_floats += (static_cast<size_t>(n) + 15) / 16 * 16;  // rows start on a cache line
+    return at;
+  }
+  float* at(size_t index) { return floats.data() + index; }
+};
+
+}  // namespace tandem

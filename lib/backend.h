@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+// The table between the core and the processors.
+//
+// The core decides which keys a query sees and where they are; a backend is handed plain data, lists of jobs over runs of
+// consecutive rows, and returns states. It never learns a policy's name and never calls back. The CPU backend is part
+// of the library; a device backend is a module that fills the same table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/layer.h"
+#include "lib/status.h"
+
+namespace tandem {
+
+// Consecutive keys of one KV head. Rows are contiguous: row i of K is at k + i * row_bytes(k_type, k_head_dim).
+struct KvRun {
+  const void* k = nullptr;            // [n_tokens, k_head_dim]
+  const void* v = nullptr;            // [n_tokens, v_head_dim]; = k where V aliases K (with K's row stride)
+  int64_t n_tokens = 0;
+  int64_t token_idx = 0;              // of the first key; the others follow. -1: every query sees all keys of the run
+  const int32_t* positions = nullptr; // [n_tokens] for library RoPE; null: first_position + i
+  int64_t first_position = 0;
+};
+
+// Which tokens a query token t of a call may see:
+//   (j < sink_end || j >= begin[t]) && j < end[t] && (j < tree_begin || bit j - tree_begin of tree_bits[t])
+// end never decreases with t; begin neither, except in a tree, where siblings reach back to the same token.
+struct Visibility {
+  int64_t sink_end = 0;
+  const int64_t* begin = nullptr;       // [q_len]
+  const int64_t* end = nullptr;         // [q_len]
+  int64_t tree_begin = INT64_MAX;       // first speculative token
+  const uint64_t* tree_bits = nullptr;  // [q_len][tree_words]
+  int32_t tree_words = 0;
+};
+
+// One (sequence, KV head) over one set of keys. Row r of q is query head r % group_size of query token r / group_size.
+struct AttendJob {
+  const Layer* layer = nullptr;
+  const float* q = nullptr;       // [n_rows, k_head_dim], rotated where the library rotates, not scaled
+  int32_t n_rows = 0;             // q_len * group_size
+  bool q_is_bf16 = false;         // every element of q is a bf16 number: bf16 products lose nothing
+  int32_t node = 0;               // NUMA node of the keys
+  int32_t n_runs = 0;
+  const KvRun* runs = nullptr;    // ascending in token_idx
+  int64_t n_keys = 0;             // sum of n_tokens
+  const Visibility* visibility = nullptr;  // null: every row sees every key
+  float* o = nullptr;             // [n_rows, v_head_dim], normalised within the job; 0 where a row sees nothing
+  float* lse = nullptr;           // [n_rows]; -inf where a row sees nothing
+  float* logits = nullptr;        // null or [n_rows, n_keys]: after scale and cap, -inf where masked
+};
+
+// States over disjoint keys into one, row by row, in the order of the array; the learned sink last, where there is one.
+struct MergeJob {
+  int64_t n_rows = 0;
+  int32_t head_dim = 0;
+  int32_t n_states = 0;
+  const float* const* o = nullptr;    // [n_states] -> [n_rows, head_dim]
+  const float* const* lse = nullptr;  // [n_states] -> [n_rows]
+  const float* sinks = nullptr;       // [sink_period] or null: row r merges (0, sinks[r % sink_period])
+  int32_t sink_period = 1;
+  float* o_out = nullptr;             // [n_rows, head_dim]; may be o[0]
+  float* lse_out = nullptr;           // [n_rows]; may be lse[0]
+};
+
+// Attention weights of finished queries, summed: for query head g of the group and key j,
+//   out[g][j] = sum over tokens t of coeff[t] * exp(logit(t, g, j) - lse(t, g))     (0 where masked or lse is not finite)
+struct WeightJob {
+  const Layer* layer = nullptr;
+  const float* q = nullptr;      // as in AttendJob
+  int32_t n_rows = 0;
+  int32_t n_runs = 0;
+  const KvRun* runs = nullptr;
+  int64_t n_keys = 0;
+  const Visibility* visibility = nullptr;
+  const float* lse = nullptr;    // [n_rows], over all keys
+  const float* coeff = nullptr;  // [n_rows / group_size]
+  float* out = nullptr;          // [group_size, n_keys]
+};
+
+using TaskFn = void (*)(void* context, int64_t task_idx, int32_t worker_idx);
+
+inline constexpr uint32_t kBackendAbi = 1;
+
+// Tables only grow at the end; struct_size says how much of one there is. Calls may come from any thread; a backend runs
+// them one after another, except those marked concurrent.
+struct BackendTable {
+  uint32_t abi;
+  uint32_t struct_size;
+  const char* name;
+  // Computes every job; reads nothing outside the runs, writes o, lse and logits alone. Finished on return.
+  Status (*attend)(void* self, const AttendJob* jobs, int32_t n_jobs);
+  Status (*merge)(void* self, const MergeJob* jobs, int32_t n_jobs);
+  // On the calling thread alone, concurrent: meant for background work.
+  void (*attn_weights)(void* self, const WeightJob& job);
+  // maw[j] += alpha * (exp(logits[j] - lse) - maw[j]); an lse that is not finite gives weights of 0. Concurrent.
+  void (*observe)(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha);
+  // n elements from and to f32, rounded to nearest even; NaN stays NaN. Concurrent.
+  void (*to_f32)(void* self, int32_t dtype, const void* from, float* to, int64_t n);
+  void (*from_f32)(void* self, int32_t dtype, const float* from, void* to, int64_t n);
+  // task(context, i, worker) for i in [0, n_tasks), spread over the workers, the caller being one of them.
+  void (*run)(void* self, int64_t n_tasks, TaskFn task, void* context);
+  // Keeps the workers awake between the two (around a step).
+  void (*wake)(void* self);
+  void (*rest)(void* self);
+  // Text for the engine report: a JSON object. Same contract as snprintf.
+  int64_t (*report)(void* self, char* buffer, int64_t buffer_bytes);
+  // Lets the memory of KV head `node` be placed; best effort. n_nodes >= 1.
+  int32_t (*n_nodes)(void* self);
+  void (*place)(void* self, void* data, int64_t bytes, int32_t node);
+  void (*destroy)(void* self);
+};
+
+struct Backend {
+  const BackendTable* table = nullptr;
+  void* self = nullptr;
+};
+
+struct CpuOptions {
+  int32_t n_threads = 0;          // 0: affinity mask and quota
+  const char* isa = nullptr;      // null: the best
+  int64_t spin_ns = 50'000;
+  bool pin_threads = true;
+};
+
+// Names of the instruction sets of this build, best first, null past the end; whether this processor has one.
+const char* cpu_isa_name(int32_t idx);
+bool cpu_isa_available(const char* name);
+Status create_cpu_backend(const CpuOptions& options, Backend* backend);
+
+}  // namespace tandem

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: MIT
+#include "lib/cache.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "lib/dtype.h"
+#include "lib/session.h"
+
+namespace tandem {
+
+int64_t Sequence::longest() const {
+  int64_t longest = 0;
+  for (size_t l = 0; l < lengths.size(); ++l) longest = std::max(longest, total(l));
+  return longest;
+}
+
+int64_t Sequence::shortest() const { return *std::min_element(lengths.begin(), lengths.end()); }
+
+int64_t Sequence::position(int64_t token) const {
+  if (positions.empty()) return token;
+  const auto n = static_cast<int64_t>(positions.size());
+  return token < n ? positions[static_cast<size_t>(token)] : int64_t{positions.back()} + 1 + token - n;
+}
+
+Status resolve_cache_options(const tandem_cache_options& options, std::vector<Layer>* layers, int64_t* page_len) {
+  *page_len = options.page_tokens == 0 ? 128 : options.page_tokens;
+  if (*page_len < 16 || *page_len > 4096 || (*page_len & (*page_len - 1)) != 0)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "page_tokens", "page_tokens = %d is not a power of two from 16 to 4096",
+                options.page_tokens);
+  for (const auto& [name, bytes] : {std::pair{"host_cap_bytes", options.host_cap_bytes},
+                                    std::pair{"device_cap_bytes", options.device_cap_bytes}})
+    if (bytes < 0)
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %lld is negative", name, static_cast<long long>(bytes));
+  const int32_t k_type = options.k_type == 0 ? TANDEM_BF16 : options.k_type;
+  const int32_t v_type = options.v_type == 0 ? k_type : options.v_type;
+  for (size_t l = 0; l < layers->size(); ++l) {
+    Layer& layer = (*layers)[l];
+    layer.k_type = options.layer_k_types != nullptr ? options.layer_k_types[l] : k_type;
+    layer.v_type = options.layer_v_types != nullptr ? options.layer_v_types[l]
+                   : options.v_type == 0            ? layer.k_type
+                                                    : v_type;
+    for (const auto& [name, type] : {std::pair{options.layer_k_types ? "layer_k_types" : "k_type", layer.k_type},
+                                     std::pair{options.layer_v_types ? "layer_v_types" : "v_type", layer.v_type}})
+      if (find_dtype(type) == nullptr)
+        return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %d is not a storage type (layer %zu)", name, type, l);
+    if (layer.v_aliases_k && layer.v_type != layer.k_type)
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "v_type", "v_type = %s differs from k_type = %s where V aliases K (layer %zu)",
+                  find_dtype(layer.v_type)->name, find_dtype(layer.k_type)->name, l);
+  }
+  return {};
+}
+
+Cache::Cache(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers, int64_t page_len,
+             int64_t host_cap_bytes)
+    : engine_(std::move(engine)),
+      model_(std::move(model)),
+      layers_(std::move(layers)),
+      host_tier_("host_cap_bytes", host_cap_bytes, engine_->allocator()),
+      store_(layers_, page_len, host_tier_, engine_->cpu()) {}
+
+Status Cache::create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, const tandem_cache_options& options,
+                     std::shared_ptr<Cache>* cache) {
+  std::vector<Layer> layers = model->layers();
+  int64_t page_len = 0;
+  TANDEM_TRY(resolve_cache_options(options, &layers, &page_len));
+  const int64_t extent_bytes = make_store_geometry(layers, page_len).extent_bytes;
+  if (options.host_cap_bytes > 0 && options.host_cap_bytes < extent_bytes)
+    return fail(TANDEM_ERROR_CAPACITY, "host_cap_bytes", "host_cap_bytes = %lld is less than one extent of pages, %lld bytes",
+                static_cast<long long>(options.host_cap_bytes), static_cast<long long>(extent_bytes));
+  *cache = std::shared_ptr<Cache>(
+      new Cache(std::move(engine), std::move(model), std::move(layers), page_len, options.host_cap_bytes));
+  return {};
+}
+
+Sequence* Cache::find(int64_t id) const {
+  const auto found = sequences_.find(id);
+  return found == sequences_.end() ? nullptr : found->second.get();
+}
+
+Status Cache::find_free(int64_t id, const Session* by, Sequence** sequence) const {
+  Sequence* found = find(id);
+  if (found == nullptr)
+    return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
+  if ((found->writer != nullptr && found->writer != by) || found->n_readers > 0)
+    return fail(TANDEM_ERROR_BUSY, "sequence", "sequence = %lld is in flight", static_cast<long long>(id));
+  *sequence = found;
+  return {};
+}
+
+Status Cache::find_even(int64_t id, Sequence** sequence) const {
+  TANDEM_TRY(find_free(id, nullptr, sequence));
+  return check_even(**sequence);
+}
+
+Status Cache::check_even(const Sequence& found) const {
+  for (size_t l = 0; l < found.lengths.size(); ++l) {
+    if (found.speculative[l] != 0)
+      return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has %lld speculative tokens in layer %zu",
+                  static_cast<long long>(found.id), static_cast<long long>(found.speculative[l]), l);
+    if (found.lengths[l] != found.lengths[0])
+      return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld is uneven: layer %zu has %lld tokens, layer 0 %lld",
+                  static_cast<long long>(found.id), l, static_cast<long long>(found.lengths[l]),
+                  static_cast<long long>(found.lengths[0]));
+  }
+  return {};
+}
+
+Status Cache::create_sequence(int64_t* id) {
+  std::unique_lock lock(mutex_);
+  auto made = std::make_unique<Sequence>();
+  made->id = next_id_;
+  made->lengths.assign(layers_.size(), 0);
+  made->speculative.assign(layers_.size(), 0);
+  sequences_.emplace(next_id_, std::move(made));
+  *id = next_id_++;
+  return {};
+}
+
+// Makes room for n_new_pages more pages and gives the sequence its own copy of every shared page from first_page on. Strong.
+Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages) {
+  const auto n_pages = static_cast<int64_t>(sequence.pages.size());
+  int64_t n_copies = 0;
+  for (int64_t p = first_page; p < n_pages; ++p) n_copies += store_.shared(sequence.pages[static_cast<size_t>(p)]);
+  if (n_copies + n_new_pages == 0) return {};
+  sequence.pages.reserve(static_cast<size_t>(n_pages + n_new_pages));
+  TANDEM_TRY(store_.make_free(n_copies + n_new_pages));
+  for (int64_t p = first_page; p < n_pages && n_copies > 0; ++p) {
+    int32_t& page = sequence.pages[static_cast<size_t>(p)];
+    if (!store_.shared(page)) continue;
+    const int32_t copy = store_.take(p > 0 ? sequence.pages[static_cast<size_t>(p - 1)] : -1);
+    store_.copy_page(page, copy, page_len());
+    store_.release(page);
+    page = copy;
+    --n_copies;
+  }
+  for (int64_t i = 0; i < n_new_pages; ++i) sequence.pages.push_back(store_.take(sequence.pages.empty() ? -1 : sequence.pages.back()));
+  return {};
+}
+
+Status Cache::ensure(Sequence& sequence, int64_t n_tokens) {
+  if (n_tokens > INT32_MAX || sequence.position(n_tokens) > INT32_MAX)
+    return fail(TANDEM_ERROR_CAPACITY, "n_tokens", "a sequence of %lld tokens is longer than 2^31 - 1",
+                static_cast<long long>(n_tokens));
+  if (!sequence.positions.empty() && sequence.positions.capacity() < static_cast<size_t>(n_tokens)) {
+    for (Session* session : sessions_) session->wait(sequence);  // a refresh may be reading them
+    sequence.positions.reserve(static_cast<size_t>(n_tokens));
+  }
+  const int64_t n_pages = (n_tokens + page_len() - 1) / page_len();
+  const int64_t n_new = std::max<int64_t>(0, n_pages - static_cast<int64_t>(sequence.pages.size()));
+  for (Session* session : sessions_) TANDEM_TRY(session->reserve_state(sequence, n_tokens));
+  return make_writable(sequence, sequence.shortest() / page_len(), n_new);
+}
+
+Status Cache::fork(int64_t id, int64_t* fork_id) {
+  std::unique_lock lock(mutex_);
+  Sequence* from = nullptr;
+  TANDEM_TRY(find_even(id, &from));
+  const int64_t length = from->lengths[0], whole = length / page_len();
+  auto made = std::make_unique<Sequence>();
+  made->id = next_id_;
+  made->lengths = from->lengths;
+  made->speculative = from->speculative;
+  made->positions = from->positions;
+  made->pages.reserve(static_cast<size_t>(whole + 1));
+  TANDEM_TRY(store_.make_free(1));
+  sequences_.reserve(sequences_.size() + 1);
+  size_t n_prepared = 0;
+  Status status;
+  try {
+    for (; n_prepared < sessions_.size() && status.ok(); ++n_prepared)
+      status = sessions_[n_prepared]->prepare_fork(*from, next_id_);
+    if (status.ok()) sequences_.emplace(next_id_, nullptr);
+  } catch (...) {
+    for (Session* session : sessions_) session->on_drop(next_id_);
+    throw;
+  }
+  if (!status.ok()) {
+    for (Session* session : sessions_) session->on_drop(next_id_);
+    return status;
+  }
+  // Whole pages are shared. The page that both would go on writing is copied now, so that what either side has reserved
+  // stays enough.
+  for (int64_t p = 0; p < whole; ++p) {
+    made->pages.push_back(from->pages[static_cast<size_t>(p)]);
+    store_.retain(made->pages.back());
+  }
+  if (length % page_len() != 0) {
+    const int32_t copy = store_.take(made->pages.empty() ? -1 : made->pages.back());
+    store_.copy_page(from->pages[static_cast<size_t>(whole)], copy, length % page_len());
+    made->pages.push_back(copy);
+  }
+  sequences_[next_id_] = std::move(made);
+  *fork_id = next_id_++;
+  return {};
+}
+
+Status Cache::drop(int64_t id) {
+  std::unique_lock lock(mutex_);
+  Sequence* sequence = nullptr;
+  TANDEM_TRY(find_free(id, nullptr, &sequence));
+  for (Session* session : sessions_) session->on_drop(id);
+  for (const int32_t page : sequence->pages) store_.release(page);
+  sequences_.erase(id);
+  return {};
+}
+
+Status Cache::reserve(int64_t id, int64_t n_tokens) {
+  std::unique_lock lock(mutex_);
+  Sequence* sequence = nullptr;
+  TANDEM_TRY(find_free(id, nullptr, &sequence));
+  if (n_tokens < 0 || n_tokens > INT32_MAX)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_tokens", "n_tokens = %lld is not in 0 to 2^31 - 1",
+                static_cast<long long>(n_tokens));
+  return ensure(*sequence, sequence->longest() + n_tokens);
+}
+
+void Cache::truncate_locked(Sequence& sequence, int64_t n_tokens) {
+  for (Session* session : sessions_) session->on_truncate(sequence, n_tokens);
+  std::fill(sequence.lengths.begin(), sequence.lengths.end(), n_tokens);
+  std::fill(sequence.speculative.begin(), sequence.speculative.end(), 0);
+  sequence.parents.clear();
+  sequence.speculator = nullptr;
+  if (static_cast<int64_t>(sequence.positions.size()) > n_tokens) sequence.positions.resize(static_cast<size_t>(n_tokens));
+  const auto keep = static_cast<size_t>((n_tokens + page_len() - 1) / page_len());
+  while (sequence.pages.size() > keep) {
+    store_.release(sequence.pages.back());
+    sequence.pages.pop_back();
+  }
+}
+
+Status Cache::truncate(int64_t id, int64_t n_tokens) {
+  std::unique_lock lock(mutex_);
+  Sequence* sequence = nullptr;
+  TANDEM_TRY(find_free(id, nullptr, &sequence));
+  if (n_tokens < 0 || n_tokens > sequence->shortest())
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_tokens", "n_tokens = %lld is not in 0 to %lld, the shortest layer's length",
+                static_cast<long long>(n_tokens), static_cast<long long>(sequence->shortest()));
+  truncate_locked(*sequence, n_tokens);
+  return {};
+}
+
+Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_positions) {
+  std::unique_lock lock(mutex_);
+  Sequence* sequence = nullptr;
+  TANDEM_TRY(find_even(id, &sequence));
+  const int64_t length = sequence->lengths[0];
+  if (first < 0 || first > length)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "first", "first = %lld is not in 0 to %lld, the sequence's length",
+                static_cast<long long>(first), static_cast<long long>(length));
+  if (n_tokens < 0 || n_tokens > length - first)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_tokens", "n_tokens = %lld is not in 0 to %lld, what follows first",
+                static_cast<long long>(n_tokens), static_cast<long long>(length - first));
+  for (size_t l = 0; shift_positions && l < layers_.size(); ++l)
+    if (layers_[l].rope == nullptr)
+      return fail(TANDEM_ERROR_UNSUPPORTED, "shift_positions",
+                  "shift_positions = 1: the keys of layer %zu were rotated by the caller and carry their position", l);
+  if (n_tokens == 0) return {};
+  for (Session* session : sessions_) TANDEM_TRY(session->flush(*sequence));
+  std::vector<int32_t> positions;
+  const bool tail = first + n_tokens == length;
+  if (!tail && (!shift_positions || !sequence->positions.empty())) {
+    positions.reserve(static_cast<size_t>(length - n_tokens));
+    for (int64_t t = 0; t < length; ++t) {
+      if (t >= first && t < first + n_tokens) continue;
+      const int64_t moved = shift_positions && t >= first ? n_tokens : 0;
+      positions.push_back(static_cast<int32_t>(sequence->position(t) - moved));
+    }
+  } else if (!sequence->positions.empty()) {
+    positions.assign(sequence->positions.begin(), sequence->positions.begin() + first);
+  }
+  if (!tail) TANDEM_TRY(make_writable(*sequence, first / page_len(), 0));
+  for (size_t l = 0; l < layers_.size(); ++l)
+    for (int64_t t = first + n_tokens; t < length; ++t) move_row(*sequence, static_cast<int32_t>(l), t, t - n_tokens);
+  for (Session* session : sessions_) session->on_remove(*sequence, first, n_tokens);
+  sequence->positions.swap(positions);
+  truncate_locked(*sequence, length - n_tokens);
+  return {};
+}
+
+void Cache::detach(Session* session) {
+  std::erase(sessions_, session);
+  for (auto& [id, sequence] : sequences_) {
+    if (sequence->writer == session) sequence->writer = nullptr;
+    if (sequence->speculator == session) sequence->speculator = nullptr;
+  }
+}
+
+void Cache::attach(Session* session) {
+  std::unique_lock lock(mutex_);
+  sessions_.push_back(session);
+}
+
+void Cache::stats(tandem_cache_stats* stats) const {
+  std::shared_lock lock(mutex_);
+  stats->n_sequences = static_cast<int64_t>(sequences_.size());
+  stats->n_pages_used = store_.n_used();
+  stats->n_pages_shared = store_.n_shared();
+  stats->host_kv_bytes = host_tier_.used(Use::kKv);
+  stats->host_session_bytes = host_tier_.used(Use::kSession);
+  stats->selection_bytes = host_tier_.used(Use::kSelection);
+  stats->host_peak_bytes = host_tier_.peak();
+}
+
+}  // namespace tandem

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+// K and V of many sequences for one model.
+//
+// A change goes in two steps: first everything that can fail (looking up, reserving pages and session state), then the
+// change itself, which cannot. Structure (sequences, pages, references) is guarded by mutex(): exclusive to change,
+// shared while an attend reads. Attached sessions keep per-sequence state that follows each change.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/engine.h"
+#include "lib/model.h"
+#include "lib/page_store.h"
+#include "lib/tensor.h"
+
+namespace tandem {
+
+class Session;
+
+struct Sequence {
+  int64_t id = 0;
+  std::vector<int32_t> pages;         // page table; may hold more than the lengths need (reserved)
+  std::vector<int64_t> lengths;       // [n_layers] committed tokens
+  std::vector<int64_t> speculative;   // [n_layers] tokens beyond, until commit
+  std::vector<int32_t> parents;       // of the speculative tokens; empty: a chain
+  Session* speculator = nullptr;      // whose they are
+  std::vector<int32_t> positions;     // [longest layer]; empty: token i has position i
+  Session* writer = nullptr;          // has it in flight: a step, or an attend that appends
+  int32_t n_readers = 0;              // attends in progress
+
+  int64_t total(size_t layer_idx) const { return lengths[layer_idx] + speculative[layer_idx]; }
+  int64_t longest() const;   // of any layer, speculative tokens included
+  int64_t shortest() const;  // committed tokens of the shortest layer
+  int64_t position(int64_t token) const;  // also of tokens not there yet: they count on from the last
+};
+
+// One page's part of a token range; adjacent pages are joined.
+struct PageSpan {
+  int32_t page;
+  int64_t slot;
+  int64_t token_idx;
+  int64_t n_tokens;
+};
+
+class Cache {
+ public:
+  static Status create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model,
+                       const tandem_cache_options& options, std::shared_ptr<Cache>* cache);
+
+  Status create_sequence(int64_t* id);
+  Status fork(int64_t id, int64_t* fork_id);
+  Status drop(int64_t id);
+  Status reserve(int64_t id, int64_t n_tokens);
+  Status truncate(int64_t id, int64_t n_tokens);
+  Status remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_positions);
+  Status append(int64_t id, int32_t layer_idx, const TensorView& k, const TensorView* v);
+  Status read(int64_t id, int32_t layer_idx, int64_t first, const TensorView* k, const TensorView* v) const;
+  Status length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const;
+  Status digest(int64_t id, uint64_t* digest) const;
+  void stats(tandem_cache_stats* stats) const;
+
+  // For sessions. The caller holds mutex(), exclusively unless the function is const.
+  std::shared_mutex& mutex() const { return mutex_; }
+  Sequence* find(int64_t id) const;
+  Status find_free(int64_t id, const Session* by, Sequence** sequence) const;  // NOT_FOUND, BUSY
+  Status check_even(const Sequence& sequence) const;
+  // Room for n_tokens tokens in all, writable from the shortest layer's end on, in the store and in every session.
+  Status ensure(Sequence& sequence, int64_t n_tokens);
+  // Rows [first_row, first_row + n_rows) of k and v to tokens first, first + 1, ...; needs no exclusive lock: nobody reads
+  // tokens beyond the length.
+  void write_rows(const Sequence& sequence, int32_t layer_idx, int64_t first, const TensorView& k, const TensorView* v,
+                  int64_t first_row, int64_t n_rows) const;
+  void move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const;
+  void extend_positions(Sequence& sequence, int64_t length) const;  // these two cannot fail after ensure()
+  void set_length(Sequence& sequence, int32_t layer_idx, int64_t length) const;
+  void truncate_locked(Sequence& sequence, int64_t n_tokens);
+  void spans(const Sequence& sequence, int64_t begin, int64_t end, std::vector<PageSpan>* out) const;
+  KvRun run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const;
+  // The first token whose position is above `position` - `distance`.
+  int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;
+  void attach(Session* session);  // takes mutex() itself
+  void detach(Session* session);
+
+  Engine& engine() const { return *engine_; }
+  const std::vector<Layer>& layers() const { return layers_; }
+  const PageStore& store() const { return store_; }
+  int64_t page_len() const { return store_.page_len(); }
+  Tier& host_tier() { return host_tier_; }
+
+ private:
+  Cache(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers, int64_t page_len,
+        int64_t host_cap_bytes);
+  Status make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages);
+  Status find_even(int64_t id, Sequence** sequence) const;
+
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<const Model> model_;
+  std::vector<Layer> layers_;  // the model's, with storage types
+  mutable std::shared_mutex mutex_;
+  Tier host_tier_;
+  PageStore store_;
+  std::unordered_map<int64_t, std::unique_ptr<Sequence>> sequences_;
+  std::vector<Session*> sessions_;
+  int64_t next_id_ = 1;
+};
+
+// Defaults filled in and checked; layers get their storage types.
+Status resolve_cache_options(const tandem_cache_options& options, std::vector<Layer>* layers, int64_t* page_len);
+
+}  // namespace tandem

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+// The rows of a cache: writing, moving, reading back and hashing them.
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "lib/cache.h"
+#include "lib/convert.h"
+#include "lib/session.h"
+
+namespace tandem {
+
+void Cache::spans(const Sequence& sequence, int64_t begin, int64_t end, std::vector<PageSpan>* out) const {
+  for (int64_t t = begin; t < end;) {
+    const int64_t slot = t % page_len();
+    const int64_t n = std::min(page_len() - slot, end - t);
+    const int32_t page = sequence.pages[static_cast<size_t>(t / page_len())];
+    const bool joins = !out->empty() && t > begin && slot == 0 &&
+                       store_.adjacent(sequence.pages[static_cast<size_t>(t / page_len()) - 1], page);
+    if (joins)
+      out->back().n_tokens += n;
+    else
+      out->push_back({page, slot, t, n});
+    t += n;
+  }
+}
+
+KvRun Cache::run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const {
+  KvRun run;
+  run.k = store_.k_row(span.page, span.slot, layer_idx, kv_head);
+  run.v = store_.v_row(span.page, span.slot, layer_idx, kv_head);
+  run.n_tokens = span.n_tokens;
+  run.token_idx = span.token_idx;
+  run.first_position = span.token_idx;
+  if (!sequence.positions.empty()) run.positions = sequence.positions.data() + span.token_idx;
+  return run;
+}
+
+int64_t Cache::first_within(const Sequence& sequence, int64_t position, int64_t distance) const {
+  const int64_t least = position - distance + 1;
+  if (sequence.positions.empty()) return std::max<int64_t>(0, least);
+  const auto known = std::lower_bound(sequence.positions.begin(), sequence.positions.end(), least) - sequence.positions.begin();
+  if (known < static_cast<std::ptrdiff_t>(sequence.positions.size())) return known;
+  return std::max<int64_t>(known, known + least - sequence.position(known));
+}
+
+namespace {
+
+constexpr int64_t kRowsPerTask = 32;
+
+struct WriteTask {
+  const Cache* cache;
+  const Sequence* sequence;
+  const TensorView* k;
+  const TensorView* v;
+  int32_t layer_idx;
+  int64_t first;
+  int64_t first_row;
+  int64_t n_rows;
+};
+
+void write_task(void* context, int64_t task_idx, int32_t) {
+  const auto& task = *static_cast<const WriteTask*>(context);
+  const Cache& cache = *task.cache;
+  const Layer& layer = cache.layers()[static_cast<size_t>(task.layer_idx)];
+  const PageStore& store = cache.store();
+  const Backend& cpu = cache.engine().cpu();
+  const int64_t end = std::min(task.n_rows, (task_idx + 1) * kRowsPerTask);
+  for (int64_t i = task_idx * kRowsPerTask; i < end; ++i) {
+    const int64_t token = task.first + i, slot = token % store.page_len();
+    const int32_t page = task.sequence->pages[static_cast<size_t>(token / store.page_len())];
+    for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
+      convert_row(cpu, task.k->dtype, task.k->row(task.first_row + i, h), layer.k_type,
+                  store.k_row(page, slot, task.layer_idx, h), layer.k_head_dim);
+      if (!layer.v_aliases_k)
+        convert_row(cpu, task.v->dtype, task.v->row(task.first_row + i, h), layer.v_type,
+                    store.v_row(page, slot, task.layer_idx, h), layer.v_head_dim);
+    }
+  }
+}
+
+// Not cryptographic: tells contents apart, at memory speed.
+class Hash {
+ public:
+  void add(uint64_t value) {
+    state_ = (state_ ^ value) * 0x9e3779b97f4a7c15u;
+    state_ ^= state_ >> 29;
+  }
+  void add(const std::byte* data, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, data + i, static_cast<size_t>(std::min<int64_t>(8, bytes - i)));
+      add(word);
+    }
+  }
+  uint64_t value() const { return state_; }
+
+ private:
+  uint64_t state_ = 0x6a09e667f3bcc908u;
+};
+
+}  // namespace
+
+void Cache::write_rows(const Sequence& sequence, int32_t layer_idx, int64_t first, const TensorView& k, const TensorView* v,
+                       int64_t first_row, int64_t n_rows) const {
+  WriteTask task{this, &sequence, &k, v, layer_idx, first, first_row, n_rows};
+  const int64_t n_tasks = (n_rows + kRowsPerTask - 1) / kRowsPerTask;
+  if (n_tasks <= 1) {
+    if (n_rows > 0) write_task(&task, 0, 0);
+    return;
+  }
+  const Backend& cpu = engine_->cpu();
+  cpu.table->run(cpu.self, n_tasks, write_task, &task);
+}
+
+void Cache::move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const {
+  const auto l = static_cast<size_t>(layer_idx);
+  const auto page = [&](int64_t token) { return sequence.pages[static_cast<size_t>(token / page_len())]; };
+  for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
+    std::memcpy(store_.k_row(page(to), to % page_len(), layer_idx, h), store_.k_row(page(from), from % page_len(), layer_idx, h),
+                static_cast<size_t>(store_.geometry().k_row_bytes[l]));
+    if (!layers_[l].v_aliases_k)
+      std::memcpy(store_.v_row(page(to), to % page_len(), layer_idx, h),
+                  store_.v_row(page(from), from % page_len(), layer_idx, h), static_cast<size_t>(store_.geometry().v_row_bytes[l]));
+  }
+}
+
+void Cache::extend_positions(Sequence& sequence, int64_t length) const {
+  if (sequence.positions.empty()) return;
+  for (auto t = static_cast<int64_t>(sequence.positions.size()); t < length; ++t)
+    sequence.positions.push_back(sequence.positions.back() + 1);
+}
+
+void Cache::set_length(Sequence& sequence, int32_t layer_idx, int64_t length) const {
+  extend_positions(sequence, length);
+  sequence.lengths[static_cast<size_t>(layer_idx)] = length;
+}
+
+Status Cache::append(int64_t id, int32_t layer_idx, const TensorView& k, const TensorView* v) {
+  std::unique_lock lock(mutex_);
+  Sequence* sequence = nullptr;
+  TANDEM_TRY(find_free(id, nullptr, &sequence));
+  const auto l = static_cast<size_t>(layer_idx);
+  if (sequence->speculative[l] != 0)
+    return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has speculative tokens in layer %d",
+                static_cast<long long>(id), layer_idx);
+  const int64_t first = sequence->lengths[l];
+  TANDEM_TRY(ensure(*sequence, std::max(sequence->longest(), first + k.n_tokens)));
+  write_rows(*sequence, layer_idx, first, k, v, 0, k.n_tokens);
+  set_length(*sequence, layer_idx, first + k.n_tokens);
+  return {};
+}
+
+Status Cache::read(int64_t id, int32_t layer_idx, int64_t first, const TensorView* k, const TensorView* v) const {
+  std::shared_lock lock(mutex_);
+  const Sequence* sequence = find(id);
+  if (sequence == nullptr)
+    return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
+  const Layer& layer = layers_[static_cast<size_t>(layer_idx)];
+  const int64_t n = k ? k->n_tokens : v ? v->n_tokens : 0, length = sequence->lengths[static_cast<size_t>(layer_idx)];
+  if (first < 0 || first > length || n > length - first)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "first", "first = %lld with %lld tokens is not within the layer's %lld",
+                static_cast<long long>(first), static_cast<long long>(n), static_cast<long long>(length));
+  for (int64_t t = first; t < first + n; ++t) {
+    const int32_t page = sequence->pages[static_cast<size_t>(t / page_len())];
+    for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
+      if (k != nullptr)
+        convert_row(engine_->cpu(), layer.k_type, store_.k_row(page, t % page_len(), layer_idx, h), k->dtype,
+                    k->row(t - first, h), layer.k_head_dim);
+      if (v != nullptr)
+        convert_row(engine_->cpu(), layer.v_type, store_.v_row(page, t % page_len(), layer_idx, h), v->dtype,
+                    v->row(t - first, h), layer.v_head_dim);
+    }
+  }
+  return {};
+}
+
+Status Cache::length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const {
+  std::shared_lock lock(mutex_);
+  const Sequence* sequence = find(id);
+  if (sequence == nullptr)
+    return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
+  *n_tokens = sequence->lengths[static_cast<size_t>(layer_idx)];
+  return {};
+}
+
+Status Cache::digest(int64_t id, uint64_t* digest) const {
+  std::shared_lock lock(mutex_);
+  const Sequence* sequence = find(id);
+  if (sequence == nullptr)
+    return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
+  Hash hash;
+  std::vector<PageSpan> parts;
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    const auto layer_idx = static_cast<int32_t>(l);
+    const int64_t length = sequence->lengths[l];
+    hash.add(static_cast<uint64_t>(length));
+    parts.clear();
+    spans(*sequence, 0, length, &parts);
+    for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
+      for (const PageSpan& part : parts)
+        hash.add(store_.k_row(part.page, part.slot, layer_idx, h), part.n_tokens * store_.geometry().k_row_bytes[l]);
+      for (const PageSpan& part : parts)
+        if (!layers_[l].v_aliases_k)
+          hash.add(store_.v_row(part.page, part.slot, layer_idx, h), part.n_tokens * store_.geometry().v_row_bytes[l]);
+    }
+  }
+  const int64_t length = *std::max_element(sequence->lengths.begin(), sequence->lengths.end());  // committed tokens alone
+  for (int64_t t = 0; t < length; ++t) hash.add(static_cast<uint64_t>(sequence->position(t)));
+  *digest = hash.value();
+  return {};
+}
+
+}  // namespace tandem

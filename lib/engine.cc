@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#include "lib/engine.h"
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace tandem {
+
+Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engine>* engine) {
+  if (options.backend != nullptr)
+    return fail(TANDEM_ERROR_BACKEND, "backend", "backend = \"%s\": this build has no device backend; NULL uses the CPU alone",
+                options.backend);
+  if (options.backend_path != nullptr)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "backend_path", "backend_path = \"%s\" is given without backend",
+                options.backend_path);
+  if ((options.alloc == nullptr) != (options.free == nullptr))
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, options.alloc ? "free" : "alloc", "alloc and free must be given together");
+  if (options.spin_ns < -1)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "spin_ns", "spin_ns = %lld is negative and not -1",
+                static_cast<long long>(options.spin_ns));
+  if (options.pin_threads < -1 || options.pin_threads > 1)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "pin_threads", "pin_threads = %d is not -1, 0 or 1", options.pin_threads);
+  auto made = std::make_shared<Engine>();
+  made->allocator_ = {options.alloc, options.free, options.alloc_user};
+  made->log_ = options.log;
+  made->log_user_ = options.log_user;
+  CpuOptions cpu;
+  cpu.n_threads = options.n_threads;
+  cpu.isa = options.cpu_isa;
+  if (options.spin_ns >= 0) cpu.spin_ns = options.spin_ns;
+  cpu.pin_threads = options.pin_threads != 0;
+  TANDEM_TRY(create_cpu_backend(cpu, &made->cpu_));
+  TANDEM_TRY(Worker::create(&made->worker_));
+  *engine = std::move(made);
+  return {};
+}
+
+Engine::~Engine() {
+  worker_.reset();
+  if (cpu_.table != nullptr) cpu_.table->destroy(cpu_.self);
+}
+
+Status Engine::drain(int64_t timeout_ns) {
+  if (worker_->drain(timeout_ns)) return {};
+  return fail(TANDEM_ERROR_TIMEOUT, "timeout_ns", "timeout_ns = %lld has passed with background work unfinished",
+              static_cast<long long>(timeout_ns));
+}
+
+std::string Engine::report() const {
+  std::string cpu(static_cast<size_t>(cpu_.table->report(cpu_.self, nullptr, 0)), '\0');
+  cpu_.table->report(cpu_.self, cpu.data(), static_cast<int64_t>(cpu.size()) + 1);
+  char version[32];
+  std::snprintf(version, sizeof version, "%d.%d.%d", TANDEM_VERSION_MAJOR, TANDEM_VERSION_MINOR, TANDEM_VERSION_PATCH);
+  return std::string("{\"version\":\"") + version + "\",\"cpu\":" + cpu +
+         ",\"devices\":[],\"backends\":[{\"name\":\"cpu\",\"state\":\"ready\"},"
+         "{\"name\":\"cuda\",\"state\":\"not built\"}]}";
+}
+
+void Engine::log(int32_t level, const char* format, ...) const {
+  if (log_ == nullptr) return;
+  char text[512];
+  va_list args;
+  va_start(args, format);
+  std::vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  log_(level, text, log_user_);
+}
+
+}  // namespace tandem

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// The processors of one embedding: CPU backend, background worker, allocator, log.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "lib/backend.h"
+#include "lib/memory.h"
+#include "lib/worker.h"
+
+namespace tandem {
+
+class Engine {
+ public:
+  // options: complete and checked for struct_size; strings still belong to the caller.
+  static Status create(const tandem_engine_options& options, std::shared_ptr<Engine>* engine);
+  ~Engine();
+
+  const Backend& cpu() const { return cpu_; }
+  Worker& worker() const { return *worker_; }
+  const Allocator& allocator() const { return allocator_; }
+  Status drain(int64_t timeout_ns);
+  std::string report() const;  // JSON
+  [[gnu::format(printf, 3, 4)]] void log(int32_t level, const char* format, ...) const;
+
+ private:
+  Backend cpu_;
+  Allocator allocator_;
+  tandem_log_fn log_ = nullptr;
+  void* log_user_ = nullptr;
+  std::unique_ptr<Worker> worker_;  // declared last: stops first
+};
+
+}  // namespace tandem

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+#include "lib/memory.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{1} << 21;
+
+int64_t mapping_bytes(int64_t bytes) {
+  const int64_t unit = bytes >= kHugePage ? kHugePage : 4096;
+  return (bytes + unit - 1) / unit * unit;
+}
+
+// Anonymous mappings are 4-KiB aligned; from 2 MiB on the start is moved to a huge-page boundary, so that the kernel can
+// back all of it by huge pages, and the slack is given back.
+void* map(int64_t bytes) {
+  const int64_t size = mapping_bytes(bytes);
+  const int64_t slack = size >= kHugePage ? kHugePage : 0;
+  void* mapped = mmap(nullptr, static_cast<size_t>(size + slack), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  if (slack == 0) return mapped;
+  auto* start = static_cast<std::byte*>(mapped);
+  const int64_t before = (kHugePage - reinterpret_cast<intptr_t>(start) % kHugePage) % kHugePage;
+  if (before > 0) munmap(start, static_cast<size_t>(before));
+  if (slack > before) munmap(start + before + size, static_cast<size_t>(slack - before));
+  madvise(start + before, static_cast<size_t>(size), MADV_HUGEPAGE);
+  return start + before;
+}
+
+}  // namespace
+
+Status Tier::take(int64_t bytes, Use use, void** data) {
+  const int64_t total = total_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  if (cap_bytes_ > 0 && total > cap_bytes_) {
+    total_.fetch_sub(bytes, std::memory_order_relaxed);
+    return fail(TANDEM_ERROR_CAPACITY, cap_field_, "%s = %lld: %lld bytes are in use and %lld more are needed", cap_field_,
+                static_cast<long long>(cap_bytes_), static_cast<long long>(total - bytes), static_cast<long long>(bytes));
+  }
+  constexpr size_t kAlignment = 64;
+  *data = allocator_.alloc ? allocator_.alloc(static_cast<size_t>(bytes), kAlignment, allocator_.user) : map(bytes);
+  if (*data != nullptr && reinterpret_cast<uintptr_t>(*data) % kAlignment != 0) {
+    void* misaligned = std::exchange(*data, nullptr);
+    allocator_.free(misaligned, static_cast<size_t>(bytes), allocator_.user);
+    total_.fetch_sub(bytes, std::memory_order_relaxed);
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "alloc", "alloc returned %p, which is not aligned to %zu bytes", misaligned,
+                kAlignment);
+  }
+  if (*data == nullptr) {
+    total_.fetch_sub(bytes, std::memory_order_relaxed);
+    return fail_system(TANDEM_ERROR_OUT_OF_MEMORY, allocator_.alloc ? 0 : errno, "", "no memory for %lld bytes",
+                       static_cast<long long>(bytes));
+  }
+  used_[static_cast<int>(use)].fetch_add(bytes, std::memory_order_relaxed);
+  int64_t peak = peak_.load(std::memory_order_relaxed);
+  while (peak < total && !peak_.compare_exchange_weak(peak, total, std::memory_order_relaxed)) {
+  }
+  return {};
+}
+
+void Tier::give(void* data, int64_t bytes, Use use) {
+  if (allocator_.alloc)
+    allocator_.free(data, static_cast<size_t>(bytes), allocator_.user);
+  else
+    munmap(data, static_cast<size_t>(mapping_bytes(bytes)));
+  used_[static_cast<int>(use)].fetch_sub(bytes, std::memory_order_relaxed);
+  total_.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+Buffer::~Buffer() {
+  if (data_ != nullptr) tier_->give(data_, bytes_, use_);
+}
+
+Status Buffer::create(Tier& tier, int64_t bytes, Use use, Buffer* buffer) {
+  Buffer made;
+  TANDEM_TRY(tier.take(bytes, use, &made.data_));
+  made.tier_ = &tier;
+  made.bytes_ = bytes;
+  made.use_ = use;
+  buffer->swap(made);
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+// The host store: K and V of every token, head-major, in pages with reference counts.
+//
+// A page is page_len token slots in every layer, KV head, K and V at once, so one page table serves a whole sequence.
+// Pages are cut from extents of about 2,048 tokens:
+//
+//   extent:  layer 0: K head 0 [2048 rows] | K head 1 | ... | V head 0 | V head 1 | ...   layer 1: ...
+//
+// Consecutive pages of an extent are contiguous for each head, so a sequence that grows alone is scanned linearly and
+// copied in large pieces. An extent is allocated whole and never moves; page p is slot range p % pages_per_extent of
+// extent p / pages_per_extent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lib/backend.h"
+#include "lib/layer.h"
+#include "lib/memory.h"
+
+namespace tandem {
+
+struct StoreGeometry {
+  int64_t page_len = 0;
+  int64_t pages_per_extent = 0;
+  int64_t extent_bytes = 0;
+  std::vector<int64_t> layer_offset;    // [n_layers]: K of head 0
+  std::vector<int64_t> layer_v_offset;  // [n_layers]: V of head 0; = K's where V aliases K
+  std::vector<int64_t> k_row_bytes;     // [n_layers]
+  std::vector<int64_t> v_row_bytes;     // [n_layers]: stride of V rows
+  int64_t token_bytes = 0;              // K and V of one token in all layers
+};
+StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len);
+
+class PageStore {
+ public:
+  PageStore(const std::vector<Layer>& layers, int64_t page_len, Tier& tier, const Backend& cpu);
+
+  const StoreGeometry& geometry() const { return geometry_; }
+  int64_t page_len() const { return geometry_.page_len; }
+  // Makes sure that n_pages pages can be taken. Strong: on failure nothing has changed.
+  Status make_free(int64_t n_pages);
+  // A page with one reference; after make_free() it cannot fail. Prefers the successor of `after` (-1: none).
+  int32_t take(int32_t after);
+  void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
+  void release(int32_t page);
+  bool shared(int32_t page) const { return references_[static_cast<size_t>(page)] > 1; }
+  bool adjacent(int32_t a, int32_t b) const { return b == a + 1 && b % geometry_.pages_per_extent != 0; }
+  // Copies the first n_tokens slots of a page in every layer.
+  void copy_page(int32_t from, int32_t to, int64_t n_tokens);
+
+  std::byte* k_row(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const {
+    return row(page, slot, geometry_.layer_offset[layer_idx], kv_head, geometry_.k_row_bytes[layer_idx]);
+  }
+  std::byte* v_row(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const {
+    return row(page, slot, geometry_.layer_v_offset[layer_idx], kv_head, geometry_.v_row_bytes[layer_idx]);
+  }
+  int64_t n_used() const { return n_used_; }
+  int64_t n_shared() const;
+
+ private:
+  std::byte* row(int32_t page, int64_t slot, int64_t offset, int32_t head, int64_t bytes) const {
+    const int64_t tokens = geometry_.pages_per_extent * geometry_.page_len;
+    const int64_t token = page % geometry_.pages_per_extent * geometry_.page_len + slot;
+    return extents_[static_cast<size_t>(page / geometry_.pages_per_extent)].data() + offset +
+           (head * tokens + token) * bytes;
+  }
+
+  const std::vector<Layer>& layers_;
+  StoreGeometry geometry_;
+  Tier& tier_;
+  Backend cpu_;
+  std::vector<Buffer> extents_;
+  std::vector<int32_t> references_;  // [n_pages]
+  int64_t n_used_ = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#include "lib/plan.h"
+
+#include <algorithm>
+
+#include "lib/cache.h"
+#include "lib/dtype.h"
+#include "lib/sequence_state.h"
+
+namespace tandem {
+namespace {
+
+struct SessionBytes {
+  int64_t state = 0;
+  int64_t selection = 0;
+};
+
+// One sequence. A selection is copied to a larger buffer when it grows: at that moment one KV head has both.
+SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry& geometry, const PolicyOptions& options,
+                           int64_t kv_len) {
+  SessionBytes bytes;
+  const int64_t n_blocks = (kv_len + Maw::kBlock - 1) / Maw::kBlock;
+  const int64_t host_len = std::max<int64_t>(0, kv_len - options.window_len);
+  int64_t largest_head = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (layers[l].sliding_window > 0) continue;
+    const int64_t key_bytes = geometry.k_row_bytes[l] + (layers[l].v_aliases_k ? 0 : geometry.v_row_bytes[l]);
+    bytes.state += n_blocks * Maw::kBlock * (layers[l].n_q_heads + layers[l].n_kv_heads) * 4;
+    bytes.selection += host_len * layers[l].n_kv_heads * key_bytes;
+    largest_head = std::max(largest_head, host_len * key_bytes);
+  }
+  bytes.selection += largest_head;
+  return bytes;
+}
+
+}  // namespace
+
+Status plan_memory(std::vector<Layer> layers, const tandem_cache_options& cache, const tandem_session_options* session,
+                   const int64_t* kv_lens, int64_t n_sequences, tandem_memory_plan* plan) {
+  int64_t page_len = 0;
+  TANDEM_TRY(resolve_cache_options(cache, &layers, &page_len));
+  const Policy* policy = &kPolicyAll;
+  PolicyOptions options;
+  if (session != nullptr) TANDEM_TRY(resolve_session_options(*session, &policy, &options));
+  const StoreGeometry geometry = make_store_geometry(layers, page_len);
+  int64_t n_pages = 0;
+  SessionBytes bytes;
+  double longest = 0.0, bytes_at_most = 3.0 * static_cast<double>(geometry.token_bytes);  // nothing below can overflow
+  for (const Layer& layer : layers) bytes_at_most += 4.0 * (layer.n_q_heads + layer.n_kv_heads);
+  for (int64_t i = 0; i < n_sequences; ++i) {
+    if (kv_lens[i] < 0 || kv_lens[i] > INT32_MAX)
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kv_lens", "kv_lens[%lld] = %lld is not in 0 to 2^31 - 1",
+                  static_cast<long long>(i), static_cast<long long>(kv_lens[i]));
+    longest += static_cast<double>(kv_lens[i] + geometry.page_len * geometry.pages_per_extent + Maw::kBlock);
+    if (longest * bytes_at_most > 0x1p62)
+      return fail(TANDEM_ERROR_CAPACITY, "kv_lens", "kv_lens up to [%lld] = %lld add up to more than 2^62 bytes",
+                  static_cast<long long>(i), static_cast<long long>(kv_lens[i]));
+    n_pages += (kv_lens[i] + page_len - 1) / page_len;
+    if (!policy->keeps_maw) continue;
+    const SessionBytes one = session_bytes(layers, geometry, options, kv_lens[i]);
+    bytes.state += one.state;
+    bytes.selection += one.selection;
+  }
+  const int64_t n_extents = (n_pages + geometry.pages_per_extent - 1) / geometry.pages_per_extent;
+  plan->host_kv_bytes = n_extents * geometry.extent_bytes;
+  plan->host_session_bytes = bytes.state;
+  plan->selection_max_bytes = bytes.selection;
+  plan->device_window_bytes = 0;
+  plan->device_work_bytes = 0;
+  plan->kv_token_bytes = geometry.token_bytes;
+  const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
+  if (cache.host_cap_bytes > 0 && needed > cache.host_cap_bytes)
+    return fail(TANDEM_ERROR_CAPACITY, "host_cap_bytes", "host_cap_bytes = %lld: the plan needs %lld",
+                static_cast<long long>(cache.host_cap_bytes), static_cast<long long>(needed));
+  return {};
+}
+
+}  // namespace tandem

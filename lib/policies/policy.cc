@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#include "lib/policies/policy.h"
+
+#include <cmath>
+#include <cstring>
+#include <string>
+
+namespace tandem {
+namespace {
+
+constexpr const Policy* kPolicies[] = {
+    &kPolicyAll,
+    &kPolicyStreaming,
+    &kPolicyHgca,
+};
+
+Status out_of_range(const char* field, double value, const char* wanted) {
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, field, "%s = %g is not %s", field, value, wanted);
+}
+
+}  // namespace
+
+const Policy* policy_at(int32_t idx) {
+  return idx >= 0 && idx < static_cast<int32_t>(std::size(kPolicies)) ? kPolicies[idx] : nullptr;
+}
+
+const Policy* find_policy(const char* name) {
+  for (const Policy* policy : kPolicies)
+    if (std::strcmp(policy->name, name) == 0) return policy;
+  return nullptr;
+}
+
+Status resolve_session_options(const tandem_session_options& options, const Policy** policy, PolicyOptions* resolved) {
+  const char* name = options.policy != nullptr ? options.policy : "all";
+  *policy = find_policy(name);
+  if (*policy == nullptr) {
+    std::string names;
+    for (const Policy* known : kPolicies) names += names.empty() ? known->name : std::string(", ") + known->name;
+    return fail(TANDEM_ERROR_NOT_FOUND, "policy", "policy = \"%.64s\" is not one of %s", name, names.c_str());
+  }
+  PolicyOptions made;
+  if (options.window_tokens < -1 || options.window_tokens > INT32_MAX)
+    return out_of_range("window_tokens", static_cast<double>(options.window_tokens), "-1 or in 0 to 2^31 - 1");
+  if (options.window_tokens >= 0) made.window_len = options.window_tokens;
+  if (options.sink_tokens < -1 || options.sink_tokens > INT32_MAX)
+    return out_of_range("sink_tokens", static_cast<double>(options.sink_tokens), "-1 or in 0 to 2^31 - 1");
+  if (options.sink_tokens >= 0) made.sink_len = options.sink_tokens;
+  if (options.halo_tokens < -1 || options.halo_tokens > INT32_MAX)
+    return out_of_range("halo_tokens", static_cast<double>(options.halo_tokens), "-1 or in 0 to 2^31 - 1");
+  if (options.halo_tokens >= 0) made.halo_len = options.halo_tokens;
+  if (!(options.alpha >= 0.0f && options.alpha <= 1.0f)) return out_of_range("alpha", options.alpha, "in 0 to 1");
+  if (options.alpha > 0.0f) made.alpha = options.alpha;
+  if (!(options.beta == -1.0f || options.beta >= 0.0f) || std::isinf(options.beta))
+    return out_of_range("beta", options.beta, "-1 or a finite number from 0 on");
+  if (options.beta >= 0.0f) made.beta = options.beta;
+  if (options.group_mode != TANDEM_GROUP_UNION && options.group_mode != TANDEM_GROUP_MEAN)
+    return out_of_range("group_mode", options.group_mode, "TANDEM_GROUP_UNION or TANDEM_GROUP_MEAN");
+  if (options.evict_by != TANDEM_EVICT_BY_WINDOW && options.evict_by != TANDEM_EVICT_BY_HOST)
+    return out_of_range("evict_by", options.evict_by, "TANDEM_EVICT_BY_WINDOW or TANDEM_EVICT_BY_HOST");
+  made.group_mode = options.group_mode;
+  made.evict_by = options.evict_by;
+  *resolved = made;
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// Which keys a query attends. A policy is a name, a few facts and pure functions over plain data: one file, and one line in
+// the table of policy.cc. It never touches a cache; the session does what the policy says.
+#pragma once
+
+#include <cstdint>
+
+#include "lib/status.h"
+
+namespace tandem {
+
+// Session options with defaults filled in.
+struct PolicyOptions {
+  int64_t window_len = 4096;
+  int64_t sink_len = 64;
+  float alpha = 0.3f;
+  float beta = 1.0f;
+  int32_t group_mode = TANDEM_GROUP_UNION;
+  int32_t evict_by = TANDEM_EVICT_BY_WINDOW;
+  int64_t halo_len = 128;
+};
+
+// Tokens outside the window that a call attends.
+enum class HostKeys {
+  kAll,
+  kSinks,     // the first sink_len alone, the window being exact for each query
+  kSelected,  // the sinks and what was selected
+};
+
+// One KV head, to choose among tokens that have left the window.
+struct SelectInput {
+  const PolicyOptions* options = nullptr;
+  bool eviction = false;             // these tokens leave the window now; else all of them are re-evaluated
+  int64_t host_len = 0;              // tokens outside the window, sinks not counted
+  int32_t group_size = 0;
+  const float* const* maw = nullptr; // [group_size] -> [n_tokens]
+  int64_t n_tokens = 0;
+  int64_t* halo_left = nullptr;      // tokens that the one before the first still keeps; carried on to the next call
+};
+
+struct Policy {
+  const char* name;
+  bool keeps_maw;  // the session keeps a MAW per query head and token, and selections
+  HostKeys (*host_keys)(bool is_append);
+  // Writes the indices of the kept tokens, ascending, to kept [n_tokens]; returns how many. Null without keeps_maw.
+  int64_t (*select)(const SelectInput& input, int32_t* kept);
+};
+
+const Policy* policy_at(int32_t idx);  // null past the end
+const Policy* find_policy(const char* name);
+Status resolve_session_options(const tandem_session_options& options, const Policy** policy, PolicyOptions* resolved);
+
+// The window grows to window_len + evict_len - 1 and then gives up evict_len tokens, so that the newest window_len are
+// always inside and evictions come in blocks.
+constexpr int64_t evict_len(int64_t window_len, int64_t page_len) {
+  const int64_t eighth = window_len / 8;
+  return eighth < 1 ? 1 : eighth < page_len ? eighth : page_len;
+}
+
+extern const Policy kPolicyAll, kPolicyStreaming, kPolicyHgca;
+
+}  // namespace tandem

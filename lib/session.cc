@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT
+#include "lib/session.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "lib/attend_scratch.h"
+
+namespace tandem {
+
+Session::Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options)
+    : cache_(std::move(cache)), policy_(policy), options_(options), scratch_(std::make_unique<AttendScratch>()) {}
+
+Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_options& options, std::unique_ptr<Session>* session) {
+  const Policy* policy = nullptr;
+  PolicyOptions resolved;
+  TANDEM_TRY(resolve_session_options(options, &policy, &resolved));
+  session->reset(new Session(std::move(cache), policy, resolved));
+  (*session)->cache_->attach(session->get());
+  return {};
+}
+
+Session::~Session() {
+  if (in_step_) cache_->engine().cpu().table->rest(cache_->engine().cpu().self);
+  // Jobs end while the cache still tells this session about changes: they read its pages and positions.
+  std::unique_lock lock(cache_->mutex());
+  for (auto& [id, state] : states_)
+    for (auto& layer : state->layers) cache_->engine().worker().join(layer->refresh.job);
+  cache_->detach(this);
+}
+
+const Policy& Session::layer_policy(const Layer& layer) const {
+  return layer.sliding_window > 0 && policy_->keeps_maw ? kPolicyAll : *policy_;
+}
+
+SequenceState* Session::state(int64_t id) const {
+  const auto found = states_.find(id);
+  return found == states_.end() ? nullptr : found->second.get();
+}
+
+int64_t Session::join(LayerState& state) {
+  const int64_t waited_ns = cache_->engine().worker().join(state.refresh.job);
+  if (state.refresh.uncopied.exchange(false)) {
+    cache_->engine().log(TANDEM_LOG_WARNING, "no memory for a copy of the selected keys: they are read from the store");
+  }
+  return waited_ns;
+}
+
+Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens) {
+  auto slot = states_.find(sequence.id);
+  if (slot == states_.end()) {
+    auto made = std::make_unique<SequenceState>();
+    for (const Layer& layer : cache_->layers()) {
+      made->layers.push_back(std::make_unique<LayerState>());
+      if (layer_policy(layer).keeps_maw) made->layers.back()->heads.resize(static_cast<size_t>(layer.n_kv_heads));
+    }
+    slot = states_.emplace(sequence.id, std::move(made)).first;
+  }
+  SequenceState& found = *slot->second;
+  for (size_t l = 0; l < found.layers.size(); ++l) {
+    const Layer& layer = cache_->layers()[l];
+    LayerState& state = *found.layers[l];
+    if (!layer_policy(layer).keeps_maw || n_tokens <= state.maw.capacity()) continue;
+    join(state);
+    // Indices first: a later call finds the capacity of the MAW short and comes here again.
+    const int64_t capacity = (n_tokens + Maw::kBlock - 1) / Maw::kBlock * Maw::kBlock;
+    for (HeadSelection& head : state.heads) {
+      Buffer token_idx;
+      if (head.token_idx.bytes() >= capacity * static_cast<int64_t>(sizeof(int32_t))) continue;
+      TANDEM_TRY(Buffer::create(cache_->host_tier(), capacity * static_cast<int64_t>(sizeof(int32_t)), Use::kSession, &token_idx));
+      std::copy_n(head.token_idx.as<int32_t>(), head.n_tokens, token_idx.as<int32_t>());
+      head.token_idx.swap(token_idx);
+    }
+    TANDEM_TRY(state.maw.reserve(cache_->host_tier(), layer.n_q_heads, n_tokens));
+  }
+  return {};
+}
+
+void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t length, Refresh* refresh) const {
+  const Layer& layer = cache_->layers()[static_cast<size_t>(layer_idx)];
+  std::vector<PageSpan>& parts = scratch_->spans;
+  parts.clear();
+  cache_->spans(sequence, 0, length, &parts);
+  refresh->n_runs = static_cast<int64_t>(parts.size());
+  refresh->runs.resize(parts.size() * static_cast<size_t>(layer.n_kv_heads));
+  refresh->slice.reserve(parts.size());
+  for (int32_t h = 0; h < layer.n_kv_heads; ++h)
+    for (size_t i = 0; i < parts.size(); ++i)
+      refresh->runs[static_cast<size_t>(h) * parts.size() + i] = cache_->run(sequence, parts[i], layer_idx, h);
+  refresh->length = length;
+  refresh->halo_reach = std::min(options_.halo_len, length);
+  refresh->discarded.resize(static_cast<size_t>(refresh->halo_reach));
+  refresh->keeps_positions = layer.rope != nullptr && !sequence.positions.empty();
+}
+
+Status Session::flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state) {
+  join(state);
+  if (!state.refresh.due) return {};
+  fill_runs(sequence, layer_idx, sequence.lengths[static_cast<size_t>(layer_idx)], &state.refresh);
+  state.refresh.eviction = false;
+  cache_->engine().worker().post(state.refresh.job);
+  join(state);
+  return {};
+}
+
+Status Session::flush(const Sequence& sequence) {
+  SequenceState* found = state(sequence.id);
+  if (found == nullptr) return {};
+  for (size_t l = 0; l < found->layers.size(); ++l)
+    TANDEM_TRY(flush_layer(sequence, static_cast<int32_t>(l), *found->layers[l]));
+  return {};
+}
+
+Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
+  SequenceState* source = state(from.id);
+  if (source == nullptr) return {};
+  TANDEM_TRY(flush(from));
+  Sequence twin;
+  twin.id = fork_id;
+  TANDEM_TRY(reserve_state(twin, 0));
+  Tier& tier = cache_->host_tier();
+  SequenceState& made = *state(fork_id);
+  for (size_t l = 0; l < made.layers.size(); ++l) {
+    LayerState& to = *made.layers[l];
+    const LayerState& old = *source->layers[l];
+    to.window_begin = old.window_begin;
+    TANDEM_TRY(to.maw.copy_from(tier, old.maw));
+    for (size_t h = 0; h < to.heads.size(); ++h) {
+      const HeadSelection& was = old.heads[h];
+      HeadSelection& head = to.heads[h];
+      if (was.token_idx.bytes() > 0) {
+        TANDEM_TRY(Buffer::create(tier, was.token_idx.bytes(), Use::kSession, &head.token_idx));
+        std::copy_n(was.token_idx.as<int32_t>(), was.n_tokens, head.token_idx.as<int32_t>());
+      }
+      head.n_tokens = was.n_tokens;
+      if (was.n_copied == 0) continue;
+      TANDEM_TRY(Buffer::create(tier, was.k.bytes(), Use::kSelection, &head.k));
+      std::copy_n(was.k.data(), was.k.bytes(), head.k.data());
+      if (was.v.bytes() > 0) {
+        TANDEM_TRY(Buffer::create(tier, was.v.bytes(), Use::kSelection, &head.v));
+        std::copy_n(was.v.data(), was.v.bytes(), head.v.data());
+      }
+      head.capacity = was.capacity;
+      head.n_copied = was.n_copied;
+    }
+  }
+  return {};
+}
+
+void Session::wait(const Sequence& sequence) {
+  SequenceState* found = state(sequence.id);
+  if (found == nullptr) return;
+  for (auto& layer : found->layers) join(*layer);
+}
+
+void Session::on_drop(int64_t id) {
+  SequenceState* found = state(id);
+  if (found == nullptr) return;
+  for (auto& layer : found->layers) join(*layer);
+  states_.erase(id);
+}
+
+// Tokens that come back into the window leave the selections; whatever is cut off is forgotten.
+void Session::on_truncate(const Sequence& sequence, int64_t n_tokens) {
+  SequenceState* found = state(sequence.id);
+  if (found == nullptr) return;
+  for (size_t l = 0; l < found->layers.size(); ++l) {
+    LayerState& state = *found->layers[l];
+    join(state);
+    state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, n_tokens - options_.window_len));
+    state.speculation = Speculation();
+    Refresh& refresh = state.refresh;
+    while (refresh.n_queries > 0 && refresh.end[static_cast<size_t>(refresh.n_queries) - 1] > n_tokens) --refresh.n_queries;
+    if (refresh.n_queries == 0) refresh.n_skipped = 0;
+    if (state.heads.empty()) continue;
+    state.maw.clear(cache_->layers()[l].n_q_heads, n_tokens, sequence.longest());
+    for (HeadSelection& head : state.heads) {
+      const int32_t* idx = head.token_idx.as<int32_t>();
+      head.n_tokens = std::lower_bound(idx, idx + head.n_tokens, state.window_begin) - idx;
+      head.n_copied = std::min(head.n_copied, head.n_tokens);
+    }
+  }
+}
+
+// Called when the rows have moved and lengths are still the old ones; a truncation to the new length follows.
+void Session::on_remove(const Sequence& sequence, int64_t first, int64_t n_tokens) {
+  SequenceState* found = state(sequence.id);
+  if (found == nullptr) return;
+  for (size_t l = 0; l < found->layers.size(); ++l) {
+    const Layer& layer = cache_->layers()[l];
+    LayerState& state = *found->layers[l];
+    const int64_t last = first + n_tokens;
+    if (state.window_begin >= last)
+      state.window_begin -= n_tokens;
+    else
+      state.window_begin = std::min(state.window_begin, first);
+    if (state.heads.empty()) continue;
+    state.maw.erase(layer.n_q_heads, first, n_tokens, sequence.lengths[l]);
+    for (HeadSelection& head : state.heads) {
+      const int64_t k_bytes = cache_->store().geometry().k_row_bytes[l], v_bytes = cache_->store().geometry().v_row_bytes[l];
+      auto* idx = head.token_idx.as<int32_t>();
+      int64_t n = 0, n_copied = 0;
+      for (int64_t i = 0; i < head.n_tokens; ++i) {
+        const int64_t moved = idx[i] >= last ? idx[i] - n_tokens : idx[i];
+        if ((idx[i] >= first && idx[i] < last) || moved < options_.sink_len) continue;
+        if (i < head.n_copied) {
+          std::copy_n(head.k.data() + i * k_bytes, k_bytes, head.k.data() + n * k_bytes);
+          if (!layer.v_aliases_k) std::copy_n(head.v.data() + i * v_bytes, v_bytes, head.v.data() + n * v_bytes);
+          n_copied = n + 1;
+        }
+        idx[n++] = static_cast<int32_t>(moved);
+      }
+      head.n_tokens = n;
+      head.n_copied = n_copied;
+    }
+  }
+}
+
+// Where the window has outgrown its length: its begin moves, in whole blocks.
+void Session::evict(LayerState& state, int64_t length) const {
+  const int64_t block = evict_len(options_.window_len, cache_->page_len());
+  const int64_t over = length - state.window_begin - options_.window_len;
+  if (over >= block) state.window_begin += over / block * block;
+}
+
+Status Session::stats(tandem_session_stats* stats) {
+  std::unique_lock lock(cache_->mutex());
+  sums_.selected_keys = sums_.host_keys = 0;
+  for (auto& [id, found] : states_) {
+    for (size_t l = 0; l < found->layers.size(); ++l) {
+      LayerState& state = *found->layers[l];
+      join(state);
+      if (!state.heads.empty())
+        sums_.host_keys += std::max<int64_t>(0, state.window_begin - options_.sink_len) * cache_->layers()[l].n_kv_heads;
+      for (const HeadSelection& head : state.heads) sums_.selected_keys += head.n_tokens;
+    }
+  }
+  const uint32_t struct_size = stats->struct_size;
+  *stats = sums_;
+  stats->struct_size = struct_size;
+  stats->n_refreshes = n_refreshes_.load();
+  stats->refresh_ns = refresh_ns_.load();
+  return {};
+}
+
+Status Session::selection(int64_t sequence, int32_t layer_idx, int32_t kv_head, int32_t q_head_of_group, int64_t capacity,
+                          int64_t* token_idx, float* maw, int64_t* n_kept) {
+  std::unique_lock lock(cache_->mutex());
+  Sequence* found = nullptr;
+  TANDEM_TRY(cache_->find_free(sequence, this, &found));
+  TANDEM_TRY(reserve_state(*found, found->longest()));
+  const auto l = static_cast<size_t>(layer_idx);
+  const Layer& layer = cache_->layers()[l];
+  LayerState& state = *this->state(sequence)->layers[l];
+  TANDEM_TRY(flush_layer(*found, layer_idx, state));
+  const int64_t length = found->lengths[l];
+  int64_t n = 0;
+  const auto put = [&](int64_t token, float share) {
+    if (n < capacity) {
+      token_idx[n] = token;
+      if (maw != nullptr) maw[n] = share;
+    }
+    ++n;
+  };
+  const Policy& policy = layer_policy(layer);
+  const HostKeys host = policy.host_keys(false);
+  // The next query sits at `length`: it sees itself too, which is not a key yet.
+  int64_t window_begin = state.window_begin, sink_end = std::min(options_.sink_len, window_begin);
+  if (host == HostKeys::kSinks) {
+    window_begin = std::max<int64_t>(0, length + 1 - options_.window_len);
+    sink_end = layer.sliding_window > 0 ? 0 : std::min({options_.sink_len, window_begin, length});
+  }
+  if (host == HostKeys::kAll) sink_end = window_begin;
+  const int64_t least = layer.sliding_window > 0 ? cache_->first_within(*found, found->position(length), layer.sliding_window) : 0;
+  for (int64_t t = least; t < sink_end; ++t) put(t, 0.0f);
+  if (host == HostKeys::kSelected) {
+    const HeadSelection& head = state.heads[static_cast<size_t>(kv_head)];
+    const int32_t* idx = head.token_idx.as<int32_t>();
+    const int32_t q_head = kv_head * layer.group_size + q_head_of_group;
+    double sum = 0.0;
+    for (int64_t i = 0; i < head.n_tokens; ++i) sum += *state.maw.at(q_head, idx[i]);
+    for (int64_t i = 0; i < head.n_tokens; ++i)
+      put(idx[i], sum > 0.0 ? static_cast<float>(*state.maw.at(q_head, idx[i]) / sum) : 0.0f);
+  }
+  for (int64_t t = std::max(window_begin, least); t < length; ++t) put(t, 0.0f);
+  *n_kept = n;
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+// A cache plus a policy: how its sequences are attended, and what was learned about each.
+//
+// A session is used by one thread at a time, but the cache may tell it about changes from another thread; states_ is
+// therefore touched under the cache's mutex alone, and a sequence in flight cannot change.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/cache.h"
+#include "lib/policies/policy.h"
+#include "lib/sequence_state.h"
+#include "lib/tensor.h"
+
+namespace tandem {
+
+// Arguments of an attend, checked: shapes agree with the model and with each other, nothing overlaps.
+struct AttendArgs {
+  int32_t layer_idx = 0;
+  bool speculative = false;
+  bool partial = false;
+  int32_t n_sequences = 0;
+  const int64_t* sequences = nullptr;   // [n_sequences]
+  const int64_t* q_lens = nullptr;      // [n_sequences]
+  const int32_t* parent_idx = nullptr;  // [n_tokens] or null
+  TensorView q, o;                      // [n_tokens, n_q_heads, ...]
+  const TensorView* k = nullptr;        // null: nothing is appended
+  const TensorView* v = nullptr;        // null where V aliases K, or nothing is appended
+  float* lse = nullptr;                 // null: not wanted
+  int64_t lse_token_stride = 0;         // elements
+  int64_t lse_head_stride = 0;
+};
+
+struct AttendScratch;
+
+class Session {
+ public:
+  static Status create(std::shared_ptr<Cache> cache, const tandem_session_options& options, std::unique_ptr<Session>* session);
+  ~Session();
+
+  Status attend(const AttendArgs& args);  // lib/attend.cc
+  Status commit(int64_t sequence, const int64_t* kept_idx, int64_t n_kept);
+  Status step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences);
+  Status step_end();
+  Status stats(tandem_session_stats* stats);
+  Status selection(int64_t sequence, int32_t layer_idx, int32_t kv_head, int32_t q_head_of_group, int64_t capacity,
+                   int64_t* token_idx, float* maw, int64_t* n_kept);
+
+  Cache& cache() const { return *cache_; }
+  const Policy& policy() const { return *policy_; }
+  const PolicyOptions& options() const { return options_; }
+  // Sliding-window layers bound their own cost: every policy but "streaming" attends their whole sliding window.
+  const Policy& layer_policy(const Layer& layer) const;
+
+  // Following the cache: called with its mutex held exclusively. Those that return a Status change nothing on failure.
+  Status reserve_state(const Sequence& sequence, int64_t n_tokens);
+  Status prepare_fork(const Sequence& from, int64_t fork_id);
+  void wait(const Sequence& sequence);     // no refresh is running
+  Status flush(const Sequence& sequence);  // every refresh that is posted or due has happened
+  void on_truncate(const Sequence& sequence, int64_t n_tokens);
+  void on_remove(const Sequence& sequence, int64_t first, int64_t n_tokens);
+  void on_drop(int64_t id);
+
+ private:
+  friend class AttendCall;
+  friend class RefreshTimer;
+  Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options);
+
+  SequenceState* state(int64_t id) const;
+  int64_t join(LayerState& state);  // returns how long it waited, in ns
+  Status flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state);
+  void fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t length, Refresh* refresh) const;
+  void evict(LayerState& state, int64_t length) const;
+  void count_kept(Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx, int64_t n_kept);
+
+  struct StepSequence {
+    int64_t id;
+    int64_t q_len;
+    std::vector<int64_t> lengths;  // [n_layers] at begin, speculative tokens not counted
+  };
+
+  std::shared_ptr<Cache> cache_;
+  const Policy* policy_;
+  PolicyOptions options_;
+  std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
+  std::unique_ptr<AttendScratch> scratch_;
+  bool in_step_ = false;
+  std::vector<StepSequence> step_;
+  tandem_session_stats sums_ = {};
+  std::atomic<int64_t> n_refreshes_{0};
+  std::atomic<int64_t> refresh_ns_{0};
+};
+
+// Counts a refresh and its time.
+class RefreshTimer {
+ public:
+  explicit RefreshTimer(Session& session) : session_(session), start_(std::chrono::steady_clock::now()) {}
+  ~RefreshTimer() {
+    session_.n_refreshes_.fetch_add(1, std::memory_order_relaxed);
+    const auto spent = std::chrono::steady_clock::now() - start_;
+    session_.refresh_ns_.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count(), std::memory_order_relaxed);
+  }
+
+ private:
+  Session& session_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace tandem

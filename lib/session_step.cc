@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+// Steps, and the end of speculation.
+#include <algorithm>
+#include <mutex>
+
+#include "lib/session.h"
+
+namespace tandem {
+
+Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences) {
+  std::unique_lock lock(cache_->mutex());
+  if (in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "a step is open already");
+  std::vector<StepSequence> step;
+  std::vector<Sequence*> found;
+  for (int32_t i = 0; i < n_sequences; ++i) {
+    Sequence* sequence = nullptr;
+    TANDEM_TRY(cache_->find_free(sequences[i], nullptr, &sequence));
+    TANDEM_TRY(cache_->check_even(*sequence));
+    step.push_back({sequences[i], q_lens[i], sequence->lengths});
+    found.push_back(sequence);
+  }
+  for (int32_t i = 0; i < n_sequences; ++i)
+    TANDEM_TRY(cache_->ensure(*found[static_cast<size_t>(i)], found[static_cast<size_t>(i)]->longest() + q_lens[i]));
+  for (Sequence* sequence : found) sequence->writer = this;
+  step_.swap(step);
+  in_step_ = true;
+  const Backend& cpu = cache_->engine().cpu();
+  cpu.table->wake(cpu.self);
+  return {};
+}
+
+Status Session::step_end() {
+  std::unique_lock lock(cache_->mutex());
+  if (!in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "no step is open");
+  // The error is built last: closing the step must not depend on memory for its text.
+  bool complete = true;
+  long long id = 0, n_got = 0, n_declared = 0;
+  size_t layer_idx = 0;
+  for (const StepSequence& step : step_) {
+    const Sequence& sequence = *cache_->find(step.id);
+    for (size_t l = 0; complete && l < step.lengths.size(); ++l) {
+      n_got = sequence.total(l) - step.lengths[l];
+      complete = n_got == step.q_len;
+      if (!complete) id = step.id, n_declared = step.q_len, layer_idx = l;
+    }
+  }
+  for (const StepSequence& step : step_) {
+    Sequence& sequence = *cache_->find(step.id);
+    if (!complete) cache_->truncate_locked(sequence, *std::min_element(step.lengths.begin(), step.lengths.end()));
+    sequence.writer = nullptr;
+  }
+  step_.clear();
+  in_step_ = false;
+  const Backend& cpu = cache_->engine().cpu();
+  cpu.table->rest(cpu.self);
+  if (complete) return {};
+  return fail(TANDEM_ERROR_INVALID_STATE, "q_lens", "layer %zu of sequence %lld got %lld of the step's %lld tokens", layer_idx, id,
+              n_got, n_declared);
+}
+
+namespace {
+
+Status check_chain(const Sequence& sequence, const int64_t* kept_idx, int64_t n_kept) {
+  const int64_t n = sequence.speculative[0];
+  for (size_t l = 0; l < sequence.lengths.size(); ++l)
+    if (sequence.speculative[l] != n || sequence.lengths[l] != sequence.lengths[0])
+      return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has %lld + %lld speculative tokens in layer %zu, %lld + %lld in layer 0",
+                  static_cast<long long>(sequence.id), static_cast<long long>(sequence.lengths[l]),
+                  static_cast<long long>(sequence.speculative[l]), l, static_cast<long long>(sequence.lengths[0]),
+                  static_cast<long long>(n));
+  if (n == 0)
+    return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has no speculative tokens", static_cast<long long>(sequence.id));
+  for (int64_t i = 0; i < n_kept; ++i) {
+    const int64_t before = i == 0 ? -1 : kept_idx[i - 1], kept = kept_idx[i];
+    if (kept < 0 || kept >= n)
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kept_idx", "kept_idx[%lld] = %lld is not in 0 to %lld", static_cast<long long>(i),
+                  static_cast<long long>(kept), static_cast<long long>(n - 1));
+    const int64_t parent = sequence.parents.empty() ? kept - 1 : sequence.parents[static_cast<size_t>(kept)];
+    if (parent != before)
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kept_idx", "kept_idx[%lld] = %lld continues token %lld, not token %lld: no chain",
+                  static_cast<long long>(i), static_cast<long long>(kept), static_cast<long long>(parent),
+                  static_cast<long long>(before));
+  }
+  return {};
+}
+
+}  // namespace
+
+// As if the kept tokens had been decoded one by one: each query's weights, then an eviction where the window overflows.
+void Session::count_kept(Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx, int64_t n_kept) {
+  const auto l = static_cast<size_t>(layer_idx);
+  const Layer& layer = cache_->layers()[l];
+  const Speculation& speculation = state.speculation;
+  const int64_t n_spec = sequence.speculative[l], length = sequence.lengths[l], group = layer.group_size;
+  const int64_t before = state.window_begin;
+  const Backend& cpu = cache_->engine().cpu();
+  for (int64_t i = 0; i < n_kept; ++i) {
+    for (int64_t h = 0; h < layer.n_q_heads; ++h) {
+      const int64_t row = (h / group * n_spec + kept_idx[i]) * group + h % group;
+      const float* logits = speculation.logits.data() + row * speculation.n_keys;
+      const float lse = speculation.lse[static_cast<size_t>(row)];
+      const auto count = [&](int64_t token, int64_t key, int64_t n) {
+        cpu.table->observe(cpu.self, state.maw.at(static_cast<int32_t>(h), token), logits + key - speculation.first_key, n, lse,
+                           options_.alpha);
+      };
+      for (int64_t t = state.window_begin; t < length;) {
+        const int64_t n = std::min(Maw::kBlock - t % Maw::kBlock, length - t);
+        count(t, t, n);
+        t += n;
+      }
+      for (int64_t m = 0; m <= i; ++m)
+        if (length + m >= state.window_begin) count(length + m, length + kept_idx[m], 1);
+    }
+    evict(state, length + i + 1);
+  }
+  sums_.evicted_tokens += state.window_begin - before;
+  if (state.window_begin == before) return;
+  state.refresh.eviction = true;
+  state.refresh.evict_begin = before;
+  state.refresh.evict_end = state.window_begin;
+}
+
+Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
+  std::unique_lock lock(cache_->mutex());
+  Sequence* sequence = nullptr;
+  TANDEM_TRY(cache_->find_free(id, this, &sequence));
+  TANDEM_TRY(check_chain(*sequence, kept_idx, n_kept));
+  SequenceState* found = state(id);
+  if (found == nullptr || sequence->speculator != this)
+    return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has no speculative tokens of this session",
+                static_cast<long long>(id));
+  const int64_t length = sequence->lengths[0] + n_kept;
+  for (size_t l = 0; l < found->layers.size(); ++l) {
+    LayerState& state = *found->layers[l];
+    join(state);
+    // The runs that a refresh would read, while this can still fail.
+    if (!state.heads.empty() && n_kept > 0) fill_runs(*sequence, static_cast<int32_t>(l), length, &state.refresh);
+  }
+  for (size_t l = 0; l < found->layers.size(); ++l) {
+    const auto layer_idx = static_cast<int32_t>(l);
+    LayerState& state = *found->layers[l];
+    const int64_t window_before = state.window_begin;
+    if (!state.heads.empty())
+      count_kept(*sequence, layer_idx, state, kept_idx, n_kept);
+    else
+      evict(state, length);
+    if (state.heads.empty()) sums_.evicted_tokens += state.window_begin - window_before;
+    for (int64_t i = 0; i < n_kept; ++i)
+      if (kept_idx[i] != i) cache_->move_row(*sequence, layer_idx, sequence->lengths[l] + kept_idx[i], sequence->lengths[l] + i);
+    state.speculation.n_keys = 0;
+    sequence->speculative[l] = 0;
+    if (!state.heads.empty() && state.window_begin != window_before) cache_->engine().worker().post(state.refresh.job);
+  }
+  sequence->parents.clear();
+  sequence->speculator = nullptr;
+  const auto committed = static_cast<size_t>(length - n_kept);
+  if (sequence->positions.size() > committed) sequence->positions.resize(committed);
+  for (size_t l = 0; l < found->layers.size(); ++l) cache_->set_length(*sequence, static_cast<int32_t>(l), length);
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+#include "lib/tensor.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "lib/dtype.h"
+#include "lib/options.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
+
+int64_t element_bytes(int32_t dtype) { return find_dtype(dtype)->bits / 8; }
+
+Status refuse_with(int32_t code, const char* tensor, const char* member, const char* format, va_list values) {
+  char field[64];
+  std::snprintf(field, sizeof field, "%s.%s", tensor, member);
+  char text[256];
+  std::vsnprintf(text, sizeof text, format, values);
+  return fail(code, field, "%s = %s", field, text);
+}
+
+// fail() with the field "q.member" and a message that begins with it.
+[[gnu::format(printf, 4, 5)]] Status refuse(int32_t code, const char* tensor, const char* member, const char* format, ...) {
+  va_list values;
+  va_start(values, format);
+  Status status = refuse_with(code, tensor, member, format, values);
+  va_end(values);
+  return status;
+}
+
+// The same for "q.member[idx]".
+[[gnu::format(printf, 4, 5)]] Status refuse_at(const char* tensor, const char* member, int32_t idx, const char* format,
+                                               ...) {
+  char indexed[32];
+  std::snprintf(indexed, sizeof indexed, "%s[%d]", member, idx);
+  va_list values;
+  va_start(values, format);
+  Status status = refuse_with(kInvalid, tensor, indexed, format, values);
+  va_end(values);
+  return status;
+}
+
+Status check_type(const tandem_tensor& t, const TensorSpec& spec) {
+  const DtypeInfo* info = find_dtype(t.dtype);
+  if (info == nullptr) return refuse(kInvalid, spec.name, "dtype", "%d is not a tensor type (f32, f16, bf16)", t.dtype);
+  if (spec.f32_only && t.dtype != TANDEM_F32)
+    return refuse(kInvalid, spec.name, "dtype", "%d (%s), must be f32", t.dtype, info->name);
+  return {};
+}
+
+Status check_device(const tandem_tensor& t, const char* name) {
+  if (t.device_type == TANDEM_DEVICE_CUDA)
+    return refuse(TANDEM_ERROR_UNSUPPORTED, name, "device_type", "%d (CUDA): no device backend is loaded", t.device_type);
+  if (t.device_type != TANDEM_DEVICE_HOST)
+    return refuse(kInvalid, name, "device_type", "%d is not a device type", t.device_type);
+  if (t.device_index != 0) return refuse(kInvalid, name, "device_index", "%d, must be 0 for the host", t.device_index);
+  return {};
+}
+
+Status check_shape(const tandem_tensor& t, const TensorSpec& spec) {
+  if (t.n_dims != spec.n_dims) return refuse(kInvalid, spec.name, "n_dims", "%d, must be %d", t.n_dims, spec.n_dims);
+  for (int32_t d = 0; d < spec.n_dims; ++d) {
+    const auto length = static_cast<long long>(t.shape[d]);
+    if (length < 0) return refuse_at(spec.name, "shape", d, "%lld is negative", length);
+    const TensorDim& dim = spec.dims[d];
+    if (dim.length != kAnyLength && t.shape[d] != dim.length)
+      return refuse_at(spec.name, "shape", d, "%lld, must be %s = %lld", length, dim.name,
+                       static_cast<long long>(dim.length));
+  }
+  return {};
+}
+
+// Strides, and from the innermost dimension outwards the elements that a slice spans: (length - 1) * stride + inner span.
+// Without elements the span is 0 and strides only have to be positive.
+Status check_strides(const tandem_tensor& t, const char* name, Footprint* footprint) {
+  const int32_t last = t.n_dims - 1;
+  const bool empty = std::any_of(t.shape, t.shape + t.n_dims, [](int64_t length) { return length == 0; });
+  if (t.stride[last] != 1)
+    return refuse_at(name, "stride", last, "%lld, must be 1 in the last dimension", static_cast<long long>(t.stride[last]));
+  int64_t span = t.shape[last];  // elements, of one slice of dimension d + 1
+  int64_t row = span;            // elements, of one slice of dimension 0
+  for (int32_t d = last - 1; d >= 0; --d) {
+    const auto stride = static_cast<long long>(t.stride[d]);
+    if (stride <= 0) return refuse_at(name, "stride", d, "%lld is not positive", stride);
+    if (empty) continue;
+    if (stride < span)
+      return refuse_at(name, "stride", d, "%lld is less than the %lld elements of the inner dimensions", stride,
+                       static_cast<long long>(span));
+    row = span;
+    int64_t steps = 0;
+    if (__builtin_mul_overflow(t.shape[d] - 1, t.stride[d], &steps) || __builtin_add_overflow(steps, span, &span))
+      return refuse_at(name, "shape", d, "%lld with stride %lld is more than memory can hold",
+                       static_cast<long long>(t.shape[d]), stride);
+  }
+  int64_t bytes = 0, stride_bytes = 0;
+  const int64_t size = element_bytes(t.dtype);
+  if (!empty && (__builtin_mul_overflow(span, size, &bytes) || __builtin_mul_overflow(t.stride[0], size, &stride_bytes)))
+    return refuse_at(name, "shape", 0, "%lld with stride %lld is more than memory can hold",
+                     static_cast<long long>(t.shape[0]), static_cast<long long>(t.stride[0]));
+  footprint->n_rows = empty ? 0 : t.n_dims == 1 ? 1 : t.shape[0];
+  footprint->row_bytes = row * size;
+  footprint->row_stride = t.n_dims == 1 ? bytes : stride_bytes;
+  return {};
+}
+
+int64_t total_bytes(const Footprint& f) { return f.n_rows == 0 ? 0 : (f.n_rows - 1) * f.row_stride + f.row_bytes; }
+
+Status check_data(const tandem_tensor& t, const char* name, Footprint* footprint) {
+  const int64_t bytes = total_bytes(*footprint);
+  footprint->begin = reinterpret_cast<uintptr_t>(t.data);
+  if (bytes == 0) return {};
+  if (t.data == nullptr)
+    return refuse(kInvalid, name, "data", "NULL, but %lld bytes are needed", static_cast<long long>(bytes));
+  if (footprint->begin % static_cast<uintptr_t>(element_bytes(t.dtype)) != 0)
+    return refuse(kInvalid, name, "data", "%p is not aligned to %s", t.data, find_dtype(t.dtype)->name);
+  if (footprint->begin > UINTPTR_MAX - static_cast<uintptr_t>(bytes))
+    return refuse(kInvalid, name, "data", "%p + %lld bytes is past the end of memory", t.data,
+                  static_cast<long long>(bytes));
+  return {};
+}
+
+Status refuse_overlap(const char* output, const char* other, const void* data) {
+  return refuse(kInvalid, output, "data", "%p overlaps %s", data, other);
+}
+
+}  // namespace
+
+bool overlap(const Footprint& a, const Footprint& b) {
+  const int64_t a_bytes = total_bytes(a), b_bytes = total_bytes(b);
+  if (a_bytes == 0 || b_bytes == 0) return false;
+  if (a.begin + static_cast<uintptr_t>(a_bytes) <= b.begin || b.begin + static_cast<uintptr_t>(b_bytes) <= a.begin)
+    return false;
+  if (a.row_stride != b.row_stride) return true;
+  // Rows repeat with one period: does a row of b fit between two rows of a?
+  const auto period = static_cast<uintptr_t>(a.row_stride);
+  const uintptr_t offset =
+      b.begin >= a.begin ? (b.begin - a.begin) % period : (period - (a.begin - b.begin) % period) % period;
+  return offset < static_cast<uintptr_t>(a.row_bytes) || offset + static_cast<uintptr_t>(b.row_bytes) > period;
+}
+
+Footprint array_footprint(const void* data, int64_t n, size_t element_bytes) {
+  const int64_t bytes = data == nullptr ? 0 : n * static_cast<int64_t>(element_bytes);
+  return {reinterpret_cast<uintptr_t>(data), bytes == 0 ? 0 : 1, bytes, bytes};
+}
+
+Status check_tensor(const tandem_tensor* tensor, const TensorSpec& spec, CheckedTensor* checked) {
+  if (tensor == nullptr) return fail(kInvalid, spec.name, "%s = NULL", spec.name);
+  char prefix[32];
+  std::snprintf(prefix, sizeof prefix, "%s.", spec.name);
+  std::snprintf(checked->name, sizeof checked->name, "%s", spec.name);
+  tandem_tensor& t = checked->tensor;
+  TANDEM_TRY(copy_in(tensor, prefix, &t));
+  if (t.reserved != 0) return refuse(kInvalid, spec.name, "reserved", "%d, must be 0", t.reserved);
+  TANDEM_TRY(check_type(t, spec));
+  TANDEM_TRY(check_device(t, spec.name));
+  TANDEM_TRY(check_shape(t, spec));
+  TANDEM_TRY(check_strides(t, spec.name, &checked->footprint));
+  return check_data(t, spec.name, &checked->footprint);
+}
+
+Status check_disjoint(const CheckedTensor& output, const CheckedTensor& other) {
+  return check_disjoint(output, other.footprint, other.name);
+}
+
+Status check_disjoint(const CheckedTensor& output, const Footprint& other, const char* other_name) {
+  return overlap(output.footprint, other) ? refuse_overlap(output.name, other_name, output.tensor.data) : Status();
+}
+
+bool same_tensor(const CheckedTensor& a, const CheckedTensor& b) {
+  const tandem_tensor &x = a.tensor, &y = b.tensor;
+  if (x.data != y.data || x.dtype != y.dtype || x.n_dims != y.n_dims) return false;
+  for (int32_t d = 0; d < x.n_dims; ++d)
+    if (x.shape[d] != y.shape[d] || (x.shape[d] > 1 && x.stride[d] != y.stride[d])) return false;
+  return true;
+}
+
+TensorView view_of(const CheckedTensor& checked) {
+  const tandem_tensor& t = checked.tensor;
+  const int64_t size = element_bytes(t.dtype);
+  return {
+      static_cast<std::byte*>(t.data), t.dtype, t.shape[0], t.shape[1], t.shape[2], t.stride[0] * size, t.stride[1] * size};
+}
+
+}  // namespace tandem

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+// Views on the caller's tensors, checked against what a call expects. lib/tensor.cc is the one place that checks tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/status.h"
+
+namespace tandem {
+
+// A checked host tensor [n_tokens, n_heads, head_dim]; rows are contiguous, strides in bytes.
+struct TensorView {
+  std::byte* data = nullptr;
+  int32_t dtype = 0;
+  int64_t n_tokens = 0;
+  int64_t n_heads = 0;
+  int64_t head_dim = 0;
+  int64_t token_stride = 0;  // bytes
+  int64_t head_stride = 0;   // bytes
+
+  std::byte* row(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
+};
+
+// What a call expects of a tensor: dimensions by name, kAnyLength where the tensor itself decides.
+inline constexpr int64_t kAnyLength = -1;
+struct TensorDim {
+  const char* name;
+  int64_t length;
+};
+struct TensorSpec {
+  const char* name;  // of the parameter: "q", "o[3]"
+  int32_t n_dims;
+  TensorDim dims[4];
+  bool f32_only = false;
+};
+
+// Bytes that an argument occupies: n_rows pieces of row_bytes, row_stride apart.
+struct Footprint {
+  uintptr_t begin = 0;
+  int64_t n_rows = 0;
+  int64_t row_bytes = 0;
+  int64_t row_stride = 0;
+};
+// Whether the two have a byte in common. Exact where both have one row stride (slices of one fused buffer) or lie apart;
+// otherwise the whole ranges count, gaps included.
+bool overlap(const Footprint& a, const Footprint& b);
+// An array of n elements.
+Footprint array_footprint(const void* data, int64_t n, size_t element_bytes);
+
+struct CheckedTensor {
+  char name[32] = "";
+  tandem_tensor tensor = {};
+  Footprint footprint;
+
+  int64_t length(int32_t dim) const { return tensor.shape[dim]; }
+};
+
+// Size, type, device, shape, strides, extent in bytes, data pointer and its alignment.
+Status check_tensor(const tandem_tensor* tensor, const TensorSpec& spec, CheckedTensor* checked);
+// INVALID_ARGUMENT where they overlap; output is a tensor that the call writes.
+Status check_disjoint(const CheckedTensor& output, const CheckedTensor& other);
+Status check_disjoint(const CheckedTensor& output, const Footprint& other, const char* other_name);
+// Same memory, same layout: an output that replaces its input.
+bool same_tensor(const CheckedTensor& a, const CheckedTensor& b);
+
+TensorView view_of(const CheckedTensor& checked);  // of three dimensions
+
+}  // namespace tandem

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+#include "lib/worker.h"
+
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <system_error>
+
+namespace tandem {
+
+namespace {
+
+// A new thread inherits the signal mask: no signal of the caller's is to arrive there, but for those of its own faults.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&blocked, signal);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+Status Worker::create(std::unique_ptr<Worker>* worker) {
+  auto made = std::make_unique<Worker>();
+  const SignalsBlocked blocked;
+  int error = 0;
+  try {
+    made->thread_ = std::thread([w = made.get()] { w->loop(); });
+  } catch (const std::system_error& e) {
+    error = e.code().value();
+  }
+  if (error != 0) return fail_system(TANDEM_ERROR_SYSTEM, error, "n_threads", "the background thread could not be started");
+  *worker = std::move(made);
+  return {};
+}
+
+Worker::~Worker() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  posted_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Worker::post(Job& job) {
+  {
+    std::lock_guard lock(mutex_);
+    job.state = Job::State::kQueued;
+    job.previous = last_;
+    job.next = nullptr;
+    (last_ ? last_->next : first_) = &job;
+    last_ = &job;
+  }
+  posted_.notify_one();
+}
+
+void Worker::unlink(Job& job) {
+  (job.previous ? job.previous->next : first_) = job.next;
+  (job.next ? job.next->previous : last_) = job.previous;
+  job.previous = job.next = nullptr;
+}
+
+int64_t Worker::join(Job& job) {
+  using Clock = std::chrono::steady_clock;
+  std::unique_lock lock(mutex_);
+  if (job.state == Job::State::kIdle) return 0;
+  const auto start = Clock::now();
+  if (job.state == Job::State::kQueued) {
+    unlink(job);
+    job.state = Job::State::kRunning;
+    ++n_running_;
+    lock.unlock();
+    job.run(job.context);
+    lock.lock();
+    job.state = Job::State::kIdle;
+    --n_running_;
+    finished_.notify_all();
+  } else {
+    finished_.wait(lock, [&] { return job.state == Job::State::kIdle; });
+  }
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+}
+
+bool Worker::drain(int64_t timeout_ns) {
+  std::unique_lock lock(mutex_);
+  const auto empty = [&] { return first_ == nullptr && n_running_ == 0; };
+  constexpr int64_t kForEver = int64_t{1} << 60;  // what the clock can still count to
+  if (timeout_ns < 0 || timeout_ns > kForEver) {
+    finished_.wait(lock, empty);
+    return true;
+  }
+  return finished_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), empty);
+}
+
+void Worker::loop() {
+  pthread_setname_np(pthread_self(), "tandem-bg");
+  // Refreshing yields to the threads that decode. Best effort: it only changes who goes first.
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 10);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    posted_.wait(lock, [&] { return stop_ || first_ != nullptr; });
+    if (stop_) return;
+    Job& job = *first_;
+    unlink(job);
+    job.state = Job::State::kRunning;
+    ++n_running_;
+    lock.unlock();
+    job.run(job.context);
+    lock.lock();
+    job.state = Job::State::kIdle;
+    --n_running_;
+    finished_.notify_all();
+  }
+}
+
+}  // namespace tandem

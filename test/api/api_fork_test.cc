@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+// In a child made by fork() every call says so, releases return, and the parent goes on as before.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "api_world.h"
+
+// What threads of the parent own is lost to a child; the leak checker is not to complain about the OpenMP runtime's part.
+extern "C" const char* __lsan_default_suppressions();
+extern "C" const char* __lsan_default_suppressions() { return "leak:libgomp"; }
+
+using namespace tandem_test;
+
+namespace {
+
+// Exit code of the child: number of the first call that did anything else, 0 when all is well.
+int child(World& w) {
+  int n = 0;
+  const auto refused = [&n](int32_t status, tandem_error* error) {
+    ++n;
+    const bool good = status == TANDEM_ERROR_INVALID_STATE && tandem_error_status(error) == status &&
+                      std::strstr(tandem_error_message(error), "fork") != nullptr;
+    tandem_error_release(error);
+    return good;
+  };
+#define CHILD(function, ...)                              \
+  do {                                                    \
+    tandem_error* error = nullptr;                        \
+    const int32_t status = function(__VA_ARGS__, &error); \
+    if (!refused(status, error)) return n;                \
+  } while (0)
+  tandem_tensor t;
+  float data[64];
+  const int64_t shape = 1, s = w.sequence;
+  int64_t number = 0, numbers[4] = {};
+  uint64_t digest = 0;
+  char text[16];
+  tandem_engine* engine = nullptr;
+  tandem_model* model = nullptr;
+  tandem_cache* cache = nullptr;
+  tandem_session* session = nullptr;
+  const tandem_layer_options layer = plain_layer();
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  tandem_cache_stats cache_stats = TANDEM_CACHE_STATS_INIT;
+  tandem_session_stats session_stats = TANDEM_SESSION_STATS_INIT;
+  const tandem_tensor* tensors[] = {&t};
+  CHILD(tandem_tensor_init, &t, TANDEM_F32, data, 1, &shape);
+  CHILD(tandem_engine_create, &engine, nullptr);
+  CHILD(tandem_engine_drain, w.engine, -1);
+  CHILD(tandem_engine_report, text, sizeof text, nullptr, w.engine);
+  CHILD(tandem_model_create, &model, &layer, 1);
+  CHILD(tandem_cache_create, &cache, w.engine, w.model, nullptr);
+  CHILD(tandem_sequence_create, &number, w.cache);
+  CHILD(tandem_sequence_fork, &number, w.cache, s);
+  CHILD(tandem_sequence_drop, w.cache, s);
+  CHILD(tandem_sequence_reserve, w.cache, s, 1);
+  CHILD(tandem_sequence_truncate, w.cache, s, 1);
+  CHILD(tandem_sequence_remove, w.cache, s, 0, 1, 0);
+  CHILD(tandem_sequence_append, w.cache, s, 0, &t, &t, nullptr);
+  CHILD(tandem_sequence_read, &t, &t, w.cache, s, 0, 0);
+  CHILD(tandem_sequence_length, &number, w.cache, s, 0);
+  CHILD(tandem_sequence_digest, &digest, w.cache, s);
+  CHILD(tandem_session_create, &session, w.cache, nullptr);
+  CHILD(tandem_attend, w.session, &args);
+  CHILD(tandem_session_commit, w.session, s, nullptr, 0);
+  CHILD(tandem_step_begin, w.session, numbers, numbers, 0, nullptr);
+  CHILD(tandem_step_end, w.session, nullptr);
+  CHILD(tandem_merge, &t, &t, tensors, tensors, 1, w.engine, nullptr);
+  CHILD(tandem_plan_memory, &plan, w.engine, w.model, nullptr, nullptr, nullptr, 0);
+  CHILD(tandem_plan_report, text, sizeof text, nullptr, &plan);
+  CHILD(tandem_supports, w.engine, nullptr, nullptr, nullptr);
+  CHILD(tandem_cache_get_stats, &cache_stats, w.cache);
+  CHILD(tandem_session_get_stats, &session_stats, w.session);
+  CHILD(tandem_session_selection, numbers, data, 4, &number, w.session, s, 0, 0, 0);
+#undef CHILD
+  if (tandem_attend(w.session, &args, nullptr) != TANDEM_ERROR_INVALID_STATE) return 100;
+  if (std::strcmp(tandem_policy_name(0), "all") != 0) return 101;
+  // Also of handles that are none.
+  if (tandem_sequence_drop(nullptr, s, nullptr) != TANDEM_ERROR_INVALID_STATE) return 102;
+  tandem_session_release(w.session);
+  tandem_cache_release(w.cache);
+  tandem_model_release(w.model);
+  tandem_engine_release(w.engine);
+  tandem_engine_release(w.engine);
+  return 0;
+}
+
+void test_child(void**) {
+  World world;
+  const Snapshot before(world);
+  for (const bool in_step : {false, true}) {  // workers asleep, workers spinning
+    const int64_t one = 1;
+    if (in_step) OK(tandem_step_begin, world.session, &world.other, &one, 1, nullptr);
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+      alarm(30);  // a child that hangs fails
+      _exit(child(world));
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    if (in_step) assert_int_equal(tandem_step_end(world.session, nullptr, nullptr), TANDEM_ERROR_INVALID_STATE);
+  }
+  const Snapshot after(world);
+  assert_true(before.digest == after.digest);
+  assert_memory_equal(before.lengths, after.lengths, sizeof before.lengths);
+  std::vector<float> o(kQHeads * kDim), lse(kQHeads);
+  tandem_error* error = nullptr;
+  const int32_t status = attend_once(world, world.sequence, 0, 1, true, o.data(), lse.data(), &error);
+  expect_ok(status, error);
+}
+
+// A child that ends by exit() runs what is due at exit; nothing of the library waits for threads that are not there.
+void test_exit_of_child(void**) {
+  World world;
+  const pid_t pid = fork();
+  assert_true(pid >= 0);
+  if (pid == 0) {
+    alarm(30);
+    std::exit(0);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+// Before the first handle there is nothing that a fork could break.
+void test_fork_before_use(void**) {
+  const pid_t pid = fork();
+  assert_true(pid >= 0);
+  if (pid == 0) {
+    alarm(60);
+    tandem_engine_options options = small_engine_options();
+    tandem_engine* engine = nullptr;
+    const int32_t status = tandem_engine_create(&engine, &options, nullptr);
+    tandem_engine_release(engine);
+    _exit(status == TANDEM_OK ? 0 : 1);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(test_fork_before_use),
+      cmocka_unit_test(test_child),
+      cmocka_unit_test(test_exit_of_child),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

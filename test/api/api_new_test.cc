@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+// operator new fails: the N-th time on any thread, once or from then on, for every N over a small scenario.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "api_scenario.h"
+
+namespace {
+
+std::atomic<bool> armed{false};
+std::atomic<bool> for_ever{false};
+std::atomic<int64_t> n_news{0};    // while armed
+std::atomic<int64_t> fails_at{0};  // 0: never
+
+bool refuses() {
+  if (!armed.load(std::memory_order_relaxed)) return false;
+  const int64_t at = fails_at.load(std::memory_order_relaxed), n = n_news.fetch_add(1) + 1;
+  return at > 0 && (n == at || (for_ever.load(std::memory_order_relaxed) && n > at));
+}
+
+void* allocate(size_t bytes, size_t alignment) {
+  if (refuses()) return nullptr;
+  if (alignment <= alignof(max_align_t)) return std::malloc(bytes == 0 ? 1 : bytes);
+  return std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
+}
+
+void* allocate_or_throw(size_t bytes, size_t alignment) {
+  void* data = allocate(bytes, alignment);
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+
+}  // namespace
+
+// Not inlined: compilers warn of a free() that they see at the end of a delete.
+#define NOT_INLINED [[gnu::noinline]]
+
+NOT_INLINED void* operator new(size_t n) { return allocate_or_throw(n, 1); }
+NOT_INLINED void* operator new[](size_t n) { return allocate_or_throw(n, 1); }
+NOT_INLINED void* operator new(size_t n, std::align_val_t a) { return allocate_or_throw(n, static_cast<size_t>(a)); }
+NOT_INLINED void* operator new[](size_t n, std::align_val_t a) { return allocate_or_throw(n, static_cast<size_t>(a)); }
+NOT_INLINED void* operator new(size_t n, const std::nothrow_t&) noexcept { return allocate(n, 1); }
+NOT_INLINED void* operator new[](size_t n, const std::nothrow_t&) noexcept { return allocate(n, 1); }
+NOT_INLINED void* operator new(size_t n, std::align_val_t a, const std::nothrow_t&) noexcept {
+  return allocate(n, static_cast<size_t>(a));
+}
+NOT_INLINED void* operator new[](size_t n, std::align_val_t a, const std::nothrow_t&) noexcept {
+  return allocate(n, static_cast<size_t>(a));
+}
+NOT_INLINED void operator delete(void* p) noexcept { std::free(p); }
+NOT_INLINED void operator delete[](void* p) noexcept { std::free(p); }
+NOT_INLINED void operator delete(void* p, size_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete[](void* p, size_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete[](void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+
+using namespace tandem_test;
+
+namespace {
+
+const Failures kFailures = {[] { armed.store(true); },
+                            [] {
+                              armed.store(false);
+                              if (n_news.load() >= fails_at.load()) fails_at.store(0);  // had its failure
+                            }};
+
+void run_all(bool keeps_failing) {
+  const tandem_engine_options options = small_engine_options();
+  fails_at.store(0);
+  for_ever.store(keeps_failing);
+  Scenario reference(options, false);
+  assert_int_equal(reference.run({[] {}, [] {}}), 0);
+  int n_runs = 0, n_failing_runs = 0;
+  for (int64_t n = 1;; ++n, ++n_runs) {
+    Scenario scenario(options, false);
+    n_news.store(0);
+    fails_at.store(n);
+    n_failing_runs += scenario.run(kFailures) > 0;
+    expect_same_answers(reference, scenario);
+    if (fails_at.load() != 0) break;
+  }
+  print_message("%d allocations failed one by one, %d of them refused a call\n", n_runs, n_failing_runs);
+  assert_true(n_runs > 100);
+  assert_true(n_failing_runs > 50);
+}
+
+void test_fails_once(void**) { run_all(false); }
+void test_fails_from_then_on(void**) { run_all(true); }
+
+// Bad arguments while there is no memory at all: a status and a constant error object, never nothing.
+void test_no_memory_for_the_error(void**) {
+  for_ever.store(true);
+  n_news.store(0);
+  fails_at.store(1);
+  armed.store(true);
+  tandem_error *first = nullptr, *second = nullptr;
+  const int32_t status = tandem_sequence_drop(nullptr, 1, &first);
+  const int32_t silent = tandem_sequence_drop(nullptr, 1, nullptr);
+  tandem_sequence_drop(nullptr, 1, &second);
+  armed.store(false);
+  assert_int_equal(status, TANDEM_ERROR_OUT_OF_MEMORY);
+  assert_int_equal(silent, TANDEM_ERROR_OUT_OF_MEMORY);
+  assert_non_null(first);
+  assert_ptr_equal(first, second);
+  assert_int_equal(tandem_error_status(first), status);
+  assert_string_equal(tandem_error_field(first), "");
+  assert_non_null(std::strstr(tandem_error_message(first), "OUT_OF_MEMORY"));
+  for (int i = 0; i < 3; ++i) tandem_error_release(first);
+  assert_int_equal(tandem_error_status(second), status);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(test_no_memory_for_the_error),
+      cmocka_unit_test(test_fails_once),
+      cmocka_unit_test(test_fails_from_then_on),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

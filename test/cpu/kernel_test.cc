@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+// attend, attention weights and logits against double precision, for every instruction set of this processor.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmath>
+
+#include "cpu/attend_case.h"
+#include "cpu/isa_backends.h"
+extern "C" {
+#include <cmocka.h>
+}
+
+namespace tandem::test {
+namespace {
+
+constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16};
+constexpr int32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
+constexpr int64_t kLengths[] = {0,  1,  2,  3,  4,   5,   7,   8,   9,   15,  16,  17,  31,  32,  33,   60,   63,
+                                64, 65, 66, 70, 127, 128, 129, 255, 256, 257, 258, 511, 512, 513, 1000, 2100, 5000};
+
+template <class T, size_t n>
+T pick(Random& random, const T (&from)[n]) {
+  return from[random.below(n)];
+}
+
+void check_all(std::vector<IsaBackend>& backends, const CaseOptions& options, bool with_weights) {
+  const AttendCase attend(options);
+  for (IsaBackend& isa : backends) {
+    std::string wrong = attend.check(isa.backend, options.seed % 3 == 0);
+    if (wrong.empty() && with_weights) wrong = attend.check_weights(isa.backend);
+    if (!wrong.empty()) fail_msg("%s: %s", isa.kernels->name, wrong.c_str());
+  }
+}
+
+// Every length x a mix of everything else.
+void random_cases(int64_t n_cases, int64_t max_keys, uint64_t seed) {
+  std::vector<IsaBackend> backends = isa_backends(2);
+  assert_true(!backends.empty());
+  Random random{seed};
+  for (int64_t i = 0; i < n_cases; ++i) {
+    CaseOptions o;
+    o.seed = random.next() >> 40;
+    o.k_type = pick(random, kTypes);
+    o.v_type = random.below(3) == 0 ? pick(random, kTypes) : o.k_type;
+    o.k_dim = random.below(2) ? 128 : pick(random, kDims);
+    o.v_dim = random.below(3) ? o.k_dim : pick(random, kDims);
+    if (random.below(8) == 0) {
+      o.v_aliases_k = true;
+      o.v_type = o.k_type;
+      o.v_dim = std::min(o.v_dim, o.k_dim);
+    }
+    o.n_keys = std::min(max_keys, kLengths[static_cast<size_t>(i) % std::size(kLengths)]);
+    const int32_t groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 33};
+    o.group_size = pick(random, groups);
+    o.q_len = static_cast<int32_t>(random.below(2) ? 1 : 1 + random.below(5));
+    if (random.below(16) == 0 && o.n_keys <= 600) o.group_size = 8, o.q_len = 17;  // several tiles of rows
+    if (o.n_keys > 1000) o.group_size = std::min(o.group_size, 8), o.q_len = std::min(o.q_len, 2);
+    o.mask = static_cast<Mask>(random.below(5));
+    o.runs = static_cast<Runs>(random.below(5));
+    o.soft_cap = random.below(5) == 0 ? 5.0f + static_cast<float>(random.below(40)) : 0.0f;
+    const double peaks[] = {0.0, 0.1, 1.0, 1.0, 3.0, 12.0};
+    o.peak = pick(random, peaks);
+    if (random.below(5) == 0) {
+      o.rope = static_cast<int32_t>(1 + random.below(2));
+      o.rope_dims = random.below(2) ? 0 : static_cast<int32_t>(2 * (1 + random.below(o.k_dim / 2)));
+      o.attn_factor = random.below(2) ? 1.0 : 1.2;
+      o.explicit_positions = random.below(3) == 0;
+      o.first_position = random.below(2) ? 0 : random.below(70000);
+    }
+    check_all(backends, o, i % 4 == 0);
+  }
+}
+
+void random_cases_fast(void**) { random_cases(1500, 5000, 12345); }
+void random_cases_full(void**) { random_cases(20000, 5000, 777); }
+
+// Every pair of types x pair of dims, decode shape.
+void types_and_dims(void**) {
+  std::vector<IsaBackend> backends = isa_backends(1);
+  for (const int32_t k_type : kTypes)
+    for (const int32_t v_type : kTypes)
+      for (const int32_t k_dim : kDims)
+        for (const int32_t v_dim : kDims) {
+          CaseOptions o;
+          o.k_type = k_type, o.v_type = v_type, o.k_dim = k_dim, o.v_dim = v_dim;
+          o.group_size = 4, o.n_keys = 70;
+          o.seed = static_cast<uint64_t>(k_dim * v_dim + k_type + v_type);
+          check_all(backends, o, false);
+        }
+}
+
+// Every length up to a few tiles x every number of rows around the tile.
+void lengths_and_rows(void**) {
+  std::vector<IsaBackend> backends = isa_backends(1);
+  for (int64_t n_keys = 0; n_keys <= 70; ++n_keys)
+    for (const int32_t n_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 33}) {
+      CaseOptions o;
+      o.k_type = o.v_type = kTypes[static_cast<size_t>(n_keys + n_rows) % 3];
+      o.group_size = n_rows, o.n_keys = n_keys;
+      o.seed = static_cast<uint64_t>(100 * n_keys + n_rows + 1);
+      check_all(backends, o, false);
+    }
+}
+
+// NaN in a key that nobody sees changes no bit; in one that some rows see it makes those rows NaN and no other.
+void nan_keys(void**) {
+  std::vector<IsaBackend> backends = isa_backends(2);
+  Random random{4242};
+  for (int i = 0; i < 150; ++i) {
+    CaseOptions o;
+    o.k_type = pick(random, kTypes), o.v_type = pick(random, kTypes);
+    o.k_dim = o.v_dim = 64;
+    o.group_size = static_cast<int32_t>(1 + random.below(5)), o.q_len = static_cast<int32_t>(1 + random.below(6));
+    o.n_keys = 1 + random.below(i % 10 == 0 ? 3000 : 600);
+    o.mask = static_cast<Mask>(1 + random.below(4));
+    o.runs = static_cast<Runs>(random.below(5));
+    o.rope = random.below(4) == 0 ? TANDEM_ROPE_HALVES : TANDEM_ROPE_CALLER;
+    o.seed = random.next() >> 40;
+    AttendCase attend(o);
+    const int64_t key =
+        random.below(4) ? o.n_keys - 1 - random.below(std::min<int64_t>(o.n_keys, 8)) : random.below(o.n_keys);
+    const bool in_v = random.below(2) != 0;
+    const auto n_rows = static_cast<size_t>(attend.n_rows), dim = static_cast<size_t>(o.v_dim);
+    for (IsaBackend& isa : backends) {
+      AttendCase poisoned(o);
+      std::vector<float> o_before(n_rows * dim), lse_before(n_rows), o_after(n_rows * dim), lse_after(n_rows);
+      const AttendJob before = poisoned.job(o_before.data(), lse_before.data(), nullptr);
+      assert_true(isa.backend.table->attend(isa.backend.self, &before, 1).ok());
+      poisoned.poison(key, in_v);
+      const AttendJob after = poisoned.job(o_after.data(), lse_after.data(), nullptr);
+      assert_true(isa.backend.table->attend(isa.backend.self, &after, 1).ok());
+      for (size_t row = 0; row < n_rows; ++row) {
+        const bool sees = poisoned.sees(static_cast<int64_t>(row), key);
+        if (sees && !in_v && !std::isnan(lse_after[row]))
+          fail_msg("%s: lse hides a NaN: %s", isa.kernels->name, o.text().c_str());
+        if (!(sees && !in_v)) assert_memory_equal(&lse_before[row], &lse_after[row], sizeof(float));
+        for (size_t c = 0; c < dim; ++c) {
+          if (sees != std::isnan(o_after[row * dim + c]))
+            fail_msg("%s: row %zu: %g: %s", isa.kernels->name, row, static_cast<double>(o_after[row * dim + c]),
+                     o.text().c_str());
+        }
+        if (!sees) assert_memory_equal(&o_before[row * dim], &o_after[row * dim], dim * sizeof(float));
+      }
+    }
+  }
+}
+
+// Logits far apart: weights of exactly 0, no garbage.
+void far_away_logits(void**) {
+  std::vector<IsaBackend> backends = isa_backends(1);
+  for (const double peak : {100.0, 1e4, 1e6, 1e18}) {
+    CaseOptions o;
+    o.group_size = 4, o.n_keys = 300, o.peak = peak, o.seed = 3;
+    check_all(backends, o, false);
+  }
+}
+
+}  // namespace
+}  // namespace tandem::test
+
+int main(int argc, char** argv) {
+  using namespace tandem::test;
+  if (argc > 1) {
+    const CMUnitTest full[] = {cmocka_unit_test(random_cases_full)};
+    return cmocka_run_group_tests(full, nullptr, nullptr);
+  }
+  (void)argv;
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(lengths_and_rows), cmocka_unit_test(types_and_dims),    cmocka_unit_test(nan_keys),
+      cmocka_unit_test(far_away_logits),  cmocka_unit_test(random_cases_fast),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

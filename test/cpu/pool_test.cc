@@ -1,0 +1,571 @@
+// SPDX-License-Identifier: MIT
+// The worker pool: each task once, whoever calls and however many workers there are, and nothing of the caller's changed.
+//
+// Most tests run on the machine at hand, with more workers than CPUs where need be (those sleep instead of spinning);
+// a meeting, where every task waits for all others, proves that every worker comes when there is work for it.
+#include "cpu/pool.h"
+
+#include <fcntl.h>
+#include <omp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/pool_seams.h"
+
+namespace {
+std::atomic<int64_t> n_allocations{0};
+}
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  n_allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* data = std::malloc(bytes)) return data;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data, size_t) noexcept { std::free(data); }
+
+// cmocka needs the four before it, and has macros (fail) that must come last.
+// clang-format off
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+extern "C" {
+#include <cmocka.h>
+}
+// clang-format on
+
+namespace {
+
+using tandem::Status;
+using tandem::cpu::create_pool;
+using tandem::cpu::Pool;
+using tandem::cpu::PoolOptions;
+using tandem::cpu::PoolSeams;
+
+std::unique_ptr<Pool> make_pool(int32_t n_threads, int64_t spin_ns = 50'000, const PoolSeams& seams = {}) {
+  std::unique_ptr<Pool> pool;
+  assert_true(create_pool({n_threads, spin_ns, true}, seams, &pool).ok());
+  assert_non_null(pool.get());
+  return pool;
+}
+
+PoolSeams on_machine(const char* synthetic) {
+  PoolSeams seams;
+  seams.topology.synthetic = synthetic;
+  seams.cgroup.proc = "/nonexistent";
+  return seams;
+}
+
+void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+// What the tasks of one run saw. Counted here, asserted by the test's own thread afterwards.
+struct Tally {
+  explicit Tally(int64_t n_tasks, int32_t n_workers) : counts(n_tasks), order(n_workers), busy(n_workers) {}
+  std::vector<std::atomic<int32_t>> counts;
+  std::vector<std::vector<int64_t>> order;  // tasks of each worker, in the order in which it ran them
+  std::vector<std::atomic<int32_t>> busy;
+  std::atomic<int32_t> n_wrong{0};
+
+  static void task(void* context, int64_t i, int32_t worker) {
+    Tally& tally = *static_cast<Tally*>(context);
+    if (worker < 0 || worker >= static_cast<int32_t>(tally.busy.size()) || i < 0 ||
+        i >= static_cast<int64_t>(tally.counts.size())) {
+      tally.n_wrong.fetch_add(1);
+      return;
+    }
+    if (tally.busy[worker].exchange(1) != 0) tally.n_wrong.fetch_add(1);
+    tally.counts[i].fetch_add(1);
+    tally.order[worker].push_back(i);
+    tally.busy[worker].store(0);
+  }
+  void assert_each_once() const {
+    assert_int_equal(n_wrong.load(), 0);
+    for (const auto& count : counts) assert_int_equal(count.load(), 1);
+  }
+};
+
+// Tasks that each wait for all others: returns only if n_tasks workers take one each.
+struct Meeting {
+  explicit Meeting(int32_t n) : n_expected(n) {}
+  int32_t n_expected;
+  std::atomic<int32_t> n_here{0};
+  void (*look)(void* context, int32_t worker) = nullptr;
+  void* context = nullptr;
+
+  static void task(void* self, int64_t, int32_t worker) {
+    Meeting& meeting = *static_cast<Meeting*>(self);
+    if (meeting.look != nullptr) meeting.look(meeting.context, worker);
+    meeting.n_here.fetch_add(1);
+    while (meeting.n_here.load() < meeting.n_expected) sched_yield();
+  }
+};
+
+void meet(Pool* pool, void (*look)(void*, int32_t) = nullptr, void* context = nullptr) {
+  Meeting meeting(pool->n_workers());
+  meeting.look = look;
+  meeting.context = context;
+  pool->run(pool->n_workers(), Meeting::task, &meeting);
+  assert_int_equal(meeting.n_here.load(), pool->n_workers());
+}
+
+void each_task_runs_once(void**) {
+  for (int32_t n_threads = 1; n_threads <= 8; ++n_threads) {
+    const auto pool = make_pool(n_threads);
+    assert_int_equal(pool->n_workers(), n_threads);
+    for (int64_t n_tasks = 0; n_tasks <= 1000; ++n_tasks) {
+      Tally tally(n_tasks, n_threads);
+      pool->run(n_tasks, Tally::task, &tally);
+      tally.assert_each_once();
+      for (const auto& order : tally.order) assert_true(std::is_sorted(order.begin(), order.end()));
+    }
+    Tally none(0, n_threads);
+    pool->run(-5, Tally::task, &none);
+    none.assert_each_once();
+  }
+}
+
+void every_worker_comes(void**) {
+  for (int32_t n_threads = 1; n_threads <= 8; ++n_threads) {
+    const auto pool = make_pool(n_threads);
+    for (int i = 0; i < 50; ++i) meet(pool.get());
+    sleep_ms(5);  // all asleep
+    meet(pool.get());
+    pool->wake();
+    meet(pool.get());
+    pool->rest();
+  }
+}
+
+void concurrent_callers_wait_their_turn(void**) {
+  for (int32_t n_threads : {1, 2, 4}) {
+    const auto pool = make_pool(n_threads);
+    std::vector<std::atomic<int32_t>> busy(n_threads);
+    std::atomic<int32_t> n_wrong{0};
+    struct Shared {
+      std::vector<std::atomic<int32_t>>* busy;
+      std::atomic<int32_t>* n_wrong;
+      std::atomic<int64_t> sum{0};
+    };
+    const auto task = [](void* context, int64_t i, int32_t worker) {
+      Shared& shared = *static_cast<Shared*>(context);
+      if ((*shared.busy)[worker].exchange(1) != 0) shared.n_wrong->fetch_add(1);
+      if (i % 5 == 0) sched_yield();
+      shared.sum.fetch_add(i + 1);
+      (*shared.busy)[worker].store(0);
+    };
+    const auto caller = [&] {
+      for (int64_t n_tasks = 1; n_tasks <= 150; ++n_tasks) {
+        Shared shared{&busy, &n_wrong, {}};
+        pool->run(n_tasks % 7, task, &shared);
+        if (shared.sum.load() != (n_tasks % 7) * (n_tasks % 7 + 1) / 2) n_wrong.fetch_add(1);
+      }
+    };
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 4; ++i) callers.emplace_back(caller);
+    for (std::thread& thread : callers) thread.join();
+    assert_int_equal(n_wrong.load(), 0);
+  }
+}
+
+void tasks_go_to_workers_of_their_node_first(void**) {
+  const auto pool = make_pool(4, 0, on_machine("numa:2 core:2 pu:1"));
+  assert_int_equal(pool->n_nodes(), 2);
+  const auto report = nlohmann::json::parse(pool->report());
+  int64_t n_foreign = 0;
+  for (int round = 0; round < 200; ++round) {
+    const int64_t n_tasks = round * 3;
+    std::vector<int32_t> nodes(n_tasks);
+    uint32_t random = static_cast<uint32_t>(round) * 2654435761u;
+    for (int32_t& node : nodes) node = static_cast<int32_t>((random = random * 1664525u + 1013904223u) >> 31);
+    if (round % 10 == 0) std::fill(nodes.begin(), nodes.end(), 1);
+    if (round % 10 == 1) std::fill(nodes.begin(), nodes.end(), -3);  // no such node: counts as 0
+    if (round % 10 == 2) std::fill(nodes.begin(), nodes.end(), 2);
+    Tally tally(n_tasks, 4);
+    pool->run(n_tasks, Tally::task, &tally, nodes.data());
+    tally.assert_each_once();
+    for (int32_t worker = 0; worker < 4; ++worker) {
+      const int32_t own = report["workers"][worker]["node"];
+      bool own_are_gone = false;
+      for (int64_t i : tally.order[worker]) {
+        const bool is_own = (nodes[i] == 1 ? 1 : 0) == own;
+        assert_false(is_own && own_are_gone);
+        own_are_gone = own_are_gone || !is_own;
+        n_foreign += !is_own;
+      }
+    }
+  }
+  assert_true(n_foreign > 0);
+  Meeting meeting(4);
+  const int32_t all_on_one[4] = {1, 1, 1, 1};
+  pool->run(4, Meeting::task, &meeting, all_on_one);  // also the workers of node 0 come
+  assert_int_equal(meeting.n_here.load(), 4);
+}
+
+void one_node_ignores_the_preference(void**) {
+  const auto pool = make_pool(2);
+  const std::vector<int32_t> nodes(100, 7);
+  Tally tally(100, 2);
+  if (pool->n_nodes() == 1) pool->run(100, Tally::task, &tally, nodes.data());
+  if (pool->n_nodes() == 1) tally.assert_each_once();
+}
+
+int64_t process_cpu_ms() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+}
+
+int64_t steady_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int64_t cpu_ms_while_idle() {
+  sleep_ms(30);
+  const int64_t before = process_cpu_ms();
+  sleep_ms(200);
+  return process_cpu_ms() - before;
+}
+
+// A round every half millisecond for 200 ms, as the layers of a step come.
+int64_t cpu_ms_between_rounds(Pool& pool) {
+  const int64_t before = process_cpu_ms(), end = steady_ms() + 200;
+  while (steady_ms() < end) {
+    pool.run(2, [](void*, int64_t, int32_t) {}, nullptr);
+    std::this_thread::sleep_for(std::chrono::microseconds(450));
+  }
+  return process_cpu_ms() - before;
+}
+
+// Bounds far apart: between rounds a worker that is kept awake burns up to 200 ms, one that spins for 50 us some 20; without
+// any rounds both sleep.
+constexpr int64_t kSpunMs = 80;
+constexpr int64_t kSleptMs = 10;
+constexpr int64_t kRestedMs = 60;
+
+void wake_keeps_workers_spinning_until_rest(void**) {
+  if (std::thread::hardware_concurrency() < 2) skip();
+  const auto pool = make_pool(2);
+  assert_true(cpu_ms_while_idle() < kSleptMs);
+  pool->wake();
+  assert_true(cpu_ms_while_idle() < kSleptMs);  // nothing came: the cores are the caller's
+  assert_true(cpu_ms_between_rounds(*pool) > kSpunMs);
+  pool->wake();
+  pool->rest();
+  assert_true(cpu_ms_between_rounds(*pool) > kSpunMs);
+  pool->rest();
+  assert_true(cpu_ms_between_rounds(*pool) < kRestedMs);
+  pool->rest();  // without its wake()
+  pool->wake();
+  assert_true(cpu_ms_between_rounds(*pool) > kSpunMs);
+  assert_true(cpu_ms_while_idle() < kSleptMs);  // a rest() that never comes does not spin for ever
+  meet(pool.get());
+  pool->rest();
+}
+
+void more_workers_than_cpus_never_spin(void**) {
+  const int32_t n_threads = static_cast<int32_t>(std::thread::hardware_concurrency()) + 2;
+  const auto pool = make_pool(n_threads, 10'000'000'000);
+  const auto report = nlohmann::json::parse(pool->report());
+  assert_true(report["oversubscribed"].get<bool>());
+  assert_int_equal(report["spin_ns"].get<int64_t>(), 0);
+  for (const auto& worker : report["workers"]) assert_false(worker["bound"].get<bool>());
+  pool->wake();
+  meet(pool.get());
+  assert_true(cpu_ms_while_idle() < kSleptMs);
+  pool->rest();
+}
+
+int64_t n_threads_of_process() {
+  int64_t n = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) n += entry.is_directory();
+  return n;
+}
+
+std::atomic<int32_t> n_starts{0};
+int32_t failing_start = 0;
+
+int fail_nth_start(pthread_t* thread, void* (*body)(void*), void* argument) {
+  if (++n_starts == failing_start) {
+    std::memset(thread, 0x5a, sizeof *thread);  // undefined after a failure: nobody may join it
+    return EAGAIN;
+  }
+  return pthread_create(thread, nullptr, body, argument);
+}
+
+void a_thread_that_does_not_start_leaves_nothing_behind(void**) {
+  const int64_t n_before = n_threads_of_process();
+  tandem::cpu::set_start_thread(fail_nth_start);
+  for (failing_start = 1; failing_start <= 5; ++failing_start) {
+    n_starts = 0;
+    std::unique_ptr<Pool> pool;
+    const Status status = create_pool({6, 50'000, true}, {}, &pool);
+    assert_int_equal(status.code(), TANDEM_ERROR_SYSTEM);
+    assert_int_equal(status.info().underlying, EAGAIN);
+    assert_string_equal(status.info().field.c_str(), "n_threads");
+    assert_int_equal(n_starts.load(), failing_start);
+    assert_null(pool.get());
+    for (int i = 0; i < 1000 && n_threads_of_process() != n_before; ++i) sleep_ms(1);  // a joined thread lingers in /proc
+    assert_int_equal(n_threads_of_process(), n_before);
+  }
+  n_starts = 0;
+  const auto pool = make_pool(6);  // the sixth start is never asked for
+  tandem::cpu::set_start_thread(nullptr);
+  assert_int_equal(n_threads_of_process(), n_before + 5);
+  meet(pool.get());
+}
+
+void options_out_of_range_are_refused(void**) {
+  std::unique_ptr<Pool> pool;
+  for (const PoolOptions& options :
+       {PoolOptions{-1, 0, true}, PoolOptions{4097, 0, true}, PoolOptions{INT32_MIN, 0, true}}) {
+    const Status status = Pool::create(options, &pool);
+    assert_int_equal(status.code(), TANDEM_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(status.info().field.c_str(), "n_threads");
+  }
+  const Status status = Pool::create({1, -1, true}, &pool);
+  assert_int_equal(status.code(), TANDEM_ERROR_INVALID_ARGUMENT);
+  assert_string_equal(status.info().field.c_str(), "spin_ns");
+  assert_null(pool.get());
+}
+
+void affinity_and_signals_of_the_caller_stay(void**) {
+  cpu_set_t cpus_before, cpus_after;
+  sigset_t signals_before, signals_after;
+  sched_getaffinity(0, sizeof cpus_before, &cpus_before);
+  sigemptyset(&signals_before);
+  sigaddset(&signals_before, SIGUSR2);
+  pthread_sigmask(SIG_SETMASK, &signals_before, nullptr);
+  {
+    const auto pool = make_pool(0);
+    meet(pool.get());
+    sched_getaffinity(0, sizeof cpus_after, &cpus_after);
+    assert_true(CPU_EQUAL(&cpus_before, &cpus_after));
+  }
+  sched_getaffinity(0, sizeof cpus_after, &cpus_after);
+  pthread_sigmask(SIG_SETMASK, nullptr, &signals_after);
+  pthread_sigmask(SIG_UNBLOCK, &signals_before, nullptr);
+  assert_true(CPU_EQUAL(&cpus_before, &cpus_after));
+  for (int i = 1; i < 32; ++i) assert_int_equal(sigismember(&signals_before, i), sigismember(&signals_after, i));
+}
+
+struct Seen {
+  char name[16] = "";
+  cpu_set_t cpus;
+  sigset_t signals;
+  int n_omp_threads = -1;
+  uint32_t fp_modes = 0;
+
+  static void look(void* context, int32_t worker) {
+    Seen& seen = static_cast<Seen*>(context)[worker];
+    pthread_getname_np(pthread_self(), seen.name, sizeof seen.name);
+    sched_getaffinity(0, sizeof seen.cpus, &seen.cpus);
+    pthread_sigmask(SIG_SETMASK, nullptr, &seen.signals);
+    seen.n_omp_threads = omp_get_max_threads();
+#if defined(__x86_64__)
+    seen.fp_modes = __builtin_ia32_stmxcsr() & ~0x3fu;  // without the sticky exceptions
+#endif
+  }
+};
+
+void workers_are_named_bound_and_deaf_to_signals(void**) {
+  const auto pool = make_pool(0);
+  const auto report = nlohmann::json::parse(pool->report());
+  std::vector<Seen> seen(pool->n_workers());
+  meet(pool.get(), Seen::look, seen.data());
+  for (int32_t i = 1; i < pool->n_workers(); ++i) {
+    assert_string_equal(seen[i].name, ("tandem-" + std::to_string(i)).c_str());
+    assert_true(report["workers"][i]["bound"].get<bool>());
+    assert_int_equal(CPU_COUNT(&seen[i].cpus), 1);
+    assert_true(CPU_ISSET(report["workers"][i]["cpu"].get<int>(), &seen[i].cpus));
+    assert_false(CPU_ISSET(report["workers"][0]["cpu"].get<int>(), &seen[i].cpus));
+    for (int signal : {SIGINT, SIGTERM, SIGCHLD, SIGUSR1, SIGPROF}) assert_true(sigismember(&seen[i].signals, signal));
+    assert_false(sigismember(&seen[i].signals, SIGSEGV));
+  }
+  std::unique_ptr<Pool> loose;
+  assert_true(Pool::create({2, 50'000, false}, &loose).ok());
+  cpu_set_t own;
+  sched_getaffinity(0, sizeof own, &own);
+  std::vector<Seen> of_loose(2);
+  meet(loose.get(), Seen::look, of_loose.data());
+  assert_true(CPU_EQUAL(&of_loose[1].cpus, &own));
+  assert_false(nlohmann::json::parse(loose->report())["workers"][1]["bound"].get<bool>());
+}
+
+void tasks_have_one_omp_thread_and_default_fp_modes(void**) {
+  const int n_before = omp_get_max_threads();
+  for (int32_t n_threads : {1, 4}) {
+    const auto pool = make_pool(n_threads);
+    std::vector<Seen> seen(n_threads);
+    omp_set_num_threads(3);
+#if defined(__x86_64__)
+    const uint32_t fp_before = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(fp_before | 0x8040);  // denormals are zero, both ways
+#endif
+    meet(pool.get(), Seen::look, seen.data());
+    assert_int_equal(omp_get_max_threads(), 3);
+#if defined(__x86_64__)
+    const uint32_t fp_after = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(fp_before);
+    assert_int_equal(fp_after & 0x8040, 0x8040);
+    for (const Seen& one : seen) assert_int_equal(one.fp_modes, 0x1f80);
+#endif
+    for (const Seen& one : seen) assert_int_equal(one.n_omp_threads, 1);
+  }
+  omp_set_num_threads(n_before);
+}
+
+void nothing(void*, int64_t, int32_t) {}
+
+void a_hundred_thousand_runs_allocate_nothing(void**) {
+  for (int32_t n_threads : {2, 4}) {
+    const auto pool = make_pool(n_threads);
+    pool->run(4, nothing, nullptr);
+    const int64_t n_before = n_allocations.load();
+    for (int i = 0; i < (n_threads == 2 ? 100'000 : 10'000); ++i) {
+      if (i % 1000 == 0) pool->wake();
+      pool->run(i % 4, nothing, nullptr);
+      if (i % 1000 == 500) pool->rest();
+    }
+    assert_int_equal(n_allocations.load(), n_before);
+    Tally tally(100, n_threads);
+    pool->run(100, Tally::task, &tally);
+    tally.assert_each_once();
+    meet(pool.get());
+  }
+}
+
+void pools_end_in_every_state(void**) {
+  const int64_t n_before = n_threads_of_process();
+  for (int32_t n_threads : {1, 2, 6}) {
+    for (int i = 0; i < 20; ++i) make_pool(n_threads);  // hardly started
+    auto pool = make_pool(n_threads);
+    sleep_ms(5);
+    pool.reset();  // asleep
+    pool = make_pool(n_threads);
+    pool->wake();
+    pool.reset();  // awake
+    pool = make_pool(n_threads, 0);
+    meet(pool.get());
+    pool.reset();  // just finished
+  }
+  for (int i = 0; i < 1000 && n_threads_of_process() != n_before; ++i) sleep_ms(1);
+  assert_int_equal(n_threads_of_process(), n_before);
+}
+
+void a_child_after_fork_can_destroy_it(void**) {
+  auto pool = make_pool(3);
+  meet(pool.get());
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    pool.reset();
+    _exit(7);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 7);
+  meet(pool.get());
+}
+
+void sized_by_cores_and_quota(void**) {
+  char folder[] = "/tmp/tandem-pool-XXXXXX";
+  assert_non_null(mkdtemp(folder));
+  PoolSeams seams = on_machine("numa:2 core:4 pu:2");
+  assert_int_equal(make_pool(0, 0, seams)->n_workers(), 8);
+  assert_int_equal(make_pool(11, 0, seams)->n_workers(), 11);
+  assert_int_equal(make_pool(1, 0, seams)->n_nodes(), 1);
+  seams.cgroup = {std::string(folder) + "/proc", folder};
+  std::filesystem::create_directories(seams.cgroup.proc);
+  std::ofstream(seams.cgroup.proc + "/cgroup") << "0::/\n";
+  std::ofstream(seams.cgroup.proc + "/mountinfo") << "31 22 0:27 / / rw - cgroup2 cgroup2 rw\n";
+  for (const auto& [text, n_workers] : {std::pair("max 100000", 8), std::pair("390000 100000", 3), std::pair("9 100", 1)}) {
+    std::ofstream(std::string(folder) + "/cpu.max") << text;
+    const auto pool = make_pool(0, 0, seams);
+    assert_int_equal(pool->n_workers(), n_workers);
+    assert_int_equal(pool->n_nodes(), n_workers == 1 ? 1 : 2);
+  }
+  std::ofstream(std::string(folder) + "/cpu.max") << "100000 100000";
+  const auto report = nlohmann::json::parse(make_pool(2, 50'000, seams)->report());
+  assert_true(report["oversubscribed"].get<bool>());  // two busy threads would be stopped half of the time
+  assert_int_equal(report["quota_cpus"].get<int>(), 1);
+  std::filesystem::remove_all(folder);
+}
+
+void report_says_where_everyone_is(void**) {
+  const auto pool = make_pool(5, 0, on_machine("pack:2 numa:1 l3:1 core:2 pu:2"));
+  const auto report = nlohmann::json::parse(pool->report());
+  assert_int_equal(report["n_workers"].get<int>(), 5);
+  assert_int_equal(report["n_nodes"].get<int>(), 2);
+  assert_string_equal(report["allowed_cpus"].get<std::string>().c_str(), "0-7");
+  assert_true(report["quota_cpus"].is_null());
+  assert_false(report["this_system"].get<bool>());
+  assert_string_equal(report["topology"].get<std::string>().c_str(),
+                      "2 packages, 2 NUMA nodes, 2 L3 caches, 4 cores, 8 PUs");
+  const int cpus[] = {0, 4, 2, 6, 1};
+  const int nodes[] = {0, 1, 0, 1, 0};
+  for (int i = 0; i < 5; ++i) {
+    const auto& worker = report["workers"][i];
+    assert_int_equal(worker["cpu"].get<int>(), cpus[i]);
+    assert_int_equal(worker["core"].get<int>(), cpus[i] / 2);
+    assert_int_equal(worker["node"].get<int>(), nodes[i]);
+    assert_int_equal(worker["caller"].get<bool>(), i == 0);
+    assert_false(worker["bound"].get<bool>());  // not this machine
+    if (i > 0) assert_int_equal(worker["bind_errno"].get<int>(), ENOTSUP);
+  }
+}
+
+void placing_is_best_effort(void**) {
+  const auto pool = make_pool(2, 0, on_machine("numa:2 core:1 pu:1"));
+  std::vector<char> data(1 << 16, 3);
+  for (int32_t node : {-1, 0, 1, 2}) pool->place(data.data(), static_cast<int64_t>(data.size()), node);
+  pool->place(nullptr, 100, 0);
+  pool->place(data.data(), -1, 0);
+  assert_int_equal(std::count(data.begin(), data.end(), 3), data.size());
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(each_task_runs_once),
+      cmocka_unit_test(every_worker_comes),
+      cmocka_unit_test(concurrent_callers_wait_their_turn),
+      cmocka_unit_test(tasks_go_to_workers_of_their_node_first),
+      cmocka_unit_test(one_node_ignores_the_preference),
+      cmocka_unit_test(wake_keeps_workers_spinning_until_rest),
+      cmocka_unit_test(more_workers_than_cpus_never_spin),
+      cmocka_unit_test(a_thread_that_does_not_start_leaves_nothing_behind),
+      cmocka_unit_test(options_out_of_range_are_refused),
+      cmocka_unit_test(affinity_and_signals_of_the_caller_stay),
+      cmocka_unit_test(workers_are_named_bound_and_deaf_to_signals),
+      cmocka_unit_test(tasks_have_one_omp_thread_and_default_fp_modes),
+      cmocka_unit_test(a_hundred_thousand_runs_allocate_nothing),
+      cmocka_unit_test(pools_end_in_every_state),
+      cmocka_unit_test(a_child_after_fork_can_destroy_it),
+      cmocka_unit_test(sized_by_cores_and_quota),
+      cmocka_unit_test(report_says_where_everyone_is),
+      cmocka_unit_test(placing_is_best_effort),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// tandem-demo runs, its figures hang together, and its picture is a picture.
+#include <stdlib.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "run_command.h"
+#include "stop_test.h"
+#include "text_file.h"
+
+namespace {
+
+using Json = nlohmann::json;
+
+std::string folder;  // removed at the end
+
+Json run_demo(std::vector<std::string> args) {
+  args.insert(args.begin(), TANDEM_DEMO_PROGRAM);
+  args.insert(args.end(), {"--json", "--pictures", folder});
+  const CommandResult result = run_command(args);
+  if (result.exit_code != 0) STOP_TEST("exit code %d: %s", result.exit_code, result.err.c_str());
+  return Json::parse(result.out.substr(0, result.out.find('\n')));
+}
+
+void check_picture(const char* name) {
+  std::string png;
+  if (generate::read_text_file(folder + "/" + name, &png)) {
+    print_message("no picture: built without Cairo\n");
+    return;
+  }
+  assert_true(png.size() > 10000 && png.compare(0, 8, "\x89PNG\r\n\x1a\n") == 0);
+}
+
+// A window over half of the text: everything that dense finds, hgca finds, and it reads less.
+void facts_are_found_side_by_side(void**) {
+  const Json json = run_demo({"--context", "2048", "--window", "1536", "--beta", "0.05", "--decode", "64"});
+  assert_int_equal(json["all"]["asked"].get<int>(), 6);
+  assert_int_equal(json["all"]["right"].get<int>(), 6);
+  assert_true(json["hgca"]["right"].get<int>() >= 5);
+  assert_true(json["all"]["kv_read_share"].get<double>() == 1.0);
+  assert_true(json["hgca"]["kv_read_share"].get<double>() < 1.0 && json["hgca"]["kv_read_share"].get<double>() > 0.7);
+  assert_true(json["hgca"]["bits_per_byte"].get<double>() < 1.02 * json["all"]["bits_per_byte"].get<double>());
+  check_picture("kept.png");
+}
+
+void pass_keys_are_found(void**) {
+  const Json json = run_demo({"--passkey", "3", "--context", "2048", "--policies", "all"});
+  assert_int_equal(json["all"]["right"].get<int>(), 3);
+}
+
+void numbers_are_found(void**) {
+  const Json json = run_demo({"--numbers", "4", "--context", "2048", "--policies", "all,streaming", "--window", "256"});
+  assert_int_equal(json["all"]["right"].get<int>(), 4);
+  // A decode step that sees no more than sinks and window cannot read four numbers out of 2,048 bytes.
+  assert_true(json["streaming"]["right"].get<int>() < 4);
+}
+
+void curve_has_its_points(void**) {
+  const Json json = run_demo({"--curve", TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt", "--offset", "0", "--context",
+                              "2048", "--decode", "64", "--betas", "0.5,2", "--windows", "10,50"});
+  assert_int_equal(json.size(), 5);
+  assert_true(json[0]["kv_read_share"].get<double>() == 1.0);
+  // A larger beta reads less; so does a smaller window.
+  assert_true(json[2]["kv_read_share"].get<double>() < json[1]["kv_read_share"].get<double>());
+  assert_true(json[2]["kv_read_share"].get<double>() < json[4]["kv_read_share"].get<double>());
+  check_picture("curve.png");
+}
+
+int make_folder(void**) {
+  char name[] = "/tmp/tandem-demo-test-XXXXXX";
+  if (mkdtemp(name) == nullptr) return -1;
+  folder = name;
+  return 0;
+}
+
+int remove_folder(void**) {
+  std::filesystem::remove_all(folder);
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(facts_are_found_side_by_side),
+      cmocka_unit_test(pass_keys_are_found),
+      cmocka_unit_test(numbers_are_found),
+      cmocka_unit_test(curve_has_its_points),
+  };
+  return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

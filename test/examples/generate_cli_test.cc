@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+// tandem-generate as a user meets it: bad input ends in one line that names it, and a pass key is found.
+#include <string.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "haystack.h"
+#include "run_command.h"
+#include "stop_test.h"
+#include "text_file.h"
+
+namespace {
+
+const std::string kModel = TANDEM_EXAMPLES_DIRECTORY "/models/pico";
+const std::string kText = TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt";
+
+CommandResult generate_with(std::vector<std::string> args) {
+  args.insert(args.begin(), TANDEM_GENERATE_PROGRAM);
+  return run_command(args);
+}
+
+struct BadInput {
+  std::vector<std::string> args;
+  std::vector<const char*> named;  // words that the message must have
+};
+
+// Each of them on top of a command that would work.
+void bad_input_is_named(void**) {
+  const std::vector<std::string> prompt = {"--model", kModel, "--n-predict", "1", "--prompt", "a"};
+  const std::vector<std::string> score = {"--model", kModel, "--score", kText, "--context", "64"};
+  const std::vector<std::pair<std::vector<std::string>, BadInput>> cases = {
+      {prompt, {{"--nonsense"}, {"--nonsense", "unknown"}}},
+      {prompt, {{"nonsense"}, {"nonsense", "unknown"}}},
+      {prompt, {{"--n-predict"}, {"--n-predict", "missing"}}},
+      {prompt, {{"--n-predict", "0"}, {"--n-predict", "\"0\""}}},
+      {prompt, {{"--n-predict", "-3"}, {"--n-predict", "\"-3\""}}},
+      {prompt, {{"--n-predict", "1.5"}, {"--n-predict", "\"1.5\""}}},
+      {prompt, {{"--n-predict", "99999999999999999999"}, {"--n-predict", "99999999999999999999"}}},
+      {prompt, {{"--n-predict="}, {"--n-predict", "\"\""}}},
+      {prompt, {{"--json=1"}, {"--json", "\"1\""}}},
+      {prompt, {{"--temperature", "nan"}, {"--temperature", "\"nan\""}}},
+      {prompt, {{"--temperature", "-1"}, {"--temperature", "\"-1\""}}},
+      {prompt, {{"--temperature", "1,5"}, {"--temperature", "\"1,5\""}}},
+      {prompt, {{"--policy", "fancy"}, {"--policy", "fancy", "hgca"}}},
+      {prompt, {{"--policy", ""}, {"--policy"}}},
+      {prompt, {{"--isa", "pentium"}, {"--isa", "pentium"}}},
+      {prompt, {{"--kv-type", "q9"}, {"--kv-type", "q9", "bf16"}}},
+      {prompt, {{"--rope", "maybe"}, {"--rope", "maybe"}}},
+      {prompt, {{"--evict-by", "luck"}, {"--evict-by", "luck"}}},
+      {prompt, {{"--group", "sum"}, {"--group", "sum"}}},
+      {prompt, {{"--threads", "0"}, {"--threads", "\"0\""}}},
+      {prompt, {{"--chunk", "0"}, {"--chunk", "\"0\""}}},
+      {prompt, {{"--window", "-1"}, {"--window", "\"-1\""}}},
+      {prompt, {{"--sinks", "x"}, {"--sinks", "\"x\""}}},
+      {prompt, {{"--alpha", "0"}, {"--alpha", "\"0\""}}},
+      {prompt, {{"--alpha", "1.01"}, {"--alpha", "1.01"}}},
+      {prompt, {{"--beta", "-0.5"}, {"--beta", "-0.5"}}},
+      {prompt, {{"--halo", "-2"}, {"--halo", "\"-2\""}}},
+      {prompt, {{"--seed", "-1"}, {"--seed", "\"-1\""}}},
+      {prompt, {{"--score", kText}, {"--score", "--prompt"}}},
+      {prompt, {{"--context", "64"}, {"--context", "--score"}}},
+      {prompt, {{"--model", "/nonexistent"}, {"/nonexistent/config.json"}}},
+      {prompt, {{"--model", TANDEM_EXAMPLES_DIRECTORY}, {"config.json"}}},
+      {{"--prompt", "a"}, {{}, {"--model", "missing"}}},
+      {{"--model", kModel}, {{}, {"--prompt", "0 given"}}},
+      {{"--model", kModel}, {{"--prompt-file", "/nonexistent"}, {"/nonexistent"}}},
+      {{"--model", kModel}, {{"--prompt-file", "/dev/null"}, {"/dev/null", "empty"}}},
+      {{"--model", kModel}, {{"--prompt-file", "/"}, {"/"}}},
+      {{"--model", kModel, "--score", kText}, {{}, {"--context", "missing"}}},
+      {score, {{"--context", "1"}, {"--context", "\"1\""}}},
+      {score, {{"--context", "100000"}, {"haystack.txt", "100000"}}},
+      {score, {{"--offset", "16800"}, {"haystack.txt", "16800"}}},
+      {score, {{"--offset", "1000000"}, {"haystack.txt", "1000000"}}},
+      {score, {{"--decode-last", "64"}, {"--decode-last", "\"64\""}}},
+      {score, {{"--decode-last", "0"}, {"--decode-last", "\"0\""}}},
+  };
+  for (const auto& [base, bad] : cases) {
+    std::vector<std::string> args = base;
+    args.insert(args.end(), bad.args.begin(), bad.args.end());
+    const CommandResult result = generate_with(args);
+    std::string shown;
+    for (const std::string& arg : bad.args) shown += arg + " ";
+    if (result.exit_code != 1 || !result.out.empty() || result.err.find('\n') != result.err.size() - 1)
+      STOP_TEST("%s: exit code %d, \"%s\"", shown.c_str(), result.exit_code, result.err.c_str());
+    for (const char* word : bad.named)
+      if (result.err.find(word) == std::string::npos)
+        STOP_TEST("%s: \"%s\" does not name %s", shown.c_str(), result.err.c_str(), word);
+  }
+}
+
+void help_lists_the_flags(void**) {
+  const CommandResult result = generate_with({"--help"});
+  assert_int_equal(result.exit_code, 0);
+  for (const char* flag : {"--model", "--prompt-file", "--n-predict", "--policy", "--window", "--sinks", "--alpha", "--beta",
+                           "--kv-type", "--threads", "--json", "--score", "--offset", "--context", "--decode-last"})
+    assert_non_null(strstr(result.out.c_str(), flag));
+}
+
+// A pass key in 2,048 bytes, as the golden figures have it, under every policy that may see it.
+void pass_key_is_found(void**) {
+  std::string source;
+  assert_false(static_cast<bool>(generate::read_text_file(kText, &source)));
+  std::mt19937_64 random(3);
+  std::vector<generate::Fact> facts = {generate::pass_key_fact(&random)};
+  const generate::Fact& fact = facts[0];
+  const std::string question = fact.question;
+  std::string prompt = generate::hide_facts(source, 2048 - static_cast<int64_t>(question.size()), &facts) + question;
+  assert_int_equal(prompt.size(), 2048);
+  const std::vector<std::vector<std::string>> ways = {
+      {"--policy", "all", "--kv-type", "f32"},       {"--policy", "all", "--rope", "library", "--chunk", "100"},
+      {"--policy", "all", "--threads", "1"},         {"--policy", "hgca", "--window", "1536"},
+      {"--policy", "streaming", "--window", "1536"},
+  };
+  for (const std::vector<std::string>& way : ways) {
+    std::vector<std::string> args = {"--model", kModel, "--prompt", prompt, "--n-predict", "7", "--json"};
+    args.insert(args.end(), way.begin(), way.end());
+    const CommandResult result = generate_with(args);
+    if (result.exit_code != 0) STOP_TEST("%s: %s", way[1].c_str(), result.err.c_str());
+    const nlohmann::json json = nlohmann::json::parse(result.out);
+    assert_string_equal(json["answer"].get<std::string>().c_str(), (fact.value + ".\n").c_str());
+    assert_int_equal(json["prefill_tokens"].get<int>(), 2048);
+    assert_int_equal(json["decode_tokens"].get<int>(), 6);
+    assert_true(json["decode_tokens_per_second"].get<double>() > 0);
+    const double share = json["kv_read_share"].get<double>();
+    assert_true(way[1] == "all" ? share == 1 : share < 0.95 && share > 0.7);
+  }
+}
+
+// What a byte of f32 keys and values costs is known: 6 layers, 2 KV heads, 64 dims, K and V.
+void bytes_read_are_counted(void**) {
+  const CommandResult result = generate_with(
+      {"--model", kModel, "--score", kText, "--context", "256", "--decode-last", "32", "--kv-type", "f32", "--json"});
+  assert_int_equal(result.exit_code, 0);
+  const nlohmann::json json = nlohmann::json::parse(result.out);
+  const double token_bytes = 6 * 2 * 64 * 2 * 4, mean_length = (225 + 256) / 2.0;
+  assert_true(json["dense_kv_bytes_per_token"].get<double>() == token_bytes * mean_length);
+  assert_true(json["kv_bytes_per_token"].get<double>() == token_bytes * mean_length);
+  assert_true(json["bits_per_byte"].get<double>() > 0.5 && json["bits_per_byte"].get<double>() < 3);
+}
+
+void sampling_follows_the_seed(void**) {
+  const auto sample = [](const char* seed) {
+    const CommandResult result = generate_with(
+        {"--model", kModel, "--prompt", "It was ", "--n-predict", "40", "--temperature", "1", "--seed", seed, "--progress"});
+    assert_int_equal(result.exit_code, 0);
+    assert_non_null(strstr(result.err.c_str(), "prefill ["));  // the progress bar, asked for
+    return result.out;
+  };
+  const std::string first = sample("1");
+  assert_true(first == sample("1"));
+  assert_true(first != sample("2"));
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(bad_input_is_named),        cmocka_unit_test(help_lists_the_flags),
+      cmocka_unit_test(pass_key_is_found),         cmocka_unit_test(bytes_read_are_counted),
+      cmocka_unit_test(sampling_follows_the_seed),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

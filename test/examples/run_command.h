@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <string>
+#include <vector>
+
+struct CommandResult {
+  int exit_code = -1;  // -1: it did not end by itself (a signal, or it could not be started)
+  std::string out, err;
+};
+
+// Runs a program and waits for its end.
+CommandResult run_command(const std::vector<std::string>& args);

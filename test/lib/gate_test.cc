@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: MIT
+// The numerics gate of the public attend call, over types, head dims, head ratios, lengths, masks and instruction sets.
+//
+// Each test sweeps one or two dimensions completely and draws the others from a seed. A failure prints the case and its
+// seed; TANDEM_TEST_FILTER=test_drawn TANDEM_TEST_SEED=<seed> runs one drawn case alone. TANDEM_TEST_FULL=1 widens every
+// sweep. Host memory of the engine starts as NaN everywhere, and the allocator looks for writes outside its blocks.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+#include "lib/gate_case.h"
+#include "lib/harness.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using harness::Data;
+using harness::GateCase;
+using harness::keep_to_common_scopes;
+using harness::random_case;
+using reference::GateShares;
+
+constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16};
+constexpr int32_t kHeadDims[] = {64, 80, 96, 112, 128, 192, 256};
+constexpr int32_t kRatios[] = {1, 2, 3, 4, 7, 8, 32};
+
+struct Fixture {
+  harness::NanAllocator allocator;
+  std::unique_ptr<harness::Engine> engine;
+};
+Fixture* fixture = nullptr;
+
+double flop_limit() { return harness::full_run() ? 1.2e8 : 1.5e7; }
+
+int64_t n_run = 0;
+
+void run_as_is(GateCase c, GateShares* shares) {
+  ++n_run;
+  harness::limit_flops(&c, flop_limit());
+  shares->include(harness::run_case(c, *fixture->engine));
+  harness::expect(fixture->allocator.fault().empty(), harness::describe(c) + ": " + fixture->allocator.fault());
+}
+
+void run(GateCase c, GateShares* shares) {
+  keep_to_common_scopes(&c);
+  run_as_is(c, shares);
+}
+
+void report(const char* name, const GateShares& shares) {
+  std::printf("%-28s %6lld cases; share of the bound used: naive %.3f, eps mass %.3f, lse %.3f\n", name,
+              static_cast<long long>(n_run), shares.naive, shares.mass, shares.lse);
+  harness::expect(n_run > 0, "no case was run");
+  n_run = 0;
+}
+
+void set_ratio(GateCase* c, int32_t ratio, int32_t n_kv_heads) {
+  c->layer.n_kv_heads = n_kv_heads;
+  c->layer.n_q_heads = n_kv_heads * ratio;
+  if (!c->layer.sinks.empty()) c->layer.sinks.resize(static_cast<size_t>(c->layer.n_q_heads), 0.5f);
+}
+
+void set_k_dim(GateCase* c, int32_t dim) {
+  c->layer.k_head_dim = dim;
+  if (c->layer.rope_dims > dim) c->layer.rope_dims = dim;
+  if (!c->layer.rope_inv_freq.empty()) c->layer.rope_inv_freq.resize(static_cast<size_t>(c->layer.rotated_dims() / 2), 0.1f);
+}
+
+// Every storage type of K with every one of V, every head dim, every ratio.
+void test_types_dims_ratios(void**) {
+  GateShares shares;
+  int64_t n = 0;
+  for (int32_t k_type : kTypes)
+    for (int32_t v_type : kTypes)
+      for (int32_t dim : kHeadDims)
+        for (int32_t ratio : kRatios) {
+          ++n;
+          if (!harness::full_run() && n % 7 != 0) continue;
+          GateCase c = random_case(static_cast<uint64_t>(n), flop_limit());
+          c.layer.k_type = k_type;
+          c.layer.v_type = v_type;
+          set_k_dim(&c, dim);
+          if (n % 3) c.layer.v_head_dim = dim;
+          set_ratio(&c, ratio, ratio == 1 ? 4 : ratio == 32 ? 1 : 2);
+          run(c, &shares);
+        }
+  report("types x dims x ratios", shares);
+}
+
+// K and V of every pair of dims.
+void test_different_head_dims(void**) {
+  GateShares shares;
+  int64_t n = 0;
+  for (int32_t k_dim : kHeadDims)
+    for (int32_t v_dim : kHeadDims) {
+      ++n;
+      if (!harness::full_run() && n % 4 != 0) continue;
+      GateCase c = random_case(1000 + static_cast<uint64_t>(n), flop_limit());
+      set_k_dim(&c, k_dim);
+      c.layer.v_head_dim = v_dim;
+      run(c, &shares);
+    }
+  report("K dim x V dim", shares);
+}
+
+// Types of q, k, v and o as tensors, independent of storage.
+void test_tensor_types(void**) {
+  GateShares shares;
+  int64_t n = 0;
+  for (int32_t q_type : kTypes)
+    for (int32_t o_type : kTypes)
+      for (int32_t k_in : kTypes)
+        for (int32_t store : kTypes) {
+          ++n;
+          if (!harness::full_run() && n % 3 != 0) continue;
+          GateCase c = random_case(2000 + static_cast<uint64_t>(n), flop_limit() / 4);
+          c.q_type = q_type;
+          c.o_type = o_type;
+          c.k_in_type = c.v_in_type = k_in;
+          c.layer.k_type = c.layer.v_type = store;
+          run(c, &shares);
+        }
+  report("tensor types", shares);
+}
+
+std::vector<int64_t> boundary_lengths() {
+  std::vector<int64_t> lengths;
+  for (int64_t n = 0; n <= 40; ++n) lengths.push_back(n);
+  for (int64_t boundary : {48, 64, 80, 96, 112, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 2048, 2560, 3072, 4096, 4864})
+    for (int64_t off : {-17, -9, -2, -1, 0, 1, 2, 9, 17}) lengths.push_back(boundary + off);
+  for (int64_t n : {300, 777, 1500, 3333, 4999, 5000}) lengths.push_back(n);
+  return lengths;
+}
+
+// Lengths around every page and vector boundary; every q_len; every page size.
+void test_lengths(void**) {
+  GateShares shares;
+  int64_t n = 0;
+  for (int64_t kv_len : boundary_lengths())
+    for (int64_t q_len : {1, 2, 3, 17, 64, 200}) {
+      ++n;
+      if (!harness::full_run() && n % 11 != 0) continue;
+      GateCase c = random_case(3000 + static_cast<uint64_t>(n), 1e18);
+      constexpr int32_t kPages[] = {16, 64, 128, 256};
+      c.page_tokens = kPages[n % 4];
+      c.no_append = false;
+      c.kv_lens = {kv_len};
+      c.q_lens = {q_len};
+      if (kv_len * q_len > 20000) {
+        set_k_dim(&c, 64);
+        c.layer.v_head_dim = 64;
+        set_ratio(&c, c.layer.group_size() > 4 ? 2 : c.layer.group_size(), 1);
+      }
+      run(c, &shares);
+    }
+  report("lengths x q_len x page", shares);
+}
+
+template <typename Change>
+void sweep(const char* name, uint64_t first_seed, int64_t n_full, Change change) {
+  GateShares shares;
+  const int64_t n_cases = harness::full_run() ? n_full : (n_full + 5) / 6;
+  for (int64_t i = 0; i < n_cases; ++i) {
+    GateCase c = random_case(first_seed + static_cast<uint64_t>(i), flop_limit() / 2);
+    change(&c, i);
+    run(c, &shares);
+  }
+  report(name, shares);
+}
+
+void test_soft_cap(void**) {
+  sweep("soft cap", 10000, 60, [](GateCase* c, int64_t i) {
+    constexpr float kCaps[] = {0.5f, 5.0f, 30.0f, 50.0f};
+    c->layer.soft_cap = kCaps[i % 4];
+  });
+}
+
+void test_sliding_window(void**) {
+  sweep("sliding window", 11000, 90, [](GateCase* c, int64_t i) {
+    constexpr int64_t kWindows[] = {1, 2, 15, 16, 17, 64, 127, 128, 129, 1024};
+    c->layer.sliding_window = kWindows[i % 10];
+  });
+}
+
+void test_learned_sinks(void**) {
+  sweep("learned sinks", 12000, 60, [](GateCase* c, int64_t i) {
+    constexpr float kLogits[] = {-100.0f, -3.0f, 0.0f, 5.0f, 95.0f};
+    c->layer.sinks.assign(static_cast<size_t>(c->layer.n_q_heads), kLogits[i % 5]);
+    c->layer.sinks[0] = -c->layer.sinks[0];
+  });
+}
+
+void test_streaming_scope(void**) {
+  sweep("streaming", 13000, 90, [](GateCase* c, int64_t i) {
+    constexpr int64_t kWindows[] = {0, 1, 2, 15, 16, 64, 129, 1000};
+    constexpr int64_t kSinks[] = {0, 1, 4, 16, 17, 64, 300};
+    c->scope = {true, kWindows[i % 8], kSinks[i % 7]};
+  });
+}
+
+// window_tokens = 0 is no window: a query sees the sinks alone, not even itself.
+void test_streaming_without_window(void**) {
+  GateShares shares;
+  for (uint64_t seed = 13500; seed < 13516; ++seed) {
+    GateCase c = random_case(seed, flop_limit() / 8);
+    c.layer.sliding_window = 0;
+    c.scope = {true, 0, static_cast<int64_t>(seed % 4) * 5};
+    run_as_is(c, &shares);
+  }
+  report("streaming, no window", shares);
+}
+
+// A key must be within the layer's sliding window and within the policy's scope, where sinks count.
+void test_streaming_in_sliding_layer(void**) {
+  GateShares shares;
+  for (uint64_t seed = 13600; seed < 13616; ++seed) {
+    GateCase c = random_case(seed, flop_limit() / 8);
+    c.layer.sliding_window = 1000;
+    c.scope = {true, 16, 4};
+    run_as_is(c, &shares);
+  }
+  report("streaming, sliding layer", shares);
+}
+
+// In a tree the window counts places: an ancestor that is a window away is out of sight, whatever its index.
+void test_streaming_trees(void**) {
+  GateShares shares;
+  for (uint64_t seed = 13700; seed < 13716; ++seed) {
+    GateCase c = random_case(seed, flop_limit() / 8);
+    c.layer.sliding_window = 0;
+    c.tree = true;
+    c.chain = c.no_append = false;
+    c.q_lens.assign(c.kv_lens.size(), 12);
+    c.scope = {true, static_cast<int64_t>(1 + seed % 4), static_cast<int64_t>(seed % 3)};
+    run_as_is(c, &shares);
+  }
+  report("streaming trees", shares);
+}
+
+// The same under a layer's own sliding window: what a token sees begins where its depth says, so it may begin earlier than
+// for the token before.
+void test_sliding_trees(void**) {
+  GateShares shares;
+  for (uint64_t seed = 13800; seed < 13832; ++seed) {
+    GateCase c = random_case(seed, flop_limit() / 8);
+    c.layer.sliding_window = static_cast<int64_t>(1 + (seed % 8) * (seed % 8) * 3);
+    c.tree = true;
+    c.chain = c.no_append = false;
+    c.scope = {};
+    c.q_lens.assign(c.kv_lens.size(), 17);
+    if (seed % 2) set_ratio(&c, 32, 1);  // enough rows for a matmul
+    run_as_is(c, &shares);
+  }
+  report("sliding trees", shares);
+}
+
+void test_trees(void**) {
+  sweep("tree mask", 14000, 120, [](GateCase* c, int64_t i) {
+    c->tree = i % 6 != 0;
+    c->chain = !c->tree;
+    c->no_append = false;
+    for (int64_t& q_len : c->q_lens)
+      if (q_len == 1) q_len = 2 + i % 70;
+  });
+}
+
+void test_ragged_batches(void**) {
+  sweep("ragged batches", 15000, 90, [](GateCase* c, int64_t i) {
+    reference::Random random(static_cast<uint64_t>(i));
+    c->q_lens.clear();
+    c->kv_lens.clear();
+    for (int64_t s = 0; s <= i % 9; ++s) {
+      c->kv_lens.push_back(random.integer(0, random.chance(0.2) ? 2000 : 200));
+      c->q_lens.push_back(random.pick<int64_t>({0, 1, 1, 2, 3, 17, 64}));
+    }
+  });
+}
+
+void test_rope(void**) {
+  sweep("library RoPE", 16000, 120, [](GateCase* c, int64_t i) {
+    c->layer.rope = i % 2 ? TANDEM_ROPE_HALVES : TANDEM_ROPE_INTERLEAVED;
+    c->layer.rope_dims = i % 3 ? 0 : static_cast<int32_t>(2 * (1 + i) % c->layer.k_head_dim);
+    if (c->layer.rope_dims == 0) c->layer.rope_dims = c->layer.k_head_dim;
+    c->layer.rope_inv_freq.clear();
+    if (i % 5 == 0)
+      for (int32_t pair = 0; pair < c->layer.rotated_dims() / 2; ++pair)
+        c->layer.rope_inv_freq.push_back(1.0f / static_cast<float>(1 + pair));
+  });
+}
+
+void test_v_aliases_k(void**) {
+  sweep("V aliases K", 17000, 40, [](GateCase* c, int64_t i) {
+    c->layer.v_aliases_k = true;
+    c->layer.v_type = c->layer.k_type;
+    set_k_dim(c, kHeadDims[i % 7]);
+    c->layer.v_head_dim = kHeadDims[(i / 7) % 7];
+    if (c->layer.v_head_dim > c->layer.k_head_dim) c->layer.v_head_dim = c->layer.k_head_dim;
+  });
+}
+
+void test_hard_data(void**) {
+  sweep("peaked, diffuse, rising", 18000, 120, [](GateCase* c, int64_t i) { c->data = static_cast<Data>(1 + i % 4); });
+}
+
+// Everything at once, drawn; or one seed alone.
+void test_drawn(void**) {
+  const uint64_t only = harness::seed_override(0);
+  if (only) {
+    GateShares shares;
+    run(random_case(only, flop_limit()), &shares);
+    report("one seed", shares);
+    return;
+  }
+  sweep("drawn", 20000, 600, [](GateCase*, int64_t) {});
+}
+
+// Who else is in the batch changes nothing, not even a bit.
+void test_batch_mates(void**) {
+  int64_t n = 0;
+  for (uint64_t seed = 40000; seed < (harness::full_run() ? 40200u : 40030u); ++seed) {
+    GateCase c = random_case(seed, flop_limit() / 4);
+    if (c.q_lens.size() < 2) continue;
+    c.tree = c.chain = c.no_append = c.shift = false;
+    keep_to_common_scopes(&c);
+    harness::check_batch_mates(c, *fixture->engine);
+    ++n;
+  }
+  std::printf("batch mates                  %6lld cases\n", static_cast<long long>(n));
+  harness::expect(n > 0, "no batch was drawn");
+}
+
+// The same cases on every instruction set of this processor, through an engine of its own.
+void test_instruction_sets(void**) {
+  const std::unique_ptr<harness::Engine> kept = std::move(fixture->engine);
+  for (const char* isa : harness::available_isas()) {
+    fixture->engine = std::make_unique<harness::Engine>(harness::EngineSetup{2, isa, &fixture->allocator});
+    sweep(isa, 30000, 150, [](GateCase* c, int64_t i) {
+      c->layer.k_type = kTypes[i % 3];
+      c->layer.v_type = kTypes[(i / 3) % 3];
+      set_k_dim(c, kHeadDims[i % 7]);
+    });
+    fixture->engine.reset();
+  }
+  fixture->engine = std::make_unique<harness::Engine>(harness::EngineSetup{2, nullptr, &fixture->allocator});
+}
+
+int set_up(void**) {
+  fixture = new Fixture;
+  fixture->engine = std::make_unique<harness::Engine>(harness::EngineSetup{2, nullptr, &fixture->allocator});
+  return 0;
+}
+
+int tear_down(void**) {
+  fixture->engine.reset();
+  const std::string fault = fixture->allocator.fault();
+  const bool leaked = fixture->allocator.n_live() != 0 && !harness::any_stopped(),
+             used = fixture->allocator.n_allocated() != 0;
+  if (!fault.empty()) std::fprintf(stderr, "allocator: %s\n", fault.c_str());
+  if (leaked) std::fprintf(stderr, "allocator: blocks are left after the engine's release\n");
+  if (!used) std::fprintf(stderr, "allocator: was never called\n");
+  delete fixture;
+  return fault.empty() && !leaked && used ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(test_types_dims_ratios),
+      cmocka_unit_test(test_different_head_dims),
+      cmocka_unit_test(test_tensor_types),
+      cmocka_unit_test(test_lengths),
+      cmocka_unit_test(test_soft_cap),
+      cmocka_unit_test(test_sliding_window),
+      cmocka_unit_test(test_learned_sinks),
+      cmocka_unit_test(test_streaming_scope),
+      cmocka_unit_test(test_streaming_without_window),
+      cmocka_unit_test(test_streaming_in_sliding_layer),
+      cmocka_unit_test(test_streaming_trees),
+      cmocka_unit_test(test_sliding_trees),
+      cmocka_unit_test(test_trees),
+      cmocka_unit_test(test_ragged_batches),
+      cmocka_unit_test(test_rope),
+      cmocka_unit_test(test_v_aliases_k),
+      cmocka_unit_test(test_hard_data),
+      cmocka_unit_test(test_drawn),
+      cmocka_unit_test(test_batch_mates),
+      cmocka_unit_test(test_instruction_sets),
+  };
+  cmocka_set_test_filter(std::getenv("TANDEM_TEST_FILTER"));
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: MIT
+// What a world does at random, and what it checks.
+#include <algorithm>
+#include <cmath>
+
+#include "lib/stream_world.h"
+#include "reference/rounding.h"
+
+namespace harness {
+
+using reference::SequenceModel;
+
+namespace {
+constexpr size_t kMostSequences = 5;
+}
+
+int64_t StreamWorld::any_id() {
+  auto at = models_.begin();
+  std::advance(at, random_.integer(0, static_cast<int64_t>(models_.size()) - 1));
+  return at->first;
+}
+
+void StreamWorld::run(int64_t n_operations) {
+  while (n_operations-- > 0) random_operation();
+}
+
+void StreamWorld::random_operation() {
+  if (models_.empty() || (models_.size() < 2 && random_.chance(0.3))) {
+    create();
+    return;
+  }
+  const double dice = random_.uniform();
+  if (dice < 0.45)
+    random_forward();
+  else if (dice < 0.60)
+    random_speculation();
+  else
+    random_change(any_id());
+}
+
+// One to three sequences, even and without pending tokens, some with nothing to do.
+void StreamWorld::random_forward() {
+  Pass pass;
+  for (const auto& [id, model] : models_)
+    if (model.even() && model.n_pending() == 0 && random_.chance(0.6)) {
+      pass.ids.push_back(id);
+      pass.q_lens.push_back(random_.pick<int64_t>({0, 1, 1, 1, 1, 1, 2, 3, 17, 40}));
+    }
+  if (pass.ids.empty()) return;
+  pass.step = random_.chance(0.4);
+  pass.append_first = !pass.step && random_.chance(0.2);
+  pass.partial = !pass.step && random_.chance(0.1);
+  // A chunk of one token is left out: whether it is an append or a decode is tested on its own.
+  if (pass.partial && policies_ != Policies::kHgcaShortChunks)
+    for (int64_t& q_len : pass.q_lens) q_len += q_len == 1;
+  if (pass.step && random_.chance(0.2))
+    pass.n_layers = static_cast<int32_t>(random_.integer(0, static_cast<int64_t>(layers_.size()) - 1));
+  const auto session = static_cast<size_t>(random_.integer(0, static_cast<int64_t>(sessions_.size()) - 1));
+  forward(session, pass);
+  // A run of decode steps, which is what fills windows.
+  if (random_.chance(0.3) && pass.n_layers < 0) {
+    Pass decode;
+    decode.ids = pass.ids;
+    decode.q_lens.assign(pass.ids.size(), 1);
+    decode.step = random_.chance(0.5);
+    for (int64_t i = random_.integer(1, 20); i > 0; --i) forward(session, decode);
+  }
+}
+
+// The indices of a random chain in the tree.
+int64_t StreamWorld::pick_kept(int64_t id, const std::vector<int32_t>& parents, std::vector<int64_t>* kept) {
+  for (auto t = static_cast<int32_t>(random_.integer(-1, static_cast<int64_t>(parents.size()) - 1)); t >= 0;
+       t = parents[static_cast<size_t>(t)])
+    kept->insert(kept->begin(), t);
+  return id;
+}
+
+void StreamWorld::random_speculation() {
+  const int64_t id = any_id();
+  SequenceModel& model = models_.at(id);
+  if (!model.even()) return;
+  if (model.n_pending() == 0) {
+    Pass pass;
+    pass.ids = {id};
+    pass.q_lens = {random_.integer(1, 12)};
+    pass.speculative = true;
+    pass.tree = random_.chance(0.8);
+    const auto session = static_cast<size_t>(random_.integer(0, static_cast<int64_t>(sessions_.size()) - 1));
+    // A window shorter than the tree is deep, and one shorter than what is committed, have tests of their own.
+    const Entry& entry = sessions_[session];
+    if (entry.scope.streaming) pass.tree = pass.tree && entry.scope.window_tokens > pass.q_lens[0];
+    const bool fits = !entry.hgca || entry.options.window_tokens > pass.q_lens[0];
+    if (!fits && policies_ != Policies::kHgcaLongTrees) return;
+    pass.step = random_.chance(0.3);
+    forward(session, pass);
+    // Nothing but an end of the speculation goes through.
+    if (random_.chance(0.3)) {
+      append(id, 0, 1);
+      remove(id, 0, 0, false);
+      fork(id);
+    }
+    if (random_.chance(0.3)) return;  // stays open for a while
+  }
+  std::vector<int64_t> kept;
+  pick_kept(id, parents_.at(id), &kept);
+  if (random_.chance(0.15))
+    truncate(id, model.shortest());
+  else
+    commit(speculator_.at(id), id, kept);
+  check_sequence(id);
+}
+
+void StreamWorld::random_change(int64_t id) {
+  SequenceModel& model = models_.at(id);
+  const int64_t length = model.shortest();
+  switch (random_.integer(0, 9)) {
+    case 0:
+    case 1:
+      if (models_.size() < kMostSequences) fork(id);
+      break;
+    case 2:
+      if (models_.size() > 2) {
+        drop(id);
+        return;
+      }
+      break;
+    case 3:  // anywhere, often just a few tokens or a page
+      truncate(id, random_.chance(0.5) ? std::max<int64_t>(0, length - random_.integer(0, 20)) : random_.integer(0, length));
+      break;
+    case 4:
+      truncate(id, length + (random_.chance(0.3) ? 1 : 0));
+      break;
+    case 5:
+    case 6:
+      if (length > 0) {
+        const int64_t first = random_.integer(0, length - 1);
+        remove(id, first, random_.integer(0, std::min<int64_t>(length - first, 40)), random_.chance(0.5));
+      }
+      break;
+    case 7:
+      reserve(id, random_.integer(0, 100));
+      break;
+    case 8:  // without attending, every layer
+      if (model.n_pending() == 0 && model.even()) {
+        const int64_t n = random_.integer(0, 70);
+        for (size_t l = 0; l < layers_.size(); ++l) append(id, l, n);
+      }
+      break;
+    default:  // uneven: forks are refused until it is cut even
+      if (model.n_pending() == 0 && random_.chance(0.5)) {
+        append(id, static_cast<size_t>(random_.integer(0, static_cast<int64_t>(layers_.size()) - 1)), random_.integer(1, 5));
+        fork(id);
+        check_sequence(id);
+        truncate(id, models_.at(id).shortest());
+      }
+  }
+  if (models_.count(id)) check_sequence(id);
+}
+
+// ---- checks ----
+
+// Speculative tokens do not count before they are committed; that has a test of its own.
+void StreamWorld::check_digest(int64_t id) {
+  if (models_.at(id).n_pending() > 0) return;
+  uint64_t digest = 0;
+  TANDEM_EXPECT(where(), TANDEM_OK, tandem_sequence_digest(&digest, *cache_, id, &error));
+  const std::string content = models_.at(id).content();
+  const auto by_content = digests_.try_emplace(content, digest).first;
+  expect(by_content->second == digest, where() + "digest of " + std::to_string(id) + " differs from an equal sequence's");
+  const auto by_digest = contents_.try_emplace(digest, content).first;
+  expect(by_digest->second == content, where() + "digest of " + std::to_string(id) + " is that of another content");
+}
+
+void StreamWorld::check_rows(int64_t id, size_t layer) {
+  const reference::RefLayer& geometry = layers_[layer];
+  const SequenceModel& model = models_.at(id);
+  const int64_t length = model.length(layer), first = random_.integer(0, length), n = random_.integer(0, length - first);
+  // Into f32 every stored row comes back exactly.
+  Tensor k(TANDEM_F32, n, geometry.n_kv_heads, geometry.k_head_dim, random_layout(&random_));
+  Tensor v(TANDEM_F32, n, geometry.n_kv_heads, geometry.v_head_dim, random_layout(&random_));
+  const tandem_tensor k_view = k.view(), v_view = v.view();
+  TANDEM_EXPECT(where(), TANDEM_OK,
+                tandem_sequence_read(&k_view, geometry.v_aliases_k ? nullptr : &v_view, *cache_, id,
+                                     static_cast<int32_t>(layer), first, &error));
+  const auto same = [&](const Tensor& tensor, const std::vector<float>& rows, int32_t dim) {
+    for (int64_t t = 0; t < n; ++t)
+      for (int32_t h = 0; h < geometry.n_kv_heads; ++h)
+        for (int32_t d = 0; d < dim; ++d) {
+          const auto at = static_cast<size_t>(((first + t) * geometry.n_kv_heads + h) * dim + d);
+          expect(tensor.get(t, h, d) == static_cast<double>(rows[at]),
+                 where() + "row " + std::to_string(first + t) + " of " + std::to_string(id) + " reads back differently");
+        }
+    expect(tensor.padding_untouched(), where() + "padding of a read was written");
+  };
+  same(k, model.k(layer), geometry.k_head_dim);
+  if (!geometry.v_aliases_k) same(v, model.v(layer), geometry.v_head_dim);
+}
+
+void StreamWorld::check_sequence(int64_t id) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    int64_t length = -1;
+    TANDEM_EXPECT(where(), TANDEM_OK, tandem_sequence_length(&length, *cache_, id, static_cast<int32_t>(l), &error));
+    expect(length == models_.at(id).length(l), where() + "sequence " + std::to_string(id) + " layer " + std::to_string(l) +
+                                                   " has " + std::to_string(length) + " tokens, not " +
+                                                   std::to_string(models_.at(id).length(l)));
+    if (random_.chance(0.2)) check_rows(id, l);
+  }
+  check_digest(id);
+}
+
+void StreamWorld::check_selection(size_t session, int64_t id, size_t layer) {
+  Entry& entry = sessions_[session];
+  const reference::RefLayer& geometry = layers_[layer];
+  const int64_t length = models_.at(id).length(layer);
+  for (int32_t kv_head = 0; kv_head < geometry.n_kv_heads; ++kv_head) {
+    const auto g = static_cast<int32_t>(random_.integer(0, geometry.group_size() - 1));
+    std::vector<int64_t> got(static_cast<size_t>(length + 1));
+    std::vector<float> share(static_cast<size_t>(length + 1), -1.0f);
+    int64_t n_kept = -1;
+    TANDEM_EXPECT(where(), TANDEM_OK,
+                  tandem_session_selection(got.data(), share.data(), length + 1, &n_kept, *entry.session, id,
+                                           static_cast<int32_t>(layer), kv_head, g, &error));
+    expect(n_kept >= 0 && n_kept <= length, where() + "selection of more keys than there are");
+    got.resize(static_cast<size_t>(n_kept));
+    std::string context = where() + "selection of session " + std::to_string(session) + " sequence " + std::to_string(id) +
+                          " layer " + std::to_string(layer) + " head " + std::to_string(kv_head);
+    expect(std::is_sorted(got.begin(), got.end()) && std::adjacent_find(got.begin(), got.end()) == got.end(),
+           context + " is not ascending");
+    if (!entry.hgca || !hgca(entry, id).keeps(layer)) {
+      // The next query, were it there, less itself.
+      SequenceModel next = models_.at(id);
+      const std::vector<double> zeros(
+          static_cast<size_t>(geometry.n_kv_heads * std::max(geometry.k_head_dim, geometry.v_head_dim)));
+      next.append(layer, 1, zeros.data(), zeros.data());
+      std::vector<int64_t> wanted;
+      next.visible(layer, length, entry.scope, &wanted);
+      if (!wanted.empty() && wanted.back() == length) wanted.pop_back();
+      expect(got == wanted, context + " is not what the policy says");
+      continue;
+    }
+    reference::HgcaModel& state = hgca(entry, id);
+    state.before_decode(layer);
+    std::vector<int64_t> chosen;
+    double sum = 0.0, wanted_sum = 0.0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      const bool resident = got[i] < state.sink_end(layer) || got[i] >= state.window_begin(layer);
+      expect(!resident || share[i] == 0.0f, context + ": a share inside window or sinks");
+      if (resident) continue;
+      chosen.push_back(got[i]);
+      sum += static_cast<double>(share[i]);
+      wanted_sum += state.maw(layer, kv_head * geometry.group_size() + g, got[i]);
+    }
+    const int64_t n_resident = state.sink_end(layer) + length - std::min(length, state.window_begin(layer));
+    expect(static_cast<int64_t>(got.size() - chosen.size()) == n_resident, context + " lacks sinks or window");
+    std::vector<int64_t> differing;
+    const std::vector<int64_t>& wanted = state.selected(layer, kv_head);
+    std::set_symmetric_difference(chosen.begin(), chosen.end(), wanted.begin(), wanted.end(), std::back_inserter(differing));
+    for (int64_t j : differing) {
+      const std::vector<int64_t>& close = state.uncertain(layer, kv_head);
+      expect(std::find(close.begin(), close.end(), j) != close.end(),
+             context + ": token " + std::to_string(j) +
+                 (std::binary_search(chosen.begin(), chosen.end(), j) ? " is" : " is not") + " selected, window begins at " +
+                 std::to_string(state.window_begin(layer)) + ", its maw is " +
+                 std::to_string(state.maw(layer, kv_head * geometry.group_size() + g, j)));
+    }
+    // A MAW in f32 is off by 2e-7: shares of a sum that is no larger say nothing.
+    if (!chosen.empty() && wanted_sum > 1e-6) {
+      expect(std::fabs(sum - 1.0) <= 1e-5, context + ": shares sum to " + std::to_string(sum));
+      for (size_t i = 0; i < got.size(); ++i) {
+        if (!std::binary_search(chosen.begin(), chosen.end(), got[i])) continue;
+        const double expected = state.maw(layer, kv_head * geometry.group_size() + g, got[i]) / wanted_sum;
+        expect(std::fabs(static_cast<double>(share[i]) - expected) <= 1e-3 * expected + 1e-5 + 2e-7 / wanted_sum,
+               context + ": share of " + std::to_string(got[i]) + " is " + std::to_string(share[i]) + ", not " +
+                   std::to_string(expected));
+      }
+    }
+    state.adopt(layer, kv_head, chosen);
+  }
+}
+
+void StreamWorld::check_everything() {
+  for (const auto& [id, model] : models_) {
+    check_sequence(id);
+    for (size_t l = 0; l < layers_.size(); ++l) check_rows(id, l);
+    if (!model.even() || model.n_pending() > 0) continue;
+    for (size_t s = 0; s < sessions_.size(); ++s)
+      for (size_t l = 0; l < layers_.size(); ++l) check_selection(s, id, l);
+  }
+}
+
+}  // namespace harness

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT
+// A cache under test and its oracle, side by side: random calls go to both, and everything that can be seen is compared.
+//
+// A world is drawn from a seed: one to three small layers, a page size, two or three sessions with different policies over
+// one cache. Each operation first asks the oracle what must happen, an error included, then does it and compares: outputs
+// within the gate, lengths, rows read back, selections, and digests, which must be equal exactly when contents are.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lib/harness.h"
+#include "reference/gate.h"
+#include "reference/hgca_model.h"
+
+namespace harness {
+
+enum class Policies {
+  kExact,
+  kHgca,
+  // What ordinary hgca streams leave out, so that other failures show: trees that are longer than the window, and partial
+  // chunks of a single token.
+  kHgcaLongTrees,
+  kHgcaShortChunks,
+};
+
+// How tokens of one forward pass get in.
+struct Pass {
+  std::vector<int64_t> ids;
+  std::vector<int64_t> q_lens;
+  bool step = false;          // between tandem_step_begin and tandem_step_end
+  bool append_first = false;  // tandem_sequence_append, then attend without k and v
+  bool speculative = false;
+  bool tree = false;
+  bool partial = false;
+  int32_t n_layers = -1;  // stop after so many layers; -1: all
+};
+
+class StreamWorld {
+ public:
+  StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies);
+  void run(int64_t n_operations);  // random ones
+  void check_everything();         // lengths, rows and digests of every sequence, selections of every session
+
+  // Single operations, for tests that know what they want.
+  int64_t create();
+  int64_t fork(int64_t id);
+  void drop(int64_t id);
+  void truncate(int64_t id, int64_t n_tokens);
+  void remove(int64_t id, int64_t first, int64_t n_tokens, bool shift);
+  void reserve(int64_t id, int64_t n_tokens);
+  void append(int64_t id, size_t layer, int64_t n_tokens);
+  void forward(size_t session, const Pass& pass);
+  void commit(size_t session, int64_t id, const std::vector<int64_t>& kept);
+  void check_selection(size_t session, int64_t id, size_t layer);
+  void check_sequence(int64_t id);
+  // Outputs of every attend so far, bit by bit: equal for equal seeds, whatever the number of threads.
+  uint64_t output_hash() const { return output_hash_; }
+  const reference::GateShares& shares() const { return shares_; }
+  int64_t n_attends() const { return n_attends_; }
+  int64_t n_uncertain() const { return n_uncertain_; }
+
+ private:
+  struct Entry {
+    std::unique_ptr<Session> session;
+    reference::Scope scope;
+    bool hgca = false;
+    reference::HgcaOptions options;
+    std::map<int64_t, reference::HgcaModel> models;                              // by sequence
+    std::map<int64_t, std::vector<std::vector<reference::QueryWeights>>> guess;  // [layer][query], while speculating
+  };
+  struct Rows {
+    Tensor k, v;
+    std::vector<double> k_dense, v_dense;
+  };
+  struct LayerCall {
+    Tensor q, o, lse;
+    std::vector<float> q_dense;
+    Rows rows;
+    std::vector<int32_t> parents;
+  };
+
+  void random_operation();
+  void random_forward();
+  void random_speculation();
+  void random_change(int64_t id);
+  void attend_layer(size_t session, size_t layer, const Pass& pass, const std::vector<int32_t>& parents);
+  void grow_model(const Pass& pass, size_t layer, const LayerCall& call);
+  void compare(Entry& entry, size_t layer, const Pass& pass, const LayerCall& call);
+  void compare_sequence(Entry& entry, size_t layer, const Pass& pass, const LayerCall& call, size_t i, int64_t first);
+  void expect_refusal(size_t session, const Pass& pass);
+  Rows draw_rows(size_t layer, int64_t n_tokens);
+  reference::HgcaModel& hgca(Entry& entry, int64_t id);
+  void check_digest(int64_t id);
+  void check_rows(int64_t id, size_t layer);
+  int64_t any_id();
+  int64_t pick_kept(int64_t id, const std::vector<int32_t>& parents, std::vector<int64_t>* kept);
+  bool can_shift() const;
+  void note(const std::string& text);
+  std::string where() const;  // seed and the last operations
+
+  uint64_t seed_;
+  Policies policies_;
+  reference::Random random_;
+  std::vector<reference::RefLayer> layers_;
+  int32_t page_tokens_ = 16;
+  std::unique_ptr<Cache> cache_;
+  std::vector<Entry> sessions_;
+  std::map<int64_t, reference::SequenceModel> models_;
+  std::map<int64_t, std::vector<int32_t>> parents_;  // of sequences that are speculating
+  std::map<int64_t, size_t> speculator_;             // their session
+  std::map<std::string, uint64_t> digests_;
+  std::map<uint64_t, std::string> contents_;
+  std::vector<std::string> history_;
+  reference::GateShares shares_;
+  uint64_t output_hash_ = 0;
+  int64_t n_attends_ = 0, n_uncertain_ = 0;
+};
+
+}  // namespace harness

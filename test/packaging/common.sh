@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: MIT
+# shellcheck shell=bash
+# Shared by the tests of this folder: step "what" command… runs a command quietly and shows what it said when it fails.
+set -u
+n_failed=0
+
+fail() {
+  printf 'FAIL  %s\n' "$*"
+  n_failed=$((n_failed + 1))
+}
+
+step() {
+  local what=$1 output
+  shift
+  if output=$("$@" 2>&1); then
+    printf 'ok    %s\n' "$what"
+  else
+    fail "$what"
+    printf '      %q' "$@"
+    printf '\n%s\n' "$output" | tail -30
+    return 1
+  fi
+}
+
+# The functions that tandem.h declares, sorted.
+declared_functions() {
+  sed -n 's/^TANDEM_API [^(]*[ *]\(tandem_[a-z0-9_]*\)(.*/\1/p' "$1" | LC_ALL=C sort
+}
+
+finish() {
+  [ "$n_failed" -eq 0 ] || printf '%s failed\n' "$n_failed"
+  exit $((n_failed != 0))
+}

@@ -1,0 +1,33 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# The public headers compile in every dialect without a warning, each on its own, and tandem.h needs two headers only.
+# header_test.sh SOURCE_DIR CC CXX
+source "$(dirname "$0")/common.sh"
+include=$1/include cc=$2 cxx=$3
+strict=(-pedantic -Wall -Wextra -Wshadow -Wconversion -Werror -fsyntax-only "-I$include")
+
+compile() { # header standard compiler language
+  printf '#include "tandem/%s"\n' "$1" | "$3" "-std=$2" "${strict[@]}" -x "$4" -
+}
+for header in tandem.h dlpack.h; do
+  for standard in c99 c11 c17 c2x; do
+    step "$header as $standard" compile $header $standard "$cc" c
+  done
+done
+for header in tandem.h dlpack.h tandem.hpp; do
+  for standard in c++11 c++14 c++17 c++20 c++2b; do
+    step "$header as $standard" compile $header $standard "$cxx" c++
+  done
+done
+
+includes=$(sed -n 's/^ *# *include *//p' "$include/tandem/tandem.h" | tr '\n' ' ')
+[ "$includes" = '<stddef.h> <stdint.h> ' ] || fail "tandem.h includes $includes"
+
+# Bindings copy the header's declarations: none may be missed because it is laid out differently.
+n_api=$(grep -c '^TANDEM_API ' "$include/tandem/tandem.h")
+n_found=$(declared_functions "$include/tandem/tandem.h" | wc -l)
+[ "$n_api" -eq "$n_found" ] || fail "$n_api functions are declared, $n_found are laid out 'TANDEM_API type name(' on one line"
+
+readme_program=$(sed -n '/^```c$/,/^```$/p' "$1/README.md" | sed '1d;$d')
+[ "$readme_program" = "$(cat "$1/examples/decode.c")" ] || fail 'the program in README.md is not examples/decode.c'
+finish

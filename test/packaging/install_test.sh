@@ -1,0 +1,60 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# Installs into one folder, moves it to another whose name has a space, and builds the smallest program from there the way
+# users do: pkg-config and find_package, shared and static, as C99 and as C++20. Each program is run.
+# install_test.sh SOURCE_DIR BUILD_DIR CMAKE CC CXX WORK_DIR
+source "$(dirname "$0")/common.sh"
+source=$1 build=$2 cmake=$3 cc=$4 cxx=$5 work=$6
+here=$(cd "$(dirname "$0")" && pwd)
+prefix="$work/moved to"
+rm -rf "$work" && mkdir -p "$work"
+cd "$work" || exit 1
+
+step 'cmake --install' "$cmake" --install "$build" --prefix "$work/first" || finish
+mv "$work/first" "$prefix"
+libdir=$(dirname "$(cd "$prefix" && find . -name libtandem.so)")
+libdir="$prefix/${libdir#./}"
+for file in "$libdir"/pkgconfig/*.pc "$libdir"/cmake/tandem/*.cmake; do
+  ! grep -qF -e "$work" -e "$source" "$file" || fail "$file names a folder of the build"
+done
+! grep -q '^Requires.private' "$libdir/pkgconfig/tandem.pc" || fail "tandem.pc has Requires.private"
+
+# ---- pkg-config ----
+export PKG_CONFIG_PATH="$libdir/pkgconfig"
+[ "$(pkg-config --modversion tandem)" = "$(pkg-config --modversion tandem-static)" ] || fail 'versions of the .pc files differ'
+compile() { # program package compiler flags…; compiles $user_source
+  local program=$1 cflags libs
+  cflags=$(pkg-config --cflags "$2") && libs=$(pkg-config --libs "$2") || return 1
+  shift 2
+  # pkg-config quotes the space in the prefix for a shell.
+  eval "set -- $(printf '%q ' "$@") -o $program $cflags \"\$user_source\" $libs"
+  "$@"
+}
+program_from_pkg_config() { # name package compiler flags…
+  local name=$1
+  step "$name: compile" compile "$@" || return
+  step "$name: run" env "LD_LIBRARY_PATH=$libdir" "./$name"
+}
+strict=(-pedantic -Wall -Wextra -Werror)
+user_source=$source/examples/decode.c
+program_from_pkg_config pkg-config-c99 tandem "$cc" -std=c99 "${strict[@]}"
+program_from_pkg_config pkg-config-cxx20 tandem "$cxx" -std=c++20 "${strict[@]}" -x c++
+program_from_pkg_config pkg-config-static tandem-static "$cc" -std=c99 "${strict[@]}"
+! readelf -d pkg-config-static | grep -q libtandem || fail 'the static program needs libtandem.so'
+user_source=$here/raii.cc
+program_from_pkg_config pkg-config-raii tandem "$cxx" -std=c++11 "${strict[@]}"
+program_from_pkg_config pkg-config-raii-static tandem-static "$cxx" -std=c++20 "${strict[@]}"
+
+# ---- find_package ----
+consumer() { # name language standard target components
+  "$cmake" -S "$here/consumer" -B "$1" -G Ninja "-DCMAKE_PREFIX_PATH=$prefix" "-DCMAKE_C_COMPILER=$cc" \
+    "-DCMAKE_CXX_COMPILER=$cxx" "-DLANGUAGE=$2" "-DSTANDARD=$3" "-DTARGET=$4" "-DCOMPONENTS=$5" "-DSOURCE=$source" &&
+    "$cmake" --build "$1" && "./$1/program"
+}
+step 'find_package: C99' consumer find-c99 C 99 tandem::tandem ''
+step 'find_package: C++20' consumer find-cxx20 CXX 20 tandem::tandem ''
+step 'find_package: static, C99' consumer find-static C 99 tandem::tandem_static static
+step 'find_package: static, C++20' consumer find-static-cxx CXX 20 tandem::tandem_static static
+[ ! -x find-static/program ] || ! readelf -d find-static/program | grep -q libtandem || fail 'the static program needs libtandem.so'
+! grep -q find_dependency "$libdir"/cmake/tandem/tandem-targets*.cmake || fail 'the shared target has dependencies'
+finish

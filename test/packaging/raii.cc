@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+// A program on tandem.hpp: one decode step, a refused one, and everything released in the wrong order.
+#include <cmath>
+#include <cstdio>
+#include <type_traits>
+#include <utility>
+
+#include "tandem/tandem.hpp"
+
+static_assert(!std::is_copy_constructible<tandem::Session>::value, "a session has one owner");
+static_assert(std::is_nothrow_move_constructible<tandem::Session>::value, "a session can be handed on");
+
+#define CHECK(condition)                                                    \
+  do {                                                                      \
+    if (!(condition)) {                                                     \
+      std::fprintf(stderr, "line %d: %s is false\n", __LINE__, #condition); \
+      return 1;                                                             \
+    }                                                                       \
+  } while (0)
+
+namespace {
+
+constexpr int64_t kHeads = 2, kDim = 64;
+
+tandem_layer_options two_heads() {
+  tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+  layer.n_q_heads = layer.n_kv_heads = static_cast<int32_t>(kHeads);
+  layer.k_head_dim = static_cast<int32_t>(kDim);
+  return layer;
+}
+
+// One token attends itself: o = v, whatever q and k are.
+int attend_one(tandem::Session& session, int64_t sequence, float value, float* seen) {
+  std::vector<float> q(kHeads * kDim, 0.5f), k(kHeads * kDim, 0.25f), v(kHeads * kDim, value), o(kHeads * kDim);
+  const tandem_tensor qt = tandem::tensor(q.data(), {1, kHeads, kDim}), kt = tandem::tensor(k.data(), {1, kHeads, kDim});
+  const tandem_tensor vt = tandem::tensor(v.data(), {1, kHeads, kDim}), ot = tandem::tensor(o.data(), {1, kHeads, kDim});
+  const int64_t q_len = 1;
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  args.n_sequences = 1;
+  args.sequences = &sequence;
+  args.q_lens = &q_len;
+  args.q = &qt;
+  args.k = &kt;
+  args.v = &vt;
+  args.o = &ot;
+  tandem::Step step(session, {sequence}, {q_len});
+  session.attend(args);
+  step.end();
+  *seen = o[0];
+  return 0;
+}
+
+int run() {
+  tandem::Engine engine;
+  tandem::Model model({two_heads()});
+  tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
+  options.k_type = TANDEM_F32;
+  tandem::Cache cache(engine, model, options);
+  tandem::Session first(cache);
+  tandem::Session session(std::move(first));
+  CHECK(first.get() == nullptr && session.get() != nullptr);
+
+  const int64_t sequence = cache.create_sequence();
+  float seen = 0;
+  CHECK(attend_one(session, sequence, 3.0f, &seen) == 0 && std::fabs(seen - 3.0f) < 1e-6f);
+  CHECK(attend_one(session, sequence, 5.0f, &seen) == 0 && std::fabs(seen - 4.0f) < 1e-6f);
+  CHECK(cache.length(sequence) == 2 && session.stats().n_attends == 2);
+  CHECK(session.selection(sequence, 0, 0).size() == 2);
+  const int64_t fork = cache.fork(sequence);
+  CHECK(cache.digest(fork) == cache.digest(sequence));
+  cache.truncate(fork, 1);
+  CHECK(cache.length(fork) == 1 && cache.length(sequence) == 2);
+  CHECK(engine.report().front() == '{' && engine.report().back() == '}');
+
+  try {
+    cache.length(sequence + 1000);
+    CHECK(!"an unknown sequence has no length");
+  } catch (const tandem::Error& error) {
+    CHECK(error.status() == TANDEM_ERROR_NOT_FOUND && error.message() == error.what() && !error.message().empty());
+  }
+  try {
+    options.k_type = 99;
+    tandem::Cache refused(engine, model, options);
+    CHECK(!"there is no storage type 99");
+  } catch (const tandem::Error& error) {
+    CHECK(error.field() == "k_type");
+  }
+  tandem::Engine taken(std::move(engine));
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

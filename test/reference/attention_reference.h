@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+// Attention twice: in double precision, which is the truth, and in plain f32, which says how well f32 can do.
+//
+// Both read the rows as stored. The truth works on K and V widened to double, rotated by angles computed in double; the
+// plain version forms each logit by one loop in f32, subtracts the maximum, sums in the order of the keys and divides
+// last. Where queries and values are both bf16 and many, products of bf16 numbers are what everybody computes: the plain
+// version can be told to round its weights too. Which keys a query sees is the caller's business: a list per query token and
+// KV head.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "reference/reference_layer.h"
+
+namespace reference {
+
+// Rows of one layer of one sequence, as stored and widened to f32.
+struct LayerRows {
+  const RefLayer* layer = nullptr;
+  int64_t n_tokens = 0;
+  const float* k = nullptr;            // [n_tokens, n_kv_heads, k_head_dim]
+  const float* v = nullptr;            // [n_tokens, n_kv_heads, v_head_dim]; null where V aliases K
+  const int64_t* positions = nullptr;  // [n_tokens]
+};
+
+struct Queries {
+  int64_t n_tokens = 0;
+  const float* q = nullptr;            // [n_tokens, n_q_heads, k_head_dim]
+  const int64_t* positions = nullptr;  // [n_tokens]
+  std::function<void(int64_t token, int32_t kv_head, std::vector<int64_t>* keys)> visible;
+  // Called once per query token and head with the softmax weights of its visible keys, if set.
+  std::function<void(int64_t token, int32_t q_head, const std::vector<int64_t>& keys, const double* weights)> observe;
+  int64_t naive_rows = 64;      // at most so many (token, head) rows are also computed in f32
+  bool naive_rounds_p = false;  // there, weights are rounded to V's type before they meet V; sum and lse are not
+};
+
+struct Truth {
+  int64_t n_tokens = 0;
+  int32_t n_q_heads = 0;
+  int32_t v_head_dim = 0;
+  std::vector<double> o;     // [n_tokens, n_q_heads, v_head_dim]
+  std::vector<double> mass;  // sum of weight * |v|, same shape
+  std::vector<double> lse;   // [n_tokens, n_q_heads]
+  // Of each row the largest sm_scale * sum |q_i k_i| over its keys, or |sink|: the size that f32 logits are exact to.
+  std::vector<double> logit_magnitude;  // [n_tokens, n_q_heads]
+  double naive_error = 0.0;             // max |naive - o| over the rows computed in f32
+  double naive_mass_share = 0.0;        // max |naive - o| / mass over the same rows
+  double naive_lse_error = 0.0;
+};
+
+Truth attend_reference(const LayerRows& rows, const Queries& queries);
+
+// One row of the plain f32 computation: o [v_head_dim] and lse. Exposed for tests of the oracle itself.
+struct NaiveRow {
+  std::vector<float> o;
+  float lse = 0.0f;
+};
+NaiveRow attend_naive(const LayerRows& rows, const Queries& queries, int64_t token, int32_t q_head);
+
+}  // namespace reference

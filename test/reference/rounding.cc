@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#include "reference/rounding.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "tandem/tandem.h"
+
+namespace reference {
+namespace {
+
+struct Format {
+  int32_t dtype;
+  const char* name;
+  int32_t bytes;
+  int32_t mantissa_bits;
+  int32_t min_exponent;  // of normal numbers
+  int32_t max_exponent;
+};
+
+constexpr Format kFormats[] = {
+    {TANDEM_F32, "f32", 4, 23, -126, 127},
+    {TANDEM_F16, "f16", 2, 10, -14, 15},
+    {TANDEM_BF16, "bf16", 2, 7, -126, 127},
+};
+
+const Format& format_of(int32_t dtype) {
+  for (const Format& format : kFormats)
+    if (format.dtype == dtype) return format;
+  return kFormats[0];
+}
+
+// 2^exponent for exponents of normal doubles, and the exponent of a normal double: much used, so spelled out.
+double power_of_two(int32_t exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
+int32_t exponent_of(double x) { return static_cast<int32_t>(std::bit_cast<uint64_t>(x) >> 52 & 0x7FF) - 1023; }
+
+// The bits of a number that the format can represent: sign, biased exponent, mantissa.
+uint32_t spell(const Format& format, double x) {
+  const int32_t total = 8 * format.bytes;
+  const uint32_t sign = std::signbit(x) ? uint32_t{1} << (total - 1) : 0;
+  const uint32_t exponent_mask = ((uint32_t{1} << (total - 1 - format.mantissa_bits)) - 1) << format.mantissa_bits;
+  if (std::isnan(x)) return exponent_mask | uint32_t{1} << (format.mantissa_bits - 1);
+  if (std::isinf(x)) return sign | exponent_mask;
+  const double magnitude = std::fabs(x);
+  if (magnitude < power_of_two(format.min_exponent))
+    return sign | static_cast<uint32_t>(magnitude * power_of_two(format.mantissa_bits - format.min_exponent));
+  const int32_t exponent = exponent_of(magnitude);
+  const auto significand = static_cast<uint32_t>(magnitude * power_of_two(format.mantissa_bits - exponent));
+  return sign | static_cast<uint32_t>(exponent - format.min_exponent + 1) << format.mantissa_bits |
+         (significand - (uint32_t{1} << format.mantissa_bits));
+}
+
+double unspell(const Format& format, uint32_t bits) {
+  const int32_t total = 8 * format.bytes;
+  const double sign = bits >> (total - 1) ? -1.0 : 1.0;
+  const uint32_t mantissa = bits & ((uint32_t{1} << format.mantissa_bits) - 1);
+  const int32_t n_exponents = 1 << (total - 1 - format.mantissa_bits);
+  const auto exponent = static_cast<int32_t>(bits >> format.mantissa_bits) & (n_exponents - 1);
+  if (exponent == n_exponents - 1)
+    return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
+  const int32_t scale = format.min_exponent - format.mantissa_bits + (exponent ? exponent - 1 : 0);
+  const uint32_t hidden = exponent ? uint32_t{1} << format.mantissa_bits : 0;
+  return sign * static_cast<double>(mantissa + hidden) * power_of_two(scale);
+}
+
+}  // namespace
+
+double round_to(int32_t dtype, double x) {
+  const Format& format = format_of(dtype);
+  if (x == 0.0 || !std::isfinite(x)) return x;
+  const int32_t quantum = std::max(exponent_of(x), format.min_exponent) - format.mantissa_bits;
+  const double rounded = std::nearbyint(x * power_of_two(-quantum)) * power_of_two(quantum);
+  if (std::fabs(rounded) < power_of_two(format.max_exponent) * 2.0) return rounded;
+  return std::copysign(std::numeric_limits<double>::infinity(), x);
+}
+
+double epsilon(int32_t dtype) { return std::ldexp(1.0, -format_of(dtype).mantissa_bits); }
+int64_t element_bytes(int32_t dtype) { return format_of(dtype).bytes; }
+const char* dtype_name(int32_t dtype) { return format_of(dtype).name; }
+
+void store(int32_t dtype, double x, void* element) {
+  const Format& format = format_of(dtype);
+  const uint32_t bits = spell(format, round_to(dtype, x));
+  const auto half = static_cast<uint16_t>(bits);
+  if (format.bytes == 4)
+    std::memcpy(element, &bits, 4);
+  else
+    std::memcpy(element, &half, 2);
+}
+
+double load(int32_t dtype, const void* element) {
+  const Format& format = format_of(dtype);
+  uint32_t bits = 0;
+  uint16_t half = 0;
+  if (format.bytes == 4) {
+    std::memcpy(&bits, element, 4);
+  } else {
+    std::memcpy(&half, element, 2);
+    bits = half;
+  }
+  return unspell(format, bits);
+}
+
+}  // namespace reference

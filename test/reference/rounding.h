@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT
+// Storage types, done with arithmetic alone: a number is rounded to a multiple of its quantum and the bits are spelled out
+// from the value. It shares nothing with the library's conversions, which work on bit patterns or instructions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace reference {
+
+// Nearest number of the type, ties to even; overflow gives infinity, NaN stays NaN.
+double round_to(int32_t dtype, double x);
+// Spacing of 1.0.
+double epsilon(int32_t dtype);
+int64_t element_bytes(int32_t dtype);
+const char* dtype_name(int32_t dtype);
+
+void store(int32_t dtype, double x, void* element);  // rounds
+double load(int32_t dtype, const void* element);
+
+}  // namespace reference

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Shows that the tests can fail: seeds one bug at a time into a copy of the tree and expects a test to catch it.
+
+usage: test/seeded_bugs.py [--build DIR] [--jobs N] [NAME...]
+
+The copy and its build live in DIR (default build/seeded). Each bug is one textual replacement; it counts as caught when
+the program named beside it fails, having passed without the bug. Not part of ctest: it builds the library once per bug.
+"""
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# name, file, text, replacement, program, cmocka filter
+BUGS = [
+    ("lse in base 2", "cpu/kernels/merge_inl.h", "-HUGE_VALF : m + logf(sum)", "-HUGE_VALF : m + log2f(sum)",
+     "merge_test", "test_partitions"),
+    ("no guard for empty states", "cpu/kernels/merge_inl.h",
+     "    const float lse = job.lse[i][r];\n    if (lse == -HUGE_VALF) continue;", "    const float lse = job.lse[i][r];",
+     "merge_test", "test_partitions"),
+    ("lse near zero is empty", "cpu/kernels/merge_inl.h",
+     "    const float lse = job.lse[i][r];\n    if (lse == -HUGE_VALF) continue;",
+     "    const float lse = job.lse[i][r];\n    if (fabsf(lse) < 1e-6f) continue;",
+     "known_defects_test", "test_lse_near_zero_is_not_empty"),
+    ("exp with a worse polynomial", "cpu/kernels/simd_math_inl.h", "4.166655463e-2f", "4.2e-2f",
+     "known_defects_test", "test_exp_accuracy"),
+    ("causal mask one too far", "lib/attend_prepare.cc", "scratch_.end.push_back(token + 1);",
+     "scratch_.end.push_back(token + 2);", "known_defects_test", "test_causal_mask_is_aligned_to_the_end"),
+    ("sliding window off by one", "lib/cache_rows.cc", "const int64_t least = position - distance + 1;",
+     "const int64_t least = position - distance;", "gate_test", "test_sliding_window"),
+    ("streaming window off by one", "lib/attend_prepare.cc", "newest + 1 - session_.options_.window_len",
+     "newest - session_.options_.window_len", "gate_test", "test_streaming_scope"),
+    ("32-bit token stride", "lib/tensor.h", "data + token * token_stride",
+     "data + static_cast<int32_t>(token * token_stride)", "known_defects_test", "test_offsets_beyond_32_bits"),
+    ("stale page after a fork", "lib/cache.cc", "    if (!store_.shared(page)) continue;", "    if (true) continue;",
+     "stream_test", "test_exact_streams"),
+    ("removal one row short", "lib/cache.cc", "for (int64_t t = first + n_tokens; t < length; ++t) move_row",
+     "for (int64_t t = first + n_tokens; t + 1 < length; ++t) move_row", "stream_test", "test_exact_streams"),
+    ("a broken step keeps its tokens", "lib/session_step.cc", "if (!status.ok()) cache_->truncate_locked",
+     "if (false) cache_->truncate_locked", "stream_test", "test_exact_streams"),
+    ("kept tokens are not moved", "lib/session_step.cc", "if (kept_idx[i] != i) cache_->move_row",
+     "if (false) cache_->move_row", "stream_test", "test_exact_streams"),
+    ("maw decays once too little", "lib/refresh.cc", "static_cast<double>(n + refresh.n_skipped)",
+     "static_cast<double>(n + refresh.n_skipped - 1)", "stream_test", "test_hgca_streams"),
+    ("selection misses the last kept key", "lib/policies/hgca.cc", "  *input.halo_left = halo_left;",
+     "  *input.halo_left = halo_left;\n  if (n_kept > 3) --n_kept;", "stream_test", "test_hgca_streams"),
+]
+
+
+def run(command, **more):
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **more)
+
+
+def copy_tree(tree):
+    files = run(["git", "-C", str(ROOT), "ls-files", "-z"]).stdout.split("\0")
+    for name in filter(None, files):
+        source, target = ROOT / name, tree / name
+        if not source.is_file():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_bytes() != source.read_bytes():
+            target.write_bytes(source.read_bytes())
+
+
+def build(directory, program, jobs):
+    return run(["cmake", "--build", str(directory), "-j", str(jobs), "--target", program])
+
+
+def passes(directory, program, test):
+    environment = dict(os.environ, TANDEM_TEST_FILTER=test)
+    try:
+        return run([str(directory / "test" / program)], env=environment, timeout=600).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def try_bug(bug, tree, directory, jobs):
+    """What became of one bug: 'caught', or what went wrong."""
+    _, name, text, replacement, program, test = bug
+    file = tree / name
+    original = file.read_text()
+    if original.count(text) < 1:
+        return "the text to replace is gone"
+    built = build(directory, program, jobs)
+    if built.returncode != 0:
+        return "the tree does not build:\n" + built.stdout[-2000:]
+    if not passes(directory, program, test):
+        return f"{program} {test} fails without the bug"
+    file.write_text(original.replace(text, replacement))
+    try:
+        built = build(directory, program, jobs)
+        if built.returncode != 0:
+            return "does not build with the bug:\n" + built.stdout[-2000:]
+        return "NOT CAUGHT" if passes(directory, program, test) else "caught"
+    finally:
+        file.write_text(original)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "seeded")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    tree, directory = arguments.build / "tree", arguments.build / "out"
+    copy_tree(tree)
+    configured = run(["cmake", "-S", str(tree), "-B", str(directory), "-DTANDEM_BUILD_TOOLS=OFF", "-DTANDEM_BUILD_EXAMPLES=OFF",
+                      "-DTANDEM_WERROR=OFF"])
+    if configured.returncode != 0:
+        sys.exit(configured.stdout[-3000:])
+    missed = 0
+    for bug in BUGS:
+        if arguments.names and bug[0] not in arguments.names:
+            continue
+        outcome = try_bug(bug, tree, directory, arguments.jobs)
+        missed += outcome != "caught"
+        print(f"{bug[0]:40} {bug[4]} {bug[5]}: {outcome}", flush=True)
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

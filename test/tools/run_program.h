@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// Runs a program and keeps what it wrote; ends a test with a message.
+#pragma once
+
+#include <string>
+#include <vector>
+
+struct ProgramRun {
+  int exit_code = -1;  // -1: killed by a signal, or never started
+  std::string out, err;
+};
+
+// arguments[0] is the path; environment: "NAME=value" added to the present one.
+ProgramRun run_program(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
+
+// Prints the message and fails the cmocka test that is running.
+[[gnu::format(printf, 1, 2)]] void fail_test(const char* format, ...);

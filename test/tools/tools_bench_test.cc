@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: MIT
+// Small runs of tandem-bench: what it prints parses and is complete, and outputs that are wrong are noticed.
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tools/run_program.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using Json = nlohmann::json;
+
+std::vector<std::string> small_run(const std::string& mode, std::vector<std::string> more) {
+  std::vector<std::string> arguments = {TANDEM_BENCH, mode, "--q-heads", "8", "--kv-heads",  "2", "--head-dim", "64",
+                                        "--layers",   "2",  "--repeats", "2", "--probe-mib", "8"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+std::vector<Json> json_lines(const std::string& out) {
+  std::vector<Json> lines;
+  std::istringstream stream(out);
+  for (std::string line; std::getline(stream, line);) {
+    lines.push_back(Json::parse(line, nullptr, false));
+    if (!lines.back().is_object()) fail_test("not a JSON object: %s", line.c_str());
+  }
+  return lines;
+}
+
+std::vector<Json> successful_run(const std::vector<std::string>& arguments) {
+  const ProgramRun run = run_program(arguments);
+  if (run.exit_code != 0) fail_test("exit code %d: %s%s", run.exit_code, run.out.c_str(), run.err.c_str());
+  return json_lines(run.out);
+}
+
+void expect_complete(const Json& line) {
+  for (const char* name : {"bench", "type", "io_type", "policy", "isa", "state", "check"})
+    if (!line.contains(name) || !line[name].is_string()) fail_test("no %s in %s", name, line.dump().c_str());
+  for (const char* name : {"median_us", "p10_us", "p90_us", "kv_bytes", "read_gbps", "threads", "kv_len", "q_len", "batch"})
+    if (!line.contains(name) || !(line[name].get<double>() > 0)) fail_test("no %s in %s", name, line.dump().c_str());
+  if (line["check"] != "ok") fail_test("check is not ok: %s", line.dump().c_str());
+  assert_true(line["p10_us"] <= line["median_us"] && line["median_us"] <= line["p90_us"]);
+  if (line["bench"] == "wake") return;
+  for (const char* name : {"limit_gbps", "share"})
+    if (!line.contains(name) || !(line[name].get<double>() > 0)) fail_test("no %s in %s", name, line.dump().c_str());
+}
+
+void decode_prints_json(void**) {
+  const std::vector<Json> lines =
+      successful_run(small_run("decode", {"--kv-len", "200,1000", "--kv-type", "bf16,f16,f32", "--output", "json"}));
+  assert_int_equal(lines.size(), 6);
+  for (size_t i = 0; i < 6; ++i) {
+    expect_complete(lines[i]);
+    assert_string_equal(lines[i]["type"].get<std::string>().c_str(), i < 2 ? "bf16" : i < 4 ? "f16" : "f32");
+    const int64_t kv_len = i % 2 == 0 ? 200 : 1000;
+    assert_int_equal(lines[i]["kv_len"].get<int64_t>(), kv_len);
+    // The loop grows by a token per step: K and V of at least kv_len and at most a few more tokens, 2 heads of 64.
+    const int64_t token_bytes = 2 * 2 * 64 * (i < 4 ? 2 : 4);
+    assert_in_range(lines[i]["kv_bytes"].get<int64_t>(), kv_len * token_bytes, (kv_len + 8) * token_bytes);
+    const double gbps = lines[i]["kv_bytes"].get<double>() / lines[i]["median_us"].get<double>() * 1e-3;
+    assert_true(std::abs(lines[i]["read_gbps"].get<double>() / gbps - 1) < 0.02);  // up to rounding
+    const double share = lines[i]["read_gbps"].get<double>() / lines[i]["limit_gbps"].get<double>();
+    assert_true(std::abs(lines[i]["share"].get<double>() - share) < 1e-3);
+  }
+}
+
+void every_policy_and_shape(void**) {
+  const std::vector<std::vector<std::string>> kRuns = {
+      {"decode", "--policy", "streaming", "--window", "100", "--sinks", "4", "--batch", "3"},
+      {"decode", "--policy", "hgca", "--window", "128", "--sinks", "16", "--batch", "2"},
+      {"decode", "--v-head-dim", "128", "--io-type", "f32"},
+      {"append", "--q-len", "5", "--batch", "2"},
+      {"append", "--q-len", "33", "--kv-type", "f32", "--io-type", "f32"},
+      {"append", "--q-len", "40", "--policy", "streaming", "--window", "100", "--sinks", "4"},
+      {"append", "--policy", "hgca", "--window", "128", "--sinks", "16"},
+      {"prefill", "--q-len", "300"},
+      {"prefill", "--q-len", "600", "--threads", "1"},
+  };
+  for (const auto& run : kRuns) {
+    std::vector<std::string> more(run.begin() + 1, run.end());
+    more.insert(more.end(), {"--kv-len", "600", "--output", "json"});
+    const std::vector<Json> lines = successful_run(small_run(run[0], more));
+    assert_int_equal(lines.size(), 1);
+    expect_complete(lines[0]);
+    if (run[0] == "decode") continue;
+    for (const char* name : {"gflops", "limit_gflops"}) assert_true(lines[0].at(name).get<double>() > 0);
+  }
+}
+
+void wake_is_labelled_warm(void**) {
+  const std::vector<Json> lines =
+      successful_run({TANDEM_BENCH, "wake", "--head-dim", "64", "--repeats", "1", "--output", "json"});
+  assert_int_equal(lines.size(), 3);
+  for (const Json& line : lines) {
+    expect_complete(line);
+    assert_string_equal(line["state"].get<std::string>().c_str(), "warm");
+  }
+}
+
+void isa_and_threads_are_obeyed(void**) {
+  const std::vector<Json> all = successful_run(small_run("decode", {"--kv-len", "64", "--output", "json"}));
+  int32_t n_tried = 0;
+  for (const char* name : {"avx3", "avx2", "sse4"}) {
+    const ProgramRun run =
+        run_program(small_run("decode", {"--kv-len", "64", "--output", "json", "--isa", name, "--threads", "1"}));
+    if (run.exit_code != 0) continue;  // not on this processor
+    const std::vector<Json> lines = json_lines(run.out);
+    assert_int_equal(lines.size(), 1);
+    assert_string_equal(lines[0]["isa"].get<std::string>().c_str(), name);
+    assert_int_equal(lines[0]["threads"].get<int32_t>(), 1);
+    ++n_tried;
+  }
+  assert_true(n_tried > 0 || all[0]["isa"] == "neon" || all[0]["isa"] == "sve");
+}
+
+void tables_and_csv(void**) {
+  ProgramRun run = run_program(small_run("append", {"--kv-len", "64,128", "--output", "csv"}));
+  assert_int_equal(run.exit_code, 0);
+  std::istringstream stream(run.out);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  assert_int_equal(lines.size(), 3);
+  assert_true(lines[0].find("median_us") != std::string::npos && lines[0].find("share") != std::string::npos);
+
+  run = run_program(small_run("decode", {"--kv-len", "64,12800"}));
+  assert_int_equal(run.exit_code, 0);
+  size_t width = 0, n_rows = 0;
+  std::istringstream table(run.out.substr(run.out.find('|')));
+  for (std::string line; std::getline(table, line); ++n_rows) {
+    if (width == 0) width = line.size();
+    assert_int_equal(line.size(), width);  // aligned
+  }
+  assert_int_equal(n_rows, 4);
+}
+
+#ifdef TANDEM_WRONG_ATTEND
+// A library put before the real one spoils what tandem_attend() writes: no figure may come out.
+void wrong_outputs_are_noticed(void**) {
+  for (const char* mode : {"decode", "append"}) {
+    for (const char* fault : {"none", "o", "lse", "nan", "last_head", "last_layer"}) {
+      const ProgramRun run =
+          run_program(small_run(mode, {"--kv-len", "500", "--output", "json"}),
+                      {std::string("LD_PRELOAD=") + TANDEM_WRONG_ATTEND, std::string("TANDEM_TEST_FAULT=") + fault});
+      const std::vector<Json> lines = json_lines(run.out);
+      if (lines.size() != 1) fail_test("%s, fault %s: %s%s", mode, fault, run.out.c_str(), run.err.c_str());
+      const bool healthy = std::string(fault) == "none";
+      if (run.exit_code != (healthy ? 0 : 1)) fail_test("%s, fault %s: exit code %d", mode, fault, run.exit_code);
+      assert_true(lines[0].contains("median_us") == healthy);
+      assert_true(lines[0].contains("share") == healthy);
+      assert_true((lines[0]["check"] == "ok") == healthy);
+      if (!healthy) assert_true(lines[0]["check"].get<std::string>().rfind("failed", 0) == 0);
+    }
+  }
+}
+#endif
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(decode_prints_json),
+      cmocka_unit_test(every_policy_and_shape),
+      cmocka_unit_test(wake_is_labelled_warm),
+      cmocka_unit_test(isa_and_threads_are_obeyed),
+      cmocka_unit_test(tables_and_csv),
+#ifdef TANDEM_WRONG_ATTEND
+      cmocka_unit_test(wrong_outputs_are_noticed),
+#endif
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT
+// tandem-info: its JSON parses, names what is there, and its plan is the library's.
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tandem/tandem.h"
+#include "tools/run_program.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using Json = nlohmann::json;
+
+Json info_json(std::vector<std::string> flags, int exit_code = 0) {
+  flags.insert(flags.begin(), {TANDEM_INFO, "--json"});
+  const ProgramRun run = run_program(flags);
+  if (run.exit_code != exit_code) fail_test("exit code %d: %s", run.exit_code, run.err.c_str());
+  const Json json = Json::parse(run.out, nullptr, false);
+  if (!json.is_object()) fail_test("not JSON: %s", run.out.c_str());
+  return json;
+}
+
+void names_what_is_there(void**) {
+  const Json info = info_json({});
+  char version[32];
+  std::snprintf(version, sizeof version, "%d.%d.%d", TANDEM_VERSION_MAJOR, TANDEM_VERSION_MINOR, TANDEM_VERSION_PATCH);
+  assert_string_equal(info["versions"]["tandem"].get<std::string>().c_str(), version);
+  for (const char* name : {"compiler", "highway", "onednn", "hwloc_api", "abi_fingerprint"})
+    assert_true(info["versions"].at(name).is_string());
+  const std::string chosen = info["isa"]["chosen"];
+  assert_true(tandem_cpu_isa_available(chosen.c_str()));
+  size_t n_names = 0;
+  for (; tandem_cpu_isa_name(static_cast<int32_t>(n_names)); ++n_names) {
+  }
+  assert_int_equal(info["isa"]["available"].size() + info["isa"]["not_on_this_processor"].size(), n_names);
+  for (const Json& name : info["isa"]["available"]) assert_true(tandem_cpu_isa_available(name.get<std::string>().c_str()));
+  for (const Json& name : info["isa"]["not_on_this_processor"])
+    assert_false(tandem_cpu_isa_available(name.get<std::string>().c_str()));
+  assert_true(info["policies"] == Json({"all", "streaming", "hgca"}));
+  assert_true(info["engine"].is_object() && info["engine"].contains("backends"));
+  assert_false(info.contains("plan"));
+}
+
+void flags_reach_the_engine(void**) {
+  const Json info = info_json({"--threads", "1"});
+  assert_true(info["engine"].dump().find("\"n_workers\":1,") != std::string::npos);
+  const std::string last = info["isa"]["available"].back();
+  assert_string_equal(info_json({"--isa", last})["isa"]["chosen"].get<std::string>().c_str(), last.c_str());
+}
+
+tandem_memory_plan library_plan(int64_t kv_len, int64_t n_sequences, int64_t host_cap_bytes, int32_t* status) {
+  tandem_engine* engine = nullptr;
+  tandem_model* model = nullptr;
+  assert_int_equal(tandem_engine_create(&engine, nullptr, nullptr), TANDEM_OK);
+  tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+  layer.n_q_heads = 12;
+  layer.n_kv_heads = 4;
+  layer.k_head_dim = 64;
+  layer.v_head_dim = 128;
+  const std::vector<tandem_layer_options> layers(5, layer);
+  assert_int_equal(tandem_model_create(&model, layers.data(), 5, nullptr), TANDEM_OK);
+  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  cache.k_type = TANDEM_F16;
+  cache.page_tokens = 64;
+  cache.host_cap_bytes = host_cap_bytes;
+  tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
+  session.policy = "hgca";
+  session.window_tokens = 300;
+  session.sink_tokens = 10;
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  const std::vector<int64_t> kv_lens(static_cast<size_t>(n_sequences), kv_len);
+  *status = tandem_plan_memory(&plan, engine, model, &cache, &session, kv_lens.data(), n_sequences, nullptr);
+  tandem_model_release(model);
+  tandem_engine_release(engine);
+  return plan;
+}
+
+const std::vector<std::string> kPlanFlags = {
+    "--plan", "--layers",  "5",   "--q-heads",     "12",          "--kv-heads", "4",    "--head-dim", "64",  "--v-head-dim",
+    "128",    "--kv-type", "f16", "--page-tokens", "64",          "--policy",   "hgca", "--window",   "300", "--sinks",
+    "10",     "--batch",   "3",   "--kv-len",      "0,1,300,5000"};
+
+void plan_is_the_librarys(void**) {
+  const Json lengths = info_json(kPlanFlags)["plan"]["lengths"];
+  const int64_t kv_lens[] = {0, 1, 300, 5000};
+  assert_int_equal(lengths.size(), 4);
+  for (size_t i = 0; i < 4; ++i) {
+    int32_t status = 0;
+    const tandem_memory_plan plan = library_plan(kv_lens[i], 3, 0, &status);
+    assert_int_equal(status, TANDEM_OK);
+    assert_true(lengths[i]["fits"].get<bool>());
+    assert_int_equal(lengths[i]["kv_len"].get<int64_t>(), kv_lens[i]);
+    const Json& printed = lengths[i]["plan"];
+    assert_int_equal(printed["host_kv_bytes"].get<int64_t>(), plan.host_kv_bytes);
+    assert_int_equal(printed["host_session_bytes"].get<int64_t>(), plan.host_session_bytes);
+    assert_int_equal(printed["selection_max_bytes"].get<int64_t>(), plan.selection_max_bytes);
+    assert_int_equal(printed["device_window_bytes"].get<int64_t>(), plan.device_window_bytes);
+    assert_int_equal(printed["device_work_bytes"].get<int64_t>(), plan.device_work_bytes);
+    assert_int_equal(printed["kv_token_bytes"].get<int64_t>(), 5 * 4 * (64 + 128) * 2);
+  }
+}
+
+// Over the cap: the plan is printed all the same, with the reason, and the exit code says no.
+void caps_are_judged(void**) {
+  std::vector<std::string> flags = kPlanFlags;
+  flags.insert(flags.end(), {"--host-cap-gib", "0.05"});
+  const int64_t cap_bytes = INT64_C(53687091);
+  int32_t status = 0;
+  library_plan(5000, 3, cap_bytes, &status);
+  assert_int_equal(status, TANDEM_ERROR_CAPACITY);
+  const Json lengths = info_json(flags, 1)["plan"]["lengths"];
+  assert_true(lengths[1]["fits"].get<bool>());
+  assert_false(lengths[3]["fits"].get<bool>());
+  assert_true(lengths[3]["reason"].get<std::string>().find("host_cap_bytes") != std::string::npos);
+  assert_int_equal(lengths[3]["plan"]["host_kv_bytes"].get<int64_t>(), library_plan(5000, 3, 0, &status).host_kv_bytes);
+
+  flags.insert(flags.begin(), TANDEM_INFO);
+  const ProgramRun run = run_program(flags);
+  assert_int_equal(run.exit_code, 1);
+  assert_true(run.out.find("| host ") != std::string::npos);
+  assert_true(run.out.find("host_cap_bytes") != std::string::npos);
+}
+
+void geometry_from_a_config(void**) {
+  const std::string folder = TANDEM_TEST_FOLDER;
+  std::ofstream(folder + "/config.json")
+      << R"({"num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64})";
+  Json plan = info_json({"--plan", "--model", folder, "--kv-len", "128"})["plan"];
+  assert_int_equal(plan["layers"].get<int64_t>(), 6);
+  assert_int_equal(plan["lengths"][0]["plan"]["kv_token_bytes"].get<int64_t>(), 6 * 2 * 2 * 64 * 2);
+  std::ofstream(folder + "/config.json")
+      << R"({"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 512, "head_dim": null})";
+  plan = info_json({"--plan", "--model", folder, "--kv-len", "128"})["plan"];
+  assert_int_equal(plan["kv_heads"].get<int64_t>(), 4);
+  assert_int_equal(plan["head_dim"].get<int64_t>(), 128);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(names_what_is_there),    cmocka_unit_test(flags_reach_the_engine),
+      cmocka_unit_test(plan_is_the_librarys),   cmocka_unit_test(caps_are_judged),
+      cmocka_unit_test(geometry_from_a_config),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#include "tools/bench/bench_options.h"
+
+#include "tools/common/flags.h"
+
+namespace tools {
+namespace {
+
+constexpr Choice kModes[] = {{"decode", static_cast<int32_t>(Mode::kDecode)},
+                             {"append", static_cast<int32_t>(Mode::kAppend)},
+                             {"prefill", static_cast<int32_t>(Mode::kPrefill)},
+                             {"wake", static_cast<int32_t>(Mode::kWake)}};
+
+struct RawChoices {
+  int32_t policy = -1;
+  int32_t isa = -1;
+  int32_t output = static_cast<int32_t>(Output::kMarkdown);
+};
+
+std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
+  constexpr int64_t kMaxLen = INT64_C(1) << 31;
+  return {
+      number_flag("--q-heads", &options->n_q_heads, 1, 4096, "query heads (32)"),
+      number_flag("--kv-heads", &options->n_kv_heads, 1, 4096, "KV heads, a divisor of the query heads (8)"),
+      number_flag("--head-dim", &options->head_dim, 1, 4096, "dimensions of a key (128)"),
+      number_flag("--v-head-dim", &options->v_head_dim, 1, 4096, "dimensions of a value (those of a key)"),
+      numbers_flag(
+          "--kv-len", &options->kv_lens, 1, kMaxLen,
+          "keys that the last query sees, its own included (decode 32768,131072; append, prefill 8192; wake 1,64,512)"),
+      number_flag("--q-len", &options->q_len, 1, 1 << 20, "queries of a call (append 32, prefill 512)"),
+      choices_flag("--kv-type", &options->kv_types, dtype_choices(), "storage types of K and V (bf16)"),
+      choice_flag("--io-type", &options->io_type, {{"f32", TANDEM_F32}, {"bf16", TANDEM_BF16}}, "type of q, k, v, o (bf16)"),
+      number_flag("--layers", &options->n_layers, 0, 65536, "layers taken in turns (0: until K and V leave the caches)"),
+      number_flag("--batch", &options->batch, 1, 4096, "sequences of a call (1)"),
+      choice_flag("--policy", &raw->policy, library_choices(tandem_policy_name), "which keys are attended (all)"),
+      number_flag("--window", &options->window, 0, kMaxLen, "newest tokens always attended, streaming and hgca (4096)"),
+      number_flag("--sinks", &options->sinks, 0, kMaxLen, "first tokens always attended, streaming and hgca (64)"),
+      real_flag("--alpha", &options->alpha, 1e-6, 1, "factor of the moving average, hgca (0.3)"),
+      real_flag("--beta", &options->beta, 0, 1e6, "threshold factor, hgca (0.5)"),
+      number_flag("--threads", &options->threads, 0, 4096, "CPU workers (0: affinity mask and quota decide)"),
+      number_flag("--repeats", &options->repeats, 1, 100000, "timed steps over all layers (30)"),
+      number_flag("--probe-mib", &options->probe_mib, 0, 1 << 20,
+                  "buffer of the read bandwidth's measurement (0: 16 last-level caches; fewer measure the caches)"),
+      choice_flag("--isa", &raw->isa, library_choices(tandem_cpu_isa_name), "instruction set (the best there is)"),
+      choice_flag("--output", &raw->output,
+                  {{"md", static_cast<int32_t>(Output::kMarkdown)},
+                   {"csv", static_cast<int32_t>(Output::kCsv)},
+                   {"json", static_cast<int32_t>(Output::kJson)}},
+                  "form of the results (md)"),
+      switch_flag("--help", &options->help, "this text"),
+  };
+}
+
+void fill_defaults(BenchOptions* options) {
+  if (options->kv_lens.empty()) {
+    if (options->mode == Mode::kDecode)
+      options->kv_lens = {32768, 131072};
+    else if (options->mode == Mode::kWake)
+      options->kv_lens = {1, 64, 512};
+    else
+      options->kv_lens = {8192};
+  }
+  if (options->kv_types.empty()) options->kv_types = {TANDEM_BF16};
+  if (options->io_type == 0) options->io_type = TANDEM_BF16;
+  if (options->v_head_dim == 0) options->v_head_dim = options->head_dim;
+  if (options->q_len == 0) options->q_len = options->mode == Mode::kAppend ? 32 : options->mode == Mode::kPrefill ? 512 : 1;
+}
+
+// What one flag alone cannot know.
+Result check_together(const BenchOptions& options) {
+  const auto number = [](int64_t value) { return static_cast<long long>(value); };
+  if (options.n_q_heads % options.n_kv_heads != 0)
+    return refuse("--q-heads = %lld is not a multiple of --kv-heads = %lld", number(options.n_q_heads),
+                  number(options.n_kv_heads));
+  if (options.q_len != 1 && (options.mode == Mode::kDecode || options.mode == Mode::kWake))
+    return refuse("--q-len = %lld: %s has one query per sequence (append and prefill have more)", number(options.q_len),
+                  options.mode_name.c_str());
+  for (const int64_t kv_len : options.kv_lens)
+    if (kv_len < options.q_len)
+      return refuse("--kv-len = %lld is less than --q-len = %lld: a query is one of the keys", number(kv_len),
+                    number(options.q_len));
+  if (!options.isa.empty() && !tandem_cpu_isa_available(options.isa.c_str()))
+    return refuse("--isa = %s: this processor does not have it", options.isa.c_str());
+  return {};
+}
+
+}  // namespace
+
+Result parse_bench_options(int argc, const char* const* argv, BenchOptions* options) {
+  if (argc < 2) return refuse("what to measure is missing: decode, append, prefill or wake (--help tells more)");
+  options->mode_name = argv[1];
+  if (options->mode_name == "--help") {
+    options->help = true;
+    return {};
+  }
+  bool known = false;
+  for (const Choice& mode : kModes) {
+    if (options->mode_name != mode.name) continue;
+    options->mode = static_cast<Mode>(mode.value);
+    known = true;
+  }
+  if (!known) return refuse("\"%s\" is none of decode, append, prefill, wake", argv[1]);
+
+  RawChoices raw;
+  TOOL_TRY(parse_flags(bench_flags(options, &raw), argc - 2, argv + 2));
+  if (options->help) return {};
+  if (raw.policy >= 0) options->policy = tandem_policy_name(raw.policy);
+  if (raw.isa >= 0) options->isa = tandem_cpu_isa_name(raw.isa);
+  options->output = static_cast<Output>(raw.output);
+  fill_defaults(options);
+  return check_together(*options);
+}
+
+std::string bench_help() {
+  BenchOptions options;
+  RawChoices raw;
+  return "tandem-bench decode|append|prefill|wake [flags]\n\n"
+         "  decode   one new token per sequence; GB/s of K and V against what the memory gives in the same run\n"
+         "  append   a few new tokens at the end of a long cache; GFLOP/s against oneDNN's matrix products in the same run\n"
+         "  prefill  likewise, many new tokens\n"
+         "  wake     what a call costs when there is almost nothing to read (warm: everything in cache)\n\n"
+         "A call is one layer: append the tokens, attend. Before anything is timed, outputs are checked against attention\n"
+         "in double precision; when they are wrong no time is printed and the exit code is 1.\n\n" +
+         flags_help(bench_flags(&options, &raw));
+}
+
+}  // namespace tools

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// What tandem-bench is asked to do.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/common/result.h"
+
+namespace tools {
+
+enum class Mode : int32_t { kDecode, kAppend, kPrefill, kWake };
+enum class Output : int32_t { kMarkdown, kCsv, kJson };
+
+struct BenchOptions {
+  Mode mode = Mode::kDecode;
+  std::string mode_name;
+  bool help = false;
+  int64_t n_q_heads = 32;
+  int64_t n_kv_heads = 8;
+  int64_t head_dim = 128;
+  int64_t v_head_dim = 0;         // 0: head_dim
+  std::vector<int64_t> kv_lens;   // keys that the last query sees, its own included; empty: the mode's default
+  int64_t q_len = 0;              // 0: the mode's default
+  std::vector<int32_t> kv_types;  // empty: bf16
+  int32_t io_type = 0;            // of q, k, v, o; 0: bf16
+  int64_t batch = 1;
+  int64_t n_layers = 0;  // 0: as many as it takes for cold reads
+  std::string policy = "all";
+  int64_t window = 4096;
+  int64_t sinks = 64;
+  double alpha = 0.3;
+  double beta = 0.5;
+  int64_t threads = 0;  // 0: the engine decides
+  int64_t repeats = 30;
+  int64_t probe_mib = 0;  // 0: enough for reads from memory
+  std::string isa;        // empty: the best
+  Output output = Output::kMarkdown;
+};
+
+Result parse_bench_options(int argc, const char* const* argv, BenchOptions* options);
+std::string bench_help();
+
+}  // namespace tools

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT
+#include "tools/bench/bench_reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+namespace tools {
+namespace {
+
+constexpr int64_t kReadTokens = 2048;   // per read back
+constexpr int64_t kManyTokens = 16384;  // beyond this only the last layer and sequence are looked at
+
+// One row of the output, and what it should be.
+struct Row {
+  int32_t layer_idx = 0;
+  int64_t sequence_idx = 0;
+  int64_t token = 0;  // of its sequence in this call
+  int64_t q_head = 0;
+  bool round_weights = false;    // by the plain computation
+  std::vector<uint8_t> visible;  // [kv_len]
+  std::vector<float> o;          // as written by the library
+  float lse = 0;
+  const float* q = nullptr;
+
+  std::vector<double> logits, true_o, mass;  // mass: sum of p |v|
+  std::vector<float> plain_logits, plain_o;
+  double true_max = -std::numeric_limits<double>::infinity();
+  double true_sum = 0, largest_logit = 0;
+  float plain_max = -std::numeric_limits<float>::infinity();
+  float plain_sum = 0;
+};
+
+void take_keys(Row* row, const BenchOptions& options, const std::vector<float>& k, int64_t first, int64_t n_tokens) {
+  const int64_t kv_head = row->q_head / (options.n_q_heads / options.n_kv_heads);
+  const double true_scale = 1.0 / std::sqrt(static_cast<double>(options.head_dim));
+  const float plain_scale = static_cast<float>(true_scale);
+  for (int64_t j = 0; j < n_tokens; ++j) {
+    const auto key_idx = static_cast<size_t>(first + j);
+    if (!row->visible[key_idx]) continue;
+    const float* key = k.data() + (j * options.n_kv_heads + kv_head) * options.head_dim;
+    double true_dot = 0;
+    float plain_dot = 0;
+    for (int64_t d = 0; d < options.head_dim; ++d) {
+      true_dot += static_cast<double>(row->q[d]) * static_cast<double>(key[d]);
+      plain_dot += row->q[d] * key[d];
+    }
+    row->logits[key_idx] = true_dot * true_scale;
+    row->plain_logits[key_idx] = plain_dot * plain_scale;
+    row->true_max = std::max(row->true_max, row->logits[key_idx]);
+    row->plain_max = std::max(row->plain_max, row->plain_logits[key_idx]);
+    row->largest_logit = std::max(row->largest_logit, std::abs(row->logits[key_idx]));
+  }
+}
+
+void take_values(Row* row, const BenchOptions& options, const std::vector<float>& v, int64_t first, int64_t n_tokens) {
+  const int64_t kv_head = row->q_head / (options.n_q_heads / options.n_kv_heads);
+  for (int64_t j = 0; j < n_tokens; ++j) {
+    const auto key_idx = static_cast<size_t>(first + j);
+    if (!row->visible[key_idx]) continue;
+    const float* value = v.data() + (j * options.n_kv_heads + kv_head) * options.v_head_dim;
+    const double p = std::exp(row->logits[key_idx] - row->true_max);
+    float plain_p = std::exp(row->plain_logits[key_idx] - row->plain_max);
+    row->true_sum += p;
+    row->plain_sum += plain_p;
+    if (row->round_weights) plain_p = f32_of(bf16_of(plain_p));
+    for (size_t d = 0; d < row->true_o.size(); ++d) {
+      row->true_o[d] += p * static_cast<double>(value[d]);
+      row->mass[d] += p * std::abs(static_cast<double>(value[d]));
+      row->plain_o[d] += plain_p * value[d];
+    }
+  }
+}
+
+void divide(Row* row) {
+  if (row->true_sum == 0) return;  // sees no key: o = 0, lse = -inf
+  for (size_t d = 0; d < row->true_o.size(); ++d) {
+    row->true_o[d] /= row->true_sum;
+    row->mass[d] /= row->true_sum;
+    row->plain_o[d] /= row->plain_sum;
+  }
+}
+
+// K or V of a whole layer, piece by piece: take(row, options, piece, first, n_tokens) for every row.
+template <typename Take>
+Result read_back(Workload* workload, std::vector<Row*> rows, bool values, int64_t kv_len, const Take& take) {
+  ErrorSlot error;
+  const BenchOptions& options = workload->options();
+  const int64_t head_dim = values ? options.v_head_dim : options.head_dim;
+  std::vector<float> piece(static_cast<size_t>(std::min(kReadTokens, kv_len) * options.n_kv_heads * head_dim));
+  for (int64_t first = 0; first < kv_len; first += kReadTokens) {
+    const int64_t n_tokens = std::min(kReadTokens, kv_len - first);
+    const int64_t shape[3] = {n_tokens, options.n_kv_heads, head_dim};
+    tandem_tensor tensor = {};
+    TOOL_TRY(error.check(tandem_tensor_init(&tensor, TANDEM_F32, piece.data(), 3, shape, error.out())));
+    TOOL_TRY(error.check(tandem_sequence_read(values ? nullptr : &tensor, values ? &tensor : nullptr, workload->cache(),
+                                              workload->sequence(rows[0]->sequence_idx), rows[0]->layer_idx, first,
+                                              error.out())));
+    for (Row* row : rows) take(row, options, piece, first, n_tokens);
+  }
+  return {};
+}
+
+// Rows of one layer and sequence.
+Result compute_truth(Workload* workload, std::vector<Row*> rows) {
+  const BenchOptions& options = workload->options();
+  const auto kv_len = static_cast<int64_t>(rows[0]->visible.size());
+  for (Row* row : rows) {
+    row->logits.assign(static_cast<size_t>(kv_len), 0);
+    row->plain_logits.assign(static_cast<size_t>(kv_len), 0);
+    row->true_o.assign(static_cast<size_t>(options.v_head_dim), 0);
+    row->mass = row->true_o;
+    row->plain_o.assign(static_cast<size_t>(options.v_head_dim), 0);
+  }
+  TOOL_TRY(read_back(workload, rows, false, kv_len, take_keys));
+  TOOL_TRY(read_back(workload, rows, true, kv_len, take_values));
+  for (Row* row : rows) divide(row);
+  return {};
+}
+
+double output_rounding(int32_t io_type, double value) {
+  return io_type == TANDEM_BF16 ? std::ldexp(std::abs(value), -8) + 1e-38 : 0.0;
+}
+
+std::string row_name(const Row& row) {
+  return text("layer %d, sequence %lld, query %lld, head %lld", row.layer_idx, static_cast<long long>(row.sequence_idx),
+              static_cast<long long>(row.token), static_cast<long long>(row.q_head));
+}
+
+std::string gate(const BenchOptions& options, int32_t kv_type, const std::vector<Row>& rows) {
+  double plain_error = 0;
+  for (const Row& row : rows)
+    for (size_t d = 0; d < row.o.size(); ++d)
+      plain_error = std::max(plain_error, std::abs(static_cast<double>(row.plain_o[d]) - row.true_o[d]));
+  const double eps = kv_type == TANDEM_F32 ? 0x1p-23 : kv_type == TANDEM_F16 ? 0x1p-10 : 0x1p-7;
+  for (const Row& row : rows) {
+    const double true_lse = row.true_max + std::log(row.true_sum);
+    if (row.true_sum == 0 ? row.lse != -std::numeric_limits<float>::infinity()
+                          : !(std::abs(static_cast<double>(row.lse) - true_lse) <= 1e-5 * (1 + std::abs(true_lse))))
+      return text("failed: lse %.9g should be %.9g (%s)", static_cast<double>(row.lse), true_lse, row_name(row).c_str());
+    const double logit_growth = kv_type == TANDEM_F32 ? std::max(1.0, row.largest_logit) : 1.0;
+    for (size_t d = 0; d < row.o.size(); ++d) {
+      const double rounding = output_rounding(options.io_type, row.true_o[d]);
+      const double bound = std::min(2 * plain_error + 1e-5, 4 * eps * logit_growth * row.mass[d]) + rounding;
+      const double o = static_cast<double>(row.o[d]);
+      if (!(std::abs(o - row.true_o[d]) <= bound))
+        return text("failed: o %.9g should be %.9g, at most %.2g away (%s, dim %zu)", o, row.true_o[d], bound,
+                    row_name(row).c_str(), d);
+    }
+  }
+  return "ok";
+}
+
+// What the library says it selected for the next query of this head.
+Result read_selection(Workload* workload, Row* row) {
+  ErrorSlot error;
+  const BenchOptions& options = workload->options();
+  const int64_t group_size = options.n_q_heads / options.n_kv_heads;
+  std::vector<int64_t> kept(row->visible.size());
+  int64_t n_kept = 0;
+  TOOL_TRY(error.check(tandem_session_selection(kept.data(), nullptr, static_cast<int64_t>(kept.size()), &n_kept,
+                                                workload->session(), workload->sequence(row->sequence_idx), row->layer_idx,
+                                                static_cast<int32_t>(row->q_head / group_size),
+                                                static_cast<int32_t>(row->q_head % group_size), error.out())));
+  std::fill(row->visible.begin(), row->visible.end(), uint8_t{0});
+  for (int64_t i = 0; i < n_kept; ++i) row->visible[static_cast<size_t>(kept[static_cast<size_t>(i)])] = 1;
+  return {};
+}
+
+void mark_visible(const BenchOptions& options, int64_t q_len, Row* row) {
+  const VisibleRange range = visible_range(options, static_cast<int64_t>(row->visible.size()), q_len, row->token);
+  std::fill_n(row->visible.begin(), range.sink_end, uint8_t{1});
+  std::fill(row->visible.begin() + range.begin, row->visible.begin() + range.end, uint8_t{1});
+}
+
+std::vector<Row> choose_rows(const Workload& workload) {
+  const Case& geometry = workload.geometry();
+  const BenchOptions& options = workload.options();
+  const bool many = geometry.kv_len > kManyTokens;
+  const std::set<int32_t> layers = {many ? geometry.n_layers - 1 : 0, geometry.n_layers - 1};
+  const std::set<int64_t> sequences = {many ? options.batch - 1 : 0, options.batch - 1};
+  const std::set<int64_t> tokens = {0, geometry.q_len / 2, geometry.q_len - 1};
+  const std::set<int64_t> heads = {0, options.n_q_heads / 2, options.n_q_heads - 1};
+  std::vector<Row> rows;
+  for (const int32_t layer_idx : layers)
+    for (const int64_t sequence_idx : sequences)
+      for (const int64_t token : tokens)
+        for (const int64_t q_head : heads) {
+          Row row;
+          row.layer_idx = layer_idx;
+          row.sequence_idx = sequence_idx;
+          row.token = token;
+          row.q_head = q_head;
+          row.round_weights = geometry.q_len > 1 && geometry.kv_type == TANDEM_BF16 && options.io_type == TANDEM_BF16;
+          row.visible.assign(static_cast<size_t>(geometry.kv_len), 0);
+          rows.push_back(std::move(row));
+        }
+  return rows;
+}
+
+void copy_output(const Workload& workload, int64_t q_len, Row* row) {
+  const int64_t token = row->sequence_idx * q_len + row->token;
+  row->q = workload.q_row(token, row->q_head);
+  row->o = workload.o_row(token, row->q_head);
+  row->lse = workload.lse(token, row->q_head);
+}
+
+// The step that is timed. Where the policy selects, the answers looked at are those to a second question about the same
+// keys: what the library says it selects is about the query that comes next.
+Result run_step(Workload* workload, std::vector<Row>* rows) {
+  const Case& geometry = workload->geometry();
+  const bool selected = workload->selects_keys() && geometry.q_len == 1;
+  TOOL_TRY(workload->step_begin());
+  for (int32_t layer_idx = 0; layer_idx < geometry.n_layers; ++layer_idx) {
+    TOOL_TRY(workload->attend(layer_idx));
+    for (Row& row : *rows)
+      if (row.layer_idx == layer_idx && !selected) copy_output(*workload, geometry.q_len, &row);
+  }
+  TOOL_TRY(workload->step_end());
+  for (Row& row : *rows) {
+    if (!selected) {
+      mark_visible(workload->options(), geometry.q_len, &row);
+      continue;
+    }
+    TOOL_TRY(read_selection(workload, &row));
+    TOOL_TRY(workload->attend_again(row.layer_idx));
+    copy_output(*workload, 1, &row);
+  }
+  return {};
+}
+
+}  // namespace
+
+VisibleRange visible_range(const BenchOptions& options, int64_t kv_len, int64_t q_len, int64_t token) {
+  const int64_t end = kv_len - q_len + token + 1;
+  if (options.policy != "streaming") return {0, 0, end};
+  const int64_t begin = std::max<int64_t>(0, end - options.window);
+  return {std::min(options.sinks, begin), begin, end};
+}
+
+Result check_outputs(Workload* workload, std::string* verdict) {
+  std::vector<Row> rows = choose_rows(*workload);
+  TOOL_TRY(run_step(workload, &rows));
+  for (size_t first = 0; first < rows.size();) {
+    std::vector<Row*> same;  // rows of one layer and sequence stand together
+    for (; first < rows.size(); ++first) {
+      if (!same.empty() &&
+          (rows[first].layer_idx != same[0]->layer_idx || rows[first].sequence_idx != same[0]->sequence_idx))
+        break;
+      same.push_back(&rows[first]);
+    }
+    TOOL_TRY(compute_truth(workload, same));
+  }
+  *verdict = gate(workload->options(), workload->geometry().kv_type, rows);
+  return {};
+}
+
+}  // namespace tools

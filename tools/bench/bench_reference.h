@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// Is what was timed also right? A few rows of the outputs against attention in double precision.
+//
+// The truth is computed on K and V as stored, read back through the library. A plain computation in f32 over the same
+// rows says how far f32 can get. The gate, over all rows looked at:
+//
+//   max |o - truth| <= 2 max |plain - truth| + 1e-5
+//   |o - truth| <= 4 eps sum_k p_k |v_k|         eps of the storage type, times max(1, largest |logit|) for f32, whose
+//                                                logits are not exact to eps
+//   |lse - truth| <= 1e-5 (1 + |lse|)
+//
+// Where several queries meet bf16 keys and values, the plain computation rounds its weights to bf16 before they meet the
+// values, as matrix units do; sum and lse are of the weights before that. Outputs in bf16 may add half a unit in the last
+// place.
+#pragma once
+
+#include <string>
+
+#include "tools/bench/workload.h"
+
+namespace tools {
+
+// Runs one step (grown by q_len tokens; the caller truncates or lets it be) and looks at rows of the first and last
+// layer and sequence. Fills *verdict with "ok" or "failed: ..."; a failing Result is about calls that failed.
+Result check_outputs(Workload* workload, std::string* verdict);
+
+// Keys that query `token` of the call sees under the session's policy, for sequences of `kv_len` tokens after the call:
+// [0, sink_end) and [begin, end).
+struct VisibleRange {
+  int64_t sink_end = 0, begin = 0, end = 0;
+  int64_t n_keys() const { return sink_end + end - begin; }
+};
+VisibleRange visible_range(const BenchOptions& options, int64_t kv_len, int64_t q_len, int64_t token);
+
+}  // namespace tools

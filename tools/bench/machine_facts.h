@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+// What the probes need to know of the machine, from /proc and /sys.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace tools {
+
+// CPUs of the affinity mask: one of each core first, then the second threads of the same cores.
+std::vector<int32_t> cpus_by_core();
+
+// Sum over the distinct last-level caches of these CPUs; 32 MiB where the system does not say.
+int64_t last_level_cache_bytes(const std::vector<int32_t>& cpus);
+
+// What may be allocated without pushing anything out: MemAvailable, or less where the cgroup (v2) has a limit.
+int64_t available_memory_bytes();
+
+}  // namespace tools

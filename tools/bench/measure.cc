@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+#include "tools/bench/measure.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "tools/bench/bench_reference.h"
+#include "tools/bench/machine_facts.h"
+#include "tools/bench/workload.h"
+#include "tools/common/flags.h"
+
+namespace tools {
+namespace {
+
+constexpr int64_t kWarmupSteps = 3;
+constexpr int64_t kMostLayers = 1024;
+constexpr int64_t kWakeCalls = 100;   // per repeat: they take microseconds
+constexpr double kMemoryShare = 0.8;  // of what is available
+
+struct Samples {
+  std::vector<double> us, limit_gbps, limit_gflops;
+};
+
+// A decode loop grows; the other calls are repeated at the same length.
+bool grows(const BenchOptions& options) { return options.mode == Mode::kDecode; }
+
+int64_t token_kv_bytes(const BenchOptions& options, int32_t kv_type) {
+  return options.n_kv_heads * (options.head_dim + options.v_head_dim) * dtype_bytes(kv_type);
+}
+
+// Keys of a sequence that every call reads, at least: what a policy selects beyond that is not known beforehand.
+int64_t least_keys_read(const BenchOptions& options, int64_t kv_len) {
+  if (options.policy == "all" || (options.policy == "hgca" && options.q_len > 1)) return kv_len;
+  return std::clamp<int64_t>(options.window + options.sinks, 1, kv_len);
+}
+
+// As many layers as make what is read of all of them kColdCaches times the last-level cache.
+int32_t n_layers_for(const Bench& bench, int64_t layer_bytes_read) {
+  if (bench.options.n_layers > 0) return static_cast<int32_t>(bench.options.n_layers);
+  if (bench.options.mode == Mode::kWake) return 1;
+  const int64_t wanted = kColdCaches * bench.cache_bytes;
+  return static_cast<int32_t>(std::clamp<int64_t>((wanted + layer_bytes_read - 1) / layer_bytes_read, 1, kMostLayers));
+}
+
+Result check_memory(int64_t kv_len, int32_t kv_type, int64_t bytes) {
+  const int64_t available = available_memory_bytes();
+  if (static_cast<double>(bytes) <= kMemoryShare * static_cast<double>(available)) return {};
+  return refuse("--kv-len = %lld in %s needs %.1f GiB, of %.1f GiB available", static_cast<long long>(kv_len),
+                dtype_name(kv_type), static_cast<double>(bytes) / 0x1p30, static_cast<double>(available) / 0x1p30);
+}
+
+// Pairs of a query and a key that it sees, times multiplications and additions of both products.
+double call_flops(const BenchOptions& options, const Case& geometry) {
+  double pairs = 0;
+  for (int64_t token = 0; token < geometry.q_len; ++token)
+    pairs += static_cast<double>(visible_range(options, geometry.kv_len, geometry.q_len, token).n_keys());
+  return 2.0 * pairs * static_cast<double>(options.batch * options.n_q_heads * (options.head_dim + options.v_head_dim));
+}
+
+Result timed_attend(Workload* workload, int32_t layer_idx, double* seconds) {
+  const auto start = std::chrono::steady_clock::now();
+  Result result = workload->attend(layer_idx);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  *seconds = elapsed.count();
+  return result;
+}
+
+// The bytes that the session says it has read, per call of the step that lies between the two.
+int64_t bytes_per_call(const tandem_session_stats& before, const tandem_session_stats& after, int64_t n_calls) {
+  return (after.resident_kv_bytes_read - before.resident_kv_bytes_read + after.host_kv_bytes_read -
+          before.host_kv_bytes_read) /
+         n_calls;
+}
+
+struct Timing {
+  const Bench* bench;
+  Workload* workload;
+  MatmulRate* matmul;  // null: not asked for
+  Samples samples;
+  int64_t kv_bytes = 0;
+  int64_t dense_kv_bytes = 0;
+};
+
+Result timed_step(Timing* timing, bool keep) {
+  Workload* workload = timing->workload;
+  const int32_t n_layers = workload->geometry().n_layers;
+  tandem_session_stats before, after;
+  std::vector<double> seconds(static_cast<size_t>(n_layers));
+  TOOL_TRY(workload->stats(&before));
+  TOOL_TRY(workload->step_begin());
+  for (int32_t layer_idx = 0; layer_idx < n_layers; ++layer_idx)
+    TOOL_TRY(timed_attend(workload, layer_idx, &seconds[static_cast<size_t>(layer_idx)]));
+  TOOL_TRY(workload->step_end());
+  TOOL_TRY(workload->stats(&after));
+  if (!keep) return {};
+  timing->kv_bytes = bytes_per_call(before, after, n_layers);
+  timing->dense_kv_bytes = (after.dense_kv_bytes - before.dense_kv_bytes) / n_layers;
+  for (const double s : seconds) timing->samples.us.push_back(s * 1e6);
+  return {};
+}
+
+Result timed_steps(Timing* timing) {
+  const BenchOptions& options = timing->bench->options;
+  const int64_t n_steps = options.repeats * (options.mode == Mode::kWake ? kWakeCalls : 1);
+  ErrorSlot error;
+  for (int64_t step = -kWarmupSteps; step < n_steps; ++step) {
+    TOOL_TRY(timed_step(timing, step >= 0));
+    if (!grows(options)) TOOL_TRY(timing->workload->truncate());
+    if (step < 0 || options.mode == Mode::kWake) continue;
+    TOOL_TRY(error.check(tandem_engine_drain(timing->bench->engine, -1, error.out())));
+    timing->samples.limit_gbps.push_back(timing->bench->read->measure());
+    if (timing->matmul) timing->samples.limit_gflops.push_back(timing->matmul->measure());
+  }
+  return {};
+}
+
+// Statistics that do not add up would make every figure worthless: policy "all" reads every key once.
+std::string check_bytes(const Timing& timing) {
+  const BenchOptions& options = timing.bench->options;
+  if (options.policy != "all") return "ok";
+  const Case& geometry = timing.workload->geometry();
+  const int64_t last_len = geometry.kv_len + (grows(options) ? kWarmupSteps + options.repeats - 1 : 0);
+  const int64_t expected = options.batch * last_len * token_kv_bytes(options, geometry.kv_type);
+  if (timing.kv_bytes == expected) return "ok";
+  return text("failed: the session's statistics say %lld bytes of K and V read by a call, %lld are there",
+              static_cast<long long>(timing.kv_bytes), static_cast<long long>(expected));
+}
+
+void summarise(const Timing& timing, Measurement* measurement) {
+  const Samples& samples = timing.samples;
+  measurement->us = spread_of(samples.us);
+  measurement->kv_bytes = timing.kv_bytes;
+  measurement->dense_kv_bytes = timing.dense_kv_bytes;
+  measurement->read_gbps = static_cast<double>(timing.kv_bytes) / measurement->us.median * 1e-3;
+  measurement->limit_gbps = spread_of(samples.limit_gbps).median;
+  measurement->gflops = call_flops(timing.workload->options(), timing.workload->geometry()) / measurement->us.median * 1e-3;
+  measurement->limit_gflops = spread_of(samples.limit_gflops).median;
+}
+
+}  // namespace
+
+Spread spread_of(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const auto at = [&](double share) {  // between neighbours where the place is no whole number
+    const double place = share * static_cast<double>(values.size() - 1);
+    const auto below = static_cast<size_t>(place);
+    const size_t above = std::min(below + 1, values.size() - 1);
+    return values[below] + (place - static_cast<double>(below)) * (values[above] - values[below]);
+  };
+  return {at(0.1), at(0.5), at(0.9)};
+}
+
+Result measure(const Bench& bench, int64_t kv_len, int32_t kv_type, Measurement* measurement) {
+  const BenchOptions& options = bench.options;
+  const int64_t token_bytes = options.batch * token_kv_bytes(options, kv_type);
+  const int64_t bytes_read = least_keys_read(options, kv_len) * token_bytes;
+  const Case geometry = {kv_len, options.q_len, kv_type, n_layers_for(bench, bytes_read)};
+  *measurement = {};
+  measurement->kv_len = kv_len;
+  measurement->q_len = options.q_len;
+  measurement->kv_type = kv_type;
+  measurement->n_layers = geometry.n_layers;
+  measurement->rotation_bytes = bytes_read * geometry.n_layers;
+  measurement->cold = measurement->rotation_bytes >= kColdCaches * bench.cache_bytes;
+  TOOL_TRY(check_memory(kv_len, kv_type, kv_len * token_bytes * geometry.n_layers));
+
+  std::unique_ptr<Workload> workload;
+  TOOL_TRY(Workload::create(bench.engine, options, geometry, &workload));
+  TOOL_TRY(workload->fill(options.q_len * (kWarmupSteps + options.repeats + 1)));
+  TOOL_TRY(check_outputs(workload.get(), &measurement->check));
+  if (measurement->check != "ok") return {};
+  TOOL_TRY(workload->truncate());
+
+  Timing timing{&bench, workload.get(), nullptr, {}, 0, 0};
+  if (options.mode == Mode::kAppend || options.mode == Mode::kPrefill) {
+    const bool bf16 = kv_type == TANDEM_BF16 && options.io_type == TANDEM_BF16 && bench.matmul_bf16;
+    timing.matmul = bf16 ? bench.matmul_bf16 : bench.matmul_f32;
+    measurement->limit_type = bf16 ? TANDEM_BF16 : TANDEM_F32;
+  }
+  TOOL_TRY(timed_steps(&timing));
+  measurement->check = check_bytes(timing);
+  if (measurement->check == "ok") summarise(timing, measurement);
+  return {};
+}
+
+}  // namespace tools

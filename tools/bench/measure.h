@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// One case: fill, check, then timed steps with the machine's limit measured between them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/bench/bench_options.h"
+#include "tools/bench/matmul_rate.h"
+#include "tools/bench/read_bandwidth.h"
+#include "tools/common/result.h"
+
+namespace tools {
+
+// The engine and what its machine can do.
+struct Bench {
+  BenchOptions options;
+  tandem_engine* engine = nullptr;
+  std::string isa;  // as the engine reports
+  int32_t n_threads = 0;
+  int64_t cache_bytes = 0;  // last level
+  PinnedTeam* team = nullptr;
+  ReadBandwidth* read = nullptr;
+  MatmulRate* matmul_f32 = nullptr;   // append and prefill
+  MatmulRate* matmul_bf16 = nullptr;  // null where oneDNN has none
+};
+
+struct Spread {
+  double p10 = 0, median = 0, p90 = 0;
+};
+Spread spread_of(std::vector<double> values);
+
+struct Measurement {
+  int64_t kv_len = 0, q_len = 0;
+  int32_t kv_type = 0;
+  int32_t n_layers = 0;
+  int64_t rotation_bytes = 0;  // K and V read between two calls on the same layer, at least
+  bool cold = false;           // that is at least kColdCaches times the last-level cache
+  std::string check;           // "ok", or what is wrong; then the rest is empty
+  Spread us;                   // one attend call
+  int64_t kv_bytes = 0;        // K and V read by one call
+  int64_t dense_kv_bytes = 0;  // what policy "all" would have read
+  double read_gbps = 0;        // medians
+  double limit_gbps = 0;       // median of the passes between the steps
+  double gflops = 0;           // over unmasked (query, key) pairs
+  double limit_gflops = 0;
+  int32_t limit_type = 0;  // of the products of the limit
+};
+
+inline constexpr int64_t kColdCaches = 8;
+
+Result measure(const Bench& bench, int64_t kv_len, int32_t kv_type, Measurement* measurement);
+
+}  // namespace tools

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+// tandem-bench: how fast attention is, as a share of what this machine's memory or cores can give at all.
+//
+// No figure without a passing check of the same outputs in the same run, no share without the limit measured in the same
+// run, between the repeats that are timed. See measure.h for the order of work.
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "tools/bench/bench_options.h"
+#include "tools/bench/bench_output.h"
+#include "tools/bench/machine_facts.h"
+#include "tools/bench/measure.h"
+#include "tools/common/engine_report.h"
+#include "tools/common/flags.h"
+#include "tools/common/handles.h"
+
+namespace tools {
+namespace {
+
+// What Bench points to.
+struct Machine {
+  Engine engine;
+  std::unique_ptr<PinnedTeam> team;
+  std::unique_ptr<ReadBandwidth> read;
+  std::unique_ptr<MatmulRate> matmul_f32, matmul_bf16;
+};
+
+Result start_engine(const BenchOptions& options, Machine* machine, Bench* bench) {
+  ErrorSlot error;
+  tandem_engine_options engine_options = TANDEM_ENGINE_OPTIONS_INIT;
+  engine_options.n_threads = static_cast<int32_t>(options.threads);
+  engine_options.cpu_isa = options.isa.empty() ? nullptr : options.isa.c_str();
+  tandem_engine* engine = nullptr;
+  TOOL_TRY(error.check(tandem_engine_create(&engine, &engine_options, error.out())));
+  machine->engine.reset(engine);
+  bench->engine = engine;
+  Json report;
+  TOOL_TRY(engine_report(engine, &report));
+  const Json isa = find_member(report, "isa"), n_workers = find_member(report, "n_workers");
+  if (!isa.is_string() || !n_workers.is_number_integer())
+    return refuse("the engine's report names no isa or no n_workers: %s", report.dump().c_str());
+  bench->isa = isa.get<std::string>();
+  bench->n_threads = n_workers.get<int32_t>();
+  return {};
+}
+
+// Some lines of a buffer of a few times the cache are still there when their turn comes again; with this many it is 2 %.
+constexpr int64_t kProbeCaches = 16;
+
+// As many threads as the engine has.
+Result start_probes(const BenchOptions& options, Machine* machine, Bench* bench) {
+  bench->cache_bytes = last_level_cache_bytes(cpus_by_core());
+  if (options.mode == Mode::kWake) return {};
+  machine->team = std::make_unique<PinnedTeam>(bench->n_threads);
+  bench->team = machine->team.get();
+  const int64_t probe_bytes = options.probe_mib > 0 ? options.probe_mib << 20 : kProbeCaches * bench->cache_bytes;
+  TOOL_TRY(ReadBandwidth::create(bench->team, probe_bytes, &machine->read));
+  bench->read = machine->read.get();
+  if (options.mode == Mode::kDecode) return {};
+  TOOL_TRY(MatmulRate::create(bench->team, TANDEM_F32, &machine->matmul_f32));
+  bench->matmul_f32 = machine->matmul_f32.get();
+  if (MatmulRate::create(bench->team, TANDEM_BF16, &machine->matmul_bf16).ok())
+    bench->matmul_bf16 = machine->matmul_bf16.get();
+  return {};
+}
+
+void show_progress(const char* what, int64_t kv_len, int32_t kv_type) {
+  if (isatty(STDERR_FILENO))
+    std::fprintf(stderr, "\r\033[K%s: %lld keys, %s ...", what, static_cast<long long>(kv_len), dtype_name(kv_type));
+}
+
+void end_progress() {
+  if (isatty(STDERR_FILENO)) std::fputs("\r\033[K", stderr);
+}
+
+void print(const std::string& line) {
+  std::fputs(line.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+Result run_cases(const Bench& bench, bool* all_ok) {
+  const BenchOptions& options = bench.options;
+  std::vector<Measurement> measurements;
+  if (options.output == Output::kCsv) print(csv_header(options));
+  for (const int32_t kv_type : options.kv_types) {
+    for (const int64_t kv_len : options.kv_lens) {
+      show_progress(options.mode_name.c_str(), kv_len, kv_type);
+      Measurement measurement;
+      Result result = measure(bench, kv_len, kv_type, &measurement);
+      end_progress();
+      if (!result.ok()) return result;
+      *all_ok = *all_ok && measurement.check == "ok";
+      if (options.output == Output::kCsv) print(csv_line(bench, measurement));
+      if (options.output == Output::kJson) print(json_line(bench, measurement));
+      measurements.push_back(std::move(measurement));
+    }
+  }
+  if (options.output == Output::kMarkdown) print(markdown(bench, measurements));
+  return {};
+}
+
+Result bench_main(int argc, const char* const* argv, bool* all_ok) {
+  Bench bench;
+  TOOL_TRY(parse_bench_options(argc, argv, &bench.options));
+  if (bench.options.help) {
+    print(bench_help());
+    return {};
+  }
+  Machine machine;
+  TOOL_TRY(start_engine(bench.options, &machine, &bench));
+  TOOL_TRY(start_probes(bench.options, &machine, &bench));
+  return run_cases(bench, all_ok);
+}
+
+}  // namespace
+}  // namespace tools
+
+int main(int argc, char** argv) {
+  bool all_ok = true;
+  const tools::Result result = tools::bench_main(argc, argv, &all_ok);
+  if (!result.ok()) std::fprintf(stderr, "tandem-bench: %s\n", result.message().c_str());
+  return result.ok() && all_ok ? 0 : 1;
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT
+#include "tools/bench/workload.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tools/common/flags.h"
+
+namespace tools {
+namespace {
+
+constexpr int64_t kFillTokens = 4096;  // per append
+constexpr int64_t kPoolTokens = 5000;  // no multiple of a page: each append takes another range
+constexpr int64_t kObservedTokens = 32;
+constexpr float kLogitDeviation = 3.0f;
+constexpr float kSharedDirection = 0.95f;  // the rest, sqrt(1 - 0.95^2), is each token's own
+
+uint64_t next_random(uint64_t* state) {
+  *state += 0x9e3779b97f4a7c15;  // splitmix64
+  uint64_t z = *state;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+// The sum of four uniform numbers of 16 bits: mean 0, variance 1, tails to 3.5.
+void fill_normal(float* out, int64_t n, uint64_t seed) {
+  uint64_t state = seed * 0x2545f4914f6cdd1d + 1;
+  const float scale = std::sqrt(3.0f) / 65536.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t bits = next_random(&state);
+    const int64_t sum = static_cast<int64_t>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48));
+    out[i] = static_cast<float>(sum - 131070) * scale;
+  }
+}
+
+uint16_t bf16_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+float f32_of(uint16_t bf16) {
+  const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+Result Workload::create(tandem_engine* engine, const BenchOptions& options, const Case& geometry,
+                        std::unique_ptr<Workload>* workload) {
+  std::unique_ptr<Workload> made(new Workload(engine, options, geometry));
+  TOOL_TRY(made->create_objects());
+  made->make_inputs();
+  *workload = std::move(made);
+  return {};
+}
+
+Result Workload::create_objects() {
+  ErrorSlot error;
+  tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+  layer.n_q_heads = static_cast<int32_t>(options_.n_q_heads);
+  layer.n_kv_heads = static_cast<int32_t>(options_.n_kv_heads);
+  layer.k_head_dim = static_cast<int32_t>(options_.head_dim);
+  layer.v_head_dim = static_cast<int32_t>(options_.v_head_dim);
+  const std::vector<tandem_layer_options> layers(static_cast<size_t>(case_.n_layers), layer);
+  tandem_model* model = nullptr;
+  TOOL_TRY(error.check(tandem_model_create(&model, layers.data(), case_.n_layers, error.out())));
+  model_.reset(model);
+
+  tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
+  cache_options.k_type = case_.kv_type;
+  tandem_cache* cache = nullptr;
+  TOOL_TRY(error.check(tandem_cache_create(&cache, engine_, model, &cache_options, error.out())));
+  cache_.reset(cache);
+
+  for (int64_t i = 0; i < options_.batch; ++i) {
+    int64_t sequence = 0;
+    TOOL_TRY(error.check(tandem_sequence_create(&sequence, cache, error.out())));
+    sequences_.push_back(sequence);
+  }
+  return create_session();
+}
+
+Result Workload::create_session() {
+  ErrorSlot error;
+  tandem_session_options session_options = TANDEM_SESSION_OPTIONS_INIT;
+  session_options.policy = options_.policy.c_str();
+  session_options.window_tokens = options_.window;
+  session_options.sink_tokens = options_.sinks;
+  session_options.alpha = static_cast<float>(options_.alpha);
+  session_options.beta = static_cast<float>(options_.beta);
+  tandem_session* session = nullptr;
+  TOOL_TRY(error.check(tandem_session_create(&session, cache_.get(), &session_options, error.out())));
+  session_.reset(session);
+  return {};
+}
+
+void Workload::make_inputs() {
+  const int64_t n_tokens = options_.batch * std::max(case_.q_len, kObservedTokens);
+  k_pool_ = random_rows(std::max(kPoolTokens, n_tokens), options_.n_kv_heads * options_.head_dim, 1);
+  v_pool_ = random_rows(std::max(kPoolTokens, n_tokens), options_.n_kv_heads * options_.v_head_dim, 2);
+
+  const int64_t row_elements = options_.n_q_heads * options_.head_dim;
+  std::vector<float> shared(static_cast<size_t>(row_elements));
+  q_f32_.resize(static_cast<size_t>(n_tokens * row_elements));
+  fill_normal(shared.data(), row_elements, 3);
+  fill_normal(q_f32_.data(), n_tokens * row_elements, 4);
+  q_ = {row_elements, std::vector<uint8_t>(q_f32_.size() * static_cast<size_t>(dtype_bytes(options_.io_type)))};
+  const float own = std::sqrt(1.0f - kSharedDirection * kSharedDirection);
+  for (int64_t i = 0; i < n_tokens * row_elements; ++i) {
+    float& q = q_f32_[static_cast<size_t>(i)];
+    q = kLogitDeviation * (kSharedDirection * shared[static_cast<size_t>(i % row_elements)] + own * q);
+    if (options_.io_type == TANDEM_BF16) {
+      const uint16_t rounded = bf16_of(q);
+      std::memcpy(q_.bytes.data() + i * 2, &rounded, 2);
+      q = f32_of(rounded);
+    } else {
+      std::memcpy(q_.bytes.data() + i * 4, &q, 4);
+    }
+  }
+  const int64_t o_elements = options_.n_q_heads * options_.v_head_dim;
+  o_ = {o_elements, std::vector<uint8_t>(static_cast<size_t>(n_tokens * o_elements * dtype_bytes(options_.io_type)))};
+  lse_.resize(static_cast<size_t>(n_tokens * options_.n_q_heads));
+}
+
+Workload::Rows Workload::random_rows(int64_t n_rows, int64_t row_elements, uint64_t seed) const {
+  std::vector<float> values(static_cast<size_t>(n_rows * row_elements));
+  fill_normal(values.data(), n_rows * row_elements, seed);
+  Rows rows{row_elements, std::vector<uint8_t>(values.size() * static_cast<size_t>(dtype_bytes(options_.io_type)))};
+  if (options_.io_type == TANDEM_F32) {
+    std::memcpy(rows.bytes.data(), values.data(), rows.bytes.size());
+    return rows;
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t rounded = bf16_of(values[i]);
+    std::memcpy(rows.bytes.data() + i * 2, &rounded, 2);
+  }
+  return rows;
+}
+
+// [n_rows, n_heads, row_elements / n_heads]
+tandem_tensor Workload::tensor(Rows* rows, int64_t first_row, int64_t n_rows, int64_t n_heads) const {
+  const int64_t shape[3] = {n_rows, n_heads, rows->row_elements / n_heads};
+  tandem_tensor view = {};
+  tandem_tensor_init(&view, options_.io_type,
+                     rows->bytes.data() + first_row * rows->row_elements * dtype_bytes(options_.io_type), 3, shape, nullptr);
+  return view;
+}
+
+Result Workload::fill(int64_t n_tokens) {
+  ErrorSlot error;
+  const int64_t filled = case_.kv_len - case_.q_len;
+  const int64_t observed = selects_keys() ? std::min(kObservedTokens, filled) : 0;
+  for (int64_t i = 0; i < options_.batch; ++i) {
+    TOOL_TRY(error.check(tandem_sequence_reserve(cache_.get(), sequence(i), filled + n_tokens, error.out())));
+    for (int32_t layer_idx = 0; layer_idx < case_.n_layers; ++layer_idx)
+      TOOL_TRY(fill_layer(i, layer_idx, filled - observed));
+  }
+  return observed > 0 ? observe(observed) : Result();
+}
+
+// One append of several tokens: a policy looks at every key again and selects.
+Result Workload::observe(int64_t n_tokens) {
+  ErrorSlot error;
+  TOOL_TRY(step_begin(n_tokens));
+  for (int32_t layer_idx = 0; layer_idx < case_.n_layers; ++layer_idx) TOOL_TRY(attend(layer_idx, n_tokens, true));
+  TOOL_TRY(step_end());
+  return error.check(tandem_engine_drain(engine_, -1, error.out()));
+}
+
+Result Workload::fill_layer(int64_t sequence_idx, int32_t layer_idx, int64_t n_tokens) {
+  ErrorSlot error;
+  uint64_t state = static_cast<uint64_t>(sequence_idx * case_.n_layers + layer_idx);
+  for (int64_t done = 0; done < n_tokens;) {
+    const int64_t n = std::min(kFillTokens, n_tokens - done);
+    const auto first = static_cast<int64_t>(next_random(&state) % static_cast<uint64_t>(kPoolTokens - n + 1));
+    const tandem_tensor k = tensor(&k_pool_, first, n, options_.n_kv_heads);
+    const tandem_tensor v = tensor(&v_pool_, first, n, options_.n_kv_heads);
+    TOOL_TRY(
+        error.check(tandem_sequence_append(cache_.get(), sequence(sequence_idx), layer_idx, &k, &v, nullptr, error.out())));
+    done += n;
+  }
+  return {};
+}
+
+Result Workload::step_begin(int64_t q_len) {
+  ErrorSlot error;
+  q_lens_.assign(sequences_.size(), q_len);
+  return error.check(tandem_step_begin(session_.get(), sequences_.data(), q_lens_.data(),
+                                       static_cast<int32_t>(options_.batch), nullptr, error.out()));
+}
+
+Result Workload::step_end() {
+  ErrorSlot error;
+  return error.check(tandem_step_end(session_.get(), nullptr, error.out()));
+}
+
+Result Workload::attend(int32_t layer_idx, int64_t q_len, bool append) {
+  ErrorSlot error;
+  const int64_t n_tokens = options_.batch * q_len;
+  q_lens_.assign(sequences_.size(), q_len);
+  const tandem_tensor q = tensor(&q_, 0, n_tokens, options_.n_q_heads);
+  const tandem_tensor k = tensor(&k_pool_, 0, n_tokens, options_.n_kv_heads);
+  const tandem_tensor v = tensor(&v_pool_, 0, n_tokens, options_.n_kv_heads);
+  const tandem_tensor o = tensor(&o_, 0, n_tokens, options_.n_q_heads);
+  tandem_tensor lse = {};
+  const int64_t lse_shape[2] = {n_tokens, options_.n_q_heads};
+  tandem_tensor_init(&lse, TANDEM_F32, lse_.data(), 2, lse_shape, nullptr);
+
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  args.layer_idx = layer_idx;
+  args.n_sequences = static_cast<int32_t>(options_.batch);
+  args.sequences = sequences_.data();
+  args.q_lens = q_lens_.data();
+  args.q = &q;
+  args.k = append ? &k : nullptr;
+  args.v = append ? &v : nullptr;
+  args.o = &o;
+  args.lse = &lse;
+  return error.check(tandem_attend(session_.get(), &args, error.out()));
+}
+
+Result Workload::truncate() {
+  ErrorSlot error;
+  for (const int64_t sequence : sequences_)
+    TOOL_TRY(error.check(tandem_sequence_truncate(cache_.get(), sequence, case_.kv_len - case_.q_len, error.out())));
+  return {};
+}
+
+Result Workload::stats(tandem_session_stats* stats) const {
+  ErrorSlot error;
+  *stats = TANDEM_SESSION_STATS_INIT;
+  return error.check(tandem_session_get_stats(stats, session_.get(), error.out()));
+}
+
+const float* Workload::q_row(int64_t token, int64_t q_head) const {
+  return q_f32_.data() + (token * options_.n_q_heads + q_head) * options_.head_dim;
+}
+
+std::vector<float> Workload::o_row(int64_t token, int64_t q_head) const {
+  std::vector<float> row(static_cast<size_t>(options_.v_head_dim));
+  const int64_t first = (token * options_.n_q_heads + q_head) * options_.v_head_dim;
+  for (int64_t d = 0; d < options_.v_head_dim; ++d) {
+    if (options_.io_type == TANDEM_F32) {
+      std::memcpy(&row[static_cast<size_t>(d)], o_.bytes.data() + (first + d) * 4, 4);
+    } else {
+      uint16_t bits;
+      std::memcpy(&bits, o_.bytes.data() + (first + d) * 2, 2);
+      row[static_cast<size_t>(d)] = f32_of(bits);
+    }
+  }
+  return row;
+}
+
+}  // namespace tools

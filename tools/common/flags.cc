@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+#include "tools/common/flags.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+namespace tools {
+namespace {
+
+bool parse_number(const std::string& value, int64_t min, int64_t max, int64_t* to) {
+  int64_t number = 0;
+  const char* end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, number);
+  if (error != std::errc() || stop != end || number < min || number > max) return false;
+  *to = number;
+  return true;
+}
+
+// Every element of "a,b,c" through parse(); nothing is stored unless all are good and there is at least one.
+template <typename T, typename Parse>
+bool parse_list(const std::string& value, std::vector<T>* to, const Parse& parse) {
+  std::vector<T> list;
+  for (size_t begin = 0; begin <= value.size();) {
+    const size_t end = std::min(value.find(',', begin), value.size());
+    T element{};
+    if (!parse(value.substr(begin, end - begin), &element)) return false;
+    list.push_back(element);
+    begin = end + 1;
+  }
+  *to = std::move(list);
+  return true;
+}
+
+bool parse_choice(const std::string& value, const std::vector<Choice>& choices, int32_t* to) {
+  for (const Choice& choice : choices) {
+    if (value != choice.name) continue;
+    *to = choice.value;
+    return true;
+  }
+  return false;
+}
+
+std::string choice_names(const std::vector<Choice>& choices, const char* separator) {
+  std::string names;
+  for (const Choice& choice : choices) names += (names.empty() ? "" : separator) + std::string(choice.name);
+  return names;
+}
+
+std::string number_range(int64_t min, int64_t max) {
+  return text("a whole number from %lld to %lld", static_cast<long long>(min), static_cast<long long>(max));
+}
+
+}  // namespace
+
+Flag switch_flag(const char* name, bool* to, const char* help) {
+  return {name, "", help, "", [to](const std::string&) { return *to = true; }};
+}
+
+Flag text_flag(const char* name, const char* value_name, std::string* to, const char* help) {
+  return {name, value_name, help, "a text", [to](const std::string& value) {
+            *to = value;
+            return !value.empty();
+          }};
+}
+
+Flag number_flag(const char* name, int64_t* to, int64_t min, int64_t max, const char* help) {
+  return {name, "N", help, number_range(min, max),
+          [=](const std::string& value) { return parse_number(value, min, max, to); }};
+}
+
+Flag numbers_flag(const char* name, std::vector<int64_t>* to, int64_t min, int64_t max, const char* help) {
+  return {name, "N[,N...]", help, number_range(min, max) + ", or several with commas", [=](const std::string& value) {
+            return parse_list(value, to, [=](const std::string& element, int64_t* number) {
+              return parse_number(element, min, max, number);
+            });
+          }};
+}
+
+Flag real_flag(const char* name, double* to, double min, double max, const char* help) {
+  return {name, "X", help, text("a number from %g to %g", min, max), [=](const std::string& value) {
+            double number = 0;
+            const char* end = value.data() + value.size();
+            const auto [stop, error] = std::from_chars(value.data(), end, number);
+            if (error != std::errc() || stop != end || !(number >= min && number <= max)) return false;
+            *to = number;
+            return true;
+          }};
+}
+
+Flag choice_flag(const char* name, int32_t* to, std::vector<Choice> choices, const char* help) {
+  return {name, choice_names(choices, "|"), help, "one of " + choice_names(choices, ", "),
+          [=](const std::string& value) { return parse_choice(value, choices, to); }};
+}
+
+Flag choices_flag(const char* name, std::vector<int32_t>* to, std::vector<Choice> choices, const char* help) {
+  return {name, choice_names(choices, "|") + "[,...]", help,
+          "one of " + choice_names(choices, ", ") + ", or several with commas", [=](const std::string& value) {
+            return parse_list(value, to, [&](const std::string& element, int32_t* choice) {
+              return parse_choice(element, choices, choice);
+            });
+          }};
+}
+
+std::vector<Choice> library_choices(const char* (*name)(int32_t idx)) {
+  std::vector<Choice> choices;
+  for (int32_t idx = 0; name(idx); ++idx) choices.push_back({name(idx), idx});
+  return choices;
+}
+
+const std::vector<Choice>& dtype_choices() {
+  static const std::vector<Choice> choices = {{"f32", TANDEM_F32}, {"f16", TANDEM_F16}, {"bf16", TANDEM_BF16}};
+  return choices;
+}
+
+const char* dtype_name(int32_t dtype) {
+  for (const Choice& choice : dtype_choices())
+    if (choice.value == dtype) return choice.name;
+  return "?";
+}
+
+int64_t dtype_bytes(int32_t dtype) { return dtype == TANDEM_F32 ? 4 : 2; }
+
+Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv) {
+  for (int i = 0; i < argc; ++i) {
+    std::string name = argv[i];
+    if (name.rfind("--", 0) != 0) return refuse("unexpected argument \"%s\" (--help lists the flags)", name.c_str());
+    std::string value;
+    const size_t equals = name.find('=');
+    const bool has_value = equals != std::string::npos;
+    if (has_value) {
+      value = name.substr(equals + 1);
+      name.resize(equals);
+    }
+    const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
+    if (flag == flags.end()) return refuse("unknown flag %s (--help lists the flags)", name.c_str());
+    if (flag->value_name.empty()) {
+      if (has_value) return refuse("%s = %s: the flag takes no value", name.c_str(), value.c_str());
+    } else if (!has_value) {
+      if (i + 1 == argc) return refuse("%s needs a value: %s", name.c_str(), flag->expected.c_str());
+      value = argv[++i];
+    }
+    if (!flag->store(value)) return refuse("%s = %s is not %s", name.c_str(), value.c_str(), flag->expected.c_str());
+  }
+  return {};
+}
+
+std::string flags_help(const std::vector<Flag>& flags) {
+  size_t width = 0;
+  for (const Flag& flag : flags) width = std::max(width, flag.name.size() + 1 + flag.value_name.size());
+  std::string out;
+  for (const Flag& flag : flags) {
+    const std::string left = flag.name + " " + flag.value_name;
+    out += text("  %-*s  %s\n", static_cast<int>(width), left.c_str(), flag.help.c_str());
+  }
+  return out;
+}
+
+}  // namespace tools

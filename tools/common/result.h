@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+// What a step of a tool returns: nothing, or the one line that the user gets to read.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "tandem/tandem.h"
+
+namespace tools {
+
+class [[nodiscard]] Result {
+ public:
+  Result() = default;
+  explicit Result(std::string message) : failed_(true), message_(std::move(message)) {}
+  bool ok() const { return !failed_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  bool failed_ = false;
+  std::string message_;
+};
+
+[[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
+[[gnu::format(printf, 1, 2)]] Result refuse(const char* format, ...);
+
+// The last argument of calls into the library:
+//   ErrorSlot error;
+//   TOOL_TRY(error.check(tandem_engine_create(&engine, &options, error.out())));
+class ErrorSlot {
+ public:
+  ErrorSlot() = default;
+  ErrorSlot(const ErrorSlot&) = delete;
+  ErrorSlot& operator=(const ErrorSlot&) = delete;
+  ~ErrorSlot() { tandem_error_release(error_); }
+
+  tandem_error** out();
+  Result check(int32_t status) const;
+
+ private:
+  tandem_error* error_ = nullptr;
+};
+
+}  // namespace tools
+
+#define TOOL_TRY(expression)                                                            \
+  do {                                                                                  \
+    if (::tools::Result try_result = (expression); !try_result.ok()) return try_result; \
+  } while (0)

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#include "tools/info/info_options.h"
+
+#include "tools/common/flags.h"
+#include "tools/info/model_config.h"
+
+namespace tools {
+namespace {
+
+struct RawChoices {
+  int32_t policy = -1;
+  int32_t isa = -1;
+};
+
+std::vector<Flag> info_flags(InfoOptions* options, RawChoices* raw) {
+  constexpr int64_t kMaxLen = INT64_C(1) << 40;
+  return {
+      switch_flag("--json", &options->json, "one JSON object instead of text"),
+      number_flag("--threads", &options->threads, 0, 4096, "CPU workers (0: affinity mask and quota decide)"),
+      choice_flag("--isa", &raw->isa, library_choices(tandem_cpu_isa_name), "instruction set (the best there is)"),
+      switch_flag("--plan", &options->plan, "also the memory that a cache with one session will take"),
+      text_flag("--model", "DIR", &options->model_dir,
+                "geometry from DIR/config.json (Hugging Face), instead of the four below"),
+      number_flag("--layers", &options->n_layers, 1, 65536, "layers (32)"),
+      number_flag("--q-heads", &options->n_q_heads, 1, 4096, "query heads (32)"),
+      number_flag("--kv-heads", &options->n_kv_heads, 1, 4096, "KV heads, a divisor of the query heads (8)"),
+      number_flag("--head-dim", &options->head_dim, 1, 4096, "dimensions of a key (128)"),
+      number_flag("--v-head-dim", &options->v_head_dim, 1, 4096, "dimensions of a value (those of a key)"),
+      numbers_flag("--kv-len", &options->kv_lens, 0, kMaxLen, "tokens of a sequence, a plan for each (32768,131072)"),
+      number_flag("--batch", &options->batch, 1, 1 << 20, "sequences of that length (1)"),
+      choice_flag("--kv-type", &options->kv_type, dtype_choices(), "storage type of K and V (bf16)"),
+      number_flag("--page-tokens", &options->page_tokens, 16, 4096, "tokens of a page, a power of two (128)"),
+      choice_flag("--policy", &raw->policy, library_choices(tandem_policy_name), "which keys are attended (all)"),
+      number_flag("--window", &options->window, 0, kMaxLen, "newest tokens always attended (4096)"),
+      number_flag("--sinks", &options->sinks, 0, kMaxLen, "first tokens always attended (64)"),
+      real_flag("--host-cap-gib", &options->host_cap_gib, 1e-6, 1e6, "refuse plans that take more host memory (no cap)"),
+      switch_flag("--help", &options->help, "this text"),
+  };
+}
+
+}  // namespace
+
+Result parse_info_options(int argc, const char* const* argv, InfoOptions* options) {
+  RawChoices raw;
+  TOOL_TRY(parse_flags(info_flags(options, &raw), argc - 1, argv + 1));
+  if (options->help) return {};
+  if (raw.policy >= 0) options->policy = tandem_policy_name(raw.policy);
+  if (raw.isa >= 0) options->isa = tandem_cpu_isa_name(raw.isa);
+  if (!options->isa.empty() && !tandem_cpu_isa_available(options->isa.c_str()))
+    return refuse("--isa = %s: this processor does not have it", options->isa.c_str());
+  if (options->kv_lens.empty()) options->kv_lens = {32768, 131072};
+  if (options->kv_type == 0) options->kv_type = TANDEM_BF16;
+  if (!options->model_dir.empty()) TOOL_TRY(read_model_config(options->model_dir, options));
+  if (options->v_head_dim == 0) options->v_head_dim = options->head_dim;
+  if (options->n_q_heads % options->n_kv_heads != 0)
+    return refuse("--q-heads = %lld is not a multiple of --kv-heads = %lld", static_cast<long long>(options->n_q_heads),
+                  static_cast<long long>(options->n_kv_heads));
+  return {};
+}
+
+std::string info_help() {
+  InfoOptions options;
+  RawChoices raw;
+  return "tandem-info [flags]\n\n"
+         "What the library finds on this machine: versions, topology, workers, instruction sets, backends; with --plan "
+         "also\n"
+         "what a cache would take, per tier, before anything is allocated.\n\n" +
+         flags_help(info_flags(&options, &raw));
+}
+
+}  // namespace tools

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#include "tools/info/memory_plan.h"
+
+#include <cmath>
+
+#include "tools/common/flags.h"
+#include "tools/common/handles.h"
+#include "tools/common/text_table.h"
+
+namespace tools {
+namespace {
+
+Result make_model(const InfoOptions& options, Model* model) {
+  ErrorSlot error;
+  tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+  layer.n_q_heads = static_cast<int32_t>(options.n_q_heads);
+  layer.n_kv_heads = static_cast<int32_t>(options.n_kv_heads);
+  layer.k_head_dim = static_cast<int32_t>(options.head_dim);
+  layer.v_head_dim = static_cast<int32_t>(options.v_head_dim);
+  const std::vector<tandem_layer_options> layers(static_cast<size_t>(options.n_layers), layer);
+  tandem_model* made = nullptr;
+  TOOL_TRY(error.check(tandem_model_create(&made, layers.data(), static_cast<int32_t>(options.n_layers), error.out())));
+  model->reset(made);
+  return {};
+}
+
+std::string bytes_text(int64_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  if (bytes < 1 << 10) return text("%lld B", static_cast<long long>(bytes));
+  if (bytes < 1 << 20) return text("%.1f KiB", value / 0x1p10);
+  if (bytes < 1 << 30) return text("%.1f MiB", value / 0x1p20);
+  return text("%.2f GiB", value / 0x1p30);
+}
+
+struct PlanRow {
+  const char* tier;
+  const char* what;
+  int64_t (*bytes)(const tandem_memory_plan& plan);
+};
+constexpr PlanRow kPlanRows[] = {
+    {"host", "K and V", [](const tandem_memory_plan& plan) { return plan.host_kv_bytes; }},
+    {"host", "session: MAW, tables", [](const tandem_memory_plan& plan) { return plan.host_session_bytes; }},
+    {"host", "selected keys, at most", [](const tandem_memory_plan& plan) { return plan.selection_max_bytes; }},
+    {"host", "all of these",
+     [](const tandem_memory_plan& plan) { return plan.host_kv_bytes + plan.host_session_bytes + plan.selection_max_bytes; }},
+    {"device", "window", [](const tandem_memory_plan& plan) { return plan.device_window_bytes; }},
+    {"device", "states, flags, staging", [](const tandem_memory_plan& plan) { return plan.device_work_bytes; }},
+};
+
+}  // namespace
+
+Result make_plans(const tandem_engine* engine, const InfoOptions& options, std::vector<PlannedLength>* plans) {
+  Model model;
+  TOOL_TRY(make_model(options, &model));
+  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  cache.k_type = options.kv_type;
+  cache.page_tokens = static_cast<int32_t>(options.page_tokens);
+  cache.host_cap_bytes = static_cast<int64_t>(std::llround(options.host_cap_gib * 0x1p30));
+  tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
+  session.policy = options.policy.c_str();
+  session.window_tokens = options.window;
+  session.sink_tokens = options.sinks;
+  ErrorSlot error;
+  for (const int64_t kv_len : options.kv_lens) {
+    PlannedLength planned;
+    planned.kv_len = kv_len;
+    const std::vector<int64_t> kv_lens(static_cast<size_t>(options.batch), kv_len);
+    const int32_t status =
+        tandem_plan_memory(&planned.plan, engine, model.get(), &cache, &session, kv_lens.data(), options.batch, error.out());
+    const Result result = error.check(status);
+    if (status == TANDEM_ERROR_CAPACITY)
+      planned.over_cap = result.message();
+    else if (!result.ok())
+      return result;
+    plans->push_back(std::move(planned));
+  }
+  return {};
+}
+
+std::string plans_text(const InfoOptions& options, const std::vector<PlannedLength>& plans) {
+  const auto number = [](int64_t value) { return static_cast<long long>(value); };
+  std::string out = text(
+      "memory plan: %lld layers, %lld query heads, %lld KV heads of %lld, %s, policy %s, %lld sequence%s; %s per token\n\n",
+      number(options.n_layers), number(options.n_q_heads), number(options.n_kv_heads), number(options.head_dim),
+      dtype_name(options.kv_type), options.policy.c_str(), number(options.batch), options.batch == 1 ? "" : "s",
+      bytes_text(plans[0].plan.kv_token_bytes).c_str());
+  TextTable table;
+  table.header = {"tier", "what"};
+  table.right_aligned = {false, false};
+  for (const PlannedLength& planned : plans) {
+    table.header.push_back(text("%lld tokens", number(planned.kv_len)));
+    table.right_aligned.push_back(true);
+  }
+  for (const PlanRow& row : kPlanRows) {
+    table.rows.push_back({row.tier, row.what});
+    for (const PlannedLength& planned : plans) table.rows.back().push_back(bytes_text(row.bytes(planned.plan)));
+  }
+  out += table.markdown();
+  for (const PlannedLength& planned : plans)
+    if (!planned.over_cap.empty()) out += text("\n%lld tokens: %s\n", number(planned.kv_len), planned.over_cap.c_str());
+  return out;
+}
+
+Result plans_json(const InfoOptions& options, const std::vector<PlannedLength>& plans, Json* json) {
+  *json = Json::object();
+  (*json)["layers"] = options.n_layers;
+  (*json)["q_heads"] = options.n_q_heads;
+  (*json)["kv_heads"] = options.n_kv_heads;
+  (*json)["head_dim"] = options.head_dim;
+  (*json)["v_head_dim"] = options.v_head_dim;
+  (*json)["kv_type"] = dtype_name(options.kv_type);
+  (*json)["policy"] = options.policy;
+  (*json)["batch"] = options.batch;
+  (*json)["lengths"] = Json::array();
+  for (const PlannedLength& planned : plans) {
+    Json entry, report;
+    TOOL_TRY(plan_report(planned.plan, &report));
+    entry["kv_len"] = planned.kv_len;
+    entry["fits"] = planned.over_cap.empty();
+    if (!planned.over_cap.empty()) entry["reason"] = planned.over_cap;
+    entry["plan"] = report;
+    (*json)["lengths"].push_back(entry);
+  }
+  return {};
+}
+
+}  // namespace tools

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+// tandem-info: what the library finds on this machine, and what a cache would take.
+#include <cstdio>
+
+#include "tools/common/engine_report.h"
+#include "tools/common/handles.h"
+#include "tools/info/build_versions.h"
+#include "tools/info/info_options.h"
+#include "tools/info/json_text.h"
+#include "tools/info/memory_plan.h"
+
+namespace tools {
+namespace {
+
+Result start_engine(const InfoOptions& options, Engine* engine) {
+  ErrorSlot error;
+  tandem_engine_options engine_options = TANDEM_ENGINE_OPTIONS_INIT;
+  engine_options.n_threads = static_cast<int32_t>(options.threads);
+  engine_options.cpu_isa = options.isa.empty() ? nullptr : options.isa.c_str();
+  tandem_engine* made = nullptr;
+  TOOL_TRY(error.check(tandem_engine_create(&made, &engine_options, error.out())));
+  engine->reset(made);
+  return {};
+}
+
+Json instruction_sets(const Json& report) {
+  Json available = Json::array(), missing = Json::array();
+  for (int32_t idx = 0; const char* name = tandem_cpu_isa_name(idx); ++idx)
+    (tandem_cpu_isa_available(name) ? available : missing).push_back(name);
+  Json isa;
+  isa["chosen"] = find_member(report, "isa");
+  isa["available"] = available;
+  isa["not_on_this_processor"] = missing;
+  return isa;
+}
+
+Json policies() {
+  Json names = Json::array();
+  for (int32_t idx = 0; const char* name = tandem_policy_name(idx); ++idx) names.push_back(name);
+  return names;
+}
+
+// fits: every planned length is within the cap.
+Result info_main(int argc, const char* const* argv, bool* fits) {
+  InfoOptions options;
+  TOOL_TRY(parse_info_options(argc, argv, &options));
+  if (options.help) {
+    std::fputs(info_help().c_str(), stdout);
+    return {};
+  }
+  Engine engine;
+  TOOL_TRY(start_engine(options, &engine));
+  Json report, info;
+  TOOL_TRY(engine_report(engine.get(), &report));
+  info["versions"] = build_versions();
+  info["isa"] = instruction_sets(report);
+  info["policies"] = policies();
+  info["engine"] = report;
+
+  std::vector<PlannedLength> plans;
+  if (options.plan) TOOL_TRY(make_plans(engine.get(), options, &plans));
+  for (const PlannedLength& planned : plans) *fits = *fits && planned.over_cap.empty();
+  if (options.json) {
+    if (options.plan) TOOL_TRY(plans_json(options, plans, &info["plan"]));
+    std::puts(info.dump().c_str());
+    return {};
+  }
+  std::fputs(json_text(info).c_str(), stdout);
+  if (options.plan) std::printf("\n%s", plans_text(options, plans).c_str());
+  return {};
+}
+
+}  // namespace
+}  // namespace tools
+
+int main(int argc, char** argv) {
+  bool fits = true;
+  const tools::Result result = tools::info_main(argc, argv, &fits);
+  if (!result.ok()) std::fprintf(stderr, "tandem-info: %s\n", result.message().c_str());
+  return result.ok() && fits ? 0 : 1;
+}
