@@ -35,18 +35,18 @@ void run_streams(const char* name, uint64_t first_seed, int64_t n_streams, int64
       static_cast<long long>(n_uncertain), shares.naive, shares.mass, shares.lse);
 }
 
-void test_exact_streams(void**) { run_streams("exact", 1, harness::full_run() ? 1500 : 80, 30, Policies::kExact); }
+void test_exact_streams(void**) { run_streams("exact", 1, harness::full_run() ? 1500 : 40, 30, Policies::kExact); }
 
-void test_hgca_streams(void**) { run_streams("hgca", 100001, harness::full_run() ? 1200 : 60, 30, Policies::kHgca); }
+void test_hgca_streams(void**) { run_streams("hgca", 100001, harness::full_run() ? 1200 : 30, 30, Policies::kHgca); }
 
 // Committing more tokens than the window holds counts each query for what was in the window then.
 void test_hgca_long_trees(void**) {
-  run_streams("long trees", 300001, harness::full_run() ? 300 : 40, 30, Policies::kHgcaLongTrees);
+  run_streams("long trees", 300001, harness::full_run() ? 300 : 16, 30, Policies::kHgcaLongTrees);
 }
 
 // A partial chunk is part of an append, whatever its length.
 void test_hgca_short_chunks(void**) {
-  run_streams("short chunks", 400001, harness::full_run() ? 300 : 40, 30, Policies::kHgcaShortChunks);
+  run_streams("short chunks", 400001, harness::full_run() ? 300 : 16, 30, Policies::kHgcaShortChunks);
 }
 
 // The same calls give the same bits: on a second run, and on one, two and four threads.
