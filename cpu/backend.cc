@@ -16,20 +16,13 @@
 #include <new>
 
 #include "cpu/attend_plan.h"
-#include "lib/dtype.h"
-
-// Many query rows: see use_matmul().
-#if __has_include("cpu/matmul_attend.h")
 #include "cpu/matmul_attend.h"
-#define TANDEM_HAVE_MATMUL 1
-#else
-#define TANDEM_HAVE_MATMUL 0
-#endif
+#include "lib/dtype.h"
 
 namespace tandem::cpu {
 
 bool use_matmul(const AttendJob& job) {
-  if (TANDEM_HAVE_MATMUL == 0 || job.n_keys == 0) return false;
+  if (job.n_keys == 0) return false;
   const Layer& layer = *job.layer;
   const bool in_bf16 = job.q_is_bf16 && layer.k_type == TANDEM_BF16 && layer.v_type == TANDEM_BF16 && layer.rope == nullptr;
   return job.n_rows >= (in_bf16 ? kMatmulRowsBf16 : kMatmulRows);
@@ -45,9 +38,7 @@ struct CpuBackend {
   GrowBuffer<float> parts;
   GrowBuffer<std::atomic<int32_t>> parts_left;  // [n_groups]
   GrowBuffer<SpanScratch> scratch;              // [n_workers]
-#if TANDEM_HAVE_MATMUL
-  std::unique_ptr<MatmulAttend> matmul;
-#endif
+  std::unique_ptr<MatmulAttend> matmul;  // made for the first call that needs it
 };
 
 CpuBackend& backend_of(void* self) { return *static_cast<CpuBackend*>(self); }
@@ -69,9 +60,7 @@ void finish_group(const CpuBackend& backend, const AttendJob* jobs, int64_t grou
 void run_unit(const AttendCall& call, const AttendUnit& unit, const AttendUnit* next, int32_t worker_idx) {
   CpuBackend& backend = *call.backend;
   const AttendJob& job = call.jobs[unit.job_idx];
-#if TANDEM_HAVE_MATMUL
   if (unit.by_matmul) return backend.matmul->attend(job, unit.row_begin, unit.row_end, worker_idx);
-#endif
   Span span;
   span.job = &job;
   span.row_begin = unit.row_begin;
@@ -106,7 +95,6 @@ void run_task(void* context, int64_t task_idx, int32_t worker_idx) {
 }
 
 Status prepare_matmul(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs) {
-#if TANDEM_HAVE_MATMUL
   for (int32_t i = 0; i < n_jobs; ++i) {
     if (!use_matmul(jobs[i])) continue;
     if (i > 0 && use_matmul(jobs[i - 1]) && jobs[i].layer == jobs[i - 1].layer && jobs[i].q_is_bf16 == jobs[i - 1].q_is_bf16)
@@ -114,8 +102,6 @@ Status prepare_matmul(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs
     if (!backend.matmul) TANDEM_TRY(MatmulAttend::create(backend.kernels->name, &backend.matmul));
     TANDEM_TRY(backend.matmul->prepare(*jobs[i].layer, jobs[i].q_is_bf16, backend.pool->n_workers()));
   }
-#endif
-  (void)backend, (void)jobs, (void)n_jobs;
   return {};
 }
 

@@ -10,6 +10,8 @@
 #include <exception>
 #include <new>
 
+#include "lib/fp_modes.h"
+
 struct tandem_error {
   int32_t status;
   int64_t underlying;
@@ -95,6 +97,7 @@ int32_t report_exception(const char* function, const char* what, tandem_error** 
 }  // namespace
 
 int32_t run_guarded(const char* function, tandem_error** error, Status (*body)(void* context), void* context) noexcept {
+  const DefaultFpModes modes;
   try {
     Status status = is_forked_child() ? fail(TANDEM_ERROR_INVALID_STATE, "",
                                              "the process is a child made by fork(): threads and locks stayed behind")

@@ -11,6 +11,8 @@
 #include <csignal>
 #include <system_error>
 
+#include "lib/fp_modes.h"
+
 namespace tandem {
 
 namespace {
@@ -106,6 +108,7 @@ bool Worker::drain(int64_t timeout_ns) {
 }
 
 void Worker::loop() {
+  const DefaultFpModes modes;  // a thread starts with those of the thread that made it
   pthread_setname_np(pthread_self(), "tandem-bg");
   // Refreshing yields to the threads that decode. Best effort: it only changes who goes first.
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 10);

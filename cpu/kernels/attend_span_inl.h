@@ -94,7 +94,7 @@ inline void attend_view(const Span& span, const View& view, int64_t key_at, Span
   const auto k_dim = static_cast<size_t>(layer.k_head_dim), v_dim = static_cast<size_t>(layer.v_head_dim);
   const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
   if (s.packed_begin != view.row_begin || s.packed_end != view.row_end) {
-    pack_rows(job.q + static_cast<size_t>(view.row_begin) * k_dim, n_rows, k_dim, layer.sm_scale, s.q);
+    pack_rows_of(k_type, job.q + static_cast<size_t>(view.row_begin) * k_dim, n_rows, k_dim, layer.sm_scale, s.q);
     s.packed_begin = view.row_begin;
     s.packed_end = view.row_end;
   }
@@ -127,6 +127,7 @@ inline void finish_span(const Span& span, SpanScratch& s) {
   const F32 d;
   const int64_t n_rows = span.row_end - span.row_begin, dim = span.job->layer->v_head_dim;
   for (int64_t r = 0; r < n_rows; ++r) {
+    sort_pairs_of(span.job->layer->v_type, span.o + r * dim, static_cast<size_t>(dim));
     if (span.m != nullptr) {
       span.m[r] = s.m[r];
       span.sum[r] = s.sum[r];

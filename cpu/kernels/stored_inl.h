@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Storage types as the kernels see them: a struct per type that loads a vector of f32 from element i of a row and stores
 // one, and the list of all. To add a type, write its struct and its line in TANDEM_STORED_TYPES (and in lib/dtype.h).
+//
+// The tiles read rows in pairs of vectors, and a type may hand out the elements of a pair in an order of its own where that
+// is cheaper: kOddEven says that vector 0 holds the even ones and vector 1 the odd ones. q is packed in that order, and o
+// stays in it until a span is finished (sort_pairs). What is left of a row behind its pairs is in order.
 #pragma once
 
 #include <string.h>
@@ -22,6 +26,11 @@ namespace {
 
 struct StoredF32 {
   using Element = float;
+  static constexpr bool kOddEven = false;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
+    return load(d, row, i + half * hn::Lanes(d));
+  }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     return hn::LoadU(d, reinterpret_cast<const float*>(row) + i);
@@ -34,6 +43,14 @@ struct StoredF32 {
 
 struct StoredBf16 {
   using Element = uint16_t;
+  // An f32 whose upper half is the number: one instruction for the even elements, one for the odd ones. In order it takes two.
+  static constexpr bool kOddEven = true;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
+    const hn::RebindToUnsigned<D> du32;
+    const auto pairs = hn::LoadU(du32, reinterpret_cast<const uint32_t*>(row + i * sizeof(Element)));
+    return hn::BitCast(d, half == 0 ? hn::ShiftLeft<16>(pairs) : hn::And(pairs, hn::Set(du32, 0xffff0000u)));
+  }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     const hn::RebindToUnsigned<D> du32;
@@ -56,6 +73,11 @@ struct StoredBf16 {
 
 struct StoredF16 {
   using Element = uint16_t;
+  static constexpr bool kOddEven = false;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
+    return load(d, row, i + half * hn::Lanes(d));
+  }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
 #if TANDEM_F16_BY_HAND
@@ -111,6 +133,37 @@ struct StoredF16 {
   X(TANDEM_F16, StoredF16)     \
   X(TANDEM_BF16, StoredBf16)
 // clang-format on
+
+// The two vectors of a pair, in order, as the type hands them out.
+template <class Stored, class D>
+HWY_INLINE void unsort_pair(D d, hn::Vec<D>& a, hn::Vec<D>& b) {
+  if constexpr (Stored::kOddEven) {
+    const auto even = hn::ConcatEven(d, b, a), odd = hn::ConcatOdd(d, b, a);
+    a = even;
+    b = odd;
+  }
+}
+
+// And back, for a row of n floats, in place. Within every 128 bits the interleaved vectors are in order.
+inline void sort_odd_even(float* row, size_t n) {
+  const F32 d;
+  constexpr size_t kPairLanes = HWY_MAX_BYTES / sizeof(float), kBlock = 4;
+  HWY_ALIGN float mixed[2 * kPairLanes];
+  for (; n >= 2 * kPairLanes; row += 2 * kPairLanes, n -= 2 * kPairLanes) {
+    const Vec even = hn::LoadU(d, row), odd = hn::LoadU(d, row + kPairLanes);
+    hn::Store(hn::InterleaveLower(d, even, odd), d, mixed);
+    hn::Store(hn::InterleaveUpper(d, even, odd), d, mixed + kPairLanes);
+    for (size_t block = 0; block < kPairLanes; block += kBlock) {
+      memcpy(row + 2 * block, mixed + block, kBlock * sizeof(float));
+      memcpy(row + 2 * block + kBlock, mixed + kPairLanes + block, kBlock * sizeof(float));
+    }
+  }
+}
+
+template <class Stored>
+void sort_pairs(float* row, size_t n) {
+  if constexpr (Stored::kOddEven) sort_odd_even(row, n);
+}
 
 template <class Stored>
 void convert_to_f32(const uint8_t* from, float* to, int64_t n) {

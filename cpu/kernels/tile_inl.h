@@ -68,17 +68,27 @@ HWY_INLINE hn::Vec<hn::Full128<float>> fold(Vec a, Vec b, Vec c, Vec d) {
 #endif
 }
 
-// Rows of a tile side by side, vector by vector, so that one pointer serves them all. Tiles of 4 rows, then of 2 and of 1,
-// each where its first row would be: q [n_rows, dim] -> packed, the same size.
-inline void pack_rows(const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
+// Rows of a tile side by side, vector by vector in the order of the keys' type, so that one pointer serves them all. Tiles
+// of 4 rows, then of 2 and of 1, each where its first row would be: q [n_rows, dim] -> packed, the same size.
+template <class Stored>
+void pack_rows(const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
   const F32 d;
   const Vec factor = hn::Set(d, scale);
   for (int64_t row = 0; row < n_rows;) {
     const size_t n = n_rows - row >= 4 ? 4 : n_rows - row >= 2 ? 2 : 1;
     const size_t first = static_cast<size_t>(row) * dim;
-    for (size_t i = 0; i < dim; i += kLanes)
-      for (size_t r = 0; r < n; ++r)
-        hn::StoreU(hn::Mul(factor, hn::LoadU(d, q + first + r * dim + i)), d, packed + first + i * n + r * kLanes);
+    for (size_t r = 0; r < n; ++r) {
+      const float* from = q + first + r * dim;
+      float* to = packed + first + r * kLanes;
+      size_t i = 0;
+      for (; i + 2 * kLanes <= dim; i += 2 * kLanes) {
+        Vec a = hn::Mul(factor, hn::LoadU(d, from + i)), b = hn::Mul(factor, hn::LoadU(d, from + i + kLanes));
+        unsort_pair<Stored>(d, a, b);
+        hn::StoreU(a, d, to + i * n);
+        hn::StoreU(b, d, to + (i + kLanes) * n);
+      }
+      if (i < dim) hn::StoreU(hn::Mul(factor, hn::LoadU(d, from + i)), d, to + i * n);
+    }
     row += static_cast<int64_t>(n);
   }
 }
@@ -104,13 +114,13 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k
   for (; i + kLineVecs * kLanes <= dim; i += kLineVecs * kLanes) {
 #pragma GCC unroll 8
     for (int vec = 0; vec < kLineVecs; ++vec) {
-      const size_t at = i + static_cast<size_t>(vec) * kLanes;
+      const size_t at = i + static_cast<size_t>(vec) * kLanes, half = vec % 2;
       Vec rows[kRows];
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) rows[r] = hn::LoadU(d, q + at * kRows + r * kLanes);
 #pragma GCC unroll 4
       for (int j = 0; j < kKeys; ++j) {
-        const Vec key = Stored::load(d, k[j], at);
+        const Vec key = kLineVecs == 1 ? Stored::load(d, k[j], at) : Stored::load_half(d, k[j], at - half * kLanes, half);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(rows[r], key, sum[r][j]);
         if (kPrefetch && (vec * kKeys + j) % kLineVecs == 0) {
@@ -122,10 +132,11 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k
   }
   if (kPrefetch && i < dim)
     for (int j = 0; j < kKeys / 2; ++j) prefetch_line(ahead + j * kLine);
-  for (; i < dim; i += kLanes) {
+  for (size_t half = 0; i < dim; i += kLanes, half ^= 1) {
+    const bool in_pair = half == 1 || i + 2 * kLanes <= dim;
 #pragma GCC unroll 4
     for (int j = 0; j < kKeys; ++j) {
-      const Vec key = Stored::load(d, k[j], i);
+      const Vec key = in_pair ? Stored::load_half(d, k[j], i - half * kLanes, half) : Stored::load(d, k[j], i);
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(hn::LoadU(d, q + i * kRows + r * kLanes), key, sum[r][j]);
     }
@@ -202,7 +213,8 @@ struct PrefetchCursor {
   size_t offset, row_bytes;
 };
 
-// o[r][at..at + kVecs vectors) = o * rescale[r] + sum over keys of p[r][j] * v[j], p rows kBlockKeys apart.
+// o[r][at..at + kVecs vectors) = o * rescale[r] + sum over keys of p[r][j] * v[j], p rows kBlockKeys apart, o in the order
+// of the type.
 template <class Stored, int kRows, int kVecs, bool kPrefetch>
 HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, size_t at, size_t dim, float* HWY_RESTRICT o,
                               const float* HWY_RESTRICT rescale, PrefetchCursor& cursor) {
@@ -230,7 +242,8 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
     }
     Vec value[kVecs];
 #pragma GCC unroll 4
-    for (int c = 0; c < kVecs; ++c) value[c] = Stored::load(d, v[j], at + static_cast<size_t>(c) * kLanes);
+    for (size_t c = 0; c < kVecs; ++c)
+      value[c] = kVecs == 1 ? Stored::load(d, v[j], at) : Stored::load_half(d, v[j], at + (c & ~size_t{1}) * kLanes, c & 1);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = hn::Set(d, p[r * kBlockKeys + j]);
@@ -292,6 +305,16 @@ void weigh(const float* p, int64_t n_rows, size_t dim, const KeyList& keys, floa
   if (r < n_rows) weigh_rows<Stored, 1>(p + r * kBlockKeys, keys, dim, o_at(), rescale + r, cursor);
 }
 
+void pack_rows_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
+  switch (dtype) {
+#define TANDEM_CASE(dtype_value, Stored) \
+  case dtype_value:                      \
+    return pack_rows<Stored>(q, n_rows, dim, scale, packed);
+    TANDEM_STORED_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+  }
+}
+
 void dots_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float* logits) {
   switch (dtype) {
 #define TANDEM_CASE(dtype_value, Stored) \
@@ -308,6 +331,17 @@ void weigh_of(int32_t dtype, const float* p, int64_t n_rows, size_t dim, const K
 #define TANDEM_CASE(dtype_value, Stored) \
   case dtype_value:                      \
     return weigh<Stored>(p, n_rows, dim, keys, o, rescale);
+    TANDEM_STORED_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+  }
+}
+
+// o back in order.
+void sort_pairs_of(int32_t dtype, float* o, size_t dim) {
+  switch (dtype) {
+#define TANDEM_CASE(dtype_value, Stored) \
+  case dtype_value:                      \
+    return sort_pairs<Stored>(o, dim);
     TANDEM_STORED_TYPES(TANDEM_CASE)
 #undef TANDEM_CASE
   }

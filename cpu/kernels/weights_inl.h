@@ -36,7 +36,7 @@ inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, i
   KeyList keys = view.keys;
   for (int64_t first = view.row_begin; first < view.row_end; first += kWeightRows, keys.k_ahead = nullptr) {
     const int64_t n_rows = view.row_end - first < kWeightRows ? view.row_end - first : kWeightRows;
-    pack_rows(job.q + static_cast<size_t>(first) * k_dim, n_rows, k_dim, layer.sm_scale, q);
+    pack_rows_of(k_type, job.q + static_cast<size_t>(first) * k_dim, n_rows, k_dim, layer.sm_scale, q);
     dots_of(k_type, q, n_rows, k_dim, keys, logits);
     for (int64_t r = first; r < first + n_rows; ++r) {
       const float coeff = job.coeff[r / layer.group_size];
@@ -80,7 +80,7 @@ void attn_weights(const WeightJob& job) {
 
 void observe(float* maw, const float* logits, int64_t n_keys, float lse, float alpha) {
   const F32 d;
-  const Vec shift = hn::Set(d, lse), rate = hn::Set(d, alpha);
+  const Vec shift = hn::Set(d, lse), rate = hn::Set(d, alpha), keep = hn::Set(d, 1.0f - alpha);
   const bool empty = !is_finite(lse);
   for (int64_t i = 0; i < n_keys; i += kLanes) {
     const auto n = static_cast<size_t>(n_keys - i < int64_t{kLanes} ? n_keys - i : kLanes);
@@ -96,7 +96,7 @@ void observe(float* maw, const float* logits, int64_t n_keys, float lse, float a
       logit = hn::LoadU(d, logits + i);
     }
     const Vec weight = empty ? hn::Zero(d) : exp_of(d, hn::Sub(logit, shift));
-    mean = hn::MulAdd(rate, hn::Sub(weight, mean), mean);
+    mean = hn::MulAdd(rate, weight, hn::Mul(keep, mean));  // mean + rate (weight - mean) would lose small weights
     if (n < kLanes) {
       hn::StoreU(mean, d, tail[0]);
       memcpy(maw + i, tail[0], n * sizeof(float));

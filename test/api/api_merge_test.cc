@@ -220,6 +220,34 @@ void test_special_values(void**) {
   }
 }
 
+#if defined(__x86_64__)
+// A caller that flushes denormals to zero and traps on every exception gets the same bits, and its modes back.
+void test_modes_of_the_caller(void**) {
+  World world;
+  const Shape shape{1, 2, 64};
+  States s(shape, {TANDEM_F32, TANDEM_F32});
+  constexpr float kDenormal = 1e-40f;
+  for (int64_t d = 0; d < 64; ++d) {
+    s.o[0].set(0, d, kDenormal), s.o[1].set(0, d, kDenormal);
+    s.o[0].set(1, d, 1.0f), s.o[1].set(1, d, 3.0f);
+  }
+  for (size_t i = 0; i < 2; ++i) s.lse[i].set(0, 0, 0.0f), s.lse[i].set(1, 0, i == 0 ? -kInf : 0.1f);
+  Part o(shape, TANDEM_F32, false), out_lse(shape, TANDEM_F32, true);
+  constexpr unsigned kFlush = 0x8040, kTrapAll = 0x1f80;  // bits of MXCSR; the second masks traps
+  const unsigned before = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr((before | kFlush) & ~(kTrapAll | 0x3fu));
+  const int32_t status = tandem_merge(&o.view, &out_lse.view, s.o_views.data(), s.lse_views.data(), 2, world.engine, nullptr, nullptr);
+  const unsigned after = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(before);
+  assert_int_equal(status, TANDEM_OK);
+  assert_int_equal(after, (before | kFlush) & ~(kTrapAll | 0x3fu));
+  for (int64_t d = 0; d < 64; ++d) {
+    assert_int_equal(to_bits(o.value(0, d)), to_bits(kDenormal));
+    assert_true(o.value(1, d) == 3.0f);
+  }
+}
+#endif
+
 struct MergeCase {
   const char* name;
   int32_t status;
@@ -305,6 +333,9 @@ int main() {
       cmocka_unit_test(test_types_and_strides),
       cmocka_unit_test(test_blocks),
       cmocka_unit_test(test_special_values),
+#if defined(__x86_64__)
+      cmocka_unit_test(test_modes_of_the_caller),
+#endif
       cmocka_unit_test(test_refused),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
