@@ -38,7 +38,7 @@ struct CpuBackend {
   GrowBuffer<float> parts;
   GrowBuffer<std::atomic<int32_t>> parts_left;  // [n_groups]
   GrowBuffer<SpanScratch> scratch;              // [n_workers]
-  std::unique_ptr<MatmulAttend> matmul;  // made for the first call that needs it
+  std::unique_ptr<MatmulAttend> matmul;         // made for the first call that needs it
 };
 
 CpuBackend& backend_of(void* self) { return *static_cast<CpuBackend*>(self); }

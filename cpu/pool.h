@@ -31,8 +31,8 @@ class Pool {
   // in ascending order. task_node (null: all 0) prefers workers of that NUMA node. Concurrent callers wait their turn; a
   // task may not call run(). On every worker, the caller included, tasks see one OpenMP thread and default FP modes.
   virtual void run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node = nullptr) = 0;
-  // Workers spin without sleeping between wake() and rest() (nestable), for a millisecond at most after the last run(). A rest()
-  // without its wake() does nothing.
+  // Workers spin without sleeping between wake() and rest() (nestable), for a millisecond at most after the last run(). A
+  // rest() without its wake() does nothing.
   virtual void wake() = 0;
   virtual void rest() = 0;
   virtual void place(void* data, int64_t bytes, int32_t node) = 0;

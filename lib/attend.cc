@@ -10,13 +10,12 @@
 //   write      o and lse in the caller's types
 //   observe    the finished weights into the moving averages
 //   commit     lengths; then settle: evict, post the refresh
-#include "lib/attend_call.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <mutex>
 
+#include "lib/attend_call.h"
 #include "lib/convert.h"
 
 namespace tandem {
@@ -80,8 +79,7 @@ Status Session::attend(const AttendArgs& args) {
   const auto start = std::chrono::steady_clock::now();
   TANDEM_TRY(AttendCall(*this, args).run());
   ++sums_.n_attends;
-  sums_.attend_ns +=
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+  sums_.attend_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
   return {};
 }
 
@@ -96,7 +94,8 @@ void AttendCall::append_rows() {
 void AttendCall::for_tokens(TaskFn task) {
   constexpr int64_t kWorthSpreading = 32768;  // elements
   const int64_t n_tokens = args_.q.n_tokens;
-  if (n_tokens * layer_.n_q_heads * layer_.k_head_dim >= kWorthSpreading) return cpu_.table->run(cpu_.self, n_tokens, task, this);
+  if (n_tokens * layer_.n_q_heads * layer_.k_head_dim >= kWorthSpreading)
+    return cpu_.table->run(cpu_.self, n_tokens, task, this);
   for (int64_t i = 0; i < n_tokens; ++i) task(this, i, 0);
 }
 
@@ -154,7 +153,8 @@ void AttendCall::write_task(void* context, int64_t row, int32_t) {
     const int64_t at = row_of(layer, call, row - call.first_row, h);
     convert_row(self.cpu_, TANDEM_F32, self.scratch_.at(call.o_at) + at * layer.v_head_dim, args.o.dtype, args.o.row(row, h),
                 layer.v_head_dim);
-    if (args.lse != nullptr) args.lse[row * args.lse_token_stride + h * args.lse_head_stride] = self.scratch_.at(call.lse_at)[at];
+    if (args.lse != nullptr)
+      args.lse[row * args.lse_token_stride + h * args.lse_head_stride] = self.scratch_.at(call.lse_at)[at];
   }
 }
 
@@ -174,7 +174,8 @@ void AttendCall::observe_task(void* context, int64_t task_idx, int32_t) {
   for (int64_t j = 0; j < n_keys;) {
     const int64_t token = call.resident_begin + j;
     const int64_t n = std::min(Maw::kBlock - token % Maw::kBlock, n_keys - j);
-    self.cpu_.table->observe(self.cpu_.self, call.state->maw.at(head, token), logits + j, n, lse, self.session_.options_.alpha);
+    self.cpu_.table->observe(self.cpu_.self, call.state->maw.at(head, token), logits + j, n, lse,
+                             self.session_.options_.alpha);
     j += n;
   }
 }

@@ -15,7 +15,7 @@ class AttendCall {
  private:
   // Before: everything that can fail and changes nothing. The cache's mutex is held exclusively from enter() on, except
   // while waiting for refreshes.
-  Status enter();                  // finds the sequences and marks them as in flight
+  Status enter();  // finds the sequences and marks them as in flight
   void wait_for_refreshes();
   Status prepare();
   Status check_state(const SequenceCall& call) const;

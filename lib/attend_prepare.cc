@@ -15,7 +15,8 @@ Status AttendCall::enter() {
     const int64_t id = args_.sequences[i];
     call.sequence = cache_.find(id);
     if (call.sequence == nullptr)
-      return fail(TANDEM_ERROR_NOT_FOUND, "sequences", "sequences[%d] = %lld is not in this cache", i, static_cast<long long>(id));
+      return fail(TANDEM_ERROR_NOT_FOUND, "sequences", "sequences[%d] = %lld is not in this cache", i,
+                  static_cast<long long>(id));
     const Sequence& sequence = *call.sequence;
     const bool foreign = sequence.writer != nullptr && sequence.writer != &session_;
     if (foreign || (args_.k != nullptr && sequence.n_readers > 0))
@@ -45,13 +46,15 @@ Status AttendCall::check_state(const SequenceCall& call) const {
   const Sequence& sequence = *call.sequence;
   const auto id = static_cast<long long>(sequence.id);
   if (sequence.speculative[layer_idx_] != 0)
-    return fail(TANDEM_ERROR_INVALID_STATE, "sequences", "sequence %lld has %lld speculative tokens in layer %d: commit them first",
-                id, static_cast<long long>(sequence.speculative[layer_idx_]), args_.layer_idx);
+    return fail(TANDEM_ERROR_INVALID_STATE, "sequences",
+                "sequence %lld has %lld speculative tokens in layer %d: commit them first", id,
+                static_cast<long long>(sequence.speculative[layer_idx_]), args_.layer_idx);
   if (args_.speculative && sequence.speculator != nullptr && sequence.speculator != &session_)
     return fail(TANDEM_ERROR_BUSY, "sequences", "sequence %lld has speculative tokens of another session", id);
   if (call.first_query < 0)
-    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "q_lens", "q_lens = %lld queries are more than the %lld tokens of sequence %lld",
-                static_cast<long long>(call.q_len), static_cast<long long>(call.length), id);
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "q_lens",
+                "q_lens = %lld queries are more than the %lld tokens of sequence %lld", static_cast<long long>(call.q_len),
+                static_cast<long long>(call.length), id);
   if (args_.k == nullptr || !session_.in_step_) return {};
   for (const Session::StepSequence& step : session_.step_) {
     if (step.id != sequence.id) continue;
@@ -114,9 +117,10 @@ void AttendCall::set_visibility(SequenceCall& call) {
   for (int64_t t = 0; t < call.q_len; ++t) {
     const int64_t token = call.first_query + t;
     const bool tree = call.visibility.tree_words > 0;
-    const int64_t position = tree ? scratch_.tree_positions[call.positions_at + static_cast<size_t>(t)]
-                                  : call.sequence->position(token);
-    const int64_t begin = layer_.sliding_window > 0 ? cache_.first_within(*call.sequence, position, layer_.sliding_window) : 0;
+    const int64_t position =
+        tree ? scratch_.tree_positions[call.positions_at + static_cast<size_t>(t)] : call.sequence->position(token);
+    const int64_t begin =
+        layer_.sliding_window > 0 ? cache_.first_within(*call.sequence, position, layer_.sliding_window) : 0;
     scratch_.begin.push_back(std::min(begin, tree ? call.first_query : token));
     scratch_.end.push_back(token + 1);
   }
@@ -152,8 +156,8 @@ void AttendCall::set_tree(SequenceCall& call) {
 
 void AttendCall::choose_keys(SequenceCall& call) {
   const HostKeys host = policy_.host_keys(call.is_append);
-  const int64_t least = *std::min_element(scratch_.begin.begin() + static_cast<std::ptrdiff_t>(call.visibility_at),
-                                          scratch_.begin.end());
+  const int64_t least =
+      *std::min_element(scratch_.begin.begin() + static_cast<std::ptrdiff_t>(call.visibility_at), scratch_.begin.end());
   call.dense_begin = least;
   if (host == HostKeys::kSinks) return choose_streaming(call);
   call.resident_begin = std::max(std::min(call.state->window_begin, call.length), least);
@@ -329,7 +333,8 @@ void AttendCall::finish_jobs() {
       resident.o = scratch_.at(call.o_at) + h * rows * layer_.v_head_dim;
       resident.lse = scratch_.at(call.lse_at) + h * rows;
       if (call.observes) resident.logits = scratch_.at(call.logits_at) + h * rows * n_keys;
-      if (args_.speculative && policy_.keeps_maw) resident.logits = call.state->speculation.logits.data() + h * rows * n_keys;
+      if (args_.speculative && policy_.keeps_maw)
+        resident.logits = call.state->speculation.logits.data() + h * rows * n_keys;
       if (!call.has_host && layer_.sinks == nullptr) continue;
       MergeJob merge;
       const float** states = scratch_.states.data() + 4 * scratch_.merges.size();

@@ -27,13 +27,13 @@ struct SequenceCall {
   int64_t resident_begin = 0;  // keys [resident_begin, length)
   int64_t host_begin = 0;      // keys [host_begin, host_end), and the selected ones
   int64_t host_end = 0;
-  int64_t n_selected = 0;      // over all KV heads
+  int64_t n_selected = 0;  // over all KV heads
   bool has_host = false;
   bool selected = false;
   Visibility visibility;
-  size_t visibility_at = 0;    // index into begin and end; trees into tree_bits
+  size_t visibility_at = 0;  // index into begin and end; trees into tree_bits
   size_t tree_at = 0;
-  size_t positions_at = 0;     // positions of a tree's tokens
+  size_t positions_at = 0;                                                               // positions of a tree's tokens
   size_t q_at = 0, o_at = 0, lse_at = 0, host_o_at = 0, host_lse_at = 0, logits_at = 0;  // indices into floats
 };
 
@@ -47,9 +47,9 @@ struct AttendScratch {
   std::vector<float> floats;
   std::vector<KvRun> runs;
   std::vector<AttendJob> jobs;
-  std::vector<size_t> job_runs;        // [n_jobs] index of the first run
+  std::vector<size_t> job_runs;  // [n_jobs] index of the first run
   std::vector<MergeJob> merges;
-  std::vector<const float*> states;    // o and lse pointers of the merges, two of each per job
+  std::vector<const float*> states;  // o and lse pointers of the merges, two of each per job
 
   // Indices into floats, which gets its size once they are all known.
   size_t n_floats = 0;

@@ -16,11 +16,11 @@ namespace tandem {
 
 // Consecutive keys of one KV head. Rows are contiguous: row i of K is at k + i * row_bytes(k_type, k_head_dim).
 struct KvRun {
-  const void* k = nullptr;            // [n_tokens, k_head_dim]
-  const void* v = nullptr;            // [n_tokens, v_head_dim]; = k where V aliases K (with K's row stride)
+  const void* k = nullptr;  // [n_tokens, k_head_dim]
+  const void* v = nullptr;  // [n_tokens, v_head_dim]; = k where V aliases K (with K's row stride)
   int64_t n_tokens = 0;
-  int64_t token_idx = 0;              // of the first key; the others follow. -1: every query sees all keys of the run
-  const int32_t* positions = nullptr; // [n_tokens] for library RoPE; null: first_position + i
+  int64_t token_idx = 0;               // of the first key; the others follow. -1: every query sees all keys of the run
+  const int32_t* positions = nullptr;  // [n_tokens] for library RoPE; null: first_position + i
   int64_t first_position = 0;
 };
 
@@ -39,17 +39,17 @@ struct Visibility {
 // One (sequence, KV head) over one set of keys. Row r of q is query head r % group_size of query token r / group_size.
 struct AttendJob {
   const Layer* layer = nullptr;
-  const float* q = nullptr;       // [n_rows, k_head_dim], rotated where the library rotates, not scaled
-  int32_t n_rows = 0;             // q_len * group_size
-  bool q_is_bf16 = false;         // every element of q is a bf16 number: bf16 products lose nothing
-  int32_t node = 0;               // NUMA node of the keys
+  const float* q = nullptr;  // [n_rows, k_head_dim], rotated where the library rotates, not scaled
+  int32_t n_rows = 0;        // q_len * group_size
+  bool q_is_bf16 = false;    // every element of q is a bf16 number: bf16 products lose nothing
+  int32_t node = 0;          // NUMA node of the keys
   int32_t n_runs = 0;
-  const KvRun* runs = nullptr;    // ascending in token_idx
-  int64_t n_keys = 0;             // sum of n_tokens
+  const KvRun* runs = nullptr;             // ascending in token_idx
+  int64_t n_keys = 0;                      // sum of n_tokens
   const Visibility* visibility = nullptr;  // null: every row sees every key
-  float* o = nullptr;             // [n_rows, v_head_dim], normalised within the job; 0 where a row sees nothing
-  float* lse = nullptr;           // [n_rows]; -inf where a row sees nothing
-  float* logits = nullptr;        // null or [n_rows, n_keys]: after scale and cap, -inf where masked
+  float* o = nullptr;                      // [n_rows, v_head_dim], normalised within the job; 0 where a row sees nothing
+  float* lse = nullptr;                    // [n_rows]; -inf where a row sees nothing
+  float* logits = nullptr;                 // null or [n_rows, n_keys]: after scale and cap, -inf where masked
 };
 
 // States over disjoint keys into one, row by row, in the order of the array; the learned sink last, where there is one.
@@ -61,15 +61,15 @@ struct MergeJob {
   const float* const* lse = nullptr;  // [n_states] -> [n_rows]
   const float* sinks = nullptr;       // [sink_period] or null: row r merges (0, sinks[r % sink_period])
   int32_t sink_period = 1;
-  float* o_out = nullptr;             // [n_rows, head_dim]; may be o[0]
-  float* lse_out = nullptr;           // [n_rows]; may be lse[0]
+  float* o_out = nullptr;    // [n_rows, head_dim]; may be o[0]
+  float* lse_out = nullptr;  // [n_rows]; may be lse[0]
 };
 
 // Attention weights of finished queries, summed: for query head g of the group and key j,
 //   out[g][j] = sum over tokens t of coeff[t] * exp(logit(t, g, j) - lse(t, g))     (0 where masked or lse is not finite)
 struct WeightJob {
   const Layer* layer = nullptr;
-  const float* q = nullptr;      // as in AttendJob
+  const float* q = nullptr;  // as in AttendJob
   int32_t n_rows = 0;
   int32_t n_runs = 0;
   const KvRun* runs = nullptr;
@@ -119,8 +119,8 @@ struct Backend {
 };
 
 struct CpuOptions {
-  int32_t n_threads = 0;          // 0: affinity mask and quota
-  const char* isa = nullptr;      // null: the best
+  int32_t n_threads = 0;      // 0: affinity mask and quota
+  const char* isa = nullptr;  // null: the best
   int64_t spin_ns = 50'000;
   bool pin_threads = true;
 };

@@ -28,8 +28,8 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
   if (*page_len < 16 || *page_len > 4096 || (*page_len & (*page_len - 1)) != 0)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "page_tokens", "page_tokens = %d is not a power of two from 16 to 4096",
                 options.page_tokens);
-  for (const auto& [name, bytes] : {std::pair{"host_cap_bytes", options.host_cap_bytes},
-                                    std::pair{"device_cap_bytes", options.device_cap_bytes}})
+  for (const auto& [name, bytes] :
+       {std::pair{"host_cap_bytes", options.host_cap_bytes}, std::pair{"device_cap_bytes", options.device_cap_bytes}})
     if (bytes < 0)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %lld is negative", name, static_cast<long long>(bytes));
   const int32_t k_type = options.k_type == 0 ? TANDEM_BF16 : options.k_type;
@@ -37,16 +37,15 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
   for (size_t l = 0; l < layers->size(); ++l) {
     Layer& layer = (*layers)[l];
     layer.k_type = options.layer_k_types != nullptr ? options.layer_k_types[l] : k_type;
-    layer.v_type = options.layer_v_types != nullptr ? options.layer_v_types[l]
-                   : options.v_type == 0            ? layer.k_type
-                                                    : v_type;
+    layer.v_type = options.layer_v_types != nullptr ? options.layer_v_types[l] : options.v_type == 0 ? layer.k_type : v_type;
     for (const auto& [name, type] : {std::pair{options.layer_k_types ? "layer_k_types" : "k_type", layer.k_type},
                                      std::pair{options.layer_v_types ? "layer_v_types" : "v_type", layer.v_type}})
       if (find_dtype(type) == nullptr)
         return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %d is not a storage type (layer %zu)", name, type, l);
     if (layer.v_aliases_k && layer.v_type != layer.k_type)
-      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "v_type", "v_type = %s differs from k_type = %s where V aliases K (layer %zu)",
-                  find_dtype(layer.v_type)->name, find_dtype(layer.k_type)->name, l);
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "v_type",
+                  "v_type = %s differs from k_type = %s where V aliases K (layer %zu)", find_dtype(layer.v_type)->name,
+                  find_dtype(layer.k_type)->name, l);
   }
   return {};
 }
@@ -66,7 +65,8 @@ Status Cache::create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model
   TANDEM_TRY(resolve_cache_options(options, &layers, &page_len));
   const int64_t extent_bytes = make_store_geometry(layers, page_len).extent_bytes;
   if (options.host_cap_bytes > 0 && options.host_cap_bytes < extent_bytes)
-    return fail(TANDEM_ERROR_CAPACITY, "host_cap_bytes", "host_cap_bytes = %lld is less than one extent of pages, %lld bytes",
+    return fail(TANDEM_ERROR_CAPACITY, "host_cap_bytes",
+                "host_cap_bytes = %lld is less than one extent of pages, %lld bytes",
                 static_cast<long long>(options.host_cap_bytes), static_cast<long long>(extent_bytes));
   *cache = std::shared_ptr<Cache>(
       new Cache(std::move(engine), std::move(model), std::move(layers), page_len, options.host_cap_bytes));
@@ -99,9 +99,9 @@ Status Cache::check_even(const Sequence& found) const {
       return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has %lld speculative tokens in layer %zu",
                   static_cast<long long>(found.id), static_cast<long long>(found.speculative[l]), l);
     if (found.lengths[l] != found.lengths[0])
-      return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld is uneven: layer %zu has %lld tokens, layer 0 %lld",
-                  static_cast<long long>(found.id), l, static_cast<long long>(found.lengths[l]),
-                  static_cast<long long>(found.lengths[0]));
+      return fail(TANDEM_ERROR_INVALID_STATE, "sequence",
+                  "sequence = %lld is uneven: layer %zu has %lld tokens, layer 0 %lld", static_cast<long long>(found.id), l,
+                  static_cast<long long>(found.lengths[l]), static_cast<long long>(found.lengths[0]));
   }
   return {};
 }
@@ -134,7 +134,8 @@ Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_ne
     page = copy;
     --n_copies;
   }
-  for (int64_t i = 0; i < n_new_pages; ++i) sequence.pages.push_back(store_.take(sequence.pages.empty() ? -1 : sequence.pages.back()));
+  for (int64_t i = 0; i < n_new_pages; ++i)
+    sequence.pages.push_back(store_.take(sequence.pages.empty() ? -1 : sequence.pages.back()));
   return {};
 }
 
@@ -234,8 +235,9 @@ Status Cache::truncate(int64_t id, int64_t n_tokens) {
   Sequence* sequence = nullptr;
   TANDEM_TRY(find_free(id, nullptr, &sequence));
   if (n_tokens < 0 || n_tokens > sequence->shortest())
-    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_tokens", "n_tokens = %lld is not in 0 to %lld, the shortest layer's length",
-                static_cast<long long>(n_tokens), static_cast<long long>(sequence->shortest()));
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_tokens",
+                "n_tokens = %lld is not in 0 to %lld, the shortest layer's length", static_cast<long long>(n_tokens),
+                static_cast<long long>(sequence->shortest()));
   truncate_locked(*sequence, n_tokens);
   return {};
 }

@@ -23,18 +23,18 @@ class Session;
 
 struct Sequence {
   int64_t id = 0;
-  std::vector<int32_t> pages;         // page table; may hold more than the lengths need (reserved)
-  std::vector<int64_t> lengths;       // [n_layers] committed tokens
-  std::vector<int64_t> speculative;   // [n_layers] tokens beyond, until commit
-  std::vector<int32_t> parents;       // of the speculative tokens; empty: a chain
-  Session* speculator = nullptr;      // whose they are
-  std::vector<int32_t> positions;     // [longest layer]; empty: token i has position i
-  Session* writer = nullptr;          // has it in flight: a step, or an attend that appends
-  int32_t n_readers = 0;              // attends in progress
+  std::vector<int32_t> pages;        // page table; may hold more than the lengths need (reserved)
+  std::vector<int64_t> lengths;      // [n_layers] committed tokens
+  std::vector<int64_t> speculative;  // [n_layers] tokens beyond, until commit
+  std::vector<int32_t> parents;      // of the speculative tokens; empty: a chain
+  Session* speculator = nullptr;     // whose they are
+  std::vector<int32_t> positions;    // [longest layer]; empty: token i has position i
+  Session* writer = nullptr;         // has it in flight: a step, or an attend that appends
+  int32_t n_readers = 0;             // attends in progress
 
   int64_t total(size_t layer_idx) const { return lengths[layer_idx] + speculative[layer_idx]; }
-  int64_t longest() const;   // of any layer, speculative tokens included
-  int64_t shortest() const;  // committed tokens of the shortest layer
+  int64_t longest() const;                // of any layer, speculative tokens included
+  int64_t shortest() const;               // committed tokens of the shortest layer
   int64_t position(int64_t token) const;  // also of tokens not there yet: they count on from the last
 };
 

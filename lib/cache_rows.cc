@@ -39,7 +39,8 @@ KvRun Cache::run(const Sequence& sequence, const PageSpan& span, int32_t layer_i
 int64_t Cache::first_within(const Sequence& sequence, int64_t position, int64_t distance) const {
   const int64_t least = position - distance + 1;
   if (sequence.positions.empty()) return std::max<int64_t>(0, least);
-  const auto known = std::lower_bound(sequence.positions.begin(), sequence.positions.end(), least) - sequence.positions.begin();
+  const auto known =
+      std::lower_bound(sequence.positions.begin(), sequence.positions.end(), least) - sequence.positions.begin();
   if (known < static_cast<std::ptrdiff_t>(sequence.positions.size())) return known;
   return std::max<int64_t>(known, known + least - sequence.position(known));
 }
@@ -117,11 +118,13 @@ void Cache::move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, 
   const auto l = static_cast<size_t>(layer_idx);
   const auto page = [&](int64_t token) { return sequence.pages[static_cast<size_t>(token / page_len())]; };
   for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
-    std::memcpy(store_.k_row(page(to), to % page_len(), layer_idx, h), store_.k_row(page(from), from % page_len(), layer_idx, h),
+    std::memcpy(store_.k_row(page(to), to % page_len(), layer_idx, h),
+                store_.k_row(page(from), from % page_len(), layer_idx, h),
                 static_cast<size_t>(store_.geometry().k_row_bytes[l]));
     if (!layers_[l].v_aliases_k)
       std::memcpy(store_.v_row(page(to), to % page_len(), layer_idx, h),
-                  store_.v_row(page(from), from % page_len(), layer_idx, h), static_cast<size_t>(store_.geometry().v_row_bytes[l]));
+                  store_.v_row(page(from), from % page_len(), layer_idx, h),
+                  static_cast<size_t>(store_.geometry().v_row_bytes[l]));
   }
 }
 

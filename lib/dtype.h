@@ -12,8 +12,8 @@ namespace tandem {
 struct DtypeInfo {
   int32_t dtype;
   const char* name;
-  int32_t bits;     // per element
-  double epsilon;   // spacing of 1.0
+  int32_t bits;    // per element
+  double epsilon;  // spacing of 1.0
 };
 
 inline constexpr DtypeInfo kDtypes[] = {

@@ -8,8 +8,8 @@ namespace tandem {
 
 Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engine>* engine) {
   if (options.backend != nullptr)
-    return fail(TANDEM_ERROR_BACKEND, "backend", "backend = \"%s\": this build has no device backend; NULL uses the CPU alone",
-                options.backend);
+    return fail(TANDEM_ERROR_BACKEND, "backend",
+                "backend = \"%s\": this build has no device backend; NULL uses the CPU alone", options.backend);
   if (options.backend_path != nullptr)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "backend_path", "backend_path = \"%s\" is given without backend",
                 options.backend_path);

@@ -59,7 +59,9 @@ class Buffer {
   static Status create(Tier& tier, int64_t bytes, Use use, Buffer* buffer);
   std::byte* data() const { return static_cast<std::byte*>(data_); }
   template <typename T>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
   int64_t bytes() const { return bytes_; }
   void swap(Buffer& other) noexcept {
     std::swap(tier_, other.tier_);

@@ -19,7 +19,7 @@ class Model {
 
  private:
   std::vector<Layer> layers_;
-  std::vector<std::vector<float>> sinks_;             // [n_layers] -> [n_q_heads]
+  std::vector<std::vector<float>> sinks_;                // [n_layers] -> [n_q_heads]
   std::vector<std::unique_ptr<RopeTable>> rope_tables_;  // one for each distinct description
 };
 

@@ -28,8 +28,8 @@ StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page
     geometry.k_row_bytes.push_back(k_bytes);
     geometry.v_row_bytes.push_back(v_bytes);
     geometry.layer_offset.push_back(offset);
-    geometry.layer_v_offset.push_back(layer.v_aliases_k ? offset
-                                                        : offset + round_up(layer.n_kv_heads * tokens * k_bytes, kSliceAlignment));
+    geometry.layer_v_offset.push_back(
+        layer.v_aliases_k ? offset : offset + round_up(layer.n_kv_heads * tokens * k_bytes, kSliceAlignment));
     const int64_t stored = k_bytes + (layer.v_aliases_k ? 0 : v_bytes);
     offset += round_up(layer.n_kv_heads * tokens * k_bytes, kSliceAlignment);
     if (!layer.v_aliases_k) offset += round_up(layer.n_kv_heads * tokens * v_bytes, kSliceAlignment);

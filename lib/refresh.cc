@@ -41,7 +41,8 @@ void count_weights(Refresh& refresh, const PolicyOptions& options, const Backend
   const int64_t capacity = static_cast<int64_t>(refresh.begin.size()), n = refresh.n_queries;
   std::vector<float>& coeff = refresh.coeff;
   double factor = options.alpha;
-  for (int64_t i = n - 1; i >= 0; --i, factor *= 1.0 - options.alpha) coeff[static_cast<size_t>(i)] = static_cast<float>(factor);
+  for (int64_t i = n - 1; i >= 0; --i, factor *= 1.0 - options.alpha)
+    coeff[static_cast<size_t>(i)] = static_cast<float>(factor);
   const auto decay = static_cast<float>(std::pow(1.0 - options.alpha, static_cast<double>(n + refresh.n_skipped)));
   const Visibility visibility{.begin = refresh.begin.data(), .end = refresh.end.data()};
   std::vector<KvRun>& runs = refresh.slice;
@@ -83,7 +84,8 @@ int64_t judge(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end, int
     input.host_len = std::max<int64_t>(0, refresh.state->window_begin - session.options().sink_len);
     input.group_size = layer.group_size;
     input.n_tokens = std::min(Maw::kBlock - t % Maw::kBlock, end - t);
-    for (int32_t g = 0; g < layer.group_size; ++g) maw[static_cast<size_t>(g)] = refresh.state->maw.at(kv_head * layer.group_size + g, t);
+    for (int32_t g = 0; g < layer.group_size; ++g)
+      maw[static_cast<size_t>(g)] = refresh.state->maw.at(kv_head * layer.group_size + g, t);
     input.maw = maw.data();
     input.halo_left = halo_left;
     int32_t* kept = kept_tokens + n_tokens;
@@ -101,7 +103,8 @@ void select_tokens(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end
   const PolicyOptions& options = refresh.session->options();
   int64_t halo_left = 0;
   if (refresh.eviction && begin < end)
-    judge(refresh, kv_head, std::max(options.sink_len, begin - refresh.halo_reach), begin, &halo_left, refresh.discarded.data());
+    judge(refresh, kv_head, std::max(options.sink_len, begin - refresh.halo_reach), begin, &halo_left,
+          refresh.discarded.data());
   head.n_tokens += judge(refresh, kv_head, begin, end, &halo_left, head.token_idx.as<int32_t>() + head.n_tokens);
 }
 
@@ -138,9 +141,11 @@ void copy_rows(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
     const int64_t token = head.token_idx.as<int32_t>()[i];
     while (token >= run->token_idx + run->n_tokens) ++run;
     const int64_t row = token - run->token_idx;
-    std::memcpy(head.k.data() + i * k_bytes, static_cast<const std::byte*>(run->k) + row * k_bytes, static_cast<size_t>(k_bytes));
+    std::memcpy(head.k.data() + i * k_bytes, static_cast<const std::byte*>(run->k) + row * k_bytes,
+                static_cast<size_t>(k_bytes));
     if (v_bytes > 0)
-      std::memcpy(head.v.data() + i * v_bytes, static_cast<const std::byte*>(run->v) + row * v_bytes, static_cast<size_t>(v_bytes));
+      std::memcpy(head.v.data() + i * v_bytes, static_cast<const std::byte*>(run->v) + row * v_bytes,
+                  static_cast<size_t>(v_bytes));
   }
   head.n_copied = head.n_tokens;
 }

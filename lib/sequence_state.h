@@ -39,11 +39,11 @@ class Maw {
 // The selected tokens of one KV head, ascending, and their rows copied side by side so that attention scans them linearly.
 // The indices are the truth: where the tier has no room for the copy, attention reads the store token by token.
 struct HeadSelection {
-  Buffer token_idx;        // [capacity of the layer] int32
+  Buffer token_idx;  // [capacity of the layer] int32
   int64_t n_tokens = 0;
-  Buffer k, v;             // [capacity, row]
-  int64_t capacity = 0;    // rows of k and v
-  int64_t n_copied = 0;    // leading tokens whose rows are in k and v; all of them, or the copy is not used
+  Buffer k, v;           // [capacity, row]
+  int64_t capacity = 0;  // rows of k and v
+  int64_t n_copied = 0;  // leading tokens whose rows are in k and v; all of them, or the copy is not used
 };
 
 // Queries whose weights the next refresh will count, newest last, and what it is to do.
@@ -52,30 +52,30 @@ struct Refresh {
   class Session* session = nullptr;
   struct LayerState* state = nullptr;
   const Layer* layer = nullptr;
-  bool due = false;                // queries wait for a refresh that nobody has posted yet
-  bool eviction = false;           // only tokens [evict_begin, evict_end) are judged; else all outside the window
+  bool due = false;       // queries wait for a refresh that nobody has posted yet
+  bool eviction = false;  // only tokens [evict_begin, evict_end) are judged; else all outside the window
   int64_t evict_begin = 0, evict_end = 0;
-  int64_t n_queries = 0;           // held
-  int64_t n_skipped = 0;           // older queries of the same appends, whose weight has faded
-  int64_t length = 0;              // tokens at the time of posting
-  std::vector<float> q;            // [n_kv_heads][capacity][group_size][k_head_dim], rotated
-  std::vector<float> lse;          // [n_kv_heads][capacity][group_size]
-  std::vector<int64_t> begin, end; // [capacity] visible range of each query
-  std::vector<KvRun> runs;         // of head 0 .. n_kv_heads - 1, n_runs each, over tokens [0, length)
+  int64_t n_queries = 0;            // held
+  int64_t n_skipped = 0;            // older queries of the same appends, whose weight has faded
+  int64_t length = 0;               // tokens at the time of posting
+  std::vector<float> q;             // [n_kv_heads][capacity][group_size][k_head_dim], rotated
+  std::vector<float> lse;           // [n_kv_heads][capacity][group_size]
+  std::vector<int64_t> begin, end;  // [capacity] visible range of each query
+  std::vector<KvRun> runs;          // of head 0 .. n_kv_heads - 1, n_runs each, over tokens [0, length)
   int64_t n_runs = 0;
-  bool keeps_positions = false;    // positions of keys are not their indices and the library rotates: nothing is copied
-  std::vector<float> coeff;        // work space of the job
-  std::vector<float> weights;      // [group_size][Maw::kBlock]
+  bool keeps_positions = false;  // positions of keys are not their indices and the library rotates: nothing is copied
+  std::vector<float> coeff;      // work space of the job
+  std::vector<float> weights;    // [group_size][Maw::kBlock]
   std::vector<KvRun> slice;
   std::vector<const float*> maw_rows;
-  int64_t halo_reach = 0;          // tokens before an evicted block that may still cast a halo into it
-  std::vector<int32_t> discarded;  // [halo_reach]
+  int64_t halo_reach = 0;             // tokens before an evicted block that may still cast a halo into it
+  std::vector<int32_t> discarded;     // [halo_reach]
   std::atomic<bool> uncopied{false};  // the job found no room for a copy: logged by the next call
 };
 
 // Speculative tokens: the weights of their queries, to be counted if they stay.
 struct Speculation {
-  int64_t first_key = 0;      // of the resident part
+  int64_t first_key = 0;  // of the resident part
   int64_t n_keys = 0;
   std::vector<float> logits;  // [n_kv_heads][q_len][group_size][n_keys]
   std::vector<float> lse;     // [n_kv_heads][q_len][group_size]

@@ -11,7 +11,8 @@ namespace tandem {
 Session::Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options)
     : cache_(std::move(cache)), policy_(policy), options_(options), scratch_(std::make_unique<AttendScratch>()) {}
 
-Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_options& options, std::unique_ptr<Session>* session) {
+Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
+                       std::unique_ptr<Session>* session) {
   const Policy* policy = nullptr;
   PolicyOptions resolved;
   TANDEM_TRY(resolve_session_options(options, &policy, &resolved));
@@ -67,7 +68,8 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens) {
     for (HeadSelection& head : state.heads) {
       Buffer token_idx;
       if (head.token_idx.bytes() >= capacity * static_cast<int64_t>(sizeof(int32_t))) continue;
-      TANDEM_TRY(Buffer::create(cache_->host_tier(), capacity * static_cast<int64_t>(sizeof(int32_t)), Use::kSession, &token_idx));
+      TANDEM_TRY(
+          Buffer::create(cache_->host_tier(), capacity * static_cast<int64_t>(sizeof(int32_t)), Use::kSession, &token_idx));
       std::copy_n(head.token_idx.as<int32_t>(), head.n_tokens, token_idx.as<int32_t>());
       head.token_idx.swap(token_idx);
     }
@@ -271,7 +273,8 @@ Status Session::selection(int64_t sequence, int32_t layer_idx, int32_t kv_head, 
     sink_end = layer.sliding_window > 0 ? 0 : std::min({options_.sink_len, window_begin, length});
   }
   if (host == HostKeys::kAll) sink_end = window_begin;
-  const int64_t least = layer.sliding_window > 0 ? cache_->first_within(*found, found->position(length), layer.sliding_window) : 0;
+  const int64_t least =
+      layer.sliding_window > 0 ? cache_->first_within(*found, found->position(length), layer.sliding_window) : 0;
   for (int64_t t = least; t < sink_end; ++t) put(t, 0.0f);
   if (host == HostKeys::kSelected) {
     const HeadSelection& head = state.heads[static_cast<size_t>(kv_head)];

@@ -40,7 +40,8 @@ struct AttendScratch;
 
 class Session {
  public:
-  static Status create(std::shared_ptr<Cache> cache, const tandem_session_options& options, std::unique_ptr<Session>* session);
+  static Status create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
+                       std::unique_ptr<Session>* session);
   ~Session();
 
   Status attend(const AttendArgs& args);  // lib/attend.cc
@@ -103,7 +104,8 @@ class RefreshTimer {
   ~RefreshTimer() {
     session_.n_refreshes_.fetch_add(1, std::memory_order_relaxed);
     const auto spent = std::chrono::steady_clock::now() - start_;
-    session_.refresh_ns_.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count(), std::memory_order_relaxed);
+    session_.refresh_ns_.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count(),
+                                   std::memory_order_relaxed);
   }
 
  private:

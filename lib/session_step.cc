@@ -54,8 +54,8 @@ Status Session::step_end() {
   const Backend& cpu = cache_->engine().cpu();
   cpu.table->rest(cpu.self);
   if (complete) return {};
-  return fail(TANDEM_ERROR_INVALID_STATE, "q_lens", "layer %zu of sequence %lld got %lld of the step's %lld tokens", layer_idx, id,
-              n_got, n_declared);
+  return fail(TANDEM_ERROR_INVALID_STATE, "q_lens", "layer %zu of sequence %lld got %lld of the step's %lld tokens",
+              layer_idx, id, n_got, n_declared);
 }
 
 namespace {
@@ -64,22 +64,24 @@ Status check_chain(const Sequence& sequence, const int64_t* kept_idx, int64_t n_
   const int64_t n = sequence.speculative[0];
   for (size_t l = 0; l < sequence.lengths.size(); ++l)
     if (sequence.speculative[l] != n || sequence.lengths[l] != sequence.lengths[0])
-      return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has %lld + %lld speculative tokens in layer %zu, %lld + %lld in layer 0",
+      return fail(TANDEM_ERROR_INVALID_STATE, "sequence",
+                  "sequence = %lld has %lld + %lld speculative tokens in layer %zu, %lld + %lld in layer 0",
                   static_cast<long long>(sequence.id), static_cast<long long>(sequence.lengths[l]),
                   static_cast<long long>(sequence.speculative[l]), l, static_cast<long long>(sequence.lengths[0]),
                   static_cast<long long>(n));
   if (n == 0)
-    return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has no speculative tokens", static_cast<long long>(sequence.id));
+    return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has no speculative tokens",
+                static_cast<long long>(sequence.id));
   for (int64_t i = 0; i < n_kept; ++i) {
     const int64_t before = i == 0 ? -1 : kept_idx[i - 1], kept = kept_idx[i];
     if (kept < 0 || kept >= n)
-      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kept_idx", "kept_idx[%lld] = %lld is not in 0 to %lld", static_cast<long long>(i),
-                  static_cast<long long>(kept), static_cast<long long>(n - 1));
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kept_idx", "kept_idx[%lld] = %lld is not in 0 to %lld",
+                  static_cast<long long>(i), static_cast<long long>(kept), static_cast<long long>(n - 1));
     const int64_t parent = sequence.parents.empty() ? kept - 1 : sequence.parents[static_cast<size_t>(kept)];
     if (parent != before)
-      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kept_idx", "kept_idx[%lld] = %lld continues token %lld, not token %lld: no chain",
-                  static_cast<long long>(i), static_cast<long long>(kept), static_cast<long long>(parent),
-                  static_cast<long long>(before));
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kept_idx",
+                  "kept_idx[%lld] = %lld continues token %lld, not token %lld: no chain", static_cast<long long>(i),
+                  static_cast<long long>(kept), static_cast<long long>(parent), static_cast<long long>(before));
   }
   return {};
 }
@@ -100,8 +102,8 @@ void Session::count_kept(Sequence& sequence, int32_t layer_idx, LayerState& stat
       const float* logits = speculation.logits.data() + row * speculation.n_keys;
       const float lse = speculation.lse[static_cast<size_t>(row)];
       const auto count = [&](int64_t token, int64_t key, int64_t n) {
-        cpu.table->observe(cpu.self, state.maw.at(static_cast<int32_t>(h), token), logits + key - speculation.first_key, n, lse,
-                           options_.alpha);
+        cpu.table->observe(cpu.self, state.maw.at(static_cast<int32_t>(h), token), logits + key - speculation.first_key, n,
+                           lse, options_.alpha);
       };
       for (int64_t t = state.window_begin; t < length;) {
         const int64_t n = std::min(Maw::kBlock - t % Maw::kBlock, length - t);
@@ -146,7 +148,8 @@ Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
       evict(state, length);
     if (state.heads.empty()) sums_.evicted_tokens += state.window_begin - window_before;
     for (int64_t i = 0; i < n_kept; ++i)
-      if (kept_idx[i] != i) cache_->move_row(*sequence, layer_idx, sequence->lengths[l] + kept_idx[i], sequence->lengths[l] + i);
+      if (kept_idx[i] != i)
+        cache_->move_row(*sequence, layer_idx, sequence->lengths[l] + kept_idx[i], sequence->lengths[l] + i);
     state.speculation.n_keys = 0;
     sequence->speculative[l] = 0;
     if (!state.heads.empty() && state.window_begin != window_before) cache_->engine().worker().post(state.refresh.job);

@@ -38,11 +38,12 @@ class [[nodiscard]] Status {
 
 // fail(TANDEM_ERROR_CAPACITY, "host_cap_bytes", "host_cap_bytes = %lld is less than ...", ...)
 [[gnu::format(printf, 3, 4)]] Status fail(int32_t code, const char* field, const char* format, ...);
-[[gnu::format(printf, 4, 5)]] Status fail_system(int32_t code, int64_t underlying, const char* field, const char* format, ...);
+[[gnu::format(printf, 4, 5)]] Status fail_system(int32_t code, int64_t underlying, const char* field, const char* format,
+                                                 ...);
 
 }  // namespace tandem
 
-#define TANDEM_TRY(expression)                              \
-  do {                                                      \
+#define TANDEM_TRY(expression)                                                           \
+  do {                                                                                   \
     if (::tandem::Status try_status = (expression); !try_status.ok()) return try_status; \
   } while (0)

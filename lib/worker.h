@@ -32,8 +32,8 @@ class Worker {
   static Status create(std::unique_ptr<Worker>* worker);
   ~Worker();  // runs nothing more; waits for the job in progress
 
-  void post(Job& job);          // job is idle
-  int64_t join(Job& job);       // on return the job is idle; returns how long that took, in ns
+  void post(Job& job);     // job is idle
+  int64_t join(Job& job);  // on return the job is idle; returns how long that took, in ns
   bool drain(int64_t timeout_ns);
 
  private:

@@ -82,12 +82,15 @@ HWY_INLINE const Row* block_keys(BlockLoop& loop, const Layer& layer, float* rot
   return loop.rotator.rows;
 }
 
+// Keys of a block: a power of two.
 HWY_INLINE int64_t block_len(const Layer& layer, int64_t n_rotated_floats) {
-  return layer.rope == nullptr ? kBlockKeys : n_rotated_floats / layer.k_head_dim;
+  int64_t n = kBlockKeys;
+  while (layer.rope != nullptr && n * layer.k_head_dim > n_rotated_floats) n /= 2;
+  return n;
 }
 
 // One view of a block: updates m, sum and o of its rows. r counts rows of the span.
-inline void attend_view(const Span& span, const View& view, int64_t key_at, SpanScratch& s) {
+inline void attend_view(const Span& span, const View& view, int64_t key_at, Prefetcher v_ahead, SpanScratch& s) {
   const AttendJob& job = *span.job;
   const Layer& layer = *job.layer;
   const int64_t n_rows = view.row_end - view.row_begin, first = view.row_begin - span.row_begin;
@@ -114,11 +117,11 @@ inline void attend_view(const Span& span, const View& view, int64_t key_at, Span
   for (int64_t at = 0; at < view.keys.n; at += kGroupKeys) {
     KeyList keys = view.keys;
     keys.v += at;
-    if (keys.v_ahead != nullptr) keys.v_ahead += at;
     keys.n = view.keys.n - at < kGroupKeys ? view.keys.n - at : kGroupKeys;
     for (int64_t i = 0; i < n_rows; ++i) s.sum[first + i] += exp_and_sum(s.logits + i * kBlockKeys + at, keys.n, s.base[i]);
-    weigh_of(layer.v_type, s.logits + at, n_rows, v_dim, keys, span.o + static_cast<size_t>(first) * v_dim,
-             at == 0 ? s.rescale : s.ones);
+    const WeighRows rows{s.logits + at, span.o + static_cast<size_t>(first) * v_dim, at == 0 ? s.rescale : s.ones, n_rows,
+                         v_dim};
+    weigh_of(layer.v_type, rows, keys, v_ahead);
   }
 }
 
@@ -158,10 +161,10 @@ void attend_span(const Span& span, SpanScratch& s) {
   BlockLoop loop;
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
-  start(stream, job.runs, span.first, span.key_end - span.key_begin, layer);
+  const int64_t max_n = block_len(layer, kRotatedFloats);
+  start(stream, job.runs, span.first, span.key_end - span.key_begin, layer, max_n);
   stream.next_run = span.next_run;
   stream.next_offset = span.next_offset;
-  const int64_t max_n = block_len(layer, kRotatedFloats);
   for (int64_t at = span.key_begin; next_block(stream, max_n); at += stream.n) {
     open_views(loop.views, stream, job.visibility, span.row_begin, span.row_end);
     if (job.logits != nullptr && !loop.views.all_see_all)
@@ -171,12 +174,13 @@ void attend_span(const Span& span, SpanScratch& s) {
     View view;
     bool is_fetched = false;
     while (next_view(loop.views, stream, k, &view)) {
+      Prefetcher v_ahead;
       if (view.picked == nullptr && !is_fetched) {
-        if (layer.rope == nullptr) view.keys.k_ahead = k + stream.k_ahead;
-        if (!layer.v_aliases_k) view.keys.v_ahead = stream.v + stream.v_ahead;
+        if (layer.rope == nullptr) view.keys.k_ahead = start_prefetch(k, stream.k_apart, stream.k_stride);
+        if (!layer.v_aliases_k) v_ahead = start_prefetch(stream.v, stream.v_apart, stream.v_stride);
         is_fetched = true;
       }
-      attend_view(span, view, at, s);
+      attend_view(span, view, at, v_ahead, s);
     }
   }
   finish_span(span, s);

@@ -12,7 +12,7 @@
 namespace tandem::cpu {
 
 inline constexpr int32_t kBlockKeys = 256;  // keys whose logits are kept at a time
-inline constexpr int32_t kMaxAhead = 64;    // rows of K and V prefetched ahead
+inline constexpr int32_t kMaxAhead = 128;   // rows of K and V prefetched ahead
 inline constexpr int32_t kSpanRows = 64;    // query rows per pass over K and V
 inline constexpr int32_t kMaxHeadDim = 256;
 inline constexpr int32_t kRotatedFloats = 64 * kMaxHeadDim;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // From runs of keys to blocks of row pointers, and from a block to what each query token sees of it.
 //
-// A block is up to kBlockKeys keys of a job, in order, wherever their runs begin and end. The stream of row pointers runs
-// k_ahead and v_ahead rows in front of the block: pointer i + k_ahead is what the tiles prefetch while they compute row i,
-// across run ends and, at the end of the span, into what the thread reads next.
+// A block is up to kBlockKeys keys of a job, in order, wherever their runs begin and end. The list of row pointers runs on
+// in front of the block, so that the tiles can prefetch across run ends and, at the end of the span, what the thread reads
+// next (how: cpu/kernels/prefetch_inl.h).
 //
 //   k:  [ block: n pointers | ahead pointers ]      the next block begins with these
 //
@@ -28,7 +28,7 @@ struct KeyStream {
   const KvRun* next_run;  // after the span
   int64_t next_offset;
   int64_t k_stride, v_stride;  // bytes
-  int64_t k_ahead, v_ahead;    // rows
+  int64_t k_apart, v_apart;    // rows between the streams prefetched
   // The block:
   const KvRun* block_run;  // of its first key, and its place there
   int64_t block_offset;
@@ -77,13 +77,8 @@ inline void write_pointers(KeyStream& s, int64_t n) {
   }
 }
 
-// How far ahead to prefetch, in rows: a distance in bytes that is flat around its best.
-HWY_INLINE int64_t rows_ahead(int64_t n_bytes, int64_t row_bytes) {
-  const int64_t n = n_bytes / row_bytes;
-  return n > kMaxAhead ? kMaxAhead : n < 16 ? 16 : n;
-}
-
-inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t n_keys, const Layer& layer) {
+// max_n: keys of a block, a power of two.
+inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t n_keys, const Layer& layer, int64_t max_n) {
   s.run = s.block_run = runs + first.run_idx;
   s.offset = s.block_offset = first.offset;
   s.n_left = s.n_remaining = n_keys;
@@ -91,8 +86,8 @@ inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t 
   s.next_offset = 0;
   s.k_stride = row_bytes(layer.k_type, layer.k_head_dim);
   s.v_stride = layer.v_aliases_k ? s.k_stride : row_bytes(layer.v_type, layer.v_head_dim);
-  s.k_ahead = rows_ahead(10 << 10, s.k_stride);
-  s.v_ahead = rows_ahead(14 << 10, s.v_stride);
+  s.k_apart = rows_apart(s.k_stride, max_n);
+  s.v_apart = rows_apart(s.v_stride, max_n);
   s.n = 0;
   s.n_pointers = 0;
 }
@@ -117,7 +112,8 @@ inline bool next_block(KeyStream& s, int64_t max_n) {
   s.n = s.n_remaining < max_n ? s.n_remaining : max_n;
   s.n_remaining -= s.n;
   if (s.n == 0) return false;
-  write_pointers(s, s.n + (s.k_ahead > s.v_ahead ? s.k_ahead : s.v_ahead));
+  const int64_t group = kStreams * (s.k_apart > s.v_apart ? s.k_apart : s.v_apart);
+  write_pointers(s, (s.n + group - 1) / group * group + group);
   return true;
 }
 
@@ -226,7 +222,7 @@ inline bool next_view(Views& views, const KeyStream& s, const Row* k, View* view
   while (views.row < views.row_end) {
     view->row_begin = views.row;
     view->picked = nullptr;
-    view->keys = {k, s.v, nullptr, nullptr, s.n};
+    view->keys = {k, s.v, {}, s.n};
     if (views.all_see_all) {
       view->row_end = views.row = views.row_end;
       return true;
@@ -253,7 +249,7 @@ inline bool next_view(Views& views, const KeyStream& s, const Row* k, View* view
       views.picked[n++] = static_cast<int32_t>(j);
     }
     if (n == 0) continue;
-    view->keys = {views.k, views.v, nullptr, nullptr, n};
+    view->keys = {views.k, views.v, {}, n};
     view->picked = views.picked;
     return true;
   }

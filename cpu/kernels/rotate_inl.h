@@ -88,9 +88,10 @@ inline void rotate_row(const float* angles, int64_t n, bool interleaved, float* 
 inline void rotate_block(Rotator& rotator, const KeyStream& s, const Layer& layer, float* to) {
   const KvRun* run = s.block_run;
   int64_t offset = s.block_offset;
+  Prefetcher ahead = start_prefetch(s.k, s.k_apart, s.k_stride);
   for (int64_t j = 0; j < s.n; ++j, ++offset) {
     for (; offset == run->n_tokens; ++run) offset = 0;
-    for (int64_t byte = 0; byte < s.k_stride; byte += int64_t{kLine}) prefetch_line(s.k[j + s.k_ahead] + byte);
+    for (size_t byte = 0; byte < ahead.row_bytes; byte += kLine) prefetch_next(ahead, ahead.stream++ % kStreams);
     float* row = to + j * layer.k_head_dim;
     to_f32(layer.k_type, s.k[j], row, layer.k_head_dim);
     const int64_t position = run->positions != nullptr ? run->positions[offset] : run->first_position + offset;

@@ -43,7 +43,8 @@ struct StoredF32 {
 
 struct StoredBf16 {
   using Element = uint16_t;
-  // An f32 whose upper half is the number: one instruction for the even elements, one for the odd ones. In order it takes two.
+  // An f32 whose upper half is the number: one instruction for the even elements, one for the odd ones. In order it takes
+  // two.
   static constexpr bool kOddEven = true;
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {

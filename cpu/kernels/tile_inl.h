@@ -9,13 +9,13 @@
 //          4 rows' weights of its key.
 //
 // Rows are given by pointers, one per key, so a run's end, a page or a gap costs nothing here. While a tile is computed
-// the rows `ahead` of it are prefetched, every cache line, one prefetch at a time between the multiplications: in bursts
+// rows in front of it are prefetched, every cache line, one prefetch at a time between the multiplications: in bursts
 // they stall the loads behind them (half the speed), without them the hardware's prefetcher leaves half of the bandwidth.
 //
 // A row's arithmetic does not depend on the other rows of its tile: results are the same for every cut along the rows.
 #pragma once
 
-#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/prefetch_inl.h"
 #include "cpu/kernels/stored_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,7 +23,6 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-inline constexpr size_t kLine = 64;
 inline constexpr size_t kLanes = HWY_MAX_BYTES / sizeof(float);
 #if HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_AVX2
 inline constexpr bool kManyRegisters = false;  // 16
@@ -32,16 +31,11 @@ inline constexpr bool kManyRegisters = true;  // 32
 #endif
 static_assert(kLanes >= 4 && kLanes <= 16, "tiles are cut for vectors of 4 to 16 floats");
 
-using Row = const uint8_t*;
-
-HWY_INLINE void prefetch_line(Row line) { __builtin_prefetch(line, 0, 3); }
-
-// Keys of a block: row pointers, dense. ahead[i], where given, is the row to prefetch while row i is computed.
+// Keys of a block: row pointers, dense, and what to prefetch of K while the logits are computed.
 struct KeyList {
   const Row* k;
   const Row* v;
-  const Row* k_ahead;
-  const Row* v_ahead;
+  Prefetcher k_ahead;
   int64_t n;
 };
 
@@ -96,14 +90,18 @@ void pack_rows(const float* q, int64_t n_rows, size_t dim, float scale, float* p
 template <int kRows>
 inline constexpr int kTileKeys = kManyRegisters || kRows <= 2 ? 4 : 2;
 
-// logits[r][0..kKeys) = q[r] . k[0..kKeys), logits rows kBlockKeys apart. q is packed (pack_rows). ahead: where the kKeys
-// rows to prefetch begin.
+// logits[r][0..kKeys) = q[r] . k[0..kKeys), logits rows kBlockKeys apart. q is packed (pack_rows). ahead: the row to
+// prefetch of the first of kKeys streams.
 template <class Stored, int kRows, bool kPrefetch>
-HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k, Row ahead, float* HWY_RESTRICT logits) {
+HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k, const Row* ahead, int64_t apart,
+                           float* HWY_RESTRICT logits) {
   constexpr int kKeys = kTileKeys<kRows>;
   constexpr size_t kBytes = sizeof(typename Stored::Element);
   constexpr int kLineVecs = static_cast<int>(kLine / (kLanes * kBytes));  // vectors per cache line of K
   const F32 d;
+  Row streams[kKeys];
+  if (kPrefetch)
+    for (int s = 0; s < kKeys; ++s) streams[s] = ahead[s * apart];
   Vec sum[kRows][kKeys];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
@@ -123,15 +121,13 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k
         const Vec key = kLineVecs == 1 ? Stored::load(d, k[j], at) : Stored::load_half(d, k[j], at - half * kLanes, half);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(rows[r], key, sum[r][j]);
-        if (kPrefetch && (vec * kKeys + j) % kLineVecs == 0) {
-          prefetch_line(ahead);
-          ahead += kLine;
-        }
+        if (kPrefetch && (vec * kKeys + j) % kLineVecs == 0)
+          prefetch_line(streams[(vec * kKeys + j) / kLineVecs] + i * kBytes);
       }
     }
   }
   if (kPrefetch && i < dim)
-    for (int j = 0; j < kKeys / 2; ++j) prefetch_line(ahead + j * kLine);
+    for (int s = 0; s < kKeys; ++s) prefetch_line(streams[s] + i * kBytes);
   for (size_t half = 0; i < dim; i += kLanes, half ^= 1) {
     const bool in_pair = half == 1 || i + 2 * kLanes <= dim;
 #pragma GCC unroll 4
@@ -160,14 +156,15 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k
 
 // Four keys for one tile of rows.
 template <class Stored, int kRows, bool kPrefetch>
-HWY_INLINE void dot_four(const float* q, size_t dim, const Row* k, const Row* ahead, float* logits) {
+HWY_INLINE void dot_four(const float* q, size_t dim, const Row* k, const Prefetcher& p, float* logits) {
   for (int j = 0; j < 4; j += kTileKeys<kRows>)
-    dot_tile<Stored, kRows, kPrefetch>(q, dim, k + j, kPrefetch ? ahead[j] : nullptr, logits + j);
+    dot_tile<Stored, kRows, kPrefetch>(q, dim, k + j, kPrefetch ? p.group + p.row + j * p.apart : nullptr, p.apart,
+                                       logits + j);
 }
 
 // All rows of four keys; the prefetches go with the first tile, K being in L1 for the others.
 template <class Stored, bool kPrefetch>
-HWY_INLINE void dot_rows(const float* q, int64_t n_rows, size_t dim, const Row* k, const Row* ahead, float* logits) {
+HWY_INLINE void dot_rows(const float* q, int64_t n_rows, size_t dim, const Row* k, const Prefetcher& ahead, float* logits) {
   int64_t r = 0;
   if (kPrefetch) {
     if (n_rows >= 4) {
@@ -182,43 +179,42 @@ HWY_INLINE void dot_rows(const float* q, int64_t n_rows, size_t dim, const Row* 
     }
   }
   const auto at = [&] { return q + static_cast<size_t>(r) * dim; };
-  for (; r + 4 <= n_rows; r += 4) dot_four<Stored, 4, false>(at(), dim, k, k, logits + r * kBlockKeys);
+  for (; r + 4 <= n_rows; r += 4) dot_four<Stored, 4, false>(at(), dim, k, ahead, logits + r * kBlockKeys);
   if (r + 2 <= n_rows) {
-    dot_four<Stored, 2, false>(at(), dim, k, k, logits + r * kBlockKeys);
+    dot_four<Stored, 2, false>(at(), dim, k, ahead, logits + r * kBlockKeys);
     r += 2;
   }
-  if (r < n_rows) dot_four<Stored, 1, false>(at(), dim, k, k, logits + r * kBlockKeys);
+  if (r < n_rows) dot_four<Stored, 1, false>(at(), dim, k, ahead, logits + r * kBlockKeys);
 }
 
 // logits[r][j] = q[r] . k[j] for all rows and keys of the list, q packed. Up to three entries past the last key are
 // overwritten.
 template <class Stored>
 void dots(const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float* logits) {
+  static_assert(kStreams == 4, "four keys fetch a row of every stream");
   const int64_t n_whole = keys.n & ~int64_t{3};
+  Prefetcher ahead = keys.k_ahead;
   for (int64_t j = 0; j < n_whole; j += 4) {
-    if (keys.k_ahead != nullptr)
-      dot_rows<Stored, true>(q, n_rows, dim, keys.k + j, keys.k_ahead + j, logits + j);
-    else
-      dot_rows<Stored, false>(q, n_rows, dim, keys.k + j, nullptr, logits + j);
+    if (ahead.group != nullptr) {
+      dot_rows<Stored, true>(q, n_rows, dim, keys.k + j, ahead, logits + j);
+      next_row(ahead);
+    } else {
+      dot_rows<Stored, false>(q, n_rows, dim, keys.k + j, ahead, logits + j);
+    }
   }
   if (n_whole == keys.n) return;
   Row last[4];
   for (int64_t j = 0; j < 4; ++j) last[j] = keys.k[n_whole + j < keys.n ? n_whole + j : keys.n - 1];
-  dot_rows<Stored, false>(q, n_rows, dim, last, nullptr, logits + n_whole);
+  dot_rows<Stored, false>(q, n_rows, dim, last, ahead, logits + n_whole);
 }
-
-// The next byte to prefetch of a sequence of rows, in their order.
-struct PrefetchCursor {
-  const Row* row;  // null: nothing to prefetch
-  size_t offset, row_bytes;
-};
 
 // o[r][at..at + kVecs vectors) = o * rescale[r] + sum over keys of p[r][j] * v[j], p rows kBlockKeys apart, o in the order
 // of the type.
 template <class Stored, int kRows, int kVecs, bool kPrefetch>
 HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, size_t at, size_t dim, float* HWY_RESTRICT o,
-                              const float* HWY_RESTRICT rescale, PrefetchCursor& cursor) {
-  constexpr size_t kChunkBytes = kVecs * kLanes * sizeof(typename Stored::Element);
+                              const float* HWY_RESTRICT rescale, Prefetcher& ahead) {
+  constexpr int64_t kStep = 4;  // keys
+  constexpr int64_t kStepLines = kStep * kVecs * kLanes * sizeof(typename Stored::Element) / kLine;
   const F32 d;
   Vec sum[kRows][kVecs];
 #pragma GCC unroll 4
@@ -227,19 +223,8 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
     for (int c = 0; c < kVecs; ++c) sum[r][c] = hn::Zero(d);
 
   const Row* v = keys.v;
-  PrefetchCursor next = cursor;
-  for (int64_t j = 0; j < keys.n; ++j) {
-    if (kPrefetch) {
-      if (kChunkBytes >= kLine || next.offset % kLine < kChunkBytes) {
-#pragma GCC unroll 8
-        for (size_t line = 0; line < kChunkBytes; line += kLine) prefetch_line(*next.row + next.offset + line);
-      }
-      next.offset += kChunkBytes;
-      if (next.offset >= next.row_bytes) {
-        next.offset -= next.row_bytes;
-        ++next.row;
-      }
-    }
+  Prefetcher next = ahead;
+  const auto add_key = [&](int64_t j) HWY_ATTR {
     Vec value[kVecs];
 #pragma GCC unroll 4
     for (size_t c = 0; c < kVecs; ++c)
@@ -250,8 +235,19 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
 #pragma GCC unroll 4
       for (int c = 0; c < kVecs; ++c) sum[r][c] = hn::MulAdd(weight, value[c], sum[r][c]);
     }
+  };
+  int64_t j = 0;
+  for (; j + kStep <= keys.n; j += kStep) {
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kStep; ++i) {
+      add_key(j + i);
+      if (kPrefetch)
+        for (int64_t l = i * kStepLines / kStep; l < (i + 1) * kStepLines / kStep; ++l)
+          prefetch_next(next, kStepLines % kStreams == 0 ? l % kStreams : next.stream++ % kStreams);
+    }
   }
-  if (kPrefetch) cursor = next;
+  for (; j < keys.n; ++j) add_key(j);
+  if (kPrefetch) ahead = next;
 
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -267,42 +263,51 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
 
 template <class Stored, int kRows, int kVecs>
 HWY_INLINE void weigh_vecs(const float* p, const KeyList& keys, size_t at, size_t dim, float* o, const float* rescale,
-                           PrefetchCursor& cursor) {
-  if (cursor.row != nullptr)
-    weigh_chunk<Stored, kRows, kVecs, true>(p, keys, at, dim, o, rescale, cursor);
+                           Prefetcher& ahead) {
+  if (ahead.group != nullptr)
+    weigh_chunk<Stored, kRows, kVecs, true>(p, keys, at, dim, o, rescale, ahead);
   else
-    weigh_chunk<Stored, kRows, kVecs, false>(p, keys, at, dim, o, rescale, cursor);
+    weigh_chunk<Stored, kRows, kVecs, false>(p, keys, at, dim, o, rescale, ahead);
 }
 
 template <class Stored, int kRows>
-void weigh_rows(const float* p, const KeyList& keys, size_t dim, float* o, const float* rescale, PrefetchCursor& cursor) {
+void weigh_rows(const float* p, const KeyList& keys, size_t dim, float* o, const float* rescale, Prefetcher& ahead) {
   constexpr int kVecs = kManyRegisters || kRows <= 2 ? 4 : 2;
   size_t at = 0;
   for (; at + kVecs * kLanes <= dim; at += kVecs * kLanes)
-    weigh_vecs<Stored, kRows, kVecs>(p, keys, at, dim, o, rescale, cursor);
-  for (; at + 2 * kLanes <= dim; at += 2 * kLanes) weigh_vecs<Stored, kRows, 2>(p, keys, at, dim, o, rescale, cursor);
-  for (; at < dim; at += kLanes) weigh_vecs<Stored, kRows, 1>(p, keys, at, dim, o, rescale, cursor);
+    weigh_vecs<Stored, kRows, kVecs>(p, keys, at, dim, o, rescale, ahead);
+  for (; at + 2 * kLanes <= dim; at += 2 * kLanes) weigh_vecs<Stored, kRows, 2>(p, keys, at, dim, o, rescale, ahead);
+  for (; at < dim; at += kLanes) weigh_vecs<Stored, kRows, 1>(p, keys, at, dim, o, rescale, ahead);
 }
 
 // Keys of a pass over V: few enough to stay in L1 for the passes over the other dims.
 inline constexpr int64_t kGroupKeys = kManyRegisters ? 64 : 32;
 static_assert(kGroupKeys % kLanes == 0 && kBlockKeys % kGroupKeys == 0);
 
-// o[r] = o[r] * rescale[r] + sum over at most kGroupKeys keys of p[r][j] * v[j]. The passes over the dims prefetch together
-// the rows ahead, from the first to the last: the memory sees one sequence.
+// The weights of some rows and where their sums go.
+struct WeighRows {
+  const float* p;        // [n_rows], rows kBlockKeys apart
+  float* o;              // [n_rows, dim]
+  const float* rescale;  // [n_rows]
+  int64_t n_rows;
+  size_t dim;
+};
+
+// o[r] = o[r] * rescale[r] + sum over at most kGroupKeys keys of p[r][j] * v[j]. The first tile's passes over the dims
+// prefetch together as many lines as they read.
 template <class Stored>
-void weigh(const float* p, int64_t n_rows, size_t dim, const KeyList& keys, float* o, const float* rescale) {
-  PrefetchCursor cursor{keys.v_ahead, 0, dim * sizeof(typename Stored::Element)};
+void weigh(const WeighRows& rows, const KeyList& keys, Prefetcher& ahead) {
+  Prefetcher none;
   int64_t r = 0;
-  const auto o_at = [&] { return o + static_cast<size_t>(r) * dim; };
-  for (; r + 4 <= n_rows; r += 4, cursor.row = nullptr)
-    weigh_rows<Stored, 4>(p + r * kBlockKeys, keys, dim, o_at(), rescale + r, cursor);
-  if (r + 2 <= n_rows) {
-    weigh_rows<Stored, 2>(p + r * kBlockKeys, keys, dim, o_at(), rescale + r, cursor);
+  const auto fetch = [&]() -> Prefetcher& { return r == 0 ? ahead : none; };
+  const auto p_at = [&] { return rows.p + r * kBlockKeys; };
+  const auto o_at = [&] { return rows.o + static_cast<size_t>(r) * rows.dim; };
+  for (; r + 4 <= rows.n_rows; r += 4) weigh_rows<Stored, 4>(p_at(), keys, rows.dim, o_at(), rows.rescale + r, fetch());
+  if (r + 2 <= rows.n_rows) {
+    weigh_rows<Stored, 2>(p_at(), keys, rows.dim, o_at(), rows.rescale + r, fetch());
     r += 2;
-    cursor.row = nullptr;
   }
-  if (r < n_rows) weigh_rows<Stored, 1>(p + r * kBlockKeys, keys, dim, o_at(), rescale + r, cursor);
+  if (r < rows.n_rows) weigh_rows<Stored, 1>(p_at(), keys, rows.dim, o_at(), rows.rescale + r, fetch());
 }
 
 void pack_rows_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
@@ -325,12 +330,11 @@ void dots_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, const Ke
   }
 }
 
-void weigh_of(int32_t dtype, const float* p, int64_t n_rows, size_t dim, const KeyList& keys, float* o,
-              const float* rescale) {
+void weigh_of(int32_t dtype, const WeighRows& rows, const KeyList& keys, Prefetcher& v_ahead) {
   switch (dtype) {
 #define TANDEM_CASE(dtype_value, Stored) \
   case dtype_value:                      \
-    return weigh<Stored>(p, n_rows, dim, keys, o, rescale);
+    return weigh<Stored>(rows, keys, v_ahead);
     TANDEM_STORED_TYPES(TANDEM_CASE)
 #undef TANDEM_CASE
   }

@@ -34,7 +34,7 @@ inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, i
   const Layer& layer = *job.layer;
   const auto k_dim = static_cast<size_t>(layer.k_head_dim);
   KeyList keys = view.keys;
-  for (int64_t first = view.row_begin; first < view.row_end; first += kWeightRows, keys.k_ahead = nullptr) {
+  for (int64_t first = view.row_begin; first < view.row_end; first += kWeightRows, keys.k_ahead = {}) {
     const int64_t n_rows = view.row_end - first < kWeightRows ? view.row_end - first : kWeightRows;
     pack_rows_of(k_type, job.q + static_cast<size_t>(first) * k_dim, n_rows, k_dim, layer.sm_scale, q);
     dots_of(k_type, q, n_rows, k_dim, keys, logits);
@@ -59,8 +59,8 @@ void attn_weights(const WeightJob& job) {
   BlockLoop loop;
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
-  start(stream, job.runs, {}, job.n_keys, layer);
   const int64_t max_n = block_len(layer, kWeightRotated * kMaxHeadDim);
+  start(stream, job.runs, {}, job.n_keys, layer, max_n);
   const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
   for (int64_t at = 0; next_block(stream, max_n); at += stream.n) {
     open_views(loop.views, stream, job.visibility, 0, job.n_rows);
@@ -70,7 +70,7 @@ void attn_weights(const WeightJob& job) {
     bool is_fetched = layer.rope != nullptr;
     while (next_view(loop.views, stream, k, &view)) {
       if (view.picked == nullptr && !is_fetched) {
-        view.keys.k_ahead = k + stream.k_ahead;
+        view.keys.k_ahead = start_prefetch(k, stream.k_apart, stream.k_stride);
         is_fetched = true;
       }
       weigh_view(job, view, at, k_type, logits, q);

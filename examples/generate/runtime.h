@@ -33,7 +33,7 @@ struct PolicyOptions {
   int64_t window_tokens = -1, sink_tokens = -1;  // -1: Tandem's default
   double alpha = 0, beta = -1;                   // 0, -1: likewise
   int32_t group_mode = 0, evict_by = 0;
-  int64_t halo_tokens = -1;                      // -1: likewise
+  int64_t halo_tokens = -1;    // -1: likewise
   void declare(Flags* flags);  // all but the policy itself
   Failure check(const char* flag = "--policy") const;
 };

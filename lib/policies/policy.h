@@ -30,12 +30,12 @@ enum class HostKeys {
 // One KV head, to choose among tokens that have left the window.
 struct SelectInput {
   const PolicyOptions* options = nullptr;
-  bool eviction = false;             // these tokens leave the window now; else all of them are re-evaluated
-  int64_t host_len = 0;              // tokens outside the window, sinks not counted
+  bool eviction = false;  // these tokens leave the window now; else all of them are re-evaluated
+  int64_t host_len = 0;   // tokens outside the window, sinks not counted
   int32_t group_size = 0;
-  const float* const* maw = nullptr; // [group_size] -> [n_tokens]
+  const float* const* maw = nullptr;  // [group_size] -> [n_tokens]
   int64_t n_tokens = 0;
-  int64_t* halo_left = nullptr;      // tokens that the one before the first still keeps; carried on to the next call
+  int64_t* halo_left = nullptr;  // tokens that the one before the first still keeps; carried on to the next call
 };
 
 struct Policy {

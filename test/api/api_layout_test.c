@@ -9,9 +9,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tandem/tandem.h"
+
+#include <cmocka.h>
 
 static uint64_t hash;
 
@@ -137,7 +137,7 @@ static void add_results(void) {
   AT(tandem_session_stats, refresh_wait_ns);
 }
 
-static void test_fingerprint(void **state) {
+static void test_fingerprint(void** state) {
   (void)state;
   hash = UINT64_C(0xcbf29ce484222325);
   SIZE(tandem_tensor);
@@ -157,12 +157,12 @@ static void test_fingerprint(void **state) {
   assert_true(tandem_abi_fingerprint(2) == 0);
   assert_true(tandem_abi_fingerprint(UINT32_MAX) == 0);
   /* Minor version 1 is frozen: these numbers never change again. */
-  if (sizeof(void *) == 8) assert_true(hash == UINT64_C(0x25d47b18d72982dd));
+  if (sizeof(void*) == 8) assert_true(hash == UINT64_C(0x25d47b18d72982dd));
 }
 
-static void test_sizes(void **state) {
+static void test_sizes(void** state) {
   (void)state;
-  if (sizeof(void *) != 8) skip();
+  if (sizeof(void*) != 8) skip();
   assert_int_equal(sizeof(tandem_tensor), 96);
   assert_int_equal(sizeof(tandem_engine_options), 88);
   assert_int_equal(sizeof(tandem_layer_options), 88);
@@ -175,18 +175,18 @@ static void test_sizes(void **state) {
 }
 
 /* No struct has padding, so whole structs can be compared. */
-#define SAME_DEFAULTS(type, INIT, init)               \
-  do {                                                \
-    type from_macro = INIT;                           \
-    type from_function;                               \
-    memset(&from_function, 0xa5, sizeof from_function); \
-    init(&from_function);                             \
+#define SAME_DEFAULTS(type, INIT, init)                                  \
+  do {                                                                   \
+    type from_macro = INIT;                                              \
+    type from_function;                                                  \
+    memset(&from_function, 0xa5, sizeof from_function);                  \
+    init(&from_function);                                                \
     assert_memory_equal(&from_macro, &from_function, sizeof from_macro); \
-    assert_int_equal(from_macro.struct_size, sizeof from_macro); \
-    init(NULL);                                       \
+    assert_int_equal(from_macro.struct_size, sizeof from_macro);         \
+    init(NULL);                                                          \
   } while (0)
 
-static void test_defaults(void **state) {
+static void test_defaults(void** state) {
   (void)state;
   SAME_DEFAULTS(tandem_engine_options, TANDEM_ENGINE_OPTIONS_INIT, tandem_engine_options_init);
   SAME_DEFAULTS(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, tandem_layer_options_init);
@@ -195,7 +195,7 @@ static void test_defaults(void **state) {
   SAME_DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, tandem_attend_args_init);
 }
 
-static void test_defaults_mean_what_the_header_says(void **state) {
+static void test_defaults_mean_what_the_header_says(void** state) {
   tandem_engine_options engine = TANDEM_ENGINE_OPTIONS_INIT;
   tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
   (void)state;
@@ -211,7 +211,7 @@ static void test_defaults_mean_what_the_header_says(void **state) {
   assert_int_equal(session.halo_tokens, -1);
 }
 
-static void test_names(void **state) {
+static void test_names(void** state) {
   int32_t status;
   int32_t n_isas = 0;
   (void)state;
@@ -238,7 +238,7 @@ static void test_names(void **state) {
   assert_int_equal(tandem_cpu_isa_available("no such thing"), 0);
 }
 
-static void test_error_of_null(void **state) {
+static void test_error_of_null(void** state) {
   (void)state;
   assert_string_equal(tandem_error_message(NULL), "");
   assert_string_equal(tandem_error_field(NULL), "");
@@ -249,12 +249,9 @@ static void test_error_of_null(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_fingerprint),
-      cmocka_unit_test(test_sizes),
-      cmocka_unit_test(test_defaults),
-      cmocka_unit_test(test_defaults_mean_what_the_header_says),
-      cmocka_unit_test(test_names),
-      cmocka_unit_test(test_error_of_null),
+      cmocka_unit_test(test_fingerprint), cmocka_unit_test(test_sizes),
+      cmocka_unit_test(test_defaults),    cmocka_unit_test(test_defaults_mean_what_the_header_says),
+      cmocka_unit_test(test_names),       cmocka_unit_test(test_error_of_null),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

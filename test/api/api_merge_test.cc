@@ -236,7 +236,8 @@ void test_modes_of_the_caller(void**) {
   constexpr unsigned kFlush = 0x8040, kTrapAll = 0x1f80;  // bits of MXCSR; the second masks traps
   const unsigned before = __builtin_ia32_stmxcsr();
   __builtin_ia32_ldmxcsr((before | kFlush) & ~(kTrapAll | 0x3fu));
-  const int32_t status = tandem_merge(&o.view, &out_lse.view, s.o_views.data(), s.lse_views.data(), 2, world.engine, nullptr, nullptr);
+  const int32_t status =
+      tandem_merge(&o.view, &out_lse.view, s.o_views.data(), s.lse_views.data(), 2, world.engine, nullptr, nullptr);
   const unsigned after = __builtin_ia32_stmxcsr();
   __builtin_ia32_ldmxcsr(before);
   assert_int_equal(status, TANDEM_OK);
@@ -330,13 +331,13 @@ void test_refused(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_types_and_strides),
-      cmocka_unit_test(test_blocks),
-      cmocka_unit_test(test_special_values),
+    cmocka_unit_test(test_types_and_strides),
+    cmocka_unit_test(test_blocks),
+    cmocka_unit_test(test_special_values),
 #if defined(__x86_64__)
-      cmocka_unit_test(test_modes_of_the_caller),
+    cmocka_unit_test(test_modes_of_the_caller),
 #endif
-      cmocka_unit_test(test_refused),
+    cmocka_unit_test(test_refused),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -250,7 +250,8 @@ int64_t cpu_ms_while_idle() {
 int64_t cpu_ms_between_rounds(Pool& pool) {
   const int64_t before = process_cpu_ms(), end = steady_ms() + 200;
   while (steady_ms() < end) {
-    pool.run(2, [](void*, int64_t, int32_t) {}, nullptr);
+    pool.run(
+        2, [](void*, int64_t, int32_t) {}, nullptr);
     std::this_thread::sleep_for(std::chrono::microseconds(450));
   }
   return process_cpu_ms() - before;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Pages, references, caps and the layout of extents; background jobs.
+#include "lib/page_store.h"
+
 #include <atomic>
 #include <cstring>
 #include <set>
 #include <thread>
 
-#include "lib/page_store.h"
 #include "lib/worker.h"
-
 #include "with_cmocka.h"
 
 namespace tandem {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The HGCA rule on plain data, the options of sessions, the length of evictions.
+#include "lib/policies/policy.h"
+
 #include <cmath>
 #include <cstring>
 #include <vector>
-
-#include "lib/policies/policy.h"
 
 #include "with_cmocka.h"
 
@@ -119,10 +119,8 @@ void refuses_bad_options(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(tandem::keeps_what_any_head_keeps),
-      cmocka_unit_test(tandem::threshold_follows_the_host_size),
-      cmocka_unit_test(tandem::strong_keys_keep_their_halo),
-      cmocka_unit_test(tandem::evictions_come_in_blocks),
+      cmocka_unit_test(tandem::keeps_what_any_head_keeps),   cmocka_unit_test(tandem::threshold_follows_the_host_size),
+      cmocka_unit_test(tandem::strong_keys_keep_their_halo), cmocka_unit_test(tandem::evictions_come_in_blocks),
       cmocka_unit_test(tandem::refuses_bad_options),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

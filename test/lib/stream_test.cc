@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Random streams of calls against the oracle. TANDEM_TEST_SEED=<seed> TANDEM_TEST_FILTER=<test> repeats one stream.
+// Random streams of calls against the oracle. TANDEM_TEST_SEED=<seed> TANDEM_TEST_FILTER=<test> repeats one stream;
+// TANDEM_TEST_FULL=3 runs three times as many as TANDEM_TEST_FULL=1.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -35,23 +37,26 @@ void run_streams(const char* name, uint64_t first_seed, int64_t n_streams, int64
       static_cast<long long>(n_uncertain), shares.naive, shares.mass, shares.lse);
 }
 
-void test_exact_streams(void**) { run_streams("exact", 1, harness::full_run() ? 1500 : 40, 30, Policies::kExact); }
+int64_t n_streams_of(int64_t fast, int64_t full) {
+  const char* text = std::getenv("TANDEM_TEST_FULL");
+  return text ? full * std::max(1, std::atoi(text)) : fast;
+}
 
-void test_hgca_streams(void**) { run_streams("hgca", 100001, harness::full_run() ? 1200 : 30, 30, Policies::kHgca); }
+void test_exact_streams(void**) { run_streams("exact", 1, n_streams_of(40, 500), 30, Policies::kExact); }
+
+void test_hgca_streams(void**) { run_streams("hgca", 100001, n_streams_of(30, 400), 30, Policies::kHgca); }
 
 // Committing more tokens than the window holds counts each query for what was in the window then.
-void test_hgca_long_trees(void**) {
-  run_streams("long trees", 300001, harness::full_run() ? 300 : 16, 30, Policies::kHgcaLongTrees);
-}
+void test_hgca_long_trees(void**) { run_streams("long trees", 300001, n_streams_of(16, 100), 30, Policies::kHgcaLongTrees); }
 
 // A partial chunk is part of an append, whatever its length.
 void test_hgca_short_chunks(void**) {
-  run_streams("short chunks", 400001, harness::full_run() ? 300 : 16, 30, Policies::kHgcaShortChunks);
+  run_streams("short chunks", 400001, n_streams_of(16, 100), 30, Policies::kHgcaShortChunks);
 }
 
 // The same calls give the same bits: on a second run, and on one, two and four threads.
 void test_same_bits(void**) {
-  const int64_t n_streams = harness::full_run() ? 60 : 8;
+  const int64_t n_streams = n_streams_of(8, 20);
   const harness::Engine threads[] = {harness::Engine({1, nullptr, nullptr}), harness::Engine({2, nullptr, nullptr}),
                                      harness::Engine({4, nullptr, nullptr})};
   for (int64_t i = 0; i < n_streams; ++i) {

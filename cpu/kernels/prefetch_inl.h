@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+// Which lines to prefetch while rows are computed, and in which order.
+//
+// A core has 10 to 16 places for lines on their way to its first-level cache. At 100 ns each that is less than it could
+// read, so the rest must come from the second level's own prefetcher. That one follows sequences of lines within a page of
+// 4 KiB and runs some 20 lines ahead in each: rows prefetched one after another keep it busy in one page. Rows are therefore
+// prefetched in kStreams streams, a page apart, a line of each in turn, one group of rows ahead of the group being computed:
+//
+//   computing rows   g ... g + 4 apart       tile 0          tile 1          tile 2
+//   prefetching      stream 0, page 0        row g'          row g' + 1      row g' + 2       g' = g + 4 apart
+//                    stream 1, page 1        row g' + apart  ...
+//                    stream 2, page 2
+//                    stream 3, page 3
+//
+// Measured on a Xeon of the Sapphire Rapids family, two threads: 27 GB/s, against 21 for one sequence and 18 without.
+#pragma once
+
+#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/simd_math_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+using Row = const uint8_t*;
+
+inline constexpr size_t kLine = 64;
+inline constexpr int64_t kStreams = 4, kPageBytes = 4096;
+
+HWY_INLINE void prefetch_line(Row line) { __builtin_prefetch(line, 0, 3); }
+
+// Rows between two streams: a page, as a power of two, four of which fit into a block of max_n keys and into the list of
+// pointers.
+HWY_INLINE int64_t rows_apart(int64_t row_bytes, int64_t max_n) {
+  const int64_t most = (max_n < kMaxAhead ? max_n : kMaxAhead) / kStreams;
+  int64_t n = 1;
+  while (2 * n <= most && 2 * n * row_bytes <= kPageBytes) n *= 2;
+  return n;
+}
+
+// Walks through the lines of the rows in front of a block, in that order.
+struct Prefetcher {
+  const Row* group = nullptr;  // row pointers of the group being fetched; null: nothing to fetch
+  int64_t apart = 0;
+  int64_t row = 0;    // of each stream
+  size_t offset = 0;  // of the line in it
+  int64_t stream = 0;
+  size_t row_bytes = 0;
+};
+
+// pointers: of the block's rows, followed by those ahead.
+HWY_INLINE Prefetcher start_prefetch(const Row* pointers, int64_t apart, int64_t row_bytes) {
+  return {pointers + kStreams * apart, apart, 0, 0, 0, static_cast<size_t>(row_bytes)};
+}
+
+HWY_INLINE void next_row(Prefetcher& p) {
+  if (++p.row < p.apart) return;
+  p.row = 0;
+  p.group += kStreams * p.apart;
+}
+
+// The line of one stream, the streams being taken in turn.
+HWY_INLINE void prefetch_next(Prefetcher& p, int64_t stream) {
+  prefetch_line(p.group[p.row + stream * p.apart] + p.offset);
+  if (stream != kStreams - 1) return;
+  p.offset += kLine;
+  if (p.offset < p.row_bytes) return;
+  p.offset = 0;
+  next_row(p);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();
