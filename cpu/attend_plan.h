@@ -6,7 +6,7 @@
 //   task   consecutive units that one worker takes at once
 //
 // Units depend on the job alone, so an answer is bit for bit the same for every number of threads and whatever else is
-// in the call. A job of n keys is cut into n / 1024 pieces, at most kMaxPieces, of whole blocks. The pieces' states are
+// in the call. A job of n keys is cut into n / 2048 pieces, at most kMaxPieces, of whole blocks. The pieces' states are
 // joined in their order by the worker that finishes last.
 //
 // Tasks depend on the number of workers. They shrink towards the end (a share of what remains), so that few boundaries are
@@ -22,7 +22,7 @@
 
 namespace tandem::cpu {
 
-inline constexpr int64_t kMinPieceKeys = 1024;
+inline constexpr int64_t kMinPieceKeys = 2048;
 inline constexpr int64_t kMaxPieces = 64;
 
 // Keys of one piece, the last one being shorter.
