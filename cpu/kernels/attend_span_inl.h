@@ -33,6 +33,8 @@ HWY_INLINE float finish_logits(const Layer& layer, float* x, int64_t n) {
   }
   Vec largest = nothing;
   for (int64_t i = 0; i < n; i += kLanes) largest = hn::Max(largest, hn::LoadU(d, x + i));
+  // Highway's portable target takes no maximum below the lowest finite number.
+  if (hn::AllTrue(d, hn::Eq(largest, nothing))) return -HUGE_VALF;
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 

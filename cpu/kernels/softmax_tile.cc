@@ -113,7 +113,10 @@ HWY_INLINE float row_maximum(const float* s, const SoftmaxTile& tile, float* poi
     step(c + lanes, max1, poison1);
   }
   *poison = hn::GetLane(hn::SumOfLanes(d, hn::Add(poison0, poison1)));
-  return hn::GetLane(hn::MaxOfLanes(d, hn::Max(max0, max1)));
+  const Vf max = hn::Max(max0, max1);
+  // Highway's portable target takes no maximum below the lowest finite number.
+  if (hn::AllTrue(d, hn::Eq(max, hidden))) return hn::GetLane(hidden);
+  return hn::GetLane(hn::MaxOfLanes(d, max));
 }
 
 // Turns a row into p in place and returns its sum. bf16 values are written behind the reads: 2 bytes for every 4.
@@ -330,14 +333,17 @@ constexpr Variant kVariants[] = {
 #if HWY_TARGETS & HWY_SSE4
                     TANDEM_VARIANT(SSE4)
 #endif
+#if HWY_TARGETS & HWY_SSSE3
+                        TANDEM_VARIANT(SSSE3)
+#endif
 #if HWY_TARGETS & HWY_SVE2
-                        TANDEM_VARIANT(SVE2)
+                            TANDEM_VARIANT(SVE2)
 #endif
 #if HWY_TARGETS & HWY_SVE
-                            TANDEM_VARIANT(SVE)
+                                TANDEM_VARIANT(SVE)
 #endif
 #undef TANDEM_VARIANT
-                                {HWY_STATIC_TARGET, tile::HWY_STATIC_DISPATCH(table)},
+                                    {HWY_STATIC_TARGET, tile::HWY_STATIC_DISPATCH(table)},
 };
 
 // "avx2" to HWY_AVX2; 0 where no target of this processor's architecture has that name.
