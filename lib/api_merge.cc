@@ -17,7 +17,6 @@
 namespace tandem {
 namespace {
 
-constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
 constexpr int64_t kBlockBytes = int64_t{4} << 20;  // work space
 constexpr int64_t kRowsPerTask = 64;
 

@@ -137,6 +137,9 @@ int32_t tandem_session_selection(int64_t* token_idx, float* maw, int64_t capacit
     const Layer& layer = layers[static_cast<size_t>(layer_idx)];
     TANDEM_TRY(require_range("kv_head_idx", kv_head_idx, 0, layer.n_kv_heads - 1));
     TANDEM_TRY(require_range("q_head_idx", q_head_idx, 0, layer.group_size - 1));
-    return call->selection(sequence, layer_idx, kv_head_idx, q_head_idx, capacity, token_idx, maw, n_kept);
+    KeptKeys kept{token_idx, maw, capacity};
+    TANDEM_TRY(call->selection({sequence, layer_idx, kv_head_idx, q_head_idx}, &kept));
+    *n_kept = kept.n;
+    return {};
   });
 }

@@ -87,7 +87,7 @@ void AttendCall::append_rows() {
   if (args_.k == nullptr) return;
   std::shared_lock lock(cache_.mutex());
   for (const SequenceCall& call : scratch_.calls)
-    cache_.write_rows(*call.sequence, args_.layer_idx, call.first_query, *args_.k, args_.v, call.first_row, call.q_len);
+    cache_.write_rows(*call.sequence, args_.layer_idx, call.first_query, {args_.k, args_.v, call.first_row, call.q_len});
 }
 
 // task(this, row): every token of the call, on the pool where there is enough to do.
@@ -203,7 +203,7 @@ void AttendCall::save_queries(const SequenceCall& call) {
   const int64_t n_new = std::min(call.q_len, capacity);
   const int64_t n_old = std::min(refresh.n_queries, capacity - n_new);
   const int64_t n_gone = refresh.n_queries - n_old;
-  const int64_t row = layer_.group_size * layer_.k_head_dim, first = call.q_len - n_new;
+  const int64_t row = int64_t{layer_.group_size} * layer_.k_head_dim, first = call.q_len - n_new;
   for (int64_t h = 0; h < layer_.n_kv_heads; ++h) {
     float* q = refresh.q.data() + h * capacity * row;
     float* lse = refresh.lse.data() + h * capacity * layer_.group_size;

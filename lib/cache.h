@@ -46,6 +46,14 @@ struct PageSpan {
   int64_t n_tokens;
 };
 
+// Consecutive rows of an append's K and V.
+struct AppendedRows {
+  const TensorView* k;
+  const TensorView* v;  // null where V aliases K
+  int64_t first_row;
+  int64_t n_rows;
+};
+
 class Cache {
  public:
   static Status create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model,
@@ -70,10 +78,8 @@ class Cache {
   Status check_even(const Sequence& sequence) const;
   // Room for n_tokens tokens in all, writable from the shortest layer's end on, in the store and in every session.
   Status ensure(Sequence& sequence, int64_t n_tokens);
-  // Rows [first_row, first_row + n_rows) of k and v to tokens first, first + 1, ...; needs no exclusive lock: nobody reads
-  // tokens beyond the length.
-  void write_rows(const Sequence& sequence, int32_t layer_idx, int64_t first, const TensorView& k, const TensorView* v,
-                  int64_t first_row, int64_t n_rows) const;
+  // To tokens first, first + 1, ...; needs no exclusive lock: nobody reads tokens beyond the length.
+  void write_rows(const Sequence& sequence, int32_t layer_idx, int64_t first, const AppendedRows& rows) const;
   void move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const;
   void extend_positions(Sequence& sequence, int64_t length) const;  // these two cannot fail after ensure()
   void set_length(Sequence& sequence, int32_t layer_idx, int64_t length) const;

@@ -52,29 +52,27 @@ constexpr int64_t kRowsPerTask = 32;
 struct WriteTask {
   const Cache* cache;
   const Sequence* sequence;
-  const TensorView* k;
-  const TensorView* v;
   int32_t layer_idx;
   int64_t first;
-  int64_t first_row;
-  int64_t n_rows;
+  AppendedRows rows;
 };
 
 void write_task(void* context, int64_t task_idx, int32_t) {
   const auto& task = *static_cast<const WriteTask*>(context);
+  const AppendedRows& rows = task.rows;
   const Cache& cache = *task.cache;
   const Layer& layer = cache.layers()[static_cast<size_t>(task.layer_idx)];
   const PageStore& store = cache.store();
   const Backend& cpu = cache.engine().cpu();
-  const int64_t end = std::min(task.n_rows, (task_idx + 1) * kRowsPerTask);
+  const int64_t end = std::min(rows.n_rows, (task_idx + 1) * kRowsPerTask);
   for (int64_t i = task_idx * kRowsPerTask; i < end; ++i) {
     const int64_t token = task.first + i, slot = token % store.page_len();
     const int32_t page = task.sequence->pages[static_cast<size_t>(token / store.page_len())];
     for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
-      convert_row(cpu, task.k->dtype, task.k->row(task.first_row + i, h), layer.k_type,
+      convert_row(cpu, rows.k->dtype, rows.k->row(rows.first_row + i, h), layer.k_type,
                   store.k_row(page, slot, task.layer_idx, h), layer.k_head_dim);
       if (!layer.v_aliases_k)
-        convert_row(cpu, task.v->dtype, task.v->row(task.first_row + i, h), layer.v_type,
+        convert_row(cpu, rows.v->dtype, rows.v->row(rows.first_row + i, h), layer.v_type,
                     store.v_row(page, slot, task.layer_idx, h), layer.v_head_dim);
     }
   }
@@ -102,12 +100,11 @@ class Hash {
 
 }  // namespace
 
-void Cache::write_rows(const Sequence& sequence, int32_t layer_idx, int64_t first, const TensorView& k, const TensorView* v,
-                       int64_t first_row, int64_t n_rows) const {
-  WriteTask task{this, &sequence, &k, v, layer_idx, first, first_row, n_rows};
-  const int64_t n_tasks = (n_rows + kRowsPerTask - 1) / kRowsPerTask;
+void Cache::write_rows(const Sequence& sequence, int32_t layer_idx, int64_t first, const AppendedRows& rows) const {
+  WriteTask task{this, &sequence, layer_idx, first, rows};
+  const int64_t n_tasks = (rows.n_rows + kRowsPerTask - 1) / kRowsPerTask;
   if (n_tasks <= 1) {
-    if (n_rows > 0) write_task(&task, 0, 0);
+    if (rows.n_rows > 0) write_task(&task, 0, 0);
     return;
   }
   const Backend& cpu = engine_->cpu();
@@ -149,7 +146,7 @@ Status Cache::append(int64_t id, int32_t layer_idx, const TensorView& k, const T
                 static_cast<long long>(id), layer_idx);
   const int64_t first = sequence->lengths[l];
   TANDEM_TRY(ensure(*sequence, std::max(sequence->longest(), first + k.n_tokens)));
-  write_rows(*sequence, layer_idx, first, k, v, 0, k.n_tokens);
+  write_rows(*sequence, layer_idx, first, {&k, v, 0, k.n_tokens});
   set_length(*sequence, layer_idx, first + k.n_tokens);
   return {};
 }

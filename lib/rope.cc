@@ -15,7 +15,7 @@ RopeTable make_rope_table(const double* inv_freq, int32_t n_pairs, bool interlea
   float* out = table.cos_sin.get();
   double step = 1.0;
   for (int32_t digit = 0; digit < RopeTable::kDigits; ++digit, step *= 256.0) {
-    for (int32_t value = 0; value < 256; ++value, out += 2 * n_pairs) {
+    for (int32_t value = 0; value < 256; ++value, out += int64_t{2} * n_pairs) {
       for (int32_t i = 0; i < n_pairs; ++i) {
         const double angle = step * value * inv_freq[i];
         out[i] = static_cast<float>(std::cos(angle));

@@ -245,25 +245,16 @@ Status Session::stats(tandem_session_stats* stats) {
   return {};
 }
 
-Status Session::selection(int64_t sequence, int32_t layer_idx, int32_t kv_head, int32_t q_head_of_group, int64_t capacity,
-                          int64_t* token_idx, float* maw, int64_t* n_kept) {
+Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   std::unique_lock lock(cache_->mutex());
   Sequence* found = nullptr;
-  TANDEM_TRY(cache_->find_free(sequence, this, &found));
+  TANDEM_TRY(cache_->find_free(head.sequence, this, &found));
   TANDEM_TRY(reserve_state(*found, found->longest()));
-  const auto l = static_cast<size_t>(layer_idx);
+  const auto l = static_cast<size_t>(head.layer_idx);
   const Layer& layer = cache_->layers()[l];
-  LayerState& state = *this->state(sequence)->layers[l];
-  TANDEM_TRY(flush_layer(*found, layer_idx, state));
+  LayerState& state = *this->state(head.sequence)->layers[l];
+  TANDEM_TRY(flush_layer(*found, head.layer_idx, state));
   const int64_t length = found->lengths[l];
-  int64_t n = 0;
-  const auto put = [&](int64_t token, float share) {
-    if (n < capacity) {
-      token_idx[n] = token;
-      if (maw != nullptr) maw[n] = share;
-    }
-    ++n;
-  };
   const Policy& policy = layer_policy(layer);
   const HostKeys host = policy.host_keys(false);
   // The next query sits at `length`: it sees itself too, which is not a key yet.
@@ -275,18 +266,17 @@ Status Session::selection(int64_t sequence, int32_t layer_idx, int32_t kv_head, 
   if (host == HostKeys::kAll) sink_end = window_begin;
   const int64_t least =
       layer.sliding_window > 0 ? cache_->first_within(*found, found->position(length), layer.sliding_window) : 0;
-  for (int64_t t = least; t < sink_end; ++t) put(t, 0.0f);
+  for (int64_t t = least; t < sink_end; ++t) kept->put(t, 0.0f);
   if (host == HostKeys::kSelected) {
-    const HeadSelection& head = state.heads[static_cast<size_t>(kv_head)];
-    const int32_t* idx = head.token_idx.as<int32_t>();
-    const int32_t q_head = kv_head * layer.group_size + q_head_of_group;
+    const HeadSelection& chosen = state.heads[static_cast<size_t>(head.kv_head)];
+    const int32_t* idx = chosen.token_idx.as<int32_t>();
+    const int32_t q_head = head.kv_head * layer.group_size + head.q_head_of_group;
     double sum = 0.0;
-    for (int64_t i = 0; i < head.n_tokens; ++i) sum += *state.maw.at(q_head, idx[i]);
-    for (int64_t i = 0; i < head.n_tokens; ++i)
-      put(idx[i], sum > 0.0 ? static_cast<float>(*state.maw.at(q_head, idx[i]) / sum) : 0.0f);
+    for (int64_t i = 0; i < chosen.n_tokens; ++i) sum += *state.maw.at(q_head, idx[i]);
+    for (int64_t i = 0; i < chosen.n_tokens; ++i)
+      kept->put(idx[i], sum > 0.0 ? static_cast<float>(*state.maw.at(q_head, idx[i]) / sum) : 0.0f);
   }
-  for (int64_t t = std::max(window_begin, least); t < length; ++t) put(t, 0.0f);
-  *n_kept = n;
+  for (int64_t t = std::max(window_begin, least); t < length; ++t) kept->put(t, 0.0f);
   return {};
 }
 

@@ -36,6 +36,30 @@ struct AttendArgs {
   int64_t lse_head_stride = 0;
 };
 
+// The head whose keys are listed.
+struct HeadOfSequence {
+  int64_t sequence;
+  int32_t layer_idx;
+  int32_t kv_head;
+  int32_t q_head_of_group;
+};
+
+// Kept keys, ascending, in arrays of the caller: as many as fit, counted all.
+struct KeptKeys {
+  int64_t* token_idx;  // [capacity]
+  float* maw;          // [capacity], or null: not wanted
+  int64_t capacity;
+  int64_t n = 0;
+
+  void put(int64_t token, float share) {
+    if (n < capacity) {
+      token_idx[n] = token;
+      if (maw != nullptr) maw[n] = share;
+    }
+    ++n;
+  }
+};
+
 struct AttendScratch;
 
 class Session {
@@ -49,8 +73,7 @@ class Session {
   Status step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences);
   Status step_end();
   Status stats(tandem_session_stats* stats);
-  Status selection(int64_t sequence, int32_t layer_idx, int32_t kv_head, int32_t q_head_of_group, int64_t capacity,
-                   int64_t* token_idx, float* maw, int64_t* n_kept);
+  Status selection(const HeadOfSequence& head, KeptKeys* kept);
 
   Cache& cache() const { return *cache_; }
   const Policy& policy() const { return *policy_; }

@@ -18,21 +18,20 @@ Failure finish(const DemoOptions& options, const std::vector<Contestant>& contes
   return {};
 }
 
-// One depth: `base` holds the text before the key and is forked; the key, the rest of the text and the question follow.
-Failure ask_pass_key(const Context& base, const std::string& text, const Fact& fact, int64_t n_text, Runtime* runtime,
+// One depth: `base` holds the text before the key and is forked; `rest` (the key, the text behind it) and the question
+// follow.
+Failure ask_pass_key(const Context& base, std::string_view rest, const Fact& fact, Runtime* runtime,
                      std::vector<Contestant>* contestants, std::vector<std::string>* answers) {
-  std::string rest = fact.statement + text.substr(base.n_tokens);
-  rest.resize(n_text - base.n_tokens);
   const int64_t n_common = std::max<int64_t>(static_cast<int64_t>(rest.size()) - kTailTokens, 0);
   Context prefilled;
   GENERATE_TRY(runtime->fork(base, base.session, &prefilled));
   AppendOptions append;
   append.label = "prefill";
   append.more_follows = true;
-  GENERATE_TRY(runtime->append(&prefilled, std::string_view(rest).substr(0, n_common), append));
+  GENERATE_TRY(runtime->append(&prefilled, rest.substr(0, n_common), append));
   for (Contestant& contestant : *contestants) {
     std::string answer;
-    GENERATE_TRY(enter(runtime, prefilled, std::string_view(rest).substr(n_common), &contestant));
+    GENERATE_TRY(enter(runtime, prefilled, rest.substr(n_common), &contestant));
     GENERATE_TRY(ask(runtime, fact, &contestant, &answer));
     GENERATE_TRY(runtime->drop(contestant.context));
     answers->push_back(answer);
@@ -69,7 +68,9 @@ Failure run_passkey(const DemoOptions& options, Runtime* runtime) {
     if (place > base.n_tokens)
       GENERATE_TRY(runtime->append(&base, std::string_view(text).substr(base.n_tokens, place - base.n_tokens), append));
     std::vector<std::string> answers;
-    GENERATE_TRY(ask_pass_key(base, text, fact, n_text, runtime, &contestants, &answers));
+    std::string rest = fact.statement + text.substr(base.n_tokens);
+    rest.resize(n_text - base.n_tokens);
+    GENERATE_TRY(ask_pass_key(base, rest, fact, runtime, &contestants, &answers));
     if (options.json) continue;
     std::printf("%4.1f %%  %7s", 100.0 * static_cast<double>(base.n_tokens) / static_cast<double>(n_text),
                 fact.value.c_str());

@@ -77,11 +77,12 @@ Failure generate_text(Runtime* runtime, Context* context, std::string_view promp
 
 Failure score_text(Runtime* runtime, Context* context, std::string_view text, Outcome* outcome) {
   const int64_t n_context = static_cast<int64_t>(text.size()) - 1, vocab_size = runtime->config().vocab_size;
+  const int64_t first_scored = n_context / 2;
   double bits = 0;
   AppendOptions append;
   append.label = "score";
   append.on_chunk = [&](int64_t first, int64_t n) {
-    const int64_t from = std::max(first, n_context / 2), n_scored = first + n - from;
+    const int64_t from = std::max(first, first_scored), n_scored = first + n - from;
     if (n_scored <= 0) return;
     const float* logits = runtime->logits(from - first, n_scored);
     for (int64_t i = 0; i < n_scored; ++i)
@@ -90,7 +91,7 @@ Failure score_text(Runtime* runtime, Context* context, std::string_view text, Ou
   const WorkMeter meter(*context);
   GENERATE_TRY(runtime->append(context, text.substr(0, n_context), append));
   GENERATE_TRY(meter.finish(*context, &outcome->prefill));
-  outcome->bits_per_byte = bits / static_cast<double>(n_context - n_context / 2);
+  outcome->bits_per_byte = bits / static_cast<double>(n_context - first_scored);
   return finish(*context, outcome);
 }
 

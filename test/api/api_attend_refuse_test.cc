@@ -237,75 +237,89 @@ void test_nothing_to_do(void**) {
   before.expect_same(Snapshot(world));
 }
 
-void test_session_calls(void**) {
+void test_commit(void**) {
+  World world;
+  tandem_session* session = world.session;
+  const int64_t s = world.sequence;
+  const int64_t descending[] = {2, 1}, equal[] = {1, 1}, below[] = {-1}, past[] = {INT64_MAX};
+  const char* commit = "tandem_session_commit";
+  const std::vector<Refused> cases = {
+      {"null", commit, kInvalid, "kept_idx", "NULL",
+       [&](auto e) { return tandem_session_commit(session, s, nullptr, 1, e); }},
+      {"count", commit, kInvalid, "n_kept", "-1", [&](auto e) { return tandem_session_commit(session, s, below, -1, e); }},
+      {"order", commit, kInvalid, "kept_idx[1]", "1",
+       [&](auto e) { return tandem_session_commit(session, s, descending, 2, e); }},
+      {"order", commit, kInvalid, "kept_idx[1]", "1",
+       [&](auto e) { return tandem_session_commit(session, s, equal, 2, e); }},
+      {"low", commit, kInvalid, "kept_idx[0]", "-1", [&](auto e) { return tandem_session_commit(session, s, below, 1, e); }},
+      {"high", commit, kInvalid, "kept_idx[0]", "9223372036854775807",
+       [&](auto e) { return tandem_session_commit(session, s, past, 1, e); }},
+      {"nothing", commit, kState, "sequence", "no speculative tokens",
+       [&](auto e) { return tandem_session_commit(session, s, nullptr, 0, e); }},
+  };
+  check_all_refused(world, cases);
+}
+
+void test_step(void**) {
+  World world;
+  tandem_session* session = world.session;
+  const int64_t s = world.sequence, pair[] = {s, s};
+  const int64_t lens[] = {1, 1}, negative = -1, huge = INT64_MAX, long_step = INT32_MAX;
+  int64_t stream = 0;
+  const char *begin = "tandem_step_begin", *end = "tandem_step_end";
+  const std::vector<Refused> cases = {
+      {"null", begin, kInvalid, "sequences", "NULL",
+       [&](auto e) { return tandem_step_begin(session, nullptr, lens, 1, nullptr, e); }},
+      {"null", begin, kInvalid, "q_lens", "NULL",
+       [&](auto e) { return tandem_step_begin(session, &s, nullptr, 1, nullptr, e); }},
+      {"count", begin, kInvalid, "n_sequences", "-3",
+       [&](auto e) { return tandem_step_begin(session, &s, lens, -3, nullptr, e); }},
+      {"twice", begin, kInvalid, "sequences", "twice",
+       [&](auto e) { return tandem_step_begin(session, pair, lens, 2, nullptr, e); }},
+      {"negative", begin, kInvalid, "q_lens[0]", "-1",
+       [&](auto e) { return tandem_step_begin(session, &s, &negative, 1, nullptr, e); }},
+      {"huge", begin, kCapacity, "q_lens[0]", "9223372036854775807",
+       [&](auto e) { return tandem_step_begin(session, &s, &huge, 1, nullptr, e); }},
+      {"long", begin, kCapacity, "n_tokens", "2147483737",
+       [&](auto e) { return tandem_step_begin(session, &s, &long_step, 1, nullptr, e); }},
+      {"stream", begin, kInvalid, "stream", "must be NULL",
+       [&](auto e) { return tandem_step_begin(session, &s, lens, 1, &stream, e); }},
+      {"stream", end, kInvalid, "stream", "must be NULL", [&](auto e) { return tandem_step_end(session, &stream, e); }},
+      {"not open", end, kState, "session", "no step is open", [&](auto e) { return tandem_step_end(session, nullptr, e); }},
+  };
+  check_all_refused(world, cases);
+}
+
+void test_selection_and_stats(void**) {
   World world;
   Outputs out;
   auto* idx = out.at<int64_t>(64);
   auto* n = out.at<int64_t>();
   auto* maw = out.at<float>(4096);
   tandem_session* session = world.session;
-  static int64_t s, pair[2], lens[2] = {1, 1}, negative = -1, huge = INT64_MAX, long_step = INT32_MAX;
-  s = world.sequence;
-  pair[0] = pair[1] = s;
-  static const int64_t descending[] = {2, 1}, equal[] = {1, 1}, below[] = {-1}, past[] = {INT64_MAX};
-  const char *commit = "tandem_session_commit", *begin = "tandem_step_begin", *end = "tandem_step_end",
-             *selection = "tandem_session_selection";
-  check_all_refused(
-      world,
-      {
-          {"null", commit, kInvalid, "kept_idx", "NULL",
-           [=](auto e) { return tandem_session_commit(session, s, nullptr, 1, e); }},
-          {"count", commit, kInvalid, "n_kept", "-1",
-           [=](auto e) { return tandem_session_commit(session, s, below, -1, e); }},
-          {"order", commit, kInvalid, "kept_idx[1]", "1",
-           [=](auto e) { return tandem_session_commit(session, s, descending, 2, e); }},
-          {"order", commit, kInvalid, "kept_idx[1]", "1",
-           [=](auto e) { return tandem_session_commit(session, s, equal, 2, e); }},
-          {"low", commit, kInvalid, "kept_idx[0]", "-1",
-           [=](auto e) { return tandem_session_commit(session, s, below, 1, e); }},
-          {"high", commit, kInvalid, "kept_idx[0]", "9223372036854775807",
-           [=](auto e) { return tandem_session_commit(session, s, past, 1, e); }},
-          {"nothing", commit, kState, "sequence", "no speculative tokens",
-           [=](auto e) { return tandem_session_commit(session, s, nullptr, 0, e); }},
-          {"null", begin, kInvalid, "sequences", "NULL",
-           [=](auto e) { return tandem_step_begin(session, nullptr, lens, 1, nullptr, e); }},
-          {"null", begin, kInvalid, "q_lens", "NULL",
-           [=](auto e) { return tandem_step_begin(session, &s, nullptr, 1, nullptr, e); }},
-          {"count", begin, kInvalid, "n_sequences", "-3",
-           [=](auto e) { return tandem_step_begin(session, &s, lens, -3, nullptr, e); }},
-          {"twice", begin, kInvalid, "sequences", "twice",
-           [=](auto e) { return tandem_step_begin(session, pair, lens, 2, nullptr, e); }},
-          {"negative", begin, kInvalid, "q_lens[0]", "-1",
-           [=](auto e) { return tandem_step_begin(session, &s, &negative, 1, nullptr, e); }},
-          {"huge", begin, kCapacity, "q_lens[0]", "9223372036854775807",
-           [=](auto e) { return tandem_step_begin(session, &s, &huge, 1, nullptr, e); }},
-          {"long", begin, kCapacity, "n_tokens", "2147483737",
-           [=](auto e) { return tandem_step_begin(session, &s, &long_step, 1, nullptr, e); }},
-          {"stream", begin, kInvalid, "stream", "must be NULL",
-           [=](auto e) { return tandem_step_begin(session, &s, lens, 1, &s, e); }},
-          {"stream", end, kInvalid, "stream", "must be NULL", [=](auto e) { return tandem_step_end(session, &s, e); }},
-          {"not open", end, kState, "session", "no step is open",
-           [=](auto e) { return tandem_step_end(session, nullptr, e); }},
-          {"null", selection, kInvalid, "n_kept", "NULL",
-           [=](auto e) { return tandem_session_selection(idx, maw, 4, nullptr, session, s, 0, 0, 0, e); }},
-          {"null", selection, kInvalid, "token_idx", "NULL",
-           [=](auto e) { return tandem_session_selection(nullptr, maw, 4, n, session, s, 0, 0, 0, e); }},
-          {"capacity", selection, kInvalid, "capacity", "-4",
-           [=](auto e) { return tandem_session_selection(idx, maw, -4, n, session, s, 0, 0, 0, e); }},
-          {"layer", selection, kInvalid, "layer_idx", "2",
-           [=](auto e) { return tandem_session_selection(idx, maw, 4, n, session, s, 2, 0, 0, e); }},
-          {"head", selection, kInvalid, "kv_head_idx", "2",
-           [=](auto e) { return tandem_session_selection(idx, maw, 4, n, session, s, 0, 2, 0, e); }},
-          {"head", selection, kInvalid, "kv_head_idx", "-1",
-           [=](auto e) { return tandem_session_selection(idx, maw, 4, n, session, s, 0, -1, 0, e); }},
-          {"head", selection, kInvalid, "q_head_idx", "2",
-           [=](auto e) { return tandem_session_selection(idx, maw, 4, n, session, s, 0, 0, 2, e); }},
-          {"null", "tandem_session_get_stats", kInvalid, "stats", "NULL",
-           [=](auto e) { return tandem_session_get_stats(nullptr, session, e); }},
-          {"null", "tandem_cache_get_stats", kInvalid, "stats", "NULL",
-           [&](auto e) { return tandem_cache_get_stats(nullptr, world.cache, e); }},
-      },
-      &out);
+  const int64_t s = world.sequence;
+  const char* selection = "tandem_session_selection";
+  const std::vector<Refused> cases = {
+      {"null", selection, kInvalid, "n_kept", "NULL",
+       [&](auto e) { return tandem_session_selection(idx, maw, 4, nullptr, session, s, 0, 0, 0, e); }},
+      {"null", selection, kInvalid, "token_idx", "NULL",
+       [&](auto e) { return tandem_session_selection(nullptr, maw, 4, n, session, s, 0, 0, 0, e); }},
+      {"capacity", selection, kInvalid, "capacity", "-4",
+       [&](auto e) { return tandem_session_selection(idx, maw, -4, n, session, s, 0, 0, 0, e); }},
+      {"layer", selection, kInvalid, "layer_idx", "2",
+       [&](auto e) { return tandem_session_selection(idx, maw, 4, n, session, s, 2, 0, 0, e); }},
+      {"head", selection, kInvalid, "kv_head_idx", "2",
+       [&](auto e) { return tandem_session_selection(idx, maw, 4, n, session, s, 0, 2, 0, e); }},
+      {"head", selection, kInvalid, "kv_head_idx", "-1",
+       [&](auto e) { return tandem_session_selection(idx, maw, 4, n, session, s, 0, -1, 0, e); }},
+      {"head", selection, kInvalid, "q_head_idx", "2",
+       [&](auto e) { return tandem_session_selection(idx, maw, 4, n, session, s, 0, 0, 2, e); }},
+      {"null", "tandem_session_get_stats", kInvalid, "stats", "NULL",
+       [&](auto e) { return tandem_session_get_stats(nullptr, session, e); }},
+      {"null", "tandem_cache_get_stats", kInvalid, "stats", "NULL",
+       [&](auto e) { return tandem_cache_get_stats(nullptr, world.cache, e); }},
+  };
+  check_all_refused(world, cases, &out);
 }
 
 // What a step and speculative tokens do not allow.
@@ -331,9 +345,8 @@ void test_states(void**) {
                          [&](auto e) { return tandem_sequence_drop(cache, s, e); }},
                     },
                     &out);
-  std::vector<float> o(2 * kQHeads * kDim), lse(2 * kQHeads);
   check_all_refused(world, {{"more than declared", "tandem_attend", kState, "q_lens", "2",
-                             [&](auto e) { return attend_once(world, s, 0, 2, true, o.data(), lse.data(), e); }}});
+                             [&](auto e) { return attend_once(world, s, 0, 2, 0, e); }}});
   tandem_error* error = nullptr;
   assert_int_equal(tandem_step_end(session, nullptr, &error), kState);  // no layer got its token
   assert_non_null(std::strstr(tandem_error_message(error), "layer 0"));
@@ -428,9 +441,11 @@ void test_plan(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_arguments),    cmocka_unit_test(test_tensors),       cmocka_unit_test(test_overlap),
-      cmocka_unit_test(test_fused_buffer), cmocka_unit_test(test_nothing_to_do), cmocka_unit_test(test_session_calls),
-      cmocka_unit_test(test_states),       cmocka_unit_test(test_plan),
+      cmocka_unit_test(test_arguments),     cmocka_unit_test(test_tensors),
+      cmocka_unit_test(test_overlap),       cmocka_unit_test(test_fused_buffer),
+      cmocka_unit_test(test_nothing_to_do), cmocka_unit_test(test_commit),
+      cmocka_unit_test(test_step),          cmocka_unit_test(test_selection_and_stats),
+      cmocka_unit_test(test_states),        cmocka_unit_test(test_plan),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -126,10 +126,9 @@ void test_sequences(void**) {
   World world;
   Outputs out;
   auto* id = out.at<int64_t>();
-  auto* digest = out.at<uint64_t>();
   tandem_cache* cache = world.cache;
   const int64_t s = world.sequence;
-  std::vector<Refused> cases = {
+  const std::vector<Refused> cases = {
       {"null", "tandem_sequence_create", kInvalid, "sequence", "NULL",
        [=](tandem_error** e) { return tandem_sequence_create(nullptr, cache, e); }},
       {"null", "tandem_sequence_fork", kInvalid, "fork", "NULL",
@@ -165,37 +164,41 @@ void test_sequences(void**) {
       {"shift", "tandem_sequence_remove", kUnsupported, "shift_positions", "1",
        [=](tandem_error** e) { return tandem_sequence_remove(cache, s, 5, 1, 1, e); }},
   };
-  // Ids that are not there: never used, dropped, out of any range.
-  for (const int64_t bad : {int64_t{1000}, world.dropped, int64_t{0}, int64_t{-1}, INT64_MIN, INT64_MAX}) {
-    static std::vector<std::string> values;
-    values.reserve(6);
-    values.push_back(std::to_string(bad));
-    const char* value = values.back().c_str();
-    const auto add = [&](const char* function, std::function<int32_t(tandem_error**)> call) {
-      cases.push_back({"unknown id", function, kNotFound, "sequence", value, std::move(call)});
-    };
-    static Tensor k({1, kKvHeads, kDim}), v({1, kKvHeads, kDim});
-    add("tandem_sequence_fork", [=](auto e) { return tandem_sequence_fork(id, cache, bad, e); });
-    add("tandem_sequence_drop", [=](auto e) { return tandem_sequence_drop(cache, bad, e); });
-    add("tandem_sequence_reserve", [=](auto e) { return tandem_sequence_reserve(cache, bad, 1, e); });
-    add("tandem_sequence_truncate", [=](auto e) { return tandem_sequence_truncate(cache, bad, 0, e); });
-    add("tandem_sequence_remove", [=](auto e) { return tandem_sequence_remove(cache, bad, 0, 0, 0, e); });
-    add("tandem_sequence_append",
-        [=](auto e) { return tandem_sequence_append(cache, bad, 0, &k.view, &v.view, nullptr, e); });
-    add("tandem_sequence_read", [=](auto e) { return tandem_sequence_read(&k.view, &v.view, cache, bad, 0, 0, e); });
-    add("tandem_sequence_length", [=](auto e) { return tandem_sequence_length(id, cache, bad, 0, e); });
-    add("tandem_sequence_digest", [=](auto e) { return tandem_sequence_digest(digest, cache, bad, e); });
-    tandem_session* session = world.session;
-    add("tandem_session_commit", [=](auto e) { return tandem_session_commit(session, bad, nullptr, 0, e); });
-    add("tandem_session_selection",
-        [=](auto e) { return tandem_session_selection(id + 1, nullptr, 4, id, session, bad, 0, 0, 0, e); });
-    static int64_t step_sequence[6], one = 1;
-    static int n = 0;
-    int64_t* of_step = &step_sequence[n++ % 6];
-    *of_step = bad;
-    add("tandem_step_begin", [=](auto e) { return tandem_step_begin(session, of_step, &one, 1, nullptr, e); });
-  }
   check_all_refused(world, cases, &out);
+}
+
+// Never used, dropped, out of any range.
+void test_unknown_sequences(void**) {
+  World world;
+  Outputs out;
+  auto* id = out.at<int64_t>();
+  auto* digest = out.at<uint64_t>();
+  tandem_cache* cache = world.cache;
+  tandem_session* session = world.session;
+  const int64_t one = 1;
+  Tensor k({1, kKvHeads, kDim}), v({1, kKvHeads, kDim});
+  for (const int64_t bad : {int64_t{1000}, world.dropped, int64_t{0}, int64_t{-1}, INT64_MIN, INT64_MAX}) {
+    const std::string value = std::to_string(bad);
+    std::vector<Refused> cases;
+    const auto add = [&](const char* function, std::function<int32_t(tandem_error**)> call) {
+      cases.push_back({"unknown id", function, kNotFound, "sequence", value.c_str(), std::move(call)});
+    };
+    add("tandem_sequence_fork", [&](auto e) { return tandem_sequence_fork(id, cache, bad, e); });
+    add("tandem_sequence_drop", [&](auto e) { return tandem_sequence_drop(cache, bad, e); });
+    add("tandem_sequence_reserve", [&](auto e) { return tandem_sequence_reserve(cache, bad, 1, e); });
+    add("tandem_sequence_truncate", [&](auto e) { return tandem_sequence_truncate(cache, bad, 0, e); });
+    add("tandem_sequence_remove", [&](auto e) { return tandem_sequence_remove(cache, bad, 0, 0, 0, e); });
+    add("tandem_sequence_append",
+        [&](auto e) { return tandem_sequence_append(cache, bad, 0, &k.view, &v.view, nullptr, e); });
+    add("tandem_sequence_read", [&](auto e) { return tandem_sequence_read(&k.view, &v.view, cache, bad, 0, 0, e); });
+    add("tandem_sequence_length", [&](auto e) { return tandem_sequence_length(id, cache, bad, 0, e); });
+    add("tandem_sequence_digest", [&](auto e) { return tandem_sequence_digest(digest, cache, bad, e); });
+    add("tandem_session_commit", [&](auto e) { return tandem_session_commit(session, bad, nullptr, 0, e); });
+    add("tandem_session_selection",
+        [&](auto e) { return tandem_session_selection(id + 1, nullptr, 4, id, session, bad, 0, 0, 0, e); });
+    add("tandem_step_begin", [&](auto e) { return tandem_step_begin(session, &bad, &one, 1, nullptr, e); });
+    check_all_refused(world, cases, &out);
+  }
 }
 
 void test_uneven(void**) {
@@ -218,105 +221,127 @@ void test_uneven(void**) {
                     &out);
 }
 
-void test_append_and_read(void**) {
-  World world;
-  Tensor k({2, kKvHeads, kDim}), v({2, kKvHeads, kDim});
+// Rows to append, and outputs to read them into.
+struct RowTensors {
+  Tensor k{{2, kKvHeads, kDim}}, v{{2, kKvHeads, kDim}};
   Outputs out;
-  const int64_t shape[] = {2, kKvHeads, kDim};
   tandem_tensor to_k, to_v;
-  OK(tandem_tensor_init, &to_k, TANDEM_F32, out.at<float>(), 3, shape);
-  OK(tandem_tensor_init, &to_v, TANDEM_F32, out.at<float>(4096), 3, shape);
+
+  RowTensors() {
+    const int64_t shape[] = {2, kKvHeads, kDim};
+    OK(tandem_tensor_init, &to_k, TANDEM_F32, out.at<float>(), 3, shape);
+    OK(tandem_tensor_init, &to_v, TANDEM_F32, out.at<float>(4096), 3, shape);
+  }
+};
+
+struct TensorCase {
+  int32_t status;
+  const char* member;
+  const char* value;
+  std::function<void(tandem_tensor&)> change;
+};
+
+const std::vector<TensorCase> kTensorCases = {
+    {kInvalid, "dtype", "0", [](auto& t) { t.dtype = 0; }},
+    {kInvalid, "dtype", "99", [](auto& t) { t.dtype = 99; }},
+    {kInvalid, "device_type", "7", [](auto& t) { t.device_type = 7; }},
+    {kUnsupported, "device_type", "no device backend is loaded", [](auto& t) { t.device_type = TANDEM_DEVICE_CUDA; }},
+    {kInvalid, "device_index", "1", [](auto& t) { t.device_index = 1; }},
+    {kInvalid, "data", "NULL", [](auto& t) { t.data = nullptr; }},
+    {kInvalid, "data", "not aligned", [](auto& t) { t.data = static_cast<char*>(t.data) + 2; }},
+    {kInvalid, "data", "past the end", [](auto& t) { t.data = reinterpret_cast<void*>(~uintptr_t{63}); }},
+    {kInvalid, "n_dims", "2", [](auto& t) { t.n_dims = 2; }},
+    {kInvalid, "n_dims", "-1", [](auto& t) { t.n_dims = -1; }},
+    {kInvalid, "n_dims", "1000000", [](auto& t) { t.n_dims = 1000000; }},
+    {kInvalid, "shape[0]", "-2", [](auto& t) { t.shape[0] = -2; }},
+    {kInvalid, "shape[1]", "3, must be n_kv_heads = 2", [](auto& t) { t.shape[1] = 3; }},
+    {kInvalid, "shape[2]", "63", [](auto& t) { t.shape[2] = 63; }},
+    {kInvalid, "shape[0]", "9223372036854775807", [](auto& t) { t.shape[0] = INT64_MAX; }},
+    {kInvalid, "stride[2]", "2", [](auto& t) { t.stride[2] = 2; }},
+    {kInvalid, "stride[2]", "0", [](auto& t) { t.stride[2] = 0; }},
+    {kInvalid, "stride[1]", "0", [](auto& t) { t.stride[1] = 0; }},
+    {kInvalid, "stride[1]", "63 is less", [](auto& t) { t.stride[1] = 63; }},
+    {kInvalid, "stride[0]", "-128", [](auto& t) { t.stride[0] = -128; }},
+    {kInvalid, "stride[0]", "127 is less", [](auto& t) { t.stride[0] = 127; }},
+    {kInvalid, "shape[0]", "9223372036854775807 is more", [](auto& t) { t.stride[0] = INT64_MAX; }},
+};
+
+void test_row_tensors(void**) {
+  World world;
+  RowTensors rows;
   tandem_cache* cache = world.cache;
   const int64_t s = world.sequence;
-  using Change = std::function<void(tandem_tensor&)>;
   std::vector<Refused> cases;
-  struct TensorCase {
-    int32_t status;
-    const char* member;
-    const char* value;
-    Change change;
-  };
-  const std::vector<TensorCase> tensor_cases = {
-      {kInvalid, "dtype", "0", [](auto& t) { t.dtype = 0; }},
-      {kInvalid, "dtype", "99", [](auto& t) { t.dtype = 99; }},
-      {kInvalid, "device_type", "7", [](auto& t) { t.device_type = 7; }},
-      {kUnsupported, "device_type", "no device backend is loaded", [](auto& t) { t.device_type = TANDEM_DEVICE_CUDA; }},
-      {kInvalid, "device_index", "1", [](auto& t) { t.device_index = 1; }},
-      {kInvalid, "data", "NULL", [](auto& t) { t.data = nullptr; }},
-      {kInvalid, "data", "not aligned", [](auto& t) { t.data = static_cast<char*>(t.data) + 2; }},
-      {kInvalid, "data", "past the end", [](auto& t) { t.data = reinterpret_cast<void*>(~uintptr_t{63}); }},
-      {kInvalid, "n_dims", "2", [](auto& t) { t.n_dims = 2; }},
-      {kInvalid, "n_dims", "-1", [](auto& t) { t.n_dims = -1; }},
-      {kInvalid, "n_dims", "1000000", [](auto& t) { t.n_dims = 1000000; }},
-      {kInvalid, "shape[0]", "-2", [](auto& t) { t.shape[0] = -2; }},
-      {kInvalid, "shape[1]", "3, must be n_kv_heads = 2", [](auto& t) { t.shape[1] = 3; }},
-      {kInvalid, "shape[2]", "63", [](auto& t) { t.shape[2] = 63; }},
-      {kInvalid, "shape[0]", "9223372036854775807", [](auto& t) { t.shape[0] = INT64_MAX; }},
-      {kInvalid, "stride[2]", "2", [](auto& t) { t.stride[2] = 2; }},
-      {kInvalid, "stride[2]", "0", [](auto& t) { t.stride[2] = 0; }},
-      {kInvalid, "stride[1]", "0", [](auto& t) { t.stride[1] = 0; }},
-      {kInvalid, "stride[1]", "63 is less", [](auto& t) { t.stride[1] = 63; }},
-      {kInvalid, "stride[0]", "-128", [](auto& t) { t.stride[0] = -128; }},
-      {kInvalid, "stride[0]", "127 is less", [](auto& t) { t.stride[0] = 127; }},
-      {kInvalid, "shape[0]", "9223372036854775807 is more", [](auto& t) { t.stride[0] = INT64_MAX; }},
-  };
   std::vector<std::string> fields;
-  fields.reserve(4 * tensor_cases.size());
-  for (const TensorCase& c : tensor_cases) {
+  fields.reserve(4 * kTensorCases.size());
+  for (const TensorCase& c : kTensorCases) {
     for (const char* which : {"k", "v"}) {
-      const std::string field = std::string(which) + "." + c.member;
-      fields.push_back(field);
+      fields.push_back(std::string(which) + "." + c.member);
       const bool is_k = which[0] == 'k';
-      cases.push_back({c.member, "tandem_sequence_append", c.status, fields.back().c_str(), c.value, [=, &k, &v](auto e) {
-                         tandem_tensor changed_k = k.view, changed_v = v.view;
+      cases.push_back({c.member, "tandem_sequence_append", c.status, fields.back().c_str(), c.value, [=, &rows](auto e) {
+                         tandem_tensor changed_k = rows.k.view, changed_v = rows.v.view;
                          c.change(is_k ? changed_k : changed_v);
                          return tandem_sequence_append(cache, s, 0, &changed_k, &changed_v, nullptr, e);
                        }});
-      cases.push_back({c.member, "tandem_sequence_read", c.status, fields.back().c_str(), c.value, [=](auto e) {
-                         tandem_tensor changed_k = to_k, changed_v = to_v;
+      cases.push_back({c.member, "tandem_sequence_read", c.status, fields.back().c_str(), c.value, [=, &rows](auto e) {
+                         tandem_tensor changed_k = rows.to_k, changed_v = rows.to_v;
                          c.change(is_k ? changed_k : changed_v);
                          return tandem_sequence_read(&changed_k, &changed_v, cache, s, 0, 0, e);
                        }});
     }
   }
-  const std::vector<Refused> more = {
+  check_all_refused(world, cases, &rows.out);
+}
+
+void test_append_and_read(void**) {
+  World world;
+  RowTensors rows;
+  tandem_tensor *k = &rows.k.view, *v = &rows.v.view, *to_k = &rows.to_k, *to_v = &rows.to_v;
+  tandem_cache* cache = world.cache;
+  const int64_t s = world.sequence;
+  const std::vector<Refused> cases = {
       {"null k", "tandem_sequence_append", kInvalid, "k", "NULL",
-       [&](auto e) { return tandem_sequence_append(cache, s, 0, nullptr, &v.view, nullptr, e); }},
+       [&](auto e) { return tandem_sequence_append(cache, s, 0, nullptr, v, nullptr, e); }},
       {"null v", "tandem_sequence_append", kInvalid, "v", "NULL",
-       [&](auto e) { return tandem_sequence_append(cache, s, 0, &k.view, nullptr, nullptr, e); }},
+       [&](auto e) { return tandem_sequence_append(cache, s, 0, k, nullptr, nullptr, e); }},
       {"aliased v", "tandem_sequence_append", kInvalid, "v", "V aliases K",
-       [&](auto e) { return tandem_sequence_append(cache, s, 1, &k.view, &v.view, nullptr, e); }},
+       [&](auto e) { return tandem_sequence_append(cache, s, 1, k, v, nullptr, e); }},
       {"layer", "tandem_sequence_append", kInvalid, "layer_idx", "2",
-       [&](auto e) { return tandem_sequence_append(cache, s, 2, &k.view, &v.view, nullptr, e); }},
+       [&](auto e) { return tandem_sequence_append(cache, s, 2, k, v, nullptr, e); }},
       {"layer", "tandem_sequence_append", kInvalid, "layer_idx", "-2147483648",
-       [&](auto e) { return tandem_sequence_append(cache, s, INT32_MIN, &k.view, &v.view, nullptr, e); }},
+       [&](auto e) { return tandem_sequence_append(cache, s, INT32_MIN, k, v, nullptr, e); }},
       {"stream", "tandem_sequence_append", kInvalid, "stream", "must be NULL",
-       [&](auto e) { return tandem_sequence_append(cache, s, 0, &k.view, &v.view, &k, e); }},
+       [&](auto e) { return tandem_sequence_append(cache, s, 0, k, v, k, e); }},
       {"null both", "tandem_sequence_read", kInvalid, "k", "NULL",
        [&](auto e) { return tandem_sequence_read(nullptr, nullptr, cache, s, 0, 0, e); }},
       {"aliased v", "tandem_sequence_read", kInvalid, "v", "V aliases K",
-       [&](auto e) { return tandem_sequence_read(&to_k, &to_v, cache, s, 1, 0, e); }},
+       [&](auto e) { return tandem_sequence_read(to_k, to_v, cache, s, 1, 0, e); }},
       {"layer", "tandem_sequence_read", kInvalid, "layer_idx", "2",
-       [&](auto e) { return tandem_sequence_read(&to_k, &to_v, cache, s, 2, 0, e); }},
+       [&](auto e) { return tandem_sequence_read(to_k, to_v, cache, s, 2, 0, e); }},
       {"overlap", "tandem_sequence_read", kInvalid, "k.data", "overlaps v",
-       [&](auto e) { return tandem_sequence_read(&to_k, &to_k, cache, s, 0, 0, e); }},
+       [&](auto e) { return tandem_sequence_read(to_k, to_k, cache, s, 0, 0, e); }},
       {"first", "tandem_sequence_read", kInvalid, "first", "-1",
-       [&](auto e) { return tandem_sequence_read(&to_k, &to_v, cache, s, 0, -1, e); }},
+       [&](auto e) { return tandem_sequence_read(to_k, to_v, cache, s, 0, -1, e); }},
       {"beyond", "tandem_sequence_read", kInvalid, "first", "89",
-       [&](auto e) { return tandem_sequence_read(&to_k, &to_v, cache, s, 0, kTokens - 1, e); }},
+       [&](auto e) { return tandem_sequence_read(to_k, to_v, cache, s, 0, kTokens - 1, e); }},
       {"far beyond", "tandem_sequence_read", kInvalid, "first", "9223372036854775807",
-       [&](auto e) { return tandem_sequence_read(&to_k, &to_v, cache, s, 0, INT64_MAX, e); }},
+       [&](auto e) { return tandem_sequence_read(to_k, to_v, cache, s, 0, INT64_MAX, e); }},
   };
-  cases.insert(cases.end(), more.begin(), more.end());
-  check_all_refused(world, cases, &out);
+  check_all_refused(world, cases, &rows.out);
 }
 
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_engine),    cmocka_unit_test(test_cache),  cmocka_unit_test(test_session),
-      cmocka_unit_test(test_sequences), cmocka_unit_test(test_uneven), cmocka_unit_test(test_append_and_read),
+      cmocka_unit_test(test_engine),
+      cmocka_unit_test(test_cache),
+      cmocka_unit_test(test_session),
+      cmocka_unit_test(test_sequences),
+      cmocka_unit_test(test_unknown_sequences),
+      cmocka_unit_test(test_uneven),
+      cmocka_unit_test(test_row_tensors),
+      cmocka_unit_test(test_append_and_read),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -37,26 +37,23 @@ class Copy {
   std::unique_ptr<unsigned char[]> data_;
 };
 
-std::vector<Taker> takers(World& world) {
-  static int64_t kv_len = 10;
-  static char text[512];
-  std::vector<Taker> all;
-  all.push_back({"tandem_engine_create", "struct_size", sizeof(tandem_engine_options), bytes_of(small_engine_options()),
-                 [](const void* p, tandem_error** e) {
-                   tandem_engine* engine = nullptr;
-                   const int32_t status = tandem_engine_create(&engine, static_cast<const tandem_engine_options*>(p), e);
-                   tandem_engine_release(engine);
-                   return status;
-                 }});
-  all.push_back({"tandem_model_create", "layers[0].struct_size", sizeof(tandem_layer_options), bytes_of(plain_layer()),
-                 [](const void* p, tandem_error** e) {
-                   tandem_model* model = nullptr;
-                   const int32_t status = tandem_model_create(&model, static_cast<const tandem_layer_options*>(p), 1, e);
-                   tandem_model_release(model);
-                   return status;
-                 }});
+void add_create_calls(World& world, std::vector<Taker>* all) {
+  all->push_back({"tandem_engine_create", "struct_size", sizeof(tandem_engine_options), bytes_of(small_engine_options()),
+                  [](const void* p, tandem_error** e) {
+                    tandem_engine* engine = nullptr;
+                    const int32_t status = tandem_engine_create(&engine, static_cast<const tandem_engine_options*>(p), e);
+                    tandem_engine_release(engine);
+                    return status;
+                  }});
+  all->push_back({"tandem_model_create", "layers[0].struct_size", sizeof(tandem_layer_options), bytes_of(plain_layer()),
+                  [](const void* p, tandem_error** e) {
+                    tandem_model* model = nullptr;
+                    const int32_t status = tandem_model_create(&model, static_cast<const tandem_layer_options*>(p), 1, e);
+                    tandem_model_release(model);
+                    return status;
+                  }});
   const tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
-  all.push_back(
+  all->push_back(
       {"tandem_cache_create", "struct_size", sizeof cache, bytes_of(cache), [&world](const void* p, tandem_error** e) {
          tandem_cache* made = nullptr;
          const int32_t status =
@@ -64,61 +61,81 @@ std::vector<Taker> takers(World& world) {
          tandem_cache_release(made);
          return status;
        }});
-  all.push_back({"tandem_session_create", "struct_size", sizeof(tandem_session_options), bytes_of(world_session_options()),
-                 [&world](const void* p, tandem_error** e) {
-                   tandem_session* made = nullptr;
-                   const int32_t status =
-                       tandem_session_create(&made, world.cache, static_cast<const tandem_session_options*>(p), e);
-                   tandem_session_release(made);
-                   return status;
-                 }});
+  all->push_back({"tandem_session_create", "struct_size", sizeof(tandem_session_options), bytes_of(world_session_options()),
+                  [&world](const void* p, tandem_error** e) {
+                    tandem_session* made = nullptr;
+                    const int32_t status =
+                        tandem_session_create(&made, world.cache, static_cast<const tandem_session_options*>(p), e);
+                    tandem_session_release(made);
+                    return status;
+                  }});
+}
+
+void add_attend_and_append(World& world, std::vector<Taker>* all) {
   const tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;  // no sequences: nothing to do
-  all.push_back({"tandem_attend", "struct_size", sizeof args, bytes_of(args), [&world](const void* p, tandem_error** e) {
-                   return tandem_attend(world.session, static_cast<const tandem_attend_args*>(p), e);
-                 }});
+  all->push_back({"tandem_attend", "struct_size", sizeof args, bytes_of(args), [&world](const void* p, tandem_error** e) {
+                    return tandem_attend(world.session, static_cast<const tandem_attend_args*>(p), e);
+                  }});
   static Tensor k({0, kKvHeads, kDim}), v({0, kKvHeads, kDim});
-  all.push_back({"tandem_sequence_append", "k.struct_size", sizeof(tandem_tensor), bytes_of(k.view),
-                 [&world](const void* p, tandem_error** e) {
-                   return tandem_sequence_append(world.cache, world.sequence, 0, static_cast<const tandem_tensor*>(p),
-                                                 &v.view, nullptr, e);
-                 }});
+  all->push_back({"tandem_sequence_append", "k.struct_size", sizeof(tandem_tensor), bytes_of(k.view),
+                  [&world](const void* p, tandem_error** e) {
+                    return tandem_sequence_append(world.cache, world.sequence, 0, static_cast<const tandem_tensor*>(p),
+                                                  &v.view, nullptr, e);
+                  }});
+}
+
+void add_plan_calls(World& world, std::vector<Taker>* all) {
+  static int64_t kv_len = 10;
+  static char text[512];
   const tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-  all.push_back({"tandem_plan_report", "struct_size", sizeof plan, bytes_of(plan), [](const void* p, tandem_error** e) {
-                   return tandem_plan_report(text, sizeof text, nullptr, static_cast<const tandem_memory_plan*>(p), e);
-                 }});
-  all.push_back(
+  const tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  all->push_back({"tandem_plan_report", "struct_size", sizeof plan, bytes_of(plan), [](const void* p, tandem_error** e) {
+                    return tandem_plan_report(text, sizeof text, nullptr, static_cast<const tandem_memory_plan*>(p), e);
+                  }});
+  all->push_back(
       {"tandem_plan_memory", "struct_size", sizeof plan, bytes_of(plan), [&world](const void* p, tandem_error** e) {
          auto* out = const_cast<tandem_memory_plan*>(static_cast<const tandem_memory_plan*>(p));
          return tandem_plan_memory(out, world.engine, world.model, nullptr, nullptr, &kv_len, 1, e);
        }});
-  all.push_back(
+  all->push_back(
       {"tandem_plan_memory", "cache.struct_size", sizeof cache, bytes_of(cache), [&world](const void* p, tandem_error** e) {
          tandem_memory_plan out = TANDEM_MEMORY_PLAN_INIT;
          return tandem_plan_memory(&out, world.engine, world.model, static_cast<const tandem_cache_options*>(p), nullptr,
                                    &kv_len, 1, e);
        }});
-  all.push_back({"tandem_plan_memory", "session.struct_size", sizeof(tandem_session_options),
-                 bytes_of(world_session_options()), [&world](const void* p, tandem_error** e) {
-                   tandem_memory_plan out = TANDEM_MEMORY_PLAN_INIT;
-                   return tandem_plan_memory(&out, world.engine, world.model, nullptr,
-                                             static_cast<const tandem_session_options*>(p), &kv_len, 1, e);
-                 }});
-  all.push_back({"tandem_supports", "layer.struct_size", sizeof(tandem_layer_options), bytes_of(plain_layer()),
-                 [&world](const void* p, tandem_error** e) {
-                   return tandem_supports(world.engine, static_cast<const tandem_layer_options*>(p), nullptr, nullptr, e);
-                 }});
+  all->push_back({"tandem_plan_memory", "session.struct_size", sizeof(tandem_session_options),
+                  bytes_of(world_session_options()), [&world](const void* p, tandem_error** e) {
+                    tandem_memory_plan out = TANDEM_MEMORY_PLAN_INIT;
+                    return tandem_plan_memory(&out, world.engine, world.model, nullptr,
+                                              static_cast<const tandem_session_options*>(p), &kv_len, 1, e);
+                  }});
+  all->push_back({"tandem_supports", "layer.struct_size", sizeof(tandem_layer_options), bytes_of(plain_layer()),
+                  [&world](const void* p, tandem_error** e) {
+                    return tandem_supports(world.engine, static_cast<const tandem_layer_options*>(p), nullptr, nullptr, e);
+                  }});
+}
+
+void add_stats_calls(World& world, std::vector<Taker>* all) {
   const tandem_cache_stats cache_stats = TANDEM_CACHE_STATS_INIT;
-  all.push_back({"tandem_cache_get_stats", "struct_size", sizeof cache_stats, bytes_of(cache_stats),
-                 [&world](const void* p, tandem_error** e) {
-                   auto* out = const_cast<tandem_cache_stats*>(static_cast<const tandem_cache_stats*>(p));
-                   return tandem_cache_get_stats(out, world.cache, e);
-                 }});
+  all->push_back({"tandem_cache_get_stats", "struct_size", sizeof cache_stats, bytes_of(cache_stats),
+                  [&world](const void* p, tandem_error** e) {
+                    auto* out = const_cast<tandem_cache_stats*>(static_cast<const tandem_cache_stats*>(p));
+                    return tandem_cache_get_stats(out, world.cache, e);
+                  }});
   const tandem_session_stats session_stats = TANDEM_SESSION_STATS_INIT;
-  all.push_back({"tandem_session_get_stats", "struct_size", sizeof session_stats, bytes_of(session_stats),
-                 [&world](const void* p, tandem_error** e) {
-                   auto* out = const_cast<tandem_session_stats*>(static_cast<const tandem_session_stats*>(p));
-                   return tandem_session_get_stats(out, world.session, e);
-                 }});
+  all->push_back({"tandem_session_get_stats", "struct_size", sizeof session_stats, bytes_of(session_stats),
+                  [&world](const void* p, tandem_error** e) {
+                    auto* out = const_cast<tandem_session_stats*>(static_cast<const tandem_session_stats*>(p));
+                    return tandem_session_get_stats(out, world.session, e);
+                  }});
+}
+
+std::vector<Taker> takers(World& world) {
+  std::vector<Taker> all;
+  add_create_calls(world, &all);
+  add_attend_and_append(world, &all);
+  add_plan_calls(world, &all);
+  add_stats_calls(world, &all);
   return all;
 }
 

@@ -6,43 +6,11 @@
 #include <cstring>
 
 #include "lib/dtype.h"
+#include "reference/rounding.h"
 
 namespace tandem::test {
 
 double Random::normal() { return std::sqrt(-2.0 * std::log(1.0 - uniform())) * std::cos(6.283185307179586 * uniform()); }
-
-double stored_to_double(int32_t dtype, const void* from) {
-  if (dtype == TANDEM_F32) {
-    float value;
-    std::memcpy(&value, from, 4);
-    return value;
-  }
-  if (dtype == TANDEM_F16) {
-    _Float16 value;
-    std::memcpy(&value, from, 2);
-    return static_cast<double>(value);
-  }
-  uint32_t bits = 0;
-  std::memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, from, 2);
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-void double_to_stored(int32_t dtype, double value, void* to) {
-  const auto narrow = static_cast<float>(value);
-  if (dtype == TANDEM_F32) {
-    std::memcpy(to, &narrow, 4);
-  } else if (dtype == TANDEM_F16) {
-    const auto half = static_cast<_Float16>(value);
-    std::memcpy(to, &half, 2);
-  } else {
-    uint32_t bits;
-    std::memcpy(&bits, &narrow, 4);
-    bits += 0x7fff + (bits >> 16 & 1);
-    std::memcpy(to, reinterpret_cast<const uint8_t*>(&bits) + 2, 2);
-  }
-}
 
 std::string CaseOptions::text() const {
   char text[400];
@@ -171,10 +139,10 @@ void AttendCase::make_keys(Random& random) {
     for (int64_t i = 0; i < run.n_tokens; ++i) {
       auto* k = static_cast<uint8_t*>(const_cast<void*>(run.k)) + i * k_row;
       auto* v = static_cast<uint8_t*>(const_cast<void*>(run.v)) + i * v_row;
-      for (int64_t c = 0; c < options.k_dim; ++c) double_to_stored(options.k_type, random.normal(), k + c * k_element);
+      for (int64_t c = 0; c < options.k_dim; ++c) reference::store(options.k_type, random.normal(), k + c * k_element);
       for (int64_t c = 0; c < options.v_dim; ++c) {
-        if (!options.v_aliases_k) double_to_stored(options.v_type, random.normal(), v + c * v_element);
-        values_.push_back(stored_to_double(options.v_type, v + c * v_element));
+        if (!options.v_aliases_k) reference::store(options.v_type, random.normal(), v + c * v_element);
+        values_.push_back(reference::load(options.v_type, v + c * v_element));
       }
       k_at_.push_back(k);
       v_at_.push_back(v);
@@ -188,7 +156,7 @@ void AttendCase::make_answers() {
   std::vector<float> k_float;
   for (size_t j = 0; j < k_at_.size(); ++j) {
     for (size_t c = 0; c < dim; ++c) {
-      k.push_back(stored_to_double(options.k_type, k_at_[j] + row_bytes(options.k_type, static_cast<int64_t>(c))));
+      k.push_back(reference::load(options.k_type, k_at_[j] + row_bytes(options.k_type, static_cast<int64_t>(c))));
       k_float.push_back(static_cast<float>(k.back()));
     }
     if (layer.rope == nullptr) continue;

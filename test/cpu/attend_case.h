@@ -30,10 +30,6 @@ struct Random {
   double normal();
 };
 
-// Independent of the kernels: by the compiler's own types.
-double stored_to_double(int32_t dtype, const void* from);
-void double_to_stored(int32_t dtype, double value, void* to);
-
 enum class Mask { kNone, kCausal, kWindow, kTree, kSparseRows };
 enum class Runs { kOne, kPages16, kPages128, kRandom, kTiny };
 

@@ -21,7 +21,6 @@ extern "C" {
 
 namespace {
 
-using tandem::cpu::CgroupPaths;
 using tandem::cpu::cpu_quota;
 
 constexpr const char* kV2Mount = "31 22 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";

@@ -87,7 +87,7 @@ void types_and_dims(void**) {
           CaseOptions o;
           o.k_type = k_type, o.v_type = v_type, o.k_dim = k_dim, o.v_dim = v_dim;
           o.group_size = 4, o.n_keys = 70;
-          o.seed = static_cast<uint64_t>(k_dim * v_dim + k_type + v_type);
+          o.seed = static_cast<uint64_t>(int64_t{k_dim} * v_dim + k_type + v_type);
           check_all(backends, o, false);
         }
 }

@@ -106,8 +106,20 @@ void on_threads(int32_t n_threads, const Body& body) {
   for (std::thread& other : others) other.join();
 }
 
-void run(const Shape& shape, int32_t n_threads) {
+struct Task {
+  const Case* head;
+  int32_t begin, end;
+};
+
+// The KV heads of one shape, and the tasks that they are attended in.
+struct Work {
   std::vector<std::unique_ptr<Case>> heads;
+  std::vector<Task> tasks;
+  double flops = 0;
+};
+
+Work make_work(const Shape& shape) {
+  Work work;
   CaseOptions options;
   options.k_head_dim = options.v_head_dim = shape.head_dim;
   options.group_size = shape.group_size;
@@ -119,56 +131,65 @@ void run(const Shape& shape, int32_t n_threads) {
   double pairs = 0;
   for (int32_t head = 0; head < shape.n_kv_heads; ++head) {
     options.seed = static_cast<uint32_t>(head) + 1;
-    heads.push_back(std::make_unique<Case>(options));
-    for (int64_t end : heads.back()->end) pairs += static_cast<double>(end) * shape.group_size;
+    work.heads.push_back(std::make_unique<Case>(options));
+    for (int64_t end : work.heads.back()->end) pairs += static_cast<double>(end) * shape.group_size;
   }
-  const double flops = pairs * 4 * shape.head_dim;
-  std::unique_ptr<MatmulAttend> attend;
-  if (!MatmulAttend::create(&attend).ok() || !attend->prepare(heads[0]->layer, true, n_threads).ok()) std::exit(1);
-
-  struct Task {
-    const Case* head;
-    int32_t begin, end;
-  };
-  std::vector<Task> tasks;
-  for (auto& head : heads)
+  work.flops = pairs * 4 * shape.head_dim;
+  for (auto& head : work.heads)
     for (int32_t row = 0; row < head->job.n_rows; row += MatmulAttend::kTaskRows)
-      tasks.push_back({head.get(), row, std::min(row + MatmulAttend::kTaskRows, head->job.n_rows)});
+      work.tasks.push_back({head.get(), row, std::min(row + MatmulAttend::kTaskRows, head->job.n_rows)});
+  return work;
+}
+
+// GFLOP/s of oneDNN alone, over all threads.
+double tile_gflops_of(TileRate* tile, int32_t n_threads) {
+  std::vector<double> tile_seconds(static_cast<size_t>(n_threads));
+  on_threads(n_threads, [&](int32_t worker) {
+    omp_set_num_threads(1);
+    tile_seconds[static_cast<size_t>(worker)] = tile->measure(worker, 100);
+  });
+  double rate = 0;
+  for (double each : tile_seconds) rate += tile->flops() / each * 1e-9;
+  return rate;
+}
+
+// Processor time per thread that all tasks take, in seconds.
+double attend_all(const std::vector<Task>& tasks, int32_t n_threads, MatmulAttend* attend) {
+  std::vector<double> busy(static_cast<size_t>(n_threads));
+  on_threads(n_threads, [&](int32_t worker) {
+    omp_set_num_threads(1);
+    const double from = cpu_seconds();
+    for (size_t i = static_cast<size_t>(worker); i < tasks.size(); i += static_cast<size_t>(n_threads))
+      attend->attend(tasks[i].head->job, tasks[i].begin, tasks[i].end, worker);
+    busy[static_cast<size_t>(worker)] = cpu_seconds() - from;
+  });
+  double elapsed = 0;
+  for (double each : busy) elapsed += each / n_threads;
+  return elapsed;
+}
+
+void run(const Shape& shape, int32_t n_threads) {
+  const Work work = make_work(shape);
+  std::unique_ptr<MatmulAttend> attend;
+  if (!MatmulAttend::create(&attend).ok() || !attend->prepare(work.heads[0]->layer, true, n_threads).ok()) std::exit(1);
   TileRate tile(shape.head_dim, shape.q_is_bf16 && cpu::onednn_has_fast_bf16(), n_threads);
 
   std::vector<double> gflops, tile_gflops, shares, wall;
   double spent = 0;
   for (int repeat = 0; repeat < 15 && (repeat < 3 || spent < 3); ++repeat) {
-    std::vector<double> tile_seconds(static_cast<size_t>(n_threads));
-    on_threads(n_threads, [&](int32_t worker) {
-      omp_set_num_threads(1);
-      tile_seconds[static_cast<size_t>(worker)] = tile.measure(worker, 100);
-    });
+    tile_gflops.push_back(tile_gflops_of(&tile, n_threads));
     const double start = seconds();
-    std::vector<double> busy(static_cast<size_t>(n_threads));
-    on_threads(n_threads, [&](int32_t worker) {
-      omp_set_num_threads(1);
-      const double from = cpu_seconds();
-      for (size_t i = static_cast<size_t>(worker); i < tasks.size(); i += static_cast<size_t>(n_threads))
-        attend->attend(tasks[i].head->job, tasks[i].begin, tasks[i].end, worker);
-      busy[static_cast<size_t>(worker)] = cpu_seconds() - from;
-    });
+    gflops.push_back(work.flops / attend_all(work.tasks, n_threads, attend.get()) * 1e-9);
     wall.push_back(seconds() - start);
     spent += wall.back();
-    double elapsed = 0;
-    for (double each : busy) elapsed += each / n_threads;
-    double tile_rate = 0;
-    for (double each : tile_seconds) tile_rate += tile.flops() / each * 1e-9;
-    gflops.push_back(flops / elapsed * 1e-9);
-    tile_gflops.push_back(tile_rate);
-    shares.push_back(gflops.back() / tile_rate);
+    shares.push_back(gflops.back() / tile_gflops.back());
   }
-  if (!is_right(*heads[0])) {
+  if (!is_right(*work.heads[0])) {
     std::printf("%s is WRONG\n", shape.name);
     std::exit(1);
   }
-  const double kv_bytes = 4.0 * shape.head_dim * static_cast<double>(options.n_keys) * shape.n_kv_heads;
-  const double us = flops / median(gflops) * 1e-3;
+  const double kv_bytes = 4.0 * shape.head_dim * static_cast<double>(shape.kv_len + shape.q_len) * shape.n_kv_heads;
+  const double us = work.flops / median(gflops) * 1e-3;
   std::printf("%-22s %d thread(s): %5.0f GFLOP/s of %5.0f, share %.2f; %8.0f us (wall %8.0f), K+V at %5.1f GB/s\n",
               shape.name, n_threads, median(gflops), median(tile_gflops), median(shares), us, median(wall) * 1e6,
               kv_bytes / us * 1e-3);

@@ -12,6 +12,7 @@
 
 #include "cpu/attend_case.h"
 #include "cpu/isa.h"
+#include "reference/rounding.h"
 extern "C" {
 #include <cmocka.h>
 }
@@ -82,7 +83,7 @@ void narrow_types_to_f32_exactly(void**) {
       for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint16_t>(i);
       table.to_f32(dtype, from.data(), to.data(), static_cast<int64_t>(from.size()));
       for (size_t i = 0; i < from.size(); ++i) {
-        const double want = stored_to_double(dtype, &from[i]);
+        const double want = reference::load(dtype, &from[i]);
         const bool same = std::isnan(want)
                               ? std::isnan(to[i])
                               : std::bit_cast<uint32_t>(to[i]) == std::bit_cast<uint32_t>(static_cast<float>(want));
@@ -100,9 +101,9 @@ void check_rounding(const cpu::KernelTable& table, int32_t dtype, const std::vec
   for (size_t i = 0; i < from.size(); ++i) {
     uint16_t want = 0;
     if (!std::isnan(from[i])) {
-      double_to_stored(dtype, static_cast<double>(from[i]), &want);
+      reference::store(dtype, static_cast<double>(from[i]), &want);
       if (want == to[i]) continue;
-    } else if (std::isnan(stored_to_double(dtype, &to[i]))) {
+    } else if (std::isnan(reference::load(dtype, &to[i]))) {
       continue;
     }
     fail_msg("%s: type %d: %.9g (%x) -> %x for %x", table.name, dtype, static_cast<double>(from[i]),
@@ -120,7 +121,7 @@ void rounds_to_nearest_even(void**) {
       from.clear();  // every tie and its neighbours
       for (uint32_t half = 0; half < 65536; ++half) {
         const auto bits = static_cast<uint16_t>(half);
-        const auto value = static_cast<float>(stored_to_double(dtype, &bits));
+        const auto value = static_cast<float>(reference::load(dtype, &bits));
         const uint32_t middle = dtype == TANDEM_BF16 ? 0x8000 : 0x1000;
         for (const uint32_t step : {0u, 1u, middle - 1, middle, middle + 1})
           from.push_back(std::bit_cast<float>(std::bit_cast<uint32_t>(value) + step));

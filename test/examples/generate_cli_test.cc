@@ -21,66 +21,69 @@ CommandResult generate_with(std::vector<std::string> args) {
 }
 
 struct BadInput {
-  std::vector<std::string> args;
+  std::vector<std::string> base;  // a command that works, or lacks what the case is about
+  std::vector<std::string> added;
   std::vector<const char*> named;  // words that the message must have
 };
 
-// Each of them on top of a command that would work.
-void bad_input_is_named(void**) {
+std::vector<BadInput> bad_inputs() {
   const std::vector<std::string> prompt = {"--model", kModel, "--n-predict", "1", "--prompt", "a"};
   const std::vector<std::string> score = {"--model", kModel, "--score", kText, "--context", "64"};
-  const std::vector<std::pair<std::vector<std::string>, BadInput>> cases = {
-      {prompt, {{"--nonsense"}, {"--nonsense", "unknown"}}},
-      {prompt, {{"nonsense"}, {"nonsense", "unknown"}}},
-      {prompt, {{"--n-predict"}, {"--n-predict", "missing"}}},
-      {prompt, {{"--n-predict", "0"}, {"--n-predict", "\"0\""}}},
-      {prompt, {{"--n-predict", "-3"}, {"--n-predict", "\"-3\""}}},
-      {prompt, {{"--n-predict", "1.5"}, {"--n-predict", "\"1.5\""}}},
-      {prompt, {{"--n-predict", "99999999999999999999"}, {"--n-predict", "99999999999999999999"}}},
-      {prompt, {{"--n-predict="}, {"--n-predict", "\"\""}}},
-      {prompt, {{"--json=1"}, {"--json", "\"1\""}}},
-      {prompt, {{"--temperature", "nan"}, {"--temperature", "\"nan\""}}},
-      {prompt, {{"--temperature", "-1"}, {"--temperature", "\"-1\""}}},
-      {prompt, {{"--temperature", "1,5"}, {"--temperature", "\"1,5\""}}},
-      {prompt, {{"--policy", "fancy"}, {"--policy", "fancy", "hgca"}}},
-      {prompt, {{"--policy", ""}, {"--policy"}}},
-      {prompt, {{"--isa", "pentium"}, {"--isa", "pentium"}}},
-      {prompt, {{"--kv-type", "q9"}, {"--kv-type", "q9", "bf16"}}},
-      {prompt, {{"--rope", "maybe"}, {"--rope", "maybe"}}},
-      {prompt, {{"--evict-by", "luck"}, {"--evict-by", "luck"}}},
-      {prompt, {{"--group", "sum"}, {"--group", "sum"}}},
-      {prompt, {{"--threads", "0"}, {"--threads", "\"0\""}}},
-      {prompt, {{"--chunk", "0"}, {"--chunk", "\"0\""}}},
-      {prompt, {{"--window", "-1"}, {"--window", "\"-1\""}}},
-      {prompt, {{"--sinks", "x"}, {"--sinks", "\"x\""}}},
-      {prompt, {{"--alpha", "0"}, {"--alpha", "\"0\""}}},
-      {prompt, {{"--alpha", "1.01"}, {"--alpha", "1.01"}}},
-      {prompt, {{"--beta", "-0.5"}, {"--beta", "-0.5"}}},
-      {prompt, {{"--halo", "-2"}, {"--halo", "\"-2\""}}},
-      {prompt, {{"--seed", "-1"}, {"--seed", "\"-1\""}}},
-      {prompt, {{"--score", kText}, {"--score", "--prompt"}}},
-      {prompt, {{"--context", "64"}, {"--context", "--score"}}},
-      {prompt, {{"--model", "/nonexistent"}, {"/nonexistent/config.json"}}},
-      {prompt, {{"--model", TANDEM_EXAMPLES_DIRECTORY}, {"config.json"}}},
-      {{"--prompt", "a"}, {{}, {"--model", "missing"}}},
-      {{"--model", kModel}, {{}, {"--prompt", "0 given"}}},
-      {{"--model", kModel}, {{"--prompt-file", "/nonexistent"}, {"/nonexistent"}}},
-      {{"--model", kModel}, {{"--prompt-file", "/dev/null"}, {"/dev/null", "empty"}}},
-      {{"--model", kModel}, {{"--prompt-file", "/"}, {"/"}}},
-      {{"--model", kModel, "--score", kText}, {{}, {"--context", "missing"}}},
-      {score, {{"--context", "1"}, {"--context", "\"1\""}}},
-      {score, {{"--context", "100000"}, {"haystack.txt", "100000"}}},
-      {score, {{"--offset", "16800"}, {"haystack.txt", "16800"}}},
-      {score, {{"--offset", "1000000"}, {"haystack.txt", "1000000"}}},
-      {score, {{"--decode-last", "64"}, {"--decode-last", "\"64\""}}},
-      {score, {{"--decode-last", "0"}, {"--decode-last", "\"0\""}}},
+  return {
+      {prompt, {"--nonsense"}, {"--nonsense", "unknown"}},
+      {prompt, {"nonsense"}, {"nonsense", "unknown"}},
+      {prompt, {"--n-predict"}, {"--n-predict", "missing"}},
+      {prompt, {"--n-predict", "0"}, {"--n-predict", "\"0\""}},
+      {prompt, {"--n-predict", "-3"}, {"--n-predict", "\"-3\""}},
+      {prompt, {"--n-predict", "1.5"}, {"--n-predict", "\"1.5\""}},
+      {prompt, {"--n-predict", "99999999999999999999"}, {"--n-predict", "99999999999999999999"}},
+      {prompt, {"--n-predict="}, {"--n-predict", "\"\""}},
+      {prompt, {"--json=1"}, {"--json", "\"1\""}},
+      {prompt, {"--temperature", "nan"}, {"--temperature", "\"nan\""}},
+      {prompt, {"--temperature", "-1"}, {"--temperature", "\"-1\""}},
+      {prompt, {"--temperature", "1,5"}, {"--temperature", "\"1,5\""}},
+      {prompt, {"--policy", "fancy"}, {"--policy", "fancy", "hgca"}},
+      {prompt, {"--policy", ""}, {"--policy"}},
+      {prompt, {"--isa", "pentium"}, {"--isa", "pentium"}},
+      {prompt, {"--kv-type", "q9"}, {"--kv-type", "q9", "bf16"}},
+      {prompt, {"--rope", "maybe"}, {"--rope", "maybe"}},
+      {prompt, {"--evict-by", "luck"}, {"--evict-by", "luck"}},
+      {prompt, {"--group", "sum"}, {"--group", "sum"}},
+      {prompt, {"--threads", "0"}, {"--threads", "\"0\""}},
+      {prompt, {"--chunk", "0"}, {"--chunk", "\"0\""}},
+      {prompt, {"--window", "-1"}, {"--window", "\"-1\""}},
+      {prompt, {"--sinks", "x"}, {"--sinks", "\"x\""}},
+      {prompt, {"--alpha", "0"}, {"--alpha", "\"0\""}},
+      {prompt, {"--alpha", "1.01"}, {"--alpha", "1.01"}},
+      {prompt, {"--beta", "-0.5"}, {"--beta", "-0.5"}},
+      {prompt, {"--halo", "-2"}, {"--halo", "\"-2\""}},
+      {prompt, {"--seed", "-1"}, {"--seed", "\"-1\""}},
+      {prompt, {"--score", kText}, {"--score", "--prompt"}},
+      {prompt, {"--context", "64"}, {"--context", "--score"}},
+      {prompt, {"--model", "/nonexistent"}, {"/nonexistent/config.json"}},
+      {prompt, {"--model", TANDEM_EXAMPLES_DIRECTORY}, {"config.json"}},
+      {{"--prompt", "a"}, {}, {"--model", "missing"}},
+      {{"--model", kModel}, {}, {"--prompt", "0 given"}},
+      {{"--model", kModel}, {"--prompt-file", "/nonexistent"}, {"/nonexistent"}},
+      {{"--model", kModel}, {"--prompt-file", "/dev/null"}, {"/dev/null", "empty"}},
+      {{"--model", kModel}, {"--prompt-file", "/"}, {"/"}},
+      {{"--model", kModel, "--score", kText}, {}, {"--context", "missing"}},
+      {score, {"--context", "1"}, {"--context", "\"1\""}},
+      {score, {"--context", "100000"}, {"haystack.txt", "100000"}},
+      {score, {"--offset", "16800"}, {"haystack.txt", "16800"}},
+      {score, {"--offset", "1000000"}, {"haystack.txt", "1000000"}},
+      {score, {"--decode-last", "64"}, {"--decode-last", "\"64\""}},
+      {score, {"--decode-last", "0"}, {"--decode-last", "\"0\""}},
   };
-  for (const auto& [base, bad] : cases) {
-    std::vector<std::string> args = base;
-    args.insert(args.end(), bad.args.begin(), bad.args.end());
+}
+
+void bad_input_is_named(void**) {
+  for (const BadInput& bad : bad_inputs()) {
+    std::vector<std::string> args = bad.base;
+    args.insert(args.end(), bad.added.begin(), bad.added.end());
     const CommandResult result = generate_with(args);
     std::string shown;
-    for (const std::string& arg : bad.args) shown += arg + " ";
+    for (const std::string& arg : bad.added) shown += arg + " ";
     if (result.exit_code != 1 || !result.out.empty() || result.err.find('\n') != result.err.size() - 1)
       STOP_TEST("%s: exit code %d, \"%s\"", shown.c_str(), result.exit_code, result.err.c_str());
     for (const char* word : bad.named)

@@ -63,12 +63,13 @@ struct EngineSetup {
   NanAllocator* allocator = nullptr;
 };
 
+// Engine, cache and session stand for their handles in calls of the C ABI.
 class Engine {
  public:
   explicit Engine(const EngineSetup& setup);
   ~Engine();
   Engine(const Engine&) = delete;
-  operator tandem_engine*() const { return handle_; }
+  operator tandem_engine*() const { return handle_; }  // NOLINT(google-explicit-constructor)
 
  private:
   tandem_engine* handle_ = nullptr;
@@ -84,7 +85,7 @@ class Cache {
   Cache(tandem_engine* engine, const std::vector<reference::RefLayer>& layers, const CacheSetup& setup);
   ~Cache();
   Cache(const Cache&) = delete;
-  operator tandem_cache*() const { return cache_; }
+  operator tandem_cache*() const { return cache_; }  // NOLINT(google-explicit-constructor)
   int64_t create_sequence(const std::string& context);
 
  private:
@@ -99,7 +100,7 @@ class Session {
   Session(tandem_cache* cache, const tandem_session_options& options);
   ~Session();
   Session(const Session&) = delete;
-  operator tandem_session*() const { return session_; }
+  operator tandem_session*() const { return session_; }  // NOLINT(google-explicit-constructor)
 
  private:
   tandem_session* session_ = nullptr;

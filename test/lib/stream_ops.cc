@@ -208,73 +208,99 @@ void StreamWorld::check_sequence(int64_t id) {
   check_digest(id);
 }
 
-void StreamWorld::check_selection(size_t session, int64_t id, size_t layer) {
-  Entry& entry = sessions_[session];
+StreamWorld::Listed StreamWorld::list_selection(size_t session, int64_t id, size_t layer, int32_t kv_head) {
   const reference::RefLayer& geometry = layers_[layer];
   const int64_t length = models_.at(id).length(layer);
-  for (int32_t kv_head = 0; kv_head < geometry.n_kv_heads; ++kv_head) {
-    const auto g = static_cast<int32_t>(random_.integer(0, geometry.group_size() - 1));
-    std::vector<int64_t> got(static_cast<size_t>(length + 1));
-    std::vector<float> share(static_cast<size_t>(length + 1), -1.0f);
-    int64_t n_kept = -1;
-    TANDEM_EXPECT(where(), TANDEM_OK,
-                  tandem_session_selection(got.data(), share.data(), length + 1, &n_kept, *entry.session, id,
-                                           static_cast<int32_t>(layer), kv_head, g, &error));
-    expect(n_kept >= 0 && n_kept <= length, where() + "selection of more keys than there are");
-    got.resize(static_cast<size_t>(n_kept));
-    std::string context = where() + "selection of session " + std::to_string(session) + " sequence " + std::to_string(id) +
-                          " layer " + std::to_string(layer) + " head " + std::to_string(kv_head);
-    expect(std::is_sorted(got.begin(), got.end()) && std::adjacent_find(got.begin(), got.end()) == got.end(),
-           context + " is not ascending");
-    if (!entry.hgca || !hgca(entry, id).keeps(layer)) {
-      // The next query, were it there, less itself.
-      SequenceModel next = models_.at(id);
-      const std::vector<double> zeros(
-          static_cast<size_t>(geometry.n_kv_heads * std::max(geometry.k_head_dim, geometry.v_head_dim)));
-      next.append(layer, 1, zeros.data(), zeros.data());
-      std::vector<int64_t> wanted;
-      next.visible(layer, length, entry.scope, &wanted);
-      if (!wanted.empty() && wanted.back() == length) wanted.pop_back();
-      expect(got == wanted, context + " is not what the policy says");
-      continue;
-    }
-    reference::HgcaModel& state = hgca(entry, id);
-    state.before_decode(layer);
-    std::vector<int64_t> chosen;
-    double sum = 0.0, wanted_sum = 0.0;
-    for (size_t i = 0; i < got.size(); ++i) {
-      const bool resident = got[i] < state.sink_end(layer) || got[i] >= state.window_begin(layer);
-      expect(!resident || share[i] == 0.0f, context + ": a share inside window or sinks");
-      if (resident) continue;
-      chosen.push_back(got[i]);
-      sum += static_cast<double>(share[i]);
-      wanted_sum += state.maw(layer, kv_head * geometry.group_size() + g, got[i]);
-    }
-    const int64_t n_resident = state.sink_end(layer) + length - std::min(length, state.window_begin(layer));
-    expect(static_cast<int64_t>(got.size() - chosen.size()) == n_resident, context + " lacks sinks or window");
-    std::vector<int64_t> differing;
-    const std::vector<int64_t>& wanted = state.selected(layer, kv_head);
-    std::set_symmetric_difference(chosen.begin(), chosen.end(), wanted.begin(), wanted.end(), std::back_inserter(differing));
-    for (int64_t j : differing) {
-      const std::vector<int64_t>& close = state.uncertain(layer, kv_head);
-      expect(std::find(close.begin(), close.end(), j) != close.end(),
-             context + ": token " + std::to_string(j) +
-                 (std::binary_search(chosen.begin(), chosen.end(), j) ? " is" : " is not") + " selected, window begins at " +
-                 std::to_string(state.window_begin(layer)) + ", its maw is " +
-                 std::to_string(state.maw(layer, kv_head * geometry.group_size() + g, j)));
-    }
-    // A MAW in f32 is off by 2e-7: shares of a sum that is no larger say nothing.
-    if (!chosen.empty() && wanted_sum > 1e-6) {
-      expect(std::fabs(sum - 1.0) <= 1e-5, context + ": shares sum to " + std::to_string(sum));
-      for (size_t i = 0; i < got.size(); ++i) {
-        if (!std::binary_search(chosen.begin(), chosen.end(), got[i])) continue;
-        const double expected = state.maw(layer, kv_head * geometry.group_size() + g, got[i]) / wanted_sum;
-        expect(std::fabs(static_cast<double>(share[i]) - expected) <= 1e-3 * expected + 1e-5 + 2e-7 / wanted_sum,
-               context + ": share of " + std::to_string(got[i]) + " is " + std::to_string(share[i]) + ", not " +
-                   std::to_string(expected));
-      }
-    }
-    state.adopt(layer, kv_head, chosen);
+  const auto g = static_cast<int32_t>(random_.integer(0, geometry.group_size() - 1));
+  Listed listed;
+  listed.layer = layer;
+  listed.kv_head = kv_head;
+  listed.q_head = kv_head * geometry.group_size() + g;
+  listed.keys.resize(static_cast<size_t>(length + 1));
+  listed.share.assign(static_cast<size_t>(length + 1), -1.0f);
+  int64_t n_kept = -1;
+  TANDEM_EXPECT(where(), TANDEM_OK,
+                tandem_session_selection(listed.keys.data(), listed.share.data(), length + 1, &n_kept,
+                                         *sessions_[session].session, id, static_cast<int32_t>(layer), kv_head, g, &error));
+  expect(n_kept >= 0 && n_kept <= length, where() + "selection of more keys than there are");
+  listed.keys.resize(static_cast<size_t>(n_kept));
+  listed.where = where() + "selection of session " + std::to_string(session) + " sequence " + std::to_string(id) +
+                 " layer " + std::to_string(layer) + " head " + std::to_string(kv_head);
+  expect(std::is_sorted(listed.keys.begin(), listed.keys.end()) &&
+             std::adjacent_find(listed.keys.begin(), listed.keys.end()) == listed.keys.end(),
+         listed.where + " is not ascending");
+  return listed;
+}
+
+// Policies that choose by position: what the next query would see, were it there, less itself.
+void StreamWorld::check_visible(const Entry& entry, int64_t id, const Listed& listed) {
+  const reference::RefLayer& geometry = layers_[listed.layer];
+  SequenceModel next = models_.at(id);
+  const int64_t length = next.length(listed.layer);
+  const std::vector<double> zeros(
+      static_cast<size_t>(geometry.n_kv_heads * std::max(geometry.k_head_dim, geometry.v_head_dim)));
+  next.append(listed.layer, 1, zeros.data(), zeros.data());
+  std::vector<int64_t> wanted;
+  next.visible(listed.layer, length, entry.scope, &wanted);
+  if (!wanted.empty() && wanted.back() == length) wanted.pop_back();
+  expect(listed.keys == wanted, listed.where + " is not what the policy says");
+}
+
+// Sinks and window are all there; of the keys between them, those selected, but for the ones too close to call.
+void StreamWorld::check_selected(reference::HgcaModel& state, int64_t length, const Listed& listed) {
+  const size_t layer = listed.layer;
+  state.before_decode(layer);
+  std::vector<int64_t> chosen;
+  for (size_t i = 0; i < listed.keys.size(); ++i) {
+    const bool resident = listed.keys[i] < state.sink_end(layer) || listed.keys[i] >= state.window_begin(layer);
+    expect(!resident || listed.share[i] == 0.0f, listed.where + ": a share inside window or sinks");
+    if (!resident) chosen.push_back(listed.keys[i]);
+  }
+  const int64_t n_resident = state.sink_end(layer) + length - std::min(length, state.window_begin(layer));
+  expect(static_cast<int64_t>(listed.keys.size() - chosen.size()) == n_resident, listed.where + " lacks sinks or window");
+  std::vector<int64_t> differing;
+  const std::vector<int64_t>& wanted = state.selected(layer, listed.kv_head);
+  std::set_symmetric_difference(chosen.begin(), chosen.end(), wanted.begin(), wanted.end(), std::back_inserter(differing));
+  for (int64_t j : differing) {
+    const std::vector<int64_t>& close = state.uncertain(layer, listed.kv_head);
+    expect(std::find(close.begin(), close.end(), j) != close.end(),
+           listed.where + ": token " + std::to_string(j) +
+               (std::binary_search(chosen.begin(), chosen.end(), j) ? " is" : " is not") + " selected, window begins at " +
+               std::to_string(state.window_begin(layer)) + ", its maw is " +
+               std::to_string(state.maw(layer, listed.q_head, j)));
+  }
+  check_shares(state, listed, chosen);
+  state.adopt(layer, listed.kv_head, chosen);
+}
+
+// Of the chosen keys: each one's MAW as a part of their sum.
+void StreamWorld::check_shares(reference::HgcaModel& state, const Listed& listed, const std::vector<int64_t>& chosen) {
+  const auto maw = [&](int64_t token) { return state.maw(listed.layer, listed.q_head, token); };
+  double sum = 0.0, wanted_sum = 0.0;
+  for (int64_t token : chosen) wanted_sum += maw(token);
+  // A MAW in f32 is off by 2e-7: shares of a sum that is no larger say nothing.
+  if (chosen.empty() || !(wanted_sum > 1e-6)) return;
+  for (size_t i = 0; i < listed.keys.size(); ++i) {
+    const int64_t token = listed.keys[i];
+    if (!std::binary_search(chosen.begin(), chosen.end(), token)) continue;
+    sum += static_cast<double>(listed.share[i]);
+    const double expected = maw(token) / wanted_sum;
+    expect(std::fabs(static_cast<double>(listed.share[i]) - expected) <= 1e-3 * expected + 1e-5 + 2e-7 / wanted_sum,
+           listed.where + ": share of " + std::to_string(token) + " is " + std::to_string(listed.share[i]) + ", not " +
+               std::to_string(expected));
+  }
+  expect(std::fabs(sum - 1.0) <= 1e-5, listed.where + ": shares sum to " + std::to_string(sum));
+}
+
+void StreamWorld::check_selection(size_t session, int64_t id, size_t layer) {
+  Entry& entry = sessions_[session];
+  const bool selects = entry.hgca && hgca(entry, id).keeps(layer);
+  for (int32_t kv_head = 0; kv_head < layers_[layer].n_kv_heads; ++kv_head) {
+    const Listed listed = list_selection(session, id, layer, kv_head);
+    if (selects)
+      check_selected(hgca(entry, id), models_.at(id).length(layer), listed);
+    else
+      check_visible(entry, id, listed);
   }
 }
 

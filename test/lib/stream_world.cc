@@ -61,22 +61,23 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
   }
   page_tokens_ = random_.pick({16, 16, 32, 64});
   cache_ = std::make_unique<Cache>(engine, layers_, CacheSetup{page_tokens_});
-  const auto add = [this](const tandem_session_options& options, Entry entry) {
-    entry.session = std::make_unique<Session>(*cache_, options);
+  const auto add = [this](Entry entry) {
+    entry.session =
+        std::make_unique<Session>(*cache_, entry.hgca ? hgca_options(entry.options) : scope_options(entry.scope));
     sessions_.push_back(std::move(entry));
   };
   const auto draw_scope = [this] {
     return reference::Scope{true, random_.pick<int64_t>({1, 4, 16, 33}), random_.pick<int64_t>({0, 1, 4, 20})};
   };
   if (policies == Policies::kExact) {
-    add(scope_options({}), {});
+    add({});
     for (int64_t i = random_.integer(1, 2); i > 0; --i) {
       Entry entry;
       entry.scope = draw_scope();
       // Sinks in a layer with a sliding window of its own have a test elsewhere.
       if (std::any_of(layers_.begin(), layers_.end(), [](const RefLayer& l) { return l.sliding_window > 0; }))
         entry.scope.sink_tokens = 0;
-      add(scope_options(entry.scope), std::move(entry));
+      add(std::move(entry));
     }
   } else {
     for (int64_t i = random_.integer(1, 2); i > 0; --i) {
@@ -90,7 +91,7 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
                        random_.chance(0.3),
                        page_tokens_,
                        random_.pick<int64_t>({0, 0, 1, 5, 16})};
-      add(hgca_options(entry.options), std::move(entry));
+      add(std::move(entry));
     }
   }
 }

@@ -76,6 +76,14 @@ class StreamWorld {
     Tensor k, v;
     std::vector<double> k_dense, v_dense;
   };
+  // What a session says that the next query of one head would see.
+  struct Listed {
+    std::vector<int64_t> keys;
+    std::vector<float> share;  // beyond the keys: untouched
+    size_t layer;
+    int32_t kv_head, q_head;
+    std::string where;
+  };
   struct LayerCall {
     Tensor q, o, lse;
     std::vector<float> q_dense;
@@ -91,6 +99,10 @@ class StreamWorld {
   void grow_model(const Pass& pass, size_t layer, const LayerCall& call);
   void compare(Entry& entry, size_t layer, const Pass& pass, const LayerCall& call);
   void compare_sequence(Entry& entry, size_t layer, const Pass& pass, const LayerCall& call, size_t i, int64_t first);
+  Listed list_selection(size_t session, int64_t id, size_t layer, int32_t kv_head);
+  void check_visible(const Entry& entry, int64_t id, const Listed& listed);
+  void check_selected(reference::HgcaModel& state, int64_t length, const Listed& listed);
+  void check_shares(reference::HgcaModel& state, const Listed& listed, const std::vector<int64_t>& chosen);
   void expect_refusal(size_t session, const Pass& pass);
   Rows draw_rows(size_t layer, int64_t n_tokens);
   reference::HgcaModel& hgca(Entry& entry, int64_t id);

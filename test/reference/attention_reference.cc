@@ -110,8 +110,9 @@ double capped(const RefLayer& layer, double logit) {
 }
 
 // One (token, head) row of the truth. `weights` holds the logits on entry and the weights on return.
-void finish_row(const RefLayer& layer, const Widened& wide, int32_t q_head, const std::vector<int64_t>& keys,
-                std::vector<double>* weights, int64_t row, Truth* truth) {
+void finish_row(const RefLayer& layer, const Widened& wide, const std::vector<int64_t>& keys, std::vector<double>* weights,
+                int64_t row, Truth* truth) {
+  const auto q_head = static_cast<int32_t>(row % layer.n_q_heads);
   double largest = layer.sinks.empty() ? -kInfinity : static_cast<double>(layer.sinks[static_cast<size_t>(q_head)]);
   const double sink = largest;
   for (double logit : *weights) largest = std::isnan(logit) ? logit : std::max(largest, logit);  // NaN stays
@@ -182,7 +183,7 @@ Truth attend_reference(const LayerRows& rows, const Queries& queries) {
           magnitude = std::max(magnitude, layer.scale() * product.magnitude);
           weights[i] = capped(layer, layer.scale() * product.value);
         }
-        finish_row(layer, wide, q_head, keys, &weights, row, &truth);
+        finish_row(layer, wide, keys, &weights, row, &truth);
         if (queries.observe) queries.observe(t, q_head, keys, weights.data());
       }
     }
