@@ -2,6 +2,7 @@
 #include "cpu/attend_plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "lib/dtype.h"
 
@@ -38,7 +39,8 @@ Cut cut_of(const AttendJob& job) {
 }  // namespace
 
 int64_t piece_keys(int64_t n_keys) {
-  const int64_t n_pieces = std::clamp<int64_t>(n_keys / kMinPieceKeys, 1, kMaxPieces);
+  const auto wanted = static_cast<int64_t>(std::sqrt(64.0 * static_cast<double>(n_keys)));
+  const int64_t n_pieces = std::clamp<int64_t>(n_keys / std::max(kMinPieceKeys, wanted), 1, kMaxPieces);
   return round_up(std::max<int64_t>(divide_up(n_keys, n_pieces), 1), kBlockKeys);
 }
 

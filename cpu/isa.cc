@@ -30,7 +30,8 @@ const KernelTable* isa_table(int32_t idx) {
 bool isa_available(const KernelTable& table) { return (hwy::SupportedTargets() & table.target) != 0; }
 
 Status choose_isa(const char* name, const KernelTable** table) {
-  if (name == nullptr) name = std::getenv("TANDEM_CPU_ISA");
+  const char* field = name != nullptr ? "cpu_isa" : "TANDEM_CPU_ISA";
+  if (name == nullptr) name = std::getenv(field);
   const bool any = name == nullptr || *name == '\0';
   std::string available;
   for (const KernelTable* candidate : kTables) {
@@ -41,9 +42,8 @@ Status choose_isa(const char* name, const KernelTable** table) {
     }
     available += available.empty() ? candidate->name : std::string(", ") + candidate->name;
   }
-  return fail(TANDEM_ERROR_NOT_FOUND, "cpu_isa",
-              "cpu_isa = \"%s\" is not an instruction set of this build and processor (%s)", any ? "" : name,
-              available.empty() ? "none" : available.c_str());
+  return fail(TANDEM_ERROR_NOT_FOUND, field, "%s = \"%s\" is not an instruction set of this build and processor (%s)", field,
+              any ? "" : name, available.empty() ? "none" : available.c_str());
 }
 
 }  // namespace tandem::cpu

@@ -41,9 +41,10 @@ Status Scratch::allocate(int32_t k_head_dim, int32_t v_head_dim, size_t scratchp
   };
   const auto dk = static_cast<size_t>(k_head_dim), dv = static_cast<size_t>(v_head_dim);
   const size_t at_q = place(kRows * dk * 4), at_k = place(kKeys * dk * 4), at_v = place(kKeys * dv * 4);
-  const size_t at_o = place(kRows * dv * 4), at_s = place(kTileQ * kStrideS * 4), at_max = place(kRows * 4);
-  const size_t at_sum = place(kRows * 4), at_angles = place(dk * 4), at_value = place(dv * 4), at_visible = place(kKeys * 4);
-  const size_t at_odd = place(kKeys * 4), at_segments = place(kKeys * sizeof(KeySegment));
+  const size_t at_o = place(kRows * dv * 4), at_s = place(size_t{kTileQ} * kStrideS * 4), at_max = place(size_t{kRows} * 4);
+  const size_t at_sum = place(size_t{kRows} * 4), at_angles = place(dk * 4), at_value = place(dv * 4),
+               at_visible = place(size_t{kKeys} * 4);
+  const size_t at_odd = place(size_t{kKeys} * 4), at_segments = place(kKeys * sizeof(KeySegment));
   TANDEM_TRY(allocate_aligned(total, &data_));
   std::byte* base = data_.get();
   const auto floats = [&](size_t at) { return reinterpret_cast<float*>(base + at); };

@@ -15,7 +15,7 @@
 namespace tandem::cpu {
 
 struct PoolOptions {
-  int32_t n_threads = 0;     // 0: what machine_limits() allows
+  int32_t n_threads = 0;     // 0: affinity mask and cgroup quota
   int64_t spin_ns = 50'000;  // counts as 0 when there are more workers than CPUs or quota
   bool pin_threads = true;
 };

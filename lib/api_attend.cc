@@ -22,6 +22,8 @@ Status check_flags(const AttendRequest& call) {
   const tandem_attend_args& args = call.args;
   constexpr uint32_t kKnown = TANDEM_ATTEND_SPECULATIVE | TANDEM_ATTEND_PARTIAL;
   if ((args.flags & ~kKnown) != 0) return fail(kInvalid, "flags", "flags = 0x%x has unknown bits", args.flags);
+  if ((args.flags & kKnown) == kKnown)
+    return fail(kInvalid, "flags", "flags = 0x%x: a speculative append is never a part of another", args.flags);
   const bool speculative = (args.flags & TANDEM_ATTEND_SPECULATIVE) != 0;
   if (speculative && args.k == nullptr)
     return fail(kInvalid, "k", "k = NULL with TANDEM_ATTEND_SPECULATIVE: there is nothing to append");

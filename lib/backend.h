@@ -95,7 +95,7 @@ struct BackendTable {
   Status (*merge)(void* self, const MergeJob* jobs, int32_t n_jobs);
   // On the calling thread alone, concurrent: meant for background work.
   void (*attn_weights)(void* self, const WeightJob& job);
-  // maw[j] += alpha * (exp(logits[j] - lse) - maw[j]); an lse that is not finite gives weights of 0. Concurrent.
+  // maw[j] = (1 - alpha) * maw[j] + alpha * exp(logits[j] - lse); an lse that is not finite gives weights of 0. Concurrent.
   void (*observe)(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha);
   // n elements from and to f32, rounded to nearest even; NaN stays NaN. Concurrent.
   void (*to_f32)(void* self, int32_t dtype, const void* from, float* to, int64_t n);

@@ -125,6 +125,9 @@ Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_ne
   if (n_copies + n_new_pages == 0) return {};
   sequence.pages.reserve(static_cast<size_t>(n_pages + n_new_pages));
   TANDEM_TRY(store_.make_free(n_copies + n_new_pages));
+  // A refresh in the background may still read the shared pages that are about to be let go.
+  if (n_copies > 0)
+    for (Session* session : sessions_) session->wait(sequence);
   for (int64_t p = first_page; p < n_pages && n_copies > 0; ++p) {
     int32_t& page = sequence.pages[static_cast<size_t>(p)];
     if (!store_.shared(page)) continue;
@@ -164,7 +167,7 @@ Status Cache::fork(int64_t id, int64_t* fork_id) {
   made->speculative = from->speculative;
   made->positions = from->positions;
   made->pages.reserve(static_cast<size_t>(whole + 1));
-  TANDEM_TRY(store_.make_free(1));
+  if (length % page_len() != 0) TANDEM_TRY(store_.make_free(1));
   sequences_.reserve(sequences_.size() + 1);
   size_t n_prepared = 0;
   Status status;

@@ -35,12 +35,14 @@ void* map(int64_t bytes) {
 }  // namespace
 
 Status Tier::take(int64_t bytes, Use use, void** data) {
-  const int64_t total = total_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  if (cap_bytes_ > 0 && total > cap_bytes_) {
-    total_.fetch_sub(bytes, std::memory_order_relaxed);
-    return fail(TANDEM_ERROR_CAPACITY, cap_field_, "%s = %lld: %lld bytes are in use and %lld more are needed", cap_field_,
-                static_cast<long long>(cap_bytes_), static_cast<long long>(total - bytes), static_cast<long long>(bytes));
-  }
+  // A request that does not fit is never counted: it would make another thread's fail that does.
+  int64_t before = total_.load(std::memory_order_relaxed);
+  do {
+    if (cap_bytes_ > 0 && before + bytes > cap_bytes_)
+      return fail(TANDEM_ERROR_CAPACITY, cap_field_, "%s = %lld: %lld bytes are in use and %lld more are needed", cap_field_,
+                  static_cast<long long>(cap_bytes_), static_cast<long long>(before), static_cast<long long>(bytes));
+  } while (!total_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
+  const int64_t total = before + bytes;
   constexpr size_t kAlignment = 64;
   *data = allocator_.alloc ? allocator_.alloc(static_cast<size_t>(bytes), kAlignment, allocator_.user) : map(bytes);
   if (*data != nullptr && reinterpret_cast<uintptr_t>(*data) % kAlignment != 0) {

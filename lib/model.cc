@@ -89,8 +89,9 @@ Status check_dims(const tandem_layer_options& l, const Refusal& refuse) {
 Status check_logits(const tandem_layer_options& l, const Refusal& refuse) {
   if (!(l.sm_scale >= 0.0f) || std::isinf(l.sm_scale))
     return refuse(kInvalid, "sm_scale", "%g is not finite and at least 0", static_cast<double>(l.sm_scale));
-  if (!(l.soft_cap >= 0.0f) || std::isinf(l.soft_cap))
-    return refuse(kInvalid, "soft_cap", "%g is not finite and at least 0", static_cast<double>(l.soft_cap));
+  if (!(l.soft_cap >= 0.0f) || std::isinf(l.soft_cap) || (l.soft_cap > 0.0f && std::isinf(1.0f / l.soft_cap)))
+    return refuse(kInvalid, "soft_cap", "%g is not 0 or a positive number whose inverse is finite too",
+                  static_cast<double>(l.soft_cap));
   if (l.sliding_window_tokens < 0)
     return refuse(kInvalid, "sliding_window_tokens", "%lld is negative", static_cast<long long>(l.sliding_window_tokens));
   for (int32_t head = 0; l.sinks != nullptr && head < l.n_q_heads; ++head) {

@@ -26,7 +26,7 @@ Session::~Session() {
   // Jobs end while the cache still tells this session about changes: they read its pages and positions.
   std::unique_lock lock(cache_->mutex());
   for (auto& [id, state] : states_)
-    for (auto& layer : state->layers) cache_->engine().worker().join(layer->refresh.job);
+    for (auto& layer : state->layers) cache_->engine().worker().cancel(layer->refresh.job);
   cache_->detach(this);
 }
 
@@ -158,7 +158,7 @@ void Session::wait(const Sequence& sequence) {
 void Session::on_drop(int64_t id) {
   SequenceState* found = state(id);
   if (found == nullptr) return;
-  for (auto& layer : found->layers) join(*layer);
+  for (auto& layer : found->layers) cache_->engine().worker().cancel(layer->refresh.job);
   states_.erase(id);
 }
 

@@ -96,6 +96,16 @@ int64_t Worker::join(Job& job) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
 }
 
+void Worker::cancel(Job& job) {
+  std::unique_lock lock(mutex_);
+  if (job.state == Job::State::kQueued) {
+    unlink(job);
+    job.state = Job::State::kIdle;
+    finished_.notify_all();
+  }
+  finished_.wait(lock, [&] { return job.state == Job::State::kIdle; });
+}
+
 bool Worker::drain(int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   const auto empty = [&] { return first_ == nullptr && n_running_ == 0; };

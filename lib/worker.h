@@ -34,6 +34,7 @@ class Worker {
 
   void post(Job& job);     // job is idle
   int64_t join(Job& job);  // on return the job is idle; returns how long that took, in ns
+  void cancel(Job& job);   // likewise, but a job that nobody has begun is not run
   bool drain(int64_t timeout_ns);
 
  private:

@@ -222,12 +222,15 @@ void widen(const uint16_t* from, float* to, int64_t n) {
 
 void to_f32(int32_t dtype, const void* from, float* to, int64_t n) {
   switch (dtype) {
+    case 1:
+      memcpy(to, from, static_cast<size_t>(n) * sizeof(float));  // TANDEM_F32
+      return;
     case 2:
       return widen<true>(static_cast<const uint16_t*>(from), to, n);  // TANDEM_F16
     case 3:
       return widen<false>(static_cast<const uint16_t*>(from), to, n);  // TANDEM_BF16
     default:
-      memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+      HWY_ABORT("storage type %d has no conversion", dtype);
   }
 }
 

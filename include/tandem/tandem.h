@@ -138,7 +138,7 @@ typedef struct tandem_engine_options {
   int32_t n_threads;         /* CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide */
   const char *cpu_isa;       /* "avx3_dl", "avx3", "avx2", "sse4", ...: exactly this one; NULL: $TANDEM_CPU_ISA, else the best */
   const char *backend;       /* device backend, must load; NULL: none, the CPU does every part */
-  const char *backend_path;  /* file of that backend; NULL: the search order of README.md */
+  const char *backend_path;  /* file of that backend; NULL: beside libtandem */
   tandem_alloc_fn alloc;     /* host memory of caches and sessions; NULL: huge-page-friendly mappings */
   tandem_free_fn free;       /* given with alloc */
   void *alloc_user;
@@ -235,7 +235,8 @@ TANDEM_API void tandem_cache_release(tandem_cache *cache);
 
 /* A new, empty sequence. Errors: OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_sequence_create(int64_t *sequence, tandem_cache *cache, tandem_error **error);
-/* *fork gets the same tokens; pages are shared and copied when one side writes. Even sequences only. */
+/* *fork gets the same tokens; pages are shared and copied when one side writes. Even sequences only: INVALID_STATE
+ * otherwise. A page that is not full is copied at once: CAPACITY, OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_sequence_fork(int64_t *fork, tandem_cache *cache, int64_t sequence, tandem_error **error);
 /* Frees the pages that nobody else holds. */
 TANDEM_API int32_t tandem_sequence_drop(tandem_cache *cache, int64_t sequence, tandem_error **error);
@@ -302,7 +303,7 @@ TANDEM_API void tandem_session_release(tandem_session *session);
 /* ---- attend ----------------------------------------------------------------------------------------------------- */
 
 #define TANDEM_ATTEND_SPECULATIVE 1u /* the appended tokens are a guess: kept apart until tandem_session_commit() */
-#define TANDEM_ATTEND_PARTIAL 2u     /* a chunk of a longer append: no re-evaluation yet, the last chunk does it */
+#define TANDEM_ATTEND_PARTIAL 2u     /* a chunk of a longer append: no re-evaluation yet, the last chunk does it; not both */
 
 /* One layer, several sequences. Tokens of all sequences stand one after another in q, k, v and o:
  *   q [n_tokens, n_q_heads, k_head_dim]    k [n_tokens, n_kv_heads, k_head_dim]    v [n_tokens, n_kv_heads, v_head_dim]

@@ -15,7 +15,7 @@ constexpr const Policy* kPolicies[] = {
 };
 
 Status out_of_range(const char* field, double value, const char* wanted) {
-  return fail(TANDEM_ERROR_INVALID_ARGUMENT, field, "%s = %g is not %s", field, value, wanted);
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, field, "%s = %.15g is not %s", field, value, wanted);
 }
 
 }  // namespace
