@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <new>
 
 namespace tools {
 namespace {
@@ -10,6 +11,8 @@ namespace {
 Result guarded(int argc, const char* const* argv, ToolFn run, bool* good) {
   try {
     return run(argc, argv, good);
+  } catch (const std::bad_alloc&) {
+    return refuse("there is not enough memory for this");
   } catch (const std::exception& exception) {
     return refuse("%s", exception.what());
   }
