@@ -82,6 +82,22 @@ void a_window_of_nothing_is_no_dense_row(void**) {
   assert_true(dense != std::string::npos && result.out.find("\ndense ", dense + 1) == std::string::npos);
 }
 
+// Built without Cairo: that there is no picture is said, but not where the JSON goes.
+void a_missing_picture_is_no_part_of_the_json(void**) {
+  const std::string text = TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt";
+  const std::vector<std::vector<std::string>> ways = {
+      {"--policies", "hgca", "--context", "2048", "--decode", "4"},
+      {"--curve", text, "--offset", "0", "--context", "2048", "--decode", "4", "--betas", "1", "--windows", "10"}};
+  for (std::vector<std::string> way : ways) {
+    way.insert(way.begin(), TANDEM_DEMO_WITHOUT_PICTURES);
+    way.push_back("--json");
+    const CommandResult result = run_command(way);
+    assert_int_equal(result.exit_code, 0);
+    assert_false(Json::parse(result.out, nullptr, false).is_discarded());
+    assert_true(result.err.find("No picture") != std::string::npos);
+  }
+}
+
 // Refused before anything is computed or printed.
 void bad_input_is_named(void**) {
   const std::string text = TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt";
@@ -133,6 +149,7 @@ int main() {
       cmocka_unit_test(numbers_are_found),
       cmocka_unit_test(curve_has_its_points),
       cmocka_unit_test(a_window_of_nothing_is_no_dense_row),
+      cmocka_unit_test(a_missing_picture_is_no_part_of_the_json),
       cmocka_unit_test(bad_input_is_named),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
