@@ -35,6 +35,9 @@ Failure run_curve(const DemoOptions& options, Runtime* runtime);
 // Shared by them: n_bytes of the text that facts are hidden in, the place of a picture, the end of a report.
 Failure load_haystack(const DemoOptions& options, int64_t n_bytes, std::string* text);
 Failure picture_path(const DemoOptions& options, const char* name, std::string* path);
+// Refuses a place where that picture cannot be written, before hours have gone into it.
+Failure check_picture_place(const DemoOptions& options, const char* name);
+Failure say_no_pictures();  // on stderr: stdout may be JSON
 void print_contestants(const std::vector<Contestant>& contestants);
 std::string contestants_json(const std::vector<Contestant>& contestants);
 

@@ -13,9 +13,10 @@ namespace generate {
 namespace {
 
 struct Reading {
-  double window_percent, beta;  // 0, 0: dense
-  int64_t window_tokens;
-  double bits_per_byte, share, tokens_per_second;
+  bool dense = false;  // then without window and beta
+  double window_percent = 0, beta = 0;
+  int64_t window_tokens = 0;
+  double bits_per_byte = 0, share = 0, tokens_per_second = 0;
 };
 
 Failure read_with(const PolicyOptions& policy, const Context& prefilled, std::string_view text, int64_t n_decode,
@@ -33,7 +34,7 @@ Failure read_with(const PolicyOptions& policy, const Context& prefilled, std::st
 }
 
 void print_reading(const Reading& reading, const Reading& dense) {
-  if (reading.window_percent == 0)
+  if (reading.dense)
     std::printf("dense                    ");
   else
     std::printf("%5.1f %% %8lld %8g ", reading.window_percent, static_cast<long long>(reading.window_tokens), reading.beta);
@@ -43,10 +44,7 @@ void print_reading(const Reading& reading, const Reading& dense) {
 }
 
 Failure draw(const DemoOptions& options, const std::vector<Reading>& readings) {
-  if (!have_pictures()) {
-    std::printf("\nNo picture: this tandem-demo was built without Cairo (libcairo2-dev).\n");
-    return {};
-  }
+  if (!have_pictures()) return say_no_pictures();
   CurvePicture picture;
   const size_t slash = options.curve_file.rfind('/');
   picture.subtitle = options.curve_file.substr(slash == std::string::npos ? 0 : slash + 1) + ", context " +
@@ -65,7 +63,7 @@ Failure draw(const DemoOptions& options, const std::vector<Reading>& readings) {
 void print_json(const std::vector<Reading>& readings) {
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const Reading& reading : readings)
-    json.push_back({{"policy", reading.window_percent == 0 ? "all" : "hgca"},
+    json.push_back({{"policy", reading.dense ? "all" : "hgca"},
                     {"window_tokens", reading.window_tokens},
                     {"beta", reading.beta},
                     {"bits_per_byte", reading.bits_per_byte},
@@ -95,7 +93,8 @@ Failure run_curve(const DemoOptions& options, Runtime* runtime) {
   const int64_t n_common = std::max<int64_t>(options.context - options.n_decode - kTailTokens, 1);
   GENERATE_TRY(runtime->append(&prefilled, text.substr(0, n_common), append));
 
-  std::vector<Reading> readings = {{}};
+  std::vector<Reading> readings(1);
+  readings[0].dense = true;
   GENERATE_TRY(read_with({}, prefilled, text, options.n_decode, runtime, &readings[0]));
   if (!options.json) {
     std::printf(" window   tokens     beta    KV read  bits per byte  against dense   tokens/s\n");
@@ -107,7 +106,10 @@ Failure run_curve(const DemoOptions& options, Runtime* runtime) {
       policy.policy = "hgca";
       policy.beta = beta;
       policy.window_tokens = std::llround(static_cast<double>(options.context) * window_percent / 100);
-      Reading reading{window_percent, beta, policy.window_tokens, 0, 0, 0};
+      Reading reading;
+      reading.window_percent = window_percent;
+      reading.beta = beta;
+      reading.window_tokens = policy.window_tokens;
       GENERATE_TRY(read_with(policy, prefilled, text, options.n_decode, runtime, &reading));
       if (!options.json) print_reading(reading, readings[0]);
       readings.push_back(reading);

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "demo.h"
+#include "llama_config.h"
 #include "picture.h"
 #include "program.h"
 
@@ -27,7 +28,19 @@ Failure check(const DemoOptions& options) {
     policy.policy = name;
     GENERATE_TRY(policy.check("--policies"));
   }
+  GENERATE_TRY(check_length(options.engine.model_directory, "--context: " + number(options.context), options.context));
+  if (have_pictures() && !options.curve_file.empty()) GENERATE_TRY(check_picture_place(options, "curve.png"));
+  if (have_pictures() && n_modes == 0) GENERATE_TRY(check_picture_place(options, "kept.png"));
   return options.engine.check();
+}
+
+// A flag of another mode is refused rather than left unused.
+Failure check_modes(const DemoOptions& options, const Flags& flags) {
+  if (options.n_depths > 0 || options.n_numbers > 0)
+    GENERATE_TRY(flags.refuse_given({"--decode"}, "is unused with --passkey and --numbers"));
+  if (options.curve_file.empty()) return flags.refuse_given({"--offset", "--betas", "--windows"}, "is for --curve alone");
+  return flags.refuse_given({"--policies", "--text", "--seed", "--window", "--beta"},
+                            "is unused with --curve (--windows and --betas are its settings)");
 }
 
 Failure serve(DemoOptions* options) {
@@ -74,7 +87,10 @@ Failure run(int argc, char** argv) {
   flags.toggle("--json", "one JSON object instead of tables", &options.json);
   bool help_wanted = false;
   GENERATE_TRY(flags.parse(argc, argv, &help_wanted));
-  if (!help_wanted) return serve(&options);
+  if (!help_wanted) {
+    GENERATE_TRY(check_modes(options, flags));
+    return serve(&options);
+  }
   std::printf("%s\nHere the window is 1024, sinks 64 and beta 1 unless given.\n", flags.help().c_str());
   return {};
 }

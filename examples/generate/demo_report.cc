@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 // What the four modes of tandem-demo share.
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -21,8 +25,23 @@ Failure load_haystack(const DemoOptions& options, int64_t n_bytes, std::string* 
 Failure picture_path(const DemoOptions& options, const char* name, std::string* path) {
   std::error_code error;
   std::filesystem::create_directories(options.picture_directory, error);
-  if (error) return {options.picture_directory + ": " + error.message()};
+  if (error) return {"--pictures: \"" + options.picture_directory + "\": " + error.message()};
   *path = options.picture_directory + "/" + name;
+  return {};
+}
+
+Failure check_picture_place(const DemoOptions& options, const char* name) {
+  std::string path;
+  GENERATE_TRY(picture_path(options, name, &path));
+  if (access(options.picture_directory.c_str(), W_OK | X_OK) != 0)
+    return {"--pictures: \"" + options.picture_directory + "\": " + std::strerror(errno)};
+  GENERATE_TRY(refuse_irregular(path));
+  if (access(path.c_str(), F_OK) == 0 && access(path.c_str(), W_OK) != 0) return {path + ": " + std::strerror(errno)};
+  return {};
+}
+
+Failure say_no_pictures() {
+  std::fprintf(stderr, "No picture: this tandem-demo was built without Cairo (libcairo2-dev).\n");
   return {};
 }
 

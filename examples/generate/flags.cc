@@ -12,11 +12,14 @@ namespace {
 
 std::string quoted(std::string_view value) { return std::string("\"").append(value).append("\""); }
 
+enum class Parsed { kNumber, kTooLarge, kNoNumber };
+
 // Without a locale: "1.5" is a number everywhere.
 template <typename Number>
-bool parse_number(std::string_view text, Number* value) {
+Parsed parse_number(std::string_view text, Number* value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty();
+  if (error == std::errc::invalid_argument || end != text.data() + text.size()) return Parsed::kNoNumber;
+  return error == std::errc() ? Parsed::kNumber : Parsed::kTooLarge;
 }
 
 std::string short_number(double value) {
@@ -27,8 +30,9 @@ std::string short_number(double value) {
 
 Failure parse_real(const std::string& flag, std::string_view text, double low, double high, double* value) {
   double parsed = 0;
-  if (!parse_number(text, &parsed) || !std::isfinite(parsed)) return {flag + ": " + quoted(text) + " is not a number"};
-  if (parsed < low || parsed > high)
+  const Parsed kind = parse_number(text, &parsed);
+  if (kind == Parsed::kNoNumber || !std::isfinite(parsed)) return {flag + ": " + quoted(text) + " is not a number"};
+  if (kind == Parsed::kTooLarge || parsed < low || parsed > high)
     return {flag + ": " + quoted(text) + " is not between " + short_number(low) + " and " + short_number(high)};
   *value = parsed;
   return {};
@@ -49,8 +53,9 @@ void Flags::integer(const char* name, const char* help, int64_t low, int64_t hig
   const std::string flag = name;
   flags_.push_back({name, "N", help, [=](std::string_view given) -> Failure {
                       int64_t parsed = 0;
-                      if (!parse_number(given, &parsed)) return {flag + ": " + quoted(given) + " is not a whole number"};
-                      if (parsed < low || parsed > high)
+                      const Parsed kind = parse_number(given, &parsed);
+                      if (kind == Parsed::kNoNumber) return {flag + ": " + quoted(given) + " is not a whole number"};
+                      if (kind == Parsed::kTooLarge || parsed < low || parsed > high)
                         return {flag + ": " + quoted(given) + " is not between " + std::to_string(low) + " and " +
                                 std::to_string(high)};
                       *value = parsed;
@@ -106,7 +111,7 @@ const Flags::Flag* Flags::find(std::string_view name) const {
   return nullptr;
 }
 
-Failure Flags::parse(int argc, char** argv, bool* help_wanted) const {
+Failure Flags::parse(int argc, char** argv, bool* help_wanted) {
   *help_wanted = false;
   for (int i = 1; i < argc; ++i)
     if (std::string_view(argv[i]) == "--help" || std::string_view(argv[i]) == "-h") *help_wanted = true;
@@ -128,7 +133,14 @@ Failure Flags::parse(int argc, char** argv, bool* help_wanted) const {
       value = argv[i];
     }
     GENERATE_TRY(flag->take(value));
+    given_.insert(flag->name);
   }
+  return {};
+}
+
+Failure Flags::refuse_given(std::initializer_list<const char*> names, const std::string& why) const {
+  for (const char* name : names)
+    if (given_.count(name) != 0) return {std::string(name) + ": " + why};
   return {};
 }
 

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +30,9 @@ class Flags {
   void reals(const char* name, const char* help, double low, double high, std::vector<double>* values);
 
   // *help_wanted: --help or -h was given (nothing else is looked at).
-  Failure parse(int argc, char** argv, bool* help_wanted) const;
+  Failure parse(int argc, char** argv, bool* help_wanted);
+  // Refuses the first of `names` that was given: " (why)" follows its name.
+  Failure refuse_given(std::initializer_list<const char*> names, const std::string& why) const;
   std::string help() const;
 
  private:
@@ -40,6 +44,7 @@ class Flags {
 
   std::string usage_;
   std::vector<Flag> flags_;
+  std::set<std::string> given_;
 };
 
 }  // namespace generate

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "generation.h"
+#include "llama_config.h"
 #include "program.h"
 #include "text_file.h"
 
@@ -45,6 +46,17 @@ Failure score_slice(const Request& request, const std::string& text, std::string
             std::to_string(request.score_offset + request.score_context + 1)};
   *slice = std::string_view(text).substr(request.score_offset, request.score_context + 1);
   return {};
+}
+
+Failure check_tokens(const Request& request, const std::string& text) {
+  const std::string& directory = request.engine.model_directory;
+  if (!request.score_file.empty())
+    return check_length(directory, "--context: \"" + std::to_string(request.score_context) + "\"", request.score_context);
+  const int64_t n_prompt = static_cast<int64_t>(text.size()), n_predict = request.sampling.n_predict;
+  return check_length(
+      directory,
+      "--n-predict: \"" + std::to_string(n_predict) + "\" after a prompt of " + std::to_string(n_prompt) + " tokens",
+      n_prompt + n_predict);
 }
 
 void print_json(const Request& request, const Outcome& outcome) {
@@ -88,6 +100,7 @@ Failure serve(Request* request) {
   if (text.empty()) return {request->prompt_file + request->score_file + ": is empty"};
   std::string_view slice;
   if (!request->score_file.empty()) GENERATE_TRY(score_slice(*request, text, &slice));
+  GENERATE_TRY(check_tokens(*request, text));
 
   Runtime runtime;
   GENERATE_TRY(runtime.open(request->engine));
@@ -99,9 +112,9 @@ Failure serve(Request* request) {
   Outcome outcome;
   if (request->score_file.empty()) {
     if (!request->json) {
-      request->sampling.on_token = [](char token) {
+      request->sampling.on_token = [](char token) -> Failure {
         std::putchar(static_cast<unsigned char>(token));
-        std::fflush(stdout);
+        return std::fflush(stdout) == 0 ? Failure{} : Failure{"stdout: cannot be written"};
       };
     }
     GENERATE_TRY(generate_text(&runtime, &context, text, request->sampling, &outcome));
@@ -140,6 +153,8 @@ Failure run(int argc, char** argv) {
     std::printf("%s", flags.help().c_str());
     return {};
   }
+  const bool scores_alone = !request.score_file.empty() && request.prompt.empty() && request.prompt_file.empty();
+  if (scores_alone) GENERATE_TRY(flags.refuse_given({"--n-predict", "--temperature", "--seed"}, "is unused with --score"));
   return serve(&request);
 }
 

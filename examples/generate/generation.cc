@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "generation.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "sampler.h"
 
 namespace generate {
@@ -14,7 +17,16 @@ Failure finish(const Context& context, Outcome* outcome) {
   return {};
 }
 
+Failure not_finite(const Runtime& runtime, int64_t n_tokens) {
+  return {runtime.options().model_directory + ": the logits after " + std::to_string(n_tokens) +
+          " tokens are not finite: its weights are not, or computing with them overflows"};
+}
+
 }  // namespace
+
+Failure check_bits(const Runtime& runtime, const Context& context, double bits) {
+  return std::isfinite(bits) ? Failure{} : not_finite(runtime, context.n_tokens);
+}
 
 void Work::add(const Work& other) {
   n_tokens += other.n_tokens;
@@ -56,9 +68,13 @@ Failure continue_text(Runtime* runtime, Context* context, const SamplingOptions&
   Sampler sampler(options.temperature, static_cast<uint64_t>(options.seed));
   const WorkMeter meter(*context);
   for (int64_t i = 0; i < options.n_predict; ++i) {
-    const char token = static_cast<char>(sampler.sample(runtime->last_logits(), runtime->config().vocab_size));
+    const float* logits = runtime->last_logits();
+    const int64_t vocab_size = runtime->config().vocab_size;
+    if (!std::all_of(logits, logits + vocab_size, [](float logit) { return std::isfinite(logit); }))
+      return not_finite(*runtime, context->n_tokens);
+    const char token = static_cast<char>(sampler.sample(logits, vocab_size));
     outcome->answer.push_back(token);
-    if (options.on_token) options.on_token(token);
+    if (options.on_token) GENERATE_TRY(options.on_token(token));
     if (i + 1 < options.n_predict) GENERATE_TRY(runtime->step(context, token));
   }
   GENERATE_TRY(meter.finish(*context, &outcome->decode));
@@ -91,6 +107,7 @@ Failure score_text(Runtime* runtime, Context* context, std::string_view text, Ou
   const WorkMeter meter(*context);
   GENERATE_TRY(runtime->append(context, text.substr(0, n_context), append));
   GENERATE_TRY(meter.finish(*context, &outcome->prefill));
+  GENERATE_TRY(check_bits(*runtime, *context, bits));
   outcome->bits_per_byte = bits / static_cast<double>(n_context - first_scored);
   return finish(*context, outcome);
 }
@@ -109,6 +126,7 @@ Failure score_decode(Runtime* runtime, Context* context, std::string_view text, 
     bits += bits_of(runtime->last_logits(), vocab_size, static_cast<uint8_t>(text[i + 1]));
   }
   GENERATE_TRY(decode_meter.finish(*context, &outcome->decode));
+  GENERATE_TRY(check_bits(*runtime, *context, bits));
   outcome->bits_per_byte = bits / static_cast<double>(n_decode);
   return finish(*context, outcome);
 }

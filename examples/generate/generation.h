@@ -48,8 +48,11 @@ struct SamplingOptions {
   int64_t n_predict = 64;
   double temperature = 0;
   int64_t seed = 0;
-  std::function<void(char)> on_token;  // as they come
+  std::function<Failure(char)> on_token;  // as they come; a failure ends it
 };
+
+// Refuses bits of text that came out of logits which are no numbers.
+Failure check_bits(const Runtime& runtime, const Context& context, double bits);
 
 // Continues the text in `context`, whose last logits must be at hand.
 Failure continue_text(Runtime* runtime, Context* context, const SamplingOptions& options, Outcome* outcome);

@@ -7,7 +7,7 @@
 //   all heads: in how many of them a key was kept
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <numeric>
 
 #include "canvas.h"
 #include "picture.h"
@@ -55,6 +55,21 @@ struct Layout {
     }
     return std::min(first, std::max<int64_t>(0, picture.n_tokens - picture.window_tokens));
   }
+  // Of the tokens under each pixel, its own and no neighbour's, the mean of `per_token`. A pixel has a token or two more
+  // than the next one: dividing by their mean would draw a comb. Where tokens are wider than pixels, each has the one it is
+  // in.
+  std::vector<double> per_pixel(const std::vector<int64_t>& per_token) const {
+    constexpr int64_t kPixels = kRight - kLeft;
+    std::vector<int64_t> before(per_token.size() + 1);
+    std::partial_sum(per_token.begin(), per_token.end(), before.begin() + 1);
+    std::vector<double> out;
+    for (int64_t x = 0; x < kPixels; ++x) {
+      const int64_t first = x * picture.n_tokens / kPixels;
+      const int64_t end = std::max(first + 1, (x + 1) * picture.n_tokens / kPixels);
+      out.push_back(static_cast<double>(before[end] - before[first]) / static_cast<double>(end - first));
+    }
+    return out;
+  }
   bool by_rule(int64_t token_idx) const { return token_idx >= picture.sink_tokens && token_idx < window_begin; }
 };
 
@@ -69,12 +84,11 @@ void draw_band(Layout* page, size_t band_idx) {
   const double y = Layout::band_top(picture, band_idx);
   Canvas& canvas = page->canvas;
   canvas.fill(kLeft, y, kRight - kLeft, kBandHeight, kBand);
-  std::vector<int64_t> per_pixel(kRight - kLeft + 1);
-  for (const int64_t token_idx : band.kept)
-    if (page->by_rule(token_idx)) ++per_pixel[static_cast<size_t>(page->x_of(token_idx)) - kLeft];
-  const double tokens_per_pixel = std::max(1.0, static_cast<double>(picture.n_tokens) / (kRight - kLeft));
+  std::vector<int64_t> kept(picture.n_tokens);
+  for (const int64_t token_idx : band.kept) kept[token_idx] = page->by_rule(token_idx);
+  const std::vector<double> shares = page->per_pixel(kept);
   for (int32_t x = 0; x < kRight - kLeft; ++x)
-    if (per_pixel[x]) canvas.fill(kLeft + x, y, 1, kBandHeight, heat(static_cast<double>(per_pixel[x]) / tokens_per_pixel));
+    if (shares[x] > 0) canvas.fill(kLeft + x, y, 1, kBandHeight, heat(shares[x]));
   canvas.fill(kLeft, y, std::max(2.0, page->x_of(picture.sink_tokens) - kLeft), kBandHeight, kWindow);
   canvas.fill(page->x_of(page->window_begin), y, kRight - page->x_of(page->window_begin), kBandHeight, kWindow);
 
@@ -105,14 +119,13 @@ void draw_sum(Layout* page) {
   constexpr double kHeight = 60;
   const KeptPicture& picture = page->picture;
   const double top = Layout::bands_bottom(picture) + 14;
-  std::vector<double> sum(kRight - kLeft + 1);
+  std::vector<int64_t> n_heads(picture.n_tokens);
   for (const KeptPicture::Band& band : picture.bands)
-    for (const int64_t token_idx : band.kept) sum[static_cast<size_t>(page->x_of(token_idx)) - kLeft] += 1;
-  const double full =
-      static_cast<double>(picture.bands.size()) * std::max(1.0, static_cast<double>(picture.n_tokens) / (kRight - kLeft));
+    for (const int64_t token_idx : band.kept) ++n_heads[token_idx];
+  const std::vector<double> means = page->per_pixel(n_heads);
   page->canvas.fill(kLeft, top, kRight - kLeft, kHeight, kBand);
   for (int32_t x = 0; x < kRight - kLeft; ++x) {
-    const double height = kHeight * std::min(1.0, sum[x] / full);
+    const double height = kHeight * means[x] / static_cast<double>(picture.bands.size());
     page->canvas.fill(kLeft + x, top + kHeight - height, 1, height, kGrey);
   }
   page->canvas.text(kLeft - 14, top + 27, "share of", {17, false, kInk, Align::kRight});

@@ -32,6 +32,9 @@ struct Fields {
       *value = absent;
       return absent < 0 ? refuse(name, "is missing") : Failure{};
     }
+    // The parser keeps whole numbers of more than 64 bits as floating point.
+    if (field->is_number_float() && std::abs(field->get<double>()) > static_cast<double>(kMaxField))
+      return refuse(name, "= " + brief(*field) + " is out of range");
     if (!field->is_number_integer()) return refuse(name, "= " + brief(*field) + " is not a whole number");
     // A large unsigned number would turn negative on its way through int64_t, which is out of range as well.
     *value = field->get<int64_t>();
@@ -64,18 +67,39 @@ struct Fields {
   }
 };
 
+// Rotates only some of a head's dimensions.
+Failure check_partial_rotary(const Fields& fields) {
+  double factor = 1;
+  GENERATE_TRY(fields.positive("partial_rotary_factor", 1, &factor));
+  return factor == 1 ? Failure{}
+                     : fields.refuse("partial_rotary_factor",
+                                     "= " + brief(*fields.find("partial_rotary_factor")) + " is not supported (1 is)");
+}
+
+// What describes a rotation: all that is not computed here is refused, the name of the kind and its settings.
+Failure read_rope_object(const Fields& fields, ModelConfig* config) {
+  for (const char* name : {"rope_type", "type"}) {  // the newer and the older spelling
+    std::string type;
+    GENERATE_TRY(fields.word(name, "default", &type));
+    if (type != "default") return fields.refuse(name, "\"" + type + "\" is not supported (default is)");
+  }
+  GENERATE_TRY(check_partial_rotary(fields));
+  for (const auto& [name, value] : fields.json.items()) {
+    const bool known = name == "rope_type" || name == "type" || name == "rope_theta" || name == "partial_rotary_factor";
+    if (!known && !value.is_null()) return fields.refuse(name.c_str(), "= " + brief(value) + " is not supported");
+  }
+  return fields.positive("rope_theta", config->rope_theta, &config->rope_theta);
+}
+
 Failure read_rope(const Fields& fields, ModelConfig* config) {
   GENERATE_TRY(fields.positive("rope_theta", 10000, &config->rope_theta));
+  GENERATE_TRY(check_partial_rotary(fields));
   // Older files have rope_scaling beside rope_theta, newer ones both inside rope_parameters.
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     const Json* rope = fields.find(name);
     if (rope == nullptr) continue;
     if (!rope->is_object()) return fields.refuse(name, "= " + brief(*rope) + " is not an object");
-    const Fields inner{fields.path + ": " + name, *rope};
-    std::string type;
-    GENERATE_TRY(inner.word("rope_type", "default", &type));
-    if (type != "default") return inner.refuse("rope_type", "\"" + type + "\" is not supported (default is)");
-    GENERATE_TRY(inner.positive("rope_theta", config->rope_theta, &config->rope_theta));
+    GENERATE_TRY(read_rope_object({fields.path + ": " + name, *rope}, config));
   }
   return {};
 }
@@ -92,6 +116,7 @@ Failure read_sliding_window(const Fields& fields, ModelConfig* config) {
 Failure read_model_config(ModelConfig* config, const std::string& directory) {
   std::string text;
   const std::string path = directory + "/config.json";
+  GENERATE_TRY(refuse_irregular(path));
   GENERATE_TRY(read_text_file(path, &text));
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) return {path + ": is not a JSON object"};
@@ -118,10 +143,19 @@ Failure read_model_config(ModelConfig* config, const std::string& directory) {
   if (config->head_dim % 2 != 0) return fields.refuse("head_dim", "= " + std::to_string(config->head_dim) + " is odd");
   GENERATE_TRY(fields.count("intermediate_size", -1, &config->ffn_size));
   GENERATE_TRY(fields.count("vocab_size", -1, &config->vocab_size));
+  GENERATE_TRY(fields.count("max_position_embeddings", 0, &config->max_tokens));
   GENERATE_TRY(fields.positive("rms_norm_eps", 1e-6, &config->rms_eps));
   GENERATE_TRY(fields.flag("tie_word_embeddings", false, &config->tied_embeddings));
   GENERATE_TRY(read_rope(fields, config));
   return read_sliding_window(fields, config);
+}
+
+Failure check_length(const std::string& directory, const std::string& what, int64_t n_tokens) {
+  ModelConfig config;
+  GENERATE_TRY(read_model_config(&config, directory));
+  if (config.max_tokens == 0 || n_tokens <= config.max_tokens) return {};
+  return {what + " is more than max_position_embeddings = " + std::to_string(config.max_tokens) + " in " + directory +
+          "/config.json"};
 }
 
 }  // namespace generate

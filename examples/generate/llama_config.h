@@ -19,6 +19,7 @@ struct ModelConfig {
   int64_t head_dim = 0;
   int64_t ffn_size = 0;
   int64_t vocab_size = 0;
+  int64_t max_tokens = 0;             // positions that the model was made for; 0: not said
   int64_t sliding_window_tokens = 0;  // 0: off
   double rms_eps = 0;
   double rope_theta = 0;
@@ -27,6 +28,8 @@ struct ModelConfig {
 
 // Reads DIR/config.json and refuses what this runtime would compute wrongly: other architectures, activations, scaled RoPE.
 Failure read_model_config(ModelConfig* config, const std::string& directory);
+// Refuses more tokens than the model was made for. what: whose number it is, "--context: \"20000\"".
+Failure check_length(const std::string& directory, const std::string& what, int64_t n_tokens);
 
 }  // namespace generate
 

@@ -28,7 +28,7 @@ int run_program(const char* name, int argc, char** argv, Failure (*run)(int argc
   } catch (const std::exception& exception) {
     failure.message = exception.what();
   }
-  if (!failure && std::fflush(stdout) != 0) failure.message = "stdout: cannot be written";
+  if (!failure && (std::fflush(stdout) != 0 || std::ferror(stdout))) failure.message = "stdout: cannot be written";
   if (!failure) return 0;
   // Names out of files reach this line: it stays one line, and sends nothing to the terminal but text.
   for (char& c : failure.message)

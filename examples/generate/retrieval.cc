@@ -39,6 +39,7 @@ Failure score_known(Runtime* runtime, std::string_view text, int64_t first, int6
     GENERATE_TRY(runtime->step(&contestant->context, text[i]));
     contestant->bits += bits_of(runtime->last_logits(), vocab_size, static_cast<uint8_t>(text[i + 1]));
   }
+  GENERATE_TRY(check_bits(*runtime, contestant->context, contestant->bits));
   Work work;
   GENERATE_TRY(meter.finish(contestant->context, &work));
   contestant->scored.add(work);

@@ -102,6 +102,7 @@ Failure WeightFiles::open_directory(const std::string& directory) {
 
 Failure WeightFiles::open_index(const std::string& directory, const std::string& index_path) {
   std::string text;
+  GENERATE_TRY(refuse_irregular(index_path));
   GENERATE_TRY(read_text_file(index_path, &text));
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
@@ -122,6 +123,7 @@ Failure WeightFiles::open_index(const std::string& directory, const std::string&
 
 Failure WeightFiles::open_file(const std::string& path) {
   source_ = path;
+  GENERATE_TRY(refuse_irregular(path));
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return {path + ": " + std::strerror(errno)};
   struct stat info = {};

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: MIT
 #include "text_file.h"
 
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 
 namespace generate {
+
+Failure refuse_irregular(const std::string& path) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return {path + ": is not a regular file"};
+  return {};
+}
 
 Failure read_text_file(const std::string& path, std::string* text) {
   constexpr size_t kMaxBytes = size_t{1} << 30, kPieceBytes = size_t{1} << 20;

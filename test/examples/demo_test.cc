@@ -20,7 +20,7 @@ Json run_demo(std::vector<std::string> args) {
   args.insert(args.end(), {"--json", "--pictures", folder});
   const CommandResult result = run_command(args);
   if (result.exit_code != 0) STOP_TEST("exit code %d: %s", result.exit_code, result.err.c_str());
-  return Json::parse(result.out.substr(0, result.out.find('\n')));
+  return Json::parse(result.out);  // nothing else is on stdout
 }
 
 void check_picture(const char* name) {
@@ -67,6 +67,67 @@ void curve_has_its_points(void**) {
   check_picture("curve.png");
 }
 
+// A window of nothing is a window all the same: only the first row is dense.
+void a_window_of_nothing_is_no_dense_row(void**) {
+  const Json json = run_demo({"--curve", TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt", "--offset", "0", "--context",
+                              "2048", "--decode", "16", "--betas", "1", "--windows", "0"});
+  assert_int_equal(json.size(), 2);
+  assert_true(json[0]["policy"] == "all" && json[1]["policy"] == "hgca");
+  assert_true(json[1]["kv_read_share"].get<double>() < 1);
+  const CommandResult result =
+      run_command({TANDEM_DEMO_PROGRAM, "--curve", TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt", "--offset", "0",
+                   "--context", "2048", "--decode", "16", "--betas", "1", "--windows", "0", "--pictures", folder});
+  assert_int_equal(result.exit_code, 0);
+  const size_t dense = result.out.find("\ndense ");
+  assert_true(dense != std::string::npos && result.out.find("\ndense ", dense + 1) == std::string::npos);
+}
+
+// Built without Cairo: that there is no picture is said, but not where the JSON goes.
+void a_missing_picture_is_no_part_of_the_json(void**) {
+  const std::string text = TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt";
+  const std::vector<std::vector<std::string>> ways = {
+      {"--policies", "hgca", "--context", "2048", "--decode", "4"},
+      {"--curve", text, "--offset", "0", "--context", "2048", "--decode", "4", "--betas", "1", "--windows", "10"}};
+  for (std::vector<std::string> way : ways) {
+    way.insert(way.begin(), TANDEM_DEMO_WITHOUT_PICTURES);
+    way.push_back("--json");
+    const CommandResult result = run_command(way);
+    assert_int_equal(result.exit_code, 0);
+    assert_false(Json::parse(result.out, nullptr, false).is_discarded());
+    assert_true(result.err.find("No picture") != std::string::npos);
+  }
+}
+
+// Refused before anything is computed or printed.
+void bad_input_is_named(void**) {
+  const std::string text = TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt";
+  const struct {
+    std::vector<std::string> args, named;
+  } kBad[] = {
+      {{"--context", "16385"}, {"--context", "16385", "max_position_embeddings", "16384"}},
+      {{"--passkey", "2", "--context", "20000"}, {"--context", "20000", "max_position_embeddings"}},
+      {{"--pictures", "/dev/null/pictures"}, {"--pictures", "/dev/null/pictures"}},
+      {{"--pictures", text}, {"--pictures", text}},
+      {{"--curve", text, "--pictures", "/dev/null/pictures"}, {"--pictures", "/dev/null/pictures"}},
+      {{"--betas", "1"}, {"--betas", "--curve"}},
+      {{"--windows", "1"}, {"--windows", "--curve"}},
+      {{"--numbers", "2", "--decode", "64"}, {"--decode", "--numbers"}},
+      {{"--curve", text, "--policies", "all"}, {"--policies", "--curve"}},
+      {{"--curve", text, "--window", "256"}, {"--window", "--curve"}},
+      {{"--betas", "1,99999999999999999999999"}, {"--betas", "99999999999999999999999", "is not between"}},
+  };
+  for (const auto& bad : kBad) {
+    std::vector<std::string> args = bad.args;
+    args.insert(args.begin(), TANDEM_DEMO_PROGRAM);
+    const CommandResult result = run_command(args);
+    if (result.exit_code != 1 || !result.out.empty())
+      STOP_TEST("%s: exit code %d, \"%s\"", args[1].c_str(), result.exit_code, result.out.c_str());
+    for (const std::string& word : bad.named)
+      if (result.err.find(word) == std::string::npos)
+        STOP_TEST("%s: \"%s\" does not name %s", args[1].c_str(), result.err.c_str(), word.c_str());
+  }
+}
+
 int make_folder(void**) {
   char name[] = "/tmp/tandem-demo-test-XXXXXX";
   if (mkdtemp(name) == nullptr) return -1;
@@ -87,6 +148,9 @@ int main() {
       cmocka_unit_test(pass_keys_are_found),
       cmocka_unit_test(numbers_are_found),
       cmocka_unit_test(curve_has_its_points),
+      cmocka_unit_test(a_window_of_nothing_is_no_dense_row),
+      cmocka_unit_test(a_missing_picture_is_no_part_of_the_json),
+      cmocka_unit_test(bad_input_is_named),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 // tandem-generate as a user meets it: bad input ends in one line that names it, and a pass key is found.
+#include <stdlib.h>
 #include <string.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -36,7 +39,9 @@ std::vector<BadInput> bad_inputs() {
       {prompt, {"--n-predict", "0"}, {"--n-predict", "\"0\""}},
       {prompt, {"--n-predict", "-3"}, {"--n-predict", "\"-3\""}},
       {prompt, {"--n-predict", "1.5"}, {"--n-predict", "\"1.5\""}},
-      {prompt, {"--n-predict", "99999999999999999999"}, {"--n-predict", "99999999999999999999"}},
+      {prompt, {"--n-predict", "99999999999999999999"}, {"--n-predict", "99999999999999999999", "is not between"}},
+      {prompt, {"--n-predict", "16384"}, {"--n-predict", "16384", "max_position_embeddings"}},
+      {prompt, {"--beta", "1e999"}, {"--beta", "1e999", "is not between"}},
       {prompt, {"--n-predict="}, {"--n-predict", "\"\""}},
       {prompt, {"--json=1"}, {"--json", "\"1\""}},
       {prompt, {"--temperature", "nan"}, {"--temperature", "\"nan\""}},
@@ -60,6 +65,10 @@ std::vector<BadInput> bad_inputs() {
       {prompt, {"--seed", "-1"}, {"--seed", "\"-1\""}},
       {prompt, {"--score", kText}, {"--score", "--prompt"}},
       {prompt, {"--context", "64"}, {"--context", "--score"}},
+      {score, {"--n-predict", "3"}, {"--n-predict", "--score"}},
+      {score, {"--temperature", "1"}, {"--temperature", "--score"}},
+      {score, {"--seed", "1"}, {"--seed", "--score"}},
+      {score, {"--context", "16385"}, {"--context", "16385", "max_position_embeddings", "16384"}},
       {prompt, {"--model", "/nonexistent"}, {"/nonexistent/config.json"}},
       {prompt, {"--model", TANDEM_EXAMPLES_DIRECTORY}, {"config.json"}},
       {{"--prompt", "a"}, {}, {"--model", "missing"}},
@@ -130,6 +139,46 @@ void pass_key_is_found(void**) {
   }
 }
 
+// A model whose last norm is NaN, and so all logits: an error, not bytes.
+void logits_that_are_no_numbers_are_refused(void**) {
+  char folder[] = "/tmp/tandem-cli-test-XXXXXX";
+  assert_non_null(mkdtemp(folder));
+  const std::string directory = folder;
+  std::string weights;
+  assert_false(static_cast<bool>(generate::read_text_file(kModel + "/model.safetensors", &weights)));
+  uint64_t n_header = 0;
+  memcpy(&n_header, weights.data(), 8);
+  const nlohmann::json header = nlohmann::json::parse(weights.substr(8, n_header));
+  const size_t first = header["model.norm.weight"]["data_offsets"][0].get<size_t>();
+  memcpy(&weights[8 + n_header + first], "\xc0\x7f", 2);  // a bf16 NaN
+  std::ofstream(directory + "/model.safetensors", std::ios::binary) << weights;
+  std::filesystem::copy_file(kModel + "/config.json", directory + "/config.json");
+  const std::vector<std::vector<std::string>> ways = {{"--prompt", "a"},
+                                                      {"--prompt", "a", "--json"},
+                                                      {"--prompt", "a", "--temperature", "1"},
+                                                      {"--score", kText, "--context", "64"},
+                                                      {"--score", kText, "--context", "64", "--decode-last", "4"}};
+  for (std::vector<std::string> way : ways) {
+    way.insert(way.end(), {"--model", directory});
+    const CommandResult result = generate_with(way);
+    if (result.exit_code != 1 || !result.out.empty() || !strstr(result.err.c_str(), "not finite") ||
+        !strstr(result.err.c_str(), folder))
+      STOP_TEST("%s: exit code %d, \"%s\"", way[0].c_str(), result.exit_code, result.err.c_str());
+  }
+  std::filesystem::remove_all(directory);
+}
+
+// A stdout that takes nothing ends the decoding at once: the line about the finished decode is not there.
+void a_closed_stdout_ends_it(void**) {
+  const std::string program = std::string(TANDEM_GENERATE_PROGRAM) + " --model " + kModel + " --prompt a --n-predict 100";
+  for (const char* way : {" >/dev/full", " --json >/dev/full", " --help >/dev/full"}) {
+    const CommandResult result = run_command({"/bin/sh", "-c", program + way});
+    if (result.exit_code != 1 || !strstr(result.err.c_str(), "stdout: cannot be written"))
+      STOP_TEST("%s: exit code %d, \"%s\"", way, result.exit_code, result.err.c_str());
+    assert_null(strstr(result.err.c_str(), "decode"));
+  }
+}
+
 // What a byte of f32 keys and values costs is known: 6 layers, 2 KV heads, 64 dims, K and V.
 void bytes_read_are_counted(void**) {
   const CommandResult result = generate_with(
@@ -161,7 +210,8 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(bad_input_is_named),        cmocka_unit_test(help_lists_the_flags),
       cmocka_unit_test(pass_key_is_found),         cmocka_unit_test(bytes_read_are_counted),
-      cmocka_unit_test(sampling_follows_the_seed),
+      cmocka_unit_test(sampling_follows_the_seed), cmocka_unit_test(logits_that_are_no_numbers_are_refused),
+      cmocka_unit_test(a_closed_stdout_ends_it),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

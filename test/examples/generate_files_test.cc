@@ -2,6 +2,7 @@
 // Model files as an attacker or a broken download leaves them: every one is refused by a message that names file and field,
 // and none is read out of bounds (the sanitizer build runs this as well).
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -162,6 +163,17 @@ void bad_configurations_are_refused(void**) {
   expect_bad_config("rope_theta", 0, {"rope_theta"});
   expect_bad_config("rope_theta", "big", {"rope_theta", "big"});
   expect_bad_config("rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}, {"rope_scaling", "yarn"});
+  expect_bad_config("rope_scaling", {{"type", "linear"}, {"factor", 2}}, {"rope_scaling", "type", "linear"});
+  expect_bad_config("rope_scaling", {{"rope_type", "default"}, {"type", "dynamic"}}, {"rope_scaling", "type", "dynamic"});
+  expect_bad_config("rope_scaling", {{"factor", 2}}, {"rope_scaling", "factor", "2"});
+  expect_bad_config("rope_parameters", {{"type", "llama3"}, {"rope_theta", 1e5}}, {"rope_parameters", "llama3"});
+  expect_bad_config("rope_parameters", {{"partial_rotary_factor", 0.25}},
+                    {"rope_parameters", "partial_rotary_factor", "0.25"});
+  expect_bad_config("partial_rotary_factor", 0.5, {"config.json", "partial_rotary_factor", "0.5"});
+  expect_bad_config("partial_rotary_factor", "half", {"partial_rotary_factor", "half"});
+  expect_bad_config("max_position_embeddings", 0, {"max_position_embeddings", "0", "out of range"});
+  expect_bad_config("max_position_embeddings", "long", {"max_position_embeddings", "long"});
+  expect_bad_config("hidden_size", 1e20, {"hidden_size", "out of range"});
   expect_bad_config("rope_scaling", 3, {"rope_scaling", "3"});
   expect_bad_config("tie_word_embeddings", "yes", {"tie_word_embeddings", "yes"});
   expect_bad_config("tie_word_embeddings", false, {"lm_head.weight", "missing"});
@@ -172,6 +184,44 @@ void bad_configurations_are_refused(void**) {
   expect_refusal(open_model(), "cut config", {"config.json"});
   write_file("config.json", "{\"model_type\":" + std::string(200000, '[') + std::string(200000, ']') + "}");
   expect_refusal(open_model(), "deep config", {"config.json", "model_type"});
+}
+
+// Opening a pipe waits for a writer who never comes: the alarm ends a test that does.
+void pipes_are_refused(void**) {
+  alarm(60);
+  for (const char* name : {"config.json", "model.safetensors", "model.safetensors.index.json"}) {
+    restore_model();
+    if (std::string(name) == "model.safetensors.index.json") std::filesystem::remove(folder + "/model.safetensors");
+    std::filesystem::remove(folder + "/" + name);
+    assert_int_equal(mkfifo((folder + "/" + name).c_str(), 0600), 0);
+    expect_refusal(open_model(), name, {name, "regular"});
+    std::filesystem::remove(folder + "/" + name);
+  }
+  alarm(0);
+}
+
+// Settings that change nothing are no reason to refuse a model.
+void plain_rotations_are_accepted(void**) {
+  for (const Json& rope : {Json{{"rope_type", "default"}}, Json{{"type", "default"}, {"factor", nullptr}},
+                           Json{{"partial_rotary_factor", 1.0}, {"rope_theta", 1e5}}}) {
+    Json config = Json::parse(read_file(kModel + "/config.json"));
+    config["rope_scaling"] = rope;
+    config["partial_rotary_factor"] = 1;
+    config["max_position_embeddings"] = nullptr;
+    restore_model();
+    std::filesystem::remove(folder + "/config.json");
+    write_file("config.json", config.dump());
+    if (Failure failure = open_model()) STOP_TEST("%s", failure.message.c_str());
+    assert_false(static_cast<bool>(check_length(folder, "--context", int64_t{1} << 40)));
+  }
+}
+
+// The length that config.json gives is the last one that is accepted.
+void lengths_beyond_the_models_are_refused(void**) {
+  restore_model();
+  assert_false(static_cast<bool>(check_length(folder, "--context", 16384)));
+  expect_refusal(check_length(folder, "--context: \"16385\"", 16385), "a token too many",
+                 {"--context", "16385", "max_position_embeddings", "16384", "config.json"});
 }
 
 // Every length at which a download may have stopped, in steps, and right after the header.
@@ -268,11 +318,10 @@ int remove_folder(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(hostile_headers_are_refused),
-      cmocka_unit_test(other_kinds_of_files_are_refused),
-      cmocka_unit_test(bad_configurations_are_refused),
-      cmocka_unit_test(truncated_weights_are_refused),
-      cmocka_unit_test(shards_are_read),
+      cmocka_unit_test(hostile_headers_are_refused),    cmocka_unit_test(other_kinds_of_files_are_refused),
+      cmocka_unit_test(bad_configurations_are_refused), cmocka_unit_test(pipes_are_refused),
+      cmocka_unit_test(plain_rotations_are_accepted),   cmocka_unit_test(lengths_beyond_the_models_are_refused),
+      cmocka_unit_test(truncated_weights_are_refused),  cmocka_unit_test(shards_are_read),
       cmocka_unit_test(half_precision_is_read),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -2,6 +2,7 @@
 // Small runs of tandem-bench: what it prints parses and is complete, and outputs that are wrong are noticed.
 
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -115,6 +116,32 @@ void isa_and_threads_are_obeyed(void**) {
   assert_true(n_tried > 0 || all[0]["isa"] == "neon" || all[0]["isa"] == "sve");
 }
 
+// Threshold factor 1 is what the library takes when nobody says otherwise.
+void beta_is_the_librarys(void**) {
+  const std::vector<Json> lines =
+      successful_run(small_run("decode", {"--kv-len", "64", "--policy", "hgca", "--output", "json"}));
+  assert_true(lines.at(0)["beta"].get<double>() == 1);
+}
+
+// What `./dev bench` measures when nothing is asked for, cut down: every flag of it is known.
+void dev_bench_is_understood(void**) {
+  std::ifstream script(TANDEM_DEV_SCRIPT);
+  std::vector<std::string> arguments;
+  for (std::string line; arguments.empty() && std::getline(script, line);) {
+    const size_t begin = line.find("set -- decode ");
+    if (begin == std::string::npos) continue;
+    std::istringstream words(line.substr(begin + 7));
+    arguments.push_back(TANDEM_BENCH);
+    for (std::string word; words >> word;) arguments.push_back(word);
+  }
+  assert_true(arguments.size() > 2);
+  for (const char* word : {"--kv-len", "64", "--layers", "1", "--repeats", "1", "--probe-mib", "8"})
+    arguments.push_back(word);
+  const ProgramRun run = run_program(arguments);
+  if (run.exit_code != 0) fail_test("exit code %d: %s", run.exit_code, run.err.c_str());
+  assert_true(run.out.find("| GB/s |") != std::string::npos);
+}
+
 void tables_and_csv(void**) {
   ProgramRun run = run_program(small_run("append", {"--kv-len", "64,128", "--output", "csv"}));
   assert_int_equal(run.exit_code, 0);
@@ -164,6 +191,8 @@ int main() {
       cmocka_unit_test(every_policy_and_shape),
       cmocka_unit_test(wake_is_labelled_warm),
       cmocka_unit_test(isa_and_threads_are_obeyed),
+      cmocka_unit_test(beta_is_the_librarys),
+      cmocka_unit_test(dev_bench_is_understood),
       cmocka_unit_test(tables_and_csv),
 #ifdef TANDEM_WRONG_ATTEND
       cmocka_unit_test(wrong_outputs_are_noticed),

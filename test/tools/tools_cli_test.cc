@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Bad input to the tools: exit code 1, nothing on standard output, and a message that names flag and value.
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <fstream>
 
@@ -27,12 +30,12 @@ const std::vector<BadInput> kBadBench = {
     {{"decode", "--kv-len", ""}, {"--kv-len"}},
     {{"decode", "--kv-len="}, {"--kv-len"}},
     {{"decode", "--kv-len", "12k"}, {"--kv-len", "12k"}},
-    {{"decode", "--kv-len", "0"}, {"--kv-len", "0"}},
+    {{"decode", "--kv-len", "0"}, {"--kv-len", "0", "out of range"}},
     {{"decode", "--kv-len", "-5"}, {"--kv-len", "-5"}},
     {{"decode", "--kv-len", "1024,"}, {"--kv-len", "1024,"}},
     {{"decode", "--kv-len", "1024,,2048"}, {"--kv-len", "1024,,2048"}},
-    {{"decode", "--kv-len", "99999999999999999999"}, {"--kv-len", "99999999999999999999"}},
-    {{"decode", "--kv-len", "2000000000"}, {"--kv-len", "2000000000", "GiB"}},
+    {{"decode", "--kv-len", "99999999999999999999"}, {"--kv-len", "99999999999999999999", "out of range"}},
+    {{"decode", "--kv-len", "2000000000", "--probe-mib", "8"}, {"--kv-len", "2000000000", "GiB"}},
     {{"decode", "--q-len", "4"}, {"--q-len", "4"}},
     {{"append", "--kv-len", "16"}, {"--kv-len", "16", "--q-len", "32"}},
     {{"append", "--q-len", "0"}, {"--q-len", "0"}},
@@ -40,13 +43,14 @@ const std::vector<BadInput> kBadBench = {
     {{"decode", "--q-heads", "x"}, {"--q-heads", "x"}},
     {{"decode", "--kv-heads", "0"}, {"--kv-heads", "0"}},
     {{"decode", "--head-dim", "100000"}, {"--head-dim", "100000"}},
-    {{"decode", "--head-dim", "100", "--kv-len", "64", "--layers", "1"}, {"k_head_dim", "100"}},
+    {{"decode", "--head-dim", "100", "--kv-len", "64", "--layers", "1", "--probe-mib", "8"}, {"k_head_dim", "100"}},
     {{"decode", "--kv-type", "bf17"}, {"--kv-type", "bf17", "bf16"}},
     {{"decode", "--kv-type", "bf16,"}, {"--kv-type", "bf16,"}},
     {{"decode", "--io-type", "f16"}, {"--io-type", "f16"}},
     {{"decode", "--policy", "some"}, {"--policy", "some", "streaming"}},
     {{"decode", "--beta", "nan"}, {"--beta", "nan"}},
-    {{"decode", "--beta", "-1"}, {"--beta", "-1"}},
+    {{"decode", "--beta", "-1"}, {"--beta", "-1", "out of range"}},
+    {{"decode", "--beta", "1e999"}, {"--beta", "1e999", "out of range"}},
     {{"decode", "--beta", "1e"}, {"--beta", "1e"}},
     {{"decode", "--alpha", "2"}, {"--alpha", "2"}},
     {{"decode", "--window", "-1"}, {"--window", "-1"}},
@@ -73,6 +77,13 @@ const std::vector<BadInput> kBadInfo = {
     {{"--plan", "--q-heads", "30"}, {"--q-heads", "30", "--kv-heads", "8"}},
     {{"--plan", "--page-tokens", "100"}, {"page_tokens", "100"}},
     {{"--plan", "--layers", "0"}, {"--layers", "0"}},
+    {{"--plan", "--layers", "99999999999999999999"}, {"--layers", "99999999999999999999", "out of range"}},
+    {{"--kv-len", "128"}, {"--kv-len", "--plan"}},
+    {{"--model", "/"}, {"--model", "--plan"}},
+    {{"--plan", "--model", "/", "--layers", "3"}, {"--layers", "--model"}},
+    {{"--plan", "--model", "/", "--q-heads", "3"}, {"--q-heads", "--model"}},
+    {{"--plan", "--model", "/", "--kv-heads", "3"}, {"--kv-heads", "--model"}},
+    {{"--plan", "--model", "/", "--head-dim", "64"}, {"--head-dim", "--model"}},
     {{"--isa", "mmx"}, {"--isa", "mmx"}},
     {{"--threads", "-1"}, {"--threads", "-1"}},
 };
@@ -103,9 +114,9 @@ void info_refuses(void**) {
 
 // A config.json that lacks something, or has nonsense in it.
 void info_refuses_configs(void**) {
+  const std::string deep = std::string(300000, '[') + std::string(300000, ']');
   const struct {
-    const char* config;
-    const char* in_message;
+    std::string config, in_message;
   } kConfigs[] = {
       {"", "not a JSON object"},
       {"[1, 2]", "not a JSON object"},
@@ -114,11 +125,56 @@ void info_refuses_configs(void**) {
       {"{\"num_hidden_layers\": \"two\", \"num_attention_heads\": 4, \"head_dim\": 64}", "num_hidden_layers = \"two\""},
       {"{\"num_hidden_layers\": 2, \"num_attention_heads\": 4}", "hidden_size"},
       {"{\"num_hidden_layers\": 2, \"num_attention_heads\": 3, \"hidden_size\": 256}", "hidden_size = 256"},
+      {"{\"num_hidden_layers\": 2, \"num_attention_heads\": 6, \"num_key_value_heads\": 4, \"head_dim\": 64}",
+       "num_attention_heads = 6 is not a multiple of num_key_value_heads = 4"},
+      {"{\"num_hidden_layers\": 2000000}", "num_hidden_layers = 2000000 is out of range"},
+      {"{\"num_hidden_layers\": 99999999999999999999}", "is out of range"},
+      {"{\"num_hidden_layers\": 1.5}", "num_hidden_layers = 1.5 is not a whole number"},
+      {"{\"num_hidden_layers\": " + deep + "}", "num_hidden_layers = ..."},
+      {"{\"num_hidden_layers\": {\"a\": " + deep + "}}", "num_hidden_layers = ..."},
   };
   const std::string folder = TANDEM_TEST_FOLDER;
   for (const auto& bad : kConfigs) {
     std::ofstream(folder + "/config.json") << bad.config;
     expect_refused(TANDEM_INFO, {{"--plan", "--model", folder}, {"--model", "config.json", bad.in_message}});
+  }
+}
+
+// Reading a folder fails late, and opening a pipe without a writer never comes back.
+void info_refuses_other_kinds_of_files(void**) {
+  const std::string config = std::string(TANDEM_TEST_FOLDER) + "/config.json";
+  alarm(60);
+  std::remove(config.c_str());
+  assert_int_equal(mkdir(config.c_str(), 0700), 0);
+  expect_refused(TANDEM_INFO, {{"--plan", "--model", TANDEM_TEST_FOLDER}, {config.c_str(), "regular"}});
+  assert_int_equal(rmdir(config.c_str()), 0);
+  assert_int_equal(mkfifo(config.c_str(), 0600), 0);
+  expect_refused(TANDEM_INFO, {{"--plan", "--model", TANDEM_TEST_FOLDER}, {config.c_str(), "regular"}});
+  std::remove(config.c_str());
+  alarm(0);
+}
+
+// 8 GB for the queries alone, where 4 GB are allowed: one line, and no abort.
+void bench_survives_a_lack_of_memory(void**) {
+#ifndef TANDEM_TEST_SANITIZE  // sanitizers reserve more than that for themselves
+  const ProgramRun run = run_program({"/bin/sh", "-c",
+                                      "ulimit -v 4000000; exec " TANDEM_BENCH
+                                      " decode --batch 4096 --q-heads 4096 --kv-heads 1 --head-dim 256 --kv-len 1 --layers 1"
+                                      " --probe-mib 8 --repeats 1"});
+  if (run.exit_code != 1 || run.err.find("memory") == std::string::npos)
+    fail_test("exit code %d, stderr \"%s\"", run.exit_code, run.err.c_str());
+#endif
+}
+
+void full_disks_are_noticed(void**) {
+  for (const std::string& command :
+       {std::string(TANDEM_INFO) + " --help", std::string(TANDEM_INFO) + " --json", std::string(TANDEM_INFO),
+        std::string(TANDEM_BENCH) + " --help",
+        std::string(TANDEM_BENCH) + " wake --kv-len 1 --head-dim 64 --layers 1 --repeats 1",
+        std::string(TANDEM_BENCH) + " wake --kv-len 1 --head-dim 64 --layers 1 --repeats 1 --output csv"}) {
+    const ProgramRun run = run_program({"/bin/sh", "-c", command + " >/dev/full"});
+    if (run.exit_code != 1 || run.err.find("stdout") == std::string::npos)
+      fail_test("%s: exit code %d, stderr \"%s\"", command.c_str(), run.exit_code, run.err.c_str());
   }
 }
 
@@ -140,6 +196,9 @@ int main() {
       cmocka_unit_test(bench_refuses),
       cmocka_unit_test(info_refuses),
       cmocka_unit_test(info_refuses_configs),
+      cmocka_unit_test(info_refuses_other_kinds_of_files),
+      cmocka_unit_test(bench_survives_a_lack_of_memory),
+      cmocka_unit_test(full_disks_are_noticed),
       cmocka_unit_test(helps),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -36,7 +36,7 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
       number_flag("--window", &options->window, 0, kMaxLen, "newest tokens always attended, streaming and hgca (4096)"),
       number_flag("--sinks", &options->sinks, 0, kMaxLen, "first tokens always attended, streaming and hgca (64)"),
       real_flag("--alpha", &options->alpha, 1e-6, 1, "factor of the moving average, hgca (0.3)"),
-      real_flag("--beta", &options->beta, 0, 1e6, "threshold factor, hgca (0.5)"),
+      real_flag("--beta", &options->beta, 0, 1e6, "threshold factor, hgca (1)"),
       number_flag("--threads", &options->threads, 0, 4096, "CPU workers (0: affinity mask and quota decide)"),
       number_flag("--repeats", &options->repeats, 1, 100000, "timed steps over all layers (30)"),
       number_flag("--probe-mib", &options->probe_mib, 0, 1 << 20,

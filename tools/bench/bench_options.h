@@ -31,7 +31,7 @@ struct BenchOptions {
   int64_t window = 4096;
   int64_t sinks = 64;
   double alpha = 0.3;
-  double beta = 0.5;
+  double beta = 1;
   int64_t threads = 0;  // 0: the engine decides
   int64_t repeats = 30;
   int64_t probe_mib = 0;  // 0: enough for reads from memory

@@ -14,6 +14,7 @@
 #include "tools/common/engine_report.h"
 #include "tools/common/flags.h"
 #include "tools/common/handles.h"
+#include "tools/common/run_tool.h"
 
 namespace tools {
 namespace {
@@ -74,15 +75,16 @@ void end_progress() {
   if (isatty(STDERR_FILENO)) std::fputs("\r\033[K", stderr);
 }
 
-void print(const std::string& line) {
+// Measuring goes on only while somebody gets the figures.
+Result print(const std::string& line) {
   std::fputs(line.c_str(), stdout);
-  std::fflush(stdout);
+  return flush_stdout();
 }
 
 Result run_cases(const Bench& bench, bool* all_ok) {
   const BenchOptions& options = bench.options;
   std::vector<Measurement> measurements;
-  if (options.output == Output::kCsv) print(csv_header(options));
+  if (options.output == Output::kCsv) TOOL_TRY(print(csv_header(options)));
   for (const int32_t kv_type : options.kv_types) {
     for (const int64_t kv_len : options.kv_lens) {
       show_progress(options.mode_name.c_str(), kv_len, kv_type);
@@ -91,22 +93,19 @@ Result run_cases(const Bench& bench, bool* all_ok) {
       end_progress();
       if (!result.ok()) return result;
       *all_ok = *all_ok && measurement.check == "ok";
-      if (options.output == Output::kCsv) print(csv_line(bench, measurement));
-      if (options.output == Output::kJson) print(json_line(bench, measurement));
+      if (options.output == Output::kCsv) TOOL_TRY(print(csv_line(bench, measurement)));
+      if (options.output == Output::kJson) TOOL_TRY(print(json_line(bench, measurement)));
       measurements.push_back(std::move(measurement));
     }
   }
-  if (options.output == Output::kMarkdown) print(markdown(bench, measurements));
+  if (options.output == Output::kMarkdown) return print(markdown(bench, measurements));
   return {};
 }
 
 Result bench_main(int argc, const char* const* argv, bool* all_ok) {
   Bench bench;
   TOOL_TRY(parse_bench_options(argc, argv, &bench.options));
-  if (bench.options.help) {
-    print(bench_help());
-    return {};
-  }
+  if (bench.options.help) return print(bench_help());
   Machine machine;
   TOOL_TRY(start_engine(bench.options, &machine, &bench));
   TOOL_TRY(start_probes(bench.options, &machine, &bench));
@@ -116,9 +115,4 @@ Result bench_main(int argc, const char* const* argv, bool* all_ok) {
 }  // namespace
 }  // namespace tools
 
-int main(int argc, char** argv) {
-  bool all_ok = true;
-  const tools::Result result = tools::bench_main(argc, argv, &all_ok);
-  if (!result.ok()) std::fprintf(stderr, "tandem-bench: %s\n", result.message().c_str());
-  return result.ok() && all_ok ? 0 : 1;
-}
+int main(int argc, char** argv) { return tools::run_tool("tandem-bench", argc, argv, tools::bench_main); }

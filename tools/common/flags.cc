@@ -8,37 +8,42 @@
 namespace tools {
 namespace {
 
-bool parse_number(const std::string& value, int64_t min, int64_t max, int64_t* to) {
-  int64_t number = 0;
+// An int64_t or a double.
+template <typename Number>
+Stored parse_number(const std::string& value, Number min, Number max, Number* to) {
+  Number number = 0;
   const char* end = value.data() + value.size();
   const auto [stop, error] = std::from_chars(value.data(), end, number);
-  if (error != std::errc() || stop != end || number < min || number > max) return false;
+  if (error == std::errc::invalid_argument || stop != end || std::isnan(static_cast<double>(number)))
+    return Stored::kNotAValue;
+  if (error != std::errc() || number < min || number > max) return Stored::kOutOfRange;
   *to = number;
-  return true;
+  return Stored::kYes;
 }
 
 // Every element of "a,b,c" through parse(); nothing is stored unless all are good and there is at least one.
 template <typename T, typename Parse>
-bool parse_list(const std::string& value, std::vector<T>* to, const Parse& parse) {
+Stored parse_list(const std::string& value, std::vector<T>* to, const Parse& parse) {
   std::vector<T> list;
   for (size_t begin = 0; begin <= value.size();) {
     const size_t end = std::min(value.find(',', begin), value.size());
     T element{};
-    if (!parse(value.substr(begin, end - begin), &element)) return false;
+    const Stored stored = parse(value.substr(begin, end - begin), &element);
+    if (stored != Stored::kYes) return stored;
     list.push_back(element);
     begin = end + 1;
   }
   *to = std::move(list);
-  return true;
+  return Stored::kYes;
 }
 
-bool parse_choice(const std::string& value, const std::vector<Choice>& choices, int32_t* to) {
+Stored parse_choice(const std::string& value, const std::vector<Choice>& choices, int32_t* to) {
   for (const Choice& choice : choices) {
     if (value != choice.name) continue;
     *to = choice.value;
-    return true;
+    return Stored::kYes;
   }
-  return false;
+  return Stored::kNotAValue;
 }
 
 std::string choice_names(const std::vector<Choice>& choices, const char* separator) {
@@ -54,13 +59,16 @@ std::string number_range(int64_t min, int64_t max) {
 }  // namespace
 
 Flag switch_flag(const char* name, bool* to, const char* help) {
-  return {name, "", help, "", [to](const std::string&) { return *to = true; }};
+  return {name, "", help, "", [to](const std::string&) {
+            *to = true;
+            return Stored::kYes;
+          }};
 }
 
 Flag text_flag(const char* name, const char* value_name, std::string* to, const char* help) {
   return {name, value_name, help, "a text", [to](const std::string& value) {
             *to = value;
-            return !value.empty();
+            return value.empty() ? Stored::kNotAValue : Stored::kYes;
           }};
 }
 
@@ -78,14 +86,8 @@ Flag numbers_flag(const char* name, std::vector<int64_t>* to, int64_t min, int64
 }
 
 Flag real_flag(const char* name, double* to, double min, double max, const char* help) {
-  return {name, "X", help, text("a number from %g to %g", min, max), [=](const std::string& value) {
-            double number = 0;
-            const char* end = value.data() + value.size();
-            const auto [stop, error] = std::from_chars(value.data(), end, number);
-            if (error != std::errc() || stop != end || !(number >= min && number <= max)) return false;
-            *to = number;
-            return true;
-          }};
+  return {name, "X", help, text("a number from %g to %g", min, max),
+          [=](const std::string& value) { return parse_number(value, min, max, to); }};
 }
 
 Flag choice_flag(const char* name, int32_t* to, std::vector<Choice> choices, const char* help) {
@@ -121,7 +123,7 @@ const char* dtype_name(int32_t dtype) {
 
 int64_t dtype_bytes(int32_t dtype) { return dtype == TANDEM_F32 ? 4 : 2; }
 
-Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv) {
+Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv, std::vector<std::string>* given) {
   for (int i = 0; i < argc; ++i) {
     std::string name = argv[i];
     if (name.rfind("--", 0) != 0) return refuse("unexpected argument \"%s\" (--help lists the flags)", name.c_str());
@@ -140,7 +142,12 @@ Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* 
       if (i + 1 == argc) return refuse("%s needs a value: %s", name.c_str(), flag->expected.c_str());
       value = argv[++i];
     }
-    if (!flag->store(value)) return refuse("%s = %s is not %s", name.c_str(), value.c_str(), flag->expected.c_str());
+    const Stored stored = flag->store(value);
+    if (stored == Stored::kNotAValue)
+      return refuse("%s = %s is not %s", name.c_str(), value.c_str(), flag->expected.c_str());
+    if (stored == Stored::kOutOfRange)
+      return refuse("%s = %s is out of range: it must be %s", name.c_str(), value.c_str(), flag->expected.c_str());
+    if (given != nullptr) given->push_back(name);
   }
   return {};
 }

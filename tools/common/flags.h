@@ -2,6 +2,7 @@
 // Command lines: a table of flags, each with the variable it fills and the values it takes. What is not in the table,
 // or not a value that the flag takes, is refused by name:
 //   --kv-len = 12k is not a whole number from 1 to 2147483648
+//   --kv-len = 0 is out of range: it must be a whole number from 1 to 2147483648
 #pragma once
 
 #include <cstdint>
@@ -13,12 +14,14 @@
 
 namespace tools {
 
+enum class Stored { kYes, kNotAValue, kOutOfRange };
+
 struct Flag {
   std::string name;        // "--kv-len"
   std::string value_name;  // "N[,N...]"; empty: a switch without a value
   std::string help;
-  std::string expected;                           // "a whole number from 1 to 8"
-  std::function<bool(const std::string&)> store;  // false: not a value of this flag
+  std::string expected;  // "a whole number from 1 to 8"
+  std::function<Stored(const std::string&)> store;
 };
 
 struct Choice {
@@ -42,8 +45,9 @@ const std::vector<Choice>& dtype_choices();
 const char* dtype_name(int32_t dtype);
 int64_t dtype_bytes(int32_t dtype);
 
-// Takes "--name value" and "--name=value"; everything else is refused.
-Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv);
+// Takes "--name value" and "--name=value"; everything else is refused. given (may be NULL): the names that were there.
+Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv,
+                   std::vector<std::string>* given = nullptr);
 // One line per flag.
 std::string flags_help(const std::vector<Flag>& flags);
 

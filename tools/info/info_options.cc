@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "tools/info/info_options.h"
 
+#include <algorithm>
+
 #include "tools/common/flags.h"
 #include "tools/info/model_config.h"
 
@@ -38,12 +40,29 @@ std::vector<Flag> info_flags(InfoOptions* options, RawChoices* raw) {
   };
 }
 
+// Flags that would change nothing are refused.
+Result check_used(const std::vector<std::string>& given, const InfoOptions& options) {
+  const auto is_given = [&](const char* name) { return std::find(given.begin(), given.end(), name) != given.end(); };
+  constexpr const char* kOfThePlan[] = {"--model",  "--layers",     "--q-heads", "--kv-heads",    "--head-dim",
+                                        "--kv-len", "--batch",      "--kv-type", "--policy",      "--page-tokens",
+                                        "--window", "--v-head-dim", "--sinks",   "--host-cap-gib"};
+  constexpr const char* kOfTheModel[] = {"--layers", "--q-heads", "--kv-heads", "--head-dim"};
+  for (const char* name : kOfThePlan)
+    if (is_given(name) && !options.plan) return refuse("%s is about the memory plan: --plan is missing", name);
+  for (const char* name : kOfTheModel)
+    if (is_given(name) && !options.model_dir.empty())
+      return refuse("%s contradicts --model = %s, whose config.json says that", name, options.model_dir.c_str());
+  return {};
+}
+
 }  // namespace
 
 Result parse_info_options(int argc, const char* const* argv, InfoOptions* options) {
   RawChoices raw;
-  TOOL_TRY(parse_flags(info_flags(options, &raw), argc - 1, argv + 1));
+  std::vector<std::string> given;
+  TOOL_TRY(parse_flags(info_flags(options, &raw), argc - 1, argv + 1, &given));
   if (options->help) return {};
+  TOOL_TRY(check_used(given, *options));
   if (raw.policy >= 0) options->policy = tandem_policy_name(raw.policy);
   if (raw.isa >= 0) options->isa = tandem_cpu_isa_name(raw.isa);
   if (!options->isa.empty() && !tandem_cpu_isa_available(options->isa.c_str()))

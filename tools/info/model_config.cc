@@ -1,17 +1,38 @@
 // SPDX-License-Identifier: MIT
 #include "tools/info/model_config.h"
 
+#include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 namespace tools {
 namespace {
 
+constexpr int64_t kMaxCount = 1 << 20;
+
+// For a message: short, and without descending into it (dump() recurses, and a hostile file nests deeper than the stack).
+std::string shown(const nlohmann::json& value) {
+  constexpr size_t kMaxChars = 60;
+  if (value.is_structured()) return "...";
+  const std::string out = value.dump();
+  return out.size() <= kMaxChars ? out : out.substr(0, kMaxChars) + "...";
+}
+
+// Whole numbers that fit 64 bits are integers to the parser, larger ones floating point.
+bool is_out_of_range(const nlohmann::json& value) {
+  if (value.is_number_float()) return std::abs(value.get<double>()) > static_cast<double>(kMaxCount);
+  return value.is_number_integer() && (value.get<int64_t>() < 1 || value.get<int64_t>() > kMaxCount);
+}
+
 Result read_count(const nlohmann::json& config, const std::string& path, const char* name, int64_t* to) {
   if (!config.contains(name)) return refuse("--model: %s has no %s", path.c_str(), name);
   const nlohmann::json& value = config.at(name);
-  if (!value.is_number_integer() || value.get<int64_t>() < 1 || value.get<int64_t>() > 1 << 20)
-    return refuse("--model: %s: %s = %s is not a count", path.c_str(), name, value.dump().c_str());
+  if (is_out_of_range(value))
+    return refuse("--model: %s: %s = %s is out of range (1 to %lld)", path.c_str(), name, shown(value).c_str(),
+                  static_cast<long long>(kMaxCount));
+  if (!value.is_number_integer())
+    return refuse("--model: %s: %s = %s is not a whole number", path.c_str(), name, shown(value).c_str());
   *to = value.get<int64_t>();
   return {};
 }
@@ -20,6 +41,10 @@ Result read_count(const nlohmann::json& config, const std::string& path, const c
 
 Result read_model_config(const std::string& model_dir, InfoOptions* options) {
   const std::string path = model_dir + "/config.json";
+  std::error_code error;  // opening a pipe would wait for a writer, reading a folder throws
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    return refuse("--model = %s: %s is not a regular file", model_dir.c_str(), path.c_str());
   std::ifstream file(path);
   if (!file) return refuse("--model = %s: %s cannot be read", model_dir.c_str(), path.c_str());
   const nlohmann::json config = nlohmann::json::parse(file, nullptr, false);
@@ -30,6 +55,9 @@ Result read_model_config(const std::string& model_dir, InfoOptions* options) {
   options->n_kv_heads = options->n_q_heads;
   if (config.contains("num_key_value_heads") && !config.at("num_key_value_heads").is_null())
     TOOL_TRY(read_count(config, path, "num_key_value_heads", &options->n_kv_heads));
+  if (options->n_q_heads % options->n_kv_heads != 0)
+    return refuse("--model: %s: num_attention_heads = %lld is not a multiple of num_key_value_heads = %lld", path.c_str(),
+                  static_cast<long long>(options->n_q_heads), static_cast<long long>(options->n_kv_heads));
   if (config.contains("head_dim") && !config.at("head_dim").is_null())
     return read_count(config, path, "head_dim", &options->head_dim);
   int64_t hidden_size = 0;

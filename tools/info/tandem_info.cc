@@ -4,6 +4,7 @@
 
 #include "tools/common/engine_report.h"
 #include "tools/common/handles.h"
+#include "tools/common/run_tool.h"
 #include "tools/info/build_versions.h"
 #include "tools/info/info_options.h"
 #include "tools/info/json_text.h"
@@ -73,9 +74,4 @@ Result info_main(int argc, const char* const* argv, bool* fits) {
 }  // namespace
 }  // namespace tools
 
-int main(int argc, char** argv) {
-  bool fits = true;
-  const tools::Result result = tools::info_main(argc, argv, &fits);
-  if (!result.ok()) std::fprintf(stderr, "tandem-info: %s\n", result.message().c_str());
-  return result.ok() && fits ? 0 : 1;
-}
+int main(int argc, char** argv) { return tools::run_tool("tandem-info", argc, argv, tools::info_main); }

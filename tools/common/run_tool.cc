@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+#include "tools/common/run_tool.h"
+
+#include <cstdio>
+#include <exception>
+#include <new>
+
+namespace tools {
+namespace {
+
+Result guarded(int argc, const char* const* argv, ToolFn run, bool* good) {
+  try {
+    return run(argc, argv, good);
+  } catch (const std::bad_alloc&) {
+    return refuse("there is not enough memory for this");
+  } catch (const std::exception& exception) {
+    return refuse("%s", exception.what());
+  }
+}
+
+}  // namespace
+
+Result flush_stdout() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) return refuse("stdout cannot be written");
+  return {};
+}
+
+int run_tool(const char* name, int argc, const char* const* argv, ToolFn run) {
+  bool good = true;
+  Result result = guarded(argc, argv, run, &good);
+  if (result.ok()) result = flush_stdout();
+  if (result.ok()) return good ? 0 : 1;
+  // Names out of files reach this line: it stays one line, and sends nothing to the terminal but text.
+  std::string line = result.message();
+  for (char& c : line)
+    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
+  std::fprintf(stderr, "%s: %s\n", name, line.c_str());
+  return 1;
+}
+
+}  // namespace tools
