@@ -263,21 +263,28 @@ constexpr int64_t kSpunMs = 80;
 constexpr int64_t kSleptMs = 10;
 constexpr int64_t kRestedMs = 60;
 
+// On a busy machine a spinning worker may get no processor: one stretch in which it did is enough.
+bool spins_between_rounds(Pool& pool) {
+  for (int i = 0; i < 8; ++i)
+    if (cpu_ms_between_rounds(pool) > kSpunMs) return true;
+  return false;
+}
+
 void wake_keeps_workers_spinning_until_rest(void**) {
   if (std::thread::hardware_concurrency() < 2) skip();
   const auto pool = make_pool(2);
   assert_true(cpu_ms_while_idle() < kSleptMs);
   pool->wake();
   assert_true(cpu_ms_while_idle() < kSleptMs);  // nothing came: the cores are the caller's
-  assert_true(cpu_ms_between_rounds(*pool) > kSpunMs);
+  assert_true(spins_between_rounds(*pool));
   pool->wake();
   pool->rest();
-  assert_true(cpu_ms_between_rounds(*pool) > kSpunMs);
+  assert_true(spins_between_rounds(*pool));
   pool->rest();
   assert_true(cpu_ms_between_rounds(*pool) < kRestedMs);
   pool->rest();  // without its wake()
   pool->wake();
-  assert_true(cpu_ms_between_rounds(*pool) > kSpunMs);
+  assert_true(spins_between_rounds(*pool));
   assert_true(cpu_ms_while_idle() < kSleptMs);  // a rest() that never comes does not spin for ever
   meet(pool.get());
   pool->rest();
