@@ -64,6 +64,8 @@ void test_arguments(void**) {
       {
           {"flags", kInvalid, "flags", "0x4", [](auto& a) { a.args.flags = 4; }},
           {"flags", kInvalid, "flags", "0x80000001", [](auto& a) { a.args.flags = 0x80000001u; }},
+          {"flags", kInvalid, "flags", "0x3",
+           [](auto& a) { a.args.flags = TANDEM_ATTEND_SPECULATIVE | TANDEM_ATTEND_PARTIAL; }},
           {"layer", kInvalid, "layer_idx", "2", [](auto& a) { a.args.layer_idx = 2; }},
           {"layer", kInvalid, "layer_idx", "-1", [](auto& a) { a.args.layer_idx = -1; }},
           {"count", kInvalid, "n_sequences", "-1", [](auto& a) { a.args.n_sequences = -1; }},

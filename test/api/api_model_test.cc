@@ -49,6 +49,7 @@ const std::vector<LayerCase> kCases = {
     {kInvalid, "soft_cap", "nan", [](auto& l) { l.soft_cap = kNan; }},
     {kInvalid, "soft_cap", "inf", [](auto& l) { l.soft_cap = kInf; }},
     {kInvalid, "soft_cap", "-50", [](auto& l) { l.soft_cap = -50.0f; }},
+    {kInvalid, "soft_cap", "1e-39", [](auto& l) { l.soft_cap = 1e-39f; }},  // its inverse is not finite
     {kInvalid, "sliding_window_tokens", "-1", [](auto& l) { l.sliding_window_tokens = -1; }},
     {kInvalid, "sinks[2]", "nan", [](auto& l) { l.sinks = kNanSinks; }},
     {kInvalid, "sinks[1]", "inf", [](auto& l) { l.sinks = kInfSinks; }},

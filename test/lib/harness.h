@@ -152,6 +152,14 @@ std::vector<float> to_float(const std::vector<double>& from);
 // Instruction sets that this processor has, best first.
 std::vector<const char*> available_isas();
 bool full_run();                             // TANDEM_TEST_FULL is set
+// How much slower the tests are to expect themselves: what they do in bulk is divided by this.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr int kSlowness = 8;
+#elif defined(__SANITIZE_ADDRESS__)
+inline constexpr int kSlowness = 2;
+#else
+inline constexpr int kSlowness = 1;
+#endif
 uint64_t seed_override(uint64_t otherwise);  // TANDEM_TEST_SEED
 
 }  // namespace harness

@@ -39,7 +39,7 @@ void run_streams(const char* name, uint64_t first_seed, int64_t n_streams, int64
 
 int64_t n_streams_of(int64_t fast, int64_t full) {
   const char* text = std::getenv("TANDEM_TEST_FULL");
-  return text ? full * std::max(1, std::atoi(text)) : fast;
+  return (text ? full * std::max(1, std::atoi(text)) : fast) / harness::kSlowness;
 }
 
 void test_exact_streams(void**) { run_streams("exact", 1, n_streams_of(40, 500), 30, Policies::kExact); }
