@@ -75,7 +75,7 @@ void random_cases(int64_t n_cases, int64_t max_keys, uint64_t seed) {
 }
 
 void random_cases_fast(void**) { random_cases(1500, 5000, 12345); }
-void random_cases_full(void**) { random_cases(20000, 5000, 777); }
+void random_cases_full(void**) { random_cases(8000, 5000, 777); }
 
 // Every pair of types x pair of dims, decode shape.
 void types_and_dims(void**) {

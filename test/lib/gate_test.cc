@@ -30,7 +30,7 @@ struct Fixture {
 };
 Fixture* fixture = nullptr;
 
-double flop_limit() { return (harness::full_run() ? 1.2e8 : 1.5e7) / harness::kSlowness; }
+double flop_limit() { return (harness::full_run() ? 5e7 : 1.5e7) / harness::kSlowness; }
 
 int64_t n_run = 0;
 
