@@ -104,13 +104,6 @@ void test_arguments(void**) {
       });
 }
 
-struct TensorCase {
-  int32_t status;
-  const char* member;
-  const char* value;
-  std::function<void(tandem_tensor&)> change;
-};
-
 const std::vector<TensorCase> kTensorCases = {
     {kInvalid, "struct_size", "95", [](auto& t) { t.struct_size = 95; }},
     {kInvalid, "dtype", "-1", [](auto& t) { t.dtype = -1; }},

@@ -234,13 +234,6 @@ struct RowTensors {
   }
 };
 
-struct TensorCase {
-  int32_t status;
-  const char* member;
-  const char* value;
-  std::function<void(tandem_tensor&)> change;
-};
-
 const std::vector<TensorCase> kTensorCases = {
     {kInvalid, "dtype", "0", [](auto& t) { t.dtype = 0; }},
     {kInvalid, "dtype", "99", [](auto& t) { t.dtype = 99; }},

@@ -42,6 +42,14 @@ inline void expect_ok(int32_t status, tandem_error* error) {
     ::tandem_test::expect_ok(ok_status, ok_error);              \
   } while (0)
 
+// A change to a good tensor, and the member and the value that its refusal must name.
+struct TensorCase {
+  int32_t status;
+  const char* member;
+  const char* value;
+  std::function<void(tandem_tensor&)> change;
+};
+
 // An owned f32 tensor of two or three dimensions.
 struct Tensor {
   std::vector<float> values;

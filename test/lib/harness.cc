@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "lib/harness.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -279,7 +280,12 @@ std::vector<const char*> available_isas() {
   return names;
 }
 
-bool full_run() { return std::getenv("TANDEM_TEST_FULL") != nullptr; }
+int full_factor() {
+  const char* text = std::getenv("TANDEM_TEST_FULL");
+  return text ? std::max(1, std::atoi(text)) : 0;
+}
+
+bool full_run() { return full_factor() > 0; }
 
 uint64_t seed_override(uint64_t otherwise) {
   const char* text = std::getenv("TANDEM_TEST_SEED");

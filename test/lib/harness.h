@@ -151,8 +151,9 @@ std::vector<float> to_float(const std::vector<double>& from);
 
 // Instruction sets that this processor has, best first.
 std::vector<const char*> available_isas();
-bool full_run();                             // TANDEM_TEST_FULL is set
-// How much slower the tests are to expect themselves: what they do in bulk is divided by this.
+bool full_run();    // TANDEM_TEST_FULL is set
+int full_factor();  // and its value: how many times the full amount; 0: not set
+// Sanitizers make everything slower: bulk work is divided by this.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr int kSlowness = 8;
 #elif defined(__SANITIZE_ADDRESS__)

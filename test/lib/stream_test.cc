@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Random streams of calls against the oracle. TANDEM_TEST_SEED=<seed> TANDEM_TEST_FILTER=<test> repeats one stream;
 // TANDEM_TEST_FULL=3 runs three times as many as TANDEM_TEST_FULL=1.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -38,8 +37,7 @@ void run_streams(const char* name, uint64_t first_seed, int64_t n_streams, int64
 }
 
 int64_t n_streams_of(int64_t fast, int64_t full) {
-  const char* text = std::getenv("TANDEM_TEST_FULL");
-  return (text ? full * std::max(1, std::atoi(text)) : fast) / harness::kSlowness;
+  return (harness::full_run() ? full * harness::full_factor() : fast) / harness::kSlowness;
 }
 
 void test_exact_streams(void**) { run_streams("exact", 1, n_streams_of(40, 500), 30, Policies::kExact); }
