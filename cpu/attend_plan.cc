@@ -47,7 +47,8 @@ int64_t piece_keys(int64_t n_keys) {
 void AttendPlan::add_job(const AttendJob& job, int32_t job_idx) {
   const Layer& layer = *job.layer;
   const Cut cut = cut_of(job);
-  const int64_t row_cost = row_bytes(layer.k_type, layer.k_head_dim) + row_bytes(layer.v_type, layer.v_head_dim);
+  const int64_t row_cost = row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim) +
+                           row_bytes(layer.v_type, layer.v_head_dim) + scale_bytes(layer.v_type, layer.v_head_dim);
   const int64_t first_group = n_groups_;
   if (cut.n_pieces > 1) {
     for (int64_t tile = 0; tile < cut.n_tiles; ++tile) {

@@ -99,7 +99,7 @@ Status prepare_matmul(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs
     if (!use_matmul(jobs[i])) continue;
     if (i > 0 && use_matmul(jobs[i - 1]) && jobs[i].layer == jobs[i - 1].layer && jobs[i].q_is_bf16 == jobs[i - 1].q_is_bf16)
       continue;
-    if (!backend.matmul) TANDEM_TRY(MatmulAttend::create(backend.kernels->name, &backend.matmul));
+    if (!backend.matmul) TANDEM_TRY(MatmulAttend::create(*backend.kernels, &backend.matmul));
     TANDEM_TRY(backend.matmul->prepare(*jobs[i].layer, jobs[i].q_is_bf16, backend.pool->n_workers()));
   }
   return {};
@@ -181,12 +181,12 @@ void observe(void* self, float* maw, const float* logits, int64_t n_keys, float 
   backend_of(self).kernels->observe(maw, logits, n_keys, lse, alpha);
 }
 
-void to_f32(void* self, int32_t dtype, const void* from, float* to, int64_t n) {
-  backend_of(self).kernels->to_f32(dtype, from, to, n);
+void to_f32(void* self, int32_t dtype, const void* from, const void* scales, float* to, int64_t n) {
+  backend_of(self).kernels->to_f32(dtype, from, scales, to, n);
 }
 
-void from_f32(void* self, int32_t dtype, const float* from, void* to, int64_t n) {
-  backend_of(self).kernels->from_f32(dtype, from, to, n);
+void from_f32(void* self, int32_t dtype, const float* from, void* to, void* scales, int64_t n) {
+  backend_of(self).kernels->from_f32(dtype, from, to, scales, n);
 }
 
 void run(void* self, int64_t n_tasks, TaskFn task, void* context) { backend_of(self).pool->run(n_tasks, task, context); }

@@ -46,7 +46,8 @@ size_t scratchpad_bytes(const TileProducts& products) {
 
 class MatmulAttendImpl final : public MatmulAttend {
  public:
-  explicit MatmulAttendImpl(const SoftmaxTileKernels* kernels) : kernels_(kernels) {}
+  MatmulAttendImpl(const KernelTable& kernels, const SoftmaxTileKernels& tile_kernels)
+      : kernels_(kernels), tile_kernels_(tile_kernels) {}
 
   Status prepare(const Layer& layer, bool bf16, int32_t n_workers) override {
     bf16 = bf16 && onednn_has_fast_bf16();
@@ -73,7 +74,7 @@ class MatmulAttendImpl final : public MatmulAttend {
     Scratch& scratch = *workers_[static_cast<size_t>(worker_idx)];
     for (int32_t row = row_begin; row < row_end; row += kTaskRows) {
       const int32_t n_rows = std::min(row_end - row, kTaskRows);
-      attend_block({job, *geometry, *kernels_, scratch, worker_idx, row, n_rows});
+      attend_block({job, *geometry, kernels_, tile_kernels_, scratch, worker_idx, row, n_rows});
     }
   }
 
@@ -124,7 +125,8 @@ class MatmulAttendImpl final : public MatmulAttend {
     return {};
   }
 
-  const SoftmaxTileKernels* kernels_;
+  const KernelTable& kernels_;
+  const SoftmaxTileKernels& tile_kernels_;
   std::vector<std::unique_ptr<Scratch>> workers_;
   std::vector<std::unique_ptr<Geometry>> geometries_;
   int32_t k_head_dim_ = 0, v_head_dim_ = 0;  // largest so far
@@ -133,11 +135,11 @@ class MatmulAttendImpl final : public MatmulAttend {
 
 }  // namespace
 
-Status MatmulAttend::create(const char* isa, std::unique_ptr<MatmulAttend>* attend) {
-  const SoftmaxTileKernels* kernels = softmax_tile_kernels(isa);
-  if (kernels == nullptr)
-    return fail(TANDEM_ERROR_NOT_FOUND, "cpu_isa", "cpu_isa = \"%s\" is unknown or not on this processor", isa ? isa : "");
-  *attend = std::make_unique<MatmulAttendImpl>(kernels);
+Status MatmulAttend::create(const KernelTable& kernels, std::unique_ptr<MatmulAttend>* attend) {
+  const SoftmaxTileKernels* tile_kernels = softmax_tile_kernels(kernels.name);
+  if (tile_kernels == nullptr)
+    return fail(TANDEM_ERROR_NOT_FOUND, "cpu_isa", "cpu_isa = \"%s\" is unknown or not on this processor", kernels.name);
+  *attend = std::make_unique<MatmulAttendImpl>(kernels, *tile_kernels);
   return {};
 }
 

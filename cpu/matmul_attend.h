@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "cpu/kernels/kernels.h"
 #include "lib/backend.h"
 #include "lib/status.h"
 
@@ -38,9 +39,8 @@ class MatmulAttend {
   // runs at the same speed however few of them are used (measured: 7 GB/s of bf16 K and V a core as bf16, 4 as f32).
   static constexpr int32_t kMinRows = 24;
 
-  // isa: of the SIMD part, as in CpuOptions; null: the best. NOT_FOUND where this processor does not have it.
-  static Status create(const char* isa, std::unique_ptr<MatmulAttend>* attend);
-  static Status create(std::unique_ptr<MatmulAttend>* attend) { return create(nullptr, attend); }
+  // kernels: whose conversions and instruction set the SIMD part uses.
+  static Status create(const KernelTable& kernels, std::unique_ptr<MatmulAttend>* attend);
   virtual ~MatmulAttend() = default;
 
   // Makes primitives (2 ms for each pair of head dims, 4 ms with bf16) and the scratch of n_workers workers; later calls add

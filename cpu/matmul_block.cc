@@ -78,8 +78,9 @@ struct TileSource {
   bool is_value;
   int32_t dtype;
   int32_t head_dim;
-  int64_t row_bytes;  // between stored rows
-  bool bf16;          // of the tile
+  int64_t row_bytes;    // between stored rows
+  int64_t scale_bytes;  // between the scales of stored rows; 0: there are none
+  bool bf16;            // of the tile
 };
 
 const std::byte* stored_row(const TileSource& source, const KeySegment& segment, int32_t column) {
@@ -87,17 +88,25 @@ const std::byte* stored_row(const TileSource& source, const KeySegment& segment,
   return static_cast<const std::byte*>(stored) + (segment.row + column - segment.column) * source.row_bytes;
 }
 
+const std::byte* stored_scales(const TileSource& source, const KeySegment& segment, int32_t column) {
+  const void* stored = source.is_value ? segment.run->v_scales : segment.run->k_scales;
+  return static_cast<const std::byte*>(stored) + (segment.row + column - segment.column) * source.scale_bytes;
+}
+
 class Block {
  public:
   explicit Block(const BlockJob& block)
-      : block_(block), job_(block.job), layer_(*block.job.layer), scratch_(block.scratch), kernels_(block.kernels) {
+      : block_(block), job_(block.job), layer_(*block.job.layer), scratch_(block.scratch), kernels_(block.tile_kernels) {
     const bool bf16 = job_.q_is_bf16 && block.geometry.bf16 != nullptr;
     const int64_t k_row_bytes = row_bytes(layer_.k_type, layer_.k_head_dim);
     const int64_t v_row_bytes = row_bytes(layer_.v_type, layer_.v_head_dim);
+    const int64_t k_scale_bytes = scale_bytes(layer_.k_type, layer_.k_head_dim);
+    const int64_t v_scale_bytes = scale_bytes(layer_.v_type, layer_.v_head_dim);
     const bool k_bf16 = bf16 && layer_.k_type == TANDEM_BF16 && layer_.rope == nullptr;
-    k_source_ = {false, layer_.k_type, layer_.k_head_dim, k_row_bytes, k_bf16};
+    k_source_ = {false, layer_.k_type, layer_.k_head_dim, k_row_bytes, k_scale_bytes, k_bf16};
     const bool v_bf16 = bf16 && layer_.v_type == TANDEM_BF16;
-    v_source_ = {true, layer_.v_type, layer_.v_head_dim, layer_.v_aliases_k ? k_row_bytes : v_row_bytes, v_bf16};
+    v_source_ = {true, layer_.v_type, layer_.v_head_dim, v_row_bytes, v_scale_bytes, v_bf16};
+    if (layer_.v_aliases_k) v_source_.row_bytes = k_row_bytes, v_source_.scale_bytes = k_scale_bytes;
     n_tiles_ = (block.n_rows + kTileQ - 1) / kTileQ;
   }
 
@@ -132,7 +141,8 @@ class Block {
 
   void start();
   const std::byte* load(const TileSource& source, std::byte* to);
-  void convert(const TileSource& source, const std::byte* from, int64_t n_rows, std::byte* to);
+  void convert(const TileSource& source, const KeySegment& segment, std::byte* to);
+  void widen(const TileSource& source, const KeySegment& segment, int32_t column, int64_t n, float* to);
   void rotate_keys();
   void take_out_nonfinite_values();
   void step(int32_t tile_idx);
@@ -184,23 +194,30 @@ const std::byte* Block::load(const TileSource& source, std::byte* to) {
   if (in_place && tile_.n_segments == 1 && tile_.n_keys == padded_keys()) return stored_row(source, tile_.segments[0], 0);
   for (int32_t i = 0; i < tile_.n_segments; ++i) {
     const KeySegment& segment = tile_.segments[i];
-    convert(source, stored_row(source, segment, segment.column), segment.n_keys, to + segment.column * tile_row_bytes);
+    convert(source, segment, to + segment.column * tile_row_bytes);
   }
   std::memset(to + tile_.n_keys * tile_row_bytes, 0, static_cast<size_t>((padded_keys() - tile_.n_keys) * tile_row_bytes));
   return to;
 }
 
-void Block::convert(const TileSource& source, const std::byte* from, int64_t n_rows, std::byte* to) {
-  const bool compact = source.row_bytes == row_bytes(source.dtype, source.head_dim);
-  const int64_t n_parts = compact ? 1 : n_rows, n = compact ? n_rows * source.head_dim : source.head_dim;
-  const int64_t part_bytes = n * static_cast<int64_t>(element_bytes(source.bf16));
-  for (int64_t part = 0; part < n_parts; ++part, from += source.row_bytes, to += part_bytes) {
-    if (source.bf16) {
-      std::memcpy(to, from, static_cast<size_t>(part_bytes));
-    } else {
-      kernels_.to_f32(source.dtype, from, reinterpret_cast<float*>(to), n);
-    }
+// A segment's rows; all at once where they lie side by side and have no scales.
+void Block::convert(const TileSource& source, const KeySegment& segment, std::byte* to) {
+  const bool compact = source.row_bytes == row_bytes(source.dtype, source.head_dim) && source.scale_bytes == 0;
+  const int32_t step = compact ? segment.n_keys : 1;
+  const int64_t n = step * source.head_dim, bytes = n * static_cast<int64_t>(element_bytes(source.bf16));
+  for (int32_t key = 0; key < segment.n_keys; key += step, to += bytes) {
+    const int32_t column = segment.column + key;
+    if (source.bf16)
+      std::memcpy(to, stored_row(source, segment, column), static_cast<size_t>(bytes));
+    else
+      widen(source, segment, column, n, reinterpret_cast<float*>(to));
   }
+}
+
+// n elements from a column's row on.
+void Block::widen(const TileSource& source, const KeySegment& segment, int32_t column, int64_t n, float* to) {
+  const std::byte* scales = source.scale_bytes > 0 ? stored_scales(source, segment, column) : nullptr;
+  block_.kernels.to_f32(source.dtype, stored_row(source, segment, column), scales, to, n);
 }
 
 // Consecutive positions share all but the lowest base-256 digit, so a segment is rotated in stretches of up to 256 keys.
@@ -331,7 +348,7 @@ void Block::add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int
     while (column >= tile_.segments[segment_idx].column + tile_.segments[segment_idx].n_keys) ++segment_idx;
     const KeySegment& segment = tile_.segments[segment_idx];
     const int64_t token_idx = segment.token_idx < 0 ? -1 : segment.token_idx + column - segment.column;
-    kernels_.to_f32(layer_.v_type, stored_row(v_source_, segment, column), scratch_.value, dims);
+    widen(v_source_, segment, column, dims, scratch_.value);
     for (int32_t r = 0; r < n_rows; ++r) {
       const int64_t token = (block_.row_begin + row + r) / layer_.group_size;
       if (!sees(job_.visibility, token, token_idx)) continue;

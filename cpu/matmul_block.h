@@ -68,7 +68,8 @@ struct Scratch {
 struct BlockJob {
   const AttendJob& job;
   const Geometry& geometry;
-  const SoftmaxTileKernels& kernels;
+  const KernelTable& kernels;
+  const SoftmaxTileKernels& tile_kernels;
   Scratch& scratch;
   int32_t worker_idx;
   int32_t row_begin;

@@ -49,19 +49,24 @@ Status check_tensors(AttendRequest* call) {
     return fail(TANDEM_ERROR_CAPACITY, "q.shape[0]", "q.shape[0] = %lld is more than one call can attend (%lld)",
                 static_cast<long long>(n), static_cast<long long>(kMaxTokens / l.group_size));
   if ((call->has_k = args.k != nullptr)) {
-    TANDEM_TRY(check_tensor(args.k, {"k", 3, {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"k_head_dim", l.k_head_dim}}},
-                            &call->k));
+    TANDEM_TRY(check_tensor(
+        args.k,
+        {"k", 3, {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"k_head_dim", l.k_head_dim}}, TensorTypes::kStored},
+        &call->k));
     call->k_view = view_of(call->k);
   }
   if ((call->has_v = args.v != nullptr)) {
-    TANDEM_TRY(check_tensor(args.v, {"v", 3, {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"v_head_dim", l.v_head_dim}}},
-                            &call->v));
+    TANDEM_TRY(check_tensor(
+        args.v,
+        {"v", 3, {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"v_head_dim", l.v_head_dim}}, TensorTypes::kStored},
+        &call->v));
     call->v_view = view_of(call->v);
   }
   TANDEM_TRY(
       check_tensor(args.o, {"o", 3, {{"n_tokens", n}, {"n_q_heads", l.n_q_heads}, {"v_head_dim", l.v_head_dim}}}, &call->o));
   if ((call->has_lse = args.lse != nullptr))
-    TANDEM_TRY(check_tensor(args.lse, {"lse", 2, {{"n_tokens", n}, {"n_q_heads", l.n_q_heads}}, true}, &call->lse));
+    TANDEM_TRY(
+        check_tensor(args.lse, {"lse", 2, {{"n_tokens", n}, {"n_q_heads", l.n_q_heads}}, TensorTypes::kF32}, &call->lse));
   return {};
 }
 

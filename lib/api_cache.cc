@@ -23,8 +23,10 @@ struct KeyValue {
 Status check_key_value(const Layer& layer, const tandem_tensor* k, const tandem_tensor* v, KeyValue* out) {
   int64_t n_tokens = kAnyLength;
   if (k != nullptr) {
-    const TensorSpec spec{
-        "k", 3, {{"n_tokens", kAnyLength}, {"n_kv_heads", layer.n_kv_heads}, {"k_head_dim", layer.k_head_dim}}};
+    const TensorSpec spec{"k",
+                          3,
+                          {{"n_tokens", kAnyLength}, {"n_kv_heads", layer.n_kv_heads}, {"k_head_dim", layer.k_head_dim}},
+                          TensorTypes::kStored};
     TANDEM_TRY(check_tensor(k, spec, &out->k));
     out->k_view = view_of(out->k);
     out->k_ptr = &out->k_view;
@@ -35,8 +37,10 @@ Status check_key_value(const Layer& layer, const tandem_tensor* k, const tandem_
     if (layer.v_aliases_k)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, "v", "v = %p, must be NULL: V aliases K in this layer",
                   static_cast<const void*>(v));
-    const TensorSpec spec{
-        "v", 3, {{"n_tokens", n_tokens}, {"n_kv_heads", layer.n_kv_heads}, {"v_head_dim", layer.v_head_dim}}};
+    const TensorSpec spec{"v",
+                          3,
+                          {{"n_tokens", n_tokens}, {"n_kv_heads", layer.n_kv_heads}, {"v_head_dim", layer.v_head_dim}},
+                          TensorTypes::kStored};
     TANDEM_TRY(check_tensor(v, spec, &out->v));
     out->v_view = view_of(out->v);
     out->v_ptr = &out->v_view;

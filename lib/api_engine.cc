@@ -36,6 +36,7 @@ Status make_contiguous(int32_t dtype, void* data, int32_t n_dims, const int64_t*
                   static_cast<long long>(shape[d]));
   }
   CheckedTensor checked;
+  spec.types = TensorTypes::kStored;
   return check_tensor(made, spec, &checked);
 }
 
@@ -125,6 +126,16 @@ int32_t tandem_model_create(tandem_model** model, const tandem_layer_options* la
 }
 
 void tandem_model_release(tandem_model* model) { release_handle(model, HandleKind::kModel); }
+
+const char* tandem_dtype_name(int32_t dtype) {
+  const DtypeInfo* info = find_dtype(dtype);
+  return info == nullptr ? nullptr : info->name;
+}
+
+int64_t tandem_dtype_row_bytes(int32_t dtype, int32_t head_dim) {
+  if (find_dtype(dtype) == nullptr || head_dim < 1) return 0;
+  return row_bytes(dtype, head_dim) + scale_bytes(dtype, head_dim);
+}
 
 const char* tandem_policy_name(int32_t idx) {
   const Policy* policy = idx < 0 ? nullptr : policy_at(idx);

@@ -11,6 +11,7 @@
 
 #include "lib/api.h"
 #include "lib/convert.h"
+#include "lib/dtype.h"
 #include "lib/engine.h"
 #include "lib/tensor.h"
 
@@ -52,7 +53,7 @@ Status check_states(const tandem_tensor* const* o, const tandem_tensor* const* l
         o[i], {name, 3, {{"n_tokens", call->n_tokens}, {"n_heads", call->n_heads}, {"head_dim", call->head_dim}}},
         &call->o[static_cast<size_t>(i)]));
     std::snprintf(name, sizeof name, "lse[%d]", i);
-    TANDEM_TRY(check_tensor(lse[i], {name, 2, {{"n_tokens", call->n_tokens}, {"n_heads", call->n_heads}}, true},
+    TANDEM_TRY(check_tensor(lse[i], {name, 2, {{"n_tokens", call->n_tokens}, {"n_heads", call->n_heads}}, TensorTypes::kF32},
                             &call->lse[static_cast<size_t>(i)]));
   }
   return {};
@@ -174,7 +175,8 @@ int32_t tandem_merge(const tandem_tensor* o_out, const tandem_tensor* lse_out, c
     call.n_heads = call.o_out.length(1);
     call.head_dim = call.o_out.length(2);
     if (call.head_dim > INT32_MAX / 2) return require_range("o_out.shape[2]", call.head_dim, 0, INT32_MAX / 2);
-    TANDEM_TRY(check_tensor(lse_out, {"lse_out", 2, {{"n_tokens", call.n_tokens}, {"n_heads", call.n_heads}}, true},
+    TANDEM_TRY(check_tensor(lse_out,
+                            {"lse_out", 2, {{"n_tokens", call.n_tokens}, {"n_heads", call.n_heads}}, TensorTypes::kF32},
                             &call.lse_out));
     TANDEM_TRY(check_states(o, lse, n_states, &call));
     TANDEM_TRY(check_outputs(call));

@@ -259,8 +259,7 @@ void AttendCall::settle(SequenceCall& call) {
 }
 
 void AttendCall::count_bytes(const SequenceCall& call) {
-  const StoreGeometry& geometry = cache_.store().geometry();
-  const int64_t key_bytes = geometry.k_row_bytes[layer_idx_] + (layer_.v_aliases_k ? 0 : geometry.v_row_bytes[layer_idx_]);
+  const int64_t key_bytes = cache_.store().row_bytes(args_.layer_idx).total();
   const int64_t per_token = key_bytes * layer_.n_kv_heads;
   tandem_session_stats& sums = session_.sums_;
   sums.n_query_tokens += call.q_len;

@@ -262,8 +262,7 @@ void AttendCall::add_selected_runs(const SequenceCall& call, int32_t kv_head) {
   const bool by_position = layer_.rope != nullptr && !call.sequence->positions.empty();
   if (head.n_copied == head.n_tokens && !by_position) {
     KvRun run;
-    run.k = head.k.data();
-    run.v = layer_.v_aliases_k ? head.k.data() : head.v.data();
+    point_run(head.rows(), layer_, &run);
     run.n_tokens = head.n_tokens;
     run.token_idx = -1;
     run.positions = token_idx;

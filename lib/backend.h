@@ -16,8 +16,10 @@ namespace tandem {
 
 // Consecutive keys of one KV head. Rows are contiguous: row i of K is at k + i * row_bytes(k_type, k_head_dim).
 struct KvRun {
-  const void* k = nullptr;  // [n_tokens, k_head_dim]
-  const void* v = nullptr;  // [n_tokens, v_head_dim]; = k where V aliases K (with K's row stride)
+  const void* k = nullptr;         // [n_tokens, k_head_dim]
+  const void* v = nullptr;         // [n_tokens, v_head_dim]; = k where V aliases K (with K's row stride)
+  const void* k_scales = nullptr;  // f16 [n_tokens, n_scales(k_type, k_head_dim)]; null for types without scales
+  const void* v_scales = nullptr;  // the same of V; = k_scales where V aliases K
   int64_t n_tokens = 0;
   int64_t token_idx = 0;               // of the first key; the others follow. -1: every query sees all keys of the run
   const int32_t* positions = nullptr;  // [n_tokens] for library RoPE; null: first_position + i
@@ -97,9 +99,10 @@ struct BackendTable {
   void (*attn_weights)(void* self, const WeightJob& job);
   // maw[j] = (1 - alpha) * maw[j] + alpha * exp(logits[j] - lse); an lse that is not finite gives weights of 0. Concurrent.
   void (*observe)(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha);
-  // n elements from and to f32, rounded to nearest even; NaN stays NaN. Concurrent.
-  void (*to_f32)(void* self, int32_t dtype, const void* from, float* to, int64_t n);
-  void (*from_f32)(void* self, int32_t dtype, const float* from, void* to, int64_t n);
+  // n elements from and to f32, rounded to nearest even; NaN stays NaN. scales: null for types without; with scales the n
+  // elements are one row (how they are rounded: tandem.h), and a NaN or infinity makes NaN of its group. Concurrent.
+  void (*to_f32)(void* self, int32_t dtype, const void* from, const void* scales, float* to, int64_t n);
+  void (*from_f32)(void* self, int32_t dtype, const float* from, void* to, void* scales, int64_t n);
   // task(context, i, worker) for i in [0, n_tasks), spread over the workers, the caller being one of them.
   void (*run)(void* self, int64_t n_tasks, TaskFn task, void* context);
   // Keeps the workers awake between the two (around a step).

@@ -27,8 +27,7 @@ void Cache::spans(const Sequence& sequence, int64_t begin, int64_t end, std::vec
 
 KvRun Cache::run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const {
   KvRun run;
-  run.k = store_.k_row(span.page, span.slot, layer_idx, kv_head);
-  run.v = store_.v_row(span.page, span.slot, layer_idx, kv_head);
+  point_run(store_.rows(span.page, span.slot, layer_idx, kv_head), layers_[static_cast<size_t>(layer_idx)], &run);
   run.n_tokens = span.n_tokens;
   run.token_idx = span.token_idx;
   run.first_position = span.token_idx;
@@ -57,6 +56,9 @@ struct WriteTask {
   AppendedRows rows;
 };
 
+StoredRow stored_k(const Layer& layer, const Rows& rows) { return {layer.k_type, rows.of[kPlaneK], rows.of[kPlaneKScales]}; }
+StoredRow stored_v(const Layer& layer, const Rows& rows) { return {layer.v_type, rows.v(layer), rows.v_scales(layer)}; }
+
 void write_task(void* context, int64_t task_idx, int32_t) {
   const auto& task = *static_cast<const WriteTask*>(context);
   const AppendedRows& rows = task.rows;
@@ -69,11 +71,10 @@ void write_task(void* context, int64_t task_idx, int32_t) {
     const int64_t token = task.first + i, slot = token % store.page_len();
     const int32_t page = task.sequence->pages[static_cast<size_t>(token / store.page_len())];
     for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
-      convert_row(cpu, rows.k->dtype, rows.k->row(rows.first_row + i, h), layer.k_type,
-                  store.k_row(page, slot, task.layer_idx, h), layer.k_head_dim);
+      const Rows to = store.rows(page, slot, task.layer_idx, h);
+      store_row(cpu, rows.k->dtype, rows.k->row(rows.first_row + i, h), stored_k(layer, to), layer.k_head_dim);
       if (!layer.v_aliases_k)
-        convert_row(cpu, rows.v->dtype, rows.v->row(rows.first_row + i, h), layer.v_type,
-                    store.v_row(page, slot, task.layer_idx, h), layer.v_head_dim);
+        store_row(cpu, rows.v->dtype, rows.v->row(rows.first_row + i, h), stored_v(layer, to), layer.v_head_dim);
     }
   }
 }
@@ -114,15 +115,9 @@ void Cache::write_rows(const Sequence& sequence, int32_t layer_idx, int64_t firs
 void Cache::move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const {
   const auto l = static_cast<size_t>(layer_idx);
   const auto page = [&](int64_t token) { return sequence.pages[static_cast<size_t>(token / page_len())]; };
-  for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
-    std::memcpy(store_.k_row(page(to), to % page_len(), layer_idx, h),
-                store_.k_row(page(from), from % page_len(), layer_idx, h),
-                static_cast<size_t>(store_.geometry().k_row_bytes[l]));
-    if (!layers_[l].v_aliases_k)
-      std::memcpy(store_.v_row(page(to), to % page_len(), layer_idx, h),
-                  store_.v_row(page(from), from % page_len(), layer_idx, h),
-                  static_cast<size_t>(store_.geometry().v_row_bytes[l]));
-  }
+  for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h)
+    copy_rows(store_.rows(page(from), from % page_len(), layer_idx, h), store_.rows(page(to), to % page_len(), layer_idx, h),
+              store_.row_bytes(layer_idx), 1);
 }
 
 void Cache::extend_positions(Sequence& sequence, int64_t length) const {
@@ -164,12 +159,9 @@ Status Cache::read(int64_t id, int32_t layer_idx, int64_t first, const TensorVie
   for (int64_t t = first; t < first + n; ++t) {
     const int32_t page = sequence->pages[static_cast<size_t>(t / page_len())];
     for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
-      if (k != nullptr)
-        convert_row(engine_->cpu(), layer.k_type, store_.k_row(page, t % page_len(), layer_idx, h), k->dtype,
-                    k->row(t - first, h), layer.k_head_dim);
-      if (v != nullptr)
-        convert_row(engine_->cpu(), layer.v_type, store_.v_row(page, t % page_len(), layer_idx, h), v->dtype,
-                    v->row(t - first, h), layer.v_head_dim);
+      const Rows rows = store_.rows(page, t % page_len(), layer_idx, h);
+      if (k != nullptr) load_row(engine_->cpu(), stored_k(layer, rows), k->dtype, k->row(t - first, h), layer.k_head_dim);
+      if (v != nullptr) load_row(engine_->cpu(), stored_v(layer, rows), v->dtype, v->row(t - first, h), layer.v_head_dim);
     }
   }
   return {};
@@ -198,11 +190,9 @@ Status Cache::digest(int64_t id, uint64_t* digest) const {
     parts.clear();
     spans(*sequence, 0, length, &parts);
     for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
-      for (const PageSpan& part : parts)
-        hash.add(store_.k_row(part.page, part.slot, layer_idx, h), part.n_tokens * store_.geometry().k_row_bytes[l]);
-      for (const PageSpan& part : parts)
-        if (!layers_[l].v_aliases_k)
-          hash.add(store_.v_row(part.page, part.slot, layer_idx, h), part.n_tokens * store_.geometry().v_row_bytes[l]);
+      for (int32_t p = 0; p < kPlanes; ++p)
+        for (const PageSpan& part : parts)
+          hash.add(store_.rows(part.page, part.slot, layer_idx, h).of[p], part.n_tokens * store_.row_bytes(layer_idx).of[p]);
     }
   }
   const int64_t length = *std::max_element(sequence->lengths.begin(), sequence->lengths.end());  // committed tokens alone

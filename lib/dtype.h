@@ -13,13 +13,13 @@ struct DtypeInfo {
   int32_t dtype;
   const char* name;
   int32_t bits;    // per element
-  double epsilon;  // spacing of 1.0
+  int32_t group;   // consecutive elements of a row that share a scale, an f16; 0: no scales. A row's last group may be short
+  double epsilon;  // spacing of 1.0; with scales: of the codes, relative to the group's largest
 };
 
 inline constexpr DtypeInfo kDtypes[] = {
-    {TANDEM_F32, "f32", 32, 0x1p-23},
-    {TANDEM_F16, "f16", 16, 0x1p-10},
-    {TANDEM_BF16, "bf16", 16, 0x1p-7},
+    {TANDEM_F32, "f32", 32, 0, 0x1p-23}, {TANDEM_F16, "f16", 16, 0, 0x1p-10},  {TANDEM_BF16, "bf16", 16, 0, 0x1p-7},
+    {TANDEM_E4M3, "e4m3", 8, 0, 0x1p-3}, {TANDEM_Q8_0, "q8_0", 8, 32, 0x1p-7}, {TANDEM_Q4_0, "q4_0", 4, 32, 0x1p-3},
 };
 
 constexpr const DtypeInfo* find_dtype(int32_t dtype) {
@@ -28,7 +28,20 @@ constexpr const DtypeInfo* find_dtype(int32_t dtype) {
   return nullptr;
 }
 
-// Bytes of one row of head_dim elements.
+// q, o, lse and states come in these; K and V in all.
+constexpr bool is_tensor_float(int32_t dtype) { return dtype == TANDEM_F32 || dtype == TANDEM_F16 || dtype == TANDEM_BF16; }
+
+// "f32, f16, ...", of all types.
+const char* storage_type_names();
+
+// Bytes of one row of head_dim elements, without its scales.
 constexpr int64_t row_bytes(int32_t dtype, int64_t head_dim) { return find_dtype(dtype)->bits * head_dim / 8; }
+
+// Scales of one row, and their bytes.
+constexpr int64_t n_scales(int32_t dtype, int64_t head_dim) {
+  const int64_t group = find_dtype(dtype)->group;
+  return group == 0 ? 0 : (head_dim + group - 1) / group;
+}
+constexpr int64_t scale_bytes(int32_t dtype, int64_t head_dim) { return 2 * n_scales(dtype, head_dim); }
 
 }  // namespace tandem

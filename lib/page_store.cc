@@ -2,9 +2,6 @@
 #include "lib/page_store.h"
 
 #include <algorithm>
-#include <cstring>
-
-#include "lib/dtype.h"
 
 namespace tandem {
 namespace {
@@ -23,17 +20,14 @@ StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page
   const int64_t tokens = geometry.pages_per_extent * page_len;
   int64_t offset = 0;
   for (const Layer& layer : layers) {
-    const int64_t k_bytes = row_bytes(layer.k_type, layer.k_head_dim);
-    const int64_t v_bytes = layer.v_aliases_k ? k_bytes : row_bytes(layer.v_type, layer.v_head_dim);
-    geometry.k_row_bytes.push_back(k_bytes);
-    geometry.v_row_bytes.push_back(v_bytes);
-    geometry.layer_offset.push_back(offset);
-    geometry.layer_v_offset.push_back(
-        layer.v_aliases_k ? offset : offset + round_up(layer.n_kv_heads * tokens * k_bytes, kSliceAlignment));
-    const int64_t stored = k_bytes + (layer.v_aliases_k ? 0 : v_bytes);
-    offset += round_up(layer.n_kv_heads * tokens * k_bytes, kSliceAlignment);
-    if (!layer.v_aliases_k) offset += round_up(layer.n_kv_heads * tokens * v_bytes, kSliceAlignment);
-    geometry.token_bytes += layer.n_kv_heads * stored;
+    StoreGeometry::LayerPlanes planes;
+    planes.row_bytes = plane_bytes(layer);
+    for (int32_t p = 0; p < kPlanes; ++p) {
+      planes.offset[p] = offset;
+      offset += round_up(layer.n_kv_heads * tokens * planes.row_bytes.of[p], kSliceAlignment);
+    }
+    geometry.token_bytes += layer.n_kv_heads * planes.row_bytes.total();
+    geometry.layers.push_back(planes);
   }
   geometry.extent_bytes = offset;
   return geometry;
@@ -52,23 +46,38 @@ Status PageStore::make_free(int64_t n_pages) {
   references_.reserve(static_cast<size_t>(total + n_extents * geometry_.pages_per_extent));
   std::vector<Buffer> made(static_cast<size_t>(n_extents));
   for (Buffer& extent : made) TANDEM_TRY(Buffer::create(tier_, geometry_.extent_bytes, Use::kKv, &extent));
-  const int32_t n_nodes = cpu_.table->n_nodes(cpu_.self);
-  const int64_t tokens = geometry_.pages_per_extent * geometry_.page_len;
   for (Buffer& extent : made) {
-    // A KV head's rows live where its workers are; with one node there is nothing to place.
-    for (size_t l = 0; n_nodes > 1 && l < layers_.size(); ++l) {
-      for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
-        const int64_t k_bytes = tokens * geometry_.k_row_bytes[l], v_bytes = tokens * geometry_.v_row_bytes[l];
-        const int32_t node = h % n_nodes;
-        cpu_.table->place(cpu_.self, extent.data() + geometry_.layer_offset[l] + h * k_bytes, k_bytes, node);
-        if (!layers_[l].v_aliases_k)
-          cpu_.table->place(cpu_.self, extent.data() + geometry_.layer_v_offset[l] + h * v_bytes, v_bytes, node);
-      }
-    }
+    place(extent);
     extents_.push_back(std::move(extent));
   }
   references_.resize(static_cast<size_t>(total + n_extents * geometry_.pages_per_extent), 0);
   return {};
+}
+
+// A KV head's rows live where its workers are; with one node there is nothing to place.
+void PageStore::place(const Buffer& extent) const {
+  const int32_t n_nodes = cpu_.table->n_nodes(cpu_.self);
+  const int64_t tokens = geometry_.pages_per_extent * geometry_.page_len;
+  for (size_t l = 0; n_nodes > 1 && l < layers_.size(); ++l) {
+    const StoreGeometry::LayerPlanes& planes = geometry_.layers[l];
+    for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
+      for (int32_t p = 0; p < kPlanes; ++p) {
+        const int64_t bytes = tokens * planes.row_bytes.of[p];
+        if (bytes > 0) cpu_.table->place(cpu_.self, extent.data() + planes.offset[p] + h * bytes, bytes, h % n_nodes);
+      }
+    }
+  }
+}
+
+Rows PageStore::rows(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const {
+  const StoreGeometry::LayerPlanes& planes = geometry_.layers[static_cast<size_t>(layer_idx)];
+  const int64_t tokens = geometry_.pages_per_extent * geometry_.page_len;
+  const int64_t row = kv_head * tokens + page % geometry_.pages_per_extent * geometry_.page_len + slot;
+  std::byte* extent = extents_[static_cast<size_t>(page / geometry_.pages_per_extent)].data();
+  Rows rows;
+  for (int32_t p = 0; p < kPlanes; ++p)
+    if (planes.row_bytes.of[p] > 0) rows.of[p] = extent + planes.offset[p] + row * planes.row_bytes.of[p];
+  return rows;
 }
 
 int32_t PageStore::take(int32_t after) {
@@ -102,13 +111,8 @@ void PageStore::release(int32_t page) {
 void PageStore::copy_page(int32_t from, int32_t to, int64_t n_tokens) {
   for (size_t l = 0; l < layers_.size(); ++l) {
     const auto layer_idx = static_cast<int32_t>(l);
-    for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
-      std::memcpy(k_row(to, 0, layer_idx, h), k_row(from, 0, layer_idx, h),
-                  static_cast<size_t>(n_tokens * geometry_.k_row_bytes[l]));
-      if (!layers_[l].v_aliases_k)
-        std::memcpy(v_row(to, 0, layer_idx, h), v_row(from, 0, layer_idx, h),
-                    static_cast<size_t>(n_tokens * geometry_.v_row_bytes[l]));
-    }
+    for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h)
+      copy_rows(rows(from, 0, layer_idx, h), rows(to, 0, layer_idx, h), row_bytes(layer_idx), n_tokens);
   }
 }
 

@@ -5,6 +5,7 @@
 // Pages are cut from extents of about 2,048 tokens:
 //
 //   extent:  layer 0: K head 0 [2048 rows] | K head 1 | ... | V head 0 | V head 1 | ...   layer 1: ...
+//            (with the planes of scales behind their codes, where a type has them)
 //
 // Consecutive pages of an extent are contiguous for each head, so a sequence that grows alone is scanned linearly and
 // copied in large pieces. An extent is allocated whole and never moves; page p is slot range p % pages_per_extent of
@@ -18,6 +19,7 @@
 #include "lib/backend.h"
 #include "lib/layer.h"
 #include "lib/memory.h"
+#include "lib/planes.h"
 
 namespace tandem {
 
@@ -25,11 +27,12 @@ struct StoreGeometry {
   int64_t page_len = 0;
   int64_t pages_per_extent = 0;
   int64_t extent_bytes = 0;
-  std::vector<int64_t> layer_offset;    // [n_layers]: K of head 0
-  std::vector<int64_t> layer_v_offset;  // [n_layers]: V of head 0; = K's where V aliases K
-  std::vector<int64_t> k_row_bytes;     // [n_layers]
-  std::vector<int64_t> v_row_bytes;     // [n_layers]: stride of V rows
-  int64_t token_bytes = 0;              // K and V of one token in all layers
+  struct LayerPlanes {
+    PlaneBytes row_bytes;
+    int64_t offset[kPlanes] = {};  // of head 0 in an extent
+  };
+  std::vector<LayerPlanes> layers;
+  int64_t token_bytes = 0;  // K and V of one token in all layers
 };
 StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len);
 
@@ -50,22 +53,14 @@ class PageStore {
   // Copies the first n_tokens slots of a page in every layer.
   void copy_page(int32_t from, int32_t to, int64_t n_tokens);
 
-  std::byte* k_row(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const {
-    return row(page, slot, geometry_.layer_offset[layer_idx], kv_head, geometry_.k_row_bytes[layer_idx]);
-  }
-  std::byte* v_row(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const {
-    return row(page, slot, geometry_.layer_v_offset[layer_idx], kv_head, geometry_.v_row_bytes[layer_idx]);
-  }
+  // Of a slot and, within an extent, those behind it.
+  Rows rows(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const;
+  const PlaneBytes& row_bytes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)].row_bytes; }
   int64_t n_used() const { return n_used_; }
   int64_t n_shared() const;
 
  private:
-  std::byte* row(int32_t page, int64_t slot, int64_t offset, int32_t head, int64_t bytes) const {
-    const int64_t tokens = geometry_.pages_per_extent * geometry_.page_len;
-    const int64_t token = page % geometry_.pages_per_extent * geometry_.page_len + slot;
-    return extents_[static_cast<size_t>(page / geometry_.pages_per_extent)].data() + offset +
-           (head * tokens + token) * bytes;
-  }
+  void place(const Buffer& extent) const;
 
   const std::vector<Layer>& layers_;
   StoreGeometry geometry_;

@@ -24,7 +24,7 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry
   int64_t largest_head = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
     if (layers[l].sliding_window > 0) continue;
-    const int64_t key_bytes = geometry.k_row_bytes[l] + (layers[l].v_aliases_k ? 0 : geometry.v_row_bytes[l]);
+    const int64_t key_bytes = geometry.layers[l].row_bytes.total();
     bytes.state += n_blocks * Maw::kBlock * (layers[l].n_q_heads + layers[l].n_kv_heads) * 4;
     bytes.selection += host_len * layers[l].n_kv_heads * key_bytes;
     largest_head = std::max(largest_head, host_len * key_bytes);

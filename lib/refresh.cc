@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "lib/dtype.h"
 #include "lib/session.h"
 
 namespace tandem {
@@ -20,14 +19,14 @@ namespace {
 // The part of a head's runs that covers tokens [begin, end).
 void slice_runs(const Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end, std::vector<KvRun>* out) {
   const Layer& layer = *refresh.layer;
-  const int64_t k_bytes = row_bytes(layer.k_type, layer.k_head_dim);
+  const PlaneBytes bytes = plane_bytes(layer);
   out->clear();
   for (int64_t r = 0; r < refresh.n_runs; ++r) {
     KvRun run = refresh.runs[static_cast<size_t>(kv_head * refresh.n_runs + r)];
     const int64_t first = std::max(begin, run.token_idx), last = std::min(end, run.token_idx + run.n_tokens);
     if (first >= last) continue;
     const int64_t skip = first - run.token_idx;
-    run.k = static_cast<const std::byte*>(run.k) + skip * k_bytes;
+    point_run(rows_of(run).after(bytes, skip), layer, &run);
     run.token_idx = first;
     run.n_tokens = last - first;
     run.first_position += skip;
@@ -108,44 +107,35 @@ void select_tokens(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end
   head.n_tokens += judge(refresh, kv_head, begin, end, &halo_left, head.token_idx.as<int32_t>() + head.n_tokens);
 }
 
-// Gives k and v room for all selected tokens, at most for all tokens outside the window; keeps the rows that are copied.
+// Gives the planes room for all selected tokens, at most for all tokens outside the window; keeps the rows that are copied.
 Status grow(HeadSelection& head, const Refresh& refresh, Tier& tier) {
   if (head.n_tokens <= head.capacity) return {};
-  const Layer& layer = *refresh.layer;
-  const int64_t k_bytes = row_bytes(layer.k_type, layer.k_head_dim);
-  const int64_t v_bytes = layer.v_aliases_k ? 0 : row_bytes(layer.v_type, layer.v_head_dim);
+  const PlaneBytes row_bytes = plane_bytes(*refresh.layer);
   const int64_t capacity =
       std::clamp(head.capacity * 3 / 2, head.n_tokens, std::max(head.n_tokens, refresh.state->window_begin));
   if (head.n_copied == 0) {
-    head.k = Buffer();
-    head.v = Buffer();
+    for (Buffer& plane : head.planes) plane = Buffer();
     head.capacity = 0;
   }
-  Buffer k, v;
-  TANDEM_TRY(Buffer::create(tier, capacity * k_bytes, Use::kSelection, &k));
-  if (v_bytes > 0) TANDEM_TRY(Buffer::create(tier, capacity * v_bytes, Use::kSelection, &v));
-  if (head.n_copied > 0) std::memcpy(k.data(), head.k.data(), static_cast<size_t>(head.n_copied * k_bytes));
-  if (head.n_copied > 0 && v_bytes > 0) std::memcpy(v.data(), head.v.data(), static_cast<size_t>(head.n_copied * v_bytes));
-  head.k.swap(k);
-  head.v.swap(v);
+  Buffer planes[kPlanes];
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    if (row_bytes.of[p] == 0) continue;
+    TANDEM_TRY(Buffer::create(tier, capacity * row_bytes.of[p], Use::kSelection, &planes[p]));
+    if (head.n_copied > 0)
+      std::memcpy(planes[p].data(), head.planes[p].data(), static_cast<size_t>(head.n_copied * row_bytes.of[p]));
+  }
+  for (int32_t p = 0; p < kPlanes; ++p) head.planes[p].swap(planes[p]);
   head.capacity = capacity;
   return {};
 }
 
-void copy_rows(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
-  const Layer& layer = *refresh.layer;
-  const int64_t k_bytes = row_bytes(layer.k_type, layer.k_head_dim);
-  const int64_t v_bytes = layer.v_aliases_k ? 0 : row_bytes(layer.v_type, layer.v_head_dim);
+void copy_selected(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
+  const PlaneBytes bytes = plane_bytes(*refresh.layer);
   const KvRun* run = refresh.runs.data() + kv_head * refresh.n_runs;
   for (int64_t i = head.n_copied; i < head.n_tokens; ++i) {
     const int64_t token = head.token_idx.as<int32_t>()[i];
     while (token >= run->token_idx + run->n_tokens) ++run;
-    const int64_t row = token - run->token_idx;
-    std::memcpy(head.k.data() + i * k_bytes, static_cast<const std::byte*>(run->k) + row * k_bytes,
-                static_cast<size_t>(k_bytes));
-    if (v_bytes > 0)
-      std::memcpy(head.v.data() + i * v_bytes, static_cast<const std::byte*>(run->v) + row * v_bytes,
-                  static_cast<size_t>(v_bytes));
+    copy_rows(rows_of(*run).after(bytes, token - run->token_idx), head.rows().after(bytes, i), bytes, 1);
   }
   head.n_copied = head.n_tokens;
 }
@@ -170,7 +160,7 @@ void refresh_head(Refresh& refresh, int32_t kv_head) {
   }
   if (refresh.keeps_positions) return;  // rotated by position at attend time: read from the store, token by token
   if (has_room(head, refresh, session.cache().host_tier())) {
-    copy_rows(head, refresh, kv_head);
+    copy_selected(head, refresh, kv_head);
   } else {
     refresh.uncopied = true;
     head.n_copied = 0;

@@ -41,9 +41,15 @@ class Maw {
 struct HeadSelection {
   Buffer token_idx;  // [capacity of the layer] int32
   int64_t n_tokens = 0;
-  Buffer k, v;           // [capacity, row]
-  int64_t capacity = 0;  // rows of k and v
-  int64_t n_copied = 0;  // leading tokens whose rows are in k and v; all of them, or the copy is not used
+  Buffer planes[kPlanes];  // [capacity] rows each
+  int64_t capacity = 0;
+  int64_t n_copied = 0;  // leading tokens whose rows are in the planes; all of them, or the copy is not used
+
+  Rows rows() const {
+    Rows rows;
+    for (int32_t p = 0; p < kPlanes; ++p) rows.of[p] = planes[p].data();
+    return rows;
+  }
 };
 
 // Queries whose weights the next refresh will count, newest last, and what it is to do.

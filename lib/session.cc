@@ -136,11 +136,10 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
       }
       head.n_tokens = was.n_tokens;
       if (was.n_copied == 0) continue;
-      TANDEM_TRY(Buffer::create(tier, was.k.bytes(), Use::kSelection, &head.k));
-      std::copy_n(was.k.data(), was.k.bytes(), head.k.data());
-      if (was.v.bytes() > 0) {
-        TANDEM_TRY(Buffer::create(tier, was.v.bytes(), Use::kSelection, &head.v));
-        std::copy_n(was.v.data(), was.v.bytes(), head.v.data());
+      for (int32_t p = 0; p < kPlanes; ++p) {
+        if (was.planes[p].bytes() == 0) continue;
+        TANDEM_TRY(Buffer::create(tier, was.planes[p].bytes(), Use::kSelection, &head.planes[p]));
+        std::copy_n(was.planes[p].data(), was.planes[p].bytes(), head.planes[p].data());
       }
       head.capacity = was.capacity;
       head.n_copied = was.n_copied;
@@ -199,15 +198,15 @@ void Session::on_remove(const Sequence& sequence, int64_t first, int64_t n_token
     if (state.heads.empty()) continue;
     state.maw.erase(layer.n_q_heads, first, n_tokens, sequence.lengths[l]);
     for (HeadSelection& head : state.heads) {
-      const int64_t k_bytes = cache_->store().geometry().k_row_bytes[l], v_bytes = cache_->store().geometry().v_row_bytes[l];
+      const PlaneBytes& bytes = cache_->store().row_bytes(static_cast<int32_t>(l));
+      const Rows rows = head.rows();
       auto* idx = head.token_idx.as<int32_t>();
       int64_t n = 0, n_copied = 0;
       for (int64_t i = 0; i < head.n_tokens; ++i) {
         const int64_t moved = idx[i] >= last ? idx[i] - n_tokens : idx[i];
         if ((idx[i] >= first && idx[i] < last) || moved < options_.sink_len) continue;
         if (i < head.n_copied) {
-          std::copy_n(head.k.data() + i * k_bytes, k_bytes, head.k.data() + n * k_bytes);
-          if (!layer.v_aliases_k) std::copy_n(head.v.data() + i * v_bytes, v_bytes, head.v.data() + n * v_bytes);
+          if (n != i) copy_rows(rows.after(bytes, i), rows.after(bytes, n), bytes, 1);
           n_copied = n + 1;
         }
         idx[n++] = static_cast<int32_t>(moved);

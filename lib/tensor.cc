@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "lib/block_row.h"
 #include "lib/dtype.h"
 #include "lib/options.h"
 
@@ -15,7 +16,17 @@ namespace {
 
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
 
-int64_t element_bytes(int32_t dtype) { return find_dtype(dtype)->bits / 8; }
+// What a tensor's data consists of: elements, or blocks of 32.
+struct Unit {
+  int64_t n_elements;
+  int64_t bytes;
+  int64_t alignment;
+};
+Unit unit_of(int32_t dtype) {
+  if (block_bytes(dtype) > 0) return {kBlockElements, block_bytes(dtype), 2};
+  const int64_t bytes = find_dtype(dtype)->bits / 8;
+  return {1, bytes, bytes};
+}
 
 Status refuse_with(int32_t code, const char* tensor, const char* member, const char* format, va_list values) {
   char field[64];
@@ -48,9 +59,13 @@ Status refuse_with(int32_t code, const char* tensor, const char* member, const c
 
 Status check_type(const tandem_tensor& t, const TensorSpec& spec) {
   const DtypeInfo* info = find_dtype(t.dtype);
-  if (info == nullptr) return refuse(kInvalid, spec.name, "dtype", "%d is not a tensor type (f32, f16, bf16)", t.dtype);
-  if (spec.f32_only && t.dtype != TANDEM_F32)
+  if (info == nullptr)
+    return refuse(kInvalid, spec.name, "dtype", "%d is not a tensor type (%s)", t.dtype,
+                  spec.types == TensorTypes::kStored ? storage_type_names() : "f32, f16, bf16");
+  if (spec.types == TensorTypes::kF32 && t.dtype != TANDEM_F32)
     return refuse(kInvalid, spec.name, "dtype", "%d (%s), must be f32", t.dtype, info->name);
+  if (spec.types == TensorTypes::kFloat && !is_tensor_float(t.dtype))
+    return refuse(kInvalid, spec.name, "dtype", "%d (%s), must be f32, f16 or bf16", t.dtype, info->name);
   return {};
 }
 
@@ -76,10 +91,24 @@ Status check_shape(const tandem_tensor& t, const TensorSpec& spec) {
   return {};
 }
 
+// Rows of whole blocks.
+Status check_blocks(const tandem_tensor& t, const char* name, const Unit& unit) {
+  const int32_t last = t.n_dims - 1;
+  for (int32_t d = 0; d <= last; ++d) {
+    const int64_t elements = d == last ? t.shape[d] : t.stride[d];
+    if (elements % unit.n_elements != 0)
+      return refuse_at(name, d == last ? "shape" : "stride", d, "%lld is not a multiple of %lld, a block of %s",
+                       static_cast<long long>(elements), static_cast<long long>(unit.n_elements), find_dtype(t.dtype)->name);
+  }
+  return {};
+}
+
 // Strides, and from the innermost dimension outwards the elements that a slice spans: (length - 1) * stride + inner span.
 // Without elements the span is 0 and strides only have to be positive.
 Status check_strides(const tandem_tensor& t, const char* name, Footprint* footprint) {
   const int32_t last = t.n_dims - 1;
+  const Unit unit = unit_of(t.dtype);
+  TANDEM_TRY(check_blocks(t, name, unit));
   const bool empty = std::any_of(t.shape, t.shape + t.n_dims, [](int64_t length) { return length == 0; });
   if (t.stride[last] != 1)
     return refuse_at(name, "stride", last, "%lld, must be 1 in the last dimension", static_cast<long long>(t.stride[last]));
@@ -99,12 +128,12 @@ Status check_strides(const tandem_tensor& t, const char* name, Footprint* footpr
                        static_cast<long long>(t.shape[d]), stride);
   }
   int64_t bytes = 0, stride_bytes = 0;
-  const int64_t size = element_bytes(t.dtype);
-  if (!empty && (__builtin_mul_overflow(span, size, &bytes) || __builtin_mul_overflow(t.stride[0], size, &stride_bytes)))
+  if (!empty && (__builtin_mul_overflow(span / unit.n_elements, unit.bytes, &bytes) ||
+                 __builtin_mul_overflow(t.stride[0] / unit.n_elements, unit.bytes, &stride_bytes)))
     return refuse_at(name, "shape", 0, "%lld with stride %lld is more than memory can hold",
                      static_cast<long long>(t.shape[0]), static_cast<long long>(t.stride[0]));
   footprint->n_rows = empty ? 0 : t.n_dims == 1 ? 1 : t.shape[0];
-  footprint->row_bytes = row * size;
+  footprint->row_bytes = row / unit.n_elements * unit.bytes;
   footprint->row_stride = t.n_dims == 1 ? bytes : stride_bytes;
   return {};
 }
@@ -117,7 +146,7 @@ Status check_data(const tandem_tensor& t, const char* name, Footprint* footprint
   if (bytes == 0) return {};
   if (t.data == nullptr)
     return refuse(kInvalid, name, "data", "NULL, but %lld bytes are needed", static_cast<long long>(bytes));
-  if (footprint->begin % static_cast<uintptr_t>(element_bytes(t.dtype)) != 0)
+  if (footprint->begin % static_cast<uintptr_t>(unit_of(t.dtype).alignment) != 0)
     return refuse(kInvalid, name, "data", "%p is not aligned to %s", t.data, find_dtype(t.dtype)->name);
   if (footprint->begin > UINTPTR_MAX - static_cast<uintptr_t>(bytes))
     return refuse(kInvalid, name, "data", "%p + %lld bytes is past the end of memory", t.data,
@@ -182,9 +211,10 @@ bool same_tensor(const CheckedTensor& a, const CheckedTensor& b) {
 
 TensorView view_of(const CheckedTensor& checked) {
   const tandem_tensor& t = checked.tensor;
-  const int64_t size = element_bytes(t.dtype);
+  const Unit unit = unit_of(t.dtype);
+  const auto bytes = [&](int64_t elements) { return elements / unit.n_elements * unit.bytes; };
   return {
-      static_cast<std::byte*>(t.data), t.dtype, t.shape[0], t.shape[1], t.shape[2], t.stride[0] * size, t.stride[1] * size};
+      static_cast<std::byte*>(t.data), t.dtype, t.shape[0], t.shape[1], t.shape[2], bytes(t.stride[0]), bytes(t.stride[1])};
 }
 
 }  // namespace tandem

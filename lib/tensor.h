@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// A checked host tensor [n_tokens, n_heads, head_dim]; rows are contiguous, strides in bytes.
+// A checked host tensor [n_tokens, n_heads, head_dim]; rows are contiguous (elements, or blocks of 32), strides in bytes.
 struct TensorView {
   std::byte* data = nullptr;
   int32_t dtype = 0;
@@ -28,11 +28,16 @@ struct TensorDim {
   const char* name;
   int64_t length;
 };
+enum class TensorTypes {
+  kF32,
+  kFloat,   // f32, f16, bf16
+  kStored,  // these and every other storage type: K and V
+};
 struct TensorSpec {
   const char* name;  // of the parameter: "q", "o[3]"
   int32_t n_dims;
   TensorDim dims[4];
-  bool f32_only = false;
+  TensorTypes types = TensorTypes::kFloat;
 };
 
 // Bytes that an argument occupies: n_rows pieces of row_bytes, row_stride apart.

@@ -38,12 +38,14 @@ HWY_INLINE float finish_logits(const Layer& layer, float* x, int64_t n) {
   return hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 
-// x = exp(x - base), up to a whole vector; returns the sum.
-HWY_INLINE float exp_and_sum(float* x, int64_t n, float base) {
+// x = exp(x - base), up to a whole vector; returns the sum. ahead_bytes: to prefetch for each vector.
+HWY_INLINE float exp_and_sum(float* x, int64_t n, float base, Prefetcher& ahead, int64_t ahead_bytes) {
   const F32 d;
   const Vec shift = hn::Set(d, base);
   Vec sum = hn::Zero(d);
+  int64_t due = 0;
   for (int64_t i = 0; i < n; i += kLanes) {
+    if (ahead.group != nullptr) prefetch_due(ahead, due, ahead_bytes);
     const Vec p = exp_at_most_1(d, hn::Sub(hn::LoadU(d, x + i), shift));
     sum = hn::Add(sum, p);
     hn::StoreU(p, d, x + i);
@@ -78,9 +80,9 @@ HWY_INLINE void open_block_loop(BlockLoop& loop, const Layer& layer) {
 }
 
 // Row pointers to the block's keys as they are to be used.
-HWY_INLINE const Row* block_keys(BlockLoop& loop, const Layer& layer, float* rotated) {
+HWY_INLINE const Row* block_keys(BlockLoop& loop, const Layer& layer, const ScaleBlock& scales, float* rotated) {
   if (layer.rope == nullptr) return loop.stream.k;
-  rotate_block(loop.rotator, loop.stream, layer, rotated);
+  rotate_block(loop.rotator, loop.stream, layer, scales, rotated);
   return loop.rotator.rows;
 }
 
@@ -116,11 +118,14 @@ inline void attend_view(const Span& span, const View& view, int64_t key_at, Pref
     s.sum[r] *= s.rescale[i];
   }
   // Weights group by group: all at once they would leave the memory idle for longer than its latency.
+  const auto ahead_bytes = static_cast<int64_t>(v_ahead.row_bytes * kLanes) / (kExpShare * n_rows);
   for (int64_t at = 0; at < view.keys.n; at += kGroupKeys) {
     KeyList keys = view.keys;
     keys.v += at;
+    keys.v_scales += at;
     keys.n = view.keys.n - at < kGroupKeys ? view.keys.n - at : kGroupKeys;
-    for (int64_t i = 0; i < n_rows; ++i) s.sum[first + i] += exp_and_sum(s.logits + i * kBlockKeys + at, keys.n, s.base[i]);
+    for (int64_t i = 0; i < n_rows; ++i)
+      s.sum[first + i] += exp_and_sum(s.logits + i * kBlockKeys + at, keys.n, s.base[i], v_ahead, ahead_bytes);
     const WeighRows rows{s.logits + at, span.o + static_cast<size_t>(first) * v_dim, at == 0 ? s.rescale : s.ones, n_rows,
                          v_dim};
     weigh_of(layer.v_type, rows, keys, v_ahead);
@@ -172,10 +177,12 @@ void attend_span(const Span& span, SpanScratch& s) {
     if (job.logits != nullptr && !loop.views.all_see_all)
       for (int64_t r = span.row_begin; r < span.row_end; ++r) fill_lowest(job.logits + r * job.n_keys + at, stream.n);
     if (loop.views.all_see_nothing) continue;
-    const Row* k = block_keys(loop, layer, s.rotated);
+    load_scales(stream, layer, s.scales);
+    const Row* k = block_keys(loop, layer, s.scales, s.rotated);
     View view;
     bool is_fetched = false;
     while (next_view(loop.views, stream, k, &view)) {
+      attach_scales(s.scales, layer, view, s.seen_scales);
       Prefetcher v_ahead;
       if (view.picked == nullptr && !is_fetched) {
         if (layer.rope == nullptr) view.keys.k_ahead = start_prefetch(k, stream.k_apart, stream.k_stride);

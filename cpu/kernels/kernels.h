@@ -15,12 +15,19 @@ inline constexpr int32_t kBlockKeys = 256;  // keys whose logits are kept at a t
 inline constexpr int32_t kMaxAhead = 128;   // rows of K and V prefetched ahead
 inline constexpr int32_t kSpanRows = 64;    // query rows per pass over K and V
 inline constexpr int32_t kMaxHeadDim = 256;
+inline constexpr int32_t kMaxScales = kMaxHeadDim / 32;  // of a row
 inline constexpr int32_t kRotatedFloats = 64 * kMaxHeadDim;
 
 // A key of a job by its run: the offset-th of runs[run_idx].
 struct KeyRef {
   int64_t run_idx = 0;
   int64_t offset = 0;
+};
+
+// Scales of the keys of a block, or of those that some rows see.
+struct alignas(64) ScaleBlock {
+  float k[kBlockKeys * kMaxScales];  // [keys][n]
+  float v[kMaxScales * kBlockKeys];  // [n][kBlockKeys]
 };
 
 // Working memory of one worker; needs no initialisation.
@@ -34,6 +41,7 @@ struct alignas(64) SpanScratch {
   float base[kSpanRows];     // what exponents are taken relative to
   float rescale[kSpanRows];  // of what o and sum hold already
   float ones[kSpanRows];
+  ScaleBlock scales, seen_scales;
   int64_t target;  // the Highway target of the kernel that used it last
 };
 
@@ -72,8 +80,8 @@ struct KernelTable {
   void (*merge)(const MergeJob& job, int64_t row_begin, int64_t row_end);
   void (*attn_weights)(const WeightJob& job);
   void (*observe)(float* maw, const float* logits, int64_t n_keys, float lse, float alpha);
-  void (*to_f32)(int32_t dtype, const void* from, float* to, int64_t n);
-  void (*from_f32)(int32_t dtype, const float* from, void* to, int64_t n);
+  void (*to_f32)(int32_t dtype, const void* from, const void* scales, float* to, int64_t n);  // as in BackendTable
+  void (*from_f32)(int32_t dtype, const float* from, void* to, void* scales, int64_t n);
   // Reads every byte the way attend_span does and returns a sum that depends on all of them: what the memory can give.
   uint64_t (*read_sum)(const void* data, int64_t n_bytes);
   // exp and tanh of the kernels, for tests.

@@ -222,7 +222,7 @@ inline bool next_view(Views& views, const KeyStream& s, const Row* k, View* view
   while (views.row < views.row_end) {
     view->row_begin = views.row;
     view->picked = nullptr;
-    view->keys = {k, s.v, {}, s.n};
+    view->keys = {k, s.v, {}, s.n, nullptr, 0, nullptr};
     if (views.all_see_all) {
       view->row_end = views.row = views.row_end;
       return true;
@@ -249,7 +249,7 @@ inline bool next_view(Views& views, const KeyStream& s, const Row* k, View* view
       views.picked[n++] = static_cast<int32_t>(j);
     }
     if (n == 0) continue;
-    view->keys = {views.k, views.v, {}, n};
+    view->keys = {views.k, views.v, {}, n, nullptr, 0, nullptr};
     view->picked = views.picked;
     return true;
   }

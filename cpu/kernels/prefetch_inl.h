@@ -70,6 +70,15 @@ HWY_INLINE void prefetch_next(Prefetcher& p, int64_t stream) {
   next_row(p);
 }
 
+// The weights of V take a share of the time in which V is read, and prefetch that share of the lines: without them memory
+// would idle (2.5 % of the whole).
+inline constexpr int64_t kExpShare = 8;
+
+// As many lines as `bytes` more make due.
+HWY_INLINE void prefetch_due(Prefetcher& p, int64_t& due, int64_t bytes) {
+  for (due += bytes; due >= int64_t{kLine}; due -= int64_t{kLine}) prefetch_next(p, p.stream++ % kStreams);
+}
+
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tandem::cpu

@@ -5,7 +5,7 @@
 // but the lowest digit, so the product of the others, with the attention factor in it, is kept from key to key.
 #pragma once
 
-#include "cpu/kernels/key_block_inl.h"
+#include "cpu/kernels/scales_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::cpu {
@@ -85,7 +85,8 @@ inline void rotate_row(const float* angles, int64_t n, bool interleaved, float* 
 }
 
 // Keys of the block into `to`, [s.n, k_head_dim], and pointers to them into rotator.rows.
-inline void rotate_block(Rotator& rotator, const KeyStream& s, const Layer& layer, float* to) {
+inline void rotate_block(Rotator& rotator, const KeyStream& s, const Layer& layer, const ScaleBlock& scales, float* to) {
+  const int64_t n_k_scales = scale_counts(layer).k;
   const KvRun* run = s.block_run;
   int64_t offset = s.block_offset;
   Prefetcher ahead = start_prefetch(s.k, s.k_apart, s.k_stride);
@@ -93,7 +94,7 @@ inline void rotate_block(Rotator& rotator, const KeyStream& s, const Layer& laye
     for (; offset == run->n_tokens; ++run) offset = 0;
     for (size_t byte = 0; byte < ahead.row_bytes; byte += kLine) prefetch_next(ahead, ahead.stream++ % kStreams);
     float* row = to + j * layer.k_head_dim;
-    to_f32(layer.k_type, s.k[j], row, layer.k_head_dim);
+    row_to_f32(layer.k_type, s.k[j], scales.k + j * n_k_scales, row, layer.k_head_dim);
     const int64_t position = run->positions != nullptr ? run->positions[offset] : run->first_position + offset;
     rotate_row(angles_at(rotator, position), rotator.table->n_pairs, rotator.table->interleaved, row);
     rotator.rows[j] = reinterpret_cast<Row>(row);

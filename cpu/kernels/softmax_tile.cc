@@ -182,58 +182,6 @@ void softmax(const SoftmaxTile& tile) {
   }
 }
 
-// f16 without the processor's help, so that every target treats subnormals, Inf and NaN alike.
-HWY_INLINE Vf f16_to_f32(Df d, Vu half) {
-  const Du du;
-  const Vu size = hn::And(half, hn::Set(du, 0x7fffu)), sign = hn::ShiftLeft<16>(hn::Sub(half, size));
-  const Vu wide = hn::ShiftLeft<13>(size);
-  const Vu normal = hn::Add(wide, hn::Set(du, 112u << 23));
-  const Vu least = hn::Set(du, 113u << 23);
-  const Vu subnormal = hn::BitCast(du, hn::Sub(hn::BitCast(d, hn::Add(wide, least)), hn::BitCast(d, least)));
-  const Vu nonfinite = hn::Or(wide, hn::Set(du, 0x7f800000u));
-  const hn::RebindToSigned<Df> di;
-  const auto size_i = hn::BitCast(di, size);
-  const auto is_subnormal = hn::RebindMask(du, hn::Lt(size_i, hn::Set(di, 0x400)));
-  const auto is_nonfinite = hn::RebindMask(du, hn::Gt(size_i, hn::Set(di, 0x7bff)));
-  const Vu bits = hn::IfThenElse(is_nonfinite, nonfinite, hn::IfThenElse(is_subnormal, subnormal, normal));
-  return hn::BitCast(d, hn::Or(bits, sign));
-}
-
-template <bool kF16>
-void widen(const uint16_t* from, float* to, int64_t n) {
-  const Df d;
-  const Du du;
-  const hn::Rebind<uint16_t, Df> d16;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto convert = [&](const uint16_t* source) HWY_ATTR {
-    const Vu bits = hn::PromoteTo(du, hn::LoadU(d16, source));
-    return kF16 ? f16_to_f32(d, bits) : hn::BitCast(d, hn::ShiftLeft<16>(bits));
-  };
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(convert(from + i), d, to + i);
-  if (i < n) {
-    HWY_ALIGN uint16_t last[HWY_MAX_BYTES / 4] = {0};
-    HWY_ALIGN float wide[HWY_MAX_BYTES / 4];
-    memcpy(last, from + i, static_cast<size_t>(n - i) * sizeof(uint16_t));
-    hn::StoreU(convert(last), d, wide);
-    memcpy(to + i, wide, static_cast<size_t>(n - i) * sizeof(float));
-  }
-}
-
-void to_f32(int32_t dtype, const void* from, float* to, int64_t n) {
-  switch (dtype) {
-    case 1:
-      memcpy(to, from, static_cast<size_t>(n) * sizeof(float));  // TANDEM_F32
-      return;
-    case 2:
-      return widen<true>(static_cast<const uint16_t*>(from), to, n);  // TANDEM_F16
-    case 3:
-      return widen<false>(static_cast<const uint16_t*>(from), to, n);  // TANDEM_BF16
-    default:
-      HWY_ABORT("storage type %d has no conversion", dtype);
-  }
-}
-
 // The angle of a position is the angle of its upper digits plus that of its lowest one.
 void rotate(const RotateRows& job) {
   const Df d;
@@ -301,7 +249,7 @@ void exp_array(const float* x, float* y, int64_t n) {
 }
 
 const SoftmaxTileKernels* table() {
-  static constexpr SoftmaxTileKernels kTable = {HWY_TARGET, to_f32, rotate, cap_logits, softmax, has_nonfinite, exp_array};
+  static constexpr SoftmaxTileKernels kTable = {HWY_TARGET, rotate, cap_logits, softmax, has_nonfinite, exp_array};
   return &kTable;
 }
 

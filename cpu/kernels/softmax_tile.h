@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// SIMD pieces around the matmuls of the append and prefill path: conversion, rotation, softmax of a tile of logits.
+// SIMD pieces around the matmuls of the append and prefill path: rotation, softmax of a tile of logits.
 //
 // Compiled once per instruction set; softmax_tile_kernels() gives the table to use. Plain C types only, so that nothing
 // compiled for one instruction set can leak into code that everybody runs.
@@ -42,8 +42,6 @@ struct RotateRows {
 
 struct SoftmaxTileKernels {
   int64_t target;  // HWY_AVX2, ...: what it was compiled for
-  // n elements of a storage type (TANDEM_*) to f32, exactly.
-  void (*to_f32)(int32_t dtype, const void* from, float* to, int64_t n);
   void (*rotate)(const RotateRows& job);
   // s <- soft_cap * tanh(s * scale / soft_cap), or s * scale where soft_cap is 0; Inf becomes NaN under a cap.
   void (*cap_logits)(float* s, int64_t n, float scale, float soft_cap);

@@ -2,6 +2,8 @@
 // Storage types as the kernels see them: a struct per type that loads a vector of f32 from element i of a row and stores
 // one, and the list of all. To add a type, write its struct and its line in TANDEM_STORED_TYPES (and in lib/dtype.h).
 //
+// Types with groups (kGroup elements, a scale each) hand out codes; who reads them multiplies by the scale.
+//
 // The tiles read rows in pairs of vectors, and a type may hand out the elements of a pair in an order of its own where that
 // is cheaper: kOddEven says that vector 0 holds the even ones and vector 1 the odd ones. q is packed in that order, and o
 // stays in it until a span is finished (sort_pairs). What is left of a row behind its pairs is in order.
@@ -26,6 +28,7 @@ namespace {
 
 struct StoredF32 {
   using Element = float;
+  static constexpr int64_t kBits = 32, kGroup = 0;
   static constexpr bool kOddEven = false;
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
@@ -43,6 +46,7 @@ struct StoredF32 {
 
 struct StoredBf16 {
   using Element = uint16_t;
+  static constexpr int64_t kBits = 16, kGroup = 0;
   // An f32 whose upper half is the number: one instruction for the even elements, one for the odd ones. In order it takes
   // two.
   static constexpr bool kOddEven = true;
@@ -74,6 +78,7 @@ struct StoredBf16 {
 
 struct StoredF16 {
   using Element = uint16_t;
+  static constexpr int64_t kBits = 16, kGroup = 0;
   static constexpr bool kOddEven = false;
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
@@ -128,11 +133,110 @@ struct StoredF16 {
   }
 };
 
+struct StoredE4m3 {
+  using Element = uint8_t;
+  static constexpr int64_t kBits = 8, kGroup = 0;
+  static constexpr bool kOddEven = false;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
+    return load(d, row, i + half * hn::Lanes(d));
+  }
+  // The exponent's bias grows by 120. Subnormals are counts of 2^-9, what exponent 121 adds to 2^-6.
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
+    const hn::RebindToUnsigned<D> du32;
+    const hn::RebindToSigned<D> di32;
+    const hn::Rebind<uint8_t, D> du8;
+    const auto code = hn::PromoteTo(du32, hn::LoadU(du8, row + i));
+    const auto size = hn::And(code, hn::Set(du32, 0x7f)), sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(du32, 0x80)));
+    const auto wide = hn::ShiftLeft<20>(size), least = hn::Set(du32, 121u << 23);
+    const auto normal = hn::Add(wide, hn::Set(du32, 120u << 23));
+    const auto subnormal = hn::BitCast(du32, hn::Sub(hn::BitCast(d, hn::Add(wide, least)), hn::BitCast(d, least)));
+    auto bits = hn::IfThenElse(hn::RebindMask(du32, hn::Lt(hn::BitCast(di32, size), hn::Set(di32, 8))), subnormal, normal);
+    bits = hn::IfThenElse(hn::Eq(size, hn::Set(du32, 0x7f)), hn::Set(du32, 0x7fc00000u), bits);
+    return hn::BitCast(d, hn::Or(bits, sign));
+  }
+  template <class D>
+  static HWY_INLINE void store(D d, hn::Vec<D> v, uint8_t* row, size_t i) {
+    const hn::RebindToUnsigned<D> du32;
+    const hn::RebindToSigned<D> di32;
+    const hn::Rebind<uint8_t, D> du8;
+    const auto all = hn::BitCast(du32, v);
+    const auto sign = hn::ShiftRight<24>(hn::And(all, hn::Set(du32, 0x80000000u)));
+    const auto bits = hn::And(all, hn::Set(du32, 0x7fffffffu));
+    const auto odd = hn::And(hn::ShiftRight<20>(bits), hn::Set(du32, 1));
+    const auto normal =
+        hn::ShiftRight<20>(hn::Add(hn::Sub(bits, hn::Set(du32, 120u << 23)), hn::Add(odd, hn::Set(du32, 0x7ffff))));
+    const auto at_16k = hn::BitCast(du32, hn::Add(hn::BitCast(d, bits), hn::Set(d, 16384.0f)));  // whose spacing is 2^-9
+    const auto subnormal = hn::Sub(at_16k, hn::Set(du32, 0x46800000u));
+    const auto size = hn::BitCast(di32, bits);
+    const auto is_small = hn::RebindMask(du32, hn::Lt(size, hn::Set(di32, 0x3c800000)));  // below 2^-6
+    const auto is_large = hn::RebindMask(du32, hn::Gt(size, hn::Set(di32, 0x43e80000)));  // above 464, or NaN
+    const auto out = hn::IfThenElse(is_large, hn::Set(du32, 0x7f), hn::IfThenElse(is_small, subnormal, normal));
+    // Not TruncateTo, which gives every fourth code on AVX3_DL (Highway 1.0.3).
+    hn::StoreU(hn::DemoteTo(du8, hn::BitCast(di32, hn::Or(out, sign))), du8, row + i);
+  }
+};
+
+struct StoredQ8_0 {
+  using Element = uint8_t;
+  static constexpr int64_t kBits = 8, kGroup = 32;
+  static constexpr bool kOddEven = false;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
+    return load(d, row, i + half * hn::Lanes(d));
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
+    const hn::RebindToSigned<D> di32;
+    const hn::Rebind<int8_t, D> di8;
+    return hn::ConvertTo(d, hn::PromoteTo(di32, hn::LoadU(di8, reinterpret_cast<const int8_t*>(row) + i)));
+  }
+};
+
+// Byte j of a row: element 2 j below, element 2 j + 1 above, each plus 8.
+struct StoredQ4_0 {
+  using Element = uint8_t;
+  static constexpr int64_t kBits = 4, kGroup = 32;
+  static constexpr bool kOddEven = true;
+  template <class D, class V = hn::Vec<hn::RebindToUnsigned<D>>>
+  static HWY_INLINE hn::Vec<D> value_of(D d, V code) {
+#if HWY_MAX_BYTES == 64
+    HWY_ALIGN static constexpr float kValues[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    return hn::TableLookupLanes(hn::Load(d, kValues), hn::IndicesFromVec(d, code));
+#else
+    const hn::RebindToSigned<D> di32;
+    return hn::ConvertTo(d, hn::Sub(hn::BitCast(di32, code), hn::Set(di32, 8)));
+#endif
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
+    const hn::RebindToUnsigned<D> du32;
+    const hn::Rebind<uint8_t, D> du8;
+    const auto pairs = hn::PromoteTo(du32, hn::LoadU(du8, row + i / 2));
+    return value_of(d, half == 0 ? hn::And(pairs, hn::Set(du32, 15)) : hn::ShiftRight<4>(pairs));
+  }
+  // In order: a pair of codes becomes a word of 64 bits.
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
+    const hn::RebindToUnsigned<D> du32;
+    const hn::Repartition<uint64_t, D> du64;
+    const hn::Rebind<uint32_t, decltype(du64)> half_u32;
+    const hn::Rebind<uint8_t, decltype(du64)> half_u8;
+    const auto pairs = hn::PromoteTo(du64, hn::PromoteTo(half_u32, hn::LoadU(half_u8, row + i / 2)));
+    const auto apart = hn::And(hn::Or(pairs, hn::ShiftLeft<28>(pairs)), hn::Set(du64, 0x0000000f0000000full));
+    return value_of(d, hn::BitCast(du32, apart));
+  }
+};
+
 // clang-format off
 #define TANDEM_STORED_TYPES(X) \
   X(TANDEM_F32, StoredF32)     \
   X(TANDEM_F16, StoredF16)     \
-  X(TANDEM_BF16, StoredBf16)
+  X(TANDEM_BF16, StoredBf16)   \
+  X(TANDEM_E4M3, StoredE4m3)   \
+  X(TANDEM_Q8_0, StoredQ8_0)   \
+  X(TANDEM_Q4_0, StoredQ4_0)
 // clang-format on
 
 // The two vectors of a pair, in order, as the type hands them out.
@@ -164,58 +268,6 @@ inline void sort_odd_even(float* row, size_t n) {
 template <class Stored>
 void sort_pairs(float* row, size_t n) {
   if constexpr (Stored::kOddEven) sort_odd_even(row, n);
-}
-
-template <class Stored>
-void convert_to_f32(const uint8_t* from, float* to, int64_t n) {
-  const F32 d;
-  const int64_t n_lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + n_lanes <= n; i += n_lanes) hn::StoreU(Stored::load(d, from, static_cast<size_t>(i)), d, to + i);
-  if (i == n) return;
-  using Element = typename Stored::Element;
-  Element tail[HWY_MAX_BYTES / 4] = {};
-  float wide[HWY_MAX_BYTES / 4];
-  memcpy(tail, from + static_cast<size_t>(i) * sizeof(Element), static_cast<size_t>(n - i) * sizeof(Element));
-  hn::StoreU(Stored::load(d, reinterpret_cast<const uint8_t*>(tail), 0), d, wide);
-  memcpy(to + i, wide, static_cast<size_t>(n - i) * sizeof(float));
-}
-
-template <class Stored>
-void convert_from_f32(const float* from, uint8_t* to, int64_t n) {
-  const F32 d;
-  const int64_t n_lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + n_lanes <= n; i += n_lanes) Stored::store(d, hn::LoadU(d, from + i), to, static_cast<size_t>(i));
-  if (i == n) return;
-  using Element = typename Stored::Element;
-  Element tail[HWY_MAX_BYTES / 4];
-  float wide[HWY_MAX_BYTES / 4] = {};
-  memcpy(wide, from + i, static_cast<size_t>(n - i) * sizeof(float));
-  Stored::store(d, hn::LoadU(d, wide), reinterpret_cast<uint8_t*>(tail), 0);
-  memcpy(to + static_cast<size_t>(i) * sizeof(Element), tail, static_cast<size_t>(n - i) * sizeof(Element));
-}
-
-void to_f32(int32_t dtype, const void* from, float* to, int64_t n) {
-  const auto* bytes = static_cast<const uint8_t*>(from);
-  switch (dtype) {
-#define TANDEM_CASE(dtype_value, Stored) \
-  case dtype_value:                      \
-    return convert_to_f32<Stored>(bytes, to, n);
-    TANDEM_STORED_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-  }
-}
-
-void from_f32(int32_t dtype, const float* from, void* to, int64_t n) {
-  auto* bytes = static_cast<uint8_t*>(to);
-  switch (dtype) {
-#define TANDEM_CASE(dtype_value, Stored) \
-  case dtype_value:                      \
-    return convert_from_f32<Stored>(from, bytes, n);
-    TANDEM_STORED_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-  }
 }
 
 }  // namespace

@@ -8,6 +8,9 @@
 //   weigh  4 rows x 64 dims of o in registers (two halves for head_dim 128) while 64 keys go by: a vector of V meets the
 //          4 rows' weights of its key.
 //
+// Types with groups hand out codes. K is multiplied by its scale as it is read; V is not: the 4 rows' weights are, once for
+// each group, before V is read.
+//
 // Rows are given by pointers, one per key, so a run's end, a page or a gap costs nothing here. While a tile is computed
 // rows in front of it are prefetched, every cache line, one prefetch at a time between the multiplications: in bursts
 // they stall the loads behind them (half the speed), without them the hardware's prefetcher leaves half of the bandwidth.
@@ -31,12 +34,24 @@ inline constexpr bool kManyRegisters = true;  // 32
 #endif
 static_assert(kLanes >= 4 && kLanes <= 16, "tiles are cut for vectors of 4 to 16 floats");
 
-// Keys of a block: row pointers, dense, and what to prefetch of K while the logits are computed.
+// Keys of a block: row pointers, dense, and what to prefetch of K while the logits are computed. Scales of types that have
+// them: of K key by key, of V a row of kBlockKeys for each group.
 struct KeyList {
   const Row* k;
   const Row* v;
   Prefetcher k_ahead;
   int64_t n;
+  const float* k_scales;  // [n][n_k_scales]
+  int64_t n_k_scales;
+  const float* v_scales;  // [n_v_scales][kBlockKeys]
+};
+
+// The first of some keys: row pointers and scales.
+struct KeyRows {
+  const Row* rows;
+  const float* scales;
+  int64_t n_scales;
+  KeyRows after(int64_t n) const { return {rows + n, scales + n * n_scales, n_scales}; }
 };
 
 // [a, b, c, d] summed over their lanes.
@@ -93,12 +108,19 @@ inline constexpr int kTileKeys = kManyRegisters || kRows <= 2 ? 4 : 2;
 // logits[r][0..kKeys) = q[r] . k[0..kKeys), logits rows kBlockKeys apart. q is packed (pack_rows). ahead: the row to
 // prefetch of the first of kKeys streams.
 template <class Stored, int kRows, bool kPrefetch>
-HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k, const Row* ahead, int64_t apart,
+HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRows& keys, const Row* ahead, int64_t apart,
                            float* HWY_RESTRICT logits) {
   constexpr int kKeys = kTileKeys<kRows>;
-  constexpr size_t kBytes = sizeof(typename Stored::Element);
-  constexpr int kLineVecs = static_cast<int>(kLine / (kLanes * kBytes));  // vectors per cache line of K
+  constexpr int kLineVecs = static_cast<int>(8 * kLine / (kLanes * Stored::kBits));  // vectors per cache line of K
   const F32 d;
+  const Row* k = keys.rows;
+  // Element `at` of key j and those behind it. half: of the pair of vectors they are in.
+  const auto load = [&](int j, size_t at, size_t half, bool in_pair) HWY_ATTR {
+    const Vec codes = in_pair ? Stored::load_half(d, k[j], at - half * kLanes, half) : Stored::load(d, k[j], at);
+    if constexpr (Stored::kGroup == 0) return codes;
+    const auto group = static_cast<int64_t>(at - half * kLanes) / (Stored::kGroup + (Stored::kGroup == 0));
+    return hn::Mul(codes, hn::Set(d, keys.scales[j * keys.n_scales + group]));
+  };
   Row streams[kKeys];
   if (kPrefetch)
     for (int s = 0; s < kKeys; ++s) streams[s] = ahead[s * apart];
@@ -118,21 +140,21 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k
       for (size_t r = 0; r < kRows; ++r) rows[r] = hn::LoadU(d, q + at * kRows + r * kLanes);
 #pragma GCC unroll 4
       for (int j = 0; j < kKeys; ++j) {
-        const Vec key = kLineVecs == 1 ? Stored::load(d, k[j], at) : Stored::load_half(d, k[j], at - half * kLanes, half);
+        const Vec key = load(j, at, half, kLineVecs > 1);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(rows[r], key, sum[r][j]);
         if (kPrefetch && (vec * kKeys + j) % kLineVecs == 0)
-          prefetch_line(streams[(vec * kKeys + j) / kLineVecs] + i * kBytes);
+          prefetch_line(streams[(vec * kKeys + j) / kLineVecs] + i * Stored::kBits / 8);
       }
     }
   }
   if (kPrefetch && i < dim)
-    for (int s = 0; s < kKeys; ++s) prefetch_line(streams[s] + i * kBytes);
+    for (int s = 0; s < kKeys; ++s) prefetch_line(streams[s] + i * Stored::kBits / 8);
   for (size_t half = 0; i < dim; i += kLanes, half ^= 1) {
     const bool in_pair = half == 1 || i + 2 * kLanes <= dim;
 #pragma GCC unroll 4
     for (int j = 0; j < kKeys; ++j) {
-      const Vec key = in_pair ? Stored::load_half(d, k[j], i - half * kLanes, half) : Stored::load(d, k[j], i);
+      const Vec key = load(j, i, half, in_pair);
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(hn::LoadU(d, q + i * kRows + r * kLanes), key, sum[r][j]);
     }
@@ -156,15 +178,16 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const Row* k
 
 // Four keys for one tile of rows.
 template <class Stored, int kRows, bool kPrefetch>
-HWY_INLINE void dot_four(const float* q, size_t dim, const Row* k, const Prefetcher& p, float* logits) {
+HWY_INLINE void dot_four(const float* q, size_t dim, const KeyRows& k, const Prefetcher& p, float* logits) {
   for (int j = 0; j < 4; j += kTileKeys<kRows>)
-    dot_tile<Stored, kRows, kPrefetch>(q, dim, k + j, kPrefetch ? p.group + p.row + j * p.apart : nullptr, p.apart,
+    dot_tile<Stored, kRows, kPrefetch>(q, dim, k.after(j), kPrefetch ? p.group + p.row + j * p.apart : nullptr, p.apart,
                                        logits + j);
 }
 
 // All rows of four keys; the prefetches go with the first tile, K being in L1 for the others.
 template <class Stored, bool kPrefetch>
-HWY_INLINE void dot_rows(const float* q, int64_t n_rows, size_t dim, const Row* k, const Prefetcher& ahead, float* logits) {
+HWY_INLINE void dot_rows(const float* q, int64_t n_rows, size_t dim, const KeyRows& k, const Prefetcher& ahead,
+                         float* logits) {
   int64_t r = 0;
   if (kPrefetch) {
     if (n_rows >= 4) {
@@ -194,27 +217,38 @@ void dots(const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float
   static_assert(kStreams == 4, "four keys fetch a row of every stream");
   const int64_t n_whole = keys.n & ~int64_t{3};
   Prefetcher ahead = keys.k_ahead;
+  const KeyRows k{keys.k, keys.k_scales, keys.n_k_scales};
   for (int64_t j = 0; j < n_whole; j += 4) {
     if (ahead.group != nullptr) {
-      dot_rows<Stored, true>(q, n_rows, dim, keys.k + j, ahead, logits + j);
+      dot_rows<Stored, true>(q, n_rows, dim, k.after(j), ahead, logits + j);
       next_row(ahead);
     } else {
-      dot_rows<Stored, false>(q, n_rows, dim, keys.k + j, ahead, logits + j);
+      dot_rows<Stored, false>(q, n_rows, dim, k.after(j), ahead, logits + j);
     }
   }
   if (n_whole == keys.n) return;
   Row last[4];
   for (int64_t j = 0; j < 4; ++j) last[j] = keys.k[n_whole + j < keys.n ? n_whole + j : keys.n - 1];
-  dot_rows<Stored, false>(q, n_rows, dim, last, ahead, logits + n_whole);
+  dot_rows<Stored, false>(q, n_rows, dim, {last, k.after(n_whole).scales, k.n_scales}, ahead, logits + n_whole);
 }
 
-// o[r][at..at + kVecs vectors) = o * rescale[r] + sum over keys of p[r][j] * v[j], p rows kBlockKeys apart, o in the order
-// of the type.
+// Keys of a pass over V: few enough to stay in L1 for the passes over the other dims.
+inline constexpr int64_t kGroupKeys = kManyRegisters ? 64 : 32;
+static_assert(kGroupKeys % kLanes == 0 && kBlockKeys % kGroupKeys == 0);
+
+// Where a tile's weight of key j is for element `at` of V: rows kBlockKeys apart, or scaled (scale_weights).
+template <class Stored>
+HWY_INLINE int64_t weight_at(int64_t r, int64_t j, size_t at) {
+  if constexpr (Stored::kGroup > 0) return (static_cast<int64_t>(at) / Stored::kGroup * 4 + r) * kGroupKeys + j;
+  return r * kBlockKeys + j;
+}
+
+// o[r][at..at + kVecs vectors) = o * rescale[r] + sum over keys of p[r][j] * v[j], o in the order of the type.
 template <class Stored, int kRows, int kVecs, bool kPrefetch>
 HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, size_t at, size_t dim, float* HWY_RESTRICT o,
                               const float* HWY_RESTRICT rescale, Prefetcher& ahead) {
-  constexpr int64_t kStep = 4;  // keys
-  constexpr int64_t kStepLines = kStep * kVecs * kLanes * sizeof(typename Stored::Element) / kLine;
+  constexpr int64_t kStep = 4;                                                // keys
+  constexpr int64_t kKeyBytes = kVecs * int64_t{kLanes} * Stored::kBits / 8;  // of V, that a key's turn reads
   const F32 d;
   Vec sum[kRows][kVecs];
 #pragma GCC unroll 4
@@ -224,6 +258,7 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
 
   const Row* v = keys.v;
   Prefetcher next = ahead;
+  int64_t due = 0;  // bytes read and not yet prefetched elsewhere
   const auto add_key = [&](int64_t j) HWY_ATTR {
     Vec value[kVecs];
 #pragma GCC unroll 4
@@ -231,9 +266,11 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
       value[c] = kVecs == 1 ? Stored::load(d, v[j], at) : Stored::load_half(d, v[j], at + (c & ~size_t{1}) * kLanes, c & 1);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const Vec weight = hn::Set(d, p[r * kBlockKeys + j]);
 #pragma GCC unroll 4
-      for (int c = 0; c < kVecs; ++c) sum[r][c] = hn::MulAdd(weight, value[c], sum[r][c]);
+      for (size_t c = 0; c < kVecs; ++c) {
+        const Vec weight = hn::Set(d, p[weight_at<Stored>(r, j, at + (c & ~size_t{1}) * kLanes)]);
+        sum[r][c] = hn::MulAdd(weight, value[c], sum[r][c]);
+      }
     }
   };
   int64_t j = 0;
@@ -241,9 +278,7 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
 #pragma GCC unroll 4
     for (int64_t i = 0; i < kStep; ++i) {
       add_key(j + i);
-      if (kPrefetch)
-        for (int64_t l = i * kStepLines / kStep; l < (i + 1) * kStepLines / kStep; ++l)
-          prefetch_next(next, kStepLines % kStreams == 0 ? l % kStreams : next.stream++ % kStreams);
+      if (kPrefetch) prefetch_due(next, due, kKeyBytes - kKeyBytes / kExpShare);
     }
   }
   for (; j < keys.n; ++j) add_key(j);
@@ -280,9 +315,18 @@ void weigh_rows(const float* p, const KeyList& keys, size_t dim, float* o, const
   for (; at < dim; at += kLanes) weigh_vecs<Stored, kRows, 1>(p, keys, at, dim, o, rescale, ahead);
 }
 
-// Keys of a pass over V: few enough to stay in L1 for the passes over the other dims.
-inline constexpr int64_t kGroupKeys = kManyRegisters ? 64 : 32;
-static_assert(kGroupKeys % kLanes == 0 && kBlockKeys % kGroupKeys == 0);
+// p * scale for kRows rows and keys.n keys, for each group of V's elements.
+template <class Stored, int kRows>
+HWY_INLINE void scale_weights(const float* p, const KeyList& keys, size_t dim, float* scaled) {
+  const F32 d;
+  for (size_t at = 0; at < dim; at += Stored::kGroup) {
+    const float* scales = keys.v_scales + static_cast<int64_t>(at) / Stored::kGroup * kBlockKeys;
+    for (int64_t j = 0; j < keys.n; j += kLanes)
+      for (int r = 0; r < kRows; ++r)
+        hn::StoreU(hn::Mul(hn::LoadU(d, p + r * kBlockKeys + j), hn::LoadU(d, scales + j)), d,
+                   scaled + weight_at<Stored>(r, j, at));
+  }
+}
 
 // The weights of some rows and where their sums go.
 struct WeighRows {
@@ -293,21 +337,30 @@ struct WeighRows {
   size_t dim;
 };
 
+// Rows [r, r + kRows).
+template <class Stored, int kRows>
+HWY_INLINE void weigh_tile(const WeighRows& rows, int64_t r, const KeyList& keys, Prefetcher& ahead) {
+  const float* p = rows.p + r * kBlockKeys;
+  HWY_ALIGN float scaled[Stored::kGroup > 0 ? kMaxScales * 4 * kGroupKeys : 1];
+  if constexpr (Stored::kGroup > 0) {
+    scale_weights<Stored, kRows>(p, keys, rows.dim, scaled);
+    p = scaled;
+  }
+  weigh_rows<Stored, kRows>(p, keys, rows.dim, rows.o + static_cast<size_t>(r) * rows.dim, rows.rescale + r, ahead);
+}
+
 // o[r] = o[r] * rescale[r] + sum over at most kGroupKeys keys of p[r][j] * v[j]. The first tile's passes over the dims
 // prefetch together as many lines as they read.
 template <class Stored>
 void weigh(const WeighRows& rows, const KeyList& keys, Prefetcher& ahead) {
   Prefetcher none;
   int64_t r = 0;
-  const auto fetch = [&]() -> Prefetcher& { return r == 0 ? ahead : none; };
-  const auto p_at = [&] { return rows.p + r * kBlockKeys; };
-  const auto o_at = [&] { return rows.o + static_cast<size_t>(r) * rows.dim; };
-  for (; r + 4 <= rows.n_rows; r += 4) weigh_rows<Stored, 4>(p_at(), keys, rows.dim, o_at(), rows.rescale + r, fetch());
+  for (; r + 4 <= rows.n_rows; r += 4) weigh_tile<Stored, 4>(rows, r, keys, r == 0 ? ahead : none);
   if (r + 2 <= rows.n_rows) {
-    weigh_rows<Stored, 2>(p_at(), keys, rows.dim, o_at(), rows.rescale + r, fetch());
+    weigh_tile<Stored, 2>(rows, r, keys, r == 0 ? ahead : none);
     r += 2;
   }
-  if (r < rows.n_rows) weigh_rows<Stored, 1>(p_at(), keys, rows.dim, o_at(), rows.rescale + r, fetch());
+  if (r < rows.n_rows) weigh_tile<Stored, 1>(rows, r, keys, r == 0 ? ahead : none);
 }
 
 void pack_rows_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {

@@ -48,12 +48,13 @@ inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, i
   }
 }
 
-// The calling thread's stack holds all working memory, about 40 KiB.
+// The calling thread's stack holds all working memory, about 80 KiB.
 void attn_weights(const WeightJob& job) {
   const Layer& layer = *job.layer;
   HWY_ALIGN float logits[kWeightRows * kBlockKeys];
   HWY_ALIGN float q[kWeightRows * kMaxHeadDim];
   HWY_ALIGN float rotated[kWeightRotated * kMaxHeadDim];
+  ScaleBlock scales, seen_scales;
   memset(job.out, 0, static_cast<size_t>(layer.group_size * job.n_keys) * sizeof(float));
   if (job.n_rows == 0) return;
   BlockLoop loop;
@@ -65,10 +66,12 @@ void attn_weights(const WeightJob& job) {
   for (int64_t at = 0; next_block(stream, max_n); at += stream.n) {
     open_views(loop.views, stream, job.visibility, 0, job.n_rows);
     if (loop.views.all_see_nothing) continue;
-    const Row* k = block_keys(loop, layer, rotated);
+    load_scales(stream, layer, scales);
+    const Row* k = block_keys(loop, layer, scales, rotated);
     View view;
     bool is_fetched = layer.rope != nullptr;
     while (next_view(loop.views, stream, k, &view)) {
+      attach_scales(scales, layer, view, seen_scales);
       if (view.picked == nullptr && !is_fetched) {
         view.keys.k_ahead = start_prefetch(k, stream.k_apart, stream.k_stride);
         is_fetched = true;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The four things tandem-demo does. Each prints a table on stdout, or one JSON object, and draws what there is to draw.
+// The five things tandem-demo does. Each prints a table on stdout, or one JSON object, and draws what there is to draw.
 #ifndef EXAMPLES_GENERATE_DEMO_H_
 #define EXAMPLES_GENERATE_DEMO_H_
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "retrieval.h"
@@ -15,10 +16,10 @@ struct DemoOptions {
   EngineOptions engine;
   PolicyOptions policy;
   std::string policies = "all,hgca";
-  std::string text_file, curve_file, picture_directory;
+  std::string text_file, curve_file, loss_file, picture_directory;
   int64_t context = 0, seed = 1;
   int64_t n_depths = 0, n_numbers = 0;  // of --passkey and --numbers
-  int64_t curve_offset = 200000, n_decode = 0;
+  int64_t text_offset = 200000, n_decode = 0;
   std::vector<double> betas = {0.25, 0.5, 1, 2}, windows = {5, 12.5, 25, 50};  // windows: % of the context
   bool json = false;
 };
@@ -31,6 +32,12 @@ Failure run_passkey(const DemoOptions& options, Runtime* runtime);
 Failure run_numbers(const DemoOptions& options, Runtime* runtime);
 // Bits per byte against bytes read, over betas and windows.
 Failure run_curve(const DemoOptions& options, Runtime* runtime);
+
+// Divergence and bits per byte of every storage type against f16; opens runtimes of its own.
+Failure run_loss(const DemoOptions& options);
+
+// `context` bytes and the one after them, from --offset on: what --curve and --loss score.
+Failure slice_text(const std::string& file, const std::string& name, const DemoOptions& options, std::string_view* text);
 
 // Shared by them: n_bytes of the text that facts are hidden in, the place of a picture, the end of a report.
 Failure load_haystack(const DemoOptions& options, int64_t n_bytes, std::string* text);

@@ -74,13 +74,19 @@ void print_json(const std::vector<Reading>& readings) {
 
 }  // namespace
 
+Failure slice_text(const std::string& file, const std::string& name, const DemoOptions& options, std::string_view* text) {
+  if (options.text_offset + options.context + 1 > static_cast<int64_t>(file.size()))
+    return {name + ": has " + std::to_string(file.size()) + " bytes, --offset " + std::to_string(options.text_offset) +
+            " with --context " + std::to_string(options.context) + " needs more"};
+  *text = std::string_view(file).substr(options.text_offset, options.context + 1);
+  return {};
+}
+
 Failure run_curve(const DemoOptions& options, Runtime* runtime) {
   std::string file;
   GENERATE_TRY(read_text_file(options.curve_file, &file));
-  if (options.curve_offset + options.context + 1 > static_cast<int64_t>(file.size()))
-    return {options.curve_file + ": has " + std::to_string(file.size()) + " bytes, --offset " +
-            std::to_string(options.curve_offset) + " with --context " + std::to_string(options.context) + " needs more"};
-  const std::string_view text = std::string_view(file).substr(options.curve_offset, options.context + 1);
+  std::string_view text;
+  GENERATE_TRY(slice_text(file, options.curve_file, options, &text));
 
   Session dense_session;
   Context prefilled;

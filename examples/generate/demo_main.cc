@@ -16,8 +16,9 @@ constexpr int64_t kMinBytesPerFact = 256;
 std::string number(int64_t value) { return "\"" + std::to_string(value) + "\""; }
 
 Failure check(const DemoOptions& options) {
-  const int n_modes = (options.n_depths > 0) + (options.n_numbers > 0) + !options.curve_file.empty();
-  if (n_modes > 1) return {"--passkey, --numbers, --curve: at most one of the three"};
+  const int n_modes =
+      (options.n_depths > 0) + (options.n_numbers > 0) + !options.curve_file.empty() + !options.loss_file.empty();
+  if (n_modes > 1) return {"--passkey, --numbers, --curve, --loss: at most one of the four"};
   if (options.n_decode > options.context - kMinContext / 2)
     return {"--decode: " + number(options.n_decode) +
             " leaves too little of --context = " + std::to_string(options.context)};
@@ -38,15 +39,25 @@ Failure check(const DemoOptions& options) {
 Failure check_modes(const DemoOptions& options, const Flags& flags) {
   if (options.n_depths > 0 || options.n_numbers > 0)
     GENERATE_TRY(flags.refuse_given({"--decode"}, "is unused with --passkey and --numbers"));
-  if (options.curve_file.empty()) return flags.refuse_given({"--offset", "--betas", "--windows"}, "is for --curve alone");
+  if (!options.loss_file.empty())
+    return flags.refuse_given(
+        {"--policies", "--text", "--seed", "--window", "--sinks", "--alpha", "--beta", "--halo", "--group", "--evict-by",
+         "--decode", "--kv-type", "--v-type", "--betas", "--windows", "--pictures"},
+        "is unused with --loss");
+  if (options.curve_file.empty()) {
+    GENERATE_TRY(flags.refuse_given({"--offset"}, "is for --curve and --loss alone"));
+    return flags.refuse_given({"--betas", "--windows"}, "is for --curve alone");
+  }
   return flags.refuse_given({"--policies", "--text", "--seed", "--window", "--beta"},
                             "is unused with --curve (--windows and --betas are its settings)");
 }
 
 Failure serve(DemoOptions* options) {
-  if (options->context == 0) options->context = options->n_numbers > 0 || !options->curve_file.empty() ? 8192 : 16384;
+  const bool scores_text = !options->curve_file.empty() || !options->loss_file.empty();
+  if (options->context == 0) options->context = options->n_numbers > 0 || scores_text ? 8192 : 16384;
   if (options->n_decode == 0) options->n_decode = options->curve_file.empty() ? 256 : 1024;
   GENERATE_TRY(check(*options));
+  if (!options->loss_file.empty()) return run_loss(*options);
   Runtime runtime;
   GENERATE_TRY(runtime.open(options->engine));
   if (options->n_depths > 0) return run_passkey(*options, &runtime);
@@ -66,16 +77,18 @@ Failure run(int argc, char** argv) {
       "tandem-demo [flags]                  several facts hidden in one text, asked one after another\n"
       "tandem-demo --passkey N [flags]      one pass key, hidden at N depths in turn\n"
       "tandem-demo --numbers N [flags]      N named numbers in one text\n"
-      "tandem-demo --curve FILE [flags]     bits per byte against KV bytes read, over --betas and --windows");
+      "tandem-demo --curve FILE [flags]     bits per byte against KV bytes read, over --betas and --windows\n"
+      "tandem-demo --loss FILE [flags]      what each storage type of K and V costs, against f16");
   flags.integer("--passkey", "depths at which a pass key is hidden", 1, 1000, &options.n_depths);
   flags.integer("--numbers", "named numbers hidden in one text", 1, 24, &options.n_numbers);
   flags.text("--curve", "FILE", "text to score", &options.curve_file);
-  flags.integer("--context", "bytes of context (default 16384; 8192 with --numbers and --curve)", kMinContext,
+  flags.text("--loss", "FILE", "text to score with every storage type", &options.loss_file);
+  flags.integer("--context", "bytes of context (default 16384; 8192 with --numbers, --curve and --loss)", kMinContext,
                 int64_t{1} << 30, &options.context);
   flags.integer("--decode", "known bytes to decode and score at the end of the text\n(default 256; 1024 with --curve)", 1,
                 int64_t{1} << 30, &options.n_decode);
-  flags.integer("--offset", "first byte of the text of --curve (default 200000)", 0, int64_t{1} << 40,
-                &options.curve_offset);
+  flags.integer("--offset", "first byte of the text of --curve or --loss (default 200000)", 0, int64_t{1} << 40,
+                &options.text_offset);
   flags.reals("--betas", "settings of --curve (default 0.25,0.5,1,2)", 0, 1e6, &options.betas);
   flags.reals("--windows", "likewise, % of the context (default 5,12.5,25,50)", 0, 100, &options.windows);
   flags.text("--policies", "A,B", "who competes (default all,hgca)", &options.policies);

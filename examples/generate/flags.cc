@@ -68,14 +68,14 @@ void Flags::real(const char* name, const char* help, double low, double high, do
   flags_.push_back({name, "X", help, [=](std::string_view given) { return parse_real(flag, given, low, high, value); }});
 }
 
-void Flags::choice(const char* name, const char* help, std::vector<std::string> words, int32_t* value) {
+void Flags::choice(const char* name, const char* help, std::vector<std::string> words, int32_t* value, int32_t first) {
   const std::string flag = name;
   std::string value_name;
   for (const std::string& word : words) value_name += (value_name.empty() ? "" : "|") + word;
   flags_.push_back({name, value_name, help, [=](std::string_view given) -> Failure {
                       for (size_t i = 0; i < words.size(); ++i) {
                         if (words[i] == given) {
-                          *value = static_cast<int32_t>(i);
+                          *value = first + static_cast<int32_t>(i);
                           return {};
                         }
                       }

@@ -23,8 +23,8 @@ class Flags {
   void text(const char* name, const char* value_name, const char* help, std::string* value);
   void integer(const char* name, const char* help, int64_t low, int64_t high, int64_t* value);
   void real(const char* name, const char* help, double low, double high, double* value);
-  // One of the given words; *value becomes its index.
-  void choice(const char* name, const char* help, std::vector<std::string> words, int32_t* value);
+  // One of the given words; *value becomes its index, counted from `first`.
+  void choice(const char* name, const char* help, std::vector<std::string> words, int32_t* value, int32_t first = 0);
   void toggle(const char* name, const char* help, bool* value);
   // Comma-separated numbers.
   void reals(const char* name, const char* help, double low, double high, std::vector<double>* values);

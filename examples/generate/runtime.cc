@@ -25,10 +25,17 @@ bool is_known(const std::string& word, Name name, std::string* known) {
 
 }  // namespace
 
+std::vector<std::string> storage_types() {
+  std::vector<std::string> names;
+  for (int32_t type = 1; tandem_dtype_name(type) != nullptr; ++type) names.emplace_back(tandem_dtype_name(type));
+  return names;
+}
+
 void EngineOptions::declare(Flags* flags) {
   flags->text("--model", "DIR", "Hugging Face model: config.json and model.safetensors (or its index and shards)",
               &model_directory);
-  flags->choice("--kv-type", "storage type of keys and values (default bf16)", {"f32", "f16", "bf16"}, &kv_type);
+  flags->choice("--kv-type", "storage type of keys and values (default bf16)", storage_types(), &k_type, 1);
+  flags->choice("--v-type", "storage type of values where it differs", storage_types(), &v_type, 1);
   flags->choice("--rope", "who rotates keys and queries (default runtime)", {"runtime", "library"}, &rope);
   flags->integer("--chunk", "tokens per prefill chunk (default 512)", 1, 65536, &chunk_tokens);
   flags->integer("--threads", "worker threads (default: what the process may use)", 1, 4096, &n_threads);
@@ -85,9 +92,9 @@ Failure Runtime::open(const EngineOptions& options) {
   GENERATE_TANDEM(tandem_model_create(&model, layers.data(), static_cast<int32_t>(layers.size()), &error));
   model_.reset(model);
 
-  constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16};
   tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
-  cache_options.k_type = kTypes[options.kv_type];
+  cache_options.k_type = options.k_type;
+  cache_options.v_type = options.v_type;
   tandem_cache* cache = nullptr;
   GENERATE_TANDEM(tandem_cache_create(&cache, engine, model, &cache_options, &error));
   cache_.reset(cache);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "failure.h"
 #include "flags.h"
@@ -16,14 +17,18 @@
 
 namespace generate {
 
+// Names of the storage types, numbered from 1.
+std::vector<std::string> storage_types();
+
 struct EngineOptions {
   std::string model_directory;
   std::string isa;             // empty: Tandem decides
   int64_t n_threads = 0;       // 0: Tandem decides
   int64_t chunk_tokens = 512;  // prefill goes in chunks of this many tokens
-  int32_t kv_type = 2;         // index into f32, f16, bf16
-  int32_t rope = 0;            // 0: rotated here, 1: by Tandem
-  bool progress = false;       // a progress bar on stderr even where that is no terminal
+  int32_t k_type = TANDEM_BF16;
+  int32_t v_type = 0;     // 0: k_type
+  int32_t rope = 0;       // 0: rotated here, 1: by Tandem
+  bool progress = false;  // a progress bar on stderr even where that is no terminal
   void declare(Flags* flags);
   Failure check() const;
 };

@@ -93,10 +93,24 @@ TANDEM_API void tandem_error_release(tandem_error *error);
 
 /* ---- tensor ----------------------------------------------------------------------------------------------------- */
 
-/* Element types of tensors and storage types of caches. */
+/* Element types of tensors and storage types of caches. Queries, outputs and states are f32, f16 or bf16; K and V may be
+ * given, stored and read in any.
+ *
+ *   E4M3         8-bit floats without infinities (OCP fp8 e4m3fn): what is larger than 448 becomes NaN
+ *   Q8_0, Q4_0   8- and 4-bit codes with one f16 scale for each 32 elements along head_dim, rounded as ggml rounds them. A
+ *                tensor of such a type is rows of ggml's blocks (34 or 18 bytes for 32 elements): its last dimension and
+ *                its other strides, in elements, are multiples of 32. A cache keeps codes and scales apart, and there a
+ *                row's last group may be short. A group with a NaN or an infinity is all NaN. */
 #define TANDEM_F32 1
 #define TANDEM_F16 2
 #define TANDEM_BF16 3
+#define TANDEM_E4M3 4
+#define TANDEM_Q8_0 5
+#define TANDEM_Q4_0 6
+/* "f32", "q8_0", ...; NULL for a number that is no type. Types are numbered from 1 without gaps. */
+TANDEM_API const char *tandem_dtype_name(int32_t dtype);
+/* Bytes that a cache keeps of head_dim elements of K or V, scales included; 0 for what is no type or no length. */
+TANDEM_API int64_t tandem_dtype_row_bytes(int32_t dtype, int32_t head_dim);
 
 #define TANDEM_DEVICE_HOST 0
 #define TANDEM_DEVICE_CUDA 1
@@ -249,8 +263,8 @@ TANDEM_API int32_t tandem_sequence_truncate(tandem_cache *cache, int64_t sequenc
  * keeps them. Errors: UNSUPPORTED (shift with caller-rotated keys in a layer: they carry their position). */
 TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence, int64_t first, int64_t n_tokens,
                                           int32_t shift_positions, tandem_error **error);
-/* Appends k: [n_tokens, n_kv_heads, k_head_dim] and v: [n_tokens, n_kv_heads, v_head_dim] (f32, f16, bf16; v NULL where it
- * aliases k) to one layer without attending; rounded once to the storage type, to nearest even. Errors: CAPACITY. */
+/* Appends k: [n_tokens, n_kv_heads, k_head_dim] and v: [n_tokens, n_kv_heads, v_head_dim] (any type; v NULL where it aliases k)
+ * to one layer without attending; rounded once to the storage type, to nearest even. Errors: CAPACITY. */
 TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
                                           const tandem_tensor *v, void *stream, tandem_error **error);
 /* Reads tokens [first, first + shape[0]) of one layer back, as stored; k and v as in append, either may be NULL. */

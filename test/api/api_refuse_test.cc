@@ -73,7 +73,7 @@ void test_cache(void**) {
            [&](tandem_error** e) { return tandem_cache_create(nullptr, world.engine, world.model, nullptr, e); }},
           {"k_type", f, kInvalid, "k_type", "99", with([](auto& o) { o.k_type = 99; })},
           {"k_type", f, kInvalid, "k_type", "-1", with([](auto& o) { o.k_type = -1; })},
-          {"v_type", f, kInvalid, "v_type", "4", with([](auto& o) { o.v_type = 4; })},
+          {"v_type", f, kInvalid, "v_type", "7", with([](auto& o) { o.v_type = 7; })},
           {"layers", f, kInvalid, "layer_k_types", "7", with([](auto& o) { o.layer_k_types = types; })},
           {"layers", f, kInvalid, "layer_v_types", "7", with([](auto& o) { o.layer_v_types = types; })},
           {"alias", f, kInvalid, "v_type", "f16", with([](auto& o) { o.v_type = TANDEM_F16; })},

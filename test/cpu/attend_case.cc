@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "lib/dtype.h"
-#include "reference/rounding.h"
+#include "reference/stored_row.h"
 
 namespace tandem::test {
 
@@ -125,27 +125,35 @@ void AttendCase::make_mask(Random& random) {
 void AttendCase::make_keys(Random& random) {
   const int64_t k_row = row_bytes(options.k_type, options.k_dim);
   const int64_t v_row = options.v_aliases_k ? k_row : row_bytes(options.v_type, options.v_dim);
-  const int64_t k_element = row_bytes(options.k_type, 1), v_element = row_bytes(options.v_type, 1);
+  const int64_t k_scale_row = scale_bytes(options.k_type, options.k_dim);
+  const int64_t v_scale_row = options.v_aliases_k ? k_scale_row : scale_bytes(options.v_type, options.v_dim);
   int64_t bytes = 256;
-  for (const KvRun& run : runs_) bytes += run.n_tokens * (k_row + v_row) + 400;
+  for (const KvRun& run : runs_) bytes += run.n_tokens * (k_row + v_row + k_scale_row + v_scale_row) + 800;
   arena_.assign(static_cast<size_t>(bytes), 0xff);  // NaN in every type
   int64_t at = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(arena_.data()) & 63);
-  for (KvRun& run : runs_) {
+  const auto place = [&](int64_t plane_bytes) {
     at += 4 * random.below(20);
-    run.k = arena_.data() + at;
-    at += run.n_tokens * k_row + 4 * random.below(20);
-    run.v = options.v_aliases_k ? run.k : arena_.data() + at;
-    if (!options.v_aliases_k) at += run.n_tokens * v_row;
+    uint8_t* plane = arena_.data() + at;
+    at += plane_bytes;
+    return plane;
+  };
+  std::vector<double> row;
+  const auto fill = [&](int32_t type, int32_t dim, uint8_t* codes, uint8_t* scales) {
+    row.resize(static_cast<size_t>(dim));
+    for (double& x : row) x = random.normal();
+    reference::store_row(type, row.data(), dim, codes, scales);
+  };
+  for (KvRun& run : runs_) {
+    uint8_t *k = place(run.n_tokens * k_row), *k_scales = place(run.n_tokens * k_scale_row), *v = k, *v_scales = k_scales;
+    if (!options.v_aliases_k) v = place(run.n_tokens * v_row), v_scales = place(run.n_tokens * v_scale_row);
+    run.k = k, run.k_scales = k_scales, run.v = v, run.v_scales = v_scales;
     for (int64_t i = 0; i < run.n_tokens; ++i) {
-      auto* k = static_cast<uint8_t*>(const_cast<void*>(run.k)) + i * k_row;
-      auto* v = static_cast<uint8_t*>(const_cast<void*>(run.v)) + i * v_row;
-      for (int64_t c = 0; c < options.k_dim; ++c) reference::store(options.k_type, random.normal(), k + c * k_element);
-      for (int64_t c = 0; c < options.v_dim; ++c) {
-        if (!options.v_aliases_k) reference::store(options.v_type, random.normal(), v + c * v_element);
-        values_.push_back(reference::load(options.v_type, v + c * v_element));
-      }
-      k_at_.push_back(k);
-      v_at_.push_back(v);
+      fill(options.k_type, options.k_dim, k, k_scales);
+      if (!options.v_aliases_k) fill(options.v_type, options.v_dim, v, v_scales);
+      for (int64_t c = 0; c < options.v_dim; ++c) values_.push_back(reference::load_element(options.v_type, v, v_scales, c));
+      k_at_.push_back(k), k_scales_at_.push_back(k_scales);
+      v_at_.push_back(v), v_scales_at_.push_back(v_scales);
+      k += k_row, k_scales += k_scale_row, v += v_row, v_scales += v_scale_row;
     }
   }
 }
@@ -156,7 +164,7 @@ void AttendCase::make_answers() {
   std::vector<float> k_float;
   for (size_t j = 0; j < k_at_.size(); ++j) {
     for (size_t c = 0; c < dim; ++c) {
-      k.push_back(reference::load(options.k_type, k_at_[j] + row_bytes(options.k_type, static_cast<int64_t>(c))));
+      k.push_back(reference::load_element(options.k_type, k_at_[j], k_scales_at_[j], static_cast<int64_t>(c)));
       k_float.push_back(static_cast<float>(k.back()));
     }
     if (layer.rope == nullptr) continue;
@@ -331,9 +339,10 @@ std::string AttendCase::check_weights(const Backend& backend) const {
 }
 
 void AttendCase::poison(int64_t key, bool in_v) {
-  const int32_t type = in_v ? options.v_type : options.k_type;
-  std::memset(in_v ? v_at_[static_cast<size_t>(key)] : k_at_[static_cast<size_t>(key)], 0xff,
-              static_cast<size_t>(row_bytes(type, in_v ? options.v_dim : options.k_dim)));
+  const int32_t type = in_v ? options.v_type : options.k_type, dim = in_v ? options.v_dim : options.k_dim;
+  const auto j = static_cast<size_t>(key);
+  std::memset((in_v ? v_at_ : k_at_)[j], 0xff, static_cast<size_t>(row_bytes(type, dim)));
+  std::memset((in_v ? v_scales_at_ : k_scales_at_)[j], 0xff, static_cast<size_t>(scale_bytes(type, dim)));
 }
 
 }  // namespace tandem::test

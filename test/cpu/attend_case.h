@@ -90,6 +90,7 @@ class AttendCase {
   std::vector<std::vector<int32_t>> positions_;  // per run, where explicit
   std::vector<int64_t> token_of_, position_of_;  // per key
   std::vector<uint8_t*> k_at_, v_at_;            // per key
+  std::vector<uint8_t*> k_scales_at_, v_scales_at_;
   std::vector<int64_t> begin_, end_;
   std::vector<uint64_t> tree_bits_;
   Visibility visibility_;

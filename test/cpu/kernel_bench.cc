@@ -71,8 +71,26 @@ void point_at_layer(Bench& bench, int64_t layer_idx) {
   const int64_t half = bench.layer_bytes / 2 / kHeads;
   uint8_t* at = bench.memory + layer_idx * bench.layer_bytes;
   for (int32_t h = 0; h < kHeads; ++h) {
-    bench.runs[static_cast<size_t>(h)].k = at + 2 * h * half;
-    bench.runs[static_cast<size_t>(h)].v = at + (2 * h + 1) * half;
+    KvRun& run = bench.runs[static_cast<size_t>(h)];
+    const int64_t codes = bench.n_keys * row_bytes(bench.layer.k_type, kDim);
+    run.k = at + 2 * h * half;
+    run.v = at + (2 * h + 1) * half;
+    run.k_scales = at + 2 * h * half + codes;
+    run.v_scales = at + (2 * h + 1) * half + codes;
+  }
+}
+
+// Rows of noise, in K and V alike.
+void fill_run(const cpu::KernelTable& table, const KvRun& run, int32_t dtype, int64_t n_keys,
+              const std::vector<float>& noise) {
+  const auto bytes = [](const void* plane, int64_t offset) {
+    return static_cast<uint8_t*>(const_cast<void*>(plane)) + offset;
+  };
+  const int64_t codes = row_bytes(dtype, kDim), scales = scale_bytes(dtype, kDim);
+  for (int64_t i = 0; i < n_keys; ++i) {
+    const float* row = noise.data() + i % 500 * kDim;
+    table.from_f32(dtype, row, bytes(run.k, i * codes), bytes(run.k_scales, i * scales), kDim);
+    table.from_f32(dtype, row, bytes(run.v, i * codes), bytes(run.v_scales, i * scales), kDim);
   }
 }
 
@@ -82,21 +100,22 @@ void measure(const cpu::KernelTable& table, int32_t n_threads, int32_t dtype, in
   b.layer.k_head_dim = b.layer.v_head_dim = kDim;
   b.layer.k_type = b.layer.v_type = dtype;
   b.layer.sm_scale = 0.088f;
-  b.layer_bytes = 2 * kHeads * n_keys * row_bytes(dtype, kDim);
+  b.layer_bytes = 2 * kHeads * n_keys * (row_bytes(dtype, kDim) + scale_bytes(dtype, kDim));
   b.n_layers = std::max<int64_t>(2, kCacheBytes / b.layer_bytes + 1);
   const auto total = static_cast<size_t>(b.layer_bytes * b.n_layers);
   b.memory =
       static_cast<uint8_t*>(mmap(nullptr, total + (2 << 20), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   b.memory = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(b.memory) + (2 << 20) - 1) & ~uintptr_t{(2 << 20) - 1});
   madvise(b.memory, total, MADV_HUGEPAGE);
+  b.q.resize(kHeads * kGroup * kDim, 0.3f);
+  b.o.resize(b.q.size()), b.lse.resize(kHeads * kGroup), b.runs.resize(kHeads), b.jobs.resize(kHeads);
   std::vector<float> noise(1 << 16);
   uint32_t state = 1;
   for (float& x : noise) x = static_cast<float>((state = state * 1664525 + 1013904223) >> 8) / 8388608.0f - 1.0f;
-  const int64_t element = row_bytes(dtype, 1), step = static_cast<int64_t>(noise.size()) * element;
-  for (int64_t i = 0; i < static_cast<int64_t>(total); i += step)
-    table.from_f32(dtype, noise.data(), b.memory + i, std::min(step, static_cast<int64_t>(total) - i) / element);
-  b.q.resize(kHeads * kGroup * kDim, 0.3f);
-  b.o.resize(b.q.size()), b.lse.resize(kHeads * kGroup), b.runs.resize(kHeads), b.jobs.resize(kHeads);
+  for (int64_t l = 0; l < b.n_layers; ++l) {
+    point_at_layer(b, l);
+    for (const KvRun& run : b.runs) fill_run(table, run, dtype, n_keys, noise);
+  }
   for (size_t h = 0; h < kHeads; ++h) {
     b.runs[h].n_tokens = n_keys;
     AttendJob& job = b.jobs[h];
@@ -145,7 +164,7 @@ int main(int argc, char** argv) {
   const int n_rounds = argc > 5 ? std::atoi(argv[5]) : 30;
   for (const int64_t n_keys : {32768, 131072})
     for (const DtypeInfo& dtype : kDtypes)
-      if ((keys == 0 || keys == n_keys) && (*type == '\0' ? dtype.bits == 16 : std::strcmp(type, dtype.name) == 0))
+      if ((keys == 0 || keys == n_keys) && (*type == '\0' ? dtype.bits <= 16 : std::strcmp(type, dtype.name) == 0))
         test::measure(*table, n_threads, dtype.dtype, n_keys, n_rounds);
   return 0;
 }

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/isa.h"
 #include "cpu/matmul_attend.h"
 #include "cpu/onednn.h"
 #include "matmul_case.h"
@@ -171,7 +172,9 @@ double attend_all(const std::vector<Task>& tasks, int32_t n_threads, MatmulAtten
 void run(const Shape& shape, int32_t n_threads) {
   const Work work = make_work(shape);
   std::unique_ptr<MatmulAttend> attend;
-  if (!MatmulAttend::create(&attend).ok() || !attend->prepare(work.heads[0]->layer, true, n_threads).ok()) std::exit(1);
+  if (!MatmulAttend::create(*cpu::isa_table(0), &attend).ok() ||
+      !attend->prepare(work.heads[0]->layer, true, n_threads).ok())
+    std::exit(1);
   TileRate tile(shape.head_dim, shape.q_is_bf16 && cpu::onednn_has_fast_bf16(), n_threads);
 
   std::vector<double> gflops, tile_gflops, shares, wall;

@@ -4,32 +4,16 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <limits>
 
+#include "cpu/isa.h"
+#include "lib/dtype.h"
+#include "reference/stored_row.h"
+
 namespace tandem::test {
-
-namespace {
-
-double half_value(uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  double value = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
-  if (exponent == 31) value = fraction ? std::nan("") : INFINITY;
-  return bits & 0x8000 ? -value : value;
-}
-
-}  // namespace
-
-double from_storage(int32_t dtype, const void* data, int64_t i) {
-  if (dtype == TANDEM_F32) {
-    float value;
-    std::memcpy(&value, static_cast<const char*>(data) + 4 * i, 4);
-    return static_cast<double>(value);
-  }
-  uint16_t bits;
-  std::memcpy(&bits, static_cast<const char*>(data) + 2 * i, 2);
-  return dtype == TANDEM_F16 ? half_value(bits) : static_cast<double>(std::bit_cast<float>(uint32_t{bits} << 16));
-}
 
 // Test data need not be rounded to nearest: what is stored is the truth.
 void to_storage(int32_t dtype, float value, void* data, int64_t i) {
@@ -119,19 +103,45 @@ std::vector<int64_t> Case::make_places() {
   k_bytes.assign(k_end, 0xff);
   v_bytes.assign(options.v_aliases_k ? 0 : v_end, 0xff);
   positions.reserve(static_cast<size_t>(n));
+  const int64_t k_scale_row = scale_bytes(layer.k_type, layer.k_head_dim);
+  const int64_t v_scale_row = scale_bytes(layer.v_type, layer.v_head_dim);
+  k_scale_bytes.assign((static_cast<size_t>(n) + lengths.size()) * static_cast<size_t>(k_scale_row), 0xff);
+  v_scale_bytes.assign((static_cast<size_t>(n) + lengths.size()) * static_cast<size_t>(v_scale_row), 0xff);
+  size_t run_at = 0;  // rows, with an unused one behind each run
   for (size_t i = 0; i < lengths.size(); ++i) {
     KvRun run;
     run.n_tokens = lengths[i];
     run.k = k_bytes.data() + k_places[i];
     run.v = options.v_aliases_k ? run.k : v_bytes.data() + v_places[i];
+    const auto scales_at = [&](std::vector<uint8_t>& bytes, int64_t row) -> void* {
+      return row == 0 ? nullptr : bytes.data() + run_at * static_cast<size_t>(row);
+    };
+    run.k_scales = scales_at(k_scale_bytes, k_scale_row);
+    run.v_scales = options.v_aliases_k ? run.k_scales : scales_at(v_scale_bytes, v_scale_row);
+    run_at += static_cast<size_t>(lengths[i]) + 1;
     runs.push_back(run);
   }
   return lengths;
 }
 
+namespace {
+uint8_t* row_at(const void* plane, int64_t offset) {
+  return plane == nullptr ? nullptr : const_cast<uint8_t*>(static_cast<const uint8_t*>(plane)) + offset;
+}
+}  // namespace
+
+void Case::fill_row(int32_t dtype, int64_t n, uint8_t* codes, uint8_t* scales) {
+  std::normal_distribution<float> normal;
+  std::vector<double> row(static_cast<size_t>(n));
+  for (double& x : row) x = static_cast<double>(normal(random));
+  if (dtype == TANDEM_F32 || dtype == TANDEM_F16 || dtype == TANDEM_BF16)
+    for (int64_t d = 0; d < n; ++d) to_storage(dtype, static_cast<float>(row[static_cast<size_t>(d)]), codes, d);
+  else
+    reference::store_row(dtype, row.data(), n, codes, scales);
+}
+
 // Fills run i, whose first token is at least `token`; returns the token after it.
 int64_t Case::make_run(size_t i, int64_t length, int64_t token) {
-  std::normal_distribution<float> normal;
   const int64_t dk = layer.k_head_dim, dv = layer.v_head_dim;
   const int64_t k_row = row_bytes(layer.k_type, dk), v_row = row_bytes(layer.v_type, dv);
   KvRun& run = runs[i];
@@ -140,13 +150,19 @@ int64_t Case::make_run(size_t i, int64_t length, int64_t token) {
   run.first_position = options.rope_pairs > 0 ? token + 200 : 0;
   if (options.positions) run.positions = positions.data() + positions.size();
   for (int64_t r = 0; r < length; ++r) {
-    auto* k = const_cast<uint8_t*>(static_cast<const uint8_t*>(run.k)) + r * k_row;
-    auto* v = options.v_aliases_k ? k : const_cast<uint8_t*>(static_cast<const uint8_t*>(run.v)) + r * v_row;
-    for (int64_t d = 0; d < dk; ++d) to_storage(layer.k_type, normal(random), k, d);
-    for (int64_t d = 0; d < dv && !options.v_aliases_k; ++d) to_storage(layer.v_type, normal(random), v, d);
+    uint8_t* k = row_at(run.k, r * k_row);
+    uint8_t* v = options.v_aliases_k ? k : row_at(run.v, r * v_row);
+    uint8_t* k_scales = row_at(run.k_scales, r * scale_bytes(layer.k_type, dk));
+    uint8_t* v_scales = options.v_aliases_k ? k_scales : row_at(run.v_scales, r * scale_bytes(layer.v_type, dv));
+    fill_row(layer.k_type, dk, k, k_scales);
+    if (!options.v_aliases_k) fill_row(layer.v_type, dv, v, v_scales);
+    k_values.resize(k_values.size() + static_cast<size_t>(dk));
+    reference::load_row(layer.k_type, k, k_scales, dk, k_values.data() + k_values.size() - dk);
+    v_values.resize(v_values.size() + static_cast<size_t>(dv));
+    reference::load_row(layer.v_type, v, v_scales, dv, v_values.data() + v_values.size() - dv);
     positions.push_back(static_cast<int32_t>(token + r + (token + r) / 7 * 1000));
     const int64_t position = options.positions ? positions.back() : run.first_position + r;
-    keys.push_back({k, v, run.token_idx < 0 ? -1 : run.token_idx + r, position});
+    keys.push_back({k, v, k_scales, v_scales, run.token_idx < 0 ? -1 : run.token_idx + r, position});
   }
   return token + length;
 }
@@ -202,12 +218,8 @@ bool Case::sees(int64_t row, int64_t key) const {
   return tree_bits[t * 3 + static_cast<size_t>(bit / 64)] >> (bit % 64) & 1;
 }
 
-double Case::k_at(int64_t key, int64_t dim) const {
-  return from_storage(layer.k_type, keys[static_cast<size_t>(key)].k, dim);
-}
-double Case::v_at(int64_t key, int64_t dim) const {
-  return from_storage(layer.v_type, keys[static_cast<size_t>(key)].v, dim);
-}
+double Case::k_at(int64_t key, int64_t dim) const { return k_values[static_cast<size_t>(key * layer.k_head_dim + dim)]; }
+double Case::v_at(int64_t key, int64_t dim) const { return v_values[static_cast<size_t>(key * layer.v_head_dim + dim)]; }
 
 namespace {
 
@@ -286,6 +298,15 @@ std::vector<float> naive(const Case& c, int64_t row, bool round_p) {
   }
   for (float& x : o) x /= sum;
   return o;
+}
+
+const cpu::KernelTable& kernels_of(const char* isa) {
+  static std::deque<cpu::KernelTable> tables;  // they live on, as the real ones do
+  const cpu::KernelTable* best = nullptr;
+  if (!cpu::choose_isa(nullptr, &best).ok()) std::abort();
+  tables.push_back(*best);
+  if (isa != nullptr) tables.back().name = isa;
+  return tables.back();
 }
 
 }  // namespace tandem::test

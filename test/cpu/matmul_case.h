@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/kernels/kernels.h"
 #include "lib/backend.h"
 #include "lib/dtype.h"
 
@@ -49,7 +50,7 @@ struct Case {
   RopeTable rope;
   std::vector<double> inv_freq;
   std::vector<float> q, o, lse, logits;
-  std::vector<uint8_t> k_bytes, v_bytes;
+  std::vector<uint8_t> k_bytes, v_bytes, k_scale_bytes, v_scale_bytes;
   std::vector<KvRun> runs;
   std::vector<int32_t> positions;
   std::vector<int64_t> begin, end;
@@ -59,18 +60,21 @@ struct Case {
 
   // Where key j of the job lies, which token it is (-1: seen by all) and its position.
   struct Key {
-    void *k, *v;
+    void *k, *v, *k_scales, *v_scales;
     int64_t token_idx, position;
   };
   std::vector<Key> keys;
 
+  std::vector<double> k_values, v_values;  // what is stored: [n_keys, head_dim], keys before rotation
+
   bool sees(int64_t row, int64_t key) const;
-  double k_at(int64_t key, int64_t dim) const;  // stored, before rotation
+  double k_at(int64_t key, int64_t dim) const;
   double v_at(int64_t key, int64_t dim) const;
 
  private:
   void make_layer();
   std::vector<int64_t> make_places();
+  void fill_row(int32_t dtype, int64_t n, uint8_t* codes, uint8_t* scales);
   int64_t make_run(size_t i, int64_t length, int64_t token);
   void make_queries(int64_t n_tokens);
   int64_t below(int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
@@ -88,7 +92,9 @@ RowAnswer exact(const Case& c, int64_t row);
 // The same by plain loops in f32; p rounded to bf16 where round_p.
 std::vector<float> naive(const Case& c, int64_t row, bool round_p);
 
-double from_storage(int32_t dtype, const void* data, int64_t i);
 void to_storage(int32_t dtype, float value, void* data, int64_t i);
+
+// The best kernels, with the SIMD part of `isa` (null: its best): that has variants of its own.
+const cpu::KernelTable& kernels_of(const char* isa);
 
 }  // namespace tandem::test

@@ -75,45 +75,53 @@ void tanh_is_accurate(void**) {
   });
 }
 
+void check_value(const cpu::KernelTable& table, int32_t dtype, const void* code, float got) {
+  const double want = reference::load(dtype, code);
+  const bool same =
+      std::isnan(want) ? std::isnan(got) : std::bit_cast<uint32_t>(got) == std::bit_cast<uint32_t>(static_cast<float>(want));
+  if (!same) fail_msg("%s: type %d: %.9g for %.9g", table.name, dtype, static_cast<double>(got), want);
+}
+
 void narrow_types_to_f32_exactly(void**) {
   each_isa([](const cpu::KernelTable& table) {
+    std::vector<uint8_t> codes(256 + 5);
+    std::vector<float> values(codes.size() + 1, 7.0f);
+    for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i);
+    table.to_f32(TANDEM_E4M3, codes.data(), nullptr, values.data(), static_cast<int64_t>(codes.size()));
+    for (size_t i = 0; i < codes.size(); ++i) check_value(table, TANDEM_E4M3, &codes[i], values[i]);
     for (const int32_t dtype : {TANDEM_F16, TANDEM_BF16}) {
       std::vector<uint16_t> from(65536 + 5);
       std::vector<float> to(from.size() + 1, 7.0f);
       for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint16_t>(i);
-      table.to_f32(dtype, from.data(), to.data(), static_cast<int64_t>(from.size()));
-      for (size_t i = 0; i < from.size(); ++i) {
-        const double want = reference::load(dtype, &from[i]);
-        const bool same = std::isnan(want)
-                              ? std::isnan(to[i])
-                              : std::bit_cast<uint32_t>(to[i]) == std::bit_cast<uint32_t>(static_cast<float>(want));
-        if (!same) fail_msg("%s: type %d bits %zx -> %.9g", table.name, dtype, i, static_cast<double>(to[i]));
-      }
+      table.to_f32(dtype, from.data(), nullptr, to.data(), static_cast<int64_t>(from.size()));
+      for (size_t i = 0; i < from.size(); ++i) check_value(table, dtype, &from[i], to[i]);
       assert_true(to.back() == 7.0f);
     }
   });
 }
 
 void check_rounding(const cpu::KernelTable& table, int32_t dtype, const std::vector<float>& from) {
-  std::vector<uint16_t> to(from.size() + 1, 0x1234);
-  table.from_f32(dtype, from.data(), to.data(), static_cast<int64_t>(from.size()));
-  assert_true(to.back() == 0x1234);
+  const auto size = static_cast<size_t>(reference::element_bytes(dtype));
+  std::vector<uint8_t> to(from.size() * size + 1, 0x12);
+  table.from_f32(dtype, from.data(), to.data(), nullptr, static_cast<int64_t>(from.size()));
+  assert_true(to.back() == 0x12);
   for (size_t i = 0; i < from.size(); ++i) {
-    uint16_t want = 0;
+    uint16_t got = 0, want = 0;
+    std::memcpy(&got, &to[i * size], size);
     if (!std::isnan(from[i])) {
       reference::store(dtype, static_cast<double>(from[i]), &want);
-      if (want == to[i]) continue;
-    } else if (std::isnan(reference::load(dtype, &to[i]))) {
+      if (want == got) continue;
+    } else if (std::isnan(reference::load(dtype, &got))) {
       continue;
     }
     fail_msg("%s: type %d: %.9g (%x) -> %x for %x", table.name, dtype, static_cast<double>(from[i]),
-             std::bit_cast<uint32_t>(from[i]), to[i], want);
+             std::bit_cast<uint32_t>(from[i]), got, want);
   }
 }
 
 void rounds_to_nearest_even(void**) {
   each_isa([](const cpu::KernelTable& table) {
-    for (const int32_t dtype : {TANDEM_F16, TANDEM_BF16}) {
+    for (const int32_t dtype : {TANDEM_F16, TANDEM_BF16, TANDEM_E4M3}) {
       std::vector<float> from;
       for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 2039)
         from.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
@@ -122,11 +130,13 @@ void rounds_to_nearest_even(void**) {
       for (uint32_t half = 0; half < 65536; ++half) {
         const auto bits = static_cast<uint16_t>(half);
         const auto value = static_cast<float>(reference::load(dtype, &bits));
-        const uint32_t middle = dtype == TANDEM_BF16 ? 0x8000 : 0x1000;
+        const uint32_t middle = dtype == TANDEM_BF16 ? 0x8000 : dtype == TANDEM_F16 ? 0x1000 : 0x80000;
         for (const uint32_t step : {0u, 1u, middle - 1, middle, middle + 1})
           from.push_back(std::bit_cast<float>(std::bit_cast<uint32_t>(value) + step));
         if (dtype == TANDEM_F16 && (half & 0x7c00) == 0)
           for (const float off : {0.49f, 0.5f, 0.51f}) from.push_back(value + off * 0x1p-24f);
+        if (dtype == TANDEM_E4M3 && half < 8)
+          for (const float off : {0.49f, 0.5f, 0.51f}) from.push_back(value + off * 0x1p-9f);
       }
       check_rounding(table, dtype, from);
     }
@@ -136,7 +146,7 @@ void rounds_to_nearest_even(void**) {
 // Every 61st number: all exponents, and every pattern of the bits that are rounded away.
 void f32_rounds_everywhere(void**) {
   constexpr uint64_t kStep = 61;
-  for (const int32_t dtype : {TANDEM_F16, TANDEM_BF16}) {
+  for (const int32_t dtype : {TANDEM_F16, TANDEM_BF16, TANDEM_E4M3}) {
     std::vector<float> from(1 << 20);
     for (uint64_t first = 0; first < uint64_t{1} << 32; first += kStep * from.size()) {
       for (size_t i = 0; i < from.size(); ++i) from[i] = std::bit_cast<float>(static_cast<uint32_t>(first + kStep * i));

@@ -27,10 +27,10 @@ struct Opened {
   Runtime runtime;
   Session session;
   Context context;
-  explicit Opened(int32_t rope = 0, const char* policy = "all", int32_t kv_type = 0) {
+  explicit Opened(int32_t rope = 0, const char* policy = "all", int32_t kv_type = TANDEM_F32) {
     EngineOptions options;
     options.model_directory = kModel;
-    options.kv_type = kv_type;
+    options.k_type = kv_type;
     options.rope = rope;
     require(runtime.open(options));
     PolicyOptions policy_options;
@@ -108,12 +108,12 @@ void bits_per_byte_are_golden(void**) {
   for (const int64_t n : contexts) {
     const std::string_view slice = std::string_view(text).substr(200000, n + 1);
     const double expected = golden["bits_per_byte_second_half_" + std::to_string(n)].get<double>();
-    for (const int32_t kv_type : {0, 2}) {  // f32, bf16
+    for (const int32_t kv_type : {TANDEM_F32, TANDEM_BF16}) {
       Opened opened(0, "all", kv_type);
       Outcome outcome;
       require(score_text(&opened.runtime, &opened.context, slice, &outcome));
-      print_message("context %lld, KV type %d: %.5f bits per byte, golden %.5f\n", static_cast<long long>(n), kv_type,
-                    outcome.bits_per_byte, expected);
+      print_message("context %lld, KV type %s: %.5f bits per byte, golden %.5f\n", static_cast<long long>(n),
+                    tandem_dtype_name(kv_type), outcome.bits_per_byte, expected);
       assert_true(std::abs(outcome.bits_per_byte - expected) <= 0.002);
     }
     Opened opened;

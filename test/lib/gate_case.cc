@@ -50,8 +50,11 @@ RefLayer random_layer(Random* random) {
   layer.n_q_heads = layer.n_kv_heads * group;
   layer.k_head_dim = random->pick({64, 80, 96, 112, 128, 192, 256});
   layer.v_head_dim = random->chance(0.6) ? layer.k_head_dim : random->pick({64, 80, 96, 112, 128, 192, 256});
-  layer.k_type = random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16});
-  layer.v_type = random->chance(0.6) ? layer.k_type : random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16});
+  const auto storage_type = [&] {
+    return random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0});
+  };
+  layer.k_type = storage_type();
+  layer.v_type = random->chance(0.6) ? layer.k_type : storage_type();
   if (random->chance(0.3)) layer.sm_scale = static_cast<float>(0.05 + 0.1 * random->uniform());
   if (random->chance(0.2)) layer.soft_cap = random->pick({2.0f, 20.0f, 50.0f});
   if (random->chance(0.25)) layer.sliding_window = random->pick({1, 2, 7, 16, 63, 128, 1000, 5000});
@@ -131,8 +134,9 @@ GateCase random_case(uint64_t seed, double max_flops) {
   const auto any_type = [&] { return random.pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16}); };
   c.q_type = any_type();
   c.o_type = random.chance(0.5) ? TANDEM_F32 : any_type();
-  c.k_in_type = any_type();
-  c.v_in_type = any_type();
+  const auto row_type = [&] { return random.chance(0.1) ? TANDEM_E4M3 : any_type(); };
+  c.k_in_type = row_type();
+  c.v_in_type = row_type();
   c.data = random.chance(0.5) ? Data::kNormal : static_cast<Data>(random.integer(1, 4));
   c.page_tokens = random.pick({0, 16, 64, 128, 256});
   const int64_t n_sequences = random.chance(0.5) ? 1 : random.integer(2, 9);
@@ -179,9 +183,11 @@ double key_scale(const GateCase& c) {
 }
 
 // Rising and falling data: the last dim of the keys goes from -limit to limit along the sequence, such that the logits of
-// one query may span more than exp can hold (88) but stay where f32 still has some digits. Not where V would get it too.
+// one query may span more than exp can hold (88) but stay where f32 still has some digits. Not where V would get it too, nor
+// where it would be more than e4m3 holds.
 void add_trend(const GateCase& c, int64_t first, int64_t total, Drawn* k) {
   if ((c.data != Data::kRising && c.data != Data::kFalling) || c.layer.v_aliases_k) return;
+  if (c.layer.k_type == TANDEM_E4M3 || c.k_in_type == TANDEM_E4M3) return;
   const double sign = c.data == Data::kRising ? 1.0 : -1.0, limit = 25.0 / c.layer.scale();
   const int32_t dim = c.layer.k_head_dim;
   for (int64_t t = 0; t < k->tensor.n_tokens(); ++t) {

@@ -26,13 +26,13 @@ std::vector<Layer> two_layers() {
   first.k_head_dim = 64;
   first.v_head_dim = 80;
   first.k_type = TANDEM_F16;
-  first.v_type = TANDEM_F32;
+  first.v_type = TANDEM_Q4_0;
   Layer alias;
   alias.n_kv_heads = 1;
   alias.k_head_dim = 128;
   alias.v_head_dim = 64;
   alias.v_aliases_k = true;
-  alias.k_type = alias.v_type = TANDEM_BF16;
+  alias.k_type = alias.v_type = TANDEM_Q8_0;
   return {first, alias};
 }
 
@@ -40,7 +40,7 @@ void rows_do_not_overlap(void**) {
   const std::vector<Layer> layers = two_layers();
   Tier tier("host_cap_bytes", 0, {});
   PageStore store(layers, 64, tier, kCpu);
-  assert_int_equal(store.geometry().token_bytes, 2 * (64 * 2 + 80 * 4) + 128 * 2);
+  assert_int_equal(store.geometry().token_bytes, 2 * (64 * 2 + 80 / 2 + 3 * 2) + 128 + 4 * 2);
   assert_int_equal(store.geometry().extent_bytes, 2048 * store.geometry().token_bytes);
   assert_true(store.make_free(40).ok());  // two extents of 32 pages
   assert_int_equal(tier.used(Use::kKv), 2 * store.geometry().extent_bytes);
@@ -50,20 +50,27 @@ void rows_do_not_overlap(void**) {
   for (const int32_t page : {first, second})
     for (int64_t slot = 0; slot < 64; ++slot) {
       for (int32_t h = 0; h < 2; ++h) {
-        rows.insert({store.k_row(page, slot, 0, h), store.k_row(page, slot, 0, h) + 128});
-        rows.insert({store.v_row(page, slot, 0, h), store.v_row(page, slot, 0, h) + 320});
+        const Rows slots = store.rows(page, slot, 0, h);
+        rows.insert({slots.of[kPlaneK], slots.of[kPlaneK] + 128});
+        rows.insert({slots.of[kPlaneV], slots.of[kPlaneV] + 40});
+        rows.insert({slots.of[kPlaneVScales], slots.of[kPlaneVScales] + 6});
+        assert_null(slots.of[kPlaneKScales]);
       }
-      rows.insert({store.k_row(page, slot, 1, 0), store.k_row(page, slot, 1, 0) + 256});
-      assert_ptr_equal(store.k_row(page, slot, 1, 0), store.v_row(page, slot, 1, 0));
+      const Rows slots = store.rows(page, slot, 1, 0);
+      rows.insert({slots.of[kPlaneK], slots.of[kPlaneK] + 128});
+      rows.insert({slots.of[kPlaneKScales], slots.of[kPlaneKScales] + 8});
+      assert_null(slots.of[kPlaneV]);
+      assert_ptr_equal(slots.v(layers[1]), slots.of[kPlaneK]);
+      assert_ptr_equal(slots.v_scales(layers[1]), slots.of[kPlaneKScales]);
     }
-  assert_int_equal(rows.size(), 128 * 5);
+  assert_int_equal(rows.size(), 128 * 8);
   const std::byte* last = nullptr;
   for (const auto& [begin, end] : rows) {
     assert_true(begin >= last);
     last = end;
   }
   // Adjacent pages continue each other.
-  assert_ptr_equal(store.k_row(first, 63, 0, 1) + 128, store.k_row(second, 0, 0, 1));
+  assert_ptr_equal(store.rows(first, 63, 0, 1).of[kPlaneK] + 128, store.rows(second, 0, 0, 1).of[kPlaneK]);
 }
 
 void references_and_gaps(void**) {

@@ -23,8 +23,11 @@ RefLayer draw_layer(reference::Random* random, bool hgca) {
   layer.n_q_heads = layer.n_kv_heads * random->pick({1, 2, 3});
   layer.k_head_dim = random->pick({64, 64, 80, 96});
   layer.v_head_dim = random->chance(0.7) ? layer.k_head_dim : 64;
-  layer.k_type = random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16});
-  layer.v_type = random->chance(0.7) ? layer.k_type : random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16});
+  const auto storage_type = [&] {
+    return random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0});
+  };
+  layer.k_type = storage_type();
+  layer.v_type = random->chance(0.7) ? layer.k_type : storage_type();
   if (random->chance(0.2)) layer.soft_cap = 20.0f;
   if (random->chance(hgca ? 0.1 : 0.25)) layer.sliding_window = random->pick({3, 16, 40});
   if (random->chance(0.2))

@@ -19,12 +19,14 @@ struct Format {
   int32_t mantissa_bits;
   int32_t min_exponent;  // of normal numbers
   int32_t max_exponent;
+  bool has_infinity = true;  // else the largest exponent has numbers too, but for the last, which is NaN; overflow is NaN
 };
 
 constexpr Format kFormats[] = {
     {TANDEM_F32, "f32", 4, 23, -126, 127},
     {TANDEM_F16, "f16", 2, 10, -14, 15},
     {TANDEM_BF16, "bf16", 2, 7, -126, 127},
+    {TANDEM_E4M3, "e4m3", 1, 3, -6, 8, false},
 };
 
 const Format& format_of(int32_t dtype) {
@@ -42,6 +44,7 @@ uint32_t spell(const Format& format, double x) {
   const int32_t total = 8 * format.bytes;
   const uint32_t sign = std::signbit(x) ? uint32_t{1} << (total - 1) : 0;
   const uint32_t exponent_mask = ((uint32_t{1} << (total - 1 - format.mantissa_bits)) - 1) << format.mantissa_bits;
+  if (!format.has_infinity && !std::isfinite(x)) return sign | ((uint32_t{1} << (total - 1)) - 1);
   if (std::isnan(x)) return exponent_mask | uint32_t{1} << (format.mantissa_bits - 1);
   if (std::isinf(x)) return sign | exponent_mask;
   const double magnitude = std::fabs(x);
@@ -59,7 +62,9 @@ double unspell(const Format& format, uint32_t bits) {
   const uint32_t mantissa = bits & ((uint32_t{1} << format.mantissa_bits) - 1);
   const int32_t n_exponents = 1 << (total - 1 - format.mantissa_bits);
   const auto exponent = static_cast<int32_t>(bits >> format.mantissa_bits) & (n_exponents - 1);
-  if (exponent == n_exponents - 1)
+  if (!format.has_infinity && mantissa == (uint32_t{1} << format.mantissa_bits) - 1 && exponent == n_exponents - 1)
+    return std::numeric_limits<double>::quiet_NaN();
+  if (format.has_infinity && exponent == n_exponents - 1)
     return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
   const int32_t scale = format.min_exponent - format.mantissa_bits + (exponent ? exponent - 1 : 0);
   const uint32_t hidden = exponent ? uint32_t{1} << format.mantissa_bits : 0;
@@ -70,37 +75,34 @@ double unspell(const Format& format, uint32_t bits) {
 
 double round_to(int32_t dtype, double x) {
   const Format& format = format_of(dtype);
+  if (std::isinf(x) && !format.has_infinity) return std::copysign(std::numeric_limits<double>::quiet_NaN(), x);
   if (x == 0.0 || !std::isfinite(x)) return x;
   const int32_t quantum = std::max(exponent_of(x), format.min_exponent) - format.mantissa_bits;
   const double rounded = std::nearbyint(x * power_of_two(-quantum)) * power_of_two(quantum);
-  if (std::fabs(rounded) < power_of_two(format.max_exponent) * 2.0) return rounded;
-  return std::copysign(std::numeric_limits<double>::infinity(), x);
+  const double largest =
+      (2.0 - power_of_two(-format.mantissa_bits) * (format.has_infinity ? 1.0 : 2.0)) * power_of_two(format.max_exponent);
+  if (std::fabs(rounded) <= largest) return rounded;
+  const double none =
+      format.has_infinity ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+  return std::copysign(none, x);
 }
 
 double epsilon(int32_t dtype) { return std::ldexp(1.0, -format_of(dtype).mantissa_bits); }
 int64_t element_bytes(int32_t dtype) { return format_of(dtype).bytes; }
-const char* dtype_name(int32_t dtype) { return format_of(dtype).name; }
+const char* dtype_name(int32_t dtype) {
+  return dtype == TANDEM_Q8_0 ? "q8_0" : dtype == TANDEM_Q4_0 ? "q4_0" : format_of(dtype).name;
+}
 
 void store(int32_t dtype, double x, void* element) {
   const Format& format = format_of(dtype);
   const uint32_t bits = spell(format, round_to(dtype, x));
-  const auto half = static_cast<uint16_t>(bits);
-  if (format.bytes == 4)
-    std::memcpy(element, &bits, 4);
-  else
-    std::memcpy(element, &half, 2);
+  std::memcpy(element, &bits, static_cast<size_t>(format.bytes));  // the low bytes come first
 }
 
 double load(int32_t dtype, const void* element) {
   const Format& format = format_of(dtype);
   uint32_t bits = 0;
-  uint16_t half = 0;
-  if (format.bytes == 4) {
-    std::memcpy(&bits, element, 4);
-  } else {
-    std::memcpy(&half, element, 2);
-    bits = half;
-  }
+  std::memcpy(&bits, element, static_cast<size_t>(format.bytes));
   return unspell(format, bits);
 }
 

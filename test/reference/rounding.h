@@ -8,9 +8,9 @@
 
 namespace reference {
 
-// Nearest number of the type, ties to even; overflow gives infinity, NaN stays NaN.
+// Nearest number of the type, ties to even; overflow gives infinity (e4m3 has none: NaN), NaN stays NaN.
 double round_to(int32_t dtype, double x);
-// Spacing of 1.0.
+// Spacing of 1.0. Of a type with groups (reference/stored_row.h): that of f32, in which its values are exact.
 double epsilon(int32_t dtype);
 int64_t element_bytes(int32_t dtype);
 const char* dtype_name(int32_t dtype);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "reference/rounding.h"
+#include "reference/stored_row.h"
 
 namespace reference {
 
@@ -45,13 +45,25 @@ void SequenceModel::grow_positions() {
     positions_.push_back(positions_.empty() ? 0 : positions_.back() + 1);
 }
 
+namespace {
+
+// n elements, in rows of head_dim, as they read back.
+void push_rounded(int32_t dtype, int64_t head_dim, const double* x, int64_t n, std::vector<float>* out) {
+  std::vector<double> row(static_cast<size_t>(head_dim));
+  for (int64_t first = 0; first < n; first += head_dim) {
+    std::copy_n(x + first, head_dim, row.begin());
+    round_row(dtype, row.data(), head_dim);
+    out->insert(out->end(), row.begin(), row.end());
+  }
+}
+
+}  // namespace
+
 void SequenceModel::push_rows(size_t layer, int64_t n_tokens, const double* k, const double* v) {
   const RefLayer& geometry = (*layers_)[layer];
   Rows& rows = rows_[layer];
-  for (int64_t i = 0; i < n_tokens * k_row(layer); ++i)
-    rows.k.push_back(static_cast<float>(round_to(geometry.k_type, k[i])));
-  for (int64_t i = 0; i < n_tokens * v_row(layer); ++i)
-    rows.v.push_back(static_cast<float>(round_to(geometry.v_type, v[i])));
+  push_rounded(geometry.k_type, geometry.k_head_dim, k, n_tokens * k_row(layer), &rows.k);
+  push_rounded(geometry.v_type, geometry.v_head_dim, v, n_tokens * v_row(layer), &rows.v);
 }
 
 void SequenceModel::append(size_t layer, int64_t n_tokens, const double* k, const double* v) {

@@ -128,18 +128,32 @@ std::string row_name(const Row& row) {
               static_cast<long long>(row.token), static_cast<long long>(row.q_head));
 }
 
+// Spacing of 1.0; of types whose values are exact in f32, codes times a scale, that of f32.
+double epsilon_of(int32_t kv_type) {
+  switch (kv_type) {
+    case TANDEM_F16:
+      return 0x1p-10;
+    case TANDEM_BF16:
+      return 0x1p-7;
+    case TANDEM_E4M3:
+      return 0x1p-3;
+    default:
+      return 0x1p-23;
+  }
+}
+
 std::string gate(const BenchOptions& options, int32_t kv_type, const std::vector<Row>& rows) {
   double plain_error = 0;
   for (const Row& row : rows)
     for (size_t d = 0; d < row.o.size(); ++d)
       plain_error = std::max(plain_error, std::abs(static_cast<double>(row.plain_o[d]) - row.true_o[d]));
-  const double eps = kv_type == TANDEM_F32 ? 0x1p-23 : kv_type == TANDEM_F16 ? 0x1p-10 : 0x1p-7;
+  const double eps = epsilon_of(kv_type);
   for (const Row& row : rows) {
     const double true_lse = row.true_max + std::log(row.true_sum);
     if (row.true_sum == 0 ? row.lse != -std::numeric_limits<float>::infinity()
                           : !(std::abs(static_cast<double>(row.lse) - true_lse) <= 1e-5 * (1 + std::abs(true_lse))))
       return text("failed: lse %.9g should be %.9g (%s)", static_cast<double>(row.lse), true_lse, row_name(row).c_str());
-    const double logit_growth = kv_type == TANDEM_F32 ? std::max(1.0, row.largest_logit) : 1.0;
+    const double logit_growth = eps == 0x1p-23 ? std::max(1.0, row.largest_logit) : 1.0;
     for (size_t d = 0; d < row.o.size(); ++d) {
       const double rounding = output_rounding(options.io_type, row.true_o[d]);
       const double bound = std::min(2 * plain_error + 1e-5, 4 * eps * logit_growth * row.mass[d]) + rounding;

@@ -25,7 +25,8 @@ struct Samples {
 bool grows(const BenchOptions& options) { return options.mode == Mode::kDecode; }
 
 int64_t token_kv_bytes(const BenchOptions& options, int32_t kv_type) {
-  return options.n_kv_heads * (options.head_dim + options.v_head_dim) * dtype_bytes(kv_type);
+  return options.n_kv_heads * (tandem_dtype_row_bytes(kv_type, static_cast<int32_t>(options.head_dim)) +
+                               tandem_dtype_row_bytes(kv_type, static_cast<int32_t>(options.v_head_dim)));
 }
 
 // Keys of a sequence that every call reads, at least: what a policy selects beyond that is not known beforehand.

@@ -109,7 +109,7 @@ void Workload::make_inputs() {
   q_f32_.resize(static_cast<size_t>(n_tokens * row_elements));
   fill_normal(shared.data(), row_elements, 3);
   fill_normal(q_f32_.data(), n_tokens * row_elements, 4);
-  q_ = {row_elements, std::vector<uint8_t>(q_f32_.size() * static_cast<size_t>(dtype_bytes(options_.io_type)))};
+  q_ = {row_elements, std::vector<uint8_t>(q_f32_.size() * static_cast<size_t>(float_bytes(options_.io_type)))};
   const float own = std::sqrt(1.0f - kSharedDirection * kSharedDirection);
   for (int64_t i = 0; i < n_tokens * row_elements; ++i) {
     float& q = q_f32_[static_cast<size_t>(i)];
@@ -123,14 +123,14 @@ void Workload::make_inputs() {
     }
   }
   const int64_t o_elements = options_.n_q_heads * options_.v_head_dim;
-  o_ = {o_elements, std::vector<uint8_t>(static_cast<size_t>(n_tokens * o_elements * dtype_bytes(options_.io_type)))};
+  o_ = {o_elements, std::vector<uint8_t>(static_cast<size_t>(n_tokens * o_elements * float_bytes(options_.io_type)))};
   lse_.resize(static_cast<size_t>(n_tokens * options_.n_q_heads));
 }
 
 Workload::Rows Workload::random_rows(int64_t n_rows, int64_t row_elements, uint64_t seed) const {
   std::vector<float> values(static_cast<size_t>(n_rows * row_elements));
   fill_normal(values.data(), n_rows * row_elements, seed);
-  Rows rows{row_elements, std::vector<uint8_t>(values.size() * static_cast<size_t>(dtype_bytes(options_.io_type)))};
+  Rows rows{row_elements, std::vector<uint8_t>(values.size() * static_cast<size_t>(float_bytes(options_.io_type)))};
   if (options_.io_type == TANDEM_F32) {
     std::memcpy(rows.bytes.data(), values.data(), rows.bytes.size());
     return rows;
@@ -147,7 +147,7 @@ tandem_tensor Workload::tensor(Rows* rows, int64_t first_row, int64_t n_rows, in
   const int64_t shape[3] = {n_rows, n_heads, rows->row_elements / n_heads};
   tandem_tensor view = {};
   tandem_tensor_init(&view, options_.io_type,
-                     rows->bytes.data() + first_row * rows->row_elements * dtype_bytes(options_.io_type), 3, shape, nullptr);
+                     rows->bytes.data() + first_row * rows->row_elements * float_bytes(options_.io_type), 3, shape, nullptr);
   return view;
 }
 

@@ -111,7 +111,11 @@ std::vector<Choice> library_choices(const char* (*name)(int32_t idx)) {
 }
 
 const std::vector<Choice>& dtype_choices() {
-  static const std::vector<Choice> choices = {{"f32", TANDEM_F32}, {"f16", TANDEM_F16}, {"bf16", TANDEM_BF16}};
+  static const std::vector<Choice> choices = [] {
+    std::vector<Choice> all;
+    for (int32_t dtype = 1; const char* name = tandem_dtype_name(dtype); ++dtype) all.push_back({name, dtype});
+    return all;
+  }();
   return choices;
 }
 
@@ -121,7 +125,7 @@ const char* dtype_name(int32_t dtype) {
   return "?";
 }
 
-int64_t dtype_bytes(int32_t dtype) { return dtype == TANDEM_F32 ? 4 : 2; }
+int64_t float_bytes(int32_t dtype) { return dtype == TANDEM_F32 ? 4 : 2; }
 
 Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv, std::vector<std::string>* given) {
   for (int i = 0; i < argc; ++i) {

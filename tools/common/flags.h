@@ -43,7 +43,7 @@ std::vector<Choice> library_choices(const char* (*name)(int32_t idx));
 // TANDEM_F32, ... and the names of DESIGN.md.
 const std::vector<Choice>& dtype_choices();
 const char* dtype_name(int32_t dtype);
-int64_t dtype_bytes(int32_t dtype);
+int64_t float_bytes(int32_t dtype);  // f32, f16, bf16
 
 // Takes "--name value" and "--name=value"; everything else is refused. given (may be NULL): the names that were there.
 Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv,

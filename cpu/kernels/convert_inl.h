@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+// Rows of every storage type from and to f32.
+//
+// Types with groups are rounded in f32, as ggml's reference does, so that the same numbers give the same codes:
+//
+//   q8_0   d = max |x| / 127                            code = x (1 / d), to nearest, halves away from zero
+//   q4_0   d = x_m / -8, x_m the first of largest |x|   code = min(15, trunc(x (1 / d) + 8.5))
+//
+// with 0 for 1 / d where that would overflow, and d stored as f16. A group that is not finite, or whose d is none in f16,
+// gets d = NaN.
+#pragma once
+
+#include <float.h>
+#include <math.h>
+
+#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/stored_inl.h"
+#include "lib/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+// n f16 scales, any alignment, to f32.
+HWY_INLINE void widen_scales(const void* from, int64_t n, float* to) {
+  const F32 d;
+  constexpr int64_t kStep = HWY_MAX_BYTES / sizeof(float);
+  const auto* bytes = static_cast<const uint8_t*>(from);
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) hn::StoreU(StoredF16::load(d, bytes, static_cast<size_t>(i)), d, to + i);
+  if (i == n) return;
+  uint16_t tail[kStep] = {};
+  float wide[kStep];
+  memcpy(tail, bytes + 2 * i, static_cast<size_t>(n - i) * sizeof(uint16_t));
+  hn::StoreU(StoredF16::load(d, reinterpret_cast<const uint8_t*>(tail), 0), d, wide);
+  memcpy(to + i, wide, static_cast<size_t>(n - i) * sizeof(float));
+}
+
+// Codes times scales, one for each group. n: a multiple of 16.
+template <class Stored>
+HWY_INLINE void scaled_to_f32(const uint8_t* codes, const float* scales, float* to, int64_t n) {
+  const F32 d;
+  constexpr int64_t kStep = HWY_MAX_BYTES / sizeof(float);
+  for (int64_t i = 0; i < n; i += kStep)
+    hn::StoreU(hn::Mul(Stored::load(d, codes, static_cast<size_t>(i)), hn::Set(d, scales[i / Stored::kGroup])), d, to + i);
+}
+
+template <class Stored>
+HWY_INLINE void plain_to_f32(const uint8_t* from, float* to, int64_t n) {
+  const F32 d;
+  constexpr int64_t kStep = HWY_MAX_BYTES / sizeof(float);
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) hn::StoreU(Stored::load(d, from, static_cast<size_t>(i)), d, to + i);
+  if (i == n) return;
+  using Element = typename Stored::Element;
+  Element tail[HWY_MAX_BYTES / 4] = {};
+  float wide[HWY_MAX_BYTES / 4];
+  memcpy(tail, from + static_cast<size_t>(i) * sizeof(Element), static_cast<size_t>(n - i) * sizeof(Element));
+  hn::StoreU(Stored::load(d, reinterpret_cast<const uint8_t*>(tail), 0), d, wide);
+  memcpy(to + i, wide, static_cast<size_t>(n - i) * sizeof(float));
+}
+
+template <class Stored>
+void row_to_f32(const uint8_t* codes, const float* scales, float* to, int64_t n) {
+  if constexpr (Stored::kGroup > 0)
+    scaled_to_f32<Stored>(codes, scales, to, n);
+  else
+    plain_to_f32<Stored>(codes, to, n);
+}
+
+template <class Stored>
+HWY_INLINE void plain_from_f32(const float* from, uint8_t* to, int64_t n) {
+  const F32 d;
+  constexpr int64_t kStep = HWY_MAX_BYTES / sizeof(float);
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) Stored::store(d, hn::LoadU(d, from + i), to, static_cast<size_t>(i));
+  if (i == n) return;
+  using Element = typename Stored::Element;
+  Element tail[HWY_MAX_BYTES / 4];
+  float wide[HWY_MAX_BYTES / 4] = {};
+  memcpy(wide, from + i, static_cast<size_t>(n - i) * sizeof(float));
+  Stored::store(d, hn::LoadU(d, wide), reinterpret_cast<uint8_t*>(tail), 0);
+  memcpy(to + static_cast<size_t>(i) * sizeof(Element), tail, static_cast<size_t>(n - i) * sizeof(Element));
+}
+
+// What the types with groups differ in.
+template <class Stored>
+struct Quantiser;
+
+template <>
+struct Quantiser<StoredQ8_0> {
+  static float scale(const float*, int64_t, float largest) { return largest / 127.0f; }
+  static void put(const float* x, int64_t n, float inverse, uint8_t* codes) {
+    for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(static_cast<int8_t>(roundf(x[i] * inverse)));
+  }
+};
+
+template <>
+struct Quantiser<StoredQ4_0> {
+  static float scale(const float* x, int64_t n, float largest) {
+    for (int64_t i = 0; i < n && largest > 0.0f; ++i)
+      if (fabsf(x[i]) == largest) return x[i] / -8.0f;
+    return -0.0f;
+  }
+  static void put(const float* x, int64_t n, float inverse, uint8_t* codes) {
+    const auto code = [&](int64_t i) {
+      const int c = static_cast<int>(x[i] * inverse + 8.5f);
+      return c < 15 ? c : 15;
+    };
+    for (int64_t i = 0; i < n; i += 2) codes[i / 2] = static_cast<uint8_t>(code(i) | code(i + 1) << 4);
+  }
+};
+
+// The largest |x|; NaN or infinite where some x is.
+HWY_INLINE float largest_magnitude(const float* x, int64_t n) {
+  float largest = 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float size = fabsf(x[i]);
+    if (!(size <= largest)) largest = size;
+    if (isnan(size)) return size;
+  }
+  return largest;
+}
+
+template <class Stored>
+void quantise_row(const float* from, uint8_t* codes, uint8_t* scales, int64_t n) {
+  const hn::CappedTag<float, 1> d1;
+  for (int64_t i = 0; i < n; i += Stored::kGroup, scales += sizeof(uint16_t)) {
+    const int64_t m = n - i < Stored::kGroup ? n - i : Stored::kGroup;
+    const float largest = largest_magnitude(from + i, m);
+    const float scale = isfinite(largest) ? Quantiser<Stored>::scale(from + i, m, largest) : NAN;
+    const bool fits = fabsf(scale) < 65520.0f;  // beyond, f16 has only infinity
+    StoredF16::store(d1, hn::Set(d1, fits ? scale : NAN), scales, 0);
+    uint8_t* to = codes + i * Stored::kBits / 8;
+    if (fits)
+      Quantiser<Stored>::put(from + i, m, fabsf(scale) >= FLT_MIN ? 1.0f / scale : 0.0f, to);
+    else
+      memset(to, 0, static_cast<size_t>(m * Stored::kBits / 8));
+  }
+}
+
+template <class Stored>
+void row_from_f32(const float* from, uint8_t* codes, uint8_t* scales, int64_t n) {
+  if constexpr (Stored::kGroup > 0)
+    quantise_row<Stored>(from, codes, scales, n);
+  else
+    plain_from_f32<Stored>(from, codes, n);
+}
+
+// scales: f32, one for each group of the row.
+void row_to_f32(int32_t dtype, const uint8_t* codes, const float* scales, float* to, int64_t n) {
+  switch (dtype) {
+#define TANDEM_CASE(dtype_value, Stored) \
+  case dtype_value:                      \
+    return row_to_f32<Stored>(codes, scales, to, n);
+    TANDEM_STORED_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+  }
+}
+
+void to_f32(int32_t dtype, const void* codes, const void* scales, float* to, int64_t n) {
+  float wide[kMaxScales + HWY_MAX_BYTES / sizeof(float)];
+  if (scales != nullptr) widen_scales(scales, n_scales(dtype, n), wide);
+  row_to_f32(dtype, static_cast<const uint8_t*>(codes), wide, to, n);
+}
+
+void from_f32(int32_t dtype, const float* from, void* to, void* scales, int64_t n) {
+  auto *codes = static_cast<uint8_t*>(to), *f16 = static_cast<uint8_t*>(scales);
+  switch (dtype) {
+#define TANDEM_CASE(dtype_value, Stored) \
+  case dtype_value:                      \
+    return row_from_f32<Stored>(from, codes, f16, n);
+    TANDEM_STORED_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();

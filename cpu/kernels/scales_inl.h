@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+// Scales of a block's keys, for storage types that have them: widened to f32 once, for all rows of the span.
+#pragma once
+
+#include "cpu/kernels/convert_inl.h"
+#include "cpu/kernels/key_block_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+struct ScaleCounts {
+  int64_t k, v;
+};
+HWY_INLINE ScaleCounts scale_counts(const Layer& layer) {
+  return {n_scales(layer.k_type, layer.k_head_dim), n_scales(layer.v_type, layer.v_head_dim)};
+}
+
+// Rows of `stride` scales to a row of kBlockKeys for each of the first n_scales. Reads and writes whole vectors of keys.
+inline void transpose_scales(const float* from, int64_t stride, int64_t n, int64_t n_scales, float* to) {
+  const F32 d;
+  Vec part[4];
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const float* rows = from + j * stride;
+    if (stride == 4)
+      hn::LoadInterleaved4(d, rows, part[0], part[1], part[2], part[3]);
+    else if (stride == 3)
+      hn::LoadInterleaved3(d, rows, part[0], part[1], part[2]);
+    else if (stride == 2)
+      hn::LoadInterleaved2(d, rows, part[0], part[1]);
+    if (stride <= 4) {
+      for (int64_t g = 0; g < n_scales; ++g) hn::StoreU(part[g], d, to + g * kBlockKeys + j);
+      continue;
+    }
+    for (int64_t i = 0; i < int64_t{kLanes}; ++i)
+      for (int64_t g = 0; g < n_scales; ++g) to[g * kBlockKeys + j + i] = rows[i * stride + g];
+  }
+}
+
+// Of the stream's block, [n][n_scales] in f32.
+inline void widen_block(const KeyStream& s, bool of_v, int64_t n_scales, float* to) {
+  const KvRun* run = s.block_run;
+  int64_t offset = s.block_offset;
+  for (int64_t at = 0; at < s.n; ++run, offset = 0) {
+    const int64_t n = run->n_tokens - offset < s.n - at ? run->n_tokens - offset : s.n - at;
+    const auto* f16 = static_cast<const uint16_t*>(of_v ? run->v_scales : run->k_scales);
+    if (n > 0) widen_scales(f16 + offset * n_scales, n * n_scales, to + at * n_scales);
+    at += n;
+  }
+}
+
+// Those of the stream's block. Where V aliases K its scales are the first of K's.
+inline void load_scales(const KeyStream& s, const Layer& layer, ScaleBlock& scales) {
+  const ScaleCounts counts = scale_counts(layer);
+  if (counts.k > 0) widen_block(s, false, counts.k, scales.k);
+  if (counts.v == 0) return;
+  if (layer.v_aliases_k) return transpose_scales(scales.k, counts.k, s.n, counts.v, scales.v);
+  HWY_ALIGN float rows[kBlockKeys * kMaxScales];
+  widen_block(s, true, counts.v, rows);
+  transpose_scales(rows, counts.v, s.n, counts.v, scales.v);
+}
+
+// Gives a view the scales of its keys; those of picked ones go to `picked`.
+inline void attach_scales(const ScaleBlock& scales, const Layer& layer, View& view, ScaleBlock& picked) {
+  const ScaleCounts counts = scale_counts(layer);
+  view.keys.n_k_scales = counts.k;
+  view.keys.k_scales = scales.k;
+  view.keys.v_scales = scales.v;
+  if (view.picked == nullptr || counts.k + counts.v == 0) return;
+  for (int64_t j = 0; j < view.keys.n; ++j) {
+    const int64_t from = view.picked[j];
+    for (int64_t g = 0; g < counts.k; ++g) picked.k[j * counts.k + g] = scales.k[from * counts.k + g];
+    for (int64_t g = 0; g < counts.v; ++g) picked.v[g * kBlockKeys + j] = scales.v[g * kBlockKeys + from];
+  }
+  view.keys.k_scales = picked.k;
+  view.keys.v_scales = picked.v;
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();
