@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "cpu/matrix_unit.h"
 #include "hwy/targets.h"
 
 namespace tandem::cpu {
@@ -27,7 +28,10 @@ const KernelTable* isa_table(int32_t idx) {
   return idx >= 0 && static_cast<size_t>(idx) < std::size(kTables) ? kTables[idx] : nullptr;
 }
 
-bool isa_available(const KernelTable& table) { return (hwy::SupportedTargets() & table.target) != 0; }
+bool isa_available(const KernelTable& table) {
+  if ((table.target & kMatrixUnit) != 0 && !have_matrix_unit()) return false;
+  return (hwy::SupportedTargets() & table.target & ~kMatrixUnit) != 0;
+}
 
 Status choose_isa(const char* name, const KernelTable** table) {
   const char* field = name != nullptr ? "cpu_isa" : "TANDEM_CPU_ISA";

@@ -136,7 +136,8 @@ class MatmulAttendImpl final : public MatmulAttend {
 }  // namespace
 
 Status MatmulAttend::create(const KernelTable& kernels, std::unique_ptr<MatmulAttend>* attend) {
-  const SoftmaxTileKernels* tile_kernels = softmax_tile_kernels(kernels.name);
+  const bool best = (kernels.target & kMatrixUnit) != 0;  // which those who have it have
+  const SoftmaxTileKernels* tile_kernels = softmax_tile_kernels(best ? nullptr : kernels.name);
   if (tile_kernels == nullptr)
     return fail(TANDEM_ERROR_NOT_FOUND, "cpu_isa", "cpu_isa = \"%s\" is unknown or not on this processor", kernels.name);
   *attend = std::make_unique<MatmulAttendImpl>(kernels, *tile_kernels);

@@ -10,6 +10,11 @@
 #include <math.h>
 
 #include "cpu/kernels/rotate_inl.h"
+#if defined(TANDEM_KERNELS_amx)
+#include "cpu/kernels/amx_inl.h"
+#else
+#include "cpu/kernels/no_amx_inl.h"
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::cpu {
@@ -93,19 +98,29 @@ HWY_INLINE int64_t block_len(const Layer& layer, int64_t n_rotated_floats) {
   return n;
 }
 
+// A span, and whether the matrix unit multiplies its q and K.
+struct SpanOf : Span {
+  bool by_tiles;
+};
+
 // One view of a block: updates m, sum and o of its rows. r counts rows of the span.
-inline void attend_view(const Span& span, const View& view, int64_t key_at, Prefetcher v_ahead, SpanScratch& s) {
+inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Prefetcher v_ahead, SpanScratch& s) {
   const AttendJob& job = *span.job;
   const Layer& layer = *job.layer;
   const int64_t n_rows = view.row_end - view.row_begin, first = view.row_begin - span.row_begin;
   const auto k_dim = static_cast<size_t>(layer.k_head_dim), v_dim = static_cast<size_t>(layer.v_head_dim);
   const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
   if (s.packed_begin != view.row_begin || s.packed_end != view.row_end) {
-    pack_rows_of(k_type, job.q + static_cast<size_t>(view.row_begin) * k_dim, n_rows, k_dim, layer.sm_scale, s.q);
+    const float* q = job.q + static_cast<size_t>(view.row_begin) * k_dim;
+    pack_rows_of(k_type, q, n_rows, k_dim, layer.sm_scale, s.q);
+    if (span.by_tiles) pack_tiles(q, n_rows, layer.k_head_dim, layer.sm_scale, s.tiles);
     s.packed_begin = view.row_begin;
     s.packed_end = view.row_end;
   }
-  dots_of(k_type, s.q, n_rows, k_dim, view.keys, s.logits);
+  if (span.by_tiles)
+    dots_by_tiles(s.tiles, s.q, n_rows, layer.k_head_dim, view.keys, s.logits);
+  else
+    dots_of(k_type, s.q, n_rows, k_dim, view.keys, s.logits);
   for (int64_t i = 0; i < n_rows; ++i) {
     const int64_t r = first + i;
     float* logits = s.logits + i * kBlockKeys;
@@ -152,7 +167,7 @@ inline void finish_span(const Span& span, SpanScratch& s) {
   }
 }
 
-void attend_span(const Span& span, SpanScratch& s) {
+inline void attend_blocks(const SpanOf& span, SpanScratch& s) {
   const AttendJob& job = *span.job;
   const Layer& layer = *job.layer;
   const int64_t n_rows = span.row_end - span.row_begin;
@@ -163,7 +178,7 @@ void attend_span(const Span& span, SpanScratch& s) {
     s.ones[r] = 1.0f;
   }
   s.packed_begin = s.packed_end = -1;
-  s.target = HWY_TARGET;
+  s.target = kTarget;
 
   BlockLoop loop;
   open_block_loop(loop, layer);
@@ -193,6 +208,13 @@ void attend_span(const Span& span, SpanScratch& s) {
     }
   }
   finish_span(span, s);
+}
+
+void attend_span(const Span& span, SpanScratch& s) {
+  const SpanOf own{span, takes_tiles(*span.job->layer)};
+  if (own.by_tiles) open_tiles();
+  attend_blocks(own, s);
+  if (own.by_tiles) close_tiles();
 }
 
 }  // namespace

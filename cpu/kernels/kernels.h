@@ -16,6 +16,7 @@ inline constexpr int32_t kMaxAhead = 128;   // rows of K and V prefetched ahead
 inline constexpr int32_t kSpanRows = 64;    // query rows per pass over K and V
 inline constexpr int32_t kMaxHeadDim = 256;
 inline constexpr int32_t kMaxScales = kMaxHeadDim / 32;  // of a row
+inline constexpr int32_t kMaxTileDim = 128;  // head_dim of K for the matrix unit
 inline constexpr int32_t kRotatedFloats = 64 * kMaxHeadDim;
 
 // A key of a job by its run: the offset-th of runs[run_idx].
@@ -42,7 +43,8 @@ struct alignas(64) SpanScratch {
   float rescale[kSpanRows];  // of what o and sum hold already
   float ones[kSpanRows];
   ScaleBlock scales, seen_scales;
-  int64_t target;  // the Highway target of the kernel that used it last
+  alignas(64) uint32_t tiles[kSpanRows * kMaxTileDim * 2];  // q once more, as the matrix unit reads it
+  int64_t target;  // KernelTable::target of the kernel that used it last
 };
 
 // Rows [row_begin, row_end) of a job, at most kSpanRows, over keys [key_begin, key_end).
@@ -71,9 +73,11 @@ struct PartialStates {
   int32_t head_dim = 0;
 };
 
+inline constexpr int64_t kMatrixUnit = 1;  // no target of Highway
+
 struct KernelTable {
   const char* name;
-  int64_t target;  // HWY_AVX2, ...
+  int64_t target;  // HWY_AVX2, ..., and kMatrixUnit where it is used
   void (*attend_span)(const Span& span, SpanScratch& scratch);
   // Joins the parts in their order: o [n_rows, head_dim], lse [n_rows].
   void (*combine)(const PartialStates& states, float* o, float* lse);

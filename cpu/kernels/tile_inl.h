@@ -247,8 +247,9 @@ HWY_INLINE int64_t weight_at(int64_t r, int64_t j, size_t at) {
 template <class Stored, int kRows, int kVecs, bool kPrefetch>
 HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, size_t at, size_t dim, float* HWY_RESTRICT o,
                               const float* HWY_RESTRICT rescale, Prefetcher& ahead) {
-  constexpr int64_t kStep = 4;                                                // keys
   constexpr int64_t kKeyBytes = kVecs * int64_t{kLanes} * Stored::kBits / 8;  // of V, that a key's turn reads
+  constexpr int64_t kStep = kKeyBytes < 16 ? 64 / kKeyBytes : 4;              // keys
+  constexpr int64_t kStepLines = kStep * kKeyBytes / int64_t{kLine};
   const F32 d;
   Vec sum[kRows][kVecs];
 #pragma GCC unroll 4
@@ -258,7 +259,6 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
 
   const Row* v = keys.v;
   Prefetcher next = ahead;
-  int64_t due = 0;  // bytes read and not yet prefetched elsewhere
   const auto add_key = [&](int64_t j) HWY_ATTR {
     Vec value[kVecs];
 #pragma GCC unroll 4
@@ -274,11 +274,15 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
     }
   };
   int64_t j = 0;
+  const int64_t first_fetching = keys.n / kExpShare;  // the lines before were prefetched while the weights were computed
   for (; j + kStep <= keys.n; j += kStep) {
+    const bool fetches = kPrefetch && j >= first_fetching;
 #pragma GCC unroll 4
     for (int64_t i = 0; i < kStep; ++i) {
       add_key(j + i);
-      if (kPrefetch) prefetch_due(next, due, kKeyBytes - kKeyBytes / kExpShare);
+      if (fetches)
+        for (int64_t l = i * kStepLines / kStep; l < (i + 1) * kStepLines / kStep; ++l)
+          prefetch_next(next, kStepLines % kStreams == 0 ? l % kStreams : next.stream++ % kStreams);
     }
   }
   for (; j < keys.n; ++j) add_key(j);

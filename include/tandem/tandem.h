@@ -150,7 +150,7 @@ typedef void (*tandem_free_fn)(void *data, size_t bytes, void *user);
 typedef struct tandem_engine_options {
   uint32_t struct_size;
   int32_t n_threads;         /* CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide */
-  const char *cpu_isa;       /* "avx3_dl", "avx3", "avx2", "sse4", ...: exactly this one; NULL: $TANDEM_CPU_ISA, else the best */
+  const char *cpu_isa;       /* "amx", "avx3_dl", "avx3", "avx2", ...: exactly this one; NULL: $TANDEM_CPU_ISA, else the best */
   const char *backend;       /* device backend, must load; NULL: none, the CPU does every part */
   const char *backend_path;  /* file of that backend; NULL: beside libtandem */
   tandem_alloc_fn alloc;     /* host memory of caches and sessions; NULL: huge-page-friendly mappings */

@@ -305,7 +305,9 @@ const cpu::KernelTable& kernels_of(const char* isa) {
   const cpu::KernelTable* best = nullptr;
   if (!cpu::choose_isa(nullptr, &best).ok()) std::abort();
   tables.push_back(*best);
-  if (isa != nullptr) tables.back().name = isa;
+  if (isa == nullptr) return tables.back();
+  tables.back().name = isa;
+  tables.back().target &= ~cpu::kMatrixUnit;
   return tables.back();
 }
 

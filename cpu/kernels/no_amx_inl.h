@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// What cpu/kernels/amx_inl.h offers, where there is no matrix unit: nothing takes tiles.
+#pragma once
+
+#include "cpu/kernels/tile_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+inline constexpr int64_t kTarget = HWY_TARGET;
+
+constexpr bool takes_tiles(const Layer&) { return false; }
+HWY_INLINE void open_tiles() {}
+HWY_INLINE void close_tiles() {}
+HWY_INLINE void pack_tiles(const float*, int64_t, int64_t, float, uint32_t*) {}
+HWY_INLINE void dots_by_tiles(const uint32_t*, const float*, int64_t, int64_t, const KeyList&, float*) {}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();
