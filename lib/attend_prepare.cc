@@ -169,6 +169,12 @@ void AttendCall::choose_keys(SequenceCall& call) {
     for (const HeadSelection& head : call.state->heads) call.n_selected += head.n_tokens;
   }
   call.has_host = call.host_end > call.host_begin || call.n_selected > 0;
+  call.first_job_key = call.resident_begin;
+  // One processor has both parts, and they are one range: one job, and nothing to merge.
+  if (host == HostKeys::kAll) {
+    call.first_job_key = call.host_begin;
+    call.has_host = false;
+  }
   call.observes = policy_.keeps_maw && !call.is_append && !args_.speculative;
 }
 
@@ -189,6 +195,7 @@ void AttendCall::choose_streaming(SequenceCall& call) {
   call.resident_begin = apart || layer_.sliding_window > 0 ? least : 0;
   call.host_end = apart ? call.visibility.sink_end : 0;
   call.has_host = call.host_end > 0;
+  call.first_job_key = call.resident_begin;
 }
 
 // Room for what the refresh after this call will need.
@@ -284,7 +291,7 @@ void AttendCall::add_selected_runs(const SequenceCall& call, int32_t kv_head) {
 // Jobs point into vectors that still grow: indices now, pointers in finish_jobs().
 void AttendCall::add_jobs(const SequenceCall& call) {
   const int32_t n_nodes = cpu_.table->n_nodes(cpu_.self);
-  find_spans(call, call.resident_begin, call.length, &scratch_.spans);
+  find_spans(call, call.first_job_key, call.length, &scratch_.spans);
   find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     AttendJob job;

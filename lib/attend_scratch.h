@@ -25,6 +25,7 @@ struct SequenceCall {
   bool observes = false;       // a decode query whose weights go into the MAW
   int64_t dense_begin = 0;     // keys [dense_begin, length) are what policy "all" would attend
   int64_t resident_begin = 0;  // keys [resident_begin, length)
+  int64_t first_job_key = 0;   // of the resident part's job: before resident_begin where it does the host part as well
   int64_t host_begin = 0;      // keys [host_begin, host_end), and the selected ones
   int64_t host_end = 0;
   int64_t n_selected = 0;  // over all KV heads

@@ -156,8 +156,9 @@ HWY_INLINE void multiply_tiles(const uint8_t* k, int64_t stride, Prefetcher& ahe
 
 // logits of n keys, a multiple of 16 that is one matrix, for up to 4 rows.
 template <int kSteps>
-inline void dot_matrix(const uint32_t* tiles, int64_t n_rows, const uint8_t* k, int64_t stride, int64_t n, Prefetcher& ahead,
+inline void dot_matrix(const uint32_t* tiles, int64_t n_rows, const uint8_t* k, int64_t n, Prefetcher& ahead,
                        float* logits) {
+  constexpr int64_t stride = kSteps * kTileDims * 2;
   alignas(64) float sums[2][kTileFloats];
   TANDEM_TILE_LOAD(4, tiles, int64_t{64});
   TANDEM_TILE_LOAD(5, tiles + kTileFloats, int64_t{64});
@@ -179,12 +180,11 @@ HWY_INLINE int64_t matrix_keys(const Row* k, int64_t n, int64_t stride) {
 }
 
 template <int kSteps>
-void dot_rows_by_tiles(const uint32_t* tiles, int64_t n_rows, const KeyList& keys, int64_t j, int64_t n, Prefetcher& ahead,
-                       float* logits) {
+void dot_rows_by_tiles(const uint32_t* tiles, int64_t n_rows, const KeyList& keys, Prefetcher& ahead, float* logits) {
   Prefetcher none;
   for (int64_t r = 0; r < n_rows; r += kTileRowsAmx)
-    dot_matrix<kSteps>(tiles + r / kTileRowsAmx * kSteps * kTileFloats, n_rows - r, keys.k[j], kSteps * 64, n,
-                       r == 0 ? ahead : none, logits + r * kBlockKeys + j);
+    dot_matrix<kSteps>(tiles + r / kTileRowsAmx * kSteps * kTileFloats, n_rows - r, keys.k[0], keys.n, r == 0 ? ahead : none,
+                       logits + r * kBlockKeys);
 }
 
 // As dots(), for bf16. q: packed both ways.
@@ -194,19 +194,19 @@ inline void dots_by_tiles(const uint32_t* tiles, const float* packed, int64_t n_
   Prefetcher ahead = keys.k_ahead;
   for (int64_t j = 0, n = 0; j < keys.n; j += n) {
     const int64_t most = n_rows > kTileRowsAmx && keys.n - j > kInL1 ? kInL1 : keys.n - j;
-    n = matrix_keys(keys.k + j, most, 2 * dim);
+    KeyList part = keys;
+    part.k += j;
+    part.n = n = matrix_keys(part.k, most, 2 * dim);
     if (n == 0) {
-      KeyList rest = keys;
-      rest.k += j;
-      rest.k_ahead = {};
-      rest.n = n = keys.n - j < kTileKeysAmx ? keys.n - j : kTileKeysAmx;
-      dots<StoredBf16>(packed, n_rows, static_cast<size_t>(dim), rest, logits + j);
+      part.k_ahead = {};
+      part.n = n = keys.n - j < kTileKeysAmx ? keys.n - j : kTileKeysAmx;
+      dots<StoredBf16>(packed, n_rows, static_cast<size_t>(dim), part, logits + j);
     } else if (dim == 64) {
-      dot_rows_by_tiles<2>(tiles, n_rows, keys, j, n, ahead, logits);
+      dot_rows_by_tiles<2>(tiles, n_rows, part, ahead, logits + j);
     } else if (dim == 96) {
-      dot_rows_by_tiles<3>(tiles, n_rows, keys, j, n, ahead, logits);
+      dot_rows_by_tiles<3>(tiles, n_rows, part, ahead, logits + j);
     } else {
-      dot_rows_by_tiles<4>(tiles, n_rows, keys, j, n, ahead, logits);
+      dot_rows_by_tiles<4>(tiles, n_rows, part, ahead, logits + j);
     }
   }
 }
