@@ -33,6 +33,8 @@ bool isa_available(const KernelTable& table) {
   return (hwy::SupportedTargets() & table.target & ~kMatrixUnit) != 0;
 }
 
+bool enable_isa(const KernelTable& table) { return (table.target & kMatrixUnit) == 0 || request_matrix_unit(); }
+
 Status choose_isa(const char* name, const KernelTable** table) {
   const char* field = name != nullptr ? "cpu_isa" : "TANDEM_CPU_ISA";
   if (name == nullptr) name = std::getenv(field);
@@ -41,8 +43,13 @@ Status choose_isa(const char* name, const KernelTable** table) {
   for (const KernelTable* candidate : kTables) {
     if (!isa_available(*candidate)) continue;
     if (any || std::strcmp(name, candidate->name) == 0) {
-      *table = candidate;
-      return {};
+      if (enable_isa(*candidate)) {
+        *table = candidate;
+        return {};
+      }
+      if (!any)
+        return fail(TANDEM_ERROR_NOT_FOUND, field, "%s = \"%s\" is refused to this process by the operating system", field,
+                    name);
     }
     available += available.empty() ? candidate->name : std::string(", ") + candidate->name;
   }

@@ -13,6 +13,8 @@ namespace tandem::cpu {
 // Table by index, best first; null past the end.
 const KernelTable* isa_table(int32_t idx);
 bool isa_available(const KernelTable& table);
+// Before its kernels are used: asks the operating system for what it wants to be asked for (cpu/matrix_unit.h).
+bool enable_isa(const KernelTable& table);
 // name: exactly this one, or null for $TANDEM_CPU_ISA where that is set, else the best. NOT_FOUND names it and what there
 // is.
 Status choose_isa(const char* name, const KernelTable** table);

@@ -6,19 +6,22 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdint>
+
 namespace tandem::cpu {
 namespace {
 
-// Linux, asm/prctl.h and the layout of XSAVE's state.
-constexpr long kRequestPermission = 0x1023;                   // ARCH_REQ_XCOMP_PERM
-constexpr long kTileData = 18;                                // XFEATURE_XTILE_DATA
-constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;  // CPUID 7.0, EDX
+// Linux: asm/prctl.h, and the places of XSAVE's state components.
+constexpr long kGetSupported = 0x1021, kRequestPermission = 0x1023;  // ARCH_GET_XCOMP_SUPP, ARCH_REQ_XCOMP_PERM
+constexpr long kTileData = 18;                                       // XFEATURE_XTILE_DATA
+constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;         // CPUID 7.0, EDX
 
 bool ask() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  uint64_t supported = 0;
+  return syscall(SYS_arch_prctl, kGetSupported, &supported) == 0 && (supported >> kTileData & 1) != 0;
 }
 
 }  // namespace
@@ -28,12 +31,15 @@ bool have_matrix_unit() {
   return have;
 }
 
+bool request_matrix_unit() { return have_matrix_unit() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0; }
+
 }  // namespace tandem::cpu
 
 #else
 
 namespace tandem::cpu {
 bool have_matrix_unit() { return false; }
+bool request_matrix_unit() { return false; }
 }  // namespace tandem::cpu
 
 #endif

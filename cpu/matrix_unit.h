@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
+// Intel AMX for bf16. Linux lets a process use it on request. From then on every alternate signal stack of the process must
+// hold 8 KiB of tiles more (sigaltstack() refuses smaller ones), so nothing is requested before it is used.
 #pragma once
 
 namespace tandem::cpu {
 
-// Whether this processor has Intel AMX for bf16 and the kernel lets this process use it, which is asked for once: tiles are
-// 8 KiB of state for each thread that touches them.
+// Whether processor and kernel have it. Changes nothing.
 bool have_matrix_unit();
+// Asks for it; once granted it stays. False where it is refused, by a thread with a small signal stack, say.
+bool request_matrix_unit();
 
 }  // namespace tandem::cpu

@@ -38,14 +38,14 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
     Layer& layer = (*layers)[l];
     layer.k_type = options.layer_k_types != nullptr ? options.layer_k_types[l] : k_type;
     layer.v_type = options.layer_v_types != nullptr ? options.layer_v_types[l] : options.v_type == 0 ? layer.k_type : v_type;
-    for (const auto& [name, type] : {std::pair{options.layer_k_types ? "layer_k_types" : "k_type", layer.k_type},
-                                     std::pair{options.layer_v_types ? "layer_v_types" : "v_type", layer.v_type}})
+    const char* k_name = options.layer_k_types != nullptr ? "layer_k_types" : "k_type";
+    const char* v_name = options.layer_v_types != nullptr ? "layer_v_types" : "v_type";
+    for (const auto& [name, type] : {std::pair{k_name, layer.k_type}, std::pair{v_name, layer.v_type}})
       if (find_dtype(type) == nullptr)
         return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %d is not a storage type (layer %zu)", name, type, l);
     if (layer.v_aliases_k && layer.v_type != layer.k_type)
-      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "v_type",
-                  "v_type = %s differs from k_type = %s where V aliases K (layer %zu)", find_dtype(layer.v_type)->name,
-                  find_dtype(layer.k_type)->name, l);
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, v_name, "%s = %s differs from %s = %s where V aliases K (layer %zu)",
+                  v_name, find_dtype(layer.v_type)->name, k_name, find_dtype(layer.k_type)->name, l);
   }
   return {};
 }

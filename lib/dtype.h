@@ -35,7 +35,7 @@ constexpr bool is_tensor_float(int32_t dtype) { return dtype == TANDEM_F32 || dt
 const char* storage_type_names();
 
 // Bytes of one row of head_dim elements, without its scales.
-constexpr int64_t row_bytes(int32_t dtype, int64_t head_dim) { return find_dtype(dtype)->bits * head_dim / 8; }
+constexpr int64_t row_bytes(int32_t dtype, int64_t head_dim) { return (find_dtype(dtype)->bits * head_dim + 7) / 8; }
 
 // Scales of one row, and their bytes.
 constexpr int64_t n_scales(int32_t dtype, int64_t head_dim) {

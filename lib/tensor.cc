@@ -94,7 +94,7 @@ Status check_shape(const tandem_tensor& t, const TensorSpec& spec) {
 // Rows of whole blocks.
 Status check_blocks(const tandem_tensor& t, const char* name, const Unit& unit) {
   const int32_t last = t.n_dims - 1;
-  for (int32_t d = 0; d <= last; ++d) {
+  for (int32_t d = last; d >= 0; --d) {
     const int64_t elements = d == last ? t.shape[d] : t.stride[d];
     if (elements % unit.n_elements != 0)
       return refuse_at(name, d == last ? "shape" : "stride", d, "%lld is not a multiple of %lld, a block of %s",
@@ -108,8 +108,8 @@ Status check_blocks(const tandem_tensor& t, const char* name, const Unit& unit) 
 Status check_strides(const tandem_tensor& t, const char* name, Footprint* footprint) {
   const int32_t last = t.n_dims - 1;
   const Unit unit = unit_of(t.dtype);
-  TANDEM_TRY(check_blocks(t, name, unit));
   const bool empty = std::any_of(t.shape, t.shape + t.n_dims, [](int64_t length) { return length == 0; });
+  if (!empty) TANDEM_TRY(check_blocks(t, name, unit));
   if (t.stride[last] != 1)
     return refuse_at(name, "stride", last, "%lld, must be 1 in the last dimension", static_cast<long long>(t.stride[last]));
   int64_t span = t.shape[last];  // elements, of one slice of dimension d + 1

@@ -11,8 +11,11 @@
 //
 // The sums of 16 keys are sorted while the next 16 are multiplied: stores of a tile are not forwarded to loads.
 //
-// Keys come in 16 rows at one distance, else (run ends, picked keys, what is left behind the last 16) through the vector
-// kernels. A key with an infinite element gives NaN here: its sum meets parts of both signs.
+// 16 keys whose rows are at one distance are read where they lie, others (run ends, picked keys, the last few) are copied
+// together first. An element of C depends on its key and its column alone: the bits are the same either way.
+//
+// The unit takes bf16 numbers below the normal ones, 2^-126, as 0: K's, and parts of q. Where K is infinite, a part of q
+// that is 0 gives NaN.
 #pragma once
 
 #include <immintrin.h>
@@ -187,27 +190,30 @@ void dot_rows_by_tiles(const uint32_t* tiles, int64_t n_rows, const KeyList& key
                        logits + r * kBlockKeys);
 }
 
-// As dots(), for bf16. q: packed both ways.
-inline void dots_by_tiles(const uint32_t* tiles, const float* packed, int64_t n_rows, int64_t dim, const KeyList& keys,
-                          float* logits) {
+// logits[r][j] = q[r] . k[j], q packed by pack_tiles(). Up to 15 entries past the last key are overwritten.
+inline void dots_by_tiles(const uint32_t* tiles, int64_t n_rows, int64_t dim, const KeyList& keys, float* logits) {
   constexpr int64_t kInL1 = 64;  // keys, read again for every 4 rows
+  alignas(64) uint8_t copied[kTileKeysAmx * kMaxTileDim * 2];
   Prefetcher ahead = keys.k_ahead;
-  for (int64_t j = 0, n = 0; j < keys.n; j += n) {
-    const int64_t most = n_rows > kTileRowsAmx && keys.n - j > kInL1 ? kInL1 : keys.n - j;
+  const int64_t row_bytes = 2 * dim;
+  for (int64_t j = 0; j < keys.n;) {
     KeyList part = keys;
     part.k += j;
-    part.n = n = matrix_keys(part.k, most, 2 * dim);
-    if (n == 0) {
-      part.k_ahead = {};
-      part.n = n = keys.n - j < kTileKeysAmx ? keys.n - j : kTileKeysAmx;
-      dots<StoredBf16>(packed, n_rows, static_cast<size_t>(dim), part, logits + j);
-    } else if (dim == 64) {
-      dot_rows_by_tiles<2>(tiles, n_rows, part, ahead, logits + j);
-    } else if (dim == 96) {
-      dot_rows_by_tiles<3>(tiles, n_rows, part, ahead, logits + j);
-    } else {
-      dot_rows_by_tiles<4>(tiles, n_rows, part, ahead, logits + j);
+    part.n = matrix_keys(part.k, n_rows > kTileRowsAmx && keys.n - j > kInL1 ? kInL1 : keys.n - j, row_bytes);
+    const Row first = copied;
+    if (part.n == 0) {
+      for (int64_t i = 0; i < kTileKeysAmx; ++i)
+        memcpy(copied + i * row_bytes, part.k[j + i < keys.n ? i : 0], static_cast<size_t>(row_bytes));
+      part.k = &first;
+      part.n = kTileKeysAmx;
     }
+    if (dim == 64)
+      dot_rows_by_tiles<2>(tiles, n_rows, part, ahead, logits + j);
+    else if (dim == 96)
+      dot_rows_by_tiles<3>(tiles, n_rows, part, ahead, logits + j);
+    else
+      dot_rows_by_tiles<4>(tiles, n_rows, part, ahead, logits + j);
+    j += part.n;
   }
 }
 

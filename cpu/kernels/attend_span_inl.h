@@ -112,13 +112,15 @@ inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Pr
   const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
   if (s.packed_begin != view.row_begin || s.packed_end != view.row_end) {
     const float* q = job.q + static_cast<size_t>(view.row_begin) * k_dim;
-    pack_rows_of(k_type, q, n_rows, k_dim, layer.sm_scale, s.q);
-    if (span.by_tiles) pack_tiles(q, n_rows, layer.k_head_dim, layer.sm_scale, s.tiles);
+    if (span.by_tiles)
+      pack_tiles(q, n_rows, layer.k_head_dim, layer.sm_scale, s.tiles);
+    else
+      pack_rows_of(k_type, q, n_rows, k_dim, layer.sm_scale, s.q);
     s.packed_begin = view.row_begin;
     s.packed_end = view.row_end;
   }
   if (span.by_tiles)
-    dots_by_tiles(s.tiles, s.q, n_rows, layer.k_head_dim, view.keys, s.logits);
+    dots_by_tiles(s.tiles, n_rows, layer.k_head_dim, view.keys, s.logits);
   else
     dots_of(k_type, s.q, n_rows, k_dim, view.keys, s.logits);
   for (int64_t i = 0; i < n_rows; ++i) {

@@ -10,7 +10,6 @@
 // gets d = NaN.
 #pragma once
 
-#include <float.h>
 #include <math.h>
 
 #include "cpu/kernels/kernels.h"
@@ -21,21 +20,6 @@ HWY_BEFORE_NAMESPACE();
 namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
-
-// n f16 scales, any alignment, to f32.
-HWY_INLINE void widen_scales(const void* from, int64_t n, float* to) {
-  const F32 d;
-  constexpr int64_t kStep = HWY_MAX_BYTES / sizeof(float);
-  const auto* bytes = static_cast<const uint8_t*>(from);
-  int64_t i = 0;
-  for (; i + kStep <= n; i += kStep) hn::StoreU(StoredF16::load(d, bytes, static_cast<size_t>(i)), d, to + i);
-  if (i == n) return;
-  uint16_t tail[kStep] = {};
-  float wide[kStep];
-  memcpy(tail, bytes + 2 * i, static_cast<size_t>(n - i) * sizeof(uint16_t));
-  hn::StoreU(StoredF16::load(d, reinterpret_cast<const uint8_t*>(tail), 0), d, wide);
-  memcpy(to + i, wide, static_cast<size_t>(n - i) * sizeof(float));
-}
 
 // Codes times scales, one for each group. n: a multiple of 16.
 template <class Stored>
@@ -59,6 +43,11 @@ HWY_INLINE void plain_to_f32(const uint8_t* from, float* to, int64_t n) {
   memcpy(tail, from + static_cast<size_t>(i) * sizeof(Element), static_cast<size_t>(n - i) * sizeof(Element));
   hn::StoreU(Stored::load(d, reinterpret_cast<const uint8_t*>(tail), 0), d, wide);
   memcpy(to + i, wide, static_cast<size_t>(n - i) * sizeof(float));
+}
+
+// n f16 scales, any alignment.
+HWY_INLINE void widen_scales(const void* from, int64_t n, float* to) {
+  plain_to_f32<StoredF16>(static_cast<const uint8_t*>(from), to, n);
 }
 
 template <class Stored>
@@ -134,7 +123,7 @@ void quantise_row(const float* from, uint8_t* codes, uint8_t* scales, int64_t n)
     StoredF16::store(d1, hn::Set(d1, fits ? scale : NAN), scales, 0);
     uint8_t* to = codes + i * Stored::kBits / 8;
     if (fits)
-      Quantiser<Stored>::put(from + i, m, fabsf(scale) >= FLT_MIN ? 1.0f / scale : 0.0f, to);
+      Quantiser<Stored>::put(from + i, m, isfinite(1.0f / scale) ? 1.0f / scale : 0.0f, to);
     else
       memset(to, 0, static_cast<size_t>(m * Stored::kBits / 8));
   }

@@ -16,7 +16,7 @@ inline constexpr int32_t kMaxAhead = 128;   // rows of K and V prefetched ahead
 inline constexpr int32_t kSpanRows = 64;    // query rows per pass over K and V
 inline constexpr int32_t kMaxHeadDim = 256;
 inline constexpr int32_t kMaxScales = kMaxHeadDim / 32;  // of a row
-inline constexpr int32_t kMaxTileDim = 128;  // head_dim of K for the matrix unit
+inline constexpr int32_t kMaxTileDim = 128;              // head_dim of K for the matrix unit
 inline constexpr int32_t kRotatedFloats = 64 * kMaxHeadDim;
 
 // A key of a job by its run: the offset-th of runs[run_idx].
@@ -35,7 +35,7 @@ struct alignas(64) ScaleBlock {
 struct alignas(64) SpanScratch {
   float logits[kSpanRows * kBlockKeys];
   float rotated[kRotatedFloats];
-  float q[kSpanRows * kMaxHeadDim];  // rows [packed_begin, packed_end) of the job, scaled, as the tiles read them
+  float q[kSpanRows * kMaxHeadDim];  // rows [packed_begin, packed_end) of the job, scaled, as the tiles read them,
   int64_t packed_begin, packed_end;
   float m[kSpanRows];
   float sum[kSpanRows];
@@ -43,8 +43,8 @@ struct alignas(64) SpanScratch {
   float rescale[kSpanRows];  // of what o and sum hold already
   float ones[kSpanRows];
   ScaleBlock scales, seen_scales;
-  alignas(64) uint32_t tiles[kSpanRows * kMaxTileDim * 2];  // q once more, as the matrix unit reads it
-  int64_t target;  // KernelTable::target of the kernel that used it last
+  alignas(64) uint32_t tiles[kSpanRows * kMaxTileDim * 2];  //   or as the matrix unit does
+  int64_t target;                                           // KernelTable::target of the kernel that used it last
 };
 
 // Rows [row_begin, row_end) of a job, at most kSpanRows, over keys [key_begin, key_end).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The five things tandem-demo does. Each prints a table on stdout, or one JSON object, and draws what there is to draw.
+// The five things tandem-demo does. Each prints a table on stdout, or JSON, and draws what there is to draw.
 #ifndef EXAMPLES_GENERATE_DEMO_H_
 #define EXAMPLES_GENERATE_DEMO_H_
 

@@ -70,11 +70,7 @@ Failure predict(const DemoOptions& options, const TypePair& types, std::string_v
   return check_bits(runtime, context, predictions->bits);
 }
 
-Failure measure(const DemoOptions& options, const TypePair& types, std::string_view text, const Predictions& exact,
-                Loss* loss) {
-  Predictions predictions;
-  GENERATE_TRY(predict(options, types, text, &predictions, &loss->token_bytes));
-  loss->types = types;
+void compare(const Predictions& predictions, const Predictions& exact, std::string_view text, Loss* loss) {
   const auto n_scored = static_cast<int64_t>(text.size() - 1) - static_cast<int64_t>(text.size() - 1) / 2;
   const int64_t vocab_size = static_cast<int64_t>(exact.log_p.size()) / n_scored;
   for (int64_t i = 0; i < n_scored; ++i) {
@@ -85,7 +81,6 @@ Failure measure(const DemoOptions& options, const TypePair& types, std::string_v
     loss->worst_divergence = std::max(loss->worst_divergence, divergence);
   }
   loss->bits_per_byte = predictions.bits / static_cast<double>(n_scored);
-  return {};
 }
 
 void print_loss(const Loss& loss, double exact_bits) {
@@ -127,18 +122,21 @@ Failure run_loss(const DemoOptions& options) {
   std::string_view text;
   GENERATE_TRY(slice_text(file, options.loss_file, options, &text));
   Predictions exact;
-  Loss dense;
-  const TypePair f16{TANDEM_F16, TANDEM_F16};
-  GENERATE_TRY(predict(options, f16, text, &exact, &dense.token_bytes));
   std::vector<Loss> losses(1);
-  GENERATE_TRY(measure(options, f16, text, exact, &losses[0]));
+  losses[0].types = {TANDEM_F16, TANDEM_F16};
+  GENERATE_TRY(predict(options, losses[0].types, text, &exact, &losses[0].token_bytes));
+  compare(exact, exact, text, &losses[0]);
   const double exact_bits = losses[0].bits_per_byte;
   if (!options.json) {
     std::printf("K      V      bytes/token  KL from f16    at its largest  bits per byte   against f16\n");
     print_loss(losses[0], exact_bits);
   }
   for (const TypePair& types : pairs_to_try()) {
-    GENERATE_TRY(measure(options, types, text, exact, &losses.emplace_back()));
+    Predictions predictions;
+    Loss& loss = losses.emplace_back();
+    loss.types = types;
+    GENERATE_TRY(predict(options, types, text, &predictions, &loss.token_bytes));
+    compare(predictions, exact, text, &loss);
     if (!options.json) print_loss(losses.back(), exact_bits);
   }
   if (options.json) print_json(losses);

@@ -97,7 +97,7 @@ Failure run(int argc, char** argv) {
   flags.integer("--seed", "of the facts (default 1)", 0, INT64_MAX, &options.seed);
   options.engine.declare(&flags);
   options.policy.declare(&flags);
-  flags.toggle("--json", "one JSON object instead of tables", &options.json);
+  flags.toggle("--json", "JSON instead of tables", &options.json);
   bool help_wanted = false;
   GENERATE_TRY(flags.parse(argc, argv, &help_wanted));
   if (!help_wanted) {

@@ -96,7 +96,7 @@ TANDEM_API void tandem_error_release(tandem_error *error);
 /* Element types of tensors and storage types of caches. Queries, outputs and states are f32, f16 or bf16; K and V may be
  * given, stored and read in any.
  *
- *   E4M3         8-bit floats without infinities (OCP fp8 e4m3fn): what is larger than 448 becomes NaN
+ *   E4M3         8-bit floats without infinities (OCP fp8 e4m3fn): what rounds to more than 448 becomes NaN
  *   Q8_0, Q4_0   8- and 4-bit codes with one f16 scale for each 32 elements along head_dim, rounded as ggml rounds them. A
  *                tensor of such a type is rows of ggml's blocks (34 or 18 bytes for 32 elements): its last dimension and
  *                its other strides, in elements, are multiples of 32. A cache keeps codes and scales apart, and there a
@@ -150,7 +150,8 @@ typedef void (*tandem_free_fn)(void *data, size_t bytes, void *user);
 typedef struct tandem_engine_options {
   uint32_t struct_size;
   int32_t n_threads;         /* CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide */
-  const char *cpu_isa;       /* "amx", "avx3_dl", "avx3", "avx2", ...: exactly this one; NULL: $TANDEM_CPU_ISA, else the best */
+  const char *cpu_isa;       /* "amx", "avx3_dl", "avx3", "avx2", ...: exactly this one; NULL: $TANDEM_CPU_ISA, else the best.
+                              * "amx" asks Linux for AMX's state: sigaltstack() then wants 8 KiB more of every thread */
   const char *backend;       /* device backend, must load; NULL: none, the CPU does every part */
   const char *backend_path;  /* file of that backend; NULL: beside libtandem */
   tandem_alloc_fn alloc;     /* host memory of caches and sessions; NULL: huge-page-friendly mappings */
@@ -264,7 +265,8 @@ TANDEM_API int32_t tandem_sequence_truncate(tandem_cache *cache, int64_t sequenc
 TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence, int64_t first, int64_t n_tokens,
                                           int32_t shift_positions, tandem_error **error);
 /* Appends k: [n_tokens, n_kv_heads, k_head_dim] and v: [n_tokens, n_kv_heads, v_head_dim] (any type; v NULL where it aliases k)
- * to one layer without attending; rounded once to the storage type, to nearest even. Errors: CAPACITY. */
+ * to one layer without attending; rounded once to the storage type, to nearest even (q8_0 and q4_0: as ggml rounds).
+ * Errors: CAPACITY. */
 TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
                                           const tandem_tensor *v, void *stream, tandem_error **error);
 /* Reads tokens [first, first + shape[0]) of one layer back, as stored; k and v as in append, either may be NULL. */
@@ -322,8 +324,8 @@ TANDEM_API void tandem_session_release(tandem_session *session);
 /* One layer, several sequences. Tokens of all sequences stand one after another in q, k, v and o:
  *   q [n_tokens, n_q_heads, k_head_dim]    k [n_tokens, n_kv_heads, k_head_dim]    v [n_tokens, n_kv_heads, v_head_dim]
  *   o [n_tokens, n_q_heads, v_head_dim]    lse [n_tokens, n_q_heads], f32 or NULL  with n_tokens = sum of q_lens
- * k and v NULL: nothing is appended and the queries are the last q_len tokens already there. Types f32, f16, bf16, each
- * tensor its own. Queries see keys up to their own token (causal at the end of the sequence). parent_idx [n_tokens] makes
+ * k and v NULL: nothing is appended and the queries are the last q_len tokens already there. q and o are f32, f16 or bf16,
+ * k and v of any type, each tensor its own. Queries see keys up to their own token (causal at the end of the sequence). parent_idx [n_tokens] makes
  * the appended tokens a tree: a token sees the tokens before the call and its own ancestors; parent_idx counts within the
  * token's sequence in this call, is smaller than the token's own index, and -1 for a child of the last token before. */
 typedef struct tandem_attend_args {

@@ -27,7 +27,7 @@ struct IsaBackend {
 inline std::vector<IsaBackend> isa_backends(int32_t n_workers) {
   std::vector<IsaBackend> all;
   for (int32_t i = 0; const cpu::KernelTable* table = cpu::isa_table(i); ++i)
-    if (cpu::isa_available(*table)) all.emplace_back(*table, n_workers);
+    if (cpu::isa_available(*table) && cpu::enable_isa(*table)) all.emplace_back(*table, n_workers);
   return all;
 }
 

@@ -39,7 +39,7 @@ Group quantise(int32_t dtype, const double* x, int64_t n) {
     group.scale = std::numeric_limits<double>::quiet_NaN();
     return group;
   }
-  const float inverse = std::fabs(scale) < std::numeric_limits<float>::min() ? 0.0f : 1.0f / scale;
+  const float inverse = std::isfinite(1.0f / scale) ? 1.0f / scale : 0.0f;
   for (int64_t i = 0; i < n; ++i) {
     const float y = times(static_cast<float>(x[i]), inverse);
     group.codes[i] = dtype == TANDEM_Q8_0 ? static_cast<int>(std::lround(y)) : std::min(15, static_cast<int>(y + 8.5f)) - 8;
