@@ -139,13 +139,7 @@ void row_from_f32(const float* from, uint8_t* codes, uint8_t* scales, int64_t n)
 
 // scales: f32, one for each group of the row.
 void row_to_f32(int32_t dtype, const uint8_t* codes, const float* scales, float* to, int64_t n) {
-  switch (dtype) {
-#define TANDEM_CASE(dtype_value, Stored) \
-  case dtype_value:                      \
-    return row_to_f32<Stored>(codes, scales, to, n);
-    TANDEM_STORED_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-  }
+  with_stored_type(dtype, [&](auto stored) HWY_ATTR { row_to_f32<decltype(stored)>(codes, scales, to, n); });
 }
 
 void to_f32(int32_t dtype, const void* codes, const void* scales, float* to, int64_t n) {
@@ -156,13 +150,7 @@ void to_f32(int32_t dtype, const void* codes, const void* scales, float* to, int
 
 void from_f32(int32_t dtype, const float* from, void* to, void* scales, int64_t n) {
   auto *codes = static_cast<uint8_t*>(to), *f16 = static_cast<uint8_t*>(scales);
-  switch (dtype) {
-#define TANDEM_CASE(dtype_value, Stored) \
-  case dtype_value:                      \
-    return row_from_f32<Stored>(from, codes, f16, n);
-    TANDEM_STORED_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-  }
+  with_stored_type(dtype, [&](auto stored) HWY_ATTR { row_from_f32<decltype(stored)>(from, codes, f16, n); });
 }
 
 }  // namespace

@@ -26,14 +26,19 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-struct StoredF32 {
-  using Element = float;
-  static constexpr int64_t kBits = 32, kGroup = 0;
+// A pair of vectors in the order of the row.
+template <class Stored>
+struct InOrder {
   static constexpr bool kOddEven = false;
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
-    return load(d, row, i + half * hn::Lanes(d));
+    return Stored::load(d, row, i + half * hn::Lanes(d));
   }
+};
+
+struct StoredF32 : InOrder<StoredF32> {
+  using Element = float;
+  static constexpr int64_t kBits = 32, kGroup = 0;
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     return hn::LoadU(d, reinterpret_cast<const float*>(row) + i);
@@ -76,14 +81,9 @@ struct StoredBf16 {
   }
 };
 
-struct StoredF16 {
+struct StoredF16 : InOrder<StoredF16> {
   using Element = uint16_t;
   static constexpr int64_t kBits = 16, kGroup = 0;
-  static constexpr bool kOddEven = false;
-  template <class D>
-  static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
-    return load(d, row, i + half * hn::Lanes(d));
-  }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
 #if TANDEM_F16_BY_HAND
@@ -133,14 +133,9 @@ struct StoredF16 {
   }
 };
 
-struct StoredE4m3 {
+struct StoredE4m3 : InOrder<StoredE4m3> {
   using Element = uint8_t;
   static constexpr int64_t kBits = 8, kGroup = 0;
-  static constexpr bool kOddEven = false;
-  template <class D>
-  static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
-    return load(d, row, i + half * hn::Lanes(d));
-  }
   // The exponent's bias grows by 120. Subnormals are counts of 2^-9, what exponent 121 adds to 2^-6.
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
@@ -178,14 +173,9 @@ struct StoredE4m3 {
   }
 };
 
-struct StoredQ8_0 {
+struct StoredQ8_0 : InOrder<StoredQ8_0> {
   using Element = uint8_t;
   static constexpr int64_t kBits = 8, kGroup = 32;
-  static constexpr bool kOddEven = false;
-  template <class D>
-  static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
-    return load(d, row, i + half * hn::Lanes(d));
-  }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     const hn::RebindToSigned<D> di32;
@@ -238,6 +228,18 @@ struct StoredQ4_0 {
   X(TANDEM_Q8_0, StoredQ8_0)   \
   X(TANDEM_Q4_0, StoredQ4_0)
 // clang-format on
+
+// use(Stored()) with the type of that number.
+template <class Use>
+HWY_INLINE void with_stored_type(int32_t dtype, const Use& use) {
+  switch (dtype) {
+#define TANDEM_CASE(dtype_value, Stored) \
+  case dtype_value:                      \
+    return use(Stored());
+    TANDEM_STORED_TYPES(TANDEM_CASE)
+#undef TANDEM_CASE
+  }
+}
 
 // The two vectors of a pair, in order, as the type hands them out.
 template <class Stored, class D>

@@ -368,44 +368,20 @@ void weigh(const WeighRows& rows, const KeyList& keys, Prefetcher& ahead) {
 }
 
 void pack_rows_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
-  switch (dtype) {
-#define TANDEM_CASE(dtype_value, Stored) \
-  case dtype_value:                      \
-    return pack_rows<Stored>(q, n_rows, dim, scale, packed);
-    TANDEM_STORED_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-  }
+  with_stored_type(dtype, [&](auto stored) HWY_ATTR { pack_rows<decltype(stored)>(q, n_rows, dim, scale, packed); });
 }
 
 void dots_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float* logits) {
-  switch (dtype) {
-#define TANDEM_CASE(dtype_value, Stored) \
-  case dtype_value:                      \
-    return dots<Stored>(q, n_rows, dim, keys, logits);
-    TANDEM_STORED_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-  }
+  with_stored_type(dtype, [&](auto stored) HWY_ATTR { dots<decltype(stored)>(q, n_rows, dim, keys, logits); });
 }
 
 void weigh_of(int32_t dtype, const WeighRows& rows, const KeyList& keys, Prefetcher& v_ahead) {
-  switch (dtype) {
-#define TANDEM_CASE(dtype_value, Stored) \
-  case dtype_value:                      \
-    return weigh<Stored>(rows, keys, v_ahead);
-    TANDEM_STORED_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-  }
+  with_stored_type(dtype, [&](auto stored) HWY_ATTR { weigh<decltype(stored)>(rows, keys, v_ahead); });
 }
 
 // o back in order.
 void sort_pairs_of(int32_t dtype, float* o, size_t dim) {
-  switch (dtype) {
-#define TANDEM_CASE(dtype_value, Stored) \
-  case dtype_value:                      \
-    return sort_pairs<Stored>(o, dim);
-    TANDEM_STORED_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-  }
+  with_stored_type(dtype, [&](auto stored) HWY_ATTR { sort_pairs<decltype(stored)>(o, dim); });
 }
 
 }  // namespace
