@@ -113,14 +113,14 @@ inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Pr
   if (s.packed_begin != view.row_begin || s.packed_end != view.row_end) {
     const float* q = job.q + static_cast<size_t>(view.row_begin) * k_dim;
     if (span.by_tiles)
-      pack_tiles(q, n_rows, layer.k_head_dim, layer.sm_scale, s.tiles);
+      pack_tiles(layer, q, n_rows, s);
     else
       pack_rows_of(k_type, q, n_rows, k_dim, layer.sm_scale, s.q);
     s.packed_begin = view.row_begin;
     s.packed_end = view.row_end;
   }
   if (span.by_tiles)
-    dots_by_tiles(s.tiles, n_rows, layer.k_head_dim, view.keys, s.logits);
+    dots_by_tiles(layer, n_rows, view.keys, s);
   else
     dots_of(k_type, s.q, n_rows, k_dim, view.keys, s.logits);
   for (int64_t i = 0; i < n_rows; ++i) {

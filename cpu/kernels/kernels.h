@@ -44,6 +44,7 @@ struct alignas(64) SpanScratch {
   float ones[kSpanRows];
   ScaleBlock scales, seen_scales;
   alignas(64) uint32_t tiles[kSpanRows * kMaxTileDim * 2];  //   or as the matrix unit does
+  float tile_scales[kSpanRows];                             //   (of codes, what a row's sums are multiplied by)
   int64_t target;                                           // KernelTable::target of the kernel that used it last
 };
 

@@ -14,8 +14,8 @@ inline constexpr int64_t kTarget = HWY_TARGET;
 constexpr bool takes_tiles(const Layer&) { return false; }
 HWY_INLINE void open_tiles() {}
 HWY_INLINE void close_tiles() {}
-HWY_INLINE void pack_tiles(const float*, int64_t, int64_t, float, uint32_t*) {}
-HWY_INLINE void dots_by_tiles(const uint32_t*, int64_t, int64_t, const KeyList&, float*) {}
+HWY_INLINE void pack_tiles(const Layer&, const float*, int64_t, SpanScratch&) {}
+HWY_INLINE void dots_by_tiles(const Layer&, int64_t, const KeyList&, SpanScratch&) {}
 
 }  // namespace
 }  // namespace HWY_NAMESPACE

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+// Logits of bf16 keys by Intel AMX: the matrix unit multiplies 16 keys x 32 dims with 32 dims x 16 columns while the vector
+// units, which bound decode where a core has more than some 12 GB/s, have only the sums to sort.
+//
+// Columns are query rows, each three times: f32 = bf16 + bf16 + bf16 exactly (its 24 bits in 3 x 8), and products of two
+// bf16 are exact in f32. So what is rounded is what the vector kernels round, in another order.
+//
+//   tile C [16 keys][16]      columns 4 part + row, of up to 4 query rows
+//   tile A [16 keys][32 dims] rows of K as they lie
+//   tile B [16 pairs of dims][16 columns][2]
+//
+// The sums of 16 keys are sorted while the next 16 are multiplied: stores of a tile are not forwarded to loads.
+//
+// 16 keys whose rows are at one distance are read where they lie, others (run ends, picked keys, the last few) are copied
+// together first. An element of C depends on its key and its column alone: the bits are the same either way.
+//
+// The unit takes bf16 numbers below the normal ones, 2^-126, as 0: K's, and parts of q. Where K is infinite, a part of q
+// that is 0 gives NaN.
+#pragma once
+
+#include "cpu/kernels/amx_tile_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+inline constexpr int64_t kTileDims = 32;
+
+// The upper 16 bits of what is left of 16 numbers, which is a bf16 with 8 of their 24 bits. The first part tells what is not
+// finite.
+HWY_INLINE __m512i next_part(__m512* rest) {
+  __m512i part = _mm512_and_si512(_mm512_castps_si512(*rest), _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(*rest, *rest, _CMP_UNORD_Q);
+  part = _mm512_mask_or_epi32(part, is_nan, part, _mm512_set1_epi32(0x00400000));
+  const __m512 left = _mm512_sub_ps(*rest, _mm512_castsi512_ps(part));
+  *rest = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(left, left, _CMP_ORD_Q), left);
+  return part;
+}
+
+// B tiles, for every 4 rows [dim / 32][16][16] pairs.
+inline void pack_bf16(const float* q, int64_t n_rows, int64_t dim, float scale, uint32_t* tiles) {
+  const int64_t n_tiles = (n_rows + kTileRowsAmx - 1) / kTileRowsAmx * (dim / kTileDims);
+  memset(tiles, 0, static_cast<size_t>(n_tiles * kTileFloats) * sizeof(uint32_t));
+  const __m512 factor = _mm512_set1_ps(scale);
+  const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1)), lines = _mm512_slli_epi32(evens, 3);
+  for (int64_t r = 0; r < n_rows; ++r) {
+    uint32_t* of_row = tiles + r / kTileRowsAmx * (dim / kTileDims) * kTileFloats + r % kTileRowsAmx;
+    for (int64_t i = 0; i < dim; i += kTileDims) {
+      const __m512 a = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i), factor);
+      const __m512 b = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i + 16), factor);
+      __m512 even = _mm512_permutex2var_ps(a, evens, b), odd = _mm512_permutex2var_ps(a, odds, b);
+      for (int64_t part = 0; part < 3; ++part) {
+        const __m512i low = _mm512_srli_epi32(next_part(&even), 16);
+        _mm512_i32scatter_epi32(of_row + i / kTileDims * kTileFloats + part * kTileRowsAmx, lines,
+                                _mm512_or_si512(low, next_part(&odd)), sizeof(uint32_t));
+      }
+    }
+  }
+}
+
+struct Bf16Sums {
+  const float* c;
+  HWY_INLINE __m512 of_key(int64_t j) const { return _mm512_load_ps(c + 16 * j); }
+  static HWY_INLINE __m512 join(__m512 first, __m512 second, __m512 third, __m512) {
+    return _mm512_add_ps(first, _mm512_add_ps(second, third));
+  }
+  static HWY_INLINE __m512 finish(__m512 row, int64_t) { return row; }
+};
+
+// C 0 += A B over all dims; even and odd steps have an A tile each.
+template <int kSteps>
+HWY_INLINE void multiply_tiles(const uint8_t* k, int64_t stride, Prefetcher& ahead) {
+  constexpr int64_t kRowBytes = kSteps * kTileDims * 2;
+  TANDEM_TILE_ZERO(0);
+  TANDEM_TILE_LOAD(2, k, stride);
+  TANDEM_TILE_DOT(0, 2, 4);
+  prefetch_rows<kRowBytes>(ahead);
+  TANDEM_TILE_LOAD(3, k + 64, stride);
+  TANDEM_TILE_DOT(0, 3, 5);
+  prefetch_rows<kRowBytes>(ahead);
+  if (kSteps > 2) {
+    TANDEM_TILE_LOAD(2, k + 128, stride);
+    TANDEM_TILE_DOT(0, 2, 6);
+    prefetch_rows<kRowBytes>(ahead);
+  }
+  if (kSteps > 3) {
+    TANDEM_TILE_LOAD(3, k + 192, stride);
+    TANDEM_TILE_DOT(0, 3, 7);
+  }
+  for (int i = kSteps < 4 ? kSteps : 3; i < 4; ++i) prefetch_rows<kRowBytes>(ahead);  // 4 rows of each for 16 keys
+}
+
+// logits of n keys, a multiple of 16 that is one matrix, for up to 4 rows.
+template <int kSteps>
+inline void dot_matrix(const uint32_t* tiles, int64_t n_rows, const uint8_t* k, int64_t n, Prefetcher& ahead,
+                       float* logits) {
+  constexpr int64_t stride = kSteps * kTileDims * 2;
+  alignas(64) float sums[2][kTileFloats];
+  TANDEM_TILE_LOAD(4, tiles, int64_t{64});
+  TANDEM_TILE_LOAD(5, tiles + kTileFloats, int64_t{64});
+  if (kSteps > 2) TANDEM_TILE_LOAD(6, tiles + 2 * kTileFloats, int64_t{64});
+  if (kSteps > 3) TANDEM_TILE_LOAD(7, tiles + 3 * kTileFloats, int64_t{64});
+  for (int64_t j = 0; j < n; j += kTileKeysAmx) {
+    multiply_tiles<kSteps>(k + j * stride, stride, ahead);
+    TANDEM_TILE_STORE(0, sums[j / kTileKeysAmx % 2]);
+    if (j > 0) sort_sums(Bf16Sums{sums[(j / kTileKeysAmx + 1) % 2]}, n_rows, logits + j - kTileKeysAmx);
+  }
+  sort_sums(Bf16Sums{sums[(n / kTileKeysAmx + 1) % 2]}, n_rows, logits + n - kTileKeysAmx);
+}
+
+// Keys from the first on that are one matrix, in whole sixteens.
+HWY_INLINE int64_t matrix_keys(const Row* k, int64_t n, int64_t stride) {
+  int64_t m = 0;
+  while (m + kTileKeysAmx <= n && k[m] == k[0] + m * stride && is_matrix(k + m, stride)) m += kTileKeysAmx;
+  return m;
+}
+
+template <int kSteps>
+void dot_rows_by_tiles(const uint32_t* tiles, int64_t n_rows, const KeyList& keys, Prefetcher& ahead, float* logits) {
+  Prefetcher none;
+  for (int64_t r = 0; r < n_rows; r += kTileRowsAmx)
+    dot_matrix<kSteps>(tiles + r / kTileRowsAmx * kSteps * kTileFloats, n_rows - r, keys.k[0], keys.n, r == 0 ? ahead : none,
+                       logits + r * kBlockKeys);
+}
+
+// logits[r][j] = q[r] . k[j], q packed by pack_bf16(). Up to 15 entries past the last key are overwritten.
+inline void dots_of_bf16(const uint32_t* tiles, int64_t n_rows, int64_t dim, const KeyList& keys, float* logits) {
+  constexpr int64_t kInL1 = 64;  // keys, read again for every 4 rows
+  alignas(64) uint8_t copied[kTileKeysAmx * kMaxTileDim * 2];
+  Prefetcher ahead = keys.k_ahead;
+  const int64_t row_bytes = 2 * dim;
+  for (int64_t j = 0; j < keys.n;) {
+    KeyList part = keys;
+    part.k += j;
+    part.n = matrix_keys(part.k, n_rows > kTileRowsAmx && keys.n - j > kInL1 ? kInL1 : keys.n - j, row_bytes);
+    const Row first = copied;
+    if (part.n == 0) {
+      for (int64_t i = 0; i < kTileKeysAmx; ++i)
+        memcpy(copied + i * row_bytes, part.k[j + i < keys.n ? i : 0], static_cast<size_t>(row_bytes));
+      part.k = &first;
+      part.n = kTileKeysAmx;
+    }
+    if (dim == 64)
+      dot_rows_by_tiles<2>(tiles, n_rows, part, ahead, logits + j);
+    else if (dim == 96)
+      dot_rows_by_tiles<3>(tiles, n_rows, part, ahead, logits + j);
+    else
+      dot_rows_by_tiles<4>(tiles, n_rows, part, ahead, logits + j);
+    j += part.n;
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();

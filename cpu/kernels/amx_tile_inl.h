@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// Intel AMX: its eight tile registers of 16 rows x 64 bytes, and what its kernels share.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/kernels/tile_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+inline constexpr int64_t kTarget = HWY_TARGET | kMatrixUnit;
+inline constexpr int64_t kTileBytes = 1024, kTileFloats = 256;
+inline constexpr int64_t kTileKeysAmx = 16, kTileRowsAmx = 4, kCodeGroup = 32;
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+alignas(64) inline constexpr uint8_t kNothing[64] = {};
+
+HWY_INLINE void open_tiles() {
+  static constexpr TileConfig kConfig;
+  asm volatile("ldtilecfg %0" ::"m"(kConfig));
+}
+HWY_INLINE void close_tiles() { asm volatile("tilerelease"); }
+
+#define TANDEM_TILE_LOAD(tile, base, stride) \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(base), "r"(stride) : "memory")
+#define TANDEM_TILE_STORE(tile, base) \
+  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(base), "r"(int64_t{64}) : "memory")
+// Zeros by a load: tilezero waits until the multiplications before it are done.
+#define TANDEM_TILE_ZERO(tile) TANDEM_TILE_LOAD(tile, kNothing, int64_t{0})
+#define TANDEM_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+// Signed bytes, into 32 bits.
+#define TANDEM_TILE_DOT_CODES(c, a, b) asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+// 16 times the codes of q4_0 in the upper halves of bytes, each plus 8 there.
+HWY_INLINE __m512i signed_nibbles(__m512i codes) {
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80)), upper = _mm512_set1_epi8(static_cast<char>(0xf0));
+  return _mm512_ternarylogic_epi32(codes, sign, upper, 0x28);  // (codes ^ sign) & upper
+}
+
+// 16 numbers below 2^31 as four signed bytes each, sum of byte_i 256^i; of every 128 bits the last bytes come first.
+HWY_INLINE __m512i four_bytes(__m512i x) {
+  const __m512i low = _mm512_set1_epi32(0x00808080);
+  const __m512i by_part = _mm512_broadcast_i32x4(_mm_setr_epi8(3, 7, 11, 15, 2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12));
+  return _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_add_epi32(x, low), low), by_part);
+}
+
+HWY_INLINE float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+HWY_INLINE float power_of_2(int exponent) { return float_of(static_cast<uint32_t>(exponent + 127) << 23); }
+
+// Rows of 16 keys: a matrix with this distance, or not.
+HWY_INLINE bool is_matrix(const Row* k, int64_t stride) {
+  const __m512i step = _mm512_set1_epi64(stride), first = _mm512_set1_epi64(reinterpret_cast<int64_t>(k[0]));
+  const __m512i iota = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m512i low = _mm512_add_epi64(first, _mm512_mullo_epi64(iota, step));
+  const __m512i high = _mm512_add_epi64(low, _mm512_slli_epi64(step, 3));
+  return _mm512_cmpneq_epi64_mask(low, _mm512_loadu_si512(k)) == 0 &&
+         _mm512_cmpneq_epi64_mask(high, _mm512_loadu_si512(k + 8)) == 0;
+}
+
+// A row of each stream of the next K, of that many bytes.
+template <int64_t kRowBytes>
+HWY_INLINE void prefetch_rows(Prefetcher& ahead) {
+  if (ahead.group == nullptr) return;
+#pragma GCC unroll 4
+  for (int64_t s = 0; s < kStreams; ++s) {
+    const Row row = ahead.group[ahead.row + s * ahead.apart];
+    for (int64_t at = 0; at < kRowBytes; at += int64_t{kLine}) prefetch_line(row + at);
+  }
+  next_row(ahead);
+}
+
+// Sums of 16 keys, a vector of columns 4 part + row for each, to 4 rows of 16 logits, kBlockKeys apart. Sums::of_key(j)
+// gives the vector, join() what the four parts make, finish() what a row's sums make.
+template <class Sums>
+HWY_INLINE void sort_sums(const Sums& sums, int64_t n_rows, float* logits) {
+  __m512 four[4];  // keys 4 i to 4 i + 3, 4 rows of each
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = sums.of_key(4 * i), b = sums.of_key(4 * i + 1), c = sums.of_key(4 * i + 2), d = sums.of_key(4 * i + 3);
+    const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x44), cd = _mm512_shuffle_f32x4(c, d, 0x44);
+    const __m512 ab_last = _mm512_shuffle_f32x4(a, b, 0xee), cd_last = _mm512_shuffle_f32x4(c, d, 0xee);
+    four[i] = sums.join(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd),
+                        _mm512_shuffle_f32x4(ab_last, cd_last, 0x88), _mm512_shuffle_f32x4(ab_last, cd_last, 0xdd));
+  }
+  const __m512i rows_01 = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+  const __m512i rows_23 = _mm512_add_epi32(rows_01, _mm512_set1_epi32(2));
+  const __m512 a01 = _mm512_permutex2var_ps(four[0], rows_01, four[1]),
+               b01 = _mm512_permutex2var_ps(four[2], rows_01, four[3]);
+  const __m512 a23 = _mm512_permutex2var_ps(four[0], rows_23, four[1]),
+               b23 = _mm512_permutex2var_ps(four[2], rows_23, four[3]);
+  const __m512 row[4] = {_mm512_shuffle_f32x4(a01, b01, 0x44), _mm512_shuffle_f32x4(a01, b01, 0xee),
+                         _mm512_shuffle_f32x4(a23, b23, 0x44), _mm512_shuffle_f32x4(a23, b23, 0xee)};
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < 4; ++r)
+    if (r < n_rows) _mm512_storeu_ps(logits + r * kBlockKeys, sums.finish(row[r], r));
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();
