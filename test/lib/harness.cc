@@ -31,10 +31,9 @@ void expect(bool condition, const std::string& text) {
   if (!condition) stop(text);
 }
 
-void expect_status(int32_t status, int32_t wanted, tandem_error* error, const std::string& context) {
+void stop_status(int32_t status, int32_t wanted, tandem_error* error, const std::string& context) {
   const std::string message = tandem_error_message(error);
   tandem_error_release(error);
-  if (status == wanted) return;
   stop(context + ": got " + tandem_status_name(status) + ", wanted " + tandem_status_name(wanted) + ": " + message);
 }
 
