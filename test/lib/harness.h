@@ -132,6 +132,7 @@ class Tensor {
   Tensor(int32_t dtype, int64_t n_tokens, int64_t n_heads, int64_t head_dim, const Layout& layout = {});
   tandem_tensor view() const;
   void set(int64_t token, int64_t head, int64_t dim, double x);
+  void set_row(int64_t token, int64_t head, const double* x);  // [head_dim]
   double get(int64_t token, int64_t head, int64_t dim) const;
   bool padding_untouched() const;
   bool untouched() const;  // not one byte written since construction
