@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cpu/attend_case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -150,7 +151,8 @@ void AttendCase::make_keys(Random& random) {
     for (int64_t i = 0; i < run.n_tokens; ++i) {
       fill(options.k_type, options.k_dim, k, k_scales);
       if (!options.v_aliases_k) fill(options.v_type, options.v_dim, v, v_scales);
-      for (int64_t c = 0; c < options.v_dim; ++c) values_.push_back(reference::load_element(options.v_type, v, v_scales, c));
+      values_.resize(values_.size() + static_cast<size_t>(options.v_dim));
+      reference::load_row(options.v_type, v, v_scales, options.v_dim, values_.data() + values_.size() - options.v_dim);
       k_at_.push_back(k), k_scales_at_.push_back(k_scales);
       v_at_.push_back(v), v_scales_at_.push_back(v_scales);
       k += k_row, k_scales += k_scale_row, v += v_row, v_scales += v_scale_row;
@@ -160,13 +162,12 @@ void AttendCase::make_keys(Random& random) {
 
 void AttendCase::make_answers() {
   const auto dim = static_cast<size_t>(options.k_dim);
-  std::vector<double> k;
-  std::vector<float> k_float;
+  std::vector<double> k(k_at_.size() * dim);
+  std::vector<float> k_float(k.size());
   for (size_t j = 0; j < k_at_.size(); ++j) {
-    for (size_t c = 0; c < dim; ++c) {
-      k.push_back(reference::load_element(options.k_type, k_at_[j], k_scales_at_[j], static_cast<int64_t>(c)));
-      k_float.push_back(static_cast<float>(k.back()));
-    }
+    reference::load_row(options.k_type, k_at_[j], k_scales_at_[j], options.k_dim, k.data() + j * dim);
+    std::copy_n(k.begin() + static_cast<std::ptrdiff_t>(j * dim), dim,
+                k_float.begin() + static_cast<std::ptrdiff_t>(j * dim));
     if (layer.rope == nullptr) continue;
     rope_rotate(rope_table_, position_of_[j], k_float.data() + j * dim);
     const bool interleaved = options.rope == TANDEM_ROPE_INTERLEAVED;

@@ -31,10 +31,9 @@ void expect(bool condition, const std::string& text) {
   if (!condition) stop(text);
 }
 
-void expect_status(int32_t status, int32_t wanted, tandem_error* error, const std::string& context) {
+void stop_status(int32_t status, int32_t wanted, tandem_error* error, const std::string& context) {
   const std::string message = tandem_error_message(error);
   tandem_error_release(error);
-  if (status == wanted) return;
   stop(context + ": got " + tandem_status_name(status) + ", wanted " + tandem_status_name(wanted) + ": " + message);
 }
 
@@ -221,6 +220,10 @@ void Tensor::set(int64_t token, int64_t head, int64_t dim, double x) {
   reference::store(dtype_, x, base() + element(token, head, dim) * reference::element_bytes(dtype_));
 }
 
+void Tensor::set_row(int64_t token, int64_t head, const double* x) {
+  reference::store_all(dtype_, x, shape_[2], base() + element(token, head, 0) * reference::element_bytes(dtype_));
+}
+
 double Tensor::get(int64_t token, int64_t head, int64_t dim) const {
   return reference::load(dtype_, base() + element(token, head, dim) * reference::element_bytes(dtype_));
 }
@@ -261,13 +264,14 @@ std::vector<double> fill(Tensor* tensor, int64_t n_heads, int64_t head_dim, doub
                          Random* random) {
   std::vector<double> dense;
   dense.reserve(static_cast<size_t>(tensor->n_tokens() * n_heads * head_dim));
+  std::vector<double> row(static_cast<size_t>(head_dim));
   for (int64_t t = 0; t < tensor->n_tokens(); ++t)
-    for (int64_t h = 0; h < n_heads; ++h)
-      for (int64_t d = 0; d < head_dim; ++d) {
-        const double x = reference::round_to(tensor->dtype(), draw(random, scale));
-        tensor->set(t, h, d, x);
-        dense.push_back(x);
-      }
+    for (int64_t h = 0; h < n_heads; ++h) {
+      for (double& x : row) x = draw(random, scale);
+      reference::round_all(tensor->dtype(), row.data(), head_dim);
+      tensor->set_row(t, h, row.data());
+      dense.insert(dense.end(), row.begin(), row.end());
+    }
   return dense;
 }
 

@@ -24,17 +24,24 @@ namespace harness {
 // Stops the test with a text; the first form for any failed expectation.
 [[noreturn]] void stop(const std::string& text);
 void expect(bool condition, const std::string& text);
+// The same, where the text says what was done to whom: it is only made when it is wanted, or most of a test's time would go
+// into texts that nobody reads.
+#define TANDEM_CHECK(condition, text)      \
+  do {                                     \
+    if (!(condition)) harness::stop(text); \
+  } while (0)
+// Wraps one call and expects a status, else stops with the error's message, which it releases:
+// TANDEM_EXPECT(context, TANDEM_OK, tandem_sequence_create(&id, cache, &error)).
+#define TANDEM_EXPECT(context, wanted, call)                                                    \
+  do {                                                                                          \
+    tandem_error* error = nullptr;                                                              \
+    const int32_t expect_result = (call);                                                       \
+    if (expect_result != (wanted)) harness::stop_status(expect_result, wanted, error, context); \
+    tandem_error_release(error);                                                                \
+  } while (0)
+[[noreturn]] void stop_status(int32_t status, int32_t wanted, tandem_error* error, const std::string& context);
 // Handles of a stopped test are lost: whoever looks for leaks asks first.
 bool any_stopped();
-// Expects a status, else stops with the error's message. Releases the error.
-void expect_status(int32_t status, int32_t wanted, tandem_error* error, const std::string& context);
-// Wraps one call: TANDEM_EXPECT(context, TANDEM_OK, tandem_sequence_create(&id, cache, &error)).
-#define TANDEM_EXPECT(context, wanted, call)                       \
-  do {                                                             \
-    tandem_error* error = nullptr;                                 \
-    const int32_t expect_result = (call);                          \
-    harness::expect_status(expect_result, wanted, error, context); \
-  } while (0)
 
 class NanAllocator {
  public:
@@ -125,6 +132,7 @@ class Tensor {
   Tensor(int32_t dtype, int64_t n_tokens, int64_t n_heads, int64_t head_dim, const Layout& layout = {});
   tandem_tensor view() const;
   void set(int64_t token, int64_t head, int64_t dim, double x);
+  void set_row(int64_t token, int64_t head, const double* x);  // [head_dim]
   double get(int64_t token, int64_t head, int64_t dim) const;
   bool padding_untouched() const;
   bool untouched() const;  // not one byte written since construction

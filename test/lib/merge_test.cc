@@ -174,7 +174,7 @@ Merged merge(const Problem& p, const std::vector<const Tensor*>& o, const std::v
   merged.lse = Tensor(TANDEM_F32, p.n_tokens, p.n_heads, 0, harness::random_layout(&random));
   const tandem_tensor o_out = merged.o.view(), lse_out = merged.lse.view();
   TANDEM_EXPECT(p.text, TANDEM_OK, call_merge(&o_out, &lse_out, o, lse, on, &error));
-  harness::expect(merged.o.padding_untouched() && merged.lse.padding_untouched(), p.text + ": padding was written");
+  TANDEM_CHECK(merged.o.padding_untouched() && merged.lse.padding_untouched(), p.text + ": padding was written");
   return merged;
 }
 
@@ -210,10 +210,10 @@ void check_row(const Problem& p, const Merged& merged, int64_t row, double extra
   const State truth = merge_exactly(p.states[at], static_cast<size_t>(p.head_dim), &mass);
   const double lse = merged.lse.get(t, h, 0), slack = std::max(1.0, spread_of(p.states[at]));
   if (truth.lse == -kInfinity) {
-    harness::expect(lse == -kInfinity, element_text(p, row, -1, lse, truth.lse, 0.0));
+    TANDEM_CHECK(lse == -kInfinity, element_text(p, row, -1, lse, truth.lse, 0.0));
   } else {
     const double bound = 1e-5 * (1.0 + std::fabs(truth.lse));
-    harness::expect(std::fabs(lse - truth.lse) <= bound, element_text(p, row, -1, lse, truth.lse, bound));
+    TANDEM_CHECK(std::fabs(lse - truth.lse) <= bound, element_text(p, row, -1, lse, truth.lse, bound));
   }
   const double eps_out = merged.o.dtype() == TANDEM_F32 ? 0.0 : reference::epsilon(merged.o.dtype());
   const double eps_in = p.o_type == TANDEM_F32 ? 0.0 : reference::epsilon(p.o_type);
@@ -223,13 +223,13 @@ void check_row(const Problem& p, const Merged& merged, int64_t row, double extra
     const double got = merged.o.get(t, h, d);
     const double bound =
         (4.0 * kEps * slack + eps_out / 2 * 1.01 + extra_eps) * mass[i] + (truth.lse == -kInfinity ? 0.0 : 1e-7);
-    harness::expect(std::fabs(got - truth.o[i]) <= bound, element_text(p, row, d, got, truth.o[i], bound));
+    TANDEM_CHECK(std::fabs(got - truth.o[i]) <= bound, element_text(p, row, d, got, truth.o[i], bound));
     if (!whole_known) continue;
     // Against the whole the inputs' own roundings count: of o, and of lse (eps / 2 of its size, up to 600).
     double size = 1.0;
     for (const State& state : p.states[at]) size = std::max(size, state.lse == -kInfinity ? 0.0 : std::fabs(state.lse));
     const double wide = bound + (eps_in + 4.0 * kEps * size) * mass[i] + (eps_in > 0.0 ? 1e-6 : 0.0);
-    harness::expect(std::fabs(got - p.whole[at].o[i]) <= wide, element_text(p, row, d, got, p.whole[at].o[i], wide));
+    TANDEM_CHECK(std::fabs(got - p.whole[at].o[i]) <= wide, element_text(p, row, d, got, p.whole[at].o[i], wide));
   }
 }
 
@@ -255,14 +255,14 @@ void check_orders(const Problem& p) {
 // Writing over the first state gives the same bits; so does one thread.
 void check_in_place(Problem* p, const Merged& merged) {
   const Merged alone = merge(*p, pointers(p->o), pointers(p->lse), p->out_type, *single_threaded);
-  harness::expect(alone.o.payload() == merged.o.payload() && alone.lse.payload() == merged.lse.payload(),
-                  p->text + ": another number of threads gives other bits");
+  TANDEM_CHECK(alone.o.payload() == merged.o.payload() && alone.lse.payload() == merged.lse.payload(),
+               p->text + ": another number of threads gives other bits");
   if (p->out_type != p->o_type) return;
   const tandem_tensor o_out = p->o[0].view(), lse_out = p->lse[0].view();
   TANDEM_EXPECT(p->text + " in place", TANDEM_OK,
                 call_merge(&o_out, &lse_out, pointers(p->o), pointers(p->lse), *engine, &error));
-  harness::expect(p->o[0].payload() == merged.o.payload() && p->lse[0].payload() == merged.lse.payload(),
-                  p->text + ": in place gives other bits");
+  TANDEM_CHECK(p->o[0].payload() == merged.o.payload() && p->lse[0].payload() == merged.lse.payload(),
+               p->text + ": in place gives other bits");
 }
 
 void test_partitions(void**) {
@@ -300,8 +300,8 @@ void test_identity(void**) {
     p.text = "identity seed " + std::to_string(seed);
     const Merged merged = merge(p, pointers(o), pointers(lse), TANDEM_F32, *engine);
     const auto w = static_cast<size_t>(where);
-    harness::expect(merged.o.payload() == o[w].payload() && merged.lse.payload() == lse[w].payload(),
-                    p.text + ": a single state changed");
+    TANDEM_CHECK(merged.o.payload() == o[w].payload() && merged.lse.payload() == lse[w].payload(),
+                 p.text + ": a single state changed");
   }
 }
 

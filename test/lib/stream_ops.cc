@@ -166,9 +166,10 @@ void StreamWorld::check_digest(int64_t id) {
   TANDEM_EXPECT(where(), TANDEM_OK, tandem_sequence_digest(&digest, *cache_, id, &error));
   const std::string content = models_.at(id).content();
   const auto by_content = digests_.try_emplace(content, digest).first;
-  expect(by_content->second == digest, where() + "digest of " + std::to_string(id) + " differs from an equal sequence's");
+  TANDEM_CHECK(by_content->second == digest,
+               where() + "digest of " + std::to_string(id) + " differs from an equal sequence's");
   const auto by_digest = contents_.try_emplace(digest, content).first;
-  expect(by_digest->second == content, where() + "digest of " + std::to_string(id) + " is that of another content");
+  TANDEM_CHECK(by_digest->second == content, where() + "digest of " + std::to_string(id) + " is that of another content");
 }
 
 void StreamWorld::check_rows(int64_t id, size_t layer) {
@@ -187,10 +188,11 @@ void StreamWorld::check_rows(int64_t id, size_t layer) {
       for (int32_t h = 0; h < geometry.n_kv_heads; ++h)
         for (int32_t d = 0; d < dim; ++d) {
           const auto at = static_cast<size_t>(((first + t) * geometry.n_kv_heads + h) * dim + d);
-          expect(tensor.get(t, h, d) == static_cast<double>(rows[at]),
-                 where() + "row " + std::to_string(first + t) + " of " + std::to_string(id) + " reads back differently");
+          TANDEM_CHECK(
+              tensor.get(t, h, d) == static_cast<double>(rows[at]),
+              where() + "row " + std::to_string(first + t) + " of " + std::to_string(id) + " reads back differently");
         }
-    expect(tensor.padding_untouched(), where() + "padding of a read was written");
+    TANDEM_CHECK(tensor.padding_untouched(), where() + "padding of a read was written");
   };
   same(k, model.k(layer), geometry.k_head_dim);
   if (!geometry.v_aliases_k) same(v, model.v(layer), geometry.v_head_dim);
@@ -200,9 +202,9 @@ void StreamWorld::check_sequence(int64_t id) {
   for (size_t l = 0; l < layers_.size(); ++l) {
     int64_t length = -1;
     TANDEM_EXPECT(where(), TANDEM_OK, tandem_sequence_length(&length, *cache_, id, static_cast<int32_t>(l), &error));
-    expect(length == models_.at(id).length(l), where() + "sequence " + std::to_string(id) + " layer " + std::to_string(l) +
-                                                   " has " + std::to_string(length) + " tokens, not " +
-                                                   std::to_string(models_.at(id).length(l)));
+    TANDEM_CHECK(length == models_.at(id).length(l), where() + "sequence " + std::to_string(id) + " layer " +
+                                                         std::to_string(l) + " has " + std::to_string(length) +
+                                                         " tokens, not " + std::to_string(models_.at(id).length(l)));
     if (random_.chance(0.2)) check_rows(id, l);
   }
   check_digest(id);
@@ -222,13 +224,13 @@ StreamWorld::Listed StreamWorld::list_selection(size_t session, int64_t id, size
   TANDEM_EXPECT(where(), TANDEM_OK,
                 tandem_session_selection(listed.keys.data(), listed.share.data(), length + 1, &n_kept,
                                          *sessions_[session].session, id, static_cast<int32_t>(layer), kv_head, g, &error));
-  expect(n_kept >= 0 && n_kept <= length, where() + "selection of more keys than there are");
+  TANDEM_CHECK(n_kept >= 0 && n_kept <= length, where() + "selection of more keys than there are");
   listed.keys.resize(static_cast<size_t>(n_kept));
   listed.where = where() + "selection of session " + std::to_string(session) + " sequence " + std::to_string(id) +
                  " layer " + std::to_string(layer) + " head " + std::to_string(kv_head);
-  expect(std::is_sorted(listed.keys.begin(), listed.keys.end()) &&
-             std::adjacent_find(listed.keys.begin(), listed.keys.end()) == listed.keys.end(),
-         listed.where + " is not ascending");
+  TANDEM_CHECK(std::is_sorted(listed.keys.begin(), listed.keys.end()) &&
+                   std::adjacent_find(listed.keys.begin(), listed.keys.end()) == listed.keys.end(),
+               listed.where + " is not ascending");
   return listed;
 }
 
@@ -243,7 +245,7 @@ void StreamWorld::check_visible(const Entry& entry, int64_t id, const Listed& li
   std::vector<int64_t> wanted;
   next.visible(listed.layer, length, entry.scope, &wanted);
   if (!wanted.empty() && wanted.back() == length) wanted.pop_back();
-  expect(listed.keys == wanted, listed.where + " is not what the policy says");
+  TANDEM_CHECK(listed.keys == wanted, listed.where + " is not what the policy says");
 }
 
 // Sinks and window are all there; of the keys between them, those selected, but for the ones too close to call.
@@ -253,21 +255,22 @@ void StreamWorld::check_selected(reference::HgcaModel& state, int64_t length, co
   std::vector<int64_t> chosen;
   for (size_t i = 0; i < listed.keys.size(); ++i) {
     const bool resident = listed.keys[i] < state.sink_end(layer) || listed.keys[i] >= state.window_begin(layer);
-    expect(!resident || listed.share[i] == 0.0f, listed.where + ": a share inside window or sinks");
+    TANDEM_CHECK(!resident || listed.share[i] == 0.0f, listed.where + ": a share inside window or sinks");
     if (!resident) chosen.push_back(listed.keys[i]);
   }
   const int64_t n_resident = state.sink_end(layer) + length - std::min(length, state.window_begin(layer));
-  expect(static_cast<int64_t>(listed.keys.size() - chosen.size()) == n_resident, listed.where + " lacks sinks or window");
+  TANDEM_CHECK(static_cast<int64_t>(listed.keys.size() - chosen.size()) == n_resident,
+               listed.where + " lacks sinks or window");
   std::vector<int64_t> differing;
   const std::vector<int64_t>& wanted = state.selected(layer, listed.kv_head);
   std::set_symmetric_difference(chosen.begin(), chosen.end(), wanted.begin(), wanted.end(), std::back_inserter(differing));
   for (int64_t j : differing) {
     const std::vector<int64_t>& close = state.uncertain(layer, listed.kv_head);
-    expect(std::find(close.begin(), close.end(), j) != close.end(),
-           listed.where + ": token " + std::to_string(j) +
-               (std::binary_search(chosen.begin(), chosen.end(), j) ? " is" : " is not") + " selected, window begins at " +
-               std::to_string(state.window_begin(layer)) + ", its maw is " +
-               std::to_string(state.maw(layer, listed.q_head, j)));
+    TANDEM_CHECK(std::find(close.begin(), close.end(), j) != close.end(),
+                 listed.where + ": token " + std::to_string(j) +
+                     (std::binary_search(chosen.begin(), chosen.end(), j) ? " is" : " is not") +
+                     " selected, window begins at " + std::to_string(state.window_begin(layer)) + ", its maw is " +
+                     std::to_string(state.maw(layer, listed.q_head, j)));
   }
   check_shares(state, listed, chosen);
   state.adopt(layer, listed.kv_head, chosen);
@@ -285,11 +288,11 @@ void StreamWorld::check_shares(reference::HgcaModel& state, const Listed& listed
     if (!std::binary_search(chosen.begin(), chosen.end(), token)) continue;
     sum += static_cast<double>(listed.share[i]);
     const double expected = maw(token) / wanted_sum;
-    expect(std::fabs(static_cast<double>(listed.share[i]) - expected) <= 1e-3 * expected + 1e-5 + 2e-7 / wanted_sum,
-           listed.where + ": share of " + std::to_string(token) + " is " + std::to_string(listed.share[i]) + ", not " +
-               std::to_string(expected));
+    TANDEM_CHECK(std::fabs(static_cast<double>(listed.share[i]) - expected) <= 1e-3 * expected + 1e-5 + 2e-7 / wanted_sum,
+                 listed.where + ": share of " + std::to_string(token) + " is " + std::to_string(listed.share[i]) + ", not " +
+                     std::to_string(expected));
   }
-  expect(std::fabs(sum - 1.0) <= 1e-5, listed.where + ": shares sum to " + std::to_string(sum));
+  TANDEM_CHECK(std::fabs(sum - 1.0) <= 1e-5, listed.where + ": shares sum to " + std::to_string(sum));
 }
 
 void StreamWorld::check_selection(size_t session, int64_t id, size_t layer) {

@@ -156,7 +156,7 @@ StreamWorld::Rows StreamWorld::draw_rows(size_t layer, int64_t n_tokens) {
 int64_t StreamWorld::create() {
   const int64_t id = cache_->create_sequence(where());
   note("create -> " + std::to_string(id));
-  expect(models_.find(id) == models_.end(), where() + "an id came back");
+  TANDEM_CHECK(models_.find(id) == models_.end(), where() + "an id came back");
   models_.emplace(id, SequenceModel(&layers_));
   return id;
 }
@@ -170,7 +170,7 @@ int64_t StreamWorld::fork(int64_t id) {
     return -1;
   }
   TANDEM_EXPECT(where(), TANDEM_OK, tandem_sequence_fork(&made, *cache_, id, &error));
-  expect(models_.find(made) == models_.end(), where() + "an id came back");
+  TANDEM_CHECK(models_.find(made) == models_.end(), where() + "an id came back");
   models_.emplace(made, model);
   for (Entry& entry : sessions_) {
     if (!entry.hgca) continue;
@@ -297,7 +297,7 @@ void StreamWorld::compare(Entry& entry, size_t layer, const Pass& pass, const La
     if (pass.q_lens[i] > 0) compare_sequence(entry, layer, pass, call, i, first);
     first += pass.q_lens[i];
   }
-  expect(call.o.padding_untouched() && call.lse.padding_untouched(), where() + "padding of an output was written");
+  TANDEM_CHECK(call.o.padding_untouched() && call.lse.padding_untouched(), where() + "padding of an output was written");
   for (const Tensor* tensor : {&call.o, &call.lse})
     for (unsigned char byte : tensor->payload()) output_hash_ = (output_hash_ ^ byte) * 0x100000001B3u;
 }
@@ -341,8 +341,8 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
     hgca(entry, id).after_decode(layer, weights[0], total);
     check_selection(static_cast<size_t>(&entry - sessions_.data()), id, layer);
   }
-  expect(verdict.pass,
-         where() + "sequence " + std::to_string(id) + " layer " + std::to_string(layer) + ": " + verdict.message);
+  TANDEM_CHECK(verdict.pass,
+               where() + "sequence " + std::to_string(id) + " layer " + std::to_string(layer) + ": " + verdict.message);
   shares_.include(verdict.shares);
   if (!entry.hgca) return;
   reference::HgcaModel& state = hgca(entry, id);

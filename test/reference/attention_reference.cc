@@ -43,54 +43,73 @@ REFERENCE_CLONES void accumulate(double weight, const double* v, double* o, doub
   }
 }
 
-// Rotates one vector and multiplies its rotated dims by the attention factor; T is the arithmetic it is done in.
-template <typename T>
-void rotate(const RefLayer& layer, int64_t position, T* vector) {
-  if (layer.rope == TANDEM_ROPE_CALLER) return;
-  const int32_t n_pairs = layer.rotated_dims() / 2;
-  for (int32_t i = 0; i < n_pairs; ++i) {
-    const double angle = layer.angle(position, i);
-    const auto c = static_cast<T>(std::cos(angle) * layer.attn_factor());
-    const auto s = static_cast<T>(std::sin(angle) * layer.attn_factor());
-    T& a = vector[layer.rope == TANDEM_ROPE_INTERLEAVED ? 2 * i : i];
-    T& b = vector[layer.rope == TANDEM_ROPE_INTERLEAVED ? 2 * i + 1 : i + n_pairs];
-    const T x = a, y = b;
-    a = x * c - y * s;
-    b = x * s + y * c;
+// RoPE of one layer: at a position, cos and sin of each pair's angle times the attention factor. They are computed in double
+// and are the same for every head, so a token's are computed once; T is the arithmetic the rotation itself is done in.
+class Rope {
+ public:
+  explicit Rope(const RefLayer& layer) : layer_(layer), on_(layer.rope != TANDEM_ROPE_CALLER) {
+    for (int32_t i = 0; on_ && i < layer.rotated_dims() / 2; ++i) frequencies_.push_back(layer.frequency(i));
+    cos_.resize(frequencies_.size());
+    sin_.resize(frequencies_.size());
   }
-}
+  bool on() const { return on_; }
 
-// Angles are the same for every head: rotates all heads of a token at once.
-void rotate_heads(const RefLayer& layer, int64_t position, double* vectors, int32_t n_heads) {
-  if (layer.rope == TANDEM_ROPE_CALLER) return;
-  const int32_t n_pairs = layer.rotated_dims() / 2;
-  const bool interleaved = layer.rope == TANDEM_ROPE_INTERLEAVED;
-  for (int32_t i = 0; i < n_pairs; ++i) {
-    const double angle = layer.angle(position, i);
-    const double c = std::cos(angle) * layer.attn_factor(), s = std::sin(angle) * layer.attn_factor();
-    for (int32_t head = 0; head < n_heads; ++head) {
-      double* vector = vectors + static_cast<int64_t>(head) * layer.k_head_dim;
-      double& a = vector[interleaved ? 2 * i : i];
-      double& b = vector[interleaved ? 2 * i + 1 : i + n_pairs];
-      const double x = a, y = b;
+  void go_to(int64_t position) {
+    const double scaled = layer_.scaled(position), factor = layer_.attn_factor();
+    for (size_t i = 0; i < frequencies_.size(); ++i) {
+      const double angle = scaled * frequencies_[i];
+      cos_[i] = std::cos(angle) * factor;
+      sin_[i] = std::sin(angle) * factor;
+    }
+  }
+
+  template <typename T>
+  void rotate(T* vector) const {
+    const bool interleaved = layer_.rope == TANDEM_ROPE_INTERLEAVED;
+    const size_t n = frequencies_.size();
+    for (size_t i = 0; i < n; ++i) {
+      const auto c = static_cast<T>(cos_[i]), s = static_cast<T>(sin_[i]);
+      T& a = vector[interleaved ? 2 * i : i];
+      T& b = vector[interleaved ? 2 * i + 1 : i + n];
+      const T x = a, y = b;
       a = x * c - y * s;
       b = x * s + y * c;
     }
   }
-}
 
-// Keys and values in double, keys rotated.
-struct Widened {
-  std::vector<double> k;  // [n_tokens, n_kv_heads, k_head_dim]
-  std::vector<double> v;  // [n_tokens, n_kv_heads, v_head_dim]
+ private:
+  const RefLayer& layer_;
+  const bool on_;
+  std::vector<double> frequencies_, cos_, sin_;
 };
 
-Widened widen(const LayerRows& rows) {
+// Rotates each of the copies of the keys in its own arithmetic.
+template <typename... T>
+void rotate_keys(const LayerRows& rows, T*... copies) {
   const RefLayer& layer = *rows.layer;
-  const int64_t k_row = static_cast<int64_t>(layer.n_kv_heads) * layer.k_head_dim;
+  Rope rope(layer);
+  if (!rope.on()) return;
+  for (int64_t j = 0; j < rows.n_tokens; ++j) {
+    rope.go_to(rows.positions[j]);
+    for (int64_t head = 0; head < layer.n_kv_heads; ++head)
+      (rope.rotate(copies + (j * layer.n_kv_heads + head) * layer.k_head_dim), ...);
+  }
+}
+
+int64_t n_key_elements(const LayerRows& rows) { return rows.n_tokens * rows.layer->n_kv_heads * rows.layer->k_head_dim; }
+
+// Keys and values in double, keys rotated; and the keys that the plain computation reads.
+struct Widened {
+  std::vector<double> k;     // [n_tokens, n_kv_heads, k_head_dim]
+  std::vector<double> v;     // [n_tokens, n_kv_heads, v_head_dim]
+  std::vector<float> k_f32;  // as k, but empty where not asked for
+};
+
+Widened widen(const LayerRows& rows, bool f32_too) {
+  const RefLayer& layer = *rows.layer;
   const int64_t v_row = static_cast<int64_t>(layer.n_kv_heads) * layer.v_head_dim;
   Widened wide;
-  wide.k.assign(rows.k, rows.k + rows.n_tokens * k_row);
+  wide.k.assign(rows.k, rows.k + n_key_elements(rows));
   if (rows.v) {
     wide.v.assign(rows.v, rows.v + rows.n_tokens * v_row);
   } else {
@@ -98,8 +117,12 @@ Widened widen(const LayerRows& rows) {
     for (int64_t i = 0; i < rows.n_tokens * layer.n_kv_heads; ++i)
       std::copy_n(rows.k + i * layer.k_head_dim, layer.v_head_dim, wide.v.data() + i * layer.v_head_dim);
   }
-  for (int64_t j = 0; j < rows.n_tokens; ++j)
-    rotate_heads(layer, rows.positions[j], wide.k.data() + j * k_row, layer.n_kv_heads);
+  if (f32_too) {
+    wide.k_f32.assign(rows.k, rows.k + n_key_elements(rows));
+    rotate_keys(rows, wide.k.data(), wide.k_f32.data());
+  } else {
+    rotate_keys(rows, wide.k.data());
+  }
   return wide;
 }
 
@@ -135,9 +158,77 @@ void finish_row(const RefLayer& layer, const Widened& wide, const std::vector<in
   truth->lse[static_cast<size_t>(row)] = largest + std::log(sum);
 }
 
-void compare_naive(const LayerRows& rows, const Queries& queries, int64_t row, Truth* truth) {
-  const RefLayer& layer = *rows.layer;
-  const NaiveRow naive = attend_naive(rows, queries, row / layer.n_q_heads, static_cast<int32_t>(row % layer.n_q_heads));
+// The plain computation of rows, one after another. `k` holds the rotated keys.
+class Naive {
+ public:
+  Naive(const LayerRows& rows, const Queries& queries, const float* k)
+      : rows_(rows), queries_(queries), k_(k), rope_(*rows.layer) {}
+
+  NaiveRow row(int64_t token, int32_t q_head) {
+    const RefLayer& layer = *rows_.layer;
+    const int32_t kv_head = q_head / layer.group_size();
+    see(token, kv_head);
+    form_logits(token, q_head);
+    NaiveRow row;
+    row.o.assign(static_cast<size_t>(layer.v_head_dim), 0.0f);
+    row.lse = -std::numeric_limits<float>::infinity();
+    const float sink = layer.sinks.empty() ? row.lse : layer.sinks[static_cast<size_t>(q_head)];
+    float largest = sink;
+    for (float logit : logits_) largest = std::max(largest, logit);
+    if (largest == row.lse) return row;
+    float sum = sink == row.lse ? 0.0f : std::exp(sink - largest);
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      const float weight = std::exp(logits_[i] - largest);
+      const float p = queries_.naive_rounds_p ? static_cast<float>(round_to(layer.v_type, weight)) : weight;
+      const int64_t at = keys_[i] * layer.n_kv_heads + kv_head;
+      const float* v = rows_.v ? rows_.v + at * layer.v_head_dim : rows_.k + at * layer.k_head_dim;
+      for (int32_t d = 0; d < layer.v_head_dim; ++d) row.o[static_cast<size_t>(d)] += p * v[d];
+      sum += weight;
+    }
+    for (float& x : row.o) x /= sum;
+    row.lse = largest + std::log(sum);
+    return row;
+  }
+
+ private:
+  // Heads of one group see the same keys.
+  void see(int64_t token, int32_t kv_head) {
+    if (token == token_ && kv_head == kv_head_) return;
+    token_ = token;
+    kv_head_ = kv_head;
+    keys_.clear();
+    queries_.visible(token, kv_head, &keys_);
+  }
+
+  void form_logits(int64_t token, int32_t q_head) {
+    const RefLayer& layer = *rows_.layer;
+    const int32_t dim = layer.k_head_dim;
+    const float* from = queries_.q + (token * layer.n_q_heads + q_head) * dim;
+    q_.assign(from, from + dim);
+    rope_.go_to(queries_.positions[token]);
+    rope_.rotate(q_.data());
+    const auto scale = static_cast<float>(layer.scale());
+    logits_.clear();
+    for (int64_t key : keys_) {
+      const float* k = k_ + (key * layer.n_kv_heads + kv_head_) * dim;
+      float sum = 0.0f;
+      for (int32_t d = 0; d < dim; ++d) sum += q_[static_cast<size_t>(d)] * k[d];
+      const float logit = scale * sum;
+      logits_.push_back(layer.soft_cap > 0.0f ? layer.soft_cap * std::tanh(logit / layer.soft_cap) : logit);
+    }
+  }
+
+  const LayerRows& rows_;
+  const Queries& queries_;
+  const float* k_;
+  Rope rope_;
+  int64_t token_ = -1;
+  int32_t kv_head_ = -1;
+  std::vector<int64_t> keys_;  // what they see
+  std::vector<float> q_, logits_;
+};
+
+void compare_naive(const RefLayer& layer, const NaiveRow& naive, int64_t row, Truth* truth) {
   const double lse = truth->lse[static_cast<size_t>(row)];
   if (lse == -kInfinity) return;
   truth->naive_lse_error = std::max(truth->naive_lse_error, std::fabs(static_cast<double>(naive.lse) - lse));
@@ -153,7 +244,7 @@ void compare_naive(const LayerRows& rows, const Queries& queries, int64_t row, T
 
 Truth attend_reference(const LayerRows& rows, const Queries& queries) {
   const RefLayer& layer = *rows.layer;
-  const Widened wide = widen(rows);
+  const Widened wide = widen(rows, queries.naive_rows > 0);
   const int64_t n_rows = queries.n_tokens * layer.n_q_heads;
   Truth truth;
   truth.n_tokens = queries.n_tokens;
@@ -166,7 +257,9 @@ Truth attend_reference(const LayerRows& rows, const Queries& queries) {
 
   std::vector<int64_t> keys;
   std::vector<double> weights, q(static_cast<size_t>(layer.k_head_dim));
+  Rope rope(layer);
   for (int64_t t = 0; t < queries.n_tokens; ++t) {
+    rope.go_to(queries.positions[t]);
     for (int32_t kv_head = 0; kv_head < layer.n_kv_heads; ++kv_head) {
       keys.clear();
       queries.visible(t, kv_head, &keys);
@@ -174,7 +267,7 @@ Truth attend_reference(const LayerRows& rows, const Queries& queries) {
         const int32_t q_head = kv_head * layer.group_size() + g;
         const int64_t row = t * layer.n_q_heads + q_head;
         std::copy_n(queries.q + row * layer.k_head_dim, layer.k_head_dim, q.begin());
-        rotate(layer, queries.positions[t], q.data());
+        rope.rotate(q.data());
         weights.resize(keys.size());
         for (size_t i = 0; i < keys.size(); ++i) {
           const double* k = wide.k.data() + (keys[i] * layer.n_kv_heads + kv_head) * layer.k_head_dim;
@@ -188,50 +281,17 @@ Truth attend_reference(const LayerRows& rows, const Queries& queries) {
       }
     }
   }
-  const int64_t step = std::max<int64_t>(1, queries.naive_rows ? n_rows / queries.naive_rows : n_rows);
-  if (queries.naive_rows)
-    for (int64_t row = 0; row < n_rows; row += step) compare_naive(rows, queries, row, &truth);
+  if (queries.naive_rows == 0) return truth;
+  Naive naive(rows, queries, wide.k_f32.data());
+  for (int64_t row = 0; row < n_rows; row += std::max<int64_t>(1, n_rows / queries.naive_rows))
+    compare_naive(layer, naive.row(row / layer.n_q_heads, static_cast<int32_t>(row % layer.n_q_heads)), row, &truth);
   return truth;
 }
 
 NaiveRow attend_naive(const LayerRows& rows, const Queries& queries, int64_t token, int32_t q_head) {
-  const RefLayer& layer = *rows.layer;
-  const int32_t kv_head = q_head / layer.group_size(), k_dim = layer.k_head_dim, v_dim = layer.v_head_dim;
-  std::vector<int64_t> keys;
-  queries.visible(token, kv_head, &keys);
-  const float* from = queries.q + (token * layer.n_q_heads + q_head) * k_dim;
-  std::vector<float> q(from, from + k_dim), k(static_cast<size_t>(k_dim)), logits(keys.size());
-  rotate(layer, queries.positions[token], q.data());
-
-  const auto scale = static_cast<float>(layer.scale());
-  float largest = layer.sinks.empty() ? -std::numeric_limits<float>::infinity() : layer.sinks[static_cast<size_t>(q_head)];
-  const float sink = largest;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    std::copy_n(rows.k + (keys[i] * layer.n_kv_heads + kv_head) * k_dim, k_dim, k.begin());
-    rotate(layer, rows.positions[keys[i]], k.data());
-    float sum = 0.0f;
-    for (int32_t d = 0; d < k_dim; ++d) sum += q[static_cast<size_t>(d)] * k[static_cast<size_t>(d)];
-    float logit = scale * sum;
-    if (layer.soft_cap > 0.0f) logit = layer.soft_cap * std::tanh(logit / layer.soft_cap);
-    logits[i] = logit;
-    largest = std::max(largest, logit);
-  }
-  NaiveRow row;
-  row.o.assign(static_cast<size_t>(v_dim), 0.0f);
-  row.lse = -std::numeric_limits<float>::infinity();
-  if (largest == row.lse) return row;
-  float sum = sink == row.lse ? 0.0f : std::exp(sink - largest);
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const float weight = std::exp(logits[i] - largest);
-    const float p = queries.naive_rounds_p ? static_cast<float>(round_to(layer.v_type, weight)) : weight;
-    const int64_t at = keys[i] * layer.n_kv_heads + kv_head;
-    const float* v = rows.v ? rows.v + at * v_dim : rows.k + at * k_dim;
-    for (int32_t d = 0; d < v_dim; ++d) row.o[static_cast<size_t>(d)] += p * v[d];
-    sum += weight;
-  }
-  for (float& x : row.o) x /= sum;
-  row.lse = largest + std::log(sum);
-  return row;
+  std::vector<float> k(rows.k, rows.k + n_key_elements(rows));
+  rotate_keys(rows, k.data());
+  return Naive(rows, queries, k.data()).row(token, q_head);
 }
 
 }  // namespace reference

@@ -33,11 +33,13 @@ struct RefLayer {
   double scale() const { return sm_scale != 0.0f ? static_cast<double>(sm_scale) : 1.0 / std::sqrt(k_head_dim); }
   int32_t rotated_dims() const { return rope_dims ? rope_dims : k_head_dim; }
   double attn_factor() const { return rope_attn_factor != 0.0 ? rope_attn_factor : 1.0; }
-  // Angle of pair i at a position.
-  double angle(int64_t position, int32_t i) const {
-    const double scaled = static_cast<double>(position) / (rope_position_scale != 0.0 ? rope_position_scale : 1.0);
-    if (!rope_inv_freq.empty()) return scaled * static_cast<double>(rope_inv_freq[static_cast<size_t>(i)]);
-    return scaled * std::pow(rope_theta != 0.0 ? rope_theta : 10000.0, -2.0 * i / rotated_dims());
+  // The angle of pair i at a position is scaled(position) * frequency(i).
+  double scaled(int64_t position) const {
+    return static_cast<double>(position) / (rope_position_scale != 0.0 ? rope_position_scale : 1.0);
+  }
+  double frequency(int32_t i) const {
+    if (!rope_inv_freq.empty()) return static_cast<double>(rope_inv_freq[static_cast<size_t>(i)]);
+    return std::pow(rope_theta != 0.0 ? rope_theta : 10000.0, -2.0 * i / rotated_dims());
   }
 };
 

@@ -5,7 +5,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <type_traits>
 
 #include "tandem/tandem.h"
 
@@ -29,18 +31,42 @@ constexpr Format kFormats[] = {
     {TANDEM_E4M3, "e4m3", 1, 3, -6, 8, false},
 };
 
-const Format& format_of(int32_t dtype) {
-  for (const Format& format : kFormats)
-    if (format.dtype == dtype) return format;
-  return kFormats[0];
+// Index in kFormats; a type with groups has the values of f32.
+constexpr size_t index_of(int32_t dtype) {
+  for (size_t i = 0; i < std::size(kFormats); ++i)
+    if (kFormats[i].dtype == dtype) return i;
+  return 0;
+}
+
+const Format& format_of(int32_t dtype) { return kFormats[index_of(dtype)]; }
+
+// work(a constant, the index of the type's format): the oracle spends its time here, so loops over elements are compiled
+// once for each format, with its numbers in them.
+template <typename Work>
+auto with_format(int32_t dtype, Work work) {
+  switch (dtype) {
+    case TANDEM_F16:
+      return work(std::integral_constant<size_t, index_of(TANDEM_F16)>());
+    case TANDEM_BF16:
+      return work(std::integral_constant<size_t, index_of(TANDEM_BF16)>());
+    case TANDEM_E4M3:
+      return work(std::integral_constant<size_t, index_of(TANDEM_E4M3)>());
+    default:
+      return work(std::integral_constant<size_t, index_of(TANDEM_F32)>());
+  }
 }
 
 // 2^exponent for exponents of normal doubles, and the exponent of a normal double: much used, so spelled out.
-double power_of_two(int32_t exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
-int32_t exponent_of(double x) { return static_cast<int32_t>(std::bit_cast<uint64_t>(x) >> 52 & 0x7FF) - 1023; }
+inline double power_of_two(int32_t exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
+inline int32_t exponent_of(double x) { return static_cast<int32_t>(std::bit_cast<uint64_t>(x) >> 52 & 0x7FF) - 1023; }
+
+// x rounded to an integer, ties to even, for |x| < 2^51: beyond 2^52 a double has no room for a fraction.
+inline double nearest_integer(double x) { return std::copysign((x + 0x1.8p52) - 0x1.8p52, x); }
 
 // The bits of a number that the format can represent: sign, biased exponent, mantissa.
-uint32_t spell(const Format& format, double x) {
+template <size_t kFormat>
+inline uint32_t spell(double x) {
+  constexpr Format format = kFormats[kFormat];
   const int32_t total = 8 * format.bytes;
   const uint32_t sign = std::signbit(x) ? uint32_t{1} << (total - 1) : 0;
   const uint32_t exponent_mask = ((uint32_t{1} << (total - 1 - format.mantissa_bits)) - 1) << format.mantissa_bits;
@@ -56,7 +82,9 @@ uint32_t spell(const Format& format, double x) {
          (significand - (uint32_t{1} << format.mantissa_bits));
 }
 
-double unspell(const Format& format, uint32_t bits) {
+template <size_t kFormat>
+inline double unspell(uint32_t bits) {
+  constexpr Format format = kFormats[kFormat];
   const int32_t total = 8 * format.bytes;
   const double sign = bits >> (total - 1) ? -1.0 : 1.0;
   const uint32_t mantissa = bits & ((uint32_t{1} << format.mantissa_bits) - 1);
@@ -71,20 +99,44 @@ double unspell(const Format& format, uint32_t bits) {
   return sign * static_cast<double>(mantissa + hidden) * power_of_two(scale);
 }
 
-}  // namespace
-
-double round_to(int32_t dtype, double x) {
-  const Format& format = format_of(dtype);
+template <size_t kFormat>
+inline double round_one(double x) {
+  constexpr Format format = kFormats[kFormat];
   if (std::isinf(x) && !format.has_infinity) return std::copysign(std::numeric_limits<double>::quiet_NaN(), x);
   if (x == 0.0 || !std::isfinite(x)) return x;
   const int32_t quantum = std::max(exponent_of(x), format.min_exponent) - format.mantissa_bits;
-  const double rounded = std::nearbyint(x * power_of_two(-quantum)) * power_of_two(quantum);
+  const double rounded = nearest_integer(x * power_of_two(-quantum)) * power_of_two(quantum);
   const double largest =
       (2.0 - power_of_two(-format.mantissa_bits) * (format.has_infinity ? 1.0 : 2.0)) * power_of_two(format.max_exponent);
   if (std::fabs(rounded) <= largest) return rounded;
   const double none =
       format.has_infinity ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
   return std::copysign(none, x);
+}
+
+template <size_t kFormat>
+inline void store_one(double x, void* element) {
+  const uint32_t bits = spell<kFormat>(round_one<kFormat>(x));
+  std::memcpy(element, &bits, static_cast<size_t>(kFormats[kFormat].bytes));  // the low bytes come first
+}
+
+template <size_t kFormat>
+inline double load_one(const void* element) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, element, static_cast<size_t>(kFormats[kFormat].bytes));
+  return unspell<kFormat>(bits);
+}
+
+}  // namespace
+
+double round_to(int32_t dtype, double x) {
+  return with_format(dtype, [x](auto format) { return round_one<format()>(x); });
+}
+
+void round_all(int32_t dtype, double* x, int64_t n) {
+  with_format(dtype, [=](auto format) {
+    for (int64_t i = 0; i < n; ++i) x[i] = round_one<format()>(x[i]);
+  });
 }
 
 double epsilon(int32_t dtype) { return std::ldexp(1.0, -format_of(dtype).mantissa_bits); }
@@ -94,16 +146,25 @@ const char* dtype_name(int32_t dtype) {
 }
 
 void store(int32_t dtype, double x, void* element) {
-  const Format& format = format_of(dtype);
-  const uint32_t bits = spell(format, round_to(dtype, x));
-  std::memcpy(element, &bits, static_cast<size_t>(format.bytes));  // the low bytes come first
+  with_format(dtype, [=](auto format) { store_one<format()>(x, element); });
+}
+
+void store_all(int32_t dtype, const double* x, int64_t n, void* elements) {
+  with_format(dtype, [=](auto format) {
+    auto* to = static_cast<char*>(elements);
+    for (int64_t i = 0; i < n; ++i) store_one<format()>(x[i], to + i * kFormats[format()].bytes);
+  });
 }
 
 double load(int32_t dtype, const void* element) {
-  const Format& format = format_of(dtype);
-  uint32_t bits = 0;
-  std::memcpy(&bits, element, static_cast<size_t>(format.bytes));
-  return unspell(format, bits);
+  return with_format(dtype, [=](auto format) { return load_one<format()>(element); });
+}
+
+void load_all(int32_t dtype, const void* elements, int64_t n, double* x) {
+  with_format(dtype, [=](auto format) {
+    const auto* from = static_cast<const char*>(elements);
+    for (int64_t i = 0; i < n; ++i) x[i] = load_one<format()>(from + i * kFormats[format()].bytes);
+  });
 }
 
 }  // namespace reference

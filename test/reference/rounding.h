@@ -17,5 +17,9 @@ const char* dtype_name(int32_t dtype);
 
 void store(int32_t dtype, double x, void* element);  // rounds
 double load(int32_t dtype, const void* element);
+// The same for n numbers side by side: faster by far than one at a time.
+void round_all(int32_t dtype, double* x, int64_t n);
+void store_all(int32_t dtype, const double* x, int64_t n, void* elements);
+void load_all(int32_t dtype, const void* elements, int64_t n, double* x);
 
 }  // namespace reference

@@ -63,7 +63,7 @@ int64_t scale_bytes(int32_t dtype, int64_t n) { return has_groups(dtype) ? (n + 
 void store_row(int32_t dtype, const double* x, int64_t n, void* codes, void* scales) {
   auto* to = static_cast<uint8_t*>(codes);
   if (!has_groups(dtype)) {
-    for (int64_t i = 0; i < n; ++i) store(dtype, x[i], to + i * element_bytes(dtype));
+    store_all(dtype, x, n, to);
     return;
   }
   for (int64_t first = 0; first < n; first += kGroup) {
@@ -87,12 +87,16 @@ double load_element(int32_t dtype, const void* codes, const void* scales, int64_
 }
 
 void load_row(int32_t dtype, const void* codes, const void* scales, int64_t n, double* x) {
+  if (!has_groups(dtype)) {
+    load_all(dtype, codes, n, x);
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) x[i] = load_element(dtype, codes, scales, i);
 }
 
 void round_row(int32_t dtype, double* x, int64_t n) {
   if (!has_groups(dtype)) {
-    for (int64_t i = 0; i < n; ++i) x[i] = round_to(dtype, x[i]);
+    round_all(dtype, x, n);
     return;
   }
   std::vector<uint8_t> codes(static_cast<size_t>(code_bytes(dtype, n))), scales(static_cast<size_t>(scale_bytes(dtype, n)));
