@@ -161,7 +161,7 @@ double attend_all(const std::vector<Task>& tasks, int32_t n_threads, MatmulAtten
     omp_set_num_threads(1);
     const double from = cpu_seconds();
     for (size_t i = static_cast<size_t>(worker); i < tasks.size(); i += static_cast<size_t>(n_threads))
-      attend->attend(tasks[i].head->job, tasks[i].begin, tasks[i].end, worker);
+      attend->attend(cpu::whole_span(tasks[i].head->job, tasks[i].begin, tasks[i].end), worker);
     busy[static_cast<size_t>(worker)] = cpu_seconds() - from;
   });
   double elapsed = 0;
