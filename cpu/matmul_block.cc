@@ -212,7 +212,7 @@ const std::byte* Block::load(const TileSource& source, std::byte* to) {
 void Block::convert(const TileSource& source, const KeySegment& segment, std::byte* to) {
   const bool compact = source.row_bytes == row_bytes(source.dtype, source.head_dim) && source.scale_bytes == 0;
   const int32_t step = compact ? segment.n_keys : 1;
-  const int64_t n = step * source.head_dim, bytes = n * static_cast<int64_t>(element_bytes(source.bf16));
+  const int64_t n = int64_t{step} * source.head_dim, bytes = n * static_cast<int64_t>(element_bytes(source.bf16));
   for (int32_t key = 0; key < segment.n_keys; key += step, to += bytes) {
     const int32_t column = segment.column + key;
     if (source.bf16)
@@ -262,11 +262,11 @@ void Block::take_out_nonfinite_values() {
   const int64_t row_words = layer_.v_head_dim / (bf16 ? 2 : 1), stride_words = v_tile_stride(layer_) / (bf16 ? 2 : 1);
   if (!kernels_.has_nonfinite(v_, tile_.n_keys * stride_words, bf16)) return;
   if (v_ != scratch_.v) {
-    std::memcpy(scratch_.v, v_, static_cast<size_t>(4 * padded_keys() * stride_words));
+    std::memcpy(scratch_.v, v_, static_cast<size_t>(4 * (padded_keys() * stride_words)));
     v_ = scratch_.v;
   }
   for (int32_t column = 0; column < tile_.n_keys; ++column) {
-    std::byte* row = scratch_.v + 4 * column * stride_words;
+    std::byte* row = scratch_.v + 4 * (column * stride_words);
     if (!kernels_.has_nonfinite(row, row_words, bf16)) continue;
     std::memset(row, 0, static_cast<size_t>(4 * row_words));
     scratch_.odd_columns[n_odd_++] = column;
