@@ -10,10 +10,26 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int64_t kMinTaskCost = 64 << 10;  // bytes: some microseconds, what handing a task over is worth
-constexpr int64_t kMatmulTaskRows = 512;
+constexpr int64_t kMatmulTaskRows = 512, kMatmulTileKeys = 512;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+int64_t wanted_piece(int64_t n_keys) {
+  return std::max(kMinPieceKeys, static_cast<int64_t>(std::sqrt(64.0 * static_cast<double>(n_keys))));
+}
+
+int64_t whole_tiles(int64_t n_keys) {
+  return std::max<int64_t>(1, (n_keys + kMatmulTileKeys / 2) / kMatmulTileKeys) * kMatmulTileKeys;
+}
+
+// As many keys more as the layer has heads and the job tiles of rows: so many units there are anyway.
+int64_t matmul_piece_keys(const AttendJob& job, int64_t n_tiles) {
+  const int64_t alone = whole_tiles(std::max(wanted_piece(job.n_keys), job.n_keys / kMaxPieces));
+  const int64_t wanted = alone * n_tiles * job.layer->n_kv_heads;
+  const int64_t n_pieces = (job.n_keys + wanted / 2) / wanted;
+  return n_pieces > 1 ? whole_tiles(divide_up(job.n_keys, n_pieces)) : job.n_keys;
+}
 
 // Rows of one tile: even tiles, whole tiles of the kernel.
 int32_t tile_rows(int32_t n_rows, int64_t most) {
@@ -29,18 +45,17 @@ struct Cut {
 Cut cut_of(const AttendJob& job) {
   Cut cut;
   const bool by_matmul = use_matmul(job);
-  cut.keys = by_matmul ? std::max<int64_t>(job.n_keys, 1) : piece_keys(job.n_keys);
-  cut.n_pieces = std::max<int64_t>(1, divide_up(job.n_keys, cut.keys));
   cut.rows = std::max(1, tile_rows(job.n_rows, by_matmul ? kMatmulTaskRows : kSpanRows));
   cut.n_tiles = divide_up(job.n_rows, cut.rows);
+  cut.keys = by_matmul ? matmul_piece_keys(job, cut.n_tiles) : piece_keys(job.n_keys);
+  cut.n_pieces = std::max<int64_t>(1, divide_up(job.n_keys, cut.keys));
   return cut;
 }
 
 }  // namespace
 
 int64_t piece_keys(int64_t n_keys) {
-  const auto wanted = static_cast<int64_t>(std::sqrt(64.0 * static_cast<double>(n_keys)));
-  const int64_t n_pieces = std::clamp<int64_t>(n_keys / std::max(kMinPieceKeys, wanted), 1, kMaxPieces);
+  const int64_t n_pieces = std::clamp<int64_t>(n_keys / wanted_piece(n_keys), 1, kMaxPieces);
   return round_up(std::max<int64_t>(divide_up(n_keys, n_pieces), 1), kBlockKeys);
 }
 
@@ -62,6 +77,8 @@ void AttendPlan::add_job(const AttendJob& job, int32_t job_idx) {
       group.states.head_dim = layer.v_head_dim;
       group.states.stride = round_up(int64_t{group.states.n_rows} * (layer.v_head_dim + 2), 16);
       n_floats_ += group.states.stride * cut.n_pieces;
+      group.by_matmul = use_matmul(job);
+      if (group.by_matmul) n_matmul_rows_ += group.states.n_rows;
     }
   }
   KeyRef first;
@@ -114,7 +131,7 @@ Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers
   if (!units_.reserve(most_units) || !groups_.reserve(most_groups) || !task_begins_.reserve(most_units + 1) ||
       !task_nodes_.reserve(most_units))
     return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for a plan of %lld units", static_cast<long long>(most_units));
-  n_units_ = n_groups_ = n_floats_ = 0;
+  n_units_ = n_groups_ = n_floats_ = n_matmul_rows_ = 0;
   for (int32_t i = 0; i < n_jobs; ++i) add_job(jobs[i], i);
   cut_tasks(jobs, n_workers);
   return {};

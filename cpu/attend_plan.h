@@ -10,6 +10,10 @@
 // 8 heads on 16 cores to finish together, 128K into 43 and no more, for each has to be begun and joined. Their states are
 // joined in their order by the worker that finishes last.
 //
+// A job for the matmul library has hundreds of rows and is not cut where its layer has as many heads and tiles of rows.
+// Where it has fewer (decode with MLA: one KV head, one tile of 128 rows) it is cut as well, so that the units of one
+// sequence are about as many. Their states are large, 256 KiB each: all workers join them, when the last unit is done.
+//
 // Tasks depend on the number of workers. They shrink towards the end (a share of what remains), so that few boundaries are
 // paid for and all workers finish together; tiny neighbours (the heads of a short sequence) share one.
 #pragma once
@@ -44,8 +48,8 @@ struct AttendUnit {
   int64_t key_begin = 0;
   int64_t key_end = 0;
   KeyRef first;
-  int64_t cost = 0;        // bytes, as if bound by memory
-  bool by_matmul = false;  // all keys at once
+  int64_t cost = 0;  // bytes, as if bound by memory
+  bool by_matmul = false;
 };
 
 // The pieces of one tile of rows.
@@ -53,7 +57,8 @@ struct AttendGroup {
   int32_t job_idx = 0;
   int32_t row_begin = 0;
   int64_t floats_at = 0;  // of its partial states
-  PartialStates states;   // parts is set when the floats have a place
+  bool by_matmul = false;
+  PartialStates states;  // parts is set when the floats have a place
 };
 
 // Memory that only grows. T needs no construction.
@@ -88,7 +93,8 @@ class AttendPlan {
   int64_t n_units() const { return n_units_; }
   int64_t n_tasks() const { return n_tasks_; }
   int64_t n_groups() const { return n_groups_; }
-  int64_t n_floats() const { return n_floats_; }  // of all partial states
+  int64_t n_floats() const { return n_floats_; }            // of all partial states
+  int64_t n_matmul_rows() const { return n_matmul_rows_; }  // of all groups by matmul
   const AttendUnit& unit(int64_t i) const { return units_[i]; }
   AttendGroup& group(int64_t i) const { return groups_[i]; }
   int64_t task_begin(int64_t task) const { return task_begins_[task]; }  // first unit; [n_tasks()] = n_units()
@@ -102,7 +108,7 @@ class AttendPlan {
   GrowBuffer<AttendGroup> groups_;
   GrowBuffer<int64_t> task_begins_;
   GrowBuffer<int32_t> task_nodes_;
-  int64_t n_units_ = 0, n_tasks_ = 0, n_groups_ = 0, n_floats_ = 0;
+  int64_t n_units_ = 0, n_tasks_ = 0, n_groups_ = 0, n_floats_ = 0, n_matmul_rows_ = 0;
 };
 
 }  // namespace tandem::cpu

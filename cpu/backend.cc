@@ -3,7 +3,8 @@
 //
 // attend(): plan (cpu/attend_plan.h), make room for partial states, run the tasks. A unit that is its job's only piece
 // writes the job's o and lse; the others leave partial states, and who finishes a tile's last piece joins them in their
-// order. What a call needs beyond the jobs grows when a larger shape is first seen, before any work begins.
+// order (those of the matmul library all workers do, at the end). What a call needs beyond the jobs grows when a larger
+// shape is first seen, before any work begins.
 //
 // One attend at a time: the mutex guards plan, partial states and the workers' scratch. Everything marked concurrent in
 // lib/backend.h uses the calling thread's stack alone.
@@ -48,23 +49,43 @@ struct AttendCall {
   const AttendJob* jobs;
 };
 
-void finish_group(const CpuBackend& backend, const AttendJob* jobs, int64_t group_idx) {
-  if (backend.parts_left[group_idx].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const AttendGroup& group = backend.plan.group(group_idx);
-  const AttendJob& job = jobs[group.job_idx];
-  backend.kernels->combine(group.states, job.o + int64_t{group.row_begin} * group.states.head_dim,
-                           job.lse + group.row_begin);
+// Rows of a group whose pieces are all done.
+void join_rows(const AttendCall& call, const AttendGroup& group, int64_t row_begin, int64_t row_end) {
+  const AttendJob& job = call.jobs[group.job_idx];
+  call.backend->kernels->combine(group.states, row_begin, row_end, job.o + int64_t{group.row_begin} * group.states.head_dim,
+                                 job.lse + group.row_begin);
+}
+
+void finish_unit(const AttendCall& call, const AttendUnit& unit) {
+  CpuBackend& backend = *call.backend;
+  if (unit.group_idx < 0 || unit.by_matmul) return;
+  if (backend.parts_left[unit.group_idx].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const AttendGroup& group = backend.plan.group(unit.group_idx);
+  join_rows(call, group, 0, group.states.n_rows);
+}
+
+// The groups' rows are one range, cut into even shares.
+constexpr int64_t kJoinedRows = 8;  // of a share
+
+void join_share(void* context, int64_t share, int32_t) {
+  const AttendCall& call = *static_cast<const AttendCall*>(context);
+  const AttendPlan& plan = call.backend->plan;
+  const int64_t begin = share * kJoinedRows, end = begin + kJoinedRows;
+  int64_t first = 0;  // of the group
+  for (int64_t i = 0; i < plan.n_groups() && first < end; ++i) {
+    const AttendGroup& group = plan.group(i);
+    if (!group.by_matmul) continue;
+    const int64_t from = std::max<int64_t>(begin - first, 0), to = std::min<int64_t>(end - first, group.states.n_rows);
+    if (from < to) join_rows(call, group, from, to);
+    first += group.states.n_rows;
+  }
 }
 
 // next: the unit that this thread does after it, or null.
 void run_unit(const AttendCall& call, const AttendUnit& unit, const AttendUnit* next, int32_t worker_idx) {
   CpuBackend& backend = *call.backend;
   const AttendJob& job = call.jobs[unit.job_idx];
-  if (unit.by_matmul) return backend.matmul->attend(job, unit.row_begin, unit.row_end, worker_idx);
-  Span span;
-  span.job = &job;
-  span.row_begin = unit.row_begin;
-  span.row_end = unit.row_end;
+  Span span = whole_span(job, unit.row_begin, unit.row_end);
   span.key_begin = unit.key_begin;
   span.key_end = unit.key_end;
   span.first = unit.first;
@@ -72,18 +93,18 @@ void run_unit(const AttendCall& call, const AttendUnit& unit, const AttendUnit* 
     span.next_run = call.jobs[next->job_idx].runs + next->first.run_idx;
     span.next_offset = next->first.offset;
   }
-  if (unit.group_idx < 0) {
-    span.o = job.o + int64_t{unit.row_begin} * job.layer->v_head_dim;
-    span.lse = job.lse + unit.row_begin;
-    backend.kernels->attend_span(span, backend.scratch[worker_idx]);
-    return;
+  if (unit.group_idx >= 0) {
+    const PartialStates& states = backend.plan.group(unit.group_idx).states;
+    span.o = const_cast<float*>(states.parts) + unit.part_idx * states.stride;
+    span.m = span.o + int64_t{states.n_rows} * states.head_dim;
+    span.sum = span.m + states.n_rows;
+    span.lse = nullptr;
   }
-  const PartialStates& states = backend.plan.group(unit.group_idx).states;
-  span.o = const_cast<float*>(states.parts) + unit.part_idx * states.stride;
-  span.m = span.o + int64_t{states.n_rows} * states.head_dim;
-  span.sum = span.m + states.n_rows;
-  backend.kernels->attend_span(span, backend.scratch[worker_idx]);
-  finish_group(backend, call.jobs, unit.group_idx);
+  if (unit.by_matmul)
+    backend.matmul->attend(span, worker_idx);
+  else
+    backend.kernels->attend_span(span, backend.scratch[worker_idx]);
+  finish_unit(call, unit);
 }
 
 void run_task(void* context, int64_t task_idx, int32_t worker_idx) {
@@ -124,6 +145,7 @@ Status attend(void* self, const AttendJob* jobs, int32_t n_jobs) {
     run_task(&call, 0, 0);
   else if (plan.n_tasks() > 1)
     backend.pool->run(plan.n_tasks(), run_task, &call, plan.task_nodes());
+  if (plan.n_matmul_rows() > 0) backend.pool->run((plan.n_matmul_rows() + kJoinedRows - 1) / kJoinedRows, join_share, &call);
   return {};
 }
 

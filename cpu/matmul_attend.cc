@@ -20,8 +20,9 @@ MatmulShape qk_shape(int64_t m, int64_t n, int64_t k_head_dim, bool bf16) {
 }
 
 // p lies at the start of each row of logits, so in bf16 the rows are twice as many elements apart.
-MatmulShape pv_shape(int64_t m, int64_t n, int64_t v_head_dim, bool bf16) {
-  return {m, v_head_dim, n, bf16 ? 2 * kStrideS : kStrideS, v_head_dim, 1, v_head_dim, bf16, true};
+MatmulShape pv_shape(int64_t m, int64_t n, const Layer& layer, bool bf16) {
+  const int64_t dim = layer.v_head_dim;
+  return {m, dim, n, bf16 ? 2 * kStrideS : kStrideS, v_tile_stride(layer), 1, dim, bf16, true};
 }
 
 Status create_products(const Layer& layer, bool bf16, int32_t n_workers, TileProducts* products) {
@@ -29,8 +30,7 @@ Status create_products(const Layer& layer, bool bf16, int32_t n_workers, TilePro
     for (int32_t n = 0; n < kSizesN; ++n) {
       TANDEM_TRY(
           create_matmul(qk_shape(kTileRows[m], kTileColumns[n], layer.k_head_dim, bf16), n_workers, &products->qk[m][n]));
-      TANDEM_TRY(
-          create_matmul(pv_shape(kTileRows[m], kTileColumns[n], layer.v_head_dim, bf16), n_workers, &products->pv[m][n]));
+      TANDEM_TRY(create_matmul(pv_shape(kTileRows[m], kTileColumns[n], layer, bf16), n_workers, &products->pv[m][n]));
     }
   }
   return {};
@@ -59,6 +59,7 @@ class MatmulAttendImpl final : public MatmulAttend {
       auto made = std::make_unique<Geometry>();
       made->k_head_dim = layer.k_head_dim;
       made->v_head_dim = layer.v_head_dim;
+      made->v_stride = v_tile_stride(layer);
       TANDEM_TRY(add_products(layer, false, n_workers, &made->f32));
       geometries_.push_back(std::move(made));
       geometry = geometries_.back().get();
@@ -67,21 +68,29 @@ class MatmulAttendImpl final : public MatmulAttend {
     return {};
   }
 
-  void attend(const AttendJob& job, int32_t row_begin, int32_t row_end, int32_t worker_idx) override {
+  void attend(const Span& span, int32_t worker_idx) override {
     const SingleThread single;
-    const Geometry* geometry = find(*job.layer);
+    const Geometry* geometry = find(*span.job->layer);
     assert(geometry != nullptr && static_cast<size_t>(worker_idx) < workers_.size());
     Scratch& scratch = *workers_[static_cast<size_t>(worker_idx)];
-    for (int32_t row = row_begin; row < row_end; row += kTaskRows) {
-      const int32_t n_rows = std::min(row_end - row, kTaskRows);
-      attend_block({job, *geometry, kernels_, tile_kernels_, scratch, worker_idx, row, n_rows});
+    for (int32_t row = span.row_begin; row < span.row_end; row += kTaskRows) {
+      const int64_t done = row - span.row_begin;
+      Span block = span;
+      block.row_begin = row;
+      block.row_end = std::min(span.row_end, row + kTaskRows);
+      block.o += done * geometry->v_head_dim;
+      for (float** each : {&block.m, &block.sum, &block.lse})
+        if (*each != nullptr) *each += done;
+      attend_block({block, *geometry, kernels_, tile_kernels_, scratch, worker_idx});
     }
   }
 
  private:
   Geometry* find(const Layer& layer) const {
     for (const auto& geometry : geometries_)
-      if (geometry->k_head_dim == layer.k_head_dim && geometry->v_head_dim == layer.v_head_dim) return geometry.get();
+      if (geometry->k_head_dim == layer.k_head_dim && geometry->v_head_dim == layer.v_head_dim &&
+          geometry->v_stride == v_tile_stride(layer))
+        return geometry.get();
     return nullptr;
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Attention of many query rows: append, prefill, re-evaluation.
+// Attention of many query rows: append, prefill, re-evaluation, decode where very many query heads share a KV head (MLA).
 //
 // Decode is bound by reading K and V; from some tens of rows on a job is bound by arithmetic, which belongs to a matmul
 // library. attend() is flash attention by tiles, all of it inside the calling thread:
@@ -10,7 +10,9 @@
 //         s = q k^T            oneDNN                         [128, 512], in the second-level cache
 //         p = softmax step     SIMD, in place                 scale, cap, mask, running max and sum, o rescaled
 //         o += p v             oneDNN
-//     o / sum, max + log sum                                  to the job
+//     o / sum, max + log sum                                  to the job; or o, max and sum as they are, to be joined
+//
+// Where V aliases keys that need no rotation its tile is the first columns of theirs, converted once.
 //
 // Precision: f32 products of the converted tiles, f32 accumulation. Where q is exact in bf16 (q_is_bf16), bf16 keys that
 // need no rotation are multiplied as bf16, which loses nothing; bf16 values then meet p rounded to bf16 (relative 2^-9 for
@@ -28,6 +30,18 @@
 #include "lib/status.h"
 
 namespace tandem::cpu {
+
+// Rows of a job over all its keys, to the job's o and lse.
+inline Span whole_span(const AttendJob& job, int32_t row_begin, int32_t row_end) {
+  Span span;
+  span.job = &job;
+  span.row_begin = row_begin;
+  span.row_end = row_end;
+  span.key_end = job.n_keys;
+  span.o = job.o + int64_t{row_begin} * job.layer->v_head_dim;
+  span.lse = job.lse + row_begin;
+  return span;
+}
 
 class MatmulAttend {
  public:
@@ -48,9 +62,9 @@ class MatmulAttend {
   // On failure everything prepared before is still usable.
   virtual Status prepare(const Layer& layer, bool bf16, int32_t n_workers) = 0;
 
-  // Rows [row_begin, row_end) of the job over all its keys: writes their o, lse and, if wanted, logits. Concurrent for
-  // different worker_idx in [0, n_workers). The job's layer must have been prepared.
-  virtual void attend(const AttendJob& job, int32_t row_begin, int32_t row_end, int32_t worker_idx) = 0;
+  // Computes a span of any number of rows; writes the job's logits where wanted. Concurrent for different worker_idx in
+  // [0, n_workers). The job's layer must have been prepared.
+  virtual void attend(const Span& span, int32_t worker_idx) = 0;
 };
 
 }  // namespace tandem::cpu

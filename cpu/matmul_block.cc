@@ -40,7 +40,7 @@ Status Scratch::allocate(int32_t k_head_dim, int32_t v_head_dim, size_t scratchp
     return at;
   };
   const auto dk = static_cast<size_t>(k_head_dim), dv = static_cast<size_t>(v_head_dim);
-  const size_t at_q = place(kRows * dk * 4), at_k = place(kKeys * dk * 4), at_v = place(kKeys * dv * 4);
+  const size_t at_q = place(kRows * dk * 4), at_k = place(kKeys * dk * 4), at_v = place(kKeys * std::max(dk, dv) * 4);
   const size_t at_o = place(kRows * dv * 4), at_s = place(size_t{kTileQ} * kStrideS * 4), at_max = place(size_t{kRows} * 4);
   const size_t at_sum = place(size_t{kRows} * 4), at_angles = place(dk * 4), at_value = place(dv * 4),
                at_visible = place(size_t{kKeys} * 4);
@@ -96,7 +96,13 @@ const std::byte* stored_scales(const TileSource& source, const KeySegment& segme
 class Block {
  public:
   explicit Block(const BlockJob& block)
-      : block_(block), job_(block.job), layer_(*block.job.layer), scratch_(block.scratch), kernels_(block.tile_kernels) {
+      : block_(block),
+        span_(block.span),
+        job_(*block.span.job),
+        layer_(*block.span.job->layer),
+        scratch_(block.scratch),
+        kernels_(block.tile_kernels),
+        n_rows_(block.span.row_end - block.span.row_begin) {
     const bool bf16 = job_.q_is_bf16 && block.geometry.bf16 != nullptr;
     const int64_t k_row_bytes = row_bytes(layer_.k_type, layer_.k_head_dim);
     const int64_t v_row_bytes = row_bytes(layer_.v_type, layer_.v_head_dim);
@@ -107,22 +113,22 @@ class Block {
     const bool v_bf16 = bf16 && layer_.v_type == TANDEM_BF16;
     v_source_ = {true, layer_.v_type, layer_.v_head_dim, v_row_bytes, v_scale_bytes, v_bf16};
     if (layer_.v_aliases_k) v_source_.row_bytes = k_row_bytes, v_source_.scale_bytes = k_scale_bytes;
-    n_tiles_ = (block.n_rows + kTileQ - 1) / kTileQ;
+    n_tiles_ = (n_rows_ + kTileQ - 1) / kTileQ;
   }
 
   void run() {
     start();
-    KeyWalker walker(job_, tokens(0, block_.n_rows));
+    KeyWalker walker(span_, tokens(0, n_rows_));
     tile_.segments = scratch_.segments;
     while (walker.next(&tile_, kTileKv)) {
       bool partly_hidden = false;
       for (int32_t i = 0; i < n_tiles_; ++i) {
-        views_[i] = view_of(job_.visibility, tile_, tokens(i * kTileQ, std::min((i + 1) * kTileQ, block_.n_rows)));
+        views_[i] = view_of(job_.visibility, tile_, tokens(i * kTileQ, std::min((i + 1) * kTileQ, n_rows_)));
         partly_hidden = partly_hidden || !views_[i].all;
       }
       k_ = load(k_source_, scratch_.k);
       if (layer_.rope != nullptr) rotate_keys();
-      v_ = load(v_source_, scratch_.v);
+      v_ = values_in_keys(layer_) ? k_ : load(v_source_, scratch_.v);
       n_odd_ = 0;
       if (partly_hidden) take_out_nonfinite_values();
       for (int32_t i = 0; i < n_tiles_; ++i)
@@ -133,7 +139,7 @@ class Block {
 
  private:
   TokenRange tokens(int32_t row_begin, int32_t row_end) const {
-    const int64_t group = layer_.group_size, first = block_.row_begin;
+    const int64_t group = layer_.group_size, first = span_.row_begin;
     return {(first + row_begin) / group, (first + row_end - 1) / group};
   }
 
@@ -152,23 +158,25 @@ class Block {
   void finish();
 
   const BlockJob& block_;
+  const Span& span_;
   const AttendJob& job_;
   const Layer& layer_;
   Scratch& scratch_;
   const SoftmaxTileKernels& kernels_;
   TileSource k_source_{}, v_source_{};
+  int32_t n_rows_;
   int32_t n_tiles_ = 0;
   KeyTile tile_;
   TileView views_[kMaxTiles];
   const std::byte* k_ = nullptr;  // [padded_keys, k_head_dim]
-  const std::byte* v_ = nullptr;  // [padded_keys, v_head_dim]
+  const std::byte* v_ = nullptr;  // [padded_keys, v_head_dim], rows v_tile_stride() apart
   int32_t n_odd_ = 0;             // columns whose values are not finite and were taken out of v
 };
 
 // q in the products' type, padded with zeros to whole tiles; the empty state in every row.
 void Block::start() {
-  const int64_t padded = int64_t{n_tiles_} * kTileQ, dims = layer_.k_head_dim, n = block_.n_rows * dims;
-  const float* q = job_.q + block_.row_begin * dims;
+  const int64_t padded = int64_t{n_tiles_} * kTileQ, dims = layer_.k_head_dim, n = n_rows_ * dims;
+  const float* q = job_.q + span_.row_begin * dims;
   const size_t bytes = element_bytes(k_source_.bf16);
   if (k_source_.bf16) {
     auto* to = reinterpret_cast<uint16_t*>(scratch_.q);
@@ -180,8 +188,8 @@ void Block::start() {
   std::fill_n(scratch_.o, padded * layer_.v_head_dim, 0.0f);
   std::fill_n(scratch_.row_max, padded, kNegativeInf);
   std::fill_n(scratch_.row_sum, padded, 0.0f);
-  if (job_.logits != nullptr)
-    std::fill_n(job_.logits + block_.row_begin * job_.n_keys, block_.n_rows * job_.n_keys, kNegativeInf);
+  for (int64_t row = span_.row_begin; job_.logits != nullptr && row < span_.row_end; ++row)
+    std::fill_n(job_.logits + row * job_.n_keys + span_.key_begin, span_.key_end - span_.key_begin, kNegativeInf);
 }
 
 // The tile's rows, converted and followed by zeros up to a whole step; where a whole tile already lies so in the cache,
@@ -204,7 +212,7 @@ const std::byte* Block::load(const TileSource& source, std::byte* to) {
 void Block::convert(const TileSource& source, const KeySegment& segment, std::byte* to) {
   const bool compact = source.row_bytes == row_bytes(source.dtype, source.head_dim) && source.scale_bytes == 0;
   const int32_t step = compact ? segment.n_keys : 1;
-  const int64_t n = step * source.head_dim, bytes = n * static_cast<int64_t>(element_bytes(source.bf16));
+  const int64_t n = int64_t{step} * source.head_dim, bytes = n * static_cast<int64_t>(element_bytes(source.bf16));
   for (int32_t key = 0; key < segment.n_keys; key += step, to += bytes) {
     const int32_t column = segment.column + key;
     if (source.bf16)
@@ -251,23 +259,23 @@ void Block::rotate_keys() {
 // Zeroes the values that are not finite, keeping their columns.
 void Block::take_out_nonfinite_values() {
   const bool bf16 = v_source_.bf16;
-  const int64_t row_words = layer_.v_head_dim / (bf16 ? 2 : 1), row_bytes = 4 * row_words;
-  if (!kernels_.has_nonfinite(v_, tile_.n_keys * row_words, bf16)) return;
+  const int64_t row_words = layer_.v_head_dim / (bf16 ? 2 : 1), stride_words = v_tile_stride(layer_) / (bf16 ? 2 : 1);
+  if (!kernels_.has_nonfinite(v_, tile_.n_keys * stride_words, bf16)) return;
   if (v_ != scratch_.v) {
-    std::memcpy(scratch_.v, v_, static_cast<size_t>(padded_keys() * row_bytes));
+    std::memcpy(scratch_.v, v_, static_cast<size_t>(4 * (padded_keys() * stride_words)));
     v_ = scratch_.v;
   }
   for (int32_t column = 0; column < tile_.n_keys; ++column) {
-    std::byte* row = scratch_.v + column * row_bytes;
+    std::byte* row = scratch_.v + 4 * (column * stride_words);
     if (!kernels_.has_nonfinite(row, row_words, bf16)) continue;
-    std::memset(row, 0, static_cast<size_t>(row_bytes));
+    std::memset(row, 0, static_cast<size_t>(4 * row_words));
     scratch_.odd_columns[n_odd_++] = column;
   }
 }
 
 // One tile of rows against the tile of keys.
 void Block::step(int32_t tile_idx) {
-  const int32_t row = tile_idx * kTileQ, n_rows = std::min(kTileQ, block_.n_rows - row);
+  const int32_t row = tile_idx * kTileQ, n_rows = std::min(kTileQ, n_rows_ - row);
   const int32_t size_m = n_rows <= kTileRows[0] ? 0 : n_rows <= kTileRows[1] ? 1 : 2;
   const int32_t begin = views_[tile_idx].begin / kStep * kStep, end = (views_[tile_idx].end + kStep - 1) / kStep * kStep;
   const auto products = [&](bool bf16) -> const TileProducts& {
@@ -275,6 +283,7 @@ void Block::step(int32_t tile_idx) {
   };
   const size_t k_bytes = element_bytes(k_source_.bf16), v_bytes = element_bytes(v_source_.bf16);
   const auto dk = static_cast<size_t>(layer_.k_head_dim), dv = static_cast<size_t>(layer_.v_head_dim);
+  const auto v_stride = static_cast<size_t>(v_tile_stride(layer_));
   const int32_t size_n = end - begin == kTileKv ? 1 : 0, width = kTileColumns[size_n];
 
   const Matmul& qk = products(k_source_.bf16).qk[size_m][size_n];
@@ -288,7 +297,7 @@ void Block::step(int32_t tile_idx) {
   const auto* p = reinterpret_cast<const std::byte*>(scratch_.s + begin);
   float* o = scratch_.o + static_cast<size_t>(row) * dv;
   for (int32_t c = begin; c < end; c += width) {
-    const std::byte* v = v_ + static_cast<size_t>(c) * dv * v_bytes;
+    const std::byte* v = v_ + static_cast<size_t>(c) * v_stride * v_bytes;
     pv.run(block_.worker_idx, p + static_cast<size_t>(c - begin) * v_bytes, v, o, scratch_.scratchpad);
   }
   if (n_odd_ > 0) add_nonfinite_values(row, n_rows, begin, end);
@@ -309,7 +318,7 @@ void Block::softmax(int32_t row, int32_t n_rows, int32_t begin, int32_t end) {
   }
   const bool masked = !views_[row / kTileQ].all || end > tile_.n_keys;
   for (int32_t r = 0; r < n_rows; r += tile.n_rows) {
-    const int64_t job_row = block_.row_begin + row + r, group = layer_.group_size;
+    const int64_t job_row = span_.row_begin + row + r, group = layer_.group_size;
     tile.n_rows = n_rows;
     if (masked) {
       tile.n_rows = static_cast<int32_t>(std::min<int64_t>(n_rows - r, group - job_row % group));
@@ -330,7 +339,7 @@ void Block::put_logits(int32_t row, int32_t n_rows, int32_t begin, int32_t end, 
     const float* s = scratch_.s + r % kTileQ * kStrideS;
     for (int32_t i = 0; i < tile_.n_segments; ++i) {
       const KeySegment& segment = tile_.segments[i];
-      float* out = job_.logits + (block_.row_begin + r) * job_.n_keys + segment.key_idx - segment.column;
+      float* out = job_.logits + (span_.row_begin + r) * job_.n_keys + segment.key_idx - segment.column;
       const int32_t last = std::min(end, segment.column + segment.n_keys);
       for (int32_t c = std::max(begin, segment.column); c < last; ++c)
         if (visible == nullptr || visible[c] != 0) out[c] = s[c];
@@ -350,7 +359,7 @@ void Block::add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int
     const int64_t token_idx = segment.token_idx < 0 ? -1 : segment.token_idx + column - segment.column;
     widen(v_source_, segment, column, dims, scratch_.value);
     for (int32_t r = 0; r < n_rows; ++r) {
-      const int64_t token = (block_.row_begin + row + r) / layer_.group_size;
+      const int64_t token = (span_.row_begin + row + r) / layer_.group_size;
       if (!sees(job_.visibility, token, token_idx)) continue;
       const float* s = scratch_.s + r * kStrideS + begin;
       const int32_t at = column - begin;
@@ -365,14 +374,20 @@ void Block::add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int
 // o - o is 0, or NaN where o is not finite: Inf in a value comes out as NaN.
 void Block::finish() {
   const int64_t dims = layer_.v_head_dim;
-  for (int32_t r = 0; r < block_.n_rows; ++r) {
+  const bool is_part = span_.m != nullptr;
+  for (int32_t r = 0; r < n_rows_; ++r) {
     const float sum = scratch_.row_sum[r], max = scratch_.row_max[r];
     const bool empty = max == kNegativeInf;
-    const float factor = empty ? 0.0f : 1.0f / sum;
+    const float factor = is_part ? 1.0f : empty ? 0.0f : 1.0f / sum;
     const float* from = scratch_.o + r * dims;
-    float* o = job_.o + (block_.row_begin + r) * dims;
+    float* o = span_.o + r * dims;
     for (int64_t d = 0; d < dims; ++d) o[d] = from[d] * factor + (from[d] - from[d]);
-    job_.lse[block_.row_begin + r] = empty ? kNegativeInf : max + std::log(sum);
+    if (is_part) {
+      span_.m[r] = max;
+      span_.sum[r] = sum;
+    } else {
+      span_.lse[r] = empty ? kNegativeInf : max + std::log(sum);
+    }
   }
 }
 

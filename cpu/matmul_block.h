@@ -27,8 +27,12 @@ struct TileProducts {
   Matmul pv[kSizesM][kSizesN];
 };
 
+// Where V is the first columns of K's tile, no tile of its own.
+inline bool values_in_keys(const Layer& layer) { return layer.v_aliases_k && layer.rope == nullptr; }
+inline int32_t v_tile_stride(const Layer& layer) { return values_in_keys(layer) ? layer.k_head_dim : layer.v_head_dim; }
+
 struct Geometry {
-  int32_t k_head_dim = 0, v_head_dim = 0;
+  int32_t k_head_dim = 0, v_head_dim = 0, v_stride = 0;
   std::unique_ptr<TileProducts> f32;
   std::unique_ptr<TileProducts> bf16;  // null: not prepared, or not faster here
 };
@@ -48,7 +52,7 @@ struct Scratch {
 
   std::byte* q = nullptr;          // [kRows, k_head_dim] f32 or bf16
   std::byte* k = nullptr;          // [kKeys, k_head_dim] f32 or bf16
-  std::byte* v = nullptr;          // [kKeys, v_head_dim] f32 or bf16
+  std::byte* v = nullptr;          // [kKeys, the larger of both] f32 or bf16
   float* o = nullptr;              // [kRows, v_head_dim]
   float* s = nullptr;              // [kTileQ, kStrideS]
   float* row_max = nullptr;        // [kRows]
@@ -66,14 +70,12 @@ struct Scratch {
 };
 
 struct BlockJob {
-  const AttendJob& job;
+  const Span& span;  // of at most kTaskRows rows
   const Geometry& geometry;
   const KernelTable& kernels;
   const SoftmaxTileKernels& tile_kernels;
   Scratch& scratch;
   int32_t worker_idx;
-  int32_t row_begin;
-  int32_t n_rows;  // <= kTaskRows
 };
 void attend_block(const BlockJob& block);
 

@@ -21,8 +21,13 @@ BeginRange begin_range(const Visibility& visibility, int64_t first, int64_t last
 
 }  // namespace
 
-KeyWalker::KeyWalker(const AttendJob& job, TokenRange tokens) : job_(job) {
-  if (const Visibility* visibility = job.visibility) {
+KeyWalker::KeyWalker(const Span& span, TokenRange tokens)
+    : job_(*span.job),
+      key_begin_(span.key_begin),
+      key_end_(span.key_end),
+      run_idx_(span.first.run_idx - 1),
+      next_key_(span.key_begin - span.first.offset) {
+  if (const Visibility* visibility = job_.visibility) {
     begin_ = begin_range(*visibility, tokens.first, tokens.last).least;
     end_ = visibility->end[tokens.last];
     sink_end_ = std::min(visibility->sink_end, end_);
@@ -31,20 +36,26 @@ KeyWalker::KeyWalker(const AttendJob& job, TokenRange tokens) : job_(job) {
 
 // Steps to the next run with something to see.
 bool KeyWalker::refill() {
-  while (run_idx_ + 1 < job_.n_runs) {
-    if (run_idx_ >= 0) first_key_ += job_.runs[run_idx_].n_tokens;
+  while (run_idx_ + 1 < job_.n_runs && next_key_ < key_end_) {
     const KvRun& run = job_.runs[++run_idx_];
     const int64_t n = run.n_tokens;
+    first_key_ = next_key_;
+    next_key_ += n;
+    const auto add = [&](int64_t from, int64_t to) {  // rows of the run, as far as the span has them
+      from = std::max(from, key_begin_ - first_key_);
+      to = std::min(to, key_end_ - first_key_);
+      if (from < to) pieces_[n_pieces_++] = {from, to - from};
+    };
     if (run.token_idx < 0 || job_.visibility == nullptr) {
-      if (n > 0) pieces_[n_pieces_++] = {0, n};
+      add(0, n);
     } else {
       const auto row_of = [&](int64_t token) { return std::clamp<int64_t>(token - run.token_idx, 0, n); };
       const int64_t sinks = row_of(sink_end_), window = std::max(row_of(begin_), sinks), end = row_of(end_);
       if (window == sinks) {
-        if (end > 0) pieces_[n_pieces_++] = {0, end};
+        add(0, end);
       } else {
-        if (end > window) pieces_[n_pieces_++] = {window, end - window};
-        if (sinks > 0) pieces_[n_pieces_++] = {0, sinks};
+        add(window, end);
+        add(0, sinks);
       }
     }
     if (n_pieces_ > 0) return true;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernels/kernels.h"
 #include "lib/backend.h"
 
 namespace tandem::cpu {
@@ -36,8 +37,8 @@ struct TokenRange {
 
 class KeyWalker {
  public:
-  // Keys that the tokens may see; without visibility every key.
-  KeyWalker(const AttendJob& job, TokenRange tokens);
+  // Keys of the span that the tokens may see; without visibility every one.
+  KeyWalker(const Span& span, TokenRange tokens);
   // Fills tile->segments with up to max_keys keys; false when there are none left.
   bool next(KeyTile* tile, int32_t max_keys);
 
@@ -49,9 +50,11 @@ class KeyWalker {
   };
   const AttendJob& job_;
   int64_t begin_ = 0, end_ = INT64_MAX, sink_end_ = INT64_MAX;
-  int32_t run_idx_ = -1;
-  int64_t first_key_ = 0;  // of the current run in the job
-  int32_t n_pieces_ = 0;   // of the current run, still to be taken, last first
+  int64_t key_begin_, key_end_;  // of the span in the job
+  int64_t run_idx_;              // the current run
+  int64_t first_key_ = 0;        // its first key in the job
+  int64_t next_key_;             // that of the run behind it
+  int32_t n_pieces_ = 0;         // of the current run, still to be taken, last first
   Piece pieces_[2] = {};
 };
 

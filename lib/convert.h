@@ -19,7 +19,7 @@ struct StoredRow {
 
 // Between types without groups.
 void convert_row(const Backend& cpu, int32_t from_type, const void* from, int32_t to_type, void* to, int64_t n);
-// n: the row's elements, at most 256.
+// n: the row's elements, at most 576.
 void store_row(const Backend& cpu, int32_t from_type, const void* from, const StoredRow& to, int64_t n);
 void load_row(const Backend& cpu, const StoredRow& from, int32_t to_type, void* to, int64_t n);
 

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
 constexpr int32_t kHeadDims[] = {64, 80, 96, 112, 128, 192, 256};
+constexpr int32_t kLatentKDim = 576, kLatentVDim = 512;  // MLA: V is the latent part of K, the other 64 dims carry RoPE
 constexpr int32_t kMaxHeads = 65536;
 constexpr int64_t kMaxLayers = 65536;
 constexpr double kDefaultTheta = 10000.0;
@@ -79,9 +80,12 @@ Status check_dims(const tandem_layer_options& l, const Refusal& refuse) {
   const int32_t v_dim = v_dim_of(l);
   if (l.v_aliases_k == 1 && v_dim > l.k_head_dim)
     return refuse(kInvalid, "v_head_dim", "%d is more than k_head_dim = %d, but V aliases K", v_dim, l.k_head_dim);
-  if (l.k_head_dim == 576 && v_dim == 512 && l.v_aliases_k == 1)
+  if (l.k_head_dim == kLatentKDim) {
+    if (v_dim == kLatentVDim && l.v_aliases_k == 1) return {};
     return refuse(TANDEM_ERROR_UNSUPPORTED, "k_head_dim",
-                  "576 with v_head_dim = 512 (MLA): kernels come in a later version");
+                  "576 has kernels with v_head_dim = 512 and v_aliases_k = 1 (MLA), not with %d and %d", v_dim,
+                  l.v_aliases_k);
+  }
   TANDEM_TRY(check_head_dim(l.k_head_dim, "k_head_dim", refuse));
   return check_head_dim(v_dim, "v_head_dim", refuse);
 }
@@ -119,6 +123,12 @@ Status check_rope(const tandem_layer_options& l, const Refusal& refuse) {
   TANDEM_TRY(check_positive(l.rope_position_scale, "rope_position_scale", refuse));
   TANDEM_TRY(check_positive(l.rope_attn_factor, "rope_attn_factor", refuse));
   if (l.rope == TANDEM_ROPE_CALLER) return {};
+  if (l.k_head_dim == kLatentKDim)
+    return refuse(
+        TANDEM_ERROR_UNSUPPORTED, "rope",
+        "%d rotates the first dims of a key, MLA's k_head_dim = 576 has RoPE in its last 64: rotate them before the "
+        "append (TANDEM_ROPE_CALLER)",
+        l.rope);
   const auto factor = static_cast<float>(or_default(l.rope_attn_factor, 1.0));
   if (!(factor > 0.0f) || std::isinf(factor))
     return refuse(kInvalid, "rope_attn_factor", "%g is not an f32 number", l.rope_attn_factor);

@@ -14,10 +14,11 @@ namespace tandem::cpu {
 inline constexpr int32_t kBlockKeys = 256;  // keys whose logits are kept at a time
 inline constexpr int32_t kMaxAhead = 128;   // rows of K and V prefetched ahead
 inline constexpr int32_t kSpanRows = 64;    // query rows per pass over K and V
-inline constexpr int32_t kMaxHeadDim = 256;
+// MLA's keys have more dims than others. V aliases them and they come rotated: what lies apart or is rotated here has fewer.
+inline constexpr int32_t kMaxHeadDim = 576, kMaxPlainDim = 256;
 inline constexpr int32_t kMaxScales = kMaxHeadDim / 32;  // of a row
 inline constexpr int32_t kMaxTileDim = 128;              // head_dim of K for the matrix unit
-inline constexpr int32_t kRotatedFloats = 64 * kMaxHeadDim;
+inline constexpr int32_t kRotatedFloats = 64 * kMaxPlainDim;
 
 // A key of a job by its run: the offset-th of runs[run_idx].
 struct KeyRef {
@@ -48,7 +49,7 @@ struct alignas(64) SpanScratch {
   int64_t target;                                           // KernelTable::target of the kernel that used it last
 };
 
-// Rows [row_begin, row_end) of a job, at most kSpanRows, over keys [key_begin, key_end).
+// Rows [row_begin, row_end) of a job over keys [key_begin, key_end). attend_span takes at most kSpanRows.
 struct Span {
   const AttendJob* job = nullptr;
   int32_t row_begin = 0;
@@ -64,7 +65,7 @@ struct Span {
   float* lse = nullptr;  // [n_rows] or null. Given: o is normalised
 };
 
-// States of the same rows over disjoint keys, as attend_span leaves them with m and sum. Part i begins at
+// States of the same rows over disjoint keys, as spans leave them with m and sum. Part i begins at
 // parts + i * stride and holds o [n_rows, head_dim], m [n_rows], sum [n_rows].
 struct PartialStates {
   const float* parts = nullptr;
@@ -80,8 +81,8 @@ struct KernelTable {
   const char* name;
   int64_t target;  // HWY_AVX2, ..., and kMatrixUnit where it is used
   void (*attend_span)(const Span& span, SpanScratch& scratch);
-  // Joins the parts in their order: o [n_rows, head_dim], lse [n_rows].
-  void (*combine)(const PartialStates& states, float* o, float* lse);
+  // Joins the parts in their order, rows [row_begin, row_end) of o [n_rows, head_dim] and lse [n_rows].
+  void (*combine)(const PartialStates& states, int64_t row_begin, int64_t row_end, float* o, float* lse);
   void (*merge)(const MergeJob& job, int64_t row_begin, int64_t row_end);
   void (*attn_weights)(const WeightJob& job);
   void (*observe)(float* maw, const float* logits, int64_t n_keys, float lse, float alpha);

@@ -64,9 +64,9 @@ void merge(const MergeJob& job, int64_t row_begin, int64_t row_end) {
 }
 
 // The same for parts that carry (m, sum, sum of weighted values): nothing is rounded to an lse in between.
-void combine(const PartialStates& states, float* o, float* lse) {
+void combine(const PartialStates& states, int64_t row_begin, int64_t row_end, float* o, float* lse) {
   const int64_t o_floats = int64_t{states.n_rows} * states.head_dim;
-  for (int64_t r = 0; r < states.n_rows; ++r) {
+  for (int64_t r = row_begin; r < row_end; ++r) {
     const auto m_of = [&](int64_t part) { return states.parts[part * states.stride + o_floats + r]; };
     const auto sum_of = [&](int64_t part) { return states.parts[part * states.stride + o_floats + states.n_rows + r]; };
     float m = -HUGE_VALF;

@@ -14,9 +14,9 @@ namespace {
 
 struct Rotator {
   const RopeTable* table;
-  int64_t high_position;              // position >> 8 that `high` is for, -1 for none
-  float high[2 * (kMaxHeadDim / 2)];  // cos row, then sin row
-  float angles[2 * (kMaxHeadDim / 2)];
+  int64_t high_position;     // position >> 8 that `high` is for, -1 for none
+  float high[kMaxPlainDim];  // cos row, then sin row
+  float angles[kMaxPlainDim];
   Row rows[kBlockKeys];  // the rotated keys
 };
 

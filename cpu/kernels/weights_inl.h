@@ -48,19 +48,19 @@ inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, i
   }
 }
 
-// The calling thread's stack holds all working memory, about 80 KiB.
+// The calling thread's stack holds all working memory, about 130 KiB.
 void attn_weights(const WeightJob& job) {
   const Layer& layer = *job.layer;
   HWY_ALIGN float logits[kWeightRows * kBlockKeys];
   HWY_ALIGN float q[kWeightRows * kMaxHeadDim];
-  HWY_ALIGN float rotated[kWeightRotated * kMaxHeadDim];
+  HWY_ALIGN float rotated[kWeightRotated * kMaxPlainDim];
   ScaleBlock scales, seen_scales;
   memset(job.out, 0, static_cast<size_t>(layer.group_size * job.n_keys) * sizeof(float));
   if (job.n_rows == 0) return;
   BlockLoop loop;
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
-  const int64_t max_n = block_len(layer, kWeightRotated * kMaxHeadDim);
+  const int64_t max_n = block_len(layer, kWeightRotated * kMaxPlainDim);
   start(stream, job.runs, {}, job.n_keys, layer, max_n);
   const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
   for (int64_t at = 0; next_block(stream, max_n); at += stream.n) {

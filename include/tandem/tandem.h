@@ -196,7 +196,7 @@ typedef struct tandem_layer_options {
   uint32_t struct_size;
   int32_t n_q_heads;             /* a multiple of n_kv_heads */
   int32_t n_kv_heads;            /* = n_q_heads: MHA; 1: MQA */
-  int32_t k_head_dim;            /* 64, 80, 96, 112, 128, 192, 256 */
+  int32_t k_head_dim;            /* 64, 80, 96, 112, 128, 192, 256; 576 with v_head_dim 512 that aliases it (MLA) */
   int32_t v_head_dim;            /* likewise; 0: k_head_dim */
   int32_t v_aliases_k;           /* 1: V is the first v_head_dim dims of K, stored and read once */
   float sm_scale;                /* 0: 1 / sqrt(k_head_dim) */

@@ -18,6 +18,9 @@ struct LayerCase {
   std::function<void(tandem_layer_options&)> change;
 };
 
+// MLA's shape.
+void set_latent(tandem_layer_options& l) { l.k_head_dim = 576, l.v_head_dim = 512, l.v_aliases_k = 1; }
+
 const float kNanSinks[] = {0.0f, -INFINITY, NAN, 0.0f}, kInfSinks[] = {0.0f, INFINITY, 0.0f, 0.0f};
 float nan_freq[32], inf_freq[32];
 
@@ -35,9 +38,14 @@ const std::vector<LayerCase> kCases = {
     {kUnsupported, "k_head_dim", "65", [](auto& l) { l.k_head_dim = 65; }},
     {kUnsupported, "k_head_dim", "1024", [](auto& l) { l.k_head_dim = 1024; }},
     {kUnsupported, "k_head_dim", "64, 80, 96, 112, 128, 192, 256", [](auto& l) { l.k_head_dim = 160; }},
-    {kUnsupported, "k_head_dim", "later version",
-     [](auto& l) { l.k_head_dim = 576, l.v_head_dim = 512, l.v_aliases_k = 1, l.n_kv_heads = 1; }},
-    {kUnsupported, "k_head_dim", "576", [](auto& l) { l.k_head_dim = 576, l.v_head_dim = 512; }},
+    {kUnsupported, "k_head_dim", "not with 512 and 0", [](auto& l) { l.k_head_dim = 576, l.v_head_dim = 512; }},
+    {kUnsupported, "k_head_dim", "not with 576 and 0", [](auto& l) { l.k_head_dim = 576; }},
+    {kUnsupported, "k_head_dim", "not with 576 and 1", [](auto& l) { l.k_head_dim = 576, l.v_aliases_k = 1; }},
+    {kUnsupported, "k_head_dim", "not with 256 and 1",
+     [](auto& l) { l.k_head_dim = 576, l.v_head_dim = 256, l.v_aliases_k = 1; }},
+    {kUnsupported, "k_head_dim", "512", [](auto& l) { l.k_head_dim = 512, l.v_aliases_k = 1; }},
+    {kUnsupported, "v_head_dim", "512", [](auto& l) { l.k_head_dim = 256, l.v_head_dim = 512; }},
+    {kUnsupported, "rope", "last 64", [](auto& l) { set_latent(l), l.rope = TANDEM_ROPE_INTERLEAVED, l.rope_dims = 64; }},
     {kInvalid, "v_head_dim", "-1", [](auto& l) { l.v_head_dim = -1; }},
     {kUnsupported, "v_head_dim", "32", [](auto& l) { l.v_head_dim = 32; }},
     {kInvalid, "v_head_dim", "128", [](auto& l) { l.v_head_dim = 128, l.v_aliases_k = 1; }},
@@ -121,6 +129,8 @@ void test_accepted(void**) {
       [](auto& l) { l.n_q_heads = 7, l.n_kv_heads = 1; },
       [](auto& l) { l.k_head_dim = 192, l.v_head_dim = 128; },
       [](auto& l) { l.k_head_dim = 192, l.v_head_dim = 128, l.v_aliases_k = 1; },
+      [](auto& l) { set_latent(l); },
+      [](auto& l) { set_latent(l), l.n_q_heads = 128, l.n_kv_heads = 1, l.rope_dims = 64; },
       [](auto& l) { l.sm_scale = 1.0f, l.soft_cap = 50.0f, l.sliding_window_tokens = 1; },
       [](auto& l) { l.sinks = sinks; },
       [](auto& l) { l.rope = TANDEM_ROPE_HALVES, l.rope_dims = 2; },

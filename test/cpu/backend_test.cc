@@ -14,6 +14,7 @@
 #include "cpu/attend_case.h"
 #include "cpu/attend_plan.h"
 #include "cpu/isa_backends.h"
+#include "cpu/matmul_attend.h"
 extern "C" {
 #include <cmocka.h>
 }
@@ -74,6 +75,14 @@ void isa_from_environment(void**) {
   assert_false(cpu_isa_available("nonsense"));
 }
 
+// A decode step with MLA: enough rows of one KV head for the matmul library, in pieces of the keys.
+CaseOptions latent_decode(int64_t n_keys, int32_t k_type) {
+  CaseOptions o = decode(n_keys, 1, static_cast<uint64_t>(n_keys));
+  o.k_type = o.v_type = k_type;
+  o.k_dim = 576, o.v_dim = 512, o.v_aliases_k = true, o.group_size = 128;
+  return o;
+}
+
 struct Outputs {
   std::vector<float> o, lse;
 };
@@ -101,6 +110,8 @@ void deterministic(void**) {
   std::vector<AttendCase> cases;
   for (const int64_t n_keys : {1, 300, 1023, 1024, 2048, 3000, 9000, 20000, 0, 17})
     cases.emplace_back(decode(n_keys, n_keys == 3000 ? 20 : 2, static_cast<uint64_t>(n_keys + 3)));
+  cases.emplace_back(latent_decode(1600, TANDEM_BF16));
+  cases.emplace_back(latent_decode(2049, TANDEM_Q8_0));
   std::vector<AttendCase*> all;
   for (AttendCase& one : cases) all.push_back(&one);
   const cpu::KernelTable* table = nullptr;
@@ -145,11 +156,12 @@ void plans_tile(void**) {
   for (int round = 0; round < 500; ++round) {
     Layer layer;
     layer.group_size = 1, layer.k_head_dim = layer.v_head_dim = 128, layer.k_type = layer.v_type = TANDEM_BF16;
+    layer.n_kv_heads = static_cast<int32_t>(1 + random.below(2));
     std::vector<std::vector<KvRun>> runs;
     std::vector<AttendJob> jobs(static_cast<size_t>(random.below(12)));
     for (AttendJob& job : jobs) {
       const int64_t sizes[] = {0, 1, 500, 5000, 300000};
-      job.layer = &layer, job.n_rows = static_cast<int32_t>(random.below(round % 3 ? 8 : 90));
+      job.layer = &layer, job.n_rows = static_cast<int32_t>(random.below(round % 3 ? 8 : round % 2 ? 90 : 1500));
       job.node = static_cast<int32_t>(random.below(2));
       job.n_keys = random.below(sizes[random.below(5)] + 1);
       runs.emplace_back();
@@ -169,7 +181,9 @@ void plans_tile(void**) {
         const cpu::AttendUnit& unit = plan.unit(at);
         const AttendJob& job = jobs[static_cast<size_t>(unit.job_idx)];
         assert_int_equal(plan.task_nodes()[task], job.node);
-        assert_true(unit.row_end > unit.row_begin && unit.row_end - unit.row_begin <= cpu::kSpanRows);
+        assert_true(unit.by_matmul == cpu::use_matmul(job));
+        assert_true(unit.row_end > unit.row_begin);
+        assert_true(unit.row_end - unit.row_begin <= (unit.by_matmul ? cpu::MatmulAttend::kTaskRows : cpu::kSpanRows));
         assert_true(unit.key_begin % cpu::kBlockKeys == 0);
         assert_true(unit.key_end == job.n_keys || unit.key_end % cpu::kBlockKeys == 0);
         covered[static_cast<size_t>(unit.job_idx)] += (unit.row_end - unit.row_begin) * (unit.key_end - unit.key_begin);
@@ -180,6 +194,29 @@ void plans_tile(void**) {
     }
     assert_true(at == plan.n_units() && (at == 0 || plan.n_tasks() > 0));
     for (size_t i = 0; i < jobs.size(); ++i) assert_true(covered[i] == jobs[i].n_rows * jobs[i].n_keys);
+  }
+}
+
+// One sequence with one KV head keeps many workers busy, with one query as with some; a layer of many heads is not cut.
+void latent_decode_has_units_for_all(void**) {
+  cpu::AttendPlan plan;
+  for (const int64_t n_keys : {8192, 131072}) {
+    for (const int32_t q_len : {1, 4, 16}) {
+      Layer layer;
+      layer.n_kv_heads = 1, layer.group_size = layer.n_q_heads = 128, layer.k_head_dim = 576, layer.v_head_dim = 512;
+      layer.v_aliases_k = true, layer.k_type = layer.v_type = TANDEM_BF16;
+      KvRun run;
+      run.n_tokens = n_keys;
+      AttendJob job;
+      job.layer = &layer, job.n_rows = 128 * q_len, job.n_runs = 1, job.runs = &run, job.n_keys = n_keys;
+      assert_true(plan.make(&job, 1, 16).ok());
+      assert_true(plan.n_units() >= 16 && plan.n_units() <= 64);
+      assert_true(plan.n_tasks() >= 16);
+      for (int64_t i = 0; i < plan.n_units(); ++i) assert_true(plan.unit(i).by_matmul && plan.unit(i).key_begin % 512 == 0);
+      layer.n_kv_heads = 64;
+      assert_true(plan.make(&job, 1, 16).ok());
+      assert_true(plan.n_groups() == 0);
+    }
   }
 }
 
@@ -225,8 +262,10 @@ void merge_joins_parts(void**) {
 int main() {
   using namespace tandem::test;
   const CMUnitTest tests[] = {
-      cmocka_unit_test(forced_isa_is_used), cmocka_unit_test(isa_from_environment), cmocka_unit_test(deterministic),
-      cmocka_unit_test(concurrent_calls),   cmocka_unit_test(plans_tile),           cmocka_unit_test(merge_joins_parts),
+      cmocka_unit_test(forced_isa_is_used), cmocka_unit_test(isa_from_environment),
+      cmocka_unit_test(deterministic),      cmocka_unit_test(concurrent_calls),
+      cmocka_unit_test(plans_tile),         cmocka_unit_test(latent_decode_has_units_for_all),
+      cmocka_unit_test(merge_joins_parts),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -105,6 +105,26 @@ void lengths_and_rows(void**) {
     }
 }
 
+// MLA: V is the first 512 of K's 576 dims. Every type x lengths around a block x rows of one and of several tiles; 128 and
+// more are the matmul library's.
+void latent_keys(void**) {
+  std::vector<IsaBackend> backends = isa_backends(2);
+  int64_t n = 0;
+  for (const int32_t type : kTypes)
+    for (const int64_t n_keys : {0, 1, 70, 255, 256, 257, 600})
+      for (const int32_t n_rows : {1, 4, 16, 100, 128}) {
+        if (++n % 2 != 0 && n_rows > 16) continue;
+        CaseOptions o;
+        o.k_type = o.v_type = type, o.k_dim = 576, o.v_dim = 512, o.v_aliases_k = true;
+        o.group_size = n_rows, o.n_keys = n_keys;
+        if (n_rows == 4 && n % 3 == 0) o.group_size = 2, o.q_len = 2, o.mask = static_cast<Mask>(n % 5);
+        o.runs = static_cast<Runs>(n % 4);
+        o.soft_cap = n % 7 == 0 ? 20.0f : 0.0f;
+        o.seed = static_cast<uint64_t>(n + 1);
+        check_all(backends, o, n_rows <= 16);
+      }
+}
+
 // NaN in a key that nobody sees changes no bit; in one that some rows see it makes those rows NaN and no other.
 void nan_keys(void**) {
   std::vector<IsaBackend> backends = isa_backends(2);
@@ -169,8 +189,8 @@ int main(int argc, char** argv) {
   }
   (void)argv;
   const CMUnitTest tests[] = {
-      cmocka_unit_test(lengths_and_rows), cmocka_unit_test(types_and_dims),    cmocka_unit_test(nan_keys),
-      cmocka_unit_test(far_away_logits),  cmocka_unit_test(random_cases_fast),
+      cmocka_unit_test(lengths_and_rows), cmocka_unit_test(types_and_dims),  cmocka_unit_test(latent_keys),
+      cmocka_unit_test(nan_keys),         cmocka_unit_test(far_away_logits), cmocka_unit_test(random_cases_fast),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

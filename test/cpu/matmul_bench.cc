@@ -39,6 +39,8 @@ struct Shape {
   int64_t kv_len;   // before the queries
   int32_t run_len;  // 0: one run
   bool q_is_bf16;
+  int32_t aliased_dim = 0;  // of V, within K; 0: V is apart and like K
+  int32_t v_head_dim() const { return aliased_dim > 0 ? aliased_dim : head_dim; }
 };
 
 constexpr Shape kShapes[] = {
@@ -51,14 +53,18 @@ constexpr Shape kShapes[] = {
     {"append-8-bf16", 8, 4, 128, 8, 8192, 128, true},         {"append-16-bf16", 8, 4, 128, 16, 8192, 128, true},
     {"append-1-f32", 8, 4, 128, 1, 8192, 128, false},         {"append-4-f32", 8, 4, 128, 4, 8192, 128, false},
     {"append-8-f32", 8, 4, 128, 8, 8192, 128, false},         {"append-16-f32", 8, 4, 128, 16, 8192, 128, false},
+    {"mla-1-bf16", 1, 128, 576, 1, 8192, 128, true, 512},     {"mla-1-f32", 1, 128, 576, 1, 8192, 128, false, 512},
+    {"mla-32-bf16", 1, 128, 576, 32, 8192, 128, true, 512},   {"mla-32-f32", 1, 128, 576, 32, 8192, 128, false, 512},
 };
 
 // Both products of one tile, by oneDNN alone.
 class TileRate {
  public:
-  TileRate(int64_t dim, bool bf16, int32_t n_threads) : dim_(dim), memory_(static_cast<size_t>(n_threads)) {
+  TileRate(int64_t k_dim, int64_t v_dim, bool bf16, int32_t n_threads)
+      : dims_(k_dim + v_dim), memory_(static_cast<size_t>(n_threads)) {
     const int64_t m = MatmulAttend::kTileQ, n = MatmulAttend::kTileKv;
-    const cpu::MatmulShape shapes[2] = {{m, n, dim, dim, 1, dim, n, bf16, false}, {m, dim, n, n, dim, 1, dim, bf16, true}};
+    const cpu::MatmulShape shapes[2] = {{m, n, k_dim, k_dim, 1, k_dim, n, bf16, false},
+                                        {m, v_dim, n, n, v_dim, 1, v_dim, bf16, true}};
     for (int i = 0; i < 2; ++i)
       if (!cpu::Matmul::create(shapes[i], &matmuls_[i]).ok() || !matmuls_[i].prepare(n_threads).ok()) std::exit(1);
     for (auto& memory : memory_) memory.resize(3 << 20);
@@ -75,10 +81,10 @@ class TileRate {
     }
     return (cpu_seconds() - start) / n;
   }
-  double flops() const { return 4.0 * MatmulAttend::kTileQ * MatmulAttend::kTileKv * static_cast<double>(dim_); }
+  double flops() const { return 2.0 * MatmulAttend::kTileQ * MatmulAttend::kTileKv * static_cast<double>(dims_); }
 
  private:
-  int64_t dim_;
+  int64_t dims_;
   cpu::Matmul matmuls_[2];
   std::vector<std::vector<float>> memory_;
 };
@@ -122,7 +128,9 @@ struct Work {
 Work make_work(const Shape& shape) {
   Work work;
   CaseOptions options;
-  options.k_head_dim = options.v_head_dim = shape.head_dim;
+  options.k_head_dim = shape.head_dim;
+  options.v_head_dim = shape.v_head_dim();
+  options.v_aliases_k = shape.aliased_dim > 0;
   options.group_size = shape.group_size;
   options.n_rows = shape.group_size * shape.q_len;
   options.n_keys = shape.kv_len + shape.q_len;
@@ -135,7 +143,7 @@ Work make_work(const Shape& shape) {
     work.heads.push_back(std::make_unique<Case>(options));
     for (int64_t end : work.heads.back()->end) pairs += static_cast<double>(end) * shape.group_size;
   }
-  work.flops = pairs * 4 * shape.head_dim;
+  work.flops = pairs * 2 * (shape.head_dim + shape.v_head_dim());
   for (auto& head : work.heads)
     for (int32_t row = 0; row < head->job.n_rows; row += MatmulAttend::kTaskRows)
       work.tasks.push_back({head.get(), row, std::min(row + MatmulAttend::kTaskRows, head->job.n_rows)});
@@ -161,7 +169,7 @@ double attend_all(const std::vector<Task>& tasks, int32_t n_threads, MatmulAtten
     omp_set_num_threads(1);
     const double from = cpu_seconds();
     for (size_t i = static_cast<size_t>(worker); i < tasks.size(); i += static_cast<size_t>(n_threads))
-      attend->attend(tasks[i].head->job, tasks[i].begin, tasks[i].end, worker);
+      attend->attend(cpu::whole_span(tasks[i].head->job, tasks[i].begin, tasks[i].end), worker);
     busy[static_cast<size_t>(worker)] = cpu_seconds() - from;
   });
   double elapsed = 0;
@@ -175,7 +183,7 @@ void run(const Shape& shape, int32_t n_threads) {
   if (!MatmulAttend::create(*cpu::isa_table(0), &attend).ok() ||
       !attend->prepare(work.heads[0]->layer, true, n_threads).ok())
     std::exit(1);
-  TileRate tile(shape.head_dim, shape.q_is_bf16 && cpu::onednn_has_fast_bf16(), n_threads);
+  TileRate tile(shape.head_dim, shape.v_head_dim(), shape.q_is_bf16 && cpu::onednn_has_fast_bf16(), n_threads);
 
   std::vector<double> gflops, tile_gflops, shares, wall;
   double spent = 0;
@@ -191,7 +199,8 @@ void run(const Shape& shape, int32_t n_threads) {
     std::printf("%s is WRONG\n", shape.name);
     std::exit(1);
   }
-  const double kv_bytes = 4.0 * shape.head_dim * static_cast<double>(shape.kv_len + shape.q_len) * shape.n_kv_heads;
+  const double kv_bytes = 2.0 * (shape.head_dim + (shape.aliased_dim > 0 ? 0 : shape.head_dim)) *
+                          static_cast<double>(shape.kv_len + shape.q_len) * shape.n_kv_heads;
   const double us = work.flops / median(gflops) * 1e-3;
   std::printf("%-22s %d thread(s): %5.0f GFLOP/s of %5.0f, share %.2f; %8.0f us (wall %8.0f), K+V at %5.1f GB/s\n",
               shape.name, n_threads, median(gflops), median(tile_gflops), median(shares), us, median(wall) * 1e6,

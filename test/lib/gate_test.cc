@@ -302,6 +302,28 @@ void test_v_aliases_k(void**) {
   });
 }
 
+// MLA's shape, 1 to 128 query heads of a KV head, lengths around every boundary of blocks, tiles and pieces.
+void test_latent_keys(void**) {
+  GateShares shares;
+  int64_t n = 0;
+  for (int32_t type : kStorageTypes)
+    for (int32_t ratio : {1, 4, 16, 128})
+      for (int64_t kv_len : {0, 1, 15, 127, 254, 255, 256, 510, 511, 512, 1023, 1024, 1535, 2048}) {
+        ++n;
+        if (!harness::full_run() && n % 5 != 0) continue;
+        GateCase c = random_case(17500 + static_cast<uint64_t>(n), 1e18);
+        harness::set_latent(&c.layer);
+        c.layer.k_type = c.layer.v_type = type;
+        set_ratio(&c, ratio, n % 7 == 0 ? 2 : 1);
+        c.no_append = false;
+        c.kv_lens = {kv_len};
+        c.q_lens = {ratio == 128 ? 1 + n % 2 : 1 + n % 3};
+        if (n % 3 == 0) c.q_type = TANDEM_BF16;
+        run(c, &shares);
+      }
+  report("MLA", shares);
+}
+
 void test_hard_data(void**) {
   sweep("peaked, diffuse, rising", 18000, 120, [](GateCase* c, int64_t i) { c->data = static_cast<Data>(1 + i % 4); });
 }
@@ -387,6 +409,7 @@ int main() {
       cmocka_unit_test(test_ragged_batches),
       cmocka_unit_test(test_rope),
       cmocka_unit_test(test_v_aliases_k),
+      cmocka_unit_test(test_latent_keys),
       cmocka_unit_test(test_hard_data),
       cmocka_unit_test(test_drawn),
       cmocka_unit_test(test_batch_mates),

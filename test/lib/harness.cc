@@ -111,6 +111,16 @@ Engine::Engine(const EngineSetup& setup) {
 
 Engine::~Engine() { tandem_engine_release(handle_); }
 
+void set_latent(reference::RefLayer* layer) {
+  layer->k_head_dim = 576;
+  layer->v_head_dim = 512;
+  layer->v_aliases_k = true;
+  layer->v_type = layer->k_type;
+  layer->rope = TANDEM_ROPE_CALLER;
+  layer->rope_dims = 0;
+  layer->rope_inv_freq.clear();
+}
+
 tandem_layer_options layer_options(const RefLayer& layer) {
   tandem_layer_options options = TANDEM_LAYER_OPTIONS_INIT;
   options.n_q_heads = layer.n_q_heads;

@@ -101,6 +101,8 @@ class Cache {
 };
 
 tandem_layer_options layer_options(const reference::RefLayer& layer);
+// MLA's shape; the caller rotates.
+void set_latent(reference::RefLayer* layer);
 
 class Session {
  public:

@@ -62,6 +62,7 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
     layers_.push_back(draw_layer(&random_, policies != Policies::kExact));
     if (rope) layers_.back().rope = random_.pick({TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED});
   }
+  if (!rope && seed % 4 == 0) set_latent(&layers_.back());
   page_tokens_ = random_.pick({16, 16, 32, 64});
   cache_ = std::make_unique<Cache>(engine, layers_, CacheSetup{page_tokens_});
   const auto add = [this](Entry entry) {

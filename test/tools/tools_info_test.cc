@@ -101,6 +101,14 @@ void plan_is_the_librarys(void**) {
   }
 }
 
+// MLA: V is stored within K.
+void aliased_values_take_nothing(void**) {
+  std::vector<std::string> flags = kPlanFlags;
+  flags.insert(flags.end(), {"--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k"});
+  const Json lengths = info_json(flags)["plan"]["lengths"];
+  assert_int_equal(lengths[0]["plan"]["kv_token_bytes"].get<int64_t>(), 5 * 4 * 576 * 2);
+}
+
 // Over the cap: the plan is printed all the same, with the reason, and the exit code says no.
 void caps_are_judged(void**) {
   std::vector<std::string> flags = kPlanFlags;
@@ -140,9 +148,9 @@ void geometry_from_a_config(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(names_what_is_there),    cmocka_unit_test(flags_reach_the_engine),
-      cmocka_unit_test(plan_is_the_librarys),   cmocka_unit_test(caps_are_judged),
-      cmocka_unit_test(geometry_from_a_config),
+      cmocka_unit_test(names_what_is_there),  cmocka_unit_test(flags_reach_the_engine),
+      cmocka_unit_test(plan_is_the_librarys), cmocka_unit_test(aliased_values_take_nothing),
+      cmocka_unit_test(caps_are_judged),      cmocka_unit_test(geometry_from_a_config),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -24,6 +24,8 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
       number_flag("--kv-heads", &options->n_kv_heads, 1, 4096, "KV heads, a divisor of the query heads (8)"),
       number_flag("--head-dim", &options->head_dim, 1, 4096, "dimensions of a key (128)"),
       number_flag("--v-head-dim", &options->v_head_dim, 1, 4096, "dimensions of a value (those of a key)"),
+      switch_flag("--v-aliases-k", &options->v_aliases_k,
+                  "a value is the first dimensions of its key, as with MLA: 576 and 512"),
       numbers_flag(
           "--kv-len", &options->kv_lens, 1, kMaxLen,
           "keys that the last query sees, its own included (decode 32768,131072; append, prefill 8192; wake 1,64,512)"),

@@ -20,7 +20,8 @@ struct BenchOptions {
   int64_t n_q_heads = 32;
   int64_t n_kv_heads = 8;
   int64_t head_dim = 128;
-  int64_t v_head_dim = 0;         // 0: head_dim
+  int64_t v_head_dim = 0;  // 0: head_dim
+  bool v_aliases_k = false;
   std::vector<int64_t> kv_lens;   // keys that the last query sees, its own included; empty: the mode's default
   int64_t q_len = 0;              // 0: the mode's default
   std::vector<int32_t> kv_types;  // empty: bf16

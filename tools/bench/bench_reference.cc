@@ -10,7 +10,11 @@ namespace tools {
 namespace {
 
 constexpr int64_t kReadTokens = 2048;   // per read back
+constexpr int64_t kManyHeads = 24;      // of a KV head: as good as several queries
 constexpr int64_t kManyTokens = 16384;  // beyond this only the last layer and sequence are looked at
+
+// A value's row as it is read back: that of its key where it aliases it.
+int64_t value_stride(const BenchOptions& options) { return options.v_aliases_k ? options.head_dim : options.v_head_dim; }
 
 // One row of the output, and what it should be.
 struct Row {
@@ -59,7 +63,7 @@ void take_values(Row* row, const BenchOptions& options, const std::vector<float>
   for (int64_t j = 0; j < n_tokens; ++j) {
     const auto key_idx = static_cast<size_t>(first + j);
     if (!row->visible[key_idx]) continue;
-    const float* value = v.data() + (j * options.n_kv_heads + kv_head) * options.v_head_dim;
+    const float* value = v.data() + (j * options.n_kv_heads + kv_head) * value_stride(options);
     const double p = std::exp(row->logits[key_idx] - row->true_max);
     float plain_p = std::exp(row->plain_logits[key_idx] - row->plain_max);
     row->true_sum += p;
@@ -87,14 +91,15 @@ template <typename Take>
 Result read_back(Workload* workload, std::vector<Row*> rows, bool values, int64_t kv_len, const Take& take) {
   ErrorSlot error;
   const BenchOptions& options = workload->options();
-  const int64_t head_dim = values ? options.v_head_dim : options.head_dim;
+  const int64_t head_dim = values ? value_stride(options) : options.head_dim;
+  const bool of_v = values && !options.v_aliases_k;
   std::vector<float> piece(static_cast<size_t>(std::min(kReadTokens, kv_len) * options.n_kv_heads * head_dim));
   for (int64_t first = 0; first < kv_len; first += kReadTokens) {
     const int64_t n_tokens = std::min(kReadTokens, kv_len - first);
     const int64_t shape[3] = {n_tokens, options.n_kv_heads, head_dim};
     tandem_tensor tensor = {};
     TOOL_TRY(error.check(tandem_tensor_init(&tensor, TANDEM_F32, piece.data(), 3, shape, error.out())));
-    TOOL_TRY(error.check(tandem_sequence_read(values ? nullptr : &tensor, values ? &tensor : nullptr, workload->cache(),
+    TOOL_TRY(error.check(tandem_sequence_read(of_v ? nullptr : &tensor, of_v ? &tensor : nullptr, workload->cache(),
                                               workload->sequence(rows[0]->sequence_idx), rows[0]->layer_idx, first,
                                               error.out())));
     for (Row* row : rows) take(row, options, piece, first, n_tokens);
@@ -192,6 +197,7 @@ std::vector<Row> choose_rows(const Workload& workload) {
   const Case& geometry = workload.geometry();
   const BenchOptions& options = workload.options();
   const bool many = geometry.kv_len > kManyTokens;
+  const bool many_rows = geometry.q_len > 1 || options.n_q_heads / options.n_kv_heads >= kManyHeads;
   const std::set<int32_t> layers = {many ? geometry.n_layers - 1 : 0, geometry.n_layers - 1};
   const std::set<int64_t> sequences = {many ? options.batch - 1 : 0, options.batch - 1};
   const std::set<int64_t> tokens = {0, geometry.q_len / 2, geometry.q_len - 1};
@@ -206,7 +212,7 @@ std::vector<Row> choose_rows(const Workload& workload) {
           row.sequence_idx = sequence_idx;
           row.token = token;
           row.q_head = q_head;
-          row.round_weights = geometry.q_len > 1 && geometry.kv_type == TANDEM_BF16 && options.io_type == TANDEM_BF16;
+          row.round_weights = many_rows && geometry.kv_type == TANDEM_BF16 && options.io_type == TANDEM_BF16;
           row.visible.assign(static_cast<size_t>(geometry.kv_len), 0);
           rows.push_back(std::move(row));
         }

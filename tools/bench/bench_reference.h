@@ -9,9 +9,9 @@
 //                                                logits are not exact to eps
 //   |lse - truth| <= 1e-5 (1 + |lse|)
 //
-// Where several queries meet bf16 keys and values, the plain computation rounds its weights to bf16 before they meet the
-// values, as matrix units do; sum and lse are of the weights before that. Outputs in bf16 may add half a unit in the last
-// place.
+// Where several queries, or very many query heads of a KV head, meet bf16 keys and values, the plain computation rounds its
+// weights to bf16 before they meet the values, as matrix units do; sum and lse are of the weights before that. Outputs in
+// bf16 may add half a unit in the last place.
 #pragma once
 
 #include <string>

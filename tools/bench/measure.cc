@@ -25,8 +25,9 @@ struct Samples {
 bool grows(const BenchOptions& options) { return options.mode == Mode::kDecode; }
 
 int64_t token_kv_bytes(const BenchOptions& options, int32_t kv_type) {
-  return options.n_kv_heads * (tandem_dtype_row_bytes(kv_type, static_cast<int32_t>(options.head_dim)) +
-                               tandem_dtype_row_bytes(kv_type, static_cast<int32_t>(options.v_head_dim)));
+  const int64_t k_bytes = tandem_dtype_row_bytes(kv_type, static_cast<int32_t>(options.head_dim));
+  const int64_t v_bytes = tandem_dtype_row_bytes(kv_type, static_cast<int32_t>(options.v_head_dim));
+  return options.n_kv_heads * (options.v_aliases_k ? k_bytes : k_bytes + v_bytes);
 }
 
 // Keys of a sequence that every call reads, at least: what a policy selects beyond that is not known beforehand.

@@ -66,6 +66,7 @@ Result Workload::create_objects() {
   layer.n_kv_heads = static_cast<int32_t>(options_.n_kv_heads);
   layer.k_head_dim = static_cast<int32_t>(options_.head_dim);
   layer.v_head_dim = static_cast<int32_t>(options_.v_head_dim);
+  layer.v_aliases_k = options_.v_aliases_k ? 1 : 0;
   const std::vector<tandem_layer_options> layers(static_cast<size_t>(case_.n_layers), layer);
   tandem_model* model = nullptr;
   TOOL_TRY(error.check(tandem_model_create(&model, layers.data(), case_.n_layers, error.out())));
@@ -180,8 +181,8 @@ Result Workload::fill_layer(int64_t sequence_idx, int32_t layer_idx, int64_t n_t
     const auto first = static_cast<int64_t>(next_random(&state) % static_cast<uint64_t>(kPoolTokens - n + 1));
     const tandem_tensor k = tensor(&k_pool_, first, n, options_.n_kv_heads);
     const tandem_tensor v = tensor(&v_pool_, first, n, options_.n_kv_heads);
-    TOOL_TRY(
-        error.check(tandem_sequence_append(cache_.get(), sequence(sequence_idx), layer_idx, &k, &v, nullptr, error.out())));
+    TOOL_TRY(error.check(tandem_sequence_append(cache_.get(), sequence(sequence_idx), layer_idx, &k,
+                                                options_.v_aliases_k ? nullptr : &v, nullptr, error.out())));
     done += n;
   }
   return {};
@@ -218,7 +219,7 @@ Result Workload::attend(int32_t layer_idx, int64_t q_len, bool append) {
   args.q_lens = q_lens_.data();
   args.q = &q;
   args.k = append ? &k : nullptr;
-  args.v = append ? &v : nullptr;
+  args.v = append && !options_.v_aliases_k ? &v : nullptr;
   args.o = &o;
   args.lse = &lse;
   return error.check(tandem_attend(session_.get(), &args, error.out()));

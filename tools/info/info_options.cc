@@ -28,6 +28,8 @@ std::vector<Flag> info_flags(InfoOptions* options, RawChoices* raw) {
       number_flag("--kv-heads", &options->n_kv_heads, 1, 4096, "KV heads, a divisor of the query heads (8)"),
       number_flag("--head-dim", &options->head_dim, 1, 4096, "dimensions of a key (128)"),
       number_flag("--v-head-dim", &options->v_head_dim, 1, 4096, "dimensions of a value (those of a key)"),
+      switch_flag("--v-aliases-k", &options->v_aliases_k,
+                  "a value is the first dimensions of its key, as with MLA: 576 and 512"),
       numbers_flag("--kv-len", &options->kv_lens, 0, kMaxLen, "tokens of a sequence, a plan for each (32768,131072)"),
       number_flag("--batch", &options->batch, 1, 1 << 20, "sequences of that length (1)"),
       choice_flag("--kv-type", &options->kv_type, dtype_choices(), "storage type of K and V (bf16)"),
@@ -43,9 +45,9 @@ std::vector<Flag> info_flags(InfoOptions* options, RawChoices* raw) {
 // Flags that would change nothing are refused.
 Result check_used(const std::vector<std::string>& given, const InfoOptions& options) {
   const auto is_given = [&](const char* name) { return std::find(given.begin(), given.end(), name) != given.end(); };
-  constexpr const char* kOfThePlan[] = {"--model",  "--layers",     "--q-heads", "--kv-heads",    "--head-dim",
-                                        "--kv-len", "--batch",      "--kv-type", "--policy",      "--page-tokens",
-                                        "--window", "--v-head-dim", "--sinks",   "--host-cap-gib"};
+  constexpr const char* kOfThePlan[] = {"--model",  "--layers",     "--q-heads", "--kv-heads",     "--head-dim",
+                                        "--kv-len", "--batch",      "--kv-type", "--policy",       "--page-tokens",
+                                        "--window", "--v-head-dim", "--sinks",   "--host-cap-gib", "--v-aliases-k"};
   constexpr const char* kOfTheModel[] = {"--layers", "--q-heads", "--kv-heads", "--head-dim"};
   for (const char* name : kOfThePlan)
     if (is_given(name) && !options.plan) return refuse("%s is about the memory plan: --plan is missing", name);

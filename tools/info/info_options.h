@@ -22,7 +22,8 @@ struct InfoOptions {
   int64_t n_q_heads = 32;
   int64_t n_kv_heads = 8;
   int64_t head_dim = 128;
-  int64_t v_head_dim = 0;        // 0: head_dim
+  int64_t v_head_dim = 0;  // 0: head_dim
+  bool v_aliases_k = false;
   std::vector<int64_t> kv_lens;  // one plan each
   int64_t batch = 1;             // sequences of that length
   int32_t kv_type = 0;           // 0: bf16

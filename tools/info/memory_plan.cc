@@ -17,6 +17,7 @@ Result make_model(const InfoOptions& options, Model* model) {
   layer.n_kv_heads = static_cast<int32_t>(options.n_kv_heads);
   layer.k_head_dim = static_cast<int32_t>(options.head_dim);
   layer.v_head_dim = static_cast<int32_t>(options.v_head_dim);
+  layer.v_aliases_k = options.v_aliases_k ? 1 : 0;
   const std::vector<tandem_layer_options> layers(static_cast<size_t>(options.n_layers), layer);
   tandem_model* made = nullptr;
   TOOL_TRY(error.check(tandem_model_create(&made, layers.data(), static_cast<int32_t>(options.n_layers), error.out())));
@@ -108,6 +109,7 @@ Result plans_json(const InfoOptions& options, const std::vector<PlannedLength>& 
   (*json)["kv_heads"] = options.n_kv_heads;
   (*json)["head_dim"] = options.head_dim;
   (*json)["v_head_dim"] = options.v_head_dim;
+  (*json)["v_aliases_k"] = options.v_aliases_k;
   (*json)["kv_type"] = dtype_name(options.kv_type);
   (*json)["policy"] = options.policy;
   (*json)["batch"] = options.batch;
