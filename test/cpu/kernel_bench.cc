@@ -5,14 +5,13 @@
 //
 //   kernel_bench [threads] [isa] [keys] [type] [rounds]
 #include <sys/mman.h>
-#include <time.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "cpu/bench_clock.h"
 #include "cpu/isa_backends.h"
 #include "lib/dtype.h"
 
@@ -21,10 +20,6 @@ namespace {
 
 constexpr int32_t kHeads = 8, kGroup = 4, kDim = 128;
 constexpr int64_t kCacheBytes = int64_t{8} * 32 << 20;
-
-double now_ns() {
-  return static_cast<double>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
-}
 
 struct Bench {
   IsaBackend isa;
@@ -47,24 +42,6 @@ struct ReadCall {
 void read_task(void* context, int64_t i, int32_t) {
   ReadCall& call = *static_cast<ReadCall*>(context);
   call.sum += call.kernels->read_sum(call.data + i * call.piece, std::min(call.piece, call.bytes - i * call.piece));
-}
-
-// Wall and processor time of a stretch of work.
-struct Stretch {
-  double wall = -now_ns(), cpu = -cpu_ns();
-  static double cpu_ns() {
-    timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return static_cast<double>(t.tv_sec) * 1e9 + static_cast<double>(t.tv_nsec);
-  }
-  void end() { wall += now_ns(), cpu += cpu_ns(); }
-  // All threads had a core of their own all the time.
-  bool was_undisturbed(int32_t n_threads) const { return cpu > 0.97 * wall * n_threads; }
-};
-
-double median(std::vector<double> x) {
-  std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
-  return x[x.size() / 2];
 }
 
 void point_at_layer(Bench& bench, int64_t layer_idx) {
