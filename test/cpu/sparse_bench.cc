@@ -5,6 +5,7 @@
 //   pages    runs of a page of 16, 64 or 128 keys, likewise
 //   copy     the keys of the token list, copied together into one run
 //   dense    all keys
+//   read     no attention: a byte of every line of a token list's rows, the most that the memory gives for such rows
 //
 // First every selection is checked against attention in double precision over the same keys; without that no time is
 // printed. Then rounds: in each, every selection once over all layers, so that all of K and V, eight last-level caches or
@@ -12,11 +13,13 @@
 // policy would; that is not timed. GB/s are of the selected K and V; shares are medians over rounds of what the selection
 // and the dense scan reached in one round. Rounds in which a thread waited for a core are left out. Not a test.
 //
-//   sparse_bench [threads] [isa] [keys] [type] [rounds] [md|csv]      rounds 0: the check alone, for all types if none is
-//   given
+//   sparse_bench [threads] [isa] [keys] [type] [rounds] [md|csv] [selection]
+//
+// rounds 0: the check alone, of all types for type "". selection: a name; that one, the dense scan and what is only read.
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -31,20 +34,22 @@ namespace tandem::test {
 namespace {
 
 constexpr int32_t kHeads = 8, kGroup = 4, kDim = 128;
-constexpr int64_t kHugePage = 2 << 20, kMinLayers = 4, kFewCopied = 4000;
+constexpr int64_t kHugePage = 2 << 20, kMinLayers = 4, kFewCopied = 4000, kShares = 16;
 
 struct Settings {
   CpuOptions cpu;
   int64_t n_keys = 131072;
   int n_rounds = 20;
   bool csv = false;
+  std::string only;  // a selection's name: that one, the dense scan and what is only read
 };
 
 // Which keys of a layer are read; the lists of the heads go round with the layers.
 struct Selection {
   std::string name;
   double density = 1.0;
-  int64_t run_len = 0;                       // 0: one run
+  int64_t run_len = 0;  // 0: one run
+  bool only_read = false;
   bool copied = false;                       // first keys of the heads' copies, from copy_at on
   int64_t copy_at = 0, n_keys = 0;           // per head
   std::vector<std::vector<int64_t>> firsts;  // [head list] -> first key of each run, ascending
@@ -68,6 +73,7 @@ struct Bench {
   std::vector<std::vector<KvRun>> runs;  // per head
   std::vector<AttendJob> jobs;
   std::vector<Selection> selections;
+  std::atomic<uint64_t> checksum{0};  // of what was only read
 };
 
 uint64_t mix(uint64_t x) {
@@ -136,8 +142,25 @@ void attend(Bench& b) {
   if (!b.backend.table->attend(b.backend.self, b.jobs.data(), kHeads).ok()) std::abort();
 }
 
+// A share of the rows of one head, K and V, every line asked for ahead of its turn.
+void read_rows(void* context, int64_t task_idx, int32_t) {
+  constexpr int64_t kAhead = 16;
+  Bench& b = *static_cast<Bench*>(context);
+  const AttendJob& job = b.jobs[static_cast<size_t>(task_idx / kShares)];
+  const int64_t begin = job.n_runs * (task_idx % kShares) / kShares, end = job.n_runs * (task_idx % kShares + 1) / kShares;
+  uint64_t sum = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const KvRun &run = job.runs[i], &ahead = job.runs[std::min(i + kAhead, end - 1)];
+    for (int64_t at = 0; at + 64 <= b.codes; at += 64) {
+      for (const void* row : {ahead.k, ahead.v}) __builtin_prefetch(static_cast<const uint8_t*>(row) + at);
+      for (const void* row : {run.k, run.v}) sum += static_cast<const uint8_t*>(row)[at];
+    }
+  }
+  b.checksum += sum;
+}
+
 void add_selection(Bench& b, const std::string& name, double density, int64_t run_len) {
-  Selection s{name, density, run_len, false, 0, 0, {}, {}, {}};
+  Selection s{name, density, run_len, false, false, 0, 0, {}, {}, {}};
   const auto wanted = static_cast<int64_t>(density * static_cast<double>(b.n_keys / run_len) + 0.5);
   for (uint64_t list = 0; list < kHeads; ++list) {
     s.firsts.push_back(draw(std::max<int64_t>(wanted, 1), b.n_keys / run_len, mix(b.selections.size() * kHeads + list)));
@@ -148,11 +171,15 @@ void add_selection(Bench& b, const std::string& name, double density, int64_t ru
 }
 
 void add_selections(Bench& b) {
-  b.selections.push_back({"dense", 1.0, 0, false, 0, b.n_keys, {}, {}, {}});
+  b.selections.push_back({"dense", 1.0, 0, false, false, 0, b.n_keys, {}, {}, {}});
   for (const int64_t run_len : {1, 16, 64, 128})
     for (const double density : {0.01, 0.05, 0.2})
       if (run_len <= b.n_keys)
         add_selection(b, run_len == 1 ? "tokens" : "pages of " + std::to_string(run_len), density, run_len);
+  for (const double density : {0.01, 0.05, 0.2}) {
+    add_selection(b, "read", density, 1);
+    b.selections.back().only_read = true;
+  }
   const double few = static_cast<double>(std::min(kFewCopied, b.n_keys / 2)) / static_cast<double>(b.n_keys);
   for (const double density : {few, 0.05, 0.2}) {
     add_selection(b, "copy", density, 1);
@@ -198,6 +225,9 @@ bool make(Bench& b, int32_t dtype, const Settings& settings) {
   b.layer.sm_scale = 0.088f;
   b.codes = row_bytes(dtype, kDim), b.scales = scale_bytes(dtype, kDim);
   add_selections(b);
+  if (!settings.only.empty())
+    std::erase_if(b.selections,
+                  [&](const Selection& s) { return s.name != "dense" && s.name != "read" && s.name != settings.only; });
   const int64_t layer_bytes = 2 * kHeads * (plane_bytes(b, b.codes) + plane_bytes(b, b.scales));
   const int64_t available = int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE) / 2;
   b.n_layers = std::max<int64_t>(kMinLayers, 8 * cache_bytes() / layer_bytes + 1);
@@ -269,6 +299,7 @@ std::string check_head(const Bench& b, const Selection& s, int32_t h) {
 
 bool check(Bench& b) {
   for (const Selection& s : b.selections) {
+    if (s.only_read) continue;
     write_runs(b, s, 0);
     attend(b);
     for (int32_t h = 0; h < kHeads; ++h) {
@@ -291,7 +322,10 @@ bool run_round(Bench& b, int32_t n_threads, std::vector<double>& ns) {
     for (int64_t l = 0; l < b.n_layers; ++l) {
       write_runs(b, s, l);
       Stretch stretch;
-      attend(b);
+      if (s.only_read)
+        b.backend.table->run(b.backend.self, kHeads * kShares, read_rows, &b);
+      else
+        attend(b);
       stretch.end();
       wall += stretch.wall;
       undisturbed = undisturbed && stretch.was_undisturbed(n_threads);
@@ -369,6 +403,7 @@ int main(int argc, char** argv) {
   const char* type = argc > 4 ? argv[4] : "bf16";
   if (argc > 5) settings.n_rounds = std::atoi(argv[5]);
   settings.csv = argc > 6 && std::strcmp(argv[6], "csv") == 0;
+  if (argc > 7) settings.only = argv[7];
   bool ok = true;
   for (const DtypeInfo& dtype : kDtypes)
     if (*type == '\0' || std::strcmp(type, dtype.name) == 0) ok = test::bench_type(dtype.dtype, settings) && ok;
