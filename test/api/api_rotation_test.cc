@@ -331,7 +331,7 @@ double logit_error(const World& world, const Setup& setup, int32_t outlier_perio
     for (int32_t head = 0; head < kQHeads; ++head) {
       double logit = 0;
       for (int32_t i = 0; i < setup.k_dim; ++i)
-        logit += static_cast<double>(q.values[static_cast<size_t>(head * setup.k_dim + i)]) *
+        logit += static_cast<double>(q.values[static_cast<size_t>(int64_t{head} * setup.k_dim + i)]) *
                  static_cast<double>(key[head / (kQHeads / kKvHeads) * setup.k_dim + i]);
       const double error = static_cast<double>(got.lse[static_cast<size_t>(head)]) - logit / std::sqrt(setup.k_dim);
       squares += error * error / (kKeys * kQHeads);
