@@ -69,6 +69,9 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_cache_options, device_cap_bytes),
     AT(tandem_cache_options, layer_k_types),
     AT(tandem_cache_options, layer_v_types),
+    AT(tandem_cache_options, k_rotation),
+    AT(tandem_cache_options, reserved),
+    AT(tandem_cache_options, layer_k_rotations),
 
     SIZE(tandem_session_options),
     AT(tandem_session_options, struct_size),

@@ -5,7 +5,8 @@
 //   wait       for the refreshes that the previous call of this layer posted
 //   prepare    memory, which keys, where they are: what can fail happens here and changes nothing
 //   append     K and V rows, rounded to the storage type, beyond the length: nobody sees them yet
-//   pack       queries to f32, grouped by KV head, rotated where the library rotates
+//   pack       queries to f32, grouped by KV head, rotated where the library applies RoPE or stored keys are rotated
+//              (what follows, refreshes too, sees no others)
 //   attend     window and host part, one state each; merge, with the learned sinks last
 //   write      o and lse in the caller's types
 //   observe    the finished weights into the moving averages
@@ -17,6 +18,7 @@
 
 #include "lib/attend_call.h"
 #include "lib/convert.h"
+#include "lib/hadamard.h"
 
 namespace tandem {
 
@@ -130,6 +132,7 @@ void AttendCall::pack_task(void* context, int64_t row, int32_t) {
     float* q = self.scratch_.at(call.q_at) + row_of(layer, call, t, h) * layer.k_head_dim;
     convert_row(self.cpu_, self.args_.q.dtype, self.args_.q.row(row, h), TANDEM_F32, q, layer.k_head_dim);
     if (layer.rope != nullptr) rope_apply(*layer.rope, angles, q);
+    if (layer.k_rotation == TANDEM_ROTATION_HADAMARD) hadamard_rotate(q, layer.k_head_dim);
   }
 }
 

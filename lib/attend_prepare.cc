@@ -297,7 +297,7 @@ void AttendCall::add_jobs(const SequenceCall& call) {
     AttendJob job;
     job.layer = &layer_;
     job.n_rows = static_cast<int32_t>(call.q_len * layer_.group_size);
-    job.q_is_bf16 = args_.q.dtype == TANDEM_BF16 && layer_.rope == nullptr;
+    job.q_is_bf16 = args_.q.dtype == TANDEM_BF16 && layer_.rope == nullptr && layer_.k_rotation == TANDEM_ROTATION_NONE;
     job.node = h % n_nodes;
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.spans, h);

@@ -5,6 +5,8 @@
 #include <mutex>
 
 #include "lib/dtype.h"
+#include "lib/hadamard.h"
+#include "lib/options.h"
 #include "lib/session.h"
 
 namespace tandem {
@@ -23,7 +25,32 @@ int64_t Sequence::position(int64_t token) const {
   return token < n ? positions[static_cast<size_t>(token)] : int64_t{positions.back()} + 1 + token - n;
 }
 
+namespace {
+
+// name: the option that asks for layer.k_rotation in layer l.
+Status check_rotation(const Layer& layer, const char* name, size_t l) {
+  if (layer.k_rotation == TANDEM_ROTATION_NONE) return {};
+  if (layer.k_rotation != TANDEM_ROTATION_HADAMARD)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %d is not a TANDEM_ROTATION_ value (layer %zu)", name,
+                layer.k_rotation, l);
+  if (!hadamard_has(layer.k_head_dim))
+    return fail(TANDEM_ERROR_UNSUPPORTED, name, "%s = %d, but k_head_dim = %d is not a power of two (layer %zu)", name,
+                layer.k_rotation, layer.k_head_dim, l);
+  if (layer.rope != nullptr)
+    return fail(
+        TANDEM_ERROR_UNSUPPORTED, name,
+        "%s = %d, but the library applies RoPE at attend time: keys would be rotated before it, not after (layer %zu)", name,
+        layer.k_rotation, l);
+  if (layer.v_aliases_k)
+    return fail(TANDEM_ERROR_UNSUPPORTED, name, "%s = %d, but V aliases K and would be rotated with it (layer %zu)", name,
+                layer.k_rotation, l);
+  return {};
+}
+
+}  // namespace
+
 Status resolve_cache_options(const tandem_cache_options& options, std::vector<Layer>* layers, int64_t* page_len) {
+  TANDEM_TRY(check_reserved("reserved", options.reserved));
   *page_len = options.page_tokens == 0 ? 128 : options.page_tokens;
   if (*page_len < 16 || *page_len > 4096 || (*page_len & (*page_len - 1)) != 0)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "page_tokens", "page_tokens = %d is not a power of two from 16 to 4096",
@@ -46,6 +73,8 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
     if (layer.v_aliases_k && layer.v_type != layer.k_type)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, v_name, "%s = %s differs from %s = %s where V aliases K (layer %zu)",
                   v_name, find_dtype(layer.v_type)->name, k_name, find_dtype(layer.k_type)->name, l);
+    layer.k_rotation = options.layer_k_rotations != nullptr ? options.layer_k_rotations[l] : options.k_rotation;
+    TANDEM_TRY(check_rotation(layer, options.layer_k_rotations != nullptr ? "layer_k_rotations" : "k_rotation", l));
   }
   return {};
 }

@@ -56,7 +56,9 @@ struct WriteTask {
   AppendedRows rows;
 };
 
-StoredRow stored_k(const Layer& layer, const Rows& rows) { return {layer.k_type, rows.of[kPlaneK], rows.of[kPlaneKScales]}; }
+StoredRow stored_k(const Layer& layer, const Rows& rows) {
+  return {layer.k_type, rows.of[kPlaneK], rows.of[kPlaneKScales], layer.k_rotation};
+}
 StoredRow stored_v(const Layer& layer, const Rows& rows) { return {layer.v_type, rows.v(layer), rows.v_scales(layer)}; }
 
 void write_task(void* context, int64_t task_idx, int32_t) {

@@ -7,6 +7,7 @@
 
 #include "lib/block_row.h"
 #include "lib/dtype.h"
+#include "lib/hadamard.h"
 
 namespace tandem {
 namespace {
@@ -21,6 +22,20 @@ struct SplitRow {
   std::byte codes[kMaxRow];
   uint16_t scales[kMaxScales];
 };
+
+void widen_row(const Backend& cpu, int32_t from_type, const void* from, float* values, int64_t n) {
+  if (!has_groups(from_type)) return convert_row(cpu, from_type, from, TANDEM_F32, values, n);
+  SplitRow split;
+  split_blocks(from_type, from, n, split.codes, split.scales);
+  cpu.table->to_f32(cpu.self, from_type, split.codes, split.scales, values, n);
+}
+
+void narrow_row(const Backend& cpu, const float* values, int32_t to_type, void* to, int64_t n) {
+  if (!has_groups(to_type)) return convert_row(cpu, TANDEM_F32, values, to_type, to, n);
+  SplitRow split;
+  cpu.table->from_f32(cpu.self, to_type, values, split.codes, split.scales, n);
+  join_blocks(to_type, split.codes, split.scales, n, to);
+}
 
 }  // namespace
 
@@ -43,31 +58,29 @@ void convert_row(const Backend& cpu, int32_t from_type, const void* from, int32_
 }
 
 void store_row(const Backend& cpu, int32_t from_type, const void* from, const StoredRow& to, int64_t n) {
-  if (!has_groups(from_type) && !has_groups(to.dtype)) return convert_row(cpu, from_type, from, to.dtype, to.codes, n);
-  if (from_type == to.dtype) return split_blocks(to.dtype, from, n, to.codes, to.scales);
+  const bool rotated = to.rotation == TANDEM_ROTATION_HADAMARD;
+  if (!rotated && !has_groups(from_type) && !has_groups(to.dtype))
+    return convert_row(cpu, from_type, from, to.dtype, to.codes, n);
+  if (!rotated && from_type == to.dtype) return split_blocks(to.dtype, from, n, to.codes, to.scales);
   float values[kMaxRow];
   const float* row = values;
-  if (has_groups(from_type)) {
-    SplitRow split;
-    split_blocks(from_type, from, n, split.codes, split.scales);
-    cpu.table->to_f32(cpu.self, from_type, split.codes, split.scales, values, n);
-  } else if (from_type == TANDEM_F32) {
+  if (!rotated && from_type == TANDEM_F32)
     row = static_cast<const float*>(from);
-  } else {
-    cpu.table->to_f32(cpu.self, from_type, from, nullptr, values, n);
-  }
+  else
+    widen_row(cpu, from_type, from, values, n);
+  if (rotated) hadamard_rotate(values, n);
   cpu.table->from_f32(cpu.self, to.dtype, row, to.codes, to.scales, n);
 }
 
 void load_row(const Backend& cpu, const StoredRow& from, int32_t to_type, void* to, int64_t n) {
-  if (!has_groups(from.dtype) && !has_groups(to_type)) return convert_row(cpu, from.dtype, from.codes, to_type, to, n);
-  if (from.dtype == to_type) return join_blocks(to_type, from.codes, from.scales, n, to);
+  const bool rotated = from.rotation == TANDEM_ROTATION_HADAMARD;
+  if (!rotated && !has_groups(from.dtype) && !has_groups(to_type))
+    return convert_row(cpu, from.dtype, from.codes, to_type, to, n);
+  if (!rotated && from.dtype == to_type) return join_blocks(to_type, from.codes, from.scales, n, to);
   float values[kMaxRow];
   cpu.table->to_f32(cpu.self, from.dtype, from.codes, from.scales, values, n);
-  if (!has_groups(to_type)) return convert_row(cpu, TANDEM_F32, values, to_type, to, n);
-  SplitRow split;
-  cpu.table->from_f32(cpu.self, to_type, values, split.codes, split.scales, n);
-  join_blocks(to_type, split.codes, split.scales, n, to);
+  if (rotated) hadamard_rotate(values, n);
+  narrow_row(cpu, values, to_type, to, n);
 }
 
 }  // namespace tandem

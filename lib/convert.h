@@ -2,7 +2,8 @@
 // Rows of tensors to and from storage: one rounding, none where the types are equal.
 //
 // A stored row is codes and, for types with groups, scales apart from them. A tensor's row in such a type is a row of ggml's
-// blocks, the layout that its users have (lib/block_row.h).
+// blocks, the layout that its users have (lib/block_row.h). Rows of rotated keys are rotated in f32 before they are rounded,
+// and back after they are widened: whatever type a tensor has, outside the cache they are as the caller knows them.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@ struct StoredRow {
   int32_t dtype;
   void* codes;
   void* scales;  // null for types without groups
+  int32_t rotation = TANDEM_ROTATION_NONE;
 };
 
 // Between types without groups.

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "lib/rope.h"
+#include "tandem/tandem.h"
 
 namespace tandem {
 
@@ -16,7 +17,8 @@ struct Layer {
   int32_t v_head_dim = 0;
   bool v_aliases_k = false;  // V is the first v_head_dim dims of K: KvRun::v == KvRun::k, v rows have K's stride
   int32_t k_type = 0;
-  int32_t v_type = 0;  // = k_type where V aliases K
+  int32_t v_type = 0;                         // = k_type where V aliases K
+  int32_t k_rotation = TANDEM_ROTATION_NONE;  // what was done to stored K, and is done to q before a backend sees it
   float sm_scale = 1.0f;
   float soft_cap = 0.0f;            // 0: off
   int64_t sliding_window = 0;       // 0: off

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // --loss: what each pair of storage types for K and V costs. The same text goes through the model once with f16, whose
 // predictions are kept, and once with every pair: the mean divergence of its predictions from those (Kullback-Leibler, in
-// bits), and bits per byte, both over the second half of the text.
+// bits), and bits per byte, both over the second half of the text. With --k-rotation every pair is tried once more, with K
+// rotated.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,12 +15,14 @@
 namespace generate {
 namespace {
 
-struct TypePair {
-  int32_t k = 0, v = 0;
+struct Storage {
+  int32_t k = 0, v = 0, k_rotation = TANDEM_ROTATION_NONE;
 };
 
+const char* rotation_name(int32_t k_rotation) { return k_rotation == TANDEM_ROTATION_HADAMARD ? "hadamard" : "none"; }
+
 struct Loss {
-  TypePair types;
+  Storage storage;
   int64_t token_bytes = 0;  // K and V of one token, all layers
   double divergence = 0, worst_divergence = 0, bits_per_byte = 0;
 };
@@ -38,11 +41,12 @@ struct Predictions {
   double bits = 0;
 };
 
-Failure predict(const DemoOptions& options, const TypePair& types, std::string_view text, Predictions* predictions,
+Failure predict(const DemoOptions& options, const Storage& storage, std::string_view text, Predictions* predictions,
                 int64_t* token_bytes) {
   EngineOptions engine = options.engine;
-  engine.k_type = types.k;
-  engine.v_type = types.v;
+  engine.k_type = storage.k;
+  engine.v_type = storage.v;
+  engine.k_rotation = storage.k_rotation;
   Runtime runtime;
   GENERATE_TRY(runtime.open(engine));
   Session session;
@@ -66,7 +70,7 @@ Failure predict(const DemoOptions& options, const TypePair& types, std::string_v
   GENERATE_TRY(runtime.append(&context, text.substr(0, n_context), append));
   const auto head_dim = static_cast<int32_t>(config.head_dim);
   *token_bytes = config.n_layers * config.n_kv_heads *
-                 (tandem_dtype_row_bytes(types.k, head_dim) + tandem_dtype_row_bytes(types.v, head_dim));
+                 (tandem_dtype_row_bytes(storage.k, head_dim) + tandem_dtype_row_bytes(storage.v, head_dim));
   return check_bits(runtime, context, predictions->bits);
 }
 
@@ -84,17 +88,19 @@ void compare(const Predictions& predictions, const Predictions& exact, std::stri
 }
 
 void print_loss(const Loss& loss, double exact_bits) {
-  std::printf("%-6s %-6s %12lld  %14.6f  %15.6f %14.5f %+12.3f %%\n", tandem_dtype_name(loss.types.k),
-              tandem_dtype_name(loss.types.v), static_cast<long long>(loss.token_bytes), loss.divergence,
-              loss.worst_divergence, loss.bits_per_byte, 100 * (loss.bits_per_byte / exact_bits - 1));
+  std::printf("%-6s %-6s %-10s %12lld  %14.6f  %15.6f %14.5f %+12.3f %%\n", tandem_dtype_name(loss.storage.k),
+              tandem_dtype_name(loss.storage.v), rotation_name(loss.storage.k_rotation),
+              static_cast<long long>(loss.token_bytes), loss.divergence, loss.worst_divergence, loss.bits_per_byte,
+              100 * (loss.bits_per_byte / exact_bits - 1));
   std::fflush(stdout);
 }
 
 void print_json(const std::vector<Loss>& losses) {
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const Loss& loss : losses)
-    json.push_back({{"k_type", tandem_dtype_name(loss.types.k)},
-                    {"v_type", tandem_dtype_name(loss.types.v)},
+    json.push_back({{"k_type", tandem_dtype_name(loss.storage.k)},
+                    {"v_type", tandem_dtype_name(loss.storage.v)},
+                    {"k_rotation", rotation_name(loss.storage.k_rotation)},
                     {"kv_token_bytes", loss.token_bytes},
                     {"divergence_bits", loss.divergence},
                     {"worst_divergence_bits", loss.worst_divergence},
@@ -102,15 +108,17 @@ void print_json(const std::vector<Loss>& losses) {
   std::printf("%s\n", json.dump().c_str());
 }
 
-// Every type for both, and the pairs that keep keys better than values, and the other way round.
-std::vector<TypePair> pairs_to_try() {
-  std::vector<TypePair> pairs;
+// Every type for both, and the pairs that keep keys better than values, and the other way round; then again with K rotated.
+std::vector<Storage> storages_to_try(int32_t k_rotation) {
+  std::vector<Storage> pairs;
   for (int32_t type = 1; tandem_dtype_name(type) != nullptr; ++type)
     if (type != TANDEM_F16) pairs.push_back({type, type});
   pairs.push_back({TANDEM_F16, TANDEM_Q8_0});
   pairs.push_back({TANDEM_Q8_0, TANDEM_F16});
   pairs.push_back({TANDEM_Q8_0, TANDEM_Q4_0});
   pairs.push_back({TANDEM_Q4_0, TANDEM_Q8_0});
+  const size_t n_pairs = k_rotation == TANDEM_ROTATION_NONE ? 0 : pairs.size();
+  for (size_t i = 0; i < n_pairs; ++i) pairs.push_back({pairs[i].k, pairs[i].v, k_rotation});
   return pairs;
 }
 
@@ -123,19 +131,19 @@ Failure run_loss(const DemoOptions& options) {
   GENERATE_TRY(slice_text(file, options.loss_file, options, &text));
   Predictions exact;
   std::vector<Loss> losses(1);
-  losses[0].types = {TANDEM_F16, TANDEM_F16};
-  GENERATE_TRY(predict(options, losses[0].types, text, &exact, &losses[0].token_bytes));
+  losses[0].storage = {TANDEM_F16, TANDEM_F16};
+  GENERATE_TRY(predict(options, losses[0].storage, text, &exact, &losses[0].token_bytes));
   compare(exact, exact, text, &losses[0]);
   const double exact_bits = losses[0].bits_per_byte;
   if (!options.json) {
-    std::printf("K      V      bytes/token  KL from f16    at its largest  bits per byte   against f16\n");
+    std::printf("K      V      rotation K  bytes/token  KL from f16    at its largest  bits per byte   against f16\n");
     print_loss(losses[0], exact_bits);
   }
-  for (const TypePair& types : pairs_to_try()) {
+  for (const Storage& storage : storages_to_try(options.engine.k_rotation)) {
     Predictions predictions;
     Loss& loss = losses.emplace_back();
-    loss.types = types;
-    GENERATE_TRY(predict(options, types, text, &predictions, &loss.token_bytes));
+    loss.storage = storage;
+    GENERATE_TRY(predict(options, storage, text, &predictions, &loss.token_bytes));
     compare(predictions, exact, text, &loss);
     if (!options.json) print_loss(losses.back(), exact_bits);
   }

@@ -26,7 +26,8 @@ struct EngineOptions {
   int64_t n_threads = 0;       // 0: Tandem decides
   int64_t chunk_tokens = 512;  // prefill goes in chunks of this many tokens
   int32_t k_type = TANDEM_BF16;
-  int32_t v_type = 0;     // 0: k_type
+  int32_t v_type = 0;  // 0: k_type
+  int32_t k_rotation = TANDEM_ROTATION_NONE;
   int32_t rope = 0;       // 0: rotated here, 1: by Tandem
   bool progress = false;  // a progress bar on stderr even where that is no terminal
   void declare(Flags* flags);

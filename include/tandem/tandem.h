@@ -224,6 +224,16 @@ TANDEM_API void tandem_model_release(tandem_model *model);
 
 typedef struct tandem_cache tandem_cache;
 
+#define TANDEM_ROTATION_NONE 0
+#define TANDEM_ROTATION_HADAMARD 1
+
+/* Rotation of keys. With TANDEM_ROTATION_HADAMARD each row of K is multiplied, in f32, by the Walsh-Hadamard matrix
+ * [k_head_dim, k_head_dim] over sqrt(k_head_dim) before it is rounded to k_type, and each row of q likewise, so that q.k stays
+ * what it is. An outlier dim is then spread over all dims instead of coarsening the codes of its group (QuaRot, Ashkboos et
+ * al., 2024). It pays for q4_0 keys of models with such dims; with 8 bits and more there is little to gain. The largest
+ * element of a row may grow sqrt(k_head_dim) times, perhaps beyond the range of e4m3 or f16. K given in blocks is widened,
+ * rotated and rounded again; tandem_sequence_read() rotates back; sizes stay the same. UNSUPPORTED where k_head_dim is not a
+ * power of two, where the library applies RoPE (at attend time: keys are stored without) and where V aliases K. */
 typedef struct tandem_cache_options {
   uint32_t struct_size;
   int32_t k_type;                /* storage type of keys; 0: TANDEM_BF16 */
@@ -233,12 +243,16 @@ typedef struct tandem_cache_options {
   int64_t device_cap_bytes;      /* the same for device memory; 0: none */
   const int32_t *layer_k_types;  /* [n_layers] or NULL: overrides k_type per layer */
   const int32_t *layer_v_types;  /* [n_layers] or NULL: overrides v_type per layer */
+  int32_t k_rotation;            /* TANDEM_ROTATION_* */
+  int32_t reserved;
+  const int32_t *layer_k_rotations;  /* [n_layers] or NULL: overrides k_rotation per layer */
 } tandem_cache_options;
 #define TANDEM_CACHE_OPTIONS_INIT \
-  { sizeof(tandem_cache_options), 0, 0, 0, 0, 0, NULL, NULL }
+  { sizeof(tandem_cache_options), 0, 0, 0, 0, 0, NULL, NULL, 0, 0, NULL }
 TANDEM_API void tandem_cache_options_init(tandem_cache_options *options);
 
-/* An empty cache; memory is taken as sequences grow. Errors: UNSUPPORTED (storage type), CAPACITY, OUT_OF_MEMORY. */
+/* An empty cache; memory is taken as sequences grow. Errors: UNSUPPORTED (storage type, rotation of keys), CAPACITY,
+ * OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_cache_create(tandem_cache **cache, tandem_engine *engine, const tandem_model *model,
                                        const tandem_cache_options *options, tandem_error **error);
 TANDEM_API void tandem_cache_release(tandem_cache *cache);
@@ -269,7 +283,8 @@ TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence,
  * Errors: CAPACITY. */
 TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
                                           const tandem_tensor *v, void *stream, tandem_error **error);
-/* Reads tokens [first, first + shape[0]) of one layer back, as stored; k and v as in append, either may be NULL. */
+/* Reads tokens [first, first + shape[0]) of one layer back, as stored; k and v as in append, either may be NULL. Rotated keys
+ * are rotated back in f32. */
 TANDEM_API int32_t tandem_sequence_read(const tandem_tensor *k, const tandem_tensor *v, const tandem_cache *cache,
                                         int64_t sequence, int32_t layer_idx, int64_t first, tandem_error **error);
 /* Committed tokens of one layer. */

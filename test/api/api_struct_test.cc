@@ -203,6 +203,8 @@ void test_reserved(void**) {
   World world;
   tandem_engine_options engine = small_engine_options();
   engine.reserved = 5;
+  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  cache.reserved = 4;
   tandem_session_options session = world_session_options();
   session.reserved = 6;
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
@@ -218,6 +220,8 @@ void test_reserved(void**) {
   const std::vector<Refused> cases = {
       {"engine", "tandem_engine_create", kInvalid, "reserved", "5",
        [&](tandem_error** e) { return tandem_engine_create(out.at<tandem_engine*>(), &engine, e); }},
+      {"cache", "tandem_cache_create", kInvalid, "reserved", "4",
+       [&](tandem_error** e) { return tandem_cache_create(out.at<tandem_cache*>(), world.engine, world.model, &cache, e); }},
       {"session", "tandem_session_create", kInvalid, "reserved", "6",
        [&](tandem_error** e) { return tandem_session_create(out.at<tandem_session*>(), world.cache, &session, e); }},
       {"plan", "tandem_plan_memory", kInvalid, "reserved", "7",

@@ -51,6 +51,8 @@ std::vector<BadInput> bad_inputs() {
       {prompt, {"--policy", ""}, {"--policy"}},
       {prompt, {"--isa", "pentium"}, {"--isa", "pentium"}},
       {prompt, {"--kv-type", "q9"}, {"--kv-type", "q9", "bf16"}},
+      {prompt, {"--k-rotation", "left"}, {"--k-rotation", "left", "hadamard"}},
+      {prompt, {"--k-rotation", "hadamard", "--rope", "library"}, {"k_rotation", "RoPE"}},
       {prompt, {"--rope", "maybe"}, {"--rope", "maybe"}},
       {prompt, {"--evict-by", "luck"}, {"--evict-by", "luck"}},
       {prompt, {"--group", "sum"}, {"--group", "sum"}},
@@ -122,7 +124,7 @@ void pass_key_is_found(void**) {
   const std::vector<std::vector<std::string>> ways = {
       {"--policy", "all", "--kv-type", "f32"},       {"--policy", "all", "--rope", "library", "--chunk", "100"},
       {"--policy", "all", "--threads", "1"},         {"--policy", "hgca", "--window", "1536"},
-      {"--policy", "streaming", "--window", "1536"},
+      {"--policy", "streaming", "--window", "1536"}, {"--policy", "hgca", "--window", "1536", "--k-rotation", "hadamard"},
   };
   for (const std::vector<std::string>& way : ways) {
     std::vector<std::string> args = {"--model", kModel, "--prompt", prompt, "--n-predict", "7", "--json"};
