@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Logits of q8_0 and q4_0 keys by Intel AMX, in integers.
 //
-// q is rounded to 31 bits of its row's largest number and cut into four signed bytes, so that the 16 columns of B are the
-// four parts of up to 4 query rows. Sums over a group of 32 dims are exact; they are converted, multiplied by the key's
-// scale and added up in f32.
+// q is rounded to 2^-30 of its row's largest number and cut into four signed bytes, so that the 16 columns of B are the four
+// parts of up to 4 query rows. Sums over a group of 32 dims are exact; they are converted, multiplied by the key's scale and
+// added up in f32. The rounding of q costs a logit 2^-31 max |q| sum |k| at most, less than f32 sums lose, unless keys are 0
+// just where q is thousands of times larger than elsewhere.
 //
 //   tile A [16 keys][64]       codes of two groups
 //   tile B [16 quads of dims][16 columns 4 part + row][4]      of one group; the other half is zero
@@ -128,7 +129,7 @@ static_assert(kPageBytes / kMaxTileDim >= kTileKeysAmx / kStreams && kMaxAhead /
 template <class Codes, int kChunks>
 void dot_codes(const uint32_t* tiles, int64_t n_rows, const float* row_scales, const KeyList& keys, Prefetcher& ahead,
                float* logits) {
-  constexpr int64_t dim = kChunks * 64, n_groups = 2 * kChunks, stride = dim;
+  constexpr int64_t dim = int64_t{kChunks} * 64, n_groups = int64_t{kChunks} * 2, stride = dim;
   alignas(64) uint8_t codes[2][kTileKeysAmx * dim];
   alignas(64) uint8_t sums[2][n_groups * kTileBytes];
   TANDEM_TILE_LOAD(4, tiles, int64_t{64});

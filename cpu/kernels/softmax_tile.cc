@@ -128,8 +128,9 @@ HWY_INLINE float row_exponentials(float* s, const SoftmaxTile& tile, float shift
   const Vf scale = hn::Set(d, tile.scale), shifts = hn::Set(d, shift);
   uint16_t* p16 = reinterpret_cast<uint16_t*>(s);
   Vf sum0 = hn::Zero(d), sum1 = hn::Zero(d);
+  // Not fused: the product is rounded as row_maximum() rounds it, so that the largest has exponent 0 whatever its size.
   const auto p_at = [&](int64_t c) HWY_ATTR {
-    const Vf p = exp_nonpositive(d, hn::MulSub(hn::LoadU(d, s + c), scale, shifts));
+    const Vf p = exp_nonpositive(d, hn::Sub(hn::Mul(hn::LoadU(d, s + c), scale), shifts));
     return kMasked ? hn::And(p, hn::BitCast(d, hn::LoadU(du, tile.visible + c))) : p;
   };
   for (int64_t c = 0; c < tile.n_columns; c += 2 * lanes) {

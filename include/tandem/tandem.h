@@ -231,7 +231,8 @@ typedef struct tandem_cache tandem_cache;
  * [k_head_dim, k_head_dim] over sqrt(k_head_dim) before it is rounded to k_type, and each row of q likewise, so that q.k stays
  * what it is. An outlier dim is then spread over all dims instead of coarsening the codes of its group (QuaRot, Ashkboos et
  * al., 2024). It pays for q4_0 keys of models with such dims; with 8 bits and more there is little to gain. The largest
- * element of a row may grow sqrt(k_head_dim) times, perhaps beyond the range of e4m3 or f16. K given in blocks is widened,
+ * element of a row may grow sqrt(k_head_dim) times, perhaps beyond the range of e4m3 or f16. Rotated q are f32: appends and
+ * prefill in bf16 lose their bf16 products. K given in blocks is widened,
  * rotated and rounded again; tandem_sequence_read() rotates back; sizes stay the same. UNSUPPORTED where k_head_dim is not a
  * power of two, where the library applies RoPE (at attend time: keys are stored without) and where V aliases K. */
 typedef struct tandem_cache_options {

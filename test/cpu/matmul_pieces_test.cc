@@ -42,6 +42,29 @@ void test_latent_keys(void**) {
   }
 }
 
+// A single key weighs exactly 1, however large its logit is: largest product and exponent must be rounded alike.
+void test_large_logits(void**) {
+  for (int32_t dim : {64, 128, 576}) {
+    for (float q_size : {1e6f, 1e10f, 1e14f}) {
+      CaseOptions options;
+      options.k_type = options.v_type = TANDEM_F32;
+      options.n_keys = 1;
+      options.k_head_dim = dim;
+      options.v_head_dim = std::min(dim, 512);
+      options.v_aliases_k = dim == 576;
+      options.group_size = 128;
+      options.mask = Mask::kNone;
+      options.q_size = q_size;
+      Case c(options);
+      make(c)->attend(cpu::whole_span(c.job, 0, c.job.n_rows), 0);
+      const auto dims = static_cast<size_t>(c.layer.v_head_dim);
+      for (size_t i = 0; i < c.o.size(); ++i)
+        assert_true(static_cast<double>(c.o[i]) == c.v_at(0, static_cast<int64_t>(i % dims)));
+      for (float lse : c.lse) assert_true(std::isfinite(lse));
+    }
+  }
+}
+
 // A job in pieces of its keys, wherever they are cut, joined: as good as whole, and not a bit depends on the rows' ranges.
 void check_pieces(const CaseOptions& options, int64_t piece_keys) {
   Case c(options);
@@ -107,6 +130,7 @@ int main() {
   using namespace tandem::test;
   const CMUnitTest tests[] = {
       cmocka_unit_test(test_latent_keys),
+      cmocka_unit_test(test_large_logits),
       cmocka_unit_test(test_pieces),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -161,9 +161,10 @@ void read_rows(void* context, int64_t task_idx, int32_t) {
 
 void add_selection(Bench& b, const std::string& name, double density, int64_t run_len) {
   Selection s{name, density, run_len, false, false, 0, 0, {}, {}, {}};
-  const auto wanted = static_cast<int64_t>(density * static_cast<double>(b.n_keys / run_len) + 0.5);
+  const int64_t n_runs = b.n_keys / run_len;
+  const auto wanted = static_cast<int64_t>(density * static_cast<double>(n_runs) + 0.5);
   for (uint64_t list = 0; list < kHeads; ++list) {
-    s.firsts.push_back(draw(std::max<int64_t>(wanted, 1), b.n_keys / run_len, mix(b.selections.size() * kHeads + list)));
+    s.firsts.push_back(draw(std::max<int64_t>(wanted, 1), n_runs, mix(b.selections.size() * kHeads + list)));
     for (int64_t& first : s.firsts.back()) first *= run_len;
   }
   s.n_keys = static_cast<int64_t>(s.firsts[0].size()) * run_len;
@@ -404,8 +405,16 @@ int main(int argc, char** argv) {
   if (argc > 5) settings.n_rounds = std::atoi(argv[5]);
   settings.csv = argc > 6 && std::strcmp(argv[6], "csv") == 0;
   if (argc > 7) settings.only = argv[7];
-  bool ok = true;
-  for (const DtypeInfo& dtype : kDtypes)
-    if (*type == '\0' || std::strcmp(type, dtype.name) == 0) ok = test::bench_type(dtype.dtype, settings) && ok;
-  return ok ? 0 : 1;
+  if (settings.cpu.n_threads < 1 || settings.n_keys < 1 || settings.n_rounds < 0) {
+    std::fprintf(stderr, "sparse_bench [threads] [isa] [keys] [type] [rounds] [md|csv] [selection]\n");
+    return 2;
+  }
+  bool ok = true, any = false;
+  for (const DtypeInfo& dtype : kDtypes) {
+    if (*type != '\0' && std::strcmp(type, dtype.name) != 0) continue;
+    ok = test::bench_type(dtype.dtype, settings) && ok;
+    any = true;
+  }
+  if (!any) std::fprintf(stderr, "no storage type \"%s\"\n", type);
+  return ok && any ? 0 : 1;
 }
