@@ -43,14 +43,13 @@ inline void pack_bf16(const float* q, int64_t n_rows, int64_t dim, float scale, 
   const int64_t n_tiles = (n_rows + kTileRowsAmx - 1) / kTileRowsAmx * (dim / kTileDims);
   memset(tiles, 0, static_cast<size_t>(n_tiles * kTileFloats) * sizeof(uint32_t));
   const __m512 factor = _mm512_set1_ps(scale);
-  const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1)), lines = _mm512_slli_epi32(evens, 3);
+  const __m512i lines = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
   for (int64_t r = 0; r < n_rows; ++r) {
     uint32_t* of_row = tiles + r / kTileRowsAmx * (dim / kTileDims) * kTileFloats + r % kTileRowsAmx;
     for (int64_t i = 0; i < dim; i += kTileDims) {
-      const __m512 a = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i), factor);
-      const __m512 b = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i + 16), factor);
-      __m512 even = _mm512_permutex2var_ps(a, evens, b), odd = _mm512_permutex2var_ps(a, odds, b);
+      __m512 even = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i), factor);
+      __m512 odd = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i + 16), factor);
+      split_even_odd(even, odd);
       for (int64_t part = 0; part < 3; ++part) {
         const __m512i low = _mm512_srli_epi32(next_part(&even), 16);
         _mm512_i32scatter_epi32(of_row + i / kTileDims * kTileFloats + part * kTileRowsAmx, lines,
@@ -68,6 +67,18 @@ struct Bf16Sums {
   }
   static HWY_INLINE __m512 finish(__m512 row, int64_t) { return row; }
 };
+
+// A row of each stream of the next K, of that many bytes.
+template <int64_t kRowBytes>
+HWY_INLINE void prefetch_rows(Prefetcher& ahead) {
+  if (ahead.group == nullptr) return;
+#pragma GCC unroll 4
+  for (int64_t s = 0; s < kStreams; ++s) {
+    const Row row = ahead.group[ahead.row + s * ahead.apart];
+    for (int64_t at = 0; at < kRowBytes; at += int64_t{kLine}) prefetch_line(row + at);
+  }
+  next_row(ahead);
+}
 
 // C 0 += A B over all dims; even and odd steps have an A tile each.
 template <int kSteps>
@@ -98,10 +109,7 @@ inline void dot_matrix(const uint32_t* tiles, int64_t n_rows, const uint8_t* k, 
                        float* logits) {
   constexpr int64_t stride = kSteps * kTileDims * 2;
   alignas(64) float sums[2][kTileFloats];
-  TANDEM_TILE_LOAD(4, tiles, int64_t{64});
-  TANDEM_TILE_LOAD(5, tiles + kTileFloats, int64_t{64});
-  if (kSteps > 2) TANDEM_TILE_LOAD(6, tiles + 2 * kTileFloats, int64_t{64});
-  if (kSteps > 3) TANDEM_TILE_LOAD(7, tiles + 3 * kTileFloats, int64_t{64});
+  load_b<kSteps>(tiles);
   for (int64_t j = 0; j < n; j += kTileKeysAmx) {
     multiply_tiles<kSteps>(k + j * stride, stride, ahead);
     TANDEM_TILE_STORE(0, sums[j / kTileKeysAmx % 2]);

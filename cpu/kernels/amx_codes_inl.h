@@ -20,6 +20,28 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
+inline constexpr int64_t kCodeGroup = 32;
+
+// 16 times the codes of q4_0 in the upper halves of bytes, each plus 8 there.
+HWY_INLINE __m512i signed_nibbles(__m512i codes) {
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80)), upper = _mm512_set1_epi8(static_cast<char>(0xf0));
+  return _mm512_ternarylogic_epi32(codes, sign, upper, 0x28);  // (codes ^ sign) & upper
+}
+
+// 16 numbers below 2^31 as four signed bytes each, sum of byte_i 256^i; of every 128 bits the last bytes come first.
+HWY_INLINE __m512i four_bytes(__m512i x) {
+  const __m512i low = _mm512_set1_epi32(0x00808080);
+  const __m512i by_part = _mm512_broadcast_i32x4(_mm_setr_epi8(3, 7, 11, 15, 2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12));
+  return _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_add_epi32(x, low), low), by_part);
+}
+
+HWY_INLINE float power_of_2(int exponent) {
+  const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
+  float x;
+  memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
 // Bytes of a row as they stand in A: the type's own for q8_0; for q4_0 the even elements of every group, then its odd ones.
 struct CodesQ8 {
   static constexpr bool kUnpacks = false;
@@ -32,12 +54,7 @@ struct CodesQ4 {
   static constexpr bool kUnpacks = true;
   static constexpr float kUnit = 16.0f;  // of signed_nibbles()
   static constexpr int64_t kBytesPer64 = 32;
-  static HWY_INLINE void sort_dims(__m512& a, __m512& b) {
-    const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const __m512 even = _mm512_permutex2var_ps(a, evens, b);
-    b = _mm512_permutex2var_ps(a, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), b);
-    a = even;
-  }
+  static HWY_INLINE void sort_dims(__m512& a, __m512& b) { split_even_odd(a, b); }
   static HWY_INLINE void unpack(Row k, int64_t dim, uint8_t* to) {
     const __m512i twice = _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3);
     const __m512i shift = _mm512_broadcast_i64x4(_mm256_setr_epi64x(0x0004000400040004, 0x0004000400040004, 0, 0));
@@ -132,10 +149,7 @@ void dot_codes(const uint32_t* tiles, int64_t n_rows, const float* row_scales, c
   constexpr int64_t dim = int64_t{kChunks} * 64, n_groups = int64_t{kChunks} * 2, stride = dim;
   alignas(64) uint8_t codes[2][kTileKeysAmx * dim];
   alignas(64) uint8_t sums[2][n_groups * kTileBytes];
-  TANDEM_TILE_LOAD(4, tiles, int64_t{64});
-  TANDEM_TILE_LOAD(5, tiles + kTileFloats, int64_t{64});
-  if (kChunks > 1) TANDEM_TILE_LOAD(6, tiles + 2 * kTileFloats, int64_t{64});
-  if (kChunks > 1) TANDEM_TILE_LOAD(7, tiles + 3 * kTileFloats, int64_t{64});
+  load_b<2 * kChunks>(tiles);
   const auto finish = [&](int64_t j) HWY_ATTR {
     const CodeSums<n_groups, kChunks * Codes::kBytesPer64> of{
         sums[j / kTileKeysAmx % 2], keys.k_scales + j * n_groups, row_scales,

@@ -13,7 +13,7 @@ namespace {
 
 inline constexpr int64_t kTarget = HWY_TARGET | kMatrixUnit;
 inline constexpr int64_t kTileBytes = 1024, kTileFloats = 256;
-inline constexpr int64_t kTileKeysAmx = 16, kTileRowsAmx = 4, kCodeGroup = 32;
+inline constexpr int64_t kTileKeysAmx = 16, kTileRowsAmx = 4;
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -39,25 +39,22 @@ HWY_INLINE void close_tiles() { asm volatile("tilerelease"); }
 // Signed bytes, into 32 bits.
 #define TANDEM_TILE_DOT_CODES(c, a, b) asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
-// 16 times the codes of q4_0 in the upper halves of bytes, each plus 8 there.
-HWY_INLINE __m512i signed_nibbles(__m512i codes) {
-  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80)), upper = _mm512_set1_epi8(static_cast<char>(0xf0));
-  return _mm512_ternarylogic_epi32(codes, sign, upper, 0x28);  // (codes ^ sign) & upper
+// B, in tiles 4 to 7, of up to 4 rows: it stays while the keys go by.
+template <int kTiles>
+HWY_INLINE void load_b(const uint32_t* tiles) {
+  TANDEM_TILE_LOAD(4, tiles, int64_t{64});
+  TANDEM_TILE_LOAD(5, tiles + kTileFloats, int64_t{64});
+  if (kTiles > 2) TANDEM_TILE_LOAD(6, tiles + 2 * kTileFloats, int64_t{64});
+  if (kTiles > 3) TANDEM_TILE_LOAD(7, tiles + 3 * kTileFloats, int64_t{64});
 }
 
-// 16 numbers below 2^31 as four signed bytes each, sum of byte_i 256^i; of every 128 bits the last bytes come first.
-HWY_INLINE __m512i four_bytes(__m512i x) {
-  const __m512i low = _mm512_set1_epi32(0x00808080);
-  const __m512i by_part = _mm512_broadcast_i32x4(_mm_setr_epi8(3, 7, 11, 15, 2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12));
-  return _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_add_epi32(x, low), low), by_part);
+// [a, b] in order: a gets its even elements, b its odd ones.
+HWY_INLINE void split_even_odd(__m512& a, __m512& b) {
+  const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512 even = _mm512_permutex2var_ps(a, evens, b);
+  b = _mm512_permutex2var_ps(a, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), b);
+  a = even;
 }
-
-HWY_INLINE float float_of(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-HWY_INLINE float power_of_2(int exponent) { return float_of(static_cast<uint32_t>(exponent + 127) << 23); }
 
 // Rows of 16 keys: a matrix with this distance, or not.
 HWY_INLINE bool is_matrix(const Row* k, int64_t stride) {
@@ -67,18 +64,6 @@ HWY_INLINE bool is_matrix(const Row* k, int64_t stride) {
   const __m512i high = _mm512_add_epi64(low, _mm512_slli_epi64(step, 3));
   return _mm512_cmpneq_epi64_mask(low, _mm512_loadu_si512(k)) == 0 &&
          _mm512_cmpneq_epi64_mask(high, _mm512_loadu_si512(k + 8)) == 0;
-}
-
-// A row of each stream of the next K, of that many bytes.
-template <int64_t kRowBytes>
-HWY_INLINE void prefetch_rows(Prefetcher& ahead) {
-  if (ahead.group == nullptr) return;
-#pragma GCC unroll 4
-  for (int64_t s = 0; s < kStreams; ++s) {
-    const Row row = ahead.group[ahead.row + s * ahead.apart];
-    for (int64_t at = 0; at < kRowBytes; at += int64_t{kLine}) prefetch_line(row + at);
-  }
-  next_row(ahead);
 }
 
 // Sums of 16 keys, a vector of columns 4 part + row for each, to 4 rows of 16 logits, kBlockKeys apart. Sums::of_key(j)
