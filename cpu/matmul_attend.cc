@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cpu/matmul_block.h"
+#include "cpu/matrix_block.h"
 
 namespace tandem::cpu {
 namespace {
@@ -74,13 +75,7 @@ class MatmulAttendImpl final : public MatmulAttend {
     assert(geometry != nullptr && static_cast<size_t>(worker_idx) < workers_.size());
     Scratch& scratch = *workers_[static_cast<size_t>(worker_idx)];
     for (int32_t row = span.row_begin; row < span.row_end; row += kTaskRows) {
-      const int64_t done = row - span.row_begin;
-      Span block = span;
-      block.row_begin = row;
-      block.row_end = std::min(span.row_end, row + kTaskRows);
-      block.o += done * geometry->v_head_dim;
-      for (float** each : {&block.m, &block.sum, &block.lse})
-        if (*each != nullptr) *each += done;
+      const Span block = rows_of(span, row, std::min(span.row_end, row + kTaskRows));
       attend_block({block, *geometry, kernels_, tile_kernels_, scratch, worker_idx});
     }
   }
@@ -149,7 +144,10 @@ Status MatmulAttend::create(const KernelTable& kernels, std::unique_ptr<MatmulAt
   const SoftmaxTileKernels* tile_kernels = softmax_tile_kernels(best ? nullptr : kernels.name);
   if (tile_kernels == nullptr)
     return fail(TANDEM_ERROR_NOT_FOUND, "cpu_isa", "cpu_isa = \"%s\" is unknown or not on this processor", kernels.name);
-  *attend = std::make_unique<MatmulAttendImpl>(kernels, *tile_kernels);
+  if (kernels.matrix != nullptr)
+    *attend = make_matrix_attend(kernels, *tile_kernels);
+  else
+    *attend = std::make_unique<MatmulAttendImpl>(kernels, *tile_kernels);
   return {};
 }
 

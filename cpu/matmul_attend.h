@@ -43,6 +43,17 @@ inline Span whole_span(const AttendJob& job, int32_t row_begin, int32_t row_end)
   return span;
 }
 
+// Some rows of a span.
+inline Span rows_of(const Span& span, int32_t row_begin, int32_t row_end) {
+  Span rows = span;
+  rows.row_begin = row_begin;
+  rows.row_end = row_end;
+  rows.o += int64_t{row_begin - span.row_begin} * span.job->layer->v_head_dim;
+  for (float** each : {&rows.m, &rows.sum, &rows.lse})
+    if (*each != nullptr) *each += row_begin - span.row_begin;
+  return rows;
+}
+
 class MatmulAttend {
  public:
   static constexpr int32_t kTileQ = 128, kTileKv = 512;

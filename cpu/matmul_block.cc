@@ -9,12 +9,11 @@
 #include <limits>
 #include <new>
 
-#include "lib/dtype.h"
+#include "cpu/tile_rows.h"
 
 namespace tandem::cpu {
 
 namespace {
-constexpr std::align_val_t kAlignment{64};
 constexpr float kNegativeInf = -std::numeric_limits<float>::infinity();
 constexpr int32_t kTileQ = MatmulAttend::kTileQ, kTileKv = MatmulAttend::kTileKv;
 constexpr int32_t kStep = kTileColumns[0];
@@ -22,15 +21,6 @@ constexpr int32_t kMaxTiles = MatmulAttend::kTaskRows / kTileQ;
 
 size_t element_bytes(bool bf16) { return bf16 ? sizeof(uint16_t) : sizeof(float); }
 }  // namespace
-
-void AlignedFree::operator()(void* data) const { ::operator delete(data, kAlignment); }
-
-Status allocate_aligned(size_t bytes, AlignedBytes* data) {
-  void* made = ::operator new(bytes, kAlignment, std::nothrow);
-  if (made == nullptr) return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for %zu bytes of scratch", bytes);
-  data->reset(static_cast<std::byte*>(made));
-  return {};
-}
 
 Status Scratch::allocate(int32_t k_head_dim, int32_t v_head_dim, size_t scratchpad_bytes) {
   size_t total = 0;
@@ -73,26 +63,6 @@ Status Scratch::reserve_scratchpad(size_t bytes) {
 
 namespace {
 
-// K or V of the job as a tile wants it.
-struct TileSource {
-  bool is_value;
-  int32_t dtype;
-  int32_t head_dim;
-  int64_t row_bytes;    // between stored rows
-  int64_t scale_bytes;  // between the scales of stored rows; 0: there are none
-  bool bf16;            // of the tile
-};
-
-const std::byte* stored_row(const TileSource& source, const KeySegment& segment, int32_t column) {
-  const void* stored = source.is_value ? segment.run->v : segment.run->k;
-  return static_cast<const std::byte*>(stored) + (segment.row + column - segment.column) * source.row_bytes;
-}
-
-const std::byte* stored_scales(const TileSource& source, const KeySegment& segment, int32_t column) {
-  const void* stored = source.is_value ? segment.run->v_scales : segment.run->k_scales;
-  return static_cast<const std::byte*>(stored) + (segment.row + column - segment.column) * source.scale_bytes;
-}
-
 class Block {
  public:
   explicit Block(const BlockJob& block)
@@ -102,17 +72,12 @@ class Block {
         layer_(*block.span.job->layer),
         scratch_(block.scratch),
         kernels_(block.tile_kernels),
+        k_source_(key_source(layer_)),
+        v_source_(value_source(layer_)),
         n_rows_(block.span.row_end - block.span.row_begin) {
     const bool bf16 = job_.q_is_bf16 && block.geometry.bf16 != nullptr;
-    const int64_t k_row_bytes = row_bytes(layer_.k_type, layer_.k_head_dim);
-    const int64_t v_row_bytes = row_bytes(layer_.v_type, layer_.v_head_dim);
-    const int64_t k_scale_bytes = scale_bytes(layer_.k_type, layer_.k_head_dim);
-    const int64_t v_scale_bytes = scale_bytes(layer_.v_type, layer_.v_head_dim);
-    const bool k_bf16 = bf16 && layer_.k_type == TANDEM_BF16 && layer_.rope == nullptr;
-    k_source_ = {false, layer_.k_type, layer_.k_head_dim, k_row_bytes, k_scale_bytes, k_bf16};
-    const bool v_bf16 = bf16 && layer_.v_type == TANDEM_BF16;
-    v_source_ = {true, layer_.v_type, layer_.v_head_dim, v_row_bytes, v_scale_bytes, v_bf16};
-    if (layer_.v_aliases_k) v_source_.row_bytes = k_row_bytes, v_source_.scale_bytes = k_scale_bytes;
+    k_bf16_ = bf16 && layer_.k_type == TANDEM_BF16 && layer_.rope == nullptr;
+    v_bf16_ = bf16 && layer_.v_type == TANDEM_BF16;
     n_tiles_ = (n_rows_ + kTileQ - 1) / kTileQ;
   }
 
@@ -126,9 +91,10 @@ class Block {
         views_[i] = view_of(job_.visibility, tile_, tokens(i * kTileQ, std::min((i + 1) * kTileQ, n_rows_)));
         partly_hidden = partly_hidden || !views_[i].all;
       }
-      k_ = load(k_source_, scratch_.k);
-      if (layer_.rope != nullptr) rotate_keys();
-      v_ = values_in_keys(layer_) ? k_ : load(v_source_, scratch_.v);
+      k_ = load(k_source_, k_bf16_, scratch_.k);
+      if (layer_.rope != nullptr)
+        rotate_tile(kernels_, layer_, tile_, reinterpret_cast<float*>(scratch_.k), scratch_.angles);
+      v_ = values_in_keys(layer_) ? k_ : load(v_source_, v_bf16_, scratch_.v);
       n_odd_ = 0;
       if (partly_hidden) take_out_nonfinite_values();
       for (int32_t i = 0; i < n_tiles_; ++i)
@@ -146,10 +112,8 @@ class Block {
   int32_t padded_keys() const { return (tile_.n_keys + kStep - 1) / kStep * kStep; }
 
   void start();
-  const std::byte* load(const TileSource& source, std::byte* to);
-  void convert(const TileSource& source, const KeySegment& segment, std::byte* to);
-  void widen(const TileSource& source, const KeySegment& segment, int32_t column, int64_t n, float* to);
-  void rotate_keys();
+  const std::byte* load(const TileSource& source, bool bf16, std::byte* to);
+  void copy_rows(const TileSource& source, std::byte* to);
   void take_out_nonfinite_values();
   void step(int32_t tile_idx);
   void softmax(int32_t row, int32_t n_rows, int32_t begin, int32_t end);
@@ -163,7 +127,8 @@ class Block {
   const Layer& layer_;
   Scratch& scratch_;
   const SoftmaxTileKernels& kernels_;
-  TileSource k_source_{}, v_source_{};
+  const TileSource k_source_, v_source_;
+  bool k_bf16_ = false, v_bf16_ = false;  // multiplied as bf16
   int32_t n_rows_;
   int32_t n_tiles_ = 0;
   KeyTile tile_;
@@ -177,8 +142,8 @@ class Block {
 void Block::start() {
   const int64_t padded = int64_t{n_tiles_} * kTileQ, dims = layer_.k_head_dim, n = n_rows_ * dims;
   const float* q = job_.q + span_.row_begin * dims;
-  const size_t bytes = element_bytes(k_source_.bf16);
-  if (k_source_.bf16) {
+  const size_t bytes = element_bytes(k_bf16_);
+  if (k_bf16_) {
     auto* to = reinterpret_cast<uint16_t*>(scratch_.q);
     for (int64_t i = 0; i < n; ++i) to[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(q[i]) >> 16);
   } else {
@@ -195,70 +160,32 @@ void Block::start() {
 // The tile's rows, converted and followed by zeros up to a whole step; where a whole tile already lies so in the cache,
 // there. (Steps of a tile could be taken from where they lie, too, but multiplying them one by one costs more than copying
 // them.)
-const std::byte* Block::load(const TileSource& source, std::byte* to) {
-  const int64_t tile_row_bytes = source.head_dim * static_cast<int64_t>(element_bytes(source.bf16));
-  const bool in_place = source.dtype == (source.bf16 ? TANDEM_BF16 : TANDEM_F32) && source.row_bytes == tile_row_bytes &&
+const std::byte* Block::load(const TileSource& source, bool bf16, std::byte* to) {
+  const int64_t tile_row_bytes = source.head_dim * static_cast<int64_t>(element_bytes(bf16));
+  const bool in_place = source.dtype == (bf16 ? TANDEM_BF16 : TANDEM_F32) && source.row_bytes == tile_row_bytes &&
                         (source.is_value || layer_.rope == nullptr);
   if (in_place && tile_.n_segments == 1 && tile_.n_keys == padded_keys()) return stored_row(source, tile_.segments[0], 0);
-  for (int32_t i = 0; i < tile_.n_segments; ++i) {
-    const KeySegment& segment = tile_.segments[i];
-    convert(source, segment, to + segment.column * tile_row_bytes);
-  }
+  if (bf16)
+    copy_rows(source, to);
+  else
+    widen_tile(block_.kernels, source, tile_, reinterpret_cast<float*>(to));
   std::memset(to + tile_.n_keys * tile_row_bytes, 0, static_cast<size_t>((padded_keys() - tile_.n_keys) * tile_row_bytes));
   return to;
 }
 
-// A segment's rows; all at once where they lie side by side and have no scales.
-void Block::convert(const TileSource& source, const KeySegment& segment, std::byte* to) {
-  const bool compact = source.row_bytes == row_bytes(source.dtype, source.head_dim) && source.scale_bytes == 0;
-  const int32_t step = compact ? segment.n_keys : 1;
-  const int64_t n = int64_t{step} * source.head_dim, bytes = n * static_cast<int64_t>(element_bytes(source.bf16));
-  for (int32_t key = 0; key < segment.n_keys; key += step, to += bytes) {
-    const int32_t column = segment.column + key;
-    if (source.bf16)
-      std::memcpy(to, stored_row(source, segment, column), static_cast<size_t>(bytes));
-    else
-      widen(source, segment, column, n, reinterpret_cast<float*>(to));
-  }
-}
-
-// n elements from a column's row on.
-void Block::widen(const TileSource& source, const KeySegment& segment, int32_t column, int64_t n, float* to) {
-  const std::byte* scales = source.scale_bytes > 0 ? stored_scales(source, segment, column) : nullptr;
-  block_.kernels.to_f32(source.dtype, stored_row(source, segment, column), scales, to, n);
-}
-
-// Consecutive positions share all but the lowest base-256 digit, so a segment is rotated in stretches of up to 256 keys.
-void Block::rotate_keys() {
-  const RopeTable& rope = *layer_.rope;
-  RotateRows job;
-  job.stride = layer_.k_head_dim;
-  job.high = scratch_.angles;
-  job.n_pairs = rope.n_pairs;
-  job.interleaved = rope.interleaved;
-  int64_t high = -1;
+// Rows of bf16, side by side.
+void Block::copy_rows(const TileSource& source, std::byte* to) {
+  const auto row_size = static_cast<size_t>(2 * source.head_dim);
   for (int32_t i = 0; i < tile_.n_segments; ++i) {
     const KeySegment& segment = tile_.segments[i];
-    const KvRun& run = *segment.run;
-    for (int32_t j = 0; j < segment.n_keys; j += static_cast<int32_t>(job.n_rows)) {
-      const int64_t row = segment.row + j;
-      const int64_t position = run.positions != nullptr ? run.positions[row] : run.first_position + row;
-      if (high != position >> 8) {
-        high = position >> 8;
-        rope_angles(rope, high << 8, scratch_.angles);
-        for (int32_t pair = 0; pair < 2 * rope.n_pairs; ++pair) scratch_.angles[pair] *= rope.attn_factor;
-      }
-      job.rows = reinterpret_cast<float*>(scratch_.k) + (segment.column + j) * job.stride;
-      job.low = rope.row(0, static_cast<int32_t>(position & 255));
-      job.n_rows = run.positions != nullptr ? 1 : std::min<int64_t>(segment.n_keys - j, 256 - (position & 255));
-      kernels_.rotate(job);
-    }
+    for (int32_t column = segment.column; column < segment.column + segment.n_keys; ++column, to += row_size)
+      std::memcpy(to, stored_row(source, segment, column), row_size);
   }
 }
 
 // Zeroes the values that are not finite, keeping their columns.
 void Block::take_out_nonfinite_values() {
-  const bool bf16 = v_source_.bf16;
+  const bool bf16 = v_bf16_;
   const int64_t row_words = layer_.v_head_dim / (bf16 ? 2 : 1), stride_words = v_tile_stride(layer_) / (bf16 ? 2 : 1);
   if (!kernels_.has_nonfinite(v_, tile_.n_keys * stride_words, bf16)) return;
   if (v_ != scratch_.v) {
@@ -281,19 +208,19 @@ void Block::step(int32_t tile_idx) {
   const auto products = [&](bool bf16) -> const TileProducts& {
     return bf16 ? *block_.geometry.bf16 : *block_.geometry.f32;
   };
-  const size_t k_bytes = element_bytes(k_source_.bf16), v_bytes = element_bytes(v_source_.bf16);
+  const size_t k_bytes = element_bytes(k_bf16_), v_bytes = element_bytes(v_bf16_);
   const auto dk = static_cast<size_t>(layer_.k_head_dim), dv = static_cast<size_t>(layer_.v_head_dim);
   const auto v_stride = static_cast<size_t>(v_tile_stride(layer_));
   const int32_t size_n = end - begin == kTileKv ? 1 : 0, width = kTileColumns[size_n];
 
-  const Matmul& qk = products(k_source_.bf16).qk[size_m][size_n];
+  const Matmul& qk = products(k_bf16_).qk[size_m][size_n];
   const std::byte* q = scratch_.q + static_cast<size_t>(row) * dk * k_bytes;
   for (int32_t c = begin; c < end; c += width)
     qk.run(block_.worker_idx, q, k_ + static_cast<size_t>(c) * dk * k_bytes, scratch_.s + c, scratch_.scratchpad);
 
   softmax(row, n_rows, begin, end);
 
-  const Matmul& pv = products(v_source_.bf16).pv[size_m][size_n];
+  const Matmul& pv = products(v_bf16_).pv[size_m][size_n];
   const auto* p = reinterpret_cast<const std::byte*>(scratch_.s + begin);
   float* o = scratch_.o + static_cast<size_t>(row) * dv;
   for (int32_t c = begin; c < end; c += width) {
@@ -309,7 +236,7 @@ void Block::softmax(int32_t row, int32_t n_rows, int32_t begin, int32_t end) {
   tile.stride_s = kStrideS;
   tile.n_columns = end - begin;
   tile.scale = layer_.sm_scale;
-  tile.p_is_bf16 = v_source_.bf16;
+  tile.p_is_bf16 = v_bf16_;
   tile.o_dim = layer_.v_head_dim;
   if (layer_.soft_cap > 0.0f || job_.logits != nullptr) {
     for (int32_t r = 0; r < n_rows; ++r)
@@ -357,14 +284,13 @@ void Block::add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int
     while (column >= tile_.segments[segment_idx].column + tile_.segments[segment_idx].n_keys) ++segment_idx;
     const KeySegment& segment = tile_.segments[segment_idx];
     const int64_t token_idx = segment.token_idx < 0 ? -1 : segment.token_idx + column - segment.column;
-    widen(v_source_, segment, column, dims, scratch_.value);
+    widen_row(block_.kernels, v_source_, segment, column, dims, scratch_.value);
     for (int32_t r = 0; r < n_rows; ++r) {
       const int64_t token = (span_.row_begin + row + r) / layer_.group_size;
       if (!sees(job_.visibility, token, token_idx)) continue;
       const float* s = scratch_.s + r * kStrideS + begin;
       const int32_t at = column - begin;
-      const float p =
-          v_source_.bf16 ? std::bit_cast<float>(uint32_t{reinterpret_cast<const uint16_t*>(s)[at]} << 16) : s[at];
+      const float p = v_bf16_ ? std::bit_cast<float>(uint32_t{reinterpret_cast<const uint16_t*>(s)[at]} << 16) : s[at];
       float* o = scratch_.o + (row + r) * dims;
       for (int64_t d = 0; d < dims; ++d) o[d] += p * scratch_.value[d];
     }

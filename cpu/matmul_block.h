@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "cpu/aligned_bytes.h"
 #include "cpu/kernels/softmax_tile.h"
 #include "cpu/matmul_attend.h"
 #include "cpu/matmul_keys.h"
@@ -36,12 +37,6 @@ struct Geometry {
   std::unique_ptr<TileProducts> f32;
   std::unique_ptr<TileProducts> bf16;  // null: not prepared, or not faster here
 };
-
-struct AlignedFree {
-  void operator()(void* data) const;
-};
-using AlignedBytes = std::unique_ptr<std::byte, AlignedFree>;
-Status allocate_aligned(size_t bytes, AlignedBytes* data);
 
 // Memory of one worker.
 struct Scratch {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What Intel AMX computes: logits of bf16, q8_0 and q4_0 keys. Who calls opens the tiles before and closes them after.
+// What Intel AMX computes: blocks of many query rows (amx_block_inl.h), and for few rows the logits of bf16, q8_0 and q4_0
+// keys. Who calls opens the tiles before and closes them after.
 //
 // Weighted sums of V were tried and are not faster. The unit sums over neighbours, which in V are dims: either keys are
 // brought side by side first (q8_0, q4_0: 15 ns a key for 4 rows of 128 dims, 12 by vectors; their weights would also have
@@ -7,7 +8,7 @@
 // 12 against 10.5).
 #pragma once
 
-#include "cpu/kernels/amx_bf16_inl.h"
+#include "cpu/kernels/amx_block_inl.h"
 #include "cpu/kernels/amx_codes_inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -77,6 +77,8 @@ struct PartialStates {
 
 inline constexpr int64_t kMatrixUnit = 1;  // no target of Highway
 
+struct MatrixKernels;  // matrix_kernels.h
+
 struct KernelTable {
   const char* name;
   int64_t target;  // HWY_AVX2, ..., and kMatrixUnit where it is used
@@ -93,6 +95,7 @@ struct KernelTable {
   // exp and tanh of the kernels, for tests.
   void (*exp)(const float* x, float* y, int64_t n);
   void (*tanh)(const float* x, float* y, int64_t n);
+  const MatrixKernels* matrix;  // null: there is no matrix unit
 };
 
 }  // namespace tandem::cpu

@@ -10,6 +10,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 inline constexpr int64_t kTarget = HWY_TARGET;
+inline constexpr const MatrixKernels* kMatrix = nullptr;
 
 constexpr bool takes_tiles(const Layer&) { return false; }
 HWY_INLINE void open_tiles() {}

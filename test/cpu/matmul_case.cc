@@ -300,15 +300,24 @@ std::vector<float> naive(const Case& c, int64_t row, bool round_p) {
   return o;
 }
 
+namespace {
+bool by_matrix_unit = true;
+}
+
+void use_matrix_unit(bool use) { by_matrix_unit = use; }
+
 const cpu::KernelTable& kernels_of(const char* isa) {
   static std::deque<cpu::KernelTable> tables;  // they live on, as the real ones do
   const cpu::KernelTable* best = nullptr;
   if (!cpu::choose_isa(nullptr, &best).ok()) std::abort();
   tables.push_back(*best);
-  if (isa == nullptr) return tables.back();
-  tables.back().name = isa;
-  tables.back().target &= ~cpu::kMatrixUnit;
-  return tables.back();
+  cpu::KernelTable& table = tables.back();
+  if (isa != nullptr) {
+    table.name = isa;
+    table.target &= ~cpu::kMatrixUnit;
+  }
+  if (isa != nullptr || !by_matrix_unit) table.matrix = nullptr;
+  return table;
 }
 
 }  // namespace tandem::test

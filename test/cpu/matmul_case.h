@@ -94,7 +94,11 @@ std::vector<float> naive(const Case& c, int64_t row, bool round_p);
 
 void to_storage(int32_t dtype, float value, void* data, int64_t i);
 
-// The best kernels, with the SIMD part of `isa` (null: its best): that has variants of its own.
+// Whether kernels_of(nullptr) has the processor's matrix unit, where there is one (as at first), or leaves the products to
+// oneDNN.
+void use_matrix_unit(bool use);
+
+// The best kernels, with the SIMD part of `isa` (null: its best): that has variants of its own and no matrix unit.
 const cpu::KernelTable& kernels_of(const char* isa);
 
 }  // namespace tandem::test

@@ -126,8 +126,9 @@ void test_pieces(void**) {
 }  // namespace
 }  // namespace tandem::test
 
-int main() {
+int main(int argc, char**) {
   using namespace tandem::test;
+  use_matrix_unit(argc == 1);  // "onednn": not
   const CMUnitTest tests[] = {
       cmocka_unit_test(test_latent_keys),
       cmocka_unit_test(test_large_logits),

@@ -506,6 +506,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(test_instruction_sets),
   };
   const CMUnitTest full[] = {cmocka_unit_test(test_random)};
+  for (int i = 1; i < argc; ++i)
+    if (std::strcmp(argv[i], "onednn") == 0) use_matrix_unit(false);
   if (argc > 1 && std::strcmp(argv[1], "full") == 0) return cmocka_run_group_tests(full, nullptr, nullptr);
   return cmocka_run_group_tests(fast, nullptr, nullptr);
 }

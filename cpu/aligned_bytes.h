@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+// Memory for scratch, aligned to cache lines, and where its parts lie.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "lib/status.h"
+
+namespace tandem::cpu {
+
+struct AlignedFree {
+  void operator()(void* data) const;
+};
+using AlignedBytes = std::unique_ptr<std::byte, AlignedFree>;
+Status allocate_aligned(size_t bytes, AlignedBytes* data);
+
+}  // namespace tandem::cpu

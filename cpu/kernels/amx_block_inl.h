@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: MIT
+// MatrixKernels (matrix_kernels.h, where the method is) for Intel AMX.
+//
+// exp(x scale - m scale) = 2^n 2^f with n + f = (x - m) scale / ln 2: the largest has exponent 0 whatever its size. 2^f for
+// |f| <= 1/2 by a polynomial of degree 5 (relative error 2^-23.1); below 2^-126 the result is 0.
+#pragma once
+
+#include "cpu/kernels/amx_bf16_inl.h"
+#include "cpu/kernels/matrix_kernels.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tandem::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+inline void split_planes(const float* from, int64_t n, int32_t n_planes, uint16_t* to, int64_t plane) {
+  for (int64_t i = 0; i < n; i += 16) {
+    const __mmask16 mask = n - i < 16 ? static_cast<__mmask16>((1u << (n - i)) - 1) : static_cast<__mmask16>(0xffff);
+    __m512 rest = _mm512_maskz_loadu_ps(mask, from + i);
+    for (int32_t p = 0; p < n_planes; ++p) {
+      const __m256i part = _mm512_cvtepi32_epi16(_mm512_srli_epi32(next_part(&rest), 16));
+      _mm256_mask_storeu_epi16(to + p * plane + i, mask, part);
+    }
+  }
+}
+
+// 16 x 16 words.
+HWY_INLINE void transpose_words(__m512i* x) {
+  __m512i t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    x[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    x[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    x[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(x[i], x[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(x[8 + i], x[12 + i], 0x88);
+    t[8 + i] = _mm512_shuffle_i32x4(x[i], x[4 + i], 0xdd);
+    t[12 + i] = _mm512_shuffle_i32x4(x[8 + i], x[12 + i], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm512_shuffle_i32x4(t[i], t[4 + i], 0x88);
+    x[8 + i] = _mm512_shuffle_i32x4(t[i], t[4 + i], 0xdd);
+    x[4 + i] = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0x88);
+    x[12 + i] = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0xdd);
+  }
+}
+
+// The first n of 32 bf16.
+HWY_INLINE __mmask32 first_halves(int64_t n) { return n >= 32 ? 0xffffffffu : (1u << n) - 1; }
+
+inline void pack_queries(const uint16_t* rows, int64_t stride, int64_t dims, uint16_t* tiles) {
+  for (int64_t d = 0; d < dims; d += kMatrixDepth, tiles += kMatrixTileBytes / 2) {
+    __m512i x[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) x[r] = _mm512_maskz_loadu_epi16(first_halves(dims - d), rows + r * stride + d);
+    transpose_words(x);
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) _mm512_store_si512(tiles + 32 * r, x[r]);
+  }
+}
+
+// Pairs of keys side by side first; then they are words. Within every 8 dims the first unpacking takes the lower four.
+inline void transpose_values(const uint8_t* const* rows, int32_t n_keys, int32_t dims, uint16_t* tiles) {
+  constexpr int64_t kBlock = kMatrixKeys / kMatrixDepth * kMatrixTileBytes / 2;  // elements of 16 dims
+  for (int32_t j = 0; j < n_keys; j += kMatrixDepth, tiles += kMatrixTileBytes / 2) {
+    for (int32_t d = 0; d < dims; d += 32) {
+      const __mmask32 mask = first_halves(dims - d);
+      __m512i low[16], high[16];
+#pragma GCC unroll 16
+      for (int r = 0; r < 16; ++r) {
+        const __m512i a = _mm512_maskz_loadu_epi16(mask, rows[j + 2 * r] + 2 * d);
+        const __m512i b = _mm512_maskz_loadu_epi16(mask, rows[j + 2 * r + 1] + 2 * d);
+        low[r] = _mm512_unpacklo_epi16(a, b);
+        high[r] = _mm512_unpackhi_epi16(a, b);
+      }
+      transpose_words(low);
+      transpose_words(high);
+      uint16_t* to = tiles + d / 16 * kBlock;
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) {
+        const int at = 8 * (i / 4) + i % 4;  // dim of low[i]
+        if (at >= 16 && dims - d <= 16) continue;
+        uint16_t* row = to + at / 16 * kBlock + at % 16 * 32;
+        _mm512_store_si512(row, low[i]);
+        _mm512_store_si512(row + 4 * 32, high[i]);
+      }
+    }
+  }
+}
+
+// C 0 to 3: blocks 0 and 1 of the first column group, then of the second. A in 4 and 5, B in 6 and 7.
+template <int kBlocks, int kGroups>
+HWY_INLINE void multiply_block(const MatrixProduct& m, int64_t block) {
+  float *c0 = m.c + block * kTileFloats, *c2 = c0 + m.c_group;
+  const bool fresh = !m.accumulate;
+  const int64_t stride = fresh ? 0 : 64, second = fresh ? 0 : kTileFloats;
+  const float *from0 = fresh ? reinterpret_cast<const float*>(kNothing) : c0, *from2 = fresh ? from0 : c2;
+  TANDEM_TILE_LOAD(0, from0, stride);
+  if (kBlocks > 1) TANDEM_TILE_LOAD(1, from0 + second, stride);
+  if (kGroups > 1) TANDEM_TILE_LOAD(2, from2, stride);
+  if (kBlocks > 1 && kGroups > 1) TANDEM_TILE_LOAD(3, from2 + second, stride);
+  for (int32_t pair = m.n_pairs; pair-- > 0;) {  // small products first
+    const uint8_t *a0 = m.a[block] + m.pairs[pair].a, *a1 = kBlocks > 1 ? m.a[block + 1] + m.pairs[pair].a : nullptr;
+    const uint8_t *b0 = m.b + m.pairs[pair].b, *b1 = b0 + m.b_group;
+    for (int32_t step = 0; step < m.n_steps; ++step) {
+      TANDEM_TILE_LOAD(4, a0 + step * m.a_step, m.a_stride);
+      TANDEM_TILE_LOAD(6, b0 + step * kMatrixTileBytes, int64_t{64});
+      TANDEM_TILE_DOT(0, 4, 6);
+      if (kBlocks > 1) {
+        TANDEM_TILE_LOAD(5, a1 + step * m.a_step, m.a_stride);
+        TANDEM_TILE_DOT(1, 5, 6);
+      }
+      if (kGroups > 1) {
+        TANDEM_TILE_LOAD(7, b1 + step * kMatrixTileBytes, int64_t{64});
+        TANDEM_TILE_DOT(2, 4, 7);
+        if (kBlocks > 1) TANDEM_TILE_DOT(3, 5, 7);
+      }
+    }
+  }
+  TANDEM_TILE_STORE(0, c0);
+  if (kBlocks > 1) TANDEM_TILE_STORE(1, c0 + kTileFloats);
+  if (kGroups > 1) TANDEM_TILE_STORE(2, c2);
+  if (kBlocks > 1 && kGroups > 1) TANDEM_TILE_STORE(3, c2 + kTileFloats);
+}
+
+template <int kGroups>
+HWY_INLINE void multiply_blocks(const MatrixProduct& m) {
+  int64_t block = 0;
+  for (; block + 2 <= m.n_blocks; block += 2) multiply_block<2, kGroups>(m, block);
+  if (block < m.n_blocks) multiply_block<1, kGroups>(m, block);
+}
+
+void multiply_matrix(const MatrixProduct& m) { m.n_groups > 1 ? multiply_blocks<2>(m) : multiply_blocks<1>(m); }
+
+// 2^t for t <= 0, or NaN.
+HWY_INLINE __m512 exp2_at_most_1(__m512 t) {
+  const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = _mm512_sub_ps(t, n);
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0x1.5bba14p-10f), f, _mm512_set1_ps(0x1.3cea88p-7f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c6b752p-5f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ebf9bcp-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e42ap-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  const __mmask16 seen = _mm512_cmp_ps_mask(t, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);  // NaN stays
+  return _mm512_maskz_scalef_ps(seen, p, n);
+}
+
+// Largest of the visible products and max, NaN where one of them is not finite.
+template <bool kMasked>
+HWY_INLINE __m512 column_maximum(const MatrixSoftmax& t, __m512 max) {
+  __m512 most[4] = {max, max, max, max}, poison[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  for (int32_t j = 0; j < t.n_keys; j += 4) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512 x = _mm512_load_ps(t.s + 16 * (j + i));
+      if (kMasked) {
+        const __mmask16 seen = t.visible[j + i];
+        most[i] = _mm512_mask_max_ps(most[i], seen, most[i], x);
+        poison[i % 2] = _mm512_mask3_fmadd_ps(x, _mm512_setzero_ps(), poison[i % 2], seen);
+      } else {
+        most[i] = _mm512_max_ps(most[i], x);
+        poison[i % 2] = _mm512_fmadd_ps(x, _mm512_setzero_ps(), poison[i % 2]);
+      }
+    }
+  }
+  const __m512 all = _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]));
+  // The maximum of two is the second where one is NaN: the NaN of max stays.
+  return _mm512_add_ps(_mm512_max_ps(all, max), _mm512_add_ps(poison[0], poison[1]));
+}
+
+// Weights of two keys, as pairs.
+template <int kPlanes>
+HWY_INLINE void store_weights(__m512 p0, __m512 p1, uint16_t* to, int64_t plane) {
+  const __m512i sides = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  if (kPlanes == 1) {
+    __m512i halves;  // Highway's target is without AVX512_BF16, which every processor with AMX has
+    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(p1), "v"(p0));
+    _mm512_store_si512(to, _mm512_permutexvar_epi16(sides, halves));
+    return;
+  }
+#pragma GCC unroll 3
+  for (int i = 0; i < kPlanes; ++i) {
+    const __m512i low = _mm512_srli_epi32(next_part(&p0), 16);
+    _mm512_store_si512(to + i * plane, _mm512_or_si512(low, next_part(&p1)));
+  }
+}
+
+struct Ahead {
+  const MatrixSoftmax& t;
+  int32_t idx = 0;
+  int64_t byte = 0;
+  HWY_INLINE void lines(int64_t n) {
+    for (; n > 0 && idx < t.n_ahead; --n) {
+      prefetch_line(t.ahead[idx] + byte);
+      byte += kLine;
+      if (byte >= t.ahead_bytes) byte = 0, ++idx;
+    }
+  }
+};
+
+template <bool kMasked, int kPlanes>
+HWY_INLINE __m512 column_exponentials(const MatrixSoftmax& t, __m512 base) {
+  const __m512 scale = _mm512_set1_ps(t.scale * 1.44269504f);
+  __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  Ahead ahead{t};
+  const int64_t n_lines = (t.n_ahead * ((t.ahead_bytes + 63) / 64) * 2 + t.n_keys - 1) / t.n_keys;  // for two keys
+  for (int32_t j = 0; j < t.n_keys; j += 2) {
+    ahead.lines(n_lines);
+    __m512 p[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const __m512 x = _mm512_load_ps(t.s + 16 * (j + i));
+      p[i] = exp2_at_most_1(_mm512_mul_ps(_mm512_sub_ps(x, base), scale));
+      if (kMasked) p[i] = _mm512_maskz_mov_ps(t.visible[j + i], p[i]);
+      sum[i] = _mm512_add_ps(sum[i], p[i]);
+    }
+    store_weights<kPlanes>(p[0], p[1], t.p + 16 * j, t.plane);
+  }
+  return _mm512_add_ps(sum[0], sum[1]);
+}
+
+template <bool kMasked, int kPlanes>
+void softmax_column(const MatrixSoftmax& t) {
+  const __m512 before = _mm512_load_ps(t.max), max = column_maximum<kMasked>(t, before);
+  const __m512 nothing = _mm512_set1_ps(-HUGE_VALF);
+  // Rows that have seen nothing: their exponents are taken relative to 0.
+  const __m512 base = _mm512_mask_mov_ps(max, _mm512_cmp_ps_mask(max, nothing, _CMP_EQ_OQ), _mm512_setzero_ps());
+  __m512 sum = _mm512_load_ps(t.sum);
+  if (_mm512_cmp_ps_mask(max, before, _CMP_NEQ_UQ) != 0) {
+    const __m512 factor = exp2_at_most_1(_mm512_mul_ps(_mm512_sub_ps(before, base), _mm512_set1_ps(t.scale * 1.44269504f)));
+    _mm512_store_ps(t.max, max);
+    sum = _mm512_mul_ps(sum, factor);
+    for (int64_t d = 0; d < t.o_dim; ++d) _mm512_store_ps(t.o + 16 * d, _mm512_mul_ps(_mm512_load_ps(t.o + 16 * d), factor));
+  }
+  _mm512_store_ps(t.sum, _mm512_add_ps(sum, column_exponentials<kMasked, kPlanes>(t, base)));
+}
+
+void softmax_matrix(const MatrixSoftmax& t) {
+  if (t.visible != nullptr)
+    t.n_planes == 1 ? softmax_column<true, 1>(t) : softmax_column<true, 3>(t);
+  else
+    t.n_planes == 1 ? softmax_column<false, 1>(t) : softmax_column<false, 3>(t);
+}
+
+void put_rows(const float* o_t, int64_t dims, const float* factor, int32_t n_rows, float* o) {
+  const __m512 factors = _mm512_loadu_ps(factor);
+  for (int64_t d = 0; d < dims; d += 16) {
+    __m512i x[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      const __m512 value = _mm512_load_ps(o_t + 16 * (d + i));
+      x[i] = _mm512_castps_si512(_mm512_fmadd_ps(value, factors, _mm512_sub_ps(value, value)));
+    }
+    transpose_words(x);
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r)
+      if (r < n_rows) _mm512_storeu_ps(o + r * dims + d, _mm512_castsi512_ps(x[r]));
+  }
+}
+
+void open_matrix() { open_tiles(); }
+void close_matrix() { close_tiles(); }
+
+inline constexpr MatrixKernels kMatrixKernels = {open_matrix,      close_matrix,    split_planes,   pack_queries,
+                                                 transpose_values, multiply_matrix, softmax_matrix, put_rows};
+inline constexpr const MatrixKernels* kMatrix = &kMatrixKernels;
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace tandem::cpu
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// The stored rows of a tile of keys: where they lie, and as f32. Used by the blocks of the matmul path.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/softmax_tile.h"
+#include "cpu/matmul_keys.h"
+#include "lib/backend.h"
+
+namespace tandem::cpu {
+
+// K or V of a layer.
+struct TileSource {
+  bool is_value = false;
+  int32_t dtype = 0;
+  int32_t head_dim = 0;
+  int64_t row_bytes = 0;    // between stored rows
+  int64_t scale_bytes = 0;  // between the scales of stored rows; 0: there are none
+};
+TileSource key_source(const Layer& layer);
+TileSource value_source(const Layer& layer);
+
+// Of a column that the segment has.
+const std::byte* stored_row(const TileSource& source, const KeySegment& segment, int32_t column);
+
+// n elements from a column's row on, of several rows only where they lie side by side and have no scales.
+void widen_row(const KernelTable& kernels, const TileSource& source, const KeySegment& segment, int32_t column, int64_t n,
+               float* to);
+// All rows of the tile, head_dim floats each.
+void widen_tile(const KernelTable& kernels, const TileSource& source, const KeyTile& tile, float* to);
+
+// Library RoPE: rotates the keys of the tile, [n_keys, k_head_dim] f32. angles: room for k_head_dim floats.
+void rotate_tile(const SoftmaxTileKernels& kernels, const Layer& layer, const KeyTile& tile, float* rows, float* angles);
+
+}  // namespace tandem::cpu
