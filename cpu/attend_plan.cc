@@ -42,9 +42,9 @@ struct Cut {
   int32_t rows;
 };
 
-Cut cut_of(const AttendJob& job) {
+Cut cut_of(const AttendJob& job, const Crossover& crossover) {
   Cut cut;
-  const bool by_matmul = use_matmul(job);
+  const bool by_matmul = use_matmul(job, crossover);
   cut.rows = std::max(1, tile_rows(job.n_rows, by_matmul ? kMatmulTaskRows : kSpanRows));
   cut.n_tiles = divide_up(job.n_rows, cut.rows);
   cut.keys = by_matmul ? matmul_piece_keys(job, cut.n_tiles) : piece_keys(job.n_keys);
@@ -54,14 +54,21 @@ Cut cut_of(const AttendJob& job) {
 
 }  // namespace
 
+bool use_matmul(const AttendJob& job, const Crossover& crossover) {
+  if (job.n_keys == 0) return false;
+  const Layer& layer = *job.layer;
+  const bool in_bf16 = job.q_is_bf16 && layer.k_type == TANDEM_BF16 && layer.v_type == TANDEM_BF16 && layer.rope == nullptr;
+  return job.n_rows >= (in_bf16 ? crossover.rows_bf16 : crossover.rows);
+}
+
 int64_t piece_keys(int64_t n_keys) {
   const int64_t n_pieces = std::clamp<int64_t>(n_keys / wanted_piece(n_keys), 1, kMaxPieces);
   return round_up(std::max<int64_t>(divide_up(n_keys, n_pieces), 1), kBlockKeys);
 }
 
-void AttendPlan::add_job(const AttendJob& job, int32_t job_idx) {
+void AttendPlan::add_job(const AttendJob& job, int32_t job_idx, const Crossover& crossover) {
   const Layer& layer = *job.layer;
-  const Cut cut = cut_of(job);
+  const Cut cut = cut_of(job, crossover);
   const int64_t row_cost = row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim) +
                            row_bytes(layer.v_type, layer.v_head_dim) + scale_bytes(layer.v_type, layer.v_head_dim);
   const int64_t first_group = n_groups_;
@@ -77,7 +84,7 @@ void AttendPlan::add_job(const AttendJob& job, int32_t job_idx) {
       group.states.head_dim = layer.v_head_dim;
       group.states.stride = round_up(int64_t{group.states.n_rows} * (layer.v_head_dim + 2), 16);
       n_floats_ += group.states.stride * cut.n_pieces;
-      group.by_matmul = use_matmul(job);
+      group.by_matmul = use_matmul(job, crossover);
       if (group.by_matmul) n_matmul_rows_ += group.states.n_rows;
     }
   }
@@ -94,7 +101,7 @@ void AttendPlan::add_job(const AttendJob& job, int32_t job_idx) {
       unit.key_begin = key_begin;
       unit.key_end = key_end;
       unit.first = first;
-      unit.by_matmul = use_matmul(job);
+      unit.by_matmul = use_matmul(job, crossover);
       unit.cost = (key_end - key_begin) * row_cost * (8 + unit.row_end - unit.row_begin) / 8;
     }
     first.offset += key_end - key_begin;
@@ -121,10 +128,10 @@ void AttendPlan::cut_tasks(const AttendJob* jobs, int32_t n_workers) {
   task_begins_[n_tasks_] = n_units_;
 }
 
-Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers) {
+Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers, const Crossover& crossover) {
   int64_t most_units = 0, most_groups = 0;
   for (int32_t i = 0; i < n_jobs; ++i) {
-    const Cut cut = cut_of(jobs[i]);
+    const Cut cut = cut_of(jobs[i], crossover);
     most_units += cut.n_pieces * cut.n_tiles;
     most_groups += cut.n_tiles;
   }
@@ -132,7 +139,7 @@ Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers
       !task_nodes_.reserve(most_units))
     return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for a plan of %lld units", static_cast<long long>(most_units));
   n_units_ = n_groups_ = n_floats_ = n_matmul_rows_ = 0;
-  for (int32_t i = 0; i < n_jobs; ++i) add_job(jobs[i], i);
+  for (int32_t i = 0; i < n_jobs; ++i) add_job(jobs[i], i, crossover);
   cut_tasks(jobs, n_workers);
   return {};
 }

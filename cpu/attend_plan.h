@@ -22,6 +22,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "cpu/crossover.h"
 #include "cpu/kernels/kernels.h"
 #include "lib/status.h"
 
@@ -33,11 +34,8 @@ inline constexpr int64_t kMaxPieces = 128;
 // Keys of one piece, the last one being shorter.
 int64_t piece_keys(int64_t n_keys);
 
-// Whether a job is worth a matmul library: from this many query rows on. The kernels here take 11 us a row for 4,096 keys of
-// 128 (f32 multiplications, close to their peak), whatever the type. oneDNN in bf16, where q and keys lose nothing by it,
-// takes as long for 18 rows and half as long for 64; in f32 it draws level at 128.
-inline constexpr int32_t kMatmulRows = 128, kMatmulRowsBf16 = 24;
-bool use_matmul(const AttendJob& job);
+// Whether a job goes through matrix products.
+bool use_matmul(const AttendJob& job, const Crossover& crossover);
 
 struct AttendUnit {
   int32_t job_idx = 0;
@@ -88,7 +86,7 @@ class GrowBuffer {
 class AttendPlan {
  public:
   // Fails with OUT_OF_MEMORY alone; allocates only for a shape larger than any before.
-  Status make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers);
+  Status make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers, const Crossover& crossover);
 
   int64_t n_units() const { return n_units_; }
   int64_t n_tasks() const { return n_tasks_; }
@@ -101,7 +99,7 @@ class AttendPlan {
   const int32_t* task_nodes() const { return task_nodes_.data(); }
 
  private:
-  void add_job(const AttendJob& job, int32_t job_idx);
+  void add_job(const AttendJob& job, int32_t job_idx, const Crossover& crossover);
   void cut_tasks(const AttendJob* jobs, int32_t n_workers);
 
   GrowBuffer<AttendUnit> units_;

@@ -22,17 +22,11 @@
 
 namespace tandem::cpu {
 
-bool use_matmul(const AttendJob& job) {
-  if (job.n_keys == 0) return false;
-  const Layer& layer = *job.layer;
-  const bool in_bf16 = job.q_is_bf16 && layer.k_type == TANDEM_BF16 && layer.v_type == TANDEM_BF16 && layer.rope == nullptr;
-  return job.n_rows >= (in_bf16 ? kMatmulRowsBf16 : kMatmulRows);
-}
-
 namespace {
 
 struct CpuBackend {
   const KernelTable* kernels = nullptr;
+  Crossover crossover;
   std::unique_ptr<Pool> pool;
   std::mutex attend_mutex;
   AttendPlan plan;
@@ -117,8 +111,9 @@ void run_task(void* context, int64_t task_idx, int32_t worker_idx) {
 
 Status prepare_matmul(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs) {
   for (int32_t i = 0; i < n_jobs; ++i) {
-    if (!use_matmul(jobs[i])) continue;
-    if (i > 0 && use_matmul(jobs[i - 1]) && jobs[i].layer == jobs[i - 1].layer && jobs[i].q_is_bf16 == jobs[i - 1].q_is_bf16)
+    if (!use_matmul(jobs[i], backend.crossover)) continue;
+    if (i > 0 && use_matmul(jobs[i - 1], backend.crossover) && jobs[i].layer == jobs[i - 1].layer &&
+        jobs[i].q_is_bf16 == jobs[i - 1].q_is_bf16)
       continue;
     if (!backend.matmul) TANDEM_TRY(MatmulAttend::create(*backend.kernels, &backend.matmul));
     TANDEM_TRY(backend.matmul->prepare(*jobs[i].layer, jobs[i].q_is_bf16, backend.pool->n_workers()));
@@ -130,7 +125,7 @@ Status attend(void* self, const AttendJob* jobs, int32_t n_jobs) {
   CpuBackend& backend = backend_of(self);
   const std::lock_guard lock(backend.attend_mutex);
   AttendPlan& plan = backend.plan;
-  TANDEM_TRY(plan.make(jobs, n_jobs, backend.pool->n_workers()));
+  TANDEM_TRY(plan.make(jobs, n_jobs, backend.pool->n_workers(), backend.crossover));
   if (!backend.parts.reserve(plan.n_floats()) || !backend.parts_left.reserve(plan.n_groups()))
     return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for partial states of %lld floats",
                 static_cast<long long>(plan.n_floats()));
@@ -187,8 +182,10 @@ Status merge(void* self, const MergeJob* jobs, int32_t n_jobs) {
 
 int64_t report(void* self, char* buffer, int64_t buffer_bytes) {
   const CpuBackend& backend = backend_of(self);
-  const std::string text =
-      "{\"isa\":\"" + std::string(backend.kernels->name) + "\",\"pool\":" + backend.pool->report() + "}";
+  const std::string text = "{\"isa\":\"" + std::string(backend.kernels->name) +
+                           "\",\"matmul_rows\":{\"bf16\":" + std::to_string(backend.crossover.rows_bf16) +
+                           ",\"other\":" + std::to_string(backend.crossover.rows) + "},\"pool\":" + backend.pool->report() +
+                           "}";
   if (buffer_bytes > 0) {
     const size_t n = std::min(text.size(), static_cast<size_t>(buffer_bytes) - 1);
     std::memcpy(buffer, text.data(), n);
@@ -231,9 +228,11 @@ constexpr BackendTable kTable = {
 
 }  // namespace
 
-Status make_cpu_backend(const KernelTable& kernels, std::unique_ptr<Pool> pool, Backend* backend) {
+Status make_cpu_backend(const KernelTable& kernels, const Crossover& crossover, std::unique_ptr<Pool> pool,
+                        Backend* backend) {
   auto self = std::make_unique<CpuBackend>();
   self->kernels = &kernels;
+  self->crossover = crossover;
   self->pool = std::move(pool);
   const int32_t n_workers = self->pool->n_workers();
   if (!self->scratch.reserve(n_workers)) return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for %d workers", n_workers);

@@ -4,13 +4,15 @@
 
 #include <memory>
 
+#include "cpu/crossover.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/pool.h"
 #include "lib/backend.h"
 
 namespace tandem::cpu {
 
-Status make_cpu_backend(const KernelTable& kernels, std::unique_ptr<Pool> pool, Backend* backend);
+Status make_cpu_backend(const KernelTable& kernels, const Crossover& crossover, std::unique_ptr<Pool> pool,
+                        Backend* backend);
 
 // Highway's name for the instruction set of the kernel that attended last: what really ran.
 int64_t target_used(const Backend& backend);

@@ -7,9 +7,11 @@ namespace tandem {
 Status create_cpu_backend(const CpuOptions& options, Backend* backend) {
   const cpu::KernelTable* kernels = nullptr;
   TANDEM_TRY(cpu::choose_isa(options.isa, &kernels));
+  cpu::Crossover crossover{options.matmul_rows, options.matmul_rows};
+  if (options.matmul_rows == 0) TANDEM_TRY(cpu::process_crossover(*kernels, &crossover));
   std::unique_ptr<cpu::Pool> pool;
   TANDEM_TRY(cpu::Pool::create({options.n_threads, options.spin_ns, options.pin_threads}, &pool));
-  return cpu::make_cpu_backend(*kernels, std::move(pool), backend);
+  return cpu::make_cpu_backend(*kernels, crossover, std::move(pool), backend);
 }
 
 }  // namespace tandem

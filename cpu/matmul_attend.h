@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Attention of many query rows: append, prefill, re-evaluation, decode where very many query heads share a KV head (MLA).
 //
-// Decode is bound by reading K and V; from some tens of rows on a job is bound by arithmetic, which belongs to a matmul
-// library. attend() is flash attention by tiles, all of it inside the calling thread:
+// Decode is bound by reading K and V; from some tens of rows on (crossover.h) a job is bound by arithmetic, which belongs to
+// a matmul library. attend() is flash attention by tiles, all of it inside the calling thread (on a matrix unit the same,
+// laid out otherwise, without the library: matrix_block.h):
 //
 //   for each block of up to 512 rows of the task             q, o (f32), running max and sum stay in the worker's scratch
 //     for each tile of 512 keys that the block may see       gathered from the runs once: converted, rotated, zero-padded
@@ -60,9 +61,6 @@ class MatmulAttend {
   // Rows of a task that share one pass over the keys. A good task has this many; more gain nothing. A row's last bits depend
   // on which rows share its task, so ranges should be chosen by job alone, not by the number of workers.
   static constexpr int32_t kTaskRows = 512;
-  // Jobs with fewer rows are better served by kernels that read the stored keys directly: the smallest tile has 32 rows and
-  // runs at the same speed however few of them are used (measured: 7 GB/s of bf16 K and V a core as bf16, 4 as f32).
-  static constexpr int32_t kMinRows = 24;
 
   // kernels: whose conversions and instruction set the SIMD part uses.
   static Status create(const KernelTable& kernels, std::unique_ptr<MatmulAttend>* attend);

@@ -40,7 +40,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_engine_options, log_user),
     AT(tandem_engine_options, spin_ns),
     AT(tandem_engine_options, pin_threads),
-    AT(tandem_engine_options, reserved),
+    AT(tandem_engine_options, matmul_rows),
 
     SIZE(tandem_layer_options),
     AT(tandem_layer_options, struct_size),

@@ -126,6 +126,7 @@ struct CpuOptions {
   const char* isa = nullptr;  // null: the best
   int64_t spin_ns = 50'000;
   bool pin_threads = true;
+  int32_t matmul_rows = 0;  // query rows from which a job goes through matrix products; 0: measured
 };
 
 // Names of the instruction sets of this build, best first, null past the end; whether this processor has one.

@@ -29,6 +29,7 @@ Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engi
   cpu.isa = options.cpu_isa;
   if (options.spin_ns >= 0) cpu.spin_ns = options.spin_ns;
   cpu.pin_threads = options.pin_threads != 0;
+  cpu.matmul_rows = options.matmul_rows;
   TANDEM_TRY(create_cpu_backend(cpu, &made->cpu_));
   TANDEM_TRY(Worker::create(&made->worker_));
   *engine = std::move(made);

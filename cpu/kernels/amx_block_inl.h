@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // MatrixKernels (matrix_kernels.h, where the method is) for Intel AMX.
 //
-// exp(x scale - m scale) = 2^n 2^f with n + f = (x - m) scale / ln 2: the largest has exponent 0 whatever its size. 2^f for
+// exp((x - m) scale) = 2^n 2^f with n + f = (x - m) scale / ln 2: the largest has exponent 0 whatever its size. 2^f for
 // |f| <= 1/2 by a polynomial of degree 5 (relative error 2^-23.1); below 2^-126 the result is 0.
 #pragma once
 
@@ -69,30 +69,40 @@ inline void pack_queries(const uint16_t* rows, int64_t stride, int64_t dims, uin
   }
 }
 
-// Pairs of keys side by side first; then they are words. Within every 8 dims the first unpacking takes the lower four.
+// 8 dims of keys r, r + 8, r + 16 and r + 24, a lane each.
+HWY_INLINE __m512i load_lanes(const uint8_t* const* rows, int64_t at) {
+  const auto lane = [&](int i) HWY_ATTR { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[8 * i] + at)); };
+  __m512i x = _mm512_castsi128_si512(lane(0));
+  x = _mm512_mask_broadcast_i32x4(x, 0x00f0, lane(1));
+  x = _mm512_mask_broadcast_i32x4(x, 0x0f00, lane(2));
+  return _mm512_mask_broadcast_i32x4(x, 0xf000, lane(3));
+}
+
+// Eight dims at a time: the loads bring eight keys into each lane, within which 8 x 8 are transposed.
 inline void transpose_values(const uint8_t* const* rows, int32_t n_keys, int32_t dims, uint16_t* tiles) {
   constexpr int64_t kBlock = kMatrixKeys / kMatrixDepth * kMatrixTileBytes / 2;  // elements of 16 dims
   for (int32_t j = 0; j < n_keys; j += kMatrixDepth, tiles += kMatrixTileBytes / 2) {
-    for (int32_t d = 0; d < dims; d += 32) {
-      const __mmask32 mask = first_halves(dims - d);
-      __m512i low[16], high[16];
-#pragma GCC unroll 16
-      for (int r = 0; r < 16; ++r) {
-        const __m512i a = _mm512_maskz_loadu_epi16(mask, rows[j + 2 * r] + 2 * d);
-        const __m512i b = _mm512_maskz_loadu_epi16(mask, rows[j + 2 * r + 1] + 2 * d);
-        low[r] = _mm512_unpacklo_epi16(a, b);
-        high[r] = _mm512_unpackhi_epi16(a, b);
+    for (int32_t d = 0; d < dims; d += 8) {
+      __m512i x[8], y[8];
+#pragma GCC unroll 8
+      for (int r = 0; r < 8; ++r) x[r] = load_lanes(rows + j + r, 2 * d);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {  // y: pairs of keys; dims 0 to 3, then 4 to 7
+        y[i] = _mm512_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
+        y[4 + i] = _mm512_unpackhi_epi16(x[2 * i], x[2 * i + 1]);
       }
-      transpose_words(low);
-      transpose_words(high);
-      uint16_t* to = tiles + d / 16 * kBlock;
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) {
-        const int at = 8 * (i / 4) + i % 4;  // dim of low[i]
-        if (at >= 16 && dims - d <= 16) continue;
-        uint16_t* row = to + at / 16 * kBlock + at % 16 * 32;
-        _mm512_store_si512(row, low[i]);
-        _mm512_store_si512(row + 4 * 32, high[i]);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {  // x: four keys; dims 2 i and 2 i + 1
+        const int half = i / 2 * 4;
+        x[2 * i] = i % 2 == 0 ? _mm512_unpacklo_epi32(y[half], y[half + 1]) : _mm512_unpackhi_epi32(y[half], y[half + 1]);
+        x[2 * i + 1] =
+            i % 2 == 0 ? _mm512_unpacklo_epi32(y[half + 2], y[half + 3]) : _mm512_unpackhi_epi32(y[half + 2], y[half + 3]);
+      }
+      uint16_t* to = tiles + d / 16 * kBlock + d % 16 * 32;
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        _mm512_store_si512(to + 64 * i, _mm512_unpacklo_epi64(x[2 * i], x[2 * i + 1]));
+        _mm512_store_si512(to + 64 * i + 32, _mm512_unpackhi_epi64(x[2 * i], x[2 * i + 1]));
       }
     }
   }
@@ -102,13 +112,14 @@ inline void transpose_values(const uint8_t* const* rows, int32_t n_keys, int32_t
 template <int kBlocks, int kGroups>
 HWY_INLINE void multiply_block(const MatrixProduct& m, int64_t block) {
   float *c0 = m.c + block * kTileFloats, *c2 = c0 + m.c_group;
-  const bool fresh = !m.accumulate;
-  const int64_t stride = fresh ? 0 : 64, second = fresh ? 0 : kTileFloats;
-  const float *from0 = fresh ? reinterpret_cast<const float*>(kNothing) : c0, *from2 = fresh ? from0 : c2;
-  TANDEM_TILE_LOAD(0, from0, stride);
-  if (kBlocks > 1) TANDEM_TILE_LOAD(1, from0 + second, stride);
-  if (kGroups > 1) TANDEM_TILE_LOAD(2, from2, stride);
-  if (kBlocks > 1 && kGroups > 1) TANDEM_TILE_LOAD(3, from2 + second, stride);
+  if (m.accumulate) {
+    TANDEM_TILE_LOAD(0, c0, int64_t{64});
+    if (kBlocks > 1) TANDEM_TILE_LOAD(1, c0 + kTileFloats, int64_t{64});
+    if (kGroups > 1) TANDEM_TILE_LOAD(2, c2, int64_t{64});
+    if (kBlocks > 1 && kGroups > 1) TANDEM_TILE_LOAD(3, c2 + kTileFloats, int64_t{64});
+  } else {  // unlike in short chains of products, a fifth faster here than loads of zeros
+    asm volatile("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" ::);
+  }
   for (int32_t pair = m.n_pairs; pair-- > 0;) {  // small products first
     const uint8_t *a0 = m.a[block] + m.pairs[pair].a, *a1 = kBlocks > 1 ? m.a[block + 1] + m.pairs[pair].a : nullptr;
     const uint8_t *b0 = m.b + m.pairs[pair].b, *b1 = b0 + m.b_group;
@@ -142,17 +153,25 @@ HWY_INLINE void multiply_blocks(const MatrixProduct& m) {
 
 void multiply_matrix(const MatrixProduct& m) { m.n_groups > 1 ? multiply_blocks<2>(m) : multiply_blocks<1>(m); }
 
-// 2^t for t <= 0, or NaN.
-HWY_INLINE __m512 exp2_at_most_1(__m512 t) {
-  const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), f = _mm512_sub_ps(t, n);
-  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0x1.5bba14p-10f), f, _mm512_set1_ps(0x1.3cea88p-7f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c6b752p-5f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ebf9bcp-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e42ap-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  const __mmask16 seen = _mm512_cmp_ps_mask(t, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);  // NaN stays
-  return _mm512_maskz_scalef_ps(seen, p, n);
-}
+// exp(d scale) for d <= 0, or NaN: scale in units of ln 2, least: where the result falls below 2^-126. Adding 1.5 * 2^23
+// rounds and leaves n in the low bits.
+struct Exponential {
+  __m512 scale, least;
+  explicit HWY_INLINE Exponential(float factor)
+      : scale(_mm512_set1_ps(factor * 1.44269504f)), least(_mm512_set1_ps(-126.0f / (factor * 1.44269504f))) {}
+  HWY_INLINE __m512 of(__m512 d) const {
+    const __m512 round = _mm512_set1_ps(12582912.0f), shifted = _mm512_fmadd_ps(d, scale, round);
+    const __m512 f = _mm512_fmsub_ps(d, scale, _mm512_sub_ps(shifted, round));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0x1.5bba14p-10f), f, _mm512_set1_ps(0x1.3cea88p-7f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c6b752p-5f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ebf9bcp-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e42ap-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    const __mmask16 seen = _mm512_cmp_ps_mask(d, least, _CMP_NLT_UQ);  // NaN stays
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_maskz_add_epi32(seen, _mm512_castps_si512(p), exponent));
+  }
+};
 
 // Largest of the visible products and max, NaN where one of them is not finite.
 template <bool kMasked>
@@ -201,7 +220,7 @@ struct Ahead {
   int64_t byte = 0;
   HWY_INLINE void lines(int64_t n) {
     for (; n > 0 && idx < t.n_ahead; --n) {
-      prefetch_line(t.ahead[idx] + byte);
+      __builtin_prefetch(t.ahead[idx] + byte, 0, 2);  // the second level: the first is full of what is multiplied
       byte += kLine;
       if (byte >= t.ahead_bytes) byte = 0, ++idx;
     }
@@ -210,7 +229,7 @@ struct Ahead {
 
 template <bool kMasked, int kPlanes>
 HWY_INLINE __m512 column_exponentials(const MatrixSoftmax& t, __m512 base) {
-  const __m512 scale = _mm512_set1_ps(t.scale * 1.44269504f);
+  const Exponential exponential(t.scale);
   __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   Ahead ahead{t};
   const int64_t n_lines = (t.n_ahead * ((t.ahead_bytes + 63) / 64) * 2 + t.n_keys - 1) / t.n_keys;  // for two keys
@@ -220,7 +239,7 @@ HWY_INLINE __m512 column_exponentials(const MatrixSoftmax& t, __m512 base) {
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       const __m512 x = _mm512_load_ps(t.s + 16 * (j + i));
-      p[i] = exp2_at_most_1(_mm512_mul_ps(_mm512_sub_ps(x, base), scale));
+      p[i] = exponential.of(_mm512_sub_ps(x, base));
       if (kMasked) p[i] = _mm512_maskz_mov_ps(t.visible[j + i], p[i]);
       sum[i] = _mm512_add_ps(sum[i], p[i]);
     }
@@ -237,7 +256,7 @@ void softmax_column(const MatrixSoftmax& t) {
   const __m512 base = _mm512_mask_mov_ps(max, _mm512_cmp_ps_mask(max, nothing, _CMP_EQ_OQ), _mm512_setzero_ps());
   __m512 sum = _mm512_load_ps(t.sum);
   if (_mm512_cmp_ps_mask(max, before, _CMP_NEQ_UQ) != 0) {
-    const __m512 factor = exp2_at_most_1(_mm512_mul_ps(_mm512_sub_ps(before, base), _mm512_set1_ps(t.scale * 1.44269504f)));
+    const __m512 factor = Exponential(t.scale).of(_mm512_sub_ps(before, base));
     _mm512_store_ps(t.max, max);
     sum = _mm512_mul_ps(sum, factor);
     for (int64_t d = 0; d < t.o_dim; ++d) _mm512_store_ps(t.o + 16 * d, _mm512_mul_ps(_mm512_load_ps(t.o + 16 * d), factor));

@@ -161,7 +161,9 @@ typedef struct tandem_engine_options {
   void *log_user;
   int64_t spin_ns;           /* how long idle workers spin before they sleep; -1: default (50 us); 0: never */
   int32_t pin_threads;       /* -1: default (1): bind each worker to a core; 0: leave to the system */
-  int32_t reserved;
+  int32_t matmul_rows;       /* query rows (q_len * query heads) of a KV head from which attention goes through matrix products;
+                              * 0: where these are faster, measured once in a process, by its first engine (some
+                              * milliseconds). Processes that must agree in the last bits give the number */
 } tandem_engine_options;
 #define TANDEM_ENGINE_OPTIONS_INIT \
   { sizeof(tandem_engine_options), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, -1, 0 }

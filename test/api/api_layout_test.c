@@ -40,7 +40,7 @@ static void add_options(void) {
   AT(tandem_engine_options, log_user);
   AT(tandem_engine_options, spin_ns);
   AT(tandem_engine_options, pin_threads);
-  AT(tandem_engine_options, reserved);
+  AT(tandem_engine_options, matmul_rows);
 
   SIZE(tandem_layer_options);
   AT(tandem_layer_options, struct_size);
@@ -204,7 +204,7 @@ static void test_defaults_mean_what_the_header_says(void** state) {
   (void)state;
   assert_int_equal(engine.spin_ns, -1);
   assert_int_equal(engine.pin_threads, -1);
-  assert_int_equal(engine.reserved, 0);
+  assert_int_equal(engine.matmul_rows, 0);
   assert_int_equal(session.window_tokens, -1);
   assert_int_equal(session.sink_tokens, -1);
   assert_true(session.alpha == 0.0f);

@@ -49,6 +49,7 @@ void test_engine(void**) {
           {"spin", f, kInvalid, "spin_ns", "-2", with([](auto& o) { o.spin_ns = -2; })},
           {"pin", f, kInvalid, "pin_threads", "2", with([](auto& o) { o.pin_threads = 2; })},
           {"pin", f, kInvalid, "pin_threads", "-2", with([](auto& o) { o.pin_threads = -2; })},
+          {"matmul", f, kInvalid, "matmul_rows", "-3", with([](auto& o) { o.matmul_rows = -3; })},
       },
       &out);
 }

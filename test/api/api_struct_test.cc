@@ -201,8 +201,6 @@ void test_layer_sizes(void**) {
 
 void test_reserved(void**) {
   World world;
-  tandem_engine_options engine = small_engine_options();
-  engine.reserved = 5;
   tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
   cache.reserved = 4;
   tandem_session_options session = world_session_options();
@@ -218,8 +216,6 @@ void test_reserved(void**) {
   Outputs out;
   constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
   const std::vector<Refused> cases = {
-      {"engine", "tandem_engine_create", kInvalid, "reserved", "5",
-       [&](tandem_error** e) { return tandem_engine_create(out.at<tandem_engine*>(), &engine, e); }},
       {"cache", "tandem_cache_create", kInvalid, "reserved", "4",
        [&](tandem_error** e) { return tandem_cache_create(out.at<tandem_cache*>(), world.engine, world.model, &cache, e); }},
       {"session", "tandem_session_create", kInvalid, "reserved", "6",

@@ -172,7 +172,7 @@ void plans_tile(void**) {
       job.runs = runs.back().data(), job.n_runs = static_cast<int32_t>(runs.back().size());
     }
     const auto n_workers = static_cast<int32_t>(1 + random.below(8));
-    assert_true(plan.make(jobs.data(), static_cast<int32_t>(jobs.size()), n_workers).ok());
+    assert_true(plan.make(jobs.data(), static_cast<int32_t>(jobs.size()), n_workers, {}).ok());
     std::vector<int64_t> covered(jobs.size());
     int64_t at = 0;
     for (int64_t task = 0; task < plan.n_tasks(); ++task) {
@@ -181,7 +181,7 @@ void plans_tile(void**) {
         const cpu::AttendUnit& unit = plan.unit(at);
         const AttendJob& job = jobs[static_cast<size_t>(unit.job_idx)];
         assert_int_equal(plan.task_nodes()[task], job.node);
-        assert_true(unit.by_matmul == cpu::use_matmul(job));
+        assert_true(unit.by_matmul == cpu::use_matmul(job, {}));
         assert_true(unit.row_end > unit.row_begin);
         assert_true(unit.row_end - unit.row_begin <= (unit.by_matmul ? cpu::MatmulAttend::kTaskRows : cpu::kSpanRows));
         assert_true(unit.key_begin % cpu::kBlockKeys == 0);
@@ -209,12 +209,12 @@ void latent_decode_has_units_for_all(void**) {
       run.n_tokens = n_keys;
       AttendJob job;
       job.layer = &layer, job.n_rows = 128 * q_len, job.n_runs = 1, job.runs = &run, job.n_keys = n_keys;
-      assert_true(plan.make(&job, 1, 16).ok());
+      assert_true(plan.make(&job, 1, 16, {}).ok());
       assert_true(plan.n_units() >= 16 && plan.n_units() <= 64);
       assert_true(plan.n_tasks() >= 16);
       for (int64_t i = 0; i < plan.n_units(); ++i) assert_true(plan.unit(i).by_matmul && plan.unit(i).key_begin % 512 == 0);
       layer.n_kv_heads = 64;
-      assert_true(plan.make(&job, 1, 16).ok());
+      assert_true(plan.make(&job, 1, 16, {}).ok());
       assert_true(plan.n_groups() == 0);
     }
   }

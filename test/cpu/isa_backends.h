@@ -16,7 +16,7 @@ struct IsaBackend {
   Backend backend;
 
   IsaBackend(const cpu::KernelTable& table, int32_t n_workers) : kernels(&table) {
-    if (!cpu::make_cpu_backend(table, std::make_unique<LocalPool>(n_workers), &backend).ok()) std::abort();
+    if (!cpu::make_cpu_backend(table, {}, std::make_unique<LocalPool>(n_workers), &backend).ok()) std::abort();
   }
   IsaBackend(IsaBackend&& other) noexcept : kernels(other.kernels), backend(other.backend) { other.backend = {}; }
   ~IsaBackend() {

@@ -2,7 +2,7 @@
 // Speed of appends and prefills: GFLOP/s over the pairs of query and key that are not masked, and the share of what oneDNN
 // alone reaches on the inner tile (128 rows x 512 keys, both products) in the same run. Times are of the threads' processor
 // time, so that neighbours on a shared machine count less; wall time is given too. Each shape is checked.
-// Arguments: names of shapes, none for all.
+// Arguments: names of shapes, none for all, and numbers of threads, none for 1 and 2.
 #include <omp.h>
 #include <time.h>
 
@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -212,9 +213,20 @@ void run(const Shape& shape, int32_t n_threads) {
 }  // namespace tandem::test
 
 int main(int argc, char** argv) {
-  for (const auto& shape : tandem::test::kShapes) {
-    bool wanted = argc < 2;
-    for (int i = 1; i < argc; ++i) wanted = wanted || std::strcmp(argv[i], shape.name) == 0;
-    for (int32_t n_threads = 1; wanted && n_threads <= 2; ++n_threads) tandem::test::run(shape, n_threads);
+  std::vector<const char*> names;
+  std::vector<int32_t> threads;
+  for (int i = 1; i < argc; ++i) {
+    if (std::atoi(argv[i]) > 0)
+      threads.push_back(std::atoi(argv[i]));
+    else
+      names.push_back(argv[i]);
   }
+  if (threads.empty()) threads = {1, 2};
+  const auto wanted = [&](const char* name) {
+    return names.empty() ||
+           std::any_of(names.begin(), names.end(), [&](const char* each) { return !std::strcmp(each, name); });
+  };
+  for (const auto& shape : tandem::test::kShapes)
+    for (const int32_t n_threads : threads)
+      if (wanted(shape.name)) tandem::test::run(shape, n_threads);
 }

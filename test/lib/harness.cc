@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "reference/rounding.h"
+#include "reference/sequence_model.h"
 #include "with_cmocka.h"
 
 namespace harness {
@@ -101,6 +102,7 @@ Engine::Engine(const EngineSetup& setup) {
   tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
   options.n_threads = setup.n_threads;
   options.cpu_isa = setup.isa;
+  options.matmul_rows = reference::kMatmulRows;
   if (setup.allocator) {
     options.alloc = NanAllocator::allocate;
     options.free = NanAllocator::release;

@@ -8,7 +8,6 @@
 namespace reference {
 
 bool rounds_p(const RefLayer& layer, int32_t q_type, int64_t q_len) {
-  constexpr int64_t kMatmulRows = 24;  // cpu/attend_plan.h
   return q_type == TANDEM_BF16 && layer.v_type == TANDEM_BF16 && layer.rope == TANDEM_ROPE_CALLER &&
          q_len * layer.group_size() >= kMatmulRows;
 }

@@ -31,6 +31,9 @@ struct AttendHooks {
   bool naive_rounds_p = false;
 };
 // Whether a call's products are between bf16 numbers: bf16 queries as they are, bf16 values, enough rows for a matmul.
+// Engines under test are given this as matmul_rows.
+inline constexpr int32_t kMatmulRows = 24;
+
 bool rounds_p(const RefLayer& layer, int32_t q_type, int64_t q_len);
 
 class SequenceModel {
