@@ -91,17 +91,17 @@ void select_tokens(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end
   head.n_tokens += judge(refresh, kv_head, begin, end, &halo_left, head.token_idx.as<int32_t>() + head.n_tokens);
 }
 
-// Makes room for all selected tokens, at most for all tokens outside the window; keeps the rows that are copied. A last
-// chunk that is small grows, others stay as they are.
+// Makes room for all selected tokens and some more, at most for all tokens outside the window; keeps the rows that are
+// copied. A last chunk that is small grows, others stay as they are.
 Status grow(HeadSelection& head, const Refresh& refresh, Tier& tier) {
   constexpr int64_t kSmall = 512;  // rows
-  const int64_t capacity = head.capacity();
-  if (head.n_tokens <= capacity) return {};
+  if (head.n_tokens <= head.capacity()) return {};
   const PlaneBytes bytes = plane_bytes(*refresh.layer);
   if (head.n_copied == 0) head.chunks.clear();
   const bool extends = !head.chunks.empty() && head.chunks.back().n_rows < kSmall;
   const int64_t first = extends ? head.chunks.back().first : head.capacity();
-  const int64_t end = std::clamp(capacity * 3 / 2, head.n_tokens, std::max(head.n_tokens, refresh.state->window_begin));
+  const int64_t end =
+      std::min(head.n_tokens + std::max(kSmall, head.n_tokens / 8), std::max(head.n_tokens, refresh.state->window_begin));
   SelectionChunk chunk;
   TANDEM_TRY(SelectionChunk::create(tier, bytes, first, end - first, &chunk));
   if (!extends) {

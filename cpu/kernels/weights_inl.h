@@ -10,13 +10,15 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// exp(logit - lse) * coeff of one row added to its query head's sums; out is at the block's first key.
+// exp(logit - lse) * coeff of one row added to its query head's sums; out is at the block's first key. What another kernel
+// rounded may leave a logit a little above lse: exp_at_most_1() takes that too.
 inline void add_weights(const View& view, const float* logits, float lse, float coeff, float* out) {
   const F32 d;
   const Vec shift = hn::Set(d, lse), factor = hn::Set(d, coeff);
   const int64_t n = view.keys.n, n_whole = view.picked == nullptr ? n - n % int64_t{kLanes} : 0;
-  const auto weights_at = [&](int64_t j)
-                              HWY_ATTR { return hn::Mul(factor, exp_of(d, hn::Sub(hn::LoadU(d, logits + j), shift))); };
+  const auto weights_at = [&](int64_t j) HWY_ATTR {
+    return hn::Mul(factor, exp_at_most_1(d, hn::Sub(hn::LoadU(d, logits + j), shift)));
+  };
   for (int64_t j = 0; j < n_whole; j += kLanes) hn::StoreU(hn::Add(hn::LoadU(d, out + j), weights_at(j)), d, out + j);
   HWY_ALIGN float weights[kLanes];
   for (int64_t j = n_whole; j < n; j += kLanes) {
