@@ -6,8 +6,8 @@
 // order (those of the matmul library all workers do, at the end). What a call needs beyond the jobs grows when a larger
 // shape is first seen, before any work begins.
 //
-// One attend at a time: the mutex guards plan, partial states and the workers' scratch. Everything marked concurrent in
-// lib/backend.h uses the calling thread's stack alone.
+// One attend or attn_weights at a time: the mutex guards plan, partial states and the workers' scratch. Everything marked
+// concurrent in lib/backend.h uses the calling thread's stack alone.
 #include "cpu/backend.h"
 
 #include <algorithm>
@@ -194,7 +194,22 @@ int64_t report(void* self, char* buffer, int64_t buffer_bytes) {
   return static_cast<int64_t>(text.size());
 }
 
-void attn_weights(void* self, const WeightJob& job) { backend_of(self).kernels->attn_weights(job); }
+struct WeightCall {
+  CpuBackend* backend;
+  const WeightJob* jobs;
+};
+
+void weigh_task(void* context, int64_t task_idx, int32_t worker_idx) {
+  const WeightCall& call = *static_cast<const WeightCall*>(context);
+  call.backend->kernels->attn_weights(call.jobs[task_idx], call.backend->scratch[worker_idx]);
+}
+
+void attn_weights(void* self, const WeightJob* jobs, int32_t n_jobs) {
+  CpuBackend& backend = backend_of(self);
+  const std::lock_guard lock(backend.attend_mutex);
+  WeightCall call{&backend, jobs};
+  if (n_jobs > 0) backend.pool->run(n_jobs, weigh_task, &call);
+}
 
 void observe(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha) {
   backend_of(self).kernels->observe(maw, logits, n_keys, lse, alpha);

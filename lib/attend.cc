@@ -10,7 +10,8 @@
 //   attend     window and host part, one state each; merge, with the learned sinks last
 //   write      o and lse in the caller's types
 //   observe    the finished weights into the moving averages
-//   commit     lengths; then settle: evict, post the refresh
+//   commit     lengths; then settle: evict, post what judges the evicted tokens
+//   refresh    after an append: all tokens outside the window are judged anew
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -34,19 +35,16 @@ AttendCall::AttendCall(Session& session, const AttendArgs& args)
 
 namespace {
 
-// Runs `undo` at the end of a scope unless told otherwise.
+// Runs `action` at the end of a scope.
 template <typename F>
-class Guard {
+class AtEnd {
  public:
-  explicit Guard(F undo) : undo_(undo) {}
-  ~Guard() {
-    if (armed_) undo_();
-  }
-  void disarm() { armed_ = false; }
+  explicit AtEnd(F action) : action_(action) {}
+  ~AtEnd() { action_(); }
+  AtEnd(const AtEnd&) = delete;
 
  private:
-  F undo_;
-  bool armed_ = true;
+  F action_;
 };
 
 }  // namespace
@@ -56,7 +54,7 @@ Status AttendCall::run() {
     std::unique_lock lock(cache_.mutex());
     TANDEM_TRY(enter());
   }
-  Guard in_flight([this] {
+  const AtEnd in_flight([this] {
     std::unique_lock lock(cache_.mutex());
     leave();
   });
@@ -70,10 +68,11 @@ Status AttendCall::run() {
   TANDEM_TRY(attend_and_merge());
   write_outputs();
   observe();
-  in_flight.disarm();
-  std::unique_lock lock(cache_.mutex());
-  commit_and_settle();
-  leave();
+  {
+    std::unique_lock lock(cache_.mutex());
+    commit_and_settle();
+  }
+  refresh();
   return {};
 }
 
@@ -248,17 +247,17 @@ void AttendCall::settle(SequenceCall& call) {
   session_.evict(state, call.length);
   session_.sums_.evicted_tokens += state.window_begin - before;
   if (!policy_.keeps_maw) return;
-  Refresh& refresh = state.refresh;
-  if (call.is_append) {
-    if (args_.partial) return;
-    refresh.eviction = false;
-  } else {
-    if (state.window_begin == before) return;
-    refresh.eviction = true;
-    refresh.evict_begin = before;
-    refresh.evict_end = state.window_begin;
-  }
-  cache_.engine().worker().post(refresh.job);
+  if (call.is_append || state.window_begin == before) return;
+  state.refresh.evict_begin = before;
+  state.refresh.evict_end = state.window_begin;
+  cache_.engine().worker().post(state.refresh.job);
+}
+
+// Outside the lock: nobody else may change a sequence that is in flight.
+void AttendCall::refresh() {
+  if (!policy_.keeps_maw || args_.partial) return;
+  for (const SequenceCall& call : scratch_.calls)
+    if (call.is_append) re_evaluate(call.state->refresh);
 }
 
 void AttendCall::count_bytes(const SequenceCall& call) {

@@ -42,6 +42,7 @@ class AttendCall {
   // After: cannot fail.
   void commit_and_settle();
   void settle(SequenceCall& call);
+  void refresh();
   void count_bytes(const SequenceCall& call);
   void leave();
 

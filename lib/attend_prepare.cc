@@ -204,10 +204,10 @@ void AttendCall::prepare_refresh(SequenceCall& call) {
   refresh.session = &session_;
   refresh.state = call.state;
   refresh.layer = &layer_;
-  refresh.job.run = run_refresh;
+  refresh.job.run = judge_evicted;
   refresh.job.context = &refresh;
   const auto heads = static_cast<size_t>(layer_.n_q_heads);
-  refresh.maw_rows.resize(static_cast<size_t>(layer_.group_size));
+  refresh.maw_rows.resize(heads);
   if (args_.speculative) {
     Speculation& speculation = call.state->speculation;
     speculation.first_key = call.resident_begin;
@@ -223,7 +223,6 @@ void AttendCall::prepare_refresh(SequenceCall& call) {
     refresh.begin.resize(capacity);
     refresh.end.resize(capacity);
     refresh.coeff.resize(capacity);
-    refresh.weights.resize(static_cast<size_t>(layer_.group_size) * Maw::kBlock);
   }
   const bool evicts = call.length - call.state->window_begin >=
                       session_.options_.window_len + evict_len(session_.options_.window_len, cache_.page_len());
@@ -268,12 +267,16 @@ void AttendCall::add_selected_runs(const SequenceCall& call, int32_t kv_head) {
   const auto* token_idx = head.token_idx.as<int32_t>();
   const bool by_position = layer_.rope != nullptr && !call.sequence->positions.empty();
   if (head.n_copied == head.n_tokens && !by_position) {
-    KvRun run;
-    point_run(head.rows(), layer_, &run);
-    run.n_tokens = head.n_tokens;
-    run.token_idx = -1;
-    run.positions = token_idx;
-    scratch_.runs.push_back(run);
+    const PlaneBytes& bytes = cache_.store().row_bytes(args_.layer_idx);
+    for (const SelectionChunk& chunk : head.chunks) {
+      if (chunk.first >= head.n_tokens) break;
+      KvRun run;
+      point_run(chunk.row(bytes, chunk.first), layer_, &run);
+      run.n_tokens = std::min(chunk.n_rows, head.n_tokens - chunk.first);
+      run.token_idx = -1;
+      run.positions = token_idx + chunk.first;
+      scratch_.runs.push_back(run);
+    }
     return;
   }
   for (int64_t i = 0; i < head.n_tokens;) {

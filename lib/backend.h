@@ -67,19 +67,22 @@ struct MergeJob {
   float* lse_out = nullptr;  // [n_rows]; may be lse[0]
 };
 
-// Attention weights of finished queries, summed: for query head g of the group and key j,
-//   out[g][j] = sum over tokens t of coeff[t] * exp(logit(t, g, j) - lse(t, g))     (0 where masked or lse is not finite)
+// Attention weights of finished queries, into moving averages: for query head g of the group and key j,
+//   out[g][j] = keep * out[g][j] + sum over tokens t of coeff[t] * exp(logit(t, g, j) - lse(t, g))
+// (no weight where masked or lse is not finite; with keep = 0 it does not matter what out held).
 struct WeightJob {
   const Layer* layer = nullptr;
   const float* q = nullptr;  // as in AttendJob
   int32_t n_rows = 0;
-  int32_t n_runs = 0;
-  const KvRun* runs = nullptr;
+  const KvRun* runs = nullptr;  // as many as n_keys keys take
+  int64_t first_offset = 0;     // of the first key in runs[0]
   int64_t n_keys = 0;
   const Visibility* visibility = nullptr;
   const float* lse = nullptr;    // [n_rows], over all keys
   const float* coeff = nullptr;  // [n_rows / group_size]
-  float* out = nullptr;          // [group_size, n_keys]
+  float keep = 0.0f;
+  float* out = nullptr;  // [group_size] rows of n_keys
+  int64_t out_stride = 0;
 };
 
 using TaskFn = void (*)(void* context, int64_t task_idx, int32_t worker_idx);
@@ -95,8 +98,8 @@ struct BackendTable {
   // Computes every job; reads nothing outside the runs, writes o, lse and logits alone. Finished on return.
   Status (*attend)(void* self, const AttendJob* jobs, int32_t n_jobs);
   Status (*merge)(void* self, const MergeJob* jobs, int32_t n_jobs);
-  // On the calling thread alone, concurrent: meant for background work.
-  void (*attn_weights)(void* self, const WeightJob& job);
+  // Computes every job, one worker each, as attend() does.
+  void (*attn_weights)(void* self, const WeightJob* jobs, int32_t n_jobs);
   // maw[j] = (1 - alpha) * maw[j] + alpha * exp(logits[j] - lse); an lse that is not finite gives weights of 0. Concurrent.
   void (*observe)(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha);
   // n elements from and to f32, rounded to nearest even; NaN stays NaN. scales: null for types without; with scales the n

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Refreshing a selection, off the critical path.
+// Refreshing a selection.
 //
 //   weights   after an append: maw = (1 - alpha)^n maw + sum_i alpha (1 - alpha)^(n - 1 - i) w_i over its n queries,
 //             which is what n updates in a row give; queries older than refresh_queries() have faded
 //   select    the policy judges the evicted tokens, or all tokens outside the window
 //   copy      the rows of the kept tokens, side by side for each KV head
 //
-// In decode the MAW of the window is up to date when the job starts and only the evicted block is judged.
+// No decode step is to wait for that. In decode the MAW of the window is up to date and only the evicted block is judged:
+// microseconds, for which a background job has the time from one attend of the layer to the next, which joins it. Copies
+// grow by new chunks, for moving all rows that are there already would take longer than a step.
+//
+// A re-evaluation is of another size. It multiplies the last queries with all keys: as much as the append's own attention
+// over these queries, and as tens to hundreds of decode steps. No lag hides that where the steps use all cores. So it
+// belongs to the append, at whose end it runs on the whole pool with the kernels of attention, a block of a head's keys at a
+// time; none of its results depends on which worker computes what.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,25 +23,7 @@
 namespace tandem {
 namespace {
 
-// The part of a head's runs that covers tokens [begin, end).
-void slice_runs(const Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end, std::vector<KvRun>* out) {
-  const Layer& layer = *refresh.layer;
-  const PlaneBytes bytes = plane_bytes(layer);
-  out->clear();
-  for (int64_t r = 0; r < refresh.n_runs; ++r) {
-    KvRun run = refresh.runs[static_cast<size_t>(kv_head * refresh.n_runs + r)];
-    const int64_t first = std::max(begin, run.token_idx), last = std::min(end, run.token_idx + run.n_tokens);
-    if (first >= last) continue;
-    const int64_t skip = first - run.token_idx;
-    point_run(rows_of(run).after(bytes, skip), layer, &run);
-    run.token_idx = first;
-    run.n_tokens = last - first;
-    run.first_position += skip;
-    if (run.positions != nullptr) run.positions += skip;
-    out->push_back(run);
-  }
-}
-
+// A job for each head and block of the MAW, so that weights are added where they belong.
 void count_weights(Refresh& refresh, const PolicyOptions& options, const Backend& cpu) {
   const Layer& layer = *refresh.layer;
   const int64_t capacity = static_cast<int64_t>(refresh.begin.size()), n = refresh.n_queries;
@@ -42,39 +31,35 @@ void count_weights(Refresh& refresh, const PolicyOptions& options, const Backend
   double factor = options.alpha;
   for (int64_t i = n - 1; i >= 0; --i, factor *= 1.0 - options.alpha)
     coeff[static_cast<size_t>(i)] = static_cast<float>(factor);
-  const auto decay = static_cast<float>(std::pow(1.0 - options.alpha, static_cast<double>(n + refresh.n_skipped)));
   const Visibility visibility{.begin = refresh.begin.data(), .end = refresh.end.data()};
-  std::vector<KvRun>& runs = refresh.slice;
+  WeightJob job;
+  job.layer = &layer;
+  job.n_rows = static_cast<int32_t>(n * layer.group_size);
+  job.visibility = &visibility;
+  job.coeff = coeff.data();
+  job.keep = static_cast<float>(std::pow(1.0 - options.alpha, static_cast<double>(n + refresh.n_skipped)));
+  job.out_stride = Maw::kBlock;
+  refresh.weight_jobs.clear();
   for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
+    job.q = refresh.q.data() + h * capacity * layer.group_size * layer.k_head_dim;
+    job.lse = refresh.lse.data() + h * capacity * layer.group_size;
+    job.runs = refresh.runs.data() + h * refresh.n_runs;
     for (int64_t t = 0; t < refresh.length; t += Maw::kBlock) {
-      const int64_t n_keys = std::min(Maw::kBlock, refresh.length - t);
-      slice_runs(refresh, h, t, t + n_keys, &runs);
-      WeightJob job;
-      job.layer = &layer;
-      job.q = refresh.q.data() + h * capacity * layer.group_size * layer.k_head_dim;
-      job.n_rows = static_cast<int32_t>(n * layer.group_size);
-      job.n_runs = static_cast<int32_t>(runs.size());
-      job.runs = runs.data();
-      job.n_keys = n_keys;
-      job.visibility = &visibility;
-      job.lse = refresh.lse.data() + h * capacity * layer.group_size;
-      job.coeff = coeff.data();
-      job.out = refresh.weights.data();
-      cpu.table->attn_weights(cpu.self, job);
-      for (int32_t g = 0; g < layer.group_size; ++g) {
-        float* maw = refresh.state->maw.at(h * layer.group_size + g, t);
-        const float* weight = refresh.weights.data() + g * n_keys;
-        for (int64_t j = 0; j < n_keys; ++j) maw[j] = maw[j] * decay + weight[j];
-      }
+      while (job.runs->token_idx + job.runs->n_tokens <= t) ++job.runs;
+      job.first_offset = t - job.runs->token_idx;
+      job.n_keys = std::min(Maw::kBlock, refresh.length - t);
+      job.out = refresh.state->maw.at(h * layer.group_size, t);
+      refresh.weight_jobs.push_back(job);
     }
   }
+  cpu.table->attn_weights(cpu.self, refresh.weight_jobs.data(), static_cast<int32_t>(refresh.weight_jobs.size()));
 }
 
 // Judges tokens [begin, end) of one KV head; the kept ones go to kept. Returns how many.
 int64_t judge(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end, int64_t* halo_left, int32_t* kept_tokens) {
   const Session& session = *refresh.session;
   const Layer& layer = *refresh.layer;
-  std::vector<const float*>& maw = refresh.maw_rows;
+  const float** maw = refresh.maw_rows.data() + kv_head * layer.group_size;
   int64_t n_tokens = 0;
   for (int64_t t = begin; t < end;) {
     SelectInput input;
@@ -83,9 +68,8 @@ int64_t judge(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end, int
     input.host_len = std::max<int64_t>(0, refresh.state->window_begin - session.options().sink_len);
     input.group_size = layer.group_size;
     input.n_tokens = std::min(Maw::kBlock - t % Maw::kBlock, end - t);
-    for (int32_t g = 0; g < layer.group_size; ++g)
-      maw[static_cast<size_t>(g)] = refresh.state->maw.at(kv_head * layer.group_size + g, t);
-    input.maw = maw.data();
+    for (int32_t g = 0; g < layer.group_size; ++g) maw[g] = refresh.state->maw.at(kv_head * layer.group_size + g, t);
+    input.maw = maw;
     input.halo_left = halo_left;
     int32_t* kept = kept_tokens + n_tokens;
     const int64_t n_kept = session.policy().select(input, kept);
@@ -107,25 +91,25 @@ void select_tokens(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end
   head.n_tokens += judge(refresh, kv_head, begin, end, &halo_left, head.token_idx.as<int32_t>() + head.n_tokens);
 }
 
-// Gives the planes room for all selected tokens, at most for all tokens outside the window; keeps the rows that are copied.
+// Makes room for all selected tokens and some more, at most for all tokens outside the window; keeps the rows that are
+// copied. A last chunk that is small grows, others stay as they are.
 Status grow(HeadSelection& head, const Refresh& refresh, Tier& tier) {
-  if (head.n_tokens <= head.capacity) return {};
-  const PlaneBytes row_bytes = plane_bytes(*refresh.layer);
-  const int64_t capacity =
-      std::clamp(head.capacity * 3 / 2, head.n_tokens, std::max(head.n_tokens, refresh.state->window_begin));
-  if (head.n_copied == 0) {
-    for (Buffer& plane : head.planes) plane = Buffer();
-    head.capacity = 0;
+  constexpr int64_t kSmall = 512;  // rows
+  if (head.n_tokens <= head.capacity()) return {};
+  const PlaneBytes bytes = plane_bytes(*refresh.layer);
+  if (head.n_copied == 0) head.chunks.clear();
+  const bool extends = !head.chunks.empty() && head.chunks.back().n_rows < kSmall;
+  const int64_t first = extends ? head.chunks.back().first : head.capacity();
+  const int64_t end =
+      std::min(head.n_tokens + std::max(kSmall, head.n_tokens / 8), std::max(head.n_tokens, refresh.state->window_begin));
+  SelectionChunk chunk;
+  TANDEM_TRY(SelectionChunk::create(tier, bytes, first, end - first, &chunk));
+  if (!extends) {
+    head.chunks.push_back(std::move(chunk));
+    return {};
   }
-  Buffer planes[kPlanes];
-  for (int32_t p = 0; p < kPlanes; ++p) {
-    if (row_bytes.of[p] == 0) continue;
-    TANDEM_TRY(Buffer::create(tier, capacity * row_bytes.of[p], Use::kSelection, &planes[p]));
-    if (head.n_copied > 0)
-      std::memcpy(planes[p].data(), head.planes[p].data(), static_cast<size_t>(head.n_copied * row_bytes.of[p]));
-  }
-  for (int32_t p = 0; p < kPlanes; ++p) head.planes[p].swap(planes[p]);
-  head.capacity = capacity;
+  if (head.n_copied > first) copy_rows(head.row(bytes, first), chunk.row(bytes, first), bytes, head.n_copied - first);
+  head.chunks.back() = std::move(chunk);
   return {};
 }
 
@@ -135,7 +119,7 @@ void copy_selected(HeadSelection& head, const Refresh& refresh, int32_t kv_head)
   for (int64_t i = head.n_copied; i < head.n_tokens; ++i) {
     const int64_t token = head.token_idx.as<int32_t>()[i];
     while (token >= run->token_idx + run->n_tokens) ++run;
-    copy_rows(rows_of(*run).after(bytes, token - run->token_idx), head.rows().after(bytes, i), bytes, 1);
+    copy_rows(rows_of(*run).after(bytes, token - run->token_idx), head.row(bytes, i), bytes, 1);
   }
   head.n_copied = head.n_tokens;
 }
@@ -169,12 +153,23 @@ void refresh_head(Refresh& refresh, int32_t kv_head) {
 
 }  // namespace
 
-void run_refresh(void* context) {
+void judge_evicted(void* context) {
   auto& refresh = *static_cast<Refresh*>(context);
+  const RefreshTimer timer(*refresh.session);
+  refresh.eviction = true;
+  for (int32_t h = 0; h < refresh.layer->n_kv_heads; ++h) refresh_head(refresh, h);
+}
+
+void re_evaluate(Refresh& refresh) {
   Session& session = *refresh.session;
   const RefreshTimer timer(session);
-  if (refresh.n_queries > 0) count_weights(refresh, session.options(), session.cache().engine().cpu());
-  for (int32_t h = 0; h < refresh.layer->n_kv_heads; ++h) refresh_head(refresh, h);
+  const Backend& cpu = session.cache().engine().cpu();
+  if (refresh.n_queries > 0) count_weights(refresh, session.options(), cpu);
+  refresh.eviction = false;
+  const auto judge_head = [](void* context, int64_t kv_head, int32_t) {
+    refresh_head(*static_cast<Refresh*>(context), static_cast<int32_t>(kv_head));
+  };
+  cpu.table->run(cpu.self, refresh.layer->n_kv_heads, judge_head, &refresh);
   refresh.n_queries = refresh.n_skipped = 0;
   refresh.due = false;
 }

@@ -46,6 +46,16 @@ Status Maw::copy_from(Tier& tier, const Maw& from) {
   return {};
 }
 
+Status SelectionChunk::create(Tier& tier, const PlaneBytes& bytes, int64_t first, int64_t n_rows, SelectionChunk* chunk) {
+  SelectionChunk made;
+  made.first = first;
+  made.n_rows = n_rows;
+  for (int32_t p = 0; p < kPlanes; ++p)
+    if (bytes.of[p] > 0) TANDEM_TRY(Buffer::create(tier, n_rows * bytes.of[p], Use::kSelection, &made.planes[p]));
+  *chunk = std::move(made);
+  return {};
+}
+
 int64_t refresh_queries(float alpha) {
   constexpr int64_t kLeast = 64, kMost = 4096;
   if (alpha >= 1.0f) return kLeast;

@@ -2,8 +2,7 @@
 // What a session knows about one sequence: per layer the window's begin, the moving average of attention weights (MAW) of
 // every query head and token, and what each KV head has selected of the tokens outside the window.
 //
-// Selections are refreshed by a background job, posted by an attend and joined by the next attend of the same layer and
-// sequence: results are the same on every run, and between the two lies a whole model step to do it in.
+// Selections are refreshed (lib/refresh.cc) after appends and evictions, for the next attend of the same layer and sequence.
 #pragma once
 
 #include <atomic>
@@ -36,19 +35,34 @@ class Maw {
   std::vector<Buffer> blocks_;
 };
 
-// The selected tokens of one KV head, ascending, and their rows copied side by side so that attention scans them linearly.
-// The indices are the truth: where the tier has no room for the copy, attention reads the store token by token.
+// Rows of consecutive selected tokens, side by side.
+struct SelectionChunk {
+  int64_t first = 0;  // of the head's selected tokens
+  int64_t n_rows = 0;
+  Buffer planes[kPlanes];  // [n_rows] rows each
+
+  static Status create(Tier& tier, const PlaneBytes& bytes, int64_t first, int64_t n_rows, SelectionChunk* chunk);
+  Rows row(const PlaneBytes& bytes, int64_t i) const {  // of selected token i
+    Rows rows;
+    for (int32_t p = 0; p < kPlanes; ++p) rows.of[p] = planes[p].data();
+    return rows.after(bytes, i - first);
+  }
+};
+
+// The selected tokens of one KV head, ascending, and their rows copied together so that attention scans them linearly, in a
+// few chunks so that growing copies little. The indices are the truth: where the tier has no room for the copy, attention
+// reads the store token by token.
 struct HeadSelection {
   Buffer token_idx;  // [capacity of the layer] int32
   int64_t n_tokens = 0;
-  Buffer planes[kPlanes];  // [capacity] rows each
-  int64_t capacity = 0;
-  int64_t n_copied = 0;  // leading tokens whose rows are in the planes; all of them, or the copy is not used
+  std::vector<SelectionChunk> chunks;  // one behind the other
+  int64_t n_copied = 0;                // leading tokens whose rows are in the chunks; all of them, or the copy is not used
 
-  Rows rows() const {
-    Rows rows;
-    for (int32_t p = 0; p < kPlanes; ++p) rows.of[p] = planes[p].data();
-    return rows;
+  int64_t capacity() const { return chunks.empty() ? 0 : chunks.back().first + chunks.back().n_rows; }
+  Rows row(const PlaneBytes& bytes, int64_t i) const {  // of token i < capacity()
+    size_t c = chunks.size() - 1;
+    while (chunks[c].first > i) --c;
+    return chunks[c].row(bytes, i);
   }
 };
 
@@ -69,14 +83,13 @@ struct Refresh {
   std::vector<int64_t> begin, end;  // [capacity] visible range of each query
   std::vector<KvRun> runs;          // of head 0 .. n_kv_heads - 1, n_runs each, over tokens [0, length)
   int64_t n_runs = 0;
-  bool keeps_positions = false;  // positions of keys are not their indices and the library rotates: nothing is copied
-  std::vector<float> coeff;      // work space of the job
-  std::vector<float> weights;    // [group_size][Maw::kBlock]
-  std::vector<KvRun> slice;
-  std::vector<const float*> maw_rows;
-  int64_t halo_reach = 0;             // tokens before an evicted block that may still cast a halo into it
-  std::vector<int32_t> discarded;     // [halo_reach]
-  std::atomic<bool> uncopied{false};  // the job found no room for a copy: logged by the next call
+  bool keeps_positions = false;        // positions of keys are not their indices and the library rotates: nothing is copied
+  std::vector<float> coeff;            // [capacity], work space as what follows
+  std::vector<WeightJob> weight_jobs;  // a head's tokens of a block of the MAW each
+  std::vector<const float*> maw_rows;  // [n_q_heads]
+  int64_t halo_reach = 0;              // tokens before an evicted block that may still cast a halo into it
+  std::vector<int32_t> discarded;      // [halo_reach]
+  std::atomic<bool> uncopied{false};   // the job found no room for a copy: logged by the next call
 };
 
 // Speculative tokens: the weights of their queries, to be counted if they stay.
@@ -102,7 +115,8 @@ struct SequenceState {
 // Number of last queries that matter: weights of older ones have faded below 1e-6.
 int64_t refresh_queries(float alpha);
 
-// Reads and writes the state alone; runs on the background thread.
-void run_refresh(void* refresh);
+// Both read and write the state alone. The first runs on the background thread, the second on the calling one and the pool.
+void judge_evicted(void* refresh);
+void re_evaluate(Refresh& refresh);
 
 }  // namespace tandem

@@ -85,7 +85,8 @@ void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t len
   cache_->spans(sequence, 0, length, &parts);
   refresh->n_runs = static_cast<int64_t>(parts.size());
   refresh->runs.resize(parts.size() * static_cast<size_t>(layer.n_kv_heads));
-  refresh->slice.reserve(parts.size());
+  const int64_t n_blocks = (length + Maw::kBlock - 1) / Maw::kBlock;
+  refresh->weight_jobs.reserve(static_cast<size_t>(n_blocks * layer.n_kv_heads));
   for (int32_t h = 0; h < layer.n_kv_heads; ++h)
     for (size_t i = 0; i < parts.size(); ++i)
       refresh->runs[static_cast<size_t>(h) * parts.size() + i] = cache_->run(sequence, parts[i], layer_idx, h);
@@ -99,9 +100,7 @@ Status Session::flush_layer(const Sequence& sequence, int32_t layer_idx, LayerSt
   join(state);
   if (!state.refresh.due) return {};
   fill_runs(sequence, layer_idx, sequence.lengths[static_cast<size_t>(layer_idx)], &state.refresh);
-  state.refresh.eviction = false;
-  cache_->engine().worker().post(state.refresh.job);
-  join(state);
+  re_evaluate(state.refresh);
   return {};
 }
 
@@ -136,12 +135,14 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
       }
       head.n_tokens = was.n_tokens;
       if (was.n_copied == 0) continue;
-      for (int32_t p = 0; p < kPlanes; ++p) {
-        if (was.planes[p].bytes() == 0) continue;
-        TANDEM_TRY(Buffer::create(tier, was.planes[p].bytes(), Use::kSelection, &head.planes[p]));
-        std::copy_n(was.planes[p].data(), was.planes[p].bytes(), head.planes[p].data());
+      const PlaneBytes& bytes = cache_->store().row_bytes(static_cast<int32_t>(l));
+      for (const SelectionChunk& chunk : was.chunks) {
+        SelectionChunk copy;
+        TANDEM_TRY(SelectionChunk::create(tier, bytes, chunk.first, chunk.n_rows, &copy));
+        const int64_t n = std::min(chunk.n_rows, was.n_copied - chunk.first);
+        if (n > 0) copy_rows(chunk.row(bytes, chunk.first), copy.row(bytes, chunk.first), bytes, n);
+        head.chunks.push_back(std::move(copy));
       }
-      head.capacity = was.capacity;
       head.n_copied = was.n_copied;
     }
   }
@@ -199,14 +200,13 @@ void Session::on_remove(const Sequence& sequence, int64_t first, int64_t n_token
     state.maw.erase(layer.n_q_heads, first, n_tokens, sequence.lengths[l]);
     for (HeadSelection& head : state.heads) {
       const PlaneBytes& bytes = cache_->store().row_bytes(static_cast<int32_t>(l));
-      const Rows rows = head.rows();
       auto* idx = head.token_idx.as<int32_t>();
       int64_t n = 0, n_copied = 0;
       for (int64_t i = 0; i < head.n_tokens; ++i) {
         const int64_t moved = idx[i] >= last ? idx[i] - n_tokens : idx[i];
         if ((idx[i] >= first && idx[i] < last) || moved < options_.sink_len) continue;
         if (i < head.n_copied) {
-          if (n != i) copy_rows(rows.after(bytes, i), rows.after(bytes, n), bytes, 1);
+          if (n != i) copy_rows(head.row(bytes, i), head.row(bytes, n), bytes, 1);
           n_copied = n + 1;
         }
         idx[n++] = static_cast<int32_t>(moved);

@@ -117,7 +117,6 @@ void Session::count_kept(Sequence& sequence, int32_t layer_idx, LayerState& stat
   }
   sums_.evicted_tokens += state.window_begin - before;
   if (state.window_begin == before) return;
-  state.refresh.eviction = true;
   state.refresh.evict_begin = before;
   state.refresh.evict_end = state.window_begin;
 }

@@ -121,7 +121,8 @@ void Worker::loop() {
   const DefaultFpModes modes;  // a thread starts with those of the thread that made it
   pthread_setname_np(pthread_self(), "tandem-bg");
   // Refreshing yields to the threads that decode. Best effort: it only changes who goes first.
-  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 10);
+  const auto thread = static_cast<id_t>(syscall(SYS_gettid));
+  (void)setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + 10);
   std::unique_lock lock(mutex_);
   for (;;) {
     posted_.wait(lock, [&] { return stop_ || first_ != nullptr; });

@@ -103,26 +103,33 @@ struct SpanOf : Span {
   bool by_tiles;
 };
 
-// One view of a block: updates m, sum and o of its rows. r counts rows of the span.
-inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Prefetcher v_ahead, SpanScratch& s) {
-  const AttendJob& job = *span.job;
-  const Layer& layer = *job.layer;
-  const int64_t n_rows = view.row_end - view.row_begin, first = view.row_begin - span.row_begin;
-  const auto k_dim = static_cast<size_t>(layer.k_head_dim), v_dim = static_cast<size_t>(layer.v_head_dim);
+// Logits of a view, not capped yet, to s.logits. q: all rows of the job; those of the view are packed where others were.
+inline void dot_view(const Layer& layer, const float* q, const View& view, bool by_tiles, SpanScratch& s) {
+  const int64_t n_rows = view.row_end - view.row_begin;
+  const auto k_dim = static_cast<size_t>(layer.k_head_dim);
   const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
   if (s.packed_begin != view.row_begin || s.packed_end != view.row_end) {
-    const float* q = job.q + static_cast<size_t>(view.row_begin) * k_dim;
-    if (span.by_tiles)
+    q += static_cast<size_t>(view.row_begin) * k_dim;
+    if (by_tiles)
       pack_tiles(layer, q, n_rows, s);
     else
       pack_rows_of(k_type, q, n_rows, k_dim, layer.sm_scale, s.q);
     s.packed_begin = view.row_begin;
     s.packed_end = view.row_end;
   }
-  if (span.by_tiles)
+  if (by_tiles)
     dots_by_tiles(layer, n_rows, view.keys, s);
   else
     dots_of(k_type, s.q, n_rows, k_dim, view.keys, s.logits);
+}
+
+// One view of a block: updates m, sum and o of its rows. r counts rows of the span.
+inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Prefetcher v_ahead, SpanScratch& s) {
+  const AttendJob& job = *span.job;
+  const Layer& layer = *job.layer;
+  const int64_t n_rows = view.row_end - view.row_begin, first = view.row_begin - span.row_begin;
+  const auto v_dim = static_cast<size_t>(layer.v_head_dim);
+  dot_view(layer, job.q, view, span.by_tiles, s);
   for (int64_t i = 0; i < n_rows; ++i) {
     const int64_t r = first + i;
     float* logits = s.logits + i * kBlockKeys;
@@ -131,7 +138,8 @@ inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Pr
     const float m_before = s.m[r];
     if (largest > m_before) s.m[r] = largest;
     s.base[i] = s.m[r] == -HUGE_VALF ? 0.0f : s.m[r];
-    s.rescale[i] = s.m[r] == m_before ? 1.0f : exp_of(m_before - s.base[i]);
+    // The exponential of -inf passes through numbers so small that the processor takes microcode for them.
+    s.rescale[i] = s.m[r] == m_before ? 1.0f : m_before == -HUGE_VALF ? 0.0f : exp_of(m_before - s.base[i]);
     s.sum[r] *= s.rescale[i];
   }
   // Weights group by group: all at once they would leave the memory idle for longer than its latency.

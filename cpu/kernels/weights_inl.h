@@ -10,75 +10,83 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-inline constexpr int64_t kWeightRows = 4;
-inline constexpr int64_t kWeightRotated = 16;  // keys
-
-// exp(logit - lse) * coeff of one row added to its query head's sums; out is at the block's first key.
+// exp(logit - lse) * coeff of one row added to its query head's sums; out is at the block's first key. What another kernel
+// rounded may leave a logit a little above lse: exp_at_most_1() takes that too.
 inline void add_weights(const View& view, const float* logits, float lse, float coeff, float* out) {
   const F32 d;
   const Vec shift = hn::Set(d, lse), factor = hn::Set(d, coeff);
-  HWY_ALIGN float weights[kBlockKeys];
-  const int64_t n = view.keys.n;
-  for (int64_t j = 0; j < n; j += kLanes)
-    hn::Store(hn::Mul(factor, exp_of(d, hn::Sub(hn::LoadU(d, logits + j), shift))), d, weights + j);
-  if (view.picked == nullptr)
-    for (int64_t j = 0; j < n; ++j) out[j] += weights[j];
-  else
-    for (int64_t j = 0; j < n; ++j) out[view.picked[j]] += weights[j];
+  const int64_t n = view.keys.n, n_whole = view.picked == nullptr ? n - n % int64_t{kLanes} : 0;
+  const auto weights_at = [&](int64_t j) HWY_ATTR {
+    return hn::Mul(factor, exp_at_most_1(d, hn::Sub(hn::LoadU(d, logits + j), shift)));
+  };
+  for (int64_t j = 0; j < n_whole; j += kLanes) hn::StoreU(hn::Add(hn::LoadU(d, out + j), weights_at(j)), d, out + j);
+  HWY_ALIGN float weights[kLanes];
+  for (int64_t j = n_whole; j < n; j += kLanes) {
+    hn::Store(weights_at(j), d, weights);
+    for (int64_t i = j; i < n && i < j + int64_t{kLanes}; ++i)
+      out[view.picked == nullptr ? i : view.picked[i]] += weights[i - j];
+  }
 }
 
 // A query that saw nothing, or a NaN, has no weights to count.
 inline bool is_finite(float lse) { return lse > -HUGE_VALF && lse < HUGE_VALF; }
 
-inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, int32_t k_type, float* logits, float* q) {
+inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, bool by_tiles, SpanScratch& s) {
   const Layer& layer = *job.layer;
-  const auto k_dim = static_cast<size_t>(layer.k_head_dim);
-  KeyList keys = view.keys;
-  for (int64_t first = view.row_begin; first < view.row_end; first += kWeightRows, keys.k_ahead = {}) {
-    const int64_t n_rows = view.row_end - first < kWeightRows ? view.row_end - first : kWeightRows;
-    pack_rows_of(k_type, job.q + static_cast<size_t>(first) * k_dim, n_rows, k_dim, layer.sm_scale, q);
-    dots_of(k_type, q, n_rows, k_dim, keys, logits);
-    for (int64_t r = first; r < first + n_rows; ++r) {
-      const float coeff = job.coeff[r / layer.group_size];
-      if (!is_finite(job.lse[r]) || coeff == 0.0f) continue;
-      float* row = logits + (r - first) * kBlockKeys;
-      finish_logits(layer, row, keys.n);
-      add_weights(view, row, job.lse[r], coeff, job.out + r % layer.group_size * job.n_keys + key_at);
-    }
+  dot_view(layer, job.q, view, by_tiles, s);
+  for (int64_t r = view.row_begin; r < view.row_end; ++r) {
+    const float coeff = job.coeff[r / layer.group_size];
+    if (!is_finite(job.lse[r]) || coeff == 0.0f) continue;
+    float* row = s.logits + (r - view.row_begin) * kBlockKeys;
+    finish_logits(layer, row, view.keys.n);
+    add_weights(view, row, job.lse[r], coeff, job.out + r % layer.group_size * job.out_stride + key_at);
   }
 }
 
-// The calling thread's stack holds all working memory, about 130 KiB.
-void attn_weights(const WeightJob& job) {
+// Rows [row_begin, row_end), at most kSpanRows, over all keys.
+inline void weigh_rows(const WeightJob& job, int32_t row_begin, int32_t row_end, bool by_tiles, SpanScratch& s) {
   const Layer& layer = *job.layer;
-  HWY_ALIGN float logits[kWeightRows * kBlockKeys];
-  HWY_ALIGN float q[kWeightRows * kMaxHeadDim];
-  HWY_ALIGN float rotated[kWeightRotated * kMaxPlainDim];
-  ScaleBlock scales, seen_scales;
-  memset(job.out, 0, static_cast<size_t>(layer.group_size * job.n_keys) * sizeof(float));
-  if (job.n_rows == 0) return;
+  s.packed_begin = s.packed_end = -1;
   BlockLoop loop;
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
-  const int64_t max_n = block_len(layer, kWeightRotated * kMaxPlainDim);
-  start(stream, job.runs, {}, job.n_keys, layer, max_n);
-  const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
+  const int64_t max_n = block_len(layer, kRotatedFloats);
+  start(stream, job.runs, {0, job.first_offset}, job.n_keys, layer, max_n);
   for (int64_t at = 0; next_block(stream, max_n); at += stream.n) {
-    open_views(loop.views, stream, job.visibility, 0, job.n_rows);
+    open_views(loop.views, stream, job.visibility, row_begin, row_end);
     if (loop.views.all_see_nothing) continue;
-    load_scales(stream, layer, scales);
-    const Row* k = block_keys(loop, layer, scales, rotated);
+    load_scales(stream, layer, s.scales);
+    const Row* k = block_keys(loop, layer, s.scales, s.rotated);
     View view;
     bool is_fetched = layer.rope != nullptr;
     while (next_view(loop.views, stream, k, &view)) {
-      attach_scales(scales, layer, view, seen_scales);
+      attach_scales(s.scales, layer, view, s.seen_scales);
       if (view.picked == nullptr && !is_fetched) {
         view.keys.k_ahead = start_prefetch(k, stream.k_apart, stream.k_stride);
         is_fetched = true;
       }
-      weigh_view(job, view, at, k_type, logits, q);
+      weigh_view(job, view, at, by_tiles, s);
     }
   }
+}
+
+// The keys of a job fit into the second level of caches (lib/refresh.cc) and are read again for each tile of rows, whose
+// queries are packed once.
+void attn_weights(const WeightJob& job, SpanScratch& s) {
+  const Layer& layer = *job.layer;
+  for (int64_t g = 0; g < layer.group_size; ++g) {
+    float* out = job.out + g * job.out_stride;
+    if (job.keep == 0.0f)
+      memset(out, 0, static_cast<size_t>(job.n_keys) * sizeof(float));
+    else
+      for (int64_t j = 0; j < job.n_keys; ++j) out[j] *= job.keep;
+  }
+  const bool by_tiles = takes_tiles(layer);
+  s.target = kTarget;
+  if (by_tiles) open_tiles();
+  for (int32_t r = 0; r < job.n_rows; r += kSpanRows)
+    weigh_rows(job, r, r + kSpanRows < job.n_rows ? r + kSpanRows : job.n_rows, by_tiles, s);
+  if (by_tiles) close_tiles();
 }
 
 void observe(float* maw, const float* logits, int64_t n_keys, float lse, float alpha) {

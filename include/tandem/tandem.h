@@ -308,8 +308,9 @@ typedef struct tandem_session tandem_session;
 /* Policies: "all" attends every key (exact); "streaming" the first sink_tokens and the last window_tokens; "hgca" these
  * and, of the rest, what each head's moving average of attention weights (MAW) calls salient (HGCA, section 3): after a
  * query with weights w, maw += alpha * (w - maw). An append of several tokens attends everything and re-evaluates every
- * token outside the window: kept when maw > beta / (tokens outside, sinks not counted). Outputs are never rescaled. The
- * window gives up tokens in blocks of an eighth of its length, at most a page, so that the newest window_tokens are always
+ * token outside the window before it returns: kept when maw > beta / (tokens outside, sinks not counted). Tokens that leave
+ * the window later are judged in the background, for the next call of the same layer. Outputs are never rescaled. The window
+ * gives up tokens in blocks of an eighth of its length, at most a page, so that the newest window_tokens are always
  * inside. A key with a MAW above 0.01 also keeps the halo_tokens keys after it (not in the paper: heads that copy a passage
  * attend its next key at the next step). Layers with a sliding window bound their own cost: "hgca" attends all of it,
  * "streaming" has no sinks there. */
@@ -465,8 +466,8 @@ typedef struct tandem_session_stats {
   int64_t selected_keys;          /* now, over layers, sequences and KV heads */
   int64_t host_keys;              /* now: what they were selected from, sinks not counted */
   int64_t attend_ns;
-  int64_t refresh_ns;             /* background */
-  int64_t refresh_wait_ns;        /* attend calls waiting for it */
+  int64_t refresh_ns;             /* making them: at evictions in the background, re-evaluations in the append's call */
+  int64_t refresh_wait_ns;        /* attend calls waiting for the background */
 } tandem_session_stats;
 #define TANDEM_SESSION_STATS_INIT \
   { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }

@@ -313,14 +313,14 @@ std::string AttendCase::check_weights(const Backend& backend) const {
   one.layer = &layer;
   one.q = attend.q;
   one.n_rows = attend.n_rows;
-  one.n_runs = attend.n_runs;
   one.runs = attend.runs;
   one.n_keys = attend.n_keys;
   one.visibility = attend.visibility;
   one.lse = lse.data();
   one.coeff = coeff.data();
   one.out = out.data();
-  backend.table->attn_weights(backend.self, one);
+  one.out_stride = options.n_keys;
+  backend.table->attn_weights(backend.self, &one, 1);
   if (out.back() != 777.0f) return "weights written past the end: " + options.text();
   for (size_t g = 0; g < group; ++g) {
     for (size_t j = 0; j < n_keys; ++j) {
