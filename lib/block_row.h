@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
-// ggml's blocks of quantised elements, as tensors of the ABI hold them, from and to Tandem's codes and scales.
+// Blocks of quantised elements, as tensors of the ABI hold them, from and to Tandem's codes and scales. A block is a group's
+// scales and then its codes.
 //
-//   q8_0   34 bytes for 32 elements   f16 scale d | 32 int8 codes c                  element = d c
-//   q4_0   18 bytes for 32 elements   f16 scale d | 16 bytes of two codes            element = d (c - 8)
-//                                     byte j: element j below, element j + 16 above
+//   q8_0    34 bytes for 32 elements   f16 scale d | 32 int8 codes c                 element = d c         as ggml has them
+//   q4_0    18 bytes for 32 elements   f16 scale d | 16 bytes of two codes           element = d (c - 8)   as ggml has them
+//                                      byte j: element j below, element j + 16 above
+//   q4_64   36 bytes for 64 elements   f16 d | f16 minimum m | 32 bytes of two codes   element = d c + m
+//                                      byte j: element 2 j below, element 2 j + 1 above
 //
-// Stored apart: codes of a row side by side, its scales elsewhere. In stored q4_0 byte j holds elements 2 j (below) and
-// 2 j + 1: vectors of bytes then give the even and the odd elements whatever their length, and rows may end within a
+// Stored apart: codes of a row side by side, its scales elsewhere. In stored q4_0, too, byte j holds elements 2 j (below)
+// and 2 j + 1: vectors of bytes then give the even and the odd elements whatever their length, and rows may end within a
 // group.
 #pragma once
 
@@ -14,11 +17,10 @@
 
 namespace tandem {
 
-inline constexpr int64_t kBlockElements = 32;
-
-// Bytes of one block; 0: the type has none.
+// Elements and bytes of one block; 0: the type has none.
+int64_t block_elements(int32_t dtype);
 int64_t block_bytes(int32_t dtype);
-// n: a multiple of 32.
+// n: a multiple of block_elements().
 void split_blocks(int32_t dtype, const void* blocks, int64_t n, void* codes, void* scales);
 void join_blocks(int32_t dtype, const void* codes, const void* scales, int64_t n, void* blocks);
 

@@ -13,7 +13,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kMaxRow = 576;  // the largest head_dim
-constexpr int64_t kMaxScales = kMaxRow / kBlockElements;
+constexpr int64_t kMaxScales = max_scales(kMaxRow);
 
 bool has_groups(int32_t dtype) { return find_dtype(dtype)->group > 0; }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rows of tensors to and from storage: one rounding, none where the types are equal.
 //
-// A stored row is codes and, for types with groups, scales apart from them. A tensor's row in such a type is a row of ggml's
+// A stored row is codes and, for types with groups, scales apart from them. A tensor's row in such a type is a row of
 // blocks, the layout that its users have (lib/block_row.h). Rows of rotated keys are rotated in f32 before they are rounded,
 // and back after they are widened: whatever type a tensor has, outside the cache they are as the caller knows them.
 #pragma once

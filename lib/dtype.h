@@ -13,13 +13,16 @@ struct DtypeInfo {
   int32_t dtype;
   const char* name;
   int32_t bits;    // per element
-  int32_t group;   // consecutive elements of a row that share a scale, an f16; 0: no scales. A row's last group may be short
-  double epsilon;  // spacing of 1.0; with scales: of the codes, relative to the group's largest
+  int32_t group;   // consecutive elements of a row that share scales; 0: no scales. A row's last group may be short
+  int32_t scales;  // f16 numbers of a group: its scale, or its scale and then its minimum
+  double epsilon;  // spacing of 1.0; with scales: of the codes, relative to the group's largest, or to its range
 };
 
 inline constexpr DtypeInfo kDtypes[] = {
-    {TANDEM_F32, "f32", 32, 0, 0x1p-23}, {TANDEM_F16, "f16", 16, 0, 0x1p-10},  {TANDEM_BF16, "bf16", 16, 0, 0x1p-7},
-    {TANDEM_E4M3, "e4m3", 8, 0, 0x1p-3}, {TANDEM_Q8_0, "q8_0", 8, 32, 0x1p-7}, {TANDEM_Q4_0, "q4_0", 4, 32, 0x1p-3},
+    {TANDEM_F32, "f32", 32, 0, 0, 0x1p-23},    {TANDEM_F16, "f16", 16, 0, 0, 0x1p-10},
+    {TANDEM_BF16, "bf16", 16, 0, 0, 0x1p-7},   {TANDEM_E4M3, "e4m3", 8, 0, 0, 0x1p-3},
+    {TANDEM_Q8_0, "q8_0", 8, 32, 1, 0x1p-7},   {TANDEM_Q4_0, "q4_0", 4, 32, 1, 0x1p-3},
+    {TANDEM_Q4_64, "q4_64", 4, 64, 2, 0x1p-3},
 };
 
 constexpr const DtypeInfo* find_dtype(int32_t dtype) {
@@ -37,11 +40,19 @@ const char* storage_type_names();
 // Bytes of one row of head_dim elements, without its scales.
 constexpr int64_t row_bytes(int32_t dtype, int64_t head_dim) { return (find_dtype(dtype)->bits * head_dim + 7) / 8; }
 
-// Scales of one row, and their bytes.
+// Scales of one row, minima included, and their bytes.
 constexpr int64_t n_scales(int32_t dtype, int64_t head_dim) {
-  const int64_t group = find_dtype(dtype)->group;
-  return group == 0 ? 0 : (head_dim + group - 1) / group;
+  const DtypeInfo& info = *find_dtype(dtype);
+  return info.group == 0 ? 0 : (head_dim + info.group - 1) / info.group * info.scales;
 }
 constexpr int64_t scale_bytes(int32_t dtype, int64_t head_dim) { return 2 * n_scales(dtype, head_dim); }
+
+// Of the type that has most.
+constexpr int64_t max_scales(int64_t head_dim) {
+  int64_t most = 0;
+  for (const DtypeInfo& info : kDtypes)
+    if (n_scales(info.dtype, head_dim) > most) most = n_scales(info.dtype, head_dim);
+  return most;
+}
 
 }  // namespace tandem

@@ -2,7 +2,7 @@
 // What a cache keeps of a token in one layer and KV head: a row in each of up to four planes.
 //
 //   K            the key's codes
-//   K scales     one f16 for each group of codes, where the storage type has groups (lib/dtype.h)
+//   K scales     the f16 numbers of each group of codes, where the storage type has groups (lib/dtype.h)
 //   V, V scales  the same of the value; where V aliases K there are none, and V is read from K's planes
 //
 // Planes lie apart, so that each is scanned linearly. Whoever moves rows moves them plane by plane and need not know the

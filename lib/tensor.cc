@@ -16,14 +16,14 @@ namespace {
 
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
 
-// What a tensor's data consists of: elements, or blocks of 32.
+// What a tensor's data consists of: elements, or blocks.
 struct Unit {
   int64_t n_elements;
   int64_t bytes;
   int64_t alignment;
 };
 Unit unit_of(int32_t dtype) {
-  if (block_bytes(dtype) > 0) return {kBlockElements, block_bytes(dtype), 2};
+  if (block_elements(dtype) > 0) return {block_elements(dtype), block_bytes(dtype), 2};
   const int64_t bytes = find_dtype(dtype)->bits / 8;
   return {1, bytes, bytes};
 }

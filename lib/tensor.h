@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// A checked host tensor [n_tokens, n_heads, head_dim]; rows are contiguous (elements, or blocks of 32), strides in bytes.
+// A checked host tensor [n_tokens, n_heads, head_dim]; rows are contiguous (elements, or blocks), strides in bytes.
 struct TensorView {
   std::byte* data = nullptr;
   int32_t dtype = 0;

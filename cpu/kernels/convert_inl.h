@@ -6,8 +6,12 @@
 //   q8_0   d = max |x| / 127                            code = x (1 / d), to nearest, halves away from zero
 //   q4_0   d = x_m / -8, x_m the first of largest |x|   code = min(15, trunc(x (1 / d) + 8.5))
 //
-// with 0 for 1 / d where that would overflow, and d stored as f16. A group that is not finite, or whose d is none in f16,
-// gets d = NaN.
+// with 0 for 1 / d where that would overflow, and d stored as f16. In q4_64 codes are chosen for the d and m that are
+// stored:
+//
+//   q4_64  m = min x, d = (max x - min x) / 15, to f16  code = trunc((x - m) (1 / d) + 0.5), at least 0 and at most 15
+//
+// with 0 for 1 / d where d is 0. A group that is not finite, or whose d or m is none in f16, gets NaN for them.
 #pragma once
 
 #include <math.h>
@@ -21,13 +25,17 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Codes times scales, one for each group. n: a multiple of 16.
+// Codes and the scales of each group. n: a multiple of 16.
 template <class Stored>
 HWY_INLINE void scaled_to_f32(const uint8_t* codes, const float* scales, float* to, int64_t n) {
   const F32 d;
   constexpr int64_t kStep = HWY_MAX_BYTES / sizeof(float);
-  for (int64_t i = 0; i < n; i += kStep)
-    hn::StoreU(hn::Mul(Stored::load(d, codes, static_cast<size_t>(i)), hn::Set(d, scales[i / Stored::kGroup])), d, to + i);
+  for (int64_t first = 0; first < n; first += Stored::kGroup, scales += Stored::kScales) {
+    const auto group = Stored::group(d, scales, 1);
+    const int64_t end = n - first < Stored::kGroup ? n : first + Stored::kGroup;
+    for (int64_t i = first; i < end; i += kStep)
+      hn::StoreU(group.of(d, Stored::load(d, codes, static_cast<size_t>(i))), d, to + i);
+  }
 }
 
 template <class Stored>
@@ -73,29 +81,62 @@ HWY_INLINE void plain_from_f32(const float* from, uint8_t* to, int64_t n) {
   memcpy(to + static_cast<size_t>(i) * sizeof(Element), tail, static_cast<size_t>(n - i) * sizeof(Element));
 }
 
-// What the types with groups differ in.
+// The nearest f16; infinity where there is none.
+HWY_INLINE float rounded_to_f16(float x) {
+  const hn::CappedTag<float, 1> d1;
+  uint8_t f16[sizeof(uint16_t)];
+  StoredF16::store(d1, hn::Set(d1, x), f16, 0);
+  return hn::GetLane(StoredF16::load(d1, f16, 0));
+}
+
+HWY_INLINE float inverse_of(float scale) { return isfinite(1.0f / scale) ? 1.0f / scale : 0.0f; }
+
+// What the types with groups differ in: the scales of n finite numbers, before they are rounded to f16, and their codes.
 template <class Stored>
 struct Quantiser;
 
 template <>
 struct Quantiser<StoredQ8_0> {
-  static float scale(const float*, int64_t, float largest) { return largest / 127.0f; }
-  static void put(const float* x, int64_t n, float inverse, uint8_t* codes) {
+  static void find(const float*, int64_t, float largest, float* scales) { scales[0] = largest / 127.0f; }
+  static void put(const float* x, int64_t n, const float* scales, uint8_t* codes) {
+    const float inverse = inverse_of(scales[0]);
     for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(static_cast<int8_t>(roundf(x[i] * inverse)));
   }
 };
 
 template <>
 struct Quantiser<StoredQ4_0> {
-  static float scale(const float* x, int64_t n, float largest) {
-    for (int64_t i = 0; i < n && largest > 0.0f; ++i)
-      if (fabsf(x[i]) == largest) return x[i] / -8.0f;
-    return -0.0f;
+  static void find(const float* x, int64_t n, float largest, float* scales) {
+    int64_t i = 0;
+    while (i < n && fabsf(x[i]) < largest) ++i;
+    scales[0] = largest > 0.0f ? x[i] / -8.0f : -0.0f;
   }
-  static void put(const float* x, int64_t n, float inverse, uint8_t* codes) {
+  static void put(const float* x, int64_t n, const float* scales, uint8_t* codes) {
+    const float inverse = inverse_of(scales[0]);
     const auto code = [&](int64_t i) {
       const int c = static_cast<int>(x[i] * inverse + 8.5f);
       return c < 15 ? c : 15;
+    };
+    for (int64_t i = 0; i < n; i += 2) codes[i / 2] = static_cast<uint8_t>(code(i) | code(i + 1) << 4);
+  }
+};
+
+template <>
+struct Quantiser<StoredQ4_64> {
+  static void find(const float* x, int64_t n, float, float* scales) {
+    float min = x[0], max = x[0];
+    for (int64_t i = 1; i < n; ++i) {
+      min = x[i] < min ? x[i] : min;
+      max = x[i] > max ? x[i] : max;
+    }
+    scales[0] = rounded_to_f16((max - min) / 15.0f);
+    scales[1] = rounded_to_f16(min);
+  }
+  static void put(const float* x, int64_t n, const float* scales, uint8_t* codes) {
+    const float inverse = inverse_of(scales[0]), minimum = scales[1];
+    const auto code = [&](int64_t i) {
+      const float c = (x[i] - minimum) * inverse + 0.5f;
+      return static_cast<int>(c < 0.0f ? 0.0f : c > 15.0f ? 15.0f : c);
     };
     for (int64_t i = 0; i < n; i += 2) codes[i / 2] = static_cast<uint8_t>(code(i) | code(i + 1) << 4);
   }
@@ -115,15 +156,19 @@ HWY_INLINE float largest_magnitude(const float* x, int64_t n) {
 template <class Stored>
 void quantise_row(const float* from, uint8_t* codes, uint8_t* scales, int64_t n) {
   const hn::CappedTag<float, 1> d1;
-  for (int64_t i = 0; i < n; i += Stored::kGroup, scales += sizeof(uint16_t)) {
+  for (int64_t i = 0; i < n; i += Stored::kGroup) {
     const int64_t m = n - i < Stored::kGroup ? n - i : Stored::kGroup;
     const float largest = largest_magnitude(from + i, m);
-    const float scale = isfinite(largest) ? Quantiser<Stored>::scale(from + i, m, largest) : NAN;
-    const bool fits = fabsf(scale) < 65520.0f;  // beyond, f16 has only infinity
-    StoredF16::store(d1, hn::Set(d1, fits ? scale : NAN), scales, 0);
+    float found[Stored::kScales];
+    bool fits = isfinite(largest);
+    if (fits) Quantiser<Stored>::find(from + i, m, largest, found);
+    for (int64_t k = 0; k < Stored::kScales; ++k)
+      fits = fits && fabsf(found[k]) < 65520.0f;  // beyond, f16 has only infinity
+    for (int64_t k = 0; k < Stored::kScales; ++k, scales += sizeof(uint16_t))
+      StoredF16::store(d1, hn::Set(d1, fits ? found[k] : NAN), scales, 0);
     uint8_t* to = codes + i * Stored::kBits / 8;
     if (fits)
-      Quantiser<Stored>::put(from + i, m, isfinite(1.0f / scale) ? 1.0f / scale : 0.0f, to);
+      Quantiser<Stored>::put(from + i, m, found, to);
     else
       memset(to, 0, static_cast<size_t>(m * Stored::kBits / 8));
   }
@@ -137,7 +182,7 @@ void row_from_f32(const float* from, uint8_t* codes, uint8_t* scales, int64_t n)
     plain_from_f32<Stored>(from, codes, n);
 }
 
-// scales: f32, one for each group of the row.
+// scales: f32, those of each group of the row.
 void row_to_f32(int32_t dtype, const uint8_t* codes, const float* scales, float* to, int64_t n) {
   with_stored_type(dtype, [&](auto stored) HWY_ATTR { row_to_f32<decltype(stored)>(codes, scales, to, n); });
 }

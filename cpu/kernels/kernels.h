@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "lib/backend.h"
+#include "lib/dtype.h"
 
 namespace tandem::cpu {
 
@@ -16,8 +17,8 @@ inline constexpr int32_t kMaxAhead = 128;   // rows of K and V prefetched ahead
 inline constexpr int32_t kSpanRows = 64;    // query rows per pass over K and V
 // MLA's keys have more dims than others. V aliases them and they come rotated: what lies apart or is rotated here has fewer.
 inline constexpr int32_t kMaxHeadDim = 576, kMaxPlainDim = 256;
-inline constexpr int32_t kMaxScales = kMaxHeadDim / 32;  // of a row
-inline constexpr int32_t kMaxTileDim = 128;              // head_dim of K for the matrix unit
+inline constexpr int64_t kMaxScales = max_scales(kMaxHeadDim);  // of a row
+inline constexpr int32_t kMaxTileDim = 128;                     // head_dim of K for the matrix unit
 inline constexpr int32_t kRotatedFloats = 64 * kMaxPlainDim;
 
 // A key of a job by its run: the offset-th of runs[run_idx].

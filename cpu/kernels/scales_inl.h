@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Scales of a block's keys, for storage types that have them: widened to f32 once, for all rows of the span.
+// Scales (and minima) of a block's keys, for storage types that have them: widened to f32 once, for all rows of the span.
 #pragma once
 
 #include "cpu/kernels/convert_inl.h"
@@ -56,7 +56,7 @@ inline void load_scales(const KeyStream& s, const Layer& layer, ScaleBlock& scal
   if (counts.k > 0) widen_block(s, false, counts.k, scales.k);
   if (counts.v == 0) return;
   if (layer.v_aliases_k) return transpose_scales(scales.k, counts.k, s.n, counts.v, scales.v);
-  HWY_ALIGN float rows[kBlockKeys * kMaxPlainDim / 32];
+  HWY_ALIGN float rows[kBlockKeys * max_scales(kMaxPlainDim)];
   widen_block(s, true, counts.v, rows);
   transpose_scales(rows, counts.v, s.n, counts.v, scales.v);
 }

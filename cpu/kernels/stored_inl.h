@@ -2,7 +2,8 @@
 // Storage types as the kernels see them: a struct per type that loads a vector of f32 from element i of a row and stores
 // one, and the list of all. To add a type, write its struct and its line in TANDEM_STORED_TYPES (and in lib/dtype.h).
 //
-// Types with groups (kGroup elements, a scale each) hand out codes; who reads them multiplies by the scale.
+// Types with groups (kGroup elements that share kScales numbers: a scale, or a scale and a minimum) hand out codes, and
+// group() what makes numbers of them.
 //
 // The tiles read rows in pairs of vectors, and a type may hand out the elements of a pair in an order of its own where that
 // is cheaper: kOddEven says that vector 0 holds the even ones and vector 1 the odd ones. q is packed in that order, and o
@@ -38,7 +39,7 @@ struct InOrder {
 
 struct StoredF32 : InOrder<StoredF32> {
   using Element = float;
-  static constexpr int64_t kBits = 32, kGroup = 0;
+  static constexpr int64_t kBits = 32, kGroup = 0, kScales = 0;
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     return hn::LoadU(d, reinterpret_cast<const float*>(row) + i);
@@ -51,7 +52,7 @@ struct StoredF32 : InOrder<StoredF32> {
 
 struct StoredBf16 {
   using Element = uint16_t;
-  static constexpr int64_t kBits = 16, kGroup = 0;
+  static constexpr int64_t kBits = 16, kGroup = 0, kScales = 0;
   // An f32 whose upper half is the number: one instruction for the even elements, one for the odd ones. In order it takes
   // two.
   static constexpr bool kOddEven = true;
@@ -83,7 +84,7 @@ struct StoredBf16 {
 
 struct StoredF16 : InOrder<StoredF16> {
   using Element = uint16_t;
-  static constexpr int64_t kBits = 16, kGroup = 0;
+  static constexpr int64_t kBits = 16, kGroup = 0, kScales = 0;
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
 #if TANDEM_F16_BY_HAND
@@ -135,7 +136,7 @@ struct StoredF16 : InOrder<StoredF16> {
 
 struct StoredE4m3 : InOrder<StoredE4m3> {
   using Element = uint8_t;
-  static constexpr int64_t kBits = 8, kGroup = 0;
+  static constexpr int64_t kBits = 8, kGroup = 0, kScales = 0;
   // The exponent's bias grows by 120. Subnormals are counts of 2^-9, what exponent 121 adds to 2^-6.
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
@@ -173,9 +174,20 @@ struct StoredE4m3 : InOrder<StoredE4m3> {
   }
 };
 
+// Codes of a group times its scale.
+template <class D>
+struct Scaled {
+  hn::Vec<D> scale;
+  HWY_INLINE hn::Vec<D> of(D, hn::Vec<D> codes) const { return hn::Mul(codes, scale); }
+};
+
 struct StoredQ8_0 : InOrder<StoredQ8_0> {
   using Element = uint8_t;
-  static constexpr int64_t kBits = 8, kGroup = 32;
+  static constexpr int64_t kBits = 8, kGroup = 32, kScales = 1;
+  template <class D>
+  static HWY_INLINE Scaled<D> group(D d, const float* scales, int64_t) {
+    return {hn::Set(d, scales[0])};
+  }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     const hn::RebindToSigned<D> di32;
@@ -184,11 +196,37 @@ struct StoredQ8_0 : InOrder<StoredQ8_0> {
   }
 };
 
-// Byte j of a row: element 2 j below, element 2 j + 1 above, each plus 8.
-struct StoredQ4_0 {
+// Codes of 4 bits: byte j of a row holds that of element 2 j below, that of element 2 j + 1 above.
+struct Nibbles {
   using Element = uint8_t;
-  static constexpr int64_t kBits = 4, kGroup = 32;
+  static constexpr int64_t kBits = 4;
   static constexpr bool kOddEven = true;
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> codes_half(D, const uint8_t* row, size_t i, size_t half) {
+    const hn::RebindToUnsigned<D> du32;
+    const hn::Rebind<uint8_t, D> du8;
+    const auto pairs = hn::PromoteTo(du32, hn::LoadU(du8, row + i / 2));
+    return half == 0 ? hn::And(pairs, hn::Set(du32, 15)) : hn::ShiftRight<4>(pairs);
+  }
+  // In order: a pair of codes becomes a word of 64 bits.
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> codes(D, const uint8_t* row, size_t i) {
+    const hn::RebindToUnsigned<D> du32;
+    const hn::Repartition<uint64_t, D> du64;
+    const hn::Rebind<uint32_t, decltype(du64)> half_u32;
+    const hn::Rebind<uint8_t, decltype(du64)> half_u8;
+    const auto pairs = hn::PromoteTo(du64, hn::PromoteTo(half_u32, hn::LoadU(half_u8, row + i / 2)));
+    return hn::BitCast(du32, hn::And(hn::Or(pairs, hn::ShiftLeft<28>(pairs)), hn::Set(du64, 0x0000000f0000000full)));
+  }
+};
+
+// Stored are codes plus 8.
+struct StoredQ4_0 : Nibbles {
+  static constexpr int64_t kGroup = 32, kScales = 1;
+  template <class D>
+  static HWY_INLINE Scaled<D> group(D d, const float* scales, int64_t) {
+    return {hn::Set(d, scales[0])};
+  }
   template <class D, class V = hn::Vec<hn::RebindToUnsigned<D>>>
   static HWY_INLINE hn::Vec<D> value_of(D d, V code) {
 #if HWY_MAX_BYTES == 64
@@ -201,21 +239,50 @@ struct StoredQ4_0 {
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
-    const hn::RebindToUnsigned<D> du32;
-    const hn::Rebind<uint8_t, D> du8;
-    const auto pairs = hn::PromoteTo(du32, hn::LoadU(du8, row + i / 2));
-    return value_of(d, half == 0 ? hn::And(pairs, hn::Set(du32, 15)) : hn::ShiftRight<4>(pairs));
+    return value_of(d, codes_half(d, row, i, half));
   }
-  // In order: a pair of codes becomes a word of 64 bits.
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
-    const hn::RebindToUnsigned<D> du32;
-    const hn::Repartition<uint64_t, D> du64;
-    const hn::Rebind<uint32_t, decltype(du64)> half_u32;
-    const hn::Rebind<uint8_t, decltype(du64)> half_u8;
-    const auto pairs = hn::PromoteTo(du64, hn::PromoteTo(half_u32, hn::LoadU(half_u8, row + i / 2)));
-    const auto apart = hn::And(hn::Or(pairs, hn::ShiftLeft<28>(pairs)), hn::Set(du64, 0x0000000f0000000full));
-    return value_of(d, hn::BitCast(du32, apart));
+    return value_of(d, codes(d, row, i));
+  }
+};
+
+// Codes of a group times its scale plus its minimum. The product is exact in f32, so a sum fused or not is the same. A
+// vector of 16 has room for what each of the 16 codes stands for.
+template <class D>
+struct FromMinimum {
+#if HWY_MAX_BYTES == 64
+  hn::Vec<D> numbers;
+  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<hn::RebindToUnsigned<D>> codes) const {
+    return hn::TableLookupLanes(numbers, hn::IndicesFromVec(d, codes));
+  }
+#else
+  hn::Vec<D> scale, minimum;
+  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<hn::RebindToUnsigned<D>> codes) const {
+    const hn::RebindToSigned<D> di32;
+    return hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di32, codes)), scale, minimum);
+  }
+#endif
+};
+
+struct StoredQ4_64 : Nibbles {
+  static constexpr int64_t kGroup = 64, kScales = 2;
+  template <class D>
+  static HWY_INLINE FromMinimum<D> group(D d, const float* scales, int64_t apart) {
+    const auto scale = hn::Set(d, scales[0]), minimum = hn::Set(d, scales[apart]);
+#if HWY_MAX_BYTES == 64
+    return {hn::MulAdd(hn::Iota(d, 0.0f), scale, minimum)};
+#else
+    return {scale, minimum};
+#endif
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load_half(D d, const uint8_t* row, size_t i, size_t half) {
+    return codes_half(d, row, i, half);
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load(D d, const uint8_t* row, size_t i) {
+    return codes(d, row, i);
   }
 };
 
@@ -226,7 +293,8 @@ struct StoredQ4_0 {
   X(TANDEM_BF16, StoredBf16)   \
   X(TANDEM_E4M3, StoredE4m3)   \
   X(TANDEM_Q8_0, StoredQ8_0)   \
-  X(TANDEM_Q4_0, StoredQ4_0)
+  X(TANDEM_Q4_0, StoredQ4_0)   \
+  X(TANDEM_Q4_64, StoredQ4_64)
 // clang-format on
 
 // use(Stored()) with the type of that number.

@@ -8,8 +8,9 @@
 //   weigh  4 rows x 64 dims of o in registers (two halves for head_dim 128) while 64 keys go by: a vector of V meets the
 //          4 rows' weights of its key.
 //
-// Types with groups hand out codes. K is multiplied by its scale as it is read; V is not: the 4 rows' weights are, once for
-// each group, before V is read.
+// Types with groups hand out codes. Those of K become numbers as they are read. Those of V do so where groups have a
+// minimum; where they have a scale alone, it is the 4 rows' weights that are multiplied by it, once for each group, before V
+// is read.
 //
 // Rows are given by pointers, one per key, so a run's end, a page or a gap costs nothing here. While a tile is computed
 // rows in front of it are prefetched, every cache line, one prefetch at a time between the multiplications: in bursts
@@ -35,7 +36,7 @@ inline constexpr bool kManyRegisters = true;  // 32
 static_assert(kLanes >= 4 && kLanes <= 16, "tiles are cut for vectors of 4 to 16 floats");
 
 // Keys of a block: row pointers, dense, and what to prefetch of K while the logits are computed. Scales of types that have
-// them: of K key by key, of V a row of kBlockKeys for each group.
+// them: of K key by key, of V a row of kBlockKeys for each scale of a key.
 struct KeyList {
   const Row* k;
   const Row* v;
@@ -114,12 +115,18 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
   constexpr int kLineVecs = static_cast<int>(8 * kLine / (kLanes * Stored::kBits));  // vectors per cache line of K
   const F32 d;
   const Row* k = keys.rows;
-  // Element `at` of key j and those behind it. half: of the pair of vectors they are in.
-  const auto load = [&](int j, size_t at, size_t half, bool in_pair) HWY_ATTR {
-    const Vec codes = in_pair ? Stored::load_half(d, k[j], at - half * kLanes, half) : Stored::load(d, k[j], at);
-    if constexpr (Stored::kGroup == 0) return codes;
-    const auto group = static_cast<int64_t>(at - half * kLanes) / (Stored::kGroup + (Stored::kGroup == 0));
-    return hn::Mul(codes, hn::Set(d, keys.scales[j * keys.n_scales + group]));
+  // The vec-th vector of key j from element `first` on, where a group begins, or a pair for vec < 2.
+  const auto load = [&](int j, size_t first, size_t vec, bool in_pair) HWY_ATTR {
+    const size_t pair = (vec & ~size_t{1}) * kLanes;
+    const auto codes =
+        in_pair ? Stored::load_half(d, k[j], first + pair, vec % 2) : Stored::load(d, k[j], first + vec * kLanes);
+    if constexpr (Stored::kGroup > 0) {
+      const size_t group = first / Stored::kGroup + pair / Stored::kGroup;  // apart, as the second is a constant
+      const float* scales = keys.scales + j * keys.n_scales + static_cast<int64_t>(group) * Stored::kScales;
+      return Stored::group(d, scales, 1).of(d, codes);
+    } else {
+      return codes;
+    }
   };
   Row streams[kKeys];
   if (kPrefetch)
@@ -134,13 +141,13 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
   for (; i + kLineVecs * kLanes <= dim; i += kLineVecs * kLanes) {
 #pragma GCC unroll 8
     for (int vec = 0; vec < kLineVecs; ++vec) {
-      const size_t at = i + static_cast<size_t>(vec) * kLanes, half = vec % 2;
+      const size_t at = i + static_cast<size_t>(vec) * kLanes;
       Vec rows[kRows];
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) rows[r] = hn::LoadU(d, q + at * kRows + r * kLanes);
 #pragma GCC unroll 4
       for (int j = 0; j < kKeys; ++j) {
-        const Vec key = load(j, at, half, kLineVecs > 1);
+        const Vec key = load(j, i, static_cast<size_t>(vec), kLineVecs > 1);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(rows[r], key, sum[r][j]);
         if (kPrefetch && (vec * kKeys + j) % kLineVecs == 0)
@@ -154,7 +161,7 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
     const bool in_pair = half == 1 || i + 2 * kLanes <= dim;
 #pragma GCC unroll 4
     for (int j = 0; j < kKeys; ++j) {
-      const Vec key = load(j, i, half, in_pair);
+      const Vec key = load(j, i - half * kLanes, half, in_pair);
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(hn::LoadU(d, q + i * kRows + r * kLanes), key, sum[r][j]);
     }
@@ -236,10 +243,14 @@ void dots(const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float
 inline constexpr int64_t kGroupKeys = kManyRegisters ? 64 : 32;
 static_assert(kGroupKeys % kLanes == 0 && kBlockKeys % kGroupKeys == 0);
 
+// Of V: the weights are multiplied by the scales.
+template <class Stored>
+inline constexpr bool kScalesWeights = Stored::kScales == 1;
+
 // Where a tile's weight of key j is for element `at` of V: rows kBlockKeys apart, or scaled (scale_weights).
 template <class Stored>
 HWY_INLINE int64_t weight_at(int64_t r, int64_t j, size_t at) {
-  if constexpr (Stored::kGroup > 0) return (static_cast<int64_t>(at) / Stored::kGroup * 4 + r) * kGroupKeys + j;
+  if constexpr (kScalesWeights<Stored>) return (static_cast<int64_t>(at) / Stored::kGroup * 4 + r) * kGroupKeys + j;
   return r * kBlockKeys + j;
 }
 
@@ -259,11 +270,21 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
 
   const Row* v = keys.v;
   Prefetcher next = ahead;
+  const auto load = [&](int64_t j, size_t c) HWY_ATTR {
+    const auto codes =
+        kVecs == 1 ? Stored::load(d, v[j], at) : Stored::load_half(d, v[j], at + (c & ~size_t{1}) * kLanes, c & 1);
+    if constexpr (Stored::kGroup == 0 || kScalesWeights<Stored>) {
+      return codes;
+    } else {
+      static_assert(kVecs * kLanes <= Stored::kGroup, "a chunk is of one group");
+      const auto group = static_cast<int64_t>(at) / Stored::kGroup;
+      return Stored::group(d, keys.v_scales + group * Stored::kScales * kBlockKeys + j, kBlockKeys).of(d, codes);
+    }
+  };
   const auto add_key = [&](int64_t j) HWY_ATTR {
     Vec value[kVecs];
 #pragma GCC unroll 4
-    for (size_t c = 0; c < kVecs; ++c)
-      value[c] = kVecs == 1 ? Stored::load(d, v[j], at) : Stored::load_half(d, v[j], at + (c & ~size_t{1}) * kLanes, c & 1);
+    for (size_t c = 0; c < kVecs; ++c) value[c] = load(j, c);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
@@ -345,8 +366,8 @@ struct WeighRows {
 template <class Stored, int kRows>
 HWY_INLINE void weigh_tile(const WeighRows& rows, int64_t r, const KeyList& keys, Prefetcher& ahead) {
   const float* p = rows.p + r * kBlockKeys;
-  HWY_ALIGN float scaled[Stored::kGroup > 0 ? kMaxScales * 4 * kGroupKeys : 1];
-  if constexpr (Stored::kGroup > 0) {
+  HWY_ALIGN float scaled[kScalesWeights<Stored> ? kMaxScales * 4 * kGroupKeys : 1];
+  if constexpr (kScalesWeights<Stored>) {
     scale_weights<Stored, kRows>(p, keys, rows.dim, scaled);
     p = scaled;
   }

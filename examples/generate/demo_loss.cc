@@ -116,6 +116,7 @@ std::vector<Storage> storages_to_try(int32_t k_rotation) {
   pairs.push_back({TANDEM_F16, TANDEM_Q8_0});
   pairs.push_back({TANDEM_Q8_0, TANDEM_F16});
   pairs.push_back({TANDEM_Q8_0, TANDEM_Q4_0});
+  pairs.push_back({TANDEM_Q8_0, TANDEM_Q4_64});
   pairs.push_back({TANDEM_Q4_0, TANDEM_Q8_0});
   const size_t n_pairs = k_rotation == TANDEM_ROTATION_NONE ? 0 : pairs.size();
   for (size_t i = 0; i < n_pairs; ++i) pairs.push_back({pairs[i].k, pairs[i].v, k_rotation});

@@ -100,13 +100,20 @@ TANDEM_API void tandem_error_release(tandem_error *error);
  *   Q8_0, Q4_0   8- and 4-bit codes with one f16 scale for each 32 elements along head_dim, rounded as ggml rounds them. A
  *                tensor of such a type is rows of ggml's blocks (34 or 18 bytes for 32 elements): its last dimension and
  *                its other strides, in elements, are multiples of 32. A cache keeps codes and scales apart, and there a
- *                row's last group may be short. A group with a NaN or an infinity is all NaN. */
+ *                row's last group may be short. A group with a NaN or an infinity is all NaN.
+ *   Q4_64        4-bit codes c with an f16 scale d and an f16 minimum m for each 64 elements along head_dim: d c + m.
+ *                From the group's least and largest number, m is the least and d a 15th of what lies between, each rounded
+ *                once; c is the nearest to (x - m) / d in 0 ... 15, and 0 where d is 0, as in a group of equal numbers. A
+ *                group whose d or m f16 cannot hold, a group with a NaN or an infinity among them, is all NaN. A block is
+ *                36 bytes for 64 elements: d, m and 32 bytes of which byte j holds the codes of elements 2 j (low half) and
+ *                2 j + 1 (high half). What is said of blocks above holds with 64 for 32. */
 #define TANDEM_F32 1
 #define TANDEM_F16 2
 #define TANDEM_BF16 3
 #define TANDEM_E4M3 4
 #define TANDEM_Q8_0 5
 #define TANDEM_Q4_0 6
+#define TANDEM_Q4_64 7
 /* "f32", "q8_0", ...; NULL for a number that is no type. Types are numbered from 1 without gaps. */
 TANDEM_API const char *tandem_dtype_name(int32_t dtype);
 /* Bytes that a cache keeps of head_dim elements of K or V, scales included; 0 for what is no type or no length. */
@@ -282,7 +289,7 @@ TANDEM_API int32_t tandem_sequence_truncate(tandem_cache *cache, int64_t sequenc
 TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence, int64_t first, int64_t n_tokens,
                                           int32_t shift_positions, tandem_error **error);
 /* Appends k: [n_tokens, n_kv_heads, k_head_dim] and v: [n_tokens, n_kv_heads, v_head_dim] (any type; v NULL where it aliases k)
- * to one layer without attending; rounded once to the storage type, to nearest even (q8_0 and q4_0: as ggml rounds).
+ * to one layer without attending; rounded once to the storage type, to nearest even (q8_0, q4_0, q4_64: as said above).
  * Errors: CAPACITY. */
 TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
                                           const tandem_tensor *v, void *stream, tandem_error **error);

@@ -107,7 +107,7 @@ void test_arguments(void**) {
 const std::vector<TensorCase> kTensorCases = {
     {kInvalid, "struct_size", "95", [](auto& t) { t.struct_size = 95; }},
     {kInvalid, "dtype", "-1", [](auto& t) { t.dtype = -1; }},
-    {kInvalid, "dtype", "7", [](auto& t) { t.dtype = 7; }},
+    {kInvalid, "dtype", "8", [](auto& t) { t.dtype = 8; }},
     {kUnsupported, "device_type", "no device backend is loaded", [](auto& t) { t.device_type = TANDEM_DEVICE_CUDA; }},
     {kInvalid, "device_type", "-1", [](auto& t) { t.device_type = -1; }},
     {kInvalid, "device_index", "-1", [](auto& t) { t.device_index = -1; }},

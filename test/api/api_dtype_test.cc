@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Storage types at the ABI: names and sizes, rows of ggml's blocks in and out, what is rounded and what is refused.
+// Storage types at the ABI: names and sizes, rows of blocks in and out, what is rounded and what is refused.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -15,7 +15,7 @@ using namespace tandem_test;
 namespace {
 
 constexpr int64_t kRows = 70;  // tokens x heads of one head
-constexpr int32_t kBlockTypes[] = {TANDEM_Q8_0, TANDEM_Q4_0};
+constexpr int32_t kBlockTypes[] = {TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64};
 
 // A cache of one layer with one KV head, on the world's engine.
 struct TypedCache {
@@ -76,7 +76,9 @@ AnyTensor f32_tensor(const std::vector<double>& x, int64_t dim) {
   return tensor;
 }
 
-int64_t block_row_bytes(int32_t dtype, int64_t dim) { return dim / 32 * (dtype == TANDEM_Q8_0 ? 34 : 18); }
+int64_t block_row_bytes(int32_t dtype, int64_t dim) {
+  return dtype == TANDEM_Q4_64 ? dim / 64 * 36 : dim / 32 * (dtype == TANDEM_Q8_0 ? 34 : 18);
+}
 
 AnyTensor block_tensor(int32_t dtype, const std::vector<double>& x, int64_t dim) {
   AnyTensor tensor(dtype, block_row_bytes(dtype, dim), dim);
@@ -105,7 +107,8 @@ void names_and_sizes(void**) {
     const char* name;
     int64_t bytes_of_128, bytes_of_80;
   } types[] = {{TANDEM_F32, "f32", 512, 320},  {TANDEM_F16, "f16", 256, 160},  {TANDEM_BF16, "bf16", 256, 160},
-               {TANDEM_E4M3, "e4m3", 128, 80}, {TANDEM_Q8_0, "q8_0", 136, 86}, {TANDEM_Q4_0, "q4_0", 72, 46}};
+               {TANDEM_E4M3, "e4m3", 128, 80}, {TANDEM_Q8_0, "q8_0", 136, 86}, {TANDEM_Q4_0, "q4_0", 72, 46},
+               {TANDEM_Q4_64, "q4_64", 72, 48}};
   for (const auto& type : types) {
     assert_string_equal(tandem_dtype_name(type.dtype), type.name);
     assert_int_equal(tandem_dtype_row_bytes(type.dtype, 128), type.bytes_of_128);
@@ -113,14 +116,14 @@ void names_and_sizes(void**) {
     assert_int_equal(tandem_dtype_row_bytes(type.dtype, 0), 0);
     assert_int_equal(tandem_dtype_row_bytes(type.dtype, -5), 0);
   }
-  for (const int32_t none : {0, -1, 7, INT32_MAX}) {
+  for (const int32_t none : {0, -1, 8, INT32_MAX}) {
     assert_null(tandem_dtype_name(none));
     assert_int_equal(tandem_dtype_row_bytes(none, 128), 0);
   }
 }
 
-// f32 into a cache of the type, and out as f32 and as blocks: what ggml's arithmetic gives.
-void rounds_as_ggml_does(void**) {
+// f32 into a cache of the type, and out as f32 and as blocks: what the documented arithmetic gives (q8_0, q4_0: ggml's).
+void rounds_as_documented(void**) {
   const World world;
   for (const int32_t dtype : kBlockTypes) {
     const TypedCache cache(world, dtype, dtype);
@@ -152,7 +155,8 @@ void blocks_pass_through(void**) {
 
     std::vector<double> dequantised = k;
     for (int64_t row = 0; row < kRows; ++row) reference::round_row(dtype, dequantised.data() + row * 128, 128);
-    for (const int32_t stored : {TANDEM_F16, TANDEM_E4M3, dtype == TANDEM_Q8_0 ? TANDEM_Q4_0 : TANDEM_Q8_0}) {
+    for (const int32_t stored : {TANDEM_F16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64}) {
+      if (stored == dtype) continue;
       const TypedCache other(world, stored, TANDEM_BF16);
       other.append(k_in.view, v_in.view);
       AnyTensor out(TANDEM_F32, 512, 128);
@@ -162,7 +166,7 @@ void blocks_pass_through(void**) {
   }
 }
 
-// NaN, infinity and what f16 cannot scale make NaN of their group of 32 and of nothing else.
+// NaN, infinity and what f16 cannot scale make NaN of their group and of nothing else.
 void a_bad_element_spoils_its_group(void**) {
   const World world;
   for (const int32_t dtype : kBlockTypes) {
@@ -183,6 +187,27 @@ void a_bad_element_spoils_its_group(void**) {
       std::memcpy(&element, k_out.bytes.data() + 4 * (5 * 80 + 63), 4);
       assert_false(std::isnan(element));
     }
+  }
+}
+
+// Numbers around the largest that f16 takes for a scale or a minimum: row i is low[i] everywhere but in one place.
+void at_the_end_of_f16(void**) {
+  const World world;
+  constexpr double kLow[] = {-65519, -65520, 65504, 0, 0, -65504};
+  constexpr double kHigh[] = {65504, 65504, 65520, 982700, 982900, 900000};
+  const TypedCache cache(world, TANDEM_Q4_64, TANDEM_Q4_64, 64, 64);
+  std::vector<double> k = numbers(64, 9);
+  for (int64_t row = 0; row < 6; ++row)
+    for (int64_t i = 0; i < 64; ++i) k[static_cast<size_t>(row * 64 + i)] = i == 40 ? kHigh[row] : kLow[row];
+  cache.append(f32_tensor(k, 64).view, f32_tensor(k, 64).view);
+  AnyTensor out(TANDEM_F32, 256, 64);
+  OK(tandem_sequence_read, &out.view, nullptr, cache.cache, cache.sequence, 0, 0);
+  expect_values(out, k, 64, TANDEM_Q4_64);
+  constexpr bool kFits[] = {true, false, true, true, false, true};
+  for (size_t row = 0; row < 6; ++row) {
+    float first;
+    std::memcpy(&first, out.bytes.data() + row * 256, 4);
+    assert_int_equal(std::isnan(first), !kFits[row]);
   }
 }
 
@@ -215,20 +240,24 @@ void refusals(void**) {
   bad.data = static_cast<uint8_t*>(bad.data) + 1;
   refuse_append(cache, bad, v.view, "k.data", "is not aligned to q8_0");
   bad = v.view;
-  bad.dtype = 7;
-  refuse_append(cache, k.view, bad, "v.dtype", "7 is not a tensor type (f32, f16, bf16, e4m3, q8_0, q4_0)");
+  bad.dtype = 8;
+  refuse_append(cache, k.view, bad, "v.dtype", "8 is not a tensor type (f32, f16, bf16, e4m3, q8_0, q4_0, q4_64)");
 
   const TypedCache odd(world, TANDEM_Q8_0, TANDEM_Q8_0, 80, 64);
   AnyTensor short_rows(TANDEM_Q8_0, 102, 96);
   short_rows.view.shape[2] = 80;
   refuse_append(odd, short_rows.view, v.view, "k.shape[2]", "80 is not a multiple of 32, a block of q8_0");
+  const TypedCache narrow(world, TANDEM_Q4_64, TANDEM_Q4_64, 96, 64);
+  AnyTensor half_blocks(TANDEM_Q4_64, 72, 128);
+  half_blocks.view.shape[2] = 96;
+  refuse_append(narrow, half_blocks.view, v.view, "k.shape[2]", "96 is not a multiple of 64, a block of q4_64");
 }
 
 // Queries, outputs and states are f32, f16 or bf16.
 void not_for_queries(void**) {
   const World world;
   const Tensor good({3, kQHeads, kDim});
-  for (const int32_t dtype : {TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0}) {
+  for (const int32_t dtype : {TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64}) {
     tandem_tensor q = good.view, o = good.view;
     Tensor out({3, kQHeads, kDim});
     const int64_t q_len = 3;
@@ -257,11 +286,9 @@ void not_for_queries(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(names_and_sizes),
-      cmocka_unit_test(rounds_as_ggml_does),
-      cmocka_unit_test(blocks_pass_through),
-      cmocka_unit_test(a_bad_element_spoils_its_group),
-      cmocka_unit_test(refusals),
+      cmocka_unit_test(names_and_sizes),     cmocka_unit_test(rounds_as_documented),
+      cmocka_unit_test(blocks_pass_through), cmocka_unit_test(a_bad_element_spoils_its_group),
+      cmocka_unit_test(at_the_end_of_f16),   cmocka_unit_test(refusals),
       cmocka_unit_test(not_for_queries),
   };
   return cmocka_run_group_tests_name("api_dtype_test", tests, nullptr, nullptr);

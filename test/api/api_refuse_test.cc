@@ -59,7 +59,7 @@ void test_cache(void**) {
   Outputs out;
   auto** cache = out.at<tandem_cache*>();
   const char* f = "tandem_cache_create";
-  static const int32_t types[] = {TANDEM_F32, 7};
+  static const int32_t types[] = {TANDEM_F32, 8};
   const auto with = [&](std::function<void(tandem_cache_options&)> change) {
     return [=, &world](tandem_error** e) {
       tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
@@ -74,9 +74,9 @@ void test_cache(void**) {
            [&](tandem_error** e) { return tandem_cache_create(nullptr, world.engine, world.model, nullptr, e); }},
           {"k_type", f, kInvalid, "k_type", "99", with([](auto& o) { o.k_type = 99; })},
           {"k_type", f, kInvalid, "k_type", "-1", with([](auto& o) { o.k_type = -1; })},
-          {"v_type", f, kInvalid, "v_type", "7", with([](auto& o) { o.v_type = 7; })},
-          {"layers", f, kInvalid, "layer_k_types", "7", with([](auto& o) { o.layer_k_types = types; })},
-          {"layers", f, kInvalid, "layer_v_types", "7", with([](auto& o) { o.layer_v_types = types; })},
+          {"v_type", f, kInvalid, "v_type", "8", with([](auto& o) { o.v_type = 8; })},
+          {"layers", f, kInvalid, "layer_k_types", "8", with([](auto& o) { o.layer_k_types = types; })},
+          {"layers", f, kInvalid, "layer_v_types", "8", with([](auto& o) { o.layer_v_types = types; })},
           {"alias", f, kInvalid, "v_type", "f16", with([](auto& o) { o.v_type = TANDEM_F16; })},
           {"page", f, kInvalid, "page_tokens", "15", with([](auto& o) { o.page_tokens = 15; })},
           {"page", f, kInvalid, "page_tokens", "48", with([](auto& o) { o.page_tokens = 48; })},

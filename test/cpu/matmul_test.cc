@@ -30,7 +30,7 @@ namespace tandem::test {
 namespace {
 
 constexpr int32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
-constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
+constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64};
 
 void test_types_and_dims(void**) {
   uint32_t seed = 1;
@@ -162,8 +162,6 @@ void test_far_logits(void**) {
   }
 }
 
-constexpr int64_t kGroup = 32;  // elements that share a scale
-
 // Each key in turn holds NaN or Inf: rows that see it become NaN, the others do not change by a bit.
 void check_nonfinite(const CaseOptions& options, int64_t key, bool in_value, float bad) {
   Case c(options);
@@ -173,9 +171,10 @@ void check_nonfinite(const CaseOptions& options, int64_t key, bool in_value, flo
   const int64_t dims = c.layer.v_head_dim, dim = options.v_aliases_k && key % 2 ? c.layer.k_head_dim - 1 : 7;
   const Case::Key& at = c.keys[static_cast<size_t>(key)];
   const int32_t type = in_value ? c.layer.v_type : c.layer.k_type;
-  const bool groups = reference::has_groups(type);
+  const DtypeInfo& info = *find_dtype(type);
+  const bool groups = info.group > 0;
   if (groups)  // its scale
-    to_storage(TANDEM_F16, NAN, in_value ? at.v_scales : at.k_scales, dim / kGroup);
+    to_storage(TANDEM_F16, NAN, in_value ? at.v_scales : at.k_scales, dim / info.group * info.scales);
   else if (type == TANDEM_E4M3)
     reference::store(type, static_cast<double>(bad), static_cast<uint8_t*>(in_value ? at.v : at.k) + dim);
   else
@@ -190,7 +189,7 @@ void check_nonfinite(const CaseOptions& options, int64_t key, bool in_value, flo
     if (!sees) assert_true(std::bit_cast<uint32_t>(lse[r]) == std::bit_cast<uint32_t>(c.lse[r]));
     for (int64_t d = 0; d < dims; ++d) {
       const auto i = static_cast<size_t>(row * dims + d);
-      const bool hit = groups ? d / kGroup == dim / kGroup : d == dim;
+      const bool hit = groups ? d / info.group == dim / info.group : d == dim;
       const bool expected = sees && (!in_value || hit);
       if (std::isnan(c.o[i]) != expected)
         fail_msg("%s: key %lld row %lld dim %lld is %g", describe(options).c_str(), static_cast<long long>(key),

@@ -143,6 +143,59 @@ void rounds_to_nearest_even(void**) {
   });
 }
 
+// What q4_64 promises, by its definition in double precision: a number is off by half a scale, or, at the ends, by what the
+// rounding of scale and minimum leaves uncovered.
+double bound_of_q4_64(const float* x, int64_t n, double scale, double minimum) {
+  const auto range = std::minmax_element(x, x + n);
+  const double min = static_cast<double>(*range.first), max = static_cast<double>(*range.second);
+  const double covers = std::fabs(minimum - min) + 15.0 * std::fabs(scale - (max - min) / 15.0);
+  const double in_f32 = 0x1p-22 * std::max(std::fabs(min), std::fabs(max));
+  return std::max(0.5 * scale, covers) + in_f32;
+}
+
+void check_q4_64_row(const cpu::KernelTable& table, const std::vector<float>& x) {
+  constexpr int64_t kGroup = 64;
+  const auto n = static_cast<int64_t>(x.size());
+  std::vector<uint8_t> codes(x.size() / 2 + 1, 0x12);
+  std::vector<uint16_t> scales(static_cast<size_t>((n + kGroup - 1) / kGroup * 2 + 1), 0x1234);
+  std::vector<float> back(x.size() + 1, 7.0f);
+  table.from_f32(TANDEM_Q4_64, x.data(), codes.data(), scales.data(), n);
+  table.to_f32(TANDEM_Q4_64, codes.data(), scales.data(), back.data(), n);
+  assert_true(codes.back() == 0x12 && scales.back() == 0x1234 && back.back() == 7.0f);
+  for (int64_t first = 0; first < n; first += kGroup) {
+    const int64_t m = std::min(kGroup, n - first), end = first + m;
+    const double scale = reference::load(TANDEM_F16, &scales[static_cast<size_t>(first / kGroup * 2)]);
+    const double minimum = reference::load(TANDEM_F16, &scales[static_cast<size_t>(first / kGroup * 2 + 1)]);
+    const double bound = bound_of_q4_64(x.data() + first, m, scale, minimum);
+    const auto range = std::minmax_element(x.data() + first, x.data() + first + m);
+    if (*range.first == *range.second) assert_true(scale == 0.0);
+    for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(end); ++i) {
+      const double error = std::fabs(static_cast<double>(back[i]) - static_cast<double>(x[i]));
+      if (!(error <= bound))
+        fail_msg("%s: %.9g is stored as %.9g, bound %.3g", table.name, static_cast<double>(x[i]),
+                 static_cast<double>(back[i]), bound);
+      for (auto j = static_cast<size_t>(first); j < i; ++j)
+        if (x[i] < x[j] ? back[i] > back[j] : back[i] < back[j] && x[i] > x[j])
+          fail_msg("%s: %.9g and %.9g change places", table.name, static_cast<double>(x[i]), static_cast<double>(x[j]));
+    }
+  }
+}
+
+// Ranges and minima of every ratio, from f16's subnormals up, rows that end within a group, equal numbers.
+void q4_64_stays_within_its_bound(void**) {
+  each_isa([](const cpu::KernelTable& table) {
+    Random random{31};
+    for (int32_t round = 0; round < 1500; ++round) {
+      const double size = std::ldexp(1.0, static_cast<int>(random.below(40)) - 26);
+      const double offset =
+          random.below(3) == 0 ? 0.0 : std::ldexp(random.normal(), static_cast<int>(random.below(40)) - 26);
+      std::vector<float> x(static_cast<size_t>(16 * (1 + random.below(16))));
+      for (float& value : x) value = static_cast<float>(offset + (round % 16 == 0 ? 0.0 : size * random.uniform()));
+      check_q4_64_row(table, x);
+    }
+  });
+}
+
 // Every 61st number: all exponents, and every pattern of the bits that are rounded away.
 void f32_rounds_everywhere(void**) {
   constexpr uint64_t kStep = 61;
@@ -296,6 +349,7 @@ int main(int argc, char**) {
       cmocka_unit_test(tanh_is_accurate),
       cmocka_unit_test(narrow_types_to_f32_exactly),
       cmocka_unit_test(rounds_to_nearest_even),
+      cmocka_unit_test(q4_64_stays_within_its_bound),
       cmocka_unit_test(merge_matches),
       cmocka_unit_test(merge_extremes),
       cmocka_unit_test(moving_average),

@@ -142,6 +142,7 @@ void round_all(int32_t dtype, double* x, int64_t n) {
 double epsilon(int32_t dtype) { return std::ldexp(1.0, -format_of(dtype).mantissa_bits); }
 int64_t element_bytes(int32_t dtype) { return format_of(dtype).bytes; }
 const char* dtype_name(int32_t dtype) {
+  if (dtype == TANDEM_Q4_64) return "q4_64";
   return dtype == TANDEM_Q8_0 ? "q8_0" : dtype == TANDEM_Q4_0 ? "q4_0" : format_of(dtype).name;
 }
 

@@ -133,7 +133,7 @@ std::string row_name(const Row& row) {
               static_cast<long long>(row.token), static_cast<long long>(row.q_head));
 }
 
-// Spacing of 1.0; of types whose values are exact in f32, codes times a scale, that of f32.
+// Spacing of 1.0; of types whose values are read as f32, codes with scales, that of f32.
 double epsilon_of(int32_t kv_type) {
   switch (kv_type) {
     case TANDEM_F16:
