@@ -3,7 +3,7 @@
 // one, and the list of all. To add a type, write its struct and its line in TANDEM_STORED_TYPES (and in lib/dtype.h).
 //
 // Types with groups (kGroup elements that share kScales numbers: a scale, or a scale and a minimum) hand out codes, and
-// group() what makes numbers of them.
+// group() what makes numbers of them. kScalesWeights: of V, it is the rows' weights that are multiplied by the scale.
 //
 // The tiles read rows in pairs of vectors, and a type may hand out the elements of a pair in an order of its own where that
 // is cheaper: kOddEven says that vector 0 holds the even ones and vector 1 the odd ones. q is packed in that order, and o
@@ -40,6 +40,7 @@ struct InOrder {
 struct StoredF32 : InOrder<StoredF32> {
   using Element = float;
   static constexpr int64_t kBits = 32, kGroup = 0, kScales = 0;
+  static constexpr bool kScalesWeights = false;
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     return hn::LoadU(d, reinterpret_cast<const float*>(row) + i);
@@ -53,6 +54,7 @@ struct StoredF32 : InOrder<StoredF32> {
 struct StoredBf16 {
   using Element = uint16_t;
   static constexpr int64_t kBits = 16, kGroup = 0, kScales = 0;
+  static constexpr bool kScalesWeights = false;
   // An f32 whose upper half is the number: one instruction for the even elements, one for the odd ones. In order it takes
   // two.
   static constexpr bool kOddEven = true;
@@ -85,6 +87,7 @@ struct StoredBf16 {
 struct StoredF16 : InOrder<StoredF16> {
   using Element = uint16_t;
   static constexpr int64_t kBits = 16, kGroup = 0, kScales = 0;
+  static constexpr bool kScalesWeights = false;
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
 #if TANDEM_F16_BY_HAND
@@ -137,6 +140,7 @@ struct StoredF16 : InOrder<StoredF16> {
 struct StoredE4m3 : InOrder<StoredE4m3> {
   using Element = uint8_t;
   static constexpr int64_t kBits = 8, kGroup = 0, kScales = 0;
+  static constexpr bool kScalesWeights = false;
   // The exponent's bias grows by 120. Subnormals are counts of 2^-9, what exponent 121 adds to 2^-6.
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
@@ -184,6 +188,7 @@ struct Scaled {
 struct StoredQ8_0 : InOrder<StoredQ8_0> {
   using Element = uint8_t;
   static constexpr int64_t kBits = 8, kGroup = 32, kScales = 1;
+  static constexpr bool kScalesWeights = true;
   template <class D>
   static HWY_INLINE Scaled<D> group(D d, const float* scales, int64_t) {
     return {hn::Set(d, scales[0])};
@@ -220,22 +225,54 @@ struct Nibbles {
   }
 };
 
+#if HWY_MAX_BYTES == 64
+// A vector of 16 has room for what each of the 16 codes of a group stands for.
+template <class D>
+struct FromTable {
+  hn::Vec<D> numbers;
+  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<hn::RebindToUnsigned<D>> codes) const {
+    return hn::TableLookupLanes(numbers, hn::IndicesFromVec(d, codes));
+  }
+};
+#else
+// Codes of a group times its scale plus its minimum. The product is exact in f32, so a sum fused or not is the same.
+template <class D>
+struct FromMinimum {
+  hn::Vec<D> scale, minimum;
+  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<hn::RebindToUnsigned<D>> codes) const {
+    const hn::RebindToSigned<D> di32;
+    return hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di32, codes)), scale, minimum);
+  }
+};
+#endif
+
 // Stored are codes plus 8.
 struct StoredQ4_0 : Nibbles {
   static constexpr int64_t kGroup = 32, kScales = 1;
+#if HWY_MAX_BYTES == 64
+  static constexpr bool kScalesWeights = false;
+  template <class D>
+  static HWY_INLINE FromTable<D> group(D d, const float* scales, int64_t) {
+    return {hn::Mul(hn::Iota(d, -8.0f), hn::Set(d, scales[0]))};
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load_half(D d, const uint8_t* row, size_t i, size_t half) {
+    return codes_half(d, row, i, half);
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load(D d, const uint8_t* row, size_t i) {
+    return codes(d, row, i);
+  }
+#else
+  static constexpr bool kScalesWeights = true;
   template <class D>
   static HWY_INLINE Scaled<D> group(D d, const float* scales, int64_t) {
     return {hn::Set(d, scales[0])};
   }
   template <class D, class V = hn::Vec<hn::RebindToUnsigned<D>>>
   static HWY_INLINE hn::Vec<D> value_of(D d, V code) {
-#if HWY_MAX_BYTES == 64
-    HWY_ALIGN static constexpr float kValues[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-    return hn::TableLookupLanes(hn::Load(d, kValues), hn::IndicesFromVec(d, code));
-#else
     const hn::RebindToSigned<D> di32;
     return hn::ConvertTo(d, hn::Sub(hn::BitCast(di32, code), hn::Set(di32, 8)));
-#endif
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
@@ -245,35 +282,19 @@ struct StoredQ4_0 : Nibbles {
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     return value_of(d, codes(d, row, i));
   }
-};
-
-// Codes of a group times its scale plus its minimum. The product is exact in f32, so a sum fused or not is the same. A
-// vector of 16 has room for what each of the 16 codes stands for.
-template <class D>
-struct FromMinimum {
-#if HWY_MAX_BYTES == 64
-  hn::Vec<D> numbers;
-  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<hn::RebindToUnsigned<D>> codes) const {
-    return hn::TableLookupLanes(numbers, hn::IndicesFromVec(d, codes));
-  }
-#else
-  hn::Vec<D> scale, minimum;
-  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<hn::RebindToUnsigned<D>> codes) const {
-    const hn::RebindToSigned<D> di32;
-    return hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di32, codes)), scale, minimum);
-  }
 #endif
 };
 
 struct StoredQ4_64 : Nibbles {
   static constexpr int64_t kGroup = 64, kScales = 2;
+  static constexpr bool kScalesWeights = false;
   template <class D>
-  static HWY_INLINE FromMinimum<D> group(D d, const float* scales, int64_t apart) {
+  static HWY_INLINE auto group(D d, const float* scales, int64_t apart) {
     const auto scale = hn::Set(d, scales[0]), minimum = hn::Set(d, scales[apart]);
 #if HWY_MAX_BYTES == 64
-    return {hn::MulAdd(hn::Iota(d, 0.0f), scale, minimum)};
+    return FromTable<D>{hn::MulAdd(hn::Iota(d, 0.0f), scale, minimum)};
 #else
-    return {scale, minimum};
+    return FromMinimum<D>{scale, minimum};
 #endif
   }
   template <class D>

@@ -243,14 +243,10 @@ void dots(const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float
 inline constexpr int64_t kGroupKeys = kManyRegisters ? 64 : 32;
 static_assert(kGroupKeys % kLanes == 0 && kBlockKeys % kGroupKeys == 0);
 
-// Of V: the weights are multiplied by the scales.
-template <class Stored>
-inline constexpr bool kScalesWeights = Stored::kScales == 1;
-
 // Where a tile's weight of key j is for element `at` of V: rows kBlockKeys apart, or scaled (scale_weights).
 template <class Stored>
 HWY_INLINE int64_t weight_at(int64_t r, int64_t j, size_t at) {
-  if constexpr (kScalesWeights<Stored>) return (static_cast<int64_t>(at) / Stored::kGroup * 4 + r) * kGroupKeys + j;
+  if constexpr (Stored::kScalesWeights) return (static_cast<int64_t>(at) / Stored::kGroup * 4 + r) * kGroupKeys + j;
   return r * kBlockKeys + j;
 }
 
@@ -271,13 +267,12 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
   const Row* v = keys.v;
   Prefetcher next = ahead;
   const auto load = [&](int64_t j, size_t c) HWY_ATTR {
-    const auto codes =
-        kVecs == 1 ? Stored::load(d, v[j], at) : Stored::load_half(d, v[j], at + (c & ~size_t{1}) * kLanes, c & 1);
-    if constexpr (Stored::kGroup == 0 || kScalesWeights<Stored>) {
+    const size_t pair = (c & ~size_t{1}) * kLanes;
+    const auto codes = kVecs == 1 ? Stored::load(d, v[j], at) : Stored::load_half(d, v[j], at + pair, c & 1);
+    if constexpr (Stored::kGroup == 0 || Stored::kScalesWeights) {
       return codes;
     } else {
-      static_assert(kVecs * kLanes <= Stored::kGroup, "a chunk is of one group");
-      const auto group = static_cast<int64_t>(at) / Stored::kGroup;
+      const auto group = static_cast<int64_t>(at / Stored::kGroup + pair / Stored::kGroup);
       return Stored::group(d, keys.v_scales + group * Stored::kScales * kBlockKeys + j, kBlockKeys).of(d, codes);
     }
   };
@@ -366,8 +361,8 @@ struct WeighRows {
 template <class Stored, int kRows>
 HWY_INLINE void weigh_tile(const WeighRows& rows, int64_t r, const KeyList& keys, Prefetcher& ahead) {
   const float* p = rows.p + r * kBlockKeys;
-  HWY_ALIGN float scaled[kScalesWeights<Stored> ? kMaxScales * 4 * kGroupKeys : 1];
-  if constexpr (kScalesWeights<Stored>) {
+  HWY_ALIGN float scaled[Stored::kScalesWeights ? kMaxScales * 4 * kGroupKeys : 1];
+  if constexpr (Stored::kScalesWeights) {
     scale_weights<Stored, kRows>(p, keys, rows.dim, scaled);
     p = scaled;
   }
