@@ -76,6 +76,8 @@ void every_policy_and_shape(void**) {
       {"decode", "--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k", "--policy", "hgca", "--window", "128"},
       {"append", "--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k", "--q-heads", "32", "--kv-type", "q8_0"},
       {"append", "--q-len", "5", "--batch", "2"},
+      {"decode", "--batch", "4", "--ragged"},
+      {"append", "--q-len", "5", "--batch", "3", "--ragged"},
       {"append", "--q-len", "33", "--kv-type", "f32", "--io-type", "f32"},
       {"append", "--q-len", "40", "--policy", "streaming", "--window", "100", "--sinks", "4"},
       {"append", "--policy", "hgca", "--window", "128", "--sinks", "16"},

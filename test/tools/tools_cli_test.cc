@@ -56,6 +56,8 @@ const std::vector<BadInput> kBadBench = {
     {{"decode", "--window", "-1"}, {"--window", "-1"}},
     {{"decode", "--sinks", "1.5"}, {"--sinks", "1.5"}},
     {{"decode", "--batch", "0"}, {"--batch", "0"}},
+    {{"decode", "--batch", "3", "--ragged", "--kv-len", "100"}, {"--kv-len", "100", "--batch", "3"}},
+    {{"append", "--batch", "4", "--ragged", "--kv-len", "100"}, {"--kv-len", "100", "--batch", "4", "--q-len", "32"}},
     {{"decode", "--threads", "9999"}, {"--threads", "9999"}},
     {{"decode", "--repeats", "0"}, {"--repeats", "0"}},
     {{"decode", "--probe-mib", "1.5"}, {"--probe-mib", "1.5"}},

@@ -34,6 +34,8 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
       choice_flag("--io-type", &options->io_type, {{"f32", TANDEM_F32}, {"bf16", TANDEM_BF16}}, "type of q, k, v, o (bf16)"),
       number_flag("--layers", &options->n_layers, 0, 65536, "layers taken in turns (0: until K and V leave the caches)"),
       number_flag("--batch", &options->batch, 1, 4096, "sequences of a call (1)"),
+      switch_flag("--ragged", &options->ragged,
+                  "sequences of different lengths, --kv-len being their mean: the i-th of n has (2 i - 1) / n of it"),
       choice_flag("--policy", &raw->policy, library_choices(tandem_policy_name), "which keys are attended (all)"),
       number_flag("--window", &options->window, 0, kMaxLen, "newest tokens always attended, streaming and hgca (4096)"),
       number_flag("--sinks", &options->sinks, 0, kMaxLen, "first tokens always attended, streaming and hgca (64)"),
@@ -77,10 +79,17 @@ Result check_together(const BenchOptions& options) {
   if (options.q_len != 1 && (options.mode == Mode::kDecode || options.mode == Mode::kWake))
     return refuse("--q-len = %lld: %s has one query per sequence (append and prefill have more)", number(options.q_len),
                   options.mode_name.c_str());
-  for (const int64_t kv_len : options.kv_lens)
+  for (const int64_t kv_len : options.kv_lens) {
+    if (options.ragged && kv_len % options.batch != 0)
+      return refuse("--kv-len = %lld is not a multiple of --batch = %lld, as --ragged needs", number(kv_len),
+                    number(options.batch));
+    if (options.ragged && kv_len / options.batch < options.q_len)
+      return refuse("--kv-len = %lld: the shortest of --batch = %lld ragged sequences has less than --q-len = %lld keys",
+                    number(kv_len), number(options.batch), number(options.q_len));
     if (kv_len < options.q_len)
       return refuse("--kv-len = %lld is less than --q-len = %lld: a query is one of the keys", number(kv_len),
                     number(options.q_len));
+  }
   if (!options.isa.empty() && !tandem_cpu_isa_available(options.isa.c_str()))
     return refuse("--isa = %s: this processor does not have it", options.isa.c_str());
   return {};

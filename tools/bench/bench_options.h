@@ -27,6 +27,7 @@ struct BenchOptions {
   std::vector<int32_t> kv_types;  // empty: bf16
   int32_t io_type = 0;            // of q, k, v, o; 0: bf16
   int64_t batch = 1;
+  bool ragged = false;   // kv_lens are means
   int64_t n_layers = 0;  // 0: as many as it takes for cold reads
   std::string policy = "all";
   int64_t window = 4096;

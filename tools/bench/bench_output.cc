@@ -31,6 +31,7 @@ Json record(const Bench& bench, const Measurement& m) {
   json["kv_len"] = m.kv_len;
   json["q_len"] = m.q_len;
   json["batch"] = options.batch;
+  json["ragged"] = options.ragged;
   json["q_heads"] = options.n_q_heads;
   json["kv_heads"] = options.n_kv_heads;
   json["head_dim"] = options.head_dim;
@@ -70,11 +71,11 @@ Json record(const Bench& bench, const Measurement& m) {
 }
 
 std::vector<std::string> columns(Mode mode) {
-  std::vector<std::string> names = {"bench",   "type",     "io_type",  "kv_len",         "q_len",       "batch",
-                                    "q_heads", "kv_heads", "head_dim", "v_head_dim",     "v_aliases_k", "policy",
-                                    "window",  "sinks",    "alpha",    "beta",           "isa",         "threads",
-                                    "layers",  "repeats",  "state",    "rotation_bytes", "check",       "median_us",
-                                    "p10_us",  "p90_us",   "kv_bytes", "dense_kv_bytes", "read_gbps"};
+  std::vector<std::string> names = {"bench",     "type",    "io_type",  "kv_len",   "q_len",          "batch",
+                                    "ragged",    "q_heads", "kv_heads", "head_dim", "v_head_dim",     "v_aliases_k",
+                                    "policy",    "window",  "sinks",    "alpha",    "beta",           "isa",
+                                    "threads",   "layers",  "repeats",  "state",    "rotation_bytes", "check",
+                                    "median_us", "p10_us",  "p90_us",   "kv_bytes", "dense_kv_bytes", "read_gbps"};
   if (mode == Mode::kWake) return names;
   names.insert(names.end(), {"limit_gbps", "limit_buffer_bytes", "limit_way"});
   if (is_compute(mode)) names.insert(names.end(), {"gflops", "limit_gflops", "limit_type", "limit_shape"});
@@ -108,7 +109,7 @@ std::vector<Column> markdown_row(const Bench& bench, const Measurement& m) {
   const auto number = [](int64_t value) { return std::to_string(value); };
   std::vector<Column> row = {{"K, V", false, dtype_name(m.kv_type)}, {"keys", true, number(m.kv_len)}};
   if (is_compute(options.mode)) row.push_back({"queries", true, number(m.q_len)});
-  if (options.batch > 1) row.push_back({"batch", true, number(options.batch)});
+  if (options.batch > 1) row.push_back({options.ragged ? "ragged batch" : "batch", true, number(options.batch)});
   row.push_back({"policy", false, options.policy});
   const bool ok = m.check == "ok";
   const auto real = [&](const char* header, int digits, double value) {

@@ -196,7 +196,7 @@ void mark_visible(const BenchOptions& options, int64_t q_len, Row* row) {
 std::vector<Row> choose_rows(const Workload& workload) {
   const Case& geometry = workload.geometry();
   const BenchOptions& options = workload.options();
-  const bool many = geometry.kv_len > kManyTokens;
+  const bool many = workload.kv_len(options.batch - 1) > kManyTokens;
   const bool many_rows = geometry.q_len > 1 || options.n_q_heads / options.n_kv_heads >= kManyHeads;
   const std::set<int32_t> layers = {many ? geometry.n_layers - 1 : 0, geometry.n_layers - 1};
   const std::set<int64_t> sequences = {many ? options.batch - 1 : 0, options.batch - 1};
@@ -213,7 +213,7 @@ std::vector<Row> choose_rows(const Workload& workload) {
           row.token = token;
           row.q_head = q_head;
           row.round_weights = many_rows && geometry.kv_type == TANDEM_BF16 && options.io_type == TANDEM_BF16;
-          row.visible.assign(static_cast<size_t>(geometry.kv_len), 0);
+          row.visible.assign(static_cast<size_t>(workload.kv_len(sequence_idx)), 0);
           rows.push_back(std::move(row));
         }
   return rows;

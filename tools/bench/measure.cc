@@ -52,11 +52,14 @@ Result check_memory(int64_t kv_len, int32_t kv_type, int64_t bytes) {
 }
 
 // Pairs of a query and a key that it sees, times multiplications and additions of both products.
-double call_flops(const BenchOptions& options, const Case& geometry) {
+double call_flops(const Workload& workload) {
+  const BenchOptions& options = workload.options();
+  const int64_t q_len = workload.geometry().q_len;
   double pairs = 0;
-  for (int64_t token = 0; token < geometry.q_len; ++token)
-    pairs += static_cast<double>(visible_range(options, geometry.kv_len, geometry.q_len, token).n_keys());
-  return 2.0 * pairs * static_cast<double>(options.batch * options.n_q_heads * (options.head_dim + options.v_head_dim));
+  for (int64_t i = 0; i < options.batch; ++i)
+    for (int64_t token = 0; token < q_len; ++token)
+      pairs += static_cast<double>(visible_range(options, workload.kv_len(i), q_len, token).n_keys());
+  return 2.0 * pairs * static_cast<double>(options.n_q_heads * (options.head_dim + options.v_head_dim));
 }
 
 Result timed_attend(Workload* workload, int32_t layer_idx, double* seconds) {
@@ -135,7 +138,7 @@ void summarise(const Timing& timing, Measurement* measurement) {
   measurement->dense_kv_bytes = timing.dense_kv_bytes;
   measurement->read_gbps = static_cast<double>(timing.kv_bytes) / measurement->us.median * 1e-3;
   measurement->limit_gbps = spread_of(samples.limit_gbps).median;
-  measurement->gflops = call_flops(timing.workload->options(), timing.workload->geometry()) / measurement->us.median * 1e-3;
+  measurement->gflops = call_flops(*timing.workload) / measurement->us.median * 1e-3;
   measurement->limit_gflops = spread_of(samples.limit_gflops).median;
 }
 

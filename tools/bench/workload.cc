@@ -154,9 +154,9 @@ tandem_tensor Workload::tensor(Rows* rows, int64_t first_row, int64_t n_rows, in
 
 Result Workload::fill(int64_t n_tokens) {
   ErrorSlot error;
-  const int64_t filled = case_.kv_len - case_.q_len;
-  const int64_t observed = selects_keys() ? std::min(kObservedTokens, filled) : 0;
+  const int64_t observed = selects_keys() ? std::min(kObservedTokens, kv_len(0) - case_.q_len) : 0;
   for (int64_t i = 0; i < options_.batch; ++i) {
+    const int64_t filled = kv_len(i) - case_.q_len;
     TOOL_TRY(error.check(tandem_sequence_reserve(cache_.get(), sequence(i), filled + n_tokens, error.out())));
     for (int32_t layer_idx = 0; layer_idx < case_.n_layers; ++layer_idx)
       TOOL_TRY(fill_layer(i, layer_idx, filled - observed));
@@ -227,8 +227,8 @@ Result Workload::attend(int32_t layer_idx, int64_t q_len, bool append) {
 
 Result Workload::truncate() {
   ErrorSlot error;
-  for (const int64_t sequence : sequences_)
-    TOOL_TRY(error.check(tandem_sequence_truncate(cache_.get(), sequence, case_.kv_len - case_.q_len, error.out())));
+  for (int64_t i = 0; i < options_.batch; ++i)
+    TOOL_TRY(error.check(tandem_sequence_truncate(cache_.get(), sequence(i), kv_len(i) - case_.q_len, error.out())));
   return {};
 }
 

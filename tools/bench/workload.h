@@ -19,7 +19,7 @@
 namespace tools {
 
 struct Case {
-  int64_t kv_len = 0;  // keys that the last query sees
+  int64_t kv_len = 0;  // keys that the last query sees; of ragged sequences their mean
   int64_t q_len = 1;
   int32_t kv_type = 0;
   int32_t n_layers = 1;
@@ -43,6 +43,9 @@ class Workload {
   Result stats(tandem_session_stats* stats) const;
 
   const Case& geometry() const { return case_; }
+  int64_t kv_len(int64_t sequence_idx) const {
+    return options_.ragged ? case_.kv_len / options_.batch * (2 * sequence_idx + 1) : case_.kv_len;
+  }
   const BenchOptions& options() const { return options_; }
   tandem_cache* cache() const { return cache_.get(); }
   tandem_session* session() const { return session_.get(); }
