@@ -124,7 +124,7 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
   Row streams[kKeys];
   if (kPrefetch)
     for (int s = 0; s < kKeys; ++s) streams[s] = ahead[s * apart];
-  Vec sum[kRows][kKeys];
+  SizedVec sum[kRows][kKeys];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -135,7 +135,7 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
 #pragma GCC unroll 8
     for (int vec = 0; vec < kLineVecs; ++vec) {
       const size_t at = i + static_cast<size_t>(vec) * kLanes, half = vec % 2;
-      Vec rows[kRows];
+      SizedVec rows[kRows];
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) rows[r] = hn::LoadU(d, q + at * kRows + r * kLanes);
 #pragma GCC unroll 4
@@ -251,7 +251,7 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
   constexpr int64_t kStep = kKeyBytes < 16 ? 64 / kKeyBytes : 4;              // keys
   constexpr int64_t kStepLines = kStep * kKeyBytes / int64_t{kLine};
   const F32 d;
-  Vec sum[kRows][kVecs];
+  SizedVec sum[kRows][kVecs];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -260,7 +260,7 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
   const Row* v = keys.v;
   Prefetcher next = ahead;
   const auto add_key = [&](int64_t j) HWY_ATTR {
-    Vec value[kVecs];
+    SizedVec value[kVecs];
 #pragma GCC unroll 4
     for (size_t c = 0; c < kVecs; ++c)
       value[c] = kVecs == 1 ? Stored::load(d, v[j], at) : Stored::load_half(d, v[j], at + (c & ~size_t{1}) * kLanes, c & 1);

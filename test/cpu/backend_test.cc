@@ -15,6 +15,7 @@
 #include "cpu/attend_plan.h"
 #include "cpu/isa_backends.h"
 #include "cpu/matmul_attend.h"
+#include "one_in.h"
 extern "C" {
 #include <cmocka.h>
 }
@@ -120,7 +121,7 @@ void deterministic(void**) {
   const std::vector<Outputs> want = attend_all(one_thread.backend, all);
   for (const int32_t n_threads : {1, 2, 3, 7}) {
     IsaBackend isa(*table, n_threads);
-    for (int repeat = 0; repeat < 5; ++repeat) {
+    for (int repeat = 0; repeat < some_of(5); ++repeat) {
       const std::vector<Outputs> got = attend_all(isa.backend, all);
       for (size_t i = 0; i < all.size(); ++i) assert_true(same_bits(want[i], got[i]));
     }
@@ -142,7 +143,7 @@ void concurrent_calls(void**) {
   std::atomic<int> n_wrong{0};
   for (const AttendCase& one : cases)
     threads.emplace_back([&] {
-      for (int i = 0; i < 20; ++i)
+      for (int64_t i = 0; i < some_of(20); ++i)
         if (!one.check(isa.backend, true).empty() || !one.check_weights(isa.backend).empty()) ++n_wrong;
     });
   for (std::thread& thread : threads) thread.join();
