@@ -295,8 +295,10 @@ void test_ranges_and_threads(void**) {
 
 // Where the keys lie, and what the bytes around them are, does not change a bit.
 void test_placement(void**) {
+  TakesOneIn takes_case;
   for (bool q_is_bf16 : {false, true}) {
     for (int32_t type : kTypes) {
+      if (!takes_case()) continue;
       CaseOptions options;
       options.k_type = options.v_type = type;
       options.n_rows = 300;
