@@ -28,9 +28,11 @@ const KernelTable* isa_table(int32_t idx) {
   return idx >= 0 && static_cast<size_t>(idx) < std::size(kTables) ? kTables[idx] : nullptr;
 }
 
+// What this file itself was compiled for is there, whatever Highway asks for besides: it calls NEON available only where AES
+// instructions are, which some processors lack and no kernel uses.
 bool isa_available(const KernelTable& table) {
   if ((table.target & kMatrixUnit) != 0 && !have_matrix_unit()) return false;
-  return (hwy::SupportedTargets() & table.target & ~kMatrixUnit) != 0;
+  return ((hwy::SupportedTargets() | HWY_STATIC_TARGET) & table.target & ~kMatrixUnit) != 0;
 }
 
 bool enable_isa(const KernelTable& table) { return (table.target & kMatrixUnit) == 0 || request_matrix_unit(); }

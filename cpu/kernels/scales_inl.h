@@ -20,15 +20,16 @@ HWY_INLINE ScaleCounts scale_counts(const Layer& layer) {
 // Rows of `stride` scales to a row of kBlockKeys for each of the first n_scales. Reads and writes whole vectors of keys.
 inline void transpose_scales(const float* from, int64_t stride, int64_t n, int64_t n_scales, float* to) {
   const F32 d;
-  Vec part[4];
   for (int64_t j = 0; j < n; j += kLanes) {
     const float* rows = from + j * stride;
+    Vec p0 = hn::Zero(d), p1 = p0, p2 = p0, p3 = p0;
     if (stride == 4)
-      hn::LoadInterleaved4(d, rows, part[0], part[1], part[2], part[3]);
+      hn::LoadInterleaved4(d, rows, p0, p1, p2, p3);
     else if (stride == 3)
-      hn::LoadInterleaved3(d, rows, part[0], part[1], part[2]);
+      hn::LoadInterleaved3(d, rows, p0, p1, p2);
     else if (stride == 2)
-      hn::LoadInterleaved2(d, rows, part[0], part[1]);
+      hn::LoadInterleaved2(d, rows, p0, p1);
+    const SizedVec part[4] = {p0, p1, p2, p3};
     if (stride <= 4) {
       for (int64_t g = 0; g < n_scales; ++g) hn::StoreU(part[g], d, to + g * kBlockKeys + j);
       continue;

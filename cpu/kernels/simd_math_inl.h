@@ -19,6 +19,12 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::ScalableTag<float>;
 using Vec = hn::Vec<F32>;
+// What arrays are made of. A vector of SVE has no size but what its target and -msve-vector-bits say.
+#if HWY_TARGET == HWY_SVE_256
+typedef Vec SizedVec __attribute__((arm_sve_vector_bits(8 * HWY_MAX_BYTES)));
+#else
+using SizedVec = Vec;
+#endif
 
 // e^(x - n ln 2)
 template <class D, class V = hn::Vec<D>>

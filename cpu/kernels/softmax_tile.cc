@@ -288,14 +288,20 @@ constexpr Variant kVariants[] = {
 #if HWY_TARGETS & HWY_SSSE3
                         TANDEM_VARIANT(SSSE3)
 #endif
+#if HWY_TARGETS & HWY_SVE2_128
+                            TANDEM_VARIANT(SVE2_128)
+#endif
+#if HWY_TARGETS & HWY_SVE_256
+                                TANDEM_VARIANT(SVE_256)
+#endif
 #if HWY_TARGETS & HWY_SVE2
-                            TANDEM_VARIANT(SVE2)
+                                    TANDEM_VARIANT(SVE2)
 #endif
 #if HWY_TARGETS & HWY_SVE
-                                TANDEM_VARIANT(SVE)
+                                        TANDEM_VARIANT(SVE)
 #endif
 #undef TANDEM_VARIANT
-                                    {HWY_STATIC_TARGET, tile::HWY_STATIC_DISPATCH(table)},
+                                            {HWY_STATIC_TARGET, tile::HWY_STATIC_DISPATCH(table)},
 };
 
 // "avx2" to HWY_AVX2; 0 where no target of this processor's architecture has that name.

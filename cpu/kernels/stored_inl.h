@@ -179,20 +179,16 @@ struct StoredE4m3 : InOrder<StoredE4m3> {
 };
 
 // Codes of a group times its scale.
-template <class D>
 struct Scaled {
-  hn::Vec<D> scale;
-  HWY_INLINE hn::Vec<D> of(D, hn::Vec<D> codes) const { return hn::Mul(codes, scale); }
+  SizedVec scale;
+  HWY_INLINE Vec of(F32, Vec codes) const { return hn::Mul(codes, scale); }
 };
 
 struct StoredQ8_0 : InOrder<StoredQ8_0> {
   using Element = uint8_t;
   static constexpr int64_t kBits = 8, kGroup = 32, kScales = 1;
   static constexpr bool kScalesWeights = true;
-  template <class D>
-  static HWY_INLINE Scaled<D> group(D d, const float* scales, int64_t) {
-    return {hn::Set(d, scales[0])};
-  }
+  static HWY_INLINE Scaled group(F32 d, const float* scales, int64_t) { return {hn::Set(d, scales[0])}; }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     const hn::RebindToSigned<D> di32;
@@ -227,20 +223,18 @@ struct Nibbles {
 
 #if HWY_MAX_BYTES == 64
 // A vector of 16 has room for what each of the 16 codes of a group stands for.
-template <class D>
 struct FromTable {
-  hn::Vec<D> numbers;
-  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<hn::RebindToUnsigned<D>> codes) const {
+  SizedVec numbers;
+  HWY_INLINE Vec of(F32 d, hn::Vec<hn::RebindToUnsigned<F32>> codes) const {
     return hn::TableLookupLanes(numbers, hn::IndicesFromVec(d, codes));
   }
 };
 #else
 // Codes of a group times its scale plus its minimum. The product is exact in f32, so a sum fused or not is the same.
-template <class D>
 struct FromMinimum {
-  hn::Vec<D> scale, minimum;
-  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<hn::RebindToUnsigned<D>> codes) const {
-    const hn::RebindToSigned<D> di32;
+  SizedVec scale, minimum;
+  HWY_INLINE Vec of(F32 d, hn::Vec<hn::RebindToUnsigned<F32>> codes) const {
+    const hn::RebindToSigned<F32> di32;
     return hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di32, codes)), scale, minimum);
   }
 };
@@ -251,8 +245,7 @@ struct StoredQ4_0 : Nibbles {
   static constexpr int64_t kGroup = 32, kScales = 1;
 #if HWY_MAX_BYTES == 64
   static constexpr bool kScalesWeights = false;
-  template <class D>
-  static HWY_INLINE FromTable<D> group(D d, const float* scales, int64_t) {
+  static HWY_INLINE FromTable group(F32 d, const float* scales, int64_t) {
     return {hn::Mul(hn::Iota(d, -8.0f), hn::Set(d, scales[0]))};
   }
   template <class D>
@@ -265,10 +258,7 @@ struct StoredQ4_0 : Nibbles {
   }
 #else
   static constexpr bool kScalesWeights = true;
-  template <class D>
-  static HWY_INLINE Scaled<D> group(D d, const float* scales, int64_t) {
-    return {hn::Set(d, scales[0])};
-  }
+  static HWY_INLINE Scaled group(F32 d, const float* scales, int64_t) { return {hn::Set(d, scales[0])}; }
   template <class D, class V = hn::Vec<hn::RebindToUnsigned<D>>>
   static HWY_INLINE hn::Vec<D> value_of(D d, V code) {
     const hn::RebindToSigned<D> di32;
@@ -288,13 +278,12 @@ struct StoredQ4_0 : Nibbles {
 struct StoredQ4_64 : Nibbles {
   static constexpr int64_t kGroup = 64, kScales = 2;
   static constexpr bool kScalesWeights = false;
-  template <class D>
-  static HWY_INLINE auto group(D d, const float* scales, int64_t apart) {
+  static HWY_INLINE auto group(F32 d, const float* scales, int64_t apart) {
     const auto scale = hn::Set(d, scales[0]), minimum = hn::Set(d, scales[apart]);
 #if HWY_MAX_BYTES == 64
-    return FromTable<D>{hn::MulAdd(hn::Iota(d, 0.0f), scale, minimum)};
+    return FromTable{hn::MulAdd(hn::Iota(d, 0.0f), scale, minimum)};
 #else
-    return FromMinimum<D>{scale, minimum};
+    return FromMinimum{scale, minimum};
 #endif
   }
   template <class D>

@@ -131,7 +131,7 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
   Row streams[kKeys];
   if (kPrefetch)
     for (int s = 0; s < kKeys; ++s) streams[s] = ahead[s * apart];
-  Vec sum[kRows][kKeys];
+  SizedVec sum[kRows][kKeys];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -142,7 +142,7 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
 #pragma GCC unroll 8
     for (int vec = 0; vec < kLineVecs; ++vec) {
       const size_t at = i + static_cast<size_t>(vec) * kLanes;
-      Vec rows[kRows];
+      SizedVec rows[kRows];
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) rows[r] = hn::LoadU(d, q + at * kRows + r * kLanes);
 #pragma GCC unroll 4
@@ -258,7 +258,7 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
   constexpr int64_t kStep = kKeyBytes < 16 ? 64 / kKeyBytes : 4;              // keys
   constexpr int64_t kStepLines = kStep * kKeyBytes / int64_t{kLine};
   const F32 d;
-  Vec sum[kRows][kVecs];
+  SizedVec sum[kRows][kVecs];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -277,7 +277,7 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
     }
   };
   const auto add_key = [&](int64_t j) HWY_ATTR {
-    Vec value[kVecs];
+    SizedVec value[kVecs];
 #pragma GCC unroll 4
     for (size_t c = 0; c < kVecs; ++c) value[c] = load(j, c);
 #pragma GCC unroll 4

@@ -16,6 +16,7 @@
 
 #include "cpu/onednn.h"
 #include "lib/dtype.h"
+#include "one_in.h"
 extern "C" {
 #include <cmocka.h>
 }
@@ -101,6 +102,8 @@ void check(const Case& c) {
 }
 
 void run_and_check(const CaseOptions& options) {
+  static TakesOneIn takes_case;
+  if (!takes_case()) return;
   Case c(options);
   const auto attend = make(c);
   attend->attend(cpu::whole_span(c.job, 0, c.job.n_rows), 0);

@@ -12,6 +12,7 @@
 
 #include "cpu/attend_case.h"
 #include "cpu/isa.h"
+#include "one_in.h"
 #include "reference/rounding.h"
 extern "C" {
 #include <cmocka.h>
@@ -214,7 +215,7 @@ void f32_rounds_everywhere(void**) {
 void merge_matches(void**) {
   each_isa([](const cpu::KernelTable& table) {
     Random random{99};
-    for (int round = 0; round < 4000; ++round) {
+    for (int64_t round = 0; round < some_of(4000); ++round) {
       const auto n_states = static_cast<size_t>(random.below(6)), n_rows = static_cast<size_t>(1 + random.below(4));
       const auto dim = static_cast<size_t>(1 + random.below(round % 8 == 0 ? 260 : 40));
       std::vector<std::vector<float>> o(n_states), lse(n_states);

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "lib/harness.h"
+#include "one_in.h"
 #include "reference/rounding.h"
 #include "with_cmocka.h"
 
@@ -266,7 +267,7 @@ void check_in_place(Problem* p, const Merged& merged) {
 }
 
 void test_partitions(void**) {
-  const int64_t wanted = harness::full_run() ? 1'000'000 : 60'000;
+  const int64_t wanted = tandem::test::some_of(harness::full_run() ? 1'000'000 : 60'000);
   int64_t n_partitions = 0;
   for (uint64_t seed = harness::seed_override(1); n_partitions < wanted; ++seed) {
     Problem p = draw_problem(seed, seed % 10 == 0 ? 4000 : 500);

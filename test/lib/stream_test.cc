@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "lib/stream_world.h"
+#include "one_in.h"
 #include "with_cmocka.h"
 
 namespace {
@@ -37,7 +38,7 @@ void run_streams(const char* name, uint64_t first_seed, int64_t n_streams, int64
 }
 
 int64_t n_streams_of(int64_t fast, int64_t full) {
-  return (harness::full_run() ? full * harness::full_factor() : fast) / harness::kSlowness;
+  return tandem::test::some_of((harness::full_run() ? full * harness::full_factor() : fast) / harness::kSlowness);
 }
 
 void test_exact_streams(void**) { run_streams("exact", 1, n_streams_of(40, 500), 30, Policies::kExact); }
