@@ -222,10 +222,14 @@ struct Series {
     std::vector<double> share;
     for (size_t i = 0; i < step_ms.size(); ++i) share.push_back(100.0 * wait_ms[i] / step_ms[i]);
     const auto most = [](const std::vector<double>& x) { return *std::max_element(x.begin(), x.end()); };
-    const auto middle = [](const std::vector<double>& x) { return x.empty() ? NAN : median(x); };
-    std::printf("| %-10s | %5.1f %% | %7.2f | %7.2f | %7.2f | %7.2f | %7.2f | %5.1f | %5.1f | %8.1f | %5.2f |\n", name,
-                100.0 * kept, middle(quiet_ms), middle(step_ms), most(step_ms), median(wait_ms), most(wait_ms),
-                median(share), most(share), middle(append_ms), middle(k_gbps));
+    const auto middle = [](const std::vector<double>& x) {  // "-" where there was none
+      char digits[32] = "-";
+      if (!x.empty()) std::snprintf(digits, sizeof digits, "%.2f", median(x));
+      return std::string(digits);
+    };
+    std::printf("| %-10s | %5.1f %% | %7s | %7.2f | %7.2f | %7.2f | %7.2f | %5.1f | %5.1f | %8s | %5s |\n", name,
+                100.0 * kept, middle(quiet_ms).c_str(), median(step_ms), most(step_ms), median(wait_ms), most(wait_ms),
+                median(share), most(share), middle(append_ms).c_str(), middle(k_gbps).c_str());
   }
 };
 
