@@ -8,6 +8,7 @@
 #include <cassert>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -46,7 +47,8 @@ class Block {
         k_planes_(layer_.rope != nullptr ? kMaxPlanes : n_planes(layer_.k_type)),
         v_planes_(n_planes(layer_.v_type)),
         p_planes_(job_.q_is_bf16 && layer_.v_type == TANDEM_BF16 ? 1 : kMaxPlanes) {
-    finished_logits_ = layer_.soft_cap > 0.0f || job_.logits != nullptr || !(layer_.sm_scale > 0.0f);
+    const bool ordinary = layer_.sm_scale > 1e-20f && layer_.sm_scale < 1e20f;  // so is what its exponential multiplies by
+    finished_logits_ = layer_.soft_cap > 0.0f || job_.logits != nullptr || !ordinary;
     scale_ = finished_logits_ ? 1.0f : layer_.sm_scale;
   }
 
@@ -421,14 +423,15 @@ class MatrixAttend final : public MatmulAttend {
     const int32_t k_dim = std::max(k_dim_, layer.k_head_dim), v_dim = std::max(v_dim_, layer.v_head_dim);
     const bool larger = k_dim > k_dim_ || v_dim > v_dim_;
     std::vector<std::unique_ptr<MatrixScratch>> made;
-    const size_t n = std::max(static_cast<size_t>(n_workers), workers_.size());
-    for (size_t i = larger ? 0 : workers_.size(); i < n; ++i) {
+    const size_t n = std::max(static_cast<size_t>(n_workers), workers_.size()), n_kept = larger ? 0 : workers_.size();
+    made.reserve(n);
+    for (size_t i = n_kept; i < n; ++i) {
       made.push_back(std::make_unique<MatrixScratch>());
       TANDEM_TRY(made.back()->allocate(k_dim, v_dim));
     }
-    if (larger) workers_.clear();
-    workers_.reserve(n);
-    for (auto& scratch : made) workers_.push_back(std::move(scratch));
+    made.insert(made.begin(), std::make_move_iterator(workers_.begin()),
+                std::make_move_iterator(workers_.begin() + static_cast<ptrdiff_t>(n_kept)));
+    workers_.swap(made);
     k_dim_ = k_dim;
     v_dim_ = v_dim;
     return {};

@@ -18,6 +18,7 @@ extern "C" {
 #include <cstdio>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "cpu/kernels/softmax_tile.h"
 #include "cpu/onednn.h"
@@ -147,6 +148,23 @@ void test_alias(void**) {
       options.group_size = 128;
       options.one_run = q_is_bf16;
       run_and_check(options);
+    }
+  }
+}
+
+// Scales far from 1, with queries that make ordinary logits of them, or none.
+void test_extreme_scales(void**) {
+  const std::pair<float, float> kSizes[] = {{1e-29f, 1e28f}, {1e27f, 1e-28f}, {1e-40f, 2.0f}, {1e-38f, 1e30f}};
+  for (const auto& [sm_scale, q_size] : kSizes) {
+    for (bool q_is_bf16 : {false, true}) {
+      CaseOptions options;
+      options.q_size = q_size;
+      options.q_is_bf16 = q_is_bf16;
+      options.n_keys = 900;
+      Case c(options);
+      c.layer.sm_scale = sm_scale;
+      make(c)->attend(cpu::whole_span(c.job, 0, c.job.n_rows), 0);
+      check(c);
     }
   }
 }
@@ -508,6 +526,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(test_rope),
       cmocka_unit_test(test_alias),
       cmocka_unit_test(test_far_logits),
+      cmocka_unit_test(test_extreme_scales),
       cmocka_unit_test(test_nonfinite),
       cmocka_unit_test(test_nonfinite_query),
       cmocka_unit_test(test_ranges_and_threads),

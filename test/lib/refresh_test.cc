@@ -96,7 +96,10 @@ struct World {
     }
   }
   int64_t outside() const { return cache.length(sequence) - kWindow - 2; }  // at least so many tokens; blocks are of 2
-  int64_t copied_bytes() const { return cache.stats().selection_bytes; }
+  int64_t copied_bytes() {  // at rest: where rows move to a larger chunk both are there for a moment
+    engine.drain();
+    return cache.stats().selection_bytes;
+  }
 };
 
 constexpr int64_t kRowBytes = kKvHeads * 2 * kDim * static_cast<int64_t>(sizeof(float));
