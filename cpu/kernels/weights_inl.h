@@ -10,8 +10,7 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-inline constexpr int64_t kWeightRows = 4;
-inline constexpr int64_t kWeightRotated = 16;  // keys
+inline constexpr int64_t kWeightRows = 16;
 
 // exp(logit - lse) * coeff of one row added to its query head's sums; out is at the block's first key.
 inline void add_weights(const View& view, const float* logits, float lse, float coeff, float* out) {
@@ -30,14 +29,20 @@ inline void add_weights(const View& view, const float* logits, float lse, float 
 // A query that saw nothing, or a NaN, has no weights to count.
 inline bool is_finite(float lse) { return lse > -HUGE_VALF && lse < HUGE_VALF; }
 
-inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, int32_t k_type, float* logits, float* q) {
+inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, Rotator& rotator, float* logits,
+                       float* packed) {
   const Layer& layer = *job.layer;
   const auto k_dim = static_cast<size_t>(layer.k_head_dim);
   KeyList keys = view.keys;
   for (int64_t first = view.row_begin; first < view.row_end; first += kWeightRows, keys.k_ahead = {}) {
     const int64_t n_rows = view.row_end - first < kWeightRows ? view.row_end - first : kWeightRows;
-    pack_rows_of(k_type, job.q + static_cast<size_t>(first) * k_dim, n_rows, k_dim, layer.sm_scale, q);
-    dots_of(k_type, q, n_rows, k_dim, keys, logits);
+    const float* q = job.q + static_cast<size_t>(first) * k_dim;
+    if (layer.rope != nullptr) {
+      rotated_dots_of(layer.k_type, rotator, {q, n_rows, layer.k_head_dim, layer.sm_scale, packed}, keys, logits);
+    } else {
+      pack_rows_of(layer.k_type, q, n_rows, k_dim, layer.sm_scale, packed);
+      dots_of(layer.k_type, packed, n_rows, k_dim, keys, logits);
+    }
     for (int64_t r = first; r < first + n_rows; ++r) {
       const float coeff = job.coeff[r / layer.group_size];
       if (!is_finite(job.lse[r]) || coeff == 0.0f) continue;
@@ -48,35 +53,32 @@ inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, i
   }
 }
 
-// The calling thread's stack holds all working memory, about 130 KiB.
+// The calling thread's stack holds all working memory, about 150 KiB.
 void attn_weights(const WeightJob& job) {
   const Layer& layer = *job.layer;
   HWY_ALIGN float logits[kWeightRows * kBlockKeys];
   HWY_ALIGN float q[kWeightRows * kMaxHeadDim];
-  HWY_ALIGN float rotated[kWeightRotated * kMaxPlainDim];
   ScaleBlock scales, seen_scales;
   memset(job.out, 0, static_cast<size_t>(layer.group_size * job.n_keys) * sizeof(float));
   if (job.n_rows == 0) return;
   BlockLoop loop;
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
-  const int64_t max_n = block_len(layer, kWeightRotated * kMaxPlainDim);
-  start(stream, job.runs, {}, job.n_keys, layer, max_n);
-  const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
-  for (int64_t at = 0; next_block(stream, max_n); at += stream.n) {
+  start(stream, job.runs, {}, job.n_keys, layer);
+  for (int64_t at = 0; next_block(stream); at += stream.n) {
     open_views(loop.views, stream, job.visibility, 0, job.n_rows);
     if (loop.views.all_see_nothing) continue;
-    load_scales(stream, layer, scales);
-    const Row* k = block_keys(loop, layer, scales, rotated);
+    load_block(loop, layer, scales);
     View view;
-    bool is_fetched = layer.rope != nullptr;
-    while (next_view(loop.views, stream, k, &view)) {
+    bool is_fetched = false;
+    while (next_view(loop.views, stream, &view)) {
       attach_scales(scales, layer, view, seen_scales);
+      attach_positions(view, loop.rotator);
       if (view.picked == nullptr && !is_fetched) {
-        view.keys.k_ahead = start_prefetch(k, stream.k_apart, stream.k_stride);
+        view.keys.k_ahead = start_prefetch(stream.k, stream.k_apart, stream.k_stride);
         is_fetched = true;
       }
-      weigh_view(job, view, at, k_type, logits, q);
+      weigh_view(job, view, at, loop.rotator, logits, q);
     }
   }
 }
