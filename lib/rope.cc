@@ -11,7 +11,7 @@ RopeTable make_rope_table(const double* inv_freq, int32_t n_pairs, bool interlea
   table.n_pairs = n_pairs;
   table.interleaved = interleaved;
   table.attn_factor = attn_factor;
-  table.cos_sin = std::make_unique<float[]>(static_cast<size_t>(RopeTable::kDigits) * 256 * 2 * n_pairs);
+  table.cos_sin.reset(new (LineAligned::kAlignment) float[static_cast<size_t>(RopeTable::kDigits) * 256 * 2 * n_pairs]);
   float* out = table.cos_sin.get();
   double step = 1.0;
   for (int32_t digit = 0; digit < RopeTable::kDigits; ++digit, step *= 256.0) {

@@ -9,8 +9,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 
 namespace tandem {
+
+// Rows of a cache line's multiple begin on one: vectors of them are read for every key.
+struct LineAligned {
+  static constexpr std::align_val_t kAlignment{64};
+  void operator()(float* data) const { ::operator delete[](data, kAlignment); }
+};
 
 struct RopeTable {
   static constexpr int32_t kDigits = 4;
@@ -18,7 +25,7 @@ struct RopeTable {
   int32_t n_pairs = 0;       // rope_dims / 2
   bool interleaved = false;  // pairs (2 i, 2 i + 1) instead of (i, i + n_pairs)
   float attn_factor = 1.0f;
-  std::unique_ptr<float[]> cos_sin;  // [kDigits][256][2][n_pairs]: cos row, then sin row
+  std::unique_ptr<float[], LineAligned> cos_sin;  // [kDigits][256][2][n_pairs]: cos row, then sin row
 
   const float* row(int32_t digit, int32_t value) const {
     return cos_sin.get() + (static_cast<int64_t>(digit) * 256 + value) * 2 * n_pairs;

@@ -80,22 +80,13 @@ struct BlockLoop {
 
 HWY_INLINE void open_block_loop(BlockLoop& loop, const Layer& layer) {
   loop.views.group_size = layer.group_size;
-  loop.rotator.table = layer.rope;
-  loop.rotator.high_position = -1;
+  open_rotator(loop.rotator, layer.rope);
 }
 
-// Row pointers to the block's keys as they are to be used.
-HWY_INLINE const Row* block_keys(BlockLoop& loop, const Layer& layer, const ScaleBlock& scales, float* rotated) {
-  if (layer.rope == nullptr) return loop.stream.k;
-  rotate_block(loop.rotator, loop.stream, layer, scales, rotated);
-  return loop.rotator.rows;
-}
-
-// Keys of a block: a power of two.
-HWY_INLINE int64_t block_len(const Layer& layer, int64_t n_rotated_floats) {
-  int64_t n = kBlockKeys;
-  while (layer.rope != nullptr && n * layer.k_head_dim > n_rotated_floats) n /= 2;
-  return n;
+// What the views of the stream's block need of its keys' scales and positions.
+HWY_INLINE void load_block(BlockLoop& loop, const Layer& layer, ScaleBlock& scales) {
+  load_scales(loop.stream, layer, scales);
+  if (layer.rope != nullptr) load_positions(loop.stream, loop.rotator);
 }
 
 // A span, and whether the matrix unit multiplies its q and K.
@@ -104,32 +95,32 @@ struct SpanOf : Span {
 };
 
 // Logits of a view, not capped yet, to s.logits. q: all rows of the job; those of the view are packed where others were.
-inline void dot_view(const Layer& layer, const float* q, const View& view, bool by_tiles, SpanScratch& s) {
+inline void dot_view(const Layer& layer, const float* q, const View& view, bool by_tiles, Rotator& rotator, SpanScratch& s) {
   const int64_t n_rows = view.row_end - view.row_begin;
   const auto k_dim = static_cast<size_t>(layer.k_head_dim);
-  const int32_t k_type = layer.rope != nullptr ? TANDEM_F32 : layer.k_type;
-  if (s.packed_begin != view.row_begin || s.packed_end != view.row_end) {
-    q += static_cast<size_t>(view.row_begin) * k_dim;
-    if (by_tiles)
-      pack_tiles(layer, q, n_rows, s);
-    else
-      pack_rows_of(k_type, q, n_rows, k_dim, layer.sm_scale, s.q);
-    s.packed_begin = view.row_begin;
-    s.packed_end = view.row_end;
-  }
-  if (by_tiles)
+  const bool is_packed = s.packed_begin == view.row_begin && s.packed_end == view.row_end;
+  q += static_cast<size_t>(view.row_begin) * k_dim;
+  s.packed_begin = view.row_begin;
+  s.packed_end = view.row_end;
+  if (layer.rope != nullptr) {
+    rotated_dots_of(layer.k_type, rotator, {q, n_rows, layer.k_head_dim, layer.sm_scale, s.q}, view.keys, s.logits);
+  } else if (by_tiles) {
+    if (!is_packed) pack_tiles(layer, q, n_rows, s);
     dots_by_tiles(layer, n_rows, view.keys, s);
-  else
-    dots_of(k_type, s.q, n_rows, k_dim, view.keys, s.logits);
+  } else {
+    if (!is_packed) pack_rows_of(layer.k_type, q, n_rows, k_dim, layer.sm_scale, s.q);
+    dots_of(layer.k_type, s.q, n_rows, k_dim, view.keys, s.logits);
+  }
 }
 
 // One view of a block: updates m, sum and o of its rows. r counts rows of the span.
-inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Prefetcher v_ahead, SpanScratch& s) {
+inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Prefetcher v_ahead, Rotator& rotator,
+                        SpanScratch& s) {
   const AttendJob& job = *span.job;
   const Layer& layer = *job.layer;
   const int64_t n_rows = view.row_end - view.row_begin, first = view.row_begin - span.row_begin;
   const auto v_dim = static_cast<size_t>(layer.v_head_dim);
-  dot_view(layer, job.q, view, span.by_tiles, s);
+  dot_view(layer, job.q, view, span.by_tiles, rotator, s);
   for (int64_t i = 0; i < n_rows; ++i) {
     const int64_t r = first + i;
     float* logits = s.logits + i * kBlockKeys;
@@ -193,28 +184,27 @@ inline void attend_blocks(const SpanOf& span, SpanScratch& s) {
   BlockLoop loop;
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
-  const int64_t max_n = block_len(layer, kRotatedFloats);
-  start(stream, job.runs, span.first, span.key_end - span.key_begin, layer, max_n);
+  start(stream, job.runs, span.first, span.key_end - span.key_begin, layer);
   stream.next_run = span.next_run;
   stream.next_offset = span.next_offset;
-  for (int64_t at = span.key_begin; next_block(stream, max_n); at += stream.n) {
+  for (int64_t at = span.key_begin; next_block(stream); at += stream.n) {
     open_views(loop.views, stream, job.visibility, span.row_begin, span.row_end);
     if (job.logits != nullptr && !loop.views.all_see_all)
       for (int64_t r = span.row_begin; r < span.row_end; ++r) fill_lowest(job.logits + r * job.n_keys + at, stream.n);
     if (loop.views.all_see_nothing) continue;
-    load_scales(stream, layer, s.scales);
-    const Row* k = block_keys(loop, layer, s.scales, s.rotated);
+    load_block(loop, layer, s.scales);
     View view;
     bool is_fetched = false;
-    while (next_view(loop.views, stream, k, &view)) {
+    while (next_view(loop.views, stream, &view)) {
       attach_scales(s.scales, layer, view, s.seen_scales);
+      attach_positions(view, loop.rotator);
       Prefetcher v_ahead;
       if (view.picked == nullptr && !is_fetched) {
-        if (layer.rope == nullptr) view.keys.k_ahead = start_prefetch(k, stream.k_apart, stream.k_stride);
+        view.keys.k_ahead = start_prefetch(stream.k, stream.k_apart, stream.k_stride);
         if (!layer.v_aliases_k) v_ahead = start_prefetch(stream.v, stream.v_apart, stream.v_stride);
         is_fetched = true;
       }
-      attend_view(span, view, at, v_ahead, s);
+      attend_view(span, view, at, v_ahead, loop.rotator, s);
     }
   }
   finish_span(span, s);

@@ -19,7 +19,6 @@ inline constexpr int32_t kSpanRows = 64;    // query rows per pass over K and V
 inline constexpr int32_t kMaxHeadDim = 576, kMaxPlainDim = 256;
 inline constexpr int64_t kMaxScales = max_scales(kMaxHeadDim);  // of a row
 inline constexpr int32_t kMaxTileDim = 128;                     // head_dim of K for the matrix unit
-inline constexpr int32_t kRotatedFloats = 64 * kMaxPlainDim;
 
 // A key of a job by its run: the offset-th of runs[run_idx].
 struct KeyRef {
@@ -36,7 +35,6 @@ struct alignas(64) ScaleBlock {
 // Working memory of one worker; needs no initialisation.
 struct alignas(64) SpanScratch {
   float logits[kSpanRows * kBlockKeys];
-  float rotated[kRotatedFloats];
   float q[kSpanRows * kMaxHeadDim];  // rows [packed_begin, packed_end) of the job, scaled, as the tiles read them,
   int64_t packed_begin, packed_end;
   float m[kSpanRows];

@@ -77,8 +77,7 @@ inline void write_pointers(KeyStream& s, int64_t n) {
   }
 }
 
-// max_n: keys of a block, a power of two.
-inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t n_keys, const Layer& layer, int64_t max_n) {
+inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t n_keys, const Layer& layer) {
   s.run = s.block_run = runs + first.run_idx;
   s.offset = s.block_offset = first.offset;
   s.n_left = s.n_remaining = n_keys;
@@ -86,14 +85,14 @@ inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t 
   s.next_offset = 0;
   s.k_stride = row_bytes(layer.k_type, layer.k_head_dim);
   s.v_stride = layer.v_aliases_k ? s.k_stride : row_bytes(layer.v_type, layer.v_head_dim);
-  s.k_apart = rows_apart(s.k_stride, max_n);
-  s.v_apart = rows_apart(s.v_stride, max_n);
+  s.k_apart = rows_apart(s.k_stride);
+  s.v_apart = rows_apart(s.v_stride);
   s.n = 0;
   s.n_pointers = 0;
 }
 
-// Moves on to the next block of at most max_n keys; false at the end.
-inline bool next_block(KeyStream& s, int64_t max_n) {
+// Moves on to the next block; false at the end.
+inline bool next_block(KeyStream& s) {
   for (int64_t passed = s.n; passed > 0;) {
     const int64_t rest = s.block_run->n_tokens - s.block_offset;
     if (passed < rest) {
@@ -109,7 +108,7 @@ inline bool next_block(KeyStream& s, int64_t max_n) {
     memmove(s.k, s.k + s.n, static_cast<size_t>(s.n_pointers) * sizeof(Row));
     memmove(s.v, s.v + s.n, static_cast<size_t>(s.n_pointers) * sizeof(Row));
   }
-  s.n = s.n_remaining < max_n ? s.n_remaining : max_n;
+  s.n = s.n_remaining < kBlockKeys ? s.n_remaining : kBlockKeys;
   s.n_remaining -= s.n;
   if (s.n == 0) return false;
   const int64_t group = kStreams * (s.k_apart > s.v_apart ? s.k_apart : s.v_apart);
@@ -217,12 +216,12 @@ inline void open_views(Views& views, const KeyStream& s, const Visibility* vis, 
   views.all_see_nothing = sees(most, 0, views.tokens) == Sees::kNothing;
 }
 
-// Next view into *view, false at the end. k: row pointers of the block's keys (of K as it is to be used).
-inline bool next_view(Views& views, const KeyStream& s, const Row* k, View* view) {
+// Next view into *view, false at the end.
+inline bool next_view(Views& views, const KeyStream& s, View* view) {
   while (views.row < views.row_end) {
     view->row_begin = views.row;
     view->picked = nullptr;
-    view->keys = {k, s.v, {}, s.n, nullptr, 0, nullptr};
+    view->keys = {s.k, s.v, {}, s.n, nullptr, 0, nullptr};
     if (views.all_see_all) {
       view->row_end = views.row = views.row_end;
       return true;
@@ -244,7 +243,7 @@ inline bool next_view(Views& views, const KeyStream& s, const Row* k, View* view
     int64_t n = 0;
     for (int64_t j = 0; j < s.n; ++j) {
       if (!is_visible(*views.vis, t, views.tokens.idx[j])) continue;
-      views.k[n] = k[j];
+      views.k[n] = s.k[j];
       views.v[n] = s.v[j];
       views.picked[n++] = static_cast<int32_t>(j);
     }

@@ -30,12 +30,10 @@ inline constexpr int64_t kStreams = 4, kPageBytes = 4096;
 
 HWY_INLINE void prefetch_line(Row line) { __builtin_prefetch(line, 0, 3); }
 
-// Rows between two streams: a page, as a power of two, four of which fit into a block of max_n keys and into the list of
-// pointers.
-HWY_INLINE int64_t rows_apart(int64_t row_bytes, int64_t max_n) {
-  const int64_t most = (max_n < kMaxAhead ? max_n : kMaxAhead) / kStreams;
+// Rows between two streams: a page, as a power of two, four of which fit into the list of pointers.
+HWY_INLINE int64_t rows_apart(int64_t row_bytes) {
   int64_t n = 1;
-  while (2 * n <= most && 2 * n * row_bytes <= kPageBytes) n *= 2;
+  while (2 * n <= kMaxAhead / kStreams && 2 * n * row_bytes <= kPageBytes) n *= 2;
   return n;
 }
 

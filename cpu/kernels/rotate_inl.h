@@ -1,8 +1,27 @@
 // SPDX-License-Identifier: MIT
-// Library RoPE: the keys of a block, converted and rotated into f32 rows that the tiles then read.
+// Library RoPE: logits of keys that are rotated in registers, on their way to the products.
 //
-// The angle of a position is the product of its base-256 digits' angles (lib/rope.h). Consecutive positions share all
-// but the lowest digit, so the product of the others, with the attention factor in it, is kept from key to key.
+// Part of a key's rotation R(p), p its position, may be left to the query: for any base b
+//
+//   q . R(p) k = (R(-b) q) . R(p - b) k
+//
+// Keys mostly stand at consecutive positions. Of each stretch of them q is rotated, back by the position of the first, and
+// the keys by the few positions that they are ahead of it. The angles of those are rows of the table's lowest digit as they
+// stand there (lib/rope.h): none are computed key by key, nothing accumulates, and the rows stay in the caches.
+//
+//   positions      1000 1001 ... 1063 | 1064 1065 ... 1127 | 1128 ...
+//   q, packed      R(-1000) q         | R(-1064) q         | R(-1128) q
+//   row of angles     0    1 ...   63 |    0    1 ...   63 |    0
+//
+// Four keys at a time. Four with gaps between them that no stretch holds have the angles of p - b computed, each the product
+// of its base-256 digits' angles, of which the product of all but the lowest is kept for the next; b stays what it was.
+//
+// The first tile of query rows takes the keys as they are widened and rotated, vector by vector of pairs; where there are
+// more rows the rotated keys are also left in f32 rows, which the other tiles read from the first-level cache. For 4 rows of
+// 128 dims a pair of vectors takes 12 multiplications instead of 8, and bf16 is widened by two instructions instead of one:
+// its cheaper order (even, odd) is not that of the angles. (Angles in that order, a copy of the stretch's, were slower.)
+//
+// q also takes the attention factor, and is put into the order of a rotated row (Pairs).
 #pragma once
 
 #include "cpu/kernels/scales_inl.h"
@@ -12,13 +31,55 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-struct Rotator {
+inline constexpr int64_t kStretch = 64;  // keys: the more, the fewer rotations of q, and the more rows of angles
+static_assert(kStretch <= 256, "rows of one digit");
+
+struct alignas(64) Rotator {
   const RopeTable* table;
+  int64_t base;              // positions that the packed q is rotated back by; -1: none is packed
+  int64_t stretch_end;       // keys of the view before this one belong to the stretch of base, or stand before it
   int64_t high_position;     // position >> 8 that `high` is for, -1 for none
   float high[kMaxPlainDim];  // cos row, then sin row
-  float angles[kMaxPlainDim];
-  Row rows[kBlockKeys];  // the rotated keys
+  float angles[4][kMaxPlainDim];
+  float rotated[4 * kMaxPlainDim];  // keys
+  const int64_t* seen;              // positions of the view's keys:
+  int64_t block[kBlockKeys];        //   all of the block,
+  int64_t picked[kBlockKeys];       //   or some of them
 };
+
+// Rows of q, and where they are packed for the tiles.
+struct RotatedQuery {
+  const float* q;  // [n_rows, dim]
+  int64_t n_rows;
+  int64_t dim;
+  float scale;
+  float* packed;
+};
+
+HWY_INLINE void open_rotator(Rotator& rotator, const RopeTable* table) {
+  rotator.table = table;
+  rotator.high_position = -1;
+}
+
+// Positions of the stream's block.
+inline void load_positions(const KeyStream& s, Rotator& rotator) {
+  const KvRun* run = s.block_run;
+  int64_t offset = s.block_offset;
+  for (int64_t at = 0; at < s.n; ++run, offset = 0) {
+    const int64_t n = run->n_tokens - offset < s.n - at ? run->n_tokens - offset : s.n - at;
+    const int32_t* listed = run->positions;
+    for (int64_t i = 0; i < n; ++i)
+      rotator.block[at + i] = listed != nullptr ? listed[offset + i] : run->first_position + offset + i;
+    at += n;
+  }
+}
+
+// Those of a view.
+inline void attach_positions(const View& view, Rotator& rotator) {
+  rotator.seen = view.picked == nullptr ? rotator.block : rotator.picked;
+  if (view.picked == nullptr || rotator.table == nullptr) return;
+  for (int64_t j = 0; j < view.keys.n; ++j) rotator.picked[j] = rotator.block[view.picked[j]];
+}
 
 // out = a * b as complex numbers, rows of cos and sin.
 HWY_INLINE void multiply_angles(const float* a, const float* b, int64_t n, float* out) {
@@ -31,74 +92,308 @@ HWY_INLINE void multiply_angles(const float* a, const float* b, int64_t n, float
     hn::StoreU(hn::MulAdd(ac, bs, hn::Mul(as, bc)), d, out + n + i);
   }
   for (; i < n; ++i) {
-    const float ac = a[i], as = a[n + i];
-    out[i] = ac * b[i] - as * b[n + i];
-    out[n + i] = ac * b[n + i] + as * b[i];
+    const float ac = a[i], as = a[n + i], bc = b[i], bs = b[n + i];
+    out[i] = ac * bc - as * bs;
+    out[n + i] = ac * bs + as * bc;
   }
 }
 
-inline const float* angles_at(Rotator& rotator, int64_t position) {
+// Angles of a position, or of one to go back by.
+inline void compute_angles(Rotator& rotator, int64_t position, float* out) {
   const RopeTable& table = *rotator.table;
-  const int64_t n = table.n_pairs;
-  if (rotator.high_position != position >> 8 || rotator.high_position < 0) {
-    rotator.high_position = position >> 8;
-    for (int64_t i = 0; i < n; ++i) {
-      rotator.high[i] = table.attn_factor;
-      rotator.high[n + i] = 0.0f;
-    }
-    for (int32_t digit = 1; digit < RopeTable::kDigits; ++digit) {
-      const auto value = static_cast<int32_t>((position >> (8 * digit)) & 255);
+  const int64_t n = table.n_pairs, size = position < 0 ? -position : position;
+  if (rotator.high_position != size >> 8) {
+    rotator.high_position = size >> 8;
+    memcpy(rotator.high, table.row(1, static_cast<int32_t>(size >> 8 & 255)), static_cast<size_t>(2 * n) * sizeof(float));
+    for (int32_t digit = 2; digit < RopeTable::kDigits; ++digit) {
+      const auto value = static_cast<int32_t>((size >> (8 * digit)) & 255);
       if (value != 0) multiply_angles(rotator.high, table.row(digit, value), n, rotator.high);
     }
   }
-  multiply_angles(table.row(0, static_cast<int32_t>(position & 255)), rotator.high, n, rotator.angles);
-  return rotator.angles;
+  multiply_angles(table.row(0, static_cast<int32_t>(size & 255)), rotator.high, n, out);
+  for (int64_t i = n; position < 0 && i < 2 * n; ++i) out[i] = -out[i];
 }
 
-inline void rotate_row(const float* angles, int64_t n, bool interleaved, float* x) {
+// Keys that are rotated together.
+inline constexpr int kFour = 4;
+struct RotatedKeys {
+  Row codes[kFour];
+  const float* scales[kFour];  // of types with groups
+  const float* angles[kFour];  // cos row, then sin row
+  Row ahead[kFour];            // rows to prefetch, or null
+};
+
+// What is rotated of a row. Where the pairs are whole vectors a rotated row has, in turn, a vector of their first ones and
+// one of their second ones; otherwise all first ones and all second ones. The dims that are not rotated follow.
+struct Pairs {
+  int64_t n;
+  int64_t dim;
+  bool are_whole;
+};
+
+HWY_INLINE Pairs pairs_of(const RopeTable& table, int64_t dim) {
+  return {table.n_pairs, dim, table.n_pairs % int64_t{kLanes} == 0};
+}
+
+// Elements [at, at + kLanes) of a row.
+template <class Stored>
+HWY_INLINE Vec load_scaled(Row codes, const float* scales, int64_t at) {
   const F32 d;
+  const auto values = Stored::load(d, codes, static_cast<size_t>(at));
+  if constexpr (Stored::kGroup == 0)
+    return values;
+  else
+    return Stored::group(d, scales + at / Stored::kGroup * Stored::kScales, 1).of(d, values);
+}
+
+// Vectors of the first and of the second ones of some pairs.
+struct PairVecs {
+  SizedVec a, b;
+};
+
+// Pairs [i, i + kLanes) of n.
+template <class Stored, bool kInterleaved>
+HWY_INLINE PairVecs load_pairs(Row codes, const float* scales, int64_t i, int64_t n) {
+  const F32 d;
+  if (!kInterleaved) return {load_scaled<Stored>(codes, scales, i), load_scaled<Stored>(codes, scales, n + i)};
+  const Vec x = load_scaled<Stored>(codes, scales, 2 * i);
+  const Vec y = load_scaled<Stored>(codes, scales, 2 * i + int64_t{kLanes});
+  return {hn::ConcatEven(d, y, x), hn::ConcatOdd(d, y, x)};
+}
+
+HWY_INLINE PairVecs rotate_pairs(const PairVecs& x, const float* angles, int64_t i, int64_t n) {
+  const F32 d;
+  const Vec c = hn::LoadU(d, angles + i), s = hn::LoadU(d, angles + n + i);
+  return {hn::NegMulAdd(x.b, s, hn::Mul(x.a, c)), hn::MulAdd(x.b, c, hn::Mul(x.a, s))};
+}
+
+// Of a row of f32.
+template <bool kInterleaved>
+HWY_INLINE PairVecs rotate_pairs_of(const float* x, const float* angles, int64_t i, int64_t n) {
+  return rotate_pairs(load_pairs<StoredF32, kInterleaved>(reinterpret_cast<Row>(x), nullptr, i, n), angles, i, n);
+}
+
+// A row of f32 whose pairs are no whole vectors.
+template <bool kInterleaved>
+inline void rotate_row(const float* x, const float* angles, const Pairs& pairs, float* HWY_RESTRICT to) {
+  const F32 d;
+  const int64_t n = pairs.n;
   int64_t i = 0;
   for (; i + int64_t{kLanes} <= n; i += kLanes) {
-    const Vec c = hn::LoadU(d, angles + i), s = hn::LoadU(d, angles + n + i);
-    Vec a, b;
-    if (interleaved) {
-      hn::LoadInterleaved2(d, x + 2 * i, a, b);
-    } else {
-      a = hn::LoadU(d, x + i);
-      b = hn::LoadU(d, x + n + i);
-    }
-    const Vec a_out = hn::NegMulAdd(b, s, hn::Mul(a, c)), b_out = hn::MulAdd(b, c, hn::Mul(a, s));
-    if (interleaved) {
-      hn::StoreInterleaved2(a_out, b_out, d, x + 2 * i);
-    } else {
-      hn::StoreU(a_out, d, x + i);
-      hn::StoreU(b_out, d, x + n + i);
-    }
+    const PairVecs pair = rotate_pairs_of<kInterleaved>(x, angles, i, n);
+    hn::StoreU(pair.a, d, to + i);
+    hn::StoreU(pair.b, d, to + n + i);
   }
   for (; i < n; ++i) {
-    float& a = x[interleaved ? 2 * i : i];
-    float& b = x[interleaved ? 2 * i + 1 : i + n];
-    const float a_in = a, b_in = b;
-    a = a_in * angles[i] - b_in * angles[n + i];
-    b = a_in * angles[n + i] + b_in * angles[i];
+    const float a = x[kInterleaved ? 2 * i : i], b = x[kInterleaved ? 2 * i + 1 : n + i];
+    to[i] = a * angles[i] - b * angles[n + i];
+    to[n + i] = a * angles[n + i] + b * angles[i];
+  }
+  memcpy(to + 2 * n, x + 2 * n, static_cast<size_t>(pairs.dim - 2 * n) * sizeof(float));
+}
+
+// As dot_tile(), of keys that are rotated on the way; they go to rows of `to`, too, dim apart, where it is given.
+template <class Stored, bool kInterleaved, int kRows>
+HWY_NOINLINE void rotate_tile(const float* HWY_RESTRICT q, const Pairs& pairs, const RotatedKeys& keys,
+                              float* HWY_RESTRICT to, float* HWY_RESTRICT logits) {
+  constexpr int kKeys = kTileKeys<kRows>;
+  const F32 d;
+  const int64_t n = pairs.n, dim = pairs.dim;
+  Row codes[kKeys];
+  const float *angles[kKeys], *scales[kKeys];
+  for (int j = 0; j < kKeys; ++j) codes[j] = keys.codes[j], angles[j] = keys.angles[j], scales[j] = keys.scales[j];
+  int64_t fetched = 0;
+  const auto fetch_to = [&](int64_t element) HWY_ATTR {
+    for (; keys.ahead[0] != nullptr && fetched < element * Stored::kBits / 8; fetched += static_cast<int64_t>(kLine))
+      for (int j = 0; j < kKeys; ++j) prefetch_line(keys.ahead[j] + fetched);
+  };
+  SizedVec sum[kRows][kKeys];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int j = 0; j < kKeys; ++j) sum[r][j] = hn::Zero(d);
+
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const float* rows = q + 2 * i * kRows;
+    fetch_to(2 * (i + int64_t{kLanes}));
+#pragma GCC unroll 4
+    for (int j = 0; j < kKeys; ++j) {
+      const PairVecs key = rotate_pairs(load_pairs<Stored, kInterleaved>(codes[j], scales[j], i, n), angles[j], i, n);
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) {
+        sum[r][j] = hn::MulAdd(hn::LoadU(d, rows + r * kLanes), key.a, sum[r][j]);
+        sum[r][j] = hn::MulAdd(hn::LoadU(d, rows + (kRows + r) * kLanes), key.b, sum[r][j]);
+      }
+      if (to == nullptr) continue;
+      hn::StoreU(key.a, d, to + j * dim + 2 * i);
+      hn::StoreU(key.b, d, to + j * dim + 2 * i + kLanes);
+    }
+  }
+  for (int64_t i = 2 * n; i < dim; i += kLanes) {
+    fetch_to(i + int64_t{kLanes});
+#pragma GCC unroll 4
+    for (int j = 0; j < kKeys; ++j) {
+      const Vec key = load_scaled<Stored>(codes[j], scales[j], i);
+#pragma GCC unroll 4
+      for (size_t r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(hn::LoadU(d, q + i * kRows + r * kLanes), key, sum[r][j]);
+      if (to != nullptr) hn::StoreU(key, d, to + j * dim + i);
+    }
+  }
+  store_sums<kRows, kKeys>(sum, logits);
+}
+
+// Four keys for the first kRows rows.
+template <class Stored, bool kInterleaved, int kRows>
+HWY_INLINE void rotate_four(const float* q, const Pairs& pairs, const RotatedKeys& keys, float* to, float* logits) {
+  constexpr int kKeys = kTileKeys<kRows>;
+  rotate_tile<Stored, kInterleaved, kRows>(q, pairs, keys, to, logits);
+  if constexpr (kKeys < kFour) {
+    RotatedKeys rest;
+    for (int j = 0; j < kFour - kKeys; ++j) {
+      rest.codes[j] = keys.codes[kKeys + j];
+      rest.scales[j] = keys.scales[kKeys + j];
+      rest.angles[j] = keys.angles[kKeys + j];
+      rest.ahead[j] = keys.ahead[kKeys + j];
+    }
+    rotate_tile<Stored, kInterleaved, kRows>(q, pairs, rest, to == nullptr ? nullptr : to + kKeys * pairs.dim,
+                                             logits + kKeys);
   }
 }
 
-// Keys of the block into `to`, [s.n, k_head_dim], and pointers to them into rotator.rows.
-inline void rotate_block(Rotator& rotator, const KeyStream& s, const Layer& layer, const ScaleBlock& scales, float* to) {
-  const int64_t n_k_scales = scale_counts(layer).k;
-  const KvRun* run = s.block_run;
-  int64_t offset = s.block_offset;
-  Prefetcher ahead = start_prefetch(s.k, s.k_apart, s.k_stride);
-  for (int64_t j = 0; j < s.n; ++j, ++offset) {
-    for (; offset == run->n_tokens; ++run) offset = 0;
-    for (size_t byte = 0; byte < ahead.row_bytes; byte += kLine) prefetch_next(ahead, ahead.stream++ % kStreams);
-    float* row = to + j * layer.k_head_dim;
-    row_to_f32(layer.k_type, s.k[j], scales.k + j * n_k_scales, row, layer.k_head_dim);
-    const int64_t position = run->positions != nullptr ? run->positions[offset] : run->first_position + offset;
-    rotate_row(angles_at(rotator, position), rotator.table->n_pairs, rotator.table->interleaved, row);
-    rotator.rows[j] = reinterpret_cast<Row>(row);
+// A tile of whole pairs, as pack_rows() packs rows. angles: times what q is multiplied by.
+template <bool kInterleaved>
+HWY_INLINE void pack_whole(const float* q, int64_t n_rows, const Pairs& pairs, const float* angles, float scale,
+                           float* HWY_RESTRICT packed) {
+  const F32 d;
+  const int64_t n = pairs.n, dim = pairs.dim;
+  for (int64_t i = 0; i < n; i += kLanes)
+    for (int64_t r = 0; r < n_rows; ++r) {
+      const PairVecs pair = rotate_pairs_of<kInterleaved>(q + r * dim, angles, i, n);
+      float* to = packed + 2 * i * n_rows + r * int64_t{kLanes};
+      hn::StoreU(pair.a, d, to);
+      hn::StoreU(pair.b, d, to + n_rows * int64_t{kLanes});
+    }
+  for (int64_t i = 2 * n; i < dim; i += kLanes)
+    for (int64_t r = 0; r < n_rows; ++r)
+      hn::StoreU(hn::Mul(hn::LoadU(d, q + r * dim + i), hn::Set(d, scale)), d, packed + i * n_rows + r * int64_t{kLanes});
+}
+
+// Packs q rotated back by `base`.
+template <bool kInterleaved>
+void pack_rotated(Rotator& rotator, const RotatedQuery& query, int64_t base) {
+  const Pairs pairs = pairs_of(*rotator.table, query.dim);
+  const float factor = rotator.table->attn_factor * (pairs.are_whole ? query.scale : 1.0f);
+  HWY_ALIGN float angles[kMaxPlainDim], rows[4 * kMaxPlainDim];
+  compute_angles(rotator, base, angles);
+  for (int64_t i = 0; i < pairs.n; ++i) {
+    angles[i] *= factor;
+    angles[pairs.n + i] *= -factor;
   }
+  for (int64_t n_rows, row = 0; row < query.n_rows; row += n_rows) {
+    const int64_t left = query.n_rows - row;
+    n_rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    const float* q = query.q + row * query.dim;
+    float* packed = query.packed + row * query.dim;
+    if (pairs.are_whole) {
+      pack_whole<kInterleaved>(q, n_rows, pairs, angles, query.scale, packed);
+      continue;
+    }
+    for (int64_t r = 0; r < n_rows; ++r) rotate_row<kInterleaved>(q + r * query.dim, angles, pairs, rows + r * query.dim);
+    pack_rows<StoredF32>(rows, n_rows, static_cast<size_t>(query.dim), query.scale, packed);
+  }
+  rotator.base = base;
+}
+
+// Angles of the view's keys [j, j + 4) of n relative to q, which is packed anew where they begin a stretch.
+template <bool kInterleaved>
+HWY_INLINE void find_angles(Rotator& rotator, const RotatedQuery& query, int64_t j, int64_t n, RotatedKeys& four) {
+  const int64_t* positions = rotator.seen;
+  const int64_t end = j + kFour < n ? j + kFour : n;
+  if (end > rotator.stretch_end) {
+    int64_t stretch_end = j + 1;
+    while (stretch_end < n && static_cast<uint64_t>(positions[stretch_end] - positions[j]) < uint64_t{kStretch})
+      ++stretch_end;
+    if (stretch_end >= end || rotator.base < 0) {
+      pack_rotated<kInterleaved>(rotator, query, positions[j]);
+      rotator.stretch_end = stretch_end;
+    }
+  }
+  const bool is_near = end <= rotator.stretch_end;
+  for (int64_t i = 0; i < kFour; ++i) {
+    const int64_t n_ahead = positions[j + i < n ? j + i : n - 1] - rotator.base;
+    four.angles[i] = is_near ? rotator.table->row(0, static_cast<int32_t>(n_ahead)) : rotator.angles[i];
+    if (!is_near) compute_angles(rotator, n_ahead, rotator.angles[i]);
+  }
+}
+
+// Widens and rotates four keys of any number of pairs into rows of `to`.
+template <class Stored, bool kInterleaved>
+void rotate_rows(const RotatedKeys& keys, const Pairs& pairs, float* to) {
+  HWY_ALIGN float wide[kMaxPlainDim];
+  for (int j = 0; j < kFour; ++j) {
+    for (int64_t at = 0; keys.ahead[j] != nullptr && at < pairs.dim * Stored::kBits / 8; at += int64_t{kLine})
+      prefetch_line(keys.ahead[j] + at);
+    row_to_f32<Stored>(keys.codes[j], keys.scales[j], wide, pairs.dim);
+    rotate_row<kInterleaved>(wide, keys.angles[j], pairs, to + j * pairs.dim);
+  }
+}
+
+// All rows of four keys. Those of the first tile take them as they are rotated, the others from `rotated`.
+template <class Stored, bool kInterleaved>
+HWY_INLINE void rotated_dot_rows(const RotatedQuery& query, const Pairs& pairs, const RotatedKeys& keys, float* rotated,
+                                 float* logits) {
+  const float* q = query.packed;
+  const auto dim = static_cast<size_t>(pairs.dim);
+  int64_t r = 0;
+  if (!pairs.are_whole) {
+    rotate_rows<Stored, kInterleaved>(keys, pairs, rotated);
+  } else if (query.n_rows >= 4) {
+    rotate_four<Stored, kInterleaved, 4>(q, pairs, keys, query.n_rows > 4 ? rotated : nullptr, logits);
+    r = 4;
+  } else if (query.n_rows >= 2) {
+    rotate_four<Stored, kInterleaved, 2>(q, pairs, keys, query.n_rows > 2 ? rotated : nullptr, logits);
+    r = 2;
+  } else {
+    rotate_four<Stored, kInterleaved, 1>(q, pairs, keys, nullptr, logits);
+    r = 1;
+  }
+  if (r == query.n_rows) return;
+  Row rows[kFour];
+  for (size_t j = 0; j < kFour; ++j) rows[j] = reinterpret_cast<Row>(rotated + j * dim);
+  dot_rows<StoredF32, false>(q + r * pairs.dim, query.n_rows - r, dim, {rows, nullptr, 0}, {}, logits + r * kBlockKeys);
+}
+
+// dots() of a view whose keys are rotated.
+template <class Stored, bool kInterleaved>
+void rotated_dots(Rotator& rotator, const RotatedQuery& query, const KeyList& keys, float* logits) {
+  static_assert(kStreams == kFour, "four keys fetch a row of every stream");
+  const Pairs pairs = pairs_of(*rotator.table, query.dim);
+  Prefetcher ahead = keys.k_ahead;
+  RotatedKeys four;
+  rotator.base = -1;  // what is packed is of another view
+  rotator.stretch_end = 0;
+  for (int64_t j = 0; j < keys.n; j += kFour) {
+    const bool fetches = ahead.group != nullptr && j + kFour <= keys.n;
+    for (int64_t i = 0; i < kFour; ++i) {
+      const int64_t key = j + i < keys.n ? j + i : keys.n - 1;
+      four.codes[i] = keys.k[key];
+      four.scales[i] = keys.k_scales + key * keys.n_k_scales;
+      four.ahead[i] = fetches ? ahead.group[ahead.row + i * ahead.apart] : nullptr;
+    }
+    find_angles<kInterleaved>(rotator, query, j, keys.n, four);
+    rotated_dot_rows<Stored, kInterleaved>(query, pairs, four, rotator.rotated, logits + j);
+    if (fetches) next_row(ahead);
+  }
+}
+
+// logits[r][j] = q[r] . k[j], both rotated, for all rows and the keys of the view last attached.
+inline void rotated_dots_of(int32_t dtype, Rotator& rotator, const RotatedQuery& query, const KeyList& keys, float* logits) {
+  with_stored_type(dtype, [&](auto stored) HWY_ATTR {
+    if (rotator.table->interleaved)
+      rotated_dots<decltype(stored), true>(rotator, query, keys, logits);
+    else
+      rotated_dots<decltype(stored), false>(rotator, query, keys, logits);
+  });
 }
 
 }  // namespace

@@ -106,6 +106,25 @@ void pack_rows(const float* q, int64_t n_rows, size_t dim, float scale, float* p
 template <int kRows>
 inline constexpr int kTileKeys = kManyRegisters || kRows <= 2 ? 4 : 2;
 
+// Sums of a tile over their lanes, logits rows kBlockKeys apart.
+template <int kRows, int kKeys>
+HWY_INLINE void store_sums(SizedVec (&sum)[kRows][kKeys], float* HWY_RESTRICT logits) {
+  const hn::Full128<float> d4;
+  if constexpr (kKeys == 4) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
+      hn::StoreU(fold(sum[r][0], sum[r][1], sum[r][2], sum[r][3]), d4, logits + r * kBlockKeys);
+  } else {
+    const hn::Half<hn::Full128<float>> d2;
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; r += 2) {
+      const auto two = fold(sum[r][0], sum[r][1], sum[r + 1][0], sum[r + 1][1]);
+      hn::StoreU(hn::LowerHalf(d2, two), d2, logits + r * kBlockKeys);
+      hn::StoreU(hn::UpperHalf(d2, two), d2, logits + (r + 1) * kBlockKeys);
+    }
+  }
+}
+
 // logits[r][0..kKeys) = q[r] . k[0..kKeys), logits rows kBlockKeys apart. q is packed (pack_rows). ahead: the row to
 // prefetch of the first of kKeys streams.
 template <class Stored, int kRows, bool kPrefetch>
@@ -166,21 +185,7 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
       for (size_t r = 0; r < kRows; ++r) sum[r][j] = hn::MulAdd(hn::LoadU(d, q + i * kRows + r * kLanes), key, sum[r][j]);
     }
   }
-
-  const hn::Full128<float> d4;
-  if constexpr (kKeys == 4) {
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r)
-      hn::StoreU(fold(sum[r][0], sum[r][1], sum[r][2], sum[r][3]), d4, logits + r * kBlockKeys);
-  } else {
-    const hn::Half<hn::Full128<float>> d2;
-#pragma GCC unroll 2
-    for (int r = 0; r < kRows; r += 2) {
-      const auto two = fold(sum[r][0], sum[r][1], sum[r + 1][0], sum[r + 1][1]);
-      hn::StoreU(hn::LowerHalf(d2, two), d2, logits + r * kBlockKeys);
-      hn::StoreU(hn::UpperHalf(d2, two), d2, logits + (r + 1) * kBlockKeys);
-    }
-  }
+  store_sums<kRows, kKeys>(sum, logits);
 }
 
 // Four keys for one tile of rows.

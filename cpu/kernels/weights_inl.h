@@ -31,9 +31,10 @@ inline void add_weights(const View& view, const float* logits, float lse, float 
 // A query that saw nothing, or a NaN, has no weights to count.
 inline bool is_finite(float lse) { return lse > -HUGE_VALF && lse < HUGE_VALF; }
 
-inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, bool by_tiles, SpanScratch& s) {
+inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, bool by_tiles, Rotator& rotator,
+                       SpanScratch& s) {
   const Layer& layer = *job.layer;
-  dot_view(layer, job.q, view, by_tiles, s);
+  dot_view(layer, job.q, view, by_tiles, rotator, s);
   for (int64_t r = view.row_begin; r < view.row_end; ++r) {
     const float coeff = job.coeff[r / layer.group_size];
     if (!is_finite(job.lse[r]) || coeff == 0.0f) continue;
@@ -50,22 +51,21 @@ inline void weigh_rows(const WeightJob& job, int32_t row_begin, int32_t row_end,
   BlockLoop loop;
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
-  const int64_t max_n = block_len(layer, kRotatedFloats);
-  start(stream, job.runs, {0, job.first_offset}, job.n_keys, layer, max_n);
-  for (int64_t at = 0; next_block(stream, max_n); at += stream.n) {
+  start(stream, job.runs, {0, job.first_offset}, job.n_keys, layer);
+  for (int64_t at = 0; next_block(stream); at += stream.n) {
     open_views(loop.views, stream, job.visibility, row_begin, row_end);
     if (loop.views.all_see_nothing) continue;
-    load_scales(stream, layer, s.scales);
-    const Row* k = block_keys(loop, layer, s.scales, s.rotated);
+    load_block(loop, layer, s.scales);
     View view;
-    bool is_fetched = layer.rope != nullptr;
-    while (next_view(loop.views, stream, k, &view)) {
+    bool is_fetched = false;
+    while (next_view(loop.views, stream, &view)) {
       attach_scales(s.scales, layer, view, s.seen_scales);
+      attach_positions(view, loop.rotator);
       if (view.picked == nullptr && !is_fetched) {
-        view.keys.k_ahead = start_prefetch(k, stream.k_apart, stream.k_stride);
+        view.keys.k_ahead = start_prefetch(stream.k, stream.k_apart, stream.k_stride);
         is_fetched = true;
       }
-      weigh_view(job, view, at, by_tiles, s);
+      weigh_view(job, view, at, by_tiles, loop.rotator, s);
     }
   }
 }

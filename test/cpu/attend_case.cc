@@ -18,10 +18,10 @@ std::string CaseOptions::text() const {
   std::snprintf(
       text, sizeof text,
       "k %s v %s dims %d/%d alias %d group %d q_len %d keys %lld mask %d runs %d cap %g peak %g rope %d/%d factor %g "
-      "explicit %d from %lld seed %llu",
+      "positions %d from %lld seed %llu",
       find_dtype(k_type)->name, find_dtype(v_type)->name, k_dim, v_dim, v_aliases_k, group_size, q_len,
       static_cast<long long>(n_keys), static_cast<int>(mask), static_cast<int>(runs), static_cast<double>(soft_cap), peak,
-      rope, rope_dims, attn_factor, explicit_positions, static_cast<long long>(first_position),
+      rope, rope_dims, attn_factor, static_cast<int>(positions), static_cast<long long>(first_position),
       static_cast<unsigned long long>(seed));
   return text;
 }
@@ -55,6 +55,12 @@ AttendCase::AttendCase(const CaseOptions& given) : options(given) {
 
 void AttendCase::make_runs(Random& random) {
   int64_t token = random.below(3) == 0 ? random.below(50) : 0;
+  int64_t stretch = options.first_position;
+  const auto given_position = [&] {
+    if (options.positions == Positions::kScattered) return random.below(100000);
+    const int64_t gap = random.below(12) == 0 ? random.below(600) - 300 : random.below(12) == 0 ? random.below(4) : 0;
+    return stretch = std::max<int64_t>(0, stretch + 1 + gap);
+  };
   for (int64_t left = options.n_keys; left > 0;) {
     int64_t n = left;
     if (options.runs == Runs::kPages16) n = 16;
@@ -72,7 +78,7 @@ void AttendCase::make_runs(Random& random) {
     std::vector<int32_t> positions;
     for (int64_t i = 0; i < n; ++i) {
       token_of_.push_back(run.token_idx < 0 ? -1 : token + i);
-      const int64_t position = options.explicit_positions ? random.below(100000) : run.first_position + i;
+      const int64_t position = options.positions == Positions::kOfTokens ? run.first_position + i : given_position();
       positions.push_back(static_cast<int32_t>(position));
       position_of_.push_back(position);
     }
@@ -80,7 +86,7 @@ void AttendCase::make_runs(Random& random) {
     runs_.push_back(run);
     token += n + (scattered && random.below(3) == 0 ? random.below(300) : 0);
   }
-  if (options.explicit_positions)
+  if (options.positions != Positions::kOfTokens)
     for (size_t i = 0; i < runs_.size(); ++i) runs_[i].positions = positions_[i].data();
 }
 

@@ -32,6 +32,9 @@ struct Random {
 
 enum class Mask { kNone, kCausal, kWindow, kTree, kSparseRows };
 enum class Runs { kOne, kPages16, kPages128, kRandom, kTiny };
+// Of keys under RoPE: those of their tokens, or given one by one: anywhere, or some that follow each other and then a gap,
+// either way.
+enum class Positions { kOfTokens, kScattered, kStretches };
 
 struct CaseOptions {
   int32_t k_type = TANDEM_F32, v_type = TANDEM_F32;
@@ -46,7 +49,7 @@ struct CaseOptions {
   int32_t rope = TANDEM_ROPE_CALLER;
   int32_t rope_dims = 0;
   double attn_factor = 1.0;
-  bool explicit_positions = false;
+  Positions positions = Positions::kOfTokens;
   int64_t first_position = 0;
   uint64_t seed = 1;
   std::string text() const;

@@ -71,7 +71,7 @@ void random_cases(int64_t n_cases, int64_t max_keys, uint64_t seed) {
       o.rope = static_cast<int32_t>(1 + random.below(2));
       o.rope_dims = random.below(2) ? 0 : static_cast<int32_t>(2 * (1 + random.below(o.k_dim / 2)));
       o.attn_factor = random.below(2) ? 1.0 : 1.2;
-      o.explicit_positions = random.below(3) == 0;
+      if (random.below(3) == 0) o.positions = static_cast<Positions>(1 + random.below(2));
       o.first_position = random.below(2) ? 0 : random.below(70000);
     }
     check_all(backends, o, i % 4 == 0);
@@ -126,6 +126,32 @@ void latent_keys(void**) {
         o.soft_cap = n % 7 == 0 ? 20.0f : 0.0f;
         o.seed = static_cast<uint64_t>(n + 1);
         check_all(backends, o, n_rows <= 16);
+      }
+}
+
+// Library RoPE where positions get another digit, beyond 2^24 and up to 2^31, from any place in a stretch on: runs that
+// follow each other and runs with gaps, positions given one by one, pairs that fill vectors and others.
+void rotated_keys(void**) {
+  std::vector<IsaBackend> backends = isa_backends(2);
+  constexpr int64_t kFirst[] = {0, 1, 15, 31, 250, 65533, (1 << 24) - 70, (1 << 24) + 5, INT64_C(0x7fff0000)};
+  constexpr int64_t kSomeLengths[] = {1, 3, 4, 5, 31, 33, 70, 257, 600};
+  Random random{31};
+  for (const int64_t first : kFirst)
+    for (const int64_t n_keys : kSomeLengths)
+      for (const int32_t rope : {TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED}) {
+        CaseOptions o;
+        o.k_type = pick(random, kTypes), o.v_type = TANDEM_F32;
+        o.k_dim = random.below(2) ? 128 : pick(random, kDims), o.v_dim = 64;
+        o.group_size = static_cast<int32_t>(1 + random.below(6)), o.n_keys = n_keys;
+        o.runs = static_cast<Runs>(random.below(5));
+        if (random.below(2)) o.q_len = 3, o.mask = static_cast<Mask>(random.below(5));
+        o.rope = rope;
+        o.rope_dims = random.below(2) ? 0 : static_cast<int32_t>(2 * (1 + random.below(o.k_dim / 2)));
+        o.attn_factor = random.below(2) ? 1.0 : 1.3;
+        o.positions = static_cast<Positions>(random.below(3));
+        o.first_position = first;
+        o.seed = 3 * static_cast<uint64_t>(1 + random.below(1 << 20));  // with logits
+        check_all(backends, o, n_keys > 60);
       }
 }
 
@@ -193,8 +219,9 @@ int main(int argc, char** argv) {
   }
   (void)argv;
   const CMUnitTest tests[] = {
-      cmocka_unit_test(lengths_and_rows), cmocka_unit_test(types_and_dims),  cmocka_unit_test(latent_keys),
-      cmocka_unit_test(nan_keys),         cmocka_unit_test(far_away_logits), cmocka_unit_test(random_cases_fast),
+      cmocka_unit_test(lengths_and_rows),  cmocka_unit_test(types_and_dims), cmocka_unit_test(latent_keys),
+      cmocka_unit_test(rotated_keys),      cmocka_unit_test(nan_keys),       cmocka_unit_test(far_away_logits),
+      cmocka_unit_test(random_cases_fast),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -26,6 +26,8 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
       number_flag("--v-head-dim", &options->v_head_dim, 1, 4096, "dimensions of a value (those of a key)"),
       switch_flag("--v-aliases-k", &options->v_aliases_k,
                   "a value is the first dimensions of its key, as with MLA: 576 and 512"),
+      real_flag("--rope-theta", &options->rope_theta, 0, 1e12,
+                "base of RoPE's frequencies, which the library applies at attend time (0: keys come rotated)"),
       numbers_flag(
           "--kv-len", &options->kv_lens, 1, kMaxLen,
           "keys that the last query sees, its own included (decode 32768,131072; append, prefill 8192; wake 1,64,512)"),

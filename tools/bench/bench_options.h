@@ -22,6 +22,7 @@ struct BenchOptions {
   int64_t head_dim = 128;
   int64_t v_head_dim = 0;  // 0: head_dim
   bool v_aliases_k = false;
+  double rope_theta = 0;          // of the library's RoPE; 0: the caller rotates
   std::vector<int64_t> kv_lens;   // keys that the last query sees, its own included; empty: the mode's default
   int64_t q_len = 0;              // 0: the mode's default
   std::vector<int32_t> kv_types;  // empty: bf16

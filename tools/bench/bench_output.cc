@@ -37,6 +37,7 @@ Json record(const Bench& bench, const Measurement& m) {
   json["head_dim"] = options.head_dim;
   json["v_head_dim"] = options.v_head_dim;
   json["v_aliases_k"] = options.v_aliases_k;
+  json["rope_theta"] = options.rope_theta;
   json["policy"] = options.policy;
   json["window"] = options.window;
   json["sinks"] = options.sinks;
@@ -71,11 +72,11 @@ Json record(const Bench& bench, const Measurement& m) {
 }
 
 std::vector<std::string> columns(Mode mode) {
-  std::vector<std::string> names = {"bench",     "type",    "io_type",  "kv_len",   "q_len",          "batch",
-                                    "ragged",    "q_heads", "kv_heads", "head_dim", "v_head_dim",     "v_aliases_k",
-                                    "policy",    "window",  "sinks",    "alpha",    "beta",           "isa",
-                                    "threads",   "layers",  "repeats",  "state",    "rotation_bytes", "check",
-                                    "median_us", "p10_us",  "p90_us",   "kv_bytes", "dense_kv_bytes", "read_gbps"};
+  std::vector<std::string> names = {
+      "bench",    "type",      "io_type",    "kv_len",      "q_len",      "batch",          "ragged",   "q_heads",
+      "kv_heads", "head_dim",  "v_head_dim", "v_aliases_k", "rope_theta", "policy",         "window",   "sinks",
+      "alpha",    "beta",      "isa",        "threads",     "layers",     "repeats",        "state",    "rotation_bytes",
+      "check",    "median_us", "p10_us",     "p90_us",      "kv_bytes",   "dense_kv_bytes", "read_gbps"};
   if (mode == Mode::kWake) return names;
   names.insert(names.end(), {"limit_gbps", "limit_buffer_bytes", "limit_way"});
   if (is_compute(mode)) names.insert(names.end(), {"gflops", "limit_gflops", "limit_type", "limit_shape"});

@@ -22,6 +22,7 @@ struct Row {
   int64_t sequence_idx = 0;
   int64_t token = 0;  // of its sequence in this call
   int64_t q_head = 0;
+  int64_t position = 0;          // of the query
   bool round_weights = false;    // by the plain computation
   std::vector<uint8_t> visible;  // [kv_len]
   std::vector<float> o;          // as written by the library
@@ -36,22 +37,59 @@ struct Row {
   float plain_sum = 0;
 };
 
+struct Dots {
+  double exact = 0;
+  float plain = 0;
+};
+
+// Radians per position of every pair of dims; empty where the library does not rotate.
+std::vector<double> rope_frequencies(const BenchOptions& options) {
+  std::vector<double> frequencies;
+  const int64_t n_pairs = options.rope_theta > 0 ? options.head_dim / 2 : 0;
+  for (int64_t i = 0; i < n_pairs; ++i)
+    frequencies.push_back(std::pow(options.rope_theta, -static_cast<double>(i) / static_cast<double>(n_pairs)));
+  return frequencies;
+}
+
+// q.k for vectors of `dim`.
+Dots plain_dot(const float* q, const float* key, int64_t dim) {
+  Dots sum;
+  for (int64_t d = 0; d < dim; ++d) {
+    sum.exact += static_cast<double>(q[d]) * static_cast<double>(key[d]);
+    sum.plain += q[d] * key[d];
+  }
+  return sum;
+}
+
+// After RoPE, as of the query as it is and the key rotated by the positions that it is ahead.
+Dots rope_dot(const float* q, const float* key, const std::vector<double>& frequencies, int64_t n_ahead) {
+  Dots sum;
+  const size_t n_pairs = frequencies.size();
+  for (size_t i = 0; i < n_pairs; ++i) {
+    const double angle = static_cast<double>(n_ahead) * frequencies[i], c = std::cos(angle), s = std::sin(angle);
+    const double q_a = static_cast<double>(q[i]), q_b = static_cast<double>(q[n_pairs + i]);
+    const double a = static_cast<double>(key[i]), b = static_cast<double>(key[n_pairs + i]);
+    sum.exact += q_a * (a * c - b * s) + q_b * (a * s + b * c);
+    const float f32_c = static_cast<float>(c), f32_s = static_cast<float>(s);
+    sum.plain += q[i] * (key[i] * f32_c - key[n_pairs + i] * f32_s);
+    sum.plain += q[n_pairs + i] * (key[i] * f32_s + key[n_pairs + i] * f32_c);
+  }
+  return sum;
+}
+
 void take_keys(Row* row, const BenchOptions& options, const std::vector<float>& k, int64_t first, int64_t n_tokens) {
   const int64_t kv_head = row->q_head / (options.n_q_heads / options.n_kv_heads);
   const double true_scale = 1.0 / std::sqrt(static_cast<double>(options.head_dim));
   const float plain_scale = static_cast<float>(true_scale);
+  const std::vector<double> frequencies = rope_frequencies(options);
   for (int64_t j = 0; j < n_tokens; ++j) {
     const auto key_idx = static_cast<size_t>(first + j);
     if (!row->visible[key_idx]) continue;
     const float* key = k.data() + (j * options.n_kv_heads + kv_head) * options.head_dim;
-    double true_dot = 0;
-    float plain_dot = 0;
-    for (int64_t d = 0; d < options.head_dim; ++d) {
-      true_dot += static_cast<double>(row->q[d]) * static_cast<double>(key[d]);
-      plain_dot += row->q[d] * key[d];
-    }
-    row->logits[key_idx] = true_dot * true_scale;
-    row->plain_logits[key_idx] = plain_dot * plain_scale;
+    const Dots sum = frequencies.empty() ? plain_dot(row->q, key, options.head_dim)
+                                         : rope_dot(row->q, key, frequencies, first + j - row->position);
+    row->logits[key_idx] = sum.exact * true_scale;
+    row->plain_logits[key_idx] = sum.plain * plain_scale;
     row->true_max = std::max(row->true_max, row->logits[key_idx]);
     row->plain_max = std::max(row->plain_max, row->plain_logits[key_idx]);
     row->largest_logit = std::max(row->largest_logit, std::abs(row->logits[key_idx]));
@@ -212,6 +250,7 @@ std::vector<Row> choose_rows(const Workload& workload) {
           row.sequence_idx = sequence_idx;
           row.token = token;
           row.q_head = q_head;
+          row.position = geometry.kv_len - geometry.q_len + token;
           row.round_weights = many_rows && geometry.kv_type == TANDEM_BF16 && options.io_type == TANDEM_BF16;
           row.visible.assign(static_cast<size_t>(workload.kv_len(sequence_idx)), 0);
           rows.push_back(std::move(row));

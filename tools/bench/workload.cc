@@ -67,6 +67,8 @@ Result Workload::create_objects() {
   layer.k_head_dim = static_cast<int32_t>(options_.head_dim);
   layer.v_head_dim = static_cast<int32_t>(options_.v_head_dim);
   layer.v_aliases_k = options_.v_aliases_k ? 1 : 0;
+  layer.rope = options_.rope_theta > 0 ? TANDEM_ROPE_HALVES : TANDEM_ROPE_CALLER;
+  layer.rope_theta = options_.rope_theta;
   const std::vector<tandem_layer_options> layers(static_cast<size_t>(case_.n_layers), layer);
   tandem_model* model = nullptr;
   TOOL_TRY(error.check(tandem_model_create(&model, layers.data(), case_.n_layers, error.out())));
