@@ -197,13 +197,13 @@ struct StoredQ8_0 : InOrder<StoredQ8_0> {
   }
 };
 
-// Codes of 4 bits: byte j of a row holds that of element 2 j below, that of element 2 j + 1 above.
+// Codes of 4 bits, loaded as they are: byte j of a row holds that of element 2 j below, that of element 2 j + 1 above.
 struct Nibbles {
   using Element = uint8_t;
   static constexpr int64_t kBits = 4;
   static constexpr bool kOddEven = true;
   template <class D>
-  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> codes_half(D, const uint8_t* row, size_t i, size_t half) {
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load_half(D, const uint8_t* row, size_t i, size_t half) {
     const hn::RebindToUnsigned<D> du32;
     const hn::Rebind<uint8_t, D> du8;
     const auto pairs = hn::PromoteTo(du32, hn::LoadU(du8, row + i / 2));
@@ -211,7 +211,7 @@ struct Nibbles {
   }
   // In order: a pair of codes becomes a word of 64 bits.
   template <class D>
-  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> codes(D, const uint8_t* row, size_t i) {
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load(D, const uint8_t* row, size_t i) {
     const hn::RebindToUnsigned<D> du32;
     const hn::Repartition<uint64_t, D> du64;
     const hn::Rebind<uint32_t, decltype(du64)> half_u32;
@@ -248,14 +248,6 @@ struct StoredQ4_0 : Nibbles {
   static HWY_INLINE FromTable group(F32 d, const float* scales, int64_t) {
     return {hn::Mul(hn::Iota(d, -8.0f), hn::Set(d, scales[0]))};
   }
-  template <class D>
-  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load_half(D d, const uint8_t* row, size_t i, size_t half) {
-    return codes_half(d, row, i, half);
-  }
-  template <class D>
-  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load(D d, const uint8_t* row, size_t i) {
-    return codes(d, row, i);
-  }
 #else
   static constexpr bool kScalesWeights = true;
   static HWY_INLINE Scaled group(F32 d, const float* scales, int64_t) { return {hn::Set(d, scales[0])}; }
@@ -266,11 +258,11 @@ struct StoredQ4_0 : Nibbles {
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
-    return value_of(d, codes_half(d, row, i, half));
+    return value_of(d, Nibbles::load_half(d, row, i, half));
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
-    return value_of(d, codes(d, row, i));
+    return value_of(d, Nibbles::load(d, row, i));
   }
 #endif
 };
@@ -285,14 +277,6 @@ struct StoredQ4_64 : Nibbles {
 #else
     return FromMinimum{scale, minimum};
 #endif
-  }
-  template <class D>
-  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load_half(D d, const uint8_t* row, size_t i, size_t half) {
-    return codes_half(d, row, i, half);
-  }
-  template <class D>
-  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load(D d, const uint8_t* row, size_t i) {
-    return codes(d, row, i);
   }
 };
 
