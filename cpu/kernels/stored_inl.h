@@ -223,6 +223,8 @@ struct Nibbles {
 
 #if HWY_MAX_BYTES == 64
 // A vector of 16 has room for what each of the 16 codes of a group stands for.
+alignas(64) constexpr float kCodes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+alignas(64) constexpr float kCodesLess8[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 struct FromTable {
   SizedVec numbers;
   HWY_INLINE Vec of(F32 d, hn::Vec<hn::RebindToUnsigned<F32>> codes) const {
@@ -246,7 +248,7 @@ struct StoredQ4_0 : Nibbles {
 #if HWY_MAX_BYTES == 64
   static constexpr bool kScalesWeights = false;
   static HWY_INLINE FromTable group(F32 d, const float* scales, int64_t) {
-    return {hn::Mul(hn::Iota(d, -8.0f), hn::Set(d, scales[0]))};
+    return {hn::Mul(hn::Load(d, kCodesLess8), hn::Set(d, scales[0]))};
   }
 #else
   static constexpr bool kScalesWeights = true;
@@ -273,7 +275,7 @@ struct StoredQ4_64 : Nibbles {
   static HWY_INLINE auto group(F32 d, const float* scales, int64_t apart) {
     const auto scale = hn::Set(d, scales[0]), minimum = hn::Set(d, scales[apart]);
 #if HWY_MAX_BYTES == 64
-    return FromTable{hn::MulAdd(hn::Iota(d, 0.0f), scale, minimum)};
+    return FromTable{hn::MulAdd(hn::Load(d, kCodes), scale, minimum)};
 #else
     return FromMinimum{scale, minimum};
 #endif
