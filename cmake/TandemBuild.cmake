@@ -2,8 +2,12 @@
 # Flags shared by every target, and tandem_test().
 
 # Types and locals of all that is inlined make a third of the time that templates take to compile and four fifths of the
-# object: Release has what back traces and profiles need, every other build everything.
-set(tandem_debug_info $<IF:$<CONFIG:Release>,-g1,-g>)
+# object: Release and sanitizers have what back traces and profiles need, every other build everything.
+if(TANDEM_SANITIZE)
+  set(tandem_debug_info -g1)
+else()
+  set(tandem_debug_info $<IF:$<CONFIG:Release>,-g1,-g>)
+endif()
 
 function(tandem_target_defaults target)
   set_target_properties(${target} PROPERTIES CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// An emulated processor is some twenty times slower: TANDEM_TEST_ONE_IN=n runs one of n cases of the long tests.
+// An emulated processor is some twenty times slower, sanitizers are ten: TANDEM_TEST_ONE_IN=n runs one of n cases of the
+// long tests.
 #pragma once
 
 #include <cstdint>

@@ -273,7 +273,7 @@ bool spins_between_rounds(Pool& pool) {
 }
 
 void wake_keeps_workers_spinning_until_rest(void**) {
-  if (std::thread::hardware_concurrency() < 2 || tandem::test::one_in() > 1) skip();  // an emulator spins otherwise
+  if (std::thread::hardware_concurrency() < 2 || tandem::test::one_in() > 1) skip();  // slow ones spin otherwise
   const auto pool = make_pool(2);
   assert_true(cpu_ms_while_idle() < kSleptMs);
   pool->wake();
