@@ -2,6 +2,7 @@
 #include "cpu/topology.h"
 
 #include <hwloc.h>
+#include <omp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -76,6 +77,30 @@ Status Topology::load(const TopologyOptions& options, std::unique_ptr<Topology>*
   return {};
 }
 
+namespace {
+
+// Where OpenMP binds threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY) it has bound the initial thread to its place,
+// one core perhaps, before anybody asked for an engine: such a mask says nothing about what the process may use, all places
+// do.
+void widen_place_of_openmp(hwloc_bitmap_t mask) {
+  const int n_places = omp_get_num_places();
+  hwloc_bitmap_t all = hwloc_bitmap_alloc(), place = hwloc_bitmap_alloc();
+  bool is_place = false;
+  for (int i = 0; i < n_places && all != nullptr && place != nullptr; ++i) {
+    std::vector<int> cpus(static_cast<size_t>(omp_get_place_num_procs(i)));
+    omp_get_place_proc_ids(i, cpus.data());
+    hwloc_bitmap_zero(place);
+    for (const int cpu : cpus) hwloc_bitmap_set(place, static_cast<unsigned>(cpu));
+    hwloc_bitmap_or(all, all, place);
+    is_place = is_place || hwloc_bitmap_isequal(place, mask) != 0;
+  }
+  if (is_place) hwloc_bitmap_copy(mask, all);
+  hwloc_bitmap_free(all);
+  hwloc_bitmap_free(place);
+}
+
+}  // namespace
+
 // hwloc has already left out what cgroup cpusets forbid. The mask is that of the calling thread, not of the main thread:
 // it is what a thread started here would inherit, and how a program gives each of several engines its own part.
 Status Topology::find_allowed(const std::string& allowed) {
@@ -90,6 +115,7 @@ Status Topology::find_allowed(const std::string& allowed) {
     return {};
   }
   const bool known = this_system_ && hwloc_get_cpubind(topology_, allowed_, HWLOC_CPUBIND_THREAD) == 0;
+  if (known) widen_place_of_openmp(allowed_);
   if (known && hwloc_bitmap_intersects(allowed_, all)) {
     hwloc_bitmap_and(allowed_, allowed_, all);
   } else {

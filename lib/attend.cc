@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 
 #include "lib/attend_call.h"
@@ -103,9 +104,9 @@ void AttendCall::for_tokens(TaskFn task) {
 namespace {
 
 const SequenceCall& call_of(const AttendScratch& scratch, int64_t row) {
-  size_t i = 0;
-  while (i + 1 < scratch.calls.size() && scratch.calls[i + 1].first_row <= row) ++i;
-  return scratch.calls[i];
+  const auto after = std::upper_bound(scratch.calls.begin(), scratch.calls.end(), row,
+                                      [](int64_t wanted, const SequenceCall& call) { return wanted < call.first_row; });
+  return *std::prev(after);
 }
 
 // Where query head `head` of query t starts in rows of [n_kv_heads][q_len][group_size].

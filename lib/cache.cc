@@ -312,11 +312,20 @@ Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_pos
   return {};
 }
 
+// Nobody is left who could commit its speculative tokens.
+void Cache::forget_speculation(Sequence& sequence) {
+  std::fill(sequence.speculative.begin(), sequence.speculative.end(), 0);
+  sequence.parents.clear();
+  sequence.speculator = nullptr;
+  const auto length = static_cast<size_t>(sequence.longest());
+  if (sequence.positions.size() > length) sequence.positions.resize(length);
+}
+
 void Cache::detach(Session* session) {
   std::erase(sessions_, session);
   for (auto& [id, sequence] : sequences_) {
     if (sequence->writer == session) sequence->writer = nullptr;
-    if (sequence->speculator == session) sequence->speculator = nullptr;
+    if (sequence->speculator == session) forget_speculation(*sequence);
   }
 }
 

@@ -102,6 +102,7 @@ class Cache {
         int64_t host_cap_bytes);
   Status make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages);
   Status find_even(int64_t id, Sequence** sequence) const;
+  static void forget_speculation(Sequence& sequence);
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const Model> model_;

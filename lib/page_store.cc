@@ -11,6 +11,12 @@ constexpr int64_t kSliceAlignment = 64;  // bytes, of one head's rows in an exte
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+// For n elements in all; more than asked for, as reserve() alone would copy everything each time.
+template <class T>
+void make_room(std::vector<T>& list, size_t n) {
+  if (n > list.capacity()) list.reserve(std::max(n, 2 * list.capacity()));
+}
+
 }  // namespace
 
 StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len) {
@@ -42,8 +48,9 @@ Status PageStore::make_free(int64_t n_pages) {
   if (missing <= 0) return {};
   const int64_t n_extents = (missing + geometry_.pages_per_extent - 1) / geometry_.pages_per_extent;
   const size_t before = extents_.size();
-  extents_.reserve(before + static_cast<size_t>(n_extents));
-  references_.reserve(static_cast<size_t>(total + n_extents * geometry_.pages_per_extent));
+  make_room(extents_, before + static_cast<size_t>(n_extents));
+  make_room(used_of_extent_, before + static_cast<size_t>(n_extents));
+  make_room(references_, static_cast<size_t>(total + n_extents * geometry_.pages_per_extent));
   std::vector<Buffer> made(static_cast<size_t>(n_extents));
   for (Buffer& extent : made) TANDEM_TRY(Buffer::create(tier_, geometry_.extent_bytes, Use::kKv, &extent));
   for (Buffer& extent : made) {
@@ -51,6 +58,7 @@ Status PageStore::make_free(int64_t n_pages) {
     extents_.push_back(std::move(extent));
   }
   references_.resize(static_cast<size_t>(total + n_extents * geometry_.pages_per_extent), 0);
+  used_of_extent_.resize(extents_.size(), 0);
   return {};
 }
 
@@ -86,26 +94,39 @@ int32_t PageStore::take(int32_t after) {
   if (after < 0 || page >= n || !adjacent(after, page) || references_[static_cast<size_t>(page)] != 0) {
     // Nothing to continue: the longest free gap, its start where it begins an extent or follows nobody who still grows,
     // else its middle, so that whoever sits before the gap can go on growing into it.
-    int32_t best = -1, best_len = 0;
-    for (int32_t i = 0; i < n;) {
-      if (references_[static_cast<size_t>(i)] != 0) {
-        ++i;
-        continue;
-      }
-      const int32_t begin = i;
-      const int32_t limit = static_cast<int32_t>((begin / geometry_.pages_per_extent + 1) * geometry_.pages_per_extent);
-      while (i < limit && references_[static_cast<size_t>(i)] == 0) ++i;
-      if (i - begin > best_len) best = begin, best_len = i - begin;
-    }
-    page = best % geometry_.pages_per_extent == 0 ? best : best + best_len / 2;
+    const Gap gap = longest_gap();
+    page = gap.begin % per_extent() == 0 ? gap.begin : gap.begin + gap.n_pages / 2;
   }
   references_[static_cast<size_t>(page)] = 1;
+  ++used_of_extent_[static_cast<size_t>(page / per_extent())];
   ++n_used_;
   return page;
 }
 
+// The first of the longest ones. No gap is longer than an extent.
+PageStore::Gap PageStore::longest_gap() {
+  const auto n_extents = used_of_extent_.size();
+  while (first_free_extent_ < n_extents && used_of_extent_[first_free_extent_] != 0) ++first_free_extent_;
+  if (first_free_extent_ < n_extents) return {static_cast<int32_t>(first_free_extent_) * per_extent(), per_extent()};
+  Gap best;
+  for (size_t extent = 0; extent < n_extents; ++extent) {
+    if (per_extent() - used_of_extent_[extent] <= best.n_pages) continue;
+    const int32_t end = static_cast<int32_t>(extent + 1) * per_extent();
+    int32_t begin = end - per_extent();
+    for (int32_t i = begin; i <= end; ++i) {
+      if (i < end && references_[static_cast<size_t>(i)] == 0) continue;
+      if (i - begin > best.n_pages) best = {begin, i - begin};
+      begin = i + 1;
+    }
+  }
+  return best;
+}
+
 void PageStore::release(int32_t page) {
-  if (--references_[static_cast<size_t>(page)] == 0) --n_used_;
+  if (--references_[static_cast<size_t>(page)] != 0) return;
+  --n_used_;
+  const auto extent = static_cast<size_t>(page / per_extent());
+  if (--used_of_extent_[extent] == 0) first_free_extent_ = std::min(first_free_extent_, extent);
 }
 
 void PageStore::copy_page(int32_t from, int32_t to, int64_t n_tokens) {

@@ -60,14 +60,23 @@ class PageStore {
   int64_t n_shared() const;
 
  private:
+  struct Gap {  // consecutive free pages of an extent
+    int32_t begin = -1;
+    int32_t n_pages = 0;
+  };
+
   void place(const Buffer& extent) const;
+  Gap longest_gap();
+  int32_t per_extent() const { return static_cast<int32_t>(geometry_.pages_per_extent); }
 
   const std::vector<Layer>& layers_;
   StoreGeometry geometry_;
   Tier& tier_;
   Backend cpu_;
   std::vector<Buffer> extents_;
-  std::vector<int32_t> references_;  // [n_pages]
+  std::vector<int32_t> references_;      // [n_pages]
+  std::vector<int32_t> used_of_extent_;  // pages taken
+  size_t first_free_extent_ = 0;         // none before it is wholly free
   int64_t n_used_ = 0;
 };
 

@@ -7,8 +7,19 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 extern "C" {
 #include <cmocka.h>
 }
 #undef fail
+
+// Of every program TANDEM_TEST_FILTER=name runs that test alone (* and ? are wild).
+inline const char* test_filter() {
+  const char* name = getenv("TANDEM_TEST_FILTER");
+  return name != nullptr && *name != '\0' ? name : nullptr;
+}
+#undef cmocka_run_group_tests
+#define cmocka_run_group_tests(tests, setup, teardown) \
+  (cmocka_set_test_filter(test_filter()),              \
+   _cmocka_run_group_tests(#tests, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown))

@@ -280,7 +280,9 @@ TANDEM_API int32_t tandem_sequence_fork(int64_t *fork, tandem_cache *cache, int6
 /* Frees the pages that nobody else holds. */
 TANDEM_API int32_t tandem_sequence_drop(tandem_cache *cache, int64_t sequence, tandem_error **error);
 /* Takes pages, and session state of every attached session, for n_tokens more tokens in every layer: until these are
- * used up, or given back by a truncation, an append cannot fail for memory. Errors: CAPACITY, OUT_OF_MEMORY. */
+ * used up, or given back by a truncation, no append returns an error for memory. Pages are address space until they are
+ * written: on a system that promises more than it has, host_cap_bytes is what keeps the process within it. Errors:
+ * CAPACITY, OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_sequence_reserve(tandem_cache *cache, int64_t sequence, int64_t n_tokens, tandem_error **error);
 /* Keeps the first n_tokens tokens of every layer; uneven sequences become even. Speculative tokens are given up. */
 TANDEM_API int32_t tandem_sequence_truncate(tandem_cache *cache, int64_t sequence, int64_t n_tokens, tandem_error **error);

@@ -317,6 +317,24 @@ void test_selection_and_stats(void**) {
   check_all_refused(world, cases, &out);
 }
 
+// Two tokens that continue the last one.
+int32_t speculate_in_layer_0(tandem_session* session, int64_t sequence, tandem_error** error) {
+  Tensor q({2, kQHeads, kDim}), k({2, kKvHeads, kDim}), v({2, kKvHeads, kDim}), to({2, kQHeads, kDim});
+  const int64_t two = 2;
+  const int32_t parents[] = {-1, -1};
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  args.flags = TANDEM_ATTEND_SPECULATIVE;
+  args.n_sequences = 1;
+  args.sequences = &sequence;
+  args.q_lens = &two;
+  args.q = &q.view;
+  args.k = &k.view;
+  args.v = &v.view;
+  args.o = &to.view;
+  args.parent_idx = parents;
+  return tandem_attend(session, &args, error);
+}
+
 // What a step and speculative tokens do not allow.
 void test_states(void**) {
   World world;
@@ -348,22 +366,7 @@ void test_states(void**) {
   tandem_error_release(error);
   tandem_session_release(second);
 
-  const auto speculate = [&](tandem_error** e) {
-    Tensor q({2, kQHeads, kDim}), k({2, kKvHeads, kDim}), v({2, kKvHeads, kDim}), to({2, kQHeads, kDim});
-    const int64_t two = 2;
-    const int32_t parents[] = {-1, -1};
-    tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
-    args.flags = TANDEM_ATTEND_SPECULATIVE;
-    args.n_sequences = 1;
-    args.sequences = &s;
-    args.q_lens = &two;
-    args.q = &q.view;
-    args.k = &k.view;
-    args.v = &v.view;
-    args.o = &to.view;
-    args.parent_idx = parents;
-    return tandem_attend(session, &args, e);
-  };
+  const auto speculate = [&](tandem_error** e) { return speculate_in_layer_0(session, s, e); };
   const int32_t status = speculate(&error);
   expect_ok(status, error);
   const int64_t both[] = {0, 1};
@@ -376,6 +379,25 @@ void test_states(void**) {
                          [&](auto e) { return tandem_session_commit(session, s, both, 2, e); }},
                     },
                     &out);
+}
+
+// Nobody else could commit what a released session has speculated: the sequence is as it was before.
+void test_speculation_ends_with_its_session(void**) {
+  World world;
+  tandem_session* other = nullptr;
+  OK(tandem_session_create, &other, world.cache, nullptr);
+  uint64_t before = 0, after = 1;
+  OK(tandem_sequence_digest, &before, world.cache, world.sequence);
+  OK(speculate_in_layer_0, other, world.sequence);
+  tandem_error* error = nullptr;
+  assert_int_equal(attend_once(world, world.sequence, 0, 1, 0, &error), kState);
+  tandem_error_release(error);
+  tandem_session_release(other);
+  OK(tandem_sequence_digest, &after, world.cache, world.sequence);
+  assert_true(before == after);
+  int64_t fork = 0;
+  OK(tandem_sequence_fork, &fork, world.cache, world.sequence);
+  OK(attend_once, world, world.sequence, 0, 1, 0);
 }
 
 void test_plan(void**) {
@@ -440,7 +462,8 @@ int main() {
       cmocka_unit_test(test_overlap),       cmocka_unit_test(test_fused_buffer),
       cmocka_unit_test(test_nothing_to_do), cmocka_unit_test(test_commit),
       cmocka_unit_test(test_step),          cmocka_unit_test(test_selection_and_stats),
-      cmocka_unit_test(test_states),        cmocka_unit_test(test_plan),
+      cmocka_unit_test(test_states),        cmocka_unit_test(test_speculation_ends_with_its_session),
+      cmocka_unit_test(test_plan),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

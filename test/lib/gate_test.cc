@@ -420,6 +420,5 @@ int main() {
       cmocka_unit_test(test_batch_mates),
       cmocka_unit_test(test_instruction_sets),
   };
-  cmocka_set_test_filter(std::getenv("TANDEM_TEST_FILTER"));
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -96,6 +96,5 @@ int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(test_exact_streams), cmocka_unit_test(test_hgca_streams),
                               cmocka_unit_test(test_hgca_long_trees), cmocka_unit_test(test_hgca_short_chunks),
                               cmocka_unit_test(test_same_bits)};
-  cmocka_set_test_filter(std::getenv("TANDEM_TEST_FILTER"));
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

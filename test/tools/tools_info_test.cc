@@ -42,6 +42,20 @@ void names_what_is_there(void**) {
   assert_false(info.contains("plan"));
 }
 
+// OpenMP binds the thread that asks before it asks.
+void openmp_settings_take_no_workers(void**) {
+  const Json::json_pointer n_cpus("/engine/cpu/pool/allowed_cpus");
+  const auto cpus = [&](const std::vector<std::string>& environment) {
+    const ProgramRun run = run_program({TANDEM_INFO, "--json"}, environment);
+    const Json json = Json::parse(run.out, nullptr, false);
+    if (run.exit_code != 0 || !json.contains(n_cpus)) fail_test("%s %s", run.out.c_str(), run.err.c_str());
+    return json[n_cpus].get<std::string>();
+  };
+  const std::string plain = cpus({});
+  for (const char* setting : {"OMP_PROC_BIND=true", "OMP_PROC_BIND=close", "OMP_PLACES=cores"})
+    assert_string_equal(cpus({setting}).c_str(), plain.c_str());
+}
+
 void flags_reach_the_engine(void**) {
   const Json info = info_json({"--threads", "1"});
   assert_true(info["engine"].dump().find("\"n_workers\":1,") != std::string::npos);
@@ -148,9 +162,10 @@ void geometry_from_a_config(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(names_what_is_there),  cmocka_unit_test(flags_reach_the_engine),
-      cmocka_unit_test(plan_is_the_librarys), cmocka_unit_test(aliased_values_take_nothing),
-      cmocka_unit_test(caps_are_judged),      cmocka_unit_test(geometry_from_a_config),
+      cmocka_unit_test(names_what_is_there),         cmocka_unit_test(openmp_settings_take_no_workers),
+      cmocka_unit_test(flags_reach_the_engine),      cmocka_unit_test(plan_is_the_librarys),
+      cmocka_unit_test(aliased_values_take_nothing), cmocka_unit_test(caps_are_judged),
+      cmocka_unit_test(geometry_from_a_config),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
