@@ -9,17 +9,17 @@
 // the keys by the few positions that they are ahead of it. The angles of those are rows of the table's lowest digit as they
 // stand there (lib/rope.h): none are computed key by key, nothing accumulates, and the rows stay in the caches.
 //
-//   positions      1000 1001 ... 1063 | 1064 1065 ... 1127 | 1128 ...
-//   q, packed      R(-1000) q         | R(-1064) q         | R(-1128) q
-//   row of angles     0    1 ...   63 |    0    1 ...   63 |    0
+//   positions      1000 1001 ... 1127 | 1128 1129 ... 1255 | 1256 ...
+//   q, packed      R(-1000) q         | R(-1128) q         | R(-1256) q
+//   row of angles     0    1 ...  127 |    0    1 ...  127 |    0
 //
 // Four keys at a time. Four with gaps between them that no stretch holds have the angles of p - b computed, each the product
 // of its base-256 digits' angles, of which the product of all but the lowest is kept for the next; b stays what it was.
 //
 // The first tile of query rows takes the keys as they are widened and rotated, vector by vector of pairs; where there are
 // more rows the rotated keys are also left in f32 rows, which the other tiles read from the first-level cache. For 4 rows of
-// 128 dims a pair of vectors takes 12 multiplications instead of 8, and bf16 is widened by two instructions instead of one:
-// its cheaper order (even, odd) is not that of the angles. (Angles in that order, a copy of the stretch's, were slower.)
+// 128 dims a pair of vectors takes 12 multiplications instead of 8. The rest counts as much: angles are read once, their
+// rows listed a stretch at a time, and bf16 takes one instruction a vector to widen, in order too where processors can.
 //
 // q also takes the attention factor, and is put into the order of a rotated row (Pairs).
 #pragma once
@@ -31,7 +31,7 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-inline constexpr int64_t kStretch = 64;  // keys: the more, the fewer rotations of q, and the more rows of angles
+inline constexpr int64_t kStretch = 128;  // keys: the more, the fewer rotations of q, and the more rows of angles
 static_assert(kStretch <= 256, "rows of one digit");
 
 struct alignas(64) Rotator {
@@ -45,6 +45,7 @@ struct alignas(64) Rotator {
   const int64_t* seen;              // positions of the view's keys:
   int64_t block[kBlockKeys];        //   all of the block,
   int64_t picked[kBlockKeys];       //   or some of them
+  const float* rows[kBlockKeys];    // angles of the view's keys relative to base, up to stretch_end
 };
 
 // Rows of q, and where they are packed for the tiles.
@@ -117,10 +118,13 @@ inline void compute_angles(Rotator& rotator, int64_t position, float* out) {
 // Keys that are rotated together.
 inline constexpr int kFour = 4;
 struct RotatedKeys {
-  Row codes[kFour];
-  const float* scales[kFour];  // of types with groups
-  const float* angles[kFour];  // cos row, then sin row
-  Row ahead[kFour];            // rows to prefetch, or null
+  KeyRows keys;
+  const float* const* angles;  // of each, cos row, then sin row
+  const Row* ahead;            // the row to prefetch of the first of kFour streams, or null
+  int64_t apart;
+  RotatedKeys after(int64_t n) const {
+    return {keys.after(n), angles + n, ahead == nullptr ? nullptr : ahead + n * apart, apart};
+  }
 };
 
 // What is rotated of a row. Where the pairs are whole vectors a rotated row has, in turn, a vector of their first ones and
@@ -156,14 +160,26 @@ template <class Stored, bool kInterleaved>
 HWY_INLINE PairVecs load_pairs(Row codes, const float* scales, int64_t i, int64_t n) {
   const F32 d;
   if (!kInterleaved) return {load_scaled<Stored>(codes, scales, i), load_scaled<Stored>(codes, scales, n + i)};
+  if constexpr (Stored::kOddEven) {
+    const auto a = Stored::load_half(d, codes, static_cast<size_t>(2 * i), 0);
+    const auto b = Stored::load_half(d, codes, static_cast<size_t>(2 * i), 1);
+    if constexpr (Stored::kGroup == 0) {
+      return {a, b};
+    } else {
+      const auto group = Stored::group(d, scales + 2 * i / Stored::kGroup * Stored::kScales, 1);
+      return {group.of(d, a), group.of(d, b)};
+    }
+  }
   const Vec x = load_scaled<Stored>(codes, scales, 2 * i);
   const Vec y = load_scaled<Stored>(codes, scales, 2 * i + int64_t{kLanes});
   return {hn::ConcatEven(d, y, x), hn::ConcatOdd(d, y, x)};
 }
 
+// The compiler would read each angle a second time to save a register. Where there are 32 that is dearer (8 %).
 HWY_INLINE PairVecs rotate_pairs(const PairVecs& x, const float* angles, int64_t i, int64_t n) {
   const F32 d;
   const Vec c = hn::LoadU(d, angles + i), s = hn::LoadU(d, angles + n + i);
+  if (kManyRegisters) __atomic_signal_fence(__ATOMIC_SEQ_CST);
   return {hn::NegMulAdd(x.b, s, hn::Mul(x.a, c)), hn::MulAdd(x.b, c, hn::Mul(x.a, s))};
 }
 
@@ -199,13 +215,18 @@ HWY_NOINLINE void rotate_tile(const float* HWY_RESTRICT q, const Pairs& pairs, c
   constexpr int kKeys = kTileKeys<kRows>;
   const F32 d;
   const int64_t n = pairs.n, dim = pairs.dim;
-  Row codes[kKeys];
   const float *angles[kKeys], *scales[kKeys];
-  for (int j = 0; j < kKeys; ++j) codes[j] = keys.codes[j], angles[j] = keys.angles[j], scales[j] = keys.scales[j];
+  Row codes[kKeys], ahead[kKeys];
+  for (int j = 0; j < kKeys; ++j) {
+    codes[j] = keys.keys.rows[j];
+    scales[j] = keys.keys.scales + j * keys.keys.n_scales;
+    angles[j] = keys.angles[j];
+    ahead[j] = keys.ahead == nullptr ? nullptr : keys.ahead[j * keys.apart];
+  }
   int64_t fetched = 0;
   const auto fetch_to = [&](int64_t element) HWY_ATTR {
-    for (; keys.ahead[0] != nullptr && fetched < element * Stored::kBits / 8; fetched += static_cast<int64_t>(kLine))
-      for (int j = 0; j < kKeys; ++j) prefetch_line(keys.ahead[j] + fetched);
+    for (; ahead[0] != nullptr && fetched < element * Stored::kBits / 8; fetched += static_cast<int64_t>(kLine))
+      for (int j = 0; j < kKeys; ++j) prefetch_line(ahead[j] + fetched);
   };
   SizedVec sum[kRows][kKeys];
 #pragma GCC unroll 4
@@ -216,13 +237,19 @@ HWY_NOINLINE void rotate_tile(const float* HWY_RESTRICT q, const Pairs& pairs, c
   for (int64_t i = 0; i < n; i += kLanes) {
     const float* rows = q + 2 * i * kRows;
     fetch_to(2 * (i + int64_t{kLanes}));
+    SizedVec q_a[kRows], q_b[kRows];
+#pragma GCC unroll 4
+    for (size_t r = 0; r < kRows; ++r) {
+      q_a[r] = hn::LoadU(d, rows + r * kLanes);
+      q_b[r] = hn::LoadU(d, rows + (kRows + r) * kLanes);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < kKeys; ++j) {
       const PairVecs key = rotate_pairs(load_pairs<Stored, kInterleaved>(codes[j], scales[j], i, n), angles[j], i, n);
 #pragma GCC unroll 4
       for (size_t r = 0; r < kRows; ++r) {
-        sum[r][j] = hn::MulAdd(hn::LoadU(d, rows + r * kLanes), key.a, sum[r][j]);
-        sum[r][j] = hn::MulAdd(hn::LoadU(d, rows + (kRows + r) * kLanes), key.b, sum[r][j]);
+        sum[r][j] = hn::MulAdd(q_a[r], key.a, sum[r][j]);
+        sum[r][j] = hn::MulAdd(q_b[r], key.b, sum[r][j]);
       }
       if (to == nullptr) continue;
       hn::StoreU(key.a, d, to + j * dim + 2 * i);
@@ -247,17 +274,9 @@ template <class Stored, bool kInterleaved, int kRows>
 HWY_INLINE void rotate_four(const float* q, const Pairs& pairs, const RotatedKeys& keys, float* to, float* logits) {
   constexpr int kKeys = kTileKeys<kRows>;
   rotate_tile<Stored, kInterleaved, kRows>(q, pairs, keys, to, logits);
-  if constexpr (kKeys < kFour) {
-    RotatedKeys rest;
-    for (int j = 0; j < kFour - kKeys; ++j) {
-      rest.codes[j] = keys.codes[kKeys + j];
-      rest.scales[j] = keys.scales[kKeys + j];
-      rest.angles[j] = keys.angles[kKeys + j];
-      rest.ahead[j] = keys.ahead[kKeys + j];
-    }
-    rotate_tile<Stored, kInterleaved, kRows>(q, pairs, rest, to == nullptr ? nullptr : to + kKeys * pairs.dim,
+  if constexpr (kKeys < kFour)
+    rotate_tile<Stored, kInterleaved, kRows>(q, pairs, keys.after(kKeys), to == nullptr ? nullptr : to + kKeys * pairs.dim,
                                              logits + kKeys);
-  }
 }
 
 // A tile of whole pairs, as pack_rows() packs rows. angles: times what q is multiplied by.
@@ -304,26 +323,31 @@ void pack_rotated(Rotator& rotator, const RotatedQuery& query, int64_t base) {
   rotator.base = base;
 }
 
-// Angles of the view's keys [j, j + 4) of n relative to q, which is packed anew where they begin a stretch.
+// Lists the angles of the view's keys [j, j + 4) of n relative to q, which is packed anew where they begin a stretch; of a
+// stretch's keys all at once.
 template <bool kInterleaved>
-HWY_INLINE void find_angles(Rotator& rotator, const RotatedQuery& query, int64_t j, int64_t n, RotatedKeys& four) {
-  const int64_t* positions = rotator.seen;
+HWY_INLINE void find_angles(Rotator& rotator, const RotatedQuery& query, int64_t j, int64_t n) {
   const int64_t end = j + kFour < n ? j + kFour : n;
   if (end > rotator.stretch_end) {
-    int64_t stretch_end = j + 1;
-    while (stretch_end < n && static_cast<uint64_t>(positions[stretch_end] - positions[j]) < uint64_t{kStretch})
-      ++stretch_end;
+    const int64_t* positions = rotator.seen;
+    const float* first = rotator.table->row(0, 0);
+    const int64_t row_size = rotator.table->row(0, 1) - first;
+    int64_t stretch_end = j;
+    for (; stretch_end < n; ++stretch_end) {
+      const int64_t n_ahead = positions[stretch_end] - positions[j];
+      if (static_cast<uint64_t>(n_ahead) >= uint64_t{kStretch}) break;
+      rotator.rows[stretch_end] = first + n_ahead * row_size;
+    }
     if (stretch_end >= end || rotator.base < 0) {
       pack_rotated<kInterleaved>(rotator, query, positions[j]);
       rotator.stretch_end = stretch_end;
     }
+    for (int64_t i = 0; end > rotator.stretch_end && i < end - j; ++i) {
+      compute_angles(rotator, positions[j + i] - rotator.base, rotator.angles[i]);
+      rotator.rows[j + i] = rotator.angles[i];
+    }
   }
-  const bool is_near = end <= rotator.stretch_end;
-  for (int64_t i = 0; i < kFour; ++i) {
-    const int64_t n_ahead = positions[j + i < n ? j + i : n - 1] - rotator.base;
-    four.angles[i] = is_near ? rotator.table->row(0, static_cast<int32_t>(n_ahead)) : rotator.angles[i];
-    if (!is_near) compute_angles(rotator, n_ahead, rotator.angles[i]);
-  }
+  for (int64_t i = end; i < j + kFour; ++i) rotator.rows[i] = rotator.rows[end - 1];
 }
 
 // Widens and rotates four keys of any number of pairs into rows of `to`.
@@ -331,9 +355,9 @@ template <class Stored, bool kInterleaved>
 void rotate_rows(const RotatedKeys& keys, const Pairs& pairs, float* to) {
   HWY_ALIGN float wide[kMaxPlainDim];
   for (int j = 0; j < kFour; ++j) {
-    for (int64_t at = 0; keys.ahead[j] != nullptr && at < pairs.dim * Stored::kBits / 8; at += int64_t{kLine})
-      prefetch_line(keys.ahead[j] + at);
-    row_to_f32<Stored>(keys.codes[j], keys.scales[j], wide, pairs.dim);
+    for (int64_t at = 0; keys.ahead != nullptr && at < pairs.dim * Stored::kBits / 8; at += int64_t{kLine})
+      prefetch_line(keys.ahead[j * keys.apart] + at);
+    row_to_f32<Stored>(keys.keys.rows[j], keys.keys.scales + j * keys.keys.n_scales, wide, pairs.dim);
     rotate_row<kInterleaved>(wide, keys.angles[j], pairs, to + j * pairs.dim);
   }
 }
@@ -368,19 +392,19 @@ template <class Stored, bool kInterleaved>
 void rotated_dots(Rotator& rotator, const RotatedQuery& query, const KeyList& keys, float* logits) {
   static_assert(kStreams == kFour, "four keys fetch a row of every stream");
   const Pairs pairs = pairs_of(*rotator.table, query.dim);
+  const KeyRows k{keys.k, keys.k_scales, keys.n_k_scales};
   Prefetcher ahead = keys.k_ahead;
-  RotatedKeys four;
   rotator.base = -1;  // what is packed is of another view
   rotator.stretch_end = 0;
   for (int64_t j = 0; j < keys.n; j += kFour) {
-    const bool fetches = ahead.group != nullptr && j + kFour <= keys.n;
-    for (int64_t i = 0; i < kFour; ++i) {
-      const int64_t key = j + i < keys.n ? j + i : keys.n - 1;
-      four.codes[i] = keys.k[key];
-      four.scales[i] = keys.k_scales + key * keys.n_k_scales;
-      four.ahead[i] = fetches ? ahead.group[ahead.row + i * ahead.apart] : nullptr;
+    const bool is_whole = j + kFour <= keys.n, fetches = ahead.group != nullptr && is_whole;
+    RotatedKeys four{k.after(j), rotator.rows + j, fetches ? ahead.group + ahead.row : nullptr, ahead.apart};
+    Row last[kFour];
+    if (!is_whole) {
+      for (int64_t i = 0; i < kFour; ++i) last[i] = keys.k[j + i < keys.n ? j + i : keys.n - 1];
+      four.keys.rows = last;
     }
-    find_angles<kInterleaved>(rotator, query, j, keys.n, four);
+    find_angles<kInterleaved>(rotator, query, j, keys.n);
     rotated_dot_rows<Stored, kInterleaved>(query, pairs, four, rotator.rotated, logits + j);
     if (fetches) next_row(ahead);
   }

@@ -51,12 +51,18 @@ struct StoredF32 : InOrder<StoredF32> {
   }
 };
 
+#if HWY_TARGET == HWY_AVX3_DL
+// Of 32-bit lanes: the word of a row that becomes their upper half, in their upper half. The lower ones become 0.
+alignas(64) constexpr uint32_t kWordOfLane[16] = {0x00000, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
+                                                  0x80000, 0x90000, 0xa0000, 0xb0000, 0xc0000, 0xd0000, 0xe0000, 0xf0000};
+#endif
+
 struct StoredBf16 {
   using Element = uint16_t;
   static constexpr int64_t kBits = 16, kGroup = 0, kScales = 0;
   static constexpr bool kScalesWeights = false;
   // An f32 whose upper half is the number: one instruction for the even elements, one for the odd ones. In order it takes
-  // two.
+  // two, or a permutation of words where processors have a fast one.
   static constexpr bool kOddEven = true;
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
@@ -69,6 +75,13 @@ struct StoredBf16 {
     const hn::RebindToUnsigned<D> du32;
     const hn::Rebind<uint16_t, D> du16;
     const auto bits = hn::LoadU(du16, reinterpret_cast<const uint16_t*>(row) + i);
+#if HWY_TARGET == HWY_AVX3_DL
+    if constexpr (sizeof(hn::Vec<D>) == sizeof(kWordOfLane)) {  // one instruction, which Highway has no name for
+      const auto words = hn::Load(du32, kWordOfLane);
+      const auto wide = _mm512_castsi256_si512(bits.raw);
+      return hn::BitCast(d, decltype(words){_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, words.raw, wide)});
+    }
+#endif
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du32, bits)));
   }
   template <class D>

@@ -3,10 +3,13 @@
 // head-major in huge pages, layers rotating over more memory than the caches hold. Rounds in which a thread waited for a
 // core are left out. Not a test.
 //
-//   kernel_bench [threads] [isa] [keys] [type] [rounds]
+//   kernel_bench [threads] [isa] [keys] [type] [rounds] [rope]
+//
+// rope: keys are stored unrotated, 1: of pairs of halves, 2: interleaved (TANDEM_ROPE_...).
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +17,7 @@
 #include "cpu/bench_clock.h"
 #include "cpu/isa_backends.h"
 #include "lib/dtype.h"
+#include "lib/rope.h"
 
 namespace tandem::test {
 namespace {
@@ -57,6 +61,12 @@ void point_at_layer(Bench& bench, int64_t layer_idx) {
   }
 }
 
+RopeTable angles_of(int32_t rope) {
+  std::vector<double> inv_freq(kDim / 2);
+  for (size_t i = 0; i < inv_freq.size(); ++i) inv_freq[i] = std::pow(500000.0, -static_cast<double>(i) / (kDim / 2));
+  return make_rope_table(inv_freq.data(), kDim / 2, rope == TANDEM_ROPE_INTERLEAVED, 1.0f);
+}
+
 // Rows of noise, in K and V alike.
 void fill_run(const cpu::KernelTable& table, const KvRun& run, int32_t dtype, int64_t n_keys,
               const std::vector<float>& noise) {
@@ -71,12 +81,14 @@ void fill_run(const cpu::KernelTable& table, const KvRun& run, int32_t dtype, in
   }
 }
 
-void measure(const cpu::KernelTable& table, int32_t n_threads, int32_t dtype, int64_t n_keys, int n_rounds) {
+void measure(const cpu::KernelTable& table, int32_t n_threads, int32_t dtype, int64_t n_keys, int n_rounds, int32_t rope) {
+  const RopeTable angles = angles_of(rope);
   Bench b{IsaBackend(table, n_threads), nullptr, {}, n_keys, 0, 0, nullptr, {}, {}, {}, {}, {}};
   b.layer.n_q_heads = kHeads * kGroup, b.layer.n_kv_heads = kHeads, b.layer.group_size = kGroup;
   b.layer.k_head_dim = b.layer.v_head_dim = kDim;
   b.layer.k_type = b.layer.v_type = dtype;
   b.layer.sm_scale = 0.088f;
+  b.layer.rope = rope == TANDEM_ROPE_CALLER ? nullptr : &angles;
   b.layer_bytes = 2 * kHeads * n_keys * (row_bytes(dtype, kDim) + scale_bytes(dtype, kDim));
   b.n_layers = std::max<int64_t>(2, kCacheBytes / b.layer_bytes + 1);
   const auto total = static_cast<size_t>(b.layer_bytes * b.n_layers);
@@ -139,9 +151,10 @@ int main(int argc, char** argv) {
   const int64_t keys = argc > 3 ? std::atoll(argv[3]) : 0;
   const char* type = argc > 4 ? argv[4] : "";
   const int n_rounds = argc > 5 ? std::atoi(argv[5]) : 30;
+  const int32_t rope = argc > 6 ? std::atoi(argv[6]) : TANDEM_ROPE_CALLER;
   for (const int64_t n_keys : {32768, 131072})
     for (const DtypeInfo& dtype : kDtypes)
       if ((keys == 0 || keys == n_keys) && (*type == '\0' ? dtype.bits <= 16 : std::strcmp(type, dtype.name) == 0))
-        test::measure(*table, n_threads, dtype.dtype, n_keys, n_rounds);
+        test::measure(*table, n_threads, dtype.dtype, n_keys, n_rounds, rope);
   return 0;
 }
