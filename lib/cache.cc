@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <string>
 
 #include "lib/dtype.h"
 #include "lib/hadamard.h"
@@ -26,6 +27,14 @@ int64_t Sequence::position(int64_t token) const {
 }
 
 namespace {
+
+std::string element(const char* array, size_t i) { return std::string(array) + "[" + std::to_string(i) + "]"; }
+
+Status check_storage_type(const std::string& name, int32_t type) {
+  if (find_dtype(type) != nullptr) return {};
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, name.c_str(), "%s = %d is not a storage type (%s)", name.c_str(), type,
+              storage_type_names());
+}
 
 // name: the option that asks for layer.k_rotation in layer l.
 Status check_rotation(const Layer& layer, const char* name, size_t l) {
@@ -65,16 +74,17 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
     Layer& layer = (*layers)[l];
     layer.k_type = options.layer_k_types != nullptr ? options.layer_k_types[l] : k_type;
     layer.v_type = options.layer_v_types != nullptr ? options.layer_v_types[l] : options.v_type == 0 ? layer.k_type : v_type;
-    const char* k_name = options.layer_k_types != nullptr ? "layer_k_types" : "k_type";
-    const char* v_name = options.layer_v_types != nullptr ? "layer_v_types" : "v_type";
-    for (const auto& [name, type] : {std::pair{k_name, layer.k_type}, std::pair{v_name, layer.v_type}})
-      if (find_dtype(type) == nullptr)
-        return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %d is not a storage type (layer %zu)", name, type, l);
+    const std::string k_name = options.layer_k_types != nullptr ? element("layer_k_types", l) : "k_type";
+    const std::string v_name = options.layer_v_types != nullptr ? element("layer_v_types", l) : "v_type";
+    TANDEM_TRY(check_storage_type(k_name, layer.k_type));
+    TANDEM_TRY(check_storage_type(v_name, layer.v_type));
     if (layer.v_aliases_k && layer.v_type != layer.k_type)
-      return fail(TANDEM_ERROR_INVALID_ARGUMENT, v_name, "%s = %s differs from %s = %s where V aliases K (layer %zu)",
-                  v_name, find_dtype(layer.v_type)->name, k_name, find_dtype(layer.k_type)->name, l);
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, v_name.c_str(),
+                  "%s = %s differs from %s = %s where V aliases K (layer %zu)", v_name.c_str(),
+                  find_dtype(layer.v_type)->name, k_name.c_str(), find_dtype(layer.k_type)->name, l);
     layer.k_rotation = options.layer_k_rotations != nullptr ? options.layer_k_rotations[l] : options.k_rotation;
-    TANDEM_TRY(check_rotation(layer, options.layer_k_rotations != nullptr ? "layer_k_rotations" : "k_rotation", l));
+    TANDEM_TRY(check_rotation(
+        layer, options.layer_k_rotations != nullptr ? element("layer_k_rotations", l).c_str() : "k_rotation", l));
   }
   return {};
 }

@@ -21,6 +21,8 @@ struct DemoOptions {
   int64_t n_depths = 0, n_numbers = 0;  // of --passkey and --numbers
   int64_t text_offset = 200000, n_decode = 0;
   std::vector<double> betas = {0.25, 0.5, 1, 2}, windows = {5, 12.5, 25, 50};  // windows: % of the context
+  // --loss: the engine's pair of types alone.
+  bool one_pair = false;
   bool json = false;
 };
 
@@ -33,7 +35,7 @@ Failure run_numbers(const DemoOptions& options, Runtime* runtime);
 // Bits per byte against bytes read, over betas and windows.
 Failure run_curve(const DemoOptions& options, Runtime* runtime);
 
-// Divergence and bits per byte of every storage type against f16; opens runtimes of its own.
+// Divergence and bits per byte of every storage type, or of one pair, against f16; opens runtimes of its own.
 Failure run_loss(const DemoOptions& options);
 
 // `context` bytes and the one after them, from --offset on: what --curve and --loss score.

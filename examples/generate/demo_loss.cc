@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // --loss: what each pair of storage types for K and V costs. The same text goes through the model once with f16, whose
-// predictions are kept, and once with every pair: the mean divergence of its predictions from those (Kullback-Leibler, in
-// bits), and bits per byte, both over the second half of the text. With --k-rotation every pair is tried once more, with K
-// rotated.
+// predictions are kept, and once with every pair, or the one asked for: the mean divergence of its predictions from those
+// (Kullback-Leibler, in bits), and bits per byte, both over the second half of the text. With --k-rotation every pair is
+// tried once more, with K rotated.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -108,8 +108,8 @@ void print_json(const std::vector<Loss>& losses) {
   std::printf("%s\n", json.dump().c_str());
 }
 
-// Every type for both, and the pairs that keep keys better than values, and the other way round; then again with K rotated.
-std::vector<Storage> storages_to_try(int32_t k_rotation) {
+// Every type for both, and the pairs that keep keys better than values, and the other way round.
+std::vector<Storage> every_pair() {
   std::vector<Storage> pairs;
   for (int32_t type = 1; tandem_dtype_name(type) != nullptr; ++type)
     if (type != TANDEM_F16) pairs.push_back({type, type});
@@ -118,8 +118,16 @@ std::vector<Storage> storages_to_try(int32_t k_rotation) {
   pairs.push_back({TANDEM_Q8_0, TANDEM_Q4_0});
   pairs.push_back({TANDEM_Q8_0, TANDEM_Q4_64});
   pairs.push_back({TANDEM_Q4_0, TANDEM_Q8_0});
-  const size_t n_pairs = k_rotation == TANDEM_ROTATION_NONE ? 0 : pairs.size();
-  for (size_t i = 0; i < n_pairs; ++i) pairs.push_back({pairs[i].k, pairs[i].v, k_rotation});
+  return pairs;
+}
+
+// These, or the one that was asked for; then again with K rotated.
+std::vector<Storage> storages_to_try(const DemoOptions& options) {
+  const EngineOptions& engine = options.engine;
+  std::vector<Storage> pairs = every_pair();
+  if (options.one_pair) pairs = {{engine.k_type, engine.v_type == 0 ? engine.k_type : engine.v_type}};
+  const size_t n_pairs = engine.k_rotation == TANDEM_ROTATION_NONE ? 0 : pairs.size();
+  for (size_t i = 0; i < n_pairs; ++i) pairs.push_back({pairs[i].k, pairs[i].v, engine.k_rotation});
   return pairs;
 }
 
@@ -140,7 +148,7 @@ Failure run_loss(const DemoOptions& options) {
     std::printf("K      V      rotation K  bytes/token  KL from f16    at its largest  bits per byte   against f16\n");
     print_loss(losses[0], exact_bits);
   }
-  for (const Storage& storage : storages_to_try(options.engine.k_rotation)) {
+  for (const Storage& storage : storages_to_try(options)) {
     Predictions predictions;
     Loss& loss = losses.emplace_back();
     loss.storage = storage;

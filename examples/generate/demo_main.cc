@@ -37,13 +37,14 @@ Failure check(const DemoOptions& options) {
 
 // A flag of another mode is refused rather than left unused.
 Failure check_modes(const DemoOptions& options, const Flags& flags) {
+  if (!options.loss_file.empty() && !options.one_pair)
+    GENERATE_TRY(flags.refuse_given({"--v-type"}, "is the second of a pair, whose first is --kv-type, with --loss"));
   if (options.n_depths > 0 || options.n_numbers > 0)
     GENERATE_TRY(flags.refuse_given({"--decode"}, "is unused with --passkey and --numbers"));
   if (!options.loss_file.empty())
-    return flags.refuse_given(
-        {"--policies", "--text", "--seed", "--window", "--sinks", "--alpha", "--beta", "--halo", "--group", "--evict-by",
-         "--decode", "--kv-type", "--v-type", "--betas", "--windows", "--pictures"},
-        "is unused with --loss");
+    return flags.refuse_given({"--policies", "--text", "--seed", "--window", "--sinks", "--alpha", "--beta", "--halo",
+                               "--group", "--evict-by", "--decode", "--betas", "--windows", "--pictures"},
+                              "is unused with --loss");
   if (options.curve_file.empty()) {
     GENERATE_TRY(flags.refuse_given({"--offset"}, "is for --curve and --loss alone"));
     return flags.refuse_given({"--betas", "--windows"}, "is for --curve alone");
@@ -82,7 +83,8 @@ Failure run(int argc, char** argv) {
   flags.integer("--passkey", "depths at which a pass key is hidden", 1, 1000, &options.n_depths);
   flags.integer("--numbers", "named numbers hidden in one text", 1, 24, &options.n_numbers);
   flags.text("--curve", "FILE", "text to score", &options.curve_file);
-  flags.text("--loss", "FILE", "text to score with every storage type", &options.loss_file);
+  flags.text("--loss", "FILE", "text to score with every storage type, or with that of --kv-type and --v-type alone",
+             &options.loss_file);
   flags.integer("--context", "bytes of context (default 16384; 8192 with --numbers, --curve and --loss)", kMinContext,
                 int64_t{1} << 30, &options.context);
   flags.integer("--decode", "known bytes to decode and score at the end of the text\n(default 256; 1024 with --curve)", 1,
@@ -100,6 +102,7 @@ Failure run(int argc, char** argv) {
   flags.toggle("--json", "JSON instead of tables", &options.json);
   bool help_wanted = false;
   GENERATE_TRY(flags.parse(argc, argv, &help_wanted));
+  options.one_pair = flags.given("--kv-type");
   if (!help_wanted) {
     GENERATE_TRY(check_modes(options, flags));
     return serve(&options);

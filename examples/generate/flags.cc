@@ -140,7 +140,7 @@ Failure Flags::parse(int argc, char** argv, bool* help_wanted) {
 
 Failure Flags::refuse_given(std::initializer_list<const char*> names, const std::string& why) const {
   for (const char* name : names)
-    if (given_.count(name) != 0) return {std::string(name) + ": " + why};
+    if (given(name)) return {std::string(name) + ": " + why};
   return {};
 }
 

@@ -31,6 +31,7 @@ class Flags {
 
   // *help_wanted: --help or -h was given (nothing else is looked at).
   Failure parse(int argc, char** argv, bool* help_wanted);
+  bool given(const char* name) const { return given_.count(name) != 0; }
   // Refuses the first of `names` that was given: " (why)" follows its name.
   Failure refuse_given(std::initializer_list<const char*> names, const std::string& why) const;
   std::string help() const;

@@ -168,9 +168,9 @@ typedef struct tandem_engine_options {
   void *log_user;
   int64_t spin_ns;           /* how long idle workers spin before they sleep; -1: default (50 us); 0: never */
   int32_t pin_threads;       /* -1: default (1): bind each worker to a core; 0: leave to the system */
-  int32_t matmul_rows;       /* query rows (q_len * query heads) of a KV head from which attention goes through matrix products;
-                              * 0: where these are faster, measured once in a process, by its first engine (some
-                              * milliseconds). Processes that must agree in the last bits give the number */
+  int32_t matmul_rows;       /* query rows (q_len * query heads) of a KV head from which a call, decode too, goes through matrix
+                              * products: where bf16 queries meet bf16 V they may round weights to bf16. 0: where they are
+                              * faster, as a process's first engine measures (some ms). To agree in the last bits, give it */
 } tandem_engine_options;
 #define TANDEM_ENGINE_OPTIONS_INIT \
   { sizeof(tandem_engine_options), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, -1, 0 }
@@ -239,7 +239,7 @@ typedef struct tandem_cache tandem_cache;
 /* Rotation of keys. With TANDEM_ROTATION_HADAMARD each row of K is multiplied, in f32, by the Walsh-Hadamard matrix
  * [k_head_dim, k_head_dim] over sqrt(k_head_dim) before it is rounded to k_type, and each row of q likewise, so that q.k stays
  * what it is. An outlier dim is then spread over all dims instead of coarsening the codes of its group (QuaRot, Ashkboos et
- * al., 2024). It pays for q4_0 keys of models with such dims; with 8 bits and more there is little to gain. The largest
+ * al., 2024). It pays for 4-bit keys of models with such dims; with 8 bits and more there is little to gain. The largest
  * element of a row may grow sqrt(k_head_dim) times, perhaps beyond the range of e4m3 or f16. Rotated q are f32: appends and
  * prefill in bf16 lose their bf16 products. K given in blocks is widened,
  * rotated and rounded again; tandem_sequence_read() rotates back; sizes stay the same. UNSUPPORTED where k_head_dim is not a
@@ -376,11 +376,11 @@ typedef struct tandem_attend_args {
 TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
 
 /* Appends k and v, then o = softmax(logits) V over the keys that the policy selects, and its lse. Logits, sums and lse in
- * f32. NaN or Inf in q, k or v reaches the rows that see it (as NaN; Inf in v may stay Inf, a logit of -inf may count as no
- * key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads K and V once per KV head. Device tensors: stream-ordered, may be captured in a CUDA graph inside a
- * step. Allocates only when a length is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY, OUT_OF_MEMORY,
- * UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). On any error no layer has
- * grown and o is untouched. */
+ * f32, weights too but for what matmul_rows says. NaN or Inf in q, k or v reaches the rows that see it (as NaN; Inf in v
+ * may stay Inf, a logit of -inf may count as no key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads
+ * K and V once per KV head. Device tensors: stream-ordered, may be captured in a CUDA graph inside a step. Allocates only
+ * when a length is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY, OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE
+ * (speculative tokens pending, q_len beyond what the step declared). On any error no layer has grown and o is untouched. */
 TANDEM_API int32_t tandem_attend(tandem_session *session, const tandem_attend_args *args, tandem_error **error);
 
 /* Ends speculation in one sequence: of its speculative tokens those at kept_idx [n_kept] (ascending; a chain in the tree,

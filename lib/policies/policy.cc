@@ -14,8 +14,14 @@ constexpr const Policy* kPolicies[] = {
     &kPolicyHgca,
 };
 
-Status out_of_range(const char* field, double value, const char* wanted) {
-  return fail(TANDEM_ERROR_INVALID_ARGUMENT, field, "%s = %.15g is not %s", field, value, wanted);
+constexpr const char* kTokens = "-1 or in 0 to 2^31 - 1";
+
+Status out_of_range(const char* field, float value, const char* wanted) {
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, field, "%s = %.9g is not %s", field, static_cast<double>(value), wanted);
+}
+
+Status out_of_range(const char* field, int64_t value, const char* wanted) {
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, field, "%s = %lld is not %s", field, static_cast<long long>(value), wanted);
 }
 
 }  // namespace
@@ -40,13 +46,13 @@ Status resolve_session_options(const tandem_session_options& options, const Poli
   }
   PolicyOptions made;
   if (options.window_tokens < -1 || options.window_tokens > INT32_MAX)
-    return out_of_range("window_tokens", static_cast<double>(options.window_tokens), "-1 or in 0 to 2^31 - 1");
+    return out_of_range("window_tokens", options.window_tokens, kTokens);
   if (options.window_tokens >= 0) made.window_len = options.window_tokens;
   if (options.sink_tokens < -1 || options.sink_tokens > INT32_MAX)
-    return out_of_range("sink_tokens", static_cast<double>(options.sink_tokens), "-1 or in 0 to 2^31 - 1");
+    return out_of_range("sink_tokens", options.sink_tokens, kTokens);
   if (options.sink_tokens >= 0) made.sink_len = options.sink_tokens;
   if (options.halo_tokens < -1 || options.halo_tokens > INT32_MAX)
-    return out_of_range("halo_tokens", static_cast<double>(options.halo_tokens), "-1 or in 0 to 2^31 - 1");
+    return out_of_range("halo_tokens", options.halo_tokens, kTokens);
   if (options.halo_tokens >= 0) made.halo_len = options.halo_tokens;
   if (!(options.alpha >= 0.0f && options.alpha <= 1.0f)) return out_of_range("alpha", options.alpha, "in 0 to 1");
   if (options.alpha > 0.0f) made.alpha = options.alpha;
@@ -54,9 +60,9 @@ Status resolve_session_options(const tandem_session_options& options, const Poli
     return out_of_range("beta", options.beta, "-1 or a finite number from 0 on");
   if (options.beta >= 0.0f) made.beta = options.beta;
   if (options.group_mode != TANDEM_GROUP_UNION && options.group_mode != TANDEM_GROUP_MEAN)
-    return out_of_range("group_mode", options.group_mode, "TANDEM_GROUP_UNION or TANDEM_GROUP_MEAN");
+    return out_of_range("group_mode", int64_t{options.group_mode}, "TANDEM_GROUP_UNION or TANDEM_GROUP_MEAN");
   if (options.evict_by != TANDEM_EVICT_BY_WINDOW && options.evict_by != TANDEM_EVICT_BY_HOST)
-    return out_of_range("evict_by", options.evict_by, "TANDEM_EVICT_BY_WINDOW or TANDEM_EVICT_BY_HOST");
+    return out_of_range("evict_by", int64_t{options.evict_by}, "TANDEM_EVICT_BY_WINDOW or TANDEM_EVICT_BY_HOST");
   made.group_mode = options.group_mode;
   made.evict_by = options.evict_by;
   *resolved = made;

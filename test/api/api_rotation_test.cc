@@ -481,8 +481,10 @@ void refusals(void**) {
           {"alias", "tandem_supports", kUnsupported, "k_rotation", "1, but V aliases K", supports(alias, hadamard)},
           {"value", "tandem_cache_create", kInvalid, "k_rotation", "2", create(wrong)},
           {"layer", "tandem_cache_create", kUnsupported, "k_rotation", "(layer 1)", create(hadamard)},
-          {"layer", "tandem_cache_create", kUnsupported, "layer_k_rotations", "(layer 1)", create(by_layer)},
-          {"layer", "tandem_cache_create", kInvalid, "layer_k_rotations", "-1", create(unknown_by_layer)},
+          {"layer", "tandem_cache_create", kUnsupported, "layer_k_rotations[1]", "layer_k_rotations[1] = 1",
+           create(by_layer)},
+          {"layer", "tandem_cache_create", kInvalid, "layer_k_rotations[0]", "layer_k_rotations[0] = -1",
+           create(unknown_by_layer)},
       },
       &out);
   OK(tandem_supports, world.engine, &plain, &hadamard, nullptr);

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 // The backend around the kernels: choice of the instruction set, cutting, determinism, calls from several threads.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,9 +12,7 @@
 #include "cpu/isa_backends.h"
 #include "cpu/matmul_attend.h"
 #include "one_in.h"
-extern "C" {
-#include <cmocka.h>
-}
+#include "with_cmocka.h"
 
 namespace tandem::test {
 namespace {

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: MIT
 // attend, attention weights and logits against double precision, for every instruction set of this processor.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include <cmath>
 
 #include "cpu/attend_case.h"
 #include "cpu/isa_backends.h"
 #include "one_in.h"
-extern "C" {
-#include <cmocka.h>
-}
+#include "with_cmocka.h"
 
 namespace tandem::test {
 namespace {

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "matmul_gate.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,9 +12,7 @@
 #include "cpu/onednn.h"
 #include "lib/dtype.h"
 #include "one_in.h"
-extern "C" {
-#include <cmocka.h>
-}
+#include "with_cmocka.h"
 
 namespace tandem::test {
 

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The matmul path where one KV head serves very many query heads: MLA's shape, and jobs cut along their keys.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "matmul_gate.h"
-extern "C" {
-#include <cmocka.h>
-}
+#include "with_cmocka.h"
 
 namespace tandem::test {
 namespace {

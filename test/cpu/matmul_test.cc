@@ -1,14 +1,5 @@
 // SPDX-License-Identifier: MIT
 // The matmul path by itself: types, dims, masks, extremes, threads, placement (the gate: matmul_gate.h).
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "cpu/matmul_attend.h"
-extern "C" {
-#include <cmocka.h>
-}
 
 #include <omp.h>
 
@@ -21,12 +12,14 @@ extern "C" {
 #include <utility>
 
 #include "cpu/kernels/softmax_tile.h"
+#include "cpu/matmul_attend.h"
 #include "cpu/onednn.h"
 #include "matmul_case.h"
 #include "matmul_gate.h"
 #include "one_in.h"
 #include "reference/rounding.h"
 #include "reference/stored_row.h"
+#include "with_cmocka.h"
 
 namespace tandem::test {
 namespace {

@@ -44,17 +44,7 @@ std::atomic<int64_t> n_allocations{0};
 }
 [[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
 [[gnu::noinline]] void operator delete(void* data, size_t) noexcept { std::free(data); }
-
-// cmocka needs the four before it, and has macros (fail) that must come last.
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-extern "C" {
-#include <cmocka.h>
-}
-// clang-format on
+#include "with_cmocka.h"
 
 namespace {
 

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 // The kernels around attention: merge, exp and tanh, conversions, moving average, read_sum; each instruction set.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include <algorithm>
 #include <bit>
@@ -14,9 +10,7 @@
 #include "cpu/isa.h"
 #include "one_in.h"
 #include "reference/rounding.h"
-extern "C" {
-#include <cmocka.h>
-}
+#include "with_cmocka.h"
 
 namespace tandem::test {
 namespace {

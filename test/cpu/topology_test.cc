@@ -16,16 +16,7 @@
 #include <thread>
 #include <vector>
 
-// cmocka needs the four before it, and has macros (fail) that must come last.
-// clang-format off
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-extern "C" {
-#include <cmocka.h>
-}
-// clang-format on
+#include "with_cmocka.h"
 
 namespace {
 

@@ -67,6 +67,27 @@ void curve_has_its_points(void**) {
   check_picture("curve.png");
 }
 
+// Codes take less than f16 and say nearly the same. Bytes: 6 layers of 2 KV heads of 64.
+void a_pair_of_types_costs_little(void**) {
+  const CommandResult result =
+      run_command({TANDEM_DEMO_PROGRAM, "--loss", TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt", "--offset", "0",
+                   "--context", "2048", "--kv-type", "q8_0", "--v-type", "q4_0", "--json"});
+  if (result.exit_code != 0) STOP_TEST("exit code %d: %s", result.exit_code, result.err.c_str());
+  const Json json = Json::parse(result.out);
+  assert_int_equal(json.size(), 2);
+  const Json &exact = json[0], &codes = json[1];
+  assert_true(exact["k_type"] == "f16" && exact["v_type"] == "f16");
+  assert_true(codes["k_type"] == "q8_0" && codes["v_type"] == "q4_0" && codes["k_rotation"] == "none");
+  assert_int_equal(exact["kv_token_bytes"].get<int64_t>(), 6 * 2 * 2 * 64 * 2);
+  assert_int_equal(codes["kv_token_bytes"].get<int64_t>(), 6 * 2 * ((64 + 4) + (32 + 4)));
+  assert_true(exact["divergence_bits"].get<double>() == 0);
+  const double divergence = codes["divergence_bits"].get<double>();
+  assert_true(divergence > 0.001 && divergence < 0.02);
+  assert_true(codes["worst_divergence_bits"].get<double>() > divergence);
+  const double bits = exact["bits_per_byte"].get<double>(), change = codes["bits_per_byte"].get<double>() / bits - 1;
+  assert_true(bits > 1 && bits < 2 && change != 0 && change > -0.01 && change < 0.01);
+}
+
 // A window of nothing is a window all the same: only the first row is dense.
 void a_window_of_nothing_is_no_dense_row(void**) {
   const Json json = run_demo({"--curve", TANDEM_EXAMPLES_DIRECTORY "/data/haystack.txt", "--offset", "0", "--context",
@@ -116,6 +137,8 @@ void bad_input_is_named(void**) {
       {{"--numbers", "2", "--decode", "64"}, {"--decode", "--numbers"}},
       {{"--curve", text, "--policies", "all"}, {"--policies", "--curve"}},
       {{"--curve", text, "--window", "256"}, {"--window", "--curve"}},
+      {{"--loss", text, "--window", "256"}, {"--window", "--loss"}},
+      {{"--loss", text, "--v-type", "q4_0"}, {"--v-type", "--kv-type", "--loss"}},
       {{"--betas", "1,99999999999999999999999"}, {"--betas", "99999999999999999999999", "is not between"}},
   };
   for (const auto& bad : kBad) {
@@ -150,6 +173,7 @@ int main() {
       cmocka_unit_test(pass_keys_are_found),
       cmocka_unit_test(numbers_are_found),
       cmocka_unit_test(curve_has_its_points),
+      cmocka_unit_test(a_pair_of_types_costs_little),
       cmocka_unit_test(a_window_of_nothing_is_no_dense_row),
       cmocka_unit_test(a_missing_picture_is_no_part_of_the_json),
       cmocka_unit_test(bad_input_is_named),

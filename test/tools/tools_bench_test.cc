@@ -75,13 +75,23 @@ void every_policy_and_shape(void**) {
       {"decode", "--rope-theta", "500000", "--io-type", "f32", "--kv-type", "f32"},
       {"decode", "--rope-theta", "10000", "--policy", "hgca", "--window", "128"},
       {"append", "--rope-theta", "10000", "--q-len", "40"},
+      {"decode", "--rope-theta", "10000", "--batch", "4", "--ragged"},
+      {"decode", "--rope-theta", "10000", "--batch", "4", "--ragged", "--policy", "hgca", "--window", "128"},
+      {"append", "--rope-theta", "10000", "--batch", "4", "--ragged", "--q-len", "5"},
+      {"decode", "--q-heads", "16", "--kv-heads", "2"},
+      {"decode", "--q-heads", "40", "--kv-heads", "2", "--policy", "hgca", "--window", "128"},
+      {"decode", "--q-heads", "32", "--kv-heads", "1", "--kv-type", "q8_0", "--v-type", "bf16"},
       {"decode", "--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k", "--q-heads", "128", "--kv-heads", "1"},
+      {"decode", "--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k", "--q-heads", "16", "--kv-heads", "1"},
       {"decode", "--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k", "--policy", "hgca", "--window", "128"},
       {"append", "--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k", "--q-heads", "32", "--kv-type", "q8_0"},
       {"append", "--q-len", "5", "--batch", "2"},
       {"decode", "--batch", "4", "--ragged"},
       {"append", "--q-len", "5", "--batch", "3", "--ragged"},
       {"append", "--q-len", "33", "--kv-type", "f32", "--io-type", "f32"},
+      {"append", "--q-len", "40", "--kv-type", "q8_0", "--v-type", "bf16"},
+      {"append", "--q-len", "40", "--kv-type", "bf16", "--v-type", "f32"},
+      {"append", "--q-len", "40", "--k-rotation", "hadamard"},
       {"append", "--q-len", "40", "--policy", "streaming", "--window", "100", "--sinks", "4"},
       {"append", "--policy", "hgca", "--window", "128", "--sinks", "16"},
       {"prefill", "--q-len", "300"},
@@ -122,6 +132,29 @@ void isa_and_threads_are_obeyed(void**) {
     ++n_tried;
   }
   assert_true(n_tried > 0 || all[0]["isa"] == "neon" || all[0]["isa"] == "sve");
+}
+
+// Bytes of the stored rows tell that both types and the pages were taken.
+void keys_and_values_have_their_own_types(void**) {
+  const std::vector<std::string> flags = {"--kv-len", "600",          "--kv-type", "q8_0,bf16",     "--v-type",
+                                          "q4_64",    "--k-rotation", "hadamard",  "--page-tokens", "16"};
+  std::vector<std::string> as_json = flags;
+  as_json.insert(as_json.end(), {"--output", "json"});
+  const std::vector<Json> lines = successful_run(small_run("decode", as_json));
+  assert_int_equal(lines.size(), 2);
+  for (size_t i = 0; i < 2; ++i) {
+    expect_complete(lines[i]);
+    assert_string_equal(lines[i]["type"].get<std::string>().c_str(), i == 0 ? "q8_0" : "bf16");
+    assert_string_equal(lines[i]["v_type"].get<std::string>().c_str(), "q4_64");
+    assert_string_equal(lines[i]["k_rotation"].get<std::string>().c_str(), "hadamard");
+    assert_int_equal(lines[i]["page_tokens"].get<int64_t>(), 16);
+    const int64_t k_bytes = i == 0 ? 64 + 2 * 2 : 64 * 2, token_bytes = 2 * (k_bytes + 32 + 4);  // 2 heads of 64
+    assert_int_equal(lines[i]["kv_bytes"].get<int64_t>() % token_bytes, 0);
+    assert_in_range(lines[i]["kv_bytes"].get<int64_t>(), 600 * token_bytes, 608 * token_bytes);
+  }
+  const ProgramRun run = run_program(small_run("decode", flags));
+  assert_true(run.out.find("| q8_0, q4_64 |") != std::string::npos);
+  assert_true(run.out.find("K rotated (hadamard)") != std::string::npos);
 }
 
 // Threshold factor 1 is what the library takes when nobody says otherwise.
@@ -199,6 +232,7 @@ int main() {
       cmocka_unit_test(every_policy_and_shape),
       cmocka_unit_test(wake_is_labelled_warm),
       cmocka_unit_test(isa_and_threads_are_obeyed),
+      cmocka_unit_test(keys_and_values_have_their_own_types),
       cmocka_unit_test(beta_is_the_librarys),
       cmocka_unit_test(dev_bench_is_understood),
       cmocka_unit_test(tables_and_csv),

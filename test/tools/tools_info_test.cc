@@ -115,6 +115,18 @@ void plan_is_the_librarys(void**) {
   }
 }
 
+// Codes and scales: 64 + 2 * 2 bytes of a key of 64, 64 + 2 * 4 of a value of 128.
+void values_have_a_type_of_their_own(void**) {
+  std::vector<std::string> flags = kPlanFlags;
+  flags.insert(flags.end(), {"--kv-type", "q8_0", "--v-type", "q4_64"});
+  const Json plan = info_json(flags)["plan"];
+  assert_true(plan["kv_type"] == "q8_0" && plan["v_type"] == "q4_64");
+  assert_int_equal(plan["lengths"][0]["plan"]["kv_token_bytes"].get<int64_t>(), 5 * 4 * (68 + 72));
+  flags.insert(flags.begin(), TANDEM_INFO);
+  assert_true(run_program(flags).out.find("K q8_0, V q4_64") != std::string::npos);
+  assert_true(info_json(kPlanFlags)["plan"]["v_type"] == "f16");
+}
+
 // MLA: V is stored within K.
 void aliased_values_take_nothing(void**) {
   std::vector<std::string> flags = kPlanFlags;
@@ -162,9 +174,13 @@ void geometry_from_a_config(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(names_what_is_there),         cmocka_unit_test(openmp_settings_take_no_workers),
-      cmocka_unit_test(flags_reach_the_engine),      cmocka_unit_test(plan_is_the_librarys),
-      cmocka_unit_test(aliased_values_take_nothing), cmocka_unit_test(caps_are_judged),
+      cmocka_unit_test(names_what_is_there),
+      cmocka_unit_test(openmp_settings_take_no_workers),
+      cmocka_unit_test(flags_reach_the_engine),
+      cmocka_unit_test(plan_is_the_librarys),
+      cmocka_unit_test(values_have_a_type_of_their_own),
+      cmocka_unit_test(aliased_values_take_nothing),
+      cmocka_unit_test(caps_are_judged),
       cmocka_unit_test(geometry_from_a_config),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

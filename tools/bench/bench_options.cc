@@ -18,7 +18,7 @@ struct RawChoices {
 };
 
 std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
-  constexpr int64_t kMaxLen = INT64_C(1) << 31;
+  constexpr int64_t kMaxLen = INT32_MAX;
   return {
       number_flag("--q-heads", &options->n_q_heads, 1, 4096, "query heads (32)"),
       number_flag("--kv-heads", &options->n_kv_heads, 1, 4096, "KV heads, a divisor of the query heads (8)"),
@@ -33,6 +33,11 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
           "keys that the last query sees, its own included (decode 32768,131072; append, prefill 8192; wake 1,64,512)"),
       number_flag("--q-len", &options->q_len, 1, 1 << 20, "queries of a call (append 32, prefill 512)"),
       choices_flag("--kv-type", &options->kv_types, dtype_choices(), "storage types of K and V (bf16)"),
+      choice_flag("--v-type", &options->v_type, dtype_choices(), "storage type of V where it differs"),
+      choice_flag("--k-rotation", &options->k_rotation,
+                  {{"none", TANDEM_ROTATION_NONE}, {"hadamard", TANDEM_ROTATION_HADAMARD}},
+                  "rotation of keys before they are stored, for 4-bit types (none)"),
+      number_flag("--page-tokens", &options->page_tokens, 16, 4096, "tokens of a page, a power of two (128)"),
       choice_flag("--io-type", &options->io_type, {{"f32", TANDEM_F32}, {"bf16", TANDEM_BF16}}, "type of q, k, v, o (bf16)"),
       number_flag("--layers", &options->n_layers, 0, 65536, "layers taken in turns (0: until K and V leave the caches)"),
       number_flag("--batch", &options->batch, 1, 4096, "sequences of a call (1)"),

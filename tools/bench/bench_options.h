@@ -26,7 +26,10 @@ struct BenchOptions {
   std::vector<int64_t> kv_lens;   // keys that the last query sees, its own included; empty: the mode's default
   int64_t q_len = 0;              // 0: the mode's default
   std::vector<int32_t> kv_types;  // empty: bf16
-  int32_t io_type = 0;            // of q, k, v, o; 0: bf16
+  int32_t v_type = 0;             // of all kv_types; 0: the keys' own
+  int32_t k_rotation = TANDEM_ROTATION_NONE;
+  int64_t page_tokens = 128;
+  int32_t io_type = 0;  // of q, k, v, o; 0: bf16
   int64_t batch = 1;
   bool ragged = false;   // kv_lens are means
   int64_t n_layers = 0;  // 0: as many as it takes for cold reads
@@ -40,6 +43,8 @@ struct BenchOptions {
   int64_t probe_mib = 0;  // 0: enough for reads from memory
   std::string isa;        // empty: the best
   Output output = Output::kMarkdown;
+
+  int32_t v_type_beside(int32_t kv_type) const { return v_type == 0 ? kv_type : v_type; }
 };
 
 Result parse_bench_options(int argc, const char* const* argv, BenchOptions* options);

@@ -21,12 +21,24 @@ double share_of(const BenchOptions& options, const Measurement& m) {
   return is_compute(options.mode) ? m.gflops / m.limit_gflops : m.read_gbps / m.limit_gbps;
 }
 
+const char* rotation_name(const BenchOptions& options) {
+  return options.k_rotation == TANDEM_ROTATION_HADAMARD ? "hadamard" : "none";
+}
+
+// "q8_0", or "q8_0, q4_0" where V has another.
+std::string type_names(const BenchOptions& options, int32_t kv_type) {
+  const int32_t v_type = options.v_type_beside(kv_type);
+  return v_type == kv_type ? dtype_name(kv_type) : text("%s, %s", dtype_name(kv_type), dtype_name(v_type));
+}
+
 // What was measured; times and rates only when the check has passed.
 Json record(const Bench& bench, const Measurement& m) {
   const BenchOptions& options = bench.options;
   Json json;
   json["bench"] = options.mode_name;
   json["type"] = dtype_name(m.kv_type);
+  json["v_type"] = dtype_name(options.v_type_beside(m.kv_type));
+  json["k_rotation"] = rotation_name(options);
   json["io_type"] = dtype_name(options.io_type);
   json["kv_len"] = m.kv_len;
   json["q_len"] = m.q_len;
@@ -38,6 +50,7 @@ Json record(const Bench& bench, const Measurement& m) {
   json["v_head_dim"] = options.v_head_dim;
   json["v_aliases_k"] = options.v_aliases_k;
   json["rope_theta"] = options.rope_theta;
+  json["page_tokens"] = options.page_tokens;
   json["policy"] = options.policy;
   json["window"] = options.window;
   json["sinks"] = options.sinks;
@@ -72,11 +85,12 @@ Json record(const Bench& bench, const Measurement& m) {
 }
 
 std::vector<std::string> columns(Mode mode) {
-  std::vector<std::string> names = {
-      "bench",    "type",      "io_type",    "kv_len",      "q_len",      "batch",          "ragged",   "q_heads",
-      "kv_heads", "head_dim",  "v_head_dim", "v_aliases_k", "rope_theta", "policy",         "window",   "sinks",
-      "alpha",    "beta",      "isa",        "threads",     "layers",     "repeats",        "state",    "rotation_bytes",
-      "check",    "median_us", "p10_us",     "p90_us",      "kv_bytes",   "dense_kv_bytes", "read_gbps"};
+  std::vector<std::string> names = {"bench",      "type",        "v_type",         "k_rotation",  "io_type",   "kv_len",
+                                    "q_len",      "batch",       "ragged",         "q_heads",     "kv_heads",  "head_dim",
+                                    "v_head_dim", "v_aliases_k", "rope_theta",     "page_tokens", "policy",    "window",
+                                    "sinks",      "alpha",       "beta",           "isa",         "threads",   "layers",
+                                    "repeats",    "state",       "rotation_bytes", "check",       "median_us", "p10_us",
+                                    "p90_us",     "kv_bytes",    "dense_kv_bytes", "read_gbps"};
   if (mode == Mode::kWake) return names;
   names.insert(names.end(), {"limit_gbps", "limit_buffer_bytes", "limit_way"});
   if (is_compute(mode)) names.insert(names.end(), {"gflops", "limit_gflops", "limit_type", "limit_shape"});
@@ -108,7 +122,7 @@ struct Column {
 std::vector<Column> markdown_row(const Bench& bench, const Measurement& m) {
   const BenchOptions& options = bench.options;
   const auto number = [](int64_t value) { return std::to_string(value); };
-  std::vector<Column> row = {{"K, V", false, dtype_name(m.kv_type)}, {"keys", true, number(m.kv_len)}};
+  std::vector<Column> row = {{"K, V", false, type_names(options, m.kv_type)}, {"keys", true, number(m.kv_len)}};
   if (is_compute(options.mode)) row.push_back({"queries", true, number(m.q_len)});
   if (options.batch > 1) row.push_back({options.ragged ? "ragged batch" : "batch", true, number(options.batch)});
   row.push_back({"policy", false, options.policy});
@@ -142,6 +156,7 @@ std::string title(const Bench& bench) {
   std::string line = text("%s: one layer, %lld query heads, %lld KV heads of %lld, %d threads, %s",
                           options.mode_name.c_str(), number(options.n_q_heads), number(options.n_kv_heads),
                           number(options.head_dim), bench.n_threads, bench.isa.c_str());
+  if (options.k_rotation != TANDEM_ROTATION_NONE) line += text(", K rotated (%s)", rotation_name(options));
   if (options.policy != "all") line += text(", window %lld, sinks %lld", number(options.window), number(options.sinks));
   if (is_compute(options.mode))
     line += ". The limit is oneDNN's matrix product in the same run";

@@ -10,7 +10,6 @@ namespace tools {
 namespace {
 
 constexpr int64_t kReadTokens = 2048;   // per read back
-constexpr int64_t kManyHeads = 24;      // of a KV head: as good as several queries
 constexpr int64_t kManyTokens = 16384;  // beyond this only the last layer and sequence are looked at
 
 // A value's row as it is read back: that of its key where it aliases it.
@@ -190,7 +189,7 @@ std::string gate(const BenchOptions& options, int32_t kv_type, const std::vector
   for (const Row& row : rows)
     for (size_t d = 0; d < row.o.size(); ++d)
       plain_error = std::max(plain_error, std::abs(static_cast<double>(row.plain_o[d]) - row.true_o[d]));
-  const double eps = epsilon_of(kv_type);
+  const double eps = std::max(epsilon_of(kv_type), epsilon_of(options.v_type_beside(kv_type)));
   for (const Row& row : rows) {
     const double true_lse = row.true_max + std::log(row.true_sum);
     if (row.true_sum == 0 ? row.lse != -std::numeric_limits<float>::infinity()
@@ -231,11 +230,20 @@ void mark_visible(const BenchOptions& options, int64_t q_len, Row* row) {
   std::fill(row->visible.begin() + range.begin, row->visible.begin() + range.end, uint8_t{1});
 }
 
-std::vector<Row> choose_rows(const Workload& workload) {
+// Whether this call goes through matrix products of bf16 weights, where the processor has such.
+bool weights_may_round(const BenchOptions& options, const Case& geometry, const MatmulRows& matmul_rows) {
+  const bool bf16_q =
+      options.io_type == TANDEM_BF16 && options.rope_theta == 0 && options.k_rotation == TANDEM_ROTATION_NONE;
+  if (!bf16_q || options.v_type_beside(geometry.kv_type) != TANDEM_BF16) return false;
+  const int64_t n_rows = geometry.q_len * (options.n_q_heads / options.n_kv_heads);
+  return n_rows >= (geometry.kv_type == TANDEM_BF16 ? matmul_rows.bf16 : matmul_rows.other);
+}
+
+std::vector<Row> choose_rows(const Workload& workload, const MatmulRows& matmul_rows) {
   const Case& geometry = workload.geometry();
   const BenchOptions& options = workload.options();
   const bool many = workload.kv_len(options.batch - 1) > kManyTokens;
-  const bool many_rows = geometry.q_len > 1 || options.n_q_heads / options.n_kv_heads >= kManyHeads;
+  const bool round_weights = weights_may_round(options, geometry, matmul_rows);
   const std::set<int32_t> layers = {many ? geometry.n_layers - 1 : 0, geometry.n_layers - 1};
   const std::set<int64_t> sequences = {many ? options.batch - 1 : 0, options.batch - 1};
   const std::set<int64_t> tokens = {0, geometry.q_len / 2, geometry.q_len - 1};
@@ -250,8 +258,8 @@ std::vector<Row> choose_rows(const Workload& workload) {
           row.sequence_idx = sequence_idx;
           row.token = token;
           row.q_head = q_head;
-          row.position = geometry.kv_len - geometry.q_len + token;
-          row.round_weights = many_rows && geometry.kv_type == TANDEM_BF16 && options.io_type == TANDEM_BF16;
+          row.position = workload.kv_len(sequence_idx) - geometry.q_len + token;
+          row.round_weights = round_weights;
           row.visible.assign(static_cast<size_t>(workload.kv_len(sequence_idx)), 0);
           rows.push_back(std::move(row));
         }
@@ -298,8 +306,8 @@ VisibleRange visible_range(const BenchOptions& options, int64_t kv_len, int64_t 
   return {std::min(options.sinks, begin), begin, end};
 }
 
-Result check_outputs(Workload* workload, std::string* verdict) {
-  std::vector<Row> rows = choose_rows(*workload);
+Result check_outputs(Workload* workload, const MatmulRows& matmul_rows, std::string* verdict) {
+  std::vector<Row> rows = choose_rows(*workload, matmul_rows);
   TOOL_TRY(run_step(workload, &rows));
   for (size_t first = 0; first < rows.size();) {
     std::vector<Row*> same;  // rows of one layer and sequence stand together

@@ -5,24 +5,26 @@
 // rows says how far f32 can get. The gate, over all rows looked at:
 //
 //   max |o - truth| <= 2 max |plain - truth| + 1e-5
-//   |o - truth| <= 4 eps sum_k p_k |v_k|         eps of the storage type, times max(1, largest |logit|) for f32, whose
-//                                                logits are not exact to eps
+//   |o - truth| <= 4 eps sum_k p_k |v_k|         eps of the coarser of both storage types, times max(1, largest |logit|)
+//                                                for f32, whose logits are not exact to eps
 //   |lse - truth| <= 1e-5 (1 + |lse|)
 //
-// Where several queries, or very many query heads of a KV head, meet bf16 keys and values, the plain computation rounds its
-// weights to bf16 before they meet the values, as matrix units do; sum and lse are of the weights before that. Outputs in
-// bf16 may add half a unit in the last place.
+// Where a call has so many query rows of a KV head that the engine goes through matrix products, and bf16 queries meet bf16
+// values, the plain computation rounds its weights to bf16 before they meet the values, as matrix units do; sum and lse are
+// of the weights before that. Rotated queries, by RoPE or before keys are stored, are f32, and so are their weights. Outputs
+// in bf16 may add half a unit in the last place.
 #pragma once
 
 #include <string>
 
 #include "tools/bench/workload.h"
+#include "tools/common/engine_report.h"
 
 namespace tools {
 
 // Runs one step (grown by q_len tokens; the caller truncates or lets it be) and looks at rows of the first and last
 // layer and sequence. Fills *verdict with "ok" or "failed: ..."; a failing Result is about calls that failed.
-Result check_outputs(Workload* workload, std::string* verdict);
+Result check_outputs(Workload* workload, const MatmulRows& matmul_rows, std::string* verdict);
 
 // Keys that query `token` of the call sees under the session's policy, for sequences of `kv_len` tokens after the call:
 // [0, sink_end) and [begin, end).

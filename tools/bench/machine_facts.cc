@@ -29,6 +29,19 @@ int64_t parse_bytes(const std::string& value) {
   return bytes;
 }
 
+// What the limits of a group and of those above it leave. A container may see its own group as the root: then the folders of
+// the path are not there.
+int64_t left_in_groups(const std::string& mount, std::string group, const char* limit_name, const char* used_name) {
+  int64_t left = INT64_MAX;
+  for (;; group.resize(group.rfind('/'))) {
+    while (!group.empty() && group.back() == '/') group.pop_back();
+    const int64_t limit = parse_bytes(first_line(mount + group + "/" + limit_name));
+    const int64_t used = parse_bytes(first_line(mount + group + "/" + used_name));
+    if (limit > 0) left = std::min(left, std::max<int64_t>(limit - used, 0));
+    if (group.find('/') == group.npos) return left;
+  }
+}
+
 std::string cpu_folder(int32_t cpu) { return "/sys/devices/system/cpu/cpu" + std::to_string(cpu); }
 
 }  // namespace
@@ -69,18 +82,26 @@ int64_t last_level_cache_bytes(const std::vector<int32_t>& cpus) {
   return sum > 0 ? sum : INT64_C(32) << 20;
 }
 
-int64_t available_memory_bytes() {
+int64_t available_memory_bytes(const std::string& root) {
   int64_t available = INT64_MAX;
-  std::ifstream meminfo("/proc/meminfo");
+  std::ifstream meminfo(root + "/proc/meminfo");
   for (std::string key, unit; meminfo >> key;) {
     int64_t kib = 0;
     meminfo >> kib;
     std::getline(meminfo, unit);
     if (key == "MemAvailable:") available = kib * 1024;
   }
-  const int64_t limit = parse_bytes(first_line("/sys/fs/cgroup/memory.max"));
-  const int64_t current = parse_bytes(first_line("/sys/fs/cgroup/memory.current"));
-  if (limit > 0) available = std::min(available, std::max<int64_t>(limit - current, 0));
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == line.npos || second == line.npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1), group = line.substr(second + 1);
+    if (controllers.empty())
+      available = std::min(available, left_in_groups(root + "/sys/fs/cgroup", group, "memory.max", "memory.current"));
+    if (controllers == "memory")
+      available = std::min(available, left_in_groups(root + "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes",
+                                                     "memory.usage_in_bytes"));
+  }
   return available;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace tools {
@@ -13,7 +14,8 @@ std::vector<int32_t> cpus_by_core();
 // Sum over the distinct last-level caches of these CPUs; 32 MiB where the system does not say.
 int64_t last_level_cache_bytes(const std::vector<int32_t>& cpus);
 
-// What may be allocated without pushing anything out: MemAvailable, or less where the cgroup (v2) has a limit.
-int64_t available_memory_bytes();
+// What may be allocated without pushing anything out: MemAvailable, or less where the process's cgroup (v1 or v2) or one
+// above it has a limit. root: put before /proc and /sys; tests keep a tree of their own there.
+int64_t available_memory_bytes(const std::string& root = "");
 
 }  // namespace tools

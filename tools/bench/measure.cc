@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "tools/bench/bench_reference.h"
 #include "tools/bench/machine_facts.h"
@@ -26,7 +27,7 @@ bool grows(const BenchOptions& options) { return options.mode == Mode::kDecode; 
 
 int64_t token_kv_bytes(const BenchOptions& options, int32_t kv_type) {
   const int64_t k_bytes = tandem_dtype_row_bytes(kv_type, static_cast<int32_t>(options.head_dim));
-  const int64_t v_bytes = tandem_dtype_row_bytes(kv_type, static_cast<int32_t>(options.v_head_dim));
+  const int64_t v_bytes = tandem_dtype_row_bytes(options.v_type_beside(kv_type), static_cast<int32_t>(options.v_head_dim));
   return options.n_kv_heads * (options.v_aliases_k ? k_bytes : k_bytes + v_bytes);
 }
 
@@ -36,19 +37,20 @@ int64_t least_keys_read(const BenchOptions& options, int64_t kv_len) {
   return std::clamp<int64_t>(options.window + options.sinks, 1, kv_len);
 }
 
-// As many layers as make what is read of all of them kColdCaches times the last-level cache.
-int32_t n_layers_for(const Bench& bench, int64_t layer_bytes_read) {
+// As many layers as make what is read of all of them kColdCaches times the last-level cache. A double, as nobody has checked
+// yet that so many bytes are there, nor that 64 bits count them.
+int32_t n_layers_for(const Bench& bench, double layer_bytes_read) {
   if (bench.options.n_layers > 0) return static_cast<int32_t>(bench.options.n_layers);
   if (bench.options.mode == Mode::kWake) return 1;
-  const int64_t wanted = kColdCaches * bench.cache_bytes;
-  return static_cast<int32_t>(std::clamp<int64_t>((wanted + layer_bytes_read - 1) / layer_bytes_read, 1, kMostLayers));
+  const auto wanted = static_cast<double>(kColdCaches * bench.cache_bytes);
+  return static_cast<int32_t>(std::clamp(std::ceil(wanted / layer_bytes_read), 1.0, static_cast<double>(kMostLayers)));
 }
 
-Result check_memory(int64_t kv_len, int32_t kv_type, int64_t bytes) {
-  const int64_t available = available_memory_bytes();
-  if (static_cast<double>(bytes) <= kMemoryShare * static_cast<double>(available)) return {};
+Result check_memory(int64_t kv_len, int32_t kv_type, double bytes) {
+  const auto available = static_cast<double>(available_memory_bytes());
+  if (bytes <= kMemoryShare * available) return {};
   return refuse("--kv-len = %lld in %s needs %.1f GiB, of %.1f GiB available", static_cast<long long>(kv_len),
-                dtype_name(kv_type), static_cast<double>(bytes) / 0x1p30, static_cast<double>(available) / 0x1p30);
+                dtype_name(kv_type), bytes / 0x1p30, available / 0x1p30);
 }
 
 // Pairs of a query and a key that it sees, times multiplications and additions of both products.
@@ -159,27 +161,29 @@ Spread spread_of(std::vector<double> values) {
 Result measure(const Bench& bench, int64_t kv_len, int32_t kv_type, Measurement* measurement) {
   const BenchOptions& options = bench.options;
   const int64_t token_bytes = options.batch * token_kv_bytes(options, kv_type);
-  const int64_t bytes_read = least_keys_read(options, kv_len) * token_bytes;
+  const double bytes_read = static_cast<double>(least_keys_read(options, kv_len)) * static_cast<double>(token_bytes);
   const Case geometry = {kv_len, options.q_len, kv_type, n_layers_for(bench, bytes_read)};
+  const double layer_bytes = static_cast<double>(kv_len) * static_cast<double>(token_bytes);
+  TOOL_TRY(check_memory(kv_len, kv_type, layer_bytes * geometry.n_layers));
   *measurement = {};
   measurement->kv_len = kv_len;
   measurement->q_len = options.q_len;
   measurement->kv_type = kv_type;
   measurement->n_layers = geometry.n_layers;
-  measurement->rotation_bytes = bytes_read * geometry.n_layers;
+  measurement->rotation_bytes = static_cast<int64_t>(bytes_read) * geometry.n_layers;
   measurement->cold = measurement->rotation_bytes >= kColdCaches * bench.cache_bytes;
-  TOOL_TRY(check_memory(kv_len, kv_type, kv_len * token_bytes * geometry.n_layers));
 
   std::unique_ptr<Workload> workload;
   TOOL_TRY(Workload::create(bench.engine, options, geometry, &workload));
   TOOL_TRY(workload->fill(options.q_len * (kWarmupSteps + options.repeats + 1)));
-  TOOL_TRY(check_outputs(workload.get(), &measurement->check));
+  TOOL_TRY(check_outputs(workload.get(), bench.matmul_rows, &measurement->check));
   if (measurement->check != "ok") return {};
   TOOL_TRY(workload->truncate());
 
   Timing timing{&bench, workload.get(), nullptr, {}, 0, 0};
   if (options.mode == Mode::kAppend || options.mode == Mode::kPrefill) {
-    const bool bf16 = kv_type == TANDEM_BF16 && options.io_type == TANDEM_BF16 && bench.matmul_bf16;
+    const bool bf16_kv = kv_type == TANDEM_BF16 && options.v_type_beside(kv_type) == TANDEM_BF16;
+    const bool bf16 = bf16_kv && options.io_type == TANDEM_BF16 && bench.matmul_bf16;
     timing.matmul = bf16 ? bench.matmul_bf16 : bench.matmul_f32;
     measurement->limit_type = bf16 ? TANDEM_BF16 : TANDEM_F32;
   }

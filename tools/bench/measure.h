@@ -9,6 +9,7 @@
 #include "tools/bench/bench_options.h"
 #include "tools/bench/matmul_rate.h"
 #include "tools/bench/read_bandwidth.h"
+#include "tools/common/engine_report.h"
 #include "tools/common/result.h"
 
 namespace tools {
@@ -19,6 +20,7 @@ struct Bench {
   tandem_engine* engine = nullptr;
   std::string isa;  // as the engine reports
   int32_t n_threads = 0;
+  MatmulRows matmul_rows;
   int64_t cache_bytes = 0;  // last level
   PinnedTeam* team = nullptr;
   ReadBandwidth* read = nullptr;

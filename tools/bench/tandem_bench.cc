@@ -11,6 +11,7 @@
 #include "tools/bench/bench_output.h"
 #include "tools/bench/machine_facts.h"
 #include "tools/bench/measure.h"
+#include "tools/bench/workload.h"
 #include "tools/common/engine_report.h"
 #include "tools/common/flags.h"
 #include "tools/common/handles.h"
@@ -43,7 +44,7 @@ Result start_engine(const BenchOptions& options, Machine* machine, Bench* bench)
     return refuse("the engine's report names no isa or no n_workers: %s", report.dump().c_str());
   bench->isa = isa.get<std::string>();
   bench->n_threads = n_workers.get<int32_t>();
-  return {};
+  return matmul_rows_of(report, &bench->matmul_rows);
 }
 
 // Some lines of a buffer of a few times the cache are still there when their turn comes again; with this many it is 2 %.
@@ -108,6 +109,8 @@ Result bench_main(int argc, const char* const* argv, bool* all_ok) {
   if (bench.options.help) return print(bench_help());
   Machine machine;
   TOOL_TRY(start_engine(bench.options, &machine, &bench));
+  for (const int32_t kv_type : bench.options.kv_types)
+    TOOL_TRY(Workload::check_supported(bench.engine, bench.options, kv_type));
   TOOL_TRY(start_probes(bench.options, &machine, &bench));
   return run_cases(bench, all_ok);
 }

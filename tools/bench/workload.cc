@@ -24,6 +24,37 @@ uint64_t next_random(uint64_t* state) {
   return z ^ (z >> 31);
 }
 
+tandem_layer_options layer_options(const BenchOptions& options) {
+  tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+  layer.n_q_heads = static_cast<int32_t>(options.n_q_heads);
+  layer.n_kv_heads = static_cast<int32_t>(options.n_kv_heads);
+  layer.k_head_dim = static_cast<int32_t>(options.head_dim);
+  layer.v_head_dim = static_cast<int32_t>(options.v_head_dim);
+  layer.v_aliases_k = options.v_aliases_k ? 1 : 0;
+  layer.rope = options.rope_theta > 0 ? TANDEM_ROPE_HALVES : TANDEM_ROPE_CALLER;
+  layer.rope_theta = options.rope_theta;
+  return layer;
+}
+
+tandem_cache_options cache_options(const BenchOptions& options, int32_t kv_type) {
+  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  cache.k_type = kv_type;
+  cache.v_type = options.v_type;
+  cache.k_rotation = options.k_rotation;
+  cache.page_tokens = static_cast<int32_t>(options.page_tokens);
+  return cache;
+}
+
+tandem_session_options session_options(const BenchOptions& options) {
+  tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
+  session.policy = options.policy.c_str();
+  session.window_tokens = options.window;
+  session.sink_tokens = options.sinks;
+  session.alpha = static_cast<float>(options.alpha);
+  session.beta = static_cast<float>(options.beta);
+  return session;
+}
+
 }  // namespace
 
 // The sum of four uniform numbers of 16 bits: mean 0, variance 1, tails to 3.5.
@@ -50,6 +81,14 @@ float f32_of(uint16_t bf16) {
   return value;
 }
 
+Result Workload::check_supported(const tandem_engine* engine, const BenchOptions& options, int32_t kv_type) {
+  ErrorSlot error;
+  const tandem_layer_options layer = layer_options(options);
+  const tandem_cache_options cache = cache_options(options, kv_type);
+  const tandem_session_options session = session_options(options);
+  return error.check(tandem_supports(engine, &layer, &cache, &session, error.out()));
+}
+
 Result Workload::create(tandem_engine* engine, const BenchOptions& options, const Case& geometry,
                         std::unique_ptr<Workload>* workload) {
   std::unique_ptr<Workload> made(new Workload(engine, options, geometry));
@@ -61,23 +100,14 @@ Result Workload::create(tandem_engine* engine, const BenchOptions& options, cons
 
 Result Workload::create_objects() {
   ErrorSlot error;
-  tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
-  layer.n_q_heads = static_cast<int32_t>(options_.n_q_heads);
-  layer.n_kv_heads = static_cast<int32_t>(options_.n_kv_heads);
-  layer.k_head_dim = static_cast<int32_t>(options_.head_dim);
-  layer.v_head_dim = static_cast<int32_t>(options_.v_head_dim);
-  layer.v_aliases_k = options_.v_aliases_k ? 1 : 0;
-  layer.rope = options_.rope_theta > 0 ? TANDEM_ROPE_HALVES : TANDEM_ROPE_CALLER;
-  layer.rope_theta = options_.rope_theta;
-  const std::vector<tandem_layer_options> layers(static_cast<size_t>(case_.n_layers), layer);
+  const std::vector<tandem_layer_options> layers(static_cast<size_t>(case_.n_layers), layer_options(options_));
   tandem_model* model = nullptr;
   TOOL_TRY(error.check(tandem_model_create(&model, layers.data(), case_.n_layers, error.out())));
   model_.reset(model);
 
-  tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
-  cache_options.k_type = case_.kv_type;
+  const tandem_cache_options of_cache = cache_options(options_, case_.kv_type);
   tandem_cache* cache = nullptr;
-  TOOL_TRY(error.check(tandem_cache_create(&cache, engine_, model, &cache_options, error.out())));
+  TOOL_TRY(error.check(tandem_cache_create(&cache, engine_, model, &of_cache, error.out())));
   cache_.reset(cache);
 
   for (int64_t i = 0; i < options_.batch; ++i) {
@@ -85,19 +115,10 @@ Result Workload::create_objects() {
     TOOL_TRY(error.check(tandem_sequence_create(&sequence, cache, error.out())));
     sequences_.push_back(sequence);
   }
-  return create_session();
-}
 
-Result Workload::create_session() {
-  ErrorSlot error;
-  tandem_session_options session_options = TANDEM_SESSION_OPTIONS_INIT;
-  session_options.policy = options_.policy.c_str();
-  session_options.window_tokens = options_.window;
-  session_options.sink_tokens = options_.sinks;
-  session_options.alpha = static_cast<float>(options_.alpha);
-  session_options.beta = static_cast<float>(options_.beta);
+  const tandem_session_options of_session = session_options(options_);
   tandem_session* session = nullptr;
-  TOOL_TRY(error.check(tandem_session_create(&session, cache_.get(), &session_options, error.out())));
+  TOOL_TRY(error.check(tandem_session_create(&session, cache, &of_session, error.out())));
   session_.reset(session);
   return {};
 }

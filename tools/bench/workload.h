@@ -27,6 +27,9 @@ struct Case {
 
 class Workload {
  public:
+  // Whether the library has such a layer, cache and session; else its reason.
+  static Result check_supported(const tandem_engine* engine, const BenchOptions& options, int32_t kv_type);
+
   // Takes no memory for tokens yet.
   static Result create(tandem_engine* engine, const BenchOptions& options, const Case& geometry,
                        std::unique_ptr<Workload>* workload);
@@ -66,7 +69,6 @@ class Workload {
   Workload(tandem_engine* engine, const BenchOptions& options, const Case& geometry)
       : options_(options), case_(geometry), engine_(engine) {}
   Result create_objects();
-  Result create_session();
   void make_inputs();
   Rows random_rows(int64_t n_rows, int64_t row_elements, uint64_t seed) const;
   tandem_tensor tensor(Rows* rows, int64_t first_row, int64_t n_rows, int64_t n_heads) const;

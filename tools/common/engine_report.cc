@@ -39,6 +39,15 @@ Result plan_report(const tandem_memory_plan& plan, Json* report) {
       report);
 }
 
+Result matmul_rows_of(const Json& report, MatmulRows* rows) {
+  const Json member = find_member(report, "matmul_rows");
+  const Json bf16 = find_member(member, "bf16"), other = find_member(member, "other");
+  if (!bf16.is_number_integer() || !other.is_number_integer())
+    return refuse("the engine's report names no matmul_rows of bf16 and other: %s", report.dump().c_str());
+  *rows = {bf16.get<int64_t>(), other.get<int64_t>()};
+  return {};
+}
+
 Json find_member(const Json& json, const std::string& name) {
   if (json.is_object() && json.contains(name)) return json.at(name);
   if (!json.is_structured()) return nullptr;

@@ -2,6 +2,7 @@
 // The library's reports, read back.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -13,6 +14,13 @@ using Json = nlohmann::ordered_json;
 
 Result engine_report(const tandem_engine* engine, Json* report);
 Result plan_report(const tandem_memory_plan& plan, Json* report);
+
+// Query rows of a KV head from which the engine goes through matrix products, by what the report says.
+struct MatmulRows {
+  int64_t bf16 = 0;   // where q, K and V are bf16 and nothing is rotated
+  int64_t other = 0;  // all else
+};
+Result matmul_rows_of(const Json& report, MatmulRows* rows);
 
 // The first member of that name, however deep; null where there is none.
 Json find_member(const Json& json, const std::string& name);

@@ -33,6 +33,7 @@ std::vector<Flag> info_flags(InfoOptions* options, RawChoices* raw) {
       numbers_flag("--kv-len", &options->kv_lens, 0, kMaxLen, "tokens of a sequence, a plan for each (32768,131072)"),
       number_flag("--batch", &options->batch, 1, 1 << 20, "sequences of that length (1)"),
       choice_flag("--kv-type", &options->kv_type, dtype_choices(), "storage type of K and V (bf16)"),
+      choice_flag("--v-type", &options->v_type, dtype_choices(), "storage type of V where it differs"),
       number_flag("--page-tokens", &options->page_tokens, 16, 4096, "tokens of a page, a power of two (128)"),
       choice_flag("--policy", &raw->policy, library_choices(tandem_policy_name), "which keys are attended (all)"),
       number_flag("--window", &options->window, 0, kMaxLen, "newest tokens always attended (4096)"),
@@ -45,9 +46,9 @@ std::vector<Flag> info_flags(InfoOptions* options, RawChoices* raw) {
 // Flags that would change nothing are refused.
 Result check_used(const std::vector<std::string>& given, const InfoOptions& options) {
   const auto is_given = [&](const char* name) { return std::find(given.begin(), given.end(), name) != given.end(); };
-  constexpr const char* kOfThePlan[] = {"--model",  "--layers",     "--q-heads", "--kv-heads",     "--head-dim",
-                                        "--kv-len", "--batch",      "--kv-type", "--policy",       "--page-tokens",
-                                        "--window", "--v-head-dim", "--sinks",   "--host-cap-gib", "--v-aliases-k"};
+  constexpr const char* kOfThePlan[] = {
+      "--model",  "--layers",      "--q-heads", "--kv-heads",   "--head-dim", "--kv-len",       "--batch",       "--kv-type",
+      "--policy", "--page-tokens", "--window",  "--v-head-dim", "--sinks",    "--host-cap-gib", "--v-aliases-k", "--v-type"};
   constexpr const char* kOfTheModel[] = {"--layers", "--q-heads", "--kv-heads", "--head-dim"};
   for (const char* name : kOfThePlan)
     if (is_given(name) && !options.plan) return refuse("%s is about the memory plan: --plan is missing", name);
@@ -71,6 +72,7 @@ Result parse_info_options(int argc, const char* const* argv, InfoOptions* option
     return refuse("--isa = %s: this processor does not have it", options->isa.c_str());
   if (options->kv_lens.empty()) options->kv_lens = {32768, 131072};
   if (options->kv_type == 0) options->kv_type = TANDEM_BF16;
+  if (options->v_type == 0) options->v_type = options->kv_type;
   if (!options->model_dir.empty()) TOOL_TRY(read_model_config(options->model_dir, options));
   if (options->v_head_dim == 0) options->v_head_dim = options->head_dim;
   if (options->n_q_heads % options->n_kv_heads != 0)

@@ -27,6 +27,7 @@ struct InfoOptions {
   std::vector<int64_t> kv_lens;  // one plan each
   int64_t batch = 1;             // sequences of that length
   int32_t kv_type = 0;           // 0: bf16
+  int32_t v_type = 0;            // 0: kv_type
   int64_t page_tokens = 0;       // 0: the library's default
   std::string policy = "all";
   int64_t window = -1;  // -1: the library's default

@@ -55,6 +55,7 @@ Result make_plans(const tandem_engine* engine, const InfoOptions& options, std::
   TOOL_TRY(make_model(options, &model));
   tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
   cache.k_type = options.kv_type;
+  cache.v_type = options.v_type;
   cache.page_tokens = static_cast<int32_t>(options.page_tokens);
   cache.host_cap_bytes = static_cast<int64_t>(std::llround(options.host_cap_gib * 0x1p30));
   tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
@@ -80,10 +81,12 @@ Result make_plans(const tandem_engine* engine, const InfoOptions& options, std::
 
 std::string plans_text(const InfoOptions& options, const std::vector<PlannedLength>& plans) {
   const auto number = [](int64_t value) { return static_cast<long long>(value); };
+  std::string types = dtype_name(options.kv_type);
+  if (options.v_type != options.kv_type) types = text("K %s, V %s", types.c_str(), dtype_name(options.v_type));
   std::string out = text(
       "memory plan: %lld layers, %lld query heads, %lld KV heads of %lld, %s, policy %s, %lld sequence%s; %s per token\n\n",
       number(options.n_layers), number(options.n_q_heads), number(options.n_kv_heads), number(options.head_dim),
-      dtype_name(options.kv_type), options.policy.c_str(), number(options.batch), options.batch == 1 ? "" : "s",
+      types.c_str(), options.policy.c_str(), number(options.batch), options.batch == 1 ? "" : "s",
       bytes_text(plans[0].plan.kv_token_bytes).c_str());
   TextTable table;
   table.header = {"tier", "what"};
@@ -111,6 +114,7 @@ Result plans_json(const InfoOptions& options, const std::vector<PlannedLength>& 
   (*json)["v_head_dim"] = options.v_head_dim;
   (*json)["v_aliases_k"] = options.v_aliases_k;
   (*json)["kv_type"] = dtype_name(options.kv_type);
+  (*json)["v_type"] = dtype_name(options.v_type);
   (*json)["policy"] = options.policy;
   (*json)["batch"] = options.batch;
   (*json)["lengths"] = Json::array();
