@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "lib/backend.h"
+
 // cmocka needs the four before it, and has macros (fail) that must come last.
 // clang-format off
 #include <setjmp.h>

@@ -178,7 +178,7 @@ void every_row_is_placed_once_on_the_node_of_its_jobs(void**) {
 
 // The kernel keeps one for each stretch of one policy, and a process has 65,530.
 void a_long_context_stays_within_the_mappings_of_a_process(void**) {
-  const std::vector<Layer> layers = eight_heads(32);
+  const std::vector<Layer> layers = eight_heads(33);  // no whole huge pages for each node
   Nodes nodes;
   Tier tier("host_cap_bytes", 0, {});
   PageStore store(layers, 128, tier, {&kNodes, &nodes});
