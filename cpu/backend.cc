@@ -33,6 +33,7 @@ struct CpuBackend {
   GrowBuffer<float> parts;
   GrowBuffer<std::atomic<int32_t>> parts_left;  // [n_groups]
   GrowBuffer<SpanScratch> scratch;              // [n_workers]
+  GrowBuffer<int32_t> weight_nodes;             // [n_jobs]
   std::unique_ptr<MatmulAttend> matmul;         // made for the first call that needs it
 };
 
@@ -208,7 +209,9 @@ void attn_weights(void* self, const WeightJob* jobs, int32_t n_jobs) {
   CpuBackend& backend = backend_of(self);
   const std::lock_guard lock(backend.attend_mutex);
   WeightCall call{&backend, jobs};
-  if (n_jobs > 0) backend.pool->run(n_jobs, weigh_task, &call);
+  const bool has_nodes = backend.weight_nodes.reserve(n_jobs);  // without them the jobs are anybody's
+  for (int32_t i = 0; has_nodes && i < n_jobs; ++i) backend.weight_nodes[i] = jobs[i].node;
+  if (n_jobs > 0) backend.pool->run(n_jobs, weigh_task, &call, has_nodes ? backend.weight_nodes.data() : nullptr);
 }
 
 void observe(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha) {

@@ -21,6 +21,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -125,17 +126,17 @@ struct Round {
   int64_t n_tasks = 0;
   TaskFn task = nullptr;
   void* context = nullptr;
-  const int32_t* task_node = nullptr;  // null where there is one node
+  const int32_t* task_node = nullptr;  // null where nodes do not matter
 };
 
 class WorkerPool final : public Pool {
  public:
-  WorkerPool(const PoolOptions& options, std::unique_ptr<Topology> topology, int32_t quota);
+  WorkerPool(const PoolOptions& options, const PoolSeams& seams, std::unique_ptr<Topology> topology);
   ~WorkerPool() override;
   Status start();
 
   int32_t n_workers() const override { return static_cast<int32_t>(workers_.size()); }
-  int32_t n_nodes() const override { return static_cast<int32_t>(cursors_.size()); }
+  int32_t n_nodes() const override { return static_cast<int32_t>(cursors_.size()) - 1; }
   void run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node) override;
   void wake() override;
   void rest() override;
@@ -150,7 +151,9 @@ class WorkerPool final : public Pool {
   bool enter(Worker* worker);
   void leave(Worker* worker);
   void await_leave(Worker* worker);
-  void take_tasks(const Worker& worker);
+  int bind(const Seat& seat) const;
+  int32_t node_of_caller() const;
+  void take_tasks(const Worker& worker, int32_t own_node);
   int64_t claim_on(int32_t node);
   int32_t node_of_task(int64_t task_idx) const;
   bool has_unclaimed() const;
@@ -167,6 +170,7 @@ class WorkerPool final : public Pool {
   // Constant after start().
   alignas(kLineBytes) bool may_spin_ = false;
   bool pin_threads_ = false;
+  bool prefers_nodes_ = false;  // there are several, and every worker stays on its own
   int32_t quota_ = 0;
   int64_t spin_ns_ = 0;
   pid_t pid_ = 0;
@@ -174,14 +178,20 @@ class WorkerPool final : public Pool {
   std::atomic<uint32_t> n_ready_{1};
   std::unique_ptr<Topology> topology_;
   std::vector<Worker> workers_;
-  std::vector<Cursor> cursors_;  // of each node
+  std::vector<Cursor> cursors_;  // of each node, and of kAllNodes
+  PoolSeams seams_;
+  std::atomic<int64_t> n_unplaced_{0};
   alignas(kLineBytes) std::mutex callers_;
 };
 
 // With fewer CPUs than workers, or less quota, a spinning worker takes the time of one that has a task: then all sleep.
-WorkerPool::WorkerPool(const PoolOptions& options, std::unique_ptr<Topology> topology, int32_t quota)
-    : pin_threads_(options.pin_threads), quota_(quota), pid_(getpid()), topology_(std::move(topology)) {
-  const int32_t quota_or_all = quota > 0 ? quota : INT32_MAX;
+WorkerPool::WorkerPool(const PoolOptions& options, const PoolSeams& seams, std::unique_ptr<Topology> topology)
+    : pin_threads_(options.pin_threads),
+      quota_(cpu_quota(seams.cgroup)),
+      pid_(getpid()),
+      topology_(std::move(topology)),
+      seams_(seams) {
+  const int32_t quota_or_all = quota_ > 0 ? quota_ : INT32_MAX;
   const int32_t n_workers = options.n_threads > 0 ? options.n_threads : std::min(topology_->n_cores(), quota_or_all);
   may_spin_ = n_workers <= std::min(topology_->n_real_cpus(), quota_or_all);
   spin_ns_ = may_spin_ ? options.spin_ns : 0;
@@ -191,7 +201,7 @@ WorkerPool::WorkerPool(const PoolOptions& options, std::unique_ptr<Topology> top
     workers_[i].idx = i;
     workers_[i].seat = topology_->seats()[i % topology_->n_cpus()];
   }
-  cursors_ = std::vector<Cursor>(std::min(n_workers, topology_->n_nodes()));
+  cursors_ = std::vector<Cursor>(std::min(n_workers, topology_->n_nodes()) + 1);
 }
 
 // Returns when every thread has bound itself and made its first allocations, so that report() is complete.
@@ -210,7 +220,13 @@ Status WorkerPool::start() {
                        n_workers(), n_started_, std::strerror(error));
   }
   for (uint32_t n_ready; (n_ready = n_ready_.load()) < workers_.size();) futex_wait(&n_ready_, n_ready);
+  const auto is_bound = [](const Worker& worker) { return worker.bound; };
+  prefers_nodes_ = n_nodes() > 1 && std::all_of(workers_.begin() + 1, workers_.end(), is_bound);
   return {};
+}
+
+int WorkerPool::bind(const Seat& seat) const {
+  return seams_.bind_this_thread != nullptr ? seams_.bind_this_thread(seat) : topology_->bind_this_thread(seat);
 }
 
 // The threads of a pool do not exist in a child after fork().
@@ -229,7 +245,7 @@ void* WorkerPool::thread_body(void* argument) {
   std::snprintf(name, sizeof name, "tandem-%d", worker->idx);
   pthread_setname_np(pthread_self(), name);
   if (pool->should_pin()) {
-    worker->bind_error = pool->topology_->bind_this_thread(worker->seat);
+    worker->bind_error = pool->bind(worker->seat);
     worker->bound = worker->bind_error == 0;
   }
   omp_set_num_threads(1);
@@ -248,7 +264,7 @@ void WorkerPool::serve(Worker* worker) {
     if (slept && n_wakes_.load() > 0) wake_sleepers(2);
     if (!enter(worker)) continue;
     if (slept && has_unclaimed()) wake_sleepers(2);
-    take_tasks(*worker);
+    take_tasks(*worker, worker->seat.node);
     leave(worker);
   }
 }
@@ -301,17 +317,24 @@ void WorkerPool::run(int64_t n_tasks, TaskFn task, void* context, const int32_t*
     for (int64_t i = 0; i < n_tasks; ++i) task(context, i, 0);
     return;
   }
-  round_ = {n_tasks, task, context, n_nodes() > 1 ? task_node : nullptr};
+  round_ = {n_tasks, task, context, prefers_nodes_ ? task_node : nullptr};
   for (Cursor& cursor : cursors_) cursor.next.store(0, std::memory_order_relaxed);
   open_.store(1);
   news_.fetch_add(1);
   wake_sleepers(n_tasks - (n_workers() - n_asleep_.load()));
-  take_tasks(workers_[0]);
+  take_tasks(workers_[0], round_.task_node != nullptr ? node_of_caller() : kAllNodes);
   open_.store(0);
   for (size_t i = 1; i < workers_.size(); ++i) await_leave(&workers_[i]);
 }
 
-void WorkerPool::take_tasks(const Worker& worker) {
+// The caller is bound to nothing: it has no node on a CPU of nobody's.
+int32_t WorkerPool::node_of_caller() const {
+  const int32_t node = topology_->node_of_cpu(seams_.current_cpu != nullptr ? seams_.current_cpu() : sched_getcpu());
+  return node < n_nodes() ? node : kAllNodes;
+}
+
+// Those of the own node, then those of all nodes, then what is left on others.
+void WorkerPool::take_tasks(const Worker& worker, int32_t own_node) {
   const Round& round = round_;
   if (round.task_node == nullptr) {
     std::atomic<int64_t>& next = cursors_[0].next;
@@ -319,16 +342,18 @@ void WorkerPool::take_tasks(const Worker& worker) {
       round.task(round.context, i, worker.idx);
     return;
   }
-  for (int32_t k = 0; k < n_nodes(); ++k) {
-    const int32_t node = (worker.seat.node + k) % n_nodes();
+  const auto take = [&](int32_t node) {
     for (int64_t i; (i = claim_on(node)) < round.n_tasks;) round.task(round.context, i, worker.idx);
-  }
+  };
+  if (own_node != kAllNodes) take(own_node);
+  take(kAllNodes);
+  for (int32_t k = 1; k <= n_nodes(); ++k) take((own_node + k) % n_nodes());
 }
 
 // The next task of the node, or n_tasks. The node's cursor stands behind the last task taken; it only grows while a round
 // lasts, so a compare-and-swap cannot be fooled by an old value.
 int64_t WorkerPool::claim_on(int32_t node) {
-  std::atomic<int64_t>& next = cursors_[node].next;
+  std::atomic<int64_t>& next = cursors_[node == kAllNodes ? n_nodes() : node].next;
   const int64_t n_tasks = round_.n_tasks;
   for (int64_t from = next.load(std::memory_order_relaxed);;) {
     int64_t i = from;
@@ -340,7 +365,7 @@ int64_t WorkerPool::claim_on(int32_t node) {
 
 int32_t WorkerPool::node_of_task(int64_t task_idx) const {
   const int32_t node = round_.task_node[task_idx];
-  return node >= 0 && node < n_nodes() ? node : 0;
+  return node >= 0 && node < n_nodes() ? node : kAllNodes;
 }
 
 bool WorkerPool::has_unclaimed() const {
@@ -365,12 +390,14 @@ void WorkerPool::rest() {
 }
 
 void WorkerPool::place(void* data, int64_t bytes, int32_t node) {
-  if (n_nodes() > 1 && data != nullptr) static_cast<void>(topology_->bind_memory(data, bytes, node));
+  if (n_nodes() > 1 && data != nullptr && topology_->bind_memory(data, bytes, node) != 0) n_unplaced_.fetch_add(1);
 }
 
 std::string WorkerPool::report() const {
   char text[256];
   std::string json = "{\"n_workers\":" + std::to_string(n_workers()) + ",\"n_nodes\":" + std::to_string(n_nodes());
+  json += std::string(",\"prefers_nodes\":") + (prefers_nodes_ ? "true" : "false");
+  json += ",\"n_unplaced\":" + std::to_string(n_unplaced_.load());
   json += ",\"topology\":\"" + topology_->summary() + "\",\"this_system\":" + (topology_->this_system() ? "true" : "false");
   json +=
       ",\"allowed_cpus\":\"" + topology_->allowed_list() + "\",\"n_allowed_cpus\":" + std::to_string(topology_->n_cpus());
@@ -405,7 +432,7 @@ Status create_pool(const PoolOptions& options, const PoolSeams& seams, std::uniq
   }
   std::unique_ptr<Topology> topology;
   TANDEM_TRY(Topology::load(seams.topology, &topology));
-  auto made = std::make_unique<WorkerPool>(options, std::move(topology), cpu_quota(seams.cgroup));
+  auto made = std::make_unique<WorkerPool>(options, seams, std::move(topology));
   TANDEM_TRY(made->start());
   *pool = std::move(made);
   return {};

@@ -28,13 +28,15 @@ class Pool {
   virtual int32_t n_workers() const = 0;
   virtual int32_t n_nodes() const = 0;
   // Calls task(context, i, worker) once for each i in [0, n_tasks) and returns when all have returned. Tasks are taken
-  // in ascending order. task_node (null: all 0) prefers workers of that NUMA node. Concurrent callers wait their turn; a
+  // in ascending order. task_node (null: all kAllNodes) prefers workers of that NUMA node and changes that order, provided
+  // that each worker is bound to a CPU; the caller counts where it is at that time. Concurrent callers wait their turn; a
   // task may not call run(). On every worker, the caller included, tasks see one OpenMP thread and default FP modes.
   virtual void run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node = nullptr) = 0;
   // Workers spin without sleeping between wake() and rest() (nestable), for a millisecond at most after the last run(). A
   // rest() without its wake() does nothing.
   virtual void wake() = 0;
   virtual void rest() = 0;
+  // As in lib/backend.h.
   virtual void place(void* data, int64_t bytes, int32_t node) = 0;
   virtual std::string report() const = 0;  // JSON object
 };

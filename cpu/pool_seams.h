@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the tests of the pool replace: the machine it sees, and the starting of threads.
+// What the tests of the pool replace: the machine it sees, where its threads are, and the starting of threads.
 #pragma once
 
 #include <pthread.h>
@@ -16,6 +16,8 @@ namespace tandem::cpu {
 struct PoolSeams {
   TopologyOptions topology;
   CgroupPaths cgroup;
+  int (*bind_this_thread)(const Seat& seat) = nullptr;  // 0 or an errno; null: Topology's
+  int (*current_cpu)() = nullptr;                       // null: sched_getcpu()
 };
 Status create_pool(const PoolOptions& options, const PoolSeams& seams, std::unique_ptr<Pool>* pool);
 

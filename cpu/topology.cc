@@ -13,6 +13,8 @@
 #include <tuple>
 #include <utility>
 
+#include "lib/backend.h"
+
 namespace tandem::cpu {
 namespace {
 
@@ -144,7 +146,15 @@ void Topology::find_seats() {
     ranked.push_back(entry);
   }
   std::sort(ranked.begin(), ranked.end(), [](const RankedSeat& a, const RankedSeat& b) { return a.order() < b.order(); });
-  for (const RankedSeat& entry : ranked) seats_.push_back(entry.seat);
+  for (const RankedSeat& entry : ranked) {
+    const Seat& seat = seats_.emplace_back(entry.seat);
+    cpu_nodes_.resize(std::max(cpu_nodes_.size(), static_cast<size_t>(seat.cpu) + 1), -1);
+    cpu_nodes_[static_cast<size_t>(seat.cpu)] = seat.node;
+  }
+}
+
+int32_t Topology::node_of_cpu(int32_t cpu) const {
+  return cpu >= 0 && static_cast<size_t>(cpu) < cpu_nodes_.size() ? cpu_nodes_[static_cast<size_t>(cpu)] : -1;
 }
 
 std::string Topology::allowed_list() const {
@@ -177,14 +187,16 @@ int Topology::bind_memory(void* data, int64_t bytes, int32_t node) const {
   const int64_t address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data));
   const int64_t begin = (address + page_bytes - 1) / page_bytes * page_bytes;
   const int64_t end = (address + bytes) / page_bytes * page_bytes;
-  if (node < 0 || node >= n_nodes() || bytes <= 0) return EINVAL;
+  if (node < kAllNodes || node >= n_nodes() || bytes <= 0) return EINVAL;
   if (begin >= end) return 0;
   hwloc_bitmap_t nodeset = hwloc_bitmap_alloc();
   if (nodeset == nullptr) return ENOMEM;
-  hwloc_bitmap_only(nodeset, static_cast<unsigned>(node_os_idx_[node]));
+  for (int32_t i = 0; i < n_nodes(); ++i)
+    if (node == kAllNodes || node == i) hwloc_bitmap_set(nodeset, static_cast<unsigned>(node_os_idx_[i]));
+  const hwloc_membind_policy_t policy = node == kAllNodes ? HWLOC_MEMBIND_INTERLEAVE : HWLOC_MEMBIND_BIND;
   errno = 0;
   const int rc = hwloc_set_area_membind(topology_, reinterpret_cast<void*>(begin), static_cast<size_t>(end - begin), nodeset,
-                                        HWLOC_MEMBIND_BIND, HWLOC_MEMBIND_BYNODESET | HWLOC_MEMBIND_MIGRATE);
+                                        policy, HWLOC_MEMBIND_BYNODESET | HWLOC_MEMBIND_MIGRATE);
   const int error = rc == 0 ? 0 : (errno != 0 ? errno : EINVAL);
   hwloc_bitmap_free(nodeset);
   return error;

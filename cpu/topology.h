@@ -43,6 +43,7 @@ class Topology {
   int32_t n_cpus() const { return static_cast<int32_t>(seats_.size()); }
   int32_t n_cores() const { return n_cores_; }
   int32_t n_nodes() const { return static_cast<int32_t>(node_os_idx_.size()); }
+  int32_t node_of_cpu(int32_t cpu) const;  // -1: not an allowed CPU
   int32_t node_os_idx(int32_t node) const { return node_os_idx_[node]; }
   // CPUs that can really run threads of this process: fewer than n_cpus() for a synthetic machine.
   int32_t n_real_cpus() const { return n_real_cpus_; }
@@ -52,7 +53,8 @@ class Topology {
 
   // Binds the calling thread to the seat; 0 or an errno. Nothing is bound on a machine that is not this one (ENOTSUP).
   int bind_this_thread(const Seat& seat) const;
-  // Asks for the whole pages inside [data, data + bytes) to be on the node; 0 or an errno.
+  // Asks for the whole pages inside [data, data + bytes) to be on the node, or on all of them in turn (kAllNodes); 0 or an
+  // errno.
   int bind_memory(void* data, int64_t bytes, int32_t node) const;
 
  private:
@@ -64,6 +66,7 @@ class Topology {
   hwloc_bitmap_s* allowed_ = nullptr;
   std::vector<Seat> seats_;
   std::vector<int32_t> node_os_idx_;
+  std::vector<int32_t> cpu_nodes_;  // [highest allowed CPU + 1]
   int32_t n_cores_ = 0;
   int32_t n_real_cpus_ = 1;
   bool this_system_ = false;

@@ -62,7 +62,8 @@ int32_t tandem_plan_memory(tandem_memory_plan* plan, const tandem_engine* engine
     TANDEM_TRY(check_session_options(session_copy));
     TANDEM_TRY(check_kv_lens(kv_lens, n_sequences));
     tandem_memory_plan known = AbiStruct<tandem_memory_plan>::defaults();
-    Status status = plan_memory(model_object->layers(), cache_copy, &session_copy, kv_lens, n_sequences, &known);
+    Status status = plan_memory(engine_object->cpu(), model_object->layers(), cache_copy, &session_copy,
+                                {kv_lens, static_cast<size_t>(n_sequences)}, &known);
     if (status.ok() || status.code() == TANDEM_ERROR_CAPACITY) copy_out(known, plan);
     return status;
   });

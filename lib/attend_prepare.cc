@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lib/attend_call.h"
+#include "lib/placement.h"
 
 namespace tandem {
 
@@ -293,7 +294,6 @@ void AttendCall::add_selected_runs(const SequenceCall& call, int32_t kv_head) {
 
 // Jobs point into vectors that still grow: indices now, pointers in finish_jobs().
 void AttendCall::add_jobs(const SequenceCall& call) {
-  const int32_t n_nodes = cpu_.table->n_nodes(cpu_.self);
   find_spans(call, call.first_job_key, call.length, &scratch_.spans);
   find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
@@ -301,7 +301,7 @@ void AttendCall::add_jobs(const SequenceCall& call) {
     job.layer = &layer_;
     job.n_rows = static_cast<int32_t>(call.q_len * layer_.group_size);
     job.q_is_bf16 = args_.q.dtype == TANDEM_BF16 && layer_.rope == nullptr && layer_.k_rotation == TANDEM_ROTATION_NONE;
-    job.node = h % n_nodes;
+    job.node = node_of_head(h, layer_.n_kv_heads, n_nodes(cpu_));
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.spans, h);
     scratch_.jobs.push_back(job);

@@ -14,6 +14,8 @@
 
 namespace tandem {
 
+inline constexpr int32_t kAllNodes = -1;  // of memory: interleaved over all NUMA nodes; of a job: its keys are, anybody's
+
 // Consecutive keys of one KV head. Rows are contiguous: row i of K is at k + i * row_bytes(k_type, k_head_dim).
 struct KvRun {
   const void* k = nullptr;         // [n_tokens, k_head_dim]
@@ -44,7 +46,7 @@ struct AttendJob {
   const float* q = nullptr;  // [n_rows, k_head_dim], rotated where the library rotates, not scaled
   int32_t n_rows = 0;        // q_len * group_size
   bool q_is_bf16 = false;    // every element of q is a bf16 number: bf16 products lose nothing
-  int32_t node = 0;          // NUMA node of the keys
+  int32_t node = 0;          // NUMA node of the keys, or kAllNodes
   int32_t n_runs = 0;
   const KvRun* runs = nullptr;             // ascending in token_idx
   int64_t n_keys = 0;                      // sum of n_tokens
@@ -74,6 +76,7 @@ struct WeightJob {
   const Layer* layer = nullptr;
   const float* q = nullptr;  // as in AttendJob
   int32_t n_rows = 0;
+  int32_t node = 0;             // NUMA node of the keys, or kAllNodes
   const KvRun* runs = nullptr;  // as many as n_keys keys take
   int64_t first_offset = 0;     // of the first key in runs[0]
   int64_t n_keys = 0;
@@ -113,7 +116,8 @@ struct BackendTable {
   void (*rest)(void* self);
   // Text for the engine report: a JSON object. Same contract as snprintf.
   int64_t (*report)(void* self, char* buffer, int64_t buffer_bytes);
-  // Lets the memory of KV head `node` be placed; best effort. n_nodes >= 1.
+  // Lets memory be placed on NUMA node `node` of n_nodes() >= 1, or on kAllNodes; best effort, what fails is counted in the
+  // report. place is concurrent.
   int32_t (*n_nodes)(void* self);
   void (*place)(void* self, void* data, int64_t bytes, int32_t node);
   void (*destroy)(void* self);

@@ -8,6 +8,7 @@
 #include "lib/dtype.h"
 #include "lib/hadamard.h"
 #include "lib/options.h"
+#include "lib/placement.h"
 #include "lib/session.h"
 
 namespace tandem {
@@ -102,7 +103,7 @@ Status Cache::create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model
   std::vector<Layer> layers = model->layers();
   int64_t page_len = 0;
   TANDEM_TRY(resolve_cache_options(options, &layers, &page_len));
-  const int64_t extent_bytes = make_store_geometry(layers, page_len).extent_bytes;
+  const int64_t extent_bytes = make_store_geometry(layers, page_len, n_nodes(engine->cpu())).extent_bytes;
   if (options.host_cap_bytes > 0 && options.host_cap_bytes < extent_bytes)
     return fail(TANDEM_ERROR_CAPACITY, "host_cap_bytes",
                 "host_cap_bytes = %lld is less than one extent of pages, %lld bytes",

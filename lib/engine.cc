@@ -20,17 +20,23 @@ Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engi
                 static_cast<long long>(options.spin_ns));
   if (options.pin_threads < -1 || options.pin_threads > 1)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "pin_threads", "pin_threads = %d is not -1, 0 or 1", options.pin_threads);
-  auto made = std::make_shared<Engine>();
-  made->allocator_ = {options.alloc, options.free, options.alloc_user};
-  made->log_ = options.log;
-  made->log_user_ = options.log_user;
   CpuOptions cpu;
   cpu.n_threads = options.n_threads;
   cpu.isa = options.cpu_isa;
   if (options.spin_ns >= 0) cpu.spin_ns = options.spin_ns;
   cpu.pin_threads = options.pin_threads != 0;
   cpu.matmul_rows = options.matmul_rows;
-  TANDEM_TRY(create_cpu_backend(cpu, &made->cpu_));
+  Backend backend;
+  TANDEM_TRY(create_cpu_backend(cpu, &backend));
+  return create_on(backend, options, engine);
+}
+
+Status Engine::create_on(const Backend& cpu, const tandem_engine_options& options, std::shared_ptr<Engine>* engine) {
+  auto made = std::make_shared<Engine>();
+  made->cpu_ = cpu;
+  made->allocator_ = {options.alloc, options.free, options.alloc_user};
+  made->log_ = options.log;
+  made->log_user_ = options.log_user;
   TANDEM_TRY(Worker::create(&made->worker_));
   *engine = std::move(made);
   return {};

@@ -15,6 +15,8 @@ class Engine {
  public:
   // options: complete and checked for struct_size; strings still belong to the caller.
   static Status create(const tandem_engine_options& options, std::shared_ptr<Engine>* engine);
+  // The rest of it around a CPU backend, which the engine takes over; tests give one that watches.
+  static Status create_on(const Backend& cpu, const tandem_engine_options& options, std::shared_ptr<Engine>* engine);
   ~Engine();
 
   const Backend& cpu() const { return cpu_; }

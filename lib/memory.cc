@@ -8,10 +8,8 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kHugePage = int64_t{1} << 21;
-
 int64_t mapping_bytes(int64_t bytes) {
-  const int64_t unit = bytes >= kHugePage ? kHugePage : 4096;
+  const int64_t unit = bytes >= kHugePageBytes ? kHugePageBytes : kPageBytes;
   return (bytes + unit - 1) / unit * unit;
 }
 
@@ -19,13 +17,13 @@ int64_t mapping_bytes(int64_t bytes) {
 // back all of it by huge pages, and the slack is given back.
 void* map(int64_t bytes) {
   const int64_t size = mapping_bytes(bytes);
-  const int64_t slack = size >= kHugePage ? kHugePage : 0;
+  const int64_t slack = size >= kHugePageBytes ? kHugePageBytes : 0;
   void* mapped = mmap(nullptr, static_cast<size_t>(size + slack), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   if (slack == 0) return mapped;
   auto* start = static_cast<std::byte*>(mapped);
-  const int64_t before = (kHugePage - reinterpret_cast<intptr_t>(start) % kHugePage) % kHugePage;
+  const int64_t before = (kHugePageBytes - reinterpret_cast<intptr_t>(start) % kHugePageBytes) % kHugePageBytes;
   if (before > 0) munmap(start, static_cast<size_t>(before));
   if (slack > before) munmap(start + before + size, static_cast<size_t>(slack - before));
   madvise(start + before, static_cast<size_t>(size), MADV_HUGEPAGE);

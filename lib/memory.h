@@ -11,6 +11,8 @@
 
 namespace tandem {
 
+inline constexpr int64_t kPageBytes = 4096, kHugePageBytes = int64_t{1} << 21;
+
 struct Allocator {
   tandem_alloc_fn alloc = nullptr;  // null: private mappings, huge pages where they fit
   tandem_free_fn free = nullptr;
@@ -30,6 +32,7 @@ class Tier {
   int64_t total() const { return total_.load(std::memory_order_relaxed); }
   int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
   int64_t cap() const { return cap_bytes_; }
+  bool maps() const { return allocator_.alloc == nullptr; }  // blocks are mappings of its own, not the caller's memory
 
  private:
   friend class Buffer;

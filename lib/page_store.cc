@@ -3,11 +3,15 @@
 
 #include <algorithm>
 
+#include "lib/placement.h"
+
 namespace tandem {
 namespace {
 
 constexpr int64_t kExtentTokens = 2048;
 constexpr int64_t kSliceAlignment = 64;  // bytes, of one head's rows in an extent
+
+constexpr int64_t kLargePart = 16 * kHugePageBytes;  // rounded up to huge pages it grows by a sixteenth at most
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -17,30 +21,46 @@ void make_room(std::vector<T>& list, size_t n) {
   if (n > list.capacity()) list.reserve(std::max(n, 2 * list.capacity()));
 }
 
+// The planes of a layer's heads on the part's node, behind what the part has.
+void lay_out(const Layer& layer, int32_t n_nodes, int64_t tokens, StoreGeometry::LayerPlanes* planes,
+             StoreGeometry::Part* part) {
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
+      if (node_of_head(h, layer.n_kv_heads, n_nodes) != part->node) continue;
+      planes->heads[static_cast<size_t>(h)].offset[p] = part->offset + part->bytes;
+      part->bytes += tokens * planes->row_bytes.of[p];
+    }
+    part->bytes = round_up(part->bytes, kSliceAlignment);
+  }
+}
+
 }  // namespace
 
-StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len) {
+StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes) {
   StoreGeometry geometry;
   geometry.page_len = page_len;
   geometry.pages_per_extent = std::max<int64_t>(1, kExtentTokens / page_len);
-  const int64_t tokens = geometry.pages_per_extent * page_len;
-  int64_t offset = 0;
   for (const Layer& layer : layers) {
-    StoreGeometry::LayerPlanes planes;
+    StoreGeometry::LayerPlanes& planes = geometry.layers.emplace_back();
     planes.row_bytes = plane_bytes(layer);
-    for (int32_t p = 0; p < kPlanes; ++p) {
-      planes.offset[p] = offset;
-      offset += round_up(layer.n_kv_heads * tokens * planes.row_bytes.of[p], kSliceAlignment);
-    }
+    planes.heads.resize(static_cast<size_t>(layer.n_kv_heads));
     geometry.token_bytes += layer.n_kv_heads * planes.row_bytes.total();
-    geometry.layers.push_back(planes);
   }
-  geometry.extent_bytes = offset;
+  const int64_t tokens = geometry.pages_per_extent * page_len;
+  int64_t unit = 1;  // of a part
+  if (n_nodes > 1) unit = tokens * geometry.token_bytes < n_nodes * kLargePart ? kPageBytes : kHugePageBytes;
+  for (int32_t node = kAllNodes; node < n_nodes; ++node) {
+    StoreGeometry::Part part{node, geometry.extent_bytes, 0};
+    for (size_t l = 0; l < layers.size(); ++l) lay_out(layers[l], n_nodes, tokens, &geometry.layers[l], &part);
+    part.bytes = round_up(part.bytes, unit);
+    geometry.extent_bytes += part.bytes;
+    if (part.bytes > 0) geometry.parts.push_back(part);
+  }
   return geometry;
 }
 
 PageStore::PageStore(const std::vector<Layer>& layers, int64_t page_len, Tier& tier, const Backend& cpu)
-    : layers_(layers), geometry_(make_store_geometry(layers, page_len)), tier_(tier), cpu_(cpu) {}
+    : layers_(layers), geometry_(make_store_geometry(layers, page_len, n_nodes(cpu))), tier_(tier), cpu_(cpu) {}
 
 Status PageStore::make_free(int64_t n_pages) {
   const auto total = static_cast<int64_t>(references_.size());
@@ -54,7 +74,8 @@ Status PageStore::make_free(int64_t n_pages) {
   std::vector<Buffer> made(static_cast<size_t>(n_extents));
   for (Buffer& extent : made) TANDEM_TRY(Buffer::create(tier_, geometry_.extent_bytes, Use::kKv, &extent));
   for (Buffer& extent : made) {
-    place(extent);
+    for (const StoreGeometry::Part& part : geometry_.parts)
+      place(cpu_, tier_, extent.data() + part.offset, part.bytes, part.node);
     extents_.push_back(std::move(extent));
   }
   references_.resize(static_cast<size_t>(total + n_extents * geometry_.pages_per_extent), 0);
@@ -62,29 +83,14 @@ Status PageStore::make_free(int64_t n_pages) {
   return {};
 }
 
-// A KV head's rows live where its workers are; with one node there is nothing to place.
-void PageStore::place(const Buffer& extent) const {
-  const int32_t n_nodes = cpu_.table->n_nodes(cpu_.self);
-  const int64_t tokens = geometry_.pages_per_extent * geometry_.page_len;
-  for (size_t l = 0; n_nodes > 1 && l < layers_.size(); ++l) {
-    const StoreGeometry::LayerPlanes& planes = geometry_.layers[l];
-    for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
-      for (int32_t p = 0; p < kPlanes; ++p) {
-        const int64_t bytes = tokens * planes.row_bytes.of[p];
-        if (bytes > 0) cpu_.table->place(cpu_.self, extent.data() + planes.offset[p] + h * bytes, bytes, h % n_nodes);
-      }
-    }
-  }
-}
-
 Rows PageStore::rows(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const {
   const StoreGeometry::LayerPlanes& planes = geometry_.layers[static_cast<size_t>(layer_idx)];
-  const int64_t tokens = geometry_.pages_per_extent * geometry_.page_len;
-  const int64_t row = kv_head * tokens + page % geometry_.pages_per_extent * geometry_.page_len + slot;
+  const int64_t* offset = planes.heads[static_cast<size_t>(kv_head)].offset;
+  const int64_t row = page % geometry_.pages_per_extent * geometry_.page_len + slot;
   std::byte* extent = extents_[static_cast<size_t>(page / geometry_.pages_per_extent)].data();
   Rows rows;
   for (int32_t p = 0; p < kPlanes; ++p)
-    if (planes.row_bytes.of[p] > 0) rows.of[p] = extent + planes.offset[p] + row * planes.row_bytes.of[p];
+    if (planes.row_bytes.of[p] > 0) rows.of[p] = extent + offset[p] + row * planes.row_bytes.of[p];
   return rows;
 }
 

@@ -7,6 +7,9 @@
 //   extent:  layer 0: K head 0 [2048 rows] | K head 1 | ... | V head 0 | V head 1 | ...   layer 1: ...
 //            (with the planes of scales behind their codes, where a type has them)
 //
+// With several NUMA nodes an extent is one such part for each: the same with the heads of that node alone (lib/placement.h).
+// A part begins on a huge page, or on a page where extents are too small for that.
+//
 // Consecutive pages of an extent are contiguous for each head, so a sequence that grows alone is scanned linearly and
 // copied in large pieces. An extent is allocated whole and never moves; page p is slot range p % pages_per_extent of
 // extent p / pages_per_extent.
@@ -27,14 +30,22 @@ struct StoreGeometry {
   int64_t page_len = 0;
   int64_t pages_per_extent = 0;
   int64_t extent_bytes = 0;
+  struct HeadPlanes {
+    int64_t offset[kPlanes] = {};  // of the first row in an extent
+  };
   struct LayerPlanes {
     PlaneBytes row_bytes;
-    int64_t offset[kPlanes] = {};  // of head 0 in an extent
+    std::vector<HeadPlanes> heads;  // [n_kv_heads]
   };
   std::vector<LayerPlanes> layers;
+  struct Part {
+    int32_t node = 0;  // or kAllNodes
+    int64_t offset = 0, bytes = 0;
+  };
+  std::vector<Part> parts;  // of an extent, side by side
   int64_t token_bytes = 0;  // K and V of one token in all layers
 };
-StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len);
+StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes);
 
 class PageStore {
  public:
@@ -65,7 +76,6 @@ class PageStore {
     int32_t n_pages = 0;
   };
 
-  void place(const Buffer& extent) const;
   Gap longest_gap();
   int32_t per_extent() const { return static_cast<int32_t>(geometry_.pages_per_extent); }
 

@@ -5,6 +5,7 @@
 
 #include "lib/cache.h"
 #include "lib/dtype.h"
+#include "lib/placement.h"
 #include "lib/sequence_state.h"
 
 namespace tandem {
@@ -35,26 +36,26 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry
 
 }  // namespace
 
-Status plan_memory(std::vector<Layer> layers, const tandem_cache_options& cache, const tandem_session_options* session,
-                   const int64_t* kv_lens, int64_t n_sequences, tandem_memory_plan* plan) {
+Status plan_memory(const Backend& cpu, std::vector<Layer> layers, const tandem_cache_options& cache,
+                   const tandem_session_options* session, std::span<const int64_t> kv_lens, tandem_memory_plan* plan) {
   int64_t page_len = 0;
   TANDEM_TRY(resolve_cache_options(cache, &layers, &page_len));
   const Policy* policy = &kPolicyAll;
   PolicyOptions options;
   if (session != nullptr) TANDEM_TRY(resolve_session_options(*session, &policy, &options));
-  const StoreGeometry geometry = make_store_geometry(layers, page_len);
+  const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(cpu));
   int64_t n_pages = 0;
   SessionBytes bytes;
   double longest = 0.0, bytes_at_most = 3.0 * static_cast<double>(geometry.token_bytes);  // nothing below can overflow
   for (const Layer& layer : layers) bytes_at_most += 4.0 * (layer.n_q_heads + layer.n_kv_heads);
-  for (int64_t i = 0; i < n_sequences; ++i) {
+  for (size_t i = 0; i < kv_lens.size(); ++i) {
     if (kv_lens[i] < 0 || kv_lens[i] > INT32_MAX)
-      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kv_lens", "kv_lens[%lld] = %lld is not in 0 to 2^31 - 1",
-                  static_cast<long long>(i), static_cast<long long>(kv_lens[i]));
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kv_lens", "kv_lens[%zu] = %lld is not in 0 to 2^31 - 1", i,
+                  static_cast<long long>(kv_lens[i]));
     longest += static_cast<double>(kv_lens[i] + geometry.page_len * geometry.pages_per_extent + Maw::kBlock);
     if (longest * bytes_at_most > 0x1p62)
-      return fail(TANDEM_ERROR_CAPACITY, "kv_lens", "kv_lens up to [%lld] = %lld add up to more than 2^62 bytes",
-                  static_cast<long long>(i), static_cast<long long>(kv_lens[i]));
+      return fail(TANDEM_ERROR_CAPACITY, "kv_lens", "kv_lens up to [%zu] = %lld add up to more than 2^62 bytes", i,
+                  static_cast<long long>(kv_lens[i]));
     n_pages += (kv_lens[i] + page_len - 1) / page_len;
     if (!policy->keeps_maw) continue;
     const SessionBytes one = session_bytes(layers, geometry, options, kv_lens[i]);

@@ -18,6 +18,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "lib/placement.h"
 #include "lib/session.h"
 
 namespace tandem {
@@ -44,6 +45,7 @@ void count_weights(Refresh& refresh, const PolicyOptions& options, const Backend
     job.q = refresh.q.data() + h * capacity * layer.group_size * layer.k_head_dim;
     job.lse = refresh.lse.data() + h * capacity * layer.group_size;
     job.runs = refresh.runs.data() + h * refresh.n_runs;
+    job.node = node_of_head(h, layer.n_kv_heads, n_nodes(cpu));
     for (int64_t t = 0; t < refresh.length; t += Maw::kBlock) {
       while (job.runs->token_idx + job.runs->n_tokens <= t) ++job.runs;
       job.first_offset = t - job.runs->token_idx;
@@ -91,9 +93,18 @@ void select_tokens(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end
   head.n_tokens += judge(refresh, kv_head, begin, end, &halo_left, head.token_idx.as<int32_t>() + head.n_tokens);
 }
 
+// Copies large enough to have huge pages of their own: smaller ones would each become a mapping, of which a process has few.
+void place_copies(const SelectionChunk& chunk, const Refresh& refresh, int32_t kv_head) {
+  Cache& cache = refresh.session->cache();
+  const Backend& cpu = cache.engine().cpu();
+  const int32_t node = node_of_head(kv_head, refresh.layer->n_kv_heads, n_nodes(cpu));
+  for (const Buffer& plane : chunk.planes)
+    if (plane.bytes() >= kHugePageBytes) place(cpu, cache.host_tier(), plane.data(), plane.bytes(), node);
+}
+
 // Makes room for all selected tokens and some more, at most for all tokens outside the window; keeps the rows that are
 // copied. A last chunk that is small grows, others stay as they are.
-Status grow(HeadSelection& head, const Refresh& refresh, Tier& tier) {
+Status grow(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
   constexpr int64_t kSmall = 512;  // rows
   if (head.n_tokens <= head.capacity()) return {};
   const PlaneBytes bytes = plane_bytes(*refresh.layer);
@@ -103,7 +114,8 @@ Status grow(HeadSelection& head, const Refresh& refresh, Tier& tier) {
   const int64_t end =
       std::min(head.n_tokens + std::max(kSmall, head.n_tokens / 8), std::max(head.n_tokens, refresh.state->window_begin));
   SelectionChunk chunk;
-  TANDEM_TRY(SelectionChunk::create(tier, bytes, first, end - first, &chunk));
+  TANDEM_TRY(SelectionChunk::create(refresh.session->cache().host_tier(), bytes, first, end - first, &chunk));
+  place_copies(chunk, refresh, kv_head);
   if (!extends) {
     head.chunks.push_back(std::move(chunk));
     return {};
@@ -124,9 +136,9 @@ void copy_selected(HeadSelection& head, const Refresh& refresh, int32_t kv_head)
   head.n_copied = head.n_tokens;
 }
 
-bool has_room(HeadSelection& head, const Refresh& refresh, Tier& tier) {
+bool has_room(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
   try {
-    return grow(head, refresh, tier).ok();
+    return grow(head, refresh, kv_head).ok();
   } catch (const std::bad_alloc&) {  // the error's own text
     return false;
   }
@@ -143,7 +155,7 @@ void refresh_head(Refresh& refresh, int32_t kv_head) {
     select_tokens(refresh, kv_head, sink_len, refresh.state->window_begin);
   }
   if (refresh.keeps_positions) return;  // rotated by position at attend time: read from the store, token by token
-  if (has_room(head, refresh, session.cache().host_tier())) {
+  if (has_room(head, refresh, kv_head)) {
     copy_selected(head, refresh, kv_head);
   } else {
     refresh.uncopied = true;

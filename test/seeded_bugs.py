@@ -67,6 +67,12 @@ BUGS = [
      "static_cast<double>(n + refresh.n_skipped - 1)", "stream_test", "test_hgca_streams"),
     ("selection misses the last kept key", "lib/policies/hgca.cc", "  *input.halo_left = halo_left;",
      "  *input.halo_left = halo_left;\n  if (n_kept > 3) --n_kept;", "stream_test", "test_hgca_streams"),
+    ("pages are all on node 0", "lib/page_store.cc", "part.bytes, part.node);", "part.bytes, 0);", "page_store_test", ""),
+    ("jobs go to the next head's node", "lib/attend_prepare.cc", "job.node = node_of_head(h,",
+     "job.node = node_of_head((h + 1) % layer_.n_kv_heads,", "placement_test", ""),
+    ("copied keys are not placed", "lib/refresh.cc", "  place_copies(chunk, refresh, kv_head);\n", "", "placement_test", ""),
+    ("the caller is where the first seat is", "cpu/pool.cc", "? node_of_caller() : kAllNodes", "? workers_[0].seat.node : kAllNodes",
+     "pool_nodes_test", ""),
     # of the matrix unit: where the processor has none, these are not caught
     ("planes are left out", "cpu/matrix_block.cc", "order < kMaxPlanes;", "order < kMaxPlanes - 1;",
      "matmul_test", "test_types_and_dims"),

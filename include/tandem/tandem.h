@@ -161,7 +161,8 @@ typedef struct tandem_engine_options {
                               * "amx" asks Linux for AMX's state: sigaltstack() then wants 8 KiB more of every thread */
   const char *backend;       /* device backend, must load; NULL: none, the CPU does every part */
   const char *backend_path;  /* file of that backend; NULL: beside libtandem */
-  tandem_alloc_fn alloc;     /* host memory of caches and sessions; NULL: huge-page-friendly mappings */
+  tandem_alloc_fn alloc;     /* host memory of caches and sessions, which stays on the NUMA nodes where it is or is first
+                              * written; NULL: huge-page-friendly mappings, each KV head's on the node of its workers */
   tandem_free_fn free;       /* given with alloc */
   void *alloc_user;
   tandem_log_fn log;         /* NULL: silent */

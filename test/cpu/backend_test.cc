@@ -148,6 +148,51 @@ void concurrent_calls(void**) {
   assert_int_equal(n_wrong.load(), 0);
 }
 
+// Runs nothing and keeps the nodes of the tasks.
+class NodesPool final : public cpu::Pool {
+ public:
+  explicit NodesPool(std::vector<int32_t>* nodes) : nodes_(nodes) {}
+  int32_t n_workers() const override { return 2; }
+  int32_t n_nodes() const override { return 3; }
+  void run(int64_t n_tasks, TaskFn, void*, const int32_t* task_node) override {
+    assert_non_null(task_node);
+    nodes_->assign(task_node, task_node + n_tasks);
+  }
+  void wake() override {}
+  void rest() override {}
+  void place(void*, int64_t, int32_t) override {}
+  std::string report() const override { return "{}"; }
+
+ private:
+  std::vector<int32_t>* nodes_;
+};
+
+void tasks_have_the_nodes_of_their_jobs(void**) {
+  const cpu::KernelTable* table = nullptr;
+  assert_true(cpu::choose_isa(nullptr, &table).ok());
+  std::vector<int32_t> nodes;
+  Backend backend;
+  assert_true(cpu::make_cpu_backend(*table, {}, std::make_unique<NodesPool>(&nodes), &backend).ok());
+  Layer layer;
+  layer.n_kv_heads = 4, layer.group_size = 1, layer.k_head_dim = layer.v_head_dim = 128;
+  layer.k_type = layer.v_type = TANDEM_BF16;
+  KvRun run;
+  run.n_tokens = 400;  // a piece of its own, and a task where the neighbours are on other nodes
+  const std::vector<int32_t> want = {2, kAllNodes, 0, 1};
+  std::vector<AttendJob> jobs(4);
+  std::vector<WeightJob> weights(4);
+  for (size_t i = 0; i < 4; ++i) {
+    jobs[i].layer = &layer, jobs[i].n_rows = 1, jobs[i].n_runs = 1, jobs[i].runs = &run, jobs[i].n_keys = run.n_tokens;
+    jobs[i].node = weights[i].node = want[i];
+  }
+  assert_true(backend.table->attend(backend.self, jobs.data(), 4).ok());
+  assert_true(nodes == want);
+  nodes.clear();
+  backend.table->attn_weights(backend.self, weights.data(), 4);
+  assert_true(nodes == want);
+  backend.table->destroy(backend.self);
+}
+
 // Units tile every job's rows x keys, pieces are whole blocks, tasks tile the units.
 void plans_tile(void**) {
   Random random{5};
@@ -261,9 +306,13 @@ void merge_joins_parts(void**) {
 int main() {
   using namespace tandem::test;
   const CMUnitTest tests[] = {
-      cmocka_unit_test(forced_isa_is_used), cmocka_unit_test(isa_from_environment),
-      cmocka_unit_test(deterministic),      cmocka_unit_test(concurrent_calls),
-      cmocka_unit_test(plans_tile),         cmocka_unit_test(latent_decode_has_units_for_all),
+      cmocka_unit_test(forced_isa_is_used),
+      cmocka_unit_test(isa_from_environment),
+      cmocka_unit_test(deterministic),
+      cmocka_unit_test(concurrent_calls),
+      cmocka_unit_test(tasks_have_the_nodes_of_their_jobs),
+      cmocka_unit_test(plans_tile),
+      cmocka_unit_test(latent_decode_has_units_for_all),
       cmocka_unit_test(merge_joins_parts),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

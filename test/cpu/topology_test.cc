@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "lib/backend.h"
 #include "with_cmocka.h"
 
 namespace {
@@ -170,9 +171,10 @@ void binding_memory_keeps_its_content(void**) {
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<unsigned char>(i * 7);
   const int error = topology->bind_memory(data.data() + 5, static_cast<int64_t>(data.size()) - 9, 0);
   assert_true(error == 0 || error == ENOSYS || error == EPERM);
+  assert_int_equal(topology->bind_memory(data.data() + 5, static_cast<int64_t>(data.size()) - 9, tandem::kAllNodes), error);
   for (size_t i = 0; i < data.size(); ++i) assert_int_equal(data[i], static_cast<unsigned char>(i * 7));
   assert_int_equal(topology->bind_memory(data.data() + 1, 16, 0), 0);  // no whole page inside
-  assert_int_equal(topology->bind_memory(data.data(), 1 << 20, -1), EINVAL);
+  assert_int_equal(topology->bind_memory(data.data(), 1 << 20, -2), EINVAL);
   assert_int_equal(topology->bind_memory(data.data(), 1 << 20, topology->n_nodes()), EINVAL);
   assert_int_equal(topology->bind_memory(data.data(), -1, 0), EINVAL);
 }

@@ -3,6 +3,7 @@
 #include "lib/page_store.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <thread>
@@ -20,6 +21,25 @@ const BackendTable kOneNode = [] {
 }();
 const Backend kCpu = {&kOneNode, nullptr};
 
+// A machine of several nodes that writes down what is placed.
+struct Placed {
+  const std::byte* begin;
+  int64_t bytes;
+  int32_t node;
+};
+struct Nodes {
+  int32_t n = 2;
+  std::vector<Placed> placed;
+};
+const BackendTable kNodes = [] {
+  BackendTable table = {};
+  table.n_nodes = [](void* self) { return static_cast<Nodes*>(self)->n; };
+  table.place = [](void* self, void* data, int64_t bytes, int32_t node) {
+    static_cast<Nodes*>(self)->placed.push_back({static_cast<std::byte*>(data), bytes, node});
+  };
+  return table;
+}();
+
 std::vector<Layer> two_layers() {
   Layer first;
   first.n_kv_heads = 2;
@@ -34,6 +54,15 @@ std::vector<Layer> two_layers() {
   alias.v_aliases_k = true;
   alias.k_type = alias.v_type = TANDEM_Q8_0;
   return {first, alias};
+}
+
+std::vector<Layer> eight_heads(size_t n_layers) {
+  Layer layer;
+  layer.n_kv_heads = 8;
+  layer.k_head_dim = layer.v_head_dim = 128;
+  layer.k_type = TANDEM_BF16;
+  layer.v_type = TANDEM_Q4_64;
+  return std::vector<Layer>(n_layers, layer);
 }
 
 void rows_do_not_overlap(void**) {
@@ -69,6 +98,10 @@ void rows_do_not_overlap(void**) {
     assert_true(begin >= last);
     last = end;
   }
+  // The heads of a plane are side by side, the planes behind each other.
+  const std::byte* begin = store.rows(first, 0, 0, 0).of[kPlaneK];
+  assert_ptr_equal(store.rows(first, 0, 0, 1).of[kPlaneK], begin + 2048 * 128);
+  assert_ptr_equal(store.rows(first, 0, 0, 0).of[kPlaneV], begin + 2 * 2048 * 128);
   // Adjacent pages continue each other.
   assert_ptr_equal(store.rows(first, 63, 0, 1).of[kPlaneK] + 128, store.rows(second, 0, 0, 1).of[kPlaneK]);
 }
@@ -97,7 +130,7 @@ void references_and_gaps(void**) {
 
 void caps_hold(void**) {
   const std::vector<Layer> layers = two_layers();
-  const int64_t extent = make_store_geometry(layers, 128).extent_bytes;
+  const int64_t extent = make_store_geometry(layers, 128, 1).extent_bytes;
   Tier tier("host_cap_bytes", 2 * extent, {});
   PageStore store(layers, 128, tier, kCpu);
   assert_true(store.make_free(32).ok());
@@ -106,6 +139,75 @@ void caps_hold(void**) {
   assert_string_equal(status.info().field.c_str(), "host_cap_bytes");
   assert_int_equal(tier.total(), 2 * extent);
   assert_int_equal(tier.peak(), 2 * extent);
+}
+
+// 8 heads, and a layer of one head, which is everybody's.
+void every_row_is_placed_once_on_the_node_of_its_jobs(void**) {
+  const int32_t of_head[][8] = {{0, 0, 0, 0, 1, 1, 1, 1}, {0, 0, 0, 1, 1, 1, 2, 2}};
+  for (const size_t n_layers : {1, 20}) {  // parts that begin on a page, on a huge page
+    std::vector<Layer> layers = eight_heads(n_layers);
+    layers.push_back(two_layers()[1]);
+    for (const int32_t n_nodes : {2, 3}) {
+      Nodes nodes{n_nodes, {}};
+      Tier tier("host_cap_bytes", 0, {});
+      PageStore store(layers, 64, tier, {&kNodes, &nodes});
+      assert_true(store.make_free(40).ok());
+      assert_int_equal(nodes.placed.size(), 2 * (n_nodes + 1));
+      const auto node_of = [&](const std::byte* row) {
+        int32_t node = -2;
+        for (const Placed& one : nodes.placed) {
+          if (row < one.begin || row >= one.begin + one.bytes) continue;
+          assert_int_equal(node, -2);
+          node = one.node;
+        }
+        return node;
+      };
+      for (int32_t page = 0; page < 64; ++page)
+        for (int32_t l = 0; l < static_cast<int32_t>(layers.size()); ++l)
+          for (int32_t h = 0; h < layers[static_cast<size_t>(l)].n_kv_heads; ++h)
+            for (int32_t p = 0; p < kPlanes; ++p) {
+              const int32_t want = layers[static_cast<size_t>(l)].n_kv_heads == 1 ? kAllNodes : of_head[n_nodes - 2][h];
+              const std::byte* row = store.rows(page, 63, l, h).of[p];
+              if (row == nullptr) continue;
+              assert_int_equal(node_of(row), want);
+              assert_int_equal(node_of(row + store.row_bytes(l).of[p] - 1), want);
+            }
+    }
+  }
+}
+
+// The kernel keeps one for each stretch of one policy, and a process has 65,530.
+void a_long_context_stays_within_the_mappings_of_a_process(void**) {
+  const std::vector<Layer> layers = eight_heads(33);  // no whole huge pages for each node
+  Nodes nodes;
+  Tier tier("host_cap_bytes", 0, {});
+  PageStore store(layers, 128, tier, {&kNodes, &nodes});
+  assert_true(store.make_free(1024).ok());  // 128K tokens in 64 extents
+  int64_t n_mappings = 0, n_bytes = 0;
+  const Placed* last = nullptr;
+  for (const Placed& one : nodes.placed) {
+    n_mappings += last == nullptr || one.begin != last->begin + last->bytes || one.node != last->node;
+    n_bytes += one.bytes;
+    last = &one;
+    assert_int_equal(reinterpret_cast<uintptr_t>(one.begin) % kHugePageBytes, 0);
+    assert_int_equal(one.bytes % kHugePageBytes, 0);
+  }
+  assert_int_equal(n_bytes, 64 * store.geometry().extent_bytes);
+  assert_true(n_mappings <= 2 * 64);
+}
+
+void memory_of_the_caller_is_not_placed(void**) {
+  const std::vector<Layer> layers = two_layers();
+  Allocator allocator;
+  allocator.alloc = [](size_t bytes, size_t alignment, void*) { return std::aligned_alloc(alignment, bytes); };
+  allocator.free = [](void* data, size_t, void*) { std::free(data); };
+  for (const bool own : {false, true}) {
+    Nodes nodes;
+    Tier tier("host_cap_bytes", 0, own ? Allocator{} : allocator);
+    PageStore store(layers, 64, tier, {&kNodes, &nodes});
+    assert_true(store.make_free(1).ok());
+    assert_int_equal(nodes.placed.empty(), !own);
+  }
 }
 
 void jobs_run_once_and_are_joined(void**) {
@@ -138,6 +240,9 @@ int main() {
       cmocka_unit_test(tandem::rows_do_not_overlap),
       cmocka_unit_test(tandem::references_and_gaps),
       cmocka_unit_test(tandem::caps_hold),
+      cmocka_unit_test(tandem::every_row_is_placed_once_on_the_node_of_its_jobs),
+      cmocka_unit_test(tandem::a_long_context_stays_within_the_mappings_of_a_process),
+      cmocka_unit_test(tandem::memory_of_the_caller_is_not_placed),
       cmocka_unit_test(tandem::jobs_run_once_and_are_joined),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
