@@ -13,6 +13,8 @@ extern "C" {
 #include <cmocka.h>
 }
 #undef fail
+#undef fail_msg
+#define fail_msg(...) (print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
 
 // Of every program TANDEM_TEST_FILTER=name runs that test alone (* and ? are wild).
 inline const char* test_filter() {
