@@ -26,14 +26,19 @@ Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engi
   if (options.spin_ns >= 0) cpu.spin_ns = options.spin_ns;
   cpu.pin_threads = options.pin_threads != 0;
   cpu.matmul_rows = options.matmul_rows;
-  Backend backend;
-  TANDEM_TRY(create_cpu_backend(cpu, &backend));
-  return create_on(backend, options, engine);
+  auto made = std::make_shared<Engine>();  // first: what is created has an owner, also when memory runs out
+  TANDEM_TRY(create_cpu_backend(cpu, &made->cpu_));
+  return complete(std::move(made), options, engine);
 }
 
 Status Engine::create_on(const Backend& cpu, const tandem_engine_options& options, std::shared_ptr<Engine>* engine) {
   auto made = std::make_shared<Engine>();
   made->cpu_ = cpu;
+  return complete(std::move(made), options, engine);
+}
+
+Status Engine::complete(std::shared_ptr<Engine> made, const tandem_engine_options& options,
+                        std::shared_ptr<Engine>* engine) {
   made->allocator_ = {options.alloc, options.free, options.alloc_user};
   made->log_ = options.log;
   made->log_user_ = options.log_user;

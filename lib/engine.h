@@ -27,6 +27,9 @@ class Engine {
   [[gnu::format(printf, 3, 4)]] void log(int32_t level, const char* format, ...) const;
 
  private:
+  static Status complete(std::shared_ptr<Engine> made, const tandem_engine_options& options,
+                         std::shared_ptr<Engine>* engine);
+
   Backend cpu_;
   Allocator allocator_;
   tandem_log_fn log_ = nullptr;
