@@ -12,7 +12,9 @@
 namespace rivals {
 
 constexpr int64_t kDim = 128, kQHeads = 32, kKvHeads = 8, kGroup = kQHeads / kKvHeads;
-constexpr int64_t kPoolTokens = 5000;  // tokens repeat, places in memory do not
+// Beyond, tokens repeat, places in memory do not. More than the keys of an append, whose masked ones are then like no
+// others.
+constexpr int64_t kPoolTokens = 9001;
 constexpr float kScale = 0.08838834764f;
 
 using Floats = std::vector<float>;
