@@ -107,7 +107,7 @@ class Ggml final : public Rival {
     ggml_build_forward_expand(graph_, o_);
   }
 
-  // Its data is a layer's. What comes last is next to itself in memory.
+  // Keys or values; the data is a layer's.
   ggml_tensor* stored(ggml_context* c, int64_t first, int64_t second, int64_t third) const {
     ggml_set_no_alloc(c, true);
     ggml_tensor* tensor = ggml_new_tensor_3d(c, pool_.type, first, second, third);
