@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Decode beside ggml's CPU attention: the same keys and values, the same threads, in turn, layers rotating over more memory
-// than the caches hold. Errors of both are against attention in double precision on the stored numbers.
+// Decode, appends and prefills beside ggml's CPU attention: the same keys and values, the same threads, in turn, layers
+// rotating over more memory than the caches hold. Errors of all are against attention in double precision on the stored
+// numbers. Only attention is timed: keys and values are in their places before, those of the queries' tokens too.
 //
-//   ggml_bench [threads] [GiB of keys and values] [rounds]
+//   ggml_bench [threads] [GiB of keys and values] [rounds] [part ...]
 //
-// ggml computes each layer as one graph: matrix products and softmax with V transposed (the whole query group per key), its
-// flash attention over head-major keys, and over token-major keys, which is how llama.cpp lays out its cache.
+// Parts: decode, append-32, prefill-512 and prefill-4096; none for all but the last, whose logits take ggml 4 GiB.
 #include <ggml-cpu.h>
 #include <ggml.h>
 
@@ -15,113 +15,99 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "ggml_ways.h"
+#include "rival.h"
 #include "tandem/tandem.hpp"
 
+namespace rivals {
 namespace {
 
-constexpr int64_t kDim = 128, kQHeads = 32, kKvHeads = 8, kGroup = kQHeads / kKvHeads;
-constexpr int64_t kPoolTokens = 5000;  // tokens repeat, places in memory do not
-constexpr float kScale = 0.08838834764f;
-
-using Floats = std::vector<float>;
-using Bytes = std::vector<uint8_t>;
-
-// About normal, variance 1.
-Floats noise(int64_t n, uint64_t seed, float mean) {
-  Floats x(static_cast<size_t>(n));
-  for (float& value : x) {
-    float sum = 0.0f;
-    for (int i = 0; i < 4; ++i) {
-      seed = seed * 6364136223846793005u + 1442695040888963407u;
-      sum += static_cast<float>(seed >> 40) / 16777216.0f - 0.5f;
-    }
-    value = mean + sum * 1.7320508f;
+// Attention of one query over the first n_keys keys of layer 0.
+std::vector<double> attend_in_double(const Pool& pool, const float* q, int64_t kv_head, int64_t n_keys) {
+  const auto widen = ggml_get_type_traits(pool.type)->to_float;
+  std::vector<double> logits, o(kDim, 0.0);
+  float row[kDim];
+  for (int64_t t = 0; t < n_keys; ++t) {
+    widen(pool.row(pool.stored_k, 0, t, kv_head), row, kDim);
+    double dot = 0.0;
+    for (size_t i = 0; i < kDim; ++i) dot += double{q[i]} * double{row[i]};
+    logits.push_back(dot * double{kScale});
   }
-  return x;
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (int64_t t = 0; t < n_keys; ++t) {
+    widen(pool.row(pool.stored_v, 0, t, kv_head), row, kDim);
+    const double p = std::exp(logits[static_cast<size_t>(t)] - largest);
+    sum += p;
+    for (size_t i = 0; i < kDim; ++i) o[i] += p * double{row[i]};
+  }
+  for (double& x : o) x /= sum;
+  return o;
 }
 
-// The pool's rows as ggml stores them; token t of a layer is row token_row(layer, t).
-struct Pool {
-  ggml_type type;
-  Floats k = noise(kPoolTokens * kKvHeads * kDim, 1, 0.0f), v = noise(kPoolTokens * kKvHeads * kDim, 2, 0.5f);
-  Bytes stored_k, stored_v;
-  size_t row_bytes;
-
-  explicit Pool(ggml_type of) : type(of), row_bytes(ggml_row_size(of, kDim)) {
-    for (auto [from, to] : {std::pair{&k, &stored_k}, std::pair{&v, &stored_v}}) {
-      to->resize(row_bytes * static_cast<size_t>(kPoolTokens * kKvHeads));
-      ggml_quantize_chunk(type, from->data(), to->data(), 0, kPoolTokens * kKvHeads, kDim, nullptr);
-    }
-  }
-  static int64_t token_row(int64_t layer, int64_t token) { return (token * 7 + layer * 131) % kPoolTokens; }
-  const uint8_t* row(const Bytes& of, int64_t layer, int64_t token, int64_t head) const {
-    return of.data() + static_cast<size_t>(token_row(layer, token) * kKvHeads + head) * row_bytes;
-  }
-};
-
-// The largest error of o [kQHeads, kDim] in some heads, relative to the largest element.
-double error_of(const Pool& pool, const Floats& q, const Floats& o, int64_t n_keys) {
-  const auto widen = ggml_get_type_traits(pool.type)->to_float;
+// The largest error of o [q_len, kQHeads, kDim] in some heads of the first, the middle and the last query, relative to the
+// largest element.
+double error_of(const Pool& pool, const Shape& shape, const Floats& q, const Floats& o) {
   double worst = 0.0, size = 0.0;
-  for (int64_t head : {int64_t{0}, int64_t{13}, kQHeads - 1}) {
-    std::vector<double> logits, sums(kDim, 0.0);
-    float row[kDim];
-    for (int64_t t = 0; t < n_keys; ++t) {
-      widen(pool.row(pool.stored_k, 0, t, head / kGroup), row, kDim);
-      double dot = 0.0;
-      for (int64_t i = 0; i < kDim; ++i) dot += double{q[static_cast<size_t>(head * kDim + i)]} * double{row[i]};
-      logits.push_back(dot * double{kScale});
-    }
-    const double largest = *std::max_element(logits.begin(), logits.end());
-    double sum = 0.0;
-    for (int64_t t = 0; t < n_keys; ++t) {
-      widen(pool.row(pool.stored_v, 0, t, head / kGroup), row, kDim);
-      const double p = std::exp(logits[static_cast<size_t>(t)] - largest);
-      sum += p;
-      for (size_t i = 0; i < kDim; ++i) sums[i] += p * double{row[i]};
-    }
-    for (size_t i = 0; i < kDim; ++i) {
-      worst = std::max(worst, std::fabs(sums[i] / sum - double{o[static_cast<size_t>(head * kDim) + i]}));
-      size = std::max(size, std::fabs(sums[i] / sum));
+  for (int64_t t : std::set<int64_t>{0, shape.q_len / 2, shape.q_len - 1}) {
+    for (int64_t head : {int64_t{0}, int64_t{13}, kQHeads - 1}) {
+      const int64_t at = (t * kQHeads + head) * kDim;
+      const auto expected = attend_in_double(pool, q.data() + at, head / kGroup, shape.n_keys - shape.q_len + t + 1);
+      for (size_t i = 0; i < kDim; ++i) {
+        const double error = std::fabs(expected[i] - double{o[static_cast<size_t>(at) + i]});
+        if (!(error <= worst)) worst = error;  // NaN stays
+        size = std::max(size, std::fabs(expected[i]));
+      }
     }
   }
   return worst / size;
 }
 
-class Rival {
- public:
-  virtual ~Rival() = default;
-  virtual const char* name() const = 0;
-  virtual void attend(int64_t layer, const Floats& q, Floats* o) = 0;
-};
+// Peaked queries lean towards their own token's key, which they see, and more towards the next, which they do not: a mask
+// that is off by one shows.
+Floats peaked(const Pool& pool, const Shape& shape, const Floats& noise_q) {
+  Floats q = noise_q;
+  for (float& x : q) x *= 3.0f;
+  for (int64_t t = 0; t + 1 < shape.q_len; ++t) {
+    const int64_t token = shape.n_keys - shape.q_len + t;
+    for (int64_t head = 0; head < kQHeads; ++head) {
+      const float* own = pool.k.data() + (Pool::token_row(0, token) * kKvHeads + head / kGroup) * kDim;
+      const float* next = pool.k.data() + (Pool::token_row(0, token + 1) * kKvHeads + head / kGroup) * kDim;
+      float* to = q.data() + (t * kQHeads + head) * kDim;
+      for (int64_t i = 0; i < kDim; ++i) to[i] += own[i] + 2.0f * next[i];
+    }
+  }
+  return q;
+}
 
-class Tandem final : public Rival {
+// What Tandem's rivals share: layers filled from the pool.
+class TandemLayers {
  public:
-  Tandem(const Pool& pool, int32_t n_threads, int64_t n_layers, int64_t n_keys)
-      : engine_(options(n_threads)),
-        model_(layers(n_layers)),
+  TandemLayers(const Pool& pool, const Shape& shape)
+      : engine_(options(shape.n_threads)),
+        model_(layers(shape.n_layers)),
         cache_(engine_, model_, types(pool)),
         session_(cache_, all()) {
     sequence_ = cache_.create_sequence();
-    cache_.reserve(sequence_, n_keys);
-    for (int64_t layer = 0; layer < n_layers; ++layer) fill(pool, layer, n_keys);
+    cache_.reserve(sequence_, shape.n_keys);
+    for (int64_t layer = 0; layer < shape.n_layers; ++layer) fill(pool, layer, shape.n_keys);
   }
-  const char* name() const override { return "tandem"; }
-  void attend(int64_t layer, const Floats& q, Floats* o) override {
-    const int64_t q_len = 1;
-    const tandem_tensor q_tensor = tandem::tensor(const_cast<float*>(q.data()), {1, kQHeads, kDim});
-    const tandem_tensor o_tensor = tandem::tensor(o->data(), {1, kQHeads, kDim});
+  // The queries are of the last tokens.
+  void attend(int64_t layer, int64_t q_len, const tandem_tensor& q, const tandem_tensor& o) {
     tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
     args.layer_idx = static_cast<int32_t>(layer);
     args.n_sequences = 1;
     args.sequences = &sequence_;
     args.q_lens = &q_len;
-    args.q = &q_tensor;
-    args.o = &o_tensor;
+    args.q = &q;
+    args.o = &o;
     session_.attend(args);
   }
 
@@ -140,7 +126,7 @@ class Tandem final : public Rival {
   }
   static tandem_cache_options types(const Pool& pool) {
     tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
-    options.k_type = pool.type == GGML_TYPE_Q8_0 ? TANDEM_Q8_0 : TANDEM_F16;
+    options.k_type = pool.type == GGML_TYPE_Q8_0 ? TANDEM_Q8_0 : pool.type == GGML_TYPE_F16 ? TANDEM_F16 : TANDEM_BF16;
     return options;
   }
   static tandem_session_options all() {
@@ -172,109 +158,116 @@ class Tandem final : public Rival {
   int64_t sequence_ = 0;
 };
 
-enum class Way { kProducts, kFlash, kFlashTokenMajor };
-
-class Ggml final : public Rival {
+// Queries in f32, which nothing rounds, or in bf16, as ggml rounds them to multiply them with bf16 keys.
+class Tandem final : public Rival {
  public:
-  Ggml(const Pool& pool, Way way, int32_t n_threads, int64_t n_layers, int64_t n_keys)
-      : pool_(pool), way_(way), n_threads_(n_threads), n_keys_(n_keys) {
-    for (int64_t layer = 0; layer < n_layers; ++layer) layers_.push_back(make_layer(layer));
+  Tandem(std::shared_ptr<TandemLayers> layers, const Shape& shape, bool q_is_bf16)
+      : layers_(std::move(layers)), q_len_(shape.q_len), q_is_bf16_(q_is_bf16) {
+    o_.resize(static_cast<size_t>(q_len_ * kQHeads * kDim));
   }
-  ~Ggml() override {
-    for (const Layer& layer : layers_) {
-      ggml_free(layer.context);
-      std::free(layer.k);
-      std::free(layer.v);
-    }
+  const char* name() const override { return q_is_bf16_ ? "tandem, bf16 queries" : "tandem"; }
+  Errors largest() const override { return q_is_bf16_ ? Errors{0.01, 0.001} : Errors{1e-5, 1e-5}; }
+  void take(const Floats& q) override {
+    q_ = q;
+    rounded_q_.resize(q.size());
+    ggml_fp32_to_bf16_row(q.data(), rounded_q_.data(), static_cast<int64_t>(q.size()));
   }
-  const char* name() const override {
-    if (way_ == Way::kProducts) return "ggml, matrix products";
-    return way_ == Way::kFlash ? "ggml, flash attention, head-major" : "ggml, flash attention, token-major (llama.cpp)";
+  void attend(int64_t layer) override {
+    const tandem_tensor q = q_is_bf16_ ? tandem::tensor(TANDEM_BF16, rounded_q_.data(), {q_len_, kQHeads, kDim})
+                                       : tandem::tensor(q_.data(), {q_len_, kQHeads, kDim});
+    layers_->attend(layer, q_len_, q, tandem::tensor(o_.data(), {q_len_, kQHeads, kDim}));
   }
-  void attend(int64_t idx, const Floats& q, Floats* o) override {
-    const Layer& layer = layers_[static_cast<size_t>(idx)];
-    std::memcpy(layer.q->data, q.data(), q.size() * sizeof(float));
-    ggml_cplan plan = ggml_graph_plan(layer.graph, n_threads_, nullptr);
-    if (work_.size() < plan.work_size) work_.resize(plan.work_size);
-    plan.work_data = work_.data();
-    ggml_graph_compute(layer.graph, &plan);
-    std::memcpy(o->data(), layer.o->data, o->size() * sizeof(float));
-  }
+  void give(Floats* o) const override { *o = o_; }
 
  private:
-  struct Layer {
-    uint8_t *k, *v;
-    ggml_context* context;
-    ggml_cgraph* graph;
-    ggml_tensor *q, *o;
-  };
+  std::shared_ptr<TandemLayers> layers_;
+  int64_t q_len_;
+  bool q_is_bf16_;
+  Floats q_, o_;
+  std::vector<ggml_bf16_t> rounded_q_;
+};
 
-  // Every element of K and V is written before it is read.
-  uint8_t* allocate() const {
-    constexpr size_t kHugePage = size_t{2} << 20;
-    const size_t bytes = pool_.row_bytes * static_cast<size_t>(n_keys_ * kKvHeads);
-    return static_cast<uint8_t*>(std::aligned_alloc(kHugePage, (bytes + kHugePage) / kHugePage * kHugePage));
+struct Contender {
+  std::unique_ptr<Rival> rival;
+  Errors errors{};
+  std::vector<double> ms;
+};
+
+// The first is what the others' times are divided by.
+std::vector<Contender> contenders(const Pool& pool, const Shape& shape) {
+  std::vector<Contender> all;
+  const auto layers = std::make_shared<TandemLayers>(pool, shape);
+  all.push_back({std::make_unique<Tandem>(layers, shape, false), {}, {}});
+  if (pool.type == GGML_TYPE_BF16) all.push_back({std::make_unique<Tandem>(layers, shape, true), {}, {}});
+  for (Way way : {Way::kProducts, Way::kFlash, Way::kFlashTokenMajor})
+    if (way != Way::kProducts || pool.type != GGML_TYPE_Q8_0) all.push_back({make_ggml(pool, way, shape), {}, {}});
+  return all;
+}
+
+// False where somebody is wrong. Leaves everyone with the peaked queries.
+bool check(const Pool& pool, const Shape& shape, std::vector<Contender>* all) {
+  const Floats noise_q = noise(shape.q_len * kQHeads * kDim, 3, 0.0f), peaked_q = peaked(pool, shape, noise_q);
+  Floats diffuse_q = noise_q, o(noise_q.size());
+  for (float& x : diffuse_q) x *= 0.05f;
+  for (Contender& each : *all) {
+    const auto error_with = [&](const Floats& q) {
+      each.rival->take(q);
+      each.rival->attend(0);
+      each.rival->give(&o);
+      return error_of(pool, shape, q, o);
+    };
+    each.errors.diffuse = error_with(diffuse_q);
+    each.errors.peaked = error_with(peaked_q);
+    const Errors largest = each.rival->largest();
+    if (each.errors.peaked <= largest.peaked && each.errors.diffuse <= largest.diffuse) continue;
+    std::printf("%s is wrong: relative errors %g and %g\n", each.rival->name(), each.errors.peaked, each.errors.diffuse);
+    return false;
   }
+  return true;
+}
 
-  void place(int64_t layer, uint8_t* k, uint8_t* v) const {
-    const size_t row = pool_.row_bytes;
-#pragma omp parallel for
-    for (int64_t head = 0; head < kKvHeads; ++head) {
-      for (int64_t t = 0; t < n_keys_; ++t) {
-        const int64_t at = way_ == Way::kFlashTokenMajor ? t * kKvHeads + head : head * n_keys_ + t;
-        const uint8_t* from = pool_.row(pool_.stored_v, layer, t, head);
-        std::memcpy(k + static_cast<size_t>(at) * row, pool_.row(pool_.stored_k, layer, t, head), row);
-        if (way_ != Way::kProducts) {
-          std::memcpy(v + static_cast<size_t>(at) * row, from, row);
-          continue;
-        }
-        for (int64_t i = 0; i < kDim; ++i) std::memcpy(v + ((head * kDim + i) * n_keys_ + t) * 2, from + i * 2, 2);
+void time(const Shape& shape, int n_rounds, std::vector<Contender>* all) {
+  for (int round = 0; round < n_rounds; ++round) {
+    for (Contender& each : *all) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other's threads stop waiting busily
+      for (int64_t repeat = 0; repeat < 3; ++repeat) {
+        const auto begin = std::chrono::steady_clock::now();
+        each.rival->attend((round * 3 + repeat) % shape.n_layers);
+        each.ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
       }
     }
   }
-
-  // kq and its softmax are the largest things in a context.
-  Layer make_layer(int64_t idx) const {
-    Layer layer{};
-    layer.k = allocate();
-    layer.v = allocate();
-    place(idx, layer.k, layer.v);
-    const size_t room = way_ == Way::kProducts ? static_cast<size_t>(kQHeads * n_keys_) * 3 * sizeof(float) : 0;
-    layer.context = ggml_init({room + (size_t{4} << 20), nullptr, false});
-    ggml_context* c = layer.context;
-    const bool token_major = way_ == Way::kFlashTokenMajor;
-    const int64_t second = token_major ? kKvHeads : n_keys_, third = token_major ? n_keys_ : kKvHeads;
-    ggml_set_no_alloc(c, true);
-    ggml_tensor* k = ggml_new_tensor_3d(c, pool_.type, kDim, second, third);
-    ggml_tensor* v = way_ == Way::kProducts ? ggml_new_tensor_3d(c, pool_.type, n_keys_, kDim, kKvHeads)
-                                            : ggml_new_tensor_3d(c, pool_.type, kDim, second, third);
-    ggml_set_no_alloc(c, false);
-    k->data = layer.k;
-    v->data = layer.v;
-    if (way_ == Way::kProducts) {
-      layer.q = ggml_new_tensor_3d(c, GGML_TYPE_F32, kDim, kGroup, kKvHeads);
-      layer.o = ggml_mul_mat(c, v, ggml_soft_max_ext(c, ggml_mul_mat(c, k, layer.q), nullptr, kScale, 0.0f));
-    } else {
-      layer.q = ggml_new_tensor_3d(c, GGML_TYPE_F32, kDim, 1, kQHeads);
-      if (token_major) k = ggml_permute(c, k, 0, 2, 1, 3), v = ggml_permute(c, v, 0, 2, 1, 3);
-      layer.o = ggml_flash_attn_ext(c, layer.q, k, v, nullptr, kScale, 0.0f, 0.0f);
-    }
-    layer.graph = ggml_new_graph(c);
-    ggml_build_forward_expand(layer.graph, layer.o);
-    return layer;
-  }
-
-  const Pool& pool_;
-  Way way_;
-  int32_t n_threads_;
-  int64_t n_keys_;
-  std::vector<Layer> layers_;
-  Bytes work_;
-};
+}
 
 double median(std::vector<double> x) {
   std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
   return x[x.size() / 2];
+}
+
+struct Part {
+  const char* name;
+  int64_t q_len;
+  std::vector<ggml_type> types;
+  std::vector<int64_t> n_keys;
+};
+
+const Part kParts[] = {
+    {"decode", 1, {GGML_TYPE_F16, GGML_TYPE_Q8_0}, {8192, 32768, 131072}},
+    {"append-32", 32, {GGML_TYPE_F16, GGML_TYPE_BF16}, {8192}},
+    {"prefill-512", 512, {GGML_TYPE_F16, GGML_TYPE_BF16}, {8192}},
+    {"prefill-4096", 4096, {GGML_TYPE_F16, GGML_TYPE_BF16}, {8192}},
+};
+
+// Floating-point operations count for the pairs of query and key that are not masked.
+void print(const char* part, const Pool& pool, const Shape& shape, const std::vector<Contender>& all) {
+  const double n_pairs = static_cast<double>(shape.q_len * (2 * shape.n_keys - shape.q_len + 1)) / 2.0 * kQHeads;
+  for (const Contender& each : all) {
+    const double ms = median(each.ms);
+    std::printf("%-12s %-5s %7lld keys  %-46s %9.3f ms %6.2fx %8.1f GFLOP/s  error peaked %.1e, diffuse %.1e\n", part,
+                ggml_type_name(pool.type), static_cast<long long>(shape.n_keys), each.rival->name(), ms,
+                ms / median(all[0].ms), n_pairs * 4.0 * kDim / ms * 1e-6, each.errors.peaked, each.errors.diffuse);
+  }
+  std::fflush(stdout);
 }
 
 struct Setup {
@@ -283,72 +276,61 @@ struct Setup {
   int n_rounds;
 };
 
-struct Errors {
-  double sharp, diffuse;
-};
-
-Errors errors_of(Rival& rival, const Pool& pool, const Floats& noise_q, int64_t n_keys) {
-  const auto with = [&](float size) {
-    Floats q = noise_q, o(noise_q.size());
-    for (float& x : q) x *= size;
-    rival.attend(0, q, &o);
-    return error_of(pool, q, o, n_keys);
-  };
-  return {with(3.0f), with(0.05f)};
-}
-
-// False where Tandem is wrong: then nothing is timed.
-bool compare(const Setup& setup, const Pool& pool, int64_t n_keys) {
+// False where somebody is wrong: then nothing is timed.
+bool compare(const Setup& setup, const Part& part, const Pool& pool, int64_t n_keys) {
   const double layer_bytes = 2.0 * static_cast<double>(pool.row_bytes * static_cast<size_t>(kKvHeads * n_keys));
   const auto n_layers = std::max<int64_t>(2, static_cast<int64_t>(setup.gib * 0x1p30 / layer_bytes));
-  std::vector<std::unique_ptr<Rival>> rivals;
-  rivals.push_back(std::make_unique<Tandem>(pool, setup.n_threads, n_layers, n_keys));
-  for (Way way : {Way::kProducts, Way::kFlash, Way::kFlashTokenMajor})
-    if (way != Way::kProducts || pool.type == GGML_TYPE_F16)
-      rivals.push_back(std::make_unique<Ggml>(pool, way, setup.n_threads, n_layers, n_keys));
-
-  Floats q = noise(kQHeads * kDim, 3, 0.0f), o(q.size());
-  std::vector<Errors> errors;
-  for (const auto& rival : rivals) errors.push_back(errors_of(*rival, pool, q, n_keys));
-  if (!(std::max(errors[0].sharp, errors[0].diffuse) < 1e-5)) {
-    std::printf("tandem is wrong: relative errors %g and %g\n", errors[0].sharp, errors[0].diffuse);
-    return false;
-  }
-  for (float& x : q) x *= 3.0f;
-  std::vector<std::vector<double>> ms(rivals.size());
-  for (int round = 0; round < setup.n_rounds; ++round) {
-    for (size_t i = 0; i < rivals.size(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other's threads stop waiting busily
-      for (int64_t repeat = 0; repeat < 3; ++repeat) {
-        const auto begin = std::chrono::steady_clock::now();
-        rivals[i]->attend((round * 3 + repeat) % n_layers, q, &o);
-        ms[i].push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
-      }
-    }
-  }
-  for (size_t i = 0; i < rivals.size(); ++i)
-    std::printf("%-5s %7lld keys  %-46s %9.3f ms %6.2fx  error peaked %.1e, diffuse %.1e\n", ggml_type_name(pool.type),
-                static_cast<long long>(n_keys), rivals[i]->name(), median(ms[i]), median(ms[i]) / median(ms[0]),
-                errors[i].sharp, errors[i].diffuse);
-  std::fflush(stdout);
+  const Shape shape{setup.n_threads, n_layers, n_keys, part.q_len};
+  std::vector<Contender> all = contenders(pool, shape);
+  if (!check(pool, shape, &all)) return false;
+  time(shape, setup.n_rounds, &all);
+  print(part.name, pool, shape, all);
   return true;
 }
 
-}  // namespace
+// The parts named; none for all but the last. Empty where a name is no part's.
+std::vector<Part> parts_named(char** names, int n_names) {
+  if (n_names == 0) return {std::begin(kParts), std::end(kParts) - 1};
+  std::vector<Part> parts;
+  for (int i = 0; i < n_names; ++i) {
+    const auto* part = std::find_if(std::begin(kParts), std::end(kParts),
+                                    [&](const Part& each) { return std::strcmp(each.name, names[i]) == 0; });
+    if (part == std::end(kParts)) {
+      std::fprintf(stderr, "ggml_bench: part = %s is none of decode, append-32, prefill-512, prefill-4096\n", names[i]);
+      return {};
+    }
+    parts.push_back(*part);
+  }
+  return parts;
+}
 
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   const Setup setup{argc > 1 ? std::atoi(argv[1]) : 2, argc > 2 ? std::atof(argv[2]) : 1.0,
                     argc > 3 ? std::atoi(argv[3]) : 9};
+  if (setup.n_threads < 1 || !(setup.gib > 0.0) || setup.n_rounds < 1) {
+    std::fprintf(stderr, "ggml_bench: threads = %d, GiB = %g, rounds = %d: each is more than 0\n", setup.n_threads,
+                 setup.gib, setup.n_rounds);
+    return 2;
+  }
+  const std::vector<Part> parts = parts_named(argv + std::min(argc, 4), std::max(argc - 4, 0));
+  if (parts.empty()) return 2;
   // ggml's threads are made before Tandem binds this one to a core, which they would inherit.
   int n_made = 0;
 #pragma omp parallel num_threads(setup.n_threads) reduction(+ : n_made)
   n_made += 1;
   std::printf("%d threads, ggml has %d\n", setup.n_threads, n_made);
   ggml_cpu_init();
-  for (ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
-    const Pool pool(type);
-    for (int64_t n_keys : {8192, 32768, 131072})
-      if (!compare(setup, pool, n_keys)) return 1;
+  for (const Part& part : parts) {
+    for (ggml_type type : part.types) {
+      const Pool pool(type);
+      for (int64_t n_keys : part.n_keys)
+        if (!compare(setup, part, pool, n_keys)) return 1;
+    }
   }
   return 0;
 }
+
+}  // namespace
+}  // namespace rivals
+
+int main(int argc, char** argv) { return rivals::run(argc, argv); }
