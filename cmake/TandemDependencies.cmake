@@ -12,4 +12,4 @@ find_package(Threads REQUIRED GLOBAL)
 add_library(tandem_dependencies INTERFACE)
 target_include_directories(tandem_dependencies SYSTEM INTERFACE ${DNNL_INCLUDE_DIR} ${HWY_INCLUDE_DIR})
 target_link_libraries(tandem_dependencies INTERFACE PkgConfig::HWLOC ${DNNL_LIBRARY} ${HWY_LIBRARY} OpenMP::OpenMP_CXX
-                                                    Threads::Threads)
+                                                    Threads::Threads ${CMAKE_DL_LIBS})

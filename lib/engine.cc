@@ -3,14 +3,12 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 namespace tandem {
 
 Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engine>* engine) {
-  if (options.backend != nullptr)
-    return fail(TANDEM_ERROR_BACKEND, "backend",
-                "backend = \"%s\": this build has no device backend; NULL uses the CPU alone", options.backend);
-  if (options.backend_path != nullptr)
+  if (options.backend == nullptr && options.backend_path != nullptr)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "backend_path", "backend_path = \"%s\" is given without backend",
                 options.backend_path);
   if ((options.alloc == nullptr) != (options.free == nullptr))
@@ -42,6 +40,7 @@ Status Engine::complete(std::shared_ptr<Engine> made, const tandem_engine_option
   made->allocator_ = {options.alloc, options.free, options.alloc_user};
   made->log_ = options.log;
   made->log_user_ = options.log_user;
+  if (options.backend != nullptr) TANDEM_TRY(DeviceOwner::open(options.backend, options.backend_path, &made->device_));
   TANDEM_TRY(Worker::create(&made->worker_));
   *engine = std::move(made);
   return {};
@@ -49,6 +48,7 @@ Status Engine::complete(std::shared_ptr<Engine> made, const tandem_engine_option
 
 Engine::~Engine() {
   worker_.reset();
+  device_.reset();
   if (cpu_.table != nullptr) cpu_.table->destroy(cpu_.self);
 }
 
@@ -63,9 +63,13 @@ std::string Engine::report() const {
   cpu_.table->report(cpu_.self, cpu.data(), static_cast<int64_t>(cpu.size()) + 1);
   char version[32];
   std::snprintf(version, sizeof version, "%d.%d.%d", TANDEM_VERSION_MAJOR, TANDEM_VERSION_MINOR, TANDEM_VERSION_PATCH);
-  return std::string("{\"version\":\"") + version + "\",\"cpu\":" + cpu +
-         ",\"devices\":[],\"backends\":[{\"name\":\"cpu\",\"state\":\"ready\"},"
-         "{\"name\":\"cuda\",\"state\":\"not built\"}]}";
+  std::string json = std::string("{\"version\":\"") + version + "\",\"cpu\":" + cpu;
+  json.append(",\"devices\":").append(device_ != nullptr ? device_->devices_json() : "[]");
+  json += ",\"backends\":[{\"name\":\"cpu\",\"state\":\"ready\"}";
+  if (device_ != nullptr) json.append(",").append(device_->module_json());
+  if (device_ == nullptr || std::strcmp(device_->backend(), "cuda") != 0)
+    json += ",{\"name\":\"cuda\",\"state\":\"not asked for\"}";
+  return json + "]}";
 }
 
 void Engine::log(int32_t level, const char* format, ...) const {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The processors of one embedding: CPU backend, background worker, allocator, log.
+// The processors of one embedding: CPU backend, device, background worker, allocator, log.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "lib/backend.h"
+#include "lib/device_owner.h"
 #include "lib/memory.h"
 #include "lib/worker.h"
 
@@ -20,6 +21,7 @@ class Engine {
   ~Engine();
 
   const Backend& cpu() const { return cpu_; }
+  const Device* device() const { return device_ != nullptr ? &device_->device() : nullptr; }  // null: the CPU alone
   Worker& worker() const { return *worker_; }
   const Allocator& allocator() const { return allocator_; }
   Status drain(int64_t timeout_ns);
@@ -31,6 +33,7 @@ class Engine {
                          std::shared_ptr<Engine>* engine);
 
   Backend cpu_;
+  std::unique_ptr<DeviceOwner> device_;
   Allocator allocator_;
   tandem_log_fn log_ = nullptr;
   void* log_user_ = nullptr;

@@ -9,12 +9,7 @@ namespace {
 Status make(int32_t code, int64_t underlying, const char* field, const char* format, va_list args) {
   char text[512];
   std::vsnprintf(text, sizeof text, format, args);
-  auto info = std::make_unique<ErrorInfo>();
-  info->code = code;
-  info->underlying = underlying;
-  info->field = field;
-  info->message = text;
-  return Status(std::move(info));
+  return fail_with(code, underlying, field, text);
 }
 
 }  // namespace
@@ -22,6 +17,15 @@ Status make(int32_t code, int64_t underlying, const char* field, const char* for
 Status&& Status::in(const char* context) && {
   if (info_) info_->message.insert(0, std::string(context) + ": ");
   return std::move(*this);
+}
+
+Status fail_with(int32_t code, int64_t underlying, const char* field, std::string message) {
+  auto info = std::make_unique<ErrorInfo>();
+  info->code = code;
+  info->underlying = underlying;
+  info->field = field;
+  info->message = std::move(message);
+  return Status(std::move(info));
 }
 
 Status fail(int32_t code, const char* field, const char* format, ...) {

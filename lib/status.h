@@ -41,6 +41,9 @@ class [[nodiscard]] Status {
 [[gnu::format(printf, 4, 5)]] Status fail_system(int32_t code, int64_t underlying, const char* field, const char* format,
                                                  ...);
 
+// The same with a message made of parts, as long as they are.
+Status fail_with(int32_t code, int64_t underlying, const char* field, std::string message);
+
 }  // namespace tandem
 
 #define TANDEM_TRY(expression)                                                           \

@@ -71,7 +71,8 @@ Status check_type(const tandem_tensor& t, const TensorSpec& spec) {
 
 Status check_device(const tandem_tensor& t, const char* name) {
   if (t.device_type == TANDEM_DEVICE_CUDA)
-    return refuse(TANDEM_ERROR_UNSUPPORTED, name, "device_type", "%d (CUDA): no device backend is loaded", t.device_type);
+    return refuse(TANDEM_ERROR_UNSUPPORTED, name, "device_type", "%d (CUDA): no call takes device memory yet",
+                  t.device_type);
   if (t.device_type != TANDEM_DEVICE_HOST)
     return refuse(kInvalid, name, "device_type", "%d is not a device type", t.device_type);
   if (t.device_index != 0) return refuse(kInvalid, name, "device_index", "%d, must be 0 for the host", t.device_index);

@@ -73,6 +73,10 @@ BUGS = [
     ("copied keys are not placed", "lib/refresh.cc", "  place_copies(chunk, refresh, kv_head);\n", "", "placement_test", ""),
     ("the caller is where the first seat is", "cpu/pool.cc", "? node_of_caller() : kAllNodes", "? workers_[0].seat.node : kAllNodes",
      "pool_nodes_test", ""),
+    ("relative folders are searched", "lib/device_module.cc", "if (folder[0] != '/')", "if (folder.empty())",
+     "device_module_test", "entries_that_are_not_absolute"),
+    ("an engine leaves its device open", "lib/device_owner.cc", "if (device_.table != nullptr) device_.table->close",
+     "if (false) device_.table->close", "device_new_test", "test_nothing_stays_behind"),
     # of the matrix unit: where the processor has none, these are not caught
     ("planes are left out", "cpu/matrix_block.cc", "order < kMaxPlanes;", "order < kMaxPlanes - 1;",
      "matmul_test", "test_types_and_dims"),

@@ -159,8 +159,11 @@ typedef struct tandem_engine_options {
   int32_t n_threads;         /* CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide */
   const char *cpu_isa;       /* "amx", "avx3_dl", "avx3", "avx2", ...: exactly this one; NULL: $TANDEM_CPU_ISA, else the best.
                               * "amx" asks Linux for AMX's state: sigaltstack() then wants 8 KiB more of every thread */
-  const char *backend;       /* device backend, must load; NULL: none, the CPU does every part */
-  const char *backend_path;  /* file of that backend; NULL: beside libtandem */
+  const char *backend;       /* device backend, "cuda": libtandem-cuda.so must load and have a device that can be used; NULL:
+                              * none, the CPU does every part. It is looked for in the folders of $TANDEM_BACKEND_PATH
+                              * (colons between, absolute, ignored when setuid), beside libtandem, and in the folder that
+                              * the build has set, never in the working directory */
+  const char *backend_path;  /* absolute path of that file, the only one tried; NULL: the folders above */
   tandem_alloc_fn alloc;     /* host memory of caches and sessions, which stays on the NUMA nodes where it is or is first
                               * written; NULL: huge-page-friendly mappings, each KV head's on the node of its workers */
   tandem_free_fn free;       /* given with alloc */
@@ -178,8 +181,8 @@ typedef struct tandem_engine_options {
 TANDEM_API void tandem_engine_options_init(tandem_engine_options *options);
 
 /* Starts the CPU pool and loads the device backend if one is named. options may be NULL. Starts threads; allocates.
- * Errors: NOT_FOUND (cpu_isa unknown or not on this processor), BACKEND (every path tried, with its reason), SYSTEM
- * (a thread could not be started), OUT_OF_MEMORY. */
+ * Errors: NOT_FOUND (cpu_isa unknown or not on this processor), BACKEND (no module loads: every path tried, with
+ * its reason; or no device of it can be used), SYSTEM (a thread could not be started), OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_engine_create(tandem_engine **engine, const tandem_engine_options *options, tandem_error **error);
 /* Gives up the caller's reference; caches and sessions keep the engine alive. Accepts NULL, never fails or blocks on a
  * device. A released handle is refused by later calls. */

@@ -1,63 +1,10 @@
 // SPDX-License-Identifier: MIT
 // operator new fails: the N-th time on any thread, once or from then on, for every N over a small scenario.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "api_scenario.h"
-
-namespace {
-
-std::atomic<bool> armed{false};
-std::atomic<bool> for_ever{false};
-std::atomic<int64_t> n_news{0};    // while armed
-std::atomic<int64_t> fails_at{0};  // 0: never
-
-bool refuses() {
-  if (!armed.load(std::memory_order_relaxed)) return false;
-  const int64_t at = fails_at.load(std::memory_order_relaxed), n = n_news.fetch_add(1) + 1;
-  return at > 0 && (n == at || (for_ever.load(std::memory_order_relaxed) && n > at));
-}
-
-void* allocate(size_t bytes, size_t alignment) {
-  if (refuses()) return nullptr;
-  if (alignment <= alignof(max_align_t)) return std::malloc(bytes == 0 ? 1 : bytes);
-  return std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
-}
-
-void* allocate_or_throw(size_t bytes, size_t alignment) {
-  void* data = allocate(bytes, alignment);
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-
-}  // namespace
-
-// Not inlined: compilers warn of a free() that they see at the end of a delete.
-#define NOT_INLINED [[gnu::noinline]]
-
-NOT_INLINED void* operator new(size_t n) { return allocate_or_throw(n, 1); }
-NOT_INLINED void* operator new[](size_t n) { return allocate_or_throw(n, 1); }
-NOT_INLINED void* operator new(size_t n, std::align_val_t a) { return allocate_or_throw(n, static_cast<size_t>(a)); }
-NOT_INLINED void* operator new[](size_t n, std::align_val_t a) { return allocate_or_throw(n, static_cast<size_t>(a)); }
-NOT_INLINED void* operator new(size_t n, const std::nothrow_t&) noexcept { return allocate(n, 1); }
-NOT_INLINED void* operator new[](size_t n, const std::nothrow_t&) noexcept { return allocate(n, 1); }
-NOT_INLINED void* operator new(size_t n, std::align_val_t a, const std::nothrow_t&) noexcept {
-  return allocate(n, static_cast<size_t>(a));
-}
-NOT_INLINED void* operator new[](size_t n, std::align_val_t a, const std::nothrow_t&) noexcept {
-  return allocate(n, static_cast<size_t>(a));
-}
-NOT_INLINED void operator delete(void* p) noexcept { std::free(p); }
-NOT_INLINED void operator delete[](void* p) noexcept { std::free(p); }
-NOT_INLINED void operator delete(void* p, size_t) noexcept { std::free(p); }
-NOT_INLINED void operator delete[](void* p, size_t) noexcept { std::free(p); }
-NOT_INLINED void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-NOT_INLINED void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
-NOT_INLINED void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
-NOT_INLINED void operator delete[](void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+#include "failing_new.h"
 
 using namespace tandem_test;
+using namespace failing_new;
 
 namespace {
 

@@ -109,6 +109,11 @@ const std::vector<BadInput> kBadInfo = {
     {{"--plan", "--model", "/", "--head-dim", "64"}, {"--head-dim", "--model"}},
     {{"--isa", "mmx"}, {"--isa", "mmx"}},
     {{"--threads", "-1"}, {"--threads", "-1"}},
+    {{"--backend", ""}, {"--backend", "a text"}},
+    {{"--backend", "no/name"}, {"backend = \"no/name\"", "not a name"}},
+    {{"--backend", "abacus"}, {"backend = \"abacus\"", "/libtandem-abacus.so: No such file or directory; "}},
+    {{"--backend", "abacus", "--backend-path", "/no/such/file"}, {"abacus", "/no/such/file: No such file or directory"}},
+    {{"--backend-path", "/no/such/file"}, {"backend_path", "/no/such/file", "without backend"}},
 };
 
 void expect_refused(const char* program, const BadInput& bad) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // tandem-info: its JSON parses, names what is there, and its plan is the library's.
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -61,6 +62,27 @@ void flags_reach_the_engine(void**) {
   assert_true(info["engine"].dump().find("\"n_workers\":1,") != std::string::npos);
   const std::string last = info["isa"]["available"].back();
   assert_string_equal(info_json({"--isa", last})["isa"]["chosen"].get<std::string>().c_str(), last.c_str());
+}
+
+// The shell's relative path is no part of the library's rules.
+void devices_of_a_backend(void**) {
+  const std::filesystem::path module = STAND_IN_MODULE;
+  for (const std::string& path : {module.string(), std::filesystem::relative(module).string(), std::string()}) {
+    std::vector<std::string> flags = {"--backend", "standin", "--backend-path", path};
+    const std::string folder = path.empty() ? module.parent_path().string() : "/no/such/folder";
+    const std::vector<std::string> environment = {"TANDEM_BACKEND_PATH=" + folder};
+    if (path.empty()) flags.resize(2);
+    flags.insert(flags.begin(), TANDEM_INFO);
+    const ProgramRun text = run_program(flags, environment);
+    assert_true(text.out.find("name Stand-in \"1\"") != std::string::npos);
+    flags.push_back("--json");
+    const ProgramRun run = run_program(flags, environment);
+    const Json json = Json::parse(run.out, nullptr, false);
+    if (run.exit_code != 0 || !json.is_object()) fail_test("%s %s", run.out.c_str(), run.err.c_str());
+    assert_int_equal(json["engine"]["devices"].size(), 2);
+    assert_true(json["engine"]["devices"][0]["state"] == "open");
+    assert_true(json["engine"]["backends"][1]["name"] == "standin");
+  }
 }
 
 tandem_memory_plan library_plan(int64_t kv_len, int64_t n_sequences, int64_t host_cap_bytes, int32_t* status) {
@@ -174,13 +196,10 @@ void geometry_from_a_config(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(names_what_is_there),
-      cmocka_unit_test(openmp_settings_take_no_workers),
-      cmocka_unit_test(flags_reach_the_engine),
-      cmocka_unit_test(plan_is_the_librarys),
-      cmocka_unit_test(values_have_a_type_of_their_own),
-      cmocka_unit_test(aliased_values_take_nothing),
-      cmocka_unit_test(caps_are_judged),
+      cmocka_unit_test(names_what_is_there),         cmocka_unit_test(openmp_settings_take_no_workers),
+      cmocka_unit_test(flags_reach_the_engine),      cmocka_unit_test(devices_of_a_backend),
+      cmocka_unit_test(plan_is_the_librarys),        cmocka_unit_test(values_have_a_type_of_their_own),
+      cmocka_unit_test(aliased_values_take_nothing), cmocka_unit_test(caps_are_judged),
       cmocka_unit_test(geometry_from_a_config),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

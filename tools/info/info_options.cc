@@ -2,6 +2,7 @@
 #include "tools/info/info_options.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "tools/common/flags.h"
 #include "tools/info/model_config.h"
@@ -20,6 +21,8 @@ std::vector<Flag> info_flags(InfoOptions* options, RawChoices* raw) {
       switch_flag("--json", &options->json, "one JSON object instead of text"),
       number_flag("--threads", &options->threads, 0, 4096, "CPU workers (0: affinity mask and quota decide)"),
       choice_flag("--isa", &raw->isa, library_choices(tandem_cpu_isa_name), "instruction set (the best there is)"),
+      text_flag("--backend", "NAME", &options->backend, "also a device backend, by its name: cuda (none)"),
+      text_flag("--backend-path", "FILE", &options->backend_path, "its module (looked for by the library)"),
       switch_flag("--plan", &options->plan, "also the memory that a cache with one session will take"),
       text_flag("--model", "DIR", &options->model_dir,
                 "geometry from DIR/config.json (Hugging Face), instead of the four below"),
@@ -70,6 +73,7 @@ Result parse_info_options(int argc, const char* const* argv, InfoOptions* option
   if (raw.isa >= 0) options->isa = tandem_cpu_isa_name(raw.isa);
   if (!options->isa.empty() && !tandem_cpu_isa_available(options->isa.c_str()))
     return refuse("--isa = %s: this processor does not have it", options->isa.c_str());
+  if (!options->backend_path.empty()) options->backend_path = std::filesystem::absolute(options->backend_path);
   if (options->kv_lens.empty()) options->kv_lens = {32768, 131072};
   if (options->kv_type == 0) options->kv_type = TANDEM_BF16;
   if (options->v_type == 0) options->v_type = options->kv_type;

@@ -16,6 +16,7 @@ struct InfoOptions {
   bool plan = false;
   int64_t threads = 0;
   std::string isa;
+  std::string backend, backend_path;
   // The plan's model: a folder with a config.json, or the flags.
   std::string model_dir;
   int64_t n_layers = 32;

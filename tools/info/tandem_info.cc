@@ -18,6 +18,8 @@ Result start_engine(const InfoOptions& options, Engine* engine) {
   tandem_engine_options engine_options = TANDEM_ENGINE_OPTIONS_INIT;
   engine_options.n_threads = static_cast<int32_t>(options.threads);
   engine_options.cpu_isa = options.isa.empty() ? nullptr : options.isa.c_str();
+  engine_options.backend = options.backend.empty() ? nullptr : options.backend.c_str();
+  engine_options.backend_path = options.backend_path.empty() ? nullptr : options.backend_path.c_str();
   tandem_engine* made = nullptr;
   TOOL_TRY(error.check(tandem_engine_create(&made, &engine_options, error.out())));
   engine->reset(made);

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: MIT
+// The stand-in's attention against double precision: it is what the core's use of devices is later compared with.
+//
+// Keys lie in a pool whose pages are shuffled and whose unused slots are NaN; a sequence's page table is a ring, so that
+// tokens far apart share its entries.
+#include "device/stand_in.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+
+#include "reference/attention_reference.h"
+#include "reference/random.h"
+#include "reference/rounding.h"
+#include "reference/stored_row.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using namespace tandem;
+
+struct Span {
+  int64_t begin, end;
+  int32_t q_len;
+};
+
+struct Case {
+  const char* name;
+  int32_t k_type = TANDEM_F32, v_type = TANDEM_F32;
+  int32_t k_dim = 64, v_dim = 64;
+  bool v_aliases_k = false;
+  int32_t n_q_heads = 4, n_kv_heads = 2;
+  int32_t page_len = 64, table_len = 4;
+  int32_t q_type = TANDEM_F32, o_type = TANDEM_F32;
+  int64_t sliding_window = 0;
+  float soft_cap = 0.0f;
+  bool has_sinks = false, has_lse = true;
+  std::vector<Span> spans;
+};
+
+const DeviceTable& stand_in_table() {
+  void* module = dlopen(STAND_IN_MODULES "/libtandem-standin.so", RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr) fail_msg("%s", dlerror());
+  return *reinterpret_cast<DeviceEntryFn>(dlsym(module, kDeviceEntry))(kDeviceAbi);
+}
+
+// Owns a device and its memory.
+class Host {
+ public:
+  Host() { assert_int_equal(table.open(0, &self, &error), TANDEM_OK); }
+  ~Host() {
+    for (void* data : blocks_) table.release(self, data);
+    table.close(self);
+  }
+  std::byte* allocate(int64_t bytes) {
+    void* data = nullptr;
+    assert_int_equal(table.allocate(self, bytes, &data, &error), TANDEM_OK);
+    assert_int_equal(reinterpret_cast<uintptr_t>(data) % 256, 0);
+    blocks_.push_back(data);
+    return static_cast<std::byte*>(data);
+  }
+
+  const DeviceTable& table = stand_in_table();
+  void* self = nullptr;
+  DeviceError error;
+
+ private:
+  std::vector<void*> blocks_;
+};
+
+class Problem {
+ public:
+  Problem(const Case& of, uint64_t seed) : case_(of), random_(seed) {
+    set_layer();
+    make_pool();
+    for (const Span& span : case_.spans) add_sequence(span);
+    make_rows(&call.q, case_.q_type, case_.k_dim, 3);
+    make_rows(&call.o, case_.o_type, case_.v_dim, 5);
+    fill_queries();
+    finish_call();
+  }
+
+  // Every row of o and lse, and what lies between them.
+  void check() {
+    const int32_t status = host.table.attend(host.self, &call, nullptr, &host.error);
+    if (status != TANDEM_OK) fail_msg("%s: %s", case_.name, host.error.message);
+    for (size_t i = 0; i < case_.spans.size(); ++i) check_sequence(i);
+    check_between();
+  }
+
+  Host host;
+  DeviceAttend call;
+  std::vector<DeviceSequence> sequences;
+
+ private:
+  struct Stored {
+    std::vector<float> k, v;  // [end, n_kv_heads, dim], NaN before begin
+  };
+
+  void set_layer() {
+    layer_.n_q_heads = case_.n_q_heads;
+    layer_.n_kv_heads = case_.n_kv_heads;
+    layer_.group_size = case_.n_q_heads / case_.n_kv_heads;
+    layer_.k_head_dim = case_.k_dim;
+    layer_.v_head_dim = case_.v_dim;
+    layer_.v_aliases_k = case_.v_aliases_k;
+    layer_.k_type = case_.k_type;
+    layer_.v_type = case_.v_aliases_k ? case_.k_type : case_.v_type;
+    layer_.sm_scale = 0.17f;
+    layer_.soft_cap = case_.soft_cap;
+    layer_.sliding_window = case_.sliding_window;
+    for (int32_t h = 0; h < case_.n_q_heads; ++h) sinks_.push_back(static_cast<float>(random_.normal()));
+    reference_.n_q_heads = case_.n_q_heads;
+    reference_.n_kv_heads = case_.n_kv_heads;
+    reference_.k_head_dim = case_.k_dim;
+    reference_.v_head_dim = case_.v_dim;
+    reference_.v_aliases_k = case_.v_aliases_k;
+    reference_.k_type = layer_.k_type;
+    reference_.v_type = layer_.v_type;
+    reference_.sm_scale = layer_.sm_scale;
+    reference_.soft_cap = layer_.soft_cap;
+    if (case_.has_sinks) reference_.sinks = sinks_;
+  }
+
+  // Planes one after another within a page, heads a little apart; twice as many pages as are used, in any order.
+  void make_pool() {
+    const PlaneBytes bytes = plane_bytes(layer_);
+    const int64_t n_pages = 2 * case_.table_len * static_cast<int64_t>(case_.spans.size());
+    int64_t offsets[kPlanes];
+    for (int32_t p = 0; p < kPlanes; ++p) {
+      offsets[p] = call.pages.page_stride;
+      call.pages.head_stride[p] = case_.page_len * bytes.of[p] + 32;
+      call.pages.page_stride += case_.n_kv_heads * call.pages.head_stride[p];
+    }
+    std::byte* pool = host.allocate(n_pages * call.pages.page_stride);
+    for (int32_t p = 0; p < kPlanes; ++p) call.pages.planes[p] = bytes.of[p] > 0 ? pool + offsets[p] : nullptr;
+    call.pages.page_len = case_.page_len;
+    free_pages_.resize(static_cast<size_t>(n_pages));
+    std::iota(free_pages_.begin(), free_pages_.end(), 0);
+    for (size_t i = free_pages_.size(); i > 1; --i)
+      std::swap(free_pages_[i - 1], free_pages_[static_cast<size_t>(random_.integer(0, static_cast<int64_t>(i) - 1))]);
+  }
+
+  void add_sequence(const Span& span) {
+    DeviceSequence sequence;
+    sequence.begin = span.begin;
+    sequence.end = span.end;
+    sequence.q_len = span.q_len;
+    sequence.first_row = static_cast<int32_t>(n_tokens_);
+    sequence.table_begin = static_cast<int32_t>(page_tables_.size());
+    sequence.table_len = case_.table_len;
+    for (int32_t i = 0; i < case_.table_len; ++i) {
+      page_tables_.push_back(free_pages_.back());
+      free_pages_.pop_back();
+    }
+    n_tokens_ += span.q_len;
+    sequences.push_back(sequence);
+    stored_.emplace_back();
+    Stored& stored = stored_.back();
+    stored.k.resize(static_cast<size_t>(span.end * case_.n_kv_heads * case_.k_dim), NAN);
+    stored.v.resize(static_cast<size_t>(span.end * case_.n_kv_heads * case_.v_dim), NAN);
+    for (int64_t token = span.begin; token < span.end; ++token)
+      for (int32_t head = 0; head < case_.n_kv_heads; ++head) store_token(sequence, token, head, &stored);
+  }
+
+  void store_token(const DeviceSequence& sequence, int64_t token, int32_t head, Stored* stored) {
+    const int64_t slot = token % case_.page_len, entry = token / case_.page_len % case_.table_len;
+    const int64_t page = page_tables_[static_cast<size_t>(sequence.table_begin + entry)];
+    const PlaneBytes bytes = plane_bytes(layer_);
+    const auto at = [&](int32_t plane) {
+      return call.pages.planes[plane] + page * call.pages.page_stride + head * call.pages.head_stride[plane] +
+             slot * bytes.of[plane];
+    };
+    const auto store = [&](int32_t plane, int32_t dtype, int32_t dim, std::vector<float>* widened) {
+      std::vector<double> row(static_cast<size_t>(dim));
+      for (double& x : row) x = random_.normal();
+      reference::store_row(dtype, row.data(), dim, at(plane), reference::has_groups(dtype) ? at(plane + 1) : nullptr);
+      reference::round_row(dtype, row.data(), dim);
+      std::copy(row.begin(), row.end(), widened->begin() + (token * case_.n_kv_heads + head) * dim);
+    };
+    store(kPlaneK, layer_.k_type, case_.k_dim, &stored->k);
+    if (!case_.v_aliases_k) store(kPlaneV, layer_.v_type, case_.v_dim, &stored->v);
+  }
+
+  void make_rows(DeviceRows* rows, int32_t dtype, int32_t dim, int64_t gap) {
+    rows->dtype = dtype;
+    rows->head_stride = dim + gap;
+    rows->token_stride = case_.n_q_heads * rows->head_stride + gap;
+    rows->data = host.allocate((n_tokens_ + 1) * rows->token_stride * reference::element_bytes(dtype));
+  }
+
+  static std::byte* row(const DeviceRows& rows, int64_t token, int64_t head) {
+    return static_cast<std::byte*>(rows.data) +
+           (token * rows.token_stride + head * rows.head_stride) * reference::element_bytes(rows.dtype);
+  }
+
+  void fill_queries() {
+    std::vector<double> values(static_cast<size_t>(case_.k_dim));
+    for (int64_t token = 0; token < n_tokens_; ++token) {
+      for (int32_t head = 0; head < case_.n_q_heads; ++head) {
+        for (double& x : values) x = reference::round_to(case_.q_type, random_.normal());
+        reference::store_all(case_.q_type, values.data(), case_.k_dim, row(call.q, token, head));
+        q_.insert(q_.end(), values.begin(), values.end());
+      }
+    }
+  }
+
+  void finish_call() {
+    call.layer = &layer_;
+    call.sequences = sequences.data();
+    call.page_tables = page_tables_.data();
+    call.n_sequences = static_cast<int32_t>(sequences.size());
+    for (const Span& span : case_.spans) {
+      call.max_q_len = std::max(call.max_q_len, span.q_len);
+      call.max_keys = std::max(call.max_keys, span.end - span.begin);
+    }
+    if (case_.has_lse) {
+      call.lse_head_stride = 2;
+      call.lse_token_stride = 2 * case_.n_q_heads + 1;
+      call.lse = reinterpret_cast<float*>(host.allocate((n_tokens_ + 1) * call.lse_token_stride * 4));
+    }
+    if (case_.has_sinks) call.sinks = sinks_.data();
+    const int64_t bytes = host.table.workspace_bytes(host.self, &call);
+    call.workspace = host.allocate(bytes);
+    assert_int_equal(host.table.fill(host.self, call.workspace, 0, bytes, nullptr, &host.error), TANDEM_OK);
+  }
+
+  void check_sequence(size_t idx) {
+    const Span& span = case_.spans[idx];
+    std::vector<int64_t> positions(static_cast<size_t>(span.end));
+    std::iota(positions.begin(), positions.end(), 0);
+    const int64_t first_query = span.end - span.q_len;
+    reference::LayerRows rows;
+    rows.layer = &reference_;
+    rows.n_tokens = span.end;
+    rows.k = stored_[idx].k.data();
+    rows.v = case_.v_aliases_k ? nullptr : stored_[idx].v.data();
+    rows.positions = positions.data();
+    reference::Queries queries;
+    queries.n_tokens = span.q_len;
+    queries.q = q_.data() + static_cast<int64_t>(sequences[idx].first_row) * case_.n_q_heads * case_.k_dim;
+    queries.positions = positions.data() + first_query;
+    queries.visible = [&](int64_t t, int32_t, std::vector<int64_t>* keys) {
+      const int64_t self = first_query + t;
+      keys->clear();
+      for (int64_t j = span.begin; j <= self; ++j)
+        if (case_.sliding_window == 0 || self - j < case_.sliding_window) keys->push_back(j);
+    };
+    const reference::Truth truth = reference::attend_reference(rows, queries);
+    for (int64_t t = 0; t < span.q_len; ++t)
+      for (int32_t head = 0; head < case_.n_q_heads; ++head) check_row(truth, idx, t, head);
+  }
+
+  // Both sums are in double, so only storing rounds.
+  void check_row(const reference::Truth& truth, size_t idx, int64_t t, int32_t head) {
+    const int64_t token = sequences[idx].first_row + t;
+    const auto at = static_cast<size_t>(t * case_.n_q_heads + head);
+    std::vector<double> o(static_cast<size_t>(case_.v_dim));
+    reference::load_all(case_.o_type, row(call.o, token, head), case_.v_dim, o.data());
+    for (size_t c = 0; c < o.size(); ++c) {
+      const double wanted = truth.o[at * o.size() + c];
+      const double bound = 0.51 * reference::epsilon(case_.o_type) * std::fabs(wanted) + 1e-12;
+      if (!(std::fabs(o[c] - wanted) <= bound))
+        fail_msg("%s: sequence %zu, query %lld, head %d, dim %zu: %.9g for %.9g", case_.name, idx, static_cast<long long>(t),
+                 head, c, o[c], wanted);
+    }
+    if (!case_.has_lse) return;
+    const auto lse = static_cast<double>(call.lse[token * call.lse_token_stride + head * call.lse_head_stride]);
+    if (!(lse == truth.lse[at] || std::fabs(lse - truth.lse[at]) <= 1e-7 * (1.0 + std::fabs(truth.lse[at]))))
+      fail_msg("%s: sequence %zu, query %lld, head %d: lse %.9g for %.9g", case_.name, idx, static_cast<long long>(t), head,
+               lse, truth.lse[at]);
+  }
+
+  // Memory is 0xff where nothing was written.
+  void check_between() {
+    const auto is_untouched = [](const std::byte* from, const std::byte* to) {
+      return std::all_of(from, to, [](std::byte b) { return b == std::byte{0xff}; });
+    };
+    const int64_t row_size = case_.v_dim * reference::element_bytes(case_.o_type);
+    for (int64_t token = 0; token < n_tokens_; ++token) {
+      for (int32_t head = 0; head < case_.n_q_heads; ++head) {
+        const bool is_last = head + 1 == case_.n_q_heads;
+        const std::byte* next = is_last ? row(call.o, token + 1, 0) : row(call.o, token, head + 1);
+        assert_true(is_untouched(row(call.o, token, head) + row_size, next));
+        if (!case_.has_lse) continue;
+        const float* lse = call.lse + token * call.lse_token_stride + head * call.lse_head_stride;
+        assert_true(is_untouched(reinterpret_cast<const std::byte*>(lse + 1), reinterpret_cast<const std::byte*>(lse + 2)));
+      }
+    }
+    assert_true(is_untouched(row(call.o, n_tokens_, 0), row(call.o, n_tokens_ + 1, 0)));
+    const auto* workspace = static_cast<const std::byte*>(call.workspace);
+    assert_true(
+        std::all_of(workspace, workspace + stand_in::kWorkspaceBytes, [](std::byte b) { return b == std::byte{0}; }));
+  }
+
+  const Case case_;
+  reference::Random random_;
+  Layer layer_;
+  reference::RefLayer reference_;
+  std::vector<int32_t> free_pages_, page_tables_;
+  std::vector<Stored> stored_;
+  std::vector<float> sinks_, q_;
+  int64_t n_tokens_ = 0;
+};
+
+// Of a ring of 4 pages of 64 tokens.
+const std::vector<Span> kDecode = {{0, 1, 1}, {0, 64, 1}, {3, 200, 1}, {710, 950, 1}};
+const std::vector<Span> kRagged = {{0, 7, 7}, {0, 130, 1}, {257, 500, 19}, {100, 100, 0}, {64, 320, 3}};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const int32_t type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64}) {
+    all.push_back({.name = "decode", .k_type = type, .v_type = type, .spans = kDecode});
+    all.push_back({.name = "append", .k_type = type, .v_type = TANDEM_Q8_0, .k_dim = 96, .v_dim = 80, .spans = kRagged});
+  }
+  all.push_back(
+      {.name = "bf16 tensors", .k_type = TANDEM_BF16, .q_type = TANDEM_BF16, .o_type = TANDEM_BF16, .spans = kRagged});
+  all.push_back({.name = "f16 tensors", .q_type = TANDEM_F16, .o_type = TANDEM_F16, .has_lse = false, .spans = kDecode});
+  all.push_back({.name = "window", .n_q_heads = 8, .sliding_window = 50, .spans = kRagged});
+  all.push_back({.name = "window of one", .sliding_window = 1, .spans = kRagged});
+  all.push_back({.name = "soft cap", .soft_cap = 1.5f, .spans = kRagged});
+  all.push_back({.name = "sinks", .sliding_window = 30, .has_sinks = true, .spans = kRagged});
+  all.push_back({.name = "V aliases K",
+                 .k_type = TANDEM_Q8_0,
+                 .k_dim = 576,
+                 .v_dim = 512,
+                 .v_aliases_k = true,
+                 .n_kv_heads = 1,
+                 .spans = kDecode});
+  all.push_back({.name = "longer pages", .page_len = 128, .table_len = 3, .spans = {{1000, 1270, 40}, {0, 384, 384}}});
+  // Queries whose own tokens are no longer, or not, resident: the first see nothing.
+  all.push_back({.name = "empty rows", .spans = {{40, 60, 30}, {9, 9, 5}}});
+  all.push_back({.name = "empty rows, sinks", .has_sinks = true, .spans = {{40, 60, 30}, {9, 9, 5}}});
+  return all;
+}
+
+void attends(void**) {
+  uint64_t seed = 1;
+  for (const Case& one : cases()) Problem(one, seed++).check();
+}
+
+// What the core must not hand to a device.
+void checks_calls(void**) {
+  const struct {
+    const char* in_message;
+    void (*spoil)(Problem& problem);
+  } kBad[] = {
+      {"max_keys", [](Problem& p) { p.call.max_keys -= 1; }},
+      {"max_q_len", [](Problem& p) { p.call.max_q_len -= 1; }},
+      {"page table", [](Problem& p) { p.sequences[0].table_len = 3; }},
+      {"than tokens", [](Problem& p) { p.sequences[0].begin = p.sequences[0].end = 4; }},
+      {"no workspace", [](Problem& p) { p.call.workspace = nullptr; }},
+      {"not zero", [](Problem& p) { static_cast<std::byte*>(p.call.workspace)[255] = std::byte{1}; }},
+      {"page_len", [](Problem& p) { p.call.pages.page_len = 32; }},
+  };
+  for (const auto& bad : kBad) {
+    Problem problem({.name = "bad", .spans = {{0, 256, 8}}}, 7);
+    bad.spoil(problem);
+    const int32_t status = problem.host.table.attend(problem.host.self, &problem.call, nullptr, &problem.host.error);
+    assert_int_equal(status, TANDEM_ERROR_INTERNAL);
+    if (std::strstr(problem.host.error.message, bad.in_message) == nullptr)
+      fail_msg("%s for %s", problem.host.error.message, bad.in_message);
+  }
+}
+
+void refuses_rotated_keys(void**) {
+  Host host;
+  Layer layer;
+  assert_int_equal(host.table.supports(host.self, &layer, 1, &host.error), TANDEM_OK);
+  RopeTable rope;
+  layer.rope = &rope;
+  assert_int_equal(host.table.supports(host.self, &layer, 1, &host.error), TANDEM_ERROR_UNSUPPORTED);
+  assert_non_null(std::strstr(host.error.message, "rotates"));
+}
+
+void moves_memory(void**) {
+  Host host;
+  std::byte *a = host.allocate(300), *b = host.allocate(300);
+  assert_true(a[299] == std::byte{0xff});
+  char text[] = "as it was";
+  assert_int_equal(host.table.copy(host.self, a, text, sizeof text, nullptr, &host.error), TANDEM_OK);
+  assert_int_equal(host.table.copy(host.self, b, a, sizeof text, nullptr, &host.error), TANDEM_OK);
+  assert_int_equal(host.table.fill(host.self, a, 1, 300, nullptr, &host.error), TANDEM_OK);
+  std::memset(text, 0, sizeof text);
+  assert_int_equal(host.table.copy(host.self, text, b, sizeof text, nullptr, &host.error), TANDEM_OK);
+  assert_int_equal(host.table.wait(host.self, nullptr, &host.error), TANDEM_OK);
+  assert_string_equal(text, "as it was");
+  assert_true(a[299] == std::byte{1});
+  void* none = nullptr;
+  assert_int_equal(host.table.allocate(host.self, 0, &none, &host.error), TANDEM_ERROR_OUT_OF_MEMORY);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(attends),
+      cmocka_unit_test(checks_calls),
+      cmocka_unit_test(refuses_rotated_keys),
+      cmocka_unit_test(moves_memory),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+// Replaces operator new of a program by one that fails the N-th time while armed, on any thread, once or from then on.
+// Included in one file of a program that links the library's objects, or its own news are not among them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace failing_new {
+
+inline std::atomic<bool> armed{false};
+inline std::atomic<bool> for_ever{false};
+inline std::atomic<int64_t> n_news{0};    // while armed
+inline std::atomic<int64_t> fails_at{0};  // 0: never
+
+inline bool refuses() {
+  if (!armed.load(std::memory_order_relaxed)) return false;
+  const int64_t at = fails_at.load(std::memory_order_relaxed), n = n_news.fetch_add(1) + 1;
+  return at > 0 && (n == at || (for_ever.load(std::memory_order_relaxed) && n > at));
+}
+
+inline void* allocate(size_t bytes, size_t alignment) {
+  if (refuses()) return nullptr;
+  if (alignment <= alignof(max_align_t)) return std::malloc(bytes == 0 ? 1 : bytes);
+  return std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
+}
+
+inline void* allocate_or_throw(size_t bytes, size_t alignment) {
+  void* data = allocate(bytes, alignment);
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+
+}  // namespace failing_new
+
+// Not inlined: compilers warn of a free() that they see at the end of a delete.
+#define NOT_INLINED [[gnu::noinline]]
+
+NOT_INLINED void* operator new(size_t n) { return failing_new::allocate_or_throw(n, 1); }
+NOT_INLINED void* operator new[](size_t n) { return failing_new::allocate_or_throw(n, 1); }
+NOT_INLINED void* operator new(size_t n, std::align_val_t a) {
+  return failing_new::allocate_or_throw(n, static_cast<size_t>(a));
+}
+NOT_INLINED void* operator new[](size_t n, std::align_val_t a) {
+  return failing_new::allocate_or_throw(n, static_cast<size_t>(a));
+}
+NOT_INLINED void* operator new(size_t n, const std::nothrow_t&) noexcept { return failing_new::allocate(n, 1); }
+NOT_INLINED void* operator new[](size_t n, const std::nothrow_t&) noexcept { return failing_new::allocate(n, 1); }
+NOT_INLINED void* operator new(size_t n, std::align_val_t a, const std::nothrow_t&) noexcept {
+  return failing_new::allocate(n, static_cast<size_t>(a));
+}
+NOT_INLINED void* operator new[](size_t n, std::align_val_t a, const std::nothrow_t&) noexcept {
+  return failing_new::allocate(n, static_cast<size_t>(a));
+}
+NOT_INLINED void operator delete(void* p) noexcept { std::free(p); }
+NOT_INLINED void operator delete[](void* p) noexcept { std::free(p); }
+NOT_INLINED void operator delete(void* p, size_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete[](void* p, size_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+NOT_INLINED void operator delete[](void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+
+#undef NOT_INLINED
