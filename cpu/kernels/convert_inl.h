@@ -159,7 +159,7 @@ void quantise_row(const float* from, uint8_t* codes, uint8_t* scales, int64_t n)
   for (int64_t i = 0; i < n; i += Stored::kGroup) {
     const int64_t m = n - i < Stored::kGroup ? n - i : Stored::kGroup;
     const float largest = largest_magnitude(from + i, m);
-    float found[Stored::kScales];
+    float found[Stored::kScales] = {};
     bool fits = isfinite(largest);
     if (fits) Quantiser<Stored>::find(from + i, m, largest, found);
     for (int64_t k = 0; k < Stored::kScales; ++k)
