@@ -10,6 +10,9 @@ install(FILES ${PROJECT_SOURCE_DIR}/include/tandem/tandem.h ${PROJECT_SOURCE_DIR
               ${PROJECT_SOURCE_DIR}/include/tandem/dlpack.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tandem)
 install(TARGETS tandem EXPORT tandem-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET tandem-cuda) # where the library looks for modules that do not lie beside it
+  install(TARGETS tandem-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tandem)
+endif()
 install(TARGETS tandem_static EXPORT tandem-static-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
 file(RELATIVE_PATH tandem_bin_to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})

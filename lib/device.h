@@ -29,7 +29,7 @@ struct DeviceError {
 };
 
 struct DeviceInfo {
-  char name[128] = "";
+  char name[256] = "";
   char refusal[128] = "";  // why the device cannot be used; "" where it can
   int64_t memory_bytes = 0;
   int32_t n_multiprocessors = 0;

@@ -170,7 +170,8 @@ def main():
         return
     tree, directory = arguments.build / "tree", arguments.build / "out"
     copy_tree(tree)
-    options = ["-DTANDEM_BUILD_TOOLS=OFF", "-DTANDEM_BUILD_EXAMPLES=OFF", "-DTANDEM_WERROR=OFF"]
+    options = ["-DTANDEM_BUILD_TOOLS=OFF", "-DTANDEM_BUILD_EXAMPLES=OFF", "-DTANDEM_WERROR=OFF",
+               "-DTANDEM_CUDA=OFF"]
     if platform.machine() == "x86_64":
         options.append("-DTANDEM_ISAS=amx;avx2")  # a bug in the kernels is in all of them
     configured = run(["cmake", "-S", str(tree), "-B", str(directory), *options])

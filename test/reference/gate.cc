@@ -61,7 +61,8 @@ void GateShares::include(const GateShares& other) {
 
 GateVerdict check_gate(const GateCall& call) {
   const Truth& truth = *call.truth;
-  const double eps = std::max(epsilon(call.layer->k_type), epsilon(call.layer->v_type));
+  const double of_types = std::max(epsilon(call.layer->k_type), epsilon(call.layer->v_type));
+  const double eps = std::max(of_types, call.mass_epsilon);
   const bool f32_storage = eps == epsilon(TANDEM_F32);
   const double naive_bound = (call.layer->soft_cap > 0.0f ? 3.0 : 2.0) * truth.naive_error + 1e-5;
   GateVerdict verdict;

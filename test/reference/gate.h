@@ -24,6 +24,7 @@ struct GateCall {
   const Truth* truth = nullptr;
   const RefLayer* layer = nullptr;
   int32_t o_type = TANDEM_F32;
+  double mass_epsilon = 0.0;  // of the second bound, where it is more than the storage type's (reference/rounding.h)
   std::function<double(int64_t token, int32_t head, int32_t dim)> o;
   std::function<double(int64_t token, int32_t head)> lse;  // empty: not asked for
 };

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+// What a decode kernel gets, and the table of its instances.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "lib/device.h"
+
+namespace tandem::cuda {
+
+struct DecodeCall {
+  const std::byte* planes[kPlanes];
+  int64_t head_stride[kPlanes];
+  int64_t page_stride;
+  int32_t page_len;
+  int32_t n_sequences;
+  const DeviceSequence* sequences;
+  const int32_t* page_tables;
+  DeviceRows q, o;
+  float* lse;
+  int64_t lse_token_stride, lse_head_stride;
+  const float* sinks;
+  int64_t sliding_window;
+  float sm_scale, soft_cap;
+  int32_t n_kv_heads, group_size;
+  int32_t n_q_parts;  // summands of a query's numbers
+  int32_t max_tiles;  // of query rows, of a sequence and KV head
+  float* states;      // [n_blocks][2][state_floats]
+  int32_t* counters;  // [n_sequences][n_kv_heads][max_tiles], all 0
+};
+
+// A compiled kernel.
+struct DecodeKernel {
+  int32_t k_type, v_type;
+  int32_t k_dim, v_dim;
+  int32_t tile_rows;     // query rows that a block works on at once
+  int32_t n_threads;     // of a block
+  int32_t shared_bytes;  // dynamic
+  int32_t state_floats;
+  bool is_narrow;  // q is multiplied as f16, else as bf16
+  const void* function;
+};
+
+// Null-terminated lists, one per pair of types (decode_instances.cc).
+const DecodeKernel* find_decode_kernel(const Layer& layer, int64_t n_rows);
+
+}  // namespace tandem::cuda

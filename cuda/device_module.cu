@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+// The module's table: devices, their memory, their kernels.
+#include <cstring>
+#include <new>
+
+#include "cuda/decode_attend.h"
+#include "cuda/driver.h"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int kLeastCapability = 80;
+
+struct Device {
+  int idx;
+  DecodeLauncher decode;
+};
+
+Device& device_of(void* self) { return *static_cast<Device*>(self); }
+
+int32_t n_devices(DeviceError* error) {
+  int n = 0;
+  const cudaError_t result = cudaGetDeviceCount(&n);
+  if (result == cudaSuccess) return n;
+  cudaGetLastError();
+  fail(error, TANDEM_ERROR_BACKEND, result, "", "cudaGetDeviceCount: %s (%s)", cudaGetErrorString(result),
+       cudaGetErrorName(result));
+  return -1;
+}
+
+void describe(int32_t device_idx, DeviceInfo* info) {
+  *info = {};
+  cudaDeviceProp properties;
+  const cudaError_t result = cudaGetDeviceProperties(&properties, device_idx);
+  if (result != cudaSuccess) {
+    cudaGetLastError();
+    std::snprintf(info->refusal, sizeof info->refusal, "cudaGetDeviceProperties: %s", cudaGetErrorString(result));
+    return;
+  }
+  std::snprintf(info->name, sizeof info->name, "%s", properties.name);
+  info->memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  info->n_multiprocessors = properties.multiProcessorCount;
+  info->compute_capability = 10 * properties.major + properties.minor;
+  if (info->compute_capability < kLeastCapability)
+    std::snprintf(info->refusal, sizeof info->refusal, "compute capability %d.%d is below %d.%d", properties.major,
+                  properties.minor, kLeastCapability / 10, kLeastCapability % 10);
+  int mode = cudaComputeModeDefault;
+  if (cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, device_idx) == cudaSuccess && mode == cudaComputeModeProhibited)
+    std::snprintf(info->refusal, sizeof info->refusal, "its compute mode forbids it");
+}
+
+int32_t open(int32_t device_idx, void** self, DeviceError* error) {
+  DeviceInfo info;
+  describe(device_idx, &info);
+  if (info.refusal[0] != '\0')
+    return fail(error, TANDEM_ERROR_BACKEND, 0, "device", "device %d: %s", device_idx, info.refusal);
+  const OnDevice on(device_idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  TANDEM_CUDA_TRY(cudaFree(nullptr), error);  // makes the context
+  int shared_bytes = 0;
+  TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_idx), error);
+  auto* device = new (std::nothrow) Device{device_idx, {info.n_multiprocessors, shared_bytes}};
+  if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
+  *self = device;
+  return TANDEM_OK;
+}
+
+void close(void* self) { delete &device_of(self); }
+
+int32_t allocate(void* self, int64_t bytes, void** data, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  TANDEM_CUDA_TRY(cudaMalloc(data, static_cast<size_t>(bytes)), error);
+  return TANDEM_OK;
+}
+
+void release(void* self, void* data) {
+  const OnDevice on(device_of(self).idx);
+  cudaFree(data);
+}
+
+int32_t copy(void* self, void* to, const void* from, int64_t bytes, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  TANDEM_CUDA_TRY(
+      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), error);
+  return TANDEM_OK;
+}
+
+int32_t fill(void* self, void* data, int32_t byte, int64_t bytes, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  TANDEM_CUDA_TRY(cudaMemsetAsync(data, byte, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)), error);
+  return TANDEM_OK;
+}
+
+int32_t wait(void* self, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  TANDEM_CUDA_TRY(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), error);
+  return TANDEM_OK;
+}
+
+int32_t supports(void* self, const Layer* layer, int32_t max_q_len, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  const DecodeKernel* kernel = nullptr;
+  int32_t n_blocks = 0;
+  return device_of(self).decode.choose(*layer, max_q_len, &kernel, &n_blocks, error);
+}
+
+int64_t workspace_bytes(void* self, const DeviceAttend* call) {
+  const OnDevice on(device_of(self).idx);
+  return device_of(self).decode.workspace_bytes(*call);
+}
+
+int32_t attend(void* self, const DeviceAttend* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return device_of(self).decode.launch(*call, static_cast<cudaStream_t>(stream), error);
+}
+
+constexpr DeviceTable kTable = {
+    kDeviceAbi, sizeof(DeviceTable), "cuda", n_devices, describe, open, close, allocate, release, copy, fill, wait,
+    supports,   workspace_bytes,     attend,
+};
+
+}  // namespace
+}  // namespace tandem::cuda
+
+extern "C" __attribute__((visibility("default"))) const tandem::DeviceTable* tandem_device_module(uint32_t abi) {
+  return abi == tandem::kDeviceAbi ? &tandem::cuda::kTable : nullptr;
+}

@@ -1,0 +1,591 @@
+// SPDX-License-Identifier: MIT
+// Attention of a few queries over many keys in pages: bound by reading K and V once, at the speed of memory.
+//
+// Work. A unit is 64 keys of one (sequence, KV head, tile of query rows). All units of a call stand in one line, sequence by
+// sequence, and each block of the grid takes an equal share of it, wherever that begins and ends: ragged lengths balance,
+// and the same grid serves every length, so that a captured graph stays right while lengths change. What a block has of one
+// (sequence, head, tile) is a piece. Where there are several, each leaves a state in the workspace, and the block that comes
+// last merges them, in the order of the keys: which block that is changes no bit.
+//
+// A block. Four warps, each with 16 of a unit's 64 keys and a pipeline of its own: rows travel to shared memory by
+// asynchronous copies, kStages slices deep, and nothing in the loop waits for another warp. Queries are the narrow side of
+// the products, so that 8 rows (the query heads of a KV head) waste little of a tensor core:
+//
+//   S [16 keys x 8 rows] = K [16 keys x dims] q [dims x 8 rows]         softmax over keys: down the columns
+//   O [dims x 8 rows]   += V [dims x 16 keys] P [16 keys x 8 rows]      P: S, turned by movmatrix
+//
+// Weights enter as two summands of the product's 16-bit type: they keep 16 bits or more, and the result is as good as f32
+// sums.
+#pragma once
+
+#include "cuda/kernels/decode_work.cuh"
+#include "cuda/kernels/stored.cuh"
+
+namespace tandem::cuda {
+
+inline constexpr float kLog2E = 1.44269504089f, kLn2 = 0.69314718056f;
+
+// What a kernel is made for. kTiles: query rows / 8.
+template <class K_, class V_, int kKDim_, int kVDim_, int kTiles_>
+struct DecodeShape {
+  using K = K_;
+  using V = V_;
+  static constexpr int kKDim = kKDim_, kVDim = kVDim_, kTiles = kTiles_, kRows = 8 * kTiles_;
+  using KRow = RowShape<K, kKDim>;
+  using VRow = RowShape<V, kVDim>;
+  static constexpr int kQParts = K::KeyNumber::kNarrow ? 2 : 3;
+  static constexpr int kPParts = V::kParts > 2 ? V::kParts : 2;
+  static constexpr int kStageBytes = KRow::kSliceBytes + VRow::kSliceBytes;
+  static constexpr int kQBytes = kQParts * kTiles * KRow::kSteps * 256;
+  // Where two stages leave room for four blocks on a multiprocessor, the more warps hide the more latency: of loads, and of
+  // the conversions that small types need. Else the longer pipelines do.
+  static constexpr int kOfFour = 227 * 1024 / 4 - 2048 - kQBytes, kOfTwo = 227 * 1024 / 2 - 2048 - kQBytes;
+  static constexpr int kMost = kOfTwo * 2 - 4096;
+  static constexpr int kWarps = 8 * kStageBytes <= kMost ? 4 : 2;
+  static constexpr bool kIsFour = kTiles == 1 && kVDim <= 128 && 8 * kStageBytes <= kOfFour;
+  static constexpr int kFit = (kIsFour ? kOfFour : kOfTwo) / (kWarps * kStageBytes);
+  static constexpr int kBlocks = kIsFour ? 4 : kFit >= 2 ? 2 : 1;  // of a multiprocessor: bounds registers
+  static constexpr int kStages = kFit < 2 ? 2 : kFit > 6 ? 6 : kFit;
+  static constexpr int kRowsOfWarp = kRows / kWarps, kOfLane = (16 * KRow::kSteps + 31) / 32;
+  static_assert(4 * kRowsOfWarp * 16 * KRow::kSteps <= kStageBytes, "q is staged in the stage that is filled last");
+  static constexpr int kThreads = 32 * kWarps, kUnitKeys = 16 * kWarps;
+  static constexpr int kStateFloats = kRows * (kVDim + 2);  // of a piece: o, then m and l of each row
+  // Warps leave their states in the pipeline's place.
+  static constexpr int kPipelineBytes =
+      kWarps * (kStages * kStageBytes > 4 * kStateFloats ? kStages * kStageBytes : 4 * kStateFloats);
+  static constexpr int kSharedBytes = kQBytes + kPipelineBytes;
+};
+
+// ---- queries -----------------------------------------------------------------------------------------------------------
+
+__device__ inline void store_number(void* data, int32_t dtype, int64_t at, float x) {
+  if (dtype == TANDEM_BF16)
+    static_cast<__nv_bfloat16*>(data)[at] = __float2bfloat16_rn(x);
+  else if (dtype == TANDEM_F16)
+    static_cast<__half*>(data)[at] = __float2half_rn(x);
+  else
+    static_cast<float*>(data)[at] = x;
+}
+
+// Of row r of a piece: where its query head of its token starts.
+__device__ inline int64_t row_offset(const DecodeCall& call, const Piece& piece, int r, int64_t token_stride,
+                                     int64_t head_stride) {
+  const int row = piece.first_row + r, token = row / call.group_size, head = row % call.group_size;
+  return (piece.sequence.first_row + token) * token_stride + (piece.head * call.group_size + head) * head_stride;
+}
+
+// The numbers of one warp's rows, kOfLane to a lane, 32 apart.
+template <class Shape, class T>
+__device__ inline void load_rows(const DecodeCall& call, const Piece& piece, int first,
+                                 float (&x)[Shape::kRowsOfWarp][Shape::kOfLane]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < Shape::kRowsOfWarp; ++i) {
+    const bool is_row = first + i < piece.n_rows;
+    const T* from = static_cast<const T*>(call.q.data) +
+                    (is_row ? row_offset(call, piece, first + i, call.q.token_stride, call.q.head_stride) : 0);
+#pragma unroll
+    for (int d = 0; d < Shape::kOfLane; ++d)
+      x[i][d] = is_row && lane + 32 * d < Shape::kKDim ? static_cast<float>(from[lane + 32 * d]) : 0.0f;
+  }
+}
+
+// The power of two that moves a row into an f16's upper range.
+template <int kOfLane>
+__device__ inline int range_of(const float (&x)[kOfLane]) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int d = 0; d < kOfLane; ++d) largest = fmaxf(largest, fabsf(x[d]));
+  for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
+  return exponent == 128 ? 0 : min(13 - exponent, 100);
+}
+
+__device__ inline float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
+
+// q to shared memory in the order of B fragments, as kQParts summands; scale[r] takes the products to logits in units of
+// ln 2 (without a soft cap) and undoes what moved the row into an f16's range. rows: the warp's room for its rows.
+template <class Shape>
+__device__ void stage_queries(const DecodeCall& call, const Piece& piece, float* rows, uint2* fragments, float* scale) {
+  using Number = typename Shape::K::KeyNumber;
+  const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * Shape::kRowsOfWarp;
+  constexpr int kSteps = Shape::KRow::kSteps, kStride = 16 * kSteps;
+  float x[Shape::kRowsOfWarp][Shape::kOfLane];
+  if (call.q.dtype == TANDEM_BF16)
+    load_rows<Shape, __nv_bfloat16>(call, piece, first, x);
+  else if (call.q.dtype == TANDEM_F16)
+    load_rows<Shape, __half>(call, piece, first, x);
+  else
+    load_rows<Shape, float>(call, piece, first, x);
+#pragma unroll
+  for (int i = 0; i < Shape::kRowsOfWarp; ++i) {
+    const int exponent = Number::kNarrow ? range_of(x[i]) : 0;
+    const float move = power_of_two(exponent);
+    if (lane == 0) scale[first + i] = power_of_two(-exponent) * call.sm_scale * (call.soft_cap > 0.0f ? 1.0f : kLog2E);
+#pragma unroll
+    for (int d = 0; d < Shape::kOfLane; ++d)
+      if (lane + 32 * d < kStride) rows[i * kStride + lane + 32 * d] = x[i][d] * move;
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < Shape::kRowsOfWarp; ++i)
+    for (int at = lane; at < 4 * kSteps; at += 32) {
+      const int t = at % 4, j = at / 4, r = first + i;
+      const float* row = rows + i * kStride;
+      uint32_t low[Shape::kQParts], high[Shape::kQParts];
+      split<Number>(row[Shape::K::key_dim(j, t, 0)], row[Shape::K::key_dim(j, t, 1)], low);
+      split<Number>(row[Shape::K::key_dim(j, t, 2)], row[Shape::K::key_dim(j, t, 3)], high);
+#pragma unroll
+      for (int p = 0; p < Shape::kQParts; ++p)
+        fragments[((p * Shape::kTiles + r / 8) * kSteps + j) * 32 + r % 8 * 4 + t] = make_uint2(low[p], high[p]);
+    }
+}
+
+// ---- keys --------------------------------------------------------------------------------------------------------------
+
+// A warp's way through the pages: lane i knows where the i-th unit from `base` on is.
+struct PageWalk {
+  int base = 0, n = 0;
+  int page = 0, slot = 0;
+};
+
+// unit: of the sequence, from token 0 on. Behind the last key it is in page 0, of which nothing will be read.
+template <class Shape>
+__device__ inline void look_up(const DecodeCall& call, const DeviceSequence& sequence, int unit, PageWalk& walk) {
+  walk.base = unit;
+  walk.n = 32;
+  const int own = unit + static_cast<int>(threadIdx.x % 32), page_units = call.page_len / Shape::kUnitKeys;
+  const int page_idx = own / page_units;
+  walk.slot = own % page_units * Shape::kUnitKeys;
+  walk.page = int64_t{own} * Shape::kUnitKeys < sequence.end
+                  ? call.page_tables[sequence.table_begin + page_idx % sequence.table_len]
+                  : 0;
+}
+
+// 16 rows of a plane and their scales. Rows outside [lo, hi) become zeros, their scales stay: whoever uses these masks.
+template <class Row>
+__device__ inline void copy_slice(uint32_t to, const std::byte* rows, const std::byte* scales, int lo, int hi) {
+  const int lane = threadIdx.x % 32;
+  const bool is_whole = lo == 0 && hi == 16;
+#pragma unroll
+  for (int i = 0; i < (16 * Row::kPieces + 31) / 32; ++i) {
+    const int at = i * 32 + lane, key = at / Row::kPieces, piece = at % Row::kPieces;
+    if (16 * Row::kPieces % 32 != 0 && key >= 16) continue;
+    if (is_whole)
+      copy_async<Row::kPiece>(to + key * Row::kStride + piece * Row::kPiece, rows + at * Row::kPiece);
+    else
+      copy_async<Row::kPiece>(to + key * Row::kStride + piece * Row::kPiece, rows + at * Row::kPiece, key >= lo && key < hi);
+  }
+  if (Row::kScales > 0 && lane < 2 * Row::kScales) copy_async<16>(to + 16 * Row::kStride + 16 * lane, scales + 16 * lane);
+}
+
+// The warp's 16 keys of a unit.
+template <class Shape>
+__device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int unit, PageWalk& walk, uint32_t stage) {
+  if (unit - walk.base >= walk.n) look_up<Shape>(call, piece.sequence, unit, walk);
+  const int64_t page = __shfl_sync(~0u, walk.page, unit - walk.base);
+  const int first = static_cast<int>(threadIdx.x / 32 * 16), slot = __shfl_sync(~0u, walk.slot, unit - walk.base) + first;
+  const auto plane = [&](int p, int row_bytes) {
+    return call.planes[p] + page * call.page_stride + piece.head * call.head_stride[p] + slot * row_bytes;
+  };
+  const int64_t key = int64_t{unit} * Shape::kUnitKeys + first;
+  const int lo = static_cast<int>(max(min(piece.sequence.begin - key, int64_t{16}), int64_t{0}));
+  const int hi = static_cast<int>(max(min(piece.sequence.end - key, int64_t{16}), int64_t{0}));
+  copy_slice<typename Shape::KRow>(stage, plane(kPlaneK, Shape::KRow::kBytes),
+                                   plane(kPlaneKScales, 2 * Shape::KRow::kScales), lo, hi);
+  copy_slice<typename Shape::VRow>(stage + Shape::KRow::kSliceBytes, plane(kPlaneV, Shape::VRow::kBytes),
+                                   plane(kPlaneVScales, 2 * Shape::VRow::kScales), lo, hi);
+}
+
+__device__ inline float load_scale(uint32_t at) {
+  uint16_t bits;
+  asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(bits) : "r"(at) : "memory");
+  return __half2float(__ushort_as_half(bits));
+}
+
+// ---- softmax -----------------------------------------------------------------------------------------------------------
+
+// A thread's part of its warp's state: of rows 2 t and 2 t + 1 of each tile; o also of dims value_dim(b, g) and (b, g + 8).
+template <class Shape>
+struct WarpState {
+  float o[Shape::kTiles][Shape::VRow::kSteps][4] = {};
+  float m[Shape::kTiles][2];  // largest logit so far, in units of ln 2
+  float l[Shape::kTiles][2];  // sum of weights, of this thread's keys
+};
+
+template <class Shape>
+__device__ inline void clear(WarpState<Shape>& state) {
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n) {
+    for (int i = 0; i < 2; ++i) state.m[n][i] = -INFINITY, state.l[n][i] = 0.0f;
+    for (int b = 0; b < Shape::VRow::kSteps; ++b)
+      for (int i = 0; i < 4; ++i) state.o[n][b][i] = 0.0f;
+  }
+}
+
+// s += q.k, before scale: of keys g and g + 8 and rows 2 t, 2 t + 1 of each tile. kParts: summands of q.
+template <class Shape, int kParts>
+__device__ inline void multiply_keys(uint32_t k, const uint2* fragments, float (&s)[Shape::kTiles][4]) {
+  using Stored = typename Shape::K;
+  using Row = typename Shape::KRow;
+  const int lane = threadIdx.x % 32;
+  // A product's sums are cut off, not rounded: where q has the bits of an f32 that would show.
+  constexpr int kApart = kParts > 1 ? 1 : Row::kSteps;
+  constexpr int kGroupSteps = Stored::kGroup > 0 ? Stored::kGroup / 16 : kApart;
+#pragma unroll
+  for (int first = 0; first < Row::kSteps; first += kGroupSteps) {
+    float sum[Shape::kTiles][4] = {};
+#pragma unroll
+    for (int j = first; j < first + kGroupSteps && j < Row::kSteps; ++j) {
+      uint32_t a[Stored::kParts][4];
+      Stored::keys(a, k, Row::kStride, j, lane);
+#pragma unroll
+      for (int p = 0; p < kParts; ++p)
+#pragma unroll
+        for (int n = 0; n < Shape::kTiles; ++n) {
+          const uint2 b = fragments[((p * Shape::kTiles + n) * Row::kSteps + j) * 32 + lane];
+#pragma unroll
+          for (int part = 0; part < Stored::kParts; ++part)
+            if (part + p < 3) Stored::KeyNumber::multiply(sum[n], a[part], {b.x, b.y});
+        }
+    }
+    float scale[2] = {1.0f, 1.0f};
+    if (Stored::kGroup > 0)
+      for (int i = 0; i < 2; ++i)
+        scale[i] = load_scale(k + 16 * Row::kStride + 2 * ((lane / 4 + 8 * i) * Row::kScales + first / kGroupSteps));
+#pragma unroll
+    for (int n = 0; n < Shape::kTiles; ++n)
+      for (int i = 0; i < 4; ++i) s[n][i] += Stored::kGroup > 0 ? scale[i / 2] * sum[n][i] : sum[n][i];
+  }
+}
+
+// o += V P. p: as s. Keys are inside [lo, hi), of 16; what the scales of the others are is not known.
+template <class Shape>
+__device__ inline void multiply_values(uint32_t v, const float (&p)[Shape::kTiles][4], int lo, int hi,
+                                       WarpState<Shape>& state) {
+  using Stored = typename Shape::V;
+  using Number = typename Stored::ValueNumber;
+  using Row = typename Shape::VRow;
+  const int lane = threadIdx.x % 32;
+  constexpr int kGroupSteps = Stored::kGroup > 0 ? Stored::kGroup / 16 : Row::kSteps;
+#pragma unroll
+  for (int first = 0; first < Row::kSteps; first += kGroupSteps) {
+    uint32_t b[Shape::kPParts][Shape::kTiles][2];
+    float scale[2] = {1.0f, 1.0f};
+    if (Stored::kGroup > 0)
+      for (int i = 0; i < 2; ++i)
+        scale[i] = load_scale(v + 16 * Row::kStride + 2 * ((lane / 4 + 8 * i) * Row::kScales + first / kGroupSteps));
+    if (Stored::kGroup > 0 && (lo > 0 || hi < 16))
+      for (int i = 0; i < 2; ++i)
+        if (lane / 4 + 8 * i < lo || lane / 4 + 8 * i >= hi) scale[i] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < Shape::kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t parts[Shape::kPParts];
+        split<Number>(p[n][2 * i] * scale[i], p[n][2 * i + 1] * scale[i], parts);
+#pragma unroll
+        for (int part = 0; part < Shape::kPParts; ++part) b[part][n][i] = transpose(parts[part]);
+      }
+#pragma unroll
+    for (int block = first; block < first + kGroupSteps && block < Row::kSteps; ++block) {
+      uint32_t a[Stored::kParts][4];
+      Stored::values(a, v, Row::kStride, block, lane);
+#pragma unroll
+      for (int n = 0; n < Shape::kTiles; ++n) {
+        // A product's sums are cut off, not rounded: over many keys that would show in an f32's last bits.
+        float apart[4] = {};
+        float(&sum)[4] = Stored::kParts > 1 ? apart : state.o[n][block];
+#pragma unroll
+        for (int part = 0; part < Stored::kParts; ++part)
+#pragma unroll
+          for (int weight = 0; weight + part < Shape::kPParts; ++weight) Number::multiply(sum, a[part], b[weight][n]);
+        if (Stored::kParts > 1)
+          for (int i = 0; i < 4; ++i) state.o[n][block][i] += apart[i];
+      }
+    }
+  }
+}
+
+// Which keys a thread's rows see, and how logits become powers of 2.
+template <class Shape>
+struct RowView {
+  float scale[Shape::kTiles][2];
+  int64_t lo[Shape::kTiles][2], hi[Shape::kTiles][2];
+  int64_t all_lo, all_hi;  // what every row sees
+  int64_t begin, end;      // what there is
+};
+
+template <class Shape>
+__device__ RowView<Shape> view_rows(const DecodeCall& call, const Piece& piece, const float* scale) {
+  RowView<Shape> view;
+  const DeviceSequence& sequence = piece.sequence;
+  view.begin = view.all_lo = sequence.begin;
+  view.end = sequence.end;
+  view.all_hi = sequence.end - sequence.q_len + 1;
+  if (call.sliding_window > 0) view.all_lo = max(view.all_lo, sequence.end - call.sliding_window);
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n)
+    for (int i = 0; i < 2; ++i) {
+      const int r = 8 * n + threadIdx.x % 4 * 2 + i, token = (piece.first_row + r) / call.group_size;
+      view.scale[n][i] = scale[r];
+      view.hi[n][i] = sequence.end - sequence.q_len + 1 + token;
+      view.lo[n][i] = call.sliding_window > 0 ? max(sequence.begin, view.hi[n][i] - call.sliding_window) : sequence.begin;
+    }
+  return view;
+}
+
+// One slice of 16 keys from `key` on into the warp's state.
+template <class Shape>
+__device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>& view, int64_t key, uint32_t stage,
+                                    const uint2* fragments, WarpState<Shape>& state) {
+  float s[Shape::kTiles][4] = {};
+  if (call.n_q_parts == 1)
+    multiply_keys<Shape, 1>(stage, fragments, s);
+  else
+    multiply_keys<Shape, Shape::kQParts>(stage, fragments, s);
+  const int lane = threadIdx.x % 32;
+  const bool is_whole = key >= view.all_lo && key + 16 <= view.all_hi;
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n)
+    for (int i = 0; i < 4; ++i) s[n][i] *= view.scale[n][i % 2];
+  if (call.soft_cap > 0.0f) {
+#pragma unroll
+    for (int n = 0; n < Shape::kTiles; ++n)
+      for (int i = 0; i < 4; ++i) s[n][i] = call.soft_cap * tanhf(s[n][i] / call.soft_cap) * kLog2E;
+  }
+  if (!is_whole) {
+#pragma unroll
+    for (int n = 0; n < Shape::kTiles; ++n)
+      for (int i = 0; i < 4; ++i) {
+        const int64_t token = key + lane / 4 + i / 2 * 8;
+        if (token < view.lo[n][i % 2] || token >= view.hi[n][i % 2]) s[n][i] = -INFINITY;
+      }
+  }
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n) {
+    float faded[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float largest = fmaxf(s[n][i], s[n][i + 2]);
+      for (int mask = 4; mask < 32; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+      const float before = state.m[n][i], now = fmaxf(before, largest);
+      const float from = now == -INFINITY ? 0.0f : now - Shape::V::ValueNumber::kShift;  // nothing is seen yet
+      for (int k = i; k < 4; k += 2) s[n][k] = exp2_fast(s[n][k] - from);
+      faded[i] = now == before ? 1.0f : exp2_fast(before - now);
+      state.m[n][i] = now;
+      state.l[n][i] = state.l[n][i] * faded[i] + (s[n][i] + s[n][i + 2]);
+    }
+    if (__any_sync(~0u, faded[0] != 1.0f || faded[1] != 1.0f)) {
+#pragma unroll
+      for (int b = 0; b < Shape::VRow::kSteps; ++b)
+        for (int i = 0; i < 4; ++i) state.o[n][b][i] *= faded[i % 2];
+    }
+  }
+  const int lo = is_whole ? 0 : static_cast<int>(max(view.begin - key, int64_t{0}));
+  const int hi = is_whole ? 16 : static_cast<int>(min(view.end - key, int64_t{16}));
+  multiply_values<Shape>(stage + Shape::KRow::kSliceBytes, s, lo, hi, state);
+}
+
+// ---- states ------------------------------------------------------------------------------------------------------------
+
+// A warp's state to memory: o [kRows][kVDim], then m and l [kRows].
+template <class Shape>
+__device__ void store_state(const WarpState<Shape>& state, float* to) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int r = 8 * n + 2 * t + i;
+      float l = state.l[n][i];
+      for (int mask = 4; mask < 32; mask *= 2) l += __shfl_xor_sync(~0u, l, mask);
+      if (g == 0) {
+        to[Shape::kRows * Shape::kVDim + 2 * r] = state.m[n][i];
+        to[Shape::kRows * Shape::kVDim + 2 * r + 1] = l;
+      }
+#pragma unroll
+      for (int b = 0; b < Shape::VRow::kSteps; ++b)
+        for (int half = 0; half < 2; ++half) {
+          const int dim = Shape::V::value_dim(b, g + 8 * half);
+          if (dim < Shape::kVDim) to[r * Shape::kVDim + dim] = state.o[n][b][i + 2 * half];
+        }
+    }
+}
+
+// Of a state in memory that other blocks write, or in shared memory.
+template <bool kGlobal, class T>
+__device__ inline T load_state(const T* at) {
+  if constexpr (kGlobal)
+    return __ldcg(at);
+  else
+    return *at;
+}
+
+// n_states states, the i-th at state(i), into one: a warp per row, whose lanes first have a state's weight each and then an
+// element of o each. out(r, dim, o, m, l) for every row, of which a lane has dims lane, lane + 32, ...
+template <class Shape, bool kGlobal, class StateAt, class Out>
+__device__ void merge_states(int n_states, int n_rows, StateAt state, Out out) {
+  constexpr int kOfLane = (Shape::kVDim + 31) / 32, kRest = Shape::kRows * Shape::kVDim;
+  const int lane = threadIdx.x % 32;
+  for (int r = threadIdx.x / 32; r < n_rows; r += Shape::kWarps) {
+    float m = -INFINITY;
+    for (int i = lane; i < n_states; i += 32) m = fmaxf(m, load_state<kGlobal>(state(i) + kRest + 2 * r));
+    for (int mask = 16; mask > 0; mask /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, mask));
+    float l = 0.0f, o[kOfLane] = {};
+    for (int first = 0; first < n_states; first += 32) {
+      float own = 0.0f;
+      if (first + lane < n_states) {
+        const auto rest = load_state<kGlobal>(reinterpret_cast<const float2*>(state(first + lane) + kRest) + r);
+        own = rest.x == -INFINITY ? 0.0f : exp2_fast(rest.x - m);
+        l += own * rest.y;
+      }
+      const int n = min(32, n_states - first);
+#pragma unroll 8
+      for (int i = 0; i < n; ++i) {
+        const float weight = __shfl_sync(~0u, own, i);
+        const float* from = state(first + i) + r * Shape::kVDim;
+#pragma unroll
+        for (int k = 0; k < kOfLane; ++k)
+          if (lane + 32 * k < Shape::kVDim) {
+            const float x = load_state<kGlobal>(from + lane + 32 * k);
+            o[k] += weight == 0.0f ? 0.0f : weight * x;
+          }
+      }
+    }
+    for (int mask = 16; mask > 0; mask /= 2) l += __shfl_xor_sync(~0u, l, mask);
+    out(r, Shape::kVDim, o, m, l);
+  }
+}
+
+// The finished row: normalised, with the learned sink where there is one.
+struct RowWriter {
+  const DecodeCall* call;
+  const Piece* piece;
+  int shift;  // weights were multiplied by 2^shift
+
+  template <int kOfLane>
+  __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
+    const int row = piece->first_row + r;
+    const int lane = threadIdx.x % 32, q_head = piece->head * call->group_size + row % call->group_size;
+    const bool is_empty = m == -INFINITY && l == 0.0f;
+    float lse = is_empty ? -INFINITY : (m - static_cast<float>(shift)) * kLn2 + logf(l), factor = is_empty ? 0.0f : 1.0f / l;
+    if (call->sinks != nullptr) {
+      const float sink = call->sinks[q_head], most = fmaxf(sink, lse);
+      const float share = is_empty ? 0.0f : expf(lse - most), sum = share + expf(sink - most);
+      if (sum > 0.0f || isnan(sum)) {
+        factor *= share / sum;
+        lse = most + logf(sum);
+      }
+    }
+    const int64_t at = row_offset(*call, *piece, r, call->o.token_stride, call->o.head_stride);
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k)
+      if (lane + 32 * k < dim)
+        store_number(call->o.data, call->o.dtype, at + lane + 32 * k, is_empty ? 0.0f : o[k] * factor);
+    if (lane == 0 && call->lse != nullptr)
+      call->lse[row_offset(*call, *piece, r, call->lse_token_stride, call->lse_head_stride)] = lse;
+  }
+};
+
+// The block's piece is one of several: leaves its state, and merges all of them if it is the last to do so.
+template <class Shape>
+__device__ void finish_among(const DecodeCall& call, const Piece& piece, const float* warp_states, int* is_last) {
+  // A block's piece that does not begin its item is the block's first; one that does but goes on in the next is its last.
+  const int first = piece.first_block, last = piece.end_block - 1;
+  const auto state_of = [&](int block) {
+    return call.states + (2 * block + (block == first ? 1 : 0)) * Shape::kStateFloats;
+  };
+  float* own = state_of(blockIdx.x);
+  merge_states<Shape, false>(
+      Shape::kWarps, piece.n_rows, [&](int i) { return warp_states + i * Shape::kStateFloats; },
+      [&](int r, int dim, const auto& o, float m, float l) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int k = 0; k < (Shape::kVDim + 31) / 32; ++k)
+          if (lane + 32 * k < dim) own[r * Shape::kVDim + lane + 32 * k] = o[k];
+        if (lane < 2) own[Shape::kRows * Shape::kVDim + 2 * r + lane] = lane == 0 ? m : l;
+      });
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *is_last = atomicAdd(call.counters + piece.item, 1) == last - first;
+    if (*is_last) call.counters[piece.item] = 0;
+  }
+  __syncthreads();
+  if (!*is_last) return;
+  __threadfence();
+  merge_states<Shape, true>(
+      last - first + 1, piece.n_rows, [&](int i) { return state_of(first + i); },
+      RowWriter{&call, &piece, Shape::V::ValueNumber::kShift});
+}
+
+// ---- the kernel --------------------------------------------------------------------------------------------------------
+
+// The warp's slices of a piece, one after another.
+template <class Shape>
+__device__ void attend_piece(const DecodeCall& call, const Piece& piece, std::byte* pipeline, uint2* fragments, float* scale,
+                             WarpState<Shape>& state) {
+  const int warp = threadIdx.x / 32;
+  const uint32_t stages = shared_address(pipeline) + warp * Shape::kStages * Shape::kStageBytes;
+  const int n_units = piece.end_unit - piece.first_unit;
+  const int first = static_cast<int>(piece.key_begin / Shape::kUnitKeys) + piece.first_unit;
+  PageWalk walk;
+  int n_copied = 0;
+  const auto copy_next = [&] {
+    if (n_copied < n_units)
+      copy_keys<Shape>(call, piece, first + n_copied, walk, stages + n_copied % Shape::kStages * Shape::kStageBytes);
+    ++n_copied;
+    commit_copies();
+  };
+  for (int i = 0; i < Shape::kStages - 1; ++i) copy_next();
+  float* const rows = reinterpret_cast<float*>(pipeline + (warp * Shape::kStages + Shape::kStages - 1) * Shape::kStageBytes);
+  stage_queries<Shape>(call, piece, rows, fragments, scale);
+  __syncthreads();
+  const RowView<Shape> view = view_rows<Shape>(call, piece, scale);
+  for (int i = 0; i < n_units; ++i) {
+    wait_for_copies<Shape::kStages - 2>();
+    __syncwarp();
+    copy_next();
+    attend_slice<Shape>(call, view, int64_t{first + i} * Shape::kUnitKeys + warp * 16,
+                        stages + i % Shape::kStages * Shape::kStageBytes, fragments, state);
+    __syncwarp();
+  }
+  wait_for_copies<0>();
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) decode_kernel(const __grid_constant__ DecodeCall call) {
+  extern __shared__ __align__(128) std::byte shared[];
+  __shared__ float scale[Shape::kRows];
+  __shared__ int is_last;
+  auto* const fragments = reinterpret_cast<uint2*>(shared);
+  std::byte* const pipeline = shared + Shape::kQBytes;
+  auto* const warp_states = reinterpret_cast<float*>(pipeline);
+  const int warp = threadIdx.x / 32;
+  const Share share = Share::make<Shape>(call);
+  const int block = static_cast<int>(blockIdx.x);
+  int at = share.is_by_item ? 0 : share.begin_of(block);
+  const int end = share.is_by_item ? 1 : share.begin_of(block + 1);
+  WarpState<Shape> state;
+  while (at < end) {
+    const Piece piece = find_piece<Shape>(call, share, at);
+    const int n_units = piece.end_unit - piece.first_unit;
+    if (n_units == 0) return;  // more blocks than there is work for
+    clear(state);
+    attend_piece<Shape>(call, piece, pipeline, fragments, scale, state);
+    __syncthreads();
+    store_state<Shape>(state, warp_states + warp * Shape::kStateFloats);
+    __syncthreads();
+    if (n_units == piece.units)
+      merge_states<Shape, false>(
+          Shape::kWarps, piece.n_rows, [&](int i) { return warp_states + i * Shape::kStateFloats; },
+          RowWriter{&call, &piece, Shape::V::ValueNumber::kShift});
+    else
+      finish_among<Shape>(call, piece, warp_states, &is_last);
+    __syncthreads();
+    at = share.is_by_item ? end : at + n_units;
+  }
+}
+
+}  // namespace tandem::cuda

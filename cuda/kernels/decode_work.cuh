@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+// How the blocks of a decode kernel share its work.
+//
+// A unit is kUnitKeys keys of an item: one (sequence, KV head, tile of query rows). All units of a call stand in one line,
+// item by item. Which part of it a block has follows from the lengths alone, which are in device memory: the same grid
+// serves every length, and a captured graph stays right while they change. What a block has of an item is a piece.
+//
+// Where there are blocks enough, every item has some of its own, in proportion to its units: a block then has one piece,
+// whose beginning and end are what costs. Else each block has an equal share of the line, and ragged lengths balance.
+//
+// Lanes look at 32 sequences at a time: a loop over all of them would be as long as the attention of a short one.
+#pragma once
+
+#include "cuda/decode_call.h"
+#include "cuda/kernels/warp_ops.cuh"
+
+namespace tandem::cuda {
+
+// An item and the part of its keys that this block has.
+struct Piece {
+  DeviceSequence sequence;
+  int head = 0, first_row = 0, n_rows = 0;  // of the sequence's rows: q_len * group_size
+  int item = 0;
+  int units = 0;                       // of the item,
+  int first_unit = 0, end_unit = 0;    //   and those of this piece; none: the block has nothing to do
+  int first_block = 0, end_block = 0;  // that have pieces of the item
+  int64_t key_begin = 0;               // of the item: a multiple of the unit
+};
+
+// A sequence in units.
+struct Extent {
+  int64_t key_begin = 0;
+  int units = 0;  // of an item; one at least: somebody has to write the empty state
+  int n_tiles = 0;
+  int n_items = 0;  // 0 behind the last sequence
+};
+
+template <class Shape>
+__device__ inline Extent extent_of(const DecodeCall& call, int s) {
+  Extent extent;
+  if (s >= call.n_sequences) return extent;
+  const DeviceSequence& sequence = call.sequences[s];
+  const int64_t within = sequence.end - sequence.q_len + 1 - call.sliding_window;
+  const int64_t begin = call.sliding_window > 0 && within > sequence.begin ? within : sequence.begin;
+  extent.key_begin = begin / Shape::kUnitKeys * Shape::kUnitKeys;
+  extent.units = max(1, static_cast<int>((sequence.end - extent.key_begin + Shape::kUnitKeys - 1) / Shape::kUnitKeys));
+  extent.n_tiles = (sequence.q_len * call.group_size + Shape::kRows - 1) / Shape::kRows;
+  extent.n_items = extent.n_tiles * call.n_kv_heads;
+  return extent;
+}
+
+__device__ inline int sum_of_lanes(int x) {
+  for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+  return x;
+}
+
+struct Share {
+  static constexpr int kLeastUnits = 2;  // of a block, as a piece costs a merge
+  int n_units = 0, n_blocks = 0;
+  bool is_by_item = false;
+
+  template <class Shape>
+  __device__ static Share make(const DecodeCall& call) {
+    Share share;
+    const int lane = threadIdx.x % 32;
+    for (int s = 0; s < call.n_sequences; s += 32) {
+      const Extent extent = extent_of<Shape>(call, s + lane);
+      share.n_units += sum_of_lanes(extent.units * extent.n_items);
+    }
+    share.n_blocks = min(static_cast<int>(gridDim.x), max(share.n_units / kLeastUnits, 1));
+    int n_used = 0;
+    for (int s = 0; s < call.n_sequences && n_used <= share.n_blocks; s += 32) {
+      const Extent extent = extent_of<Shape>(call, s + lane);
+      n_used += sum_of_lanes(share.of_item(extent.units) * extent.n_items);
+    }
+    share.is_by_item = n_used <= share.n_blocks;
+    return share;
+  }
+  // Blocks of an item. Roughly will do: make() adds them up as they come out.
+  __device__ int of_item(int units) const {
+    const float share = static_cast<float>(n_blocks) / static_cast<float>(n_units);
+    return max(1, static_cast<int>(static_cast<float>(units) * share + 0.001f));
+  }
+  // Where a block's part of the line begins.
+  __device__ int begin_of(int block) const { return begin(n_units, n_blocks, min(block, n_blocks)); }
+
+  // Of n blocks that share `units`, the first unit of block b, and the block of a unit.
+  __device__ static int begin(int units, int n, int b) { return b * (units / n) + min(b, units % n); }
+  __device__ static int block_of(int units, int n, int unit) {
+    const int each = units / n, of_longer = units % n * (each + 1);
+    return unit < of_longer ? unit / (each + 1) : units % n + (unit - of_longer) / each;
+  }
+};
+
+// The piece of this block at a place in the line, or, by item, its only one.
+template <class Shape>
+__device__ inline Piece find_piece(const DecodeCall& call, const Share& share, int at) {
+  Piece piece;
+  const int block = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
+  int first = 0;  // blocks or units of the sequences before
+  for (int s = 0; s < call.n_sequences; s += 32) {
+    const Extent own = extent_of<Shape>(call, s + lane);
+    const int target = share.is_by_item ? block : at, each = share.is_by_item ? share.of_item(own.units) : own.units;
+    int end = each * own.n_items;
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(~0u, end, step);
+      if (lane >= step) end += before;
+    }
+    const unsigned behind = __ballot_sync(~0u, target < first + end);
+    if (behind == 0) {
+      first += __shfl_sync(~0u, end, 31);
+      continue;
+    }
+    const int found = __ffs(static_cast<int>(behind)) - 1, per_item = __shfl_sync(~0u, each, found);
+    const int begin = first + __shfl_sync(~0u, end - each * own.n_items, found), idx = (target - begin) / per_item;
+    const Extent extent = extent_of<Shape>(call, s + found);
+    const int first_of_item = begin + idx * per_item;
+    piece.sequence = call.sequences[s + found];
+    piece.head = idx / extent.n_tiles;
+    piece.first_row = idx % extent.n_tiles * Shape::kRows;
+    piece.n_rows = min(piece.sequence.q_len * call.group_size - piece.first_row, Shape::kRows);
+    piece.item = (s + found) * call.n_kv_heads * call.max_tiles + idx;
+    piece.units = extent.units;
+    piece.key_begin = extent.key_begin;
+    if (share.is_by_item) {
+      piece.first_unit = Share::begin(extent.units, per_item, block - first_of_item);
+      piece.end_unit = Share::begin(extent.units, per_item, block - first_of_item + 1);
+      piece.first_block = first_of_item;
+      piece.end_block = first_of_item + per_item;
+    } else {
+      piece.first_unit = at - first_of_item;
+      piece.end_unit = min(share.begin_of(block + 1) - first_of_item, extent.units);
+      piece.first_block = Share::block_of(share.n_units, share.n_blocks, first_of_item);
+      piece.end_block = Share::block_of(share.n_units, share.n_blocks, first_of_item + extent.units - 1) + 1;
+    }
+    break;
+  }
+  return piece;
+}
+
+}  // namespace tandem::cuda

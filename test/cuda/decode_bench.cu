@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+// Speed of decode from the window: microseconds a call and the share of what copying memory gives in the same run.
+//
+//   decode_bench MODULE [types [lengths [batches]]]     lists with commas; types: bf16, q8_0, ...
+//
+// Calls rotate over windows that total many times the cache of the second level, as a graph of 32 calls; a line is the
+// median of nine replays. Cases of up to 70,000 keys are checked against double precision first.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "lib/dtype.h"
+#include "window_case.h"
+
+namespace {
+
+using namespace tandem;
+using namespace tandem::test;
+
+constexpr int kCalls = 32, kReplays = 9;
+constexpr int64_t kMostChecked = 70'000;  // keys, as the truth takes its time
+
+void must(cudaError_t result) {
+  if (result == cudaSuccess) return;
+  std::fprintf(stderr, "%s\n", cudaGetErrorString(result));
+  std::exit(1);
+}
+
+// Median time of a replay of what `enqueue` enqueues, in microseconds.
+template <class Enqueue>
+double time_of(Enqueue enqueue) {
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  cudaEvent_t begin, end;
+  must(cudaStreamCreate(&stream));
+  must(cudaEventCreate(&begin));
+  must(cudaEventCreate(&end));
+  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  enqueue(stream);
+  must(cudaStreamEndCapture(stream, &graph));
+  must(cudaGraphInstantiate(&replay, graph, 0));
+  std::vector<float> times;
+  for (int i = 0; i < kReplays + 2; ++i) {
+    must(cudaEventRecord(begin, stream));
+    must(cudaGraphLaunch(replay, stream));
+    must(cudaEventRecord(end, stream));
+    must(cudaStreamSynchronize(stream));
+    float ms = 0;
+    must(cudaEventElapsedTime(&ms, begin, end));
+    if (i >= 2) times.push_back(ms * 1e3f);
+  }
+  std::sort(times.begin(), times.end());
+  must(cudaGraphExecDestroy(replay));
+  must(cudaGraphDestroy(graph));
+  must(cudaStreamDestroy(stream));
+  return static_cast<double>(times[times.size() / 2]);
+}
+
+__global__ void copy_kernel(const float4* from, float4* to, size_t n) {
+  const size_t stride = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += 4 * stride) {
+    float4 x[4];
+#pragma unroll
+    for (size_t k = 0; k < 4; ++k)
+      if (i + k * stride < n) x[k] = from[i + k * stride];
+#pragma unroll
+    for (size_t k = 0; k < 4; ++k)
+      if (i + k * stride < n) to[i + k * stride] = x[k];
+  }
+}
+
+double copy_bandwidth() {  // GB/s, reading and writing
+  constexpr size_t kBytes = size_t{1} << 30;
+  void *from, *to;
+  must(cudaMalloc(&from, kBytes));
+  must(cudaMalloc(&to, kBytes));
+  must(cudaMemset(from, 1, kBytes));
+  const double us = time_of([&](cudaStream_t stream) {
+    for (int i = 0; i < 4; ++i)
+      copy_kernel<<<132 * 16, 256, 0, stream>>>(static_cast<const float4*>(from), static_cast<float4*>(to), kBytes / 16);
+  });
+  must(cudaFree(from));
+  must(cudaFree(to));
+  return 8.0 * kBytes / us * 1e-3;
+}
+
+std::vector<std::string> words_of(const char* list) {
+  std::vector<std::string> words;
+  std::stringstream stream(list);
+  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
+  return words;
+}
+
+struct Line {
+  std::string type;
+  int64_t length;
+  int batch;
+  bool shuffled;
+};
+
+bool measure(const OpenDevice& device, const Line& line, double copy) {
+  WindowOptions options;
+  for (const DtypeInfo& info : kDtypes)
+    if (line.type == info.name) options.layer.k_type = options.layer.v_type = info.dtype;
+  options.layer.n_q_heads = 32;
+  options.layer.n_kv_heads = 8;
+  options.layer.k_head_dim = options.layer.v_head_dim = 128;
+  options.sequences.assign(static_cast<size_t>(line.batch), {0, line.length, 1});
+  options.shuffled = line.shuffled;
+  options.n_distinct = 1000;
+  const double bytes =
+      8.0 * 128 * 2 * static_cast<double>(line.length * line.batch) * find_dtype(options.layer.k_type)->bits / 8;
+  options.n_layers = std::clamp(static_cast<int>(600e6 / bytes) + 1, 2, kCalls);
+  options.o_type = TANDEM_BF16;
+  WindowCase window(device, options);
+  window.attend(0);
+  bool is_right = true;
+  if (line.length * line.batch <= kMostChecked) is_right = window.check().pass;
+  const double us = time_of([&](cudaStream_t stream) {
+                      for (int i = 0; i < kCalls; ++i) window.attend(i % options.n_layers, stream);
+                    }) /
+                    kCalls;
+  const double rate = static_cast<double>(window.kv_bytes()) / us * 1e-3;
+  std::printf("tandem %-5s %7lld x %2d %-10s %9.2f us %7.0f GB/s  %.3f of copy  %s\n", line.type.c_str(),
+              static_cast<long long>(line.length), line.batch, line.shuffled ? "shuffled" : "contiguous", us, rate,
+              rate / copy, is_right ? "ok" : "WRONG");
+  std::fflush(stdout);
+  return is_right;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "decode_bench MODULE [types [lengths [batches]]]\n");
+    return 2;
+  }
+  const OpenDevice device(argv[1]);
+  const double copy = copy_bandwidth();
+  std::printf("%s: copying %.0f GB/s\n", device.info.name, copy);
+  bool all_right = true;
+  for (const std::string& batch : words_of(argc > 4 ? argv[4] : "1,16"))
+    for (const std::string& type : words_of(argc > 2 ? argv[2] : "bf16,f16,e4m3,q8_0,q4_0"))
+      for (const std::string& length : words_of(argc > 3 ? argv[3] : "4096,16384,65536,131072,262144"))
+        for (const bool shuffled : {false, true}) {
+          const Line line{type, std::atoll(length.c_str()), std::atoi(batch.c_str()), shuffled};
+          if (line.length * line.batch > 4 << 20) continue;
+          if (shuffled && type != "bf16") continue;
+          all_right &= measure(device, line, copy);
+        }
+  return all_right ? 0 : 1;
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+// Decode kernels of the CUDA module against double precision.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "lib/dtype.h"
+#include "window_case.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using tandem::test::OpenDevice;
+using tandem::test::WindowCase;
+using tandem::test::WindowOptions;
+using tandem::test::WindowSequence;
+
+OpenDevice* device = nullptr;
+reference::GateShares shares;
+
+struct TypePair {
+  int32_t k, v;
+};
+constexpr TypePair kPairs[] = {{TANDEM_F32, TANDEM_F32},   {TANDEM_F16, TANDEM_F16},   {TANDEM_BF16, TANDEM_BF16},
+                               {TANDEM_E4M3, TANDEM_E4M3}, {TANDEM_Q8_0, TANDEM_Q8_0}, {TANDEM_Q4_0, TANDEM_Q4_0},
+                               {TANDEM_Q8_0, TANDEM_Q4_0}};
+
+WindowOptions options_of(TypePair types, int32_t dim, int32_t group, std::vector<WindowSequence> sequences) {
+  WindowOptions options;
+  options.layer.n_kv_heads = 3;
+  options.layer.n_q_heads = 3 * group;
+  options.layer.k_head_dim = options.layer.v_head_dim = dim;
+  options.layer.k_type = types.k;
+  options.layer.v_type = types.v;
+  options.sequences = std::move(sequences);
+  return options;
+}
+
+void assert_right(const WindowOptions& options) {
+  WindowCase c(*device, options);
+  tandem::DeviceError error;
+  device->must(c.supports(&error), error);
+  for (int i = 0; i < 2; ++i) {  // the second call finds what the first has left in the workspace
+    c.clear_output();
+    c.attend(0);
+    const reference::GateVerdict verdict = c.check();
+    shares.include(verdict.shares);
+    if (!verdict.pass)
+      fail_msg("%s/%s dims %d, %d heads of %d, q %s: %s", tandem::find_dtype(options.layer.k_type)->name,
+               tandem::find_dtype(options.layer.v_type)->name, options.layer.k_head_dim, options.layer.n_kv_heads,
+               options.layer.group_size(), tandem::find_dtype(options.q_type)->name, verdict.message.c_str());
+  }
+}
+
+void types_and_dims(void**) {
+  uint64_t seed = 1;
+  for (const TypePair types : kPairs)
+    for (const int32_t dim : {64, 80, 96, 112, 128, 192, 256})
+      for (const int32_t group : {1, 4, 8, 16}) {
+        WindowOptions options = options_of(types, dim, group, {{0, 333, 1}, {70, 1200, 1}});
+        options.q_type = seed % 3 == 0 ? TANDEM_F32 : seed % 3 == 1 ? TANDEM_BF16 : TANDEM_F16;
+        options.o_type = seed % 5 == 0 ? TANDEM_BF16 : TANDEM_F32;
+        options.seed = seed++;
+        assert_right(options);
+      }
+}
+
+void lengths_and_begins(void**) {
+  std::vector<WindowSequence> sequences;
+  for (const int64_t n : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500, 5000})
+    for (const int64_t begin : {0, 1, 15, 63, 64, 127, 1000}) sequences.push_back({begin, begin + n, 1});
+  for (const TypePair types : kPairs) assert_right(options_of(types, 128, 4, sequences));
+}
+
+void empty_sequences_give_the_empty_state(void**) {
+  assert_right(options_of({TANDEM_BF16, TANDEM_BF16}, 128, 4, {{0, 0, 0}, {10, 10, 1}, {0, 100, 1}, {64, 64, 1}}));
+}
+
+void several_queries(void**) {
+  for (const TypePair types : kPairs)
+    for (const int32_t q_len : {2, 3, 4, 7})
+      for (const int32_t group : {1, 4, 5})
+        assert_right(options_of(types, 64, group, {{0, 100, q_len}, {30, 200, 1}, {100, 100 + q_len, q_len}, {0, 1, 0}}));
+}
+
+void sliding_windows_soft_caps_and_sinks(void**) {
+  for (const TypePair types : kPairs)
+    for (const int64_t window : {1, 16, 100, 700})
+      for (const float cap : {0.0f, 5.0f}) {
+        WindowOptions options = options_of(types, 96, 4, {{0, 900, 1}, {37, 640, 3}, {0, 5, 2}});
+        options.layer.sliding_window = window;
+        options.layer.soft_cap = cap;
+        for (int32_t i = 0; i < options.layer.n_q_heads; ++i)
+          options.layer.sinks.push_back(0.5f * static_cast<float>(i) - 2.0f);
+        assert_right(options);
+      }
+}
+
+void sizes_of_queries(void**) {
+  for (const TypePair types : kPairs)
+    for (const double size : {1e-10, 1e-3, 10.0, 3000.0}) {
+      // Logits of thousands are no better than 1e-4 in f32: weights are not, where all that weigh much are codes of 0.
+      if (size > 1000.0 && types.k != TANDEM_F16 && types.k != TANDEM_BF16) continue;
+      WindowOptions options = options_of(types, 128, 4, {{0, 1000, 1}});
+      options.q_size = size;
+      options.q_type = TANDEM_F32;
+      assert_right(options);
+    }
+}
+
+void long_diffuse_attention(void**) {
+  for (const TypePair types : kPairs) {
+    WindowOptions options = options_of(types, 128, 4, {{0, 40000, 1}});
+    options.q_size = 0.01;
+    options.v_mean = 0.5;
+    assert_right(options);
+  }
+}
+
+void repeats_are_bit_equal(void**) {
+  for (const TypePair types : kPairs) {
+    WindowCase c(*device, options_of(types, 128, 4, {{0, 3000, 1}, {64, 5000, 2}, {5, 17, 1}}));
+    c.attend(0);
+    const std::vector<uint8_t> first = c.output();
+    for (int i = 0; i < 250; ++i) {
+      c.clear_output();
+      c.attend(0);
+      assert_true(c.output() == first);
+    }
+  }
+}
+
+void what_has_no_kernel_is_refused(void**) {
+  const auto refused = [](const WindowOptions& options, const char* field) {
+    tandem::DeviceError error;
+    WindowCase c(*device, options);
+    assert_int_equal(c.supports(&error), TANDEM_ERROR_UNSUPPORTED);
+    assert_string_equal(error.field, field);
+  };
+  refused(options_of({TANDEM_F32, TANDEM_BF16}, 128, 4, {{0, 100, 1}}), "k_type");
+  refused(options_of({TANDEM_BF16, TANDEM_BF16}, 128, 4, {{0, 100, 17}}), "q_lens");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  OpenDevice opened(argc > 1 ? argv[1] : TANDEM_MODULE);
+  device = &opened;
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(types_and_dims),
+      cmocka_unit_test(lengths_and_begins),
+      cmocka_unit_test(empty_sequences_give_the_empty_state),
+      cmocka_unit_test(several_queries),
+      cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
+      cmocka_unit_test(sizes_of_queries),
+      cmocka_unit_test(long_diffuse_attention),
+      cmocka_unit_test(repeats_are_bit_equal),
+      cmocka_unit_test(what_has_no_kernel_is_refused),
+  };
+  const int n_failed = cmocka_run_group_tests(tests, nullptr, nullptr);
+  std::printf("shares of the bounds used: naive %.3f, eps mass %.3f, lse %.3f\n", shares.naive, shares.mass, shares.lse);
+  return n_failed;
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: MIT
+#include "window_case.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "lib/dtype.h"
+#include "reference/attention_reference.h"
+#include "reference/random.h"
+#include "reference/rounding.h"
+#include "reference/stored_row.h"
+
+namespace tandem::test {
+
+// ---- device ------------------------------------------------------------------------------------------------------------
+
+OpenDevice::OpenDevice(const char* path) {
+  void* module = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  const auto entry = module == nullptr ? nullptr : reinterpret_cast<DeviceEntryFn>(dlsym(module, kDeviceEntry));
+  table = entry == nullptr ? nullptr : entry(kDeviceAbi);
+  if (table == nullptr) {
+    std::fprintf(stderr, "%s: %s\n", path, module == nullptr ? dlerror() : "no device module");
+    std::exit(1);
+  }
+  DeviceError error;
+  const int32_t n = table->n_devices(&error);
+  if (n < 0) must(TANDEM_ERROR_BACKEND, error);
+  for (int32_t i = 0; i < n && self == nullptr; ++i) {
+    table->describe(i, &info);
+    if (info.refusal[0] == '\0') must(table->open(i, &self, &error), error);
+  }
+  if (self != nullptr) return;
+  std::fprintf(stderr, "no usable device\n");
+  std::exit(1);
+}
+
+OpenDevice::~OpenDevice() { table->close(self); }
+
+void OpenDevice::must(int32_t code, const DeviceError& error) const {
+  if (code == TANDEM_OK) return;
+  std::fprintf(stderr, "device: %s (status %d)\n", error.message, code);
+  std::exit(1);
+}
+
+void* OpenDevice::allocate(int64_t bytes) const {
+  DeviceError error;
+  void* data = nullptr;
+  must(table->allocate(self, std::max<int64_t>(bytes, 1), &data, &error), error);
+  must(table->fill(self, data, 0xff, bytes, nullptr, &error), error);
+  return data;
+}
+
+void OpenDevice::upload(void* to, const void* from, int64_t bytes) const {
+  DeviceError error;
+  must(table->copy(self, to, from, bytes, nullptr, &error), error);
+  wait();
+}
+
+void OpenDevice::download(void* to, const void* from, int64_t bytes) const { upload(to, from, bytes); }
+
+void OpenDevice::wait() const {
+  DeviceError error;
+  must(table->wait(self, nullptr, &error), error);
+}
+
+// ---- case --------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+int64_t element_bytes(int32_t dtype) { return dtype == TANDEM_F32 ? 4 : 2; }
+
+}  // namespace
+
+WindowCase::WindowCase(const OpenDevice& device, const WindowOptions& options) : device_(device), options_(options) {
+  make_layer();
+  make_rows();
+  make_call();
+}
+
+WindowCase::~WindowCase() {
+  for (void* data : owned_) device_.table->release(device_.self, data);
+}
+
+void WindowCase::make_layer() {
+  const reference::RefLayer& from = options_.layer;
+  layer_.n_q_heads = from.n_q_heads;
+  layer_.n_kv_heads = from.n_kv_heads;
+  layer_.group_size = from.group_size();
+  layer_.k_head_dim = from.k_head_dim;
+  layer_.v_head_dim = from.v_head_dim;
+  layer_.k_type = from.k_type;
+  layer_.v_type = from.v_type;
+  layer_.sm_scale = static_cast<float>(from.scale());
+  layer_.soft_cap = from.soft_cap;
+  layer_.sliding_window = from.sliding_window;
+  layer_.sinks = from.sinks.empty() ? nullptr : from.sinks.data();
+  row_bytes_ = plane_bytes(layer_);
+}
+
+// Each sequence's pages: a table as long as its keys need and one page more, through which tokens go round.
+void WindowCase::make_pages(reference::Random& random) {
+  for (const WindowSequence& sequence : options_.sequences) {
+    const int64_t first_page = sequence.begin / options_.page_len;
+    const auto table_len = static_cast<int32_t>((sequence.end + options_.page_len - 1) / options_.page_len - first_page + 1);
+    descriptors_.push_back({sequence.begin, sequence.end, sequence.q_len, static_cast<int32_t>(n_tokens_),
+                            static_cast<int32_t>(tables_.size()), table_len});
+    n_tokens_ += sequence.q_len;
+    for (int32_t i = 0; i < table_len; ++i) tables_.push_back(n_pages_++);
+  }
+  if (options_.shuffled)
+    for (size_t i = tables_.size(); i > 1; --i)
+      std::swap(tables_[i - 1], tables_[static_cast<size_t>(random.integer(0, static_cast<int64_t>(i) - 1))]);
+  pages_.page_len = options_.page_len;
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    plane_at_[p] = pages_.page_stride;
+    pages_.head_stride[p] = row_bytes_.of[p] * options_.page_len;
+    pages_.page_stride += pages_.head_stride[p] * layer_.n_kv_heads;
+  }
+  pool_.assign(static_cast<size_t>(pages_.page_stride * n_pages_), std::byte{0xff});
+}
+
+// K or V (plane) of a sequence: made, rounded and put where the table says. Returns what they read back as.
+std::vector<double> WindowCase::make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane) {
+  const bool is_k = plane == kPlaneK;
+  const int32_t type = is_k ? layer_.k_type : layer_.v_type;
+  const int64_t n_heads = layer_.n_kv_heads, dim = is_k ? layer_.k_head_dim : layer_.v_head_dim;
+  const int64_t n_keys = sequence.end - sequence.begin;
+  const int64_t n_made = options_.n_distinct > 0 ? std::min<int64_t>(options_.n_distinct, n_keys) : n_keys;
+  std::vector<double> made(static_cast<size_t>(n_made * n_heads * dim));
+  std::vector<std::byte> rows[2];
+  for (int32_t p = 0; p < 2; ++p) rows[p].resize(static_cast<size_t>(n_made * n_heads * row_bytes_.of[plane + p]));
+  for (double& x : made) x = (is_k ? 0.0 : options_.v_mean) + random.normal();
+  for (int64_t row = 0; row < n_made * n_heads; ++row) {
+    std::byte* code = rows[0].data() + row * row_bytes_.of[plane];
+    std::byte* scale = rows[1].data() + row * row_bytes_.of[plane + 1];
+    reference::store_row(type, made.data() + row * dim, dim, code, scale);
+    reference::load_row(type, code, scale, dim, made.data() + row * dim);
+  }
+  for (int64_t i = 0; i < n_keys; ++i) {
+    const int64_t token = sequence.begin + i, slot = token % options_.page_len;
+    const int64_t page_idx = token / options_.page_len % sequence.table_len;
+    const int64_t page = tables_[static_cast<size_t>(sequence.table_begin + page_idx)];
+    for (int64_t h = 0; h < n_heads; ++h)
+      for (int32_t p = 0; p < 2; ++p) {
+        const int64_t bytes = row_bytes_.of[plane + p];
+        if (bytes == 0) continue;
+        std::byte* to = pool_.data() + page * pages_.page_stride + plane_at_[plane + p] + h * pages_.head_stride[plane + p];
+        std::memcpy(to + slot * bytes, rows[p].data() + (i % n_made * n_heads + h) * bytes, static_cast<size_t>(bytes));
+      }
+  }
+  return made;
+}
+
+void WindowCase::make_rows() {
+  reference::Random random(options_.seed);
+  make_pages(random);
+  for (const DeviceSequence& sequence : descriptors_) {
+    k_.push_back(make_plane(random, sequence, kPlaneK));
+    v_.push_back(make_plane(random, sequence, kPlaneV));
+  }
+  q_.resize(static_cast<size_t>(n_tokens_ * layer_.n_q_heads * layer_.k_head_dim));
+  for (double& x : q_) {
+    x = options_.q_size * random.normal();
+    reference::round_row(options_.q_type, &x, 1);
+  }
+}
+
+void WindowCase::make_call() {
+  const auto own = [&](const void* from, int64_t bytes) {
+    owned_.push_back(device_.allocate(bytes));
+    if (from != nullptr) device_.upload(owned_.back(), from, bytes);
+    return owned_.back();
+  };
+  layers_.assign(static_cast<size_t>(options_.n_layers), pages_);
+  for (DevicePages& layer : layers_) {
+    auto* base = static_cast<std::byte*>(own(pool_.data(), static_cast<int64_t>(pool_.size())));
+    for (int32_t p = 0; p < kPlanes; ++p) layer.planes[p] = base + plane_at_[p];
+  }
+  std::vector<std::byte> q(q_.size() * static_cast<size_t>(element_bytes(options_.q_type)));
+  for (size_t i = 0; i < q_.size(); ++i)
+    reference::store_row(options_.q_type, &q_[i], 1, q.data() + i * static_cast<size_t>(element_bytes(options_.q_type)),
+                         nullptr);
+  call_.layer = &layer_;
+  call_.sequences = static_cast<const DeviceSequence*>(
+      own(descriptors_.data(), static_cast<int64_t>(descriptors_.size() * sizeof(DeviceSequence))));
+  call_.page_tables =
+      static_cast<const int32_t*>(own(tables_.data(), static_cast<int64_t>(tables_.size() * sizeof(int32_t))));
+  call_.n_sequences = static_cast<int32_t>(descriptors_.size());
+  for (const DeviceSequence& sequence : descriptors_) {
+    call_.max_q_len = std::max(call_.max_q_len, sequence.q_len);
+    call_.max_keys = std::max(call_.max_keys, sequence.end - sequence.begin);
+  }
+  call_.q = {own(q.data(), static_cast<int64_t>(q.size())), options_.q_type, 0,
+             int64_t{layer_.n_q_heads} * layer_.k_head_dim, layer_.k_head_dim};
+  o_bytes_ = n_tokens_ * layer_.n_q_heads * layer_.v_head_dim * element_bytes(options_.o_type);
+  lse_bytes_ = n_tokens_ * layer_.n_q_heads * 4;
+  call_.o = {own(nullptr, o_bytes_), options_.o_type, 0, int64_t{layer_.n_q_heads} * layer_.v_head_dim, layer_.v_head_dim};
+  call_.lse = static_cast<float*>(own(nullptr, lse_bytes_));
+  call_.lse_token_stride = layer_.n_q_heads;
+  call_.lse_head_stride = 1;
+  if (layer_.sinks != nullptr) call_.sinks = static_cast<const float*>(own(layer_.sinks, layer_.n_q_heads * 4));
+  const int64_t workspace = device_.table->workspace_bytes(device_.self, &call_);
+  call_.workspace = own(std::vector<std::byte>(static_cast<size_t>(workspace)).data(), workspace);
+}
+
+int32_t WindowCase::supports(DeviceError* error) const {
+  return device_.table->supports(device_.self, &layer_, call_.max_q_len, error);
+}
+
+void WindowCase::attend(int32_t layer_idx, void* stream) {
+  DeviceError error;
+  call_.pages = layers_[static_cast<size_t>(layer_idx)];
+  device_.must(device_.table->attend(device_.self, &call_, stream, &error), error);
+}
+
+std::vector<uint8_t> WindowCase::output() const {
+  std::vector<uint8_t> bytes(static_cast<size_t>(o_bytes_ + lse_bytes_));
+  device_.download(bytes.data(), call_.o.data, o_bytes_);
+  device_.download(bytes.data() + o_bytes_, call_.lse, lse_bytes_);
+  return bytes;
+}
+
+void WindowCase::clear_output() const {
+  DeviceError error;
+  device_.must(device_.table->fill(device_.self, call_.o.data, 0xff, o_bytes_, nullptr, &error), error);
+  device_.must(device_.table->fill(device_.self, call_.lse, 0xff, lse_bytes_, nullptr, &error), error);
+}
+
+int64_t WindowCase::kv_bytes() const {
+  int64_t n = 0;
+  for (const DeviceSequence& sequence : descriptors_) n += (sequence.end - sequence.begin) * layer_.n_kv_heads;
+  return n * row_bytes_.total();
+}
+
+reference::GateVerdict WindowCase::check() const {
+  const std::vector<uint8_t> bytes = output();
+  const auto* lse = reinterpret_cast<const float*>(bytes.data() + o_bytes_);
+  reference::GateVerdict all;
+  for (size_t s = 0; s < descriptors_.size() && all.pass; ++s) {
+    const DeviceSequence& sequence = descriptors_[s];
+    const int64_t n_keys = sequence.end - sequence.begin,
+                  n_made = static_cast<int64_t>(k_[s].size()) / layer_.n_kv_heads / std::max(1, layer_.k_head_dim);
+    const auto widen = [&](const std::vector<double>& made, int64_t dim) {
+      std::vector<float> rows;
+      for (int64_t i = 0; i < n_keys; ++i) {
+        const auto from = made.begin() + i % n_made * layer_.n_kv_heads * dim;
+        rows.insert(rows.end(), from, from + layer_.n_kv_heads * dim);
+      }
+      return rows;
+    };
+    const std::vector<float> k = widen(k_[s], layer_.k_head_dim), v = widen(v_[s], layer_.v_head_dim);
+    const int64_t q_row = int64_t{layer_.n_q_heads} * layer_.k_head_dim;
+    const std::vector<float> q(q_.begin() + sequence.first_row * q_row,
+                               q_.begin() + (sequence.first_row + sequence.q_len) * q_row);
+    std::vector<int64_t> positions(static_cast<size_t>(std::max<int64_t>(n_keys, 1)));
+    std::iota(positions.begin(), positions.end(), sequence.begin);
+    reference::Queries queries;
+    queries.n_tokens = sequence.q_len;
+    queries.q = q.data();
+    std::vector<int64_t> q_positions(static_cast<size_t>(sequence.q_len));
+    std::iota(q_positions.begin(), q_positions.end(), sequence.end - sequence.q_len);
+    queries.positions = q_positions.data();
+    queries.visible = [&](int64_t token, int32_t, std::vector<int64_t>* keys) {
+      const int64_t end = sequence.end - sequence.q_len + token + 1;
+      const int64_t within = layer_.sliding_window > 0 ? end - layer_.sliding_window : 0;
+      for (int64_t t = std::max(sequence.begin, within); t < end; ++t) keys->push_back(t - sequence.begin);
+    };
+    const reference::LayerRows rows{&options_.layer, n_keys, k.data(), v.data(), positions.data()};
+    const reference::Truth truth = reference::attend_reference(rows, queries);
+    reference::GateCall call;
+    call.truth = &truth;
+    call.layer = &options_.layer;
+    call.o_type = options_.o_type;
+    // Codes are exact in f32, and their weights have two bf16 parts.
+    if (reference::has_groups(options_.layer.v_type)) call.mass_epsilon = 0x1p-16;
+    call.o = [&](int64_t token, int32_t head, int32_t dim) {
+      const int64_t at = ((sequence.first_row + token) * layer_.n_q_heads + head) * layer_.v_head_dim + dim;
+      return reference::load_element(options_.o_type, bytes.data() + at * element_bytes(options_.o_type), nullptr, 0);
+    };
+    call.lse = [&](int64_t token, int32_t head) {
+      return static_cast<double>(lse[(sequence.first_row + token) * layer_.n_q_heads + head]);
+    };
+    const reference::GateVerdict verdict = reference::check_gate(call);
+    all.shares.include(verdict.shares);
+    if (!verdict.pass) all.pass = false, all.message = "sequence " + std::to_string(s) + ": " + verdict.message;
+  }
+  return all;
+}
+
+}  // namespace tandem::test

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// A window of random keys in device memory, and calls over it: what device tests and benches share. The module is opened
+// as a file; memory that holds nothing holds NaN.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/device.h"
+#include "reference/gate.h"
+#include "reference/random.h"
+#include "reference/reference_layer.h"
+
+namespace tandem::test {
+
+// The module beside the tests on its first usable device; ends the program where there is none.
+class OpenDevice {
+ public:
+  explicit OpenDevice(const char* path);
+  ~OpenDevice();
+  OpenDevice(const OpenDevice&) = delete;
+
+  const DeviceTable* table = nullptr;
+  void* self = nullptr;
+  DeviceInfo info;
+
+  void* allocate(int64_t bytes) const;  // filled with 0xff: NaN in every type
+  void upload(void* to, const void* from, int64_t bytes) const;
+  void download(void* to, const void* from, int64_t bytes) const;
+  void wait() const;
+  void must(int32_t code, const DeviceError& error) const;
+};
+
+struct WindowSequence {
+  int64_t begin, end;
+  int32_t q_len;
+};
+
+struct WindowOptions {
+  reference::RefLayer layer;
+  std::vector<WindowSequence> sequences;
+  int32_t q_type = TANDEM_BF16, o_type = TANDEM_F32;
+  int32_t page_len = 128;
+  bool shuffled = true;
+  double q_size = 1.0;  // standard deviation of q's elements
+  double v_mean = 0.0;
+  int32_t n_distinct = 0;  // keys; the others repeat these. 0: all are
+  int32_t n_layers = 1;    // copies of the window, for benches
+  uint64_t seed = 1;
+};
+
+class WindowCase {
+ public:
+  WindowCase(const OpenDevice& device, const WindowOptions& options);
+  ~WindowCase();
+  WindowCase(const WindowCase&) = delete;
+
+  int32_t supports(DeviceError* error) const;
+  void attend(int32_t layer_idx, void* stream = nullptr);  // the launch alone
+  std::vector<uint8_t> output() const;                     // o, then lse, as they are
+  void clear_output() const;
+  reference::GateVerdict check() const;  // against double precision
+  int64_t kv_bytes() const;              // that an attend reads
+
+ private:
+  void make_layer();
+  void make_rows();
+  void make_pages(reference::Random& random);
+  std::vector<double> make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane);
+  void make_call();
+
+  const OpenDevice& device_;
+  WindowOptions options_;
+  Layer layer_;
+  PlaneBytes row_bytes_;
+  int64_t n_tokens_ = 0;  // of queries
+  int32_t n_pages_ = 0;
+  std::vector<std::vector<double>> k_, v_;  // of each sequence [end - begin, n_kv_heads, dim], as stored
+  std::vector<double> q_;                   // [n_tokens, n_q_heads, dim], as rounded
+  std::vector<std::byte> pool_;             // a layer
+  std::vector<int32_t> tables_;
+  std::vector<DeviceSequence> descriptors_;
+  std::vector<void*> owned_;
+  int64_t plane_at_[kPlanes] = {};  // in a page
+  DevicePages pages_;
+  std::vector<DevicePages> layers_;  // pages_, each somewhere else
+  DeviceAttend call_;
+  int64_t o_bytes_ = 0, lse_bytes_ = 0;
+};
+
+}  // namespace tandem::test
