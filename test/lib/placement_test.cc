@@ -4,6 +4,7 @@
 #include "lib/placement.h"
 
 #include <memory>
+#include <mutex>
 #include <set>
 #include <vector>
 
@@ -63,6 +64,8 @@ void attn_weights(void* self, const WeightJob* jobs, int32_t n_jobs) {
 }
 
 void record(void*, void* data, int64_t bytes, int32_t node) {
+  static std::mutex mutex;  // workers place the copies of their heads
+  const std::lock_guard lock(mutex);
   watch.placed.push_back({static_cast<std::byte*>(data), bytes, node});
 }
 
