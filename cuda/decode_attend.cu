@@ -12,6 +12,7 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int64_t kAlign = 256;
+constexpr int32_t kLeastPage = 64;
 constexpr int64_t kMostRows = 64;  // beyond, K and V would be read too often: a matter for prefill kernels
 
 const DecodeKernel* const kPairs[] = {
@@ -20,24 +21,26 @@ const DecodeKernel* const kPairs[] = {
 #undef TANDEM_DECODE_PAIR
 };
 
-struct Workspace {
-  int32_t n_blocks;
-  int32_t max_tiles;
-  int64_t counter_bytes;
-  int64_t bytes;
-};
-
-Workspace plan_workspace(const DeviceAttend& call, const DecodeKernel& kernel, int32_t n_blocks) {
-  Workspace plan;
-  plan.n_blocks = n_blocks;
-  plan.max_tiles = (call.max_q_len * call.layer->group_size + kernel.tile_rows - 1) / kernel.tile_rows;
-  const int64_t n_counters = int64_t{call.n_sequences} * call.layer->n_kv_heads * plan.max_tiles;
-  plan.counter_bytes = (n_counters * 4 + kAlign - 1) / kAlign * kAlign;
-  plan.bytes = plan.counter_bytes + int64_t{plan.n_blocks} * 2 * kernel.state_floats * 4;
-  return plan;
+int64_t max_tiles(const DeviceAttend& call, const DecodeKernel& kernel) {
+  return (int64_t{call.max_q_len} * call.layer->group_size + kernel.tile_rows - 1) / kernel.tile_rows;
 }
 
-DecodeCall describe(const DeviceAttend& call, const DecodeKernel& kernel, const Workspace& plan) {
+// Blocks of a kernel on a multiprocessor, as far as shared memory goes; the system keeps 1 KiB of each.
+int32_t most_blocks(const DecodeKernel& kernel, int32_t shared_bytes) {
+  return std::max(1, shared_bytes / (kernel.shared_bytes + 1024));
+}
+
+// A workspace is states and, behind them, counters, which are 0 between calls. States have the room that any kernel needs on
+// this device: calls of different shapes may share a workspace, and none may leave a state where another counts.
+int64_t bytes_of_states(int32_t n_multiprocessors, int32_t shared_bytes) {
+  int64_t bytes = 0;
+  for (const DecodeKernel* kernel : kPairs)
+    for (; kernel->function != nullptr; ++kernel)
+      bytes = std::max(bytes, int64_t{most_blocks(*kernel, shared_bytes)} * 2 * kernel->state_floats * 4);
+  return (bytes * n_multiprocessors + kAlign - 1) / kAlign * kAlign;
+}
+
+DecodeCall describe(const DeviceAttend& call, const DecodeKernel& kernel, int64_t state_bytes) {
   const Layer& layer = *call.layer;
   DecodeCall to = {};
   std::copy(std::begin(call.pages.planes), std::end(call.pages.planes), to.planes);
@@ -63,14 +66,13 @@ DecodeCall describe(const DeviceAttend& call, const DecodeKernel& kernel, const 
     to.n_q_parts = call.q.dtype == TANDEM_F32 ? 2 : 1;
   else
     to.n_q_parts = call.q.dtype == TANDEM_BF16 ? 1 : call.q.dtype == TANDEM_F16 ? 2 : 3;
-  to.max_tiles = plan.max_tiles;
-  to.counters = static_cast<int32_t*>(call.workspace);
-  to.states = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace) + plan.counter_bytes);
+  to.max_tiles = static_cast<int32_t>(max_tiles(call, kernel));
+  to.states = static_cast<float*>(call.workspace);
+  to.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + state_bytes);
   return to;
 }
 
-}  // namespace
-
+// The one with the fewest rows that n_rows fit into, else the one with most; null: there is none.
 const DecodeKernel* find_decode_kernel(const Layer& layer, int64_t n_rows) {
   const DecodeKernel* found = nullptr;
   for (const DecodeKernel* kernel : kPairs)
@@ -83,8 +85,6 @@ const DecodeKernel* find_decode_kernel(const Layer& layer, int64_t n_rows) {
     }
   return found;
 }
-
-namespace {
 
 // UNSUPPORTED and the reason where there is none.
 int32_t choose_decode_kernel(const Layer& layer, int32_t max_q_len, const DecodeKernel** kernel, DeviceError* error) {
@@ -106,48 +106,53 @@ int32_t choose_decode_kernel(const Layer& layer, int32_t max_q_len, const Decode
 
 }  // namespace
 
-int32_t DecodeLauncher::prepare(const DecodeKernel& kernel, int32_t* n_blocks, DeviceError* error) {
-  const std::lock_guard lock(mutex_);
-  if (const auto found = n_blocks_.find(kernel.function); found != n_blocks_.end()) {
-    *n_blocks = found->second;
-    return TANDEM_OK;
-  }
-  if (kernel.shared_bytes > shared_bytes_)
+DecodeLauncher::DecodeLauncher(int32_t n_multiprocessors, int32_t shared_of_block, int32_t shared_of_multiprocessor)
+    : n_multiprocessors_(n_multiprocessors),
+      shared_of_block_(shared_of_block),
+      shared_of_multiprocessor_(shared_of_multiprocessor),
+      state_bytes_(bytes_of_states(n_multiprocessors, shared_of_multiprocessor)) {}
+
+int32_t DecodeLauncher::prepare(const DecodeKernel& kernel, int32_t* n_blocks, DeviceError* error) const {
+  cudaFuncAttributes attributes;
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, kernel.function), error);
+  const int64_t shared_bytes = kernel.shared_bytes + static_cast<int64_t>(attributes.sharedSizeBytes);
+  if (shared_bytes > shared_of_block_)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "k_head_dim",
-                "K of %d dims and V of %d need %d bytes of shared memory a block, the device has %d", kernel.k_dim,
-                kernel.v_dim, kernel.shared_bytes, shared_bytes_);
+                "K of %d dims and V of %d need %lld bytes of shared memory a block, the device has %d", kernel.k_dim,
+                kernel.v_dim, static_cast<long long>(shared_bytes), shared_of_block_);
   int n_fit = 0;
-  TANDEM_CUDA_TRY(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
-                  error);
+  if (attributes.maxDynamicSharedSizeBytes < kernel.shared_bytes)
+    TANDEM_CUDA_TRY(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
+                    error);
   TANDEM_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_fit, kernel.function, kernel.n_threads,
                                                                 static_cast<size_t>(kernel.shared_bytes)),
                   error);
-  *n_blocks = n_blocks_[kernel.function] = std::max(n_fit, 1) * n_multiprocessors_;
+  *n_blocks = std::clamp(n_fit, 1, most_blocks(kernel, shared_of_multiprocessor_)) * n_multiprocessors_;
   return TANDEM_OK;
 }
 
 int32_t DecodeLauncher::choose(const Layer& layer, int32_t max_q_len, const DecodeKernel** kernel, int32_t* n_blocks,
-                               DeviceError* error) {
+                               DeviceError* error) const {
   if (const int32_t code = choose_decode_kernel(layer, max_q_len, kernel, error); code != TANDEM_OK) return code;
   return prepare(**kernel, n_blocks, error);
 }
 
-int64_t DecodeLauncher::workspace_bytes(const DeviceAttend& call) {
-  const DecodeKernel* kernel = nullptr;
-  int32_t n_blocks = 0;
-  DeviceError error;
-  if (choose(*call.layer, call.max_q_len, &kernel, &n_blocks, &error) != TANDEM_OK) return 0;
-  return plan_workspace(call, *kernel, n_blocks).bytes;
+int64_t DecodeLauncher::workspace_bytes(const DeviceAttend& call) const {
+  const DecodeKernel* kernel = find_decode_kernel(*call.layer, int64_t{call.max_q_len} * call.layer->group_size);
+  if (kernel == nullptr) return 0;
+  return state_bytes_ + int64_t{call.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4;
 }
 
-int32_t DecodeLauncher::launch(const DeviceAttend& call, cudaStream_t stream, DeviceError* error) {
+int32_t DecodeLauncher::launch(const DeviceAttend& call, cudaStream_t stream, DeviceError* error) const {
   const DecodeKernel* kernel = nullptr;
   int32_t n_blocks = 0;
+  if (call.pages.page_len < kLeastPage || call.pages.page_len % kLeastPage != 0)
+    return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "page_len", "page_len = %d is not a multiple of %d",
+                call.pages.page_len, kLeastPage);
   if (const int32_t code = choose(*call.layer, call.max_q_len, &kernel, &n_blocks, error); code != TANDEM_OK) return code;
-  const Workspace plan = plan_workspace(call, *kernel, n_blocks);
-  DecodeCall described = describe(call, *kernel, plan);
+  DecodeCall described = describe(call, *kernel, state_bytes_);
   void* arguments[] = {&described};
-  TANDEM_CUDA_TRY(cudaLaunchKernel(kernel->function, dim3(static_cast<unsigned>(plan.n_blocks)),
+  TANDEM_CUDA_TRY(cudaLaunchKernel(kernel->function, dim3(static_cast<unsigned>(n_blocks)),
                                    dim3(static_cast<unsigned>(kernel->n_threads)), arguments,
                                    static_cast<size_t>(kernel->shared_bytes), stream),
                   error);

@@ -41,7 +41,4 @@ struct DecodeKernel {
   const void* function;
 };
 
-// Null-terminated lists, one per pair of types (decode_instances.cc).
-const DecodeKernel* find_decode_kernel(const Layer& layer, int64_t n_rows);
-
 }  // namespace tandem::cuda

@@ -57,9 +57,11 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   const OnDevice on(device_idx);
   TANDEM_CUDA_TRY(on.result(), error);
   TANDEM_CUDA_TRY(cudaFree(nullptr), error);  // makes the context
-  int shared_bytes = 0;
-  TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_idx), error);
-  auto* device = new (std::nothrow) Device{device_idx, {info.n_multiprocessors, shared_bytes}};
+  int of_block = 0, of_multiprocessor = 0;
+  TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_idx), error);
+  TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_idx),
+                  error);
+  auto* device = new (std::nothrow) Device{device_idx, {info.n_multiprocessors, of_block, of_multiprocessor}};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
   *self = device;
   return TANDEM_OK;

@@ -25,8 +25,31 @@ namespace tandem::cuda {
   return code;
 }
 
+// What ends a context: nothing will work on the device from then on.
+inline bool ends_context(cudaError_t result) {
+  switch (result) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorExternalDevice:
+    case cudaErrorUnknown:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Of a call of the CUDA run time. What ends the context is DEVICE_LOST, memory that is not there OUT_OF_MEMORY, a device
-// that the module was not compiled for UNSUPPORTED.
+// that the module was not compiled for UNSUPPORTED, everything else BACKEND.
 inline int32_t check(cudaError_t result, const char* what, DeviceError* error) {
   if (result == cudaSuccess) return TANDEM_OK;
   if (result == cudaErrorMemoryAllocation) {
@@ -38,8 +61,9 @@ inline int32_t check(cudaError_t result, const char* what, DeviceError* error) {
     return fail(error, TANDEM_ERROR_UNSUPPORTED, result, "", "this module was not compiled for this device: %s",
                 cudaGetErrorString(result));
   }
-  return fail(error, TANDEM_ERROR_DEVICE_LOST, result, "", "%s: %s (%s)", what, cudaGetErrorString(result),
-              cudaGetErrorName(result));
+  if (!ends_context(result)) cudaGetLastError();
+  return fail(error, ends_context(result) ? TANDEM_ERROR_DEVICE_LOST : TANDEM_ERROR_BACKEND, result, "", "%s: %s (%s)", what,
+              cudaGetErrorString(result), cudaGetErrorName(result));
 }
 
 // Makes a device current for a scope and leaves the caller's as found.

@@ -3,7 +3,8 @@
 // (lib/device_module.h finds it). Plain data and C functions only, as the two may come from different compilers.
 //
 // What holds for the CPU's table (lib/backend.h) holds here: the core decides which keys a query sees and where they are, a
-// module computes states. Everything is stream-ordered; nothing here waits for the device but wait() and what allocates.
+// module computes states. Everything is stream-ordered; nothing here waits for the device but wait(), what allocates and
+// releases, and copies from or to pageable memory.
 //
 // The window is a pool of pages in device memory. A page is page_len token slots in every layer, KV head and plane
 // (lib/planes.h); a sequence's page table says where token t is: page table[(t / page_len) % table_len], slot t % page_len.
@@ -16,6 +17,7 @@
 
 namespace tandem {
 
+// Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
 inline constexpr uint32_t kDeviceAbi = 1;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
@@ -36,7 +38,7 @@ struct DeviceInfo {
   int32_t compute_capability = 0;  // 90 is 9.0
 };
 
-// K and V of one layer in the pool.
+// K and V of one layer in the pool. Planes and strides are multiples of 16 bytes.
 struct DevicePages {
   std::byte* planes[kPlanes] = {};    // of page 0, KV head 0, slot 0
   int64_t head_stride[kPlanes] = {};  // bytes from one KV head to the next
@@ -71,12 +73,13 @@ struct DeviceAttend {
   const int32_t* page_tables = nullptr;
   int32_t n_sequences = 0;
   int32_t max_q_len = 0;  // of any sequence, now and in every replay
-  int64_t max_keys = 0;   // likewise; both size the grid, which smaller lengths leave partly idle
+  int64_t max_keys = 0;   // likewise
   DeviceRows q, o;
   float* lse = nullptr;  // [n_tokens, n_q_heads] with these strides, or null
   int64_t lse_token_stride = 0, lse_head_stride = 0;
   const float* sinks = nullptr;  // [n_q_heads], merged once, here: where these are all keys there are; null: none
-  void* workspace = nullptr;     // workspace_bytes(), zeroed once; a call leaves what it needs zeroed so
+  // Of workspace_bytes(), zeroed once and used by one call at a time: a call leaves what the next expects, whatever that is.
+  void* workspace = nullptr;
 };
 
 struct DeviceTable {

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <stdlib.h>
+#include <sys/auxv.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -38,6 +39,7 @@ std::string open_file(const std::string& path, const char* name, const DeviceTab
   struct stat file;
   if (stat(path.c_str(), &file) != 0) return std::generic_category().message(errno);
   if (!S_ISREG(file.st_mode)) return "not a regular file";  // a pipe would block
+  if (path.find('$') != std::string::npos) return "has a $, which the dynamic linker may replace by something else";
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) return linker_error(path);
   void* symbol = dlsym(handle, kDeviceEntry);
@@ -53,7 +55,10 @@ std::string own_folder(std::string* folder) {
   const auto* code = reinterpret_cast<const void*>(&open_device_module);
   if (dladdr1(code, &info, reinterpret_cast<void**>(&loaded), RTLD_DL_LINKMAP) == 0)
     return "not known to the dynamic linker";
-  // The program itself has no name there; another may be relative to a working directory of the past.
+  // The program itself has no name there; another may be relative to a working directory of the past. Where a program runs
+  // with more rights than its caller has, the caller may have linked it into a folder of his own.
+  if (*loaded->l_name == '\0' && getauxval(AT_SECURE) != 0)
+    return "ignored in a process that is setuid or setgid or has capabilities";
   const std::string name = *loaded->l_name == '\0' ? "/proc/self/exe" : loaded->l_name;
   if (name[0] != '/') return "was opened as " + name + ", which is not an absolute path";
   const std::unique_ptr<char, void (*)(void*)> real(realpath(name.c_str(), nullptr), free);
@@ -98,7 +103,8 @@ class Search {
   bool try_own_folder() {
     std::string folder;
     const std::string reason = own_folder(&folder);
-    return reason.empty() ? try_folder(folder) : refuse("beside the library", reason);
+    if (!reason.empty()) return refuse("beside the library", reason);
+    return try_folder(folder) || try_folder(folder + "/tandem");  // built, or installed and perhaps moved
   }
 
  private:

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Attention of a few queries over many keys in pages: bound by reading K and V once, at the speed of memory.
 //
-// Work. A unit is 64 keys of one (sequence, KV head, tile of query rows). All units of a call stand in one line, sequence by
-// sequence, and each block of the grid takes an equal share of it, wherever that begins and ends: ragged lengths balance,
-// and the same grid serves every length, so that a captured graph stays right while lengths change. What a block has of one
-// (sequence, head, tile) is a piece. Where there are several, each leaves a state in the workspace, and the block that comes
-// last merges them, in the order of the keys: which block that is changes no bit.
+// A block has pieces (decode_work.cuh): some of the keys of one (sequence, KV head, tile of query rows). Where there are
+// several of such an item, each leaves a state in the workspace, and the block that comes last merges them, in the order of
+// the keys: which block that is changes no bit.
 //
-// A block. Four warps, each with 16 of a unit's 64 keys and a pipeline of its own: rows travel to shared memory by
-// asynchronous copies, kStages slices deep, and nothing in the loop waits for another warp. Queries are the narrow side of
-// the products, so that 8 rows (the query heads of a KV head) waste little of a tensor core:
+// Each of its warps has 16 of a unit's keys and a pipeline of its own: rows travel to shared memory by asynchronous copies,
+// kStages slices deep, and nothing in the loop waits for another warp. Queries are the narrow side of the products, so that
+// 8 rows (the query heads of a KV head) waste little of a tensor core:
 //
 //   S [16 keys x 8 rows] = K [16 keys x dims] q [dims x 8 rows]         softmax over keys: down the columns
 //   O [dims x 8 rows]   += V [dims x 16 keys] P [16 keys x 8 rows]      P: S, turned by movmatrix
@@ -157,7 +155,7 @@ __device__ inline void look_up(const DecodeCall& call, const DeviceSequence& seq
   const int own = unit + static_cast<int>(threadIdx.x % 32), page_units = call.page_len / Shape::kUnitKeys;
   const int page_idx = own / page_units;
   walk.slot = own % page_units * Shape::kUnitKeys;
-  walk.page = int64_t{own} * Shape::kUnitKeys < sequence.end
+  walk.page = sequence.begin < sequence.end && int64_t{own} * Shape::kUnitKeys < sequence.end
                   ? call.page_tables[sequence.table_begin + page_idx % sequence.table_len]
                   : 0;
 }
@@ -470,7 +468,7 @@ struct RowWriter {
     const int lane = threadIdx.x % 32, q_head = piece->head * call->group_size + row % call->group_size;
     const bool is_empty = m == -INFINITY && l == 0.0f;
     float lse = is_empty ? -INFINITY : (m - static_cast<float>(shift)) * kLn2 + logf(l), factor = is_empty ? 0.0f : 1.0f / l;
-    if (call->sinks != nullptr) {
+    if (call->sinks != nullptr && call->sinks[q_head] != -INFINITY) {
       const float sink = call->sinks[q_head], most = fmaxf(sink, lse);
       const float share = is_empty ? 0.0f : expf(lse - most), sum = share + expf(sink - most);
       if (sum > 0.0f || isnan(sum)) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // How the blocks of a decode kernel share its work.
 //
-// A unit is kUnitKeys keys of an item: one (sequence, KV head, tile of query rows). All units of a call stand in one line,
-// item by item. Which part of it a block has follows from the lengths alone, which are in device memory: the same grid
-// serves every length, and a captured graph stays right while they change. What a block has of an item is a piece.
+// A unit is kUnitKeys keys, 16 for each warp, of an item: one (sequence, KV head, tile of query rows). All units of a call
+// stand in one line, item by item. Which part of it a block has follows from the lengths alone, which are in device memory:
+// the same grid serves every length, and a captured graph stays right while they change. What a block has of an item is a
+// piece.
 //
 // Where there are blocks enough, every item has some of its own, in proportion to its units: a block then has one piece,
 // whose beginning and end are what costs. Else each block has an equal share of the line, and ragged lengths balance.
@@ -29,6 +30,7 @@ struct Piece {
 
 // A sequence in units.
 struct Extent {
+  int64_t begin = 0;  // first key that a query sees
   int64_t key_begin = 0;
   int units = 0;  // of an item; one at least: somebody has to write the empty state
   int n_tiles = 0;
@@ -42,6 +44,7 @@ __device__ inline Extent extent_of(const DecodeCall& call, int s) {
   const DeviceSequence& sequence = call.sequences[s];
   const int64_t within = sequence.end - sequence.q_len + 1 - call.sliding_window;
   const int64_t begin = call.sliding_window > 0 && within > sequence.begin ? within : sequence.begin;
+  extent.begin = begin;
   extent.key_begin = begin / Shape::kUnitKeys * Shape::kUnitKeys;
   extent.units = max(1, static_cast<int>((sequence.end - extent.key_begin + Shape::kUnitKeys - 1) / Shape::kUnitKeys));
   extent.n_tiles = (sequence.q_len * call.group_size + Shape::kRows - 1) / Shape::kRows;
@@ -69,11 +72,11 @@ struct Share {
     }
     share.n_blocks = min(static_cast<int>(gridDim.x), max(share.n_units / kLeastUnits, 1));
     int n_used = 0;
-    for (int s = 0; s < call.n_sequences && n_used <= share.n_blocks; s += 32) {
+    for (int s = 0; s < call.n_sequences && n_used <= static_cast<int>(gridDim.x); s += 32) {
       const Extent extent = extent_of<Shape>(call, s + lane);
       n_used += sum_of_lanes(share.of_item(extent.units) * extent.n_items);
     }
-    share.is_by_item = n_used <= share.n_blocks;
+    share.is_by_item = n_used <= static_cast<int>(gridDim.x);
     return share;
   }
   // Blocks of an item. Roughly will do: make() adds them up as they come out.
@@ -116,6 +119,7 @@ __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, i
     const Extent extent = extent_of<Shape>(call, s + found);
     const int first_of_item = begin + idx * per_item;
     piece.sequence = call.sequences[s + found];
+    piece.sequence.begin = extent.begin;  // what is before it is not read: it may be NaN
     piece.head = idx / extent.n_tiles;
     piece.first_row = idx % extent.n_tiles * Shape::kRows;
     piece.n_rows = min(piece.sequence.q_len * call.group_size - piece.first_row, Shape::kRows);

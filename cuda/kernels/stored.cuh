@@ -20,7 +20,7 @@
 
 namespace tandem::cuda {
 
-// Lane's address in a load of four matrices: rows 0 to 7 and 8 to 15 side by side (matrix bit kHalves), pieces c and c + 1.
+// Where a lane's row of a matrix begins: of 16 bytes, the next-th piece behind `piece` of a key.
 __device__ inline uint32_t matrix_row(uint32_t base, int stride, int piece, int key, int next) {
   return base + key * stride + (piece + next) * 16;
 }

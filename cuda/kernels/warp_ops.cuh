@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The instructions that the kernels are made of. Of a fragment, g = lane / 4 and t = lane % 4:
 //
-//   A [16 x 16]  a[0]: row g, columns 2 t, 2 t + 1    a[1]: row g + 8    a[2]: row g, columns + 8    a[3]: row g + 8,
-//   columns + 8 B [16 x 8]   b[0]: rows 2 t, 2 t + 1, column g    b[1]: rows + 8 C [16 x 8]   c[0], c[1]: row g, columns 2
-//   t, 2 t + 1    c[2], c[3]: row g + 8
+// clang-format off
+//   A [16 x 16]  a[0]: row g, columns 2 t, 2 t + 1    a[1]: row g + 8    a[2], a[3]: the same, columns + 8
+//   B [16 x 8]   b[0]: rows 2 t, 2 t + 1, column g    b[1]: rows + 8
+//   C [16 x 8]   c[0], c[1]: row g, columns 2 t, 2 t + 1    c[2], c[3]: row g + 8
+// clang-format on
 #pragma once
 
 #include <cuda_bf16.h>

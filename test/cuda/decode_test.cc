@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Decode kernels of the CUDA module against double precision.
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -96,6 +98,63 @@ void sliding_windows_soft_caps_and_sinks(void**) {
       }
 }
 
+void keys_behind_the_window_may_be_nan(void**) {
+  for (const TypePair types : kPairs)
+    for (const int32_t q_len : {1, 3}) {
+      WindowOptions options = options_of(types, 128, 4, {{0, 500, q_len}, {3, 333, 1}, {0, 130, 2}});
+      options.layer.sliding_window = 100;
+      options.hides_old = true;
+      assert_right(options);
+    }
+}
+
+void rows_that_see_nothing(void**) {
+  WindowOptions options = options_of({TANDEM_BF16, TANDEM_BF16}, 64, 1, {{40, 60, 30}, {10, 10, 2}, {0, 100, 1}});
+  assert_right(options);
+  options.layer.sinks = {-INFINITY, 0.5f, -2.0f};
+  assert_right(options);
+}
+
+void pages_of_other_lengths(void**) {
+  for (const int32_t page_len : {64, 192, 256}) {
+    WindowOptions options = options_of({TANDEM_Q8_0, TANDEM_Q8_0}, 80, 4, {{0, 700, 1}, {100, 1500, 2}});
+    options.page_len = page_len;
+    assert_right(options);
+  }
+}
+
+// What a graph is replayed with: the launch is the same, lengths in device memory are not.
+void lengths_change_between_calls(void**) {
+  for (const TypePair types : kPairs) {
+    WindowCase c(*device, options_of(types, 128, 4, {{0, 3000, 1}, {50, 900, 2}, {0, 5000, 1}}));
+    for (const int64_t n_fewer : {0, 1, 130, 800, 1500, 3000}) {
+      c.shorten(n_fewer);
+      c.clear_output();
+      c.attend(0);
+      const reference::GateVerdict verdict = c.check();
+      if (!verdict.pass) fail_msg("%lld keys fewer: %s", static_cast<long long>(n_fewer), verdict.message.c_str());
+    }
+  }
+}
+
+// Calls of different shapes may use one workspace in turns.
+void a_workspace_serves_every_call(void**) {
+  WindowCase large(*device, options_of({TANDEM_BF16, TANDEM_BF16}, 64, 4, std::vector<WindowSequence>(60, {0, 700, 1})));
+  WindowCase small(*device, options_of({TANDEM_Q4_0, TANDEM_Q4_0}, 128, 8, {{0, 4000, 2}}));
+  const int64_t bytes = std::max(large.workspace_bytes(), small.workspace_bytes());
+  void* workspace = device->allocate(bytes);
+  device->upload(workspace, std::vector<char>(static_cast<size_t>(bytes)).data(), bytes);
+  for (int i = 0; i < 3; ++i)
+    for (WindowCase* c : {&large, &small}) {
+      c->use_workspace(workspace);
+      c->clear_output();
+      c->attend(0);
+      const reference::GateVerdict verdict = c->check();
+      if (!verdict.pass) fail_msg("round %d: %s", i, verdict.message.c_str());
+    }
+  device->table->release(device->self, workspace);
+}
+
 void sizes_of_queries(void**) {
   for (const TypePair types : kPairs)
     for (const double size : {1e-10, 1e-3, 10.0, 3000.0}) {
@@ -121,6 +180,7 @@ void repeats_are_bit_equal(void**) {
   for (const TypePair types : kPairs) {
     WindowCase c(*device, options_of(types, 128, 4, {{0, 3000, 1}, {64, 5000, 2}, {5, 17, 1}}));
     c.attend(0);
+    assert_true(c.check().pass);
     const std::vector<uint8_t> first = c.output();
     for (int i = 0; i < 250; ++i) {
       c.clear_output();
@@ -152,6 +212,11 @@ int main(int argc, char** argv) {
       cmocka_unit_test(empty_sequences_give_the_empty_state),
       cmocka_unit_test(several_queries),
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
+      cmocka_unit_test(keys_behind_the_window_may_be_nan),
+      cmocka_unit_test(rows_that_see_nothing),
+      cmocka_unit_test(pages_of_other_lengths),
+      cmocka_unit_test(lengths_change_between_calls),
+      cmocka_unit_test(a_workspace_serves_every_call),
       cmocka_unit_test(sizes_of_queries),
       cmocka_unit_test(long_diffuse_attention),
       cmocka_unit_test(repeats_are_bit_equal),

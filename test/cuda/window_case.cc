@@ -144,6 +144,7 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
   }
   for (int64_t i = 0; i < n_keys; ++i) {
     const int64_t token = sequence.begin + i, slot = token % options_.page_len;
+    if (options_.hides_old && token < sequence.end - sequence.q_len + 1 - layer_.sliding_window) continue;
     const int64_t page_idx = token / options_.page_len % sequence.table_len;
     const int64_t page = tables_[static_cast<size_t>(sequence.table_begin + page_idx)];
     for (int64_t h = 0; h < n_heads; ++h)
@@ -231,6 +232,17 @@ void WindowCase::clear_output() const {
   device_.must(device_.table->fill(device_.self, call_.o.data, 0xff, o_bytes_, nullptr, &error), error);
   device_.must(device_.table->fill(device_.self, call_.lse, 0xff, lse_bytes_, nullptr, &error), error);
 }
+
+void WindowCase::shorten(int64_t n_keys) {
+  for (DeviceSequence& sequence : descriptors_)
+    sequence.end = std::max({sequence.begin, int64_t{sequence.q_len}, sequence.end - n_keys});
+  device_.upload(const_cast<DeviceSequence*>(call_.sequences), descriptors_.data(),
+                 static_cast<int64_t>(descriptors_.size() * sizeof(DeviceSequence)));
+}
+
+int64_t WindowCase::workspace_bytes() const { return device_.table->workspace_bytes(device_.self, &call_); }
+
+void WindowCase::use_workspace(void* zeroed) { call_.workspace = zeroed; }
 
 int64_t WindowCase::kv_bytes() const {
   int64_t n = 0;

@@ -45,6 +45,7 @@ struct WindowOptions {
   bool shuffled = true;
   double q_size = 1.0;  // standard deviation of q's elements
   double v_mean = 0.0;
+  bool hides_old = false;  // keys behind the sliding window are NaN
   int32_t n_distinct = 0;  // keys; the others repeat these. 0: all are
   int32_t n_layers = 1;    // copies of the window, for benches
   uint64_t seed = 1;
@@ -61,7 +62,10 @@ class WindowCase {
   std::vector<uint8_t> output() const;                     // o, then lse, as they are
   void clear_output() const;
   reference::GateVerdict check() const;  // against double precision
-  int64_t kv_bytes() const;              // that an attend reads
+  void shorten(int64_t n_keys);          // every sequence, in device memory alone: as between two replays
+  int64_t workspace_bytes() const;
+  void use_workspace(void* zeroed);  // of another, and as large
+  int64_t kv_bytes() const;          // that an attend reads
 
  private:
   void make_layer();

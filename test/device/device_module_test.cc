@@ -105,17 +105,19 @@ int set_up(void**) {
   fs::remove_all(kFolder);
   fs::create_directories(kFolder);
   fs::remove(own_folder() / kFile);
+  fs::remove_all(own_folder() / "tandem");
   return chdir("/");
 }
 
 int tear_down(void**) {
   fs::remove(own_folder() / kFile);
+  fs::remove_all(own_folder() / "tandem");
   return chdir("/");
 }
 
 void places_in_their_order(void**) {
   const fs::path places[] = {put_module(kFolder / "first"), put_module(kFolder / "second"), put_module(own_folder()),
-                             put_module(kInstalled)};
+                             put_module(own_folder() / "tandem"), put_module(kInstalled)};
   const std::string folders = (kFolder / "first").string() + ":" + (kFolder / "second").string();
   setenv(kVariable, folders.c_str(), 1);
   Parts absent;
@@ -138,6 +140,11 @@ void without_the_variable(void**) {
   Attempt(nullptr).expect_refused(TANDEM_ERROR_BACKEND, "backend", {first, installed});
   setenv(kVariable, "", 1);
   Attempt(nullptr).expect_refused(TANDEM_ERROR_BACKEND, "backend", {first, installed});
+}
+
+void paths_that_the_linker_would_change(void**) {
+  const std::string path = put_module(kFolder / "$ORIGIN").string();
+  Attempt(path.c_str()).expect_refused(TANDEM_ERROR_BACKEND, "backend_path", {path + ": has a $"});
 }
 
 void entries_that_are_not_absolute(void**) {
@@ -416,6 +423,7 @@ int main(int argc, char**) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const CMUnitTest tests[] = {
       TEST(places_in_their_order),
+      TEST(paths_that_the_linker_would_change),
       TEST(without_the_variable),
       TEST(entries_that_are_not_absolute),
       TEST(working_directory_is_no_place),

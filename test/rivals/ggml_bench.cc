@@ -62,7 +62,7 @@ double error_of(const Pool& pool, const Shape& shape, const Floats& q, const Flo
       const auto expected = attend_in_double(pool, q.data() + at, head / kGroup, shape.n_keys - shape.q_len + t + 1);
       for (size_t i = 0; i < kDim; ++i) {
         const double error = std::fabs(expected[i] - double{o[static_cast<size_t>(at) + i]});
-        if (!(error <= worst)) worst = error;  // NaN stays
+        if (!(error <= worst) && !std::isnan(worst)) worst = error;  // NaN stays
         size = std::max(size, std::fabs(expected[i]));
       }
     }
