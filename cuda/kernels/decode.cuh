@@ -141,9 +141,9 @@ __device__ void stage_queries(const DecodeCall& call, const Piece& piece, float*
 
 // ---- keys --------------------------------------------------------------------------------------------------------------
 
-// A warp's way through the pages: lane i knows where the i-th unit from `base` on is.
+// A warp's way through the pages: lane i knows where the i-th unit from `base` on is. At first none is known.
 struct PageWalk {
-  int base = 0, n = 0;
+  int base = -32;
   int page = 0, slot = 0;
 };
 
@@ -151,7 +151,6 @@ struct PageWalk {
 template <class Shape>
 __device__ inline void look_up(const DecodeCall& call, const DeviceSequence& sequence, int unit, PageWalk& walk) {
   walk.base = unit;
-  walk.n = 32;
   const int own = unit + static_cast<int>(threadIdx.x % 32), page_units = call.page_len / Shape::kUnitKeys;
   const int page_idx = own / page_units;
   walk.slot = own % page_units * Shape::kUnitKeys;
@@ -180,7 +179,7 @@ __device__ inline void copy_slice(uint32_t to, const std::byte* rows, const std:
 // The warp's 16 keys of a unit.
 template <class Shape>
 __device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int unit, PageWalk& walk, uint32_t stage) {
-  if (unit - walk.base >= walk.n) look_up<Shape>(call, piece.sequence, unit, walk);
+  if (unit - walk.base >= 32) look_up<Shape>(call, piece.sequence, unit, walk);
   const int64_t page = __shfl_sync(~0u, walk.page, unit - walk.base);
   const int first = static_cast<int>(threadIdx.x / 32 * 16), slot = __shfl_sync(~0u, walk.slot, unit - walk.base) + first;
   const auto plane = [&](int p, int row_bytes) {
@@ -206,7 +205,7 @@ __device__ inline float load_scale(uint32_t at) {
 // A thread's part of its warp's state: of rows 2 t and 2 t + 1 of each tile; o also of dims value_dim(b, g) and (b, g + 8).
 template <class Shape>
 struct WarpState {
-  float o[Shape::kTiles][Shape::VRow::kSteps][4] = {};
+  float o[Shape::kTiles][Shape::VRow::kSteps][4];
   float m[Shape::kTiles][2];  // largest logit so far, in units of ln 2
   float l[Shape::kTiles][2];  // sum of weights, of this thread's keys
 };

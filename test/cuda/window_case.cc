@@ -71,12 +71,6 @@ void OpenDevice::wait() const {
 
 // ---- case --------------------------------------------------------------------------------------------------------------
 
-namespace {
-
-int64_t element_bytes(int32_t dtype) { return dtype == TANDEM_F32 ? 4 : 2; }
-
-}  // namespace
-
 WindowCase::WindowCase(const OpenDevice& device, const WindowOptions& options) : device_(device), options_(options) {
   make_layer();
   make_rows();
@@ -183,10 +177,10 @@ void WindowCase::make_call() {
     auto* base = static_cast<std::byte*>(own(pool_.data(), static_cast<int64_t>(pool_.size())));
     for (int32_t p = 0; p < kPlanes; ++p) layer.planes[p] = base + plane_at_[p];
   }
-  std::vector<std::byte> q(q_.size() * static_cast<size_t>(element_bytes(options_.q_type)));
+  std::vector<std::byte> q(q_.size() * static_cast<size_t>(reference::element_bytes(options_.q_type)));
   for (size_t i = 0; i < q_.size(); ++i)
-    reference::store_row(options_.q_type, &q_[i], 1, q.data() + i * static_cast<size_t>(element_bytes(options_.q_type)),
-                         nullptr);
+    reference::store_row(options_.q_type, &q_[i], 1,
+                         q.data() + i * static_cast<size_t>(reference::element_bytes(options_.q_type)), nullptr);
   call_.layer = &layer_;
   call_.sequences = static_cast<const DeviceSequence*>(
       own(descriptors_.data(), static_cast<int64_t>(descriptors_.size() * sizeof(DeviceSequence))));
@@ -199,7 +193,7 @@ void WindowCase::make_call() {
   }
   call_.q = {own(q.data(), static_cast<int64_t>(q.size())), options_.q_type, 0,
              int64_t{layer_.n_q_heads} * layer_.k_head_dim, layer_.k_head_dim};
-  o_bytes_ = n_tokens_ * layer_.n_q_heads * layer_.v_head_dim * element_bytes(options_.o_type);
+  o_bytes_ = n_tokens_ * layer_.n_q_heads * layer_.v_head_dim * reference::element_bytes(options_.o_type);
   lse_bytes_ = n_tokens_ * layer_.n_q_heads * 4;
   call_.o = {own(nullptr, o_bytes_), options_.o_type, 0, int64_t{layer_.n_q_heads} * layer_.v_head_dim, layer_.v_head_dim};
   call_.lse = static_cast<float*>(own(nullptr, lse_bytes_));
@@ -293,7 +287,8 @@ reference::GateVerdict WindowCase::check() const {
     if (reference::has_groups(options_.layer.v_type)) call.mass_epsilon = 0x1p-16;
     call.o = [&](int64_t token, int32_t head, int32_t dim) {
       const int64_t at = ((sequence.first_row + token) * layer_.n_q_heads + head) * layer_.v_head_dim + dim;
-      return reference::load_element(options_.o_type, bytes.data() + at * element_bytes(options_.o_type), nullptr, 0);
+      return reference::load_element(options_.o_type, bytes.data() + at * reference::element_bytes(options_.o_type), nullptr,
+                                     0);
     };
     call.lse = [&](int64_t token, int32_t head) {
       return static_cast<double>(lse[(sequence.first_row + token) * layer_.n_q_heads + head]);
