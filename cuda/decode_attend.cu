@@ -22,7 +22,7 @@ const DecodeKernel* const kPairs[] = {
 };
 
 int64_t max_tiles(const DeviceAttend& call, const DecodeKernel& kernel) {
-  return (int64_t{call.max_q_len} * call.layer->group_size + kernel.tile_rows - 1) / kernel.tile_rows;
+  return (int64_t{call.sequences.max_q_len} * call.layer->group_size + kernel.tile_rows - 1) / kernel.tile_rows;
 }
 
 // Blocks of a kernel on a multiprocessor, as far as shared memory goes; the system keeps 1 KiB of each.
@@ -45,11 +45,10 @@ DecodeCall describe(const DeviceAttend& call, const DecodeKernel& kernel, int64_
   DecodeCall to = {};
   std::copy(std::begin(call.pages.planes), std::end(call.pages.planes), to.planes);
   std::copy(std::begin(call.pages.head_stride), std::end(call.pages.head_stride), to.head_stride);
-  to.page_stride = call.pages.page_stride;
   to.page_len = call.pages.page_len;
-  to.n_sequences = call.n_sequences;
-  to.sequences = call.sequences;
-  to.page_tables = call.page_tables;
+  to.n_sequences = call.sequences.n_sequences;
+  to.sequences = call.sequences.sequences;
+  to.page_tables = call.sequences.page_tables;
   to.q = call.q;
   to.o = call.o;
   to.lse = call.lse;
@@ -138,9 +137,9 @@ int32_t DecodeLauncher::choose(const Layer& layer, int32_t max_q_len, const Deco
 }
 
 int64_t DecodeLauncher::workspace_bytes(const DeviceAttend& call) const {
-  const DecodeKernel* kernel = find_decode_kernel(*call.layer, int64_t{call.max_q_len} * call.layer->group_size);
+  const DecodeKernel* kernel = find_decode_kernel(*call.layer, int64_t{call.sequences.max_q_len} * call.layer->group_size);
   if (kernel == nullptr) return 0;
-  return state_bytes_ + int64_t{call.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4;
+  return state_bytes_ + int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4;
 }
 
 int32_t DecodeLauncher::launch(const DeviceAttend& call, cudaStream_t stream, DeviceError* error) const {
@@ -149,7 +148,8 @@ int32_t DecodeLauncher::launch(const DeviceAttend& call, cudaStream_t stream, De
   if (call.pages.page_len < kLeastPage || call.pages.page_len % kLeastPage != 0)
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "page_len", "page_len = %d is not a multiple of %d",
                 call.pages.page_len, kLeastPage);
-  if (const int32_t code = choose(*call.layer, call.max_q_len, &kernel, &n_blocks, error); code != TANDEM_OK) return code;
+  if (const int32_t code = choose(*call.layer, call.sequences.max_q_len, &kernel, &n_blocks, error); code != TANDEM_OK)
+    return code;
   DecodeCall described = describe(call, *kernel, state_bytes_);
   void* arguments[] = {&described};
   TANDEM_CUDA_TRY(cudaLaunchKernel(kernel->function, dim3(static_cast<unsigned>(n_blocks)),

@@ -11,11 +11,10 @@ namespace tandem::cuda {
 struct DecodeCall {
   const std::byte* planes[kPlanes];
   int64_t head_stride[kPlanes];
-  int64_t page_stride;
   int32_t page_len;
   int32_t n_sequences;
   const DeviceSequence* sequences;
-  const int32_t* page_tables;
+  const int64_t* page_tables;
   DeviceRows q, o;
   float* lse;
   int64_t lse_token_stride, lse_head_stride;

@@ -122,9 +122,44 @@ int32_t attend(void* self, const DeviceAttend* call, void* stream, DeviceError* 
   return device_of(self).decode.launch(*call, static_cast<cudaStream_t>(stream), error);
 }
 
+int32_t allocate_shared(void*, int64_t, void**, void**, DeviceError* error) {
+  return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "", "not yet");
+}
+void release_shared(void*, void*) {}
+int32_t check_device(void*, DeviceError*) { return TANDEM_OK; }
+int32_t capturing(void*, void*, int32_t* is_capturing, DeviceError*) {
+  *is_capturing = 0;
+  return TANDEM_OK;
+}
+int32_t append(void*, const DeviceAppend*, void*, DeviceError* error) {
+  return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "", "not yet");
+}
+int32_t merge(void*, const DeviceMerge*, void*, DeviceError* error) {
+  return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "", "not yet");
+}
+
 constexpr DeviceTable kTable = {
-    kDeviceAbi, sizeof(DeviceTable), "cuda", n_devices, describe, open, close, allocate, release, copy, fill, wait,
-    supports,   workspace_bytes,     attend,
+    kDeviceAbi,
+    sizeof(DeviceTable),
+    "cuda",
+    n_devices,
+    describe,
+    open,
+    close,
+    allocate,
+    release,
+    copy,
+    fill,
+    wait,
+    allocate_shared,
+    release_shared,
+    check_device,
+    capturing,
+    supports,
+    workspace_bytes,
+    append,
+    attend,
+    merge,
 };
 
 }  // namespace

@@ -6,8 +6,17 @@
 // module computes states. Everything is stream-ordered; nothing here waits for the device but wait(), what allocates and
 // releases, and copies from or to pageable memory.
 //
-// The window is a pool of pages in device memory. A page is page_len token slots in every layer, KV head and plane
-// (lib/planes.h); a sequence's page table says where token t is: page table[(t / page_len) % table_len], slot t % page_len.
+// The window is pages in device memory. A page is page_len token slots in every layer, KV head and plane (lib/planes.h); a
+// sequence's page table says where token t is: slot t % page_len of page table[(t / page_len) % table_len].
+//
+// A call on device tensors is append(), attend() and merge(), one after another on a stream; meanwhile the host attends to
+// the keys outside the window. The two hand over through memory of the host that both see, by counting and not by waiting
+// for streams, so that a captured graph can do it too. Each append() is a ticket, the host answers tickets in their order:
+//
+//   append()  waits until the ticket's slot is free (ticket < answered + n_slots); writes the new rows to the window and,
+//             with the queries, to the slot; arrived = ticket + 1
+//   host      waits for arrived > ticket; takes the rows into its store; leaves its states in the slot; answered = ticket +
+//   1 merge()   where there is a host part: waits for answered > ticket, merges its states with those of the window
 #pragma once
 
 #include <cstdint>
@@ -18,7 +27,7 @@
 namespace tandem {
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 1;
+inline constexpr uint32_t kDeviceAbi = 2;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -40,9 +49,8 @@ struct DeviceInfo {
 
 // K and V of one layer in the pool. Planes and strides are multiples of 16 bytes.
 struct DevicePages {
-  std::byte* planes[kPlanes] = {};    // of page 0, KV head 0, slot 0
+  std::byte* planes[kPlanes] = {};    // of KV head 0, slot 0 in the page that tables call 0
   int64_t head_stride[kPlanes] = {};  // bytes from one KV head to the next
-  int64_t page_stride = 0;            // bytes from one page to the next
   int32_t page_len = 0;               // a multiple of 64
 };
 
@@ -52,16 +60,69 @@ struct DeviceSequence {
   int64_t end = 0;    //   the queries are the last of them
   int32_t q_len = 0;
   int32_t first_row = 0;    // of the queries in q, o and lse
-  int32_t table_begin = 0;  // of its page table in DeviceAttend::page_tables
+  int32_t table_begin = 0;  // of its page table in page_tables
   int32_t table_len = 0;
+  int32_t has_host_part = 0;  // the host leaves states for all its rows
+  int32_t reserved = 0;
 };
+
+// The sequences of a call, in device memory: they change between the replays of a graph.
+struct DeviceSequences {
+  const DeviceSequence* sequences = nullptr;  // [n_sequences]
+  const int64_t* page_tables = nullptr;       // bytes from the page called 0 to this one
+  int32_t n_sequences = 0;
+  int32_t max_q_len = 0;  // of any sequence, now and in every replay
+  int64_t max_keys = 0;   // likewise
+};
+
+// Counts in memory that both see, each written by one side alone; zero at first.
+struct ExchangeFlags {
+  alignas(64) uint64_t arrived = 0;   // device
+  alignas(64) uint64_t answered = 0;  // host
+  alignas(64) uint32_t fault = 0;     // device: what it waited for did not come in time (kFault...), and nothing works now
+};
+inline constexpr uint32_t kFaultSlot = 1, kFaultAnswer = 2;
+
+// The first bytes of a slot; what was asked for, for the host to compare.
+struct SlotHeader {
+  uint64_t ticket = 0;
+  int32_t tag = 0;
+  int32_t n_sequences = 0;
+};
+
+// All addresses are the device's. Rows of q, o and lse in a slot begin with those of the sequence's first_row; within a
+// sequence they are ordered [n_kv_heads][q_len][group_size].
+struct DeviceExchange {
+  ExchangeFlags* flags = nullptr;
+  std::byte* slots = nullptr;  // [n_slots][slot_bytes], each begins with its header
+  int64_t* state = nullptr;    // [kExchangeWords] in device memory, zero at first: the module's
+  int64_t slot_bytes = 0;
+  int64_t timeout_ns = 0;  // of a wait on the device
+  int32_t n_slots = 0;
+  int32_t reserved = 0;
+  int64_t q_at = 0;               // bytes in a slot: f32 [n_tokens * n_q_heads, k_head_dim], of sequences with a host part
+  int64_t o_at = 0, lse_at = 0;   // f32 [n_tokens * n_q_heads, v_head_dim], f32 [n_tokens * n_q_heads]
+  int64_t rows_at[kPlanes] = {};  // the new rows [n_kv_heads][n_tokens] of each plane, as stored
+};
+inline constexpr int32_t kExchangeWords = 16;
 
 // Strided rows [n_tokens, n_heads, head_dim] in device memory; strides in elements.
 struct DeviceRows {
-  void* data = nullptr;
-  int32_t dtype = 0;  // f32, f16 or bf16
+  void* data = nullptr;  // never written through for inputs
+  int32_t dtype = 0;     // f32, f16 or bf16
   int32_t reserved = 0;
   int64_t token_stride = 0, head_stride = 0;
+};
+
+// Writes k and v, rounded as the host's backend rounds them, to the last q_len tokens of each sequence, and hands over.
+struct DeviceAppend {
+  const Layer* layer = nullptr;
+  DevicePages pages;
+  DeviceSequences sequences;
+  DeviceRows q, k, v;    // k.data null: nothing is appended; v.data null also where V aliases K
+  int32_t n_tokens = 0;  // rows of these; in replays this or fewer
+  int32_t tag = 0;       // of the header
+  DeviceExchange exchange;
 };
 
 // One layer, several sequences over their resident keys. Query t of a sequence sees tokens up to end - q_len + t and, with a
@@ -69,17 +130,28 @@ struct DeviceRows {
 struct DeviceAttend {
   const Layer* layer = nullptr;
   DevicePages pages;
-  const DeviceSequence* sequences = nullptr;  // [n_sequences]
-  const int32_t* page_tables = nullptr;
-  int32_t n_sequences = 0;
-  int32_t max_q_len = 0;  // of any sequence, now and in every replay
-  int64_t max_keys = 0;   // likewise
+  DeviceSequences sequences;
   DeviceRows q, o;
   float* lse = nullptr;  // [n_tokens, n_q_heads] with these strides, or null
   int64_t lse_token_stride = 0, lse_head_stride = 0;
   const float* sinks = nullptr;  // [n_q_heads], merged once, here: where these are all keys there are; null: none
   // Of workspace_bytes(), zeroed once and used by one call at a time: a call leaves what the next expects, whatever that is.
   void* workspace = nullptr;
+};
+
+// States of the window and of the host into one, the learned sinks last.
+struct DeviceMerge {
+  const Layer* layer = nullptr;
+  DeviceSequences sequences;
+  int32_t n_tokens = 0;  // as in DeviceAppend
+  int32_t reserved = 0;
+  const float* o = nullptr;    // [n_tokens, n_q_heads, v_head_dim], of the window
+  const float* lse = nullptr;  // [n_tokens, n_q_heads]
+  DeviceRows o_out;
+  float* lse_out = nullptr;  // with these strides, or null
+  int64_t lse_token_stride = 0, lse_head_stride = 0;
+  const float* sinks = nullptr;  // [n_q_heads] in device memory, or null
+  DeviceExchange exchange;
 };
 
 struct DeviceTable {
@@ -96,10 +168,19 @@ struct DeviceTable {
   int32_t (*copy)(void* self, void* to, const void* from, int64_t bytes, void* stream, DeviceError* error);  // any direction
   int32_t (*fill)(void* self, void* data, int32_t byte, int64_t bytes, void* stream, DeviceError* error);
   int32_t (*wait)(void* self, void* stream, DeviceError* error);
-  // Whether attend() has a kernel for calls of up to max_q_len queries a sequence; UNSUPPORTED and the reason.
+  // Host memory that the device reads and writes as well, 4,096-byte aligned and zero, and its address there.
+  int32_t (*allocate_shared)(void* self, int64_t bytes, void** host, void** device, DeviceError* error);
+  void (*release_shared)(void* self, void* host);
+  // Whether the device is still there (DEVICE_LOST); any thread.
+  int32_t (*check)(void* self, DeviceError* error);
+  // *is_capturing: whether calls on the stream are recorded, not run.
+  int32_t (*capturing)(void* self, void* stream, int32_t* is_capturing, DeviceError* error);
+  // Whether there are kernels for calls of up to max_q_len queries a sequence; UNSUPPORTED and the reason.
   int32_t (*supports)(void* self, const Layer* layer, int32_t max_q_len, DeviceError* error);
   int64_t (*workspace_bytes)(void* self, const DeviceAttend* call);
+  int32_t (*append)(void* self, const DeviceAppend* call, void* stream, DeviceError* error);
   int32_t (*attend)(void* self, const DeviceAttend* call, void* stream, DeviceError* error);
+  int32_t (*merge)(void* self, const DeviceMerge* call, void* stream, DeviceError* error);
 };
 
 // The symbol a module exports, named kDeviceEntry: its table where it serves this core's ABI number, else null.

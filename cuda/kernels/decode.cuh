@@ -144,10 +144,12 @@ __device__ void stage_queries(const DecodeCall& call, const Piece& piece, float*
 // A warp's way through the pages: lane i knows where the i-th unit from `base` on is. At first none is known.
 struct PageWalk {
   int base = -32;
-  int page = 0, slot = 0;
+  int slot = 0;
+  int64_t page = 0;  // bytes from the page called 0
 };
 
-// unit: of the sequence, from token 0 on. Behind the last key it is in page 0, of which nothing will be read.
+// unit: of the sequence, from token 0 on. Behind the last key it is in the page called 0, of which
+// nothing will be read.
 template <class Shape>
 __device__ inline void look_up(const DecodeCall& call, const DeviceSequence& sequence, int unit, PageWalk& walk) {
   walk.base = unit;
@@ -183,7 +185,7 @@ __device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int
   const int64_t page = __shfl_sync(~0u, walk.page, unit - walk.base);
   const int first = static_cast<int>(threadIdx.x / 32 * 16), slot = __shfl_sync(~0u, walk.slot, unit - walk.base) + first;
   const auto plane = [&](int p, int row_bytes) {
-    return call.planes[p] + page * call.page_stride + piece.head * call.head_stride[p] + slot * row_bytes;
+    return call.planes[p] + page + piece.head * call.head_stride[p] + slot * row_bytes;
   };
   const int64_t key = int64_t{unit} * Shape::kUnitKeys + first;
   const int lo = static_cast<int>(max(min(piece.sequence.begin - key, int64_t{16}), int64_t{0}));

@@ -112,11 +112,12 @@ void WindowCase::make_pages(reference::Random& random) {
       std::swap(tables_[i - 1], tables_[static_cast<size_t>(random.integer(0, static_cast<int64_t>(i) - 1))]);
   pages_.page_len = options_.page_len;
   for (int32_t p = 0; p < kPlanes; ++p) {
-    plane_at_[p] = pages_.page_stride;
+    plane_at_[p] = page_bytes_;
     pages_.head_stride[p] = row_bytes_.of[p] * options_.page_len;
-    pages_.page_stride += pages_.head_stride[p] * layer_.n_kv_heads;
+    page_bytes_ += pages_.head_stride[p] * layer_.n_kv_heads;
   }
-  pool_.assign(static_cast<size_t>(pages_.page_stride * n_pages_), std::byte{0xff});
+  for (int64_t& page : tables_) page *= page_bytes_;
+  pool_.assign(static_cast<size_t>(page_bytes_ * n_pages_), std::byte{0xff});
 }
 
 // K or V (plane) of a sequence: made, rounded and put where the table says. Returns what they read back as.
@@ -145,7 +146,7 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
       for (int32_t p = 0; p < 2; ++p) {
         const int64_t bytes = row_bytes_.of[plane + p];
         if (bytes == 0) continue;
-        std::byte* to = pool_.data() + page * pages_.page_stride + plane_at_[plane + p] + h * pages_.head_stride[plane + p];
+        std::byte* to = pool_.data() + page + plane_at_[plane + p] + h * pages_.head_stride[plane + p];
         std::memcpy(to + slot * bytes, rows[p].data() + (i % n_made * n_heads + h) * bytes, static_cast<size_t>(bytes));
       }
   }
@@ -182,14 +183,14 @@ void WindowCase::make_call() {
     reference::store_row(options_.q_type, &q_[i], 1,
                          q.data() + i * static_cast<size_t>(reference::element_bytes(options_.q_type)), nullptr);
   call_.layer = &layer_;
-  call_.sequences = static_cast<const DeviceSequence*>(
+  call_.sequences.sequences = static_cast<const DeviceSequence*>(
       own(descriptors_.data(), static_cast<int64_t>(descriptors_.size() * sizeof(DeviceSequence))));
-  call_.page_tables =
-      static_cast<const int32_t*>(own(tables_.data(), static_cast<int64_t>(tables_.size() * sizeof(int32_t))));
-  call_.n_sequences = static_cast<int32_t>(descriptors_.size());
+  call_.sequences.page_tables =
+      static_cast<const int64_t*>(own(tables_.data(), static_cast<int64_t>(tables_.size() * sizeof(int64_t))));
+  call_.sequences.n_sequences = static_cast<int32_t>(descriptors_.size());
   for (const DeviceSequence& sequence : descriptors_) {
-    call_.max_q_len = std::max(call_.max_q_len, sequence.q_len);
-    call_.max_keys = std::max(call_.max_keys, sequence.end - sequence.begin);
+    call_.sequences.max_q_len = std::max(call_.sequences.max_q_len, sequence.q_len);
+    call_.sequences.max_keys = std::max(call_.sequences.max_keys, sequence.end - sequence.begin);
   }
   call_.q = {own(q.data(), static_cast<int64_t>(q.size())), options_.q_type, 0,
              int64_t{layer_.n_q_heads} * layer_.k_head_dim, layer_.k_head_dim};
@@ -205,7 +206,7 @@ void WindowCase::make_call() {
 }
 
 int32_t WindowCase::supports(DeviceError* error) const {
-  return device_.table->supports(device_.self, &layer_, call_.max_q_len, error);
+  return device_.table->supports(device_.self, &layer_, call_.sequences.max_q_len, error);
 }
 
 void WindowCase::attend(int32_t layer_idx, void* stream) {
@@ -230,7 +231,7 @@ void WindowCase::clear_output() const {
 void WindowCase::shorten(int64_t n_keys) {
   for (DeviceSequence& sequence : descriptors_)
     sequence.end = std::max({sequence.begin, int64_t{sequence.q_len}, sequence.end - n_keys});
-  device_.upload(const_cast<DeviceSequence*>(call_.sequences), descriptors_.data(),
+  device_.upload(const_cast<DeviceSequence*>(call_.sequences.sequences), descriptors_.data(),
                  static_cast<int64_t>(descriptors_.size() * sizeof(DeviceSequence)));
 }
 

@@ -83,7 +83,8 @@ class WindowCase {
   std::vector<std::vector<double>> k_, v_;  // of each sequence [end - begin, n_kv_heads, dim], as stored
   std::vector<double> q_;                   // [n_tokens, n_q_heads, dim], as rounded
   std::vector<std::byte> pool_;             // a layer
-  std::vector<int32_t> tables_;
+  std::vector<int64_t> tables_;             // bytes from page 0
+  int64_t page_bytes_ = 0;
   std::vector<DeviceSequence> descriptors_;
   std::vector<void*> owned_;
   int64_t plane_at_[kPlanes] = {};  // in a page

@@ -29,9 +29,9 @@ std::byte* row_at(const DeviceRows& rows, int64_t token, int64_t head) {
 const std::byte* plane_row(const DeviceAttend& call, const DeviceSequence& sequence, Plane plane, int32_t kv_head,
                            int64_t token) {
   const DevicePages& pages = call.pages;
-  const int32_t* table = call.page_tables + sequence.table_begin;
+  const int64_t* table = call.sequences.page_tables + sequence.table_begin;
   const int64_t page = table[token / pages.page_len % sequence.table_len];
-  const std::byte* head = pages.planes[plane] + page * pages.page_stride + kv_head * pages.head_stride[plane];
+  const std::byte* head = pages.planes[plane] + page + kv_head * pages.head_stride[plane];
   return head + token % pages.page_len * plane_bytes(*call.layer).of[plane];
 }
 
@@ -100,11 +100,12 @@ const char* check(const DeviceAttend& call) {
     return "the workspace is not zero";
   if (call.pages.page_len <= 0 || call.pages.page_len % 64 != 0) return "page_len is no multiple of 64";
   if (call.layer->rope != nullptr) return "keys that the library rotates";
-  for (int32_t i = 0; i < call.n_sequences; ++i) {
-    const DeviceSequence& sequence = call.sequences[i];
+  for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
+    const DeviceSequence& sequence = call.sequences.sequences[i];
     const int64_t n_keys = sequence.end - sequence.begin, first_page = sequence.begin / call.pages.page_len;
-    if (sequence.begin < 0 || n_keys < 0 || n_keys > call.max_keys) return "a sequence has more than max_keys keys";
-    if (sequence.q_len < 0 || sequence.q_len > call.max_q_len) return "a sequence has more than max_q_len queries";
+    if (sequence.begin < 0 || n_keys < 0 || n_keys > call.sequences.max_keys)
+      return "a sequence has more than max_keys keys";
+    if (sequence.q_len < 0 || sequence.q_len > call.sequences.max_q_len) return "a sequence has more than max_q_len queries";
     if (sequence.q_len > sequence.end) return "a sequence has more queries than tokens";
     if (n_keys > 0 && (sequence.end - 1) / call.pages.page_len - first_page >= sequence.table_len)
       return "a sequence's keys are more than its page table holds";
@@ -117,12 +118,12 @@ const char* check(const DeviceAttend& call) {
 const char* attend(const DeviceAttend& call) {
   const char* reason = check(call);
   if (*reason != '\0') return reason;
-  for (int32_t i = 0; i < call.n_sequences; ++i) {
+  for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
     for (int32_t kv_head = 0; kv_head < call.layer->n_kv_heads; ++kv_head) {
-      const Keys keys = load_keys(call, call.sequences[i], kv_head);
-      for (int32_t t = 0; t < call.sequences[i].q_len; ++t)
+      const Keys keys = load_keys(call, call.sequences.sequences[i], kv_head);
+      for (int32_t t = 0; t < call.sequences.sequences[i].q_len; ++t)
         for (int32_t g = 0; g < call.layer->group_size; ++g)
-          attend_row(call, call.sequences[i], keys, t, kv_head * call.layer->group_size + g);
+          attend_row(call, call.sequences.sequences[i], keys, t, kv_head * call.layer->group_size + g);
     }
   }
   return "";

@@ -98,6 +98,22 @@ int32_t attend(void*, const DeviceAttend* call, void*, DeviceError* error) {
   return TANDEM_OK;
 }
 
+int32_t allocate_shared(void*, int64_t, void**, void**, DeviceError* error) {
+  return refuse(error, TANDEM_ERROR_UNSUPPORTED, 0, "not yet");
+}
+void release_shared(void*, void*) {}
+int32_t check(void*, DeviceError*) { return TANDEM_OK; }
+int32_t capturing(void*, void*, int32_t* is_capturing, DeviceError*) {
+  *is_capturing = 0;
+  return TANDEM_OK;
+}
+int32_t append(void*, const DeviceAppend*, void*, DeviceError* error) {
+  return refuse(error, TANDEM_ERROR_UNSUPPORTED, 0, "not yet");
+}
+int32_t merge(void*, const DeviceMerge*, void*, DeviceError* error) {
+  return refuse(error, TANDEM_ERROR_UNSUPPORTED, 0, "not yet");
+}
+
 constexpr DeviceTable kTable = {
     kFault == "other_abi" ? kDeviceAbi + 1 : kDeviceAbi,
     sizeof(DeviceTable) - (kFault == "short_table" ? 8 : 0),
@@ -111,9 +127,15 @@ constexpr DeviceTable kTable = {
     copy,
     fill,
     wait,
+    allocate_shared,
+    release_shared,
+    check,
+    capturing,
     kFault == "null_function" ? nullptr : supports,
     workspace_bytes,
+    append,
     attend,
+    merge,
 };
 
 }  // namespace

@@ -131,11 +131,11 @@ class Problem {
     const int64_t n_pages = 2 * case_.table_len * static_cast<int64_t>(case_.spans.size());
     int64_t offsets[kPlanes];
     for (int32_t p = 0; p < kPlanes; ++p) {
-      offsets[p] = call.pages.page_stride;
+      offsets[p] = page_bytes_;
       call.pages.head_stride[p] = case_.page_len * bytes.of[p] + 32;
-      call.pages.page_stride += case_.n_kv_heads * call.pages.head_stride[p];
+      page_bytes_ += case_.n_kv_heads * call.pages.head_stride[p];
     }
-    std::byte* pool = host.allocate(n_pages * call.pages.page_stride);
+    std::byte* pool = host.allocate(n_pages * page_bytes_);
     for (int32_t p = 0; p < kPlanes; ++p) call.pages.planes[p] = bytes.of[p] > 0 ? pool + offsets[p] : nullptr;
     call.pages.page_len = case_.page_len;
     free_pages_.resize(static_cast<size_t>(n_pages));
@@ -153,7 +153,7 @@ class Problem {
     sequence.table_begin = static_cast<int32_t>(page_tables_.size());
     sequence.table_len = case_.table_len;
     for (int32_t i = 0; i < case_.table_len; ++i) {
-      page_tables_.push_back(free_pages_.back());
+      page_tables_.push_back(free_pages_.back() * page_bytes_);
       free_pages_.pop_back();
     }
     n_tokens_ += span.q_len;
@@ -171,8 +171,7 @@ class Problem {
     const int64_t page = page_tables_[static_cast<size_t>(sequence.table_begin + entry)];
     const PlaneBytes bytes = plane_bytes(layer_);
     const auto at = [&](int32_t plane) {
-      return call.pages.planes[plane] + page * call.pages.page_stride + head * call.pages.head_stride[plane] +
-             slot * bytes.of[plane];
+      return call.pages.planes[plane] + page + head * call.pages.head_stride[plane] + slot * bytes.of[plane];
     };
     const auto store = [&](int32_t plane, int32_t dtype, int32_t dim, std::vector<float>* widened) {
       std::vector<double> row(static_cast<size_t>(dim));
@@ -210,12 +209,12 @@ class Problem {
 
   void finish_call() {
     call.layer = &layer_;
-    call.sequences = sequences.data();
-    call.page_tables = page_tables_.data();
-    call.n_sequences = static_cast<int32_t>(sequences.size());
+    call.sequences.sequences = sequences.data();
+    call.sequences.page_tables = page_tables_.data();
+    call.sequences.n_sequences = static_cast<int32_t>(sequences.size());
     for (const Span& span : case_.spans) {
-      call.max_q_len = std::max(call.max_q_len, span.q_len);
-      call.max_keys = std::max(call.max_keys, span.end - span.begin);
+      call.sequences.max_q_len = std::max(call.sequences.max_q_len, span.q_len);
+      call.sequences.max_keys = std::max(call.sequences.max_keys, span.end - span.begin);
     }
     if (case_.has_lse) {
       call.lse_head_stride = 2;
@@ -300,7 +299,9 @@ class Problem {
   reference::Random random_;
   Layer layer_;
   reference::RefLayer reference_;
-  std::vector<int32_t> free_pages_, page_tables_;
+  std::vector<int32_t> free_pages_;
+  std::vector<int64_t> page_tables_;  // bytes from page 0
+  int64_t page_bytes_ = 0;
   std::vector<Stored> stored_;
   std::vector<float> sinks_, q_;
   int64_t n_tokens_ = 0;
@@ -348,8 +349,8 @@ void checks_calls(void**) {
     const char* in_message;
     void (*spoil)(Problem& problem);
   } kBad[] = {
-      {"max_keys", [](Problem& p) { p.call.max_keys -= 1; }},
-      {"max_q_len", [](Problem& p) { p.call.max_q_len -= 1; }},
+      {"max_keys", [](Problem& p) { p.call.sequences.max_keys -= 1; }},
+      {"max_q_len", [](Problem& p) { p.call.sequences.max_q_len -= 1; }},
       {"page table", [](Problem& p) { p.sequences[0].table_len = 3; }},
       {"than tokens", [](Problem& p) { p.sequences[0].begin = p.sequences[0].end = 4; }},
       {"no workspace", [](Problem& p) { p.call.workspace = nullptr; }},
