@@ -140,7 +140,7 @@ Status require_tokens(const char* field, int64_t value) {
 
 Status require_host_stream(const void* stream) {
   if (stream == nullptr) return {};
-  return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream", "stream = %p, must be NULL: no call runs on a device yet", stream);
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream", "stream = %p, must be NULL: nothing here runs on a device", stream);
 }
 
 Status check_text_buffer(const char* buffer, size_t buffer_bytes) {

@@ -70,7 +70,7 @@ Public* publish(std::shared_ptr<typename HandleTraits<Public>::Object> object) {
 
 Status require(const void* pointer, const char* parameter);                         // not NULL
 Status require_range(const char* field, int64_t value, int64_t low, int64_t high);  // low <= value <= high
-Status require_host_stream(const void* stream);                                     // NULL while no call runs on a device
+Status require_host_stream(const void* stream);                                     // NULL: the tensors are in host memory
 // Token counts that a caller may ask for at once: no sequence holds more.
 inline constexpr int64_t kMaxTokens = INT32_MAX;
 Status require_tokens(const char* field, int64_t value);  // INVALID_ARGUMENT below 0, CAPACITY above

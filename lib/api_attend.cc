@@ -13,7 +13,8 @@ struct AttendRequest {
   tandem_attend_args args;
   const Layer* layer = nullptr;
   int64_t n_tokens = 0;
-  bool has_k = false, has_v = false, has_lse = false;
+  bool has_k = false, has_v = false, has_lse = false, on_device = false;
+  TensorPlace place;  // of all but q
   CheckedTensor q, k, v, o, lse;
   TensorView k_view, v_view;
 };
@@ -36,37 +37,60 @@ Status check_flags(const AttendRequest& call) {
     const char* missing = args.k == nullptr ? "k" : "v";
     return fail(kInvalid, missing, "%s = NULL: k and v are given together", missing);
   }
-  return require_host_stream(args.stream);
+  return {};
+}
+
+// Where q is the others are too.
+Status check_q(const Device* device, AttendRequest* call) {
+  const Layer& l = *call->layer;
+  TensorSpec spec{"q", 3, {{"n_tokens", kAnyLength}, {"n_q_heads", l.n_q_heads}, {"k_head_dim", l.k_head_dim}}};
+  spec.place = {true, device != nullptr, device != nullptr ? device->idx : -1};
+  TANDEM_TRY(check_tensor(call->args.q, spec, &call->q));
+  call->on_device = call->q.tensor.device_type != TANDEM_DEVICE_HOST;
+  call->place = spec.place;
+  call->place.host = !call->on_device;
+  call->place.device = call->on_device;
+  call->place.why = call->on_device ? "q is in device memory" : "q is in host memory";
+  return call->on_device ? Status() : require_host_stream(call->args.stream);
 }
 
 Status check_tensors(AttendRequest* call) {
   const tandem_attend_args& args = call->args;
   const Layer& l = *call->layer;
-  TANDEM_TRY(check_tensor(
-      args.q, {"q", 3, {{"n_tokens", kAnyLength}, {"n_q_heads", l.n_q_heads}, {"k_head_dim", l.k_head_dim}}}, &call->q));
   const int64_t n = call->n_tokens = call->q.length(0);
   if (n > kMaxTokens / l.group_size)  // rows of one KV head
     return fail(TANDEM_ERROR_CAPACITY, "q.shape[0]", "q.shape[0] = %lld is more than one call can attend (%lld)",
                 static_cast<long long>(n), static_cast<long long>(kMaxTokens / l.group_size));
   if ((call->has_k = args.k != nullptr)) {
-    TANDEM_TRY(check_tensor(
-        args.k,
-        {"k", 3, {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"k_head_dim", l.k_head_dim}}, TensorTypes::kStored},
-        &call->k));
+    TANDEM_TRY(check_tensor(args.k,
+                            {"k",
+                             3,
+                             {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"k_head_dim", l.k_head_dim}},
+                             TensorTypes::kStored,
+                             call->place},
+                            &call->k));
     call->k_view = view_of(call->k);
   }
   if ((call->has_v = args.v != nullptr)) {
-    TANDEM_TRY(check_tensor(
-        args.v,
-        {"v", 3, {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"v_head_dim", l.v_head_dim}}, TensorTypes::kStored},
-        &call->v));
+    TANDEM_TRY(check_tensor(args.v,
+                            {"v",
+                             3,
+                             {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"v_head_dim", l.v_head_dim}},
+                             TensorTypes::kStored,
+                             call->place},
+                            &call->v));
     call->v_view = view_of(call->v);
   }
-  TANDEM_TRY(
-      check_tensor(args.o, {"o", 3, {{"n_tokens", n}, {"n_q_heads", l.n_q_heads}, {"v_head_dim", l.v_head_dim}}}, &call->o));
+  TANDEM_TRY(check_tensor(args.o,
+                          {"o",
+                           3,
+                           {{"n_tokens", n}, {"n_q_heads", l.n_q_heads}, {"v_head_dim", l.v_head_dim}},
+                           TensorTypes::kFloat,
+                           call->place},
+                          &call->o));
   if ((call->has_lse = args.lse != nullptr))
-    TANDEM_TRY(
-        check_tensor(args.lse, {"lse", 2, {{"n_tokens", n}, {"n_q_heads", l.n_q_heads}}, TensorTypes::kF32}, &call->lse));
+    TANDEM_TRY(check_tensor(
+        args.lse, {"lse", 2, {{"n_tokens", n}, {"n_q_heads", l.n_q_heads}}, TensorTypes::kF32, call->place}, &call->lse));
   return {};
 }
 
@@ -121,6 +145,8 @@ AttendArgs core_args(const AttendRequest& call) {
     out.lse_token_stride = call.lse.tensor.stride[0];
     out.lse_head_stride = call.lse.tensor.stride[1];
   }
+  out.on_device = call.on_device;
+  out.stream = call.args.stream;
   return out;
 }
 
@@ -142,6 +168,7 @@ int32_t tandem_attend(tandem_session* session, const tandem_attend_args* args, t
     TANDEM_TRY(check_sequences(call.args.sequences, call.args.q_lens, call.args.n_sequences, session_call.sorted()));
     TANDEM_TRY(check_flags(call));
     if (call.args.n_sequences == 0 && call.args.q == nullptr && call.args.o == nullptr) return {};
+    TANDEM_TRY(check_q(session_call->cache().engine().device(), &call));
     TANDEM_TRY(check_tensors(&call));
     TANDEM_TRY(check_lengths(call));
     TANDEM_TRY(check_parents(call));

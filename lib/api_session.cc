@@ -58,6 +58,11 @@ Status check_kept(const int64_t* kept_idx, int64_t n_kept) {
   return {};
 }
 
+// With a device, the step's tensors may be there.
+Status check_step_stream(const Cache& cache, const void* stream) {
+  return cache.engine().device() != nullptr ? Status() : require_host_stream(stream);
+}
+
 }  // namespace
 }  // namespace tandem
 
@@ -97,7 +102,7 @@ int32_t tandem_step_begin(tandem_session* session, const int64_t* sequences, con
     SessionCall call;
     TANDEM_TRY(call.begin(session));
     TANDEM_TRY(check_sequences(sequences, q_lens, n_sequences, call.sorted()));
-    TANDEM_TRY(require_host_stream(stream));
+    TANDEM_TRY(check_step_stream(call->cache(), stream));
     return call->step_begin(sequences, q_lens, n_sequences);
   });
 }
@@ -106,7 +111,7 @@ int32_t tandem_step_end(tandem_session* session, void* stream, tandem_error** er
   return guarded(__func__, error, [&]() -> Status {
     SessionCall call;
     TANDEM_TRY(call.begin(session));
-    TANDEM_TRY(require_host_stream(stream));
+    TANDEM_TRY(check_step_stream(call->cache(), stream));
     return call->step_end();
   });
 }

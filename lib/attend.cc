@@ -24,7 +24,7 @@
 
 namespace tandem {
 
-AttendCall::AttendCall(Session& session, const AttendArgs& args)
+AttendCall::AttendCall(Session& session, const AttendArgs& args, AttendScratch& scratch)
     : session_(session),
       cache_(*session.cache_),
       args_(args),
@@ -32,27 +32,11 @@ AttendCall::AttendCall(Session& session, const AttendArgs& args)
       layer_idx_(static_cast<size_t>(args.layer_idx)),
       policy_(session.layer_policy(layer_)),
       cpu_(cache_.engine().cpu()),
-      scratch_(*session.scratch_) {}
-
-namespace {
-
-// Runs `action` at the end of a scope.
-template <typename F>
-class AtEnd {
- public:
-  explicit AtEnd(F action) : action_(action) {}
-  ~AtEnd() { action_(); }
-  AtEnd(const AtEnd&) = delete;
-
- private:
-  F action_;
-};
-
-}  // namespace
+      scratch_(scratch) {}
 
 Status AttendCall::run() {
   {
-    std::unique_lock lock(cache_.mutex());
+    const auto lock = cache_.lock_settled();
     TANDEM_TRY(enter());
   }
   const AtEnd in_flight([this] {
@@ -79,7 +63,8 @@ Status AttendCall::run() {
 
 Status Session::attend(const AttendArgs& args) {
   const auto start = std::chrono::steady_clock::now();
-  TANDEM_TRY(AttendCall(*this, args).run());
+  AttendCall call(*this, args, *scratch_);
+  TANDEM_TRY(args.on_device ? call.run_on_device() : call.run());
   ++sums_.n_attends;
   sums_.attend_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
   return {};

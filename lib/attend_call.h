@@ -3,14 +3,28 @@
 #pragma once
 
 #include "lib/attend_scratch.h"
+#include "lib/device_session.h"
 #include "lib/session.h"
 
 namespace tandem {
 
+// Runs `action` at the end of a scope.
+template <typename F>
+class AtEnd {
+ public:
+  explicit AtEnd(F action) : action_(action) {}
+  ~AtEnd() { action_(); }
+  AtEnd(const AtEnd&) = delete;
+
+ private:
+  F action_;
+};
+
 class AttendCall {
  public:
-  AttendCall(Session& session, const AttendArgs& args);
-  Status run();
+  AttendCall(Session& session, const AttendArgs& args, AttendScratch& scratch);
+  Status run();            // tensors in host memory
+  Status run_on_device();  // lib/attend_device.cc
 
  private:
   // Before: everything that can fail and changes nothing. The cache's mutex is held exclusively from enter() on, except
@@ -18,6 +32,7 @@ class AttendCall {
   Status enter();  // finds the sequences and marks them as in flight
   void wait_for_refreshes();
   Status prepare();
+  void clear_scratch();
   Status check_state(const SequenceCall& call) const;
   void choose_keys(SequenceCall& call);
   void choose_streaming(SequenceCall& call);
@@ -29,6 +44,10 @@ class AttendCall {
   void find_spans(const SequenceCall& call, int64_t begin, int64_t end, std::vector<PageSpan>* spans) const;
   void add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head);
   void add_selected_runs(const SequenceCall& call, int32_t kv_head);
+  AttendJob plain_job(const SequenceCall& call, int32_t kv_head) const;
+  AttendJob& finish_runs(size_t j);
+  void point_visibility(SequenceCall* call);
+  bool is_host_masked(const SequenceCall& call) const;
   void finish_jobs();
 
   // The work.
@@ -45,6 +64,26 @@ class AttendCall {
   void refresh();
   void count_bytes(const SequenceCall& call);
   void leave();
+
+  // On a device. What has been done so far of a call that goes in chunks:
+  struct ChunkPlace {
+    size_t call = 0;    // of scratch_.calls
+    int64_t query = 0;  // of that call
+  };
+  Status check_device_call() const;
+  int64_t exact_window() const;
+  Status reserve_on_device(int64_t* most);
+  Status run_chunk(int64_t most, ChunkPlace* place);
+  Status attend_chunk(HandOverTask* task);
+  Status prepare_chunk(HandOverTask* task);
+  void choose_streaming_on_device(SequenceCall& call, int64_t least);
+  void add_host_jobs(const SequenceCall& call);
+  void add_row_copies(const SequenceCall& call, HandOverTask* task);
+  void finish_host_jobs();
+  Status fill_window(const SequenceCall& call);
+  Status copy_to_window(const SequenceCall& call, TokenRange range);
+  Status upload_descriptors(DeviceSequences* sequences);
+  Status launch(HandOverTask& task);
 
   static void pack_task(void* context, int64_t task_idx, int32_t worker_idx);
   static void write_task(void* context, int64_t task_idx, int32_t worker_idx);

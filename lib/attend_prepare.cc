@@ -78,7 +78,7 @@ void AttendCall::wait_for_refreshes() {
   }
 }
 
-Status AttendCall::prepare() {
+void AttendCall::clear_scratch() {
   scratch_.n_floats = 0;
   scratch_.begin.clear();
   scratch_.end.clear();
@@ -87,6 +87,10 @@ Status AttendCall::prepare() {
   scratch_.runs.clear();
   scratch_.jobs.clear();
   scratch_.job_runs.clear();
+}
+
+Status AttendCall::prepare() {
+  clear_scratch();
   for (SequenceCall& call : scratch_.calls) {
     Sequence& sequence = *call.sequence;
     // Only what is going to be written needs pages of its own.
@@ -172,7 +176,7 @@ void AttendCall::choose_keys(SequenceCall& call) {
   call.has_host = call.host_end > call.host_begin || call.n_selected > 0;
   call.first_job_key = call.resident_begin;
   // One processor has both parts, and they are one range: one job, and nothing to merge.
-  if (host == HostKeys::kAll) {
+  if (host == HostKeys::kAll && !args_.on_device) {
     call.first_job_key = call.host_begin;
     call.has_host = false;
   }
@@ -192,6 +196,7 @@ void AttendCall::choose_streaming(SequenceCall& call) {
     begin = std::max(begin, tree ? std::min(reached, call.first_query) : reached);
     least = std::min(least, begin);
   }
+  if (args_.on_device) return choose_streaming_on_device(call, least);
   const bool apart = least > call.visibility.sink_end;
   call.resident_begin = apart || layer_.sliding_window > 0 ? least : 0;
   call.host_end = apart ? call.visibility.sink_end : 0;
@@ -292,16 +297,21 @@ void AttendCall::add_selected_runs(const SequenceCall& call, int32_t kv_head) {
   }
 }
 
+AttendJob AttendCall::plain_job(const SequenceCall& call, int32_t kv_head) const {
+  AttendJob job;
+  job.layer = &layer_;
+  job.n_rows = static_cast<int32_t>(call.q_len * layer_.group_size);
+  job.q_is_bf16 = args_.q.dtype == TANDEM_BF16 && layer_.rope == nullptr && layer_.k_rotation == TANDEM_ROTATION_NONE;
+  job.node = node_of_head(kv_head, layer_.n_kv_heads, n_nodes(cpu_));
+  return job;
+}
+
 // Jobs point into vectors that still grow: indices now, pointers in finish_jobs().
 void AttendCall::add_jobs(const SequenceCall& call) {
   find_spans(call, call.first_job_key, call.length, &scratch_.spans);
   find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
-    AttendJob job;
-    job.layer = &layer_;
-    job.n_rows = static_cast<int32_t>(call.q_len * layer_.group_size);
-    job.q_is_bf16 = args_.q.dtype == TANDEM_BF16 && layer_.rope == nullptr && layer_.k_rotation == TANDEM_ROTATION_NONE;
-    job.node = node_of_head(h, layer_.n_kv_heads, n_nodes(cpu_));
+    const AttendJob job = plain_job(call, h);
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.spans, h);
     scratch_.jobs.push_back(job);
@@ -313,30 +323,38 @@ void AttendCall::add_jobs(const SequenceCall& call) {
   }
 }
 
+// Job j, once all runs are known.
+AttendJob& AttendCall::finish_runs(size_t j) {
+  AttendJob& job = scratch_.jobs[j];
+  job.runs = scratch_.runs.data() + scratch_.job_runs[j];
+  job.n_runs = static_cast<int32_t>(scratch_.job_runs[j + 1] - scratch_.job_runs[j]);
+  job.n_keys = 0;
+  for (int32_t r = 0; r < job.n_runs; ++r) job.n_keys += job.runs[r].n_tokens;
+  return job;
+}
+
+void AttendCall::point_visibility(SequenceCall* call) {
+  call->visibility.begin = scratch_.begin.data() + call->visibility_at;
+  call->visibility.end = scratch_.end.data() + call->visibility_at;
+  if (call->visibility.tree_words > 0) call->visibility.tree_bits = scratch_.tree_bits.data() + call->tree_at;
+}
+
+// A single query sees every key that was chosen for it.
+bool AttendCall::is_host_masked(const SequenceCall& call) const {
+  return call.q_len > 1 && (layer_.sliding_window > 0 || call.host_end > call.first_query);
+}
+
 void AttendCall::finish_jobs() {
   scratch_.job_runs.push_back(scratch_.runs.size());
   scratch_.merges.clear();
   scratch_.merges.reserve(scratch_.calls.size() * static_cast<size_t>(layer_.n_kv_heads));
   scratch_.states.resize(4 * scratch_.calls.size() * static_cast<size_t>(layer_.n_kv_heads));
   size_t j = 0;
-  const auto next_job = [&]() -> AttendJob& {
-    AttendJob& job = scratch_.jobs[j];
-    job.runs = scratch_.runs.data() + scratch_.job_runs[j];
-    job.n_runs = static_cast<int32_t>(scratch_.job_runs[j + 1] - scratch_.job_runs[j]);
-    job.n_keys = 0;
-    for (int32_t r = 0; r < job.n_runs; ++r) job.n_keys += job.runs[r].n_tokens;
-    ++j;
-    return job;
-  };
   for (SequenceCall& call : scratch_.calls) {
-    call.visibility.begin = scratch_.begin.data() + call.visibility_at;
-    call.visibility.end = scratch_.end.data() + call.visibility_at;
-    if (call.visibility.tree_words > 0) call.visibility.tree_bits = scratch_.tree_bits.data() + call.tree_at;
-    // A single query sees every key that was chosen for it.
-    const bool masked_host = call.q_len > 1 && (layer_.sliding_window > 0 || call.host_end > call.first_query);
+    point_visibility(&call);
     const int64_t rows = call.q_len * layer_.group_size, n_keys = call.length - call.resident_begin;
     for (int64_t h = 0; h < layer_.n_kv_heads; ++h) {
-      AttendJob& resident = next_job();
+      AttendJob& resident = finish_runs(j++);
       resident.q = scratch_.at(call.q_at) + h * rows * layer_.k_head_dim;
       resident.visibility = call.q_len > 1 || call.visibility.tree_words > 0 ? &call.visibility : nullptr;
       resident.o = scratch_.at(call.o_at) + h * rows * layer_.v_head_dim;
@@ -351,9 +369,9 @@ void AttendCall::finish_jobs() {
       states[2] = resident.lse;
       merge.n_states = 1;
       if (call.has_host) {
-        AttendJob& host = next_job();
+        AttendJob& host = finish_runs(j++);
         host.q = resident.q;
-        host.visibility = masked_host ? &call.visibility : nullptr;
+        host.visibility = is_host_masked(call) ? &call.visibility : nullptr;
         host.o = scratch_.at(call.host_o_at) + h * rows * layer_.v_head_dim;
         host.lse = scratch_.at(call.host_lse_at) + h * rows;
         states[1] = host.o;

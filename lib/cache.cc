@@ -90,12 +90,34 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
   return {};
 }
 
+namespace {
+
+void* allocate_on_device(size_t bytes, size_t, void* user) {
+  const auto& device = *static_cast<const Device*>(user);
+  DeviceError error;
+  void* data = nullptr;
+  const int32_t code = device.table->allocate(device.self, static_cast<int64_t>(bytes), &data, &error);
+  return code == TANDEM_OK ? data : nullptr;
+}
+
+void release_on_device(void* data, size_t, void* user) {
+  const auto& device = *static_cast<const Device*>(user);
+  device.table->release(device.self, data);
+}
+
+Allocator device_allocator(const Device* device) {
+  return {allocate_on_device, release_on_device, const_cast<Device*>(device)};
+}
+
+}  // namespace
+
 Cache::Cache(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers, int64_t page_len,
-             int64_t host_cap_bytes)
+             const tandem_cache_options& options)
     : engine_(std::move(engine)),
       model_(std::move(model)),
       layers_(std::move(layers)),
-      host_tier_("host_cap_bytes", host_cap_bytes, engine_->allocator()),
+      host_tier_("host_cap_bytes", options.host_cap_bytes, engine_->allocator()),
+      device_tier_("device_cap_bytes", options.device_cap_bytes, device_allocator(engine_->device())),
       store_(layers_, page_len, host_tier_, engine_->cpu()) {}
 
 Status Cache::create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, const tandem_cache_options& options,
@@ -108,9 +130,24 @@ Status Cache::create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model
     return fail(TANDEM_ERROR_CAPACITY, "host_cap_bytes",
                 "host_cap_bytes = %lld is less than one extent of pages, %lld bytes",
                 static_cast<long long>(options.host_cap_bytes), static_cast<long long>(extent_bytes));
-  *cache = std::shared_ptr<Cache>(
-      new Cache(std::move(engine), std::move(model), std::move(layers), page_len, options.host_cap_bytes));
+  *cache = std::shared_ptr<Cache>(new Cache(std::move(engine), std::move(model), std::move(layers), page_len, options));
   return {};
+}
+
+std::unique_lock<std::shared_mutex> Cache::lock_settled() {
+  std::unique_lock lock(mutex_);
+  for (Session* session : sessions_) session->settle_device();
+  return lock;
+}
+
+std::shared_lock<std::shared_mutex> Cache::lock_settled() const {
+  for (;;) {
+    std::shared_lock lock(mutex_);
+    const auto is_settled = [](const Session* session) { return session->is_settled(); };
+    if (std::all_of(sessions_.begin(), sessions_.end(), is_settled)) return lock;
+    lock.unlock();
+    const_cast<Cache*>(this)->lock_settled();
+  }
 }
 
 Sequence* Cache::find(int64_t id) const {
@@ -197,7 +234,7 @@ Status Cache::ensure(Sequence& sequence, int64_t n_tokens) {
 }
 
 Status Cache::fork(int64_t id, int64_t* fork_id) {
-  std::unique_lock lock(mutex_);
+  const auto lock = lock_settled();
   Sequence* from = nullptr;
   TANDEM_TRY(find_even(id, &from));
   const int64_t length = from->lengths[0], whole = length / page_len();
@@ -240,7 +277,7 @@ Status Cache::fork(int64_t id, int64_t* fork_id) {
 }
 
 Status Cache::drop(int64_t id) {
-  std::unique_lock lock(mutex_);
+  const auto lock = lock_settled();
   Sequence* sequence = nullptr;
   TANDEM_TRY(find_free(id, nullptr, &sequence));
   for (Session* session : sessions_) session->on_drop(id);
@@ -274,7 +311,7 @@ void Cache::truncate_locked(Sequence& sequence, int64_t n_tokens) {
 }
 
 Status Cache::truncate(int64_t id, int64_t n_tokens) {
-  std::unique_lock lock(mutex_);
+  const auto lock = lock_settled();
   Sequence* sequence = nullptr;
   TANDEM_TRY(find_free(id, nullptr, &sequence));
   if (n_tokens < 0 || n_tokens > sequence->shortest())
@@ -286,7 +323,7 @@ Status Cache::truncate(int64_t id, int64_t n_tokens) {
 }
 
 Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_positions) {
-  std::unique_lock lock(mutex_);
+  const auto lock = lock_settled();
   Sequence* sequence = nullptr;
   TANDEM_TRY(find_even(id, &sequence));
   const int64_t length = sequence->lengths[0];

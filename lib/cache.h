@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
 #include <vector>
@@ -96,10 +97,14 @@ class Cache {
   const PageStore& store() const { return store_; }
   int64_t page_len() const { return store_.page_len(); }
   Tier& host_tier() { return host_tier_; }
+  Tier& device_tier() { return device_tier_; }
+  // mutex(), when every token within the lengths is in the store: none is still on its way from a device.
+  std::unique_lock<std::shared_mutex> lock_settled();
+  std::shared_lock<std::shared_mutex> lock_settled() const;
 
  private:
   Cache(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers, int64_t page_len,
-        int64_t host_cap_bytes);
+        const tandem_cache_options& options);
   Status make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages);
   Status find_even(int64_t id, Sequence** sequence) const;
   static void forget_speculation(Sequence& sequence);
@@ -108,7 +113,7 @@ class Cache {
   std::shared_ptr<const Model> model_;
   std::vector<Layer> layers_;  // the model's, with storage types
   mutable std::shared_mutex mutex_;
-  Tier host_tier_;
+  Tier host_tier_, device_tier_;
   PageStore store_;
   std::unordered_map<int64_t, std::unique_ptr<Sequence>> sequences_;
   std::vector<Session*> sessions_;

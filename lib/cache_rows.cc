@@ -134,7 +134,7 @@ void Cache::set_length(Sequence& sequence, int32_t layer_idx, int64_t length) co
 }
 
 Status Cache::append(int64_t id, int32_t layer_idx, const TensorView& k, const TensorView* v) {
-  std::unique_lock lock(mutex_);
+  const auto lock = lock_settled();
   Sequence* sequence = nullptr;
   TANDEM_TRY(find_free(id, nullptr, &sequence));
   const auto l = static_cast<size_t>(layer_idx);
@@ -149,7 +149,7 @@ Status Cache::append(int64_t id, int32_t layer_idx, const TensorView& k, const T
 }
 
 Status Cache::read(int64_t id, int32_t layer_idx, int64_t first, const TensorView* k, const TensorView* v) const {
-  std::shared_lock lock(mutex_);
+  const auto lock = lock_settled();
   const Sequence* sequence = find(id);
   if (sequence == nullptr)
     return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
@@ -179,7 +179,7 @@ Status Cache::length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const {
 }
 
 Status Cache::digest(int64_t id, uint64_t* digest) const {
-  std::shared_lock lock(mutex_);
+  const auto lock = lock_settled();
   const Sequence* sequence = find(id);
   if (sequence == nullptr)
     return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));

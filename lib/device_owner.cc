@@ -3,21 +3,11 @@
 
 #include <algorithm>
 
+#include "lib/device_status.h"
 #include "lib/json_string.h"
 
 namespace tandem {
 namespace {
-
-// Texts of a module end with their array, if not before.
-template <size_t n>
-std::string text_of(const char (&text)[n]) {
-  return std::string(text, std::find(text, text + n, '\0'));
-}
-
-std::string reason_of(const DeviceError& error) {
-  const std::string message = text_of(error.message);
-  return message.empty() ? "the module gives no reason" : message;
-}
 
 std::string device_name(size_t device_idx, const DeviceInfo& info) {
   return "device " + std::to_string(device_idx) + " (" + text_of(info.name) + ")";
@@ -60,6 +50,7 @@ Status DeviceOwner::open_first() {
   }
   device_idx_ = static_cast<size_t>(usable - infos_.begin());
   device_.info = *usable;
+  device_.idx = static_cast<int32_t>(device_idx_);
   DeviceError error;
   if (module_.table->open(static_cast<int32_t>(device_idx_), &device_.self, &error) != TANDEM_OK)
     return unusable(module_, error.underlying,

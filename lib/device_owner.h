@@ -13,6 +13,7 @@ namespace tandem {
 struct Device {
   const DeviceTable* table = nullptr;
   void* self = nullptr;
+  int32_t idx = 0;  // among the module's devices
   DeviceInfo info;
 };
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lib/cache.h"
+#include "lib/device_window.h"
 #include "lib/policies/policy.h"
 #include "lib/worker.h"
 
@@ -110,6 +111,7 @@ struct LayerState {
 
 struct SequenceState {
   std::vector<std::unique_ptr<LayerState>> layers;
+  DeviceWindow window;  // no pages without a device
 };
 
 // Number of last queries that matter: weights of older ones have faded below 1e-6.

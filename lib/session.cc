@@ -22,6 +22,10 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
 }
 
 Session::~Session() {
+  {
+    std::unique_lock lock(cache_->mutex());
+    settle_device();
+  }
   if (in_step_) cache_->engine().cpu().table->rest(cache_->engine().cpu().self);
   // Jobs end while the cache still tells this session about changes: they read its pages and positions.
   std::unique_lock lock(cache_->mutex());
@@ -149,7 +153,24 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
   return {};
 }
 
+bool Session::is_settled() const { return device_ == nullptr || device_->hand_over().is_settled(); }
+
+// Sequences whose last tokens never left the device end before them: in these layers alone, so that they may be uneven.
+void Session::settle_device() {
+  if (is_settled()) return;
+  device_->hand_over().drain();
+  for (const HandOver::Lost& lost : device_->hand_over().take_lost()) {
+    Sequence* sequence = cache_->find(lost.tokens.sequence);
+    const auto l = static_cast<size_t>(lost.layer_idx);
+    if (sequence == nullptr || sequence->lengths[l] <= lost.tokens.length) continue;
+    sequence->lengths[l] = lost.tokens.length;
+    LayerState& state = *this->state(sequence->id)->layers[l];
+    state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, lost.tokens.length - options_.window_len));
+  }
+}
+
 void Session::wait(const Sequence& sequence) {
+  settle_device();
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
   for (auto& layer : found->layers) join(*layer);
@@ -166,6 +187,7 @@ void Session::on_drop(int64_t id) {
 void Session::on_truncate(const Sequence& sequence, int64_t n_tokens) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
+  found->window.cut(n_tokens);
   for (size_t l = 0; l < found->layers.size(); ++l) {
     LayerState& state = *found->layers[l];
     join(state);
@@ -188,6 +210,7 @@ void Session::on_truncate(const Sequence& sequence, int64_t n_tokens) {
 void Session::on_remove(const Sequence& sequence, int64_t first, int64_t n_tokens) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
+  found->window.cut(first);
   for (size_t l = 0; l < found->layers.size(); ++l) {
     const Layer& layer = cache_->layers()[l];
     LayerState& state = *found->layers[l];

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lib/cache.h"
+#include "lib/device_session.h"
 #include "lib/policies/policy.h"
 #include "lib/sequence_state.h"
 #include "lib/tensor.h"
@@ -34,6 +35,8 @@ struct AttendArgs {
   float* lse = nullptr;                 // null: not wanted
   int64_t lse_token_stride = 0;         // elements
   int64_t lse_head_stride = 0;
+  bool on_device = false;  // every tensor is in the device's memory
+  void* stream = nullptr;  // then; NULL is a stream too
 };
 
 // The head whose keys are listed.
@@ -84,7 +87,9 @@ class Session {
   // Following the cache: called with its mutex held exclusively. Those that return a Status change nothing on failure.
   Status reserve_state(const Sequence& sequence, int64_t n_tokens);
   Status prepare_fork(const Sequence& from, int64_t fork_id);
-  void wait(const Sequence& sequence);     // no refresh is running
+  void wait(const Sequence& sequence);     // no refresh is running, and nothing on the device
+  bool is_settled() const;                 // nothing of this session is under way on the device; cheap, any thread
+  void settle_device();                    // until then; what the device lost is taken back
   Status flush(const Sequence& sequence);  // every refresh that is posted or due has happened
   void on_truncate(const Sequence& sequence, int64_t n_tokens);
   void on_remove(const Sequence& sequence, int64_t first, int64_t n_tokens);
@@ -113,6 +118,7 @@ class Session {
   PolicyOptions options_;
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
   std::unique_ptr<AttendScratch> scratch_;
+  std::unique_ptr<DeviceSession> device_;  // null until a call has device tensors
   bool in_step_ = false;
   std::vector<StepSequence> step_;
   tandem_session_stats sums_ = {};

@@ -69,14 +69,22 @@ Status check_type(const tandem_tensor& t, const TensorSpec& spec) {
   return {};
 }
 
-Status check_device(const tandem_tensor& t, const char* name) {
-  if (t.device_type == TANDEM_DEVICE_CUDA)
-    return refuse(TANDEM_ERROR_UNSUPPORTED, name, "device_type", "%d (CUDA): no call takes device memory yet",
-                  t.device_type);
-  if (t.device_type != TANDEM_DEVICE_HOST)
-    return refuse(kInvalid, name, "device_type", "%d is not a device type", t.device_type);
-  if (t.device_index != 0) return refuse(kInvalid, name, "device_index", "%d, must be 0 for the host", t.device_index);
-  return {};
+Status check_place(const tandem_tensor& t, const TensorSpec& spec) {
+  const TensorPlace& place = spec.place;
+  const bool on_device = t.device_type == TANDEM_DEVICE_CUDA;
+  if (!on_device && t.device_type != TANDEM_DEVICE_HOST)
+    return refuse(kInvalid, spec.name, "device_type", "%d is not a device type", t.device_type);
+  if (!on_device && t.device_index != 0)
+    return refuse(kInvalid, spec.name, "device_index", "%d, must be 0 for the host", t.device_index);
+  if (on_device ? place.device : place.host) {
+    if (!on_device || t.device_index == place.device_index) return {};
+    return refuse(kInvalid, spec.name, "device_index", "%d, the engine's device is %d", t.device_index, place.device_index);
+  }
+  const char* where = on_device ? "CUDA" : "host";
+  if (place.why != nullptr)
+    return refuse(kInvalid, spec.name, "device_type", "%d (%s), but %s", t.device_type, where, place.why);
+  return refuse(TANDEM_ERROR_UNSUPPORTED, spec.name, "device_type", "%d (%s): %s", t.device_type, where,
+                place.device_index < 0 ? "the engine has no device" : "this call takes host memory alone");
 }
 
 Status check_shape(const tandem_tensor& t, const TensorSpec& spec) {
@@ -188,7 +196,7 @@ Status check_tensor(const tandem_tensor* tensor, const TensorSpec& spec, Checked
   TANDEM_TRY(copy_in(tensor, prefix, &t));
   if (t.reserved != 0) return refuse(kInvalid, spec.name, "reserved", "%d, must be 0", t.reserved);
   TANDEM_TRY(check_type(t, spec));
-  TANDEM_TRY(check_device(t, spec.name));
+  TANDEM_TRY(check_place(t, spec));
   TANDEM_TRY(check_shape(t, spec));
   TANDEM_TRY(check_strides(t, spec.name, &checked->footprint));
   return check_data(t, spec.name, &checked->footprint);

@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// A checked host tensor [n_tokens, n_heads, head_dim]; rows are contiguous (elements, or blocks), strides in bytes.
+// A checked tensor [n_tokens, n_heads, head_dim]; rows are contiguous (elements, or blocks), strides in bytes.
 struct TensorView {
   std::byte* data = nullptr;
   int32_t dtype = 0;
@@ -33,11 +33,18 @@ enum class TensorTypes {
   kFloat,   // f32, f16, bf16
   kStored,  // these and every other storage type: K and V
 };
+// Where a tensor may be; device_index is that of the engine's device, -1 where it has none.
+struct TensorPlace {
+  bool host = true, device = false;
+  int32_t device_index = 0;
+  const char* why = nullptr;  // it may not be elsewhere: "q is in host memory"; null: the call takes no other
+};
 struct TensorSpec {
   const char* name;  // of the parameter: "q", "o[3]"
   int32_t n_dims;
   TensorDim dims[4];
   TensorTypes types = TensorTypes::kFloat;
+  TensorPlace place = {};
 };
 
 // Bytes that an argument occupies: n_rows pieces of row_bytes, row_stride apart.

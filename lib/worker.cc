@@ -1,38 +1,18 @@
 // SPDX-License-Identifier: MIT
 #include "lib/worker.h"
 
-#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <system_error>
 
 #include "lib/fp_modes.h"
+#include "lib/signals.h"
 
 namespace tandem {
-
-namespace {
-
-// A new thread inherits the signal mask: no signal of the caller's is to arrive there, but for those of its own faults.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&blocked, signal);
-    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
 
 Status Worker::create(std::unique_ptr<Worker>* worker) {
   auto made = std::make_unique<Worker>();

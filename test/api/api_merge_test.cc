@@ -301,7 +301,7 @@ void test_refused(void**) {
       {"type", kInvalid, "o[0].dtype", "9", [](auto& m) { m.o0.view.dtype = 9; }},
       {"type", kInvalid, "lse[1].dtype", "must be f32", [](auto& m) { m.lse1.view.dtype = TANDEM_F16; }},
       {"type", kInvalid, "lse_out.dtype", "must be f32", [](auto& m) { m.lse_out.dtype = TANDEM_BF16; }},
-      {"device", TANDEM_ERROR_UNSUPPORTED, "o[1].device_type", "no call takes device memory",
+      {"device", TANDEM_ERROR_UNSUPPORTED, "o[1].device_type", "takes host memory alone",
        [](auto& m) { m.o1.view.device_type = TANDEM_DEVICE_CUDA; }},
       {"size", kInvalid, "o[1].struct_size", "0", [](auto& m) { m.o1.view.struct_size = 0; }},
       {"aligned", kInvalid, "lse[0].data", "not aligned",

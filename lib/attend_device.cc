@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: MIT
+// One attend call on device tensors. Appends of many tokens go in chunks, one ticket each (lib/device.h):
+//
+//   enter      as for host tensors
+//   reserve    memory of all kinds for the whole call: what can fail happens here and changes nothing
+//   prepare    which keys, where they are; the task: what the host's part computes, where the new rows go
+//   fill       what the window should have and has not (after appends on the host, forks, truncations): copied from the
+//   store launch     append | post the task | attend to the window | merge, where the host has a part commit     lengths;
+//   evict
+//
+// The call returns when all of it is on its way; nothing here waits for the device unless memory has to grow or a window to
+// be filled.
+#include <algorithm>
+#include <bit>
+#include <mutex>
+
+#include "lib/attend_call.h"
+#include "lib/device_session.h"
+#include "lib/device_status.h"
+#include "lib/placement.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kLeastTokens = 16;  // of a call that memory is laid out for
+
+DeviceRows rows_of(const TensorView& view) {
+  const int64_t bytes = row_bytes(view.dtype, 1);
+  return {view.data, view.dtype, 0, view.token_stride / bytes, view.head_stride / bytes};
+}
+
+TensorView from_row(const TensorView& view, int64_t row, int64_t n_rows) {
+  TensorView part = view;
+  part.data += row * view.token_stride;
+  part.n_tokens = n_rows;
+  return part;
+}
+
+Status check_rows(const TensorView* view, const char* name) {
+  if (view == nullptr || is_tensor_float(view->dtype)) return {};
+  const std::string field = std::string(name) + ".dtype";
+  return fail(TANDEM_ERROR_UNSUPPORTED, field.c_str(), "%s = %d (%s): in device memory f32, f16 and bf16 are appended",
+              field.c_str(), view->dtype, find_dtype(view->dtype)->name);
+}
+
+}  // namespace
+
+Status AttendCall::check_device_call() const {
+  if (args_.speculative)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "flags", "flags: TANDEM_ATTEND_SPECULATIVE is for host tensors alone");
+  if (policy_.keeps_maw)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "policy", "policy = \"%s\" attends host tensors alone", policy_.name);
+  TANDEM_TRY(check_rows(args_.k, "k"));
+  return check_rows(args_.v, "v");
+}
+
+// Of a policy whose queries see sinks and the newest tokens alone; 0: they see more.
+int64_t AttendCall::exact_window() const {
+  return session_.policy_->host_keys(false) == HostKeys::kSinks ? session_.options_.window_len : 0;
+}
+
+Status AttendCall::run_on_device() {
+  TANDEM_TRY(check_device_call());
+  {
+    std::unique_lock lock(cache_.mutex());
+    if (session_.device_ == nullptr) TANDEM_TRY(DeviceSession::create(cache_, exact_window(), &session_.device_));
+    TANDEM_TRY(session_.device_->hand_over().fault());
+    TANDEM_TRY(enter());
+  }
+  const AtEnd in_flight([this] {
+    std::unique_lock lock(cache_.mutex());
+    leave();
+  });
+  if (scratch_.calls.empty()) return {};
+  int64_t most = 0;
+  {
+    std::unique_lock lock(cache_.mutex());
+    TANDEM_TRY(reserve_on_device(&most));
+  }
+  for (ChunkPlace place; place.call < scratch_.calls.size();) TANDEM_TRY(run_chunk(most, &place));
+  return {};
+}
+
+// most: queries of a sequence in one chunk.
+Status AttendCall::reserve_on_device(int64_t* most) {
+  DeviceSession& device = *session_.device_;
+  int64_t longest = 0, n_tokens = 0;
+  bool by_position = false;  // sliding windows reach back in positions, and these are not token indices
+  for (const SequenceCall& call : scratch_.calls) {
+    longest = std::max(longest, call.q_len);
+    n_tokens += call.q_len;
+    by_position = by_position || (layer_.sliding_window > 0 && !call.sequence->positions.empty());
+  }
+  TANDEM_TRY(device.most_queries(layer_idx_, by_position ? 1 : std::min(longest, DeviceSession::kMostTokens), most));
+  for (SequenceCall& call : scratch_.calls) {
+    Sequence& sequence = *call.sequence;
+    if (args_.k != nullptr)
+      TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length)));
+    else
+      TANDEM_TRY(session_.reserve_state(sequence, sequence.longest()));
+    cache_.extend_positions(sequence, call.length);
+    SequenceState& state = *session_.state(sequence.id);
+    call.state = state.layers[layer_idx_].get();
+    TANDEM_TRY(
+        device.reserve_window(state.window, ring_pages(session_.options_, cache_.page_len(), *most), sequence.longest()));
+    device.set_base(state.window.table()[0]);
+  }
+  DeviceAttend call;
+  call.layer = &device.layer(layer_idx_, true);
+  call.pages = device.pages(layer_idx_);
+  call.sequences.n_sequences = static_cast<int32_t>(scratch_.calls.size());
+  call.sequences.max_q_len = static_cast<int32_t>(*most);
+  DeviceLimits limits;
+  limits.n_tokens = static_cast<int64_t>(
+      std::bit_ceil(static_cast<uint64_t>(std::clamp(n_tokens, kLeastTokens, DeviceSession::kMostTokens))));
+  int64_t bytes = 0;
+  for (const SequenceCall& one : scratch_.calls)
+    bytes += static_cast<int64_t>(sizeof(DeviceSequence) +
+                                  sizeof(int64_t) * session_.state(one.sequence->id)->window.table().size());
+  limits.descriptor_bytes = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
+  limits.workspace_bytes = device.device().table->workspace_bytes(device.device().self, &call);
+  return device.reserve(limits, args_.stream);
+}
+
+// The next rows of the caller's tensors, up to kMostTokens and `most` of a sequence.
+Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
+  HandOver& hand_over = session_.device_->hand_over();
+  TANDEM_TRY(hand_over.fault());
+  HandOverTask& task = hand_over.next_task();
+  std::vector<SequenceCall>& calls = task.scratch.calls;
+  calls.clear();
+  const int64_t first_row = scratch_.calls[place->call].first_row + place->query;
+  int64_t n_rows = 0;
+  while (place->call < scratch_.calls.size() && n_rows < DeviceSession::kMostTokens) {
+    const SequenceCall& whole = scratch_.calls[place->call];
+    const int64_t n = std::min({whole.q_len - place->query, most, DeviceSession::kMostTokens - n_rows});
+    SequenceCall& part = calls.emplace_back(whole);
+    part.q_len = n;
+    part.first_row = n_rows;
+    part.first_query = whole.first_query + place->query;
+    part.length = part.first_query + n;
+    n_rows += n;
+    place->query += n;
+    if (place->query < whole.q_len) break;
+    ++place->call;
+    place->query = 0;
+  }
+  AttendArgs args = args_;
+  const auto part_of = [&](const TensorView* view) { return view ? from_row(*view, first_row, n_rows) : TensorView(); };
+  const TensorView k = part_of(args_.k), v = part_of(args_.v);
+  args.q = from_row(args_.q, first_row, n_rows);
+  args.o = from_row(args_.o, first_row, n_rows);
+  args.k = args_.k ? &k : nullptr;
+  args.v = args_.v ? &v : nullptr;
+  if (args.lse != nullptr) args.lse += first_row * args.lse_token_stride;
+  return AttendCall(session_, args, task.scratch).attend_chunk(&task);
+}
+
+Status AttendCall::attend_chunk(HandOverTask* task) {
+  {
+    std::unique_lock lock(cache_.mutex());
+    TANDEM_TRY(prepare_chunk(task));
+  }
+  for (const SequenceCall& call : scratch_.calls) TANDEM_TRY(fill_window(call));
+  TANDEM_TRY(launch(*task));
+  std::unique_lock lock(cache_.mutex());
+  for (SequenceCall& call : scratch_.calls) {
+    session_.state(call.sequence->id)->window.extend(layer_idx_, call.resident_begin, call.length);
+    if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
+    settle(call);
+    count_bytes(call);
+  }
+  return {};
+}
+
+Status AttendCall::prepare_chunk(HandOverTask* task) {
+  clear_scratch();
+  task->layer_idx = args_.layer_idx;
+  task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
+  task->rows.clear();
+  task->appended.clear();
+  for (SequenceCall& call : scratch_.calls) {
+    session_.evict(*call.state, call.first_query);  // a session may find a sequence long
+    set_visibility(call);
+    choose_keys(call);
+    add_host_jobs(call);
+    if (args_.k == nullptr) continue;
+    add_row_copies(call, task);
+    task->appended.push_back({call.sequence->id, call.first_query});
+  }
+  finish_host_jobs();
+  return {};
+}
+
+// On a device the window is another processor's. Sinks are not in it, unless everything is.
+void AttendCall::choose_streaming_on_device(SequenceCall& call, int64_t least) {
+  call.visibility.sink_end = layer_.sliding_window > 0 ? 0 : session_.options_.sink_len;
+  call.host_begin = 0;
+  call.host_end = call.length > session_.options_.window_len ? std::min(call.visibility.sink_end, call.length) : 0;
+  call.resident_begin = std::min(std::max({least, call.host_end, int64_t{0}}), call.length);
+  call.has_host = call.host_end > 0;
+}
+
+void AttendCall::add_host_jobs(const SequenceCall& call) {
+  if (!call.has_host) return;
+  find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
+  for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
+    scratch_.job_runs.push_back(scratch_.runs.size());
+    add_runs(call, scratch_.host_spans, h);
+    scratch_.jobs.push_back(plain_job(call, h));
+  }
+}
+
+void AttendCall::add_row_copies(const SequenceCall& call, HandOverTask* task) {
+  const DeviceExchange exchange = session_.device_->exchange(layer_idx_, args_.q.n_tokens);
+  std::byte* slot = session_.device_->slot(session_.device_->hand_over().next_ticket());
+  scratch_.spans.clear();
+  cache_.spans(*call.sequence, call.first_query, call.length, &scratch_.spans);
+  for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
+    Rows from;
+    for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
+    from = from.after(task->row_bytes, h * args_.q.n_tokens + call.first_row);
+    for (const PageSpan& span : scratch_.spans)
+      task->rows.push_back({from.after(task->row_bytes, span.token_idx - call.first_query),
+                            cache_.store().rows(span.page, span.slot, args_.layer_idx, h), span.n_tokens});
+  }
+}
+
+void AttendCall::finish_host_jobs() {
+  scratch_.job_runs.push_back(scratch_.runs.size());
+  const DeviceExchange exchange = session_.device_->exchange(layer_idx_, args_.q.n_tokens);
+  std::byte* slot = session_.device_->slot(session_.device_->hand_over().next_ticket());
+  const auto floats = [&](int64_t at) { return reinterpret_cast<float*>(slot + at); };
+  size_t j = 0;
+  for (SequenceCall& call : scratch_.calls) {
+    point_visibility(&call);
+    if (!call.has_host) continue;
+    const int64_t rows = call.q_len * layer_.group_size, first = call.first_row * layer_.n_q_heads;
+    for (int64_t h = 0; h < layer_.n_kv_heads; ++h, ++j) {
+      AttendJob& job = finish_runs(j);
+      job.q = floats(exchange.q_at) + (first + h * rows) * layer_.k_head_dim;
+      job.o = floats(exchange.o_at) + (first + h * rows) * layer_.v_head_dim;
+      job.lse = floats(exchange.lse_at) + first + h * rows;
+      job.visibility = is_host_masked(call) ? &call.visibility : nullptr;
+    }
+  }
+}
+
+// Rows that the window should have before the call's own.
+Status AttendCall::fill_window(const SequenceCall& call) {
+  const DeviceWindow& window = session_.state(call.sequence->id)->window;
+  const int64_t end = args_.k != nullptr ? call.first_query : call.length;
+  TokenRange valid = window.valid(layer_idx_);
+  if (valid.end <= call.resident_begin || valid.begin >= end) valid = {end, end};
+  const TokenRange missing[] = {{call.resident_begin, std::min(valid.begin, end)}, {valid.end, end}};
+  for (const TokenRange& range : missing) {
+    if (range.begin >= range.end) continue;
+    session_.device_->hand_over().drain();  // the store has the rows
+    TANDEM_TRY(copy_to_window(call, range));
+  }
+  return {};
+}
+
+Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
+  const DeviceWindow& window = session_.state(call.sequence->id)->window;
+  const Device& device = session_.device_->device();
+  const WindowGeometry::LayerPlanes& planes = session_.device_->geometry().layers[layer_idx_];
+  std::vector<PageSpan> spans;
+  for (int64_t t = range.begin; t < range.end;) {
+    const int64_t n = std::min(kDevicePageLen - t % kDevicePageLen, range.end - t);
+    spans.clear();
+    cache_.spans(*call.sequence, t, t + n, &spans);
+    for (const PageSpan& span : spans)
+      for (int32_t h = 0; h < layer_.n_kv_heads; ++h)
+        for (int32_t p = 0; p < kPlanes; ++p) {
+          const int64_t bytes = planes.row_bytes.of[p];
+          if (bytes == 0) continue;
+          auto* to = reinterpret_cast<std::byte*>(window.page_of(t)) + planes.at[p] + h * planes.head_stride[p] +
+                     span.token_idx % kDevicePageLen * bytes;
+          DeviceError error;
+          TANDEM_TRY(device_status(
+              device.table->copy(device.self, to, cache_.store().rows(span.page, span.slot, args_.layer_idx, h).of[p],
+                                 span.n_tokens * bytes, args_.stream, &error),
+              error));
+        }
+    t += n;
+  }
+  return {};
+}
+
+// What the kernels read of each sequence, into device memory.
+Status AttendCall::upload_descriptors(DeviceSequences* sequences) {
+  DeviceSession& device = *session_.device_;
+  std::byte* upload = device.upload(device.hand_over().next_ticket());
+  const auto n = static_cast<int64_t>(scratch_.calls.size());
+  auto* to = reinterpret_cast<DeviceSequence*>(upload);
+  auto* tables = reinterpret_cast<int64_t*>(upload + n * static_cast<int64_t>(sizeof(DeviceSequence)));
+  int64_t n_entries = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const SequenceCall& call = scratch_.calls[static_cast<size_t>(i)];
+    const std::vector<int64_t>& table = session_.state(call.sequence->id)->window.table();
+    DeviceSequence& one = to[i];
+    one = {};
+    one.begin = call.resident_begin;
+    one.end = call.length;
+    one.q_len = static_cast<int32_t>(call.q_len);
+    one.first_row = static_cast<int32_t>(call.first_row);
+    one.table_begin = static_cast<int32_t>(n_entries);
+    one.table_len = static_cast<int32_t>(table.size());
+    one.has_host_part = call.has_host ? 1 : 0;
+    for (const int64_t page : table) tables[n_entries++] = device.page_offset(page);
+    sequences->max_q_len = std::max(sequences->max_q_len, one.q_len);
+    sequences->max_keys = std::max(sequences->max_keys, one.end - one.begin);
+  }
+  sequences->n_sequences = static_cast<int32_t>(n);
+  sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.descriptors());
+  sequences->page_tables =
+      reinterpret_cast<const int64_t*>(device.descriptors() + n * static_cast<int64_t>(sizeof(DeviceSequence)));
+  const int64_t bytes = n * static_cast<int64_t>(sizeof(DeviceSequence)) + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  DeviceError error;
+  const Device& to_device = device.device();
+  return device_status(to_device.table->copy(to_device.self, device.descriptors(), upload, bytes, args_.stream, &error),
+                       error);
+}
+
+Status AttendCall::launch(HandOverTask& task) {
+  DeviceSession& device = *session_.device_;
+  const DeviceTable& table = *device.device().table;
+  void* self = device.device().self;
+  DeviceSequences sequences;
+  TANDEM_TRY(upload_descriptors(&sequences));
+  const Layer& layer = device.layer(layer_idx_, sequences.max_q_len > 1);
+  const DeviceExchange exchange = device.exchange(layer_idx_, args_.q.n_tokens);
+  const auto n_tokens = static_cast<int32_t>(args_.q.n_tokens);
+  DeviceError error;
+  const DeviceAppend append{&layer,
+                            device.pages(layer_idx_),
+                            sequences,
+                            rows_of(args_.q),
+                            args_.k ? rows_of(*args_.k) : DeviceRows(),
+                            args_.v ? rows_of(*args_.v) : DeviceRows(),
+                            n_tokens,
+                            task.layer_idx,
+                            exchange};
+  TANDEM_TRY(device_status(table.append(self, &append, args_.stream, &error), error));
+  device.hand_over().post();
+  const bool merges =
+      std::any_of(scratch_.calls.begin(), scratch_.calls.end(), [](const auto& call) { return call.has_host; });
+  DeviceAttend attend;
+  attend.layer = &layer;
+  attend.pages = device.pages(layer_idx_);
+  attend.sequences = sequences;
+  attend.q = rows_of(args_.q);
+  attend.workspace = device.workspace();
+  DeviceMerge merge;
+  merge.o_out = rows_of(args_.o);
+  merge.lse_out = args_.lse;
+  merge.lse_token_stride = args_.lse_token_stride;
+  merge.lse_head_stride = args_.lse_head_stride;
+  merge.sinks = device.sinks(layer_idx_);
+  attend.o = merge.o_out;
+  attend.lse = merge.lse_out;
+  attend.lse_token_stride = merge.lse_token_stride;
+  attend.lse_head_stride = merge.lse_head_stride;
+  attend.sinks = merge.sinks;
+  if (merges) {
+    attend.o = {device.o(), TANDEM_F32, 0, int64_t{layer.n_q_heads} * layer.v_head_dim, layer.v_head_dim};
+    attend.lse = device.lse();
+    attend.lse_token_stride = layer.n_q_heads;
+    attend.lse_head_stride = 1;
+    attend.sinks = nullptr;
+  }
+  TANDEM_TRY(device_status(table.attend(self, &attend, args_.stream, &error), error));
+  if (!merges) return {};
+  merge.layer = &layer;
+  merge.sequences = sequences;
+  merge.n_tokens = n_tokens;
+  merge.o = device.o();
+  merge.lse = device.lse();
+  merge.exchange = exchange;
+  return device_status(table.merge(self, &merge, args_.stream, &error), error);
+}
+
+}  // namespace tandem

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+#include "lib/device_session.h"
+
+#include <algorithm>
+
+#include "lib/cache.h"
+#include "lib/device_status.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+constexpr int64_t kTimeoutNs = 30'000'000'000;  // a host that has not answered by then is dead
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Where things are in a slot of calls of n_tokens rows.
+struct SlotLayout {
+  int64_t q_at = 0, o_at = 0, lse_at = 0, rows_at[kPlanes] = {}, bytes = 0;
+};
+
+SlotLayout make_slot_layout(const Layer& layer, int64_t n_tokens) {
+  SlotLayout slot;
+  slot.bytes = aligned(sizeof(SlotHeader));
+  const auto take = [&](int64_t bytes) {
+    const int64_t at = slot.bytes;
+    slot.bytes += aligned(bytes);
+    return at;
+  };
+  const int64_t n_rows = n_tokens * layer.n_q_heads;
+  slot.q_at = take(n_rows * layer.k_head_dim * 4);
+  slot.o_at = take(n_rows * layer.v_head_dim * 4);
+  slot.lse_at = take(n_rows * 4);
+  const PlaneBytes bytes = plane_bytes(layer);
+  for (int32_t p = 0; p < kPlanes; ++p) slot.rows_at[p] = take(n_tokens * layer.n_kv_heads * bytes.of[p]);
+  return slot;
+}
+
+}  // namespace
+
+SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits) {
+  SessionWork work;
+  int64_t o_bytes = 0, lse_bytes = 0;
+  for (const Layer& layer : layers) {
+    const int64_t n_rows = limits.n_tokens * layer.n_q_heads;
+    work.slot_bytes = std::max(work.slot_bytes, make_slot_layout(layer, limits.n_tokens).bytes);
+    o_bytes = std::max(o_bytes, n_rows * layer.v_head_dim * 4);
+    lse_bytes = std::max(lse_bytes, n_rows * 4);
+  }
+  work.upload_bytes = aligned(limits.descriptor_bytes);
+  work.shared_bytes =
+      aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes + HandOver::kTasks * work.upload_bytes;
+  work.descriptors_at = aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
+  work.o_at = work.descriptors_at + work.upload_bytes;
+  work.lse_at = work.o_at + aligned(o_bytes);
+  work.workspace_at = work.lse_at + aligned(lse_bytes);
+  work.work_bytes = work.workspace_at + aligned(limits.workspace_bytes);
+  return work;
+}
+
+DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& layers, int64_t window_len, Tier& device_tier)
+    : device_(device),
+      plain_layers_(layers),
+      windowed_layers_(layers),
+      device_tier_(device_tier),
+      geometry_(make_window_geometry(layers)),
+      most_queries_(layers.size(), 0) {
+  for (Layer& layer : plain_layers_) layer.sliding_window = 0;
+  if (window_len == 0) return;
+  for (Layer& layer : windowed_layers_)
+    layer.sliding_window = layer.sliding_window > 0 ? std::min(layer.sliding_window, window_len) : window_len;
+}
+
+Status DeviceSession::create(Cache& cache, int64_t window_len, std::unique_ptr<DeviceSession>* session) {
+  const Engine& engine = cache.engine();
+  std::unique_ptr<DeviceSession> made(new DeviceSession(*engine.device(), cache.layers(), window_len, cache.device_tier()));
+  TANDEM_TRY(made->upload_sinks());
+  TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), &made->hand_over_));
+  *session = std::move(made);
+  return {};
+}
+
+DeviceSession::~DeviceSession() {
+  hand_over_.reset();
+  if (shared_ != nullptr) device_.table->release_shared(device_.self, shared_);
+}
+
+Status DeviceSession::upload_sinks() {
+  std::vector<float> all;
+  for (const Layer& layer : plain_layers_) {
+    sinks_at_.push_back(layer.sinks == nullptr ? -1 : static_cast<int64_t>(all.size()));
+    if (layer.sinks != nullptr) all.insert(all.end(), layer.sinks, layer.sinks + layer.n_q_heads);
+  }
+  if (all.empty()) return {};
+  const auto bytes = static_cast<int64_t>(all.size() * sizeof(float));
+  TANDEM_TRY(Buffer::create(device_tier_, bytes, Use::kSession, &sinks_));
+  DeviceError error;
+  TANDEM_TRY(device_status(device_.table->copy(device_.self, sinks_.data(), all.data(), bytes, nullptr, &error), error));
+  return device_status(device_.table->wait(device_.self, nullptr, &error), error);
+}
+
+const float* DeviceSession::sinks(size_t layer_idx) const {
+  return sinks_at_[layer_idx] < 0 ? nullptr : sinks_.as<float>() + sinks_at_[layer_idx];
+}
+
+Status DeviceSession::most_queries(size_t layer_idx, int64_t wanted, int64_t* n) {
+  int64_t& most = most_queries_[layer_idx];
+  DeviceError error;
+  const auto asks = [&](int64_t q_len) {
+    return device_.table->supports(device_.self, &windowed_layers_[layer_idx], static_cast<int32_t>(q_len), &error);
+  };
+  if (most == 0) {
+    if (const int32_t code = asks(1); code != TANDEM_OK) return device_status(code, error);
+    for (most = kMostTokens; most > 1 && asks(most) != TANDEM_OK;) most /= 2;
+  }
+  *n = std::min(most, wanted);
+  return {};
+}
+
+Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
+  DeviceLimits all = limits_;
+  all.n_tokens = std::max(all.n_tokens, limits.n_tokens);
+  all.descriptor_bytes = std::max(all.descriptor_bytes, limits.descriptor_bytes);
+  all.workspace_bytes = std::max(all.workspace_bytes, limits.workspace_bytes);
+  if (all.n_tokens == limits_.n_tokens && all.descriptor_bytes == limits_.descriptor_bytes &&
+      all.workspace_bytes == limits_.workspace_bytes)
+    return {};
+  const SessionWork layout = make_session_work(plain_layers_, all);
+  Buffer work;
+  TANDEM_TRY(Buffer::create(device_tier_, layout.work_bytes, Use::kSession, &work));
+  DeviceError error;
+  void *shared = nullptr, *shared_device = nullptr;
+  const DeviceTable& table = *device_.table;
+  TANDEM_TRY(
+      device_status(table.allocate_shared(device_.self, layout.shared_bytes, &shared, &shared_device, &error), error));
+  // What is under way still uses the old memory.
+  hand_over_->drain();
+  int32_t code = table.fill(device_.self, work.data(), 0, layout.work_bytes, stream, &error);
+  if (code == TANDEM_OK) code = table.wait(device_.self, stream, &error);
+  if (code != TANDEM_OK) {
+    table.release_shared(device_.self, shared);
+    return device_status(code, error);
+  }
+  if (shared_ != nullptr) table.release_shared(device_.self, shared_);
+  shared_ = static_cast<std::byte*>(shared);
+  shared_device_ = static_cast<std::byte*>(shared_device);
+  work_.swap(work);
+  limits_ = all;
+  layout_ = layout;
+  hand_over_->restart(reinterpret_cast<ExchangeFlags*>(shared_));
+  return {};
+}
+
+DeviceExchange DeviceSession::exchange(size_t layer_idx, int64_t n_tokens) const {
+  const SlotLayout slot = make_slot_layout(plain_layers_[layer_idx], n_tokens);
+  DeviceExchange exchange;
+  exchange.flags = reinterpret_cast<ExchangeFlags*>(shared_device_);
+  exchange.slots = shared_device_ + aligned(sizeof(ExchangeFlags));
+  exchange.state = work_.as<int64_t>();
+  exchange.slot_bytes = layout_.slot_bytes;
+  exchange.timeout_ns = kTimeoutNs;
+  exchange.n_slots = kSlots;
+  exchange.q_at = slot.q_at;
+  exchange.o_at = slot.o_at;
+  exchange.lse_at = slot.lse_at;
+  std::copy(std::begin(slot.rows_at), std::end(slot.rows_at), exchange.rows_at);
+  return exchange;
+}
+
+std::byte* DeviceSession::slot(uint64_t ticket) const {
+  return shared_ + aligned(sizeof(ExchangeFlags)) + static_cast<int64_t>(ticket % kSlots) * layout_.slot_bytes;
+}
+
+std::byte* DeviceSession::upload(uint64_t ticket) const {
+  return shared_ + aligned(sizeof(ExchangeFlags)) + kSlots * layout_.slot_bytes +
+         static_cast<int64_t>(ticket % HandOver::kTasks) * layout_.upload_bytes;
+}
+
+DevicePages DeviceSession::pages(size_t layer_idx) const {
+  const WindowGeometry::LayerPlanes& planes = geometry_.layers[layer_idx];
+  DevicePages pages;
+  pages.page_len = kDevicePageLen;
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    pages.head_stride[p] = planes.head_stride[p];
+    if (planes.row_bytes.of[p] > 0) pages.planes[p] = reinterpret_cast<std::byte*>(base_ + planes.at[p]);
+  }
+  return pages;
+}
+
+}  // namespace tandem

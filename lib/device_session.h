@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// What a session has on its device: windows of its sequences, memory that device and host share, work space of calls.
+//
+//   shared memory   flags | n_slots slots | kTasks uploads: descriptors on their way to the device
+//   work space      the module's words | descriptors | states of the window | what attend() asks for
+//
+// All of it is taken when a call is larger than any before, never in between.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/device_window.h"
+#include "lib/hand_over.h"
+
+namespace tandem {
+
+class Cache;
+
+// What calls may come to; grows alone.
+struct DeviceLimits {
+  int64_t n_tokens = 0;          // of a call
+  int64_t descriptor_bytes = 0;  // DeviceSequences and page tables
+  int64_t workspace_bytes = 0;   // of attend()
+};
+
+struct SessionWork {
+  int64_t slot_bytes = 0, upload_bytes = 0, shared_bytes = 0;
+  int64_t descriptors_at = 0, o_at = 0, lse_at = 0, workspace_at = 0, work_bytes = 0;
+};
+SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits);
+
+class DeviceSession {
+ public:
+  static constexpr int32_t kSlots = 4;
+  static constexpr int64_t kMostTokens = 512;  // of a call; longer appends are cut
+
+  // window_len: of a policy whose queries see no more than sinks and window; 0: queries see all.
+  static Status create(Cache& cache, int64_t window_len, std::unique_ptr<DeviceSession>* session);
+  ~DeviceSession();
+
+  const Device& device() const { return device_; }
+  HandOver& hand_over() { return *hand_over_; }
+  const WindowGeometry& geometry() const { return geometry_; }
+  // As kernels are told of it: sliding windows count for calls of several queries a sequence. A single one's keys begin
+  // where its descriptor says.
+  const Layer& layer(size_t layer_idx, bool has_several) const {
+    return has_several ? windowed_layers_[layer_idx] : plain_layers_[layer_idx];
+  }
+  // The most queries of a sequence, a power of two up to kMostTokens, that the module has kernels for. UNSUPPORTED.
+  Status most_queries(size_t layer_idx, int64_t wanted, int64_t* n);
+  // Room for calls of these limits: waits for the stream where there was less.
+  Status reserve(const DeviceLimits& limits, void* stream);
+  Status reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end) {
+    return window.reserve(device_tier_, geometry_, n_pages, end);
+  }
+
+  // Of the call with this ticket. Offsets are those of a call of n_tokens rows.
+  DeviceExchange exchange(size_t layer_idx, int64_t n_tokens) const;
+  std::byte* slot(uint64_t ticket) const;    // as the host sees it
+  std::byte* upload(uint64_t ticket) const;  // likewise
+  DevicePages pages(size_t layer_idx) const;
+  // Bytes from the page called 0: what page tables of this session hold.
+  int64_t page_offset(int64_t page) const { return page - base_; }
+  void set_base(int64_t page) {
+    if (base_ == 0) base_ = page;
+  }
+  std::byte* descriptors() const { return work_.data() + layout_.descriptors_at; }
+  float* o() const { return reinterpret_cast<float*>(work_.data() + layout_.o_at); }
+  float* lse() const { return reinterpret_cast<float*>(work_.data() + layout_.lse_at); }
+  void* workspace() const { return work_.data() + layout_.workspace_at; }
+  const float* sinks(size_t layer_idx) const;  // in device memory, or null
+
+ private:
+  DeviceSession(const Device& device, const std::vector<Layer>& layers, int64_t window_len, Tier& device_tier);
+  Status upload_sinks();
+
+  const Device& device_;
+  std::vector<Layer> plain_layers_, windowed_layers_;
+  Tier& device_tier_;
+  WindowGeometry geometry_;
+  DeviceLimits limits_;
+  SessionWork layout_;
+  std::byte* shared_ = nullptr;         // as the host sees it
+  std::byte* shared_device_ = nullptr;  // as the device does
+  Buffer work_, sinks_;
+  std::vector<int64_t> sinks_at_;      // [n_layers] floats; -1: none
+  std::vector<int64_t> most_queries_;  // [n_layers] 0: not asked yet
+  int64_t base_ = 0;
+  std::unique_ptr<HandOver> hand_over_;  // declared last: stops first
+};
+
+}  // namespace tandem

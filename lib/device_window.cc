@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#include "lib/device_window.h"
+
+#include <algorithm>
+
+namespace tandem {
+
+WindowGeometry make_window_geometry(const std::vector<Layer>& layers) {
+  constexpr int64_t kAlignment = 256;
+  WindowGeometry geometry;
+  for (const Layer& layer : layers) {
+    WindowGeometry::LayerPlanes& planes = geometry.layers.emplace_back();
+    planes.row_bytes = plane_bytes(layer);
+    for (int32_t p = 0; p < kPlanes; ++p) {
+      planes.at[p] = geometry.page_bytes;
+      planes.head_stride[p] = kDevicePageLen * planes.row_bytes.of[p];
+      geometry.page_bytes += layer.n_kv_heads * planes.head_stride[p];
+      geometry.page_bytes = (geometry.page_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    }
+  }
+  return geometry;
+}
+
+// A window of n tokens may begin with the last slot of a page.
+int64_t ring_pages(const PolicyOptions& options, int64_t cache_page_len, int64_t q_len) {
+  const int64_t n = options.window_len + evict_len(options.window_len, cache_page_len) - 1 + q_len;
+  return (n + kDevicePageLen - 2) / kDevicePageLen + 1;
+}
+
+Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, int64_t n_pages, int64_t end) {
+  const int64_t n_old = this->n_pages();
+  if (n_pages <= n_old) return {};
+  Buffer made;
+  std::vector<int64_t> table(static_cast<size_t>(n_pages), 0);
+  pages_.reserve(pages_.size() + 1);
+  valid_.resize(geometry.layers.size());
+  TANDEM_TRY(Buffer::create(device_tier, (n_pages - n_old) * geometry.page_bytes, Use::kKv, &made));
+  // The last pages keep their tokens; the others, new ones among them, fill the places between.
+  std::vector<bool> is_kept(static_cast<size_t>(n_old), false);
+  const int64_t last = end > 0 ? (end - 1) / kDevicePageLen : -1;
+  for (int64_t page_idx = std::max<int64_t>(0, last - n_old + 1); page_idx <= last && n_old > 0; ++page_idx) {
+    table[static_cast<size_t>(page_idx % n_pages)] = table_[static_cast<size_t>(page_idx % n_old)];
+    is_kept[static_cast<size_t>(page_idx % n_old)] = true;
+  }
+  for (TokenRange& valid : valid_) {  // a layer that is behind may have kept older ones
+    valid.begin = std::max(valid.begin, (last - n_old + 1) * kDevicePageLen);
+    if (valid.begin >= valid.end) valid = {};
+  }
+  std::vector<int64_t> others;
+  for (int64_t i = 0; i < n_old; ++i)
+    if (!is_kept[static_cast<size_t>(i)]) others.push_back(table_[static_cast<size_t>(i)]);
+  const auto first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(made.data()));
+  for (int64_t i = 0; i < n_pages - n_old; ++i) others.push_back(first + i * geometry.page_bytes);
+  auto next = others.begin();
+  for (int64_t& page : table)
+    if (page == 0) page = *next++;
+  pages_.push_back(std::move(made));
+  table_.swap(table);
+  return {};
+}
+
+void DeviceWindow::extend(size_t layer_idx, int64_t begin, int64_t end) {
+  TokenRange& valid = valid_[layer_idx];
+  const bool joins = begin <= valid.end && end >= valid.begin && valid.begin < valid.end;
+  valid = joins ? TokenRange{std::min(begin, valid.begin), std::max(end, valid.end)} : TokenRange{begin, end};
+  // The page that the last token is in has taken the place of an older one.
+  const int64_t oldest_page = (valid.end - 1) / kDevicePageLen - n_pages() + 1;
+  valid.begin = std::max(valid.begin, oldest_page * kDevicePageLen);
+}
+
+void DeviceWindow::cut(int64_t end) {
+  for (TokenRange& valid : valid_) {
+    valid.end = std::min(valid.end, end);
+    if (valid.end <= valid.begin) valid = {};
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+// Where a sequence's newest tokens lie in device memory: a ring of pages through which they go round, so that eviction moves
+// nothing. A page has every layer, so one table serves them all:
+//
+//   page:  layer 0: K head 0 [page_len rows] | K head 1 | ... | K scales | V head 0 | ...   layer 1: ...
+//
+// The rows of a token are valid from the call that appended it, or from a copy out of the host store, until its slot is
+// written again; what is missing is copied when it is needed (lib/attend_device.cc).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/device.h"
+#include "lib/memory.h"
+#include "lib/policies/policy.h"
+
+namespace tandem {
+
+inline constexpr int32_t kDevicePageLen = 128;
+
+struct WindowGeometry {
+  int64_t page_bytes = 0;
+  struct LayerPlanes {
+    PlaneBytes row_bytes;
+    int64_t at[kPlanes] = {};           // of KV head 0 in a page
+    int64_t head_stride[kPlanes] = {};  // bytes
+  };
+  std::vector<LayerPlanes> layers;
+};
+WindowGeometry make_window_geometry(const std::vector<Layer>& layers);
+
+// Pages of a ring for calls of up to q_len queries.
+int64_t ring_pages(const PolicyOptions& options, int64_t cache_page_len, int64_t q_len);
+
+struct TokenRange {
+  int64_t begin = 0, end = 0;
+};
+
+class DeviceWindow {
+ public:
+  // Room for n_pages pages in all; tokens of [0, end) that are valid stay so. Strong.
+  Status reserve(Tier& device_tier, const WindowGeometry& geometry, int64_t n_pages, int64_t end);
+  int64_t n_pages() const { return static_cast<int64_t>(table_.size()); }
+  const std::vector<int64_t>& table() const { return table_; }  // addresses of pages: token t is in entry t / page_len % n
+  int64_t page_of(int64_t token) const { return table_[static_cast<size_t>(token / kDevicePageLen % n_pages())]; }
+
+  TokenRange valid(size_t layer_idx) const { return valid_.empty() ? TokenRange() : valid_[layer_idx]; }
+  // Tokens [begin, end) have been written: next to the valid ones or instead of them.
+  void extend(size_t layer_idx, int64_t begin, int64_t end);
+  void cut(int64_t end);  // no token from `end` on is valid any more, in any layer
+
+ private:
+  std::vector<Buffer> pages_;  // several where it has grown
+  std::vector<int64_t> table_;
+  std::vector<TokenRange> valid_;  // [n_layers]
+};
+
+}  // namespace tandem

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT
+#include "lib/hand_over.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <system_error>
+
+#include "lib/fp_modes.h"
+#include "lib/signals.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A step's next ticket comes within tens of microseconds. What takes longer is a device busy with other things: the thread
+// then naps, and looks whether the device is still there.
+constexpr std::chrono::microseconds kSpin(2000), kNap(50), kBetweenChecks(20'000);
+constexpr int kPausesPerLook = 32;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Status HandOver::create(const Device& device, const Backend& cpu, std::unique_ptr<HandOver>* hand_over) {
+  std::unique_ptr<HandOver> made(new HandOver(device, cpu));
+  const SignalsBlocked blocked;
+  int error = 0;
+  try {
+    made->thread_ = std::thread([h = made.get()] { h->loop(); });
+  } catch (const std::system_error& e) {
+    error = e.code().value();
+  }
+  if (error != 0)
+    return fail_system(TANDEM_ERROR_SYSTEM, error, "", "the thread that meets the device could not be started");
+  *hand_over = std::move(made);
+  return {};
+}
+
+HandOver::~HandOver() {
+  drain();
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_posted_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void HandOver::restart(ExchangeFlags* flags) {
+  std::lock_guard lock(mutex_);
+  flags_ = flags;
+  posted_ = 0;
+  finished_ = 0;
+}
+
+HandOverTask& HandOver::next_task() {
+  const uint64_t ticket = next_ticket();
+  if (ticket - finished_.load(std::memory_order_acquire) >= kTasks) {
+    std::unique_lock lock(mutex_);
+    changed_finished_.wait(lock, [&] { return ticket - finished_.load(std::memory_order_acquire) < kTasks; });
+  }
+  return tasks_[static_cast<size_t>(ticket % kTasks)];
+}
+
+void HandOver::post() {
+  {
+    std::lock_guard lock(mutex_);
+    posted_.fetch_add(1, std::memory_order_release);
+  }
+  changed_posted_.notify_one();
+}
+
+void HandOver::drain() {
+  std::unique_lock lock(mutex_);
+  changed_finished_.wait(lock, [&] { return is_idle(); });
+}
+
+Status HandOver::fault() const {
+  if (!faulted_.load(std::memory_order_acquire)) return {};
+  std::lock_guard lock(mutex_);
+  return fail_system(fault_code_, fault_underlying_, "session",
+                     "%s: host tensors still work, appended tokens that had not "
+                     "arrived are gone",
+                     fault_text_);
+}
+
+std::vector<HandOver::Lost> HandOver::take_lost() {
+  std::vector<Lost> lost;
+  has_lost_.store(false, std::memory_order_release);
+  for (HandOverTask& task : tasks_) {
+    if (!task.is_lost) continue;
+    for (const AppendedTokens& tokens : task.appended) lost.push_back({task.layer_idx, tokens});
+    task.is_lost = false;
+  }
+  return lost;
+}
+
+// ---- the thread --------------------------------------------------------------------------------------------------------
+
+void HandOver::loop() {
+  const DefaultFpModes modes;  // a thread starts with those of the thread that made it
+  pthread_setname_np(pthread_self(), "tandem-device");
+  while (wait_for_post()) {
+    const uint64_t ticket = finished_.load(std::memory_order_relaxed);
+    HandOverTask& task = tasks_[static_cast<size_t>(ticket % kTasks)];
+    task.is_lost = !wait_for_arrival(ticket);
+    if (task.is_lost)
+      has_lost_.store(true, std::memory_order_release);
+    else
+      work(task);
+    std::atomic_ref(flags_->answered).store(ticket + 1, std::memory_order_release);
+    {
+      std::lock_guard lock(mutex_);
+      finished_.store(ticket + 1, std::memory_order_release);
+    }
+    changed_finished_.notify_all();
+  }
+}
+
+bool HandOver::wait_for_post() {
+  const auto is_posted = [&] { return !is_idle(); };
+  for (const auto end = Clock::now() + kSpin; Clock::now() < end;) {
+    if (is_posted()) return true;
+    for (int i = 0; i < kPausesPerLook; ++i) pause();
+  }
+  std::unique_lock lock(mutex_);
+  changed_posted_.wait(lock, [&] { return stop_ || is_posted(); });
+  return is_posted();
+}
+
+bool HandOver::wait_for_arrival(uint64_t ticket) {
+  const std::atomic_ref arrived(flags_->arrived);
+  const auto begin = Clock::now();
+  auto next_check = begin + kBetweenChecks;
+  while (!faulted_.load(std::memory_order_relaxed)) {
+    if (arrived.load(std::memory_order_acquire) > ticket) return true;
+    const auto now = Clock::now();
+    if (now - begin < kSpin) {
+      for (int i = 0; i < kPausesPerLook; ++i) pause();
+      continue;
+    }
+    std::this_thread::sleep_for(kNap);
+    if (now < next_check) continue;
+    next_check = now + kBetweenChecks;
+    check_device();
+  }
+  return false;
+}
+
+void HandOver::check_device() {
+  DeviceError error;
+  const int32_t code = device_.table->check(device_.self, &error);
+  if (code != TANDEM_OK) return set_fault(code, error.underlying, error.message);
+  if (std::atomic_ref(flags_->fault).load(std::memory_order_acquire) != 0)
+    set_fault(TANDEM_ERROR_DEVICE_LOST, 0, "the device waited for the host in vain");
+}
+
+void HandOver::copy_task(void* context, int64_t idx, int32_t) {
+  const auto& task = *static_cast<const HandOverTask*>(context);
+  const RowCopy& copy = task.rows[static_cast<size_t>(idx)];
+  copy_rows(copy.from, copy.to, task.row_bytes, copy.n_rows);
+}
+
+void HandOver::work(HandOverTask& task) {
+  constexpr int64_t kWorthSpreading = 65536;  // bytes
+  const auto n_copies = static_cast<int64_t>(task.rows.size());
+  int64_t n_rows = 0;
+  for (const RowCopy& copy : task.rows) n_rows += copy.n_rows;
+  if (n_rows * task.row_bytes.total() >= kWorthSpreading)
+    cpu_.table->run(cpu_.self, n_copies, copy_task, &task);
+  else
+    for (int64_t i = 0; i < n_copies; ++i) copy_task(&task, i, 0);
+  const std::vector<AttendJob>& jobs = task.scratch.jobs;
+  if (jobs.empty()) return;
+  try {
+    const Status status = cpu_.table->attend(cpu_.self, jobs.data(), static_cast<int32_t>(jobs.size()));
+    if (status.ok()) return;
+    set_fault(status.code(), status.info().underlying, status.info().message.c_str());
+  } catch (const std::bad_alloc&) {
+    set_fault(TANDEM_ERROR_OUT_OF_MEMORY, 0, "no memory for the host's part");
+  }
+  for (const AttendJob& job : jobs) {  // the device does not wait for what will not come
+    std::fill_n(job.o, int64_t{job.n_rows} * job.layer->v_head_dim, NAN);
+    std::fill_n(job.lse, job.n_rows, NAN);
+  }
+}
+
+void HandOver::set_fault(int32_t code, int64_t underlying, const char* text) {
+  std::lock_guard lock(mutex_);
+  if (faulted_.load(std::memory_order_relaxed)) return;
+  fault_code_ = code;
+  fault_underlying_ = underlying;
+  std::snprintf(fault_text_, sizeof fault_text_, "%s", text);
+  faulted_.store(true, std::memory_order_release);
+}
+
+}  // namespace tandem
