@@ -225,14 +225,18 @@ void files_of_other_kinds(void**) {
 
 void modules_of_no_use(void**) {
   const std::string size = std::to_string(sizeof(tandem::DeviceTable)),
-                    less = std::to_string(sizeof(tandem::DeviceTable) - 8);
+                    less = std::to_string(sizeof(tandem::DeviceTable) - 8), abi = std::to_string(tandem::kDeviceAbi),
+                    other = std::to_string(tandem::kDeviceAbi + 1);
   const struct {
     const char* fault;
     std::string reason;
   } kFaults[] = {
-      {"_no_entry", "has no tandem_device_module()"}, {"_no_table", "has no table for ABI 1"},
-      {"_other_abi", "its table is of ABI 2, not 1"}, {"_short_table", "its table has " + less + " bytes, not " + size},
-      {"_other_name", "its table is of abacus"},      {"_null_function", "its table has no supports()"},
+      {"_no_entry", "has no tandem_device_module()"},
+      {"_no_table", "has no table for ABI " + abi},
+      {"_other_abi", "its table is of ABI " + other + ", not " + abi},
+      {"_short_table", "its table has " + less + " bytes, not " + size},
+      {"_other_name", "its table is of abacus"},
+      {"_null_function", "its table has no supports()"},
   };
   for (const auto& fault : kFaults) {
     const std::string path = module_of(fault.fault);

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: MIT
-// A device module without a device: its memory is the host's, its streams run at once, and attend() follows lib/device.h in
-// double precision. It checks what it is handed as no device can. Compiled once as it should be and once for each way in
-// which a module is of no use.
+// A device module without a device: its memory is the host's and its streams are threads, but what it does, it does as
+// lib/device.h says and as a device would: later than it is asked to, with addresses of its own, on what memory holds when
+// an operation runs. Where a device would read anything, it checks what it is handed. Compiled once as it should be and once
+// for each way in which a module is of no use.
+//
+//   stand_in_module.cc     the table, and what tests control
+//   stand_in_stream.h      streams, graphs, the loss of the device
+//   stand_in_memory.h      whose memory is where
+//   stand_in_call.h        what calls have in common; stand_in_attend.cc, stand_in_exchange.cc: the calls
 #pragma once
 
 #include <atomic>
@@ -14,18 +20,57 @@ namespace stand_in {
 inline constexpr char kName[] = "standin";
 inline constexpr int64_t kWorkspaceBytes = 256;
 
-// What the core has asked of the module since it was loaded.
+// Since the module was loaded. Operations of streams count when they have run, once for each launch of a graph.
 struct Counts {
   std::atomic<int64_t> n_opened{0}, n_closed{0};
   std::atomic<int64_t> n_allocated{0}, n_released{0};
-  std::atomic<int64_t> n_attended{0};
+  std::atomic<int64_t> n_shared{0}, n_unshared{0};
+  std::atomic<int64_t> n_copied{0}, copied_bytes{0};
+  std::atomic<int64_t> n_waits{0};  // calls of wait()
+  std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0};
+  std::atomic<int64_t> window_bytes{0};  // written to pages by append()
 };
 
 // Exported by every module of these; dlsym() finds it by this name.
 inline constexpr char kCountsSymbol[] = "stand_in_counts";
 using CountsFn = const Counts* (*)();
 
-// "" or why the call is not one that lib/device.h allows; then nothing is written.
-const char* attend(const tandem::DeviceAttend& call);
+// Functions of the table that can be made to fail.
+enum Call : int32_t {
+  kAnyCall,
+  kOpen,
+  kAllocate,
+  kAllocateShared,
+  kCopy,
+  kFill,
+  kWait,
+  kCheck,
+  kCapturing,
+  kSupports,
+  kAppend,
+  kAttend,
+  kMerge,
+};
+inline constexpr int64_t kLostUnderlying = 700, kCaptureUnderlying = 900, kInjectedUnderlying = 999;
+
+// What a test does to the device: at any time, on any thread, to all who have opened the module.
+struct Controls {
+  void (*reset)();                // a device that is there, does not tarry, does not fail, has found nothing wrong
+  void (*set_delay)(int64_t ns);  // before each operation of a stream
+  void (*lose_device)();          // what is queued does not run, what waits gives up; DEVICE_LOST until reset()
+  void (*fail_call)(Call call, int64_t nth, int32_t status);  // the nth from now on, before it does anything
+  const char* (*fault)();  // the first thing that operations found wrong with what they were handed; "": nothing
+  void* (*create_stream)();
+  bool (*destroy_stream)(void* stream);  // after what is queued; false: there is no such stream
+  // Between these two, calls on the stream are recorded and not run. The default stream cannot be captured. False and null:
+  // the stream is not in a state for it.
+  bool (*begin_capture)(void* stream);
+  void* (*end_capture)(void* stream);
+  bool (*launch)(const void* graph, void* stream);
+  void (*free_graph)(void* graph);
+};
+
+inline constexpr char kControlsSymbol[] = "stand_in_controls";
+using ControlsFn = const Controls* (*)();
 
 }  // namespace stand_in

@@ -1,35 +1,89 @@
 // SPDX-License-Identifier: MIT
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
 #include <string_view>
+#include <system_error>
+#include <vector>
 
 #include "device/stand_in.h"
+#include "device/stand_in_call.h"
 
 namespace {
 
 using namespace tandem;
+using namespace stand_in;
 
 constexpr std::string_view kFault = STAND_IN_FAULT;  // "": none
-constexpr int64_t kAlignment = 256;
-
-stand_in::Counts counts;
 
 struct Self {
   int32_t device_idx;
 };
 
-int32_t refuse(DeviceError* error, int32_t code, int64_t underlying, const char* message) {
-  error->code = code;
-  error->underlying = underlying;
-  std::snprintf(error->message, sizeof error->message, "%s", message);
-  return code;
+int32_t refuse(DeviceError* error, const Failure& failure) {
+  *error = {};
+  error->code = failure.code;
+  error->underlying = failure.underlying;
+  std::snprintf(error->field, sizeof error->field, "%s", failure.field);
+  std::snprintf(error->message, sizeof error->message, "%s", failure.message);
+  return failure.code;
+}
+
+// The call that a test wants to fail.
+struct Injected {
+  std::mutex mutex;
+  Call call = kAnyCall;
+  int64_t n_left = 0;  // 0: none
+  int32_t status = TANDEM_OK;
+} injected;
+
+void fail_call(Call call, int64_t nth, int32_t status) {
+  const std::lock_guard lock(injected.mutex);
+  injected.call = call;
+  injected.n_left = nth;
+  injected.status = status;
+}
+
+void check_injected(Call call) {
+  const std::lock_guard lock(injected.mutex);
+  if (injected.n_left == 0 || (injected.call != kAnyCall && injected.call != call)) return;
+  if (--injected.n_left == 0) throw Failure{injected.status, kInjectedUnderlying, "", "as the test has asked"};
+}
+
+// What a function of the table does, with what it throws as its error.
+template <typename Body>
+int32_t guarded(Call call, DeviceError* error, const Body& body) {
+  try {
+    check_injected(call);
+    check_device();
+    body();
+    return TANDEM_OK;
+  } catch (const Failure& failure) {
+    return refuse(error, failure);
+  } catch (const std::bad_alloc&) {
+    return refuse(error, {TANDEM_ERROR_OUT_OF_MEMORY, 2, "", "no memory"});
+  } catch (const std::system_error& failure) {
+    return refuse(error, {TANDEM_ERROR_SYSTEM, failure.code().value(), "", "no thread for a stream"});
+  }
+}
+
+constexpr Failure kInCapture = {TANDEM_ERROR_BACKEND, kCaptureUnderlying, "", "not while a stream is captured"};
+constexpr Failure kNoMemory = {TANDEM_ERROR_OUT_OF_MEMORY, 2, "", "no memory"};
+
+void check_not_capturing(Stream& stream) {
+  if (stream.is_capturing()) throw kInCapture;
+}
+
+void check_none_capturing() {
+  if (is_any_capturing()) throw kInCapture;
 }
 
 int32_t n_devices(DeviceError* error) {
   if (kFault == "no_devices") return 0;
   if (kFault != "devices_fail") return 2;
-  refuse(error, TANDEM_ERROR_SYSTEM, 803, "the driver is\nolder than the module");
+  refuse(error, {TANDEM_ERROR_SYSTEM, 803, "", "the driver is\nolder than the module"});
   return -1;
 }
 
@@ -43,81 +97,150 @@ void describe(int32_t device_idx, DeviceInfo* info) {
 }
 
 int32_t open(int32_t device_idx, void** self, DeviceError* error) {
-  if (kFault == "open_fails") return refuse(error, TANDEM_ERROR_OUT_OF_MEMORY, 2, "its memory is taken");
-  auto* made = static_cast<Self*>(std::malloc(sizeof(Self)));
-  if (made == nullptr) return refuse(error, TANDEM_ERROR_OUT_OF_MEMORY, 2, "no memory");
-  *made = {device_idx};
-  *self = made;
-  ++counts.n_opened;
-  return TANDEM_OK;
+  if (kFault == "open_fails") return refuse(error, {TANDEM_ERROR_OUT_OF_MEMORY, 2, "", "its memory is taken"});
+  return guarded(kOpen, error, [&] {
+    *self = new Self{device_idx};
+    ++counts.n_opened;
+  });
 }
 
 void close(void* self) {
-  std::free(self);
-  ++counts.n_closed;
+  drain_streams();
+  delete static_cast<Self*>(self);
+  if (++counts.n_closed == counts.n_opened) stop_default_stream();
 }
 
-// Filled with what is NaN in every type: what is read before it was written shows.
 int32_t allocate(void*, int64_t bytes, void** data, DeviceError* error) {
-  const int64_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  void* made = bytes > 0 ? std::aligned_alloc(kAlignment, static_cast<size_t>(whole)) : nullptr;
-  if (made == nullptr) return refuse(error, TANDEM_ERROR_OUT_OF_MEMORY, 2, "no memory");
-  *data = std::memset(made, 0xff, static_cast<size_t>(whole));
-  ++counts.n_allocated;
-  return TANDEM_OK;
+  return guarded(kAllocate, error, [&] {
+    check_none_capturing();
+    void* made = allocate_memory(bytes);
+    if (made == nullptr) throw kNoMemory;
+    *data = made;
+    ++counts.n_allocated;
+  });
 }
 
 void release(void*, void* data) {
-  std::free(data);
-  counts.n_released += data != nullptr;
+  if (data == nullptr) return;
+  drain_streams();
+  if (is_any_capturing()) note_fault("release() while a stream is captured");
+  if (release_memory(data))
+    ++counts.n_released;
+  else
+    note_fault("release() of what was not allocated");
 }
 
-int32_t copy(void*, void* to, const void* from, int64_t bytes, void*, DeviceError*) {
-  std::memmove(to, from, static_cast<size_t>(bytes));
-  return TANDEM_OK;
+int32_t allocate_shared(void*, int64_t bytes, void** host, void** device, DeviceError* error) {
+  return guarded(kAllocateShared, error, [&] {
+    check_none_capturing();
+    if (!share_memory(bytes, host, device)) throw kNoMemory;
+    ++counts.n_shared;
+  });
 }
 
-int32_t fill(void*, void* data, int32_t byte, int64_t bytes, void*, DeviceError*) {
-  std::memset(data, byte, static_cast<size_t>(bytes));
-  return TANDEM_OK;
+void release_shared(void*, void* host) {
+  if (host == nullptr) return;
+  drain_streams();
+  if (is_any_capturing()) note_fault("release_shared() while a stream is captured");
+  if (unshare_memory(host))
+    ++counts.n_unshared;
+  else
+    note_fault("release_shared() of what was not shared");
 }
 
-int32_t wait(void*, void*, DeviceError*) { return TANDEM_OK; }
+void wait_for(Stream& stream) {
+  stream.drain();
+  check_device();
+  require(*fault() == '\0', fault());
+}
+
+// From memory that the device knows nothing of at once, to such memory before the call returns.
+int32_t copy(void*, void* to, const void* from, int64_t bytes, void* handle, DeviceError* error) {
+  return guarded(kCopy, error, [&] {
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    check_not_capturing(*stream);
+    require(bytes >= 0, "a copy of less than nothing");
+    const auto size = static_cast<size_t>(bytes);
+    const auto count = [bytes] {
+      ++counts.n_copied;
+      counts.copied_bytes += bytes;
+    };
+    if (is_known_memory(from, bytes)) {
+      stream->submit([=] {
+        std::memmove(to, from, size);
+        count();
+      });
+    } else {
+      const auto* first = static_cast<const std::byte*>(from);
+      stream->submit([=, staged = std::vector<std::byte>(first, first + size)] {
+        std::memcpy(to, staged.data(), size);
+        count();
+      });
+    }
+    if (!is_known_memory(to, bytes)) wait_for(*stream);
+  });
+}
+
+int32_t fill(void*, void* data, int32_t byte, int64_t bytes, void* handle, DeviceError* error) {
+  return guarded(kFill, error, [&] {
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    check_not_capturing(*stream);
+    require(bytes >= 0 && is_known_memory(data, bytes), "what is filled is no device memory");
+    stream->submit([=] { std::memset(data, byte, static_cast<size_t>(bytes)); });
+  });
+}
+
+int32_t wait(void*, void* handle, DeviceError* error) {
+  ++counts.n_waits;
+  return guarded(kWait, error, [&] {
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    check_not_capturing(*stream);
+    wait_for(*stream);
+  });
+}
+
+int32_t check_open_device(void*, DeviceError* error) {
+  return guarded(kCheck, error, [] {});
+}
+
+int32_t capturing(void*, void* handle, int32_t* is_capturing, DeviceError* error) {
+  return guarded(kCapturing, error, [&] { *is_capturing = find_stream(handle)->is_capturing() ? 1 : 0; });
+}
 
 int32_t supports(void*, const Layer* layer, int32_t, DeviceError* error) {
-  if (layer->rope == nullptr) return TANDEM_OK;
-  return refuse(error, TANDEM_ERROR_UNSUPPORTED, 0, "keys that the library rotates: pages carry no positions");
+  return guarded(kSupports, error, [&] { check_layer(*layer); });
 }
 
-int64_t workspace_bytes(void*, const DeviceAttend*) { return stand_in::kWorkspaceBytes; }
+int64_t workspace_bytes(void*, const DeviceAttend*) { return kWorkspaceBytes; }
 
-int32_t attend(void*, const DeviceAttend* call, void*, DeviceError* error) {
-  const char* reason = stand_in::attend(*call);
-  if (*reason != '\0') return refuse(error, TANDEM_ERROR_INTERNAL, 0, reason);
-  ++counts.n_attended;
-  return TANDEM_OK;
+// The operation has copies of the call and of its layer: both may be gone when it runs.
+template <typename DeviceCall>
+int32_t submit(Call name, const DeviceCall* call, std::atomic<int64_t>* count, void* handle, DeviceError* error) {
+  return guarded(name, error, [&] {
+    stand_in::check(*call);
+    find_stream(handle)->submit([copy = *call, layer = *call->layer, count]() mutable {
+      copy.layer = &layer;
+      *count += perform(copy) ? 1 : 0;
+    });
+  });
 }
 
-int32_t allocate_shared(void*, int64_t, void**, void**, DeviceError* error) {
-  return refuse(error, TANDEM_ERROR_UNSUPPORTED, 0, "not yet");
+int32_t append(void*, const DeviceAppend* call, void* stream, DeviceError* error) {
+  return submit(kAppend, call, &counts.n_appended, stream, error);
 }
-void release_shared(void*, void*) {}
-int32_t check(void*, DeviceError*) { return TANDEM_OK; }
-int32_t capturing(void*, void*, int32_t* is_capturing, DeviceError*) {
-  *is_capturing = 0;
-  return TANDEM_OK;
+
+int32_t attend(void*, const DeviceAttend* call, void* stream, DeviceError* error) {
+  return submit(kAttend, call, &counts.n_attended, stream, error);
 }
-int32_t append(void*, const DeviceAppend*, void*, DeviceError* error) {
-  return refuse(error, TANDEM_ERROR_UNSUPPORTED, 0, "not yet");
-}
-int32_t merge(void*, const DeviceMerge*, void*, DeviceError* error) {
-  return refuse(error, TANDEM_ERROR_UNSUPPORTED, 0, "not yet");
+
+int32_t merge(void*, const DeviceMerge* call, void* stream, DeviceError* error) {
+  return submit(kMerge, call, &counts.n_merged, stream, error);
 }
 
 constexpr DeviceTable kTable = {
     kFault == "other_abi" ? kDeviceAbi + 1 : kDeviceAbi,
     sizeof(DeviceTable) - (kFault == "short_table" ? 8 : 0),
-    kFault == "other_name" ? "abacus" : stand_in::kName,
+    kFault == "other_name" ? "abacus" : kName,
     n_devices,
     describe,
     open,
@@ -129,13 +252,49 @@ constexpr DeviceTable kTable = {
     wait,
     allocate_shared,
     release_shared,
-    check,
+    check_open_device,
     capturing,
     kFault == "null_function" ? nullptr : supports,
     workspace_bytes,
     append,
     attend,
     merge,
+};
+
+void reset() {
+  fail_call(kAnyCall, 0, TANDEM_OK);
+  reset_device();
+}
+
+// Of a stream; false, too, where there is no such stream.
+template <typename Body>
+bool control(void* handle, const Body& body) {
+  try {
+    return body(*find_stream(handle));
+  } catch (const Failure&) {
+    return false;
+  }
+}
+
+bool begin_capture(void* handle) {
+  return handle != nullptr && control(handle, [](Stream& stream) { return stream.begin_capture(); });
+}
+
+void* end_capture(void* handle) {
+  std::unique_ptr<Graph> graph;
+  control(handle, [&](Stream& stream) { return (graph = stream.end_capture()) != nullptr; });
+  return graph.release();
+}
+
+bool launch(const void* graph, void* handle) {
+  return control(handle, [&](Stream& stream) { return stream.launch(*static_cast<const Graph*>(graph)); });
+}
+
+void free_graph(void* graph) { delete static_cast<Graph*>(graph); }
+
+constexpr Controls kControls = {
+    reset,          set_delay,     lose_device, fail_call, fault,      create_stream,
+    destroy_stream, begin_capture, end_capture, launch,    free_graph,
 };
 
 }  // namespace
@@ -147,3 +306,5 @@ EXPORTED const DeviceTable* STAND_IN_ENTRY(uint32_t abi) {
 }
 
 EXPORTED const stand_in::Counts* stand_in_counts() { return &counts; }
+
+EXPORTED const stand_in::Controls* stand_in_controls() { return &kControls; }

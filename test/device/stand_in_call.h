@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// What the calls of the stand-in have in common. A call is checked when it is asked for, as far as its arguments go, and
+// performed when its stream gets there; only then it reads what is in device memory. Both throw Failure. What waited for the
+// host in vain has not been performed.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "device/stand_in.h"
+#include "device/stand_in_memory.h"
+#include "device/stand_in_stream.h"
+#include "lib/device.h"
+#include "reference/rounding.h"
+
+namespace stand_in {
+
+extern Counts counts;
+
+void check(const tandem::DeviceAppend& call);
+void check(const tandem::DeviceAttend& call);
+void check(const tandem::DeviceMerge& call);
+bool perform(const tandem::DeviceAppend& call);
+bool perform(const tandem::DeviceAttend& call);
+bool perform(const tandem::DeviceMerge& call);
+
+// What a device has no kernels for is refused, by its field.
+void check_layer(const tandem::Layer& layer);
+void check_pages(const tandem::DevicePages& pages);
+void check_sequences(const tandem::DeviceSequences& all);  // their addresses
+
+// The sequences, as they are now; each has been checked. Rows of a call: n_rows, -1 where it does not say.
+const tandem::DeviceSequence* read_sequences(const tandem::DeviceSequences& all, int64_t n_rows);
+void check_table(const tandem::DeviceSequences& all, const tandem::DeviceSequence& sequence, int32_t page_len);
+
+// The address, which a device can use.
+template <typename T>
+T* on_device(T* data, int64_t bytes, const char* otherwise) {
+  require(is_device_memory(data, bytes), otherwise);
+  return data;
+}
+
+inline std::byte* row_at(const tandem::DeviceRows& rows, int64_t token, int64_t head, int32_t dim, const char* otherwise) {
+  const int64_t size = reference::element_bytes(rows.dtype), element = token * rows.token_stride + head * rows.head_stride;
+  return on_device(static_cast<std::byte*>(rows.data) + element * size, dim * size, otherwise);
+}
+
+// Of a token in the window.
+std::byte* plane_row(const tandem::Layer& layer, const tandem::DevicePages& pages, const int64_t* table, int32_t table_len,
+                     tandem::Plane plane, int32_t kv_head, int64_t token);
+
+}  // namespace stand_in

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: MIT
+// append() and merge(): rows into the window, and the hand-over with the host. Slots are filled with NaN before they are
+// written, so that a host that reads what it was not given, and a merge of states that the host has not left, shows.
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "device/stand_in_call.h"
+#include "reference/stored_row.h"
+
+namespace stand_in {
+namespace {
+
+using namespace tandem;
+using Clock = std::chrono::steady_clock;
+
+constexpr char kNotInK[] = "k is no device memory", kNotInV[] = "v is no device memory", kNotInQ[] = "q is no device memory";
+
+// A part of a slot, in bytes.
+struct Part {
+  int64_t begin, bytes;
+};
+
+// They begin after the header and do not overlap.
+void check_parts(const std::vector<Part>& parts, int64_t slot_bytes) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    require(part.bytes == 0 || (part.begin >= static_cast<int64_t>(sizeof(SlotHeader)) && part.begin % 4 == 0 &&
+                                part.begin + part.bytes <= slot_bytes),
+            "a part of the slot is not in it");
+    for (size_t j = 0; j < i; ++j)
+      require(part.bytes == 0 || parts[j].bytes == 0 || part.begin >= parts[j].begin + parts[j].bytes ||
+                  parts[j].begin >= part.begin + part.bytes,
+              "parts of the slot overlap");
+  }
+}
+
+std::vector<Part> state_parts(const Layer& layer, const DeviceExchange& exchange, int64_t n_tokens) {
+  const int64_t n_rows = n_tokens * layer.n_q_heads;
+  return {{exchange.o_at, n_rows * layer.v_head_dim * 4}, {exchange.lse_at, n_rows * 4}};
+}
+
+void check_exchange(const DeviceExchange& exchange) {
+  require(exchange.n_slots > 0 && exchange.slot_bytes >= static_cast<int64_t>(sizeof(SlotHeader)), "there are no slots");
+  require(exchange.timeout_ns > 0, "a wait that never ends");
+  require(exchange.flags != nullptr && exchange.state != nullptr && exchange.slots != nullptr, "an exchange without memory");
+  on_device(exchange.flags, sizeof *exchange.flags, "the flags are no device memory");
+  on_device(exchange.slots, exchange.n_slots * exchange.slot_bytes, "the slots are no device memory");
+  on_device(exchange.state, kExchangeWords * int64_t{8}, "the exchange's state is no device memory");
+  require(reinterpret_cast<uintptr_t>(exchange.slots) % 8 == 0 && exchange.slot_bytes % 8 == 0, "slots are not aligned");
+}
+
+// One exchange as an operation of a stream sees it. state[0] is the next ticket.
+class Exchange {
+ public:
+  explicit Exchange(const DeviceExchange& exchange) : exchange_(exchange) {}
+
+  uint64_t next_ticket() const { return static_cast<uint64_t>(exchange_.state[0]); }
+  void take_ticket() const { ++exchange_.state[0]; }
+  std::byte* slot(uint64_t ticket) const {
+    return exchange_.slots + static_cast<int64_t>(ticket % static_cast<uint64_t>(exchange_.n_slots)) * exchange_.slot_bytes;
+  }
+  void arrive(uint64_t n) const { std::atomic_ref(exchange_.flags->arrived).store(n, std::memory_order_release); }
+
+  // Until the host has answered so many. False: it has not in time, here or before, or the device is lost.
+  bool wait_for(int64_t n_answered, uint32_t fault) const {
+    const std::atomic_ref faulty(exchange_.flags->fault);
+    const std::atomic_ref answered(exchange_.flags->answered);
+    if (faulty.load(std::memory_order_relaxed) != 0) return false;
+    const auto end = Clock::now() + std::chrono::nanoseconds(exchange_.timeout_ns);
+    while (static_cast<int64_t>(answered.load(std::memory_order_acquire)) < n_answered) {
+      if (is_lost()) return false;
+      if (Clock::now() >= end) {
+        faulty.store(fault, std::memory_order_release);
+        return false;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(10));
+    }
+    return true;
+  }
+
+ private:
+  const DeviceExchange& exchange_;
+};
+
+// The first row of q, o and lse of a sequence and KV head in a slot.
+int64_t first_slot_row(const Layer& layer, const DeviceSequence& sequence, int32_t kv_head) {
+  return int64_t{sequence.first_row} * layer.n_q_heads + int64_t{kv_head} * sequence.q_len * layer.group_size;
+}
+
+void hand_over_queries(const DeviceAppend& call, const DeviceSequence& sequence, std::byte* slot) {
+  const Layer& layer = *call.layer;
+  std::vector<double> q(static_cast<size_t>(layer.k_head_dim));
+  for (int32_t kv_head = 0; kv_head < layer.n_kv_heads; ++kv_head) {
+    std::byte* to = slot + call.exchange.q_at + first_slot_row(layer, sequence, kv_head) * layer.k_head_dim * 4;
+    for (int32_t t = 0; t < sequence.q_len; ++t) {
+      for (int32_t g = 0; g < layer.group_size; ++g, to += layer.k_head_dim * int64_t{4}) {
+        const int32_t head = kv_head * layer.group_size + g;
+        reference::load_all(call.q.dtype, row_at(call.q, sequence.first_row + t, head, layer.k_head_dim, kNotInQ),
+                            layer.k_head_dim, q.data());
+        reference::store_all(TANDEM_F32, q.data(), layer.k_head_dim, to);
+      }
+    }
+  }
+}
+
+// One token's row of K or V in one KV head: to the slot, and to the window where the token is resident.
+struct NewRow {
+  const DeviceAppend& call;
+  const DeviceSequence& sequence;
+  std::byte* slot;
+  int32_t t, kv_head;
+
+  void store(Plane codes, int32_t dtype, const DeviceRows& rows, int32_t dim, const char* otherwise) const {
+    std::vector<double> x(static_cast<size_t>(dim));
+    reference::load_all(rows.dtype, row_at(rows, sequence.first_row + t, kv_head, dim, otherwise), dim, x.data());
+    const auto scales = static_cast<Plane>(codes + 1);
+    reference::store_row(dtype, x.data(), dim, in_slot(codes), in_slot(scales));
+    put(codes);
+    if (reference::has_groups(dtype)) put(scales);
+  }
+
+ private:
+  std::byte* in_slot(Plane plane) const {
+    const int64_t row = int64_t{kv_head} * call.n_tokens + sequence.first_row + t;
+    return slot + call.exchange.rows_at[plane] + row * plane_bytes(*call.layer).of[plane];
+  }
+
+  void put(Plane plane) const {
+    const int64_t token = sequence.end - sequence.q_len + t, bytes = plane_bytes(*call.layer).of[plane];
+    if (token < sequence.begin) return;
+    const int64_t* table = call.sequences.page_tables + sequence.table_begin;
+    std::memcpy(plane_row(*call.layer, call.pages, table, sequence.table_len, plane, kv_head, token), in_slot(plane),
+                static_cast<size_t>(bytes));
+    counts.window_bytes += bytes;
+  }
+};
+
+void append_rows(const DeviceAppend& call, const DeviceSequence& sequence, std::byte* slot) {
+  const Layer& layer = *call.layer;
+  for (int32_t kv_head = 0; kv_head < layer.n_kv_heads; ++kv_head) {
+    for (int32_t t = 0; t < sequence.q_len; ++t) {
+      const NewRow row{call, sequence, slot, t, kv_head};
+      row.store(kPlaneK, layer.k_type, call.k, layer.k_head_dim, kNotInK);
+      row.store(kPlaneV, layer.v_type, call.v, layer.v_head_dim, kNotInV);
+    }
+  }
+}
+
+// A state in double precision.
+struct State {
+  std::vector<double> o;
+  double lse = -INFINITY;
+
+  // Empty states weigh nothing, whatever their o is. Null: 0.
+  void add(const float* other_o, double other_lse) {
+    if (other_lse == -INFINITY) return;
+    const double m = std::max(lse, other_lse), mine = lse == -INFINITY ? 0.0 : std::exp(lse - m);
+    const double theirs = std::exp(other_lse - m);
+    for (size_t c = 0; c < o.size(); ++c)
+      o[c] = (mine * o[c] + (other_o != nullptr ? theirs * static_cast<double>(other_o[c]) : 0.0)) / (mine + theirs);
+    lse = m + std::log(mine + theirs);
+  }
+};
+
+// slot_row: of the host's state, null where there is none.
+void merge_row(const DeviceMerge& call, int64_t token, int32_t head, const std::byte* slot, int64_t slot_row) {
+  const Layer& layer = *call.layer;
+  const int64_t row = token * layer.n_q_heads + head;
+  State state{std::vector<double>(static_cast<size_t>(layer.v_head_dim), 0.0)};
+  state.add(call.o + row * layer.v_head_dim, static_cast<double>(call.lse[row]));
+  if (slot != nullptr)
+    state.add(reinterpret_cast<const float*>(slot + call.exchange.o_at) + slot_row * layer.v_head_dim,
+              static_cast<double>(reinterpret_cast<const float*>(slot + call.exchange.lse_at)[slot_row]));
+  if (call.sinks != nullptr) state.add(nullptr, static_cast<double>(call.sinks[head]));
+  reference::store_all(call.o_out.dtype, state.o.data(), layer.v_head_dim,
+                       row_at(call.o_out, token, head, layer.v_head_dim, "o is no device memory"));
+  if (call.lse_out == nullptr) return;
+  float* lse = call.lse_out + token * call.lse_token_stride + head * call.lse_head_stride;
+  *on_device(lse, 4, "lse is no device memory") = static_cast<float>(state.lse);
+}
+
+void merge_sequence(const DeviceMerge& call, const DeviceSequence& sequence, const std::byte* slot) {
+  const Layer& layer = *call.layer;
+  for (int32_t kv_head = 0; kv_head < layer.n_kv_heads; ++kv_head) {
+    int64_t slot_row = first_slot_row(layer, sequence, kv_head);
+    for (int32_t t = 0; t < sequence.q_len; ++t)
+      for (int32_t g = 0; g < layer.group_size; ++g, ++slot_row)
+        merge_row(call, sequence.first_row + t, kv_head * layer.group_size + g, sequence.has_host_part != 0 ? slot : nullptr,
+                  slot_row);
+  }
+}
+
+}  // namespace
+
+void check(const DeviceAppend& call) {
+  const Layer& layer = *call.layer;
+  check_layer(layer);
+  check_sequences(call.sequences);
+  check_exchange(call.exchange);
+  require(call.n_tokens >= 0, "a negative number of tokens");
+  require((call.k.data == nullptr) == (call.v.data == nullptr), "one of k and v is appended");
+  std::vector<Part> parts = state_parts(layer, call.exchange, call.n_tokens);
+  parts.push_back({call.exchange.q_at, int64_t{call.n_tokens} * layer.n_q_heads * layer.k_head_dim * 4});
+  if (call.k.data != nullptr) {
+    check_pages(call.pages);
+    const PlaneBytes bytes = plane_bytes(layer);
+    for (int32_t p = 0; p < kPlanes; ++p)
+      parts.push_back({call.exchange.rows_at[p], int64_t{call.n_tokens} * layer.n_kv_heads * bytes.of[p]});
+  }
+  check_parts(parts, call.exchange.slot_bytes);
+}
+
+bool perform(const DeviceAppend& call) {
+  const Exchange exchange(call.exchange);
+  const uint64_t ticket = exchange.next_ticket();
+  if (!exchange.wait_for(static_cast<int64_t>(ticket) + 1 - call.exchange.n_slots, kFaultSlot)) return false;
+  const DeviceSequence* sequences = read_sequences(call.sequences, call.n_tokens);
+  std::byte* slot = exchange.slot(ticket);
+  std::memset(slot, 0xff, static_cast<size_t>(call.exchange.slot_bytes));
+  *reinterpret_cast<SlotHeader*>(slot) = {ticket, call.tag, call.sequences.n_sequences};
+  for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
+    if (sequences[i].has_host_part != 0) hand_over_queries(call, sequences[i], slot);
+    if (call.k.data == nullptr) continue;
+    check_table(call.sequences, sequences[i], call.pages.page_len);
+    append_rows(call, sequences[i], slot);
+  }
+  exchange.take_ticket();
+  exchange.arrive(ticket + 1);
+  return true;
+}
+
+void check(const DeviceMerge& call) {
+  check_layer(*call.layer);
+  check_sequences(call.sequences);
+  check_exchange(call.exchange);
+  require(call.n_tokens >= 0, "a negative number of tokens");
+  check_parts(state_parts(*call.layer, call.exchange, call.n_tokens), call.exchange.slot_bytes);
+  const int64_t n_rows = int64_t{call.n_tokens} * call.layer->n_q_heads;
+  on_device(call.o, n_rows * call.layer->v_head_dim * 4, "the window's o is no device memory");
+  on_device(call.lse, n_rows * 4, "the window's lse is no device memory");
+  on_device(call.sinks, call.sinks != nullptr ? int64_t{4} * call.layer->n_q_heads : 0, "the sinks are no device memory");
+}
+
+bool perform(const DeviceMerge& call) {
+  const Exchange exchange(call.exchange);
+  const DeviceSequence* sequences = read_sequences(call.sequences, call.n_tokens);
+  const uint64_t n_tickets = exchange.next_ticket();
+  require(n_tickets > 0, "merge() without an append()");
+  const bool has_host_part = std::any_of(sequences, sequences + call.sequences.n_sequences,
+                                         [](const DeviceSequence& sequence) { return sequence.has_host_part != 0; });
+  if (!exchange.wait_for(has_host_part ? static_cast<int64_t>(n_tickets) : 0, kFaultAnswer)) return false;
+  for (int32_t i = 0; i < call.sequences.n_sequences; ++i) merge_sequence(call, sequences[i], exchange.slot(n_tickets - 1));
+  return true;
+}
+
+}  // namespace stand_in

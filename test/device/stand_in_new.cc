@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+// A device's memory is not its program's: a program that replaces operator new and lets it fail (test/failing_new.h) finds
+// none of what stands for the device among its allocations. stand_in.map keeps these names inside the module.
+#include <cstdlib>
+#include <new>
+
+void* operator new(size_t n) {
+  void* data = std::malloc(n == 0 ? 1 : n);
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+// Streams without a device. Each is a queue with a thread of its own, which runs operations in their order and some time
+// after they were asked for. While a stream is captured its operations go to a graph instead.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tandem/tandem.h"
+
+namespace stand_in {
+
+// Thrown where a call fails, or where an operation finds that the call should have. Texts are literals.
+struct Failure {
+  int32_t code = TANDEM_ERROR_INTERNAL;
+  int64_t underlying = 0;
+  const char* field = "";
+  const char* message = "";
+};
+
+// What a core must not hand to a device.
+inline void require(bool holds, const char* otherwise) {
+  if (!holds) throw Failure{TANDEM_ERROR_INTERNAL, 0, "", otherwise};
+}
+
+using Operation = std::function<void()>;
+using Graph = std::vector<Operation>;
+
+// State of the device, for controls.
+void reset_device();
+void set_delay(int64_t ns);
+void lose_device();
+bool is_lost();
+void note_fault(const char* text);  // the first is kept
+const char* fault();                // "": none
+void check_device();                // throws DEVICE_LOST
+
+class Stream {
+ public:
+  Stream();  // throws std::system_error where there is no thread
+  ~Stream();
+  Stream(const Stream&) = delete;
+
+  void submit(Operation operation);
+  bool launch(const Graph& graph);  // false: the stream is captured
+  void drain();                     // until what was submitted before is over
+  bool begin_capture();
+  std::unique_ptr<Graph> end_capture();  // null: there is none
+  bool is_capturing();
+
+ private:
+  void push(Operation operation);  // with the mutex held
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Operation> queue_;
+  std::unique_ptr<Graph> capture_;
+  int64_t n_pushed_ = 0, n_done_ = 0;
+  bool stops_ = false;
+  std::thread thread_;  // the last: it uses the others
+};
+
+// A handle is a stream's address, null is the default stream, which is there from its first use until stop_default_stream().
+std::shared_ptr<Stream> find_stream(void* handle);  // throws where it is none
+void* create_stream();
+bool destroy_stream(void* handle);
+void stop_default_stream();
+void drain_streams();
+bool is_any_capturing();
+
+}  // namespace stand_in
