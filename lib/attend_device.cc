@@ -62,7 +62,7 @@ int64_t AttendCall::exact_window() const {
 Status AttendCall::run_on_device() {
   TANDEM_TRY(check_device_call());
   {
-    std::unique_lock lock(cache_.mutex());
+    const auto lock = cache_.lock_settled(&session_);
     if (session_.device_ == nullptr) TANDEM_TRY(DeviceSession::create(cache_, exact_window(), &session_.device_));
     TANDEM_TRY(session_.device_->hand_over().fault());
     TANDEM_TRY(enter());
@@ -101,6 +101,7 @@ Status AttendCall::reserve_on_device(int64_t* most) {
     cache_.extend_positions(sequence, call.length);
     SequenceState& state = *session_.state(sequence.id);
     call.state = state.layers[layer_idx_].get();
+    call.window = &state.window;
     TANDEM_TRY(
         device.reserve_window(state.window, ring_pages(session_.options_, cache_.page_len(), *most), sequence.longest()));
     device.set_base(state.window.table()[0]);
@@ -115,8 +116,7 @@ Status AttendCall::reserve_on_device(int64_t* most) {
       std::bit_ceil(static_cast<uint64_t>(std::clamp(n_tokens, kLeastTokens, DeviceSession::kMostTokens))));
   int64_t bytes = 0;
   for (const SequenceCall& one : scratch_.calls)
-    bytes += static_cast<int64_t>(sizeof(DeviceSequence) +
-                                  sizeof(int64_t) * session_.state(one.sequence->id)->window.table().size());
+    bytes += static_cast<int64_t>(sizeof(DeviceSequence) + sizeof(int64_t) * one.window->table().size());
   limits.descriptor_bytes = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
   limits.workspace_bytes = device.device().table->workspace_bytes(device.device().self, &call);
   return device.reserve(limits, args_.stream);
@@ -165,7 +165,7 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   TANDEM_TRY(launch(*task));
   std::unique_lock lock(cache_.mutex());
   for (SequenceCall& call : scratch_.calls) {
-    session_.state(call.sequence->id)->window.extend(layer_idx_, call.resident_begin, call.length);
+    call.window->extend(layer_idx_, call.resident_begin, call.length);
     if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
     settle(call);
     count_bytes(call);
@@ -248,21 +248,20 @@ void AttendCall::finish_host_jobs() {
 
 // Rows that the window should have before the call's own.
 Status AttendCall::fill_window(const SequenceCall& call) {
-  const DeviceWindow& window = session_.state(call.sequence->id)->window;
   const int64_t end = args_.k != nullptr ? call.first_query : call.length;
-  TokenRange valid = window.valid(layer_idx_);
+  TokenRange valid = call.window->valid(layer_idx_);
   if (valid.end <= call.resident_begin || valid.begin >= end) valid = {end, end};
   const TokenRange missing[] = {{call.resident_begin, std::min(valid.begin, end)}, {valid.end, end}};
   for (const TokenRange& range : missing) {
     if (range.begin >= range.end) continue;
     session_.device_->hand_over().drain();  // the store has the rows
+    std::shared_lock lock(cache_.mutex());
     TANDEM_TRY(copy_to_window(call, range));
   }
   return {};
 }
 
 Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
-  const DeviceWindow& window = session_.state(call.sequence->id)->window;
   const Device& device = session_.device_->device();
   const WindowGeometry::LayerPlanes& planes = session_.device_->geometry().layers[layer_idx_];
   std::vector<PageSpan> spans;
@@ -275,7 +274,7 @@ Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
         for (int32_t p = 0; p < kPlanes; ++p) {
           const int64_t bytes = planes.row_bytes.of[p];
           if (bytes == 0) continue;
-          auto* to = reinterpret_cast<std::byte*>(window.page_of(t)) + planes.at[p] + h * planes.head_stride[p] +
+          auto* to = reinterpret_cast<std::byte*>(call.window->page_of(t)) + planes.at[p] + h * planes.head_stride[p] +
                      span.token_idx % kDevicePageLen * bytes;
           DeviceError error;
           TANDEM_TRY(device_status(
@@ -298,7 +297,7 @@ Status AttendCall::upload_descriptors(DeviceSequences* sequences) {
   int64_t n_entries = 0;
   for (int64_t i = 0; i < n; ++i) {
     const SequenceCall& call = scratch_.calls[static_cast<size_t>(i)];
-    const std::vector<int64_t>& table = session_.state(call.sequence->id)->window.table();
+    const std::vector<int64_t>& table = call.window->table();
     DeviceSequence& one = to[i];
     one = {};
     one.begin = call.resident_begin;

@@ -16,6 +16,7 @@ namespace tandem {
 struct SequenceCall {
   Sequence* sequence = nullptr;
   LayerState* state = nullptr;
+  DeviceWindow* window = nullptr;  // of a call on device tensors
   Session* writer_before = nullptr;
   int64_t q_len = 0;
   int64_t first_row = 0;       // in the caller's tensors

@@ -134,9 +134,10 @@ Status Cache::create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model
   return {};
 }
 
-std::unique_lock<std::shared_mutex> Cache::lock_settled() {
+std::unique_lock<std::shared_mutex> Cache::lock_settled(const Session* but_for) {
   std::unique_lock lock(mutex_);
-  for (Session* session : sessions_) session->settle_device();
+  for (Session* session : sessions_)
+    if (session != but_for) session->settle_device();
   return lock;
 }
 

@@ -99,7 +99,8 @@ class Cache {
   Tier& host_tier() { return host_tier_; }
   Tier& device_tier() { return device_tier_; }
   // mutex(), when every token within the lengths is in the store: none is still on its way from a device.
-  std::unique_lock<std::shared_mutex> lock_settled();
+  // but_for: a session whose own do not matter, as it does all in order.
+  std::unique_lock<std::shared_mutex> lock_settled(const Session* but_for = nullptr);
   std::shared_lock<std::shared_mutex> lock_settled() const;
 
  private:

@@ -7,30 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "device/open_device.h"
 #include "lib/device.h"
 #include "reference/gate.h"
 #include "reference/random.h"
 #include "reference/reference_layer.h"
 
 namespace tandem::test {
-
-// The module beside the tests on its first usable device; ends the program where there is none.
-class OpenDevice {
- public:
-  explicit OpenDevice(const char* path);
-  ~OpenDevice();
-  OpenDevice(const OpenDevice&) = delete;
-
-  const DeviceTable* table = nullptr;
-  void* self = nullptr;
-  DeviceInfo info;
-
-  void* allocate(int64_t bytes) const;  // filled with 0xff: NaN in every type
-  void upload(void* to, const void* from, int64_t bytes) const;
-  void download(void* to, const void* from, int64_t bytes) const;
-  void wait() const;
-  void must(int32_t code, const DeviceError& error) const;
-};
 
 struct WindowSequence {
   int64_t begin, end;

@@ -103,6 +103,8 @@ Engine::Engine(const EngineSetup& setup) {
   options.n_threads = setup.n_threads;
   options.cpu_isa = setup.isa;
   options.matmul_rows = reference::kMatmulRows;
+  options.backend = setup.backend;
+  options.backend_path = setup.backend_path;
   if (setup.allocator) {
     options.alloc = NanAllocator::allocate;
     options.free = NanAllocator::release;
@@ -210,6 +212,8 @@ unsigned char* Tensor::base() const {
   const auto address = reinterpret_cast<uintptr_t>(start);
   return start + (64 - address % 64) % 64 + offset_ * reference::element_bytes(dtype_);
 }
+
+int64_t Tensor::offset_bytes() const { return offset_ * reference::element_bytes(dtype_); }
 
 int64_t Tensor::element(int64_t token, int64_t head, int64_t dim) const {
   return token * stride_[0] + head * stride_[1] + dim * stride_[2];

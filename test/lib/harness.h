@@ -68,6 +68,8 @@ struct EngineSetup {
   int32_t n_threads = 2;
   const char* isa = nullptr;
   NanAllocator* allocator = nullptr;
+  const char* backend = nullptr;  // with the path of its module
+  const char* backend_path = nullptr;
 };
 
 // Engine, cache and session stand for their handles in calls of the C ABI.
@@ -139,6 +141,10 @@ class Tensor {
   bool padding_untouched() const;
   bool untouched() const;  // not one byte written since construction
   std::vector<unsigned char> payload() const;
+  // All bytes from the 64-byte line on that the first element is offset from.
+  unsigned char* first_line() const { return base() - offset_bytes(); }
+  int64_t n_bytes() const { return bytes_.data() + bytes_.size() - first_line(); }
+  int64_t offset_bytes() const;
   int64_t n_tokens() const { return shape_[0]; }
   int32_t dtype() const { return dtype_; }
 

@@ -54,26 +54,27 @@ tandem_session_options hgca_options(const reference::HgcaOptions& from) {
 
 }  // namespace
 
-StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies)
-    : seed_(seed), policies_(policies), random_(seed) {
+StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device)
+    : seed_(seed), policies_(policies), random_(seed), device_(device) {
   const int64_t n_layers = random_.integer(1, 3);
-  const bool rope = random_.chance(0.5);  // shifting needs it in every layer
+  const bool rope = random_.chance(policies == Policies::kDevice ? 0.1 : 0.5);  // shifting needs it in every layer
   for (int64_t l = 0; l < n_layers; ++l) {
-    layers_.push_back(draw_layer(&random_, policies != Policies::kExact));
+    layers_.push_back(draw_layer(&random_, policies != Policies::kExact && policies != Policies::kDevice));
     if (rope) layers_.back().rope = random_.pick({TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED});
   }
   if (!rope && seed % 4 == 0) set_latent(&layers_.back());
   page_tokens_ = random_.pick({16, 16, 32, 64});
   cache_ = std::make_unique<Cache>(engine, layers_, CacheSetup{page_tokens_});
   const auto add = [this](Entry entry) {
-    entry.session =
-        std::make_unique<Session>(*cache_, entry.hgca ? hgca_options(entry.options) : scope_options(entry.scope));
+    tandem_session_options options = entry.hgca ? hgca_options(entry.options) : scope_options(entry.scope);
+    if (policies_ == Policies::kDevice && !entry.scope.streaming) options.window_tokens = random_.integer(0, 300);
+    entry.session = std::make_unique<Session>(*cache_, options);
     sessions_.push_back(std::move(entry));
   };
   const auto draw_scope = [this] {
     return reference::Scope{true, random_.pick<int64_t>({1, 4, 16, 33}), random_.pick<int64_t>({0, 1, 4, 20})};
   };
-  if (policies == Policies::kExact) {
+  if (policies == Policies::kExact || policies == Policies::kDevice) {
     add({});
     for (int64_t i = random_.integer(1, 2); i > 0; --i) {
       Entry entry;
@@ -286,6 +287,7 @@ void StreamWorld::attend_layer(size_t session, size_t layer, const Pass& pass, c
   args.o = &o;
   args.lse = &lse;
   args.parent_idx = pass.tree ? call.parents.data() : nullptr;
+  if (is_for_device(session, layer, pass)) return attend_on_device(session, layer, pass, args, std::move(call));
   TANDEM_EXPECT(where(), TANDEM_OK, tandem_attend(*sessions_[session].session, &args, &error));
   ++n_attends_;
   if (!pass.append_first) grow_model(pass, layer, call);
@@ -399,11 +401,12 @@ void StreamWorld::forward(size_t session, const Pass& pass) {
         if (pass.q_lens[i] > 0) append(pass.ids[i], l, pass.q_lens[i]);
     attend_layer(session, l, pass, parents);
   }
-  if (!pass.step) return;
+  if (!pass.step) return finish_pending();
   const bool complete = n_layers == layers_.size() ||
                         std::all_of(pass.q_lens.begin(), pass.q_lens.end(), [](int64_t q_len) { return q_len == 0; });
+  if (!complete) finish_pending();
   TANDEM_EXPECT(where(), complete ? TANDEM_OK : TANDEM_ERROR_INVALID_STATE, tandem_step_end(handle, nullptr, &error));
-  if (complete) return;
+  if (complete) return finish_pending();
   for (int64_t id : pass.ids) {
     models_.at(id).roll_back(lengths[id]);
     parents_.erase(id);

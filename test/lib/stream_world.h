@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "device/open_device.h"
 #include "lib/harness.h"
 #include "reference/gate.h"
 #include "reference/hgca_model.h"
@@ -20,6 +22,7 @@ namespace harness {
 
 enum class Policies {
   kExact,
+  kDevice,  // the same, with tensors in device memory
   kHgca,
   // What ordinary hgca streams leave out, so that other failures show: trees that are longer than the window, and partial
   // chunks of a single token.
@@ -41,7 +44,8 @@ struct Pass {
 
 class StreamWorld {
  public:
-  StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies);
+  // device: the engine's, with kDevice.
+  StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device = nullptr);
   void run(int64_t n_operations);  // random ones
   void check_everything();         // lengths, rows and digests of every sequence, selections of every session
 
@@ -91,6 +95,22 @@ class StreamWorld {
     std::vector<int32_t> parents;
   };
 
+  // An attend on device tensors, whose outputs are looked at later.
+  struct DeviceTensor {
+    Tensor* tensor;
+    void* memory;
+  };
+  struct PendingCall {
+    size_t session, layer;
+    Pass pass;
+    LayerCall call;
+    std::vector<DeviceTensor> tensors;
+  };
+  bool is_for_device(size_t session, size_t layer, const Pass& pass);
+  tandem_tensor to_device(PendingCall* pending, Tensor* tensor);
+  void attend_on_device(size_t session, size_t layer, const Pass& pass, tandem_attend_args args, LayerCall call);
+  void finish_pending();
+
   void random_operation();
   void random_forward();
   void random_speculation();
@@ -128,6 +148,8 @@ class StreamWorld {
   std::map<uint64_t, std::string> contents_;
   std::vector<std::string> history_;
   reference::GateShares shares_;
+  const tandem::test::OpenDevice* device_;
+  std::deque<PendingCall> pending_;  // stay where they are
   uint64_t output_hash_ = 0;
   int64_t n_attends_ = 0, n_uncertain_ = 0;
 };

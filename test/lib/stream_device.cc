@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+// Attends of a world on device tensors. The calls of a pass are all under way before the first output is looked at.
+#include "lib/layer.h"
+#include "lib/stream_world.h"
+
+namespace harness {
+
+bool StreamWorld::is_for_device(size_t session, size_t layer, const Pass& pass) {
+  if (device_ == nullptr || pass.speculative || sessions_[session].hgca || !random_.chance(0.8)) return false;
+  const reference::RefLayer& geometry = layers_[layer];
+  if (geometry.rope != TANDEM_ROPE_CALLER) return false;  // its table is the library's own
+  tandem::Layer asked;
+  asked.n_q_heads = geometry.n_q_heads;
+  asked.n_kv_heads = geometry.n_kv_heads;
+  asked.group_size = geometry.group_size();
+  asked.k_head_dim = geometry.k_head_dim;
+  asked.v_head_dim = geometry.v_head_dim;
+  asked.v_aliases_k = geometry.v_aliases_k;
+  asked.k_type = geometry.k_type;
+  asked.v_type = geometry.v_type;
+  tandem::DeviceError error;
+  return device_->table->supports(device_->self, &asked, 1, &error) == TANDEM_OK;
+}
+
+// Padding and all.
+tandem_tensor StreamWorld::to_device(PendingCall* pending, Tensor* tensor) {
+  void* memory = device_->allocate(tensor->n_bytes());
+  device_->upload(memory, tensor->first_line(), tensor->n_bytes());
+  pending->tensors.push_back({tensor, memory});
+  tandem_tensor view = tensor->view();
+  view.device_type = TANDEM_DEVICE_CUDA;
+  view.data = static_cast<unsigned char*>(memory) + tensor->offset_bytes();
+  return view;
+}
+
+void StreamWorld::attend_on_device(size_t session, size_t layer, const Pass& pass, tandem_attend_args args, LayerCall call) {
+  pending_.push_back({session, layer, pass, std::move(call), {}});
+  PendingCall& pending = pending_.back();
+  const tandem_tensor q = to_device(&pending, &pending.call.q), o = to_device(&pending, &pending.call.o),
+                      lse = to_device(&pending, &pending.call.lse);
+  tandem_tensor k = {}, v = {};
+  args.q = &q;
+  args.o = &o;
+  args.lse = &lse;
+  if (args.k != nullptr) k = to_device(&pending, &pending.call.rows.k), args.k = &k;
+  if (args.v != nullptr) v = to_device(&pending, &pending.call.rows.v), args.v = &v;
+  TANDEM_EXPECT(where(), TANDEM_OK, tandem_attend(*sessions_[session].session, &args, &error));
+  ++n_attends_;
+  if (!pass.append_first) grow_model(pass, layer, pending.call);
+}
+
+void StreamWorld::finish_pending() {
+  if (pending_.empty()) return;
+  device_->wait();
+  for (PendingCall& pending : pending_) {
+    for (const DeviceTensor& one : pending.tensors) {
+      const bool is_output = one.tensor == &pending.call.o || one.tensor == &pending.call.lse;
+      if (is_output) device_->download(one.tensor->first_line(), one.memory, one.tensor->n_bytes());
+    }
+    compare(sessions_[pending.session], pending.layer, pending.pass, pending.call);
+    for (const DeviceTensor& one : pending.tensors) device_->release(one.memory);
+  }
+  pending_.clear();
+}
+
+}  // namespace harness
