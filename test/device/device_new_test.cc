@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT
 // An engine with a device: answers are those without, and whichever allocation its creation lacks, a device that was opened
 // is closed.
-#include <dlfcn.h>
-
 #include "api/api_scenario.h"
-#include "device/stand_in.h"
+#include "device/stand_in_host.h"
 #include "failing_new.h"
 
 using namespace tandem_test;
@@ -30,9 +28,7 @@ void test_same_answers(void**) {
 
 void test_nothing_stays_behind(void**) {
   const tandem_engine_options options = device_options();
-  void* module = dlopen(kModule, RTLD_NOW);
-  assert_non_null(module);
-  const stand_in::Counts& counts = *reinterpret_cast<stand_in::CountsFn>(dlsym(module, stand_in::kCountsSymbol))();
+  const stand_in::Counts& counts = *stand_in::find_function<stand_in::CountsFn>(stand_in::kCountsSymbol)();
   int64_t n_failed = 0, n_failed_open = 0;
   for (int32_t status = TANDEM_ERROR_OUT_OF_MEMORY; status != TANDEM_OK;) {
     const int64_t n_opened = counts.n_opened;
@@ -58,12 +54,36 @@ void test_nothing_stays_behind(void**) {
   assert_int_equal(counts.n_allocated, counts.n_released);
 }
 
+// What stands for the device is not the program's, whose every allocation may fail.
+void test_memory_of_its_own(void**) {
+  stand_in::Host host;
+  const tandem::DeviceTable& table = host.table;
+  void* data = nullptr;
+  const int32_t value = 7;
+  int32_t copy = 0;
+  n_news = 0;
+  fails_at = 1;
+  for_ever = armed = true;
+  const int32_t statuses[] = {
+      table.allocate(host.self, sizeof copy, &data, &host.error),
+      table.copy(host.self, data, &value, sizeof copy, nullptr, &host.error),
+      table.copy(host.self, &copy, data, sizeof copy, nullptr, &host.error),
+      table.wait(host.self, nullptr, &host.error),
+  };
+  for_ever = armed = false;
+  table.release(host.self, data);
+  for (const int32_t status : statuses) assert_int_equal(status, TANDEM_OK);
+  assert_int_equal(n_news, 0);
+  assert_int_equal(copy, value);
+}
+
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(test_same_answers),
       cmocka_unit_test(test_nothing_stays_behind),
+      cmocka_unit_test(test_memory_of_its_own),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -25,13 +25,11 @@ Keys load_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t
   const Layer& layer = *call.layer;
   const auto n = static_cast<size_t>(sequence.end - sequence.begin);
   const auto k_dim = static_cast<size_t>(layer.k_head_dim), v_dim = static_cast<size_t>(layer.v_head_dim);
-  const int64_t* table = call.sequences.page_tables + sequence.table_begin;
+  const WindowRows window(call, sequence);
   Keys keys{std::vector<double>(n * k_dim), std::vector<double>(n * v_dim)};
   const auto load = [&](Plane codes, Plane scales, int32_t dtype, int64_t token, double* to, int32_t dim) {
-    const auto row = [&](Plane plane) {
-      return plane_row(layer, call.pages, table, sequence.table_len, plane, kv_head, token);
-    };
-    reference::load_row(dtype, row(codes), reference::has_groups(dtype) ? row(scales) : nullptr, dim, to);
+    const std::byte* of_scales = reference::has_groups(dtype) ? window.row(scales, kv_head, token) : nullptr;
+    reference::load_row(dtype, window.row(codes, kv_head, token), of_scales, dim, to);
   };
   for (size_t i = 0; i < n; ++i) {
     const int64_t token = sequence.begin + static_cast<int64_t>(i);

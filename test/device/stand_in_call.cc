@@ -54,8 +54,7 @@ void check_table(const DeviceSequences& all, const DeviceSequence& sequence, int
   on_device(all.page_tables + sequence.table_begin, sequence.table_len * int64_t{8}, "a page table is no device memory");
 }
 
-std::byte* plane_row(const Layer& layer, const DevicePages& pages, const int64_t* table, int32_t table_len, Plane plane,
-                     int32_t kv_head, int64_t token) {
+std::byte* WindowRows::row(Plane plane, int32_t kv_head, int64_t token) const {
   const int64_t bytes = plane_bytes(layer).of[plane], page = table[token / pages.page_len % table_len];
   require(page % 16 == 0, "a page is not at a multiple of 16 bytes");
   std::byte* head = pages.planes[plane] + page + kv_head * pages.head_stride[plane];

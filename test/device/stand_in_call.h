@@ -45,8 +45,20 @@ inline std::byte* row_at(const tandem::DeviceRows& rows, int64_t token, int64_t 
   return on_device(static_cast<std::byte*>(rows.data) + element * size, dim * size, otherwise);
 }
 
-// Of a token in the window.
-std::byte* plane_row(const tandem::Layer& layer, const tandem::DevicePages& pages, const int64_t* table, int32_t table_len,
-                     tandem::Plane plane, int32_t kv_head, int64_t token);
+// A sequence's keys in the window.
+struct WindowRows {
+  const tandem::Layer& layer;
+  const tandem::DevicePages& pages;
+  const int64_t* table;
+  int32_t table_len;
+
+  template <typename DeviceCall>
+  WindowRows(const DeviceCall& call, const tandem::DeviceSequence& sequence)
+      : layer(*call.layer),
+        pages(call.pages),
+        table(call.sequences.page_tables + sequence.table_begin),
+        table_len(sequence.table_len) {}
+  std::byte* row(tandem::Plane plane, int32_t kv_head, int64_t token) const;
+};
 
 }  // namespace stand_in

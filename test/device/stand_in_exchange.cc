@@ -58,7 +58,12 @@ class Exchange {
  public:
   explicit Exchange(const DeviceExchange& exchange) : exchange_(exchange) {}
 
-  uint64_t next_ticket() const { return static_cast<uint64_t>(exchange_.state[0]); }
+  uint64_t next_ticket() const {
+    const int64_t* state = exchange_.state;
+    require(state[0] >= 0 && std::all_of(state + 1, state + kExchangeWords, [](int64_t word) { return word == 0; }),
+            "the exchange's state was not zero at first");
+    return static_cast<uint64_t>(state[0]);
+  }
   void take_ticket() const { ++exchange_.state[0]; }
   std::byte* slot(uint64_t ticket) const {
     return exchange_.slots + static_cast<int64_t>(ticket % static_cast<uint64_t>(exchange_.n_slots)) * exchange_.slot_bytes;
@@ -132,9 +137,7 @@ struct NewRow {
   void put(Plane plane) const {
     const int64_t token = sequence.end - sequence.q_len + t, bytes = plane_bytes(*call.layer).of[plane];
     if (token < sequence.begin) return;
-    const int64_t* table = call.sequences.page_tables + sequence.table_begin;
-    std::memcpy(plane_row(*call.layer, call.pages, table, sequence.table_len, plane, kv_head, token), in_slot(plane),
-                static_cast<size_t>(bytes));
+    std::memcpy(WindowRows(call, sequence).row(plane, kv_head, token), in_slot(plane), static_cast<size_t>(bytes));
     counts.window_bytes += bytes;
   }
 };

@@ -160,12 +160,15 @@ int32_t copy(void*, void* to, const void* from, int64_t bytes, void* handle, Dev
     const std::shared_ptr<Stream> stream = find_stream(handle);
     check_not_capturing(*stream);
     require(bytes >= 0, "a copy of less than nothing");
+    const bool knows_from = is_known_memory(from, bytes), knows_to = is_known_memory(to, bytes);
+    require(knows_from || !is_known_memory(from, 1), "a copy from behind the end of memory");
+    require(knows_to || !is_known_memory(to, 1), "a copy to behind the end of memory");
     const auto size = static_cast<size_t>(bytes);
     const auto count = [bytes] {
       ++counts.n_copied;
       counts.copied_bytes += bytes;
     };
-    if (is_known_memory(from, bytes)) {
+    if (knows_from) {
       stream->submit([=] {
         std::memmove(to, from, size);
         count();
@@ -177,7 +180,7 @@ int32_t copy(void*, void* to, const void* from, int64_t bytes, void* handle, Dev
         count();
       });
     }
-    if (!is_known_memory(to, bytes)) wait_for(*stream);
+    if (!knows_to) wait_for(*stream);
   });
 }
 
