@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/decode_attend.h"
+#include "cuda/layer_check.h"
 
 namespace tandem::cuda {
 
@@ -88,11 +89,7 @@ const DecodeKernel* find_decode_kernel(const Layer& layer, int64_t n_rows) {
 // UNSUPPORTED and the reason where there is none.
 int32_t choose_decode_kernel(const Layer& layer, int32_t max_q_len, const DecodeKernel** kernel, DeviceError* error) {
   const int64_t n_rows = int64_t{max_q_len} * layer.group_size;
-  if (layer.v_aliases_k)
-    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "v_aliases_k", "v_aliases_k = 1: this module has no kernel for MLA");
-  if (layer.rope != nullptr)
-    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "rope",
-                "this module does not rotate keys: rope must be TANDEM_ROPE_CALLER");
+  if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
   if (n_rows > kMostRows)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d queries of %d heads a KV head are %lld rows: at most %lld",
                 max_q_len, layer.group_size, static_cast<long long>(n_rows), static_cast<long long>(kMostRows));

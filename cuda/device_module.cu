@@ -5,6 +5,7 @@
 
 #include "cuda/decode_attend.h"
 #include "cuda/driver.h"
+#include "cuda/exchange.h"
 
 namespace tandem::cuda {
 namespace {
@@ -14,6 +15,8 @@ constexpr int kLeastCapability = 80;
 struct Device {
   int idx;
   DecodeLauncher decode;
+  cudaStream_t pulse_stream = nullptr;  // of check()
+  cudaEvent_t pulse = nullptr;
 };
 
 Device& device_of(void* self) { return *static_cast<Device*>(self); }
@@ -49,6 +52,20 @@ void describe(int32_t device_idx, DeviceInfo* info) {
     std::snprintf(info->refusal, sizeof info->refusal, "its compute mode forbids it");
 }
 
+int32_t make_pulse(Device* device, DeviceError* error) {
+  TANDEM_CUDA_TRY(cudaStreamCreateWithFlags(&device->pulse_stream, cudaStreamNonBlocking), error);
+  TANDEM_CUDA_TRY(cudaEventCreateWithFlags(&device->pulse, cudaEventDisableTiming), error);
+  return TANDEM_OK;
+}
+
+void close(void* self) {
+  Device* device = &device_of(self);
+  const OnDevice on(device->idx);
+  if (device->pulse != nullptr) cudaEventDestroy(device->pulse);
+  if (device->pulse_stream != nullptr) cudaStreamDestroy(device->pulse_stream);
+  delete device;
+}
+
 int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   DeviceInfo info;
   describe(device_idx, &info);
@@ -61,13 +78,16 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_idx), error);
   TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_idx),
                   error);
+  if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
   auto* device = new (std::nothrow) Device{device_idx, {info.n_multiprocessors, of_block, of_multiprocessor}};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
+  if (const int32_t code = make_pulse(device, error); code != TANDEM_OK) {
+    close(device);
+    return code;
+  }
   *self = device;
   return TANDEM_OK;
 }
-
-void close(void* self) { delete &device_of(self); }
 
 int32_t allocate(void* self, int64_t bytes, void** data, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
@@ -122,20 +142,60 @@ int32_t attend(void* self, const DeviceAttend* call, void* stream, DeviceError* 
   return device_of(self).decode.launch(*call, static_cast<cudaStream_t>(stream), error);
 }
 
-int32_t allocate_shared(void*, int64_t, void**, void**, DeviceError* error) {
-  return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "", "not yet");
-}
-void release_shared(void*, void*) {}
-int32_t check_device(void*, DeviceError*) { return TANDEM_OK; }
-int32_t capturing(void*, void*, int32_t* is_capturing, DeviceError*) {
-  *is_capturing = 0;
+int32_t allocate_shared(void* self, int64_t bytes, void** host, void** device, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  void* made = nullptr;
+  TANDEM_CUDA_TRY(cudaHostAlloc(&made, static_cast<size_t>(bytes), cudaHostAllocPortable | cudaHostAllocMapped), error);
+  if (const int32_t code = check(cudaHostGetDevicePointer(device, made, 0), "cudaHostGetDevicePointer", error);
+      code != TANDEM_OK) {
+    cudaFreeHost(made);
+    return code;
+  }
+  *host = std::memset(made, 0, static_cast<size_t>(bytes));
   return TANDEM_OK;
 }
-int32_t append(void*, const DeviceAppend*, void*, DeviceError* error) {
-  return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "", "not yet");
+
+void release_shared(void* self, void* host) {
+  const OnDevice on(device_of(self).idx);
+  cudaFreeHost(host);
 }
-int32_t merge(void*, const DeviceMerge*, void*, DeviceError* error) {
-  return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "", "not yet");
+
+// What has ended a context shows in the answers about work: an event on a stream where nothing else is, which no call waits
+// for. Another thread may be capturing meanwhile, which forbids such questions unless one asks to be let off.
+int32_t check_device(void* self, DeviceError* error) {
+  const Device& device = device_of(self);
+  const OnDevice on(device.idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  TANDEM_CUDA_TRY(cudaThreadExchangeStreamCaptureMode(&mode), error);
+  cudaError_t result = cudaEventRecord(device.pulse, device.pulse_stream);
+  if (result == cudaSuccess) result = cudaStreamQuery(device.pulse_stream);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (result != cudaErrorNotReady) return check(result, "cudaStreamQuery", error);
+  cudaGetLastError();  // it is no failure
+  return TANDEM_OK;
+}
+
+int32_t capturing(void* self, void* stream, int32_t* is_capturing, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  TANDEM_CUDA_TRY(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), error);
+  *is_capturing = status != cudaStreamCaptureStatusNone;
+  return TANDEM_OK;
+}
+
+int32_t append(void* self, const DeviceAppend* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return launch_append(*call, static_cast<cudaStream_t>(stream), error);
+}
+
+int32_t merge(void* self, const DeviceMerge* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return launch_merge(*call, static_cast<cudaStream_t>(stream), error);
 }
 
 constexpr DeviceTable kTable = {

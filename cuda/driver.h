@@ -2,6 +2,7 @@
 // CUDA's results as DeviceErrors.
 #pragma once
 
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdarg>
@@ -66,22 +67,56 @@ inline int32_t check(cudaError_t result, const char* what, DeviceError* error) {
               cudaGetErrorString(result), cudaGetErrorName(result));
 }
 
-// Makes a device current for a scope and leaves the caller's as found.
+// The driver's idea of what is current, which the run time does not tell: a context of the caller's own looks like the
+// device's there. Looked up, as the module does not link the driver.
+struct ContextCalls {
+  PFN_cuCtxGetCurrent_v4000 get = nullptr;
+  PFN_cuCtxSetCurrent_v4000 set = nullptr;
+  cudaError_t result = cudaSuccess;
+
+  static const ContextCalls& found() {
+    static const ContextCalls calls = [] {
+      ContextCalls made;
+      made.result = look_up("cuCtxGetCurrent", reinterpret_cast<void**>(&made.get));
+      if (made.result == cudaSuccess) made.result = look_up("cuCtxSetCurrent", reinterpret_cast<void**>(&made.set));
+      return made;
+    }();
+    return calls;
+  }
+
+ private:
+  static cudaError_t look_up(const char* name, void** function) {
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t result = cudaGetDriverEntryPointByVersion(name, function, 4000, cudaEnableDefault, &found);
+#else
+    const cudaError_t result = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found);
+#endif
+    if (result != cudaSuccess) return result;
+    return found == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorSymbolNotFound;
+  }
+};
+
+// Makes a device current for a scope, and then what was before: a device, a context of the caller's own, or none.
 class OnDevice {
  public:
-  explicit OnDevice(int device) {
-    if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
-    result_ = before_ == device ? cudaSuccess : cudaSetDevice(device);
-    if (before_ == device) before_ = -1;
+  explicit OnDevice(int device) : calls_(ContextCalls::found()), result_(calls_.result) {
+    if (result_ != cudaSuccess) return;
+    if (calls_.get(&before_) != CUDA_SUCCESS) result_ = cudaErrorInitializationError;
+    if (result_ != cudaSuccess) return;
+    result_ = cudaSetDevice(device);
+    is_changed_ = true;
   }
   ~OnDevice() {
-    if (before_ >= 0) cudaSetDevice(before_);
+    if (is_changed_) calls_.set(before_);
   }
   OnDevice(const OnDevice&) = delete;
   cudaError_t result() const { return result_; }
 
  private:
-  int before_ = -1;
+  const ContextCalls& calls_;
+  CUcontext before_ = nullptr;
+  bool is_changed_ = false;
   cudaError_t result_;
 };
 

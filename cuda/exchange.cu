@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+
+#include "cuda/exchange.h"
+#include "cuda/kernels/append.cuh"
+#include "cuda/kernels/merge.cuh"
+#include "cuda/layer_check.h"
+
+namespace tandem::cuda {
+namespace {
+
+// Rows of an append that one block takes alone, two to a warp: what several need to count each other takes longer.
+constexpr int64_t kAloneRows = 2 * kAppendAloneWarps;
+constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several rows
+constexpr int64_t kMostRows = int64_t{1} << 30;
+constexpr int32_t kPageUnit = 64;
+
+int32_t check_rows(const DeviceRows& rows, const char* field, DeviceError* error) {
+  if (rows.data == nullptr || is_tensor_float(rows.dtype)) return TANDEM_OK;
+  return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, field, "%s is neither f32 nor f16 nor bf16 (dtype %d)", field, rows.dtype);
+}
+
+int32_t check_exchange(const DeviceExchange& exchange, DeviceError* error) {
+  if (exchange.n_slots > 0 && exchange.slot_bytes % 16 == 0 && exchange.q_at % 16 == 0 && exchange.o_at % 16 == 0)
+    return TANDEM_OK;
+  return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "an exchange of %d slots of %lld bytes", exchange.n_slots,
+              static_cast<long long>(exchange.slot_bytes));
+}
+
+int32_t check_append(const DeviceAppend& call, DeviceError* error) {
+  if (const int32_t code = check_layer(*call.layer, error); code != TANDEM_OK) return code;
+  if (const int32_t code = check_rows(call.q, "q", error); code != TANDEM_OK) return code;
+  if (const int32_t code = check_rows(call.k, "k", error); code != TANDEM_OK) return code;
+  if (const int32_t code = check_rows(call.v, "v", error); code != TANDEM_OK) return code;
+  if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
+  if ((call.k.data == nullptr) != (call.v.data == nullptr))
+    return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "v", "k and v come together: one of them is null");
+  if (call.k.data != nullptr && (call.pages.page_len <= 0 || call.pages.page_len % kPageUnit != 0))
+    return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "page_len", "page_len = %d is not a multiple of %d",
+                call.pages.page_len, kPageUnit);
+  return TANDEM_OK;
+}
+
+AppendCall describe(const DeviceAppend& call) {
+  const Layer& layer = *call.layer;
+  AppendCall to = {};
+  to.append = call;
+  to.n_q_heads = layer.n_q_heads;
+  to.n_kv_heads = layer.n_kv_heads;
+  to.group_size = layer.group_size;
+  to.k_dim = layer.k_head_dim;
+  to.v_dim = layer.v_head_dim;
+  to.k_type = layer.k_type;
+  to.v_type = layer.v_type;
+  to.k_four_bytes = static_cast<int32_t>(row_bytes(layer.k_type, kLaneNumbers));
+  to.v_four_bytes = static_cast<int32_t>(row_bytes(layer.v_type, kLaneNumbers));
+  to.token_rows = (call.q.data != nullptr ? layer.n_q_heads : 0) + (call.k.data != nullptr ? 2 * layer.n_kv_heads : 0);
+  const PlaneBytes bytes = plane_bytes(layer);
+  std::copy(std::begin(bytes.of), std::end(bytes.of), to.row_bytes);
+  return to;
+}
+
+template <class Call>
+int32_t launch(void (*kernel)(Call), dim3 n_blocks, int n_warps, const Call& call, cudaStream_t stream, DeviceError* error) {
+  Call copy = call;
+  void* arguments[] = {&copy};
+  TANDEM_CUDA_TRY(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), n_blocks,
+                                   dim3(32 * static_cast<unsigned>(n_warps)), arguments, 0, stream),
+                  error);
+  return TANDEM_OK;
+}
+
+}  // namespace
+
+int32_t load_exchange_kernels(DeviceError* error) {
+  cudaFuncAttributes attributes;
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(append_kernel)), error);
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_kernel)), error);
+  return TANDEM_OK;
+}
+
+int32_t launch_append(const DeviceAppend& call, cudaStream_t stream, DeviceError* error) {
+  if (const int32_t code = check_append(call, error); code != TANDEM_OK) return code;
+  const AppendCall described = describe(call);
+  const int64_t n_rows = int64_t{call.n_tokens} * described.token_rows;
+  if (n_rows >= kMostRows)
+    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d tokens of %d rows: at most %lld rows", call.n_tokens,
+                described.token_rows, static_cast<long long>(kMostRows));
+  const int n_warps = n_rows <= kAloneRows ? kAppendAloneWarps : kAppendWarps;
+  const int64_t n_blocks = n_rows <= kAloneRows ? 1 : std::min((n_rows + n_warps - 1) / n_warps, kMostBlocks);
+  return launch(append_kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, stream, error);
+}
+
+int32_t launch_merge(const DeviceMerge& call, cudaStream_t stream, DeviceError* error) {
+  const Layer& layer = *call.layer;
+  if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
+  if (const int32_t code = check_rows(call.o_out, "o", error); code != TANDEM_OK) return code;
+  if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
+  if (call.n_tokens == 0) return TANDEM_OK;
+  const MergeCall described = {call, layer.n_q_heads, layer.group_size, layer.v_head_dim};
+  const int32_t n_heads_blocks = (layer.n_q_heads + kMergeWarps - 1) / kMergeWarps;
+  return launch(merge_kernel, dim3(static_cast<unsigned>(call.n_tokens), static_cast<unsigned>(n_heads_blocks)), kMergeWarps,
+                described, stream, error);
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT
+// What the kernels of append() and merge() get. The layers in the calls are the host's: kernels do not look at them.
+#pragma once
+
+#include "lib/device.h"
+
+namespace tandem::cuda {
+
+struct AppendCall {
+  DeviceAppend append;
+  int32_t n_q_heads, n_kv_heads, group_size;
+  int32_t k_dim, v_dim;
+  int32_t k_type, v_type;
+  int32_t k_four_bytes, v_four_bytes;  // of four numbers' codes
+  int32_t token_rows;                  // of q, K and V together, that a token has here; of all tokens below 2^30
+  int64_t row_bytes[kPlanes];          // as stored
+};
+
+struct MergeCall {
+  DeviceMerge merge;
+  int32_t n_q_heads, group_size;
+  int32_t dim;  // of V
+};
+
+inline constexpr int kAppendWarps = 8, kAppendAloneWarps = 32;  // of a block; of the only block
+inline constexpr int kMergeWarps = 8;
+
+}  // namespace tandem::cuda

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+// New rows to the window and to the host, and the queries to the host.
+//
+// A warp takes a row at a time: one head of q, K or V of one token. The line of all rows is q's heads, K's heads, V's heads
+// of the first token, then of the next. The sequence that a token belongs to, and with it where its rows go, is looked up in
+// device memory. Rows of K and V are rounded once and written twice:
+//
+//   window   planes[p] + page + head * head_stride[p] + slot * row_bytes[p]      where the token is resident
+//   slot     rows_at[p] + (head * n_tokens + row) * row_bytes[p]                 always: the host's store has every token
+//
+// The first rows are on their way while a block waits for its slot.
+#pragma once
+
+#include "cuda/exchange_call.h"
+#include "cuda/kernels/exchange_wait.cuh"
+#include "cuda/kernels/round.cuh"
+
+namespace tandem::cuda {
+
+// A row, where it is from and where its sequence is.
+struct NewRow {
+  int sequence_idx;  // -1: nobody's, in replays with fewer tokens
+  int token;         // of the call
+  int head;
+  bool is_query;
+  int plane;  // of a row that is no query: kPlaneK or kPlaneV
+  float x[kFours][kLaneNumbers];
+};
+
+__device__ inline const DeviceRows& source_of(const AppendCall& call, const NewRow& row) {
+  return row.is_query ? call.append.q : row.plane == kPlaneK ? call.append.k : call.append.v;
+}
+__device__ inline int dim_of(const AppendCall& call, const NewRow& row) {
+  return row.is_query || row.plane == kPlaneK ? call.k_dim : call.v_dim;
+}
+
+template <class T>
+__device__ inline void load_numbers(const DeviceRows& from, const NewRow& row, int dim, float (&x)[kFours][kLaneNumbers]) {
+  const T* const data = static_cast<const T*>(from.data) + row.token * from.token_stride + row.head * from.head_stride;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j) {
+    const int first = kWarpNumbers * j + static_cast<int>(threadIdx.x % 32) * kLaneNumbers;
+    if (first < dim) load_four(data + first, x[j]);
+  }
+}
+
+// at: in the line of all rows; behind its end there is nothing.
+__device__ inline NewRow load_new_row(const AppendCall& call, int at) {
+  NewRow row = {};
+  row.sequence_idx = -1;
+  if (at >= call.append.n_tokens * call.token_rows) return row;
+  row.token = at / call.token_rows;
+  row.head = at % call.token_rows;
+  const int n_queries = call.append.q.data != nullptr ? call.n_q_heads : 0;
+  row.is_query = row.head < n_queries;
+  if (!row.is_query) {
+    row.head -= n_queries;
+    row.plane = row.head < call.n_kv_heads ? kPlaneK : kPlaneV;
+    row.head %= call.n_kv_heads;
+  }
+  const DeviceRows& from = source_of(call, row);
+  const int dim = dim_of(call, row);
+  if (from.dtype == TANDEM_BF16)
+    load_numbers<__nv_bfloat16>(from, row, dim, row.x);
+  else if (from.dtype == TANDEM_F16)
+    load_numbers<__half>(from, row, dim, row.x);
+  else
+    load_numbers<float>(from, row, dim, row.x);
+  row.sequence_idx = find_sequence(call.append.sequences, row.token);
+  return row;
+}
+
+__device__ inline void store_query(const AppendCall& call, const NewRow& row, std::byte* slot) {
+  const DeviceSequence& sequence = call.append.sequences.sequences[row.sequence_idx];
+  if (sequence.has_host_part == 0) return;
+  const int64_t to = host_row(sequence, row.token, row.head, call.n_q_heads, call.group_size);
+  float* const q = reinterpret_cast<float*>(slot + call.append.exchange.q_at) + to * call.k_dim;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j) {
+    const int first = kWarpNumbers * j + static_cast<int>(threadIdx.x % 32) * kLaneNumbers;
+    if (first < call.k_dim)
+      *reinterpret_cast<float4*>(q + first) = make_float4(row.x[j][0], row.x[j][1], row.x[j][2], row.x[j][3]);
+  }
+}
+
+// Where a row of K or V goes in the plane of its codes and in that of its scales: to the host and, or null, to the window.
+struct Destination {
+  std::byte *host[2], *window[2];
+};
+__device__ inline Destination find_destination(const AppendCall& call, const NewRow& row, std::byte* slot) {
+  const DeviceAppend& append = call.append;
+  const DeviceSequence& sequence = append.sequences.sequences[row.sequence_idx];
+  const int64_t token = sequence.end - sequence.q_len + (row.token - sequence.first_row);
+  const bool is_resident = token >= sequence.begin;
+  int64_t page = 0;
+  if (is_resident)
+    page = append.sequences.page_tables[sequence.table_begin + token / append.pages.page_len % sequence.table_len];
+  Destination to;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int p = row.plane + i;
+    const int64_t bytes = call.row_bytes[p];
+    to.host[i] = slot + append.exchange.rows_at[p] + (int64_t{row.head} * append.n_tokens + row.token) * bytes;
+    to.window[i] = is_resident ? append.pages.planes[p] + page + row.head * append.pages.head_stride[p] +
+                                     token % append.pages.page_len * bytes
+                               : nullptr;
+  }
+  return to;
+}
+
+__device__ inline void store_key_or_value(const AppendCall& call, const NewRow& row, std::byte* slot) {
+  const int lane = static_cast<int>(threadIdx.x % 32), dim = dim_of(call, row);
+  const int type = row.plane == kPlaneK ? call.k_type : call.v_type;
+  const int bytes = row.plane == kPlaneK ? call.k_four_bytes : call.v_four_bytes;
+  const bool has_scales = call.row_bytes[row.plane + 1] > 0;
+  const Destination to = find_destination(call, row, slot);
+#pragma unroll
+  for (int j = 0; j < kFours; ++j) {
+    const int first = kWarpNumbers * j + lane * kLaneNumbers, four = first / kLaneNumbers;
+    const StoredFour stored = round_four(type, row.x[j]);
+    if (first >= dim) continue;
+    const bool leads = has_scales && lane % 8 == 0;
+    store_codes(to.host[0] + four * bytes, stored.codes, bytes);
+    if (leads) store_codes(to.host[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
+    if (to.window[0] == nullptr) continue;
+    store_codes(to.window[0] + four * bytes, stored.codes, bytes);
+    if (leads) store_codes(to.window[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
+  }
+}
+
+__device__ inline void store_header(const AppendCall& call, Word ticket, std::byte* slot) {
+  static_assert(sizeof(SlotHeader) == sizeof(uint4) && offsetof(SlotHeader, tag) == 8);
+  *reinterpret_cast<uint4*>(slot) =
+      make_uint4(static_cast<uint32_t>(ticket), static_cast<uint32_t>(ticket >> 32), static_cast<uint32_t>(call.append.tag),
+                 static_cast<uint32_t>(call.append.sequences.n_sequences));
+}
+
+__global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __grid_constant__ AppendCall call) {
+  __shared__ Word ticket;
+  __shared__ bool is_free;
+  const DeviceExchange& exchange = call.append.exchange;
+  const int n_warps = static_cast<int>(blockDim.x / 32), step = static_cast<int>(gridDim.x) * n_warps;
+  const int n_rows = call.append.n_tokens * call.token_rows;
+  int at = static_cast<int>(blockIdx.x) * n_warps + static_cast<int>(threadIdx.x / 32);
+  NewRow row = load_new_row(call, at);
+  if (threadIdx.x == 0) {
+    ticket = load_relaxed(word(exchange, kNextTicket));
+    is_free = wait_for_slot(exchange, ticket);
+  }
+  __syncthreads();
+  if (!is_free) return;
+  std::byte* const slot = slot_of(exchange, ticket);
+  if (blockIdx.x == 0 && threadIdx.x == 0) store_header(call, ticket, slot);
+  while (at < n_rows) {
+    if (row.sequence_idx >= 0 && row.is_query)
+      store_query(call, row, slot);
+    else if (row.sequence_idx >= 0)
+      store_key_or_value(call, row, slot);
+    at += step;
+    row = load_new_row(call, at);
+  }
+  hand_over(exchange, ticket);
+}
+
+}  // namespace tandem::cuda

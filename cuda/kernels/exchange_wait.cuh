@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// The device's side of the hand-over (lib/device.h): whose turn it is, waiting for the host, and telling it.
+//
+// A ticket is counted in device memory, so that a replayed graph goes on where the call before it stopped. Reading over the
+// bus takes a microsecond: what was last seen of `answered` is kept beside the ticket, and only where that is too old is the
+// host's own word read.
+//
+//   append   ticket = next          waits for answered > ticket - n_slots    writes, next = arrived = ticket + 1
+//   merge    ticket = next - 1      waits for answered > ticket              reads
+//
+// A wait that takes too long leaves a fault: in device memory, which every later call looks at first, and where the host
+// sees it. Blocks that gave up are not counted, so nothing is handed over then.
+//
+// Order is by release and acquire at system scope. One thread of a block does either; barriers carry it to the others.
+#pragma once
+
+#include <cstdint>
+
+#include "lib/device.h"
+
+namespace tandem::cuda {
+
+// Of DeviceExchange::state.
+enum ExchangeWord : int32_t {
+  kNextTicket,    // tickets handed over
+  kSeenAnswered,  // `answered`, when it was last read
+  kFault,         // kFault..., or 0
+  kBlocksDone,    // of the append that runs
+};
+
+using Word = unsigned long long;  // what atomic operations take
+
+__device__ inline Word* word(const DeviceExchange& exchange, ExchangeWord which) {
+  return reinterpret_cast<Word*>(exchange.state + which);
+}
+
+__device__ inline Word load_relaxed(const Word* from) {
+  Word value;
+  asm volatile("ld.relaxed.gpu.u64 %0, [%1];\n" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline Word load_acquire(const Word* from) {
+  Word value;
+  asm volatile("ld.acquire.gpu.u64 %0, [%1];\n" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline Word load_acquire_system(const uint64_t* from) {
+  Word value;
+  asm volatile("ld.acquire.sys.u64 %0, [%1];\n" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;\n" ::: "memory"); }
+__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;\n" ::: "memory"); }
+// Behind a fence: a release.
+__device__ inline void store_system(uint64_t* to, Word value) {
+  asm volatile("st.relaxed.sys.u64 [%0], %1;\n" ::"l"(to), "l"(value) : "memory");
+}
+__device__ inline void store_system(uint32_t* to, uint32_t value) {
+  asm volatile("st.relaxed.sys.u32 [%0], %1;\n" ::"l"(to), "r"(value) : "memory");
+}
+// 16 bytes that the host has written: they are never taken from a cache that does not follow the host.
+__device__ inline float4 load_of_host(const float4* from) {
+  float4 x;
+  asm volatile("ld.relaxed.sys.v4.f32 {%0,%1,%2,%3}, [%4];\n"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+__device__ inline float load_of_host(const float* from) {
+  float x;
+  asm volatile("ld.relaxed.sys.f32 %0, [%1];\n" : "=f"(x) : "l"(from) : "memory");
+  return x;
+}
+
+__device__ inline Word time_ns() {
+  Word time;
+  asm volatile("mov.u64 %0, %globaltimer;\n" : "=l"(time)::"memory");
+  return time;
+}
+
+__device__ inline bool is_faulty(const DeviceExchange& exchange) { return load_relaxed(word(exchange, kFault)) != 0; }
+
+__device__ inline void raise_fault(const DeviceExchange& exchange, uint32_t fault) {
+  atomicMax(word(exchange, kFault), Word{fault});
+  store_system(&exchange.flags->fault, fault);
+}
+
+// Of one thread: whether the host has answered `wanted` tickets. Where not, it was not in time, and the fault stands.
+//
+// A few blocks ask over the bus; the others, which would only crowd it, read what these have seen, and ask now and then,
+// as nobody promises that the few are running.
+__device__ inline bool wait_for_answers(const DeviceExchange& exchange, Word wanted, uint32_t fault) {
+  constexpr unsigned kAsking = 4, kTurns = 16;
+  Word* const seen = word(exchange, kSeenAnswered);
+  if (load_acquire(seen) >= wanted) return true;
+  const bool always_asks = blockIdx.y * gridDim.x + blockIdx.x < kAsking;
+  const Word begin = time_ns();
+  for (unsigned turn = 1;; ++turn) {
+    const bool asks = always_asks || turn % kTurns == 0;
+    const bool is_over = is_faulty(exchange);
+    const Word answered = asks ? load_acquire_system(&exchange.flags->answered) : load_acquire(seen);
+    if (answered >= wanted) {
+      fence_device();  // who reads it there has what was acquired here
+      if (asks) atomicMax(seen, answered);
+      return true;
+    }
+    if (is_over) return false;
+    if (time_ns() - begin >= static_cast<Word>(exchange.timeout_ns)) {
+      raise_fault(exchange, fault);
+      return false;
+    }
+    __nanosleep(always_asks ? 20 : 100);
+  }
+}
+
+// Of one thread of an append: whether the ticket's slot is free.
+__device__ inline bool wait_for_slot(const DeviceExchange& exchange, Word ticket) {
+  if (is_faulty(exchange)) return false;
+  const auto n_slots = static_cast<Word>(exchange.n_slots);
+  return ticket < n_slots || wait_for_answers(exchange, ticket + 1 - n_slots, kFaultSlot);
+}
+
+// Of every thread of every block of an append, behind its writes: the last block hands over.
+__device__ inline void hand_over(const DeviceExchange& exchange, Word ticket) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  if (gridDim.x > 1) {
+    Word* const n_done = word(exchange, kBlocksDone);
+    fence_system();
+    if (atomicAdd(n_done, Word{1}) + 1 < gridDim.x) return;
+    *n_done = 0;
+  }
+  *word(exchange, kNextTicket) = ticket + 1;
+  fence_system();
+  store_system(&exchange.flags->arrived, ticket + 1);
+}
+
+__device__ inline std::byte* slot_of(const DeviceExchange& exchange, Word ticket) {
+  return exchange.slots + static_cast<int64_t>(ticket % static_cast<Word>(exchange.n_slots)) * exchange.slot_bytes;
+}
+
+// Index of the sequence that a row of q, o and lse belongs to, -1: of none. Of whole warps, whose lanes look at 32 sequences
+// at a time.
+__device__ inline int find_sequence(const DeviceSequences& sequences, int row) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int found = -1;
+#pragma unroll 4
+  for (int first = 0; first < sequences.n_sequences; first += 32) {
+    bool is_own = false;
+    if (first + lane < sequences.n_sequences) {
+      const DeviceSequence& sequence = sequences.sequences[first + lane];
+      is_own = row >= sequence.first_row && row < sequence.first_row + sequence.q_len;
+    }
+    const unsigned owners = __ballot_sync(~0u, is_own);
+    if (owners != 0) found = first + __ffs(static_cast<int>(owners)) - 1;
+  }
+  return found;
+}
+
+// Of a row of a sequence and a query head: its index among the rows of q, o and lse in a slot.
+__device__ inline int64_t host_row(const DeviceSequence& sequence, int row, int head, int n_q_heads, int group_size) {
+  const int token = row - sequence.first_row, kv_head = head / group_size;
+  return int64_t{sequence.first_row} * n_q_heads + (int64_t{kv_head} * sequence.q_len + token) * group_size +
+         head % group_size;
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// The window's state, the host's and the learned sink into one, row by row.
+//
+//   m = max lse_i;  w_i = exp(lse_i - m);  o = sum w_i o_i / sum w_i;  lse = m + log(sum w_i)
+//
+// A state with lse = -inf is empty and its o is not looked at; all empty gives (0, -inf). NaN passes on. A single state
+// comes out bit for bit.
+//
+// A block has rows of one token, and so of one sequence: it waits for the host where that has a part, and only there. The
+// window's states are on their way meanwhile; the host's are read where they are, across the bus.
+#pragma once
+
+#include "cuda/exchange_call.h"
+#include "cuda/kernels/exchange_wait.cuh"
+#include "cuda/kernels/round.cuh"
+
+namespace tandem::cuda {
+
+// A lane's part of a row, of which it has four numbers at a time (round.cuh).
+struct RowState {
+  float lse = -INFINITY;
+  float o[kFours][kLaneNumbers] = {};
+};
+
+// Where a lane's j-th four numbers are in a row.
+__device__ inline int first_of_four(int j) { return kWarpNumbers * j + static_cast<int>(threadIdx.x % 32) * kLaneNumbers; }
+
+__device__ inline RowState load_window(const MergeCall& call, int64_t row) {
+  RowState state;
+  state.lse = call.merge.lse[row];
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+    if (first_of_four(j) < call.dim) load_four(call.merge.o + row * call.dim + first_of_four(j), state.o[j]);
+  return state;
+}
+
+__device__ inline RowState load_host(const MergeCall& call, const std::byte* slot, int64_t row) {
+  const DeviceExchange& exchange = call.merge.exchange;
+  const float* const o = reinterpret_cast<const float*>(slot + exchange.o_at) + row * call.dim;
+  RowState state;
+  float4 four[kFours];
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+    if (first_of_four(j) < call.dim) four[j] = load_of_host(reinterpret_cast<const float4*>(o + first_of_four(j)));
+  state.lse = load_of_host(reinterpret_cast<const float*>(slot + exchange.lse_at) + row);
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+    if (first_of_four(j) < call.dim)
+      state.o[j][0] = four[j].x, state.o[j][1] = four[j].y, state.o[j][2] = four[j].z, state.o[j][3] = four[j].w;
+  return state;
+}
+
+__device__ inline float weight_of(float lse, float most) { return lse == -INFINITY ? 0.0f : expf(lse - most); }
+
+__device__ inline RowState merge_states(const RowState& a, const RowState& b, float sink) {
+  const float most = fmaxf(fmaxf(a.lse, b.lse), sink);
+  const float of_a = weight_of(a.lse, most), of_b = weight_of(b.lse, most);
+  const float sum = of_a + of_b + weight_of(sink, most);
+  RowState merged;
+  if (sum == 0.0f) return merged;
+  merged.lse = most + logf(sum);
+  const bool has_a = a.lse != -INFINITY, has_b = b.lse != -INFINITY;
+  const float share_a = of_a / sum, share_b = of_b / sum;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+#pragma unroll
+    for (int i = 0; i < kLaneNumbers; ++i) {
+      if (has_a) merged.o[j][i] = share_a * a.o[j][i];
+      if (has_b) merged.o[j][i] = has_a ? fmaf(share_b, b.o[j][i], merged.o[j][i]) : share_b * b.o[j][i];
+    }
+  return merged;
+}
+
+__device__ inline RowState nan_state() {
+  RowState state;
+  state.lse = NAN;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+#pragma unroll
+    for (int i = 0; i < kLaneNumbers; ++i) state.o[j][i] = NAN;
+  return state;
+}
+
+__device__ inline void store_state(const MergeCall& call, int token, int head, const RowState& state) {
+  const DeviceMerge& merge = call.merge;
+  const int64_t o = token * merge.o_out.token_stride + head * merge.o_out.head_stride;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+    if (first_of_four(j) < call.dim) store_four(merge.o_out.data, merge.o_out.dtype, o + first_of_four(j), state.o[j]);
+  if (threadIdx.x % 32 == 0 && merge.lse_out != nullptr)
+    merge.lse_out[token * merge.lse_token_stride + head * merge.lse_head_stride] = state.lse;
+}
+
+__global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ MergeCall call) {
+  __shared__ Word n_tickets;
+  __shared__ bool is_sound;
+  const DeviceExchange& exchange = call.merge.exchange;
+  const int token = static_cast<int>(blockIdx.x);
+  const int head = static_cast<int>(blockIdx.y * kMergeWarps + threadIdx.x / 32);
+  const bool has_row = head < call.n_q_heads;
+  RowState window;
+  if (has_row) window = load_window(call, int64_t{token} * call.n_q_heads + head);
+  const int sequence_idx = find_sequence(call.merge.sequences, token);
+  if (sequence_idx < 0) return;  // in replays with fewer tokens
+  const DeviceSequence& sequence = call.merge.sequences.sequences[sequence_idx];
+  const bool has_host_part = sequence.has_host_part != 0;
+  if (threadIdx.x == 0) {
+    n_tickets = load_relaxed(word(exchange, kNextTicket));
+    is_sound = !is_faulty(exchange) && (!has_host_part || wait_for_answers(exchange, n_tickets, kFaultAnswer));
+  }
+  __syncthreads();
+  if (!has_row) return;
+  if (!is_sound) return store_state(call, token, head, nan_state());
+  RowState host;
+  if (has_host_part)
+    host =
+        load_host(call, slot_of(exchange, n_tickets - 1), host_row(sequence, token, head, call.n_q_heads, call.group_size));
+  const float sink = call.merge.sinks == nullptr ? -INFINITY : call.merge.sinks[head];
+  store_state(call, token, head, merge_states(window, host, sink));
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+// Rows of numbers to storage types, bit for bit as the host's backend rounds them (cpu/kernels/convert_inl.h says what the
+// types are): window and host hold the same.
+//
+// A warp has a row. Number i of lane l's j-th four is 128 j + 4 l + i, so that whatever a number takes, 16 bytes or half of
+// one, neighbouring lanes write neighbouring bytes. A group of 32 numbers is eight lanes.
+//
+// Sums and products are spelled as intrinsics where the compiler would fuse them.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tandem/tandem.h"
+
+namespace tandem::cuda {
+
+inline constexpr int kFours = 2;  // of a lane: rows of up to 256 numbers
+inline constexpr int kLaneNumbers = 4, kWarpNumbers = 32 * kLaneNumbers;
+
+// ---- one number --------------------------------------------------------------------------------------------------------
+
+__device__ inline uint32_t bits_of(float x) { return __float_as_uint(x); }
+__device__ inline bool is_nan(float x) { return (bits_of(x) & 0x7fffffffu) > 0x7f800000u; }
+
+// NaN keeps sign and payload, which the device's own conversions do not.
+__device__ inline uint32_t to_f16(float x) {
+  if (is_nan(x)) return (bits_of(x) >> 16 & 0x8000u) | 0x7e00u | (bits_of(x) >> 13 & 0x3ffu);
+  return __half_as_ushort(__float2half_rn(x));
+}
+__device__ inline uint32_t to_bf16(float x) {
+  if (is_nan(x)) return bits_of(x) >> 16 | 0x40u;
+  return (bits_of(x) + (bits_of(x) >> 16 & 1u) + 0x7fffu) >> 16;
+}
+// Not the device's: that has the largest number for what is too large, here it is NaN.
+__device__ inline uint32_t to_e4m3(float x) {
+  const uint32_t sign = bits_of(x) >> 24 & 0x80u, size = bits_of(x) & 0x7fffffffu;
+  if (size > 0x43e80000u) return sign | 0x7fu;  // above 464, or NaN
+  if (size < 0x3c800000u)                       // below 2^-6: counts of 2^-9, the spacing at 16,384
+    return sign | (bits_of(__fadd_rn(__uint_as_float(size), 16384.0f)) - 0x46800000u);
+  return sign | (size - (120u << 23) + (size >> 20 & 1u) + 0x7ffffu) >> 20;
+}
+
+__device__ inline float from_number(float x) { return x; }
+__device__ inline float from_number(__nv_bfloat16 x) {
+  return __uint_as_float(static_cast<uint32_t>(__bfloat16_as_ushort(x)) << 16);
+}
+__device__ inline float from_number(__half x) {
+  const uint32_t bits = __half_as_ushort(x);
+  if ((bits & 0x7fffu) <= 0x7c00u) return __half2float(x);
+  return __uint_as_float((bits & 0x8000u) << 16 | 0x7fc00000u | (bits & 0x3ffu) << 13);
+}
+
+// ---- four numbers ------------------------------------------------------------------------------------------------------
+
+// Of a tensor; at any address that its type allows.
+template <class T>
+__device__ inline void load_four(const T* from, float (&x)[kLaneNumbers]) {
+  struct alignas(sizeof(T) * kLaneNumbers) Four {
+    T of[kLaneNumbers];
+  };
+  if (reinterpret_cast<uintptr_t>(from) % sizeof(Four) == 0) {
+    const Four four = *reinterpret_cast<const Four*>(from);
+#pragma unroll
+    for (int i = 0; i < kLaneNumbers; ++i) x[i] = from_number(four.of[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLaneNumbers; ++i) x[i] = from_number(from[i]);
+  }
+}
+
+// In a storage type: as many bytes as they take, of which 4 bits a number are the fewest; and their group's f16 scale.
+struct StoredFour {
+  uint4 codes;
+  uint32_t scale;
+};
+
+// The magnitude that is largest in the lane's group, as bits, which order NaN above infinity above numbers; and of the first
+// number that has it, the number.
+struct Largest {
+  uint32_t magnitude;
+  float number;
+};
+__device__ inline Largest largest_of_group(const float (&x)[kLaneNumbers]) {
+  Largest largest{0, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kLaneNumbers; ++i)
+    if ((bits_of(x[i]) & 0x7fffffffu) > largest.magnitude) largest = {bits_of(x[i]) & 0x7fffffffu, x[i]};
+#pragma unroll
+  for (unsigned mask = 1; mask < 8; mask *= 2) {
+    const uint32_t magnitude = __shfl_xor_sync(~0u, largest.magnitude, mask);
+    const float number = __shfl_xor_sync(~0u, largest.number, mask);
+    const bool is_before = (threadIdx.x & mask) != 0;
+    if (magnitude > largest.magnitude || (magnitude == largest.magnitude && is_before)) largest = {magnitude, number};
+  }
+  return largest;
+}
+
+// q8_0 and q4_0. A group that is not finite, or whose scale is none in f16, has NaN for it and zeros for codes.
+template <bool kIsQ8>
+__device__ inline StoredFour quantise(const float (&x)[kLaneNumbers]) {
+  const Largest largest = largest_of_group(x);
+  float scale = -0.0f;
+  if (kIsQ8)
+    scale = __fdiv_rn(__uint_as_float(largest.magnitude), 127.0f);
+  else if (largest.magnitude > 0)
+    scale = __fdiv_rn(largest.number, -8.0f);
+  if (largest.magnitude >= 0x7f800000u || fabsf(scale) >= 65520.0f) return {make_uint4(0, 0, 0, 0), 0x7e00u};
+  const float exact = __fdiv_rn(1.0f, scale), inverse = isfinite(exact) ? exact : 0.0f;
+  uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneNumbers; ++i) {
+    const float y = __fmul_rn(x[i], inverse);
+    if (kIsQ8)
+      codes |= (static_cast<uint32_t>(static_cast<int>(roundf(y))) & 0xffu) << 8 * i;
+    else
+      codes |= static_cast<uint32_t>(min(15, static_cast<int>(__fadd_rn(y, 8.5f)))) << 4 * i;
+  }
+  return {make_uint4(codes, 0, 0, 0), to_f16(scale)};
+}
+
+// Of whole warps; numbers behind a row's last are 0.
+__device__ inline StoredFour round_four(int32_t type, const float (&x)[kLaneNumbers]) {
+  switch (type) {
+    case TANDEM_F32:
+      return {make_uint4(bits_of(x[0]), bits_of(x[1]), bits_of(x[2]), bits_of(x[3])), 0};
+    case TANDEM_F16:
+      return {make_uint4(to_f16(x[0]) | to_f16(x[1]) << 16, to_f16(x[2]) | to_f16(x[3]) << 16, 0, 0), 0};
+    case TANDEM_BF16:
+      return {make_uint4(to_bf16(x[0]) | to_bf16(x[1]) << 16, to_bf16(x[2]) | to_bf16(x[3]) << 16, 0, 0), 0};
+    case TANDEM_E4M3:
+      return {make_uint4(to_e4m3(x[0]) | to_e4m3(x[1]) << 8 | to_e4m3(x[2]) << 16 | to_e4m3(x[3]) << 24, 0, 0, 0), 0};
+    case TANDEM_Q8_0:
+      return quantise<true>(x);
+    default:
+      return quantise<false>(x);
+  }
+}
+
+// bytes: 16, 8, 4 or 2, to an address that is a multiple of them.
+__device__ inline void store_codes(std::byte* to, const uint4& codes, int bytes) {
+  if (bytes == 16)
+    *reinterpret_cast<uint4*>(to) = codes;
+  else if (bytes == 8)
+    *reinterpret_cast<uint2*>(to) = make_uint2(codes.x, codes.y);
+  else if (bytes == 4)
+    *reinterpret_cast<uint32_t*>(to) = codes.x;
+  else
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(codes.x);
+}
+
+// To a tensor, at any address that its type allows.
+__device__ inline void store_four(void* data, int32_t dtype, int64_t at, const float (&x)[kLaneNumbers]) {
+  const int size = dtype == TANDEM_F32 ? 4 : 2;
+  std::byte* const to = static_cast<std::byte*>(data) + at * size;
+  const uint4 codes = round_four(dtype, x).codes;
+  if (reinterpret_cast<uintptr_t>(to) % (size * kLaneNumbers) == 0) return store_codes(to, codes, size * kLaneNumbers);
+  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+  for (int i = 0; i < kLaneNumbers; ++i)
+    if (size == 4)
+      reinterpret_cast<uint32_t*>(to)[i] = words[i];
+    else
+      reinterpret_cast<uint16_t*>(to)[i] = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+}
+
+}  // namespace tandem::cuda
