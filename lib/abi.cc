@@ -109,6 +109,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_memory_plan, device_window_bytes),
     AT(tandem_memory_plan, device_work_bytes),
     AT(tandem_memory_plan, kv_token_bytes),
+    AT(tandem_memory_plan, shared_bytes),
 
     SIZE(tandem_cache_stats),
     AT(tandem_cache_stats, struct_size),
@@ -120,6 +121,9 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_cache_stats, host_session_bytes),
     AT(tandem_cache_stats, selection_bytes),
     AT(tandem_cache_stats, host_peak_bytes),
+    AT(tandem_cache_stats, device_window_bytes),
+    AT(tandem_cache_stats, device_work_bytes),
+    AT(tandem_cache_stats, device_peak_bytes),
 
     SIZE(tandem_session_stats),
     AT(tandem_session_stats, struct_size),
@@ -136,6 +140,11 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_stats, attend_ns),
     AT(tandem_session_stats, refresh_ns),
     AT(tandem_session_stats, refresh_wait_ns),
+    AT(tandem_session_stats, n_device_attends),
+    AT(tandem_session_stats, n_host_parts),
+    AT(tandem_session_stats, host_part_ns),
+    AT(tandem_session_stats, staged_kv_bytes),
+    AT(tandem_session_stats, filled_kv_bytes),
 };
 
 #undef SIZE

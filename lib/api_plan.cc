@@ -34,10 +34,11 @@ std::string plan_json(const tandem_memory_plan& plan) {
   char text[512];
   std::snprintf(text, sizeof text,
                 "{\"host_kv_bytes\":%lld,\"host_session_bytes\":%lld,\"selection_max_bytes\":%lld,"
-                "\"device_window_bytes\":%lld,\"device_work_bytes\":%lld,\"kv_token_bytes\":%lld}",
+                "\"device_window_bytes\":%lld,\"device_work_bytes\":%lld,\"kv_token_bytes\":%lld,\"shared_bytes\":%lld}",
                 static_cast<long long>(plan.host_kv_bytes), static_cast<long long>(plan.host_session_bytes),
                 static_cast<long long>(plan.selection_max_bytes), static_cast<long long>(plan.device_window_bytes),
-                static_cast<long long>(plan.device_work_bytes), static_cast<long long>(plan.kv_token_bytes));
+                static_cast<long long>(plan.device_work_bytes), static_cast<long long>(plan.kv_token_bytes),
+                static_cast<long long>(plan.shared_bytes));
   return text;
 }
 
@@ -62,7 +63,7 @@ int32_t tandem_plan_memory(tandem_memory_plan* plan, const tandem_engine* engine
     TANDEM_TRY(check_session_options(session_copy));
     TANDEM_TRY(check_kv_lens(kv_lens, n_sequences));
     tandem_memory_plan known = AbiStruct<tandem_memory_plan>::defaults();
-    Status status = plan_memory(engine_object->cpu(), model_object->layers(), cache_copy, &session_copy,
+    Status status = plan_memory(*engine_object, model_object->layers(), cache_copy, &session_copy,
                                 {kv_lens, static_cast<size_t>(n_sequences)}, &known);
     if (status.ok() || status.code() == TANDEM_ERROR_CAPACITY) copy_out(known, plan);
     return status;

@@ -66,6 +66,7 @@ Status Session::attend(const AttendArgs& args) {
   AttendCall call(*this, args, *scratch_);
   TANDEM_TRY(args.on_device ? call.run_on_device() : call.run());
   ++sums_.n_attends;
+  sums_.n_device_attends += args.on_device;
   sums_.attend_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
   return {};
 }

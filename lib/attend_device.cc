@@ -11,7 +11,6 @@
 // The call returns when all of it is on its way; nothing here waits for the device unless memory has to grow or a window to
 // be filled.
 #include <algorithm>
-#include <bit>
 #include <mutex>
 
 #include "lib/attend_call.h"
@@ -21,8 +20,6 @@
 
 namespace tandem {
 namespace {
-
-constexpr int64_t kLeastTokens = 16;  // of a call that memory is laid out for
 
 DeviceRows rows_of(const TensorView& view) {
   const int64_t bytes = row_bytes(view.dtype, 1);
@@ -106,20 +103,10 @@ Status AttendCall::reserve_on_device(int64_t* most) {
         device.reserve_window(state.window, ring_pages(session_.options_, cache_.page_len(), *most), sequence.longest()));
     device.set_base(state.window.table()[0]);
   }
-  DeviceAttend call;
-  call.layer = &device.layer(layer_idx_, true);
-  call.pages = device.pages(layer_idx_);
-  call.sequences.n_sequences = static_cast<int32_t>(scratch_.calls.size());
-  call.sequences.max_q_len = static_cast<int32_t>(*most);
-  DeviceLimits limits;
-  limits.n_tokens = static_cast<int64_t>(
-      std::bit_ceil(static_cast<uint64_t>(std::clamp(n_tokens, kLeastTokens, DeviceSession::kMostTokens))));
-  int64_t bytes = 0;
-  for (const SequenceCall& one : scratch_.calls)
-    bytes += static_cast<int64_t>(sizeof(DeviceSequence) + sizeof(int64_t) * one.window->table().size());
-  limits.descriptor_bytes = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
-  limits.workspace_bytes = device.device().table->workspace_bytes(device.device().self, &call);
-  return device.reserve(limits, args_.stream);
+  int64_t n_pages = 0;
+  for (const SequenceCall& call : scratch_.calls) n_pages += call.window->n_pages();
+  const CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages};
+  return device.reserve(device_limits(device.device(), layer_, size), args_.stream);
 }
 
 // The next rows of the caller's tensors, up to kMostTokens and `most` of a sequence.
@@ -269,6 +256,7 @@ Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
     const int64_t n = std::min(kDevicePageLen - t % kDevicePageLen, range.end - t);
     spans.clear();
     cache_.spans(*call.sequence, t, t + n, &spans);
+    session_.sums_.filled_kv_bytes += n * layer_.n_kv_heads * planes.row_bytes.total();
     for (const PageSpan& span : spans)
       for (int32_t h = 0; h < layer_.n_kv_heads; ++h)
         for (int32_t p = 0; p < kPlanes; ++p) {

@@ -392,6 +392,9 @@ void Cache::stats(tandem_cache_stats* stats) const {
   stats->host_session_bytes = host_tier_.used(Use::kSession);
   stats->selection_bytes = host_tier_.used(Use::kSelection);
   stats->host_peak_bytes = host_tier_.peak();
+  stats->device_window_bytes = device_tier_.used(Use::kKv);
+  stats->device_work_bytes = device_tier_.used(Use::kSession);
+  stats->device_peak_bytes = device_tier_.peak();
 }
 
 }  // namespace tandem

@@ -2,6 +2,7 @@
 #include "lib/device_session.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "lib/cache.h"
 #include "lib/device_status.h"
@@ -13,6 +14,8 @@ constexpr int64_t kAlignment = 256;
 constexpr int64_t kTimeoutNs = 30'000'000'000;  // a host that has not answered by then is dead
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); }
 
 // Where things are in a slot of calls of n_tokens rows.
 struct SlotLayout {
@@ -37,6 +40,33 @@ SlotLayout make_slot_layout(const Layer& layer, int64_t n_tokens) {
 }
 
 }  // namespace
+
+void DeviceLimits::include(const DeviceLimits& other) {
+  n_tokens = std::max(n_tokens, other.n_tokens);
+  descriptor_bytes = std::max(descriptor_bytes, other.descriptor_bytes);
+  workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
+}
+
+DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size) {
+  constexpr int64_t kLeastTokens = 16;
+  DeviceAttend call;
+  call.layer = &layer;
+  call.pages.page_len = kDevicePageLen;
+  call.sequences.n_sequences = static_cast<int32_t>(size.n_sequences);
+  call.sequences.max_q_len = static_cast<int32_t>(size.q_len);
+  DeviceLimits limits;
+  limits.n_tokens = power_of_two(std::clamp(size.n_tokens, kLeastTokens, DeviceSession::kMostTokens));
+  limits.descriptor_bytes = power_of_two(size.n_sequences * static_cast<int64_t>(sizeof(DeviceSequence)) +
+                                         size.n_pages * static_cast<int64_t>(sizeof(int64_t)));
+  limits.workspace_bytes = device.table->workspace_bytes(device.self, &call);
+  return limits;
+}
+
+int64_t sinks_bytes(const std::vector<Layer>& layers) {
+  int64_t bytes = 0;
+  for (const Layer& layer : layers) bytes += layer.sinks == nullptr ? 0 : layer.n_q_heads * 4;
+  return bytes;
+}
 
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits) {
   SessionWork work;
@@ -119,9 +149,7 @@ Status DeviceSession::most_queries(size_t layer_idx, int64_t wanted, int64_t* n)
 
 Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   DeviceLimits all = limits_;
-  all.n_tokens = std::max(all.n_tokens, limits.n_tokens);
-  all.descriptor_bytes = std::max(all.descriptor_bytes, limits.descriptor_bytes);
-  all.workspace_bytes = std::max(all.workspace_bytes, limits.workspace_bytes);
+  all.include(limits);
   if (all.n_tokens == limits_.n_tokens && all.descriptor_bytes == limits_.descriptor_bytes &&
       all.workspace_bytes == limits_.workspace_bytes)
     return {};

@@ -24,7 +24,16 @@ struct DeviceLimits {
   int64_t n_tokens = 0;          // of a call
   int64_t descriptor_bytes = 0;  // DeviceSequences and page tables
   int64_t workspace_bytes = 0;   // of attend()
+
+  void include(const DeviceLimits& other);
 };
+
+// What a call comes to.
+struct CallSize {
+  int64_t n_tokens = 0, n_sequences = 0, q_len = 0, n_pages = 0;  // q_len: the most of a sequence; n_pages: of all windows
+};
+DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size);
+int64_t sinks_bytes(const std::vector<Layer>& layers);
 
 struct SessionWork {
   int64_t slot_bytes = 0, upload_bytes = 0, shared_bytes = 0;

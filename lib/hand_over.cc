@@ -95,6 +95,11 @@ Status HandOver::fault() const {
                      fault_text_);
 }
 
+HandOver::Sums HandOver::sums() const {
+  std::lock_guard lock(mutex_);
+  return sums_;
+}
+
 std::vector<HandOver::Lost> HandOver::take_lost() {
   std::vector<Lost> lost;
   has_lost_.store(false, std::memory_order_release);
@@ -115,6 +120,7 @@ void HandOver::loop() {
     const uint64_t ticket = finished_.load(std::memory_order_relaxed);
     HandOverTask& task = tasks_[static_cast<size_t>(ticket % kTasks)];
     task.is_lost = !wait_for_arrival(ticket);
+    const auto begin = Clock::now();
     if (task.is_lost)
       has_lost_.store(true, std::memory_order_release);
     else
@@ -122,10 +128,18 @@ void HandOver::loop() {
     std::atomic_ref(flags_->answered).store(ticket + 1, std::memory_order_release);
     {
       std::lock_guard lock(mutex_);
+      if (!task.is_lost) count(task, std::chrono::nanoseconds(Clock::now() - begin).count());
       finished_.store(ticket + 1, std::memory_order_release);
     }
     changed_finished_.notify_all();
   }
+}
+
+void HandOver::count(const HandOverTask& task, int64_t ns) {
+  for (const RowCopy& copy : task.rows) sums_.staged_kv_bytes += copy.n_rows * task.row_bytes.total();
+  if (task.scratch.jobs.empty()) return;
+  ++sums_.n_host_parts;
+  sums_.host_part_ns += ns;
 }
 
 bool HandOver::wait_for_post() {

@@ -56,6 +56,11 @@ class HandOver {
   void post();
   bool is_idle() const { return finished_.load(std::memory_order_acquire) == posted_.load(std::memory_order_acquire); }
   void drain();  // until it is idle
+  // Sums of tasks that are done.
+  struct Sums {
+    int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0;
+  };
+  Sums sums() const;
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
   // Why no ticket will arrive any more; ok as long as they do.
   Status fault() const;
@@ -72,6 +77,7 @@ class HandOver {
   bool wait_for_arrival(uint64_t ticket);
   void check_device();
   void work(HandOverTask& task);
+  void count(const HandOverTask& task, int64_t ns);
   void set_fault(int32_t code, int64_t underlying, const char* text);
   static void copy_task(void* task, int64_t idx, int32_t worker_idx);
 
@@ -86,6 +92,7 @@ class HandOver {
   int32_t fault_code_ = TANDEM_OK;  // guarded by mutex_, as what follows
   int64_t fault_underlying_ = 0;
   char fault_text_[256] = "";
+  Sums sums_;
   bool stop_ = false;
   std::thread thread_;
 };

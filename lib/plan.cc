@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lib/cache.h"
+#include "lib/device_session.h"
 #include "lib/dtype.h"
 #include "lib/placement.h"
 #include "lib/sequence_state.h"
@@ -34,16 +35,31 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry
   return bytes;
 }
 
+// Sessions take these at the first calls of as many sequences, one query each (lib/device_session.h).
+void plan_device(const Engine& engine, const std::vector<Layer>& layers, const PolicyOptions& options, int64_t page_len,
+                 int64_t n_sequences, tandem_memory_plan* plan) {
+  plan->device_window_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
+  if (engine.device() == nullptr || n_sequences == 0) return;
+  const int64_t n_pages = ring_pages(options, page_len, 1);
+  plan->device_window_bytes = n_sequences * n_pages * make_window_geometry(layers).page_bytes;
+  DeviceLimits limits;
+  for (const Layer& layer : layers)
+    limits.include(device_limits(*engine.device(), layer, {n_sequences, n_sequences, 1, n_sequences * n_pages}));
+  const SessionWork work = make_session_work(layers, limits);
+  plan->device_work_bytes = work.work_bytes + sinks_bytes(layers);
+  plan->shared_bytes = work.shared_bytes;
+}
+
 }  // namespace
 
-Status plan_memory(const Backend& cpu, std::vector<Layer> layers, const tandem_cache_options& cache,
+Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem_cache_options& cache,
                    const tandem_session_options* session, std::span<const int64_t> kv_lens, tandem_memory_plan* plan) {
   int64_t page_len = 0;
   TANDEM_TRY(resolve_cache_options(cache, &layers, &page_len));
   const Policy* policy = &kPolicyAll;
   PolicyOptions options;
   if (session != nullptr) TANDEM_TRY(resolve_session_options(*session, &policy, &options));
-  const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(cpu));
+  const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;
   double longest = 0.0, bytes_at_most = 3.0 * static_cast<double>(geometry.token_bytes);  // nothing below can overflow
@@ -66,10 +82,13 @@ Status plan_memory(const Backend& cpu, std::vector<Layer> layers, const tandem_c
   plan->host_kv_bytes = n_extents * geometry.extent_bytes;
   plan->host_session_bytes = bytes.state;
   plan->selection_max_bytes = bytes.selection;
-  plan->device_window_bytes = 0;
-  plan->device_work_bytes = 0;
+  plan_device(engine, layers, options, page_len, static_cast<int64_t>(kv_lens.size()), plan);
   plan->kv_token_bytes = geometry.token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
+  const int64_t on_device = plan->device_window_bytes + plan->device_work_bytes;
+  if (cache.device_cap_bytes > 0 && on_device > cache.device_cap_bytes)
+    return fail(TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = %lld: the plan needs %lld",
+                static_cast<long long>(cache.device_cap_bytes), static_cast<long long>(on_device));
   if (cache.host_cap_bytes > 0 && needed > cache.host_cap_bytes)
     return fail(TANDEM_ERROR_CAPACITY, "host_cap_bytes", "host_cap_bytes = %lld: the plan needs %lld",
                 static_cast<long long>(cache.host_cap_bytes), static_cast<long long>(needed));

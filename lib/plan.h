@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "lib/backend.h"
+#include "lib/engine.h"
 #include "lib/layer.h"
 #include "lib/status.h"
 
@@ -13,7 +13,7 @@ namespace tandem {
 
 // layers: a model's, storage types not yet set. session may be null. kv_lens: of each sequence. Fills *plan (but for
 // struct_size) even where a cap is exceeded and TANDEM_ERROR_CAPACITY is returned.
-Status plan_memory(const Backend& cpu, std::vector<Layer> layers, const tandem_cache_options& cache,
+Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem_cache_options& cache,
                    const tandem_session_options* session, std::span<const int64_t> kv_lens, tandem_memory_plan* plan);
 
 }  // namespace tandem

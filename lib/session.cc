@@ -249,6 +249,7 @@ void Session::evict(LayerState& state, int64_t length) const {
 
 Status Session::stats(tandem_session_stats* stats) {
   std::unique_lock lock(cache_->mutex());
+  settle_device();
   sums_.selected_keys = sums_.host_keys = 0;
   for (auto& [id, found] : states_) {
     for (size_t l = 0; l < found->layers.size(); ++l) {
@@ -264,6 +265,11 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->struct_size = struct_size;
   stats->n_refreshes = n_refreshes_.load();
   stats->refresh_ns = refresh_ns_.load();
+  if (device_ == nullptr) return {};
+  const HandOver::Sums sums = device_->hand_over().sums();
+  stats->n_host_parts = sums.n_host_parts;
+  stats->host_part_ns = sums.host_part_ns;
+  stats->staged_kv_bytes = sums.staged_kv_bytes;
   return {};
 }
 

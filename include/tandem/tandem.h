@@ -423,12 +423,13 @@ typedef struct tandem_memory_plan {
   int64_t host_kv_bytes;       /* pages of K and V */
   int64_t host_session_bytes;  /* MAW and selection tables of one session */
   int64_t selection_max_bytes; /* upper bound */
-  int64_t device_window_bytes; /* window ring; 0 without a device backend */
-  int64_t device_work_bytes;   /* states, flags, staging; 0 without a device backend */
+  int64_t device_window_bytes; /* windows, for calls of one query a sequence; 0 without a device backend */
+  int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
+  int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
 } tandem_memory_plan;
 #define TANDEM_MEMORY_PLAN_INIT \
-  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Plan for n_sequences sequences of kv_lens [n_sequences] tokens, without allocating anything. cache and session options
  * may be NULL. Errors: those of the create calls; CAPACITY where a cap is exceeded (*plan is filled in all the same). */
@@ -460,9 +461,12 @@ typedef struct tandem_cache_stats {
   int64_t host_session_bytes;
   int64_t selection_bytes;
   int64_t host_peak_bytes;   /* most ever in use at once: what host_cap_bytes bounds */
+  int64_t device_window_bytes; /* windows of all sessions, in device memory */
+  int64_t device_work_bytes;   /* and what their calls need there */
+  int64_t device_peak_bytes;   /* most ever in use at once: what device_cap_bytes bounds */
 } tandem_cache_stats;
 #define TANDEM_CACHE_STATS_INIT \
-  { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 TANDEM_API int32_t tandem_cache_get_stats(tandem_cache_stats *stats, const tandem_cache *cache, tandem_error **error);
 
 /* Sums since the session was created. */
@@ -481,10 +485,15 @@ typedef struct tandem_session_stats {
   int64_t attend_ns;
   int64_t refresh_ns;             /* making them: at evictions in the background, re-evaluations in the append's call */
   int64_t refresh_wait_ns;        /* attend calls waiting for the background */
+  int64_t n_device_attends;       /* of the calls, those on device tensors; their attend_ns ends when all is on its way */
+  int64_t n_host_parts;           /* calls in which the CPU computed a part for these */
+  int64_t host_part_ns;           /* that: from its queries having arrived to its states being there */
+  int64_t staged_kv_bytes;        /* appended K and V that reached the host store through pinned slots and a worker */
+  int64_t filled_kv_bytes;        /* K and V copied from the host store into windows that lacked them */
 } tandem_session_stats;
 #define TANDEM_SESSION_STATS_INIT \
-  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-/* Waits for refreshes in flight. */
+  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* Waits for refreshes in flight and for calls under way on the device. */
 TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const tandem_session *session, tandem_error **error);
 
 /* The keys that the next decode query of one KV head would attend: token indices, ascending, sinks and window included.

@@ -111,6 +111,7 @@ static void add_results(void) {
   AT(tandem_memory_plan, device_window_bytes);
   AT(tandem_memory_plan, device_work_bytes);
   AT(tandem_memory_plan, kv_token_bytes);
+  AT(tandem_memory_plan, shared_bytes);
 
   SIZE(tandem_cache_stats);
   AT(tandem_cache_stats, struct_size);
@@ -122,6 +123,9 @@ static void add_results(void) {
   AT(tandem_cache_stats, host_session_bytes);
   AT(tandem_cache_stats, selection_bytes);
   AT(tandem_cache_stats, host_peak_bytes);
+  AT(tandem_cache_stats, device_window_bytes);
+  AT(tandem_cache_stats, device_work_bytes);
+  AT(tandem_cache_stats, device_peak_bytes);
 
   SIZE(tandem_session_stats);
   AT(tandem_session_stats, struct_size);
@@ -138,6 +142,11 @@ static void add_results(void) {
   AT(tandem_session_stats, attend_ns);
   AT(tandem_session_stats, refresh_ns);
   AT(tandem_session_stats, refresh_wait_ns);
+  AT(tandem_session_stats, n_device_attends);
+  AT(tandem_session_stats, n_host_parts);
+  AT(tandem_session_stats, host_part_ns);
+  AT(tandem_session_stats, staged_kv_bytes);
+  AT(tandem_session_stats, filled_kv_bytes);
 }
 
 static void test_fingerprint(void** state) {

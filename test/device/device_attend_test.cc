@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: MIT
+// Calls of the C ABI on device tensors, on the stand-in: what is refused, what is taken and when, and what is left when the
+// device fails. That the numbers are right in all circumstances is for device_stream_test; here a twin without a device says
+// what they should be.
+#include <chrono>
+#include <memory>
+
+#include "api/api_world.h"
+#include "device/open_device.h"
+#include "device/stand_in_host.h"
+
+using namespace tandem_test;
+
+namespace {
+
+constexpr int64_t kWindow = 64, kPrompt = 200;
+constexpr int32_t kLayer = 0;
+
+std::unique_ptr<tandem::test::OpenDevice> device;
+const stand_in::Controls& controls = *stand_in::find_function<stand_in::ControlsFn>(stand_in::kControlsSymbol)();
+const stand_in::Counts& counts = *stand_in::find_function<stand_in::CountsFn>(stand_in::kCountsSymbol)();
+
+// One layer of 4 query heads on 2, a session with a small window, a sequence.
+struct Side {
+  tandem_engine* engine = nullptr;
+  tandem_model* model = nullptr;
+  tandem_cache* cache = nullptr;
+  tandem_session* session = nullptr;
+  int64_t sequence = 0;
+
+  explicit Side(bool has_device, const char* policy = "all", int64_t device_cap_bytes = 0) {
+    tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
+    options.n_threads = 2;
+    if (has_device) {
+      options.backend = stand_in::kName;
+      options.backend_path = STAND_IN_MODULES "/libtandem-standin.so";
+    }
+    OK(tandem_engine_create, &engine, &options);
+    tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+    layer.n_q_heads = kQHeads;
+    layer.n_kv_heads = kKvHeads;
+    layer.k_head_dim = kDim;
+    OK(tandem_model_create, &model, &layer, 1);
+    tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
+    cache_options.device_cap_bytes = device_cap_bytes;
+    OK(tandem_cache_create, &cache, engine, model, &cache_options);
+    const tandem_session_options session_options = options_of(policy);
+    OK(tandem_session_create, &session, cache, &session_options);
+    OK(tandem_sequence_create, &sequence, cache);
+  }
+  Side(const Side&) = delete;
+  ~Side() {
+    tandem_session_release(session);
+    tandem_cache_release(cache);
+    tandem_model_release(model);
+    tandem_engine_release(engine);
+  }
+
+  static tandem_session_options options_of(const char* policy) {
+    tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
+    options.policy = policy;
+    options.window_tokens = kWindow;
+    return options;
+  }
+  int64_t length() const {
+    int64_t n = -1;
+    OK(tandem_sequence_length, &n, cache, sequence, kLayer);
+    return n;
+  }
+  tandem_session_stats stats() const {
+    tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
+    OK(tandem_session_get_stats, &stats, session);
+    return stats;
+  }
+};
+
+// q, k, v and o of n tokens, the same for the same seed.
+struct Call {
+  int64_t n;
+  Tensor q, k, v, o;
+  std::vector<void*> memory;
+
+  Call(int64_t n_tokens, int64_t seed)
+      : n(n_tokens),
+        q({n, kQHeads, kDim}, seed),
+        k({n, kKvHeads, kDim}, seed + 1),
+        v({n, kKvHeads, kDim}, seed + 2),
+        o({n, kQHeads, kDim}, seed + 3) {}
+  Call(const Call&) = delete;
+  ~Call() {
+    for (void* data : memory) device->release(data);
+  }
+  void to_device() {
+    for (Tensor* tensor : {&q, &k, &v, &o}) {
+      const auto bytes = static_cast<int64_t>(tensor->values.size() * sizeof(float));
+      memory.push_back(device->allocate(bytes));
+      device->upload(memory.back(), tensor->values.data(), bytes);
+      tensor->view.device_type = TANDEM_DEVICE_CUDA;
+      tensor->view.data = memory.back();
+    }
+  }
+  tandem_attend_args args(const Side& side) const {
+    tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+    args.layer_idx = kLayer;
+    args.n_sequences = 1;
+    args.sequences = &side.sequence;
+    args.q_lens = &n;
+    args.q = &q.view;
+    args.k = &k.view;
+    args.v = &v.view;
+    args.o = &o.view;
+    return args;
+  }
+  std::vector<float> output() const {
+    if (memory.empty()) return o.values;
+    std::vector<float> values(o.values.size());
+    device->wait();
+    device->download(values.data(), memory[3], static_cast<int64_t>(values.size() * sizeof(float)));
+    return values;
+  }
+};
+
+void attend(const Side& side, Call& call) {
+  const tandem_attend_args args = call.args(side);
+  OK(tandem_attend, side.session, &args);
+}
+
+void assert_close(const std::vector<float>& got, const std::vector<float>& wanted) {
+  assert_int_equal(got.size(), wanted.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    if (!(std::fabs(got[i] - wanted[i]) <= 1e-5f)) fail_msg("element %zu is %g, not %g", i, got[i], wanted[i]);
+}
+
+// The same calls on both sides, and the same results.
+void attend_twins(const Side& side, const Side& twin, int64_t n_tokens, int64_t seed) {
+  Call on_device(n_tokens, seed), on_host(n_tokens, seed);
+  on_device.to_device();
+  attend(side, on_device);
+  attend(twin, on_host);
+  assert_close(on_device.output(), on_host.output());
+}
+
+void assert_refused(const Side& side, const tandem_attend_args& args, int32_t status, const char* field, const char* text) {
+  tandem_error* error = nullptr;
+  const int32_t got = tandem_attend(side.session, &args, &error);
+  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
+  tandem_error_release(error);
+  if (got != status || named != field || message.find(text) == std::string::npos)
+    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
+}
+
+// ---- tests -------------------------------------------------------------------------------------------------------------
+
+void refuses(void**) {
+  const Side side(true), without(false), hgca(true, "hgca");
+  Call call(2, 1);
+  call.to_device();
+  const tandem_attend_args good = call.args(side);
+  assert_refused(without, call.args(without), TANDEM_ERROR_UNSUPPORTED, "q.device_type", "the engine has no device");
+  assert_refused(hgca, call.args(hgca), TANDEM_ERROR_UNSUPPORTED, "policy", "\"hgca\"");
+  for (const char* name : {"q", "k", "v", "o"}) {
+    tandem_attend_args args = good;
+    tandem_tensor moved = *(*name == 'q' ? good.q : *name == 'k' ? good.k : *name == 'v' ? good.v : good.o);
+    (*name == 'q' ? args.q : *name == 'k' ? args.k : *name == 'v' ? args.v : args.o) = &moved;
+    moved.device_index = 1;
+    assert_refused(side, args, TANDEM_ERROR_INVALID_ARGUMENT, (std::string(name) + ".device_index").c_str(),
+                   "the engine's device is 0");
+    moved.device_index = 0;
+    moved.device_type = TANDEM_DEVICE_HOST;
+    const bool is_q = *name == 'q';  // then k is the first that is elsewhere
+    assert_refused(side, args, TANDEM_ERROR_INVALID_ARGUMENT,
+                   is_q ? "k.device_type" : (std::string(name) + ".device_type").c_str(),
+                   is_q ? "q is in host memory" : "q is in device memory");
+  }
+  tandem_attend_args args = good;
+  args.flags = TANDEM_ATTEND_SPECULATIVE;
+  assert_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "flags", "host tensors alone");
+  args = good;
+  std::vector<unsigned char> blocks(2 * kKvHeads * kDim / 32 * 34);
+  tandem_tensor coded = *good.k;
+  coded.dtype = TANDEM_Q8_0;
+  coded.data = blocks.data();
+  args.k = &coded;
+  assert_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "k.dtype", "f32, f16 and bf16");
+  Call on_host(2, 1);
+  args = on_host.args(side);
+  args.stream = &args;
+  assert_refused(side, args, TANDEM_ERROR_INVALID_ARGUMENT, "stream", "must be NULL");
+  assert_int_equal(side.length(), 0);
+}
+
+void takes_what_is_planned(void**) {
+  const Side side(true), twin(false);
+  attend_twins(side, twin, 1, 1);
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  const tandem_session_options options = Side::options_of("all");
+  const int64_t kv_len = kPrompt;
+  OK(tandem_plan_memory, &plan, side.engine, side.model, nullptr, &options, &kv_len, 1);
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  OK(tandem_cache_get_stats, &stats, side.cache);
+  assert_true(plan.device_window_bytes > 0);
+  assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
+  assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
+  assert_int_equal(stats.device_peak_bytes, plan.device_window_bytes + plan.device_work_bytes);
+}
+
+// A step in the steady state waits for nothing and allocates nothing, however slow the device is.
+void takes_nothing_later(void**) {
+  const Side side(true), twin(false);
+  attend_twins(side, twin, kPrompt, 1);
+  attend_twins(side, twin, 1, 2);
+  const int64_t n_waits = counts.n_waits, n_allocated = counts.n_allocated, n_shared = counts.n_shared;
+  constexpr int kSteps = 12;
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int i = 0; i < kSteps; ++i) {
+    calls.push_back(std::make_unique<Call>(1, 10 + i));
+    calls.back()->to_device();
+  }
+  const int64_t n_waits_of_uploads = counts.n_waits - n_waits;
+  const int64_t n_allocated_by_calls = counts.n_allocated - n_allocated;
+  controls.set_delay(20'000'000);
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& call : calls) attend(side, *call);
+  const auto spent = std::chrono::steady_clock::now() - begin;
+  controls.set_delay(0);
+  assert_true(spent < std::chrono::milliseconds(20 * kSteps));
+  assert_int_equal(counts.n_waits - n_waits, n_waits_of_uploads);
+  assert_int_equal(counts.n_allocated - n_allocated, n_allocated_by_calls);
+  assert_int_equal(counts.n_shared, n_shared);
+  for (int i = 0; i < kSteps; ++i) {
+    Call on_host(1, 10 + i);
+    attend(twin, on_host);
+    assert_close(calls[static_cast<size_t>(i)]->output(), on_host.output());
+  }
+  const tandem_session_stats stats = side.stats();
+  assert_int_equal(stats.n_device_attends, kSteps + 2);
+  assert_true(stats.n_host_parts >= kSteps && stats.host_part_ns > 0);
+  assert_int_equal(stats.staged_kv_bytes, (kPrompt + 1 + kSteps) * kKvHeads * kDim * 2 * 2);
+  assert_int_equal(stats.filled_kv_bytes, 0);
+}
+
+// Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
+void survives_failing_calls(void**) {
+  const stand_in::Call kCalls[] = {stand_in::kAllocate, stand_in::kAllocateShared, stand_in::kCopy,  stand_in::kFill,
+                                   stand_in::kWait,     stand_in::kSupports,       stand_in::kAppend};
+  for (const stand_in::Call failing : kCalls) {
+    int n_failed = 0;
+    for (int64_t nth = 1;; ++nth) {
+      const Side side(true), twin(false);
+      Call first(5, 1), first_host(5, 1);
+      attend(side, first);
+      attend(twin, first_host);
+      Call call(1, 2), call_host(1, 2);
+      call.to_device();
+      const tandem_attend_args args = call.args(side);
+      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
+      tandem_error* error = nullptr;
+      const int32_t status = tandem_attend(side.session, &args, &error);
+      tandem_error_release(error);
+      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      if (status == TANDEM_OK && nth > 1) break;
+      if (status != TANDEM_OK) {
+        ++n_failed;
+        assert_int_equal(status, failing == stand_in::kAllocate ? TANDEM_ERROR_OUT_OF_MEMORY : TANDEM_ERROR_BACKEND);
+        assert_int_equal(side.length(), 5);
+        attend(side, call);
+      }
+      attend(twin, call_host);
+      assert_close(call.output(), call_host.output());
+      attend_twins(side, twin, 3, 7);
+      if (status == TANDEM_OK) break;
+    }
+    if (n_failed == 0 && failing != stand_in::kSupports) fail_msg("call %d was never made to fail", failing);
+  }
+}
+
+void caps_hold(void**) {
+  const Side side(true, "all", 100'000);
+  Call call(1, 1);
+  call.to_device();
+  assert_refused(side, call.args(side), TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = 100000");
+  assert_int_equal(side.length(), 0);
+  Call on_host(1, 1);
+  attend(side, on_host);
+  assert_int_equal(side.length(), 1);
+}
+
+// What had arrived is there, what had not is gone, and the host goes on.
+void loses_the_device(void**) {
+  Side side(true), twin(false);
+  attend_twins(side, twin, kPrompt, 1);
+  controls.set_delay(50'000'000);
+  Call late(1, 2);
+  late.to_device();
+  const tandem_attend_args args = late.args(side);
+  OK(tandem_attend, side.session, &args);
+  assert_int_equal(side.length(), kPrompt + 1);
+  controls.lose_device();
+  uint64_t digest = 0, wanted = 0;
+  OK(tandem_sequence_digest, &digest, side.cache, side.sequence);
+  OK(tandem_sequence_digest, &wanted, twin.cache, twin.sequence);
+  assert_true(digest == wanted);
+  assert_int_equal(side.length(), kPrompt);
+  assert_refused(side, args, TANDEM_ERROR_DEVICE_LOST, "session", "host tensors still work");
+  // The same session, and another one on the same cache.
+  Call again(1, 2), again_host(1, 2);
+  attend(side, again);
+  attend(twin, again_host);
+  assert_close(again.output(), again_host.output());
+  const tandem_session_options options = Side::options_of("all");
+  tandem_session* other = nullptr;
+  OK(tandem_session_create, &other, side.cache, &options);
+  std::swap(side.session, other);
+  Call next(1, 3), next_host(1, 3);
+  attend(side, next);
+  attend(twin, next_host);
+  assert_close(next.output(), next_host.output());
+  std::swap(side.session, other);
+  tandem_session_release(other);
+}
+
+int set_up(void**) {
+  device = std::make_unique<tandem::test::OpenDevice>(STAND_IN_MODULES "/libtandem-standin.so");
+  return 0;
+}
+
+int tear_down(void**) {
+  device.reset();
+  return 0;
+}
+
+int forget(void**) {
+  const bool is_right = *controls.fault() == '\0';
+  controls.reset();
+  return is_right ? 0 : -1;
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(refuses, forget),
+      cmocka_unit_test_teardown(takes_what_is_planned, forget),
+      cmocka_unit_test_teardown(takes_nothing_later, forget),
+      cmocka_unit_test_teardown(survives_failing_calls, forget),
+      cmocka_unit_test_teardown(caps_hold, forget),
+      cmocka_unit_test_teardown(loses_the_device, forget),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}
