@@ -120,15 +120,18 @@ int32_t allocate(void*, int64_t bytes, void** data, DeviceError* error) {
   });
 }
 
-void release(void*, void* data) {
+// Waits for everything that was asked for.
+void give_back(void* data, bool (*give)(void*), std::atomic<int64_t>* count) {
   if (data == nullptr) return;
   drain_streams();
-  if (is_any_capturing()) note_fault("release() while a stream is captured");
-  if (release_memory(data))
-    ++counts.n_released;
+  if (is_any_capturing()) note_fault("memory is released while a stream is captured");
+  if (give(data))
+    ++*count;
   else
-    note_fault("release() of what was not allocated");
+    note_fault("memory is released that was not allocated");
 }
+
+void release(void*, void* data) { give_back(data, release_memory, &counts.n_released); }
 
 int32_t allocate_shared(void*, int64_t bytes, void** host, void** device, DeviceError* error) {
   return guarded(kAllocateShared, error, [&] {
@@ -138,15 +141,7 @@ int32_t allocate_shared(void*, int64_t bytes, void** host, void** device, Device
   });
 }
 
-void release_shared(void*, void* host) {
-  if (host == nullptr) return;
-  drain_streams();
-  if (is_any_capturing()) note_fault("release_shared() while a stream is captured");
-  if (unshare_memory(host))
-    ++counts.n_unshared;
-  else
-    note_fault("release_shared() of what was not shared");
-}
+void release_shared(void*, void* host) { give_back(host, unshare_memory, &counts.n_unshared); }
 
 void wait_for(Stream& stream) {
   stream.drain();
@@ -160,6 +155,7 @@ int32_t copy(void*, void* to, const void* from, int64_t bytes, void* handle, Dev
     const std::shared_ptr<Stream> stream = find_stream(handle);
     check_not_capturing(*stream);
     require(bytes >= 0, "a copy of less than nothing");
+    if (bytes == 0) return;
     const bool knows_from = is_known_memory(from, bytes), knows_to = is_known_memory(to, bytes);
     require(knows_from || !is_known_memory(from, 1), "a copy from behind the end of memory");
     require(knows_to || !is_known_memory(to, 1), "a copy to behind the end of memory");
