@@ -23,8 +23,8 @@ struct NewRow {
   int token;         // of the call
   int head;
   bool is_query;
-  int plane;  // of a row that is no query: kPlaneK or kPlaneV
-  float x[kFours][kLaneNumbers];
+  int plane;            // of a row that is no query: kPlaneK or kPlaneV
+  uint4 fours[kFours];  // as they are in the tensor; 0 behind the row's last
 };
 
 __device__ inline const DeviceRows& source_of(const AppendCall& call, const NewRow& row) {
@@ -32,16 +32,6 @@ __device__ inline const DeviceRows& source_of(const AppendCall& call, const NewR
 }
 __device__ inline int dim_of(const AppendCall& call, const NewRow& row) {
   return row.is_query || row.plane == kPlaneK ? call.k_dim : call.v_dim;
-}
-
-template <class T>
-__device__ inline void load_numbers(const DeviceRows& from, const NewRow& row, int dim, float (&x)[kFours][kLaneNumbers]) {
-  const T* const data = static_cast<const T*>(from.data) + row.token * from.token_stride + row.head * from.head_stride;
-#pragma unroll
-  for (int j = 0; j < kFours; ++j) {
-    const int first = kWarpNumbers * j + static_cast<int>(threadIdx.x % 32) * kLaneNumbers;
-    if (first < dim) load_four(data + first, x[j]);
-  }
 }
 
 // at: in the line of all rows; behind its end there is nothing.
@@ -60,12 +50,10 @@ __device__ inline NewRow load_new_row(const AppendCall& call, int at) {
   }
   const DeviceRows& from = source_of(call, row);
   const int dim = dim_of(call, row);
-  if (from.dtype == TANDEM_BF16)
-    load_numbers<__nv_bfloat16>(from, row, dim, row.x);
-  else if (from.dtype == TANDEM_F16)
-    load_numbers<__half>(from, row, dim, row.x);
-  else
-    load_numbers<float>(from, row, dim, row.x);
+  const int64_t first = row.token * from.token_stride + row.head * from.head_stride;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j)
+    if (first_of_four(j) < dim) row.fours[j] = load_four(from.data, from.dtype, first + first_of_four(j));
   row.sequence_idx = find_sequence(call.append.sequences, row.token);
   return row;
 }
@@ -77,9 +65,10 @@ __device__ inline void store_query(const AppendCall& call, const NewRow& row, st
   float* const q = reinterpret_cast<float*>(slot + call.append.exchange.q_at) + to * call.k_dim;
 #pragma unroll
   for (int j = 0; j < kFours; ++j) {
-    const int first = kWarpNumbers * j + static_cast<int>(threadIdx.x % 32) * kLaneNumbers;
-    if (first < call.k_dim)
-      *reinterpret_cast<float4*>(q + first) = make_float4(row.x[j][0], row.x[j][1], row.x[j][2], row.x[j][3]);
+    float x[kLaneNumbers];
+    widen_four(call.append.q.dtype, row.fours[j], x);
+    if (first_of_four(j) < call.k_dim)
+      *reinterpret_cast<float4*>(q + first_of_four(j)) = make_float4(x[0], x[1], x[2], x[3]);
   }
 }
 
@@ -116,9 +105,11 @@ __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& 
   const Destination to = find_destination(call, row, slot);
 #pragma unroll
   for (int j = 0; j < kFours; ++j) {
-    const int first = kWarpNumbers * j + lane * kLaneNumbers, four = first / kLaneNumbers;
-    const StoredFour stored = round_four(type, row.x[j]);
-    if (first >= dim) continue;
+    float x[kLaneNumbers];
+    widen_four(source_of(call, row).dtype, row.fours[j], x);
+    const StoredFour stored = round_four(type, x);
+    const int four = first_of_four(j) / kLaneNumbers;
+    if (first_of_four(j) >= dim) continue;
     const bool leads = has_scales && lane % 8 == 0;
     store_codes(to.host[0] + four * bytes, stored.codes, bytes);
     if (leads) store_codes(to.host[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);

@@ -86,14 +86,17 @@ __device__ inline void raise_fault(const DeviceExchange& exchange, uint32_t faul
   store_system(&exchange.flags->fault, fault);
 }
 
-// Of one thread: whether the host has answered `wanted` tickets. Where not, it was not in time, and the fault stands.
+// Of one thread: whether the host has answered `wanted` tickets and all is well. Where not, it was not in time, now or
+// before, and the fault stands.
 //
 // A few blocks ask over the bus; the others, which would only crowd it, read what these have seen, and ask now and then,
 // as nobody promises that the few are running.
 __device__ inline bool wait_for_answers(const DeviceExchange& exchange, Word wanted, uint32_t fault) {
   constexpr unsigned kAsking = 4, kTurns = 16;
   Word* const seen = word(exchange, kSeenAnswered);
-  if (load_acquire(seen) >= wanted) return true;
+  const bool was_over = is_faulty(exchange);
+  const bool is_known = load_acquire(seen) >= wanted;
+  if (was_over || is_known) return !was_over;
   const bool always_asks = blockIdx.y * gridDim.x + blockIdx.x < kAsking;
   const Word begin = time_ns();
   for (unsigned turn = 1;; ++turn) {
@@ -116,9 +119,8 @@ __device__ inline bool wait_for_answers(const DeviceExchange& exchange, Word wan
 
 // Of one thread of an append: whether the ticket's slot is free.
 __device__ inline bool wait_for_slot(const DeviceExchange& exchange, Word ticket) {
-  if (is_faulty(exchange)) return false;
   const auto n_slots = static_cast<Word>(exchange.n_slots);
-  return ticket < n_slots || wait_for_answers(exchange, ticket + 1 - n_slots, kFaultSlot);
+  return wait_for_answers(exchange, ticket < n_slots ? 0 : ticket + 1 - n_slots, kFaultSlot);
 }
 
 // Of every thread of every block of an append, behind its writes: the last block hands over.
@@ -150,7 +152,8 @@ __device__ inline int find_sequence(const DeviceSequences& sequences, int row) {
     bool is_own = false;
     if (first + lane < sequences.n_sequences) {
       const DeviceSequence& sequence = sequences.sequences[first + lane];
-      is_own = row >= sequence.first_row && row < sequence.first_row + sequence.q_len;
+      const int begin = sequence.first_row, end = begin + sequence.q_len;
+      is_own = (row >= begin) & (row < end);
     }
     const unsigned owners = __ballot_sync(~0u, is_own);
     if (owners != 0) found = first + __ffs(static_cast<int>(owners)) - 1;

@@ -22,15 +22,13 @@ struct RowState {
   float o[kFours][kLaneNumbers] = {};
 };
 
-// Where a lane's j-th four numbers are in a row.
-__device__ inline int first_of_four(int j) { return kWarpNumbers * j + static_cast<int>(threadIdx.x % 32) * kLaneNumbers; }
-
 __device__ inline RowState load_window(const MergeCall& call, int64_t row) {
   RowState state;
   state.lse = call.merge.lse[row];
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
-    if (first_of_four(j) < call.dim) load_four(call.merge.o + row * call.dim + first_of_four(j), state.o[j]);
+    if (first_of_four(j) < call.dim)
+      widen_four(TANDEM_F32, load_four(call.merge.o, TANDEM_F32, row * call.dim + first_of_four(j)), state.o[j]);
   return state;
 }
 
@@ -106,7 +104,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   const bool has_host_part = sequence.has_host_part != 0;
   if (threadIdx.x == 0) {
     n_tickets = load_relaxed(word(exchange, kNextTicket));
-    is_sound = !is_faulty(exchange) && (!has_host_part || wait_for_answers(exchange, n_tickets, kFaultAnswer));
+    is_sound = wait_for_answers(exchange, has_host_part ? n_tickets : 0, kFaultAnswer);
   }
   __syncthreads();
   if (!has_row) return;

@@ -21,6 +21,9 @@ namespace tandem::cuda {
 inline constexpr int kFours = 2;  // of a lane: rows of up to 256 numbers
 inline constexpr int kLaneNumbers = 4, kWarpNumbers = 32 * kLaneNumbers;
 
+// Where a lane's j-th four numbers are in a row.
+__device__ inline int first_of_four(int j) { return kWarpNumbers * j + static_cast<int>(threadIdx.x % 32) * kLaneNumbers; }
+
 // ---- one number --------------------------------------------------------------------------------------------------------
 
 __device__ inline uint32_t bits_of(float x) { return __float_as_uint(x); }
@@ -44,31 +47,40 @@ __device__ inline uint32_t to_e4m3(float x) {
   return sign | (size - (120u << 23) + (size >> 20 & 1u) + 0x7ffffu) >> 20;
 }
 
-__device__ inline float from_number(float x) { return x; }
-__device__ inline float from_number(__nv_bfloat16 x) {
-  return __uint_as_float(static_cast<uint32_t>(__bfloat16_as_ushort(x)) << 16);
-}
-__device__ inline float from_number(__half x) {
-  const uint32_t bits = __half_as_ushort(x);
-  if ((bits & 0x7fffu) <= 0x7c00u) return __half2float(x);
-  return __uint_as_float((bits & 0x8000u) << 16 | 0x7fc00000u | (bits & 0x3ffu) << 13);
+__device__ inline float from_f16(uint32_t bits) {
+  if ((bits & 0x7fffu) > 0x7c00u) return __uint_as_float((bits & 0x8000u) << 16 | 0x7fc00000u | (bits & 0x3ffu) << 13);
+  return __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
 }
 
 // ---- four numbers ------------------------------------------------------------------------------------------------------
 
-// Of a tensor; at any address that its type allows.
-template <class T>
-__device__ inline void load_four(const T* from, float (&x)[kLaneNumbers]) {
-  struct alignas(sizeof(T) * kLaneNumbers) Four {
-    T of[kLaneNumbers];
-  };
-  if (reinterpret_cast<uintptr_t>(from) % sizeof(Four) == 0) {
-    const Four four = *reinterpret_cast<const Four*>(from);
+__device__ inline int number_bytes(int32_t tensor_type) { return tensor_type == TANDEM_F32 ? 4 : 2; }
+
+// Of a tensor, as they are there, at any address that its type allows. Nothing waits for them here.
+__device__ inline uint4 load_four(const void* data, int32_t dtype, int64_t at) {
+  const int bytes = number_bytes(dtype);
+  const std::byte* const from = static_cast<const std::byte*>(data) + at * bytes;
+  if (reinterpret_cast<uintptr_t>(from) % (bytes * kLaneNumbers) == 0) {
+    if (bytes == 4) return *reinterpret_cast<const uint4*>(from);
+    const uint2 pairs = *reinterpret_cast<const uint2*>(from);
+    return make_uint4(pairs.x, pairs.y, 0, 0);
+  }
+  if (bytes == 4) {
+    const auto* x = reinterpret_cast<const uint32_t*>(from);
+    return make_uint4(x[0], x[1], x[2], x[3]);
+  }
+  const auto* x = reinterpret_cast<const uint16_t*>(from);
+  return make_uint4(x[0] | x[1] << 16, x[2] | x[3] << 16, 0, 0);
+}
+
+__device__ inline void widen_four(int32_t dtype, const uint4& four, float (&x)[kLaneNumbers]) {
+  const uint32_t words[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int i = 0; i < kLaneNumbers; ++i) x[i] = from_number(four.of[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kLaneNumbers; ++i) x[i] = from_number(from[i]);
+  for (int i = 0; i < kLaneNumbers; ++i) {
+    const uint32_t half = words[i / 2] >> i % 2 * 16 & 0xffffu;
+    x[i] = dtype == TANDEM_F32    ? __uint_as_float(words[i])
+           : dtype == TANDEM_BF16 ? __uint_as_float(half << 16)
+                                  : from_f16(half);
   }
 }
 
@@ -154,7 +166,7 @@ __device__ inline void store_codes(std::byte* to, const uint4& codes, int bytes)
 
 // To a tensor, at any address that its type allows.
 __device__ inline void store_four(void* data, int32_t dtype, int64_t at, const float (&x)[kLaneNumbers]) {
-  const int size = dtype == TANDEM_F32 ? 4 : 2;
+  const int size = number_bytes(dtype);
   std::byte* const to = static_cast<std::byte*>(data) + at * size;
   const uint4 codes = round_four(dtype, x).codes;
   if (reinterpret_cast<uintptr_t>(to) % (size * kLaneNumbers) == 0) return store_codes(to, codes, size * kLaneNumbers);

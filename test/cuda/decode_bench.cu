@@ -5,8 +5,6 @@
 //
 // Calls rotate over windows that total many times the cache of the second level, as a graph of 32 calls; a line is the
 // median of nine replays. Cases of up to 70,000 keys are checked against double precision.
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "graph_time.h"
 #include "lib/dtype.h"
 #include "window_case.h"
 
@@ -22,45 +21,8 @@ namespace {
 using namespace tandem;
 using namespace tandem::test;
 
-constexpr int kCalls = 32, kReplays = 9;
+constexpr int kCalls = 32;
 constexpr int64_t kMostChecked = 70'000;  // keys, as the truth takes its time
-
-void must(cudaError_t result) {
-  if (result == cudaSuccess) return;
-  std::fprintf(stderr, "%s\n", cudaGetErrorString(result));
-  std::exit(1);
-}
-
-// Median time of a replay of what `enqueue` enqueues, in microseconds.
-template <class Enqueue>
-double time_of(Enqueue enqueue) {
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t replay;
-  cudaEvent_t begin, end;
-  must(cudaStreamCreate(&stream));
-  must(cudaEventCreate(&begin));
-  must(cudaEventCreate(&end));
-  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  enqueue(stream);
-  must(cudaStreamEndCapture(stream, &graph));
-  must(cudaGraphInstantiate(&replay, graph, 0));
-  std::vector<float> times;
-  for (int i = 0; i < kReplays + 2; ++i) {
-    must(cudaEventRecord(begin, stream));
-    must(cudaGraphLaunch(replay, stream));
-    must(cudaEventRecord(end, stream));
-    must(cudaStreamSynchronize(stream));
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 2) times.push_back(ms * 1e3f);
-  }
-  std::sort(times.begin(), times.end());
-  must(cudaGraphExecDestroy(replay));
-  must(cudaGraphDestroy(graph));
-  must(cudaStreamDestroy(stream));
-  return static_cast<double>(times[times.size() / 2]);
-}
 
 __global__ void copy_kernel(const float4* from, float4* to, size_t n) {
   const size_t stride = size_t{gridDim.x} * blockDim.x;

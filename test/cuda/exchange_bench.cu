@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT
+// What a hand-over costs: microseconds of an append and a merge, with nothing between them.
+//
+//   exchange_bench MODULE
+//
+// A graph of 32 pairs of calls for one token of 32 query heads and 8 KV heads of 128 dims, and the median of nine replays:
+// with no part of the host's; with one, where the host answers at once with states that are 0; and the same with new rows.
+// States are checked before.
+#include <cstring>
+
+#include "exchange_case.h"
+#include "graph_time.h"
+
+namespace {
+
+using namespace tandem;
+using namespace tandem::test;
+
+constexpr int kPairs = 32;
+
+ExchangeOptions options_of(bool has_host_part, bool has_rows, int n_slots) {
+  ExchangeOptions options;
+  options.layer.n_q_heads = 32;
+  options.layer.n_kv_heads = 8;
+  options.layer.k_head_dim = options.layer.v_head_dim = 128;
+  options.layer.k_type = options.layer.v_type = TANDEM_BF16;
+  options.sequences = {{0, 100, 1, has_host_part}};
+  options.n_slots = n_slots;
+  options.has_rows = has_rows;
+  return options;
+}
+
+bool is_right(const OpenDevice& device, const ExchangeOptions& options) {
+  ExchangeCase c(device, options);
+  const AnsweringHost host(c.flags, c.leaves_states());
+  device.must(c.append(), c.error);
+  device.must(c.merge(), c.error);
+  device.wait();
+  c.wait_for_host();
+  c.expect_append(0);
+  c.expect_states(0);
+  return c.check_merge(0).empty() && c.check_memory().empty();
+}
+
+bool measure(const OpenDevice& device, const ExchangeOptions& options) {
+  ExchangeCase c(device, options);
+  const int64_t lse_end = c.append_call.exchange.lse_at + 32 * 4, o_at = c.append_call.exchange.o_at;
+  const bool has_host_part = options.sequences[0].has_host_part;
+  const AnsweringHost host(c.flags, [&](uint64_t ticket) {
+    if (has_host_part) std::memset(c.host_slot(ticket) + o_at, 0, static_cast<size_t>(lse_end - o_at));
+  });
+  const double us = time_of([&](cudaStream_t stream) {
+                      for (int i = 0; i < kPairs; ++i) {
+                        device.must(c.append(0, stream), c.error);
+                        device.must(c.merge(stream), c.error);
+                      }
+                    }) /
+                    kPairs;
+  const bool right = c.flags->fault == 0 && is_right(device, options);
+  std::printf("%-22s %-9s %d slots %8.2f us a call  %s\n", has_host_part ? "queries out, states in" : "no host part",
+              options.has_rows ? "new rows" : "no rows", options.n_slots, us, right ? "ok" : "WRONG");
+  return right;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "exchange_bench MODULE\n");
+    return 2;
+  }
+  const OpenDevice device(argv[1]);
+  std::printf("%s\n", device.info.name);
+  bool all_right = true;
+  for (const bool has_host_part : {false, true})
+    for (const bool has_rows : {false, true})
+      for (const int n_slots : {2, 8}) all_right &= measure(device, options_of(has_host_part, has_rows, n_slots));
+  return all_right ? 0 : 1;
+}

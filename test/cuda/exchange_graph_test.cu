@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+// append() and merge() in a graph that is replayed while what they are about changes, and what calls leave of the caller's:
+// captures that go on, contexts that are current.
+#include <cudaTypedefs.h>
+
+#include <thread>
+
+#include "exchange_case.h"
+#include "graph_time.h"
+#include "lib/dtype.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using namespace tandem::test;
+using tandem::DeviceError;
+
+OpenDevice* device = nullptr;
+
+void assert_fine(const std::string& wrong) {
+  if (!wrong.empty()) fail_msg("%s", wrong.c_str());
+}
+
+// Any lengths, of which those of the call are the most: sequences may have nothing to do.
+std::vector<ExchangeSequence> any_sequences(reference::Random& random) {
+  std::vector<ExchangeSequence> sequences;
+  for (int i = 0; i < 3; ++i) {
+    const auto q_len = static_cast<int32_t>(random.integer(0, 4));
+    const int64_t begin = random.integer(0, 300);
+    sequences.push_back({begin, begin + random.integer(q_len, 250), q_len, random.chance(0.6)});
+  }
+  return sequences;
+}
+
+// As calls one by one do, bit for bit; and as the model says.
+void replays_are_as_calls(void**) {
+  uint64_t seed = 1;
+  for (const int32_t type : {TANDEM_BF16, TANDEM_Q8_0}) {
+    ExchangeOptions options;
+    options.layer.n_q_heads = 12;
+    options.layer.n_kv_heads = 3;
+    options.layer.k_head_dim = options.layer.v_head_dim = 128;
+    options.layer.k_type = options.layer.v_type = type;
+    options.sequences.assign(3, {0, 0, 0, false});
+    options.max_tokens = 12;
+    options.n_batches = 7;
+    options.n_slots = 3;
+    ExchangeCase eager(*device, options), replayed(*device, options);
+    const AnsweringHost of_eager(eager.flags, eager.leaves_states()), of_replayed(replayed.flags, replayed.leaves_states());
+    const Graph graph([&](cudaStream_t stream) {
+      int32_t is_capturing = 0;
+      device->must(device->table->capturing(device->self, stream, &is_capturing, &replayed.error), replayed.error);
+      assert_int_equal(is_capturing, 1);
+      device->must(replayed.append(0, stream), replayed.error);
+      device->must(replayed.merge(stream), replayed.error);
+    });
+    reference::Random random(seed++);
+    for (int32_t i = 0; i < 50; ++i) {
+      const std::vector<ExchangeSequence> sequences = any_sequences(random);
+      for (ExchangeCase* c : {&eager, &replayed}) {
+        c->set_sequences(sequences);
+        c->load_batch(i % options.n_batches);
+        c->load_window_states(static_cast<uint64_t>(i));
+        c->clear_output();
+        c->expect_append(i % options.n_batches);
+        c->expect_states(static_cast<uint64_t>(i));
+      }
+      device->must(eager.append(), eager.error);
+      device->must(eager.merge(), eager.error);
+      device->wait();
+      graph.replay();
+      for (ExchangeCase* c : {&eager, &replayed}) {
+        assert_int_equal(c->arrived(), i + 1);
+        c->wait_for_host();
+        assert_fine(c->check_merge(static_cast<uint64_t>(i)));
+        assert_fine(c->check_memory());
+      }
+      assert_true(eager.output() == replayed.output());
+    }
+  }
+}
+
+// A capture forbids much, on every thread where it is global.
+void questions_do_not_end_a_capture(void**) {
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  const auto ask = [&] {
+    DeviceError error;
+    int32_t is_capturing = 0;
+    device->must(device->table->check(device->self, &error), error);
+    device->must(device->table->capturing(device->self, stream, &is_capturing, &error), error);
+    assert_int_equal(is_capturing, 1);
+  };
+  ask();
+  std::thread(ask).join();
+  must(cudaStreamEndCapture(stream, &graph));
+  must(cudaGraphDestroy(graph));
+  must(cudaStreamDestroy(stream));
+}
+
+template <class Function>
+Function driver(const char* name, unsigned version) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  must(cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found));
+  assert_int_equal(found, cudaDriverEntryPointSuccess);
+  return reinterpret_cast<Function>(function);
+}
+
+// None, and one of the caller's own on the same device.
+void calls_leave_the_context_as_it_was(void**) {
+  const auto set = driver<PFN_cuCtxSetCurrent_v4000>("cuCtxSetCurrent", 4000);
+  const auto get = driver<PFN_cuCtxGetCurrent_v4000>("cuCtxGetCurrent", 4000);
+  const auto create = driver<PFN_cuCtxCreate_v3020>("cuCtxCreate", 3020);
+  const auto destroy = driver<PFN_cuCtxDestroy_v4000>("cuCtxDestroy", 4000);
+  CUcontext before = nullptr, own = nullptr, now = nullptr;
+  assert_int_equal(get(&before), CUDA_SUCCESS);
+  assert_int_equal(create(&own, 0, 0), CUDA_SUCCESS);
+  for (const CUcontext current : {CUcontext{nullptr}, own}) {
+    assert_int_equal(set(current), CUDA_SUCCESS);
+    DeviceError error;
+    void* memory = device->allocate(1000);  // several calls
+    device->must(device->table->check(device->self, &error), error);
+    device->table->release(device->self, memory);
+    assert_int_equal(get(&now), CUDA_SUCCESS);
+    assert_ptr_equal(now, current);
+  }
+  assert_int_equal(destroy(own), CUDA_SUCCESS);
+  assert_int_equal(set(before), CUDA_SUCCESS);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  OpenDevice opened(argc > 1 ? argv[1] : TANDEM_MODULE);
+  device = &opened;
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(replays_are_as_calls),
+      cmocka_unit_test(questions_do_not_end_a_capture),
+      cmocka_unit_test(calls_leave_the_context_as_it_was),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: MIT
+// append(), merge() and what they need of a module: bytes against a model, states against double precision, and the
+// hand-over with a host that is late, or does not come at all.
+//
+//   exchange_test [MODULE]
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "exchange_case.h"
+#include "lib/dtype.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using namespace tandem::test;
+using tandem::DeviceError;
+
+OpenDevice* device = nullptr;
+
+constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
+constexpr int32_t kTensorTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16};
+constexpr int32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
+
+// Ragged, some with nothing to do, one whose first new tokens are not resident, tables that go round.
+const std::vector<ExchangeSequence> kRagged = {{0, 3, 3, true},     {0, 200, 1, false}, {5, 5, 0, true},
+                                               {300, 520, 5, true}, {64, 65, 4, false}, {90, 131, 2, true}};
+
+ExchangeOptions options_of(int32_t type, int32_t dim, std::vector<ExchangeSequence> sequences) {
+  ExchangeOptions options;
+  options.layer.n_kv_heads = 3;
+  options.layer.n_q_heads = 6;
+  options.layer.k_head_dim = options.layer.v_head_dim = dim;
+  options.layer.k_type = options.layer.v_type = type;
+  options.sequences = std::move(sequences);
+  return options;
+}
+
+// Stops what is not as it should be.
+void assert_fine(const std::string& wrong) {
+  if (!wrong.empty()) fail_msg("%s", wrong.c_str());
+}
+void must_run(ExchangeCase& c, int32_t code) { device->must(code, c.error); }
+
+void rows_are_rounded_as_the_host_rounds_them(void**) {
+  uint64_t seed = 1;
+  for (const int32_t type : kTypes)
+    for (const int32_t dim : kDims)
+      for (const int32_t tensor_type : kTensorTypes) {
+        ExchangeOptions options = options_of(type, dim, kRagged);
+        options.tensor_type = tensor_type;
+        options.gap = static_cast<int32_t>(seed % 5);  // odd ones leave rows at odd addresses
+        options.is_wild = true;
+        options.seed = seed++;
+        ExchangeCase c(*device, options);
+        must_run(c, c.append());
+        device->wait();
+        c.expect_append(0);
+        assert_int_equal(c.arrived(), 1);
+        const std::string wrong = c.check_memory();
+        if (!wrong.empty())
+          fail_msg("%s of %d from %s: %s", tandem::find_dtype(type)->name, dim, tandem::find_dtype(tensor_type)->name,
+                   wrong.c_str());
+      }
+}
+
+void types_and_dims_of_k_and_v_may_differ(void**) {
+  for (const int32_t k_type : kTypes)
+    for (const int32_t v_type : kTypes) {
+      ExchangeOptions options = options_of(k_type, 192, kRagged);
+      options.layer.v_type = v_type;
+      options.layer.v_head_dim = 128;
+      options.layer.n_q_heads = 12;
+      options.page_len = 128;
+      ExchangeCase c(*device, options);
+      must_run(c, c.append());
+      device->wait();
+      c.expect_append(0);
+      assert_fine(c.check_memory());
+    }
+}
+
+// More rows than fit into one block, and more than all blocks have warps.
+void many_tokens(void**) {
+  for (const int32_t q_len : {30, 200}) {
+    ExchangeOptions options = options_of(TANDEM_Q8_0, 64, {});
+    for (int i = 0; i < (q_len == 30 ? 40 : 5); ++i) options.sequences.push_back({0, 210 + i, q_len, i % 3 != 0});
+    ExchangeCase c(*device, options);
+    must_run(c, c.append());
+    device->wait();
+    c.expect_append(0);
+    assert_fine(c.check_memory());
+  }
+}
+
+void without_rows_only_queries_go_out(void**) {
+  ExchangeOptions options = options_of(TANDEM_BF16, 128, kRagged);
+  options.has_rows = false;
+  ExchangeCase c(*device, options);
+  must_run(c, c.append());
+  device->wait();
+  c.expect_append(0);
+  assert_fine(c.check_memory());
+}
+
+void states_merge(void**) {
+  uint64_t seed = 1;
+  for (const int32_t dim : kDims)
+    for (const int32_t o_type : kTensorTypes)
+      for (const bool has_sinks : {false, true}) {
+        ExchangeOptions options = options_of(TANDEM_BF16, dim, kRagged);
+        options.o_type = o_type;
+        options.gap = static_cast<int32_t>(seed % 5);
+        options.seed = seed++;
+        if (has_sinks) options.layer.sinks = {-1.0f, 2.0f, -INFINITY, 0.5f, 60.0f, -60.0f};
+        ExchangeCase c(*device, options);
+        const AnsweringHost host(c.flags, c.leaves_states());
+        must_run(c, c.append());
+        must_run(c, c.merge());
+        device->wait();
+        const std::string wrong = c.check_merge(0);
+        if (!wrong.empty())
+          fail_msg("%d dims, o %s, %s: %s", dim, tandem::find_dtype(o_type)->name, has_sinks ? "sinks" : "no sinks",
+                   wrong.c_str());
+      }
+}
+
+void lse_may_stay(void**) {
+  ExchangeCase c(*device, options_of(TANDEM_BF16, 128, kRagged));
+  c.merge_call.lse_out = nullptr;
+  const AnsweringHost host(c.flags, c.leaves_states());
+  must_run(c, c.append());
+  must_run(c, c.merge());
+  device->wait();
+}
+
+// The slots are few, the host is slow, and every ticket has other rows: what it finds in a slot is that ticket's.
+void tickets_go_round_a_ring(void**) {
+  for (const bool has_host_part : {false, true}) {
+    ExchangeOptions options = options_of(TANDEM_BF16, 128, {{0, 150, 2, has_host_part}, {0, 9, 1, has_host_part}});
+    options.n_batches = 23;
+    ExchangeCase c(*device, options);
+    uint64_t n_in_order = 0;
+    const auto answer = [&, leave = c.leaves_states()](uint64_t ticket) {
+      if (ticket % 5 == 3) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      n_in_order += c.host_finds(ticket, static_cast<int32_t>(ticket));
+      leave(ticket);
+    };
+    {
+      const AnsweringHost host(c.flags, answer);
+      for (int32_t i = 0; i < options.n_batches; ++i) {
+        must_run(c, c.append(i));
+        must_run(c, c.merge());
+      }
+      device->wait();
+      assert_fine(c.check_merge(22));
+      c.wait_for_host();
+    }
+    assert_int_equal(n_in_order, 23);
+    assert_int_equal(c.flags->fault, 0);
+    for (int32_t i = 0; i < options.n_batches; ++i) {
+      c.expect_append(i);
+      c.expect_states(static_cast<uint64_t>(i));
+    }
+    assert_fine(c.check_memory());
+  }
+}
+
+// Of a host that answers nothing: who has no part there is not kept waiting.
+void sequences_without_a_host_part_do_not_wait(void**) {
+  ExchangeOptions options = options_of(TANDEM_BF16, 128, {{0, 100, 1, false}, {0, 64, 2, false}});
+  options.n_slots = 8;
+  ExchangeCase c(*device, options);
+  for (int i = 0; i < 8; ++i) {
+    must_run(c, c.append());
+    must_run(c, c.merge());
+  }
+  device->wait();
+  assert_int_equal(c.arrived(), 8);
+  assert_int_equal(c.flags->fault, 0);
+  assert_fine(c.check_merge(7));
+}
+
+double milliseconds_of(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void call_all_after_a_fault(ExchangeCase& c, uint64_t arrived) {
+  const std::vector<std::byte> before = c.pool();
+  const double ms = milliseconds_of([&] {
+    for (int i = 0; i < 10; ++i) {
+      must_run(c, c.append());
+      must_run(c, c.merge());
+    }
+    device->wait();
+  });
+  assert_true(ms < 1500.0);  // each would wait for 400 ms
+  assert_int_equal(c.arrived(), arrived);
+  assert_true(c.pool() == before);
+  assert_fine(c.check_all_nan());
+}
+
+void a_slot_that_does_not_come_is_a_fault(void**) {
+  for (const int32_t n_tokens : {2, 60}) {
+    ExchangeOptions options = options_of(TANDEM_Q4_0, 128, {{0, 100, n_tokens, false}});
+    options.timeout_ns = 400'000'000;
+    ExchangeCase c(*device, options);
+    for (int i = 0; i < 2; ++i) {
+      must_run(c, c.append());
+      must_run(c, c.merge());
+    }
+    device->wait();
+    assert_int_equal(c.flags->fault, 0);
+    assert_fine(c.check_merge(1));
+    const double ms = milliseconds_of([&] {
+      must_run(c, c.append());
+      device->wait();
+    });
+    assert_true(ms > 300.0 && ms < 5000.0);
+    assert_int_equal(c.flags->fault, tandem::kFaultSlot);
+    call_all_after_a_fault(c, 2);
+    for (int i = 0; i < 2; ++i) c.expect_append(0);
+    assert_fine(c.check_memory());
+  }
+}
+
+void an_answer_that_does_not_come_is_a_fault(void**) {
+  ExchangeOptions options = options_of(TANDEM_BF16, 128, {{0, 100, 1, true}, {0, 30, 1, false}});
+  options.timeout_ns = 400'000'000;
+  ExchangeCase c(*device, options);
+  must_run(c, c.append());
+  must_run(c, c.merge());
+  device->wait();
+  assert_int_equal(c.arrived(), 1);
+  assert_int_equal(c.flags->fault, tandem::kFaultAnswer);
+  call_all_after_a_fault(c, 1);
+}
+
+void what_has_no_kernel_is_refused(void**) {
+  const auto refused = [](const char* field, const std::function<void(tandem::Layer&)>& spoil) {
+    ExchangeCase c(*device, options_of(TANDEM_BF16, 128, kRagged));
+    tandem::Layer layer = *c.append_call.layer;
+    spoil(layer);
+    c.append_call.layer = &layer;
+    assert_int_equal(c.append(), TANDEM_ERROR_UNSUPPORTED);
+    assert_string_equal(c.error.field, field);
+    const std::string reason = c.error.message;
+    assert_int_equal(device->table->supports(device->self, &layer, 1, &c.error), TANDEM_ERROR_UNSUPPORTED);
+    assert_string_equal(c.error.field, field);
+    assert_true(c.error.message == reason);
+    device->wait();
+    assert_int_equal(c.arrived(), 0);
+  };
+  const tandem::RopeTable rope;
+  refused("k_type", [](tandem::Layer& layer) { layer.k_type = TANDEM_Q4_64; });
+  refused("v_type", [](tandem::Layer& layer) { layer.v_type = TANDEM_Q4_64; });
+  refused("k_rotation", [](tandem::Layer& layer) { layer.k_rotation = TANDEM_ROTATION_HADAMARD; });
+  refused("v_aliases_k", [](tandem::Layer& layer) { layer.v_aliases_k = true; });
+  refused("rope", [&](tandem::Layer& layer) { layer.rope = &rope; });
+  refused("k_head_dim", [](tandem::Layer& layer) { layer.k_head_dim = 576; });
+}
+
+void shared_memory_is_both_sides(void**) {
+  DeviceError error;
+  void *host = nullptr, *there = nullptr;
+  device->must(device->table->allocate_shared(device->self, 10'000, &host, &there, &error), error);
+  auto* bytes = static_cast<uint8_t*>(host);
+  assert_int_equal(reinterpret_cast<uintptr_t>(bytes) % 4096, 0);
+  for (int i = 0; i < 10'000; ++i) assert_int_equal(bytes[i], 0);
+  std::memset(bytes, 5, 10'000);
+  void* memory = device->allocate(10'000);
+  device->must(device->table->copy(device->self, memory, there, 10'000, nullptr, &error), error);
+  device->must(device->table->fill(device->self, there, 9, 100, nullptr, &error), error);
+  device->wait();
+  std::vector<uint8_t> copy(10'000);
+  device->download(copy.data(), memory, 10'000);
+  assert_true(copy == std::vector<uint8_t>(10'000, 5));
+  assert_int_equal(bytes[99], 9);
+  assert_int_equal(bytes[100], 5);
+  device->table->release(device->self, memory);
+  device->table->release_shared(device->self, host);
+}
+
+void a_device_that_is_there_says_so(void**) {
+  DeviceError error;
+  int32_t is_capturing = 1;
+  std::thread([&] { assert_int_equal(device->table->check(device->self, &error), TANDEM_OK); }).join();
+  assert_int_equal(device->table->capturing(device->self, nullptr, &is_capturing, &error), TANDEM_OK);
+  assert_int_equal(is_capturing, 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  OpenDevice opened(argc > 1 ? argv[1] : TANDEM_MODULE);
+  device = &opened;
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(rows_are_rounded_as_the_host_rounds_them),
+      cmocka_unit_test(types_and_dims_of_k_and_v_may_differ),
+      cmocka_unit_test(many_tokens),
+      cmocka_unit_test(without_rows_only_queries_go_out),
+      cmocka_unit_test(states_merge),
+      cmocka_unit_test(lse_may_stay),
+      cmocka_unit_test(tickets_go_round_a_ring),
+      cmocka_unit_test(sequences_without_a_host_part_do_not_wait),
+      cmocka_unit_test(a_slot_that_does_not_come_is_a_fault),
+      cmocka_unit_test(an_answer_that_does_not_come_is_a_fault),
+      cmocka_unit_test(what_has_no_kernel_is_refused),
+      cmocka_unit_test(shared_memory_is_both_sides),
+      cmocka_unit_test(a_device_that_is_there_says_so),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+// Graphs of calls, and the time that a replay takes: what tests and benches with a CUDA run time of their own share.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+namespace tandem::test {
+
+inline void must(cudaError_t result) {
+  if (result == cudaSuccess) return;
+  std::fprintf(stderr, "%s\n", cudaGetErrorString(result));
+  std::exit(1);
+}
+
+// What `enqueue` enqueues on a stream, to be replayed.
+class Graph {
+ public:
+  template <class Enqueue>
+  explicit Graph(Enqueue enqueue) {
+    cudaGraph_t graph;
+    must(cudaStreamCreate(&stream_));
+    must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    enqueue(stream_);
+    must(cudaStreamEndCapture(stream_, &graph));
+    must(cudaGraphInstantiate(&replay_, graph, 0));
+    must(cudaGraphDestroy(graph));
+  }
+  ~Graph() {
+    must(cudaGraphExecDestroy(replay_));
+    must(cudaStreamDestroy(stream_));
+  }
+  Graph(const Graph&) = delete;
+
+  void replay() const {
+    must(cudaGraphLaunch(replay_, stream_));
+    must(cudaStreamSynchronize(stream_));
+  }
+
+  // Median time of a replay in microseconds.
+  double time() const {
+    constexpr int kReplays = 9, kUncounted = 2;
+    cudaEvent_t begin, end;
+    must(cudaEventCreate(&begin));
+    must(cudaEventCreate(&end));
+    std::vector<float> times;
+    for (int i = 0; i < kReplays + kUncounted; ++i) {
+      must(cudaEventRecord(begin, stream_));
+      must(cudaGraphLaunch(replay_, stream_));
+      must(cudaEventRecord(end, stream_));
+      must(cudaStreamSynchronize(stream_));
+      float ms = 0;
+      must(cudaEventElapsedTime(&ms, begin, end));
+      if (i >= kUncounted) times.push_back(ms * 1e3f);
+    }
+    must(cudaEventDestroy(begin));
+    must(cudaEventDestroy(end));
+    std::sort(times.begin(), times.end());
+    return static_cast<double>(times[times.size() / 2]);
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t replay_;
+};
+
+template <class Enqueue>
+double time_of(Enqueue enqueue) {
+  return Graph(enqueue).time();
+}
+
+}  // namespace tandem::test
