@@ -57,7 +57,7 @@ bool measure(const OpenDevice& device, const ExchangeOptions& options) {
                     }) /
                     kPairs;
   const bool right = c.flags->fault == 0 && is_right(device, options);
-  std::printf("%-22s %-9s %d slots %8.2f us a call  %s\n", has_host_part ? "queries out, states in" : "no host part",
+  std::printf("%-22s %-9s %d slots %8.2f us a pair  %s\n", has_host_part ? "queries out, states in" : "no host part",
               options.has_rows ? "new rows" : "no rows", options.n_slots, us, right ? "ok" : "WRONG");
   return right;
 }
