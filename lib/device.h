@@ -15,8 +15,9 @@
 //
 //   append()  waits until the ticket's slot is free (ticket < answered + n_slots); writes the new rows to the window and,
 //             with the queries, to the slot; arrived = ticket + 1
-//   host      waits for arrived > ticket; takes the rows into its store; leaves its states in the slot; answered = ticket +
-//   1 merge()   where there is a host part: waits for answered > ticket, merges its states with those of the window
+//   host      waits for arrived > ticket; takes the rows into its store; leaves its states in the slot;
+//             answered = ticket + 1
+//   merge()   where there is a host part: waits for answered > ticket, merges its states with those of the window
 #pragma once
 
 #include <cstdint>

@@ -147,9 +147,15 @@ std::string table_refusal(const DeviceTable* table, const char* name) {
       {"copy", table->copy != nullptr},
       {"fill", table->fill != nullptr},
       {"wait", table->wait != nullptr},
+      {"allocate_shared", table->allocate_shared != nullptr},
+      {"release_shared", table->release_shared != nullptr},
+      {"check", table->check != nullptr},
+      {"capturing", table->capturing != nullptr},
       {"supports", table->supports != nullptr},
       {"workspace_bytes", table->workspace_bytes != nullptr},
+      {"append", table->append != nullptr},
       {"attend", table->attend != nullptr},
+      {"merge", table->merge != nullptr},
   };
   for (const auto& function : functions)
     if (!function.there) return std::string("its table has no ") + function.name + "()";

@@ -58,21 +58,6 @@ __device__ inline void store_system(uint64_t* to, Word value) {
 __device__ inline void store_system(uint32_t* to, uint32_t value) {
   asm volatile("st.relaxed.sys.u32 [%0], %1;\n" ::"l"(to), "r"(value) : "memory");
 }
-// 16 bytes that the host has written: they are never taken from a cache that does not follow the host.
-__device__ inline float4 load_of_host(const float4* from) {
-  float4 x;
-  asm volatile("ld.relaxed.sys.v4.f32 {%0,%1,%2,%3}, [%4];\n"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "l"(from)
-               : "memory");
-  return x;
-}
-__device__ inline float load_of_host(const float* from) {
-  float x;
-  asm volatile("ld.relaxed.sys.f32 %0, [%1];\n" : "=f"(x) : "l"(from) : "memory");
-  return x;
-}
-
 __device__ inline Word time_ns() {
   Word time;
   asm volatile("mov.u64 %0, %globaltimer;\n" : "=l"(time)::"memory");

@@ -32,6 +32,8 @@ __device__ inline RowState load_window(const MergeCall& call, int64_t row) {
   return state;
 }
 
+// Behind a barrier behind an acquire, so that ordinary loads see what the host has written; loads that are ordered each for
+// itself cross the bus each for itself, and take three times as long.
 __device__ inline RowState load_host(const MergeCall& call, const std::byte* slot, int64_t row) {
   const DeviceExchange& exchange = call.merge.exchange;
   const float* const o = reinterpret_cast<const float*>(slot + exchange.o_at) + row * call.dim;
@@ -39,8 +41,8 @@ __device__ inline RowState load_host(const MergeCall& call, const std::byte* slo
   float4 four[kFours];
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
-    if (first_of_four(j) < call.dim) four[j] = load_of_host(reinterpret_cast<const float4*>(o + first_of_four(j)));
-  state.lse = load_of_host(reinterpret_cast<const float*>(slot + exchange.lse_at) + row);
+    if (first_of_four(j) < call.dim) four[j] = *reinterpret_cast<const float4*>(o + first_of_four(j));
+  state.lse = reinterpret_cast<const float*>(slot + exchange.lse_at)[row];
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
     if (first_of_four(j) < call.dim)

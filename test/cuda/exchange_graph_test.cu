@@ -120,6 +120,11 @@ void calls_leave_the_context_as_it_was(void**) {
   CUcontext before = nullptr, own = nullptr, now = nullptr;
   assert_int_equal(get(&before), CUDA_SUCCESS);
   assert_int_equal(create(&own, 0, 0), CUDA_SUCCESS);
+  // Setting none takes the last of those that the thread has had in turn.
+  for (now = own; now != nullptr;) {
+    assert_int_equal(set(nullptr), CUDA_SUCCESS);
+    assert_int_equal(get(&now), CUDA_SUCCESS);
+  }
   for (const CUcontext current : {CUcontext{nullptr}, own}) {
     assert_int_equal(set(current), CUDA_SUCCESS);
     DeviceError error;

@@ -36,6 +36,7 @@ tandem_tensor StreamWorld::to_device(PendingCall* pending, Tensor* tensor) {
 void StreamWorld::attend_on_device(size_t session, size_t layer, const Pass& pass, tandem_attend_args args, LayerCall call) {
   pending_.push_back({session, layer, pass, std::move(call), {}});
   PendingCall& pending = pending_.back();
+  pending.call.on_device = true;
   const tandem_tensor q = to_device(&pending, &pending.call.q), o = to_device(&pending, &pending.call.o),
                       lse = to_device(&pending, &pending.call.lse);
   tandem_tensor k = {}, v = {};

@@ -338,6 +338,8 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
   gate_call.layer = &geometry;
   gate_call.o = [&](int64_t t, int32_t h, int32_t d) { return call.o.get(first + t, h, d); };
   gate_call.lse = [&](int64_t t, int32_t h) { return call.lse.get(first + t, h, 0); };
+  // Device kernels take codes as they are, and their weights in two bf16 parts.
+  if (call.on_device && reference::has_groups(geometry.v_type)) gate_call.mass_epsilon = 0x1p-16;
   const reference::GateVerdict verdict = check_gate(gate_call);
   // A selection that went wrong says more than the output it spoils.
   if (!verdict.pass && entry.hgca && decode && !pass.speculative) {

@@ -93,6 +93,7 @@ class StreamWorld {
     std::vector<float> q_dense;
     Rows rows;
     std::vector<int32_t> parents;
+    bool on_device = false;
   };
 
   // An attend on device tensors, whose outputs are looked at later.
