@@ -199,7 +199,7 @@ int32_t wait(void*, void* handle, DeviceError* error) {
 }
 
 int32_t check_open_device(void*, DeviceError* error) {
-  return guarded(kCheck, error, [] {});
+  return guarded(kCheck, error, [] { require(*fault() == '\0', fault()); });  // what waits for the device is told
 }
 
 int32_t capturing(void*, void* handle, int32_t* is_capturing, DeviceError* error) {

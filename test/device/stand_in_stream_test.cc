@@ -296,7 +296,7 @@ void keeps_faults(void**) {
   question.append.n_tokens = 0;
   host.expect_ok(host.table.append(host.self, &question.append, nullptr, &host.error));
   for (int i = 0; i < 2; ++i) host.expect_refused(host.wait(), TANDEM_ERROR_INTERNAL, "merge() without an append()");
-  host.expect_ok(host.table.check(host.self, &host.error));
+  host.expect_refused(host.table.check(host.self, &host.error), TANDEM_ERROR_INTERNAL, "without an append");
   host.expect_fault("merge() without an append()");
   host.expect_ok(host.wait());
 }

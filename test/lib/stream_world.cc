@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "reference/rounding.h"
+#include "reference/stored_row.h"
 
 namespace harness {
 
