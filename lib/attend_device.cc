@@ -43,6 +43,12 @@ Status check_rows(const TensorView* view, const char* name) {
 }  // namespace
 
 Status AttendCall::check_device_call() const {
+  const Device& device = *cache_.engine().device();
+  DeviceError error;
+  int32_t is_capturing = 0;
+  TANDEM_TRY(device_status(device.table->capturing(device.self, args_.stream, &is_capturing, &error), error));
+  if (is_capturing != 0)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "stream", "stream = %p is being captured: calls cannot be replayed", args_.stream);
   if (args_.speculative)
     return fail(TANDEM_ERROR_UNSUPPORTED, "flags", "flags: TANDEM_ATTEND_SPECULATIVE is for host tensors alone");
   if (policy_.keeps_maw)

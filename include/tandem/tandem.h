@@ -22,8 +22,10 @@
  *   Memory    Options, arrays and names are copied before return. Tensors are borrowed until the call returns (host) or
  *             until the stream has passed the call (device). Output tensors may not overlap inputs or each other.
  *   Units     Lengths are tokens, sizes bytes (_bytes), times nanoseconds (_ns), strides elements.
- *   Streams   `stream` is a CUDA stream as void *, for tensors in device memory; NULL for tensors in host memory. With host
- *             tensors a call has finished when it returns. No call with a `stream` parameter blocks the host on a device.
+ *   Streams   `stream` is a CUDA stream as void *, for tensors in device memory (NULL is the legacy default stream there); with
+ *             tensors in host memory it is NULL, and a call has finished when it returns. On a device a call returns when its
+ *             work is on its way; it waits for the device only where memory has to grow or a window lacks what the host has.
+ *             Calls of one session are ordered by the caller: one stream, or events between several.
  *   Version   Introduced in 0.1 unless said otherwise.
  */
 #ifndef TANDEM_TANDEM_H_
@@ -254,7 +256,7 @@ typedef struct tandem_cache_options {
   int32_t v_type;                /* storage type of values; 0: k_type */
   int32_t page_tokens;           /* tokens per page, a power of two from 16 to 4096; 0: 128 */
   int64_t host_cap_bytes;        /* hard cap on pages, MAW and selections in host memory (not on work space); 0: none */
-  int64_t device_cap_bytes;      /* the same for device memory; 0: none */
+  int64_t device_cap_bytes;      /* the same on windows and work space in device memory; 0: none */
   const int32_t *layer_k_types;  /* [n_layers] or NULL: overrides k_type per layer */
   const int32_t *layer_v_types;  /* [n_layers] or NULL: overrides v_type per layer */
   int32_t k_rotation;            /* TANDEM_ROTATION_* */
@@ -382,9 +384,19 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
 /* Appends k and v, then o = softmax(logits) V over the keys that the policy selects, and its lse. Logits, sums and lse in
  * f32, weights too but for what matmul_rows says. NaN or Inf in q, k or v reaches the rows that see it (as NaN; Inf in v
  * may stay Inf, a logit of -inf may count as no key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads
- * K and V once per KV head. Device tensors: stream-ordered, may be captured in a CUDA graph inside a step. Allocates only
- * when a length is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY, OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE
- * (speculative tokens pending, q_len beyond what the step declared). On any error no layer has grown and o is untouched. */
+ * K and V once per KV head. Allocates only when a length is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY,
+ * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). On any error no
+ * layer has grown and o is untouched.
+ *
+ * Tensors are in host memory or all on the engine's device; calls of the two kinds may follow each other. On the device:
+ *   - the window's keys are attended there and the rest by the CPU at the same time; the two states are merged on the device;
+ *   - new rows go to the window and to the host store, so that a key that leaves the window is not moved. Tokens count from the
+ *     call on; whoever reads them on the host (tandem_sequence_read, a fork, host tensors, ...) waits until they are there;
+ *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: policies that keep a MAW, speculation, streams that are being
+ *     captured, and layers and storage types that the device's module has no kernel for;
+ *   - DEVICE_LOST when the device fails or host and device wait for each other in vain. From then on the session takes host
+ *     tensors alone; the cache has every token that had arrived, layers whose last ones had not are shorter (a truncation makes
+ *     the sequence even). */
 TANDEM_API int32_t tandem_attend(tandem_session *session, const tandem_attend_args *args, tandem_error **error);
 
 /* Ends speculation in one sequence: of its speculative tokens those at kept_idx [n_kept] (ascending; a chain in the tree,

@@ -182,6 +182,12 @@ void refuses(void**) {
   coded.data = blocks.data();
   args.k = &coded;
   assert_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "k.dtype", "f32, f16 and bf16");
+  args = good;
+  args.stream = controls.create_stream();
+  assert_true(controls.begin_capture(args.stream));
+  assert_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "stream", "is being captured");
+  controls.free_graph(controls.end_capture(args.stream));
+  assert_true(controls.destroy_stream(args.stream));
   Call on_host(2, 1);
   args = on_host.args(side);
   args.stream = &args;
