@@ -43,6 +43,7 @@ Status check_rows(const TensorView* view, const char* name) {
 }  // namespace
 
 Status AttendCall::check_device_call() const {
+  if (session_.device_ != nullptr) TANDEM_TRY(session_.device_->hand_over().fault());
   const Device& device = *cache_.engine().device();
   DeviceError error;
   int32_t is_capturing = 0;
