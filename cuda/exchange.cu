@@ -36,6 +36,8 @@ int32_t check_append(const DeviceAppend& call, DeviceError* error) {
   if (const int32_t code = check_rows(call.k, "k", error); code != TANDEM_OK) return code;
   if (const int32_t code = check_rows(call.v, "v", error); code != TANDEM_OK) return code;
   if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
+  if (call.n_tokens > call.exchange.n_rows)
+    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d tokens, and slots of %d rows", call.n_tokens, call.exchange.n_rows);
   if ((call.k.data == nullptr) != (call.v.data == nullptr))
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "v", "k and v come together: one of them is null");
   if (call.k.data != nullptr && (call.pages.page_len <= 0 || call.pages.page_len % kPageUnit != 0))

@@ -75,15 +75,17 @@ class AttendCall {
   Status reserve_on_device(int64_t* most);
   Status run_chunk(int64_t most, ChunkPlace* place);
   Status attend_chunk(HandOverTask* task);
-  Status prepare_chunk(HandOverTask* task);
+  void prepare_chunk(HandOverTask* task);
+  void commit_chunk();
   void choose_streaming_on_device(SequenceCall& call, int64_t least);
   void add_host_jobs(const SequenceCall& call);
   void add_row_copies(const SequenceCall& call, HandOverTask* task);
-  void finish_host_jobs();
+  void finish_host_jobs(const HandOverTask& task);
   Status fill_window(const SequenceCall& call);
   Status copy_to_window(const SequenceCall& call, TokenRange range);
-  Status upload_descriptors(DeviceSequences* sequences);
-  Status launch(HandOverTask& task);
+  void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
+  Status upload_descriptors(const HandOverTask& task, DeviceSequences* sequences);
+  Status launch(const DeviceSequences& sequences, bool merges, bool posts);
 
   static void pack_task(void* context, int64_t task_idx, int32_t worker_idx);
   static void write_task(void* context, int64_t task_idx, int32_t worker_idx);

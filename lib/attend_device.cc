@@ -121,6 +121,7 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
   HandOver& hand_over = session_.device_->hand_over();
   TANDEM_TRY(hand_over.fault());
   HandOverTask& task = hand_over.next_task();
+  task.step = 0;
   std::vector<SequenceCall>& calls = task.scratch.calls;
   calls.clear();
   const int64_t first_row = scratch_.calls[place->call].first_row + place->query;
@@ -153,27 +154,40 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
 Status AttendCall::attend_chunk(HandOverTask* task) {
   {
     std::unique_lock lock(cache_.mutex());
-    TANDEM_TRY(prepare_chunk(task));
+    prepare_chunk(task);
   }
-  for (const SequenceCall& call : scratch_.calls) TANDEM_TRY(fill_window(call));
-  TANDEM_TRY(launch(*task));
+  {
+    std::shared_lock lock(cache_.mutex());
+    for (const SequenceCall& call : scratch_.calls) TANDEM_TRY(fill_window(call));
+  }
+  DeviceSequences sequences;
+  TANDEM_TRY(upload_descriptors(*task, &sequences));
+  const auto has_host = [](const SequenceCall& call) { return call.has_host; };
+  TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true));
   std::unique_lock lock(cache_.mutex());
+  commit_chunk();
+  return {};
+}
+
+void AttendCall::commit_chunk() {
   for (SequenceCall& call : scratch_.calls) {
     call.window->extend(layer_idx_, call.resident_begin, call.length);
     if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
     settle(call);
     count_bytes(call);
   }
-  return {};
 }
 
-Status AttendCall::prepare_chunk(HandOverTask* task) {
+void AttendCall::prepare_chunk(HandOverTask* task) {
   clear_scratch();
-  task->layer_idx = args_.layer_idx;
+  task->shape = {args_.layer_idx, static_cast<int32_t>(scratch_.calls.size()), 0, 0};
+  task->header = reinterpret_cast<const SlotHeader*>(session_.device_->slot(task->ticket));
   task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
   task->rows.clear();
   task->appended.clear();
   for (SequenceCall& call : scratch_.calls) {
+    task->shape.n_tokens += static_cast<int32_t>(call.q_len);
+    task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
     session_.evict(*call.state, call.first_query);  // a session may find a sequence long
     set_visibility(call);
     choose_keys(call);
@@ -182,8 +196,7 @@ Status AttendCall::prepare_chunk(HandOverTask* task) {
     add_row_copies(call, task);
     task->appended.push_back({call.sequence->id, call.first_query});
   }
-  finish_host_jobs();
-  return {};
+  finish_host_jobs(*task);
 }
 
 // On a device the window is another processor's. Sinks are not in it, unless everything is.
@@ -206,24 +219,24 @@ void AttendCall::add_host_jobs(const SequenceCall& call) {
 }
 
 void AttendCall::add_row_copies(const SequenceCall& call, HandOverTask* task) {
-  const DeviceExchange exchange = session_.device_->exchange(layer_idx_, args_.q.n_tokens);
-  std::byte* slot = session_.device_->slot(session_.device_->hand_over().next_ticket());
+  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+  std::byte* slot = session_.device_->slot(task->ticket);
   scratch_.spans.clear();
   cache_.spans(*call.sequence, call.first_query, call.length, &scratch_.spans);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     Rows from;
     for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
-    from = from.after(task->row_bytes, h * args_.q.n_tokens + call.first_row);
+    from = from.after(task->row_bytes, h * exchange.n_rows + call.first_row);
     for (const PageSpan& span : scratch_.spans)
       task->rows.push_back({from.after(task->row_bytes, span.token_idx - call.first_query),
                             cache_.store().rows(span.page, span.slot, args_.layer_idx, h), span.n_tokens});
   }
 }
 
-void AttendCall::finish_host_jobs() {
+void AttendCall::finish_host_jobs(const HandOverTask& task) {
   scratch_.job_runs.push_back(scratch_.runs.size());
-  const DeviceExchange exchange = session_.device_->exchange(layer_idx_, args_.q.n_tokens);
-  std::byte* slot = session_.device_->slot(session_.device_->hand_over().next_ticket());
+  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+  std::byte* slot = session_.device_->slot(task.ticket);
   const auto floats = [&](int64_t at) { return reinterpret_cast<float*>(slot + at); };
   size_t j = 0;
   for (SequenceCall& call : scratch_.calls) {
@@ -249,7 +262,6 @@ Status AttendCall::fill_window(const SequenceCall& call) {
   for (const TokenRange& range : missing) {
     if (range.begin >= range.end) continue;
     session_.device_->hand_over().drain();  // the store has the rows
-    std::shared_lock lock(cache_.mutex());
     TANDEM_TRY(copy_to_window(call, range));
   }
   return {};
@@ -282,49 +294,50 @@ Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
   return {};
 }
 
-// What the kernels read of each sequence, into device memory.
-Status AttendCall::upload_descriptors(DeviceSequences* sequences) {
-  DeviceSession& device = *session_.device_;
-  std::byte* upload = device.upload(device.hand_over().next_ticket());
-  const auto n = static_cast<int64_t>(scratch_.calls.size());
-  auto* to = reinterpret_cast<DeviceSequence*>(upload);
-  auto* tables = reinterpret_cast<int64_t*>(upload + n * static_cast<int64_t>(sizeof(DeviceSequence)));
-  int64_t n_entries = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const SequenceCall& call = scratch_.calls[static_cast<size_t>(i)];
-    const std::vector<int64_t>& table = call.window->table();
-    DeviceSequence& one = to[i];
-    one = {};
-    one.begin = call.resident_begin;
-    one.end = call.length;
-    one.q_len = static_cast<int32_t>(call.q_len);
-    one.first_row = static_cast<int32_t>(call.first_row);
-    one.table_begin = static_cast<int32_t>(n_entries);
-    one.table_len = static_cast<int32_t>(table.size());
-    one.has_host_part = call.has_host ? 1 : 0;
-    for (const int64_t page : table) tables[n_entries++] = device.page_offset(page);
-    sequences->max_q_len = std::max(sequences->max_q_len, one.q_len);
-    sequences->max_keys = std::max(sequences->max_keys, one.end - one.begin);
+// What the kernels read of each sequence: here for the copy to a place there.
+void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const {
+  for (const SequenceCall& call : scratch_.calls) {
+    *to = {};
+    to->begin = call.resident_begin;
+    to->end = call.length;
+    to->q_len = static_cast<int32_t>(call.q_len);
+    to->first_row = static_cast<int32_t>(call.first_row);
+    to->table_begin = static_cast<int32_t>(*n_entries);
+    to->table_len = static_cast<int32_t>(call.window->n_pages());
+    to->has_host_part = call.has_host ? 1 : 0;
+    for (const int64_t page : call.window->table()) tables[(*n_entries)++] = session_.device_->page_offset(page);
+    ++to;
   }
-  sequences->n_sequences = static_cast<int32_t>(n);
-  sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.descriptors());
-  sequences->page_tables =
-      reinterpret_cast<const int64_t*>(device.descriptors() + n * static_cast<int64_t>(sizeof(DeviceSequence)));
-  const int64_t bytes = n * static_cast<int64_t>(sizeof(DeviceSequence)) + n_entries * static_cast<int64_t>(sizeof(int64_t));
-  DeviceError error;
-  const Device& to_device = device.device();
-  return device_status(to_device.table->copy(to_device.self, device.descriptors(), upload, bytes, args_.stream, &error),
-                       error);
 }
 
-Status AttendCall::launch(HandOverTask& task) {
+Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences* sequences) {
+  DeviceSession& device = *session_.device_;
+  std::byte* upload = device.upload(task.ticket);
+  const auto sequence_bytes = static_cast<int64_t>(scratch_.calls.size() * sizeof(DeviceSequence));
+  int64_t n_entries = 0;
+  describe_sequences(reinterpret_cast<DeviceSequence*>(upload), reinterpret_cast<int64_t*>(upload + sequence_bytes),
+                     &n_entries);
+  sequences->n_sequences = static_cast<int32_t>(scratch_.calls.size());
+  sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.descriptors());
+  sequences->page_tables = reinterpret_cast<const int64_t*>(device.descriptors() + sequence_bytes);
+  sequences->max_q_len = task.shape.max_q_len;
+  for (const SequenceCall& call : scratch_.calls)
+    sequences->max_keys = std::max(sequences->max_keys, call.length - call.resident_begin);
+  DeviceError error;
+  const Device& to = device.device();
+  return device_status(
+      to.table->copy(to.self, device.descriptors(), upload,
+                     sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t)), args_.stream, &error),
+      error);
+}
+
+// posts: a task waits for the ticket. A planned step has posted all of them.
+Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool posts) {
   DeviceSession& device = *session_.device_;
   const DeviceTable& table = *device.device().table;
   void* self = device.device().self;
-  DeviceSequences sequences;
-  TANDEM_TRY(upload_descriptors(&sequences));
   const Layer& layer = device.layer(layer_idx_, sequences.max_q_len > 1);
-  const DeviceExchange exchange = device.exchange(layer_idx_, args_.q.n_tokens);
+  const DeviceExchange exchange = device.exchange(layer_idx_);
   const auto n_tokens = static_cast<int32_t>(args_.q.n_tokens);
   DeviceError error;
   const DeviceAppend append{&layer,
@@ -334,12 +347,10 @@ Status AttendCall::launch(HandOverTask& task) {
                             args_.k ? rows_of(*args_.k) : DeviceRows(),
                             args_.v ? rows_of(*args_.v) : DeviceRows(),
                             n_tokens,
-                            task.layer_idx,
+                            CallShape{args_.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
                             exchange};
   TANDEM_TRY(device_status(table.append(self, &append, args_.stream, &error), error));
-  device.hand_over().post();
-  const bool merges =
-      std::any_of(scratch_.calls.begin(), scratch_.calls.end(), [](const auto& call) { return call.has_host; });
+  if (posts) device.hand_over().post();
   DeviceAttend attend;
   attend.layer = &layer;
   attend.pages = device.pages(layer_idx_);

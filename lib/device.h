@@ -80,6 +80,7 @@ struct DeviceSequences {
 struct ExchangeFlags {
   alignas(64) uint64_t arrived = 0;   // device
   alignas(64) uint64_t answered = 0;  // host
+  alignas(64) uint8_t ended = 0;      // device, by fill(): the last step that has ended, counted modulo 256
   alignas(64) uint32_t fault = 0;     // device: what it waited for did not come in time (kFault...), and nothing works now
 };
 inline constexpr uint32_t kFaultSlot = 1, kFaultAnswer = 2;
@@ -100,7 +101,7 @@ struct DeviceExchange {
   int64_t slot_bytes = 0;
   int64_t timeout_ns = 0;  // of a wait on the device
   int32_t n_slots = 0;
-  int32_t reserved = 0;
+  int32_t n_rows = 0;             // of a KV head that a slot has room for: at least the call's n_tokens
   int64_t q_at = 0;               // bytes in a slot: f32 [n_tokens * n_q_heads, k_head_dim], of sequences with a host part
   int64_t o_at = 0, lse_at = 0;   // f32 [n_tokens * n_q_heads, v_head_dim], f32 [n_tokens * n_q_heads]
   int64_t rows_at[kPlanes] = {};  // the new rows [n_kv_heads][n_tokens] of each plane, as stored

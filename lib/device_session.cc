@@ -45,6 +45,8 @@ void DeviceLimits::include(const DeviceLimits& other) {
   n_tokens = std::max(n_tokens, other.n_tokens);
   descriptor_bytes = std::max(descriptor_bytes, other.descriptor_bytes);
   workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
+  step_sequences = std::max(step_sequences, other.step_sequences);
+  step_bytes = std::max(step_bytes, other.step_bytes);
 }
 
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size) {
@@ -68,6 +70,11 @@ int64_t sinks_bytes(const std::vector<Layer>& layers) {
   return bytes;
 }
 
+int64_t n_tasks_of(size_t n_layers) {
+  constexpr int64_t kLeast = 64;
+  return power_of_two(std::max(kLeast, 2 * static_cast<int64_t>(n_layers)));
+}
+
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits) {
   SessionWork work;
   int64_t o_bytes = 0, lse_bytes = 0;
@@ -78,10 +85,12 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
     lse_bytes = std::max(lse_bytes, n_rows * 4);
   }
   work.upload_bytes = aligned(limits.descriptor_bytes);
-  work.shared_bytes =
-      aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes + HandOver::kTasks * work.upload_bytes;
+  work.step_bytes = aligned(limits.step_bytes);
+  work.shared_bytes = aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
+                      n_tasks_of(layers.size()) * work.upload_bytes + DeviceSession::kSteps * work.step_bytes;
   work.descriptors_at = aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
-  work.o_at = work.descriptors_at + work.upload_bytes;
+  work.step_at = work.descriptors_at + work.upload_bytes;
+  work.o_at = work.step_at + work.step_bytes;
   work.lse_at = work.o_at + aligned(o_bytes);
   work.workspace_at = work.lse_at + aligned(lse_bytes);
   work.work_bytes = work.workspace_at + aligned(limits.workspace_bytes);
@@ -105,7 +114,7 @@ Status DeviceSession::create(Cache& cache, int64_t window_len, std::unique_ptr<D
   const Engine& engine = cache.engine();
   std::unique_ptr<DeviceSession> made(new DeviceSession(*engine.device(), cache.layers(), window_len, cache.device_tier()));
   TANDEM_TRY(made->upload_sinks());
-  TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), &made->hand_over_));
+  TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()), &made->hand_over_));
   *session = std::move(made);
   return {};
 }
@@ -150,9 +159,12 @@ Status DeviceSession::most_queries(size_t layer_idx, int64_t wanted, int64_t* n)
 Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   DeviceLimits all = limits_;
   all.include(limits);
-  if (all.n_tokens == limits_.n_tokens && all.descriptor_bytes == limits_.descriptor_bytes &&
-      all.workspace_bytes == limits_.workspace_bytes)
-    return {};
+  if (all == limits_) return {};
+  if (is_frozen_)
+    return fail(TANDEM_ERROR_CAPACITY, "q_lens",
+                "more tokens, sequences or pages than before the session's first captured call: graphs hold what there was "
+                "(%lld tokens, %lld sequences)",
+                static_cast<long long>(limits_.n_tokens), static_cast<long long>(limits_.step_sequences));
   const SessionWork layout = make_session_work(plain_layers_, all);
   Buffer work;
   TANDEM_TRY(Buffer::create(device_tier_, layout.work_bytes, Use::kSession, &work));
@@ -179,8 +191,8 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   return {};
 }
 
-DeviceExchange DeviceSession::exchange(size_t layer_idx, int64_t n_tokens) const {
-  const SlotLayout slot = make_slot_layout(plain_layers_[layer_idx], n_tokens);
+DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
+  const SlotLayout slot = make_slot_layout(plain_layers_[layer_idx], limits_.n_tokens);
   DeviceExchange exchange;
   exchange.flags = reinterpret_cast<ExchangeFlags*>(shared_device_);
   exchange.slots = shared_device_ + aligned(sizeof(ExchangeFlags));
@@ -188,6 +200,7 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx, int64_t n_tokens) const
   exchange.slot_bytes = layout_.slot_bytes;
   exchange.timeout_ns = kTimeoutNs;
   exchange.n_slots = kSlots;
+  exchange.n_rows = static_cast<int32_t>(limits_.n_tokens);
   exchange.q_at = slot.q_at;
   exchange.o_at = slot.o_at;
   exchange.lse_at = slot.lse_at;
@@ -201,7 +214,18 @@ std::byte* DeviceSession::slot(uint64_t ticket) const {
 
 std::byte* DeviceSession::upload(uint64_t ticket) const {
   return shared_ + aligned(sizeof(ExchangeFlags)) + kSlots * layout_.slot_bytes +
-         static_cast<int64_t>(ticket % HandOver::kTasks) * layout_.upload_bytes;
+         static_cast<int64_t>(ticket) % hand_over_->n_tasks() * layout_.upload_bytes;
+}
+
+std::byte* DeviceSession::step_upload(uint64_t step) const {
+  return upload(0) + hand_over_->n_tasks() * layout_.upload_bytes + static_cast<int64_t>(step % kSteps) * layout_.step_bytes;
+}
+
+Status DeviceSession::end_step(uint64_t step, void* stream) const {
+  DeviceError error;
+  auto* ended = shared_device_ + offsetof(ExchangeFlags, ended);
+  const DeviceTable& table = *device_.table;
+  return device_status(table.fill(device_.self, ended, static_cast<uint8_t>(step), 1, stream, &error), error);
 }
 
 DevicePages DeviceSession::pages(size_t layer_idx) const {

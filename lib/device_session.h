@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What a session has on its device: windows of its sequences, memory that device and host share, work space of calls.
 //
-//   shared memory   flags | n_slots slots | kTasks uploads: descriptors on their way to the device
-//   work space      the module's words | descriptors | states of the window | what attend() asks for
+//   shared memory   flags | kSlots slots | an upload for each task: descriptors on their way to the device | kSteps of steps
+//   work space      the module's words | descriptors of a call | of a step | states of the window | what attend() asks for
 //
-// All of it is taken when a call is larger than any before, never in between.
+// All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
+// a graph holds addresses.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +22,13 @@ class Cache;
 
 // What calls may come to; grows alone.
 struct DeviceLimits {
-  int64_t n_tokens = 0;          // of a call
-  int64_t descriptor_bytes = 0;  // DeviceSequences and page tables
-  int64_t workspace_bytes = 0;   // of attend()
+  int64_t n_tokens = 0;                        // of a call
+  int64_t descriptor_bytes = 0;                // DeviceSequences and page tables
+  int64_t workspace_bytes = 0;                 // of attend()
+  int64_t step_sequences = 0, step_bytes = 0;  // of a planned step: in each layer; descriptors of all layers
 
   void include(const DeviceLimits& other);
+  bool operator==(const DeviceLimits& other) const = default;
 };
 
 // What a call comes to.
@@ -36,14 +39,15 @@ DeviceLimits device_limits(const Device& device, const Layer& layer, const CallS
 int64_t sinks_bytes(const std::vector<Layer>& layers);
 
 struct SessionWork {
-  int64_t slot_bytes = 0, upload_bytes = 0, shared_bytes = 0;
-  int64_t descriptors_at = 0, o_at = 0, lse_at = 0, workspace_at = 0, work_bytes = 0;
+  int64_t slot_bytes = 0, upload_bytes = 0, step_bytes = 0, shared_bytes = 0;
+  int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, workspace_at = 0, work_bytes = 0;
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits);
+int64_t n_tasks_of(size_t n_layers);  // two steps' at least
 
 class DeviceSession {
  public:
-  static constexpr int32_t kSlots = 4;
+  static constexpr int32_t kSlots = 4, kSteps = 4;
   static constexpr int64_t kMostTokens = 512;  // of a call; longer appends are cut
 
   // window_len: of a policy whose queries see no more than sinks and window; 0: queries see all.
@@ -60,16 +64,21 @@ class DeviceSession {
   }
   // The most queries of a sequence, a power of two up to kMostTokens, that the module has kernels for. UNSUPPORTED.
   Status most_queries(size_t layer_idx, int64_t wanted, int64_t* n);
-  // Room for calls of these limits: waits for the stream where there was less.
+  // Room for calls of these limits: waits for the stream where there was less. CAPACITY once it is frozen.
   Status reserve(const DeviceLimits& limits, void* stream);
+  const DeviceLimits& limits() const { return limits_; }
+  void freeze() { is_frozen_ = true; }
   Status reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end) {
     return window.reserve(device_tier_, geometry_, n_pages, end);
   }
 
-  // Of the call with this ticket. Offsets are those of a call of n_tokens rows.
-  DeviceExchange exchange(size_t layer_idx, int64_t n_tokens) const;
+  DeviceExchange exchange(size_t layer_idx) const;
   std::byte* slot(uint64_t ticket) const;    // as the host sees it
   std::byte* upload(uint64_t ticket) const;  // likewise
+  std::byte* step_upload(uint64_t step) const;
+  std::byte* step_descriptors() const { return work_.data() + layout_.step_at; }
+  // The host sees, in the stream's order, that a step has ended.
+  Status end_step(uint64_t step, void* stream) const;
   DevicePages pages(size_t layer_idx) const;
   // Bytes from the page called 0: what page tables of this session hold.
   int64_t page_offset(int64_t page) const { return page - base_; }
@@ -91,6 +100,7 @@ class DeviceSession {
   Tier& device_tier_;
   WindowGeometry geometry_;
   DeviceLimits limits_;
+  bool is_frozen_ = false;
   SessionWork layout_;
   std::byte* shared_ = nullptr;         // as the host sees it
   std::byte* shared_device_ = nullptr;  // as the device does

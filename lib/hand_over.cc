@@ -32,8 +32,8 @@ void pause() {
 
 }  // namespace
 
-Status HandOver::create(const Device& device, const Backend& cpu, std::unique_ptr<HandOver>* hand_over) {
-  std::unique_ptr<HandOver> made(new HandOver(device, cpu));
+Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_tasks, std::unique_ptr<HandOver>* hand_over) {
+  std::unique_ptr<HandOver> made(new HandOver(device, cpu, n_tasks));
   const SignalsBlocked blocked;
   int error = 0;
   try {
@@ -64,19 +64,22 @@ void HandOver::restart(ExchangeFlags* flags) {
   finished_ = 0;
 }
 
-HandOverTask& HandOver::next_task() {
-  const uint64_t ticket = next_ticket();
-  if (ticket - finished_.load(std::memory_order_acquire) >= kTasks) {
+HandOverTask& HandOver::next_task(int64_t ahead) {
+  const uint64_t ticket = posted_.load(std::memory_order_relaxed) + static_cast<uint64_t>(ahead);
+  const auto is_free = [&] { return ticket - finished_.load(std::memory_order_acquire) < tasks_.size(); };
+  if (!is_free()) {
     std::unique_lock lock(mutex_);
-    changed_finished_.wait(lock, [&] { return ticket - finished_.load(std::memory_order_acquire) < kTasks; });
+    changed_finished_.wait(lock, is_free);
   }
-  return tasks_[static_cast<size_t>(ticket % kTasks)];
+  HandOverTask& task = tasks_[static_cast<size_t>(ticket % tasks_.size())];
+  task.ticket = ticket;
+  return task;
 }
 
-void HandOver::post() {
+void HandOver::post(int64_t n_tasks) {
   {
     std::lock_guard lock(mutex_);
-    posted_.fetch_add(1, std::memory_order_release);
+    posted_.fetch_add(static_cast<uint64_t>(n_tasks), std::memory_order_release);
   }
   changed_posted_.notify_one();
 }
@@ -105,7 +108,7 @@ std::vector<HandOver::Lost> HandOver::take_lost() {
   has_lost_.store(false, std::memory_order_release);
   for (HandOverTask& task : tasks_) {
     if (!task.is_lost) continue;
-    for (const AppendedTokens& tokens : task.appended) lost.push_back({task.layer_idx, tokens});
+    for (const AppendedTokens& tokens : task.appended) lost.push_back({task.shape.layer_idx, task.step > 0, tokens});
     task.is_lost = false;
   }
   return lost;
@@ -118,8 +121,8 @@ void HandOver::loop() {
   pthread_setname_np(pthread_self(), "tandem-device");
   while (wait_for_post()) {
     const uint64_t ticket = finished_.load(std::memory_order_relaxed);
-    HandOverTask& task = tasks_[static_cast<size_t>(ticket % kTasks)];
-    task.is_lost = !wait_for_arrival(ticket);
+    HandOverTask& task = tasks_[static_cast<size_t>(ticket % tasks_.size())];
+    task.is_lost = !wait_for_arrival(task);
     const auto begin = Clock::now();
     if (task.is_lost)
       has_lost_.store(true, std::memory_order_release);
@@ -153,12 +156,18 @@ bool HandOver::wait_for_post() {
   return is_posted();
 }
 
-bool HandOver::wait_for_arrival(uint64_t ticket) {
+bool HandOver::wait_for_arrival(const HandOverTask& task) {
   const std::atomic_ref arrived(flags_->arrived);
   const auto begin = Clock::now();
   auto next_check = begin + kBetweenChecks;
   while (!faulted_.load(std::memory_order_relaxed)) {
-    if (arrived.load(std::memory_order_acquire) > ticket) return true;
+    if (arrived.load(std::memory_order_acquire) > task.ticket) {
+      if (task.shape.is_served_by(*task.header)) return true;
+      set_fault(TANDEM_ERROR_INVALID_STATE, 0,
+                "a graph was replayed that is of other layers or for fewer tokens than the step");
+      return false;
+    }
+    if (task.step > 0) check_step(task);
     const auto now = Clock::now();
     if (now - begin < kSpin) {
       for (int i = 0; i < kPausesPerLook; ++i) pause();
@@ -178,6 +187,16 @@ void HandOver::check_device() {
   if (code != TANDEM_OK) return set_fault(code, error.underlying, error.message);
   if (std::atomic_ref(flags_->fault).load(std::memory_order_acquire) != 0)
     set_fault(TANDEM_ERROR_DEVICE_LOST, 0, "the device waited for the host in vain");
+}
+
+// Whether the step has ended on the device without this call.
+void HandOver::check_step(const HandOverTask& task) {
+  const auto ended = std::atomic_ref(flags_->ended).load(std::memory_order_acquire);
+  const bool is_over = static_cast<uint8_t>(ended - task.step) < 128;
+  if (!is_over || std::atomic_ref(flags_->arrived).load(std::memory_order_acquire) > task.ticket) return;
+  char text[96];
+  std::snprintf(text, sizeof text, "a step ended before layer %d was attended", task.shape.layer_idx);
+  set_fault(TANDEM_ERROR_INVALID_STATE, 0, text);
 }
 
 void HandOver::copy_task(void* context, int64_t idx, int32_t) {

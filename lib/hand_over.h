@@ -32,8 +32,27 @@ struct AppendedTokens {
   int64_t length = 0;
 };
 
+// What a call was made for, as its slot's header says: a graph that was captured for less than a step has is of no use.
+struct CallShape {
+  int32_t layer_idx = 0;  // below 4,096
+  int32_t n_sequences = 0;
+  int32_t n_tokens = 0, max_q_len = 0;  // below 1,024
+
+  int32_t tag() const {
+    return static_cast<int32_t>(static_cast<uint32_t>(layer_idx | max_q_len << 12) | static_cast<uint32_t>(n_tokens) << 22);
+  }
+  bool is_served_by(const SlotHeader& header) const {
+    const auto tag = static_cast<uint32_t>(header.tag);
+    return static_cast<int32_t>(tag & 0xfff) == layer_idx && static_cast<int32_t>(tag >> 12 & 0x3ff) >= max_q_len &&
+           static_cast<int32_t>(tag >> 22) >= n_tokens && header.n_sequences >= n_sequences;
+  }
+};
+
 struct HandOverTask {
-  int32_t layer_idx = 0;
+  uint64_t ticket = 0;
+  CallShape shape;
+  const SlotHeader* header = nullptr;
+  uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
   PlaneBytes row_bytes;
   std::vector<RowCopy> rows;
   std::vector<AppendedTokens> appended;
@@ -43,17 +62,16 @@ struct HandOverTask {
 
 class HandOver {
  public:
-  static constexpr int64_t kTasks = 64;  // under way at most
-
-  static Status create(const Device& device, const Backend& cpu, std::unique_ptr<HandOver>* hand_over);
+  // n_tasks: under way at most, a power of two.
+  static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, std::unique_ptr<HandOver>* hand_over);
   ~HandOver();  // waits for what is under way, unless the device is lost
 
   // Flags that the device has written nothing to yet; tickets begin with 0. Nothing is under way.
   void restart(ExchangeFlags* flags);
-  // The next ticket's task, to be filled and posted; waits while kTasks are under way.
-  HandOverTask& next_task();
-  uint64_t next_ticket() const { return posted_.load(std::memory_order_relaxed); }
-  void post();
+  // The task of the next ticket, or of one behind it, to be filled and posted; waits while its place is taken.
+  HandOverTask& next_task(int64_t ahead = 0);
+  void post(int64_t n_tasks = 1);
+  int64_t n_tasks() const { return static_cast<int64_t>(tasks_.size()); }
   bool is_idle() const { return finished_.load(std::memory_order_acquire) == posted_.load(std::memory_order_acquire); }
   void drain();  // until it is idle
   // Sums of tasks that are done.
@@ -66,16 +84,19 @@ class HandOver {
   Status fault() const;
   struct Lost {
     int32_t layer_idx;
+    bool is_of_step;  // then every layer goes back
     AppendedTokens tokens;
   };
   std::vector<Lost> take_lost();  // of tasks that were not done; it is idle
 
  private:
-  HandOver(const Device& device, const Backend& cpu) : device_(device), cpu_(cpu) {}
+  HandOver(const Device& device, const Backend& cpu, int64_t n_tasks)
+      : device_(device), cpu_(cpu), tasks_(static_cast<size_t>(n_tasks)) {}
   void loop();
   bool wait_for_post();
-  bool wait_for_arrival(uint64_t ticket);
+  bool wait_for_arrival(const HandOverTask& task);
   void check_device();
+  void check_step(const HandOverTask& task);
   void work(HandOverTask& task);
   void count(const HandOverTask& task, int64_t ns);
   void set_fault(int32_t code, int64_t underlying, const char* text);
@@ -84,7 +105,7 @@ class HandOver {
   const Device& device_;
   Backend cpu_;
   ExchangeFlags* flags_ = nullptr;
-  std::vector<HandOverTask> tasks_{static_cast<size_t>(kTasks)};  // of ticket t: t % kTasks
+  std::vector<HandOverTask> tasks_;  // of ticket t: t % n_tasks
   std::atomic<uint64_t> posted_{0}, finished_{0};
   std::atomic<bool> faulted_{false}, has_lost_{false};
   mutable std::mutex mutex_;

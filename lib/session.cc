@@ -161,11 +161,14 @@ void Session::settle_device() {
   device_->hand_over().drain();
   for (const HandOver::Lost& lost : device_->hand_over().take_lost()) {
     Sequence* sequence = cache_->find(lost.tokens.sequence);
-    const auto l = static_cast<size_t>(lost.layer_idx);
-    if (sequence == nullptr || sequence->lengths[l] <= lost.tokens.length) continue;
-    sequence->lengths[l] = lost.tokens.length;
-    LayerState& state = *this->state(sequence->id)->layers[l];
-    state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, lost.tokens.length - options_.window_len));
+    if (sequence == nullptr) continue;
+    for (size_t l = 0; l < sequence->lengths.size(); ++l) {
+      const bool goes_back = lost.is_of_step || static_cast<int32_t>(l) == lost.layer_idx;
+      if (!goes_back || sequence->lengths[l] <= lost.tokens.length) continue;
+      sequence->lengths[l] = lost.tokens.length;
+      LayerState& state = *this->state(sequence->id)->layers[l];
+      state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, lost.tokens.length - options_.window_len));
+    }
   }
 }
 

@@ -6,7 +6,7 @@
 // device memory. Rows of K and V are rounded once and written twice:
 //
 //   window   planes[p] + page + head * head_stride[p] + slot * row_bytes[p]      where the token is resident
-//   slot     rows_at[p] + (head * n_tokens + row) * row_bytes[p]                 always: the host's store has every token
+//   slot     rows_at[p] + (head * n_rows + row) * row_bytes[p]                 always: the host's store has every token
 //
 // The first rows are on their way while a block waits for its slot.
 #pragma once
@@ -89,7 +89,7 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
   for (int i = 0; i < 2; ++i) {
     const int p = row.plane + i;
     const int64_t bytes = call.row_bytes[p];
-    to.host[i] = slot + append.exchange.rows_at[p] + (int64_t{row.head} * append.n_tokens + row.token) * bytes;
+    to.host[i] = slot + append.exchange.rows_at[p] + (int64_t{row.head} * append.exchange.n_rows + row.token) * bytes;
     to.window[i] = is_resident ? append.pages.planes[p] + page + row.head * append.pages.head_stride[p] +
                                      token % append.pages.page_len * bytes
                                : nullptr;

@@ -182,6 +182,7 @@ void ExchangeCase::make_exchange() {
     exchange.rows_at[p] = place(int64_t{options_.max_tokens} * layer_.n_kv_heads * row_bytes_.of[p]);
   exchange.slot_bytes = at;
   exchange.n_slots = options_.n_slots;
+  exchange.n_rows = static_cast<int32_t>(options_.max_tokens);
   exchange.timeout_ns = options_.timeout_ns;
   const auto share = [&](int64_t bytes, void** device) {
     void* host = nullptr;

@@ -26,6 +26,7 @@ class HandOver {
     exchange.o_at = take(n_rows * layer.v_head_dim * 4);
     exchange.slot_bytes = end;
     exchange.n_slots = n_slots;
+    exchange.n_rows = n_tokens;
     exchange.timeout_ns = int64_t{60} * 1000 * 1000 * 1000;
     const Shared shared_flags = host->share(sizeof(ExchangeFlags)), shared_slots = host->share(n_slots * end);
     flags = reinterpret_cast<ExchangeFlags*>(shared_flags.host);

@@ -130,7 +130,7 @@ struct NewRow {
 
  private:
   std::byte* in_slot(Plane plane) const {
-    const int64_t row = int64_t{kv_head} * call.n_tokens + sequence.first_row + t;
+    const int64_t row = int64_t{kv_head} * call.exchange.n_rows + sequence.first_row + t;
     return slot + call.exchange.rows_at[plane] + row * plane_bytes(*call.layer).of[plane];
   }
 
@@ -205,6 +205,7 @@ void check(const DeviceAppend& call) {
   check_sequences(call.sequences);
   check_exchange(call.exchange);
   require(call.n_tokens >= 0, "a negative number of tokens");
+  require(call.n_tokens <= call.exchange.n_rows, "more tokens than a slot has rows for");
   require((call.k.data == nullptr) == (call.v.data == nullptr), "one of k and v is appended");
   std::vector<Part> parts = state_parts(layer, call.exchange, call.n_tokens);
   parts.push_back({call.exchange.q_at, int64_t{call.n_tokens} * layer.n_q_heads * layer.k_head_dim * 4});
@@ -212,7 +213,7 @@ void check(const DeviceAppend& call) {
     check_pages(call.pages);
     const PlaneBytes bytes = plane_bytes(layer);
     for (int32_t p = 0; p < kPlanes; ++p)
-      parts.push_back({call.exchange.rows_at[p], int64_t{call.n_tokens} * layer.n_kv_heads * bytes.of[p]});
+      parts.push_back({call.exchange.rows_at[p], int64_t{call.exchange.n_rows} * layer.n_kv_heads * bytes.of[p]});
   }
   check_parts(parts, call.exchange.slot_bytes);
 }
