@@ -103,7 +103,7 @@ int32_t tandem_step_begin(tandem_session* session, const int64_t* sequences, con
     TANDEM_TRY(call.begin(session));
     TANDEM_TRY(check_sequences(sequences, q_lens, n_sequences, call.sorted()));
     TANDEM_TRY(check_step_stream(call->cache(), stream));
-    return call->step_begin(sequences, q_lens, n_sequences);
+    return call->step_begin(sequences, q_lens, n_sequences, stream);
   });
 }
 
@@ -112,7 +112,7 @@ int32_t tandem_step_end(tandem_session* session, void* stream, tandem_error** er
     SessionCall call;
     TANDEM_TRY(call.begin(session));
     TANDEM_TRY(check_step_stream(call->cache(), stream));
-    return call->step_end();
+    return call->step_end(stream);
   });
 }
 

@@ -35,6 +35,8 @@ AttendCall::AttendCall(Session& session, const AttendArgs& args, AttendScratch& 
       scratch_(scratch) {}
 
 Status AttendCall::run() {
+  if (session_.plan_.is_open)
+    return fail(TANDEM_ERROR_INVALID_STATE, "q.device_type", "q is in host memory, and the open step was begun on a stream");
   {
     const auto lock = cache_.lock_settled();
     TANDEM_TRY(enter());

@@ -25,6 +25,9 @@ class AttendCall {
   AttendCall(Session& session, const AttendArgs& args, AttendScratch& scratch);
   Status run();            // tensors in host memory
   Status run_on_device();  // lib/attend_device.cc
+  // Of a step that is being planned (lib/step_device.cc).
+  Status plan_layer(HandOverTask* task, DeviceSequence* to, int64_t* tables, int64_t* n_entries);
+  void commit_chunk();
 
  private:
   // Before: everything that can fail and changes nothing. The cache's mutex is held exclusively from enter() on, except
@@ -70,13 +73,13 @@ class AttendCall {
     size_t call = 0;    // of scratch_.calls
     int64_t query = 0;  // of that call
   };
-  Status check_device_call() const;
-  int64_t exact_window() const;
+  Status check_device_call(bool* is_capturing) const;
+  Status check_planned() const;
+  Status run_in_plan(bool is_capturing);
   Status reserve_on_device(int64_t* most);
   Status run_chunk(int64_t most, ChunkPlace* place);
   Status attend_chunk(HandOverTask* task);
   void prepare_chunk(HandOverTask* task);
-  void commit_chunk();
   void choose_streaming_on_device(SequenceCall& call, int64_t least);
   void add_host_jobs(const SequenceCall& call);
   void add_row_copies(const SequenceCall& call, HandOverTask* task);

@@ -42,14 +42,16 @@ Status check_rows(const TensorView* view, const char* name) {
 
 }  // namespace
 
-Status AttendCall::check_device_call() const {
+Status AttendCall::check_device_call(bool* is_capturing) const {
   if (session_.device_ != nullptr) TANDEM_TRY(session_.device_->hand_over().fault());
   const Device& device = *cache_.engine().device();
   DeviceError error;
-  int32_t is_capturing = 0;
-  TANDEM_TRY(device_status(device.table->capturing(device.self, args_.stream, &is_capturing, &error), error));
-  if (is_capturing != 0)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "stream", "stream = %p is being captured: calls cannot be replayed", args_.stream);
+  int32_t captures = 0;
+  TANDEM_TRY(device_status(device.table->capturing(device.self, args_.stream, &captures, &error), error));
+  *is_capturing = captures != 0;
+  if (*is_capturing && !session_.plan_.is_open)
+    return fail(TANDEM_ERROR_INVALID_STATE, "stream",
+                "stream = %p is being captured, and no step is open that was begun on a stream", args_.stream);
   if (args_.speculative)
     return fail(TANDEM_ERROR_UNSUPPORTED, "flags", "flags: TANDEM_ATTEND_SPECULATIVE is for host tensors alone");
   if (policy_.keeps_maw)
@@ -58,17 +60,13 @@ Status AttendCall::check_device_call() const {
   return check_rows(args_.v, "v");
 }
 
-// Of a policy whose queries see sinks and the newest tokens alone; 0: they see more.
-int64_t AttendCall::exact_window() const {
-  return session_.policy_->host_keys(false) == HostKeys::kSinks ? session_.options_.window_len : 0;
-}
-
 Status AttendCall::run_on_device() {
-  TANDEM_TRY(check_device_call());
+  bool is_capturing = false;
+  TANDEM_TRY(check_device_call(&is_capturing));
+  if (session_.plan_.is_open) return run_in_plan(is_capturing);
   {
     const auto lock = cache_.lock_settled(&session_);
-    if (session_.device_ == nullptr) TANDEM_TRY(DeviceSession::create(cache_, exact_window(), &session_.device_));
-    TANDEM_TRY(session_.device_->hand_over().fault());
+    if (session_.device_ == nullptr) TANDEM_TRY(DeviceSession::create(cache_, session_.exact_window(), &session_.device_));
     TANDEM_TRY(enter());
   }
   const AtEnd in_flight([this] {

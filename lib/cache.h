@@ -77,6 +77,7 @@ class Cache {
   Sequence* find(int64_t id) const;
   Status find_free(int64_t id, const Session* by, Sequence** sequence) const;  // NOT_FOUND, BUSY
   Status check_even(const Sequence& sequence) const;
+  Status find_stored(int64_t id, const Sequence** sequence) const;  // whose tokens are all in the store; NOT_FOUND, BUSY
   // Room for n_tokens tokens in all, writable from the shortest layer's end on, in the store and in every session.
   Status ensure(Sequence& sequence, int64_t n_tokens);
   // To tokens first, first + 1, ...; needs no exclusive lock: nobody reads tokens beyond the length.

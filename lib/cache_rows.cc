@@ -148,11 +148,21 @@ Status Cache::append(int64_t id, int32_t layer_idx, const TensorView& k, const T
   return {};
 }
 
+Status Cache::find_stored(int64_t id, const Sequence** sequence) const {
+  const Sequence* found = find(id);
+  if (found == nullptr)
+    return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
+  if (found->writer != nullptr && found->writer->has_open_plan())
+    return fail(TANDEM_ERROR_BUSY, "sequence", "sequence = %lld is in flight in a step on a device",
+                static_cast<long long>(id));
+  *sequence = found;
+  return {};
+}
+
 Status Cache::read(int64_t id, int32_t layer_idx, int64_t first, const TensorView* k, const TensorView* v) const {
   const auto lock = lock_settled();
-  const Sequence* sequence = find(id);
-  if (sequence == nullptr)
-    return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
+  const Sequence* sequence = nullptr;
+  TANDEM_TRY(find_stored(id, &sequence));
   const Layer& layer = layers_[static_cast<size_t>(layer_idx)];
   const int64_t n = k ? k->n_tokens : v ? v->n_tokens : 0, length = sequence->lengths[static_cast<size_t>(layer_idx)];
   if (first < 0 || first > length || n > length - first)
@@ -180,9 +190,8 @@ Status Cache::length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const {
 
 Status Cache::digest(int64_t id, uint64_t* digest) const {
   const auto lock = lock_settled();
-  const Sequence* sequence = find(id);
-  if (sequence == nullptr)
-    return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
+  const Sequence* sequence = nullptr;
+  TANDEM_TRY(find_stored(id, &sequence));
   Hash hash;
   std::vector<PageSpan> parts;
   for (size_t l = 0; l < layers_.size(); ++l) {

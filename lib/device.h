@@ -64,7 +64,7 @@ struct DeviceSequence {
   int32_t table_begin = 0;  // of its page table in page_tables
   int32_t table_len = 0;
   int32_t has_host_part = 0;  // the host leaves states for all its rows
-  int32_t reserved = 0;
+  int32_t step = 0;           // of the call, in its first sequence: handed back in the header
 };
 
 // The sequences of a call, in device memory: they change between the replays of a graph.
@@ -90,6 +90,8 @@ struct SlotHeader {
   uint64_t ticket = 0;
   int32_t tag = 0;
   int32_t n_sequences = 0;
+  int32_t step = 0;  // of the first sequence; 0 where there is none
+  int32_t reserved[3] = {};
 };
 
 // All addresses are the device's. Rows of q, o and lse in a slot begin with those of the sequence's first_row; within a

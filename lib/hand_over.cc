@@ -146,7 +146,9 @@ void HandOver::count(const HandOverTask& task, int64_t ns) {
 }
 
 bool HandOver::wait_for_post() {
-  const auto is_posted = [&] { return !is_idle(); };
+  const auto is_posted = [&] {
+    return finished_.load(std::memory_order_relaxed) != posted_.load(std::memory_order_acquire);
+  };
   for (const auto end = Clock::now() + kSpin; Clock::now() < end;) {
     if (is_posted()) return true;
     for (int i = 0; i < kPausesPerLook; ++i) pause();
@@ -160,11 +162,12 @@ bool HandOver::wait_for_arrival(const HandOverTask& task) {
   const std::atomic_ref arrived(flags_->arrived);
   const auto begin = Clock::now();
   auto next_check = begin + kBetweenChecks;
-  while (!faulted_.load(std::memory_order_relaxed)) {
+  while (!faulted_.load(std::memory_order_relaxed) && !stop_.load(std::memory_order_relaxed)) {
     if (arrived.load(std::memory_order_acquire) > task.ticket) {
-      if (task.shape.is_served_by(*task.header)) return true;
-      set_fault(TANDEM_ERROR_INVALID_STATE, 0,
-                "a graph was replayed that is of other layers or for fewer tokens than the step");
+      if (task.shape.is_served_by(*task.header) && task.header->step == task.step_tag()) return true;
+      set_fault(
+          TANDEM_ERROR_INVALID_STATE, 0,
+          "a graph was replayed twice in a step, outside one, with other layers or for fewer tokens than the step has");
       return false;
     }
     if (task.step > 0) check_step(task);

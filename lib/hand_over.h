@@ -6,6 +6,7 @@
 // change, so the thread takes no lock of the cache's. Tasks are answered in the order of posting.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -58,6 +59,8 @@ struct HandOverTask {
   std::vector<AppendedTokens> appended;
   AttendScratch scratch;  // jobs: q, o and lse are in the slot
   bool is_lost = false;   // it never arrived
+
+  int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
 };
 
 class HandOver {
@@ -72,7 +75,16 @@ class HandOver {
   HandOverTask& next_task(int64_t ahead = 0);
   void post(int64_t n_tasks = 1);
   int64_t n_tasks() const { return static_cast<int64_t>(tasks_.size()); }
-  bool is_idle() const { return finished_.load(std::memory_order_acquire) == posted_.load(std::memory_order_acquire); }
+  // While a step is open that has posted tasks and may not have launched anything yet, nobody waits for these.
+  void open_step(int64_t n_tasks) {
+    open_from_.store(posted_.load(std::memory_order_relaxed), std::memory_order_release);
+    post(n_tasks);
+  }
+  void close_step() { open_from_.store(UINT64_MAX, std::memory_order_release); }
+  bool is_idle() const {
+    const uint64_t posted = posted_.load(std::memory_order_acquire), open_from = open_from_.load(std::memory_order_acquire);
+    return finished_.load(std::memory_order_acquire) >= std::min(posted, open_from);
+  }
   void drain();  // until it is idle
   // Sums of tasks that are done.
   struct Sums {
@@ -106,7 +118,7 @@ class HandOver {
   Backend cpu_;
   ExchangeFlags* flags_ = nullptr;
   std::vector<HandOverTask> tasks_;  // of ticket t: t % n_tasks
-  std::atomic<uint64_t> posted_{0}, finished_{0};
+  std::atomic<uint64_t> posted_{0}, finished_{0}, open_from_{UINT64_MAX};
   std::atomic<bool> faulted_{false}, has_lost_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_posted_, changed_finished_;
@@ -114,7 +126,7 @@ class HandOver {
   int64_t fault_underlying_ = 0;
   char fault_text_[256] = "";
   Sums sums_;
-  bool stop_ = false;
+  std::atomic<bool> stop_{false};
   std::thread thread_;
 };
 

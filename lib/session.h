@@ -73,8 +73,9 @@ class Session {
 
   Status attend(const AttendArgs& args);  // lib/attend.cc
   Status commit(int64_t sequence, const int64_t* kept_idx, int64_t n_kept);
-  Status step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences);
-  Status step_end();
+  // stream: the step is planned for device tensors there (lib/step_device.cc); null: it is not.
+  Status step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, void* stream);
+  Status step_end(void* stream);
   Status stats(tandem_session_stats* stats);
   Status selection(const HeadOfSequence& head, KeptKeys* kept);
 
@@ -87,8 +88,9 @@ class Session {
   // Following the cache: called with its mutex held exclusively. Those that return a Status change nothing on failure.
   Status reserve_state(const Sequence& sequence, int64_t n_tokens);
   Status prepare_fork(const Sequence& from, int64_t fork_id);
-  void wait(const Sequence& sequence);     // no refresh is running, and nothing on the device
-  bool is_settled() const;                 // nothing of this session is under way on the device; cheap, any thread
+  void wait(const Sequence& sequence);  // no refresh is running, and nothing on the device
+  bool is_settled() const;              // nothing of this session is under way on the device; cheap, any thread
+  bool has_open_plan() const { return plan_.is_open.load(std::memory_order_relaxed); }
   void settle_device();                    // until then; what the device lost is taken back
   Status flush(const Sequence& sequence);  // every refresh that is posted or due has happened
   void on_truncate(const Sequence& sequence, int64_t n_tokens);
@@ -107,6 +109,16 @@ class Session {
   void evict(LayerState& state, int64_t length) const;
   void count_kept(Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx, int64_t n_kept);
 
+  // A step whose every layer has been prepared, for device tensors.
+  struct Plan {
+    std::atomic<bool> is_open{false};
+    int32_t next_layer = 0;
+    int64_t n_tokens = 0, max_q_len = 0;
+  };
+  int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; 0: they see more
+  Status reserve_step(void* stream);
+  Status plan_step(void* stream);
+
   struct StepSequence {
     int64_t id;
     int64_t q_len;
@@ -121,6 +133,8 @@ class Session {
   std::unique_ptr<DeviceSession> device_;  // null until a call has device tensors
   bool in_step_ = false;
   std::vector<StepSequence> step_;
+  Plan plan_;
+  uint64_t n_planned_ = 0;  // steps
   tandem_session_stats sums_ = {};
   std::atomic<int64_t> n_refreshes_{0};
   std::atomic<int64_t> refresh_ns_{0};

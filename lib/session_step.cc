@@ -7,8 +7,8 @@
 
 namespace tandem {
 
-Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences) {
-  std::unique_lock lock(cache_->mutex());
+Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, void* stream) {
+  const auto lock = cache_->lock_settled(this);
   if (in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "a step is open already");
   std::vector<StepSequence> step;
   std::vector<Sequence*> found;
@@ -21,17 +21,29 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
   }
   for (int32_t i = 0; i < n_sequences; ++i)
     TANDEM_TRY(cache_->ensure(*found[static_cast<size_t>(i)], found[static_cast<size_t>(i)]->longest() + q_lens[i]));
-  for (Sequence* sequence : found) sequence->writer = this;
   step_.swap(step);
+  if (stream != nullptr) {
+    if (Status status = plan_step(stream); !status.ok()) {
+      step_.clear();
+      return status;
+    }
+  }
+  for (Sequence* sequence : found) sequence->writer = this;
   in_step_ = true;
   const Backend& cpu = cache_->engine().cpu();
   cpu.table->wake(cpu.self);
   return {};
 }
 
-Status Session::step_end() {
+Status Session::step_end(void* stream) {
   std::unique_lock lock(cache_->mutex());
   if (!in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "no step is open");
+  Status ended;
+  if (plan_.is_open) {
+    ended = device_->end_step(n_planned_, stream);
+    device_->hand_over().close_step();
+    plan_.is_open = false;
+  }
   // The error is built last: closing the step must not depend on memory for its text.
   bool complete = true;
   long long id = 0, n_got = 0, n_declared = 0;
@@ -53,7 +65,7 @@ Status Session::step_end() {
   in_step_ = false;
   const Backend& cpu = cache_->engine().cpu();
   cpu.table->rest(cpu.self);
-  if (complete) return {};
+  if (complete) return ended;
   return fail(TANDEM_ERROR_INVALID_STATE, "q_lens", "layer %zu of sequence %lld got %lld of the step's %lld tokens",
               layer_idx, id, n_got, n_declared);
 }

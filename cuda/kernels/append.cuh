@@ -120,10 +120,13 @@ __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& 
 }
 
 __device__ inline void store_header(const AppendCall& call, Word ticket, std::byte* slot) {
-  static_assert(sizeof(SlotHeader) == sizeof(uint4) && offsetof(SlotHeader, tag) == 8);
+  static_assert(sizeof(SlotHeader) == 2 * sizeof(uint4) && offsetof(SlotHeader, tag) == 8);
   *reinterpret_cast<uint4*>(slot) =
       make_uint4(static_cast<uint32_t>(ticket), static_cast<uint32_t>(ticket >> 32), static_cast<uint32_t>(call.append.tag),
                  static_cast<uint32_t>(call.append.sequences.n_sequences));
+  const bool has_any = call.append.sequences.n_sequences > 0;
+  reinterpret_cast<uint4*>(slot)[1] =
+      make_uint4(has_any ? static_cast<uint32_t>(call.append.sequences.sequences[0].step) : 0, 0, 0, 0);
 }
 
 __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __grid_constant__ AppendCall call) {

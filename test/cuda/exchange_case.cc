@@ -361,7 +361,7 @@ void ExchangeCase::expect_row(int32_t plane, const double* numbers, const Device
 }
 
 void ExchangeCase::expect_append(int32_t batch) {
-  const SlotHeader header{n_appended_, append_call.tag, append_call.sequences.n_sequences};
+  const SlotHeader header{n_appended_, append_call.tag, append_call.sequences.n_sequences, 0, {}};
   std::byte* to = slot(slots_, n_appended_);
   std::memcpy(to, &header, sizeof header);
   for (const DeviceSequence& sequence : descriptors_)

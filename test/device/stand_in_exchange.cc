@@ -225,7 +225,8 @@ bool perform(const DeviceAppend& call) {
   const DeviceSequence* sequences = read_sequences(call.sequences, call.n_tokens);
   std::byte* slot = exchange.slot(ticket);
   std::memset(slot, 0xff, static_cast<size_t>(call.exchange.slot_bytes));
-  *reinterpret_cast<SlotHeader*>(slot) = {ticket, call.tag, call.sequences.n_sequences};
+  *reinterpret_cast<SlotHeader*>(slot) = {ticket, call.tag, call.sequences.n_sequences,
+                                          call.sequences.n_sequences > 0 ? call.sequences.sequences[0].step : 0};
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
     if (sequences[i].has_host_part != 0) hand_over_queries(call, sequences[i], slot);
     if (call.k.data == nullptr) continue;

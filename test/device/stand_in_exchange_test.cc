@@ -31,7 +31,7 @@ class AppendedBytes : public ExchangeProblem {
 
     pool_image_.assign(static_cast<size_t>(pool_bytes), std::byte{0xff});
     slot_image_.assign(static_cast<size_t>(hand_over.exchange.slot_bytes), std::byte{0xff});
-    const SlotHeader header = {0, 77, static_cast<int32_t>(kSpans.size())};
+    const SlotHeader header = {0, 77, static_cast<int32_t>(kSpans.size()), 0, {}};
     std::memcpy(slot_image_.data(), &header, sizeof header);
     const std::vector<DeviceSequence> sequences = describe(kSpans);
     for (const DeviceSequence& sequence : sequences) {

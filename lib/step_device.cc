@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+// Planned steps: all that a decode step of every layer needs on the host's side is done when the step begins, so that what
+// remains is three kernels a layer, whether called one by one or replayed as a graph.
+//
+//   begin    of every layer: keys, rows, jobs; descriptors of all layers in one copy; lengths; all tasks posted, in order
+//   attend   launches the kernels of the next layer, on descriptors whose place never changes
+//   end      leaves a mark on the stream: a layer that has not come by then will not come (lib/hand_over.cc)
+#include <algorithm>
+#include <bit>
+
+#include "lib/attend_call.h"
+#include "lib/device_session.h"
+#include "lib/device_status.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
+
+int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); }
+
+constexpr auto kSequenceBytes = static_cast<int64_t>(sizeof(DeviceSequence));
+
+}  // namespace
+
+// Windows and work space for the step. plan_: its sizes.
+Status Session::reserve_step(void* stream) {
+  const auto n_layers = static_cast<int64_t>(cache_->layers().size());
+  for (size_t l = 0; l < cache_->layers().size(); ++l) {
+    if (layer_policy(cache_->layers()[l]).keeps_maw)
+      return fail(TANDEM_ERROR_UNSUPPORTED, "policy", "policy = \"%s\" attends host tensors alone", policy_->name);
+    int64_t most = 0;
+    TANDEM_TRY(device_->most_queries(l, DeviceSession::kMostTokens, &most));
+    if (plan_.max_q_len > most || plan_.n_tokens > DeviceSession::kMostTokens)
+      return fail(TANDEM_ERROR_CAPACITY, "q_lens",
+                  "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",
+                  static_cast<long long>(plan_.max_q_len), static_cast<long long>(plan_.n_tokens),
+                  static_cast<long long>(most), static_cast<long long>(DeviceSession::kMostTokens));
+  }
+  int64_t n_pages = 0;
+  for (const StepSequence& step : step_) {
+    const Sequence& sequence = *cache_->find(step.id);
+    TANDEM_TRY(reserve_state(sequence, sequence.longest()));
+    DeviceWindow& window = state(step.id)->window;
+    TANDEM_TRY(
+        device_->reserve_window(window, ring_pages(options_, cache_->page_len(), plan_.max_q_len), sequence.longest()));
+    device_->set_base(window.table()[0]);
+    n_pages += window.n_pages();
+  }
+  const auto n = static_cast<int64_t>(step_.size());
+  DeviceLimits limits;
+  for (const Layer& layer : cache_->layers())
+    limits.include(device_limits(device_->device(), layer, {plan_.n_tokens, n, plan_.max_q_len, n_pages}));
+  limits.step_sequences = std::max(power_of_two(std::max<int64_t>(n, 1)), device_->limits().step_sequences);
+  limits.step_bytes = n_layers * limits.step_sequences * kSequenceBytes +
+                      power_of_two(std::max<int64_t>(n_pages, 1)) * static_cast<int64_t>(sizeof(int64_t));
+  return device_->reserve(limits, stream);
+}
+
+// The cache's mutex is held exclusively; the sequences of step_ have their pages.
+Status Session::plan_step(void* stream) {
+  if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, exact_window(), &device_));
+  HandOver& hand_over = device_->hand_over();
+  TANDEM_TRY(hand_over.fault());
+  DeviceError error;
+  const Device& device = device_->device();
+  int32_t is_capturing = 0;
+  TANDEM_TRY(device_status(device.table->capturing(device.self, stream, &is_capturing, &error), error));
+  if (is_capturing != 0)
+    return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p is being captured: steps begin outside", stream);
+  plan_.next_layer = 0;
+  plan_.n_tokens = plan_.max_q_len = 0;
+  for (const StepSequence& step : step_) {
+    plan_.n_tokens += step.q_len;
+    plan_.max_q_len = std::max(plan_.max_q_len, step.q_len);
+  }
+  TANDEM_TRY(reserve_step(stream));
+  const uint64_t step = n_planned_ + 1;
+  const int64_t layer_bytes = device_->limits().step_sequences * kSequenceBytes;
+  const auto n_layers = static_cast<int64_t>(cache_->layers().size());
+  hand_over.next_task(n_layers - 1);  // waits: what was uploaded for the step before the last is there
+  std::byte* upload = device_->step_upload(step);
+  std::fill_n(upload, n_layers * layer_bytes, std::byte{0});
+  auto* tables = reinterpret_cast<int64_t*>(upload + n_layers * layer_bytes);
+  int64_t n_entries = 0;
+  AttendArgs args;
+  TensorView appended;  // tells that there is something to append; where it is, kernels are told
+  args.k = &appended;
+  args.on_device = true;
+  args.stream = stream;
+  for (int32_t l = 0; l < n_layers; ++l) {
+    HandOverTask& task = hand_over.next_task(l);
+    task.step = step;
+    args.layer_idx = l;
+    n_entries = 0;
+    TANDEM_TRY(AttendCall(*this, args, task.scratch)
+                   .plan_layer(&task, reinterpret_cast<DeviceSequence*>(upload + l * layer_bytes), tables, &n_entries));
+  }
+  const int64_t bytes = n_layers * layer_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  TANDEM_TRY(
+      device_status(device.table->copy(device.self, device_->step_descriptors(), upload, bytes, stream, &error), error));
+  for (int32_t l = 0; l < n_layers; ++l) {
+    args.layer_idx = l;
+    AttendCall(*this, args, hand_over.next_task(l).scratch).commit_chunk();
+  }
+  n_planned_ = step;
+  plan_.is_open = true;
+  hand_over.open_step(n_layers);
+  return {};
+}
+
+Status AttendCall::plan_layer(HandOverTask* task, DeviceSequence* to, int64_t* tables, int64_t* n_entries) {
+  scratch_.calls.clear();
+  int64_t first_row = 0;
+  for (const Session::StepSequence& step : session_.step_) {
+    SequenceCall call;
+    call.sequence = cache_.find(step.id);
+    call.q_len = step.q_len;
+    call.first_row = first_row;
+    first_row += step.q_len;
+    if (call.q_len == 0) continue;
+    call.first_query = call.sequence->lengths[layer_idx_];
+    call.length = call.first_query + call.q_len;
+    cache_.extend_positions(*call.sequence, call.length);
+    SequenceState& state = *session_.state(step.id);
+    call.state = state.layers[layer_idx_].get();
+    call.window = &state.window;
+    scratch_.calls.push_back(call);
+  }
+  prepare_chunk(task);
+  for (const SequenceCall& call : scratch_.calls) TANDEM_TRY(fill_window(call));
+  describe_sequences(to, tables, n_entries);
+  to->step = task->step_tag();
+  return {};
+}
+
+Status AttendCall::check_planned() const {
+  const Session::Plan& plan = session_.plan_;
+  if (args_.k == nullptr)
+    return fail(TANDEM_ERROR_INVALID_STATE, "k", "k = NULL in a step that was planned with new tokens");
+  if (args_.layer_idx != plan.next_layer)
+    return fail(TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = %d, the step is at layer %d", args_.layer_idx,
+                plan.next_layer);
+  bool is_same = args_.n_sequences == static_cast<int32_t>(session_.step_.size());
+  for (int32_t i = 0; is_same && i < args_.n_sequences; ++i) {
+    const Session::StepSequence& step = session_.step_[static_cast<size_t>(i)];
+    is_same = args_.sequences[i] == step.id && args_.q_lens[i] == step.q_len;
+  }
+  if (is_same) return {};
+  return fail(TANDEM_ERROR_INVALID_STATE, "sequences", "sequences and q_lens are not those that the step was begun with");
+}
+
+// All of a layer at once, also where the step has fewer sequences than a graph was made for: descriptors say so.
+Status AttendCall::run_in_plan(bool is_capturing) {
+  TANDEM_TRY(check_planned());
+  DeviceSession& device = *session_.device_;
+  if (is_capturing) device.freeze();
+  const DeviceLimits& limits = device.limits();
+  const int64_t layer_bytes = limits.step_sequences * kSequenceBytes;
+  const auto n_layers = static_cast<int64_t>(cache_.layers().size());
+  DeviceSequences sequences;
+  sequences.sequences = reinterpret_cast<const DeviceSequence*>(device.step_descriptors() + args_.layer_idx * layer_bytes);
+  sequences.page_tables = reinterpret_cast<const int64_t*>(device.step_descriptors() + n_layers * layer_bytes);
+  sequences.n_sequences = static_cast<int32_t>(limits.step_sequences);
+  sequences.max_q_len = static_cast<int32_t>(session_.plan_.max_q_len);
+  sequences.max_keys = kAnyKeys;
+  TANDEM_TRY(launch(sequences, true, false));
+  ++session_.plan_.next_layer;
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+// An engine with the stand-in for a device, or without one, and calls on either.
+#pragma once
+
+#include <memory>
+
+#include "api/api_world.h"
+#include "device/open_device.h"
+#include "device/stand_in_host.h"
+
+namespace tandem_test {
+
+inline constexpr int64_t kWindow = 64, kPrompt = 200;
+inline constexpr int32_t kLayer = 0;
+
+inline std::unique_ptr<tandem::test::OpenDevice> device;
+inline const stand_in::Controls& controls = *stand_in::find_function<stand_in::ControlsFn>(stand_in::kControlsSymbol)();
+inline const stand_in::Counts& counts = *stand_in::find_function<stand_in::CountsFn>(stand_in::kCountsSymbol)();
+
+// One layer of 4 query heads on 2, a session with a small window, a sequence.
+struct Side {
+  tandem_engine* engine = nullptr;
+  tandem_model* model = nullptr;
+  tandem_cache* cache = nullptr;
+  tandem_session* session = nullptr;
+  int64_t sequence = 0;
+
+  explicit Side(bool has_device, const char* policy = "all", int64_t device_cap_bytes = 0, int32_t n_layers = 1) {
+    tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
+    options.n_threads = 2;
+    if (has_device) {
+      options.backend = stand_in::kName;
+      options.backend_path = STAND_IN_MODULES "/libtandem-standin.so";
+    }
+    OK(tandem_engine_create, &engine, &options);
+    tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+    layer.n_q_heads = kQHeads;
+    layer.n_kv_heads = kKvHeads;
+    layer.k_head_dim = kDim;
+    const std::vector<tandem_layer_options> layers(static_cast<size_t>(n_layers), layer);
+    OK(tandem_model_create, &model, layers.data(), n_layers);
+    tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
+    cache_options.device_cap_bytes = device_cap_bytes;
+    OK(tandem_cache_create, &cache, engine, model, &cache_options);
+    const tandem_session_options session_options = options_of(policy);
+    OK(tandem_session_create, &session, cache, &session_options);
+    OK(tandem_sequence_create, &sequence, cache);
+  }
+  Side(const Side&) = delete;
+  ~Side() {
+    tandem_session_release(session);
+    tandem_cache_release(cache);
+    tandem_model_release(model);
+    tandem_engine_release(engine);
+  }
+
+  static tandem_session_options options_of(const char* policy) {
+    tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
+    options.policy = policy;
+    options.window_tokens = kWindow;
+    return options;
+  }
+  int64_t length(int32_t layer_idx = kLayer) const {
+    int64_t n = -1;
+    OK(tandem_sequence_length, &n, cache, sequence, layer_idx);
+    return n;
+  }
+  tandem_session_stats stats() const {
+    tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
+    OK(tandem_session_get_stats, &stats, session);
+    return stats;
+  }
+};
+
+// q, k, v and o of n tokens, the same for the same seed.
+struct Call {
+  int64_t n;
+  Tensor q, k, v, o;
+  std::vector<void*> memory;
+
+  Call(int64_t n_tokens, int64_t seed)
+      : n(n_tokens),
+        q({n, kQHeads, kDim}, seed),
+        k({n, kKvHeads, kDim}, seed + 1),
+        v({n, kKvHeads, kDim}, seed + 2),
+        o({n, kQHeads, kDim}, seed + 3) {}
+  Call(const Call&) = delete;
+  ~Call() {
+    for (void* data : memory) device->release(data);
+  }
+  void to_device() {
+    for (Tensor* tensor : {&q, &k, &v, &o}) {
+      const auto bytes = static_cast<int64_t>(tensor->values.size() * sizeof(float));
+      memory.push_back(device->allocate(bytes));
+      device->upload(memory.back(), tensor->values.data(), bytes);
+      tensor->view.device_type = TANDEM_DEVICE_CUDA;
+      tensor->view.data = memory.back();
+    }
+  }
+  tandem_attend_args args(const Side& side, int32_t layer_idx = kLayer) const {
+    tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+    args.layer_idx = layer_idx;
+    args.n_sequences = 1;
+    args.sequences = &side.sequence;
+    args.q_lens = &n;
+    args.q = &q.view;
+    args.k = &k.view;
+    args.v = &v.view;
+    args.o = &o.view;
+    return args;
+  }
+  std::vector<float> output() const {
+    if (memory.empty()) return o.values;
+    std::vector<float> values(o.values.size());
+    device->wait();
+    device->download(values.data(), memory[3], static_cast<int64_t>(values.size() * sizeof(float)));
+    return values;
+  }
+};
+
+inline void attend(const Side& side, Call& call, int32_t layer_idx = kLayer, void* stream = nullptr) {
+  tandem_attend_args args = call.args(side, layer_idx);
+  args.stream = stream;
+  OK(tandem_attend, side.session, &args);
+}
+
+inline void assert_close(const std::vector<float>& got, const std::vector<float>& wanted) {
+  assert_int_equal(got.size(), wanted.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    if (!(std::fabs(got[i] - wanted[i]) <= 1e-5f)) fail_msg("element %zu is %g, not %g", i, got[i], wanted[i]);
+}
+
+// The same calls on both sides, and the same results.
+inline void attend_twins(const Side& side, const Side& twin, int64_t n_tokens, int64_t seed) {
+  Call on_device(n_tokens, seed), on_host(n_tokens, seed);
+  on_device.to_device();
+  attend(side, on_device);
+  attend(twin, on_host);
+  assert_close(on_device.output(), on_host.output());
+}
+
+inline int open_stand_in(void**) {
+  device = std::make_unique<tandem::test::OpenDevice>(STAND_IN_MODULES "/libtandem-standin.so");
+  return 0;
+}
+
+inline int close_stand_in(void**) {
+  device.reset();
+  return 0;
+}
+
+// After a test: the stand-in has found nothing wrong with what it was handed, and is as before.
+inline int forget(void**) {
+  const bool is_right = *controls.fault() == '\0';
+  controls.reset();
+  return is_right ? 0 : -1;
+}
+
+}  // namespace tandem_test

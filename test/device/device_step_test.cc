@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT
+// Steps that are planned for a stream: calls one by one and replays of a graph give the same bits while lengths, pages and
+// the host's part change, and a step that is not done as it was planned is an error and no hang.
+#include "device/device_side.h"
+
+using namespace tandem_test;
+
+namespace {
+
+constexpr int32_t kStepLayers = 3;
+constexpr int64_t kTwo = 2;
+
+// Two sequences, and tensors of one call for each layer that stay where they are.
+struct Runner {
+  Side side{true, "all", 0, kStepLayers};
+  int64_t ids[2] = {0, 0};
+  std::vector<std::unique_ptr<Call>> calls;
+  void* stream = controls.create_stream();
+  void* graph = nullptr;
+
+  explicit Runner(int64_t prompt) {
+    ids[0] = side.sequence;
+    OK(tandem_sequence_create, &ids[1], side.cache);
+    for (int32_t l = 0; l < kStepLayers; ++l) {
+      for (int i = 0; i < 2; ++i) {
+        const Tensor k({prompt + 30 * i, kKvHeads, kDim}, 100 + l), v({prompt + 30 * i, kKvHeads, kDim}, 200 + l);
+        OK(tandem_sequence_append, side.cache, ids[i], l, &k.view, &v.view, nullptr);
+      }
+      calls.push_back(std::make_unique<Call>(kTwo, 10 * l));
+      calls.back()->to_device();
+    }
+  }
+  ~Runner() {
+    controls.free_graph(graph);
+    assert_true(controls.destroy_stream(stream));
+  }
+  // New numbers for a step, the same for the same step.
+  void set_inputs(int64_t step) {
+    for (int32_t l = 0; l < kStepLayers; ++l) {
+      Call fresh(kTwo, 1000 + 10 * step + l);
+      Tensor* from[] = {&fresh.q, &fresh.k, &fresh.v};
+      for (size_t i = 0; i < 3; ++i)
+        device->upload(calls[static_cast<size_t>(l)]->memory[i], from[i]->values.data(),
+                       static_cast<int64_t>(from[i]->values.size() * sizeof(float)));
+    }
+  }
+  tandem_attend_args args(int32_t layer, const int64_t* q_lens) {
+    tandem_attend_args args = calls[static_cast<size_t>(layer)]->args(side, layer);
+    args.n_sequences = 2;
+    args.sequences = ids;
+    args.q_lens = q_lens;
+    args.stream = stream;
+    return args;
+  }
+  void begin(const int64_t* q_lens) { OK(tandem_step_begin, side.session, ids, q_lens, 2, stream); }
+  void attend_layers(const int64_t* q_lens, int32_t n_layers = kStepLayers) {
+    for (int32_t l = 0; l < n_layers; ++l) {
+      const tandem_attend_args call = args(l, q_lens);
+      OK(tandem_attend, side.session, &call);
+    }
+  }
+  void end() { OK(tandem_step_end, side.session, stream); }
+  void capture(const int64_t* q_lens) {
+    assert_true(controls.begin_capture(stream));
+    attend_layers(q_lens);
+    graph = controls.end_capture(stream);
+    assert_non_null(graph);
+  }
+  std::vector<float> outputs() {
+    device->must(device->table->wait(device->self, stream, &error), error);
+    std::vector<float> all;
+    for (const auto& call : calls) {
+      const std::vector<float> one = call->output();
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  }
+  uint64_t digest(int i) {
+    uint64_t digest = 0;
+    OK(tandem_sequence_digest, &digest, side.cache, ids[i]);
+    return digest;
+  }
+  tandem::DeviceError error;
+};
+
+void replays_are_as_calls(void**) {
+  Runner eager(150), replayed(150);
+  constexpr int64_t kOneEach[] = {1, 1};
+  for (int64_t step = 0; step < 200; ++step) {
+    for (Runner* runner : {&eager, &replayed}) {
+      runner->set_inputs(step);
+      runner->begin(kOneEach);
+      if (runner == &eager)
+        runner->attend_layers(kOneEach);
+      else {
+        if (runner->graph == nullptr) runner->capture(kOneEach);
+        assert_true(controls.launch(runner->graph, runner->stream));
+      }
+      runner->end();
+    }
+    const std::vector<float> a = eager.outputs(), b = replayed.outputs();
+    if (a.size() != b.size() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) != 0)
+      fail_msg("other bits in step %lld", static_cast<long long>(step));
+  }
+  for (int i = 0; i < 2; ++i) assert_true(eager.digest(i) == replayed.digest(i));
+  assert_int_equal(replayed.side.length(2), 150 + 200);
+  assert_true(replayed.side.stats().evicted_tokens > 0);
+}
+
+// Planned or not, on the device or not: the same numbers.
+void planned_steps_are_right(void**) {
+  Runner planned(150);
+  Side twin(false, "all", 0, kStepLayers);
+  for (int32_t l = 0; l < kStepLayers; ++l) {
+    const Tensor k({150, kKvHeads, kDim}, 100 + l), v({150, kKvHeads, kDim}, 200 + l);
+    OK(tandem_sequence_append, twin.cache, twin.sequence, l, &k.view, &v.view, nullptr);
+  }
+  constexpr int64_t kTwoAndNone[] = {2, 0};
+  for (int64_t step = 0; step < 40; ++step) {
+    planned.set_inputs(step);
+    planned.begin(kTwoAndNone);
+    planned.attend_layers(kTwoAndNone);
+    planned.end();
+    for (int32_t l = 0; l < kStepLayers; ++l) {
+      Call call(kTwo, 1000 + 10 * step + l);
+      attend(twin, call, l);
+      planned.outputs();
+      assert_close(planned.calls[static_cast<size_t>(l)]->output(), call.output());
+    }
+  }
+}
+
+void expect_refused(const Runner& runner, const tandem_attend_args& args, int32_t status, const char* field) {
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_attend(runner.side.session, &args, &error), status);
+  assert_string_equal(tandem_error_field(error), field);
+  tandem_error_release(error);
+}
+
+void refuses_what_was_not_planned(void**) {
+  Runner runner(20);
+  constexpr int64_t kOneEach[] = {1, 1}, kOther[] = {2, 0};
+  runner.begin(kOneEach);
+  expect_refused(runner, runner.args(1, kOneEach), TANDEM_ERROR_INVALID_STATE, "layer_idx");
+  expect_refused(runner, runner.args(0, kOther), TANDEM_ERROR_INVALID_STATE, "sequences");
+  tandem_attend_args args = runner.args(0, kOneEach);
+  args.k = args.v = nullptr;
+  expect_refused(runner, args, TANDEM_ERROR_INVALID_STATE, "k");
+  Call on_host(kTwo, 1);
+  args = runner.args(0, kOneEach);
+  args.q = &on_host.q.view, args.k = &on_host.k.view, args.v = &on_host.v.view, args.o = &on_host.o.view;
+  args.stream = nullptr;
+  expect_refused(runner, args, TANDEM_ERROR_INVALID_STATE, "q.device_type");
+  uint64_t digest = 0;
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_sequence_digest(&digest, runner.side.cache, runner.ids[0], &error), TANDEM_ERROR_BUSY);
+  tandem_error_release(error);
+  runner.attend_layers(kOneEach);
+  expect_refused(runner, runner.args(3 - 1, kOneEach), TANDEM_ERROR_INVALID_STATE, "layer_idx");
+  runner.end();
+  runner.digest(0);
+}
+
+// A replay that never comes: the sequences are as they were before the step, and the session says what happened.
+void a_step_that_stays_undone_is_taken_back(void**) {
+  for (const int32_t n_done : {0, 2}) {
+    Runner runner(20);
+    constexpr int64_t kOneEach[] = {1, 1};
+    const uint64_t before = runner.digest(0);
+    runner.set_inputs(1);
+    runner.begin(kOneEach);
+    runner.attend_layers(kOneEach, n_done);
+    runner.end();
+    assert_true(runner.digest(0) == before);
+    for (int32_t l = 0; l < kStepLayers; ++l) assert_int_equal(runner.side.length(l), 20);
+    tandem_error* error = nullptr;
+    assert_int_equal(tandem_step_begin(runner.side.session, runner.ids, kOneEach, 2, runner.stream, &error),
+                     TANDEM_ERROR_INVALID_STATE);
+    assert_non_null(std::strstr(tandem_error_message(error), n_done == 0 ? "before layer 0" : "before layer 2"));
+    tandem_error_release(error);
+  }
+}
+
+// What a graph was captured for bounds the steps it is for.
+void graphs_are_not_outgrown(void**) {
+  Runner runner(20);
+  constexpr int64_t kOneEach[] = {1, 1}, kMore[] = {30, 30};
+  runner.begin(kOneEach);
+  runner.capture(kOneEach);
+  assert_true(controls.launch(runner.graph, runner.stream));
+  runner.end();
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_step_begin(runner.side.session, runner.ids, kMore, 2, runner.stream, &error),
+                   TANDEM_ERROR_CAPACITY);
+  tandem_error_release(error);
+  assert_int_equal(runner.side.length(), 21);
+}
+
+// A graph that is replayed twice leaves tickets that nobody waits for: the next step finds them and does not take them for
+// its own.
+void a_graph_replayed_twice_is_noticed(void**) {
+  Runner runner(20);
+  constexpr int64_t kOneEach[] = {1, 1};
+  runner.begin(kOneEach);
+  runner.capture(kOneEach);
+  for (int i = 0; i < 2; ++i) assert_true(controls.launch(runner.graph, runner.stream));
+  runner.end();
+  const uint64_t before = runner.digest(0);
+  runner.begin(kOneEach);
+  assert_true(controls.launch(runner.graph, runner.stream));
+  runner.end();
+  assert_true(runner.digest(0) == before);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_step_begin(runner.side.session, runner.ids, kOneEach, 2, runner.stream, &error),
+                   TANDEM_ERROR_INVALID_STATE);
+  assert_non_null(std::strstr(tandem_error_message(error), "replayed twice"));
+  tandem_error_release(error);
+  assert_int_equal(runner.side.length(), 21);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(replays_are_as_calls, forget),
+      cmocka_unit_test_teardown(planned_steps_are_right, forget),
+      cmocka_unit_test_teardown(refuses_what_was_not_planned, forget),
+      cmocka_unit_test_teardown(a_step_that_stays_undone_is_taken_back, forget),
+      cmocka_unit_test_teardown(graphs_are_not_outgrown, forget),
+      cmocka_unit_test_teardown(a_graph_replayed_twice_is_noticed, forget),
+  };
+  return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
+}
