@@ -392,8 +392,8 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  *   - the window's keys are attended there and the rest by the CPU at the same time; the two states are merged on the device;
  *   - new rows go to the window and to the host store, so that a key that leaves the window is not moved. Tokens count from the
  *     call on; whoever reads them on the host (tandem_sequence_read, a fork, host tensors, ...) waits until they are there;
- *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: policies that keep a MAW, speculation, streams that are being
- *     captured, and layers and storage types that the device's module has no kernel for;
+ *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: policies that keep a MAW, speculation, and layers and storage
+ *     types that the device's module has no kernel for. INVALID_STATE where the stream is being captured outside a planned step;
  *   - DEVICE_LOST when the device fails or host and device wait for each other in vain. From then on the session takes host
  *     tensors alone; the cache has every token that had arrived, layers whose last ones had not are shorter (a truncation makes
  *     the sequence even). */
@@ -408,11 +408,21 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
 
 /* Opens a step: q_lens[i] tokens will be appended to sequences[i] in every layer, by attend calls or by a graph replay.
  * Reserves everything that needs memory, marks the sequences in flight, wakes the pool. Not captured. Errors: as
- * tandem_sequence_reserve(); INVALID_STATE (a step is open). */
+ * tandem_sequence_reserve(); INVALID_STATE (a step is open).
+ *
+ * With a stream (not NULL) the step is planned for device tensors on it: what the host does for each layer is made ready, and
+ * lengths are those after the step. Then each layer is attended once, in order, all sequences in one call with the q_lens of
+ * the step; these calls launch kernels and do nothing else, may be captured in a CUDA graph, and in later steps a replay of
+ * the graph stands for them. A graph serves steps of at most as many tokens, and tokens of a sequence, as the one it was
+ * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
+ * CAPACITY. UNSUPPORTED as tandem_attend() with device tensors. A layer that has not been attended when the stream passes the
+ * end of the step takes the step back, and from then on the session refuses device tensors with INVALID_STATE. Until the step
+ * ends its sequences are neither read nor hashed (BUSY). */
 TANDEM_API int32_t tandem_step_begin(tandem_session *session, const int64_t *sequences, const int64_t *q_lens,
                                      int32_t n_sequences, void *stream, tandem_error **error);
-/* Closes the step and lets the pool sleep. Where a layer got fewer tokens than declared, every sequence of the step goes
- * back to its length at tandem_step_begin() and the call returns INVALID_STATE naming the layer. */
+/* Closes the step and lets the pool sleep; stream: as in tandem_step_begin(). Where a layer got fewer tokens than declared,
+ * every sequence of the step goes back to its length at tandem_step_begin() and the call returns INVALID_STATE naming the layer
+ * (a planned step: the next call on device tensors does). */
 TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem_error **error);
 
 /* ---- merge ------------------------------------------------------------------------------------------------------ */

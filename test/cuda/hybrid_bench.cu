@@ -8,6 +8,9 @@
 // figure: the same with all layers replayed as a graph in planned steps; what the CPU's part took inside the calls, and how
 // much longer the calls were; the same keys attended by the CPU alone (host tensors, window and all), and the calls against
 // its share of keys outside the window. Before a length is timed, an output is compared with that of the CPU alone.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
