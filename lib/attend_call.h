@@ -77,6 +77,8 @@ class AttendCall {
   Status check_planned() const;
   Status run_in_plan(bool is_capturing);
   Status reserve_on_device(int64_t* most);
+  void take_back();
+  void evict_before(const SequenceCall& call);
   Status run_chunk(int64_t most, ChunkPlace* place);
   Status attend_chunk(HandOverTask* task);
   void prepare_chunk(HandOverTask* task);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT
 // One attend call on device tensors. Appends of many tokens go in chunks, one ticket each (lib/device.h):
 //
+// clang-format off
 //   enter      as for host tensors
-//   reserve    memory of all kinds for the whole call: what can fail happens here and changes nothing
-//   prepare    which keys, where they are; the task: what the host's part computes, where the new rows go
-//   fill       what the window should have and has not (after appends on the host, forks, truncations): copied from the
-//   store launch     append | post the task | attend to the window | merge, where the host has a part commit     lengths;
-//   evict
+//   reserve    memory of all kinds for the whole call
+//   prepare    of a chunk: which keys, where they are; the task: what the host's part computes, where the new rows go
+//   fill       what the window should have and has not, after appends on the host, forks, truncations: from the store
+//   launch     append | post the task | attend to the window | merge, where the host has a part
+//   commit     lengths
+// clang-format on
 //
-// The call returns when all of it is on its way; nothing here waits for the device unless memory has to grow or a window to
-// be filled.
+// Where a chunk fails, the call takes the earlier ones back. It returns when all is on its way, and waits for the device
+// where memory has to grow, a window to be filled, or more tasks are under way than there is room for.
 #include <algorithm>
 #include <mutex>
 
@@ -79,21 +81,37 @@ Status AttendCall::run_on_device() {
     std::unique_lock lock(cache_.mutex());
     TANDEM_TRY(reserve_on_device(&most));
   }
-  for (ChunkPlace place; place.call < scratch_.calls.size();) TANDEM_TRY(run_chunk(most, &place));
-  return {};
+  Status status;
+  try {
+    for (ChunkPlace place; status.ok() && place.call < scratch_.calls.size();) status = run_chunk(most, &place);
+  } catch (...) {
+    take_back();
+    throw;
+  }
+  if (!status.ok()) take_back();
+  return status;
+}
+
+// No layer has grown.
+void AttendCall::take_back() {
+  std::unique_lock lock(cache_.mutex());
+  if (args_.k == nullptr) return;
+  for (const SequenceCall& call : scratch_.calls) session_.shorten(*call.sequence, layer_idx_, call.first_query);
 }
 
 // most: queries of a sequence in one chunk.
 Status AttendCall::reserve_on_device(int64_t* most) {
   DeviceSession& device = *session_.device_;
   int64_t longest = 0, n_tokens = 0;
+  // Several queries of a sequence have windows that kernels tell apart by token indices, and that hold something.
   bool by_position = false;  // sliding windows reach back in positions, and these are not token indices
   for (const SequenceCall& call : scratch_.calls) {
     longest = std::max(longest, call.q_len);
     n_tokens += call.q_len;
     by_position = by_position || (layer_.sliding_window > 0 && !call.sequence->positions.empty());
   }
-  TANDEM_TRY(device.most_queries(layer_idx_, by_position ? 1 : std::min(longest, DeviceSession::kMostTokens), most));
+  TANDEM_TRY(device.most_queries(
+      layer_idx_, by_position || session_.exact_window() == 0 ? 1 : std::min(longest, DeviceSession::kMostTokens), most));
   for (SequenceCall& call : scratch_.calls) {
     Sequence& sequence = *call.sequence;
     if (args_.k != nullptr)
@@ -163,6 +181,7 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   const auto has_host = [](const SequenceCall& call) { return call.has_host; };
   TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true));
   std::unique_lock lock(cache_.mutex());
+  TANDEM_TRY(session_.device_->hand_over().fault());  // what is lost is not committed
   commit_chunk();
   return {};
 }
@@ -186,7 +205,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   for (SequenceCall& call : scratch_.calls) {
     task->shape.n_tokens += static_cast<int32_t>(call.q_len);
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
-    session_.evict(*call.state, call.first_query);  // a session may find a sequence long
+    evict_before(call);
     set_visibility(call);
     choose_keys(call);
     add_host_jobs(call);
@@ -195,6 +214,13 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     task->appended.push_back({call.sequence->id, call.first_query});
   }
   finish_host_jobs(*task);
+}
+
+// A session may find a sequence long: its window is not to hold all of it.
+void AttendCall::evict_before(const SequenceCall& call) {
+  const int64_t before = call.state->window_begin;
+  session_.evict(*call.state, call.first_query);
+  session_.sums_.evicted_tokens += call.state->window_begin - before;
 }
 
 // On a device the window is another processor's. Sinks are not in it, unless everything is.
@@ -254,6 +280,7 @@ void AttendCall::finish_host_jobs(const HandOverTask& task) {
 // Rows that the window should have before the call's own.
 Status AttendCall::fill_window(const SequenceCall& call) {
   const int64_t end = args_.k != nullptr ? call.first_query : call.length;
+  call.window->make_way(layer_idx_, call.length);
   TokenRange valid = call.window->valid(layer_idx_);
   if (valid.end <= call.resident_begin || valid.begin >= end) valid = {end, end};
   const TokenRange missing[] = {{call.resident_begin, std::min(valid.begin, end)}, {valid.end, end}};
@@ -310,7 +337,7 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
 
 Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences* sequences) {
   DeviceSession& device = *session_.device_;
-  std::byte* upload = device.upload(task.ticket);
+  std::byte* upload = device.upload(task.idx);
   const auto sequence_bytes = static_cast<int64_t>(scratch_.calls.size() * sizeof(DeviceSequence));
   int64_t n_entries = 0;
   describe_sequences(reinterpret_cast<DeviceSequence*>(upload), reinterpret_cast<int64_t*>(upload + sequence_bytes),

@@ -80,6 +80,7 @@ struct DeviceSequences {
 struct ExchangeFlags {
   alignas(64) uint64_t arrived = 0;   // device
   alignas(64) uint64_t answered = 0;  // host
+  alignas(64) uint32_t busy = 0;      // host: it computes a part; as long as it does, nobody waits in vain
   alignas(64) uint8_t ended = 0;      // device, by fill(): the last step that has ended, counted modulo 256
   alignas(64) uint32_t fault = 0;     // device: what it waited for did not come in time (kFault...), and nothing works now
 };

@@ -105,7 +105,7 @@ DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& lay
       geometry_(make_window_geometry(layers)),
       most_queries_(layers.size(), 0) {
   for (Layer& layer : plain_layers_) layer.sliding_window = 0;
-  if (window_len == 0) return;
+  if (window_len <= 0) return;
   for (Layer& layer : windowed_layers_)
     layer.sliding_window = layer.sliding_window > 0 ? std::min(layer.sliding_window, window_len) : window_len;
 }
@@ -212,9 +212,9 @@ std::byte* DeviceSession::slot(uint64_t ticket) const {
   return shared_ + aligned(sizeof(ExchangeFlags)) + static_cast<int64_t>(ticket % kSlots) * layout_.slot_bytes;
 }
 
-std::byte* DeviceSession::upload(uint64_t ticket) const {
+std::byte* DeviceSession::upload(uint64_t task_idx) const {
   return shared_ + aligned(sizeof(ExchangeFlags)) + kSlots * layout_.slot_bytes +
-         static_cast<int64_t>(ticket) % hand_over_->n_tasks() * layout_.upload_bytes;
+         static_cast<int64_t>(task_idx) % hand_over_->n_tasks() * layout_.upload_bytes;
 }
 
 std::byte* DeviceSession::step_upload(uint64_t step) const {

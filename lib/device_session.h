@@ -50,7 +50,7 @@ class DeviceSession {
   static constexpr int32_t kSlots = 4, kSteps = 4;
   static constexpr int64_t kMostTokens = 512;  // of a call; longer appends are cut
 
-  // window_len: of a policy whose queries see no more than sinks and window; 0: queries see all.
+  // window_len: of a policy whose queries see no more than sinks and window; -1: queries see all.
   static Status create(Cache& cache, int64_t window_len, std::unique_ptr<DeviceSession>* session);
   ~DeviceSession();
 
@@ -73,8 +73,8 @@ class DeviceSession {
   }
 
   DeviceExchange exchange(size_t layer_idx) const;
-  std::byte* slot(uint64_t ticket) const;    // as the host sees it
-  std::byte* upload(uint64_t ticket) const;  // likewise
+  std::byte* slot(uint64_t ticket) const;  // as the host sees it
+  std::byte* upload(uint64_t task_idx) const;
   std::byte* step_upload(uint64_t step) const;
   std::byte* step_descriptors() const { return work_.data() + layout_.step_at; }
   // The host sees, in the stream's order, that a step has ended.

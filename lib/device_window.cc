@@ -60,19 +60,30 @@ Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, 
 }
 
 void DeviceWindow::extend(size_t layer_idx, int64_t begin, int64_t end) {
+  if (begin >= end) return;
   TokenRange& valid = valid_[layer_idx];
   const bool joins = begin <= valid.end && end >= valid.begin && valid.begin < valid.end;
   valid = joins ? TokenRange{std::min(begin, valid.begin), std::max(end, valid.end)} : TokenRange{begin, end};
-  // The page that the last token is in has taken the place of an older one.
-  const int64_t oldest_page = (valid.end - 1) / kDevicePageLen - n_pages() + 1;
+  make_way(layer_idx, valid.end);
+}
+
+// A page takes the place of an older one as a whole.
+void DeviceWindow::make_way(size_t layer_idx, int64_t end) {
+  TokenRange& valid = valid_[layer_idx];
+  const int64_t oldest_page = (end - 1) / kDevicePageLen - n_pages() + 1;
   valid.begin = std::max(valid.begin, oldest_page * kDevicePageLen);
+  if (valid.begin >= valid.end) valid = {};
 }
 
 void DeviceWindow::cut(int64_t end) {
-  for (TokenRange& valid : valid_) {
-    valid.end = std::min(valid.end, end);
-    if (valid.end <= valid.begin) valid = {};
-  }
+  for (size_t l = 0; l < valid_.size(); ++l) cut(l, end);
+}
+
+void DeviceWindow::cut(size_t layer_idx, int64_t end) {
+  if (valid_.empty()) return;
+  TokenRange& valid = valid_[layer_idx];
+  valid.end = std::min(valid.end, end);
+  if (valid.end <= valid.begin) valid = {};
 }
 
 }  // namespace tandem

@@ -48,7 +48,10 @@ class DeviceWindow {
   TokenRange valid(size_t layer_idx) const { return valid_.empty() ? TokenRange() : valid_[layer_idx]; }
   // Tokens [begin, end) have been written: next to the valid ones or instead of them.
   void extend(size_t layer_idx, int64_t begin, int64_t end);
+  // Tokens up to `end` are about to be written: what shares slots with them is not valid any more.
+  void make_way(size_t layer_idx, int64_t end);
   void cut(int64_t end);  // no token from `end` on is valid any more, in any layer
+  void cut(size_t layer_idx, int64_t end);
 
  private:
   std::vector<Buffer> pages_;  // several where it has grown

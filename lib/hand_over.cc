@@ -60,19 +60,19 @@ HandOver::~HandOver() {
 void HandOver::restart(ExchangeFlags* flags) {
   std::lock_guard lock(mutex_);
   flags_ = flags;
-  posted_ = 0;
-  finished_ = 0;
+  first_idx_ = posted_.load(std::memory_order_relaxed);
 }
 
 HandOverTask& HandOver::next_task(int64_t ahead) {
-  const uint64_t ticket = posted_.load(std::memory_order_relaxed) + static_cast<uint64_t>(ahead);
-  const auto is_free = [&] { return ticket - finished_.load(std::memory_order_acquire) < tasks_.size(); };
+  const uint64_t idx = posted_.load(std::memory_order_relaxed) + static_cast<uint64_t>(ahead);
+  const auto is_free = [&] { return idx - finished_.load(std::memory_order_acquire) < tasks_.size(); };
   if (!is_free()) {
     std::unique_lock lock(mutex_);
     changed_finished_.wait(lock, is_free);
   }
-  HandOverTask& task = tasks_[static_cast<size_t>(ticket % tasks_.size())];
-  task.ticket = ticket;
+  HandOverTask& task = tasks_[static_cast<size_t>(idx % tasks_.size())];
+  task.idx = idx;
+  task.ticket = idx - first_idx_;
   return task;
 }
 
@@ -89,7 +89,8 @@ void HandOver::drain() {
   changed_finished_.wait(lock, [&] { return is_idle(); });
 }
 
-Status HandOver::fault() const {
+Status HandOver::fault() {
+  if (flags_ != nullptr) check_flags();
   if (!faulted_.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(mutex_);
   return fail_system(fault_code_, fault_underlying_, "session",
@@ -103,36 +104,26 @@ HandOver::Sums HandOver::sums() const {
   return sums_;
 }
 
-std::vector<HandOver::Lost> HandOver::take_lost() {
-  std::vector<Lost> lost;
-  has_lost_.store(false, std::memory_order_release);
-  for (HandOverTask& task : tasks_) {
-    if (!task.is_lost) continue;
-    for (const AppendedTokens& tokens : task.appended) lost.push_back({task.shape.layer_idx, task.step > 0, tokens});
-    task.is_lost = false;
-  }
-  return lost;
-}
-
 // ---- the thread --------------------------------------------------------------------------------------------------------
 
 void HandOver::loop() {
   const DefaultFpModes modes;  // a thread starts with those of the thread that made it
   pthread_setname_np(pthread_self(), "tandem-device");
   while (wait_for_post()) {
-    const uint64_t ticket = finished_.load(std::memory_order_relaxed);
-    HandOverTask& task = tasks_[static_cast<size_t>(ticket % tasks_.size())];
-    task.is_lost = !wait_for_arrival(task);
+    HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
+    const bool is_lost = !wait_for_arrival(task);
     const auto begin = Clock::now();
-    if (task.is_lost)
+    if (is_lost) {
+      task.is_lost = true;
       has_lost_.store(true, std::memory_order_release);
-    else
+    } else {
       work(task);
-    std::atomic_ref(flags_->answered).store(ticket + 1, std::memory_order_release);
+    }
+    std::atomic_ref(flags_->answered).store(task.ticket + 1, std::memory_order_release);
     {
       std::lock_guard lock(mutex_);
-      if (!task.is_lost) count(task, std::chrono::nanoseconds(Clock::now() - begin).count());
-      finished_.store(ticket + 1, std::memory_order_release);
+      if (!is_lost) count(task, std::chrono::nanoseconds(Clock::now() - begin).count());
+      finished_.store(task.idx + 1, std::memory_order_release);
     }
     changed_finished_.notify_all();
   }
@@ -181,13 +172,18 @@ bool HandOver::wait_for_arrival(const HandOverTask& task) {
     next_check = now + kBetweenChecks;
     check_device();
   }
-  return false;
+  return arrived.load(std::memory_order_acquire) > task.ticket && task.shape.is_served_by(*task.header) &&
+         task.header->step == task.step_tag();
 }
 
 void HandOver::check_device() {
   DeviceError error;
   const int32_t code = device_.table->check(device_.self, &error);
   if (code != TANDEM_OK) return set_fault(code, error.underlying, error.message);
+  check_flags();
+}
+
+void HandOver::check_flags() {
   if (std::atomic_ref(flags_->fault).load(std::memory_order_acquire) != 0)
     set_fault(TANDEM_ERROR_DEVICE_LOST, 0, "the device waited for the host in vain");
 }
@@ -217,15 +213,25 @@ void HandOver::work(HandOverTask& task) {
     cpu_.table->run(cpu_.self, n_copies, copy_task, &task);
   else
     for (int64_t i = 0; i < n_copies; ++i) copy_task(&task, i, 0);
-  const std::vector<AttendJob>& jobs = task.scratch.jobs;
-  if (jobs.empty()) return;
+  if (!task.scratch.jobs.empty()) attend(task.scratch.jobs);
+}
+
+// Who else has the pool may keep it for long: the device is told that its turn will come.
+void HandOver::attend(const std::vector<AttendJob>& jobs) {
+  const std::atomic_ref busy(flags_->busy);
+  busy.store(1, std::memory_order_release);
+  bool is_done = false;
   try {
-    const Status status = cpu_.table->attend(cpu_.self, jobs.data(), static_cast<int32_t>(jobs.size()));
-    if (status.ok()) return;
-    set_fault(status.code(), status.info().underlying, status.info().message.c_str());
+    if (!faulted_.load(std::memory_order_relaxed)) {
+      const Status status = cpu_.table->attend(cpu_.self, jobs.data(), static_cast<int32_t>(jobs.size()));
+      is_done = status.ok();
+      if (!is_done) set_fault(status.code(), status.info().underlying, status.info().message.c_str());
+    }
   } catch (const std::bad_alloc&) {
     set_fault(TANDEM_ERROR_OUT_OF_MEMORY, 0, "no memory for the host's part");
   }
+  busy.store(0, std::memory_order_release);
+  if (is_done) return;
   for (const AttendJob& job : jobs) {  // the device does not wait for what will not come
     std::fill_n(job.o, int64_t{job.n_rows} * job.layer->v_head_dim, NAN);
     std::fill_n(job.lse, job.n_rows, NAN);

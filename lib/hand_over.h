@@ -50,15 +50,16 @@ struct CallShape {
 };
 
 struct HandOverTask {
-  uint64_t ticket = 0;
+  uint64_t idx = 0;     // of all tasks
+  uint64_t ticket = 0;  // as the device counts
   CallShape shape;
   const SlotHeader* header = nullptr;
   uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
   PlaneBytes row_bytes;
   std::vector<RowCopy> rows;
   std::vector<AppendedTokens> appended;
-  AttendScratch scratch;  // jobs: q, o and lse are in the slot
-  bool is_lost = false;   // it never arrived
+  AttendScratch scratch;             // jobs: q, o and lse are in the slot
+  std::atomic<bool> is_lost{false};  // it never arrived
 
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
 };
@@ -93,13 +94,14 @@ class HandOver {
   Sums sums() const;
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
   // Why no ticket will arrive any more; ok as long as they do.
-  Status fault() const;
-  struct Lost {
-    int32_t layer_idx;
-    bool is_of_step;  // then every layer goes back
-    AppendedTokens tokens;
-  };
-  std::vector<Lost> take_lost();  // of tasks that were not done; it is idle
+  Status fault();
+  // take_back(task) of tasks that never arrived; it is idle.
+  template <typename F>
+  void take_lost(F take_back) {
+    if (!has_lost_.exchange(false, std::memory_order_acq_rel)) return;
+    for (const HandOverTask& task : tasks_)
+      if (const_cast<HandOverTask&>(task).is_lost.exchange(false)) take_back(task);
+  }
 
  private:
   HandOver(const Device& device, const Backend& cpu, int64_t n_tasks)
@@ -108,8 +110,10 @@ class HandOver {
   bool wait_for_post();
   bool wait_for_arrival(const HandOverTask& task);
   void check_device();
+  void check_flags();
   void check_step(const HandOverTask& task);
   void work(HandOverTask& task);
+  void attend(const std::vector<AttendJob>& jobs);
   void count(const HandOverTask& task, int64_t ns);
   void set_fault(int32_t code, int64_t underlying, const char* text);
   static void copy_task(void* task, int64_t idx, int32_t worker_idx);
@@ -117,7 +121,8 @@ class HandOver {
   const Device& device_;
   Backend cpu_;
   ExchangeFlags* flags_ = nullptr;
-  std::vector<HandOverTask> tasks_;  // of ticket t: t % n_tasks
+  uint64_t first_idx_ = 0;           // of the task whose ticket is 0
+  std::vector<HandOverTask> tasks_;  // of index i: i % n_tasks
   std::atomic<uint64_t> posted_{0}, finished_{0}, open_from_{UINT64_MAX};
   std::atomic<bool> faulted_{false}, has_lost_{false};
   mutable std::mutex mutex_;

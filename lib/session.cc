@@ -161,17 +161,24 @@ bool Session::is_settled() const { return device_ == nullptr || device_->hand_ov
 void Session::settle_device() {
   if (is_settled()) return;
   device_->hand_over().drain();
-  for (const HandOver::Lost& lost : device_->hand_over().take_lost()) {
-    Sequence* sequence = cache_->find(lost.tokens.sequence);
-    if (sequence == nullptr) continue;
-    for (size_t l = 0; l < sequence->lengths.size(); ++l) {
-      const bool goes_back = lost.is_of_step || static_cast<int32_t>(l) == lost.layer_idx;
-      if (!goes_back || sequence->lengths[l] <= lost.tokens.length) continue;
-      sequence->lengths[l] = lost.tokens.length;
-      LayerState& state = *this->state(sequence->id)->layers[l];
-      state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, lost.tokens.length - options_.window_len));
+  device_->hand_over().take_lost([this](const HandOverTask& task) {
+    for (const AppendedTokens& tokens : task.appended) {
+      Sequence* sequence = cache_->find(tokens.sequence);
+      if (sequence == nullptr) continue;
+      for (size_t l = 0; l < sequence->lengths.size(); ++l)
+        if (task.step > 0 || static_cast<int32_t>(l) == task.shape.layer_idx) shorten(*sequence, l, tokens.length);
     }
-  }
+  });
+}
+
+// Of one layer, which may leave the sequence uneven.
+void Session::shorten(Sequence& sequence, size_t layer_idx, int64_t length) {
+  sequence.lengths[layer_idx] = std::min(sequence.lengths[layer_idx], length);
+  SequenceState* found = state(sequence.id);
+  if (found == nullptr) return;
+  LayerState& state = *found->layers[layer_idx];
+  state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, length - options_.window_len));
+  found->window.cut(layer_idx, length);
 }
 
 void Session::wait(const Sequence& sequence) {
@@ -279,7 +286,7 @@ Status Session::stats(tandem_session_stats* stats) {
 }
 
 Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
-  std::unique_lock lock(cache_->mutex());
+  const auto lock = cache_->lock_settled();
   Sequence* found = nullptr;
   TANDEM_TRY(cache_->find_free(head.sequence, this, &found));
   TANDEM_TRY(reserve_state(*found, found->longest()));

@@ -115,7 +115,8 @@ class Session {
     int32_t next_layer = 0;
     int64_t n_tokens = 0, max_q_len = 0;
   };
-  int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; 0: they see more
+  void shorten(Sequence& sequence, size_t layer_idx, int64_t length);
+  int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   Status reserve_step(void* stream);
   Status plan_step(void* stream);
 

@@ -56,9 +56,11 @@ Status Session::step_end(void* stream) {
       if (!complete) id = step.id, n_declared = step.q_len, layer_idx = l;
     }
   }
+  if (!complete) settle_device();
   for (const StepSequence& step : step_) {
     Sequence& sequence = *cache_->find(step.id);
-    if (!complete) cache_->truncate_locked(sequence, *std::min_element(step.lengths.begin(), step.lengths.end()));
+    const int64_t begun = *std::min_element(step.lengths.begin(), step.lengths.end());
+    if (!complete) cache_->truncate_locked(sequence, std::min(begun, sequence.shortest()));
     sequence.writer = nullptr;
   }
   step_.clear();

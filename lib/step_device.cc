@@ -31,6 +31,10 @@ Status Session::reserve_step(void* stream) {
       return fail(TANDEM_ERROR_UNSUPPORTED, "policy", "policy = \"%s\" attends host tensors alone", policy_->name);
     int64_t most = 0;
     TANDEM_TRY(device_->most_queries(l, DeviceSession::kMostTokens, &most));
+    bool by_position = exact_window() == 0;
+    for (const StepSequence& step : step_)
+      by_position = by_position || (cache_->layers()[l].sliding_window > 0 && !cache_->find(step.id)->positions.empty());
+    if (by_position) most = 1;
     if (plan_.max_q_len > most || plan_.n_tokens > DeviceSession::kMostTokens)
       return fail(TANDEM_ERROR_CAPACITY, "q_lens",
                   "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",

@@ -49,6 +49,11 @@ __device__ inline Word load_acquire_system(const uint64_t* from) {
   asm volatile("ld.acquire.sys.u64 %0, [%1];\n" : "=l"(value) : "l"(from) : "memory");
   return value;
 }
+__device__ inline uint32_t load_busy(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.u32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
 __device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;\n" ::: "memory"); }
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;\n" ::: "memory"); }
 // Behind a fence: a release.
@@ -83,7 +88,7 @@ __device__ inline bool wait_for_answers(const DeviceExchange& exchange, Word wan
   const bool is_known = load_acquire(seen) >= wanted;
   if (was_over || is_known) return !was_over;
   const bool always_asks = blockIdx.y * gridDim.x + blockIdx.x < kAsking;
-  const Word begin = time_ns();
+  Word begin = time_ns();
   for (unsigned turn = 1;; ++turn) {
     const bool asks = always_asks || turn % kTurns == 0;
     const bool is_over = is_faulty(exchange);
@@ -95,8 +100,11 @@ __device__ inline bool wait_for_answers(const DeviceExchange& exchange, Word wan
     }
     if (is_over) return false;
     if (time_ns() - begin >= static_cast<Word>(exchange.timeout_ns)) {
-      raise_fault(exchange, fault);
-      return false;
+      if (load_busy(&exchange.flags->busy) == 0) {
+        raise_fault(exchange, fault);
+        return false;
+      }
+      begin = time_ns();
     }
     __nanosleep(always_asks ? 20 : 100);
   }

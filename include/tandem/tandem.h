@@ -24,7 +24,8 @@
  *   Units     Lengths are tokens, sizes bytes (_bytes), times nanoseconds (_ns), strides elements.
  *   Streams   `stream` is a CUDA stream as void *, for tensors in device memory (NULL is the legacy default stream there); with
  *             tensors in host memory it is NULL, and a call has finished when it returns. On a device a call returns when its
- *             work is on its way; it waits for the device only where memory has to grow or a window lacks what the host has.
+ *             work is on its way; it waits for the device where memory has to grow, a window lacks what the host has, another
+ *             session has calls under way on the same cache, or more than two steps are (64 calls at least).
  *             Calls of one session are ordered by the caller: one stream, or events between several.
  *   Version   Introduced in 0.1 unless said otherwise.
  */
@@ -189,7 +190,7 @@ TANDEM_API int32_t tandem_engine_create(tandem_engine **engine, const tandem_eng
 /* Gives up the caller's reference; caches and sessions keep the engine alive. Accepts NULL, never fails or blocks on a
  * device. A released handle is refused by later calls. */
 TANDEM_API void tandem_engine_release(tandem_engine *engine);
-/* Waits until background work and everything in flight has finished. timeout_ns < 0: for ever. Errors: TIMEOUT. */
+/* Waits until background work has finished; calls under way on a device are their stream's. timeout_ns < 0: for ever. Errors: TIMEOUT. */
 TANDEM_API int32_t tandem_engine_drain(tandem_engine *engine, int64_t timeout_ns, tandem_error **error);
 /* Topology, workers, instruction set, backends (with the reason for each refusal) as JSON. Writes at most buffer_bytes
  * bytes, always 0-terminated when buffer_bytes > 0; *needed_bytes (may be NULL) gets the full size with the 0. */
@@ -384,9 +385,9 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
 /* Appends k and v, then o = softmax(logits) V over the keys that the policy selects, and its lse. Logits, sums and lse in
  * f32, weights too but for what matmul_rows says. NaN or Inf in q, k or v reaches the rows that see it (as NaN; Inf in v
  * may stay Inf, a logit of -inf may count as no key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads
- * K and V once per KV head. Allocates only when a length is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY,
+ * K and V once per KV head. Allocates only when a length or size of a call is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY,
  * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). On any error no
- * layer has grown and o is untouched.
+ * layer has grown and o is untouched (but by a call of more than 512 tokens on device tensors that fails half-way).
  *
  * Tensors are in host memory or all on the engine's device; calls of the two kinds may follow each other. On the device:
  *   - the window's keys are attended there and the rest by the CPU at the same time; the two states are merged on the device;
@@ -508,7 +509,7 @@ typedef struct tandem_session_stats {
   int64_t refresh_ns;             /* making them: at evictions in the background, re-evaluations in the append's call */
   int64_t refresh_wait_ns;        /* attend calls waiting for the background */
   int64_t n_device_attends;       /* of the calls, those on device tensors; their attend_ns ends when all is on its way */
-  int64_t n_host_parts;           /* calls in which the CPU computed a part for these */
+  int64_t n_host_parts;           /* parts that the CPU computed for these: one a call, or for each 512 tokens */
   int64_t host_part_ns;           /* that: from its queries having arrived to its states being there */
   int64_t staged_kv_bytes;        /* appended K and V that reached the host store through pinned slots and a worker */
   int64_t filled_kv_bytes;        /* K and V copied from the host store into windows that lacked them */
