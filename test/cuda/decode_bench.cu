@@ -10,11 +10,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "lib/dtype.h"
+#include "replay_clock.h"
 #include "window_case.h"
 
 namespace {
@@ -22,45 +22,8 @@ namespace {
 using namespace tandem;
 using namespace tandem::test;
 
-constexpr int kCalls = 32, kReplays = 9;
+constexpr int kCalls = 32;
 constexpr int64_t kMostChecked = 70'000;  // keys, as the truth takes its time
-
-void must(cudaError_t result) {
-  if (result == cudaSuccess) return;
-  std::fprintf(stderr, "%s\n", cudaGetErrorString(result));
-  std::exit(1);
-}
-
-// Median time of a replay of what `enqueue` enqueues, in microseconds.
-template <class Enqueue>
-double time_of(Enqueue enqueue) {
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t replay;
-  cudaEvent_t begin, end;
-  must(cudaStreamCreate(&stream));
-  must(cudaEventCreate(&begin));
-  must(cudaEventCreate(&end));
-  must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  enqueue(stream);
-  must(cudaStreamEndCapture(stream, &graph));
-  must(cudaGraphInstantiate(&replay, graph, 0));
-  std::vector<float> times;
-  for (int i = 0; i < kReplays + 2; ++i) {
-    must(cudaEventRecord(begin, stream));
-    must(cudaGraphLaunch(replay, stream));
-    must(cudaEventRecord(end, stream));
-    must(cudaStreamSynchronize(stream));
-    float ms = 0;
-    must(cudaEventElapsedTime(&ms, begin, end));
-    if (i >= 2) times.push_back(ms * 1e3f);
-  }
-  std::sort(times.begin(), times.end());
-  must(cudaGraphExecDestroy(replay));
-  must(cudaGraphDestroy(graph));
-  must(cudaStreamDestroy(stream));
-  return static_cast<double>(times[times.size() / 2]);
-}
 
 __global__ void copy_kernel(const float4* from, float4* to, size_t n) {
   const size_t stride = size_t{gridDim.x} * blockDim.x;
@@ -88,13 +51,6 @@ double copy_bandwidth() {  // GB/s, reading and writing
   must(cudaFree(from));
   must(cudaFree(to));
   return 8.0 * kBytes / us * 1e-3;
-}
-
-std::vector<std::string> words_of(const char* list) {
-  std::vector<std::string> words;
-  std::stringstream stream(list);
-  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
-  return words;
 }
 
 struct Line {

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+// How the blocks of a prefill kernel share its work, and which keys the rows of a block see.
+//
+// An item is a tile of query rows of one (sequence, KV head): kRows of its q_len * group_size rows, in the order of tokens.
+// The grid has room for the items of the longest sequence that the call was declared for; what is there follows from
+// lengths in device memory. A sequence's last tile, which sees most keys, comes first, and neighbours in the grid have a KV
+// head in common: they read the same keys at about the same time, from the cache of the second level.
+//
+// Where items are fewer than the blocks that run at once, an item's keys are split evenly among n_splits blocks. Each leaves
+// a state, and the block that comes last merges them, in the order of the keys.
+#pragma once
+
+#include "cuda/kernels/query_rows.cuh"
+#include "cuda/prefill_call.h"
+
+namespace tandem::cuda {
+
+struct PrefillItem {
+  Piece piece;
+  int64_t first_key = 0;             // of tile 0: a multiple of the tile
+  int lo = 0, hi = 0;                // what any of the rows sees, from first_key on
+  int common_lo = 0, common_hi = 0;  // what all of them see
+  int first_tile = 0, end_tile = 0;  // of keys
+};
+
+template <class Shape>
+__device__ inline PrefillItem find_item(const PrefillCall& call) {
+  PrefillItem item;
+  Piece& piece = item.piece;
+  const int block = static_cast<int>(blockIdx.x), split = block % call.n_splits;
+  piece.item = block / call.n_splits;
+  const int from_last = piece.item % call.max_tiles, list = piece.item / call.max_tiles;
+  piece.sequence = call.sequences[list / call.n_kv_heads];
+  piece.head = list % call.n_kv_heads;
+  const int n_rows = piece.sequence.q_len * call.group_size;
+  piece.first_row = ((n_rows + Shape::kRows - 1) / Shape::kRows - 1 - from_last) * Shape::kRows;
+  if (piece.first_row < 0) return item;
+  piece.n_rows = min(n_rows - piece.first_row, Shape::kRows);
+
+  const int64_t begin = piece.sequence.begin, first_end = piece.sequence.end - piece.sequence.q_len + 1;
+  const int64_t least_hi = first_end + piece.first_row / call.group_size;
+  const int64_t hi = first_end + (piece.first_row + piece.n_rows - 1) / call.group_size;
+  const int64_t lo = call.sliding_window > 0 ? max(begin, least_hi - call.sliding_window) : begin;
+  const int64_t most_lo = call.sliding_window > 0 ? max(begin, hi - call.sliding_window) : begin;
+  if (hi <= lo) return item;
+  item.first_key = lo / Shape::kTileKeys * Shape::kTileKeys;
+  item.lo = static_cast<int>(lo - item.first_key);
+  item.hi = static_cast<int>(hi - item.first_key);
+  item.common_lo = static_cast<int>(most_lo - item.first_key);
+  item.common_hi = static_cast<int>(max(least_hi - item.first_key, int64_t{0}));
+  const int64_t n_tiles = (item.hi + Shape::kTileKeys - 1) / Shape::kTileKeys;
+  item.first_tile = static_cast<int>(n_tiles * split / call.n_splits);
+  item.end_tile = static_cast<int>(n_tiles * (split + 1) / call.n_splits);
+  return item;
+}
+
+// The keys that a row sees, from the item's first key on: [lo, hi).
+struct RowKeys {
+  int lo, hi;
+};
+__device__ inline RowKeys keys_of_row(const PrefillCall& call, const PrefillItem& item, int r) {
+  const DeviceSequence& sequence = item.piece.sequence;
+  const int64_t hi = sequence.end - sequence.q_len + 1 + (item.piece.first_row + r) / call.group_size;
+  const int64_t lo = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
+  return {static_cast<int>(lo - item.first_key), static_cast<int>(hi - item.first_key)};
+}
+
+// Where a tile of keys is: bytes from the page called 0, and its first slot there.
+struct TilePlace {
+  int64_t page;
+  int slot;
+};
+template <class Shape>
+__device__ inline TilePlace place_of(const PrefillCall& call, const PrefillItem& item, int tile) {
+  const auto unit = static_cast<uint32_t>(item.first_key / Shape::kTileKeys) + static_cast<uint32_t>(tile);
+  const uint32_t page_units = static_cast<uint32_t>(call.page_len) / Shape::kTileKeys, page_idx = unit / page_units;
+  const uint32_t entry = page_idx % static_cast<uint32_t>(item.piece.sequence.table_len);
+  return {call.page_tables[item.piece.sequence.table_begin + entry],
+          static_cast<int>((unit - page_idx * page_units) * Shape::kTileKeys)};
+}
+
+// What takes a row's products to logits: in units of ln 2 where there is no soft cap, else in units of the cap.
+__device__ inline float logit_scale(const PrefillCall& call) {
+  return call.sm_scale * (call.soft_cap > 0.0f ? 1.0f / call.soft_cap : kLog2E);
+}
+
+// The block's states into the output: `own` in shared memory where it has all keys of its item, else in the workspace.
+template <class Shape>
+__device__ void finish_item(const PrefillCall& call, const PrefillItem& item, const float* own, int* is_last) {
+  const RowWriter writer{&call, &item.piece, Shape::V::ValueNumber::kShift};
+  if (call.n_splits == 1) {
+    __syncthreads();
+    merge_states<Shape, false>(
+        1, item.piece.n_rows, [&](int) { return own; }, writer);
+    return;
+  }
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *is_last = atomicAdd(call.counters + item.piece.item, 1) == call.n_splits - 1;
+    if (*is_last) call.counters[item.piece.item] = 0;
+  }
+  __syncthreads();
+  if (!*is_last) return;
+  __threadfence();
+  const float* states = call.states + int64_t{item.piece.item} * call.n_splits * Shape::kStateFloats;
+  merge_states<Shape, true>(
+      call.n_splits, item.piece.n_rows, [&](int i) { return states + i * Shape::kStateFloats; }, writer);
+}
+
+}  // namespace tandem::cuda
