@@ -29,7 +29,9 @@ int32_t AttendLauncher::supports(const Layer& layer, int32_t max_q_len, DeviceEr
   }
   for (const int32_t q_type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16}) {
     const PrefillKernel* kernel = nullptr;
-    if (const int32_t code = prefill_.choose(layer, q_type, &kernel, &n_blocks, error); code != TANDEM_OK) return code;
+    DeviceRows q;
+    q.dtype = q_type;
+    if (const int32_t code = prefill_.choose(layer, q, &kernel, &n_blocks, error); code != TANDEM_OK) return code;
   }
   return TANDEM_OK;
 }

@@ -28,31 +28,37 @@ int64_t max_items(const DeviceAttend& call, const PrefillKernel& kernel) {
   return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, kernel);
 }
 
+bool is_of_pieces(const DeviceRows& q) {
+  return reinterpret_cast<uintptr_t>(q.data) % 16 == 0 && q.token_stride % 8 == 0 && q.head_stride % 8 == 0;
+}
+
 // Is a better than b for queries that both serve? The one for this device, then the one with less to multiply.
 bool is_better(const PrefillKernel& a, const PrefillKernel& b) {
-  return a.capability != b.capability ? a.capability > b.capability : a.most_q_parts < b.most_q_parts;
+  return a.is_sm90 != b.is_sm90 ? a.is_sm90 : a.most_q_parts < b.most_q_parts;
 }
 
 }  // namespace
 
-const PrefillKernel* PrefillLauncher::find(const Layer& layer, int32_t q_type) const {
+const PrefillKernel* PrefillLauncher::find(const Layer& layer, const DeviceRows& q) const {
   const PrefillKernel* found = nullptr;
   for (const PrefillKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel) {
       if (kernel->k_type != layer.k_type || kernel->v_type != layer.v_type || kernel->k_dim != layer.k_head_dim ||
           kernel->v_dim != layer.v_head_dim)
         continue;
-      if (kernel->capability != 0 && kernel->capability != limits_.capability) continue;
-      if (count_q_parts(q_type, kernel->is_narrow) > kernel->most_q_parts) continue;
+      if (kernel->is_sm90 &&
+          (limits_.capability != 90 || q.dtype != layer.k_type || layer.soft_cap > 0.0f || !is_of_pieces(q)))
+        continue;
+      if (count_q_parts(q.dtype, kernel->is_narrow) > kernel->most_q_parts) continue;
       if (found == nullptr || is_better(*kernel, *found)) found = kernel;
     }
   return found;
 }
 
-int32_t PrefillLauncher::choose(const Layer& layer, int32_t q_type, const PrefillKernel** kernel, int32_t* n_blocks,
+int32_t PrefillLauncher::choose(const Layer& layer, const DeviceRows& q, const PrefillKernel** kernel, int32_t* n_blocks,
                                 DeviceError* error) const {
   if (const int32_t code = refuse_layer(layer, error); code != TANDEM_OK) return code;
-  *kernel = find(layer, q_type);
+  *kernel = find(layer, q);
   if (*kernel == nullptr) return refuse_types(layer, error);
   const PrefillKernel& found = **kernel;
   int32_t n_fit = 0;
@@ -74,7 +80,7 @@ int64_t PrefillLauncher::states_bytes() const {
 }
 
 int64_t PrefillLauncher::counters_bytes(const DeviceAttend& call) const {
-  const PrefillKernel* kernel = find(*call.layer, call.q.dtype);
+  const PrefillKernel* kernel = find(*call.layer, call.q);
   return kernel == nullptr ? 0 : max_items(call, *kernel) * 4;
 }
 
@@ -82,7 +88,7 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
                                 DeviceError* error) const {
   const PrefillKernel* kernel = nullptr;
   int32_t n_at_once = 0;
-  if (const int32_t code = choose(*call.layer, call.q.dtype, &kernel, &n_at_once, error); code != TANDEM_OK) return code;
+  if (const int32_t code = choose(*call.layer, call.q, &kernel, &n_at_once, error); code != TANDEM_OK) return code;
   const int64_t n_items = max_items(call, *kernel);
   if (n_items > std::numeric_limits<int32_t>::max())
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d sequences of up to %d queries are more than a grid has",

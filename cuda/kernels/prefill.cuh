@@ -37,10 +37,12 @@ struct PrefillShape {
   static constexpr int kTileKeys = K::kParts > 1 ? 16 : kVDim > 128 ? 32 : 64, kSlices = kTileKeys / 16;
   static constexpr int kStageBytes = kSlices * (KRow::kSliceBytes + VRow::kSliceBytes), kStages = 2;
   static constexpr int kQBytes = kQParts * kRows * KRow::kSteps * 32;
-  static constexpr int kStateFloats = kRows * (kVDim + 2);  // of a block: o, then m and l of each row
+  static constexpr int kStateStride = kVDim + (40 - kVDim % 32) % 32;  // rows 8 banks apart
+  static constexpr int kStateFloats = kRows * (kStateStride + 2);      // of a block: o, then m and l of each row
   static constexpr int kUsedBytes = kQBytes + kStages * kStageBytes;
   static constexpr int kSharedBytes = kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats;
   static constexpr int kBlocks = kSharedBytes <= 112 * 1024 ? 2 : 1;  // of a multiprocessor: bounds registers
+  __device__ static void sync() { __syncthreads(); }
 };
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ __device__ inline void copy_tile(const PrefillCall& call, const PrefillItem& ite
   for (int first = 0; first < 2 * Shape::kSlices; first += Shape::kWarps) {
     const int job = first + static_cast<int>(threadIdx.x / 32), slice = job % Shape::kSlices;
     const int key = tile * Shape::kTileKeys + 16 * slice, slot = place.slot + 16 * slice;
-    const int lo = max(min(item.lo - key, 16), 0), hi = max(min(item.hi - key, 16), 0);
+    const int lo = item.lo - key, hi = item.hi - key;
     if (job < Shape::kSlices)
       copy_slice<KRow>(stage + slice * KRow::kSliceBytes, plane(kPlaneK, KRow::kBytes, slot),
                        plane(kPlaneKScales, 2 * KRow::kScales, slot), lo, hi);
@@ -328,7 +330,7 @@ __device__ inline void attend_tile(const PrefillCall& call, const PrefillItem& i
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
-// To memory: o [kRows][kVDim], then m and l [kRows].
+// To memory: o [kRows][kStateStride], then m and l [kRows].
 template <class Shape>
 __device__ void store_rows(const RowsState<Shape>& state, float* to) {
   const int lane = threadIdx.x % 32;
@@ -340,14 +342,14 @@ __device__ void store_rows(const RowsState<Shape>& state, float* to) {
       float l = state.l[m][i];
       for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(~0u, l, mask);
       if (lane % 4 == 0) {
-        to[Shape::kRows * Shape::kVDim + 2 * r] = state.m[m][i];
-        to[Shape::kRows * Shape::kVDim + 2 * r + 1] = l;
+        to[Shape::kRows * Shape::kStateStride + 2 * r] = state.m[m][i];
+        to[Shape::kRows * Shape::kStateStride + 2 * r + 1] = l;
       }
 #pragma unroll
       for (int b = 0; b < Shape::VRow::kSteps; ++b)
         for (int k = 0; k < 4; ++k) {
           const int dim = Shape::V::value_dim(b, k / 2 * 8 + lane % 4 * 2 + k % 2);
-          if (dim < Shape::kVDim) to[r * Shape::kVDim + dim] = state.o[m][b][k / 2][2 * i + k % 2];
+          if (dim < Shape::kVDim) to[r * Shape::kStateStride + dim] = state.o[m][b][k / 2][2 * i + k % 2];
         }
     }
 }
@@ -360,7 +362,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prefill_kerne
   if (item.piece.n_rows == 0) return;
   auto* const fragments = reinterpret_cast<uint4*>(shared);
   const uint32_t stages = shared_address(shared + Shape::kQBytes);
-  const auto place = [&](int tile) { return tile < item.end_tile ? place_of<Shape>(call, item, tile) : TilePlace{0, 0}; };
+  const auto place = [&](int tile) {
+    return tile < item.end_tile ? place_of<Shape::kTileKeys>(call, item, tile) : TilePlace{0, 0};
+  };
   const auto copy = [&](int tile, TilePlace at) {
     if (tile < item.end_tile) copy_tile<Shape>(call, item, tile, at, stages + tile % 2 * Shape::kStageBytes);
     commit_copies();

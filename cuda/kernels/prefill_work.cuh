@@ -70,13 +70,13 @@ struct TilePlace {
   int64_t page;
   int slot;
 };
-template <class Shape>
+template <int kKeys>
 __device__ inline TilePlace place_of(const PrefillCall& call, const PrefillItem& item, int tile) {
-  const auto unit = static_cast<uint32_t>(item.first_key / Shape::kTileKeys) + static_cast<uint32_t>(tile);
-  const uint32_t page_units = static_cast<uint32_t>(call.page_len) / Shape::kTileKeys, page_idx = unit / page_units;
+  const auto unit = static_cast<uint32_t>(item.first_key / kKeys) + static_cast<uint32_t>(tile);
+  const uint32_t page_units = static_cast<uint32_t>(call.page_len) / kKeys, page_idx = unit / page_units;
   const uint32_t entry = page_idx % static_cast<uint32_t>(item.piece.sequence.table_len);
   return {call.page_tables[item.piece.sequence.table_begin + entry],
-          static_cast<int>((unit - page_idx * page_units) * Shape::kTileKeys)};
+          static_cast<int>((unit - page_idx * page_units) * kKeys)};
 }
 
 // What takes a row's products to logits: in units of ln 2 where there is no soft cap, else in units of the cap.
@@ -89,18 +89,18 @@ template <class Shape>
 __device__ void finish_item(const PrefillCall& call, const PrefillItem& item, const float* own, int* is_last) {
   const RowWriter writer{&call, &item.piece, Shape::V::ValueNumber::kShift};
   if (call.n_splits == 1) {
-    __syncthreads();
+    Shape::sync();
     merge_states<Shape, false>(
         1, item.piece.n_rows, [&](int) { return own; }, writer);
     return;
   }
   __threadfence();
-  __syncthreads();
+  Shape::sync();
   if (threadIdx.x == 0) {
     *is_last = atomicAdd(call.counters + item.piece.item, 1) == call.n_splits - 1;
     if (*is_last) call.counters[item.piece.item] = 0;
   }
-  __syncthreads();
+  Shape::sync();
   if (!*is_last) return;
   __threadfence();
   const float* states = call.states + int64_t{item.piece.item} * call.n_splits * Shape::kStateFloats;

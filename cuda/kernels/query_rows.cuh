@@ -46,7 +46,7 @@ __device__ inline T load_state(const T* at) {
 // element of o each. out(r, dim, o, m, l) for every row, of which a lane has dims lane, lane + 32, ...
 template <class Shape, bool kGlobal, class StateAt, class Out>
 __device__ void merge_states(int n_states, int n_rows, StateAt state, Out out) {
-  constexpr int kOfLane = (Shape::kVDim + 31) / 32, kRest = Shape::kRows * Shape::kVDim;
+  constexpr int kOfLane = (Shape::kVDim + 31) / 32, kRest = Shape::kRows * Shape::kStateStride;
   const int lane = threadIdx.x % 32;
   for (int r = threadIdx.x / 32; r < n_rows; r += Shape::kWarps) {
     float m = -INFINITY;
@@ -64,7 +64,7 @@ __device__ void merge_states(int n_states, int n_rows, StateAt state, Out out) {
 #pragma unroll 8
       for (int i = 0; i < n; ++i) {
         const float weight = __shfl_sync(~0u, own, i);
-        const float* from = state(first + i) + r * Shape::kVDim;
+        const float* from = state(first + i) + r * Shape::kStateStride;
 #pragma unroll
         for (int k = 0; k < kOfLane; ++k)
           if (lane + 32 * k < Shape::kVDim) {

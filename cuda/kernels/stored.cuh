@@ -204,11 +204,12 @@ struct RowShape {
   static constexpr int kSliceBytes = 16 * kStride + 32 * kScales;                                 // of 16 keys
 };
 
-// 16 rows of a plane and their scales. Rows outside [lo, hi) become zeros, their scales stay: whoever uses these masks.
+// 16 rows of a plane and their scales. Rows outside [lo, hi), which may reach beyond the 16, become zeros, their scales
+// stay: whoever uses these masks.
 template <class Row>
 __device__ inline void copy_slice(uint32_t to, const std::byte* rows, const std::byte* scales, int lo, int hi) {
   const int lane = threadIdx.x % 32;
-  const bool is_whole = lo == 0 && hi == 16;
+  const bool is_whole = lo <= 0 && hi >= 16;
 #pragma unroll
   for (int i = 0; i < (16 * Row::kPieces + 31) / 32; ++i) {
     const int at = i * 32 + lane, key = at / Row::kPieces, piece = at % Row::kPieces;
