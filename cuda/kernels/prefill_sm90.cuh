@@ -51,66 +51,91 @@ inline constexpr int kBarriersOfStage = 4;
 
 // ---- keys --------------------------------------------------------------------------------------------------------------
 
-// A tile's rows of K or V, half a tile of 64 at a time, as pages may be that short.
+// Where the 64 keys of a unit are: lane i knows it of the i-th unit from `base` on. At first none is known.
+struct UnitWalk {
+  int base = -32;
+  TilePlace place = {0, 0};
+};
+
+__device__ inline TilePlace find_unit(const PrefillCall& call, const PrefillItem& item, int unit, UnitWalk& walk) {
+  if (unit - walk.base >= 32) {
+    walk.base = unit;
+    const int own = unit + static_cast<int>(threadIdx.x % 32);
+    walk.place = 64 * own < item.hi ? place_of<64>(call, item, own) : TilePlace{0, 0};  // of others nothing is read
+  }
+  return {__shfl_sync(~0u, walk.place.page, unit - walk.base), __shfl_sync(~0u, walk.place.slot, unit - walk.base)};
+}
+
+// A tile's rows of K or V, 64 at a time, as pages may be that short. A thread has the same piece of every 16th row in each
+// block of 64 dims, so that its addresses are constants apart.
 template <class Shape>
-__device__ inline void bring_tile(const PrefillCall& call, const PrefillItem& item, int plane, int tile, uint32_t to) {
-  constexpr int kPieces = Shape::kDim / 8;  // of a row
-  const int thread = static_cast<int>(threadIdx.x) % 128;
+__device__ inline void bring_tile(const PrefillCall& call, const PrefillItem& item, int plane, int tile, UnitWalk& walk,
+                                  uint32_t to) {
+  constexpr int kRowBytes = 2 * Shape::kDim;
+  const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 8, piece = thread % 8;
 #pragma unroll
   for (int half = 0; half < Shape::kTileKeys / 64; ++half) {
-    const int unit = tile * (Shape::kTileKeys / 64) + half;
-    if (64 * unit >= item.hi) {  // no page need be there
-      for (int at = thread; at < 64 * kPieces; at += 128) {
-        const int row = 64 * half + at / kPieces, piece = at % kPieces;
-        copy_async<16>(to + piece / 8 * (Shape::kTileKeys * 128) + swizzled(row, piece % 8), call.planes[plane], false);
-      }
-      continue;
-    }
-    const TilePlace place = place_of<64>(call, item, unit);
-    const std::byte* rows = call.planes[plane] + place.page + item.piece.head * call.head_stride[plane] +
-                            int64_t{place.slot} * (2 * Shape::kDim);
+    const int unit = tile * (Shape::kTileKeys / 64) + half, key = 64 * unit + row;
+    const TilePlace place = find_unit(call, item, unit, walk);
+    const std::byte* from = call.planes[plane] + place.page + item.piece.head * call.head_stride[plane] +
+                            (place.slot + row) * kRowBytes + 16 * piece;
+    const uint32_t dest = to + half * 64 * 128 + swizzled(row, piece);
     const bool is_whole = 64 * unit >= item.lo && 64 * unit + 64 <= item.hi;
-#pragma unroll 4
-    for (int i = 0; i < kPieces / 2; ++i) {
-      const int at = thread + 128 * i, row = at / kPieces, piece = at % kPieces, key = 64 * unit + row;
-      const uint32_t dest = to + piece / 8 * (Shape::kTileKeys * 128) + swizzled(64 * half + row, piece % 8);
-      copy_async<16>(dest, rows + at * 16, is_whole || (key >= item.lo && key < item.hi));
+#pragma unroll
+    for (int block = 0; block < Shape::kBlocksOf64; ++block) {
+      if (8 * block + piece >= kRowBytes / 16) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t at = dest + block * (Shape::kTileKeys * 128) + i * 2048;
+        if (is_whole)
+          copy_async<16>(at, from + i * 16 * kRowBytes + block * 128);
+        else
+          copy_async<16>(at, from + i * 16 * kRowBytes + block * 128, key + 16 * i >= item.lo && key + 16 * i < item.hi);
+      }
     }
   }
 }
 
+// K is a tile ahead of V, as it is on the other side: its stages are free sooner.
 template <class Shape>
 __device__ inline void bring_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t k,
                                    TileBarriers<Shape> barriers) {
-  for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
-    const int n = tile - item.first_tile, stage = n % Shape::kStages, round = n / Shape::kStages;
-#pragma unroll
-    for (int is_v = 0; is_v < 2; ++is_v) {
-      wait_barrier(barriers.free(is_v, stage), round % 2 ^ 1);
-      bring_tile<Shape>(call, item, is_v ? kPlaneV : kPlaneK, tile, k + (is_v * Shape::kStages + stage) * Shape::kTileBytes);
-      arrive_with_copies(barriers.full(is_v, stage));
-    }
+  const int n_tiles = item.end_tile - item.first_tile;
+  UnitWalk walks[2];
+  const auto bring = [&](int is_v, int n) {
+    if (n < 0 || n >= n_tiles) return;
+    const int stage = n % Shape::kStages;
+    wait_barrier(barriers.free(is_v, stage), n / Shape::kStages % 2 ^ 1);
+    bring_tile<Shape>(call, item, is_v ? kPlaneV : kPlaneK, item.first_tile + n, walks[is_v],
+                      k + ((is_v ? Shape::kStages : 0) + stage) * Shape::kTileBytes);
+    arrive_with_copies(barriers.full(is_v, stage));
+  };
+  for (int n = 0; n <= n_tiles; ++n) {
+    bring(0, n);
+    bring(1, n - 1);
   }
 }
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
 
-// A warpgroup's 64 rows: [blocks of 64 dims][128 rows].
+// A warpgroup's 64 rows: [blocks of 64 dims][128 rows]. Where a row lies, one lane of its warp finds out.
 template <class Shape>
 __device__ inline void bring_queries(const PrefillCall& call, const Piece& piece, uint32_t q) {
   constexpr int kPieces = Shape::kDim / 8;
-  const int group = static_cast<int>(threadIdx.x) / 128;
-  for (int at = static_cast<int>(threadIdx.x) % 128; at < 64 * kPieces; at += 128) {
-    const int r = 64 * group + at / kPieces, part = at % kPieces;
-    const bool is_row = r < piece.n_rows;
-    const int64_t from = is_row ? row_offset(call, piece, r, call.q.token_stride, call.q.head_stride) + 8 * part : 0;
-    copy_async<16>(q + part / 8 * (Shape::kRows * 128) + swizzled(r, part % 8),
-                   static_cast<const std::byte*>(call.q.data) + 2 * from, is_row);
+  const int lane = static_cast<int>(threadIdx.x) % 32, first = static_cast<int>(threadIdx.x) / 32 * 16, own = first + lane;
+  const int64_t own_at =
+      lane < 16 && own < piece.n_rows ? row_offset(call, piece, own, call.q.token_stride, call.q.head_stride) : 0;
+#pragma unroll
+  for (int i = 0; i < kPieces / 2; ++i) {
+    const int at = 32 * i + lane, row = at / kPieces, part = at % kPieces;
+    const int64_t from = __shfl_sync(~0u, own_at, row) + 8 * part;
+    copy_async<16>(q + part / 8 * (Shape::kRows * 128) + swizzled(first + row, part % 8),
+                   static_cast<const std::byte*>(call.q.data) + 2 * from, first + row < piece.n_rows);
   }
   commit_copies();
   wait_for_copies<0>();
   fence_products();
-  sync_threads(Shape::kOwn + group, 128);
+  sync_threads(Shape::kOwn + static_cast<int>(threadIdx.x) / 128, 128);
 }
 
 // ---- products and softmax ----------------------------------------------------------------------------------------------
@@ -147,23 +172,26 @@ template <class Shape>
 __device__ inline void weigh(float scale, float (&s)[Shape::kTileKeys / 2], GroupState<Shape>& state, float (&faded)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float largest = -INFINITY;
+    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // two chains: a scheduler has one warp of the warpgroup
 #pragma unroll
-    for (int n = 0; n < Shape::kTileKeys / 8; ++n) largest = fmaxf(largest, fmaxf(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]));
+    for (int n = 0; n < Shape::kTileKeys / 8; ++n)
+#pragma unroll
+      for (int k = 0; k < 2; ++k) most[k] = fmaxf(most[k], s[4 * n + 2 * i + k]);
+    float largest = fmaxf(most[0], most[1]);
     for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
     const float before = state.m[i], now = fmaxf(before, largest * scale);
     const float from = now == -INFINITY ? 0.0f : now - Shape::Number::kShift;  // nothing is seen yet
     faded[i] = now == before ? 1.0f : exp2_fast(before - now);
-    float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < Shape::kTileKeys / 8; ++n)
 #pragma unroll
-      for (int k = 2 * i; k < 2 * i + 2; ++k) {
-        s[4 * n + k] = exp2_fast(fmaf(s[4 * n + k], scale, -from));
-        sum += s[4 * n + k];
+      for (int k = 0; k < 2; ++k) {
+        float& x = s[4 * n + 2 * i + k];
+        x = exp2_fast(fmaf(x, scale, -from));
+        sum[k] += x;
       }
     state.m[i] = now;
-    state.l[i] = state.l[i] * faded[i] + sum;
+    state.l[i] = state.l[i] * faded[i] + (sum[0] + sum[1]);
   }
 }
 

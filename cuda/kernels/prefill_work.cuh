@@ -48,9 +48,9 @@ __device__ inline PrefillItem find_item(const PrefillCall& call) {
   item.hi = static_cast<int>(hi - item.first_key);
   item.common_lo = static_cast<int>(most_lo - item.first_key);
   item.common_hi = static_cast<int>(max(least_hi - item.first_key, int64_t{0}));
-  const int64_t n_tiles = (item.hi + Shape::kTileKeys - 1) / Shape::kTileKeys;
-  item.first_tile = static_cast<int>(n_tiles * split / call.n_splits);
-  item.end_tile = static_cast<int>(n_tiles * (split + 1) / call.n_splits);
+  const int n_tiles = (item.hi + Shape::kTileKeys - 1) / Shape::kTileKeys;
+  item.first_tile = Share::begin(n_tiles, call.n_splits, split);
+  item.end_tile = Share::begin(n_tiles, call.n_splits, split + 1);
   return item;
 }
 
@@ -84,14 +84,43 @@ __device__ inline float logit_scale(const PrefillCall& call) {
   return call.sm_scale * (call.soft_cap > 0.0f ? 1.0f / call.soft_cap : kLog2E);
 }
 
+// A state in shared memory into the output. A warp has neighbouring rows; how they end, each lane finds out of one.
+template <class Shape, class Number>
+__device__ void write_rows(const PrefillCall& call, const Piece& piece, const float* state) {
+  constexpr int kRowsOfWarp = Shape::kRows / Shape::kWarps;
+  static_assert(kRowsOfWarp <= 32);
+  const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x / 32) * kRowsOfWarp, own = first + lane;
+  RowEnd end;
+  int64_t own_at = 0;
+  if (lane < kRowsOfWarp && own < piece.n_rows) {
+    const float* rest = state + Shape::kRows * Shape::kStateStride + 2 * own;
+    const int q_head = piece.head * call.group_size + (piece.first_row + own) % call.group_size;
+    end = end_row(call, q_head, rest[0], rest[1], Shape::V::ValueNumber::kShift);
+    own_at = row_offset(call, piece, own, call.o.token_stride, call.o.head_stride);
+    if (call.lse != nullptr) call.lse[row_offset(call, piece, own, call.lse_token_stride, call.lse_head_stride)] = end.lse;
+  }
+#pragma unroll 4
+  for (int i = 0; i < min(kRowsOfWarp, piece.n_rows - first); ++i) {
+    const float factor = __shfl_sync(~0u, end.factor, i);
+    Number* to = static_cast<Number*>(call.o.data) + __shfl_sync(~0u, own_at, i);
+    const float* from = state + (first + i) * Shape::kStateStride;
+#pragma unroll
+    for (int dim = lane; dim < Shape::kVDim; dim += 32)
+      to[dim] = static_cast<Number>(factor == 0.0f ? 0.0f : from[dim] * factor);
+  }
+}
+
 // The block's states into the output: `own` in shared memory where it has all keys of its item, else in the workspace.
 template <class Shape>
 __device__ void finish_item(const PrefillCall& call, const PrefillItem& item, const float* own, int* is_last) {
-  const RowWriter writer{&call, &item.piece, Shape::V::ValueNumber::kShift};
   if (call.n_splits == 1) {
     Shape::sync();
-    merge_states<Shape, false>(
-        1, item.piece.n_rows, [&](int) { return own; }, writer);
+    if (call.o.dtype == TANDEM_BF16)
+      write_rows<Shape, __nv_bfloat16>(call, item.piece, own);
+    else if (call.o.dtype == TANDEM_F16)
+      write_rows<Shape, __half>(call, item.piece, own);
+    else
+      write_rows<Shape, float>(call, item.piece, own);
     return;
   }
   __threadfence();
@@ -104,6 +133,7 @@ __device__ void finish_item(const PrefillCall& call, const PrefillItem& item, co
   if (!*is_last) return;
   __threadfence();
   const float* states = call.states + int64_t{item.piece.item} * call.n_splits * Shape::kStateFloats;
+  const RowWriter writer{&call, &item.piece, Shape::V::ValueNumber::kShift};
   merge_states<Shape, true>(
       call.n_splits, item.piece.n_rows, [&](int i) { return states + i * Shape::kStateFloats; }, writer);
 }

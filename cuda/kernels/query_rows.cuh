@@ -78,33 +78,42 @@ __device__ void merge_states(int n_states, int n_rows, StateAt state, Out out) {
   }
 }
 
-// The finished row: normalised, with the learned sink where there is one.
+// How a row ends: what normalises it, with the learned sink where there is one, and its lse. The factor is 0 where the row
+// saw nothing.
+struct RowEnd {
+  float factor = 0.0f, lse = -INFINITY;
+};
+
+// m, l: of the row's state; weights were multiplied by 2^shift.
+__device__ inline RowEnd end_row(const DecodeCall& call, int q_head, float m, float l, int shift) {
+  RowEnd end;
+  const bool is_empty = m == -INFINITY && l == 0.0f;
+  if (!is_empty) end = {1.0f / l, (m - static_cast<float>(shift)) * kLn2 + logf(l)};
+  if (call.sinks == nullptr || call.sinks[q_head] == -INFINITY) return end;
+  const float sink = call.sinks[q_head], most = fmaxf(sink, end.lse);
+  const float share = is_empty ? 0.0f : expf(end.lse - most), sum = share + expf(sink - most);
+  if (sum > 0.0f || isnan(sum)) end = {end.factor * (share / sum), most + logf(sum)};
+  return end;
+}
+
+// Writes finished rows, a warp each.
 struct RowWriter {
   const DecodeCall* call;
   const Piece* piece;
-  int shift;  // weights were multiplied by 2^shift
+  int shift;
 
   template <int kOfLane>
   __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
-    const int row = piece->first_row + r;
-    const int lane = threadIdx.x % 32, q_head = piece->head * call->group_size + row % call->group_size;
-    const bool is_empty = m == -INFINITY && l == 0.0f;
-    float lse = is_empty ? -INFINITY : (m - static_cast<float>(shift)) * kLn2 + logf(l), factor = is_empty ? 0.0f : 1.0f / l;
-    if (call->sinks != nullptr && call->sinks[q_head] != -INFINITY) {
-      const float sink = call->sinks[q_head], most = fmaxf(sink, lse);
-      const float share = is_empty ? 0.0f : expf(lse - most), sum = share + expf(sink - most);
-      if (sum > 0.0f || isnan(sum)) {
-        factor *= share / sum;
-        lse = most + logf(sum);
-      }
-    }
+    const int lane = threadIdx.x % 32;
+    const RowEnd end =
+        end_row(*call, piece->head * call->group_size + (piece->first_row + r) % call->group_size, m, l, shift);
     const int64_t at = row_offset(*call, *piece, r, call->o.token_stride, call->o.head_stride);
 #pragma unroll
     for (int k = 0; k < kOfLane; ++k)
       if (lane + 32 * k < dim)
-        store_number(call->o.data, call->o.dtype, at + lane + 32 * k, is_empty ? 0.0f : o[k] * factor);
+        store_number(call->o.data, call->o.dtype, at + lane + 32 * k, end.factor == 0.0f ? 0.0f : o[k] * end.factor);
     if (lane == 0 && call->lse != nullptr)
-      call->lse[row_offset(*call, *piece, r, call->lse_token_stride, call->lse_head_stride)] = lse;
+      call->lse[row_offset(*call, *piece, r, call->lse_token_stride, call->lse_head_stride)] = end.lse;
   }
 };
 

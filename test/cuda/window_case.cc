@@ -284,7 +284,7 @@ reference::GateVerdict WindowCase::check() const {
     std::iota(q_positions.begin(), q_positions.end(), sequence.end - sequence.q_len);
     queries.positions = q_positions.data();
     queries.naive_rounds_p = rounds_weights();
-    queries.naive_rows = 64 + 4'000'000 / ((n_keys + 1) * (layer_.k_head_dim + layer_.v_head_dim));
+    queries.naive_rows = 64 + 40'000'000 / ((n_keys + 1) * (layer_.k_head_dim + layer_.v_head_dim));
     queries.visible = [&](int64_t token, int32_t, std::vector<int64_t>* keys) {
       const int64_t end = sequence.end - sequence.q_len + token + 1;
       const int64_t within = layer_.sliding_window > 0 ? end - layer_.sliding_window : 0;
