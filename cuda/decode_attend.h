@@ -2,27 +2,27 @@
 // Calls of few queries: which kernel, which grid, what it needs.
 #pragma once
 
-#include "cuda/decode_call.h"
-#include "cuda/driver.h"
+#include "cuda/kernel_setup.h"
 
 namespace tandem::cuda {
 
-// Of one device, which is current in every call. Any thread.
+// Of one device, which is current in every call. Any thread. A workspace is states and, behind them, counters, which are 0
+// between calls; states_bytes: of all states, in whichever launcher's calls.
 class DecodeLauncher {
  public:
-  DecodeLauncher(int32_t n_multiprocessors, int32_t shared_of_block, int32_t shared_of_multiprocessor);  // bytes
+  static constexpr int64_t kMostRows = 64;  // beyond, K and V would be read too often: a matter for prefill kernels
+
+  explicit DecodeLauncher(const DeviceLimits& limits) : limits_(limits) {}
 
   // The kernel for calls of up to max_q_len queries a sequence, and the blocks that run at once.
   int32_t choose(const Layer& layer, int32_t max_q_len, const DecodeKernel** kernel, int32_t* n_blocks,
                  DeviceError* error) const;
-  int64_t workspace_bytes(const DeviceAttend& call) const;
-  int32_t launch(const DeviceAttend& call, cudaStream_t stream, DeviceError* error) const;
+  int64_t states_bytes() const;  // that any of its calls needs on this device
+  int64_t counters_bytes(const DeviceAttend& call) const;
+  int32_t launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream, DeviceError* error) const;
 
  private:
-  int32_t prepare(const DecodeKernel& kernel, int32_t* n_blocks, DeviceError* error) const;
-
-  int32_t n_multiprocessors_, shared_of_block_, shared_of_multiprocessor_;
-  int64_t state_bytes_;
+  DeviceLimits limits_;
 };
 
 }  // namespace tandem::cuda

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <new>
 
-#include "cuda/decode_attend.h"
+#include "cuda/attend_launch.h"
 #include "cuda/driver.h"
 #include "cuda/exchange.h"
 
@@ -14,7 +14,7 @@ constexpr int kLeastCapability = 80;
 
 struct Device {
   int idx;
-  DecodeLauncher decode;
+  AttendLauncher launcher;
   cudaStream_t pulse_stream = nullptr;  // of check()
   cudaEvent_t pulse = nullptr;
 };
@@ -79,7 +79,8 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
   TANDEM_CUDA_TRY(cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device_idx),
                   error);
   if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
-  auto* device = new (std::nothrow) Device{device_idx, {info.n_multiprocessors, of_block, of_multiprocessor}};
+  auto* device = new (std::nothrow)
+      Device{device_idx, AttendLauncher({info.compute_capability, info.n_multiprocessors, of_block, of_multiprocessor})};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
   if (const int32_t code = make_pulse(device, error); code != TANDEM_OK) {
     close(device);
@@ -126,20 +127,18 @@ int32_t wait(void* self, void* stream, DeviceError* error) {
 int32_t supports(void* self, const Layer* layer, int32_t max_q_len, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
-  const DecodeKernel* kernel = nullptr;
-  int32_t n_blocks = 0;
-  return device_of(self).decode.choose(*layer, max_q_len, &kernel, &n_blocks, error);
+  return device_of(self).launcher.supports(*layer, max_q_len, error);
 }
 
 int64_t workspace_bytes(void* self, const DeviceAttend* call) {
   const OnDevice on(device_of(self).idx);
-  return device_of(self).decode.workspace_bytes(*call);
+  return device_of(self).launcher.workspace_bytes(*call);
 }
 
 int32_t attend(void* self, const DeviceAttend* call, void* stream, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
-  return device_of(self).decode.launch(*call, static_cast<cudaStream_t>(stream), error);
+  return device_of(self).launcher.launch(*call, static_cast<cudaStream_t>(stream), error);
 }
 
 int32_t allocate_shared(void* self, int64_t bytes, void** host, void** device, DeviceError* error) {

@@ -38,7 +38,7 @@ const Policy& Session::layer_policy(const Layer& layer) const {
   return layer.sliding_window > 0 && policy_->keeps_maw ? kPolicyAll : *policy_;
 }
 
-int64_t Session::exact_window() const { return policy_->host_keys(false) == HostKeys::kSinks ? options_.window_len : 0; }
+int64_t Session::exact_window() const { return policy_->host_keys(false) == HostKeys::kSinks ? options_.window_len : -1; }
 
 SequenceState* Session::state(int64_t id) const {
   const auto found = states_.find(id);

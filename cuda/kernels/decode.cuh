@@ -17,11 +17,10 @@
 #pragma once
 
 #include "cuda/kernels/decode_work.cuh"
+#include "cuda/kernels/query_rows.cuh"
 #include "cuda/kernels/stored.cuh"
 
 namespace tandem::cuda {
-
-inline constexpr float kLog2E = 1.44269504089f, kLn2 = 0.69314718056f;
 
 // What a kernel is made for. kTiles: query rows / 8.
 template <class K_, class V_, int kKDim_, int kVDim_, int kTiles_>
@@ -47,6 +46,7 @@ struct DecodeShape {
   static constexpr int kRowsOfWarp = kRows / kWarps, kOfLane = (16 * KRow::kSteps + 31) / 32;
   static_assert(4 * kRowsOfWarp * 16 * KRow::kSteps <= kStageBytes, "q is staged in the stage that is filled last");
   static constexpr int kThreads = 32 * kWarps, kUnitKeys = 16 * kWarps;
+  static constexpr int kStateStride = kVDim;
   static constexpr int kStateFloats = kRows * (kVDim + 2);  // of a piece: o, then m and l of each row
   // Warps leave their states in the pipeline's place.
   static constexpr int kPipelineBytes =
@@ -55,22 +55,6 @@ struct DecodeShape {
 };
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
-
-__device__ inline void store_number(void* data, int32_t dtype, int64_t at, float x) {
-  if (dtype == TANDEM_BF16)
-    static_cast<__nv_bfloat16*>(data)[at] = __float2bfloat16_rn(x);
-  else if (dtype == TANDEM_F16)
-    static_cast<__half*>(data)[at] = __float2half_rn(x);
-  else
-    static_cast<float*>(data)[at] = x;
-}
-
-// Of row r of a piece: where its query head of its token starts.
-__device__ inline int64_t row_offset(const DecodeCall& call, const Piece& piece, int r, int64_t token_stride,
-                                     int64_t head_stride) {
-  const int row = piece.first_row + r, token = row / call.group_size, head = row % call.group_size;
-  return (piece.sequence.first_row + token) * token_stride + (piece.head * call.group_size + head) * head_stride;
-}
 
 // The numbers of one warp's rows, kOfLane to a lane, 32 apart.
 template <class Shape, class T>
@@ -95,11 +79,8 @@ __device__ inline int range_of(const float (&x)[kOfLane]) {
 #pragma unroll
   for (int d = 0; d < kOfLane; ++d) largest = fmaxf(largest, fabsf(x[d]));
   for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
-  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
-  return exponent == 128 ? 0 : min(13 - exponent, 100);
+  return to_range(largest);
 }
-
-__device__ inline float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
 
 // q to shared memory in the order of B fragments, as kQParts summands; scale[r] takes the products to logits in units of
 // ln 2 (without a soft cap) and undoes what moved the row into an f16's range. rows: the warp's room for its rows.
@@ -161,23 +142,6 @@ __device__ inline void look_up(const DecodeCall& call, const DeviceSequence& seq
                   : 0;
 }
 
-// 16 rows of a plane and their scales. Rows outside [lo, hi) become zeros, their scales stay: whoever uses these masks.
-template <class Row>
-__device__ inline void copy_slice(uint32_t to, const std::byte* rows, const std::byte* scales, int lo, int hi) {
-  const int lane = threadIdx.x % 32;
-  const bool is_whole = lo == 0 && hi == 16;
-#pragma unroll
-  for (int i = 0; i < (16 * Row::kPieces + 31) / 32; ++i) {
-    const int at = i * 32 + lane, key = at / Row::kPieces, piece = at % Row::kPieces;
-    if (16 * Row::kPieces % 32 != 0 && key >= 16) continue;
-    if (is_whole)
-      copy_async<Row::kPiece>(to + key * Row::kStride + piece * Row::kPiece, rows + at * Row::kPiece);
-    else
-      copy_async<Row::kPiece>(to + key * Row::kStride + piece * Row::kPiece, rows + at * Row::kPiece, key >= lo && key < hi);
-  }
-  if (Row::kScales > 0 && lane < 2 * Row::kScales) copy_async<16>(to + 16 * Row::kStride + 16 * lane, scales + 16 * lane);
-}
-
 // The warp's 16 keys of a unit.
 template <class Shape>
 __device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int unit, PageWalk& walk, uint32_t stage) {
@@ -194,12 +158,6 @@ __device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int
                                    plane(kPlaneKScales, 2 * Shape::KRow::kScales), lo, hi);
   copy_slice<typename Shape::VRow>(stage + Shape::KRow::kSliceBytes, plane(kPlaneV, Shape::VRow::kBytes),
                                    plane(kPlaneVScales, 2 * Shape::VRow::kScales), lo, hi);
-}
-
-__device__ inline float load_scale(uint32_t at) {
-  uint16_t bits;
-  asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(bits) : "r"(at) : "memory");
-  return __half2float(__ushort_as_half(bits));
 }
 
 // ---- softmax -----------------------------------------------------------------------------------------------------------
@@ -411,81 +369,6 @@ __device__ void store_state(const WarpState<Shape>& state, float* to) {
         }
     }
 }
-
-// Of a state in memory that other blocks write, or in shared memory.
-template <bool kGlobal, class T>
-__device__ inline T load_state(const T* at) {
-  if constexpr (kGlobal)
-    return __ldcg(at);
-  else
-    return *at;
-}
-
-// n_states states, the i-th at state(i), into one: a warp per row, whose lanes first have a state's weight each and then an
-// element of o each. out(r, dim, o, m, l) for every row, of which a lane has dims lane, lane + 32, ...
-template <class Shape, bool kGlobal, class StateAt, class Out>
-__device__ void merge_states(int n_states, int n_rows, StateAt state, Out out) {
-  constexpr int kOfLane = (Shape::kVDim + 31) / 32, kRest = Shape::kRows * Shape::kVDim;
-  const int lane = threadIdx.x % 32;
-  for (int r = threadIdx.x / 32; r < n_rows; r += Shape::kWarps) {
-    float m = -INFINITY;
-    for (int i = lane; i < n_states; i += 32) m = fmaxf(m, load_state<kGlobal>(state(i) + kRest + 2 * r));
-    for (int mask = 16; mask > 0; mask /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, mask));
-    float l = 0.0f, o[kOfLane] = {};
-    for (int first = 0; first < n_states; first += 32) {
-      float own = 0.0f;
-      if (first + lane < n_states) {
-        const auto rest = load_state<kGlobal>(reinterpret_cast<const float2*>(state(first + lane) + kRest) + r);
-        own = rest.x == -INFINITY ? 0.0f : exp2_fast(rest.x - m);
-        l += own * rest.y;
-      }
-      const int n = min(32, n_states - first);
-#pragma unroll 8
-      for (int i = 0; i < n; ++i) {
-        const float weight = __shfl_sync(~0u, own, i);
-        const float* from = state(first + i) + r * Shape::kVDim;
-#pragma unroll
-        for (int k = 0; k < kOfLane; ++k)
-          if (lane + 32 * k < Shape::kVDim) {
-            const float x = load_state<kGlobal>(from + lane + 32 * k);
-            o[k] += weight == 0.0f ? 0.0f : weight * x;
-          }
-      }
-    }
-    for (int mask = 16; mask > 0; mask /= 2) l += __shfl_xor_sync(~0u, l, mask);
-    out(r, Shape::kVDim, o, m, l);
-  }
-}
-
-// The finished row: normalised, with the learned sink where there is one.
-struct RowWriter {
-  const DecodeCall* call;
-  const Piece* piece;
-  int shift;  // weights were multiplied by 2^shift
-
-  template <int kOfLane>
-  __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
-    const int row = piece->first_row + r;
-    const int lane = threadIdx.x % 32, q_head = piece->head * call->group_size + row % call->group_size;
-    const bool is_empty = m == -INFINITY && l == 0.0f;
-    float lse = is_empty ? -INFINITY : (m - static_cast<float>(shift)) * kLn2 + logf(l), factor = is_empty ? 0.0f : 1.0f / l;
-    if (call->sinks != nullptr && call->sinks[q_head] != -INFINITY) {
-      const float sink = call->sinks[q_head], most = fmaxf(sink, lse);
-      const float share = is_empty ? 0.0f : expf(lse - most), sum = share + expf(sink - most);
-      if (sum > 0.0f || isnan(sum)) {
-        factor *= share / sum;
-        lse = most + logf(sum);
-      }
-    }
-    const int64_t at = row_offset(*call, *piece, r, call->o.token_stride, call->o.head_stride);
-#pragma unroll
-    for (int k = 0; k < kOfLane; ++k)
-      if (lane + 32 * k < dim)
-        store_number(call->o.data, call->o.dtype, at + lane + 32 * k, is_empty ? 0.0f : o[k] * factor);
-    if (lane == 0 && call->lse != nullptr)
-      call->lse[row_offset(*call, *piece, r, call->lse_token_stride, call->lse_head_stride)] = lse;
-  }
-};
 
 // The block's piece is one of several: leaves its state, and merges all of them if it is the last to do so.
 template <class Shape>

@@ -204,4 +204,28 @@ struct RowShape {
   static constexpr int kSliceBytes = 16 * kStride + 32 * kScales;                                 // of 16 keys
 };
 
+// 16 rows of a plane and their scales. Rows outside [lo, hi), which may reach beyond the 16, become zeros, their scales
+// stay: whoever uses these masks.
+template <class Row>
+__device__ inline void copy_slice(uint32_t to, const std::byte* rows, const std::byte* scales, int lo, int hi) {
+  const int lane = threadIdx.x % 32;
+  const bool is_whole = lo <= 0 && hi >= 16;
+#pragma unroll
+  for (int i = 0; i < (16 * Row::kPieces + 31) / 32; ++i) {
+    const int at = i * 32 + lane, key = at / Row::kPieces, piece = at % Row::kPieces;
+    if (16 * Row::kPieces % 32 != 0 && key >= 16) continue;
+    if (is_whole)
+      copy_async<Row::kPiece>(to + key * Row::kStride + piece * Row::kPiece, rows + at * Row::kPiece);
+    else
+      copy_async<Row::kPiece>(to + key * Row::kStride + piece * Row::kPiece, rows + at * Row::kPiece, key >= lo && key < hi);
+  }
+  if (Row::kScales > 0 && lane < 2 * Row::kScales) copy_async<16>(to + 16 * Row::kStride + 16 * lane, scales + 16 * lane);
+}
+
+__device__ inline float load_scale(uint32_t at) {
+  uint16_t bits;
+  asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(bits) : "r"(at) : "memory");
+  return __half2float(__ushort_as_half(bits));
+}
+
 }  // namespace tandem::cuda

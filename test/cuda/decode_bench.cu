@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -50,13 +49,6 @@ double copy_bandwidth() {  // GB/s, reading and writing
   must(cudaFree(from));
   must(cudaFree(to));
   return 8.0 * kBytes / us * 1e-3;
-}
-
-std::vector<std::string> words_of(const char* list) {
-  std::vector<std::string> words;
-  std::stringstream stream(list);
-  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
-  return words;
 }
 
 struct Line {

@@ -198,7 +198,7 @@ void what_has_no_kernel_is_refused(void**) {
     assert_string_equal(error.field, field);
   };
   refused(options_of({TANDEM_F32, TANDEM_BF16}, 128, 4, {{0, 100, 1}}), "k_type");
-  refused(options_of({TANDEM_BF16, TANDEM_BF16}, 128, 4, {{0, 100, 17}}), "q_lens");
+  refused(options_of({TANDEM_F32, TANDEM_BF16}, 128, 4, {{0, 100, 17}}), "k_type");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Graphs of calls, and the time that a replay takes: what tests and benches with a CUDA run time of their own share.
+// Graphs of calls, the time that a replay takes, and lists of words: what tests and benches with a CUDA run time of their
+// own share.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,6 +8,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
+#include <string>
 #include <vector>
 
 namespace tandem::test {
@@ -71,6 +74,13 @@ class Graph {
 template <class Enqueue>
 double time_of(Enqueue enqueue) {
   return Graph(enqueue).time();
+}
+
+inline std::vector<std::string> words_of(const char* list) {
+  std::vector<std::string> words;
+  std::stringstream stream(list);
+  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
+  return words;
 }
 
 }  // namespace tandem::test

@@ -29,7 +29,7 @@ struct WindowOptions {
   double q_size = 1.0;  // standard deviation of q's elements
   double v_mean = 0.0;
   bool hides_old = false;  // keys behind the sliding window are NaN
-  int32_t n_distinct = 0;  // keys; the others repeat these. 0: all are
+  int32_t n_distinct = 0;  // keys, and queries; the others repeat these. 0: all are
   int32_t n_layers = 1;    // copies of the window, for benches
   uint64_t seed = 1;
 };
@@ -56,6 +56,7 @@ class WindowCase {
   void make_pages(reference::Random& random);
   std::vector<double> make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane);
   void make_call();
+  bool rounds_weights() const;
 
   const OpenDevice& device_;
   WindowOptions options_;

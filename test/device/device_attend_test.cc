@@ -2,7 +2,9 @@
 // Calls of the C ABI on device tensors, on the stand-in: what is refused, what is taken and when, and what is left when the
 // device fails. That the numbers are right in all circumstances is for device_stream_test; here a twin without a device says
 // what they should be.
+#include <atomic>
 #include <chrono>
+#include <thread>
 
 #include "device/device_side.h"
 
@@ -150,6 +152,88 @@ void survives_failing_calls(void**) {
   }
 }
 
+// An append that goes in chunks, of which a later one fails, is taken back as a whole.
+void takes_long_appends_back(void**) {
+  constexpr int64_t kLong = 1200;
+  for (const stand_in::Call failing : {stand_in::kAppend, stand_in::kAttend, stand_in::kMerge}) {
+    const Side side(true), twin(false);
+    attend_twins(side, twin, 5, 1);
+    Call call(kLong, 2), call_host(kLong, 2);
+    call.to_device();
+    const tandem_attend_args args = call.args(side);
+    controls.fail_call(failing, 2, TANDEM_ERROR_BACKEND);
+    tandem_error* error = nullptr;
+    assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_BACKEND);
+    tandem_error_release(error);
+    assert_int_equal(side.length(), 5);
+    attend(side, call);
+    attend(twin, call_host);
+    assert_close(call.output(), call_host.output());
+    assert_int_equal(side.length(), 5 + kLong);
+  }
+}
+
+// Rows of a call that failed have taken the place of older ones, which come back into the window with a truncation.
+void forgets_what_is_overwritten(void**) {
+  for (const stand_in::Call failing : {stand_in::kAttend, stand_in::kMerge}) {
+    const Side side(true), twin(false);
+    attend_twins(side, twin, 500, 1);
+    Call call(400, 2);
+    call.to_device();
+    const tandem_attend_args args = call.args(side);
+    controls.fail_call(failing, 1, TANDEM_ERROR_BACKEND);
+    tandem_error* error = nullptr;
+    assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_BACKEND);
+    tandem_error_release(error);
+    for (const int64_t length : {400, 300, 200, 120}) {
+      OK(tandem_sequence_truncate, side.cache, side.sequence, length);
+      OK(tandem_sequence_truncate, twin.cache, twin.sequence, length);
+      attend_twins(side, twin, 1, length);
+    }
+  }
+}
+
+// Another thread reads all the time, and the device goes away: what is left is what had arrived.
+void loses_nothing_twice(void**) {
+  for (int round = 0; round < 30; ++round) {
+    Side side(true);
+    Call first(20, 1);
+    first.to_device();
+    attend(side, first);
+    std::vector<std::unique_ptr<Call>> calls;
+    for (int i = 0; i < 8; ++i) {
+      calls.push_back(std::make_unique<Call>(1, 10 + i));
+      calls.back()->to_device();
+    }
+    controls.set_delay(200'000);
+    std::atomic<bool> stops{false};
+    std::thread reader([&] {
+      while (!stops) {
+        uint64_t digest = 0;
+        OK(tandem_sequence_digest, &digest, side.cache, side.sequence);
+      }
+    });
+    for (int i = 0; i < 8; ++i) {
+      if (i == 4) controls.lose_device();
+      const tandem_attend_args args = calls[static_cast<size_t>(i)]->args(side);
+      tandem_error* error = nullptr;
+      tandem_attend(side.session, &args, &error);
+      tandem_error_release(error);
+    }
+    stops = true;
+    reader.join();
+    const int64_t n_arrived = side.stats().staged_kv_bytes / (kKvHeads * kDim * 2 * 2);
+    assert_int_equal(side.length(), n_arrived);
+    controls.reset();
+  }
+}
+
+// Streaming with sinks alone: queries see neither each other nor themselves.
+void windows_may_be_empty(void**) {
+  const Side side(true, "streaming", 0, 1, 0), twin(false, "streaming", 0, 1, 0);
+  for (const int64_t n : {5, 10, 1, 7}) attend_twins(side, twin, n, n);
+}
+
 void caps_hold(void**) {
   const Side side(true, "all", 100'000);
   Call call(1, 1);
@@ -203,6 +287,10 @@ int main() {
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
       cmocka_unit_test_teardown(takes_nothing_later, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),
+      cmocka_unit_test_teardown(takes_long_appends_back, forget),
+      cmocka_unit_test_teardown(forgets_what_is_overwritten, forget),
+      cmocka_unit_test_teardown(loses_nothing_twice, forget),
+      cmocka_unit_test_teardown(windows_may_be_empty, forget),
       cmocka_unit_test_teardown(caps_hold, forget),
       cmocka_unit_test_teardown(loses_the_device, forget),
   };

@@ -25,7 +25,8 @@ struct Side {
   tandem_session* session = nullptr;
   int64_t sequence = 0;
 
-  explicit Side(bool has_device, const char* policy = "all", int64_t device_cap_bytes = 0, int32_t n_layers = 1) {
+  explicit Side(bool has_device, const char* policy = "all", int64_t device_cap_bytes = 0, int32_t n_layers = 1,
+                int64_t window_tokens = kWindow) {
     tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
     options.n_threads = 2;
     if (has_device) {
@@ -42,7 +43,8 @@ struct Side {
     tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
     cache_options.device_cap_bytes = device_cap_bytes;
     OK(tandem_cache_create, &cache, engine, model, &cache_options);
-    const tandem_session_options session_options = options_of(policy);
+    tandem_session_options session_options = options_of(policy);
+    session_options.window_tokens = window_tokens;
     OK(tandem_session_create, &session, cache, &session_options);
     OK(tandem_sequence_create, &sequence, cache);
   }

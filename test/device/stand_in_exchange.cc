@@ -75,9 +75,11 @@ class Exchange {
     const std::atomic_ref faulty(exchange_.flags->fault);
     const std::atomic_ref answered(exchange_.flags->answered);
     if (faulty.load(std::memory_order_relaxed) != 0) return false;
-    const auto end = Clock::now() + std::chrono::nanoseconds(exchange_.timeout_ns);
+    auto end = Clock::now() + std::chrono::nanoseconds(exchange_.timeout_ns);
     while (static_cast<int64_t>(answered.load(std::memory_order_acquire)) < n_answered) {
       if (is_lost()) return false;
+      const bool is_busy = std::atomic_ref(exchange_.flags->busy).load(std::memory_order_relaxed) != 0;
+      if (is_busy) end = Clock::now() + std::chrono::nanoseconds(exchange_.timeout_ns);
       if (Clock::now() >= end) {
         faulty.store(fault, std::memory_order_release);
         return false;

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+
+#include "cuda/attend_launch.h"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int64_t kAlign = 256;
+
+bool is_decode(const Layer& layer, int32_t max_q_len) {
+  return int64_t{max_q_len} * layer.group_size <= DecodeLauncher::kMostRows;
+}
+
+}  // namespace
+
+// States have the room that any kernel needs on this device: calls of different shapes may share a workspace, and none may
+// leave a state where another counts.
+AttendLauncher::AttendLauncher(const DeviceLimits& limits)
+    : decode_(limits),
+      prefill_(limits),
+      states_bytes_((std::max(decode_.states_bytes(), prefill_.states_bytes()) + kAlign - 1) / kAlign * kAlign) {}
+
+int32_t AttendLauncher::supports(const Layer& layer, int32_t max_q_len, DeviceError* error) const {
+  int32_t n_blocks = 0;
+  if (is_decode(layer, max_q_len)) {
+    const DecodeKernel* kernel = nullptr;
+    return decode_.choose(layer, max_q_len, &kernel, &n_blocks, error);
+  }
+  for (const int32_t q_type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16}) {
+    const PrefillKernel* kernel = nullptr;
+    DeviceRows q;
+    q.dtype = q_type;
+    if (const int32_t code = prefill_.choose(layer, q, &kernel, &n_blocks, error); code != TANDEM_OK) return code;
+  }
+  return TANDEM_OK;
+}
+
+int64_t AttendLauncher::workspace_bytes(const DeviceAttend& call) const {
+  return states_bytes_ +
+         (is_decode(*call.layer, call.sequences.max_q_len) ? decode_.counters_bytes(call) : prefill_.counters_bytes(call));
+}
+
+int32_t AttendLauncher::launch(const DeviceAttend& call, cudaStream_t stream, DeviceError* error) const {
+  if (const int32_t code = refuse_page_len(call.pages.page_len, error); code != TANDEM_OK) return code;
+  return is_decode(*call.layer, call.sequences.max_q_len) ? decode_.launch(call, states_bytes_, stream, error)
+                                                          : prefill_.launch(call, states_bytes_, stream, error);
+}
+
+}  // namespace tandem::cuda

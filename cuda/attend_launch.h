@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// attend(): by decode or by prefill kernels.
+#pragma once
+
+#include "cuda/decode_attend.h"
+#include "cuda/prefill_attend.h"
+
+namespace tandem::cuda {
+
+// Of one device, which is current in every call. Any thread.
+class AttendLauncher {
+ public:
+  explicit AttendLauncher(const DeviceLimits& limits);
+
+  int32_t supports(const Layer& layer, int32_t max_q_len, DeviceError* error) const;
+  int64_t workspace_bytes(const DeviceAttend& call) const;
+  int32_t launch(const DeviceAttend& call, cudaStream_t stream, DeviceError* error) const;
+
+ private:
+  DecodeLauncher decode_;
+  PrefillLauncher prefill_;
+  int64_t states_bytes_;
+};
+
+}  // namespace tandem::cuda

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+
+#include "cuda/kernel_setup.h"
+#include "lib/dtype.h"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int32_t kLeastPage = 64;
+
+}  // namespace
+
+int32_t DeviceLimits::most_blocks(int32_t shared_bytes) const {
+  return std::max(1, shared_of_multiprocessor / (shared_bytes + 1024));
+}
+
+int32_t refuse_types(const Layer& layer, DeviceError* error) {
+  return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "k_type",
+              "this module has no kernel for K in %s of %d dims and V in %s of %d", find_dtype(layer.k_type)->name,
+              layer.k_head_dim, find_dtype(layer.v_type)->name, layer.v_head_dim);
+}
+
+int32_t refuse_page_len(int32_t page_len, DeviceError* error) {
+  if (page_len >= kLeastPage && page_len % kLeastPage == 0) return TANDEM_OK;
+  return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "page_len", "page_len = %d is not a multiple of %d", page_len,
+              kLeastPage);
+}
+
+int32_t count_q_parts(int32_t q_type, bool is_narrow) {
+  if (is_narrow) return q_type == TANDEM_F32 ? 2 : 1;
+  return q_type == TANDEM_BF16 ? 1 : q_type == TANDEM_F16 ? 2 : 3;
+}
+
+DecodeCall describe_call(const DeviceAttend& call, bool is_narrow) {
+  const Layer& layer = *call.layer;
+  DecodeCall to = {};
+  std::copy(std::begin(call.pages.planes), std::end(call.pages.planes), to.planes);
+  std::copy(std::begin(call.pages.head_stride), std::end(call.pages.head_stride), to.head_stride);
+  to.page_len = call.pages.page_len;
+  to.n_sequences = call.sequences.n_sequences;
+  to.sequences = call.sequences.sequences;
+  to.page_tables = call.sequences.page_tables;
+  to.q = call.q;
+  to.o = call.o;
+  to.lse = call.lse;
+  to.lse_token_stride = call.lse_token_stride;
+  to.lse_head_stride = call.lse_head_stride;
+  to.sinks = call.sinks;
+  to.sliding_window = layer.sliding_window;
+  to.sm_scale = layer.sm_scale;
+  to.soft_cap = layer.soft_cap;
+  to.n_kv_heads = layer.n_kv_heads;
+  to.group_size = layer.group_size;
+  to.n_q_parts = count_q_parts(call.q.dtype, is_narrow);
+  return to;
+}
+
+int32_t set_up_kernel(const KernelNeeds& needs, const DeviceLimits& limits, int32_t* n_fit, DeviceError* error) {
+  cudaFuncAttributes attributes;
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, needs.function), error);
+  const int64_t shared_bytes = needs.shared_bytes + static_cast<int64_t>(attributes.sharedSizeBytes);
+  if (shared_bytes > limits.shared_of_block)
+    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "k_head_dim",
+                "K of %d dims and V of %d need %lld bytes of shared memory a block, the device has %d", needs.k_dim,
+                needs.v_dim, static_cast<long long>(shared_bytes), limits.shared_of_block);
+  if (attributes.maxDynamicSharedSizeBytes < needs.shared_bytes)
+    TANDEM_CUDA_TRY(cudaFuncSetAttribute(needs.function, cudaFuncAttributeMaxDynamicSharedMemorySize, needs.shared_bytes),
+                    error);
+  int n = 0;
+  TANDEM_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, needs.function, needs.n_threads,
+                                                                static_cast<size_t>(needs.shared_bytes)),
+                  error);
+  *n_fit = std::clamp(n, 1, limits.most_blocks(needs.shared_bytes));
+  return TANDEM_OK;
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// What launching any attention kernel needs.
+#pragma once
+
+#include "cuda/decode_call.h"
+#include "cuda/driver.h"
+
+namespace tandem::cuda {
+
+struct DeviceLimits {
+  int32_t capability = 0;  // 90 is 9.0
+  int32_t n_multiprocessors = 0;
+  int32_t shared_of_block = 0, shared_of_multiprocessor = 0;  // bytes
+
+  // Blocks on a multiprocessor, as far as shared memory goes; the system keeps 1 KiB of each.
+  int32_t most_blocks(int32_t shared_bytes) const;
+};
+
+// UNSUPPORTED and the reason: no kernel serves its types and dims (cuda/layer_check.h has what none does).
+int32_t refuse_types(const Layer& layer, DeviceError* error);
+int32_t refuse_page_len(int32_t page_len, DeviceError* error);
+
+// Summands of a query's numbers. bf16 and f16 numbers are f16 once a row is moved into its range; a bf16 number is one bf16,
+// an f16 two, an f32 three.
+int32_t count_q_parts(int32_t q_type, bool is_narrow);
+
+// All but max_tiles, states and counters.
+DecodeCall describe_call(const DeviceAttend& call, bool is_narrow);
+
+struct KernelNeeds {
+  const void* function;
+  int32_t n_threads, shared_bytes;
+  int32_t k_dim, v_dim;  // for messages
+};
+// Makes a kernel ready; *n_fit: blocks that run at once on a multiprocessor, one at least.
+int32_t set_up_kernel(const KernelNeeds& needs, const DeviceLimits& limits, int32_t* n_fit, DeviceError* error);
+
+}  // namespace tandem::cuda

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: MIT
+// Attention of many queries for compute capability 9.0, of bf16 or f16 all through: products of warpgroups.
+//
+// A block has 128 query rows (prefill_work.cuh), 64 of each of two warpgroups; a third brings K and V to shared memory, each
+// two tiles of keys deep, by asynchronous copies of 16 bytes: they swizzle, take pages of any place and length, and fill
+// with zeros what no row sees. The two sides count in barriers: full when a tile's copies have arrived, free when the warps
+// are done with it.
+//
+//   warpgroup 0   S1 = q K1  |  softmax of S1       |  S2 = q K2, O += P1 V1  |  softmax of S2 ...
+//   warpgroup 1              |  S1 = q K1           |  softmax of S1          |  S2 = q K2, O += P1 V1 ...
+//
+// The tensor cores thus have the products of one warpgroup while the other computes weights: they take turns in issuing
+// (kTurn), and the product of the last weights with V runs beside the next logits' softmax.
+//
+// Weights are rounded to V's type; sums of weights are not.
+#pragma once
+
+#include "cuda/kernels/prefill_work.cuh"
+#include "cuda/kernels/stored.cuh"
+#include "cuda/kernels/wgmma.cuh"
+
+namespace tandem::cuda {
+
+template <class Stored_, int kDim_>
+struct Sm90Shape {
+  using Stored = Stored_;
+  using V = Stored_;
+  using Number = typename Stored::KeyNumber;
+  static constexpr int kDim = kDim_, kVDim = kDim_;
+  static constexpr int kWarps = 8, kThreads = 384, kRows = 128;  // kWarps: of the warpgroups that multiply
+  static constexpr int kTileKeys = kDim > 128 ? 64 : 128, kStages = 2;
+  static constexpr int kBlocksOf64 = (kDim + 63) / 64;
+  static constexpr int kQBytes = kRows * 128 * kBlocksOf64, kTileBytes = kTileKeys * 128 * kBlocksOf64;
+  static constexpr int kStateStride = kVDim + (40 - kVDim % 32) % 32;  // rows 8 banks apart
+  static constexpr int kStateFloats = kRows * (kStateStride + 2);
+  static constexpr int kUsedBytes = kQBytes + 2 * kStages * kTileBytes;
+  static constexpr int kSharedBytes = 1024 + (kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats);
+  static constexpr int kBlocks = 1;
+  __device__ static void sync() { sync_threads(kSyncAll, 32 * kWarps); }
+  static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; of the last two each warpgroup has one
+};
+
+// The barriers of a block.
+template <class Shape>
+struct TileBarriers {
+  uint32_t base;
+  __device__ uint32_t full(bool is_v, int stage) const { return base + 8 * ((is_v ? Shape::kStages : 0) + stage); }
+  __device__ uint32_t free(bool is_v, int stage) const { return full(is_v, stage) + 16 * Shape::kStages; }
+};
+inline constexpr int kBarriersOfStage = 4;
+
+// ---- keys --------------------------------------------------------------------------------------------------------------
+
+// Where the 64 keys of a unit are: lane i knows it of the i-th unit from `base` on. At first none is known.
+struct UnitWalk {
+  int base = -32;
+  TilePlace place = {0, 0};
+};
+
+__device__ inline TilePlace find_unit(const PrefillCall& call, const PrefillItem& item, int unit, UnitWalk& walk) {
+  if (unit - walk.base >= 32) {
+    walk.base = unit;
+    const int own = unit + static_cast<int>(threadIdx.x % 32);
+    walk.place = 64 * own < item.hi ? place_of<64>(call, item, own) : TilePlace{0, 0};  // of others nothing is read
+  }
+  return {__shfl_sync(~0u, walk.place.page, unit - walk.base), __shfl_sync(~0u, walk.place.slot, unit - walk.base)};
+}
+
+// A tile's rows of K or V, 64 at a time, as pages may be that short. A thread has the same piece of every 16th row in each
+// block of 64 dims, so that its addresses are constants apart.
+template <class Shape>
+__device__ inline void bring_tile(const PrefillCall& call, const PrefillItem& item, int plane, int tile, UnitWalk& walk,
+                                  uint32_t to) {
+  constexpr int kRowBytes = 2 * Shape::kDim;
+  const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 8, piece = thread % 8;
+#pragma unroll
+  for (int half = 0; half < Shape::kTileKeys / 64; ++half) {
+    const int unit = tile * (Shape::kTileKeys / 64) + half, key = 64 * unit + row;
+    const TilePlace place = find_unit(call, item, unit, walk);
+    const std::byte* from = call.planes[plane] + place.page + item.piece.head * call.head_stride[plane] +
+                            (place.slot + row) * kRowBytes + 16 * piece;
+    const uint32_t dest = to + half * 64 * 128 + swizzled(row, piece);
+    const bool is_whole = 64 * unit >= item.lo && 64 * unit + 64 <= item.hi;
+#pragma unroll
+    for (int block = 0; block < Shape::kBlocksOf64; ++block) {
+      if (8 * block + piece >= kRowBytes / 16) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t at = dest + block * (Shape::kTileKeys * 128) + i * 2048;
+        if (is_whole)
+          copy_async<16>(at, from + i * 16 * kRowBytes + block * 128);
+        else
+          copy_async<16>(at, from + i * 16 * kRowBytes + block * 128, key + 16 * i >= item.lo && key + 16 * i < item.hi);
+      }
+    }
+  }
+}
+
+// K is a tile ahead of V, as it is on the other side: its stages are free sooner.
+template <class Shape>
+__device__ inline void bring_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t k,
+                                   TileBarriers<Shape> barriers) {
+  const int n_tiles = item.end_tile - item.first_tile;
+  UnitWalk walks[2];
+  const auto bring = [&](int is_v, int n) {
+    if (n < 0 || n >= n_tiles) return;
+    const int stage = n % Shape::kStages;
+    wait_barrier(barriers.free(is_v, stage), n / Shape::kStages % 2 ^ 1);
+    bring_tile<Shape>(call, item, is_v ? kPlaneV : kPlaneK, item.first_tile + n, walks[is_v],
+                      k + ((is_v ? Shape::kStages : 0) + stage) * Shape::kTileBytes);
+    arrive_with_copies(barriers.full(is_v, stage));
+  };
+  for (int n = 0; n <= n_tiles; ++n) {
+    bring(0, n);
+    bring(1, n - 1);
+  }
+}
+
+// ---- queries -----------------------------------------------------------------------------------------------------------
+
+// A warpgroup's 64 rows: [blocks of 64 dims][128 rows]. Where a row lies, one lane of its warp finds out.
+template <class Shape>
+__device__ inline void bring_queries(const PrefillCall& call, const Piece& piece, uint32_t q) {
+  constexpr int kPieces = Shape::kDim / 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32, first = static_cast<int>(threadIdx.x) / 32 * 16, own = first + lane;
+  const int64_t own_at =
+      lane < 16 && own < piece.n_rows ? row_offset(call, piece, own, call.q.token_stride, call.q.head_stride) : 0;
+#pragma unroll
+  for (int i = 0; i < kPieces / 2; ++i) {
+    const int at = 32 * i + lane, row = at / kPieces, part = at % kPieces;
+    const int64_t from = __shfl_sync(~0u, own_at, row) + 8 * part;
+    copy_async<16>(q + part / 8 * (Shape::kRows * 128) + swizzled(first + row, part % 8),
+                   static_cast<const std::byte*>(call.q.data) + 2 * from, first + row < piece.n_rows);
+  }
+  commit_copies();
+  wait_for_copies<0>();
+  fence_products();
+  sync_threads(Shape::kOwn + static_cast<int>(threadIdx.x) / 128, 128);
+}
+
+// ---- products and softmax ----------------------------------------------------------------------------------------------
+
+// A thread's part of its warpgroup's state: of rows g and g + 8 of its warp's 16.
+template <class Shape>
+struct GroupState {
+  float o[Shape::kVDim / 2];
+  float m[2], l[2];
+  uint32_t p[Shape::kTileKeys / 16][4];  // weights of the tile before
+};
+
+template <class Shape>
+__device__ inline void multiply_queries(uint32_t q, uint32_t k, float (&s)[Shape::kTileKeys / 2]) {
+#pragma unroll
+  for (int j = 0; j < Shape::kDim / 16; ++j)
+    Wgmma<typename Shape::Number, Shape::kTileKeys>::keys(
+        s, describe_matrix(q + j / 4 * (Shape::kRows * 128) + j % 4 * 32, 16),
+        describe_matrix(k + j / 4 * (Shape::kTileKeys * 128) + j % 4 * 32, 16), j > 0);
+  commit_products();
+}
+
+template <class Shape>
+__device__ inline void multiply_weights(uint32_t v, GroupState<Shape>& state) {
+#pragma unroll
+  for (int j = 0; j < Shape::kTileKeys / 16; ++j)
+    Wgmma<typename Shape::Number, Shape::kVDim>::values(state.o, state.p[j],
+                                                        describe_matrix(v + j * 2048, Shape::kTileKeys * 128));
+  commit_products();
+}
+
+// Logits into weights; faded: what o and l are to be multiplied by.
+template <class Shape>
+__device__ inline void weigh(float scale, float (&s)[Shape::kTileKeys / 2], GroupState<Shape>& state, float (&faded)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // two chains: a scheduler has one warp of the warpgroup
+#pragma unroll
+    for (int n = 0; n < Shape::kTileKeys / 8; ++n)
+#pragma unroll
+      for (int k = 0; k < 2; ++k) most[k] = fmaxf(most[k], s[4 * n + 2 * i + k]);
+    float largest = fmaxf(most[0], most[1]);
+    for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    const float before = state.m[i], now = fmaxf(before, largest * scale);
+    const float from = now == -INFINITY ? 0.0f : now - Shape::Number::kShift;  // nothing is seen yet
+    faded[i] = now == before ? 1.0f : exp2_fast(before - now);
+#pragma unroll
+    for (int n = 0; n < Shape::kTileKeys / 8; ++n)
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        float& x = s[4 * n + 2 * i + k];
+        x = exp2_fast(fmaf(x, scale, -from));
+        sum[k] += x;
+      }
+    state.m[i] = now;
+    state.l[i] = state.l[i] * faded[i] + (sum[0] + sum[1]);
+  }
+}
+
+template <class Shape>
+__device__ inline void mask_tile(const RowKeys (&keys)[2], int base, float (&s)[Shape::kTileKeys / 2]) {
+#pragma unroll
+  for (int n = 0; n < Shape::kTileKeys / 8; ++n)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int key = base + 8 * n + threadIdx.x % 4 * 2 + k % 2;
+      if (key < keys[k / 2].lo || key >= keys[k / 2].hi) s[4 * n + k] = -INFINITY;
+    }
+}
+
+template <class Shape>
+__device__ inline void keep_weights(const float (&s)[Shape::kTileKeys / 2], GroupState<Shape>& state) {
+#pragma unroll
+  for (int j = 0; j < Shape::kTileKeys / 16; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state.p[j][i] = Shape::Number::pack(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
+}
+
+template <class Shape>
+__device__ inline void fade(const float (&faded)[2], GroupState<Shape>& state) {
+  if (!__any_sync(~0u, faded[0] != 1.0f || faded[1] != 1.0f)) return;
+#pragma unroll
+  for (int i = 0; i < Shape::kVDim / 2; ++i) state.o[i] *= faded[i / 2 % 2];
+}
+
+// A warpgroup's way through the tiles.
+template <class Shape>
+__device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t q, uint32_t k,
+                                    TileBarriers<Shape> barriers, GroupState<Shape>& state) {
+  const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
+  const RowKeys keys[2] = {keys_of_row(call, item, row), keys_of_row(call, item, row + 8)};
+  const float scale = logit_scale(call);
+  const auto tile_at = [&](bool is_v, int n) {
+    return k + ((is_v ? Shape::kStages : 0) + n % Shape::kStages) * Shape::kTileBytes;
+  };
+  const auto wait_full = [&](bool is_v, int n) {
+    wait_barrier(barriers.full(is_v, n % Shape::kStages), n / Shape::kStages % 2);
+    fence_products();
+  };
+  const auto release = [&](bool is_v, int n) {
+    if (lane == 0) arrive(barriers.free(is_v, n % Shape::kStages));
+  };
+  const int n_tiles = item.end_tile - item.first_tile;
+  if (n_tiles <= 0) return;
+  if (group == 1) arrive_threads(Shape::kTurn, 256);  // the first turn is warpgroup 0's
+  for (int n = 0; n < n_tiles; ++n) {
+    float s[Shape::kTileKeys / 2], faded[2];
+    wait_full(false, n);
+    sync_threads(Shape::kTurn + group, 256);
+    begin_products();
+    multiply_queries<Shape>(q + group * 64 * 128, tile_at(false, n), s);
+    if (n > 0) {
+      wait_full(true, n - 1);
+      multiply_weights<Shape>(tile_at(true, n - 1), state);
+      arrive_threads(Shape::kTurn + (group ^ 1), 256);
+      wait_for_products<1>();
+    } else {
+      arrive_threads(Shape::kTurn + (group ^ 1), 256);
+      wait_for_products<0>();
+    }
+    pin(s);
+    release(false, n);
+    const int base = (item.first_tile + n) * Shape::kTileKeys;
+    if (base < item.common_lo || base + Shape::kTileKeys > item.common_hi) mask_tile<Shape>(keys, base, s);
+    weigh<Shape>(scale, s, state, faded);
+    wait_for_products<0>();
+    pin(state.o);
+    if (n > 0) release(true, n - 1);
+    keep_weights<Shape>(s, state);
+    fade<Shape>(faded, state);
+  }
+  if (group == 0) sync_threads(Shape::kTurn, 256);  // takes what is left of the turns
+  wait_full(true, n_tiles - 1);
+  begin_products();
+  multiply_weights<Shape>(tile_at(true, n_tiles - 1), state);
+  wait_for_products<0>();
+  pin(state.o);
+}
+
+// ---- the kernel --------------------------------------------------------------------------------------------------------
+
+template <class Shape>
+__device__ inline void store_group(const GroupState<Shape>& state, float* to) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4 + 8 * i;
+    float l = state.l[i];
+    for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(~0u, l, mask);
+    if (lane % 4 == 0) reinterpret_cast<float2*>(to + Shape::kRows * Shape::kStateStride)[r] = make_float2(state.m[i], l);
+#pragma unroll
+    for (int n = 0; n < Shape::kVDim / 8; ++n)
+      *reinterpret_cast<float2*>(to + r * Shape::kStateStride + 8 * n + lane % 4 * 2) =
+          make_float2(state.o[4 * n + 2 * i], state.o[4 * n + 2 * i + 1]);
+  }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1) prefill_sm90_kernel(const __grid_constant__ PrefillCall call) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) std::byte shared[];
+  __shared__ __align__(8) uint64_t barrier_words[kBarriersOfStage * Shape::kStages];
+  __shared__ int is_last;
+  const PrefillItem item = find_item<Shape>(call);
+  if (item.piece.n_rows == 0) return;
+  std::byte* const aligned = shared + (1024 - shared_address(shared) % 1024) % 1024;
+  const uint32_t q = shared_address(aligned), k = q + Shape::kQBytes;
+  const TileBarriers<Shape> barriers{shared_address(barrier_words)};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2 * Shape::kStages; ++i) {
+      init_barrier(barriers.base + 8 * i, 128);
+      init_barrier(barriers.free(false, 0) + 8 * i, Shape::kWarps);
+    }
+    fence_products();
+  }
+  __syncthreads();
+  if (threadIdx.x >= 256) {
+    give_registers<40>();
+    bring_tiles<Shape>(call, item, k, barriers);
+  } else {
+    take_registers<232>();
+    bring_queries<Shape>(call, item.piece, q);
+    GroupState<Shape> state;
+#pragma unroll
+    for (int i = 0; i < Shape::kVDim / 2; ++i) state.o[i] = 0.0f;
+    for (int i = 0; i < 2; ++i) state.m[i] = -INFINITY, state.l[i] = 0.0f;
+    attend_tiles<Shape>(call, item, q, k, barriers, state);
+    Shape::sync();
+    float* own =
+        call.n_splits == 1 ? reinterpret_cast<float*>(aligned) : call.states + int64_t{blockIdx.x} * Shape::kStateFloats;
+    store_group<Shape>(state, own);
+    finish_item<Shape>(call, item, own, &is_last);
+  }
+#endif
+}
+
+}  // namespace tandem::cuda

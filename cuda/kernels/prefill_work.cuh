@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+// How the blocks of a prefill kernel share its work, and which keys the rows of a block see.
+//
+// An item is a tile of query rows of one (sequence, KV head): kRows of its q_len * group_size rows, in the order of tokens.
+// The grid has room for the items of the longest sequence that the call was declared for; what is there follows from
+// lengths in device memory. A sequence's last tile, which sees most keys, comes first, and neighbours in the grid have a KV
+// head in common: they read the same keys at about the same time, from the cache of the second level.
+//
+// Where items are fewer than the blocks that run at once, an item's keys are split evenly among n_splits blocks. Each leaves
+// a state, and the block that comes last merges them, in the order of the keys.
+#pragma once
+
+#include "cuda/kernels/query_rows.cuh"
+#include "cuda/prefill_call.h"
+
+namespace tandem::cuda {
+
+struct PrefillItem {
+  Piece piece;
+  int64_t first_key = 0;             // of tile 0: a multiple of the tile
+  int lo = 0, hi = 0;                // what any of the rows sees, from first_key on
+  int common_lo = 0, common_hi = 0;  // what all of them see
+  int first_tile = 0, end_tile = 0;  // of keys
+};
+
+template <class Shape>
+__device__ inline PrefillItem find_item(const PrefillCall& call) {
+  PrefillItem item;
+  Piece& piece = item.piece;
+  const int block = static_cast<int>(blockIdx.x), split = block % call.n_splits;
+  piece.item = block / call.n_splits;
+  const int from_last = piece.item % call.max_tiles, list = piece.item / call.max_tiles;
+  piece.sequence = call.sequences[list / call.n_kv_heads];
+  piece.head = list % call.n_kv_heads;
+  const int n_rows = piece.sequence.q_len * call.group_size;
+  piece.first_row = ((n_rows + Shape::kRows - 1) / Shape::kRows - 1 - from_last) * Shape::kRows;
+  if (piece.first_row < 0) return item;
+  piece.n_rows = min(n_rows - piece.first_row, Shape::kRows);
+
+  const int64_t begin = piece.sequence.begin, first_end = piece.sequence.end - piece.sequence.q_len + 1;
+  const int64_t least_hi = first_end + piece.first_row / call.group_size;
+  const int64_t hi = first_end + (piece.first_row + piece.n_rows - 1) / call.group_size;
+  const int64_t lo = call.sliding_window > 0 ? max(begin, least_hi - call.sliding_window) : begin;
+  const int64_t most_lo = call.sliding_window > 0 ? max(begin, hi - call.sliding_window) : begin;
+  if (hi <= lo) return item;
+  item.first_key = lo / Shape::kTileKeys * Shape::kTileKeys;
+  item.lo = static_cast<int>(lo - item.first_key);
+  item.hi = static_cast<int>(hi - item.first_key);
+  item.common_lo = static_cast<int>(most_lo - item.first_key);
+  item.common_hi = static_cast<int>(max(least_hi - item.first_key, int64_t{0}));
+  const int n_tiles = (item.hi + Shape::kTileKeys - 1) / Shape::kTileKeys;
+  item.first_tile = Share::begin(n_tiles, call.n_splits, split);
+  item.end_tile = Share::begin(n_tiles, call.n_splits, split + 1);
+  return item;
+}
+
+// The keys that a row sees, from the item's first key on: [lo, hi).
+struct RowKeys {
+  int lo, hi;
+};
+__device__ inline RowKeys keys_of_row(const PrefillCall& call, const PrefillItem& item, int r) {
+  const DeviceSequence& sequence = item.piece.sequence;
+  const int64_t hi = sequence.end - sequence.q_len + 1 + (item.piece.first_row + r) / call.group_size;
+  const int64_t lo = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
+  return {static_cast<int>(lo - item.first_key), static_cast<int>(hi - item.first_key)};
+}
+
+// Where a tile of keys is: bytes from the page called 0, and its first slot there.
+struct TilePlace {
+  int64_t page;
+  int slot;
+};
+template <int kKeys>
+__device__ inline TilePlace place_of(const PrefillCall& call, const PrefillItem& item, int tile) {
+  const auto unit = static_cast<uint32_t>(item.first_key / kKeys) + static_cast<uint32_t>(tile);
+  const uint32_t page_units = static_cast<uint32_t>(call.page_len) / kKeys, page_idx = unit / page_units;
+  const uint32_t entry = page_idx % static_cast<uint32_t>(item.piece.sequence.table_len);
+  return {call.page_tables[item.piece.sequence.table_begin + entry],
+          static_cast<int>((unit - page_idx * page_units) * kKeys)};
+}
+
+// What takes a row's products to logits: in units of ln 2 where there is no soft cap, else in units of the cap.
+__device__ inline float logit_scale(const PrefillCall& call) {
+  return call.sm_scale * (call.soft_cap > 0.0f ? 1.0f / call.soft_cap : kLog2E);
+}
+
+// A state in shared memory into the output. A warp has neighbouring rows; how they end, each lane finds out of one.
+template <class Shape, class Number>
+__device__ void write_rows(const PrefillCall& call, const Piece& piece, const float* state) {
+  constexpr int kRowsOfWarp = Shape::kRows / Shape::kWarps;
+  static_assert(kRowsOfWarp <= 32);
+  const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x / 32) * kRowsOfWarp, own = first + lane;
+  RowEnd end;
+  int64_t own_at = 0;
+  if (lane < kRowsOfWarp && own < piece.n_rows) {
+    const float* rest = state + Shape::kRows * Shape::kStateStride + 2 * own;
+    const int q_head = piece.head * call.group_size + (piece.first_row + own) % call.group_size;
+    end = end_row(call, q_head, rest[0], rest[1], Shape::V::ValueNumber::kShift);
+    own_at = row_offset(call, piece, own, call.o.token_stride, call.o.head_stride);
+    if (call.lse != nullptr) call.lse[row_offset(call, piece, own, call.lse_token_stride, call.lse_head_stride)] = end.lse;
+  }
+#pragma unroll 4
+  for (int i = 0; i < min(kRowsOfWarp, piece.n_rows - first); ++i) {
+    const float factor = __shfl_sync(~0u, end.factor, i);
+    Number* to = static_cast<Number*>(call.o.data) + __shfl_sync(~0u, own_at, i);
+    const float* from = state + (first + i) * Shape::kStateStride;
+#pragma unroll
+    for (int dim = lane; dim < Shape::kVDim; dim += 32)
+      to[dim] = static_cast<Number>(factor == 0.0f ? 0.0f : from[dim] * factor);
+  }
+}
+
+// The block's states into the output: `own` in shared memory where it has all keys of its item, else in the workspace.
+template <class Shape>
+__device__ void finish_item(const PrefillCall& call, const PrefillItem& item, const float* own, int* is_last) {
+  if (call.n_splits == 1) {
+    Shape::sync();
+    if (call.o.dtype == TANDEM_BF16)
+      write_rows<Shape, __nv_bfloat16>(call, item.piece, own);
+    else if (call.o.dtype == TANDEM_F16)
+      write_rows<Shape, __half>(call, item.piece, own);
+    else
+      write_rows<Shape, float>(call, item.piece, own);
+    return;
+  }
+  __threadfence();
+  Shape::sync();
+  if (threadIdx.x == 0) {
+    *is_last = atomicAdd(call.counters + item.piece.item, 1) == call.n_splits - 1;
+    if (*is_last) call.counters[item.piece.item] = 0;
+  }
+  Shape::sync();
+  if (!*is_last) return;
+  __threadfence();
+  const float* states = call.states + int64_t{item.piece.item} * call.n_splits * Shape::kStateFloats;
+  const RowWriter writer{&call, &item.piece, Shape::V::ValueNumber::kShift};
+  merge_states<Shape, true>(
+      call.n_splits, item.piece.n_rows, [&](int i) { return states + i * Shape::kStateFloats; }, writer);
+}
+
+}  // namespace tandem::cuda

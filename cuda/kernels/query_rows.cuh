@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// Query rows, and the states that blocks leave of them: row r of a piece is head r % group_size of its token
+// r / group_size, so that all query heads of a KV head share its keys.
+#pragma once
+
+#include "cuda/kernels/decode_work.cuh"
+
+namespace tandem::cuda {
+
+inline constexpr float kLog2E = 1.44269504089f, kLn2 = 0.69314718056f;
+
+__device__ inline void store_number(void* data, int32_t dtype, int64_t at, float x) {
+  if (dtype == TANDEM_BF16)
+    static_cast<__nv_bfloat16*>(data)[at] = __float2bfloat16_rn(x);
+  else if (dtype == TANDEM_F16)
+    static_cast<__half*>(data)[at] = __float2half_rn(x);
+  else
+    static_cast<float*>(data)[at] = x;
+}
+
+// Of row r of a piece: where its query head of its token starts.
+__device__ inline int64_t row_offset(const DecodeCall& call, const Piece& piece, int r, int64_t token_stride,
+                                     int64_t head_stride) {
+  const int row = piece.first_row + r, token = row / call.group_size, head = row % call.group_size;
+  return (piece.sequence.first_row + token) * token_stride + (piece.head * call.group_size + head) * head_stride;
+}
+
+// The power of two that moves a row, of which this is the largest magnitude, into an f16's upper range.
+__device__ inline int to_range(float largest) {
+  const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
+  return exponent == 128 ? 0 : min(13 - exponent, 100);
+}
+
+__device__ inline float power_of_two(int exponent) { return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23); }
+
+// Of a state in memory that other blocks write, or in shared memory.
+template <bool kGlobal, class T>
+__device__ inline T load_state(const T* at) {
+  if constexpr (kGlobal)
+    return __ldcg(at);
+  else
+    return *at;
+}
+
+// n_states states, the i-th at state(i), into one: a warp per row, whose lanes first have a state's weight each and then an
+// element of o each. out(r, dim, o, m, l) for every row, of which a lane has dims lane, lane + 32, ...
+template <class Shape, bool kGlobal, class StateAt, class Out>
+__device__ void merge_states(int n_states, int n_rows, StateAt state, Out out) {
+  constexpr int kOfLane = (Shape::kVDim + 31) / 32, kRest = Shape::kRows * Shape::kStateStride;
+  const int lane = threadIdx.x % 32;
+  for (int r = threadIdx.x / 32; r < n_rows; r += Shape::kWarps) {
+    float m = -INFINITY;
+    for (int i = lane; i < n_states; i += 32) m = fmaxf(m, load_state<kGlobal>(state(i) + kRest + 2 * r));
+    for (int mask = 16; mask > 0; mask /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, mask));
+    float l = 0.0f, o[kOfLane] = {};
+    for (int first = 0; first < n_states; first += 32) {
+      float own = 0.0f;
+      if (first + lane < n_states) {
+        const auto rest = load_state<kGlobal>(reinterpret_cast<const float2*>(state(first + lane) + kRest) + r);
+        own = rest.x == -INFINITY ? 0.0f : exp2_fast(rest.x - m);
+        l += own * rest.y;
+      }
+      const int n = min(32, n_states - first);
+#pragma unroll 8
+      for (int i = 0; i < n; ++i) {
+        const float weight = __shfl_sync(~0u, own, i);
+        const float* from = state(first + i) + r * Shape::kStateStride;
+#pragma unroll
+        for (int k = 0; k < kOfLane; ++k)
+          if (lane + 32 * k < Shape::kVDim) {
+            const float x = load_state<kGlobal>(from + lane + 32 * k);
+            o[k] += weight == 0.0f ? 0.0f : weight * x;
+          }
+      }
+    }
+    for (int mask = 16; mask > 0; mask /= 2) l += __shfl_xor_sync(~0u, l, mask);
+    out(r, Shape::kVDim, o, m, l);
+  }
+}
+
+// How a row ends: what normalises it, with the learned sink where there is one, and its lse. The factor is 0 where the row
+// saw nothing.
+struct RowEnd {
+  float factor = 0.0f, lse = -INFINITY;
+};
+
+// m, l: of the row's state; weights were multiplied by 2^shift.
+__device__ inline RowEnd end_row(const DecodeCall& call, int q_head, float m, float l, int shift) {
+  RowEnd end;
+  const bool is_empty = m == -INFINITY && l == 0.0f;
+  if (!is_empty) end = {1.0f / l, (m - static_cast<float>(shift)) * kLn2 + logf(l)};
+  if (call.sinks == nullptr || call.sinks[q_head] == -INFINITY) return end;
+  const float sink = call.sinks[q_head], most = fmaxf(sink, end.lse);
+  const float share = is_empty ? 0.0f : expf(end.lse - most), sum = share + expf(sink - most);
+  if (sum > 0.0f || isnan(sum)) end = {end.factor * (share / sum), most + logf(sum)};
+  return end;
+}
+
+// Writes finished rows, a warp each.
+struct RowWriter {
+  const DecodeCall* call;
+  const Piece* piece;
+  int shift;
+
+  template <int kOfLane>
+  __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
+    const int lane = threadIdx.x % 32;
+    const RowEnd end =
+        end_row(*call, piece->head * call->group_size + (piece->first_row + r) % call->group_size, m, l, shift);
+    const int64_t at = row_offset(*call, *piece, r, call->o.token_stride, call->o.head_stride);
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k)
+      if (lane + 32 * k < dim)
+        store_number(call->o.data, call->o.dtype, at + lane + 32 * k, end.factor == 0.0f ? 0.0f : o[k] * end.factor);
+    if (lane == 0 && call->lse != nullptr)
+      call->lse[row_offset(*call, *piece, r, call->lse_token_stride, call->lse_head_stride)] = end.lse;
+  }
+};
+
+}  // namespace tandem::cuda

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+// Matrix products of a warpgroup (compute capability 9.0), whose operands lie in shared memory, and what orders them:
+// barriers in shared memory, fences, registers moved between warps.
+//
+// A matrix of 16-bit numbers lies in blocks of 64 columns: rows of 128 bytes, 1,024-byte aligned, whose 16-byte pieces are
+// swizzled, piece p of row r at p ^ r % 8. K is read with dims as the inner dimension, V with keys: the same rows serve
+// both.
+#pragma once
+
+#include "cuda/kernels/warp_ops.cuh"
+
+namespace tandem::cuda {
+
+// Bytes from the beginning of a block of 64 columns to a piece of a row.
+__device__ inline uint32_t swizzled(int row, int piece) { return row * 128 + ((piece ^ row % 8) << 4); }
+
+// Of a matrix as above. block_bytes: from a block of 64 columns to the next, of V.
+__device__ inline uint64_t describe_matrix(uint32_t at, int block_bytes) {
+  return uint64_t{(at & 0x3ffff) >> 4} | static_cast<uint64_t>(block_bytes >> 4) << 16 | uint64_t{1024 >> 4} << 32 |
+         uint64_t{1} << 62;
+}
+
+// d [64 x kWidth] of a warpgroup; a warp has 16 rows, and a thread of 8 columns what it has of a C fragment (warp_ops.cuh).
+//   keys:   d = a b^T or d += a b^T, a [64 x 16] and b [kWidth x 16] in shared memory
+//   values: d += a b, a a fragment in registers, b [16 x kWidth] in shared memory
+template <class Number, int kWidth>
+struct Wgmma;
+#include "wgmma_shapes.inc"
+
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
+template <int kPending>
+__device__ inline void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from reading sums before they are there.
+template <int n>
+__device__ inline void pin(float (&x)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+// What threads wrote to shared memory is seen by products.
+__device__ inline void fence_products() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
+__device__ inline void init_barrier(uint32_t barrier, int n_arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(n_arrivals) : "memory");
+}
+__device__ inline void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+// Arrives when the thread's copies so far have.
+__device__ inline void arrive_with_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ inline void wait_barrier(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra "
+      "WAIT;\nDONE:\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Barriers of some of a block's threads.
+__device__ inline void sync_threads(int barrier, int n_threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(n_threads) : "memory");
+}
+__device__ inline void arrive_threads(int barrier, int n_threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(n_threads) : "memory");
+}
+
+// A warpgroup's registers a thread, all its warps together.
+template <int n>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(n));
+}
+template <int n>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(n));
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// What a prefill kernel gets, and the table of its instances.
+#pragma once
+
+#include "cuda/decode_call.h"
+
+namespace tandem::cuda {
+
+struct PrefillCall : DecodeCall {
+  int32_t n_splits;  // parts of an item's keys, a block each; max_tiles counts this kernel's tiles
+};
+
+// A compiled kernel.
+struct PrefillKernel {
+  int32_t k_type, v_type;
+  int32_t k_dim, v_dim;
+  int32_t tile_rows;  // query rows of a block
+  int32_t tile_keys;
+  int32_t n_threads;     // of a block
+  int32_t n_blocks;      // of a multiprocessor, at most
+  int32_t shared_bytes;  // dynamic
+  int32_t state_floats;
+  int32_t most_q_parts;  // summands of a query's numbers that it multiplies
+  bool is_narrow;        // q is multiplied as f16, else as bf16
+  bool is_sm90;          // for compute capability 9.0, q of K's type in rows of 16-byte pieces, without a soft cap
+  const void* function;
+};
+
+}  // namespace tandem::cuda

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// From a kernel's shape to its line in the table.
+#pragma once
+
+#include "cuda/prefill_call.h"
+
+namespace tandem::cuda {
+
+template <class Shape>
+__global__ void prefill_kernel(const __grid_constant__ PrefillCall call);
+
+template <class Shape>
+PrefillKernel make_prefill_kernel() {
+  return {Shape::K::kDtype,
+          Shape::V::kDtype,
+          Shape::kKDim,
+          Shape::kVDim,
+          Shape::kRows,
+          Shape::kTileKeys,
+          Shape::kThreads,
+          Shape::kBlocks,
+          Shape::kSharedBytes,
+          Shape::kStateFloats,
+          Shape::kQParts,
+          Shape::K::KeyNumber::kNarrow,
+          false,
+          reinterpret_cast<const void*>(prefill_kernel<Shape>)};
+}
+
+template <class Shape>
+__global__ void prefill_sm90_kernel(const __grid_constant__ PrefillCall call);
+
+template <class Shape>
+PrefillKernel make_prefill_sm90_kernel() {
+  return {Shape::V::kDtype,
+          Shape::V::kDtype,
+          Shape::kVDim,
+          Shape::kVDim,
+          Shape::kRows,
+          Shape::kTileKeys,
+          Shape::kThreads,
+          Shape::kBlocks,
+          Shape::kSharedBytes,
+          Shape::kStateFloats,
+          1,
+          Shape::Number::kNarrow,
+          true,
+          reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>)};
+}
+
+}  // namespace tandem::cuda

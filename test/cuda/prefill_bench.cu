@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+// Speed of prefill over the window: microseconds a call, and FLOPs over the pairs of query and key that the mask leaves.
+//
+//   prefill_bench MODULE [types [dims [queries [keys]]]]     lists with commas; types: bf16, q8_0, ...
+//
+// 32 query heads and 8 KV heads, queries of bf16 (of f16 over f16) that are the last of the keys, causal. A line is the
+// median of nine replays of a graph. Each type and dim is first checked against double precision in a small case.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "graph_time.h"
+#include "lib/dtype.h"
+#include "window_case.h"
+
+namespace {
+
+using namespace tandem;
+using namespace tandem::test;
+
+WindowOptions options_of(const std::string& type, int dim, WindowSequence sequence) {
+  WindowOptions options;
+  for (const DtypeInfo& info : kDtypes)
+    if (type == info.name) options.layer.k_type = options.layer.v_type = info.dtype;
+  options.layer.n_q_heads = 32;
+  options.layer.n_kv_heads = 8;
+  options.layer.k_head_dim = options.layer.v_head_dim = dim;
+  options.q_type = options.layer.k_type == TANDEM_F16 ? TANDEM_F16 : TANDEM_BF16;
+  options.sequences = {sequence};
+  return options;
+}
+
+bool is_right(const OpenDevice& device, const std::string& type, int dim) {
+  WindowCase window(device, options_of(type, dim, {0, 700, 300}));
+  window.clear_output();
+  window.attend(0);
+  const reference::GateVerdict verdict = window.check();
+  if (!verdict.pass) std::printf("%s of %d: WRONG: %s\n", type.c_str(), dim, verdict.message.c_str());
+  return verdict.pass;
+}
+
+void measure(const OpenDevice& device, const std::string& type, int dim, int q_len, int64_t n_keys) {
+  WindowOptions options = options_of(type, dim, {0, n_keys, q_len});
+  options.n_distinct = 1000;
+  options.o_type = TANDEM_BF16;
+  WindowCase window(device, options);
+  const double pairs = static_cast<double>(q_len) * (static_cast<double>(n_keys) - 0.5 * (q_len - 1));
+  const double flops = pairs * 32 * 4 * dim;
+  const int n_calls = std::clamp(static_cast<int>(2e12 / flops), 1, 100);
+  const double us = time_of([&](cudaStream_t stream) {
+                      for (int i = 0; i < n_calls; ++i) window.attend(0, stream);
+                    }) /
+                    n_calls;
+  std::printf("tandem %-5s %3d  %6d x %7lld %11.1f us %6.1f TFLOP/s\n", type.c_str(), dim, q_len,
+              static_cast<long long>(n_keys), us, flops / us * 1e-6);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "prefill_bench MODULE [types [dims [queries [keys]]]]\n");
+    return 2;
+  }
+  const OpenDevice device(argv[1]);
+  std::printf("%s\n", device.info.name);
+  bool all_right = true;
+  for (const std::string& type : words_of(argc > 2 ? argv[2] : "bf16,f16,e4m3,q8_0,q4_0"))
+    for (const std::string& dim : words_of(argc > 3 ? argv[3] : "128")) {
+      if (!is_right(device, type, std::atoi(dim.c_str()))) {
+        all_right = false;
+        continue;
+      }
+      for (const std::string& q_len : words_of(argc > 4 ? argv[4] : "8192"))
+        for (const std::string& n_keys : words_of(argc > 5 ? argv[5] : "8192,65536,131072"))
+          if (std::atoll(n_keys.c_str()) >= std::atoll(q_len.c_str()))
+            measure(device, type, std::atoi(dim.c_str()), std::atoi(q_len.c_str()), std::atoll(n_keys.c_str()));
+    }
+  return all_right ? 0 : 1;
+}

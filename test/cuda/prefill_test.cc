@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+// Prefill kernels of the CUDA module against double precision. The bounds are those of decode, but that the plain
+// computation rounds its weights where the kernels may (window_case.cc).
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "lib/dtype.h"
+#include "window_case.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using tandem::test::OpenDevice;
+using tandem::test::WindowCase;
+using tandem::test::WindowOptions;
+using tandem::test::WindowSequence;
+
+OpenDevice* device = nullptr;
+reference::GateShares exact, rounded;  // of calls that must not round weights, and of those that may
+
+struct TypePair {
+  int32_t k, v;
+};
+constexpr TypePair kPairs[] = {{TANDEM_F32, TANDEM_F32},   {TANDEM_F16, TANDEM_F16},   {TANDEM_BF16, TANDEM_BF16},
+                               {TANDEM_E4M3, TANDEM_E4M3}, {TANDEM_Q8_0, TANDEM_Q8_0}, {TANDEM_Q4_0, TANDEM_Q4_0},
+                               {TANDEM_Q8_0, TANDEM_Q4_0}};
+
+WindowOptions options_of(TypePair types, int32_t dim, int32_t group, std::vector<WindowSequence> sequences) {
+  WindowOptions options;
+  options.layer.n_kv_heads = 2;
+  options.layer.n_q_heads = 2 * group;
+  options.layer.k_head_dim = options.layer.v_head_dim = dim;
+  options.layer.k_type = types.k;
+  options.layer.v_type = types.v;
+  options.sequences = std::move(sequences);
+  return options;
+}
+
+void assert_right(WindowCase& c, const WindowOptions& options) {
+  c.clear_output();
+  c.attend(0);
+  const reference::GateVerdict verdict = c.check();
+  const bool may_round =
+      options.q_type != TANDEM_F32 && (options.layer.v_type == TANDEM_F16 || options.layer.v_type == TANDEM_BF16);
+  (may_round ? rounded : exact).include(verdict.shares);
+  if (!verdict.pass)
+    fail_msg("%s/%s dims %d, %d heads of %d, q %s: %s", tandem::find_dtype(options.layer.k_type)->name,
+             tandem::find_dtype(options.layer.v_type)->name, options.layer.k_head_dim, options.layer.n_kv_heads,
+             options.layer.group_size(), tandem::find_dtype(options.q_type)->name, verdict.message.c_str());
+}
+
+// The second call finds what the first has left in the workspace.
+void assert_right_twice(const WindowOptions& options) {
+  WindowCase c(*device, options);
+  tandem::DeviceError error;
+  device->must(c.supports(&error), error);
+  assert_right(c, options);
+  const std::vector<uint8_t> first = c.output();
+  c.clear_output();
+  c.attend(0);
+  assert_true(c.output() == first);
+}
+
+void types_and_dims(void**) {
+  uint64_t seed = 1;
+  for (const TypePair types : kPairs)
+    for (const int32_t dim : {64, 80, 96, 112, 128, 192, 256})
+      for (const int32_t q_type : {TANDEM_BF16, TANDEM_F16, TANDEM_F32}) {
+        const int32_t group = seed % 3 == 0 ? 1 : seed % 3 == 1 ? 4 : 8;
+        WindowOptions options = options_of(types, dim, group, {{0, 333, 90}, {70, 1200, 21}});
+        options.q_type = q_type;
+        options.o_type = seed % 5 == 0 ? TANDEM_BF16 : TANDEM_F32;
+        options.seed = seed++;
+        assert_right_twice(options);
+      }
+}
+
+// As many items as there is nothing to split for, and lengths around the borders of tiles.
+void lengths_and_begins(void**) {
+  std::vector<WindowSequence> sequences;
+  for (const int64_t n : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500})
+    for (const int64_t begin : {0, 1, 15, 63, 64, 127, 1000})
+      sequences.push_back({begin, begin + n, static_cast<int32_t>(std::min<int64_t>(n, 1 + (n * 7 + begin) % 65))});
+  for (const TypePair types : kPairs)
+    for (const int32_t dim : {64, 128, 256}) assert_right_twice(options_of(types, dim, 2, sequences));
+}
+
+// Groups that divide no tile, more query rows than a tile has, whole prompts, and a batch where most have none.
+void ragged_batches(void**) {
+  for (const TypePair types : kPairs)
+    for (const int32_t group : {1, 3, 5, 16})
+      assert_right_twice(options_of(types, 128, group,
+                                    {{0, 150, 150}, {30, 200, 1}, {100, 103, 3}, {0, 1, 0}, {0, 260, 129}, {64, 64, 0}}));
+}
+
+void sliding_windows_soft_caps_and_sinks(void**) {
+  for (const TypePair types : kPairs)
+    for (const int64_t window : {1, 16, 100, 700})
+      for (const float cap : {0.0f, 5.0f, 30.0f}) {
+        WindowOptions options = options_of(types, window == 16 ? 128 : 96, 4, {{0, 900, 70}, {37, 240, 200}, {0, 5, 2}});
+        options.layer.sliding_window = window;
+        options.layer.soft_cap = cap;
+        for (int32_t i = 0; i < options.layer.n_q_heads; ++i)
+          options.layer.sinks.push_back(0.5f * static_cast<float>(i) - 2.0f);
+        assert_right_twice(options);
+      }
+}
+
+void keys_behind_the_window_may_be_nan(void**) {
+  for (const TypePair types : kPairs)
+    for (const int32_t q_len : {17, 150}) {
+      WindowOptions options = options_of(types, 128, 4, {{0, 500, q_len}, {3, 333, 33}, {0, 930, 2}});
+      options.layer.sliding_window = 100;
+      options.hides_old = true;
+      assert_right_twice(options);
+    }
+}
+
+void rows_that_see_nothing(void**) {
+  WindowOptions options = options_of({TANDEM_BF16, TANDEM_BF16}, 64, 2, {{40, 60, 40}, {10, 10, 2}, {0, 100, 1}});
+  assert_right_twice(options);
+  options.layer.sinks = {-INFINITY, 0.5f, -2.0f, 0.0f};
+  assert_right_twice(options);
+}
+
+void pages_of_other_lengths(void**) {
+  for (const TypePair types : kPairs)
+    for (const int32_t page_len : {64, 192, 256}) {
+      WindowOptions options = options_of(types, 128, 4, {{0, 700, 40}, {100, 1500, 30}});
+      options.page_len = page_len;
+      assert_right_twice(options);
+    }
+}
+
+// What a graph is replayed with: the launch is the same, lengths in device memory are not.
+void lengths_change_between_calls(void**) {
+  for (const TypePair types : kPairs) {
+    const WindowOptions options = options_of(types, 128, 4, {{0, 2000, 50}, {50, 900, 20}, {0, 1100, 1}});
+    WindowCase c(*device, options);
+    for (const int64_t n_fewer : {0, 1, 130, 800, 1500}) {
+      c.shorten(n_fewer);
+      assert_right(c, options);
+    }
+  }
+}
+
+// Calls of decode and of prefill may use one workspace in turns.
+void a_workspace_serves_every_call(void**) {
+  WindowCase prefill(*device, options_of({TANDEM_BF16, TANDEM_BF16}, 128, 4, {{0, 3000, 40}, {0, 100, 64}}));
+  WindowCase decode(*device, options_of({TANDEM_Q4_0, TANDEM_Q4_0}, 128, 8, {{0, 4000, 2}}));
+  const int64_t bytes = std::max(prefill.workspace_bytes(), decode.workspace_bytes());
+  void* workspace = device->allocate(bytes);
+  device->upload(workspace, std::vector<char>(static_cast<size_t>(bytes)).data(), bytes);
+  for (int i = 0; i < 3; ++i)
+    for (WindowCase* c : {&prefill, &decode}) {
+      c->use_workspace(workspace);
+      c->clear_output();
+      c->attend(0);
+      const reference::GateVerdict verdict = c->check();
+      if (!verdict.pass) fail_msg("round %d: %s", i, verdict.message.c_str());
+    }
+  device->table->release(device->self, workspace);
+}
+
+void sizes_of_queries(void**) {
+  for (const TypePair types : kPairs)
+    for (const int32_t q_type : {TANDEM_F32, TANDEM_BF16})
+      for (const double size : {1e-10, 1e-3, 10.0}) {
+        WindowOptions options = options_of(types, 128, 4, {{0, 1000, 30}});
+        options.q_size = size;
+        options.q_type = q_type;
+        assert_right_twice(options);
+      }
+}
+
+void long_diffuse_attention(void**) {
+  for (const TypePair types : kPairs)
+    for (const int32_t q_type : {TANDEM_F32, TANDEM_BF16}) {
+      WindowOptions options = options_of(types, 128, 4, {{0, 20000, 17}});
+      options.q_size = 0.01;
+      options.v_mean = 0.5;
+      options.q_type = q_type;
+      assert_right_twice(options);
+    }
+}
+
+void repeats_are_bit_equal(void**) {
+  for (const TypePair types : kPairs) {
+    const WindowOptions options = options_of(types, 128, 4, {{0, 3000, 33}, {64, 1000, 20}, {5, 170, 100}});
+    WindowCase c(*device, options);
+    assert_right(c, options);
+    const std::vector<uint8_t> first = c.output();
+    for (int i = 0; i < 50; ++i) {
+      c.clear_output();
+      c.attend(0);
+      assert_true(c.output() == first);
+    }
+  }
+}
+
+void what_has_no_kernel_is_refused(void**) {
+  tandem::DeviceError error;
+  WindowCase c(*device, options_of({TANDEM_F32, TANDEM_BF16}, 128, 4, {{0, 100, 50}}));
+  assert_int_equal(c.supports(&error), TANDEM_ERROR_UNSUPPORTED);
+  assert_string_equal(error.field, "k_type");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  OpenDevice opened(argc > 1 ? argv[1] : TANDEM_MODULE);
+  device = &opened;
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(types_and_dims),
+      cmocka_unit_test(lengths_and_begins),
+      cmocka_unit_test(ragged_batches),
+      cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
+      cmocka_unit_test(keys_behind_the_window_may_be_nan),
+      cmocka_unit_test(rows_that_see_nothing),
+      cmocka_unit_test(pages_of_other_lengths),
+      cmocka_unit_test(lengths_change_between_calls),
+      cmocka_unit_test(a_workspace_serves_every_call),
+      cmocka_unit_test(sizes_of_queries),
+      cmocka_unit_test(long_diffuse_attention),
+      cmocka_unit_test(repeats_are_bit_equal),
+      cmocka_unit_test(what_has_no_kernel_is_refused),
+  };
+  const int n_failed = cmocka_run_group_tests(tests, nullptr, nullptr);
+  std::printf("shares of the bounds used: naive %.3f, eps mass %.3f, lse %.3f; with rounded weights %.3f, %.3f, %.3f\n",
+              exact.naive, exact.mass, exact.lse, rounded.naive, rounded.mass, rounded.lse);
+  return n_failed;
+}
