@@ -393,6 +393,8 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  *   - the window's keys are attended there and the rest by the CPU at the same time; the two states are merged on the device;
  *   - new rows go to the window and to the host store, so that a key that leaves the window is not moved. Tokens count from the
  *     call on; whoever reads them on the host (tandem_sequence_read, a fork, host tensors, ...) waits until they are there;
+ *   - weights may be rounded to V's type where q, K and V have 16 bits each and a call has more than 64 rows (queries of a
+ *     sequence times query heads of a KV head);
  *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: policies that keep a MAW, speculation, and layers and storage
  *     types that the device's module has no kernel for. INVALID_STATE where the stream is being captured outside a planned step;
  *   - DEVICE_LOST when the device fails or host and device wait for each other in vain. From then on the session takes host

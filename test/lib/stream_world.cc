@@ -53,6 +53,14 @@ tandem_session_options hgca_options(const reference::HgcaOptions& from) {
   return options;
 }
 
+// The device's kernels for many queries: where q, K and V have 16 bits, weights have as many.
+bool device_rounds_p(const RefLayer& layer, int32_t q_type, const std::vector<int64_t>& q_lens) {
+  const auto is_short = [](int32_t dtype) { return dtype == TANDEM_F16 || dtype == TANDEM_BF16; };
+  constexpr int64_t kRows = 64;
+  return is_short(q_type) && is_short(layer.k_type) && is_short(layer.v_type) &&
+         *std::max_element(q_lens.begin(), q_lens.end()) * layer.group_size() > kRows;
+}
+
 }  // namespace
 
 StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device)
@@ -314,7 +322,8 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
   const int64_t total = model.layer_rows(layer).n_tokens;
   const bool decode = (q_len == 1 && !pass.partial) || pass.speculative;
   reference::AttendHooks hooks;
-  hooks.naive_rounds_p = rounds_p(geometry, call.q.dtype(), q_len);
+  hooks.naive_rounds_p =
+      call.on_device ? device_rounds_p(geometry, call.q.dtype(), pass.q_lens) : rounds_p(geometry, call.q.dtype(), q_len);
   std::vector<QueryWeights> weights;
   if (entry.hgca) {
     reference::HgcaModel& state = hgca(entry, id);
