@@ -119,6 +119,9 @@ class StreamWorld {
   void attend_layer(size_t session, size_t layer, const Pass& pass, const std::vector<int32_t>& parents);
   void grow_model(const Pass& pass, size_t layer, const LayerCall& call);
   void compare(Entry& entry, size_t layer, const Pass& pass, const LayerCall& call);
+  // first: the sequence's first row in the call.
+  static reference::GateVerdict judge(const reference::Truth& truth, const reference::RefLayer& layer, const LayerCall& call,
+                                      int64_t first);
   void compare_sequence(Entry& entry, size_t layer, const Pass& pass, const LayerCall& call, size_t i, int64_t first);
   Listed list_selection(size_t session, int64_t id, size_t layer, int32_t kv_head);
   void check_visible(const Entry& entry, int64_t id, const Listed& listed);
