@@ -108,7 +108,6 @@ const std::vector<TensorCase> kTensorCases = {
     {kInvalid, "struct_size", "95", [](auto& t) { t.struct_size = 95; }},
     {kInvalid, "dtype", "-1", [](auto& t) { t.dtype = -1; }},
     {kInvalid, "dtype", "8", [](auto& t) { t.dtype = 8; }},
-    {kUnsupported, "device_type", "the engine has no device", [](auto& t) { t.device_type = TANDEM_DEVICE_CUDA; }},
     {kInvalid, "device_type", "-1", [](auto& t) { t.device_type = -1; }},
     {kInvalid, "device_index", "-1", [](auto& t) { t.device_index = -1; }},
     {kInvalid, "reserved", "3", [](auto& t) { t.reserved = 3; }},
@@ -141,6 +140,16 @@ void test_tensors(void**) {
     }
   }
   const std::vector<Case> more = {
+      {"q on a device", kUnsupported, "q.device_type", "the engine has no device",
+       [](auto& a) { a.q.view.device_type = TANDEM_DEVICE_CUDA; }},
+      {"k on a device", kInvalid, "k.device_type", "1 (CUDA), but q is in host memory",
+       [](auto& a) { a.k.view.device_type = TANDEM_DEVICE_CUDA; }},
+      {"v on a device", kInvalid, "v.device_type", "1 (CUDA), but q is in host memory",
+       [](auto& a) { a.v.view.device_type = TANDEM_DEVICE_CUDA; }},
+      {"o on a device", kInvalid, "o.device_type", "1 (CUDA), but q is in host memory",
+       [](auto& a) { a.o.device_type = TANDEM_DEVICE_CUDA; }},
+      {"lse on a device", kInvalid, "lse.device_type", "1 (CUDA), but q is in host memory",
+       [](auto& a) { a.lse.device_type = TANDEM_DEVICE_CUDA; }},
       {"lse type", kInvalid, "lse.dtype", "2 (f16), must be f32", [](auto& a) { a.lse.dtype = TANDEM_F16; }},
       {"lse type", kInvalid, "lse.dtype", "3 (bf16), must be f32", [](auto& a) { a.lse.dtype = TANDEM_BF16; }},
       {"q length", kInvalid, "q.shape[0]", "4, must be",
