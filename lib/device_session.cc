@@ -75,6 +75,8 @@ int64_t n_tasks_of(size_t n_layers) {
   return power_of_two(std::max(kLeast, 2 * static_cast<int64_t>(n_layers)));
 }
 
+int64_t n_steps_of(size_t n_layers) { return n_tasks_of(n_layers) / static_cast<int64_t>(n_layers) + 1; }
+
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits) {
   SessionWork work;
   int64_t o_bytes = 0, lse_bytes = 0;
@@ -87,7 +89,7 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
   work.upload_bytes = aligned(limits.descriptor_bytes);
   work.step_bytes = aligned(limits.step_bytes);
   work.shared_bytes = aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
-                      n_tasks_of(layers.size()) * work.upload_bytes + DeviceSession::kSteps * work.step_bytes;
+                      n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;
   work.descriptors_at = aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
   work.step_at = work.descriptors_at + work.upload_bytes;
   work.o_at = work.step_at + work.step_bytes;
@@ -181,13 +183,13 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
     table.release_shared(device_.self, shared);
     return device_status(code, error);
   }
+  hand_over_->restart(static_cast<ExchangeFlags*>(shared));
   if (shared_ != nullptr) table.release_shared(device_.self, shared_);
   shared_ = static_cast<std::byte*>(shared);
   shared_device_ = static_cast<std::byte*>(shared_device);
   work_.swap(work);
   limits_ = all;
   layout_ = layout;
-  hand_over_->restart(reinterpret_cast<ExchangeFlags*>(shared_));
   return {};
 }
 
@@ -218,7 +220,8 @@ std::byte* DeviceSession::upload(uint64_t task_idx) const {
 }
 
 std::byte* DeviceSession::step_upload(uint64_t step) const {
-  return upload(0) + hand_over_->n_tasks() * layout_.upload_bytes + static_cast<int64_t>(step % kSteps) * layout_.step_bytes;
+  return upload(0) + hand_over_->n_tasks() * layout_.upload_bytes +
+         static_cast<int64_t>(step) % n_steps_of(plain_layers_.size()) * layout_.step_bytes;
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What a session has on its device: windows of its sequences, memory that device and host share, work space of calls.
 //
-//   shared memory   flags | kSlots slots | an upload for each task: descriptors on their way to the device | kSteps of steps
+//   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps
 //   work space      the module's words | descriptors of a call | of a step | states of the window | what attend() asks for
 //
 // All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
@@ -44,10 +44,11 @@ struct SessionWork {
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits);
 int64_t n_tasks_of(size_t n_layers);  // two steps' at least
+int64_t n_steps_of(size_t n_layers);  // more than these tasks are of
 
 class DeviceSession {
  public:
-  static constexpr int32_t kSlots = 4, kSteps = 4;
+  static constexpr int32_t kSlots = 4;
   static constexpr int64_t kMostTokens = 512;  // of a call; longer appends are cut
 
   // window_len: of a policy whose queries see no more than sinks and window; -1: queries see all.

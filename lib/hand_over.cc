@@ -59,6 +59,7 @@ HandOver::~HandOver() {
 
 void HandOver::restart(ExchangeFlags* flags) {
   std::lock_guard lock(mutex_);
+  if (flags_ != nullptr) flags->ended = flags_->ended;  // steps are counted on
   flags_ = flags;
   first_idx_ = posted_.load(std::memory_order_relaxed);
 }

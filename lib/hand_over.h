@@ -70,7 +70,7 @@ class HandOver {
   static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, std::unique_ptr<HandOver>* hand_over);
   ~HandOver();  // waits for what is under way, unless the device is lost
 
-  // Flags that the device has written nothing to yet; tickets begin with 0. Nothing is under way.
+  // Flags that the device has written nothing to yet; tickets begin with 0. Nothing is under way; those of before are there.
   void restart(ExchangeFlags* flags);
   // The task of the next ticket, or of one behind it, to be filled and posted; waits while its place is taken.
   HandOverTask& next_task(int64_t ahead = 0);

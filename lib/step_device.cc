@@ -82,7 +82,7 @@ Status Session::plan_step(void* stream) {
   const uint64_t step = n_planned_ + 1;
   const int64_t layer_bytes = device_->limits().step_sequences * kSequenceBytes;
   const auto n_layers = static_cast<int64_t>(cache_->layers().size());
-  hand_over.next_task(n_layers - 1);  // waits: what was uploaded for the step before the last is there
+  hand_over.next_task(n_layers - 1);  // waits: of the step that had this place, a ticket has arrived, and so has its upload
   std::byte* upload = device_->step_upload(step);
   std::fill_n(upload, n_layers * layer_bytes, std::byte{0});
   auto* tables = reinterpret_cast<int64_t*>(upload + n_layers * layer_bytes);

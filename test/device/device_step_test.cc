@@ -130,6 +130,30 @@ void planned_steps_are_right(void**) {
   }
 }
 
+// Steps are counted modulo 256: memory that is new in the second half of a round does not look as if they had ended.
+void memory_may_grow_between_steps(void**) {
+  constexpr int64_t kMore = 40, kOneEach[] = {1, 1};
+  Runner runner(20);
+  for (int64_t step = 0; step < 150; ++step) {
+    runner.begin(kOneEach);
+    runner.attend_layers(kOneEach);
+    runner.end();
+  }
+  for (int32_t l = 0; l < kStepLayers; ++l) {
+    Call call(kMore, l);
+    call.to_device();
+    attend(runner.side, call, l, runner.stream);
+    runner.outputs();
+  }
+  controls.set_delay(5'000'000);
+  runner.begin(kOneEach);
+  runner.attend_layers(kOneEach);
+  runner.end();
+  runner.digest(0);
+  controls.set_delay(0);
+  assert_int_equal(runner.side.length(2), 20 + 150 + kMore + 1);
+}
+
 void expect_refused(const Runner& runner, const tandem_attend_args& args, int32_t status, const char* field) {
   tandem_error* error = nullptr;
   assert_int_equal(tandem_attend(runner.side.session, &args, &error), status);
@@ -224,6 +248,7 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(replays_are_as_calls, forget),
       cmocka_unit_test_teardown(planned_steps_are_right, forget),
+      cmocka_unit_test_teardown(memory_may_grow_between_steps, forget),
       cmocka_unit_test_teardown(refuses_what_was_not_planned, forget),
       cmocka_unit_test_teardown(a_step_that_stays_undone_is_taken_back, forget),
       cmocka_unit_test_teardown(graphs_are_not_outgrown, forget),
