@@ -73,9 +73,9 @@ class AttendCall {
     size_t call = 0;    // of scratch_.calls
     int64_t query = 0;  // of that call
   };
-  Status check_device_call(bool* is_capturing) const;
+  Status check_device_call(bool* captures) const;
   Status check_planned() const;
-  Status run_in_plan(bool is_capturing);
+  Status run_in_plan(bool captures);
   Status reserve_on_device(int64_t* most);
   void take_back();
   void evict_before(const SequenceCall& call);
@@ -84,8 +84,8 @@ class AttendCall {
   void prepare_chunk(HandOverTask* task);
   void choose_streaming_on_device(SequenceCall& call, int64_t least);
   void add_host_jobs(const SequenceCall& call);
-  void add_row_copies(const SequenceCall& call, HandOverTask* task);
-  void finish_host_jobs(const HandOverTask& task);
+  void add_row_copies(const SequenceCall& call, const DeviceExchange& exchange, HandOverTask* task);
+  void finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange);
   Status fill_window(const SequenceCall& call);
   Status copy_to_window(const SequenceCall& call, TokenRange range);
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;

@@ -44,28 +44,23 @@ Status check_rows(const TensorView* view, const char* name) {
 
 }  // namespace
 
-Status AttendCall::check_device_call(bool* is_capturing) const {
+Status AttendCall::check_device_call(bool* captures) const {
   if (session_.device_ != nullptr) TANDEM_TRY(session_.device_->hand_over().fault());
-  const Device& device = *cache_.engine().device();
-  DeviceError error;
-  int32_t captures = 0;
-  TANDEM_TRY(device_status(device.table->capturing(device.self, args_.stream, &captures, &error), error));
-  *is_capturing = captures != 0;
-  if (*is_capturing && !session_.plan_.is_open)
+  TANDEM_TRY(is_capturing(*cache_.engine().device(), args_.stream, captures));
+  if (*captures && !session_.plan_.is_open)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream",
                 "stream = %p is being captured, and no step is open that was begun on a stream", args_.stream);
   if (args_.speculative)
     return fail(TANDEM_ERROR_UNSUPPORTED, "flags", "flags: TANDEM_ATTEND_SPECULATIVE is for host tensors alone");
-  if (policy_.keeps_maw)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "policy", "policy = \"%s\" attends host tensors alone", policy_.name);
+  TANDEM_TRY(session_.check_on_device(layer_));
   TANDEM_TRY(check_rows(args_.k, "k"));
   return check_rows(args_.v, "v");
 }
 
 Status AttendCall::run_on_device() {
-  bool is_capturing = false;
-  TANDEM_TRY(check_device_call(&is_capturing));
-  if (session_.plan_.is_open) return run_in_plan(is_capturing);
+  bool captures = false;
+  TANDEM_TRY(check_device_call(&captures));
+  if (session_.plan_.is_open) return run_in_plan(captures);
   {
     const auto lock = cache_.lock_settled(&session_);
     if (session_.device_ == nullptr) TANDEM_TRY(DeviceSession::create(cache_, session_.exact_window(), &session_.device_));
@@ -103,31 +98,23 @@ void AttendCall::take_back() {
 Status AttendCall::reserve_on_device(int64_t* most) {
   DeviceSession& device = *session_.device_;
   int64_t longest = 0, n_tokens = 0;
-  // Several queries of a sequence have windows that kernels tell apart by token indices, and that hold something.
-  bool by_position = false;  // sliding windows reach back in positions, and these are not token indices
+  bool is_single = false;
   for (const SequenceCall& call : scratch_.calls) {
     longest = std::max(longest, call.q_len);
     n_tokens += call.q_len;
-    by_position = by_position || (layer_.sliding_window > 0 && !call.sequence->positions.empty());
+    is_single = is_single || session_.takes_single_queries(layer_, *call.sequence);
   }
-  TANDEM_TRY(device.most_queries(
-      layer_idx_, by_position || session_.exact_window() == 0 ? 1 : std::min(longest, DeviceSession::kMostTokens), most));
+  TANDEM_TRY(device.most_queries(layer_idx_, is_single ? 1 : std::min(longest, DeviceSession::kMostTokens), most));
+  int64_t n_pages = 0;
   for (SequenceCall& call : scratch_.calls) {
     Sequence& sequence = *call.sequence;
-    if (args_.k != nullptr)
-      TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length)));
-    else
-      TANDEM_TRY(session_.reserve_state(sequence, sequence.longest()));
+    if (args_.k != nullptr) TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length)));
     cache_.extend_positions(sequence, call.length);
+    TANDEM_TRY(session_.reserve_window(sequence, *most, &n_pages));
     SequenceState& state = *session_.state(sequence.id);
     call.state = state.layers[layer_idx_].get();
     call.window = &state.window;
-    TANDEM_TRY(
-        device.reserve_window(state.window, ring_pages(session_.options_, cache_.page_len(), *most), sequence.longest()));
-    device.set_base(state.window.table()[0]);
   }
-  int64_t n_pages = 0;
-  for (const SequenceCall& call : scratch_.calls) n_pages += call.window->n_pages();
   const CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages};
   return device.reserve(device_limits(device.device(), layer_, size), args_.stream);
 }
@@ -202,6 +189,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
   task->rows.clear();
   task->appended.clear();
+  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
   for (SequenceCall& call : scratch_.calls) {
     task->shape.n_tokens += static_cast<int32_t>(call.q_len);
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
@@ -210,10 +198,10 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     choose_keys(call);
     add_host_jobs(call);
     if (args_.k == nullptr) continue;
-    add_row_copies(call, task);
+    add_row_copies(call, exchange, task);
     task->appended.push_back({call.sequence->id, call.first_query});
   }
-  finish_host_jobs(*task);
+  finish_host_jobs(*task, exchange);
 }
 
 // A session may find a sequence long: its window is not to hold all of it.
@@ -242,8 +230,7 @@ void AttendCall::add_host_jobs(const SequenceCall& call) {
   }
 }
 
-void AttendCall::add_row_copies(const SequenceCall& call, HandOverTask* task) {
-  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+void AttendCall::add_row_copies(const SequenceCall& call, const DeviceExchange& exchange, HandOverTask* task) {
   std::byte* slot = session_.device_->slot(task->ticket);
   scratch_.spans.clear();
   cache_.spans(*call.sequence, call.first_query, call.length, &scratch_.spans);
@@ -257,9 +244,8 @@ void AttendCall::add_row_copies(const SequenceCall& call, HandOverTask* task) {
   }
 }
 
-void AttendCall::finish_host_jobs(const HandOverTask& task) {
+void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange) {
   scratch_.job_runs.push_back(scratch_.runs.size());
-  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
   std::byte* slot = session_.device_->slot(task.ticket);
   const auto floats = [&](int64_t at) { return reinterpret_cast<float*>(slot + at); };
   size_t j = 0;
@@ -308,11 +294,8 @@ Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
           if (bytes == 0) continue;
           auto* to = reinterpret_cast<std::byte*>(call.window->page_of(t)) + planes.at[p] + h * planes.head_stride[p] +
                      span.token_idx % kDevicePageLen * bytes;
-          DeviceError error;
-          TANDEM_TRY(device_status(
-              device.table->copy(device.self, to, cache_.store().rows(span.page, span.slot, args_.layer_idx, h).of[p],
-                                 span.n_tokens * bytes, args_.stream, &error),
-              error));
+          const std::byte* from = cache_.store().rows(span.page, span.slot, args_.layer_idx, h).of[p];
+          TANDEM_TRY(call_device(device, &DeviceTable::copy, to, from, span.n_tokens * bytes, args_.stream));
         }
     t += n;
   }
@@ -348,23 +331,16 @@ Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences*
   sequences->max_q_len = task.shape.max_q_len;
   for (const SequenceCall& call : scratch_.calls)
     sequences->max_keys = std::max(sequences->max_keys, call.length - call.resident_begin);
-  DeviceError error;
-  const Device& to = device.device();
-  return device_status(
-      to.table->copy(to.self, device.descriptors(), upload,
-                     sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t)), args_.stream, &error),
-      error);
+  const int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
 }
 
 // posts: a task waits for the ticket. A planned step has posted all of them.
 Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool posts) {
   DeviceSession& device = *session_.device_;
-  const DeviceTable& table = *device.device().table;
-  void* self = device.device().self;
   const Layer& layer = device.layer(layer_idx_, sequences.max_q_len > 1);
   const DeviceExchange exchange = device.exchange(layer_idx_);
   const auto n_tokens = static_cast<int32_t>(args_.q.n_tokens);
-  DeviceError error;
   const DeviceAppend append{&layer,
                             device.pages(layer_idx_),
                             sequences,
@@ -374,7 +350,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
                             n_tokens,
                             CallShape{args_.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
                             exchange};
-  TANDEM_TRY(device_status(table.append(self, &append, args_.stream, &error), error));
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, args_.stream));
   if (posts) device.hand_over().post();
   DeviceAttend attend;
   attend.layer = &layer;
@@ -400,7 +376,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
     attend.lse_head_stride = 1;
     attend.sinks = nullptr;
   }
-  TANDEM_TRY(device_status(table.attend(self, &attend, args_.stream, &error), error));
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::attend, &attend, args_.stream));
   if (!merges) return {};
   merge.layer = &layer;
   merge.sequences = sequences;
@@ -408,7 +384,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
   merge.o = device.o();
   merge.lse = device.lse();
   merge.exchange = exchange;
-  return device_status(table.merge(self, &merge, args_.stream, &error), error);
+  return call_device(device.device(), &DeviceTable::merge, &merge, args_.stream);
 }
 
 }  // namespace tandem

@@ -64,6 +64,15 @@ DeviceLimits device_limits(const Device& device, const Layer& layer, const CallS
   return limits;
 }
 
+DeviceLimits step_limits(const std::vector<Layer>& layers, const CallSize& size, const DeviceLimits& before) {
+  DeviceLimits limits;
+  limits.step_sequences = std::max(power_of_two(std::max<int64_t>(size.n_sequences, 1)), before.step_sequences);
+  limits.step_bytes =
+      static_cast<int64_t>(layers.size()) * limits.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence)) +
+      power_of_two(std::max<int64_t>(size.n_pages, 1)) * static_cast<int64_t>(sizeof(int64_t));
+  return limits;
+}
+
 int64_t sinks_bytes(const std::vector<Layer>& layers) {
   int64_t bytes = 0;
   for (const Layer& layer : layers) bytes += layer.sinks == nullptr ? 0 : layer.n_q_heads * 4;
@@ -135,9 +144,9 @@ Status DeviceSession::upload_sinks() {
   if (all.empty()) return {};
   const auto bytes = static_cast<int64_t>(all.size() * sizeof(float));
   TANDEM_TRY(Buffer::create(device_tier_, bytes, Use::kSession, &sinks_));
-  DeviceError error;
-  TANDEM_TRY(device_status(device_.table->copy(device_.self, sinks_.data(), all.data(), bytes, nullptr, &error), error));
-  return device_status(device_.table->wait(device_.self, nullptr, &error), error);
+  void* const stream = nullptr;
+  TANDEM_TRY(call_device(device_, &DeviceTable::copy, sinks_.data(), all.data(), bytes, stream));
+  return call_device(device_, &DeviceTable::wait, stream);
 }
 
 const float* DeviceSession::sinks(size_t layer_idx) const {
@@ -158,6 +167,12 @@ Status DeviceSession::most_queries(size_t layer_idx, int64_t wanted, int64_t* n)
   return {};
 }
 
+Status DeviceSession::reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end) {
+  TANDEM_TRY(window.reserve(device_tier_, geometry_, n_pages, end));
+  if (base_ == 0) base_ = window.table()[0];
+  return {};
+}
+
 Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   DeviceLimits all = limits_;
   all.include(limits);
@@ -170,21 +185,18 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   const SessionWork layout = make_session_work(plain_layers_, all);
   Buffer work;
   TANDEM_TRY(Buffer::create(device_tier_, layout.work_bytes, Use::kSession, &work));
-  DeviceError error;
   void *shared = nullptr, *shared_device = nullptr;
-  const DeviceTable& table = *device_.table;
-  TANDEM_TRY(
-      device_status(table.allocate_shared(device_.self, layout.shared_bytes, &shared, &shared_device, &error), error));
+  TANDEM_TRY(call_device(device_, &DeviceTable::allocate_shared, layout.shared_bytes, &shared, &shared_device));
   // What is under way still uses the old memory.
   hand_over_->drain();
-  int32_t code = table.fill(device_.self, work.data(), 0, layout.work_bytes, stream, &error);
-  if (code == TANDEM_OK) code = table.wait(device_.self, stream, &error);
-  if (code != TANDEM_OK) {
-    table.release_shared(device_.self, shared);
-    return device_status(code, error);
+  Status status = call_device(device_, &DeviceTable::fill, work.data(), 0, layout.work_bytes, stream);
+  if (status.ok()) status = call_device(device_, &DeviceTable::wait, stream);
+  if (!status.ok()) {
+    device_.table->release_shared(device_.self, shared);
+    return status;
   }
   hand_over_->restart(static_cast<ExchangeFlags*>(shared));
-  if (shared_ != nullptr) table.release_shared(device_.self, shared_);
+  if (shared_ != nullptr) device_.table->release_shared(device_.self, shared_);
   shared_ = static_cast<std::byte*>(shared);
   shared_device_ = static_cast<std::byte*>(shared_device);
   work_.swap(work);
@@ -225,10 +237,8 @@ std::byte* DeviceSession::step_upload(uint64_t step) const {
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {
-  DeviceError error;
   auto* ended = shared_device_ + offsetof(ExchangeFlags, ended);
-  const DeviceTable& table = *device_.table;
-  return device_status(table.fill(device_.self, ended, static_cast<uint8_t>(step), 1, stream, &error), error);
+  return call_device(device_, &DeviceTable::fill, ended, static_cast<uint8_t>(step), 1, stream);
 }
 
 DevicePages DeviceSession::pages(size_t layer_idx) const {

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "lib/device_window.h"
@@ -36,6 +35,8 @@ struct CallSize {
   int64_t n_tokens = 0, n_sequences = 0, q_len = 0, n_pages = 0;  // q_len: the most of a sequence; n_pages: of all windows
 };
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size);
+// Of all layers at once, with room for `before` as well: descriptors of layers have one size.
+DeviceLimits step_limits(const std::vector<Layer>& layers, const CallSize& size, const DeviceLimits& before);
 int64_t sinks_bytes(const std::vector<Layer>& layers);
 
 struct SessionWork {
@@ -69,23 +70,23 @@ class DeviceSession {
   Status reserve(const DeviceLimits& limits, void* stream);
   const DeviceLimits& limits() const { return limits_; }
   void freeze() { is_frozen_ = true; }
-  Status reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end) {
-    return window.reserve(device_tier_, geometry_, n_pages, end);
-  }
+  Status reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end);
 
   DeviceExchange exchange(size_t layer_idx) const;
   std::byte* slot(uint64_t ticket) const;  // as the host sees it
   std::byte* upload(uint64_t task_idx) const;
   std::byte* step_upload(uint64_t step) const;
   std::byte* step_descriptors() const { return work_.data() + layout_.step_at; }
+  // In either: descriptors of each layer, then the page tables.
+  int64_t step_layer_at(int64_t layer_idx) const {
+    return layer_idx * limits_.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence));
+  }
+  int64_t step_tables_at() const { return step_layer_at(static_cast<int64_t>(plain_layers_.size())); }
   // The host sees, in the stream's order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;
   DevicePages pages(size_t layer_idx) const;
   // Bytes from the page called 0: what page tables of this session hold.
   int64_t page_offset(int64_t page) const { return page - base_; }
-  void set_base(int64_t page) {
-    if (base_ == 0) base_ = page;
-  }
   std::byte* descriptors() const { return work_.data() + layout_.descriptors_at; }
   float* o() const { return reinterpret_cast<float*>(work_.data() + layout_.o_at); }
   float* lse() const { return reinterpret_cast<float*>(work_.data() + layout_.lse_at); }

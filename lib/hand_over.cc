@@ -95,9 +95,7 @@ Status HandOver::fault() {
   if (!faulted_.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(mutex_);
   return fail_system(fault_code_, fault_underlying_, "session",
-                     "%s: host tensors still work, appended tokens that had not "
-                     "arrived are gone",
-                     fault_text_);
+                     "%s: host tensors still work, appended tokens that had not arrived are gone", fault_text_);
 }
 
 HandOver::Sums HandOver::sums() const {
@@ -112,29 +110,24 @@ void HandOver::loop() {
   pthread_setname_np(pthread_self(), "tandem-device");
   while (wait_for_post()) {
     HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
-    const bool is_lost = !wait_for_arrival(task);
+    const bool is_lost = !wait_for_arrival(task), has_part = !is_lost && !task.scratch.jobs.empty();
     const auto begin = Clock::now();
+    const int64_t staged_bytes = is_lost ? 0 : take_rows(task);
+    if (has_part) attend(task.scratch.jobs);
     if (is_lost) {
       task.is_lost = true;
       has_lost_.store(true, std::memory_order_release);
-    } else {
-      work(task);
     }
     std::atomic_ref(flags_->answered).store(task.ticket + 1, std::memory_order_release);
     {
       std::lock_guard lock(mutex_);
-      if (!is_lost) count(task, std::chrono::nanoseconds(Clock::now() - begin).count());
+      sums_.staged_kv_bytes += staged_bytes;
+      sums_.n_host_parts += has_part;
+      if (has_part) sums_.host_part_ns += std::chrono::nanoseconds(Clock::now() - begin).count();
       finished_.store(task.idx + 1, std::memory_order_release);
     }
     changed_finished_.notify_all();
   }
-}
-
-void HandOver::count(const HandOverTask& task, int64_t ns) {
-  for (const RowCopy& copy : task.rows) sums_.staged_kv_bytes += copy.n_rows * task.row_bytes.total();
-  if (task.scratch.jobs.empty()) return;
-  ++sums_.n_host_parts;
-  sums_.host_part_ns += ns;
 }
 
 bool HandOver::wait_for_post() {
@@ -156,7 +149,7 @@ bool HandOver::wait_for_arrival(const HandOverTask& task) {
   auto next_check = begin + kBetweenChecks;
   while (!faulted_.load(std::memory_order_relaxed) && !stop_.load(std::memory_order_relaxed)) {
     if (arrived.load(std::memory_order_acquire) > task.ticket) {
-      if (task.shape.is_served_by(*task.header) && task.header->step == task.step_tag()) return true;
+      if (task.is_its_own()) return true;
       set_fault(
           TANDEM_ERROR_INVALID_STATE, 0,
           "a graph was replayed twice in a step, outside one, with other layers or for fewer tokens than the step has");
@@ -173,8 +166,7 @@ bool HandOver::wait_for_arrival(const HandOverTask& task) {
     next_check = now + kBetweenChecks;
     check_device();
   }
-  return arrived.load(std::memory_order_acquire) > task.ticket && task.shape.is_served_by(*task.header) &&
-         task.header->step == task.step_tag();
+  return arrived.load(std::memory_order_acquire) > task.ticket && task.is_its_own();
 }
 
 void HandOver::check_device() {
@@ -205,16 +197,16 @@ void HandOver::copy_task(void* context, int64_t idx, int32_t) {
   copy_rows(copy.from, copy.to, task.row_bytes, copy.n_rows);
 }
 
-void HandOver::work(HandOverTask& task) {
+int64_t HandOver::take_rows(HandOverTask& task) {
   constexpr int64_t kWorthSpreading = 65536;  // bytes
   const auto n_copies = static_cast<int64_t>(task.rows.size());
-  int64_t n_rows = 0;
-  for (const RowCopy& copy : task.rows) n_rows += copy.n_rows;
-  if (n_rows * task.row_bytes.total() >= kWorthSpreading)
+  int64_t bytes = 0;
+  for (const RowCopy& copy : task.rows) bytes += copy.n_rows * task.row_bytes.total();
+  if (bytes >= kWorthSpreading)
     cpu_.table->run(cpu_.self, n_copies, copy_task, &task);
   else
     for (int64_t i = 0; i < n_copies; ++i) copy_task(&task, i, 0);
-  if (!task.scratch.jobs.empty()) attend(task.scratch.jobs);
+  return bytes;
 }
 
 // Who else has the pool may keep it for long: the device is told that its turn will come.

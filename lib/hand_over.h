@@ -62,6 +62,7 @@ struct HandOverTask {
   std::atomic<bool> is_lost{false};  // it never arrived
 
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
+  bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
 };
 
 class HandOver {
@@ -112,9 +113,8 @@ class HandOver {
   void check_device();
   void check_flags();
   void check_step(const HandOverTask& task);
-  void work(HandOverTask& task);
+  int64_t take_rows(HandOverTask& task);  // returns their bytes
   void attend(const std::vector<AttendJob>& jobs);
-  void count(const HandOverTask& task, int64_t ns);
   void set_fault(int32_t code, int64_t underlying, const char* text);
   static void copy_task(void* task, int64_t idx, int32_t worker_idx);
 

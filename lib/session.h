@@ -117,6 +117,9 @@ class Session {
   };
   void shorten(Sequence& sequence, size_t layer_idx, int64_t length);
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
+  Status check_on_device(const Layer& layer) const;  // UNSUPPORTED: the policy
+  bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
+  Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
   Status reserve_step(void* stream);
   Status plan_step(void* stream);
 

@@ -6,7 +6,6 @@
 //   attend   launches the kernels of the next layer, on descriptors whose place never changes
 //   end      leaves a mark on the stream: a layer that has not come by then will not come (lib/hand_over.cc)
 #include <algorithm>
-#include <bit>
 
 #include "lib/attend_call.h"
 #include "lib/device_session.h"
@@ -17,47 +16,46 @@ namespace {
 
 constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
 
-int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); }
-
-constexpr auto kSequenceBytes = static_cast<int64_t>(sizeof(DeviceSequence));
-
 }  // namespace
+
+Status Session::check_on_device(const Layer& layer) const {
+  if (!layer_policy(layer).keeps_maw) return {};
+  return fail(TANDEM_ERROR_UNSUPPORTED, "policy", "policy = \"%s\" attends host tensors alone", policy_->name);
+}
+
+// Windows of several queries are told apart by token indices, and hold something: sliding windows reach back in positions.
+bool Session::takes_single_queries(const Layer& layer, const Sequence& sequence) const {
+  return exact_window() == 0 || (layer.sliding_window > 0 && !sequence.positions.empty());
+}
+
+// For calls of up to q_len queries. *n_pages: of windows, this one added.
+Status Session::reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages) {
+  TANDEM_TRY(reserve_state(sequence, sequence.longest()));
+  DeviceWindow& window = state(sequence.id)->window;
+  TANDEM_TRY(device_->reserve_window(window, ring_pages(options_, cache_->page_len(), q_len), sequence.longest()));
+  *n_pages += window.n_pages();
+  return {};
+}
 
 // Windows and work space for the step. plan_: its sizes.
 Status Session::reserve_step(void* stream) {
-  const auto n_layers = static_cast<int64_t>(cache_->layers().size());
-  for (size_t l = 0; l < cache_->layers().size(); ++l) {
-    if (layer_policy(cache_->layers()[l]).keeps_maw)
-      return fail(TANDEM_ERROR_UNSUPPORTED, "policy", "policy = \"%s\" attends host tensors alone", policy_->name);
+  const std::vector<Layer>& layers = cache_->layers();
+  for (size_t l = 0; l < layers.size(); ++l) {
+    TANDEM_TRY(check_on_device(layers[l]));
     int64_t most = 0;
     TANDEM_TRY(device_->most_queries(l, DeviceSession::kMostTokens, &most));
-    bool by_position = exact_window() == 0;
     for (const StepSequence& step : step_)
-      by_position = by_position || (cache_->layers()[l].sliding_window > 0 && !cache_->find(step.id)->positions.empty());
-    if (by_position) most = 1;
+      if (takes_single_queries(layers[l], *cache_->find(step.id))) most = 1;
     if (plan_.max_q_len > most || plan_.n_tokens > DeviceSession::kMostTokens)
       return fail(TANDEM_ERROR_CAPACITY, "q_lens",
                   "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",
                   static_cast<long long>(plan_.max_q_len), static_cast<long long>(plan_.n_tokens),
                   static_cast<long long>(most), static_cast<long long>(DeviceSession::kMostTokens));
   }
-  int64_t n_pages = 0;
-  for (const StepSequence& step : step_) {
-    const Sequence& sequence = *cache_->find(step.id);
-    TANDEM_TRY(reserve_state(sequence, sequence.longest()));
-    DeviceWindow& window = state(step.id)->window;
-    TANDEM_TRY(
-        device_->reserve_window(window, ring_pages(options_, cache_->page_len(), plan_.max_q_len), sequence.longest()));
-    device_->set_base(window.table()[0]);
-    n_pages += window.n_pages();
-  }
-  const auto n = static_cast<int64_t>(step_.size());
-  DeviceLimits limits;
-  for (const Layer& layer : cache_->layers())
-    limits.include(device_limits(device_->device(), layer, {plan_.n_tokens, n, plan_.max_q_len, n_pages}));
-  limits.step_sequences = std::max(power_of_two(std::max<int64_t>(n, 1)), device_->limits().step_sequences);
-  limits.step_bytes = n_layers * limits.step_sequences * kSequenceBytes +
-                      power_of_two(std::max<int64_t>(n_pages, 1)) * static_cast<int64_t>(sizeof(int64_t));
+  CallSize size{plan_.n_tokens, static_cast<int64_t>(step_.size()), plan_.max_q_len, 0};
+  for (const StepSequence& step : step_) TANDEM_TRY(reserve_window(*cache_->find(step.id), plan_.max_q_len, &size.n_pages));
+  DeviceLimits limits = step_limits(layers, size, device_->limits());
+  for (const Layer& layer : layers) limits.include(device_limits(device_->device(), layer, size));
   return device_->reserve(limits, stream);
 }
 
@@ -66,11 +64,9 @@ Status Session::plan_step(void* stream) {
   if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, exact_window(), &device_));
   HandOver& hand_over = device_->hand_over();
   TANDEM_TRY(hand_over.fault());
-  DeviceError error;
-  const Device& device = device_->device();
-  int32_t is_capturing = 0;
-  TANDEM_TRY(device_status(device.table->capturing(device.self, stream, &is_capturing, &error), error));
-  if (is_capturing != 0)
+  bool captures = false;
+  TANDEM_TRY(is_capturing(device_->device(), stream, &captures));
+  if (captures)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p is being captured: steps begin outside", stream);
   plan_.next_layer = 0;
   plan_.n_tokens = plan_.max_q_len = 0;
@@ -80,12 +76,11 @@ Status Session::plan_step(void* stream) {
   }
   TANDEM_TRY(reserve_step(stream));
   const uint64_t step = n_planned_ + 1;
-  const int64_t layer_bytes = device_->limits().step_sequences * kSequenceBytes;
   const auto n_layers = static_cast<int64_t>(cache_->layers().size());
   hand_over.next_task(n_layers - 1);  // waits: of the step that had this place, a ticket has arrived, and so has its upload
   std::byte* upload = device_->step_upload(step);
-  std::fill_n(upload, n_layers * layer_bytes, std::byte{0});
-  auto* tables = reinterpret_cast<int64_t*>(upload + n_layers * layer_bytes);
+  std::fill_n(upload, device_->step_tables_at(), std::byte{0});
+  auto* tables = reinterpret_cast<int64_t*>(upload + device_->step_tables_at());
   int64_t n_entries = 0;
   AttendArgs args;
   TensorView appended;  // tells that there is something to append; where it is, kernels are told
@@ -97,12 +92,12 @@ Status Session::plan_step(void* stream) {
     task.step = step;
     args.layer_idx = l;
     n_entries = 0;
-    TANDEM_TRY(AttendCall(*this, args, task.scratch)
-                   .plan_layer(&task, reinterpret_cast<DeviceSequence*>(upload + l * layer_bytes), tables, &n_entries));
+    TANDEM_TRY(
+        AttendCall(*this, args, task.scratch)
+            .plan_layer(&task, reinterpret_cast<DeviceSequence*>(upload + device_->step_layer_at(l)), tables, &n_entries));
   }
-  const int64_t bytes = n_layers * layer_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
-  TANDEM_TRY(
-      device_status(device.table->copy(device.self, device_->step_descriptors(), upload, bytes, stream, &error), error));
+  const int64_t bytes = device_->step_tables_at() + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  TANDEM_TRY(call_device(device_->device(), &DeviceTable::copy, device_->step_descriptors(), upload, bytes, stream));
   for (int32_t l = 0; l < n_layers; ++l) {
     args.layer_idx = l;
     AttendCall(*this, args, hand_over.next_task(l).scratch).commit_chunk();
@@ -155,17 +150,15 @@ Status AttendCall::check_planned() const {
 }
 
 // All of a layer at once, also where the step has fewer sequences than a graph was made for: descriptors say so.
-Status AttendCall::run_in_plan(bool is_capturing) {
+Status AttendCall::run_in_plan(bool captures) {
   TANDEM_TRY(check_planned());
   DeviceSession& device = *session_.device_;
-  if (is_capturing) device.freeze();
-  const DeviceLimits& limits = device.limits();
-  const int64_t layer_bytes = limits.step_sequences * kSequenceBytes;
-  const auto n_layers = static_cast<int64_t>(cache_.layers().size());
+  if (captures) device.freeze();
   DeviceSequences sequences;
-  sequences.sequences = reinterpret_cast<const DeviceSequence*>(device.step_descriptors() + args_.layer_idx * layer_bytes);
-  sequences.page_tables = reinterpret_cast<const int64_t*>(device.step_descriptors() + n_layers * layer_bytes);
-  sequences.n_sequences = static_cast<int32_t>(limits.step_sequences);
+  sequences.sequences =
+      reinterpret_cast<const DeviceSequence*>(device.step_descriptors() + device.step_layer_at(args_.layer_idx));
+  sequences.page_tables = reinterpret_cast<const int64_t*>(device.step_descriptors() + device.step_tables_at());
+  sequences.n_sequences = static_cast<int32_t>(device.limits().step_sequences);
   sequences.max_q_len = static_cast<int32_t>(session_.plan_.max_q_len);
   sequences.max_keys = kAnyKeys;
   TANDEM_TRY(launch(sequences, true, false));

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "device/layer_of.h"
 #include "lib/dtype.h"
 #include "reference/rounding.h"
 #include "reference/stored_row.h"
@@ -84,14 +85,7 @@ ExchangeCase::~ExchangeCase() {
 }
 
 void ExchangeCase::make_layer() {
-  const reference::RefLayer& from = options_.layer;
-  layer_.n_q_heads = from.n_q_heads;
-  layer_.n_kv_heads = from.n_kv_heads;
-  layer_.group_size = from.group_size();
-  layer_.k_head_dim = from.k_head_dim;
-  layer_.v_head_dim = from.v_head_dim;
-  layer_.k_type = from.k_type;
-  layer_.v_type = from.v_type;
+  layer_ = layer_of(options_.layer);
   row_bytes_ = plane_bytes(layer_);
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "device/layer_of.h"
 #include "lib/dtype.h"
 #include "reference/attention_reference.h"
 #include "reference/random.h"
@@ -27,18 +28,7 @@ WindowCase::~WindowCase() {
 }
 
 void WindowCase::make_layer() {
-  const reference::RefLayer& from = options_.layer;
-  layer_.n_q_heads = from.n_q_heads;
-  layer_.n_kv_heads = from.n_kv_heads;
-  layer_.group_size = from.group_size();
-  layer_.k_head_dim = from.k_head_dim;
-  layer_.v_head_dim = from.v_head_dim;
-  layer_.k_type = from.k_type;
-  layer_.v_type = from.v_type;
-  layer_.sm_scale = static_cast<float>(from.scale());
-  layer_.soft_cap = from.soft_cap;
-  layer_.sliding_window = from.sliding_window;
-  layer_.sinks = from.sinks.empty() ? nullptr : from.sinks.data();
+  layer_ = layer_of(options_.layer);
   row_bytes_ = plane_bytes(layer_);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Attends of a world on device tensors. The calls of a pass are all under way before the first output is looked at.
-#include "lib/layer.h"
+#include "device/layer_of.h"
 #include "lib/stream_world.h"
 
 namespace harness {
@@ -9,15 +9,7 @@ bool StreamWorld::is_for_device(size_t session, size_t layer, const Pass& pass) 
   if (device_ == nullptr || pass.speculative || sessions_[session].hgca || !random_.chance(0.8)) return false;
   const reference::RefLayer& geometry = layers_[layer];
   if (geometry.rope != TANDEM_ROPE_CALLER) return false;  // its table is the library's own
-  tandem::Layer asked;
-  asked.n_q_heads = geometry.n_q_heads;
-  asked.n_kv_heads = geometry.n_kv_heads;
-  asked.group_size = geometry.group_size();
-  asked.k_head_dim = geometry.k_head_dim;
-  asked.v_head_dim = geometry.v_head_dim;
-  asked.v_aliases_k = geometry.v_aliases_k;
-  asked.k_type = geometry.k_type;
-  asked.v_type = geometry.v_type;
+  const tandem::Layer asked = tandem::test::layer_of(geometry);
   tandem::DeviceError error;
   return device_->table->supports(device_->self, &asked, 1, &error) == TANDEM_OK;
 }
