@@ -9,15 +9,19 @@
 // The window is pages in device memory. A page is page_len token slots in every layer, KV head and plane (lib/planes.h); a
 // sequence's page table says where token t is: slot t % page_len of page table[(t / page_len) % table_len].
 //
-// A call on device tensors is append(), attend() and merge(), one after another on a stream; meanwhile the host attends to
-// the keys outside the window. The two hand over through memory of the host that both see, by counting and not by waiting
-// for streams, so that a captured graph can do it too. Each append() is a ticket, the host answers tickets in their order:
+// A call on device tensors is append(), attend(), merge() and, where moving averages of attention weights (MAW) are kept,
+// observe(), one after another on a stream; meanwhile the host attends to the keys outside the window. The two hand over
+// through memory of the host that both see, by counting and not by waiting for streams, so that a captured graph can do it
+// too. Each append() is a ticket, the host answers tickets in their order:
 //
-//   append()  waits until the ticket's slot is free (ticket < answered + n_slots); writes the new rows to the window and,
-//             with the queries, to the slot; arrived = ticket + 1
-//   host      waits for arrived > ticket; takes the rows into its store; leaves its states in the slot;
-//             answered = ticket + 1
-//   merge()   where there is a host part: waits for answered > ticket, merges its states with those of the window
+//   append()   waits until the ticket's slot is free (ticket + 1 < answered + n_slots); writes the new rows to the window
+//              and, with the queries, to the slot; arrived = ticket + 1
+//   host       waits for arrived > ticket; takes the rows into its store; leaves its states in the slot;
+//              answered = ticket + 1
+//   merge()    where there is a host part: waits for answered > ticket, merges its states with those of the window
+//   observe()  counts the weights of the resident keys; leaves the MAW of those that leave the window in the slot;
+//              observed = ticket + 1
+//   host       where something was handed over: waits for observed > ticket and takes it, before it answers the next ticket
 #pragma once
 
 #include <cstdint>
@@ -28,7 +32,7 @@
 namespace tandem {
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 2;
+inline constexpr uint32_t kDeviceAbi = 3;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -53,6 +57,7 @@ struct DevicePages {
   std::byte* planes[kPlanes] = {};    // of KV head 0, slot 0 in the page that tables call 0
   int64_t head_stride[kPlanes] = {};  // bytes from one KV head to the next
   int32_t page_len = 0;               // a multiple of 64
+  float* maw = nullptr;               // in that page [n_q_heads][page_len]; null: none are kept
 };
 
 // One sequence of a call, in device memory: a graph is replayed while these change.
@@ -65,6 +70,9 @@ struct DeviceSequence {
   int32_t table_len = 0;
   int32_t has_host_part = 0;  // the host leaves states for all its rows
   int32_t step = 0;           // of the call, in its first sequence: handed back in the header
+  int64_t evict_end = 0;      // tokens [begin, evict_end) leave the window with this call
+  int32_t first_evicted = 0;  // place of the first of them in a slot's rows of MAW
+  int32_t wants_lse = 0;      // of the merged states, where there is a host part: in the slot
 };
 
 // The sequences of a call, in device memory: they change between the replays of a graph.
@@ -80,6 +88,7 @@ struct DeviceSequences {
 struct ExchangeFlags {
   alignas(64) uint64_t arrived = 0;   // device
   alignas(64) uint64_t answered = 0;  // host
+  alignas(64) uint64_t observed = 0;  // device; of tickets without observe() nothing is said
   alignas(64) uint32_t busy = 0;      // host: it computes a part; as long as it does, nobody waits in vain
   alignas(64) uint8_t ended = 0;      // device, by fill(): the last step that has ended, counted modulo 256
   alignas(64) uint32_t fault = 0;     // device: what it waited for did not come in time (kFault...), and nothing works now
@@ -108,6 +117,9 @@ struct DeviceExchange {
   int64_t q_at = 0;               // bytes in a slot: f32 [n_tokens * n_q_heads, k_head_dim], of sequences with a host part
   int64_t o_at = 0, lse_at = 0;   // f32 [n_tokens * n_q_heads, v_head_dim], f32 [n_tokens * n_q_heads]
   int64_t rows_at[kPlanes] = {};  // the new rows [n_kv_heads][n_tokens] of each plane, as stored
+  int64_t maw_at = 0;             // f32 [n_q_heads][n_evicted]
+  int32_t n_evicted = 0;          // tokens that a slot has room for
+  int32_t reserved = 0;
 };
 inline constexpr int32_t kExchangeWords = 16;
 
@@ -149,13 +161,33 @@ struct DeviceMerge {
   const Layer* layer = nullptr;
   DeviceSequences sequences;
   int32_t n_tokens = 0;  // as in DeviceAppend
-  int32_t reserved = 0;
-  const float* o = nullptr;    // [n_tokens, n_q_heads, v_head_dim], of the window
-  const float* lse = nullptr;  // [n_tokens, n_q_heads]
+  int32_t is_observed =
+      0;  // observe() follows: the merged lse take the place of the window's and, where wanted, of the host's
+  const float* o = nullptr;  // [n_tokens, n_q_heads, v_head_dim], of the window
+  float* lse = nullptr;      // [n_tokens, n_q_heads]
   DeviceRows o_out;
   float* lse_out = nullptr;  // with these strides, or null
   int64_t lse_token_stride = 0, lse_head_stride = 0;
   const float* sinks = nullptr;  // [n_q_heads] in device memory, or null
+  DeviceExchange exchange;
+};
+
+// With w_i the weights of query i = 0 .. n - 1 of a sequence over its resident keys, exp(logit - lse), 0 for keys it does
+// not see and where lse is not finite:
+//
+//   maw = (1 - alpha)^n maw + sum_i alpha (1 - alpha)^(n - 1 - i) w_i
+//
+// over the last n_counted queries: older ones have faded. Tokens that the call has appended start at 0.
+struct DeviceObserve {
+  const Layer* layer = nullptr;
+  DevicePages pages;
+  DeviceSequences sequences;
+  DeviceRows q;
+  const float* lse = nullptr;  // [n_tokens, n_q_heads], merged
+  int32_t n_tokens = 0;        // as in DeviceAppend
+  int32_t has_appended = 0;    // the call's tokens are new
+  float alpha = 0.0f;
+  int32_t n_counted = 0;
   DeviceExchange exchange;
 };
 
@@ -186,6 +218,7 @@ struct DeviceTable {
   int32_t (*append)(void* self, const DeviceAppend* call, void* stream, DeviceError* error);
   int32_t (*attend)(void* self, const DeviceAttend* call, void* stream, DeviceError* error);
   int32_t (*merge)(void* self, const DeviceMerge* call, void* stream, DeviceError* error);
+  int32_t (*observe)(void* self, const DeviceObserve* call, void* stream, DeviceError* error);
 };
 
 // The symbol a module exports, named kDeviceEntry: its table where it serves this core's ABI number, else null.
