@@ -235,7 +235,8 @@ void AttendCall::settle(SequenceCall& call) {
   const int64_t before = state.window_begin;
   session_.evict(state, call.length);
   session_.sums_.evicted_tokens += state.window_begin - before;
-  if (!policy_.keeps_maw) return;
+  if (!policy_.keeps_maw || args_.on_device) return;
+  state.refresh.host_end = state.window_begin;
   if (call.is_append || state.window_begin == before) return;
   state.refresh.evict_begin = before;
   state.refresh.evict_end = state.window_begin;

@@ -46,7 +46,7 @@ class AttendCall {
   void add_jobs(const SequenceCall& call);
   void find_spans(const SequenceCall& call, int64_t begin, int64_t end, std::vector<PageSpan>* spans) const;
   void add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head);
-  void add_selected_runs(const SequenceCall& call, int32_t kv_head);
+  void add_selected_runs(const SequenceCall& call, const std::vector<int32_t>& pages, int32_t kv_head);
   AttendJob plain_job(const SequenceCall& call, int32_t kv_head) const;
   AttendJob& finish_runs(size_t j);
   void point_visibility(SequenceCall* call);
@@ -78,7 +78,7 @@ class AttendCall {
   Status run_in_plan(bool captures);
   Status reserve_on_device(int64_t* most);
   void take_back();
-  void evict_before(const SequenceCall& call);
+  void evict_before(SequenceCall* call);
   Status run_chunk(int64_t most, ChunkPlace* place);
   Status attend_chunk(HandOverTask* task);
   void prepare_chunk(HandOverTask* task);
@@ -88,9 +88,16 @@ class AttendCall {
   void finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange);
   Status fill_window(const SequenceCall& call);
   Status copy_to_window(const SequenceCall& call, TokenRange range);
+  // Where MAW are kept (lib/observe_device.cc).
+  Status give_maw(const SequenceCall& call, int64_t end);
+  void prepare_observation(HandOverTask* task);
+  void choose_late(HandOverTask* task);
+  void take_observation(HandOverTask* task);
+  void count_host_weights(const SequenceCall& call, const std::byte* slot);
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
   Status upload_descriptors(const HandOverTask& task, DeviceSequences* sequences);
   Status launch(const DeviceSequences& sequences, bool merges, bool posts);
+  Status merge_and_observe(const DeviceAppend& append);
 
   static void pack_task(void* context, int64_t task_idx, int32_t worker_idx);
   static void write_task(void* context, int64_t task_idx, int32_t worker_idx);

@@ -6,7 +6,8 @@
 //   reserve    memory of all kinds for the whole call
 //   prepare    of a chunk: which keys, where they are; the task: what the host's part computes, where the new rows go
 //   fill       what the window should have and has not, after appends on the host, forks, truncations: from the store
-//   launch     append | post the task | attend to the window | merge, where the host has a part
+//   launch     append | post the task | attend to the window | merge, where the host has a part | observe, where MAW are
+//              kept (lib/observe_device.cc)
 //   commit     lengths
 // clang-format on
 //
@@ -52,7 +53,6 @@ Status AttendCall::check_device_call(bool* captures) const {
                 "stream = %p is being captured, and no step is open that was begun on a stream", args_.stream);
   if (args_.speculative)
     return fail(TANDEM_ERROR_UNSUPPORTED, "flags", "flags: TANDEM_ATTEND_SPECULATIVE is for host tensors alone");
-  TANDEM_TRY(session_.check_on_device(layer_));
   TANDEM_TRY(check_rows(args_.k, "k"));
   return check_rows(args_.v, "v");
 }
@@ -63,7 +63,8 @@ Status AttendCall::run_on_device() {
   if (session_.plan_.is_open) return run_in_plan(captures);
   {
     const auto lock = cache_.lock_settled(&session_);
-    if (session_.device_ == nullptr) TANDEM_TRY(DeviceSession::create(cache_, session_.exact_window(), &session_.device_));
+    if (session_.device_ == nullptr)
+      TANDEM_TRY(DeviceSession::create(cache_, session_.policy(), session_.exact_window(), &session_.device_));
     TANDEM_TRY(enter());
   }
   const AtEnd in_flight([this] {
@@ -115,7 +116,8 @@ Status AttendCall::reserve_on_device(int64_t* most) {
     call.state = state.layers[layer_idx_].get();
     call.window = &state.window;
   }
-  const CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages};
+  const CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages,
+                      evicted_at_once(policy_, session_.options_, cache_.page_len())};
   return device.reserve(device_limits(device.device(), layer_, size), args_.stream);
 }
 
@@ -137,6 +139,7 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
     part.first_row = n_rows;
     part.first_query = whole.first_query + place->query;
     part.length = part.first_query + n;
+    part.is_last = !args_.partial && place->query + n == whole.q_len;
     n_rows += n;
     place->query += n;
     if (place->query < whole.q_len) break;
@@ -166,7 +169,11 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   DeviceSequences sequences;
   TANDEM_TRY(upload_descriptors(*task, &sequences));
   const auto has_host = [](const SequenceCall& call) { return call.has_host; };
-  TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true));
+  Status launched = launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true);
+  if (!launched.ok()) {
+    task->is_cut = true;
+    return launched;
+  }
   std::unique_lock lock(cache_.mutex());
   TANDEM_TRY(session_.device_->hand_over().fault());  // what is lost is not committed
   commit_chunk();
@@ -179,6 +186,12 @@ void AttendCall::commit_chunk() {
     if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
     settle(call);
     count_bytes(call);
+    if (!policy_.keeps_maw) continue;
+    call.window->set_maw(layer_idx_, true);
+    if (call.is_append)
+      call.state->is_unjudged = !call.is_last;
+    else if (call.flushes)
+      call.state->is_unjudged = false;
   }
 }
 
@@ -189,11 +202,13 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
   task->rows.clear();
   task->appended.clear();
+  task->is_cut = false;
+  task->arrived = task->observed = nullptr;
   const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
   for (SequenceCall& call : scratch_.calls) {
     task->shape.n_tokens += static_cast<int32_t>(call.q_len);
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
-    evict_before(call);
+    evict_before(&call);
     set_visibility(call);
     choose_keys(call);
     add_host_jobs(call);
@@ -202,13 +217,17 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     task->appended.push_back({call.sequence->id, call.first_query});
   }
   finish_host_jobs(*task, exchange);
+  if (policy_.keeps_maw) prepare_observation(task);
 }
 
 // A session may find a sequence long: its window is not to hold all of it.
-void AttendCall::evict_before(const SequenceCall& call) {
-  const int64_t before = call.state->window_begin;
-  session_.evict(*call.state, call.first_query);
-  session_.sums_.evicted_tokens += call.state->window_begin - before;
+void AttendCall::evict_before(SequenceCall* call) {
+  LayerState& state = *call->state;
+  call->found_begin = state.window_begin;
+  if (session_.evicted_to(state, call->first_query) == state.window_begin) return;
+  if (policy_.keeps_maw) session_.fetch_maw(*call->sequence);
+  session_.evict(state, call->first_query);
+  session_.sums_.evicted_tokens += state.window_begin - call->found_begin;
 }
 
 // On a device the window is another processor's. Sinks are not in it, unless everything is.
@@ -223,9 +242,12 @@ void AttendCall::choose_streaming_on_device(SequenceCall& call, int64_t least) {
 void AttendCall::add_host_jobs(const SequenceCall& call) {
   if (!call.has_host) return;
   find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
+  scratch_.spans.clear();
+  if (call.selected) find_spans(call, std::max(call.found_begin, call.host_end), call.resident_begin, &scratch_.spans);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.host_spans, h);
+    add_runs(call, scratch_.spans, h);
     scratch_.jobs.push_back(plain_job(call, h));
   }
 }
@@ -273,9 +295,10 @@ Status AttendCall::fill_window(const SequenceCall& call) {
   for (const TokenRange& range : missing) {
     if (range.begin >= range.end) continue;
     session_.device_->hand_over().drain();  // the store has the rows
+    session_.fetch_maw(*call.sequence);
     TANDEM_TRY(copy_to_window(call, range));
   }
-  return {};
+  return policy_.keeps_maw ? give_maw(call, end) : Status();
 }
 
 Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
@@ -313,6 +336,9 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
     to->table_begin = static_cast<int32_t>(*n_entries);
     to->table_len = static_cast<int32_t>(call.window->n_pages());
     to->has_host_part = call.has_host ? 1 : 0;
+    to->evict_end = std::max(call.evict_end, call.resident_begin);
+    to->first_evicted = static_cast<int32_t>(call.first_evicted);
+    to->wants_lse = policy_.keeps_maw && call.counts_on_host() ? 1 : 0;
     for (const int64_t page : call.window->table()) tables[(*n_entries)++] = session_.device_->page_offset(page);
     ++to;
   }
@@ -339,7 +365,6 @@ Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences*
 Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool posts) {
   DeviceSession& device = *session_.device_;
   const Layer& layer = device.layer(layer_idx_, sequences.max_q_len > 1);
-  const DeviceExchange exchange = device.exchange(layer_idx_);
   const auto n_tokens = static_cast<int32_t>(args_.q.n_tokens);
   const DeviceAppend append{&layer,
                             device.pages(layer_idx_),
@@ -349,42 +374,60 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
                             args_.v ? rows_of(*args_.v) : DeviceRows(),
                             n_tokens,
                             CallShape{args_.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
-                            exchange};
+                            device.exchange(layer_idx_)};
   TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, args_.stream));
   if (posts) device.hand_over().post();
   DeviceAttend attend;
   attend.layer = &layer;
-  attend.pages = device.pages(layer_idx_);
+  attend.pages = append.pages;
   attend.sequences = sequences;
-  attend.q = rows_of(args_.q);
+  attend.q = append.q;
   attend.workspace = device.workspace();
+  if (merges || policy_.keeps_maw) {
+    attend.o = {device.o(), TANDEM_F32, 0, int64_t{layer.n_q_heads} * layer.v_head_dim, layer.v_head_dim};
+    attend.lse = device.lse();
+    attend.lse_token_stride = layer.n_q_heads;
+    attend.lse_head_stride = 1;
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::attend, &attend, args_.stream));
+    return merge_and_observe(append);
+  }
+  attend.o = rows_of(args_.o);
+  attend.lse = args_.lse;
+  attend.lse_token_stride = args_.lse_token_stride;
+  attend.lse_head_stride = args_.lse_head_stride;
+  attend.sinks = device.sinks(layer_idx_);
+  return call_device(device.device(), &DeviceTable::attend, &attend, args_.stream);
+}
+
+Status AttendCall::merge_and_observe(const DeviceAppend& append) {
+  DeviceSession& device = *session_.device_;
   DeviceMerge merge;
+  merge.layer = append.layer;
+  merge.sequences = append.sequences;
+  merge.n_tokens = append.n_tokens;
+  merge.is_observed = policy_.keeps_maw;
+  merge.o = device.o();
+  merge.lse = device.lse();
   merge.o_out = rows_of(args_.o);
   merge.lse_out = args_.lse;
   merge.lse_token_stride = args_.lse_token_stride;
   merge.lse_head_stride = args_.lse_head_stride;
   merge.sinks = device.sinks(layer_idx_);
-  attend.o = merge.o_out;
-  attend.lse = merge.lse_out;
-  attend.lse_token_stride = merge.lse_token_stride;
-  attend.lse_head_stride = merge.lse_head_stride;
-  attend.sinks = merge.sinks;
-  if (merges) {
-    attend.o = {device.o(), TANDEM_F32, 0, int64_t{layer.n_q_heads} * layer.v_head_dim, layer.v_head_dim};
-    attend.lse = device.lse();
-    attend.lse_token_stride = layer.n_q_heads;
-    attend.lse_head_stride = 1;
-    attend.sinks = nullptr;
-  }
-  TANDEM_TRY(call_device(device.device(), &DeviceTable::attend, &attend, args_.stream));
-  if (!merges) return {};
-  merge.layer = &layer;
-  merge.sequences = sequences;
-  merge.n_tokens = n_tokens;
-  merge.o = device.o();
-  merge.lse = device.lse();
-  merge.exchange = exchange;
-  return call_device(device.device(), &DeviceTable::merge, &merge, args_.stream);
+  merge.exchange = append.exchange;
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::merge, &merge, args_.stream));
+  if (!policy_.keeps_maw) return {};
+  DeviceObserve observe;
+  observe.layer = append.layer;
+  observe.pages = append.pages;
+  observe.sequences = append.sequences;
+  observe.q = append.q;
+  observe.lse = device.lse();
+  observe.n_tokens = append.n_tokens;
+  observe.has_appended = append.k.data != nullptr;
+  observe.alpha = session_.options_.alpha;
+  observe.n_counted = static_cast<int32_t>(refresh_queries(observe.alpha));
+  observe.exchange = append.exchange;
+  return call_device(device.device(), &DeviceTable::observe, &observe, args_.stream);
 }
 
 }  // namespace tandem

@@ -103,6 +103,7 @@ Status AttendCall::prepare() {
     else
       sequence.parents.reserve(static_cast<size_t>(call.q_len));
     call.state = session_.state(sequence.id)->layers[layer_idx_].get();
+    session_.fetch_maw(sequence);
     if (!call.is_append) TANDEM_TRY(session_.flush_layer(sequence, args_.layer_idx, *call.state));
     set_visibility(call);
     choose_keys(call);
@@ -171,9 +172,10 @@ void AttendCall::choose_keys(SequenceCall& call) {
   if (host == HostKeys::kSelected) {
     call.host_end = std::min(session_.options_.sink_len, call.resident_begin);
     call.selected = true;
-    for (const HeadSelection& head : call.state->heads) call.n_selected += head.n_tokens;
+    // On a device nobody knows yet what will have been selected when the call's turn comes.
+    for (const HeadSelection& head : call.state->heads) call.n_selected += args_.on_device ? 0 : head.n_tokens;
   }
-  call.has_host = call.host_end > call.host_begin || call.n_selected > 0;
+  call.has_host = call.host_end > call.host_begin || call.n_selected > 0 || (args_.on_device && call.resident_begin > least);
   call.first_job_key = call.resident_begin;
   // One processor has both parts, and they are one range: one job, and nothing to merge.
   if (host == HostKeys::kAll && !args_.on_device) {
@@ -207,13 +209,8 @@ void AttendCall::choose_streaming(SequenceCall& call) {
 // Room for what the refresh after this call will need.
 void AttendCall::prepare_refresh(SequenceCall& call) {
   Refresh& refresh = call.state->refresh;
-  refresh.session = &session_;
-  refresh.state = call.state;
-  refresh.layer = &layer_;
-  refresh.job.run = judge_evicted;
-  refresh.job.context = &refresh;
+  bind_refresh(session_, *call.state, layer_);
   const auto heads = static_cast<size_t>(layer_.n_q_heads);
-  refresh.maw_rows.resize(heads);
   if (args_.speculative) {
     Speculation& speculation = call.state->speculation;
     speculation.first_key = call.resident_begin;
@@ -228,11 +225,12 @@ void AttendCall::prepare_refresh(SequenceCall& call) {
     refresh.lse.resize(capacity * heads);
     refresh.begin.resize(capacity);
     refresh.end.resize(capacity);
-    refresh.coeff.resize(capacity);
   }
   const bool evicts = call.length - call.state->window_begin >=
                       session_.options_.window_len + evict_len(session_.options_.window_len, cache_.page_len());
-  if (call.is_append || evicts) session_.fill_runs(*call.sequence, args_.layer_idx, call.length, &refresh);
+  if (!call.is_append && !evicts) return;
+  session_.fill_runs(*call.sequence, args_.layer_idx, call.length, &refresh.keys);
+  reserve_refresh(refresh);
 }
 
 void AttendCall::lay_out(SequenceCall& call) {
@@ -267,11 +265,11 @@ void AttendCall::add_runs(const SequenceCall& call, const std::vector<PageSpan>&
   }
 }
 
-void AttendCall::add_selected_runs(const SequenceCall& call, int32_t kv_head) {
+void AttendCall::add_selected_runs(const SequenceCall& call, const std::vector<int32_t>& pages, int32_t kv_head) {
   const HeadSelection& head = call.state->heads[static_cast<size_t>(kv_head)];
   if (head.n_tokens == 0) return;
   const auto* token_idx = head.token_idx.as<int32_t>();
-  const bool by_position = layer_.rope != nullptr && !call.sequence->positions.empty();
+  const bool by_position = layer_.rope != nullptr && !call.sequence->positions.empty();  // with rope: never on a device
   if (head.n_copied == head.n_tokens && !by_position) {
     const PlaneBytes& bytes = cache_.store().row_bytes(args_.layer_idx);
     for (const SelectionChunk& chunk : head.chunks) {
@@ -289,9 +287,13 @@ void AttendCall::add_selected_runs(const SequenceCall& call, int32_t kv_head) {
     const int64_t token = token_idx[i], slot = token % cache_.page_len();
     int64_t n = 1;
     while (i + n < head.n_tokens && token_idx[i + n] == token + n && slot + n < cache_.page_len()) ++n;
-    const PageSpan span{call.sequence->pages[static_cast<size_t>(token / cache_.page_len())], slot, token, n};
-    KvRun run = cache_.run(*call.sequence, span, args_.layer_idx, kv_head);
+    KvRun run;
+    point_run(cache_.store().rows(pages[static_cast<size_t>(token / cache_.page_len())], slot, args_.layer_idx, kv_head),
+              layer_, &run);
+    run.n_tokens = n;
     run.token_idx = -1;
+    run.first_position = token;
+    if (by_position) run.positions = call.sequence->positions.data() + token;
     scratch_.runs.push_back(run);
     i += n;
   }
@@ -318,7 +320,7 @@ void AttendCall::add_jobs(const SequenceCall& call) {
     if (!call.has_host) continue;
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.host_spans, h);
-    if (call.selected) add_selected_runs(call, h);
+    if (call.selected) add_selected_runs(call, call.sequence->pages, h);
     scratch_.jobs.push_back(job);
   }
 }

@@ -23,6 +23,7 @@ struct SequenceCall {
   int64_t first_query = 0;     // token index
   int64_t length = 0;          // tokens of the layer with the new ones
   bool is_append = false;      // several committed queries: everything is attended and re-evaluated
+  bool is_last = true;         // of a device call's parts: with it the append is complete
   bool observes = false;       // a decode query whose weights go into the MAW
   int64_t dense_begin = 0;     // keys [dense_begin, length) are what policy "all" would attend
   int64_t resident_begin = 0;  // keys [resident_begin, length)
@@ -32,6 +33,11 @@ struct SequenceCall {
   int64_t n_selected = 0;  // over all KV heads
   bool has_host = false;
   bool selected = false;
+  // On a device, where MAW are kept. Tokens [found_begin, resident_begin) were there before the session looked, and the host
+  // has them; [resident_begin, evict_end) leave the window with the call.
+  int64_t found_begin = 0, evict_end = 0, first_evicted = 0;
+  bool flushes = false;  // appends before it wait to be judged
+  bool counts_on_host() const { return has_host && (is_append || found_begin < resident_begin); }
   Visibility visibility;
   size_t visibility_at = 0;  // index into begin and end; trees into tree_bits
   size_t tree_at = 0;

@@ -19,10 +19,11 @@ int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(stat
 
 // Where things are in a slot of calls of n_tokens rows.
 struct SlotLayout {
-  int64_t q_at = 0, o_at = 0, lse_at = 0, rows_at[kPlanes] = {}, bytes = 0;
+  int64_t q_at = 0, o_at = 0, lse_at = 0, rows_at[kPlanes] = {}, maw_at = 0, bytes = 0;
 };
 
-SlotLayout make_slot_layout(const Layer& layer, int64_t n_tokens) {
+SlotLayout make_slot_layout(const Layer& layer, const DeviceLimits& limits) {
+  const int64_t n_tokens = limits.n_tokens;
   SlotLayout slot;
   slot.bytes = aligned(sizeof(SlotHeader));
   const auto take = [&](int64_t bytes) {
@@ -36,6 +37,7 @@ SlotLayout make_slot_layout(const Layer& layer, int64_t n_tokens) {
   slot.lse_at = take(n_rows * 4);
   const PlaneBytes bytes = plane_bytes(layer);
   for (int32_t p = 0; p < kPlanes; ++p) slot.rows_at[p] = take(n_tokens * layer.n_kv_heads * bytes.of[p]);
+  slot.maw_at = take(limits.n_evicted * layer.n_q_heads * 4);
   return slot;
 }
 
@@ -47,6 +49,7 @@ void DeviceLimits::include(const DeviceLimits& other) {
   workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
   step_sequences = std::max(step_sequences, other.step_sequences);
   step_bytes = std::max(step_bytes, other.step_bytes);
+  n_evicted = std::max(n_evicted, other.n_evicted);
 }
 
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size) {
@@ -61,6 +64,8 @@ DeviceLimits device_limits(const Device& device, const Layer& layer, const CallS
   limits.descriptor_bytes = power_of_two(size.n_sequences * static_cast<int64_t>(sizeof(DeviceSequence)) +
                                          size.n_pages * static_cast<int64_t>(sizeof(int64_t)));
   limits.workspace_bytes = device.table->workspace_bytes(device.self, &call);
+  // Less than evict_len tokens are too many in a window before a call.
+  if (size.evict_len > 0) limits.n_evicted = power_of_two(limits.n_tokens + size.n_sequences * (size.evict_len - 1));
   return limits;
 }
 
@@ -91,7 +96,7 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
   int64_t o_bytes = 0, lse_bytes = 0;
   for (const Layer& layer : layers) {
     const int64_t n_rows = limits.n_tokens * layer.n_q_heads;
-    work.slot_bytes = std::max(work.slot_bytes, make_slot_layout(layer, limits.n_tokens).bytes);
+    work.slot_bytes = std::max(work.slot_bytes, make_slot_layout(layer, limits).bytes);
     o_bytes = std::max(o_bytes, n_rows * layer.v_head_dim * 4);
     lse_bytes = std::max(lse_bytes, n_rows * 4);
   }
@@ -108,12 +113,13 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
   return work;
 }
 
-DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& layers, int64_t window_len, Tier& device_tier)
+DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& layers, const Policy& policy,
+                             int64_t window_len, Tier& device_tier)
     : device_(device),
       plain_layers_(layers),
       windowed_layers_(layers),
       device_tier_(device_tier),
-      geometry_(make_window_geometry(layers)),
+      geometry_(make_window_geometry(layers, policy)),
       most_queries_(layers.size(), 0) {
   for (Layer& layer : plain_layers_) layer.sliding_window = 0;
   if (window_len <= 0) return;
@@ -121,9 +127,11 @@ DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& lay
     layer.sliding_window = layer.sliding_window > 0 ? std::min(layer.sliding_window, window_len) : window_len;
 }
 
-Status DeviceSession::create(Cache& cache, int64_t window_len, std::unique_ptr<DeviceSession>* session) {
+Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_len,
+                             std::unique_ptr<DeviceSession>* session) {
   const Engine& engine = cache.engine();
-  std::unique_ptr<DeviceSession> made(new DeviceSession(*engine.device(), cache.layers(), window_len, cache.device_tier()));
+  std::unique_ptr<DeviceSession> made(
+      new DeviceSession(*engine.device(), cache.layers(), policy, window_len, cache.device_tier()));
   TANDEM_TRY(made->upload_sinks());
   TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()), &made->hand_over_));
   *session = std::move(made);
@@ -206,7 +214,7 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
 }
 
 DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
-  const SlotLayout slot = make_slot_layout(plain_layers_[layer_idx], limits_.n_tokens);
+  const SlotLayout slot = make_slot_layout(plain_layers_[layer_idx], limits_);
   DeviceExchange exchange;
   exchange.flags = reinterpret_cast<ExchangeFlags*>(shared_device_);
   exchange.slots = shared_device_ + aligned(sizeof(ExchangeFlags));
@@ -219,6 +227,8 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
   exchange.o_at = slot.o_at;
   exchange.lse_at = slot.lse_at;
   std::copy(std::begin(slot.rows_at), std::end(slot.rows_at), exchange.rows_at);
+  exchange.maw_at = slot.maw_at;
+  exchange.n_evicted = static_cast<int32_t>(limits_.n_evicted);
   return exchange;
 }
 
@@ -249,6 +259,7 @@ DevicePages DeviceSession::pages(size_t layer_idx) const {
     pages.head_stride[p] = planes.head_stride[p];
     if (planes.row_bytes.of[p] > 0) pages.planes[p] = reinterpret_cast<std::byte*>(base_ + planes.at[p]);
   }
+  if (planes.maw_at >= 0) pages.maw = reinterpret_cast<float*>(base_ + planes.maw_at);
   return pages;
 }
 

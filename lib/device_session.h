@@ -25,6 +25,7 @@ struct DeviceLimits {
   int64_t descriptor_bytes = 0;                // DeviceSequences and page tables
   int64_t workspace_bytes = 0;                 // of attend()
   int64_t step_sequences = 0, step_bytes = 0;  // of a planned step: in each layer; descriptors of all layers
+  int64_t n_evicted = 0;                       // tokens that leave windows with a call, where their MAW are kept
 
   void include(const DeviceLimits& other);
   bool operator==(const DeviceLimits& other) const = default;
@@ -33,6 +34,7 @@ struct DeviceLimits {
 // What a call comes to.
 struct CallSize {
   int64_t n_tokens = 0, n_sequences = 0, q_len = 0, n_pages = 0;  // q_len: the most of a sequence; n_pages: of all windows
+  int64_t evict_len = 0;                                          // tokens that leave a window at once; 0: nobody asks
 };
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size);
 // Of all layers at once, with room for `before` as well: descriptors of layers have one size.
@@ -53,7 +55,7 @@ class DeviceSession {
   static constexpr int64_t kMostTokens = 512;  // of a call; longer appends are cut
 
   // window_len: of a policy whose queries see no more than sinks and window; -1: queries see all.
-  static Status create(Cache& cache, int64_t window_len, std::unique_ptr<DeviceSession>* session);
+  static Status create(Cache& cache, const Policy& policy, int64_t window_len, std::unique_ptr<DeviceSession>* session);
   ~DeviceSession();
 
   const Device& device() const { return device_; }
@@ -94,7 +96,8 @@ class DeviceSession {
   const float* sinks(size_t layer_idx) const;  // in device memory, or null
 
  private:
-  DeviceSession(const Device& device, const std::vector<Layer>& layers, int64_t window_len, Tier& device_tier);
+  DeviceSession(const Device& device, const std::vector<Layer>& layers, const Policy& policy, int64_t window_len,
+                Tier& device_tier);
   Status upload_sinks();
 
   const Device& device_;

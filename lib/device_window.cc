@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-WindowGeometry make_window_geometry(const std::vector<Layer>& layers) {
+WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Policy& policy) {
   constexpr int64_t kAlignment = 256;
   WindowGeometry geometry;
   for (const Layer& layer : layers) {
@@ -17,6 +17,9 @@ WindowGeometry make_window_geometry(const std::vector<Layer>& layers) {
       geometry.page_bytes += layer.n_kv_heads * planes.head_stride[p];
       geometry.page_bytes = (geometry.page_bytes + kAlignment - 1) / kAlignment * kAlignment;
     }
+    if (!policy_of_layer(policy, layer).keeps_maw) continue;
+    planes.maw_at = geometry.page_bytes;
+    geometry.page_bytes += layer.n_q_heads * kDevicePageLen * int64_t{4};  // a multiple of the alignment
   }
   return geometry;
 }
@@ -34,6 +37,7 @@ Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, 
   std::vector<int64_t> table(static_cast<size_t>(n_pages), 0);
   pages_.reserve(pages_.size() + 1);
   valid_.resize(geometry.layers.size());
+  has_maw_.resize(geometry.layers.size());
   TANDEM_TRY(Buffer::create(device_tier, (n_pages - n_old) * geometry.page_bytes, Use::kKv, &made));
   // The last pages keep their tokens; the others, new ones among them, fill the places between.
   std::vector<bool> is_kept(static_cast<size_t>(n_old), false);

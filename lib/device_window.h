@@ -2,7 +2,7 @@
 // Where a sequence's newest tokens lie in device memory: a ring of pages through which they go round, so that eviction moves
 // nothing. A page has every layer, so one table serves them all:
 //
-//   page:  layer 0: K head 0 [page_len rows] | K head 1 | ... | K scales | V head 0 | ...   layer 1: ...
+//   page:  layer 0: K head 0 [page_len rows] | K head 1 | ... | K scales | V head 0 | ... | MAW   layer 1: ...
 //
 // The rows of a token are valid from the call that appended it, or from a copy out of the host store, until its slot is
 // written again; what is missing is copied when it is needed (lib/attend_device.cc).
@@ -25,10 +25,11 @@ struct WindowGeometry {
     PlaneBytes row_bytes;
     int64_t at[kPlanes] = {};           // of KV head 0 in a page
     int64_t head_stride[kPlanes] = {};  // bytes
+    int64_t maw_at = -1;                // f32 [n_q_heads][page_len]; -1: none are kept
   };
   std::vector<LayerPlanes> layers;
 };
-WindowGeometry make_window_geometry(const std::vector<Layer>& layers);
+WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Policy& policy);
 
 // Pages of a ring for calls of up to q_len queries.
 int64_t ring_pages(const PolicyOptions& options, int64_t cache_page_len, int64_t q_len);
@@ -52,11 +53,17 @@ class DeviceWindow {
   void make_way(size_t layer_idx, int64_t end);
   void cut(int64_t end);  // no token from `end` on is valid any more, in any layer
   void cut(size_t layer_idx, int64_t end);
+  // Whether the newest MAW of the tokens in the window are here; else the session has them.
+  bool has_maw(size_t layer_idx) const { return !has_maw_.empty() && has_maw_[layer_idx]; }
+  void set_maw(size_t layer_idx, bool is_here) {
+    if (!has_maw_.empty()) has_maw_[layer_idx] = is_here;
+  }
 
  private:
   std::vector<Buffer> pages_;  // several where it has grown
   std::vector<int64_t> table_;
-  std::vector<TokenRange> valid_;  // [n_layers]
+  std::vector<TokenRange> valid_;  // [n_layers], as what follows
+  std::vector<bool> has_maw_;
 };
 
 }  // namespace tandem

@@ -113,17 +113,21 @@ void HandOver::loop() {
     const bool is_lost = !wait_for_arrival(task), has_part = !is_lost && !task.scratch.jobs.empty();
     const auto begin = Clock::now();
     const int64_t staged_bytes = is_lost ? 0 : take_rows(task);
+    if (!is_lost) run(task.arrived, task);
     if (has_part) attend(task.scratch.jobs);
+    const auto end = Clock::now();
     if (is_lost) {
       task.is_lost = true;
       has_lost_.store(true, std::memory_order_release);
     }
     std::atomic_ref(flags_->answered).store(task.ticket + 1, std::memory_order_release);
+    if (!is_lost && task.observed != nullptr && wait_for_observation(task)) run(task.observed, task);
     {
       std::lock_guard lock(mutex_);
       sums_.staged_kv_bytes += staged_bytes;
       sums_.n_host_parts += has_part;
-      if (has_part) sums_.host_part_ns += std::chrono::nanoseconds(Clock::now() - begin).count();
+      if (has_part) sums_.host_part_ns += std::chrono::nanoseconds(end - begin).count();
+      if (has_part) sums_.selected_kv_bytes += task.selected_kv_bytes;
       finished_.store(task.idx + 1, std::memory_order_release);
     }
     changed_finished_.notify_all();
@@ -143,19 +147,13 @@ bool HandOver::wait_for_post() {
   return is_posted();
 }
 
-bool HandOver::wait_for_arrival(const HandOverTask& task) {
-  const std::atomic_ref arrived(flags_->arrived);
+// Until then, or until there is no hope.
+template <typename F>
+bool HandOver::wait_for(F has_come) {
   const auto begin = Clock::now();
   auto next_check = begin + kBetweenChecks;
   while (!faulted_.load(std::memory_order_relaxed) && !stop_.load(std::memory_order_relaxed)) {
-    if (arrived.load(std::memory_order_acquire) > task.ticket) {
-      if (task.is_its_own()) return true;
-      set_fault(
-          TANDEM_ERROR_INVALID_STATE, 0,
-          "a graph was replayed twice in a step, outside one, with other layers or for fewer tokens than the step has");
-      return false;
-    }
-    if (task.step > 0) check_step(task);
+    if (has_come()) return true;
     const auto now = Clock::now();
     if (now - begin < kSpin) {
       for (int i = 0; i < kPausesPerLook; ++i) pause();
@@ -166,7 +164,45 @@ bool HandOver::wait_for_arrival(const HandOverTask& task) {
     next_check = now + kBetweenChecks;
     check_device();
   }
-  return arrived.load(std::memory_order_acquire) > task.ticket && task.is_its_own();
+  return has_come();
+}
+
+bool HandOver::wait_for_arrival(const HandOverTask& task) {
+  const std::atomic_ref arrived(flags_->arrived);
+  const auto has_come = [&] { return arrived.load(std::memory_order_acquire) > task.ticket; };
+  const bool has_arrived = wait_for([&] {
+    if (has_come()) return true;
+    if (is_over(task) && !has_come()) fault_of_step(task);
+    return false;
+  });
+  if (!has_arrived || task.is_its_own()) return has_arrived;
+  set_fault(TANDEM_ERROR_INVALID_STATE, 0,
+            "a graph was replayed twice in a step, outside one, with other layers or for fewer tokens than the step has");
+  return false;
+}
+
+bool HandOver::wait_for_observation(const HandOverTask& task) {
+  const std::atomic_ref observed(flags_->observed);
+  const auto has_come = [&] { return observed.load(std::memory_order_acquire) > task.ticket; };
+  wait_for([&] {
+    if (has_come() || task.is_cut.load(std::memory_order_acquire)) return true;
+    if (is_over(task) && !has_come()) fault_of_step(task);
+    return false;
+  });
+  return has_come();
+}
+
+// The device is told that its turn will come.
+void HandOver::run(void (*hook)(HandOverTask&), HandOverTask& task) {
+  if (hook == nullptr) return;
+  const std::atomic_ref busy(flags_->busy);
+  busy.store(1, std::memory_order_release);
+  try {
+    hook(task);
+  } catch (const std::bad_alloc&) {
+    set_fault(TANDEM_ERROR_OUT_OF_MEMORY, 0, "no memory for a refresh of the selections");
+  }
+  busy.store(0, std::memory_order_release);
 }
 
 void HandOver::check_device() {
@@ -181,11 +217,13 @@ void HandOver::check_flags() {
     set_fault(TANDEM_ERROR_DEVICE_LOST, 0, "the device waited for the host in vain");
 }
 
-// Whether the step has ended on the device without this call.
-void HandOver::check_step(const HandOverTask& task) {
+// Whether the step that it is a part of has ended on the device.
+bool HandOver::is_over(const HandOverTask& task) const {
   const auto ended = std::atomic_ref(flags_->ended).load(std::memory_order_acquire);
-  const bool is_over = static_cast<uint8_t>(ended - task.step) < 128;
-  if (!is_over || std::atomic_ref(flags_->arrived).load(std::memory_order_acquire) > task.ticket) return;
+  return task.step > 0 && static_cast<uint8_t>(ended - task.step) < 128;
+}
+
+void HandOver::fault_of_step(const HandOverTask& task) {
   char text[96];
   std::snprintf(text, sizeof text, "a step ended before layer %d was attended", task.shape.layer_idx);
   set_fault(TANDEM_ERROR_INVALID_STATE, 0, text);

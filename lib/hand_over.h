@@ -33,6 +33,12 @@ struct AppendedTokens {
   int64_t length = 0;
 };
 
+// What a call is to know of its sequence when its ticket has arrived, as it was when it was made.
+struct LateCall {
+  KeyRuns keys;                // for a refresh
+  std::vector<int32_t> pages;  // the sequence's
+};
+
 // What a call was made for, as its slot's header says: a graph that was captured for less than a step has is of no use.
 struct CallShape {
   int32_t layer_idx = 0;  // below 4,096
@@ -58,8 +64,17 @@ struct HandOverTask {
   PlaneBytes row_bytes;
   std::vector<RowCopy> rows;
   std::vector<AppendedTokens> appended;
-  AttendScratch scratch;             // jobs: q, o and lse are in the slot
+  AttendScratch scratch;  // jobs: q, o and lse are in the slot
+  // Of sessions that select keys, on the thread: before the attend, when the selections before are known; and when the MAW
+  // of tokens that have left the window are in the slot. They may throw bad_alloc. Null: nothing to do.
+  class Session* session = nullptr;
+  void (*arrived)(HandOverTask& task) = nullptr;
+  void (*observed)(HandOverTask& task) = nullptr;
+  std::vector<LateCall> late;        // [n_calls] or more
+  std::vector<KvRun> runs;           // of the jobs, when their keys are chosen late
+  int64_t selected_kv_bytes = 0;     // that these have of selected keys
   std::atomic<bool> is_lost{false};  // it never arrived
+  std::atomic<bool> is_cut{false};   // what was to come after its arrival was not launched
 
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
@@ -90,7 +105,7 @@ class HandOver {
   void drain();  // until it is idle
   // Sums of tasks that are done.
   struct Sums {
-    int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0;
+    int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0, selected_kv_bytes = 0;
   };
   Sums sums() const;
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
@@ -109,10 +124,15 @@ class HandOver {
       : device_(device), cpu_(cpu), tasks_(static_cast<size_t>(n_tasks)) {}
   void loop();
   bool wait_for_post();
+  template <typename F>
+  bool wait_for(F has_come);
   bool wait_for_arrival(const HandOverTask& task);
+  bool wait_for_observation(const HandOverTask& task);
+  void run(void (*hook)(HandOverTask&), HandOverTask& task);
   void check_device();
   void check_flags();
-  void check_step(const HandOverTask& task);
+  bool is_over(const HandOverTask& task) const;
+  void fault_of_step(const HandOverTask& task);
   int64_t take_rows(HandOverTask& task);  // returns their bytes
   void attend(const std::vector<AttendJob>& jobs);
   void set_fault(int32_t code, int64_t underlying, const char* text);

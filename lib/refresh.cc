@@ -24,39 +24,6 @@
 namespace tandem {
 namespace {
 
-// A job for each head and block of the MAW, so that weights are added where they belong.
-void count_weights(Refresh& refresh, const PolicyOptions& options, const Backend& cpu) {
-  const Layer& layer = *refresh.layer;
-  const int64_t capacity = static_cast<int64_t>(refresh.begin.size()), n = refresh.n_queries;
-  std::vector<float>& coeff = refresh.coeff;
-  double factor = options.alpha;
-  for (int64_t i = n - 1; i >= 0; --i, factor *= 1.0 - options.alpha)
-    coeff[static_cast<size_t>(i)] = static_cast<float>(factor);
-  const Visibility visibility{.begin = refresh.begin.data(), .end = refresh.end.data()};
-  WeightJob job;
-  job.layer = &layer;
-  job.n_rows = static_cast<int32_t>(n * layer.group_size);
-  job.visibility = &visibility;
-  job.coeff = coeff.data();
-  job.keep = static_cast<float>(std::pow(1.0 - options.alpha, static_cast<double>(n + refresh.n_skipped)));
-  job.out_stride = Maw::kBlock;
-  refresh.weight_jobs.clear();
-  for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
-    job.q = refresh.q.data() + h * capacity * layer.group_size * layer.k_head_dim;
-    job.lse = refresh.lse.data() + h * capacity * layer.group_size;
-    job.runs = refresh.runs.data() + h * refresh.n_runs;
-    job.node = node_of_head(h, layer.n_kv_heads, n_nodes(cpu));
-    for (int64_t t = 0; t < refresh.length; t += Maw::kBlock) {
-      while (job.runs->token_idx + job.runs->n_tokens <= t) ++job.runs;
-      job.first_offset = t - job.runs->token_idx;
-      job.n_keys = std::min(Maw::kBlock, refresh.length - t);
-      job.out = refresh.state->maw.at(h * layer.group_size, t);
-      refresh.weight_jobs.push_back(job);
-    }
-  }
-  cpu.table->attn_weights(cpu.self, refresh.weight_jobs.data(), static_cast<int32_t>(refresh.weight_jobs.size()));
-}
-
 // Judges tokens [begin, end) of one KV head; the kept ones go to kept. Returns how many.
 int64_t judge(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end, int64_t* halo_left, int32_t* kept_tokens) {
   const Session& session = *refresh.session;
@@ -67,7 +34,7 @@ int64_t judge(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end, int
     SelectInput input;
     input.options = &session.options();
     input.eviction = refresh.eviction;
-    input.host_len = std::max<int64_t>(0, refresh.state->window_begin - session.options().sink_len);
+    input.host_len = std::max<int64_t>(0, refresh.host_end - session.options().sink_len);
     input.group_size = layer.group_size;
     input.n_tokens = std::min(Maw::kBlock - t % Maw::kBlock, end - t);
     for (int32_t g = 0; g < layer.group_size; ++g) maw[g] = refresh.state->maw.at(kv_head * layer.group_size + g, t);
@@ -112,7 +79,7 @@ Status grow(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
   const bool extends = !head.chunks.empty() && head.chunks.back().n_rows < kSmall;
   const int64_t first = extends ? head.chunks.back().first : head.capacity();
   const int64_t end =
-      std::min(head.n_tokens + std::max(kSmall, head.n_tokens / 8), std::max(head.n_tokens, refresh.state->window_begin));
+      std::min(head.n_tokens + std::max(kSmall, head.n_tokens / 8), std::max(head.n_tokens, refresh.host_end));
   SelectionChunk chunk;
   TANDEM_TRY(SelectionChunk::create(refresh.session->cache().host_tier(), bytes, first, end - first, &chunk));
   place_copies(chunk, refresh, kv_head);
@@ -127,7 +94,7 @@ Status grow(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
 
 void copy_selected(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
   const PlaneBytes bytes = plane_bytes(*refresh.layer);
-  const KvRun* run = refresh.runs.data() + kv_head * refresh.n_runs;
+  const KvRun* run = refresh.keys.runs.data() + kv_head * refresh.keys.n_runs;
   for (int64_t i = head.n_copied; i < head.n_tokens; ++i) {
     const int64_t token = head.token_idx.as<int32_t>()[i];
     while (token >= run->token_idx + run->n_tokens) ++run;
@@ -152,9 +119,9 @@ void refresh_head(Refresh& refresh, int32_t kv_head) {
     select_tokens(refresh, kv_head, std::max(refresh.evict_begin, sink_len), refresh.evict_end);
   } else {
     head.n_tokens = head.n_copied = 0;
-    select_tokens(refresh, kv_head, sink_len, refresh.state->window_begin);
+    select_tokens(refresh, kv_head, sink_len, refresh.host_end);
   }
-  if (refresh.keeps_positions) return;  // rotated by position at attend time: read from the store, token by token
+  if (refresh.keys.keeps_positions) return;  // rotated by position at attend time: read from the store, token by token
   if (has_room(head, refresh, kv_head)) {
     copy_selected(head, refresh, kv_head);
   } else {
@@ -172,11 +139,49 @@ void judge_evicted(void* context) {
   for (int32_t h = 0; h < refresh.layer->n_kv_heads; ++h) refresh_head(refresh, h);
 }
 
+// A job for each head and block of the MAW, so that weights are added where they belong.
+void count_weights(Refresh& refresh, const CountedQueries& queries) {
+  const Layer& layer = *refresh.layer;
+  const float alpha = refresh.session->options().alpha;
+  const Backend& cpu = refresh.session->cache().engine().cpu();
+  refresh.coeff.resize(static_cast<size_t>(queries.n));
+  double factor = alpha;
+  for (int64_t i = queries.n - 1; i >= 0; --i, factor *= 1.0 - alpha)
+    refresh.coeff[static_cast<size_t>(i)] = static_cast<float>(factor);
+  const Visibility visibility{.begin = queries.begin, .end = queries.end};
+  WeightJob job;
+  job.layer = &layer;
+  job.n_rows = static_cast<int32_t>(queries.n * layer.group_size);
+  job.visibility = &visibility;
+  job.coeff = refresh.coeff.data();
+  job.keep = static_cast<float>(std::pow(1.0 - alpha, static_cast<double>(queries.n + queries.n_skipped)));
+  job.out_stride = Maw::kBlock;
+  refresh.weight_jobs.clear();
+  for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
+    job.q = queries.q + h * queries.head_stride * layer.k_head_dim;
+    job.lse = queries.lse + h * queries.head_stride;
+    job.runs = refresh.keys.runs.data() + h * refresh.keys.n_runs;
+    job.node = node_of_head(h, layer.n_kv_heads, n_nodes(cpu));
+    for (int64_t t = queries.first_token; t < queries.end_token; t += job.n_keys) {
+      while (job.runs->token_idx + job.runs->n_tokens <= t) ++job.runs;
+      job.first_offset = t - job.runs->token_idx;
+      job.n_keys = std::min(Maw::kBlock - t % Maw::kBlock, queries.end_token - t);
+      job.out = refresh.state->maw.at(h * layer.group_size, t);
+      refresh.weight_jobs.push_back(job);
+    }
+  }
+  cpu.table->attn_weights(cpu.self, refresh.weight_jobs.data(), static_cast<int32_t>(refresh.weight_jobs.size()));
+}
+
 void re_evaluate(Refresh& refresh) {
   Session& session = *refresh.session;
   const RefreshTimer timer(session);
   const Backend& cpu = session.cache().engine().cpu();
-  if (refresh.n_queries > 0) count_weights(refresh, session.options(), cpu);
+  if (refresh.n_queries > 0) {
+    const auto capacity = static_cast<int64_t>(refresh.begin.size());
+    count_weights(refresh, {refresh.q.data(), refresh.lse.data(), capacity * refresh.layer->group_size, refresh.n_queries,
+                            refresh.n_skipped, refresh.begin.data(), refresh.end.data(), 0, refresh.keys.length});
+  }
   refresh.eviction = false;
   const auto judge_head = [](void* context, int64_t kv_head, int32_t) {
     refresh_head(*static_cast<Refresh*>(context), static_cast<int32_t>(kv_head));
@@ -184,6 +189,25 @@ void re_evaluate(Refresh& refresh) {
   cpu.table->run(cpu.self, refresh.layer->n_kv_heads, judge_head, &refresh);
   refresh.n_queries = refresh.n_skipped = 0;
   refresh.due = false;
+}
+
+void bind_refresh(Session& session, LayerState& state, const Layer& layer) {
+  Refresh& refresh = state.refresh;
+  if (refresh.session != nullptr) return;
+  refresh.session = &session;
+  refresh.state = &state;
+  refresh.layer = &layer;
+  refresh.job.run = judge_evicted;
+  refresh.job.context = &refresh;
+  refresh.maw_rows.resize(static_cast<size_t>(layer.n_q_heads));
+}
+
+void reserve_refresh(Refresh& refresh) {
+  const int64_t n_blocks = (refresh.keys.length + Maw::kBlock - 1) / Maw::kBlock;
+  refresh.weight_jobs.reserve(static_cast<size_t>(n_blocks * refresh.layer->n_kv_heads));
+  refresh.coeff.reserve(static_cast<size_t>(refresh_queries(refresh.session->options().alpha)));
+  refresh.halo_reach = std::min(refresh.session->options().halo_len, refresh.keys.length);
+  refresh.discarded.resize(static_cast<size_t>(refresh.halo_reach));
 }
 
 }  // namespace tandem

@@ -17,6 +17,8 @@
 
 namespace tandem {
 
+class Session;
+
 // MAW of all query heads, in blocks of kBlock tokens so that growing never copies. New tokens start at 0.
 class Maw {
  public:
@@ -67,24 +69,30 @@ struct HeadSelection {
   }
 };
 
+// Where the rows of tokens [0, length) are.
+struct KeyRuns {
+  std::vector<KvRun> runs;  // of head 0 .. n_kv_heads - 1, n_runs each
+  int64_t n_runs = 0;
+  int64_t length = 0;
+  bool keeps_positions = false;  // positions of keys are not their indices and the library rotates: nothing is copied
+};
+
 // Queries whose weights the next refresh will count, newest last, and what it is to do.
 struct Refresh {
   Job job;
-  class Session* session = nullptr;
+  Session* session = nullptr;
   struct LayerState* state = nullptr;
   const Layer* layer = nullptr;
   bool due = false;       // queries wait for a refresh that nobody has posted yet
   bool eviction = false;  // only tokens [evict_begin, evict_end) are judged; else all outside the window
   int64_t evict_begin = 0, evict_end = 0;
-  int64_t n_queries = 0;            // held
-  int64_t n_skipped = 0;            // older queries of the same appends, whose weight has faded
-  int64_t length = 0;               // tokens at the time of posting
-  std::vector<float> q;             // [n_kv_heads][capacity][group_size][k_head_dim], rotated
-  std::vector<float> lse;           // [n_kv_heads][capacity][group_size]
-  std::vector<int64_t> begin, end;  // [capacity] visible range of each query
-  std::vector<KvRun> runs;          // of head 0 .. n_kv_heads - 1, n_runs each, over tokens [0, length)
-  int64_t n_runs = 0;
-  bool keeps_positions = false;        // positions of keys are not their indices and the library rotates: nothing is copied
+  int64_t n_queries = 0;               // held
+  int64_t n_skipped = 0;               // older queries of the same appends, whose weight has faded
+  int64_t host_end = 0;                // where the window begins
+  std::vector<float> q;                // [n_kv_heads][capacity][group_size][k_head_dim], rotated
+  std::vector<float> lse;              // [n_kv_heads][capacity][group_size]
+  std::vector<int64_t> begin, end;     // [capacity] visible range of each query
+  KeyRuns keys;                        // of all tokens at the time of posting
   std::vector<float> coeff;            // [capacity], work space as what follows
   std::vector<WeightJob> weight_jobs;  // a head's tokens of a block of the MAW each
   std::vector<const float*> maw_rows;  // [n_q_heads]
@@ -103,6 +111,7 @@ struct Speculation {
 
 struct LayerState {
   int64_t window_begin = 0;
+  bool is_unjudged = false;  // appends on the device have been counted, and nothing selected since
   Maw maw;
   std::vector<HeadSelection> heads;  // [n_kv_heads]; empty without MAW
   Refresh refresh;
@@ -117,8 +126,24 @@ struct SequenceState {
 // Number of last queries that matter: weights of older ones have faded below 1e-6.
 int64_t refresh_queries(float alpha);
 
-// Both read and write the state alone. The first runs on the background thread, the second on the calling one and the pool.
+// Queries to be counted in the MAW of tokens [first_token, end_token), the newest last.
+struct CountedQueries {
+  const float* q = nullptr;    // of KV head 0, [n][group_size][k_head_dim]
+  const float* lse = nullptr;  // likewise
+  int64_t head_stride = 0;     // rows from one KV head to the next
+  int64_t n = 0;
+  int64_t n_skipped = 0;
+  const int64_t* begin = nullptr;  // [n] visible range of each
+  const int64_t* end = nullptr;
+  int64_t first_token = 0, end_token = 0;
+};
+
+// They read and write the state alone. The first runs on the background thread, the others on the calling one and the pool.
 void judge_evicted(void* refresh);
-void re_evaluate(Refresh& refresh);
+void count_weights(Refresh& refresh, const CountedQueries& queries);
+void re_evaluate(Refresh& refresh);  // with the queries that it holds, if any
+// Before any of them: of whom and what, and room.
+void bind_refresh(Session& session, LayerState& state, const Layer& layer);
+void reserve_refresh(Refresh& refresh);  // for its keys
 
 }  // namespace tandem

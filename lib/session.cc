@@ -34,9 +34,7 @@ Session::~Session() {
   cache_->detach(this);
 }
 
-const Policy& Session::layer_policy(const Layer& layer) const {
-  return layer.sliding_window > 0 && policy_->keeps_maw ? kPolicyAll : *policy_;
-}
+const Policy& Session::layer_policy(const Layer& layer) const { return policy_of_layer(*policy_, layer); }
 
 int64_t Session::exact_window() const { return policy_->host_keys(false) == HostKeys::kSinks ? options_.window_len : -1; }
 
@@ -68,6 +66,7 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens) {
     const Layer& layer = cache_->layers()[l];
     LayerState& state = *found.layers[l];
     if (!layer_policy(layer).keeps_maw || n_tokens <= state.maw.capacity()) continue;
+    settle_device();
     join(state);
     // Indices first: a later call finds the capacity of the MAW short and comes here again.
     const int64_t capacity = (n_tokens + Maw::kBlock - 1) / Maw::kBlock * Maw::kBlock;
@@ -84,35 +83,36 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens) {
   return {};
 }
 
-void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t length, Refresh* refresh) const {
+void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t length, KeyRuns* keys) const {
   const Layer& layer = cache_->layers()[static_cast<size_t>(layer_idx)];
   std::vector<PageSpan>& parts = scratch_->spans;
   parts.clear();
   cache_->spans(sequence, 0, length, &parts);
-  refresh->n_runs = static_cast<int64_t>(parts.size());
-  refresh->runs.resize(parts.size() * static_cast<size_t>(layer.n_kv_heads));
-  const int64_t n_blocks = (length + Maw::kBlock - 1) / Maw::kBlock;
-  refresh->weight_jobs.reserve(static_cast<size_t>(n_blocks * layer.n_kv_heads));
+  keys->n_runs = static_cast<int64_t>(parts.size());
+  keys->runs.resize(parts.size() * static_cast<size_t>(layer.n_kv_heads));
   for (int32_t h = 0; h < layer.n_kv_heads; ++h)
     for (size_t i = 0; i < parts.size(); ++i)
-      refresh->runs[static_cast<size_t>(h) * parts.size() + i] = cache_->run(sequence, parts[i], layer_idx, h);
-  refresh->length = length;
-  refresh->halo_reach = std::min(options_.halo_len, length);
-  refresh->discarded.resize(static_cast<size_t>(refresh->halo_reach));
-  refresh->keeps_positions = layer.rope != nullptr && !sequence.positions.empty();
+      keys->runs[static_cast<size_t>(h) * parts.size() + i] = cache_->run(sequence, parts[i], layer_idx, h);
+  keys->length = length;
+  keys->keeps_positions = layer.rope != nullptr && !sequence.positions.empty();
 }
 
 Status Session::flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state) {
   join(state);
   if (!state.refresh.due) return {};
-  fill_runs(sequence, layer_idx, sequence.lengths[static_cast<size_t>(layer_idx)], &state.refresh);
+  fill_runs(sequence, layer_idx, sequence.lengths[static_cast<size_t>(layer_idx)], &state.refresh.keys);
+  reserve_refresh(state.refresh);
+  state.refresh.host_end = state.window_begin;
   re_evaluate(state.refresh);
+  state.is_unjudged = false;
   return {};
 }
 
 Status Session::flush(const Sequence& sequence) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return {};
+  settle_device();
+  fetch_maw(sequence);
   for (size_t l = 0; l < found->layers.size(); ++l)
     TANDEM_TRY(flush_layer(sequence, static_cast<int32_t>(l), *found->layers[l]));
   return {};
@@ -178,7 +178,9 @@ void Session::shorten(Sequence& sequence, size_t layer_idx, int64_t length) {
   if (found == nullptr) return;
   LayerState& state = *found->layers[layer_idx];
   state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, length - options_.window_len));
+  if (!state.heads.empty()) state.maw.clear(cache_->layers()[layer_idx].n_q_heads, length, sequence.longest());
   found->window.cut(layer_idx, length);
+  found->window.set_maw(layer_idx, false);
 }
 
 void Session::wait(const Sequence& sequence) {
@@ -199,6 +201,7 @@ void Session::on_drop(int64_t id) {
 void Session::on_truncate(const Sequence& sequence, int64_t n_tokens) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
+  fetch_maw(sequence);
   found->window.cut(n_tokens);
   for (size_t l = 0; l < found->layers.size(); ++l) {
     LayerState& state = *found->layers[l];
@@ -253,18 +256,20 @@ void Session::on_remove(const Sequence& sequence, int64_t first, int64_t n_token
 }
 
 // Where the window has outgrown its length: its begin moves, in whole blocks.
-void Session::evict(LayerState& state, int64_t length) const {
+int64_t Session::evicted_to(const LayerState& state, int64_t length) const {
   const int64_t block = evict_len(options_.window_len, cache_->page_len());
   const int64_t over = length - state.window_begin - options_.window_len;
-  if (over >= block) state.window_begin += over / block * block;
+  return state.window_begin + (over >= block ? over / block * block : 0);
 }
+
+void Session::evict(LayerState& state, int64_t length) const { state.window_begin = evicted_to(state, length); }
 
 Status Session::stats(tandem_session_stats* stats) {
   std::unique_lock lock(cache_->mutex());
   settle_device();
-  sums_.selected_keys = sums_.host_keys = 0;
+  if (!plan_.is_open) sums_.selected_keys = sums_.host_keys = 0;  // while a step is under way, what was there before it
   for (auto& [id, found] : states_) {
-    for (size_t l = 0; l < found->layers.size(); ++l) {
+    for (size_t l = 0; l < found->layers.size() && !plan_.is_open; ++l) {
       LayerState& state = *found->layers[l];
       join(state);
       if (!state.heads.empty())
@@ -282,6 +287,7 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->n_host_parts = sums.n_host_parts;
   stats->host_part_ns = sums.host_part_ns;
   stats->staged_kv_bytes = sums.staged_kv_bytes;
+  stats->host_kv_bytes_read += sums.selected_kv_bytes;
   return {};
 }
 

@@ -82,7 +82,6 @@ class Session {
   Cache& cache() const { return *cache_; }
   const Policy& policy() const { return *policy_; }
   const PolicyOptions& options() const { return options_; }
-  // Sliding-window layers bound their own cost: every policy but "streaming" attends their whole sliding window.
   const Policy& layer_policy(const Layer& layer) const;
 
   // Following the cache: called with its mutex held exclusively. Those that return a Status change nothing on failure.
@@ -105,8 +104,11 @@ class Session {
   SequenceState* state(int64_t id) const;
   int64_t join(LayerState& state);  // returns how long it waited, in ns
   Status flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state);
-  void fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t length, Refresh* refresh) const;
+  void fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t length, KeyRuns* keys) const;
+  int64_t evicted_to(const LayerState& state, int64_t length) const;  // where the window begins after evict()
   void evict(LayerState& state, int64_t length) const;
+  // MAW of the window, which the device has the newest of: to where those of other tokens are. Nothing is under way.
+  void fetch_maw(const Sequence& sequence);
   void count_kept(Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx, int64_t n_kept);
 
   // A step whose every layer has been prepared, for device tensors.
@@ -117,7 +119,6 @@ class Session {
   };
   void shorten(Sequence& sequence, size_t layer_idx, int64_t length);
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
-  Status check_on_device(const Layer& layer) const;  // UNSUPPORTED: the policy
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
   Status reserve_step(void* stream);

@@ -132,7 +132,7 @@ void Session::count_kept(Sequence& sequence, int32_t layer_idx, LayerState& stat
   sums_.evicted_tokens += state.window_begin - before;
   if (state.window_begin == before) return;
   state.refresh.evict_begin = before;
-  state.refresh.evict_end = state.window_begin;
+  state.refresh.evict_end = state.refresh.host_end = state.window_begin;
 }
 
 Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
@@ -149,7 +149,10 @@ Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
     LayerState& state = *found->layers[l];
     join(state);
     // The runs that a refresh would read, while this can still fail.
-    if (!state.heads.empty() && n_kept > 0) fill_runs(*sequence, static_cast<int32_t>(l), length, &state.refresh);
+    if (!state.heads.empty() && n_kept > 0) {
+      fill_runs(*sequence, static_cast<int32_t>(l), length, &state.refresh.keys);
+      reserve_refresh(state.refresh);
+    }
   }
   for (size_t l = 0; l < found->layers.size(); ++l) {
     const auto layer_idx = static_cast<int32_t>(l);

@@ -18,11 +18,6 @@ constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
 
 }  // namespace
 
-Status Session::check_on_device(const Layer& layer) const {
-  if (!layer_policy(layer).keeps_maw) return {};
-  return fail(TANDEM_ERROR_UNSUPPORTED, "policy", "policy = \"%s\" attends host tensors alone", policy_->name);
-}
-
 // Windows of several queries are told apart by token indices, and hold something: sliding windows reach back in positions.
 bool Session::takes_single_queries(const Layer& layer, const Sequence& sequence) const {
   return exact_window() == 0 || (layer.sliding_window > 0 && !sequence.positions.empty());
@@ -41,7 +36,6 @@ Status Session::reserve_window(const Sequence& sequence, int64_t q_len, int64_t*
 Status Session::reserve_step(void* stream) {
   const std::vector<Layer>& layers = cache_->layers();
   for (size_t l = 0; l < layers.size(); ++l) {
-    TANDEM_TRY(check_on_device(layers[l]));
     int64_t most = 0;
     TANDEM_TRY(device_->most_queries(l, DeviceSession::kMostTokens, &most));
     for (const StepSequence& step : step_)
@@ -52,7 +46,8 @@ Status Session::reserve_step(void* stream) {
                   static_cast<long long>(plan_.max_q_len), static_cast<long long>(plan_.n_tokens),
                   static_cast<long long>(most), static_cast<long long>(DeviceSession::kMostTokens));
   }
-  CallSize size{plan_.n_tokens, static_cast<int64_t>(step_.size()), plan_.max_q_len, 0};
+  CallSize size{plan_.n_tokens, static_cast<int64_t>(step_.size()), plan_.max_q_len, 0,
+                evicted_at_once(*policy_, options_, cache_->page_len())};
   for (const StepSequence& step : step_) TANDEM_TRY(reserve_window(*cache_->find(step.id), plan_.max_q_len, &size.n_pages));
   DeviceLimits limits = step_limits(layers, size, device_->limits());
   for (const Layer& layer : layers) limits.include(device_limits(device_->device(), layer, size));
@@ -61,7 +56,7 @@ Status Session::reserve_step(void* stream) {
 
 // The cache's mutex is held exclusively; the sequences of step_ have their pages.
 Status Session::plan_step(void* stream) {
-  if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, exact_window(), &device_));
+  if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, *policy_, exact_window(), &device_));
   HandOver& hand_over = device_->hand_over();
   TANDEM_TRY(hand_over.fault());
   bool captures = false;
@@ -120,6 +115,7 @@ Status AttendCall::plan_layer(HandOverTask* task, DeviceSequence* to, int64_t* t
     if (call.q_len == 0) continue;
     call.first_query = call.sequence->lengths[layer_idx_];
     call.length = call.first_query + call.q_len;
+    call.is_append = call.q_len > 1;
     cache_.extend_positions(*call.sequence, call.length);
     SequenceState& state = *session_.state(step.id);
     call.state = state.layers[layer_idx_].get();

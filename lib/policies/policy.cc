@@ -26,6 +26,10 @@ Status out_of_range(const char* field, int64_t value, const char* wanted) {
 
 }  // namespace
 
+const Policy& policy_of_layer(const Policy& policy, const Layer& layer) {
+  return layer.sliding_window > 0 && policy.keeps_maw ? kPolicyAll : policy;
+}
+
 const Policy* policy_at(int32_t idx) {
   return idx >= 0 && idx < static_cast<int32_t>(std::size(kPolicies)) ? kPolicies[idx] : nullptr;
 }

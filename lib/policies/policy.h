@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "lib/layer.h"
 #include "lib/status.h"
 
 namespace tandem {
@@ -46,6 +47,9 @@ struct Policy {
   int64_t (*select)(const SelectInput& input, int32_t* kept);
 };
 
+// Sliding-window layers bound their own cost: every policy but "streaming" attends their whole sliding window.
+const Policy& policy_of_layer(const Policy& policy, const Layer& layer);
+
 const Policy* policy_at(int32_t idx);  // null past the end
 const Policy* find_policy(const char* name);
 Status resolve_session_options(const tandem_session_options& options, const Policy** policy, PolicyOptions* resolved);
@@ -55,6 +59,11 @@ Status resolve_session_options(const tandem_session_options& options, const Poli
 constexpr int64_t evict_len(int64_t window_len, int64_t page_len) {
   const int64_t eighth = window_len / 8;
   return eighth < 1 ? 1 : eighth < page_len ? eighth : page_len;
+}
+
+// Tokens whose MAW is looked at as they leave a window.
+inline int64_t evicted_at_once(const Policy& policy, const PolicyOptions& options, int64_t page_len) {
+  return policy.keeps_maw ? evict_len(options.window_len, page_len) : 0;
 }
 
 extern const Policy kPolicyAll, kPolicyStreaming, kPolicyHgca;

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+// Moving averages of attention weights (MAW) and selections of calls on a device. The device keeps the MAW of the window's
+// keys, the host those of all others, each counting what its own processor attends; a call hands over the MAW of the keys
+// that leave the window with it.
+//
+// Calls are prepared long before their turn, and what they attend depends on what was selected by then. So the thread that
+// meets the device completes them (lib/hand_over.h):
+//
+//   arrived    refreshes of earlier calls are joined, or done where appends have waited for it; the selected keys become
+//              part of the jobs
+//   observed   an append's queries count in the MAW of the host's keys; those handed over are taken; then the evicted keys
+//              are judged in the background, or after an append all keys, at once
+//
+// The results are those of calls on host tensors but for rounding. While anything is under way the state is the thread's;
+// the caller's looks at it when nothing is (Session::settle_device), and at window_begin and is_unjudged, which are its own.
+#include <algorithm>
+
+#include "lib/attend_call.h"
+#include "lib/device_session.h"
+#include "lib/device_status.h"
+
+namespace tandem {
+namespace {
+
+void take_keys(LateCall* late, Refresh* refresh) {
+  if (late->keys.length == 0) return;
+  std::swap(refresh->keys, late->keys);
+  late->keys.length = 0;
+  reserve_refresh(*refresh);
+}
+
+// Rows of [n_q_heads][kDevicePageLen] from or to the MAW of a page's tokens [begin, end).
+template <typename F>
+void for_page(const Maw& maw, int32_t n_q_heads, TokenRange range, float* page, F move) {
+  for (int32_t h = 0; h < n_q_heads; ++h)
+    move(maw.at(h, range.begin), page + h * kDevicePageLen + range.begin % kDevicePageLen, range.end - range.begin);
+}
+
+// part(range) for the parts of [begin, end) in each page.
+template <typename F>
+Status for_pages(TokenRange range, F part) {
+  for (int64_t t = range.begin; t < range.end;) {
+    const int64_t end = std::min(range.end, (t / kDevicePageLen + 1) * kDevicePageLen);
+    TANDEM_TRY(part(TokenRange{t, end}));
+    t = end;
+  }
+  return {};
+}
+
+}  // namespace
+
+void Session::fetch_maw(const Sequence& sequence) {
+  SequenceState* found = state(sequence.id);
+  if (found == nullptr || device_ == nullptr) return;
+  DeviceWindow& window = found->window;
+  for (size_t l = 0; l < found->layers.size(); ++l) {
+    if (!window.has_maw(l)) continue;
+    device_->hand_over().drain();
+    window.set_maw(l, false);
+    const LayerState& state = *found->layers[l];
+    const int32_t n_q_heads = cache_->layers()[l].n_q_heads;
+    const TokenRange valid = window.valid(l);
+    std::vector<float> page(static_cast<size_t>(n_q_heads * kDevicePageLen));
+    const Status fetched = for_pages({std::max(state.window_begin, valid.begin), valid.end}, [&](TokenRange range) {
+      const auto* from =
+          reinterpret_cast<const std::byte*>(window.page_of(range.begin)) + device_->geometry().layers[l].maw_at;
+      void* const stream = nullptr;
+      TANDEM_TRY(call_device(device_->device(), &DeviceTable::copy, page.data(), from,
+                             static_cast<int64_t>(page.size() * sizeof(float)), stream));
+      for_page(state.maw, n_q_heads, range, page.data(),
+               [](float* to, const float* of, int64_t n) { std::copy_n(of, n, to); });
+      return Status();
+    });
+    if (!fetched.ok())
+      cache_->engine().log(TANDEM_LOG_WARNING, "the device is lost: attention weights of keys in the window are forgotten");
+  }
+}
+
+// Of tokens before `end`, where the window's are out of date.
+Status AttendCall::give_maw(const SequenceCall& call, int64_t end) {
+  if (call.window->has_maw(layer_idx_) || call.resident_begin >= end) return {};
+  DeviceSession& device = *session_.device_;
+  device.hand_over().drain();
+  std::vector<float> page(static_cast<size_t>(layer_.n_q_heads * kDevicePageLen), 0.0f);
+  return for_pages({call.resident_begin, end}, [&](TokenRange range) {
+    for_page(call.state->maw, layer_.n_q_heads, range, page.data(),
+             [](const float* from, float* to, int64_t n) { std::copy_n(from, n, to); });
+    auto* to = reinterpret_cast<std::byte*>(call.window->page_of(range.begin)) + device.geometry().layers[layer_idx_].maw_at;
+    return call_device(device.device(), &DeviceTable::copy, to, page.data(),
+                       static_cast<int64_t>(page.size() * sizeof(float)), args_.stream);
+  });
+}
+
+void AttendCall::prepare_observation(HandOverTask* task) {
+  task->session = &session_;
+  task->arrived = [](HandOverTask& arrived) {
+    AttendArgs args;
+    args.layer_idx = arrived.shape.layer_idx;
+    AttendCall(*arrived.session, args, arrived.scratch).choose_late(&arrived);
+  };
+  task->observed = [](HandOverTask& observed) {
+    AttendArgs args;
+    args.layer_idx = observed.shape.layer_idx;
+    AttendCall(*observed.session, args, observed.scratch).take_observation(&observed);
+  };
+  if (task->late.size() < scratch_.calls.size()) task->late.resize(scratch_.calls.size());
+  int64_t n_evicted = 0;
+  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
+    SequenceCall& call = scratch_.calls[i];
+    LateCall& late = task->late[i];
+    call.evict_end = std::max(session_.evicted_to(*call.state, call.length), call.resident_begin);
+    call.first_evicted = n_evicted;
+    n_evicted += call.evict_end - call.resident_begin;
+    call.flushes = !call.is_append && call.state->is_unjudged;
+    late.keys.length = 0;
+    if (call.is_append || call.flushes || call.evict_end > call.found_begin)
+      session_.fill_runs(*call.sequence, args_.layer_idx, call.length, &late.keys);
+    if (call.selected) late.pages = call.sequence->pages;
+    bind_refresh(session_, *call.state, layer_);
+  }
+}
+
+// The jobs' runs again, with those of the selected keys.
+void AttendCall::choose_late(HandOverTask* task) {
+  task->runs.clear();
+  task->selected_kv_bytes = 0;
+  size_t j = 0;
+  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
+    const SequenceCall& call = scratch_.calls[i];
+    Refresh& refresh = call.state->refresh;
+    session_.join(*call.state);
+    if (call.flushes && refresh.due) {
+      take_keys(&task->late[i], &refresh);
+      refresh.host_end = call.resident_begin;
+      re_evaluate(refresh);
+    }
+    if (!call.has_host) continue;
+    for (int32_t h = 0; h < layer_.n_kv_heads; ++h, ++j) {
+      const size_t first = task->runs.size();
+      task->runs.insert(task->runs.end(), scratch_.jobs[j].runs, scratch_.jobs[j].runs + scratch_.jobs[j].n_runs);
+      scratch_.job_runs[j] = first;
+      if (!call.selected) continue;
+      scratch_.runs.swap(task->runs);
+      add_selected_runs(call, task->late[i].pages, h);
+      scratch_.runs.swap(task->runs);
+      task->selected_kv_bytes += call.state->heads[static_cast<size_t>(h)].n_tokens * task->row_bytes.total();
+    }
+  }
+  scratch_.job_runs[j] = task->runs.size();
+  scratch_.runs.swap(task->runs);
+  for (size_t job = 0; job < j; ++job) finish_runs(job);
+}
+
+void AttendCall::take_observation(HandOverTask* task) {
+  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+  const std::byte* slot = session_.device_->slot(task->ticket);
+  const auto* maw = reinterpret_cast<const float*>(slot + exchange.maw_at);
+  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
+    const SequenceCall& call = scratch_.calls[i];
+    Refresh& refresh = call.state->refresh;
+    session_.join(*call.state);
+    take_keys(&task->late[i], &refresh);
+    if (call.counts_on_host()) count_host_weights(call, slot);
+    for (int64_t t = call.resident_begin; t < call.evict_end;) {
+      const int64_t n = std::min(Maw::kBlock - t % Maw::kBlock, call.evict_end - t);
+      for (int32_t h = 0; h < layer_.n_q_heads; ++h)
+        std::copy_n(maw + h * int64_t{exchange.n_evicted} + call.first_evicted + t - call.resident_begin, n,
+                    call.state->maw.at(h, t));
+      t += n;
+    }
+    refresh.host_end = call.evict_end;
+    if (call.is_append) {
+      refresh.due = true;
+      if (call.is_last) re_evaluate(refresh);
+    } else if (call.evict_end > call.found_begin) {
+      refresh.evict_begin = call.found_begin;
+      refresh.evict_end = call.evict_end;
+      cache_.engine().worker().post(refresh.job);
+    }
+  }
+}
+
+// Of an append over all the host's keys; of a single query over those that the session has just found.
+void AttendCall::count_host_weights(const SequenceCall& call, const std::byte* slot) {
+  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+  const int64_t n = std::min(call.q_len, refresh_queries(session_.options_.alpha)), skipped = call.q_len - n;
+  const int64_t row = (call.first_row * layer_.n_kv_heads + skipped) * layer_.group_size;
+  CountedQueries queries;
+  queries.q = reinterpret_cast<const float*>(slot + exchange.q_at) + row * layer_.k_head_dim;
+  queries.lse = reinterpret_cast<const float*>(slot + exchange.lse_at) + row;
+  queries.head_stride = call.q_len * layer_.group_size;
+  queries.n = n;
+  queries.n_skipped = skipped;
+  queries.begin = call.visibility.begin + skipped;
+  queries.end = call.visibility.end + skipped;
+  queries.first_token = call.is_append ? 0 : call.found_begin;
+  queries.end_token = call.resident_begin;
+  count_weights(call.state->refresh, queries);
+}
+
+}  // namespace tandem
