@@ -156,6 +156,7 @@ std::string table_refusal(const DeviceTable* table, const char* name) {
       {"append", table->append != nullptr},
       {"attend", table->attend != nullptr},
       {"merge", table->merge != nullptr},
+      {"observe", table->observe != nullptr},
   };
   for (const auto& function : functions)
     if (!function.there) return std::string("its table has no ") + function.name + "()";

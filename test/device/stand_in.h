@@ -7,7 +7,8 @@
 //   stand_in_module.cc     the table, and what tests control
 //   stand_in_stream.h      streams, graphs, the loss of the device
 //   stand_in_memory.h      whose memory is where
-//   stand_in_call.h        what calls have in common; stand_in_attend.cc, stand_in_exchange.cc: the calls
+//   stand_in_call.h        what calls have in common; stand_in_attend.cc, stand_in_exchange.cc, stand_in_observe.cc: the
+//   calls
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,7 @@ struct Counts {
   std::atomic<int64_t> n_shared{0}, n_unshared{0};
   std::atomic<int64_t> n_copied{0}, copied_bytes{0};
   std::atomic<int64_t> n_waits{0};  // calls of wait()
-  std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0};
+  std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0}, n_observed{0};
   std::atomic<int64_t> window_bytes{0};  // written to pages by append()
 };
 
@@ -50,6 +51,7 @@ enum Call : int32_t {
   kAppend,
   kAttend,
   kMerge,
+  kObserve,
 };
 inline constexpr int64_t kLostUnderlying = 700, kCaptureUnderlying = 900, kInjectedUnderlying = 999;
 

@@ -42,6 +42,7 @@ const DeviceSequence* read_sequences(const DeviceSequences& all, int64_t n_rows)
     require(sequence.first_row >= 0 && (n_rows < 0 || sequence.first_row + int64_t{sequence.q_len} <= n_rows),
             "a sequence has rows that the call has not");
     require(sequence.has_host_part == 0 || sequence.has_host_part == 1, "has_host_part is not 0 or 1");
+    require(sequence.wants_lse == 0 || sequence.wants_lse == 1, "wants_lse is not 0 or 1");
   }
   return all.sequences;
 }
@@ -59,6 +60,12 @@ std::byte* WindowRows::row(Plane plane, int32_t kv_head, int64_t token) const {
   require(page % 16 == 0, "a page is not at a multiple of 16 bytes");
   std::byte* head = pages.planes[plane] + page + kv_head * pages.head_stride[plane];
   return on_device(head + token % pages.page_len * bytes, bytes, "a page is no device memory");
+}
+
+float* WindowRows::maw(int32_t head, int64_t token) const {
+  auto* page = reinterpret_cast<std::byte*>(pages.maw) + table[token / pages.page_len % table_len];
+  float* row = reinterpret_cast<float*>(page) + int64_t{head} * pages.page_len;
+  return on_device(row + token % pages.page_len, 4, "a page's moving averages are no device memory");
 }
 
 }  // namespace stand_in

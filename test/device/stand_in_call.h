@@ -20,9 +20,11 @@ extern Counts counts;
 void check(const tandem::DeviceAppend& call);
 void check(const tandem::DeviceAttend& call);
 void check(const tandem::DeviceMerge& call);
+void check(const tandem::DeviceObserve& call);
 bool perform(const tandem::DeviceAppend& call);
 bool perform(const tandem::DeviceAttend& call);
 bool perform(const tandem::DeviceMerge& call);
+bool perform(const tandem::DeviceObserve& call);
 
 // What a device has no kernels for is refused, by its field.
 void check_layer(const tandem::Layer& layer);
@@ -59,6 +61,7 @@ struct WindowRows {
         table(call.sequences.page_tables + sequence.table_begin),
         table_len(sequence.table_len) {}
   std::byte* row(tandem::Plane plane, int32_t kv_head, int64_t token) const;
+  float* maw(int32_t head, int64_t token) const;
 };
 
 }  // namespace stand_in

@@ -1,30 +1,19 @@
 // SPDX-License-Identifier: MIT
 // append() and merge(): rows into the window, and the hand-over with the host. Slots are filled with NaN before they are
 // written, so that a host that reads what it was not given, and a merge of states that the host has not left, shows.
-#include <atomic>
-#include <chrono>
+#include "device/stand_in_exchange.h"
+
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <vector>
 
-#include "device/stand_in_call.h"
 #include "reference/stored_row.h"
 
 namespace stand_in {
-namespace {
-
 using namespace tandem;
-using Clock = std::chrono::steady_clock;
 
-constexpr char kNotInK[] = "k is no device memory", kNotInV[] = "v is no device memory", kNotInQ[] = "q is no device memory";
+// ---- what calls have in common -----------------------------------------------------------------------------------------
 
-// A part of a slot, in bytes.
-struct Part {
-  int64_t begin, bytes;
-};
-
-// They begin after the header and do not overlap.
 void check_parts(const std::vector<Part>& parts, int64_t slot_bytes) {
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& part = parts[i];
@@ -40,12 +29,25 @@ void check_parts(const std::vector<Part>& parts, int64_t slot_bytes) {
 
 std::vector<Part> state_parts(const Layer& layer, const DeviceExchange& exchange, int64_t n_tokens) {
   const int64_t n_rows = n_tokens * layer.n_q_heads;
-  return {{exchange.o_at, n_rows * layer.v_head_dim * 4}, {exchange.lse_at, n_rows * 4}};
+  return {{exchange.o_at, n_rows * layer.v_head_dim * 4},
+          {exchange.lse_at, n_rows * 4},
+          {exchange.maw_at, int64_t{4} * layer.n_q_heads * exchange.n_evicted}};
 }
 
+std::vector<Part> row_parts(const Layer& layer, const DeviceExchange& exchange, int64_t n_tokens, bool has_rows) {
+  std::vector<Part> parts = {{exchange.q_at, n_tokens * layer.n_q_heads * layer.k_head_dim * 4}};
+  const PlaneBytes bytes = plane_bytes(layer);
+  for (int32_t p = 0; p < kPlanes && has_rows; ++p)
+    parts.push_back({exchange.rows_at[p], int64_t{exchange.n_rows} * layer.n_kv_heads * bytes.of[p]});
+  return parts;
+}
+
+// Of a single slot none is ever free.
 void check_exchange(const DeviceExchange& exchange) {
-  require(exchange.n_slots > 0 && exchange.slot_bytes >= static_cast<int64_t>(sizeof(SlotHeader)), "there are no slots");
+  require(exchange.n_slots >= 2, "there are fewer than two slots");
+  require(exchange.slot_bytes >= static_cast<int64_t>(sizeof(SlotHeader)), "a slot has no room for its header");
   require(exchange.timeout_ns > 0, "a wait that never ends");
+  require(exchange.n_evicted >= 0, "a slot has room for fewer evicted tokens than none");
   require(exchange.flags != nullptr && exchange.state != nullptr && exchange.slots != nullptr, "an exchange without memory");
   on_device(exchange.flags, sizeof *exchange.flags, "the flags are no device memory");
   on_device(exchange.slots, exchange.n_slots * exchange.slot_bytes, "the slots are no device memory");
@@ -53,50 +55,11 @@ void check_exchange(const DeviceExchange& exchange) {
   require(reinterpret_cast<uintptr_t>(exchange.slots) % 8 == 0 && exchange.slot_bytes % 8 == 0, "slots are not aligned");
 }
 
-// One exchange as an operation of a stream sees it. state[0] is the next ticket.
-class Exchange {
- public:
-  explicit Exchange(const DeviceExchange& exchange) : exchange_(exchange) {}
+// ---- append and merge --------------------------------------------------------------------------------------------------
 
-  uint64_t next_ticket() const {
-    const int64_t* state = exchange_.state;
-    require(state[0] >= 0 && std::all_of(state + 1, state + kExchangeWords, [](int64_t word) { return word == 0; }),
-            "the exchange's state was not zero at first");
-    return static_cast<uint64_t>(state[0]);
-  }
-  void take_ticket() const { ++exchange_.state[0]; }
-  std::byte* slot(uint64_t ticket) const {
-    return exchange_.slots + static_cast<int64_t>(ticket % static_cast<uint64_t>(exchange_.n_slots)) * exchange_.slot_bytes;
-  }
-  void arrive(uint64_t n) const { std::atomic_ref(exchange_.flags->arrived).store(n, std::memory_order_release); }
+namespace {
 
-  // Until the host has answered so many. False: it has not in time, here or before, or the device is lost.
-  bool wait_for(int64_t n_answered, uint32_t fault) const {
-    const std::atomic_ref faulty(exchange_.flags->fault);
-    const std::atomic_ref answered(exchange_.flags->answered);
-    if (faulty.load(std::memory_order_relaxed) != 0) return false;
-    auto end = Clock::now() + std::chrono::nanoseconds(exchange_.timeout_ns);
-    while (static_cast<int64_t>(answered.load(std::memory_order_acquire)) < n_answered) {
-      if (is_lost()) return false;
-      const bool is_busy = std::atomic_ref(exchange_.flags->busy).load(std::memory_order_relaxed) != 0;
-      if (is_busy) end = Clock::now() + std::chrono::nanoseconds(exchange_.timeout_ns);
-      if (Clock::now() >= end) {
-        faulty.store(fault, std::memory_order_release);
-        return false;
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(10));
-    }
-    return true;
-  }
-
- private:
-  const DeviceExchange& exchange_;
-};
-
-// The first row of q, o and lse of a sequence and KV head in a slot.
-int64_t first_slot_row(const Layer& layer, const DeviceSequence& sequence, int32_t kv_head) {
-  return int64_t{sequence.first_row} * layer.n_q_heads + int64_t{kv_head} * sequence.q_len * layer.group_size;
-}
+constexpr char kNotInK[] = "k is no device memory", kNotInV[] = "v is no device memory", kNotInQ[] = "q is no device memory";
 
 void hand_over_queries(const DeviceAppend& call, const DeviceSequence& sequence, std::byte* slot) {
   const Layer& layer = *call.layer;
@@ -172,7 +135,7 @@ struct State {
 };
 
 // slot_row: of the host's state, null where there is none.
-void merge_row(const DeviceMerge& call, int64_t token, int32_t head, const std::byte* slot, int64_t slot_row) {
+void merge_row(const DeviceMerge& call, int64_t token, int32_t head, std::byte* slot, int64_t slot_row, bool wants_lse) {
   const Layer& layer = *call.layer;
   const int64_t row = token * layer.n_q_heads + head;
   State state{std::vector<double>(static_cast<size_t>(layer.v_head_dim), 0.0)};
@@ -183,19 +146,22 @@ void merge_row(const DeviceMerge& call, int64_t token, int32_t head, const std::
   if (call.sinks != nullptr) state.add(nullptr, static_cast<double>(call.sinks[head]));
   reference::store_all(call.o_out.dtype, state.o.data(), layer.v_head_dim,
                        row_at(call.o_out, token, head, layer.v_head_dim, "o is no device memory"));
+  if (call.is_observed != 0) call.lse[row] = static_cast<float>(state.lse);
+  if (call.is_observed != 0 && slot != nullptr && wants_lse)
+    reinterpret_cast<float*>(slot + call.exchange.lse_at)[slot_row] = static_cast<float>(state.lse);
   if (call.lse_out == nullptr) return;
   float* lse = call.lse_out + token * call.lse_token_stride + head * call.lse_head_stride;
   *on_device(lse, 4, "lse is no device memory") = static_cast<float>(state.lse);
 }
 
-void merge_sequence(const DeviceMerge& call, const DeviceSequence& sequence, const std::byte* slot) {
+void merge_sequence(const DeviceMerge& call, const DeviceSequence& sequence, std::byte* slot) {
   const Layer& layer = *call.layer;
   for (int32_t kv_head = 0; kv_head < layer.n_kv_heads; ++kv_head) {
     int64_t slot_row = first_slot_row(layer, sequence, kv_head);
     for (int32_t t = 0; t < sequence.q_len; ++t)
       for (int32_t g = 0; g < layer.group_size; ++g, ++slot_row)
         merge_row(call, sequence.first_row + t, kv_head * layer.group_size + g, sequence.has_host_part != 0 ? slot : nullptr,
-                  slot_row);
+                  slot_row, sequence.wants_lse != 0);
   }
 }
 
@@ -209,21 +175,16 @@ void check(const DeviceAppend& call) {
   require(call.n_tokens >= 0, "a negative number of tokens");
   require(call.n_tokens <= call.exchange.n_rows, "more tokens than a slot has rows for");
   require((call.k.data == nullptr) == (call.v.data == nullptr), "one of k and v is appended");
+  if (call.k.data != nullptr) check_pages(call.pages);
   std::vector<Part> parts = state_parts(layer, call.exchange, call.n_tokens);
-  parts.push_back({call.exchange.q_at, int64_t{call.n_tokens} * layer.n_q_heads * layer.k_head_dim * 4});
-  if (call.k.data != nullptr) {
-    check_pages(call.pages);
-    const PlaneBytes bytes = plane_bytes(layer);
-    for (int32_t p = 0; p < kPlanes; ++p)
-      parts.push_back({call.exchange.rows_at[p], int64_t{call.exchange.n_rows} * layer.n_kv_heads * bytes.of[p]});
-  }
+  for (const Part& part : row_parts(layer, call.exchange, call.n_tokens, call.k.data != nullptr)) parts.push_back(part);
   check_parts(parts, call.exchange.slot_bytes);
 }
 
 bool perform(const DeviceAppend& call) {
   const Exchange exchange(call.exchange);
   const uint64_t ticket = exchange.next_ticket();
-  if (!exchange.wait_for(static_cast<int64_t>(ticket) + 1 - call.exchange.n_slots, kFaultSlot)) return false;
+  if (!exchange.wait_for(static_cast<int64_t>(ticket) + 2 - call.exchange.n_slots, kFaultSlot)) return false;
   const DeviceSequence* sequences = read_sequences(call.sequences, call.n_tokens);
   std::byte* slot = exchange.slot(ticket);
   std::memset(slot, 0xff, static_cast<size_t>(call.exchange.slot_bytes));
@@ -245,6 +206,7 @@ void check(const DeviceMerge& call) {
   check_sequences(call.sequences);
   check_exchange(call.exchange);
   require(call.n_tokens >= 0, "a negative number of tokens");
+  require(call.is_observed == 0 || call.is_observed == 1, "is_observed is not 0 or 1");
   check_parts(state_parts(*call.layer, call.exchange, call.n_tokens), call.exchange.slot_bytes);
   const int64_t n_rows = int64_t{call.n_tokens} * call.layer->n_q_heads;
   on_device(call.o, n_rows * call.layer->v_head_dim * 4, "the window's o is no device memory");

@@ -186,7 +186,7 @@ const std::vector<Span> kAsking = {{7, 90, 3}};
 // The host does not answer: the device stops waiting, says which wait it was, and does nothing from then on.
 void gives_up(void**) {
   for (const uint32_t fault : {kFaultSlot, kFaultAnswer}) {
-    ExchangeProblem problem({.name = "one slot", .n_slots = 1}, kAsking, 3, 9);
+    ExchangeProblem problem({.name = "two slots"}, kAsking, 3, 9);
     Host& host = problem.host;
     const int64_t n_appended = host.counts.n_appended, n_merged = host.counts.n_merged;
     problem.append.exchange.timeout_ns = problem.merge.exchange.timeout_ns = 20 * 1000 * 1000;
@@ -249,7 +249,7 @@ void check_bad(const Bad& bad, bool in_append) {
 void checks_calls(void**) {
   static float of_host[64];
   const Bad kBad[] = {
-      {"there are no slots", true, true, true, [](Spoilt s) { s.exchange.n_slots = 0; }},
+      {"fewer than two slots", true, true, true, [](Spoilt s) { s.exchange.n_slots = 1; }},
       {"never ends", true, true, true, [](Spoilt s) { s.exchange.timeout_ns = 0; }},
       {"without memory", true, true, true, [](Spoilt s) { s.exchange.state = nullptr; }},
       {"slots are no", true, true, true, [](Spoilt s) { s.exchange.slot_bytes *= 2; }},

@@ -235,7 +235,7 @@ class Loop : public ExchangeProblem {
 };
 
 void slots_go_round(void**) {
-  Loop({.name = "one slot", .n_slots = 1}, 1).check();
+  Loop({.name = "two slots"}, 1).check();
   Loop({.name = "all resident", .n_slots = 3}, 6, kTokens).check();
   Loop({.name = "q8_0, window", .k_type = TANDEM_Q8_0, .v_type = TANDEM_BF16, .sliding_window = 115, .n_slots = 2}, 2)
       .check();

@@ -236,6 +236,10 @@ int32_t merge(void*, const DeviceMerge* call, void* stream, DeviceError* error) 
   return submit(kMerge, call, &counts.n_merged, stream, error);
 }
 
+int32_t observe(void*, const DeviceObserve* call, void* stream, DeviceError* error) {
+  return submit(kObserve, call, &counts.n_observed, stream, error);
+}
+
 constexpr DeviceTable kTable = {
     kFault == "other_abi" ? kDeviceAbi + 1 : kDeviceAbi,
     sizeof(DeviceTable) - (kFault == "short_table" ? 8 : 0),
@@ -258,6 +262,7 @@ constexpr DeviceTable kTable = {
     append,
     attend,
     merge,
+    observe,
 };
 
 void reset() {
