@@ -89,6 +89,7 @@ class AttendCall {
   Status fill_window(const SequenceCall& call);
   Status copy_to_window(const SequenceCall& call, TokenRange range);
   // Where MAW are kept (lib/observe_device.cc).
+  Status flush_host_appends(const SequenceCall& call);
   Status give_maw(const SequenceCall& call, int64_t end);
   void prepare_observation(HandOverTask* task);
   void choose_late(HandOverTask* task);

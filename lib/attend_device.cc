@@ -115,6 +115,7 @@ Status AttendCall::reserve_on_device(int64_t* most) {
     SequenceState& state = *session_.state(sequence.id);
     call.state = state.layers[layer_idx_].get();
     call.window = &state.window;
+    TANDEM_TRY(flush_host_appends(call));
   }
   const CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages,
                       evicted_at_once(policy_, session_.options_, cache_.page_len())};

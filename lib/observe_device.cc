@@ -76,6 +76,12 @@ void Session::fetch_maw(const Sequence& sequence) {
   }
 }
 
+// Appends on the host that wait to be counted: nothing of the layer is under way then.
+Status AttendCall::flush_host_appends(const SequenceCall& call) {
+  if (!policy_.keeps_maw || call.window->has_maw(layer_idx_)) return {};
+  return session_.flush_layer(*call.sequence, args_.layer_idx, *call.state);
+}
+
 // Of tokens before `end`, where the window's are out of date.
 Status AttendCall::give_maw(const SequenceCall& call, int64_t end) {
   if (call.window->has_maw(layer_idx_) || call.resident_begin >= end) return {};

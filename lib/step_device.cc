@@ -120,6 +120,7 @@ Status AttendCall::plan_layer(HandOverTask* task, DeviceSequence* to, int64_t* t
     SequenceState& state = *session_.state(step.id);
     call.state = state.layers[layer_idx_].get();
     call.window = &state.window;
+    TANDEM_TRY(flush_host_appends(call));
     scratch_.calls.push_back(call);
   }
   prepare_chunk(task);

@@ -24,12 +24,11 @@ void assert_refused(const Side& side, const tandem_attend_args& args, int32_t st
 // ---- tests -------------------------------------------------------------------------------------------------------------
 
 void refuses(void**) {
-  const Side side(true), without(false), hgca(true, "hgca");
+  const Side side(true), without(false);
   Call call(2, 1);
   call.to_device();
   const tandem_attend_args good = call.args(side);
   assert_refused(without, call.args(without), TANDEM_ERROR_UNSUPPORTED, "q.device_type", "the engine has no device");
-  assert_refused(hgca, call.args(hgca), TANDEM_ERROR_UNSUPPORTED, "policy", "\"hgca\"");
   for (const char* name : {"q", "k", "v", "o"}) {
     tandem_attend_args args = good;
     tandem_tensor moved = *(*name == 'q' ? good.q : *name == 'k' ? good.k : *name == 'v' ? good.v : good.o);

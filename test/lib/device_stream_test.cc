@@ -22,12 +22,12 @@ std::unique_ptr<harness::Engine> engine;
 harness::NanAllocator* allocator = nullptr;
 const stand_in::Controls* controls = nullptr;
 
-void run_streams(const char* name, uint64_t first_seed, int64_t n_streams) {
+void run_streams(const char* name, uint64_t first_seed, int64_t n_streams, Policies policies = Policies::kDevice) {
   reference::GateShares shares;
   int64_t n_attends = 0;
   const uint64_t only = harness::seed_override(0);
   for (int64_t i = 0; i < (only ? 1 : n_streams); ++i) {
-    StreamWorld world(only ? only : first_seed + static_cast<uint64_t>(i), *engine, Policies::kDevice, device.get());
+    StreamWorld world(only ? only : first_seed + static_cast<uint64_t>(i), *engine, policies, device.get());
     world.run(30);
     world.check_everything();
     shares.include(world.shares());
@@ -45,11 +45,14 @@ int64_t n_streams_of(int64_t fast, int64_t full) {
 
 void streams(void**) { run_streams("prompt", 500001, n_streams_of(40, 400)); }
 
+void hgca_streams(void**) { run_streams("hgca", 510001, n_streams_of(40, 400), Policies::kDeviceHgca); }
+
 // A device that is later than the host all the time.
 void streams_of_a_slow_device(void**) {
   if (controls == nullptr) skip();
   controls->set_delay(300'000);
   run_streams("slow", 600001, n_streams_of(12, 100));
+  run_streams("slow hgca", 610001, n_streams_of(12, 100), Policies::kDeviceHgca);
   controls->set_delay(0);
 }
 
@@ -74,6 +77,6 @@ int tear_down(void**) {
 
 int main(int argc, char** argv) {
   if (argc > 1) module_path = argv[1];
-  const CMUnitTest tests[] = {cmocka_unit_test(streams), cmocka_unit_test(streams_of_a_slow_device)};
+  const CMUnitTest tests[] = {cmocka_unit_test(streams), cmocka_unit_test(hgca_streams), cmocka_unit_test(streams_of_a_slow_device)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -5,8 +5,8 @@
 
 namespace harness {
 
-bool StreamWorld::is_for_device(size_t session, size_t layer, const Pass& pass) {
-  if (device_ == nullptr || pass.speculative || sessions_[session].hgca || !random_.chance(0.8)) return false;
+bool StreamWorld::is_for_device(size_t layer, const Pass& pass) {
+  if (device_ == nullptr || pass.speculative || !random_.chance(0.8)) return false;
   const reference::RefLayer& geometry = layers_[layer];
   if (geometry.rope != TANDEM_ROPE_CALLER) return false;  // its table is the library's own
   const tandem::Layer asked = tandem::test::layer_of(geometry);

@@ -66,7 +66,7 @@ bool device_rounds_p(const RefLayer& layer, int32_t q_type, const std::vector<in
 StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device)
     : seed_(seed), policies_(policies), random_(seed), device_(device) {
   const int64_t n_layers = random_.integer(1, 3);
-  const bool rope = random_.chance(policies == Policies::kDevice ? 0.1 : 0.5);  // shifting needs it in every layer
+  const bool rope = random_.chance(device != nullptr ? 0.1 : 0.5);  // shifting needs it in every layer
   for (int64_t l = 0; l < n_layers; ++l) {
     layers_.push_back(draw_layer(&random_, policies != Policies::kExact && policies != Policies::kDevice));
     if (rope) layers_.back().rope = random_.pick({TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED});
@@ -296,7 +296,7 @@ void StreamWorld::attend_layer(size_t session, size_t layer, const Pass& pass, c
   args.o = &o;
   args.lse = &lse;
   args.parent_idx = pass.tree ? call.parents.data() : nullptr;
-  if (is_for_device(session, layer, pass)) return attend_on_device(session, layer, pass, args, std::move(call));
+  if (is_for_device(layer, pass)) return attend_on_device(session, layer, pass, args, std::move(call));
   TANDEM_EXPECT(where(), TANDEM_OK, tandem_attend(*sessions_[session].session, &args, &error));
   ++n_attends_;
   if (!pass.append_first) grow_model(pass, layer, call);

@@ -23,6 +23,7 @@ namespace harness {
 enum class Policies {
   kExact,
   kDevice,  // the same, with tensors in device memory
+  kDeviceHgca,
   kHgca,
   // What ordinary hgca streams leave out, so that other failures show: trees that are longer than the window, and partial
   // chunks of a single token.
@@ -107,7 +108,7 @@ class StreamWorld {
     LayerCall call;
     std::vector<DeviceTensor> tensors;
   };
-  bool is_for_device(size_t session, size_t layer, const Pass& pass);
+  bool is_for_device(size_t layer, const Pass& pass);
   tandem_tensor to_device(PendingCall* pending, Tensor* tensor);
   void attend_on_device(size_t session, size_t layer, const Pass& pass, tandem_attend_args args, LayerCall call);
   void finish_pending();
