@@ -14,6 +14,7 @@ constexpr int kLeastCapability = 80;
 
 struct Device {
   int idx;
+  int32_t n_multiprocessors;
   AttendLauncher launcher;
   cudaStream_t pulse_stream = nullptr;  // of check()
   cudaEvent_t pulse = nullptr;
@@ -80,7 +81,8 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
                   error);
   if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
   auto* device = new (std::nothrow)
-      Device{device_idx, AttendLauncher({info.compute_capability, info.n_multiprocessors, of_block, of_multiprocessor})};
+      Device{device_idx, info.n_multiprocessors,
+             AttendLauncher({info.compute_capability, info.n_multiprocessors, of_block, of_multiprocessor})};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
   if (const int32_t code = make_pulse(device, error); code != TANDEM_OK) {
     close(device);
@@ -197,6 +199,12 @@ int32_t merge(void* self, const DeviceMerge* call, void* stream, DeviceError* er
   return launch_merge(*call, static_cast<cudaStream_t>(stream), error);
 }
 
+int32_t observe(void* self, const DeviceObserve* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return launch_observe(*call, device_of(self).n_multiprocessors, static_cast<cudaStream_t>(stream), error);
+}
+
 constexpr DeviceTable kTable = {
     kDeviceAbi,
     sizeof(DeviceTable),
@@ -219,6 +227,7 @@ constexpr DeviceTable kTable = {
     append,
     attend,
     merge,
+    observe,
 };
 
 }  // namespace

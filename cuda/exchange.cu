@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/exchange.h"
+#include "cuda/kernel_setup.h"
 #include "cuda/kernels/append.cuh"
 #include "cuda/kernels/merge.cuh"
 #include "cuda/layer_check.h"
@@ -13,22 +14,25 @@ namespace {
 constexpr int64_t kAloneRows = 2 * kAppendAloneWarps;
 constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several rows
 constexpr int64_t kMostRows = int64_t{1} << 30;
-constexpr int32_t kPageUnit = 64;
+
+}  // namespace
 
 int32_t check_rows(const DeviceRows& rows, const char* field, DeviceError* error) {
   if (rows.data == nullptr || is_tensor_float(rows.dtype)) return TANDEM_OK;
   return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, field, "%s is neither f32 nor f16 nor bf16 (dtype %d)", field, rows.dtype);
 }
 
-// What kernels write by 16 bytes begins at a multiple of them.
+// What kernels write by 16 bytes begins at a multiple of them. Of a single slot none is ever free.
 int32_t check_exchange(const DeviceExchange& exchange, DeviceError* error) {
   int64_t offsets = exchange.slot_bytes | exchange.q_at | exchange.o_at;
   for (const int64_t at : exchange.rows_at) offsets |= at;
-  if (exchange.n_slots > 0 && offsets % 16 == 0) return TANDEM_OK;
+  if (exchange.n_slots > 1 && offsets % 16 == 0 && exchange.maw_at % 4 == 0) return TANDEM_OK;
   return fail(error, TANDEM_ERROR_INTERNAL, 0, "",
-              "an exchange of %d slots of %lld bytes, or places in them that are no multiples of 16", exchange.n_slots,
-              static_cast<long long>(exchange.slot_bytes));
+              "an exchange of %d slots of %lld bytes: they are two at least, and multiples of 16 as are places in them",
+              exchange.n_slots, static_cast<long long>(exchange.slot_bytes));
 }
+
+namespace {
 
 int32_t check_append(const DeviceAppend& call, DeviceError* error) {
   if (const int32_t code = check_layer(*call.layer, error); code != TANDEM_OK) return code;
@@ -40,10 +44,7 @@ int32_t check_append(const DeviceAppend& call, DeviceError* error) {
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d tokens, and slots of %d rows", call.n_tokens, call.exchange.n_rows);
   if ((call.k.data == nullptr) != (call.v.data == nullptr))
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "v", "k and v come together: one of them is null");
-  if (call.k.data != nullptr && (call.pages.page_len <= 0 || call.pages.page_len % kPageUnit != 0))
-    return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "page_len", "page_len = %d is not a multiple of %d",
-                call.pages.page_len, kPageUnit);
-  return TANDEM_OK;
+  return call.k.data == nullptr ? TANDEM_OK : refuse_page_len(call.pages.page_len, error);
 }
 
 AppendCall describe(const DeviceAppend& call) {
@@ -65,23 +66,13 @@ AppendCall describe(const DeviceAppend& call) {
   return to;
 }
 
-template <class Call>
-int32_t launch(void (*kernel)(Call), dim3 n_blocks, int n_warps, const Call& call, cudaStream_t stream, DeviceError* error) {
-  Call copy = call;
-  void* arguments[] = {&copy};
-  TANDEM_CUDA_TRY(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), n_blocks,
-                                   dim3(32 * static_cast<unsigned>(n_warps)), arguments, 0, stream),
-                  error);
-  return TANDEM_OK;
-}
-
 }  // namespace
 
 int32_t load_exchange_kernels(DeviceError* error) {
   cudaFuncAttributes attributes;
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(append_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_kernel)), error);
-  return TANDEM_OK;
+  return load_observe_kernels(error);
 }
 
 int32_t launch_append(const DeviceAppend& call, cudaStream_t stream, DeviceError* error) {
@@ -93,7 +84,7 @@ int32_t launch_append(const DeviceAppend& call, cudaStream_t stream, DeviceError
                 described.token_rows, static_cast<long long>(kMostRows));
   const int n_warps = n_rows <= kAloneRows ? kAppendAloneWarps : kAppendWarps;
   const int64_t n_blocks = n_rows <= kAloneRows ? 1 : std::min((n_rows + n_warps - 1) / n_warps, kMostBlocks);
-  return launch(append_kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, stream, error);
+  return launch_kernel(append_kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, stream, error);
 }
 
 int32_t launch_merge(const DeviceMerge& call, cudaStream_t stream, DeviceError* error) {
@@ -104,8 +95,8 @@ int32_t launch_merge(const DeviceMerge& call, cudaStream_t stream, DeviceError* 
   if (call.n_tokens == 0) return TANDEM_OK;
   const MergeCall described = {call, layer.n_q_heads, layer.group_size, layer.v_head_dim};
   const int32_t n_heads_blocks = (layer.n_q_heads + kMergeWarps - 1) / kMergeWarps;
-  return launch(merge_kernel, dim3(static_cast<unsigned>(call.n_tokens), static_cast<unsigned>(n_heads_blocks)), kMergeWarps,
-                described, stream, error);
+  return launch_kernel(merge_kernel, dim3(static_cast<unsigned>(call.n_tokens), static_cast<unsigned>(n_heads_blocks)),
+                       kMergeWarps, described, stream, error);
 }
 
 }  // namespace tandem::cuda

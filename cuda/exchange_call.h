@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of append() and merge() get. The layers in the calls are the host's: kernels do not look at them.
+// What the kernels of append(), merge() and observe() get. The layers in the calls are the host's: kernels do not look at
+// them.
 #pragma once
 
 #include "lib/device.h"
@@ -22,7 +23,17 @@ struct MergeCall {
   int32_t dim;  // of V
 };
 
+struct ObserveCall {
+  DeviceObserve observe;
+  int32_t n_q_heads, n_kv_heads, group_size;
+  int32_t dim;     // of K
+  int32_t n_runs;  // blocks of a sequence and KV head
+  float sm_scale, soft_cap;
+  int64_t row_bytes, scale_bytes;  // as stored
+};
+
 inline constexpr int kAppendWarps = 8, kAppendAloneWarps = 32;  // of a block; of the only block
 inline constexpr int kMergeWarps = 8;
+inline constexpr int kObserveWarps = 4, kObserveBlocks = 4;  // of a block; of a multiprocessor
 
 }  // namespace tandem::cuda

@@ -5,8 +5,9 @@
 // bus takes a microsecond: what was last seen of `answered` is kept beside the ticket, and only where that is too old is the
 // host's own word read.
 //
-//   append   ticket = next          waits for answered > ticket - n_slots    writes, next = arrived = ticket + 1
-//   merge    ticket = next - 1      waits for answered > ticket              reads
+//   append    ticket = next        waits for answered > ticket + 1 - n_slots    writes, next = arrived = ticket + 1
+//   merge     ticket = next - 1    waits for answered > ticket                  reads
+//   observe   ticket = next - 1                                                 writes, observed = ticket + 1
 //
 // A wait that takes too long leaves a fault: in device memory, which every later call looks at first, and where the host
 // sees it. Blocks that gave up are not counted, so nothing is handed over then.
@@ -22,10 +23,11 @@ namespace tandem::cuda {
 
 // Of DeviceExchange::state.
 enum ExchangeWord : int32_t {
-  kNextTicket,    // tickets handed over
-  kSeenAnswered,  // `answered`, when it was last read
-  kFault,         // kFault..., or 0
-  kBlocksDone,    // of the append that runs
+  kNextTicket,      // tickets handed over
+  kSeenAnswered,    // `answered`, when it was last read
+  kFault,           // kFault..., or 0
+  kBlocksDone,      // of the append that runs
+  kBlocksObserved,  // of the observe that runs
 };
 
 using Word = unsigned long long;  // what atomic operations take
@@ -113,7 +115,16 @@ __device__ inline bool wait_for_answers(const DeviceExchange& exchange, Word wan
 // Of one thread of an append: whether the ticket's slot is free.
 __device__ inline bool wait_for_slot(const DeviceExchange& exchange, Word ticket) {
   const auto n_slots = static_cast<Word>(exchange.n_slots);
-  return wait_for_answers(exchange, ticket < n_slots ? 0 : ticket + 1 - n_slots, kFaultSlot);
+  return wait_for_answers(exchange, ticket + 2 <= n_slots ? 0 : ticket + 2 - n_slots, kFaultSlot);
+}
+
+// Of one thread of a block: whether it is the last of the grid that gets here. What all blocks have written before is then
+// seen by whoever sees what this one writes behind a fence.
+__device__ inline bool is_last_block(const DeviceExchange& exchange, ExchangeWord count) {
+  Word* const n_done = word(exchange, count);
+  if (atomicAdd(n_done, Word{1}) + 1 < gridDim.x) return false;
+  *n_done = 0;
+  return true;
 }
 
 // Of every thread of every block of an append, behind its writes: the last block hands over.
@@ -121,14 +132,23 @@ __device__ inline void hand_over(const DeviceExchange& exchange, Word ticket) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (gridDim.x > 1) {
-    Word* const n_done = word(exchange, kBlocksDone);
     fence_system();
-    if (atomicAdd(n_done, Word{1}) + 1 < gridDim.x) return;
-    *n_done = 0;
+    if (!is_last_block(exchange, kBlocksDone)) return;
   }
   *word(exchange, kNextTicket) = ticket + 1;
   fence_system();
   store_system(&exchange.flags->arrived, ticket + 1);
+}
+
+// Likewise of an observe. What blocks wrote to device memory is for later calls on the stream: only those that wrote to the
+// slot need a fence.
+__device__ inline void hand_over_observed(const DeviceExchange& exchange, bool wrote_to_slot) {
+  const bool reaches_host = __syncthreads_or(wrote_to_slot) != 0;
+  if (threadIdx.x != 0) return;
+  if (reaches_host) fence_system();
+  if (!is_last_block(exchange, kBlocksObserved)) return;
+  fence_system();
+  store_system(&exchange.flags->observed, load_relaxed(word(exchange, kNextTicket)));
 }
 
 __device__ inline std::byte* slot_of(const DeviceExchange& exchange, Word ticket) {

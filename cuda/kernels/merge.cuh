@@ -5,6 +5,7 @@
 //
 // A state with lse = -inf is empty and its o is not looked at; all empty gives (0, -inf). NaN passes on. A single state
 // comes out bit for bit.
+// Where observe() follows, the merged lse take the place of those that they are made of.
 //
 // A block has rows of one token, and so of one sequence: it waits for the host where that has a part, and only there. The
 // window's states are on their way meanwhile; the host's are read where they are, across the bus.
@@ -116,7 +117,13 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
     host =
         load_host(call, slot_of(exchange, n_tickets - 1), host_row(sequence, token, head, call.n_q_heads, call.group_size));
   const float sink = call.merge.sinks == nullptr ? -INFINITY : call.merge.sinks[head];
-  store_state(call, token, head, merge_states(window, host, sink));
+  const RowState merged = merge_states(window, host, sink);
+  store_state(call, token, head, merged);
+  if (call.merge.is_observed == 0 || threadIdx.x % 32 != 0) return;
+  call.merge.lse[int64_t{token} * call.n_q_heads + head] = merged.lse;
+  if (!has_host_part || sequence.wants_lse == 0) return;
+  const int64_t row = host_row(sequence, token, head, call.n_q_heads, call.group_size);
+  reinterpret_cast<float*>(slot_of(exchange, n_tickets - 1) + exchange.lse_at)[row] = merged.lse;
 }
 
 }  // namespace tandem::cuda

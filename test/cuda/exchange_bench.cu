@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: MIT
-// What a hand-over costs: microseconds of an append and a merge, with nothing between them.
+// What a hand-over costs: microseconds of an append and a merge, with nothing between them, and of an observe.
 //
 //   exchange_bench MODULE
 //
 // A graph of 32 pairs of calls for one token of 32 query heads and 8 KV heads of 128 dims, and the median of nine replays:
 // with no part of the host's; with one, where the host answers at once with states that are 0; and the same with new rows.
 // States are checked before.
+//
+// Then moving averages of a window of 4,096 keys, bf16: a graph of 32 observe(), each over a window of its own (K comes from
+// memory), or all over one (K is in the cache, as behind an attend of the same layer, where it fits there).
 #include <cstring>
+#include <utility>
 
 #include "exchange_case.h"
 #include "graph_time.h"
+#include "observe_case.h"
 
 namespace {
 
@@ -62,6 +67,34 @@ bool measure(const OpenDevice& device, const ExchangeOptions& options) {
   return right;
 }
 
+bool measure_observe(const OpenDevice& device, int n_sequences, int n_copies) {
+  ObserveOptions options;
+  options.layer.n_q_heads = 32;
+  options.layer.n_kv_heads = 8;
+  options.layer.k_head_dim = options.layer.v_head_dim = 128;
+  options.layer.k_type = options.layer.v_type = TANDEM_BF16;
+  options.sequences.assign(static_cast<size_t>(n_sequences), {1000, 1000 + 4096, 1});
+  options.page_len = 128;
+  options.table_len = 33;
+  options.is_full = true;
+  options.n_distinct = 40;
+  options.n_copies = n_copies;
+  ObserveCase c(device, options);
+  device.must(c.append(), c.error);
+  device.wait();
+  const ObserveCase::Memory before = c.memory();
+  device.must(c.observe(), c.error);
+  device.wait();
+  const std::string wrong = c.check(before, 0);
+  const double us = time_of([&](cudaStream_t stream) {
+                      for (int i = 0; i < kPairs; ++i) device.must(c.observe(stream, i % n_copies), c.error);
+                    }) /
+                    kPairs;
+  std::printf("observe, %2d sequences, %2d windows %8.2f us, K at %5.0f GB/s  %s\n", n_sequences, n_copies, us,
+              static_cast<double>(c.k_bytes()) / us / 1e3, wrong.empty() ? "ok" : wrong.c_str());
+  return wrong.empty();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -75,5 +108,7 @@ int main(int argc, char** argv) {
   for (const bool has_host_part : {false, true})
     for (const bool has_rows : {false, true})
       for (const int n_slots : {2, 8}) all_right &= measure(device, options_of(has_host_part, has_rows, n_slots));
+  for (const auto& [n_sequences, n_copies] : {std::pair{1, 32}, std::pair{1, 1}, std::pair{32, 2}})
+    all_right &= measure_observe(device, n_sequences, n_copies);
   return all_right ? 0 : 1;
 }

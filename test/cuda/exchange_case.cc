@@ -231,6 +231,7 @@ void ExchangeCase::set_sequences(const std::vector<ExchangeSequence>& sequences)
     to.table_begin = static_cast<int32_t>(descriptors_.size()) * options_.table_len;
     to.table_len = options_.table_len;
     to.has_host_part = from.has_host_part;
+    to.wants_lse = from.wants_lse;
     first_row += from.q_len;
     descriptors_.push_back(to);
   }

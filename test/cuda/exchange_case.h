@@ -18,7 +18,7 @@ namespace tandem::test {
 struct ExchangeSequence {
   int64_t begin, end;
   int32_t q_len;
-  bool has_host_part;
+  bool has_host_part, wants_lse = false;
 };
 
 struct ExchangeOptions {
@@ -66,6 +66,7 @@ class ExchangeCase {
   int32_t append(int32_t place = 0, void* stream = nullptr);  // rows of that batch's place
   int32_t merge(void* stream = nullptr);
   std::function<void(uint64_t)> leaves_states();  // what a host does: states of each ticket
+  void leaves_states_in(uint64_t ticket, std::byte* slot) const { write_states(ticket, slot); }
   std::byte* host_slot(uint64_t ticket) const;
   uint64_t arrived() const;
   void wait_for_host() const;                             // until everything is answered

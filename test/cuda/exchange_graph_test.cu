@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
-// append() and merge() in a graph that is replayed while what they are about changes, and what calls leave of the caller's:
-// captures that go on, contexts that are current.
+// append(), merge() and observe() in graphs that are replayed while what they are about changes, and what calls leave of the
+// caller's: captures that go on, contexts that are current.
 #include <cudaTypedefs.h>
 
+#include <cstring>
 #include <thread>
 
 #include "exchange_case.h"
 #include "graph_time.h"
 #include "lib/dtype.h"
+#include "observe_case.h"
 #include "with_cmocka.h"
 
 namespace {
@@ -80,6 +82,43 @@ void replays_are_as_calls(void**) {
   }
 }
 
+// What a graph knows of lengths is that there is no end to them.
+void averages_are_replayed(void**) {
+  reference::Random random(3);
+  for (const int32_t type : {TANDEM_BF16, TANDEM_Q8_0}) {
+    ObserveOptions options;
+    options.layer.n_q_heads = 8;
+    options.layer.n_kv_heads = 2;
+    options.layer.k_head_dim = 128;
+    options.layer.k_type = type;
+    options.sequences.assign(3, {0, 0, 0});
+    options.max_tokens = 12;
+    options.is_full = true;
+    ObserveCase c(*device, options);
+    const Graph graph([&](cudaStream_t stream) {
+      device->must(c.append(stream), c.error);
+      device->must(c.observe(stream), c.error);
+    });
+    for (uint64_t ticket = 0; ticket < 30; ++ticket) {
+      std::vector<ObserveSequence> sequences;
+      for (int i = 0; i < 3; ++i) {
+        const auto q_len = static_cast<int32_t>(random.integer(0, 4));
+        const int64_t begin = random.integer(0, 2000), n = random.integer(q_len, 4 * 64);
+        sequences.push_back({begin, begin + n, q_len, random.chance(0.5) ? random.integer(0, n) : 0});
+      }
+      c.set_sequences(sequences);
+      ObserveCase::Memory before = c.memory();
+      const tandem::SlotHeader header{ticket, 0, 3, 0, {}};
+      std::memcpy(before.slots.data() + static_cast<int64_t>(ticket % 2) * c.observe_call.exchange.slot_bytes, &header,
+                  sizeof header);
+      graph.replay();
+      assert_int_equal(c.observed(), ticket + 1);
+      assert_fine(c.check(before, ticket));
+      c.answer(ticket + 1);
+    }
+  }
+}
+
 // A capture forbids much, on every thread where it is global.
 void questions_do_not_end_a_capture(void**) {
   cudaStream_t stream;
@@ -145,6 +184,7 @@ int main(int argc, char** argv) {
   device = &opened;
   const CMUnitTest tests[] = {
       cmocka_unit_test(replays_are_as_calls),
+      cmocka_unit_test(averages_are_replayed),
       cmocka_unit_test(questions_do_not_end_a_capture),
       cmocka_unit_test(calls_leave_the_context_as_it_was),
   };
