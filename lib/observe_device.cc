@@ -137,7 +137,7 @@ void AttendCall::choose_late(HandOverTask* task) {
     session_.join(*call.state);
     if (call.flushes && refresh.due) {
       take_keys(&task->late[i], &refresh);
-      refresh.host_end = call.resident_begin;
+      refresh.host_end = call.found_begin;
       re_evaluate(refresh);
     }
     if (!call.has_host) continue;

@@ -194,12 +194,12 @@ void re_evaluate(Refresh& refresh) {
 void bind_refresh(Session& session, LayerState& state, const Layer& layer) {
   Refresh& refresh = state.refresh;
   if (refresh.session != nullptr) return;
+  refresh.maw_rows.resize(static_cast<size_t>(layer.n_q_heads));
   refresh.session = &session;
   refresh.state = &state;
   refresh.layer = &layer;
   refresh.job.run = judge_evicted;
   refresh.job.context = &refresh;
-  refresh.maw_rows.resize(static_cast<size_t>(layer.n_q_heads));
 }
 
 void reserve_refresh(Refresh& refresh) {

@@ -60,6 +60,8 @@ struct Side {
     tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
     options.policy = policy;
     options.window_tokens = kWindow;
+    options.halo_tokens = 2;  // else a strong key would keep all the others here, and
+    options.beta = 0.5f;      // these random queries none
     return options;
   }
   int64_t length(int32_t layer_idx = kLayer) const {

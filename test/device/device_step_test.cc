@@ -12,13 +12,13 @@ constexpr int64_t kTwo = 2;
 
 // Two sequences, and tensors of one call for each layer that stay where they are.
 struct Runner {
-  Side side{true, "all", 0, kStepLayers};
+  Side side;
   int64_t ids[2] = {0, 0};
   std::vector<std::unique_ptr<Call>> calls;
   void* stream = controls.create_stream();
   void* graph = nullptr;
 
-  explicit Runner(int64_t prompt) {
+  explicit Runner(int64_t prompt, const char* policy = "all") : side(true, policy, 0, kStepLayers) {
     ids[0] = side.sequence;
     OK(tandem_sequence_create, &ids[1], side.cache);
     for (int32_t l = 0; l < kStepLayers; ++l) {
@@ -83,8 +83,8 @@ struct Runner {
   tandem::DeviceError error;
 };
 
-void replays_are_as_calls(void**) {
-  Runner eager(150), replayed(150);
+void compare_replays_with_calls(const char* policy) {
+  Runner eager(150, policy), replayed(150, policy);
   constexpr int64_t kOneEach[] = {1, 1};
   for (int64_t step = 0; step < 200; ++step) {
     for (Runner* runner : {&eager, &replayed}) {
@@ -104,13 +104,25 @@ void replays_are_as_calls(void**) {
   }
   for (int i = 0; i < 2; ++i) assert_true(eager.digest(i) == replayed.digest(i));
   assert_int_equal(replayed.side.length(2), 150 + 200);
-  assert_true(replayed.side.stats().evicted_tokens > 0);
+  const tandem_session_stats stats = replayed.side.stats();
+  assert_true(stats.evicted_tokens > 0);
+  assert_int_equal(stats.selected_keys, eager.side.stats().selected_keys);
+  if (std::strcmp(policy, "hgca") == 0) {
+    assert_true(stats.n_refreshes > kStepLayers * 10);
+    if (stats.selected_keys == 0 || stats.selected_keys >= stats.host_keys)
+      fail_msg("%lld of %lld keys are selected", static_cast<long long>(stats.selected_keys),
+               static_cast<long long>(stats.host_keys));
+  }
 }
 
+void replays_are_as_calls(void**) { compare_replays_with_calls("all"); }
+// The selection changes meanwhile.
+void replays_select_as_calls(void**) { compare_replays_with_calls("hgca"); }
+
 // Planned or not, on the device or not: the same numbers.
-void planned_steps_are_right(void**) {
-  Runner planned(150);
-  Side twin(false, "all", 0, kStepLayers);
+void compare_with_host(const char* policy) {
+  Runner planned(150, policy);
+  Side twin(false, policy, 0, kStepLayers);
   for (int32_t l = 0; l < kStepLayers; ++l) {
     const Tensor k({150, kKvHeads, kDim}, 100 + l), v({150, kKvHeads, kDim}, 200 + l);
     OK(tandem_sequence_append, twin.cache, twin.sequence, l, &k.view, &v.view, nullptr);
@@ -129,6 +141,9 @@ void planned_steps_are_right(void**) {
     }
   }
 }
+
+void planned_steps_are_right(void**) { compare_with_host("all"); }
+void planned_steps_select_right(void**) { compare_with_host("hgca"); }
 
 // Steps are counted modulo 256: memory that is new in the second half of a round does not look as if they had ended.
 void memory_may_grow_between_steps(void**) {
@@ -247,7 +262,9 @@ void a_graph_replayed_twice_is_noticed(void**) {
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(replays_are_as_calls, forget),
+      cmocka_unit_test_teardown(replays_select_as_calls, forget),
       cmocka_unit_test_teardown(planned_steps_are_right, forget),
+      cmocka_unit_test_teardown(planned_steps_select_right, forget),
       cmocka_unit_test_teardown(memory_may_grow_between_steps, forget),
       cmocka_unit_test_teardown(refuses_what_was_not_planned, forget),
       cmocka_unit_test_teardown(a_step_that_stays_undone_is_taken_back, forget),

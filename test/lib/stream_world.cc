@@ -97,7 +97,8 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
     for (int64_t i = random_.integer(1, 2); i > 0; --i) {
       Entry entry;
       entry.hgca = true;
-      entry.options = {random_.pick<int64_t>({0, 1, 8, 24, 64}),
+      entry.options = {policies == Policies::kDeviceHgca ? random_.pick<int64_t>({0, 1, 8, 24, 64, 150})
+                                                         : random_.pick<int64_t>({0, 1, 8, 24, 64}),
                        random_.pick<int64_t>({0, 1, 4, 16}),
                        random_.pick({0.1f, 0.3f, 1.0f}),
                        random_.pick({0.0f, 0.25f, 0.5f, 1.0f, 2.0f}),
@@ -372,6 +373,7 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
     state.after_decode(layer, weights[0], total);
   } else {
     state.after_append(layer, std::move(weights), total, pass.partial);
+    if (call.on_device) state.count_pending(layer);
   }
   // A key too close to the threshold to call: take the library's word, once it is known to be only those.
   bool uncertain = false;

@@ -95,9 +95,13 @@ void HgcaModel::settle_pending(size_t layer) {
   State& state = states_[layer];
   if (!state.due) return;
   state.due = false;
-  for (const QueryWeights& weights : state.pending) count(layer, weights, 0);
-  state.pending.clear();
+  count_pending(layer);
   re_evaluate(layer);
+}
+
+void HgcaModel::count_pending(size_t layer) {
+  for (const QueryWeights& weights : states_[layer].pending) count(layer, weights, 0);
+  states_[layer].pending.clear();
 }
 
 void HgcaModel::settle_all() {

@@ -48,6 +48,7 @@ class HgcaModel {
   void before_decode(size_t layer) { settle_pending(layer); }  // selections are due now
   void after_decode(size_t layer, const QueryWeights& weights, int64_t length);
   void after_append(size_t layer, std::vector<QueryWeights> weights, int64_t length, bool partial);
+  void count_pending(size_t layer);  // partial chunks on a device count at once, and are judged later
   // Kept tokens of a tree: weights of each kept query over the committed tokens, then over the kept ones up to itself.
   void after_commit(size_t layer, const std::vector<QueryWeights>& kept, int64_t length_before);
   void truncate(int64_t n_tokens);
