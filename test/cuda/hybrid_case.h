@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT
+// Caches of random keys, sessions on them with a window on the device, and calls of both kinds: what tests and benches of
+// whole calls through the C ABI share. One layer shape of 32 query heads and 8 KV heads of 128 dims in bf16.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "graph_time.h"
+#include "tandem/tandem.h"
+
+namespace tandem::test {
+
+inline constexpr int32_t kQHeads = 32, kKvHeads = 8, kDim = 128;
+inline constexpr int64_t kTokenBytes = 2 * kKvHeads * kDim * 2;
+
+#define TANDEM(function, ...)                                    \
+  do {                                                           \
+    tandem_error* error = nullptr;                               \
+    if (function(__VA_ARGS__, &error) != TANDEM_OK) {            \
+      std::fprintf(stderr, "%s\n", tandem_error_message(error)); \
+      std::exit(1);                                              \
+    }                                                            \
+  } while (false)
+
+using Clock = std::chrono::steady_clock;
+inline double us_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+// Of sorted numbers, the one with a share of them before it.
+inline double at_share(std::vector<double> x, double share) {
+  std::sort(x.begin(), x.end());
+  return x[std::min(x.size() - 1, static_cast<size_t>(share * static_cast<double>(x.size())))];
+}
+inline double median(const std::vector<double>& x) { return at_share(x, 0.5); }
+
+inline std::vector<int64_t> numbers_of(const char* list) {
+  std::vector<int64_t> numbers;
+  for (const std::string& word : words_of(list)) numbers.push_back(std::atoll(word.c_str()));
+  return numbers;
+}
+
+inline tandem_engine* make_engine(const char* module, int32_t n_threads) {
+  tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
+  options.backend = "cuda";
+  options.backend_path = module;
+  options.n_threads = n_threads;
+  tandem_engine* engine = nullptr;
+  TANDEM(tandem_engine_create, &engine, &options);
+  return engine;
+}
+
+inline tandem_tensor tensor_of(void* data, int64_t n_tokens, int32_t n_heads, bool on_device) {
+  const int64_t shape[] = {n_tokens, n_heads, kDim};
+  tandem_tensor tensor;
+  TANDEM(tandem_tensor_init, &tensor, TANDEM_BF16, data, 3, shape);
+  tensor.device_type = on_device ? TANDEM_DEVICE_CUDA : TANDEM_DEVICE_HOST;
+  return tensor;
+}
+
+inline std::vector<__nv_bfloat16> random_rows(int64_t n, uint64_t seed) {
+  std::mt19937_64 bits(seed);
+  std::normal_distribution<float> normal;
+  std::vector<__nv_bfloat16> rows(static_cast<size_t>(n));
+  for (auto& x : rows) x = __float2bfloat16(normal(bits));
+  return rows;
+}
+
+// Queries, new rows and outputs of a call, on both sides.
+struct Call {
+  std::vector<__nv_bfloat16> q, k, v, o;
+  void* device[4];
+  tandem_tensor host_view[4], device_view[4];
+
+  explicit Call(int64_t n, uint64_t seed = 1) {
+    q = random_rows(n * kQHeads * kDim, seed);
+    k = random_rows(n * kKvHeads * kDim, seed + 1);
+    v = random_rows(n * kKvHeads * kDim, seed + 2);
+    o = q;
+    std::vector<__nv_bfloat16>* all[] = {&q, &k, &v, &o};
+    for (int i = 0; i < 4; ++i) {
+      const int32_t n_heads = i % 3 == 0 ? kQHeads : kKvHeads;
+      must(cudaMalloc(&device[i], all[i]->size() * 2));
+      must(cudaMemcpy(device[i], all[i]->data(), all[i]->size() * 2, cudaMemcpyHostToDevice));
+      host_view[i] = tensor_of(all[i]->data(), n, n_heads, false);
+      device_view[i] = tensor_of(device[i], n, n_heads, true);
+    }
+  }
+  Call(const Call&) = delete;
+  ~Call() {
+    for (void* data : device) cudaFree(data);
+  }
+  std::vector<__nv_bfloat16> device_output() const {
+    std::vector<__nv_bfloat16> rows(o.size());
+    must(cudaMemcpy(rows.data(), device[3], rows.size() * 2, cudaMemcpyDeviceToHost));
+    return rows;
+  }
+};
+
+// Sequences of one length in layers of one shape; the same keys in all.
+struct HybridCache {
+  tandem_engine* engine;
+  tandem_model* model = nullptr;
+  tandem_cache* cache = nullptr;
+  int32_t n_layers;
+  int64_t length, batch;
+  std::vector<int64_t> sequences;
+
+  HybridCache(tandem_engine* on, int32_t layers, int64_t kv_len, int64_t n_sequences, uint64_t seed = 4)
+      : engine(on), n_layers(layers), length(kv_len), batch(n_sequences) {
+    tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+    layer.n_q_heads = kQHeads;
+    layer.n_kv_heads = kKvHeads;
+    layer.k_head_dim = kDim;
+    const std::vector<tandem_layer_options> shapes(static_cast<size_t>(n_layers), layer);
+    TANDEM(tandem_model_create, &model, shapes.data(), n_layers);
+    TANDEM(tandem_cache_create, &cache, engine, model, nullptr);
+    constexpr int64_t kPiece = 4096;
+    std::vector<__nv_bfloat16> k = random_rows(kPiece * kKvHeads * kDim, seed),
+                               v = random_rows(kPiece * kKvHeads * kDim, seed + 1);
+    for (int64_t i = 0; i < batch; ++i) {
+      int64_t id = 0;
+      TANDEM(tandem_sequence_create, &id, cache);
+      sequences.push_back(id);
+      TANDEM(tandem_sequence_reserve, cache, id, length + 1000);
+      for (int32_t l = 0; l < n_layers; ++l)
+        for (int64_t t = 0; t < length; t += kPiece) {
+          const int64_t n = std::min(kPiece, length - t);
+          const tandem_tensor k_view = tensor_of(k.data(), n, kKvHeads, false),
+                              v_view = tensor_of(v.data(), n, kKvHeads, false);
+          TANDEM(tandem_sequence_append, cache, id, l, &k_view, &v_view, nullptr);
+        }
+    }
+  }
+  HybridCache(const HybridCache&) = delete;
+  ~HybridCache() {
+    tandem_cache_release(cache);
+    tandem_model_release(model);
+  }
+};
+
+// Calls of one query a sequence, unless they say otherwise.
+struct HybridSession {
+  const HybridCache& on;
+  tandem_session* session = nullptr;
+  std::vector<int64_t> q_lens;
+  cudaStream_t stream;
+  cudaGraphExec_t replay = nullptr;
+
+  HybridSession(const HybridCache& cache, const tandem_session_options& options) : on(cache) {
+    TANDEM(tandem_session_create, &session, on.cache, &options);
+    must(cudaStreamCreate(&stream));
+    q_lens.assign(on.sequences.size(), 1);
+  }
+  HybridSession(const HybridSession&) = delete;
+  ~HybridSession() {
+    tandem_session_release(session);
+    if (replay != nullptr) cudaGraphExecDestroy(replay);
+    cudaStreamDestroy(stream);
+  }
+  tandem_session_stats stats() const {
+    tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
+    TANDEM(tandem_session_get_stats, &stats, session);
+    return stats;
+  }
+  void attend(int32_t layer, const tandem_tensor* views, bool appends, bool on_device) {
+    tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+    args.layer_idx = layer;
+    args.n_sequences = static_cast<int32_t>(q_lens.size());
+    args.sequences = on.sequences.data();
+    args.q_lens = q_lens.data();
+    args.q = &views[0];
+    args.k = appends ? &views[1] : nullptr;
+    args.v = appends ? &views[2] : nullptr;
+    args.o = &views[3];
+    args.stream = on_device ? stream : nullptr;
+    TANDEM(tandem_attend, session, &args);
+  }
+  void attend_layers(const tandem_tensor* views, bool appends, bool on_device) {
+    for (int32_t l = 0; l < on.n_layers; ++l) attend(l, views, appends, on_device);
+  }
+  // All layers in a planned step; with a replay, from the first one on.
+  void step(const tandem_tensor* views, bool replays) {
+    TANDEM(tandem_step_begin, session, on.sequences.data(), q_lens.data(), static_cast<int32_t>(q_lens.size()), stream);
+    if (!replays) attend_layers(views, true, true);
+    if (replays && replay == nullptr) {
+      cudaGraph_t graph;
+      must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+      attend_layers(views, true, true);
+      must(cudaStreamEndCapture(stream, &graph));
+      must(cudaGraphInstantiate(&replay, graph, 0));
+      must(cudaGraphDestroy(graph));
+    }
+    if (replays) must(cudaGraphLaunch(replay, stream));
+    TANDEM(tandem_step_end, session, stream);
+  }
+  void wait() const { must(cudaStreamSynchronize(stream)); }
+};
+
+// The relative distance of what a device call has left from what a host call has.
+inline double distance_of(const Call& call) {
+  const std::vector<__nv_bfloat16> o = call.device_output();
+  double error = 0.0, size = 0.0;
+  for (size_t i = 0; i < o.size(); ++i) {
+    const double wanted = __bfloat162float(call.o[i]);
+    error += std::pow(__bfloat162float(o[i]) - wanted, 2);
+    size += wanted * wanted;
+  }
+  return std::sqrt(error / size);
+}
+
+}  // namespace tandem::test
