@@ -118,37 +118,37 @@ __device__ inline bool wait_for_slot(const DeviceExchange& exchange, Word ticket
   return wait_for_answers(exchange, ticket + 2 <= n_slots ? 0 : ticket + 2 - n_slots, kFaultSlot);
 }
 
-// Of one thread of a block: whether it is the last of the grid that gets here. What all blocks have written before is then
-// seen by whoever sees what this one writes behind a fence.
-__device__ inline bool is_last_block(const DeviceExchange& exchange, ExchangeWord count) {
-  Word* const n_done = word(exchange, count);
-  if (atomicAdd(n_done, Word{1}) + 1 < gridDim.x) return false;
-  *n_done = 0;
-  return true;
-}
-
 // Of every thread of every block of an append, behind its writes: the last block hands over.
 __device__ inline void hand_over(const DeviceExchange& exchange, Word ticket) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (gridDim.x > 1) {
+    Word* const n_done = word(exchange, kBlocksDone);
     fence_system();
-    if (!is_last_block(exchange, kBlocksDone)) return;
+    if (atomicAdd(n_done, Word{1}) + 1 < gridDim.x) return;
+    *n_done = 0;
   }
   *word(exchange, kNextTicket) = ticket + 1;
   fence_system();
   store_system(&exchange.flags->arrived, ticket + 1);
 }
 
-// Likewise of an observe. What blocks wrote to device memory is for later calls on the stream: only those that wrote to the
-// slot need a fence.
-__device__ inline void hand_over_observed(const DeviceExchange& exchange, bool wrote_to_slot) {
-  const bool reaches_host = __syncthreads_or(wrote_to_slot) != 0;
-  if (threadIdx.x != 0) return;
-  if (reaches_host) fence_system();
-  if (!is_last_block(exchange, kBlocksObserved)) return;
+// Of an observe, whose blocks count themselves: behind a fence where they wrote to the slot, and at any time where they do
+// not, as what they write to device memory is for later calls on the stream alone. The first thread of a block has the
+// count; asking for it does not wait for it.
+struct BlockCount {
+  Word n_before;
+};
+__device__ inline BlockCount count_block(const DeviceExchange& exchange) {
+  BlockCount count = {};
+  if (threadIdx.x == 0) count.n_before = atomicAdd(word(exchange, kBlocksObserved), Word{1});
+  return count;
+}
+__device__ inline void hand_over_observed(const DeviceExchange& exchange, Word n_tickets, const BlockCount& count) {
+  if (threadIdx.x != 0 || count.n_before + 1 < gridDim.x) return;
+  *word(exchange, kBlocksObserved) = 0;
   fence_system();
-  store_system(&exchange.flags->observed, load_relaxed(word(exchange, kNextTicket)));
+  store_system(&exchange.flags->observed, n_tickets);
 }
 
 __device__ inline std::byte* slot_of(const DeviceExchange& exchange, Word ticket) {

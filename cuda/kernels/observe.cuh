@@ -186,17 +186,29 @@ __device__ inline float logit_of(const ObserveCall& call, const ObserveStep& ste
   return call.soft_cap > 0.0f ? call.soft_cap * tanhf(logit / call.soft_cap) : logit;
 }
 
-// first: token of the tile. Whether anything went to the slot.
+// Of a warp. Written to only where all is well.
+struct Tile {
+  int64_t first;   // token
+  float* evicted;  // [n_q_heads][n_evicted]
+  bool is_sound;
+};
+
+// token / page_len, of which most fit into 32 bits: that takes a third of the time.
+__device__ inline int64_t divide(int64_t n, int32_t by) {
+  return n >> 31 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(n) / static_cast<uint32_t>(by)) : n / by;
+}
+
 template <int32_t kType, int kLanes>
-__device__ inline bool observe_tile(const ObserveCall& call, const Observed& of, int64_t first, float* evicted) {
+__device__ inline void observe_tile(const ObserveCall& call, const Observed& of, const Tile& tile) {
   constexpr int kKeys = 32 / kLanes;  // at a time
   const DeviceObserve& observe = call.observe;
   const DeviceSequence& sequence = of.sequence;
   const DevicePages& pages = observe.pages;
   const int lane = static_cast<int>(threadIdx.x % 32), member = lane % kLanes;
-  const int64_t page_idx = first / pages.page_len;
-  const int slot = static_cast<int>(first - page_idx * pages.page_len);
-  const int64_t page = observe.sequences.page_tables[sequence.table_begin + page_idx % sequence.table_len];
+  const int64_t page_idx = divide(tile.first, pages.page_len);
+  const int slot = static_cast<int>(tile.first - page_idx * pages.page_len);
+  const int64_t entry = page_idx - divide(page_idx, sequence.table_len) * sequence.table_len;
+  const int64_t page = observe.sequences.page_tables[sequence.table_begin + entry];
   const auto plane = [&](Plane p, int64_t bytes) {
     return pages.planes[p] + page + of.kv_head * pages.head_stride[p] + (slot + lane / kLanes) * bytes;
   };
@@ -210,7 +222,7 @@ __device__ inline bool observe_tile(const ObserveCall& call, const Observed& of,
 
   KeyPlace key;
   const int own = member / (kLanes / 8) * kKeys + lane / kLanes;
-  key.token = first + own;
+  key.token = tile.first + own;
   key.is_resident = key.token >= sequence.begin && key.token < of.end;
   key.is_new = observe.has_appended != 0 && key.token >= sequence.end - sequence.q_len;
   key.maw = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(pages.maw) + page) +
@@ -220,7 +232,7 @@ __device__ inline bool observe_tile(const ObserveCall& call, const Observed& of,
 #pragma unroll
   for (int j = 0; j < 8; ++j) stored[j].widen(k[j]);
 
-  const bool writes = key.is_resident && member % (kLanes / 8) == 0;
+  const bool writes = tile.is_sound && key.is_resident && member % (kLanes / 8) == 0;
   const bool leaves = writes && key.token < sequence.evict_end;
   const int64_t place = sequence.first_evicted + (key.token - sequence.begin);
   const int n_queries = max(of.n_counted, 1);
@@ -238,9 +250,13 @@ __device__ inline bool observe_tile(const ObserveCall& call, const Observed& of,
       maw = fmaf(decay, maw, counts ? observe.alpha * expf(logit - step.lse) : 0.0f);
     }
     if (writes) key.maw[int64_t{head} * pages.page_len] = maw;
-    if (leaves) evicted[(int64_t{of.kv_head} * call.group_size + head) * observe.exchange.n_evicted + place] = maw;
+    if (leaves) tile.evicted[(int64_t{of.kv_head} * call.group_size + head) * observe.exchange.n_evicted + place] = maw;
   }
-  return leaves;
+}
+
+// Of the whole block: whether what it has to do goes to the slot as well. first: token of its first run.
+__device__ inline bool reaches_slot(const DeviceSequence& sequence, int64_t first) {
+  return sequence.evict_end > max(sequence.begin, first);
 }
 
 template <int32_t kType, int kLanes>
@@ -249,17 +265,28 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kObserveBlocks)
   constexpr int kTile = 8 * 32 / kLanes, kRun = kObserveWarps * kTile;
   const DeviceExchange& exchange = call.observe.exchange;
   const int pair = static_cast<int>(blockIdx.x) / call.n_runs, run = static_cast<int>(blockIdx.x) % call.n_runs;
-  if (is_faulty(exchange)) return;
-  bool leaves = false;
-  if (pair < call.observe.sequences.n_sequences * call.n_kv_heads) {
-    const Observed of = find_observed(call, pair);
-    float* const evicted =
-        reinterpret_cast<float*>(slot_of(exchange, load_relaxed(word(exchange, kNextTicket)) - 1) + exchange.maw_at);
-    int64_t first = of.sequence.begin / kRun * kRun + int64_t{run} * kRun + static_cast<int>(threadIdx.x / 32) * kTile;
-    for (; first < of.end; first += int64_t{call.n_runs} * kRun)
-      if (first + kTile > of.sequence.begin) leaves |= observe_tile<kType, kLanes>(call, of, first, evicted);
+  const bool is_sound = !is_faulty(exchange);  // looked at when something is written: reading does no harm
+  const Word n_tickets = load_relaxed(word(exchange, kNextTicket));
+  if (pair >= call.observe.sequences.n_sequences * call.n_kv_heads) {  // a single block, without any sequence
+    if (is_sound) hand_over_observed(exchange, n_tickets, count_block(exchange));
+    return;
   }
-  hand_over_observed(exchange, leaves);
+  const Observed of = find_observed(call, pair);
+  const int64_t first_run = of.sequence.begin / kRun * kRun + int64_t{run} * kRun;
+  const bool has_slot = reaches_slot(of.sequence, first_run);
+  BlockCount count = {};
+  if (!has_slot && is_sound) count = count_block(exchange);  // on its way meanwhile
+  float* const evicted = reinterpret_cast<float*>(slot_of(exchange, n_tickets - 1) + exchange.maw_at);
+  for (int64_t first = first_run + static_cast<int>(threadIdx.x / 32) * kTile; first < of.end;
+       first += int64_t{call.n_runs} * kRun)
+    if (first + kTile > of.sequence.begin) observe_tile<kType, kLanes>(call, of, {first, evicted, is_sound});
+  if (!is_sound) return;
+  if (has_slot) {
+    __syncthreads();
+    if (threadIdx.x == 0) fence_system();
+    count = count_block(exchange);
+  }
+  hand_over_observed(exchange, n_tickets, count);
 }
 
 }  // namespace tandem::cuda

@@ -11,7 +11,7 @@ namespace stand_in {
 
 class HandOver {
  public:
-  HandOver(Host* host, const tandem::Layer& layer, int32_t n_slots, int32_t n_tokens) {
+  HandOver(Host* host, const tandem::Layer& layer, int32_t n_slots, int32_t n_tokens, int32_t n_evicted = 0) {
     using namespace tandem;
     const int64_t n_rows = int64_t{n_tokens} * layer.n_q_heads;
     int64_t end = sizeof(SlotHeader);
@@ -24,6 +24,8 @@ class HandOver {
     for (int32_t p = 0; p < kPlanes; ++p) exchange.rows_at[p] = take(n_tokens * layer.n_kv_heads * plane_bytes(layer).of[p]);
     exchange.q_at = take(n_rows * layer.k_head_dim * 4);
     exchange.o_at = take(n_rows * layer.v_head_dim * 4);
+    exchange.n_evicted = n_evicted;
+    if (n_evicted > 0) exchange.maw_at = take(int64_t{4} * n_evicted * layer.n_q_heads);
     exchange.slot_bytes = end;
     exchange.n_slots = n_slots;
     exchange.n_rows = n_tokens;

@@ -92,19 +92,25 @@ void appends_bytes(void**) {
   AppendedBytes({.name = "queries alone", .tensor_type = TANDEM_F16}).check(false);
 }
 
-// States of every kind: nothing on one side or both, whose o may be anything; far apart; lse near 0.
+// States of every kind: nothing on one side or both, whose o may be anything; far apart; lse near 0. Where observe()
+// follows, merged lse take the place of the window's and, of every second sequence with a host part, of the host's.
 class MergedStates : public ExchangeProblem {
  public:
   explicit MergedStates(const ExchangeCase& of) : ExchangeProblem(of, kSpans, kTokens, 5) {}
 
-  void check() {
+  void check(bool is_observed = false) {
+    merge.is_observed = is_observed ? 1 : 0;
+    for (size_t i = 0; i < kSpans.size(); ++i) descriptors[i].wants_lse = i % 2 == 0 ? 1 : 0;
     host.expect_ok(host.table.append(host.self, &append, nullptr, &host.error));
     hand_over.await(1);
     host.expect_ok(host.wait());
     auto* o = static_cast<float*>(attend.o.data);
     const int64_t n_rows = int64_t{kTokens} * of_.n_q_heads;
     draw_states(o, attend.lse, n_rows);
-    draw_states(hand_over.floats(0, hand_over.exchange.o_at), hand_over.floats(0, hand_over.exchange.lse_at), n_rows);
+    float* host_lse = hand_over.floats(0, hand_over.exchange.lse_at);
+    draw_states(hand_over.floats(0, hand_over.exchange.o_at), host_lse, n_rows);
+    lse_.assign(merge.lse, merge.lse + n_rows);
+    host_lse_.assign(host_lse, host_lse + n_rows);
     host.expect_ok(host.table.merge(host.self, &merge, nullptr, &host.error));
     hand_over.answer(1);
     host.expect_ok(host.wait());
@@ -114,10 +120,27 @@ class MergedStates : public ExchangeProblem {
         for (int32_t t = 0; t < sequence.q_len; ++t)
           for (int32_t g = 0; g < layer_.group_size; ++g, ++slot_row)
             check_row(sequence.first_row + t, kv_head * layer_.group_size + g, sequence.has_host_part != 0 ? slot_row : -1);
+    if (is_observed) expect_merged_lse();
     check_rest();
+    assert_memory_equal(merge.lse, lse_.data(), lse_.size() * 4);
+    assert_memory_equal(host_lse, host_lse_.data(), host_lse_.size() * 4);
   }
 
  private:
+  void expect_merged_lse() {
+    int64_t slot_row = 0;
+    const std::vector<DeviceSequence> sequences = describe(kSpans);
+    for (size_t i = 0; i < sequences.size(); ++i)
+      for (int32_t kv_head = 0; kv_head < of_.n_kv_heads; ++kv_head)
+        for (int32_t t = 0; t < sequences[i].q_len; ++t)
+          for (int32_t g = 0; g < layer_.group_size; ++g, ++slot_row) {
+            const int64_t token = sequences[i].first_row + t, head = kv_head * layer_.group_size + g;
+            const float lse = merge.lse_out[token * merge.lse_token_stride + head * merge.lse_head_stride];
+            lse_[static_cast<size_t>(token * of_.n_q_heads + head)] = lse;
+            if (sequences[i].has_host_part != 0 && i % 2 == 0) host_lse_[static_cast<size_t>(slot_row)] = lse;
+          }
+  }
+
   void draw_states(float* o, float* lse, int64_t n_rows) {
     for (int64_t i = 0; i < n_rows; ++i) {
       lse[i] = random_.pick({-INFINITY, -INFINITY, 1e-8f, -3.0f, 90.0f, -90.0f, 1e4f, static_cast<float>(random_.normal())});
@@ -131,10 +154,9 @@ class MergedStates : public ExchangeProblem {
     const float* o[] = {merge.o + row * of_.v_dim,
                         hand_over.floats(0, hand_over.exchange.o_at) + std::max<int64_t>(slot_row, 0) * of_.v_dim};
     const double none = -INFINITY;
-    const double lse[] = {
-        static_cast<double>(merge.lse[row]),
-        slot_row < 0 ? none : static_cast<double>(hand_over.floats(0, hand_over.exchange.lse_at)[slot_row]),
-        of_.has_sinks ? static_cast<double>(sinks_[static_cast<size_t>(head)]) : none};
+    const double lse[] = {static_cast<double>(lse_[static_cast<size_t>(row)]),
+                          slot_row < 0 ? none : static_cast<double>(host_lse_[static_cast<size_t>(slot_row)]),
+                          of_.has_sinks ? static_cast<double>(sinks_[static_cast<size_t>(head)]) : none};
     const double m = *std::max_element(lse, lse + 3);
     double sum = 0.0;
     for (const double part : lse) sum += m == none ? 0.0 : std::exp(part - m);
@@ -170,12 +192,16 @@ class MergedStates : public ExchangeProblem {
     assert_true(is_untouched(out_row(out, kTokens - 1, 0), out + out_bytes()));
   }
 
+  std::vector<float> lse_, host_lse_;  // before, and what they should be after
+
   static constexpr int32_t kTokens = 41;  // one more than the sequences have
   inline static const std::vector<Span> kSpans = {{7, 90, 20}, {0, 30, 5}, {3, 3, 0}, {70, 90, 15}};
 };
 
 void merges_states(void**) {
   MergedStates({.name = "plain"}).check();
+  MergedStates({.name = "observed"}).check(true);
+  MergedStates({.name = "observed, sinks", .n_q_heads = 6, .has_sinks = true}).check(true);
   MergedStates({.name = "sinks", .v_dim = 80, .n_q_heads = 6, .has_sinks = true}).check();
   MergedStates({.name = "bf16", .tensor_type = TANDEM_BF16, .has_lse = false}).check();
   MergedStates({.name = "f16", .n_q_heads = 8, .n_kv_heads = 1, .tensor_type = TANDEM_F16, .has_sinks = true}).check();
