@@ -391,12 +391,14 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  *
  * Tensors are in host memory or all on the engine's device; calls of the two kinds may follow each other. On the device:
  *   - the window's keys are attended there and the rest by the CPU at the same time; the two states are merged on the device;
+ *   - MAW of the window's keys are kept there too. What leaves the window is judged, and an append's re-evaluation done, before
+ *     the next call of the layer needs it, not before this one returns;
  *   - new rows go to the window and to the host store, so that a key that leaves the window is not moved. Tokens count from the
  *     call on; whoever reads them on the host (tandem_sequence_read, a fork, host tensors, ...) waits until they are there;
  *   - weights may be rounded to V's type where q, K and V have 16 bits each and a call has more than 64 rows (queries of a
  *     sequence times query heads of a KV head);
- *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: policies that keep a MAW, speculation, and layers and storage
- *     types that the device's module has no kernel for. INVALID_STATE where the stream is being captured outside a planned step;
+ *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: speculation, and layers and storage types that the
+ *     device's module has no kernel for. INVALID_STATE where the stream is being captured outside a planned step;
  *   - DEVICE_LOST when the device fails or host and device wait for each other in vain. From then on the session takes host
  *     tensors alone; the cache has every token that had arrived, layers whose last ones had not are shorter (a truncation makes
  *     the sequence even). */
