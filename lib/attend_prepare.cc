@@ -229,7 +229,8 @@ void AttendCall::prepare_refresh(SequenceCall& call) {
   const bool evicts = call.length - call.state->window_begin >=
                       session_.options_.window_len + evict_len(session_.options_.window_len, cache_.page_len());
   if (!call.is_append && !evicts) return;
-  session_.fill_runs(*call.sequence, args_.layer_idx, call.length, &refresh.keys);
+  const int64_t first = call.is_append || refresh.wants_all ? 0 : call.state->window_begin;
+  session_.fill_runs(*call.sequence, args_.layer_idx, first, call.length, &refresh.keys);
   reserve_refresh(refresh);
 }
 

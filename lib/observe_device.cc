@@ -119,8 +119,9 @@ void AttendCall::prepare_observation(HandOverTask* task) {
     n_evicted += call.evict_end - call.resident_begin;
     call.flushes = !call.is_append && call.state->is_unjudged;
     late.keys.length = 0;
+    const bool needs_all = call.is_append || call.flushes || call.state->refresh.wants_all;
     if (call.is_append || call.flushes || call.evict_end > call.found_begin)
-      session_.fill_runs(*call.sequence, args_.layer_idx, call.length, &late.keys);
+      session_.fill_runs(*call.sequence, args_.layer_idx, needs_all ? 0 : call.found_begin, call.length, &late.keys);
     if (call.selected) late.pages = call.sequence->pages;
     bind_refresh(session_, *call.state, layer_);
   }

@@ -122,10 +122,11 @@ void refresh_head(Refresh& refresh, int32_t kv_head) {
     select_tokens(refresh, kv_head, sink_len, refresh.host_end);
   }
   if (refresh.keys.keeps_positions) return;  // rotated by position at attend time: read from the store, token by token
-  if (has_room(head, refresh, kv_head)) {
+  const bool reaches = head.n_copied == head.n_tokens || head.token_idx.as<int32_t>()[head.n_copied] >= refresh.keys.begin;
+  if (reaches && has_room(head, refresh, kv_head)) {
     copy_selected(head, refresh, kv_head);
   } else {
-    refresh.uncopied = true;
+    refresh.uncopied = refresh.wants_all = true;
     head.n_copied = 0;
   }
 }
@@ -182,7 +183,7 @@ void re_evaluate(Refresh& refresh) {
     count_weights(refresh, {refresh.q.data(), refresh.lse.data(), capacity * refresh.layer->group_size, refresh.n_queries,
                             refresh.n_skipped, refresh.begin.data(), refresh.end.data(), 0, refresh.keys.length});
   }
-  refresh.eviction = false;
+  refresh.eviction = refresh.wants_all = false;
   const auto judge_head = [](void* context, int64_t kv_head, int32_t) {
     refresh_head(*static_cast<Refresh*>(context), static_cast<int32_t>(kv_head));
   };

@@ -69,11 +69,11 @@ struct HeadSelection {
   }
 };
 
-// Where the rows of tokens [0, length) are.
+// Where the rows of tokens [begin, length) are.
 struct KeyRuns {
   std::vector<KvRun> runs;  // of head 0 .. n_kv_heads - 1, n_runs each
   int64_t n_runs = 0;
-  int64_t length = 0;
+  int64_t begin = 0, length = 0;
   bool keeps_positions = false;  // positions of keys are not their indices and the library rotates: nothing is copied
 };
 
@@ -92,13 +92,14 @@ struct Refresh {
   std::vector<float> q;                // [n_kv_heads][capacity][group_size][k_head_dim], rotated
   std::vector<float> lse;              // [n_kv_heads][capacity][group_size]
   std::vector<int64_t> begin, end;     // [capacity] visible range of each query
-  KeyRuns keys;                        // of all tokens at the time of posting
+  KeyRuns keys;                        // of all tokens at the time of posting; of an eviction from evict_begin on, at least
   std::vector<float> coeff;            // [capacity], work space as what follows
   std::vector<WeightJob> weight_jobs;  // a head's tokens of a block of the MAW each
   std::vector<const float*> maw_rows;  // [n_q_heads]
   int64_t halo_reach = 0;              // tokens before an evicted block that may still cast a halo into it
   std::vector<int32_t> discarded;      // [halo_reach]
   std::atomic<bool> uncopied{false};   // the job found no room for a copy: logged by the next call
+  std::atomic<bool> wants_all{false};  // since then an eviction too is to say where the rows of all tokens are
 };
 
 // Speculative tokens: the weights of their queries, to be counted if they stay.

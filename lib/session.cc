@@ -83,16 +83,17 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens) {
   return {};
 }
 
-void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t length, KeyRuns* keys) const {
+void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t begin, int64_t length, KeyRuns* keys) const {
   const Layer& layer = cache_->layers()[static_cast<size_t>(layer_idx)];
   std::vector<PageSpan>& parts = scratch_->spans;
   parts.clear();
-  cache_->spans(sequence, 0, length, &parts);
+  cache_->spans(sequence, begin, length, &parts);
   keys->n_runs = static_cast<int64_t>(parts.size());
   keys->runs.resize(parts.size() * static_cast<size_t>(layer.n_kv_heads));
   for (int32_t h = 0; h < layer.n_kv_heads; ++h)
     for (size_t i = 0; i < parts.size(); ++i)
       keys->runs[static_cast<size_t>(h) * parts.size() + i] = cache_->run(sequence, parts[i], layer_idx, h);
+  keys->begin = begin;
   keys->length = length;
   keys->keeps_positions = layer.rope != nullptr && !sequence.positions.empty();
 }
@@ -100,7 +101,7 @@ void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t len
 Status Session::flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state) {
   join(state);
   if (!state.refresh.due) return {};
-  fill_runs(sequence, layer_idx, sequence.lengths[static_cast<size_t>(layer_idx)], &state.refresh.keys);
+  fill_runs(sequence, layer_idx, 0, sequence.lengths[static_cast<size_t>(layer_idx)], &state.refresh.keys);
   reserve_refresh(state.refresh);
   state.refresh.host_end = state.window_begin;
   re_evaluate(state.refresh);

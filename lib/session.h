@@ -104,7 +104,7 @@ class Session {
   SequenceState* state(int64_t id) const;
   int64_t join(LayerState& state);  // returns how long it waited, in ns
   Status flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state);
-  void fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t length, KeyRuns* keys) const;
+  void fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t begin, int64_t length, KeyRuns* keys) const;
   int64_t evicted_to(const LayerState& state, int64_t length) const;  // where the window begins after evict()
   void evict(LayerState& state, int64_t length) const;
   // MAW of the window, which the device has the newest of: to where those of other tokens are. Nothing is under way.

@@ -150,7 +150,7 @@ Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
     join(state);
     // The runs that a refresh would read, while this can still fail.
     if (!state.heads.empty() && n_kept > 0) {
-      fill_runs(*sequence, static_cast<int32_t>(l), length, &state.refresh.keys);
+      fill_runs(*sequence, static_cast<int32_t>(l), 0, length, &state.refresh.keys);
       reserve_refresh(state.refresh);
     }
   }

@@ -66,11 +66,11 @@ void refuses(void**) {
   assert_int_equal(side.length(), 0);
 }
 
-void takes_what_is_planned(void**) {
-  const Side side(true), twin(false);
+void compare_with_plan(const char* policy) {
+  const Side side(true, policy), twin(false, policy);
   attend_twins(side, twin, 1, 1);
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-  const tandem_session_options options = Side::options_of("all");
+  const tandem_session_options options = Side::options_of(policy);
   const int64_t kv_len = kPrompt;
   OK(tandem_plan_memory, &plan, side.engine, side.model, nullptr, &options, &kv_len, 1);
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
@@ -79,6 +79,10 @@ void takes_what_is_planned(void**) {
   assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
   assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
   assert_int_equal(stats.device_peak_bytes, plan.device_window_bytes + plan.device_work_bytes);
+}
+
+void takes_what_is_planned(void**) {
+  for (const char* policy : {"all", "streaming", "hgca"}) compare_with_plan(policy);
 }
 
 // A step in the steady state waits for nothing and allocates nothing, however slow the device is.
@@ -117,14 +121,17 @@ void takes_nothing_later(void**) {
 }
 
 // Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
-void survives_failing_calls(void**) {
-  const stand_in::Call kCalls[] = {stand_in::kAllocate, stand_in::kAllocateShared, stand_in::kCopy,  stand_in::kFill,
-                                   stand_in::kWait,     stand_in::kSupports,       stand_in::kAppend};
+void fail_calls(const char* policy) {
+  const stand_in::Call kCalls[] = {stand_in::kAllocate, stand_in::kAllocateShared, stand_in::kCopy,   stand_in::kFill,
+                                   stand_in::kWait,     stand_in::kSupports,       stand_in::kAppend, stand_in::kAttend,
+                                   stand_in::kMerge,    stand_in::kObserve};
   for (const stand_in::Call failing : kCalls) {
+    const bool selects = std::strcmp(policy, "hgca") == 0;
+    if (failing == stand_in::kObserve && !selects) continue;
     int n_failed = 0;
     for (int64_t nth = 1;; ++nth) {
-      const Side side(true), twin(false);
-      Call first(5, 1), first_host(5, 1);
+      const Side side(true, policy), twin(false, policy);
+      Call first(kPrompt, 1), first_host(kPrompt, 1);
       attend(side, first);
       attend(twin, first_host);
       Call call(1, 2), call_host(1, 2);
@@ -139,7 +146,7 @@ void survives_failing_calls(void**) {
       if (status != TANDEM_OK) {
         ++n_failed;
         assert_int_equal(status, failing == stand_in::kAllocate ? TANDEM_ERROR_OUT_OF_MEMORY : TANDEM_ERROR_BACKEND);
-        assert_int_equal(side.length(), 5);
+        assert_int_equal(side.length(), kPrompt);
         attend(side, call);
       }
       attend(twin, call_host);
@@ -150,6 +157,9 @@ void survives_failing_calls(void**) {
     if (n_failed == 0 && failing != stand_in::kSupports) fail_msg("call %d was never made to fail", failing);
   }
 }
+
+void survives_failing_calls(void**) { fail_calls("all"); }
+void survives_failing_calls_that_select(void**) { fail_calls("hgca"); }
 
 // An append that goes in chunks, of which a later one fails, is taken back as a whole.
 void takes_long_appends_back(void**) {
@@ -245,8 +255,8 @@ void caps_hold(void**) {
 }
 
 // What had arrived is there, what had not is gone, and the host goes on.
-void loses_the_device(void**) {
-  Side side(true), twin(false);
+void lose_the_device(const char* policy) {
+  Side side(true, policy), twin(false, policy);
   attend_twins(side, twin, kPrompt, 1);
   controls.set_delay(50'000'000);
   Call late(1, 2);
@@ -266,17 +276,22 @@ void loses_the_device(void**) {
   attend(side, again);
   attend(twin, again_host);
   assert_close(again.output(), again_host.output());
-  const tandem_session_options options = Side::options_of("all");
-  tandem_session* other = nullptr;
+  const tandem_session_options options = Side::options_of(policy);
+  tandem_session *other = nullptr, *other_twin = nullptr;
   OK(tandem_session_create, &other, side.cache, &options);
+  OK(tandem_session_create, &other_twin, twin.cache, &options);
   std::swap(side.session, other);
+  std::swap(twin.session, other_twin);
   Call next(1, 3), next_host(1, 3);
   attend(side, next);
   attend(twin, next_host);
   assert_close(next.output(), next_host.output());
-  std::swap(side.session, other);
   tandem_session_release(other);
+  tandem_session_release(other_twin);
 }
+
+void loses_the_device(void**) { lose_the_device("all"); }
+void loses_the_device_that_has_maw(void**) { lose_the_device("hgca"); }
 
 }  // namespace
 
@@ -286,12 +301,14 @@ int main() {
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
       cmocka_unit_test_teardown(takes_nothing_later, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),
+      cmocka_unit_test_teardown(survives_failing_calls_that_select, forget),
       cmocka_unit_test_teardown(takes_long_appends_back, forget),
       cmocka_unit_test_teardown(forgets_what_is_overwritten, forget),
       cmocka_unit_test_teardown(loses_nothing_twice, forget),
       cmocka_unit_test_teardown(windows_may_be_empty, forget),
       cmocka_unit_test_teardown(caps_hold, forget),
       cmocka_unit_test_teardown(loses_the_device, forget),
+      cmocka_unit_test_teardown(loses_the_device_that_has_maw, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
 }
