@@ -86,6 +86,7 @@ void many_tokens(void**) {
   for (const int32_t q_len : {30, 200}) {
     ExchangeOptions options = options_of(TANDEM_Q8_0, 64, {});
     for (int i = 0; i < (q_len == 30 ? 40 : 5); ++i) options.sequences.push_back({0, 210 + i, q_len, i % 3 != 0});
+    options.n_slots = 3;
     ExchangeCase c(*device, options);
     for (int i = 0; i < 2; ++i) {  // the second finds the blocks of the first counted
       must_run(c, c.append());
@@ -173,7 +174,7 @@ void tickets_go_round_a_ring(void**) {
 // Of a host that answers nothing: who has no part there is not kept waiting.
 void sequences_without_a_host_part_do_not_wait(void**) {
   ExchangeOptions options = options_of(TANDEM_BF16, 128, {{0, 100, 1, false}, {0, 64, 2, false}});
-  options.n_slots = 8;
+  options.n_slots = 9;
   ExchangeCase c(*device, options);
   for (int i = 0; i < 8; ++i) {
     must_run(c, c.append());
@@ -210,6 +211,7 @@ void a_slot_that_does_not_come_is_a_fault(void**) {
   for (const int32_t n_tokens : {2, 60}) {
     ExchangeOptions options = options_of(TANDEM_Q4_0, 128, {{0, 100, n_tokens, false}});
     options.timeout_ns = 400'000'000;
+    options.n_slots = 3;
     ExchangeCase c(*device, options);
     for (int i = 0; i < 2; ++i) {
       must_run(c, c.append());
