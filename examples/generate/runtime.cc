@@ -127,7 +127,7 @@ Failure Runtime::open_engine() {
   tandem_error* error = nullptr;
   const int32_t status = tandem_engine_create(&engine, &engine_options, &error);
   Failure failure = from_tandem(status, error);
-  if (failure && options_.place == kCuda) failure.message = "--device \"cuda\": " + failure.message;
+  if (failure && options_.place == kCuda) failure.message = "--device: \"cuda\": " + failure.message;
   engine_.reset(engine);
   return failure;
 }
