@@ -65,18 +65,6 @@ std::vector<BadInput> bad_inputs() {
       {prompt, {"--beta", "-0.5"}, {"--beta", "-0.5"}},
       {prompt, {"--halo", "-2"}, {"--halo", "\"-2\""}},
       {prompt, {"--seed", "-1"}, {"--seed", "\"-1\""}},
-      {prompt, {"--device", "tpu"}, {"--device", "tpu", "cuda"}},
-      {prompt, {"--device", "cuda", "--backend-path", "/nonexistent"}, {"--device", "cuda"}},
-      {prompt, {"--backend-path", "/nonexistent"}, {"--backend-path", "--device cuda"}},
-      {prompt, {"--compute", "bf16"}, {"--compute", "--device cuda"}},
-      {prompt, {"--compute", "f64"}, {"--compute", "\"f64\"", "bf16"}},
-      {prompt, {"--eager"}, {"--eager", "--device cuda"}},
-      {prompt, {"--tokens", "3"}, {"--tokens", "--shapes"}},
-      {{"--shapes", "llama-3-8b", "--context", "100"}, {}, {"--shapes", "--device cuda"}},
-      {{"--shapes", "llama-3-8b", "--context", "100"}, {"--n-predict", "3"}, {"--n-predict", "--shapes"}},
-      {{"--shapes", "llama-3-8b", "--device", "cuda"}, {}, {"--context", "--shapes"}},
-      {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"}, {"--model", kModel}, {"--shapes", "--model"}},
-      {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"}, {"--prompt", "a"}, {"--shapes", "--prompt"}},
       {prompt, {"--score", kText}, {"--score", "--prompt"}},
       {prompt, {"--context", "64"}, {"--context", "--score"}},
       {score, {"--n-predict", "3"}, {"--n-predict", "--score"}},
@@ -100,8 +88,28 @@ std::vector<BadInput> bad_inputs() {
   };
 }
 
+std::vector<BadInput> bad_device_inputs() {
+  const std::vector<std::string> prompt = {"--model", kModel, "--n-predict", "1", "--prompt", "a"};
+  return {
+      {prompt, {"--device", "tpu"}, {"--device", "tpu", "cuda"}},
+      {prompt, {"--device", "cuda", "--backend-path", "/nonexistent"}, {"--device", "cuda"}},
+      {prompt, {"--backend-path", "/nonexistent"}, {"--backend-path", "--device cuda"}},
+      {prompt, {"--compute", "bf16"}, {"--compute", "--device cuda"}},
+      {prompt, {"--compute", "f64"}, {"--compute", "\"f64\"", "bf16"}},
+      {prompt, {"--eager"}, {"--eager", "--device cuda"}},
+      {prompt, {"--tokens", "3"}, {"--tokens", "--shapes"}},
+      {{"--shapes", "llama-3-8b", "--context", "100"}, {}, {"--shapes", "--device cuda"}},
+      {{"--shapes", "llama-3-8b", "--context", "100"}, {"--n-predict", "3"}, {"--n-predict", "--shapes"}},
+      {{"--shapes", "llama-3-8b", "--device", "cuda"}, {}, {"--context", "--shapes"}},
+      {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"}, {"--model", kModel}, {"--shapes", "--model"}},
+      {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"}, {"--prompt", "a"}, {"--shapes", "--prompt"}},
+  };
+}
+
 void bad_input_is_named(void**) {
-  for (const BadInput& bad : bad_inputs()) {
+  std::vector<BadInput> all = bad_inputs();
+  for (const BadInput& bad : bad_device_inputs()) all.push_back(bad);
+  for (const BadInput& bad : all) {
     std::vector<std::string> args = bad.base;
     args.insert(args.end(), bad.added.begin(), bad.added.end());
     const CommandResult result = generate_with(args);
