@@ -2,6 +2,7 @@
 #include "cuda_transformer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <unordered_map>
 
@@ -20,12 +21,31 @@ int64_t used_bytes() {
   return static_cast<int64_t>(n_total - n_free);
 }
 
-struct Stream {
-  cudaStream_t get = nullptr;
-  Stream() { must(cudaStreamCreateWithFlags(&get, cudaStreamNonBlocking), "cudaStreamCreate"); }
+// A stream and how to wait for it: short steps are waited for awake, while longer ones leave the core to Tandem's workers.
+class Stream {
+ public:
+  Stream() {
+    must(cudaStreamCreateWithFlags(&get, cudaStreamNonBlocking), "cudaStreamCreate");
+    must(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming | cudaEventBlockingSync), "cudaEventCreate");
+  }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
-  ~Stream() { cudaStreamDestroy(get); }
+  ~Stream() {
+    cudaEventDestroy(done_);
+    cudaStreamDestroy(get);
+  }
+  void wait() const {
+    must(cudaEventRecord(done_, get), "cudaEventRecord");
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+    while (cudaEventQuery(done_) == cudaErrorNotReady && std::chrono::steady_clock::now() < end) {
+    }
+    must(cudaEventSynchronize(done_), "what was under way");
+  }
+
+  cudaStream_t get = nullptr;
+
+ private:
+  cudaEvent_t done_ = nullptr;
 };
 
 struct EndGraph {
@@ -64,7 +84,6 @@ class CudaTransformer : public Transformer {
   void multiply(const CudaArray<T>& weight, const T* x, float* y, bool adds, int64_t n_rows, int64_t n_in, int64_t n_out);
   void run_head(int64_t first, int64_t n, float* logits);
   tandem_tensor view(T* data, int64_t n_tokens, int64_t n_heads, int64_t row_stride) const;
-  void wait() const { must(cudaStreamSynchronize(stream_.get), "a chunk"); }
 
   CudaOptions options_;
   int64_t before_bytes_;
@@ -154,7 +173,7 @@ Failure CudaTransformer<T>::forward(const Chunk& chunk) {
     return failure;
   }
   GENERATE_TANDEM(tandem_step_end(chunk.session, stream, &error));
-  wait();
+  stream_.wait();
   return {};
 }
 
@@ -292,7 +311,7 @@ const float* CudaTransformer<T>::logits(int64_t first, int64_t n) {
   logits_.resize(std::max<size_t>(logits_.size(), n_logits));
   run_head(first, n, some_logits_.get());
   must(cudaMemcpyAsync(logits_.data(), some_logits_.get(), 4 * n_logits, cudaMemcpyDeviceToHost, stream_.get), "logits");
-  must(cudaStreamSynchronize(stream_.get), "logits");
+  stream_.wait();
   return logits_.data();
 }
 
