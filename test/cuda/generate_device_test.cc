@@ -6,6 +6,7 @@
 #include "cuda/cuda_memory.h"
 #include "cuda/layer_kernels.h"
 #include "examples/pico_golden.h"
+#include "shapes_run.h"
 
 namespace {
 
@@ -176,6 +177,19 @@ void memory_is_as_planned(void**) {
   assert_int_equal(opened.context.n_tokens, 1002);
 }
 
+// As --shapes does it, with a part for the host.
+void steps_are_timed_and_compared(void**) {
+  Opened opened(cuda_options(), windowed(kSmallWindow));
+  ShapesOutcome outcome;
+  require(run_shapes(&opened.runtime, &opened.context, 1000, 20, &outcome));
+  assert_int_equal(opened.context.n_tokens, 1000 + 1 + 3 + 20);
+  assert_true(outcome.replay_distance < 1e-5);
+  assert_true(outcome.median_ms > 0 && outcome.median_ms <= outcome.most_ms);
+  const DeviceUse use = report_of(opened, windowed(kSmallWindow)).use;
+  assert_int_equal(use.n_launched, 1);
+  assert_int_equal(use.n_replayed, 24);
+}
+
 // The first of equals; -1 where any logit is no number, wherever it stands.
 void most_likely_is_the_first_of_the_largest(void**) {
   const CudaArray<int32_t> token(1);
@@ -215,6 +229,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(streaming_is_as_on_the_cpu),
       cmocka_unit_test(bits_per_byte_are_golden),
       cmocka_unit_test(memory_is_as_planned),
+      cmocka_unit_test(steps_are_timed_and_compared),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -6,6 +6,8 @@
 //   input (tokens, position)  ->  embedding  ->  layers  ->  head  ->  logits, most likely token     -> host
 //   one copy out of pinned memory                 tandem_attend() in each             two copies into pinned memory
 //
+// From its first replay on a session takes no longer chunks than before (Tandem's CAPACITY): graphs hold addresses.
+//
 // Weights and activations are f32 or bf16; the residual stream, sums and logits are f32. cuBLAS is opened when the first
 // model is loaded: programs start, and run on the CPU, where there is none.
 #ifndef EXAMPLES_GENERATE_CUDA_CUDA_TRANSFORMER_H_
