@@ -4,7 +4,8 @@
 namespace generate {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = 256;
+constexpr int kManyThreads = 1024;  // of kernels in which a block has a whole row: a single one is on the way of every step
 
 __device__ float wide(float x) { return x; }
 __device__ float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -17,8 +18,9 @@ __device__ int64_t column_index() { return static_cast<int64_t>(blockIdx.y) * kT
 __device__ int64_t flat_index() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 dim3 rows_grid(int64_t n_rows, int64_t n_columns) { return dim3(static_cast<unsigned>(n_rows), blocks_for(n_columns)); }
 
-// Of all threads of a block, for all of them.
+// Of kManyThreads threads, for all of them.
 __device__ float sum_of_block(float x) {
+  constexpr int kWarps = kManyThreads / 32;
   __shared__ float of_warp[kWarps];
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
@@ -35,13 +37,13 @@ __global__ void __launch_bounds__(kThreads) embed_kernel(float* x, const T* tabl
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kManyThreads)
     normalize_kernel(T* out, const float* x, const float* weight, float eps, int64_t n) {
   const float* row = x + blockIdx.x * n;
   float sum = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += row[i] * row[i];
+  for (int64_t i = threadIdx.x; i < n; i += kManyThreads) sum += row[i] * row[i];
   const float factor = 1.0f / sqrtf(sum_of_block(sum) / static_cast<float>(n) + eps);
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) put(out + blockIdx.x * n + i, weight[i] * (row[i] * factor));
+  for (int64_t i = threadIdx.x; i < n; i += kManyThreads) put(out + blockIdx.x * n + i, weight[i] * (row[i] * factor));
 }
 
 template <class T>
@@ -71,8 +73,6 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(T* out, const T* gate_up
   const float x = wide(row[i]);
   put(out + blockIdx.x * n + i, x / (1.0f + expf(-x)) * wide(row[n + i]));
 }
-
-constexpr int kManyThreads = 1024;
 
 // The larger one, of equals the first.
 __device__ void take_larger(float* x, int* at, float other, int other_at) {
@@ -129,7 +129,7 @@ void embed(float* x, const T* table, const ChunkInput* input, int64_t n_rows, in
 template <class T>
 void normalize(T* out, const float* x, const float* weight, float eps, int64_t n_rows, int64_t n_columns,
                cudaStream_t stream) {
-  normalize_kernel<<<static_cast<unsigned>(n_rows), kThreads, 0, stream>>>(out, x, weight, eps, n_columns);
+  normalize_kernel<<<static_cast<unsigned>(n_rows), kManyThreads, 0, stream>>>(out, x, weight, eps, n_columns);
 }
 
 template <class T>
