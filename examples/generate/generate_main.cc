@@ -8,6 +8,7 @@
 #include "generation.h"
 #include "llama_config.h"
 #include "program.h"
+#include "shapes_run.h"
 #include "text_file.h"
 
 namespace generate {
@@ -22,14 +23,25 @@ struct Request {
   bool json = false;
 };
 
+Failure check_shapes(const Request& request) {
+  if (request.engine.place == kCpu) return {"--shapes: needs --device cuda"};
+  if (request.score_context == 0) return {"--context: is missing, --shapes needs it"};
+  if (!request.prompt.empty() || !request.prompt_file.empty() || !request.score_file.empty())
+    return {"--shapes: has nothing to do with --prompt, --prompt-file and --score"};
+  if (!request.engine.model_directory.empty()) return {"--shapes, --model: one of the two"};
+  GENERATE_TRY(request.policy.check());
+  return request.engine.check();
+}
+
 Failure check(const Request& request) {
+  if (!request.engine.shapes.empty()) return check_shapes(request);
   const int n_inputs = !request.prompt.empty() + !request.prompt_file.empty() + !request.score_file.empty();
   if (request.engine.model_directory.empty()) return {"--model: is missing (--help lists the flags)"};
   if (n_inputs != 1)
     return {"--prompt, --prompt-file, --score: one of the three is needed, " + std::to_string(n_inputs) + " given"};
   if (!request.score_file.empty() && request.score_context == 0) return {"--context: is missing, --score needs it"};
   if (request.score_file.empty() && (request.score_context || request.score_offset || request.decode_last))
-    return {"--context, --offset, --decode-last: are for --score alone"};
+    return {"--context, --offset, --decode-last: are for --score (and --context for --shapes)"};
   if (request.decode_last >= std::max<int64_t>(request.score_context, 1))
     return {"--decode-last: \"" + std::to_string(request.decode_last) +
             "\" is not below --context = " + std::to_string(request.score_context)};
@@ -59,8 +71,36 @@ Failure check_tokens(const Request& request, const std::string& text) {
       n_prompt + n_predict);
 }
 
-void print_json(const Request& request, const Outcome& outcome) {
-  nlohmann::ordered_json json;
+using Json = nlohmann::ordered_json;
+
+void add_device(const DeviceMemoryReport& device, Json* json) {
+  if (!device.use.is_used) return;
+  (*json)["device"] = {{"steps_replayed", device.use.n_replayed},
+                       {"steps_launched", device.use.n_launched},
+                       {"runtime_bytes", device.use.runtime_bytes},
+                       {"measured_loaded_bytes", device.use.loaded_bytes},
+                       {"measured_bytes", device.use.now_bytes},
+                       {"planned_window_bytes", device.planned_window_bytes},
+                       {"planned_work_bytes", device.planned_work_bytes},
+                       {"window_bytes", device.window_bytes},
+                       {"work_bytes", device.work_bytes}};
+}
+
+void print_device(const DeviceMemoryReport& device) {
+  if (!device.use.is_used) return;
+  const auto mb = [](int64_t bytes) { return static_cast<double>(bytes) * 1e-6; };
+  std::fprintf(stderr, "decode steps: %lld replayed as a graph, %lld kernel by kernel\n",
+               static_cast<long long>(device.use.n_replayed), static_cast<long long>(device.use.n_launched));
+  std::fprintf(stderr, "device memory: runtime %.1f MB (measured at loading: %.1f)\n", mb(device.use.runtime_bytes),
+               mb(device.use.loaded_bytes));
+  std::fprintf(stderr,
+               "  Tandem planned %.1f MB of windows and %.1f of work space, has %.1f and %.1f (measured: %.1f more)\n",
+               mb(device.planned_window_bytes), mb(device.planned_work_bytes), mb(device.window_bytes),
+               mb(device.work_bytes), mb(device.use.now_bytes - device.use.loaded_bytes));
+}
+
+void print_json(const Request& request, const Outcome& outcome, const DeviceMemoryReport& device) {
+  Json json;
   if (request.score_file.empty()) json["answer"] = outcome.answer;
   if (outcome.bits_per_byte >= 0) json["bits_per_byte"] = outcome.bits_per_byte;
   json["policy"] = request.policy.policy;
@@ -77,6 +117,7 @@ void print_json(const Request& request, const Outcome& outcome) {
     json["kv_read_share"] = outcome.decode.share();
   }
   if (outcome.selected_share >= 0) json["selected_share"] = outcome.selected_share;
+  add_device(device, &json);
   // A byte model may answer what is no UTF-8: such bytes become U+FFFD.
   std::printf("%s\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
@@ -92,8 +133,40 @@ void print_text(const Request& request, const Outcome& outcome) {
                outcome.decode.bytes_per_token(), 100 * outcome.decode.share());
 }
 
+Failure serve_shapes(const Request& request) {
+  Runtime runtime;
+  GENERATE_TRY(runtime.open(request.engine));
+  Session session;
+  GENERATE_TRY(runtime.new_session(request.policy, &session));
+  Context context{session.get()};
+  GENERATE_TRY(runtime.new_sequence(&context.sequence));
+  ShapesOutcome outcome;
+  DeviceMemoryReport device;
+  GENERATE_TRY(run_shapes(&runtime, &context, request.score_context, request.sampling.n_predict, &outcome));
+  GENERATE_TRY(runtime.device_memory(request.policy, context.n_tokens, &device));
+  if (request.json) {
+    Json json = {{"shapes", request.engine.shapes},           {"policy", request.policy.policy},
+                 {"context_tokens", request.score_context},   {"steps", request.sampling.n_predict},
+                 {"step_ms_median", outcome.median_ms},       {"step_ms_most", outcome.most_ms},
+                 {"step_ms_mean", outcome.mean_ms},           {"decode_tokens_per_second", outcome.tokens_per_second},
+                 {"replay_distance", outcome.replay_distance}};
+    add_device(device, &json);
+    std::printf("%s\n", json.dump().c_str());
+    return {};
+  }
+  std::printf("%s, random weights, context of %lld random keys and values (nothing computed them), policy %s:\n",
+              request.engine.shapes.c_str(), static_cast<long long>(request.score_context), request.policy.policy.c_str());
+  std::printf("%.3f ms per step (median of %lld; most %.3f, mean %.3f), %.1f tokens/s; replay against launches: %.1e\n",
+              outcome.median_ms, static_cast<long long>(request.sampling.n_predict), outcome.most_ms, outcome.mean_ms,
+              outcome.tokens_per_second, outcome.replay_distance);
+  std::fflush(stdout);
+  print_device(device);
+  return {};
+}
+
 Failure serve(Request* request) {
   GENERATE_TRY(check(*request));
+  if (!request->engine.shapes.empty()) return serve_shapes(*request);
   std::string text = request->prompt;
   if (!request->prompt_file.empty()) GENERATE_TRY(read_text_file(request->prompt_file, &text));
   if (!request->score_file.empty()) GENERATE_TRY(read_text_file(request->score_file, &text));
@@ -123,7 +196,14 @@ Failure serve(Request* request) {
   } else {
     GENERATE_TRY(score_text(&runtime, &context, slice, &outcome));
   }
-  request->json ? print_json(*request, outcome) : print_text(*request, outcome);
+  DeviceMemoryReport device;
+  GENERATE_TRY(runtime.device_memory(request->policy, context.n_tokens, &device));
+  if (request->json) {
+    print_json(*request, outcome, device);
+  } else {
+    print_text(*request, outcome);
+    print_device(device);
+  }
   return {};
 }
 
@@ -132,16 +212,20 @@ Failure run(int argc, char** argv) {
   Request request;
   Flags flags(
       "tandem-generate --model DIR (--prompt TEXT | --prompt-file FILE) [flags]\n"
-      "tandem-generate --model DIR --score FILE --context T [--offset N] [--decode-last N] [flags]");
+      "tandem-generate --model DIR --score FILE --context T [--offset N] [--decode-last N] [flags]\n"
+      "tandem-generate --device cuda --shapes NAME --context T [--tokens N] [flags]");
   request.engine.declare(&flags);
   flags.text("--prompt", "TEXT", "text to continue", &request.prompt);
   flags.text("--prompt-file", "FILE", "the same from a file", &request.prompt_file);
   flags.integer("--n-predict", "tokens to predict (default 64)", 1, kMax, &request.sampling.n_predict);
+  flags.integer("--tokens", "the same, with --shapes", 1, kMax, &request.sampling.n_predict);
+  flags.text("--shapes", "NAME", "time decode steps of random weights in the shapes of a model (llama-3-8b, llama-3.2-1b)",
+             &request.engine.shapes);
   flags.real("--temperature", "0 (default): the most likely token; above: sampling", 0, 100, &request.sampling.temperature);
-  flags.integer("--seed", "of the sampling (default 0)", 0, INT64_MAX, &request.sampling.seed);
+  flags.integer("--seed", "of the sampling, or of random weights (default 0)", 0, INT64_MAX, &request.sampling.seed);
   flags.text("--score", "FILE", "bits per byte over the second half of --context bytes", &request.score_file);
   flags.integer("--offset", "first byte of the text to score (default 0)", 0, kMax, &request.score_offset);
-  flags.integer("--context", "bytes to score over", 2, kMax, &request.score_context);
+  flags.integer("--context", "bytes to score over; with --shapes: tokens that are there", 2, kMax, &request.score_context);
   flags.integer("--decode-last", "instead of the second half: the last N bytes, one decode step each", 1, kMax,
                 &request.decode_last);
   flags.text("--policy", "NAME", "which keys are attended: all (default), streaming, hgca", &request.policy.policy);
@@ -155,6 +239,12 @@ Failure run(int argc, char** argv) {
   }
   const bool scores_alone = !request.score_file.empty() && request.prompt.empty() && request.prompt_file.empty();
   if (scores_alone) GENERATE_TRY(flags.refuse_given({"--n-predict", "--temperature", "--seed"}, "is unused with --score"));
+  if (request.engine.shapes.empty())
+    GENERATE_TRY(flags.refuse_given({"--tokens"}, "is for --shapes alone"));
+  else
+    GENERATE_TRY(
+        flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
+  request.engine.seed = request.sampling.seed;
   return serve(&request);
 }
 

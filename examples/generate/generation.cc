@@ -18,7 +18,7 @@ Failure finish(const Context& context, Outcome* outcome) {
 }
 
 Failure not_finite(const Runtime& runtime, int64_t n_tokens) {
-  return {runtime.options().model_directory + ": the logits after " + std::to_string(n_tokens) +
+  return {runtime.options().name() + ": the logits after " + std::to_string(n_tokens) +
           " tokens are not finite: its weights are not, or computing with them overflows"};
 }
 
@@ -68,14 +68,14 @@ Failure continue_text(Runtime* runtime, Context* context, const SamplingOptions&
   Sampler sampler(options.temperature, static_cast<uint64_t>(options.seed));
   const WorkMeter meter(*context);
   for (int64_t i = 0; i < options.n_predict; ++i) {
-    const float* logits = runtime->last_logits();
-    const int64_t vocab_size = runtime->config().vocab_size;
-    if (!std::all_of(logits, logits + vocab_size, [](float logit) { return std::isfinite(logit); }))
-      return not_finite(*runtime, context->n_tokens);
-    const char token = static_cast<char>(sampler.sample(logits, vocab_size));
+    const int32_t best = runtime->most_likely();
+    if (best < 0) return not_finite(*runtime, context->n_tokens);
+    const bool samples = options.temperature > 0;
+    const auto token =
+        static_cast<char>(samples ? sampler.sample(runtime->last_logits(), runtime->config().vocab_size) : int64_t{best});
     outcome->answer.push_back(token);
     if (options.on_token) GENERATE_TRY(options.on_token(token));
-    if (i + 1 < options.n_predict) GENERATE_TRY(runtime->step(context, token));
+    if (i + 1 < options.n_predict) GENERATE_TRY(runtime->step_byte(context, token));
   }
   GENERATE_TRY(meter.finish(*context, &outcome->decode));
   return finish(*context, outcome);
@@ -122,7 +122,7 @@ Failure score_decode(Runtime* runtime, Context* context, std::string_view text, 
   double bits = 0;
   const WorkMeter decode_meter(*context);
   for (int64_t i = n_prefill; i < n_prefill + n_decode; ++i) {
-    GENERATE_TRY(runtime->step(context, text[i]));
+    GENERATE_TRY(runtime->step_byte(context, text[i]));
     bits += bits_of(runtime->last_logits(), vocab_size, static_cast<uint8_t>(text[i + 1]));
   }
   GENERATE_TRY(decode_meter.finish(*context, &outcome->decode));

@@ -24,6 +24,10 @@ struct ModelConfig {
   double rms_eps = 0;
   double rope_theta = 0;
   bool tied_embeddings = false;
+
+  int64_t q_size() const { return n_q_heads * head_dim; }
+  int64_t kv_size() const { return n_kv_heads * head_dim; }
+  int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
 };
 
 // Reads DIR/config.json and refuses what this runtime would compute wrongly: other architectures, activations, scaled RoPE.

@@ -36,7 +36,7 @@ Failure score_known(Runtime* runtime, std::string_view text, int64_t first, int6
   const int64_t vocab_size = runtime->config().vocab_size;
   const WorkMeter meter(contestant->context);
   for (int64_t i = first; i < first + n; ++i) {
-    GENERATE_TRY(runtime->step(&contestant->context, text[i]));
+    GENERATE_TRY(runtime->step_byte(&contestant->context, text[i]));
     contestant->bits += bits_of(runtime->last_logits(), vocab_size, static_cast<uint8_t>(text[i + 1]));
   }
   GENERATE_TRY(check_bits(*runtime, contestant->context, contestant->bits));

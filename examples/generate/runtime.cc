@@ -4,8 +4,13 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <bit>
+#include <random>
 
 #include "byte_tokenizer.h"
+#include "cpu_transformer.h"
+#include "cuda/cuda_transformer.h"
+#include "model_shapes.h"
 #include "progress_bar.h"
 
 namespace generate {
@@ -41,12 +46,25 @@ void EngineOptions::declare(Flags* flags) {
   flags->choice("--rope", "who rotates keys and queries (default runtime)", {"runtime", "library"}, &rope);
   flags->integer("--chunk", "tokens per prefill chunk (default 512)", 1, 65536, &chunk_tokens);
   flags->integer("--threads", "worker threads (default: what the process may use)", 1, 4096, &n_threads);
+  flags->choice("--device", "where the model runs (default cpu); with cuda Tandem's window is there as well",
+                {"cpu", "cuda"}, &place);
+  flags->text("--backend-path", "FILE", "Tandem's module for --device cuda (looked for by the library)", &backend_path);
+  flags->choice("--compute", "with --device cuda: weights and activations (default f32)", {"f32", "bf16"}, &compute, 1);
+  flags->toggle("--eager", "with --device cuda: decode kernel by kernel instead of replaying a graph", &eager);
   flags->text("--isa", "NAME", "instruction set of the attention kernels (default: the best this processor has)", &isa);
   flags->toggle("--progress", "progress bar even when stderr is no terminal", &progress);
 }
 
 Failure EngineOptions::check() const {
   std::string known;
+  if (place == kCpu) {
+    const std::string why = ": is for --device cuda alone";
+    if (!backend_path.empty()) return {"--backend-path" + why};
+    if (compute != 0) return {"--compute" + why};
+    if (eager) return {"--eager" + why};
+  } else {
+    GENERATE_TRY(check_cuda_built());
+  }
   if (isa.empty()) return {};
   if (!is_known(isa, tandem_cpu_isa_name, &known)) return {"--isa: \"" + isa + "\" is none of " + known};
   if (!tandem_cpu_isa_available(isa.c_str())) return {"--isa: this processor does not have \"" + isa + "\""};
@@ -74,37 +92,70 @@ Failure PolicyOptions::check(const char* flag) const {
 Failure Runtime::open(const EngineOptions& options) {
   options_ = options;
   ModelConfig config;
-  GENERATE_TRY(read_model_config(&config, options.model_directory));
-  GENERATE_TRY(check_vocabulary(config, options.model_directory));
-  const int32_t n_threads = options.n_threads ? static_cast<int32_t>(options.n_threads) : omp_get_num_procs();
-  {
-    WeightFiles weights;
-    GENERATE_TRY(weights.open_directory(options.model_directory));
-    GENERATE_TRY(transformer_.load(config, weights, options.rope == 1, n_threads));
+  if (options.shapes.empty()) {
+    GENERATE_TRY(read_model_config(&config, options.model_directory));
+    GENERATE_TRY(check_vocabulary(config, options.model_directory));
+  } else {
+    GENERATE_TRY(find_model_shapes(&config, options.shapes));
   }
-  tandem_engine_options engine_options = TANDEM_ENGINE_OPTIONS_INIT;
-  engine_options.n_threads = static_cast<int32_t>(options.n_threads);
-  engine_options.cpu_isa = options.isa.empty() ? nullptr : options.isa.c_str();
-  tandem_engine* engine = nullptr;
-  GENERATE_TANDEM(tandem_engine_create(&engine, &engine_options, &error));
-  engine_.reset(engine);
+  // What is wrong with the model's files is said before what is wrong with the device.
+  if (options.place == kCpu) GENERATE_TRY(open_transformer(config));
+  GENERATE_TRY(open_engine());
+  if (options.place != kCpu) GENERATE_TRY(open_transformer(config));
 
-  const std::vector<tandem_layer_options> layers(config.n_layers, transformer_.layer_options());
+  const std::vector<tandem_layer_options> layers(config.n_layers, layer_options(config, options.rope == 1));
   tandem_model* model = nullptr;
   GENERATE_TANDEM(tandem_model_create(&model, layers.data(), static_cast<int32_t>(layers.size()), &error));
   model_.reset(model);
 
-  tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
-  cache_options.k_type = options.k_type;
-  cache_options.v_type = options.v_type;
-  cache_options.k_rotation = options.k_rotation;
+  cache_options_.k_type = options.k_type;
+  cache_options_.v_type = options.v_type;
+  cache_options_.k_rotation = options.k_rotation;
   tandem_cache* cache = nullptr;
-  GENERATE_TANDEM(tandem_cache_create(&cache, engine, model, &cache_options, &error));
+  GENERATE_TANDEM(tandem_cache_create(&cache, engine_.get(), model, &cache_options_, &error));
   cache_.reset(cache);
   return {};
 }
 
-Failure Runtime::new_session(const PolicyOptions& policy, Session* session) {
+Failure Runtime::open_engine() {
+  tandem_engine_options engine_options = TANDEM_ENGINE_OPTIONS_INIT;
+  engine_options.n_threads = static_cast<int32_t>(options_.n_threads);
+  engine_options.cpu_isa = options_.isa.empty() ? nullptr : options_.isa.c_str();
+  if (options_.place == kCuda) engine_options.backend = "cuda";
+  if (!options_.backend_path.empty()) engine_options.backend_path = options_.backend_path.c_str();
+  tandem_engine* engine = nullptr;
+  tandem_error* error = nullptr;
+  const int32_t status = tandem_engine_create(&engine, &engine_options, &error);
+  Failure failure = from_tandem(status, error);
+  if (failure && options_.place == kCuda) failure.message = "--device: \"cuda\": " + failure.message;
+  engine_.reset(engine);
+  return failure;
+}
+
+Failure Runtime::open_transformer(const ModelConfig& config) {
+  WeightFiles weights;
+  if (options_.shapes.empty()) GENERATE_TRY(weights.open_directory(options_.model_directory));
+  if (options_.place == kCpu) {
+    const int32_t n_threads = options_.n_threads ? static_cast<int32_t>(options_.n_threads) : omp_get_num_procs();
+    auto transformer = std::make_unique<CpuTransformer>(config, options_.rope == 1, n_threads);
+    GENERATE_TRY(transformer->load(weights));
+    transformer_ = std::move(transformer);
+    return {};
+  }
+  CudaOptions cuda;
+  const bool is_bf16 = options_.compute != 0 ? options_.compute == 2 : !options_.shapes.empty();
+  cuda.dtype = is_bf16 ? TANDEM_BF16 : TANDEM_F32;
+  cuda.chunk_tokens = options_.chunk_tokens;
+  cuda.library_rope = options_.rope == 1;
+  cuda.eager = options_.eager;
+  cuda.weights = options_.shapes.empty() ? &weights : nullptr;
+  cuda.seed = static_cast<uint64_t>(options_.seed);
+  return make_cuda_transformer(config, cuda, &transformer_);
+}
+
+namespace {
+
+tandem_session_options session_options(const PolicyOptions& policy) {
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
   options.policy = policy.policy.c_str();
   options.window_tokens = policy.window_tokens;
@@ -114,9 +165,17 @@ Failure Runtime::new_session(const PolicyOptions& policy, Session* session) {
   options.group_mode = policy.group_mode;
   options.evict_by = policy.evict_by;
   options.halo_tokens = policy.halo_tokens;
+  return options;
+}
+
+}  // namespace
+
+Failure Runtime::new_session(const PolicyOptions& policy, Session* session) {
+  const tandem_session_options options = session_options(policy);
   tandem_session* created = nullptr;
   GENERATE_TANDEM(tandem_session_create(&created, cache_.get(), &options, &error));
   session->reset(created);
+  transformer_->meet(created);
   return {};
 }
 
@@ -140,33 +199,75 @@ Failure Runtime::drop(const Context& context) {
 Failure Runtime::append(Context* context, std::string_view text, const AppendOptions& options) {
   const int64_t n_tokens = static_cast<int64_t>(text.size());
   ProgressBar bar(options.label, n_tokens, options_.progress);
+  tokens_.assign(reinterpret_cast<const uint8_t*>(text.data()), reinterpret_cast<const uint8_t*>(text.data()) + n_tokens);
   for (int64_t first = 0; first < n_tokens; first += options_.chunk_tokens) {
     Chunk chunk;
     chunk.session = context->session;
     chunk.sequence = context->sequence;
     chunk.position = context->n_tokens;
-    chunk.tokens = text.substr(first, options_.chunk_tokens);
-    const int64_t n = static_cast<int64_t>(chunk.tokens.size());
+    const int64_t n = std::min(options_.chunk_tokens, n_tokens - first);
+    chunk.tokens = std::span(tokens_).subspan(first, n);
     if (first + n < n_tokens || options.more_follows) chunk.flags = TANDEM_ATTEND_PARTIAL;
-    GENERATE_TRY(transformer_.forward(chunk));
+    GENERATE_TRY(transformer_->forward(chunk));
     context->n_tokens += n;
     last_chunk_tokens_ = n;
     if (options.on_chunk) options.on_chunk(first, n);
     bar.show(first + n);
   }
-  pause_linear_threads();
+  transformer_->rest();
   return {};
 }
 
-Failure Runtime::step(Context* context, char token) {
+Failure Runtime::step(Context* context, int32_t token) {
   Chunk chunk;
   chunk.session = context->session;
   chunk.sequence = context->sequence;
   chunk.position = context->n_tokens;
-  chunk.tokens = std::string_view(&token, 1);
-  GENERATE_TRY(transformer_.forward(chunk));
+  chunk.tokens = std::span(&token, 1);
+  GENERATE_TRY(transformer_->forward(chunk));
   ++context->n_tokens;
   last_chunk_tokens_ = 1;
+  return {};
+}
+
+Failure Runtime::fill(Context* context, int64_t n_tokens) {
+  constexpr int64_t kPiece = 4096;
+  const int64_t n_heads = config().n_kv_heads, head_dim = config().head_dim, row_size = n_heads * head_dim;
+  std::mt19937_64 random(static_cast<uint64_t>(options_.seed));
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> rows(2 * std::min(kPiece, n_tokens) * row_size);  // bf16
+  for (uint16_t& x : rows) x = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
+  GENERATE_TANDEM(tandem_sequence_reserve(cache_.get(), context->sequence, n_tokens, &error));
+  for (int64_t layer_idx = 0; layer_idx < config().n_layers; ++layer_idx) {
+    for (int64_t first = 0; first < n_tokens; first += kPiece) {
+      const int64_t n = std::min(kPiece, n_tokens - first);
+      const tandem_tensor k = heads_view(rows.data(), TANDEM_BF16, n, n_heads, head_dim, row_size);
+      const tandem_tensor v = heads_view(rows.data() + n * row_size, TANDEM_BF16, n, n_heads, head_dim, row_size);
+      GENERATE_TANDEM(
+          tandem_sequence_append(cache_.get(), context->sequence, static_cast<int32_t>(layer_idx), &k, &v, nullptr, &error));
+    }
+  }
+  context->n_tokens += n_tokens;
+  return {};
+}
+
+Failure Runtime::take_back(Context* context, int64_t n_tokens) {
+  GENERATE_TANDEM(tandem_sequence_truncate(cache_.get(), context->sequence, context->n_tokens - n_tokens, &error));
+  context->n_tokens -= n_tokens;
+  return {};
+}
+
+Failure Runtime::device_memory(const PolicyOptions& policy, int64_t n_tokens, DeviceMemoryReport* report) {
+  report->use = transformer_->device_use();
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  const tandem_session_options session = session_options(policy);
+  GENERATE_TANDEM(tandem_plan_memory(&plan, engine_.get(), model_.get(), &cache_options_, &session, &n_tokens, 1, &error));
+  report->planned_window_bytes = plan.device_window_bytes;
+  report->planned_work_bytes = plan.device_work_bytes;
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  GENERATE_TANDEM(tandem_cache_get_stats(&stats, cache_.get(), &error));
+  report->window_bytes = stats.device_window_bytes;
+  report->work_bytes = stats.device_work_bytes;
   return {};
 }
 

@@ -17,6 +17,8 @@
 
 namespace generate {
 
+constexpr int32_t kCpu = 0, kCuda = 1;  // where a model runs
+
 // Names of the storage types, numbered from 1.
 std::vector<std::string> storage_types();
 
@@ -28,10 +30,18 @@ struct EngineOptions {
   int32_t k_type = TANDEM_BF16;
   int32_t v_type = 0;  // 0: k_type
   int32_t k_rotation = TANDEM_ROTATION_NONE;
-  int32_t rope = 0;       // 0: rotated here, 1: by Tandem
-  bool progress = false;  // a progress bar on stderr even where that is no terminal
+  int32_t rope = 0;  // 0: rotated here, 1: by Tandem
+  int32_t place = kCpu;
+  std::string backend_path;  // of Tandem's module; empty: Tandem looks for it
+  int32_t compute = 0;       // of weights and activations on a device; 1: f32, 2: bf16; 0: f32, and bf16 with shapes
+  bool eager = false;        // decode kernel by kernel
+  std::string shapes;        // instead of a model: random weights of these shapes
+  int64_t seed = 0;          // of the weights
+  bool progress = false;     // a progress bar on stderr even where that is no terminal
   void declare(Flags* flags);
   Failure check() const;
+  // What messages call the model.
+  const std::string& name() const { return shapes.empty() ? model_directory : shapes; }
 };
 
 struct PolicyOptions {
@@ -69,6 +79,12 @@ struct AppendOptions {
   std::function<void(int64_t first, int64_t n)> on_chunk;
 };
 
+struct DeviceMemoryReport {
+  DeviceUse use;
+  int64_t planned_window_bytes = 0, planned_work_bytes = 0;  // Tandem's plan, for decode
+  int64_t window_bytes = 0, work_bytes = 0;                  // what Tandem says it has
+};
+
 class Runtime {
  public:
   Failure open(const EngineOptions& options);
@@ -81,21 +97,35 @@ class Runtime {
   // Prefill, chunk by chunk.
   Failure append(Context* context, std::string_view text, const AppendOptions& options = {});
   // Decode: one token.
-  Failure step(Context* context, char token);
+  Failure step(Context* context, int32_t token);
+  Failure step_byte(Context* context, char byte) { return step(context, static_cast<uint8_t>(byte)); }
+  // n_tokens keys and values in every layer that nothing has computed: the same few thousand random rows again and again.
+  Failure fill(Context* context, int64_t n_tokens);
+  // Forgets the last n_tokens tokens.
+  Failure take_back(Context* context, int64_t n_tokens);
   // Of the last chunk: its tokens [first, first + n), or its last one.
-  const float* logits(int64_t first, int64_t n) { return transformer_.logits(first, n); }
-  const float* last_logits() { return transformer_.logits(last_chunk_tokens_ - 1, 1); }
+  const float* logits(int64_t first, int64_t n) { return transformer_->logits(first, n); }
+  const float* last_logits() { return transformer_->logits(last_chunk_tokens_ - 1, 1); }
+  // After that one; -1: logits are not finite.
+  int32_t most_likely() { return transformer_->most_likely(last_chunk_tokens_ - 1); }
 
-  const ModelConfig& config() const { return transformer_.config(); }
+  // What the device holds, against the plan for a sequence of n_tokens.
+  Failure device_memory(const PolicyOptions& policy, int64_t n_tokens, DeviceMemoryReport* report);
+  const ModelConfig& config() const { return transformer_->config(); }
   const EngineOptions& options() const { return options_; }
 
  private:
+  Failure open_engine();
+  Failure open_transformer(const ModelConfig& config);
+
   EngineOptions options_;
-  Transformer transformer_;
+  std::unique_ptr<Transformer> transformer_;
   // Released in reverse order.
   Engine engine_;
   Model model_;
+  tandem_cache_options cache_options_ = TANDEM_CACHE_OPTIONS_INIT;
   Cache cache_;
+  std::vector<int32_t> tokens_;  // of the text under way
   int64_t last_chunk_tokens_ = 0;
 };
 

@@ -5,19 +5,19 @@
 //   per layer:  x += Wo attend(rope(Wq norm(x)), rope(Wk norm(x)), Wv norm(x))        Tandem keeps K and V
 //               x += Wdown(silu(Wgate norm(x)) * Wup norm(x))
 //   logits = Wout norm(x)
+//
+// on the CPU (cpu_transformer.h) or on a GPU (cuda/cuda_transformer.h).
 #ifndef EXAMPLES_GENERATE_TRANSFORMER_H_
 #define EXAMPLES_GENERATE_TRANSFORMER_H_
 
 #include <tandem/tandem.h>
 
 #include <cstdint>
-#include <string_view>
+#include <span>
 #include <vector>
 
 #include "failure.h"
-#include "linear.h"
 #include "llama_config.h"
-#include "safetensors.h"
 
 namespace generate {
 
@@ -26,47 +26,51 @@ struct Chunk {
   tandem_session* session = nullptr;
   int64_t sequence = 0;
   int64_t position = 0;  // tokens already there
-  std::string_view tokens;
+  std::span<const int32_t> tokens;
   uint32_t flags = 0;  // TANDEM_ATTEND_*
+};
+
+// What a transformer has done and taken on a device.
+struct DeviceUse {
+  bool is_used = false;
+  int64_t n_replayed = 0, n_launched = 0;  // decode steps: as a graph, kernel by kernel
+  int64_t runtime_bytes = 0;               // weights, activations and work space: what was asked for
+  // As the device counts it, by all of this process and others: when the weights had been loaded, and now, both against
+  // before.
+  int64_t loaded_bytes = 0, now_bytes = 0;
 };
 
 class Transformer {
  public:
-  // library_rope: keys are handed over unrotated, Tandem rotates.
-  Failure load(const ModelConfig& config, const WeightFiles& weights, bool library_rope, int32_t n_threads);
-  // One layer of this model, as Tandem wants to know it.
-  tandem_layer_options layer_options() const;
+  explicit Transformer(const ModelConfig& config) : config_(config) {}
+  Transformer(const Transformer&) = delete;
+  Transformer& operator=(const Transformer&) = delete;
+  virtual ~Transformer() = default;
+
   // One step: every layer of every token of the chunk. Afterwards logits() may be asked for its tokens.
-  Failure forward(const Chunk& chunk);
-  // Logits of tokens [first, first + n) of the last chunk: [n, vocab_size], valid until the next call.
-  const float* logits(int64_t first, int64_t n);
+  virtual Failure forward(const Chunk& chunk) = 0;
+  // Logits of tokens [first, first + n) of the last chunk: [n, vocab_size] in host memory, valid until the next call. Throws
+  // a std::exception where a device or oneDNN fails.
+  virtual const float* logits(int64_t first, int64_t n) = 0;
+  // The most likely token after token `row` of the last chunk; -1: its logits are not finite. Throws likewise.
+  virtual int32_t most_likely(int64_t row);
+  // A new session has this address: nothing that was kept for another is its.
+  virtual void meet(const tandem_session* /*session*/) {}
+  // Between chunks and whatever comes: lets go of processors.
+  virtual void rest() {}
+  virtual DeviceUse device_use() { return {}; }
   const ModelConfig& config() const { return config_; }
 
- private:
-  struct Layer {
-    std::vector<float> attention_norm, ffn_norm;  // [hidden_size]
-    Linear qkv, out, gate, up, down;
-  };
-  Failure load_layer(const WeightFiles& weights, int64_t layer_idx);
-  Failure attend(const Chunk& chunk, int64_t layer_idx);
-  Failure run_layers(const Chunk& chunk);
-  void normalize(float* out, const float* in, const std::vector<float>& weight, int64_t n_rows) const;
-  void prepare_rotation(int64_t first_position, int64_t n_rows);
-  void rotate_rows(int64_t n_rows);
-  int64_t qkv_size() const { return (config_.n_q_heads + 2 * config_.n_kv_heads) * config_.head_dim; }
-
-  ModelConfig config_;
-  bool library_rope_ = false;
-  int32_t n_threads_ = 1;
-  std::vector<float> embedding_;  // [vocab_size, hidden_size]
-  std::vector<float> final_norm_, inv_freq_;
-  std::vector<Layer> layers_;
-  std::vector<Linear> head_;  // one
-
-  // Activations of the current chunk, one row per token; they grow to the longest chunk seen.
-  std::vector<float> x_, normed_, qkv_, o_, gate_, ffn_, logits_;
-  std::vector<float> cosine_, sine_;  // [n_tokens, head_dim / 2]
+ protected:
+  const ModelConfig config_;
 };
+
+// One layer of this model, as Tandem wants to know it. library_rope: keys are handed over unrotated, Tandem rotates.
+tandem_layer_options layer_options(const ModelConfig& config, bool library_rope);
+// A view of heads inside the rows of a wider matrix, in host memory.
+tandem_tensor heads_view(void* data, int32_t dtype, int64_t n_tokens, int64_t n_heads, int64_t head_dim, int64_t row_stride);
+// The rotation of a head's pairs of dims, by position: [head_dim / 2].
+std::vector<float> inverse_frequencies(const ModelConfig& config);
 
 }  // namespace generate
 

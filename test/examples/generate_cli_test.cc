@@ -88,8 +88,28 @@ std::vector<BadInput> bad_inputs() {
   };
 }
 
+std::vector<BadInput> bad_device_inputs() {
+  const std::vector<std::string> prompt = {"--model", kModel, "--n-predict", "1", "--prompt", "a"};
+  return {
+      {prompt, {"--device", "tpu"}, {"--device", "tpu", "cuda"}},
+      {prompt, {"--device", "cuda", "--backend-path", "/nonexistent"}, {"--device", "cuda"}},
+      {prompt, {"--backend-path", "/nonexistent"}, {"--backend-path", "--device cuda"}},
+      {prompt, {"--compute", "bf16"}, {"--compute", "--device cuda"}},
+      {prompt, {"--compute", "f64"}, {"--compute", "\"f64\"", "bf16"}},
+      {prompt, {"--eager"}, {"--eager", "--device cuda"}},
+      {prompt, {"--tokens", "3"}, {"--tokens", "--shapes"}},
+      {{"--shapes", "llama-3-8b", "--context", "100"}, {}, {"--shapes", "--device cuda"}},
+      {{"--shapes", "llama-3-8b", "--context", "100"}, {"--n-predict", "3"}, {"--n-predict", "--shapes"}},
+      {{"--shapes", "llama-3-8b", "--device", "cuda"}, {}, {"--context", "--shapes"}},
+      {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"}, {"--model", kModel}, {"--shapes", "--model"}},
+      {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"}, {"--prompt", "a"}, {"--shapes", "--prompt"}},
+  };
+}
+
 void bad_input_is_named(void**) {
-  for (const BadInput& bad : bad_inputs()) {
+  std::vector<BadInput> all = bad_inputs();
+  for (const BadInput& bad : bad_device_inputs()) all.push_back(bad);
+  for (const BadInput& bad : all) {
     std::vector<std::string> args = bad.base;
     args.insert(args.end(), bad.added.begin(), bad.added.end());
     const CommandResult result = generate_with(args);
@@ -103,11 +123,25 @@ void bad_input_is_named(void**) {
   }
 }
 
+// Nothing falls back to the CPU: what is missing is said.
+void a_device_that_is_not_there_is_refused(void**) {
+  for (const char* program : {TANDEM_GENERATE_PROGRAM, TANDEM_DEMO_PROGRAM}) {
+    const CommandResult result =
+        run_command({program, "--device", "cuda", "--backend-path", "/nonexistent/module.so",
+                     program == std::string(TANDEM_DEMO_PROGRAM) ? "--json" : "--prompt=a", "--model", kModel});
+    assert_int_equal(result.exit_code, 1);
+    assert_string_equal(result.out.c_str(), "");
+    const char* reason = TANDEM_HAS_CUDA ? "/nonexistent/module.so" : "TANDEM_GENERATE_CUDA";
+    if (!strstr(result.err.c_str(), reason)) STOP_TEST("\"%s\" does not name %s", result.err.c_str(), reason);
+  }
+}
+
 void help_lists_the_flags(void**) {
   const CommandResult result = generate_with({"--help"});
   assert_int_equal(result.exit_code, 0);
-  for (const char* flag : {"--model", "--prompt-file", "--n-predict", "--policy", "--window", "--sinks", "--alpha", "--beta",
-                           "--kv-type", "--threads", "--json", "--score", "--offset", "--context", "--decode-last"})
+  for (const char* flag :
+       {"--model", "--prompt-file", "--n-predict", "--policy", "--window", "--sinks", "--alpha", "--beta", "--kv-type",
+        "--threads", "--json", "--score", "--offset", "--context", "--decode-last", "--device", "--shapes"})
     assert_non_null(strstr(result.out.c_str(), flag));
 }
 
@@ -213,7 +247,7 @@ int main() {
       cmocka_unit_test(bad_input_is_named),        cmocka_unit_test(help_lists_the_flags),
       cmocka_unit_test(pass_key_is_found),         cmocka_unit_test(bytes_read_are_counted),
       cmocka_unit_test(sampling_follows_the_seed), cmocka_unit_test(logits_that_are_no_numbers_are_refused),
-      cmocka_unit_test(a_closed_stdout_ends_it),
+      cmocka_unit_test(a_closed_stdout_ends_it),   cmocka_unit_test(a_device_that_is_not_there_is_refused),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

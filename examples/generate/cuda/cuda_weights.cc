@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+#include "cuda_weights.h"
+
+#include "layer_kernels.h"
+
+namespace generate {
+namespace {
+
+constexpr float kDeviation = 0.02f;  // of random weights, as models of this family begin
+
+// Fills device arrays with tensors of the files, one after another, or with random numbers.
+struct Loader {
+  const CudaOptions& options;
+  cudaStream_t stream;
+  std::vector<float> values = {};
+  CudaArray<float> uploaded = {};
+  uint64_t n_random = 0;
+
+  template <class T>
+  Failure matrix(const std::string& name, int64_t n_out, int64_t n_in, T* to) {
+    return load(name, {n_out, n_in}, to);
+  }
+  Failure norm(const std::string& name, int64_t n, CudaArray<float>* to) {
+    *to = CudaArray<float>(n);
+    if (options.weights != nullptr) return load(name, {n}, to->get());
+    values.assign(n, 1.0f);
+    upload(to->get());
+    return {};
+  }
+  template <class T>
+  Failure load(const std::string& name, const std::vector<int64_t>& shape, T* to) {
+    if (options.weights == nullptr) {
+      const int64_t n = shape[0] * shape[1];
+      fill_random(to, n, (options.seed << 32) + (n_random++ << 16), kDeviation, stream);
+      must(cudaGetLastError(), "random weights");
+      return {};
+    }
+    GENERATE_TRY(options.weights->read_f32(name, shape, &values));
+    if constexpr (std::is_same_v<T, float>) {
+      upload(to);
+    } else {
+      const int64_t n = static_cast<int64_t>(values.size());
+      if (uploaded.size() < n) uploaded = CudaArray<float>(n);
+      upload(uploaded.get());
+      store(to, uploaded.get(), n, stream);
+      must(cudaGetLastError(), "weights");
+    }
+    return {};
+  }
+  void upload(float* to) {
+    must(cudaMemcpyAsync(to, values.data(), values.size() * sizeof(float), cudaMemcpyHostToDevice, stream), "weights");
+    must(cudaStreamSynchronize(stream), "weights");  // the values are overwritten by the next
+  }
+};
+
+template <class T>
+Failure load_layer(const ModelConfig& config, int64_t layer_idx, Loader* loader, typename CudaWeights<T>::Layer* layer) {
+  const std::string prefix = "model.layers." + std::to_string(layer_idx) + ".";
+  const int64_t hidden = config.hidden_size, ffn = config.ffn_size;
+  const int64_t q_size = config.q_size(), kv_size = config.kv_size();
+  const WeightFiles* files = loader->options.weights;
+  const bool has_bias = files != nullptr && files->has(prefix + "self_attn.q_proj.bias");
+  layer->qkv = CudaArray<T>(config.qkv_size() * hidden);
+  if (has_bias) layer->qkv_bias = CudaArray<float>(config.qkv_size());
+  int64_t first = 0;
+  for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+    const int64_t n_out = name[0] == 'q' ? q_size : kv_size;
+    const std::string tensor = prefix + "self_attn." + name;
+    GENERATE_TRY(loader->matrix(tensor + ".weight", n_out, hidden, layer->qkv.get() + first * hidden));
+    if (has_bias) GENERATE_TRY(loader->load(tensor + ".bias", {n_out}, layer->qkv_bias.get() + first));
+    first += n_out;
+  }
+  layer->out = CudaArray<T>(hidden * q_size);
+  layer->gate_up = CudaArray<T>(2 * ffn * hidden);
+  layer->down = CudaArray<T>(hidden * ffn);
+  GENERATE_TRY(loader->matrix(prefix + "self_attn.o_proj.weight", hidden, q_size, layer->out.get()));
+  GENERATE_TRY(loader->matrix(prefix + "mlp.gate_proj.weight", ffn, hidden, layer->gate_up.get()));
+  GENERATE_TRY(loader->matrix(prefix + "mlp.up_proj.weight", ffn, hidden, layer->gate_up.get() + ffn * hidden));
+  GENERATE_TRY(loader->matrix(prefix + "mlp.down_proj.weight", hidden, ffn, layer->down.get()));
+  GENERATE_TRY(loader->norm(prefix + "input_layernorm.weight", hidden, &layer->attention_norm));
+  return loader->norm(prefix + "post_attention_layernorm.weight", hidden, &layer->ffn_norm);
+}
+
+}  // namespace
+
+template <class T>
+Failure CudaWeights<T>::load(const ModelConfig& config, const CudaOptions& options, cudaStream_t stream) {
+  Loader loader{options, stream};
+  const int64_t n = config.vocab_size * config.hidden_size;
+  embedding = CudaArray<T>(n);
+  GENERATE_TRY(loader.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size, embedding.get()));
+  GENERATE_TRY(loader.norm("model.norm.weight", config.hidden_size, &final_norm));
+  layers.resize(config.n_layers);
+  for (int64_t layer_idx = 0; layer_idx < config.n_layers; ++layer_idx)
+    GENERATE_TRY(load_layer<T>(config, layer_idx, &loader, &layers[layer_idx]));
+  if (!config.tied_embeddings) {
+    head = CudaArray<T>(n);
+    GENERATE_TRY(loader.matrix("lm_head.weight", config.vocab_size, config.hidden_size, head.get()));
+  }
+  must(cudaStreamSynchronize(stream), "weights");
+  return options.weights == nullptr ? Failure{} : options.weights->refuse_unread();
+}
+
+template <class T>
+int64_t CudaWeights<T>::bytes() const {
+  int64_t sum = embedding.bytes() + head.bytes() + final_norm.bytes();
+  for (const Layer& layer : layers)
+    sum += layer.attention_norm.bytes() + layer.ffn_norm.bytes() + layer.qkv.bytes() + layer.qkv_bias.bytes() +
+           layer.out.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+  return sum;
+}
+
+template struct CudaWeights<float>;
+template struct CudaWeights<__nv_bfloat16>;
+
+}  // namespace generate

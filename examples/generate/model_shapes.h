@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+// Shapes of known models, for measuring with random weights.
+#ifndef EXAMPLES_GENERATE_MODEL_SHAPES_H_
+#define EXAMPLES_GENERATE_MODEL_SHAPES_H_
+
+#include <string>
+
+#include "failure.h"
+#include "llama_config.h"
+
+namespace generate {
+
+// Refuses a name that is not in the list, which the message gives.
+Failure find_model_shapes(ModelConfig* config, const std::string& name);
+
+}  // namespace generate
+
+#endif  // EXAMPLES_GENERATE_MODEL_SHAPES_H_

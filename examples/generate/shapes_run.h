@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// --shapes: decode steps of a model of some shapes with random weights, over a context that nothing has computed.
+#ifndef EXAMPLES_GENERATE_SHAPES_RUN_H_
+#define EXAMPLES_GENERATE_SHAPES_RUN_H_
+
+#include "runtime.h"
+
+namespace generate {
+
+struct ShapesOutcome {
+  double fill_seconds = 0;
+  double median_ms = 0, most_ms = 0, mean_ms = 0;  // of a step, from token to token
+  double tokens_per_second = 0;
+  // A step that replays the graph against one at the same place that went kernel by kernel: distance of their logits by the
+  // length of the latter. 0 with --eager.
+  double replay_distance = 0;
+};
+
+// n_tokens steps behind `context` tokens, each fed the token that the one before found most likely. Refuses logits that are
+// not finite, and a replay that differs from the same step kernel by kernel.
+Failure run_shapes(Runtime* runtime, Context* context, int64_t n_context, int64_t n_tokens, ShapesOutcome* outcome);
+
+}  // namespace generate
+
+#endif  // EXAMPLES_GENERATE_SHAPES_RUN_H_

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+// tandem-generate --device cuda: pico on a GPU against its golden values and against the CPU, graphs against launches.
+#include <bit>
+#include <limits>
+
+#include "cuda/cuda_memory.h"
+#include "cuda/layer_kernels.h"
+#include "examples/pico_golden.h"
+#include "shapes_run.h"
+
+namespace {
+
+using namespace pico;
+
+std::string module_path = TANDEM_MODULE;
+constexpr int64_t kSmallWindow = 256;  // the host has a part of 1,024 tokens
+
+EngineOptions cuda_options() {
+  EngineOptions options = f32_options();
+  options.place = kCuda;
+  options.backend_path = module_path;
+  return options;
+}
+
+PolicyOptions windowed(int64_t window_tokens, const char* policy = "all") {
+  PolicyOptions options;
+  options.policy = policy;
+  options.window_tokens = window_tokens;
+  return options;
+}
+
+DeviceMemoryReport report_of(Opened& opened, const PolicyOptions& policy) {
+  DeviceMemoryReport report;
+  require(opened.runtime.device_memory(policy, opened.context.n_tokens, &report));
+  return report;
+}
+
+void prefill_gives_golden_logits(void**) {
+  const Golden golden;
+  for (const int64_t window : {int64_t{4096}, kSmallWindow}) {
+    Opened opened(cuda_options(), windowed(window));
+    require(opened.runtime.append(&opened.context, golden.prompt));
+    const double most = max_difference(opened.runtime.logits(512 - 32, 32), golden.logits.data(), 32 * 256);
+    print_message("window %lld: logits differ by at most %.2e\n", static_cast<long long>(window), most);
+    assert_true(most <= kMostDifference);
+    assert_true(most > 0);  // two programs that add in the same order would be one
+  }
+}
+
+void decode_gives_golden_logits(void**) {
+  const Golden golden;
+  for (const int64_t window : {int64_t{4096}, kSmallWindow}) {
+    Opened opened(cuda_options(), windowed(window));
+    require(opened.runtime.append(&opened.context, std::string_view(golden.prompt).substr(0, 1024 - 32)));
+    double most = 0;
+    for (int64_t i = 0; i < 32; ++i) {
+      require(opened.runtime.step_byte(&opened.context, golden.prompt[1024 - 32 + i]));
+      const float* logits = opened.runtime.last_logits();
+      assert_int_equal(opened.runtime.most_likely(), std::max_element(logits, logits + 256) - logits);
+      most = std::max(most, max_difference(logits, &golden.logits[i * 256], 256));
+    }
+    print_message("window %lld: decoded logits differ by at most %.2e\n", static_cast<long long>(window), most);
+    assert_true(most <= kMostDifference);
+    assert_int_equal(report_of(opened, windowed(window)).use.n_replayed, 31);
+  }
+}
+
+void same_bits(Opened& a, const Context& at_a, Opened& b, const Context& at_b, char token) {
+  Context to_a = at_a, to_b = at_b;
+  require(a.runtime.step_byte(&to_a, token));
+  const std::vector<float> logits(a.runtime.last_logits(), a.runtime.last_logits() + 256);
+  require(b.runtime.step_byte(&to_b, token));
+  const auto same = [](float x, float y) { return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y); };
+  if (!std::equal(logits.begin(), logits.end(), b.runtime.last_logits(), same))
+    STOP_TEST("other bits after %lld tokens", static_cast<long long>(at_a.n_tokens));
+}
+
+// While tokens leave the window, and in another sequence of the session.
+void graph_and_launches_give_the_same_bits(void**) {
+  const Golden golden;
+  EngineOptions options = cuda_options();
+  for (const int32_t compute : {1, 2}) {
+    options.compute = compute;
+    options.eager = false;
+    Opened replayed(options, windowed(kSmallWindow));
+    options.eager = true;
+    Opened launched(options, windowed(kSmallWindow));
+    const std::string_view prompt = std::string_view(golden.prompt).substr(0, 500);
+    Context fork_of_replayed, fork_of_launched;
+    for (Opened* opened : {&replayed, &launched}) {
+      require(opened->runtime.append(&opened->context, prompt));
+      require(opened->runtime.fork(opened->context, opened->session.get(),
+                                   opened == &replayed ? &fork_of_replayed : &fork_of_launched));
+    }
+    for (int64_t i = 0; i < 200; ++i) {
+      same_bits(replayed, replayed.context, launched, launched.context, golden.prompt[500 + i]);
+      ++replayed.context.n_tokens, ++launched.context.n_tokens;
+    }
+    for (int64_t i = 0; i < 20; ++i) {
+      same_bits(replayed, fork_of_replayed, launched, fork_of_launched, golden.prompt[i]);
+      ++fork_of_replayed.n_tokens, ++fork_of_launched.n_tokens;
+    }
+    const DeviceUse use = report_of(replayed, windowed(kSmallWindow)).use;
+    assert_int_equal(use.n_replayed, 219);
+    assert_int_equal(use.n_launched, 1);
+    assert_int_equal(report_of(launched, windowed(kSmallWindow)).use.n_launched, 220);
+  }
+}
+
+// Rounded weights and activations: far from what another model would give, and not what f32 gives.
+void bf16_is_near_the_golden_logits(void**) {
+  const Golden golden;
+  EngineOptions options = cuda_options();
+  options.compute = 2;
+  options.k_type = TANDEM_BF16;
+  Opened opened(options);
+  require(opened.runtime.append(&opened.context, golden.prompt));
+  const float* logits = opened.runtime.logits(512 - 32, 32);
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < golden.logits.size(); ++i) {
+    difference += std::pow(static_cast<double>(logits[i]) - golden.logits[i], 2);
+    size += std::pow(static_cast<double>(golden.logits[i]), 2);
+  }
+  const double distance = std::sqrt(difference / size);
+  print_message("bf16: %.2e of the logits' length apart\n", distance);
+  assert_true(distance < 0.02);
+  assert_true(distance > 1e-5);
+}
+
+void streaming_is_as_on_the_cpu(void**) {
+  const Golden golden;
+  Opened on_device(cuda_options(), windowed(kSmallWindow, "streaming")),
+      on_cpu(f32_options(), windowed(kSmallWindow, "streaming"));
+  double most = 0;
+  for (Opened* opened : {&on_device, &on_cpu})
+    require(opened->runtime.append(&opened->context, std::string_view(golden.prompt).substr(0, 900)));
+  for (int64_t i = 900; i < 1000; ++i) {
+    for (Opened* opened : {&on_device, &on_cpu}) require(opened->runtime.step_byte(&opened->context, golden.prompt[i]));
+    most = std::max(most, max_difference(on_device.runtime.last_logits(), on_cpu.runtime.last_logits(), 256));
+  }
+  print_message("streaming: logits differ from the CPU's by at most %.2e\n", most);
+  assert_true(most <= kMostDifference);
+}
+
+void bits_per_byte_are_golden(void**) {
+  const std::string text = scored_text(2048);
+  const double expected = golden_bits_per_byte(2048);
+  for (const int64_t window : {int64_t{4096}, kSmallWindow}) {
+    Opened scored(cuda_options(), windowed(window)), decoded(cuda_options(), windowed(window));
+    Outcome by_prefill, by_decode;
+    require(score_text(&scored.runtime, &scored.context, text, &by_prefill));
+    require(score_decode(&decoded.runtime, &decoded.context, text, 1024, &by_decode));
+    print_message("window %lld: %.5f bits per byte, decoded %.5f, golden %.5f\n", static_cast<long long>(window),
+                  by_prefill.bits_per_byte, by_decode.bits_per_byte, expected);
+    assert_true(std::abs(by_prefill.bits_per_byte - expected) <= kMostBits);
+    assert_true(std::abs(by_decode.bits_per_byte - expected) <= kMostBits);
+  }
+}
+
+// Decode over a context that nothing computed takes what the plan says.
+void memory_is_as_planned(void**) {
+  const PolicyOptions policy = windowed(kSmallWindow);
+  Opened opened(cuda_options(), policy);
+  require(opened.runtime.fill(&opened.context, 1000));
+  for (int i = 0; i < 3; ++i) require(opened.runtime.step(&opened.context, 'a'));
+  assert_true(opened.runtime.most_likely() >= 0);
+  const DeviceMemoryReport report = report_of(opened, policy);
+  assert_int_equal(report.window_bytes, report.planned_window_bytes);
+  assert_true(report.use.loaded_bytes >= report.use.runtime_bytes / 2);
+  assert_true(report.use.now_bytes >= report.use.loaded_bytes);
+  print_message("windows %lld, work space %lld, planned %lld and %lld\n", static_cast<long long>(report.window_bytes),
+                static_cast<long long>(report.work_bytes), static_cast<long long>(report.planned_window_bytes),
+                static_cast<long long>(report.planned_work_bytes));
+  assert_true(report.work_bytes >= report.planned_work_bytes);
+  require(opened.runtime.take_back(&opened.context, 2));
+  require(opened.runtime.step(&opened.context, 'a'));
+  assert_int_equal(opened.context.n_tokens, 1002);
+}
+
+// As --shapes does it, with a part for the host.
+void steps_are_timed_and_compared(void**) {
+  Opened opened(cuda_options(), windowed(kSmallWindow));
+  ShapesOutcome outcome;
+  require(run_shapes(&opened.runtime, &opened.context, 1000, 20, &outcome));
+  assert_int_equal(opened.context.n_tokens, 1000 + 1 + 3 + 20);
+  assert_true(outcome.replay_distance < 1e-5);
+  assert_true(outcome.median_ms > 0 && outcome.median_ms <= outcome.most_ms);
+  const DeviceUse use = report_of(opened, windowed(kSmallWindow)).use;
+  assert_int_equal(use.n_launched, 1);
+  assert_int_equal(use.n_replayed, 24);
+}
+
+// The first of equals; -1 where any logit is no number, wherever it stands.
+void most_likely_is_the_first_of_the_largest(void**) {
+  const CudaArray<int32_t> token(1);
+  for (const int64_t n : {int64_t{1}, int64_t{255}, int64_t{256}, int64_t{5000}, int64_t{128256}}) {
+    const CudaArray<float> logits(n);
+    const auto found = [&](const std::vector<float>& values) {
+      int32_t at = -2;
+      must(cudaMemcpy(logits.get(), values.data(), logits.bytes(), cudaMemcpyHostToDevice), "logits");
+      find_most_likely(token.get(), logits.get(), n, nullptr);
+      must(cudaMemcpy(&at, token.get(), 4, cudaMemcpyDeviceToHost), "token");
+      return at;
+    };
+    std::vector<float> values(static_cast<size_t>(n), -5);
+    for (const int64_t at : {n - 1, n / 2, int64_t{0}}) {  // those behind it are as large
+      values[at] = -1;
+      assert_int_equal(found(values), at);
+      for (const float wrong : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                                -std::numeric_limits<float>::infinity()}) {
+        std::vector<float> bad = values;
+        bad[n - 1 - at] = wrong;
+        assert_int_equal(found(bad), -1);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1) module_path = argv[1];
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(most_likely_is_the_first_of_the_largest),
+      cmocka_unit_test(prefill_gives_golden_logits),
+      cmocka_unit_test(decode_gives_golden_logits),
+      cmocka_unit_test(graph_and_launches_give_the_same_bits),
+      cmocka_unit_test(bf16_is_near_the_golden_logits),
+      cmocka_unit_test(streaming_is_as_on_the_cpu),
+      cmocka_unit_test(bits_per_byte_are_golden),
+      cmocka_unit_test(memory_is_as_planned),
+      cmocka_unit_test(steps_are_timed_and_compared),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
