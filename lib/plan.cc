@@ -35,19 +35,18 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry
   return bytes;
 }
 
-// Sessions take these at the first calls of as many sequences, one query each (lib/device_session.h).
-Status plan_device(const Engine& engine, const std::vector<Layer>& layers, const Policy& policy,
-                   const PolicyOptions& options, int64_t page_len, int64_t n_sequences, tandem_memory_plan* plan) {
+// Sessions take these at the first calls of as many sequences, one query each (lib/device_session.h). page_bytes: of
+// windows.
+Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64_t page_bytes, const CallSize& size,
+                   tandem_memory_plan* plan) {
   plan->device_window_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
-  if (engine.device() == nullptr || n_sequences == 0) return {};
-  const int64_t n_pages = ring_pages(options, page_len, 1);
-  const int64_t page_bytes = make_window_geometry(layers, policy).page_bytes;
-  if (static_cast<double>(n_sequences) * static_cast<double>(n_pages) * static_cast<double>(page_bytes) > 0x1p61)
+  if (engine.device() == nullptr || size.n_sequences == 0) return {};
+  if (static_cast<double>(size.n_pages) * static_cast<double>(page_bytes) > 0x1p61)
     return fail(TANDEM_ERROR_CAPACITY, "window_tokens", "windows of %lld tokens in %lld sequences are more than 2^61 bytes",
-                static_cast<long long>(options.window_len), static_cast<long long>(n_sequences));
-  plan->device_window_bytes = n_sequences * n_pages * page_bytes;
+                static_cast<long long>(size.n_pages / size.n_sequences * kDevicePageLen),
+                static_cast<long long>(size.n_sequences));
+  plan->device_window_bytes = size.n_pages * page_bytes;
   DeviceLimits limits;
-  const CallSize size{n_sequences, n_sequences, 1, n_sequences * n_pages, evicted_at_once(policy, options, page_len)};
   for (const Layer& layer : layers) limits.include(device_limits(*engine.device(), layer, size));
   const SessionWork work = make_session_work(layers, limits);
   plan->device_work_bytes = work.work_bytes + sinks_bytes(layers);
@@ -87,7 +86,11 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->host_kv_bytes = n_extents * geometry.extent_bytes;
   plan->host_session_bytes = bytes.state;
   plan->selection_max_bytes = bytes.selection;
-  TANDEM_TRY(plan_device(engine, layers, *policy, options, page_len, static_cast<int64_t>(kv_lens.size()), plan));
+  const auto n_sequences = static_cast<int64_t>(kv_lens.size());
+  TANDEM_TRY(plan_device(engine, layers, make_window_geometry(layers, *policy).page_bytes,
+                         {n_sequences, n_sequences, 1, n_sequences * ring_pages(options, page_len, 1),
+                          evicted_at_once(*policy, options, page_len)},
+                         plan));
   plan->kv_token_bytes = geometry.token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
   const int64_t on_device = plan->device_window_bytes + plan->device_work_bytes;
