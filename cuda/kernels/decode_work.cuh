@@ -7,7 +7,8 @@
 // piece.
 //
 // Where there are blocks enough, every item has some of its own, in proportion to its units: a block then has one piece,
-// whose beginning and end are what costs. Else each block has an equal share of the line, and ragged lengths balance.
+// whose beginning and end are what costs (kPieceUnits: as much as so many units). Else, or where that leaves more to each,
+// each block has an equal share of the line, and ragged lengths balance. No block has fewer than kLeastUnits.
 //
 // Lanes look at 32 sequences at a time: a loop over all of them would be as long as the attention of a short one.
 #pragma once
@@ -58,7 +59,6 @@ __device__ inline int sum_of_lanes(int x) {
 }
 
 struct Share {
-  static constexpr int kLeastUnits = 2;  // of a block, as a piece costs a merge
   int n_units = 0, n_blocks = 0;
   bool is_by_item = false;
 
@@ -70,13 +70,14 @@ struct Share {
       const Extent extent = extent_of<Shape>(call, s + lane);
       share.n_units += sum_of_lanes(extent.units * extent.n_items);
     }
-    share.n_blocks = min(static_cast<int>(gridDim.x), max(share.n_units / kLeastUnits, 1));
+    share.n_blocks = min(static_cast<int>(gridDim.x), max(share.n_units / Shape::kLeastUnits, 1));
     int n_used = 0;
     for (int s = 0; s < call.n_sequences && n_used <= static_cast<int>(gridDim.x); s += 32) {
       const Extent extent = extent_of<Shape>(call, s + lane);
       n_used += sum_of_lanes(share.of_item(extent.units) * extent.n_items);
     }
-    share.is_by_item = n_used <= static_cast<int>(gridDim.x);
+    share.is_by_item = n_used <= static_cast<int>(gridDim.x) &&
+                       share.n_units / n_used <= share.n_units / share.n_blocks + Shape::kPieceUnits;
     return share;
   }
   // Blocks of an item. Roughly will do: make() adds them up as they come out.
