@@ -68,14 +68,15 @@ int64_t DecodeLauncher::states_bytes() const {
   int64_t bytes = 0;
   for (const DecodeKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel)
-      bytes = std::max(bytes, int64_t{limits_.most_blocks(kernel->shared_bytes)} * 2 * kernel->state_floats * 4);
+      bytes = std::max(bytes,
+                       int64_t{limits_.most_blocks(kernel->shared_bytes)} * (2 + kTailsOfBlock) * kernel->state_floats * 4);
   return bytes * limits_.n_multiprocessors;
 }
 
 int64_t DecodeLauncher::counters_bytes(const DeviceAttend& call) const {
   const DecodeKernel* kernel = find(*call.layer, call.sequences.max_q_len);
   if (kernel == nullptr) return 0;
-  return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4;
+  return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4 + 4;
 }
 
 int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream,

@@ -55,6 +55,19 @@ __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
+// One lane of a warp, the same each time: what it asks for the compiler then knows to be asked for once.
+__device__ inline bool is_elected() {
+  uint32_t result;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, elected;\n"
+      "}\n"
+      : "=r"(result));
+  return result != 0;
+}
+
 // A box of rows anywhere in memory, from a multiple of 16 on. Maps (kernel_setup.cu) have all of memory in their last two
 // dims: rows that begin 16 bytes apart, and those of the next 1 MiB, so that pages may be wherever they are.
 __device__ inline void copy_box(uint32_t to, const CUtensorMap* map, int32_t first_byte, const std::byte* rows,
@@ -75,6 +88,9 @@ __device__ inline void copy_bytes(uint32_t to, const void* from, uint32_t bytes,
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
 }
+
+// To the cache of the second level, where others will still see to what it holds.
+__device__ inline void prefetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(at) : "memory"); }
 
 // The kernel before has ended, and what it wrote is there.
 __device__ inline void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }

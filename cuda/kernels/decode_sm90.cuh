@@ -46,12 +46,13 @@ struct DecodeSm90Shape {
   static constexpr int kQBytes = kQuads * kKSteps * 512, kStartBytes = kKScales * 64;
   static constexpr int kRoom = 227 * 1024 - kQBytes - kStartBytes - 2048;
   // Conversions take instructions: more warps hide more of what these wait for. Else the longer pipelines do.
-  static constexpr int kMostWarps = K::kBits < 16 ? 12 : 8;
+  static constexpr int kMostWarps = K::kBits < 8 ? 12 : 8;
   static constexpr int kWarps = 2 * kMostWarps * kStageBytes <= kRoom ? kMostWarps : 16 * kStageBytes <= kRoom ? 8 : 4;
   static constexpr int kFit = kRoom / (kWarps * kStageBytes), kStages = kFit < 4 ? kFit : 4;
   static_assert(kStages >= 2);
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kLeastUnits = kWarps / 2, kPieceUnits = 2 * kWarps;
+  static constexpr int kLeastUnits = kWarps / 2, kPieceUnits = 2 * kWarps, kTails = kTailsOfBlock,
+                       kTailedUnits = 16 * kWarps;
 
   // States: o, then m and l of each row. Those of warps lie in the pipeline's place, rows 4 banks apart.
   static constexpr int kStateStride = kVDim, kStateFloats = kRows * (kVDim + 2);
@@ -134,17 +135,36 @@ __device__ inline void stage_row(int r, const float (&x)[kQueryItems<Shape>][4],
   }
 }
 
+// The numbers of a warp's rows. They are asked for before keys are, as they would arrive behind all of these.
 template <class Shape>
-__device__ void stage_queries(const DecodeCall& call, const Piece& piece, const StagedQueries& staged) {
-  const int lane = threadIdx.x % 32;
-  for (int r = threadIdx.x / 32; r < Shape::kRows; r += Shape::kWarps) {
-    float x[kQueryItems<Shape>][4];
+struct LoadedQueries {
+  static constexpr int kOfWarp = (Shape::kRows + Shape::kWarps - 1) / Shape::kWarps;
+  float x[kOfWarp][kQueryItems<Shape>][4];
+
+  __device__ static int row(int i) { return static_cast<int>(threadIdx.x / 32) + i * Shape::kWarps; }
+  template <class T>
+  __device__ void load_as(const DecodeCall& call, const Piece& piece) {
+#pragma unroll
+    for (int i = 0; i < kOfWarp; ++i) load_row<Shape, T>(call, piece, row(i), x[i]);
+  }
+  __device__ void load(const DecodeCall& call, const Piece& piece) {
     if (call.q.dtype == TANDEM_BF16)
-      load_row<Shape, __nv_bfloat16>(call, piece, r, x);
+      load_as<__nv_bfloat16>(call, piece);
     else if (call.q.dtype == TANDEM_F16)
-      load_row<Shape, __half>(call, piece, r, x);
+      load_as<__half>(call, piece);
     else
-      load_row<Shape, float>(call, piece, r, x);
+      load_as<float>(call, piece);
+  }
+};
+
+template <class Shape>
+__device__ void stage_queries(const DecodeCall& call, LoadedQueries<Shape>& loaded, const StagedQueries& staged) {
+  using Loaded = LoadedQueries<Shape>;
+#pragma unroll
+  for (int n = 0; n < Loaded::kOfWarp; ++n) {
+    const int r = Loaded::row(n);
+    if (r >= Shape::kRows) break;
+    float(&x)[kQueryItems<Shape>][4] = loaded.x[n];
     int exponent = 0;
     if (Shape::K::KeyNumber::kNarrow) {
       float largest = 0.0f;
@@ -157,7 +177,7 @@ __device__ void stage_queries(const DecodeCall& call, const Piece& piece, const 
       for (int k = 0; k < kQueryItems<Shape>; ++k)
         for (int i = 0; i < 4; ++i) x[k][i] *= power_of_two(exponent);
     }
-    if (lane == 0)
+    if (threadIdx.x % 32 == 0)
       staged.scale[r] = power_of_two(-exponent) * static_cast<float>(1 << Shape::K::kKeyExponent) * call.sm_scale *
                         (call.soft_cap > 0.0f ? 1.0f : kLog2E);
     stage_row<Shape>(r, x, staged);
@@ -187,6 +207,7 @@ struct KeyMaps {
 
 // A warp's way through the pages: lane i knows where its i-th unit from `base` on is. At first none is known.
 struct UnitPlaces {
+  const std::byte* head[kPlanes];  // of the page called 0
   int base = -32;
   int slot = 0;
   int64_t page = 0;  // bytes from the page called 0
@@ -197,10 +218,12 @@ template <class Shape>
 __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int first, int i, UnitPlaces& places) {
   places.base = i;
   const int unit = first + (i + static_cast<int>(threadIdx.x % 32)) * Shape::kWarps;
-  const int page_units = call.page_len / Shape::kKeys, page_idx = unit / page_units;
-  places.slot = unit % page_units * Shape::kKeys;
-  if (int64_t{unit} * Shape::kKeys < piece.sequence.end)
-    places.page = call.page_tables[piece.sequence.table_begin + page_idx % piece.sequence.table_len];
+  const int page_units = call.page_len / Shape::kKeys, page_idx = divide(unit, page_units);
+  places.slot = (unit - page_idx * page_units) * Shape::kKeys;
+  if (piece.sequence.begin < piece.sequence.end && int64_t{unit} * Shape::kKeys < piece.sequence.end) {
+    const int table_len = piece.sequence.table_len, rounds = page_idx < table_len ? 0 : page_idx / table_len;
+    places.page = call.page_tables[piece.sequence.table_begin + page_idx - rounds * table_len];
+  }
 }
 
 // Asks for the warp's i-th unit.
@@ -210,11 +233,9 @@ __device__ inline void ask_for_keys(const DecodeCall& call, const KeyMaps& maps,
   if (i - places.base >= 32) look_up<Shape>(call, piece, first, i, places);
   const int64_t page = __shfl_sync(~0u, places.page, i - places.base);
   const int slot = __shfl_sync(~0u, places.slot, i - places.base);
-  if (threadIdx.x % 32 != 0) return;
+  if (!is_elected()) return;
   const uint32_t barrier = pipeline.barrier(stage);
-  const auto rows_of = [&](int p, int row_bytes) {
-    return call.planes[p] + page + piece.head * call.head_stride[p] + slot * row_bytes;
-  };
+  const auto rows_of = [&](int p, int row_bytes) { return places.head[p] + page + slot * row_bytes; };
   expect_bytes(barrier, Shape::kStageBytes);
   const auto ask = [&](auto rows, const CUtensorMap* map, int p, uint32_t to) {
     using Rows = decltype(rows);
@@ -333,9 +354,8 @@ __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_
 #pragma unroll
   for (int first = 0; first < Shape::kKSteps; first += kSumSteps) {
     const float2 start = K::kGroup > 0 ? staged.starts[first / 2 * 8 + lane / 4] : make_float2(0.0f, 0.0f);
+    const float begin[4] = {start.x, start.x, start.y, start.y};
     float sum[kBlocks][4];
-#pragma unroll
-    for (int n = 0; n < kBlocks; ++n) sum[n][0] = sum[n][1] = start.x, sum[n][2] = sum[n][3] = start.y;
 #pragma unroll
     for (int j = first; j < first + kSumSteps && j < Shape::kKSteps; j += K::kKeySteps) {
       uint32_t b[K::kKeySteps][kBlocks][2];
@@ -347,7 +367,11 @@ __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_
         for (int i = 0; i < K::kKeySteps; ++i) {
           const uint4 q = staged.fragments[(quad * Shape::kKSteps + j + i) * 32 + lane];
 #pragma unroll
-          for (int n = 0; n < kBlocks; ++n) K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n]);
+          for (int n = 0; n < kBlocks; ++n)
+            if (quad == 0 && j + i == first)
+              K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n], begin);
+            else
+              K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n]);
         }
       }
     }
@@ -633,11 +657,14 @@ __device__ void write_row(const DecodeCall& call, const Piece& piece, int r, con
 template <class Shape>
 __device__ void finish_among(const DecodeCall& call, const Piece& piece, const float* warp_states, int* is_last) {
   // A block's piece that does not begin its item is the block's first; one that does but goes on in the next is its last.
-  const int first = piece.first_block, last = piece.end_block - 1;
-  const auto state_of = [&](int block) {
-    return call.states + (2 * block + (block == first ? 1 : 0)) * Shape::kStateFloats;
+  // Behind all of these are the tails'.
+  const int n_mains = piece.end_block - piece.first_block;
+  const auto state_at = [&](int i) {
+    const int slot = i < n_mains ? 2 * (piece.first_block + i) + (i == 0 ? 1 : 0)
+                                 : 2 * static_cast<int>(gridDim.x) + piece.first_tail + i - n_mains;
+    return call.states + slot * Shape::kStateFloats;
   };
-  float* const own = state_of(static_cast<int>(blockIdx.x));
+  float* const own = state_at(piece.own_state);
   merge_warps<Shape>(piece.n_rows, warp_states, [&](int r, const MergedRow<Shape>& row) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -648,13 +675,13 @@ __device__ void finish_among(const DecodeCall& call, const Piece& piece, const f
   });
   __syncthreads();
   if (threadIdx.x == 0) {
-    *is_last = add_in_order(call.counters + piece.item, 1) == last - first;
-    if (*is_last) call.counters[piece.item] = 0;
+    *is_last = add_in_order(call.counters + 1 + piece.item, 1) == piece.n_states - 1;
+    if (*is_last) call.counters[1 + piece.item] = 0;
   }
   __syncthreads();
   if (*is_last)
     merge_rows<Shape, true, Shape::kStateStride>(
-        last - first + 1, piece.n_rows, [&](int i) { return state_of(first + i); },
+        piece.n_states, piece.n_rows, state_at,
         [&](int r, const MergedRow<Shape>& row) { write_row<Shape>(call, piece, r, row); });
 }
 
@@ -668,11 +695,19 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   const int n_units = max(0, piece.end_unit - piece.first_unit - warp + Shape::kWarps - 1) / Shape::kWarps;
   const int first = static_cast<int>(piece.key_begin / Shape::kKeys) + piece.first_unit + warp;
   UnitPlaces places;
+#pragma unroll
+  for (int p = 0; p < kPlanes; ++p) places.head[p] = call.planes[p] + piece.head * call.head_stride[p];
   const auto ask = [&](int i, int stage) {
     if (i < n_units) ask_for_keys<Shape>(call, maps, piece, first, i, places, pipeline, stage);
   };
-  for (int i = 0; i < Shape::kStages; ++i) ask(i, (pipeline.stage + i) % Shape::kStages);
-  stage_queries<Shape>(call, piece, staged);
+  LoadedQueries<Shape> loaded;
+  loaded.load(call, piece);
+#pragma unroll 1
+  for (int i = 0; i < Shape::kStages; ++i) {
+    const int stage = pipeline.stage + i;
+    ask(i, stage < Shape::kStages ? stage : stage - Shape::kStages);
+  }
+  stage_queries<Shape>(call, loaded, staged);
   __syncthreads();
   const SeenKeys<Shape> seen = see_keys<Shape>(call, piece, staged.scale);
   for (int i = 0; i < n_units; ++i) {
@@ -686,6 +721,13 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   }
 }
 
+// The next tail that nobody has; -1: there is none. The last to hear that leaves the count as it was.
+__device__ inline int take_tail(const DecodeCall& call, const Share& share) {
+  const int taken = atomicAdd(call.counters, 1), n = share.n_tails * share.n_used;
+  if (taken == n + share.n_used - 1) call.counters[0] = 0;
+  return taken < n ? taken : -1;
+}
+
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     decode_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
@@ -694,7 +736,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ __align__(8) uint64_t barriers[Shape::kWarps * Shape::kStages];
   __shared__ float scale[Shape::kRows];
-  __shared__ int is_last;
+  __shared__ int is_last, next_tail;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
   const KeyMaps maps = {&k_map, &v_map};
   const StagedQueries staged = {reinterpret_cast<uint4*>(shared + Shape::kQAt),
@@ -707,32 +749,40 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (threadIdx.x % 32 == 0) {
     for (int i = 0; i < Shape::kStages; ++i) init_barrier(pipeline.barrier(i));
     publish_barriers();
-    if (warp == 0) prefetch_map(maps.k), prefetch_map(maps.v);
+    if (warp == 0) {
+      prefetch_map(maps.k), prefetch_map(maps.v);
+      prefetch_line(call.sequences), prefetch_line(call.page_tables), prefetch_line(call.q.data);
+    }
   }
   __syncwarp();
   let_next_kernel_start();
   wait_for_kernel_before();
   const Share share = Share::make<Shape>(call);
-  int at = share.is_by_item ? 0 : share.begin_of(block);
+  int at = share.is_by_item ? 0 : share.begin_of(block), tail = -1;
   const int end = share.is_by_item ? 1 : share.begin_of(block + 1);
   RowState<Shape> state;
   while (at < end) {
-    const Piece piece = find_piece<Shape>(call, share, at);
+    const Piece piece = find_piece<Shape>(call, share, at, tail);
     const int n_units = piece.end_unit - piece.first_unit;
-    if (n_units == 0) return;  // more blocks than there is work for
+    if (n_units == 0 && tail < 0) return;  // more blocks than there is work for
     clear(state);
     attend_piece<Shape>(call, maps, piece, staged, pipeline, state);
+    if (threadIdx.x == 0 && share.n_tails > 0) next_tail = take_tail(call, share);
     __syncthreads();
     store_state<Shape>(state, warp_states + warp * Shape::kWarpFloats);
     __syncthreads();
-    if (n_units == piece.units)
+    if (piece.n_states == 1)
       merge_warps<Shape>(piece.n_rows, warp_states,
                          [&](int r, const MergedRow<Shape>& row) { write_row<Shape>(call, piece, r, row); });
     else
       finish_among<Shape>(call, piece, warp_states, &is_last);
     order_before_copies();
     __syncthreads();
-    at = share.is_by_item ? end : at + n_units;
+    tail = share.n_tails > 0 ? next_tail : -1;
+    if (!share.is_by_item)
+      at += n_units;
+    else if (share.n_tails == 0 || tail < 0)
+      at = end;
   }
 #endif
 }

@@ -206,7 +206,6 @@ void what_has_no_kernel_is_refused(void**) {
 int main(int argc, char** argv) {
   OpenDevice opened(argc > 1 ? argv[1] : TANDEM_MODULE);
   device = &opened;
-  if (argc > 2) cmocka_set_test_filter(argv[2]);  // a name, with * and ?
   const CMUnitTest tests[] = {
       cmocka_unit_test(types_and_dims),
       cmocka_unit_test(lengths_and_begins),
