@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <cstdlib>
 
 #include "cuda/decode_attend.h"
 #include "cuda/layer_check.h"
@@ -68,15 +67,14 @@ int64_t DecodeLauncher::states_bytes() const {
   int64_t bytes = 0;
   for (const DecodeKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel)
-      bytes = std::max(bytes,
-                       int64_t{limits_.most_blocks(kernel->shared_bytes)} * (2 + kTailsOfBlock) * kernel->state_floats * 4);
+      bytes = std::max(bytes, int64_t{limits_.most_blocks(kernel->shared_bytes)} * 2 * kernel->state_floats * 4);
   return bytes * limits_.n_multiprocessors;
 }
 
 int64_t DecodeLauncher::counters_bytes(const DeviceAttend& call) const {
   const DecodeKernel* kernel = find(*call.layer, call.sequences.max_q_len);
   if (kernel == nullptr) return 0;
-  return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4 + 4;
+  return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4;
 }
 
 int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream,
@@ -105,7 +103,7 @@ int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, c
   config.dynamicSmemBytes = static_cast<size_t>(kernel->shared_bytes);
   config.stream = stream;
   config.attrs = &starts_early;
-  config.numAttrs = takes_maps(*kernel) && std::getenv("TANDEM_NO_PDL") == nullptr ? 1 : 0;
+  config.numAttrs = takes_maps(*kernel) ? 1 : 0;
   TANDEM_CUDA_TRY(cudaLaunchKernelExC(&config, kernel->function, arguments), error);
   return TANDEM_OK;
 }

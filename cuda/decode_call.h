@@ -25,8 +25,8 @@ struct DecodeCall {
   int32_t n_kv_heads, group_size;
   int32_t n_q_parts;  // summands of a query's numbers
   int32_t max_tiles;  // of query rows, of a sequence and KV head
-  float* states;      // [n_blocks][2 + kTailsOfBlock][state_floats]
-  int32_t* counters;  // of tails, then [n_sequences][n_kv_heads][max_tiles]; all 0
+  float* states;      // [n_blocks][2][state_floats]
+  int32_t* counters;  // [n_sequences][n_kv_heads][max_tiles], all 0
 };
 
 // What a map of the copy engine is for: boxes of `keys` rows, a panel wide (kernels/bulk_copy.cuh).
@@ -34,8 +34,6 @@ struct BoxShape {
   int32_t row_bytes = 0, panel_bytes = 0, keys = 0;
 };
 inline constexpr uint64_t kMapBase = 1 << 20;  // the first address in any map
-
-inline constexpr int32_t kTailsOfBlock = 3;  // for every block (kernels/decode_work.cuh)
 
 // A compiled kernel.
 struct DecodeKernel {

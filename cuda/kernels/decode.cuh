@@ -46,7 +46,7 @@ struct DecodeShape {
   static constexpr int kRowsOfWarp = kRows / kWarps, kOfLane = (16 * KRow::kSteps + 31) / 32;
   static_assert(4 * kRowsOfWarp * 16 * KRow::kSteps <= kStageBytes, "q is staged in the stage that is filled last");
   static constexpr int kThreads = 32 * kWarps, kUnitKeys = 16 * kWarps;
-  static constexpr int kLeastUnits = 2, kPieceUnits = 1 << 30, kTails = 0, kTailedUnits = 0;
+  static constexpr int kLeastUnits = 2, kPieceUnits = 1 << 30;
   static constexpr int kStateStride = kVDim;
   static constexpr int kStateFloats = kRows * (kVDim + 2);  // of a piece: o, then m and l of each row
   // Warps leave their states in the pipeline's place.
@@ -392,8 +392,8 @@ __device__ void finish_among(const DecodeCall& call, const Piece& piece, const f
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    *is_last = atomicAdd(call.counters + 1 + piece.item, 1) == last - first;
-    if (*is_last) call.counters[1 + piece.item] = 0;
+    *is_last = atomicAdd(call.counters + piece.item, 1) == last - first;
+    if (*is_last) call.counters[piece.item] = 0;
   }
   __syncthreads();
   if (!*is_last) return;

@@ -10,10 +10,6 @@
 // whose beginning and end are what costs (kPieceUnits: as much as so many units). Else, or where that leaves more to each,
 // each block has an equal share of the line, and ragged lengths balance. No block has fewer than kLeastUnits.
 //
-// Multiprocessors do not read equally fast, as some share a way to memory with more others. So a long call's blocks have but
-// 7/8 of their items to begin with; the rest is cut into tails, kTails for every block, and who is done takes the next one.
-// Which block that is changes nothing but the time.
-//
 // Lanes look at 32 sequences at a time: a loop over all of them would be as long as the attention of a short one.
 #pragma once
 
@@ -29,9 +25,7 @@ struct Piece {
   int item = 0;
   int units = 0;                       // of the item,
   int first_unit = 0, end_unit = 0;    //   and those of this piece; none: the block has nothing to do
-  int first_block = 0, end_block = 0;  // that have pieces of the item to begin with
-  int n_states = 0, own_state = 0;     // of the item and this piece, in the order of the keys
-  int first_tail = 0;                  // of the item, among all
+  int first_block = 0, end_block = 0;  // that have pieces of the item
   int64_t key_begin = 0;               // of the item: a multiple of the unit
 };
 
@@ -72,8 +66,6 @@ __device__ inline int divide(int a, int b) {
 
 struct Share {
   int n_units = 0, n_blocks = 0;
-  int n_used = 0;   // blocks, by item
-  int n_tails = 0;  // for each of them
   bool is_by_item = false;
 
   template <class Shape>
@@ -85,14 +77,15 @@ struct Share {
       share.n_units += sum_of_lanes(extent.units * extent.n_items);
     }
     share.n_blocks = min(static_cast<int>(gridDim.x), max(share.n_units / Shape::kLeastUnits, 1));
-    for (int s = 0; s < call.n_sequences && share.n_used <= static_cast<int>(gridDim.x); s += 32) {
+    int n_used = 0;
+    for (int s = 0; s < call.n_sequences && n_used <= static_cast<int>(gridDim.x); s += 32) {
       const Extent extent = extent_of<Shape>(call, s + lane);
-      share.n_used += sum_of_lanes(share.of_item(extent.units) * extent.n_items);
+      n_used += sum_of_lanes(share.of_item(extent.units) * extent.n_items);
     }
-    const auto units = static_cast<float>(share.n_units), n_used = static_cast<float>(share.n_used);
-    share.is_by_item = share.n_used <= static_cast<int>(gridDim.x) &&
-                       units <= (__fdividef(units, static_cast<float>(share.n_blocks)) + Shape::kPieceUnits) * n_used;
-    share.n_tails = share.is_by_item && units >= n_used * Shape::kTailedUnits ? Shape::kTails : 0;
+    const auto units = static_cast<float>(share.n_units);
+    share.is_by_item =
+        n_used <= static_cast<int>(gridDim.x) &&
+        units <= (__fdividef(units, static_cast<float>(share.n_blocks)) + Shape::kPieceUnits) * static_cast<float>(n_used);
     return share;
   }
   // Blocks of an item. Roughly will do: make() adds them up as they come out.
@@ -102,9 +95,6 @@ struct Share {
   }
   // Where a block's part of the line begins.
   __device__ int begin_of(int block) const { return begin(n_units, n_blocks, min(block, n_blocks)); }
-
-  // Of an item's units, those that are no tail.
-  __device__ int main_units(int units) const { return n_tails > 0 ? units - units / 8 : units; }
 
   // Of n blocks that share `units`, the first unit of block b, and the block of a unit.
   __device__ static int begin(int units, int n, int b) {
@@ -117,16 +107,16 @@ struct Share {
   }
 };
 
-// The piece of this block at a place in the line, or, by item, its only one; or else a tail.
+// The piece of this block at a place in the line, or, by item, its only one.
 template <class Shape>
-__device__ inline Piece find_piece(const DecodeCall& call, const Share& share, int at, int tail = -1) {
+__device__ inline Piece find_piece(const DecodeCall& call, const Share& share, int at) {
   Piece piece;
   const int block = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
-  const int target = tail >= 0 ? tail : share.is_by_item ? block : at;
-  int first = 0;  // tails, blocks or units of the sequences before
+  const int target = share.is_by_item ? block : at;
+  int first = 0;  // blocks or units of the sequences before
   for (int s = 0; s < call.n_sequences; s += 32) {
     const Extent own = extent_of<Shape>(call, s + lane);
-    const int each = share.is_by_item ? share.of_item(own.units) * (tail >= 0 ? share.n_tails : 1) : own.units;
+    const int each = share.is_by_item ? share.of_item(own.units) : own.units;
     int end = each * own.n_items;
     for (int step = 1; step < min(32, call.n_sequences); step *= 2) {
       const int before = __shfl_up_sync(~0u, end, step);
@@ -149,16 +139,9 @@ __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, i
     piece.item = (s + found) * call.n_kv_heads * call.max_tiles + idx;
     piece.units = extent.units;
     piece.key_begin = extent.key_begin;
-    if (tail >= 0) {
-      const int main_units = share.main_units(extent.units), rest = extent.units - main_units;
-      piece.first_unit = main_units + Share::begin(rest, per_item, target - first_of_item);
-      piece.end_unit = main_units + Share::begin(rest, per_item, target - first_of_item + 1);
-      piece.first_block = first_of_item / share.n_tails;
-      piece.end_block = piece.first_block + per_item / share.n_tails;
-      piece.own_state = piece.end_block - piece.first_block + target - first_of_item;
-    } else if (share.is_by_item) {
-      piece.first_unit = Share::begin(share.main_units(extent.units), per_item, block - first_of_item);
-      piece.end_unit = Share::begin(share.main_units(extent.units), per_item, block - first_of_item + 1);
+    if (share.is_by_item) {
+      piece.first_unit = Share::begin(extent.units, per_item, block - first_of_item);
+      piece.end_unit = Share::begin(extent.units, per_item, block - first_of_item + 1);
       piece.first_block = first_of_item;
       piece.end_block = first_of_item + per_item;
     } else {
@@ -167,9 +150,6 @@ __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, i
       piece.first_block = Share::block_of(share.n_units, share.n_blocks, first_of_item);
       piece.end_block = Share::block_of(share.n_units, share.n_blocks, first_of_item + extent.units - 1) + 1;
     }
-    if (tail < 0) piece.own_state = block - piece.first_block;
-    piece.first_tail = share.n_tails * piece.first_block;
-    piece.n_states = (piece.end_block - piece.first_block) * (1 + share.n_tails);
     break;
   }
   return piece;

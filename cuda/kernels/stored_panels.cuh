@@ -8,10 +8,11 @@
 //   key_dim(j, t, i)    which dim is element i of a thread's four of a step: dims may come in any order, as long as q does
 //   value_dim(b, r)     which dim is row r of a block
 //
-// Codes are never converted: put into the last bits of a 16-bit float they are subnormal numbers, which products take as
-// they are. A code c is c 2^-kKeyExponent (f16) or c 2^-kValueExponent (bf16), of which the top code of a byte is the first
-// normal number and as large as it should be. Codes are kOffset more than their numbers: the kernel takes off what that
-// comes to. The upper code of a byte stays where it is, and is 16 times as large: key_factor(), value_factor().
+// Codes need no conversion: put into the last bits of a 16-bit float they are subnormal numbers, which products and sums
+// take as they are, and 2^-kKeyExponent (f16) or 2^-kValueExponent (bf16) times themselves. (The top bit of a byte makes a
+// normal number of a bf16, and one that is as large as it should be.) Codes are kOffset more than what they stand for. Of K
+// this is left to the kernel. Of V it is taken off here: a sum of codes with their offset would not be exact where all that
+// weigh much are zeros. The upper code of a byte stays where it is, and is 16 times as large: key_factor(), value_factor().
 #pragma once
 
 #include "cuda/kernels/bulk_copy.cuh"
@@ -24,6 +25,14 @@ __device__ inline uint2 load_two_words(uint32_t at) {
   uint2 words;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];\n" : "=r"(words.x), "=r"(words.y) : "r"(at) : "memory");
   return words;
+}
+
+// Of two codes as subnormal bf16.
+__device__ inline uint32_t take_off(uint32_t codes, int offset) {
+  const uint32_t offsets = static_cast<uint32_t>(offset) * 0x10001u;
+  uint32_t result;
+  asm("sub.rn.bf16x2 %0, %1, %2;\n" : "=r"(result) : "r"(codes), "r"(offsets));
+  return result;
 }
 
 template <class Number_, int32_t kDtype_>
@@ -117,7 +126,11 @@ struct CodesQ8 {
     even = (codes ^ 0x80808080u) & 0x00ff00ffu;
     odd = (codes >> 8 ^ 0x00808080u) & 0x00ff00ffu;
   }
-  __device__ static void value(uint32_t codes, uint32_t& even, uint32_t& odd) { key(codes, even, odd); }
+  __device__ static void value(uint32_t codes, uint32_t& even, uint32_t& odd) {
+    key(codes, even, odd);
+    even = take_off(even, kOffset);
+    odd = take_off(odd, kOffset);
+  }
 };
 
 // Every e4m3 number is an f16, and converted to it.
@@ -188,6 +201,8 @@ struct PanelQ4 {
       for (int i = 0; i < 4; ++i) {
         codes(m[i / 2 * 2] >> i % 2 * 8, a[k][i][0], a[k][i][1]);
         codes(m[i / 2 * 2 + 1] >> i % 2 * 8, a[k][i][2], a[k][i][3]);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a[k][i][r] = take_off(a[k][i][r], r % 2 == 0 ? kOffset : 16 * kOffset);
       }
     }
   }
