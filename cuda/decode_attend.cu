@@ -34,6 +34,12 @@ bool is_better(const DecodeKernel& a, const DecodeKernel& b, int64_t n_rows) {
 
 }  // namespace
 
+// Newer devices have the copy engine, but some of them less shared memory: these have the kernels for older ones.
+bool DecodeLauncher::serves_maps(const DecodeKernel& kernel) const {
+  constexpr int32_t kStatic = 2048;  // and what is not dynamic
+  return limits_.capability >= 90 && kernel.shared_bytes + kStatic <= limits_.shared_of_block;
+}
+
 const DecodeKernel* DecodeLauncher::find(const Layer& layer, int32_t max_q_len) const {
   const int64_t n_rows = int64_t{max_q_len} * layer.group_size;
   const DecodeKernel* found = nullptr;
@@ -42,7 +48,7 @@ const DecodeKernel* DecodeLauncher::find(const Layer& layer, int32_t max_q_len) 
       if (kernel->k_type != layer.k_type || kernel->v_type != layer.v_type || kernel->k_dim != layer.k_head_dim ||
           kernel->v_dim != layer.v_head_dim)
         continue;
-      if (takes_maps(*kernel) && limits_.capability < 90) continue;
+      if (takes_maps(*kernel) && !serves_maps(*kernel)) continue;
       if (found == nullptr || is_better(*kernel, *found, n_rows)) found = kernel;
     }
   return found;
