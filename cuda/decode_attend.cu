@@ -22,26 +22,42 @@ int64_t max_tiles(const DeviceAttend& call, const DecodeKernel& kernel) {
   return (int64_t{call.sequences.max_q_len} * call.layer->group_size + kernel.tile_rows - 1) / kernel.tile_rows;
 }
 
-// The one with the fewest rows that n_rows fit into, else the one with most; null: there is none.
-const DecodeKernel* find_decode_kernel(const Layer& layer, int64_t n_rows) {
+bool takes_maps(const DecodeKernel& kernel) { return kernel.k_box.keys > 0; }
+
+// Is a better than b for n_rows? The one for this device, then the one with the fewest rows that these fit into, then the
+// one with most.
+bool is_better(const DecodeKernel& a, const DecodeKernel& b, int64_t n_rows) {
+  if (takes_maps(a) != takes_maps(b)) return takes_maps(a);
+  if ((a.tile_rows >= n_rows) != (b.tile_rows >= n_rows)) return a.tile_rows >= n_rows;
+  return a.tile_rows >= n_rows ? a.tile_rows < b.tile_rows : a.tile_rows > b.tile_rows;
+}
+
+}  // namespace
+
+// Newer devices have the copy engine, but some of them less shared memory: these have the kernels for older ones.
+bool DecodeLauncher::serves_maps(const DecodeKernel& kernel) const {
+  constexpr int32_t kStatic = 2048;  // and what is not dynamic
+  return limits_.capability >= 90 && kernel.shared_bytes + kStatic <= limits_.shared_of_block;
+}
+
+const DecodeKernel* DecodeLauncher::find(const Layer& layer, int32_t max_q_len) const {
+  const int64_t n_rows = int64_t{max_q_len} * layer.group_size;
   const DecodeKernel* found = nullptr;
   for (const DecodeKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel) {
       if (kernel->k_type != layer.k_type || kernel->v_type != layer.v_type || kernel->k_dim != layer.k_head_dim ||
           kernel->v_dim != layer.v_head_dim)
         continue;
-      found = kernel;
-      if (kernel->tile_rows >= n_rows) return kernel;
+      if (takes_maps(*kernel) && !serves_maps(*kernel)) continue;
+      if (found == nullptr || is_better(*kernel, *found, n_rows)) found = kernel;
     }
   return found;
 }
 
-}  // namespace
-
 int32_t DecodeLauncher::choose(const Layer& layer, int32_t max_q_len, const DecodeKernel** kernel, int32_t* n_blocks,
                                DeviceError* error) const {
   if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
-  *kernel = find_decode_kernel(layer, int64_t{max_q_len} * layer.group_size);
+  *kernel = find(layer, max_q_len);
   if (*kernel == nullptr) return refuse_types(layer, error);
   const DecodeKernel& found = **kernel;
   int32_t n_fit = 0;
@@ -62,7 +78,7 @@ int64_t DecodeLauncher::states_bytes() const {
 }
 
 int64_t DecodeLauncher::counters_bytes(const DeviceAttend& call) const {
-  const DecodeKernel* kernel = find_decode_kernel(*call.layer, int64_t{call.sequences.max_q_len} * call.layer->group_size);
+  const DecodeKernel* kernel = find(*call.layer, call.sequences.max_q_len);
   if (kernel == nullptr) return 0;
   return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4;
 }
@@ -77,11 +93,24 @@ int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, c
   described.max_tiles = static_cast<int32_t>(max_tiles(call, *kernel));
   described.states = static_cast<float*>(call.workspace);
   described.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
-  void* arguments[] = {&described};
-  TANDEM_CUDA_TRY(cudaLaunchKernel(kernel->function, dim3(static_cast<unsigned>(n_blocks)),
-                                   dim3(static_cast<unsigned>(kernel->n_threads)), arguments,
-                                   static_cast<size_t>(kernel->shared_bytes), stream),
-                  error);
+  CUtensorMap k_map, v_map;
+  if (takes_maps(*kernel)) {
+    if (const int32_t code = make_map(kernel->k_box, &k_map, error); code != TANDEM_OK) return code;
+    if (const int32_t code = make_map(kernel->v_box, &v_map, error); code != TANDEM_OK) return code;
+  }
+  void* arguments[] = {&described, &k_map, &v_map};
+  // Kernels that take maps may start before the kernel before them has ended, and wait for that themselves.
+  cudaLaunchAttribute starts_early = {};
+  starts_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  starts_early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(n_blocks));
+  config.blockDim = dim3(static_cast<unsigned>(kernel->n_threads));
+  config.dynamicSmemBytes = static_cast<size_t>(kernel->shared_bytes);
+  config.stream = stream;
+  config.attrs = &starts_early;
+  config.numAttrs = takes_maps(*kernel) ? 1 : 0;
+  TANDEM_CUDA_TRY(cudaLaunchKernelExC(&config, kernel->function, arguments), error);
   return TANDEM_OK;
 }
 

@@ -22,6 +22,11 @@ class DecodeLauncher {
   int32_t launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream, DeviceError* error) const;
 
  private:
+  // The best that there is for a layer and calls of up to max_q_len queries a sequence; null: there is none.
+  const DecodeKernel* find(const Layer& layer, int32_t max_q_len) const;
+
+  bool serves_maps(const DecodeKernel& kernel) const;
+
   DeviceLimits limits_;
 };
 

@@ -2,6 +2,7 @@
 // What a decode kernel gets, and the table of its instances.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include "lib/device.h"
@@ -28,6 +29,12 @@ struct DecodeCall {
   int32_t* counters;  // [n_sequences][n_kv_heads][max_tiles], all 0
 };
 
+// What a map of the copy engine is for: boxes of `keys` rows, a panel wide (kernels/bulk_copy.cuh).
+struct BoxShape {
+  int32_t row_bytes = 0, panel_bytes = 0, keys = 0;
+};
+inline constexpr uint64_t kMapBase = 1 << 20;  // the first address in any map
+
 // A compiled kernel.
 struct DecodeKernel {
   int32_t k_type, v_type;
@@ -38,6 +45,7 @@ struct DecodeKernel {
   int32_t state_floats;
   bool is_narrow;  // q is multiplied as f16, else as bf16
   const void* function;
+  BoxShape k_box, v_box;  // of kernels for compute capability 9.0, which take maps of these; else 0
 };
 
 }  // namespace tandem::cuda

@@ -20,7 +20,31 @@ DecodeKernel make_decode_kernel() {
           Shape::kSharedBytes,
           Shape::kStateFloats,
           Shape::K::KeyNumber::kNarrow,
-          reinterpret_cast<const void*>(decode_kernel<Shape>)};
+          reinterpret_cast<const void*>(decode_kernel<Shape>),
+          {},
+          {}};
+}
+
+template <class Shape>
+__global__ void decode_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
+                                   const __grid_constant__ CUtensorMap v_map);
+
+template <class Shape>
+DecodeKernel make_decode_sm90_kernel() {
+  using K = typename Shape::KRows;
+  using V = typename Shape::VRows;
+  return {Shape::K::kDtype,
+          Shape::V::kDtype,
+          Shape::kKDim,
+          Shape::kVDim,
+          Shape::kRows,
+          Shape::kThreads,
+          Shape::kSharedBytes,
+          Shape::kStateFloats,
+          Shape::K::KeyNumber::kNarrow,
+          reinterpret_cast<const void*>(decode_sm90_kernel<Shape>),
+          {K::kRowBytes, K::kWidth, K::kKeys},
+          {V::kRowBytes, V::kWidth, V::kKeys}};
 }
 
 }  // namespace tandem::cuda

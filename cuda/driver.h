@@ -67,8 +67,20 @@ inline int32_t check(cudaError_t result, const char* what, DeviceError* error) {
               cudaGetErrorString(result), cudaGetErrorName(result));
 }
 
+// A function of the driver, as of a version: the module does not link it.
+inline cudaError_t look_up_driver(const char* name, unsigned version, void** function) {
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  const cudaError_t result = cudaGetDriverEntryPointByVersion(name, function, version, cudaEnableDefault, &found);
+#else
+  const cudaError_t result = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found);
+#endif
+  if (result != cudaSuccess) return result;
+  return found == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorSymbolNotFound;
+}
+
 // The driver's idea of what is current, which the run time does not tell: a context of the caller's own looks like the
-// device's there. Looked up, as the module does not link the driver.
+// device's there.
 struct ContextCalls {
   PFN_cuCtxGetCurrent_v4000 get = nullptr;
   PFN_cuCtxSetCurrent_v4000 set = nullptr;
@@ -77,23 +89,12 @@ struct ContextCalls {
   static const ContextCalls& found() {
     static const ContextCalls calls = [] {
       ContextCalls made;
-      made.result = look_up("cuCtxGetCurrent", reinterpret_cast<void**>(&made.get));
-      if (made.result == cudaSuccess) made.result = look_up("cuCtxSetCurrent", reinterpret_cast<void**>(&made.set));
+      made.result = look_up_driver("cuCtxGetCurrent", 4000, reinterpret_cast<void**>(&made.get));
+      if (made.result == cudaSuccess)
+        made.result = look_up_driver("cuCtxSetCurrent", 4000, reinterpret_cast<void**>(&made.set));
       return made;
     }();
     return calls;
-  }
-
- private:
-  static cudaError_t look_up(const char* name, void** function) {
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-    const cudaError_t result = cudaGetDriverEntryPointByVersion(name, function, 4000, cudaEnableDefault, &found);
-#else
-    const cudaError_t result = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found);
-#endif
-    if (result != cudaSuccess) return result;
-    return found == cudaDriverEntryPointSuccess ? cudaSuccess : cudaErrorSymbolNotFound;
   }
 };
 

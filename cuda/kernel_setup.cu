@@ -75,4 +75,23 @@ int32_t set_up_kernel(const KernelNeeds& needs, const DeviceLimits& limits, int3
   return TANDEM_OK;
 }
 
+int32_t make_map(const BoxShape& box, CUtensorMap* map, DeviceError* error) {
+  static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+  static const cudaError_t found = look_up_driver("cuTensorMapEncodeTiled", 12000, reinterpret_cast<void**>(&encode));
+  TANDEM_CUDA_TRY(found, error);
+  constexpr cuuint64_t kApart = 16, kNextPart = 1 << 20, kParts = (1ull << 31) - 1;
+  const cuuint64_t dims[4] = {static_cast<cuuint64_t>(box.row_bytes), 64, kNextPart / kApart, kParts};
+  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(box.row_bytes), kApart, kNextPart};
+  const cuuint32_t sides[4] = {static_cast<cuuint32_t>(box.panel_bytes), static_cast<cuuint32_t>(box.keys), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  const CUtensorMapSwizzle swizzle = box.panel_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : box.panel_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                             : CU_TENSOR_MAP_SWIZZLE_32B;
+  const CUresult result =
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, reinterpret_cast<void*>(kMapBase), dims, strides, sides, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return TANDEM_OK;
+  return fail(error, TANDEM_ERROR_BACKEND, result, "", "cuTensorMapEncodeTiled of rows of %d bytes failed", box.row_bytes);
+}
+
 }  // namespace tandem::cuda

@@ -35,4 +35,7 @@ struct KernelNeeds {
 // Makes a kernel ready; *n_fit: blocks that run at once on a multiprocessor, one at least.
 int32_t set_up_kernel(const KernelNeeds& needs, const DeviceLimits& limits, int32_t* n_fit, DeviceError* error);
 
+// The map with which the copy engine brings boxes from anywhere in memory (kernels/bulk_copy.cuh).
+int32_t make_map(const BoxShape& box, CUtensorMap* map, DeviceError* error);
+
 }  // namespace tandem::cuda

@@ -46,6 +46,7 @@ struct DecodeShape {
   static constexpr int kRowsOfWarp = kRows / kWarps, kOfLane = (16 * KRow::kSteps + 31) / 32;
   static_assert(4 * kRowsOfWarp * 16 * KRow::kSteps <= kStageBytes, "q is staged in the stage that is filled last");
   static constexpr int kThreads = 32 * kWarps, kUnitKeys = 16 * kWarps;
+  static constexpr int kLeastUnits = 2, kPieceUnits = 1 << 30;
   static constexpr int kStateStride = kVDim;
   static constexpr int kStateFloats = kRows * (kVDim + 2);  // of a piece: o, then m and l of each row
   // Warps leave their states in the pipeline's place.

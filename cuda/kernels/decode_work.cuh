@@ -7,7 +7,8 @@
 // piece.
 //
 // Where there are blocks enough, every item has some of its own, in proportion to its units: a block then has one piece,
-// whose beginning and end are what costs. Else each block has an equal share of the line, and ragged lengths balance.
+// whose beginning and end are what costs (kPieceUnits: as much as so many units). Else, or where that leaves more to each,
+// each block has an equal share of the line, and ragged lengths balance. No block has fewer than kLeastUnits.
 //
 // Lanes look at 32 sequences at a time: a loop over all of them would be as long as the attention of a short one.
 #pragma once
@@ -52,13 +53,18 @@ __device__ inline Extent extent_of(const DecodeCall& call, int s) {
   return extent;
 }
 
-__device__ inline int sum_of_lanes(int x) {
-  for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
-  return x;
+__device__ inline int sum_of_lanes(int x) { return static_cast<int>(__reduce_add_sync(~0u, static_cast<unsigned>(x))); }
+
+// a / b of numbers that are not negative. What is below 2^22 is off by one at most before it is corrected; the instructions
+// for any integer take several times as long, and a short call waits for them.
+__device__ inline int divide(int a, int b) {
+  if (a >= 1 << 22) return a / b;
+  const int about = static_cast<int>(__fdividef(static_cast<float>(a), static_cast<float>(b)));
+  const int rest = a - about * b;
+  return about + (rest >= b ? 1 : 0) - (rest < 0 ? 1 : 0);
 }
 
 struct Share {
-  static constexpr int kLeastUnits = 2;  // of a block, as a piece costs a merge
   int n_units = 0, n_blocks = 0;
   bool is_by_item = false;
 
@@ -70,25 +76,31 @@ struct Share {
       const Extent extent = extent_of<Shape>(call, s + lane);
       share.n_units += sum_of_lanes(extent.units * extent.n_items);
     }
-    share.n_blocks = min(static_cast<int>(gridDim.x), max(share.n_units / kLeastUnits, 1));
+    share.n_blocks = min(static_cast<int>(gridDim.x), max(share.n_units / Shape::kLeastUnits, 1));
     int n_used = 0;
     for (int s = 0; s < call.n_sequences && n_used <= static_cast<int>(gridDim.x); s += 32) {
       const Extent extent = extent_of<Shape>(call, s + lane);
       n_used += sum_of_lanes(share.of_item(extent.units) * extent.n_items);
     }
-    share.is_by_item = n_used <= static_cast<int>(gridDim.x);
+    const auto units = static_cast<float>(share.n_units);
+    share.is_by_item =
+        n_used <= static_cast<int>(gridDim.x) &&
+        units <= (__fdividef(units, static_cast<float>(share.n_blocks)) + Shape::kPieceUnits) * static_cast<float>(n_used);
     return share;
   }
   // Blocks of an item. Roughly will do: make() adds them up as they come out.
   __device__ int of_item(int units) const {
-    const float share = static_cast<float>(n_blocks) / static_cast<float>(n_units);
+    const float share = __fdividef(static_cast<float>(n_blocks), static_cast<float>(n_units));
     return max(1, static_cast<int>(static_cast<float>(units) * share + 0.001f));
   }
   // Where a block's part of the line begins.
   __device__ int begin_of(int block) const { return begin(n_units, n_blocks, min(block, n_blocks)); }
 
   // Of n blocks that share `units`, the first unit of block b, and the block of a unit.
-  __device__ static int begin(int units, int n, int b) { return b * (units / n) + min(b, units % n); }
+  __device__ static int begin(int units, int n, int b) {
+    const int each = divide(units, n);
+    return b * each + min(b, units - each * n);
+  }
   __device__ static int block_of(int units, int n, int unit) {
     const int each = units / n, of_longer = units % n * (each + 1);
     return unit < of_longer ? unit / (each + 1) : units % n + (unit - of_longer) / each;
@@ -100,12 +112,13 @@ template <class Shape>
 __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, int at) {
   Piece piece;
   const int block = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
+  const int target = share.is_by_item ? block : at;
   int first = 0;  // blocks or units of the sequences before
   for (int s = 0; s < call.n_sequences; s += 32) {
     const Extent own = extent_of<Shape>(call, s + lane);
-    const int target = share.is_by_item ? block : at, each = share.is_by_item ? share.of_item(own.units) : own.units;
+    const int each = share.is_by_item ? share.of_item(own.units) : own.units;
     int end = each * own.n_items;
-    for (int step = 1; step < 32; step *= 2) {
+    for (int step = 1; step < min(32, call.n_sequences); step *= 2) {
       const int before = __shfl_up_sync(~0u, end, step);
       if (lane >= step) end += before;
     }
@@ -115,13 +128,13 @@ __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, i
       continue;
     }
     const int found = __ffs(static_cast<int>(behind)) - 1, per_item = __shfl_sync(~0u, each, found);
-    const int begin = first + __shfl_sync(~0u, end - each * own.n_items, found), idx = (target - begin) / per_item;
+    const int begin = first + __shfl_sync(~0u, end - each * own.n_items, found), idx = divide(target - begin, per_item);
     const Extent extent = extent_of<Shape>(call, s + found);
     const int first_of_item = begin + idx * per_item;
     piece.sequence = call.sequences[s + found];
     piece.sequence.begin = extent.begin;  // what is before it is not read: it may be NaN
-    piece.head = idx / extent.n_tiles;
-    piece.first_row = idx % extent.n_tiles * Shape::kRows;
+    piece.head = extent.n_tiles == 1 ? idx : idx / extent.n_tiles;
+    piece.first_row = (idx - piece.head * extent.n_tiles) * Shape::kRows;
     piece.n_rows = min(piece.sequence.q_len * call.group_size - piece.first_row, Shape::kRows);
     piece.item = (s + found) * call.n_kv_heads * call.max_tiles + idx;
     piece.units = extent.units;

@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: MIT
+// Decode for compute capability 9.0: what decode.cuh does, brought by the copy engine and turned by 90 degrees.
+//
+// A block has a multiprocessor to itself, and of its piece (decode_work.cuh) every warp every kWarps-th unit of kKeys keys.
+// A warp's units travel through kStages stages of its own, as boxes that one lane asks for; nothing in the loop waits for
+// another warp. Keys are the columns of the logits, so that weights come out of the softmax as the next product takes them:
+//
+//   S [16 x 8 keys]    = q [16 x dims] K [dims x 8 keys]        softmax over keys: along a row, which 4 lanes share
+//   O [dims x 8 rows] += V [dims x 16 keys] P [16 keys x 8 rows]
+//
+// Of the 16 rows of q, 8 are a tile of query rows and 8 another, or, where there is but one, the second summand of the
+// first.
+//
+// Codes of K are multiplied with their offset (stored_panels.cuh): it is taken off by where sums begin, which depends on q
+// alone.
+//
+// A call is short beside what surrounds reading: a block looks up its piece, asks for its keys, and stages q meanwhile; its
+// warps' states become one, and the last block of an item loads all states of a row at once. The kernel behind may start
+// before this one ends.
+#pragma once
+
+#include "cuda/kernels/decode_sm90_states.cuh"
+
+namespace tandem::cuda {
+
+// ---- keys --------------------------------------------------------------------------------------------------------------
+
+// A warp's stages: of boxes, of scales, and a barrier each.
+template <class Shape>
+struct Pipeline {
+  uint32_t boxes, scales, barriers;
+  int stage = 0, parity = 0;  // of the unit that is read next
+
+  __device__ uint32_t box(int s) const { return boxes + s * Shape::kBoxBytes; }
+  __device__ uint32_t scale(int s) const { return scales + s * Shape::kScaleBytes; }
+  __device__ uint32_t barrier(int s) const { return barriers + 8 * s; }
+  __device__ void advance() {
+    if (++stage == Shape::kStages) stage = 0, parity ^= 1;
+  }
+};
+
+struct KeyMaps {
+  const CUtensorMap* k;
+  const CUtensorMap* v;
+};
+
+// A warp's way through the pages: lane i knows where its i-th unit from `base` on is. At first none is known.
+struct UnitPlaces {
+  const std::byte* head[kPlanes];  // of the page called 0
+  int base = -32;
+  int slot = 0;
+  int64_t page = 0;  // bytes from the page called 0
+};
+
+// first: the warp's first unit, of the sequence's from token 0 on.
+template <class Shape>
+__device__ inline void look_up(const DecodeCall& call, const Piece& piece, int first, int i, UnitPlaces& places) {
+  places.base = i;
+  const int unit = first + (i + static_cast<int>(threadIdx.x % 32)) * Shape::kWarps;
+  const int page_units = call.page_len / Shape::kKeys, page_idx = divide(unit, page_units);
+  places.slot = (unit - page_idx * page_units) * Shape::kKeys;
+  if (piece.sequence.begin < piece.sequence.end && int64_t{unit} * Shape::kKeys < piece.sequence.end) {
+    const int table_len = piece.sequence.table_len, rounds = page_idx < table_len ? 0 : page_idx / table_len;
+    places.page = call.page_tables[piece.sequence.table_begin + page_idx - rounds * table_len];
+  }
+}
+
+// Asks for the warp's i-th unit.
+template <class Shape>
+__device__ inline void ask_for_keys(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, int first, int i,
+                                    UnitPlaces& places, const Pipeline<Shape>& pipeline, int stage) {
+  if (i - places.base >= 32) look_up<Shape>(call, piece, first, i, places);
+  const int64_t page = __shfl_sync(~0u, places.page, i - places.base);
+  const int slot = __shfl_sync(~0u, places.slot, i - places.base);
+  if (!is_elected()) return;
+  const uint32_t barrier = pipeline.barrier(stage);
+  const auto rows_of = [&](int p, int row_bytes) { return places.head[p] + page + slot * row_bytes; };
+  expect_bytes(barrier, Shape::kStageBytes);
+  const auto ask = [&](auto rows, const CUtensorMap* map, int p, uint32_t to) {
+    using Rows = decltype(rows);
+    const std::byte* const at = rows_of(p, Rows::kRowBytes);
+#pragma unroll
+    for (int panel = 0; panel < Rows::kCount; ++panel)
+      copy_box(to + panel * Rows::kPanelBytes, map, panel * Rows::kWidth, at, barrier);
+  };
+  ask(typename Shape::KRows{}, maps.k, kPlaneK, pipeline.box(stage));
+  ask(typename Shape::VRows{}, maps.v, kPlaneV, pipeline.box(stage) + Shape::KRows::kBytes);
+  const auto ask_scales = [&](int n_scales, int p, uint32_t to) {
+    if (n_scales > 0) copy_bytes(to, rows_of(p, 2 * n_scales), static_cast<uint32_t>(2 * n_scales * Shape::kKeys), barrier);
+  };
+  ask_scales(Shape::kKScales, kPlaneKScales, pipeline.scale(stage));
+  ask_scales(Shape::kVScales, kPlaneVScales, pipeline.scale(stage) + 2 * Shape::kKeys * Shape::kKScales);
+}
+
+// Values outside [lo, hi), which may be NaN, become 0: of rows, or of their scales where codes have some.
+template <class Shape>
+__device__ inline void clear_values(uint32_t values, uint32_t scales, int lo, int hi) {
+  using Rows = typename Shape::VRows;
+  constexpr int kPieces = Rows::kWidth / 16;
+  const int lane = threadIdx.x % 32;
+  const auto is_outside = [&](int key) { return key < lo || key >= hi; };
+  if (Shape::kVScales > 0) {
+    for (int at = lane; at < Shape::kKeys * Shape::kVScales; at += 32)
+      if (is_outside(at / (Shape::kVScales > 0 ? Shape::kVScales : 1)))
+        asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(scales + 2 * at), "h"(uint16_t{0}) : "memory");
+  } else {
+    for (int at = lane; at < Rows::kBytes / 16; at += 32)
+      if (is_outside(at / kPieces % Shape::kKeys))
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(values + 16 * at), "r"(0) : "memory");
+  }
+  order_before_copies();
+  __syncwarp();
+}
+
+// ---- products ----------------------------------------------------------------------------------------------------------
+
+// Scales of a key's groups, in pairs.
+template <int kScales>
+struct KeyScales {
+  static constexpr int kPairs = (kScales + 1) / 2;
+  uint32_t pairs[kPairs > 0 ? kPairs : 1];
+
+  __device__ void load(uint32_t at) {
+    if constexpr (kScales % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < kPairs; i += 2) {
+        const uint2 words = load_two_words(at + 4 * i);
+        pairs[i] = words.x, pairs[i + 1] = words.y;
+      }
+    } else if constexpr (kScales % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) pairs[i] = load_word(at + 4 * i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kScales; ++i) {
+        uint16_t bits;
+        asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(bits) : "r"(at + 2 * i) : "memory");
+        pairs[i / 2] = i % 2 == 0 ? bits : pairs[i / 2] | static_cast<uint32_t>(bits) << 16;
+      }
+    }
+  }
+  __device__ float at(int group) const {
+    const float2 both = Half::unpack(pairs[group / 2]);
+    return group % 2 == 0 ? both.x : both.y;
+  }
+};
+
+// The keys of a unit are, for a lane, places 2 t and 2 t + 1 of every 8.
+template <class Shape, int kScales>
+__device__ inline void load_scales(uint32_t scales, KeyScales<kScales> (&to)[Shape::kKeys / 8][2]) {
+  if constexpr (kScales > 0) {
+#pragma unroll
+    for (int n = 0; n < Shape::kKeys / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        to[n][i].load(scales + 2 * kScales * (8 * n + Shape::K::key_of(static_cast<int>(threadIdx.x % 4) * 2 + i)));
+  }
+}
+
+template <class Shape>
+using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];
+
+// s = q.k before scale, of row g of each tile.
+template <class Shape>
+__device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_t scales, const StagedQueries& staged,
+                                     Logits<Shape>& s) {
+  using K = typename Shape::K;
+  constexpr int kBlocks = Shape::kKeys / 8, kSumSteps = 2;  // sums are cut off, not rounded: so many steps are one
+  const int lane = threadIdx.x % 32;
+  const uint32_t row = K::template key_row<typename Shape::KRows>(k, lane);
+  KeyScales<Shape::kKScales> scale[kBlocks][2];
+  load_scales<Shape>(scales, scale);
+#pragma unroll
+  for (int first = 0; first < Shape::kKSteps; first += kSumSteps) {
+    const float2 start = K::kGroup > 0 ? staged.starts[first / 2 * 8 + lane / 4] : make_float2(0.0f, 0.0f);
+    const float begin[4] = {start.x, start.x, start.y, start.y};
+    float sum[kBlocks][4];
+#pragma unroll
+    for (int j = first; j < first + kSumSteps && j < Shape::kKSteps; j += K::kKeySteps) {
+      uint32_t b[K::kKeySteps][kBlocks][2];
+      K::template keys<typename Shape::KRows>(b, row, j);
+#pragma unroll
+      for (int quad = 0; quad < Shape::kQuads; ++quad) {
+        if (quad > 0 && call.n_q_parts <= (Shape::kTiles == 1 ? 2 : 1) * quad) break;
+#pragma unroll
+        for (int i = 0; i < K::kKeySteps; ++i) {
+          const uint4 q = staged.fragments[(quad * Shape::kKSteps + j + i) * 32 + lane];
+#pragma unroll
+          for (int n = 0; n < kBlocks; ++n)
+            if (quad == 0 && j + i == first)
+              K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n], begin);
+            else
+              K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n]);
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float each = K::kGroup > 0 ? scale[n][i].at(first / 2) : 1.0f;
+#pragma unroll
+        for (int tile = 0; tile < Shape::kTiles; ++tile) {
+          const float x = Shape::kTiles == 1 ? sum[n][i] + sum[n][i + 2] : sum[n][i + 2 * tile];
+          s[tile][n][i] = first == 0 ? each * x : K::kGroup > 0 ? s[tile][n][i] + each * x : s[tile][n][i] + x;
+        }
+      }
+  }
+}
+
+// Weights, times the scales of a group, as the summands of a product.
+template <class Shape>
+struct WeightParts {
+  uint32_t of[Shape::kPParts][Shape::kTiles][Shape::kKeys / 8];
+
+  __device__ void make(const Logits<Shape>& p, const KeyScales<Shape::kVScales> (&scale)[Shape::kKeys / 8][2], int group) {
+#pragma unroll
+    for (int n = 0; n < Shape::kKeys / 8; ++n)
+#pragma unroll
+      for (int tile = 0; tile < Shape::kTiles; ++tile) {
+        const float first = Shape::kVScales > 0 ? scale[n][0].at(group) : 1.0f;
+        const float second = Shape::kVScales > 0 ? scale[n][1].at(group) : 1.0f;
+        uint32_t parts[Shape::kPParts];
+        split<typename Shape::V::ValueNumber>(p[tile][n][0] * first, p[tile][n][1] * second, parts);
+#pragma unroll
+        for (int part = 0; part < Shape::kPParts; ++part) of[part][tile][n] = parts[part];
+      }
+  }
+  __device__ void multiply(int tile, int k, const uint32_t (&a)[4], float (&sum)[4]) const {
+#pragma unroll
+    for (int part = 0; part < Shape::kPParts; ++part)
+      Shape::V::ValueNumber::multiply(sum, a, {of[part][tile][2 * k], of[part][tile][2 * k + 1]});
+  }
+};
+
+// o += V P.
+template <class Shape>
+__device__ inline void multiply_values(uint32_t v, uint32_t scales, const Logits<Shape>& p, RowState<Shape>& state) {
+  using V = typename Shape::V;
+  const int lane = threadIdx.x % 32;
+  const uint32_t row = V::template value_row<typename Shape::VRows, typename Shape::K>(v, lane);
+  KeyScales<Shape::kVScales> scale[Shape::kKeys / 8][2];
+  load_scales<Shape>(scales, scale);
+  WeightParts<Shape> weights;
+#pragma unroll
+  for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
+    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
+    V::template values<typename Shape::VRows>(a, row, first);
+#pragma unroll
+    for (int i = 0; i < V::kValueSteps; ++i) {
+      const int block = first + i;
+      if (block >= Shape::kVSteps) break;
+      if (block == 0 || (V::kGroup > 0 && block % 2 == 0)) weights.make(p, scale, block / 2);
+#pragma unroll
+      for (int tile = 0; tile < Shape::kTiles; ++tile)
+#pragma unroll
+        for (int k = 0; k < Shape::kKeys / 16; ++k) weights.multiply(tile, k, a[k][i], state.o[tile][block]);
+    }
+  }
+}
+
+// ---- softmax -----------------------------------------------------------------------------------------------------------
+
+// Which keys a lane's rows see, and how products become powers of 2.
+template <class Shape>
+struct SeenKeys {
+  float scale[Shape::kTiles];
+  int64_t lo[Shape::kTiles], hi[Shape::kTiles];
+  int64_t all_lo, all_hi;  // what every row sees
+};
+
+template <class Shape>
+__device__ SeenKeys<Shape> see_keys(const DecodeCall& call, const Piece& piece, const float* scale) {
+  SeenKeys<Shape> seen;
+  const DeviceSequence& sequence = piece.sequence;
+  seen.all_lo = sequence.begin;
+  seen.all_hi = sequence.end - sequence.q_len + 1;
+  if (call.sliding_window > 0) seen.all_lo = max(seen.all_lo, sequence.end - call.sliding_window);
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n) {
+    const int r = 8 * n + threadIdx.x % 32 / 4;
+    seen.scale[n] = scale[r];
+    seen.hi[n] = seen.all_hi + (piece.first_row + r) / call.group_size;
+    seen.lo[n] = call.sliding_window > 0 ? max(sequence.begin, seen.hi[n] - call.sliding_window) : sequence.begin;
+  }
+  return seen;
+}
+
+// Products to logits in units of ln 2; -inf where a row does not see the key.
+template <class Shape>
+__device__ inline void make_logits(const DecodeCall& call, const SeenKeys<Shape>& seen, int64_t key, bool is_whole,
+                                   Logits<Shape>& s) {
+#pragma unroll
+  for (int tile = 0; tile < Shape::kTiles; ++tile)
+    for (int n = 0; n < Shape::kKeys / 8; ++n)
+      for (int i = 0; i < 2; ++i) s[tile][n][i] *= seen.scale[tile];
+  if (call.soft_cap > 0.0f) {
+#pragma unroll
+    for (int tile = 0; tile < Shape::kTiles; ++tile)
+      for (int n = 0; n < Shape::kKeys / 8; ++n)
+        for (int i = 0; i < 2; ++i) s[tile][n][i] = call.soft_cap * tanhf(s[tile][n][i] / call.soft_cap) * kLog2E;
+  }
+  if (is_whole) return;
+#pragma unroll
+  for (int tile = 0; tile < Shape::kTiles; ++tile)
+    for (int n = 0; n < Shape::kKeys / 8; ++n)
+      for (int i = 0; i < 2; ++i) {
+        const int64_t token = key + 8 * n + Shape::K::key_of(static_cast<int>(threadIdx.x % 4) * 2 + i);
+        if (token < seen.lo[tile] || token >= seen.hi[tile]) s[tile][n][i] = -INFINITY;
+      }
+}
+
+// Logits to weights, times 2^kShift; what there is of the state fades where a larger logit has come.
+template <class Shape>
+__device__ inline void weigh(Logits<Shape>& s, RowState<Shape>& state) {
+#pragma unroll
+  for (int tile = 0; tile < Shape::kTiles; ++tile) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < Shape::kKeys / 8; ++n) largest = fmaxf(largest, fmaxf(s[tile][n][0], s[tile][n][1]));
+    for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    const float before = state.m[tile], now = fmaxf(before, largest);
+    const float from = now == -INFINITY ? 0.0f : now - static_cast<float>(Shape::V::kShift);  // nothing is seen yet
+    const float faded = now == before ? 1.0f : exp2_fast(before - now);
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < Shape::kKeys / 8; ++n)
+      for (int i = 0; i < 2; ++i) sum += s[tile][n][i] = exp2_fast(s[tile][n][i] - from);
+    state.m[tile] = now;
+    state.l[tile] = state.l[tile] * faded + sum;
+    if (!__any_sync(~0u, faded != 1.0f)) continue;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float of_column = __shfl_sync(~0u, faded, (threadIdx.x % 4 * 2 + i) * 4);
+#pragma unroll
+      for (int b = 0; b < Shape::kVSteps; ++b) state.o[tile][b][i] *= of_column, state.o[tile][b][i + 2] *= of_column;
+    }
+  }
+}
+
+// A unit, from `key` on, into the warp's state.
+template <class Shape>
+__device__ inline void attend_unit(const DecodeCall& call, const Piece& piece, const SeenKeys<Shape>& seen, int64_t key,
+                                   uint32_t boxes, uint32_t scales, const StagedQueries& staged, RowState<Shape>& state) {
+  const uint32_t values = boxes + Shape::KRows::kBytes, value_scales = scales + 2 * Shape::kKeys * Shape::kKScales;
+  const bool is_whole = key >= seen.all_lo && key + Shape::kKeys <= seen.all_hi;
+  if (!is_whole)
+    clear_values<Shape>(values, value_scales, static_cast<int>(max(piece.sequence.begin - key, int64_t{0})),
+                        static_cast<int>(min(piece.sequence.end - key, int64_t{Shape::kKeys})));
+  Logits<Shape> s;
+  multiply_keys<Shape>(call, boxes, scales, staged, s);
+  make_logits<Shape>(call, seen, key, is_whole, s);
+  weigh<Shape>(s, state);
+  multiply_values<Shape>(values, value_scales, s, state);
+}
+
+// ---- the kernel --------------------------------------------------------------------------------------------------------
+
+// The warp's units of a piece, one after another.
+template <class Shape>
+__device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, const StagedQueries& staged,
+                             Pipeline<Shape>& pipeline, RowState<Shape>& state) {
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int n_units = max(0, piece.end_unit - piece.first_unit - warp + Shape::kWarps - 1) / Shape::kWarps;
+  const int first = static_cast<int>(piece.key_begin / Shape::kKeys) + piece.first_unit + warp;
+  UnitPlaces places;
+#pragma unroll
+  for (int p = 0; p < kPlanes; ++p) places.head[p] = call.planes[p] + piece.head * call.head_stride[p];
+  const auto ask = [&](int i, int stage) {
+    if (i < n_units) ask_for_keys<Shape>(call, maps, piece, first, i, places, pipeline, stage);
+  };
+  LoadedQueries<Shape> loaded;
+  loaded.load(call, piece);
+#pragma unroll 1
+  for (int i = 0; i < Shape::kStages; ++i) {
+    const int stage = pipeline.stage + i;
+    ask(i, stage < Shape::kStages ? stage : stage - Shape::kStages);
+  }
+  stage_queries<Shape>(call, loaded, staged);
+  __syncthreads();
+  const SeenKeys<Shape> seen = see_keys<Shape>(call, piece, staged.scale);
+  for (int i = 0; i < n_units; ++i) {
+    const int stage = pipeline.stage;
+    wait_for_phase(pipeline.barrier(stage), static_cast<uint32_t>(pipeline.parity));
+    attend_unit<Shape>(call, piece, seen, int64_t{first + i * Shape::kWarps} * Shape::kKeys, pipeline.box(stage),
+                       pipeline.scale(stage), staged, state);
+    __syncwarp();
+    ask(i + Shape::kStages, stage);
+    pipeline.advance();
+  }
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    decode_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
+                       const __grid_constant__ CUtensorMap v_map) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(1024) std::byte shared[];
+  __shared__ __align__(8) uint64_t barriers[Shape::kWarps * Shape::kStages];
+  __shared__ float scale[Shape::kRows];
+  __shared__ int is_last;
+  const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
+  const KeyMaps maps = {&k_map, &v_map};
+  const StagedQueries staged = {reinterpret_cast<uint4*>(shared + Shape::kQAt),
+                                reinterpret_cast<float2*>(shared + Shape::kStartAt), scale};
+  auto* const warp_states = reinterpret_cast<float*>(shared);
+  const uint32_t base = shared_address(shared);
+  Pipeline<Shape> pipeline = {base + warp * Shape::kStages * Shape::kBoxBytes,
+                              base + Shape::kScalesAt + warp * Shape::kStages * Shape::kScaleBytes,
+                              shared_address(barriers + warp * Shape::kStages)};
+  if (threadIdx.x % 32 == 0) {
+    for (int i = 0; i < Shape::kStages; ++i) init_barrier(pipeline.barrier(i));
+    publish_barriers();
+    if (warp == 0) {
+      prefetch_map(maps.k), prefetch_map(maps.v);
+      prefetch_line(call.sequences), prefetch_line(call.page_tables), prefetch_line(call.q.data);
+    }
+  }
+  __syncwarp();
+  let_next_kernel_start();
+  wait_for_kernel_before();
+  const Share share = Share::make<Shape>(call);
+  int at = share.is_by_item ? 0 : share.begin_of(block);
+  const int end = share.is_by_item ? 1 : share.begin_of(block + 1);
+  RowState<Shape> state;
+  while (at < end) {
+    const Piece piece = find_piece<Shape>(call, share, at);
+    const int n_units = piece.end_unit - piece.first_unit;
+    if (n_units == 0) return;  // more blocks than there is work for
+    clear(state);
+    attend_piece<Shape>(call, maps, piece, staged, pipeline, state);
+    __syncthreads();
+    store_state<Shape>(state, warp_states + warp * Shape::kWarpFloats);
+    __syncthreads();
+    if (n_units == piece.units)
+      merge_warps<Shape>(piece.n_rows, warp_states,
+                         [&](int r, const MergedRow<Shape>& row) { write_row<Shape>(call, piece, r, row); });
+    else
+      finish_among<Shape>(call, piece, warp_states, &is_last);
+    order_before_copies();
+    __syncthreads();
+    at = share.is_by_item ? end : at + n_units;
+  }
+#endif
+}
+
+}  // namespace tandem::cuda

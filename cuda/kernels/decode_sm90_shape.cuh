@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+// What a decode kernel for compute capability 9.0 (decode_sm90.cuh) is made for, and its queries in shared memory.
+#pragma once
+
+#include "cuda/kernels/decode_work.cuh"
+#include "cuda/kernels/query_rows.cuh"
+#include "cuda/kernels/stored_panels.cuh"
+
+namespace tandem::cuda {
+
+__host__ __device__ constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+
+// What a kernel is made for. kTiles: query rows / 8.
+template <class K_, class V_, int kKDim_, int kVDim_, int kTiles_>
+struct DecodeSm90Shape {
+  using K = K_;
+  using V = V_;
+  static constexpr int kKDim = kKDim_, kVDim = kVDim_, kTiles = kTiles_, kRows = 8 * kTiles_;
+  static constexpr int kKeys = K::kBits < 16 ? 32 : 16, kUnitKeys = kKeys;
+  using KRows = Panels<kKDim * K::kBits / 8, kKeys>;
+  using VRows = Panels<kVDim * V::kBits / 8, kKeys>;
+  static constexpr int kKSteps = round_up((kKDim + 15) / 16, K::kRound), kVSteps = round_up((kVDim + 15) / 16, V::kRound);
+  static constexpr int kKScales = K::kGroup > 0 ? (kKDim + 31) / 32 : 0, kVScales = V::kGroup > 0 ? (kVDim + 31) / 32 : 0;
+  static constexpr int kQParts = K::KeyNumber::kNarrow ? 2 : 3, kPParts = 2;
+  static constexpr int kQuads = kTiles == 2 ? kQParts : (kQParts + 1) / 2;  // fragments of q for a step
+
+  static constexpr int kBoxBytes = KRows::kBytes + VRows::kBytes, kScaleBytes = 2 * kKeys * (kKScales + kVScales);
+  static constexpr int kStageBytes = kBoxBytes + kScaleBytes;
+  static constexpr int kQBytes = kQuads * kKSteps * 512, kStartBytes = kKScales * 64;
+  static constexpr int kRoom = 227 * 1024 - kQBytes - kStartBytes - 2048;
+  // Conversions take instructions: more warps hide more of what these wait for. Else the longer pipelines do.
+  static constexpr int kMostWarps = K::kBits < 8 ? 12 : 8;
+  static constexpr int kWarps = 2 * kMostWarps * kStageBytes <= kRoom ? kMostWarps : 16 * kStageBytes <= kRoom ? 8 : 4;
+  static constexpr int kFit = kRoom / (kWarps * kStageBytes), kStages = kFit < 4 ? kFit : 4;
+  static_assert(kStages >= 2);
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kLeastUnits = kWarps / 2, kPieceUnits = 2 * kWarps;
+
+  // States: o, then m and l of each row. Those of warps lie in the pipeline's place, rows 4 banks apart.
+  static constexpr int kStateStride = kVDim, kStateFloats = kRows * (kVDim + 2);
+  static constexpr int kWarpStride = kVDim + 4, kWarpFloats = kRows * (kWarpStride + 2);
+  static constexpr int kStagesBytes = kWarps * kStages * kBoxBytes;
+  static constexpr int kPipelineBytes =
+      round_up(kStagesBytes > 4 * kWarps * kWarpFloats ? kStagesBytes : 4 * kWarps * kWarpFloats, 128);
+  static constexpr int kScalesAt = kPipelineBytes, kQAt = kScalesAt + kWarps * kStages * kScaleBytes;
+  static constexpr int kStartAt = kQAt + kQBytes, kSharedBytes = kStartAt + kStartBytes;
+};
+
+// ---- queries -----------------------------------------------------------------------------------------------------------
+
+// What is staged of q: fragments [kQuads][kKSteps][32], the beginnings of sums [kKScales][8], and what takes products to
+// logits in units of ln 2 (without a soft cap).
+struct StagedQueries {
+  uint4* fragments;
+  float2* starts;
+  float* scale;  // [kRows]
+};
+
+template <class Shape>
+inline constexpr int kQueryItems = (4 * Shape::kKSteps + 31) / 32;  // of four numbers, of a lane
+
+template <class Shape, class T>
+__device__ inline void load_row(const DecodeCall& call, const Piece& piece, int r, float (&x)[kQueryItems<Shape>][4]) {
+  const bool is_row = r < piece.n_rows;
+  const T* from = static_cast<const T*>(call.q.data) +
+                  (is_row ? row_offset(call, piece, r, call.q.token_stride, call.q.head_stride) : 0);
+#pragma unroll
+  for (int k = 0; k < kQueryItems<Shape>; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int item = threadIdx.x % 32 + 32 * k, dim = Shape::K::key_dim(item / 4, item % 4, i);
+      x[k][i] = is_row && item < 4 * Shape::kKSteps && dim < Shape::kKDim ? static_cast<float>(from[dim]) : 0.0f;
+    }
+}
+
+// Puts a lane's numbers of a row where products take them, and adds up what the offset of codes makes of them.
+template <class Shape>
+__device__ inline void stage_row(int r, const float (&x)[kQueryItems<Shape>][4], const StagedQueries& staged) {
+  using K = typename Shape::K;
+  using Number = typename K::KeyNumber;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < kQueryItems<Shape>; ++k) {
+    const int item = lane + 32 * k, j = item / 4;
+    uint32_t low[4] = {}, high[4] = {};  // kQParts of them; the fourth is 0
+    uint32_t(&low_parts)[Shape::kQParts] = reinterpret_cast<uint32_t(&)[Shape::kQParts]>(low);
+    uint32_t(&high_parts)[Shape::kQParts] = reinterpret_cast<uint32_t(&)[Shape::kQParts]>(high);
+    split<Number>(x[k][0] * K::key_factor(0), x[k][1] * K::key_factor(1), low_parts);
+    split<Number>(x[k][2] * K::key_factor(2), x[k][3] * K::key_factor(3), high_parts);
+    uint4* const to = staged.fragments + j * 32 + r % 8 * 4 + item % 4;
+    if (item < 4 * Shape::kKSteps) {
+#pragma unroll
+      for (int quad = 0; quad < Shape::kQuads; ++quad) {
+        uint4* const at = to + quad * Shape::kKSteps * 32;
+        if (Shape::kTiles == 1) {
+          *at = make_uint4(low[2 * quad], low[2 * quad + 1], high[2 * quad], high[2 * quad + 1]);
+        } else {
+          reinterpret_cast<uint32_t*>(at)[r / 8] = low[quad];
+          reinterpret_cast<uint32_t*>(at)[2 + r / 8] = high[quad];
+        }
+      }
+    }
+    if (Shape::kKScales == 0) continue;
+    float sums[2] = {};
+#pragma unroll
+    for (int p = 0; p < Shape::kQParts; ++p) {
+      const float2 a = Number::unpack(low[p]), b = Number::unpack(high[p]);
+      sums[Shape::kTiles == 1 ? p : 0] += (a.x + a.y) / K::key_factor(0) + (b.x + b.y) / K::key_factor(2);
+    }
+#pragma unroll
+    for (int p = 0; p < (Shape::kTiles == 1 ? 2 : 1); ++p) {
+      for (int mask = 4; mask > 0; mask /= 2) sums[p] += __shfl_xor_sync(~0u, sums[p], mask);
+      const float start = sums[p] * (-static_cast<float>(K::kOffset) / static_cast<float>(1 << K::kKeyExponent));
+      float* const at = reinterpret_cast<float*>(staged.starts + item / 8 * 8 + r % 8);
+      if (lane % 8 == 0 && item < 4 * Shape::kKSteps) at[Shape::kTiles == 1 ? p : r / 8] = start;
+    }
+  }
+}
+
+// The numbers of a warp's rows. They are asked for before keys are, as they would arrive behind all of these.
+template <class Shape>
+struct LoadedQueries {
+  static constexpr int kOfWarp = (Shape::kRows + Shape::kWarps - 1) / Shape::kWarps;
+  float x[kOfWarp][kQueryItems<Shape>][4];
+
+  __device__ static int row(int i) { return static_cast<int>(threadIdx.x / 32) + i * Shape::kWarps; }
+  template <class T>
+  __device__ void load_as(const DecodeCall& call, const Piece& piece) {
+#pragma unroll
+    for (int i = 0; i < kOfWarp; ++i) load_row<Shape, T>(call, piece, row(i), x[i]);
+  }
+  __device__ void load(const DecodeCall& call, const Piece& piece) {
+    if (call.q.dtype == TANDEM_BF16)
+      load_as<__nv_bfloat16>(call, piece);
+    else if (call.q.dtype == TANDEM_F16)
+      load_as<__half>(call, piece);
+    else
+      load_as<float>(call, piece);
+  }
+};
+
+template <class Shape>
+__device__ void stage_queries(const DecodeCall& call, LoadedQueries<Shape>& loaded, const StagedQueries& staged) {
+  using Loaded = LoadedQueries<Shape>;
+#pragma unroll
+  for (int n = 0; n < Loaded::kOfWarp; ++n) {
+    const int r = Loaded::row(n);
+    if (r >= Shape::kRows) break;
+    float(&x)[kQueryItems<Shape>][4] = loaded.x[n];
+    int exponent = 0;
+    if (Shape::K::KeyNumber::kNarrow) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kQueryItems<Shape>; ++k)
+        for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[k][i]));
+      for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+      exponent = to_range(largest);
+#pragma unroll
+      for (int k = 0; k < kQueryItems<Shape>; ++k)
+        for (int i = 0; i < 4; ++i) x[k][i] *= power_of_two(exponent);
+    }
+    if (threadIdx.x % 32 == 0)
+      staged.scale[r] = power_of_two(-exponent) * static_cast<float>(1 << Shape::K::kKeyExponent) * call.sm_scale *
+                        (call.soft_cap > 0.0f ? 1.0f : kLog2E);
+    stage_row<Shape>(r, x, staged);
+  }
+}
+
+}  // namespace tandem::cuda

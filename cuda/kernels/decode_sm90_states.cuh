@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+// States of the decode kernel for compute capability 9.0 (decode_sm90.cuh): of a warp, of a block, of an item.
+#pragma once
+
+#include "cuda/kernels/decode_sm90_shape.cuh"
+
+namespace tandem::cuda {
+
+// A lane's part of its warp's state: m and l of row g of each tile, l of its own keys; o of rows 2 t, 2 t + 1 and dims
+// value_dim(b, g), (b, g + 8).
+template <class Shape>
+struct RowState {
+  float o[Shape::kTiles][Shape::kVSteps][4];
+  float m[Shape::kTiles], l[Shape::kTiles];
+};
+
+template <class Shape>
+__device__ inline void clear(RowState<Shape>& state) {
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n) {
+    state.m[n] = -INFINITY, state.l[n] = 0.0f;
+    for (int b = 0; b < Shape::kVSteps; ++b)
+      for (int i = 0; i < 4; ++i) state.o[n][b][i] = 0.0f;
+  }
+}
+
+// A warp's state to shared memory: o [kRows][kWarpStride], then m and l [kRows].
+template <class Shape>
+__device__ void store_state(const RowState<Shape>& state, float* to) {
+  using V = typename Shape::V;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const float l_factor = power_of_two(-V::kShift), o_factor = power_of_two(V::kValueExponent - V::kShift);
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n) {
+    float l = state.l[n];
+    for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(~0u, l, mask);
+    if (t == 0)
+      reinterpret_cast<float2*>(to + Shape::kRows * Shape::kWarpStride)[8 * n + g] = make_float2(state.m[n], l * l_factor);
+#pragma unroll
+    for (int b = 0; b < Shape::kVSteps; ++b)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int dim = V::value_dim(b, g + 8 * half);
+          const float x = state.o[n][b][i + 2 * half] * V::value_factor(8 * half);
+          if (dim < Shape::kVDim) to[(8 * n + 2 * t + i) * Shape::kWarpStride + dim] = x * o_factor;
+        }
+      }
+  }
+}
+
+// A row of a state: a lane has dims 4 lane to 4 lane + 3, and so on 128 further.
+template <class Shape>
+struct MergedRow {
+  static constexpr int kOfLane = (Shape::kVDim + 127) / 128;
+  float4 o[kOfLane];
+  float m, l;
+};
+
+__device__ inline void fade(float4& to, float by) { to.x *= by, to.y *= by, to.z *= by, to.w *= by; }
+__device__ inline void add(float4& to, float weight, const float4& x) {
+  to.x += weight * x.x, to.y += weight * x.y, to.z += weight * x.z, to.w += weight * x.w;
+}
+
+// n_states states, the i-th at state(i), into one: a warp per row. kAtOnce states are loaded at once, weights and all: that
+// is most of the time it takes. out(r, row) for every row.
+template <class Shape, bool kGlobal, int kStride, class StateAt, class Out>
+__device__ void merge_rows(int n_states, int n_rows, StateAt state, Out out) {
+  using Row = MergedRow<Shape>;
+  constexpr int kAtOnce = 16 / Row::kOfLane;
+  const int lane = threadIdx.x % 32;
+  for (int r = threadIdx.x / 32; r < n_rows; r += Shape::kWarps) {
+    Row row = {{}, -INFINITY, 0.0f};
+    for (int first = 0; first < n_states; first += kAtOnce) {
+      const int n = min(kAtOnce, n_states - first);
+      float2 rest = make_float2(-INFINITY, 0.0f);
+      if (lane < n)
+        rest = load_state<kGlobal>(reinterpret_cast<const float2*>(state(first + lane) + Shape::kRows * kStride) + r);
+      float4 x[kAtOnce][Row::kOfLane];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+        for (int k = 0; k < Row::kOfLane; ++k) {
+          x[i][k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          if (i < n && 4 * lane + 128 * k < Shape::kVDim)
+            x[i][k] = load_state<kGlobal>(reinterpret_cast<const float4*>(state(first + i) + r * kStride) + lane + 32 * k);
+        }
+      float m = rest.x;
+      for (int mask = 16; mask > 0; mask /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, mask));
+      m = fmaxf(m, row.m);
+      const float own = rest.x == -INFINITY ? 0.0f : exp2_fast(rest.x - m);
+      const float faded = row.m == -INFINITY ? 0.0f : exp2_fast(row.m - m);
+      row.m = m;
+      row.l = row.l * faded + own * rest.y;
+#pragma unroll
+      for (int k = 0; k < Row::kOfLane; ++k) fade(row.o[k], faded);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = __shfl_sync(~0u, own, i);
+#pragma unroll
+        for (int k = 0; k < Row::kOfLane; ++k)
+          if (weight != 0.0f) add(row.o[k], weight, x[i][k]);
+      }
+    }
+    for (int mask = 16; mask > 0; mask /= 2) row.l += __shfl_xor_sync(~0u, row.l, mask);
+    out(r, row);
+  }
+}
+
+// Of the states of a block's warps.
+template <class Shape, class Out>
+__device__ inline void merge_warps(int n_rows, const float* states, Out out) {
+  merge_rows<Shape, false, Shape::kWarpStride>(
+      Shape::kWarps, n_rows, [&](int i) { return states + i * Shape::kWarpFloats; }, out);
+}
+
+// A finished row.
+template <class Shape>
+__device__ void write_row(const DecodeCall& call, const Piece& piece, int r, const MergedRow<Shape>& row) {
+  const int lane = threadIdx.x % 32;
+  const RowEnd end = end_row(call, piece.head * call.group_size + (piece.first_row + r) % call.group_size, row.m, row.l, 0);
+  const int64_t at = row_offset(call, piece, r, call.o.token_stride, call.o.head_stride) + 4 * lane;
+#pragma unroll
+  for (int k = 0; k < MergedRow<Shape>::kOfLane; ++k)
+    if (4 * lane + 128 * k < Shape::kVDim) {
+      const float x[4] = {row.o[k].x, row.o[k].y, row.o[k].z, row.o[k].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        store_number(call.o.data, call.o.dtype, at + 128 * k + i, end.factor == 0.0f ? 0.0f : x[i] * end.factor);
+    }
+  if (lane == 0 && call.lse != nullptr)
+    call.lse[row_offset(call, piece, r, call.lse_token_stride, call.lse_head_stride)] = end.lse;
+}
+
+// The block's piece is one of several: leaves its state, and merges all of them if it is the last to do so.
+template <class Shape>
+__device__ void finish_among(const DecodeCall& call, const Piece& piece, const float* warp_states, int* is_last) {
+  // A block's piece that does not begin its item is the block's first; one that does but goes on in the next is its last.
+  const int n_states = piece.end_block - piece.first_block;
+  const auto state_at = [&](int i) {
+    return call.states + (2 * (piece.first_block + i) + (i == 0 ? 1 : 0)) * Shape::kStateFloats;
+  };
+  float* const own = state_at(static_cast<int>(blockIdx.x) - piece.first_block);
+  merge_warps<Shape>(piece.n_rows, warp_states, [&](int r, const MergedRow<Shape>& row) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < MergedRow<Shape>::kOfLane; ++k)
+      if (4 * lane + 128 * k < Shape::kVDim)
+        reinterpret_cast<float4*>(own + r * Shape::kStateStride)[lane + 32 * k] = row.o[k];
+    if (lane == 0) reinterpret_cast<float2*>(own + Shape::kRows * Shape::kStateStride)[r] = make_float2(row.m, row.l);
+  });
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *is_last = add_in_order(call.counters + piece.item, 1) == n_states - 1;
+    if (*is_last) call.counters[piece.item] = 0;
+  }
+  __syncthreads();
+  if (*is_last)
+    merge_rows<Shape, true, Shape::kStateStride>(n_states, piece.n_rows, state_at, [&](int r, const MergedRow<Shape>& row) {
+      write_row<Shape>(call, piece, r, row);
+    });
+}
+
+}  // namespace tandem::cuda

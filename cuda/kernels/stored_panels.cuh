@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT
+// Storage types as the decode kernel of compute capability 9.0 multiplies them: one struct per type, over rows in panels
+// (bulk_copy.cuh). Of 8 keys, place c is key key_of(c): places are what fragments count.
+//
+//   keys(b, at, j)      B [16 dims x 8 keys] for every 8 keys, of kKeySteps steps from j on; at: key_row() of the lane
+//   values(a, at, b)    A [16 dims x 16 keys] for every 16 keys, of kValueSteps blocks from b on; at: value_row(), of V, of
+//                       which K is the keys' type: places are in its order
+//   key_dim(j, t, i)    which dim is element i of a thread's four of a step: dims may come in any order, as long as q does
+//   value_dim(b, r)     which dim is row r of a block
+//
+// Codes need no conversion: put into the last bits of a 16-bit float they are subnormal numbers, which products and sums
+// take as they are, and 2^-kKeyExponent (f16) or 2^-kValueExponent (bf16) times themselves. (The top bit of a byte makes a
+// normal number of a bf16, and one that is as large as it should be.) Codes are kOffset more than what they stand for. Of K
+// this is left to the kernel. Of V it is taken off here: a sum of codes with their offset would not be exact where all that
+// weigh much are zeros. The upper code of a byte stays where it is, and is 16 times as large: key_factor(), value_factor().
+#pragma once
+
+#include "cuda/kernels/bulk_copy.cuh"
+#include "cuda/kernels/warp_ops.cuh"
+#include "tandem/tandem.h"
+
+namespace tandem::cuda {
+
+__device__ inline uint2 load_two_words(uint32_t at) {
+  uint2 words;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];\n" : "=r"(words.x), "=r"(words.y) : "r"(at) : "memory");
+  return words;
+}
+
+// Of two codes as subnormal bf16.
+__device__ inline uint32_t take_off(uint32_t codes, int offset) {
+  const uint32_t offsets = static_cast<uint32_t>(offset) * 0x10001u;
+  uint32_t result;
+  asm("sub.rn.bf16x2 %0, %1, %2;\n" : "=r"(result) : "r"(codes), "r"(offsets));
+  return result;
+}
+
+template <class Number_, int32_t kDtype_>
+struct Panel16 {
+  using KeyNumber = Number_;
+  using ValueNumber = Number_;
+  static constexpr int32_t kDtype = kDtype_;
+  static constexpr int kBits = 16, kGroup = 0, kOffset = 0, kKeySteps = 1, kValueSteps = 1, kRound = 1;
+  static constexpr int kKeyExponent = 0, kValueExponent = 0, kShift = Number_::kShift;
+  __host__ __device__ static constexpr int key_of(int c) { return c; }
+  __host__ __device__ static constexpr int key_dim(int j, int t, int i) { return 16 * j + 2 * t + i % 2 + i / 2 * 8; }
+  __host__ __device__ static constexpr int value_dim(int b, int r) { return 16 * b + r; }
+  __host__ __device__ static constexpr float key_factor(int) { return 1.0f; }
+  __host__ __device__ static constexpr float value_factor(int) { return 1.0f; }
+
+  template <class P>
+  __device__ static uint32_t key_row(uint32_t base, int lane) {
+    return P::row(base, lane % 16, lane / 16);
+  }
+  template <class P>
+  __device__ static void keys(uint32_t (&b)[1][P::kKeys / 8][2], uint32_t at, int j) {
+#pragma unroll
+    for (int n = 0; n < P::kKeys / 8; n += 2) {
+      uint32_t m[4];
+      load_matrices(m, P::at(at, 2 * j) + n * 8 * P::kWidth);
+      b[0][n][0] = m[0], b[0][n + 1][0] = m[1], b[0][n][1] = m[2], b[0][n + 1][1] = m[3];
+    }
+  }
+  template <class P, class K>
+  __device__ static uint32_t value_row(uint32_t base, int lane) {
+    return P::row(base, K::key_of(lane % 8) + lane / 16 * 8, lane / 8 % 2);
+  }
+  template <class P>
+  __device__ static void values(uint32_t (&a)[P::kKeys / 16][1][4], uint32_t at, int b) {
+#pragma unroll
+    for (int k = 0; k < P::kKeys / 16; ++k) load_transposed(a[k][0], P::at(at, 2 * b) + k * 16 * P::kWidth);
+  }
+};
+
+// Of 8 bits. A lane loads 8 bytes of a key, for two steps; keys in this order keep half a warp's loads in different banks.
+template <class Convert, int32_t kDtype_, class ValueNumber_, int kGroup_>
+struct Panel8 : Convert {
+  using KeyNumber = Half;
+  using ValueNumber = ValueNumber_;
+  static constexpr int32_t kDtype = kDtype_;
+  static constexpr int kBits = 8, kGroup = kGroup_, kKeySteps = 2, kValueSteps = 2, kRound = 2;
+  __host__ __device__ static constexpr int key_of(int c) { return c % 4 * 2 + c / 4; }
+  __host__ __device__ static constexpr int value_dim(int b, int r) { return 16 * b + r % 8 * 2 + r / 8; }
+  __host__ __device__ static constexpr float key_factor(int) { return 1.0f; }
+  __host__ __device__ static constexpr float value_factor(int) { return 1.0f; }
+
+  template <class P>
+  __device__ static uint32_t key_row(uint32_t base, int lane) {
+    return P::row(base, key_of(lane / 4), lane / 2 % 2) + lane % 2 * 8;
+  }
+  template <class P>
+  __device__ static void keys(uint32_t (&b)[2][P::kKeys / 8][2], uint32_t at, int j) {
+#pragma unroll
+    for (int n = 0; n < P::kKeys / 8; ++n) {
+      const uint2 codes = load_two_words(P::at(at, j) + n * 8 * P::kWidth);
+      Convert::key(codes.x, b[0][n][0], b[0][n][1]);
+      Convert::key(codes.y, b[1][n][0], b[1][n][1]);
+    }
+  }
+  // A matrix's element is two dims of a key.
+  template <class P, class K>
+  __device__ static uint32_t value_row(uint32_t base, int lane) {
+    return P::row(base, K::key_of(lane % 8) + lane / 8 % 2 * 8, lane / 16);
+  }
+  template <class P>
+  __device__ static void values(uint32_t (&a)[P::kKeys / 16][2][4], uint32_t at, int b) {
+#pragma unroll
+    for (int k = 0; k < P::kKeys / 16; ++k) {
+      uint32_t m[4];
+      load_transposed(m, P::at(at, b) + k * 16 * P::kWidth);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        Convert::value(m[2 * i], a[k][i][0], a[k][i][1]);
+        Convert::value(m[2 * i + 1], a[k][i][2], a[k][i][3]);
+      }
+    }
+  }
+};
+
+struct CodesQ8 {
+  static constexpr int kOffset = 128, kKeyExponent = 24, kValueExponent = 133, kShift = 96;
+  __host__ __device__ static constexpr int key_dim(int j, int t, int i) {
+    return j / 2 * 32 + 8 * t + j % 2 * 4 + i % 2 * 2 + i / 2;
+  }
+  __device__ static void key(uint32_t codes, uint32_t& even, uint32_t& odd) {
+    even = (codes ^ 0x80808080u) & 0x00ff00ffu;
+    odd = (codes >> 8 ^ 0x00808080u) & 0x00ff00ffu;
+  }
+  __device__ static void value(uint32_t codes, uint32_t& even, uint32_t& odd) {
+    key(codes, even, odd);
+    even = take_off(even, kOffset);
+    odd = take_off(odd, kOffset);
+  }
+};
+
+// Every e4m3 number is an f16, and converted to it.
+struct CodesE4m3 {
+  static constexpr int kOffset = 0, kKeyExponent = 0, kValueExponent = 0, kShift = Half::kShift;
+  __host__ __device__ static constexpr int key_dim(int j, int t, int i) { return j / 2 * 32 + 8 * t + j % 2 * 4 + i; }
+  __device__ static uint32_t halves(uint32_t pair) {  // of the two lower bytes
+    uint32_t result;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(result) : "h"(static_cast<uint16_t>(pair)));
+    return result;
+  }
+  __device__ static void key(uint32_t codes, uint32_t& low, uint32_t& high) {
+    low = halves(codes);
+    high = halves(codes >> 16);
+  }
+  __device__ static void value(uint32_t codes, uint32_t& even, uint32_t& odd) {
+    const uint32_t apart = __byte_perm(codes, 0, 0x3120);
+    even = halves(apart);
+    odd = halves(apart >> 16);
+  }
+};
+
+// q4_0: eight neighbouring dims of a key are a word, the lower half of a byte first.
+struct PanelQ4 {
+  using KeyNumber = Half;
+  using ValueNumber = Bfloat;
+  static constexpr int32_t kDtype = TANDEM_Q4_0;
+  static constexpr int kBits = 4, kGroup = 32, kOffset = 8, kKeySteps = 2, kValueSteps = 4, kRound = 2;
+  static constexpr int kKeyExponent = 24, kValueExponent = 133, kShift = 96;
+  __host__ __device__ static constexpr int key_of(int c) { return c; }
+  __host__ __device__ static constexpr int key_dim(int j, int t, int i) {
+    return j / 2 * 32 + 8 * t + j % 2 * 2 + i / 2 + i % 2 * 4;
+  }
+  __host__ __device__ static constexpr int value_dim(int b, int r) { return b / 2 * 32 + r % 8 * 4 + b % 2 * 2 + r / 8; }
+  __host__ __device__ static constexpr float key_factor(int i) { return i / 2 == 0 ? 1.0f : 0.0625f; }
+  __host__ __device__ static constexpr float value_factor(int r) { return r / 8 == 0 ? 1.0f : 0.0625f; }
+
+  // Dims 0 and 4 of a word's eight, 1 and 5, and likewise of the word moved by 8 bits.
+  __device__ static void codes(uint32_t word, uint32_t& lower, uint32_t& upper) {
+    lower = word & 0x000f000fu;
+    upper = word & 0x00f000f0u;
+  }
+  template <class P>
+  __device__ static uint32_t key_row(uint32_t base, int lane) {
+    return P::row(base, lane / 4, 0) + lane % 4 * 4;
+  }
+  template <class P>
+  __device__ static void keys(uint32_t (&b)[2][P::kKeys / 8][2], uint32_t at, int j) {
+#pragma unroll
+    for (int n = 0; n < P::kKeys / 8; ++n) {
+      const uint32_t word = load_word(P::at(at, j / 2) + n * 8 * P::kWidth);
+      codes(word, b[0][n][0], b[0][n][1]);
+      codes(word >> 8, b[1][n][0], b[1][n][1]);
+    }
+  }
+  // A matrix's element is four dims of a key.
+  template <class P, class K>
+  __device__ static uint32_t value_row(uint32_t base, int lane) {
+    return P::row(base, K::key_of(lane % 8) + lane / 8 % 2 * 8, lane / 16);
+  }
+  template <class P>
+  __device__ static void values(uint32_t (&a)[P::kKeys / 16][4][4], uint32_t at, int b) {
+#pragma unroll
+    for (int k = 0; k < P::kKeys / 16; ++k) {
+      uint32_t m[4];
+      load_transposed(m, P::at(at, b / 2) + k * 16 * P::kWidth);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        codes(m[i / 2 * 2] >> i % 2 * 8, a[k][i][0], a[k][i][1]);
+        codes(m[i / 2 * 2 + 1] >> i % 2 * 8, a[k][i][2], a[k][i][3]);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a[k][i][r] = take_off(a[k][i][r], r % 2 == 0 ? kOffset : 16 * kOffset);
+      }
+    }
+  }
+};
+
+using PanelF16 = Panel16<Half, TANDEM_F16>;
+using PanelBf16 = Panel16<Bfloat, TANDEM_BF16>;
+using PanelE4m3 = Panel8<CodesE4m3, TANDEM_E4M3, Half, 0>;
+using PanelQ8 = Panel8<CodesQ8, TANDEM_Q8_0, Bfloat, 32>;
+
+}  // namespace tandem::cuda
