@@ -23,9 +23,8 @@ struct CodesShape {
   };
   using Number = Half;
   static constexpr int kDim = kDim_, kVDim = kDim_, kQParts = 2;
-  static constexpr bool kHasScales = K_::kGroup > 0 || V_::kGroup > 0;
   static constexpr int kWarps = 8, kThreads = 384, kRows = 128;  // kWarps: of the warpgroups that multiply
-  static constexpr int kTileKeys = kDim > 192 || (kHasScales && kDim > 128) ? 32 : 64;
+  static constexpr int kTileKeys = kDim > 128 ? 32 : 64;
   static constexpr int kStages = kDim > 128 ? 2 : 4;
   static constexpr int kBlocksOf64 = (kDim + 63) / 64, kGroups = (kDim + 31) / 32;
   using KCodes = TileCodes<CodesShape, K_, false>;
