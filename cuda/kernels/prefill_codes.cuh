@@ -23,8 +23,9 @@ struct CodesShape {
   };
   using Number = Half;
   static constexpr int kDim = kDim_, kVDim = kDim_, kQParts = 2;
+  static constexpr bool kHasScales = K_::kGroup > 0 || V_::kGroup > 0;
   static constexpr int kWarps = 8, kThreads = 384, kRows = 128;  // kWarps: of the warpgroups that multiply
-  static constexpr int kTileKeys = kDim > 128 ? 32 : 64;
+  static constexpr int kTileKeys = kDim > 192 || (kHasScales && kDim > 128) ? 32 : 64;
   static constexpr int kStages = kDim > 128 ? 2 : 4;
   static constexpr int kBlocksOf64 = (kDim + 63) / 64, kGroups = (kDim + 31) / 32;
   using KCodes = TileCodes<CodesShape, K_, false>;
@@ -109,62 +110,87 @@ __device__ inline void bring_rows(const PrefillCall& call, const Piece& piece, u
 
 // ---- logits ------------------------------------------------------------------------------------------------------------
 
-// sums = q k over the dims of steps [first, end), 16 each.
+// Products that are under way: of a group of dims and of the next, or all, where there are no groups.
+template <class Shape>
+using Sums = float[Shape::kKScales > 0 ? 2 : 1][Shape::kTileKeys / 2];
+
+// A tile of K and the rows of q, as products read them, and where K's scales are for this thread.
+struct KeysView {
+  uint64_t q, k;
+  uint32_t scales;
+};
+
+// sums = q k over the dims of steps [kFirst, kEnd), 16 each.
 template <class Shape, int kParts, int kFirst, int kEnd>
-__device__ inline void multiply_steps(uint32_t q, uint32_t k, float (&sums)[Shape::kTileKeys / 2]) {
+__device__ inline void multiply_steps(const KeysView& view, float (&sums)[Shape::kTileKeys / 2]) {
   begin_products();
 #pragma unroll
   for (int p = 0; p < kParts; ++p)
 #pragma unroll
     for (int j = kFirst; j < kEnd; ++j)
       Wgmma<Half, Shape::kTileKeys>::keys(
-          sums, describe_matrix(q + p * Shape::kQPartBytes + j / 4 * (Shape::kRows * 128) + j % 4 * 32, 16),
-          describe_matrix(k + j / 4 * (Shape::kTileKeys * 128) + j % 4 * 32, 16), p > 0 || j > kFirst);
+          sums, advance(view.q, p * Shape::kQPartBytes + j / 4 * (Shape::kRows * 128) + j % 4 * 32),
+          advance(view.k, j / 4 * (Shape::kTileKeys * 128) + j % 4 * 32), p > 0 || j > kFirst);
   commit_products();
 }
 
+// Of a group, of the keys that a thread has.
+template <class Shape>
+struct GroupScales {
+  float4 of[Shape::kTileKeys / 16];
+
+  __device__ void load(const KeysView& view, int group) {
+#pragma unroll
+    for (int i = 0; i < Shape::kTileKeys / 16; ++i)
+      of[i] = load_floats(view.scales + Shape::KPlaces::of_thread(group, 0) + 16 * i);
+  }
+};
+
 // s += scales times a group's sums, or is that.
 template <class Shape>
-__device__ inline void add_group(uint32_t scales, int group, const float (&sums)[Shape::kTileKeys / 2],
+__device__ inline void add_group(const GroupScales<Shape>& scales, bool is_first, const float (&sums)[Shape::kTileKeys / 2],
                                  float (&s)[Shape::kTileKeys / 2]) {
-  const uint32_t at = scales + Shape::KPlaces::of_thread(group, threadIdx.x % 4);
 #pragma unroll
-  for (int n = 0; n < Shape::kTileKeys / 8; n += 2) {
-    const float4 four = load_floats(at + 8 * n);
-    const float scale[4] = {four.x, four.y, four.z, four.w};
+  for (int n = 0; n < Shape::kTileKeys / 16; ++n) {
+    const float scale[4] = {scales.of[n].x, scales.of[n].y, scales.of[n].z, scales.of[n].w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float factor = scale[i / 4 * 2 + i % 2];
-      s[4 * n + i] = group == 0 ? factor * sums[4 * n + i] : fmaf(factor, sums[4 * n + i], s[4 * n + i]);
+      s[8 * n + i] = is_first ? factor * sums[8 * n + i] : fmaf(factor, sums[8 * n + i], s[8 * n + i]);
     }
   }
 }
 
+// Scales are on their way while products are waited for. The first group's have been.
 template <class Shape, int kParts, int kGroup>
-__device__ inline void multiply_groups(uint32_t q, uint32_t k, uint32_t scales, float (&sums)[2][Shape::kTileKeys / 2],
-                                       float (&s)[Shape::kTileKeys / 2]) {
+__device__ inline void multiply_groups(const KeysView& view, Sums<Shape>& sums, float (&s)[Shape::kTileKeys / 2]) {
   constexpr int kSteps = Shape::kDim / 16, kNext = 2 * kGroup + 2;
-  if constexpr (kNext < kSteps) {
-    multiply_steps<Shape, kParts, kNext, (kNext + 2 < kSteps ? kNext + 2 : kSteps)>(q, k, sums[(kGroup + 1) % 2]);
-    wait_for_products<1>();
-  } else {
-    wait_for_products<0>();
+  GroupScales<Shape> scales;
+  scales.load(view, kGroup);
+  if constexpr (kNext < kSteps)
+    multiply_steps<Shape, kParts, kNext, (kNext + 2 < kSteps ? kNext + 2 : kSteps)>(view, sums[(kGroup + 1) % 2]);
+  if constexpr (kGroup > 0) {
+    wait_for_products<(kNext < kSteps)>();
+    pin(sums[kGroup % 2]);
   }
-  pin(sums[kGroup % 2]);
-  add_group<Shape>(scales, kGroup, sums[kGroup % 2], s);
-  if constexpr (kNext < kSteps) multiply_groups<Shape, kParts, kGroup + 1>(q, k, scales, sums, s);
+  add_group<Shape>(scales, kGroup == 0, sums[kGroup % 2], s);
+  if constexpr (kNext < kSteps) multiply_groups<Shape, kParts, kGroup + 1>(view, sums, s);
 }
 
 template <class Shape, int kParts>
-__device__ inline void form_products(uint32_t q, uint32_t k, uint32_t scales, float (&s)[Shape::kTileKeys / 2]) {
+__device__ inline void begin_keys(const KeysView& view, Sums<Shape>& sums) {
+  multiply_steps<Shape, kParts, 0, (Shape::kKScales > 0 ? 2 : Shape::kDim / 16)>(view, sums[0]);
+}
+
+template <class Shape, int kParts>
+__device__ inline void finish_keys(const KeysView& view, Sums<Shape>& sums, float (&s)[Shape::kTileKeys / 2]) {
+  wait_for_products<0>();
+  pin(sums[0]);
   if constexpr (Shape::kKScales > 0) {
-    float sums[2][Shape::kTileKeys / 2];
-    multiply_steps<Shape, kParts, 0, 2>(q, k, sums[0]);
-    multiply_groups<Shape, kParts, 0>(q, k, scales, sums, s);
+    multiply_groups<Shape, kParts, 0>(view, sums, s);
   } else {
-    multiply_steps<Shape, kParts, 0, Shape::kDim / 16>(q, k, s);
-    wait_for_products<0>();
-    pin(s);
+#pragma unroll
+    for (int i = 0; i < Shape::kTileKeys / 2; ++i) s[i] = sums[0][i];
   }
 }
 
@@ -196,101 +222,137 @@ __device__ inline void split_weights(const float (&s)[Shape::kTileKeys / 2], Wei
 __device__ inline __half2 halves_of(uint32_t pair) { return *reinterpret_cast<const __half2*>(&pair); }
 __device__ inline uint32_t pair_of(__half2 halves) { return *reinterpret_cast<const uint32_t*>(&halves); }
 
-// Weights times the scales of a group, of which the first summand's rounding goes to the second.
+// Of a group, of the keys that a thread has: pairs of f16.
 template <class Shape>
-__device__ inline void scale_weights(uint32_t scales, int group, const Weights<Shape>& p, Weights<Shape>& scaled) {
-  const uint32_t at = scales + Shape::VPlaces::of_thread(group, threadIdx.x % 4);
+struct ValueScales {
+  float4 of[Shape::kTileKeys / 32];
+
+  __device__ void load(uint32_t scales, int group) {
 #pragma unroll
-  for (int n = 0; n < Shape::kTileKeys / 8; n += 4) {
-    const float4 four = load_floats(at + 4 * n);
-    const uint32_t pairs[4] = {__float_as_uint(four.x), __float_as_uint(four.y), __float_as_uint(four.z),
-                               __float_as_uint(four.w)};
+    for (int i = 0; i < Shape::kTileKeys / 32; ++i)
+      of[i] = load_floats(scales + Shape::VPlaces::of_thread(group, threadIdx.x % 4) + 16 * i);
+  }
+};
+
+// Weights times the scales of a group: the first summands, and the second with what rounding took from the first.
+template <class Shape, bool kIsSecond>
+__device__ inline void scale_weights(const ValueScales<Shape>& scales, const Weights<Shape>& p, Weights<Shape>& scaled) {
+#pragma unroll
+  for (int n = 0; n < Shape::kTileKeys / 32; ++n) {
+    const float pairs[4] = {scales.of[n].x, scales.of[n].y, scales.of[n].z, scales.of[n].w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int j = (n + i / 2) / 2, at_fragment = i / 2 % 2 * 2 + i % 2;
-      const __half2 scale = halves_of(pairs[i / 2]), high = __hmul2_rn(halves_of(p[j][0][at_fragment]), scale);
-      const __half2 left = __hfma2(halves_of(p[j][0][at_fragment]), scale, __hneg2(high));
-      scaled[j][0][at_fragment] = pair_of(high);
-      scaled[j][1][at_fragment] = pair_of(__hfma2(halves_of(p[j][1][at_fragment]), scale, left));
+      const int j = 2 * n + i / 4;
+      const __half2 scale = halves_of(__float_as_uint(pairs[i / 2])), weight = halves_of(p[j][0][i % 4]);
+      uint32_t(&to)[2][4] = scaled[j];
+      if constexpr (kIsSecond) {
+        const __half2 left = __hfma2(weight, scale, __hneg2(halves_of(to[0][i % 4])));
+        to[1][i % 4] = pair_of(__hfma2(halves_of(p[j][1][i % 4]), scale, left));
+      } else {
+        to[0][i % 4] = pair_of(__hmul2_rn(weight, scale));
+      }
     }
   }
 }
 
-// o += weights times kWidth columns of V.
-template <class Shape, int kWidth>
-__device__ inline void multiply_columns(const Weights<Shape>& p, uint32_t v, float (&o)[kWidth / 2]) {
+// o += weights, or a summand of them, times kWidth columns of V.
+template <class Shape, int kWidth, int kFirstPart, int kEndPart>
+__device__ inline void multiply_columns(const Weights<Shape>& p, uint64_t v, float (&o)[kWidth / 2]) {
   begin_products();
 #pragma unroll
   for (int j = 0; j < Shape::kTileKeys / 16; ++j)
 #pragma unroll
-    for (int part = 0; part < 2; ++part)
-      Wgmma<Half, kWidth>::values(o, p[j][part], describe_matrix(v + j * 2048, Shape::kTileKeys * 128));
+    for (int part = kFirstPart; part < kEndPart; ++part) Wgmma<Half, kWidth>::values(o, p[j][part], advance(v, j * 2048));
   commit_products();
 }
 
+// The tensor cores have a group's first summands while its second are made. scales: of this group.
 template <class Shape, int kGroup>
-__device__ inline void multiply_value_groups(uint32_t v, uint32_t scales, const Weights<Shape>& p,
-                                             Weights<Shape> (&scaled)[2], GroupSums<Shape>& state) {
+__device__ inline void multiply_value_groups(uint64_t v, uint32_t at, const ValueScales<Shape>& scales,
+                                             const Weights<Shape>& p, Weights<Shape> (&scaled)[2], GroupSums<Shape>& state) {
   constexpr int kFirst = 32 * kGroup, kWidth = Shape::kVDim - kFirst < 32 ? Shape::kVDim - kFirst : 32;
-  if constexpr (kGroup >= 2) wait_for_products<1>();
-  scale_weights<Shape>(scales, kGroup, p, scaled[kGroup % 2]);
-  multiply_columns<Shape, kWidth>(scaled[kGroup % 2], v + kGroup / 2 * (Shape::kTileKeys * 128) + kGroup % 2 * 64,
-                                  reinterpret_cast<float(&)[kWidth / 2]>(state.o[kFirst / 2]));
-  if constexpr (kFirst + 32 < Shape::kVDim) multiply_value_groups<Shape, kGroup + 1>(v, scales, p, scaled, state);
+  const uint64_t columns = advance(v, kGroup / 2 * (Shape::kTileKeys * 128) + kGroup % 2 * 64);
+  float(&o)[kWidth / 2] = reinterpret_cast<float(&)[kWidth / 2]>(state.o[kFirst / 2]);
+  ValueScales<Shape> next;
+  if constexpr (kFirst + 32 < Shape::kVDim) next.load(at, kGroup + 1);
+  if constexpr (kGroup > 0) wait_for_products<1>();
+  scale_weights<Shape, false>(scales, p, scaled[kGroup % 2]);
+  multiply_columns<Shape, kWidth, 0, 1>(scaled[kGroup % 2], columns, o);
+  scale_weights<Shape, true>(scales, p, scaled[kGroup % 2]);
+  multiply_columns<Shape, kWidth, 1, 2>(scaled[kGroup % 2], columns, o);
+  if constexpr (kFirst + 32 < Shape::kVDim) multiply_value_groups<Shape, kGroup + 1>(v, at, next, p, scaled, state);
 }
 
+// Leaves products under way. scales: of the first group.
 template <class Shape>
-__device__ inline void add_values(uint32_t v, uint32_t scales, const Weights<Shape>& p, GroupSums<Shape>& state) {
+__device__ inline void add_values(uint64_t v, uint32_t at, const ValueScales<Shape>& scales, const Weights<Shape>& p,
+                                  GroupSums<Shape>& state) {
   if constexpr (Shape::kVScales > 0) {
     Weights<Shape> scaled[2];
-    multiply_value_groups<Shape, 0>(v, scales, p, scaled, state);
+    multiply_value_groups<Shape, 0>(v, at, scales, p, scaled, state);
   } else {
-    multiply_columns<Shape, Shape::kVDim>(p, v, state.o);
+    multiply_columns<Shape, Shape::kVDim, 0, 2>(p, v, state.o);
   }
-  wait_for_products<0>();
-  pin(state.o);
 }
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
-// A warpgroup's way through the tiles. kParts: summands of q; row_scale: of q.
+// A warpgroup's way through the tiles: the next tile's first products are under way behind this one's last. kParts: summands
+// of q; row_scale: of q.
 template <class Shape, int kParts>
 __device__ inline void attend_codes(const PrefillCall& call, const PrefillItem& item, const typename Shape::Places& places,
                                     TileBarriers<Shape> barriers, const float (&row_scale)[2], GroupSums<Shape>& state) {
   const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4, n_tiles = item.end_tile - item.first_tile;
+  if (n_tiles <= 0) return;
   const RowKeys keys[2] = {keys_of_row(call, item, row), keys_of_row(call, item, row + 8)};
-  const auto wait_full = [&](bool is_v, int n) {
+  const auto wait_full = [&](bool is_v, int n) {  // who writes has fenced
     wait_barrier(barriers.full(is_v, n % Shape::kStages), n / Shape::kStages % 2);
-    fence_products();
   };
   const auto release = [&](bool is_v, int n) {
     __syncwarp();  // lanes have read scales
     if (lane == 0) arrive(barriers.free(is_v, n % Shape::kStages));
   };
+  const auto view_keys = [&](int n) {
+    const int stage = n % Shape::kStages;
+    return KeysView{describe_matrix(places.q + group * 64 * 128, 16), describe_matrix(places.tile(false, stage), 16),
+                    places.scales(false, stage) + Shape::KPlaces::of_thread(0, lane % 4)};
+  };
   int exponent = kUnitExponent;
+  Sums<Shape> sums;
+  wait_full(false, 0);
+  begin_keys<Shape, kParts>(view_keys(0), sums);
   for (int n = 0; n < n_tiles; ++n) {
     const int stage = n % Shape::kStages, base = (item.first_tile + n) * Shape::kTileKeys;
     float s[Shape::kTileKeys / 2], faded[2];
     float scale[2] = {row_scale[0] * logit_scale(call), row_scale[1] * logit_scale(call)};
-    wait_full(false, n);
-    form_products<Shape, kParts>(places.q + group * 64 * 128, places.tile(false, stage), places.scales(false, stage), s);
+    finish_keys<Shape, kParts>(view_keys(n), sums, s);
     release(false, n);
     if (call.soft_cap > 0.0f) cap<Shape>(call, scale, s);
     if (base < item.common_lo || base + Shape::kTileKeys > item.common_hi) mask_tile<Shape>(keys, base, s);
     weigh<Shape>(scale, s, state, faded);
-    Weights<Shape> p;
-    split_weights<Shape>(s, p);
     wait_full(true, n);
+    ValueScales<Shape> scales;
     if constexpr (Shape::kVScales > 0) {
+      scales.load(places.scales(true, stage), 0);
       const int before = exponent;
       exponent = static_cast<int>(load_word(places.exponent(stage)));
       for (float& x : faded) x *= power_of_two(before - exponent);
     }
+    Weights<Shape> p;
+    split_weights<Shape>(s, p);
     fade<Shape>(faded, state);
-    add_values<Shape>(places.tile(true, stage), places.scales(true, stage), p, state);
+    add_values<Shape>(describe_matrix(places.tile(true, stage), Shape::kTileKeys * 128), places.scales(true, stage), scales,
+                      p, state);
+    const int next = min(n + 1, n_tiles - 1);  // the last once more: a branch would make products wait for each other
+    wait_full(false, next);
+    begin_keys<Shape, kParts>(view_keys(next), sums);
+    wait_for_products<1>();
+    pin(state.o);
     release(true, n);
   }
+  wait_for_products<0>();
+  pin(sums[0]);
 #pragma unroll
   for (int i = 0; i < Shape::kVDim / 2; ++i) state.o[i] *= power_of_two(exponent - kUnitExponent);
 }
@@ -310,7 +372,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_codes_kernel(const
   if (threadIdx.x == 0) init_barriers(barriers);
   __syncthreads();
   if (threadIdx.x >= 256) {
-    give_registers<80>();
+    give_registers<72>();
     convert_tiles<Shape>(call, item, places, barriers);
   } else {
     take_registers<216>();

@@ -116,7 +116,7 @@ struct TileCodes {
 #pragma unroll
       for (int i = 0; i < kScaleLoads; ++i) {
         const int at = 128 * i + static_cast<int>(threadIdx.x) % 128, key = at / kScales;
-        scales[i] = key >= lo && key < hi ? __ldg(rows + at) : 0;
+        scales[i] = key >= lo && key < min(hi, Shape::kTileKeys) ? __ldg(rows + at) : 0;
       }
     }
   }
