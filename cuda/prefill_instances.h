@@ -66,7 +66,7 @@ PrefillKernel make_prefill_codes_kernel() {
           Shape::kSharedBytes,
           Shape::kStateFloats,
           Shape::kQParts,
-          Shape::Number::kNarrow,
+          Shape::K::KeyNumber::kNarrow,
           true,
           false,
           reinterpret_cast<const void*>(prefill_codes_kernel<Shape>)};

@@ -2,7 +2,8 @@
 // Attention of many queries for compute capability 9.0, over K and V in 4 and 8 bits: products of warpgroups
 // (prefill_sm90.cuh), of tiles that a warpgroup of its own converts (prefill_convert.cuh).
 //
-// Queries are one f16 each, or two where they are f32, in their row's range. No weight is rounded: it is two f16 summands.
+// Queries are one f16 each, or two where they are f32, in their row's range. No weight is rounded: it is two summands of V's
+// type of number.
 // Where a type has scales
 //
 //   logits   a group's 32 dims have sums of their own, which scales take to logits while the next group's are multiplied
@@ -17,15 +18,14 @@ namespace tandem::cuda {
 template <class K_, class V_, int kDim_>
 struct CodesShape {
   using K = K_;
-  struct V {  // as prefill_work.cuh needs it
-    using ValueNumber = Half;
-    static constexpr int32_t kDtype = V_::kDtype;
-  };
-  using Number = Half;
+  using V = V_;
+  using Number = typename V::ValueNumber;  // of weights
   static constexpr int kDim = kDim_, kVDim = kDim_, kQParts = 2;
-  static constexpr bool kHasScales = K_::kGroup > 0 || V_::kGroup > 0;
   static constexpr int kWarps = 8, kThreads = 384, kRows = 128;  // kWarps: of the warpgroups that multiply
-  static constexpr int kTileKeys = kDim > 192 || (kHasScales && kDim > 128) ? 32 : 64;
+  // Registers of a thread that multiplies and of one that converts: more than a block begins with, and it waits for ever.
+  static constexpr int kMultiplierRegisters = 216, kConverterRegisters = 72;
+  static_assert(2 * kMultiplierRegisters + kConverterRegisters <= 3 * (65536 / kThreads / 8 * 8));
+  static constexpr int kTileKeys = kDim > 128 ? 32 : 64;
   static constexpr int kStages = kDim > 128 ? 2 : 4;
   static constexpr int kBlocksOf64 = (kDim + 63) / 64, kGroups = (kDim + 31) / 32;
   using KCodes = TileCodes<CodesShape, K_, false>;
@@ -36,17 +36,15 @@ struct CodesShape {
   using VPlaces = ScalePlaces<kTileKeys, 2>;
   static constexpr int kKScaleBytes = kKScales * KPlaces::kGroupBytes, kVScaleBytes = kVScales * VPlaces::kGroupBytes;
 
-  // Addresses in shared memory: q, tiles of K and of V, their scales, exponents.
+  // Addresses in shared memory: q, tiles of K and of V, their scales.
   struct Places {
     uint32_t q;
-    uint32_t unit_words;
     __device__ uint32_t tile(bool is_v, int stage) const {
       return q + kQParts * kQPartBytes + ((is_v ? kStages : 0) + stage) * kTileBytes;
     }
     __device__ uint32_t scales(bool is_v, int stage) const {
       return tile(false, 2 * kStages) + (is_v ? kStages * kKScaleBytes + stage * kVScaleBytes : stage * kKScaleBytes);
     }
-    __device__ uint32_t exponent(int stage) const { return unit_words + 32 + 4 * stage; }
   };
   static constexpr int kStateStride = kVDim + (40 - kVDim % 32) % 32;  // rows 8 banks apart
   static constexpr int kStateFloats = kRows * (kStateStride + 2);
@@ -54,7 +52,7 @@ struct CodesShape {
   static constexpr int kSharedBytes = 1024 + (kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats);
   static constexpr int kBlocks = 1;
   __device__ static void sync() { sync_threads(kSyncAll, 32 * kWarps); }
-  static constexpr int kSyncAll = 1, kSyncConvert = 2, kOwn = 4;  // barriers; of the last each warpgroup has one
+  static constexpr int kSyncAll = 1, kOwn = 4;  // barriers; of the last each warpgroup has one
 };
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
@@ -207,20 +205,23 @@ __device__ inline void cap(const PrefillCall& call, float (&scale)[2], float (&s
 template <class Shape>
 using Weights = uint32_t[Shape::kTileKeys / 16][2][4];
 
-template <class Shape>
-__device__ inline void split_weights(const float (&s)[Shape::kTileKeys / 2], Weights<Shape>& p) {
+// kScaled: times scales of their keys, pairs of f16.
+template <class Shape, bool kScaled>
+__device__ inline void split_weights(const float (&s)[Shape::kTileKeys / 2], const float4 (&scales)[Shape::kTileKeys / 32],
+                                     Weights<Shape>& p) {
 #pragma unroll
-  for (int j = 0; j < Shape::kTileKeys / 16; ++j)
+  for (int n = 0; n < Shape::kTileKeys / 8; ++n) {
+    const float4& four = scales[n / 4];
+    const float pairs[4] = {four.x, four.y, four.z, four.w};
+    const float2 scale = kScaled ? Half::unpack(__float_as_uint(pairs[n % 4])) : make_float2(1.0f, 1.0f);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
       uint32_t parts[2];
-      split<Half>(s[8 * j + 2 * i], s[8 * j + 2 * i + 1], parts);
-      p[j][0][i] = parts[0], p[j][1][i] = parts[1];
+      split<typename Shape::Number>(s[4 * n + 2 * i] * scale.x, s[4 * n + 2 * i + 1] * scale.y, parts);
+      p[n / 2][0][n % 2 * 2 + i] = parts[0], p[n / 2][1][n % 2 * 2 + i] = parts[1];
     }
+  }
 }
-
-__device__ inline __half2 halves_of(uint32_t pair) { return *reinterpret_cast<const __half2*>(&pair); }
-__device__ inline uint32_t pair_of(__half2 halves) { return *reinterpret_cast<const uint32_t*>(&halves); }
 
 // Of a group, of the keys that a thread has: pairs of f16.
 template <class Shape>
@@ -234,64 +235,41 @@ struct ValueScales {
   }
 };
 
-// Weights times the scales of a group: the first summands, and the second with what rounding took from the first.
-template <class Shape, bool kIsSecond>
-__device__ inline void scale_weights(const ValueScales<Shape>& scales, const Weights<Shape>& p, Weights<Shape>& scaled) {
-#pragma unroll
-  for (int n = 0; n < Shape::kTileKeys / 32; ++n) {
-    const float pairs[4] = {scales.of[n].x, scales.of[n].y, scales.of[n].z, scales.of[n].w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int j = 2 * n + i / 4;
-      const __half2 scale = halves_of(__float_as_uint(pairs[i / 2])), weight = halves_of(p[j][0][i % 4]);
-      uint32_t(&to)[2][4] = scaled[j];
-      if constexpr (kIsSecond) {
-        const __half2 left = __hfma2(weight, scale, __hneg2(halves_of(to[0][i % 4])));
-        to[1][i % 4] = pair_of(__hfma2(halves_of(p[j][1][i % 4]), scale, left));
-      } else {
-        to[0][i % 4] = pair_of(__hmul2_rn(weight, scale));
-      }
-    }
-  }
-}
-
-// o += weights, or a summand of them, times kWidth columns of V.
-template <class Shape, int kWidth, int kFirstPart, int kEndPart>
+// o += weights times kWidth columns of V.
+template <class Shape, int kWidth>
 __device__ inline void multiply_columns(const Weights<Shape>& p, uint64_t v, float (&o)[kWidth / 2]) {
   begin_products();
 #pragma unroll
   for (int j = 0; j < Shape::kTileKeys / 16; ++j)
 #pragma unroll
-    for (int part = kFirstPart; part < kEndPart; ++part) Wgmma<Half, kWidth>::values(o, p[j][part], advance(v, j * 2048));
+    for (int part = 0; part < 2; ++part) Wgmma<typename Shape::Number, kWidth>::values(o, p[j][part], advance(v, j * 2048));
   commit_products();
 }
 
-// The tensor cores have a group's first summands while its second are made. scales: of this group.
+// scales: of this group.
 template <class Shape, int kGroup>
 __device__ inline void multiply_value_groups(uint64_t v, uint32_t at, const ValueScales<Shape>& scales,
-                                             const Weights<Shape>& p, Weights<Shape> (&scaled)[2], GroupSums<Shape>& state) {
+                                             const float (&s)[Shape::kTileKeys / 2], Weights<Shape> (&p)[2],
+                                             GroupSums<Shape>& state) {
   constexpr int kFirst = 32 * kGroup, kWidth = Shape::kVDim - kFirst < 32 ? Shape::kVDim - kFirst : 32;
-  const uint64_t columns = advance(v, kGroup / 2 * (Shape::kTileKeys * 128) + kGroup % 2 * 64);
-  float(&o)[kWidth / 2] = reinterpret_cast<float(&)[kWidth / 2]>(state.o[kFirst / 2]);
   ValueScales<Shape> next;
   if constexpr (kFirst + 32 < Shape::kVDim) next.load(at, kGroup + 1);
-  if constexpr (kGroup > 0) wait_for_products<1>();
-  scale_weights<Shape, false>(scales, p, scaled[kGroup % 2]);
-  multiply_columns<Shape, kWidth, 0, 1>(scaled[kGroup % 2], columns, o);
-  scale_weights<Shape, true>(scales, p, scaled[kGroup % 2]);
-  multiply_columns<Shape, kWidth, 1, 2>(scaled[kGroup % 2], columns, o);
-  if constexpr (kFirst + 32 < Shape::kVDim) multiply_value_groups<Shape, kGroup + 1>(v, at, next, p, scaled, state);
+  if constexpr (kGroup >= 2) wait_for_products<1>();
+  split_weights<Shape, true>(s, scales.of, p[kGroup % 2]);
+  multiply_columns<Shape, kWidth>(p[kGroup % 2], advance(v, kGroup / 2 * (Shape::kTileKeys * 128) + kGroup % 2 * 64),
+                                  reinterpret_cast<float(&)[kWidth / 2]>(state.o[kFirst / 2]));
+  if constexpr (kFirst + 32 < Shape::kVDim) multiply_value_groups<Shape, kGroup + 1>(v, at, next, s, p, state);
 }
 
-// Leaves products under way. scales: of the first group.
+// Of weights s. p: room for two groups' summands. Leaves products under way. scales: of the first group.
 template <class Shape>
-__device__ inline void add_values(uint64_t v, uint32_t at, const ValueScales<Shape>& scales, const Weights<Shape>& p,
-                                  GroupSums<Shape>& state) {
+__device__ inline void add_values(uint64_t v, uint32_t at, const ValueScales<Shape>& scales,
+                                  const float (&s)[Shape::kTileKeys / 2], Weights<Shape> (&p)[2], GroupSums<Shape>& state) {
   if constexpr (Shape::kVScales > 0) {
-    Weights<Shape> scaled[2];
-    multiply_value_groups<Shape, 0>(v, at, scales, p, scaled, state);
+    multiply_value_groups<Shape, 0>(v, at, scales, s, p, state);
   } else {
-    multiply_columns<Shape, Shape::kVDim, 0, 2>(p, v, state.o);
+    split_weights<Shape, false>(s, scales.of, p[0]);
+    multiply_columns<Shape, Shape::kVDim>(p[0], v, state.o);
   }
 }
 
@@ -318,7 +296,6 @@ __device__ inline void attend_codes(const PrefillCall& call, const PrefillItem& 
     return KeysView{describe_matrix(places.q + group * 64 * 128, 16), describe_matrix(places.tile(false, stage), 16),
                     places.scales(false, stage) + Shape::KPlaces::of_thread(0, lane % 4)};
   };
-  int exponent = kUnitExponent;
   Sums<Shape> sums;
   wait_full(false, 0);
   begin_keys<Shape, kParts>(view_keys(0), sums);
@@ -333,17 +310,11 @@ __device__ inline void attend_codes(const PrefillCall& call, const PrefillItem& 
     weigh<Shape>(scale, s, state, faded);
     wait_full(true, n);
     ValueScales<Shape> scales;
-    if constexpr (Shape::kVScales > 0) {
-      scales.load(places.scales(true, stage), 0);
-      const int before = exponent;
-      exponent = static_cast<int>(load_word(places.exponent(stage)));
-      for (float& x : faded) x *= power_of_two(before - exponent);
-    }
-    Weights<Shape> p;
-    split_weights<Shape>(s, p);
+    if constexpr (Shape::kVScales > 0) scales.load(places.scales(true, stage), 0);
     fade<Shape>(faded, state);
+    Weights<Shape> p[2];
     add_values<Shape>(describe_matrix(places.tile(true, stage), Shape::kTileKeys * 128), places.scales(true, stage), scales,
-                      p, state);
+                      s, p, state);
     const int next = min(n + 1, n_tiles - 1);  // the last once more: a branch would make products wait for each other
     wait_full(false, next);
     begin_keys<Shape, kParts>(view_keys(next), sums);
@@ -353,8 +324,6 @@ __device__ inline void attend_codes(const PrefillCall& call, const PrefillItem& 
   }
   wait_for_products<0>();
   pin(sums[0]);
-#pragma unroll
-  for (int i = 0; i < Shape::kVDim / 2; ++i) state.o[i] *= power_of_two(exponent - kUnitExponent);
 }
 
 template <class Shape>
@@ -362,20 +331,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_codes_kernel(const
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ __align__(8) uint64_t barrier_words[kBarriersOfStage * Shape::kStages];
-  __shared__ uint32_t unit_words[8 + Shape::kStages];
   __shared__ int is_last;
   const PrefillItem item = find_item<Shape>(call);
   if (item.piece.n_rows == 0) return;
   std::byte* const aligned = shared + (1024 - shared_address(shared) % 1024) % 1024;
-  const typename Shape::Places places{shared_address(aligned), shared_address(unit_words)};
+  const typename Shape::Places places{shared_address(aligned)};
   const TileBarriers<Shape> barriers{shared_address(barrier_words)};
   if (threadIdx.x == 0) init_barriers(barriers);
   __syncthreads();
   if (threadIdx.x >= 256) {
-    give_registers<72>();
+    give_registers<Shape::kConverterRegisters>();
     convert_tiles<Shape>(call, item, places, barriers);
   } else {
-    take_registers<216>();
+    take_registers<Shape::kMultiplierRegisters>();
     float row_scale[2];
     bring_rows<Shape>(call, item.piece, places.q, row_scale);
     GroupSums<Shape> state;

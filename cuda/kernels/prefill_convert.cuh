@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Tiles of keys from storage types of 4 and 8 bits to f16, as the products of warpgroups read them (wgmma.cuh): each is
-// converted once for all query rows of a block.
+// Tiles of keys from storage types of 4 and 8 bits to the 16-bit numbers that the products of warpgroups read (wgmma.cuh):
+// each is converted once for all query rows of a block.
 //
-// An e4m3 number is an f16. A code is one too, as an integer; what belongs to it is its group's scale, which stays apart:
+// An e4m3 number is an f16. A code is an f16 and a bf16, as an integer; its group's scale stays apart:
 //
 //   of K  as f32; sums over a group's dims are multiplied by it
-//   of V  as f16 in units of a power of two; weights are multiplied by it. That power is the largest scale's so far: o is in
-//         the same units, and weights times scales are in an f16's upper range whatever size V has.
+//   of V  as f16; weights are multiplied by it
 //
 // A thread has pieces of 16 dims in registers, on their way from memory while the tile before is converted. Of a warp's
 // threads eight have the same dims of neighbouring keys, so that they write to all banks, and four have neighbouring dims.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/kernels/prefill_sm90.cuh"
 
@@ -18,30 +19,57 @@ namespace tandem::cuda {
 
 // ---- 16 dims -----------------------------------------------------------------------------------------------------------
 
+// to_numbers<Number>(): pairs of neighbouring dims.
 template <class Stored>
 struct ConvertPiece;
 
-template <class Convert, int32_t kDtype, class KeyNumber, class ValueNumber, int kGroup>
-struct ConvertPiece<Stored8<Convert, kDtype, KeyNumber, ValueNumber, kGroup>> {
+template <>
+struct ConvertPiece<StoredE4m3> {
   using Codes = uint4;
-  __device__ static void to_halves(const Codes& codes, uint32_t (&halves)[8]) {
+  template <class Number>
+  __device__ static void to_numbers(const Codes& codes, uint32_t (&pairs)[8]) {
+    static_assert(Number::kNarrow);
     const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) Convert::key(words[i], halves[2 * i], halves[2 * i + 1]);
+    for (int i = 0; i < 4; ++i) ConvertE4m3::key(words[i], pairs[2 * i], pairs[2 * i + 1]);
+  }
+};
+
+template <>
+struct ConvertPiece<StoredQ8> {
+  using Codes = uint4;
+  template <class Number>
+  __device__ static void to_numbers(const Codes& codes, uint32_t (&pairs)[8]) {
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if constexpr (Number::kNarrow) {
+        ConvertQ8::key(words[i], pairs[2 * i], pairs[2 * i + 1]);
+      } else {
+        pairs[2 * i] = ConvertQ8::bfloats(__byte_perm(words[i], 0, 0x4140));
+        pairs[2 * i + 1] = ConvertQ8::bfloats(__byte_perm(words[i], 0, 0x4342));
+      }
   }
 };
 
 template <>
 struct ConvertPiece<StoredQ4> {
   using Codes = uint2;
-  __device__ static void to_halves(const Codes& codes, uint32_t (&halves)[8]) {
+  template <class Number>
+  __device__ static uint32_t pair(uint32_t word, int shift) {
+    if constexpr (Number::kNarrow)
+      return StoredQ4::half_codes(word, shift);
+    else
+      return StoredQ4::bfloat_codes(word, shift);
+  }
+  template <class Number>
+  __device__ static void to_numbers(const Codes& codes, uint32_t (&pairs)[8]) {
     const uint32_t words[2] = {codes.x, codes.y};
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {  // dims i, i + 4 and i + 1, i + 5 of a word
-      const uint32_t first = StoredQ4::half_codes(words[i / 4], i % 4 * 4);
-      const uint32_t second = StoredQ4::half_codes(words[i / 4], i % 4 * 4 + 4);
-      halves[i / 4 * 4 + i % 4 / 2] = __byte_perm(first, second, 0x5410);
-      halves[i / 4 * 4 + i % 4 / 2 + 2] = __byte_perm(first, second, 0x7632);
+      const uint32_t first = pair<Number>(words[i / 4], i % 4 * 4), second = pair<Number>(words[i / 4], i % 4 * 4 + 4);
+      pairs[i / 4 * 4 + i % 4 / 2] = __byte_perm(first, second, 0x5410);
+      pairs[i / 4 * 4 + i % 4 / 2 + 2] = __byte_perm(first, second, 0x7632);
     }
   }
 };
@@ -60,28 +88,13 @@ struct ScalePlaces {
   }
 };
 
-inline constexpr int kUnitExponent = 15;  // of an f16 in [1, 2)
-
-// The exponent of the largest scale so far, of the four warps together. A NaN is not one.
-struct ScaleUnit {
-  uint32_t words;  // [2][4] in shared memory, of every second tile each
-  int exponent = 1;
-
-  __device__ void include(int tile, uint32_t largest, int barrier) {
-    const uint32_t own = words + tile % 2 * 16;
-    largest = __reduce_max_sync(~0u, largest);
-    if (threadIdx.x % 32 == 0) store_word(own + threadIdx.x % 128 / 32 * 4, largest);
-    sync_threads(barrier, 128);
-    for (int i = 0; i < 4; ++i) exponent = max(exponent, static_cast<int>(load_word(own + 4 * i) >> 10));
-  }
-};
-
 // ---- tiles -------------------------------------------------------------------------------------------------------------
 
 // Of K or V; planes of codes and scales. kIsV: how scales are kept.
 template <class Shape, class Stored, bool kIsV>
 struct TileCodes {
   using Piece = ConvertPiece<Stored>;
+  using Number = std::conditional_t<kIsV, typename Stored::ValueNumber, typename Stored::KeyNumber>;
   static constexpr int kDim = Shape::kVDim, kParts = kDim / 16, kPlane = kIsV ? kPlaneV : kPlaneK;
   static constexpr int kPieceBytes = sizeof(typename Piece::Codes), kRowBytes = kParts * kPieceBytes;
   static constexpr int kOctets = Shape::kTileKeys / 32, kScales = Stored::kGroup > 0 ? (kDim + 31) / 32 : 0;
@@ -127,33 +140,23 @@ struct TileCodes {
 #pragma unroll
       for (int block = 0; block < Shape::kBlocksOf64; ++block) {
         if (part(block) >= kParts) continue;
-        uint32_t halves[8];
-        Piece::to_halves(codes[i][block], halves);
+        uint32_t pairs[8];
+        Piece::template to_numbers<Number>(codes[i][block], pairs);
         const uint32_t at = to + block * (Shape::kTileKeys * 128);
-        store_words(at + swizzled(row(i), part(0) * 2), halves[0], halves[1], halves[2], halves[3]);
-        store_words(at + swizzled(row(i), part(0) * 2 + 1), halves[4], halves[5], halves[6], halves[7]);
+        store_words(at + swizzled(row(i), part(0) * 2), pairs[0], pairs[1], pairs[2], pairs[3]);
+        store_words(at + swizzled(row(i), part(0) * 2 + 1), pairs[4], pairs[5], pairs[6], pairs[7]);
       }
   }
 
-  __device__ uint32_t largest_scale() const {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < kScaleLoads; ++i)
-      if (const uint32_t bits = scales[i] & 0x7fffu; bits < 0x7c00u) largest = max(largest, bits);
-    return largest;
-  }
-
-  __device__ void store_scales(uint32_t to, int exponent) const {
-    const float factor = kIsV ? power_of_two(kUnitExponent - exponent) : 1.0f;
+  __device__ void store_scales(uint32_t to) const {
 #pragma unroll
     for (int i = 0; i < kScaleLoads; ++i) {
       const int at = 128 * i + static_cast<int>(threadIdx.x) % 128, key = at / kScales, group = at % kScales;
       if (key >= Shape::kTileKeys) continue;
-      const float scale = __half2float(__ushort_as_half(scales[i])) * factor;
       if constexpr (kIsV)
-        store_half(to + Places::of_key(group, key), scale);
+        store_half(to + Places::of_key(group, key), scales[i]);
       else
-        store_word(to + Places::of_key(group, key), __float_as_uint(scale));
+        store_word(to + Places::of_key(group, key), __float_as_uint(__half2float(__ushort_as_half(scales[i]))));
     }
   }
 };
@@ -164,7 +167,6 @@ __device__ inline void convert_tiles(const PrefillCall& call, const PrefillItem&
                                      TileBarriers<Shape> barriers) {
   const int n_tiles = item.end_tile - item.first_tile;
   UnitWalk walk;
-  ScaleUnit unit{places.unit_words};
   typename Shape::KCodes k;
   typename Shape::VCodes v;
   TilePlace place{};
@@ -182,17 +184,13 @@ __device__ inline void convert_tiles(const PrefillCall& call, const PrefillItem&
     const bool has_next = n + 1 < n_tiles;
     wait_barrier(barriers.free(false, stage), parity);
     k.store(places.tile(false, stage));
-    if constexpr (Shape::kKScales > 0) k.store_scales(places.scales(false, stage), 0);
+    if constexpr (Shape::kKScales > 0) k.store_scales(places.scales(false, stage));
     fence_products();
     arrive(barriers.full(false, stage));
     if (has_next) find(n + 1), load(k, n + 1);
-    if constexpr (Shape::kVScales > 0) unit.include(n, v.largest_scale(), Shape::kSyncConvert);
     wait_barrier(barriers.free(true, stage), parity);
     v.store(places.tile(true, stage));
-    if constexpr (Shape::kVScales > 0) {
-      v.store_scales(places.scales(true, stage), unit.exponent);
-      if (threadIdx.x % 128 == 0) store_word(places.exponent(stage), static_cast<uint32_t>(unit.exponent));
-    }
+    if constexpr (Shape::kVScales > 0) v.store_scales(places.scales(true, stage));
     fence_products();
     arrive(barriers.full(true, stage));
     if (has_next) load(v, n + 1);

@@ -72,8 +72,8 @@ __device__ inline float4 load_floats(uint32_t at) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];\n" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at) : "memory");
   return x;
 }
-__device__ inline void store_half(uint32_t at, float x) {
-  asm volatile("st.shared.b16 [%0], %1;\n" ::"r"(at), "h"(__half_as_ushort(__float2half_rn(x))) : "memory");
+__device__ inline void store_half(uint32_t at, uint16_t half) {
+  asm volatile("st.shared.b16 [%0], %1;\n" ::"r"(at), "h"(half) : "memory");
 }
 __device__ inline void store_word(uint32_t at, uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(at), "r"(word) : "memory");
