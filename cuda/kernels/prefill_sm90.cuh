@@ -191,24 +191,16 @@ __device__ inline void multiply_weights(uint32_t v, GroupState<Shape>& state) {
 template <class Shape>
 __device__ inline void weigh(const float (&scale)[2], float (&s)[Shape::kTileKeys / 2], GroupSums<Shape>& state,
                              float (&faded)[2]) {
-  float largest[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float most[2] = {-INFINITY, -INFINITY};  // two chains: a scheduler has one warp of the warpgroup
+    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // two chains: a scheduler has one warp of the warpgroup
 #pragma unroll
     for (int n = 0; n < Shape::kTileKeys / 8; ++n)
 #pragma unroll
       for (int k = 0; k < 2; ++k) most[k] = fmaxf(most[k], s[4 * n + 2 * i + k]);
-    largest[i] = fmaxf(most[0], most[1]);
-  }
-#pragma unroll
-  for (int mask = 1; mask < 4; mask *= 2)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) largest[i] = fmaxf(largest[i], __shfl_xor_sync(~0u, largest[i], mask));
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float sum[2] = {};
-    const float before = state.m[i], now = fmaxf(before, largest[i] * scale[i]);
+    float largest = fmaxf(most[0], most[1]);
+    for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    const float before = state.m[i], now = fmaxf(before, largest * scale[i]);
     const float from = now == -INFINITY ? 0.0f : now - Shape::Number::kShift;  // nothing is seen yet
     faded[i] = now == before ? 1.0f : exp2_fast(before - now);
 #pragma unroll
