@@ -47,9 +47,8 @@ const PrefillKernel* PrefillLauncher::find(const Layer& layer, const DeviceRows&
       if (kernel->k_type != layer.k_type || kernel->v_type != layer.v_type || kernel->k_dim != layer.k_head_dim ||
           kernel->v_dim != layer.v_head_dim)
         continue;
-      if (kernel->is_sm90 &&
-          (limits_.capability != 90 || q.dtype != layer.k_type || layer.soft_cap > 0.0f || !is_of_pieces(q)))
-        continue;
+      if (kernel->is_sm90 && limits_.capability != 90) continue;
+      if (kernel->is_plain && (q.dtype != layer.k_type || layer.soft_cap > 0.0f || !is_of_pieces(q))) continue;
       if (count_q_parts(q.dtype, kernel->is_narrow) > kernel->most_q_parts) continue;
       if (found == nullptr || is_better(*kernel, *found)) found = kernel;
     }

@@ -24,6 +24,7 @@ PrefillKernel make_prefill_kernel() {
           Shape::kQParts,
           Shape::K::KeyNumber::kNarrow,
           false,
+          false,
           reinterpret_cast<const void*>(prefill_kernel<Shape>)};
 }
 
@@ -45,7 +46,30 @@ PrefillKernel make_prefill_sm90_kernel() {
           1,
           Shape::Number::kNarrow,
           true,
+          true,
           reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>)};
+}
+
+template <class Shape>
+__global__ void prefill_codes_kernel(const __grid_constant__ PrefillCall call);
+
+template <class Shape>
+PrefillKernel make_prefill_codes_kernel() {
+  return {Shape::K::kDtype,
+          Shape::V::kDtype,
+          Shape::kDim,
+          Shape::kVDim,
+          Shape::kRows,
+          Shape::kTileKeys,
+          Shape::kThreads,
+          Shape::kBlocks,
+          Shape::kSharedBytes,
+          Shape::kStateFloats,
+          Shape::kQParts,
+          Shape::K::KeyNumber::kNarrow,
+          true,
+          false,
+          reinterpret_cast<const void*>(prefill_codes_kernel<Shape>)};
 }
 
 }  // namespace tandem::cuda

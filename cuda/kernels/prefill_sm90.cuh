@@ -49,19 +49,30 @@ struct TileBarriers {
 };
 inline constexpr int kBarriersOfStage = 4;
 
+// By one thread, before any other comes near them.
+template <class Shape>
+__device__ inline void init_barriers(TileBarriers<Shape> barriers) {
+  for (int i = 0; i < 2 * Shape::kStages; ++i) {
+    init_barrier(barriers.base + 8 * i, 128);
+    init_barrier(barriers.free(false, 0) + 8 * i, Shape::kWarps);
+  }
+  fence_products();
+}
+
 // ---- keys --------------------------------------------------------------------------------------------------------------
 
-// Where the 64 keys of a unit are: lane i knows it of the i-th unit from `base` on. At first none is known.
+// Where the keys of a unit are, 64 or fewer: lane i knows it of the i-th unit from `base` on. At first none is known.
 struct UnitWalk {
   int base = -32;
   TilePlace place = {0, 0};
 };
 
+template <int kKeys>
 __device__ inline TilePlace find_unit(const PrefillCall& call, const PrefillItem& item, int unit, UnitWalk& walk) {
   if (unit - walk.base >= 32) {
     walk.base = unit;
     const int own = unit + static_cast<int>(threadIdx.x % 32);
-    walk.place = 64 * own < item.hi ? place_of<64>(call, item, own) : TilePlace{0, 0};  // of others nothing is read
+    walk.place = kKeys * own < item.hi ? place_of<kKeys>(call, item, own) : TilePlace{0, 0};  // of others nothing is read
   }
   return {__shfl_sync(~0u, walk.place.page, unit - walk.base), __shfl_sync(~0u, walk.place.slot, unit - walk.base)};
 }
@@ -76,7 +87,7 @@ __device__ inline void bring_tile(const PrefillCall& call, const PrefillItem& it
 #pragma unroll
   for (int half = 0; half < Shape::kTileKeys / 64; ++half) {
     const int unit = tile * (Shape::kTileKeys / 64) + half, key = 64 * unit + row;
-    const TilePlace place = find_unit(call, item, unit, walk);
+    const TilePlace place = find_unit<64>(call, item, unit, walk);
     const std::byte* from = call.planes[plane] + place.page + item.piece.head * call.head_stride[plane] +
                             (place.slot + row) * kRowBytes + 16 * piece;
     const uint32_t dest = to + half * 64 * 128 + swizzled(row, piece);
@@ -142,9 +153,18 @@ __device__ inline void bring_queries(const PrefillCall& call, const Piece& piece
 
 // A thread's part of its warpgroup's state: of rows g and g + 8 of its warp's 16.
 template <class Shape>
-struct GroupState {
+struct GroupSums {
   float o[Shape::kVDim / 2];
   float m[2], l[2];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < Shape::kVDim / 2; ++i) o[i] = 0.0f;
+    for (int i = 0; i < 2; ++i) m[i] = -INFINITY, l[i] = 0.0f;
+  }
+};
+template <class Shape>
+struct GroupState : GroupSums<Shape> {
   uint32_t p[Shape::kTileKeys / 16][4];  // weights of the tile before
 };
 
@@ -167,9 +187,10 @@ __device__ inline void multiply_weights(uint32_t v, GroupState<Shape>& state) {
   commit_products();
 }
 
-// Logits into weights; faded: what o and l are to be multiplied by.
+// Products into weights; scale: what takes them to logits, of each row; faded: what o and l are to be multiplied by.
 template <class Shape>
-__device__ inline void weigh(float scale, float (&s)[Shape::kTileKeys / 2], GroupState<Shape>& state, float (&faded)[2]) {
+__device__ inline void weigh(const float (&scale)[2], float (&s)[Shape::kTileKeys / 2], GroupSums<Shape>& state,
+                             float (&faded)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // two chains: a scheduler has one warp of the warpgroup
@@ -179,7 +200,7 @@ __device__ inline void weigh(float scale, float (&s)[Shape::kTileKeys / 2], Grou
       for (int k = 0; k < 2; ++k) most[k] = fmaxf(most[k], s[4 * n + 2 * i + k]);
     float largest = fmaxf(most[0], most[1]);
     for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
-    const float before = state.m[i], now = fmaxf(before, largest * scale);
+    const float before = state.m[i], now = fmaxf(before, largest * scale[i]);
     const float from = now == -INFINITY ? 0.0f : now - Shape::Number::kShift;  // nothing is seen yet
     faded[i] = now == before ? 1.0f : exp2_fast(before - now);
 #pragma unroll
@@ -187,7 +208,7 @@ __device__ inline void weigh(float scale, float (&s)[Shape::kTileKeys / 2], Grou
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         float& x = s[4 * n + 2 * i + k];
-        x = exp2_fast(fmaf(x, scale, -from));
+        x = exp2_fast(fmaf(x, scale[i], -from));
         sum[k] += x;
       }
     state.m[i] = now;
@@ -215,7 +236,7 @@ __device__ inline void keep_weights(const float (&s)[Shape::kTileKeys / 2], Grou
 }
 
 template <class Shape>
-__device__ inline void fade(const float (&faded)[2], GroupState<Shape>& state) {
+__device__ inline void fade(const float (&faded)[2], GroupSums<Shape>& state) {
   if (!__any_sync(~0u, faded[0] != 1.0f || faded[1] != 1.0f)) return;
 #pragma unroll
   for (int i = 0; i < Shape::kVDim / 2; ++i) state.o[i] *= faded[i / 2 % 2];
@@ -228,7 +249,7 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
   const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
   const RowKeys keys[2] = {keys_of_row(call, item, row), keys_of_row(call, item, row + 8)};
-  const float scale = logit_scale(call);
+  const float scale[2] = {logit_scale(call), logit_scale(call)};
   const auto tile_at = [&](bool is_v, int n) {
     return k + ((is_v ? Shape::kStages : 0) + n % Shape::kStages) * Shape::kTileBytes;
   };
@@ -279,7 +300,7 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
 template <class Shape>
-__device__ inline void store_group(const GroupState<Shape>& state, float* to) {
+__device__ inline void store_group(const GroupSums<Shape>& state, float* to) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -305,13 +326,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_sm90_kernel(const 
   std::byte* const aligned = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const uint32_t q = shared_address(aligned), k = q + Shape::kQBytes;
   const TileBarriers<Shape> barriers{shared_address(barrier_words)};
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2 * Shape::kStages; ++i) {
-      init_barrier(barriers.base + 8 * i, 128);
-      init_barrier(barriers.free(false, 0) + 8 * i, Shape::kWarps);
-    }
-    fence_products();
-  }
+  if (threadIdx.x == 0) init_barriers(barriers);
   __syncthreads();
   if (threadIdx.x >= 256) {
     give_registers<40>();
@@ -320,9 +335,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_sm90_kernel(const 
     take_registers<232>();
     bring_queries<Shape>(call, item.piece, q);
     GroupState<Shape> state;
-#pragma unroll
-    for (int i = 0; i < Shape::kVDim / 2; ++i) state.o[i] = 0.0f;
-    for (int i = 0; i < 2; ++i) state.m[i] = -INFINITY, state.l[i] = 0.0f;
+    state.clear();
     attend_tiles<Shape>(call, item, q, k, barriers, state);
     Shape::sync();
     float* own =
