@@ -205,7 +205,7 @@ struct DeviceTable {
   int32_t (*copy)(void* self, void* to, const void* from, int64_t bytes, void* stream, DeviceError* error);  // any direction
   int32_t (*fill)(void* self, void* data, int32_t byte, int64_t bytes, void* stream, DeviceError* error);
   int32_t (*wait)(void* self, void* stream, DeviceError* error);
-  // Host memory that the device reads and writes as well, 4,096-byte aligned and zero, and its address there.
+  // Host memory that the device reads and writes as well, 256-byte aligned and zero, and its address there.
   int32_t (*allocate_shared)(void* self, int64_t bytes, void** host, void** device, DeviceError* error);
   void (*release_shared)(void* self, void* host);
   // Whether the device is still there (DEVICE_LOST); any thread.

@@ -12,7 +12,7 @@
 namespace stand_in {
 namespace {
 
-constexpr int64_t kAlignment = 256, kSharedAlignment = 4096;
+constexpr int64_t kAlignment = 256, kSharedAlignment = 256;
 // ThreadSanitizer knows memory by its address: under it both sides have one, and it sees what passes between them.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kMapsTwice = false;
