@@ -260,7 +260,7 @@ void AttendCall::add_row_copies(const SequenceCall& call, const DeviceExchange& 
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     Rows from;
     for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
-    from = from.after(task->row_bytes, h * exchange.n_rows + call.first_row);
+    from = from.after(task->row_bytes, int64_t{h} * exchange.n_rows + call.first_row);
     for (const PageSpan& span : scratch_.spans)
       task->rows.push_back({from.after(task->row_bytes, span.token_idx - call.first_query),
                             cache_.store().rows(span.page, span.slot, args_.layer_idx, h), span.n_tokens});
