@@ -47,7 +47,7 @@ Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_task
   return {};
 }
 
-HandOver::~HandOver() {
+void HandOver::stop() {
   drain();
   {
     std::lock_guard lock(mutex_);

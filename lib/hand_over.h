@@ -84,7 +84,8 @@ class HandOver {
  public:
   // n_tasks: under way at most, a power of two.
   static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, std::unique_ptr<HandOver>* hand_over);
-  ~HandOver();  // waits for what is under way, unless the device is lost
+  ~HandOver() { stop(); }
+  void stop();  // waits for what is under way, unless the device is lost; the thread ends
 
   // Flags that the device has written nothing to yet; tickets begin with 0. Nothing is under way; those of before are there.
   void restart(ExchangeFlags* flags);

@@ -27,8 +27,10 @@ Session::~Session() {
     settle_device();
   }
   if (in_step_) cache_->engine().cpu().table->rest(cache_->engine().cpu().self);
-  // Jobs end while the cache still tells this session about changes: they read its pages and positions.
+  // Jobs end while the cache still tells this session about changes: they read its pages and positions. The thread that
+  // meets the device posts some, of an open step too.
   std::unique_lock lock(cache_->mutex());
+  if (device_ != nullptr) device_->hand_over().stop();
   for (auto& [id, state] : states_)
     for (auto& layer : state->layers) cache_->engine().worker().cancel(layer->refresh.job);
   cache_->detach(this);
@@ -295,7 +297,8 @@ Status Session::stats(tandem_session_stats* stats) {
 Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   const auto lock = cache_->lock_settled();
   Sequence* found = nullptr;
-  TANDEM_TRY(cache_->find_free(head.sequence, this, &found));
+  // Selections of a planned step's sequences change while it is open.
+  TANDEM_TRY(cache_->find_free(head.sequence, has_open_plan() ? nullptr : this, &found));
   TANDEM_TRY(reserve_state(*found, found->longest()));
   const auto l = static_cast<size_t>(head.layer_idx);
   const Layer& layer = cache_->layers()[l];
