@@ -189,7 +189,7 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
     if (is_over(task) && !has_come()) fault_of_step(task);
     return false;
   });
-  return has_come();
+  return has_come() && !task.is_cut.load(std::memory_order_acquire);  // else a later ticket's has come
 }
 
 // The device is told that its turn will come.
