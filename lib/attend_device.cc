@@ -88,10 +88,11 @@ Status AttendCall::run_on_device() {
   return status;
 }
 
-// No layer has grown.
+// No layer has grown. What is under way may still write to the state.
 void AttendCall::take_back() {
   std::unique_lock lock(cache_.mutex());
   if (args_.k == nullptr) return;
+  session_.device_->hand_over().drain();
   for (const SequenceCall& call : scratch_.calls) session_.shorten(*call.sequence, layer_idx_, call.first_query);
 }
 
@@ -221,14 +222,11 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   if (policy_.keeps_maw) prepare_observation(task);
 }
 
-// A session may find a sequence long: its window is not to hold all of it.
+// A session may find a sequence long: its window is not to hold all of it. The state follows when the call is committed.
 void AttendCall::evict_before(SequenceCall* call) {
-  LayerState& state = *call->state;
-  call->found_begin = state.window_begin;
-  if (session_.evicted_to(state, call->first_query) == state.window_begin) return;
-  if (policy_.keeps_maw) session_.fetch_maw(*call->sequence);
-  session_.evict(state, call->first_query);
-  session_.sums_.evicted_tokens += state.window_begin - call->found_begin;
+  call->found_begin = call->state->window_begin;
+  call->window_begin = session_.evicted_to(*call->state, call->first_query);
+  if (call->window_begin > call->found_begin && policy_.keeps_maw) session_.fetch_maw(*call->sequence);
 }
 
 // On a device the window is another processor's. Sinks are not in it, unless everything is.

@@ -105,6 +105,7 @@ Status AttendCall::prepare() {
     call.state = session_.state(sequence.id)->layers[layer_idx_].get();
     session_.fetch_maw(sequence);
     if (!call.is_append) TANDEM_TRY(session_.flush_layer(sequence, args_.layer_idx, *call.state));
+    call.window_begin = call.state->window_begin;
     set_visibility(call);
     choose_keys(call);
     if (policy_.keeps_maw) prepare_refresh(call);
@@ -166,7 +167,7 @@ void AttendCall::choose_keys(SequenceCall& call) {
       *std::min_element(scratch_.begin.begin() + static_cast<std::ptrdiff_t>(call.visibility_at), scratch_.begin.end());
   call.dense_begin = least;
   if (host == HostKeys::kSinks) return choose_streaming(call);
-  call.resident_begin = std::max(std::min(call.state->window_begin, call.length), least);
+  call.resident_begin = std::max(std::min(call.window_begin, call.length), least);
   call.host_begin = least;
   call.host_end = call.resident_begin;
   if (host == HostKeys::kSelected) {
