@@ -93,7 +93,10 @@ void AttendCall::take_back() {
   std::unique_lock lock(cache_.mutex());
   if (args_.k == nullptr) return;
   session_.device_->hand_over().drain();
-  for (const SequenceCall& call : scratch_.calls) session_.shorten(*call.sequence, layer_idx_, call.first_query);
+  for (const SequenceCall& call : scratch_.calls) {
+    session_.fetch_maw(*call.sequence);
+    session_.shorten(*call.sequence, layer_idx_, call.first_query, INT64_MAX);
+  }
 }
 
 // most: queries of a sequence in one chunk.
@@ -171,11 +174,10 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   DeviceSequences sequences;
   TANDEM_TRY(upload_descriptors(*task, &sequences));
   const auto has_host = [](const SequenceCall& call) { return call.has_host; };
-  Status launched = launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true);
-  if (!launched.ok()) {
-    task->is_cut = true;
-    return launched;
-  }
+  bool is_launched = false;
+  const AtEnd cut([&] { task->is_cut = !is_launched; });
+  TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true));
+  is_launched = true;
   std::unique_lock lock(cache_.mutex());
   TANDEM_TRY(session_.device_->hand_over().fault());  // what is lost is not committed
   commit_chunk();
@@ -203,7 +205,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   task->header = reinterpret_cast<const SlotHeader*>(session_.device_->slot(task->ticket));
   task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
   task->rows.clear();
-  task->appended.clear();
+  task->touched.clear();
   task->is_cut = false;
   task->arrived = task->observed = nullptr;
   const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
@@ -214,9 +216,8 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     set_visibility(call);
     choose_keys(call);
     add_host_jobs(call);
-    if (args_.k == nullptr) continue;
-    add_row_copies(call, exchange, task);
-    task->appended.push_back({call.sequence->id, call.first_query});
+    if (args_.k != nullptr) add_row_copies(call, exchange, task);
+    task->touched.push_back({call.sequence->id, args_.k != nullptr ? call.first_query : call.length, call.found_begin});
   }
   finish_host_jobs(*task, exchange);
   if (policy_.keeps_maw) prepare_observation(task);

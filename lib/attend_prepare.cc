@@ -267,7 +267,7 @@ void AttendCall::add_runs(const SequenceCall& call, const std::vector<PageSpan>&
   }
 }
 
-void AttendCall::add_selected_runs(const SequenceCall& call, const std::vector<int32_t>& pages, int32_t kv_head) {
+void AttendCall::add_selected_runs(const SequenceCall& call, const StoredPages& stored, int32_t kv_head) {
   const HeadSelection& head = call.state->heads[static_cast<size_t>(kv_head)];
   if (head.n_tokens == 0) return;
   const auto* token_idx = head.token_idx.as<int32_t>();
@@ -290,8 +290,8 @@ void AttendCall::add_selected_runs(const SequenceCall& call, const std::vector<i
     int64_t n = 1;
     while (i + n < head.n_tokens && token_idx[i + n] == token + n && slot + n < cache_.page_len()) ++n;
     KvRun run;
-    point_run(cache_.store().rows(pages[static_cast<size_t>(token / cache_.page_len())], slot, args_.layer_idx, kv_head),
-              layer_, &run);
+    const int32_t page = stored.pages[static_cast<size_t>(token / cache_.page_len())];
+    point_run(cache_.store().rows(stored.bases, page, slot, args_.layer_idx, kv_head), layer_, &run);
     run.n_tokens = n;
     run.token_idx = -1;
     run.first_position = token;
@@ -322,7 +322,7 @@ void AttendCall::add_jobs(const SequenceCall& call) {
     if (!call.has_host) continue;
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.host_spans, h);
-    if (call.selected) add_selected_runs(call, call.sequence->pages, h);
+    if (call.selected) add_selected_runs(call, {call.sequence->pages, cache_.store().bases()}, h);
     scratch_.jobs.push_back(job);
   }
 }

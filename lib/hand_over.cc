@@ -121,7 +121,12 @@ void HandOver::loop() {
       has_lost_.store(true, std::memory_order_release);
     }
     std::atomic_ref(flags_->answered).store(task.ticket + 1, std::memory_order_release);
-    if (!is_lost && task.observed != nullptr && wait_for_observation(task)) run(task.observed, task);
+    if (!is_lost && task.observed != nullptr) {
+      if (wait_for_observation(task))
+        run(task.observed, task);
+      else if (!task.is_cut)
+        task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
+    }
     {
       std::lock_guard lock(mutex_);
       sums_.staged_kv_bytes += staged_bytes;

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lib/attend_scratch.h"
@@ -27,10 +28,12 @@ struct RowCopy {
   int64_t n_rows = 0;
 };
 
-// Tokens from `length` on are lost when the ticket never arrives.
-struct AppendedTokens {
+// A sequence before a call: what it is again, in the call's layer, when the ticket never arrives. What arrived and was not
+// observed leaves keys that nobody has judged: the window begins again where it did.
+struct TouchedSequence {
   int64_t sequence = 0;
   int64_t length = 0;
+  int64_t window_begin = 0;
 };
 
 // What a call is to know of its sequence when its ticket has arrived, as it was when it was made.
@@ -63,18 +66,20 @@ struct HandOverTask {
   uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
   PlaneBytes row_bytes;
   std::vector<RowCopy> rows;
-  std::vector<AppendedTokens> appended;
+  std::vector<TouchedSequence> touched;
   AttendScratch scratch;  // jobs: q, o and lse are in the slot
   // Of sessions that select keys, on the thread: before the attend, when the selections before are known; and when the MAW
   // of tokens that have left the window are in the slot. They may throw bad_alloc. Null: nothing to do.
   class Session* session = nullptr;
   void (*arrived)(HandOverTask& task) = nullptr;
   void (*observed)(HandOverTask& task) = nullptr;
-  std::vector<LateCall> late;        // [n_calls] or more
-  std::vector<KvRun> runs;           // of the jobs, when their keys are chosen late
-  int64_t selected_kv_bytes = 0;     // that these have of selected keys
-  std::atomic<bool> is_lost{false};  // it never arrived
-  std::atomic<bool> is_cut{false};   // what was to come after its arrival was not launched
+  std::vector<LateCall> late;          // [n_calls] or more
+  std::vector<std::byte*> bases;       // of the store's extents
+  std::vector<KvRun> runs;             // of the jobs, when their keys are chosen late
+  int64_t selected_kv_bytes = 0;       // that these have of selected keys
+  std::atomic<bool> is_lost{false};    // it never arrived
+  std::atomic<bool> is_unseen{false};  // it arrived and was not observed
+  std::atomic<bool> is_cut{false};     // what was to come after its arrival was not launched
 
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
@@ -112,12 +117,14 @@ class HandOver {
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
   // Why no ticket will arrive any more; ok as long as they do.
   Status fault();
-  // take_back(task) of tasks that never arrived; it is idle.
+  // take_back(task) of tasks that never arrived or were not observed; it is idle.
   template <typename F>
   void take_lost(F take_back) {
     if (!has_lost_.exchange(false, std::memory_order_acq_rel)) return;
-    for (const HandOverTask& task : tasks_)
-      if (const_cast<HandOverTask&>(task).is_lost.exchange(false)) take_back(task);
+    for (HandOverTask& task : tasks_) {
+      if (task.is_lost || task.is_unseen) take_back(std::as_const(task));
+      task.is_lost = task.is_unseen = false;
+    }
   }
 
  private:

@@ -110,6 +110,7 @@ void AttendCall::prepare_observation(HandOverTask* task) {
     AttendCall(*observed.session, args, observed.scratch).take_observation(&observed);
   };
   if (task->late.size() < scratch_.calls.size()) task->late.resize(scratch_.calls.size());
+  task->bases = cache_.store().bases();
   int64_t n_evicted = 0;
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     SequenceCall& call = scratch_.calls[i];
@@ -148,7 +149,7 @@ void AttendCall::choose_late(HandOverTask* task) {
       scratch_.job_runs[j] = first;
       if (!call.selected) continue;
       scratch_.runs.swap(task->runs);
-      add_selected_runs(call, task->late[i].pages, h);
+      add_selected_runs(call, {task->late[i].pages, task->bases}, h);
       scratch_.runs.swap(task->runs);
       task->selected_kv_bytes += call.state->heads[static_cast<size_t>(h)].n_tokens * task->row_bytes.total();
     }

@@ -165,22 +165,28 @@ void Session::settle_device() {
   if (is_settled()) return;
   device_->hand_over().drain();
   device_->hand_over().take_lost([this](const HandOverTask& task) {
-    for (const AppendedTokens& tokens : task.appended) {
-      Sequence* sequence = cache_->find(tokens.sequence);
+    for (const TouchedSequence& was : task.touched) {
+      Sequence* sequence = cache_->find(was.sequence);
       if (sequence == nullptr) continue;
-      for (size_t l = 0; l < sequence->lengths.size(); ++l)
-        if (task.step > 0 || static_cast<int32_t>(l) == task.shape.layer_idx) shorten(*sequence, l, tokens.length);
+      fetch_maw(*sequence);
+      for (size_t l = 0; l < sequence->lengths.size(); ++l) {
+        const bool is_own = static_cast<int32_t>(l) == task.shape.layer_idx;
+        if (!is_own && (task.step == 0 || !task.is_lost)) continue;
+        const int64_t length = task.is_lost ? was.length : sequence->lengths[l];
+        shorten(*sequence, l, length, is_own ? was.window_begin : INT64_MAX);
+      }
     }
   });
 }
 
 // Of one layer, which may leave the sequence uneven.
-void Session::shorten(Sequence& sequence, size_t layer_idx, int64_t length) {
+void Session::shorten(Sequence& sequence, size_t layer_idx, int64_t length, int64_t window_begin) {
   sequence.lengths[layer_idx] = std::min(sequence.lengths[layer_idx], length);
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
   LayerState& state = *found->layers[layer_idx];
-  state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, length - options_.window_len));
+  state.window_begin = std::min({state.window_begin, window_begin, std::max<int64_t>(0, length - options_.window_len)});
+  for (HeadSelection& head : state.heads) head.cut(state.window_begin);
   if (!state.heads.empty()) state.maw.clear(cache_->layers()[layer_idx].n_q_heads, length, sequence.longest());
   found->window.cut(layer_idx, length);
   found->window.set_maw(layer_idx, false);
@@ -216,11 +222,7 @@ void Session::on_truncate(const Sequence& sequence, int64_t n_tokens) {
     if (refresh.n_queries == 0) refresh.n_skipped = 0;
     if (state.heads.empty()) continue;
     state.maw.clear(cache_->layers()[l].n_q_heads, n_tokens, sequence.longest());
-    for (HeadSelection& head : state.heads) {
-      const int32_t* idx = head.token_idx.as<int32_t>();
-      head.n_tokens = std::lower_bound(idx, idx + head.n_tokens, state.window_begin) - idx;
-      head.n_copied = std::min(head.n_copied, head.n_tokens);
-    }
+    for (HeadSelection& head : state.heads) head.cut(state.window_begin);
   }
 }
 

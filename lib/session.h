@@ -117,7 +117,7 @@ class Session {
     int32_t next_layer = 0;
     int64_t n_tokens = 0, max_q_len = 0;
   };
-  void shorten(Sequence& sequence, size_t layer_idx, int64_t length);
+  void shorten(Sequence& sequence, size_t layer_idx, int64_t length, int64_t window_begin);
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
