@@ -129,11 +129,12 @@ DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& lay
 
 Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_len,
                              std::unique_ptr<DeviceSession>* session) {
-  const Engine& engine = cache.engine();
+  Engine& engine = cache.engine();
   std::unique_ptr<DeviceSession> made(
       new DeviceSession(*engine.device(), cache.layers(), policy, window_len, cache.device_tier()));
   TANDEM_TRY(made->upload_sinks());
-  TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()), &made->hand_over_));
+  TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()), &engine.device_calls(),
+                              &made->hand_over_));
   *session = std::move(made);
   return {};
 }

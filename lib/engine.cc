@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "lib/engine.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -53,9 +55,15 @@ Engine::~Engine() {
 }
 
 Status Engine::drain(int64_t timeout_ns) {
-  if (worker_->drain(timeout_ns)) return {};
-  return fail(TANDEM_ERROR_TIMEOUT, "timeout_ns", "timeout_ns = %lld has passed with background work unfinished",
-              static_cast<long long>(timeout_ns));
+  const auto begin = std::chrono::steady_clock::now();
+  const char* what = "calls on device tensors under way";
+  if (device_calls_.drain(timeout_ns)) {
+    const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - begin;
+    if (worker_->drain(timeout_ns < 0 ? timeout_ns : std::max<int64_t>(0, timeout_ns - spent.count()))) return {};
+    what = "background work unfinished";
+  }
+  return fail(TANDEM_ERROR_TIMEOUT, "timeout_ns", "timeout_ns = %lld has passed with %s", static_cast<long long>(timeout_ns),
+              what);
 }
 
 std::string Engine::report() const {

@@ -8,6 +8,7 @@
 #include "lib/backend.h"
 #include "lib/device_owner.h"
 #include "lib/memory.h"
+#include "lib/under_way.h"
 #include "lib/worker.h"
 
 namespace tandem {
@@ -24,6 +25,8 @@ class Engine {
   const Device* device() const { return device_ != nullptr ? &device_->device() : nullptr; }  // null: the CPU alone
   Worker& worker() const { return *worker_; }
   const Allocator& allocator() const { return allocator_; }
+  UnderWay& device_calls() { return device_calls_; }
+  // Until no call on device tensors is under way, and nothing is left of what they and others have posted to the worker.
   Status drain(int64_t timeout_ns);
   std::string report() const;  // JSON
   [[gnu::format(printf, 3, 4)]] void log(int32_t level, const char* format, ...) const;
@@ -34,6 +37,7 @@ class Engine {
 
   Backend cpu_;
   std::unique_ptr<DeviceOwner> device_;
+  UnderWay device_calls_;
   Allocator allocator_;
   tandem_log_fn log_ = nullptr;
   void* log_user_ = nullptr;

@@ -32,8 +32,9 @@ void pause() {
 
 }  // namespace
 
-Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_tasks, std::unique_ptr<HandOver>* hand_over) {
-  std::unique_ptr<HandOver> made(new HandOver(device, cpu, n_tasks));
+Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_tasks, UnderWay* under_way,
+                        std::unique_ptr<HandOver>* hand_over) {
+  std::unique_ptr<HandOver> made(new HandOver(device, cpu, n_tasks, under_way));
   const SignalsBlocked blocked;
   int error = 0;
   try {
@@ -77,12 +78,30 @@ HandOverTask& HandOver::next_task(int64_t ahead) {
   return task;
 }
 
-void HandOver::post(int64_t n_tasks) {
+void HandOver::post() {
   {
     std::lock_guard lock(mutex_);
+    under_way_.add(1);
+    posted_.fetch_add(1, std::memory_order_release);
+  }
+  changed_posted_.notify_one();
+}
+
+void HandOver::open_step(int64_t n_tasks) {
+  {
+    std::lock_guard lock(mutex_);
+    open_from_.store(posted_.load(std::memory_order_relaxed), std::memory_order_release);
     posted_.fetch_add(static_cast<uint64_t>(n_tasks), std::memory_order_release);
   }
   changed_posted_.notify_one();
+}
+
+// What is left of the step is under way from here on.
+void HandOver::close_step() {
+  std::lock_guard lock(mutex_);
+  under_way_.add(static_cast<int64_t>(posted_.load(std::memory_order_relaxed) -
+                                      std::max(finished_.load(std::memory_order_relaxed), open_from_.load())));
+  open_from_.store(UINT64_MAX, std::memory_order_release);
 }
 
 void HandOver::drain() {
@@ -134,6 +153,7 @@ void HandOver::loop() {
       if (has_part) sums_.host_part_ns += std::chrono::nanoseconds(end - begin).count();
       if (has_part) sums_.selected_kv_bytes += task.selected_kv_bytes;
       finished_.store(task.idx + 1, std::memory_order_release);
+      if (task.idx < open_from_.load(std::memory_order_relaxed)) under_way_.add(-1);
     }
     changed_finished_.notify_all();
   }

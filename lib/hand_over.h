@@ -19,6 +19,7 @@
 #include "lib/attend_scratch.h"
 #include "lib/device_owner.h"
 #include "lib/planes.h"
+#include "lib/under_way.h"
 
 namespace tandem {
 
@@ -87,8 +88,9 @@ struct HandOverTask {
 
 class HandOver {
  public:
-  // n_tasks: under way at most, a power of two.
-  static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, std::unique_ptr<HandOver>* hand_over);
+  // n_tasks: at most at a time, a power of two. under_way: counts them.
+  static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, UnderWay* under_way,
+                       std::unique_ptr<HandOver>* hand_over);
   ~HandOver() { stop(); }
   void stop();  // waits for what is under way, unless the device is lost; the thread ends
 
@@ -96,14 +98,11 @@ class HandOver {
   void restart(ExchangeFlags* flags);
   // The task of the next ticket, or of one behind it, to be filled and posted; waits while its place is taken.
   HandOverTask& next_task(int64_t ahead = 0);
-  void post(int64_t n_tasks = 1);
+  void post();
   int64_t n_tasks() const { return static_cast<int64_t>(tasks_.size()); }
   // While a step is open that has posted tasks and may not have launched anything yet, nobody waits for these.
-  void open_step(int64_t n_tasks) {
-    open_from_.store(posted_.load(std::memory_order_relaxed), std::memory_order_release);
-    post(n_tasks);
-  }
-  void close_step() { open_from_.store(UINT64_MAX, std::memory_order_release); }
+  void open_step(int64_t n_tasks);
+  void close_step();
   bool is_idle() const {
     const uint64_t posted = posted_.load(std::memory_order_acquire), open_from = open_from_.load(std::memory_order_acquire);
     return finished_.load(std::memory_order_acquire) >= std::min(posted, open_from);
@@ -128,8 +127,8 @@ class HandOver {
   }
 
  private:
-  HandOver(const Device& device, const Backend& cpu, int64_t n_tasks)
-      : device_(device), cpu_(cpu), tasks_(static_cast<size_t>(n_tasks)) {}
+  HandOver(const Device& device, const Backend& cpu, int64_t n_tasks, UnderWay* under_way)
+      : device_(device), cpu_(cpu), under_way_(*under_way), tasks_(static_cast<size_t>(n_tasks)) {}
   void loop();
   bool wait_for_post();
   template <typename F>
@@ -148,6 +147,7 @@ class HandOver {
 
   const Device& device_;
   Backend cpu_;
+  UnderWay& under_way_;
   ExchangeFlags* flags_ = nullptr;
   uint64_t first_idx_ = 0;           // of the task whose ticket is 0
   std::vector<HandOverTask> tasks_;  // of index i: i % n_tasks

@@ -190,7 +190,8 @@ TANDEM_API int32_t tandem_engine_create(tandem_engine **engine, const tandem_eng
 /* Gives up the caller's reference; caches and sessions keep the engine alive. Accepts NULL, never fails or blocks on a
  * device. A released handle is refused by later calls. */
 TANDEM_API void tandem_engine_release(tandem_engine *engine);
-/* Waits until background work has finished; calls under way on a device are their stream's. timeout_ns < 0: for ever. Errors: TIMEOUT. */
+/* Waits until calls on device tensors, of all sessions, have reached the host, and background work has finished. A planned
+ * step counts from its tandem_step_end() on; what else their streams do is theirs. timeout_ns < 0: for ever. Errors: TIMEOUT. */
 TANDEM_API int32_t tandem_engine_drain(tandem_engine *engine, int64_t timeout_ns, tandem_error **error);
 /* Topology, workers, instruction set, backends (with the reason for each refusal) as JSON. Writes at most buffer_bytes
  * bytes, always 0-terminated when buffer_bytes > 0; *needed_bytes (may be NULL) gets the full size with the 0. */

@@ -24,6 +24,7 @@ struct Side {
   tandem_cache* cache = nullptr;
   tandem_session* session = nullptr;
   int64_t sequence = 0;
+  bool is_second = false;
 
   explicit Side(bool has_device, const char* policy = "all", int64_t device_cap_bytes = 0, int32_t n_layers = 1,
                 int64_t window_tokens = kWindow) {
@@ -49,9 +50,20 @@ struct Side {
     OK(tandem_sequence_create, &sequence, cache);
   }
   Side(const Side&) = delete;
+  // Another cache, session and sequence on the same engine and model.
+  Side(const Side& first, const char* policy, int64_t window_tokens = kWindow)
+      : engine(first.engine), model(first.model), is_second(true) {
+    const tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
+    OK(tandem_cache_create, &cache, engine, model, &cache_options);
+    tandem_session_options session_options = options_of(policy);
+    session_options.window_tokens = window_tokens;
+    OK(tandem_session_create, &session, cache, &session_options);
+    OK(tandem_sequence_create, &sequence, cache);
+  }
   ~Side() {
     tandem_session_release(session);
     tandem_cache_release(cache);
+    if (is_second) return;
     tandem_model_release(model);
     tandem_engine_release(engine);
   }

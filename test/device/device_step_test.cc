@@ -1,87 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Steps that are planned for a stream: calls one by one and replays of a graph give the same bits while lengths, pages and
 // the host's part change, and a step that is not done as it was planned is an error and no hang.
-#include "device/device_side.h"
+#include "device/step_runner.h"
 
 using namespace tandem_test;
 
 namespace {
-
-constexpr int32_t kStepLayers = 3;
-constexpr int64_t kTwo = 2;
-
-// Two sequences, and tensors of one call for each layer that stay where they are.
-struct Runner {
-  Side side;
-  int64_t ids[2] = {0, 0};
-  std::vector<std::unique_ptr<Call>> calls;
-  void* stream = controls.create_stream();
-  void* graph = nullptr;
-
-  explicit Runner(int64_t prompt, const char* policy = "all") : side(true, policy, 0, kStepLayers) {
-    ids[0] = side.sequence;
-    OK(tandem_sequence_create, &ids[1], side.cache);
-    for (int32_t l = 0; l < kStepLayers; ++l) {
-      for (int i = 0; i < 2; ++i) {
-        const Tensor k({prompt + 30 * i, kKvHeads, kDim}, 100 + l), v({prompt + 30 * i, kKvHeads, kDim}, 200 + l);
-        OK(tandem_sequence_append, side.cache, ids[i], l, &k.view, &v.view, nullptr);
-      }
-      calls.push_back(std::make_unique<Call>(kTwo, 10 * l));
-      calls.back()->to_device();
-    }
-  }
-  ~Runner() {
-    controls.free_graph(graph);
-    assert_true(controls.destroy_stream(stream));
-  }
-  // New numbers for a step, the same for the same step.
-  void set_inputs(int64_t step) {
-    for (int32_t l = 0; l < kStepLayers; ++l) {
-      Call fresh(kTwo, 1000 + 10 * step + l);
-      Tensor* from[] = {&fresh.q, &fresh.k, &fresh.v};
-      for (size_t i = 0; i < 3; ++i)
-        device->upload(calls[static_cast<size_t>(l)]->memory[i], from[i]->values.data(),
-                       static_cast<int64_t>(from[i]->values.size() * sizeof(float)));
-    }
-  }
-  tandem_attend_args args(int32_t layer, const int64_t* q_lens) {
-    tandem_attend_args args = calls[static_cast<size_t>(layer)]->args(side, layer);
-    args.n_sequences = 2;
-    args.sequences = ids;
-    args.q_lens = q_lens;
-    args.stream = stream;
-    return args;
-  }
-  void begin(const int64_t* q_lens) { OK(tandem_step_begin, side.session, ids, q_lens, 2, stream); }
-  void attend_layers(const int64_t* q_lens, int32_t n_layers = kStepLayers) {
-    for (int32_t l = 0; l < n_layers; ++l) {
-      const tandem_attend_args call = args(l, q_lens);
-      OK(tandem_attend, side.session, &call);
-    }
-  }
-  void end() { OK(tandem_step_end, side.session, stream); }
-  void capture(const int64_t* q_lens) {
-    assert_true(controls.begin_capture(stream));
-    attend_layers(q_lens);
-    graph = controls.end_capture(stream);
-    assert_non_null(graph);
-  }
-  std::vector<float> outputs() {
-    device->must(device->table->wait(device->self, stream, &error), error);
-    std::vector<float> all;
-    for (const auto& call : calls) {
-      const std::vector<float> one = call->output();
-      all.insert(all.end(), one.begin(), one.end());
-    }
-    return all;
-  }
-  uint64_t digest(int i) {
-    uint64_t digest = 0;
-    OK(tandem_sequence_digest, &digest, side.cache, ids[i]);
-    return digest;
-  }
-  tandem::DeviceError error;
-};
 
 void compare_replays_with_calls(const char* policy) {
   Runner eager(150, policy), replayed(150, policy);
