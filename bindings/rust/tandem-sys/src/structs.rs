@@ -12,8 +12,8 @@ pub struct Layout {
     pub size: usize,
     /// Bytes.
     pub align: usize,
-    /// Name and offset in bytes, in order of declaration.
-    pub members: &'static [(&'static str, usize)],
+    /// Name, offset and size in bytes, in order of declaration.
+    pub members: &'static [(&'static str, usize, usize)],
 }
 
 /// Declares the structs and `LAYOUTS`, in the order in which the library's fingerprint counts them.
@@ -30,7 +30,7 @@ macro_rules! abi_structs {
             name: stringify!($name),
             size: std::mem::size_of::<$name>(),
             align: std::mem::align_of::<$name>(),
-            members: &[$((stringify!($member), std::mem::offset_of!($name, $member)),)+],
+            members: &[$((stringify!($member), std::mem::offset_of!($name, $member), std::mem::size_of::<$type>()),)+],
         },)+];
     };
 }

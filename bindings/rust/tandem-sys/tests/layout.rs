@@ -34,8 +34,8 @@ fn expected() -> String {
     let mut text = String::new();
     for layout in LAYOUTS {
         text += &format!("{} {} {}\n", layout.name, layout.size, layout.align);
-        for (member, offset) in layout.members {
-            text += &format!("{}.{member} {offset}\n", layout.name);
+        for (member, offset, size) in layout.members {
+            text += &format!("{}.{member} {offset} {size}\n", layout.name);
         }
     }
     for (name, value) in constants() {
@@ -62,8 +62,9 @@ fn program() -> String {
     for layout in LAYOUTS {
         let name = layout.name;
         body += &format!("  printf(\"{name} %zu %zu\\n\", sizeof({name}), offsetof(struct {{ char c; {name} s; }}, s));\n");
-        for (member, _) in layout.members {
-            body += &format!("  printf(\"{name}.{member} %zu\\n\", offsetof({name}, {member}));\n");
+        for (member, ..) in layout.members {
+            let size = format!("sizeof((({name} *)0)->{member})");
+            body += &format!("  printf(\"{name}.{member} %zu %zu\\n\", offsetof({name}, {member}), {size});\n");
         }
     }
     for (name, _) in constants() {
