@@ -30,11 +30,21 @@ fn pkg_config(arguments: &[&str]) -> Result<String, String> {
     Err(format!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// The variables rather than the flags: folders whose names have spaces need no unquoting.
+/// A folder: pkg-config quotes spaces and the like for a shell, with backslashes.
+fn folder(variable: &str) -> Result<String, String> {
+    let quoted = pkg_config(&[&format!("--variable={variable}"), "tandem"])?;
+    let mut characters = quoted.chars();
+    let mut text = String::new();
+    while let Some(c) = characters.next() {
+        text.push(if c == '\\' { characters.next().unwrap_or(c) } else { c });
+    }
+    Ok(text)
+}
+
 fn by_pkg_config() -> Result<Found, String> {
     pkg_config(&["--exists", "--print-errors", "tandem >= 0.1", "tandem < 1"])?;
-    let lib_dir = pkg_config(&["--variable=libdir", "tandem"])?;
-    let include_dir = pkg_config(&["--variable=includedir", "tandem"])?;
+    let lib_dir = folder("libdir")?;
+    let include_dir = folder("includedir")?;
     Ok(Found { lib_dir, include_dir })
 }
 
