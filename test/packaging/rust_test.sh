@@ -16,15 +16,19 @@ trap 'rm -rf "$prefix"' EXIT
 step 'cmake --install' "$cmake" --install "$build" --prefix "$prefix" || finish
 libdir=$(dirname "$(find "$prefix" -name libtandem.so)")
 cd "$source/bindings/rust" || exit 1
+export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0
 export CARGO_TARGET_DIR="$work/target" LD_LIBRARY_PATH="$libdir" CC="$cc"
 
-without() { # neither way finds the library: the build stops and says what to do
-  local output
-  ! output=$(PKG_CONFIG_LIBDIR="$work/empty" cargo build --offline --locked -p tandem-sys 2>&1) || return 1
+without() { # what is said; environment…: the library is not found, the build stops and says what to do
+  local output said=$1
+  shift
+  ! output=$(env "$@" cargo build --offline --locked -p tandem-sys 2>&1) || return 1
   printf '%s\n' "$output"
-  [[ $output == *'libtandem was not found'* && $output == *TANDEM_LIB_DIR* ]]
+  [[ $output == *'libtandem was not found'*"$said"*PKG_CONFIG_PATH=* ]]
 }
-step 'without the library' without
+step 'without the library' without 'tandem' "PKG_CONFIG_LIBDIR=$work/empty"
+step 'without pkg-config' without 'could not be run' PKG_CONFIG=/no/such/program
+step 'a folder without the library' without 'has no libtandem.so' "TANDEM_LIB_DIR=$work/empty"
 step 'TANDEM_LIB_DIR' env "TANDEM_LIB_DIR=$libdir" PKG_CONFIG=false cargo test --offline --locked -p tandem-sys
 export PKG_CONFIG_PATH="$libdir/pkgconfig"
 step 'pkg-config' cargo test --offline --locked

@@ -12,8 +12,7 @@ struct Found {
 
 fn in_folder(lib_dir: &str) -> Result<Found, String> {
     let folder = Path::new(lib_dir);
-    let names = ["libtandem.so", "libtandem.dylib", "libtandem.a"];
-    if !names.iter().any(|name| folder.join(name).exists()) {
+    if !folder.join("libtandem.so").exists() {
         return Err(format!("TANDEM_LIB_DIR = {lib_dir} has no libtandem.so"));
     }
     let include_dir = env::var("TANDEM_INCLUDE_DIR").unwrap_or_else(|_| folder.join("../include").display().to_string());
