@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+//! Finds libtandem.so: in $TANDEM_LIB_DIR, else by asking pkg-config. Nothing is downloaded, built or guessed.
+use std::env;
+use std::path::Path;
+use std::process::Command;
+
+/// Where the library and its header are.
+struct Found {
+    lib_dir: String,
+    include_dir: String,
+}
+
+fn in_folder(lib_dir: &str) -> Result<Found, String> {
+    let folder = Path::new(lib_dir);
+    if !folder.join("libtandem.so").exists() {
+        return Err(format!("TANDEM_LIB_DIR = {lib_dir} has no libtandem.so"));
+    }
+    let include_dir = env::var("TANDEM_INCLUDE_DIR").unwrap_or_else(|_| folder.join("../include").display().to_string());
+    Ok(Found { lib_dir: lib_dir.to_string(), include_dir })
+}
+
+fn pkg_config(arguments: &[&str]) -> Result<String, String> {
+    let program = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".to_string());
+    let output =
+        Command::new(&program).args(arguments).output().map_err(|error| format!("{program} could not be run ({error})"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_string());
+    }
+    Err(format!("{program} {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// A folder: pkg-config quotes spaces and the like for a shell, with backslashes.
+fn folder(variable: &str) -> Result<String, String> {
+    let quoted = pkg_config(&[&format!("--variable={variable}"), "tandem"])?;
+    let mut characters = quoted.chars();
+    let mut text = String::new();
+    while let Some(c) = characters.next() {
+        text.push(if c == '\\' { characters.next().unwrap_or(c) } else { c });
+    }
+    Ok(text)
+}
+
+fn by_pkg_config() -> Result<Found, String> {
+    pkg_config(&["--exists", "--print-errors", "tandem >= 0.1", "tandem < 1"])?;
+    let lib_dir = folder("libdir")?;
+    let include_dir = folder("includedir")?;
+    Ok(Found { lib_dir, include_dir })
+}
+
+fn main() {
+    for name in ["TANDEM_LIB_DIR", "TANDEM_INCLUDE_DIR", "PKG_CONFIG", "PKG_CONFIG_PATH", "PKG_CONFIG_LIBDIR"] {
+        println!("cargo:rerun-if-env-changed={name}");
+    }
+    let found = match env::var("TANDEM_LIB_DIR") {
+        Ok(lib_dir) => in_folder(&lib_dir),
+        Err(_) => by_pkg_config(),
+    };
+    match found {
+        Ok(found) => {
+            println!("cargo:rustc-link-search=native={}", found.lib_dir);
+            println!("cargo:rustc-link-lib=dylib=tandem");
+            println!("cargo:include={}", found.include_dir);
+            println!("cargo:rustc-env=TANDEM_SYS_INCLUDE_DIR={}", found.include_dir);
+        }
+        Err(why) => {
+            eprintln!("tandem-sys: libtandem was not found: {why}.");
+            eprintln!("Install Tandem (cmake --install build --prefix PREFIX), then set either");
+            eprintln!("  TANDEM_LIB_DIR=PREFIX/lib                   the folder with libtandem.so, or");
+            eprintln!("  PKG_CONFIG_PATH=PREFIX/lib/pkgconfig        the folder with tandem.pc.");
+            std::process::exit(1);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT
+//! The functions, in the order of the header.
+use super::*;
+use std::os::raw::{c_char, c_void};
+
+#[link(name = "tandem")]
+extern "C" {
+    pub fn tandem_version() -> u32;
+    pub fn tandem_abi_fingerprint(minor: u32) -> u64;
+    pub fn tandem_status_name(status: i32) -> *const c_char;
+    pub fn tandem_error_message(error: *const tandem_error) -> *const c_char;
+    pub fn tandem_error_field(error: *const tandem_error) -> *const c_char;
+    pub fn tandem_error_status(error: *const tandem_error) -> i32;
+    pub fn tandem_error_underlying(error: *const tandem_error) -> i64;
+    pub fn tandem_error_release(error: *mut tandem_error);
+    pub fn tandem_dtype_name(dtype: i32) -> *const c_char;
+    pub fn tandem_dtype_row_bytes(dtype: i32, head_dim: i32) -> i64;
+    pub fn tandem_tensor_init(
+        tensor: *mut tandem_tensor,
+        dtype: i32,
+        data: *mut c_void,
+        n_dims: i32,
+        shape: *const i64,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_engine_options_init(options: *mut tandem_engine_options);
+    pub fn tandem_engine_create(
+        engine: *mut *mut tandem_engine,
+        options: *const tandem_engine_options,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_engine_release(engine: *mut tandem_engine);
+    pub fn tandem_engine_drain(engine: *mut tandem_engine, timeout_ns: i64, error: *mut *mut tandem_error) -> i32;
+    pub fn tandem_engine_report(
+        buffer: *mut c_char,
+        buffer_bytes: usize,
+        needed_bytes: *mut usize,
+        engine: *const tandem_engine,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_layer_options_init(options: *mut tandem_layer_options);
+    pub fn tandem_model_create(
+        model: *mut *mut tandem_model,
+        layers: *const tandem_layer_options,
+        n_layers: i32,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_model_release(model: *mut tandem_model);
+    pub fn tandem_cache_options_init(options: *mut tandem_cache_options);
+    pub fn tandem_cache_create(
+        cache: *mut *mut tandem_cache,
+        engine: *mut tandem_engine,
+        model: *const tandem_model,
+        options: *const tandem_cache_options,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_cache_release(cache: *mut tandem_cache);
+    pub fn tandem_sequence_create(sequence: *mut i64, cache: *mut tandem_cache, error: *mut *mut tandem_error) -> i32;
+    pub fn tandem_sequence_fork(
+        fork: *mut i64,
+        cache: *mut tandem_cache,
+        sequence: i64,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_drop(cache: *mut tandem_cache, sequence: i64, error: *mut *mut tandem_error) -> i32;
+    pub fn tandem_sequence_reserve(
+        cache: *mut tandem_cache,
+        sequence: i64,
+        n_tokens: i64,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_truncate(
+        cache: *mut tandem_cache,
+        sequence: i64,
+        n_tokens: i64,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_remove(
+        cache: *mut tandem_cache,
+        sequence: i64,
+        first: i64,
+        n_tokens: i64,
+        shift_positions: i32,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_append(
+        cache: *mut tandem_cache,
+        sequence: i64,
+        layer_idx: i32,
+        k: *const tandem_tensor,
+        v: *const tandem_tensor,
+        stream: *mut c_void,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_read(
+        k: *const tandem_tensor,
+        v: *const tandem_tensor,
+        cache: *const tandem_cache,
+        sequence: i64,
+        layer_idx: i32,
+        first: i64,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_length(
+        n_tokens: *mut i64,
+        cache: *const tandem_cache,
+        sequence: i64,
+        layer_idx: i32,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_digest(
+        digest: *mut u64,
+        cache: *const tandem_cache,
+        sequence: i64,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_session_options_init(options: *mut tandem_session_options);
+    pub fn tandem_session_create(
+        session: *mut *mut tandem_session,
+        cache: *mut tandem_cache,
+        options: *const tandem_session_options,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_session_release(session: *mut tandem_session);
+    pub fn tandem_attend_args_init(args: *mut tandem_attend_args);
+    pub fn tandem_attend(
+        session: *mut tandem_session,
+        args: *const tandem_attend_args,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_session_commit(
+        session: *mut tandem_session,
+        sequence: i64,
+        kept_idx: *const i64,
+        n_kept: i64,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_step_begin(
+        session: *mut tandem_session,
+        sequences: *const i64,
+        q_lens: *const i64,
+        n_sequences: i32,
+        stream: *mut c_void,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_step_end(session: *mut tandem_session, stream: *mut c_void, error: *mut *mut tandem_error) -> i32;
+    pub fn tandem_merge(
+        o_out: *const tandem_tensor,
+        lse_out: *const tandem_tensor,
+        o: *const *const tandem_tensor,
+        lse: *const *const tandem_tensor,
+        n_states: i32,
+        engine: *mut tandem_engine,
+        stream: *mut c_void,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_plan_memory(
+        plan: *mut tandem_memory_plan,
+        engine: *const tandem_engine,
+        model: *const tandem_model,
+        cache: *const tandem_cache_options,
+        session: *const tandem_session_options,
+        kv_lens: *const i64,
+        n_sequences: i64,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_plan_report(
+        buffer: *mut c_char,
+        buffer_bytes: usize,
+        needed_bytes: *mut usize,
+        plan: *const tandem_memory_plan,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_supports(
+        engine: *const tandem_engine,
+        layer: *const tandem_layer_options,
+        cache: *const tandem_cache_options,
+        session: *const tandem_session_options,
+        why: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_policy_name(idx: i32) -> *const c_char;
+    pub fn tandem_cpu_isa_name(idx: i32) -> *const c_char;
+    pub fn tandem_cpu_isa_available(name: *const c_char) -> i32;
+    pub fn tandem_cache_get_stats(
+        stats: *mut tandem_cache_stats,
+        cache: *const tandem_cache,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_session_get_stats(
+        stats: *mut tandem_session_stats,
+        session: *const tandem_session,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_session_selection(
+        token_idx: *mut i64,
+        maw: *mut f32,
+        capacity: i64,
+        n_kept: *mut i64,
+        session: *mut tandem_session,
+        sequence: i64,
+        layer_idx: i32,
+        kv_head_idx: i32,
+        q_head_idx: i32,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT
+//! The C ABI of Tandem 0.1 as `tandem/tandem.h` declares it.
+//!
+//! Names, types and order are the header's, and so is the documentation: the header says what each function does, which
+//! errors it returns and who owns what. Use the crate `tandem` unless it lacks something.
+//!
+//! The library is found at build time in `$TANDEM_LIB_DIR` or through pkg-config. At run time the loader has to find it:
+//! after an install into `/usr/local`, `sudo ldconfig`; elsewhere `LD_LIBRARY_PATH` or an rpath.
+#![allow(non_camel_case_types, missing_docs)]
+
+mod constants;
+mod functions;
+mod structs;
+
+pub use constants::*;
+pub use functions::*;
+pub use structs::*;
+
+/// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
+pub const FINGERPRINT: u64 = 0x98e8_ab65_725a_a981;
+
+macro_rules! opaque {
+    ($($name:ident)+) => {$(
+        /// A handle; only pointers to it exist.
+        #[repr(C)]
+        pub struct $name {
+            _opaque: [u8; 0],
+            _neither_send_nor_unpin: std::marker::PhantomData<(*mut u8, std::marker::PhantomPinned)>,
+        }
+    )+};
+}
+opaque! { tandem_error tandem_engine tandem_model tandem_cache tandem_session }

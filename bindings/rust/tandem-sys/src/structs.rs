@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: MIT
+//! The public structs. The macro that declares them also lists size and member offsets, so that the layout test and the
+//! fingerprint cannot leave a member out.
+use std::os::raw::{c_char, c_void};
+
+/// Size, alignment and member offsets of a struct, as Rust lays it out.
+#[derive(Debug)]
+pub struct Layout {
+    /// Name in C.
+    pub name: &'static str,
+    /// Bytes.
+    pub size: usize,
+    /// Bytes.
+    pub align: usize,
+    /// Name, offset and size in bytes, in order of declaration.
+    pub members: &'static [(&'static str, usize, usize)],
+}
+
+/// Declares the structs and `LAYOUTS`, in the order in which the library's fingerprint counts them.
+macro_rules! abi_structs {
+    ($(struct $name:ident { $($member:ident: $type:ty,)+ })+) => {
+        $(
+            #[repr(C)]
+            #[derive(Clone, Copy, Debug)]
+            #[allow(missing_docs)]
+            pub struct $name { $(pub $member: $type,)+ }
+        )+
+        /// Every public struct.
+        pub const LAYOUTS: &[Layout] = &[$(Layout {
+            name: stringify!($name),
+            size: std::mem::size_of::<$name>(),
+            align: std::mem::align_of::<$name>(),
+            members: &[$((stringify!($member), std::mem::offset_of!($name, $member), std::mem::size_of::<$type>()),)+],
+        },)+];
+    };
+}
+
+/// `level` is `TANDEM_LOG_*`.
+pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
+/// Returns `bytes` bytes aligned to `alignment`, or NULL.
+pub type tandem_alloc_fn = unsafe extern "C" fn(bytes: usize, alignment: usize, user: *mut c_void) -> *mut c_void;
+/// Takes back what `tandem_alloc_fn` gave.
+pub type tandem_free_fn = unsafe extern "C" fn(data: *mut c_void, bytes: usize, user: *mut c_void);
+
+abi_structs! {
+    struct tandem_tensor {
+        struct_size: u32,
+        dtype: i32,
+        device_type: i32,
+        device_index: i32,
+        data: *mut c_void,
+        n_dims: i32,
+        reserved: i32,
+        shape: [i64; 4],
+        stride: [i64; 4],
+    }
+
+    struct tandem_engine_options {
+        struct_size: u32,
+        n_threads: i32,
+        cpu_isa: *const c_char,
+        backend: *const c_char,
+        backend_path: *const c_char,
+        alloc: Option<tandem_alloc_fn>,
+        free: Option<tandem_free_fn>,
+        alloc_user: *mut c_void,
+        log: Option<tandem_log_fn>,
+        log_user: *mut c_void,
+        spin_ns: i64,
+        pin_threads: i32,
+        matmul_rows: i32,
+    }
+
+    struct tandem_layer_options {
+        struct_size: u32,
+        n_q_heads: i32,
+        n_kv_heads: i32,
+        k_head_dim: i32,
+        v_head_dim: i32,
+        v_aliases_k: i32,
+        sm_scale: f32,
+        soft_cap: f32,
+        sliding_window_tokens: i64,
+        sinks: *const f32,
+        rope: i32,
+        rope_dims: i32,
+        rope_theta: f64,
+        rope_position_scale: f64,
+        rope_inv_freq: *const f32,
+        rope_attn_factor: f64,
+    }
+
+    struct tandem_cache_options {
+        struct_size: u32,
+        k_type: i32,
+        v_type: i32,
+        page_tokens: i32,
+        host_cap_bytes: i64,
+        device_cap_bytes: i64,
+        layer_k_types: *const i32,
+        layer_v_types: *const i32,
+        k_rotation: i32,
+        reserved: i32,
+        layer_k_rotations: *const i32,
+    }
+
+    struct tandem_session_options {
+        struct_size: u32,
+        reserved: i32,
+        policy: *const c_char,
+        window_tokens: i64,
+        sink_tokens: i64,
+        alpha: f32,
+        beta: f32,
+        group_mode: i32,
+        evict_by: i32,
+        halo_tokens: i64,
+    }
+
+    struct tandem_attend_args {
+        struct_size: u32,
+        flags: u32,
+        layer_idx: i32,
+        n_sequences: i32,
+        sequences: *const i64,
+        q_lens: *const i64,
+        q: *const tandem_tensor,
+        k: *const tandem_tensor,
+        v: *const tandem_tensor,
+        o: *const tandem_tensor,
+        lse: *const tandem_tensor,
+        parent_idx: *const i32,
+        stream: *mut c_void,
+    }
+
+    struct tandem_memory_plan {
+        struct_size: u32,
+        reserved: i32,
+        host_kv_bytes: i64,
+        host_session_bytes: i64,
+        selection_max_bytes: i64,
+        device_window_bytes: i64,
+        device_work_bytes: i64,
+        kv_token_bytes: i64,
+        shared_bytes: i64,
+    }
+
+    struct tandem_cache_stats {
+        struct_size: u32,
+        reserved: i32,
+        n_sequences: i64,
+        n_pages_used: i64,
+        n_pages_shared: i64,
+        host_kv_bytes: i64,
+        host_session_bytes: i64,
+        selection_bytes: i64,
+        host_peak_bytes: i64,
+        device_window_bytes: i64,
+        device_work_bytes: i64,
+        device_peak_bytes: i64,
+    }
+
+    struct tandem_session_stats {
+        struct_size: u32,
+        reserved: i32,
+        n_attends: i64,
+        n_query_tokens: i64,
+        resident_kv_bytes_read: i64,
+        host_kv_bytes_read: i64,
+        dense_kv_bytes: i64,
+        evicted_tokens: i64,
+        n_refreshes: i64,
+        selected_keys: i64,
+        host_keys: i64,
+        attend_ns: i64,
+        refresh_ns: i64,
+        refresh_wait_ns: i64,
+        n_device_attends: i64,
+        n_host_parts: i64,
+        host_part_ns: i64,
+        staged_kv_bytes: i64,
+        filled_kv_bytes: i64,
+    }
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+//! The arguments of an attend call.
+use crate::cache::SequenceId;
+use crate::error::{Error, Result};
+use crate::tensor::{TensorMut, TensorRef};
+use std::ffi::c_void;
+use std::mem::size_of;
+use std::ptr;
+use tandem_sys as sys;
+
+/// One layer, several sequences: tokens of all sequences stand one after another in every tensor.
+///
+/// ```no_run
+/// # fn f(session: &mut tandem::Session, id: tandem::SequenceId, q: &[f32], k: &[f32], v: &[f32]) -> tandem::Result<()> {
+/// use tandem::{Attend, TensorMut, TensorRef};
+/// let (mut o, mut lse) = ([0f32; 8 * 64], [0f32; 8]);
+/// let (q, o) = (TensorRef::new(q, &[1, 8, 64])?, TensorMut::new(&mut o, &[1, 8, 64])?);
+/// let (k, v) = (TensorRef::new(k, &[1, 2, 64])?, TensorRef::new(v, &[1, 2, 64])?);
+/// session.attend(Attend::new(0, &[id], &[1], q, o).append(k, v).lse(TensorMut::new(&mut lse, &[1, 8])?))
+/// # }
+/// ```
+pub struct Attend<'a> {
+    raw: sys::tandem_attend_args,
+    sequences: &'a [SequenceId],
+    q_lens: &'a [i64],
+    parents: Option<&'a [i32]>,
+    q: TensorRef<'a>,
+    k: Option<TensorRef<'a>>,
+    v: Option<TensorRef<'a>>,
+    o: TensorMut<'a>,
+    lse: Option<TensorMut<'a>>,
+}
+
+impl<'a> Attend<'a> {
+    /// Queries q `[n_tokens, n_q_heads, k_head_dim]` of `q_lens[i]` tokens of `sequences[i]` to o
+    /// `[n_tokens, n_q_heads, v_head_dim]`. Unless keys are appended they are those of the last tokens already there.
+    #[inline]
+    pub fn new(layer_idx: i32, sequences: &'a [SequenceId], q_lens: &'a [i64], q: TensorRef<'a>, o: TensorMut<'a>) -> Self {
+        let raw = sys::tandem_attend_args {
+            struct_size: size_of::<sys::tandem_attend_args>() as u32,
+            flags: 0,
+            layer_idx,
+            n_sequences: 0,
+            sequences: ptr::null(),
+            q_lens: ptr::null(),
+            q: ptr::null(),
+            k: ptr::null(),
+            v: ptr::null(),
+            o: ptr::null(),
+            lse: ptr::null(),
+            parent_idx: ptr::null(),
+            stream: ptr::null_mut(),
+        };
+        Self { raw, sequences, q_lens, parents: None, q, k: None, v: None, o, lse: None }
+    }
+    /// Appends k `[n_tokens, n_kv_heads, k_head_dim]` and v `[n_tokens, n_kv_heads, v_head_dim]` first.
+    #[inline]
+    #[must_use]
+    pub fn append(mut self, k: TensorRef<'a>, v: TensorRef<'a>) -> Self {
+        (self.k, self.v) = (Some(k), Some(v));
+        self
+    }
+    /// The same in a layer whose V aliases K.
+    #[inline]
+    #[must_use]
+    pub fn append_keys(mut self, k: TensorRef<'a>) -> Self {
+        (self.k, self.v) = (Some(k), None);
+        self
+    }
+    /// Also gives lse `[n_tokens, n_q_heads]`, f32.
+    #[inline]
+    #[must_use]
+    pub fn lse(mut self, lse: TensorMut<'a>) -> Self {
+        self.lse = Some(lse);
+        self
+    }
+    /// The appended tokens are a guess, kept apart until [`Session::commit`](crate::Session::commit).
+    #[must_use]
+    pub fn speculative(mut self) -> Self {
+        self.raw.flags |= sys::TANDEM_ATTEND_SPECULATIVE;
+        self
+    }
+    /// The guess is a tree: `parent_idx[i]` counts within the token's sequence in this call, -1 for a child of the last token
+    /// before.
+    #[must_use]
+    pub fn tree(mut self, parent_idx: &'a [i32]) -> Self {
+        self.parents = Some(parent_idx);
+        self.speculative()
+    }
+    /// A chunk of a longer append: the last chunk judges all keys anew.
+    #[must_use]
+    pub fn partial(mut self) -> Self {
+        self.raw.flags |= sys::TANDEM_ATTEND_PARTIAL;
+        self
+    }
+    /// Orders the call on a CUDA stream, for tensors in device memory.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the engine's device; tensors stay as [`TensorRef::from_raw`] asks until it has passed the call.
+    #[must_use]
+    pub unsafe fn on_stream(mut self, stream: *mut c_void) -> Self {
+        self.raw.stream = stream;
+        self
+    }
+
+    /// Calls `function` with the C struct. What the library cannot check, lengths of arrays, is checked here.
+    #[inline]
+    pub(crate) fn with_raw(mut self, function: impl FnOnce(&sys::tandem_attend_args) -> Result<()>) -> Result<()> {
+        self.raw.n_sequences = n_sequences("tandem_attend", self.sequences, self.q_lens)?;
+        self.raw.sequences = self.sequences.as_ptr().cast();
+        self.raw.q_lens = self.q_lens.as_ptr();
+        self.raw.q = self.q.as_raw();
+        self.raw.k = self.k.as_ref().map_or(ptr::null(), |k| ptr::from_ref(k.as_raw()));
+        self.raw.v = self.v.as_ref().map_or(ptr::null(), |v| ptr::from_ref(v.as_raw()));
+        self.raw.o = self.o.as_raw();
+        self.raw.lse = self.lse.as_ref().map_or(ptr::null(), |lse| ptr::from_ref(lse.as_raw()));
+        if let Some(parents) = self.parents {
+            let n_tokens = self.q_lens.iter().try_fold(0i64, |sum, &n| sum.checked_add(n));
+            if n_tokens != Some(parents.len() as i64) {
+                let n = parents.len();
+                let what = format_args!("has {n} values, must have the sum of q_lens");
+                return Err(Error::refuse("tandem_attend", "parent_idx", what));
+            }
+            self.raw.parent_idx = parents.as_ptr();
+        }
+        function(&self.raw)
+    }
+}
+
+/// How many there are of both.
+#[inline]
+pub(crate) fn n_sequences(function: &str, sequences: &[SequenceId], q_lens: &[i64]) -> Result<i32> {
+    if sequences.len() == q_lens.len() && sequences.len() <= i32::MAX as usize {
+        return Ok(sequences.len() as i32);
+    }
+    let (n_ids, n_lens) = (sequences.len(), q_lens.len());
+    Err(Error::refuse(function, "q_lens", format_args!("has {n_lens} values for {n_ids} sequences")))
+}

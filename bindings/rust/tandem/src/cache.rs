@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+//! The cache and its sequences.
+use crate::callbacks::LogEntry;
+use crate::engine::Engine;
+use crate::error::{call, Result};
+use crate::handle::Handle;
+use crate::model::Model;
+use crate::options::CacheOptions;
+use crate::stats::CacheStats;
+use crate::tensor::{TensorMut, TensorRef};
+use std::ptr;
+use std::sync::Arc;
+use tandem_sys as sys;
+
+/// The name of a sequence in its cache, which never uses one twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct SequenceId(i64);
+
+impl SequenceId {
+    /// The id of this number; whether there is such a sequence is found out by the calls that take it.
+    pub const fn from_raw(id: i64) -> Self {
+        Self(id)
+    }
+    /// The number that the C ABI takes.
+    pub const fn to_raw(self) -> i64 {
+        self.0
+    }
+}
+
+/// The keys and values of many sequences, in pages with reference counts. Clones are the same cache; any thread may use it,
+/// changes are serialised by its writer lock. It keeps its engine and model alive.
+///
+/// Calls that name a sequence return `NotFound` for an unknown or dropped one and `Busy` while a session has it in flight.
+#[derive(Clone)]
+pub struct Cache {
+    handle: Arc<Handle<sys::tandem_cache>>,
+    pub(crate) log: Option<Arc<LogEntry>>, // after the handle: dropped after its release
+}
+
+fn raw(tensor: Option<&sys::tandem_tensor>) -> *const sys::tandem_tensor {
+    tensor.map_or(ptr::null(), ptr::from_ref)
+}
+
+impl Cache {
+    /// An empty cache; memory is taken as sequences grow.
+    ///
+    /// # Errors
+    /// `Unsupported` (storage type, rotation of keys), `Capacity`, `OutOfMemory`, `InvalidArgument`.
+    pub fn new(engine: &Engine, model: &Model, options: &CacheOptions) -> Result<Self> {
+        let options = options.raw(model.n_layers())?;
+        // SAFETY: live handles; arrays of the options have a value for each layer.
+        let create =
+            |cache, error| unsafe { sys::tandem_cache_create(cache, engine.as_ptr(), model.as_ptr(), &options, error) };
+        Ok(Self { handle: Arc::new(Handle::create(create)?), log: engine.log.clone() })
+    }
+
+    /// A new, empty sequence.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn create_sequence(&self) -> Result<SequenceId> {
+        let mut id = 0;
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_sequence_create(&mut id, self.as_ptr(), error) })?;
+        Ok(SequenceId(id))
+    }
+
+    /// A sequence with the same tokens; pages are shared and copied when one side writes.
+    ///
+    /// # Errors
+    /// `InvalidState` (layers of different lengths), `Capacity`, `OutOfMemory`.
+    pub fn fork(&self, sequence: SequenceId) -> Result<SequenceId> {
+        let mut id = 0;
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_sequence_fork(&mut id, self.as_ptr(), sequence.0, error) })?;
+        Ok(SequenceId(id))
+    }
+
+    /// Frees the pages that nobody else holds.
+    ///
+    /// # Errors
+    /// Those of every call that names a sequence.
+    pub fn drop_sequence(&self, sequence: SequenceId) -> Result<()> {
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_sequence_drop(self.as_ptr(), sequence.0, error) })
+    }
+
+    /// Takes pages, and state of every session, for n_tokens more tokens in every layer.
+    ///
+    /// # Errors
+    /// `Capacity`, `OutOfMemory`.
+    pub fn reserve(&self, sequence: SequenceId, n_tokens: i64) -> Result<()> {
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_sequence_reserve(self.as_ptr(), sequence.0, n_tokens, error) })
+    }
+
+    /// Keeps the first n_tokens tokens of every layer; speculative tokens are given up.
+    ///
+    /// # Errors
+    /// `InvalidArgument` (more than there are).
+    pub fn truncate(&self, sequence: SequenceId, n_tokens: i64) -> Result<()> {
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_sequence_truncate(self.as_ptr(), sequence.0, n_tokens, error) })
+    }
+
+    /// Removes tokens `first` to `first + n_tokens`. With `shift_positions` the positions of later tokens move down.
+    ///
+    /// # Errors
+    /// `Unsupported` (a shift of keys that the caller has rotated), `InvalidArgument`, `InvalidState`.
+    pub fn remove(&self, sequence: SequenceId, first: i64, n_tokens: i64, shift_positions: bool) -> Result<()> {
+        let shift = shift_positions.into();
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_sequence_remove(self.as_ptr(), sequence.0, first, n_tokens, shift, error) })
+    }
+
+    /// Appends k `[n_tokens, n_kv_heads, k_head_dim]` and v `[n_tokens, n_kv_heads, v_head_dim]` to one layer without
+    /// attending; v is `None` where it aliases k.
+    ///
+    /// # Errors
+    /// `Capacity`, `OutOfMemory`, `InvalidArgument`.
+    pub fn append(&self, sequence: SequenceId, layer_idx: i32, k: TensorRef<'_>, v: Option<TensorRef<'_>>) -> Result<()> {
+        let (k, v, stream) = (k.as_raw(), raw(v.as_ref().map(|v| v.as_raw())), ptr::null_mut());
+        // SAFETY: a live handle and tensors of borrowed memory.
+        call(|error| unsafe { sys::tandem_sequence_append(self.as_ptr(), sequence.0, layer_idx, k, v, stream, error) })
+    }
+
+    /// Reads tokens from `first` on of one layer back, as many as k and v have room for; either may be `None`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: beyond the end, another shape, or neither k nor v.
+    pub fn read(
+        &self,
+        sequence: SequenceId,
+        layer_idx: i32,
+        first: i64,
+        k: Option<TensorMut<'_>>,
+        v: Option<TensorMut<'_>>,
+    ) -> Result<()> {
+        let (k, v) = (raw(k.as_ref().map(|k| k.as_raw())), raw(v.as_ref().map(|v| v.as_raw())));
+        // SAFETY: a live handle and tensors of exclusively borrowed memory.
+        call(|error| unsafe { sys::tandem_sequence_read(k, v, self.as_ptr(), sequence.0, layer_idx, first, error) })
+    }
+
+    /// Committed tokens of one layer.
+    ///
+    /// # Errors
+    /// `InvalidArgument` (`layer_idx`).
+    pub fn length(&self, sequence: SequenceId, layer_idx: i32) -> Result<i64> {
+        let mut n_tokens = 0;
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_sequence_length(&mut n_tokens, self.as_ptr(), sequence.0, layer_idx, error) })?;
+        Ok(n_tokens)
+    }
+
+    /// Hash of lengths, positions and stored bytes of every layer.
+    ///
+    /// # Errors
+    /// Those of every call that names a sequence.
+    pub fn digest(&self, sequence: SequenceId) -> Result<u64> {
+        let mut digest = 0;
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_sequence_digest(&mut digest, self.as_ptr(), sequence.0, error) })?;
+        Ok(digest)
+    }
+
+    /// What the cache holds.
+    ///
+    /// # Errors
+    /// `InvalidState` in a child after fork().
+    pub fn stats(&self) -> Result<CacheStats> {
+        let mut stats = CacheStats::default().into_raw();
+        // SAFETY: a live handle.
+        call(|error| unsafe { sys::tandem_cache_get_stats(&mut stats, self.as_ptr(), error) })?;
+        Ok(CacheStats::from_raw(&stats))
+    }
+
+    /// The handle, for functions of `tandem-sys`; released with the last clone.
+    pub fn as_ptr(&self) -> *mut sys::tandem_cache {
+        self.handle.get()
+    }
+}

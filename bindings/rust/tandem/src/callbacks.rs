@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT
+//! What the library calls: a log and an allocator. A panic in either stays on this side.
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_void, CStr};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use tandem_sys as sys;
+
+/// How much a message matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LogLevel {
+    /// Something failed.
+    Error,
+    /// Something works, but not as well as it should.
+    Warning,
+    /// All is well.
+    Info,
+    /// A level that this version does not know.
+    Other(i32),
+}
+
+/// Gets the library's messages, from any of its threads. It must not call into the library, and that it panics is ignored.
+pub type Log = Arc<dyn Fn(LogLevel, &str) + Send + Sync>;
+
+/// Logs of live engines. The library is given a number instead of a pointer: a message that comes after the last owner is
+/// gone finds nothing.
+static LOGS: RwLock<BTreeMap<usize, Log>> = RwLock::new(BTreeMap::new());
+/// Numbers are never used twice.
+static NEXT_LOG: AtomicUsize = AtomicUsize::new(1);
+
+/// An entry of `LOGS`, removed when the engine's last owner on this side is dropped.
+pub(crate) struct LogEntry(usize);
+
+impl LogEntry {
+    pub(crate) fn new(log: Log) -> Arc<Self> {
+        let number = NEXT_LOG.fetch_add(1, Ordering::Relaxed);
+        LOGS.write().unwrap_or_else(PoisonError::into_inner).insert(number, log);
+        Arc::new(Self(number))
+    }
+    pub(crate) fn user(&self) -> *mut c_void {
+        ptr::without_provenance_mut(self.0)
+    }
+}
+
+impl Drop for LogEntry {
+    fn drop(&mut self) {
+        let removed = LOGS.write().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        drop(removed); // outside the lock: what the closure holds may be another engine
+    }
+}
+
+/// Runs code of the caller for the library. What a panic carries is forgotten: dropping it may panic again.
+fn contain<T>(body: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(body)).map_err(std::mem::forget).ok()
+}
+
+pub(crate) unsafe extern "C" fn log_entry(level: i32, message: *const c_char, user: *mut c_void) {
+    contain(|| {
+        let log = LOGS.read().unwrap_or_else(PoisonError::into_inner).get(&user.addr()).cloned();
+        let Some(log) = log else { return };
+        let level = match level {
+            sys::TANDEM_LOG_ERROR => LogLevel::Error,
+            sys::TANDEM_LOG_WARNING => LogLevel::Warning,
+            sys::TANDEM_LOG_INFO => LogLevel::Info,
+            other => LogLevel::Other(other),
+        };
+        // SAFETY: the library passes a text that lives until this returns.
+        log(level, &unsafe { CStr::from_ptr(message) }.to_string_lossy());
+    });
+}
+
+/// Host memory of caches and sessions. A panic in [`alloc`](HostAllocator::alloc) counts as a refusal; one in
+/// [`free`](HostAllocator::free) is ignored.
+///
+/// # Safety
+/// `alloc` returns memory of at least `bytes` bytes, aligned to `alignment`, that nobody else uses until it is given back.
+pub unsafe trait HostAllocator: Sync {
+    /// `bytes` bytes aligned to `alignment`, a power of two; `None` where there are none. Any thread.
+    fn alloc(&self, bytes: usize, alignment: usize) -> Option<NonNull<u8>>;
+    /// Takes back what `alloc` gave for `bytes`. Any thread.
+    ///
+    /// # Safety
+    /// `data` came from `alloc` with the same `bytes` and has not been given back.
+    unsafe fn free(&self, data: NonNull<u8>, bytes: usize);
+}
+
+/// A [`HostAllocator`] as engine options take it.
+#[derive(Clone, Copy)]
+pub struct Allocator {
+    pub(crate) alloc: sys::tandem_alloc_fn,
+    pub(crate) free: sys::tandem_free_fn,
+    pub(crate) user: *mut c_void,
+}
+
+// SAFETY: `user` is a `&'static` of a type that is Sync.
+unsafe impl Send for Allocator {}
+// SAFETY: likewise.
+unsafe impl Sync for Allocator {}
+
+impl Allocator {
+    /// The allocator outlives every engine: memory may come back as late as the last cache goes.
+    pub fn new<A: HostAllocator>(allocator: &'static A) -> Self {
+        Self { alloc: alloc_entry::<A>, free: free_entry::<A>, user: ptr::from_ref(allocator).cast_mut().cast() }
+    }
+}
+
+impl std::fmt::Debug for Allocator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Allocator").finish_non_exhaustive()
+    }
+}
+
+unsafe extern "C" fn alloc_entry<A: HostAllocator>(bytes: usize, alignment: usize, user: *mut c_void) -> *mut c_void {
+    // SAFETY: `user` is the `&'static A` of `Allocator::new`.
+    let allocator = unsafe { &*user.cast::<A>() };
+    let data = contain(|| allocator.alloc(bytes, alignment)).flatten();
+    data.map_or(ptr::null_mut(), |data| data.as_ptr().cast())
+}
+
+unsafe extern "C" fn free_entry<A: HostAllocator>(data: *mut c_void, bytes: usize, user: *mut c_void) {
+    // SAFETY: as above.
+    let allocator = unsafe { &*user.cast::<A>() };
+    if let Some(data) = NonNull::new(data.cast()) {
+        // SAFETY: the library gives back what it was given, once.
+        contain(|| unsafe { allocator.free(data, bytes) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn panics_stay_and_late_messages_find_nothing() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let writer = seen.clone();
+        let entry = LogEntry::new(Arc::new(move |level, text: &str| {
+            writer.lock().unwrap_or_else(PoisonError::into_inner).push((level, text.to_string()));
+            assert_ne!(text, "panic", "as the test wants");
+        }));
+        let user = entry.user();
+        let send = |level, text: &CStr| {
+            // SAFETY: a text and the number of an entry.
+            unsafe { log_entry(level, text.as_ptr(), user) }
+        };
+        send(2, c"one");
+        send(1, c"panic");
+        send(9, c"two");
+        drop(entry);
+        send(3, c"too late");
+        let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let expected = [(LogLevel::Warning, "one"), (LogLevel::Error, "panic"), (LogLevel::Other(9), "two")];
+        assert_eq!(*seen, expected.map(|(level, text)| (level, text.to_string())));
+    }
+}

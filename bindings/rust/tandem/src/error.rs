@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+//! What a failed call says.
+use std::ffi::{c_char, CStr};
+use std::fmt;
+use std::ptr;
+use tandem_sys as sys;
+
+/// What a call of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $code:ident,)+) => {
+        /// Why a call failed.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Status {
+            $($(#[$doc])* $name,)+
+            /// A status that this version of the crate does not know.
+            Other(i32),
+        }
+        impl Status {
+            /// The status with this number of the C ABI.
+            pub fn from_code(code: i32) -> Self {
+                match code { $(sys::$code => Self::$name,)+ other => Self::Other(other) }
+            }
+            /// `TANDEM_ERROR_*`.
+            pub fn code(self) -> i32 {
+                match self { $(Self::$name => sys::$code,)+ Self::Other(code) => code }
+            }
+        }
+    };
+}
+statuses! {
+    /// A value is out of range, misaligned, overlapping or inconsistent.
+    InvalidArgument = TANDEM_ERROR_INVALID_ARGUMENT,
+    /// Not a live handle of this kind.
+    InvalidHandle = TANDEM_ERROR_INVALID_HANDLE,
+    /// The object cannot do this now (open step, uneven layers, child after fork).
+    InvalidState = TANDEM_ERROR_INVALID_STATE,
+    /// A valid request that this build or machine has no implementation for.
+    Unsupported = TANDEM_ERROR_UNSUPPORTED,
+    /// The operating system or the caller's allocator refused memory.
+    OutOfMemory = TANDEM_ERROR_OUT_OF_MEMORY,
+    /// A cap or a declared maximum would be exceeded.
+    Capacity = TANDEM_ERROR_CAPACITY,
+    /// Another session has the sequence in flight.
+    Busy = TANDEM_ERROR_BUSY,
+    /// No such sequence, policy, instruction set or backend.
+    NotFound = TANDEM_ERROR_NOT_FOUND,
+    /// The caller's callback asked to stop.
+    Cancelled = TANDEM_ERROR_CANCELLED,
+    /// The given time has passed.
+    Timeout = TANDEM_ERROR_TIMEOUT,
+    /// The device failed for good; the host store is complete.
+    DeviceLost = TANDEM_ERROR_DEVICE_LOST,
+    /// A requested backend module could not be used.
+    Backend = TANDEM_ERROR_BACKEND,
+    /// A file operation failed.
+    Io = TANDEM_ERROR_IO,
+    /// A file or a buffer is not what it claims to be.
+    Corrupt = TANDEM_ERROR_CORRUPT,
+    /// The operating system refused something other than memory.
+    System = TANDEM_ERROR_SYSTEM,
+    /// A bug in Tandem.
+    Internal = TANDEM_ERROR_INTERNAL,
+}
+
+impl Status {
+    /// `"TANDEM_ERROR_BUSY"`.
+    pub fn name(self) -> &'static str {
+        // SAFETY: the function returns a constant text for every number.
+        unsafe { static_text(sys::tandem_status_name(self.code())) }.unwrap_or("unknown status")
+    }
+}
+
+/// A failed call: status, field and message, as the library gives them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    status: Status,
+    underlying: i64,
+    field: String,
+    message: String,
+}
+
+impl Error {
+    /// What kind of failure it is.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+    /// The option or parameter that was refused, `""` where none applies.
+    pub fn field(&self) -> &str {
+        &self.field
+    }
+    /// One line that names function, field and value.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+    /// errno, CUDA result or other code of the layer below; 0 where none applies.
+    pub fn underlying(&self) -> i64 {
+        self.underlying
+    }
+
+    /// A refusal by this crate, before the library is called.
+    #[cold]
+    pub(crate) fn refuse(function: &str, field: &str, what: fmt::Arguments<'_>) -> Self {
+        let message = format!("{function}: {field} {what}");
+        Self { status: Status::InvalidArgument, underlying: 0, field: field.to_string(), message }
+    }
+
+    #[cold]
+    fn take(status: i32, error: *mut sys::tandem_error) -> Self {
+        // SAFETY: the error functions take NULL or an error object, whose texts live until its release.
+        unsafe {
+            let text = |pointer: *const c_char| CStr::from_ptr(pointer).to_string_lossy().into_owned();
+            let (field, message) = (text(sys::tandem_error_field(error)), text(sys::tandem_error_message(error)));
+            let underlying = sys::tandem_error_underlying(error);
+            sys::tandem_error_release(error);
+            Self { status: Status::from_code(status), underlying, field, message }
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.message.is_empty() { self.status.name() } else { &self.message })
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Runs a function of the ABI, which gets the place for its error object.
+#[inline]
+pub(crate) fn call(function: impl FnOnce(*mut *mut sys::tandem_error) -> i32) -> Result<()> {
+    let mut error = ptr::null_mut();
+    match function(&mut error) {
+        sys::TANDEM_OK => Ok(()),
+        status => Err(Error::take(status, error)),
+    }
+}
+
+/// The text of a function that fills a buffer: asked for its size, then for itself.
+pub(crate) fn text(fill: impl Fn(*mut c_char, usize, *mut usize, *mut *mut sys::tandem_error) -> i32) -> Result<String> {
+    let mut needed = 0;
+    call(|error| fill(ptr::null_mut(), 0, &mut needed, error))?;
+    loop {
+        let mut buffer = vec![0u8; needed];
+        call(|error| fill(buffer.as_mut_ptr().cast(), buffer.len(), &mut needed, error))?;
+        if needed <= buffer.len() {
+            buffer.truncate(buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len()));
+            return Ok(String::from_utf8_lossy(&buffer).into_owned());
+        }
+    }
+}
+
+/// # Safety
+/// `text` is NULL or a constant of the library.
+pub(crate) unsafe fn static_text(text: *const c_char) -> Option<&'static str> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: as above.
+    unsafe { CStr::from_ptr(text) }.to_str().ok()
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+//! Attention over key/value caches larger than the GPU: the safe layer over Tandem's C ABI (`tandem-sys`).
+//!
+//! An [`Engine`] owns the processors, a [`Model`] the geometry of the layers, a [`Cache`] the keys and values of many
+//! sequences, a [`Session`] how they are attended; [`Session::attend`] is the one call that matters. Names and options are
+//! those of `tandem/tandem.h`, which says more about each.
+//!
+//! ```
+#![doc = include_str!("../examples/smallest.rs")]
+//! ```
+//!
+//! # Ownership
+//!
+//! [`Engine`], [`Model`] and [`Cache`] are references that can be cloned; the library counts its own: a session keeps its
+//! cache alive and a cache its engine and model, so values may be dropped in any order.
+//!
+//! # Threads
+//!
+//! | type | `Send` | `Sync` | why |
+//! |---|---|---|---|
+//! | [`Engine`], [`Model`] | yes | yes | any thread may use them at any time |
+//! | [`Cache`] | yes | yes | changes are serialised by the cache's writer lock |
+//! | [`Session`] | yes | yes | one thread at a time: every call takes `&mut self` |
+//! | [`Step`] | yes | yes | as the session that it borrows |
+//! | [`TensorRef`], [`TensorMut`] | yes | yes | as `&[T]` and `&mut [T]` |
+//!
+//! # Memory
+//!
+//! Tensors in host memory are borrowed slices whose shape and strides are checked against the slice's length when the view is
+//! made: no safe call reads or writes outside of it. What is in device memory enters through `unsafe` functions
+//! ([`TensorRef::from_raw`], [`TensorMut::from_raw`], [`Attend::on_stream`], [`Session::step_on`]).
+//!
+//! # Errors
+//!
+//! Every call that can fail returns [`Error`] with a [`Status`], the field that was refused and a line that names field and
+//! value. A failing call changes nothing. Callbacks that panic do not unwind into the library: see [`EngineOptions::log`]
+//! and [`HostAllocator`].
+
+#![warn(missing_docs)]
+
+mod attend;
+mod cache;
+mod callbacks;
+mod dtype;
+mod engine;
+mod error;
+mod handle;
+mod model;
+mod options;
+mod plan;
+mod session;
+mod stats;
+mod tensor;
+
+pub use attend::Attend;
+pub use cache::{Cache, SequenceId};
+pub use callbacks::{Allocator, HostAllocator, Log, LogLevel};
+pub use dtype::{Bf16, BlockQ4_0, BlockQ4_64, BlockQ8_0, Dtype, E4m3, Element, F16};
+pub use engine::{cpu_isa_available, cpu_isa_names, policy_names, version, Engine};
+pub use error::{Error, Result, Status};
+pub use model::Model;
+pub use options::{CacheOptions, EngineOptions, EvictBy, GroupMode, LayerOptions, Rope, Rotation, SessionOptions};
+pub use plan::Plan;
+pub use session::{Session, Step};
+pub use stats::{CacheStats, MemoryPlan, SessionStats};
+pub use tandem_sys as sys;
+pub use tensor::{TensorMut, TensorRef};

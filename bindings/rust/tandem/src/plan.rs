@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+//! A memory plan, and whether it keeps within the caps.
+use crate::error::{text, Error, Result, Status};
+use crate::stats::MemoryPlan;
+use tandem_sys as sys;
+
+/// The result of [`Engine::plan_memory`](crate::Engine::plan_memory).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What will be held.
+    pub memory: MemoryPlan,
+    /// The cap that this exceeds.
+    pub exceeds: Option<Error>,
+}
+
+impl Plan {
+    /// The library fills in a plan that exceeds a cap, too.
+    pub(crate) fn new(memory: MemoryPlan, planned: Result<()>) -> Result<Self> {
+        match planned {
+            Ok(()) => Ok(Self { memory, exceeds: None }),
+            Err(error) if error.status() == Status::Capacity => Ok(Self { memory, exceeds: Some(error) }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The plan as JSON.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn report(&self) -> Result<String> {
+        let raw = self.memory.into_raw();
+        text(|buffer, bytes, needed, error| {
+            // SAFETY: a struct and a buffer of `bytes` bytes.
+            unsafe { sys::tandem_plan_report(buffer, bytes, needed, &raw, error) }
+        })
+    }
+}

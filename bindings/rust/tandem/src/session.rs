@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+//! Sessions and steps.
+use crate::attend::{n_sequences, Attend};
+use crate::cache::{Cache, SequenceId};
+use crate::callbacks::LogEntry;
+use crate::error::{call, Result};
+use crate::handle::Handle;
+use crate::options::SessionOptions;
+use crate::stats::SessionStats;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+use tandem_sys as sys;
+
+/// How a cache is attended: a policy and its memory of what was attended. Several sessions may read one cache. It keeps its
+/// cache alive. One thread at a time: every call takes `&mut self`.
+pub struct Session {
+    handle: Handle<sys::tandem_session>,
+    _log: Option<Arc<LogEntry>>, // after the handle: dropped after its release
+}
+
+impl Session {
+    /// A session of the cache.
+    ///
+    /// # Errors
+    /// `NotFound` (policy), `Unsupported` (policy and model), `Capacity`, `InvalidArgument`.
+    pub fn new(cache: &Cache, options: &SessionOptions) -> Result<Self> {
+        let handle = options.with_raw(|raw| {
+            // SAFETY: a live handle; the policy's name lives during the call.
+            Handle::create(|session, error| unsafe { sys::tandem_session_create(session, cache.as_ptr(), raw, error) })
+        })?;
+        Ok(Self { handle, _log: cache.log.clone() })
+    }
+
+    /// Appends, then o = softmax(logits) V over the keys that the policy selects, and its lse. On an error no layer has grown.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy`, `Capacity`, `OutOfMemory`, `Unsupported`, `InvalidState` (speculative tokens pending, more tokens
+    /// than the step declared), `InvalidArgument`.
+    #[inline]
+    pub fn attend(&mut self, args: Attend<'_>) -> Result<()> {
+        // SAFETY: a live handle that no other thread uses; arrays have the lengths that the struct says, tensors are of
+        // borrowed memory, outputs exclusively.
+        args.with_raw(|raw| call(|error| unsafe { sys::tandem_attend(self.as_ptr(), raw, error) }))
+    }
+
+    /// Ends speculation in a sequence: of its speculative tokens those at `kept_idx` stay (ascending; a chain in the tree).
+    ///
+    /// # Errors
+    /// `InvalidState` (nothing speculative, or layers uneven), `InvalidArgument` (not a chain).
+    pub fn commit(&mut self, sequence: SequenceId, kept_idx: &[i64]) -> Result<()> {
+        let (kept, n) = (kept_idx.as_ptr(), kept_idx.len() as i64);
+        // SAFETY: a live handle that no other thread uses and an array of n values.
+        call(|error| unsafe { sys::tandem_session_commit(self.as_ptr(), sequence.to_raw(), kept, n, error) })
+    }
+
+    /// Opens a step: `q_lens[i]` tokens will be appended to `sequences[i]` in every layer. It ends with the guard.
+    ///
+    /// # Errors
+    /// As [`Cache::reserve`]; `Busy`; `InvalidArgument`.
+    pub fn step(&mut self, sequences: &[SequenceId], q_lens: &[i64]) -> Result<Step<'_>> {
+        // SAFETY: no stream.
+        unsafe { self.step_on(sequences, q_lens, ptr::null_mut()) }
+    }
+
+    /// The same for device tensors on a CUDA stream: the step is planned.
+    ///
+    /// # Safety
+    /// `stream` is a stream of the engine's device and lives as long as the step.
+    ///
+    /// # Errors
+    /// As [`Session::step`]; `Unsupported`.
+    pub unsafe fn step_on(&mut self, sequences: &[SequenceId], q_lens: &[i64], stream: *mut c_void) -> Result<Step<'_>> {
+        let n = n_sequences("tandem_step_begin", sequences, q_lens)?;
+        let ids = sequences.as_ptr().cast();
+        // SAFETY: a live handle that no other thread uses, arrays of n values, a stream that the caller vouches for.
+        call(|error| unsafe { sys::tandem_step_begin(self.as_ptr(), ids, q_lens.as_ptr(), n, stream, error) })?;
+        Ok(Step { session: Some(self), stream })
+    }
+
+    /// Sums since the session was created. Waits for selections in the making.
+    ///
+    /// # Errors
+    /// `InvalidState` in a child after fork().
+    pub fn stats(&mut self) -> Result<SessionStats> {
+        let mut stats = SessionStats::default().into_raw();
+        // SAFETY: a live handle that no other thread uses.
+        call(|error| unsafe { sys::tandem_session_get_stats(&mut stats, self.as_ptr(), error) })?;
+        Ok(SessionStats::from_raw(&stats))
+    }
+
+    /// Token indices that the next decode query of a KV head would attend, ascending.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy`, `InvalidArgument` (`layer_idx`, `kv_head_idx`).
+    pub fn selection(&mut self, sequence: SequenceId, layer_idx: i32, kv_head_idx: i32) -> Result<Vec<i64>> {
+        let mut token_idx = Vec::new();
+        self.select(sequence, layer_idx, (kv_head_idx, 0), &mut token_idx, None)?;
+        Ok(token_idx)
+    }
+
+    /// The same with, for query head `q_head_idx` of the group, the share of each key selected outside window and sinks.
+    ///
+    /// # Errors
+    /// As [`Session::selection`], and `InvalidArgument` (`q_head_idx`).
+    pub fn selection_with_maw(
+        &mut self,
+        sequence: SequenceId,
+        layer_idx: i32,
+        kv_head_idx: i32,
+        q_head_idx: i32,
+    ) -> Result<(Vec<i64>, Vec<f32>)> {
+        let (mut token_idx, mut maw) = (Vec::new(), Vec::new());
+        self.select(sequence, layer_idx, (kv_head_idx, q_head_idx), &mut token_idx, Some(&mut maw))?;
+        Ok((token_idx, maw))
+    }
+
+    /// Asks for the number of keys, then for as many; once more where a selection in the background has added some.
+    fn select(
+        &mut self,
+        sequence: SequenceId,
+        layer_idx: i32,
+        heads: (i32, i32),
+        token_idx: &mut Vec<i64>,
+        mut maw: Option<&mut Vec<f32>>,
+    ) -> Result<()> {
+        let (mut n_kept, id, session) = (0i64, sequence.to_raw(), self.as_ptr());
+        loop {
+            token_idx.resize(n_kept as usize, 0);
+            let capacity = n_kept;
+            let maw = maw.as_deref_mut().map_or(ptr::null_mut(), |maw| {
+                maw.resize(capacity as usize, 0.0);
+                maw.as_mut_ptr()
+            });
+            let out = token_idx.as_mut_ptr();
+            // SAFETY: a live handle that no other thread uses; both arrays have room for `capacity` values.
+            call(|error| unsafe {
+                let (kv, q, n) = (heads.0, heads.1, &mut n_kept);
+                sys::tandem_session_selection(out, maw, capacity, n, session, id, layer_idx, kv, q, error)
+            })?;
+            if n_kept <= capacity {
+                break;
+            }
+        }
+        token_idx.truncate(n_kept as usize);
+        if let Some(maw) = maw {
+            maw.truncate(n_kept as usize);
+        }
+        Ok(())
+    }
+
+    /// The handle, for functions of `tandem-sys`; released when the session is dropped.
+    pub fn as_ptr(&self) -> *mut sys::tandem_session {
+        self.handle.get()
+    }
+}
+
+/// A step of a session: ended by [`end`](Step::end), which reports what went wrong, or by dropping it, which does not. A step
+/// in which a layer got fewer tokens than declared takes its sequences back to where they were.
+#[must_use = "dropping a step ends it"]
+pub struct Step<'s> {
+    session: Option<&'s mut Session>,
+    stream: *mut c_void,
+}
+
+// SAFETY: a session reference and the name of a stream, which any thread may use.
+unsafe impl Send for Step<'_> {}
+// SAFETY: every call takes `&mut self`.
+unsafe impl Sync for Step<'_> {}
+
+impl Step<'_> {
+    /// As [`Session::attend`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn attend(&mut self, args: Attend<'_>) -> Result<()> {
+        self.session.as_mut().expect("a step has its session until it ends").attend(args)
+    }
+    /// Closes the step.
+    ///
+    /// # Errors
+    /// `InvalidState` where a layer got fewer tokens than declared.
+    pub fn end(mut self) -> Result<()> {
+        self.close()
+    }
+    fn close(&mut self) -> Result<()> {
+        let Some(session) = self.session.take() else { return Ok(()) };
+        // SAFETY: a live handle that no other thread uses, and the stream that the step began on.
+        call(|error| unsafe { sys::tandem_step_end(session.as_ptr(), self.stream, error) })
+    }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        let _ = self.close(); // end() is for who wants to know
+    }
+}

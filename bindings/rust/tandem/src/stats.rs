@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+//! Numbers that the library reports.
+use std::mem::size_of;
+use tandem_sys as sys;
+
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $name:ident = $raw:ident { $($(#[$member_doc:meta])* $member:ident,)+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct $name { $($(#[$member_doc])* pub $member: i64,)+ }
+        impl $name {
+            pub(crate) fn from_raw(raw: &sys::$raw) -> Self {
+                Self { $($member: raw.$member,)+ }
+            }
+            pub(crate) fn into_raw(self) -> sys::$raw {
+                sys::$raw { struct_size: size_of::<sys::$raw>() as u32, reserved: 0, $($member: self.$member,)+ }
+            }
+        }
+    )+};
+}
+
+numbers! {
+    /// What a cache with one session will hold.
+    MemoryPlan = tandem_memory_plan {
+        /// Pages of K and V.
+        host_kv_bytes,
+        /// MAW and selection tables of one session.
+        host_session_bytes,
+        /// Compacted copies of selected keys: upper bound.
+        selection_max_bytes,
+        /// Windows, for calls of one query a sequence.
+        device_window_bytes,
+        /// States, descriptors and work space for the same calls.
+        device_work_bytes,
+        /// K and V of one token in all layers.
+        kv_token_bytes,
+        /// Pinned host memory through which device and host hand over.
+        shared_bytes,
+    }
+    /// What a cache holds.
+    CacheStats = tandem_cache_stats {
+        /// Sequences.
+        n_sequences,
+        /// Pages held by at least one sequence.
+        n_pages_used,
+        /// Pages held by more than one.
+        n_pages_shared,
+        /// Pages allocated.
+        host_kv_bytes,
+        /// MAW and selection tables of all sessions.
+        host_session_bytes,
+        /// Compacted copies of selected keys.
+        selection_bytes,
+        /// Most ever in use at once in host memory.
+        host_peak_bytes,
+        /// Windows of all sessions, in device memory.
+        device_window_bytes,
+        /// What their calls need there.
+        device_work_bytes,
+        /// Most ever in use at once in device memory.
+        device_peak_bytes,
+    }
+    /// Sums since a session was created.
+    SessionStats = tandem_session_stats {
+        /// Calls.
+        n_attends,
+        /// Queries, per layer.
+        n_query_tokens,
+        /// K and V read by attention inside the window.
+        resident_kv_bytes_read,
+        /// Outside it: the union over a query group.
+        host_kv_bytes_read,
+        /// What policy `all` would have read.
+        dense_kv_bytes,
+        /// Tokens that left the window, per layer.
+        evicted_tokens,
+        /// Selections made.
+        n_refreshes,
+        /// Now, over layers, sequences and KV heads.
+        selected_keys,
+        /// Now: what they were selected from.
+        host_keys,
+        /// Time in attend calls.
+        attend_ns,
+        /// Time in making selections.
+        refresh_ns,
+        /// Attend calls waiting for the background.
+        refresh_wait_ns,
+        /// Calls on device tensors.
+        n_device_attends,
+        /// Parts that the CPU computed for these.
+        n_host_parts,
+        /// From its queries having arrived to its states being there.
+        host_part_ns,
+        /// Appended K and V that reached the host store through pinned slots.
+        staged_kv_bytes,
+        /// K and V copied from the host store into windows.
+        filled_kv_bytes,
+    }
+}

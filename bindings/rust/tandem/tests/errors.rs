@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT
+//! Bad input: the status, the field and a message that says the value. Each status that can be provoked without a device.
+//!
+//! Not here: `InvalidHandle`, which the types of this crate rule out but for raw calls; `Cancelled`, `Io` and `Corrupt`,
+//! which no function returns yet; `System`, `DeviceLost` and `Internal`.
+mod common;
+use common::*;
+use std::ptr::{null_mut, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tandem::*;
+
+const INVALID: Status = Status::InvalidArgument;
+
+#[test]
+fn statuses_have_the_library_s_numbers() {
+    let names: Vec<&str> = (-16..0).map(|code| Status::from_code(code).name()).collect();
+    assert!(names.iter().all(|name| name.starts_with("TANDEM_ERROR_")));
+    for code in -20..0 {
+        assert_eq!(Status::from_code(code).code(), code);
+        assert_eq!(matches!(Status::from_code(code), Status::Other(_)), code < -16);
+    }
+    assert_eq!(Status::Busy.name(), "TANDEM_ERROR_BUSY");
+    assert_eq!(Status::Other(-17).name(), "unknown status");
+}
+
+#[test]
+fn engine_options() {
+    let new = |change: fn(&mut EngineOptions)| {
+        let mut options = EngineOptions::default();
+        change(&mut options);
+        Engine::new(&options)
+    };
+    refused(new(|o| o.n_threads = -1), INVALID, "n_threads", "-1");
+    refused(new(|o| o.matmul_rows = -3), INVALID, "matmul_rows", "-3");
+    refused(new(|o| o.cpu_isa = Some("z80".into())), Status::NotFound, "cpu_isa", "z80");
+    refused(new(|o| o.cpu_isa = Some("a\0b".into())), INVALID, "cpu_isa", "zero byte");
+    refused(new(|o| o.backend = Some("abacus".into())), Status::Backend, "backend", "abacus");
+    refused(new(|o| o.backend_path = Some("/x".into())), INVALID, "backend_path", "/x");
+}
+
+#[test]
+fn model_options() {
+    let new = |change: fn(&mut LayerOptions)| {
+        let mut options = layer();
+        change(&mut options);
+        Model::new(&[layer(), options])
+    };
+    refused(Model::new(&[]), INVALID, "n_layers", "0");
+    refused(new(|o| o.n_kv_heads = 3), INVALID, "layers[1].n_q_heads", "8");
+    refused(new(|o| o.k_head_dim = 65), Status::Unsupported, "layers[1].k_head_dim", "65");
+    refused(new(|o| o.sinks = Some(vec![0.0; 7])), INVALID, "sinks", "has 7 values, must have n_q_heads = 8");
+    refused(new(|o| o.rope_inv_freq = Some(vec![1.0; 31])), INVALID, "rope_inv_freq", "rope_dims / 2 = 32");
+    let rope = LayerOptions { rope: Rope::Halves, rope_inv_freq: Some(vec![1.0; 32]), sinks: Some(vec![0.0; 8]), ..layer() };
+    assert_eq!(Model::new(&[rope]).unwrap().n_layers(), 1);
+}
+
+#[test]
+fn cache_and_session_options() {
+    let world = World::new(10, 2);
+    let cache = |options: CacheOptions| Cache::new(&world.engine, &world.model, &options);
+    refused(cache(CacheOptions { page_tokens: 48, ..Default::default() }), INVALID, "page_tokens", "48");
+    refused(cache(CacheOptions { host_cap_bytes: -1, ..Default::default() }), INVALID, "host_cap_bytes", "-1");
+    refused(cache(CacheOptions { host_cap_bytes: 1000, ..Default::default() }), Status::Capacity, "host_cap_bytes", "1000");
+    let short = CacheOptions { layer_v_types: Some(vec![Dtype::F16]), ..Default::default() };
+    refused(cache(short), INVALID, "layer_v_types", "has 1 values, must have n_layers = 2");
+    let mixed = CacheOptions { layer_k_types: Some(vec![Dtype::F16, Dtype::Q4_64]), ..Default::default() };
+    cache(mixed).unwrap();
+
+    let session = |options: SessionOptions| Session::new(&world.cache, &options);
+    refused(session(SessionOptions { policy: "dice".into(), ..Default::default() }), Status::NotFound, "policy", "dice");
+    refused(session(SessionOptions { policy: "a\0".into(), ..Default::default() }), INVALID, "policy", "zero byte");
+    refused(session(SessionOptions { window_tokens: -2, ..Default::default() }), INVALID, "window_tokens", "-2");
+    refused(session(SessionOptions { alpha: f32::NAN, ..Default::default() }), INVALID, "alpha", "nan");
+}
+
+#[test]
+fn sequences() {
+    let world = World::new(10, 1);
+    let (cache, s, unknown) = (&world.cache, world.sequence, SequenceId::from_raw(1000));
+    refused(cache.digest(unknown), Status::NotFound, "sequence", "1000");
+    refused(cache.length(s, 1), INVALID, "layer_idx", "1");
+    refused(cache.truncate(s, 11), INVALID, "n_tokens", "11");
+    refused(cache.remove(s, 5, 1, true), Status::Unsupported, "shift_positions", "1");
+    refused(cache.reserve(s, i64::MAX), Status::Capacity, "n_tokens", "9223372036854775807");
+    refused(cache.read(s, 0, 0, None, None), INVALID, "k", "NULL");
+    let mut k = vec![0f32; 11 * KV_HEADS * DIM];
+    let view = TensorMut::new(&mut k, &[11, KV_HEADS, DIM]).unwrap();
+    assert_eq!(cache.read(s, 0, 0, Some(view), None).unwrap_err().status(), INVALID);
+    refused(cache.append(s, 0, kv(&world.k), None), INVALID, "v", "NULL");
+    assert_eq!(cache.length(s, 0).unwrap(), 10);
+}
+
+#[test]
+fn attend_arguments() {
+    let world = World::new(10, 1);
+    let (mut session, s) = (world.session("all"), world.sequence);
+    let (q, mut o) = (numbers(Q_HEADS * DIM, 3), vec![f32::NAN; Q_HEADS * DIM]);
+    let mut attend = |ids: &[SequenceId], lens: &[i64], change: &dyn for<'a> Fn(Attend<'a>) -> Attend<'a>| {
+        session.attend(change(Attend::new(0, ids, lens, heads(&q), heads_mut(&mut o))))
+    };
+    let same: &dyn for<'a> Fn(Attend<'a>) -> Attend<'a> = &|args| args;
+    refused(attend(&[s], &[1, 1], same), INVALID, "q_lens", "has 2 values for 1 sequences");
+    refused(attend(&[s], &[2], same), INVALID, "q.shape[0]", "must be the sum of q_lens = 2");
+    refused(attend(&[s], &[-1], same), INVALID, "q_lens[0]", "-1");
+    refused(attend(&[s, s], &[1, 0], same), INVALID, "sequences", "twice");
+    refused(attend(&[SequenceId::from_raw(99)], &[1], same), Status::NotFound, "sequences", "99");
+    refused(attend(&[s], &[1], &|args| args.speculative()), INVALID, "k", "nothing to append");
+    refused(attend(&[s], &[1], &|args| args.tree(&[-1, 0])), INVALID, "parent_idx", "has 2 values");
+    refused(attend(&[s], &[i64::MAX], &|args| args.tree(&[-1])), INVALID, "parent_idx", "has 1 values");
+    assert!(o.iter().all(|x| x.is_nan()));
+    let (wide, mut o) = (numbers(Q_HEADS * 80, 3), vec![f32::NAN; Q_HEADS * DIM]);
+    let wide = TensorRef::new(&wide, &[1, Q_HEADS, 80]).unwrap();
+    refused(session.attend(Attend::new(0, &[s], &[1], wide, heads_mut(&mut o))), INVALID, "q.shape[2]", "80");
+    refused(session.attend(Attend::new(7, &[s], &[1], heads(&q), heads_mut(&mut o))), INVALID, "layer_idx", "7");
+    refused(session.commit(s, &[0]), Status::InvalidState, "sequence", "no speculative tokens");
+    refused(session.selection(s, 0, 2), INVALID, "kv_head_idx", "2");
+    assert!(session.step(&[s], &[1, 2]).is_err());
+    refused(
+        world.engine.merge(heads_mut(&mut o), TensorMut::new(&mut [0f32; 8], &[1, 8]).unwrap(), &[]),
+        INVALID,
+        "n_states",
+        "0",
+    );
+}
+
+#[test]
+fn a_sequence_in_flight_is_busy() {
+    let world = World::new(10, 1);
+    let (mut one, mut other, ids) = (world.session("all"), world.session("all"), [world.sequence]);
+    let step = one.step(&ids, &[1]).unwrap();
+    refused(other.step(&ids, &[1]).map(drop), Status::Busy, "sequence", "in flight");
+    refused(world.cache.truncate(world.sequence, 0), Status::Busy, "sequence", "in flight");
+    drop(step);
+    drop(one);
+    world.cache.truncate(world.sequence, 0).unwrap();
+}
+
+/// Tensors in device memory go through as they are: an engine without a device says so.
+#[test]
+fn device_tensors_without_a_device() {
+    let world = World::new(10, 1);
+    let (q, mut o) = (numbers(Q_HEADS * DIM, 3), vec![0f32; Q_HEADS * DIM]);
+    let raw = sys::tandem_tensor { device_type: sys::TANDEM_DEVICE_CUDA, ..*heads(&q).as_raw() };
+    // SAFETY: refused before it is read.
+    let q = unsafe { TensorRef::from_raw(raw) };
+    let args = Attend::new(0, std::slice::from_ref(&world.sequence), &[1], q, heads_mut(&mut o));
+    refused(world.session("all").attend(args), Status::Unsupported, "q.device_type", "no device");
+}
+
+#[test]
+fn handles_are_checked_by_the_library() {
+    let world = World::new(1, 1);
+    let foreign = world.cache.as_ptr().cast::<sys::tandem_engine>();
+    // SAFETY: handles are told apart without being read.
+    let status = unsafe { sys::tandem_engine_drain(foreign, 0, null_mut()) };
+    assert_eq!(Status::from_code(status), Status::InvalidHandle);
+}
+
+/// Refuses while it is told to, and waits in requests of other threads while it is told to.
+struct Heap {
+    refuses: AtomicBool,
+    waits: AtomicBool,
+    waiting: AtomicBool,
+    owner: std::thread::ThreadId,
+}
+
+// SAFETY: the memory is the system allocator's.
+unsafe impl HostAllocator for Heap {
+    fn alloc(&self, bytes: usize, alignment: usize) -> Option<NonNull<u8>> {
+        while self.waits.load(Ordering::SeqCst) && std::thread::current().id() != self.owner {
+            self.waiting.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(bytes > 0 && !self.refuses.load(Ordering::SeqCst), "a panic counts as a refusal");
+        assert!(alignment <= 4096); // one for all, so that free() knows it
+        let layout = std::alloc::Layout::from_size_align(bytes, 4096).ok()?;
+        // SAFETY: not 0 bytes.
+        NonNull::new(unsafe { std::alloc::alloc(layout) })
+    }
+    unsafe fn free(&self, data: NonNull<u8>, bytes: usize) {
+        // SAFETY: as alloc() made it.
+        unsafe { std::alloc::dealloc(data.as_ptr(), std::alloc::Layout::from_size_align_unchecked(bytes, 4096)) }
+    }
+}
+
+fn heap() -> (&'static Heap, EngineOptions) {
+    let no = || AtomicBool::new(false);
+    let owner = std::thread::current().id();
+    let heap = &*Box::leak(Box::new(Heap { refuses: no(), waits: no(), waiting: no(), owner }));
+    let options = EngineOptions { n_threads: 2, pin_threads: Some(false), ..Default::default() };
+    (heap, EngineOptions { allocator: Some(Allocator::new(heap)), ..options })
+}
+
+#[test]
+fn an_allocator_that_panics_refuses() {
+    let (heap, options) = heap();
+    let world = World::on(Engine::new(&options).unwrap(), 10, 1);
+    heap.refuses.store(true, Ordering::SeqCst);
+    let error = world.cache.reserve(world.sequence, 100_000).unwrap_err();
+    assert_eq!(error.status(), Status::OutOfMemory, "{error}");
+    heap.refuses.store(false, Ordering::SeqCst);
+    world.cache.reserve(world.sequence, 100_000).unwrap();
+}
+
+/// A selection in the background waits for memory, and a drain does not wait longer than it is told.
+#[test]
+fn a_drain_that_takes_too_long() {
+    let (heap, options) = heap();
+    let world = World::on(Engine::new(&options).unwrap(), 0, 1);
+    let options =
+        SessionOptions { policy: "hgca".into(), window_tokens: 16, sink_tokens: 0, beta: 0.0, ..Default::default() };
+    let mut session = Session::new(&world.cache, &options).unwrap();
+    let (q, k, v) = (numbers(Q_HEADS * DIM, 3), numbers(KV_HEADS * DIM, 4), numbers(KV_HEADS * DIM, 5));
+    let mut o = vec![f32::NAN; q.len()];
+    heap.waits.store(true, Ordering::SeqCst);
+    for _ in 0..2000 {
+        let args = Attend::new(0, std::slice::from_ref(&world.sequence), &[1], heads(&q), heads_mut(&mut o));
+        session.attend(args.append(kv(&k), kv(&v))).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        if heap.waiting.load(Ordering::SeqCst) {
+            break;
+        }
+    }
+    let drained = world.engine.drain(Some(Duration::from_millis(20)));
+    heap.waits.store(false, Ordering::SeqCst);
+    refused(drained, Status::Timeout, "timeout_ns", "timeout_ns = 20000000");
+    world.engine.drain(None).unwrap();
+}

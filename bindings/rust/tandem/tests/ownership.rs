@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+//! Who keeps whom alive, on which threads, and what happens to a panic in a callback.
+mod common;
+use common::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use tandem::*;
+
+fn send_and_sync<T: Send + Sync>() {}
+
+#[test]
+fn threads_as_documented() {
+    send_and_sync::<Engine>();
+    send_and_sync::<Model>();
+    send_and_sync::<Cache>();
+    send_and_sync::<Session>();
+    send_and_sync::<Step<'static>>();
+    send_and_sync::<TensorRef<'static>>();
+    send_and_sync::<TensorMut<'static>>();
+    send_and_sync::<EngineOptions>();
+    send_and_sync::<Error>();
+}
+
+fn decode(session: &mut Session, sequence: SequenceId, q: &[f32]) -> Vec<f32> {
+    let mut o = vec![f32::NAN; q.len()];
+    session.attend(Attend::new(0, &[sequence], &[1], heads(q), heads_mut(&mut o))).unwrap();
+    o
+}
+
+/// Every order of dropping engine, model, cache and session, with use of what is left after each drop.
+#[test]
+fn teardown_in_any_order() {
+    let q = numbers(Q_HEADS * DIM, 3);
+    for order in 0..24usize {
+        let world = World::new(40, 1);
+        let expected = reference(&q, &world.k, &world.v).0;
+        let (session, cache, sequence) = (world.session("hgca"), world.cache.clone(), world.sequence);
+        let (mut engine, mut model, mut cache, mut session) =
+            (Some(world.engine.clone()), Some(world.model.clone()), Some(cache), Some(session));
+        drop(world);
+        let mut left = vec![0, 1, 2, 3];
+        for digit in [order % 4, order / 4 % 3, order / 12, 0] {
+            match left.remove(digit) {
+                0 => engine = None,
+                1 => model = None,
+                2 => cache = None,
+                _ => session = None,
+            }
+            if let Some(session) = &mut session {
+                close(&decode(session, sequence, &q), &expected);
+            }
+            if let Some(cache) = &cache {
+                assert_eq!(cache.length(sequence, 0).unwrap(), 40);
+            }
+            if let Some(engine) = &engine {
+                engine.drain(None).unwrap();
+            }
+        }
+        assert!(engine.is_none() && model.is_none() && cache.is_none() && session.is_none());
+    }
+}
+
+/// A step that is never ended goes with its session.
+#[test]
+fn a_forgotten_step_ends_with_the_session() {
+    let world = World::new(40, 1);
+    let mut session = world.session("all");
+    std::mem::forget(session.step(&[world.sequence], &[1]).unwrap());
+    refused(session.step(&[world.sequence], &[1]).map(drop), Status::InvalidState, "session", "open already");
+    drop(session);
+    world.cache.truncate(world.sequence, 10).unwrap();
+}
+
+/// Eight threads with a session each on one engine and one cache, and a session that moves from thread to thread.
+#[test]
+fn eight_threads_on_one_engine() {
+    let world = World::new(200, 1);
+    let run = |seed: u64| {
+        let sequence = world.cache.fork(world.sequence).unwrap();
+        let (mut session, mut k, mut v) = (world.session("all"), world.k.clone(), world.v.clone());
+        for i in 0..20 {
+            let seed = 100 * seed + 4 * i;
+            let (new_k, new_v) = (numbers(KV_HEADS * DIM, seed), numbers(KV_HEADS * DIM, seed + 1));
+            let (q, mut o) = (numbers(Q_HEADS * DIM, seed + 2), vec![f32::NAN; Q_HEADS * DIM]);
+            let args = Attend::new(0, std::slice::from_ref(&sequence), &[1], heads(&q), heads_mut(&mut o));
+            session.attend(args.append(kv(&new_k), kv(&new_v))).unwrap();
+            k.extend(&new_k);
+            v.extend(&new_v);
+            close(&o, &reference(&q, &k, &v).0);
+        }
+        world.cache.drop_sequence(sequence).unwrap();
+    };
+    std::thread::scope(|scope| (1..=8).for_each(|seed| drop(scope.spawn(move || run(seed)))));
+    assert_eq!(world.cache.stats().unwrap().n_sequences, 1);
+
+    let q = numbers(Q_HEADS * DIM, 3);
+    let (mut session, expected) = (world.session("all"), reference(&q, &world.k, &world.v).0);
+    for _ in 0..4 {
+        let (q, expected, sequence) = (q.clone(), expected.clone(), world.sequence);
+        let moved = std::thread::spawn(move || {
+            close(&decode(&mut session, sequence, &q), &expected);
+            session
+        });
+        session = moved.join().unwrap();
+    }
+}
+
+/// Memory from the system, but none for what other threads ask for: selections then stay where they are, and are logged.
+struct NoneElsewhere(std::thread::ThreadId, std::sync::atomic::AtomicBool);
+
+// SAFETY: the memory is the system allocator's.
+unsafe impl HostAllocator for NoneElsewhere {
+    fn alloc(&self, bytes: usize, alignment: usize) -> Option<std::ptr::NonNull<u8>> {
+        if self.1.load(Ordering::SeqCst) && std::thread::current().id() != self.0 {
+            return None;
+        }
+        assert!(alignment <= 4096); // one for all, so that free() knows it
+        let layout = std::alloc::Layout::from_size_align(bytes.max(1), 4096).ok()?;
+        // SAFETY: not 0 bytes.
+        std::ptr::NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })
+    }
+    unsafe fn free(&self, data: std::ptr::NonNull<u8>, bytes: usize) {
+        // SAFETY: as alloc() made it.
+        unsafe { std::alloc::dealloc(data.as_ptr(), std::alloc::Layout::from_size_align_unchecked(bytes.max(1), 4096)) }
+    }
+}
+
+/// The library logs, the log panics, the call returns; the log goes with the last owner and not before.
+#[test]
+fn a_panic_in_the_log_stays_there() {
+    let heap: &'static NoneElsewhere =
+        Box::leak(Box::new(NoneElsewhere(std::thread::current().id(), std::sync::atomic::AtomicBool::new(false))));
+    let n_messages = Arc::new(AtomicUsize::new(0));
+    let counter = n_messages.clone();
+    let log: Log = Arc::new(move |level, message| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        panic!("{level:?}: {message}");
+    });
+    let options =
+        EngineOptions { n_threads: 1, allocator: Some(Allocator::new(heap)), log: Some(log), ..Default::default() };
+    let world = World::on(Engine::new(&options).unwrap(), 0, 1);
+    drop(options);
+    let (cache, sequence) = (world.cache.clone(), world.sequence);
+    // beta = 0 keeps every key, so that each eviction has something to copy.
+    let session =
+        SessionOptions { policy: "hgca".into(), window_tokens: 16, sink_tokens: 0, beta: 0.0, ..Default::default() };
+    let mut session = Session::new(&cache, &session).unwrap();
+    drop((world, cache)); // the session keeps the log
+    heap.1.store(true, Ordering::SeqCst);
+    let (q, k, v) = (numbers(Q_HEADS * DIM, 3), numbers(KV_HEADS * DIM, 4), numbers(KV_HEADS * DIM, 5));
+    let mut o = vec![f32::NAN; q.len()];
+    for _ in 0..2000 {
+        if n_messages.load(Ordering::SeqCst) > 0 {
+            break;
+        }
+        session.attend(Attend::new(0, &[sequence], &[1], heads(&q), heads_mut(&mut o)).append(kv(&k), kv(&v))).unwrap();
+        std::thread::sleep(std::time::Duration::from_micros(100)); // the background takes the selection
+    }
+    assert!(n_messages.load(Ordering::SeqCst) > 0);
+    close(&o, &expected(&v).collect::<Vec<f64>>());
+    assert_eq!(Arc::strong_count(&n_messages), 2);
+    drop(session);
+    assert_eq!(Arc::strong_count(&n_messages), 1); // the closure is gone
+}
+
+/// Equal values everywhere: whatever the weights, o is the value of the query head's KV head.
+fn expected(v: &[f32]) -> impl Iterator<Item = f64> + '_ {
+    (0..Q_HEADS).flat_map(|head| v[head / (Q_HEADS / KV_HEADS) * DIM..][..DIM].iter().map(|&x| f64::from(x)))
+}

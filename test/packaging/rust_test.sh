@@ -1,0 +1,38 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# Installs into a folder outside of the checkout whose name has a space, and runs the tests of the Rust crates against what is
+# there, through pkg-config and through TANDEM_LIB_DIR; documentation, lints and format too, where cargo has them.
+# rust_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR; exits 77 where there is no cargo.
+source "$(dirname "$0")/common.sh"
+source=$1 build=$2 cmake=$3 cc=$4 work=$5
+if ! cargo --version > /dev/null 2>&1; then
+  echo 'skipped: there is no cargo'
+  exit 77
+fi
+unset PKG_CONFIG_PATH PKG_CONFIG TANDEM_LIB_DIR TANDEM_INCLUDE_DIR
+mkdir -p "$work/empty"
+prefix=$(mktemp -d "${TMPDIR:-/tmp}/tandem rust.XXXXXX") || exit 1
+trap 'rm -rf "$prefix"' EXIT
+step 'cmake --install' "$cmake" --install "$build" --prefix "$prefix" || finish
+libdir=$(dirname "$(find "$prefix" -name libtandem.so)")
+cd "$source/bindings/rust" || exit 1
+export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0
+export CARGO_TARGET_DIR="$work/target" LD_LIBRARY_PATH="$libdir" CC="$cc"
+
+without() { # what is said; environment…: the library is not found, the build stops and says what to do
+  local output said=$1
+  shift
+  ! output=$(env "$@" cargo build --offline --locked -p tandem-sys 2>&1) || return 1
+  printf '%s\n' "$output"
+  [[ $output == *'libtandem was not found'*"$said"*PKG_CONFIG_PATH=* ]]
+}
+step 'without the library' without 'tandem' "PKG_CONFIG_LIBDIR=$work/empty"
+step 'without pkg-config' without 'could not be run' PKG_CONFIG=/no/such/program
+step 'a folder without the library' without 'has no libtandem.so' "TANDEM_LIB_DIR=$work/empty"
+step 'TANDEM_LIB_DIR' env "TANDEM_LIB_DIR=$libdir" PKG_CONFIG=false cargo test --offline --locked -p tandem-sys
+export PKG_CONFIG_PATH="$libdir/pkgconfig"
+step 'pkg-config' cargo test --offline --locked
+step 'documentation' env RUSTDOCFLAGS='-D warnings' cargo doc --offline --locked --no-deps
+! cargo clippy --version > /dev/null 2>&1 || step 'clippy' cargo clippy --offline --locked --all-targets -- -D warnings
+! cargo fmt --version > /dev/null 2>&1 || step 'format' cargo fmt --check
+finish
