@@ -101,12 +101,13 @@ struct Second {
 
 // Of one of two sessions, each with its sequence.
 struct Turn {
+  const Side* side;
   tandem_session* session;
   int64_t sequence;
   void* stream;
 
-  void attend(const Side& side, Call& call, int32_t layer) const {
-    tandem_attend_args args = call.args(side, layer);
+  void attend(Call& call, int32_t layer) const {
+    tandem_attend_args args = call.args(*side, layer);
     args.sequences = &sequence;
     args.stream = stream;
     OK(tandem_attend, session, &args);
@@ -120,8 +121,7 @@ void wait_for(void* stream) {
 
 // The same on both sides: a call, or a planned step in which the other session may have calls of its own (`between`).
 template <typename F>
-void take_turn(const Side& side, const Turn& turn, const Side& twin, const Turn& twin_turn, int64_t n, int64_t seed,
-               bool is_step, F between) {
+void take_turn(const Turn& turn, const Turn& twin_turn, int64_t n, int64_t seed, bool is_step, F between) {
   std::vector<std::unique_ptr<Call>> calls, twin_calls;
   for (int32_t l = 0; l < kStepLayers; ++l) {
     calls.push_back(std::make_unique<Call>(n, seed + 5 * l));
@@ -130,13 +130,13 @@ void take_turn(const Side& side, const Turn& turn, const Side& twin, const Turn&
   }
   if (is_step) OK(tandem_step_begin, turn.session, &turn.sequence, &n, 1, turn.stream);
   for (int32_t l = 0; l < kStepLayers; ++l) {
-    turn.attend(side, *calls[static_cast<size_t>(l)], l);
+    turn.attend(*calls[static_cast<size_t>(l)], l);
     if (l == 1) between();
   }
   if (is_step) OK(tandem_step_end, turn.session, turn.stream);
   wait_for(turn.stream);
   for (int32_t l = 0; l < kStepLayers; ++l) {
-    twin_turn.attend(twin, *twin_calls[static_cast<size_t>(l)], l);
+    twin_turn.attend(*twin_calls[static_cast<size_t>(l)], l);
     assert_close(calls[static_cast<size_t>(l)]->output(), twin_calls[static_cast<size_t>(l)]->output());
   }
 }
@@ -145,15 +145,17 @@ void interleave(const char* policy, const char* second_policy) {
   const Side side(true, policy, 0, kStepLayers), twin(false, policy, 0, kStepLayers);
   const Second second(side, second_policy), second_twin(twin, second_policy);
   void* streams[] = {controls.create_stream(), controls.create_stream()};
-  const Turn turns[] = {{side.session, side.sequence, streams[0]}, {second.session, second.sequence, streams[1]}};
-  const Turn twin_turns[] = {{twin.session, twin.sequence, nullptr}, {second_twin.session, second_twin.sequence, nullptr}};
+  const Turn turns[] = {{&side, side.session, side.sequence, streams[0]},
+                        {&side, second.session, second.sequence, streams[1]}};
+  const Turn twin_turns[] = {{&twin, twin.session, twin.sequence, nullptr},
+                             {&twin, second_twin.session, second_twin.sequence, nullptr}};
   const auto nothing = [] {};
-  for (int i = 0; i < 2; ++i) take_turn(side, turns[i], twin, twin_turns[i], 100 + 40 * i, 1000 * i, false, nothing);
+  for (int i = 0; i < 2; ++i) take_turn(turns[i], twin_turns[i], 100 + 40 * i, 1000 * i, false, nothing);
   for (int64_t round = 0; round < 40; ++round) {
     const int64_t seed = 5000 + 100 * round, n = 1 + round % 2;
     const int first = static_cast<int>(round % 2), other = 1 - first;
-    take_turn(side, turns[first], twin, twin_turns[first], n, seed, round % 3 != 0,
-              [&] { take_turn(side, turns[other], twin, twin_turns[other], 1, seed + 50, round % 4 == 3, nothing); });
+    take_turn(turns[first], twin_turns[first], n, seed, round % 3 != 0,
+              [&] { take_turn(turns[other], twin_turns[other], 1, seed + 50, round % 4 == 3, nothing); });
   }
   for (int i = 0; i < 2; ++i) {
     uint64_t digest = 0, wanted = 0;
