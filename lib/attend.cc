@@ -256,7 +256,10 @@ void AttendCall::count_bytes(const SequenceCall& call) {
   tandem_session_stats& sums = session_.sums_;
   sums.n_query_tokens += call.q_len;
   sums.resident_kv_bytes_read += (call.length - call.resident_begin) * per_token;
-  sums.host_kv_bytes_read += (call.host_end - call.host_begin) * per_token + call.n_selected * key_bytes;
+  const int64_t found =
+      args_.on_device && call.selected ? call.resident_begin - std::max(call.found_begin, call.host_end) : 0;
+  sums.host_kv_bytes_read +=
+      (call.host_end - call.host_begin + std::max<int64_t>(0, found)) * per_token + call.n_selected * key_bytes;
   sums.dense_kv_bytes += (call.length - call.dense_begin) * per_token;
 }
 

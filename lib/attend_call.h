@@ -46,7 +46,7 @@ class AttendCall {
   void add_jobs(const SequenceCall& call);
   void find_spans(const SequenceCall& call, int64_t begin, int64_t end, std::vector<PageSpan>* spans) const;
   void add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head);
-  void add_selected_runs(const SequenceCall& call, const std::vector<int32_t>& pages, int32_t kv_head);
+  void add_selected_runs(const SequenceCall& call, const StoredPages& stored, int32_t kv_head);
   AttendJob plain_job(const SequenceCall& call, int32_t kv_head) const;
   AttendJob& finish_runs(size_t j);
   void point_visibility(SequenceCall* call);

@@ -93,12 +93,15 @@ Status AttendCall::run_on_device() {
   return status;
 }
 
-// No layer has grown.
+// No layer has grown. What is under way may still write to the state.
 void AttendCall::take_back() {
   if (args_.k == nullptr) return;
   std::unique_lock lock(cache_.mutex());
-  session_.settle_device();
-  for (const SequenceCall& call : scratch_.calls) session_.shorten(*call.sequence, layer_idx_, call.first_query);
+  session_.device_->hand_over().drain();
+  for (const SequenceCall& call : scratch_.calls) {
+    session_.fetch_maw(*call.sequence);
+    session_.shorten(*call.sequence, layer_idx_, call.first_query);
+  }
 }
 
 // most: queries of a sequence in one chunk.
@@ -176,11 +179,10 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   DeviceSequences sequences;
   TANDEM_TRY(upload_descriptors(*task, &sequences));
   const auto has_host = [](const SequenceCall& call) { return call.has_host; };
-  Status launched = launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true);
-  if (!launched.ok()) {
-    task->is_cut = true;
-    return launched;
-  }
+  bool is_launched = false;
+  const AtEnd cut([&] { task->is_cut = !is_launched; });
+  TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true));
+  is_launched = true;
   std::unique_lock lock(cache_.mutex());
   TANDEM_TRY(session_.device_->hand_over().fault());  // what is lost is not committed
   commit_chunk();
@@ -208,7 +210,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   task->header = reinterpret_cast<const SlotHeader*>(session_.device_->slot(task->ticket));
   task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
   task->rows.clear();
-  task->appended.clear();
+  task->touched.clear();
   task->is_cut = false;
   task->arrived = task->observed = nullptr;
   const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
@@ -219,22 +221,18 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     set_visibility(call);
     choose_keys(call);
     add_host_jobs(call);
-    if (args_.k == nullptr) continue;
-    add_row_copies(call, exchange, task);
-    task->appended.push_back({call.sequence->id, call.first_query});
+    if (args_.k != nullptr) add_row_copies(call, exchange, task);
+    task->touched.push_back({call.sequence->id, args_.k != nullptr ? call.first_query : call.length, call.found_begin});
   }
   finish_host_jobs(*task, exchange);
   if (policy_.keeps_maw) prepare_observation(task);
 }
 
-// A session may find a sequence long: its window is not to hold all of it.
+// A session may find a sequence long: its window is not to hold all of it. The state follows when the call is committed.
 void AttendCall::evict_before(SequenceCall* call) {
-  LayerState& state = *call->state;
-  call->found_begin = state.window_begin;
-  if (session_.evicted_to(state, call->first_query) == state.window_begin) return;
-  if (policy_.keeps_maw) session_.fetch_maw(*call->sequence);
-  session_.evict(state, call->first_query);
-  session_.sums_.evicted_tokens += state.window_begin - call->found_begin;
+  call->found_begin = call->state->window_begin;
+  call->window_begin = session_.evicted_to(*call->state, call->first_query);
+  if (call->window_begin > call->found_begin && policy_.keeps_maw) session_.fetch_maw(*call->sequence);
 }
 
 // On a device the window is another processor's. Sinks are not in it, unless everything is.
@@ -266,7 +264,7 @@ void AttendCall::add_row_copies(const SequenceCall& call, const DeviceExchange& 
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     Rows from;
     for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
-    from = from.after(task->row_bytes, h * exchange.n_rows + call.first_row);
+    from = from.after(task->row_bytes, int64_t{h} * exchange.n_rows + call.first_row);
     for (const PageSpan& span : scratch_.spans)
       task->rows.push_back({from.after(task->row_bytes, span.token_idx - call.first_query),
                             cache_.store().rows(span.page, span.slot, args_.layer_idx, h), span.n_tokens});

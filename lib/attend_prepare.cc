@@ -105,6 +105,7 @@ Status AttendCall::prepare() {
     call.state = session_.state(sequence.id)->layers[layer_idx_].get();
     session_.fetch_maw(sequence);
     if (!call.is_append) TANDEM_TRY(session_.flush_layer(sequence, args_.layer_idx, *call.state));
+    call.window_begin = call.state->window_begin;
     set_visibility(call);
     choose_keys(call);
     if (policy_.keeps_maw) prepare_refresh(call);
@@ -166,7 +167,7 @@ void AttendCall::choose_keys(SequenceCall& call) {
       *std::min_element(scratch_.begin.begin() + static_cast<std::ptrdiff_t>(call.visibility_at), scratch_.begin.end());
   call.dense_begin = least;
   if (host == HostKeys::kSinks) return choose_streaming(call);
-  call.resident_begin = std::max(std::min(call.state->window_begin, call.length), least);
+  call.resident_begin = std::max(std::min(call.window_begin, call.length), least);
   call.host_begin = least;
   call.host_end = call.resident_begin;
   if (host == HostKeys::kSelected) {
@@ -266,7 +267,7 @@ void AttendCall::add_runs(const SequenceCall& call, const std::vector<PageSpan>&
   }
 }
 
-void AttendCall::add_selected_runs(const SequenceCall& call, const std::vector<int32_t>& pages, int32_t kv_head) {
+void AttendCall::add_selected_runs(const SequenceCall& call, const StoredPages& stored, int32_t kv_head) {
   const HeadSelection& head = call.state->heads[static_cast<size_t>(kv_head)];
   if (head.n_tokens == 0) return;
   const auto* token_idx = head.token_idx.as<int32_t>();
@@ -289,8 +290,8 @@ void AttendCall::add_selected_runs(const SequenceCall& call, const std::vector<i
     int64_t n = 1;
     while (i + n < head.n_tokens && token_idx[i + n] == token + n && slot + n < cache_.page_len()) ++n;
     KvRun run;
-    point_run(cache_.store().rows(pages[static_cast<size_t>(token / cache_.page_len())], slot, args_.layer_idx, kv_head),
-              layer_, &run);
+    const int32_t page = stored.pages[static_cast<size_t>(token / cache_.page_len())];
+    point_run(cache_.store().rows(stored.bases, page, slot, args_.layer_idx, kv_head), layer_, &run);
     run.n_tokens = n;
     run.token_idx = -1;
     run.first_position = token;
@@ -321,7 +322,7 @@ void AttendCall::add_jobs(const SequenceCall& call) {
     if (!call.has_host) continue;
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.host_spans, h);
-    if (call.selected) add_selected_runs(call, call.sequence->pages, h);
+    if (call.selected) add_selected_runs(call, {call.sequence->pages, cache_.store().bases()}, h);
     scratch_.jobs.push_back(job);
   }
 }

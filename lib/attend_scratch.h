@@ -25,6 +25,7 @@ struct SequenceCall {
   bool is_append = false;      // several committed queries: everything is attended and re-evaluated
   bool is_last = true;         // of a device call's parts: with it the append is complete
   bool observes = false;       // a decode query whose weights go into the MAW
+  int64_t window_begin = 0;    // before the call's own rows
   int64_t dense_begin = 0;     // keys [dense_begin, length) are what policy "all" would attend
   int64_t resident_begin = 0;  // keys [resident_begin, length)
   int64_t first_job_key = 0;   // of the resident part's job: before resident_begin where it does the host part as well
@@ -43,6 +44,12 @@ struct SequenceCall {
   size_t tree_at = 0;
   size_t positions_at = 0;                                                               // positions of a tree's tokens
   size_t q_at = 0, o_at = 0, lse_at = 0, host_o_at = 0, host_lse_at = 0, logits_at = 0;  // indices into floats
+};
+
+// Where the rows of a sequence's tokens are: its page table, and the store's extents.
+struct StoredPages {
+  const std::vector<int32_t>& pages;
+  const std::vector<std::byte*>& bases;
 };
 
 struct AttendScratch {

@@ -161,8 +161,8 @@ struct DeviceMerge {
   const Layer* layer = nullptr;
   DeviceSequences sequences;
   int32_t n_tokens = 0;  // as in DeviceAppend
-  int32_t is_observed =
-      0;  // observe() follows: the merged lse take the place of the window's and, where wanted, of the host's
+  // observe() follows: the merged lse take the place of the window's and, where wanted, of the host's.
+  int32_t is_observed = 0;
   const float* o = nullptr;  // [n_tokens, n_q_heads, v_head_dim], of the window
   float* lse = nullptr;      // [n_tokens, n_q_heads]
   DeviceRows o_out;

@@ -19,7 +19,7 @@ WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Poli
     }
     if (!policy_of_layer(policy, layer).keeps_maw) continue;
     planes.maw_at = geometry.page_bytes;
-    geometry.page_bytes += layer.n_q_heads * kDevicePageLen * int64_t{4};  // a multiple of the alignment
+    geometry.page_bytes += int64_t{4} * layer.n_q_heads * kDevicePageLen;  // a multiple of the alignment
   }
   return geometry;
 }

@@ -50,7 +50,7 @@ Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_task
   return {};
 }
 
-HandOver::~HandOver() {
+void HandOver::stop() {
   drain();
   {
     std::lock_guard lock(mutex_);
@@ -159,8 +159,10 @@ void HandOver::loop() {
     if (!is_lost && task.observed != nullptr) {
       if (wait_for_observation(task))
         run(task.observed, task);
-      else
-        is_lost = task.step > 0 && can_start_over();
+      else if (task.step > 0 && can_start_over())
+        is_lost = true;
+      else if (!task.is_cut)
+        task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
       answer(task);
     }
     if (is_lost) {
@@ -242,7 +244,7 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
     if (is_over(task) && !has_come()) fault_of_step(task);
     return false;
   });
-  return has_come();
+  return has_come() && !task.is_cut.load(std::memory_order_acquire);  // else a later ticket's has come
 }
 
 // The device is told that its turn will come.

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lib/attend_scratch.h"
@@ -28,10 +29,12 @@ struct RowCopy {
   int64_t n_rows = 0;
 };
 
-// Tokens from `length` on are lost when the ticket never arrives.
-struct AppendedTokens {
+// A sequence before a call: what it is again, in the call's layer, when the ticket never arrives. What arrived and was not
+// observed leaves keys that nobody has judged: the window begins again where it did.
+struct TouchedSequence {
   int64_t sequence = 0;
   int64_t length = 0;
+  int64_t window_begin = 0;
 };
 
 // What a call is to know of its sequence when its ticket has arrived, as it was when it was made.
@@ -64,18 +67,20 @@ struct HandOverTask {
   uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
   PlaneBytes row_bytes;
   std::vector<RowCopy> rows;
-  std::vector<AppendedTokens> appended;
+  std::vector<TouchedSequence> touched;
   AttendScratch scratch;  // jobs: q, o and lse are in the slot
   // Of sessions that select keys, on the thread: before the attend, when the selections before are known; and when the MAW
   // of tokens that have left the window are in the slot. They may throw bad_alloc. Null: nothing to do.
   class Session* session = nullptr;
   void (*arrived)(HandOverTask& task) = nullptr;
   void (*observed)(HandOverTask& task) = nullptr;
-  std::vector<LateCall> late;        // [n_calls] or more
-  std::vector<KvRun> runs;           // of the jobs, when their keys are chosen late
-  int64_t selected_kv_bytes = 0;     // that these have of selected keys
-  std::atomic<bool> is_lost{false};  // it never arrived
-  std::atomic<bool> is_cut{false};   // what was to come after its arrival was not launched
+  std::vector<LateCall> late;          // [n_calls] or more
+  std::vector<std::byte*> bases;       // of the store's extents
+  std::vector<KvRun> runs;             // of the jobs, when their keys are chosen late
+  int64_t selected_kv_bytes = 0;       // that these have of selected keys
+  std::atomic<bool> is_lost{false};    // it never arrived
+  std::atomic<bool> is_unseen{false};  // it arrived and was not observed
+  std::atomic<bool> is_cut{false};     // what was to come after its arrival was not launched
 
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
@@ -86,7 +91,8 @@ class HandOver {
   // n_tasks: at most at a time, a power of two. under_way: counts them.
   static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, UnderWay* under_way,
                        std::unique_ptr<HandOver>* hand_over);
-  ~HandOver();  // waits for what is under way, unless the device is lost
+  ~HandOver() { stop(); }
+  void stop();  // waits for what is under way, unless the device is lost; the thread ends
 
   // Flags that the device has written nothing to yet; tickets begin with 0. Nothing is under way; those of before are there.
   void restart(ExchangeFlags* flags);
@@ -113,17 +119,17 @@ class HandOver {
   // Why no ticket will arrive any more; ok as long as they do.
   Status fault();
   bool can_start_over() const;  // the fault is of a step, the device is well
-  // restore(task) of all tasks that never arrived, then take_back(task) of each; it is idle.
+  // restore(task) of all tasks that never arrived or were not observed, then take_back(task) of each; it is idle.
   template <typename F, typename G>
   void take_lost(F restore, G take_back) {
     if (!has_lost_.exchange(false, std::memory_order_acq_rel)) return;
     try {
       for (const HandOverTask& task : tasks_)
-        if (task.is_lost) restore(task);
+        if (task.is_lost || task.is_unseen) restore(task);
       for (HandOverTask& task : tasks_) {
-        if (!task.is_lost) continue;
-        take_back(task);
-        task.is_lost = false;
+        if (!task.is_lost && !task.is_unseen) continue;
+        take_back(std::as_const(task));
+        task.is_lost = task.is_unseen = false;
       }
     } catch (...) {
       has_lost_ = true;

@@ -33,7 +33,7 @@ void take_keys(LateCall* late, Refresh* refresh) {
 template <typename F>
 void for_page(const Maw& maw, int32_t n_q_heads, TokenRange range, float* page, F move) {
   for (int32_t h = 0; h < n_q_heads; ++h)
-    move(maw.at(h, range.begin), page + h * kDevicePageLen + range.begin % kDevicePageLen, range.end - range.begin);
+    move(maw.at(h, range.begin), page + int64_t{h} * kDevicePageLen + range.begin % kDevicePageLen, range.end - range.begin);
 }
 
 // part(range) for the parts of [begin, end) in each page.
@@ -60,7 +60,7 @@ void Session::fetch_maw(const Sequence& sequence) {
     const LayerState& state = *found->layers[l];
     const int32_t n_q_heads = cache_->layers()[l].n_q_heads;
     const TokenRange valid = window.valid(l);
-    std::vector<float> page(static_cast<size_t>(n_q_heads * kDevicePageLen));
+    std::vector<float> page(static_cast<size_t>(int64_t{n_q_heads} * kDevicePageLen));
     const Status fetched = for_pages({std::max(state.window_begin, valid.begin), valid.end}, [&](TokenRange range) {
       const auto* from =
           reinterpret_cast<const std::byte*>(window.page_of(range.begin)) + device_->geometry().layers[l].maw_at;
@@ -87,7 +87,7 @@ Status AttendCall::give_maw(const SequenceCall& call, int64_t end) {
   if (call.window->has_maw(layer_idx_) || call.resident_begin >= end) return {};
   DeviceSession& device = *session_.device_;
   device.hand_over().drain();
-  std::vector<float> page(static_cast<size_t>(layer_.n_q_heads * kDevicePageLen), 0.0f);
+  std::vector<float> page(static_cast<size_t>(int64_t{layer_.n_q_heads} * kDevicePageLen), 0.0f);
   return for_pages({call.resident_begin, end}, [&](TokenRange range) {
     for_page(call.state->maw, layer_.n_q_heads, range, page.data(),
              [](const float* from, float* to, int64_t n) { std::copy_n(from, n, to); });
@@ -110,6 +110,7 @@ void AttendCall::prepare_observation(HandOverTask* task) {
     AttendCall(*observed.session, args, observed.scratch).take_observation(&observed);
   };
   if (task->late.size() < scratch_.calls.size()) task->late.resize(scratch_.calls.size());
+  task->bases = cache_.store().bases();
   int64_t n_evicted = 0;
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     SequenceCall& call = scratch_.calls[i];
@@ -148,7 +149,7 @@ void AttendCall::choose_late(HandOverTask* task) {
       scratch_.job_runs[j] = first;
       if (!call.selected) continue;
       scratch_.runs.swap(task->runs);
-      add_selected_runs(call, task->late[i].pages, h);
+      add_selected_runs(call, {task->late[i].pages, task->bases}, h);
       scratch_.runs.swap(task->runs);
       task->selected_kv_bytes += call.state->heads[static_cast<size_t>(h)].n_tokens * task->row_bytes.total();
     }

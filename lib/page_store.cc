@@ -69,6 +69,7 @@ Status PageStore::make_free(int64_t n_pages) {
   const int64_t n_extents = (missing + geometry_.pages_per_extent - 1) / geometry_.pages_per_extent;
   const size_t before = extents_.size();
   make_room(extents_, before + static_cast<size_t>(n_extents));
+  make_room(bases_, before + static_cast<size_t>(n_extents));
   make_room(used_of_extent_, before + static_cast<size_t>(n_extents));
   make_room(references_, static_cast<size_t>(total + n_extents * geometry_.pages_per_extent));
   std::vector<Buffer> made(static_cast<size_t>(n_extents));
@@ -76,6 +77,7 @@ Status PageStore::make_free(int64_t n_pages) {
   for (Buffer& extent : made) {
     for (const StoreGeometry::Part& part : geometry_.parts)
       place(cpu_, tier_, extent.data() + part.offset, part.bytes, part.node);
+    bases_.push_back(extent.data());
     extents_.push_back(std::move(extent));
   }
   references_.resize(static_cast<size_t>(total + n_extents * geometry_.pages_per_extent), 0);
@@ -83,11 +85,12 @@ Status PageStore::make_free(int64_t n_pages) {
   return {};
 }
 
-Rows PageStore::rows(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const {
+Rows PageStore::rows(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx,
+                     int32_t kv_head) const {
   const StoreGeometry::LayerPlanes& planes = geometry_.layers[static_cast<size_t>(layer_idx)];
   const int64_t* offset = planes.heads[static_cast<size_t>(kv_head)].offset;
   const int64_t row = page % geometry_.pages_per_extent * geometry_.page_len + slot;
-  std::byte* extent = extents_[static_cast<size_t>(page / geometry_.pages_per_extent)].data();
+  std::byte* extent = bases[static_cast<size_t>(page / geometry_.pages_per_extent)];
   Rows rows;
   for (int32_t p = 0; p < kPlanes; ++p)
     if (planes.row_bytes.of[p] > 0) rows.of[p] = extent + offset[p] + row * planes.row_bytes.of[p];

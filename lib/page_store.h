@@ -65,7 +65,12 @@ class PageStore {
   void copy_page(int32_t from, int32_t to, int64_t n_tokens);
 
   // Of a slot and, within an extent, those behind it.
-  Rows rows(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const;
+  Rows rows(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const {
+    return rows(bases_, page, slot, layer_idx, kv_head);
+  }
+  // The same with bases() of before: for who is not to look here while the store may grow.
+  Rows rows(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const;
+  const std::vector<std::byte*>& bases() const { return bases_; }
   const PlaneBytes& row_bytes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)].row_bytes; }
   int64_t n_used() const { return n_used_; }
   int64_t n_shared() const;
@@ -84,6 +89,7 @@ class PageStore {
   Tier& tier_;
   Backend cpu_;
   std::vector<Buffer> extents_;
+  std::vector<std::byte*> bases_;        // of the extents
   std::vector<int32_t> references_;      // [n_pages]
   std::vector<int32_t> used_of_extent_;  // pages taken
   size_t first_free_extent_ = 0;         // none before it is wholly free

@@ -41,10 +41,10 @@ Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64
                    tandem_memory_plan* plan) {
   plan->device_window_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
   if (engine.device() == nullptr || size.n_sequences == 0) return {};
+  const int64_t window_len = size.n_pages / size.n_sequences * kDevicePageLen;
   if (static_cast<double>(size.n_pages) * static_cast<double>(page_bytes) > 0x1p61)
     return fail(TANDEM_ERROR_CAPACITY, "window_tokens", "windows of %lld tokens in %lld sequences are more than 2^61 bytes",
-                static_cast<long long>(size.n_pages / size.n_sequences * kDevicePageLen),
-                static_cast<long long>(size.n_sequences));
+                static_cast<long long>(window_len), static_cast<long long>(size.n_sequences));
   plan->device_window_bytes = size.n_pages * page_bytes;
   DeviceLimits limits;
   for (const Layer& layer : layers) limits.include(device_limits(*engine.device(), layer, size));

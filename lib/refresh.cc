@@ -28,7 +28,7 @@ namespace {
 int64_t judge(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end, int64_t* halo_left, int32_t* kept_tokens) {
   const Session& session = *refresh.session;
   const Layer& layer = *refresh.layer;
-  const float** maw = refresh.maw_rows.data() + kv_head * layer.group_size;
+  const float** maw = refresh.maw_rows.data() + int64_t{kv_head} * layer.group_size;
   int64_t n_tokens = 0;
   for (int64_t t = begin; t < end;) {
     SelectInput input;

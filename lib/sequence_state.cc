@@ -56,6 +56,12 @@ Status SelectionChunk::create(Tier& tier, const PlaneBytes& bytes, int64_t first
   return {};
 }
 
+void HeadSelection::cut(int64_t end) {
+  const int32_t* idx = token_idx.as<int32_t>();
+  n_tokens = std::lower_bound(idx, idx + n_tokens, end) - idx;
+  n_copied = std::min(n_copied, n_tokens);
+}
+
 int64_t refresh_queries(float alpha) {
   constexpr int64_t kLeast = 64, kMost = 4096;
   if (alpha >= 1.0f) return kLeast;

@@ -61,6 +61,7 @@ struct HeadSelection {
   std::vector<SelectionChunk> chunks;  // one behind the other
   int64_t n_copied = 0;                // leading tokens whose rows are in the chunks; all of them, or the copy is not used
 
+  void cut(int64_t end);  // tokens from `end` on are not selected any more
   int64_t capacity() const { return chunks.empty() ? 0 : chunks.back().first + chunks.back().n_rows; }
   Rows row(const PlaneBytes& bytes, int64_t i) const {  // of token i < capacity()
     size_t c = chunks.size() - 1;

@@ -28,8 +28,10 @@ Session::~Session() {
     settle_device();
   }
   if (in_step_) cache_->engine().cpu().table->rest(cache_->engine().cpu().self);
-  // Jobs end while the cache still tells this session about changes: they read its pages and positions.
+  // Jobs end while the cache still tells this session about changes: they read its pages and positions. The thread that
+  // meets the device posts some, of an open step too.
   std::unique_lock lock(cache_->mutex());
+  if (device_ != nullptr) device_->hand_over().stop();
   for (auto& [id, state] : states_)
     for (auto& layer : state->layers) cache_->engine().worker().cancel(layer->refresh.job);
   cache_->detach(this);
@@ -167,30 +169,28 @@ void Session::settle_device() {
                                  [this](const HandOverTask& task) { take_back(task); });
 }
 
-// What a call that did not come was to evict has not been judged.
+// What a call that did not come, or was not observed, was to evict has not been judged.
 void Session::restore_window(const HandOverTask& task) {
-  for (size_t i = 0; task.step > 0 && i < task.appended.size(); ++i) {
-    const SequenceCall& call = task.scratch.calls[i];
-    SequenceState* found = state(task.appended[i].sequence);
+  for (const TouchedSequence& was : task.touched) {
+    SequenceState* found = state(was.sequence);
     if (found == nullptr) continue;
     LayerState& state = *found->layers[static_cast<size_t>(task.shape.layer_idx)];
-    sums_.evicted_tokens -= std::max<int64_t>(0, state.window_begin - call.found_begin);
-    state.window_begin = std::min(state.window_begin, call.found_begin);
+    sums_.evicted_tokens -= std::max<int64_t>(0, state.window_begin - was.window_begin);
+    state.window_begin = std::min(state.window_begin, was.window_begin);
   }
 }
 
 // A step as a whole; else the layer alone, which may leave the sequence uneven.
 void Session::take_back(const HandOverTask& task) {
-  for (const AppendedTokens& tokens : task.appended) {
-    Sequence* sequence = cache_->find(tokens.sequence);
+  for (const TouchedSequence& was : task.touched) {
+    Sequence* sequence = cache_->find(was.sequence);
     if (sequence == nullptr) continue;
-    if (task.step == 0) {
-      shorten(*sequence, static_cast<size_t>(task.shape.layer_idx), tokens.length);
-      continue;
+    fetch_maw(*sequence);
+    for (size_t l = 0; l < sequence->lengths.size(); ++l) {
+      const bool is_own = static_cast<int32_t>(l) == task.shape.layer_idx;
+      if (!is_own && (task.step == 0 || !task.is_lost)) continue;
+      shorten(*sequence, l, task.is_lost ? was.length : sequence->lengths[l]);
     }
-    if (sequence->longest() <= tokens.length) continue;
-    on_truncate(*sequence, tokens.length);
-    for (int64_t& length : sequence->lengths) length = std::min(length, tokens.length);
   }
 }
 
@@ -255,11 +255,7 @@ void Session::cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_to
   if (refresh.n_queries == 0) refresh.n_skipped = 0;
   if (state.heads.empty()) return;
   state.maw.clear(cache_->layers()[layer_idx].n_q_heads, n_tokens, sequence.longest());
-  for (HeadSelection& head : state.heads) {
-    const int32_t* idx = head.token_idx.as<int32_t>();
-    head.n_tokens = std::lower_bound(idx, idx + head.n_tokens, state.window_begin) - idx;
-    head.n_copied = std::min(head.n_copied, head.n_tokens);
-  }
+  for (HeadSelection& head : state.heads) head.cut(state.window_begin);
 }
 
 // Called when the rows have moved and lengths are still the old ones; a truncation to the new length follows.
@@ -335,7 +331,8 @@ Status Session::stats(tandem_session_stats* stats) {
 Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   const auto lock = cache_->lock_settled();
   Sequence* found = nullptr;
-  TANDEM_TRY(cache_->find_free(head.sequence, this, &found));
+  // Selections of a planned step's sequences change while it is open.
+  TANDEM_TRY(cache_->find_free(head.sequence, has_open_plan() ? nullptr : this, &found));
   TANDEM_TRY(reserve_state(*found, found->longest()));
   const auto l = static_cast<size_t>(head.layer_idx);
   const Layer& layer = cache_->layers()[l];

@@ -515,8 +515,8 @@ typedef struct tandem_session_stats {
   int64_t selected_keys;          /* now, over layers, sequences and KV heads */
   int64_t host_keys;              /* now: what they were selected from, sinks not counted */
   int64_t attend_ns;
-  int64_t refresh_ns;             /* making them: at evictions in the background, re-evaluations in the append's call */
-  int64_t refresh_wait_ns;        /* attend calls waiting for the background */
+  int64_t refresh_ns;             /* making them: at evictions in the background, re-evaluations in the append's call or, of device tensors, behind it */
+  int64_t refresh_wait_ns;        /* attend calls on host tensors waiting for the background */
   int64_t n_device_attends;       /* of the calls, those on device tensors; their attend_ns ends when all is on its way */
   int64_t n_host_parts;           /* parts that the CPU computed for these: one a call, or for each 512 tokens */
   int64_t host_part_ns;           /* that: from its queries having arrived to its states being there */
@@ -531,7 +531,7 @@ TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const t
 /* The keys that the next decode query of one KV head would attend: token indices, ascending, sinks and window included.
  * Writes at most `capacity`; *n_kept gets their number. Waits for a refresh in flight. maw (NULL: not wanted) gets, for
  * query head q_head_idx of the group, the share of each key selected outside window and sinks: they sum to 1 over these
- * keys; 0 for the others. */
+ * keys; 0 for the others. Errors: BUSY (the sequence is part of an open planned step). */
 TANDEM_API int32_t tandem_session_selection(int64_t *token_idx, float *maw, int64_t capacity, int64_t *n_kept,
                                             tandem_session *session, int64_t sequence, int32_t layer_idx, int32_t kv_head_idx,
                                             int32_t q_head_idx, tandem_error **error);

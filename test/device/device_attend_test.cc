@@ -162,10 +162,10 @@ void survives_failing_calls(void**) { fail_calls("all"); }
 void survives_failing_calls_that_select(void**) { fail_calls("hgca"); }
 
 // An append that goes in chunks, of which a later one fails, is taken back as a whole.
-void takes_long_appends_back(void**) {
+void take_back(const char* policy) {
   constexpr int64_t kLong = 1200;
   for (const stand_in::Call failing : {stand_in::kAppend, stand_in::kAttend, stand_in::kMerge}) {
-    const Side side(true), twin(false);
+    const Side side(true, policy), twin(false, policy);
     attend_twins(side, twin, 5, 1);
     Call call(kLong, 2), call_host(kLong, 2);
     call.to_device();
@@ -179,6 +179,33 @@ void takes_long_appends_back(void**) {
     attend(twin, call_host);
     assert_close(call.output(), call_host.output());
     assert_int_equal(side.length(), 5 + kLong);
+  }
+}
+
+void takes_long_appends_back(void**) { take_back("all"); }
+void takes_back_what_selects(void**) { take_back("hgca"); }
+
+// A session that finds a sequence long has its old keys judged by the call that succeeds.
+void finds_a_sequence_again(void**) {
+  for (const stand_in::Call failing : {stand_in::kCopy, stand_in::kAppend, stand_in::kAttend, stand_in::kObserve}) {
+    const Side side(true, "hgca"), twin(false, "hgca");
+    for (const Side* one : {&side, &twin}) {
+      const Tensor k({kPrompt, kKvHeads, kDim}, 1), v({kPrompt, kKvHeads, kDim}, 2);
+      OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
+    }
+    Call call(1, 3), call_host(1, 3);
+    call.to_device();
+    const tandem_attend_args args = call.args(side);
+    controls.fail_call(failing, 1, TANDEM_ERROR_BACKEND);
+    tandem_error* error = nullptr;
+    assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_BACKEND);
+    tandem_error_release(error);
+    attend(side, call);
+    attend(twin, call_host);
+    assert_close(call.output(), call_host.output());
+    attend_twins(side, twin, 1, 7);
+    assert_int_equal(side.stats().selected_keys, twin.stats().selected_keys);
+    assert_int_equal(side.stats().evicted_tokens, twin.stats().evicted_tokens);
   }
 }
 
@@ -303,6 +330,8 @@ int main() {
       cmocka_unit_test_teardown(survives_failing_calls, forget),
       cmocka_unit_test_teardown(survives_failing_calls_that_select, forget),
       cmocka_unit_test_teardown(takes_long_appends_back, forget),
+      cmocka_unit_test_teardown(takes_back_what_selects, forget),
+      cmocka_unit_test_teardown(finds_a_sequence_again, forget),
       cmocka_unit_test_teardown(forgets_what_is_overwritten, forget),
       cmocka_unit_test_teardown(loses_nothing_twice, forget),
       cmocka_unit_test_teardown(windows_may_be_empty, forget),

@@ -124,6 +124,26 @@ void refuses_what_was_not_planned(void**) {
   runner.digest(0);
 }
 
+// Refreshes that an open step has posted do not outlive the session.
+void a_session_may_end_in_a_step(void**) {
+  constexpr int64_t kOneEach[] = {1, 1};
+  for (int round = 0; round < 30; ++round) {
+    Runner runner(150, "hgca");
+    runner.set_inputs(1);
+    runner.begin(kOneEach);
+    int64_t n_kept = 0;
+    tandem_error* error = nullptr;
+    assert_int_equal(
+        tandem_session_selection(nullptr, nullptr, 0, &n_kept, runner.side.session, runner.ids[0], 0, 0, 0, &error),
+        TANDEM_ERROR_BUSY);
+    tandem_error_release(error);
+    runner.attend_layers(kOneEach);
+    runner.outputs();
+    tandem_session_release(runner.side.session);
+    runner.side.session = nullptr;
+  }
+}
+
 // A replay that never comes: the sequences are as they were before the step, and the session says what happened.
 void a_step_that_stays_undone_is_taken_back(void**) {
   for (const int32_t n_done : {0, 2}) {
@@ -192,6 +212,7 @@ int main() {
       cmocka_unit_test_teardown(memory_may_grow_between_steps, forget),
       cmocka_unit_test_teardown(refuses_what_was_not_planned, forget),
       cmocka_unit_test_teardown(a_step_that_stays_undone_is_taken_back, forget),
+      cmocka_unit_test_teardown(a_session_may_end_in_a_step, forget),
       cmocka_unit_test_teardown(graphs_are_not_outgrown, forget),
       cmocka_unit_test_teardown(a_graph_replayed_twice_is_noticed, forget),
   };

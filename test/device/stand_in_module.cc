@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -185,7 +186,10 @@ int32_t fill(void*, void* data, int32_t byte, int64_t bytes, void* handle, Devic
     const std::shared_ptr<Stream> stream = find_stream(handle);
     check_not_capturing(*stream);
     require(bytes >= 0 && is_known_memory(data, bytes), "what is filled is no device memory");
-    stream->submit([=] { std::memset(data, byte, static_cast<size_t>(bytes)); });
+    stream->submit([=] {
+      if (bytes == 1) return std::atomic_ref(*static_cast<uint8_t*>(data)).store(static_cast<uint8_t>(byte));  // of a flag
+      std::memset(data, byte, static_cast<size_t>(bytes));
+    });
   });
 }
 

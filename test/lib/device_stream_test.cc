@@ -77,6 +77,7 @@ int tear_down(void**) {
 
 int main(int argc, char** argv) {
   if (argc > 1) module_path = argv[1];
-  const CMUnitTest tests[] = {cmocka_unit_test(streams), cmocka_unit_test(hgca_streams), cmocka_unit_test(streams_of_a_slow_device)};
+  const CMUnitTest tests[] = {cmocka_unit_test(streams), cmocka_unit_test(hgca_streams),
+                              cmocka_unit_test(streams_of_a_slow_device)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
