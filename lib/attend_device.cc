@@ -46,7 +46,12 @@ Status check_rows(const TensorView* view, const char* name) {
 }  // namespace
 
 Status AttendCall::check_device_call(bool* captures) const {
-  if (session_.device_ != nullptr) TANDEM_TRY(session_.device_->hand_over().fault());
+  Status fault = session_.device_ != nullptr ? session_.device_->hand_over().fault() : Status();
+  if (!fault.ok()) {
+    if (session_.plan_.is_open) return fault;
+    std::unique_lock lock(cache_.mutex());
+    return session_.meet_fault(args_.stream);
+  }
   TANDEM_TRY(is_capturing(*cache_.engine().device(), args_.stream, captures));
   if (*captures && !session_.plan_.is_open)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream",
@@ -90,12 +95,12 @@ Status AttendCall::run_on_device() {
 
 // No layer has grown. What is under way may still write to the state.
 void AttendCall::take_back() {
-  std::unique_lock lock(cache_.mutex());
   if (args_.k == nullptr) return;
+  std::unique_lock lock(cache_.mutex());
   session_.device_->hand_over().drain();
   for (const SequenceCall& call : scratch_.calls) {
     session_.fetch_maw(*call.sequence);
-    session_.shorten(*call.sequence, layer_idx_, call.first_query, INT64_MAX);
+    session_.shorten(*call.sequence, layer_idx_, call.first_query);
   }
 }
 

@@ -214,6 +214,14 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   return {};
 }
 
+Status DeviceSession::start_over(void* stream) {
+  constexpr auto kBytes = int64_t{kExchangeWords} * static_cast<int64_t>(sizeof(int64_t));
+  TANDEM_TRY(call_device(device_, &DeviceTable::fill, work_.data(), 0, kBytes, stream));
+  TANDEM_TRY(call_device(device_, &DeviceTable::wait, stream));
+  hand_over_->start_over();
+  return {};
+}
+
 DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
   const SlotLayout slot = make_slot_layout(plain_layers_[layer_idx], limits_);
   DeviceExchange exchange;

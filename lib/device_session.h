@@ -72,6 +72,8 @@ class DeviceSession {
   Status reserve(const DeviceLimits& limits, void* stream);
   const DeviceLimits& limits() const { return limits_; }
   void freeze() { is_frozen_ = true; }
+  // After a step that was not done as planned, when the stream is idle: tickets begin again, in the memory that graphs hold.
+  Status start_over(void* stream);
   Status reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end);
 
   DeviceExchange exchange(size_t layer_idx) const;

@@ -22,6 +22,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kSpin(2000), kNap(50), kBetweenChecks(20'000);
 constexpr int kPausesPerLook = 32;
 
+constexpr int32_t kOfStep = TANDEM_ERROR_INVALID_STATE;  // faults that nothing else has
+
 void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -63,6 +65,15 @@ void HandOver::restart(ExchangeFlags* flags) {
   if (flags_ != nullptr) flags->ended = flags_->ended;  // steps are counted on
   flags_ = flags;
   first_idx_ = posted_.load(std::memory_order_relaxed);
+}
+
+void HandOver::start_over() {
+  std::lock_guard lock(mutex_);
+  for (uint64_t* count : {&flags_->arrived, &flags_->answered, &flags_->observed}) std::atomic_ref(*count).store(0);
+  std::atomic_ref(flags_->fault).store(0);
+  first_idx_ = posted_.load(std::memory_order_relaxed);
+  fault_code_ = TANDEM_OK;
+  faulted_.store(false, std::memory_order_release);
 }
 
 HandOverTask& HandOver::next_task(int64_t ahead) {
@@ -113,8 +124,16 @@ Status HandOver::fault() {
   if (flags_ != nullptr) check_flags();
   if (!faulted_.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(mutex_);
+  if (fault_code_ == kOfStep)
+    return fail(fault_code_, "session", "%s: appended tokens from that step on are gone, other calls may follow",
+                fault_text_);
   return fail_system(fault_code_, fault_underlying_, "session",
                      "%s: host tensors still work, appended tokens that had not arrived are gone", fault_text_);
+}
+
+bool HandOver::can_start_over() const {
+  std::lock_guard lock(mutex_);
+  return fault_code_ == kOfStep;
 }
 
 HandOver::Sums HandOver::sums() const {
@@ -129,22 +148,26 @@ void HandOver::loop() {
   pthread_setname_np(pthread_self(), "tandem-device");
   while (wait_for_post()) {
     HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
-    const bool is_lost = !wait_for_arrival(task), has_part = !is_lost && !task.scratch.jobs.empty();
+    bool is_lost = !wait_for_arrival(task);
+    const bool has_part = !is_lost && !task.scratch.jobs.empty();
     const auto begin = Clock::now();
     const int64_t staged_bytes = is_lost ? 0 : take_rows(task);
     if (!is_lost) run(task.arrived, task);
     if (has_part) attend(task.scratch.jobs);
     const auto end = Clock::now();
-    if (is_lost) {
-      task.is_lost = true;
-      has_lost_.store(true, std::memory_order_release);
-    }
-    std::atomic_ref(flags_->answered).store(task.ticket + 1, std::memory_order_release);
+    answer(task);
     if (!is_lost && task.observed != nullptr) {
       if (wait_for_observation(task))
         run(task.observed, task);
+      else if (task.step > 0 && can_start_over())
+        is_lost = true;
       else if (!task.is_cut)
         task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
+      answer(task);
+    }
+    if (is_lost) {
+      task.is_lost = true;
+      has_lost_.store(true, std::memory_order_release);
     }
     {
       std::lock_guard lock(mutex_);
@@ -157,6 +180,13 @@ void HandOver::loop() {
     }
     changed_finished_.notify_all();
   }
+}
+
+// Where a step was not done as planned, there may be tickets that nobody expects: no one is to wait for their answers.
+void HandOver::answer(const HandOverTask& task) {
+  const bool is_over = faulted_.load(std::memory_order_acquire) && can_start_over();
+  const uint64_t n_answered = is_over ? INT64_MAX : task.ticket + 1;
+  std::atomic_ref(flags_->answered).store(n_answered, std::memory_order_release);
 }
 
 bool HandOver::wait_for_post() {
@@ -201,7 +231,7 @@ bool HandOver::wait_for_arrival(const HandOverTask& task) {
     return false;
   });
   if (!has_arrived || task.is_its_own()) return has_arrived;
-  set_fault(TANDEM_ERROR_INVALID_STATE, 0,
+  set_fault(kOfStep, 0,
             "a graph was replayed twice in a step, outside one, with other layers or for fewer tokens than the step has");
   return false;
 }
@@ -251,7 +281,7 @@ bool HandOver::is_over(const HandOverTask& task) const {
 void HandOver::fault_of_step(const HandOverTask& task) {
   char text[96];
   std::snprintf(text, sizeof text, "a step ended before layer %d was attended", task.shape.layer_idx);
-  set_fault(TANDEM_ERROR_INVALID_STATE, 0, text);
+  set_fault(kOfStep, 0, text);
 }
 
 void HandOver::copy_task(void* context, int64_t idx, int32_t) {

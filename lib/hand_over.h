@@ -96,6 +96,8 @@ class HandOver {
 
   // Flags that the device has written nothing to yet; tickets begin with 0. Nothing is under way; those of before are there.
   void restart(ExchangeFlags* flags);
+  // The same flags from the beginning, and no fault any more. Nothing is under way here or on the device.
+  void start_over();
   // The task of the next ticket, or of one behind it, to be filled and posted; waits while its place is taken.
   HandOverTask& next_task(int64_t ahead = 0);
   void post();
@@ -116,13 +118,22 @@ class HandOver {
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
   // Why no ticket will arrive any more; ok as long as they do.
   Status fault();
-  // take_back(task) of tasks that never arrived or were not observed; it is idle.
-  template <typename F>
-  void take_lost(F take_back) {
+  bool can_start_over() const;  // the fault is of a step, the device is well
+  // restore(task) of all tasks that never arrived or were not observed, then take_back(task) of each; it is idle.
+  template <typename F, typename G>
+  void take_lost(F restore, G take_back) {
     if (!has_lost_.exchange(false, std::memory_order_acq_rel)) return;
-    for (HandOverTask& task : tasks_) {
-      if (task.is_lost || task.is_unseen) take_back(std::as_const(task));
-      task.is_lost = task.is_unseen = false;
+    try {
+      for (const HandOverTask& task : tasks_)
+        if (task.is_lost || task.is_unseen) restore(task);
+      for (HandOverTask& task : tasks_) {
+        if (!task.is_lost && !task.is_unseen) continue;
+        take_back(std::as_const(task));
+        task.is_lost = task.is_unseen = false;
+      }
+    } catch (...) {
+      has_lost_ = true;
+      throw;
     }
   }
 
@@ -141,6 +152,7 @@ class HandOver {
   bool is_over(const HandOverTask& task) const;
   void fault_of_step(const HandOverTask& task);
   int64_t take_rows(HandOverTask& task);  // returns their bytes
+  void answer(const HandOverTask& task);
   void attend(const std::vector<AttendJob>& jobs);
   void set_fault(int32_t code, int64_t underlying, const char* text);
   static void copy_task(void* task, int64_t idx, int32_t worker_idx);

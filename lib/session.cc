@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "lib/attend_scratch.h"
+#include "lib/device_status.h"
 
 namespace tandem {
 
@@ -160,36 +161,63 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
 
 bool Session::is_settled() const { return device_ == nullptr || device_->hand_over().is_settled(); }
 
-// Sequences whose last tokens never left the device end before them: in these layers alone, so that they may be uneven.
+// Sequences whose last tokens never left the device end before them.
 void Session::settle_device() {
   if (is_settled()) return;
   device_->hand_over().drain();
-  device_->hand_over().take_lost([this](const HandOverTask& task) {
-    for (const TouchedSequence& was : task.touched) {
-      Sequence* sequence = cache_->find(was.sequence);
-      if (sequence == nullptr) continue;
-      fetch_maw(*sequence);
-      for (size_t l = 0; l < sequence->lengths.size(); ++l) {
-        const bool is_own = static_cast<int32_t>(l) == task.shape.layer_idx;
-        if (!is_own && (task.step == 0 || !task.is_lost)) continue;
-        const int64_t length = task.is_lost ? was.length : sequence->lengths[l];
-        shorten(*sequence, l, length, is_own ? was.window_begin : INT64_MAX);
-      }
-    }
-  });
+  device_->hand_over().take_lost([this](const HandOverTask& task) { restore_window(task); },
+                                 [this](const HandOverTask& task) { take_back(task); });
 }
 
-// Of one layer, which may leave the sequence uneven.
-void Session::shorten(Sequence& sequence, size_t layer_idx, int64_t length, int64_t window_begin) {
+// What a call that did not come, or was not observed, was to evict has not been judged.
+void Session::restore_window(const HandOverTask& task) {
+  for (const TouchedSequence& was : task.touched) {
+    SequenceState* found = state(was.sequence);
+    if (found == nullptr) continue;
+    LayerState& state = *found->layers[static_cast<size_t>(task.shape.layer_idx)];
+    sums_.evicted_tokens -= std::max<int64_t>(0, state.window_begin - was.window_begin);
+    state.window_begin = std::min(state.window_begin, was.window_begin);
+  }
+}
+
+// A step as a whole; else the layer alone, which may leave the sequence uneven.
+void Session::take_back(const HandOverTask& task) {
+  for (const TouchedSequence& was : task.touched) {
+    Sequence* sequence = cache_->find(was.sequence);
+    if (sequence == nullptr) continue;
+    fetch_maw(*sequence);
+    for (size_t l = 0; l < sequence->lengths.size(); ++l) {
+      const bool is_own = static_cast<int32_t>(l) == task.shape.layer_idx;
+      if (!is_own && (task.step == 0 || !task.is_lost)) continue;
+      shorten(*sequence, l, task.is_lost ? was.length : sequence->lengths[l]);
+    }
+  }
+}
+
+void Session::shorten(Sequence& sequence, size_t layer_idx, int64_t length) {
+  if (SequenceState* found = state(sequence.id); found != nullptr) {
+    found->window.cut(layer_idx, length);
+    found->window.set_maw(layer_idx, false);
+    cut_layer(sequence, layer_idx, length);
+  }
   sequence.lengths[layer_idx] = std::min(sequence.lengths[layer_idx], length);
-  SequenceState* found = state(sequence.id);
-  if (found == nullptr) return;
-  LayerState& state = *found->layers[layer_idx];
-  state.window_begin = std::min({state.window_begin, window_begin, std::max<int64_t>(0, length - options_.window_len)});
-  for (HeadSelection& head : state.heads) head.cut(state.window_begin);
-  if (!state.heads.empty()) state.maw.clear(cache_->layers()[layer_idx].n_q_heads, length, sequence.longest());
-  found->window.cut(layer_idx, length);
-  found->window.set_maw(layer_idx, false);
+}
+
+Status Session::meet_fault(void* stream) {
+  Status fault = device_->hand_over().fault();
+  if (fault.ok() || !device_->hand_over().can_start_over()) return fault;
+  bool captures = false;
+  TANDEM_TRY(is_capturing(device_->device(), stream, &captures));
+  if (captures) return fault;
+  TANDEM_TRY(call_device(device_->device(), &DeviceTable::wait, stream));
+  settle_device();
+  // Replays that nobody expected may have written to any window: rows come from the store again.
+  for (auto& [id, state] : states_) {
+    if (const Sequence* sequence = cache_->find(id); sequence != nullptr) fetch_maw(*sequence);
+    state->window.cut(0);
+  }
+  TANDEM_TRY(device_->start_over(stream));
+  return fault;
 }
 
 void Session::wait(const Sequence& sequence) {
@@ -213,17 +241,21 @@ void Session::on_truncate(const Sequence& sequence, int64_t n_tokens) {
   fetch_maw(sequence);
   found->window.cut(n_tokens);
   for (size_t l = 0; l < found->layers.size(); ++l) {
-    LayerState& state = *found->layers[l];
-    join(state);
-    state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, n_tokens - options_.window_len));
-    state.speculation = Speculation();
-    Refresh& refresh = state.refresh;
-    while (refresh.n_queries > 0 && refresh.end[static_cast<size_t>(refresh.n_queries) - 1] > n_tokens) --refresh.n_queries;
-    if (refresh.n_queries == 0) refresh.n_skipped = 0;
-    if (state.heads.empty()) continue;
-    state.maw.clear(cache_->layers()[l].n_q_heads, n_tokens, sequence.longest());
-    for (HeadSelection& head : state.heads) head.cut(state.window_begin);
+    found->layers[l]->speculation = Speculation();
+    cut_layer(sequence, l, n_tokens);
   }
+}
+
+void Session::cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_tokens) {
+  LayerState& state = *this->state(sequence.id)->layers[layer_idx];
+  join(state);
+  state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, n_tokens - options_.window_len));
+  Refresh& refresh = state.refresh;
+  while (refresh.n_queries > 0 && refresh.end[static_cast<size_t>(refresh.n_queries) - 1] > n_tokens) --refresh.n_queries;
+  if (refresh.n_queries == 0) refresh.n_skipped = 0;
+  if (state.heads.empty()) return;
+  state.maw.clear(cache_->layers()[layer_idx].n_q_heads, n_tokens, sequence.longest());
+  for (HeadSelection& head : state.heads) head.cut(state.window_begin);
 }
 
 // Called when the rows have moved and lengths are still the old ones; a truncation to the new length follows.

@@ -117,7 +117,12 @@ class Session {
     int32_t next_layer = 0;
     int64_t n_tokens = 0, max_q_len = 0;
   };
-  void shorten(Sequence& sequence, size_t layer_idx, int64_t length, int64_t window_begin);
+  void shorten(Sequence& sequence, size_t layer_idx, int64_t length);
+  void restore_window(const HandOverTask& task);
+  void take_back(const HandOverTask& task);
+  void cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_tokens);
+  // Of what is under way on the device, said once where calls may follow it: they start over. The cache's mutex is held.
+  Status meet_fault(void* stream);
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);

@@ -10,6 +10,7 @@ namespace tandem {
 Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, void* stream) {
   const auto lock = cache_->lock_settled(this);
   if (in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "a step is open already");
+  if (device_ != nullptr && !device_->hand_over().fault().ok()) settle_device();  // lengths are not what they were
   std::vector<StepSequence> step;
   std::vector<Sequence*> found;
   for (int32_t i = 0; i < n_sequences; ++i) {
@@ -39,7 +40,8 @@ Status Session::step_end(void* stream) {
   std::unique_lock lock(cache_->mutex());
   if (!in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "no step is open");
   Status ended;
-  if (plan_.is_open) {
+  const bool is_planned = plan_.is_open;
+  if (is_planned) {
     ended = device_->end_step(n_planned_, stream);
     device_->hand_over().close_step();
     plan_.is_open = false;
@@ -68,6 +70,7 @@ Status Session::step_end(void* stream) {
   const Backend& cpu = cache_->engine().cpu();
   cpu.table->rest(cpu.self);
   if (complete) return ended;
+  if (is_planned) TANDEM_TRY(device_->hand_over().fault());
   return fail(TANDEM_ERROR_INVALID_STATE, "q_lens", "layer %zu of sequence %lld got %lld of the step's %lld tokens",
               layer_idx, id, n_got, n_declared);
 }

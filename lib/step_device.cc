@@ -58,7 +58,7 @@ Status Session::reserve_step(void* stream) {
 Status Session::plan_step(void* stream) {
   if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, *policy_, exact_window(), &device_));
   HandOver& hand_over = device_->hand_over();
-  TANDEM_TRY(hand_over.fault());
+  TANDEM_TRY(meet_fault(stream));
   bool captures = false;
   TANDEM_TRY(is_capturing(device_->device(), stream, &captures));
   if (captures)

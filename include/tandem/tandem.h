@@ -421,14 +421,18 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * the step; these calls launch kernels and do nothing else, may be captured in a CUDA graph, and in later steps a replay of
  * the graph stands for them. A graph serves steps of at most as many tokens, and tokens of a sequence, as the one it was
  * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
- * CAPACITY. UNSUPPORTED as tandem_attend() with device tensors. A layer that has not been attended when the stream passes the
- * end of the step takes the step back, and from then on the session refuses device tensors with INVALID_STATE. Until the step
- * ends its sequences are neither read nor hashed (BUSY). */
+ * CAPACITY. UNSUPPORTED as tandem_attend() with device tensors. Until the step ends its sequences are neither read nor hashed
+ * (BUSY).
+ *
+ * A layer that has not been attended when the stream passes the end of the step takes the step back, with those begun since; so
+ * does a graph replayed twice or outside a step, for the next step. When this is known, calls of an open step fail with
+ * INVALID_STATE, and so does the next tandem_step_begin() with a stream, or tandem_attend() with device tensors outside a step,
+ * which waits for its stream (work on others must have ended). From then on the session and its graphs work as before. */
 TANDEM_API int32_t tandem_step_begin(tandem_session *session, const int64_t *sequences, const int64_t *q_lens,
                                      int32_t n_sequences, void *stream, tandem_error **error);
 /* Closes the step and lets the pool sleep; stream: as in tandem_step_begin(). Where a layer got fewer tokens than declared,
  * every sequence of the step goes back to its length at tandem_step_begin() and the call returns INVALID_STATE naming the layer
- * (a planned step: the next call on device tensors does). */
+ * (a planned step: a later call does, see tandem_step_begin()). */
 TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem_error **error);
 
 /* ---- merge ------------------------------------------------------------------------------------------------------ */

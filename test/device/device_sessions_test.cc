@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Several sessions at work on device tensors, and who waits for all of them.
+// Several sessions at work on device tensors, who waits for all of them, and a device that goes away meanwhile.
 #include <chrono>
 #include <thread>
 
@@ -83,6 +83,199 @@ void drain_does_not_wait_for_a_lost_device(void**) {
   OK(tandem_engine_drain, runner.side.engine, -1);
 }
 
+// ---- two sessions ------------------------------------------------------------------------------------------------------
+
+// A second session and sequence on a cache, as tests see them.
+struct Second {
+  tandem_session* session = nullptr;
+  int64_t sequence = 0;
+
+  Second(const Side& side, const char* policy) {
+    const tandem_session_options options = Side::options_of(policy);
+    OK(tandem_session_create, &session, side.cache, &options);
+    OK(tandem_sequence_create, &sequence, side.cache);
+  }
+  Second(const Second&) = delete;
+  ~Second() { tandem_session_release(session); }
+};
+
+// Of one of two sessions, each with its sequence.
+struct Turn {
+  const Side* side;
+  tandem_session* session;
+  int64_t sequence;
+  void* stream;
+
+  void attend(Call& call, int32_t layer) const {
+    tandem_attend_args args = call.args(*side, layer);
+    args.sequences = &sequence;
+    args.stream = stream;
+    OK(tandem_attend, session, &args);
+  }
+};
+
+void wait_for(void* stream) {
+  tandem::DeviceError error;
+  device->must(device->table->wait(device->self, stream, &error), error);
+}
+
+// The same on both sides: a call, or a planned step in which the other session may have calls of its own (`between`).
+template <typename F>
+void take_turn(const Turn& turn, const Turn& twin_turn, int64_t n, int64_t seed, bool is_step, F between) {
+  std::vector<std::unique_ptr<Call>> calls, twin_calls;
+  for (int32_t l = 0; l < kStepLayers; ++l) {
+    calls.push_back(std::make_unique<Call>(n, seed + 5 * l));
+    calls.back()->to_device();
+    twin_calls.push_back(std::make_unique<Call>(n, seed + 5 * l));
+  }
+  if (is_step) OK(tandem_step_begin, turn.session, &turn.sequence, &n, 1, turn.stream);
+  for (int32_t l = 0; l < kStepLayers; ++l) {
+    turn.attend(*calls[static_cast<size_t>(l)], l);
+    if (l == 1) between();
+  }
+  if (is_step) OK(tandem_step_end, turn.session, turn.stream);
+  wait_for(turn.stream);
+  for (int32_t l = 0; l < kStepLayers; ++l) {
+    twin_turn.attend(*twin_calls[static_cast<size_t>(l)], l);
+    assert_close(calls[static_cast<size_t>(l)]->output(), twin_calls[static_cast<size_t>(l)]->output());
+  }
+}
+
+void interleave(const char* policy, const char* second_policy) {
+  const Side side(true, policy, 0, kStepLayers), twin(false, policy, 0, kStepLayers);
+  const Second second(side, second_policy), second_twin(twin, second_policy);
+  void* streams[] = {controls.create_stream(), controls.create_stream()};
+  const Turn turns[] = {{&side, side.session, side.sequence, streams[0]},
+                        {&side, second.session, second.sequence, streams[1]}};
+  const Turn twin_turns[] = {{&twin, twin.session, twin.sequence, nullptr},
+                             {&twin, second_twin.session, second_twin.sequence, nullptr}};
+  const auto nothing = [] {};
+  for (int i = 0; i < 2; ++i) take_turn(turns[i], twin_turns[i], 100 + 40 * i, 1000 * i, false, nothing);
+  for (int64_t round = 0; round < 40; ++round) {
+    const int64_t seed = 5000 + 100 * round, n = 1 + round % 2;
+    const int first = static_cast<int>(round % 2), other = 1 - first;
+    take_turn(turns[first], twin_turns[first], n, seed, round % 3 != 0,
+              [&] { take_turn(turns[other], twin_turns[other], 1, seed + 50, round % 4 == 3, nothing); });
+  }
+  for (int i = 0; i < 2; ++i) {
+    uint64_t digest = 0, wanted = 0;
+    OK(tandem_sequence_digest, &digest, side.cache, turns[i].sequence);
+    OK(tandem_sequence_digest, &wanted, twin.cache, twin_turns[i].sequence);
+    assert_true(digest == wanted);
+  }
+  for (void* stream : streams) assert_true(controls.destroy_stream(stream));
+}
+
+void two_sessions_share_a_cache(void**) {
+  interleave("all", "all");
+  interleave("hgca", "hgca");
+  interleave("streaming", "hgca");
+}
+
+// Each on its thread and its cache; both wait for the same pool and worker.
+void work_on_threads(const char* policy) {
+  constexpr int kSteps = 60;
+  const Side side(true, policy), beside(side, policy), twin(false, policy), twin_beside(twin, policy);
+  const Side* const sides[] = {&side, &beside};
+  const Side* const twins[] = {&twin, &twin_beside};
+  std::vector<std::unique_ptr<Call>> calls[2];
+  void* streams[] = {controls.create_stream(), controls.create_stream()};
+  for (int i = 0; i < 2; ++i)
+    for (int64_t c = 0; c < kSteps; ++c) {
+      calls[i].push_back(std::make_unique<Call>(c == 0 ? kPrompt : 1 + c % 3, 1000 * i + 3 * c));
+      calls[i].back()->to_device();
+    }
+  std::thread threads[2];
+  for (int i = 0; i < 2; ++i)
+    threads[i] = std::thread([&, i] {
+      for (int64_t c = 0; c < kSteps; ++c) {
+        Call& call = *calls[i][static_cast<size_t>(c)];
+        const bool is_step = c % 4 == 3;
+        if (is_step) OK(tandem_step_begin, sides[i]->session, &sides[i]->sequence, &call.n, 1, streams[i]);
+        attend(*sides[i], call, kLayer, streams[i]);
+        if (is_step) OK(tandem_step_end, sides[i]->session, streams[i]);
+        if (c % 16 == 15) OK(tandem_engine_drain, side.engine, -1);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (int i = 0; i < 2; ++i) {
+    wait_for(streams[i]);
+    for (int64_t c = 0; c < kSteps; ++c) {
+      Call on_host(c == 0 ? kPrompt : 1 + c % 3, 1000 * i + 3 * c);
+      attend(*twins[i], on_host);
+      assert_close(calls[i][static_cast<size_t>(c)]->output(), on_host.output());
+    }
+    assert_int_equal(sides[i]->length(), twins[i]->length());
+    assert_true(controls.destroy_stream(streams[i]));
+  }
+}
+
+void two_threads_share_an_engine(void**) {
+  for (const char* policy : {"all", "hgca"}) work_on_threads(policy);
+}
+
+// ---- a device that goes away in a step ---------------------------------------------------------------------------------
+
+// After n_done layers of it. What the host knows by then is there, what it does not is gone from all layers.
+void lose_in_a_step(const char* policy, int32_t n_done) {
+  // Weights of the window's keys are gone with the device: results are the twin's where nothing had to be selected by them.
+  const int64_t prompt = std::strcmp(policy, "hgca") == 0 ? 40 : 150;
+  Runner runner(prompt, policy);
+  HostTwin twin(prompt, policy);
+  runner.set_inputs(0);
+  runner.begin(kOneEach);
+  runner.attend_layers(kOneEach);
+  runner.end();
+  assert_close(runner.outputs(), twin.run_step(0));
+  runner.begin(kOneEach);
+  runner.attend_layers(kOneEach, n_done);
+  runner.outputs();  // these layers have been done
+  controls.lose_device();
+  const tandem_attend_args args = runner.args(n_done, kOneEach);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_attend(runner.side.session, &args, &error), TANDEM_ERROR_DEVICE_LOST);
+  tandem_error_release(error);
+  error = nullptr;
+  const int32_t ended = tandem_step_end(runner.side.session, runner.stream, &error);
+  assert_int_equal(ended, TANDEM_ERROR_DEVICE_LOST);
+  tandem_error_release(error);
+  for (int i = 0; i < 2; ++i) {
+    uint64_t digest = 0, wanted = 0;
+    OK(tandem_sequence_digest, &digest, runner.side.cache, runner.ids[i]);
+    OK(tandem_sequence_digest, &wanted, twin.side.cache, twin.ids[i]);
+    assert_true(digest == wanted);
+    for (int32_t l = 0; l < kStepLayers; ++l) {
+      int64_t length = 0;
+      OK(tandem_sequence_length, &length, runner.side.cache, runner.ids[i], l);
+      assert_int_equal(length, prompt + 30 * i + 1);
+    }
+  }
+  for (int i = 0; i < 2; ++i) {
+    error = nullptr;
+    assert_int_equal(tandem_step_begin(runner.side.session, runner.ids, kOneEach, 2, runner.stream, &error),
+                     TANDEM_ERROR_DEVICE_LOST);
+    tandem_error_release(error);
+  }
+  // Host tensors, in a step and outside.
+  for (const int64_t n : {1, 1, 5, 1}) {
+    OK(tandem_step_begin, runner.side.session, runner.ids, &n, 1, nullptr);
+    for (int32_t l = 0; l < kStepLayers; ++l) {
+      Call call(n, 90 + l), wanted(n, 90 + l);
+      attend(runner.side, call, l);
+      attend(twin.side, wanted, l);
+      assert_close(call.output(), wanted.output());
+    }
+    OK(tandem_step_end, runner.side.session, nullptr);
+  }
+}
+
+void loses_the_device_in_a_step(void**) {
+  for (int32_t n_done = 0; n_done < kStepLayers; ++n_done) lose_in_a_step("all", n_done), controls.reset();
+}
+void loses_the_device_in_a_step_that_selects(void**) {
+  for (int32_t n_done = 0; n_done < kStepLayers; ++n_done) lose_in_a_step("hgca", n_done), controls.reset();
+}
+
 }  // namespace
 
 int main() {
@@ -90,6 +283,10 @@ int main() {
       cmocka_unit_test_teardown(drain_waits_for_calls, forget),
       cmocka_unit_test_teardown(drain_waits_for_closed_steps, forget),
       cmocka_unit_test_teardown(drain_does_not_wait_for_a_lost_device, forget),
+      cmocka_unit_test_teardown(two_sessions_share_a_cache, forget),
+      cmocka_unit_test_teardown(two_threads_share_an_engine, forget),
+      cmocka_unit_test_teardown(loses_the_device_in_a_step, forget),
+      cmocka_unit_test_teardown(loses_the_device_in_a_step_that_selects, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
 }

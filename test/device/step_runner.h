@@ -85,4 +85,43 @@ struct Runner {
   tandem::DeviceError error;
 };
 
+// The same on the host: what results should be.
+struct HostTwin {
+  Side side;
+  int64_t ids[2] = {0, 0};
+
+  HostTwin(int64_t prompt, const char* policy) : side(false, policy, 0, kStepLayers) {
+    ids[0] = side.sequence;
+    OK(tandem_sequence_create, &ids[1], side.cache);
+    for (int32_t l = 0; l < kStepLayers; ++l)
+      for (int i = 0; i < 2; ++i) {
+        const Tensor k({prompt + 30 * i, kKvHeads, kDim}, 100 + l), v({prompt + 30 * i, kKvHeads, kDim}, 200 + l);
+        OK(tandem_sequence_append, side.cache, ids[i], l, &k.view, &v.view, nullptr);
+      }
+  }
+  // One token each, with the inputs of Runner::set_inputs(step).
+  std::vector<float> run_step(int64_t step, int32_t n_layers = kStepLayers) {
+    constexpr int64_t kOneEach[] = {1, 1};
+    std::vector<float> all;
+    OK(tandem_step_begin, side.session, ids, kOneEach, 2, nullptr);
+    for (int32_t l = 0; l < n_layers; ++l) {
+      Call call(kTwo, 1000 + 10 * step + l);
+      tandem_attend_args args = call.args(side, l);
+      args.n_sequences = 2;
+      args.sequences = ids;
+      args.q_lens = kOneEach;
+      OK(tandem_attend, side.session, &args);
+      all.insert(all.end(), call.o.values.begin(), call.o.values.end());
+    }
+    if (n_layers == kStepLayers) OK(tandem_step_end, side.session, nullptr);
+    return all;
+  }
+  void leave_undone(int64_t step, int32_t n_done) {
+    run_step(step, n_done);
+    tandem_error* error = nullptr;
+    assert_int_equal(tandem_step_end(side.session, nullptr, &error), TANDEM_ERROR_INVALID_STATE);
+    tandem_error_release(error);
+  }
+};
+
 }  // namespace tandem_test

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+// After a step that was not done as planned: the error is said once, then the session goes on, with the graph that it has,
+// and the results are those of a host that was asked for the same.
+#include <chrono>
+
+#include "device/step_runner.h"
+
+using namespace tandem_test;
+
+namespace {
+
+constexpr int64_t kOneEach[] = {1, 1};
+constexpr int64_t kPromptLen = 150;
+
+// When the host knows of it: once. text: of the message.
+void expect_fault(Runner* runner, const char* text, int32_t status = TANDEM_ERROR_INVALID_STATE) {
+  OK(tandem_engine_drain, runner->side.engine, -1);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_step_begin(runner->side.session, runner->ids, kOneEach, 2, runner->stream, &error), status);
+  if (std::strstr(tandem_error_message(error), text) == nullptr) fail_msg("\"%s\"", tandem_error_message(error));
+  tandem_error_release(error);
+}
+
+void replay(Runner* runner, int64_t step) {
+  runner->set_inputs(step);
+  runner->begin(kOneEach);
+  if (runner->graph == nullptr) runner->capture(kOneEach);
+  assert_true(controls.launch(runner->graph, runner->stream));
+  runner->end();
+}
+
+void replay_as_twin(Runner* runner, HostTwin* twin, int64_t step) {
+  replay(runner, step);
+  assert_close(runner->outputs(), twin->run_step(step));
+}
+
+void leave_undone(Runner* runner, int64_t step, int32_t n_done) {
+  runner->set_inputs(step);
+  runner->begin(kOneEach);
+  runner->attend_layers(kOneEach, n_done);
+  runner->end();
+}
+
+void expect_same(Runner* runner, HostTwin* twin) {
+  for (int i = 0; i < 2; ++i) {
+    uint64_t digest = 0;
+    OK(tandem_sequence_digest, &digest, twin->side.cache, twin->ids[i]);
+    assert_true(runner->digest(i) == digest);
+  }
+}
+
+// Every step is begun twice, and left undone the first time, so that this happens when tokens leave the window as well.
+void recover_often(const char* policy) {
+  Runner runner(kPromptLen, policy);
+  HostTwin twin(kPromptLen, policy);
+  for (int64_t step = 0; step < 4; ++step) replay_as_twin(&runner, &twin, step);
+  for (int64_t step = 4; step < 80; ++step) {
+    const auto n_done = static_cast<int32_t>(step % kStepLayers);
+    leave_undone(&runner, 1000 + step, n_done);
+    twin.leave_undone(1000 + step, n_done);
+    if (step % 2 == 0) expect_same(&runner, &twin);  // else the next step is the one that takes it back
+    expect_fault(&runner, "a step ended before layer");
+    replay_as_twin(&runner, &twin, step);
+  }
+  expect_same(&runner, &twin);
+  const tandem_session_stats stats = runner.side.stats(), wanted = twin.side.stats();
+  assert_true(stats.evicted_tokens > 0);
+  assert_int_equal(stats.evicted_tokens, wanted.evicted_tokens);
+  assert_int_equal(stats.selected_keys, wanted.selected_keys);
+}
+
+void undone_steps_are_made_up_for(void**) { recover_often("all"); }
+void undone_steps_are_made_up_for_that_select(void**) { recover_often("hgca"); }
+
+// Nothing that is there too often is waited for, though the host has parts in it.
+void recover_from_a_second_replay(const char* policy) {
+  const auto begin = std::chrono::steady_clock::now();
+  Runner runner(kPromptLen, policy);
+  HostTwin twin(kPromptLen, policy);
+  for (int64_t step = 0; step < 30; ++step) {
+    replay_as_twin(&runner, &twin, 2 * step);
+    assert_true(controls.launch(runner.graph, runner.stream));
+    replay(&runner, 2 * step + 1);
+    expect_fault(&runner, "replayed twice");
+    expect_same(&runner, &twin);
+    if (std::strcmp(policy, "all") == 0) continue;
+    break;  // weights have been counted twice: selections may differ from here on
+  }
+  replay(&runner, 100);
+  runner.outputs();
+  assert_int_equal(*controls.fault(), '\0');
+  OK(tandem_step_begin, runner.side.session, runner.ids, kOneEach, 2, runner.stream);
+  runner.attend_layers(kOneEach);
+  runner.end();
+  assert_true(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));
+}
+
+void second_replays_are_got_over(void**) { recover_from_a_second_replay("all"); }
+void second_replays_are_got_over_that_select(void**) { recover_from_a_second_replay("hgca"); }
+
+// It comes when the step has been taken back already.
+void late_replays_are_got_over(void**) {
+  for (const char* policy : {"all", "hgca"}) {
+    Runner runner(kPromptLen, policy);
+    HostTwin twin(kPromptLen, policy);
+    for (int64_t step = 0; step < 20; ++step) {
+      replay_as_twin(&runner, &twin, step);
+      leave_undone(&runner, 1000 + step, 0);
+      expect_same(&runner, &twin);
+      assert_true(controls.launch(runner.graph, runner.stream));
+      expect_fault(&runner, "before layer 0");
+    }
+  }
+}
+
+// A call outside of steps is told as well, and the next one works.
+void calls_recover(void**) {
+  for (const char* policy : {"all", "hgca"}) {
+    Runner runner(kPromptLen, policy);
+    HostTwin twin(kPromptLen, policy);
+    replay_as_twin(&runner, &twin, 0);
+    leave_undone(&runner, 1, 1);
+    twin.leave_undone(1, 1);
+    runner.digest(0);
+    for (int32_t l = 0; l < kStepLayers; ++l) {
+      Call call(3, 7 * l), on_host(3, 7 * l);
+      call.to_device();
+      tandem_attend_args args = call.args(runner.side, l);
+      tandem_error* error = nullptr;
+      if (l == 0) assert_int_equal(tandem_attend(runner.side.session, &args, &error), TANDEM_ERROR_INVALID_STATE);
+      tandem_error_release(error);
+      OK(tandem_attend, runner.side.session, &args);
+      attend(twin.side, on_host, l);
+      assert_close(call.output(), on_host.output());
+    }
+    replay_as_twin(&runner, &twin, 2);
+  }
+}
+
+// Of a step that begins before anyone knows of the one before it, the calls fail; it ends, and the next one is told.
+void steps_behind_it_are_taken_back(void**) {
+  Runner runner(kPromptLen);
+  HostTwin twin(kPromptLen, "all");
+  replay_as_twin(&runner, &twin, 0);
+  controls.set_delay(10'000'000);
+  leave_undone(&runner, 1, 2);
+  runner.begin(kOneEach);
+  assert_true(controls.launch(runner.graph, runner.stream));
+  runner.end();
+  controls.set_delay(0);
+  expect_same(&runner, &twin);
+  expect_fault(&runner, "");
+  replay_as_twin(&runner, &twin, 2);
+}
+
+void a_lost_device_stays_lost(void**) {
+  Runner runner(kPromptLen);
+  replay(&runner, 0);
+  leave_undone(&runner, 1, 1);
+  controls.lose_device();
+  runner.digest(0);
+  for (int i = 0; i < 3; ++i) expect_fault(&runner, "", TANDEM_ERROR_DEVICE_LOST);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(undone_steps_are_made_up_for, forget),
+      cmocka_unit_test_teardown(undone_steps_are_made_up_for_that_select, forget),
+      cmocka_unit_test_teardown(second_replays_are_got_over, forget),
+      cmocka_unit_test_teardown(second_replays_are_got_over_that_select, forget),
+      cmocka_unit_test_teardown(late_replays_are_got_over, forget),
+      cmocka_unit_test_teardown(calls_recover, forget),
+      cmocka_unit_test_teardown(steps_behind_it_are_taken_back, forget),
+      cmocka_unit_test_teardown(a_lost_device_stays_lost, forget),
+  };
+  return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
+}
