@@ -113,6 +113,7 @@ class Sequence(Owner):
     def __init__(self, cache: Cache, sequence_id: int) -> None:
         self.cache = cache
         self.id = sequence_id
+        self._id_array = (ctypes.c_int64 * 1)(sequence_id)
         # The handle is the id; 0 is an id too, so it is wrapped by one more.
         parent = cache._handle
         self._own(Handle(sequence_id + 1, lambda _: _drop(parent, sequence_id), parent))

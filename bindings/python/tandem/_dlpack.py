@@ -40,9 +40,12 @@ def _capsule(array: Any, device_type: int, stream: int | None) -> Any:
     if device_type in _CUDA_DEVICES:
         arguments["stream"] = stream or 1  # DLPack's number for the legacy default stream
     try:
-        return array.__dlpack__(max_version=(1, 0), **arguments)
-    except TypeError:  # a producer from before version 1
-        return array.__dlpack__(**arguments)
+        try:
+            return array.__dlpack__(max_version=(1, 0), **arguments)
+        except TypeError:  # a producer from before version 1
+            return array.__dlpack__(**arguments)
+    except BufferError as error:  # NumPy before 2.1 exports no read-only arrays
+        raise invalid("array", f"is not exported by its owner: {error}") from error
 
 
 def _parse(capsule: Any) -> tuple[Any, int]:

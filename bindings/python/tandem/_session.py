@@ -4,6 +4,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Sequence as Several
+from ctypes import addressof, byref
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -17,13 +18,12 @@ from ._errors import InvalidStateError, call, invalid, taken_error
 from ._handle import Handle, Owner, create
 from ._library import lib
 from ._options import SessionOptions, array_of, integer, session_struct
-from ._tensor import TENSOR_BYTES, Tensor, as_tensor
+from ._tensor import TENSOR_BYTES, Tensor, pack
 
 Output = TypeVar("Output")
 _attend = lib.tandem_attend
 _ARGS_BYTES = ctypes.sizeof(_abi.AttendArgsStruct)
 _ARGS = struct.Struct("=IIii9Q")
-_NAMES = ("q", "k", "v", "o", "lse")
 
 
 @dataclass(frozen=True)
@@ -137,57 +137,59 @@ class Session(Owner):
         InvalidStateError
             Speculative tokens pending, q_lens beyond what the step declared, or a device step that was taken back.
         """
-        ours = (sequences,) if isinstance(sequences, Sequence) else sequences
-        ids = ids_of(self.cache, ours)
-        given = (q, k, v, out, lse)
-        tensors = [None if array is None else as_tensor(name, array, stream, name in ("o", "lse"))
-                   for name, array in zip(_NAMES, given)]
-        if tensors[0] is None:
-            raise invalid("q", "is None")
-        if tensors[3] is None:
-            out = self._new_output(tensors[0], layer_idx)
-            tensors[3] = Tensor(out)
-        lens = self._lens(ours, q_lens, tensors[0])
+        if isinstance(sequences, Sequence):
+            ids = sequences._id_array if sequences.cache is self.cache else ids_of(self.cache, (sequences,))
+        else:
+            ids = ids_of(self.cache, sequences)
+        packed_q, held_q = pack("q", q, stream)
+        if out is None:
+            out = self._new_output(held_q if isinstance(held_q, Tensor) else q, layer_idx)
+        packed = [(packed_q, held_q), *(
+            None if array is None else pack(name, array, stream, output)
+            for name, array, output in (("k", k, False), ("v", v, False), ("o", out, True), ("lse", lse, True)))]
+        n_tokens = (held_q if isinstance(held_q, Tensor) else q).shape[0]
+        lens = self._lens(len(ids), q_lens, n_tokens)
         parents = None if parent_idx is None else array_of("parent_idx", parent_idx, ctypes.c_int32, 32)
-        if parents is not None and len(parents) != tensors[0].shape[0]:
-            raise invalid("parent_idx", f"has {len(parents)} numbers, must be one for each of {tensors[0].shape[0]} tokens")
+        if parents is not None and len(parents) != n_tokens:
+            raise invalid("parent_idx", f"has {len(parents)} numbers, must be one for each of {n_tokens} tokens")
         flags = (_abi.ATTEND_SPECULATIVE if speculative else 0) | (_abi.ATTEND_PARTIAL if partial else 0)
-        self._attend((flags, integer("layer_idx", layer_idx, 32), len(ours)), (ids, lens, parents), tensors,
-                     stream_pointer(stream))
+        self._attend((flags, integer("layer_idx", layer_idx, 32), len(ids)), (ids, lens, parents), packed,
+                     stream and stream_pointer(stream))
         return out
 
-    def _attend(self, numbers: tuple[int, int, int], arrays: tuple[Any, Any, Any], tensors: list[Tensor | None],
-                stream: int | None) -> None:
-        addressof, ids, lens, parents = ctypes.addressof, *arrays
+    def _attend(self, numbers: tuple[int, int, int], arrays: tuple[Any, Any, Any],
+                packed: list[tuple[bytes, object] | None], stream: int | None) -> None:
+        ids, lens, parents = arrays
         error = ctypes.c_void_p()
         with self._lock:
             memory, places, at = self._bytes, [0] * 5, 0
-            for i, tensor in enumerate(tensors):
+            for i, tensor in enumerate(packed):
                 if tensor is not None:
-                    memory[at:at + TENSOR_BYTES] = tensor._packed
+                    memory[at:at + TENSOR_BYTES] = tensor[0]
                     places[i] = self._places[i]
                 at += TENSOR_BYTES
             _ARGS.pack_into(memory, at, _ARGS_BYTES, *numbers, addressof(ids), addressof(lens), *places,
                             0 if parents is None else addressof(parents), stream or 0)
-            status = _attend(self._handle.pointer, self._places[5], ctypes.byref(error))
+            status = _attend(self._handle.pointer, self._places[5], byref(error))
         if status:
             raise taken_error(status, error)
 
-    def _new_output(self, q: Tensor, layer_idx: int) -> NDArray[Any]:
-        if q.device != "host":
+    def _new_output(self, q: Any, layer_idx: int) -> NDArray[Any]:
+        """q: a Tensor or an array that is as good as one."""
+        if isinstance(q, Tensor) and q.device != "host":
             raise invalid("out", "is None: where q is in device memory the output is the caller's")
         layer = self.cache.layer(layer_idx)
-        array = q.array
+        array = q.array if isinstance(q, Tensor) else q
         dtype = array.dtype if isinstance(array, np.ndarray) and array.dtype.kind in "fV" else np.dtype(np.float32)
         return np.empty((q.shape[0], layer.n_q_heads, layer.v_dim), dtype)
 
-    def _lens(self, sequences: Several[Sequence], q_lens: Several[int] | None, q: Tensor) -> Any:
+    def _lens(self, n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:
         if q_lens is None:
-            if len(sequences) != 1:
-                raise invalid("q_lens", f"is None with {len(sequences)} sequences")
-            return ctypes.c_int64(q.shape[0])
-        if len(q_lens) != len(sequences):
-            raise invalid("q_lens", f"has {len(q_lens)} numbers for {len(sequences)} sequences")
+            if n_sequences != 1:
+                raise invalid("q_lens", f"is None with {n_sequences} sequences")
+            return ctypes.c_int64(n_tokens)
+        if len(q_lens) != n_sequences:
+            raise invalid("q_lens", f"has {len(q_lens)} numbers for {n_sequences} sequences")
         return array_of("q_lens", q_lens, ctypes.c_int64, 64)
 
     def commit(self, sequence: Sequence, kept_idx: Several[int]) -> None:

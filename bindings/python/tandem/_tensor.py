@@ -8,6 +8,7 @@ producers write anything there, and the packed stride is put in.
 """
 import ctypes
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -211,6 +212,33 @@ def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = F
     if output and not tensor.writable:
         raise invalid(name, "is an output, but the array is read-only")
     return tensor
+
+
+# The fast path of arrays that are C-contiguous and writable, which most are: what stands before and after the address depends
+# on element type and shape alone and is kept; the address comes from the buffer protocol, which refuses all other arrays.
+_around_address: dict[tuple[Any, tuple[int, ...]], tuple[bytes, bytes]] = {}
+_MOST_KEPT = 4096
+_ADDRESS = slice(16, 24)
+_byte = ctypes.c_char
+
+
+def pack(name: str, array: Any, stream: int | None, output: bool = False) -> tuple[bytes, object]:
+    """The bytes of an argument's tandem_tensor, and what keeps its memory alive. Refuses as :func:`as_tensor` does."""
+    is_plain = type(array) is np.ndarray
+    if is_plain:
+        around = _around_address.get((array.dtype, array.shape))
+        if around is not None:
+            try:
+                held = _byte.from_buffer(array)
+            except (BufferError, TypeError, ValueError):
+                pass  # read-only, not contiguous or empty
+            else:
+                return around[0] + ctypes.addressof(held).to_bytes(8, sys.byteorder) + around[1], held
+    tensor = as_tensor(name, array, stream, output)
+    packed = tensor._packed
+    if is_plain and array.flags.c_contiguous and len(_around_address) < _MOST_KEPT:
+        _around_address[array.dtype, array.shape] = packed[:_ADDRESS.start], packed[_ADDRESS.stop:]
+    return packed, tensor
 
 
 class TensorArgument:
