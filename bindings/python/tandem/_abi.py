@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """tandem.h of version 0.1 as ctypes sees it: constants, structs, prototypes. Nothing else is known about the library.
 
-Written down by hand from the header. test/bindings/python/layout_test.py holds it against a C program that prints sizes,
+Written down by hand from the header. test/bindings/python/py_layout_test.py holds it against a C program that prints sizes,
 offsets and constants, and against the prototypes of the header; at run time the library's fingerprint decides.
 """
 import ctypes

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import DIM, KV_HEADS, Q_HEADS, World, reference
+from conftest import DIM, KV_HEADS, Q_HEADS, ROOT, World, reference
 
 import tandem
 
@@ -21,6 +21,14 @@ def test_smallest_program(world):
     np.testing.assert_allclose(o, expected, **CLOSE)
     np.testing.assert_allclose(lse, expected_lse, **CLOSE)
     assert world.sequence.length() == 40
+
+
+def test_example_of_the_readme():
+    program = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {}
+    exec(program, names)
+    np.testing.assert_allclose(names["o"], 1, atol=1e-3)  # of scales in f16
+    assert names["sequence"].length() == 4097
 
 
 def test_several_sequences_stand_one_after_another(world):
