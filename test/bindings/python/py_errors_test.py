@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Each status that can be provoked without a GPU raises its class, with field and message; what this side refuses itself."""
+import gc
 import os
 import pickle
 import subprocess
@@ -223,6 +224,8 @@ def test_log_callback_that_raises():
         cache = tandem.Cache(engine, model, host_cap_bytes=plan.host_kv_bytes + plan.host_session_bytes)
         sequence, session = cache.create_sequence(), tandem.Session(cache, **options)
         engine.close()  # the callback has to outlive the object that it was given to
+        del engine
+        gc.collect()
         random = np.random.default_rng(1)
         for count in (n - 10, *[1] * 10):
             q, k, v = (random.standard_normal((count, heads, 64)).astype(np.float32) for heads in (4, 2, 2))

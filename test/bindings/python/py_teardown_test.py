@@ -118,3 +118,18 @@ w.session.attend(w.sequence, *w.qkv(3))
     done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True, timeout=60,
                           check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+
+
+def test_exit_releases_what_is_open():
+    """Else an engine's threads could call a log callback of an interpreter that is gone."""
+    program = """
+import tandem
+from tandem import _handle
+engine = tandem.Engine(n_threads=1, log=print)
+cycle = [tandem.Engine(n_threads=1)]
+cycle.append(cycle)
+close = _handle.Handle.close
+_handle.Handle.close = lambda handle: (close(handle), print("released"))[0]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", 2 * "released\n")
