@@ -49,6 +49,23 @@ class SessionStats:
     filled_kv_bytes: int
 
 
+def _lens(n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:
+    if q_lens is None:
+        if n_sequences != 1:
+            raise invalid("q_lens", f"is None with {n_sequences} sequences")
+        return ctypes.c_int64(n_tokens)
+    if len(q_lens) != n_sequences:
+        raise invalid("q_lens", f"has {len(q_lens)} numbers for {n_sequences} sequences")
+    return array_of("q_lens", q_lens, ctypes.c_int64, 64)
+
+
+def _parents(parent_idx: Several[int], n_tokens: int) -> Any:
+    parents = array_of("parent_idx", parent_idx, ctypes.c_int32, 32)
+    if len(parents) != n_tokens:
+        raise invalid("parent_idx", f"has {len(parents)} numbers, must be one for each of {n_tokens} tokens")
+    return parents
+
+
 class Session(Owner):
     """A policy and its memory of what was attended. Calls of several threads wait for each other.
 
@@ -111,8 +128,8 @@ class Session(Owner):
         q_lens : sequence of int, optional
             Tokens of each sequence; None: with one sequence all of `q`.
         out : array_like, optional
-            Written: [n_tokens, n_q_heads, v_head_dim]; f32, f16 or bf16. None: a NumPy array is made, of q's element type
-            where q is a NumPy array of floats, else of f32. Needed where `q` is in device memory.
+            Written: [n_tokens, n_q_heads, v_head_dim]; f32, f16 or bf16. None: a NumPy array is made, of q's type where q is one
+            of floats, else f32. Needed where `q` is in device memory.
         lse : array_like, optional
             Written: [n_tokens, n_q_heads] f32, natural log of the sum of exp of the logits.
         speculative : bool
@@ -122,9 +139,8 @@ class Session(Owner):
         parent_idx : sequence of int, optional
             [n_tokens] the tree of speculative tokens: index within the token's sequence in this call, -1 for the root.
         stream : int, optional
-            CUDA stream, for arrays in device memory; None or 0: the legacy default stream. Such arrays have to live until
-            the stream has passed the call: memory of a stream-ordered allocator, as PyTorch's, that was taken on this stream
-            does so by itself.
+            CUDA stream, for arrays in device memory; None or 0: the legacy default stream. They have to live until it has
+            passed the call, which memory that a stream-ordered allocator, as PyTorch's, took on this stream does by itself.
 
         Returns
         -------
@@ -148,10 +164,8 @@ class Session(Owner):
             None if array is None else pack(name, array, stream, output)
             for name, array, output in (("k", k, False), ("v", v, False), ("o", out, True), ("lse", lse, True)))]
         n_tokens = (held_q if isinstance(held_q, Tensor) else q).shape[0]
-        lens = self._lens(len(ids), q_lens, n_tokens)
-        parents = None if parent_idx is None else array_of("parent_idx", parent_idx, ctypes.c_int32, 32)
-        if parents is not None and len(parents) != n_tokens:
-            raise invalid("parent_idx", f"has {len(parents)} numbers, must be one for each of {n_tokens} tokens")
+        lens = _lens(len(ids), q_lens, n_tokens)
+        parents = None if parent_idx is None else _parents(parent_idx, n_tokens)
         flags = (_abi.ATTEND_SPECULATIVE if speculative else 0) | (_abi.ATTEND_PARTIAL if partial else 0)
         self._attend((flags, integer("layer_idx", layer_idx, 32), len(ids)), (ids, lens, parents), packed,
                      stream and stream_pointer(stream))
@@ -182,15 +196,6 @@ class Session(Owner):
         array = q.array if isinstance(q, Tensor) else q
         dtype = array.dtype if isinstance(array, np.ndarray) and array.dtype.kind in "fV" else np.dtype(np.float32)
         return np.empty((q.shape[0], layer.n_q_heads, layer.v_dim), dtype)
-
-    def _lens(self, n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:
-        if q_lens is None:
-            if n_sequences != 1:
-                raise invalid("q_lens", f"is None with {n_sequences} sequences")
-            return ctypes.c_int64(n_tokens)
-        if len(q_lens) != n_sequences:
-            raise invalid("q_lens", f"has {len(q_lens)} numbers for {n_sequences} sequences")
-        return array_of("q_lens", q_lens, ctypes.c_int64, 64)
 
     def commit(self, sequence: Sequence, kept_idx: Several[int]) -> None:
         """End speculation in one sequence.
@@ -226,7 +231,8 @@ class Session(Owner):
             Plans the step for device tensors on this CUDA stream.
         """
         ours = (sequences,) if isinstance(sequences, Sequence) else tuple(sequences)
-        lens = [q_lens] * len(ours) if isinstance(q_lens, int) else list(q_lens)
+        given: Any = q_lens
+        lens = [given] * len(ours) if np.ndim(given) == 0 else list(given)
         if len(lens) != len(ours):
             raise invalid("q_lens", f"has {len(lens)} numbers for {len(ours)} sequences")
         return Step(self, ours, lens, stream)

@@ -4,9 +4,8 @@
  * cc overhead_bench.c -ltandem && ./a.out ROUNDS CALLS */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
-
 #include <tandem/tandem.h>
+#include <time.h>
 
 enum { kQHeads = 8, kKvHeads = 2, kDim = 64, kKeys = 512 };
 static float q[kQHeads * kDim], o[kQHeads * kDim], k[kKeys * kKvHeads * kDim], v[kKeys * kKvHeads * kDim];

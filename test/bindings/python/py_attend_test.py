@@ -81,7 +81,7 @@ def test_layer_options_reach_the_library():
 def test_step_counts_all_layers_or_none():
     world = World(n_layers=2)
     q, k, v = world.qkv(1)
-    with world.session.step(world.sequence):
+    with world.session.step(world.sequence, np.int64(1)):
         for layer_idx in (0, 1):
             world.session.attend(world.sequence, q, k, v, layer_idx=layer_idx)
     assert [world.sequence.length(i) for i in (0, 1)] == [1, 1]
