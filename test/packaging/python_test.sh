@@ -18,7 +18,7 @@ unset PYTHONPATH TANDEM_LIB_DIR
 "$python" -m venv --system-site-packages "$work/venv" >/dev/null 2>&1 || skip "$python cannot make a virtual environment"
 python=$work/venv/bin/python
 if ! "$python" -c 'import numpy, pytest' 2>/dev/null; then
-  timeout 40 "$python" -m pip install --quiet --retries 0 --timeout 10 numpy pytest >/dev/null 2>&1
+  timeout 40 "$python" -m pip install --quiet --retries 0 --timeout 10 numpy pytest ml_dtypes >/dev/null 2>&1
   "$python" -c 'import numpy, pytest' 2>/dev/null || skip 'NumPy and pytest are neither installed nor to be had from a registry'
 fi
 
@@ -29,13 +29,14 @@ step 'pip install of the wheel' "$python" -m pip install --no-index --no-deps "$
 step 'pip uninstall' "$python" -m pip uninstall --yes tandem
 step 'pip install --no-build-isolation' "$python" -m pip install --no-index --no-deps --no-build-isolation \
   "$source/bindings/python" || finish
-[ -z "$(find "$source/bindings/python" -name __pycache__ -newer "$work/venv/pyvenv.cfg")" ] || fail 'the install has written into the checkout'
+written=$(find "$source/bindings/python" -newer "$work/venv/pyvenv.cfg")
+[ -z "$written" ] || fail "the install has written into the checkout: $written"
 
 export TANDEM_LIB_DIR=${library%/*}
 cd "$source/test/bindings/python" || exit 1
 "$python" -m pytest -q -p no:cacheprovider -rs . || fail 'pytest'
 step 'overhead_bench.py' "$python" overhead_bench.py "$work/prefix" 2 16
 if "$python" -m mypy --version >/dev/null 2>&1; then
-  cd "$source/bindings/python" && step 'mypy --strict' "$python" -m mypy --strict --cache-dir /dev/null tandem wheel_backend.py
+  cd "$source/bindings/python" && step 'mypy --strict' "$python" -m mypy --cache-dir /dev/null tandem wheel_backend.py
 fi
 finish

@@ -111,7 +111,7 @@ class Session(Owner):
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
                q_lens: Several[int] | None = None, out: Any = None, lse: Any = None, speculative: bool = False,
                partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None) -> Any:
-        """Append `k` and `v`, then ``o = softmax(logits) V`` over the keys that the policy selects: one layer.
+        """Append `k` and `v` to one layer, then ``o = softmax(logits) V`` over the keys that the policy selects.
 
         Tokens of all sequences stand one after another; n_tokens is the sum of `q_lens`.
 
@@ -144,15 +144,13 @@ class Session(Owner):
 
         Returns
         -------
-        o
-            `out`, or the array made.
+        o : `out`, or the array made
 
         Raises
         ------
         InvalidArgumentError, NotFoundError, BusyError, CapacityError, OutOfMemoryError, UnsupportedError, DeviceLostError
         InvalidStateError
-            Speculative tokens pending, q_lens beyond what the step declared, or a device step that was taken back.
-        """
+            Speculative tokens pending, or q_lens beyond what the step declared."""
         if isinstance(sequences, Sequence):
             ids = sequences._id_array if sequences.cache is self.cache else ids_of(self.cache, (sequences,))
         else:

@@ -66,7 +66,8 @@ def main():
         sums, ns = in_python(rounds, calls, wrap)
         assert np.allclose(sums, c_sums, rtol=1e-6), (sums, c_sums)
         for what, mine, theirs in zip(("q, o", "q, k, v, o"), ns, c_ns):
-            print(f"{name:20} {what:10} Python {mine / 1e3:6.2f} us, C {theirs / 1e3:6.2f} us, more {(mine - theirs) / 1e3:6.2f} us")
+            print(f"{name:20} {what:10} Python {mine / 1e3:6.2f} us, C {theirs / 1e3:6.2f} us, "
+                  f"more {(mine - theirs) / 1e3:6.2f} us")
 
 
 main()

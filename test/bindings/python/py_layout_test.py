@@ -83,7 +83,8 @@ def test_every_struct_and_constant_of_the_header_is_there():
     assert numbers - {"TANDEM_VERSION_MAJOR", "TANDEM_VERSION_MINOR", "TANDEM_VERSION_PATCH"} == set(CONSTANTS)
 
 
-@pytest.mark.parametrize("made, struct", [(_cache.CacheStats, "tandem_cache_stats"), (_session.SessionStats, "tandem_session_stats"),
+@pytest.mark.parametrize("made, struct", [(_cache.CacheStats, "tandem_cache_stats"),
+                                          (_session.SessionStats, "tandem_session_stats"),
                                           (_state.MemoryPlan, "tandem_memory_plan")])
 def test_dataclasses_have_the_members_of_their_structs(made, struct):
     assert [*made.__dataclass_fields__] == [name for name, _ in _abi.STRUCTS[struct]._fields_
