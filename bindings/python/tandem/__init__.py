@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""Attention over key/value caches larger than the GPU: the Python binding of libtandem.
+
+An :class:`Engine` owns the processors, a :class:`Model` the geometry, a :class:`Cache` the keys and values of many
+:class:`Sequence`, a :class:`Session` how they are attended; :meth:`Session.attend` is the one call that matters. Objects are
+context managers and have ``close()``; they may be closed or collected in any order. Names, defaults and units are those of
+``tandem.h``: lengths are tokens, sizes bytes (``_bytes``), times nanoseconds (``_ns``). While a call runs other Python threads do.
+"""
+from ._abi import LOG_ERROR, LOG_INFO, LOG_WARNING
+from ._cache import Cache, CacheStats, Sequence
+from ._engine import Engine, cpu_isas, dtype_row_bytes, library_path, policies, version
+from ._errors import (BackendError, BusyError, CancelledError, CapacityError, CorruptError, DeviceLostError, InternalError,
+                      InvalidArgumentError, InvalidHandleError, InvalidStateError, IoError, NotFoundError, OutOfMemoryError,
+                      SystemError, TandemError, TimeoutError, UnsupportedError)
+from ._model import Layer, Model
+from ._options import CacheOptions, SessionOptions
+from ._session import Session, SessionStats, Step
+from ._state import MemoryPlan, Support, merge, plan_memory, supports
+from ._tensor import Tensor
+
+# Without TimeoutError and SystemError: `from tandem import *` leaves Python's own alone.
+__all__ = [
+    "BackendError", "BusyError", "Cache", "CacheOptions", "CacheStats", "CancelledError", "CapacityError", "CorruptError",
+    "DeviceLostError", "Engine", "InternalError", "InvalidArgumentError", "InvalidHandleError", "InvalidStateError", "IoError",
+    "LOG_ERROR", "LOG_INFO", "LOG_WARNING", "Layer", "MemoryPlan", "Model", "NotFoundError", "OutOfMemoryError", "Sequence",
+    "Session", "SessionOptions", "SessionStats", "Step", "Support", "TandemError", "Tensor", "UnsupportedError", "cpu_isas",
+    "dtype_row_bytes", "library_path", "merge", "plan_memory", "policies", "supports", "version",
+]

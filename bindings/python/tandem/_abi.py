@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: MIT
+"""tandem.h of version 0.1 as ctypes sees it: constants, structs, prototypes. Nothing else is known about the library.
+
+Written down by hand from the header. test/bindings/python/py_layout_test.py holds it against a C program that prints sizes,
+offsets and constants, and against the prototypes of the header; at run time the library's fingerprint decides.
+"""
+import ctypes
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+MAJOR, MINOR = 0, 1
+SONAME = f"libtandem.so.{MAJOR}"
+FINGERPRINT = 0x98E8AB65725AA981  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+
+STATUS = {
+    "OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
+    "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
+    "IO": -13, "CORRUPT": -14, "SYSTEM": -15, "INTERNAL": -16,
+}
+DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "e4m3": 4, "q8_0": 5, "q4_0": 6, "q4_64": 7}
+DEVICE_HOST, DEVICE_CUDA = 0, 1
+LOG_ERROR, LOG_WARNING, LOG_INFO = 1, 2, 3
+ROPES = {"caller": 0, "halves": 1, "interleaved": 2}
+ROTATIONS = {"none": 0, "hadamard": 1}
+GROUP_MODES = {"union": 0, "mean": 1}
+EVICT_BY = {"window": 0, "host": 1}
+ATTEND_SPECULATIVE, ATTEND_PARTIAL = 1, 2
+
+LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
+
+
+class TensorStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("dtype", c_int32), ("device_type", c_int32), ("device_index", c_int32),
+                ("data", c_void_p), ("n_dims", c_int32), ("reserved", c_int32), ("shape", c_int64 * 4),
+                ("stride", c_int64 * 4)]
+
+
+class EngineOptionsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("n_threads", c_int32), ("cpu_isa", c_char_p), ("backend", c_char_p),
+                ("backend_path", c_char_p), ("alloc", c_void_p), ("free", c_void_p), ("alloc_user", c_void_p),
+                ("log", LogFunction), ("log_user", c_void_p), ("spin_ns", c_int64), ("pin_threads", c_int32),
+                ("matmul_rows", c_int32)]
+
+
+class LayerOptionsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("n_q_heads", c_int32), ("n_kv_heads", c_int32), ("k_head_dim", c_int32),
+                ("v_head_dim", c_int32), ("v_aliases_k", c_int32), ("sm_scale", c_float), ("soft_cap", c_float),
+                ("sliding_window_tokens", c_int64), ("sinks", POINTER(c_float)), ("rope", c_int32), ("rope_dims", c_int32),
+                ("rope_theta", c_double), ("rope_position_scale", c_double), ("rope_inv_freq", POINTER(c_float)),
+                ("rope_attn_factor", c_double)]
+
+
+class CacheOptionsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("k_type", c_int32), ("v_type", c_int32), ("page_tokens", c_int32),
+                ("host_cap_bytes", c_int64), ("device_cap_bytes", c_int64), ("layer_k_types", POINTER(c_int32)),
+                ("layer_v_types", POINTER(c_int32)), ("k_rotation", c_int32), ("reserved", c_int32),
+                ("layer_k_rotations", POINTER(c_int32))]
+
+
+class SessionOptionsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("policy", c_char_p), ("window_tokens", c_int64),
+                ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("group_mode", c_int32),
+                ("evict_by", c_int32), ("halo_tokens", c_int64)]
+
+
+class AttendArgsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("layer_idx", c_int32), ("n_sequences", c_int32),
+                ("sequences", c_void_p), ("q_lens", c_void_p), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
+                ("o", c_void_p), ("lse", c_void_p), ("parent_idx", c_void_p), ("stream", c_void_p)]
+
+
+class MemoryPlanStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
+        (name, c_int64) for name in ("host_kv_bytes", "host_session_bytes", "selection_max_bytes", "device_window_bytes",
+                                     "device_work_bytes", "kv_token_bytes", "shared_bytes")]
+
+
+class CacheStatsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
+        (name, c_int64) for name in ("n_sequences", "n_pages_used", "n_pages_shared", "host_kv_bytes", "host_session_bytes",
+                                     "selection_bytes", "host_peak_bytes", "device_window_bytes", "device_work_bytes",
+                                     "device_peak_bytes")]
+
+
+class SessionStatsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
+        (name, c_int64) for name in ("n_attends", "n_query_tokens", "resident_kv_bytes_read", "host_kv_bytes_read",
+                                     "dense_kv_bytes", "evicted_tokens", "n_refreshes", "selected_keys", "host_keys",
+                                     "attend_ns", "refresh_ns", "refresh_wait_ns", "n_device_attends", "n_host_parts",
+                                     "host_part_ns", "staged_kv_bytes", "filled_kv_bytes")]
+
+
+# Structs by their C names, in the order of the header.
+STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct, "tandem_layer_options": LayerOptionsStruct,
+    "tandem_cache_options": CacheOptionsStruct, "tandem_session_options": SessionOptionsStruct,
+    "tandem_attend_args": AttendArgsStruct, "tandem_memory_plan": MemoryPlanStruct, "tandem_cache_stats": CacheStatsStruct,
+    "tandem_session_stats": SessionStatsStruct,
+}
+
+# Every pointer but that to a text is void *: byref(), an address or None. Result first.
+_P, _I, _L = c_void_p, c_int32, c_int64
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "tandem_version": (c_uint32,),
+    "tandem_abi_fingerprint": (c_uint64, c_uint32),
+    "tandem_status_name": (c_char_p, _I),
+    "tandem_error_message": (c_char_p, _P),
+    "tandem_error_field": (c_char_p, _P),
+    "tandem_error_status": (_I, _P),
+    "tandem_error_underlying": (_L, _P),
+    "tandem_error_release": (None, _P),
+    "tandem_dtype_name": (c_char_p, _I),
+    "tandem_dtype_row_bytes": (_L, _I, _I),
+    "tandem_tensor_init": (_I, _P, _I, _P, _I, _P, _P),
+    "tandem_engine_options_init": (None, _P),
+    "tandem_engine_create": (_I, _P, _P, _P),
+    "tandem_engine_release": (None, _P),
+    "tandem_engine_drain": (_I, _P, _L, _P),
+    "tandem_engine_report": (_I, _P, c_size_t, _P, _P, _P),
+    "tandem_layer_options_init": (None, _P),
+    "tandem_model_create": (_I, _P, _P, _I, _P),
+    "tandem_model_release": (None, _P),
+    "tandem_cache_options_init": (None, _P),
+    "tandem_cache_create": (_I, _P, _P, _P, _P, _P),
+    "tandem_cache_release": (None, _P),
+    "tandem_sequence_create": (_I, _P, _P, _P),
+    "tandem_sequence_fork": (_I, _P, _P, _L, _P),
+    "tandem_sequence_drop": (_I, _P, _L, _P),
+    "tandem_sequence_reserve": (_I, _P, _L, _L, _P),
+    "tandem_sequence_truncate": (_I, _P, _L, _L, _P),
+    "tandem_sequence_remove": (_I, _P, _L, _L, _L, _I, _P),
+    "tandem_sequence_append": (_I, _P, _L, _I, _P, _P, _P, _P),
+    "tandem_sequence_read": (_I, _P, _P, _P, _L, _I, _L, _P),
+    "tandem_sequence_length": (_I, _P, _P, _L, _I, _P),
+    "tandem_sequence_digest": (_I, _P, _P, _L, _P),
+    "tandem_session_options_init": (None, _P),
+    "tandem_session_create": (_I, _P, _P, _P, _P),
+    "tandem_session_release": (None, _P),
+    "tandem_attend_args_init": (None, _P),
+    "tandem_attend": (_I, _P, _P, _P),
+    "tandem_session_commit": (_I, _P, _L, _P, _L, _P),
+    "tandem_step_begin": (_I, _P, _P, _P, _I, _P, _P),
+    "tandem_step_end": (_I, _P, _P, _P),
+    "tandem_merge": (_I, _P, _P, _P, _P, _I, _P, _P, _P),
+    "tandem_plan_memory": (_I, _P, _P, _P, _P, _P, _P, _L, _P),
+    "tandem_plan_report": (_I, _P, c_size_t, _P, _P, _P),
+    "tandem_supports": (_I, _P, _P, _P, _P, _P),
+    "tandem_policy_name": (c_char_p, _I),
+    "tandem_cpu_isa_name": (c_char_p, _I),
+    "tandem_cpu_isa_available": (_I, c_char_p),
+    "tandem_cache_get_stats": (_I, _P, _P, _P),
+    "tandem_session_get_stats": (_I, _P, _P, _P),
+    "tandem_session_selection": (_I, _P, _P, _L, _P, _P, _L, _I, _I, _I, _P),
+}
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Gives every function of `library` its prototype."""
+    for name, (result, *parameters) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, parameters

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: MIT
+"""Caches and their sequences."""
+import ctypes
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, Unpack
+
+import numpy as np
+
+from . import _abi
+from ._engine import Engine
+from ._errors import call, invalid
+from ._handle import Handle, Owner, create
+from ._library import lib
+from ._model import Layer, Model
+from ._options import CacheOptions, cache_struct, integer
+from ._tensor import TensorArgument, as_tensor
+
+Stats = TypeVar("Stats")
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What a cache holds; sizes in bytes. Peaks are the most ever in use at once."""
+
+    n_sequences: int
+    n_pages_used: int
+    n_pages_shared: int
+    host_kv_bytes: int
+    host_session_bytes: int
+    selection_bytes: int
+    host_peak_bytes: int
+    device_window_bytes: int
+    device_work_bytes: int
+    device_peak_bytes: int
+
+
+def read_stats(kind: type[Stats], struct: Any, function: Any, handle: int | None) -> Stats:
+    """Fills a C struct of numbers and copies it into the dataclass of the same members."""
+    struct.struct_size = ctypes.sizeof(struct)
+    call(function, ctypes.byref(struct), handle)
+    return kind(**{field.name: getattr(struct, field.name) for field in fields(kind)})  # type: ignore[arg-type]
+
+
+class Cache(Owner):
+    """Keys and values of many sequences, in pages. Any thread may use it; changes are serialised.
+
+    Parameters
+    ----------
+    engine : Engine
+    model : Model
+    **options
+        :class:`tandem.CacheOptions`.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+
+    Raises
+    ------
+    UnsupportedError
+        A storage type, or a rotation of keys, that the layers cannot have.
+    CapacityError, OutOfMemoryError
+    """
+
+    def __init__(self, engine: Engine, model: Model, **options: Unpack[CacheOptions]) -> None:
+        self.layers: tuple[Layer, ...] = model.layers
+        struct = cache_struct(options, len(self.layers))
+        pointer = create(lib.tandem_cache_create, engine._handle.pointer, model._handle.pointer, ctypes.byref(struct))
+        self._own(Handle(pointer, lib.tandem_cache_release, engine._handle))
+
+    def create_sequence(self) -> "Sequence":
+        """A new, empty sequence."""
+        made = ctypes.c_int64()
+        call(lib.tandem_sequence_create, ctypes.byref(made), self._handle.pointer)
+        return Sequence(self, made.value)
+
+    def stats(self) -> CacheStats:
+        """What the cache holds now."""
+        return read_stats(CacheStats, _abi.CacheStatsStruct(), lib.tandem_cache_get_stats, self._handle.pointer)
+
+    def layer(self, layer_idx: int) -> Layer:
+        """Geometry of a layer; raises :class:`tandem.InvalidArgumentError` where there is none."""
+        if not 0 <= integer("layer_idx", layer_idx, 32) < len(self.layers):
+            raise invalid("layer_idx", f"= {layer_idx}, the model has {len(self.layers)} layers")
+        return self.layers[layer_idx]
+
+    def __repr__(self) -> str:
+        return self._repr(f"of {len(self.layers)} layers")
+
+
+def _drop(cache: Handle, sequence_id: int) -> None:
+    """Drops a collected sequence. Where its cache has been closed it goes with the last session."""
+    if cache.pointer is not None:
+        error = ctypes.c_void_p()
+        lib.tandem_sequence_drop(cache.pointer, sequence_id, ctypes.byref(error))
+        lib.tandem_error_release(error)
+
+
+class Sequence(Owner):
+    """One sequence of a cache, from :meth:`Cache.create_sequence` or :meth:`fork`; dropped when closed or collected.
+
+    Every method raises :class:`tandem.NotFoundError` when the sequence has been closed, :class:`tandem.BusyError` while a session
+    has it in flight, and :class:`tandem.InvalidStateError` where all layers must have the same length and do not.
+
+    Attributes
+    ----------
+    cache : Cache
+    id : int
+        Its number in the cache, never used twice.
+    """
+
+    def __init__(self, cache: Cache, sequence_id: int) -> None:
+        self.cache = cache
+        self.id = sequence_id
+        self._id_array = (ctypes.c_int64 * 1)(sequence_id)
+        # The handle is the id; 0 is an id too, so it is wrapped by one more.
+        parent = cache._handle
+        self._own(Handle(sequence_id + 1, lambda _: _drop(parent, sequence_id), parent))
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        call(function, self.cache._handle.pointer, self.id, *arguments)
+
+    def fork(self) -> "Sequence":
+        """A sequence of the same tokens; pages are shared, and copied when one side writes."""
+        made = ctypes.c_int64()
+        call(lib.tandem_sequence_fork, ctypes.byref(made), self.cache._handle.pointer, self.id)
+        return Sequence(self.cache, made.value)
+
+    def close(self) -> None:
+        """Drop the sequence: free the pages that nobody else holds. Raises BusyError, and stays open, while it is in flight."""
+        if not self.closed and not self.cache.closed:
+            self._call(lib.tandem_sequence_drop)
+        self._finalizer.detach()
+        self._handle.pointer = None
+
+    def reserve(self, n_tokens: int) -> None:
+        """Take memory for `n_tokens` more tokens in every layer. Raises CapacityError, OutOfMemoryError."""
+        self._call(lib.tandem_sequence_reserve, integer("n_tokens", n_tokens))
+
+    def truncate(self, n_tokens: int) -> None:
+        """Keep the first `n_tokens` tokens of every layer."""
+        self._call(lib.tandem_sequence_truncate, integer("n_tokens", n_tokens))
+
+    def remove(self, first: int, n_tokens: int, *, shift_positions: bool = False) -> None:
+        """Remove tokens [first, first + n_tokens).
+
+        `shift_positions` moves the positions of later tokens down by `n_tokens`: UnsupportedError where keys were rotated by
+        the caller, since they carry their position.
+        """
+        self._call(lib.tandem_sequence_remove, integer("first", first), integer("n_tokens", n_tokens),
+                   int(bool(shift_positions)))
+
+    def append(self, k: Any, v: Any = None, *, layer_idx: int = 0, stream: int | None = None) -> None:
+        """Append to one layer without attending; rounded once to the storage type.
+
+        Parameters
+        ----------
+        k : array_like
+            [n_tokens, n_kv_heads, k_head_dim], of any element type.
+        v : array_like, optional
+            [n_tokens, n_kv_heads, v_head_dim]; None where V aliases K.
+        layer_idx : int
+        stream : int, optional
+            CUDA stream of arrays in device memory.
+
+        Raises
+        ------
+        CapacityError, OutOfMemoryError, BusyError
+        """
+        keys, values = (None if array is None else TensorArgument(as_tensor(name, array, stream))
+                        for name, array in (("k", k), ("v", v)))
+        self._call(lib.tandem_sequence_append, integer("layer_idx", layer_idx, 32), keys and keys.address,
+                   values and values.address, stream_pointer(stream))
+
+    def read(self, first: int = 0, n_tokens: int | None = None, *, layer_idx: int = 0, k: Any = None,
+             v: Any = None) -> tuple[Any, Any]:
+        """Read tokens [first, first + n_tokens) of one layer back, as stored.
+
+        Parameters
+        ----------
+        first : int
+        n_tokens : int, optional
+            None: to the end. Not used where `k` or `v` is given, whose first dimension says it.
+        layer_idx : int
+        k, v : array_like, optional
+            Written; as in :meth:`append`, of any element type. Where both are None, NumPy arrays of f32 are made.
+
+        Returns
+        -------
+        k, v
+            What was given or made; None for one that was not asked for and for V that aliases K.
+        """
+        layer = self.cache.layer(layer_idx)
+        if k is None and v is None:
+            n = self.length(layer_idx) - integer("first", first) if n_tokens is None else integer("n_tokens", n_tokens)
+            if n < 0:
+                raise invalid("first" if n_tokens is None else "n_tokens", f"leaves {n} tokens to read")
+            if n > max(self.length(layer_idx), 0):
+                raise invalid("n_tokens", f"= {n}, the layer has {self.length(layer_idx)}")
+            k = np.empty((n, layer.n_kv_heads, layer.k_head_dim), np.float32)
+            v = None if layer.v_aliases_k else np.empty((n, layer.n_kv_heads, layer.v_dim), np.float32)
+        keys, values = (None if array is None else TensorArgument(as_tensor(name, array, output=True))
+                        for name, array in (("k", k), ("v", v)))
+        call(lib.tandem_sequence_read, keys and keys.address, values and values.address, self.cache._handle.pointer, self.id,
+             layer_idx, integer("first", first))
+        return k, v
+
+    def length(self, layer_idx: int = 0) -> int:
+        """Committed tokens of one layer."""
+        n_tokens = ctypes.c_int64()
+        call(lib.tandem_sequence_length, ctypes.byref(n_tokens), self.cache._handle.pointer, self.id,
+             integer("layer_idx", layer_idx, 32))
+        return n_tokens.value
+
+    def digest(self) -> int:
+        """Hash of lengths, positions and stored bytes of every layer."""
+        digest = ctypes.c_uint64()
+        call(lib.tandem_sequence_digest, ctypes.byref(digest), self.cache._handle.pointer, self.id)
+        return digest.value
+
+    def __repr__(self) -> str:
+        return self._repr(str(self.id))
+
+
+def stream_pointer(stream: int | None) -> int | None:
+    """A CUDA stream as the C ABI takes it. torch.cuda.current_stream().cuda_stream is such a number."""
+    if stream is not None and not 0 <= integer("stream", stream, 65) < 1 << 64:
+        raise invalid("stream", f"= {stream} is not an address")
+    return stream or None
+
+
+def ids_of(cache: Cache | None, sequences: "Several[Sequence]") -> Any:
+    """Their ids as a C array; they belong to `cache`, since another cache has other sequences under the same ids."""
+    for i, sequence in enumerate(sequences):
+        if not isinstance(sequence, Sequence):
+            raise invalid(f"sequences[{i}]", f"is a {type(sequence).__name__}, not a Sequence")
+        if sequence.cache is not cache:
+            raise invalid(f"sequences[{i}]", "belongs to another cache")
+    return (ctypes.c_int64 * len(sequences))(*[sequence.id for sequence in sequences])

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""DLPack capsules (0.6 to 1.x) as views.
+
+A capsule is never marked as used: the view keeps the capsule itself, whose destructor frees the producer's tensor when the
+view goes. So the producer's deleter is called exactly once, by the producer's own code.
+"""
+import ctypes
+from typing import Any
+
+from . import _abi
+from ._errors import UnsupportedError, invalid
+from ._tensor import View, packed_view
+
+_HOST_DEVICES, _CUDA_DEVICES = (1, 3), (2, 13)  # host and pinned host; CUDA and CUDA managed
+_CODES = {(2, 32): _abi.DTYPES["f32"], (2, 16): _abi.DTYPES["f16"], (4, 16): _abi.DTYPES["bf16"]}
+_READ_ONLY, _IS_COPIED = 1, 2
+
+
+class _DlTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _DlTensor)]
+
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes, _is_valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.argtypes, _get_pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+
+
+def _capsule(array: Any, device_type: int, stream: int | None) -> Any:
+    """Asks for the newest form first. Producers of CUDA memory make `stream` wait for their own work."""
+    arguments: dict[str, Any] = {}
+    if device_type in _CUDA_DEVICES:
+        arguments["stream"] = stream or 1  # DLPack's number for the legacy default stream
+    try:
+        try:
+            return array.__dlpack__(max_version=(1, 0), **arguments)
+        except TypeError:  # a producer from before version 1
+            return array.__dlpack__(**arguments)
+    except BufferError as error:  # NumPy before 2.1 exports no read-only arrays
+        raise invalid("array", f"is not exported by its owner: {error}") from error
+
+
+def _parse(capsule: Any) -> tuple[Any, int]:
+    if _is_valid(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        if managed.major != 1:
+            raise UnsupportedError(f"array: DLPack {managed.major}.{managed.minor} is not known",
+                                   status=_abi.STATUS["UNSUPPORTED"], field="array")
+        return managed.tensor, int(managed.flags)
+    if _is_valid(capsule, b"dltensor"):
+        return _DlTensor.from_address(_get_pointer(capsule, b"dltensor")), 0
+    raise invalid("array", "gives a DLPack capsule that is neither 'dltensor' nor 'dltensor_versioned'")
+
+
+def from_dlpack(array: Any, stream: int | None) -> View:
+    """A view of what `array` exports; its last member keeps the export alive."""
+    device_type, _ = array.__dlpack_device__()
+    device_type = int(device_type)
+    if device_type not in _HOST_DEVICES + _CUDA_DEVICES:
+        raise UnsupportedError(f"array: DLPack device type {device_type} is neither host nor CUDA memory",
+                               status=_abi.STATUS["UNSUPPORTED"], field="array")
+    capsule = _capsule(array, device_type, stream)
+    tensor, flags = _parse(capsule)
+    if int(tensor.device_type) != device_type:
+        raise invalid("array", f"says DLPack device type {device_type} and exports {int(tensor.device_type)}")
+    code = _CODES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if code is None:
+        raise invalid("dtype", f"of the array is DLPack's ({tensor.code}, {tensor.bits}, {tensor.lanes}), not f32, f16 or bf16")
+    n_dims = int(tensor.ndim)
+    if not 1 <= n_dims <= 4:
+        raise invalid("n_dims", f"= {n_dims}, must be 1 to 4")
+    shape = tuple(tensor.shape[:n_dims])
+    strides = tensor.strides[:n_dims] if tensor.strides else None
+    device = _abi.DEVICE_HOST if device_type in _HOST_DEVICES else _abi.DEVICE_CUDA
+    index = int(tensor.device_id) if device == _abi.DEVICE_CUDA else 0
+    address = (tensor.data or 0) + tensor.byte_offset if tensor.data else 0
+    packed = packed_view((device, index, address), code, shape, strides)
+    writable = not flags & (_READ_ONLY | _IS_COPIED)
+    return packed, code, device, shape, writable, (array, capsule)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""The model: geometry of its layers."""
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import _abi
+from ._errors import invalid
+from ._handle import Handle, Owner, create
+from ._library import lib
+from ._options import fill, integer, named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Geometry of one layer: ``logit(q, k) = cap(sm_scale * q.k)``, ``cap(x) = soft_cap * tanh(x / soft_cap)``.
+
+    Parameters
+    ----------
+    n_q_heads : int
+        A multiple of `n_kv_heads`.
+    n_kv_heads : int
+        The same: MHA; 1: MQA.
+    k_head_dim, v_head_dim : int
+        64, 80, 96, 112, 128, 192 or 256 elements; 576 with 512 that alias it (MLA). `v_head_dim` 0: `k_head_dim`.
+    v_aliases_k : bool
+        V is the first `v_head_dim` dims of K, stored once.
+    sm_scale : float
+        0: ``1 / sqrt(k_head_dim)``.
+    soft_cap : float
+        0: off.
+    sliding_window_tokens : int
+        0: off; else a query at position p sees keys at positions > p - this.
+    sinks : array_like, optional
+        [n_q_heads] learned sink logits.
+    rope : str
+        ``"caller"``: keys and queries arrive as they are to be used; ``"halves"``, ``"interleaved"``: rotated by the library.
+    rope_dims : int
+        Rotated leading dims, even; 0: `k_head_dim`.
+    rope_theta, rope_position_scale, rope_attn_factor : float
+        0: 10,000, 1 and 1.
+    rope_inv_freq : array_like, optional
+        [rope_dims / 2] frequencies, in place of those from `rope_theta`.
+    """
+
+    n_q_heads: int
+    n_kv_heads: int
+    k_head_dim: int
+    v_head_dim: int = 0
+    v_aliases_k: bool = False
+    sm_scale: float = 0.0
+    soft_cap: float = 0.0
+    sliding_window_tokens: int = 0
+    sinks: ArrayLike | None = None
+    rope: str = "caller"
+    rope_dims: int = 0
+    rope_theta: float = 0.0
+    rope_position_scale: float = 0.0
+    rope_inv_freq: ArrayLike | None = None
+    rope_attn_factor: float = 0.0
+
+    @property
+    def v_dim(self) -> int:
+        """`v_head_dim` with its default applied."""
+        return self.v_head_dim or self.k_head_dim
+
+
+def _floats(name: str, values: Any, length: int) -> Any:
+    array = np.ascontiguousarray(values, dtype=np.float32)
+    if array.shape != (length,):
+        raise invalid(name, f"has shape {list(array.shape)}, must be [{length}]")
+    return (ctypes.c_float * length)(*array.tolist())
+
+
+def layer_struct(layer: Layer) -> Any:
+    """tandem_layer_options; keeps alive what it points to."""
+    struct = _abi.LayerOptionsStruct()
+    lib.tandem_layer_options_init(ctypes.byref(struct))
+    n_sinks = max(integer("n_q_heads", layer.n_q_heads, 32), 0)
+    n_frequencies = max(integer("rope_dims", layer.rope_dims or layer.k_head_dim, 32), 0) // 2
+    fill(struct, {name: getattr(layer, name) for name in layer.__dataclass_fields__}, {
+        "v_aliases_k": lambda _, value: int(bool(value)),
+        "rope": lambda name, value: named(name, value, _abi.ROPES),
+        "sinks": lambda name, value: _floats(name, value, n_sinks),
+        "rope_inv_freq": lambda name, value: _floats(name, value, n_frequencies)}, "a layer")
+    return struct
+
+
+class Model(Owner):
+    """The layers of a model. Any thread may use it; caches do not need it any more once they are made.
+
+    Parameters
+    ----------
+    layers : Layer or sequence of Layer
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+
+    Raises
+    ------
+    InvalidArgumentError
+        Naming layer and member.
+    UnsupportedError
+        A head_dim or combination that there are no kernels for.
+    """
+
+    def __init__(self, layers: Layer | Sequence[Layer]) -> None:
+        self.layers: tuple[Layer, ...] = (layers,) if isinstance(layers, Layer) else tuple(layers)
+        structs = [layer_struct(layer) for layer in self.layers]
+        array = (_abi.LayerOptionsStruct * len(structs))(*structs)
+        pointer = create(lib.tandem_model_create, ctypes.byref(array), integer("n_layers", len(structs), 32))
+        self._own(Handle(pointer, lib.tandem_model_release))
+
+    def __repr__(self) -> str:
+        return self._repr(f"of {len(self.layers)} layers")

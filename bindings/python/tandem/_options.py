@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""Keyword options as the structs of the C ABI: names, defaults and meaning are those of tandem.h."""
+import ctypes
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from . import _abi
+from ._errors import invalid
+from ._library import lib
+
+
+class CacheOptions(TypedDict, total=False):
+    """How a cache stores keys and values. Every key may be left out.
+
+    Keys
+    ----
+    k_type, v_type : str
+        Storage type: ``"f32"``, ``"f16"``, ``"bf16"``, ``"e4m3"``, ``"q8_0"``, ``"q4_0"``, ``"q4_64"``. Left out: ``"bf16"``
+        for keys, the keys' type for values.
+    page_tokens : int
+        Tokens of a page, a power of two from 16 to 4,096; 0: 128.
+    host_cap_bytes, device_cap_bytes : int
+        Hard caps on memory; 0: none.
+    layer_k_types, layer_v_types : sequence of str
+        One per layer, in place of ``k_type`` and ``v_type``.
+    k_rotation : str
+        ``"none"`` or ``"hadamard"``: rotate keys before they are rounded.
+    layer_k_rotations : sequence of str
+        One per layer, in place of ``k_rotation``.
+    """
+
+    k_type: str
+    v_type: str
+    page_tokens: int
+    host_cap_bytes: int
+    device_cap_bytes: int
+    layer_k_types: Sequence[str]
+    layer_v_types: Sequence[str]
+    k_rotation: str
+    layer_k_rotations: Sequence[str]
+
+
+class SessionOptions(TypedDict, total=False):
+    """Which keys a session attends. Every key may be left out.
+
+    Keys
+    ----
+    policy : str
+        ``"all"`` (exact; the default), ``"streaming"`` or ``"hgca"``.
+    window_tokens : int
+        Newest tokens, always attended; -1: 4,096; 0: none.
+    sink_tokens : int
+        First tokens, always attended; -1: 64; 0: none.
+    alpha : float
+        Factor in (0, 1] of the moving average of attention weights (MAW); 0: 0.3.
+    beta : float
+        Factor of its threshold, at least 0; -1: 1.
+    group_mode : str
+        ``"union"`` or ``"mean"``: what a KV head keeps of what its query heads keep.
+    evict_by : str
+        ``"window"`` or ``"host"``: which length the threshold at eviction is over.
+    halo_tokens : int
+        Keys kept after a strongly attended one; -1: 128; 0: none.
+    """
+
+    policy: str
+    window_tokens: int
+    sink_tokens: int
+    alpha: float
+    beta: float
+    group_mode: str
+    evict_by: str
+    halo_tokens: int
+
+
+def integer(name: str, value: Any, bits: int = 64) -> int:
+    """`value` as an int that fits; ctypes would cut it down in silence."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise invalid(name, f"= {value!r} is not an integer") from None
+    if not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
+        raise invalid(name, f"= {number} does not fit {bits} bits")
+    return number
+
+
+def named(name: str, value: Any, table: Mapping[str, int]) -> int:
+    """The number of a name."""
+    if isinstance(value, str) and value in table:
+        return table[value]
+    raise invalid(name, f"= {value!r} is none of {', '.join(table)}")
+
+
+def array_of(name: str, values: Sequence[int], kind: Any, bits: int) -> Any:
+    """A ctypes array, every number checked."""
+    numbers = [integer(f"{name}[{i}]", value, bits) for i, value in enumerate(values)]
+    return (kind * len(numbers))(*numbers)
+
+
+def encoded(name: str, value: Any) -> bytes | None:
+    """A text for the C ABI: UTF-8 without a 0 inside."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or "\0" in value:
+        raise invalid(name, f"= {value!r} is not a text without 0 bytes")
+    return value.encode()
+
+
+def fill(struct: Any, options: Mapping[str, Any], converters: Mapping[str, Callable[[str, Any], Any]], who: str) -> None:
+    """Sets members of a struct that its init function has filled; what is None keeps the default."""
+    kinds = dict(type(struct)._fields_)
+    for name, value in options.items():
+        if name not in kinds or name in ("struct_size", "reserved"):
+            raise TypeError(f"{who} has no option {name!r}")
+        if value is None:
+            continue
+        if name in converters:
+            value = converters[name](name, value)
+        elif kinds[name] is ctypes.c_char_p:
+            value = encoded(name, value)
+        elif kinds[name] in (ctypes.c_int32, ctypes.c_int64):
+            value = integer(name, value, 8 * ctypes.sizeof(kinds[name]))
+        else:
+            value = float(value)
+        setattr(struct, name, value)
+
+
+def _name_in(table: Mapping[str, int]) -> Callable[[str, Any], int]:
+    return lambda name, value: named(name, value, table)
+
+
+def _names_in(table: Mapping[str, int], n_layers: int) -> Callable[[str, Any], Any]:
+    def convert(name: str, values: Any) -> Any:
+        if isinstance(values, str) or len(values) != n_layers:
+            raise invalid(name, f"= {values!r} is not a sequence of one name for each of {n_layers} layers")
+        numbers = [named(f"{name}[{i}]", value, table) for i, value in enumerate(values)]
+        return (ctypes.c_int32 * n_layers)(*numbers)
+    return convert
+
+
+def cache_struct(options: Mapping[str, Any], n_layers: int) -> Any:
+    """tandem_cache_options; keeps alive what it points to."""
+    struct = _abi.CacheOptionsStruct()
+    lib.tandem_cache_options_init(ctypes.byref(struct))
+    types, rotations = _names_in(_abi.DTYPES, n_layers), _names_in(_abi.ROTATIONS, n_layers)
+    fill(struct, options, {
+        "k_type": _name_in(_abi.DTYPES), "v_type": _name_in(_abi.DTYPES), "k_rotation": _name_in(_abi.ROTATIONS),
+        "layer_k_types": types, "layer_v_types": types, "layer_k_rotations": rotations}, "a cache")
+    return struct
+
+
+def session_struct(options: Mapping[str, Any]) -> Any:
+    """tandem_session_options."""
+    struct = _abi.SessionOptionsStruct()
+    lib.tandem_session_options_init(ctypes.byref(struct))
+    fill(struct, options, {"group_mode": _name_in(_abi.GROUP_MODES), "evict_by": _name_in(_abi.EVICT_BY)}, "a session")
+    return struct

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: MIT
+"""Sessions: how a cache is attended."""
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence as Several
+from ctypes import addressof, byref
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _abi
+from ._cache import Cache, Sequence, ids_of, read_stats, stream_pointer
+from ._errors import InvalidStateError, call, invalid, taken_error
+from ._handle import Handle, Owner, create
+from ._library import lib
+from ._options import SessionOptions, array_of, integer, session_struct
+from ._tensor import TENSOR_BYTES, Tensor, pack
+
+Output = TypeVar("Output")
+_attend = lib.tandem_attend
+_ARGS_BYTES = ctypes.sizeof(_abi.AttendArgsStruct)
+_ARGS = struct.Struct("=IIii9Q")
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """Sums since the session was made; sizes in bytes (``_bytes``), times in nanoseconds (``_ns``). See ``tandem.h``."""
+
+    n_attends: int
+    n_query_tokens: int
+    resident_kv_bytes_read: int
+    host_kv_bytes_read: int
+    dense_kv_bytes: int
+    evicted_tokens: int
+    n_refreshes: int
+    selected_keys: int
+    host_keys: int
+    attend_ns: int
+    refresh_ns: int
+    refresh_wait_ns: int
+    n_device_attends: int
+    n_host_parts: int
+    host_part_ns: int
+    staged_kv_bytes: int
+    filled_kv_bytes: int
+
+
+def _lens(n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:
+    if q_lens is None:
+        if n_sequences != 1:
+            raise invalid("q_lens", f"is None with {n_sequences} sequences")
+        return ctypes.c_int64(n_tokens)
+    if len(q_lens) != n_sequences:
+        raise invalid("q_lens", f"has {len(q_lens)} numbers for {n_sequences} sequences")
+    return array_of("q_lens", q_lens, ctypes.c_int64, 64)
+
+
+def _parents(parent_idx: Several[int], n_tokens: int) -> Any:
+    parents = array_of("parent_idx", parent_idx, ctypes.c_int32, 32)
+    if len(parents) != n_tokens:
+        raise invalid("parent_idx", f"has {len(parents)} numbers, must be one for each of {n_tokens} tokens")
+    return parents
+
+
+class Session(Owner):
+    """A policy and its memory of what was attended. Calls of several threads wait for each other.
+
+    Parameters
+    ----------
+    cache : Cache
+        Several sessions may read one.
+    **options
+        :class:`tandem.SessionOptions`.
+
+    Raises
+    ------
+    NotFoundError
+        `policy` is unknown.
+    UnsupportedError
+        The policy cannot serve the model.
+    CapacityError
+    """
+
+    def __init__(self, cache: Cache, **options: Unpack[SessionOptions]) -> None:
+        self.cache = cache
+        options_struct = session_struct(options)
+        pointer = create(lib.tandem_session_create, cache._handle.pointer, ctypes.byref(options_struct))
+        self._own(Handle(pointer, lib.tandem_session_release, cache._handle))
+        # The arguments of attend, written anew in each call: five tensors and the struct that points to them. The lock is
+        # what keeps one thread's tensors out of another's call.
+        self._lock = threading.Lock()
+        self._memory = ctypes.create_string_buffer(5 * TENSOR_BYTES + _ARGS_BYTES)
+        self._bytes = memoryview(self._memory).cast("B")
+        start = ctypes.addressof(self._memory)
+        self._places = [start + i * TENSOR_BYTES for i in range(6)]
+
+    @overload
+    def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
+               q_lens: Several[int] | None = None, out: None = None, lse: Any = None, speculative: bool = False,
+               partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None) -> NDArray[Any]: ...
+
+    @overload
+    def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
+               q_lens: Several[int] | None = None, out: Output, lse: Any = None, speculative: bool = False,
+               partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None) -> Output: ...
+
+    def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
+               q_lens: Several[int] | None = None, out: Any = None, lse: Any = None, speculative: bool = False,
+               partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None) -> Any:
+        """Append `k` and `v` to one layer, then ``o = softmax(logits) V`` over the keys that the policy selects.
+
+        Tokens of all sequences stand one after another; n_tokens is the sum of `q_lens`.
+
+        Parameters
+        ----------
+        sequences : Sequence or sequence of Sequence
+            Each once, of this session's cache.
+        q : array_like
+            [n_tokens, n_q_heads, k_head_dim], f32, f16 or bf16.
+        k, v : array_like, optional
+            [n_tokens, n_kv_heads, k_head_dim] and [n_tokens, n_kv_heads, v_head_dim], of any element type. Both None: nothing
+            is appended and the queries are the last tokens already there. `v` None alone: V aliases K.
+        layer_idx : int
+        q_lens : sequence of int, optional
+            Tokens of each sequence; None: with one sequence all of `q`.
+        out : array_like, optional
+            Written: [n_tokens, n_q_heads, v_head_dim]; f32, f16 or bf16. None: a NumPy array is made, of q's type where q is one
+            of floats, else f32. Needed where `q` is in device memory.
+        lse : array_like, optional
+            Written: [n_tokens, n_q_heads] f32, natural log of the sum of exp of the logits.
+        speculative : bool
+            The appended tokens are a guess, kept apart until :meth:`commit`.
+        partial : bool
+            A chunk of a longer append: the last chunk does the re-evaluation.
+        parent_idx : sequence of int, optional
+            [n_tokens] the tree of speculative tokens: index within the token's sequence in this call, -1 for the root.
+        stream : int, optional
+            CUDA stream, for arrays in device memory; None or 0: the legacy default stream. They have to live until it has
+            passed the call, which memory that a stream-ordered allocator, as PyTorch's, took on this stream does by itself.
+
+        Returns
+        -------
+        o : `out`, or the array made
+
+        Raises
+        ------
+        InvalidArgumentError, NotFoundError, BusyError, CapacityError, OutOfMemoryError, UnsupportedError, DeviceLostError
+        InvalidStateError
+            Speculative tokens pending, or q_lens beyond what the step declared."""
+        if isinstance(sequences, Sequence):
+            ids = sequences._id_array if sequences.cache is self.cache else ids_of(self.cache, (sequences,))
+        else:
+            ids = ids_of(self.cache, sequences)
+        packed_q, held_q = pack("q", q, stream)
+        if out is None:
+            out = self._new_output(held_q if isinstance(held_q, Tensor) else q, layer_idx)
+        packed = [(packed_q, held_q), *(
+            None if array is None else pack(name, array, stream, output)
+            for name, array, output in (("k", k, False), ("v", v, False), ("o", out, True), ("lse", lse, True)))]
+        n_tokens = (held_q if isinstance(held_q, Tensor) else q).shape[0]
+        lens = _lens(len(ids), q_lens, n_tokens)
+        parents = None if parent_idx is None else _parents(parent_idx, n_tokens)
+        flags = (_abi.ATTEND_SPECULATIVE if speculative else 0) | (_abi.ATTEND_PARTIAL if partial else 0)
+        self._attend((flags, integer("layer_idx", layer_idx, 32), len(ids)), (ids, lens, parents), packed,
+                     stream and stream_pointer(stream))
+        return out
+
+    def _attend(self, numbers: tuple[int, int, int], arrays: tuple[Any, Any, Any],
+                packed: list[tuple[bytes, object] | None], stream: int | None) -> None:
+        ids, lens, parents = arrays
+        error = ctypes.c_void_p()
+        with self._lock:
+            memory, places, at = self._bytes, [0] * 5, 0
+            for i, tensor in enumerate(packed):
+                if tensor is not None:
+                    memory[at:at + TENSOR_BYTES] = tensor[0]
+                    places[i] = self._places[i]
+                at += TENSOR_BYTES
+            _ARGS.pack_into(memory, at, _ARGS_BYTES, *numbers, addressof(ids), addressof(lens), *places,
+                            0 if parents is None else addressof(parents), stream or 0)
+            status = _attend(self._handle.pointer, self._places[5], byref(error))
+        if status:
+            raise taken_error(status, error)
+
+    def _new_output(self, q: Any, layer_idx: int) -> NDArray[Any]:
+        """q: a Tensor or an array that is as good as one."""
+        if isinstance(q, Tensor) and q.device != "host":
+            raise invalid("out", "is None: where q is in device memory the output is the caller's")
+        layer = self.cache.layer(layer_idx)
+        array = q.array if isinstance(q, Tensor) else q
+        dtype = array.dtype if isinstance(array, np.ndarray) and array.dtype.kind in "fV" else np.dtype(np.float32)
+        return np.empty((q.shape[0], layer.n_q_heads, layer.v_dim), dtype)
+
+    def commit(self, sequence: Sequence, kept_idx: Several[int]) -> None:
+        """End speculation in one sequence.
+
+        Parameters
+        ----------
+        sequence : Sequence
+        kept_idx : sequence of int
+            Of the speculative tokens those that stay, ascending, a chain in their tree; the others go, in every layer.
+
+        Raises
+        ------
+        InvalidStateError
+            Nothing is speculative, or layers are uneven.
+        InvalidArgumentError
+            Not a chain.
+        """
+        ids = ids_of(self.cache, (sequence,))
+        kept = array_of("kept_idx", kept_idx, ctypes.c_int64, 64)
+        with self._lock:
+            call(lib.tandem_session_commit, self._handle.pointer, ids[0], ctypes.byref(kept), len(kept))
+
+    def step(self, sequences: Sequence | Several[Sequence], q_lens: int | Several[int] = 1, *,
+             stream: int | None = None) -> "Step":
+        """A step, to be entered by ``with``: `q_lens` tokens will be appended to `sequences` in every layer.
+
+        Parameters
+        ----------
+        sequences : Sequence or sequence of Sequence
+        q_lens : int or sequence of int
+            Of each sequence; one number goes for all.
+        stream : int, optional
+            Plans the step for device tensors on this CUDA stream.
+        """
+        ours = (sequences,) if isinstance(sequences, Sequence) else tuple(sequences)
+        given: Any = q_lens
+        lens = [given] * len(ours) if np.ndim(given) == 0 else list(given)
+        if len(lens) != len(ours):
+            raise invalid("q_lens", f"has {len(lens)} numbers for {len(ours)} sequences")
+        return Step(self, ours, lens, stream)
+
+    def selection(self, sequence: Sequence, *, layer_idx: int = 0, kv_head_idx: int = 0,
+                  q_head_idx: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The keys that the next decode query of one KV head would attend.
+
+        Parameters
+        ----------
+        sequence : Sequence
+        layer_idx, kv_head_idx : int
+        q_head_idx : int
+            Query head within the group, whose MAW is wanted.
+
+        Returns
+        -------
+        token_idx : ndarray of int64
+            Ascending, sinks and window included.
+        maw : ndarray of float32
+            Share of each key that was selected outside window and sinks; 0 for the others.
+        """
+        ids = ids_of(self.cache, (sequence,))
+        where = [integer(name, value, 32) for name, value in
+                 (("layer_idx", layer_idx), ("kv_head_idx", kv_head_idx), ("q_head_idx", q_head_idx))]
+        n_kept = ctypes.c_int64(sequence.length(layer_idx))
+        while True:
+            capacity = n_kept.value
+            token_idx, maw = np.zeros(capacity, np.int64), np.zeros(capacity, np.float32)
+            with self._lock:
+                call(lib.tandem_session_selection, token_idx.ctypes.data, maw.ctypes.data, capacity, ctypes.byref(n_kept),
+                     self._handle.pointer, ids[0], *where)
+            if n_kept.value <= capacity:
+                return token_idx[:n_kept.value], maw[:n_kept.value]
+
+    def stats(self) -> SessionStats:
+        """Sums since the session was made. Waits for selections in flight and for calls under way on the device."""
+        with self._lock:
+            return read_stats(SessionStats, _abi.SessionStatsStruct(), lib.tandem_session_get_stats, self._handle.pointer)
+
+    def __repr__(self) -> str:
+        return self._repr("open")
+
+
+class Step:
+    """One step of a session, from :meth:`Session.step`: what happens between entering and leaving counts together.
+
+    Raises
+    ------
+    InvalidStateError
+        On entering: a step is open. On leaving: a layer got fewer tokens than declared; every sequence of the step is back at
+        its old length then. When the body itself raises, that exception is the one that is seen.
+    CapacityError, OutOfMemoryError, BusyError
+        On entering.
+    """
+
+    def __init__(self, session: Session, sequences: tuple[Sequence, ...], q_lens: list[int], stream: int | None) -> None:
+        self._session = session
+        self._sequences = sequences
+        self._ids = ids_of(session.cache, sequences)
+        self._lens = array_of("q_lens", q_lens, ctypes.c_int64, 64)
+        self._stream = stream_pointer(stream)
+
+    def __enter__(self) -> Self:
+        with self._session._lock:
+            call(lib.tandem_step_begin, self._session._handle.pointer, ctypes.byref(self._ids), ctypes.byref(self._lens),
+                 len(self._ids), self._stream)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            with self._session._lock:
+                call(lib.tandem_step_end, self._session._handle.pointer, self._stream)
+        except InvalidStateError:
+            if kind is None:  # else the step was not completed because of what the body raised
+                raise

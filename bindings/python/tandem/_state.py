@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""Merging of attention states, memory plans, and what an engine can serve: functions beside the objects."""
+import ctypes
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _abi
+from ._cache import stream_pointer
+from ._engine import Engine, json_report
+from ._errors import TandemError, call, invalid, taken_error
+from ._library import lib
+from ._model import Layer, Model, layer_struct
+from ._options import CacheOptions, SessionOptions, array_of, cache_struct, session_struct
+from ._tensor import TensorArgument, as_tensor
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a cache with one session will hold, in bytes; `selection_max_bytes` is an upper bound, the rest is exact."""
+
+    host_kv_bytes: int
+    host_session_bytes: int
+    selection_max_bytes: int
+    device_window_bytes: int
+    device_work_bytes: int
+    kv_token_bytes: int
+    shared_bytes: int
+
+    def report(self) -> dict[str, Any]:
+        """The same as the library says it in JSON."""
+        struct = _abi.MemoryPlanStruct(struct_size=ctypes.sizeof(_abi.MemoryPlanStruct), **asdict(self))
+        return json_report(lib.tandem_plan_report, ctypes.byref(struct))
+
+
+class Support(NamedTuple):
+    """Whether an engine can serve something, and if not, the error that the create call would raise. Usable as a bool."""
+
+    supported: bool
+    why: TandemError | None
+
+    def __bool__(self) -> bool:
+        return self.supported
+
+
+def plan_memory(engine: Engine, model: Model, kv_lens: Sequence[int], *, cache: CacheOptions | None = None,
+                session: SessionOptions | None = None) -> MemoryPlan:
+    """The memory for sequences of `kv_lens` tokens, without allocating anything.
+
+    Raises
+    ------
+    CapacityError
+        A cap would be exceeded.
+    TandemError
+        As the create calls.
+    """
+    struct = _abi.MemoryPlanStruct(struct_size=ctypes.sizeof(_abi.MemoryPlanStruct))
+    lens = array_of("kv_lens", kv_lens, ctypes.c_int64, 64)
+    cache_options, session_options = cache_struct(cache or {}, len(model.layers)), session_struct(session or {})
+    call(lib.tandem_plan_memory, ctypes.byref(struct), engine._handle.pointer, model._handle.pointer,
+         ctypes.byref(cache_options), ctypes.byref(session_options), ctypes.byref(lens), len(lens))
+    return MemoryPlan(**{field.name: getattr(struct, field.name) for field in fields(MemoryPlan)})
+
+
+def supports(engine: Engine, layer: Layer | None = None, *, cache: CacheOptions | None = None,
+             session: SessionOptions | None = None) -> Support:
+    """Whether `engine` can serve such a layer, cache and session; None: not asked about."""
+    layer_options = None if layer is None else layer_struct(layer)
+    cache_options = None if cache is None else cache_struct(cache, 1)
+    session_options = None if session is None else session_struct(session)
+    error = ctypes.c_void_p()
+    status = lib.tandem_supports(engine._handle.pointer, *(
+        None if struct is None else ctypes.byref(struct) for struct in (layer_options, cache_options, session_options)),
+        ctypes.byref(error))
+    return Support(False, taken_error(status, error)) if status else Support(True, None)
+
+
+def merge(engine: Engine, o: Sequence[Any], lse: Sequence[Any], *, out: Any = None, lse_out: Any = None,
+          stream: int | None = None) -> tuple[Any, Any]:
+    """Merge states over disjoint keys: exact, in the order given.
+
+    Parameters
+    ----------
+    engine : Engine
+    o : sequence of array_like
+        Each [n_tokens, n_heads, head_dim]; f32, f16 or bf16.
+    lse : sequence of array_like
+        Each [n_tokens, n_heads] f32; -inf is the empty state.
+    out, lse_out : array_like, optional
+        Written; may be ``o[0]`` and ``lse[0]``. None: NumPy arrays of f32 are made.
+    stream : int, optional
+        CUDA stream of arrays in device memory.
+
+    Returns
+    -------
+    o, lse
+        What was given or made.
+    """
+    if len(o) != len(lse):
+        raise invalid("lse", f"has {len(lse)} states, o has {len(o)}")
+    outputs = [TensorArgument(as_tensor(f"o[{i}]", array, stream)) for i, array in enumerate(o)]
+    sums = [TensorArgument(as_tensor(f"lse[{i}]", array, stream)) for i, array in enumerate(lse)]
+    if out is None or lse_out is None:
+        if not outputs or outputs[0].tensor.device != "host":
+            raise invalid("out", "is None, and there is no o[0] in host memory to make it like")
+        shape = outputs[0].tensor.shape
+        out = np.empty(shape, np.float32) if out is None else out
+        lse_out = np.empty(shape[:2], np.float32) if lse_out is None else lse_out
+    results = [TensorArgument(as_tensor(name, array, stream, output=True)) for name, array in (("o_out", out),
+                                                                                               ("lse_out", lse_out))]
+    pointers = [(ctypes.c_void_p * len(each))(*(argument.address for argument in each)) for each in (outputs, sums)]
+    call(lib.tandem_merge, results[0].address, results[1].address, ctypes.byref(pointers[0]), ctypes.byref(pointers[1]),
+         len(outputs), engine._handle.pointer, stream_pointer(stream))
+    return out, lse_out

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: MIT
+"""Arrays of other packages as tensors of the C ABI, without a copy.
+
+Taken are NumPy arrays, what has __dlpack__ (PyTorch, JAX, CuPy, ...), __cuda_array_interface__ or __array_interface__, in
+this order, with their strides. What the C ABI cannot check is checked here: that strides are whole elements, that the bytes
+are in this machine's order, that an output may be written. A stride of a dimension of length 0 or 1 is never stepped over,
+producers write anything there, and the packed stride is put in.
+"""
+import ctypes
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import _abi
+from ._errors import InvalidArgumentError, UnsupportedError, invalid
+from ._options import integer, named
+
+TENSOR_BYTES = ctypes.sizeof(_abi.TensorStruct)
+# struct_size, dtype, device_type, device_index, data, n_dims, reserved, shape, stride; bytes that are padding become 0.
+_PACKERS = [struct.Struct("")] + [struct.Struct(f"=IiiiQii{n}q{8 * (4 - n)}x{n}q{8 * (4 - n)}x") for n in (1, 2, 3, 4)]
+_F32, _F16, _BF16 = (_abi.DTYPES[name] for name in ("f32", "f16", "bf16"))
+_NATIVE = "<" if np.little_endian else ">"
+_TYPESTRS = {f"{_NATIVE}f4": _F32, f"{_NATIVE}f2": _F16}
+_EXTENSION_NAMES = {"bfloat16": _BF16, "float8_e4m3fn": _abi.DTYPES["e4m3"]}  # of ml_dtypes, whose typestr is an opaque one
+# Elements and bytes of the smallest unit that an element type is addressed in: blocks of codes.
+_UNITS = {_F32: (1, 4), _F16: (1, 2), _BF16: (1, 2), _abi.DTYPES["e4m3"]: (1, 1), _abi.DTYPES["q8_0"]: (32, 34),
+          _abi.DTYPES["q4_0"]: (32, 18), _abi.DTYPES["q4_64"]: (64, 36)}
+# Element types that an array of plain numbers may be declared to hold.
+_DECLARED = {"bf16": ("u2", "i2"), "e4m3": ("u1", "i1"), "q8_0": ("u1", "i1"), "q4_0": ("u1", "i1"), "q4_64": ("u1", "i1")}
+
+
+class Tensor:
+    """A view of somebody's array that calls take in place of the array itself.
+
+    Worth making for element types that NumPy has no name for, and once before a loop that passes the same array again and
+    again. It keeps the array alive; an array that is resized or rebound to other memory needs a new view.
+
+    Parameters
+    ----------
+    array : array_like
+        NumPy array, or an object with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``. The last
+        dimension is contiguous; 1 to 4 dimensions.
+    dtype : str, optional
+        What plain integers hold: ``"bf16"`` for 16-bit integers; ``"e4m3"`` for bytes; ``"q8_0"``, ``"q4_0"``, ``"q4_64"``
+        for rows of ggml's blocks as bytes, where ``shape`` then counts elements.
+    stream : int, optional
+        CUDA stream on which an array in device memory is going to be used; None: the legacy default stream.
+    device_index : int, optional
+        Device of an array that has ``__cuda_array_interface__`` alone, which does not say.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        In elements.
+    dtype : str
+        Element type, e.g. ``"f32"``.
+    device : str
+        ``"host"`` or ``"cuda"``.
+    writable : bool
+        Whether it may be an output.
+    array : object
+        What was given.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Element type, byte order, strides or number of dimensions cannot be used.
+    UnsupportedError
+        Neither host nor CUDA memory.
+    """
+
+    __slots__ = ("_code", "_device", "_packed", "_owner", "array", "shape", "writable")
+
+    array: Any
+    shape: tuple[int, ...]
+    writable: bool
+
+    def __init__(self, array: Any, dtype: str | None = None, *, stream: int | None = None, device_index: int = 0) -> None:
+        self.array = array
+        if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
+            if dtype is not None:
+                raise invalid("dtype", f"= {dtype!r} goes with NumPy arrays; DLPack names its own")
+            from ._dlpack import from_dlpack
+            view = from_dlpack(array, stream)
+        elif hasattr(array, "__cuda_array_interface__"):
+            view = _from_cuda_interface(array, dtype, stream, integer("device_index", device_index, 32))
+        else:
+            view = _from_interface(array, dtype)
+        self._packed, self._code, self._device, self.shape, self.writable, self._owner = view
+
+    @property
+    def dtype(self) -> str:
+        return next(name for name, code in _abi.DTYPES.items() if code == self._code)
+
+    @property
+    def device(self) -> str:
+        return "host" if self._device == _abi.DEVICE_HOST else "cuda"
+
+    def __repr__(self) -> str:
+        return f"<tandem.Tensor {self.dtype} {list(self.shape)} {self.device}>"
+
+
+View = tuple[bytes, int, int, tuple[int, ...], bool, object]  # the slots of a Tensor
+
+
+def packed_view(place: tuple[int, int, int], code: int, shape: Sequence[int], strides: Sequence[int] | None) -> bytes:
+    """The bytes of a tandem_tensor. place: device type, device index, address; strides in elements, None: contiguous."""
+    n_dims = len(shape)
+    if not 1 <= n_dims <= 4:
+        raise invalid("n_dims", f"= {n_dims}, must be 1 to 4")
+    if n_dims == 3 and strides is None:
+        _, heads, dim = shape
+        steps = [max(heads, 1) * max(dim, 1), max(dim, 1), 1]
+    else:
+        steps, packed = [1] * n_dims, 1
+        for i in range(n_dims - 1, -1, -1):
+            steps[i] = strides[i] if strides is not None and shape[i] > 1 else packed
+            packed = max(packed, steps[i]) * max(shape[i], 1)
+    if not 0 < steps[0] < 1 << 63 or (strides is not None and min(steps) <= 0):
+        raise invalid("strides", f"= {steps} elements, must be positive")
+    device_type, device_index, address = place
+    return _PACKERS[n_dims].pack(TENSOR_BYTES, code, device_type, device_index, address, n_dims, 0, *shape, *steps)
+
+
+def _code_of(array: Any, typestr: str, dtype: str | None) -> int:
+    """The element type of an array, by its own name or as declared."""
+    own = _TYPESTRS.get(typestr)
+    if own is None:
+        own = _EXTENSION_NAMES.get(str(getattr(array, "dtype", "")))
+        order = getattr(getattr(array, "dtype", None), "byteorder", "=")
+        if own is not None and order not in ("=", "|", _NATIVE):
+            own = None
+    if dtype is None:
+        if own is None:
+            raise invalid("dtype", f"of the array is {typestr}, not f32 or f16 of this machine's byte order or bf16 or e4m3 "
+                          "of ml_dtypes; plain integers are declared by Tensor(array, dtype=...)")
+        return own
+    code = named("dtype", dtype, _abi.DTYPES)
+    if code != own and not (typestr[1:] in _DECLARED.get(dtype, ()) and typestr[0] in ("|", _NATIVE)):
+        raise invalid("dtype", f"= {dtype!r}, but the array holds {typestr}")
+    return code
+
+
+def _in_elements(code: int, shape: Sequence[int], strides: Sequence[int] | None) -> tuple[tuple[int, ...], list[int] | None]:
+    """Shape and strides of the array, both counted in elements of the declared type. strides: bytes."""
+    elements, unit = _UNITS[code]
+    counted = tuple(shape)
+    if elements > 1:
+        if not counted or counted[-1] % unit:
+            raise invalid("shape", f"= {list(shape)}: rows are not whole blocks of {unit} bytes")
+        if strides is not None and counted[-1] > 1 and strides[-1] != 1:
+            raise invalid("strides", f"= {list(strides)} bytes: the last dimension is not contiguous")
+        counted = (*counted[:-1], counted[-1] // unit * elements)
+    if strides is None:
+        return counted, None
+    steps = [1] * len(counted)
+    for i, step in enumerate(strides):
+        if elements > 1 and i == len(counted) - 1:
+            continue
+        if counted[i] > 1:
+            if step % unit:
+                raise invalid("strides", f"= {list(strides)} bytes are not whole elements of {unit} bytes")
+            steps[i] = step // unit * elements
+    return counted, steps
+
+
+def _from_interface(array: Any, dtype: str | None) -> View:
+    interface = getattr(array, "__array_interface__", None)
+    if interface is None:
+        raise invalid("array", f"is a {type(array).__name__}, which has neither __dlpack__, __cuda_array_interface__ nor "
+                      "__array_interface__")
+    if interface.get("data") is None or interface.get("mask") is not None:
+        raise invalid("array", "has an __array_interface__ without data or with a mask")
+    address, read_only = interface["data"]
+    code = _code_of(array, interface["typestr"], dtype)
+    shape, strides = _in_elements(code, interface["shape"], interface.get("strides"))
+    packed = packed_view((_abi.DEVICE_HOST, 0, address), code, shape, strides)
+    return packed, code, _abi.DEVICE_HOST, shape, not read_only, (array, interface)
+
+
+def _from_cuda_interface(array: Any, dtype: str | None, stream: int | None, device_index: int) -> View:
+    interface = array.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise invalid("array", "has a mask")
+    # Work of another stream that is still under way would have to be waited for, which takes the CUDA run time.
+    theirs = interface.get("stream")
+    ours = stream or 1  # the interface's number for the legacy default stream
+    if theirs is not None and theirs != ours:
+        raise UnsupportedError(f"stream: the array is used on stream {theirs:#x}, the call is on {ours:#x}: pass "
+                               "that stream, or an object with __dlpack__, which waits by itself",
+                               status=_abi.STATUS["UNSUPPORTED"], field="stream")
+    address, read_only = interface["data"]
+    code = _code_of(array, interface["typestr"], dtype)
+    shape, strides = _in_elements(code, interface["shape"], interface.get("strides"))
+    packed = packed_view((_abi.DEVICE_CUDA, device_index, address or 0), code, shape, strides)
+    return packed, code, _abi.DEVICE_CUDA, shape, not read_only, (array, interface)
+
+
+def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = False) -> Tensor:
+    """What a call does with an argument; refuses an output that is read-only, and says which argument it was."""
+    if isinstance(array, Tensor):
+        tensor = array
+    else:
+        try:
+            tensor = Tensor(array, stream=stream)
+        except (UnsupportedError, InvalidArgumentError) as error:
+            raise type(error)(f"{name}: {error}", status=error.status,
+                              field=name if error.field == "array" else f"{name}.{error.field}") from None
+    if output and not tensor.writable:
+        raise invalid(name, "is an output, but the array is read-only")
+    return tensor
+
+
+# The fast path of arrays that are C-contiguous and writable, which most are: what stands before and after the address depends
+# on element type and shape alone and is kept; the address comes from the buffer protocol, which refuses all other arrays.
+_around_address: dict[tuple[Any, tuple[int, ...]], tuple[bytes, bytes]] = {}
+_MOST_KEPT = 4096
+_ADDRESS = slice(16, 24)
+_byte = ctypes.c_char
+
+
+def pack(name: str, array: Any, stream: int | None, output: bool = False) -> tuple[bytes, object]:
+    """The bytes of an argument's tandem_tensor, and what keeps its memory alive. Refuses as :func:`as_tensor` does."""
+    is_plain = type(array) is np.ndarray
+    if is_plain:
+        around = _around_address.get((array.dtype, array.shape))
+        if around is not None:
+            try:
+                held = _byte.from_buffer(array)
+            except (BufferError, TypeError, ValueError):
+                pass  # read-only, not contiguous or empty
+            else:
+                return around[0] + ctypes.addressof(held).to_bytes(8, sys.byteorder) + around[1], held
+    tensor = as_tensor(name, array, stream, output)
+    packed = tensor._packed
+    if is_plain and array.flags.c_contiguous and len(_around_address) < _MOST_KEPT:
+        _around_address[array.dtype, array.shape] = packed[:_ADDRESS.start], packed[_ADDRESS.stop:]
+    return packed, tensor
+
+
+class TensorArgument:
+    """A tandem_tensor in C memory, for calls that are not worth a buffer of their own."""
+
+    __slots__ = ("_struct", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._struct = _abi.TensorStruct.from_buffer_copy(tensor._packed)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._struct)

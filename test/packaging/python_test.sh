@@ -1,0 +1,42 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# The Python binding as its users get it: Tandem installed to a folder outside of the checkout, the package by pip into a
+# virtual environment, with and without build isolation and without a registry; then its tests (test/bindings/python).
+# python_test.sh SOURCE_DIR BUILD_DIR CMAKE CC PYTHON; exits 77 (skipped) where Python, venv, NumPy or pytest are not to be had.
+source "$(dirname "$0")/common.sh"
+source=$1 build=$2 cmake=$3 cc=$4 python=$5
+skip() {
+  printf 'skipped: %s\n' "$*"
+  exit 77
+}
+work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+export PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 CC=$cc
+unset PYTHONPATH TANDEM_LIB_DIR
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || skip "$("$python" --version) is older than 3.11"
+"$python" -c 'import ensurepip, venv' 2>/dev/null || skip "$python has no venv"
+"$python" -m venv --system-site-packages "$work/venv" >/dev/null 2>&1 || skip "$python cannot make a virtual environment"
+python=$work/venv/bin/python
+if ! "$python" -c 'import numpy, pytest' 2>/dev/null; then
+  timeout 40 "$python" -m pip install --quiet --retries 0 --timeout 10 numpy pytest ml_dtypes >/dev/null 2>&1
+  "$python" -c 'import numpy, pytest' 2>/dev/null || skip 'NumPy and pytest are neither installed nor to be had from a registry'
+fi
+
+step 'cmake --install' "$cmake" --install "$build" --prefix "$work/prefix" || finish
+library=$(find "$work/prefix" -name libtandem.so.0)
+step 'pip wheel, isolated' "$python" -m pip wheel --no-index --no-deps -w "$work" "$source/bindings/python"
+step 'pip install of the wheel' "$python" -m pip install --no-index --no-deps "$work"/tandem-*.whl
+step 'pip uninstall' "$python" -m pip uninstall --yes tandem
+step 'pip install --no-build-isolation' "$python" -m pip install --no-index --no-deps --no-build-isolation \
+  "$source/bindings/python" || finish
+written=$(find "$source/bindings/python" -newer "$work/venv/pyvenv.cfg")
+[ -z "$written" ] || fail "the install has written into the checkout: $written"
+
+export TANDEM_LIB_DIR=${library%/*}
+cd "$source/test/bindings/python" || exit 1
+"$python" -m pytest -q -p no:cacheprovider -rs . || fail 'pytest'
+step 'overhead_bench.py' "$python" overhead_bench.py "$work/prefix" 2 16
+if "$python" -m mypy --version >/dev/null 2>&1; then
+  cd "$source/bindings/python" && step 'mypy --strict' "$python" -m mypy --cache-dir /dev/null tandem wheel_backend.py
+fi
+finish
