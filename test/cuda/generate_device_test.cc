@@ -143,6 +143,7 @@ void streaming_is_as_on_the_cpu(void**) {
 }
 
 void bits_per_byte_are_golden(void**) {
+  if (!has_scored_text()) skip();
   const std::string text = scored_text(2048);
   const double expected = golden_bits_per_byte(2048);
   for (const int64_t window : {int64_t{4096}, kSmallWindow}) {

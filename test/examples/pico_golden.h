@@ -67,14 +67,19 @@ inline double max_difference(const float* logits, const float* golden, int64_t n
   return most;
 }
 
-// n bytes of the text that the golden figures are of, and the one after them; skips the test where it is not there.
-inline std::string scored_text(int64_t n) {
+// The text that the golden figures are of. Tests that have it not skip before anything else: skip() runs no destructors.
+inline bool has_scored_text() {
   const char* folder = std::getenv("TANDEM_TEST_DATA");
   std::string text;
-  if (folder == nullptr || read_text_file(std::string(folder) + "/wikitext2-test.txt", &text)) {
-    print_message("skipped: $TANDEM_TEST_DATA/wikitext2-test.txt is not there\n");
-    skip();
-  }
+  const bool is_there = folder != nullptr && !read_text_file(std::string(folder) + "/wikitext2-test.txt", &text);
+  if (!is_there) print_message("skipped: $TANDEM_TEST_DATA/wikitext2-test.txt is not there\n");
+  return is_there;
+}
+
+// n bytes of it, and the one after them.
+inline std::string scored_text(int64_t n) {
+  std::string text;
+  require(read_text_file(std::string(std::getenv("TANDEM_TEST_DATA")) + "/wikitext2-test.txt", &text));
   return text.substr(200000, n + 1);
 }
 
