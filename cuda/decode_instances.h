@@ -7,10 +7,7 @@
 namespace tandem::cuda {
 
 template <class Shape>
-__global__ void decode_kernel(const __grid_constant__ DecodeCall call);
-
-template <class Shape>
-DecodeKernel make_decode_kernel() {
+DecodeKernel describe_decode_kernel(const void* function, const BoxShape& k_box, const BoxShape& v_box) {
   return {Shape::K::kDtype,
           Shape::V::kDtype,
           Shape::kKDim,
@@ -20,9 +17,17 @@ DecodeKernel make_decode_kernel() {
           Shape::kSharedBytes,
           Shape::kStateFloats,
           Shape::K::KeyNumber::kNarrow,
-          reinterpret_cast<const void*>(decode_kernel<Shape>),
-          {},
-          {}};
+          function,
+          k_box,
+          v_box};
+}
+
+template <class Shape>
+__global__ void decode_kernel(const __grid_constant__ DecodeCall call);
+
+template <class Shape>
+DecodeKernel make_decode_kernel() {
+  return describe_decode_kernel<Shape>(reinterpret_cast<const void*>(decode_kernel<Shape>), {}, {});
 }
 
 template <class Shape>
@@ -33,18 +38,8 @@ template <class Shape>
 DecodeKernel make_decode_sm90_kernel() {
   using K = typename Shape::KRows;
   using V = typename Shape::VRows;
-  return {Shape::K::kDtype,
-          Shape::V::kDtype,
-          Shape::kKDim,
-          Shape::kVDim,
-          Shape::kRows,
-          Shape::kThreads,
-          Shape::kSharedBytes,
-          Shape::kStateFloats,
-          Shape::K::KeyNumber::kNarrow,
-          reinterpret_cast<const void*>(decode_sm90_kernel<Shape>),
-          {K::kRowBytes, K::kWidth, K::kKeys},
-          {V::kRowBytes, V::kWidth, V::kKeys}};
+  return describe_decode_kernel<Shape>(reinterpret_cast<const void*>(decode_sm90_kernel<Shape>),
+                                       {K::kRowBytes, K::kWidth, K::kKeys}, {V::kRowBytes, V::kWidth, V::kKeys});
 }
 
 }  // namespace tandem::cuda

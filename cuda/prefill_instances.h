@@ -6,11 +6,9 @@
 
 namespace tandem::cuda {
 
+// Of kernels that take every call.
 template <class Shape>
-__global__ void prefill_kernel(const __grid_constant__ PrefillCall call);
-
-template <class Shape>
-PrefillKernel make_prefill_kernel() {
+PrefillKernel describe_prefill_kernel(bool is_sm90, const void* function) {
   return {Shape::K::kDtype,
           Shape::V::kDtype,
           Shape::kKDim,
@@ -23,9 +21,17 @@ PrefillKernel make_prefill_kernel() {
           Shape::kStateFloats,
           Shape::kQParts,
           Shape::K::KeyNumber::kNarrow,
+          is_sm90,
           false,
-          false,
-          reinterpret_cast<const void*>(prefill_kernel<Shape>)};
+          function};
+}
+
+template <class Shape>
+__global__ void prefill_kernel(const __grid_constant__ PrefillCall call);
+
+template <class Shape>
+PrefillKernel make_prefill_kernel() {
+  return describe_prefill_kernel<Shape>(false, reinterpret_cast<const void*>(prefill_kernel<Shape>));
 }
 
 template <class Shape>
@@ -55,21 +61,7 @@ __global__ void prefill_codes_kernel(const __grid_constant__ PrefillCall call);
 
 template <class Shape>
 PrefillKernel make_prefill_codes_kernel() {
-  return {Shape::K::kDtype,
-          Shape::V::kDtype,
-          Shape::kDim,
-          Shape::kVDim,
-          Shape::kRows,
-          Shape::kTileKeys,
-          Shape::kThreads,
-          Shape::kBlocks,
-          Shape::kSharedBytes,
-          Shape::kStateFloats,
-          Shape::kQParts,
-          Shape::K::KeyNumber::kNarrow,
-          true,
-          false,
-          reinterpret_cast<const void*>(prefill_codes_kernel<Shape>)};
+  return describe_prefill_kernel<Shape>(true, reinterpret_cast<const void*>(prefill_codes_kernel<Shape>));
 }
 
 }  // namespace tandem::cuda

@@ -20,7 +20,7 @@ struct CodesShape {
   using K = K_;
   using V = V_;
   using Number = typename V::ValueNumber;  // of weights
-  static constexpr int kDim = kDim_, kVDim = kDim_, kQParts = 2;
+  static constexpr int kDim = kDim_, kKDim = kDim_, kVDim = kDim_, kQParts = 2;
   static constexpr int kWarps = 8, kThreads = 384, kRows = 128;  // kWarps: of the warpgroups that multiply
   // Registers of a thread that multiplies and of one that converts: more than a block begins with, and it waits for ever.
   static constexpr int kMultiplierRegisters = 216, kConverterRegisters = 72;

@@ -97,24 +97,13 @@ Failure CpuTransformer::run_layers(const Chunk& chunk) {
 Failure CpuTransformer::attend(const Chunk& chunk, int64_t layer_idx) {
   const int64_t n_tokens = static_cast<int64_t>(chunk.tokens.size()), head_dim = config_.head_dim;
   const int64_t q_size = config_.n_q_heads * head_dim, kv_size = config_.n_kv_heads * head_dim;
-  const tandem_tensor q = heads_view(qkv_.data(), TANDEM_F32, n_tokens, config_.n_q_heads, head_dim, config_.qkv_size());
-  const tandem_tensor k =
-      heads_view(qkv_.data() + q_size, TANDEM_F32, n_tokens, config_.n_kv_heads, head_dim, config_.qkv_size());
-  const tandem_tensor v =
+  HeadsOfChunk heads;
+  heads.q = heads_view(qkv_.data(), TANDEM_F32, n_tokens, config_.n_q_heads, head_dim, config_.qkv_size());
+  heads.k = heads_view(qkv_.data() + q_size, TANDEM_F32, n_tokens, config_.n_kv_heads, head_dim, config_.qkv_size());
+  heads.v =
       heads_view(qkv_.data() + q_size + kv_size, TANDEM_F32, n_tokens, config_.n_kv_heads, head_dim, config_.qkv_size());
-  const tandem_tensor o = heads_view(o_.data(), TANDEM_F32, n_tokens, config_.n_q_heads, head_dim, q_size);
-  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
-  args.flags = chunk.flags;
-  args.layer_idx = static_cast<int32_t>(layer_idx);
-  args.n_sequences = 1;
-  args.sequences = &chunk.sequence;
-  args.q_lens = &n_tokens;
-  args.q = &q;
-  args.k = &k;
-  args.v = &v;
-  args.o = &o;
-  GENERATE_TANDEM(tandem_attend(chunk.session, &args, &error));
-  return {};
+  heads.o = heads_view(o_.data(), TANDEM_F32, n_tokens, config_.n_q_heads, head_dim, q_size);
+  return attend_chunk(chunk, layer_idx, heads);
 }
 
 const float* CpuTransformer::logits(int64_t first, int64_t n) {

@@ -37,6 +37,23 @@ tandem_tensor heads_view(void* data, int32_t dtype, int64_t n_tokens, int64_t n_
   return tensor;
 }
 
+Failure attend_chunk(const Chunk& chunk, int64_t layer_idx, const HeadsOfChunk& heads, void* stream) {
+  const auto n_tokens = static_cast<int64_t>(chunk.tokens.size());
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  args.flags = chunk.flags;
+  args.layer_idx = static_cast<int32_t>(layer_idx);
+  args.n_sequences = 1;
+  args.sequences = &chunk.sequence;
+  args.q_lens = &n_tokens;
+  args.q = &heads.q;
+  args.k = &heads.k;
+  args.v = &heads.v;
+  args.o = &heads.o;
+  args.stream = stream;
+  GENERATE_TANDEM(tandem_attend(chunk.session, &args, &error));
+  return {};
+}
+
 std::vector<float> inverse_frequencies(const ModelConfig& config) {
   std::vector<float> frequencies;
   for (int64_t i = 0; i < config.head_dim / 2; ++i)

@@ -69,6 +69,12 @@ class Transformer {
 tandem_layer_options layer_options(const ModelConfig& config, bool library_rope);
 // A view of heads inside the rows of a wider matrix, in host memory.
 tandem_tensor heads_view(void* data, int32_t dtype, int64_t n_tokens, int64_t n_heads, int64_t head_dim, int64_t row_stride);
+// Queries, new keys and values, and outputs of one layer.
+struct HeadsOfChunk {
+  tandem_tensor q, k, v, o;
+};
+// The layer's attention. stream: of tensors on a device.
+Failure attend_chunk(const Chunk& chunk, int64_t layer_idx, const HeadsOfChunk& heads, void* stream = nullptr);
 // The rotation of a head's pairs of dims, by position: [head_dim / 2].
 std::vector<float> inverse_frequencies(const ModelConfig& config);
 

@@ -262,23 +262,12 @@ template <class T>
 Failure CudaTransformer<T>::attend(const Chunk& chunk, int64_t layer_idx) {
   const int64_t n_tokens = static_cast<int64_t>(chunk.tokens.size()), qkv_size = config_.qkv_size();
   T *const q_rows = qkv_.get(), *const k_rows = q_rows + config_.q_size(), *const v_rows = k_rows + config_.kv_size();
-  const tandem_tensor q = view(q_rows, n_tokens, config_.n_q_heads, qkv_size);
-  const tandem_tensor k = view(k_rows, n_tokens, config_.n_kv_heads, qkv_size);
-  const tandem_tensor v = view(v_rows, n_tokens, config_.n_kv_heads, qkv_size);
-  const tandem_tensor o = view(o_.get(), n_tokens, config_.n_q_heads, config_.q_size());
-  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
-  args.flags = chunk.flags;
-  args.layer_idx = static_cast<int32_t>(layer_idx);
-  args.n_sequences = 1;
-  args.sequences = &chunk.sequence;
-  args.q_lens = &n_tokens;
-  args.q = &q;
-  args.k = &k;
-  args.v = &v;
-  args.o = &o;
-  args.stream = stream_.get;
-  GENERATE_TANDEM(tandem_attend(chunk.session, &args, &error));
-  return {};
+  HeadsOfChunk heads;
+  heads.q = view(q_rows, n_tokens, config_.n_q_heads, qkv_size);
+  heads.k = view(k_rows, n_tokens, config_.n_kv_heads, qkv_size);
+  heads.v = view(v_rows, n_tokens, config_.n_kv_heads, qkv_size);
+  heads.o = view(o_.get(), n_tokens, config_.n_q_heads, config_.q_size());
+  return attend_chunk(chunk, layer_idx, heads, stream_.get);
 }
 
 template <class T>
