@@ -256,10 +256,8 @@ void AttendCall::count_bytes(const SequenceCall& call) {
   tandem_session_stats& sums = session_.sums_;
   sums.n_query_tokens += call.q_len;
   sums.resident_kv_bytes_read += (call.length - call.resident_begin) * per_token;
-  const int64_t found =
-      args_.on_device && call.selected ? call.resident_begin - std::max(call.found_begin, call.host_end) : 0;
-  sums.host_kv_bytes_read +=
-      (call.host_end - call.host_begin + std::max<int64_t>(0, found)) * per_token + call.n_selected * key_bytes;
+  const int64_t n_found = std::max<int64_t>(0, call.resident_begin - call.first_found());
+  sums.host_kv_bytes_read += (call.host_end - call.host_begin + n_found) * per_token + call.n_selected * key_bytes;
   sums.dense_kv_bytes += (call.length - call.dense_begin) * per_token;
 }
 

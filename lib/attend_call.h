@@ -94,7 +94,7 @@ class AttendCall {
   void prepare_observation(HandOverTask* task);
   void choose_late(HandOverTask* task);
   void take_observation(HandOverTask* task);
-  void count_host_weights(const SequenceCall& call, const std::byte* slot);
+  void count_host_weights(const SequenceCall& call, const DeviceExchange& exchange, const std::byte* slot);
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
   Status upload_descriptors(const HandOverTask& task, DeviceSequences* sequences);
   Status launch(const DeviceSequences& sequences, bool merges, bool posts);

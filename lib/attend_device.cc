@@ -248,7 +248,7 @@ void AttendCall::add_host_jobs(const SequenceCall& call) {
   if (!call.has_host) return;
   find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
   scratch_.spans.clear();
-  if (call.selected) find_spans(call, std::max(call.found_begin, call.host_end), call.resident_begin, &scratch_.spans);
+  if (call.selected) find_spans(call, call.first_found(), call.resident_begin, &scratch_.spans);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.host_spans, h);

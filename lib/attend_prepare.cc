@@ -105,7 +105,7 @@ Status AttendCall::prepare() {
     call.state = session_.state(sequence.id)->layers[layer_idx_].get();
     session_.fetch_maw(sequence);
     if (!call.is_append) TANDEM_TRY(session_.flush_layer(sequence, args_.layer_idx, *call.state));
-    call.window_begin = call.state->window_begin;
+    call.found_begin = call.window_begin = call.state->window_begin;
     set_visibility(call);
     choose_keys(call);
     if (policy_.keeps_maw) prepare_refresh(call);

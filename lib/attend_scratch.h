@@ -2,6 +2,7 @@
 // Work space of attend calls, kept between them: after the first call of a shape nothing is allocated.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct SequenceCall {
   // has them; [resident_begin, evict_end) leave the window with the call.
   int64_t found_begin = 0, evict_end = 0, first_evicted = 0;
   bool flushes = false;  // appends before it wait to be judged
+  // The first of these that the host attends beside the others.
+  int64_t first_found() const { return selected ? std::max(found_begin, host_end) : resident_begin; }
   bool counts_on_host() const { return has_host && (is_append || found_begin < resident_begin); }
   Visibility visibility;
   size_t visibility_at = 0;  // index into begin and end; trees into tree_bits

@@ -247,17 +247,22 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
   return has_come() && !task.is_cut.load(std::memory_order_acquire);  // else a later ticket's has come
 }
 
-// The device is told that its turn will come.
-void HandOver::run(void (*hook)(HandOverTask&), HandOverTask& task) {
-  if (hook == nullptr) return;
+// What may take long, as who else has the pool may keep it: the device is told that its turn will come. no_memory: the fault
+// where there is none.
+template <typename F>
+void HandOver::while_busy(const char* no_memory, F action) {
   const std::atomic_ref busy(flags_->busy);
   busy.store(1, std::memory_order_release);
   try {
-    hook(task);
+    action();
   } catch (const std::bad_alloc&) {
-    set_fault(TANDEM_ERROR_OUT_OF_MEMORY, 0, "no memory for a refresh of the selections");
+    set_fault(TANDEM_ERROR_OUT_OF_MEMORY, 0, no_memory);
   }
   busy.store(0, std::memory_order_release);
+}
+
+void HandOver::run(void (*hook)(HandOverTask&), HandOverTask& task) {
+  if (hook != nullptr) while_busy("no memory for a refresh of the selections", [&] { hook(task); });
 }
 
 void HandOver::check_device() {
@@ -302,21 +307,14 @@ int64_t HandOver::take_rows(HandOverTask& task) {
   return bytes;
 }
 
-// Who else has the pool may keep it for long: the device is told that its turn will come.
 void HandOver::attend(const std::vector<AttendJob>& jobs) {
-  const std::atomic_ref busy(flags_->busy);
-  busy.store(1, std::memory_order_release);
   bool is_done = false;
-  try {
-    if (!faulted_.load(std::memory_order_relaxed)) {
-      const Status status = cpu_.table->attend(cpu_.self, jobs.data(), static_cast<int32_t>(jobs.size()));
-      is_done = status.ok();
-      if (!is_done) set_fault(status.code(), status.info().underlying, status.info().message.c_str());
-    }
-  } catch (const std::bad_alloc&) {
-    set_fault(TANDEM_ERROR_OUT_OF_MEMORY, 0, "no memory for the host's part");
-  }
-  busy.store(0, std::memory_order_release);
+  while_busy("no memory for the host's part", [&] {
+    if (faulted_.load(std::memory_order_relaxed)) return;
+    const Status status = cpu_.table->attend(cpu_.self, jobs.data(), static_cast<int32_t>(jobs.size()));
+    is_done = status.ok();
+    if (!is_done) set_fault(status.code(), status.info().underlying, status.info().message.c_str());
+  });
   if (is_done) return;
   for (const AttendJob& job : jobs) {  // the device does not wait for what will not come
     std::fill_n(job.o, int64_t{job.n_rows} * job.layer->v_head_dim, NAN);

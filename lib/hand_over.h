@@ -146,6 +146,8 @@ class HandOver {
   bool wait_for(F has_come);
   bool wait_for_arrival(const HandOverTask& task);
   bool wait_for_observation(const HandOverTask& task);
+  template <typename F>
+  void while_busy(const char* no_memory, F action);
   void run(void (*hook)(HandOverTask&), HandOverTask& task);
   void check_device();
   void check_flags();

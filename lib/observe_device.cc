@@ -168,7 +168,7 @@ void AttendCall::take_observation(HandOverTask* task) {
     Refresh& refresh = call.state->refresh;
     session_.join(*call.state);
     take_keys(&task->late[i], &refresh);
-    if (call.counts_on_host()) count_host_weights(call, slot);
+    if (call.counts_on_host()) count_host_weights(call, exchange, slot);
     for (int64_t t = call.resident_begin; t < call.evict_end;) {
       const int64_t n = std::min(Maw::kBlock - t % Maw::kBlock, call.evict_end - t);
       for (int32_t h = 0; h < layer_.n_q_heads; ++h)
@@ -189,8 +189,7 @@ void AttendCall::take_observation(HandOverTask* task) {
 }
 
 // Of an append over all the host's keys; of a single query over those that the session has just found.
-void AttendCall::count_host_weights(const SequenceCall& call, const std::byte* slot) {
-  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+void AttendCall::count_host_weights(const SequenceCall& call, const DeviceExchange& exchange, const std::byte* slot) {
   const int64_t n = std::min(call.q_len, refresh_queries(session_.options_.alpha)), skipped = call.q_len - n;
   const int64_t row = (call.first_row * layer_.n_kv_heads + skipped) * layer_.group_size;
   CountedQueries queries;
