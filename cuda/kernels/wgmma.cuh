@@ -71,6 +71,16 @@ __device__ inline void sync_threads(int barrier, int n_threads) {
 __device__ inline void arrive_threads(int barrier, int n_threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(n_threads) : "memory");
 }
+// The same as sync_threads(), and whether x holds of any of them.
+__device__ inline bool any_of_threads(int barrier, int n_threads, bool x) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbarrier.cta.red.or.pred.aligned q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(barrier), "r"(n_threads), "r"(static_cast<int>(x))
+      : "memory");
+  return any != 0;
+}
 
 // A warpgroup's registers a thread, all its warps together.
 template <int n>
