@@ -2,7 +2,7 @@
 // Prefill kernels of the CUDA module against double precision. The bounds are those of decode, but that the plain
 // computation rounds its weights where the kernels may (reference/gate.h).
 //
-//   prefill_test [MODULE [PAIR [TEST]]]    PAIR: index of the only pair of types, so that several can be tested at once
+//   prefill_test [MODULE [PAIR]]    PAIR: index of the only pair of types, so that several can be tested at once
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -226,7 +226,6 @@ int main(int argc, char** argv) {
     }
     pairs = pairs.subspan(static_cast<size_t>(only), 1);
   }
-  if (argc > 3) cmocka_set_test_filter(argv[3]);
   const CMUnitTest tests[] = {
       cmocka_unit_test(types_and_dims),
       cmocka_unit_test(lengths_and_begins),

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "reference/rounding.h"
+#include "reference/stored_row.h"
 
 // The truth is the slow part of every test: where it is safe it is also built for AVX2. Sums are still in double.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__GNUC__) && \
