@@ -62,7 +62,6 @@ struct UnitCodes {
   using Piece = ConvertPiece<Stored>;
   static constexpr int kParts = Shape::kDim / 16, kGroups = (kParts + 1) / 2, kOctets = Shape::kUnitKeys / 32;
   static constexpr int kTurns = (kOctets * kGroups + 3) / 4;
-  static constexpr int kPieceBytes = sizeof(typename Piece::Codes), kRowBytes = kParts * kPieceBytes;
   static constexpr bool kHasScales = Stored::kGroup > 0;
 
   typename Piece::Codes codes[kTurns][2];
