@@ -7,6 +7,9 @@
 //   of K  the sum of two f16, what rounding leaves and the rest, as its error would show in a row's lse
 //   of V  one f16, as the weights are that it meets
 //
+// None is too small for that: scales are f16 themselves, so that their multiples are multiples of 2^-24. Numbers beyond
+// 65,504, which q8_0 and q4_0 can hold, become infinite.
+//
 // A thread has its codes in registers, on their way from memory while others are converted. Of a warp's threads eight have
 // the same dims of neighbouring keys, so that they write to all banks.
 #pragma once

@@ -67,6 +67,14 @@ __device__ inline uint32_t load_word(uint32_t at) {
   return word;
 }
 
+__device__ inline float4 load_floats(uint32_t at) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];\n" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at) : "memory");
+  return x;
+}
+__device__ inline void store_half(uint32_t at, uint16_t half) {
+  asm volatile("st.shared.b16 [%0], %1;\n" ::"r"(at), "h"(half) : "memory");
+}
 __device__ inline void store_words(uint32_t at, uint32_t a, uint32_t b) {
   asm volatile("st.shared.v2.b32 [%0], {%1,%2};\n" ::"r"(at), "r"(a), "r"(b) : "memory");
 }

@@ -399,7 +399,7 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  *   - weights may be rounded to V's type where q has 16 bits, K and V have no more, and a call has more than 64 rows (queries
  *     of a sequence times query heads of a KV head). Where V has fewer bits they may be rounded to f16, and numbers of V in
  *     q8_0 and q4_0 with them: 2^-12 of each, where codes are off by 2^-8 and 2^-4 of their group's largest. Numbers of K and
- *     V beyond an f16's 65,504 make outputs NaN there;
+ *     V beyond an f16's 65,504 make outputs there that are not finite;
  *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: speculation, and layers and storage types that the
  *     device's module has no kernel for. INVALID_STATE where the stream is being captured outside a planned step;
  *   - DEVICE_LOST when the device fails or host and device wait for each other in vain. From then on the session takes host
