@@ -81,23 +81,22 @@ struct UnitCodes {
            (kParts % 2 == 0 || half == 0 || group(turn) < kGroups - 1);
   }
 
-  // lo, hi: which of the unit's keys there are. In place of the others comes the nearest that is: no row sees them, but they
-  // are multiplied.
+  // lo, hi: which of the unit's keys there are. The others become zeros.
   __device__ void load(const PrefillCall& call, const PrefillItem& item, TilePlace place, int lo, int hi) {
-    const bool is_empty = lo >= Shape::kUnitKeys || hi <= 0;
     const std::byte* from = call.planes[kPlane] + place.page + item.piece.head * call.head_stride[kPlane];
     const std::byte* of_scales = call.planes[kPlane + 1] + place.page + item.piece.head * call.head_stride[kPlane + 1];
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
-      const int key = place.slot + max(min(row(i), hi - 1), lo);
-      codes[i][0] = codes[i][1] = {};
+      const int at = (place.slot + row(i)) * kParts + 2 * group(i);
       scales[i] = 0;
-      if (is_empty) continue;
-      const auto* pieces = reinterpret_cast<const typename Piece::Codes*>(from) + key * kParts + 2 * group(i);
-      if (has(i, 0)) codes[i][0] = __ldg(pieces);
-      if (has(i, 1)) codes[i][1] = __ldg(pieces + 1);
-      if (kHasScales && has(i, 0))
-        scales[i] = __ldg(reinterpret_cast<const uint16_t*>(of_scales) + key * kGroups + group(i));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        codes[i][half] = {};
+        if (has(i, half) && row(i) >= lo && row(i) < hi)
+          codes[i][half] = __ldg(reinterpret_cast<const typename Piece::Codes*>(from) + at + half);
+      }
+      if (kHasScales && has(i, 0) && row(i) >= lo && row(i) < hi)
+        scales[i] = __ldg(reinterpret_cast<const uint16_t*>(of_scales) + (place.slot + row(i)) * kGroups + group(i));
     }
   }
 
@@ -152,13 +151,14 @@ struct TileStream {
       units[i].load(call, item, find_unit<Shape::kUnitKeys>(call, item, unit, walk), item.lo - first, item.hi - first);
     }
   }
-  // The n-th tile, and asks for the next. Who multiplies fences: a fence here would wait for what is on its way.
+  // The n-th tile, and asks for the next: behind the fence, which would wait for it.
   __device__ void bring(const PrefillCall& call, const PrefillItem& item, uint32_t k, TileBarriers<Shape> barriers, int n) {
     constexpr bool kIsV = kPlane == kPlaneV;
     const int stage = n % Shape::kStages;
     wait_barrier(barriers.free(kIsV, stage), n / Shape::kStages % 2 ^ 1);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) units[i].store(Shape::tile_at(k, kIsV, stage) + i * Shape::kUnitKeys * 128);
+    fence_products();
     arrive(barriers.full(kIsV, stage));
     load(call, item, n + 1);
   }
