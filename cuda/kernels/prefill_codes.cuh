@@ -1,32 +1,40 @@
 // SPDX-License-Identifier: MIT
 // Attention of many queries of 16 bits for compute capability 9.0, over K and V in 4 and 8 bits: the products and softmax of
-// prefill_sm90.cuh, of tiles that the third warpgroup converts to f16 (prefill_convert.cuh).
+// prefill_sm90.cuh, of tiles that further warpgroups convert to f16 (prefill_convert.cuh).
 //
 // Queries are f16, moved into its range row by row: they keep their bits. K's numbers keep theirs as sums of two f16;
 // weights are rounded to f16, and V's numbers with them.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/kernels/prefill_convert.cuh"
 #include "cuda/kernels/round.cuh"
 
 namespace tandem::cuda {
 
-// Tiles are as long as shared memory has room for.
-template <class K, int kDim>
+// Tiles are as long as shared memory has room for. Where both K and V have scales and 8 bits, converting takes as long as
+// multiplying: each has a warpgroup of its own then, and tiles are shorter, so that four are there at once.
+template <class K, class V, int kDim>
 struct CodesTile {
   static constexpr int kKParts = K::kGroup > 0 ? 2 : 1;
-  static constexpr int kKeys = kDim <= 128 ? 128 : kDim <= 192 || kKParts == 1 ? 64 : 32;
+  static constexpr bool kAreBoth8 = std::is_same_v<K, StoredQ8> && std::is_same_v<V, StoredQ8> && kDim <= 128;
+  static constexpr int kKeys = kAreBoth8 ? 64 : kDim <= 128 ? 128 : kDim <= 192 || kKParts == 1 ? 64 : 32;
+  static constexpr int kStages = kAreBoth8 ? 4 : 2, kConverters = kAreBoth8 ? 2 : 1;
 };
 
-template <class K_, class V_, int kDim_>
-struct CodesShape : GroupsShape<kDim_, CodesTile<K_, kDim_>::kKeys, CodesTile<K_, kDim_>::kKParts> {
+template <class K_, class V_, int kDim_, class Tile = CodesTile<K_, V_, kDim_>>
+struct CodesShape : GroupsShape<kDim_, Tile::kKeys, Tile::kKParts, Tile::kStages> {
   using K = K_;
   using V = V_;
   using Number = Half;  // of all that is multiplied
   static constexpr int kUnitKeys = CodesShape::kTileKeys < 64 ? CodesShape::kTileKeys : 64;
+  static constexpr int kConverters = Tile::kConverters, kThreads = 256 + 128 * kConverters;
   // Registers of a thread that multiplies and of one that converts: more than a block begins with, and it waits for ever.
-  static constexpr int kMultiplierRegisters = 192, kConverterRegisters = 120;
-  static_assert(2 * kMultiplierRegisters + kConverterRegisters <= 3 * (65536 / CodesShape::kThreads / 8 * 8));
+  static constexpr int kMultiplierRegisters = kConverters == 2 ? 160 : 192;
+  static constexpr int kConverterRegisters = kConverters == 2 ? 96 : 120;
+  static_assert(2 * kMultiplierRegisters + kConverters * kConverterRegisters <=
+                (2 + kConverters) * (65536 / kThreads / 8 * 8));
 };
 
 // A warp's 16 rows: [blocks of 64 dims][128 rows], as f16. scale: what undoes what moved a row into an f16's range, of rows

@@ -81,22 +81,23 @@ struct UnitCodes {
            (kParts % 2 == 0 || half == 0 || group(turn) < kGroups - 1);
   }
 
-  // lo, hi: which of the unit's keys there are. The others become zeros.
+  // lo, hi: which of the unit's keys there are. In place of the others comes the nearest that is: no row sees them, but they
+  // are multiplied.
   __device__ void load(const PrefillCall& call, const PrefillItem& item, TilePlace place, int lo, int hi) {
+    const bool is_empty = lo >= Shape::kUnitKeys || hi <= 0;
     const std::byte* from = call.planes[kPlane] + place.page + item.piece.head * call.head_stride[kPlane];
     const std::byte* of_scales = call.planes[kPlane + 1] + place.page + item.piece.head * call.head_stride[kPlane + 1];
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
-      const int at = (place.slot + row(i)) * kParts + 2 * group(i);
+      const int key = place.slot + max(min(row(i), hi - 1), lo);
+      codes[i][0] = codes[i][1] = {};
       scales[i] = 0;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        codes[i][half] = {};
-        if (has(i, half) && row(i) >= lo && row(i) < hi)
-          codes[i][half] = __ldg(reinterpret_cast<const typename Piece::Codes*>(from) + at + half);
-      }
-      if (kHasScales && has(i, 0) && row(i) >= lo && row(i) < hi)
-        scales[i] = __ldg(reinterpret_cast<const uint16_t*>(of_scales) + (place.slot + row(i)) * kGroups + group(i));
+      if (is_empty) continue;
+      const auto* pieces = reinterpret_cast<const typename Piece::Codes*>(from) + key * kParts + 2 * group(i);
+      if (has(i, 0)) codes[i][0] = __ldg(pieces);
+      if (has(i, 1)) codes[i][1] = __ldg(pieces + 1);
+      if (kHasScales && has(i, 0))
+        scales[i] = __ldg(reinterpret_cast<const uint16_t*>(of_scales) + key * kGroups + group(i));
     }
   }
 
@@ -151,26 +152,35 @@ struct TileStream {
       units[i].load(call, item, find_unit<Shape::kUnitKeys>(call, item, unit, walk), item.lo - first, item.hi - first);
     }
   }
-  // The n-th tile, and asks for the next: behind the fence, which would wait for it.
+  // The n-th tile, and asks for the next. Who multiplies fences: a fence here would wait for what is on its way.
   __device__ void bring(const PrefillCall& call, const PrefillItem& item, uint32_t k, TileBarriers<Shape> barriers, int n) {
     constexpr bool kIsV = kPlane == kPlaneV;
     const int stage = n % Shape::kStages;
     wait_barrier(barriers.free(kIsV, stage), n / Shape::kStages % 2 ^ 1);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) units[i].store(Shape::tile_at(k, kIsV, stage) + i * Shape::kUnitKeys * 128);
-    fence_products();
     arrive(barriers.full(kIsV, stage));
     load(call, item, n + 1);
   }
 };
 
-// K is a tile ahead of V, as it is on the other side.
+// By one warpgroup for both, K a tile ahead of V as it is on the other side; or by one for each.
 template <class Shape>
 __device__ inline void convert_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t k,
                                      TileBarriers<Shape> barriers) {
   const int n_tiles = item.end_tile - item.first_tile;
   TileStream<Shape, typename Shape::K, kPlaneK, Shape::kKParts> keys;
   TileStream<Shape, typename Shape::V, kPlaneV, 1> values;
+  if constexpr (Shape::kConverters == 2) {
+    if (threadIdx.x < 384) {
+      keys.load(call, item, 0);
+      for (int n = 0; n < n_tiles; ++n) keys.bring(call, item, k, barriers, n);
+    } else {
+      values.load(call, item, 0);
+      for (int n = 0; n < n_tiles; ++n) values.bring(call, item, k, barriers, n);
+    }
+    return;
+  }
   keys.load(call, item, 0);
   values.load(call, item, 0);
   for (int n = 0; n <= n_tiles; ++n) {

@@ -22,11 +22,11 @@
 namespace tandem::cuda {
 
 // Tiles of keys and a state. kKParts: summands of K's numbers, a tile each.
-template <int kDim_, int kTileKeys_, int kKParts_>
+template <int kDim_, int kTileKeys_, int kKParts_, int kStages_ = 2>
 struct GroupsShape {
   static constexpr int kDim = kDim_, kVDim = kDim_, kTileKeys = kTileKeys_, kKParts = kKParts_;
   static constexpr int kWarps = 8, kThreads = 384, kRows = 128;  // kWarps: of the warpgroups that multiply
-  static constexpr int kStages = 2, kBlocksOf64 = (kDim + 63) / 64;
+  static constexpr int kStages = kStages_, kBlocksOf64 = (kDim + 63) / 64;
   static constexpr int kQBytes = kRows * 128 * kBlocksOf64, kTileBytes = kTileKeys * 128 * kBlocksOf64;
   static constexpr int kStateStride = kVDim + (40 - kVDim % 32) % 32;  // rows 8 banks apart
   static constexpr int kStateFloats = kRows * (kStateStride + 2);
