@@ -27,9 +27,10 @@ struct DecodeSm90Shape {
   static constexpr int kBoxBytes = KRows::kBytes + VRows::kBytes, kScaleBytes = 2 * kKeys * (kKScales + kVScales);
   static constexpr int kStageBytes = kBoxBytes + kScaleBytes;
   static constexpr int kQBytes = kQuads * kKSteps * 512, kStartBytes = kKScales * 64;
-  static constexpr int kRoom = 227 * 1024 - kQBytes - kStartBytes - 2048;
+  static constexpr int kScaledBytes = 64 * kVScales;  // a warp's, of a unit's scales of V as they are multiplied
+  static constexpr int kRoom = 227 * 1024 - kQBytes - kStartBytes - 2048 - 16 * kScaledBytes;
   // Conversions take instructions: more warps hide more of what these wait for. Else the longer pipelines do.
-  static constexpr int kMostWarps = K::kBits < 8 ? 12 : 8;
+  static constexpr int kMostWarps = K::kBits < 8 ? 16 : 8;
   static constexpr int kWarps = 2 * kMostWarps * kStageBytes <= kRoom ? kMostWarps : 16 * kStageBytes <= kRoom ? 8 : 4;
   static constexpr int kFit = kRoom / (kWarps * kStageBytes), kStages = kFit < 4 ? kFit : 4;
   static_assert(kStages >= 2);
@@ -43,7 +44,8 @@ struct DecodeSm90Shape {
   static constexpr int kPipelineBytes =
       round_up(kStagesBytes > 4 * kWarps * kWarpFloats ? kStagesBytes : 4 * kWarps * kWarpFloats, 128);
   static constexpr int kScalesAt = kPipelineBytes, kQAt = kScalesAt + kWarps * kStages * kScaleBytes;
-  static constexpr int kStartAt = kQAt + kQBytes, kSharedBytes = kStartAt + kStartBytes;
+  static constexpr int kStartAt = kQAt + kQBytes, kScaledAt = kStartAt + kStartBytes;
+  static constexpr int kSharedBytes = kScaledAt + kWarps * kScaledBytes;
 };
 
 // ---- queries -----------------------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@
 //   key_dim(j, t, i)    which dim is element i of a thread's four of a step: dims may come in any order, as long as q does
 //   value_dim(b, r)     which dim is row r of a block
 //
-// Codes need no conversion: put into the last bits of a 16-bit float they are subnormal numbers, which products and sums
-// take as they are, and 2^-kKeyExponent (f16) or 2^-kValueExponent (bf16) times themselves. (The top bit of a byte makes a
-// normal number of a bf16, and one that is as large as it should be.) Codes are kOffset more than what they stand for. Of K
+// place_of() is the inverse of key_of().
+//
+// Codes need no conversion: put into the last bits of an f16 they are subnormal numbers, which products and sums take as
+// they are, and 2^-kKeyExponent or 2^-kValueExponent times themselves. Codes are kOffset more than what they stand for. Of K
 // this is left to the kernel. Of V it is taken off here: a sum of codes with their offset would not be exact where all that
 // weigh much are zeros. The upper code of a byte stays where it is, and is 16 times as large: key_factor(), value_factor().
 #pragma once
@@ -27,11 +28,11 @@ __device__ inline uint2 load_two_words(uint32_t at) {
   return words;
 }
 
-// Of two codes as subnormal bf16.
+// Of two codes as subnormal f16.
 __device__ inline uint32_t take_off(uint32_t codes, int offset) {
   const uint32_t offsets = static_cast<uint32_t>(offset) * 0x10001u;
   uint32_t result;
-  asm("sub.rn.bf16x2 %0, %1, %2;\n" : "=r"(result) : "r"(codes), "r"(offsets));
+  asm("sub.rn.f16x2 %0, %1, %2;\n" : "=r"(result) : "r"(codes), "r"(offsets));
   return result;
 }
 
@@ -73,13 +74,14 @@ struct Panel16 {
 };
 
 // Of 8 bits. A lane loads 8 bytes of a key, for two steps; keys in this order keep half a warp's loads in different banks.
-template <class Convert, int32_t kDtype_, class ValueNumber_, int kGroup_>
+template <class Convert, int32_t kDtype_, int kGroup_>
 struct Panel8 : Convert {
   using KeyNumber = Half;
-  using ValueNumber = ValueNumber_;
+  using ValueNumber = Half;
   static constexpr int32_t kDtype = kDtype_;
   static constexpr int kBits = 8, kGroup = kGroup_, kKeySteps = 2, kValueSteps = 2, kRound = 2;
   __host__ __device__ static constexpr int key_of(int c) { return c % 4 * 2 + c / 4; }
+  __host__ __device__ static constexpr int place_of(int key) { return key / 2 + key % 2 * 4; }
   __host__ __device__ static constexpr int value_dim(int b, int r) { return 16 * b + r % 8 * 2 + r / 8; }
   __host__ __device__ static constexpr float key_factor(int) { return 1.0f; }
   __host__ __device__ static constexpr float value_factor(int) { return 1.0f; }
@@ -118,7 +120,7 @@ struct Panel8 : Convert {
 };
 
 struct CodesQ8 {
-  static constexpr int kOffset = 128, kKeyExponent = 24, kValueExponent = 133, kShift = 96;
+  static constexpr int kOffset = 128, kKeyExponent = 24, kValueExponent = 24, kShift = Half::kShift;
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) {
     return j / 2 * 32 + 8 * t + j % 2 * 4 + i % 2 * 2 + i / 2;
   }
@@ -156,11 +158,12 @@ struct CodesE4m3 {
 // q4_0: eight neighbouring dims of a key are a word, the lower half of a byte first.
 struct PanelQ4 {
   using KeyNumber = Half;
-  using ValueNumber = Bfloat;
+  using ValueNumber = Half;
   static constexpr int32_t kDtype = TANDEM_Q4_0;
   static constexpr int kBits = 4, kGroup = 32, kOffset = 8, kKeySteps = 2, kValueSteps = 4, kRound = 2;
-  static constexpr int kKeyExponent = 24, kValueExponent = 133, kShift = 96;
+  static constexpr int kKeyExponent = 24, kValueExponent = 24, kShift = Half::kShift;
   __host__ __device__ static constexpr int key_of(int c) { return c; }
+  __host__ __device__ static constexpr int place_of(int key) { return key; }
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) {
     return j / 2 * 32 + 8 * t + j % 2 * 2 + i / 2 + i % 2 * 4;
   }
@@ -210,7 +213,7 @@ struct PanelQ4 {
 
 using PanelF16 = Panel16<Half, TANDEM_F16>;
 using PanelBf16 = Panel16<Bfloat, TANDEM_BF16>;
-using PanelE4m3 = Panel8<CodesE4m3, TANDEM_E4M3, Half, 0>;
-using PanelQ8 = Panel8<CodesQ8, TANDEM_Q8_0, Bfloat, 32>;
+using PanelE4m3 = Panel8<CodesE4m3, TANDEM_E4M3, 0>;
+using PanelQ8 = Panel8<CodesQ8, TANDEM_Q8_0, 32>;
 
 }  // namespace tandem::cuda

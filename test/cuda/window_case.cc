@@ -66,6 +66,11 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
   std::vector<std::byte> rows[2];
   for (int32_t p = 0; p < 2; ++p) rows[p].resize(static_cast<size_t>(n_made * n_heads * row_bytes_.of[plane + p]));
   for (double& x : made) x = (is_k ? 0.0 : options_.v_mean) + random.normal();
+  if (!is_k && options_.v_exponents > 0)
+    for (size_t i = 0; i < made.size();) {
+      const double factor = std::ldexp(1.0, static_cast<int>(random.integer(-options_.v_exponents, options_.v_exponents)));
+      for (const size_t end = std::min(made.size(), i + 32); i < end; ++i) made[i] *= factor;
+    }
   for (int64_t row = 0; row < n_made * n_heads; ++row) {
     std::byte* code = rows[0].data() + row * row_bytes_.of[plane];
     std::byte* scale = rows[1].data() + row * row_bytes_.of[plane + 1];
@@ -231,8 +236,8 @@ reference::GateVerdict WindowCase::check() const {
     call.truth = &truth;
     call.layer = &options_.layer;
     call.o_type = options_.o_type;
-    // Codes are exact in f32, and their weights have two bf16 parts.
-    if (reference::has_groups(options_.layer.v_type)) call.mass_epsilon = 0x1p-16;
+    // Codes are exact in f32, and their weights have several parts.
+    if (reference::has_groups(options_.layer.v_type)) call.mass_epsilon = options_.mass_epsilon;
     call.o = [&](int64_t token, int32_t head, int32_t dim) {
       const int64_t at = ((sequence.first_row + token) * layer_.n_q_heads + head) * layer_.v_head_dim + dim;
       return reference::load_element(options_.o_type, bytes.data() + at * reference::element_bytes(options_.o_type), nullptr,
