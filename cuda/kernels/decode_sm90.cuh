@@ -11,9 +11,6 @@
 // Of the 16 rows of q, 8 are a tile of query rows and 8 another, or, where there is but one, the second summand of the
 // first.
 //
-// Codes of K are multiplied with their offset (stored_panels.cuh): it is taken off by where sums begin, which depends on q
-// alone.
-//
 // A call is short beside what surrounds reading: a block looks up its piece, asks for its keys, and stages q meanwhile; its
 // warps' states become one, and the last block of an item loads all states of a row at once. The kernel behind may start
 // before this one ends.
@@ -134,9 +131,7 @@ __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_
   load_key_scales<Shape>(scales, scale);
 #pragma unroll
   for (int first = 0; first < Shape::kKSteps; first += kSumSteps) {
-    const float2 start = K::kGroup > 0 ? staged.starts[first / 2 * 8 + lane / 4] : make_float2(0.0f, 0.0f);
-    const float begin[4] = {start.x, start.x, start.y, start.y};
-    float sum[kBlocks][4];
+    float sum[kBlocks][4] = {};
 #pragma unroll
     for (int j = first; j < first + kSumSteps && j < Shape::kKSteps; j += K::kKeySteps) {
       uint32_t b[K::kKeySteps][kBlocks][2];
@@ -148,11 +143,7 @@ __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_
         for (int i = 0; i < K::kKeySteps; ++i) {
           const uint4 q = staged.fragments[(quad * Shape::kKSteps + j + i) * 32 + lane];
 #pragma unroll
-          for (int n = 0; n < kBlocks; ++n)
-            if (quad == 0 && j + i == first)
-              K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n], begin);
-            else
-              K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n]);
+          for (int n = 0; n < kBlocks; ++n) K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n]);
         }
       }
     }
@@ -390,8 +381,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __shared__ int is_last;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
   const KeyMaps maps = {&k_map, &v_map};
-  const StagedQueries staged = {reinterpret_cast<uint4*>(shared + Shape::kQAt),
-                                reinterpret_cast<float2*>(shared + Shape::kStartAt), scale};
+  const StagedQueries staged = {reinterpret_cast<uint4*>(shared + Shape::kQAt), scale};
   auto* const warp_states = reinterpret_cast<float*>(shared);
   const uint32_t base = shared_address(shared);
   Pipeline<Shape> pipeline = {

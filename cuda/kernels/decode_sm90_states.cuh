@@ -31,7 +31,7 @@ template <class Shape>
 __device__ void store_state(const RowState<Shape>& state, float* to) {
   using V = typename Shape::V;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const float l_factor = power_of_two(-V::kShift), o_factor = power_of_two(V::kValueExponent - V::kShift + state.exponent);
+  const float l_factor = power_of_two(-V::kShift), o_factor = power_of_two(state.exponent - V::kShift);
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n) {
     float l = state.l[n];

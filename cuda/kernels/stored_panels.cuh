@@ -10,10 +10,10 @@
 //
 // place_of() is the inverse of key_of().
 //
-// Codes need no conversion: put into the last bits of an f16 they are subnormal numbers, which products and sums take as
-// they are, and 2^-kKeyExponent or 2^-kValueExponent times themselves. Codes are kOffset more than what they stand for. Of K
-// this is left to the kernel. Of V it is taken off here: a sum of codes with their offset would not be exact where all that
-// weigh much are zeros. The upper code of a byte stays where it is, and is 16 times as large: key_factor(), value_factor().
+// Codes become integers: put into the last bits of an f16 they are 1024 and themselves, of which 1024 is taken off, and the
+// offset that codes have. (Left in, or as the subnormal numbers that they would be without 1024, they would cost products
+// their last bits: these are cut off by where the largest of a sum's numbers could have its first.) The upper code of a byte
+// stays where it is, and is 16 times as large: key_factor(), value_factor().
 #pragma once
 
 #include "cuda/kernels/bulk_copy.cuh"
@@ -28,10 +28,11 @@ __device__ inline uint2 load_two_words(uint32_t at) {
   return words;
 }
 
-// Of two codes as subnormal f16.
-__device__ inline uint32_t take_off(uint32_t codes, int offset) {
-  const uint32_t offsets = static_cast<uint32_t>(offset) * 0x10001u;
-  uint32_t result;
+// Two codes in the last bits of f16 numbers, less an offset. mask: the bits that they may have.
+__device__ inline uint32_t take_codes(uint32_t word, uint32_t mask, int offset) {
+  const uint32_t offsets = (0x6400u + static_cast<uint32_t>(offset)) * 0x10001u;
+  uint32_t codes, result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;\n" : "=r"(codes) : "r"(word), "r"(mask), "r"(0x64006400u));  // word & mask | ...
   asm("sub.rn.f16x2 %0, %1, %2;\n" : "=r"(result) : "r"(codes), "r"(offsets));
   return result;
 }
@@ -41,8 +42,8 @@ struct Panel16 {
   using KeyNumber = Number_;
   using ValueNumber = Number_;
   static constexpr int32_t kDtype = kDtype_;
-  static constexpr int kBits = 16, kGroup = 0, kOffset = 0, kKeySteps = 1, kValueSteps = 1, kRound = 1;
-  static constexpr int kKeyExponent = 0, kValueExponent = 0, kShift = Number_::kShift;
+  static constexpr int kBits = 16, kGroup = 0, kKeySteps = 1, kValueSteps = 1, kRound = 1;
+  static constexpr int kShift = Number_::kShift;
   __host__ __device__ static constexpr int key_of(int c) { return c; }
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) { return 16 * j + 2 * t + i % 2 + i / 2 * 8; }
   __host__ __device__ static constexpr int value_dim(int b, int r) { return 16 * b + r; }
@@ -79,7 +80,7 @@ struct Panel8 : Convert {
   using KeyNumber = Half;
   using ValueNumber = Half;
   static constexpr int32_t kDtype = kDtype_;
-  static constexpr int kBits = 8, kGroup = kGroup_, kKeySteps = 2, kValueSteps = 2, kRound = 2;
+  static constexpr int kBits = 8, kGroup = kGroup_, kKeySteps = 2, kValueSteps = 2, kRound = 2, kShift = Half::kShift;
   __host__ __device__ static constexpr int key_of(int c) { return c % 4 * 2 + c / 4; }
   __host__ __device__ static constexpr int place_of(int key) { return key / 2 + key % 2 * 4; }
   __host__ __device__ static constexpr int value_dim(int b, int r) { return 16 * b + r % 8 * 2 + r / 8; }
@@ -120,24 +121,19 @@ struct Panel8 : Convert {
 };
 
 struct CodesQ8 {
-  static constexpr int kOffset = 128, kKeyExponent = 24, kValueExponent = 24, kShift = Half::kShift;
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) {
     return j / 2 * 32 + 8 * t + j % 2 * 4 + i % 2 * 2 + i / 2;
   }
   __device__ static void key(uint32_t codes, uint32_t& even, uint32_t& odd) {
-    even = (codes ^ 0x80808080u) & 0x00ff00ffu;
-    odd = (codes >> 8 ^ 0x00808080u) & 0x00ff00ffu;
+    codes ^= 0x80808080u;
+    even = take_codes(codes, 0x00ff00ffu, 128);
+    odd = take_codes(codes >> 8, 0x00ff00ffu, 128);
   }
-  __device__ static void value(uint32_t codes, uint32_t& even, uint32_t& odd) {
-    key(codes, even, odd);
-    even = take_off(even, kOffset);
-    odd = take_off(odd, kOffset);
-  }
+  __device__ static void value(uint32_t codes, uint32_t& even, uint32_t& odd) { key(codes, even, odd); }
 };
 
 // Every e4m3 number is an f16, and converted to it.
 struct CodesE4m3 {
-  static constexpr int kOffset = 0, kKeyExponent = 0, kValueExponent = 0, kShift = Half::kShift;
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) { return j / 2 * 32 + 8 * t + j % 2 * 4 + i; }
   __device__ static uint32_t halves(uint32_t pair) {  // of the two lower bytes
     uint32_t result;
@@ -160,8 +156,7 @@ struct PanelQ4 {
   using KeyNumber = Half;
   using ValueNumber = Half;
   static constexpr int32_t kDtype = TANDEM_Q4_0;
-  static constexpr int kBits = 4, kGroup = 32, kOffset = 8, kKeySteps = 2, kValueSteps = 4, kRound = 2;
-  static constexpr int kKeyExponent = 24, kValueExponent = 24, kShift = Half::kShift;
+  static constexpr int kBits = 4, kGroup = 32, kKeySteps = 2, kValueSteps = 4, kRound = 2, kShift = Half::kShift;
   __host__ __device__ static constexpr int key_of(int c) { return c; }
   __host__ __device__ static constexpr int place_of(int key) { return key; }
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) {
@@ -173,8 +168,8 @@ struct PanelQ4 {
 
   // Dims 0 and 4 of a word's eight, 1 and 5, and likewise of the word moved by 8 bits.
   __device__ static void codes(uint32_t word, uint32_t& lower, uint32_t& upper) {
-    lower = word & 0x000f000fu;
-    upper = word & 0x00f000f0u;
+    lower = take_codes(word, 0x000f000fu, 8);
+    upper = take_codes(word, 0x00f000f0u, 128);
   }
   template <class P>
   __device__ static uint32_t key_row(uint32_t base, int lane) {
@@ -204,8 +199,6 @@ struct PanelQ4 {
       for (int i = 0; i < 4; ++i) {
         codes(m[i / 2 * 2] >> i % 2 * 8, a[k][i][0], a[k][i][1]);
         codes(m[i / 2 * 2 + 1] >> i % 2 * 8, a[k][i][2], a[k][i][3]);
-#pragma unroll
-        for (int r = 0; r < 4; ++r) a[k][i][r] = take_off(a[k][i][r], r % 2 == 0 ? kOffset : 16 * kOffset);
       }
     }
   }
