@@ -119,29 +119,23 @@ __device__ inline void clear_values(uint32_t values, uint32_t scales, int lo, in
 template <class Shape>
 using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];
 
-// The rows of a part of a unit.
-template <class Shape, class Rows>
-using PartRows = Panels<Rows::kRowBytes, Shape::kPartKeys>;
-
 // s = q.k before scale, of row g of each tile.
 template <class Shape>
 __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_t scales, const StagedQueries& staged,
-                                     int part, Logits<Shape>& s) {
+                                     Logits<Shape>& s) {
   using K = typename Shape::K;
-  using Rows = PartRows<Shape, typename Shape::KRows>;
-  static_assert(Shape::kParts == 1 || Rows::kCount == 1);
-  constexpr int kBlocks = Shape::kPartKeys / 8, kSumSteps = 2;  // sums are cut off, not rounded: so many steps are one
+  constexpr int kBlocks = Shape::kKeys / 8, kSumSteps = 2;  // sums are cut off, not rounded: so many steps are one
   const int lane = threadIdx.x % 32;
-  const uint32_t row = K::template key_row<Rows>(k + part * Rows::kBytes, lane);
+  const uint32_t row = K::template key_row<typename Shape::KRows>(k, lane);
   KeyScales<Shape::kKScales> scale[kBlocks][2];
-  load_key_scales<Shape>(scales + part * 2 * Shape::kPartKeys * Shape::kKScales, scale);
+  load_key_scales<Shape>(scales, scale);
 #pragma unroll
   for (int first = 0; first < Shape::kKSteps; first += kSumSteps) {
     float sum[kBlocks][4] = {};
 #pragma unroll
     for (int j = first; j < first + kSumSteps && j < Shape::kKSteps; j += K::kKeySteps) {
       uint32_t b[K::kKeySteps][kBlocks][2];
-      K::template keys<Rows>(b, row, j);
+      K::template keys<typename Shape::KRows>(b, row, j);
 #pragma unroll
       for (int quad = 0; quad < Shape::kQuads; ++quad) {
         if (quad > 0 && call.n_q_parts <= (Shape::kTiles == 1 ? 2 : 1) * quad) break;
@@ -161,8 +155,7 @@ __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_
 #pragma unroll
         for (int tile = 0; tile < Shape::kTiles; ++tile) {
           const float x = Shape::kTiles == 1 ? sum[n][i] + sum[n][i + 2] : sum[n][i + 2 * tile];
-          float& to = s[tile][part * kBlocks + n][i];
-          to = first == 0 ? each * x : K::kGroup > 0 ? to + each * x : to + x;
+          s[tile][n][i] = first == 0 ? each * x : K::kGroup > 0 ? s[tile][n][i] + each * x : s[tile][n][i] + x;
         }
       }
   }
@@ -172,16 +165,15 @@ __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_
 template <class Shape>
 struct WeightParts {
   using Number = typename Shape::V::ValueNumber;
-  static constexpr int kBlocks = Shape::kPartKeys / 8;
-  uint32_t of[Shape::kPParts][Shape::kTiles][kBlocks];
+  uint32_t of[Shape::kPParts][Shape::kTiles][Shape::kKeys / 8];
 
-  __device__ void split_all(const Logits<Shape>& p, int of_unit) {
+  __device__ void split_all(const Logits<Shape>& p) {
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n)
+    for (int n = 0; n < Shape::kKeys / 8; ++n)
 #pragma unroll
       for (int tile = 0; tile < Shape::kTiles; ++tile) {
         uint32_t parts[Shape::kPParts];
-        split<Number>(p[tile][of_unit * kBlocks + n][0], p[tile][of_unit * kBlocks + n][1], parts);
+        split<Number>(p[tile][n][0], p[tile][n][1], parts);
 #pragma unroll
         for (int part = 0; part < Shape::kPParts; ++part) of[part][tile][n] = parts[part];
       }
@@ -191,7 +183,7 @@ struct WeightParts {
     const float4 pairs = load_floats(scales);
     const float scale[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n)
+    for (int n = 0; n < Shape::kKeys / 8; ++n)
 #pragma unroll
       for (int tile = 0; tile < Shape::kTiles; ++tile) {
         uint32_t parts[2];
@@ -210,15 +202,13 @@ struct WeightParts {
 template <class Shape>
 __device__ inline void multiply_values(uint32_t v, uint32_t scales, const WeightParts<Shape>& p, RowState<Shape>& state) {
   using V = typename Shape::V;
-  using Rows = PartRows<Shape, typename Shape::VRows>;
-  static_assert(Shape::kParts == 1 || Rows::kCount == 1);
   const int lane = threadIdx.x % 32;
-  const uint32_t row = V::template value_row<Rows, typename Shape::K>(v, lane);
+  const uint32_t row = V::template value_row<typename Shape::VRows, typename Shape::K>(v, lane);
   WeightParts<Shape> scaled;
 #pragma unroll
   for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
-    uint32_t a[Shape::kPartKeys / 16][V::kValueSteps][4];
-    V::template values<Rows>(a, row, first);
+    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
+    V::template values<typename Shape::VRows>(a, row, first);
 #pragma unroll
     for (int i = 0; i < V::kValueSteps; ++i) {
       const int block = first + i;
@@ -229,7 +219,7 @@ __device__ inline void multiply_values(uint32_t v, uint32_t scales, const Weight
 #pragma unroll
       for (int tile = 0; tile < Shape::kTiles; ++tile)
 #pragma unroll
-        for (int k = 0; k < Shape::kPartKeys / 16; ++k) weights.multiply(tile, k, a[k][i], state.o[tile][block]);
+        for (int k = 0; k < Shape::kKeys / 16; ++k) weights.multiply(tile, k, a[k][i], state.o[tile][block]);
     }
   }
 }
@@ -326,25 +316,17 @@ __device__ inline void attend_unit(const DecodeCall& call, const Piece& piece, c
   ValueScales<Shape> scales = {value_scales, stage.scaled};
   if constexpr (Shape::kVScales > 0) scales.begin(state);
   Logits<Shape> s;
-#pragma unroll
-  for (int part = 0; part < Shape::kParts; ++part) multiply_keys<Shape>(call, stage.boxes, stage.scales, staged, part, s);
+  multiply_keys<Shape>(call, stage.boxes, stage.scales, staged, s);
   make_logits<Shape>(call, seen, key, is_whole, s);
   weigh<Shape>(s, state);
-  const auto multiply = [&] {
-#pragma unroll
-    for (int part = 0; part < Shape::kParts; ++part) {
-      WeightParts<Shape> p;
-      p.split_all(s, part);
-      multiply_values<Shape>(values + part * PartRows<Shape, typename Shape::VRows>::kBytes,
-                             stage.scaled + part * 64 * Shape::kVScales, p, state);
-    }
-  };
+  WeightParts<Shape> p;
+  p.split_all(s);
   if constexpr (Shape::kVScales == 0) {
-    multiply();
+    multiply_values<Shape>(values, 0, p, state);
   } else {
     __syncwarp();
     for (;;) {
-      multiply();
+      multiply_values<Shape>(values, stage.scaled, p, state);
       if (__builtin_expect(static_cast<long>(!scales.has_rest), 1)) break;
       scales.go_on(state);
     }

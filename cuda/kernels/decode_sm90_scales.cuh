@@ -44,10 +44,10 @@ struct KeyScales {
 
 // Of K: the keys of a unit are, for a lane, places 2 t and 2 t + 1 of every 8.
 template <class Shape>
-__device__ inline void load_key_scales(uint32_t scales, KeyScales<Shape::kKScales> (&to)[Shape::kPartKeys / 8][2]) {
+__device__ inline void load_key_scales(uint32_t scales, KeyScales<Shape::kKScales> (&to)[Shape::kKeys / 8][2]) {
   if constexpr (Shape::kKScales > 0) {
 #pragma unroll
-    for (int n = 0; n < Shape::kPartKeys / 8; ++n)
+    for (int n = 0; n < Shape::kKeys / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         to[n][i].load(scales + 2 * Shape::kKScales * (8 * n + Shape::K::key_of(static_cast<int>(threadIdx.x % 4) * 2 + i)));
@@ -78,14 +78,12 @@ __device__ inline void multiply_state(RowState<Shape>& state, float factor) {
       for (int i = 0; i < 4; ++i) state.o[n][b][i] *= factor;
 }
 
-// A unit's scales of V, in o's units. A lane has a key's of each part, and puts them where all find them: for each part and
-// group, the pairs of lane t's keys of every 8.
+// A unit's scales of V, in o's units. A lane has a key's, and puts them where all find them: for each group, the pairs of
+// lane t's keys of every 8.
 template <class Shape>
 struct ValueScales {
   static constexpr int kBand = 6;
-  struct Own {
-    KeyScales<Shape::kVScales> of[Shape::kParts];
-  };
+  using Own = KeyScales<Shape::kVScales>;
   uint32_t from, to;
   int band = 0;
   bool has_rest = false;
@@ -93,12 +91,11 @@ struct ValueScales {
   // Sees to it that o's unit is large enough. What is multiplied first are all scales but for some that are much smaller.
   __device__ void begin(RowState<Shape>& state) {
     const Own own = load();
-    __half2 most = __habs2(to_halves(own.of[0].pairs[0])), least = most;
+    __half2 most = __habs2(to_halves(own.pairs[0])), least = most;
 #pragma unroll
-    for (int i = 1; i < Shape::kParts * KeyScales<Shape::kVScales>::kPairs; ++i) {
-      const __half2 pair = __habs2(to_halves(own.of[i % Shape::kParts].pairs[i / Shape::kParts]));
-      most = __hmax2(most, pair);
-      least = __hmin2(least, pair);
+    for (int i = 1; i < Own::kPairs; ++i) {
+      most = __hmax2(most, __habs2(to_halves(own.pairs[i])));
+      least = __hmin2(least, __habs2(to_halves(own.pairs[i])));
     }
     const bool fits = __hblt2(most, __float2half2_rn(end(state))) && __hbge2(least, __float2half2_rn(begin_of_band(state)));
     if (__all_sync(~0u, fits))
@@ -127,39 +124,33 @@ struct ValueScales {
   }
   __device__ Own load() const {
     Own own;
-#pragma unroll
-    for (int part = 0; part < Shape::kParts; ++part)
-      own.of[part].load(from + 2 * Shape::kVScales * (part * Shape::kPartKeys + threadIdx.x % 32));
+    own.load(from + 2 * Shape::kVScales * (threadIdx.x % 32));
     return own;
-  }
-  template <class Visit>
-  __device__ static void for_each(const Own& own, Visit visit) {
-#pragma unroll
-    for (int part = 0; part < Shape::kParts; ++part)
-#pragma unroll
-      for (int g = 0; g < Shape::kVScales; ++g) visit(part * Shape::kVScales + g, own.of[part].at(g));
   }
   template <class IsHere>
   __device__ void store(const Own& own, float factor, IsHere is_here) const {
     const int key = static_cast<int>(threadIdx.x % 32), place = Shape::K::place_of(key % 8);
     const uint32_t at = to + place / 2 * 16 + key / 8 * 4 + place % 2 * 2;
-    for_each(own, [&](int i, float scale) {
-      store_half(at + 64 * i, __half_as_ushort(__float2half_rn(is_here(fabsf(scale)) ? scale * factor : 0.0f)));
-    });
+#pragma unroll
+    for (int g = 0; g < Shape::kVScales; ++g) {
+      const float scale = own.at(g);
+      store_half(at + 64 * g, __half_as_ushort(__float2half_rn(is_here(fabsf(scale)) ? scale * factor : 0.0f)));
+    }
   }
   // What is no number is in every band.
   __device__ void store_band(const Own& own, float end, const RowState<Shape>& state) {
     const float begin = begin_of_band(state);
     bool is_smaller = false;
-    for_each(own, [&](int, float scale) { is_smaller |= scale != 0.0f && fabsf(scale) < begin; });
+#pragma unroll
+    for (int g = 0; g < Shape::kVScales; ++g) is_smaller |= own.at(g) != 0.0f && fabsf(own.at(g)) < begin;
     has_rest = __any_sync(~0u, is_smaller);
     store(own, power_of_two(kBand * band - state.exponent), [=](float x) { return !(x < begin || x >= end); });
   }
   __device__ void begin_anew(const Own& own, RowState<Shape>& state) {
     float largest = 0.0f;
-    for_each(own, [&](int, float scale) {
-      if (fabsf(scale) < INFINITY) largest = fmaxf(largest, fabsf(scale));
-    });
+#pragma unroll
+    for (int g = 0; g < Shape::kVScales; ++g)
+      if (fabsf(own.at(g)) < INFINITY) largest = fmaxf(largest, fabsf(own.at(g)));
     for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
     if (largest >= end(state)) {
       const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;

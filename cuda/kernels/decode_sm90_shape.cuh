@@ -16,8 +16,7 @@ struct DecodeSm90Shape {
   using K = K_;
   using V = V_;
   static constexpr int kKDim = kKDim_, kVDim = kVDim_, kTiles = kTiles_, kRows = 8 * kTiles_;
-  static constexpr int kKeys = K::kBits < 8 ? 64 : K::kBits < 16 ? 32 : 16, kUnitKeys = kKeys;
-  static constexpr int kPartKeys = kKeys < 32 ? kKeys : 32, kParts = kKeys / kPartKeys;  // of which are multiplied at once
+  static constexpr int kKeys = K::kBits < 16 ? 32 : 16, kUnitKeys = kKeys;
   using KRows = Panels<kKDim * K::kBits / 8, kKeys>;
   using VRows = Panels<kVDim * V::kBits / 8, kKeys>;
   static constexpr int kKSteps = round_up((kKDim + 15) / 16, K::kRound), kVSteps = round_up((kVDim + 15) / 16, V::kRound);
@@ -28,15 +27,15 @@ struct DecodeSm90Shape {
   static constexpr int kBoxBytes = KRows::kBytes + VRows::kBytes, kScaleBytes = 2 * kKeys * (kKScales + kVScales);
   static constexpr int kStageBytes = kBoxBytes + kScaleBytes;
   static constexpr int kQBytes = kQuads * kKSteps * 512;
+  static constexpr int kScaledBytes = 64 * kVScales;  // a warp's, of a unit's scales of V as they are multiplied
+  static constexpr int kRoom = 227 * 1024 - kQBytes - 2048 - 16 * kScaledBytes;
   // Conversions take instructions: more warps hide more of what these wait for. Else the longer pipelines do.
-  static constexpr int kMostWarps = K::kBits < 8 ? 12 : 8;
-  static constexpr int kScaledBytes = 64 * kVScales * kParts;  // a warp's, of a unit's scales of V as they are multiplied
-  static constexpr int kRoom = 227 * 1024 - kQBytes - 1024 - kMostWarps * kScaledBytes;
+  static constexpr int kMostWarps = K::kBits < 8 ? 16 : 8;
   static constexpr int kWarps = 2 * kMostWarps * kStageBytes <= kRoom ? kMostWarps : 16 * kStageBytes <= kRoom ? 8 : 4;
   static constexpr int kFit = kRoom / (kWarps * kStageBytes), kStages = kFit < 4 ? kFit : 4;
   static_assert(kStages >= 2);
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kLeastUnits = kWarps / 2 / kParts, kPieceUnits = 2 * kWarps / kParts;
+  static constexpr int kLeastUnits = kWarps / 2, kPieceUnits = 2 * kWarps;
 
   // States: o, then m and l of each row. Those of warps lie in the pipeline's place, rows 4 banks apart.
   static constexpr int kStateStride = kVDim, kStateFloats = kRows * (kVDim + 2);
