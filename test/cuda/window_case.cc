@@ -66,11 +66,12 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
   std::vector<std::byte> rows[2];
   for (int32_t p = 0; p < 2; ++p) rows[p].resize(static_cast<size_t>(n_made * n_heads * row_bytes_.of[plane + p]));
   for (double& x : made) x = (is_k ? 0.0 : options_.v_mean) + random.normal();
-  if (!is_k && options_.v_exponents > 0)
-    for (size_t i = 0; i < made.size();) {
-      const double factor = std::ldexp(1.0, static_cast<int>(random.integer(-options_.v_exponents, options_.v_exponents)));
-      for (const size_t end = std::min(made.size(), i + 32); i < end; ++i) made[i] *= factor;
-    }
+  double factor = 1.0;
+  for (size_t i = 0; !is_k && options_.v_least < options_.v_most && i < made.size(); ++i) {
+    if (static_cast<int64_t>(i) % dim % 32 == 0)
+      factor = std::ldexp(1.0, static_cast<int>(random.integer(options_.v_least, options_.v_most)));
+    made[i] *= factor;
+  }
   for (int64_t row = 0; row < n_made * n_heads; ++row) {
     std::byte* code = rows[0].data() + row * row_bytes_.of[plane];
     std::byte* scale = rows[1].data() + row * row_bytes_.of[plane + 1];

@@ -28,11 +28,11 @@ struct WindowOptions {
   bool shuffled = true;
   double q_size = 1.0;  // standard deviation of q's elements
   double v_mean = 0.0;
-  int32_t v_exponents = 0;  // every 32 numbers of a row of V are multiplied by a power of two, of up to so many either way
-  double mass_epsilon = 0x1p-16;  // of V with groups (reference/gate.h)
-  bool hides_old = false;         // keys behind the sliding window are NaN
-  int32_t n_distinct = 0;         // keys, and queries; the others repeat these. 0: all are
-  int32_t n_layers = 1;           // copies of the window, for benches
+  int32_t v_least = 0, v_most = 0;  // every 32 numbers of a row of V are multiplied by a power of two, in this range
+  double mass_epsilon = 0x1p-16;    // of V with groups (reference/gate.h)
+  bool hides_old = false;           // keys behind the sliding window are NaN
+  int32_t n_distinct = 0;           // keys, and queries; the others repeat these. 0: all are
+  int32_t n_layers = 1;             // copies of the window, for benches
   uint64_t seed = 1;
 };
 
