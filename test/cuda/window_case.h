@@ -29,7 +29,7 @@ struct WindowOptions {
   double q_size = 1.0;  // standard deviation of q's elements
   double v_mean = 0.0;
   int32_t v_least = 0, v_most = 0;  // every 32 numbers of a row of V are multiplied by a power of two, in this range
-  double mass_epsilon = 0x1p-16;    // of V with groups (reference/gate.h)
+  double mass_epsilon = 0.0;        // of the gate (reference/gate.h); 0: as for any call
   bool hides_old = false;           // keys behind the sliding window are NaN
   int32_t n_distinct = 0;           // keys, and queries; the others repeat these. 0: all are
   int32_t n_layers = 1;             // copies of the window, for benches
@@ -58,7 +58,6 @@ class WindowCase {
   void make_pages(reference::Random& random);
   std::vector<double> make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane);
   void make_call();
-  bool rounds_weights() const;
 
   const OpenDevice& device_;
   WindowOptions options_;
