@@ -31,7 +31,7 @@ struct DecodeShape {
   using KRow = RowShape<K, kKDim>;
   using VRow = RowShape<V, kVDim>;
   static constexpr int kQParts = K::KeyNumber::kNarrow ? 2 : 3;
-  static constexpr int kPParts = V::kParts > 2 ? V::kParts : 2;
+  static constexpr int kPParts = V::kParts > 2 || V::kGroup > 0 ? 3 : 2;  // two bf16 leave 2^-17 of a weight
   static constexpr int kStageBytes = KRow::kSliceBytes + VRow::kSliceBytes;
   static constexpr int kQBytes = kQParts * kTiles * KRow::kSteps * 256;
   // Where two stages leave room for four blocks on a multiprocessor, the more warps hide the more latency: of loads, and of

@@ -11,24 +11,26 @@
 // Of the 16 rows of q, 8 are a tile of query rows and 8 another, or, where there is but one, the second summand of the
 // first.
 //
-// Codes of K are multiplied with their offset (stored_panels.cuh): it is taken off by where sums begin, which depends on q
-// alone.
-//
 // A call is short beside what surrounds reading: a block looks up its piece, asks for its keys, and stages q meanwhile; its
 // warps' states become one, and the last block of an item loads all states of a row at once. The kernel behind may start
 // before this one ends.
 #pragma once
 
-#include "cuda/kernels/decode_sm90_states.cuh"
+#include "cuda/kernels/decode_sm90_scales.cuh"
 
 namespace tandem::cuda {
 
 // ---- keys --------------------------------------------------------------------------------------------------------------
 
+// A unit in shared memory, and room for its scales of V as they are multiplied.
+struct Stage {
+  uint32_t boxes, scales, scaled;
+};
+
 // A warp's stages: of boxes, of scales, and a barrier each.
 template <class Shape>
 struct Pipeline {
-  uint32_t boxes, scales, barriers;
+  uint32_t boxes, scales, scaled, barriers;
   int stage = 0, parity = 0;  // of the unit that is read next
 
   __device__ uint32_t box(int s) const { return boxes + s * Shape::kBoxBytes; }
@@ -114,49 +116,6 @@ __device__ inline void clear_values(uint32_t values, uint32_t scales, int lo, in
 
 // ---- products ----------------------------------------------------------------------------------------------------------
 
-// Scales of a key's groups, in pairs.
-template <int kScales>
-struct KeyScales {
-  static constexpr int kPairs = (kScales + 1) / 2;
-  uint32_t pairs[kPairs > 0 ? kPairs : 1];
-
-  __device__ void load(uint32_t at) {
-    if constexpr (kScales % 4 == 0) {
-#pragma unroll
-      for (int i = 0; i < kPairs; i += 2) {
-        const uint2 words = load_two_words(at + 4 * i);
-        pairs[i] = words.x, pairs[i + 1] = words.y;
-      }
-    } else if constexpr (kScales % 2 == 0) {
-#pragma unroll
-      for (int i = 0; i < kPairs; ++i) pairs[i] = load_word(at + 4 * i);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kScales; ++i) {
-        uint16_t bits;
-        asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(bits) : "r"(at + 2 * i) : "memory");
-        pairs[i / 2] = i % 2 == 0 ? bits : pairs[i / 2] | static_cast<uint32_t>(bits) << 16;
-      }
-    }
-  }
-  __device__ float at(int group) const {
-    const float2 both = Half::unpack(pairs[group / 2]);
-    return group % 2 == 0 ? both.x : both.y;
-  }
-};
-
-// The keys of a unit are, for a lane, places 2 t and 2 t + 1 of every 8.
-template <class Shape, int kScales>
-__device__ inline void load_scales(uint32_t scales, KeyScales<kScales> (&to)[Shape::kKeys / 8][2]) {
-  if constexpr (kScales > 0) {
-#pragma unroll
-    for (int n = 0; n < Shape::kKeys / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        to[n][i].load(scales + 2 * kScales * (8 * n + Shape::K::key_of(static_cast<int>(threadIdx.x % 4) * 2 + i)));
-  }
-}
-
 template <class Shape>
 using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];
 
@@ -169,12 +128,10 @@ __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_
   const int lane = threadIdx.x % 32;
   const uint32_t row = K::template key_row<typename Shape::KRows>(k, lane);
   KeyScales<Shape::kKScales> scale[kBlocks][2];
-  load_scales<Shape>(scales, scale);
+  load_key_scales<Shape>(scales, scale);
 #pragma unroll
   for (int first = 0; first < Shape::kKSteps; first += kSumSteps) {
-    const float2 start = K::kGroup > 0 ? staged.starts[first / 2 * 8 + lane / 4] : make_float2(0.0f, 0.0f);
-    const float begin[4] = {start.x, start.x, start.y, start.y};
-    float sum[kBlocks][4];
+    float sum[kBlocks][4] = {};
 #pragma unroll
     for (int j = first; j < first + kSumSteps && j < Shape::kKSteps; j += K::kKeySteps) {
       uint32_t b[K::kKeySteps][kBlocks][2];
@@ -186,11 +143,7 @@ __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_
         for (int i = 0; i < K::kKeySteps; ++i) {
           const uint4 q = staged.fragments[(quad * Shape::kKSteps + j + i) * 32 + lane];
 #pragma unroll
-          for (int n = 0; n < kBlocks; ++n)
-            if (quad == 0 && j + i == first)
-              K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n], begin);
-            else
-              K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n]);
+          for (int n = 0; n < kBlocks; ++n) K::KeyNumber::multiply(sum[n], {q.x, q.y, q.z, q.w}, b[i][n]);
         }
       }
     }
@@ -208,40 +161,50 @@ __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_
   }
 }
 
-// Weights, times the scales of a group, as the summands of a product.
+// Weights as the summands of a product.
 template <class Shape>
 struct WeightParts {
+  using Number = typename Shape::V::ValueNumber;
   uint32_t of[Shape::kPParts][Shape::kTiles][Shape::kKeys / 8];
 
-  __device__ void make(const Logits<Shape>& p, const KeyScales<Shape::kVScales> (&scale)[Shape::kKeys / 8][2], int group) {
+  __device__ void split_all(const Logits<Shape>& p) {
 #pragma unroll
     for (int n = 0; n < Shape::kKeys / 8; ++n)
 #pragma unroll
       for (int tile = 0; tile < Shape::kTiles; ++tile) {
-        const float first = Shape::kVScales > 0 ? scale[n][0].at(group) : 1.0f;
-        const float second = Shape::kVScales > 0 ? scale[n][1].at(group) : 1.0f;
         uint32_t parts[Shape::kPParts];
-        split<typename Shape::V::ValueNumber>(p[tile][n][0] * first, p[tile][n][1] * second, parts);
+        split<Number>(p[tile][n][0], p[tile][n][1], parts);
 #pragma unroll
         for (int part = 0; part < Shape::kPParts; ++part) of[part][tile][n] = parts[part];
+      }
+  }
+  // p times a group's scales.
+  __device__ void scale_all(const WeightParts& p, uint32_t scales) {
+    const float4 pairs = load_floats(scales);
+    const float scale[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#pragma unroll
+    for (int n = 0; n < Shape::kKeys / 8; ++n)
+#pragma unroll
+      for (int tile = 0; tile < Shape::kTiles; ++tile) {
+        uint32_t parts[2];
+        scale_parts(p.of[0][tile][n], p.of[1][tile][n], __float_as_uint(scale[n]), parts);
+        of[0][tile][n] = parts[0], of[1][tile][n] = parts[1];
       }
   }
   __device__ void multiply(int tile, int k, const uint32_t (&a)[4], float (&sum)[4]) const {
 #pragma unroll
     for (int part = 0; part < Shape::kPParts; ++part)
-      Shape::V::ValueNumber::multiply(sum, a, {of[part][tile][2 * k], of[part][tile][2 * k + 1]});
+      Number::multiply(sum, a, {of[part][tile][2 * k], of[part][tile][2 * k + 1]});
   }
 };
 
-// o += V P.
+// o += V P. scales: in o's units (ValueScales).
 template <class Shape>
-__device__ inline void multiply_values(uint32_t v, uint32_t scales, const Logits<Shape>& p, RowState<Shape>& state) {
+__device__ inline void multiply_values(uint32_t v, uint32_t scales, const WeightParts<Shape>& p, RowState<Shape>& state) {
   using V = typename Shape::V;
   const int lane = threadIdx.x % 32;
   const uint32_t row = V::template value_row<typename Shape::VRows, typename Shape::K>(v, lane);
-  KeyScales<Shape::kVScales> scale[Shape::kKeys / 8][2];
-  load_scales<Shape>(scales, scale);
-  WeightParts<Shape> weights;
+  WeightParts<Shape> scaled;
 #pragma unroll
   for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
     uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
@@ -250,7 +213,9 @@ __device__ inline void multiply_values(uint32_t v, uint32_t scales, const Logits
     for (int i = 0; i < V::kValueSteps; ++i) {
       const int block = first + i;
       if (block >= Shape::kVSteps) break;
-      if (block == 0 || (V::kGroup > 0 && block % 2 == 0)) weights.make(p, scale, block / 2);
+      if constexpr (Shape::kVScales > 0)
+        if (block % 2 == 0) scaled.scale_all(p, scales + block / 2 * 64 + lane % 4 * 16);
+      const WeightParts<Shape>& weights = Shape::kVScales > 0 ? scaled : p;
 #pragma unroll
       for (int tile = 0; tile < Shape::kTiles; ++tile)
 #pragma unroll
@@ -341,17 +306,32 @@ __device__ inline void weigh(Logits<Shape>& s, RowState<Shape>& state) {
 // A unit, from `key` on, into the warp's state.
 template <class Shape>
 __device__ inline void attend_unit(const DecodeCall& call, const Piece& piece, const SeenKeys<Shape>& seen, int64_t key,
-                                   uint32_t boxes, uint32_t scales, const StagedQueries& staged, RowState<Shape>& state) {
-  const uint32_t values = boxes + Shape::KRows::kBytes, value_scales = scales + 2 * Shape::kKeys * Shape::kKScales;
+                                   const Stage& stage, const StagedQueries& staged, RowState<Shape>& state) {
+  const uint32_t values = stage.boxes + Shape::KRows::kBytes;
+  const uint32_t value_scales = stage.scales + 2 * Shape::kKeys * Shape::kKScales;
   const bool is_whole = key >= seen.all_lo && key + Shape::kKeys <= seen.all_hi;
   if (!is_whole)
     clear_values<Shape>(values, value_scales, static_cast<int>(max(piece.sequence.begin - key, int64_t{0})),
                         static_cast<int>(min(piece.sequence.end - key, int64_t{Shape::kKeys})));
+  ValueScales<Shape> scales = {value_scales, stage.scaled};
+  if constexpr (Shape::kVScales > 0) scales.begin(state);
   Logits<Shape> s;
-  multiply_keys<Shape>(call, boxes, scales, staged, s);
+  multiply_keys<Shape>(call, stage.boxes, stage.scales, staged, s);
   make_logits<Shape>(call, seen, key, is_whole, s);
   weigh<Shape>(s, state);
-  multiply_values<Shape>(values, value_scales, s, state);
+  WeightParts<Shape> p;
+  p.split_all(s);
+  if constexpr (Shape::kVScales == 0) {
+    multiply_values<Shape>(values, 0, p, state);
+  } else {
+    __syncwarp();
+    for (;;) {
+      multiply_values<Shape>(values, stage.scaled, p, state);
+      if (__builtin_expect(static_cast<long>(!scales.has_rest), 1)) break;
+      scales.go_on(state);
+    }
+    scales.finish(state);
+  }
 }
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
@@ -382,8 +362,8 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   for (int i = 0; i < n_units; ++i) {
     const int stage = pipeline.stage;
     wait_for_phase(pipeline.barrier(stage), static_cast<uint32_t>(pipeline.parity));
-    attend_unit<Shape>(call, piece, seen, int64_t{first + i * Shape::kWarps} * Shape::kKeys, pipeline.box(stage),
-                       pipeline.scale(stage), staged, state);
+    attend_unit<Shape>(call, piece, seen, int64_t{first + i * Shape::kWarps} * Shape::kKeys,
+                       {pipeline.box(stage), pipeline.scale(stage), pipeline.scaled}, staged, state);
     __syncwarp();
     ask(i + Shape::kStages, stage);
     pipeline.advance();
@@ -401,13 +381,12 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __shared__ int is_last;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
   const KeyMaps maps = {&k_map, &v_map};
-  const StagedQueries staged = {reinterpret_cast<uint4*>(shared + Shape::kQAt),
-                                reinterpret_cast<float2*>(shared + Shape::kStartAt), scale};
+  const StagedQueries staged = {reinterpret_cast<uint4*>(shared + Shape::kQAt), scale};
   auto* const warp_states = reinterpret_cast<float*>(shared);
   const uint32_t base = shared_address(shared);
-  Pipeline<Shape> pipeline = {base + warp * Shape::kStages * Shape::kBoxBytes,
-                              base + Shape::kScalesAt + warp * Shape::kStages * Shape::kScaleBytes,
-                              shared_address(barriers + warp * Shape::kStages)};
+  Pipeline<Shape> pipeline = {
+      base + warp * Shape::kStages * Shape::kBoxBytes, base + Shape::kScalesAt + warp * Shape::kStages * Shape::kScaleBytes,
+      base + Shape::kScaledAt + warp * Shape::kScaledBytes, shared_address(barriers + warp * Shape::kStages)};
   if (threadIdx.x % 32 == 0) {
     for (int i = 0; i < Shape::kStages; ++i) init_barrier(pipeline.barrier(i));
     publish_barriers();

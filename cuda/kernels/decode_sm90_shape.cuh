@@ -26,10 +26,11 @@ struct DecodeSm90Shape {
 
   static constexpr int kBoxBytes = KRows::kBytes + VRows::kBytes, kScaleBytes = 2 * kKeys * (kKScales + kVScales);
   static constexpr int kStageBytes = kBoxBytes + kScaleBytes;
-  static constexpr int kQBytes = kQuads * kKSteps * 512, kStartBytes = kKScales * 64;
-  static constexpr int kRoom = 227 * 1024 - kQBytes - kStartBytes - 2048;
+  static constexpr int kQBytes = kQuads * kKSteps * 512;
+  static constexpr int kScaledBytes = 64 * kVScales;  // a warp's, of a unit's scales of V as they are multiplied
+  static constexpr int kRoom = 227 * 1024 - kQBytes - 2048 - 16 * kScaledBytes;
   // Conversions take instructions: more warps hide more of what these wait for. Else the longer pipelines do.
-  static constexpr int kMostWarps = K::kBits < 8 ? 12 : 8;
+  static constexpr int kMostWarps = K::kBits < 8 ? 16 : 8;
   static constexpr int kWarps = 2 * kMostWarps * kStageBytes <= kRoom ? kMostWarps : 16 * kStageBytes <= kRoom ? 8 : 4;
   static constexpr int kFit = kRoom / (kWarps * kStageBytes), kStages = kFit < 4 ? kFit : 4;
   static_assert(kStages >= 2);
@@ -43,16 +44,15 @@ struct DecodeSm90Shape {
   static constexpr int kPipelineBytes =
       round_up(kStagesBytes > 4 * kWarps * kWarpFloats ? kStagesBytes : 4 * kWarps * kWarpFloats, 128);
   static constexpr int kScalesAt = kPipelineBytes, kQAt = kScalesAt + kWarps * kStages * kScaleBytes;
-  static constexpr int kStartAt = kQAt + kQBytes, kSharedBytes = kStartAt + kStartBytes;
+  static constexpr int kScaledAt = kQAt + kQBytes, kSharedBytes = kScaledAt + kWarps * kScaledBytes;
 };
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
 
-// What is staged of q: fragments [kQuads][kKSteps][32], the beginnings of sums [kKScales][8], and what takes products to
-// logits in units of ln 2 (without a soft cap).
+// What is staged of q: fragments [kQuads][kKSteps][32], and what takes products to logits in units of ln 2 (without a soft
+// cap).
 struct StagedQueries {
   uint4* fragments;
-  float2* starts;
   float* scale;  // [kRows]
 };
 
@@ -73,7 +73,7 @@ __device__ inline void load_row(const DecodeCall& call, const Piece& piece, int 
     }
 }
 
-// Puts a lane's numbers of a row where products take them, and adds up what the offset of codes makes of them.
+// Puts a lane's numbers of a row where products take them.
 template <class Shape>
 __device__ inline void stage_row(int r, const float (&x)[kQueryItems<Shape>][4], const StagedQueries& staged) {
   using K = typename Shape::K;
@@ -99,20 +99,6 @@ __device__ inline void stage_row(int r, const float (&x)[kQueryItems<Shape>][4],
           reinterpret_cast<uint32_t*>(at)[2 + r / 8] = high[quad];
         }
       }
-    }
-    if (Shape::kKScales == 0) continue;
-    float sums[2] = {};
-#pragma unroll
-    for (int p = 0; p < Shape::kQParts; ++p) {
-      const float2 a = Number::unpack(low[p]), b = Number::unpack(high[p]);
-      sums[Shape::kTiles == 1 ? p : 0] += (a.x + a.y) / K::key_factor(0) + (b.x + b.y) / K::key_factor(2);
-    }
-#pragma unroll
-    for (int p = 0; p < (Shape::kTiles == 1 ? 2 : 1); ++p) {
-      for (int mask = 4; mask > 0; mask /= 2) sums[p] += __shfl_xor_sync(~0u, sums[p], mask);
-      const float start = sums[p] * (-static_cast<float>(K::kOffset) / static_cast<float>(1 << K::kKeyExponent));
-      float* const at = reinterpret_cast<float*>(staged.starts + item / 8 * 8 + r % 8);
-      if (lane % 8 == 0 && item < 4 * Shape::kKSteps) at[Shape::kTiles == 1 ? p : r / 8] = start;
     }
   }
 }
@@ -160,8 +146,7 @@ __device__ void stage_queries(const DecodeCall& call, LoadedQueries<Shape>& load
         for (int i = 0; i < 4; ++i) x[k][i] *= power_of_two(exponent);
     }
     if (threadIdx.x % 32 == 0)
-      staged.scale[r] = power_of_two(-exponent) * static_cast<float>(1 << Shape::K::kKeyExponent) * call.sm_scale *
-                        (call.soft_cap > 0.0f ? 1.0f : kLog2E);
+      staged.scale[r] = power_of_two(-exponent) * call.sm_scale * (call.soft_cap > 0.0f ? 1.0f : kLog2E);
     stage_row<Shape>(r, x, staged);
   }
 }

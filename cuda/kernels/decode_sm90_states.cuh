@@ -12,10 +12,12 @@ template <class Shape>
 struct RowState {
   float o[Shape::kTiles][Shape::kVSteps][4];
   float m[Shape::kTiles], l[Shape::kTiles];
+  int exponent;  // o is in units of 2^exponent
 };
 
 template <class Shape>
 __device__ inline void clear(RowState<Shape>& state) {
+  state.exponent = Shape::kVScales > 0 ? -26 : 0;  // less than any scale's
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n) {
     state.m[n] = -INFINITY, state.l[n] = 0.0f;
@@ -29,7 +31,7 @@ template <class Shape>
 __device__ void store_state(const RowState<Shape>& state, float* to) {
   using V = typename Shape::V;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const float l_factor = power_of_two(-V::kShift), o_factor = power_of_two(V::kValueExponent - V::kShift);
+  const float l_factor = power_of_two(-V::kShift), o_factor = power_of_two(state.exponent - V::kShift);
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n) {
     float l = state.l[n];

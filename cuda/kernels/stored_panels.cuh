@@ -8,11 +8,12 @@
 //   key_dim(j, t, i)    which dim is element i of a thread's four of a step: dims may come in any order, as long as q does
 //   value_dim(b, r)     which dim is row r of a block
 //
-// Codes need no conversion: put into the last bits of a 16-bit float they are subnormal numbers, which products and sums
-// take as they are, and 2^-kKeyExponent (f16) or 2^-kValueExponent (bf16) times themselves. (The top bit of a byte makes a
-// normal number of a bf16, and one that is as large as it should be.) Codes are kOffset more than what they stand for. Of K
-// this is left to the kernel. Of V it is taken off here: a sum of codes with their offset would not be exact where all that
-// weigh much are zeros. The upper code of a byte stays where it is, and is 16 times as large: key_factor(), value_factor().
+// place_of() is the inverse of key_of().
+//
+// Codes become integers: put into the last bits of an f16 they are 1024 and themselves, of which 1024 is taken off, and the
+// offset that codes have. (Left in, or as the subnormal numbers that they would be without 1024, they would cost products
+// their last bits: these are cut off by where the largest of a sum's numbers could have its first.) The upper code of a byte
+// stays where it is, and is 16 times as large: key_factor(), value_factor().
 #pragma once
 
 #include "cuda/kernels/bulk_copy.cuh"
@@ -27,11 +28,12 @@ __device__ inline uint2 load_two_words(uint32_t at) {
   return words;
 }
 
-// Of two codes as subnormal bf16.
-__device__ inline uint32_t take_off(uint32_t codes, int offset) {
-  const uint32_t offsets = static_cast<uint32_t>(offset) * 0x10001u;
-  uint32_t result;
-  asm("sub.rn.bf16x2 %0, %1, %2;\n" : "=r"(result) : "r"(codes), "r"(offsets));
+// Two codes in the last bits of f16 numbers, less an offset. mask: the bits that they may have.
+__device__ inline uint32_t take_codes(uint32_t word, uint32_t mask, int offset) {
+  const uint32_t offsets = (0x6400u + static_cast<uint32_t>(offset)) * 0x10001u;
+  uint32_t codes, result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;\n" : "=r"(codes) : "r"(word), "r"(mask), "r"(0x64006400u));  // word & mask | ...
+  asm("sub.rn.f16x2 %0, %1, %2;\n" : "=r"(result) : "r"(codes), "r"(offsets));
   return result;
 }
 
@@ -40,8 +42,8 @@ struct Panel16 {
   using KeyNumber = Number_;
   using ValueNumber = Number_;
   static constexpr int32_t kDtype = kDtype_;
-  static constexpr int kBits = 16, kGroup = 0, kOffset = 0, kKeySteps = 1, kValueSteps = 1, kRound = 1;
-  static constexpr int kKeyExponent = 0, kValueExponent = 0, kShift = Number_::kShift;
+  static constexpr int kBits = 16, kGroup = 0, kKeySteps = 1, kValueSteps = 1, kRound = 1;
+  static constexpr int kShift = Number_::kShift;
   __host__ __device__ static constexpr int key_of(int c) { return c; }
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) { return 16 * j + 2 * t + i % 2 + i / 2 * 8; }
   __host__ __device__ static constexpr int value_dim(int b, int r) { return 16 * b + r; }
@@ -73,13 +75,14 @@ struct Panel16 {
 };
 
 // Of 8 bits. A lane loads 8 bytes of a key, for two steps; keys in this order keep half a warp's loads in different banks.
-template <class Convert, int32_t kDtype_, class ValueNumber_, int kGroup_>
+template <class Convert, int32_t kDtype_, int kGroup_>
 struct Panel8 : Convert {
   using KeyNumber = Half;
-  using ValueNumber = ValueNumber_;
+  using ValueNumber = Half;
   static constexpr int32_t kDtype = kDtype_;
-  static constexpr int kBits = 8, kGroup = kGroup_, kKeySteps = 2, kValueSteps = 2, kRound = 2;
+  static constexpr int kBits = 8, kGroup = kGroup_, kKeySteps = 2, kValueSteps = 2, kRound = 2, kShift = Half::kShift;
   __host__ __device__ static constexpr int key_of(int c) { return c % 4 * 2 + c / 4; }
+  __host__ __device__ static constexpr int place_of(int key) { return key / 2 + key % 2 * 4; }
   __host__ __device__ static constexpr int value_dim(int b, int r) { return 16 * b + r % 8 * 2 + r / 8; }
   __host__ __device__ static constexpr float key_factor(int) { return 1.0f; }
   __host__ __device__ static constexpr float value_factor(int) { return 1.0f; }
@@ -118,24 +121,19 @@ struct Panel8 : Convert {
 };
 
 struct CodesQ8 {
-  static constexpr int kOffset = 128, kKeyExponent = 24, kValueExponent = 133, kShift = 96;
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) {
     return j / 2 * 32 + 8 * t + j % 2 * 4 + i % 2 * 2 + i / 2;
   }
   __device__ static void key(uint32_t codes, uint32_t& even, uint32_t& odd) {
-    even = (codes ^ 0x80808080u) & 0x00ff00ffu;
-    odd = (codes >> 8 ^ 0x00808080u) & 0x00ff00ffu;
+    codes ^= 0x80808080u;
+    even = take_codes(codes, 0x00ff00ffu, 128);
+    odd = take_codes(codes >> 8, 0x00ff00ffu, 128);
   }
-  __device__ static void value(uint32_t codes, uint32_t& even, uint32_t& odd) {
-    key(codes, even, odd);
-    even = take_off(even, kOffset);
-    odd = take_off(odd, kOffset);
-  }
+  __device__ static void value(uint32_t codes, uint32_t& even, uint32_t& odd) { key(codes, even, odd); }
 };
 
 // Every e4m3 number is an f16, and converted to it.
 struct CodesE4m3 {
-  static constexpr int kOffset = 0, kKeyExponent = 0, kValueExponent = 0, kShift = Half::kShift;
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) { return j / 2 * 32 + 8 * t + j % 2 * 4 + i; }
   __device__ static uint32_t halves(uint32_t pair) {  // of the two lower bytes
     uint32_t result;
@@ -156,11 +154,11 @@ struct CodesE4m3 {
 // q4_0: eight neighbouring dims of a key are a word, the lower half of a byte first.
 struct PanelQ4 {
   using KeyNumber = Half;
-  using ValueNumber = Bfloat;
+  using ValueNumber = Half;
   static constexpr int32_t kDtype = TANDEM_Q4_0;
-  static constexpr int kBits = 4, kGroup = 32, kOffset = 8, kKeySteps = 2, kValueSteps = 4, kRound = 2;
-  static constexpr int kKeyExponent = 24, kValueExponent = 133, kShift = 96;
+  static constexpr int kBits = 4, kGroup = 32, kKeySteps = 2, kValueSteps = 4, kRound = 2, kShift = Half::kShift;
   __host__ __device__ static constexpr int key_of(int c) { return c; }
+  __host__ __device__ static constexpr int place_of(int key) { return key; }
   __host__ __device__ static constexpr int key_dim(int j, int t, int i) {
     return j / 2 * 32 + 8 * t + j % 2 * 2 + i / 2 + i % 2 * 4;
   }
@@ -170,8 +168,8 @@ struct PanelQ4 {
 
   // Dims 0 and 4 of a word's eight, 1 and 5, and likewise of the word moved by 8 bits.
   __device__ static void codes(uint32_t word, uint32_t& lower, uint32_t& upper) {
-    lower = word & 0x000f000fu;
-    upper = word & 0x00f000f0u;
+    lower = take_codes(word, 0x000f000fu, 8);
+    upper = take_codes(word, 0x00f000f0u, 128);
   }
   template <class P>
   __device__ static uint32_t key_row(uint32_t base, int lane) {
@@ -201,8 +199,6 @@ struct PanelQ4 {
       for (int i = 0; i < 4; ++i) {
         codes(m[i / 2 * 2] >> i % 2 * 8, a[k][i][0], a[k][i][1]);
         codes(m[i / 2 * 2 + 1] >> i % 2 * 8, a[k][i][2], a[k][i][3]);
-#pragma unroll
-        for (int r = 0; r < 4; ++r) a[k][i][r] = take_off(a[k][i][r], r % 2 == 0 ? kOffset : 16 * kOffset);
       }
     }
   }
@@ -210,7 +206,7 @@ struct PanelQ4 {
 
 using PanelF16 = Panel16<Half, TANDEM_F16>;
 using PanelBf16 = Panel16<Bfloat, TANDEM_BF16>;
-using PanelE4m3 = Panel8<CodesE4m3, TANDEM_E4M3, Half, 0>;
-using PanelQ8 = Panel8<CodesQ8, TANDEM_Q8_0, Bfloat, 32>;
+using PanelE4m3 = Panel8<CodesE4m3, TANDEM_E4M3, 0>;
+using PanelQ8 = Panel8<CodesQ8, TANDEM_Q8_0, 32>;
 
 }  // namespace tandem::cuda

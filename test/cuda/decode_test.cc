@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lib/dtype.h"
+#include "reference/stored_row.h"
 #include "window_case.h"
 #include "with_cmocka.h"
 
@@ -176,6 +177,29 @@ void long_diffuse_attention(void**) {
   }
 }
 
+// Peaked and flat weights over groups whose scales are anything from those of common numbers down to subnormal f16 and 0.
+// Large ones are those of keys that are alone and have the logit 0, so that the output is exact: the plain computation is.
+void scales_of_all_sizes(void**) {
+  for (const TypePair types : kPairs) {
+    if (!reference::has_groups(types.v)) continue;
+    for (const int32_t dim : {112, 128}) {
+      for (const int32_t least : {0, -6, -24})
+        for (const double q_size : {0.01, 1.0}) {
+          WindowOptions options = options_of(
+              types, dim, 4, {{0, 2, 1}, {0, 3, 1}, {0, 5, 2}, {0, 16, 1}, {3, 36, 1}, {5, 700, 1}, {0, 6000, 1}});
+          options.q_size = q_size;
+          options.v_least = least;
+          options.mass_epsilon = 0x1p-20;
+          assert_right(options);
+        }
+      WindowOptions options = options_of(types, dim, 4, std::vector<WindowSequence>(20, {0, 1, 1}));
+      options.q_size = 0.0;
+      options.v_most = 15;
+      assert_right(options);
+    }
+  }
+}
+
 void repeats_are_bit_equal(void**) {
   for (const TypePair types : kPairs) {
     WindowCase c(*device, options_of(types, 128, 4, {{0, 3000, 1}, {64, 5000, 2}, {5, 17, 1}}));
@@ -219,6 +243,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_workspace_serves_every_call),
       cmocka_unit_test(sizes_of_queries),
       cmocka_unit_test(long_diffuse_attention),
+      cmocka_unit_test(scales_of_all_sizes),
       cmocka_unit_test(repeats_are_bit_equal),
       cmocka_unit_test(what_has_no_kernel_is_refused),
   };

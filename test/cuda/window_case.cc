@@ -66,6 +66,12 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
   std::vector<std::byte> rows[2];
   for (int32_t p = 0; p < 2; ++p) rows[p].resize(static_cast<size_t>(n_made * n_heads * row_bytes_.of[plane + p]));
   for (double& x : made) x = (is_k ? 0.0 : options_.v_mean) + random.normal();
+  double factor = 1.0;
+  for (size_t i = 0; !is_k && options_.v_least < options_.v_most && i < made.size(); ++i) {
+    if (static_cast<int64_t>(i) % dim % 32 == 0)
+      factor = std::ldexp(1.0, static_cast<int>(random.integer(options_.v_least, options_.v_most)));
+    made[i] *= factor;
+  }
   for (int64_t row = 0; row < n_made * n_heads; ++row) {
     std::byte* code = rows[0].data() + row * row_bytes_.of[plane];
     std::byte* scale = rows[1].data() + row * row_bytes_.of[plane + 1];
@@ -225,7 +231,8 @@ reference::GateVerdict WindowCase::check() const {
     call.truth = &truth;
     call.layer = &options_.layer;
     call.o_type = options_.o_type;
-    call.mass_epsilon = reference::device_mass_epsilon(options_.layer, rounds_p);
+    call.mass_epsilon =
+        options_.mass_epsilon > 0.0 ? options_.mass_epsilon : reference::device_mass_epsilon(options_.layer, rounds_p);
     call.o = [&](int64_t token, int32_t head, int32_t dim) {
       const int64_t at = ((sequence.first_row + token) * layer_.n_q_heads + head) * layer_.v_head_dim + dim;
       return reference::load_element(options_.o_type, bytes.data() + at * reference::element_bytes(options_.o_type), nullptr,

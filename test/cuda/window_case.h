@@ -28,9 +28,11 @@ struct WindowOptions {
   bool shuffled = true;
   double q_size = 1.0;  // standard deviation of q's elements
   double v_mean = 0.0;
-  bool hides_old = false;  // keys behind the sliding window are NaN
-  int32_t n_distinct = 0;  // keys, and queries; the others repeat these. 0: all are
-  int32_t n_layers = 1;    // copies of the window, for benches
+  int32_t v_least = 0, v_most = 0;  // every 32 numbers of a row of V are multiplied by a power of two, in this range
+  double mass_epsilon = 0.0;        // of the gate (reference/gate.h); 0: as for any call
+  bool hides_old = false;           // keys behind the sliding window are NaN
+  int32_t n_distinct = 0;           // keys, and queries; the others repeat these. 0: all are
+  int32_t n_layers = 1;             // copies of the window, for benches
   uint64_t seed = 1;
 };
 
