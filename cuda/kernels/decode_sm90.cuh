@@ -56,7 +56,7 @@ struct UnitPlaces {
 template <class Shape>
 __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int first, int i, UnitPlaces& places) {
   places.base = i;
-  const int unit = first + (i + static_cast<int>(threadIdx.x % 32)) * Shape::kWarps;
+  const int unit = first + (i + static_cast<int>(threadIdx.x % 32)) * piece.stride;
   const int page_units = call.page_len / Shape::kKeys, page_idx = divide(unit, page_units);
   places.slot = (unit - page_idx * page_units) * Shape::kKeys;
   if (piece.sequence.begin < piece.sequence.end && int64_t{unit} * Shape::kKeys < piece.sequence.end) {
@@ -361,7 +361,7 @@ template <class Shape>
 __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, const StagedQueries& staged,
                              Pipeline<Shape>& pipeline, RowState<Shape>& state) {
   const int warp = static_cast<int>(threadIdx.x / 32);
-  const int n_units = max(0, piece.end_unit - piece.first_unit - warp + Shape::kWarps - 1) / Shape::kWarps;
+  const int n_units = divide(max(0, piece.end_unit - piece.first_unit - warp + piece.stride - 1), piece.stride);
   const int first = static_cast<int>(piece.key_begin / Shape::kKeys) + piece.first_unit + warp;
   UnitPlaces places;
 #pragma unroll
@@ -382,7 +382,7 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   for (int i = 0; i < n_units; ++i) {
     const int stage = pipeline.stage;
     wait_for_phase(pipeline.barrier(stage), static_cast<uint32_t>(pipeline.parity));
-    attend_unit<Shape>(call, piece, seen, int64_t{first + i * Shape::kWarps} * Shape::kKeys, pipeline.box(stage),
+    attend_unit<Shape>(call, piece, seen, int64_t{first + i * piece.stride} * Shape::kKeys, pipeline.box(stage),
                        pipeline.scale(stage), staged, state);
     __syncwarp();
     ask(i + Shape::kStages, stage);
@@ -432,7 +432,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     __syncthreads();
     store_state<Shape>(state, warp_states + warp * Shape::kWarpFloats);
     __syncthreads();
-    if (n_units == piece.units)
+    if (piece.end_block - piece.first_block == 1)
       merge_warps<Shape>(piece.n_rows, warp_states,
                          [&](int r, const MergedRow<Shape>& row) { write_row<Shape>(call, piece, r, row); });
     else
