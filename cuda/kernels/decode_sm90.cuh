@@ -75,13 +75,14 @@ __device__ inline void ask_for_keys(const DecodeCall& call, const KeyMaps& maps,
   if (!is_elected()) return;
   const uint32_t barrier = pipeline.barrier(stage);
   const auto rows_of = [&](int p, int row_bytes) { return places.head[p] + page + slot * row_bytes; };
+  const uint64_t policy = cache_policy(call.max_tiles == 1);
   expect_bytes(barrier, Shape::kStageBytes);
   const auto ask = [&](auto rows, const CUtensorMap* map, int p, uint32_t to) {
     using Rows = decltype(rows);
     const std::byte* const at = rows_of(p, Rows::kRowBytes);
 #pragma unroll
     for (int panel = 0; panel < Rows::kCount; ++panel)
-      copy_box(to + panel * Rows::kPanelBytes, map, panel * Rows::kWidth, at, barrier);
+      copy_box(to + panel * Rows::kPanelBytes, map, panel * Rows::kWidth, at, barrier, policy);
   };
   ask(typename Shape::KRows{}, maps.k, kPlaneK, pipeline.box(stage));
   ask(typename Shape::VRows{}, maps.v, kPlaneV, pipeline.box(stage) + Shape::KRows::kBytes);
