@@ -14,8 +14,8 @@ namespace tandem::cuda {
 // row behind the other. So that 8 rows never share a bank, 16-byte pieces of a row change places: bits 4 to 6 of an address
 // within a panel are its bits 7 to 9 more (fewer bits in narrower panels). This is what the engine calls a swizzle.
 //
-// Rows of 256 bytes are one panel of two lines of 128 each. The engine then reads memory as it lies there, which is a tenth
-// faster than the same bytes half a row at a time; that 4 of 8 rows do share banks costs less.
+// Rows of 256 bytes are one panel of two lines of 128 each, which the engine reads as they lie in memory; 4 of 8 rows then
+// do share banks, for which there is time.
 template <int kRowBytes_, int kKeys_>
 struct Panels {
   static constexpr int kRowBytes = kRowBytes_, kKeys = kKeys_;
@@ -23,6 +23,7 @@ struct Panels {
   static constexpr int kWidth = kLine * kLines;
   static constexpr int kCount = (kRowBytes + kWidth - 1) / kWidth;
   static constexpr int kPanelBytes = kWidth * kKeys, kBytes = kPanelBytes * kCount;
+  static_assert(kLines * kKeys <= 64);  // rows of a map (kernel_setup.cu)
 
   // A lane's row, at its `odd`-th of a pair of 16-byte pieces; at() goes on from there. The 8th row from here is 8 * kWidth
   // on, its pieces in the same places.
@@ -73,13 +74,11 @@ __device__ inline bool is_elected() {
   return result != 0;
 }
 
-// What is read once leaves the cache of the second level first: code, tables and states stay there, for which the beginning
-// and the end of a call wait.
-__device__ inline uint64_t cache_policy(bool is_read_once) {
-  uint64_t once, often;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(once));
-  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;\n" : "=l"(often));
-  return is_read_once ? once : often;
+// What a call streams leaves the cache of the second level first.
+__device__ inline uint64_t streaming_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  return policy;
 }
 
 // A box of rows anywhere in memory, from a multiple of 16 on. Maps (kernel_setup.cu) have all of memory in their last two

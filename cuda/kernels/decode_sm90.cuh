@@ -75,7 +75,7 @@ __device__ inline void ask_for_keys(const DecodeCall& call, const KeyMaps& maps,
   if (!is_elected()) return;
   const uint32_t barrier = pipeline.barrier(stage);
   const auto rows_of = [&](int p, int row_bytes) { return places.head[p] + page + slot * row_bytes; };
-  const uint64_t policy = cache_policy(call.max_tiles == 1);
+  const uint64_t policy = streaming_policy();
   expect_bytes(barrier, Shape::kStageBytes);
   const auto ask = [&](auto rows, const CUtensorMap* map, int p, uint32_t to) {
     using Rows = decltype(rows);

@@ -10,9 +10,9 @@
 // whose beginning and end are what costs (kPieceUnits: as much as so many units). Else, or where that leaves more to any,
 // each block has an equal share of the line, and ragged lengths balance. No block has fewer than kLeastUnits.
 //
-// Long items go round: their blocks take a round of the warps each in turn. All blocks then read from neighbouring pages at
-// any time, and end together; where each has a part of its own, some multiprocessors are a quarter faster than others, and
-// when they have ended, the others cannot use all of the memory's bandwidth.
+// Long items go round: their blocks take a round of the warps each in turn, so that all blocks read from neighbouring pages
+// at any time. Where each reads a part of its own, the fastest multiprocessors end a quarter sooner than the others, which
+// then cannot use all of the memory's bandwidth.
 //
 // Lanes look at 32 sequences at a time: a loop over all of them would be as long as the attention of a short one.
 #pragma once
