@@ -34,17 +34,12 @@ template <class Shape>
 __global__ void decode_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
                                    const __grid_constant__ CUtensorMap v_map);
 
-// The engine's rows are the lines of these.
-template <class Rows>
-BoxShape box_of() {
-  return {Rows::kRowBytes / Rows::kLines, Rows::kLine, Rows::kKeys * Rows::kLines};
-}
-
 template <class Shape>
 DecodeKernel make_decode_sm90_kernel() {
   using K = typename Shape::KRows;
   using V = typename Shape::VRows;
-  return describe_decode_kernel<Shape>(reinterpret_cast<const void*>(decode_sm90_kernel<Shape>), box_of<K>(), box_of<V>());
+  return describe_decode_kernel<Shape>(reinterpret_cast<const void*>(decode_sm90_kernel<Shape>),
+                                       {K::kRowBytes, K::kWidth, K::kKeys}, {V::kRowBytes, V::kWidth, V::kKeys});
 }
 
 }  // namespace tandem::cuda

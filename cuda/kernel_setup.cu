@@ -87,7 +87,7 @@ int32_t make_map(const BoxShape& box, CUtensorMap* map, DeviceError* error) {
   const CUtensorMapSwizzle swizzle = box.panel_bytes == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : box.panel_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                              : CU_TENSOR_MAP_SWIZZLE_32B;
-  // Lines of 128 bytes are asked for one by one: where each miss brings 256, reading takes a tenth longer.
+  // Boxes take 128 bytes of a row: where each miss brings 256, reading takes a tenth longer.
   const CUresult result =
       encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, reinterpret_cast<void*>(kMapBase), dims, strides, sides, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -13,27 +13,21 @@ namespace tandem::cuda {
 // Rows of a plane in shared memory, kKeys of them, in panels: of each row 128 bytes (64, 32 where rows are as short), one
 // row behind the other. So that 8 rows never share a bank, 16-byte pieces of a row change places: bits 4 to 6 of an address
 // within a panel are its bits 7 to 9 more (fewer bits in narrower panels). This is what the engine calls a swizzle.
-//
-// Rows of 256 bytes are one panel of two lines of 128 each, which the engine reads as they lie in memory; 4 of 8 rows then
-// do share banks, for which there is time.
 template <int kRowBytes_, int kKeys_>
 struct Panels {
   static constexpr int kRowBytes = kRowBytes_, kKeys = kKeys_;
-  static constexpr int kLine = kRowBytes > 64 ? 128 : kRowBytes > 32 ? 64 : 32, kLines = kRowBytes == 256 ? 2 : 1;
-  static constexpr int kWidth = kLine * kLines;
+  static constexpr int kWidth = kRowBytes > 64 ? 128 : kRowBytes > 32 ? 64 : 32;
   static constexpr int kCount = (kRowBytes + kWidth - 1) / kWidth;
   static constexpr int kPanelBytes = kWidth * kKeys, kBytes = kPanelBytes * kCount;
-  static_assert(kLines * kKeys <= 64);  // rows of a map (kernel_setup.cu)
 
   // A lane's row, at its `odd`-th of a pair of 16-byte pieces; at() goes on from there. The 8th row from here is 8 * kWidth
   // on, its pieces in the same places.
   __device__ static uint32_t row(uint32_t base, int key, int odd) {
-    return base + key * kWidth + ((odd * 16) ^ (key * kWidth / 8 & (kLine - 16)));
+    return base + key * kWidth + ((odd * 16) ^ (key * kWidth / 8 & (kWidth - 16)));
   }
   // From row() to the pair of pieces that begins at piece `piece` (or, where odd was 0, to any piece).
   __device__ static uint32_t at(uint32_t row, int piece) {
-    const int line = 16 * piece % kWidth / kLine;
-    return (row ^ (16 * piece % kLine) ^ (16 * line)) + line * kLine + 16 * piece / kWidth * kPanelBytes;
+    return (row ^ (16 * piece % kWidth)) + 16 * piece / kWidth * kPanelBytes;
   }
 };
 
