@@ -68,16 +68,24 @@ __device__ inline bool is_elected() {
   return result != 0;
 }
 
+// What a call streams leaves the cache of the second level first.
+__device__ inline uint64_t streaming_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  return policy;
+}
+
 // A box of rows anywhere in memory, from a multiple of 16 on. Maps (kernel_setup.cu) have all of memory in their last two
 // dims: rows that begin 16 bytes apart, and those of the next 1 MiB, so that pages may be wherever they are.
 __device__ inline void copy_box(uint32_t to, const CUtensorMap* map, int32_t first_byte, const std::byte* rows,
-                                uint32_t barrier) {
+                                uint32_t barrier, uint64_t policy) {
   const uint64_t at = reinterpret_cast<uint64_t>(rows) - kMapBase;
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];\n"
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;\n"
       :
       : "r"(to), "l"(map), "r"(first_byte), "r"(0), "r"(static_cast<int32_t>(at >> 4 & 0xffff)),
-        "r"(static_cast<int32_t>(at >> 20)), "r"(barrier)
+        "r"(static_cast<int32_t>(at >> 20)), "r"(barrier), "l"(policy)
       : "memory");
 }
 __device__ inline void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

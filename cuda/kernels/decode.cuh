@@ -46,7 +46,7 @@ struct DecodeShape {
   static constexpr int kRowsOfWarp = kRows / kWarps, kOfLane = (16 * KRow::kSteps + 31) / 32;
   static_assert(4 * kRowsOfWarp * 16 * KRow::kSteps <= kStageBytes, "q is staged in the stage that is filled last");
   static constexpr int kThreads = 32 * kWarps, kUnitKeys = 16 * kWarps;
-  static constexpr int kLeastUnits = 2, kPieceUnits = 1 << 30;
+  static constexpr int kLeastUnits = 2, kPieceUnits = 1 << 30, kRoundUnits = 0;
   static constexpr int kStateStride = kVDim;
   static constexpr int kStateFloats = kRows * (kVDim + 2);  // of a piece: o, then m and l of each row
   // Warps leave their states in the pipeline's place.
@@ -460,7 +460,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) decode_kernel
     __syncthreads();
     store_state<Shape>(state, warp_states + warp * Shape::kStateFloats);
     __syncthreads();
-    if (n_units == piece.units)
+    if (piece.end_block - piece.first_block == 1)
       merge_states<Shape, false>(
           Shape::kWarps, piece.n_rows, [&](int i) { return warp_states + i * Shape::kStateFloats; },
           RowWriter{&call, &piece, Shape::V::ValueNumber::kShift});

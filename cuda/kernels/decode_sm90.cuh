@@ -58,7 +58,7 @@ struct UnitPlaces {
 template <class Shape>
 __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int first, int i, UnitPlaces& places) {
   places.base = i;
-  const int unit = first + (i + static_cast<int>(threadIdx.x % 32)) * Shape::kWarps;
+  const int unit = first + (i + static_cast<int>(threadIdx.x % 32)) * piece.stride;
   const int page_units = call.page_len / Shape::kKeys, page_idx = divide(unit, page_units);
   places.slot = (unit - page_idx * page_units) * Shape::kKeys;
   if (piece.sequence.begin < piece.sequence.end && int64_t{unit} * Shape::kKeys < piece.sequence.end) {
@@ -77,13 +77,14 @@ __device__ inline void ask_for_keys(const DecodeCall& call, const KeyMaps& maps,
   if (!is_elected()) return;
   const uint32_t barrier = pipeline.barrier(stage);
   const auto rows_of = [&](int p, int row_bytes) { return places.head[p] + page + slot * row_bytes; };
+  const uint64_t policy = streaming_policy();
   expect_bytes(barrier, Shape::kStageBytes);
   const auto ask = [&](auto rows, const CUtensorMap* map, int p, uint32_t to) {
     using Rows = decltype(rows);
     const std::byte* const at = rows_of(p, Rows::kRowBytes);
 #pragma unroll
     for (int panel = 0; panel < Rows::kCount; ++panel)
-      copy_box(to + panel * Rows::kPanelBytes, map, panel * Rows::kWidth, at, barrier);
+      copy_box(to + panel * Rows::kPanelBytes, map, panel * Rows::kWidth, at, barrier, policy);
   };
   ask(typename Shape::KRows{}, maps.k, kPlaneK, pipeline.box(stage));
   ask(typename Shape::VRows{}, maps.v, kPlaneV, pipeline.box(stage) + Shape::KRows::kBytes);
@@ -341,7 +342,7 @@ template <class Shape>
 __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, const StagedQueries& staged,
                              Pipeline<Shape>& pipeline, RowState<Shape>& state) {
   const int warp = static_cast<int>(threadIdx.x / 32);
-  const int n_units = max(0, piece.end_unit - piece.first_unit - warp + Shape::kWarps - 1) / Shape::kWarps;
+  const int n_units = divide(max(0, piece.end_unit - piece.first_unit - warp + piece.stride - 1), piece.stride);
   const int first = static_cast<int>(piece.key_begin / Shape::kKeys) + piece.first_unit + warp;
   UnitPlaces places;
 #pragma unroll
@@ -362,7 +363,7 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   for (int i = 0; i < n_units; ++i) {
     const int stage = pipeline.stage;
     wait_for_phase(pipeline.barrier(stage), static_cast<uint32_t>(pipeline.parity));
-    attend_unit<Shape>(call, piece, seen, int64_t{first + i * Shape::kWarps} * Shape::kKeys,
+    attend_unit<Shape>(call, piece, seen, int64_t{first + i * piece.stride} * Shape::kKeys,
                        {pipeline.box(stage), pipeline.scale(stage), pipeline.scaled}, staged, state);
     __syncwarp();
     ask(i + Shape::kStages, stage);
@@ -411,7 +412,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     __syncthreads();
     store_state<Shape>(state, warp_states + warp * Shape::kWarpFloats);
     __syncthreads();
-    if (n_units == piece.units)
+    if (piece.end_block - piece.first_block == 1)
       merge_warps<Shape>(piece.n_rows, warp_states,
                          [&](int r, const MergedRow<Shape>& row) { write_row<Shape>(call, piece, r, row); });
     else

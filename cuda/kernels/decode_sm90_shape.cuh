@@ -35,7 +35,7 @@ struct DecodeSm90Shape {
   static constexpr int kFit = kRoom / (kWarps * kStageBytes), kStages = kFit < 4 ? kFit : 4;
   static_assert(kStages >= 2);
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kLeastUnits = kWarps / 2, kPieceUnits = 2 * kWarps;
+  static constexpr int kLeastUnits = kWarps / 2, kPieceUnits = 2 * kWarps, kRoundUnits = 16 * kWarps;
 
   // States: o, then m and l of each row. Those of warps lie in the pipeline's place, rows 4 banks apart.
   static constexpr int kStateStride = kVDim, kStateFloats = kRows * (kVDim + 2);

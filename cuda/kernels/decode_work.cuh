@@ -7,8 +7,12 @@
 // piece.
 //
 // Where there are blocks enough, every item has some of its own, in proportion to its units: a block then has one piece,
-// whose beginning and end are what costs (kPieceUnits: as much as so many units). Else, or where that leaves more to each,
+// whose beginning and end are what costs (kPieceUnits: as much as so many units). Else, or where that leaves more to any,
 // each block has an equal share of the line, and ragged lengths balance. No block has fewer than kLeastUnits.
+//
+// Long items go round: their blocks take a round of the warps each in turn, so that all blocks read from neighbouring pages
+// at any time. Where each reads a part of its own, the fastest multiprocessors end a quarter sooner than the others, which
+// then cannot use all of the memory's bandwidth.
 //
 // Lanes look at 32 sequences at a time: a loop over all of them would be as long as the attention of a short one.
 #pragma once
@@ -23,8 +27,8 @@ struct Piece {
   DeviceSequence sequence;
   int head = 0, first_row = 0, n_rows = 0;  // of the sequence's rows: q_len * group_size
   int item = 0;
-  int units = 0;                       // of the item,
-  int first_unit = 0, end_unit = 0;    //   and those of this piece; none: the block has nothing to do
+  int first_unit = 0, end_unit = 0;    // of the item's, those of this piece; none: the block has nothing to do
+  int stride = 0;                      // from one unit of a warp to its next; more than kWarps: others have some between
   int first_block = 0, end_block = 0;  // that have pieces of the item
   int64_t key_begin = 0;               // of the item: a multiple of the unit
 };
@@ -54,6 +58,7 @@ __device__ inline Extent extent_of(const DecodeCall& call, int s) {
 }
 
 __device__ inline int sum_of_lanes(int x) { return static_cast<int>(__reduce_add_sync(~0u, static_cast<unsigned>(x))); }
+__device__ inline int most_of_lanes(int x) { return __reduce_max_sync(~0u, x); }
 
 // a / b of numbers that are not negative. What is below 2^22 is off by one at most before it is corrected; the instructions
 // for any integer take several times as long, and a short call waits for them.
@@ -77,15 +82,17 @@ struct Share {
       share.n_units += sum_of_lanes(extent.units * extent.n_items);
     }
     share.n_blocks = min(static_cast<int>(gridDim.x), max(share.n_units / Shape::kLeastUnits, 1));
-    int n_used = 0;
+    int n_used = 0, most = 0;
     for (int s = 0; s < call.n_sequences && n_used <= static_cast<int>(gridDim.x); s += 32) {
       const Extent extent = extent_of<Shape>(call, s + lane);
-      n_used += sum_of_lanes(share.of_item(extent.units) * extent.n_items);
+      const int of_item = share.of_item(extent.units);
+      n_used += sum_of_lanes(of_item * extent.n_items);
+      most = max(most, most_of_lanes(divide(extent.units, of_item)));
     }
-    const auto units = static_cast<float>(share.n_units);
+    constexpr float kMore = 1.0625f;  // where memory is the limit, a block in sixteen may well be idle
+    const float each = __fdividef(static_cast<float>(share.n_units), static_cast<float>(share.n_blocks));
     share.is_by_item =
-        n_used <= static_cast<int>(gridDim.x) &&
-        units <= (__fdividef(units, static_cast<float>(share.n_blocks)) + Shape::kPieceUnits) * static_cast<float>(n_used);
+        n_used <= static_cast<int>(gridDim.x) && static_cast<float>(most) <= kMore * each + Shape::kPieceUnits;
     return share;
   }
   // Blocks of an item. Roughly will do: make() adds them up as they come out.
@@ -137,11 +144,14 @@ __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, i
     piece.first_row = (idx - piece.head * extent.n_tiles) * Shape::kRows;
     piece.n_rows = min(piece.sequence.q_len * call.group_size - piece.first_row, Shape::kRows);
     piece.item = (s + found) * call.n_kv_heads * call.max_tiles + idx;
-    piece.units = extent.units;
+    piece.stride = Shape::kWarps;
     piece.key_begin = extent.key_begin;
     if (share.is_by_item) {
-      piece.first_unit = Share::begin(extent.units, per_item, block - first_of_item);
-      piece.end_unit = Share::begin(extent.units, per_item, block - first_of_item + 1);
+      const bool goes_round = Shape::kRoundUnits > 0 && extent.units >= Shape::kRoundUnits * per_item;
+      const int nth = block - first_of_item;
+      piece.first_unit = goes_round ? nth * Shape::kWarps : Share::begin(extent.units, per_item, nth);
+      piece.end_unit = goes_round ? extent.units : Share::begin(extent.units, per_item, nth + 1);
+      if (goes_round) piece.stride = per_item * Shape::kWarps;
       piece.first_block = first_of_item;
       piece.end_block = first_of_item + per_item;
     } else {

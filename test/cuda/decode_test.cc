@@ -214,6 +214,30 @@ void repeats_are_bit_equal(void**) {
   }
 }
 
+// Items so long that their blocks take turns; then shorter ones, that are cut into parts.
+void long_items_go_round(void**) {
+  for (const TypePair types : {TypePair{TANDEM_BF16, TANDEM_BF16}, TypePair{TANDEM_E4M3, TANDEM_E4M3}}) {
+    WindowOptions options = options_of(types, 128, 4, {{0, 40001, 1}, {77, 30142, 2}});
+    options.layer.n_kv_heads = 8;
+    options.layer.n_q_heads = 32;
+    options.n_distinct = 1000;
+    WindowCase c(*device, options);
+    for (const int64_t n_fewer : {0, 150, 25000}) {
+      c.shorten(n_fewer);
+      c.clear_output();
+      c.attend(0);
+      const reference::GateVerdict verdict = c.check();
+      if (!verdict.pass) fail_msg("%lld keys fewer: %s", static_cast<long long>(n_fewer), verdict.message.c_str());
+      const std::vector<uint8_t> first = c.output();
+      for (int i = 0; i < 50; ++i) {
+        c.clear_output();
+        c.attend(0);
+        assert_true(c.output() == first);
+      }
+    }
+  }
+}
+
 void what_has_no_kernel_is_refused(void**) {
   const auto refused = [](const WindowOptions& options, const char* field) {
     tandem::DeviceError error;
@@ -245,6 +269,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(long_diffuse_attention),
       cmocka_unit_test(scales_of_all_sizes),
       cmocka_unit_test(repeats_are_bit_equal),
+      cmocka_unit_test(long_items_go_round),
       cmocka_unit_test(what_has_no_kernel_is_refused),
   };
   const int n_failed = cmocka_run_group_tests(tests, nullptr, nullptr);
