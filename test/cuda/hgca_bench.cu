@@ -18,7 +18,7 @@ using namespace tandem::test;
 
 namespace {
 
-constexpr int kSteps = 400, kGridSteps = 60;
+constexpr int kSteps = 400, kGridSteps = 30;
 constexpr int64_t kAppend = 16;
 constexpr double kRounding = 1.0 / 256;  // of bf16 outputs
 
