@@ -441,6 +441,7 @@ std::string WorkerPool::report() const {
       ",\"allowed_cpus\":\"" + topology_->allowed_list() + "\",\"n_allowed_cpus\":" + std::to_string(topology_->n_cpus());
   json += ",\"n_allowed_cores\":" + std::to_string(topology_->n_cores());
   json += ",\"n_left_cpus\":" + std::to_string(n_left_);
+  json += n_left_ > 0 ? ",\"left_to\":\"the program's thread, while another one calls the workers for the device\"" : "";
   json += ",\"quota_cpus\":" + (quota_ > 0 ? std::to_string(quota_) : "null");
   json += ",\"spin_ns\":" + std::to_string(spin_ns_) + ",\"oversubscribed\":" + (may_spin_ ? "false" : "true");
   json += ",\"workers\":[";
