@@ -231,6 +231,7 @@ void wake(void* self) { backend_of(self).pool->wake(); }
 void rest(void* self) { backend_of(self).pool->rest(); }
 int32_t n_nodes(void* self) { return backend_of(self).pool->n_nodes(); }
 void place(void* self, void* data, int64_t bytes, int32_t node) { backend_of(self).pool->place(data, bytes, node); }
+void keep_clear(void* self) { backend_of(self).pool->keep_clear(); }
 void destroy(void* self) { delete static_cast<CpuBackend*>(self); }
 
 constexpr BackendTable kTable = {
@@ -242,6 +243,7 @@ constexpr BackendTable kTable = {
     wake,        rest,
     report,      n_nodes,
     place,       destroy,
+    keep_clear,
 };
 
 }  // namespace

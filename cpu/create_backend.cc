@@ -10,7 +10,7 @@ Status create_cpu_backend(const CpuOptions& options, Backend* backend) {
   cpu::Crossover crossover{options.matmul_rows, options.matmul_rows};
   if (options.matmul_rows == 0) TANDEM_TRY(cpu::process_crossover(*kernels, &crossover));
   std::unique_ptr<cpu::Pool> pool;
-  TANDEM_TRY(cpu::Pool::create({options.n_threads, options.spin_ns, options.pin_threads}, &pool));
+  TANDEM_TRY(cpu::Pool::create({options.n_threads, options.spin_ns, options.pin_threads, options.n_others}, &pool));
   return cpu::make_cpu_backend(*kernels, crossover, std::move(pool), backend);
 }
 

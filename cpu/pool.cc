@@ -47,6 +47,10 @@ constexpr int32_t kMaxThreads = 4096;
 // a runtime's own matrix products of a prefill take milliseconds on the same cores.
 constexpr int64_t kMaxAwakeNs = 1'000'000;
 constexpr int kSpinsPerClock = 32;
+// CPUs of which one is left to others: of fewer it is too large a part of what the workers do.
+constexpr int32_t kEnoughToLeave = 4;
+// Where there is none, a spinning worker lets them have its own now and then.
+constexpr int kLooksPerYield = 16;
 constexpr size_t kLineBytes = 128;  // pairs of lines are prefetched together
 
 constinit std::atomic<StartThreadFn> start_thread_override{nullptr};
@@ -141,6 +145,7 @@ class WorkerPool final : public Pool {
   void wake() override;
   void rest() override;
   void place(void* data, int64_t bytes, int32_t node) override;
+  void keep_clear() override;
   std::string report() const override;
 
  private:
@@ -151,6 +156,7 @@ class WorkerPool final : public Pool {
   bool enter(Worker* worker);
   void leave(Worker* worker);
   void await_leave(Worker* worker);
+  void find_clear_seats();
   int bind(const Seat& seat) const;
   int32_t node_of_caller() const;
   void take_tasks(const Worker& worker, int32_t own_node);
@@ -172,13 +178,16 @@ class WorkerPool final : public Pool {
   bool pin_threads_ = false;
   bool prefers_nodes_ = false;  // there are several, and every worker stays on its own
   int32_t quota_ = 0;
+  int32_t n_others_ = 0, n_left_ = 0;  // threads that are busy as well; CPUs for them
+  bool is_crowded_ = false;            // without
   int64_t spin_ns_ = 0;
   pid_t pid_ = 0;
   int32_t n_started_ = 1;  // worker 0 is the caller
   std::atomic<uint32_t> n_ready_{1};
   std::unique_ptr<Topology> topology_;
   std::vector<Worker> workers_;
-  std::vector<Cursor> cursors_;  // of each node, and of kAllNodes
+  std::vector<Seat> clear_seats_;  // where no worker is bound
+  std::vector<Cursor> cursors_;    // of each node, and of kAllNodes
   PoolSeams seams_;
   std::atomic<int64_t> n_unplaced_{0};
   alignas(kLineBytes) std::mutex callers_;
@@ -192,7 +201,12 @@ WorkerPool::WorkerPool(const PoolOptions& options, const PoolSeams& seams, std::
       topology_(std::move(topology)),
       seams_(seams) {
   const int32_t quota_or_all = quota_ > 0 ? quota_ : INT32_MAX;
-  const int32_t n_workers = options.n_threads > 0 ? options.n_threads : std::min(topology_->n_cores(), quota_or_all);
+  const int32_t n_cpus = std::min(topology_->n_cpus(), quota_or_all);
+  n_left_ = options.n_threads == 0 && n_cpus >= kEnoughToLeave ? options.n_others : 0;
+  const int32_t n_workers =
+      options.n_threads > 0 ? options.n_threads : std::max(1, std::min(topology_->n_cores(), n_cpus - n_left_));
+  n_others_ = options.n_others;
+  is_crowded_ = n_others_ > 0 && n_workers + n_others_ > n_cpus;
   may_spin_ = n_workers <= std::min(topology_->n_real_cpus(), quota_or_all);
   spin_ns_ = may_spin_ ? options.spin_ns : 0;
   workers_ = std::vector<Worker>(n_workers);
@@ -222,7 +236,21 @@ Status WorkerPool::start() {
   for (uint32_t n_ready; (n_ready = n_ready_.load()) < workers_.size();) futex_wait(&n_ready_, n_ready);
   const auto is_bound = [](const Worker& worker) { return worker.bound; };
   prefers_nodes_ = n_nodes() > 1 && std::all_of(workers_.begin() + 1, workers_.end(), is_bound);
+  find_clear_seats();
   return {};
+}
+
+// On cores of no worker, or, where each has one, beside a worker on its core. Worker 0 is bound nowhere.
+void WorkerPool::find_clear_seats() {
+  for (const bool beside : {false, true}) {
+    for (const Seat& seat : topology_->seats()) {
+      const auto is_in_the_way = [&](const Worker& worker) {
+        return worker.bound && (beside ? worker.seat.cpu == seat.cpu : worker.seat.core == seat.core);
+      };
+      if (std::none_of(workers_.begin(), workers_.end(), is_in_the_way)) clear_seats_.push_back(seat);
+    }
+    if (!clear_seats_.empty()) return;
+  }
 }
 
 int WorkerPool::bind(const Seat& seat) const {
@@ -270,7 +298,11 @@ void WorkerPool::serve(Worker* worker) {
 }
 
 uint32_t WorkerPool::await_news(uint32_t seen, bool* slept) {
-  const auto is_new = [&] { return news_.load(std::memory_order_acquire) != seen; };
+  int n_looks = 0;
+  const auto is_new = [&] {
+    if (is_crowded_ && ++n_looks % kLooksPerYield == 0) sched_yield();
+    return news_.load(std::memory_order_acquire) != seen;
+  };
   const auto limit_ns = [&] {
     const bool awake = may_spin_ && n_wakes_.load(std::memory_order_relaxed) > 0;
     return awake ? std::max(kMaxAwakeNs, spin_ns_) : spin_ns_;
@@ -393,6 +425,12 @@ void WorkerPool::place(void* data, int64_t bytes, int32_t node) {
   if (n_nodes() > 1 && data != nullptr && topology_->bind_memory(data, bytes, node) != 0) n_unplaced_.fetch_add(1);
 }
 
+// Not where the others would have to share what is clear.
+void WorkerPool::keep_clear() {
+  if (clear_seats_.size() > static_cast<size_t>(n_others_))
+    topology_->bind_this_thread(clear_seats_.data(), clear_seats_.size());
+}
+
 std::string WorkerPool::report() const {
   char text[256];
   std::string json = "{\"n_workers\":" + std::to_string(n_workers()) + ",\"n_nodes\":" + std::to_string(n_nodes());
@@ -402,6 +440,8 @@ std::string WorkerPool::report() const {
   json +=
       ",\"allowed_cpus\":\"" + topology_->allowed_list() + "\",\"n_allowed_cpus\":" + std::to_string(topology_->n_cpus());
   json += ",\"n_allowed_cores\":" + std::to_string(topology_->n_cores());
+  json += ",\"n_left_cpus\":" + std::to_string(n_left_);
+  json += n_left_ > 0 ? ",\"left_to\":\"the program's thread, while another one calls the workers for the device\"" : "";
   json += ",\"quota_cpus\":" + (quota_ > 0 ? std::to_string(quota_) : "null");
   json += ",\"spin_ns\":" + std::to_string(spin_ns_) + ",\"oversubscribed\":" + (may_spin_ ? "false" : "true");
   json += ",\"workers\":[";

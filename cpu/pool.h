@@ -15,9 +15,10 @@
 namespace tandem::cpu {
 
 struct PoolOptions {
-  int32_t n_threads = 0;     // 0: affinity mask and cgroup quota
+  int32_t n_threads = 0;     // 0: affinity mask and cgroup quota, less what n_others need
   int64_t spin_ns = 50'000;  // counts as 0 when there are more workers than CPUs or quota
   bool pin_threads = true;
+  int32_t n_others = 0;  // threads that are busy while the workers are, the caller not among them
 };
 
 class Pool {
@@ -38,6 +39,7 @@ class Pool {
   virtual void rest() = 0;
   // As in lib/backend.h.
   virtual void place(void* data, int64_t bytes, int32_t node) = 0;
+  virtual void keep_clear() = 0;
   virtual std::string report() const = 0;  // JSON object
 };
 

@@ -172,12 +172,16 @@ std::string Topology::summary() const {
          plural(count(HWLOC_OBJ_PU), "PU");
 }
 
-int Topology::bind_this_thread(const Seat& seat) const {
+int Topology::bind_this_thread(const Seat* seats, size_t n_seats) const {
   if (!this_system_) return ENOTSUP;
-  hwloc_obj_t pu = hwloc_get_pu_obj_by_os_index(topology_, static_cast<unsigned>(seat.cpu));
-  if (pu == nullptr) return EINVAL;
+  hwloc_bitmap_t cpus = hwloc_bitmap_alloc();
+  if (cpus == nullptr) return ENOMEM;
+  for (size_t i = 0; i < n_seats; ++i) hwloc_bitmap_set(cpus, static_cast<unsigned>(seats[i].cpu));
   errno = 0;
-  return hwloc_set_cpubind(topology_, pu->cpuset, HWLOC_CPUBIND_THREAD) == 0 ? 0 : (errno != 0 ? errno : EINVAL);
+  const int rc = hwloc_set_cpubind(topology_, cpus, HWLOC_CPUBIND_THREAD);
+  const int error = rc == 0 ? 0 : (errno != 0 ? errno : EINVAL);
+  hwloc_bitmap_free(cpus);
+  return error;
 }
 
 // Without HWLOC_MEMBIND_STRICT the node is preferred, not forced: a full node spills to others instead of failing. Pages

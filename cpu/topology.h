@@ -51,8 +51,10 @@ class Topology {
   std::string allowed_list() const;  // "0-3,8"
   std::string summary() const;       // "1 package, 2 NUMA nodes, 8 cores, 16 PUs", allowed or not
 
-  // Binds the calling thread to the seat; 0 or an errno. Nothing is bound on a machine that is not this one (ENOTSUP).
-  int bind_this_thread(const Seat& seat) const;
+  // Binds the calling thread to the seat or to several; 0 or an errno. Nothing is bound on a machine that is not this one
+  // (ENOTSUP).
+  int bind_this_thread(const Seat& seat) const { return bind_this_thread(&seat, 1); }
+  int bind_this_thread(const Seat* seats, size_t n_seats) const;
   // Asks for the whole pages inside [data, data + bytes) to be on the node, or on all of them in turn (kAllNodes); 0 or an
   // errno.
   int bind_memory(void* data, int64_t bytes, int32_t node) const;

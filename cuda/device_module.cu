@@ -14,7 +14,7 @@ constexpr int kLeastCapability = 80;
 
 struct Device {
   int idx;
-  int32_t n_multiprocessors;
+  int32_t n_multiprocessors, capability;
   AttendLauncher launcher;
   cudaStream_t pulse_stream = nullptr;  // of check()
   cudaEvent_t pulse = nullptr;
@@ -81,7 +81,7 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
                   error);
   if (const int32_t code = load_exchange_kernels(error); code != TANDEM_OK) return code;
   auto* device = new (std::nothrow)
-      Device{device_idx, info.n_multiprocessors,
+      Device{device_idx, info.n_multiprocessors, info.compute_capability,
              AttendLauncher({info.compute_capability, info.n_multiprocessors, of_block, of_multiprocessor})};
   if (device == nullptr) return fail(error, TANDEM_ERROR_OUT_OF_MEMORY, 0, "", "no memory for a device");
   if (const int32_t code = make_pulse(device, error); code != TANDEM_OK) {
@@ -187,22 +187,27 @@ int32_t capturing(void* self, void* stream, int32_t* is_capturing, DeviceError* 
   return TANDEM_OK;
 }
 
+LaunchOn on_stream(void* self, void* stream) {
+  const Device& device = device_of(self);
+  return {static_cast<cudaStream_t>(stream), device.capability, device.n_multiprocessors};
+}
+
 int32_t append(void* self, const DeviceAppend* call, void* stream, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
-  return launch_append(*call, static_cast<cudaStream_t>(stream), error);
+  return launch_append(*call, on_stream(self, stream), error);
 }
 
 int32_t merge(void* self, const DeviceMerge* call, void* stream, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
-  return launch_merge(*call, static_cast<cudaStream_t>(stream), error);
+  return launch_merge(*call, on_stream(self, stream), error);
 }
 
 int32_t observe(void* self, const DeviceObserve* call, void* stream, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
-  return launch_observe(*call, device_of(self).n_multiprocessors, static_cast<cudaStream_t>(stream), error);
+  return launch_observe(*call, on_stream(self, stream), error);
 }
 
 constexpr DeviceTable kTable = {

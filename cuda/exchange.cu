@@ -75,7 +75,7 @@ int32_t load_exchange_kernels(DeviceError* error) {
   return load_observe_kernels(error);
 }
 
-int32_t launch_append(const DeviceAppend& call, cudaStream_t stream, DeviceError* error) {
+int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error) {
   if (const int32_t code = check_append(call, error); code != TANDEM_OK) return code;
   const AppendCall described = describe(call);
   const int64_t n_rows = int64_t{call.n_tokens} * described.token_rows;
@@ -84,10 +84,10 @@ int32_t launch_append(const DeviceAppend& call, cudaStream_t stream, DeviceError
                 described.token_rows, static_cast<long long>(kMostRows));
   const int n_warps = n_rows <= kAloneRows ? kAppendAloneWarps : kAppendWarps;
   const int64_t n_blocks = n_rows <= kAloneRows ? 1 : std::min((n_rows + n_warps - 1) / n_warps, kMostBlocks);
-  return launch_kernel(append_kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, stream, error);
+  return launch_kernel(append_kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, on, error);
 }
 
-int32_t launch_merge(const DeviceMerge& call, cudaStream_t stream, DeviceError* error) {
+int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error) {
   const Layer& layer = *call.layer;
   if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
   if (const int32_t code = check_rows(call.o_out, "o", error); code != TANDEM_OK) return code;
@@ -96,7 +96,7 @@ int32_t launch_merge(const DeviceMerge& call, cudaStream_t stream, DeviceError* 
   const MergeCall described = {call, layer.n_q_heads, layer.group_size, layer.v_head_dim};
   const int32_t n_heads_blocks = (layer.n_q_heads + kMergeWarps - 1) / kMergeWarps;
   return launch_kernel(merge_kernel, dim3(static_cast<unsigned>(call.n_tokens), static_cast<unsigned>(n_heads_blocks)),
-                       kMergeWarps, described, stream, error);
+                       kMergeWarps, described, on, error);
 }
 
 }  // namespace tandem::cuda

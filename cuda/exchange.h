@@ -9,21 +9,35 @@ namespace tandem::cuda {
 // Has the kernels on the device before the first call: loading one later might have to wait for a merge that waits.
 int32_t load_exchange_kernels(DeviceError* error);
 int32_t load_observe_kernels(DeviceError* error);
-int32_t launch_append(const DeviceAppend& call, cudaStream_t stream, DeviceError* error);
-int32_t launch_merge(const DeviceMerge& call, cudaStream_t stream, DeviceError* error);
-int32_t launch_observe(const DeviceObserve& call, int32_t n_multiprocessors, cudaStream_t stream, DeviceError* error);
+// On which stream, and of what device.
+struct LaunchOn {
+  cudaStream_t stream = nullptr;
+  int32_t capability = 0;  // 90 is 9.0
+  int32_t n_multiprocessors = 0;
+};
+int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error);
+int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error);
+int32_t launch_observe(const DeviceObserve& call, const LaunchOn& on, DeviceError* error);
 
 int32_t check_rows(const DeviceRows& rows, const char* field, DeviceError* error);
 int32_t check_exchange(const DeviceExchange& exchange, DeviceError* error);
 
+// Of kernels that begin with begin_behind().
 template <class Call>
-int32_t launch_kernel(void (*kernel)(Call), dim3 n_blocks, int n_warps, const Call& call, cudaStream_t stream,
+int32_t launch_kernel(void (*kernel)(Call), dim3 n_blocks, int n_warps, const Call& call, const LaunchOn& on,
                       DeviceError* error) {
   Call copy = call;
   void* arguments[] = {&copy};
-  TANDEM_CUDA_TRY(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), n_blocks,
-                                   dim3(32 * static_cast<unsigned>(n_warps)), arguments, 0, stream),
-                  error);
+  cudaLaunchAttribute starts_early = {};
+  starts_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  starts_early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = n_blocks;
+  config.blockDim = dim3(32 * static_cast<unsigned>(n_warps));
+  config.stream = on.stream;
+  config.attrs = &starts_early;
+  config.numAttrs = on.capability >= 90 ? 1 : 0;
+  TANDEM_CUDA_TRY(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments), error);
   return TANDEM_OK;
 }
 

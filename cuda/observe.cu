@@ -14,25 +14,37 @@ using ObserveKernel = void (*)(ObserveCall);
 // Runs of a sequence and KV head where these are so many that blocks are not all there at once: small parts end together.
 constexpr int64_t kLeastRuns = 8;
 constexpr int64_t kMostBlocks = int64_t{1} << 30;
-constexpr int32_t kLeastRun = 32;  // tokens, of any kernel
+constexpr int32_t kLeastRun = 64;  // tokens, of any kernel
 
 constexpr struct {
   int32_t k_type;
-  ObserveKernel of_lanes[3];  // of 8, 16 and 32: dims up to 64, 128 and 256
+  ObserveKernel of_chunks[3][2];  // of 2, 4 and 8: dims up to 64, 128 and 256; whether q is plain
 } kKernels[] = {
-#define TANDEM_OBSERVE(type)                                                              \
-  {                                                                                       \
-    type, { observe_kernel<type, 8>, observe_kernel<type, 16>, observe_kernel<type, 32> } \
+#define TANDEM_OBSERVE_CHUNKS(type, n) \
+  { observe_kernel<type, n, false>, observe_kernel<type, n, true> }
+#define TANDEM_OBSERVE(type)                                                                                 \
+  {                                                                                                          \
+    type, { TANDEM_OBSERVE_CHUNKS(type, 2), TANDEM_OBSERVE_CHUNKS(type, 4), TANDEM_OBSERVE_CHUNKS(type, 8) } \
   }
     TANDEM_OBSERVE(TANDEM_F32),  TANDEM_OBSERVE(TANDEM_F16),  TANDEM_OBSERVE(TANDEM_BF16),
     TANDEM_OBSERVE(TANDEM_E4M3), TANDEM_OBSERVE(TANDEM_Q8_0), TANDEM_OBSERVE(TANDEM_Q4_0),
 #undef TANDEM_OBSERVE
+#undef TANDEM_OBSERVE_CHUNKS
 };
 
-ObserveKernel find_kernel(const Layer& layer) {
+// bf16 whose every eight numbers begin at a multiple of 16 bytes.
+bool is_plain(const DeviceRows& q, int32_t dim) {
+  return q.dtype == TANDEM_BF16 && dim % kEight == 0 && reinterpret_cast<uintptr_t>(q.data) % 16 == 0 &&
+         q.token_stride % kEight == 0 && q.head_stride % kEight == 0;
+}
+
+ObserveKernel find_kernel(const DeviceObserve& call) {
+  const Layer& layer = *call.layer;
   for (const auto& of_type : kKernels)
     if (of_type.k_type == layer.k_type)
-      return of_type.of_lanes[layer.k_head_dim <= 64 ? 0 : layer.k_head_dim <= 128 ? 1 : 2];
+      return of_type.of_chunks[layer.k_head_dim <= 64    ? 0
+                               : layer.k_head_dim <= 128 ? 1
+                                                         : 2][is_plain(call.q, layer.k_head_dim)];
   return nullptr;  // check_layer() has none of these
 }
 
@@ -58,18 +70,19 @@ int32_t check_observe(const DeviceObserve& call, DeviceError* error) {
 int32_t load_observe_kernels(DeviceError* error) {
   cudaFuncAttributes attributes;
   for (const auto& of_type : kKernels)
-    for (const ObserveKernel kernel : of_type.of_lanes)
-      TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
+    for (const auto& of_dims : of_type.of_chunks)
+      for (const ObserveKernel kernel : of_dims)
+        TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
   return TANDEM_OK;
 }
 
 // As many blocks as there may be at once, or a few for each sequence and KV head; no more than there are keys for. Replays
 // may have any lengths up to max_keys, and blocks find out which.
-int32_t launch_observe(const DeviceObserve& call, int32_t n_multiprocessors, cudaStream_t stream, DeviceError* error) {
+int32_t launch_observe(const DeviceObserve& call, const LaunchOn& on, DeviceError* error) {
   if (const int32_t code = check_observe(call, error); code != TANDEM_OK) return code;
   const Layer& layer = *call.layer;
   const int64_t n_pairs = std::max<int64_t>(1, int64_t{call.sequences.n_sequences} * layer.n_kv_heads);
-  const int64_t n_at_once = int64_t{n_multiprocessors} * kObserveBlocks;
+  const int64_t n_at_once = int64_t{on.n_multiprocessors} * kObserveBlocks;
   const int64_t n_for_keys = std::max<int64_t>(1, call.sequences.max_keys / kLeastRun + 1);
   const int64_t n_runs = std::min(std::max(kLeastRuns, n_at_once / n_pairs), n_for_keys);
   if (n_pairs * n_runs > kMostBlocks)
@@ -87,7 +100,7 @@ int32_t launch_observe(const DeviceObserve& call, int32_t n_multiprocessors, cud
   const PlaneBytes bytes = plane_bytes(layer);
   described.row_bytes = bytes.of[kPlaneK];
   described.scale_bytes = bytes.of[kPlaneKScales];
-  return launch_kernel(find_kernel(layer), dim3(static_cast<unsigned>(n_pairs * n_runs)), kObserveWarps, described, stream,
+  return launch_kernel(find_kernel(call), dim3(static_cast<unsigned>(n_pairs * n_runs)), kObserveWarps, described, on,
                        error);
 }
 

@@ -121,6 +121,9 @@ struct BackendTable {
   int32_t (*n_nodes)(void* self);
   void (*place)(void* self, void* data, int64_t bytes, int32_t node);
   void (*destroy)(void* self);
+  // Keeps the calling thread, which calls attend() and run() all the time, on CPUs that no worker is bound to, where there
+  // are enough; best effort. Concurrent.
+  void (*keep_clear)(void* self);
 };
 
 struct Backend {
@@ -129,7 +132,8 @@ struct Backend {
 };
 
 struct CpuOptions {
-  int32_t n_threads = 0;      // 0: affinity mask and quota
+  int32_t n_threads = 0;      // 0: affinity mask and quota, less n_others
+  int32_t n_others = 0;       // threads that are busy while the workers and their caller are
   const char* isa = nullptr;  // null: the best
   int64_t spin_ns = 50'000;
   bool pin_threads = true;

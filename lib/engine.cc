@@ -22,6 +22,7 @@ Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engi
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "pin_threads", "pin_threads = %d is not -1, 0 or 1", options.pin_threads);
   CpuOptions cpu;
   cpu.n_threads = options.n_threads;
+  cpu.n_others = options.backend != nullptr ? 1 : 0;  // who waits for the device, while another thread calls the workers
   cpu.isa = options.cpu_isa;
   if (options.spin_ns >= 0) cpu.spin_ns = options.spin_ns;
   cpu.pin_threads = options.pin_threads != 0;

@@ -17,19 +17,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A step's next ticket comes within tens of microseconds. What takes longer is a device busy with other things: the thread
+// A step's next ticket comes within tens of microseconds. Where it does not, other threads may have better use of the CPU:
+// those of other sessions are kept on the same few. What takes longer still is a device busy with other things: the thread
 // then naps, and looks whether the device is still there.
-constexpr std::chrono::microseconds kSpin(2000), kNap(50), kBetweenChecks(20'000);
+constexpr std::chrono::microseconds kEager(100), kSpin(2000), kNap(50), kBetweenChecks(20'000);
 constexpr int kPausesPerLook = 32;
 
 constexpr int32_t kOfStep = TANDEM_ERROR_INVALID_STATE;  // faults that nothing else has
 
-void pause() {
+void pause_once() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+void pause(Clock::duration waited) {
+  if (waited > kEager) std::this_thread::yield();
+  for (int i = 0; i < kPausesPerLook; ++i) pause_once();
 }
 
 }  // namespace
@@ -107,11 +113,16 @@ void HandOver::open_step(int64_t n_tasks) {
   changed_posted_.notify_one();
 }
 
-// What is left of the step is under way from here on.
+// What is left of the step is under way from here on: it may not have begun, and workers that sleep until its parts come
+// would be late for each.
 void HandOver::close_step() {
   std::lock_guard lock(mutex_);
-  under_way_.add(static_cast<int64_t>(posted_.load(std::memory_order_relaxed) -
-                                      std::max(finished_.load(std::memory_order_relaxed), open_from_.load())));
+  const uint64_t posted = posted_.load(std::memory_order_relaxed), finished = finished_.load(std::memory_order_relaxed);
+  under_way_.add(static_cast<int64_t>(posted - std::max(finished, open_from_.load())));
+  if (finished < posted)
+    tasks_[static_cast<size_t>((posted - 1) % tasks_.size())].is_last = true;
+  else
+    cpu_.table->rest(cpu_.self);
   open_from_.store(UINT64_MAX, std::memory_order_release);
 }
 
@@ -146,6 +157,7 @@ HandOver::Sums HandOver::sums() const {
 void HandOver::loop() {
   const DefaultFpModes modes;  // a thread starts with those of the thread that made it
   pthread_setname_np(pthread_self(), "tandem-device");
+  cpu_.table->keep_clear(cpu_.self);
   while (wait_for_post()) {
     HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
     bool is_lost = !wait_for_arrival(task);
@@ -176,6 +188,7 @@ void HandOver::loop() {
       if (has_part) sums_.host_part_ns += std::chrono::nanoseconds(end - begin).count();
       if (has_part) sums_.selected_kv_bytes += task.selected_kv_bytes;
       finished_.store(task.idx + 1, std::memory_order_release);
+      if (std::exchange(task.is_last, false)) cpu_.table->rest(cpu_.self);
       if (task.idx < open_from_.load(std::memory_order_relaxed)) under_way_.add(-1);
     }
     changed_finished_.notify_all();
@@ -193,9 +206,10 @@ bool HandOver::wait_for_post() {
   const auto is_posted = [&] {
     return finished_.load(std::memory_order_relaxed) != posted_.load(std::memory_order_acquire);
   };
-  for (const auto end = Clock::now() + kSpin; Clock::now() < end;) {
+  const auto begin = Clock::now();
+  for (auto now = begin; now - begin < kSpin; now = Clock::now()) {
     if (is_posted()) return true;
-    for (int i = 0; i < kPausesPerLook; ++i) pause();
+    pause(now - begin);
   }
   std::unique_lock lock(mutex_);
   changed_posted_.wait(lock, [&] { return stop_ || is_posted(); });
@@ -211,7 +225,7 @@ bool HandOver::wait_for(F has_come) {
     if (has_come()) return true;
     const auto now = Clock::now();
     if (now - begin < kSpin) {
-      for (int i = 0; i < kPausesPerLook; ++i) pause();
+      pause(now - begin);
       continue;
     }
     std::this_thread::sleep_for(kNap);

@@ -74,13 +74,15 @@ struct HandOverTask {
   class Session* session = nullptr;
   void (*arrived)(HandOverTask& task) = nullptr;
   void (*observed)(HandOverTask& task) = nullptr;
-  std::vector<LateCall> late;          // [n_calls] or more
-  std::vector<std::byte*> bases;       // of the store's extents
-  std::vector<KvRun> runs;             // of the jobs, when their keys are chosen late
-  int64_t selected_kv_bytes = 0;       // that these have of selected keys
-  std::atomic<bool> is_lost{false};    // it never arrived
-  std::atomic<bool> is_unseen{false};  // it arrived and was not observed
-  std::atomic<bool> is_cut{false};     // what was to come after its arrival was not launched
+  std::vector<LateCall> late;           // [n_calls] or more
+  std::vector<std::byte*> bases;        // of the store's extents
+  std::vector<KvRun> runs;              // of the jobs, when their keys are chosen late
+  std::vector<struct Refresh*> judged;  // of evictions
+  int64_t selected_kv_bytes = 0;        // that these have of selected keys
+  std::atomic<bool> is_lost{false};     // it never arrived
+  std::atomic<bool> is_unseen{false};   // it arrived and was not observed
+  std::atomic<bool> is_cut{false};      // what was to come after its arrival was not launched
+  bool is_last = false;                 // of a step that is closed; guarded by the hand-over's mutex
 
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
@@ -104,7 +106,7 @@ class HandOver {
   int64_t n_tasks() const { return static_cast<int64_t>(tasks_.size()); }
   // While a step is open that has posted tasks and may not have launched anything yet, nobody waits for these.
   void open_step(int64_t n_tasks);
-  void close_step();
+  void close_step();  // the workers, awake since it began, rest when the last of these is done
   bool is_idle() const {
     const uint64_t posted = posted_.load(std::memory_order_acquire), open_from = open_from_.load(std::memory_order_acquire);
     return finished_.load(std::memory_order_acquire) >= std::min(posted, open_from);

@@ -9,7 +9,8 @@
 //   arrived    refreshes of earlier calls are joined, or done where appends have waited for it; the selected keys become
 //              part of the jobs
 //   observed   an append's queries count in the MAW of the host's keys; those handed over are taken; then the evicted keys
-//              are judged in the background, or after an append all keys, at once
+//              are judged, or after an append all keys. The pool's workers are awake and have nothing else to do until the
+//              next call's part: a background thread would have to get a CPU first, and the next call to wait for it
 //
 // The results are those of calls on host tensors but for rounding. While anything is under way the state is the thread's;
 // the caller's looks at it when nothing is (Session::settle_device), and at window_begin and is_unjudged, which are its own.
@@ -163,6 +164,7 @@ void AttendCall::take_observation(HandOverTask* task) {
   const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
   const std::byte* slot = session_.device_->slot(task->ticket);
   const auto* maw = reinterpret_cast<const float*>(slot + exchange.maw_at);
+  task->judged.clear();
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     const SequenceCall& call = scratch_.calls[i];
     Refresh& refresh = call.state->refresh;
@@ -183,9 +185,10 @@ void AttendCall::take_observation(HandOverTask* task) {
     } else if (call.evict_end > call.found_begin) {
       refresh.evict_begin = call.found_begin;
       refresh.evict_end = call.evict_end;
-      cache_.engine().worker().post(refresh.job);
+      task->judged.push_back(&refresh);
     }
   }
+  judge_evicted_by_all(task->judged);
 }
 
 // Of an append over all the host's keys; of a single query over those that the session has just found.

@@ -7,8 +7,9 @@
 //   copy      the rows of the kept tokens, side by side for each KV head
 //
 // No decode step is to wait for that. In decode the MAW of the window is up to date and only the evicted block is judged:
-// microseconds, for which a background job has the time from one attend of the layer to the next, which joins it. Copies
-// grow by new chunks, for moving all rows that are there already would take longer than a step.
+// microseconds, for which a background job has the time from one attend of the layer to the next, which joins it; of calls
+// on a device it is done when they have been observed, by all workers. Copies grow by new chunks, for moving all rows that
+// are there already would take longer than a step.
 //
 // A re-evaluation is of another size. It multiplies the last queries with all keys: as much as the append's own attention
 // over these queries, and as tens to hundreds of decode steps. No lag hides that where the steps use all cores. So it
@@ -138,6 +139,22 @@ void judge_evicted(void* context) {
   const RefreshTimer timer(*refresh.session);
   refresh.eviction = true;
   for (int32_t h = 0; h < refresh.layer->n_kv_heads; ++h) refresh_head(refresh, h);
+}
+
+// Heads of all sequences side by side.
+void judge_evicted_by_all(const std::vector<Refresh*>& refreshes) {
+  if (refreshes.empty()) return;
+  Session& session = *refreshes[0]->session;
+  const RefreshTimer timer(session, static_cast<int64_t>(refreshes.size()));
+  const Backend& cpu = session.cache().engine().cpu();
+  for (Refresh* refresh : refreshes) refresh->eviction = true;
+  const auto judge_head = [](void* context, int64_t idx, int32_t) {
+    const auto& all = *static_cast<const std::vector<Refresh*>*>(context);
+    const int32_t n_kv_heads = all[0]->layer->n_kv_heads;
+    refresh_head(*all[static_cast<size_t>(idx / n_kv_heads)], static_cast<int32_t>(idx % n_kv_heads));
+  };
+  const int64_t n_heads = static_cast<int64_t>(refreshes.size()) * refreshes[0]->layer->n_kv_heads;
+  cpu.table->run(cpu.self, n_heads, judge_head, const_cast<std::vector<Refresh*>*>(&refreshes));
 }
 
 // A job for each head and block of the MAW, so that weights are added where they belong.

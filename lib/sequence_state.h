@@ -140,8 +140,9 @@ struct CountedQueries {
   int64_t first_token = 0, end_token = 0;
 };
 
-// They read and write the state alone. The first runs on the background thread, the others on the calling one and the pool.
+// They read and write the state alone. The first runs on the calling thread, the others on the pool as well.
 void judge_evicted(void* refresh);
+void judge_evicted_by_all(const std::vector<Refresh*>& refreshes);  // of one layer
 void count_weights(Refresh& refresh, const CountedQueries& queries);
 void re_evaluate(Refresh& refresh);  // with the queries that it holds, if any
 // Before any of them: of whom and what, and room.

@@ -153,9 +153,10 @@ class Session {
 // Counts a refresh and its time.
 class RefreshTimer {
  public:
-  explicit RefreshTimer(Session& session) : session_(session), start_(std::chrono::steady_clock::now()) {}
+  explicit RefreshTimer(Session& session, int64_t n_refreshes = 1)
+      : session_(session), n_refreshes_(n_refreshes), start_(std::chrono::steady_clock::now()) {}
   ~RefreshTimer() {
-    session_.n_refreshes_.fetch_add(1, std::memory_order_relaxed);
+    session_.n_refreshes_.fetch_add(n_refreshes_, std::memory_order_relaxed);
     const auto spent = std::chrono::steady_clock::now() - start_;
     session_.refresh_ns_.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count(),
                                    std::memory_order_relaxed);
@@ -163,6 +164,7 @@ class RefreshTimer {
 
  private:
   Session& session_;
+  int64_t n_refreshes_;
   std::chrono::steady_clock::time_point start_;
 };
 

@@ -68,7 +68,7 @@ Status Session::step_end(void* stream) {
   step_.clear();
   in_step_ = false;
   const Backend& cpu = cache_->engine().cpu();
-  cpu.table->rest(cpu.self);
+  if (!is_planned) cpu.table->rest(cpu.self);
   if (complete) return ended;
   if (is_planned) TANDEM_TRY(device_->hand_over().fault());
   return fail(TANDEM_ERROR_INVALID_STATE, "q_lens", "layer %zu of sequence %lld got %lld of the step's %lld tokens",

@@ -132,14 +132,17 @@ __device__ inline void store_header(const AppendCall& call, Word ticket, std::by
 __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __grid_constant__ AppendCall call) {
   __shared__ Word ticket;
   __shared__ bool is_free;
+  begin_behind();
   const DeviceExchange& exchange = call.append.exchange;
   const int n_warps = static_cast<int>(blockDim.x / 32), step = static_cast<int>(gridDim.x) * n_warps;
   const int n_rows = call.append.n_tokens * call.token_rows;
   int at = static_cast<int>(blockIdx.x) * n_warps + static_cast<int>(threadIdx.x / 32);
+  Standing standing = {};
+  if (threadIdx.x == 0) standing = load_standing(exchange);
   NewRow row = load_new_row(call, at);
   if (threadIdx.x == 0) {
-    ticket = load_relaxed(word(exchange, kNextTicket));
-    is_free = wait_for_slot(exchange, ticket);
+    ticket = standing.next_ticket;
+    is_free = wait_for_slot(exchange, standing);
   }
   __syncthreads();
   if (!is_free) return;

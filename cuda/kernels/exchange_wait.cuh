@@ -17,6 +17,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/bulk_copy.cuh"
 #include "lib/device.h"
 
 namespace tandem::cuda {
@@ -31,6 +32,15 @@ enum ExchangeWord : int32_t {
 };
 
 using Word = unsigned long long;  // what atomic operations take
+
+// What a kernel does first that may be launched before the kernel before it has ended, so that its launch takes no time of
+// its own: nothing of what others write is read before.
+__device__ inline void begin_behind() {
+#if __CUDA_ARCH__ >= 900
+  let_next_kernel_start();
+  wait_for_kernel_before();
+#endif
+}
 
 __device__ inline Word* word(const DeviceExchange& exchange, ExchangeWord which) {
   return reinterpret_cast<Word*>(exchange.state + which);
@@ -78,17 +88,29 @@ __device__ inline void raise_fault(const DeviceExchange& exchange, uint32_t faul
   store_system(&exchange.flags->fault, fault);
 }
 
+// How things stood, all of it asked for at once: nothing waits for it before it is used.
+struct Standing {
+  Word next_ticket, answered, fault;
+};
+__device__ inline Standing load_standing(const DeviceExchange& exchange) {
+  return {load_relaxed(word(exchange, kNextTicket)), load_relaxed(word(exchange, kSeenAnswered)),
+          load_relaxed(word(exchange, kFault))};
+}
+
 // Of one thread: whether the host has answered `wanted` tickets and all is well. Where not, it was not in time, now or
 // before, and the fault stands.
 //
 // A few blocks ask over the bus; the others, which would only crowd it, read what these have seen, and ask now and then,
 // as nobody promises that the few are running.
-__device__ inline bool wait_for_answers(const DeviceExchange& exchange, Word wanted, uint32_t fault) {
+__device__ inline bool wait_for_answers(const DeviceExchange& exchange, const Standing& standing, Word wanted,
+                                        uint32_t fault) {
   constexpr unsigned kAsking = 4, kTurns = 16;
+  if (standing.fault != 0 || wanted == 0) return standing.fault == 0;
   Word* const seen = word(exchange, kSeenAnswered);
-  const bool was_over = is_faulty(exchange);
-  const bool is_known = load_acquire(seen) >= wanted;
-  if (was_over || is_known) return !was_over;
+  if (standing.answered >= wanted) {
+    fence_device();
+    return true;
+  }
   const bool always_asks = blockIdx.y * gridDim.x + blockIdx.x < kAsking;
   Word begin = time_ns();
   for (unsigned turn = 1;; ++turn) {
@@ -113,9 +135,9 @@ __device__ inline bool wait_for_answers(const DeviceExchange& exchange, Word wan
 }
 
 // Of one thread of an append: whether the ticket's slot is free.
-__device__ inline bool wait_for_slot(const DeviceExchange& exchange, Word ticket) {
-  const auto n_slots = static_cast<Word>(exchange.n_slots);
-  return wait_for_answers(exchange, ticket + 2 <= n_slots ? 0 : ticket + 2 - n_slots, kFaultSlot);
+__device__ inline bool wait_for_slot(const DeviceExchange& exchange, const Standing& standing) {
+  const auto n_slots = static_cast<Word>(exchange.n_slots), ticket = standing.next_ticket;
+  return wait_for_answers(exchange, standing, ticket + 2 <= n_slots ? 0 : ticket + 2 - n_slots, kFaultSlot);
 }
 
 // Of every thread of every block of an append, behind its writes: the last block hands over.

@@ -95,10 +95,13 @@ __device__ inline void store_state(const MergeCall& call, int token, int head, c
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ MergeCall call) {
   __shared__ Word n_tickets;
   __shared__ bool is_sound;
+  begin_behind();
   const DeviceExchange& exchange = call.merge.exchange;
   const int token = static_cast<int>(blockIdx.x);
   const int head = static_cast<int>(blockIdx.y * kMergeWarps + threadIdx.x / 32);
   const bool has_row = head < call.n_q_heads;
+  Standing standing = {};
+  if (threadIdx.x == 0) standing = load_standing(exchange);
   RowState window;
   if (has_row) window = load_window(call, int64_t{token} * call.n_q_heads + head);
   const int sequence_idx = find_sequence(call.merge.sequences, token);
@@ -106,8 +109,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   const DeviceSequence& sequence = call.merge.sequences.sequences[sequence_idx];
   const bool has_host_part = sequence.has_host_part != 0;
   if (threadIdx.x == 0) {
-    n_tickets = load_relaxed(word(exchange, kNextTicket));
-    is_sound = wait_for_answers(exchange, has_host_part ? n_tickets : 0, kFaultAnswer);
+    n_tickets = standing.next_ticket;
+    is_sound = wait_for_answers(exchange, standing, has_host_part ? n_tickets : 0, kFaultAnswer);
   }
   __syncthreads();
   if (!has_row) return;

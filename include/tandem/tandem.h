@@ -159,7 +159,7 @@ typedef void (*tandem_free_fn)(void *data, size_t bytes, void *user);
 
 typedef struct tandem_engine_options {
   uint32_t struct_size;
-  int32_t n_threads;         /* CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide */
+  int32_t n_threads;         /* CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide; with a backend, one CPU of four or more is left to the program's thread */
   const char *cpu_isa;       /* "amx", "avx3_dl", "avx3", "avx2", ...: exactly this one; NULL: $TANDEM_CPU_ISA, else the best.
                               * "amx" asks Linux for AMX's state: sigaltstack() then wants 8 KiB more of every thread */
   const char *backend;       /* device backend, "cuda": libtandem-cuda.so must load and have a device that can be used; NULL:

@@ -161,6 +161,7 @@ class NodesPool final : public cpu::Pool {
   void wake() override {}
   void rest() override {}
   void place(void*, int64_t, int32_t) override {}
+  void keep_clear() override {}
   std::string report() const override { return "{}"; }
 
  private:

@@ -46,6 +46,7 @@ class LocalPool final : public cpu::Pool {
   void wake() override {}
   void rest() override {}
   void place(void*, int64_t, int32_t) override {}
+  void keep_clear() override {}
   std::string report() const override { return "{\"workers\":" + std::to_string(n_workers_) + "}"; }
 
  private:

@@ -414,6 +414,43 @@ void sized_by_cores_and_quota(void**) {
   std::filesystem::remove_all(folder);
 }
 
+// A CPU is left to each of the others, where there is one beside the workers' anyway or there are enough.
+void leaves_room_for_others(void**) {
+  const auto check = [](const char* machine, int32_t n_threads, int32_t n_workers, int32_t n_left) {
+    std::unique_ptr<Pool> pool;
+    assert_true(create_pool({n_threads, 0, true, 1}, on_machine(machine), &pool).ok());
+    assert_int_equal(pool->n_workers(), n_workers);
+    assert_int_equal(nlohmann::json::parse(pool->report())["n_left_cpus"].get<int>(), n_left);
+  };
+  check("numa:1 core:16 pu:1", 0, 15, 1);
+  check("numa:1 core:16 pu:2", 0, 16, 1);  // the other half of a core will do
+  check("numa:1 core:4 pu:1", 0, 3, 1);
+  check("numa:1 core:3 pu:1", 0, 3, 0);
+  check("numa:1 core:1 pu:1", 0, 1, 0);
+  check("numa:1 core:16 pu:1", 16, 16, 0);
+}
+
+void who_keeps_clear_is_where_no_worker_is(void**) {
+  const auto pool = make_pool(0);
+  const auto report = nlohmann::json::parse(pool->report());
+  if (!report["this_system"].get<bool>()) return;
+  cpu_set_t before, clear;
+  sched_getaffinity(0, sizeof before, &before);
+  std::thread([&] {
+    pool->keep_clear();
+    sched_getaffinity(0, sizeof clear, &clear);
+  }).join();
+  assert_true(CPU_ISSET(report["workers"][0]["cpu"].get<int>(), &clear));
+  for (int32_t i = 1; i < pool->n_workers(); ++i) assert_false(CPU_ISSET(report["workers"][i]["cpu"].get<int>(), &clear));
+  std::unique_ptr<Pool> loose;  // nobody is in the way
+  assert_true(Pool::create({2, 50'000, false}, &loose).ok());
+  std::thread([&] {
+    loose->keep_clear();
+    sched_getaffinity(0, sizeof clear, &clear);
+  }).join();
+  assert_true(CPU_EQUAL(&clear, &before));
+}
+
 void report_says_where_everyone_is(void**) {
   const auto pool = make_pool(5, 0, on_machine("pack:2 numa:1 l3:1 core:2 pu:2"));
   const auto report = nlohmann::json::parse(pool->report());
@@ -455,6 +492,8 @@ int main() {
       cmocka_unit_test(pools_end_in_every_state),
       cmocka_unit_test(a_child_after_fork_can_destroy_it),
       cmocka_unit_test(sized_by_cores_and_quota),
+      cmocka_unit_test(leaves_room_for_others),
+      cmocka_unit_test(who_keeps_clear_is_where_no_worker_is),
       cmocka_unit_test(report_says_where_everyone_is),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

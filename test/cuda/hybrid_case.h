@@ -87,7 +87,7 @@ struct Call {
     q = random_rows(n * kQHeads * kDim, seed);
     k = random_rows(n * kKvHeads * kDim, seed + 1);
     v = random_rows(n * kKvHeads * kDim, seed + 2);
-    o = q;
+    o.assign(q.size(), __float2bfloat16(NAN));  // on both sides, until a call has written
     std::vector<__nv_bfloat16>* all[] = {&q, &k, &v, &o};
     for (int i = 0; i < 4; ++i) {
       const int32_t n_heads = i % 3 == 0 ? kQHeads : kKvHeads;
@@ -109,7 +109,8 @@ struct Call {
 };
 
 // Sequences of one length in layers of one shape; the same keys in all.
-struct HybridCache {
+class HybridCache {
+ public:
   tandem_engine* engine;
   tandem_model* model = nullptr;
   tandem_cache* cache = nullptr;
@@ -143,11 +144,33 @@ struct HybridCache {
         }
     }
   }
+  // Other sequences of the same cache, which stays: forks of its first, cut to kv_len tokens. They share its pages.
+  HybridCache(const HybridCache& from, int64_t kv_len, int64_t n_sequences)
+      : engine(from.engine),
+        cache(from.cache),
+        n_layers(from.n_layers),
+        length(kv_len),
+        batch(n_sequences),
+        is_forked_(true) {
+    for (int64_t i = 0; i < batch; ++i) {
+      int64_t id = 0;
+      TANDEM(tandem_sequence_fork, &id, cache, from.sequences[0]);
+      TANDEM(tandem_sequence_truncate, cache, id, length);
+      sequences.push_back(id);
+    }
+  }
   HybridCache(const HybridCache&) = delete;
   ~HybridCache() {
+    if (is_forked_) {
+      for (const int64_t id : sequences) TANDEM(tandem_sequence_drop, cache, id);
+      return;
+    }
     tandem_cache_release(cache);
     tandem_model_release(model);
   }
+
+ private:
+  bool is_forked_ = false;
 };
 
 // Calls of one query a sequence, unless they say otherwise.
@@ -208,7 +231,7 @@ struct HybridSession {
   void wait() const { must(cudaStreamSynchronize(stream)); }
 };
 
-// The relative distance of what a device call has left from what a host call has.
+// The relative distance of what a device call has left from what a host call has. NaN where either has written nothing.
 inline double distance_of(const Call& call) {
   const std::vector<__nv_bfloat16> o = call.device_output();
   double error = 0.0, size = 0.0;

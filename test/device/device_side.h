@@ -17,6 +17,13 @@ inline std::unique_ptr<tandem::test::OpenDevice> device;
 inline const stand_in::Controls& controls = *stand_in::find_function<stand_in::ControlsFn>(stand_in::kControlsSymbol)();
 inline const stand_in::Counts& counts = *stand_in::find_function<stand_in::CountsFn>(stand_in::kCountsSymbol)();
 
+// Tests that watch their engine make it otherwise.
+inline tandem_engine* (*make_engine)(const tandem_engine_options& options) = [](const tandem_engine_options& options) {
+  tandem_engine* engine = nullptr;
+  OK(tandem_engine_create, &engine, &options);
+  return engine;
+};
+
 // One layer of 4 query heads on 2, a session with a small window, a sequence.
 struct Side {
   tandem_engine* engine = nullptr;
@@ -34,7 +41,7 @@ struct Side {
       options.backend = stand_in::kName;
       options.backend_path = STAND_IN_MODULES "/libtandem-standin.so";
     }
-    OK(tandem_engine_create, &engine, &options);
+    engine = make_engine(options);
     tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
     layer.n_q_heads = kQHeads;
     layer.n_kv_heads = kKvHeads;

@@ -60,7 +60,8 @@ class Engine(Owner):
     Parameters
     ----------
     n_threads : int
-        CPU workers, the calling thread included; 0: as many as affinity mask and cgroup quota allow.
+        CPU workers, the calling thread included; 0: as many as affinity mask and cgroup quota allow, less one of
+        four or more with a backend, which is left to the program's thread.
     cpu_isa : str, optional
         Instruction set, exactly this one (:func:`tandem.cpu_isas`); None: ``$TANDEM_CPU_ISA``, else the best.
     backend : str, optional

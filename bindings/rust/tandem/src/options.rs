@@ -78,7 +78,8 @@ fn or_null(text: &Option<CString>) -> *const c_char {
 /// How an engine is made.
 #[derive(Clone, Default)]
 pub struct EngineOptions {
-    /// CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide.
+    /// CPU workers, the calling thread included; 0: affinity mask and cgroup quota decide, and with a
+    /// backend one CPU of four or more is left to the program's thread.
     pub n_threads: i32,
     /// `"amx"`, `"avx3"`, `"avx2"`, ...: exactly this instruction set; `None`: `$TANDEM_CPU_ISA`, else the best.
     pub cpu_isa: Option<String>,
