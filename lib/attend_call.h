@@ -88,6 +88,10 @@ class AttendCall {
   void finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange);
   Status fill_window(const SequenceCall& call);
   Status copy_to_window(const SequenceCall& call, TokenRange range);
+  // Where the library rotates keys (lib/window_rope.cc).
+  Status copy_rotated(const SequenceCall& call, TokenRange range);
+  int64_t consecutive(const SequenceCall& call, int64_t first_query, int64_t n) const;
+  static void rotate_task(void* context, int64_t task_idx, int32_t worker_idx);
   // Where MAW are kept (lib/observe_device.cc).
   Status flush_host_appends(const SequenceCall& call);
   Status give_maw(const SequenceCall& call, int64_t end);

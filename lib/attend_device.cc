@@ -36,6 +36,13 @@ TensorView from_row(const TensorView& view, int64_t row, int64_t n_rows) {
   return part;
 }
 
+// Where the library rotates, append() has left them rotated.
+DeviceRows attended_q(const DeviceAppend& call) {
+  const Layer& layer = *call.layer;
+  if (layer.rope == nullptr) return call.q;
+  return {call.rotated_q, TANDEM_F32, 0, int64_t{layer.n_q_heads} * layer.k_head_dim, layer.k_head_dim};
+}
+
 Status check_rows(const TensorView* view, const char* name) {
   if (view == nullptr || is_tensor_float(view->dtype)) return {};
   const std::string field = std::string(name) + ".dtype";
@@ -143,11 +150,13 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
   int64_t n_rows = 0;
   while (place->call < scratch_.calls.size() && n_rows < DeviceSession::kMostTokens) {
     const SequenceCall& whole = scratch_.calls[place->call];
-    const int64_t n = std::min({whole.q_len - place->query, most, DeviceSession::kMostTokens - n_rows});
+    const int64_t first_query = whole.first_query + place->query;
+    const int64_t n =
+        consecutive(whole, first_query, std::min({whole.q_len - place->query, most, DeviceSession::kMostTokens - n_rows}));
     SequenceCall& part = calls.emplace_back(whole);
     part.q_len = n;
     part.first_row = n_rows;
-    part.first_query = whole.first_query + place->query;
+    part.first_query = first_query;
     part.length = part.first_query + n;
     part.is_last = !args_.partial && place->query + n == whole.q_len;
     n_rows += n;
@@ -319,12 +328,13 @@ Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
       for (int32_t h = 0; h < layer_.n_kv_heads; ++h)
         for (int32_t p = 0; p < kPlanes; ++p) {
           const int64_t bytes = planes.row_bytes.of[p];
-          if (bytes == 0) continue;
+          if (bytes == 0 || (p == kPlaneK && layer_.rope != nullptr)) continue;
           auto* to = reinterpret_cast<std::byte*>(call.window->page_of(t)) + planes.at[p] + h * planes.head_stride[p] +
                      span.token_idx % kDevicePageLen * bytes;
           const std::byte* from = cache_.store().rows(span.page, span.slot, args_.layer_idx, h).of[p];
           TANDEM_TRY(call_device(device, &DeviceTable::copy, to, from, span.n_tokens * bytes, args_.stream));
         }
+    if (layer_.rope != nullptr) TANDEM_TRY(copy_rotated(call, {t, t + n}));
     t += n;
   }
   return {};
@@ -344,6 +354,7 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
     to->evict_end = std::max(call.evict_end, call.resident_begin);
     to->first_evicted = static_cast<int32_t>(call.first_evicted);
     to->wants_lse = policy_.keeps_maw && call.counts_on_host() ? 1 : 0;
+    to->position = call.sequence->position(call.first_query);
     for (const int64_t page : call.window->table()) tables[(*n_entries)++] = session_.device_->page_offset(page);
     ++to;
   }
@@ -379,14 +390,16 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
                             args_.v ? rows_of(*args_.v) : DeviceRows(),
                             n_tokens,
                             CallShape{args_.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
-                            device.exchange(layer_idx_)};
+                            device.exchange(layer_idx_),
+                            device.rope(layer_idx_),
+                            layer.rope != nullptr ? device.rotated_q() : nullptr};
   TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, args_.stream));
   if (posts) device.hand_over().post();
   DeviceAttend attend;
   attend.layer = &layer;
   attend.pages = append.pages;
   attend.sequences = sequences;
-  attend.q = append.q;
+  attend.q = attended_q(append);
   attend.workspace = device.workspace();
   if (merges || policy_.keeps_maw) {
     attend.o = {device.o(), TANDEM_F32, 0, int64_t{layer.n_q_heads} * layer.v_head_dim, layer.v_head_dim};
@@ -425,7 +438,7 @@ Status AttendCall::merge_and_observe(const DeviceAppend& append) {
   observe.layer = append.layer;
   observe.pages = append.pages;
   observe.sequences = append.sequences;
-  observe.q = append.q;
+  observe.q = attended_q(append);
   observe.lse = device.lse();
   observe.n_tokens = append.n_tokens;
   observe.has_appended = append.k.data != nullptr;

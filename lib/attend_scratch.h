@@ -49,10 +49,11 @@ struct SequenceCall {
   size_t q_at = 0, o_at = 0, lse_at = 0, host_o_at = 0, host_lse_at = 0, logits_at = 0;  // indices into floats
 };
 
-// Where the rows of a sequence's tokens are: its page table, and the store's extents.
+// Where the rows of a sequence's tokens are: its page table, and the store's extents; and its positions.
 struct StoredPages {
   const std::vector<int32_t>& pages;
   const std::vector<std::byte*>& bases;
+  const std::vector<int32_t>& positions;
 };
 
 struct AttendScratch {

@@ -25,13 +25,27 @@ void Cache::spans(const Sequence& sequence, int64_t begin, int64_t end, std::vec
   }
 }
 
+void Cache::split_at_gaps(const Sequence& sequence, std::vector<PageSpan>* spans) const {
+  if (sequence.positions.empty()) return;
+  std::vector<PageSpan> parts;
+  for (PageSpan rest : *spans) {
+    for (int64_t n = 1; n < rest.n_tokens; ++n) {
+      if (sequence.position(rest.token_idx + n) == sequence.position(rest.token_idx + n - 1) + 1) continue;
+      parts.push_back({rest.page, rest.slot, rest.token_idx, n});
+      rest = {rest.page, rest.slot + n, rest.token_idx + n, rest.n_tokens - n};
+      n = 0;
+    }
+    parts.push_back(rest);
+  }
+  spans->swap(parts);
+}
+
 KvRun Cache::run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const {
   KvRun run;
   point_run(store_.rows(span.page, span.slot, layer_idx, kv_head), layers_[static_cast<size_t>(layer_idx)], &run);
   run.n_tokens = span.n_tokens;
   run.token_idx = span.token_idx;
-  run.first_position = span.token_idx;
-  if (!sequence.positions.empty()) run.positions = sequence.positions.data() + span.token_idx;
+  run.first_position = sequence.position(span.token_idx);
   return run;
 }
 

@@ -32,7 +32,7 @@
 namespace tandem {
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 3;
+inline constexpr uint32_t kDeviceAbi = 4;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -51,6 +51,18 @@ struct DeviceInfo {
   int32_t n_multiprocessors = 0;
   int32_t compute_capability = 0;  // 90 is 9.0
 };
+
+// Keys that the library rotates (Layer::rope) are in the window as they are used: rotated, as f32. Rounded to k_type once
+// more they would have fewer bits than the host's, and rotated at every read they would cost more than the bytes that this
+// does. append() rotates them, and the queries for attend() and observe(). A token's position never changes while it is in a
+// window. Rows in slots are as stored. This is what the window has of a layer:
+inline Layer window_layer(Layer layer) {
+  if (layer.rope != nullptr) layer.k_type = TANDEM_F32;
+  return layer;
+}
+
+// Of its cos_sin.
+inline int64_t n_floats(const RopeTable& table) { return int64_t{RopeTable::kDigits} * 256 * 2 * table.n_pairs; }
 
 // K and V of one layer in the pool. Planes and strides are multiples of 16 bytes.
 struct DevicePages {
@@ -73,6 +85,7 @@ struct DeviceSequence {
   int64_t evict_end = 0;      // tokens [begin, evict_end) leave the window with this call
   int32_t first_evicted = 0;  // place of the first of them in a slot's rows of MAW
   int32_t wants_lse = 0;      // of the merged states, where there is a host part: in the slot
+  int64_t position = 0;       // of the first query; those of the others follow
 };
 
 // The sequences of a call, in device memory: they change between the replays of a graph.
@@ -113,8 +126,9 @@ struct DeviceExchange {
   int64_t slot_bytes = 0;
   int64_t timeout_ns = 0;  // of a wait on the device
   int32_t n_slots = 0;
-  int32_t n_rows = 0;             // of a KV head that a slot has room for: at least the call's n_tokens
-  int64_t q_at = 0;               // bytes in a slot: f32 [n_tokens * n_q_heads, k_head_dim], of sequences with a host part
+  int32_t n_rows = 0;  // of a KV head that a slot has room for: at least the call's n_tokens
+  // Bytes in a slot: f32 [n_tokens * n_q_heads, k_head_dim], of sequences with a host part; rotated where keys are.
+  int64_t q_at = 0;
   int64_t o_at = 0, lse_at = 0;   // f32 [n_tokens * n_q_heads, v_head_dim], f32 [n_tokens * n_q_heads]
   int64_t rows_at[kPlanes] = {};  // the new rows [n_kv_heads][n_tokens] of each plane, as stored
   int64_t maw_at = 0;             // f32 [n_q_heads][n_evicted]
@@ -140,6 +154,10 @@ struct DeviceAppend {
   int32_t n_tokens = 0;  // rows of these; in replays this or fewer
   int32_t tag = 0;       // of the header
   DeviceExchange exchange;
+  // Where layer->rope is set: its cos_sin in device memory, and the rotated queries, [n_tokens, n_q_heads, k_head_dim],
+  // which are q of attend() and observe(). q.data is not null then.
+  const float* rope = nullptr;
+  float* rotated_q = nullptr;
 };
 
 // One layer, several sequences over their resident keys. Query t of a sequence sees tokens up to end - q_len + t and, with a

@@ -2,7 +2,8 @@
 // What a session has on its device: windows of its sequences, memory that device and host share, work space of calls.
 //
 //   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps
-//   work space      the module's words | descriptors of a call | of a step | states of the window | what attend() asks for
+//   work space      the module's words | descriptors of a call | of a step | states of the window | rotated queries |
+//                   what attend() asks for
 //
 // All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
 // a graph holds addresses.
@@ -39,11 +40,11 @@ struct CallSize {
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size);
 // Of all layers at once, with room for `before` as well: descriptors of layers have one size.
 DeviceLimits step_limits(const std::vector<Layer>& layers, const CallSize& size, const DeviceLimits& before);
-int64_t sinks_bytes(const std::vector<Layer>& layers);
+int64_t constants_bytes(const std::vector<Layer>& layers);  // learned sinks, and angles of RoPE
 
 struct SessionWork {
   int64_t slot_bytes = 0, upload_bytes = 0, step_bytes = 0, shared_bytes = 0;
-  int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, workspace_at = 0, work_bytes = 0;
+  int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, q_at = 0, workspace_at = 0, work_bytes = 0;
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits);
 int64_t n_tasks_of(size_t n_layers);  // two steps' at least
@@ -95,12 +96,15 @@ class DeviceSession {
   float* o() const { return reinterpret_cast<float*>(work_.data() + layout_.o_at); }
   float* lse() const { return reinterpret_cast<float*>(work_.data() + layout_.lse_at); }
   void* workspace() const { return work_.data() + layout_.workspace_at; }
-  const float* sinks(size_t layer_idx) const;  // in device memory, or null
+  const float* sinks(size_t layer_idx) const { return constant(sinks_at_[layer_idx]); }  // in device memory, or null
+  const float* rope(size_t layer_idx) const { return constant(rope_at_[layer_idx]); }
+  float* rotated_q() const { return reinterpret_cast<float*>(work_.data() + layout_.q_at); }
 
  private:
   DeviceSession(const Device& device, const std::vector<Layer>& layers, const Policy& policy, int64_t window_len,
                 Tier& device_tier);
-  Status upload_sinks();
+  Status upload_constants();
+  const float* constant(int64_t at) const { return at < 0 ? nullptr : constants_.as<float>() + at; }
 
   const Device& device_;
   std::vector<Layer> plain_layers_, windowed_layers_;
@@ -111,9 +115,9 @@ class DeviceSession {
   SessionWork layout_;
   std::byte* shared_ = nullptr;         // as the host sees it
   std::byte* shared_device_ = nullptr;  // as the device does
-  Buffer work_, sinks_;
-  std::vector<int64_t> sinks_at_;      // [n_layers] floats; -1: none
-  std::vector<int64_t> most_queries_;  // [n_layers] 0: not asked yet
+  Buffer work_, constants_;
+  std::vector<int64_t> sinks_at_, rope_at_;  // [n_layers] floats in constants_; -1: none
+  std::vector<int64_t> most_queries_;        // [n_layers] 0: not asked yet
   int64_t base_ = 0;
   std::unique_ptr<HandOver> hand_over_;  // declared last: stops first
 };

@@ -39,8 +39,9 @@ struct TouchedSequence {
 
 // What a call is to know of its sequence when its ticket has arrived, as it was when it was made.
 struct LateCall {
-  KeyRuns keys;                // for a refresh
-  std::vector<int32_t> pages;  // the sequence's
+  KeyRuns keys;                    // for a refresh
+  std::vector<int32_t> pages;      // the sequence's
+  std::vector<int32_t> positions;  // likewise, where the library rotates
 };
 
 // What a call was made for, as its slot's header says: a graph that was captured for less than a step has is of no use.

@@ -124,6 +124,7 @@ void AttendCall::prepare_observation(HandOverTask* task) {
     if (call.is_append || call.flushes || call.evict_end > call.found_begin)
       session_.fill_runs(*call.sequence, args_.layer_idx, needs_all ? 0 : call.found_begin, call.length, &late.keys);
     if (call.selected) late.pages = call.sequence->pages;
+    if (call.selected && layer_.rope != nullptr) late.positions = call.sequence->positions;
     bind_refresh(session_, *call.state, layer_);
   }
 }
@@ -149,7 +150,7 @@ void AttendCall::choose_late(HandOverTask* task) {
       scratch_.job_runs[j] = first;
       if (!call.selected) continue;
       scratch_.runs.swap(task->runs);
-      add_selected_runs(call, {task->late[i].pages, task->bases}, h);
+      add_selected_runs(call, {task->late[i].pages, task->bases, task->late[i].positions}, h);
       scratch_.runs.swap(task->runs);
       task->selected_kv_bytes += call.state->heads[static_cast<size_t>(h)].n_tokens * task->row_bytes.total();
     }

@@ -49,7 +49,7 @@ Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64
   DeviceLimits limits;
   for (const Layer& layer : layers) limits.include(device_limits(*engine.device(), layer, size));
   const SessionWork work = make_session_work(layers, limits);
-  plan->device_work_bytes = work.work_bytes + sinks_bytes(layers);
+  plan->device_work_bytes = work.work_bytes + constants_bytes(layers);
   plan->shared_bytes = work.shared_bytes;
   return {};
 }

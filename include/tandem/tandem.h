@@ -396,6 +396,7 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  *     the next call of the layer needs it, not before this one returns;
  *   - new rows go to the window and to the host store, so that a key that leaves the window is not moved. Tokens count from the
  *     call on; whoever reads them on the host (tandem_sequence_read, a fork, host tensors, ...) waits until they are there;
+ *   - where the library applies RoPE the window has K rotated, as f32: 4 bytes an element, whatever k_type is;
  *   - weights may be rounded to V's type where q, K and V have 16 bits each and a call has more than 64 rows (queries of a
  *     sequence times query heads of a KV head);
  *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: speculation, and layers and storage types that the

@@ -33,7 +33,7 @@ Keys load_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t
   };
   for (size_t i = 0; i < n; ++i) {
     const int64_t token = sequence.begin + static_cast<int64_t>(i);
-    load(kPlaneK, kPlaneKScales, layer.k_type, token, keys.k.data() + i * k_dim, layer.k_head_dim);
+    load(kPlaneK, kPlaneKScales, window_layer(layer).k_type, token, keys.k.data() + i * k_dim, layer.k_head_dim);
     load(kPlaneV, kPlaneVScales, layer.v_type, token, keys.v.data() + i * v_dim, layer.v_head_dim);
   }
   return keys;

@@ -12,7 +12,6 @@ void check_layer(const Layer& layer) {
     throw Failure{TANDEM_ERROR_UNSUPPORTED, 0, field, message};
   };
   if (layer.v_aliases_k) refuse("v_aliases_k", "v_aliases_k = 1: there is no kernel for MLA");
-  if (layer.rope != nullptr) refuse("rope", "keys that the library rotates: pages carry no positions");
   if (layer.k_rotation != TANDEM_ROTATION_NONE) refuse("k_rotation", "keys that the library rotates as it stores them");
   if (layer.k_type == TANDEM_Q4_64) refuse("k_type", "there is no kernel for K in q4_64");
   if (layer.v_type == TANDEM_Q4_64) refuse("v_type", "there is no kernel for V in q4_64");
@@ -56,7 +55,7 @@ void check_table(const DeviceSequences& all, const DeviceSequence& sequence, int
 }
 
 std::byte* WindowRows::row(Plane plane, int32_t kv_head, int64_t token) const {
-  const int64_t bytes = plane_bytes(layer).of[plane], page = table[token / pages.page_len % table_len];
+  const int64_t bytes = plane_bytes(window_layer(layer)).of[plane], page = table[token / pages.page_len % table_len];
   require(page % 16 == 0, "a page is not at a multiple of 16 bytes");
   std::byte* head = pages.planes[plane] + page + kv_head * pages.head_stride[plane];
   return on_device(head + token % pages.page_len * bytes, bytes, "a page is no device memory");

@@ -66,7 +66,7 @@ bool device_rounds_p(const RefLayer& layer, int32_t q_type, const std::vector<in
 StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device)
     : seed_(seed), policies_(policies), random_(seed), device_(device) {
   const int64_t n_layers = random_.integer(1, 3);
-  const bool rope = random_.chance(device != nullptr ? 0.1 : 0.5);  // shifting needs it in every layer
+  const bool rope = random_.chance(device != nullptr ? 0.3 : 0.5);  // shifting needs it in every layer
   for (int64_t l = 0; l < n_layers; ++l) {
     layers_.push_back(draw_layer(&random_, policies != Policies::kExact && policies != Policies::kDevice));
     if (rope) layers_.back().rope = random_.pick({TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED});
