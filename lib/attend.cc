@@ -215,19 +215,23 @@ void AttendCall::save_queries(const SequenceCall& call) {
 
 void AttendCall::commit_and_settle() {
   for (SequenceCall& call : scratch_.calls) {
-    Sequence& sequence = *call.sequence;
     if (args_.speculative) {
-      sequence.speculative[layer_idx_] = call.q_len;
-      sequence.speculator = &session_;
-      sequence.parents.clear();
-      if (args_.parent_idx != nullptr)
-        sequence.parents.assign(args_.parent_idx + call.first_row, args_.parent_idx + call.first_row + call.q_len);
+      guess_tokens(call);
     } else {
-      if (args_.k != nullptr) cache_.set_length(sequence, args_.layer_idx, call.length);
+      if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
       settle(call);
     }
     count_bytes(call);
   }
+}
+
+void AttendCall::guess_tokens(const SequenceCall& call) {
+  Sequence& sequence = *call.sequence;
+  sequence.speculative[layer_idx_] = call.q_len;
+  sequence.speculator = &session_;
+  sequence.parents.clear();
+  if (args_.parent_idx != nullptr)
+    sequence.parents.assign(args_.parent_idx + call.first_row, args_.parent_idx + call.first_row + call.q_len);
 }
 
 void AttendCall::settle(SequenceCall& call) {

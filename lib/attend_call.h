@@ -63,6 +63,7 @@ class AttendCall {
 
   // After: cannot fail.
   void commit_and_settle();
+  void guess_tokens(const SequenceCall& call);
   void settle(SequenceCall& call);
   void refresh();
   void count_bytes(const SequenceCall& call);
@@ -92,6 +93,12 @@ class AttendCall {
   Status copy_rotated(const SequenceCall& call, TokenRange range);
   int64_t consecutive(const SequenceCall& call, int64_t first_query, int64_t n) const;
   static void rotate_task(void* context, int64_t task_idx, int32_t worker_idx);
+  // Speculation (lib/speculate_device.cc).
+  Status check_guess() const;
+  void add_guess(CallSize* size) const;
+  static void leave_guess_to_host(SequenceCall* call);
+  int64_t describe_guess(std::byte* upload, int64_t bytes, const DeviceSequences& sequences);
+  void keep_guess(const SequenceCall& call);
   // Where MAW are kept (lib/observe_device.cc).
   Status flush_host_appends(const SequenceCall& call);
   Status give_maw(const SequenceCall& call, int64_t end);
@@ -117,6 +124,11 @@ class AttendCall {
   const Policy& policy_;
   const Backend& cpu_;
   AttendScratch& scratch_;
+  // Of a speculative call on a device: its queries, and the positions of all tokens.
+  struct {
+    DeviceSequences queries;
+    const int32_t* positions = nullptr;
+  } guess_;
 };
 
 }  // namespace tandem

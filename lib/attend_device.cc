@@ -63,8 +63,7 @@ Status AttendCall::check_device_call(bool* captures) const {
   if (*captures && !session_.plan_.is_open)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream",
                 "stream = %p is being captured, and no step is open that was begun on a stream", args_.stream);
-  if (args_.speculative)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "flags", "flags: TANDEM_ATTEND_SPECULATIVE is for host tensors alone");
+  if (args_.speculative) TANDEM_TRY(check_guess());
   TANDEM_TRY(check_rows(args_.k, "k"));
   return check_rows(args_.v, "v");
 }
@@ -91,6 +90,7 @@ Status AttendCall::run_on_device() {
   }
   Status status;
   try {
+    if (args_.speculative) most = DeviceSession::kMostTokens;  // each query is a sequence of its own
     for (ChunkPlace place; status.ok() && place.call < scratch_.calls.size();) status = run_chunk(most, &place);
   } catch (...) {
     take_back();
@@ -119,22 +119,26 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   for (const SequenceCall& call : scratch_.calls) {
     longest = std::max(longest, call.q_len);
     n_tokens += call.q_len;
-    is_single = is_single || session_.takes_single_queries(layer_, *call.sequence);
+    is_single = is_single || args_.speculative || session_.takes_single_queries(layer_, *call.sequence);
   }
   TANDEM_TRY(device.most_queries(layer_idx_, is_single ? 1 : std::min(longest, DeviceSession::kMostTokens), most));
   int64_t n_pages = 0;
   for (SequenceCall& call : scratch_.calls) {
     Sequence& sequence = *call.sequence;
     if (args_.k != nullptr) TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length)));
-    cache_.extend_positions(sequence, call.length);
+    if (args_.parent_idx == nullptr)
+      cache_.extend_positions(sequence, call.length);
+    else
+      sequence.parents.reserve(static_cast<size_t>(call.q_len));
     TANDEM_TRY(session_.reserve_window(sequence, *most, &n_pages));
     SequenceState& state = *session_.state(sequence.id);
     call.state = state.layers[layer_idx_].get();
     call.window = &state.window;
     TANDEM_TRY(flush_host_appends(call));
   }
-  const CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages,
-                      evicted_at_once(policy_, session_.options_, cache_.page_len())};
+  CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages,
+                evicted_at_once(policy_, session_.options_, cache_.page_len())};
+  if (args_.speculative) add_guess(&size);
   return device.reserve(device_limits(device.device(), layer_, size), args_.stream);
 }
 
@@ -200,6 +204,10 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
 
 void AttendCall::commit_chunk() {
   for (SequenceCall& call : scratch_.calls) {
+    if (args_.speculative) {
+      keep_guess(call);
+      continue;
+    }
     call.window->extend(layer_idx_, call.resident_begin, call.length);
     if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
     settle(call);
@@ -223,12 +231,15 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   task->is_cut = false;
   task->arrived = task->observed = nullptr;
   const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+  if (args_.parent_idx != nullptr)
+    scratch_.tree_positions.reserve(static_cast<size_t>(args_.q.n_tokens));  // runs point there
   for (SequenceCall& call : scratch_.calls) {
     task->shape.n_tokens += static_cast<int32_t>(call.q_len);
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
     evict_before(&call);
     set_visibility(call);
     choose_keys(call);
+    if (args_.speculative) leave_guess_to_host(&call);
     add_host_jobs(call);
     if (args_.k != nullptr) add_row_copies(call, exchange, task);
     task->touched.push_back({call.sequence->id, args_.k != nullptr ? call.first_query : call.length, call.found_begin});
@@ -258,10 +269,13 @@ void AttendCall::add_host_jobs(const SequenceCall& call) {
   find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
   scratch_.spans.clear();
   if (call.selected) find_spans(call, call.first_found(), call.resident_begin, &scratch_.spans);
+  std::vector<PageSpan> guessed;
+  if (args_.speculative) find_spans(call, call.first_query, call.length, &guessed);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.host_spans, h);
     add_runs(call, scratch_.spans, h);
+    add_runs(call, guessed, h);
     scratch_.jobs.push_back(plain_job(call, h));
   }
 }
@@ -294,7 +308,7 @@ void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange
       job.q = floats(exchange.q_at) + (first + h * rows) * layer_.k_head_dim;
       job.o = floats(exchange.o_at) + (first + h * rows) * layer_.v_head_dim;
       job.lse = floats(exchange.lse_at) + first + h * rows;
-      job.visibility = is_host_masked(call) ? &call.visibility : nullptr;
+      job.visibility = args_.speculative || is_host_masked(call) ? &call.visibility : nullptr;
     }
   }
 }
@@ -302,7 +316,7 @@ void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange
 // Rows that the window should have before the call's own.
 Status AttendCall::fill_window(const SequenceCall& call) {
   const int64_t end = args_.k != nullptr ? call.first_query : call.length;
-  call.window->make_way(layer_idx_, call.length);
+  call.window->make_way(layer_idx_, args_.speculative ? end : call.length);
   TokenRange valid = call.window->valid(layer_idx_);
   if (valid.end <= call.resident_begin || valid.begin >= end) valid = {end, end};
   const TokenRange missing[] = {{call.resident_begin, std::min(valid.begin, end)}, {valid.end, end}};
@@ -363,7 +377,8 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
 Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences* sequences) {
   DeviceSession& device = *session_.device_;
   std::byte* upload = device.upload(task.idx);
-  const auto sequence_bytes = static_cast<int64_t>(scratch_.calls.size() * sizeof(DeviceSequence));
+  const size_t n_described = scratch_.calls.size() + (args_.speculative ? static_cast<size_t>(args_.q.n_tokens) : 0);
+  const auto sequence_bytes = static_cast<int64_t>(n_described * sizeof(DeviceSequence));
   int64_t n_entries = 0;
   describe_sequences(reinterpret_cast<DeviceSequence*>(upload), reinterpret_cast<int64_t*>(upload + sequence_bytes),
                      &n_entries);
@@ -373,7 +388,8 @@ Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences*
   sequences->max_q_len = task.shape.max_q_len;
   for (const SequenceCall& call : scratch_.calls)
     sequences->max_keys = std::max(sequences->max_keys, call.length - call.resident_begin);
-  const int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  if (args_.speculative) bytes = describe_guess(upload, bytes, *sequences);
   return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
 }
 
@@ -392,13 +408,14 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
                             CallShape{args_.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
                             device.exchange(layer_idx_),
                             device.rope(layer_idx_),
-                            layer.rope != nullptr ? device.rotated_q() : nullptr};
+                            layer.rope != nullptr ? device.rotated_q() : nullptr,
+                            guess_.positions};
   TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, args_.stream));
   if (posts) device.hand_over().post();
   DeviceAttend attend;
-  attend.layer = &layer;
+  attend.layer = args_.speculative ? &device.layer(layer_idx_, false) : &layer;
   attend.pages = append.pages;
-  attend.sequences = sequences;
+  attend.sequences = args_.speculative ? guess_.queries : sequences;
   attend.q = attended_q(append);
   attend.workspace = device.workspace();
   if (merges || policy_.keeps_maw) {

@@ -158,6 +158,7 @@ struct DeviceAppend {
   // which are q of attend() and observe(). q.data is not null then.
   const float* rope = nullptr;
   float* rotated_q = nullptr;
+  const int32_t* positions = nullptr;  // [n_tokens] in device memory, instead of what sequences say; null: as they say
 };
 
 // One layer, several sequences over their resident keys. Query t of a sequence sees tokens up to end - q_len + t and, with a

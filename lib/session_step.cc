@@ -139,7 +139,7 @@ void Session::count_kept(Sequence& sequence, int32_t layer_idx, LayerState& stat
 }
 
 Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
-  std::unique_lock lock(cache_->mutex());
+  const auto lock = cache_->lock_settled();
   Sequence* sequence = nullptr;
   TANDEM_TRY(cache_->find_free(id, this, &sequence));
   TANDEM_TRY(check_chain(*sequence, kept_idx, n_kept));

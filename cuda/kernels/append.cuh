@@ -69,7 +69,7 @@ __device__ inline void store_query(const AppendCall& call, const NewRow& row, st
 #pragma unroll
   for (int j = 0; j < kFours; ++j) widen_four(call.append.q.dtype, row.fours[j], x[j]);
   if (room != nullptr) {
-    rotate_row(call, position_of(sequence, row.token), x, room);
+    rotate_row(call, position_of(call, sequence, row.token), x, room);
     store_floats(call.append.rotated_q + (int64_t{row.token} * call.n_q_heads + row.head) * call.k_dim, x, call.k_dim);
   }
   if (sequence.has_host_part == 0) return;
@@ -126,7 +126,7 @@ __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& 
     if (leads) store_codes(to.window[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
   }
   if (room == nullptr || to.window[0] == nullptr) return;
-  rotate_row(call, position_of(call.append.sequences.sequences[row.sequence_idx], row.token), kept, room);
+  rotate_row(call, position_of(call, call.append.sequences.sequences[row.sequence_idx], row.token), kept, room);
   store_floats(reinterpret_cast<float*>(to.window[0]), kept, dim);
 }
 

@@ -8,8 +8,8 @@
 
 namespace tandem::cuda {
 
-__device__ inline int64_t position_of(const DeviceSequence& sequence, int token) {
-  return sequence.position + (token - sequence.first_row);
+__device__ inline int64_t position_of(const AppendCall& call, const DeviceSequence& sequence, int token) {
+  return call.append.positions != nullptr ? call.append.positions[token] : sequence.position + (token - sequence.first_row);
 }
 
 // cos and sin of a pair, times the model's factor.

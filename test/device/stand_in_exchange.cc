@@ -63,6 +63,11 @@ namespace {
 
 constexpr char kNotInK[] = "k is no device memory", kNotInV[] = "v is no device memory", kNotInQ[] = "q is no device memory";
 
+int64_t position_of(const DeviceAppend& call, const DeviceSequence& sequence, int32_t t) {
+  if (call.positions == nullptr) return sequence.position + t;
+  return *on_device(call.positions + sequence.first_row + t, 4, "positions are no device memory");
+}
+
 // By the table in device memory, in double precision.
 void rotate(const DeviceAppend& call, int64_t position, double* x) {
   const RopeTable& table = *call.layer->rope;
@@ -92,7 +97,7 @@ void hand_over_queries(const DeviceAppend& call, const DeviceSequence& sequence,
         reference::load_all(call.q.dtype, row_at(call.q, sequence.first_row + t, head, layer.k_head_dim, kNotInQ),
                             layer.k_head_dim, q.data());
         if (layer.rope != nullptr) {
-          rotate(call, sequence.position + t, q.data());
+          rotate(call, position_of(call, sequence, t), q.data());
           const int64_t row = (sequence.first_row + t) * int64_t{layer.n_q_heads} + head;
           reference::store_all(TANDEM_F32, q.data(), layer.k_head_dim,
                                reinterpret_cast<std::byte*>(call.rotated_q + row * layer.k_head_dim));
@@ -131,7 +136,7 @@ struct NewRow {
     if (token < sequence.begin) return;
     const Layer& layer = *call.layer;
     reference::load_row(layer.k_type, in_slot(kPlaneK), in_slot(kPlaneKScales), layer.k_head_dim, x.data());
-    rotate(call, sequence.position + t, x.data());
+    rotate(call, position_of(call, sequence, t), x.data());
     reference::store_all(TANDEM_F32, x.data(), layer.k_head_dim, WindowRows(call, sequence).row(kPlaneK, kv_head, token));
     counts.window_bytes += bytes;
   }
