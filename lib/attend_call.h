@@ -99,6 +99,8 @@ class AttendCall {
   static void leave_guess_to_host(SequenceCall* call);
   int64_t describe_guess(std::byte* upload, int64_t bytes, const DeviceSequences& sequences);
   void keep_guess(const SequenceCall& call);
+  void prepare_guess();
+  void take_guess(const HandOverTask& task);
   // Where MAW are kept (lib/observe_device.cc).
   Status flush_host_appends(const SequenceCall& call);
   Status give_maw(const SequenceCall& call, int64_t end);

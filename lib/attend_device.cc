@@ -326,7 +326,7 @@ Status AttendCall::fill_window(const SequenceCall& call) {
     session_.fetch_maw(*call.sequence);
     TANDEM_TRY(copy_to_window(call, range));
   }
-  return policy_.keeps_maw ? give_maw(call, end) : Status();
+  return policy_.keeps_maw && !args_.speculative ? give_maw(call, end) : Status();
 }
 
 Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
@@ -367,7 +367,7 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
     to->has_host_part = call.has_host ? 1 : 0;
     to->evict_end = std::max(call.evict_end, call.resident_begin);
     to->first_evicted = static_cast<int32_t>(call.first_evicted);
-    to->wants_lse = policy_.keeps_maw && call.counts_on_host() ? 1 : 0;
+    to->wants_lse = policy_.keeps_maw && (args_.speculative || call.counts_on_host()) ? 1 : 0;
     to->position = call.sequence->position(call.first_query);
     for (const int64_t page : call.window->table()) tables[(*n_entries)++] = session_.device_->page_offset(page);
     ++to;
@@ -462,6 +462,11 @@ Status AttendCall::merge_and_observe(const DeviceAppend& append) {
   observe.alpha = session_.options_.alpha;
   observe.n_counted = static_cast<int32_t>(refresh_queries(observe.alpha));
   observe.exchange = append.exchange;
+  if (args_.speculative) {  // nobody's, for now: the lse are handed over
+    observe.sequences.n_sequences = 0;
+    observe.sequences.max_keys = 0;
+    observe.has_appended = 0;
+  }
   return call_device(device.device(), &DeviceTable::observe, &observe, args_.stream);
 }
 

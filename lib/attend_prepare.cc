@@ -214,6 +214,7 @@ void AttendCall::prepare_refresh(SequenceCall& call) {
   const auto heads = static_cast<size_t>(layer_.n_q_heads);
   if (args_.speculative) {
     Speculation& speculation = call.state->speculation;
+    speculation.q.clear();
     speculation.first_key = call.resident_begin;
     speculation.n_keys = call.length - call.resident_begin;
     speculation.logits.resize(heads * static_cast<size_t>(call.q_len * speculation.n_keys));

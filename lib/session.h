@@ -109,6 +109,9 @@ class Session {
   void evict(LayerState& state, int64_t length) const;
   // MAW of the window, which the device has the newest of: to where those of other tokens are. Nothing is under way.
   void fetch_maw(const Sequence& sequence);
+  void count_guessed(const Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx,
+                     int64_t n_kept);
+  void judge_kept(LayerState& state, int64_t window_before);
   void count_kept(Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx, int64_t n_kept);
 
   // A step whose every layer has been prepared, for device tensors.

@@ -7,7 +7,8 @@
 //
 // There every query sees its keys to the end, whatever the tree, and with a window of its own begins at its own: each is
 // described as a sequence of one query. What is kept at the end is committed in the store, as for host tensors, and comes
-// into the window with the next call.
+// into the window with the next call. Where MAW are kept, queries and lse stay with the session, whose CPU counts the
+// weights of those that are kept (lib/session_step.cc).
 #include <algorithm>
 
 #include "lib/attend_call.h"
@@ -18,10 +19,6 @@ Status AttendCall::check_guess() const {
   if (session_.plan_.is_open)
     return fail(TANDEM_ERROR_INVALID_STATE, "flags",
                 "flags: TANDEM_ATTEND_SPECULATIVE in a step that was begun on a stream: such steps are planned without");
-  if (policy_.keeps_maw)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "flags",
-                "flags: TANDEM_ATTEND_SPECULATIVE on device tensors: policy %s counts weights that are not handed over",
-                policy_.name);
   if (args_.q.n_tokens <= DeviceSession::kMostTokens) return {};
   return fail(TANDEM_ERROR_UNSUPPORTED, "q_lens",
               "q_lens: %lld speculative tokens in a call on device tensors: at most %lld",
@@ -74,6 +71,29 @@ void AttendCall::keep_guess(const SequenceCall& call) {
   call.window->extend(layer_idx_, call.resident_begin, call.first_query);
   guess_tokens(call);
   count_bytes(call);
+  if (call.flushes) call.state->is_unjudged = false;
+}
+
+void AttendCall::prepare_guess() {
+  for (const SequenceCall& call : scratch_.calls) {
+    Speculation& speculation = call.state->speculation;
+    const auto n_rows = static_cast<size_t>(call.q_len * layer_.n_q_heads);
+    speculation.q.resize(n_rows * static_cast<size_t>(layer_.k_head_dim));
+    speculation.lse.resize(n_rows);
+  }
+}
+
+void AttendCall::take_guess(const HandOverTask& task) {
+  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+  const std::byte* slot = session_.device_->slot(task.ticket);
+  for (const SequenceCall& call : scratch_.calls) {
+    Speculation& speculation = call.state->speculation;
+    const int64_t first = call.first_row * layer_.n_q_heads;
+    std::copy_n(reinterpret_cast<const float*>(slot + exchange.q_at) + first * layer_.k_head_dim, speculation.q.size(),
+                speculation.q.data());
+    std::copy_n(reinterpret_cast<const float*>(slot + exchange.lse_at) + first, speculation.lse.size(),
+                speculation.lse.data());
+  }
 }
 
 }  // namespace tandem

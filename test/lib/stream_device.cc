@@ -5,10 +5,8 @@
 
 namespace harness {
 
-bool StreamWorld::is_for_device(size_t session, size_t layer, const Pass& pass) {
+bool StreamWorld::is_for_device(size_t layer) {
   if (device_ == nullptr || !random_.chance(0.8)) return false;
-  // What is a guess has weights that a device does not hand over.
-  if (pass.speculative && sessions_[session].hgca && layers_[layer].sliding_window == 0) return false;
   const reference::RefLayer& geometry = layers_[layer];
   const tandem::RopeTable table;  // which, it does not matter
   tandem::Layer asked = tandem::test::layer_of(geometry);

@@ -297,7 +297,7 @@ void StreamWorld::attend_layer(size_t session, size_t layer, const Pass& pass, c
   args.o = &o;
   args.lse = &lse;
   args.parent_idx = pass.tree ? call.parents.data() : nullptr;
-  if (is_for_device(session, layer, pass)) return attend_on_device(session, layer, pass, args, std::move(call));
+  if (is_for_device(layer)) return attend_on_device(session, layer, pass, args, std::move(call));
   TANDEM_EXPECT(where(), TANDEM_OK, tandem_attend(*sessions_[session].session, &args, &error));
   ++n_attends_;
   if (!pass.append_first) grow_model(pass, layer, call);

@@ -108,7 +108,7 @@ class StreamWorld {
     LayerCall call;
     std::vector<DeviceTensor> tensors;
   };
-  bool is_for_device(size_t session, size_t layer, const Pass& pass);
+  bool is_for_device(size_t layer);
   tandem_tensor to_device(PendingCall* pending, Tensor* tensor);
   void attend_on_device(size_t session, size_t layer, const Pass& pass, tandem_attend_args args, LayerCall call);
   void finish_pending();
