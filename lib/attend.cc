@@ -21,6 +21,7 @@
 #include "lib/attend_call.h"
 #include "lib/convert.h"
 #include "lib/hadamard.h"
+#include "lib/trace.h"
 
 namespace tandem {
 
@@ -66,6 +67,7 @@ Status AttendCall::run() {
 Status Session::attend(const AttendArgs& args) {
   const auto start = std::chrono::steady_clock::now();
   AttendCall call(*this, args, *scratch_);
+  const TraceRange range("call", args.layer_idx, args.on_device ? "on device tensors" : "on host tensors");
   TANDEM_TRY(args.on_device ? call.run_on_device() : call.run());
   ++sums_.n_attends;
   sums_.n_device_attends += args.on_device;

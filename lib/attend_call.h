@@ -110,6 +110,8 @@ class AttendCall {
   void count_host_weights(const SequenceCall& call, const DeviceExchange& exchange, const std::byte* slot);
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
   Status upload_descriptors(const HandOverTask& task, DeviceSequences* sequences);
+  template <typename Function, typename DeviceCall>
+  Status ask_device(const char* name, Function function, const DeviceCall* call) const;
   Status launch(const DeviceSequences& sequences, bool merges, bool posts);
   Status merge_and_observe(const DeviceAppend& append);
 

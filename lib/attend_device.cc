@@ -20,6 +20,7 @@
 #include "lib/device_session.h"
 #include "lib/device_status.h"
 #include "lib/placement.h"
+#include "lib/trace.h"
 
 namespace tandem {
 namespace {
@@ -393,6 +394,12 @@ Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences*
   return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
 }
 
+template <typename Function, typename DeviceCall>
+Status AttendCall::ask_device(const char* name, Function function, const DeviceCall* call) const {
+  const TraceRange range(name, args_.layer_idx, "resident");
+  return call_device(session_.device_->device(), function, call, args_.stream);
+}
+
 // posts: a task waits for the ticket. A planned step has posted all of them.
 Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool posts) {
   DeviceSession& device = *session_.device_;
@@ -410,7 +417,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
                             device.rope(layer_idx_),
                             layer.rope != nullptr ? device.rotated_q() : nullptr,
                             guess_.positions};
-  TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, args_.stream));
+  TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
   if (posts) device.hand_over().post();
   DeviceAttend attend;
   attend.layer = args_.speculative ? &device.layer(layer_idx_, false) : &layer;
@@ -423,7 +430,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
     attend.lse = device.lse();
     attend.lse_token_stride = layer.n_q_heads;
     attend.lse_head_stride = 1;
-    TANDEM_TRY(call_device(device.device(), &DeviceTable::attend, &attend, args_.stream));
+    TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
     return merge_and_observe(append);
   }
   attend.o = rows_of(args_.o);
@@ -431,7 +438,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
   attend.lse_token_stride = args_.lse_token_stride;
   attend.lse_head_stride = args_.lse_head_stride;
   attend.sinks = device.sinks(layer_idx_);
-  return call_device(device.device(), &DeviceTable::attend, &attend, args_.stream);
+  return ask_device("attend", &DeviceTable::attend, &attend);
 }
 
 Status AttendCall::merge_and_observe(const DeviceAppend& append) {
@@ -449,7 +456,7 @@ Status AttendCall::merge_and_observe(const DeviceAppend& append) {
   merge.lse_head_stride = args_.lse_head_stride;
   merge.sinks = device.sinks(layer_idx_);
   merge.exchange = append.exchange;
-  TANDEM_TRY(call_device(device.device(), &DeviceTable::merge, &merge, args_.stream));
+  TANDEM_TRY(ask_device("merge", &DeviceTable::merge, &merge));
   if (!policy_.keeps_maw) return {};
   DeviceObserve observe;
   observe.layer = append.layer;
@@ -467,7 +474,7 @@ Status AttendCall::merge_and_observe(const DeviceAppend& append) {
     observe.sequences.max_keys = 0;
     observe.has_appended = 0;
   }
-  return call_device(device.device(), &DeviceTable::observe, &observe, args_.stream);
+  return ask_device("observe", &DeviceTable::observe, &observe);
 }
 
 }  // namespace tandem

@@ -11,6 +11,7 @@
 
 #include "lib/fp_modes.h"
 #include "lib/signals.h"
+#include "lib/trace.h"
 
 namespace tandem {
 namespace {
@@ -149,6 +150,7 @@ void HandOver::loop() {
   while (wait_for_post()) {
     HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
     bool is_lost = !wait_for_arrival(task);
+    const TraceRange range("answer", task.shape.layer_idx, "host");
     const bool has_part = !is_lost && !task.scratch.jobs.empty();
     const auto begin = Clock::now();
     const int64_t staged_bytes = is_lost ? 0 : take_rows(task);

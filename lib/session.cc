@@ -191,7 +191,7 @@ void Session::take_back(const HandOverTask& task) {
       const bool is_own = static_cast<int32_t>(l) == task.shape.layer_idx;
       if (!is_own && (task.step == 0 || !task.is_lost)) continue;
       shorten(*sequence, l, task.is_lost ? was.length : sequence->lengths[l]);
-      if (!task.is_cut) sequence->speculative[l] = 0;  // a guess of which not all has come; else there is none of this call's
+      sequence->speculative[l] = 0;  // of a guess, not all has come
     }
   }
 }
