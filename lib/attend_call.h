@@ -91,7 +91,6 @@ class AttendCall {
   Status copy_to_window(const SequenceCall& call, TokenRange range);
   // Where the library rotates keys (lib/window_rope.cc).
   Status copy_rotated(const SequenceCall& call, TokenRange range);
-  int64_t consecutive(const SequenceCall& call, int64_t first_query, int64_t n) const;
   static void rotate_task(void* context, int64_t task_idx, int32_t worker_idx);
   // Speculation (lib/speculate_device.cc).
   Status check_guess() const;

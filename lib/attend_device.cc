@@ -156,8 +156,9 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
   while (place->call < scratch_.calls.size() && n_rows < DeviceSession::kMostTokens) {
     const SequenceCall& whole = scratch_.calls[place->call];
     const int64_t first_query = whole.first_query + place->query;
-    const int64_t n =
-        consecutive(whole, first_query, std::min({whole.q_len - place->query, most, DeviceSession::kMostTokens - n_rows}));
+    const int64_t n_left = std::min({whole.q_len - place->query, most, DeviceSession::kMostTokens - n_rows});
+    // Kernels are told the position of the first.
+    const int64_t n = layer_.rope != nullptr ? Cache::consecutive(*whole.sequence, first_query, n_left) : n_left;
     SequenceCall& part = calls.emplace_back(whole);
     part.q_len = n;
     part.first_row = n_rows;

@@ -256,7 +256,7 @@ void AttendCall::find_spans(const SequenceCall& call, int64_t begin, int64_t end
   const int64_t split = tree ? std::clamp(call.first_query, begin, end) : end;
   cache_.spans(*call.sequence, begin, split, spans);
   if (split < end) cache_.spans(*call.sequence, split, end, spans);
-  if (layer_.rope != nullptr) cache_.split_at_gaps(*call.sequence, spans);
+  if (layer_.rope != nullptr) Cache::split_at_gaps(*call.sequence, spans);
 }
 
 void AttendCall::add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head) {

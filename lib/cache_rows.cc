@@ -25,18 +25,29 @@ void Cache::spans(const Sequence& sequence, int64_t begin, int64_t end, std::vec
   }
 }
 
-void Cache::split_at_gaps(const Sequence& sequence, std::vector<PageSpan>* spans) const {
+int64_t Cache::consecutive(const Sequence& sequence, int64_t first, int64_t n) {
+  if (sequence.positions.empty() || n <= 1) return n;
+  const int64_t ahead = sequence.position(first) - first;  // of a later token it is never less
+  int64_t found = 1;
+  for (int64_t end = n; found < end;) {
+    const int64_t middle = found + (end - found + 1) / 2, last = first + middle - 1;
+    if (sequence.position(last) - last == ahead)
+      found = middle;
+    else
+      end = middle - 1;
+  }
+  return found;
+}
+
+void Cache::split_at_gaps(const Sequence& sequence, std::vector<PageSpan>* spans) {
   if (sequence.positions.empty()) return;
   std::vector<PageSpan> parts;
-  for (PageSpan rest : *spans) {
-    for (int64_t n = 1; n < rest.n_tokens; ++n) {
-      if (sequence.position(rest.token_idx + n) == sequence.position(rest.token_idx + n - 1) + 1) continue;
-      parts.push_back({rest.page, rest.slot, rest.token_idx, n});
-      rest = {rest.page, rest.slot + n, rest.token_idx + n, rest.n_tokens - n};
-      n = 0;
+  for (const PageSpan& span : *spans)
+    for (int64_t i = 0; i < span.n_tokens;) {
+      const int64_t n = consecutive(sequence, span.token_idx + i, span.n_tokens - i);
+      parts.push_back({span.page, span.slot + i, span.token_idx + i, n});
+      i += n;
     }
-    parts.push_back(rest);
-  }
   spans->swap(parts);
 }
 

@@ -91,7 +91,7 @@ void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t beg
   std::vector<PageSpan>& parts = scratch_->spans;
   parts.clear();
   cache_->spans(sequence, begin, length, &parts);
-  if (layer.rope != nullptr) cache_->split_at_gaps(sequence, &parts);
+  if (layer.rope != nullptr) Cache::split_at_gaps(sequence, &parts);
   keys->n_runs = static_cast<int64_t>(parts.size());
   keys->runs.resize(parts.size() * static_cast<size_t>(layer.n_kv_heads));
   for (int32_t h = 0; h < layer.n_kv_heads; ++h)

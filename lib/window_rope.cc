@@ -54,13 +54,4 @@ Status AttendCall::copy_rotated(const SequenceCall& call, TokenRange range) {
   return {};
 }
 
-// How many of n queries have positions that follow each other, which is what kernels are told of them.
-int64_t AttendCall::consecutive(const SequenceCall& call, int64_t first_query, int64_t n) const {
-  if (layer_.rope == nullptr || call.sequence->positions.empty()) return n;
-  const int64_t first = call.sequence->position(first_query);
-  int64_t found = 1;
-  while (found < n && call.sequence->position(first_query + found) == first + found) ++found;
-  return std::min(found, n);
-}
-
 }  // namespace tandem
