@@ -399,8 +399,10 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  *   - where the library applies RoPE the window has K rotated, as f32: 4 bytes an element, whatever k_type is;
  *   - weights may be rounded to V's type where q, K and V have 16 bits each and a call has more than 64 rows (queries of a
  *     sequence times query heads of a KV head);
- *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: speculation, and layers and storage types that the
- *     device's module has no kernel for. INVALID_STATE where the stream is being captured outside a planned step;
+ *   - of speculation, what is appended stays in host memory: the host attends to it and the device to the window. A call has up
+ *     to 512 such tokens (UNSUPPORTED), and no planned step has any (INVALID_STATE);
+ *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: layers and storage types that the device's module has no
+ *     kernel for. INVALID_STATE where the stream is being captured outside a planned step;
  *   - DEVICE_LOST when the device fails or host and device wait for each other in vain. From then on the session takes host
  *     tensors alone; the cache has every token that had arrived, layers whose last ones had not are shorter (a truncation makes
  *     the sequence even). */
