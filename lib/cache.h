@@ -87,6 +87,8 @@ class Cache {
   void set_length(Sequence& sequence, int32_t layer_idx, int64_t length) const;
   void truncate_locked(Sequence& sequence, int64_t n_tokens);
   void spans(const Sequence& sequence, int64_t begin, int64_t end, std::vector<PageSpan>* out) const;
+  // Pins what tokens [0, end) lie in, for streams to the engine's device; false where it refuses.
+  bool pin(const Sequence& sequence, int64_t end);
   KvRun run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const;
   // The first token whose position is above `position` - `distance`.
   int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;

@@ -84,6 +84,8 @@ static void add_options(void) {
   AT(tandem_session_options, group_mode);
   AT(tandem_session_options, evict_by);
   AT(tandem_session_options, halo_tokens);
+  AT(tandem_session_options, route);
+  AT(tandem_session_options, stream_buffer_bytes);
 }
 
 static void add_results(void) {
@@ -112,6 +114,7 @@ static void add_results(void) {
   AT(tandem_memory_plan, device_work_bytes);
   AT(tandem_memory_plan, kv_token_bytes);
   AT(tandem_memory_plan, shared_bytes);
+  AT(tandem_memory_plan, device_stream_bytes);
 
   SIZE(tandem_cache_stats);
   AT(tandem_cache_stats, struct_size);
@@ -126,6 +129,8 @@ static void add_results(void) {
   AT(tandem_cache_stats, device_window_bytes);
   AT(tandem_cache_stats, device_work_bytes);
   AT(tandem_cache_stats, device_peak_bytes);
+  AT(tandem_cache_stats, device_stream_bytes);
+  AT(tandem_cache_stats, pinned_bytes);
 }
 
 static void add_session_stats(void) {
@@ -149,6 +154,9 @@ static void add_session_stats(void) {
   AT(tandem_session_stats, host_part_ns);
   AT(tandem_session_stats, staged_kv_bytes);
   AT(tandem_session_stats, filled_kv_bytes);
+  AT(tandem_session_stats, n_stream_parts);
+  AT(tandem_session_stats, stream_part_ns);
+  AT(tandem_session_stats, streamed_kv_bytes);
 }
 
 static void test_fingerprint(void** state) {
@@ -224,6 +232,8 @@ static void test_defaults_mean_what_the_header_says(void** state) {
   assert_int_equal(session.group_mode, TANDEM_GROUP_UNION);
   assert_int_equal(session.evict_by, TANDEM_EVICT_BY_WINDOW);
   assert_int_equal(session.halo_tokens, -1);
+  assert_null(session.route);
+  assert_int_equal(session.stream_buffer_bytes, 0);
 }
 
 static void test_names(void** state) {
