@@ -33,7 +33,11 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
   if (options.stream_buffer_bytes < 0)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "stream_buffer_bytes = %lld is negative",
                 static_cast<long long>(options.stream_buffer_bytes));
-  if (options.stream_buffer_bytes > 0) made.buffer_bytes = options.stream_buffer_bytes;
+  constexpr int64_t kUnit = 256, kMost = int64_t{1} << 40;
+  if (options.stream_buffer_bytes > kMost)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "stream_buffer_bytes = %lld is more than 2^40",
+                static_cast<long long>(options.stream_buffer_bytes));
+  if (options.stream_buffer_bytes > 0) made.buffer_bytes = (options.stream_buffer_bytes + kUnit - 1) / kUnit * kUnit;
   if (made.route == Route::kStream && !can_stream(policy))
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\" with policy \"%s\": %s", policy.name,
                 policy.keeps_maw ? "the CPU has to see the queries, as it keeps the moving averages of the host's keys"
