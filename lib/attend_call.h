@@ -99,7 +99,7 @@ class AttendCall {
   Status upload_descriptors(HandOverTask* task, DeviceSequences* sequences);
   Status launch(const DeviceSequences& sequences, bool merges, HandOverTask* task);
   // Keys that cross the bus (lib/routes/stream.cc).
-  TokenRange streamed_tokens(const SequenceCall& call) const;
+  TokenRange streamed_tokens(const SequenceCall& call, int64_t most) const;
   Status reserve_stream(int64_t most, CallSize* size);
   Status give_streams_up(Status status);
   Status measure_routes(int64_t most);

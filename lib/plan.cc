@@ -63,7 +63,7 @@ void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout
   for (size_t l = 0; l < layers.size(); ++l) {
     int64_t n = 0;
     for (const int64_t kv_len : kv_lens) {
-      const int64_t end = std::max<int64_t>(0, kv_len - options.window_len) / block * block;
+      const int64_t end = std::max<int64_t>(0, kv_len - 1 - options.window_len) / block * block;
       const int64_t begin = layers[l].sliding_window > 0 ? kv_len - layers[l].sliding_window : 0;
       n += count_pieces(streams[l], layers[l].n_kv_heads, std::clamp<int64_t>(begin, 0, end), end);
     }

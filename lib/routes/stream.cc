@@ -31,9 +31,10 @@ bool is_for_lack_of_memory(const Status& status) {
 
 }  // namespace
 
-// What the last part of a call may find outside its window.
-TokenRange AttendCall::streamed_tokens(const SequenceCall& call) const {
-  const int64_t end = std::min(session_.evicted_to(*call.state, call.length), call.length);
+// What the last part of a call may find outside its window, where each has up to `most` queries of a sequence.
+TokenRange AttendCall::streamed_tokens(const SequenceCall& call, int64_t most) const {
+  const bool is_whole = call.q_len <= most && args_.q.n_tokens <= DeviceSession::kMostTokens;
+  const int64_t end = session_.evicted_to(*call.state, is_whole ? call.first_query : call.length - 1);
   int64_t begin = 0;
   if (layer_.sliding_window > 0)
     begin = cache_.first_within(*call.sequence, call.sequence->position(call.first_query), layer_.sliding_window);
@@ -48,7 +49,7 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
   const StreamLayout& layout = session_.stream_layouts_[layer_idx_];
   int64_t n_tokens = 0, n_pieces = 0;
   for (const SequenceCall& call : scratch_.calls) {
-    const TokenRange tokens = streamed_tokens(call);
+    const TokenRange tokens = streamed_tokens(call, most);
     n_tokens += tokens.end - tokens.begin;
     n_pieces += count_pieces(layout, layer_.n_kv_heads, tokens.begin, tokens.end);
   }
@@ -59,7 +60,7 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
     return give_streams_up(std::move(status));
   bool is_pinned = true;
   for (const SequenceCall& call : scratch_.calls)
-    is_pinned = cache_.pin(*call.sequence, streamed_tokens(call).end) && is_pinned;
+    is_pinned = cache_.pin(*call.sequence, streamed_tokens(call, most).end) && is_pinned;
   if (route == Route::kAuto && !is_pinned) {
     session_.refuses_streams_ = true;
     cache_.engine().log(TANDEM_LOG_WARNING, "the device refuses to pin the host store: the CPU attends all of it");
@@ -91,10 +92,10 @@ Status AttendCall::measure_routes(int64_t most) {
   }
   const SequenceCall* largest = nullptr;
   for (const SequenceCall& call : scratch_.calls)
-    if (largest == nullptr || streamed_tokens(call).end > streamed_tokens(*largest).end) largest = &call;
+    if (largest == nullptr || streamed_tokens(call, most).end > streamed_tokens(*largest, most).end) largest = &call;
   const int64_t n_queries = std::min(most, largest->q_len);
   if (costs.knows_host(layer_, n_queries)) return {};
-  const TokenRange tokens = streamed_tokens(*largest);
+  const TokenRange tokens = streamed_tokens(*largest, most);
   const int64_t stored = std::min(tokens.end, largest->sequence->lengths[layer_idx_]);
   if (stored <= tokens.begin) return {};  // they are still to come
   session_.device_->hand_over().drain();
