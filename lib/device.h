@@ -148,7 +148,8 @@ struct DeviceAppend {
 };
 
 // One layer, several sequences over their resident keys. Query t of a sequence is token end + n_after - q_len + t, sees
-// tokens up to its own and, with a sliding window, no further back than that allows. o is normalised, 0 where a query sees nothing (lse = -inf there).
+// tokens up to its own and, with a sliding window, no further back than that allows. o is normalised, 0 where a query sees
+// nothing (lse = -inf there).
 struct DeviceAttend {
   const Layer* layer = nullptr;
   DevicePages pages;

@@ -62,9 +62,8 @@ DeviceLimits device_limits(const Device& device, const Layer& layer, const CallS
   call.sequences.max_q_len = static_cast<int32_t>(size.q_len);
   DeviceLimits limits;
   limits.n_tokens = power_of_two(std::clamp(size.n_tokens, kLeastTokens, DeviceSession::kMostTokens));
-  limits.descriptor_bytes =
-      power_of_two((size.n_sequences + size.n_pieces) * static_cast<int64_t>(sizeof(DeviceSequence)) +
-                   (size.n_pages + size.n_stream_pages) * static_cast<int64_t>(sizeof(int64_t)));
+  limits.descriptor_bytes = power_of_two((size.n_sequences + size.n_pieces) * static_cast<int64_t>(sizeof(DeviceSequence)) +
+                                         (size.n_pages + size.n_stream_pages) * static_cast<int64_t>(sizeof(int64_t)));
   limits.streams = size.n_pieces > 0 ? 1 : 0;
   limits.workspace_bytes = device.table->workspace_bytes(device.self, &call);
   // Less than evict_len tokens are too many in a window before a call.

@@ -77,10 +77,10 @@ struct HandOverTask {
   class Session* session = nullptr;
   void (*arrived)(HandOverTask& task) = nullptr;
   void (*observed)(HandOverTask& task) = nullptr;
-  std::vector<LateCall> late;          // [n_calls] or more
-  std::vector<std::byte*> bases;       // of the store's extents
-  std::vector<KvRun> runs;             // of the jobs, when their keys are chosen late
-  int64_t selected_kv_bytes = 0;       // that these have of selected keys
+  std::vector<LateCall> late;     // [n_calls] or more
+  std::vector<std::byte*> bases;  // of the store's extents
+  std::vector<KvRun> runs;        // of the jobs, when their keys are chosen late
+  int64_t selected_kv_bytes = 0;  // that these have of selected keys
   // Keys that the device gets of the host while the task is under way: so long nobody may change them.
   std::vector<StreamPiece> pieces;
   int64_t pieces_at = 0;        // their descriptors: bytes behind those of the call

@@ -105,7 +105,7 @@ class PageStore {
   std::vector<Pin> pins_;  // of the extents, or of the first of them
   const Device* pinned_by_ = nullptr;
   int64_t pinned_bytes_ = 0;
-  size_t first_free_extent_ = 0;         // none before it is wholly free
+  size_t first_free_extent_ = 0;  // none before it is wholly free
   int64_t n_used_ = 0;
 };
 

@@ -118,8 +118,8 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->kv_token_bytes = geometry.token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
   // What "auto" cannot have, it goes without.
-  const int64_t on_device = plan->device_window_bytes + plan->device_work_bytes +
-                            (routes.route == Route::kStream ? plan->device_stream_bytes : 0);
+  const int64_t on_device =
+      plan->device_window_bytes + plan->device_work_bytes + (routes.route == Route::kStream ? plan->device_stream_bytes : 0);
   if (cache.device_cap_bytes > 0 && on_device > cache.device_cap_bytes)
     return fail(TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = %lld: the plan needs %lld",
                 static_cast<long long>(cache.device_cap_bytes), static_cast<long long>(on_device));

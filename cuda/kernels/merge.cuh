@@ -28,8 +28,7 @@ __device__ inline RowState load_state(const float* o, const float* lse, int64_t 
   state.lse = lse[row];
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
-    if (first_of_four(j) < dim)
-      widen_four(TANDEM_F32, load_four(o, TANDEM_F32, row * dim + first_of_four(j)), state.o[j]);
+    if (first_of_four(j) < dim) widen_four(TANDEM_F32, load_four(o, TANDEM_F32, row * dim + first_of_four(j)), state.o[j]);
   return state;
 }
 

@@ -62,8 +62,7 @@ struct RowKeys {
 };
 __device__ inline RowKeys keys_of_row(const PrefillCall& call, const PrefillItem& item, int r) {
   const DeviceSequence& sequence = item.piece.sequence;
-  const int64_t hi =
-      sequence.end + sequence.n_after - sequence.q_len + 1 + (item.piece.first_row + r) / call.group_size;
+  const int64_t hi = sequence.end + sequence.n_after - sequence.q_len + 1 + (item.piece.first_row + r) / call.group_size;
   const int64_t lo = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
   return {static_cast<int>(min(lo, sequence.end) - item.first_key),
           static_cast<int>(min(hi, sequence.end) - item.first_key)};

@@ -7,8 +7,8 @@
 namespace tandem {
 namespace {
 
-constexpr double kNewest = 0.3;           // share of the newest measurement
-constexpr double kStreamNs = 40'000.0;    // to begin and to end a stream
+constexpr double kNewest = 0.3;         // share of the newest measurement
+constexpr double kStreamNs = 40'000.0;  // to begin and to end a stream
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 int64_t class_of(int64_t n_queries) {

@@ -77,7 +77,8 @@ Status AttendCall::give_streams_up(Status status) {
   session_.may_stream_ = false;
   if (session_.routes_.route == Route::kStream || !is_for_lack_of_memory(status)) return status;
   session_.refuses_streams_ = true;
-  cache_.engine().log(TANDEM_LOG_WARNING, "the CPU attends all keys outside the window, as there is no memory to stream them: %s",
+  cache_.engine().log(TANDEM_LOG_WARNING,
+                      "the CPU attends all keys outside the window, as there is no memory to stream them: %s",
                       status.info().message.c_str());
   return {};
 }
@@ -129,8 +130,7 @@ Status AttendCall::measure_host(const SequenceCall& call, int64_t n_queries, Tok
     const auto begin = std::chrono::steady_clock::now();
     TANDEM_TRY(cpu_.table->attend(cpu_.self, scratch_.jobs.data(), static_cast<int32_t>(scratch_.jobs.size())));
     const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
-    if (&part == &parts[1])
-      cache_.engine().route_costs().note_host(layer_, n_queries, part.end - part.begin, spent.count());
+    if (&part == &parts[1]) cache_.engine().route_costs().note_host(layer_, n_queries, part.end - part.begin, spent.count());
   }
   return {};
 }

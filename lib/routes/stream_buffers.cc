@@ -53,7 +53,9 @@ Status StreamBuffers::done_with(void* stream) {
   return {};
 }
 
-Status StreamBuffers::mark(std::byte* flag) { return call_device(device_, &DeviceTable::fill, flag, 1, int64_t{1}, stream_); }
+Status StreamBuffers::mark(std::byte* flag) {
+  return call_device(device_, &DeviceTable::fill, flag, 1, int64_t{1}, stream_);
+}
 
 // A device that is lost does nothing any more either.
 void StreamBuffers::settle(void* stream) {

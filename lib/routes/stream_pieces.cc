@@ -59,15 +59,16 @@ void cut_pieces(const StreamLayout& layout, int32_t n_kv_heads, size_t call, Tok
   const int64_t length = layout.piece_len();
   for (int32_t h = 0; h < n_kv_heads; h += layout.n_heads)
     for (int64_t t = tokens.begin; t < tokens.end; t = (t / length + 1) * length)
-      pieces->push_back({call, h, std::min(layout.n_heads, n_kv_heads - h), t,
-                         std::min((t / length + 1) * length, tokens.end)});
+      pieces->push_back(
+          {call, h, std::min(layout.n_heads, n_kv_heads - h), t, std::min((t / length + 1) * length, tokens.end)});
 }
 
 // Rows side by side become one row; rows of a length at one distance from each other, one copy.
 void CopyList::add(std::byte* to, const std::byte* from, int64_t bytes) {
   if (!copies_.empty()) {
     StridedCopy& last = copies_.back();
-    const int64_t to_stride = to - static_cast<std::byte*>(last.to), from_stride = from - static_cast<const std::byte*>(last.from);
+    const int64_t to_stride = to - static_cast<std::byte*>(last.to),
+                  from_stride = from - static_cast<const std::byte*>(last.from);
     if (last.n_rows == 1 && to_stride == last.row_bytes && from_stride == last.row_bytes) {
       last.row_bytes += bytes;
       return;

@@ -72,7 +72,9 @@ static void add_options(void) {
   AT(tandem_cache_options, k_rotation);
   AT(tandem_cache_options, reserved);
   AT(tandem_cache_options, layer_k_rotations);
+}
 
+static void add_session_options(void) {
   SIZE(tandem_session_options);
   AT(tandem_session_options, struct_size);
   AT(tandem_session_options, reserved);
@@ -173,6 +175,7 @@ static void test_fingerprint(void** state) {
   AT(tandem_tensor, shape);
   AT(tandem_tensor, stride);
   add_options();
+  add_session_options();
   add_results();
   add_session_stats();
   assert_true(tandem_abi_fingerprint(1) == hash);

@@ -3,11 +3,11 @@
 //
 //   stream_bench MODULE [threads [lengths [queries [buffers]]]]     lists with commas; buffers in MiB
 //
-// One layer of 32 query heads and 8 KV heads of 128 dims in bf16, window 4,096. Beside the routes: the bus, as copies of 64 MiB
-// from pinned memory; and the plain way with CUDA calls, which copies K and V of the whole layer, from pinned memory too, and
-// then attends them in one call of the module's kernels: its lower bound is the copy. A share of the bus is that of the bytes
-// outside the window. Before a length is timed, the route's outputs are compared with those of the CPU; the appended tokens
-// are truncated away after each call, outside the time.
+// One layer of 32 query heads and 8 KV heads of 128 dims in bf16, window 4,096. Beside the routes: the bus, as copies of 64
+// MiB from pinned memory; and the plain way with CUDA calls, which copies K and V of the whole layer, from pinned memory
+// too, and then attends them in one call of the module's kernels: its lower bound is the copy. A share of the bus is that of
+// the bytes outside the window. Before a length is timed, the route's outputs are compared with those of the CPU; the
+// appended tokens are truncated away after each call, outside the time.
 #include "device/open_device.h"
 #include "hybrid_case.h"
 #include "lib/device.h"
@@ -37,7 +37,8 @@ double time_bus(const Pinned& from, int64_t bytes, std::byte* to) {
   for (int i = 0; i < 5; ++i) {
     const auto begin = Clock::now();
     for (int64_t at = 0; at < bytes; at += kPiece)
-      must(cudaMemcpyAsync(to + at, from.host + at, static_cast<size_t>(std::min(kPiece, bytes - at)), cudaMemcpyHostToDevice));
+      must(cudaMemcpyAsync(to + at, from.host + at, static_cast<size_t>(std::min(kPiece, bytes - at)),
+                           cudaMemcpyHostToDevice));
     must(cudaDeviceSynchronize());
     times.push_back(us_since(begin));
   }
@@ -85,7 +86,8 @@ class Rival {
   }
   Rival(const Rival&) = delete;
   ~Rival() {
-    for (void* data : {static_cast<void*>(keys_), rows_, o_, static_cast<void*>(described_), call_.workspace}) cudaFree(data);
+    for (void* data : {static_cast<void*>(keys_), rows_, o_, static_cast<void*>(described_), call_.workspace})
+      cudaFree(data);
   }
   const Pinned& from() const { return from_; }
   std::byte* keys() const { return keys_; }
@@ -174,10 +176,11 @@ void measure(const OpenDevice& device, const HybridCache& cache, int64_t n_queri
       std::printf("route %s: relative distance %.2e from the CPU's answer\n", route, error);
       std::exit(1);
     }
-    std::printf("    %-6s %3lld MiB %8.3f ms  of the bus %.3f  copies %.3f  / best of the others %.3f  streamed %5.0f MB  error %.1e\n",
-                route, static_cast<long long>(buffer_mib), got.us * 1e-3, static_cast<double>(host_bytes) / bus / got.us,
-                got.stream_us > 0 ? got.streamed_bytes / bus / got.stream_us : 0.0, got.us / best, got.streamed_bytes * 1e-6,
-                error);
+    std::printf(
+        "    %-6s %3lld MiB %8.3f ms  of the bus %.3f  copies %.3f  / best of the others %.3f  streamed %5.0f MB  error "
+        "%.1e\n",
+        route, static_cast<long long>(buffer_mib), got.us * 1e-3, static_cast<double>(host_bytes) / bus / got.us,
+        got.stream_us > 0 ? got.streamed_bytes / bus / got.stream_us : 0.0, got.us / best, got.streamed_bytes * 1e-6, error);
     std::fflush(stdout);
     return got.us;
   };

@@ -284,8 +284,9 @@ int32_t wait_event(void*, void* event, void* stream, DeviceError* error) {
 int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* error) {
   return guarded(kCopyStrided, error, [&] {
     const StridedCopy& c = *copy;
-    require(c.row_bytes > 0 && c.n_rows > 0 && (c.n_rows == 1 || (c.to_stride >= c.row_bytes && c.from_stride >= c.row_bytes)),
-            "rows of a copy overlap");
+    require(
+        c.row_bytes > 0 && c.n_rows > 0 && (c.n_rows == 1 || (c.to_stride >= c.row_bytes && c.from_stride >= c.row_bytes)),
+        "rows of a copy overlap");
     const int64_t from_bytes = (c.n_rows - 1) * c.from_stride + c.row_bytes;
     require(is_device_memory(c.to, (c.n_rows - 1) * c.to_stride + c.row_bytes), "a copy to what is no device memory");
     const bool is_pinned = is_known_memory(c.from, from_bytes);

@@ -52,15 +52,23 @@ void refuse(const Side& side, const std::function<void(tandem_session_options&)>
 void refuses(void**) {
   const Streaming side;
   const Side without(false);
-  refuse(side, [](auto& o) { o.route = "fetch"; }, TANDEM_ERROR_NOT_FOUND, "route", "auto, host, stream");
-  refuse(side, [](auto& o) { o.route = ""; }, TANDEM_ERROR_INVALID_ARGUMENT, "route", "\"\"");
-  refuse(side, [](auto& o) { o.policy = "hgca"; }, TANDEM_ERROR_UNSUPPORTED, "route", "moving averages");
-  refuse(side, [](auto& o) { o.policy = "streaming"; }, TANDEM_ERROR_UNSUPPORTED, "route", "sinks alone");
-  refuse(side, [](auto& o) { o.stream_buffer_bytes = -1; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "-1");
-  refuse(side, [](auto& o) { o.stream_buffer_bytes = 100; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "64 tokens");
-  refuse(side, [](auto& o) { o.stream_buffer_bytes = INT64_MAX; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
-         "more than 2^40");
-  refuse(without, [](auto&) {}, TANDEM_ERROR_UNSUPPORTED, "route", "no device");
+  refuse(
+      side, [](auto& o) { o.route = "fetch"; }, TANDEM_ERROR_NOT_FOUND, "route", "auto, host, stream");
+  refuse(
+      side, [](auto& o) { o.route = ""; }, TANDEM_ERROR_INVALID_ARGUMENT, "route", "\"\"");
+  refuse(
+      side, [](auto& o) { o.policy = "hgca"; }, TANDEM_ERROR_UNSUPPORTED, "route", "moving averages");
+  refuse(
+      side, [](auto& o) { o.policy = "streaming"; }, TANDEM_ERROR_UNSUPPORTED, "route", "sinks alone");
+  refuse(
+      side, [](auto& o) { o.stream_buffer_bytes = -1; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "-1");
+  refuse(
+      side, [](auto& o) { o.stream_buffer_bytes = 100; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "64 tokens");
+  refuse(
+      side, [](auto& o) { o.stream_buffer_bytes = INT64_MAX; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
+      "more than 2^40");
+  refuse(
+      without, [](auto&) {}, TANDEM_ERROR_UNSUPPORTED, "route", "no device");
   // Planned steps hold what the host does: before anything is done.
   void* stream = controls.create_stream();
   const int64_t one = 1;
@@ -169,8 +177,7 @@ void takes_what_is_planned(void**) {
     assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
     assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
     assert_int_equal(stats.device_stream_bytes, plan.device_stream_bytes);
-    assert_int_equal(stats.device_peak_bytes,
-                     plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes);
+    assert_int_equal(stats.device_peak_bytes, plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes);
     const tandem_session_options host = route_options("host");
     OK(tandem_plan_memory, &plan, side.engine, side.model, nullptr, &host, &length, 1);
     assert_int_equal(plan.device_stream_bytes, 0);
@@ -180,8 +187,8 @@ void takes_what_is_planned(void**) {
 // Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
 void survives_failing_calls(void**) {
   using namespace stand_in;
-  for (const stand_in::Call failing : {kAllocate, kAllocateShared, kCopy, kFill, kWait, kAppend, kAttend, kMerge, kAccumulate,
-                                       kCreateStream, kCreateEvent, kRecordEvent, kWaitEvent, kCopyStrided}) {
+  for (const stand_in::Call failing : {kAllocate, kAllocateShared, kCopy, kFill, kWait, kAppend, kAttend, kMerge,
+                                       kAccumulate, kCreateStream, kCreateEvent, kRecordEvent, kWaitEvent, kCopyStrided}) {
     int n_failed = 0;
     for (int64_t nth = 1;; ++nth) {
       const Streaming side;
@@ -295,8 +302,8 @@ tandem_session_stats choose(int64_t n, int64_t delay_ns, int64_t cap = 0, bool c
 }
 
 void chooses_what_takes_less(void**) {
-  assert_int_equal(choose(128, 0).n_stream_parts, 1);          // much to compute, a bus as fast as memory
-  assert_int_equal(choose(1, 20'000'000).n_stream_parts, 0);   // little, and 20 ms for a MiB
+  assert_int_equal(choose(128, 0).n_stream_parts, 1);         // much to compute, a bus as fast as memory
+  assert_int_equal(choose(1, 20'000'000).n_stream_parts, 0);  // little, and 20 ms for a MiB
 }
 
 void goes_without(void**) {

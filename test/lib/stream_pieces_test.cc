@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Pieces of streamed keys: every key of every head once, in its place; copies that are as few as they can be; and what the
 // route "auto" goes by.
+#include "lib/routes/stream_pieces.h"
+
 #include <cstring>
 #include <map>
 #include <vector>
 
 #include "lib/routes/route_costs.h"
-#include "lib/routes/stream_pieces.h"
 #include "with_cmocka.h"
 
 using namespace tandem;
@@ -100,12 +101,12 @@ void copies_are_joined(void**) {
     assert_int_equal(list.copies().size(), n_copies);
     assert_memory_equal(to.data(), wanted.data(), to.size());
   };
-  run({{0, 100, 50}, {50, 150, 50}, {100, 200, 7}}, 1);               // side by side
-  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 50}}, 1);               // at one distance
-  run({{0, 0, 50}, {100, 200, 50}, {201, 400, 50}}, 2);               // not quite
-  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 49}}, 2);               // nor as long
-  run({{100, 200, 50}, {0, 0, 50}}, 2);                               // backwards
-  run({{0, 0, 50}, {50, 100, 50}, {100, 150, 50}}, 2);                // side by side on one side
+  run({{0, 100, 50}, {50, 150, 50}, {100, 200, 7}}, 1);                  // side by side
+  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 50}}, 1);                  // at one distance
+  run({{0, 0, 50}, {100, 200, 50}, {201, 400, 50}}, 2);                  // not quite
+  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 49}}, 2);                  // nor as long
+  run({{100, 200, 50}, {0, 0, 50}}, 2);                                  // backwards
+  run({{0, 0, 50}, {50, 100, 50}, {100, 150, 50}}, 2);                   // side by side on one side
   run({{0, 0, 50}, {50, 50, 50}, {200, 300, 100}, {400, 600, 100}}, 1);  // rows that were two
 }
 
@@ -118,7 +119,7 @@ void costs_decide(void**) {
   assert_true(costs.host_ns(layer, 16, kKeys) == 0.0);
   costs.note_bus(50.0);
   assert_true(costs.knows_bus());
-  costs.note_host(layer, 1, 1000, 30'000.0);     // 30 ns a key
+  costs.note_host(layer, 1, 1000, 30'000.0);       // 30 ns a key
   costs.note_host(layer, 512, 1000, 1'000'000.0);  // 1 us
   assert_true(costs.knows_host(layer, 1) && costs.knows_host(layer, 257) && costs.knows_host(layer, 512));
   assert_false(costs.knows_host(layer, 256) || costs.knows_host(other, 512));
