@@ -151,11 +151,9 @@ void holds_its_pages(void**) {
   late.to_device();
   controls.set_delay(3'000'000);
   attend(side, late);
-  OK(tandem_sequence_drop, side.cache, side.sequence);
-  int64_t other = 0;
-  OK(tandem_sequence_create, &other, side.cache);
+  OK(tandem_sequence_truncate, side.cache, side.sequence, 0);
   const Tensor k({600, kKvHeads, kDim}, 50), v({600, kKvHeads, kDim}, 51);
-  OK(tandem_sequence_append, side.cache, other, kLayer, &k.view, &v.view, nullptr);
+  OK(tandem_sequence_append, side.cache, side.sequence, kLayer, &k.view, &v.view, nullptr);
   controls.set_delay(0);
   attend(twin, on_host);
   assert_close(late.output(), on_host.output());
