@@ -102,6 +102,7 @@ class AttendCall {
   TokenRange streamed_tokens(const SequenceCall& call, int64_t most) const;
   Status reserve_stream(int64_t most, CallSize* size);
   Status give_streams_up(Status status);
+  Status compare_routes(int64_t most, int64_t n_tokens, int64_t bytes, bool* is_worth_it);
   Status measure_routes(int64_t most);
   Status measure_host(const SequenceCall& call, int64_t n_queries, TokenRange tokens);
   void choose_route(HandOverTask* task);

@@ -56,6 +56,12 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
   if (n_tokens == 0) return {};
   const int64_t bytes = n_tokens * layer_.n_kv_heads * layout.row_bytes.total();
   if (route == Route::kAuto && (bytes < kLeastBytes || session_.refuses_streams_)) return {};
+  if (route == Route::kAuto) {
+    bool is_worth_it = false;
+    if (Status status = compare_routes(most, n_tokens, bytes, &is_worth_it); !status.ok())
+      return give_streams_up(std::move(status));
+    if (!is_worth_it) return {};
+  }
   if (Status status = session_.device_->reserve_stream(session_.routes_.buffer_bytes); !status.ok())
     return give_streams_up(std::move(status));
   bool is_pinned = true;
@@ -66,7 +72,6 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
     cache_.engine().log(TANDEM_LOG_WARNING, "the device refuses to pin the host store: the CPU attends all of it");
     return {};
   }
-  if (route == Route::kAuto) TANDEM_TRY(measure_routes(most));
   session_.may_stream_ = true;
   size->n_pieces = n_pieces;
   size->n_stream_pages = layout.n_pages;
@@ -83,12 +88,26 @@ Status AttendCall::give_streams_up(Status status) {
   return {};
 }
 
+// Whether parts of up to `most` queries take less time on the device, or nobody knows yet: then the CPU's first part tells.
+Status AttendCall::compare_routes(int64_t most, int64_t n_tokens, int64_t bytes, bool* is_worth_it) {
+  RouteCosts& costs = cache_.engine().route_costs();
+  int64_t longest = 0;
+  for (const SequenceCall& call : scratch_.calls) longest = std::max(longest, std::min(most, call.q_len));
+  TANDEM_TRY(measure_routes(most));
+  const double host_ns = costs.host_ns(layer_, longest, n_tokens);
+  *is_worth_it = host_ns == 0.0 || costs.stream_ns(bytes) < host_ns;
+  return {};
+}
+
 // What the engine does not know yet: once for a shape of heads and a power of two of queries.
 Status AttendCall::measure_routes(int64_t most) {
   RouteCosts& costs = cache_.engine().route_costs();
   if (!costs.knows_bus()) {
+    std::unique_ptr<StreamBuffers> trial;
     double rate = 0.0;
-    TANDEM_TRY(session_.device_->stream()->measure(&rate));
+    TANDEM_TRY(
+        StreamBuffers::create(session_.device_->device(), cache_.device_tier(), session_.routes_.buffer_bytes, &trial));
+    TANDEM_TRY(trial->measure(&rate));
     costs.note_bus(rate);
   }
   const SequenceCall* largest = nullptr;

@@ -296,6 +296,10 @@ tandem_session_stats choose(int64_t n, int64_t delay_ns, int64_t cap = 0, bool c
   controls.set_delay(0);
   const tandem_session_stats stats = side.stats();
   assert_int_equal(stats.n_stream_parts + stats.n_host_parts, 2);
+  tandem_cache_stats held = TANDEM_CACHE_STATS_INIT;  // nothing is taken or pinned for what is not done
+  OK(tandem_cache_get_stats, &held, side.cache);
+  if (can_pin) assert_int_equal(held.pinned_bytes > 0, stats.n_stream_parts > 0);
+  if (can_pin) assert_int_equal(held.device_stream_bytes > 0, stats.n_stream_parts > 0);
   return stats;
 }
 
