@@ -80,6 +80,7 @@ int32_t load_exchange_kernels(DeviceError* error) {
   for (const auto kernel : {append_kernel<false>, append_kernel<true>})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_kernel)), error);
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(accumulate_kernel)), error);
   return load_observe_kernels(error);
 }
 
@@ -94,6 +95,15 @@ int32_t launch_append(const DeviceAppend& call, cudaStream_t stream, DeviceError
   const int64_t n_blocks = n_rows <= kAloneRows ? 1 : std::min((n_rows + n_warps - 1) / n_warps, kMostBlocks);
   const auto kernel = call.layer->rope != nullptr ? append_kernel<true> : append_kernel<false>;
   return launch_kernel(kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, stream, error);
+}
+
+int32_t launch_accumulate(const DeviceAccumulate& call, cudaStream_t stream, DeviceError* error) {
+  if (const int32_t code = check_layer(*call.layer, error); code != TANDEM_OK) return code;
+  const int64_t n_rows = int64_t{call.n_rows} * call.n_heads;
+  if (n_rows == 0) return TANDEM_OK;
+  const AccumulateCall described = {call, call.layer->n_q_heads, call.layer->v_head_dim};
+  const int64_t n_blocks = std::min((n_rows + kMergeWarps - 1) / kMergeWarps, kMostBlocks);
+  return launch_kernel(accumulate_kernel, dim3(static_cast<unsigned>(n_blocks)), kMergeWarps, described, stream, error);
 }
 
 int32_t launch_merge(const DeviceMerge& call, cudaStream_t stream, DeviceError* error) {

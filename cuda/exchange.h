@@ -10,6 +10,7 @@ namespace tandem::cuda {
 int32_t load_exchange_kernels(DeviceError* error);
 int32_t load_observe_kernels(DeviceError* error);
 int32_t launch_append(const DeviceAppend& call, cudaStream_t stream, DeviceError* error);
+int32_t launch_accumulate(const DeviceAccumulate& call, cudaStream_t stream, DeviceError* error);
 int32_t launch_merge(const DeviceMerge& call, cudaStream_t stream, DeviceError* error);
 int32_t launch_observe(const DeviceObserve& call, int32_t n_multiprocessors, cudaStream_t stream, DeviceError* error);
 

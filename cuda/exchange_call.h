@@ -26,6 +26,12 @@ struct MergeCall {
   int32_t dim;  // of V
 };
 
+struct AccumulateCall {
+  DeviceAccumulate sum;
+  int32_t n_q_heads;
+  int32_t dim;  // of V
+};
+
 struct ObserveCall {
   DeviceObserve observe;
   int32_t n_q_heads, n_kv_heads, group_size;

@@ -108,10 +108,26 @@ class AttendCall {
   void take_observation(HandOverTask* task);
   void count_host_weights(const SequenceCall& call, const DeviceExchange& exchange, const std::byte* slot);
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
-  Status upload_descriptors(const HandOverTask& task, DeviceSequences* sequences);
+  Status upload_descriptors(HandOverTask* task, DeviceSequences* sequences);
   template <typename Function, typename DeviceCall>
   Status ask_device(const char* name, Function function, const DeviceCall* call) const;
-  Status launch(const DeviceSequences& sequences, bool merges, bool posts);
+  Status launch(const DeviceSequences& sequences, bool merges, HandOverTask* task);
+  // Keys that cross the bus (lib/routes/stream.cc).
+  TokenRange streamed_tokens(const SequenceCall& call, int64_t most) const;
+  Status reserve_stream(int64_t most, CallSize* size);
+  Status give_streams_up(Status status);
+  Status compare_routes(int64_t most, int64_t n_tokens, int64_t bytes, bool* is_worth_it);
+  Status measure_routes(int64_t most);
+  Status measure_host(const SequenceCall& call, int64_t n_queries, TokenRange tokens);
+  void choose_route(HandOverTask* task);
+  void wait_for_streamed_rows();
+  void describe_pieces(const HandOverTask& task, DeviceSequence* to, int64_t* table) const;
+  Status begin_stream(HandOverTask* task);
+  Status mark_stream(const HandOverTask& task, size_t n_sent);
+  Status send_piece(const StreamPiece& piece);
+  Status attend_piece(const DeviceAttend& window, const StreamPiece& piece, const std::byte* buffer,
+                      const DeviceSequence* described);
+  Status attend_stream(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);
 
   static void pack_task(void* context, int64_t task_idx, int32_t worker_idx);

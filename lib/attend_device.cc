@@ -6,7 +6,7 @@
 //   reserve    memory of all kinds for the whole call
 //   prepare    of a chunk: which keys, where they are; the task: what the host's part computes, where the new rows go
 //   fill       what the window should have and has not, after appends on the host, forks, truncations: from the store
-//   launch     append | post the task | attend to the window | merge, where the host has a part | observe, where MAW are
+//   launch     append | post the task | attend to the window | to what comes over the bus (lib/routes/stream.cc) | merge, where the host has a part | observe, where MAW are
 //              kept (lib/observe_device.cc)
 //   commit     lengths
 // clang-format on
@@ -140,6 +140,13 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages,
                 evicted_at_once(policy_, session_.options_, cache_.page_len())};
   if (args_.speculative) add_guess(&size);
+  CallSize with_stream = size;
+  TANDEM_TRY(reserve_stream(*most, &with_stream));
+  if (session_.may_stream_) {
+    Status status = device.reserve(device_limits(device.device(), layer_, with_stream), args_.stream);
+    if (status.ok()) return {};
+    TANDEM_TRY(give_streams_up(std::move(status)));
+  }
   return device.reserve(device_limits(device.device(), layer_, size), args_.stream);
 }
 
@@ -190,13 +197,17 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   {
     std::shared_lock lock(cache_.mutex());
     for (const SequenceCall& call : scratch_.calls) TANDEM_TRY(fill_window(call));
+    wait_for_streamed_rows();
   }
   DeviceSequences sequences;
-  TANDEM_TRY(upload_descriptors(*task, &sequences));
+  TANDEM_TRY(upload_descriptors(task, &sequences));
   const auto has_host = [](const SequenceCall& call) { return call.has_host; };
   bool is_launched = false;
-  const AtEnd cut([&] { task->is_cut = !is_launched; });
-  TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true));
+  const AtEnd cut([&] {
+    if (!is_launched && !task->pieces.empty()) session_.device_->stream()->settle(args_.stream);
+    task->is_cut = !is_launched;
+  });
+  TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), task));
   is_launched = true;
   std::unique_lock lock(cache_.mutex());
   TANDEM_TRY(session_.device_->hand_over().fault());  // what is lost is not committed
@@ -242,6 +253,9 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     set_visibility(call);
     choose_keys(call);
     if (args_.speculative) leave_guess_to_host(&call);
+  }
+  choose_route(task);
+  for (const SequenceCall& call : scratch_.calls) {
     add_host_jobs(call);
     if (args_.k != nullptr) add_row_copies(call, exchange, task);
     task->touched.push_back({call.sequence->id, args_.k != nullptr ? call.first_query : call.length, call.found_begin});
@@ -267,7 +281,7 @@ void AttendCall::choose_streaming_on_device(SequenceCall& call, int64_t least) {
 }
 
 void AttendCall::add_host_jobs(const SequenceCall& call) {
-  if (!call.has_host) return;
+  if (!call.has_cpu_part()) return;
   find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
   scratch_.spans.clear();
   if (call.selected) find_spans(call, call.first_found(), call.resident_begin, &scratch_.spans);
@@ -303,7 +317,7 @@ void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange
   size_t j = 0;
   for (SequenceCall& call : scratch_.calls) {
     point_visibility(&call);
-    if (!call.has_host) continue;
+    if (!call.has_cpu_part()) continue;
     const int64_t rows = call.q_len * layer_.group_size, first = call.first_row * layer_.n_q_heads;
     for (int64_t h = 0; h < layer_.n_kv_heads; ++h, ++j) {
       AttendJob& job = finish_runs(j);
@@ -366,7 +380,7 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
     to->first_row = static_cast<int32_t>(call.first_row);
     to->table_begin = static_cast<int32_t>(*n_entries);
     to->table_len = static_cast<int32_t>(call.window->n_pages());
-    to->has_host_part = call.has_host ? 1 : 0;
+    to->has_host_part = call.has_cpu_part() ? 1 : 0;
     to->evict_end = std::max(call.evict_end, call.resident_begin);
     to->first_evicted = static_cast<int32_t>(call.first_evicted);
     to->wants_lse = policy_.keeps_maw && (args_.speculative || call.counts_on_host()) ? 1 : 0;
@@ -376,9 +390,9 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
   }
 }
 
-Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences* sequences) {
+Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* sequences) {
   DeviceSession& device = *session_.device_;
-  std::byte* upload = device.upload(task.idx);
+  std::byte* upload = device.upload(task->idx);
   const size_t n_described = scratch_.calls.size() + (args_.speculative ? static_cast<size_t>(args_.q.n_tokens) : 0);
   const auto sequence_bytes = static_cast<int64_t>(n_described * sizeof(DeviceSequence));
   int64_t n_entries = 0;
@@ -387,11 +401,18 @@ Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences*
   sequences->n_sequences = static_cast<int32_t>(scratch_.calls.size());
   sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.descriptors());
   sequences->page_tables = reinterpret_cast<const int64_t*>(device.descriptors() + sequence_bytes);
-  sequences->max_q_len = task.shape.max_q_len;
+  sequences->max_q_len = task->shape.max_q_len;
   for (const SequenceCall& call : scratch_.calls)
     sequences->max_keys = std::max(sequences->max_keys, call.length - call.resident_begin);
   int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
   if (args_.speculative) bytes = describe_guess(upload, bytes, *sequences);
+  if (!task->pieces.empty()) {
+    task->pieces_at = bytes;
+    auto* pieces = reinterpret_cast<DeviceSequence*>(upload + bytes);
+    describe_pieces(*task, pieces, reinterpret_cast<int64_t*>(pieces + task->pieces.size()));
+    bytes += static_cast<int64_t>(task->pieces.size() * sizeof(DeviceSequence)) +
+             session_.stream_layouts_[layer_idx_].n_pages * static_cast<int64_t>(sizeof(int64_t));
+  }
   return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
 }
 
@@ -401,8 +422,8 @@ Status AttendCall::ask_device(const char* name, Function function, const DeviceC
   return call_device(session_.device_->device(), function, call, args_.stream);
 }
 
-// posts: a task waits for the ticket. A planned step has posted all of them.
-Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool posts) {
+// task: waits for the ticket. Null in a planned step, which has posted all of its own.
+Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOverTask* task) {
   DeviceSession& device = *session_.device_;
   const Layer& layer = device.layer(layer_idx_, sequences.max_q_len > 1);
   const auto n_tokens = static_cast<int32_t>(args_.q.n_tokens);
@@ -418,8 +439,9 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
                             device.rope(layer_idx_),
                             layer.rope != nullptr ? device.rotated_q() : nullptr,
                             guess_.positions};
+  if (task != nullptr) TANDEM_TRY(begin_stream(task));
   TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
-  if (posts) device.hand_over().post();
+  if (task != nullptr) device.hand_over().post();
   DeviceAttend attend;
   attend.layer = args_.speculative ? &device.layer(layer_idx_, false) : &layer;
   attend.pages = append.pages;
@@ -432,6 +454,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
     attend.lse_token_stride = layer.n_q_heads;
     attend.lse_head_stride = 1;
     TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
+    if (task != nullptr && !task->pieces.empty()) TANDEM_TRY(attend_stream(attend, *task));
     return merge_and_observe(append);
   }
   attend.o = rows_of(args_.o);

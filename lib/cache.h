@@ -92,6 +92,8 @@ class Cache {
   // moves.
   static int64_t consecutive(const Sequence& sequence, int64_t first, int64_t n);
   static void split_at_gaps(const Sequence& sequence, std::vector<PageSpan>* spans);
+  // Pins what tokens [0, end) lie in, for streams to the engine's device; false where it refuses.
+  bool pin(const Sequence& sequence, int64_t end);
   KvRun run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const;
   // The first token whose position is above `position` - `distance`.
   int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;

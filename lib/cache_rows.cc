@@ -10,6 +10,11 @@
 
 namespace tandem {
 
+bool Cache::pin(const Sequence& sequence, int64_t end) {
+  const std::span<const int32_t> pages(sequence.pages);
+  return store_.pin(pages.first(static_cast<size_t>((end + page_len() - 1) / page_len())), *engine_->device());
+}
+
 void Cache::spans(const Sequence& sequence, int64_t begin, int64_t end, std::vector<PageSpan>* out) const {
   for (int64_t t = begin; t < end;) {
     const int64_t slot = t % page_len();

@@ -50,6 +50,7 @@ void DeviceLimits::include(const DeviceLimits& other) {
   step_sequences = std::max(step_sequences, other.step_sequences);
   step_bytes = std::max(step_bytes, other.step_bytes);
   n_evicted = std::max(n_evicted, other.n_evicted);
+  streams = std::max(streams, other.streams);
 }
 
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size) {
@@ -61,8 +62,9 @@ DeviceLimits device_limits(const Device& device, const Layer& layer, const CallS
   call.sequences.max_q_len = static_cast<int32_t>(size.q_len);
   DeviceLimits limits;
   limits.n_tokens = power_of_two(std::clamp(size.n_tokens, kLeastTokens, DeviceSession::kMostTokens));
-  limits.descriptor_bytes = power_of_two(size.n_sequences * static_cast<int64_t>(sizeof(DeviceSequence)) +
-                                         size.n_pages * static_cast<int64_t>(sizeof(int64_t)));
+  limits.descriptor_bytes = power_of_two((size.n_sequences + size.n_pieces) * static_cast<int64_t>(sizeof(DeviceSequence)) +
+                                         (size.n_pages + size.n_stream_pages) * static_cast<int64_t>(sizeof(int64_t)));
+  limits.streams = size.n_pieces > 0 ? 1 : 0;
   limits.workspace_bytes = device.table->workspace_bytes(device.self, &call);
   // Less than evict_len tokens are too many in a window before a call.
   if (size.evict_len > 0) limits.n_evicted = power_of_two(limits.n_tokens + size.n_sequences * (size.evict_len - 1));
@@ -128,12 +130,16 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
   work.step_bytes = aligned(limits.step_bytes);
   work.shared_bytes = aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
                       n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;
+  work.streamed_at = work.shared_bytes;
+  work.shared_bytes += aligned(n_tasks_of(layers.size()));
   work.descriptors_at = aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
   work.step_at = work.descriptors_at + work.upload_bytes;
   work.o_at = work.step_at + work.step_bytes;
   work.lse_at = work.o_at + aligned(o_bytes);
   work.q_at = work.lse_at + aligned(lse_bytes);
-  work.workspace_at = work.q_at + aligned(q_bytes);
+  work.part_o_at = work.q_at + aligned(q_bytes);
+  work.part_lse_at = work.part_o_at + limits.streams * aligned(o_bytes);
+  work.workspace_at = work.part_lse_at + limits.streams * aligned(lse_bytes);
   work.work_bytes = work.workspace_at + aligned(limits.workspace_bytes);
   return work;
 }
@@ -158,8 +164,8 @@ Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_
   std::unique_ptr<DeviceSession> made(
       new DeviceSession(*engine.device(), cache.layers(), policy, window_len, cache.device_tier()));
   TANDEM_TRY(made->upload_constants());
-  TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()), &engine.device_calls(),
-                              &made->hand_over_));
+  TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()),
+                              {&engine.device_calls(), &engine.route_costs()}, &made->hand_over_));
   *session = std::move(made);
   return {};
 }
@@ -278,6 +284,18 @@ std::byte* DeviceSession::upload(uint64_t task_idx) const {
 std::byte* DeviceSession::step_upload(uint64_t step) const {
   return upload(0) + hand_over_->n_tasks() * layout_.upload_bytes +
          static_cast<int64_t>(step) % n_steps_of(plain_layers_.size()) * layout_.step_bytes;
+}
+
+Status DeviceSession::reserve_stream(int64_t buffer_bytes) {
+  return stream_ != nullptr ? Status() : StreamBuffers::create(device_, device_tier_, buffer_bytes, &stream_);
+}
+
+uint8_t* DeviceSession::streamed(uint64_t task_idx) const {
+  return reinterpret_cast<uint8_t*>(shared_ + layout_.streamed_at) + static_cast<int64_t>(task_idx) % hand_over_->n_tasks();
+}
+
+std::byte* DeviceSession::streamed_on_device(uint64_t task_idx) const {
+  return shared_device_ + layout_.streamed_at + static_cast<int64_t>(task_idx) % hand_over_->n_tasks();
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {

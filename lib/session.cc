@@ -9,15 +9,30 @@
 
 namespace tandem {
 
-Session::Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options)
-    : cache_(std::move(cache)), policy_(policy), options_(options), scratch_(std::make_unique<AttendScratch>()) {}
+Session::Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options,
+                 const RouteOptions& routes)
+    : cache_(std::move(cache)),
+      policy_(policy),
+      options_(options),
+      routes_(routes),
+      scratch_(std::make_unique<AttendScratch>()) {}
 
 Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
                        std::unique_ptr<Session>* session) {
   const Policy* policy = nullptr;
   PolicyOptions resolved;
   TANDEM_TRY(resolve_session_options(options, &policy, &resolved));
-  session->reset(new Session(std::move(cache), policy, resolved));
+  RouteOptions routes;
+  TANDEM_TRY(resolve_route_options(options, *policy, &routes));
+  const Device* device = cache->engine().device();
+  if (routes.route == Route::kStream && device == nullptr)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\": the engine has no device");
+  std::vector<StreamLayout> layouts;
+  if (device != nullptr && routes.route != Route::kHost)
+    TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes.buffer_bytes,
+                                   &layouts));
+  session->reset(new Session(std::move(cache), policy, resolved, routes));
+  (*session)->stream_layouts_ = std::move(layouts);
   (*session)->cache_->attach(session->get());
   return {};
 }
@@ -326,6 +341,9 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->n_host_parts = sums.n_host_parts;
   stats->host_part_ns = sums.host_part_ns;
   stats->staged_kv_bytes = sums.staged_kv_bytes;
+  stats->n_stream_parts = sums.n_stream_parts;
+  stats->stream_part_ns = sums.stream_part_ns;
+  stats->streamed_kv_bytes = sums.streamed_kv_bytes;
   stats->host_kv_bytes_read += sums.selected_kv_bytes;
   return {};
 }

@@ -37,7 +37,8 @@ const DeviceSequence* read_sequences(const DeviceSequences& all, int64_t n_rows)
     const int64_t n_keys = sequence.end - sequence.begin;
     require(sequence.begin >= 0 && n_keys >= 0 && n_keys <= all.max_keys, "a sequence has more than max_keys keys");
     require(sequence.q_len >= 0 && sequence.q_len <= all.max_q_len, "a sequence has more than max_q_len queries");
-    require(sequence.q_len <= sequence.end, "a sequence has more queries than tokens");
+    require(sequence.n_after >= 0 && sequence.q_len <= sequence.end + sequence.n_after,
+            "a sequence has more queries than tokens");
     require(sequence.first_row >= 0 && (n_rows < 0 || sequence.first_row + int64_t{sequence.q_len} <= n_rows),
             "a sequence has rows that the call has not");
     require(sequence.has_host_part == 0 || sequence.has_host_part == 1, "has_host_part is not 0 or 1");

@@ -209,6 +209,33 @@ void merge_sequence(const DeviceMerge& call, const DeviceSequence& sequence, std
 
 }  // namespace
 
+void check(const DeviceAccumulate& call) {
+  const Layer& layer = *call.layer;
+  require(call.first_row >= 0 && call.n_rows >= 0 && call.first_head >= 0 && call.n_heads >= 0 &&
+              call.first_head + call.n_heads <= layer.n_q_heads,
+          "states of heads that the layer has not");
+  const int64_t n = (int64_t{call.first_row} + call.n_rows) * layer.n_q_heads;
+  for (const float* o : {static_cast<const float*>(call.o), call.part_o})
+    on_device(o, n * layer.v_head_dim * 4, "a state's o is no device memory");
+  for (const float* lse : {static_cast<const float*>(call.lse), call.part_lse})
+    on_device(lse, n * 4, "a state's lse is no device memory");
+}
+
+bool perform(const DeviceAccumulate& call) {
+  const Layer& layer = *call.layer;
+  const auto dim = static_cast<size_t>(layer.v_head_dim);
+  for (int64_t token = call.first_row; token < call.first_row + call.n_rows; ++token)
+    for (int64_t head = call.first_head; head < call.first_head + call.n_heads; ++head) {
+      const int64_t row = token * layer.n_q_heads + head;
+      State state{std::vector<double>(dim, 0.0)};
+      state.add(call.o + row * layer.v_head_dim, static_cast<double>(call.lse[row]));
+      state.add(call.part_o + row * layer.v_head_dim, static_cast<double>(call.part_lse[row]));
+      std::copy(state.o.begin(), state.o.end(), call.o + row * layer.v_head_dim);
+      call.lse[row] = static_cast<float>(state.lse);
+    }
+  return true;
+}
+
 void check(const DeviceAppend& call) {
   const Layer& layer = *call.layer;
   check_layer(layer);

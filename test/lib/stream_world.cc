@@ -53,6 +53,19 @@ tandem_session_options hgca_options(const reference::HgcaOptions& from) {
   return options;
 }
 
+bool is_exact(Policies policies) {
+  return policies == Policies::kExact || policies == Policies::kDevice || policies == Policies::kDeviceStream;
+}
+
+// From what 64 tokens of a KV head take on, which is the least.
+int64_t draw_buffer_bytes(const std::vector<RefLayer>& layers, reference::Random* random) {
+  int64_t row_bytes = 0;
+  for (const RefLayer& layer : layers)
+    row_bytes = std::max(row_bytes, tandem_dtype_row_bytes(layer.k_type, layer.k_head_dim) +
+                                        (layer.v_aliases_k ? 0 : tandem_dtype_row_bytes(layer.v_type, layer.v_head_dim)));
+  return 64 * row_bytes * random->pick({1, 1, 2, 3, 8}) + random->integer(0, row_bytes);
+}
+
 // The device's kernels for many queries, beside the CPU's part: where q, K and V have 16 bits, weights have as many.
 bool device_rounds_p(const RefLayer& layer, int32_t q_type, const std::vector<int64_t>& q_lens) {
   const auto is_short = [](int32_t dtype) { return dtype == TANDEM_F16 || dtype == TANDEM_BF16; };
@@ -66,9 +79,10 @@ bool device_rounds_p(const RefLayer& layer, int32_t q_type, const std::vector<in
 StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device)
     : seed_(seed), policies_(policies), random_(seed), device_(device) {
   const int64_t n_layers = random_.integer(1, 3);
-  const bool rope = random_.chance(device != nullptr ? 0.3 : 0.5);  // shifting needs it in every layer
+  // Shifting needs it in every layer; keys that cross the bus are not rotated.
+  const bool rope = policies != Policies::kDeviceStream && random_.chance(device != nullptr ? 0.3 : 0.5);
   for (int64_t l = 0; l < n_layers; ++l) {
-    layers_.push_back(draw_layer(&random_, policies != Policies::kExact && policies != Policies::kDevice));
+    layers_.push_back(draw_layer(&random_, !is_exact(policies)));
     if (rope) layers_.back().rope = random_.pick({TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED});
   }
   if (!rope && seed % 4 == 0) set_latent(&layers_.back());
@@ -76,14 +90,20 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
   cache_ = std::make_unique<Cache>(engine, layers_, CacheSetup{page_tokens_});
   const auto add = [this](Entry entry) {
     tandem_session_options options = entry.hgca ? hgca_options(entry.options) : scope_options(entry.scope);
-    if (policies_ == Policies::kDevice && !entry.scope.streaming) options.window_tokens = random_.integer(0, 300);
+    if (policies_ != Policies::kExact && is_exact(policies_) && !entry.scope.streaming)
+      options.window_tokens = random_.integer(0, 300);
+    if (policies_ == Policies::kDeviceStream && !entry.scope.streaming) {
+      options.window_tokens = random_.pick<int64_t>({0, 1, 5, 20, 100});
+      options.route = "stream";
+      options.stream_buffer_bytes = draw_buffer_bytes(layers_, &random_);
+    }
     entry.session = std::make_unique<Session>(*cache_, options);
     sessions_.push_back(std::move(entry));
   };
   const auto draw_scope = [this] {
     return reference::Scope{true, random_.pick<int64_t>({1, 4, 16, 33}), random_.pick<int64_t>({0, 1, 4, 20})};
   };
-  if (policies == Policies::kExact || policies == Policies::kDevice) {
+  if (is_exact(policies)) {
     add({});
     for (int64_t i = random_.integer(1, 2); i > 0; --i) {
       Entry entry;

@@ -22,7 +22,8 @@ namespace harness {
 
 enum class Policies {
   kExact,
-  kDevice,  // the same, with tensors in device memory
+  kDevice,        // the same, with tensors in device memory
+  kDeviceStream,  // and the route "stream" where all keys are attended, through buffers of a few tokens
   kDeviceHgca,
   kHgca,
   // What ordinary hgca streams leave out, so that other failures show: trees that are longer than the window, and partial
