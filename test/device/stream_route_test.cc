@@ -308,6 +308,23 @@ void chooses_what_takes_less(void**) {
   assert_int_equal(choose(1, 20'000'000).n_stream_parts, 0);  // little, and 20 ms for a MiB
 }
 
+// They are in the store as they were before the rotation: "stream" says so, "auto" leaves them to the CPU.
+void rotated_keys_stay(void**) {
+  Side side(true, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES), twin(false, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES);
+  change_session(&side, route_options("stream"));
+  Call call(1, 1);
+  call.to_device();
+  const tandem_attend_args args = call.args(side);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_UNSUPPORTED);
+  assert_string_equal(tandem_error_field(error), "route");
+  tandem_error_release(error);
+  assert_int_equal(side.length(), 0);
+  change_session(&side, route_options("auto"));
+  attend_twins(side, twin, kPrompt, 2);
+  attend_twins(side, twin, 1, 3);
+}
+
 void goes_without(void**) {
   assert_int_equal(choose(128, 0, int64_t{4} << 20).n_stream_parts, 0);  // no memory for the buffers
   assert_int_equal(choose(128, 0, 0, false).n_stream_parts, 0);          // nothing pinned
@@ -328,6 +345,7 @@ int main() {
       cmocka_unit_test_teardown(loses_the_device, forget),
       cmocka_unit_test_teardown(chooses_what_takes_less, forget),
       cmocka_unit_test_teardown(goes_without, forget),
+      cmocka_unit_test_teardown(rotated_keys_stay, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
 }
