@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/attend_launch.h"
+#include "cuda/layer_check.h"
 
 namespace tandem::cuda {
 namespace {
@@ -21,7 +22,9 @@ AttendLauncher::AttendLauncher(const DeviceLimits& limits)
       prefill_(limits),
       states_bytes_((std::max(decode_.states_bytes(), prefill_.states_bytes()) + kAlign - 1) / kAlign * kAlign) {}
 
-int32_t AttendLauncher::supports(const Layer& layer, int32_t max_q_len, DeviceError* error) const {
+int32_t AttendLauncher::supports(const Layer& stored, int32_t max_q_len, DeviceError* error) const {
+  if (const int32_t code = check_layer(stored, error); code != TANDEM_OK) return code;
+  const Layer layer = window_layer(stored);
   int32_t n_blocks = 0;
   if (is_decode(layer, max_q_len)) {
     const DecodeKernel* kernel = nullptr;
@@ -36,12 +39,18 @@ int32_t AttendLauncher::supports(const Layer& layer, int32_t max_q_len, DeviceEr
   return TANDEM_OK;
 }
 
-int64_t AttendLauncher::workspace_bytes(const DeviceAttend& call) const {
+int64_t AttendLauncher::workspace_bytes(const DeviceAttend& of) const {
+  const Layer layer = window_layer(*of.layer);
+  DeviceAttend call = of;
+  call.layer = &layer;
   return states_bytes_ +
          (is_decode(*call.layer, call.sequences.max_q_len) ? decode_.counters_bytes(call) : prefill_.counters_bytes(call));
 }
 
-int32_t AttendLauncher::launch(const DeviceAttend& call, cudaStream_t stream, DeviceError* error) const {
+int32_t AttendLauncher::launch(const DeviceAttend& of, cudaStream_t stream, DeviceError* error) const {
+  const Layer layer = window_layer(*of.layer);
+  DeviceAttend call = of;
+  call.layer = &layer;
   if (const int32_t code = refuse_page_len(call.pages.page_len, error); code != TANDEM_OK) return code;
   return is_decode(*call.layer, call.sequences.max_q_len) ? decode_.launch(call, states_bytes_, stream, error)
                                                           : prefill_.launch(call, states_bytes_, stream, error);

@@ -12,9 +12,9 @@ class AttendLauncher {
  public:
   explicit AttendLauncher(const DeviceLimits& limits);
 
-  int32_t supports(const Layer& layer, int32_t max_q_len, DeviceError* error) const;
-  int64_t workspace_bytes(const DeviceAttend& call) const;
-  int32_t launch(const DeviceAttend& call, cudaStream_t stream, DeviceError* error) const;
+  int32_t supports(const Layer& stored, int32_t max_q_len, DeviceError* error) const;
+  int64_t workspace_bytes(const DeviceAttend& of) const;
+  int32_t launch(const DeviceAttend& of, cudaStream_t stream, DeviceError* error) const;
 
  private:
   DecodeLauncher decode_;

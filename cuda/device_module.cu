@@ -210,6 +210,80 @@ int32_t observe(void* self, const DeviceObserve* call, void* stream, DeviceError
   return launch_observe(*call, on_stream(self, stream), error);
 }
 
+int32_t accumulate(void* self, const DeviceAccumulate* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return launch_accumulate(*call, on_stream(self, stream), error);
+}
+
+int32_t create_stream(void* self, void** stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  cudaStream_t made = nullptr;
+  TANDEM_CUDA_TRY(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), error);
+  *stream = made;
+  return TANDEM_OK;
+}
+
+void destroy_stream(void* self, void* stream) {
+  const OnDevice on(device_of(self).idx);
+  cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+}
+
+int32_t create_event(void* self, void** event, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  cudaEvent_t made = nullptr;
+  TANDEM_CUDA_TRY(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), error);
+  *event = made;
+  return TANDEM_OK;
+}
+
+void destroy_event(void* self, void* event) {
+  const OnDevice on(device_of(self).idx);
+  cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+int32_t record_event(void* self, void* event, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  TANDEM_CUDA_TRY(cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)), error);
+  return TANDEM_OK;
+}
+
+int32_t wait_event(void* self, void* event, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  TANDEM_CUDA_TRY(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0), error);
+  return TANDEM_OK;
+}
+
+int32_t copy_strided(void* self, const StridedCopy* copy, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  const auto row_bytes = static_cast<size_t>(copy->row_bytes), n_rows = static_cast<size_t>(copy->n_rows);
+  const auto at = static_cast<cudaStream_t>(stream);
+  if (n_rows == 1)
+    TANDEM_CUDA_TRY(cudaMemcpyAsync(copy->to, copy->from, row_bytes, cudaMemcpyHostToDevice, at), error);
+  else
+    TANDEM_CUDA_TRY(cudaMemcpy2DAsync(copy->to, static_cast<size_t>(copy->to_stride), copy->from,
+                                      static_cast<size_t>(copy->from_stride), row_bytes, n_rows, cudaMemcpyHostToDevice, at),
+                    error);
+  return TANDEM_OK;
+}
+
+int32_t pin(void* self, void* data, int64_t bytes, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  TANDEM_CUDA_TRY(cudaHostRegister(data, static_cast<size_t>(bytes), cudaHostRegisterPortable), error);
+  return TANDEM_OK;
+}
+
+void unpin(void* self, void* data) {
+  const OnDevice on(device_of(self).idx);
+  if (cudaHostUnregister(data) != cudaSuccess) cudaGetLastError();
+}
+
 constexpr DeviceTable kTable = {
     kDeviceAbi,
     sizeof(DeviceTable),
@@ -233,6 +307,16 @@ constexpr DeviceTable kTable = {
     attend,
     merge,
     observe,
+    accumulate,
+    create_stream,
+    destroy_stream,
+    create_event,
+    destroy_event,
+    record_event,
+    wait_event,
+    copy_strided,
+    pin,
+    unpin,
 };
 
 }  // namespace

@@ -44,6 +44,8 @@ int32_t check_append(const DeviceAppend& call, DeviceError* error) {
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d tokens, and slots of %d rows", call.n_tokens, call.exchange.n_rows);
   if ((call.k.data == nullptr) != (call.v.data == nullptr))
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "v", "k and v come together: one of them is null");
+  if (call.layer->rope != nullptr && (call.rope == nullptr || call.rotated_q == nullptr || call.q.data == nullptr))
+    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "rotated keys without their angles, or without queries");
   return call.k.data == nullptr ? TANDEM_OK : refuse_page_len(call.pages.page_len, error);
 }
 
@@ -63,6 +65,11 @@ AppendCall describe(const DeviceAppend& call) {
   to.token_rows = (call.q.data != nullptr ? layer.n_q_heads : 0) + (call.k.data != nullptr ? 2 * layer.n_kv_heads : 0);
   const PlaneBytes bytes = plane_bytes(layer);
   std::copy(std::begin(bytes.of), std::end(bytes.of), to.row_bytes);
+  to.window_k_bytes = plane_bytes(window_layer(layer)).of[kPlaneK];
+  if (layer.rope == nullptr) return to;
+  to.n_pairs = layer.rope->n_pairs;
+  to.is_interleaved = layer.rope->interleaved ? 1 : 0;
+  to.attn_factor = layer.rope->attn_factor;
   return to;
 }
 
@@ -70,8 +77,10 @@ AppendCall describe(const DeviceAppend& call) {
 
 int32_t load_exchange_kernels(DeviceError* error) {
   cudaFuncAttributes attributes;
-  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(append_kernel)), error);
+  for (const auto kernel : {append_kernel<false>, append_kernel<true>})
+    TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_kernel)), error);
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(accumulate_kernel)), error);
   return load_observe_kernels(error);
 }
 
@@ -84,7 +93,17 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
                 described.token_rows, static_cast<long long>(kMostRows));
   const int n_warps = n_rows <= kAloneRows ? kAppendAloneWarps : kAppendWarps;
   const int64_t n_blocks = n_rows <= kAloneRows ? 1 : std::min((n_rows + n_warps - 1) / n_warps, kMostBlocks);
-  return launch_kernel(append_kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, on, error);
+  const auto kernel = call.layer->rope != nullptr ? append_kernel<true> : append_kernel<false>;
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, on, error);
+}
+
+int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, DeviceError* error) {
+  if (const int32_t code = check_layer(*call.layer, error); code != TANDEM_OK) return code;
+  const int64_t n_rows = int64_t{call.n_rows} * call.n_heads;
+  if (n_rows == 0) return TANDEM_OK;
+  const AccumulateCall described = {call, call.layer->n_q_heads, call.layer->v_head_dim};
+  const int64_t n_blocks = std::min((n_rows + kMergeWarps - 1) / kMergeWarps, kMostBlocks);
+  return launch_kernel(accumulate_kernel, dim3(static_cast<unsigned>(n_blocks)), kMergeWarps, described, on, error);
 }
 
 int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error) {

@@ -16,6 +16,7 @@ struct LaunchOn {
   int32_t n_multiprocessors = 0;
 };
 int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error);
+int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_observe(const DeviceObserve& call, const LaunchOn& on, DeviceError* error);
 

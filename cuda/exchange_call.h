@@ -15,11 +15,20 @@ struct AppendCall {
   int32_t k_four_bytes, v_four_bytes;  // of four numbers' codes
   int32_t token_rows;                  // of q, K and V together, that a token has here; of all tokens below 2^30
   int64_t row_bytes[kPlanes];          // as stored
+  int64_t window_k_bytes;              // of a row of K in the window
+  int32_t n_pairs, is_interleaved;     // where the library rotates: as in RopeTable
+  float attn_factor;
 };
 
 struct MergeCall {
   DeviceMerge merge;
   int32_t n_q_heads, group_size;
+  int32_t dim;  // of V
+};
+
+struct AccumulateCall {
+  DeviceAccumulate sum;
+  int32_t n_q_heads;
   int32_t dim;  // of V
 };
 

@@ -16,6 +16,13 @@ int32_t DeviceLimits::most_blocks(int32_t shared_bytes) const {
 }
 
 int32_t refuse_types(const Layer& layer, DeviceError* error) {
+  if (layer.rope != nullptr)
+    return fail(
+        error, TANDEM_ERROR_UNSUPPORTED, 0, "rope",
+        "rope = %d with K of %d dims and V in %s of %d: this module has no kernel for it; for some it has, with V in "
+        "f32, f16, bf16 or q8_0, any K",
+        layer.rope->interleaved ? TANDEM_ROPE_INTERLEAVED : TANDEM_ROPE_HALVES, layer.k_head_dim,
+        find_dtype(layer.v_type)->name, layer.v_head_dim);
   return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "k_type",
               "this module has no kernel for K in %s of %d dims and V in %s of %d", find_dtype(layer.k_type)->name,
               layer.k_head_dim, find_dtype(layer.v_type)->name, layer.v_head_dim);

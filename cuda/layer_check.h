@@ -34,9 +34,6 @@ inline int32_t check_dims(int32_t dims, const char* field, DeviceError* error) {
 inline int32_t check_layer(const Layer& layer, DeviceError* error) {
   if (layer.v_aliases_k)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "v_aliases_k", "v_aliases_k = 1: this module has no kernel for MLA");
-  if (layer.rope != nullptr)
-    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "rope",
-                "this module does not rotate keys: rope must be TANDEM_ROPE_CALLER");
   if (layer.k_rotation != TANDEM_ROTATION_NONE)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "k_rotation",
                 "k_rotation = %d: this module does not rotate keys before it rounds them", layer.k_rotation);

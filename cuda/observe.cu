@@ -80,7 +80,7 @@ int32_t load_observe_kernels(DeviceError* error) {
 // may have any lengths up to max_keys, and blocks find out which.
 int32_t launch_observe(const DeviceObserve& call, const LaunchOn& on, DeviceError* error) {
   if (const int32_t code = check_observe(call, error); code != TANDEM_OK) return code;
-  const Layer& layer = *call.layer;
+  const Layer layer = window_layer(*call.layer);
   const int64_t n_pairs = std::max<int64_t>(1, int64_t{call.sequences.n_sequences} * layer.n_kv_heads);
   const int64_t n_at_once = int64_t{on.n_multiprocessors} * kObserveBlocks;
   const int64_t n_for_keys = std::max<int64_t>(1, call.sequences.max_keys / kLeastRun + 1);

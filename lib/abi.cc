@@ -84,6 +84,8 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_options, group_mode),
     AT(tandem_session_options, evict_by),
     AT(tandem_session_options, halo_tokens),
+    AT(tandem_session_options, route),
+    AT(tandem_session_options, stream_buffer_bytes),
 
     SIZE(tandem_attend_args),
     AT(tandem_attend_args, struct_size),
@@ -110,6 +112,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_memory_plan, device_work_bytes),
     AT(tandem_memory_plan, kv_token_bytes),
     AT(tandem_memory_plan, shared_bytes),
+    AT(tandem_memory_plan, device_stream_bytes),
 
     SIZE(tandem_cache_stats),
     AT(tandem_cache_stats, struct_size),
@@ -124,6 +127,8 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_cache_stats, device_window_bytes),
     AT(tandem_cache_stats, device_work_bytes),
     AT(tandem_cache_stats, device_peak_bytes),
+    AT(tandem_cache_stats, device_stream_bytes),
+    AT(tandem_cache_stats, pinned_bytes),
 
     SIZE(tandem_session_stats),
     AT(tandem_session_stats, struct_size),
@@ -145,6 +150,9 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_stats, host_part_ns),
     AT(tandem_session_stats, staged_kv_bytes),
     AT(tandem_session_stats, filled_kv_bytes),
+    AT(tandem_session_stats, n_stream_parts),
+    AT(tandem_session_stats, stream_part_ns),
+    AT(tandem_session_stats, streamed_kv_bytes),
 };
 
 #undef SIZE

@@ -21,6 +21,7 @@
 #include "lib/attend_call.h"
 #include "lib/convert.h"
 #include "lib/hadamard.h"
+#include "lib/trace.h"
 
 namespace tandem {
 
@@ -66,6 +67,7 @@ Status AttendCall::run() {
 Status Session::attend(const AttendArgs& args) {
   const auto start = std::chrono::steady_clock::now();
   AttendCall call(*this, args, *scratch_);
+  const TraceRange range("call", args.layer_idx, args.on_device ? "on device tensors" : "on host tensors");
   TANDEM_TRY(args.on_device ? call.run_on_device() : call.run());
   ++sums_.n_attends;
   sums_.n_device_attends += args.on_device;
@@ -215,19 +217,23 @@ void AttendCall::save_queries(const SequenceCall& call) {
 
 void AttendCall::commit_and_settle() {
   for (SequenceCall& call : scratch_.calls) {
-    Sequence& sequence = *call.sequence;
     if (args_.speculative) {
-      sequence.speculative[layer_idx_] = call.q_len;
-      sequence.speculator = &session_;
-      sequence.parents.clear();
-      if (args_.parent_idx != nullptr)
-        sequence.parents.assign(args_.parent_idx + call.first_row, args_.parent_idx + call.first_row + call.q_len);
+      guess_tokens(call);
     } else {
-      if (args_.k != nullptr) cache_.set_length(sequence, args_.layer_idx, call.length);
+      if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
       settle(call);
     }
     count_bytes(call);
   }
+}
+
+void AttendCall::guess_tokens(const SequenceCall& call) {
+  Sequence& sequence = *call.sequence;
+  sequence.speculative[layer_idx_] = call.q_len;
+  sequence.speculator = &session_;
+  sequence.parents.clear();
+  if (args_.parent_idx != nullptr)
+    sequence.parents.assign(args_.parent_idx + call.first_row, args_.parent_idx + call.first_row + call.q_len);
 }
 
 void AttendCall::settle(SequenceCall& call) {

@@ -63,6 +63,7 @@ class AttendCall {
 
   // After: cannot fail.
   void commit_and_settle();
+  void guess_tokens(const SequenceCall& call);
   void settle(SequenceCall& call);
   void refresh();
   void count_bytes(const SequenceCall& call);
@@ -88,6 +89,17 @@ class AttendCall {
   void finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange);
   Status fill_window(const SequenceCall& call);
   Status copy_to_window(const SequenceCall& call, TokenRange range);
+  // Where the library rotates keys (lib/window_rope.cc).
+  Status copy_rotated(const SequenceCall& call, TokenRange range);
+  static void rotate_task(void* context, int64_t task_idx, int32_t worker_idx);
+  // Speculation (lib/speculate_device.cc).
+  Status check_guess() const;
+  void add_guess(CallSize* size) const;
+  static void leave_guess_to_host(SequenceCall* call);
+  int64_t describe_guess(std::byte* upload, int64_t bytes, const DeviceSequences& sequences);
+  void keep_guess(const SequenceCall& call);
+  void prepare_guess();
+  void take_guess(const HandOverTask& task);
   // Where MAW are kept (lib/observe_device.cc).
   Status flush_host_appends(const SequenceCall& call);
   Status give_maw(const SequenceCall& call, int64_t end);
@@ -96,8 +108,26 @@ class AttendCall {
   void take_observation(HandOverTask* task);
   void count_host_weights(const SequenceCall& call, const DeviceExchange& exchange, const std::byte* slot);
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
-  Status upload_descriptors(const HandOverTask& task, DeviceSequences* sequences);
-  Status launch(const DeviceSequences& sequences, bool merges, bool posts);
+  Status upload_descriptors(HandOverTask* task, DeviceSequences* sequences);
+  template <typename Function, typename DeviceCall>
+  Status ask_device(const char* name, Function function, const DeviceCall* call) const;
+  Status launch(const DeviceSequences& sequences, bool merges, HandOverTask* task);
+  // Keys that cross the bus (lib/routes/stream.cc).
+  TokenRange streamed_tokens(const SequenceCall& call, int64_t most) const;
+  Status reserve_stream(int64_t most, CallSize* size);
+  Status give_streams_up(Status status);
+  Status compare_routes(int64_t most, int64_t n_tokens, int64_t bytes, bool* is_worth_it);
+  Status measure_routes(int64_t most);
+  Status measure_host(const SequenceCall& call, int64_t n_queries, TokenRange tokens);
+  void choose_route(HandOverTask* task);
+  void wait_for_streamed_rows();
+  void describe_pieces(const HandOverTask& task, DeviceSequence* to, int64_t* table) const;
+  Status begin_stream(HandOverTask* task);
+  Status mark_stream(const HandOverTask& task, size_t n_sent);
+  Status send_piece(const StreamPiece& piece);
+  Status attend_piece(const DeviceAttend& window, const StreamPiece& piece, const std::byte* buffer,
+                      const DeviceSequence* described);
+  Status attend_stream(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);
 
   static void pack_task(void* context, int64_t task_idx, int32_t worker_idx);
@@ -113,6 +143,11 @@ class AttendCall {
   const Policy& policy_;
   const Backend& cpu_;
   AttendScratch& scratch_;
+  // Of a speculative call on a device: its queries, and the positions of all tokens.
+  struct {
+    DeviceSequences queries;
+    const int32_t* positions = nullptr;
+  } guess_;
 };
 
 }  // namespace tandem

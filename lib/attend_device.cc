@@ -6,7 +6,7 @@
 //   reserve    memory of all kinds for the whole call
 //   prepare    of a chunk: which keys, where they are; the task: what the host's part computes, where the new rows go
 //   fill       what the window should have and has not, after appends on the host, forks, truncations: from the store
-//   launch     append | post the task | attend to the window | merge, where the host has a part | observe, where MAW are
+//   launch     append | post the task | attend to the window | to what comes over the bus (lib/routes/stream.cc) | merge, where the host has a part | observe, where MAW are
 //              kept (lib/observe_device.cc)
 //   commit     lengths
 // clang-format on
@@ -20,6 +20,7 @@
 #include "lib/device_session.h"
 #include "lib/device_status.h"
 #include "lib/placement.h"
+#include "lib/trace.h"
 
 namespace tandem {
 namespace {
@@ -34,6 +35,13 @@ TensorView from_row(const TensorView& view, int64_t row, int64_t n_rows) {
   part.data += row * view.token_stride;
   part.n_tokens = n_rows;
   return part;
+}
+
+// Where the library rotates, append() has left them rotated.
+DeviceRows attended_q(const DeviceAppend& call) {
+  const Layer& layer = *call.layer;
+  if (layer.rope == nullptr) return call.q;
+  return {call.rotated_q, TANDEM_F32, 0, int64_t{layer.n_q_heads} * layer.k_head_dim, layer.k_head_dim};
 }
 
 Status check_rows(const TensorView* view, const char* name) {
@@ -56,8 +64,7 @@ Status AttendCall::check_device_call(bool* captures) const {
   if (*captures && !session_.plan_.is_open)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream",
                 "stream = %p is being captured, and no step is open that was begun on a stream", args_.stream);
-  if (args_.speculative)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "flags", "flags: TANDEM_ATTEND_SPECULATIVE is for host tensors alone");
+  if (args_.speculative) TANDEM_TRY(check_guess());
   TANDEM_TRY(check_rows(args_.k, "k"));
   return check_rows(args_.v, "v");
 }
@@ -84,6 +91,7 @@ Status AttendCall::run_on_device() {
   }
   Status status;
   try {
+    if (args_.speculative) most = DeviceSession::kMostTokens;  // each query is a sequence of its own
     for (ChunkPlace place; status.ok() && place.call < scratch_.calls.size();) status = run_chunk(most, &place);
   } catch (...) {
     take_back();
@@ -112,22 +120,33 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   for (const SequenceCall& call : scratch_.calls) {
     longest = std::max(longest, call.q_len);
     n_tokens += call.q_len;
-    is_single = is_single || session_.takes_single_queries(layer_, *call.sequence);
+    is_single = is_single || args_.speculative || session_.takes_single_queries(layer_, *call.sequence);
   }
   TANDEM_TRY(device.most_queries(layer_idx_, is_single ? 1 : std::min(longest, DeviceSession::kMostTokens), most));
   int64_t n_pages = 0;
   for (SequenceCall& call : scratch_.calls) {
     Sequence& sequence = *call.sequence;
     if (args_.k != nullptr) TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length)));
-    cache_.extend_positions(sequence, call.length);
+    if (args_.parent_idx == nullptr)
+      cache_.extend_positions(sequence, call.length);
+    else
+      sequence.parents.reserve(static_cast<size_t>(call.q_len));
     TANDEM_TRY(session_.reserve_window(sequence, *most, &n_pages));
     SequenceState& state = *session_.state(sequence.id);
     call.state = state.layers[layer_idx_].get();
     call.window = &state.window;
     TANDEM_TRY(flush_host_appends(call));
   }
-  const CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages,
-                      evicted_at_once(policy_, session_.options_, cache_.page_len())};
+  CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages,
+                evicted_at_once(policy_, session_.options_, cache_.page_len())};
+  if (args_.speculative) add_guess(&size);
+  CallSize with_stream = size;
+  TANDEM_TRY(reserve_stream(*most, &with_stream));
+  if (session_.may_stream_) {
+    Status status = device.reserve(device_limits(device.device(), layer_, with_stream), args_.stream);
+    if (status.ok()) return {};
+    TANDEM_TRY(give_streams_up(std::move(status)));
+  }
   return device.reserve(device_limits(device.device(), layer_, size), args_.stream);
 }
 
@@ -143,11 +162,14 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
   int64_t n_rows = 0;
   while (place->call < scratch_.calls.size() && n_rows < DeviceSession::kMostTokens) {
     const SequenceCall& whole = scratch_.calls[place->call];
-    const int64_t n = std::min({whole.q_len - place->query, most, DeviceSession::kMostTokens - n_rows});
+    const int64_t first_query = whole.first_query + place->query;
+    const int64_t n_left = std::min({whole.q_len - place->query, most, DeviceSession::kMostTokens - n_rows});
+    // Kernels are told the position of the first.
+    const int64_t n = layer_.rope != nullptr ? Cache::consecutive(*whole.sequence, first_query, n_left) : n_left;
     SequenceCall& part = calls.emplace_back(whole);
     part.q_len = n;
     part.first_row = n_rows;
-    part.first_query = whole.first_query + place->query;
+    part.first_query = first_query;
     part.length = part.first_query + n;
     part.is_last = !args_.partial && place->query + n == whole.q_len;
     n_rows += n;
@@ -175,13 +197,17 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   {
     std::shared_lock lock(cache_.mutex());
     for (const SequenceCall& call : scratch_.calls) TANDEM_TRY(fill_window(call));
+    wait_for_streamed_rows();
   }
   DeviceSequences sequences;
-  TANDEM_TRY(upload_descriptors(*task, &sequences));
+  TANDEM_TRY(upload_descriptors(task, &sequences));
   const auto has_host = [](const SequenceCall& call) { return call.has_host; };
   bool is_launched = false;
-  const AtEnd cut([&] { task->is_cut = !is_launched; });
-  TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), true));
+  const AtEnd cut([&] {
+    if (!is_launched && !task->pieces.empty()) session_.device_->stream()->settle(args_.stream);
+    task->is_cut = !is_launched;
+  });
+  TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), task));
   is_launched = true;
   std::unique_lock lock(cache_.mutex());
   TANDEM_TRY(session_.device_->hand_over().fault());  // what is lost is not committed
@@ -191,6 +217,10 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
 
 void AttendCall::commit_chunk() {
   for (SequenceCall& call : scratch_.calls) {
+    if (args_.speculative) {
+      keep_guess(call);
+      continue;
+    }
     call.window->extend(layer_idx_, call.resident_begin, call.length);
     if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
     settle(call);
@@ -214,12 +244,18 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   task->is_cut = false;
   task->arrived = task->observed = nullptr;
   const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+  if (args_.parent_idx != nullptr)
+    scratch_.tree_positions.reserve(static_cast<size_t>(args_.q.n_tokens));  // runs point there
   for (SequenceCall& call : scratch_.calls) {
     task->shape.n_tokens += static_cast<int32_t>(call.q_len);
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
     evict_before(&call);
     set_visibility(call);
     choose_keys(call);
+    if (args_.speculative) leave_guess_to_host(&call);
+  }
+  choose_route(task);
+  for (const SequenceCall& call : scratch_.calls) {
     add_host_jobs(call);
     if (args_.k != nullptr) add_row_copies(call, exchange, task);
     task->touched.push_back({call.sequence->id, args_.k != nullptr ? call.first_query : call.length, call.found_begin});
@@ -245,14 +281,17 @@ void AttendCall::choose_streaming_on_device(SequenceCall& call, int64_t least) {
 }
 
 void AttendCall::add_host_jobs(const SequenceCall& call) {
-  if (!call.has_host) return;
+  if (!call.has_cpu_part()) return;
   find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
   scratch_.spans.clear();
   if (call.selected) find_spans(call, call.first_found(), call.resident_begin, &scratch_.spans);
+  std::vector<PageSpan> guessed;
+  if (args_.speculative) find_spans(call, call.first_query, call.length, &guessed);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.host_spans, h);
     add_runs(call, scratch_.spans, h);
+    add_runs(call, guessed, h);
     scratch_.jobs.push_back(plain_job(call, h));
   }
 }
@@ -278,14 +317,14 @@ void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange
   size_t j = 0;
   for (SequenceCall& call : scratch_.calls) {
     point_visibility(&call);
-    if (!call.has_host) continue;
+    if (!call.has_cpu_part()) continue;
     const int64_t rows = call.q_len * layer_.group_size, first = call.first_row * layer_.n_q_heads;
     for (int64_t h = 0; h < layer_.n_kv_heads; ++h, ++j) {
       AttendJob& job = finish_runs(j);
       job.q = floats(exchange.q_at) + (first + h * rows) * layer_.k_head_dim;
       job.o = floats(exchange.o_at) + (first + h * rows) * layer_.v_head_dim;
       job.lse = floats(exchange.lse_at) + first + h * rows;
-      job.visibility = is_host_masked(call) ? &call.visibility : nullptr;
+      job.visibility = args_.speculative || is_host_masked(call) ? &call.visibility : nullptr;
     }
   }
 }
@@ -293,7 +332,7 @@ void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange
 // Rows that the window should have before the call's own.
 Status AttendCall::fill_window(const SequenceCall& call) {
   const int64_t end = args_.k != nullptr ? call.first_query : call.length;
-  call.window->make_way(layer_idx_, call.length);
+  call.window->make_way(layer_idx_, args_.speculative ? end : call.length);
   TokenRange valid = call.window->valid(layer_idx_);
   if (valid.end <= call.resident_begin || valid.begin >= end) valid = {end, end};
   const TokenRange missing[] = {{call.resident_begin, std::min(valid.begin, end)}, {valid.end, end}};
@@ -303,7 +342,7 @@ Status AttendCall::fill_window(const SequenceCall& call) {
     session_.fetch_maw(*call.sequence);
     TANDEM_TRY(copy_to_window(call, range));
   }
-  return policy_.keeps_maw ? give_maw(call, end) : Status();
+  return policy_.keeps_maw && !args_.speculative ? give_maw(call, end) : Status();
 }
 
 Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
@@ -319,12 +358,13 @@ Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
       for (int32_t h = 0; h < layer_.n_kv_heads; ++h)
         for (int32_t p = 0; p < kPlanes; ++p) {
           const int64_t bytes = planes.row_bytes.of[p];
-          if (bytes == 0) continue;
+          if (bytes == 0 || (p == kPlaneK && layer_.rope != nullptr)) continue;
           auto* to = reinterpret_cast<std::byte*>(call.window->page_of(t)) + planes.at[p] + h * planes.head_stride[p] +
                      span.token_idx % kDevicePageLen * bytes;
           const std::byte* from = cache_.store().rows(span.page, span.slot, args_.layer_idx, h).of[p];
           TANDEM_TRY(call_device(device, &DeviceTable::copy, to, from, span.n_tokens * bytes, args_.stream));
         }
+    if (layer_.rope != nullptr) TANDEM_TRY(copy_rotated(call, {t, t + n}));
     t += n;
   }
   return {};
@@ -340,34 +380,50 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
     to->first_row = static_cast<int32_t>(call.first_row);
     to->table_begin = static_cast<int32_t>(*n_entries);
     to->table_len = static_cast<int32_t>(call.window->n_pages());
-    to->has_host_part = call.has_host ? 1 : 0;
+    to->has_host_part = call.has_cpu_part() ? 1 : 0;
     to->evict_end = std::max(call.evict_end, call.resident_begin);
     to->first_evicted = static_cast<int32_t>(call.first_evicted);
-    to->wants_lse = policy_.keeps_maw && call.counts_on_host() ? 1 : 0;
+    to->wants_lse = policy_.keeps_maw && (args_.speculative || call.counts_on_host()) ? 1 : 0;
+    to->position = call.sequence->position(call.first_query);
     for (const int64_t page : call.window->table()) tables[(*n_entries)++] = session_.device_->page_offset(page);
     ++to;
   }
 }
 
-Status AttendCall::upload_descriptors(const HandOverTask& task, DeviceSequences* sequences) {
+Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* sequences) {
   DeviceSession& device = *session_.device_;
-  std::byte* upload = device.upload(task.idx);
-  const auto sequence_bytes = static_cast<int64_t>(scratch_.calls.size() * sizeof(DeviceSequence));
+  std::byte* upload = device.upload(task->idx);
+  const size_t n_described = scratch_.calls.size() + (args_.speculative ? static_cast<size_t>(args_.q.n_tokens) : 0);
+  const auto sequence_bytes = static_cast<int64_t>(n_described * sizeof(DeviceSequence));
   int64_t n_entries = 0;
   describe_sequences(reinterpret_cast<DeviceSequence*>(upload), reinterpret_cast<int64_t*>(upload + sequence_bytes),
                      &n_entries);
   sequences->n_sequences = static_cast<int32_t>(scratch_.calls.size());
   sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.descriptors());
   sequences->page_tables = reinterpret_cast<const int64_t*>(device.descriptors() + sequence_bytes);
-  sequences->max_q_len = task.shape.max_q_len;
+  sequences->max_q_len = task->shape.max_q_len;
   for (const SequenceCall& call : scratch_.calls)
     sequences->max_keys = std::max(sequences->max_keys, call.length - call.resident_begin);
-  const int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  if (args_.speculative) bytes = describe_guess(upload, bytes, *sequences);
+  if (!task->pieces.empty()) {
+    task->pieces_at = bytes;
+    auto* pieces = reinterpret_cast<DeviceSequence*>(upload + bytes);
+    describe_pieces(*task, pieces, reinterpret_cast<int64_t*>(pieces + task->pieces.size()));
+    bytes += static_cast<int64_t>(task->pieces.size() * sizeof(DeviceSequence)) +
+             session_.stream_layouts_[layer_idx_].n_pages * static_cast<int64_t>(sizeof(int64_t));
+  }
   return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
 }
 
-// posts: a task waits for the ticket. A planned step has posted all of them.
-Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool posts) {
+template <typename Function, typename DeviceCall>
+Status AttendCall::ask_device(const char* name, Function function, const DeviceCall* call) const {
+  const TraceRange range(name, args_.layer_idx, "resident");
+  return call_device(session_.device_->device(), function, call, args_.stream);
+}
+
+// task: waits for the ticket. Null in a planned step, which has posted all of its own.
+Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOverTask* task) {
   DeviceSession& device = *session_.device_;
   const Layer& layer = device.layer(layer_idx_, sequences.max_q_len > 1);
   const auto n_tokens = static_cast<int32_t>(args_.q.n_tokens);
@@ -379,21 +435,26 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
                             args_.v ? rows_of(*args_.v) : DeviceRows(),
                             n_tokens,
                             CallShape{args_.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
-                            device.exchange(layer_idx_)};
-  TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, args_.stream));
-  if (posts) device.hand_over().post();
+                            device.exchange(layer_idx_),
+                            device.rope(layer_idx_),
+                            layer.rope != nullptr ? device.rotated_q() : nullptr,
+                            guess_.positions};
+  if (task != nullptr) TANDEM_TRY(begin_stream(task));
+  TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
+  if (task != nullptr) device.hand_over().post();
   DeviceAttend attend;
-  attend.layer = &layer;
+  attend.layer = args_.speculative ? &device.layer(layer_idx_, false) : &layer;
   attend.pages = append.pages;
-  attend.sequences = sequences;
-  attend.q = append.q;
+  attend.sequences = args_.speculative ? guess_.queries : sequences;
+  attend.q = attended_q(append);
   attend.workspace = device.workspace();
   if (merges || policy_.keeps_maw) {
     attend.o = {device.o(), TANDEM_F32, 0, int64_t{layer.n_q_heads} * layer.v_head_dim, layer.v_head_dim};
     attend.lse = device.lse();
     attend.lse_token_stride = layer.n_q_heads;
     attend.lse_head_stride = 1;
-    TANDEM_TRY(call_device(device.device(), &DeviceTable::attend, &attend, args_.stream));
+    TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
+    if (task != nullptr && !task->pieces.empty()) TANDEM_TRY(attend_stream(attend, *task));
     return merge_and_observe(append);
   }
   attend.o = rows_of(args_.o);
@@ -401,7 +462,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, bool po
   attend.lse_token_stride = args_.lse_token_stride;
   attend.lse_head_stride = args_.lse_head_stride;
   attend.sinks = device.sinks(layer_idx_);
-  return call_device(device.device(), &DeviceTable::attend, &attend, args_.stream);
+  return ask_device("attend", &DeviceTable::attend, &attend);
 }
 
 Status AttendCall::merge_and_observe(const DeviceAppend& append) {
@@ -419,20 +480,25 @@ Status AttendCall::merge_and_observe(const DeviceAppend& append) {
   merge.lse_head_stride = args_.lse_head_stride;
   merge.sinks = device.sinks(layer_idx_);
   merge.exchange = append.exchange;
-  TANDEM_TRY(call_device(device.device(), &DeviceTable::merge, &merge, args_.stream));
+  TANDEM_TRY(ask_device("merge", &DeviceTable::merge, &merge));
   if (!policy_.keeps_maw) return {};
   DeviceObserve observe;
   observe.layer = append.layer;
   observe.pages = append.pages;
   observe.sequences = append.sequences;
-  observe.q = append.q;
+  observe.q = attended_q(append);
   observe.lse = device.lse();
   observe.n_tokens = append.n_tokens;
   observe.has_appended = append.k.data != nullptr;
   observe.alpha = session_.options_.alpha;
   observe.n_counted = static_cast<int32_t>(refresh_queries(observe.alpha));
   observe.exchange = append.exchange;
-  return call_device(device.device(), &DeviceTable::observe, &observe, args_.stream);
+  if (args_.speculative) {  // nobody's, for now: the lse are handed over
+    observe.sequences.n_sequences = 0;
+    observe.sequences.max_keys = 0;
+    observe.has_appended = 0;
+  }
+  return ask_device("observe", &DeviceTable::observe, &observe);
 }
 
 }  // namespace tandem

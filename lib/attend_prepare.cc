@@ -214,6 +214,7 @@ void AttendCall::prepare_refresh(SequenceCall& call) {
   const auto heads = static_cast<size_t>(layer_.n_q_heads);
   if (args_.speculative) {
     Speculation& speculation = call.state->speculation;
+    speculation.q.clear();
     speculation.first_key = call.resident_begin;
     speculation.n_keys = call.length - call.resident_begin;
     speculation.logits.resize(heads * static_cast<size_t>(call.q_len * speculation.n_keys));
@@ -255,6 +256,7 @@ void AttendCall::find_spans(const SequenceCall& call, int64_t begin, int64_t end
   const int64_t split = tree ? std::clamp(call.first_query, begin, end) : end;
   cache_.spans(*call.sequence, begin, split, spans);
   if (split < end) cache_.spans(*call.sequence, split, end, spans);
+  if (layer_.rope != nullptr) Cache::split_at_gaps(*call.sequence, spans);
 }
 
 void AttendCall::add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head) {
@@ -271,7 +273,7 @@ void AttendCall::add_selected_runs(const SequenceCall& call, const StoredPages& 
   const HeadSelection& head = call.state->heads[static_cast<size_t>(kv_head)];
   if (head.n_tokens == 0) return;
   const auto* token_idx = head.token_idx.as<int32_t>();
-  const bool by_position = layer_.rope != nullptr && !call.sequence->positions.empty();  // with rope: never on a device
+  const bool by_position = layer_.rope != nullptr && !stored.positions.empty();
   if (head.n_copied == head.n_tokens && !by_position) {
     const PlaneBytes& bytes = cache_.store().row_bytes(args_.layer_idx);
     for (const SelectionChunk& chunk : head.chunks) {
@@ -295,7 +297,7 @@ void AttendCall::add_selected_runs(const SequenceCall& call, const StoredPages& 
     run.n_tokens = n;
     run.token_idx = -1;
     run.first_position = token;
-    if (by_position) run.positions = call.sequence->positions.data() + token;
+    if (by_position) run.positions = stored.positions.data() + token;
     scratch_.runs.push_back(run);
     i += n;
   }
@@ -322,7 +324,7 @@ void AttendCall::add_jobs(const SequenceCall& call) {
     if (!call.has_host) continue;
     scratch_.job_runs.push_back(scratch_.runs.size());
     add_runs(call, scratch_.host_spans, h);
-    if (call.selected) add_selected_runs(call, {call.sequence->pages, cache_.store().bases()}, h);
+    if (call.selected) add_selected_runs(call, {call.sequence->pages, cache_.store().bases(), call.sequence->positions}, h);
     scratch_.jobs.push_back(job);
   }
 }

@@ -34,6 +34,7 @@ struct SequenceCall {
   int64_t host_end = 0;
   int64_t n_selected = 0;  // over all KV heads
   bool has_host = false;
+  bool streams = false;  // the host's keys go to the device: the CPU computes nothing
   bool selected = false;
   // On a device, where MAW are kept. Tokens [found_begin, resident_begin) were there before the session looked, and the host
   // has them; [resident_begin, evict_end) leave the window with the call.
@@ -41,6 +42,7 @@ struct SequenceCall {
   bool flushes = false;  // appends before it wait to be judged
   // The first of these that the host attends beside the others.
   int64_t first_found() const { return selected ? std::max(found_begin, host_end) : resident_begin; }
+  bool has_cpu_part() const { return has_host && !streams; }
   bool counts_on_host() const { return has_host && (is_append || found_begin < resident_begin); }
   Visibility visibility;
   size_t visibility_at = 0;  // index into begin and end; trees into tree_bits
@@ -49,10 +51,11 @@ struct SequenceCall {
   size_t q_at = 0, o_at = 0, lse_at = 0, host_o_at = 0, host_lse_at = 0, logits_at = 0;  // indices into floats
 };
 
-// Where the rows of a sequence's tokens are: its page table, and the store's extents.
+// Where the rows of a sequence's tokens are: its page table, and the store's extents; and its positions.
 struct StoredPages {
   const std::vector<int32_t>& pages;
   const std::vector<std::byte*>& bases;
+  const std::vector<int32_t>& positions;
 };
 
 struct AttendScratch {

@@ -395,6 +395,8 @@ void Cache::stats(tandem_cache_stats* stats) const {
   stats->device_window_bytes = device_tier_.used(Use::kKv);
   stats->device_work_bytes = device_tier_.used(Use::kSession);
   stats->device_peak_bytes = device_tier_.peak();
+  stats->device_stream_bytes = device_tier_.used(Use::kStream);
+  stats->pinned_bytes = store_.pinned_bytes();
 }
 
 }  // namespace tandem

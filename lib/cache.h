@@ -87,6 +87,13 @@ class Cache {
   void set_length(Sequence& sequence, int32_t layer_idx, int64_t length) const;
   void truncate_locked(Sequence& sequence, int64_t n_tokens);
   void spans(const Sequence& sequence, int64_t begin, int64_t end, std::vector<PageSpan>* out) const;
+  // How many of n tokens, one at least, have positions that follow each other; and spans in parts of such tokens. Where the
+  // library rotates, runs are of such parts: they are read while the sequence grows, and with it the list of positions
+  // moves.
+  static int64_t consecutive(const Sequence& sequence, int64_t first, int64_t n);
+  static void split_at_gaps(const Sequence& sequence, std::vector<PageSpan>* spans);
+  // Pins what tokens [0, end) lie in, for streams to the engine's device; false where it refuses.
+  bool pin(const Sequence& sequence, int64_t end);
   KvRun run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const;
   // The first token whose position is above `position` - `distance`.
   int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;

@@ -10,6 +10,11 @@
 
 namespace tandem {
 
+bool Cache::pin(const Sequence& sequence, int64_t end) {
+  const std::span<const int32_t> pages(sequence.pages);
+  return store_.pin(pages.first(static_cast<size_t>((end + page_len() - 1) / page_len())), *engine_->device());
+}
+
 void Cache::spans(const Sequence& sequence, int64_t begin, int64_t end, std::vector<PageSpan>* out) const {
   for (int64_t t = begin; t < end;) {
     const int64_t slot = t % page_len();
@@ -25,13 +30,38 @@ void Cache::spans(const Sequence& sequence, int64_t begin, int64_t end, std::vec
   }
 }
 
+int64_t Cache::consecutive(const Sequence& sequence, int64_t first, int64_t n) {
+  if (sequence.positions.empty() || n <= 1) return n;
+  const int64_t ahead = sequence.position(first) - first;  // of a later token it is never less
+  int64_t found = 1;
+  for (int64_t end = n; found < end;) {
+    const int64_t middle = found + (end - found + 1) / 2, last = first + middle - 1;
+    if (sequence.position(last) - last == ahead)
+      found = middle;
+    else
+      end = middle - 1;
+  }
+  return found;
+}
+
+void Cache::split_at_gaps(const Sequence& sequence, std::vector<PageSpan>* spans) {
+  if (sequence.positions.empty()) return;
+  std::vector<PageSpan> parts;
+  for (const PageSpan& span : *spans)
+    for (int64_t i = 0; i < span.n_tokens;) {
+      const int64_t n = consecutive(sequence, span.token_idx + i, span.n_tokens - i);
+      parts.push_back({span.page, span.slot + i, span.token_idx + i, n});
+      i += n;
+    }
+  spans->swap(parts);
+}
+
 KvRun Cache::run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const {
   KvRun run;
   point_run(store_.rows(span.page, span.slot, layer_idx, kv_head), layers_[static_cast<size_t>(layer_idx)], &run);
   run.n_tokens = span.n_tokens;
   run.token_idx = span.token_idx;
-  run.first_position = span.token_idx;
-  if (!sequence.positions.empty()) run.positions = sequence.positions.data() + span.token_idx;
+  run.first_position = sequence.position(span.token_idx);
   return run;
 }
 

@@ -31,8 +31,12 @@
 
 namespace tandem {
 
+// Keys that are not in the window may cross the bus in pieces (lib/routes/stream.h): copy_strided() on a stream of the
+// session's own fills a buffer, attend() attends it as it does pages of the window, and accumulate() takes the piece's
+// states into those of the window. Events say when a piece is there, and when its buffer may be filled again.
+
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 3;
+inline constexpr uint32_t kDeviceAbi = 4;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -52,6 +56,18 @@ struct DeviceInfo {
   int32_t compute_capability = 0;  // 90 is 9.0
 };
 
+// Keys that the library rotates (Layer::rope) are in the window as they are used: rotated, as f32. Rounded to k_type once
+// more they would have fewer bits than the host's, and rotated at every read they would cost more than the bytes that this
+// does. append() rotates them, and the queries for attend() and observe(). A token's position never changes while it is in a
+// window. Rows in slots are as stored. This is what the window has of a layer:
+inline Layer window_layer(Layer layer) {
+  if (layer.rope != nullptr) layer.k_type = TANDEM_F32;
+  return layer;
+}
+
+// Of its cos_sin.
+inline int64_t n_floats(const RopeTable& table) { return int64_t{RopeTable::kDigits} * 256 * 2 * table.n_pairs; }
+
 // K and V of one layer in the pool. Planes and strides are multiples of 16 bytes.
 struct DevicePages {
   std::byte* planes[kPlanes] = {};    // of KV head 0, slot 0 in the page that tables call 0
@@ -62,8 +78,8 @@ struct DevicePages {
 
 // One sequence of a call, in device memory: a graph is replayed while these change.
 struct DeviceSequence {
-  int64_t begin = 0;  // the resident keys are tokens [begin, end);
-  int64_t end = 0;    //   the queries are the last of them
+  int64_t begin = 0;  // the keys are tokens [begin, end);
+  int64_t end = 0;    //   the queries are the last of [0, end + n_after)
   int32_t q_len = 0;
   int32_t first_row = 0;    // of the queries in q, o and lse
   int32_t table_begin = 0;  // of its page table in page_tables
@@ -73,6 +89,8 @@ struct DeviceSequence {
   int64_t evict_end = 0;      // tokens [begin, evict_end) leave the window with this call
   int32_t first_evicted = 0;  // place of the first of them in a slot's rows of MAW
   int32_t wants_lse = 0;      // of the merged states, where there is a host part: in the slot
+  int64_t position = 0;       // of the first query; those of the others follow
+  int64_t n_after = 0;        // in attend(), of a piece: tokens behind its keys, up to the last query; else 0
 };
 
 // The sequences of a call, in device memory: they change between the replays of a graph.
@@ -113,8 +131,9 @@ struct DeviceExchange {
   int64_t slot_bytes = 0;
   int64_t timeout_ns = 0;  // of a wait on the device
   int32_t n_slots = 0;
-  int32_t n_rows = 0;             // of a KV head that a slot has room for: at least the call's n_tokens
-  int64_t q_at = 0;               // bytes in a slot: f32 [n_tokens * n_q_heads, k_head_dim], of sequences with a host part
+  int32_t n_rows = 0;  // of a KV head that a slot has room for: at least the call's n_tokens
+  // Bytes in a slot: f32 [n_tokens * n_q_heads, k_head_dim], of sequences with a host part; rotated where keys are.
+  int64_t q_at = 0;
   int64_t o_at = 0, lse_at = 0;   // f32 [n_tokens * n_q_heads, v_head_dim], f32 [n_tokens * n_q_heads]
   int64_t rows_at[kPlanes] = {};  // the new rows [n_kv_heads][n_tokens] of each plane, as stored
   int64_t maw_at = 0;             // f32 [n_q_heads][n_evicted]
@@ -140,10 +159,16 @@ struct DeviceAppend {
   int32_t n_tokens = 0;  // rows of these; in replays this or fewer
   int32_t tag = 0;       // of the header
   DeviceExchange exchange;
+  // Where layer->rope is set: its cos_sin in device memory, and the rotated queries, [n_tokens, n_q_heads, k_head_dim],
+  // which are q of attend() and observe(). q.data is not null then.
+  const float* rope = nullptr;
+  float* rotated_q = nullptr;
+  const int32_t* positions = nullptr;  // [n_tokens] in device memory, instead of what sequences say; null: as they say
 };
 
-// One layer, several sequences over their resident keys. Query t of a sequence sees tokens up to end - q_len + t and, with a
-// sliding window, no further back than that allows. o is normalised, 0 where a query sees nothing (lse = -inf there).
+// One layer, several sequences over their resident keys. Query t of a sequence is token end + n_after - q_len + t, sees
+// tokens up to its own and, with a sliding window, no further back than that allows. o is normalised, 0 where a query sees
+// nothing (lse = -inf there).
 struct DeviceAttend {
   const Layer* layer = nullptr;
   DevicePages pages;
@@ -191,6 +216,26 @@ struct DeviceObserve {
   DeviceExchange exchange;
 };
 
+// States over disjoint keys into one: of n_heads query heads from first_head on, of tokens [first_row, first_row + n_rows),
+// the part's into what is there. Rows of both are [.., n_q_heads, v_head_dim] of the layer; a state that is empty (lse -inf)
+// has no say, whatever its o is.
+struct DeviceAccumulate {
+  const Layer* layer = nullptr;
+  int32_t first_row = 0, n_rows = 0, first_head = 0, n_heads = 0;
+  float* o = nullptr;
+  float* lse = nullptr;  // [.., n_q_heads]
+  const float* part_o = nullptr;
+  const float* part_lse = nullptr;
+};
+
+// n_rows rows of row_bytes bytes, each a stride behind the one before. To device memory, from the host's.
+struct StridedCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  int64_t row_bytes = 0, n_rows = 0;
+  int64_t to_stride = 0, from_stride = 0;
+};
+
 struct DeviceTable {
   uint32_t abi;
   uint32_t struct_size;
@@ -219,6 +264,21 @@ struct DeviceTable {
   int32_t (*attend)(void* self, const DeviceAttend* call, void* stream, DeviceError* error);
   int32_t (*merge)(void* self, const DeviceMerge* call, void* stream, DeviceError* error);
   int32_t (*observe)(void* self, const DeviceObserve* call, void* stream, DeviceError* error);
+  int32_t (*accumulate)(void* self, const DeviceAccumulate* call, void* stream, DeviceError* error);
+  // A stream that waits for no other, the default stream included, unless it is told to.
+  int32_t (*create_stream)(void* self, void** stream, DeviceError* error);
+  void (*destroy_stream)(void* self, void* stream);
+  // What was asked of a stream up to record_event() has happened for who is asked of another stream after wait_event(). An
+  // event that was never recorded is waited for by nobody.
+  int32_t (*create_event)(void* self, void** event, DeviceError* error);
+  void (*destroy_event)(void* self, void* event);
+  int32_t (*record_event)(void* self, void* event, void* stream, DeviceError* error);
+  int32_t (*wait_event)(void* self, void* event, void* stream, DeviceError* error);
+  // From memory that is pinned when the stream gets there, at the latest then else.
+  int32_t (*copy_strided)(void* self, const StridedCopy* copy, void* stream, DeviceError* error);
+  // Memory of the host stays where it is, and is read by copies at the bus's full rate, until it is unpinned.
+  int32_t (*pin)(void* self, void* data, int64_t bytes, DeviceError* error);
+  void (*unpin)(void* self, void* data);
 };
 
 // The symbol a module exports, named kDeviceEntry: its table where it serves this core's ABI number, else null.

@@ -50,6 +50,7 @@ void DeviceLimits::include(const DeviceLimits& other) {
   step_sequences = std::max(step_sequences, other.step_sequences);
   step_bytes = std::max(step_bytes, other.step_bytes);
   n_evicted = std::max(n_evicted, other.n_evicted);
+  streams = std::max(streams, other.streams);
 }
 
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size) {
@@ -61,8 +62,9 @@ DeviceLimits device_limits(const Device& device, const Layer& layer, const CallS
   call.sequences.max_q_len = static_cast<int32_t>(size.q_len);
   DeviceLimits limits;
   limits.n_tokens = power_of_two(std::clamp(size.n_tokens, kLeastTokens, DeviceSession::kMostTokens));
-  limits.descriptor_bytes = power_of_two(size.n_sequences * static_cast<int64_t>(sizeof(DeviceSequence)) +
-                                         size.n_pages * static_cast<int64_t>(sizeof(int64_t)));
+  limits.descriptor_bytes = power_of_two((size.n_sequences + size.n_pieces) * static_cast<int64_t>(sizeof(DeviceSequence)) +
+                                         (size.n_pages + size.n_stream_pages) * static_cast<int64_t>(sizeof(int64_t)));
+  limits.streams = size.n_pieces > 0 ? 1 : 0;
   limits.workspace_bytes = device.table->workspace_bytes(device.self, &call);
   // Less than evict_len tokens are too many in a window before a call.
   if (size.evict_len > 0) limits.n_evicted = power_of_two(limits.n_tokens + size.n_sequences * (size.evict_len - 1));
@@ -78,11 +80,34 @@ DeviceLimits step_limits(const std::vector<Layer>& layers, const CallSize& size,
   return limits;
 }
 
-int64_t sinks_bytes(const std::vector<Layer>& layers) {
-  int64_t bytes = 0;
-  for (const Layer& layer : layers) bytes += layer.sinks == nullptr ? 0 : layer.n_q_heads * 4;
-  return bytes;
-}
+namespace {
+
+// What kernels read that never changes, and where it is of each layer, in floats. Layers may have a table of angles in
+// common.
+struct Constants {
+  std::vector<int64_t> sinks_at, rope_at;  // -1: none
+  int64_t n_numbers = 0;
+
+  explicit Constants(const std::vector<Layer>& layers) {
+    const auto take = [this](int64_t n) {
+      const int64_t at = n_numbers;
+      n_numbers += aligned(n * 4) / 4;
+      return at;
+    };
+    for (size_t l = 0; l < layers.size(); ++l) {
+      const Layer& layer = layers[l];
+      const auto same =
+          std::find_if(layers.begin(), layers.end(), [&](const Layer& other) { return other.rope == layer.rope; });
+      const auto first = static_cast<size_t>(same - layers.begin());
+      sinks_at.push_back(layer.sinks == nullptr ? -1 : take(layer.n_q_heads));
+      rope_at.push_back(layer.rope == nullptr ? -1 : first < l ? rope_at[first] : take(n_floats(*layer.rope)));
+    }
+  }
+};
+
+}  // namespace
+
+int64_t constants_bytes(const std::vector<Layer>& layers) { return 4 * Constants(layers).n_numbers; }
 
 int64_t n_tasks_of(size_t n_layers) {
   constexpr int64_t kLeast = 64;
@@ -93,22 +118,28 @@ int64_t n_steps_of(size_t n_layers) { return n_tasks_of(n_layers) / static_cast<
 
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits) {
   SessionWork work;
-  int64_t o_bytes = 0, lse_bytes = 0;
+  int64_t o_bytes = 0, lse_bytes = 0, q_bytes = 0;
   for (const Layer& layer : layers) {
     const int64_t n_rows = limits.n_tokens * layer.n_q_heads;
     work.slot_bytes = std::max(work.slot_bytes, make_slot_layout(layer, limits).bytes);
     o_bytes = std::max(o_bytes, n_rows * layer.v_head_dim * 4);
     lse_bytes = std::max(lse_bytes, n_rows * 4);
+    if (layer.rope != nullptr) q_bytes = std::max(q_bytes, n_rows * layer.k_head_dim * 4);
   }
   work.upload_bytes = aligned(limits.descriptor_bytes);
   work.step_bytes = aligned(limits.step_bytes);
   work.shared_bytes = aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
                       n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;
+  work.streamed_at = work.shared_bytes;
+  work.shared_bytes += aligned(n_tasks_of(layers.size()));
   work.descriptors_at = aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
   work.step_at = work.descriptors_at + work.upload_bytes;
   work.o_at = work.step_at + work.step_bytes;
   work.lse_at = work.o_at + aligned(o_bytes);
-  work.workspace_at = work.lse_at + aligned(lse_bytes);
+  work.q_at = work.lse_at + aligned(lse_bytes);
+  work.part_o_at = work.q_at + aligned(q_bytes);
+  work.part_lse_at = work.part_o_at + limits.streams * aligned(o_bytes);
+  work.workspace_at = work.part_lse_at + limits.streams * aligned(lse_bytes);
   work.work_bytes = work.workspace_at + aligned(limits.workspace_bytes);
   return work;
 }
@@ -132,9 +163,9 @@ Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_
   Engine& engine = cache.engine();
   std::unique_ptr<DeviceSession> made(
       new DeviceSession(*engine.device(), cache.layers(), policy, window_len, cache.device_tier()));
-  TANDEM_TRY(made->upload_sinks());
-  TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()), &engine.device_calls(),
-                              &made->hand_over_));
+  TANDEM_TRY(made->upload_constants());
+  TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()),
+                              {&engine.device_calls(), &engine.route_costs()}, &made->hand_over_));
   *session = std::move(made);
   return {};
 }
@@ -144,22 +175,22 @@ DeviceSession::~DeviceSession() {
   if (shared_ != nullptr) device_.table->release_shared(device_.self, shared_);
 }
 
-Status DeviceSession::upload_sinks() {
-  std::vector<float> all;
-  for (const Layer& layer : plain_layers_) {
-    sinks_at_.push_back(layer.sinks == nullptr ? -1 : static_cast<int64_t>(all.size()));
-    if (layer.sinks != nullptr) all.insert(all.end(), layer.sinks, layer.sinks + layer.n_q_heads);
+Status DeviceSession::upload_constants() {
+  const Constants constants(plain_layers_);
+  sinks_at_ = constants.sinks_at;
+  rope_at_ = constants.rope_at;
+  if (constants.n_numbers == 0) return {};
+  std::vector<float> all(static_cast<size_t>(constants.n_numbers), 0.0f);
+  for (size_t l = 0; l < plain_layers_.size(); ++l) {
+    const Layer& layer = plain_layers_[l];
+    if (layer.sinks != nullptr) std::copy_n(layer.sinks, layer.n_q_heads, all.begin() + sinks_at_[l]);
+    if (layer.rope != nullptr) std::copy_n(layer.rope->cos_sin.get(), n_floats(*layer.rope), all.begin() + rope_at_[l]);
   }
-  if (all.empty()) return {};
-  const auto bytes = static_cast<int64_t>(all.size() * sizeof(float));
-  TANDEM_TRY(Buffer::create(device_tier_, bytes, Use::kSession, &sinks_));
+  const int64_t bytes = 4 * constants.n_numbers;
+  TANDEM_TRY(Buffer::create(device_tier_, bytes, Use::kSession, &constants_));
   void* const stream = nullptr;
-  TANDEM_TRY(call_device(device_, &DeviceTable::copy, sinks_.data(), all.data(), bytes, stream));
+  TANDEM_TRY(call_device(device_, &DeviceTable::copy, constants_.data(), all.data(), bytes, stream));
   return call_device(device_, &DeviceTable::wait, stream);
-}
-
-const float* DeviceSession::sinks(size_t layer_idx) const {
-  return sinks_at_[layer_idx] < 0 ? nullptr : sinks_.as<float>() + sinks_at_[layer_idx];
 }
 
 Status DeviceSession::most_queries(size_t layer_idx, int64_t wanted, int64_t* n) {
@@ -253,6 +284,18 @@ std::byte* DeviceSession::upload(uint64_t task_idx) const {
 std::byte* DeviceSession::step_upload(uint64_t step) const {
   return upload(0) + hand_over_->n_tasks() * layout_.upload_bytes +
          static_cast<int64_t>(step) % n_steps_of(plain_layers_.size()) * layout_.step_bytes;
+}
+
+Status DeviceSession::reserve_stream(int64_t buffer_bytes) {
+  return stream_ != nullptr ? Status() : StreamBuffers::create(device_, device_tier_, buffer_bytes, &stream_);
+}
+
+uint8_t* DeviceSession::streamed(uint64_t task_idx) const {
+  return reinterpret_cast<uint8_t*>(shared_ + layout_.streamed_at) + static_cast<int64_t>(task_idx) % hand_over_->n_tasks();
+}
+
+std::byte* DeviceSession::streamed_on_device(uint64_t task_idx) const {
+  return shared_device_ + layout_.streamed_at + static_cast<int64_t>(task_idx) % hand_over_->n_tasks();
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {

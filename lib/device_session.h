@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What a session has on its device: windows of its sequences, memory that device and host share, work space of calls.
 //
-//   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps
-//   work space      the module's words | descriptors of a call | of a step | states of the window | what attend() asks for
+//   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps | what has
+//                   been streamed, a byte for each task
+//   work space      the module's words | descriptors of a call | of a step | states of the window | rotated queries |
+//                   states of a piece, where keys are streamed | what attend() asks for
+//   buffers         of streamed keys (lib/routes/stream_buffers.h)
 //
 // All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
 // a graph holds addresses.
@@ -14,6 +17,7 @@
 
 #include "lib/device_window.h"
 #include "lib/hand_over.h"
+#include "lib/routes/stream_buffers.h"
 
 namespace tandem {
 
@@ -26,6 +30,7 @@ struct DeviceLimits {
   int64_t workspace_bytes = 0;                 // of attend()
   int64_t step_sequences = 0, step_bytes = 0;  // of a planned step: in each layer; descriptors of all layers
   int64_t n_evicted = 0;                       // tokens that leave windows with a call, where their MAW are kept
+  int64_t streams = 0;                         // 1: a call's keys may come in pieces, whose states need room
 
   void include(const DeviceLimits& other);
   bool operator==(const DeviceLimits& other) const = default;
@@ -35,15 +40,18 @@ struct DeviceLimits {
 struct CallSize {
   int64_t n_tokens = 0, n_sequences = 0, q_len = 0, n_pages = 0;  // q_len: the most of a sequence; n_pages: of all windows
   int64_t evict_len = 0;                                          // tokens that leave a window at once; 0: nobody asks
+  int64_t n_pieces = 0, n_stream_pages = 0;                       // of a call that streams: pieces; pages of a buffer
 };
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size);
 // Of all layers at once, with room for `before` as well: descriptors of layers have one size.
 DeviceLimits step_limits(const std::vector<Layer>& layers, const CallSize& size, const DeviceLimits& before);
-int64_t sinks_bytes(const std::vector<Layer>& layers);
+int64_t constants_bytes(const std::vector<Layer>& layers);  // learned sinks, and angles of RoPE
 
 struct SessionWork {
   int64_t slot_bytes = 0, upload_bytes = 0, step_bytes = 0, shared_bytes = 0;
-  int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, workspace_at = 0, work_bytes = 0;
+  int64_t streamed_at = 0;  // in the shared memory: a byte for each task
+  int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, q_at = 0, part_o_at = 0, part_lse_at = 0, workspace_at = 0;
+  int64_t work_bytes = 0;
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits);
 int64_t n_tasks_of(size_t n_layers);  // two steps' at least
@@ -86,6 +94,11 @@ class DeviceSession {
     return layer_idx * limits_.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence));
   }
   int64_t step_tables_at() const { return step_layer_at(static_cast<int64_t>(plain_layers_.size())); }
+  // Null until reserve_stream(). What says that a task's keys have left the host: as the host sees it, as the device does.
+  StreamBuffers* stream() const { return stream_.get(); }
+  Status reserve_stream(int64_t buffer_bytes);
+  uint8_t* streamed(uint64_t task_idx) const;
+  std::byte* streamed_on_device(uint64_t task_idx) const;
   // The host sees, in the stream's order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;
   DevicePages pages(size_t layer_idx) const;
@@ -94,13 +107,18 @@ class DeviceSession {
   std::byte* descriptors() const { return work_.data() + layout_.descriptors_at; }
   float* o() const { return reinterpret_cast<float*>(work_.data() + layout_.o_at); }
   float* lse() const { return reinterpret_cast<float*>(work_.data() + layout_.lse_at); }
+  float* part_o() const { return reinterpret_cast<float*>(work_.data() + layout_.part_o_at); }
+  float* part_lse() const { return reinterpret_cast<float*>(work_.data() + layout_.part_lse_at); }
   void* workspace() const { return work_.data() + layout_.workspace_at; }
-  const float* sinks(size_t layer_idx) const;  // in device memory, or null
+  const float* sinks(size_t layer_idx) const { return constant(sinks_at_[layer_idx]); }  // in device memory, or null
+  const float* rope(size_t layer_idx) const { return constant(rope_at_[layer_idx]); }
+  float* rotated_q() const { return reinterpret_cast<float*>(work_.data() + layout_.q_at); }
 
  private:
   DeviceSession(const Device& device, const std::vector<Layer>& layers, const Policy& policy, int64_t window_len,
                 Tier& device_tier);
-  Status upload_sinks();
+  Status upload_constants();
+  const float* constant(int64_t at) const { return at < 0 ? nullptr : constants_.as<float>() + at; }
 
   const Device& device_;
   std::vector<Layer> plain_layers_, windowed_layers_;
@@ -111,9 +129,10 @@ class DeviceSession {
   SessionWork layout_;
   std::byte* shared_ = nullptr;         // as the host sees it
   std::byte* shared_device_ = nullptr;  // as the device does
-  Buffer work_, sinks_;
-  std::vector<int64_t> sinks_at_;      // [n_layers] floats; -1: none
-  std::vector<int64_t> most_queries_;  // [n_layers] 0: not asked yet
+  Buffer work_, constants_;
+  std::unique_ptr<StreamBuffers> stream_;
+  std::vector<int64_t> sinks_at_, rope_at_;  // [n_layers] floats in constants_; -1: none
+  std::vector<int64_t> most_queries_;        // [n_layers] 0: not asked yet
   int64_t base_ = 0;
   std::unique_ptr<HandOver> hand_over_;  // declared last: stops first
 };

@@ -10,7 +10,7 @@ WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Poli
   WindowGeometry geometry;
   for (const Layer& layer : layers) {
     WindowGeometry::LayerPlanes& planes = geometry.layers.emplace_back();
-    planes.row_bytes = plane_bytes(layer);
+    planes.row_bytes = plane_bytes(window_layer(layer));
     for (int32_t p = 0; p < kPlanes; ++p) {
       planes.at[p] = geometry.page_bytes;
       planes.head_stride[p] = kDevicePageLen * planes.row_bytes.of[p];

@@ -11,6 +11,7 @@
 
 #include "lib/fp_modes.h"
 #include "lib/signals.h"
+#include "lib/trace.h"
 
 namespace tandem {
 namespace {
@@ -40,9 +41,9 @@ void pause(Clock::duration waited) {
 
 }  // namespace
 
-Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_tasks, UnderWay* under_way,
+Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_tasks, const Counters& counters,
                         std::unique_ptr<HandOver>* hand_over) {
-  std::unique_ptr<HandOver> made(new HandOver(device, cpu, n_tasks, under_way));
+  std::unique_ptr<HandOver> made(new HandOver(device, cpu, n_tasks, counters));
   const SignalsBlocked blocked;
   int error = 0;
   try {
@@ -131,6 +132,20 @@ void HandOver::drain() {
   changed_finished_.wait(lock, [&] { return is_idle(); });
 }
 
+void HandOver::wait_for_rows(int64_t sequence, int32_t layer_idx, int64_t end) {
+  const uint64_t posted = posted_.load(std::memory_order_relaxed);
+  for (uint64_t idx = posted; idx > finished_.load(std::memory_order_acquire);) {
+    const HandOverTask& task = tasks_[static_cast<size_t>(--idx % tasks_.size())];
+    if (task.shape.layer_idx != layer_idx || task.rows.empty()) continue;
+    const bool has_some = std::any_of(task.touched.begin(), task.touched.end(), [&](const TouchedSequence& one) {
+      return one.sequence == sequence && one.length < end;
+    });
+    if (!has_some) continue;
+    std::unique_lock lock(mutex_);
+    return changed_finished_.wait(lock, [&] { return finished_.load(std::memory_order_acquire) > idx; });
+  }
+}
+
 Status HandOver::fault() {
   if (flags_ != nullptr) check_flags();
   if (!faulted_.load(std::memory_order_acquire)) return {};
@@ -161,6 +176,7 @@ void HandOver::loop() {
   while (wait_for_post()) {
     HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
     bool is_lost = !wait_for_arrival(task);
+    const TraceRange range("answer", task.shape.layer_idx, "host");
     const bool has_part = !is_lost && !task.scratch.jobs.empty();
     const auto begin = Clock::now();
     const int64_t staged_bytes = is_lost ? 0 : take_rows(task);
@@ -177,6 +193,7 @@ void HandOver::loop() {
         task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
       answer(task);
     }
+    if (!is_lost && task.streamed != nullptr) wait_for_stream(task);
     if (is_lost) {
       task.is_lost = true;
       has_lost_.store(true, std::memory_order_release);
@@ -186,6 +203,9 @@ void HandOver::loop() {
       sums_.staged_kv_bytes += staged_bytes;
       sums_.n_host_parts += has_part;
       if (has_part) sums_.host_part_ns += std::chrono::nanoseconds(end - begin).count();
+      if (has_part && task.part_keys > 0 && !faulted_.load(std::memory_order_relaxed))
+        costs_.note_host(*task.layer, task.part_queries, task.part_keys,
+                         std::chrono::duration<double, std::nano>(end - begin).count());
       if (has_part) sums_.selected_kv_bytes += task.selected_kv_bytes;
       finished_.store(task.idx + 1, std::memory_order_release);
       if (std::exchange(task.is_last, false)) cpu_.table->rest(cpu_.self);
@@ -259,6 +279,20 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
     return false;
   });
   return has_come() && !task.is_cut.load(std::memory_order_acquire);  // else a later ticket's has come
+}
+
+// Until nobody reads what is streamed any more. Where the device is lost, nobody does.
+void HandOver::wait_for_stream(const HandOverTask& task) {
+  const std::atomic_ref streamed(*task.streamed);
+  const auto is_there = [&] { return streamed.load(std::memory_order_acquire) != 0; };
+  wait_for([&] { return is_there() || task.is_cut.load(std::memory_order_acquire); });
+  if (!is_there()) return;
+  const auto begin = std::max(task.sent, last_streamed_);
+  last_streamed_ = Clock::now();
+  std::lock_guard lock(mutex_);
+  ++sums_.n_stream_parts;
+  sums_.stream_part_ns += std::chrono::nanoseconds(last_streamed_ - begin).count();
+  sums_.streamed_kv_bytes += task.streamed_kv_bytes;
 }
 
 // What may take long, as who else has the pool may keep it: the device is told that its turn will come. no_memory: the fault

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,8 @@
 #include "lib/attend_scratch.h"
 #include "lib/device_owner.h"
 #include "lib/planes.h"
+#include "lib/routes/route_costs.h"
+#include "lib/routes/stream_pieces.h"
 #include "lib/under_way.h"
 
 namespace tandem {
@@ -39,8 +42,9 @@ struct TouchedSequence {
 
 // What a call is to know of its sequence when its ticket has arrived, as it was when it was made.
 struct LateCall {
-  KeyRuns keys;                // for a refresh
-  std::vector<int32_t> pages;  // the sequence's
+  KeyRuns keys;                    // for a refresh
+  std::vector<int32_t> pages;      // the sequence's
+  std::vector<int32_t> positions;  // likewise, where the library rotates
 };
 
 // What a call was made for, as its slot's header says: a graph that was captured for less than a step has is of no use.
@@ -79,10 +83,19 @@ struct HandOverTask {
   std::vector<KvRun> runs;              // of the jobs, when their keys are chosen late
   std::vector<struct Refresh*> judged;  // of evictions
   int64_t selected_kv_bytes = 0;        // that these have of selected keys
-  std::atomic<bool> is_lost{false};     // it never arrived
-  std::atomic<bool> is_unseen{false};   // it arrived and was not observed
-  std::atomic<bool> is_cut{false};      // what was to come after its arrival was not launched
-  bool is_last = false;                 // of a step that is closed; guarded by the hand-over's mutex
+  // Keys that the device gets of the host while the task is under way: so long nobody may change them.
+  std::vector<StreamPiece> pieces;
+  int64_t pieces_at = 0;        // their descriptors: bytes behind those of the call
+  uint8_t* streamed = nullptr;  // 1: all have been sent; null: there are none
+  int64_t streamed_kv_bytes = 0;
+  std::chrono::steady_clock::time_point sent;  // the first of them was asked for
+  // Of a part by the CPU that could have been streamed: what its time says. 0 keys: nothing.
+  const Layer* layer = nullptr;
+  int64_t part_queries = 0, part_keys = 0;
+  std::atomic<bool> is_lost{false};    // it never arrived
+  std::atomic<bool> is_unseen{false};  // it arrived and was not observed
+  std::atomic<bool> is_cut{false};     // what was to come after its arrival was not launched
+  bool is_last = false;                // of a step that is closed; guarded by the hand-over's mutex
 
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
@@ -90,8 +103,13 @@ struct HandOverTask {
 
 class HandOver {
  public:
-  // n_tasks: at most at a time, a power of two. under_way: counts them.
-  static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, UnderWay* under_way,
+  // The engine's. under_way: counts tasks; costs: learns what they take.
+  struct Counters {
+    UnderWay* under_way;
+    RouteCosts* costs;
+  };
+  // n_tasks: at most at a time, a power of two.
+  static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, const Counters& counters,
                        std::unique_ptr<HandOver>* hand_over);
   ~HandOver() { stop(); }
   void stop();  // waits for what is under way, unless the device is lost; the thread ends
@@ -112,9 +130,12 @@ class HandOver {
     return finished_.load(std::memory_order_acquire) >= std::min(posted, open_from);
   }
   void drain();  // until it is idle
+  // Until the store has the rows of tokens before `end` that earlier calls of a layer append to a sequence.
+  void wait_for_rows(int64_t sequence, int32_t layer_idx, int64_t end);
   // Sums of tasks that are done.
   struct Sums {
     int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0, selected_kv_bytes = 0;
+    int64_t n_stream_parts = 0, stream_part_ns = 0, streamed_kv_bytes = 0;
   };
   Sums sums() const;
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
@@ -140,14 +161,19 @@ class HandOver {
   }
 
  private:
-  HandOver(const Device& device, const Backend& cpu, int64_t n_tasks, UnderWay* under_way)
-      : device_(device), cpu_(cpu), under_way_(*under_way), tasks_(static_cast<size_t>(n_tasks)) {}
+  HandOver(const Device& device, const Backend& cpu, int64_t n_tasks, const Counters& counters)
+      : device_(device),
+        cpu_(cpu),
+        under_way_(*counters.under_way),
+        costs_(*counters.costs),
+        tasks_(static_cast<size_t>(n_tasks)) {}
   void loop();
   bool wait_for_post();
   template <typename F>
   bool wait_for(F has_come);
   bool wait_for_arrival(const HandOverTask& task);
   bool wait_for_observation(const HandOverTask& task);
+  void wait_for_stream(const HandOverTask& task);
   template <typename F>
   void while_busy(const char* no_memory, F action);
   void run(void (*hook)(HandOverTask&), HandOverTask& task);
@@ -164,6 +190,7 @@ class HandOver {
   const Device& device_;
   Backend cpu_;
   UnderWay& under_way_;
+  RouteCosts& costs_;
   ExchangeFlags* flags_ = nullptr;
   uint64_t first_idx_ = 0;           // of the task whose ticket is 0
   std::vector<HandOverTask> tasks_;  // of index i: i % n_tasks
@@ -175,6 +202,7 @@ class HandOver {
   int64_t fault_underlying_ = 0;
   char fault_text_[256] = "";
   Sums sums_;
+  std::chrono::steady_clock::time_point last_streamed_;  // the thread's
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -19,8 +19,8 @@ struct Allocator {
   void* user = nullptr;
 };
 
-enum class Use { kKv, kSession, kSelection };
-inline constexpr int kUses = 3;
+enum class Use { kKv, kSession, kSelection, kStream };
+inline constexpr int kUses = 4;
 
 // One tier of one cache. Thread-safe.
 class Tier {

@@ -110,21 +110,31 @@ void AttendCall::prepare_observation(HandOverTask* task) {
     args.layer_idx = observed.shape.layer_idx;
     AttendCall(*observed.session, args, observed.scratch).take_observation(&observed);
   };
+  if (args_.speculative) {
+    prepare_guess();
+    task->observed = [](HandOverTask& observed) {
+      AttendArgs args;
+      args.layer_idx = observed.shape.layer_idx;
+      AttendCall(*observed.session, args, observed.scratch).take_guess(observed);
+    };
+  }
   if (task->late.size() < scratch_.calls.size()) task->late.resize(scratch_.calls.size());
   task->bases = cache_.store().bases();
   int64_t n_evicted = 0;
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     SequenceCall& call = scratch_.calls[i];
     LateCall& late = task->late[i];
-    call.evict_end = std::max(session_.evicted_to(*call.state, call.length), call.resident_begin);
+    const bool evicts = !args_.speculative;  // when it is committed
+    call.evict_end = std::max(evicts ? session_.evicted_to(*call.state, call.length) : 0, call.resident_begin);
     call.first_evicted = n_evicted;
     n_evicted += call.evict_end - call.resident_begin;
     call.flushes = !call.is_append && call.state->is_unjudged;
     late.keys.length = 0;
     const bool needs_all = call.is_append || call.flushes || call.state->refresh.wants_all;
-    if (call.is_append || call.flushes || call.evict_end > call.found_begin)
+    if (call.is_append || call.flushes || (evicts && call.evict_end > call.found_begin))
       session_.fill_runs(*call.sequence, args_.layer_idx, needs_all ? 0 : call.found_begin, call.length, &late.keys);
     if (call.selected) late.pages = call.sequence->pages;
+    if (call.selected && layer_.rope != nullptr) late.positions = call.sequence->positions;
     bind_refresh(session_, *call.state, layer_);
   }
 }
@@ -150,7 +160,7 @@ void AttendCall::choose_late(HandOverTask* task) {
       scratch_.job_runs[j] = first;
       if (!call.selected) continue;
       scratch_.runs.swap(task->runs);
-      add_selected_runs(call, {task->late[i].pages, task->bases}, h);
+      add_selected_runs(call, {task->late[i].pages, task->bases, task->late[i].positions}, h);
       scratch_.runs.swap(task->runs);
       task->selected_kv_bytes += call.state->heads[static_cast<size_t>(h)].n_tokens * task->row_bytes.total();
     }

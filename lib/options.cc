@@ -69,7 +69,8 @@ Status check_engine_options(const tandem_engine_options& options) {
 
 Status check_session_options(const tandem_session_options& options) {
   TANDEM_TRY(check_reserved("reserved", options.reserved));
-  return check_string("policy", options.policy);
+  TANDEM_TRY(check_string("policy", options.policy));
+  return check_string("route", options.route);
 }
 
 }  // namespace tandem

@@ -62,6 +62,38 @@ StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page
 PageStore::PageStore(const std::vector<Layer>& layers, int64_t page_len, Tier& tier, const Backend& cpu)
     : layers_(layers), geometry_(make_store_geometry(layers, page_len, n_nodes(cpu))), tier_(tier), cpu_(cpu) {}
 
+PageStore::~PageStore() {
+  for (size_t i = 0; i < pins_.size(); ++i)
+    if (pins_[i] == Pin::kPinned) pinned_by_->table->unpin(pinned_by_->self, extents_[i].data());
+}
+
+// Memory of the caller's allocator may share its first and last page with others, of which a copy would then read from
+// memory that is pinned in part, which devices refuse.
+bool PageStore::owns_pages(size_t extent) const {
+  const bool begins = reinterpret_cast<uintptr_t>(extents_[extent].data()) % kPageBytes == 0;
+  return begins && (tier_.maps() || geometry_.extent_bytes % kPageBytes == 0);
+}
+
+bool PageStore::pin(std::span<const int32_t> pages, const Device& device) {
+  if (pins_.size() < extents_.size()) pins_.resize(extents_.size(), Pin::kNotAsked);
+  pinned_by_ = &device;
+  bool are_pinned = true;
+  for (const int32_t page : pages) {
+    const auto extent = static_cast<size_t>(page / per_extent());
+    Pin& pin = pins_[extent];
+    if (pin == Pin::kNotAsked) {
+      DeviceError error;
+      pin = owns_pages(extent) &&
+                    device.table->pin(device.self, extents_[extent].data(), geometry_.extent_bytes, &error) == TANDEM_OK
+                ? Pin::kPinned
+                : Pin::kRefused;
+      if (pin == Pin::kPinned) pinned_bytes_ += geometry_.extent_bytes;
+    }
+    are_pinned = are_pinned && pin == Pin::kPinned;
+  }
+  return are_pinned;
+}
+
 Status PageStore::make_free(int64_t n_pages) {
   const auto total = static_cast<int64_t>(references_.size());
   const int64_t missing = n_pages - (total - n_used_);

@@ -17,9 +17,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "lib/backend.h"
+#include "lib/device_owner.h"
 #include "lib/layer.h"
 #include "lib/memory.h"
 #include "lib/planes.h"
@@ -44,12 +46,16 @@ struct StoreGeometry {
   };
   std::vector<Part> parts;  // of an extent, side by side
   int64_t token_bytes = 0;  // K and V of one token in all layers
+
+  int64_t extent_len() const { return pages_per_extent * page_len; }  // tokens
 };
 StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes);
 
 class PageStore {
  public:
   PageStore(const std::vector<Layer>& layers, int64_t page_len, Tier& tier, const Backend& cpu);
+  ~PageStore();
+  PageStore(const PageStore&) = delete;
 
   const StoreGeometry& geometry() const { return geometry_; }
   int64_t page_len() const { return geometry_.page_len; }
@@ -74,6 +80,9 @@ class PageStore {
   const PlaneBytes& row_bytes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)].row_bytes; }
   int64_t n_used() const { return n_used_; }
   int64_t n_shared() const;
+  // Pins the extents of these pages, for as long as the store is there; false where the device refuses one.
+  bool pin(std::span<const int32_t> pages, const Device& device);
+  int64_t pinned_bytes() const { return pinned_bytes_; }
 
  private:
   struct Gap {  // consecutive free pages of an extent
@@ -82,6 +91,7 @@ class PageStore {
   };
 
   Gap longest_gap();
+  bool owns_pages(size_t extent) const;
   int32_t per_extent() const { return static_cast<int32_t>(geometry_.pages_per_extent); }
 
   const std::vector<Layer>& layers_;
@@ -92,7 +102,11 @@ class PageStore {
   std::vector<std::byte*> bases_;        // of the extents
   std::vector<int32_t> references_;      // [n_pages]
   std::vector<int32_t> used_of_extent_;  // pages taken
-  size_t first_free_extent_ = 0;         // none before it is wholly free
+  enum class Pin : uint8_t { kNotAsked, kPinned, kRefused };
+  std::vector<Pin> pins_;  // of the extents, or of the first of them
+  const Device* pinned_by_ = nullptr;
+  int64_t pinned_bytes_ = 0;
+  size_t first_free_extent_ = 0;  // none before it is wholly free
   int64_t n_used_ = 0;
 };
 

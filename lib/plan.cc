@@ -7,6 +7,8 @@
 #include "lib/device_session.h"
 #include "lib/dtype.h"
 #include "lib/placement.h"
+#include "lib/routes/route.h"
+#include "lib/routes/stream_pieces.h"
 #include "lib/sequence_state.h"
 
 namespace tandem {
@@ -49,9 +51,25 @@ Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64
   DeviceLimits limits;
   for (const Layer& layer : layers) limits.include(device_limits(*engine.device(), layer, size));
   const SessionWork work = make_session_work(layers, limits);
-  plan->device_work_bytes = work.work_bytes + sinks_bytes(layers);
+  plan->device_work_bytes = work.work_bytes + constants_bytes(layers);
   plan->shared_bytes = work.shared_bytes;
   return {};
+}
+
+// Of the layer that takes most of each.
+void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout>& streams, const PolicyOptions& options,
+                int64_t page_len, std::span<const int64_t> kv_lens, CallSize* size) {
+  const int64_t block = evict_len(options.window_len, page_len);
+  for (size_t l = 0; l < layers.size(); ++l) {
+    int64_t n = 0;
+    for (const int64_t kv_len : kv_lens) {
+      const int64_t end = std::max<int64_t>(0, kv_len - 1 - options.window_len) / block * block;
+      const int64_t begin = layers[l].sliding_window > 0 ? kv_len - layers[l].sliding_window : 0;
+      n += count_pieces(streams[l], layers[l].n_kv_heads, std::clamp<int64_t>(begin, 0, end), end);
+    }
+    size->n_pieces = std::max(size->n_pieces, n);
+    size->n_stream_pages = std::max(size->n_stream_pages, streams[l].n_pages);
+  }
 }
 
 }  // namespace
@@ -62,7 +80,9 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   TANDEM_TRY(resolve_cache_options(cache, &layers, &page_len));
   const Policy* policy = &kPolicyAll;
   PolicyOptions options;
+  RouteOptions routes;
   if (session != nullptr) TANDEM_TRY(resolve_session_options(*session, &policy, &options));
+  if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, *policy, &routes));
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;
@@ -87,13 +107,19 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->host_session_bytes = bytes.state;
   plan->selection_max_bytes = bytes.selection;
   const auto n_sequences = static_cast<int64_t>(kv_lens.size());
-  TANDEM_TRY(plan_device(engine, layers, make_window_geometry(layers, *policy).page_bytes,
-                         {n_sequences, n_sequences, 1, n_sequences * ring_pages(options, page_len, 1),
-                          evicted_at_once(*policy, options, page_len)},
-                         plan));
+  std::vector<StreamLayout> streams;
+  if (engine.device() != nullptr && routes.route != Route::kHost)
+    TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes.buffer_bytes, &streams));
+  plan->device_stream_bytes = streams.empty() || n_sequences == 0 ? 0 : StreamBuffers::kBuffers * routes.buffer_bytes;
+  CallSize size{n_sequences, n_sequences, 1, n_sequences * ring_pages(options, page_len, 1),
+                evicted_at_once(*policy, options, page_len)};
+  if (routes.route == Route::kStream) add_pieces(layers, streams, options, page_len, kv_lens, &size);
+  TANDEM_TRY(plan_device(engine, layers, make_window_geometry(layers, *policy).page_bytes, size, plan));
   plan->kv_token_bytes = geometry.token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
-  const int64_t on_device = plan->device_window_bytes + plan->device_work_bytes;
+  // What "auto" cannot have, it goes without.
+  const int64_t on_device =
+      plan->device_window_bytes + plan->device_work_bytes + (routes.route == Route::kStream ? plan->device_stream_bytes : 0);
   if (cache.device_cap_bytes > 0 && on_device > cache.device_cap_bytes)
     return fail(TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = %lld: the plan needs %lld",
                 static_cast<long long>(cache.device_cap_bytes), static_cast<long long>(on_device));

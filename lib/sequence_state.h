@@ -109,6 +109,7 @@ struct Speculation {
   int64_t n_keys = 0;
   std::vector<float> logits;  // [n_kv_heads][q_len][group_size][n_keys]
   std::vector<float> lse;     // [n_kv_heads][q_len][group_size]
+  std::vector<float> q;       // [n_kv_heads][q_len][group_size][k_head_dim] of a call on a device, which gives no logits
 };
 
 struct LayerState {

@@ -9,15 +9,30 @@
 
 namespace tandem {
 
-Session::Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options)
-    : cache_(std::move(cache)), policy_(policy), options_(options), scratch_(std::make_unique<AttendScratch>()) {}
+Session::Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options,
+                 const RouteOptions& routes)
+    : cache_(std::move(cache)),
+      policy_(policy),
+      options_(options),
+      routes_(routes),
+      scratch_(std::make_unique<AttendScratch>()) {}
 
 Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
                        std::unique_ptr<Session>* session) {
   const Policy* policy = nullptr;
   PolicyOptions resolved;
   TANDEM_TRY(resolve_session_options(options, &policy, &resolved));
-  session->reset(new Session(std::move(cache), policy, resolved));
+  RouteOptions routes;
+  TANDEM_TRY(resolve_route_options(options, *policy, &routes));
+  const Device* device = cache->engine().device();
+  if (routes.route == Route::kStream && device == nullptr)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\": the engine has no device");
+  std::vector<StreamLayout> layouts;
+  if (device != nullptr && routes.route != Route::kHost)
+    TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes.buffer_bytes,
+                                   &layouts));
+  session->reset(new Session(std::move(cache), policy, resolved, routes));
+  (*session)->stream_layouts_ = std::move(layouts);
   (*session)->cache_->attach(session->get());
   return {};
 }
@@ -91,6 +106,7 @@ void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t beg
   std::vector<PageSpan>& parts = scratch_->spans;
   parts.clear();
   cache_->spans(sequence, begin, length, &parts);
+  if (layer.rope != nullptr) Cache::split_at_gaps(sequence, &parts);
   keys->n_runs = static_cast<int64_t>(parts.size());
   keys->runs.resize(parts.size() * static_cast<size_t>(layer.n_kv_heads));
   for (int32_t h = 0; h < layer.n_kv_heads; ++h)
@@ -190,6 +206,7 @@ void Session::take_back(const HandOverTask& task) {
       const bool is_own = static_cast<int32_t>(l) == task.shape.layer_idx;
       if (!is_own && (task.step == 0 || !task.is_lost)) continue;
       shorten(*sequence, l, task.is_lost ? was.length : sequence->lengths[l]);
+      sequence->speculative[l] = 0;  // of a guess, not all has come
     }
   }
 }
@@ -324,6 +341,9 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->n_host_parts = sums.n_host_parts;
   stats->host_part_ns = sums.host_part_ns;
   stats->staged_kv_bytes = sums.staged_kv_bytes;
+  stats->n_stream_parts = sums.n_stream_parts;
+  stats->stream_part_ns = sums.stream_part_ns;
+  stats->streamed_kv_bytes = sums.streamed_kv_bytes;
   stats->host_kv_bytes_read += sums.selected_kv_bytes;
   return {};
 }

@@ -15,6 +15,7 @@
 #include "lib/cache.h"
 #include "lib/device_session.h"
 #include "lib/policies/policy.h"
+#include "lib/routes/route.h"
 #include "lib/sequence_state.h"
 #include "lib/tensor.h"
 
@@ -99,7 +100,7 @@ class Session {
  private:
   friend class AttendCall;
   friend class RefreshTimer;
-  Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options);
+  Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options, const RouteOptions& routes);
 
   SequenceState* state(int64_t id) const;
   int64_t join(LayerState& state);  // returns how long it waited, in ns
@@ -109,6 +110,9 @@ class Session {
   void evict(LayerState& state, int64_t length) const;
   // MAW of the window, which the device has the newest of: to where those of other tokens are. Nothing is under way.
   void fetch_maw(const Sequence& sequence);
+  void count_guessed(const Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx,
+                     int64_t n_kept);
+  void judge_kept(LayerState& state, int64_t window_before);
   void count_kept(Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx, int64_t n_kept);
 
   // A step whose every layer has been prepared, for device tensors.
@@ -138,6 +142,10 @@ class Session {
   std::shared_ptr<Cache> cache_;
   const Policy* policy_;
   PolicyOptions options_;
+  RouteOptions routes_;
+  std::vector<StreamLayout> stream_layouts_;  // [n_layers]; empty: nothing is ever streamed
+  bool may_stream_ = false;                   // the call at hand: it has what that takes
+  bool refuses_streams_ = false;              // there was no memory for them, which is said once
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
   std::unique_ptr<AttendScratch> scratch_;
   std::unique_ptr<DeviceSession> device_;  // null until a call has device tensors

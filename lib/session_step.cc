@@ -132,14 +132,42 @@ void Session::count_kept(Sequence& sequence, int32_t layer_idx, LayerState& stat
     }
     evict(state, length + i + 1);
   }
-  sums_.evicted_tokens += state.window_begin - before;
-  if (state.window_begin == before) return;
-  state.refresh.evict_begin = before;
+  judge_kept(state, before);
+}
+
+// The same of a guess on device tensors, whose kept rows are in their places: weights over the store's keys.
+void Session::count_guessed(const Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx,
+                            int64_t n_kept) {
+  const auto l = static_cast<size_t>(layer_idx);
+  const Layer& layer = cache_->layers()[l];
+  const int64_t length = sequence.lengths[l], group = layer.group_size, before = state.window_begin, begin = 0;
+  bind_refresh(*this, state, layer);
+  CountedQueries query;
+  query.head_stride = sequence.speculative[l] * group;
+  query.n = 1;
+  query.begin = &begin;
+  for (int64_t i = 0; i < n_kept; ++i) {
+    const int64_t row = kept_idx[i] * group, end = length + i + 1;
+    query.q = state.speculation.q.data() + row * layer.k_head_dim;
+    query.lse = state.speculation.lse.data() + row;
+    query.end = &end;
+    query.first_token = state.window_begin;
+    query.end_token = end;
+    count_weights(state.refresh, query);
+    evict(state, end);
+  }
+  judge_kept(state, before);
+}
+
+void Session::judge_kept(LayerState& state, int64_t window_before) {
+  sums_.evicted_tokens += state.window_begin - window_before;
+  if (state.window_begin == window_before) return;
+  state.refresh.evict_begin = window_before;
   state.refresh.evict_end = state.refresh.host_end = state.window_begin;
 }
 
 Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
-  std::unique_lock lock(cache_->mutex());
+  const auto lock = cache_->lock_settled();
   Sequence* sequence = nullptr;
   TANDEM_TRY(cache_->find_free(id, this, &sequence));
   TANDEM_TRY(check_chain(*sequence, kept_idx, n_kept));
@@ -148,6 +176,7 @@ Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
     return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has no speculative tokens of this session",
                 static_cast<long long>(id));
   const int64_t length = sequence->lengths[0] + n_kept;
+  fetch_maw(*sequence);
   for (size_t l = 0; l < found->layers.size(); ++l) {
     LayerState& state = *found->layers[l];
     join(state);
@@ -161,15 +190,18 @@ Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
     const auto layer_idx = static_cast<int32_t>(l);
     LayerState& state = *found->layers[l];
     const int64_t window_before = state.window_begin;
-    if (!state.heads.empty())
-      count_kept(*sequence, layer_idx, state, kept_idx, n_kept);
-    else
+    const bool is_of_device = !state.speculation.q.empty();
+    if (state.heads.empty())
       evict(state, length);
+    else if (!is_of_device)
+      count_kept(*sequence, layer_idx, state, kept_idx, n_kept);
     if (state.heads.empty()) sums_.evicted_tokens += state.window_begin - window_before;
     for (int64_t i = 0; i < n_kept; ++i)
       if (kept_idx[i] != i)
         cache_->move_row(*sequence, layer_idx, sequence->lengths[l] + kept_idx[i], sequence->lengths[l] + i);
+    if (!state.heads.empty() && is_of_device) count_guessed(*sequence, layer_idx, state, kept_idx, n_kept);
     state.speculation.n_keys = 0;
+    state.speculation.q.clear();
     sequence->speculative[l] = 0;
     if (!state.heads.empty() && state.window_begin != window_before) cache_->engine().worker().post(state.refresh.job);
   }

@@ -56,6 +56,9 @@ Status Session::reserve_step(void* stream) {
 
 // The cache's mutex is held exclusively; the sequences of step_ have their pages.
 Status Session::plan_step(void* stream) {
+  if (routes_.route == Route::kStream)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\": planned steps take \"host\" or \"auto\"");
+  may_stream_ = false;
   if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, *policy_, exact_window(), &device_));
   HandOver& hand_over = device_->hand_over();
   TANDEM_TRY(meet_fault(stream));
@@ -158,7 +161,7 @@ Status AttendCall::run_in_plan(bool captures) {
   sequences.n_sequences = static_cast<int32_t>(device.limits().step_sequences);
   sequences.max_q_len = static_cast<int32_t>(session_.plan_.max_q_len);
   sequences.max_keys = kAnyKeys;
-  TANDEM_TRY(launch(sequences, true, false));
+  TANDEM_TRY(launch(sequences, true, nullptr));
   ++session_.plan_.next_layer;
   return {};
 }

@@ -8,12 +8,15 @@
 //   window   planes[p] + page + head * head_stride[p] + slot * row_bytes[p]      where the token is resident
 //   slot     rows_at[p] + (head * n_rows + row) * row_bytes[p]                 always: the host's store has every token
 //
+// Where the library rotates keys (rotate.cuh), the window has K as f32, rotated, and the queries go rotated to rotated_q as
+// well.
+//
 // The first rows are on their way while a block waits for its slot.
 #pragma once
 
 #include "cuda/exchange_call.h"
 #include "cuda/kernels/exchange_wait.cuh"
-#include "cuda/kernels/round.cuh"
+#include "cuda/kernels/rotate.cuh"
 
 namespace tandem::cuda {
 
@@ -58,18 +61,20 @@ __device__ inline NewRow load_new_row(const AppendCall& call, int at) {
   return row;
 }
 
-__device__ inline void store_query(const AppendCall& call, const NewRow& row, std::byte* slot) {
+// To the slot, where the host has a part; and rotated, where the library does that: `room` is the warp's then, else null.
+__device__ inline void store_query(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   const DeviceSequence& sequence = call.append.sequences.sequences[row.sequence_idx];
+  if (sequence.has_host_part == 0 && room == nullptr) return;
+  float x[kFours][kLaneNumbers];
+#pragma unroll
+  for (int j = 0; j < kFours; ++j) widen_four(call.append.q.dtype, row.fours[j], x[j]);
+  if (room != nullptr) {
+    rotate_row(call, position_of(call, sequence, row.token), x, room);
+    store_floats(call.append.rotated_q + (int64_t{row.token} * call.n_q_heads + row.head) * call.k_dim, x, call.k_dim);
+  }
   if (sequence.has_host_part == 0) return;
   const int64_t to = host_row(sequence, row.token, row.head, call.n_q_heads, call.group_size);
-  float* const q = reinterpret_cast<float*>(slot + call.append.exchange.q_at) + to * call.k_dim;
-#pragma unroll
-  for (int j = 0; j < kFours; ++j) {
-    float x[kLaneNumbers];
-    widen_four(call.append.q.dtype, row.fours[j], x);
-    if (first_of_four(j) < call.k_dim)
-      *reinterpret_cast<float4*>(q + first_of_four(j)) = make_float4(x[0], x[1], x[2], x[3]);
-  }
+  store_floats(reinterpret_cast<float*>(slot + call.append.exchange.q_at) + to * call.k_dim, x, call.k_dim);
 }
 
 // Where a row of K or V goes in the plane of its codes and in that of its scales: to the host and, or null, to the window.
@@ -88,35 +93,41 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int p = row.plane + i;
-    const int64_t bytes = call.row_bytes[p];
+    const int64_t bytes = call.row_bytes[p], in_window = p == kPlaneK ? call.window_k_bytes : bytes;
     to.host[i] = slot + append.exchange.rows_at[p] + (int64_t{row.head} * append.exchange.n_rows + row.token) * bytes;
     to.window[i] = is_resident ? append.pages.planes[p] + page + row.head * append.pages.head_stride[p] +
-                                     token % append.pages.page_len * bytes
+                                     token % append.pages.page_len * in_window
                                : nullptr;
   }
   return to;
 }
 
-__device__ inline void store_key_or_value(const AppendCall& call, const NewRow& row, std::byte* slot) {
+// room: as above, of a row of K.
+__device__ inline void store_key_or_value(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   const int lane = static_cast<int>(threadIdx.x % 32), dim = dim_of(call, row);
   const int type = row.plane == kPlaneK ? call.k_type : call.v_type;
   const int bytes = row.plane == kPlaneK ? call.k_four_bytes : call.v_four_bytes;
   const bool has_scales = call.row_bytes[row.plane + 1] > 0;
   const Destination to = find_destination(call, row, slot);
+  float kept[kFours][kLaneNumbers];
 #pragma unroll
   for (int j = 0; j < kFours; ++j) {
     float x[kLaneNumbers];
     widen_four(source_of(call, row).dtype, row.fours[j], x);
     const StoredFour stored = round_four(type, x);
+    if (room != nullptr) widen_stored(type, stored, kept[j]);
     const int four = first_of_four(j) / kLaneNumbers;
     if (first_of_four(j) >= dim) continue;
     const bool leads = has_scales && lane % 8 == 0;
     store_codes(to.host[0] + four * bytes, stored.codes, bytes);
     if (leads) store_codes(to.host[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
-    if (to.window[0] == nullptr) continue;
+    if (to.window[0] == nullptr || room != nullptr) continue;
     store_codes(to.window[0] + four * bytes, stored.codes, bytes);
     if (leads) store_codes(to.window[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
   }
+  if (room == nullptr || to.window[0] == nullptr) return;
+  rotate_row(call, position_of(call, call.append.sequences.sequences[row.sequence_idx], row.token), kept, room);
+  store_floats(reinterpret_cast<float*>(to.window[0]), kept, dim);
 }
 
 __device__ inline void store_header(const AppendCall& call, Word ticket, std::byte* slot) {
@@ -129,7 +140,10 @@ __device__ inline void store_header(const AppendCall& call, Word ticket, std::by
       make_uint4(has_any ? static_cast<uint32_t>(call.append.sequences.sequences[0].step) : 0, 0, 0, 0);
 }
 
+// kRotates: the library does (rotate.cuh).
+template <bool kRotates>
 __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __grid_constant__ AppendCall call) {
+  __shared__ float rows[kRotates ? kAppendAloneWarps : 1][kRotates ? kFours * kWarpNumbers : 1];
   __shared__ Word ticket;
   __shared__ bool is_free;
   begin_behind();
@@ -150,9 +164,9 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   if (blockIdx.x == 0 && threadIdx.x == 0) store_header(call, ticket, slot);
   while (at < n_rows) {
     if (row.sequence_idx >= 0 && row.is_query)
-      store_query(call, row, slot);
+      store_query(call, row, slot, kRotates ? rows[threadIdx.x / 32] : nullptr);
     else if (row.sequence_idx >= 0)
-      store_key_or_value(call, row, slot);
+      store_key_or_value(call, row, slot, kRotates && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
     at += step;
     row = load_new_row(call, at);
   }

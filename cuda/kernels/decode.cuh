@@ -280,15 +280,17 @@ __device__ RowView<Shape> view_rows(const DecodeCall& call, const Piece& piece, 
   const DeviceSequence& sequence = piece.sequence;
   view.begin = view.all_lo = sequence.begin;
   view.end = sequence.end;
-  view.all_hi = sequence.end - sequence.q_len + 1;
-  if (call.sliding_window > 0) view.all_lo = max(view.all_lo, sequence.end - call.sliding_window);
+  const int64_t queries_end = sequence.end + sequence.n_after;
+  view.all_hi = min(sequence.end, queries_end - sequence.q_len + 1);
+  if (call.sliding_window > 0) view.all_lo = max(view.all_lo, queries_end - call.sliding_window);
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n)
     for (int i = 0; i < 2; ++i) {
       const int r = 8 * n + threadIdx.x % 4 * 2 + i, token = (piece.first_row + r) / call.group_size;
       view.scale[n][i] = scale[r];
-      view.hi[n][i] = sequence.end - sequence.q_len + 1 + token;
-      view.lo[n][i] = call.sliding_window > 0 ? max(sequence.begin, view.hi[n][i] - call.sliding_window) : sequence.begin;
+      const int64_t hi = queries_end - sequence.q_len + 1 + token;
+      view.lo[n][i] = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
+      view.hi[n][i] = min(hi, sequence.end);
     }
   return view;
 }

@@ -240,14 +240,16 @@ __device__ SeenKeys<Shape> see_keys(const DecodeCall& call, const Piece& piece, 
   SeenKeys<Shape> seen;
   const DeviceSequence& sequence = piece.sequence;
   seen.all_lo = sequence.begin;
-  seen.all_hi = sequence.end - sequence.q_len + 1;
-  if (call.sliding_window > 0) seen.all_lo = max(seen.all_lo, sequence.end - call.sliding_window);
+  const int64_t queries_end = sequence.end + sequence.n_after, first_hi = queries_end - sequence.q_len + 1;
+  seen.all_hi = min(sequence.end, first_hi);
+  if (call.sliding_window > 0) seen.all_lo = max(seen.all_lo, queries_end - call.sliding_window);
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n) {
     const int r = 8 * n + threadIdx.x % 32 / 4;
     seen.scale[n] = scale[r];
-    seen.hi[n] = seen.all_hi + (piece.first_row + r) / call.group_size;
-    seen.lo[n] = call.sliding_window > 0 ? max(sequence.begin, seen.hi[n] - call.sliding_window) : sequence.begin;
+    const int64_t hi = first_hi + (piece.first_row + r) / call.group_size;
+    seen.lo[n] = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
+    seen.hi[n] = min(hi, sequence.end);
   }
   return seen;
 }

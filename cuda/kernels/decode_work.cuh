@@ -47,8 +47,8 @@ __device__ inline Extent extent_of(const DecodeCall& call, int s) {
   Extent extent;
   if (s >= call.n_sequences) return extent;
   const DeviceSequence& sequence = call.sequences[s];
-  const int64_t within = sequence.end - sequence.q_len + 1 - call.sliding_window;
-  const int64_t begin = call.sliding_window > 0 && within > sequence.begin ? within : sequence.begin;
+  const int64_t within = sequence.end + sequence.n_after - sequence.q_len + 1 - call.sliding_window;
+  const int64_t begin = call.sliding_window > 0 && within > sequence.begin ? min(within, sequence.end) : sequence.begin;
   extent.begin = begin;
   extent.key_begin = begin / Shape::kUnitKeys * Shape::kUnitKeys;
   extent.units = max(1, static_cast<int>((sequence.end - extent.key_begin + Shape::kUnitKeys - 1) / Shape::kUnitKeys));

@@ -23,13 +23,12 @@ struct RowState {
   float o[kFours][kLaneNumbers] = {};
 };
 
-__device__ inline RowState load_window(const MergeCall& call, int64_t row) {
+__device__ inline RowState load_state(const float* o, const float* lse, int64_t row, int dim) {
   RowState state;
-  state.lse = call.merge.lse[row];
+  state.lse = lse[row];
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
-    if (first_of_four(j) < call.dim)
-      widen_four(TANDEM_F32, load_four(call.merge.o, TANDEM_F32, row * call.dim + first_of_four(j)), state.o[j]);
+    if (first_of_four(j) < dim) widen_four(TANDEM_F32, load_four(o, TANDEM_F32, row * dim + first_of_four(j)), state.o[j]);
   return state;
 }
 
@@ -92,6 +91,23 @@ __device__ inline void store_state(const MergeCall& call, int token, int head, c
     merge.lse_out[token * merge.lse_token_stride + head * merge.lse_head_stride] = state.lse;
 }
 
+// A warp has a row of the states, or several.
+__global__ void __launch_bounds__(32 * kMergeWarps) accumulate_kernel(const __grid_constant__ AccumulateCall call) {
+  begin_behind();
+  const DeviceAccumulate& sum = call.sum;
+  const int64_t n_rows = int64_t{sum.n_rows} * sum.n_heads;
+  for (int64_t i = int64_t{blockIdx.x} * kMergeWarps + threadIdx.x / 32; i < n_rows; i += int64_t{gridDim.x} * kMergeWarps) {
+    const int64_t row = (sum.first_row + i / sum.n_heads) * call.n_q_heads + sum.first_head + i % sum.n_heads;
+    const RowState part = load_state(sum.part_o, sum.part_lse, row, call.dim);
+    if (part.lse == -INFINITY) continue;
+    const RowState merged = merge_states(load_state(sum.o, sum.lse, row, call.dim), part, -INFINITY);
+#pragma unroll
+    for (int j = 0; j < kFours; ++j)
+      if (first_of_four(j) < call.dim) store_four(sum.o, TANDEM_F32, row * call.dim + first_of_four(j), merged.o[j]);
+    if (threadIdx.x % 32 == 0) sum.lse[row] = merged.lse;
+  }
+}
+
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ MergeCall call) {
   __shared__ Word n_tickets;
   __shared__ bool is_sound;
@@ -103,7 +119,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   Standing standing = {};
   if (threadIdx.x == 0) standing = load_standing(exchange);
   RowState window;
-  if (has_row) window = load_window(call, int64_t{token} * call.n_q_heads + head);
+  if (has_row) window = load_state(call.merge.o, call.merge.lse, int64_t{token} * call.n_q_heads + head, call.dim);
   const int sequence_idx = find_sequence(call.merge.sequences, token);
   if (sequence_idx < 0) return;  // in replays with fewer tokens
   const DeviceSequence& sequence = call.merge.sequences.sequences[sequence_idx];

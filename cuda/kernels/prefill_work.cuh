@@ -37,16 +37,18 @@ __device__ inline PrefillItem find_item(const PrefillCall& call) {
   if (piece.first_row < 0) return item;
   piece.n_rows = min(n_rows - piece.first_row, Shape::kRows);
 
-  const int64_t begin = piece.sequence.begin, first_end = piece.sequence.end - piece.sequence.q_len + 1;
-  const int64_t least_hi = first_end + piece.first_row / call.group_size;
-  const int64_t hi = first_end + (piece.first_row + piece.n_rows - 1) / call.group_size;
-  const int64_t lo = call.sliding_window > 0 ? max(begin, least_hi - call.sliding_window) : begin;
-  const int64_t most_lo = call.sliding_window > 0 ? max(begin, hi - call.sliding_window) : begin;
+  const int64_t begin = piece.sequence.begin, end = piece.sequence.end;
+  const int64_t first_hi = end + piece.sequence.n_after - piece.sequence.q_len + 1 + piece.first_row / call.group_size;
+  const int64_t last_hi =
+      first_hi - piece.first_row / call.group_size + (piece.first_row + piece.n_rows - 1) / call.group_size;
+  const int64_t lo = call.sliding_window > 0 ? max(begin, first_hi - call.sliding_window) : begin;
+  const int64_t most_lo = call.sliding_window > 0 ? max(begin, last_hi - call.sliding_window) : begin;
+  const int64_t hi = min(end, last_hi), least_hi = min(end, first_hi);
   if (hi <= lo) return item;
   item.first_key = lo / Shape::kTileKeys * Shape::kTileKeys;
   item.lo = static_cast<int>(lo - item.first_key);
   item.hi = static_cast<int>(hi - item.first_key);
-  item.common_lo = static_cast<int>(most_lo - item.first_key);
+  item.common_lo = static_cast<int>(min(most_lo, end) - item.first_key);
   item.common_hi = static_cast<int>(max(least_hi - item.first_key, int64_t{0}));
   const int n_tiles = (item.hi + Shape::kTileKeys - 1) / Shape::kTileKeys;
   item.first_tile = Share::begin(n_tiles, call.n_splits, split);
@@ -60,9 +62,10 @@ struct RowKeys {
 };
 __device__ inline RowKeys keys_of_row(const PrefillCall& call, const PrefillItem& item, int r) {
   const DeviceSequence& sequence = item.piece.sequence;
-  const int64_t hi = sequence.end - sequence.q_len + 1 + (item.piece.first_row + r) / call.group_size;
+  const int64_t hi = sequence.end + sequence.n_after - sequence.q_len + 1 + (item.piece.first_row + r) / call.group_size;
   const int64_t lo = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
-  return {static_cast<int>(lo - item.first_key), static_cast<int>(hi - item.first_key)};
+  return {static_cast<int>(min(lo, sequence.end) - item.first_key),
+          static_cast<int>(min(hi, sequence.end) - item.first_key)};
 }
 
 // Where a tile of keys is: bytes from the page called 0, and its first slot there.

@@ -152,6 +152,23 @@ __device__ inline StoredFour round_four(int32_t type, const float (&x)[kLaneNumb
   }
 }
 
+// Rounded numbers as they are used.
+__device__ inline void widen_stored(int32_t type, const StoredFour& stored, float (&x)[kLaneNumbers]) {
+  const float scale = from_f16(stored.scale);
+#pragma unroll
+  for (int i = 0; i < kLaneNumbers; ++i) {
+    const uint32_t byte = stored.codes.x >> 8 * i & 0xffu, size = byte & 0x7fu;
+    if (type == TANDEM_E4M3)  // an f32's exponent is biased by 120 more
+      x[i] = __uint_as_float((byte & 0x80u) << 24 |
+                             (size == 0x7fu ? 0x7fc00000u : bits_of(__fmul_rn(__uint_as_float(size << 20), 0x1p120f))));
+    else if (type == TANDEM_Q8_0)
+      x[i] = scale * static_cast<float>(static_cast<int8_t>(byte));
+    else if (type == TANDEM_Q4_0)
+      x[i] = scale * (static_cast<float>(stored.codes.x >> 4 * i & 0xfu) - 8.0f);
+  }
+  if (type == TANDEM_F32 || type == TANDEM_F16 || type == TANDEM_BF16) widen_four(type, stored.codes, x);
+}
+
 // bytes: 16, 8, 4 or 2, to an address that is a multiple of them.
 __device__ inline void store_codes(std::byte* to, const uint4& codes, int bytes) {
   if (bytes == 16)

@@ -330,7 +330,15 @@ typedef struct tandem_session tandem_session;
  * gives up tokens in blocks of an eighth of its length, at most a page, so that the newest window_tokens are always
  * inside. A key with a MAW above 0.01 also keeps the halo_tokens keys after it (not in the paper: heads that copy a passage
  * attend its next key at the next step). Layers with a sliding window bound their own cost: "hgca" attends all of it,
- * "streaming" has no sinks there. */
+ * "streaming" has no sinks there.
+ *
+ * Routes: who computes over the keys outside the window, in calls on device tensors. "host": the CPU, where they are.
+ * "stream": the device, to which they cross the bus in pieces through two buffers that do not grow with the length (HeadInfer);
+ * the host store is pinned as far as it is read. "auto": each call the one that takes less time by measurements of the bus and
+ * of the CPU, which the first calls that could stream take (some ms, once in an engine); "host" below 4 MiB, in planned steps,
+ * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
+ * attends in full are streamed: those of "all", and of layers with a sliding window under "hgca". The statistics say which
+ * route served. */
 typedef struct tandem_session_options {
   uint32_t struct_size;
   int32_t reserved;
@@ -342,12 +350,16 @@ typedef struct tandem_session_options {
   int32_t group_mode;     /* TANDEM_GROUP_* */
   int32_t evict_by;       /* TANDEM_EVICT_BY_* */
   int64_t halo_tokens;    /* keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone */
+  const char *route;      /* NULL: "auto" */
+  int64_t stream_buffer_bytes; /* each of the two buffers that keys go through; 0: 16 MiB */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
-  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1 }
+  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
-/* Several sessions may read one cache. Errors: NOT_FOUND (policy), UNSUPPORTED (policy and model), CAPACITY. */
+/* Several sessions may read one cache. Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; route "stream" with
+ * a policy that does not attend all keys, or without a device), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what 64
+ * tokens of a KV head take). */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
 TANDEM_API void tandem_session_release(tandem_session *session);
@@ -391,17 +403,21 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  * layer has grown and o is untouched (but by a call of more than 512 tokens on device tensors that fails half-way).
  *
  * Tensors are in host memory or all on the engine's device; calls of the two kinds may follow each other. On the device:
- *   - the window's keys are attended there and the rest by the CPU at the same time; the two states are merged on the device;
+ *   - the window's keys are attended there and the rest at the same time, by the CPU or from buffers on the device (routes of
+ *     tandem_session_options); the states are merged on the device;
  *   - MAW of the window's keys are kept there too. What leaves the window is judged, and an append's re-evaluation done, before
  *     the next call of the layer needs it, not before this one returns;
  *   - new rows go to the window and to the host store, so that a key that leaves the window is not moved. Tokens count from the
  *     call on; whoever reads them on the host (tandem_sequence_read, a fork, host tensors, ...) waits until they are there;
+ *   - where the library applies RoPE the window has K rotated, as f32: 4 bytes an element, whatever k_type is;
  *   - weights may be rounded to V's type where q has 16 bits, K and V have no more, and a call has more than 64 rows (queries
  *     of a sequence times query heads of a KV head). Where V has fewer bits they may be rounded to f16, and numbers of V in
  *     q8_0 and q4_0 with them: 2^-12 of each, where codes are off by 2^-8 and 2^-4 of their group's largest. Numbers of K and
  *     V beyond an f16's 65,504 make outputs there that are not finite;
- *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: speculation, and layers and storage types that the
- *     device's module has no kernel for. INVALID_STATE where the stream is being captured outside a planned step;
+ *   - of speculation, what is appended stays in host memory: the host attends to it and the device to the window. A call has up
+ *     to 512 such tokens (UNSUPPORTED), and no planned step has any (INVALID_STATE);
+ *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: layers and storage types that the device's module has no
+ *     kernel for. INVALID_STATE where the stream is being captured outside a planned step;
  *   - DEVICE_LOST when the device fails or host and device wait for each other in vain. From then on the session takes host
  *     tensors alone; the cache has every token that had arrived, layers whose last ones had not are shorter (a truncation makes
  *     the sequence even). */
@@ -423,7 +439,7 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * the step; these calls launch kernels and do nothing else, may be captured in a CUDA graph, and in later steps a replay of
  * the graph stands for them. A graph serves steps of at most as many tokens, and tokens of a sequence, as the one it was
  * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
- * CAPACITY. UNSUPPORTED as tandem_attend() with device tensors. Until the step ends its sequences are neither read nor hashed
+ * CAPACITY. UNSUPPORTED as tandem_attend() with device tensors, and with route "stream". Until the step ends its sequences are neither read nor hashed
  * (BUSY).
  *
  * A layer that has not been attended when the stream passes the end of the step takes the step back, with those begun since; so
@@ -461,9 +477,10 @@ typedef struct tandem_memory_plan {
   int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
   int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
+  int64_t device_stream_bytes; /* buffers of a session that may stream, taken by the first call that does */
 } tandem_memory_plan;
 #define TANDEM_MEMORY_PLAN_INIT \
-  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Plan for n_sequences sequences of kv_lens [n_sequences] tokens, without allocating anything. cache and session options
  * may be NULL. Errors: those of the create calls; CAPACITY where a cap is exceeded (*plan is filled in all the same). */
@@ -498,9 +515,11 @@ typedef struct tandem_cache_stats {
   int64_t device_window_bytes; /* windows of all sessions, in device memory */
   int64_t device_work_bytes;   /* and what their calls need there */
   int64_t device_peak_bytes;   /* most ever in use at once: what device_cap_bytes bounds */
+  int64_t device_stream_bytes; /* buffers of sessions that stream */
+  int64_t pinned_bytes;        /* of host_kv_bytes, pinned for streams */
 } tandem_cache_stats;
 #define TANDEM_CACHE_STATS_INIT \
-  { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 TANDEM_API int32_t tandem_cache_get_stats(tandem_cache_stats *stats, const tandem_cache *cache, tandem_error **error);
 
 /* Sums since the session was created. */
@@ -524,9 +543,12 @@ typedef struct tandem_session_stats {
   int64_t host_part_ns;           /* that: from its queries having arrived to its states being there */
   int64_t staged_kv_bytes;        /* appended K and V that reached the host store through pinned slots and a worker */
   int64_t filled_kv_bytes;        /* K and V copied from the host store into windows that lacked them */
+  int64_t n_stream_parts;         /* parts outside the window that the device computed: as n_host_parts */
+  int64_t stream_part_ns;         /* that: from the call, or the part before it, to the last key being on the device */
+  int64_t streamed_kv_bytes;      /* K and V that crossed the bus for these */
 } tandem_session_stats;
 #define TANDEM_SESSION_STATS_INIT \
-  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* Waits for refreshes in flight and for calls under way on the device. */
 TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const tandem_session *session, tandem_error **error);
 

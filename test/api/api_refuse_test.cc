@@ -127,6 +127,10 @@ void test_session(void**) {
                         {"group", f, kInvalid, "group_mode", "2", with([](auto& o) { o.group_mode = 2; })},
                         {"halo", f, kInvalid, "halo_tokens", "-2", with([](auto& o) { o.halo_tokens = -2; })},
                         {"evict", f, kInvalid, "evict_by", "-1", with([](auto& o) { o.evict_by = -1; })},
+                        {"route", f, kNotFound, "route", "ferry", with([](auto& o) { o.route = "ferry"; })},
+                        {"route", f, kInvalid, "route", "\"\"", with([](auto& o) { o.route = ""; })},
+                        {"buffer", f, kInvalid, "stream_buffer_bytes", "-1",
+                         with([](auto& o) { o.stream_buffer_bytes = -1; })},
                     },
                     &out);
 }

@@ -49,7 +49,8 @@ void test_reports(void**) {
   OK(tandem_plan_report, text, sizeof text, nullptr, &plan);
   assert_string_equal(text,
                       "{\"host_kv_bytes\":9223372036854775807,\"host_session_bytes\":0,\"selection_max_bytes\":0,"
-                      "\"device_window_bytes\":0,\"device_work_bytes\":12345,\"kv_token_bytes\":0,\"shared_bytes\":0}");
+                      "\"device_window_bytes\":0,\"device_work_bytes\":12345,\"kv_token_bytes\":0,\"shared_bytes\":0,"
+                      "\"device_stream_bytes\":0}");
 }
 
 // What the plan says is what is then in use.

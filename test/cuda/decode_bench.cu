@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Speed of decode from the window: microseconds a call and the share of what copying memory gives in the same run.
 //
-//   decode_bench MODULE [types [lengths [batches]]]     lists with commas; types: bf16, q8_0, ...
+//   decode_bench MODULE [types [lengths [batches]]]     lists with commas; types: bf16, q8_0, ...; or of K and of V, with q
+//                                                       in f32: f32/bf16, the window of a layer whose keys are rotated
 //
 // Calls rotate over windows that total many times the cache of the second level, as a graph of 32 calls; a line is the
 // median of nine replays. Cases of up to 70,000 keys are checked against double precision.
@@ -60,8 +61,12 @@ struct Line {
 
 bool measure(const OpenDevice& device, const Line& line, double copy) {
   WindowOptions options;
-  for (const DtypeInfo& info : kDtypes)
-    if (line.type == info.name) options.layer.k_type = options.layer.v_type = info.dtype;
+  const size_t slash = line.type.find('/');
+  for (const DtypeInfo& info : kDtypes) {
+    if (line.type.substr(0, slash) == info.name) options.layer.k_type = info.dtype;
+    if (line.type.substr(slash == std::string::npos ? 0 : slash + 1) == info.name) options.layer.v_type = info.dtype;
+  }
+  if (slash != std::string::npos) options.q_type = TANDEM_F32;
   options.layer.n_q_heads = 32;
   options.layer.n_kv_heads = 8;
   options.layer.k_head_dim = options.layer.v_head_dim = 128;
@@ -82,7 +87,7 @@ bool measure(const OpenDevice& device, const Line& line, double copy) {
   window.attend(0);
   const bool is_checked = line.length * line.batch <= kMostChecked, is_right = !is_checked || window.check().pass;
   const double rate = static_cast<double>(window.kv_bytes()) / us * 1e-3;
-  std::printf("tandem %-5s %7lld x %2d %-10s %9.2f us %7.0f GB/s  %.3f of copy  %s\n", line.type.c_str(),
+  std::printf("tandem %-8s %7lld x %2d %-10s %9.2f us %7.0f GB/s  %.3f of copy  %s\n", line.type.c_str(),
               static_cast<long long>(line.length), line.batch, line.shuffled ? "shuffled" : "contiguous", us, rate,
               rate / copy, is_checked ? (is_right ? "ok" : "WRONG") : "unchecked");
   std::fflush(stdout);

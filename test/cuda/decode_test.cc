@@ -245,8 +245,9 @@ void what_has_no_kernel_is_refused(void**) {
     assert_int_equal(c.supports(&error), TANDEM_ERROR_UNSUPPORTED);
     assert_string_equal(error.field, field);
   };
-  refused(options_of({TANDEM_F32, TANDEM_BF16}, 128, 4, {{0, 100, 1}}), "k_type");
-  refused(options_of({TANDEM_F32, TANDEM_BF16}, 128, 4, {{0, 100, 17}}), "k_type");
+  refused(options_of({TANDEM_F16, TANDEM_BF16}, 128, 4, {{0, 100, 1}}), "k_type");
+  refused(options_of({TANDEM_F32, TANDEM_BF16}, 80, 4, {{0, 100, 1}}), "k_type");
+  refused(options_of({TANDEM_F16, TANDEM_BF16}, 128, 4, {{0, 100, 17}}), "k_type");
 }
 
 }  // namespace

@@ -259,12 +259,10 @@ void what_has_no_kernel_is_refused(void**) {
     device->wait();
     assert_int_equal(c.arrived(), 0);
   };
-  const tandem::RopeTable rope;
   refused("k_type", [](tandem::Layer& layer) { layer.k_type = TANDEM_Q4_64; });
   refused("v_type", [](tandem::Layer& layer) { layer.v_type = TANDEM_Q4_64; });
   refused("k_rotation", [](tandem::Layer& layer) { layer.k_rotation = TANDEM_ROTATION_HADAMARD; });
   refused("v_aliases_k", [](tandem::Layer& layer) { layer.v_aliases_k = true; });
-  refused("rope", [&](tandem::Layer& layer) { layer.rope = &rope; });
   refused("k_head_dim", [](tandem::Layer& layer) { layer.k_head_dim = 576; });
 }
 

@@ -118,12 +118,14 @@ class HybridCache {
   int64_t length, batch;
   std::vector<int64_t> sequences;
 
-  HybridCache(tandem_engine* on, int32_t layers, int64_t kv_len, int64_t n_sequences, uint64_t seed = 4)
+  HybridCache(tandem_engine* on, int32_t layers, int64_t kv_len, int64_t n_sequences, uint64_t seed = 4,
+              int32_t rope = TANDEM_ROPE_CALLER)
       : engine(on), n_layers(layers), length(kv_len), batch(n_sequences) {
     tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
     layer.n_q_heads = kQHeads;
     layer.n_kv_heads = kKvHeads;
     layer.k_head_dim = kDim;
+    layer.rope = rope;
     const std::vector<tandem_layer_options> shapes(static_cast<size_t>(n_layers), layer);
     TANDEM(tandem_model_create, &model, shapes.data(), n_layers);
     TANDEM(tandem_cache_create, &cache, engine, model, nullptr);

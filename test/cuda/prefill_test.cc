@@ -208,7 +208,7 @@ void repeats_are_bit_equal(void**) {
 
 void what_has_no_kernel_is_refused(void**) {
   tandem::DeviceError error;
-  WindowCase c(*device, options_of({TANDEM_F32, TANDEM_BF16}, 128, 4, {{0, 100, 50}}));
+  WindowCase c(*device, options_of({TANDEM_F16, TANDEM_BF16}, 128, 4, {{0, 100, 50}}));
   assert_int_equal(c.supports(&error), TANDEM_ERROR_UNSUPPORTED);
   assert_string_equal(error.field, "k_type");
 }

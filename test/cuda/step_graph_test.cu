@@ -13,9 +13,9 @@ constexpr int kSteps = 200;
 
 tandem_engine* engine = nullptr;
 
-void replays_are_as_calls(const char* policy) {
+void replays_are_as_calls(const char* policy, int32_t rope = TANDEM_ROPE_CALLER) {
   constexpr int64_t kPrompt = 700;
-  const HybridCache of_calls(engine, kLayers, kPrompt, 3), of_replays(engine, kLayers, kPrompt, 3);
+  const HybridCache of_calls(engine, kLayers, kPrompt, 3, 4, rope), of_replays(engine, kLayers, kPrompt, 3, 4, rope);
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
   options.policy = policy;
   options.window_tokens = 200;
@@ -51,13 +51,14 @@ void replays_are_as_calls(const char* policy) {
 void dense_replays(void**) { replays_are_as_calls("all"); }
 void streaming_replays(void**) { replays_are_as_calls("streaming"); }
 void selecting_replays(void**) { replays_are_as_calls("hgca"); }
+void replays_that_rotate(void**) { replays_are_as_calls("hgca", TANDEM_ROPE_HALVES); }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   engine = make_engine(argc > 1 ? argv[1] : TANDEM_MODULE, 4);
   const CMUnitTest tests[] = {cmocka_unit_test(dense_replays), cmocka_unit_test(streaming_replays),
-                              cmocka_unit_test(selecting_replays)};
+                              cmocka_unit_test(selecting_replays), cmocka_unit_test(replays_that_rotate)};
   const int failed = cmocka_run_group_tests(tests, nullptr, nullptr);
   tandem_engine_release(engine);
   return failed;

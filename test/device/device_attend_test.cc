@@ -43,9 +43,11 @@ void refuses(void**) {
                    is_q ? "k.device_type" : (std::string(name) + ".device_type").c_str(),
                    is_q ? "q is in host memory" : "q is in device memory");
   }
-  tandem_attend_args args = good;
+  Call large(513, 1);
+  large.to_device();
+  tandem_attend_args args = large.args(side);
   args.flags = TANDEM_ATTEND_SPECULATIVE;
-  assert_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "flags", "host tensors alone");
+  assert_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "q_lens", "513 speculative tokens");
   args = good;
   std::vector<unsigned char> blocks(2 * kKvHeads * kDim / 32 * 34);
   tandem_tensor coded = *good.k;
@@ -270,6 +272,27 @@ void windows_may_be_empty(void**) {
   for (const int64_t n : {5, 10, 1, 7}) attend_twins(side, twin, n, n);
 }
 
+// Of queries that are there already, and of which some between them have been removed, positions do not follow each other.
+void queries_may_be_apart(void**) {
+  for (const int32_t rope : {TANDEM_ROPE_CALLER, TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED}) {
+    const Side side(true, "all", 0, 1, kWindow, rope), twin(false, "all", 0, 1, kWindow, rope);
+    attend_twins(side, twin, kPrompt, 1);
+    for (const Side* one : {&side, &twin}) {
+      OK(tandem_sequence_remove, one->cache, one->sequence, kPrompt - 9, 5, 0);
+      OK(tandem_sequence_remove, one->cache, one->sequence, 20, 10, 0);
+    }
+    Call on_device(8, 2), on_host(8, 2);
+    on_device.to_device();
+    for (const auto& [one, call] : {std::pair{&side, &on_device}, std::pair{&twin, &on_host}}) {
+      tandem_attend_args args = call->args(*one);
+      args.k = args.v = nullptr;
+      OK(tandem_attend, one->session, &args);
+    }
+    assert_close(on_device.output(), on_host.output());
+    attend_twins(side, twin, 3, 3);
+  }
+}
+
 void caps_hold(void**) {
   const Side side(true, "all", 100'000);
   Call call(1, 1);
@@ -335,6 +358,7 @@ int main() {
       cmocka_unit_test_teardown(forgets_what_is_overwritten, forget),
       cmocka_unit_test_teardown(loses_nothing_twice, forget),
       cmocka_unit_test_teardown(windows_may_be_empty, forget),
+      cmocka_unit_test_teardown(queries_may_be_apart, forget),
       cmocka_unit_test_teardown(caps_hold, forget),
       cmocka_unit_test_teardown(loses_the_device, forget),
       cmocka_unit_test_teardown(loses_the_device_that_has_maw, forget),

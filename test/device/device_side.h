@@ -34,7 +34,7 @@ struct Side {
   bool is_second = false;
 
   explicit Side(bool has_device, const char* policy = "all", int64_t device_cap_bytes = 0, int32_t n_layers = 1,
-                int64_t window_tokens = kWindow) {
+                int64_t window_tokens = kWindow, int32_t rope = TANDEM_ROPE_CALLER) {
     tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
     options.n_threads = 2;
     if (has_device) {
@@ -46,6 +46,7 @@ struct Side {
     layer.n_q_heads = kQHeads;
     layer.n_kv_heads = kKvHeads;
     layer.k_head_dim = kDim;
+    layer.rope = rope;
     const std::vector<tandem_layer_options> layers(static_cast<size_t>(n_layers), layer);
     OK(tandem_model_create, &model, layers.data(), n_layers);
     tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;

@@ -109,6 +109,9 @@ void refuses_what_was_not_planned(void**) {
   tandem_attend_args args = runner.args(0, kOneEach);
   args.k = args.v = nullptr;
   expect_refused(runner, args, TANDEM_ERROR_INVALID_STATE, "k");
+  args = runner.args(0, kOneEach);
+  args.flags = TANDEM_ATTEND_SPECULATIVE;
+  expect_refused(runner, args, TANDEM_ERROR_INVALID_STATE, "flags");
   Call on_host(kTwo, 1);
   args = runner.args(0, kOneEach);
   args.q = &on_host.q.view, args.k = &on_host.k.view, args.v = &on_host.v.view, args.o = &on_host.o.view;

@@ -30,6 +30,9 @@ struct Counts {
   std::atomic<int64_t> n_waits{0};  // calls of wait()
   std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0}, n_observed{0};
   std::atomic<int64_t> window_bytes{0};  // written to pages by append()
+  std::atomic<int64_t> n_accumulated{0}, n_strided{0}, strided_bytes{0};
+  std::atomic<int64_t> n_pinned{0}, n_unpinned{0};
+  std::atomic<int64_t> n_streams{0}, n_events{0};  // that are there
 };
 
 // Exported by every module of these; dlsym() finds it by this name.
@@ -52,6 +55,13 @@ enum Call : int32_t {
   kAttend,
   kMerge,
   kObserve,
+  kAccumulate,
+  kCreateStream,
+  kCreateEvent,
+  kRecordEvent,
+  kWaitEvent,
+  kCopyStrided,
+  kPin,
 };
 inline constexpr int64_t kLostUnderlying = 700, kCaptureUnderlying = 900, kInjectedUnderlying = 999;
 

@@ -33,7 +33,7 @@ Keys load_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t
   };
   for (size_t i = 0; i < n; ++i) {
     const int64_t token = sequence.begin + static_cast<int64_t>(i);
-    load(kPlaneK, kPlaneKScales, layer.k_type, token, keys.k.data() + i * k_dim, layer.k_head_dim);
+    load(kPlaneK, kPlaneKScales, window_layer(layer).k_type, token, keys.k.data() + i * k_dim, layer.k_head_dim);
     load(kPlaneV, kPlaneVScales, layer.v_type, token, keys.v.data() + i * v_dim, layer.v_head_dim);
   }
   return keys;
@@ -50,7 +50,7 @@ double logit(const Layer& layer, const std::vector<double>& q, const double* k) 
 // Query t of a sequence, one head.
 void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const Keys& keys, int32_t t, int32_t head) {
   const Layer& layer = *call.layer;
-  const int64_t row = sequence.first_row + t, self = sequence.end - sequence.q_len + t;
+  const int64_t row = sequence.first_row + t, self = sequence.end + sequence.n_after - sequence.q_len + t;
   std::vector<double> q(static_cast<size_t>(layer.k_head_dim)), o(static_cast<size_t>(layer.v_head_dim), 0.0);
   reference::load_all(call.q.dtype, row_at(call.q, row, head, layer.k_head_dim, "q is no device memory"), layer.k_head_dim,
                       q.data());
@@ -59,7 +59,7 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
 
   double m = call.sinks != nullptr ? static_cast<double>(call.sinks[head]) : -INFINITY;
   std::vector<double> logits;
-  for (int64_t token = first; token <= self; ++token) {
+  for (int64_t token = first; token <= std::min(self, sequence.end - 1); ++token) {
     logits.push_back(logit(layer, q, keys.k.data() + (token - sequence.begin) * layer.k_head_dim));
     m = std::max(m, logits.back());
   }

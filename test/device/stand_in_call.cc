@@ -12,7 +12,6 @@ void check_layer(const Layer& layer) {
     throw Failure{TANDEM_ERROR_UNSUPPORTED, 0, field, message};
   };
   if (layer.v_aliases_k) refuse("v_aliases_k", "v_aliases_k = 1: there is no kernel for MLA");
-  if (layer.rope != nullptr) refuse("rope", "keys that the library rotates: pages carry no positions");
   if (layer.k_rotation != TANDEM_ROTATION_NONE) refuse("k_rotation", "keys that the library rotates as it stores them");
   if (layer.k_type == TANDEM_Q4_64) refuse("k_type", "there is no kernel for K in q4_64");
   if (layer.v_type == TANDEM_Q4_64) refuse("v_type", "there is no kernel for V in q4_64");
@@ -38,7 +37,8 @@ const DeviceSequence* read_sequences(const DeviceSequences& all, int64_t n_rows)
     const int64_t n_keys = sequence.end - sequence.begin;
     require(sequence.begin >= 0 && n_keys >= 0 && n_keys <= all.max_keys, "a sequence has more than max_keys keys");
     require(sequence.q_len >= 0 && sequence.q_len <= all.max_q_len, "a sequence has more than max_q_len queries");
-    require(sequence.q_len <= sequence.end, "a sequence has more queries than tokens");
+    require(sequence.n_after >= 0 && sequence.q_len <= sequence.end + sequence.n_after,
+            "a sequence has more queries than tokens");
     require(sequence.first_row >= 0 && (n_rows < 0 || sequence.first_row + int64_t{sequence.q_len} <= n_rows),
             "a sequence has rows that the call has not");
     require(sequence.has_host_part == 0 || sequence.has_host_part == 1, "has_host_part is not 0 or 1");
@@ -56,7 +56,7 @@ void check_table(const DeviceSequences& all, const DeviceSequence& sequence, int
 }
 
 std::byte* WindowRows::row(Plane plane, int32_t kv_head, int64_t token) const {
-  const int64_t bytes = plane_bytes(layer).of[plane], page = table[token / pages.page_len % table_len];
+  const int64_t bytes = plane_bytes(window_layer(layer)).of[plane], page = table[token / pages.page_len % table_len];
   require(page % 16 == 0, "a page is not at a multiple of 16 bytes");
   std::byte* head = pages.planes[plane] + page + kv_head * pages.head_stride[plane];
   return on_device(head + token % pages.page_len * bytes, bytes, "a page is no device memory");

@@ -21,10 +21,12 @@ void check(const tandem::DeviceAppend& call);
 void check(const tandem::DeviceAttend& call);
 void check(const tandem::DeviceMerge& call);
 void check(const tandem::DeviceObserve& call);
+void check(const tandem::DeviceAccumulate& call);
 bool perform(const tandem::DeviceAppend& call);
 bool perform(const tandem::DeviceAttend& call);
 bool perform(const tandem::DeviceMerge& call);
 bool perform(const tandem::DeviceObserve& call);
+bool perform(const tandem::DeviceAccumulate& call);
 
 // What a device has no kernels for is refused, by its field.
 void check_layer(const tandem::Layer& layer);

@@ -4,8 +4,10 @@
 #include "device/stand_in_exchange.h"
 
 #include <cmath>
+#include <complex>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "reference/stored_row.h"
 
@@ -61,6 +63,29 @@ namespace {
 
 constexpr char kNotInK[] = "k is no device memory", kNotInV[] = "v is no device memory", kNotInQ[] = "q is no device memory";
 
+int64_t position_of(const DeviceAppend& call, const DeviceSequence& sequence, int32_t t) {
+  if (call.positions == nullptr) return sequence.position + t;
+  return *on_device(call.positions + sequence.first_row + t, 4, "positions are no device memory");
+}
+
+// By the table in device memory, in double precision.
+void rotate(const DeviceAppend& call, int64_t position, double* x) {
+  const RopeTable& table = *call.layer->rope;
+  const int64_t n = table.n_pairs;
+  for (int64_t i = 0; i < n; ++i) {
+    std::complex<double> angle(static_cast<double>(table.attn_factor));
+    for (int64_t digit = 0; digit < RopeTable::kDigits; ++digit) {
+      const float* row = call.rope + (digit * 256 + (position >> 8 * digit & 255)) * 2 * n + i;
+      angle *= std::complex<double>(static_cast<double>(row[0]), static_cast<double>(row[n]));
+    }
+    double &a = x[table.interleaved ? 2 * i : i], &b = x[table.interleaved ? 2 * i + 1 : i + n];
+    const std::complex<double> rotated = std::complex<double>(a, b) * angle;
+    a = rotated.real();
+    b = rotated.imag();
+  }
+}
+
+// Whether the host has a part of these or not, they are rotated where the library does that.
 void hand_over_queries(const DeviceAppend& call, const DeviceSequence& sequence, std::byte* slot) {
   const Layer& layer = *call.layer;
   std::vector<double> q(static_cast<size_t>(layer.k_head_dim));
@@ -71,7 +96,13 @@ void hand_over_queries(const DeviceAppend& call, const DeviceSequence& sequence,
         const int32_t head = kv_head * layer.group_size + g;
         reference::load_all(call.q.dtype, row_at(call.q, sequence.first_row + t, head, layer.k_head_dim, kNotInQ),
                             layer.k_head_dim, q.data());
-        reference::store_all(TANDEM_F32, q.data(), layer.k_head_dim, to);
+        if (layer.rope != nullptr) {
+          rotate(call, position_of(call, sequence, t), q.data());
+          const int64_t row = (sequence.first_row + t) * int64_t{layer.n_q_heads} + head;
+          reference::store_all(TANDEM_F32, q.data(), layer.k_head_dim,
+                               reinterpret_cast<std::byte*>(call.rotated_q + row * layer.k_head_dim));
+        }
+        if (sequence.has_host_part != 0) reference::store_all(TANDEM_F32, q.data(), layer.k_head_dim, to);
       }
     }
   }
@@ -89,6 +120,7 @@ struct NewRow {
     reference::load_all(rows.dtype, row_at(rows, sequence.first_row + t, kv_head, dim, otherwise), dim, x.data());
     const auto scales = static_cast<Plane>(codes + 1);
     reference::store_row(dtype, x.data(), dim, in_slot(codes), in_slot(scales));
+    if (codes == kPlaneK && call.layer->rope != nullptr) return put_rotated(std::move(x));
     put(codes);
     if (reference::has_groups(dtype)) put(scales);
   }
@@ -97,6 +129,16 @@ struct NewRow {
   std::byte* in_slot(Plane plane) const {
     const int64_t row = int64_t{kv_head} * call.exchange.n_rows + sequence.first_row + t;
     return slot + call.exchange.rows_at[plane] + row * plane_bytes(*call.layer).of[plane];
+  }
+
+  void put_rotated(std::vector<double> x) const {
+    const int64_t token = sequence.end - sequence.q_len + t, bytes = 4 * static_cast<int64_t>(x.size());
+    if (token < sequence.begin) return;
+    const Layer& layer = *call.layer;
+    reference::load_row(layer.k_type, in_slot(kPlaneK), in_slot(kPlaneKScales), layer.k_head_dim, x.data());
+    rotate(call, position_of(call, sequence, t), x.data());
+    reference::store_all(TANDEM_F32, x.data(), layer.k_head_dim, WindowRows(call, sequence).row(kPlaneK, kv_head, token));
+    counts.window_bytes += bytes;
   }
 
   void put(Plane plane) const {
@@ -167,6 +209,33 @@ void merge_sequence(const DeviceMerge& call, const DeviceSequence& sequence, std
 
 }  // namespace
 
+void check(const DeviceAccumulate& call) {
+  const Layer& layer = *call.layer;
+  require(call.first_row >= 0 && call.n_rows >= 0 && call.first_head >= 0 && call.n_heads >= 0 &&
+              call.first_head + call.n_heads <= layer.n_q_heads,
+          "states of heads that the layer has not");
+  const int64_t n = (int64_t{call.first_row} + call.n_rows) * layer.n_q_heads;
+  for (const float* o : {static_cast<const float*>(call.o), call.part_o})
+    on_device(o, n * layer.v_head_dim * 4, "a state's o is no device memory");
+  for (const float* lse : {static_cast<const float*>(call.lse), call.part_lse})
+    on_device(lse, n * 4, "a state's lse is no device memory");
+}
+
+bool perform(const DeviceAccumulate& call) {
+  const Layer& layer = *call.layer;
+  const auto dim = static_cast<size_t>(layer.v_head_dim);
+  for (int64_t token = call.first_row; token < call.first_row + call.n_rows; ++token)
+    for (int64_t head = call.first_head; head < call.first_head + call.n_heads; ++head) {
+      const int64_t row = token * layer.n_q_heads + head;
+      State state{std::vector<double>(dim, 0.0)};
+      state.add(call.o + row * layer.v_head_dim, static_cast<double>(call.lse[row]));
+      state.add(call.part_o + row * layer.v_head_dim, static_cast<double>(call.part_lse[row]));
+      std::copy(state.o.begin(), state.o.end(), call.o + row * layer.v_head_dim);
+      call.lse[row] = static_cast<float>(state.lse);
+    }
+  return true;
+}
+
 void check(const DeviceAppend& call) {
   const Layer& layer = *call.layer;
   check_layer(layer);
@@ -176,6 +245,12 @@ void check(const DeviceAppend& call) {
   require(call.n_tokens <= call.exchange.n_rows, "more tokens than a slot has rows for");
   require((call.k.data == nullptr) == (call.v.data == nullptr), "one of k and v is appended");
   if (call.k.data != nullptr) check_pages(call.pages);
+  if (layer.rope != nullptr) {
+    require(call.q.data != nullptr && call.rope != nullptr && call.rotated_q != nullptr, "rotation without what it needs");
+    on_device(call.rope, 4 * n_floats(*layer.rope), "the angles are no device memory");
+    on_device(call.rotated_q, int64_t{4} * call.n_tokens * layer.n_q_heads * layer.k_head_dim,
+              "rotated queries are no device memory");
+  }
   std::vector<Part> parts = state_parts(layer, call.exchange, call.n_tokens);
   for (const Part& part : row_parts(layer, call.exchange, call.n_tokens, call.k.data != nullptr)) parts.push_back(part);
   check_parts(parts, call.exchange.slot_bytes);
@@ -191,7 +266,7 @@ bool perform(const DeviceAppend& call) {
   *reinterpret_cast<SlotHeader*>(slot) = {ticket, call.tag, call.sequences.n_sequences,
                                           call.sequences.n_sequences > 0 ? call.sequences.sequences[0].step : 0};
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
-    if (sequences[i].has_host_part != 0) hand_over_queries(call, sequences[i], slot);
+    if (sequences[i].has_host_part != 0 || call.layer->rope != nullptr) hand_over_queries(call, sequences[i], slot);
     if (call.k.data == nullptr) continue;
     check_table(call.sequences, sequences[i], call.pages.page_len);
     append_rows(call, sequences[i], slot);

@@ -101,6 +101,21 @@ bool share_memory(int64_t bytes, void** host, void** device) {
   return true;
 }
 
+bool pin_memory(void* data, int64_t bytes) {
+  const std::lock_guard lock(blocks().mutex);
+  if (blocks().find(data, 1) != nullptr) return false;
+  blocks().by_address[address_of(data)] = {bytes, false, nullptr};
+  return true;
+}
+
+bool unpin_memory(void* data) {
+  const std::lock_guard lock(blocks().mutex);
+  const auto found = blocks().by_address.find(address_of(data));
+  if (found == blocks().by_address.end() || found->second.is_device || found->second.twin != nullptr) return false;
+  blocks().by_address.erase(found);
+  return true;
+}
+
 bool unshare_memory(void* host) {
   const std::lock_guard lock(blocks().mutex);
   const auto found = blocks().by_address.find(address_of(host));

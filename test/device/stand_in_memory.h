@@ -10,6 +10,8 @@ namespace stand_in {
 void* allocate_memory(int64_t bytes);  // null: there is none. 0xff, which is NaN in every type, in every byte
 bool release_memory(void* data);       // whether it had been allocated
 bool share_memory(int64_t bytes, void** host, void** device);
+bool pin_memory(void* data, int64_t bytes);  // of the host: operations may read it when they run
+bool unpin_memory(void* data);
 bool unshare_memory(void* host);
 
 // Whether all these bytes are memory that a device reads and writes at this address.

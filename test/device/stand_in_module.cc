@@ -244,6 +244,75 @@ int32_t observe(void*, const DeviceObserve* call, void* stream, DeviceError* err
   return submit(kObserve, call, &counts.n_observed, stream, error);
 }
 
+int32_t accumulate(void*, const DeviceAccumulate* call, void* stream, DeviceError* error) {
+  return submit(kAccumulate, call, &counts.n_accumulated, stream, error);
+}
+
+int32_t create_a_stream(void*, void** stream, DeviceError* error) {
+  return guarded(kCreateStream, error, [&] {
+    *stream = create_stream();
+    ++counts.n_streams;
+  });
+}
+
+void destroy_a_stream(void*, void* stream) {
+  if (!destroy_stream(stream)) return note_fault("a stream is destroyed that is none");
+  --counts.n_streams;
+}
+
+int32_t create_an_event(void*, void** event, DeviceError* error) {
+  return guarded(kCreateEvent, error, [&] {
+    *event = create_event();
+    ++counts.n_events;
+  });
+}
+
+void destroy_an_event(void*, void* event) {
+  if (!destroy_event(event)) return note_fault("an event is destroyed that is none");
+  --counts.n_events;
+}
+
+int32_t record_event(void*, void* event, void* stream, DeviceError* error) {
+  return guarded(kRecordEvent, error, [&] { find_event(event)->record(*find_stream(stream)); });
+}
+
+int32_t wait_event(void*, void* event, void* stream, DeviceError* error) {
+  return guarded(kWaitEvent, error, [&] { find_event(event)->wait_in(*find_stream(stream)); });
+}
+
+// Rows of pinned memory are read when the stream gets there, others at once.
+int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* error) {
+  return guarded(kCopyStrided, error, [&] {
+    const StridedCopy& c = *copy;
+    require(
+        c.row_bytes > 0 && c.n_rows > 0 && (c.n_rows == 1 || (c.to_stride >= c.row_bytes && c.from_stride >= c.row_bytes)),
+        "rows of a copy overlap");
+    const int64_t from_bytes = (c.n_rows - 1) * c.from_stride + c.row_bytes;
+    require(is_device_memory(c.to, (c.n_rows - 1) * c.to_stride + c.row_bytes), "a copy to what is no device memory");
+    const bool is_pinned = is_known_memory(c.from, from_bytes);
+    const auto* first = static_cast<const std::byte*>(c.from);
+    std::vector<std::byte> staged;
+    if (!is_pinned) staged.assign(first, first + from_bytes);
+    find_stream(handle)->submit([c, first, is_pinned, staged = std::move(staged)] {
+      require(!is_pinned || is_known_memory(first, 1), "a copy from memory that is pinned no longer");
+      for (int64_t i = 0; i < c.n_rows; ++i)
+        std::memcpy(static_cast<std::byte*>(c.to) + i * c.to_stride, (is_pinned ? first : staged.data()) + i * c.from_stride,
+                    static_cast<size_t>(c.row_bytes));
+      ++counts.n_strided;
+      counts.strided_bytes += c.n_rows * c.row_bytes;
+    });
+  });
+}
+
+int32_t pin(void*, void* data, int64_t bytes, DeviceError* error) {
+  return guarded(kPin, error, [&] {
+    require(pin_memory(data, bytes), "memory is pinned that is already known");
+    ++counts.n_pinned;
+  });
+}
+
+void unpin(void*, void* data) { give_back(data, unpin_memory, &counts.n_unpinned); }
+
 constexpr DeviceTable kTable = {
     kFault == "other_abi" ? kDeviceAbi + 1 : kDeviceAbi,
     sizeof(DeviceTable) - (kFault == "short_table" ? 8 : 0),
@@ -267,6 +336,16 @@ constexpr DeviceTable kTable = {
     attend,
     merge,
     observe,
+    accumulate,
+    create_a_stream,
+    destroy_a_stream,
+    create_an_event,
+    destroy_an_event,
+    record_event,
+    wait_event,
+    copy_strided,
+    pin,
+    unpin,
 };
 
 void reset() {

@@ -48,14 +48,14 @@ double weight(const Layer& layer, const Counted& query, const std::vector<double
 void observe_head(const DeviceObserve& call, const DeviceSequence& sequence, int32_t head, std::byte* slot) {
   const Layer& layer = *call.layer;
   const WindowRows window(call, sequence);
-  const int32_t kv_head = head / layer.group_size;
+  const int32_t kv_head = head / layer.group_size, k_type = window_layer(layer).k_type;
   const std::vector<Counted> queries = load_queries(call, sequence, head);
   const double kept = std::pow(1.0 - static_cast<double>(call.alpha), sequence.q_len);
   float* evicted = reinterpret_cast<float*>(slot + call.exchange.maw_at) + int64_t{head} * call.exchange.n_evicted;
   std::vector<double> k(static_cast<size_t>(layer.k_head_dim));
   for (int64_t token = sequence.begin; token < sequence.end; ++token) {
-    reference::load_row(layer.k_type, window.row(kPlaneK, kv_head, token),
-                        reference::has_groups(layer.k_type) ? window.row(kPlaneKScales, kv_head, token) : nullptr,
+    reference::load_row(k_type, window.row(kPlaneK, kv_head, token),
+                        reference::has_groups(k_type) ? window.row(kPlaneKScales, kv_head, token) : nullptr,
                         layer.k_head_dim, k.data());
     const bool is_new = call.has_appended != 0 && token >= sequence.end - sequence.q_len;
     float* stored = window.maw(head, token);

@@ -142,6 +142,55 @@ void Stream::run() {
   }
 }
 
+// Records of one event run in the order in which they were asked for, or all but the last do not matter.
+void Event::record(Stream& stream) {
+  const int64_t n = ++n_asked_;
+  stream.submit([state = state_, n] {
+    const std::lock_guard lock(state->mutex);
+    state->n_recorded = std::max(state->n_recorded, n);
+    state->changed.notify_all();
+  });
+}
+
+void Event::wait_in(Stream& stream) {
+  stream.submit([state = state_, n = n_asked_] {
+    std::unique_lock lock(state->mutex);
+    while (state->n_recorded < n && !is_lost()) state->changed.wait_for(lock, std::chrono::milliseconds(1));
+  });
+}
+
+namespace {
+
+struct Events {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Event>> created;
+};
+
+Events& events() {
+  static Events all;
+  return all;
+}
+
+}  // namespace
+
+std::shared_ptr<Event> find_event(void* handle) {
+  const std::lock_guard lock(events().mutex);
+  for (const std::shared_ptr<Event>& event : events().created)
+    if (event.get() == handle) return event;
+  throw Failure{TANDEM_ERROR_INTERNAL, 0, "", "an event that is none"};
+}
+
+void* create_event() {
+  const std::lock_guard lock(events().mutex);
+  events().created.push_back(std::make_shared<Event>());
+  return events().created.back().get();
+}
+
+bool destroy_event(void* handle) {
+  const std::lock_guard lock(events().mutex);
+  return std::erase_if(events().created, [&](const std::shared_ptr<Event>& event) { return event.get() == handle; }) > 0;
+}
+
 std::shared_ptr<Stream> find_stream(void* handle) {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);

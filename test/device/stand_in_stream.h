@@ -67,6 +67,25 @@ class Stream {
   std::thread thread_;  // the last: it uses the others
 };
 
+// A mark in a stream. Who waits, waits for the marks that were asked for until then.
+class Event {
+ public:
+  void record(Stream& stream);
+  void wait_in(Stream& stream);
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int64_t n_recorded = 0;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+  int64_t n_asked_ = 0;  // of the calling thread
+};
+std::shared_ptr<Event> find_event(void* handle);  // throws where it is none
+void* create_event();
+bool destroy_event(void* handle);
+
 // A handle is a stream's address, null is the default stream, which is there from its first use until stop_default_stream().
 std::shared_ptr<Stream> find_stream(void* handle);  // throws where it is none
 void* create_stream();

@@ -345,13 +345,11 @@ void checks_calls(void**) {
 
 // By all that take a layer.
 void refuses_layers(void**) {
-  static const RopeTable rope;
   const struct {
     const char* field;
     void (*spoil)(Layer& layer);
   } kUnsupported[] = {
       {"v_aliases_k", [](Layer& layer) { layer.v_aliases_k = true; }},
-      {"rope", [](Layer& layer) { layer.rope = &rope; }},
       {"k_rotation", [](Layer& layer) { layer.k_rotation = TANDEM_ROTATION_HADAMARD; }},
       {"k_type", [](Layer& layer) { layer.k_type = TANDEM_Q4_64; }},
       {"v_type", [](Layer& layer) { layer.v_type = TANDEM_Q4_64; }},

@@ -45,6 +45,8 @@ int64_t n_streams_of(int64_t fast, int64_t full) {
 
 void streams(void**) { run_streams("prompt", 500001, n_streams_of(40, 400)); }
 
+void streams_of_pieces(void**) { run_streams("pieces", 520001, n_streams_of(40, 400), Policies::kDeviceStream); }
+
 void hgca_streams(void**) { run_streams("hgca", 510001, n_streams_of(40, 400), Policies::kDeviceHgca); }
 
 // A device that is later than the host all the time.
@@ -52,6 +54,7 @@ void streams_of_a_slow_device(void**) {
   if (controls == nullptr) skip();
   controls->set_delay(300'000);
   run_streams("slow", 600001, n_streams_of(12, 100));
+  run_streams("slow pieces", 620001, n_streams_of(12, 100), Policies::kDeviceStream);
   run_streams("slow hgca", 610001, n_streams_of(12, 100), Policies::kDeviceHgca);
   controls->set_delay(0);
 }
@@ -77,7 +80,7 @@ int tear_down(void**) {
 
 int main(int argc, char** argv) {
   if (argc > 1) module_path = argv[1];
-  const CMUnitTest tests[] = {cmocka_unit_test(streams), cmocka_unit_test(hgca_streams),
+  const CMUnitTest tests[] = {cmocka_unit_test(streams), cmocka_unit_test(streams_of_pieces), cmocka_unit_test(hgca_streams),
                               cmocka_unit_test(streams_of_a_slow_device)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -53,14 +53,28 @@ tandem_session_options hgca_options(const reference::HgcaOptions& from) {
   return options;
 }
 
+bool is_exact(Policies policies) {
+  return policies == Policies::kExact || policies == Policies::kDevice || policies == Policies::kDeviceStream;
+}
+
+// From what 64 tokens of a KV head take on, which is the least.
+int64_t draw_buffer_bytes(const std::vector<RefLayer>& layers, reference::Random* random) {
+  int64_t row_bytes = 0;
+  for (const RefLayer& layer : layers)
+    row_bytes = std::max(row_bytes, tandem_dtype_row_bytes(layer.k_type, layer.k_head_dim) +
+                                        (layer.v_aliases_k ? 0 : tandem_dtype_row_bytes(layer.v_type, layer.v_head_dim)));
+  return 64 * row_bytes * random->pick({1, 1, 2, 3, 8}) + random->integer(0, row_bytes);
+}
+
 }  // namespace
 
 StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device)
     : seed_(seed), policies_(policies), random_(seed), device_(device) {
   const int64_t n_layers = random_.integer(1, 3);
-  const bool rope = random_.chance(device != nullptr ? 0.1 : 0.5);  // shifting needs it in every layer
+  // Shifting needs it in every layer; keys that cross the bus are not rotated.
+  const bool rope = policies != Policies::kDeviceStream && random_.chance(device != nullptr ? 0.3 : 0.5);
   for (int64_t l = 0; l < n_layers; ++l) {
-    layers_.push_back(draw_layer(&random_, policies != Policies::kExact && policies != Policies::kDevice));
+    layers_.push_back(draw_layer(&random_, !is_exact(policies)));
     if (rope) layers_.back().rope = random_.pick({TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED});
   }
   if (!rope && seed % 4 == 0) set_latent(&layers_.back());
@@ -68,14 +82,20 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
   cache_ = std::make_unique<Cache>(engine, layers_, CacheSetup{page_tokens_});
   const auto add = [this](Entry entry) {
     tandem_session_options options = entry.hgca ? hgca_options(entry.options) : scope_options(entry.scope);
-    if (policies_ == Policies::kDevice && !entry.scope.streaming) options.window_tokens = random_.integer(0, 300);
+    if (policies_ != Policies::kExact && is_exact(policies_) && !entry.scope.streaming)
+      options.window_tokens = random_.integer(0, 300);
+    if (policies_ == Policies::kDeviceStream && !entry.scope.streaming) {
+      options.window_tokens = random_.pick<int64_t>({0, 1, 5, 20, 100});
+      options.route = "stream";
+      options.stream_buffer_bytes = draw_buffer_bytes(layers_, &random_);
+    }
     entry.session = std::make_unique<Session>(*cache_, options);
     sessions_.push_back(std::move(entry));
   };
   const auto draw_scope = [this] {
     return reference::Scope{true, random_.pick<int64_t>({1, 4, 16, 33}), random_.pick<int64_t>({0, 1, 4, 20})};
   };
-  if (policies == Policies::kExact || policies == Policies::kDevice) {
+  if (is_exact(policies)) {
     add({});
     for (int64_t i = random_.integer(1, 2); i > 0; --i) {
       Entry entry;
@@ -289,7 +309,7 @@ void StreamWorld::attend_layer(size_t session, size_t layer, const Pass& pass, c
   args.o = &o;
   args.lse = &lse;
   args.parent_idx = pass.tree ? call.parents.data() : nullptr;
-  if (is_for_device(layer, pass)) return attend_on_device(session, layer, pass, args, std::move(call));
+  if (is_for_device(layer)) return attend_on_device(session, layer, pass, args, std::move(call));
   TANDEM_EXPECT(where(), TANDEM_OK, tandem_attend(*sessions_[session].session, &args, &error));
   ++n_attends_;
   if (!pass.append_first) grow_model(pass, layer, call);

@@ -22,7 +22,8 @@ namespace harness {
 
 enum class Policies {
   kExact,
-  kDevice,  // the same, with tensors in device memory
+  kDevice,        // the same, with tensors in device memory
+  kDeviceStream,  // and the route "stream" where all keys are attended, through buffers of a few tokens
   kDeviceHgca,
   kHgca,
   // What ordinary hgca streams leave out, so that other failures show: trees that are longer than the window, and partial
@@ -108,7 +109,7 @@ class StreamWorld {
     LayerCall call;
     std::vector<DeviceTensor> tensors;
   };
-  bool is_for_device(size_t layer, const Pass& pass);
+  bool is_for_device(size_t layer);
   tandem_tensor to_device(PendingCall* pending, Tensor* tensor);
   void attend_on_device(size_t session, size_t layer, const Pass& pass, tandem_attend_args args, LayerCall call);
   void finish_pending();

@@ -10,7 +10,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 1
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0x98E8AB65725AA981  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x659DEA8E50FC76F9  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {
     "OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
@@ -60,7 +60,8 @@ class CacheOptionsStruct(ctypes.Structure):
 class SessionOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("policy", c_char_p), ("window_tokens", c_int64),
                 ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("group_mode", c_int32),
-                ("evict_by", c_int32), ("halo_tokens", c_int64)]
+                ("evict_by", c_int32), ("halo_tokens", c_int64), ("route", c_char_p),
+                ("stream_buffer_bytes", c_int64)]
 
 
 class AttendArgsStruct(ctypes.Structure):
@@ -72,14 +73,14 @@ class AttendArgsStruct(ctypes.Structure):
 class MemoryPlanStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
         (name, c_int64) for name in ("host_kv_bytes", "host_session_bytes", "selection_max_bytes", "device_window_bytes",
-                                     "device_work_bytes", "kv_token_bytes", "shared_bytes")]
+                                     "device_work_bytes", "kv_token_bytes", "shared_bytes", "device_stream_bytes")]
 
 
 class CacheStatsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
         (name, c_int64) for name in ("n_sequences", "n_pages_used", "n_pages_shared", "host_kv_bytes", "host_session_bytes",
                                      "selection_bytes", "host_peak_bytes", "device_window_bytes", "device_work_bytes",
-                                     "device_peak_bytes")]
+                                     "device_peak_bytes", "device_stream_bytes", "pinned_bytes")]
 
 
 class SessionStatsStruct(ctypes.Structure):
@@ -87,7 +88,8 @@ class SessionStatsStruct(ctypes.Structure):
         (name, c_int64) for name in ("n_attends", "n_query_tokens", "resident_kv_bytes_read", "host_kv_bytes_read",
                                      "dense_kv_bytes", "evicted_tokens", "n_refreshes", "selected_keys", "host_keys",
                                      "attend_ns", "refresh_ns", "refresh_wait_ns", "n_device_attends", "n_host_parts",
-                                     "host_part_ns", "staged_kv_bytes", "filled_kv_bytes")]
+                                     "host_part_ns", "staged_kv_bytes", "filled_kv_bytes", "n_stream_parts",
+                                     "stream_part_ns", "streamed_kv_bytes")]
 
 
 # Structs by their C names, in the order of the header.

@@ -33,6 +33,8 @@ class CacheStats:
     device_window_bytes: int
     device_work_bytes: int
     device_peak_bytes: int
+    device_stream_bytes: int
+    pinned_bytes: int
 
 
 def read_stats(kind: type[Stats], struct: Any, function: Any, handle: int | None) -> Stats:

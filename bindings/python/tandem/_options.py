@@ -62,6 +62,10 @@ class SessionOptions(TypedDict, total=False):
         ``"window"`` or ``"host"``: which length the threshold at eviction is over.
     halo_tokens : int
         Keys kept after a strongly attended one; -1: 128; 0: none.
+    route : str
+        ``"auto"`` (the default), ``"host"`` or ``"stream"``: who computes over keys outside the window for device tensors.
+    stream_buffer_bytes : int
+        Each of the two buffers that keys go through; 0: 16 MiB.
     """
 
     policy: str
@@ -72,6 +76,8 @@ class SessionOptions(TypedDict, total=False):
     group_mode: str
     evict_by: str
     halo_tokens: int
+    route: str
+    stream_buffer_bytes: int
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:

@@ -47,6 +47,9 @@ class SessionStats:
     host_part_ns: int
     staged_kv_bytes: int
     filled_kv_bytes: int
+    n_stream_parts: int
+    stream_part_ns: int
+    streamed_kv_bytes: int
 
 
 def _lens(n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:

@@ -28,6 +28,7 @@ class MemoryPlan:
     device_work_bytes: int
     kv_token_bytes: int
     shared_bytes: int
+    device_stream_bytes: int
 
     def report(self) -> dict[str, Any]:
         """The same as the library says it in JSON."""

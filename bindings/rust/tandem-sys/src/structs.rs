@@ -115,6 +115,8 @@ abi_structs! {
         group_mode: i32,
         evict_by: i32,
         halo_tokens: i64,
+        route: *const c_char,
+        stream_buffer_bytes: i64,
     }
 
     struct tandem_attend_args {
@@ -143,6 +145,7 @@ abi_structs! {
         device_work_bytes: i64,
         kv_token_bytes: i64,
         shared_bytes: i64,
+        device_stream_bytes: i64,
     }
 
     struct tandem_cache_stats {
@@ -158,6 +161,8 @@ abi_structs! {
         device_window_bytes: i64,
         device_work_bytes: i64,
         device_peak_bytes: i64,
+        device_stream_bytes: i64,
+        pinned_bytes: i64,
     }
 
     struct tandem_session_stats {
@@ -180,5 +185,8 @@ abi_structs! {
         host_part_ns: i64,
         staged_kv_bytes: i64,
         filled_kv_bytes: i64,
+        n_stream_parts: i64,
+        stream_part_ns: i64,
+        streamed_kv_bytes: i64,
     }
 }

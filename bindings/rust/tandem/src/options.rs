@@ -279,6 +279,10 @@ pub struct SessionOptions {
     pub evict_by: EvictBy,
     /// Keys kept after a strongly attended one; -1: 128; 0: none.
     pub halo_tokens: i64,
+    /// `"auto"`, `"host"`, `"stream"`: who computes over keys outside the window for device tensors.
+    pub route: String,
+    /// Each of the two buffers that keys go through; 0: 16 MiB.
+    pub stream_buffer_bytes: i64,
 }
 
 impl Default for SessionOptions {
@@ -292,6 +296,8 @@ impl Default for SessionOptions {
             group_mode: GroupMode::Union,
             evict_by: EvictBy::Window,
             halo_tokens: -1,
+            route: "auto".to_string(),
+            stream_buffer_bytes: 0,
         }
     }
 }
@@ -300,6 +306,7 @@ impl SessionOptions {
     /// Calls `function` with the C struct.
     pub(crate) fn with_raw<R>(&self, function: impl FnOnce(&sys::tandem_session_options) -> Result<R>) -> Result<R> {
         let policy = c_text("tandem_session_create", "policy", &self.policy)?;
+        let route = c_text("tandem_session_create", "route", &self.route)?;
         function(&sys::tandem_session_options {
             struct_size: size_of::<sys::tandem_session_options>() as u32,
             reserved: 0,
@@ -311,6 +318,8 @@ impl SessionOptions {
             group_mode: self.group_mode as i32,
             evict_by: self.evict_by as i32,
             halo_tokens: self.halo_tokens,
+            route: route.as_ptr(),
+            stream_buffer_bytes: self.stream_buffer_bytes,
         })
     }
 }
@@ -340,9 +349,9 @@ mod tests {
         let cache = format!("{:?}", initialised(sys::tandem_cache_options_init));
         assert_eq!(format!("{:?}", CacheOptions::default().raw(1).unwrap()), cache);
         let mut session = initialised(sys::tandem_session_options_init);
-        assert!(session.policy.is_null()); // which is "all"
+        assert!(session.policy.is_null() && session.route.is_null()); // which are "all" and "auto"
         let check = |raw: &sys::tandem_session_options| {
-            session.policy = raw.policy;
+            (session.policy, session.route) = (raw.policy, raw.route);
             assert_eq!(format!("{raw:?}"), format!("{session:?}"));
             Ok(())
         };

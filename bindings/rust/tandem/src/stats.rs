@@ -37,6 +37,8 @@ numbers! {
         kv_token_bytes,
         /// Pinned host memory through which device and host hand over.
         shared_bytes,
+        /// Buffers of a session that may stream.
+        device_stream_bytes,
     }
     /// What a cache holds.
     CacheStats = tandem_cache_stats {
@@ -60,6 +62,10 @@ numbers! {
         device_work_bytes,
         /// Most ever in use at once in device memory.
         device_peak_bytes,
+        /// Buffers of sessions that stream.
+        device_stream_bytes,
+        /// Pages pinned for streams.
+        pinned_bytes,
     }
     /// Sums since a session was created.
     SessionStats = tandem_session_stats {
@@ -97,5 +103,11 @@ numbers! {
         staged_kv_bytes,
         /// K and V copied from the host store into windows.
         filled_kv_bytes,
+        /// Parts outside the window that the device computed.
+        n_stream_parts,
+        /// From the call, or the part before it, to the last key being on the device.
+        stream_part_ns,
+        /// K and V that crossed the bus for these.
+        streamed_kv_bytes,
     }
 }

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+#include "lib/routes/route.h"
+
+#include <cstring>
+#include <string>
+
+namespace tandem {
+namespace {
+
+struct RouteName {
+  const char* name;
+  Route route;
+};
+constexpr RouteName kRoutes[] = {{"auto", Route::kAuto}, {"host", Route::kHost}, {"stream", Route::kStream}};
+
+Status find_route(const char* name, Route* route) {
+  std::string names;
+  for (const RouteName& known : kRoutes) {
+    if (std::strcmp(known.name, name) == 0) {
+      *route = known.route;
+      return {};
+    }
+    names += names.empty() ? known.name : std::string(", ") + known.name;
+  }
+  return fail(TANDEM_ERROR_NOT_FOUND, "route", "route = \"%.64s\" is not one of %s", name, names.c_str());
+}
+
+}  // namespace
+
+Status resolve_route_options(const tandem_session_options& options, const Policy& policy, RouteOptions* resolved) {
+  RouteOptions made;
+  if (options.route != nullptr) TANDEM_TRY(find_route(options.route, &made.route));
+  if (options.stream_buffer_bytes < 0)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "stream_buffer_bytes = %lld is negative",
+                static_cast<long long>(options.stream_buffer_bytes));
+  constexpr int64_t kUnit = 256, kMost = int64_t{1} << 40;
+  if (options.stream_buffer_bytes > kMost)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "stream_buffer_bytes = %lld is more than 2^40",
+                static_cast<long long>(options.stream_buffer_bytes));
+  if (options.stream_buffer_bytes > 0) made.buffer_bytes = (options.stream_buffer_bytes + kUnit - 1) / kUnit * kUnit;
+  if (made.route == Route::kStream && !can_stream(policy))
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\" with policy \"%s\": %s", policy.name,
+                policy.keeps_maw ? "the CPU has to see the queries, as it keeps the moving averages of the host's keys"
+                                 : "it attends sinks alone outside the window");
+  *resolved = made;
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#include "lib/routes/stream_buffers.h"
+
+#include <chrono>
+
+#include "lib/device_status.h"
+
+namespace tandem {
+
+Status StreamBuffers::create(const Device& device, Tier& tier, int64_t buffer_bytes,
+                             std::unique_ptr<StreamBuffers>* buffers) {
+  std::unique_ptr<StreamBuffers> made(new StreamBuffers(device, buffer_bytes));
+  TANDEM_TRY(Buffer::create(tier, kBuffers * buffer_bytes, Use::kStream, &made->memory_));
+  TANDEM_TRY(call_device(device, &DeviceTable::create_stream, &made->stream_));
+  made->has_stream_ = true;
+  for (std::vector<void*>* events : {&made->filled_, &made->freed_}) {
+    events->reserve(kBuffers);
+    for (int64_t i = 0; i < kBuffers; ++i) {
+      void* event = nullptr;
+      TANDEM_TRY(call_device(device, &DeviceTable::create_event, &event));
+      events->push_back(event);
+    }
+  }
+  *buffers = std::move(made);
+  return {};
+}
+
+StreamBuffers::~StreamBuffers() {
+  DeviceError ignored;
+  if (has_stream_) device_.table->wait(device_.self, stream_, &ignored);
+  for (const std::vector<void*>* events : {&filled_, &freed_})
+    for (void* event : *events) device_.table->destroy_event(device_.self, event);
+  if (has_stream_) device_.table->destroy_stream(device_.self, stream_);
+}
+
+Status StreamBuffers::send(const std::vector<StridedCopy>& copies) {
+  const auto b = static_cast<size_t>(n_sent_ % kBuffers);
+  TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, freed_[b], stream_));
+  for (const StridedCopy& copy : copies) TANDEM_TRY(call_device(device_, &DeviceTable::copy_strided, &copy, stream_));
+  TANDEM_TRY(call_device(device_, &DeviceTable::record_event, filled_[b], stream_));
+  ++n_sent_;
+  return {};
+}
+
+Status StreamBuffers::take(void* stream, std::byte** piece) {
+  *piece = at(n_taken_);
+  return call_device(device_, &DeviceTable::wait_event, filled_[static_cast<size_t>(n_taken_ % kBuffers)], stream);
+}
+
+Status StreamBuffers::done_with(void* stream) {
+  TANDEM_TRY(call_device(device_, &DeviceTable::record_event, freed_[static_cast<size_t>(n_taken_ % kBuffers)], stream));
+  ++n_taken_;
+  return {};
+}
+
+Status StreamBuffers::mark(std::byte* flag) {
+  return call_device(device_, &DeviceTable::fill, flag, 1, int64_t{1}, stream_);
+}
+
+// A device that is lost does nothing any more either.
+void StreamBuffers::settle(void* stream) {
+  DeviceError ignored;
+  device_.table->wait(device_.self, stream_, &ignored);
+  device_.table->wait(device_.self, stream, &ignored);
+  n_taken_ = n_sent_;
+}
+
+Status StreamBuffers::measure(double* rate) {
+  constexpr int64_t kMostBytes = int64_t{16} << 20;
+  constexpr int kCopies = 4;
+  const int64_t bytes = buffer_bytes_ < kMostBytes ? buffer_bytes_ : kMostBytes;
+  void *from = nullptr, *ignored = nullptr;
+  TANDEM_TRY(call_device(device_, &DeviceTable::allocate_shared, bytes, &from, &ignored));
+  Status status;
+  std::chrono::steady_clock::time_point begin;
+  for (int i = 0; i <= kCopies && status.ok(); ++i) {  // the first is not counted
+    const StridedCopy copy{at(0), from, bytes, 1, bytes, bytes};
+    status = call_device(device_, &DeviceTable::copy_strided, &copy, stream_);
+    if (i > 0 || !status.ok()) continue;
+    status = call_device(device_, &DeviceTable::wait, stream_);
+    begin = std::chrono::steady_clock::now();
+  }
+  if (status.ok()) status = call_device(device_, &DeviceTable::wait, stream_);
+  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
+  device_.table->release_shared(device_.self, from);
+  if (status.ok()) *rate = static_cast<double>(kCopies * bytes) / spent.count();
+  return status;
+}
+
+}  // namespace tandem

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// The two buffers that a session's keys go through, and the stream that fills them: one is filled while the other is
+// attended. Calls follow each other without waiting; events say when a buffer is full, and when it may be filled again.
+//
+//   copy stream     fill 0 | fill 1 |        fill 0 |        fill 1 ...
+//   caller's                 attend 0 | attend 1 |  attend 0 | ...
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lib/device_owner.h"
+#include "lib/memory.h"
+
+namespace tandem {
+
+class StreamBuffers {
+ public:
+  static constexpr int64_t kBuffers = 2;
+
+  static Status create(const Device& device, Tier& tier, int64_t buffer_bytes, std::unique_ptr<StreamBuffers>* buffers);
+  ~StreamBuffers();
+  StreamBuffers(const StreamBuffers&) = delete;
+
+  // Pieces are sent and taken in one order. next(): where the next one goes.
+  std::byte* next() const { return at(n_sent_); }
+  Status send(const std::vector<StridedCopy>& copies);
+  // The oldest that was sent is there, for what follows on `stream`; done_with() what was asked of it until then.
+  Status take(void* stream, std::byte** piece);
+  Status done_with(void* stream);
+  // Behind everything that was sent: *flag is 1. flag: the device's address.
+  Status mark(std::byte* flag);
+  // After a failure: nothing is under way in the buffers any more.
+  void settle(void* stream);
+  // Bytes per ns of copies from memory that is pinned.
+  Status measure(double* rate);
+
+ private:
+  StreamBuffers(const Device& device, int64_t buffer_bytes) : device_(device), buffer_bytes_(buffer_bytes) {}
+  std::byte* at(uint64_t n) const { return memory_.data() + static_cast<int64_t>(n % kBuffers) * buffer_bytes_; }
+
+  const Device& device_;
+  int64_t buffer_bytes_;
+  Buffer memory_;
+  void* stream_ = nullptr;
+  bool has_stream_ = false;
+  std::vector<void*> filled_, freed_;  // events, [kBuffers]
+  uint64_t n_sent_ = 0, n_taken_ = 0;
+};
+
+}  // namespace tandem

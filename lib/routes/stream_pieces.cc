@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+#include "lib/routes/stream_pieces.h"
+
+#include <algorithm>
+
+#include "lib/routes/route.h"
+
+namespace tandem {
+namespace {
+
+constexpr int32_t kLeastPage = 64;  // tokens: what kernels take
+
+int64_t count_groups(const StreamLayout& layout, int32_t n_kv_heads) {
+  return (n_kv_heads + layout.n_heads - 1) / layout.n_heads;
+}
+
+}  // namespace
+
+Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout) {
+  StreamLayout made;
+  made.row_bytes = plane_bytes(layer);
+  made.page_len = static_cast<int32_t>(extent_len);  // a power of two, as pages of the store are
+  const int64_t row_bytes = made.row_bytes.total();
+  while (made.page_len > kLeastPage && made.page_len * row_bytes > buffer_bytes) made.page_len /= 2;
+  const int64_t most_heads = buffer_bytes / (made.page_len * row_bytes);
+  if (most_heads == 0)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
+                "stream_buffer_bytes = %lld is less than the %lld bytes of %d tokens of a KV head",
+                static_cast<long long>(buffer_bytes), static_cast<long long>(kLeastPage * row_bytes), kLeastPage);
+  const auto n_kv_heads = static_cast<int64_t>(layer.n_kv_heads), n_groups = (n_kv_heads + most_heads - 1) / most_heads;
+  made.n_heads = static_cast<int32_t>((n_kv_heads + n_groups - 1) / n_groups);
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    made.at[p] = made.page_bytes;
+    made.head_stride[p] = made.page_len * made.row_bytes.of[p];
+    made.page_bytes += made.n_heads * made.head_stride[p];
+  }
+  made.n_pages = buffer_bytes / made.page_bytes;
+  *layout = made;
+  return {};
+}
+
+Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len, int64_t buffer_bytes,
+                           std::vector<StreamLayout>* layouts) {
+  const auto streams = [&](const Layer& layer) { return can_stream(policy_of_layer(policy, layer)); };
+  if (std::none_of(layers.begin(), layers.end(), streams)) return {};
+  for (const Layer& layer : layers)
+    TANDEM_TRY(make_stream_layout(layer, extent_len, buffer_bytes, &layouts->emplace_back()));
+  return {};
+}
+
+int64_t count_pieces(const StreamLayout& layout, int32_t n_kv_heads, int64_t begin, int64_t end) {
+  if (begin >= end) return 0;
+  const int64_t length = layout.piece_len();
+  return count_groups(layout, n_kv_heads) * ((end + length - 1) / length - begin / length);
+}
+
+void cut_pieces(const StreamLayout& layout, int32_t n_kv_heads, size_t call, TokenRange tokens,
+                std::vector<StreamPiece>* pieces) {
+  const int64_t length = layout.piece_len();
+  for (int32_t h = 0; h < n_kv_heads; h += layout.n_heads)
+    for (int64_t t = tokens.begin; t < tokens.end; t = (t / length + 1) * length)
+      pieces->push_back(
+          {call, h, std::min(layout.n_heads, n_kv_heads - h), t, std::min((t / length + 1) * length, tokens.end)});
+}
+
+// Rows side by side become one row; rows of a length at one distance from each other, one copy.
+void CopyList::add(std::byte* to, const std::byte* from, int64_t bytes) {
+  if (!copies_.empty()) {
+    StridedCopy& last = copies_.back();
+    const int64_t to_stride = to - static_cast<std::byte*>(last.to),
+                  from_stride = from - static_cast<const std::byte*>(last.from);
+    if (last.n_rows == 1 && to_stride == last.row_bytes && from_stride == last.row_bytes) {
+      last.row_bytes += bytes;
+      return;
+    }
+    if (last.row_bytes == bytes) {
+      if (last.n_rows == 1 && to_stride > bytes && from_stride > bytes) {
+        last.to_stride = to_stride;
+        last.from_stride = from_stride;
+        last.n_rows = 2;
+        return;
+      }
+      if (last.n_rows > 1 && to_stride == last.n_rows * last.to_stride && from_stride == last.n_rows * last.from_stride) {
+        ++last.n_rows;
+        return;
+      }
+    }
+  }
+  copies_.push_back({to, from, bytes, 1, bytes, bytes});
+}
+
+}  // namespace tandem

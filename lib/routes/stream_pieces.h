@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// How keys of the host are cut for the route "stream", and where they lie in a buffer on the device.
+//
+// A piece is a group of KV heads x a range of tokens of one sequence and layer. In its buffer it has the layout of window
+// pages, so that the kernels attend it like these; but a page there is as long as an extent of the store (lib/page_store.h)
+// and its planes follow each other as they do in one. A sequence that has grown alone is then copied an extent at a time:
+//
+//   extent:  ... | layer: K head 0 [2048 rows] | K head 1 | ... | V head 0 | ... | ...      one copy for all heads
+//   page:          layer: K head 0 [2048 rows] | K head 1 | ... | V head 0 | ...
+//
+// Ranges begin at multiples of what a buffer holds, so that token t is in page t / page_len % n_pages of any buffer.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/device_window.h"
+#include "lib/status.h"
+
+namespace tandem {
+
+struct StreamLayout {
+  int32_t page_len = 0;  // a multiple of 64
+  int32_t n_heads = 0;   // KV heads of a piece, but for the last group
+  int64_t n_pages = 0;   // of a buffer
+  PlaneBytes row_bytes;
+  int64_t at[kPlanes] = {};  // of a piece's first head, in a page
+  int64_t head_stride[kPlanes] = {};
+  int64_t page_bytes = 0;
+
+  int64_t piece_len() const { return n_pages * page_len; }
+};
+// extent_len: tokens of the store's extents. INVALID_ARGUMENT where a buffer has no room for 64 tokens of one KV head.
+Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout);
+
+// [n_layers]; empty where the policy leaves nothing to stream in any layer.
+Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len, int64_t buffer_bytes,
+                           std::vector<StreamLayout>* layouts);
+
+struct StreamPiece {
+  size_t call = 0;  // of the task's
+  int32_t first_head = 0, n_heads = 0;
+  int64_t begin = 0, end = 0;
+};
+int64_t count_pieces(const StreamLayout& layout, int32_t n_kv_heads, int64_t begin, int64_t end);
+// Those of tokens [begin, end), in the order in which they are sent: a group of heads after the other.
+void cut_pieces(const StreamLayout& layout, int32_t n_kv_heads, size_t call, TokenRange tokens,
+                std::vector<StreamPiece>* pieces);
+
+// Copies in the order of add(), of which those that can be one are one.
+class CopyList {
+ public:
+  void clear() { copies_.clear(); }
+  void add(std::byte* to, const std::byte* from, int64_t bytes);
+  const std::vector<StridedCopy>& copies() const { return copies_; }
+
+ private:
+  std::vector<StridedCopy> copies_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+// Pieces of streamed keys: every key of every head once, in its place; copies that are as few as they can be; and what the
+// route "auto" goes by.
+#include "lib/routes/stream_pieces.h"
+
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "lib/routes/route_costs.h"
+#include "with_cmocka.h"
+
+using namespace tandem;
+
+namespace {
+
+Layer layer_of(int32_t n_kv_heads, int32_t k_type, int32_t v_type, int32_t dim = 64) {
+  Layer layer;
+  layer.n_kv_heads = n_kv_heads;
+  layer.group_size = 2;
+  layer.n_q_heads = 2 * n_kv_heads;
+  layer.k_head_dim = layer.v_head_dim = dim;
+  layer.k_type = k_type;
+  layer.v_type = v_type;
+  return layer;
+}
+
+StreamLayout layout_of(const Layer& layer, int64_t buffer_bytes) {
+  StreamLayout layout;
+  const Status status = make_stream_layout(layer, 2048, buffer_bytes, &layout);
+  if (!status.ok()) fail_msg("%s", status.info().message.c_str());
+  return layout;
+}
+
+void layouts_fit(void**) {
+  for (const int32_t type : {TANDEM_F32, TANDEM_BF16, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_E4M3})
+    for (const int32_t n_heads : {1, 2, 5, 8})
+      for (int64_t bytes = 64 * plane_bytes(layer_of(1, type, TANDEM_BF16)).total(); bytes < int64_t{1} << 25; bytes *= 3) {
+        const Layer layer = layer_of(n_heads, type, TANDEM_BF16);
+        const StreamLayout layout = layout_of(layer, bytes);
+        assert_int_equal(layout.page_len % 64, 0);
+        assert_in_range(layout.page_len, 64, 2048);
+        assert_in_range(layout.n_heads, 1, n_heads);
+        assert_true(layout.n_pages >= 1 && layout.n_pages * layout.page_bytes <= bytes);
+        int64_t end = 0;  // planes and heads one behind the other
+        for (int32_t p = 0; p < kPlanes; ++p) {
+          assert_int_equal(layout.at[p], end);
+          assert_int_equal(layout.at[p] % 16, 0);
+          assert_int_equal(layout.head_stride[p] % 16, 0);
+          end += layout.n_heads * layout.head_stride[p];
+        }
+        assert_int_equal(end, layout.page_bytes);
+        if (layout.n_heads < n_heads) assert_true((layout.n_heads + 1) * layout.page_bytes / layout.n_heads > bytes / 2);
+      }
+  StreamLayout none;
+  const Status status = make_stream_layout(layer_of(1, TANDEM_BF16, TANDEM_BF16), 2048, 64 * 256 - 1, &none);
+  assert_int_equal(status.code(), TANDEM_ERROR_INVALID_ARGUMENT);
+  assert_non_null(std::strstr(status.info().message.c_str(), "stream_buffer_bytes = 16383"));
+}
+
+void pieces_have_every_key_once(void**) {
+  const Layer layer = layer_of(5, TANDEM_BF16, TANDEM_BF16);
+  for (const int64_t bytes : {16384, 40000, 100000, 1 << 20, 1 << 24}) {
+    const StreamLayout layout = layout_of(layer, bytes);
+    for (const TokenRange range : {TokenRange{0, 1}, {0, 64}, {63, 65}, {100, 1000}, {2047, 5000}, {128, 128}}) {
+      std::vector<StreamPiece> pieces;
+      cut_pieces(layout, layer.n_kv_heads, 3, range, &pieces);
+      assert_int_equal(pieces.size(), count_pieces(layout, layer.n_kv_heads, range.begin, range.end));
+      std::map<int32_t, int64_t> next;  // token of each head
+      for (const StreamPiece& piece : pieces) {
+        assert_int_equal(piece.call, 3);
+        assert_true(piece.begin < piece.end && piece.n_heads > 0);
+        assert_int_equal(piece.begin / layout.piece_len(), (piece.end - 1) / layout.piece_len());
+        for (int32_t h = piece.first_head; h < piece.first_head + piece.n_heads; ++h) {
+          assert_int_equal(next.count(h) > 0 ? next[h] : range.begin, piece.begin);
+          next[h] = piece.end;
+        }
+      }
+      assert_int_equal(next.size(), range.begin < range.end ? layer.n_kv_heads : 0);
+      for (const auto& [head, end] : next) assert_int_equal(end, range.end);
+    }
+  }
+}
+
+// What a list of copies does, byte by byte.
+void copies_are_joined(void**) {
+  std::vector<std::byte> from(4096), to(4096), wanted(4096);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 % 251);
+  const auto run = [&](const std::vector<std::array<int64_t, 3>>& rows, size_t n_copies) {
+    CopyList list;
+    std::fill(to.begin(), to.end(), std::byte{0});
+    std::fill(wanted.begin(), wanted.end(), std::byte{0});
+    for (const auto& [at, of, bytes] : rows) {
+      list.add(to.data() + at, from.data() + of, bytes);
+      std::memcpy(wanted.data() + at, from.data() + of, static_cast<size_t>(bytes));
+    }
+    for (const StridedCopy& copy : list.copies())
+      for (int64_t i = 0; i < copy.n_rows; ++i)
+        std::memcpy(static_cast<std::byte*>(copy.to) + i * copy.to_stride,
+                    static_cast<const std::byte*>(copy.from) + i * copy.from_stride, static_cast<size_t>(copy.row_bytes));
+    assert_int_equal(list.copies().size(), n_copies);
+    assert_memory_equal(to.data(), wanted.data(), to.size());
+  };
+  run({{0, 100, 50}, {50, 150, 50}, {100, 200, 7}}, 1);                  // side by side
+  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 50}}, 1);                  // at one distance
+  run({{0, 0, 50}, {100, 200, 50}, {201, 400, 50}}, 2);                  // not quite
+  run({{0, 0, 50}, {100, 200, 50}, {200, 400, 49}}, 2);                  // nor as long
+  run({{100, 200, 50}, {0, 0, 50}}, 2);                                  // backwards
+  run({{0, 0, 50}, {50, 100, 50}, {100, 150, 50}}, 2);                   // side by side on one side
+  run({{0, 0, 50}, {50, 50, 50}, {200, 300, 100}, {400, 600, 100}}, 1);  // rows that were two
+}
+
+void costs_decide(void**) {
+  const Layer layer = layer_of(8, TANDEM_BF16, TANDEM_BF16, 128), other = layer_of(2, TANDEM_BF16, TANDEM_BF16, 128);
+  RouteCosts costs;
+  constexpr int64_t kKeys = 100'000, kBytes = kKeys * 4096;
+  assert_false(costs.knows_bus());
+  assert_true(costs.stream_ns(kBytes) > 1e300);  // never, until it is measured
+  assert_true(costs.host_ns(layer, 16, kKeys) == 0.0);
+  costs.note_bus(50.0);
+  assert_true(costs.knows_bus());
+  costs.note_host(layer, 1, 1000, 30'000.0);       // 30 ns a key
+  costs.note_host(layer, 512, 1000, 1'000'000.0);  // 1 us
+  assert_true(costs.knows_host(layer, 1) && costs.knows_host(layer, 257) && costs.knows_host(layer, 512));
+  assert_false(costs.knows_host(layer, 256) || costs.knows_host(other, 512));
+  assert_true(costs.host_ns(layer, 1, kKeys) < costs.stream_ns(kBytes));
+  assert_true(costs.host_ns(layer, 512, kKeys) > costs.stream_ns(kBytes));
+  assert_true(costs.host_ns(other, 512, kKeys) == 0.0);
+  // Half the queries of a class that is known, and a class that is not, by the next one.
+  const double whole = costs.host_ns(layer, 512, kKeys);
+  assert_true(costs.host_ns(layer, 256, kKeys) == whole / 2);
+  // The CPU's own parts correct what was measured, a step at a time.
+  for (int i = 0; i < 20; ++i) costs.note_host(layer, 512, 1000, 10'000.0);
+  assert_true(costs.host_ns(layer, 512, kKeys) < costs.stream_ns(kBytes));
+  costs.note_host(layer, 512, 0, 10.0);  // nothing was attended: nothing is learned
+  assert_true(costs.host_ns(layer, 512, kKeys) > 0.0);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {cmocka_unit_test(layouts_fit), cmocka_unit_test(pieces_have_every_key_once),
+                              cmocka_unit_test(copies_are_joined), cmocka_unit_test(costs_decide)};
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
