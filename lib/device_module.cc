@@ -157,6 +157,16 @@ std::string table_refusal(const DeviceTable* table, const char* name) {
       {"attend", table->attend != nullptr},
       {"merge", table->merge != nullptr},
       {"observe", table->observe != nullptr},
+      {"accumulate", table->accumulate != nullptr},
+      {"create_stream", table->create_stream != nullptr},
+      {"destroy_stream", table->destroy_stream != nullptr},
+      {"create_event", table->create_event != nullptr},
+      {"destroy_event", table->destroy_event != nullptr},
+      {"record_event", table->record_event != nullptr},
+      {"wait_event", table->wait_event != nullptr},
+      {"copy_strided", table->copy_strided != nullptr},
+      {"pin", table->pin != nullptr},
+      {"unpin", table->unpin != nullptr},
   };
   for (const auto& function : functions)
     if (!function.there) return std::string("its table has no ") + function.name + "()";
