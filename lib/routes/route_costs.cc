@@ -9,6 +9,7 @@ namespace {
 
 constexpr double kNewest = 0.3;         // share of the newest measurement
 constexpr double kStreamNs = 40'000.0;  // to begin and to end a stream
+constexpr double kTrialShare = 0.8;     // of what a trial said
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 int64_t class_of(int64_t n_queries) {
@@ -21,13 +22,15 @@ RouteCosts::Shape RouteCosts::shape_of(const Layer& layer) {
   return {layer.k_type, layer.v_type, layer.k_head_dim, layer.v_head_dim, layer.n_kv_heads, layer.group_size};
 }
 
-void RouteCosts::note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) {
+void RouteCosts::note(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns, bool is_trial) {
   if (n_keys <= 0 || n_queries <= 0) return;
   const int64_t of_class = class_of(n_queries);
   const double rate = ns / static_cast<double>(n_keys) * static_cast<double>(of_class) / static_cast<double>(n_queries);
   const std::lock_guard lock(mutex_);
-  double& known = host_[shape_of(layer)][of_class];
-  known = known == 0.0 ? rate : known + kNewest * (rate - known);
+  Rate& known = host_[shape_of(layer)][of_class];
+  if (is_trial && !known.is_trial) return;
+  known.ns = is_trial || known.is_trial ? rate : known.ns + kNewest * (rate - known.ns);
+  known.is_trial = is_trial;
 }
 
 bool RouteCosts::knows_host(const Layer& layer, int64_t n_queries) const {
@@ -53,7 +56,8 @@ double RouteCosts::host_ns(const Layer& layer, int64_t n_queries, int64_t n_keys
   const int64_t of_class = class_of(n_queries);
   auto rate = found->second.lower_bound(of_class);
   if (rate == found->second.end()) --rate;
-  return rate->second * static_cast<double>(n_keys) * static_cast<double>(n_queries) / static_cast<double>(rate->first);
+  const double ns = rate->second.ns * (rate->second.is_trial ? kTrialShare : 1.0);
+  return ns * static_cast<double>(n_keys) * static_cast<double>(n_queries) / static_cast<double>(rate->first);
 }
 
 double RouteCosts::stream_ns(int64_t bytes) const {

@@ -154,7 +154,8 @@ Status AttendCall::measure_host(const SequenceCall& call, int64_t n_queries, Tok
     const auto begin = std::chrono::steady_clock::now();
     TANDEM_TRY(cpu_.table->attend(cpu_.self, scratch_.jobs.data(), static_cast<int32_t>(scratch_.jobs.size())));
     const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
-    if (&part == &parts[1]) cache_.engine().route_costs().note_host(layer_, n_queries, part.end - part.begin, spent.count());
+    if (&part == &parts[1])
+      cache_.engine().route_costs().note_trial(layer_, n_queries, part.end - part.begin, spent.count());
   }
   return {};
 }

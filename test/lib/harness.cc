@@ -47,9 +47,11 @@ constexpr size_t kGuardBytes = 256;
 void* NanAllocator::allocate(size_t bytes, size_t alignment, void* self) {
   auto* allocator = static_cast<NanAllocator*>(self);
   Block block;
-  block.storage.assign(bytes + 2 * kGuardBytes + alignment, 0xFF);
+  constexpr size_t kLarge = 65536, kPage = 4096;  // from where on blocks have pages of their own, which can be pinned
+  const size_t unit = bytes >= kLarge ? std::max(alignment, kPage) : alignment;
+  block.storage.assign(bytes + 2 * kGuardBytes + unit, 0xFF);
   const auto start = reinterpret_cast<uintptr_t>(block.storage.data()) + kGuardBytes;
-  block.offset = kGuardBytes + ((alignment - start % alignment) % alignment);
+  block.offset = kGuardBytes + ((unit - start % unit) % unit);
   block.bytes = bytes;
   block.alignment = alignment;
   void* data = block.storage.data() + block.offset;

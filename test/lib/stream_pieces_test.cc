@@ -3,6 +3,7 @@
 // route "auto" goes by.
 #include "lib/routes/stream_pieces.h"
 
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <vector>
@@ -129,6 +130,12 @@ void costs_decide(void**) {
   // Half the queries of a class that is known, and a class that is not, by the next one.
   const double whole = costs.host_ns(layer, 512, kKeys);
   assert_true(costs.host_ns(layer, 256, kKeys) == whole / 2);
+  // A trial counts for less, until a part has told: from then on trials say nothing.
+  costs.note_trial(other, 512, 1000, 1'000'000.0);
+  assert_true(std::abs(costs.host_ns(other, 512, kKeys) / whole - 0.8) < 1e-9);
+  costs.note_host(other, 512, 1000, 1'100'000.0);
+  costs.note_trial(other, 512, 1000, 1.0);
+  assert_true(std::abs(costs.host_ns(other, 512, kKeys) / whole - 1.1) < 1e-9);
   // The CPU's own parts correct what was measured, a step at a time.
   for (int i = 0; i < 20; ++i) costs.note_host(layer, 512, 1000, 10'000.0);
   assert_true(costs.host_ns(layer, 512, kKeys) < costs.stream_ns(kBytes));
