@@ -71,7 +71,32 @@ func (t *table[T]) remove(number uintptr) {
 var (
 	logs       table[Log]
 	allocators table[HostAllocator]
+	listeners  table[*listener]
 )
+
+// listener is the progress callback of a call, and the panic that it ended in, kept from the library's frames.
+type listener struct {
+	progress func(done, total int64)
+	panics   bool
+	value    any
+}
+
+//export tandemGoProgress
+func tandemGoProgress(done, total C.int64_t, number C.uintptr_t) (answer C.int32_t) {
+	l, found := listeners.find(uintptr(number))
+	if !found {
+		return 0
+	}
+	l.panics, answer = true, 1
+	defer func() {
+		if l.panics {
+			l.value = recover()
+		}
+	}()
+	l.progress(int64(done), int64(total))
+	l.panics = false
+	return 0
+}
 
 // logEntry is an entry of logs, removed when the last handle that shares it is released.
 type logEntry struct {

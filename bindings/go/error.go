@@ -7,7 +7,10 @@ package tandem
 */
 import "C"
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Code is why a call failed: TANDEM_ERROR_*. It is an error itself, so that errors.Is(err, tandem.ErrBusy) asks an error for it.
 type Code int32
@@ -43,6 +46,7 @@ type Error struct {
 	Field      string // the option or argument that was refused, "" where none applies
 	Message    string // one line that names function, field and value
 	Underlying int64  // errno, CUDA result or other code of the layer below; 0 where none applies
+	cause      error  // of a context
 }
 
 func (e *Error) Error() string {
@@ -54,6 +58,9 @@ func (e *Error) Error() string {
 
 // Unwrap gives the code.
 func (e *Error) Unwrap() error { return e.Code }
+
+// Is says that a call which a context has cancelled ended with the context's error too.
+func (e *Error) Is(target error) bool { return e.cause != nil && errors.Is(e.cause, target) }
 
 // refuse is a refusal by this package, before the library is called.
 func refuse(function, field, format string, values ...any) *Error {

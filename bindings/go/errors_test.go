@@ -3,7 +3,7 @@
 package tandem
 
 /* Bad input: code, field and a message that says the value. Each code that can be provoked without a device; not here, but for
- * what errors.Is makes of them: ErrCancelled, ErrIo and ErrCorrupt, which no call returns yet, ErrDeviceLost, ErrInternal. */
+ * what errors.Is makes of them: ErrIo and ErrCorrupt, which no call returns yet, ErrDeviceLost, ErrInternal. */
 
 import (
 	"errors"

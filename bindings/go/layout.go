@@ -71,7 +71,7 @@ func checkABI() error {
 		here, there := fingerprint(), libraryFingerprint(C.TANDEM_VERSION_MINOR)
 		if here != there {
 			abiErr = refuse("tandem", "tandem_abi_fingerprint",
-				"= %#x, this program was built for %#x: another version of libtandem is loaded", there, here)
+				"= %#x, this program was built for %#x: another libtandem is loaded, or was installed since (go build -a)", there, here)
 		}
 	})
 	return abiErr

@@ -10,7 +10,7 @@ import (
 	"tandem/internal/cside"
 )
 
-// What a call through Go costs beside one from C, in one process on one session: go test -bench Overhead. Each call from Go makes
+// What a call through Go costs beside one from C, in one process on one session: go test -run XXX -bench . -benchtime 1x. Each call from Go makes
 // its tensors and arguments anew, the C loop makes them once. Answers are compared before anything is timed.
 const (
 	keys     = 512

@@ -10,8 +10,11 @@ static void close_session(void *session) { tandem_session_release(session); }
 import "C"
 
 import (
+	"context"
+	"errors"
 	"math"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -78,6 +81,10 @@ type Attend struct {
 	ParentIdx   []int32      // and a tree: within the token's sequence in this call; -1: a child of the last token before
 	Partial     bool         // a chunk of a longer append: the last chunk judges all keys anew
 	Stream      uintptr      // a CUDA stream, for tensors in device memory
+
+	// Progress is told, on the calling goroutine, how much of the call is done and of how much, in units of no fixed size. It may
+	// not call the session or its engine. A panic stops the call, as a context does, and goes on when it has ended.
+	Progress func(done, total int64)
 }
 
 var attendNames = []string{"q", "k", "v", "o", "lse"}
@@ -109,7 +116,36 @@ func (a *Attend) check(function string) error {
 // Attend appends, then o = softmax(logits) V over the keys that the policy selects, and its lse. On an error no layer has grown.
 // Errors: ErrNotFound, ErrBusy, ErrCapacity, ErrOutOfMemory, ErrUnsupported, ErrInvalidState (speculative tokens pending, more
 // tokens than the step declared), ErrInvalidArgument.
-func (s *Session) Attend(a *Attend) error {
+func (s *Session) Attend(a *Attend) error { return s.attend(a, nil) }
+
+// AttendContext is the same, stopped when the context is done: with ErrCancelled, which is the context's error too, and as if it
+// had not been made. It looks between pieces of work. Tensors in host memory only, unless the context is never done.
+func (s *Session) AttendContext(ctx context.Context, a *Attend) error {
+	if ctx.Done() == nil {
+		return s.attend(a, nil)
+	}
+	flag, returned := new(int32), make(chan struct{})
+	defer close(returned)
+	if ctx.Err() != nil {
+		*flag = 1
+	} else {
+		go func() {
+			select {
+			case <-ctx.Done():
+				atomic.StoreInt32(flag, 1)
+			case <-returned:
+			}
+		}()
+	}
+	err := s.attend(a, flag)
+	var e *Error
+	if errors.As(err, &e) && e.Code == ErrCancelled {
+		e.cause = ctx.Err()
+	}
+	return err
+}
+
+func (s *Session) attend(a *Attend, cancel *int32) error {
 	const function = "tandem_attend"
 	if err := a.check(function); err != nil {
 		return err
@@ -134,8 +170,20 @@ func (s *Session) Attend(a *Attend) error {
 	if len(a.ParentIdx) > 0 {
 		parents = (*C.int32_t)(&a.ParentIdx[0])
 	}
+	args.progress = 0
+	if a.Progress != nil {
+		l := &listener{progress: a.Progress}
+		number := listeners.add(l)
+		args.progress = C.uintptr_t(number)
+		defer func() {
+			listeners.remove(number)
+			if l.panics {
+				panic(l.value)
+			}
+		}()
+	}
 	result := C.tandem_go_attend(C.uintptr_t(uintptr(s.handle.pointer)), args, sequences(a.Sequences), int64s(a.QLens), parents,
-		a.Q.at(), a.K.at(), a.V.at(), a.O.at(), a.Lse.at())
+		(*C.int32_t)(cancel), a.Q.at(), a.K.at(), a.V.at(), a.O.at(), a.Lse.at())
 	return failure(result.status, result.error)
 }
 

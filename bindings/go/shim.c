@@ -21,9 +21,13 @@ static const tandem_tensor* tensor(tandem_tensor* to, const tandem_go_tensor* fr
   return to;
 }
 
+static int32_t progress_entry(int64_t done, int64_t total, void* user) {
+  return tandemGoProgress(done, total, (uintptr_t)user);
+}
+
 tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args* args, const int64_t* sequences,
-                                  const int64_t* q_lens, const int32_t* parent_idx, char* q, char* k, char* v, char* o,
-                                  char* lse) {
+                                  const int64_t* q_lens, const int32_t* parent_idx, const int32_t* cancel, char* q, char* k,
+                                  char* v, char* o, char* lse) {
   tandem_go_result result = {TANDEM_OK, NULL};
   tandem_tensor tensors[5];
   tandem_attend_args all = TANDEM_ATTEND_ARGS_INIT;
@@ -39,6 +43,11 @@ tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args
   all.lse = tensor(&tensors[4], &args->lse, lse);
   all.parent_idx = parent_idx;
   all.stream = (void*)args->stream;
+  all.cancel = cancel;
+  if (args->progress != 0) {
+    all.progress = progress_entry;
+    all.progress_user = (void*)args->progress;
+  }
   result.status = tandem_attend((tandem_session*)session, &all, &result.error);
   return result;
 }

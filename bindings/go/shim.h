@@ -20,6 +20,7 @@ typedef struct tandem_go_attend_args {
   uint32_t flags;
   int32_t layer_idx, n_sequences;
   uintptr_t stream;
+  uintptr_t progress; /* number of the callback; 0: none */
   tandem_go_tensor q, k, v, o, lse;
 } tandem_go_attend_args;
 
@@ -30,8 +31,8 @@ typedef struct tandem_go_result {
 
 /* session: as a number, since cgo would box a pointer on the heap to look what it points to. */
 tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args* args, const int64_t* sequences,
-                                  const int64_t* q_lens, const int32_t* parent_idx, char* q, char* k, char* v, char* o,
-                                  char* lse);
+                                  const int64_t* q_lens, const int32_t* parent_idx, const int32_t* cancel, char* q, char* k,
+                                  char* v, char* o, char* lse);
 /* description: [2], of k and v. */
 tandem_go_result tandem_go_append(tandem_cache* cache, int64_t sequence, int32_t layer_idx,
                                   const tandem_go_tensor* description, char* k, char* v, uintptr_t stream);

@@ -17,7 +17,7 @@ pub use functions::*;
 pub use structs::*;
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x98e8_ab65_725a_a981;
+pub const FINGERPRINT: u64 = 0x1608_1ef3_412d_57a9;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(
