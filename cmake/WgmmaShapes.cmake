@@ -3,7 +3,7 @@
 # of a thread's sums named.
 function(tandem_write_wgmma_shapes file)
   set(text "")
-  foreach(width 16 32 64 80 96 112 128 192 256)
+  foreach(width 32 64 80 96 112 128 192 256)
     math(EXPR n_sums "${width} / 2")
     math(EXPR last "${n_sums} - 1")
     set(names "")

@@ -60,6 +60,21 @@ bool parse_number(std::string_view text, int64_t* value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
+// Of a path in mountinfo, where the kernel writes blanks, line ends and backslashes as a backslash and three octal digits.
+std::string unescaped(std::string_view field) {
+  const auto digit = [&](size_t i) { return i < field.size() && field[i] >= '0' && field[i] <= '7'; };
+  std::string text;
+  for (size_t i = 0; i < field.size(); ++i) {
+    if (field[i] == '\\' && digit(i + 1) && digit(i + 2) && digit(i + 3)) {
+      text += static_cast<char>((field[i + 1] - '0') * 64 + (field[i + 2] - '0') * 8 + (field[i + 3] - '0'));
+      i += 3;
+    } else {
+      text += field[i];
+    }
+  }
+  return text;
+}
+
 // 36 35 98:0 <root> <point> <options> [<tag>...] - <type> <source> <options>
 std::vector<Mount> cgroup_mounts(const std::string& mountinfo) {
   std::vector<Mount> mounts;
@@ -69,7 +84,7 @@ std::vector<Mount> cgroup_mounts(const std::string& mountinfo) {
     if (dash < 6 || dash + 3 >= fields.size()) continue;
     const bool v2 = fields[dash + 1] == "cgroup2";
     const bool v1 = fields[dash + 1] == "cgroup" && contains(split(fields[dash + 3], ','), "cpu");
-    if (v1 || v2) mounts.push_back({v2, std::string(fields[3]), std::string(fields[4])});
+    if (v1 || v2) mounts.push_back({v2, unescaped(fields[3]), unescaped(fields[4])});
   }
   return mounts;
 }

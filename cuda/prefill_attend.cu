@@ -48,7 +48,8 @@ const PrefillKernel* PrefillLauncher::find(const Layer& layer, const DeviceRows&
           kernel->v_dim != layer.v_head_dim)
         continue;
       if (kernel->is_sm90 && limits_.capability != 90) continue;
-      if (kernel->is_plain && (q.dtype != layer.k_type || layer.soft_cap > 0.0f || !is_of_pieces(q))) continue;
+      if (!kernel->takes_caps && layer.soft_cap > 0.0f) continue;
+      if (kernel->copies_q && (q.dtype != layer.k_type || !is_of_pieces(q))) continue;
       if (count_q_parts(q.dtype, kernel->is_narrow) > kernel->most_q_parts) continue;
       if (found == nullptr || is_better(*kernel, *found)) found = kernel;
     }

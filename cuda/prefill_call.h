@@ -23,7 +23,8 @@ struct PrefillKernel {
   int32_t most_q_parts;  // summands of a query's numbers that it multiplies
   bool is_narrow;        // q is multiplied as f16, else as bf16
   bool is_sm90;          // for compute capability 9.0 alone
-  bool is_plain;         // for q of K's type in rows of 16-byte pieces, without a soft cap
+  bool takes_caps;       // soft caps
+  bool copies_q;         // for q of K's type in rows of 16-byte pieces alone
   const void* function;
 };
 

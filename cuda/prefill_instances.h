@@ -6,9 +6,11 @@
 
 namespace tandem::cuda {
 
-// Of kernels that take every call.
 template <class Shape>
-PrefillKernel describe_prefill_kernel(bool is_sm90, const void* function) {
+__global__ void prefill_kernel(const __grid_constant__ PrefillCall call);
+
+template <class Shape>
+PrefillKernel make_prefill_kernel() {
   return {Shape::K::kDtype,
           Shape::V::kDtype,
           Shape::kKDim,
@@ -21,27 +23,18 @@ PrefillKernel describe_prefill_kernel(bool is_sm90, const void* function) {
           Shape::kStateFloats,
           Shape::kQParts,
           Shape::K::KeyNumber::kNarrow,
-          is_sm90,
           false,
-          function};
+          true,
+          false,
+          reinterpret_cast<const void*>(prefill_kernel<Shape>)};
 }
 
+// Of the kernels of compute capability 9.0, of queries that are one number each.
 template <class Shape>
-__global__ void prefill_kernel(const __grid_constant__ PrefillCall call);
-
-template <class Shape>
-PrefillKernel make_prefill_kernel() {
-  return describe_prefill_kernel<Shape>(false, reinterpret_cast<const void*>(prefill_kernel<Shape>));
-}
-
-template <class Shape>
-__global__ void prefill_sm90_kernel(const __grid_constant__ PrefillCall call);
-
-template <class Shape>
-PrefillKernel make_prefill_sm90_kernel() {
-  return {Shape::V::kDtype,
+PrefillKernel make_groups_kernel(bool copies_q, const void* function) {
+  return {Shape::K::kDtype,
           Shape::V::kDtype,
-          Shape::kVDim,
+          Shape::kDim,
           Shape::kVDim,
           Shape::kRows,
           Shape::kTileKeys,
@@ -52,8 +45,17 @@ PrefillKernel make_prefill_sm90_kernel() {
           1,
           Shape::Number::kNarrow,
           true,
-          true,
-          reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>)};
+          false,
+          copies_q,
+          function};
+}
+
+template <class Shape>
+__global__ void prefill_sm90_kernel(const __grid_constant__ PrefillCall call);
+
+template <class Shape>
+PrefillKernel make_prefill_sm90_kernel() {
+  return make_groups_kernel<Shape>(true, reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>));
 }
 
 template <class Shape>
@@ -61,7 +63,7 @@ __global__ void prefill_codes_kernel(const __grid_constant__ PrefillCall call);
 
 template <class Shape>
 PrefillKernel make_prefill_codes_kernel() {
-  return describe_prefill_kernel<Shape>(true, reinterpret_cast<const void*>(prefill_codes_kernel<Shape>));
+  return make_groups_kernel<Shape>(false, reinterpret_cast<const void*>(prefill_codes_kernel<Shape>));
 }
 
 }  // namespace tandem::cuda

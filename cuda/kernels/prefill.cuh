@@ -26,6 +26,7 @@ template <class K_, class V_, int kKDim_, int kVDim_, int kQParts_>
 struct PrefillShape {
   using K = K_;
   using V = V_;
+  using Number = typename V::ValueNumber;  // of weights
   static constexpr int kKDim = kKDim_, kVDim = kVDim_, kQParts = kQParts_;
   using KRow = RowShape<K, kKDim>;
   using VRow = RowShape<V, kVDim>;
@@ -43,6 +44,7 @@ struct PrefillShape {
   static constexpr int kSharedBytes = kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats;
   static constexpr int kBlocks = kSharedBytes <= 112 * 1024 ? 2 : 1;  // of a multiprocessor: bounds registers
   __device__ static void sync() { __syncthreads(); }
+  __device__ static bool sync_any(bool x) { return __syncthreads_or(x) != 0; }
 };
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ __device__ inline void weigh(const float (&scale)[Shape::kMTiles][2], Logits<Sha
       for (int n = 0; n < 2 * Shape::kSlices; ++n) largest = fmaxf(largest, fmaxf(s[m][n][2 * i], s[m][n][2 * i + 1]));
       for (int mask = 1; mask < 4; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
       const float before = state.m[m][i], now = fmaxf(before, largest * scale[m][i]);
-      const float from = now == -INFINITY ? 0.0f : now - Shape::V::ValueNumber::kShift;  // nothing is seen yet
+      const float from = now == -INFINITY ? 0.0f : now - Shape::Number::kShift;  // nothing is seen yet
       const float faded = now == before ? 1.0f : exp2_fast(before - now);
       float sum = 0.0f;
 #pragma unroll
@@ -357,7 +359,6 @@ __device__ void store_rows(const RowsState<Shape>& state, float* to) {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prefill_kernel(const __grid_constant__ PrefillCall call) {
   extern __shared__ __align__(128) std::byte shared[];
-  __shared__ int is_last;
   const PrefillItem item = find_item<Shape>(call);
   if (item.piece.n_rows == 0) return;
   auto* const fragments = reinterpret_cast<uint4*>(shared);
@@ -393,7 +394,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prefill_kerne
   float* own =
       call.n_splits == 1 ? reinterpret_cast<float*>(shared) : call.states + int64_t{blockIdx.x} * Shape::kStateFloats;
   store_rows<Shape>(state, own);
-  finish_item<Shape>(call, item, own, &is_last);
+  finish_item<Shape>(call, item, own);
 }
 
 }  // namespace tandem::cuda

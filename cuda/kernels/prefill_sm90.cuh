@@ -21,23 +21,32 @@
 
 namespace tandem::cuda {
 
-template <class Stored_, int kDim_>
-struct Sm90Shape {
-  using Stored = Stored_;
-  using V = Stored_;
-  using Number = typename Stored::KeyNumber;
-  static constexpr int kDim = kDim_, kVDim = kDim_;
+// Tiles of keys and a state. kKParts: summands of K's numbers, a tile each.
+template <int kDim_, int kTileKeys_, int kKParts_>
+struct GroupsShape {
+  static constexpr int kDim = kDim_, kVDim = kDim_, kTileKeys = kTileKeys_, kKParts = kKParts_;
   static constexpr int kWarps = 8, kThreads = 384, kRows = 128;  // kWarps: of the warpgroups that multiply
-  static constexpr int kTileKeys = kDim > 128 ? 64 : 128, kStages = 2;
-  static constexpr int kBlocksOf64 = (kDim + 63) / 64;
+  static constexpr int kStages = 2, kBlocksOf64 = (kDim + 63) / 64;
   static constexpr int kQBytes = kRows * 128 * kBlocksOf64, kTileBytes = kTileKeys * 128 * kBlocksOf64;
   static constexpr int kStateStride = kVDim + (40 - kVDim % 32) % 32;  // rows 8 banks apart
   static constexpr int kStateFloats = kRows * (kStateStride + 2);
-  static constexpr int kUsedBytes = kQBytes + 2 * kStages * kTileBytes;
+  static constexpr int kUsedBytes = kQBytes + kStages * (kKParts + 1) * kTileBytes;
   static constexpr int kSharedBytes = 1024 + (kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats);
   static constexpr int kBlocks = 1;
-  __device__ static void sync() { sync_threads(kSyncAll, 32 * kWarps); }
   static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; of the last two each warpgroup has one
+  __device__ static void sync() { sync_threads(kSyncAll, 32 * kWarps); }
+  __device__ static bool sync_any(bool x) { return any_of_threads(kSyncAll, 32 * kWarps, x); }
+  // k: of the first tile of K; V's are behind K's.
+  __device__ static uint32_t tile_at(uint32_t k, bool is_v, int stage) {
+    return k + (is_v ? kStages * kKParts + stage : stage * kKParts) * kTileBytes;
+  }
+};
+
+template <class Stored_, int kDim_>
+struct Sm90Shape : GroupsShape<kDim_, kDim_ <= 128 ? 128 : 64, 1> {
+  using K = Stored_;
+  using V = Stored_;
+  using Number = typename Stored_::KeyNumber;
 };
 
 // The barriers of a block.
@@ -118,7 +127,7 @@ __device__ inline void bring_tiles(const PrefillCall& call, const PrefillItem& i
     const int stage = n % Shape::kStages;
     wait_barrier(barriers.free(is_v, stage), n / Shape::kStages % 2 ^ 1);
     bring_tile<Shape>(call, item, is_v ? kPlaneV : kPlaneK, item.first_tile + n, walks[is_v],
-                      k + ((is_v ? Shape::kStages : 0) + stage) * Shape::kTileBytes);
+                      Shape::tile_at(k, is_v, stage));
     arrive_with_copies(barriers.full(is_v, stage));
   };
   for (int n = 0; n <= n_tiles; ++n) {
@@ -168,13 +177,17 @@ struct GroupState : GroupSums<Shape> {
   uint32_t p[Shape::kTileKeys / 16][4];  // weights of the tile before
 };
 
+// Of K's summands the last first: it is the smallest.
 template <class Shape>
 __device__ inline void multiply_queries(uint32_t q, uint32_t k, float (&s)[Shape::kTileKeys / 2]) {
 #pragma unroll
-  for (int j = 0; j < Shape::kDim / 16; ++j)
-    Wgmma<typename Shape::Number, Shape::kTileKeys>::keys(
-        s, describe_matrix(q + j / 4 * (Shape::kRows * 128) + j % 4 * 32, 16),
-        describe_matrix(k + j / 4 * (Shape::kTileKeys * 128) + j % 4 * 32, 16), j > 0);
+  for (int part = Shape::kKParts - 1; part >= 0; --part)
+#pragma unroll
+    for (int j = 0; j < Shape::kDim / 16; ++j)
+      Wgmma<typename Shape::Number, Shape::kTileKeys>::keys(
+          s, describe_matrix(q + j / 4 * (Shape::kRows * 128) + j % 4 * 32, 16),
+          describe_matrix(k + part * Shape::kTileBytes + j / 4 * (Shape::kTileKeys * 128) + j % 4 * 32, 16),
+          part < Shape::kKParts - 1 || j > 0);
   commit_products();
 }
 
@@ -242,17 +255,14 @@ __device__ inline void fade(const float (&faded)[2], GroupSums<Shape>& state) {
   for (int i = 0; i < Shape::kVDim / 2; ++i) state.o[i] *= faded[i / 2 % 2];
 }
 
-// A warpgroup's way through the tiles.
+// A warpgroup's way through the tiles. scale: as above.
 template <class Shape>
-__device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t q, uint32_t k,
-                                    TileBarriers<Shape> barriers, GroupState<Shape>& state) {
+__device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t q,
+                                    TileBarriers<Shape> barriers, const float (&scale)[2], GroupState<Shape>& state) {
   const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
   const RowKeys keys[2] = {keys_of_row(call, item, row), keys_of_row(call, item, row + 8)};
-  const float scale[2] = {logit_scale(call), logit_scale(call)};
-  const auto tile_at = [&](bool is_v, int n) {
-    return k + ((is_v ? Shape::kStages : 0) + n % Shape::kStages) * Shape::kTileBytes;
-  };
+  const auto tile_at = [&](bool is_v, int n) { return Shape::tile_at(q + Shape::kQBytes, is_v, n % Shape::kStages); };
   const auto wait_full = [&](bool is_v, int n) {
     wait_barrier(barriers.full(is_v, n % Shape::kStages), n / Shape::kStages % 2);
     fence_products();
@@ -315,33 +325,39 @@ __device__ inline void store_group(const GroupSums<Shape>& state, float* to) {
   }
 }
 
+// A warpgroup's state into the output, or into what other blocks of the item merge.
+template <class Shape>
+__device__ inline void finish_group(const PrefillCall& call, const PrefillItem& item, const GroupSums<Shape>& state,
+                                    std::byte* shared) {
+  Shape::sync();
+  float* own =
+      call.n_splits == 1 ? reinterpret_cast<float*>(shared) : call.states + int64_t{blockIdx.x} * Shape::kStateFloats;
+  store_group<Shape>(state, own);
+  finish_item<Shape>(call, item, own);
+}
+
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_sm90_kernel(const __grid_constant__ PrefillCall call) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ __align__(8) uint64_t barrier_words[kBarriersOfStage * Shape::kStages];
-  __shared__ int is_last;
   const PrefillItem item = find_item<Shape>(call);
   if (item.piece.n_rows == 0) return;
   std::byte* const aligned = shared + (1024 - shared_address(shared) % 1024) % 1024;
-  const uint32_t q = shared_address(aligned), k = q + Shape::kQBytes;
+  const uint32_t q = shared_address(aligned);
   const TileBarriers<Shape> barriers{shared_address(barrier_words)};
   if (threadIdx.x == 0) init_barriers(barriers);
   __syncthreads();
   if (threadIdx.x >= 256) {
     give_registers<40>();
-    bring_tiles<Shape>(call, item, k, barriers);
+    bring_tiles<Shape>(call, item, q + Shape::kQBytes, barriers);
   } else {
     take_registers<232>();
     bring_queries<Shape>(call, item.piece, q);
     GroupState<Shape> state;
     state.clear();
-    attend_tiles<Shape>(call, item, q, k, barriers, state);
-    Shape::sync();
-    float* own =
-        call.n_splits == 1 ? reinterpret_cast<float*>(aligned) : call.states + int64_t{blockIdx.x} * Shape::kStateFloats;
-    store_group<Shape>(state, own);
-    finish_item<Shape>(call, item, own, &is_last);
+    attend_tiles<Shape>(call, item, q, barriers, {logit_scale(call), logit_scale(call)}, state);
+    finish_group<Shape>(call, item, state, aligned);
   }
 #endif
 }

@@ -95,7 +95,7 @@ __device__ void write_rows(const PrefillCall& call, const Piece& piece, const fl
   if (lane < kRowsOfWarp && own < piece.n_rows) {
     const float* rest = state + Shape::kRows * Shape::kStateStride + 2 * own;
     const int q_head = piece.head * call.group_size + (piece.first_row + own) % call.group_size;
-    end = end_row(call, q_head, rest[0], rest[1], Shape::V::ValueNumber::kShift);
+    end = end_row(call, q_head, rest[0], rest[1], Shape::Number::kShift);
     own_at = row_offset(call, piece, own, call.o.token_stride, call.o.head_stride);
     if (call.lse != nullptr) call.lse[row_offset(call, piece, own, call.lse_token_stride, call.lse_head_stride)] = end.lse;
   }
@@ -112,7 +112,7 @@ __device__ void write_rows(const PrefillCall& call, const Piece& piece, const fl
 
 // The block's states into the output: `own` in shared memory where it has all keys of its item, else in the workspace.
 template <class Shape>
-__device__ void finish_item(const PrefillCall& call, const PrefillItem& item, const float* own, int* is_last) {
+__device__ void finish_item(const PrefillCall& call, const PrefillItem& item, const float* own) {
   if (call.n_splits == 1) {
     Shape::sync();
     if (call.o.dtype == TANDEM_BF16)
@@ -125,15 +125,15 @@ __device__ void finish_item(const PrefillCall& call, const PrefillItem& item, co
   }
   __threadfence();
   Shape::sync();
+  bool is_last = false;  // told by the barrier itself: nothing of it goes through shared memory
   if (threadIdx.x == 0) {
-    *is_last = atomicAdd(call.counters + item.piece.item, 1) == call.n_splits - 1;
-    if (*is_last) call.counters[item.piece.item] = 0;
+    is_last = atomicAdd(call.counters + item.piece.item, 1) == call.n_splits - 1;
+    if (is_last) call.counters[item.piece.item] = 0;
   }
-  Shape::sync();
-  if (!*is_last) return;
+  if (!Shape::sync_any(is_last)) return;
   __threadfence();
   const float* states = call.states + int64_t{item.piece.item} * call.n_splits * Shape::kStateFloats;
-  const RowWriter writer{&call, &item.piece, Shape::V::ValueNumber::kShift};
+  const RowWriter writer{&call, &item.piece, Shape::Number::kShift};
   merge_states<Shape, true>(
       call.n_splits, item.piece.n_rows, [&](int i) { return states + i * Shape::kStateFloats; }, writer);
 }

@@ -75,9 +75,6 @@ __device__ inline float4 load_floats(uint32_t at) {
 __device__ inline void store_half(uint32_t at, uint16_t half) {
   asm volatile("st.shared.b16 [%0], %1;\n" ::"r"(at), "h"(half) : "memory");
 }
-__device__ inline void store_word(uint32_t at, uint32_t word) {
-  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(at), "r"(word) : "memory");
-}
 __device__ inline void store_words(uint32_t at, uint32_t a, uint32_t b) {
   asm volatile("st.shared.v2.b32 [%0], {%1,%2};\n" ::"r"(at), "r"(a), "r"(b) : "memory");
 }

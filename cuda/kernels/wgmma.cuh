@@ -20,9 +20,6 @@ __device__ inline uint64_t describe_matrix(uint32_t at, int block_bytes) {
          uint64_t{1} << 62;
 }
 
-// The same, so many bytes on: a multiple of 16.
-__device__ inline uint64_t advance(uint64_t matrix, int n_bytes) { return matrix + static_cast<uint64_t>(n_bytes >> 4); }
-
 // d [64 x kWidth] of a warpgroup; a warp has 16 rows, and a thread of 8 columns what it has of a C fragment (warp_ops.cuh).
 //   keys:   d = a b^T or d += a b^T, a [64 x 16] and b [kWidth x 16] in shared memory
 //   values: d += a b, a a fragment in registers, b [16 x kWidth] in shared memory
@@ -70,6 +67,16 @@ __device__ inline void sync_threads(int barrier, int n_threads) {
 }
 __device__ inline void arrive_threads(int barrier, int n_threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(n_threads) : "memory");
+}
+// The same as sync_threads(), and whether x holds of any of them.
+__device__ inline bool any_of_threads(int barrier, int n_threads, bool x) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbarrier.cta.red.or.pred.aligned q, %1, %2, p;\nselp.b32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(barrier), "r"(n_threads), "r"(static_cast<int>(x))
+      : "memory");
+  return any != 0;
 }
 
 // A warpgroup's registers a thread, all its warps together.

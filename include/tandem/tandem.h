@@ -409,8 +409,10 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  *     the next call of the layer needs it, not before this one returns;
  *   - new rows go to the window and to the host store, so that a key that leaves the window is not moved. Tokens count from the
  *     call on; whoever reads them on the host (tandem_sequence_read, a fork, host tensors, ...) waits until they are there;
- *   - weights may be rounded to V's type where q, K and V have 16 bits each and a call has more than 64 rows (queries of a
- *     sequence times query heads of a KV head);
+ *   - weights may be rounded to V's type where q has 16 bits, K and V have no more, and a call has more than 64 rows (queries
+ *     of a sequence times query heads of a KV head). Where V has fewer bits they may be rounded to f16, and numbers of V in
+ *     q8_0 and q4_0 with them: 2^-12 of each, where codes are off by 2^-8 and 2^-4 of their group's largest. Numbers of K and
+ *     V beyond an f16's 65,504 make outputs there that are not finite;
  *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: speculation, and layers and storage types that the
  *     device's module has no kernel for. INVALID_STATE where the stream is being captured outside a planned step;
  *   - DEVICE_LOST when the device fails or host and device wait for each other in vain. From then on the session takes host

@@ -134,6 +134,16 @@ void a_mount_of_a_part_of_the_tree(void**) {
   assert_int_equal(tree.quota(), 3);
 }
 
+void blanks_in_paths_are_escaped(void**) {
+  const Tree tree;
+  tree.process("0::/my job\n", "31 22 0:27 / /sys/fs/c\\040group\\134 rw - cgroup2 cgroup2 rw\n");
+  tree.write("/sys/fs/c group\\/my job/cpu.max", "300000 100000\n");
+  assert_int_equal(tree.quota(), 3);
+  tree.process("0::/my job/a\n", "31 22 0:27 /my\\040job /sys/fs/c\\04 rw - cgroup2 cgroup2 rw\n");  // no whole escape
+  tree.write("/sys/fs/c\\04/a/cpu.max", "200000 100000\n");
+  assert_int_equal(tree.quota(), 2);
+}
+
 void a_group_outside_of_the_mount_uses_the_mount(void**) {
   const Tree tree;
   tree.write("/sys/fs/cgroup/cpu.max", "400000 100000\n");
@@ -174,6 +184,7 @@ int main() {
       cmocka_unit_test(the_tightest_group_up_to_the_root_counts),
       cmocka_unit_test(v1_and_v2_together),
       cmocka_unit_test(a_mount_of_a_part_of_the_tree),
+      cmocka_unit_test(blanks_in_paths_are_escaped),
       cmocka_unit_test(a_group_outside_of_the_mount_uses_the_mount),
       cmocka_unit_test(missing_or_broken_tables_are_no_limit),
       cmocka_unit_test(this_machine_does_not_crash),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Speed of prefill over the window: microseconds a call, and FLOPs over the pairs of query and key that the mask leaves.
 //
-//   prefill_bench MODULE [types [dims [queries [keys]]]]     lists with commas; types: bf16, q8_0, ...
+//   prefill_bench MODULE [types [dims [queries [keys]]]]     lists with commas; types: bf16, q8_0, ..., or
+//                                                            K's and V's: q8_0/q4_0
 //
 // 32 query heads and 8 KV heads, queries of bf16 (of f16 over f16) that are the last of the keys, causal. A line is the
 // median of nine replays of a graph. Each type and dim is first checked against double precision in a small case.
@@ -22,8 +23,11 @@ using namespace tandem::test;
 
 WindowOptions options_of(const std::string& type, int dim, WindowSequence sequence) {
   WindowOptions options;
-  for (const DtypeInfo& info : kDtypes)
-    if (type == info.name) options.layer.k_type = options.layer.v_type = info.dtype;
+  const std::string k_type = type.substr(0, type.find('/')), v_type = type.substr(type.find('/') + 1);  // npos + 1 is 0
+  for (const DtypeInfo& info : kDtypes) {
+    if (k_type == info.name) options.layer.k_type = info.dtype;
+    if (v_type == info.name) options.layer.v_type = info.dtype;
+  }
   options.layer.n_q_heads = 32;
   options.layer.n_kv_heads = 8;
   options.layer.k_head_dim = options.layer.v_head_dim = dim;
@@ -53,7 +57,7 @@ void measure(const OpenDevice& device, const std::string& type, int dim, int q_l
                       for (int i = 0; i < n_calls; ++i) window.attend(0, stream);
                     }) /
                     n_calls;
-  std::printf("tandem %-5s %3d  %6d x %7lld %11.1f us %6.1f TFLOP/s\n", type.c_str(), dim, q_len,
+  std::printf("tandem %-9s %3d  %6d x %7lld %11.1f us %6.1f TFLOP/s\n", type.c_str(), dim, q_len,
               static_cast<long long>(n_keys), us, flops / us * 1e-6);
   std::fflush(stdout);
 }
@@ -68,7 +72,7 @@ int main(int argc, char** argv) {
   const OpenDevice device(argv[1]);
   std::printf("%s\n", device.info.name);
   bool all_right = true;
-  for (const std::string& type : words_of(argc > 2 ? argv[2] : "bf16,f16,e4m3,q8_0,q4_0"))
+  for (const std::string& type : words_of(argc > 2 ? argv[2] : "bf16,f16,e4m3,q8_0,q4_0,q8_0/q4_0"))
     for (const std::string& dim : words_of(argc > 3 ? argv[3] : "128")) {
       if (!is_right(device, type, std::atoi(dim.c_str()))) {
         all_right = false;

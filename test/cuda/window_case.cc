@@ -183,14 +183,8 @@ int64_t WindowCase::kv_bytes() const {
   return n * row_bytes_.total();
 }
 
-// Many queries of 16 bits over K and V of 16 bits may round weights to V's type.
-bool WindowCase::rounds_weights() const {
-  const auto is_short = [](int32_t dtype) { return dtype == TANDEM_F16 || dtype == TANDEM_BF16; };
-  return is_short(options_.q_type) && is_short(layer_.k_type) && is_short(layer_.v_type) &&
-         call_.sequences.max_q_len * layer_.group_size > 64;
-}
-
 reference::GateVerdict WindowCase::check() const {
+  const bool rounds_p = reference::device_rounds_p(options_.layer, options_.q_type, call_.sequences.max_q_len);
   const std::vector<uint8_t> bytes = output();
   const auto* lse = reinterpret_cast<const float*>(bytes.data() + o_bytes_);
   reference::GateVerdict all;
@@ -218,7 +212,7 @@ reference::GateVerdict WindowCase::check() const {
     std::vector<int64_t> q_positions(static_cast<size_t>(sequence.q_len));
     std::iota(q_positions.begin(), q_positions.end(), sequence.end - sequence.q_len);
     queries.positions = q_positions.data();
-    queries.naive_rounds_p = rounds_weights();
+    queries.naive_rounds_p = rounds_p;
     queries.naive_rows = 64 + 40'000'000 / ((n_keys + 1) * (layer_.k_head_dim + layer_.v_head_dim));
     queries.visible = [&](int64_t token, int32_t, std::vector<int64_t>* keys) {
       const int64_t end = sequence.end - sequence.q_len + token + 1;
@@ -231,8 +225,7 @@ reference::GateVerdict WindowCase::check() const {
     call.truth = &truth;
     call.layer = &options_.layer;
     call.o_type = options_.o_type;
-    // Codes are exact in f32, and their weights have two bf16 parts.
-    if (reference::has_groups(options_.layer.v_type)) call.mass_epsilon = 0x1p-16;
+    call.mass_epsilon = reference::device_mass_epsilon(options_.layer, rounds_p);
     call.o = [&](int64_t token, int32_t head, int32_t dim) {
       const int64_t at = ((sequence.first_row + token) * layer_.n_q_heads + head) * layer_.v_head_dim + dim;
       return reference::load_element(options_.o_type, bytes.data() + at * reference::element_bytes(options_.o_type), nullptr,

@@ -56,7 +56,6 @@ class WindowCase {
   void make_pages(reference::Random& random);
   std::vector<double> make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane);
   void make_call();
-  bool rounds_weights() const;
 
   const OpenDevice& device_;
   WindowOptions options_;

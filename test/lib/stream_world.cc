@@ -53,14 +53,6 @@ tandem_session_options hgca_options(const reference::HgcaOptions& from) {
   return options;
 }
 
-// The device's kernels for many queries, beside the CPU's part: where q, K and V have 16 bits, weights have as many.
-bool device_rounds_p(const RefLayer& layer, int32_t q_type, const std::vector<int64_t>& q_lens) {
-  const auto is_short = [](int32_t dtype) { return dtype == TANDEM_F16 || dtype == TANDEM_BF16; };
-  constexpr int64_t kRows = 64;
-  return is_short(q_type) && is_short(layer.k_type) && is_short(layer.v_type) &&
-         *std::max_element(q_lens.begin(), q_lens.end()) * layer.group_size() > kRows;
-}
-
 }  // namespace
 
 StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device)
@@ -315,14 +307,14 @@ void StreamWorld::compare(Entry& entry, size_t layer, const Pass& pass, const La
     for (unsigned char byte : tensor->payload()) output_hash_ = (output_hash_ ^ byte) * 0x100000001B3u;
 }
 
-reference::GateVerdict StreamWorld::judge(const Truth& truth, const RefLayer& layer, const LayerCall& call, int64_t first) {
+reference::GateVerdict StreamWorld::judge(const Truth& truth, const RefLayer& layer, const LayerCall& call, int64_t first,
+                                          bool device_rounds) {
   reference::GateCall gate_call;
   gate_call.truth = &truth;
   gate_call.layer = &layer;
   gate_call.o = [&](int64_t t, int32_t h, int32_t d) { return call.o.get(first + t, h, d); };
   gate_call.lse = [&](int64_t t, int32_t h) { return call.lse.get(first + t, h, 0); };
-  // Device kernels take codes as they are, and their weights in two bf16 parts.
-  if (call.on_device && reference::has_groups(layer.v_type)) gate_call.mass_epsilon = 0x1p-16;
+  if (call.on_device) gate_call.mass_epsilon = reference::device_mass_epsilon(layer, device_rounds);
   return check_gate(gate_call);
 }
 
@@ -334,8 +326,10 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
   const int64_t total = model.layer_rows(layer).n_tokens;
   const bool decode = (q_len == 1 && !pass.partial) || pass.speculative;
   reference::AttendHooks hooks;
-  hooks.naive_rounds_p = rounds_p(geometry, call.q.dtype(), q_len) ||
-                         (call.on_device && device_rounds_p(geometry, call.q.dtype(), pass.q_lens));
+  // Beside the CPU's part.
+  const int64_t most_q_len = *std::max_element(pass.q_lens.begin(), pass.q_lens.end());
+  const bool device_rounds = call.on_device && reference::device_rounds_p(geometry, call.q.dtype(), most_q_len);
+  hooks.naive_rounds_p = rounds_p(geometry, call.q.dtype(), q_len) || device_rounds;
   std::vector<QueryWeights> weights;
   if (entry.hgca) {
     reference::HgcaModel& state = hgca(entry, id);
@@ -355,7 +349,7 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
   }
   const float* q = call.q_dense.data() + first * geometry.n_q_heads * geometry.k_head_dim;
   const Truth truth = model.attend(layer, q_len, q, entry.scope, 4096, hooks);
-  const reference::GateVerdict verdict = judge(truth, geometry, call, first);
+  const reference::GateVerdict verdict = judge(truth, geometry, call, first, device_rounds);
   // A selection that went wrong says more than the output it spoils.
   if (!verdict.pass && entry.hgca && decode && !pass.speculative) {
     hgca(entry, id).after_decode(layer, weights[0], total);

@@ -122,7 +122,7 @@ class StreamWorld {
   void compare(Entry& entry, size_t layer, const Pass& pass, const LayerCall& call);
   // first: the sequence's first row in the call.
   static reference::GateVerdict judge(const reference::Truth& truth, const reference::RefLayer& layer, const LayerCall& call,
-                                      int64_t first);
+                                      int64_t first, bool device_rounds);
   void compare_sequence(Entry& entry, size_t layer, const Pass& pass, const LayerCall& call, size_t i, int64_t first);
   Listed list_selection(size_t session, int64_t id, size_t layer, int32_t kv_head);
   void check_visible(const Entry& entry, int64_t id, const Listed& listed);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "reference/rounding.h"
+#include "reference/stored_row.h"
 
 // The truth is the slow part of every test: where it is safe it is also built for AVX2. Sums are still in double.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__GNUC__) && \
@@ -162,7 +163,13 @@ void finish_row(const RefLayer& layer, const Widened& wide, const std::vector<in
 class Naive {
  public:
   Naive(const LayerRows& rows, const Queries& queries, const float* k)
-      : rows_(rows), queries_(queries), k_(k), rope_(*rows.layer) {}
+      : rows_(rows), queries_(queries), k_(k), rope_(*rows.layer) {
+    if (!queries.naive_rounds_p || !has_groups(rows.layer->v_type) || rows.v == nullptr) return;
+    std::vector<double> rounded(rows.v, rows.v + rows.n_tokens * rows.layer->n_kv_heads * rows.layer->v_head_dim);
+    round_all(TANDEM_F16, rounded.data(), static_cast<int64_t>(rounded.size()));
+    rounded_v_.assign(rounded.begin(), rounded.end());
+    rows_.v = rounded_v_.data();
+  }
 
   NaiveRow row(int64_t token, int32_t q_head) {
     const RefLayer& layer = *rows_.layer;
@@ -177,9 +184,10 @@ class Naive {
     for (float logit : logits_) largest = std::max(largest, logit);
     if (largest == row.lse) return row;
     float sum = sink == row.lse ? 0.0f : std::exp(sink - largest);
+    const int32_t p_type = layer.v_type == TANDEM_F32 || layer.v_type == TANDEM_BF16 ? layer.v_type : TANDEM_F16;
     for (size_t i = 0; i < keys_.size(); ++i) {
       const float weight = std::exp(logits_[i] - largest);
-      const float p = queries_.naive_rounds_p ? static_cast<float>(round_to(layer.v_type, weight)) : weight;
+      const float p = queries_.naive_rounds_p ? static_cast<float>(round_to(p_type, weight)) : weight;
       const int64_t at = keys_[i] * layer.n_kv_heads + kv_head;
       const float* v = rows_.v ? rows_.v + at * layer.v_head_dim : rows_.k + at * layer.k_head_dim;
       for (int32_t d = 0; d < layer.v_head_dim; ++d) row.o[static_cast<size_t>(d)] += p * v[d];
@@ -218,9 +226,10 @@ class Naive {
     }
   }
 
-  const LayerRows& rows_;
+  LayerRows rows_;
   const Queries& queries_;
   const float* k_;
+  std::vector<float> rounded_v_;  // where it is
   Rope rope_;
   int64_t token_ = -1;
   int32_t kv_head_ = -1;

@@ -32,8 +32,10 @@ struct Queries {
   std::function<void(int64_t token, int32_t kv_head, std::vector<int64_t>* keys)> visible;
   // Called once per query token and head with the softmax weights of its visible keys, if set.
   std::function<void(int64_t token, int32_t q_head, const std::vector<int64_t>& keys, const double* weights)> observe;
-  int64_t naive_rows = 64;      // at most so many (token, head) rows are also computed in f32
-  bool naive_rounds_p = false;  // there, weights are rounded to V's type before they meet V; sum and lse are not
+  int64_t naive_rows = 64;  // at most so many (token, head) rows are also computed in f32
+  // There, weights are rounded to V's type before they meet V, to f16 where that has fewer bits, and numbers of a type with
+  // groups with them; sum and lse are not.
+  bool naive_rounds_p = false;
 };
 
 struct Truth {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "reference/rounding.h"
+#include "reference/stored_row.h"
 
 namespace reference {
 namespace {
@@ -91,6 +92,19 @@ GateVerdict check_gate(const GateCall& call) {
     }
   }
   return verdict;
+}
+
+// Where q has 16 bits, K and V no more, and there are many rows.
+bool device_rounds_p(const RefLayer& layer, int32_t q_type, int64_t most_q_len) {
+  constexpr int64_t kRows = 64;
+  return q_type != TANDEM_F32 && layer.k_type != TANDEM_F32 && layer.v_type != TANDEM_F32 &&
+         most_q_len * layer.group_size() > kRows;
+}
+
+// Codes are exact in f32. Their weights are f16, as their numbers are then, or have two bf16 parts.
+double device_mass_epsilon(const RefLayer& layer, bool rounds_p) {
+  if (!has_groups(layer.v_type)) return 0.0;
+  return rounds_p ? epsilon(TANDEM_F16) : 0x1p-16;
 }
 
 }  // namespace reference

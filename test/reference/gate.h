@@ -45,4 +45,9 @@ struct GateVerdict {
 
 GateVerdict check_gate(const GateCall& call);
 
+// Of calls on a device, whose longest sequence has so many queries: whether weights may be rounded
+// (Queries::naive_rounds_p), and mass_epsilon.
+bool device_rounds_p(const RefLayer& layer, int32_t q_type, int64_t most_q_len);
+double device_mass_epsilon(const RefLayer& layer, bool rounds_p);
+
 }  // namespace reference

@@ -199,13 +199,41 @@ void test_gate(void**) {
   assert_false(check_gate(call).pass);
 }
 
+// A key of weight 1: the plain computation of what a device may round is off by what rounding V takes, else by nothing.
+void test_device_rounding(void**) {
+  RefLayer layer;
+  layer.n_q_heads = 8;
+  layer.n_kv_heads = 1;
+  layer.k_head_dim = layer.v_head_dim = 2;
+  const auto error_of = [&](int32_t type, int32_t q_type, int64_t n_queries) {
+    layer.k_type = layer.v_type = type;
+    const float k[] = {1.0f, 2.0f}, v[] = {1.0f / 3.0f, -1.0f / 3.0f}, q[16] = {};
+    const int64_t position = 0;
+    const reference::LayerRows rows{&layer, 1, k, v, &position};
+    reference::Queries queries;
+    queries.n_tokens = 1;
+    queries.q = q;
+    queries.positions = &position;
+    queries.visible = [](int64_t, int32_t, std::vector<int64_t>* keys) { keys->push_back(0); };
+    queries.naive_rounds_p = reference::device_rounds_p(layer, q_type, n_queries);
+    return attend_reference(rows, queries).naive_error;
+  };
+  const double third = static_cast<double>(1.0f / 3.0f), lost = std::fabs(round_to(TANDEM_F16, third) - third);
+  for (const int32_t type : {TANDEM_Q8_0, TANDEM_Q4_0}) {
+    assert_true(lost > 0.0 && error_of(type, TANDEM_BF16, 9) == lost && error_of(type, TANDEM_F16, 9) == lost);
+    assert_true(error_of(type, TANDEM_F32, 9) == 0.0 && error_of(type, TANDEM_BF16, 8) == 0.0);
+    assert_true(reference::device_mass_epsilon(layer, true) > reference::device_mass_epsilon(layer, false));
+  }
+  for (const int32_t type : {TANDEM_E4M3, TANDEM_BF16, TANDEM_F16}) assert_true(error_of(type, TANDEM_BF16, 9) == 0.0);
+}
+
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(test_rounding),           cmocka_unit_test(test_f32_rounding), cmocka_unit_test(test_softmax),
       cmocka_unit_test(test_cap_scale_and_sink), cmocka_unit_test(test_rope),         cmocka_unit_test(test_visibility),
-      cmocka_unit_test(test_hgca_rule),          cmocka_unit_test(test_gate),
+      cmocka_unit_test(test_hgca_rule),          cmocka_unit_test(test_gate),         cmocka_unit_test(test_device_rounding),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
