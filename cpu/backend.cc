@@ -39,9 +39,28 @@ struct CpuBackend {
 
 CpuBackend& backend_of(void* self) { return *static_cast<CpuBackend*>(self); }
 
+// What is said of a call that is watched, and who stopped it.
+struct Watched {
+  const Watch& watch;
+  int64_t total = 0;  // cost of all units
+  std::atomic<int64_t> done{0};
+  std::atomic<int32_t> answer{0};  // of progress: not 0, stop
+
+  bool stops() const { return answer.load(std::memory_order_relaxed) != 0 || watch.is_cancelled(); }
+  void tell(int64_t n) {
+    if (watch.progress != nullptr && !stops()) answer.store(watch.progress(n, total, watch.user), std::memory_order_relaxed);
+  }
+  // worker 0 is the calling thread; the end is told when all workers have come to it.
+  void count(int64_t cost, int32_t worker_idx) {
+    const int64_t n = done.fetch_add(cost, std::memory_order_relaxed) + cost;
+    if (worker_idx == 0 && n < total) tell(n);
+  }
+};
+
 struct AttendCall {
   CpuBackend* backend;
   const AttendJob* jobs;
+  Watched* watched;  // or null
 };
 
 // Rows of a group whose pieces are all done.
@@ -106,8 +125,11 @@ void run_task(void* context, int64_t task_idx, int32_t worker_idx) {
   const AttendCall& call = *static_cast<const AttendCall*>(context);
   const AttendPlan& plan = call.backend->plan;
   const int64_t end = plan.task_begin(task_idx + 1);
-  for (int64_t i = plan.task_begin(task_idx); i < end; ++i)
+  for (int64_t i = plan.task_begin(task_idx); i < end; ++i) {
+    if (call.watched != nullptr && call.watched->stops()) return;
     run_unit(call, plan.unit(i), i + 1 < end ? &plan.unit(i + 1) : nullptr, worker_idx);
+    if (call.watched != nullptr) call.watched->count(plan.unit(i).cost, worker_idx);
+  }
 }
 
 Status prepare_matmul(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs) {
@@ -122,8 +144,15 @@ Status prepare_matmul(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs
   return {};
 }
 
-Status attend(void* self, const AttendJob* jobs, int32_t n_jobs) {
-  CpuBackend& backend = backend_of(self);
+// Starts with no unit done, ends with all of them, or stopped.
+Status watch_end(Watched& watched) {
+  if (!watched.stops()) watched.tell(watched.total);
+  if (const int32_t answer = watched.answer; answer != 0)
+    return fail(TANDEM_ERROR_CANCELLED, "progress", "progress returned %d: the call was stopped", answer);
+  return watched.watch.check();
+}
+
+Status attend_jobs(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs, Watched* watched) {
   const std::lock_guard lock(backend.attend_mutex);
   AttendPlan& plan = backend.plan;
   TANDEM_TRY(plan.make(jobs, n_jobs, backend.pool->n_workers(), backend.crossover));
@@ -136,13 +165,25 @@ Status attend(void* self, const AttendJob* jobs, int32_t n_jobs) {
     group.states.parts = backend.parts.data() + group.floats_at;
     new (&backend.parts_left[i]) std::atomic<int32_t>(group.states.n_parts);
   }
-  AttendCall call{&backend, jobs};
+  AttendCall call{&backend, jobs, watched};
+  if (watched != nullptr)
+    for (int64_t i = 0; i < plan.n_units(); ++i) watched->total += plan.unit(i).cost;
   if (plan.n_tasks() == 1)
     run_task(&call, 0, 0);
   else if (plan.n_tasks() > 1)
     backend.pool->run(plan.n_tasks(), run_task, &call, plan.task_nodes());
+  if (watched != nullptr) TANDEM_TRY(watch_end(*watched));
   if (plan.n_matmul_rows() > 0) backend.pool->run((plan.n_matmul_rows() + kJoinedRows - 1) / kJoinedRows, join_share, &call);
   return {};
+}
+
+Status attend(void* self, const AttendJob* jobs, int32_t n_jobs) {
+  return attend_jobs(backend_of(self), jobs, n_jobs, nullptr);
+}
+
+Status attend_watched(void* self, const AttendJob* jobs, int32_t n_jobs, const Watch& watch) {
+  Watched watched{watch};
+  return attend_jobs(backend_of(self), jobs, n_jobs, &watched);
 }
 
 // All rows of all jobs are one range, cut into even shares.
@@ -243,7 +284,7 @@ constexpr BackendTable kTable = {
     wake,        rest,
     report,      n_nodes,
     place,       destroy,
-    keep_clear,
+    keep_clear,  attend_watched,
 };
 
 }  // namespace

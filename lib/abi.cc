@@ -101,6 +101,9 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_attend_args, lse),
     AT(tandem_attend_args, parent_idx),
     AT(tandem_attend_args, stream),
+    AT(tandem_attend_args, cancel),
+    AT(tandem_attend_args, progress),
+    AT(tandem_attend_args, progress_user),
 
     SIZE(tandem_memory_plan),
     AT(tandem_memory_plan, struct_size),

@@ -54,6 +54,17 @@ Status check_q(const Device* device, AttendRequest* call) {
   return call->on_device ? Status() : require_host_stream(call->args.stream);
 }
 
+// On a device a call has returned before there is anything to stop.
+Status check_watch(const AttendRequest& call) {
+  const tandem_attend_args& args = call.args;
+  if (args.progress == nullptr && args.progress_user != nullptr)
+    return fail(kInvalid, "progress_user", "progress_user = %p without progress", args.progress_user);
+  if (!call.on_device || (args.cancel == nullptr && args.progress == nullptr)) return {};
+  const char* field = args.cancel != nullptr ? "cancel" : "progress";
+  return fail(TANDEM_ERROR_UNSUPPORTED, field, "%s is given and q is in device memory: such a call only sends its work",
+              field);
+}
+
 Status check_tensors(AttendRequest* call) {
   const tandem_attend_args& args = call->args;
   const Layer& l = *call->layer;
@@ -124,6 +135,7 @@ Status check_output(const AttendRequest& call, const CheckedTensor& output) {
   const tandem_attend_args& args = call.args;
   TANDEM_TRY(check_disjoint(output, array_footprint(args.sequences, args.n_sequences, sizeof(int64_t)), "sequences"));
   TANDEM_TRY(check_disjoint(output, array_footprint(args.q_lens, args.n_sequences, sizeof(int64_t)), "q_lens"));
+  TANDEM_TRY(check_disjoint(output, array_footprint(args.cancel, 1, sizeof(int32_t)), "cancel"));
   return check_disjoint(output, array_footprint(args.parent_idx, call.n_tokens, sizeof(int32_t)), "parent_idx");
 }
 
@@ -147,6 +159,8 @@ AttendArgs core_args(const AttendRequest& call) {
   }
   out.on_device = call.on_device;
   out.stream = call.args.stream;
+  out.is_watched = call.args.cancel != nullptr || call.args.progress != nullptr;
+  out.watch = {call.args.cancel, call.args.progress, call.args.progress_user};
   return out;
 }
 
@@ -169,6 +183,7 @@ int32_t tandem_attend(tandem_session* session, const tandem_attend_args* args, t
     TANDEM_TRY(check_flags(call));
     if (call.args.n_sequences == 0 && call.args.q == nullptr && call.args.o == nullptr) return {};
     TANDEM_TRY(check_q(session_call->cache().engine().device(), &call));
+    TANDEM_TRY(check_watch(call));
     TANDEM_TRY(check_tensors(&call));
     TANDEM_TRY(check_lengths(call));
     TANDEM_TRY(check_parents(call));

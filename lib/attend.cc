@@ -38,6 +38,7 @@ AttendCall::AttendCall(Session& session, const AttendArgs& args, AttendScratch& 
 Status AttendCall::run() {
   if (session_.plan_.is_open)
     return fail(TANDEM_ERROR_INVALID_STATE, "q.device_type", "q is in host memory, and the open step was begun on a stream");
+  TANDEM_TRY(args_.watch.check());
   {
     const auto lock = cache_.lock_settled();
     TANDEM_TRY(enter());
@@ -54,6 +55,7 @@ Status AttendCall::run() {
   append_rows();
   pack_queries();
   TANDEM_TRY(attend_and_merge());
+  TANDEM_TRY(args_.watch.check());  // the last time: from here on the call changes what others see
   write_outputs();
   observe();
   {
@@ -132,7 +134,9 @@ void AttendCall::pack_queries() {
 
 Status AttendCall::attend_and_merge() {
   if (scratch_.jobs.empty()) return {};
-  TANDEM_TRY(cpu_.table->attend(cpu_.self, scratch_.jobs.data(), static_cast<int32_t>(scratch_.jobs.size())));
+  const auto n_jobs = static_cast<int32_t>(scratch_.jobs.size());
+  TANDEM_TRY(args_.is_watched ? cpu_.table->attend_watched(cpu_.self, scratch_.jobs.data(), n_jobs, args_.watch)
+                              : cpu_.table->attend(cpu_.self, scratch_.jobs.data(), n_jobs));
   if (scratch_.merges.empty()) return {};
   return cpu_.table->merge(cpu_.self, scratch_.merges.data(), static_cast<int32_t>(scratch_.merges.size()));
 }

@@ -88,6 +88,18 @@ struct WeightJob {
   int64_t out_stride = 0;
 };
 
+// What a caller says during a call, and hears of it. done and total are in a measure of the backend's own.
+struct Watch {
+  const int32_t* cancel = nullptr;                                         // not 0: stop; set by any thread
+  int32_t (*progress)(int64_t done, int64_t total, void* user) = nullptr;  // on the calling thread; not 0: stop
+  void* user = nullptr;
+
+  bool is_cancelled() const { return cancel != nullptr && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0; }
+  Status check() const {
+    return is_cancelled() ? fail(TANDEM_ERROR_CANCELLED, "cancel", "cancel is set: the call was stopped") : Status();
+  }
+};
+
 using TaskFn = void (*)(void* context, int64_t task_idx, int32_t worker_idx);
 
 inline constexpr uint32_t kBackendAbi = 1;
@@ -124,6 +136,8 @@ struct BackendTable {
   // Keeps the calling thread, which calls attend() and run() all the time, on CPUs that no worker is bound to, where there
   // are enough; best effort. Concurrent.
   void (*keep_clear)(void* self);
+  // attend() that looks at `watch` between pieces of work. CANCELLED: o, lse and logits are anything.
+  Status (*attend_watched)(void* self, const AttendJob* jobs, int32_t n_jobs, const Watch& watch);
 };
 
 struct Backend {

@@ -36,8 +36,10 @@ struct AttendArgs {
   float* lse = nullptr;                 // null: not wanted
   int64_t lse_token_stride = 0;         // elements
   int64_t lse_head_stride = 0;
-  bool on_device = false;  // every tensor is in the device's memory
-  void* stream = nullptr;  // then; NULL is a stream too
+  bool on_device = false;   // every tensor is in the device's memory
+  void* stream = nullptr;   // then; NULL is a stream too
+  bool is_watched = false;  // then there is something in:
+  Watch watch;
 };
 
 // The head whose keys are listed.

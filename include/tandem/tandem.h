@@ -69,7 +69,7 @@ TANDEM_API uint64_t tandem_abi_fingerprint(uint32_t minor);
 #define TANDEM_ERROR_CAPACITY -6         /* a cap or a declared maximum would be exceeded */
 #define TANDEM_ERROR_BUSY -7             /* another session has the sequence in flight */
 #define TANDEM_ERROR_NOT_FOUND -8        /* no such sequence, policy, instruction set or backend */
-#define TANDEM_ERROR_CANCELLED -9        /* the caller's callback asked to stop */
+#define TANDEM_ERROR_CANCELLED -9        /* the caller asked to stop: a flag that it set, or its callback */
 #define TANDEM_ERROR_TIMEOUT -10         /* the given time has passed */
 #define TANDEM_ERROR_DEVICE_LOST -11     /* the device failed for good; the host store is complete */
 #define TANDEM_ERROR_BACKEND -12         /* a requested backend module could not be used */
@@ -369,6 +369,11 @@ TANDEM_API void tandem_session_release(tandem_session *session);
 #define TANDEM_ATTEND_SPECULATIVE 1u /* the appended tokens are a guess: kept apart until tandem_session_commit() */
 #define TANDEM_ATTEND_PARTIAL 2u     /* a chunk of a longer append: no re-evaluation yet, the last chunk does it; not both */
 
+/* How much of a call is done, `total` at its end; in units of work, of no fixed size. Called from the thread that made the
+ * call, which must get its own return: no longjmp, no exception, no call into the library for this session or engine. Not 0:
+ * the call is to stop. */
+typedef int32_t (*tandem_progress_fn)(int64_t done, int64_t total, void *user);
+
 /* One layer, several sequences. Tokens of all sequences stand one after another in q, k, v and o:
  *   q [n_tokens, n_q_heads, k_head_dim]    k [n_tokens, n_kv_heads, k_head_dim]    v [n_tokens, n_kv_heads, v_head_dim]
  *   o [n_tokens, n_q_heads, v_head_dim]    lse [n_tokens, n_q_heads], f32 or NULL  with n_tokens = sum of q_lens
@@ -390,9 +395,12 @@ typedef struct tandem_attend_args {
   const tandem_tensor *lse;   /* written; NULL: not wanted */
   const int32_t *parent_idx;  /* [n_tokens] or NULL; with TANDEM_ATTEND_SPECULATIVE only */
   void *stream;
+  const int32_t *cancel;       /* NULL, or a flag that any thread may set (atomically) during the call: not 0 stops it */
+  tandem_progress_fn progress; /* NULL: not wanted */
+  void *progress_user;
 } tandem_attend_args;
 #define TANDEM_ATTEND_ARGS_INIT \
-  { sizeof(tandem_attend_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+  { sizeof(tandem_attend_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
 
 /* Appends k and v, then o = softmax(logits) V over the keys that the policy selects, and its lse. Logits, sums and lse in
@@ -401,6 +409,11 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  * K and V once per KV head. Allocates only when a length or size of a call is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY,
  * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). On any error no
  * layer has grown and o is untouched (but by a call of more than 512 tokens on device tensors that fails half-way).
+ *
+ * CANCELLED: *cancel was set, or progress asked to stop, while a call on host tensors attended; it looks between pieces of
+ * work, 512 query rows of a KV head at most, and before it writes. What follows, the re-evaluation after an append too, is done to
+ * its end. Pages that it has taken stay the sequence's, as after tandem_sequence_reserve(). With device tensors, where a call
+ * only sends its work, cancel and progress are UNSUPPORTED.
  *
  * Tensors are in host memory or all on the engine's device; calls of the two kinds may follow each other. On the device:
  *   - the window's keys are attended there and the rest at the same time, by the CPU or from buffers on the device (routes of

@@ -49,6 +49,13 @@ void refuses(void**) {
   args.flags = TANDEM_ATTEND_SPECULATIVE;
   assert_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "q_lens", "513 speculative tokens");
   args = good;
+  const int32_t cancel = 0;
+  args.cancel = &cancel;
+  assert_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "cancel", "q is in device memory");
+  args.cancel = nullptr;
+  args.progress = [](int64_t, int64_t, void*) { return 0; };
+  assert_refused(side, args, TANDEM_ERROR_UNSUPPORTED, "progress", "q is in device memory");
+  args = good;
   std::vector<unsigned char> blocks(2 * kKvHeads * kDim / 32 * 34);
   tandem_tensor coded = *good.k;
   coded.dtype = TANDEM_Q8_0;

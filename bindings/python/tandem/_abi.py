@@ -10,7 +10,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 1
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0x659DEA8E50FC76F9  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0xD0FFCDA65419AC11  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {
     "OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
@@ -67,7 +67,8 @@ class SessionOptionsStruct(ctypes.Structure):
 class AttendArgsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("layer_idx", c_int32), ("n_sequences", c_int32),
                 ("sequences", c_void_p), ("q_lens", c_void_p), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
-                ("o", c_void_p), ("lse", c_void_p), ("parent_idx", c_void_p), ("stream", c_void_p)]
+                ("o", c_void_p), ("lse", c_void_p), ("parent_idx", c_void_p), ("stream", c_void_p),
+                ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p)]
 
 
 class MemoryPlanStruct(ctypes.Structure):

@@ -74,7 +74,7 @@ class NotFoundError(TandemError, LookupError):
 
 
 class CancelledError(TandemError):
-    """A callback asked to stop."""
+    """The caller asked to stop: :class:`tandem.CancelFlag`."""
 
 
 class TimeoutError(TandemError, builtins.TimeoutError):

@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from ctypes import addressof, byref
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from . import _abi
 from ._cache import Cache, Sequence, ids_of, read_stats, stream_pointer
-from ._errors import InvalidStateError, call, invalid, taken_error
+from ._errors import CancelledError, InvalidStateError, call, invalid, taken_error
 from ._handle import Handle, Owner, create
 from ._library import lib
 from ._options import SessionOptions, array_of, integer, session_struct
@@ -23,7 +24,8 @@ from ._tensor import TENSOR_BYTES, Tensor, pack
 Output = TypeVar("Output")
 _attend = lib.tandem_attend
 _ARGS_BYTES = ctypes.sizeof(_abi.AttendArgsStruct)
-_ARGS = struct.Struct("=IIii9Q")
+_ARGS = struct.Struct("=IIii12Q")
+_Progress = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,43 @@ def _parents(parent_idx: Several[int], n_tokens: int) -> Any:
     return parents
 
 
+class CancelFlag:
+    """What stops calls of :meth:`Session.attend` that it is given to; any thread may set it."""
+
+    def __init__(self) -> None:
+        self._value = ctypes.c_int32(0)
+
+    def set(self) -> None:
+        """Stop them, and those that come until :meth:`clear`."""
+        self._value.value = 1
+
+    def clear(self) -> None:
+        """Stop no more."""
+        self._value.value = 0
+
+    def is_set(self) -> bool:
+        """Whether it stops them."""
+        return self._value.value != 0
+
+
+class _Listener:
+    """A progress callback as the library calls it. An exception stops the call, which raises it."""
+
+    def __init__(self, progress: Callable[[int, int], object]) -> None:
+        self._progress = progress
+        self._function = _Progress(self._hear)
+        self.address: int = ctypes.cast(self._function, ctypes.c_void_p).value or 0
+        self.raised: BaseException | None = None
+
+    def _hear(self, done: int, total: int, _: int | None) -> int:
+        try:
+            self._progress(done, total)
+        except BaseException as error:  # KeyboardInterrupt too: nothing may unwind into the library
+            self.raised = error
+            return 1
+        return 0
+
+
 class Session(Owner):
     """A policy and its memory of what was attended. Calls of several threads wait for each other.
 
@@ -104,16 +143,19 @@ class Session(Owner):
     @overload
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
                q_lens: Several[int] | None = None, out: None = None, lse: Any = None, speculative: bool = False,
-               partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None) -> NDArray[Any]: ...
+               partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
+               cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> NDArray[Any]: ...
 
     @overload
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
                q_lens: Several[int] | None = None, out: Output, lse: Any = None, speculative: bool = False,
-               partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None) -> Output: ...
+               partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
+               cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> Output: ...
 
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
                q_lens: Several[int] | None = None, out: Any = None, lse: Any = None, speculative: bool = False,
-               partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None) -> Any:
+               partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
+               cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> Any:
         """Append `k` and `v` to one layer, then ``o = softmax(logits) V`` over the keys that the policy selects.
 
         Tokens of all sequences stand one after another; n_tokens is the sum of `q_lens`.
@@ -144,6 +186,11 @@ class Session(Owner):
         stream : int, optional
             CUDA stream, for arrays in device memory; None or 0: the legacy default stream. They have to live until it has
             passed the call, which memory that a stream-ordered allocator, as PyTorch's, took on this stream does by itself.
+        cancel : CancelFlag, optional
+            Stops the call when any thread sets it; nothing has changed then. For arrays in host memory.
+        progress : callable, optional
+            Called by this thread with the work done and the work there is, in units of no fixed size. When it raises, the call
+            stops, as by `cancel`, and raises that. It may not call this session or its engine.
 
         Returns
         -------
@@ -152,6 +199,8 @@ class Session(Owner):
         Raises
         ------
         InvalidArgumentError, NotFoundError, BusyError, CapacityError, OutOfMemoryError, UnsupportedError, DeviceLostError
+        CancelledError
+            `cancel` was set.
         InvalidStateError
             Speculative tokens pending, or q_lens beyond what the step declared."""
         if isinstance(sequences, Sequence):
@@ -168,12 +217,24 @@ class Session(Owner):
         lens = _lens(len(ids), q_lens, n_tokens)
         parents = None if parent_idx is None else _parents(parent_idx, n_tokens)
         flags = (_abi.ATTEND_SPECULATIVE if speculative else 0) | (_abi.ATTEND_PARTIAL if partial else 0)
-        self._attend((flags, integer("layer_idx", layer_idx, 32), len(ids)), (ids, lens, parents), packed,
-                     stream and stream_pointer(stream))
+        numbers = flags, integer("layer_idx", layer_idx, 32), len(ids)
+        pointer = stream and stream_pointer(stream)
+        if cancel is None and progress is None:
+            self._attend(numbers, (ids, lens, parents), packed, pointer)
+            return out
+        listener = None if progress is None else _Listener(progress)
+        watch = 0 if cancel is None else addressof(cancel._value), 0 if listener is None else listener.address
+        try:
+            self._attend(numbers, (ids, lens, parents), packed, pointer, watch)
+        except CancelledError:
+            if listener is None or listener.raised is None:
+                raise
+        if listener is not None and listener.raised is not None:
+            raise listener.raised
         return out
 
     def _attend(self, numbers: tuple[int, int, int], arrays: tuple[Any, Any, Any],
-                packed: list[tuple[bytes, object] | None], stream: int | None) -> None:
+                packed: list[tuple[bytes, object] | None], stream: int | None, watch: tuple[int, int] = (0, 0)) -> None:
         ids, lens, parents = arrays
         error = ctypes.c_void_p()
         with self._lock:
@@ -184,7 +245,7 @@ class Session(Owner):
                     places[i] = self._places[i]
                 at += TENSOR_BYTES
             _ARGS.pack_into(memory, at, _ARGS_BYTES, *numbers, addressof(ids), addressof(lens), *places,
-                            0 if parents is None else addressof(parents), stream or 0)
+                            0 if parents is None else addressof(parents), stream or 0, *watch, 0)
             status = _attend(self._handle.pointer, self._places[5], byref(error))
         if status:
             raise taken_error(status, error)

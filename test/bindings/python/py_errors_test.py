@@ -90,6 +90,47 @@ except MemoryError as error:
     assert (done.returncode, done.stdout) == (0, "TANDEM_ERROR_OUT_OF_MEMORY 0\n"), done.stderr
 
 
+def test_cancelled():
+    """By a flag, set before and by another thread during the call, and by what the progress callback raises."""
+    world = World(page_tokens=16)
+    q, k, v = world.qkv(3000)
+    world.sequence.append(k[:100], v[:100])
+    before = world.sequence.digest()
+    flag, out = tandem.CancelFlag(), np.full(q.shape, np.nan, np.float32)
+    flag.set()
+    with pytest.raises(tandem.TandemError) as raised:
+        world.session.attend(world.sequence, q, k, v, out=out, cancel=flag)
+    check(raised, tandem.CancelledError, "cancel")
+    flag.clear()
+    called = threading.Event()
+
+    def wait(done, total):
+        called.set()
+        while not flag.is_set():
+            pass
+
+    thread = threading.Thread(target=lambda: called.wait() and flag.set())
+    thread.start()
+    with pytest.raises(tandem.CancelledError):
+        world.session.attend(world.sequence, q, k, v, out=out, cancel=flag, progress=wait)
+    thread.join()
+    assert flag.is_set()
+    flag.clear()
+
+    def fail(done, total):
+        raise ZeroDivisionError(done, total)
+
+    with pytest.raises(ZeroDivisionError):
+        world.session.attend(world.sequence, q, k, v, out=out, cancel=flag, progress=fail)
+    assert np.isnan(out).all() and world.sequence.digest() == before
+    seen = []
+    world.session.attend(world.sequence, q, k, v, out=out, cancel=flag,
+                         progress=lambda done, total: seen.append((threading.get_ident(), done, total)))
+    assert world.sequence.length() == 3100 and np.isfinite(out).all()
+    assert all(ident == threading.get_ident() for ident, *_ in seen) and seen[-1][1] == seen[-1][2]
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+
+
 def test_busy(world):
     other = tandem.Session(world.cache)
     with world.session.step(world.sequence):

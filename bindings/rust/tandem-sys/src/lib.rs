@@ -17,7 +17,7 @@ pub use functions::*;
 pub use structs::*;
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x659d_ea8e_50fc_76f9;
+pub const FINGERPRINT: u64 = 0xd0ff_cda6_5419_ac11;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(

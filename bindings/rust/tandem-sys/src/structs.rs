@@ -39,6 +39,8 @@ macro_rules! abi_structs {
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
 /// Returns `bytes` bytes aligned to `alignment`, or NULL.
 pub type tandem_alloc_fn = unsafe extern "C" fn(bytes: usize, alignment: usize, user: *mut c_void) -> *mut c_void;
+/// Not 0: the call is to stop.
+pub type tandem_progress_fn = unsafe extern "C" fn(done: i64, total: i64, user: *mut c_void) -> i32;
 /// Takes back what `tandem_alloc_fn` gave.
 pub type tandem_free_fn = unsafe extern "C" fn(data: *mut c_void, bytes: usize, user: *mut c_void);
 
@@ -133,6 +135,9 @@ abi_structs! {
         lse: *const tandem_tensor,
         parent_idx: *const i32,
         stream: *mut c_void,
+        cancel: *const i32,
+        progress: Option<tandem_progress_fn>,
+        progress_user: *mut c_void,
     }
 
     struct tandem_memory_plan {

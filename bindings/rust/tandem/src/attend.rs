@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 //! The arguments of an attend call.
 use crate::cache::SequenceId;
+use crate::callbacks::{progress_entry, Progress};
 use crate::error::{Error, Result};
 use crate::tensor::{TensorMut, TensorRef};
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::mem::size_of;
 use std::ptr;
+use std::sync::atomic::AtomicI32;
 use tandem_sys as sys;
 
 /// One layer, several sequences: tokens of all sequences stand one after another in every tensor.
@@ -29,6 +32,7 @@ pub struct Attend<'a> {
     v: Option<TensorRef<'a>>,
     o: TensorMut<'a>,
     lse: Option<TensorMut<'a>>,
+    watch: PhantomData<(&'a AtomicI32, &'a mut ())>,
 }
 
 impl<'a> Attend<'a> {
@@ -50,8 +54,11 @@ impl<'a> Attend<'a> {
             lse: ptr::null(),
             parent_idx: ptr::null(),
             stream: ptr::null_mut(),
+            cancel: ptr::null(),
+            progress: None,
+            progress_user: ptr::null_mut(),
         };
-        Self { raw, sequences, q_lens, parents: None, q, k: None, v: None, o, lse: None }
+        Self { raw, sequences, q_lens, parents: None, q, k: None, v: None, o, lse: None, watch: PhantomData }
     }
     /// Appends k `[n_tokens, n_kv_heads, k_head_dim]` and v `[n_tokens, n_kv_heads, v_head_dim]` first.
     #[inline]
@@ -93,6 +100,21 @@ impl<'a> Attend<'a> {
         self.raw.flags |= sys::TANDEM_ATTEND_PARTIAL;
         self
     }
+    /// Stops the call, with [`Cancelled`](crate::Status::Cancelled), when any thread sets the flag: not 0. It has changed nothing
+    /// then. Tensors in host memory only.
+    #[must_use]
+    pub fn cancel(mut self, flag: &'a AtomicI32) -> Self {
+        self.raw.cancel = flag.as_ptr();
+        self
+    }
+    /// Says, on this thread, how much of the call is done and of how much, and stops it as [`Attend::cancel`] does where the
+    /// answer is [`Break`](std::ops::ControlFlow::Break). A panic stops it too, and goes on when the call has ended.
+    #[must_use]
+    pub fn progress(mut self, progress: &'a mut Progress<'_>) -> Self {
+        self.raw.progress = Some(progress_entry);
+        self.raw.progress_user = ptr::from_mut(progress).cast();
+        self
+    }
     /// Orders the call on a CUDA stream, for tensors in device memory.
     ///
     /// # Safety
@@ -123,7 +145,12 @@ impl<'a> Attend<'a> {
             }
             self.raw.parent_idx = parents.as_ptr();
         }
-        function(&self.raw)
+        let result = function(&self.raw);
+        if !self.raw.progress_user.is_null() {
+            // SAFETY: what progress() was given, which nobody else has meanwhile.
+            unsafe { &mut *self.raw.progress_user.cast::<Progress<'_>>() }.go_on();
+        }
+        result
     }
 }
 

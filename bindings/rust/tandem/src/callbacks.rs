@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 //! What the library calls: a log and an allocator. A panic in either stays on this side.
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void, CStr};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ops::ControlFlow;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -70,6 +72,39 @@ pub(crate) unsafe extern "C" fn log_entry(level: i32, message: *const c_char, us
         // SAFETY: the library passes a text that lives until this returns.
         log(level, &unsafe { CStr::from_ptr(message) }.to_string_lossy());
     });
+}
+
+type Listener<'a> = dyn FnMut(i64, i64) -> ControlFlow<()> + Send + Sync + 'a;
+
+/// What [`Attend::progress`](crate::Attend::progress) calls with the work done and the work there is, in units of no fixed size.
+pub struct Progress<'a> {
+    listener: Box<Listener<'a>>,
+    panic: Option<Box<dyn Any + Send>>,
+}
+
+impl<'a> Progress<'a> {
+    /// The callback must not call into the library.
+    pub fn new(listener: impl FnMut(i64, i64) -> ControlFlow<()> + Send + Sync + 'a) -> Self {
+        Self { listener: Box::new(listener), panic: None }
+    }
+    /// With a panic that the call has kept from the library's frames.
+    pub(crate) fn go_on(&mut self) {
+        if let Some(panic) = self.panic.take() {
+            resume_unwind(panic);
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn progress_entry(done: i64, total: i64, user: *mut c_void) -> i32 {
+    // SAFETY: the `&mut Progress` of `Attend::progress`, which the call has for itself.
+    let progress = unsafe { &mut *user.cast::<Progress<'_>>() };
+    match catch_unwind(AssertUnwindSafe(|| (progress.listener)(done, total))) {
+        Ok(answer) => answer.is_break().into(),
+        Err(panic) => {
+            progress.panic = Some(panic);
+            1
+        }
+    }
 }
 
 /// Host memory of caches and sessions. A panic in [`alloc`](HostAllocator::alloc) counts as a refusal; one in

@@ -47,7 +47,7 @@ statuses! {
     Busy = TANDEM_ERROR_BUSY,
     /// No such sequence, policy, instruction set or backend.
     NotFound = TANDEM_ERROR_NOT_FOUND,
-    /// The caller's callback asked to stop.
+    /// The caller asked to stop: a flag that it set, or its callback.
     Cancelled = TANDEM_ERROR_CANCELLED,
     /// The given time has passed.
     Timeout = TANDEM_ERROR_TIMEOUT,

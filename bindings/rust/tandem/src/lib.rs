@@ -54,7 +54,7 @@ mod tensor;
 
 pub use attend::Attend;
 pub use cache::{Cache, SequenceId};
-pub use callbacks::{Allocator, HostAllocator, Log, LogLevel};
+pub use callbacks::{Allocator, HostAllocator, Log, LogLevel, Progress};
 pub use dtype::{Bf16, BlockQ4_0, BlockQ4_64, BlockQ8_0, Dtype, E4m3, Element, F16};
 pub use engine::{cpu_isa_available, cpu_isa_names, policy_names, version, Engine};
 pub use error::{Error, Result, Status};

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 //! Bad input: the status, the field and a message that says the value. Each status that can be provoked without a device.
 //!
-//! Not here: `InvalidHandle`, which the types of this crate rule out but for raw calls; `Cancelled`, `Io` and `Corrupt`,
+//! Not here: `InvalidHandle`, which the types of this crate rule out but for raw calls; `Io` and `Corrupt`,
 //! which no function returns yet; `System`, `DeviceLost` and `Internal`.
 mod common;
 use common::*;
+use std::ops::ControlFlow;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::{null_mut, NonNull};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 use tandem::*;
 
@@ -122,6 +124,42 @@ fn attend_arguments() {
         "n_states",
         "0",
     );
+}
+
+/// By a flag and by the callback, whose panic comes out of the call; then the same call goes through.
+#[test]
+fn a_call_that_is_stopped() {
+    let world = World::new(10, 1);
+    let (mut session, ids, n) = (world.session("all"), [world.sequence], 500);
+    let (q, k, v) = (numbers(n * Q_HEADS * DIM, 3), numbers(n * KV_HEADS * DIM, 4), numbers(n * KV_HEADS * DIM, 5));
+    let mut o = vec![f32::NAN; q.len()];
+    let mut attend =
+        |o: &mut [f32], flag: Option<&AtomicI32>, listener: &mut (dyn FnMut(i64, i64) -> ControlFlow<()> + Send + Sync)| {
+            let mut progress = Progress::new(listener);
+            let mut args = Attend::new(0, &ids, &[500], heads(&q), heads_mut(o)).append(kv(&k), kv(&v));
+            if let Some(flag) = flag {
+                args = args.cancel(flag);
+            }
+            session.attend(args.progress(&mut progress))
+        };
+    let (flag, mut go_on) = (AtomicI32::new(1), |_, _| ControlFlow::Continue(()));
+    refused(attend(&mut o, Some(&flag), &mut go_on), Status::Cancelled, "cancel", "was stopped");
+    flag.store(0, Ordering::SeqCst);
+    let stop = attend(&mut o, Some(&flag), &mut |_, _| ControlFlow::Break(()));
+    refused(stop, Status::Cancelled, "progress", "was stopped");
+    let panicked = catch_unwind(AssertUnwindSafe(|| attend(&mut o, None, &mut |_, _| panic!("as the test wants"))));
+    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"as the test wants"));
+    assert!(o.iter().all(|x| x.is_nan()));
+    assert_eq!(world.cache.length(world.sequence, 0).unwrap(), 10);
+    let mut seen = Vec::new();
+    attend(&mut o, Some(&flag), &mut |done, total| {
+        seen.push((done, total));
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert!(seen.windows(2).all(|two| two[0].0 <= two[1].0) && seen.last().is_some_and(|last| last.0 == last.1));
+    let (k, v) = ([&world.k[..], &k].concat(), [&world.v[..], &v].concat());
+    close(&o[(n - 1) * Q_HEADS * DIM..], &reference(&q[(n - 1) * Q_HEADS * DIM..], &k, &v).0);
 }
 
 #[test]

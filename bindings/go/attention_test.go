@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: MIT
+
+package tandem
+
+import (
+	"errors"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// Every call against double precision or against what the header says of it.
+const n = 300
+
+func TestDecodeIsSoftmaxAttention(t *testing.T) {
+	w := newWorld(t, n, 1)
+	q := numbers(qToken, 3)
+	o, lse := decode(t, w.session(t, "all"), w.sequence, q)
+	expectedO, expectedLse := reference(q, w.k, w.v)
+	closeTo(t, o, expectedO)
+	closeTo(t, lse, expectedLse)
+}
+
+// q, k and v interleaved in one buffer, two sequences in one call, rows of o apart; memory between them stays.
+func TestStridedTensorsOfTwoSequences(t *testing.T) {
+	w := newWorld(t, n, 1)
+	other := must(w.cache.CreateSequence())
+	const row, kFirst, vFirst = qToken + 2*kvToken, qToken, qToken + kvToken
+	qkv, o := numbers(3*row, 4), make([]float32, 3*row)
+	view := func(data []float32, first, nHeads int) Tensor {
+		return Float32s(data[first:], 3, nHeads, dim).Strided(row, dim, 1)
+	}
+	check(t, w.session(t, "all").Attend(&Attend{Sequences: []SequenceID{other, w.sequence}, QLens: []int64{2, 1},
+		Q: view(qkv, 0, qHeads), K: view(qkv, kFirst, kvHeads), V: view(qkv, vFirst, kvHeads), O: view(o, 0, qHeads)}))
+	token := func(i, first int) []float32 { return qkv[i*row+first:][:kvToken] }
+	for i, context := range [][2][]float32{
+		{token(0, kFirst), token(0, vFirst)},
+		{joined(token(0, kFirst), token(1, kFirst)), joined(token(0, vFirst), token(1, vFirst))},
+		{joined(w.k, token(2, kFirst)), joined(w.v, token(2, vFirst))},
+	} {
+		expected, _ := reference(qkv[i*row:], context[0], context[1])
+		closeTo(t, o[i*row:][:qToken], expected)
+		equal(t, o[i*row+qToken:][:2*kvToken], make([]float32, 2*kvToken))
+	}
+	equal(t, []int64{must(w.cache.Length(other, 0)), must(w.cache.Length(w.sequence, 0))}, []int64{2, n + 1})
+}
+
+func TestSixteenBitsAndBlocks(t *testing.T) {
+	w := newWorld(t, 0, 1)
+	q, k, v := numbers(qToken, 5), numbers(8*kvToken, 6), numbers(8*kvToken, 7)
+	bits := func(data []float32) (bits []uint16, wide []float32) {
+		for _, x := range data {
+			b := uint16(math.Float32bits(x) >> 16)
+			bits, wide = append(bits, b), append(wide, math.Float32frombits(uint32(b)<<16))
+		}
+		return bits, wide
+	}
+	kBits, kWide := bits(k)
+	vBits, vWide := bits(v)
+	bf16 := func(data []uint16) Tensor { return Uint16s(BF16, data, 8, kvHeads, dim) }
+	check(t, w.cache.Append(w.sequence, 0, bf16(kBits), bf16(vBits)))
+	o, _ := decode(t, w.session(t, "all"), w.sequence, q)
+	expected, _ := reference(q, kWide, vWide)
+	closeTo(t, o, expected)
+
+	// K as it comes back, in its own type and in blocks, which are then taken for what they say.
+	back := make([]uint16, len(kBits))
+	check(t, w.cache.Read(w.sequence, 0, 0, bf16(back), Tensor{}))
+	equal(t, back, kBits)
+	for _, dtype := range []Dtype{E4M3, Q8_0, Q4_0, Q4_64} {
+		bytes, elements := dtype.block()
+		if row := int64(dim / elements * bytes); dtype.RowBytes(dim) != row {
+			t.Fatalf("%v: a row has %d bytes, the library says %d", dtype, row, dtype.RowBytes(dim))
+		}
+		blocks := make([]byte, len(k)/elements*bytes)
+		for i := range blocks {
+			blocks[i] = 0xff
+		}
+		check(t, w.cache.Read(w.sequence, 0, 0, Bytes(dtype, blocks, 8, kvHeads, dim), Tensor{}))
+		other := must(w.cache.CreateSequence())
+		check(t, w.cache.Append(other, 0, Bytes(dtype, blocks, 8, kvHeads, dim), bf16(vBits)))
+		rounded := unset(len(k))
+		check(t, w.cache.Read(other, 0, 0, kv(rounded), Tensor{}))
+		most := map[Dtype]float64{E4M3: 0.033, Q8_0: 0.005, Q4_0: 0.13, Q4_64: 0.07}[dtype]
+		for i := range rounded {
+			if !(math.Abs(float64(rounded[i]-kWide[i])) <= most) {
+				t.Fatalf("%v: %g, given %g", dtype, rounded[i], kWide[i])
+			}
+		}
+	}
+}
+
+func TestSequencesForkShrinkAndAreRead(t *testing.T) {
+	w := newWorld(t, n, 2)
+	fork := must(w.cache.Fork(w.sequence))
+	if fork == w.sequence || must(w.cache.Digest(fork)) != must(w.cache.Digest(w.sequence)) {
+		t.Fatal("a fork is another sequence of the same content")
+	}
+	if must(w.cache.Stats()).NPagesShared == 0 {
+		t.Fatal("no page is shared")
+	}
+	check(t, w.cache.Truncate(fork, 100))
+	check(t, w.cache.Remove(fork, 10, 20, false))
+	if must(w.cache.Digest(fork)) == must(w.cache.Digest(w.sequence)) {
+		t.Fatal("the digest is that of the longer sequence")
+	}
+	equal(t, []int64{must(w.cache.Length(fork, 1)), must(w.cache.Length(w.sequence, 1))}, []int64{80, n})
+	k, v := unset(5*kvToken), unset(5*kvToken)
+	check(t, w.cache.Read(fork, 1, 8, kv(k), kv(v))) // tokens 8, 9, 30, 31, 32
+	equal(t, k, joined(w.k[8*kvToken:10*kvToken], w.k[30*kvToken:33*kvToken]))
+	equal(t, v, joined(w.v[8*kvToken:10*kvToken], w.v[30*kvToken:33*kvToken]))
+	check(t, w.cache.Reserve(fork, 1000))
+	check(t, w.cache.Drop(fork))
+	if stats := must(w.cache.Stats()); stats.NSequences != 1 || stats.HostKvBytes == 0 {
+		t.Fatalf("%+v", stats)
+	}
+}
+
+// A step that ends before every layer has its tokens takes them back; one that is complete keeps them.
+func TestSteps(t *testing.T) {
+	w := newWorld(t, n, 2)
+	session, ids, lens := w.session(t, "all"), []SequenceID{w.sequence}, []int64{1}
+	q, k, v, o := numbers(qToken, 8), numbers(kvToken, 9), numbers(kvToken, 10), unset(qToken)
+	attend := func(layerIdx int32) error {
+		return session.Attend(&Attend{LayerIdx: layerIdx, Sequences: ids, QLens: lens, Q: heads(q), K: kv(k), V: kv(v), O: heads(o)})
+	}
+	lengths := func() []int64 {
+		return []int64{must(w.cache.Length(w.sequence, 0)), must(w.cache.Length(w.sequence, 1))}
+	}
+	step := must(session.Step(ids, lens))
+	check(t, attend(0))
+	refused(t, step.End(), ErrInvalidState, "q_lens", "layer 1")
+	check(t, step.End()) // has ended
+	equal(t, lengths(), []int64{n, n})
+	step = must(session.Step(ids, lens))
+	check(t, attend(0))
+	refused(t, attend(0), ErrInvalidState, "q_lens", "0 left in layer 0")
+	check(t, attend(1))
+	check(t, step.End())
+	equal(t, lengths(), []int64{n + 1, n + 1})
+	expected, _ := reference(q, joined(w.k, k), joined(w.v, v))
+	closeTo(t, o, expected)
+}
+
+func TestSpeculationKeepsAChainOfTheTree(t *testing.T) {
+	w := newWorld(t, n, 1)
+	session := w.session(t, "all")
+	q, k, v, o := numbers(3*qToken, 11), numbers(3*kvToken, 12), numbers(3*kvToken, 13), unset(3*qToken)
+	check(t, session.Attend(&Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{3}, Q: heads(q), K: kv(k), V: kv(v),
+		O: heads(o), ParentIdx: []int32{-1, -1, 1}})) // token 2 below token 1, token 0 apart
+	expected, _ := reference(q[2*qToken:], joined(w.k, k[kvToken:]), joined(w.v, v[kvToken:]))
+	closeTo(t, o[2*qToken:], expected)
+	equal(t, []int64{must(w.cache.Length(w.sequence, 0))}, []int64{n})
+	refused(t, session.Commit(w.sequence, []int64{0, 2}), ErrInvalidArgument, "kept_idx", "kept_idx[1] = 2 continues token 1")
+	check(t, session.Commit(w.sequence, []int64{1, 2}))
+	equal(t, []int64{must(w.cache.Length(w.sequence, 0))}, []int64{n + 2})
+	again, _ := decode(t, session, w.sequence, q[2*qToken:])
+	closeTo(t, again, expected)
+}
+
+// A chunk of a longer append is not judged: no selection is made before the last.
+func TestPartialAppendsAreJudgedOnce(t *testing.T) {
+	w := newWorld(t, 0, 1)
+	session := w.session(t, "hgca")
+	append200 := func(partial bool) int64 {
+		q, k, v, o := numbers(200*qToken, 14), numbers(200*kvToken, 15), numbers(200*kvToken, 16), unset(200*qToken)
+		check(t, session.Attend(&Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{200}, Q: heads(q), K: kv(k), V: kv(v),
+			O: heads(o), Partial: partial}))
+		return must(session.Stats()).NRefreshes
+	}
+	if first, second := append200(true), append200(false); first != 0 || second == 0 {
+		t.Fatalf("%d selections after the first chunk, %d after the last", first, second)
+	}
+}
+
+// States over two halves merge into the state over both, into other memory and into the first.
+func TestStatesMerge(t *testing.T) {
+	w := newWorld(t, n, 1)
+	q, half := numbers(qToken, 14), n/2*kvToken
+	state := func(k, v []float32) ([]float32, []float32) {
+		sequence := must(w.cache.CreateSequence())
+		check(t, w.cache.Append(sequence, 0, kv(k), kv(v)))
+		return decode(t, w.session(t, "all"), sequence, q)
+	}
+	of := func(o, lse []float32) State { return State{heads(o), Float32s(lse, 1, qHeads)} }
+	aO, aLse := state(w.k[:half], w.v[:half])
+	bO, bLse := state(w.k[half:], w.v[half:])
+	o, lse := unset(qToken), unset(qHeads)
+	check(t, w.engine.Merge(of(o, lse), of(aO, aLse), of(bO, bLse)))
+	expectedO, expectedLse := reference(q, w.k, w.v)
+	closeTo(t, o, expectedO)
+	closeTo(t, lse, expectedLse)
+	check(t, w.engine.Merge(of(aO, aLse), of(aO, aLse), of(bO, bLse)))
+	equal(t, joined(aO, aLse), joined(o, lse))
+}
+
+func TestPoliciesSelectAndCount(t *testing.T) {
+	w := newWorld(t, 0, 1)
+	session := w.session(t, "hgca")
+	q, k, v, o := numbers(n*qToken, 15), numbers(n*kvToken, 16), numbers(n*kvToken, 17), unset(n*qToken)
+	check(t, session.Attend(&Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{n}, Q: heads(q), K: kv(k), V: kv(v),
+		O: heads(o)}))
+	expected, _ := reference(q[(n-1)*qToken:], k, v)
+	closeTo(t, o[(n-1)*qToken:], expected) // an append attends everything
+	selected := must(session.Selection(w.sequence, 0, 1))
+	found := map[int64]bool{}
+	for i, token := range selected {
+		found[token] = true
+		if i > 0 && selected[i-1] >= token {
+			t.Fatalf("%v is not ascending", selected)
+		}
+	}
+	for token := int64(0); token < n; token++ {
+		if (token < 16 || token >= n-63) && !found[token] {
+			t.Fatalf("%d is in the window or a sink and not selected", token)
+		}
+	}
+	again, maw, err := session.SelectionWithMaw(w.sequence, 0, 1, 3)
+	check(t, err)
+	equal(t, again, selected)
+	total := 0.0
+	for _, x := range maw {
+		total += float64(x)
+	}
+	if len(maw) != len(selected) || len(selected) > 80 && math.Abs(total-1) > 1e-4 {
+		t.Fatalf("%d shares sum to %g", len(maw), total)
+	}
+	stats := must(session.Stats())
+	if stats.NAttends != 1 || stats.NQueryTokens != n || stats.NRefreshes == 0 || stats.AttendNs == 0 {
+		t.Fatalf("%+v", stats)
+	}
+	check(t, w.engine.Drain(-1))
+}
+
+func TestPlansAndCapabilities(t *testing.T) {
+	w := newWorld(t, n, 2)
+	options := CacheOptions{KType: F32, PageTokens: 16}
+	plan, err := w.engine.PlanMemory(w.model, &options, nil, n)
+	check(t, err)
+	if bytes := must(w.cache.Stats()).HostKvBytes; plan.HostKvBytes != bytes || plan.KvTokenBytes != 2*2*4*kvToken {
+		t.Fatalf("%+v, in use are %d", plan, bytes)
+	}
+	if report := must(plan.Report()); !strings.HasPrefix(report, `{"`) || !strings.HasSuffix(strings.TrimSpace(report), "}") {
+		t.Fatal(report)
+	}
+	options.HostCapBytes = 1 << 20
+	plan, err = w.engine.PlanMemory(w.model, &options, nil, 1<<20)
+	if !errors.Is(err, ErrCapacity) || plan.HostKvBytes <= 1<<20 {
+		t.Fatalf("%v, %+v", err, plan)
+	}
+	l := layer()
+	check(t, w.engine.Supports(&l, &CacheOptions{}, sessionOptions("hgca")))
+	l.KHeadDim = 65
+	refused(t, w.engine.Supports(&l, nil, nil), ErrUnsupported, "layer.k_head_dim", "65")
+	major, minor, _ := Version()
+	if report := must(w.engine.Report()); !strings.Contains(report, `"version":"0.1.`) || major != 0 || minor != 1 {
+		t.Fatal(report)
+	}
+	equal(t, PolicyNames(), []string{"all", "streaming", "hgca"})
+	available := 0
+	for _, name := range CpuIsaNames() {
+		if CpuIsaAvailable(name) {
+			available++
+		}
+	}
+	if available == 0 || CpuIsaAvailable("z80") || CpuIsaAvailable("av\x00x2") {
+		t.Fatalf("%d of %v", available, CpuIsaNames())
+	}
+	for i, name := range []string{"Dtype(0)", "f32", "f16", "bf16", "e4m3", "q8_0", "q4_0", "q4_64", "Dtype(8)"} {
+		if dtype := Dtype(i); dtype.String() != name {
+			t.Fatalf("%v is not %s", dtype, name)
+		}
+	}
+}
+
+// What the library's functions fill in is what options say, and each member of a struct of options has one here.
+func TestOptionsAreTheLibrarys(t *testing.T) {
+	var a arena
+	defer a.free()
+	engine, session := DefaultEngineOptions(), DefaultSessionOptions()
+	var none *EngineOptions
+	if raw := engine.raw(&a, nil); !reflect.DeepEqual(raw, none.raw(&a, nil)) {
+		t.Fatalf("%+v", raw)
+	}
+	raw := session.raw(&a)
+	if raw.window_tokens != -1 || raw.sink_tokens != -1 || raw.beta != -1 || raw.halo_tokens != -1 || a.err != nil {
+		t.Fatalf("%+v, %v", raw, a.err)
+	}
+	for name, options := range map[string]any{
+		"tandem_engine_options": EngineOptions{}, "tandem_layer_options": LayerOptions{}, "tandem_cache_options": CacheOptions{},
+		"tandem_session_options": SessionOptions{}, "tandem_memory_plan": MemoryPlan{}, "tandem_cache_stats": CacheStats{},
+		"tandem_session_stats": SessionStats{},
+	} {
+		var expected, got []string
+		for _, member := range members(abiStruct(name)) {
+			switch member.Name {
+			case "struct_size", "reserved", "free", "alloc_user", "log_user":
+			case "alloc":
+				expected = append(expected, "Allocator")
+			default:
+				expected = append(expected, camel(member.Name))
+			}
+		}
+		for _, field := range reflect.VisibleFields(reflect.TypeOf(options)) {
+			if field.IsExported() {
+				got = append(got, field.Name)
+			}
+		}
+		if !reflect.DeepEqual(got, expected) {
+			t.Errorf("%s: members %v, the header has %v", name, got, expected)
+		}
+	}
+}
+
+// camel writes n_q_heads as NQHeads.
+func camel(name string) string {
+	out := ""
+	for _, word := range strings.Split(name, "_") {
+		out += strings.ToUpper(word[:1]) + word[1:]
+	}
+	return out
+}
+
+func abiStruct(name string) reflect.Type {
+	for _, abiStruct := range abiStructs {
+		if abiStruct.name == name {
+			return abiStruct.layout
+		}
+	}
+	panic(name)
+}

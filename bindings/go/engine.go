@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT
+
+// Package tandem computes attention over key/value caches larger than the GPU: Go on top of libtandem's C ABI.
+//
+// An Engine owns the processors, a Model the geometry of the layers, a Cache the keys and values of many sequences, a Session how
+// they are attended; Session.Attend is the one call that matters. Names, units and defaults are those of tandem/tandem.h, which
+// says more about each.
+//
+// Ownership: objects are closed in any order, as often as one likes; the library counts references, so a session keeps its cache
+// alive and a cache its engine and model. A closed object refuses calls with ErrInvalidHandle, and one that nobody closed goes
+// when the garbage collector finds it.
+//
+// Goroutines: Engine, Model and Cache may be used by any of them at any time. A Session does one call at a time: further ones wait.
+// What belongs together, the calls of a step, is for the caller to keep together. Close may come while calls are under way; what
+// they use goes when they return.
+//
+// Memory: slices are lent to the library for the time of a call; it writes to no others than O, Lse, K and V of Read and the
+// outputs of Merge. A call that attends neither allocates nor copies on this side.
+//
+// Errors: each is an *Error with code, field and message. A failing call changes nothing.
+package tandem
+
+/*
+#cgo pkg-config: tandem
+#include "shim.h"
+
+static void close_engine(void *engine) { tandem_engine_release(engine); }
+static void close_model(void *model) { tandem_model_release(model); }
+*/
+import "C"
+
+import (
+	"math"
+	"time"
+	"unsafe"
+)
+
+// Engine owns the processors: the CPU pool and, where one is named, a device backend.
+type Engine struct {
+	handle *handle
+}
+
+// NewEngine starts the CPU pool and loads the device backend if one is named. nil: defaults. Errors: ErrNotFound (CpuIsa),
+// ErrBackend, ErrSystem (a thread could not be started), ErrOutOfMemory, ErrInvalidArgument.
+func NewEngine(options *EngineOptions) (*Engine, error) {
+	if err := checkABI(); err != nil {
+		return nil, err
+	}
+	var log *logEntry
+	if options != nil {
+		log = newLogEntry(options.Log).share()
+		defer log.drop()
+	}
+	a := arena{function: "tandem_engine_create"}
+	defer a.free()
+	raw := options.raw(&a, log)
+	if a.err != nil {
+		return nil, a.err
+	}
+	var engine *C.tandem_engine
+	var rawErr *C.tandem_error
+	if err := failure(C.tandem_engine_create(&engine, &raw, &rawErr), rawErr); err != nil {
+		return nil, err
+	}
+	release := func(engine unsafe.Pointer) { C.close_engine(engine) }
+	return &Engine{newHandle("engine", unsafe.Pointer(engine), release, log)}, nil
+}
+
+func (e *Engine) raw() *C.tandem_engine { return (*C.tandem_engine)(e.handle.pointer) }
+
+// Close gives up the engine; caches and sessions keep it alive. It returns nil.
+func (e *Engine) Close() error {
+	e.handle.close()
+	return nil
+}
+
+// Drain waits until background work has finished; timeout < 0: for ever. Errors: ErrTimeout.
+func (e *Engine) Drain(timeout time.Duration) error {
+	if err := e.handle.use("tandem_engine_drain"); err != nil {
+		return err
+	}
+	defer e.handle.done()
+	var rawErr *C.tandem_error
+	return failure(C.tandem_engine_drain(e.raw(), C.int64_t(timeout), &rawErr), rawErr)
+}
+
+// Report gives topology, workers, instruction set and backends as JSON.
+func (e *Engine) Report() (string, error) {
+	if err := e.handle.use("tandem_engine_report"); err != nil {
+		return "", err
+	}
+	defer e.handle.done()
+	return text(func(buffer *C.char, bytes C.size_t, needed *C.size_t, rawErr **C.tandem_error) C.int32_t {
+		return C.tandem_engine_report(buffer, bytes, needed, e.raw(), rawErr)
+	})
+}
+
+// State is attention over a set of keys: O [n_tokens, n_heads, head_dim] and Lse [n_tokens, n_heads], f32.
+type State struct {
+	O, Lse Tensor
+}
+
+// Merge merges states over disjoint keys into one, which may be one of them. The states that it reads are copied on their way.
+func (e *Engine) Merge(out State, states ...State) error {
+	const function = "tandem_merge"
+	if err := e.handle.use(function); err != nil {
+		return err
+	}
+	defer e.handle.done()
+	a := arena{function: function}
+	defer a.free()
+	if len(states) > math.MaxInt32/2-1 {
+		return refuse(function, "n_states", "= %d is too large", len(states))
+	}
+	description := []C.tandem_go_tensor{out.O.description, out.Lse.description}
+	names := []string{"o", "lse"}
+	if err := firstErr(function, []string{"o_out", "lse_out"}, &out.O, &out.Lse); err != nil {
+		return err
+	}
+	for i := range states {
+		if err := firstErr(function, names, &states[i].O, &states[i].Lse); err != nil {
+			return err
+		}
+		description = append(description, a.tensor(&states[i].O), a.tensor(&states[i].Lse))
+	}
+	result := C.tandem_go_merge(e.raw(), &description[0], C.int32_t(len(states)), out.O.at(), out.Lse.at(), 0)
+	return failure(result.status, result.error)
+}
+
+// tensor is one whose data has been copied to C.
+func (a *arena) tensor(t *Tensor) C.tandem_go_tensor {
+	description := t.description
+	if description.n_dims != 0 && description.address == 0 {
+		data := unsafe.Slice((*byte)(t.data), t.span())
+		if len(data) == 0 {
+			data = nothing[:]
+		}
+		description.address = C.uintptr_t(uintptr(a.bytes(data)))
+	}
+	return description
+}
+
+// Model is the geometry of a model's layers.
+type Model struct {
+	handle  *handle
+	nLayers int
+}
+
+// NewModel makes a model of these layers. Errors: ErrInvalidArgument (layers[i].member), ErrUnsupported.
+func NewModel(layers ...LayerOptions) (*Model, error) {
+	if err := checkABI(); err != nil {
+		return nil, err
+	}
+	a := arena{function: "tandem_model_create"}
+	defer a.free()
+	raw := make([]C.tandem_layer_options, len(layers)+1) // one more, so that there is a first
+	for i := range layers {
+		raw[i] = layers[i].raw(&a)
+	}
+	if len(layers) > math.MaxInt32 {
+		a.refuse("n_layers", "= %d is too large", len(layers))
+	}
+	if a.err != nil {
+		return nil, a.err
+	}
+	var model *C.tandem_model
+	var rawErr *C.tandem_error
+	if err := failure(C.tandem_model_create(&model, &raw[0], C.int32_t(len(layers)), &rawErr), rawErr); err != nil {
+		return nil, err
+	}
+	release := func(model unsafe.Pointer) { C.close_model(model) }
+	return &Model{newHandle("model", unsafe.Pointer(model), release, nil), len(layers)}, nil
+}
+
+func (m *Model) raw() *C.tandem_model { return (*C.tandem_model)(m.handle.pointer) }
+
+// Close gives up the model; caches keep it alive. It returns nil.
+func (m *Model) Close() error {
+	m.handle.close()
+	return nil
+}
+
+// NLayers is the number of its layers.
+func (m *Model) NLayers() int { return m.nLayers }
+
+// Version of the loaded library.
+func Version() (major, minor, patch int) {
+	version := int(C.tandem_version())
+	return version >> 16, version >> 8 & 0xff, version & 0xff
+}
+
+func names(name func(idx C.int32_t) *C.char) (all []string) {
+	for idx := C.int32_t(0); ; idx++ {
+		text := name(idx)
+		if text == nil {
+			return all
+		}
+		all = append(all, C.GoString(text))
+	}
+}
+
+// PolicyNames lists the policies.
+func PolicyNames() []string {
+	return names(func(idx C.int32_t) *C.char { return C.tandem_policy_name(idx) })
+}
+
+// CpuIsaNames lists the instruction sets of this build, best first.
+func CpuIsaNames() []string {
+	return names(func(idx C.int32_t) *C.char { return C.tandem_cpu_isa_name(idx) })
+}
+
+// CpuIsaAvailable says whether this processor has that instruction set.
+func CpuIsaAvailable(name string) bool {
+	var a arena
+	defer a.free()
+	text := a.text("name", name)
+	return a.err == nil && C.tandem_cpu_isa_available(text) == 1
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+
+package tandem
+
+import (
+	"sort"
+	"testing"
+	"time"
+
+	"tandem/internal/cside"
+)
+
+// What a call through Go costs beside one from C, in one process on one session: go test -run XXX -bench . -benchtime 1x. Each call from Go makes
+// its tensors and arguments anew, the C loop makes them once. Answers are compared before anything is timed.
+const (
+	keys     = 512
+	nCalls   = 5    // a batch: shorter than a slice of time where others want the processor too
+	nBatches = 4000 // of each, in turns
+	mostNs   = 1000.0
+)
+
+type overhead struct {
+	session  *Session
+	ids      []SequenceID
+	lens     []int64
+	q, o, oC []float32
+}
+
+func (m *overhead) fromGo(n int) error {
+	for i := 0; i < n; i++ {
+		err := m.session.Attend(&Attend{Sequences: m.ids, QLens: m.lens,
+			Q: Float32s(m.q, 1, qHeads, dim), O: Float32s(m.o, 1, qHeads, dim)})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *overhead) fromC(n int) int32 {
+	return cside.AttendN(m.session.handle.pointer, int64(m.ids[0]), m.q, m.oC, n)
+}
+
+// newOverhead has compared the answers.
+func newOverhead(t testing.TB) *overhead {
+	options := DefaultEngineOptions()
+	options.NThreads = 1
+	w := newWorldOn(t, must(NewEngine(&options)), keys, 1)
+	m := &overhead{w.session(t, "all"), []SequenceID{w.sequence}, []int64{1}, numbers(qToken, 3), unset(qToken), unset(qToken)}
+	check(t, m.fromGo(1))
+	if status := m.fromC(1); status != 0 {
+		t.Fatal(Code(status))
+	}
+	expected, _ := reference(m.q, w.k, w.v)
+	closeTo(t, m.o, expected)
+	equal(t, m.o, m.oC)
+	return m
+}
+
+func median(values []float64) float64 {
+	sort.Float64s(values)
+	return values[len(values)/2]
+}
+
+// BenchmarkOverhead counts batches of both sides, and fails where a call through Go costs more than mostNs more.
+func BenchmarkOverhead(b *testing.B) {
+	m := newOverhead(b)
+	timed := func(body func()) float64 {
+		begin := time.Now()
+		body()
+		return float64(time.Since(begin).Nanoseconds()) / nCalls
+	}
+	batch := [2]func(){func() { check(b, m.fromGo(nCalls)) }, func() { m.fromC(nCalls) }}
+	var goNs, cNs, differences []float64
+	b.ResetTimer()
+	for i := 0; i < b.N || i < nBatches; i++ {
+		var ns [2]float64
+		for _, side := range []int{i % 2, 1 - i%2} {
+			ns[side] = timed(batch[side])
+		}
+		goNs, cNs, differences = append(goNs, ns[0]), append(cNs, ns[1]), append(differences, ns[0]-ns[1])
+	}
+	difference := median(differences)
+	b.ReportMetric(0, "ns/op") // a batch of both: says nothing
+	b.ReportMetric(median(goNs), "go-ns/call")
+	b.ReportMetric(median(cNs), "c-ns/call")
+	b.ReportMetric(difference, "difference-ns/call")
+	if difference > mostNs {
+		b.Fatalf("a call through Go costs %.0f ns more, at most %.0f are allowed", difference, mostNs)
+	}
+}
+
+// A call that attends allocates nothing on this side.
+func TestACallAllocatesNothing(t *testing.T) {
+	m := newOverhead(t)
+	if allocated := testing.AllocsPerRun(100, func() { check(t, m.fromGo(1)) }); allocated != 0 {
+		t.Fatalf("%g allocations a call", allocated)
+	}
+}

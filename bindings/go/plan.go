@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT
+
+package tandem
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import "errors"
+
+// MemoryPlan is what a cache with one session will hold.
+type MemoryPlan struct {
+	HostKvBytes       int64 // pages of K and V
+	HostSessionBytes  int64 // MAW and selection tables of one session
+	SelectionMaxBytes int64 // upper bound
+	DeviceWindowBytes int64 // windows, for calls of one query a sequence
+	DeviceWorkBytes   int64 // states, descriptors, work space, for the same calls
+	KvTokenBytes      int64 // K and V of one token in all layers
+	SharedBytes       int64 // pinned host memory through which device and host hand over
+	DeviceStreamBytes int64 // buffers of a session that may stream
+}
+
+// CacheStats is what a cache holds.
+type CacheStats struct {
+	NSequences        int64
+	NPagesUsed        int64 // held by at least one sequence
+	NPagesShared      int64 // held by more than one
+	HostKvBytes       int64 // pages allocated
+	HostSessionBytes  int64
+	SelectionBytes    int64
+	HostPeakBytes     int64 // most ever in use at once: what HostCapBytes bounds
+	DeviceWindowBytes int64
+	DeviceWorkBytes   int64
+	DevicePeakBytes   int64 // most ever in use at once: what DeviceCapBytes bounds
+	DeviceStreamBytes int64 // buffers of sessions that stream
+	PinnedBytes       int64 // pages pinned for streams
+}
+
+// SessionStats is sums since the session was created.
+type SessionStats struct {
+	NAttends            int64 // calls
+	NQueryTokens        int64 // queries, per layer
+	ResidentKvBytesRead int64 // K and V read by attention inside the window
+	HostKvBytesRead     int64 // outside it
+	DenseKvBytes        int64 // what policy "all" would have read in the same calls
+	EvictedTokens       int64 // per layer
+	NRefreshes          int64 // selections made
+	SelectedKeys        int64 // now, over layers, sequences and KV heads
+	HostKeys            int64 // now: what they were selected from
+	AttendNs            int64
+	RefreshNs           int64
+	RefreshWaitNs       int64 // attend calls on host tensors waiting for the background
+	NDeviceAttends      int64
+	NHostParts          int64
+	HostPartNs          int64
+	StagedKvBytes       int64
+	FilledKvBytes       int64
+	NStreamParts        int64 // parts outside the window that the device computed
+	StreamPartNs        int64
+	StreamedKvBytes     int64 // K and V that crossed the bus for these
+}
+
+// PlanMemory plans sequences of kvLens tokens without allocating anything. nil: default options. ErrCapacity, where a cap is
+// exceeded, comes with the plan all the same; further errors are those of making the cache and the session.
+func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionOptions, kvLens ...int64) (MemoryPlan, error) {
+	const function = "tandem_plan_memory"
+	if err := e.handle.use(function); err != nil {
+		return MemoryPlan{}, err
+	}
+	defer e.handle.done()
+	if err := model.handle.use(function); err != nil {
+		return MemoryPlan{}, err
+	}
+	defer model.handle.done()
+	a := arena{function: function}
+	defer a.free()
+	rawCache, rawSession := cache.raw(&a, model.nLayers), session.raw(&a)
+	if a.err != nil {
+		return MemoryPlan{}, a.err
+	}
+	raw := C.tandem_memory_plan{struct_size: C.sizeof_tandem_memory_plan}
+	var rawErr *C.tandem_error
+	status := C.tandem_plan_memory(&raw, e.raw(), model.raw(), rawCache, rawSession, int64s(kvLens), C.int64_t(len(kvLens)), &rawErr)
+	err := failure(status, rawErr)
+	if err != nil && !errors.Is(err, ErrCapacity) {
+		return MemoryPlan{}, err
+	}
+	return MemoryPlan{
+		HostKvBytes:       int64(raw.host_kv_bytes),
+		HostSessionBytes:  int64(raw.host_session_bytes),
+		SelectionMaxBytes: int64(raw.selection_max_bytes),
+		DeviceWindowBytes: int64(raw.device_window_bytes),
+		DeviceWorkBytes:   int64(raw.device_work_bytes),
+		KvTokenBytes:      int64(raw.kv_token_bytes),
+		SharedBytes:       int64(raw.shared_bytes),
+		DeviceStreamBytes: int64(raw.device_stream_bytes),
+	}, err
+}
+
+// Report is the plan as JSON.
+func (p MemoryPlan) Report() (string, error) {
+	raw := C.tandem_memory_plan{
+		struct_size:         C.sizeof_tandem_memory_plan,
+		host_kv_bytes:       C.int64_t(p.HostKvBytes),
+		host_session_bytes:  C.int64_t(p.HostSessionBytes),
+		selection_max_bytes: C.int64_t(p.SelectionMaxBytes),
+		device_window_bytes: C.int64_t(p.DeviceWindowBytes),
+		device_work_bytes:   C.int64_t(p.DeviceWorkBytes),
+		kv_token_bytes:      C.int64_t(p.KvTokenBytes),
+		shared_bytes:        C.int64_t(p.SharedBytes),
+		device_stream_bytes: C.int64_t(p.DeviceStreamBytes),
+	}
+	return text(func(buffer *C.char, bytes C.size_t, needed *C.size_t, rawErr **C.tandem_error) C.int32_t {
+		return C.tandem_plan_report(buffer, bytes, needed, &raw, rawErr)
+	})
+}
+
+// Supports is nil when the engine can serve such a layer, cache and session (nil: not asked about), else what making them would
+// return.
+func (e *Engine) Supports(layer *LayerOptions, cache *CacheOptions, session *SessionOptions) error {
+	const function = "tandem_supports"
+	if err := e.handle.use(function); err != nil {
+		return err
+	}
+	defer e.handle.done()
+	a := arena{function: function}
+	defer a.free()
+	var rawLayer *C.tandem_layer_options
+	if layer != nil {
+		raw := layer.raw(&a)
+		rawLayer = &raw
+	}
+	rawCache, rawSession := cache.raw(&a, 1), session.raw(&a)
+	if a.err != nil {
+		return a.err
+	}
+	var why *C.tandem_error
+	return failure(C.tandem_supports(e.raw(), rawLayer, rawCache, rawSession, &why), why)
+}

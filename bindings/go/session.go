@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: MIT
+
+package tandem
+
+/*
+#include "shim.h"
+
+static void close_session(void *session) { tandem_session_release(session); }
+*/
+import "C"
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Session is how a cache is attended: a policy and its memory of what was attended. Several sessions may read one cache.
+type Session struct {
+	handle *handle
+	mutex  sync.Mutex              // one call at a time
+	args   C.tandem_go_attend_args // of the call under way
+}
+
+// NewSession makes a session of the cache. nil: defaults. Errors: ErrNotFound (policy), ErrUnsupported (policy and model),
+// ErrCapacity, ErrInvalidArgument.
+func NewSession(cache *Cache, options *SessionOptions) (*Session, error) {
+	a := arena{function: "tandem_session_create"}
+	defer a.free()
+	raw := options.raw(&a)
+	if a.err != nil {
+		return nil, a.err
+	}
+	var session *C.tandem_session
+	err := cache.call(a.function, func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
+		return C.tandem_session_create(&session, cache, raw, err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	release := func(session unsafe.Pointer) { C.close_session(session) }
+	return &Session{handle: newHandle("session", unsafe.Pointer(session), release, cache.handle.log)}, nil
+}
+
+// Close gives up the session, with a step that is open. It returns nil.
+func (s *Session) Close() error {
+	s.handle.close()
+	return nil
+}
+
+func (s *Session) raw() *C.tandem_session { return (*C.tandem_session)(s.handle.pointer) }
+
+// begin waits until the session is free, end makes it so.
+func (s *Session) begin(function string) error {
+	if err := s.handle.use(function); err != nil {
+		return err
+	}
+	s.mutex.Lock()
+	return nil
+}
+
+func (s *Session) end() {
+	s.mutex.Unlock()
+	s.handle.done()
+}
+
+// Attend is one layer, several sequences: tokens of all sequences stand one after another in every tensor.
+type Attend struct {
+	LayerIdx    int32
+	Sequences   []SequenceID // each once
+	QLens       []int64      // tokens of each
+	Q           Tensor       // [n_tokens, n_q_heads, k_head_dim], n_tokens = sum of QLens
+	K           Tensor       // [n_tokens, n_kv_heads, k_head_dim], appended first; none: the queries are the last tokens there
+	V           Tensor       // [n_tokens, n_kv_heads, v_head_dim]; none where it aliases K
+	O           Tensor       // [n_tokens, n_q_heads, v_head_dim], written
+	Lse         Tensor       // [n_tokens, n_q_heads], f32, written; none: not wanted
+	Speculative bool         // the appended tokens are a guess, kept apart until Commit
+	ParentIdx   []int32      // and a tree: within the token's sequence in this call; -1: a child of the last token before
+	Partial     bool         // a chunk of a longer append: the last chunk judges all keys anew
+	Stream      uintptr      // a CUDA stream, for tensors in device memory
+
+	// Progress is told, on the calling goroutine, how much of the call is done and of how much, in units of no fixed size. It may
+	// not call the session or its engine. A panic stops the call, as a context does, and goes on when it has ended.
+	Progress func(done, total int64)
+}
+
+var attendNames = []string{"q", "k", "v", "o", "lse"}
+
+// check refuses what the library cannot see: lengths of slices.
+func (a *Attend) check(function string) error {
+	if err := firstErr(function, attendNames, &a.Q, &a.K, &a.V, &a.O, &a.Lse); err != nil {
+		return err
+	}
+	if len(a.Sequences) != len(a.QLens) || len(a.Sequences) > math.MaxInt32 {
+		return refuse(function, "q_lens", "has %d values for %d sequences", len(a.QLens), len(a.Sequences))
+	}
+	if a.ParentIdx == nil {
+		return nil
+	}
+	nTokens := int64(0)
+	for _, n := range a.QLens {
+		if n < 0 || nTokens > math.MaxInt64-n {
+			return refuse(function, "q_lens", "= %v is no number of tokens", append([]int64(nil), a.QLens...))
+		}
+		nTokens += n
+	}
+	if nTokens != int64(len(a.ParentIdx)) {
+		return refuse(function, "parent_idx", "has %d values, must have the sum of q_lens = %d", len(a.ParentIdx), nTokens)
+	}
+	return nil
+}
+
+// Attend appends, then o = softmax(logits) V over the keys that the policy selects, and its lse. On an error no layer has grown.
+// Errors: ErrNotFound, ErrBusy, ErrCapacity, ErrOutOfMemory, ErrUnsupported, ErrInvalidState (speculative tokens pending, more
+// tokens than the step declared), ErrInvalidArgument.
+func (s *Session) Attend(a *Attend) error { return s.attend(a, nil) }
+
+// AttendContext is the same, stopped when the context is done: with ErrCancelled, which is the context's error too, and as if it
+// had not been made. It looks between pieces of work. Tensors in host memory only, unless the context is never done.
+func (s *Session) AttendContext(ctx context.Context, a *Attend) error {
+	if ctx.Done() == nil {
+		return s.attend(a, nil)
+	}
+	flag, returned := new(int32), make(chan struct{})
+	defer close(returned)
+	if ctx.Err() != nil {
+		*flag = 1
+	} else {
+		go func() {
+			select {
+			case <-ctx.Done():
+				atomic.StoreInt32(flag, 1)
+			case <-returned:
+			}
+		}()
+	}
+	err := s.attend(a, flag)
+	var e *Error
+	if errors.As(err, &e) && e.Code == ErrCancelled {
+		e.cause = ctx.Err()
+	}
+	return err
+}
+
+func (s *Session) attend(a *Attend, cancel *int32) error {
+	const function = "tandem_attend"
+	if err := a.check(function); err != nil {
+		return err
+	}
+	if err := s.begin(function); err != nil {
+		return err
+	}
+	defer s.end()
+	args := &s.args
+	args.flags = 0
+	if a.Speculative || a.ParentIdx != nil {
+		args.flags |= C.TANDEM_ATTEND_SPECULATIVE
+	}
+	if a.Partial {
+		args.flags |= C.TANDEM_ATTEND_PARTIAL
+	}
+	args.layer_idx, args.n_sequences = C.int32_t(a.LayerIdx), C.int32_t(len(a.Sequences))
+	args.stream = C.uintptr_t(a.Stream)
+	args.q, args.k, args.v = a.Q.description, a.K.description, a.V.description
+	args.o, args.lse = a.O.description, a.Lse.description
+	var parents *C.int32_t
+	if len(a.ParentIdx) > 0 {
+		parents = (*C.int32_t)(&a.ParentIdx[0])
+	}
+	args.progress = 0
+	if a.Progress != nil {
+		l := &listener{progress: a.Progress}
+		number := listeners.add(l)
+		args.progress = C.uintptr_t(number)
+		defer func() {
+			listeners.remove(number)
+			if l.panics {
+				panic(l.value)
+			}
+		}()
+	}
+	result := C.tandem_go_attend(C.uintptr_t(uintptr(s.handle.pointer)), args, sequences(a.Sequences), int64s(a.QLens), parents,
+		(*C.int32_t)(cancel), a.Q.at(), a.K.at(), a.V.at(), a.O.at(), a.Lse.at())
+	return failure(result.status, result.error)
+}
+
+func sequences(ids []SequenceID) *C.int64_t {
+	if len(ids) == 0 {
+		return nil
+	}
+	return (*C.int64_t)(&ids[0])
+}
+
+func int64s(values []int64) *C.int64_t {
+	if len(values) == 0 {
+		return nil
+	}
+	return (*C.int64_t)(&values[0])
+}
+
+// Commit ends speculation in a sequence: of its speculative tokens those at keptIdx stay (ascending; a chain in the tree). Errors:
+// ErrInvalidState (nothing speculative, or layers uneven), ErrInvalidArgument (not a chain).
+func (s *Session) Commit(sequence SequenceID, keptIdx []int64) error {
+	if err := s.begin("tandem_session_commit"); err != nil {
+		return err
+	}
+	defer s.end()
+	var rawErr *C.tandem_error
+	kept, n := int64s(keptIdx), C.int64_t(len(keptIdx))
+	return failure(C.tandem_session_commit(s.raw(), C.int64_t(sequence), kept, n, &rawErr), rawErr)
+}
+
+// Step is an open step of a session.
+type Step struct {
+	session *Session
+	stream  uintptr
+	once    sync.Once
+}
+
+// Step opens a step: qLens[i] tokens will be appended to sequences[i] in every layer, by Attend. Errors: as Cache.Reserve; ErrBusy;
+// ErrInvalidState (a step is open).
+func (s *Session) Step(ids []SequenceID, qLens []int64) (*Step, error) {
+	return s.StepOn(0, ids, qLens)
+}
+
+// StepOn is the same for tensors in device memory, on a CUDA stream: the step is planned. Errors: ErrUnsupported too.
+func (s *Session) StepOn(stream uintptr, ids []SequenceID, qLens []int64) (*Step, error) {
+	const function = "tandem_step_begin"
+	if len(ids) != len(qLens) || len(ids) > math.MaxInt32 {
+		return nil, refuse(function, "q_lens", "has %d values for %d sequences", len(qLens), len(ids))
+	}
+	if err := s.begin(function); err != nil {
+		return nil, err
+	}
+	defer s.end()
+	result := C.tandem_go_step_begin(s.raw(), sequences(ids), int64s(qLens), C.int32_t(len(ids)), C.uintptr_t(stream))
+	if err := failure(result.status, result.error); err != nil {
+		return nil, err
+	}
+	return &Step{session: s, stream: stream}, nil
+}
+
+// End closes the step, the first time that it is called. Where a layer got fewer tokens than declared, the sequences go back to
+// where they were, with ErrInvalidState.
+func (s *Step) End() (err error) {
+	s.once.Do(func() {
+		if err = s.session.begin("tandem_step_end"); err != nil {
+			return
+		}
+		defer s.session.end()
+		result := C.tandem_go_step_end(s.session.raw(), C.uintptr_t(s.stream))
+		err = failure(result.status, result.error)
+	})
+	return err
+}
+
+// Selection gives the token indices that the next decode query of a KV head would attend, ascending.
+func (s *Session) Selection(sequence SequenceID, layerIdx, kvHeadIdx int32) ([]int64, error) {
+	tokenIdx, _, err := s.selection(sequence, layerIdx, kvHeadIdx, 0, false)
+	return tokenIdx, err
+}
+
+// SelectionWithMaw gives, for query head qHeadIdx of the group, also the share of each key selected outside window and sinks.
+func (s *Session) SelectionWithMaw(sequence SequenceID, layerIdx, kvHeadIdx, qHeadIdx int32) ([]int64, []float32, error) {
+	return s.selection(sequence, layerIdx, kvHeadIdx, qHeadIdx, true)
+}
+
+// selection asks for the number of keys, then for as many; once more where a selection in the background has added some.
+func (s *Session) selection(sequence SequenceID, layerIdx, kvHeadIdx, qHeadIdx int32, withMaw bool) ([]int64, []float32, error) {
+	if err := s.begin("tandem_session_selection"); err != nil {
+		return nil, nil, err
+	}
+	defer s.end()
+	var nKept C.int64_t
+	for {
+		capacity := nKept
+		tokenIdx := make([]int64, capacity)
+		var maw []float32
+		var mawAt *C.float
+		if withMaw {
+			maw = make([]float32, capacity)
+			if capacity > 0 {
+				mawAt = (*C.float)(&maw[0])
+			}
+		}
+		var rawErr *C.tandem_error
+		status := C.tandem_session_selection(int64s(tokenIdx), mawAt, capacity, &nKept, s.raw(), C.int64_t(sequence),
+			C.int32_t(layerIdx), C.int32_t(kvHeadIdx), C.int32_t(qHeadIdx), &rawErr)
+		if err := failure(status, rawErr); err != nil {
+			return nil, nil, err
+		}
+		if nKept <= capacity {
+			if withMaw {
+				maw = maw[:nKept]
+			}
+			return tokenIdx[:nKept], maw, nil
+		}
+	}
+}
+
+// Stats gives sums since the session was created. Waits for selections in the making.
+func (s *Session) Stats() (SessionStats, error) {
+	if err := s.begin("tandem_session_get_stats"); err != nil {
+		return SessionStats{}, err
+	}
+	defer s.end()
+	raw := C.tandem_session_stats{struct_size: C.sizeof_tandem_session_stats}
+	var rawErr *C.tandem_error
+	err := failure(C.tandem_session_get_stats(&raw, s.raw(), &rawErr), rawErr)
+	return SessionStats{
+		NAttends:            int64(raw.n_attends),
+		NQueryTokens:        int64(raw.n_query_tokens),
+		ResidentKvBytesRead: int64(raw.resident_kv_bytes_read),
+		HostKvBytesRead:     int64(raw.host_kv_bytes_read),
+		DenseKvBytes:        int64(raw.dense_kv_bytes),
+		EvictedTokens:       int64(raw.evicted_tokens),
+		NRefreshes:          int64(raw.n_refreshes),
+		SelectedKeys:        int64(raw.selected_keys),
+		HostKeys:            int64(raw.host_keys),
+		AttendNs:            int64(raw.attend_ns),
+		RefreshNs:           int64(raw.refresh_ns),
+		RefreshWaitNs:       int64(raw.refresh_wait_ns),
+		NDeviceAttends:      int64(raw.n_device_attends),
+		NHostParts:          int64(raw.n_host_parts),
+		HostPartNs:          int64(raw.host_part_ns),
+		StagedKvBytes:       int64(raw.staged_kv_bytes),
+		FilledKvBytes:       int64(raw.filled_kv_bytes),
+		NStreamParts:        int64(raw.n_stream_parts),
+		StreamPartNs:        int64(raw.stream_part_ns),
+		StreamedKvBytes:     int64(raw.streamed_kv_bytes),
+	}, err
+}

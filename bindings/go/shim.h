@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT
+ * What Go cannot say to C by itself. Go may hand the address of its memory to C only as an argument of the call and only
+ * where that memory holds no addresses of Go memory: so structs that point to tensors, and tensors, which point to data, are
+ * put together here, on the stack of the call, from descriptions without addresses and from the addresses one by one. */
+#ifndef TANDEM_GO_SHIM_H_
+#define TANDEM_GO_SHIM_H_
+
+#include <stdlib.h>
+#include <tandem/tandem.h>
+
+/* A tandem_tensor without its address; n_dims = 0: none. */
+typedef struct tandem_go_tensor {
+  int32_t dtype, device_type, device_index, n_dims;
+  uintptr_t address; /* of device memory; 0: memory of Go */
+  int64_t shape[4], stride[4];
+} tandem_go_tensor;
+
+/* tandem_attend_args without its addresses. */
+typedef struct tandem_go_attend_args {
+  uint32_t flags;
+  int32_t layer_idx, n_sequences;
+  uintptr_t stream;
+  uintptr_t progress; /* number of the callback; 0: none */
+  tandem_go_tensor q, k, v, o, lse;
+} tandem_go_attend_args;
+
+typedef struct tandem_go_result {
+  int32_t status;
+  tandem_error* error;
+} tandem_go_result;
+
+/* session: as a number, since cgo would box a pointer on the heap to look what it points to. */
+tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args* args, const int64_t* sequences,
+                                  const int64_t* q_lens, const int32_t* parent_idx, const int32_t* cancel, char* q, char* k,
+                                  char* v, char* o, char* lse);
+/* description: [2], of k and v. */
+tandem_go_result tandem_go_append(tandem_cache* cache, int64_t sequence, int32_t layer_idx,
+                                  const tandem_go_tensor* description, char* k, char* v, uintptr_t stream);
+tandem_go_result tandem_go_read(const tandem_cache* cache, int64_t sequence, int32_t layer_idx, int64_t first,
+                                const tandem_go_tensor* description, char* k, char* v);
+/* description: [2 + 2 n_states], of o_out, lse_out, then o and lse of each state, whose addresses, of C memory, are in it.
+ */
+tandem_go_result tandem_go_merge(tandem_engine* engine, const tandem_go_tensor* description, int32_t n_states, char* o_out,
+                                 char* lse_out, uintptr_t stream);
+tandem_go_result tandem_go_step_begin(tandem_session* session, const int64_t* sequences, const int64_t* q_lens,
+                                      int32_t n_sequences, uintptr_t stream);
+tandem_go_result tandem_go_step_end(tandem_session* session, uintptr_t stream);
+
+/* The callbacks, with a number of the handle table as user pointer. */
+void tandem_go_set_log(tandem_engine_options* options, uintptr_t number);
+void tandem_go_set_allocator(tandem_engine_options* options, uintptr_t number);
+
+#endif /* TANDEM_GO_SHIM_H_ */
