@@ -38,13 +38,11 @@ bool is_plain(const DeviceRows& q, int32_t dim) {
          q.token_stride % kEight == 0 && q.head_stride % kEight == 0;
 }
 
-ObserveKernel find_kernel(const DeviceObserve& call) {
-  const Layer& layer = *call.layer;
+// layer: as windows have it.
+ObserveKernel find_kernel(const Layer& layer, const DeviceRows& q) {
   for (const auto& of_type : kKernels)
     if (of_type.k_type == layer.k_type)
-      return of_type.of_chunks[layer.k_head_dim <= 64    ? 0
-                               : layer.k_head_dim <= 128 ? 1
-                                                         : 2][is_plain(call.q, layer.k_head_dim)];
+      return of_type.of_chunks[layer.k_head_dim <= 64 ? 0 : layer.k_head_dim <= 128 ? 1 : 2][is_plain(q, layer.k_head_dim)];
   return nullptr;  // check_layer() has none of these
 }
 
@@ -100,8 +98,8 @@ int32_t launch_observe(const DeviceObserve& call, const LaunchOn& on, DeviceErro
   const PlaneBytes bytes = plane_bytes(layer);
   described.row_bytes = bytes.of[kPlaneK];
   described.scale_bytes = bytes.of[kPlaneKScales];
-  return launch_kernel(find_kernel(call), dim3(static_cast<unsigned>(n_pairs * n_runs)), kObserveWarps, described, on,
-                       error);
+  return launch_kernel(find_kernel(layer, call.q), dim3(static_cast<unsigned>(n_pairs * n_runs)), kObserveWarps, described,
+                       on, error);
 }
 
 }  // namespace tandem::cuda
