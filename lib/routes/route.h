@@ -12,7 +12,7 @@ namespace tandem {
 enum class Route {
   kAuto,    // each call the one that the engine's measurements say takes less time (lib/routes/route_costs.h)
   kHost,    // the CPU, where the keys are
-  kStream,  // the device, as they cross the bus (lib/routes/stream.h)
+  kStream,  // the device, as they cross the bus (lib/routes/stream.cc)
 };
 
 // Session options with defaults filled in.
