@@ -31,7 +31,7 @@
 
 namespace tandem {
 
-// Keys that are not in the window may cross the bus in pieces (lib/routes/stream.h): copy_strided() on a stream of the
+// Keys that are not in the window may cross the bus in pieces (lib/routes/stream.cc): copy_strided() on a stream of the
 // session's own fills a buffer, attend() attends it as it does pages of the window, and accumulate() takes the piece's
 // states into those of the window. Events say when a piece is there, and when its buffer may be filled again.
 
