@@ -124,7 +124,7 @@ class AttendCall {
   void describe_pieces(const HandOverTask& task, DeviceSequence* to, int64_t* table) const;
   Status begin_stream(HandOverTask* task);
   Status mark_stream(const HandOverTask& task, size_t n_sent);
-  Status send_piece(const StreamPiece& piece);
+  Status send_piece(const HandOverTask& task, const StreamPiece& piece);
   Status attend_piece(const DeviceAttend& window, const StreamPiece& piece, const std::byte* buffer,
                       const DeviceSequence* described);
   Status attend_stream(const DeviceAttend& window, const HandOverTask& task);

@@ -98,6 +98,7 @@ class Cache {
   // The first token whose position is above `position` - `distance`.
   int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;
   void attach(Session* session);  // takes mutex() itself
+  static void forget_speculation(Sequence& sequence);
   void detach(Session* session);
 
   Engine& engine() const { return *engine_; }
@@ -116,7 +117,6 @@ class Cache {
         const tandem_cache_options& options);
   Status make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages);
   Status find_even(int64_t id, Sequence** sequence) const;
-  static void forget_speculation(Sequence& sequence);
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const Model> model_;

@@ -172,6 +172,7 @@ Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_
 
 DeviceSession::~DeviceSession() {
   hand_over_.reset();
+  stream_.reset();  // waits for copies, whose end is marked in the shared memory
   if (shared_ != nullptr) device_.table->release_shared(device_.self, shared_);
 }
 

@@ -120,6 +120,7 @@ void AttendCall::prepare_observation(HandOverTask* task) {
   }
   if (task->late.size() < scratch_.calls.size()) task->late.resize(scratch_.calls.size());
   task->bases = cache_.store().bases();
+  task->judged.reserve(scratch_.calls.size());  // no memory is asked for once keys have left
   int64_t n_evicted = 0;
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     SequenceCall& call = scratch_.calls[i];

@@ -57,7 +57,7 @@ void select_tokens(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end
   int64_t halo_left = 0;
   if (refresh.eviction && begin < end)
     judge(refresh, kv_head, std::max(options.sink_len, begin - refresh.halo_reach), begin, &halo_left,
-          refresh.discarded.data());
+          refresh.discarded.data() + kv_head * refresh.halo_reach);
   head.n_tokens += judge(refresh, kv_head, begin, end, &halo_left, head.token_idx.as<int32_t>() + head.n_tokens);
 }
 
@@ -225,7 +225,7 @@ void reserve_refresh(Refresh& refresh) {
   refresh.weight_jobs.reserve(static_cast<size_t>(n_blocks * refresh.layer->n_kv_heads));
   refresh.coeff.reserve(static_cast<size_t>(refresh_queries(refresh.session->options().alpha)));
   refresh.halo_reach = std::min(refresh.session->options().halo_len, refresh.keys.length);
-  refresh.discarded.resize(static_cast<size_t>(refresh.halo_reach));
+  refresh.discarded.resize(static_cast<size_t>(refresh.halo_reach * refresh.layer->n_kv_heads));
 }
 
 }  // namespace tandem

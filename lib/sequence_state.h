@@ -98,7 +98,7 @@ struct Refresh {
   std::vector<WeightJob> weight_jobs;  // a head's tokens of a block of the MAW each
   std::vector<const float*> maw_rows;  // [n_q_heads]
   int64_t halo_reach = 0;              // tokens before an evicted block that may still cast a halo into it
-  std::vector<int32_t> discarded;      // [halo_reach]
+  std::vector<int32_t> discarded;      // [n_kv_heads][halo_reach]
   std::atomic<bool> uncopied{false};   // the job found no room for a copy: logged by the next call
   std::atomic<bool> wants_all{false};  // since then an eviction too is to say where the rows of all tokens are
 };

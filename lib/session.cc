@@ -24,6 +24,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   TANDEM_TRY(resolve_session_options(options, &policy, &resolved));
   RouteOptions routes;
   TANDEM_TRY(resolve_route_options(options, *policy, &routes));
+  TANDEM_TRY(refuse_rotated(routes, cache->layers()));
   const Device* device = cache->engine().device();
   if (routes.route == Route::kStream && device == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\": the engine has no device");
@@ -208,6 +209,9 @@ void Session::take_back(const HandOverTask& task) {
       shorten(*sequence, l, task.is_lost ? was.length : sequence->lengths[l]);
       sequence->speculative[l] = 0;  // of a guess, not all has come
     }
+    const auto is_none = [](int64_t n) { return n == 0; };
+    if (sequence->speculator == this && std::all_of(sequence->speculative.begin(), sequence->speculative.end(), is_none))
+      Cache::forget_speculation(*sequence);
   }
 }
 

@@ -25,9 +25,10 @@ Status AttendCall::check_guess() const {
               static_cast<long long>(args_.q.n_tokens), static_cast<long long>(DeviceSession::kMostTokens));
 }
 
-// Descriptors of each query, and positions.
+// Descriptors of each query, and positions. Nothing of a guess leaves a window.
 void AttendCall::add_guess(CallSize* size) const {
   size->n_sequences += args_.q.n_tokens;
+  size->evict_len = 0;
   size->n_pages += (args_.q.n_tokens + 1) / 2;
 }
 

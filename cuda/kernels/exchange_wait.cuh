@@ -155,9 +155,8 @@ __device__ inline void hand_over(const DeviceExchange& exchange, Word ticket) {
   store_system(&exchange.flags->arrived, ticket + 1);
 }
 
-// Of an observe, whose blocks count themselves: behind a fence where they wrote to the slot, and at any time where they do
-// not, as what they write to device memory is for later calls on the stream alone. The first thread of a block has the
-// count; asking for it does not wait for it.
+// Of an observe, whose blocks count themselves behind a fence: the host may read what they wrote, in the slot and in the
+// windows, as soon as all are counted. The first thread of a block has the count.
 struct BlockCount {
   Word n_before;
 };

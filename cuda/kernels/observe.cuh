@@ -332,8 +332,6 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kChunks* StoredEight<kType
   const Observed of = find_observed(call, pair);
   const int64_t first_run = of.sequence.begin / kRun * kRun + int64_t{run} * kRun;
   const bool has_slot = reaches_slot(of.sequence, first_run);
-  BlockCount count = {};
-  if (!has_slot && is_sound) count = count_block(exchange);  // on its way meanwhile
   float* const evicted = reinterpret_cast<float*>(slot_of(exchange, n_tickets - 1) + exchange.maw_at);
   const Tile tile = {evicted, is_sound};
   const int64_t step = int64_t{call.n_runs} * kRun;
@@ -345,12 +343,14 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kChunks* StoredEight<kType
     observe_tile<kType, kChunks, kPlain>(call, of, keys, tile);
   }
   if (!is_sound) return;
-  if (has_slot) {
-    __syncthreads();
-    if (threadIdx.x == 0) fence_system();
-    count = count_block(exchange);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (has_slot)
+      fence_system();
+    else
+      __threadfence();
   }
-  hand_over_observed(exchange, n_tickets, count);
+  hand_over_observed(exchange, n_tickets, count_block(exchange));
 }
 
 }  // namespace tandem::cuda

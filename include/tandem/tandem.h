@@ -25,7 +25,8 @@
  *   Streams   `stream` is a CUDA stream as void *, for tensors in device memory (NULL is the legacy default stream there); with
  *             tensors in host memory it is NULL, and a call has finished when it returns. On a device a call returns when its
  *             work is on its way; it waits for the device where memory has to grow, a window lacks what the host has, another
- *             session has calls under way on the same cache, or more than two steps are (64 calls at least).
+ *             session has calls under way on the same cache, more than two steps are (64 calls at least), keys are to be
+ *             streamed that calls before have yet to bring to the host, or a route's costs are measured.
  *             Calls of one session are ordered by the caller: one stream, or events between several.
  *   Version   Introduced in 0.1 unless said otherwise.
  */
@@ -335,10 +336,10 @@ typedef struct tandem_session tandem_session;
  * Routes: who computes over the keys outside the window, in calls on device tensors. "host": the CPU, where they are.
  * "stream": the device, to which they cross the bus in pieces through two buffers that do not grow with the length (HeadInfer);
  * the host store is pinned as far as it is read. "auto": each call the one that takes less time by measurements of the bus and
- * of the CPU, which the first calls that could stream take (some ms, once in an engine); "host" below 4 MiB, in planned steps,
- * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
- * attends in full are streamed: those of "all", and of layers with a sliding window under "hgca". The statistics say which
- * route served. */
+ * of the CPU, which the first calls that could stream take (some ms, once in an engine for a shape of heads and a power of two
+ * of queries); "host" below 4 MiB, in planned steps, where the store cannot be pinned and where there is no memory for the
+ * buffers (said in the log). Only keys that a policy attends in full are streamed: those of "all", and of layers with a sliding
+ * window under "hgca"; not those that the library rotates, nor in speculative calls. The statistics say which route served. */
 typedef struct tandem_session_options {
   uint32_t struct_size;
   int32_t reserved;
@@ -487,7 +488,7 @@ typedef struct tandem_memory_plan {
   int64_t host_session_bytes;  /* MAW and selection tables of one session */
   int64_t selection_max_bytes; /* upper bound */
   int64_t device_window_bytes; /* windows, for calls of one query a sequence; 0 without a device backend */
-  int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls */
+  int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls; "auto" takes more when it streams */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
   int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
   int64_t device_stream_bytes; /* buffers of a session that may stream, taken by the first call that does */

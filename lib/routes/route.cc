@@ -46,4 +46,14 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
   return {};
 }
 
+Status refuse_rotated(const RouteOptions& options, const std::vector<Layer>& layers) {
+  if (options.route != Route::kStream) return {};
+  for (size_t l = 0; l < layers.size(); ++l)
+    if (layers[l].rope != nullptr)
+      return fail(TANDEM_ERROR_UNSUPPORTED, "route",
+                  "route = \"stream\": the library rotates the keys of layer %zu, which the store has as they were before",
+                  l);
+  return {};
+}
+
 }  // namespace tandem

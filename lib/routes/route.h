@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <vector>
 
 #include "lib/policies/policy.h"
 
@@ -23,6 +23,9 @@ struct RouteOptions {
 
 // NOT_FOUND, INVALID_ARGUMENT, and UNSUPPORTED where the policy leaves nothing to stream.
 Status resolve_route_options(const tandem_session_options& options, const Policy& policy, RouteOptions* resolved);
+
+// UNSUPPORTED: the route cannot be that of these layers.
+Status refuse_rotated(const RouteOptions& options, const std::vector<Layer>& layers);
 
 // Only keys that are attended in full and whose weights nobody counts on the host can leave it unseen.
 inline bool can_stream(const Policy& layer_policy) {

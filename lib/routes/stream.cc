@@ -46,11 +46,8 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
   session_.may_stream_ = false;
   const Route route = session_.routes_.route;
   if (route == Route::kHost || session_.stream_layouts_.empty() || !can_stream(policy_)) return {};
-  if (layer_.rope != nullptr && route == Route::kStream)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route",
-                "route = \"stream\" in layer %d: the library rotates its keys, which the store has as they were before",
-                args_.layer_idx);
-  if (layer_.rope != nullptr || args_.speculative) return {};  // a guess is the host's
+  if (layer_.rope != nullptr || args_.speculative)
+    return {};  // the store has keys as they were before; a guess is the host's
   const StreamLayout& layout = session_.stream_layouts_[layer_idx_];
   int64_t n_tokens = 0, n_pieces = 0;
   for (const SequenceCall& call : scratch_.calls) {
@@ -191,6 +188,7 @@ void AttendCall::choose_route(HandOverTask* task) {
     call.streams = call.has_host;
     if (call.streams) cut_pieces(layout, layer_.n_kv_heads, i, {call.host_begin, call.host_end}, &task->pieces);
   }
+  task->bases = cache_.store().bases();
   task->streamed_kv_bytes = bytes;
   task->streamed = session_.device_->streamed(task->idx);
   std::atomic_ref(*task->streamed).store(0, std::memory_order_relaxed);
@@ -219,27 +217,30 @@ void AttendCall::describe_pieces(const HandOverTask& task, DeviceSequence* to, i
   for (int64_t i = 0; i < layout.n_pages; ++i) table[i] = i * layout.page_bytes;
 }
 
-Status AttendCall::send_piece(const StreamPiece& piece) {
+// The store may grow meanwhile: it is asked for nothing but what the task has of it.
+Status AttendCall::send_piece(const HandOverTask& task, const StreamPiece& piece) {
   const StreamLayout& layout = session_.stream_layouts_[layer_idx_];
   StreamBuffers& buffers = *session_.device_->stream();
   CopyList copies;
   std::byte* const buffer = buffers.next();
   scratch_.spans.clear();
   cache_.spans(*scratch_.calls[piece.call].sequence, piece.begin, piece.end, &scratch_.spans);
-  for (const PageSpan& span : scratch_.spans)
+  for (const PageSpan& span : scratch_.spans) {
+    copies.cut();
     for (int64_t t = span.token_idx; t < span.token_idx + span.n_tokens;) {
       const int64_t slot = t % layout.page_len;
       const int64_t n = std::min(layout.page_len - slot, span.token_idx + span.n_tokens - t);
       std::byte* const page = buffer + t / layout.page_len % layout.n_pages * layout.page_bytes;
       for (int32_t p = 0; p < kPlanes; ++p)
         for (int32_t h = 0; h < piece.n_heads && layout.row_bytes.of[p] > 0; ++h) {
-          const Rows rows =
-              cache_.store().rows(span.page, span.slot + t - span.token_idx, args_.layer_idx, piece.first_head + h);
+          const Rows rows = cache_.store().rows(task.bases, span.page, span.slot + t - span.token_idx, args_.layer_idx,
+                                                piece.first_head + h);
           copies.add(page + layout.at[p] + h * layout.head_stride[p] + slot * layout.row_bytes.of[p], rows.of[p],
                      n * layout.row_bytes.of[p]);
         }
       t += n;
     }
+  }
   return buffers.send(copies.copies());
 }
 
@@ -248,7 +249,7 @@ Status AttendCall::begin_stream(HandOverTask* task) {
   if (task->pieces.empty()) return {};
   task->sent = std::chrono::steady_clock::now();
   const size_t n = std::min(task->pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
-  for (size_t i = 0; i < n; ++i) TANDEM_TRY(send_piece(task->pieces[i]));
+  for (size_t i = 0; i < n; ++i) TANDEM_TRY(send_piece(*task, task->pieces[i]));
   return mark_stream(*task, n);
 }
 
@@ -310,7 +311,7 @@ Status AttendCall::attend_stream(const DeviceAttend& window, const HandOverTask&
     sum.part_lse = device.part_lse();
     TANDEM_TRY(call_device(device.device(), &DeviceTable::accumulate, &sum, args_.stream));
     if (n_sent == task.pieces.size()) continue;
-    TANDEM_TRY(send_piece(task.pieces[n_sent++]));
+    TANDEM_TRY(send_piece(task, task.pieces[n_sent++]));
     TANDEM_TRY(mark_stream(task, n_sent));
   }
   return {};

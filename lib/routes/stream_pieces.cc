@@ -2,6 +2,7 @@
 #include "lib/routes/stream_pieces.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "lib/routes/route.h"
 
@@ -41,7 +42,9 @@ Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer
 
 Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len, int64_t buffer_bytes,
                            std::vector<StreamLayout>* layouts) {
-  const auto streams = [&](const Layer& layer) { return can_stream(policy_of_layer(policy, layer)); };
+  const auto streams = [&](const Layer& layer) {
+    return layer.rope == nullptr && can_stream(policy_of_layer(policy, layer));
+  };
   if (std::none_of(layers.begin(), layers.end(), streams)) return {};
   for (const Layer& layer : layers)
     TANDEM_TRY(make_stream_layout(layer, extent_len, buffer_bytes, &layouts->emplace_back()));
@@ -65,7 +68,7 @@ void cut_pieces(const StreamLayout& layout, int32_t n_kv_heads, size_t call, Tok
 
 // Rows side by side become one row; rows of a length at one distance from each other, one copy.
 void CopyList::add(std::byte* to, const std::byte* from, int64_t bytes) {
-  if (!copies_.empty()) {
+  if (!std::exchange(is_cut_, false) && !copies_.empty()) {
     StridedCopy& last = copies_.back();
     const int64_t to_stride = to - static_cast<std::byte*>(last.to),
                   from_stride = from - static_cast<const std::byte*>(last.from);

@@ -51,11 +51,14 @@ void cut_pieces(const StreamLayout& layout, int32_t n_kv_heads, size_t call, Tok
 class CopyList {
  public:
   void clear() { copies_.clear(); }
+  // What is added next is a copy of its own: memory may be pinned in parts, and no copy is to reach over their ends.
+  void cut() { is_cut_ = true; }
   void add(std::byte* to, const std::byte* from, int64_t bytes);
   const std::vector<StridedCopy>& copies() const { return copies_; }
 
  private:
   std::vector<StridedCopy> copies_;
+  bool is_cut_ = false;
 };
 
 }  // namespace tandem

@@ -311,15 +311,8 @@ void chooses_what_takes_less(void**) {
 // They are in the store as they were before the rotation: "stream" says so, "auto" leaves them to the CPU.
 void rotated_keys_stay(void**) {
   Side side(true, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES), twin(false, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES);
-  change_session(&side, route_options("stream"));
-  Call call(1, 1);
-  call.to_device();
-  const tandem_attend_args args = call.args(side);
-  tandem_error* error = nullptr;
-  assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_UNSUPPORTED);
-  assert_string_equal(tandem_error_field(error), "route");
-  tandem_error_release(error);
-  assert_int_equal(side.length(), 0);
+  refuse(
+      side, [](auto&) {}, TANDEM_ERROR_UNSUPPORTED, "route", "rotates the keys of layer 0");
   change_session(&side, route_options("auto"));
   attend_twins(side, twin, kPrompt, 2);
   attend_twins(side, twin, 1, 3);
