@@ -6,7 +6,8 @@
 //   reserve    memory of all kinds for the whole call
 //   prepare    of a chunk: which keys, where they are; the task: what the host's part computes, where the new rows go
 //   fill       what the window should have and has not, after appends on the host, forks, truncations: from the store
-//   launch     append | post the task | attend to the window | to what comes over the bus (lib/routes/stream.cc) | merge, where the host has a part | observe, where MAW are
+//   launch     append | post the task | attend to the window | to what comes over the bus (lib/routes/stream.cc) |
+//              merge, where the host has a part | observe, where MAW are
 //              kept (lib/observe_device.cc)
 //   commit     lengths
 // clang-format on

@@ -82,8 +82,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   PolicyOptions options;
   RouteOptions routes;
   if (session != nullptr) TANDEM_TRY(resolve_session_options(*session, &policy, &options));
-  if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, *policy, &routes));
-  TANDEM_TRY(refuse_rotated(routes, layers));
+  if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, *policy, layers, &routes));
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;

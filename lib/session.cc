@@ -23,8 +23,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   PolicyOptions resolved;
   TANDEM_TRY(resolve_session_options(options, &policy, &resolved));
   RouteOptions routes;
-  TANDEM_TRY(resolve_route_options(options, *policy, &routes));
-  TANDEM_TRY(refuse_rotated(routes, cache->layers()));
+  TANDEM_TRY(resolve_route_options(options, *policy, cache->layers(), &routes));
   const Device* device = cache->engine().device();
   if (routes.route == Route::kStream && device == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\": the engine has no device");

@@ -156,17 +156,9 @@ __device__ inline void hand_over(const DeviceExchange& exchange, Word ticket) {
 }
 
 // Of an observe, whose blocks count themselves behind a fence: the host may read what they wrote, in the slot and in the
-// windows, as soon as all are counted. The first thread of a block has the count.
-struct BlockCount {
-  Word n_before;
-};
-__device__ inline BlockCount count_block(const DeviceExchange& exchange) {
-  BlockCount count = {};
-  if (threadIdx.x == 0) count.n_before = atomicAdd(word(exchange, kBlocksObserved), Word{1});
-  return count;
-}
-__device__ inline void hand_over_observed(const DeviceExchange& exchange, Word n_tickets, const BlockCount& count) {
-  if (threadIdx.x != 0 || count.n_before + 1 < gridDim.x) return;
+// windows, as soon as all are counted. The last one says so.
+__device__ inline void hand_over_observed(const DeviceExchange& exchange, Word n_tickets) {
+  if (threadIdx.x != 0 || atomicAdd(word(exchange, kBlocksObserved), Word{1}) + 1 < gridDim.x) return;
   *word(exchange, kBlocksObserved) = 0;
   fence_system();
   store_system(&exchange.flags->observed, n_tickets);

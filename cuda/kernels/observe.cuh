@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kChunks* StoredEight<kType
   const bool is_sound = !is_faulty(exchange);  // looked at when something is written: reading does no harm
   const Word n_tickets = load_relaxed(word(exchange, kNextTicket));
   if (pair >= call.observe.sequences.n_sequences * call.n_kv_heads) {  // a single block, without any sequence
-    if (is_sound) hand_over_observed(exchange, n_tickets, count_block(exchange));
+    if (is_sound) hand_over_observed(exchange, n_tickets);
     return;
   }
   const Observed of = find_observed(call, pair);
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kChunks* StoredEight<kType
     else
       __threadfence();
   }
-  hand_over_observed(exchange, n_tickets, count_block(exchange));
+  hand_over_observed(exchange, n_tickets);
 }
 
 }  // namespace tandem::cuda

@@ -25,9 +25,20 @@ Status find_route(const char* name, Route* route) {
   return fail(TANDEM_ERROR_NOT_FOUND, "route", "route = \"%.64s\" is not one of %s", name, names.c_str());
 }
 
+// The store has keys as they were before.
+Status refuse_rotated(const std::vector<Layer>& layers) {
+  for (size_t l = 0; l < layers.size(); ++l)
+    if (layers[l].rope != nullptr)
+      return fail(TANDEM_ERROR_UNSUPPORTED, "route",
+                  "route = \"stream\": the library rotates the keys of layer %zu, which the store has as they were before",
+                  l);
+  return {};
+}
+
 }  // namespace
 
-Status resolve_route_options(const tandem_session_options& options, const Policy& policy, RouteOptions* resolved) {
+Status resolve_route_options(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
+                             RouteOptions* resolved) {
   RouteOptions made;
   if (options.route != nullptr) TANDEM_TRY(find_route(options.route, &made.route));
   if (options.stream_buffer_bytes < 0)
@@ -42,17 +53,8 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\" with policy \"%s\": %s", policy.name,
                 policy.keeps_maw ? "the CPU has to see the queries, as it keeps the moving averages of the host's keys"
                                  : "it attends sinks alone outside the window");
+  if (made.route == Route::kStream) TANDEM_TRY(refuse_rotated(layers));
   *resolved = made;
-  return {};
-}
-
-Status refuse_rotated(const RouteOptions& options, const std::vector<Layer>& layers) {
-  if (options.route != Route::kStream) return {};
-  for (size_t l = 0; l < layers.size(); ++l)
-    if (layers[l].rope != nullptr)
-      return fail(TANDEM_ERROR_UNSUPPORTED, "route",
-                  "route = \"stream\": the library rotates the keys of layer %zu, which the store has as they were before",
-                  l);
   return {};
 }
 

@@ -21,11 +21,9 @@ struct RouteOptions {
   int64_t buffer_bytes = int64_t{16} << 20;  // of each stream buffer
 };
 
-// NOT_FOUND, INVALID_ARGUMENT, and UNSUPPORTED where the policy leaves nothing to stream.
-Status resolve_route_options(const tandem_session_options& options, const Policy& policy, RouteOptions* resolved);
-
-// UNSUPPORTED: the route cannot be that of these layers.
-Status refuse_rotated(const RouteOptions& options, const std::vector<Layer>& layers);
+// NOT_FOUND, INVALID_ARGUMENT, and UNSUPPORTED where the policy leaves nothing to stream or the library rotates keys.
+Status resolve_route_options(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
+                             RouteOptions* resolved);
 
 // Only keys that are attended in full and whose weights nobody counts on the host can leave it unseen.
 inline bool can_stream(const Policy& layer_policy) {

@@ -35,29 +35,10 @@ struct Listener {
 };
 
 // An append of q_len tokens to both layers of a world, in a step or not; outputs are NaN before.
-struct Append {
-  Tensor q, k, v, o, lse;
-  int64_t sequence, q_len;
-  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
-
+struct Append : LayerCall {
   Append(const World& world, int64_t n, int32_t layer_idx, int64_t seed = 50)
-      : q({n, kQHeads, kDim}, seed),
-        k({n, kKvHeads, kDim}, seed + 1),
-        v({n, kKvHeads, kDim}, seed + 2),
-        o({n, kQHeads, kDim}),
-        lse({n, kQHeads}),
-        sequence(world.sequence),
-        q_len(n) {
+      : LayerCall(world.sequence, layer_idx, n, seed) {
     for (Tensor* output : {&o, &lse}) std::memset(output->values.data(), 0xff, output->values.size() * sizeof(float));
-    args.layer_idx = layer_idx;
-    args.n_sequences = 1;
-    args.sequences = &sequence;
-    args.q_lens = &q_len;
-    args.q = &q.view;
-    args.k = &k.view;
-    args.v = layer_idx == 0 ? &v.view : nullptr;
-    args.o = &o.view;
-    args.lse = &lse.view;
   }
   void watch(Listener* listener) {
     args.progress = Listener::hear;

@@ -116,22 +116,38 @@ inline tandem_engine_options small_engine_options() {
   return options;
 }
 
-// Appends q_len tokens to one layer and attends; nobody looks at the outputs.
+// An append of q_len tokens to one layer, with its tensors; seeds of q, k and v follow each other.
+struct LayerCall {
+  Tensor q, k, v, o, lse;
+  int64_t sequence, q_len;
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+
+  LayerCall(int64_t of, int32_t layer_idx, int64_t n, int64_t seed)
+      : q({n, kQHeads, kDim}, seed),
+        k({n, kKvHeads, kDim}, seed + 1),
+        v({n, kKvHeads, kDim}, seed + 2),
+        o({n, kQHeads, kDim}),
+        lse({n, kQHeads}),
+        sequence(of),
+        q_len(n) {
+    args.layer_idx = layer_idx;
+    args.n_sequences = 1;
+    args.sequences = &sequence;
+    args.q_lens = &q_len;
+    args.q = &q.view;
+    args.k = &k.view;
+    args.v = layer_idx == 0 ? &v.view : nullptr;
+    args.o = &o.view;
+    args.lse = &lse.view;
+  }
+  LayerCall(const LayerCall&) = delete;  // args points into it
+};
+
+// Attends; nobody looks at the outputs.
 inline int32_t attend_once(const World& world, int64_t sequence, int32_t layer_idx, int64_t q_len, int64_t seed,
                            tandem_error** error) {
-  Tensor q({q_len, kQHeads, kDim}, seed), k({q_len, kKvHeads, kDim}, seed + 1), v({q_len, kKvHeads, kDim}, seed + 2);
-  Tensor o({q_len, kQHeads, kDim}), lse({q_len, kQHeads});
-  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
-  args.layer_idx = layer_idx;
-  args.n_sequences = 1;
-  args.sequences = &sequence;
-  args.q_lens = &q_len;
-  args.q = &q.view;
-  args.k = &k.view;
-  args.v = layer_idx == 0 ? &v.view : nullptr;
-  args.o = &o.view;
-  args.lse = &lse.view;
-  return tandem_attend(world.session, &args, error);
+  const LayerCall call(sequence, layer_idx, q_len, seed);
+  return tandem_attend(world.session, &call.args, error);
 }
 
 inline World::World(const tandem_engine_options* options) {

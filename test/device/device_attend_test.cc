@@ -170,6 +170,13 @@ void fail_calls(const char* policy) {
 void survives_failing_calls(void**) { fail_calls("all"); }
 void survives_failing_calls_that_select(void**) { fail_calls("hgca"); }
 
+void fails(const Side& side, const Call& call) {
+  const tandem_attend_args args = call.args(side);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_BACKEND);
+  tandem_error_release(error);
+}
+
 // An append that goes in chunks, of which a later one fails, is taken back as a whole.
 void take_back(const char* policy) {
   constexpr int64_t kLong = 1200;
@@ -178,11 +185,8 @@ void take_back(const char* policy) {
     attend_twins(side, twin, 5, 1);
     Call call(kLong, 2), call_host(kLong, 2);
     call.to_device();
-    const tandem_attend_args args = call.args(side);
     controls.fail_call(failing, 2, TANDEM_ERROR_BACKEND);
-    tandem_error* error = nullptr;
-    assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_BACKEND);
-    tandem_error_release(error);
+    fails(side, call);
     assert_int_equal(side.length(), 5);
     attend(side, call);
     attend(twin, call_host);
@@ -204,11 +208,8 @@ void finds_a_sequence_again(void**) {
     }
     Call call(1, 3), call_host(1, 3);
     call.to_device();
-    const tandem_attend_args args = call.args(side);
     controls.fail_call(failing, 1, TANDEM_ERROR_BACKEND);
-    tandem_error* error = nullptr;
-    assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_BACKEND);
-    tandem_error_release(error);
+    fails(side, call);
     attend(side, call);
     attend(twin, call_host);
     assert_close(call.output(), call_host.output());
@@ -225,11 +226,8 @@ void forgets_what_is_overwritten(void**) {
     attend_twins(side, twin, 500, 1);
     Call call(400, 2);
     call.to_device();
-    const tandem_attend_args args = call.args(side);
     controls.fail_call(failing, 1, TANDEM_ERROR_BACKEND);
-    tandem_error* error = nullptr;
-    assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_BACKEND);
-    tandem_error_release(error);
+    fails(side, call);
     for (const int64_t length : {400, 300, 200, 120}) {
       OK(tandem_sequence_truncate, side.cache, side.sequence, length);
       OK(tandem_sequence_truncate, twin.cache, twin.sequence, length);
