@@ -23,25 +23,10 @@ struct Case {
   int32_t n_q_heads() const { return n_kv_heads * group; }
   std::vector<float> sinks() const {
     std::vector<float> sinks;
-    for (int32_t i = 0; has_sinks && i < n_q_heads(); ++i) sinks.push_back(2.0f * noise(i, 99));
+    for (int32_t i = 0; has_sinks && i < n_q_heads(); ++i) sinks.push_back(4.0f * noise(i, 99));
     return sinks;
   }
 };
-
-int32_t storage_type(ggml_type type) {
-  switch (type) {
-    case GGML_TYPE_F16:
-      return TANDEM_F16;
-    case GGML_TYPE_BF16:
-      return TANDEM_BF16;
-    case GGML_TYPE_Q8_0:
-      return TANDEM_Q8_0;
-    case GGML_TYPE_Q4_0:
-      return TANDEM_Q4_0;
-    default:
-      return TANDEM_F32;
-  }
-}
 
 tandem_layer_options layer_of(const Case& of, const std::vector<float>& sinks) {
   tandem_layer_options layer = plain_layer(of.n_q_heads(), of.n_kv_heads, of.k_dim);
@@ -58,7 +43,7 @@ reference::RefLayer reference_layer(const Case& of) {
   layer.n_kv_heads = of.n_kv_heads;
   layer.k_head_dim = of.k_dim;
   layer.v_head_dim = of.v_dim;
-  layer.k_type = layer.v_type = storage_type(of.type);
+  layer.k_type = layer.v_type = tandem_ggml_dtype(of.type);
   layer.soft_cap = of.soft_cap;
   layer.sliding_window = of.window;
   layer.sinks = of.sinks();
@@ -136,7 +121,7 @@ void check_truth(const Case& of, const reference::RefLayer& layer, const History
 // Two sequences through a prompt each, a step of decode, an append beside a decode, and a step of the second alone.
 void check(const Case& of) {
   const std::vector<float> sinks = of.sinks();
-  World world({layer_of(of, sinks)}, stored_as(storage_type(of.type)));
+  World world({layer_of(of, sinks)}, stored_as(tandem_ggml_dtype(of.type)));
   const std::vector<reference::RefLayer> layers{reference_layer(of)};
   History histories[2] = {History(&layers), History(&layers)};
   const std::vector<std::vector<int64_t>> steps = {{40, 17}, {1, 1}, {9, 1}, {0, 1}};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * What a node costs beside the call from C: decode steps of one layer from `keys` keys on, the same session, in turns over two
- * sequences of the same content; the last outputs of a round are compared bit by bit. Prints the medians of the rounds in microseconds.
+ * What a node costs beside the call from C: decode steps of one layer from `keys` keys on, in one session, in turns over two
+ * sequences of the same content; the last outputs of a round are compared bit by bit. Prints the medians of the rounds.
  *
  *   ggml_overhead_bench [keys] [threads of ggml and of Tandem] [rounds] [calls] [query heads]
  *
@@ -11,16 +11,26 @@
 
 #include "tandem-ggml.h"
 
-enum { kDim = 64, kProduct = 256 };
+enum { kDim = 64, kProduct = 256, kMostRounds = 999 };
 
 static int n_keys = 512, n_threads = 1, n_rounds = 21, n_calls = 2000, n_q_heads = 8, n_kv_heads;
+static tandem_engine* engine;
+static tandem_model* model;
 static tandem_cache* cache;
 static tandem_session* session;
-static int64_t sequences[2]; /* the call's and the node's, of the same content */
+static int64_t sequences[2]; /* the call's and the node's */
 static tandem_ggml* state;
 static struct ggml_context* ctx;
-static struct ggml_tensor* q;
-static tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+
+typedef struct Graph {
+  struct ggml_cgraph* graph;
+  struct ggml_cplan plan;
+} Graph;
+
+/* The step in both ways: k and v of a token are appended. */
+static struct ggml_tensor *q, *k, *v, *node, *product;
+static float* o;
+static Graph with_node, without_node;
 
 static double now_us(void) {
   struct timespec time;
@@ -34,13 +44,16 @@ static void ok(int32_t status, tandem_error* error) {
   exit(1);
 }
 
+static void fill(float* values, int64_t n, int of) {
+  int64_t i;
+  for (i = 0; i < n; ++i) values[i] = (float)(i * 7919 % of) / (float)of;
+}
+
 static void open_world(void) {
-  tandem_engine* engine = NULL;
-  tandem_model* model = NULL;
   tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
+  tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
   tandem_ggml_options ggml_options;
   tandem_error* error = NULL;
-  const char* why = NULL;
   options.n_threads = n_threads;
   layer.n_q_heads = n_q_heads;
   layer.n_kv_heads = n_kv_heads = n_q_heads / 4;
@@ -55,54 +68,91 @@ static void open_world(void) {
   ggml_options.layers = &layer;
   ggml_options.sequences = &sequences[1];
   ggml_options.n_layers = ggml_options.n_sequences = 1;
-  if (tandem_ggml_create(&state, &ggml_options, &why) != TANDEM_OK) exit(1);
-  tandem_engine_release(engine);
-  tandem_model_release(model);
-}
-
-static void fill(float* values, int64_t n, int of) {
-  int64_t i;
-  for (i = 0; i < n; ++i) values[i] = (float)(i * 7919 % of) / (float)of;
+  if (tandem_ggml_create(&state, &ggml_options, NULL) != TANDEM_OK) exit(1);
 }
 
 static void append_keys(void) {
   const int64_t shape[3] = {n_keys, n_kv_heads, kDim}, n = shape[0] * shape[1] * shape[2];
-  float *k = malloc((size_t)n * sizeof *k), *v = malloc((size_t)n * sizeof *v);
+  float *keys = malloc((size_t)n * sizeof *keys), *values = malloc((size_t)n * sizeof *values);
   tandem_tensor views[2];
   tandem_error* error = NULL;
-  fill(k, n, 11);
-  fill(v, n, 13);
-  ok(tandem_tensor_init(&views[0], TANDEM_F32, k, 3, shape, &error), error);
-  ok(tandem_tensor_init(&views[1], TANDEM_F32, v, 3, shape, &error), error);
+  fill(keys, n, 11);
+  fill(values, n, 13);
+  ok(tandem_tensor_init(&views[0], TANDEM_F32, keys, 3, shape, &error), error);
+  ok(tandem_tensor_init(&views[1], TANDEM_F32, values, 3, shape, &error), error);
   ok(tandem_sequence_create(&sequences[0], cache, &error), error);
   ok(tandem_sequence_append(cache, sequences[0], 0, &views[0], &views[1], NULL, &error), error);
   ok(tandem_sequence_fork(&sequences[1], cache, sequences[0], &error), error);
-  free(k);
-  free(v);
+  free(keys);
+  free(values);
 }
 
-static struct ggml_tensor* product(void) {
-  struct ggml_tensor *a = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, kProduct, kProduct),
-                     *b = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, kProduct, 1);
-  fill(a->data, kProduct * kProduct, 17);
-  fill(b->data, kProduct, 19);
-  return ggml_mul_mat(ctx, a, b);
+static struct ggml_tensor* filled(int64_t first, int64_t second, int of) {
+  struct ggml_tensor* tensor = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, first, second, 1);
+  fill(tensor->data, ggml_nelements(tensor), of);
+  return tensor;
 }
 
-typedef struct Graph {
-  struct ggml_cgraph* graph;
-  struct ggml_cplan plan;
-} Graph;
-
-/* Nodes are NULL where they are not wanted. */
-static Graph graph_of(struct ggml_tensor* first, struct ggml_tensor* second, struct ggml_threadpool* pool) {
+static Graph graph_of(struct ggml_tensor* last, struct ggml_threadpool* pool) {
   Graph made;
   made.graph = ggml_new_graph(ctx);
-  if (first != NULL) ggml_build_forward_expand(made.graph, first);
-  if (second != NULL) ggml_build_forward_expand(made.graph, second);
+  if (product != NULL) ggml_build_forward_expand(made.graph, product);
+  if (last != NULL) ggml_build_forward_expand(made.graph, last);
   made.plan = ggml_graph_plan(made.graph, n_threads, pool);
-  made.plan.work_data = malloc(made.plan.work_size + 64);
+  made.plan.work_data = malloc(made.plan.work_size + 1);
   return made;
+}
+
+static void make_graphs(struct ggml_threadpool* pool) {
+  q = filled(kDim, n_q_heads, 7);
+  k = filled(kDim, n_kv_heads, 5);
+  v = filled(kDim, n_kv_heads, 3);
+  o = calloc((size_t)ggml_nelements(q), sizeof *o);
+  if (n_threads > 1) product = ggml_mul_mat(ctx, filled(kProduct, kProduct, 17), filled(kProduct, 1, 19));
+  node = tandem_ggml_attend(ctx, state, 0, q, k, v);
+  with_node = graph_of(node, pool);
+  without_node = graph_of(NULL, pool);
+}
+
+static void call_from_c(void) {
+  const int64_t q_shape[3] = {1, n_q_heads, kDim}, kv_shape[3] = {1, n_kv_heads, kDim}, q_len = 1;
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  tandem_tensor views[4];
+  tandem_error* error = NULL;
+  if (product != NULL) ggml_graph_compute(without_node.graph, &without_node.plan);
+  ok(tandem_tensor_init(&views[0], TANDEM_F32, q->data, 3, q_shape, &error), error);
+  ok(tandem_tensor_init(&views[1], TANDEM_F32, k->data, 3, kv_shape, &error), error);
+  ok(tandem_tensor_init(&views[2], TANDEM_F32, v->data, 3, kv_shape, &error), error);
+  ok(tandem_tensor_init(&views[3], TANDEM_F32, o, 3, q_shape, &error), error);
+  args.n_sequences = 1;
+  args.sequences = &sequences[0];
+  args.q_lens = &q_len;
+  args.q = &views[0];
+  args.k = &views[1];
+  args.v = &views[2];
+  args.o = &views[3];
+  ok(tandem_step_begin(session, args.sequences, &q_len, 1, NULL, &error), error);
+  ok(tandem_attend(session, &args, &error), error);
+  ok(tandem_step_end(session, NULL, &error), error);
+}
+
+static void compute_node(void) {
+  static const tandem_ggml_batch batch = {1, 0, NULL, NULL, NULL, NULL};
+  if (tandem_ggml_begin(state, &batch) == TANDEM_OK) {
+    ggml_graph_compute(with_node.graph, &with_node.plan);
+    tandem_ggml_end(state);
+  }
+  if (tandem_ggml_status(state) == TANDEM_OK) return;
+  fprintf(stderr, "%s\n", tandem_ggml_message(state));
+  exit(1);
+}
+
+/* Microseconds each. */
+static double time_of(void (*step)(void)) {
+  const double begin = now_us();
+  int call;
+  for (call = 0; call < n_calls; ++call) step();
+  return (now_us() - begin) / n_calls;
 }
 
 static int compare(const void* a, const void* b) {
@@ -110,82 +160,49 @@ static int compare(const void* a, const void* b) {
   return (x > y) - (x < y);
 }
 
-int main(int argc, char** argv) {
-  int* const numbers[5] = {&n_keys, &n_threads, &n_rounds, &n_calls, &n_q_heads};
-  double times[2][999];
-  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
-  tandem_tensor views[4];
+static void measure(void) {
+  static double times[2][kMostRounds];
   tandem_error* error = NULL;
-  struct ggml_threadpool_params pool_params;
-  struct ggml_init_params memory;
-  tandem_ggml_batch batch;
-  Graph with, without;
-  struct ggml_tensor *node, *first, *k, *v;
-  float* o;
-  int64_t q_len = 1, shape[3] = {1, 0, kDim};
-  int i, round, call;
-  for (i = 0; i < 5 && i + 1 < argc; ++i) *numbers[i] = atoi(argv[i + 1]);
-  if (n_keys < 1 || n_threads < 1 || n_rounds < 1 || n_rounds > 999 || n_calls < 1 || n_q_heads % 4 != 0) return 2;
-  memory.mem_size = (size_t)64 << 20, memory.mem_buffer = NULL, memory.no_alloc = false;
-  ctx = ggml_init(memory);
-  ggml_threadpool_params_init(&pool_params, n_threads);
-  open_world();
-  append_keys();
-
-  shape[1] = n_q_heads;
-  q = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, kDim, n_q_heads, 1);
-  fill(q->data, ggml_nelements(q), 7);
-  o = calloc((size_t)ggml_nelements(q), sizeof *o);
-  first = n_threads > 1 ? product() : NULL;
-  k = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, kDim, n_kv_heads, 1);
-  v = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, kDim, n_kv_heads, 1);
-  fill(k->data, ggml_nelements(k), 5);
-  fill(v->data, ggml_nelements(v), 3);
-  node = tandem_ggml_attend(ctx, state, 0, q, k, v);
-  {
-    struct ggml_threadpool* pool = ggml_threadpool_new(&pool_params);
-    with = graph_of(first, node, pool);
-    without = graph_of(first, NULL, pool);
-  }
-  ok(tandem_tensor_init(&views[0], TANDEM_F32, q->data, 3, shape, &error), error);
-  ok(tandem_tensor_init(&views[1], TANDEM_F32, o, 3, shape, &error), error);
-  shape[1] = n_kv_heads;
-  ok(tandem_tensor_init(&views[2], TANDEM_F32, k->data, 3, shape, &error), error);
-  ok(tandem_tensor_init(&views[3], TANDEM_F32, v->data, 3, shape, &error), error);
-  args.k = &views[2];
-  args.v = &views[3];
-  args.n_sequences = 1;
-  args.sequences = sequences;
-  args.q_lens = &q_len;
-  args.q = &views[0];
-  args.o = &views[1];
-  memset(&batch, 0, sizeof batch);
-  batch.n_tokens = 1;
-
+  int i, round;
   for (round = 0; round < n_rounds; ++round) {
-    double begin = now_us();
-    for (call = 0; call < n_calls; ++call) {
-      if (first != NULL) ggml_graph_compute(without.graph, &without.plan);
-      ok(tandem_step_begin(session, args.sequences, &q_len, 1, NULL, &error), error);
-      ok(tandem_attend(session, &args, &error), error);
-      ok(tandem_step_end(session, NULL, &error), error);
-    }
-    times[0][round] = (now_us() - begin) / n_calls;
-    begin = now_us();
-    for (call = 0; call < n_calls; ++call) {
-      tandem_ggml_begin(state, &batch);
-      ggml_graph_compute(with.graph, &with.plan);
-      tandem_ggml_end(state);
-    }
-    times[1][round] = (now_us() - begin) / n_calls;
-    if (tandem_ggml_status(state) != TANDEM_OK || memcmp(node->data, o, ggml_nbytes(node)) != 0) {
-      fprintf(stderr, "the node's output is not the call's: %s\n", tandem_ggml_message(state));
-      return 1;
+    times[0][round] = time_of(call_from_c);
+    times[1][round] = time_of(compute_node);
+    if (memcmp(node->data, o, ggml_nbytes(node)) != 0) {
+      fprintf(stderr, "the node's output is not the call's\n");
+      exit(1);
     }
     for (i = 0; i < 2; ++i) ok(tandem_sequence_truncate(cache, sequences[i], n_keys, &error), error);
   }
   for (i = 0; i < 2; ++i) qsort(times[i], (size_t)n_rounds, sizeof(double), compare);
   printf("%d keys, %d threads: call %.2f us, node %.2f us, difference %.2f us\n", n_keys, n_threads, times[0][n_rounds / 2],
          times[1][n_rounds / 2], times[1][n_rounds / 2] - times[0][n_rounds / 2]);
+}
+
+int main(int argc, char** argv) {
+  int* const numbers[5] = {&n_keys, &n_threads, &n_rounds, &n_calls, &n_q_heads};
+  struct ggml_threadpool_params pool_params;
+  struct ggml_threadpool* pool;
+  struct ggml_init_params memory = {(size_t)64 << 20, NULL, false};
+  int i;
+  for (i = 0; i < 5 && i + 1 < argc; ++i) *numbers[i] = atoi(argv[i + 1]);
+  if (n_keys < 1 || n_threads < 1 || n_rounds < 1 || n_rounds > kMostRounds || n_calls < 1 || n_q_heads < 4 ||
+      n_q_heads % 4 != 0) {
+    fprintf(stderr, "numbers are more than 0, rounds at most %d, query heads a multiple of 4\n", kMostRounds);
+    return 2;
+  }
+  ggml_threadpool_params_init(&pool_params, n_threads);
+  pool = ggml_threadpool_new(&pool_params); /* before Tandem binds this thread to a core, which they would inherit */
+  ctx = ggml_init(memory);
+  open_world();
+  append_keys();
+  make_graphs(pool);
+  measure();
+  tandem_ggml_release(state);
+  tandem_session_release(session);
+  tandem_cache_release(cache);
+  tandem_model_release(model);
+  tandem_engine_release(engine);
+  ggml_threadpool_free(pool);
+  ggml_free(ctx);
   return 0;
 }

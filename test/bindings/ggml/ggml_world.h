@@ -11,20 +11,14 @@
 #include <string>
 #include <vector>
 
+#include "api/api_world.h"
 #include "tandem-ggml.h"
 #include "tandem/tandem.hpp"
 #include "with_cmocka.h"
 
 namespace ggml_test {
 
-// Small numbers that differ from element to element, the same in every run.
-inline float noise(int64_t i, int64_t seed) {
-  auto x = static_cast<uint64_t>(i + 1) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(seed + 1) * 0xbf58476d1ce4e5b9u;
-  x ^= x >> 31;
-  x *= 0x94d049bb133111ebu;
-  x ^= x >> 29;
-  return static_cast<float>(static_cast<double>(x >> 40) / (1 << 23) - 1.0);
-}
+using tandem_test::noise;
 
 class Graph {
  public:
@@ -41,7 +35,7 @@ class Graph {
   ggml_tensor* heads(ggml_type type, int64_t head_dim, int64_t n_heads, int64_t n_tokens, int64_t seed) const {
     ggml_tensor* tensor = ggml_new_tensor_3d(ctx_, type, head_dim, n_heads, n_tokens);
     std::vector<float> values(static_cast<size_t>(ggml_nelements(tensor)));
-    for (size_t i = 0; i < values.size(); ++i) values[i] = noise(static_cast<int64_t>(i), seed);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = 2.0f * noise(static_cast<int64_t>(i), seed);
     round_into(tensor, values.data());
     return tensor;
   }
@@ -92,9 +86,7 @@ struct FreeState {
 using State = std::unique_ptr<tandem_ggml, FreeState>;
 
 inline tandem_engine_options two_threads() {
-  tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
-  options.n_threads = 2;
-  options.pin_threads = 0;
+  tandem_engine_options options = tandem_test::small_engine_options();
   options.matmul_rows = 24;
   return options;
 }
