@@ -309,6 +309,7 @@ void the_first_error_wins(void**) {
 // Cache and session before the state, the state before the graph, and with a batch open.
 void released_in_any_order(void**) {
   tandem_ggml* state = nullptr;
+  std::vector<int64_t> sequences;  // which the state borrows
   {
     World world;
     works_on(world);
@@ -320,6 +321,7 @@ void released_in_any_order(void**) {
     call.graph.compute(call.o);
     assert_true(all_nan(call.o));
     expect(state, tandem_ggml_end(state), TANDEM_ERROR_INVALID_HANDLE, "session", "");
+    sequences = std::move(world.sequences);
   }
   const Batch batch({0}, {1});
   expect(state, tandem_ggml_begin(state, &batch.view), TANDEM_ERROR_INVALID_HANDLE, "cache", "");
