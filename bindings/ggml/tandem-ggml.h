@@ -79,6 +79,7 @@ typedef struct tandem_ggml_layer {
   int32_t n_kv_heads;
   int32_t k_head_dim;
   int32_t v_head_dim;
+  int32_t has_grown; /* by the open batch */
 } tandem_ggml_layer;
 
 struct tandem_ggml {
@@ -204,7 +205,7 @@ static inline int32_t tandem_ggml_view(tandem_ggml* state, tandem_tensor* view, 
   return TANDEM_OK;
 }
 
-static inline int32_t tandem_ggml_call(const tandem_ggml_layer* layer, const struct ggml_tensor* const* qkvo,
+static inline int32_t tandem_ggml_call(tandem_ggml_layer* layer, const struct ggml_tensor* const* qkvo,
                                        int32_t device_type) {
   tandem_ggml* state = layer->owner;
   const tandem_ggml_role roles[4] = {{"q", layer->k_head_dim, layer->n_q_heads, device_type},
@@ -222,6 +223,9 @@ static inline int32_t tandem_ggml_call(const tandem_ggml_layer* layer, const str
   if (layer->layer_idx < 0)
     return tandem_ggml_fail(state, TANDEM_ERROR_INVALID_ARGUMENT, "layer_idx",
                             "tandem_ggml: a node is of no layer of the model");
+  if (layer->has_grown && qkvo[1] != NULL)
+    return tandem_ggml_fail(state, TANDEM_ERROR_INVALID_STATE, "layer_idx",
+                            "tandem_ggml: layer %d has the batch's tokens already", (int)layer->layer_idx);
   for (i = 0; i < 4; ++i) {
     if (qkvo[i] == NULL && (i == 0 || i == 3))
       return tandem_ggml_fail(state, TANDEM_ERROR_INVALID_ARGUMENT, roles[i].name, "tandem_ggml: %s is NULL", roles[i].name);
@@ -239,6 +243,7 @@ static inline int32_t tandem_ggml_call(const tandem_ggml_layer* layer, const str
   args.stream = device_type == TANDEM_DEVICE_HOST ? NULL : state->options.stream;
   args.cancel = state->batch.cancel;
   i = tandem_attend(state->options.session, &args, &error);
+  if (i == TANDEM_OK && args.k != NULL) layer->has_grown = 1;
   return tandem_ggml_keep(state, i, error);
 }
 
@@ -252,7 +257,7 @@ static inline void tandem_ggml_spoil(struct ggml_tensor* o, int32_t device_type)
 }
 
 static inline void tandem_ggml_compute(struct ggml_tensor* node, int ith, int nth, void* layer_of_node) {
-  const tandem_ggml_layer* layer = (const tandem_ggml_layer*)layer_of_node;
+  tandem_ggml_layer* layer = (tandem_ggml_layer*)layer_of_node;
   const struct ggml_tensor* const qkvo[4] = {node->src[0], node->src[1], node->src[2], node};
   (void)nth;
   if (ith != 0) {
@@ -264,11 +269,24 @@ static inline void tandem_ggml_compute(struct ggml_tensor* node, int ith, int nt
   __atomic_store_n(&layer->owner->is_running, 0, __ATOMIC_RELEASE);
 }
 
+/* Of nodes that cannot be computed. */
+static inline tandem_ggml_layer* tandem_ggml_no_layer(tandem_ggml* state) { return &state->layers[state->options.n_layers]; }
+
 static inline tandem_ggml_layer* tandem_ggml_layer_at(tandem_ggml* state, int32_t layer_idx) {
   if (layer_idx >= 0 && layer_idx < state->options.n_layers) return &state->layers[layer_idx];
   tandem_ggml_fail(state, TANDEM_ERROR_INVALID_ARGUMENT, "layer_idx", "tandem_ggml: layer_idx = %d is not in 0 ... %d",
                    (int)layer_idx, (int)state->options.n_layers - 1);
-  return &state->layers[state->options.n_layers];
+  return tandem_ggml_no_layer(state);
+}
+
+/* The layer of a node to be built; NULL where there can be none. */
+static inline tandem_ggml_layer* tandem_ggml_node_layer(const struct ggml_context* ctx, tandem_ggml* state,
+                                                        int32_t layer_idx, const struct ggml_tensor* q) {
+  const char* missing = ctx == NULL ? "ctx" : "q";
+  if (state == NULL) return NULL;
+  if (ctx != NULL && q != NULL) return tandem_ggml_layer_at(state, layer_idx);
+  tandem_ggml_fail(state, TANDEM_ERROR_INVALID_ARGUMENT, missing, "tandem_ggml_attend: %s is NULL", missing);
+  return NULL;
 }
 
 /* In the op_params of a node that tandem_ggml_eval() is to compute; ggml uses none for that kind of node. */
@@ -317,33 +335,64 @@ static inline int32_t tandem_ggml_group(tandem_ggml* state) {
   return TANDEM_OK;
 }
 
-/* Positions go on where sequences end: what the causal mask is about. */
-static inline int32_t tandem_ggml_measure(tandem_ggml* state) {
-  int64_t token = 0, at;
-  int32_t i;
-  for (i = 0; i < state->n_open; ++i) {
+/* Sequences are even, and positions go on where they end: what the causal mask is about. */
+static inline int32_t tandem_ggml_measure(tandem_ggml* state, int32_t i, int64_t first_token) {
+  const int32_t* pos = state->batch.pos;
+  int64_t at, length = 0;
+  int32_t layer_idx;
+  for (layer_idx = 0; layer_idx < state->options.n_layers; ++layer_idx) {
     tandem_error* error = NULL;
-    const int32_t status = tandem_sequence_length(&state->lengths[i], state->options.cache, state->open_ids[i], 0, &error);
+    const int32_t status = tandem_sequence_length(&length, state->options.cache, state->open_ids[i], layer_idx, &error);
     if (tandem_ggml_keep(state, status, error) != TANDEM_OK) return status;
-    for (at = 0; at < state->q_lens[i]; ++at, ++token)
-      if (state->batch.pos != NULL && state->batch.pos[token] != state->lengths[i] + at)
-        return tandem_ggml_fail(state, TANDEM_ERROR_INVALID_ARGUMENT, "pos",
-                                "tandem_ggml_begin: pos[%lld] = %d, but the token is number %lld of its sequence",
-                                (long long)token, (int)state->batch.pos[token], (long long)(state->lengths[i] + at));
+    if (layer_idx > 0 && length != state->lengths[i])
+      return tandem_ggml_fail(state, TANDEM_ERROR_INVALID_STATE, "seq_id",
+                              "tandem_ggml_begin: sequence %lld has %lld tokens in layer 0 and %lld in layer %d",
+                              (long long)state->open_ids[i], (long long)state->lengths[i], (long long)length,
+                              (int)layer_idx);
+    state->lengths[i] = length;
   }
+  for (at = 0; pos != NULL && at < state->q_lens[i]; ++at)
+    if (pos[first_token + at] != length + at)
+      return tandem_ggml_fail(state, TANDEM_ERROR_INVALID_ARGUMENT, "pos",
+                              "tandem_ggml_begin: pos[%lld] = %d, but the token is number %lld of its sequence",
+                              (long long)(first_token + at), (int)pos[first_token + at], (long long)(length + at));
   return TANDEM_OK;
+}
+
+/* Memory is taken before anything is computed. No step of the session is opened: its workers would stay awake for attention
+ * while ggml's threads compute what stands between, on the same processors. */
+static inline int32_t tandem_ggml_open(tandem_ggml* state) {
+  int64_t first_token = 0;
+  int32_t i, status = tandem_ggml_group(state);
+  for (i = 0; status == TANDEM_OK && i < state->n_open; ++i) {
+    status = tandem_ggml_measure(state, i, first_token);
+    first_token += state->q_lens[i];
+  }
+  for (i = 0; status == TANDEM_OK && i < state->n_open; ++i) {
+    tandem_error* error = NULL;
+    status = tandem_sequence_reserve(state->options.cache, state->open_ids[i], state->q_lens[i], &error);
+    tandem_ggml_keep(state, status, error);
+  }
+  for (i = 0; i < state->options.n_layers; ++i) state->layers[i].has_grown = 0;
+  state->is_open = status == TANDEM_OK;
+  return status;
 }
 
 /* Of a batch with an error every sequence gets its length of before. */
 static inline void tandem_ggml_close(tandem_ggml* state) {
   tandem_error* error = NULL;
-  const int32_t status = tandem_step_end(state->options.session, NULL, &error);
   int32_t i;
-  tandem_ggml_keep(state, status, error);
+  for (i = 0; i < state->options.n_layers; ++i)
+    if (!state->layers[i].has_grown)
+      tandem_ggml_fail(state, TANDEM_ERROR_INVALID_STATE, "layer_idx", "tandem_ggml_end: layer %d has not been computed",
+                       (int)i);
+  for (i = 0; state->status != TANDEM_OK && i < state->n_open; ++i) {
+    const size_t used = strlen(state->message);
+    if (tandem_sequence_truncate(state->options.cache, state->open_ids[i], state->lengths[i], &error) == TANDEM_OK) continue;
+    snprintf(state->message + used, sizeof state->message - used, "; then %s", tandem_error_message(error));
+    tandem_error_release(error);
+  }
   state->is_open = 0;
-  if (status != TANDEM_OK || state->status == TANDEM_OK) return;
-  for (i = 0; i < state->n_open; ++i) /* the step was complete all the same */
-    tandem_sequence_truncate(state->options.cache, state->open_ids[i], state->lengths[i], NULL);
 }
 
 /* ---- functions ---------------------------------------------------------------------------------------------------- */
@@ -412,12 +461,11 @@ static inline int32_t tandem_ggml_create(tandem_ggml** state, const tandem_ggml_
   return TANDEM_OK;
 }
 
-/* Opens a batch: what nodes computed from here on are about. The order of its tokens is that of q, k and v. Opens a step of
- * the session (tandem_step_begin). Errors: UNSUPPORTED (a token of several sequences, tokens of a sequence with others
- * between), INVALID_ARGUMENT (seq_id, pos, flags), INVALID_STATE (a batch is open), those of tandem_step_begin(); and an
+/* Opens a batch: what nodes computed from here on are about. The order of its tokens is that of q, k and v. Takes memory for
+ * them in every layer. Errors: UNSUPPORTED (a token of several sequences, tokens of a sequence with others between),
+ * INVALID_ARGUMENT (seq_id, pos, flags), INVALID_STATE (a batch is open), those of tandem_sequence_reserve(); and an
  * error of before that nobody has been told of, which is then gone. */
 static inline int32_t tandem_ggml_begin(tandem_ggml* state, const tandem_ggml_batch* batch) {
-  tandem_error* error = NULL;
   int32_t status;
   if (state == NULL) return TANDEM_ERROR_INVALID_ARGUMENT;
   if (!state->is_told && state->status != TANDEM_OK) return tandem_ggml_status(state);
@@ -433,13 +481,7 @@ static inline int32_t tandem_ggml_begin(tandem_ggml* state, const tandem_ggml_ba
                                                     : (long long)batch->flags);
   } else {
     state->batch = *batch;
-    status = tandem_ggml_group(state);
-    if (status == TANDEM_OK) status = tandem_ggml_measure(state);
-    if (status == TANDEM_OK) {
-      status = tandem_step_begin(state->options.session, state->open_ids, state->q_lens, state->n_open, NULL, &error);
-      tandem_ggml_keep(state, status, error);
-    }
-    state->is_open = status == TANDEM_OK;
+    status = tandem_ggml_open(state);
   }
   state->is_told = 1;
   return status;
@@ -461,22 +503,17 @@ static inline int32_t tandem_ggml_end(tandem_ggml* state) {
  * split to which q, k and v are copied. Shapes and types are checked when it is computed. NULL where ctx, state or q is. */
 static inline struct ggml_tensor* tandem_ggml_attend(struct ggml_context* ctx, tandem_ggml* state, int32_t layer_idx,
                                                      struct ggml_tensor* q, struct ggml_tensor* k, struct ggml_tensor* v) {
+  tandem_ggml_layer* layer = tandem_ggml_node_layer(ctx, state, layer_idx, q);
   struct ggml_tensor* qkv[3];
-  tandem_ggml_layer* layer;
-  if (ctx == NULL || state == NULL || q == NULL) {
-    if (state != NULL)
-      tandem_ggml_fail(state, TANDEM_ERROR_INVALID_ARGUMENT, ctx == NULL ? "ctx" : "q", "tandem_ggml_attend: %s is NULL",
-                       ctx == NULL ? "ctx" : "q");
-    return NULL;
-  }
-  layer = tandem_ggml_layer_at(state, layer_idx);
+  int is_known;
+  if (layer == NULL) return NULL;
+  is_known = layer->layer_idx >= 0;
   qkv[0] = q;
   qkv[1] = k;
   qkv[2] = v;
   /* One task: a graph of this node alone needs one thread. */
-  return ggml_custom_4d(ctx, GGML_TYPE_F32, layer->layer_idx < 0 ? q->ne[0] : layer->v_head_dim,
-                        layer->layer_idx < 0 ? q->ne[1] : layer->n_q_heads, q->ne[2], 1, qkv, 3, tandem_ggml_compute, 1,
-                        layer);
+  return ggml_custom_4d(ctx, GGML_TYPE_F32, is_known ? layer->v_head_dim : q->ne[0], is_known ? layer->n_q_heads : q->ne[1],
+                        q->ne[2], 1, qkv, 3, tandem_ggml_compute, 1, layer);
 }
 
 /* ---- tensors in device memory --------------------------------------------------------------------------------------- */
@@ -506,16 +543,17 @@ static inline int32_t tandem_ggml_attend_device(tandem_ggml* state, int32_t laye
 static inline struct ggml_tensor* tandem_ggml_attend_cut(struct ggml_context* ctx, tandem_ggml* state, int32_t layer_idx,
                                                          struct ggml_tensor* q, struct ggml_tensor* k,
                                                          struct ggml_tensor* v) {
-  struct ggml_tensor *node = tandem_ggml_attend(ctx, state, layer_idx, q, k, v), *part = q;
   tandem_ggml_mark mark = {"tandem_ggml_cut", NULL};
-  if (node == NULL) return NULL;
-  if (k == NULL || node->ne[0] > q->ne[0]) {
+  struct ggml_tensor *part = q, *node;
+  mark.layer = tandem_ggml_node_layer(ctx, state, layer_idx, q);
+  if (mark.layer == NULL) return NULL;
+  if (k == NULL || mark.layer->v_head_dim > q->ne[0]) {
     tandem_ggml_fail(state, TANDEM_ERROR_UNSUPPORTED, k == NULL ? "k" : "v_head_dim", "tandem_ggml_attend_cut: %s",
                      k == NULL ? "k is NULL" : "v_head_dim is more than q has");
-    return node;
+    mark.layer = tandem_ggml_no_layer(state);
   }
-  mark.layer = tandem_ggml_layer_at(state, layer_idx);
-  if (node->ne[0] < q->ne[0]) part = ggml_view_3d(ctx, q, node->ne[0], q->ne[1], q->ne[2], q->nb[1], q->nb[2], 0);
+  if (mark.layer->layer_idx >= 0 && mark.layer->v_head_dim < q->ne[0])
+    part = ggml_view_3d(ctx, q, mark.layer->v_head_dim, q->ne[1], q->ne[2], q->nb[1], q->nb[2], 0);
   node = ggml_cont(ctx, part);
   node->src[1] = k;
   node->src[2] = v;

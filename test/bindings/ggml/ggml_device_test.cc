@@ -135,11 +135,28 @@ void other_nodes_are_not_the_callback_s(void**) {
   ggml_tensor* plain = ggml_cont(graph.ctx(), graph.heads(GGML_TYPE_F32, kDim, 1, 1, 1));
   assert_false(tandem_ggml_eval(plain, true, nullptr));
   assert_true(tandem_ggml_eval(plain, false, nullptr));
-  const World world;
-  ggml_tensor* q = graph.heads(GGML_TYPE_F32, kDim, kQHeads, 1, 1);
-  tandem_ggml_attend_cut(graph.ctx(), world.state.get(), 0, q, nullptr, nullptr);
-  assert_int_equal(tandem_ggml_status(world.state.get()), TANDEM_ERROR_UNSUPPORTED);
-  assert_string_equal(tandem_ggml_field(world.state.get()), "k");
+}
+
+// Keys that the call would not append, V of longer heads than q: refused when built, and again when computed.
+void cuts_that_cannot_be(void**) {
+  tandem_layer_options wide = plain_layer(kQHeads, kKvHeads, 64);
+  wide.v_head_dim = 128;
+  const World world({plain_layer(), wide});
+  tandem_ggml* state = world.state.get();
+  const Batch batch({0}, {1});
+  for (const bool is_wide : {false, true}) {
+    const Graph graph;
+    ggml_tensor* q = graph.heads(GGML_TYPE_F32, kDim, kQHeads, 1, 1);
+    ggml_tensor* node = tandem_ggml_attend_cut(graph.ctx(), state, is_wide, q, is_wide ? q : nullptr, nullptr);
+    assert_int_equal(tandem_ggml_begin(state, &batch.view), TANDEM_ERROR_UNSUPPORTED);
+    assert_string_equal(tandem_ggml_field(state), is_wide ? "v_head_dim" : "k");
+    expect_ok(state, tandem_ggml_begin(state, &batch.view));
+    assert_true(tandem_ggml_eval(node, false, nullptr));
+    assert_true(all_nan(node));
+    assert_int_equal(tandem_ggml_end(state), TANDEM_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(tandem_ggml_field(state), "layer_idx");
+  }
+  assert_null(tandem_ggml_attend_cut(nullptr, state, 0, nullptr, nullptr, nullptr));
 }
 
 void errors(void**) {
@@ -263,8 +280,8 @@ int main(int argc, char** argv) {
   if (argc == 3) module_path = argv[1], module_name = argv[2];
   device = std::make_unique<tandem::test::OpenDevice>(module_path);
   const CMUnitTest tests[] = {cmocka_unit_test(gives_what_the_host_gives),
-                              cmocka_unit_test(other_nodes_are_not_the_callback_s), cmocka_unit_test(errors),
-                              cmocka_unit_test(a_device_that_is_lost)};
+                              cmocka_unit_test(other_nodes_are_not_the_callback_s), cmocka_unit_test(cuts_that_cannot_be),
+                              cmocka_unit_test(errors), cmocka_unit_test(a_device_that_is_lost)};
   const int n_failed = cmocka_run_group_tests(tests, nullptr, nullptr);
   if (n_failed == 0 && argc == 3) print_costs();
   device.reset();

@@ -194,7 +194,7 @@ void calls_out_of_order(void**) {
     Call call(world);
     expect_ok(state, call.begin(world));
     call.compute(world);
-    expect(state, tandem_ggml_end(state), i_state, "q_lens", "layer 1");  // which has not been computed
+    expect(state, tandem_ggml_end(state), i_state, "layer_idx", "layer 1 has not been computed");
     call.graph.compute(call.o);
     assert_true(all_nan(call.o));
     expect(state, call.begin(world), i_state, "batch", "outside of");
@@ -204,7 +204,7 @@ void calls_out_of_order(void**) {
     expect_ok(state, call.begin(world));
     call.graph.add(tandem_ggml_attend(call.graph.ctx(), state, 0, call.q, call.k, call.v));
     call.compute(world, 0);
-    expect(state, tandem_ggml_end(state), i_state, "q_lens", "0 left in layer 0");
+    expect(state, tandem_ggml_end(state), i_state, "layer_idx", "layer 0 has the batch's tokens already");
     assert_true(all_nan(call.o));
   }
   {  // begun twice
@@ -249,6 +249,33 @@ void sequences_that_are_not_to_be_had(void**) {
     expect(state, call.begin(world), TANDEM_ERROR_BUSY, "sequence", "in flight");
     tandem_step_end(other.get(), nullptr, nullptr);
   }
+  works_on(world);
+}
+
+// An append to one layer alone, by somebody else.
+void uneven_sequences(void**) {
+  World world({plain_layer(), plain_layer()});
+  const tandem_test::Tensor k({3, kKvHeads, kDim}), v({3, kKvHeads, kDim});
+  world.cache.append(world.sequences[0], 1, &k.view, &v.view);
+  const Batch batch({0}, {1});
+  expect(world.state.get(), tandem_ggml_begin(world.state.get(), &batch.view), TANDEM_ERROR_INVALID_STATE, "seq_id",
+         "has 0 tokens in layer 0 and 3 in layer 1");
+  assert_int_equal(world.length(0, 1), 3);
+}
+
+// A batch that failed and cannot be taken back, as another session has begun with its sequence.
+void taken_back_in_vain(void**) {
+  World world;
+  works_on(world);
+  tandem_ggml* state = world.state.get();
+  Call call(world);
+  expect_ok(state, call.begin(world));
+  tandem::Session other(world.cache, TANDEM_SESSION_OPTIONS_INIT);
+  const int64_t q_len = 1;
+  assert_int_equal(tandem_step_begin(other.get(), world.sequences.data(), &q_len, 1, nullptr, nullptr), TANDEM_OK);
+  call.compute(world);
+  expect(state, tandem_ggml_end(state), TANDEM_ERROR_BUSY, "sequences", "; then tandem_sequence_truncate");
+  tandem_step_end(other.get(), nullptr, nullptr);
   works_on(world);
 }
 
@@ -350,6 +377,8 @@ int main() {
       cmocka_unit_test(complete_steps_are_taken_back_too),
       cmocka_unit_test(sequences_that_are_not_to_be_had),
       cmocka_unit_test(memory_that_is_not_to_be_had),
+      cmocka_unit_test(uneven_sequences),
+      cmocka_unit_test(taken_back_in_vain),
       cmocka_unit_test(stopped),
       cmocka_unit_test(the_first_error_wins),
       cmocka_unit_test(released_in_any_order),

@@ -2,18 +2,19 @@
  * What a node costs beside the call from C: decode steps of one layer from `keys` keys on, in one session, in turns over two
  * sequences of the same content; the last outputs of a round are compared bit by bit. Prints the medians of the rounds.
  *
- *   ggml_overhead_bench [keys] [threads of ggml and of Tandem] [rounds] [calls] [query heads]
+ *   ggml_overhead_bench [keys] [threads of ggml and of Tandem] [rounds] [calls] [query heads] [product] [spin_ns]
  *
- * With more than one thread the node stands behind a product that all of ggml's threads compute, as in a model, and the call
- * from C behind a graph with that product alone. */
+ * product: the node stands behind the product of a matrix of so many rows and columns, which all of ggml's threads compute,
+ * as in a model, and the call from C behind a graph with that product alone. spin_ns: as in tandem_engine_options. */
 #include <ggml-cpu.h>
 #include <time.h>
 
 #include "tandem-ggml.h"
 
-enum { kDim = 64, kProduct = 256, kMostRounds = 999 };
+enum { kDim = 64, kMostRounds = 999 };
 
-static int n_keys = 512, n_threads = 1, n_rounds = 21, n_calls = 2000, n_q_heads = 8, n_kv_heads;
+static int n_keys = 512, n_threads = 1, n_rounds = 21, n_calls = 2000, n_q_heads = 8, product_size = 0, spin_ns = -1,
+           n_kv_heads;
 static tandem_engine* engine;
 static tandem_model* model;
 static tandem_cache* cache;
@@ -55,6 +56,7 @@ static void open_world(void) {
   tandem_ggml_options ggml_options;
   tandem_error* error = NULL;
   options.n_threads = n_threads;
+  options.spin_ns = spin_ns;
   layer.n_q_heads = n_q_heads;
   layer.n_kv_heads = n_kv_heads = n_q_heads / 4;
   layer.k_head_dim = kDim;
@@ -108,7 +110,7 @@ static void make_graphs(struct ggml_threadpool* pool) {
   k = filled(kDim, n_kv_heads, 5);
   v = filled(kDim, n_kv_heads, 3);
   o = calloc((size_t)ggml_nelements(q), sizeof *o);
-  if (n_threads > 1) product = ggml_mul_mat(ctx, filled(kProduct, kProduct, 17), filled(kProduct, 1, 19));
+  if (product_size > 0) product = ggml_mul_mat(ctx, filled(product_size, product_size, 17), filled(product_size, 1, 19));
   node = tandem_ggml_attend(ctx, state, 0, q, k, v);
   with_node = graph_of(node, pool);
   without_node = graph_of(NULL, pool);
@@ -131,9 +133,7 @@ static void call_from_c(void) {
   args.k = &views[1];
   args.v = &views[2];
   args.o = &views[3];
-  ok(tandem_step_begin(session, args.sequences, &q_len, 1, NULL, &error), error);
   ok(tandem_attend(session, &args, &error), error);
-  ok(tandem_step_end(session, NULL, &error), error);
 }
 
 static void compute_node(void) {
@@ -179,12 +179,12 @@ static void measure(void) {
 }
 
 int main(int argc, char** argv) {
-  int* const numbers[5] = {&n_keys, &n_threads, &n_rounds, &n_calls, &n_q_heads};
+  int* const numbers[7] = {&n_keys, &n_threads, &n_rounds, &n_calls, &n_q_heads, &product_size, &spin_ns};
   struct ggml_threadpool_params pool_params;
   struct ggml_threadpool* pool;
-  struct ggml_init_params memory = {(size_t)64 << 20, NULL, false};
+  struct ggml_init_params memory = {(size_t)256 << 20, NULL, false};
   int i;
-  for (i = 0; i < 5 && i + 1 < argc; ++i) *numbers[i] = atoi(argv[i + 1]);
+  for (i = 0; i < 7 && i + 1 < argc; ++i) *numbers[i] = atoi(argv[i + 1]);
   if (n_keys < 1 || n_threads < 1 || n_rounds < 1 || n_rounds > kMostRounds || n_calls < 1 || n_q_heads < 4 ||
       n_q_heads % 4 != 0) {
     fprintf(stderr, "numbers are more than 0, rounds at most %d, query heads a multiple of 4\n", kMostRounds);
