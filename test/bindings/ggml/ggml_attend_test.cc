@@ -313,6 +313,24 @@ void layers_that_append_nothing_or_alias(void**) {
   for (size_t i = 0; i < 512; ++i) assert_true(std::fabs(o[i] - k[i]) <= 1e-5f);  // the first token sees itself alone
 }
 
+// Keys outside the window are judged with the last chunk of a prompt.
+void chunks_of_a_prompt(void**) {
+  for (const uint32_t flags : {0u, TANDEM_ATTEND_PARTIAL}) {
+    const World world({plain_layer()}, stored_as(TANDEM_F32), two_threads(), tandem_test::world_session_options());
+    tandem_ggml* state = world.state.get();
+    const Graph graph;
+    Batch batch({0}, {100});
+    batch.view.flags = flags;
+    expect_ok(state, tandem_ggml_begin(state, &batch.view));
+    graph.compute(tandem_ggml_attend(graph.ctx(), state, 0, graph.heads(GGML_TYPE_F32, 64, 4, 100, 1),
+                                     graph.heads(GGML_TYPE_F32, 64, 2, 100, 2), graph.heads(GGML_TYPE_F32, 64, 2, 100, 3)));
+    expect_ok(state, tandem_ggml_end(state));
+    tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
+    OK(tandem_session_get_stats, &stats, world.session.get());
+    assert_int_equal(stats.n_refreshes > 0, flags == 0);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -321,6 +339,7 @@ int main() {
       cmocka_unit_test(soft_cap_sinks_and_windows), cmocka_unit_test(k_and_v_of_different_head_dims),
       cmocka_unit_test(any_number_of_threads),      cmocka_unit_test(views_of_a_wider_product),
       cmocka_unit_test(layouts_are_the_abi_s),      cmocka_unit_test(layers_that_append_nothing_or_alias),
+      cmocka_unit_test(chunks_of_a_prompt),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
