@@ -363,7 +363,7 @@ TANDEM_API void tandem_session_options_init(tandem_session_options *options);
  * tokens of a KV head take). */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
-TANDEM_API void tandem_session_release(tandem_session *session);
+TANDEM_API void tandem_session_release(tandem_session *session); /* a planned step that is open is taken back */
 
 /* ---- attend ----------------------------------------------------------------------------------------------------- */
 
@@ -464,7 +464,7 @@ TANDEM_API int32_t tandem_step_begin(tandem_session *session, const int64_t *seq
                                      int32_t n_sequences, void *stream, tandem_error **error);
 /* Closes the step and lets the pool sleep; stream: as in tandem_step_begin(). Where a layer got fewer tokens than declared,
  * every sequence of the step goes back to its length at tandem_step_begin() and the call returns INVALID_STATE naming the layer
- * (a planned step: a later call does, see tandem_step_begin()). */
+ * (a planned step: a later call does, see tandem_step_begin()). Not captured: INVALID_STATE, and the step stays open. */
 TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem_error **error);
 
 /* ---- merge ------------------------------------------------------------------------------------------------------ */
