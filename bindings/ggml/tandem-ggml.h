@@ -60,7 +60,8 @@ typedef struct tandem_ggml_options {
   tandem_ggml_wait_fn wait; /* for tandem_ggml_eval() and tensors in device memory */
 } tandem_ggml_options;
 
-/* Tokens in the order in which q, k and v have them; the members are those of llama_batch and llama_ubatch. */
+/* Tokens in the order in which q, k and v have them; the members are those of llama_batch and llama_ubatch. Arrays are read
+ * by tandem_ggml_begin() alone, *cancel until the batch ends. */
 typedef struct tandem_ggml_batch {
   int32_t n_tokens;
   uint32_t flags;          /* 0 or TANDEM_ATTEND_PARTIAL: a chunk of a longer prompt, not its last */
