@@ -1,0 +1,36 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# The header as its users get it: in every dialect without a warning, installed beside the others; the program of its page, built
+# with pkg-config and run; and what the READMEs show of it is that program.
+# readme_test.sh SOURCE_DIR BUILD_DIR CMAKE CC CXX GGML_INCLUDE_DIR GGML_LIB_DIR
+source "$(dirname "$0")/../../packaging/common.sh"
+source=$1 build=$2 cmake=$3 cc=$4 cxx=$5 ggml_include=$6 ggml_lib=$7
+binding=$source/bindings/ggml
+strict=(-pedantic -Wall -Wextra -Wshadow -Werror -isystem "$ggml_include")
+
+compile() { # standard compiler language
+  printf '#include "tandem-ggml.h"\n' |
+    "$2" "-std=$1" "${strict[@]}" -Wconversion "-I$source/include" "-I$binding" -fsyntax-only -x "$3" -
+}
+for standard in c99 c11 c17 c2x; do step "as $standard" compile $standard "$cc" c; done
+for standard in c++11 c++14 c++17 c++20 c++2b; do step "as $standard" compile $standard "$cxx" c++; done
+
+[ "$(sed -n '/^```c$/,/^```$/{//d;p}' "$binding/README.md")" = "$(cat "$binding/smallest.c")" ] ||
+  fail "the program in $binding/README.md is not smallest.c"
+part=$(sed -n '/^### ggml$/,/^#/{/^```cpp$/,/^```$/{//d;p}}' "$source/README.md")
+[ -n "$part" ] && [[ $(cat "$binding/smallest.c") == *"$part"* ]] || fail "what README.md shows is not of $binding/smallest.c"
+
+prefix=$(mktemp -d "${TMPDIR:-/tmp}/tandem-ggml.XXXXXX") && trap 'rm -rf "$prefix"' EXIT || exit 1
+step 'cmake --install' "$cmake" --install "$build" --prefix "$prefix" || finish
+libdir=$(dirname "$(find "$prefix" -name libtandem.so)")
+export PKG_CONFIG_PATH=$libdir/pkgconfig LD_LIBRARY_PATH=$libdir:$ggml_lib
+smallest() { # compiler flags…
+  local output flags
+  read -ra flags <<<"$(pkg-config --cflags --libs tandem)"
+  "$@" "${strict[@]}" "$binding/smallest.c" -o "$prefix/smallest" "${flags[@]}" "-L$ggml_lib" -lggml-cpu -lggml-base || return 1
+  output=$("$prefix/smallest")
+  printf '%s\n' "$output"
+  [ "$output" = 3 ]
+}
+step 'smallest.c' smallest "$cc" -std=c99
+finish
