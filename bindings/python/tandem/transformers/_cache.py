@@ -16,9 +16,10 @@ from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions
 from .._session import Session, Step
 from ._attention import NOTE, Call, unsupported
-from ._rows import Rows, batch_of, read_rows, tokens_of
+from ._rows import Rows, batch_of, read_rows, tokens_of, view_of
 
 _STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_GEOMETRY = ("n_q_heads", "n_kv_heads", "k_head_dim", "v_head_dim", "sm_scale", "soft_cap", "sliding_window_tokens")
 _engines: dict[str | None, Engine] = {}
 _engines_lock = threading.Lock()
 
@@ -210,14 +211,17 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         self._mask = done.rows.mask
 
     def _check_layer(self, layer_idx: int, call: Call) -> None:
+        """The geometry was made from the configuration and the first layer: this one may be another after all."""
         assert self.cache is not None
-        layer, asked = self.cache.layer(layer_idx), _layer_of(call, call.sliding_window_tokens)
-        if layer == asked:
-            return
-        for name in ("n_q_heads", "n_kv_heads", "k_head_dim", "v_dim", "sm_scale", "soft_cap", "sliding_window_tokens"):
-            ours, theirs = getattr(layer, name), getattr(asked, name)
-            if ours != theirs:
-                raise invalid(f"layers[{layer_idx}].{name}", f"= {ours}, the model's layer has {theirs}: pass layers=")
+        layer = self.cache.layer(layer_idx)
+        ours = (layer.n_q_heads, layer.n_kv_heads, layer.k_head_dim, layer.v_dim,
+                layer.sm_scale or layer.k_head_dim ** -0.5, layer.soft_cap,
+                layer.sliding_window_tokens)
+        theirs = (call.query.shape[1], call.key.shape[1], call.key.shape[3], call.value.shape[3], call.sm_scale, call.soft_cap,
+                  call.sliding_window_tokens)
+        for name, mine, asked in zip(_GEOMETRY, ours, theirs, strict=True) if ours != theirs else ():
+            if mine != asked:
+                raise invalid(f"layers[{layer_idx}].{name}", f"= {mine}, the model's layer has {asked}: pass layers=")
 
     def _attend(self, layer_idx: int, config: Any, call: Call) -> torch.Tensor:
         """Called by the attention function, once for each layer in order."""
@@ -238,7 +242,8 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         has_sinks = call.sinks is not None
         o = q.new_empty((*q.shape[:2], v.shape[2]), dtype=torch.float32 if has_sinks else q.dtype)
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if has_sinks else None
-        self.session.attend(self.sequences, q, k, v, layer_idx=layer_idx, q_lens=rows.q_lens, out=o, lse=lse,
+        self.session.attend(self.sequences, view_of("query", q), view_of("key", k), view_of("value", v), layer_idx=layer_idx,
+                            q_lens=rows.q_lens, out=view_of("out", o), lse=None if lse is None else view_of("lse", lse),
                             stream=_stream_of(q))
         if call.sinks is not None and lse is not None:  # the state (0, sink), merged: it takes its share of the weight
             o = (o * torch.sigmoid(lse - call.sinks.detach().float())[..., None]).to(q.dtype)
