@@ -58,3 +58,11 @@ def test_pass_key(device):
     # What decode read of keys and values, resident ones and others, is a fraction of what is there.
     assert stats.evicted_tokens > 6 * 15000
     assert (stats.n_device_attends > 0) == (device == "cuda")
+
+
+def test_readme_example(monkeypatch, capsys):
+    blocks = [block.split("```")[0] for block in (ROOT / "README.md").read_text().split("```python\n")[1:]]
+    program = next(block for block in blocks if "tandem.transformers" in block)
+    monkeypatch.chdir(ROOT)
+    exec(compile(program, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("b'73194.'\n")

@@ -3,7 +3,8 @@
 import copy
 
 import pytest
-from hf_common import (DEVICES, FAMILIES, assert_within_gate, batch, models, new_cache, run, torch, transformers)
+from hf_common import (DEVICES, FAMILIES, assert_within_gate, batch, models, needs_cuda, new_cache, run, torch,
+                       transformers)
 
 import tandem
 
@@ -154,3 +155,26 @@ def test_a_pass_that_raises_leaves_the_cache_as_it_was():
     logits = more()  # which takes the second broken pass back
     assert [s.length(3) for s in past.sequences] == [37, 20, 29]
     assert torch.equal(logits, run(mine, ids, mask, [30, 7], new_cache())[:, 30:])
+
+
+@needs_cuda
+def test_device_has_the_window_alone():
+    """Twice the length takes no more device memory: PyTorch holds no keys, and Tandem those of the window."""
+    mine = models("llama", torch.bfloat16, "cuda")[0]
+    ids = torch.randint(3, 97, (2, 4000), generator=torch.Generator().manual_seed(2)).cuda()
+    mask = torch.ones_like(ids)
+    mask[1, :100] = 0
+    past, kv_bytes = new_cache(256, "cuda", policy="hgca"), []
+    held = []
+    for at in range(0, 4000, 500):
+        with torch.no_grad():
+            mine(ids[:, at:at + 500], attention_mask=mask[:, :at + 500], past_key_values=past, logits_to_keep=1)
+        torch.cuda.synchronize()
+        stats = past.cache.stats()
+        held.append(torch.cuda.memory_allocated())
+        kv_bytes.append((stats.device_window_bytes, stats.host_kv_bytes))
+    assert held[-1] - held[1] <= 1 << 16  # the mask: a byte for each token; keys and values would be 14 million
+    (window, host), (first_window, first_host) = kv_bytes[-1], kv_bytes[1]
+    assert window == first_window and host > 3 * first_host
+    token = 4 * 2 * 2 * 64 * 2  # layers, K and V, KV heads, head_dim, bf16
+    assert 2 * 256 * token <= window <= 2 * (256 + 256) * token
