@@ -61,8 +61,13 @@ def spread(tensor):
     return view
 
 
-@pytest.mark.parametrize("wrap", [lambda t: t, spread, tandem.Tensor, CudaInterface, lambda t: CudaInterface(spread(t)), OldDlpack],
-                         ids=["torch", "strides", "views", "interface", "interface_strides", "old_dlpack"])
+def of_cupy(tensor):
+    return pytest.importorskip("cupy", reason="CuPy is not installed").from_dlpack(tensor)
+
+
+@pytest.mark.parametrize("wrap", [lambda t: t, spread, tandem.Tensor, CudaInterface, lambda t: CudaInterface(spread(t)), OldDlpack,
+                                  of_cupy],
+                         ids=["torch", "strides", "views", "interface", "interface_strides", "old_dlpack", "cupy"])
 def test_attends_device_tensors(world, wrap):
     sequence = world.cache.create_sequence()
     keys, values = [], []
