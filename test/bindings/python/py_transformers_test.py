@@ -65,6 +65,22 @@ def test_generate(family, options, device):
     assert past.session.stats().evicted_tokens > 0
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_generate_goes_on(device):
+    """A second turn with the cache of the first, of rows with padding."""
+    mine, eager, _ = models("mistral", torch.float32, device)
+    ids, mask = batch(device)
+    texts = []
+    for model, past in ((mine, new_cache(8, device)), (eager, transformers.DynamicCache(config=eager.config))):
+        first = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, min_new_tokens=5, past_key_values=past)
+        again = torch.cat([first, ids[:, -6:].flip(0)], 1)
+        shown = torch.cat([mask, torch.ones_like(again[:, mask.shape[1]:])], 1)
+        texts.append(model.generate(input_ids=again, attention_mask=shown, max_new_tokens=6, min_new_tokens=6,
+                                    past_key_values=past))
+        assert past.get_seq_length() == again.shape[1] + 5
+    assert torch.equal(*texts)
+
+
 def passed(device="cpu", family="llama", lens=(37,)):
     """A model, a cache that has had a batch with padding, and its inputs."""
     mine, _, _ = models(family, torch.float32, device)

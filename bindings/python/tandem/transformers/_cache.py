@@ -280,14 +280,17 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
 
     @property
     def is_compileable(self) -> bool:
+        """False: it is not made of tensors."""
         return False
 
     @property
     def is_initialized(self) -> bool:
+        """Whether there are rows."""
         return bool(self.sequences)
 
     @property
     def is_croppable(self) -> bool:
+        """True."""
         return True
 
     @property
@@ -297,6 +300,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
 
     @property
     def is_linear(self) -> list[bool]:
+        """Empty: every layer is attention."""
         return []
 
     # ---- changes between passes ----
