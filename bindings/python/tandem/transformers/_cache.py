@@ -53,8 +53,8 @@ class _Pass:
 
 
 def _stream_of(tensor: torch.Tensor) -> int | None:
-    """The stream that PyTorch works on; 1 is CUDA's own number for the legacy default stream, which PyTorch calls 0."""
-    return torch.cuda.current_stream(tensor.device).cuda_stream or 1 if tensor.is_cuda else None
+    """The stream that PyTorch works on; None is the legacy default stream, which PyTorch calls 0."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream or None if tensor.is_cuda else None
 
 
 def _state_error(what: str) -> InvalidStateError:
@@ -126,7 +126,6 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         self.engine = engine
         self.cache: Cache | None = None
         self.session: Session | None = None
-        self._plans = False
         self._owns = False  # of those that share cache and session: the one that closes them
         self._forget()
 
@@ -189,9 +188,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         if not self.sequences:
             self.sequences = [self.cache.create_sequence() for _ in range(batch)]
             self._lengths = [0] * batch
-        stream = _stream_of(call.query)
-        is_planned = self._plans and stream is not None and n_columns == 1 and rows.index is None
-        step = self.session.step(self.sequences, rows.q_lens, stream=stream if is_planned else None)
+        step = self.session.step(self.sequences, rows.q_lens)
         step.__enter__()
         self._pass = _Pass(rows, step, n_columns, masks=[call.mask])
         return self._pass
