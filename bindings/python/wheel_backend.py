@@ -50,8 +50,8 @@ def _library_files(settings: Settings) -> dict[str, bytes]:
 
 
 def _package_files() -> dict[str, bytes]:
-    paths = sorted([*(HERE / "tandem").glob("*.py"), HERE / "tandem" / "py.typed"])
-    return {f"tandem/{path.name}": path.read_bytes() for path in paths}
+    paths = sorted([*(HERE / "tandem").rglob("*.py"), HERE / "tandem" / "py.typed"])
+    return {path.relative_to(HERE).as_posix(): path.read_bytes() for path in paths}
 
 
 def _record(files: dict[str, bytes], name: str) -> bytes:

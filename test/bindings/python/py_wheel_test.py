@@ -16,7 +16,7 @@ from conftest import ROOT
 import tandem
 
 BINDING = ROOT / "bindings/python"
-MODULES = sorted(path.name for path in (BINDING / "tandem").glob("*.py"))
+MODULES = sorted(path.relative_to(BINDING / "tandem").as_posix() for path in (BINDING / "tandem").rglob("*.py"))
 LIBRARY = pathlib.Path(tandem.library_path())
 sys.dont_write_bytecode = True
 

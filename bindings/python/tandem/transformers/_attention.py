@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: MIT
+"""The two functions that Transformers calls by the name "tandem".
+
+A model calls cache.update(key, value, layer) and then the attention function, which is not given the cache. So update() hands
+the new keys back with a note on that tensor (_cache.Update), by which this function finds the cache.
+"""
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.masking_utils import causal_mask_function
+
+from .. import _abi
+from .._errors import UnsupportedError
+
+NOTE = "_tandem_update"
+# Arguments that models hand on to attention functions and that change nothing of what is computed here.
+_HARMLESS = {"position_ids", "use_cache", "cache_position", "position_embeddings", "output_hidden_states", "output_router_logits",
+             "return_dict", "logits_to_keep", "num_items_in_batch", "past_key_values", "past_key_value", "target_dtype"}
+
+
+def unsupported(field: str, what: str) -> UnsupportedError:
+    """What Transformers can ask for and Tandem has no implementation for."""
+    return UnsupportedError(f"{field} {what}", status=_abi.STATUS["UNSUPPORTED"], field=field)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a layer asks of its attention, once it is known that Tandem can do it."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    sm_scale: float
+    sliding_window_tokens: int
+    soft_cap: float
+    sinks: torch.Tensor | None
+
+
+def _refuse(module: Any, tensors: tuple[torch.Tensor, ...], dropout: float, is_causal: bool | None, others: dict[str, Any]) -> None:
+    if dropout:
+        raise unsupported("dropout", f"= {dropout}: attention weights are not dropped; use model.eval()")
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise unsupported("requires_grad", "of query, key or value: Tandem has no backward pass; use torch.no_grad()")
+    if is_causal is False or (is_causal is None and getattr(module, "is_causal", True) is False):
+        raise unsupported("is_causal", "= False: queries see keys up to their own token")
+    if others.pop("output_attentions", None):
+        raise unsupported("output_attentions", "= True: attention weights are never formed as a whole")
+    for name, value in others.items():
+        if name not in _HARMLESS and value is not None:
+            raise unsupported(name, "is an argument of attention that is not known here")
+
+
+def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                     attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+                     sliding_window: int | None = None, softcap: float | None = None, s_aux: torch.Tensor | None = None,
+                     is_causal: bool | None = None, **others: Any) -> tuple[torch.Tensor, None]:
+    """Attention of one layer over what a :class:`TandemCache` holds of it, and `key` and `value`, which it appends.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The layer; its ``config`` says what layers there are.
+    query, key, value : Tensor
+        [batch, n_heads, n_columns, head_dim], on the CPU or on a CUDA device; `key` and `value` as ``TandemCache.update`` has
+        returned them.
+    attention_mask : Tensor, optional
+        [batch, columns] of bool: all columns of the cache and the new ones, False at padding.
+    scaling : float, optional
+        Factor of the logits; None: ``1 / sqrt(head_dim)``.
+    dropout : float
+        Must be 0.
+    sliding_window : int, optional
+    softcap : float, optional
+    s_aux : Tensor, optional
+        [n_heads] learned sink logits.
+    is_causal : bool, optional
+        May not be False.
+
+    Returns
+    -------
+    output : Tensor
+        [batch, n_columns, n_heads, head_dim], 0 at padding.
+    weights : None
+
+    Raises
+    ------
+    UnsupportedError
+        The call asks for what Tandem cannot do, or has no TandemCache.
+    InvalidArgumentError
+        A mask that contradicts the calls before, a layer that differs from what the cache was made for.
+    TandemError
+        As :meth:`tandem.Session.attend`.
+    """
+    update = getattr(key, NOTE, None)
+    if update is None:
+        raise unsupported("past_key_values", "is not a TandemCache, or the model changes keys after the cache's update(): "
+                          "attn_implementation='tandem' needs past_key_values=tandem.transformers.TandemCache(...)")
+    delattr(key, NOTE)
+    update.cache._pending = None  # what is raised from here on is the caller's to see, not an update that was forgotten
+    if value is not update.value:
+        raise unsupported("value", "was changed by the model after the cache's update()")
+    if getattr(module, "layer_idx", update.layer_idx) != update.layer_idx:
+        raise unsupported("layer_idx", f"= {module.layer_idx} attends keys of layer {update.layer_idx}")
+    _refuse(module, (query, key, value), dropout, is_causal, others)
+    call = Call(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+                int(sliding_window or 0), float(softcap or 0), s_aux)
+    output: torch.Tensor = update.cache._attend(update.layer_idx, getattr(module, "config", None), call)
+    return output, None
+
+
+def _is_causal(mask_function: Callable[..., torch.Tensor], batch: int, n_queries: int, first: int, window: int | None) -> bool:
+    """Asks a mask function, for every query, about the keys at both ends of what it should see."""
+    rows, queries = torch.arange(batch)[:, None], torch.arange(first, first + n_queries)[None]
+    head = torch.zeros((), dtype=torch.long)
+    oldest = torch.zeros_like(queries) if window is None else (queries - window + 1).clamp(min=0)
+
+    def sees(keys: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        return mask_function(rows, head, queries.expand(batch, -1), keys.expand(batch, -1)).cpu() & asked
+
+    everywhere = torch.ones_like(queries, dtype=torch.bool)
+    next_key = (queries + 1).clamp(max=first + n_queries - 1)
+    return bool(sees(queries, everywhere).all() and sees(oldest, everywhere).all()
+                and not sees(next_key, next_key > queries).any()
+                and not sees((oldest - 1).clamp(min=0), oldest > 0).any())
+
+
+def tandem_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
+                mask_function: Callable[..., torch.Tensor] = causal_mask_function, attention_mask: torch.Tensor | None = None,
+                local_size: int | None = None, use_vmap: bool = False, **_: Any) -> torch.Tensor | None:
+    """The mask of padding as it came, [batch, columns]: no mask of queries by keys is made.
+
+    Raises
+    ------
+    UnsupportedError
+        The mask is neither causal nor that of a sliding window: bidirectional, chunked, packed or the caller's own.
+    """
+    if use_vmap:
+        raise unsupported("mask_function", "is the model's or the caller's own: masks are causal, of padding and sliding windows")
+    if kv_offset or kv_length != q_offset + q_length:
+        raise unsupported("mask_function", f"is over keys {kv_offset} to {kv_offset + kv_length} for queries {q_offset} to "
+                          f"{q_offset + q_length}: queries are the last tokens")
+    if mask_function is not causal_mask_function and not _is_causal(mask_function, batch_size, q_length, q_offset, local_size):
+        raise unsupported("mask_function", "is not causal: bidirectional, chunked or packed, or of blocks that see each other")
+    return attention_mask

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: MIT
+"""A Transformers cache that keeps no tensors: a tandem cache, a session, and a sequence for each row of the batch."""
+import threading
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+from typing import Any, Self, Unpack
+
+import torch
+from transformers.cache_utils import Cache as HuggingFaceCache
+
+from .. import _abi
+from .._cache import Cache, Sequence
+from .._engine import Engine
+from .._errors import InvalidStateError, invalid
+from .._model import Layer, Model
+from .._options import CacheOptions, SessionOptions
+from .._session import Session, Step
+from ._attention import NOTE, Call, unsupported
+from ._rows import Rows, batch_of, read_rows, tokens_of, view_of
+
+_STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_GEOMETRY = ("n_q_heads", "n_kv_heads", "k_head_dim", "v_head_dim", "sm_scale", "soft_cap", "sliding_window_tokens")
+_engines: dict[str | None, Engine] = {}
+_engines_lock = threading.Lock()
+
+
+def _shared_engine(backend: str | None) -> Engine:
+    """One for all caches that were given none: an engine's workers are bound to cores."""
+    with _engines_lock:
+        if backend not in _engines or _engines[backend].closed:
+            _engines[backend] = Engine(backend=backend)
+        return _engines[backend]
+
+
+@dataclass(frozen=True)
+class Update:
+    """The note on a key tensor: which cache it has been through."""
+
+    cache: "TandemCache"
+    layer_idx: int
+    value: torch.Tensor
+
+
+@dataclass
+class _Pass:
+    """A forward pass under way: a step of the session, from the first layer's attention to the last's."""
+
+    rows: Rows
+    step: Step
+    n_columns: int
+    n_done: int = 0  # layers
+    masks: list[torch.Tensor | None] = field(default_factory=list)  # known to say the same
+
+
+def _stream_of(tensor: torch.Tensor) -> int | None:
+    """The stream that PyTorch works on; None is the legacy default stream, which PyTorch calls 0."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream or None if tensor.is_cuda else None
+
+
+def _state_error(what: str) -> InvalidStateError:
+    return InvalidStateError(what, status=_abi.STATUS["INVALID_STATE"])
+
+
+def _layers_of(config: Any, call: Call) -> list[Layer]:
+    """The layers of a model as its configuration and the first layer's call say; each later call is compared with them."""
+    if config is None:
+        raise unsupported("config", "is missing: the attention module does not say what layers there are; pass layers=")
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None)
+    windows = [call.sliding_window_tokens] * config.num_hidden_layers
+    if kinds is not None:
+        for kind in kinds:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise unsupported("layer_types", f"has {kind!r}, which is not attention over a cache of keys and values")
+        windows = [config.sliding_window or 0 if kind == "sliding_attention" else 0 for kind in kinds]
+    return [_layer_of(call, window) for window in windows]
+
+
+def _layer_of(call: Call, window: int) -> Layer:
+    return Layer(n_q_heads=call.query.shape[1], n_kv_heads=call.key.shape[1], k_head_dim=call.key.shape[3],
+                 v_head_dim=call.value.shape[3], sm_scale=call.sm_scale, soft_cap=call.soft_cap, sliding_window_tokens=window)
+
+
+class TandemCache(HuggingFaceCache):  # type: ignore[misc]
+    """Keys and values of a batch in Tandem, for models loaded with ``attn_implementation="tandem"``.
+
+    Goes where Transformers takes ``past_key_values``. Made empty; the first forward pass says what the model is. A pass that
+    raises leaves the cache as it was before it. ``copy.deepcopy`` and :meth:`fork` give a cache of the same tokens that shares
+    pages with this one. Use it from one thread at a time.
+
+    Parameters
+    ----------
+    window : int
+        Newest tokens of each row, always attended; on a GPU only they are in its memory. -1: 4,096; 0: none.
+    engine : Engine, optional
+        None: one that all caches share, with ``backend="cuda"`` where the model is on a GPU.
+    layers : sequence of Layer, optional
+        Geometry, for models whose configuration does not tell it; each call must agree with it.
+    storage : CacheOptions, optional
+        How keys and values are stored; types left out are those of the model's keys.
+    **options
+        The other :class:`tandem.SessionOptions`, as ``policy``: ``"all"`` (exact), ``"streaming"`` or ``"hgca"``.
+
+    Attributes
+    ----------
+    engine, cache, session
+        The objects of :mod:`tandem` behind it, with their statistics; None before the first pass.
+    sequences : list of Sequence
+        One for each row.
+
+    Raises
+    ------
+    TandemError
+        The first forward pass raises what is wrong with the options, as the objects that it makes.
+    """
+
+    def __init__(self, window: int = -1, *, engine: Engine | None = None, layers: Several[Layer] | None = None,
+                 storage: CacheOptions | None = None, **options: Unpack[SessionOptions]) -> None:
+        super().__init__(layers=[])
+        if "window_tokens" in options:
+            raise TypeError("window_tokens: TandemCache calls it window")
+        self._options: SessionOptions = {**options, "window_tokens": window}
+        self._storage: CacheOptions = {} if storage is None else storage
+        self._given = None if layers is None else list(layers)
+        self.engine = engine
+        self.cache: Cache | None = None
+        self.session: Session | None = None
+        self._owns = False  # of those that share cache and session: the one that closes them
+        self._forget()
+
+    def _forget(self) -> None:
+        self.sequences: list[Sequence] = []
+        self._lengths: list[int] = []  # tokens of each row
+        self._mask: torch.Tensor | None = None  # of the columns; None: no padding
+        self._columns = 0
+        self._pending: int | None = None  # a layer whose update has not been attended
+        self._pass: _Pass | None = None
+
+    # ---- a forward pass ----
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_args: Any,
+               **_kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the new keys and values as they are; the attention function appends them when it attends.
+
+        Raises
+        ------
+        InvalidStateError
+            Keys of the update before were never attended: the model has another attention implementation.
+        UnsupportedError
+            The model is being compiled.
+        """
+        if torch.compiler.is_compiling():
+            raise unsupported("compile", "is not possible: a TandemCache is not made of tensors")
+        if self._pending is not None:
+            raise _state_error(f"update: keys of layer {self._pending} were not attended by Tandem: load the model with "
+                               "attn_implementation='tandem' (after a pass that was broken off: reset() or crop(0))")
+        setattr(key_states, NOTE, Update(self, layer_idx, value_states))
+        self._pending = layer_idx
+        return key_states, value_states
+
+    def _make(self, config: Any, call: Call) -> None:
+        if self.cache is not None:
+            return
+        if call.key.device.type not in ("cpu", "cuda"):
+            raise unsupported("device", f"= {call.key.device}: tensors are in host memory or on a CUDA device")
+        stored = _STORED.get(call.key.dtype)
+        if stored is None:
+            raise unsupported("dtype", f"= {call.key.dtype}: keys are f32, f16 or bf16")
+        layers = _layers_of(config, call) if self._given is None else self._given
+        engine = self.engine or _shared_engine("cuda" if call.key.device.type == "cuda" else None)
+        storage: CacheOptions = {"k_type": stored, **self._storage}
+        cache = Cache(engine, Model(layers), **storage)
+        self.session = Session(cache, **self._options)
+        self.engine, self.cache, self._owns = engine, cache, True
+
+    def _begin(self, config: Any, call: Call) -> _Pass:
+        self._settle()
+        self._make(config, call)
+        assert self.cache is not None and self.session is not None
+        batch, n_columns = call.query.shape[0], call.query.shape[2]
+        if self.sequences and batch != len(self.sequences):
+            raise invalid("batch", f"= {batch}, the cache has {len(self.sequences)} rows")
+        rows = read_rows(self._mask, self._columns, call.mask, batch, n_columns)
+        if rows.has_gaps and any(layer.sliding_window_tokens for layer in self.cache.layers):
+            raise unsupported("attention_mask", "has padding between tokens of a row, and a layer has a sliding window, which "
+                              "counts tokens that are stored")
+        if not self.sequences:
+            self.sequences = [self.cache.create_sequence() for _ in range(batch)]
+            self._lengths = [0] * batch
+        step = self.session.step(self.sequences, rows.q_lens)
+        step.__enter__()
+        self._pass = _Pass(rows, step, n_columns, masks=[call.mask])
+        return self._pass
+
+    def _settle(self) -> None:
+        """Takes a pass back that was not finished."""
+        self._pending = None
+        if self._pass is not None:
+            step, self._pass = self._pass.step, None
+            step.__exit__(RuntimeError, None, None)  # the pass has raised: that the step is not complete is no news
+
+    def _commit(self, done: _Pass) -> None:
+        self._pass = None
+        done.step.__exit__(None, None, None)
+        self._columns += done.n_columns
+        self._lengths = [length + n for length, n in zip(self._lengths, done.rows.q_lens, strict=True)]
+        self._mask = done.rows.mask
+
+    def _check_layer(self, layer_idx: int, call: Call) -> None:
+        """The geometry was made from the configuration and the first layer: this one may be another after all."""
+        assert self.cache is not None
+        layer = self.cache.layer(layer_idx)
+        ours = (layer.n_q_heads, layer.n_kv_heads, layer.k_head_dim, layer.v_dim,
+                layer.sm_scale or layer.k_head_dim ** -0.5, layer.soft_cap,
+                layer.sliding_window_tokens)
+        theirs = (call.query.shape[1], call.key.shape[1], call.key.shape[3], call.value.shape[3], call.sm_scale, call.soft_cap,
+                  call.sliding_window_tokens)
+        for name, mine, asked in zip(_GEOMETRY, ours, theirs, strict=True) if ours != theirs else ():
+            if mine != asked:
+                raise invalid(f"layers[{layer_idx}].{name}", f"= {mine}, the model's layer has {asked}: pass layers=")
+
+    def _attend(self, layer_idx: int, config: Any, call: Call) -> torch.Tensor:
+        """Called by the attention function, once for each layer in order."""
+        under_way = self._begin(config, call) if layer_idx == 0 else self._pass
+        if under_way is None or under_way.n_done != layer_idx:
+            raise _state_error(f"layer_idx: layer {layer_idx} is attended, expected was layer "
+                               f"{0 if under_way is None else under_way.n_done}: layers are attended in order, once in a pass")
+        assert self.cache is not None and self.session is not None
+        self._check_layer(layer_idx, call)
+        rows = under_way.rows
+        if not any(call.mask is mask for mask in under_way.masks):
+            again = read_rows(self._mask, self._columns, call.mask, len(self.sequences), under_way.n_columns)
+            if again.q_lens != rows.q_lens or (again.mask is None) != (rows.mask is None) or (
+                    rows.mask is not None and not torch.equal(rows.mask, again.mask)):
+                raise unsupported("attention_mask", f"of layer {layer_idx} hides other tokens than that of layer 0")
+            under_way.masks.append(call.mask)
+        q, k, v = (tokens_of(states, rows) for states in (call.query, call.key, call.value))
+        has_sinks = call.sinks is not None
+        o = q.new_empty((*q.shape[:2], v.shape[2]), dtype=torch.float32 if has_sinks else q.dtype)
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32) if has_sinks else None
+        self.session.attend(self.sequences, view_of("query", q), view_of("key", k), view_of("value", v), layer_idx=layer_idx,
+                            q_lens=rows.q_lens, out=view_of("out", o), lse=None if lse is None else view_of("lse", lse),
+                            stream=_stream_of(q))
+        if call.sinks is not None and lse is not None:  # the state (0, sink), merged: it takes its share of the weight
+            o = (o * torch.sigmoid(lse - call.sinks.detach().float())[..., None]).to(q.dtype)
+        under_way.n_done += 1
+        if under_way.n_done == len(self.cache.layers):
+            self._commit(under_way)
+        return batch_of(o, rows, len(self.sequences), under_way.n_columns)
+
+    # ---- what Transformers asks a cache ----
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns of the layer, padding included."""
+        under_way = self._pass
+        return self._columns + (under_way.n_columns if under_way is not None and layer_idx < under_way.n_done else 0)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """All columns, from the first."""
+        return self.get_seq_length(layer_idx) + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: there is no most."""
+        return -1
+
+    def __len__(self) -> int:
+        return 0 if self.cache is None else len(self.cache.layers)
+
+    def __repr__(self) -> str:
+        return f"<TandemCache of {len(self)} layers, {len(self.sequences)} rows, {self._columns} columns>"
+
+    @property
+    def batch_size(self) -> int:
+        """Rows; -1 before the first pass."""
+        return len(self.sequences) or -1
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: it is not made of tensors."""
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether there are rows."""
+        return bool(self.sequences)
+
+    @property
+    def is_croppable(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """Empty: every layer counts all columns."""
+        return []
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Empty: every layer is attention."""
+        return []
+
+    # ---- changes between passes ----
+
+    def reset(self) -> None:
+        """Drop all rows; the next pass begins anew, with as many as it likes."""
+        self._settle()
+        for sequence in self.sequences:
+            sequence.close()
+        self._forget()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last ``-tokens_to_remove`` columns, as assisted generation does; a positive number is a length to keep."""
+        self._settle()
+        n_removed = -tokens_to_remove if tokens_to_remove <= 0 else max(self._columns - tokens_to_remove, 0)
+        if n_removed > self._columns:
+            raise invalid("tokens_to_remove", f"= {tokens_to_remove}, the cache has {self._columns} columns")
+        if not n_removed:
+            return
+        kept, lost = self._columns - n_removed, [n_removed] * len(self.sequences)
+        if self._mask is not None:
+            lost = self._mask[:, kept:].sum(1).tolist()
+            self._mask = self._mask[:, :kept]
+        self._lengths = [length - n for length, n in zip(self._lengths, lost, strict=True)]
+        for sequence, length in zip(self.sequences, self._lengths, strict=True):
+            sequence.truncate(length)
+        self._columns = kept
+
+    def _take_rows(self, idx: list[int]) -> None:
+        """Rows become those at idx: one that is used again is forked, one that is not used is dropped."""
+        self._settle()
+        taken: set[int] = set()
+        rows: list[Sequence] = []
+        for i in idx:
+            rows.append(self.sequences[i].fork() if i in taken else self.sequences[i])
+            taken.add(i)
+        for i, sequence in enumerate(self.sequences):
+            if i not in taken:
+                sequence.close()
+        self.sequences, self._lengths = rows, [self._lengths[i] for i in idx]
+        if self._mask is not None:
+            self._mask = self._mask[idx]
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Rows become those at `beam_idx`, by forks, which share pages."""
+        if self.sequences:
+            self._take_rows(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times, by forks."""
+        self._take_rows([i for i in range(len(self.sequences)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep the rows at `indices`."""
+        if self.sequences:
+            self._take_rows(torch.arange(len(self.sequences))[indices.cpu()].tolist())
+
+    def fork(self) -> "TandemCache":
+        """A cache of the same tokens; pages are shared, and copied when one side writes. It shares the session too."""
+        self._settle()
+        other = TandemCache(engine=self.engine, layers=self._given, storage=self._storage)
+        other._options, other.cache, other.session = self._options, self.cache, self.session
+        other.sequences = [sequence.fork() for sequence in self.sequences]
+        other._lengths, other._columns = list(self._lengths), self._columns
+        other._mask = None if self._mask is None else self._mask.clone()
+        return other
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "TandemCache":
+        return self.fork()
+
+    def close(self) -> None:
+        """Give the memory back, that of forks too where this cache is the one that they came from."""
+        self.reset()
+        if self._owns and self.cache is not None and self.session is not None:
+            self.session.close()
+            self.cache.close()
+        self.cache = self.session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- what this cache cannot do ----
+
+    def activate_past_recording(self) -> None:
+        """Nothing to do: every token stays until it is cropped."""
+
+    def offload(self, *_args: Any, **_kwargs: Any) -> None:
+        raise unsupported("offload", "is not for a TandemCache, whose tokens are in host memory already")
+
+    prefetch = offload
+
+    def early_initialization(self, *_args: Any, **_kwargs: Any) -> None:
+        raise unsupported("early_initialization", "is not for a TandemCache: the first forward pass says what the model is")
+
+    def _no_states(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise unsupported("layers", "with states of another kind (convolution, recurrence, index keys) are not attention")
+
+    update_conv_state = update_recurrent_state = update_indexer = _no_states
+
+    def has_previous_state(self, *_args: Any, **_kwargs: Any) -> bool:
+        return False

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""What the tests of tandem.transformers share: small models of random weights, and the gate that logits have to pass."""
+import copy
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
+if int(transformers.__version__.split(".")[0]) < 5:
+    pytest.skip(f"Transformers {transformers.__version__} is older than 5", allow_module_level=True)
+
+import tandem  # noqa: E402
+from tandem.transformers import TandemCache  # noqa: E402
+
+transformers.utils.logging.disable_progress_bar()
+_WITHOUT_BACKEND = None
+
+
+def _why_no_cuda():
+    """Why there is no GPU to test on; TANDEM_TEST_CUDA=1 makes a missing backend a failure."""
+    if not torch.cuda.is_available():
+        return "no GPU that PyTorch can use"
+    try:
+        tandem.Engine(backend="cuda", n_threads=1).close()
+    except tandem.BackendError as error:
+        if os.environ.get("TANDEM_TEST_CUDA"):
+            raise
+        return f"Tandem's CUDA module: {error}"
+    return None
+
+
+WHY_NO_CUDA = _why_no_cuda()
+needs_cuda = pytest.mark.skipif(WHY_NO_CUDA is not None, reason=str(WHY_NO_CUDA))
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
+
+_SIZES = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1,
+          "eos_token_id": 2, "initializer_range": 0.15}
+
+
+def _configuration(name):
+    if name == "llama":
+        return transformers.LlamaConfig(**_SIZES)
+    if name == "qwen2":  # head_dim is hidden_size / n_heads there
+        return transformers.Qwen2Config(**{**_SIZES, "hidden_size": 256, "use_sliding_window": True, "sliding_window": 9,
+                                           "max_window_layers": 2})
+    if name == "mistral":
+        return transformers.MistralConfig(**_SIZES, sliding_window=11)
+    if name == "gemma2":
+        return transformers.Gemma2Config(**_SIZES, sliding_window=10, attn_logit_softcapping=5.0, query_pre_attn_scalar=48)
+    if name == "gpt_oss":
+        return transformers.GptOssConfig(**_SIZES, sliding_window=12, num_local_experts=4, num_experts_per_tok=2,
+                                         rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    raise ValueError(name)
+
+
+FAMILIES = ["llama", "qwen2", "mistral", "gemma2", "gpt_oss"]
+
+
+def _plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, s_aux=None, **_):
+    """Attention as it is defined, in the type that it gets: eager attention's softmax is f32 in double precision too."""
+    group = query.shape[1] // key.shape[1]
+    logits = query @ key.repeat_interleave(group, 1).transpose(2, 3) * scaling
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if attention_mask is not None:
+        logits = logits.masked_fill(attention_mask != 0, -torch.inf)
+    if s_aux is not None:
+        logits = torch.cat([logits, s_aux.view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
+    weights = torch.softmax(logits, -1).nan_to_num(0)[..., :key.shape[2]]  # a row of padding sees nothing
+    return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
+
+
+transformers.AttentionInterface.register("plain", _plain_attention)
+transformers.AttentionMaskInterface.register("plain", transformers.masking_utils.eager_mask)
+
+
+def models(name, dtype, device):
+    """Three of the same weights, rounded to dtype: with Tandem, with eager attention, and plain in double precision."""
+    torch.manual_seed(5)
+    config = _configuration(name)
+    first = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter_name, parameter in first.named_parameters():
+            if parameter_name.endswith("sinks"):  # the initial ones are 0.02 wide: nothing would show
+                parameter.normal_()
+    state = {key: value.to(dtype) for key, value in first.state_dict().items()}
+    made = []
+    for implementation, kind in (("tandem", dtype), ("eager", dtype), ("plain", torch.float64)):
+        # A copy: the configuration says which attention its models have.
+        model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=implementation, dtype=kind,
+                                                                  experts_implementation="eager")
+        model.load_state_dict(state)
+        made.append(model.to(device=device, dtype=kind).eval())
+    return made
+
+
+def batch(device, n_tokens=(37, 20, 29), side="left"):
+    """Token ids and mask of three rows of different lengths, padded on one side."""
+    generator = torch.Generator().manual_seed(11)
+    n = max(n_tokens)
+    ids, mask = torch.zeros((len(n_tokens), n), dtype=torch.long), torch.zeros((len(n_tokens), n), dtype=torch.long)
+    for row, length in enumerate(n_tokens):
+        place = slice(n - length, n) if side == "left" else slice(0, length)
+        ids[row, place] = torch.randint(3, 97, (length,), generator=generator)
+        mask[row, place] = 1
+    return ids.to(device), mask.to(device)
+
+
+def run(model, ids, mask, lens, past):
+    """Logits [batch, columns, vocabulary] of passes of the given lengths."""
+    parts, at = [], 0
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        for n in lens:
+            there = at + n
+            parts.append(model(input_ids=ids[:, at:there], attention_mask=mask[:, :there], position_ids=position_ids[:, at:there],
+                               past_key_values=past, use_cache=True).logits)
+            at = there
+    return torch.cat(parts, 1)
+
+
+def assert_within_gate(mine, naive, exact, mask, soft_cap=False):
+    """The gate of attention, for logits: no further from double precision than twice (soft cap: 3 times) the plain computation."""
+    seen = mask.bool()
+    error = (mine.double() - exact)[seen].abs().max().item()
+    bound = (3 if soft_cap else 2) * (naive.double() - exact)[seen].abs().max().item() + 1e-5
+    assert error <= bound, f"{error} > {bound}"
+
+
+_engines = {}
+
+
+def new_cache(window=16, device="cpu", **options):
+    """A cache on an engine of two threads, one for each device."""
+    if device not in _engines:
+        _engines[device] = tandem.Engine(n_threads=2, pin_threads=0, backend="cuda" if device == "cuda" else None)
+    return TandemCache(window, engine=_engines[device], **options)

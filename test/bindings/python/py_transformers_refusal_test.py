@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""tandem.transformers refuses what it cannot do, with the reason; a mask that contradicts what is stored among it."""
+import pytest
+from hf_common import batch, models, new_cache, run, torch, transformers
+
+import tandem
+from tandem.transformers import TandemCache, tandem_mask
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return models("llama", torch.float32, "cpu")
+
+
+def call(model, past, n=5, **arguments):
+    with torch.no_grad():
+        return model(torch.arange(3, 3 + n)[None], past_key_values=past, **arguments)
+
+
+def refused(model, past, match, kind=tandem.UnsupportedError, **arguments):
+    with pytest.raises(kind, match=match):
+        call(model, past, **arguments)
+
+
+def test_no_cache_and_other_caches(llama):
+    refused(llama[0], None, "past_key_values is not a TandemCache")
+    refused(llama[0], None, "past_key_values is not a TandemCache", use_cache=False)
+    refused(llama[0], transformers.DynamicCache(), "past_key_values is not a TandemCache")
+
+
+def test_other_attention(llama):
+    refused(llama[1], new_cache(), "keys of layer 0 were not attended .* attn_implementation='tandem'", tandem.InvalidStateError)
+
+
+def test_gradients_and_dropout(llama):
+    with pytest.raises(tandem.UnsupportedError, match="requires_grad"):
+        llama[0](torch.tensor([[3, 4]]), past_key_values=new_cache())
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**llama[0].config.to_dict(), "attention_dropout": 0.5})
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="tandem").train()
+    refused(model, new_cache(), "dropout = 0.5")
+    call(model.eval(), new_cache())
+
+
+def test_arguments(llama):
+    refused(llama[0], new_cache(), "position_bias is an argument of attention that is not known", position_bias=torch.zeros(1))
+    refused(llama[0], new_cache(), "not causal|is_causal = False", is_causal=False)
+    refused(llama[0], new_cache(), "attention_mask has 4 dimensions", tandem.InvalidArgumentError,
+            attention_mask=torch.zeros(1, 1, 5, 5))
+    with pytest.raises(TypeError, match="window_tokens"):
+        TandemCache(window_tokens=5)
+    refused(llama[0], TandemCache(policy="none"), "none", tandem.NotFoundError)
+    refused(llama[0], TandemCache(storage={"k_type": "x"}), "k_type", tandem.InvalidArgumentError)
+
+
+def test_attention_weights_as_output(llama):
+    with pytest.raises((tandem.UnsupportedError, ValueError)):
+        call(llama[0], new_cache(), output_attentions=True)
+
+
+def test_bidirectional_models(llama):
+    config = transformers.LlamaConfig(**{**llama[0].config.to_dict(), "is_causal": False})
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="tandem").eval()
+    refused(model, new_cache(), "mask_function is not causal")
+
+
+def test_masks_that_are_not_causal():
+    from transformers import masking_utils as m
+    sizes = {"batch_size": 2, "q_length": 6, "kv_length": 10, "q_offset": 4}
+    padding = torch.ones((2, 10), dtype=torch.bool)
+    assert tandem_mask(**sizes, attention_mask=padding) is padding
+    assert tandem_mask(**sizes, mask_function=m.sliding_window_causal_mask_function(3), local_size=3) is None
+    packed = torch.tensor([[0] * 5 + [1] * 5] * 2)
+    blocks = torch.tensor([[-1] * 6 + [0, 0] + [-1] * 2] * 2)
+    for function, window in [(m.bidirectional_mask_function, None), (m.sliding_window_causal_mask_function(3), None),
+                             (m.sliding_window_causal_mask_function(3), 4), (m.sliding_window_causal_mask_function(4), 3),
+                             (m.sliding_window_bidirectional_mask_function(3), 3),
+                             (m.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.long)), 4),
+                             (m.and_masks(m.causal_mask_function, m.packed_sequence_mask_function(packed)), None),
+                             (m.or_masks(m.causal_mask_function, m.blockwise_overlay(blocks)), None),
+                             (m.or_masks(m.sliding_window_causal_mask_function(3), m.blockwise_overlay(blocks)), 3)]:
+        with pytest.raises(tandem.UnsupportedError, match="mask_function"):
+            tandem_mask(**sizes, mask_function=function, local_size=window)
+    with pytest.raises(tandem.UnsupportedError, match="caller's own"):
+        tandem_mask(**sizes, use_vmap=True)
+    with pytest.raises(tandem.UnsupportedError, match="queries are the last"):
+        tandem_mask(**{**sizes, "kv_length": 12})
+
+
+def test_masks_that_contradict_what_is_stored(llama):
+    ids, mask = batch("cpu")
+    past = new_cache()
+    run(llama[0], ids, mask, [37], past)
+    lengths = [s.length() for s in past.sequences]
+
+    def next_pass(mask, match, kind=tandem.InvalidArgumentError):
+        with pytest.raises(kind, match=match), torch.no_grad():
+            llama[0](torch.full((3, 1), 5), attention_mask=mask, past_key_values=past)
+        assert [s.length() for s in past.sequences] == lengths and past.get_seq_length() == 37
+
+    shown = torch.cat([mask, torch.ones((3, 1), dtype=torch.long)], 1)
+    next_pass(None, "attention_mask is None, but columns")
+    next_pass(shown[:, 1:], r"has shape \[3, 37\], must be \[3, 37 \+ 1\]")
+    for row, column, value in ((0, 3, 0), (1, 0, 1)):
+        other = shown.clone()
+        other[row, column] = value
+        next_pass(other, "is not that of the calls before in its first 37 columns")
+    with pytest.raises(tandem.InvalidArgumentError, match="batch = 2, the cache has 3"), torch.no_grad():
+        llama[0](torch.full((2, 1), 5), past_key_values=past)
+    with torch.no_grad():  # and the pass that fits still goes
+        llama[0](torch.full((3, 1), 5), attention_mask=shown, past_key_values=past)
+
+
+def test_padding_inside_a_sliding_window():
+    model = models("mistral", torch.float32, "cpu")[0]
+    ids, mask = batch("cpu", side="right")
+    past = new_cache()
+    run(model, ids, mask, [37], past)  # padding at the end: as good as any
+    with pytest.raises(tandem.UnsupportedError, match="padding between tokens of a row"), torch.no_grad():
+        model(torch.full((3, 1), 5), attention_mask=torch.cat([mask, torch.ones((3, 1), dtype=torch.long)], 1), past_key_values=past)
+
+
+def test_geometry_that_differs(llama):
+    layer = tandem.Layer(n_q_heads=4, n_kv_heads=2, k_head_dim=64, sm_scale=0.5)
+    refused(llama[0], TandemCache(layers=[layer] * 4), r"layers\[0\].sm_scale = 0.5, the model's layer has 0.125",
+            tandem.InvalidArgumentError)
+    right = tandem.Layer(n_q_heads=4, n_kv_heads=2, k_head_dim=64, sm_scale=0.125)
+    call(llama[0], TandemCache(layers=[right] * 4))
+
+
+def test_linear_layers_and_offload():
+    past = new_cache()
+    for refuse in (lambda: past.update_conv_state(torch.zeros(1), 0), lambda: past.offload(0), lambda: past.prefetch(0),
+                   lambda: past.early_initialization(1, 1, 64, torch.float32, "cpu")):
+        with pytest.raises(tandem.UnsupportedError):
+            refuse()
+
+
+def test_a_compiled_model(llama):
+    with pytest.raises(Exception, match="compile is not possible|not made of tensors"):
+        compiled = torch.compile(llama[0].forward, backend="eager", fullgraph=True)
+        with torch.no_grad():
+            compiled(torch.tensor([[3, 4]]), past_key_values=new_cache())
