@@ -16,7 +16,7 @@
 // before this one ends.
 #pragma once
 
-#include "cuda/kernels/decode_sm90_scales.cuh"
+#include "cuda/kernels/decode_sm90_few.cuh"
 
 namespace tandem::cuda {
 
@@ -245,7 +245,7 @@ __device__ SeenKeys<Shape> see_keys(const DecodeCall& call, const Piece& piece, 
   if (call.sliding_window > 0) seen.all_lo = max(seen.all_lo, queries_end - call.sliding_window);
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n) {
-    const int r = 8 * n + threadIdx.x % 32 / 4;
+    const int r = Shape::kIsFew ? threadIdx.x % 4 : 8 * n + threadIdx.x % 32 / 4;
     seen.scale[n] = scale[r];
     const int64_t hi = first_hi + (piece.first_row + r) / call.group_size;
     seen.lo[n] = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
@@ -278,6 +278,23 @@ __device__ inline void make_logits(const DecodeCall& call, const SeenKeys<Shape>
       }
 }
 
+template <class Shape>
+__device__ inline void make_few_logits(const DecodeCall& call, const SeenKeys<Shape>& seen, int64_t key, bool is_whole,
+                                       FewLogits<Shape>& s) {
+#pragma unroll
+  for (int n = 0; n < Shape::kKeys / 8; ++n) s[n] *= seen.scale[0];
+  if (call.soft_cap > 0.0f) {
+#pragma unroll
+    for (int n = 0; n < Shape::kKeys / 8; ++n) s[n] = call.soft_cap * tanhf(s[n] / call.soft_cap) * kLog2E;
+  }
+  if (is_whole) return;
+#pragma unroll
+  for (int n = 0; n < Shape::kKeys / 8; ++n) {
+    const int64_t token = key + 8 * n + Shape::K::key_of(static_cast<int>(threadIdx.x % 32 / 4));
+    if (token < seen.lo[0] || token >= seen.hi[0]) s[n] = -INFINITY;
+  }
+}
+
 // Logits to weights, times 2^kShift; what there is of the state fades where a larger logit has come.
 template <class Shape>
 __device__ inline void weigh(Logits<Shape>& s, RowState<Shape>& state) {
@@ -306,21 +323,33 @@ __device__ inline void weigh(Logits<Shape>& s, RowState<Shape>& state) {
   }
 }
 
-// A unit, from `key` on, into the warp's state.
+// A unit in shared memory, from `key` on. is_whole: every row sees all of its keys.
+struct Unit {
+  Stage stage;
+  int64_t key;
+  bool is_whole;
+};
+
 template <class Shape>
-__device__ inline void attend_unit(const DecodeCall& call, const Piece& piece, const SeenKeys<Shape>& seen, int64_t key,
-                                   const Stage& stage, const StagedQueries& staged, RowState<Shape>& state) {
-  const uint32_t values = stage.boxes + Shape::KRows::kBytes;
-  const uint32_t value_scales = stage.scales + 2 * Shape::kKeys * Shape::kKScales;
-  const bool is_whole = key >= seen.all_lo && key + Shape::kKeys <= seen.all_hi;
-  if (!is_whole)
-    clear_values<Shape>(values, value_scales, static_cast<int>(max(piece.sequence.begin - key, int64_t{0})),
-                        static_cast<int>(min(piece.sequence.end - key, int64_t{Shape::kKeys})));
-  ValueScales<Shape> scales = {value_scales, stage.scaled};
+__device__ inline void attend_few(const DecodeCall& call, const SeenKeys<Shape>& seen, const Unit& unit,
+                                  const StagedQueries& staged, RowState<Shape>& state) {
+  FewLogits<Shape> s;
+  multiply_few_keys<Shape>(unit.stage.boxes, unit.stage.scales, staged, s);
+  make_few_logits<Shape>(call, seen, unit.key, unit.is_whole, s);
+  weigh_few<Shape>(s, state);
+  multiply_few_values<Shape>(unit.stage.boxes + Shape::KRows::kBytes, unit.stage.scales + 2 * Shape::kKeys * Shape::kKScales,
+                             s, state);
+}
+
+template <class Shape>
+__device__ inline void attend_rows(const DecodeCall& call, const SeenKeys<Shape>& seen, const Unit& unit,
+                                   const StagedQueries& staged, RowState<Shape>& state) {
+  const uint32_t values = unit.stage.boxes + Shape::KRows::kBytes;
+  ValueScales<Shape> scales = {unit.stage.scales + 2 * Shape::kKeys * Shape::kKScales, unit.stage.scaled};
   if constexpr (Shape::kVScales > 0) scales.begin(state);
   Logits<Shape> s;
-  multiply_keys<Shape>(call, stage.boxes, stage.scales, staged, s);
-  make_logits<Shape>(call, seen, key, is_whole, s);
+  multiply_keys<Shape>(call, unit.stage.boxes, unit.stage.scales, staged, s);
+  make_logits<Shape>(call, seen, unit.key, unit.is_whole, s);
   weigh<Shape>(s, state);
   WeightParts<Shape> p;
   p.split_all(s);
@@ -329,12 +358,27 @@ __device__ inline void attend_unit(const DecodeCall& call, const Piece& piece, c
   } else {
     __syncwarp();
     for (;;) {
-      multiply_values<Shape>(values, stage.scaled, p, state);
+      multiply_values<Shape>(values, unit.stage.scaled, p, state);
       if (__builtin_expect(static_cast<long>(!scales.has_rest), 1)) break;
       scales.go_on(state);
     }
     scales.finish(state);
   }
+}
+
+// A unit, from `key` on, into the warp's state.
+template <class Shape>
+__device__ inline void attend_unit(const DecodeCall& call, const Piece& piece, const SeenKeys<Shape>& seen, int64_t key,
+                                   const Stage& stage, const StagedQueries& staged, RowState<Shape>& state) {
+  const Unit unit = {stage, key, key >= seen.all_lo && key + Shape::kKeys <= seen.all_hi};
+  if (!unit.is_whole)
+    clear_values<Shape>(stage.boxes + Shape::KRows::kBytes, stage.scales + 2 * Shape::kKeys * Shape::kKScales,
+                        static_cast<int>(max(piece.sequence.begin - key, int64_t{0})),
+                        static_cast<int>(min(piece.sequence.end - key, int64_t{Shape::kKeys})));
+  if constexpr (Shape::kIsFew)
+    attend_few<Shape>(call, seen, unit, staged, state);
+  else
+    attend_rows<Shape>(call, seen, unit, staged, state);
 }
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ namespace tandem::cuda {
 
 __host__ __device__ constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-// What a kernel is made for. kTiles: query rows / 8.
-template <class K_, class V_, int kKDim_, int kVDim_, int kTiles_>
+// What a kernel is made for: 16, 8 or 4 query rows (decode_sm90_few.cuh).
+template <class K_, class V_, int kKDim_, int kVDim_, int kRows_>
 struct DecodeSm90Shape {
   using K = K_;
   using V = V_;
-  static constexpr int kKDim = kKDim_, kVDim = kVDim_, kTiles = kTiles_, kRows = 8 * kTiles_;
-  static constexpr int kKeys = K::kBits < 16 ? 32 : 16, kUnitKeys = kKeys;
+  static constexpr int kKDim = kKDim_, kVDim = kVDim_, kRows = kRows_, kTiles = (kRows + 7) / 8;
+  static constexpr bool kIsFew = kRows == 4, kIsLong = kIsFew && kKDim + kVDim <= 256;  // with long units
+  static constexpr int kKeys = kIsLong ? 64 : K::kBits < 16 ? 32 : 16, kUnitKeys = kKeys;
   using KRows = Panels<kKDim * K::kBits / 8, kKeys>;
   using VRows = Panels<kVDim * V::kBits / 8, kKeys>;
   static constexpr int kKSteps = round_up((kKDim + 15) / 16, K::kRound), kVSteps = round_up((kVDim + 15) / 16, V::kRound);
@@ -26,11 +27,13 @@ struct DecodeSm90Shape {
 
   static constexpr int kBoxBytes = KRows::kBytes + VRows::kBytes, kScaleBytes = 2 * kKeys * (kKScales + kVScales);
   static constexpr int kStageBytes = kBoxBytes + kScaleBytes;
-  static constexpr int kQBytes = kQuads * kKSteps * 512;
-  static constexpr int kScaledBytes = 64 * kVScales;  // a warp's, of a unit's scales of V as they are multiplied
+  static_assert(!kIsFew || kQParts == 2);
+  static constexpr int kQBytes = kQuads * kKSteps * (kIsFew ? 256 : 512);
+  static constexpr int kScaledBytes =
+      kIsFew ? 0 : 64 * kVScales;  // a warp's, of a unit's scales of V as they are multiplied
   static constexpr int kRoom = 227 * 1024 - kQBytes - 2048 - 16 * kScaledBytes;
   // Conversions take instructions: more warps hide more of what these wait for. Else the longer pipelines do.
-  static constexpr int kMostWarps = K::kBits < 8 ? 16 : 8;
+  static constexpr int kMostWarps = kIsLong ? 12 : K::kBits < 8 ? 16 : 8;
   static constexpr int kWarps = 2 * kMostWarps * kStageBytes <= kRoom ? kMostWarps : 16 * kStageBytes <= kRoom ? 8 : 4;
   static constexpr int kFit = kRoom / (kWarps * kStageBytes), kStages = kFit < 4 ? kFit : 4;
   static_assert(kStages >= 2);
@@ -49,8 +52,8 @@ struct DecodeSm90Shape {
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
 
-// What is staged of q: fragments [kQuads][kKSteps][32], and what takes products to logits in units of ln 2 (without a soft
-// cap).
+// What is staged of q: fragments [kQuads][kKSteps][32] (of few rows [kKSteps / 2][32]), and what takes products to logits in
+// units of ln 2 (without a soft cap).
 struct StagedQueries {
   uint4* fragments;
   float* scale;  // [kRows]
@@ -87,8 +90,15 @@ __device__ inline void stage_row(int r, const float (&x)[kQueryItems<Shape>][4],
     uint32_t(&high_parts)[Shape::kQParts] = reinterpret_cast<uint32_t(&)[Shape::kQParts]>(high);
     split<Number>(x[k][0] * K::key_factor(0), x[k][1] * K::key_factor(1), low_parts);
     split<Number>(x[k][2] * K::key_factor(2), x[k][3] * K::key_factor(3), high_parts);
-    uint4* const to = staged.fragments + j * 32 + r % 8 * 4 + item % 4;
-    if (item < 4 * Shape::kKSteps) {
+    if (item >= 4 * Shape::kKSteps) continue;
+    if constexpr (Shape::kIsFew) {  // a column for each part, two steps in a fragment
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        uint4* const at = staged.fragments + j / 2 * 32 + (2 * r + part) * 4 + item % 4;
+        reinterpret_cast<uint2*>(at)[j % 2] = make_uint2(low[part], high[part]);
+      }
+    } else {
+      uint4* const to = staged.fragments + j * 32 + r % 8 * 4 + item % 4;
 #pragma unroll
       for (int quad = 0; quad < Shape::kQuads; ++quad) {
         uint4* const at = to + quad * Shape::kKSteps * 32;

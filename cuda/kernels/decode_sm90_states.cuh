@@ -7,7 +7,7 @@
 namespace tandem::cuda {
 
 // A lane's part of its warp's state: m and l of row g of each tile, l of its own keys; o of rows 2 t, 2 t + 1 and dims
-// value_dim(b, g), (b, g + 8).
+// value_dim(b, g), (b, g + 8). Of few rows (decode_sm90_few.cuh): m and l of row t; o of columns 2 t, 2 t + 1.
 template <class Shape>
 struct RowState {
   float o[Shape::kTiles][Shape::kVSteps][4];
@@ -50,6 +50,25 @@ __device__ void store_state(const RowState<Shape>& state, float* to) {
         }
       }
   }
+}
+
+// Of few rows: both summands of o together.
+template <class Shape>
+requires(Shape::kIsFew) __device__ void store_state(const RowState<Shape>& state, float* to) {
+  using V = typename Shape::V;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const float l_factor = power_of_two(-V::kShift), o_factor = power_of_two(state.exponent - V::kShift);
+  float l = state.l[0];
+  for (int mask = 4; mask < 32; mask *= 2) l += __shfl_xor_sync(~0u, l, mask);
+  if (g == 0) reinterpret_cast<float2*>(to + Shape::kRows * Shape::kWarpStride)[t] = make_float2(state.m[0], l * l_factor);
+#pragma unroll
+  for (int b = 0; b < Shape::kVSteps; ++b)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int dim = V::value_dim(b, g + 8 * half);
+      const float x = (state.o[0][b][2 * half] + state.o[0][b][2 * half + 1]) * V::value_factor(8 * half);
+      if (dim < Shape::kVDim) to[t * Shape::kWarpStride + dim] = x * o_factor;
+    }
 }
 
 // A row of a state: a lane has dims 4 lane to 4 lane + 3, and so on 128 further.
