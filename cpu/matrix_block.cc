@@ -28,6 +28,12 @@ int32_t n_planes(int32_t dtype) {
   return dtype == TANDEM_F16 ? 2 : kMaxPlanes;
 }
 
+// Of the weights.
+int32_t n_p_planes(int32_t v_type, bool q_is_bf16) {
+  if (v_type == TANDEM_BF16) return q_is_bf16 ? 1 : 2;
+  return v_type == TANDEM_F16 ? 2 : kMaxPlanes;
+}
+
 class Block {
  public:
   Block(const Span& span, const KernelTable& kernels, const SoftmaxTileKernels& tile_kernels, MatrixScratch& scratch)
@@ -46,7 +52,7 @@ class Block {
         q_planes_(job_.q_is_bf16 ? 1 : kMaxPlanes),
         k_planes_(layer_.rope != nullptr ? kMaxPlanes : n_planes(layer_.k_type)),
         v_planes_(n_planes(layer_.v_type)),
-        p_planes_(job_.q_is_bf16 && layer_.v_type == TANDEM_BF16 ? 1 : kMaxPlanes) {
+        p_planes_(n_p_planes(layer_.v_type, job_.q_is_bf16)) {
     const bool ordinary = layer_.sm_scale > 1e-20f && layer_.sm_scale < 1e20f;  // so is what its exponential multiplies by
     finished_logits_ = layer_.soft_cap > 0.0f || job_.logits != nullptr || !ordinary;
     scale_ = finished_logits_ ? 1.0f : layer_.sm_scale;
@@ -68,8 +74,10 @@ class Block {
   void start();
   void load_keys();
   void use_keys_in_place();
+  void split_f16_keys();
   void split_keys();
   void load_values();
+  bool is_odd_value(const KeySegment& segment, int32_t column);
   void use_values_in_place();
   void split_values();
   void list_ahead();
@@ -103,12 +111,17 @@ class Block {
   const uint8_t* v_blocks_[kMaxHeadDim / kRows];
 };
 
-// Planes i of A and j of B with i + j <= 2, the largest products first; `a` and `b` bytes apart.
-void pair_planes(int32_t a_planes, int64_t a, int32_t b_planes, int64_t b, MatrixProduct* product) {
+struct Planes {
+  int32_t n;
+  int64_t apart;  // bytes
+};
+
+// Planes i of A and j of B with i + j < n_orders, the largest products first.
+void pair_planes(Planes a, Planes b, int32_t n_orders, MatrixProduct* product) {
   product->n_pairs = 0;
-  for (int32_t order = 0; order < kMaxPlanes; ++order)
+  for (int32_t order = 0; order < n_orders; ++order)
     for (int32_t i = 0; i <= order; ++i)
-      if (i < a_planes && order - i < b_planes) product->pairs[product->n_pairs++] = {i * a, (order - i) * b};
+      if (i < a.n && order - i < b.n) product->pairs[product->n_pairs++] = {i * a.apart, (order - i) * b.apart};
 }
 
 void Block::run() {
@@ -160,10 +173,14 @@ void Block::start() {
 }
 
 void Block::load_keys() {
-  if (layer_.rope == nullptr && layer_.k_type == TANDEM_BF16 && k_stride_ == layer_.k_head_dim)
-    use_keys_in_place();
+  const bool as_stored = layer_.rope == nullptr && k_stride_ == layer_.k_head_dim;
+  if (as_stored && layer_.k_type == TANDEM_BF16) return use_keys_in_place();
+  if (as_stored && layer_.k_type == TANDEM_F16)
+    split_f16_keys();
   else
     split_keys();
+  for (int32_t column = 0; column < padded_keys(); column += kRows)
+    k_blocks_[column / kRows] = reinterpret_cast<const uint8_t*>(scratch_.k + column * k_stride_);
 }
 
 // Sixteen keys of one run are multiplied where they lie; where runs meet they are copied together.
@@ -192,6 +209,17 @@ void Block::use_keys_in_place() {
   }
 }
 
+void Block::split_f16_keys() {
+  const int64_t plane = kKeys * k_stride_;
+  for (int32_t i = 0; i < tile_.n_segments; ++i) {
+    const KeySegment& segment = tile_.segments[i];
+    const auto* rows = reinterpret_cast<const uint8_t*>(stored_row(k_source_, segment, segment.column));
+    matrix_.split_halves(rows, segment.n_keys * k_stride_, scratch_.k + segment.column * k_stride_, plane);
+  }
+  for (int32_t p = 0; p < k_planes_; ++p)
+    std::fill_n(scratch_.k + p * plane + tile_.n_keys * k_stride_, (padded_keys() - tile_.n_keys) * k_stride_, uint16_t{0});
+}
+
 void Block::split_keys() {
   const int64_t dims = layer_.k_head_dim, plane = kKeys * k_stride_;
   widen_tile(kernels_, k_source_, tile_, scratch_.widened);
@@ -206,35 +234,41 @@ void Block::split_keys() {
       for (int32_t p = 0; p < k_planes_; ++p) std::fill_n(row + p * plane + dims, k_stride_ - dims, uint16_t{0});
     }
   }
-  for (int32_t column = 0; column < padded_keys(); column += kRows)
-    k_blocks_[column / kRows] = reinterpret_cast<const uint8_t*>(scratch_.k + column * k_stride_);
 }
 
 void Block::load_values() {
   const int64_t dims = layer_.v_head_dim, plane = kKeys * dims;
-  const bool in_place = layer_.v_type == TANDEM_BF16;
   n_odd_ = 0;
-  if (in_place)
+  if (layer_.v_type == TANDEM_BF16) {
     use_values_in_place();
-  else
+    matrix_.transpose_values(scratch_.v_rows, padded_keys(), layer_.v_head_dim, scratch_.v_tiles);
+  } else if (layer_.v_type == TANDEM_F16) {
+    use_values_in_place();
+    matrix_.transpose_halves(scratch_.v_rows, padded_keys(), layer_.v_head_dim, scratch_.v_tiles, plane);
+  } else {
     split_values();
-  for (int32_t p = 0; p < v_planes_; ++p) {
-    for (int32_t j = 0; !in_place && j < padded_keys(); ++j)
-      scratch_.v_rows[j] = reinterpret_cast<const uint8_t*>(scratch_.v + p * plane + j * dims);
-    matrix_.transpose_values(scratch_.v_rows, padded_keys(), layer_.v_head_dim, scratch_.v_tiles + p * plane);
+    for (int32_t p = 0; p < v_planes_; ++p) {
+      for (int32_t j = 0; j < padded_keys(); ++j)
+        scratch_.v_rows[j] = reinterpret_cast<const uint8_t*>(scratch_.v + p * plane + j * dims);
+      matrix_.transpose_values(scratch_.v_rows, padded_keys(), layer_.v_head_dim, scratch_.v_tiles + p * plane);
+    }
   }
   for (int32_t d = 0; d < dims; d += kRows)
     v_blocks_[d / kRows] = reinterpret_cast<const uint8_t*>(scratch_.v_tiles + int64_t{d} * kKeys);
 }
 
+bool Block::is_odd_value(const KeySegment& segment, int32_t column) {
+  widen_row(kernels_, v_source_, segment, column, layer_.v_head_dim, scratch_.value);
+  return tile_kernels_.has_nonfinite(scratch_.value, layer_.v_head_dim, false);
+}
+
 // Values that only some rows see and that are not finite are zeros in the products, and added row by row.
 void Block::use_values_in_place() {
-  const int64_t n_words = layer_.v_head_dim / 2;
   for (int32_t i = 0; i < tile_.n_segments; ++i) {
     const KeySegment& segment = tile_.segments[i];
     for (int32_t column = segment.column; column < segment.column + segment.n_keys; ++column) {
       const std::byte* row = stored_row(v_source_, segment, column);
-      const bool odd = partly_hidden_ && tile_kernels_.has_nonfinite(row, n_words, true);
+      const bool odd = partly_hidden_ && is_odd_value(segment, column);
       if (odd) scratch_.odd_columns[n_odd_++] = column;
       scratch_.v_rows[column] = odd ? scratch_.zeros : reinterpret_cast<const uint8_t*>(row);
     }
@@ -292,7 +326,7 @@ void Block::multiply_queries(int32_t group, int32_t n_groups, int32_t begin, int
   product.b = reinterpret_cast<const uint8_t*>(scratch_.q) + group * q_group_bytes();
   product.b_group = q_group_bytes();
   product.n_steps = static_cast<int32_t>(k_stride_ / kStep);
-  pair_planes(k_planes_, kKeys * k_stride_ * 2, q_planes_, product.n_steps * kMatrixTileBytes, &product);
+  pair_planes({k_planes_, kKeys * k_stride_ * 2}, {q_planes_, product.n_steps * kMatrixTileBytes}, kMaxPlanes, &product);
   product.c = s_of(0) + begin * kRows;
   product.c_group = s_of(1) - s_of(0);
   matrix_.multiply(product);
@@ -363,7 +397,7 @@ void Block::multiply_values(int32_t group, int32_t n_groups, int32_t begin, int3
   product.b = reinterpret_cast<const uint8_t*>(p_of(0)) + tile;
   product.b_group = kMaxPlanes * kPlaneBytes;
   product.n_steps = (end - begin) / kStep;
-  pair_planes(v_planes_, kKeys * dims * 2, p_planes_, kPlaneBytes, &product);
+  pair_planes({v_planes_, kKeys * dims * 2}, {p_planes_, kPlaneBytes}, p_planes_, &product);
   product.c = o_of(group);
   product.c_group = kRows * dims;
   product.accumulate = true;
