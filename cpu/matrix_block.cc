@@ -28,6 +28,12 @@ int32_t n_planes(int32_t dtype) {
   return dtype == TANDEM_F16 ? 2 : kMaxPlanes;
 }
 
+// Of the weights.
+int32_t n_p_planes(int32_t v_type, bool q_is_bf16) {
+  if (v_type == TANDEM_BF16 && q_is_bf16) return 1;
+  return v_type == TANDEM_F16 ? 2 : kMaxPlanes;
+}
+
 class Block {
  public:
   Block(const Span& span, const KernelTable& kernels, const SoftmaxTileKernels& tile_kernels, MatrixScratch& scratch)
@@ -46,7 +52,7 @@ class Block {
         q_planes_(job_.q_is_bf16 ? 1 : kMaxPlanes),
         k_planes_(layer_.rope != nullptr ? kMaxPlanes : n_planes(layer_.k_type)),
         v_planes_(n_planes(layer_.v_type)),
-        p_planes_(job_.q_is_bf16 && layer_.v_type == TANDEM_BF16 ? 1 : kMaxPlanes) {
+        p_planes_(n_p_planes(layer_.v_type, job_.q_is_bf16)) {
     const bool ordinary = layer_.sm_scale > 1e-20f && layer_.sm_scale < 1e20f;  // so is what its exponential multiplies by
     finished_logits_ = layer_.soft_cap > 0.0f || job_.logits != nullptr || !ordinary;
     scale_ = finished_logits_ ? 1.0f : layer_.sm_scale;
@@ -68,8 +74,10 @@ class Block {
   void start();
   void load_keys();
   void use_keys_in_place();
+  void split_f16_keys();
   void split_keys();
   void load_values();
+  bool is_odd_value(const KeySegment& segment, int32_t column);
   void use_values_in_place();
   void split_values();
   void list_ahead();
@@ -103,12 +111,11 @@ class Block {
   const uint8_t* v_blocks_[kMaxHeadDim / kRows];
 };
 
-// Planes i of A and j of B with i + j <= 2, the largest products first; `a` and `b` bytes apart.
+// Planes i of A and j of B with i + j <= 2, those of A one after another, the largest first; `a` and `b` bytes apart.
 void pair_planes(int32_t a_planes, int64_t a, int32_t b_planes, int64_t b, MatrixProduct* product) {
   product->n_pairs = 0;
-  for (int32_t order = 0; order < kMaxPlanes; ++order)
-    for (int32_t i = 0; i <= order; ++i)
-      if (i < a_planes && order - i < b_planes) product->pairs[product->n_pairs++] = {i * a, (order - i) * b};
+  for (int32_t i = 0; i < a_planes; ++i)
+    for (int32_t j = 0; j < b_planes && i + j < kMaxPlanes; ++j) product->pairs[product->n_pairs++] = {i * a, j * b};
 }
 
 void Block::run() {
@@ -160,10 +167,14 @@ void Block::start() {
 }
 
 void Block::load_keys() {
-  if (layer_.rope == nullptr && layer_.k_type == TANDEM_BF16 && k_stride_ == layer_.k_head_dim)
-    use_keys_in_place();
+  const bool as_stored = layer_.rope == nullptr && k_stride_ == layer_.k_head_dim;
+  if (as_stored && layer_.k_type == TANDEM_BF16) return use_keys_in_place();
+  if (as_stored && layer_.k_type == TANDEM_F16)
+    split_f16_keys();
   else
     split_keys();
+  for (int32_t column = 0; column < padded_keys(); column += kRows)
+    k_blocks_[column / kRows] = reinterpret_cast<const uint8_t*>(scratch_.k + column * k_stride_);
 }
 
 // Sixteen keys of one run are multiplied where they lie; where runs meet they are copied together.
@@ -192,6 +203,17 @@ void Block::use_keys_in_place() {
   }
 }
 
+void Block::split_f16_keys() {
+  const int64_t plane = kKeys * k_stride_;
+  for (int32_t i = 0; i < tile_.n_segments; ++i) {
+    const KeySegment& segment = tile_.segments[i];
+    const auto* rows = reinterpret_cast<const uint8_t*>(stored_row(k_source_, segment, segment.column));
+    matrix_.split_halves(rows, segment.n_keys * k_stride_, scratch_.k + segment.column * k_stride_, plane);
+  }
+  for (int32_t p = 0; p < k_planes_; ++p)
+    std::fill_n(scratch_.k + p * plane + tile_.n_keys * k_stride_, (padded_keys() - tile_.n_keys) * k_stride_, uint16_t{0});
+}
+
 void Block::split_keys() {
   const int64_t dims = layer_.k_head_dim, plane = kKeys * k_stride_;
   widen_tile(kernels_, k_source_, tile_, scratch_.widened);
@@ -206,35 +228,41 @@ void Block::split_keys() {
       for (int32_t p = 0; p < k_planes_; ++p) std::fill_n(row + p * plane + dims, k_stride_ - dims, uint16_t{0});
     }
   }
-  for (int32_t column = 0; column < padded_keys(); column += kRows)
-    k_blocks_[column / kRows] = reinterpret_cast<const uint8_t*>(scratch_.k + column * k_stride_);
 }
 
 void Block::load_values() {
   const int64_t dims = layer_.v_head_dim, plane = kKeys * dims;
-  const bool in_place = layer_.v_type == TANDEM_BF16;
   n_odd_ = 0;
-  if (in_place)
+  if (layer_.v_type == TANDEM_BF16) {
     use_values_in_place();
-  else
+    matrix_.transpose_values(scratch_.v_rows, padded_keys(), layer_.v_head_dim, scratch_.v_tiles);
+  } else if (layer_.v_type == TANDEM_F16) {
+    use_values_in_place();
+    matrix_.transpose_halves(scratch_.v_rows, padded_keys(), layer_.v_head_dim, scratch_.v_tiles, plane);
+  } else {
     split_values();
-  for (int32_t p = 0; p < v_planes_; ++p) {
-    for (int32_t j = 0; !in_place && j < padded_keys(); ++j)
-      scratch_.v_rows[j] = reinterpret_cast<const uint8_t*>(scratch_.v + p * plane + j * dims);
-    matrix_.transpose_values(scratch_.v_rows, padded_keys(), layer_.v_head_dim, scratch_.v_tiles + p * plane);
+    for (int32_t p = 0; p < v_planes_; ++p) {
+      for (int32_t j = 0; j < padded_keys(); ++j)
+        scratch_.v_rows[j] = reinterpret_cast<const uint8_t*>(scratch_.v + p * plane + j * dims);
+      matrix_.transpose_values(scratch_.v_rows, padded_keys(), layer_.v_head_dim, scratch_.v_tiles + p * plane);
+    }
   }
   for (int32_t d = 0; d < dims; d += kRows)
     v_blocks_[d / kRows] = reinterpret_cast<const uint8_t*>(scratch_.v_tiles + int64_t{d} * kKeys);
 }
 
+bool Block::is_odd_value(const KeySegment& segment, int32_t column) {
+  widen_row(kernels_, v_source_, segment, column, layer_.v_head_dim, scratch_.value);
+  return tile_kernels_.has_nonfinite(scratch_.value, layer_.v_head_dim, false);
+}
+
 // Values that only some rows see and that are not finite are zeros in the products, and added row by row.
 void Block::use_values_in_place() {
-  const int64_t n_words = layer_.v_head_dim / 2;
   for (int32_t i = 0; i < tile_.n_segments; ++i) {
     const KeySegment& segment = tile_.segments[i];
     for (int32_t column = segment.column; column < segment.column + segment.n_keys; ++column) {
       const std::byte* row = stored_row(v_source_, segment, column);
-      const bool odd = partly_hidden_ && tile_kernels_.has_nonfinite(row, n_words, true);
+      const bool odd = partly_hidden_ && is_odd_value(segment, column);
       if (odd) scratch_.odd_columns[n_odd_++] = column;
       scratch_.v_rows[column] = odd ? scratch_.zeros : reinterpret_cast<const uint8_t*>(row);
     }

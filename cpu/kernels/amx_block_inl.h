@@ -24,6 +24,40 @@ inline void split_planes(const float* from, int64_t n, int32_t n_planes, uint16_
   }
 }
 
+// Numbers a in the lower halves of the words, b in the upper ones, rounded to nearest. Highway's target is without
+// AVX512_BF16, which every processor with AMX has.
+HWY_INLINE __m512i nearest_bf16(__m512 a, __m512 b) {
+  __m512i halves;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(b), "v"(a));
+  return halves;
+}
+
+// 16 numbers less 16 bf16.
+HWY_INLINE __m512i less_bf16(__m512 x, __m256i bf16) {
+  const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16);
+  return _mm512_castps_si512(_mm512_sub_ps(x, _mm512_castsi512_ps(wide)));
+}
+
+// 32 f16 are sums of two bf16 exactly: 11 bits, of which the first, rounded, leaves 2 and a sign. What is not finite may
+// make the second NaN.
+HWY_INLINE void split_f16(__m512i x, __m512i* first, __m512i* second) {
+  const __m512i odd_words = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
+                                             23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(x)), high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1));
+  *first = nearest_bf16(low, high);
+  *second = _mm512_permutex2var_epi16(less_bf16(low, _mm512_castsi512_si256(*first)), odd_words,
+                                      less_bf16(high, _mm512_extracti64x4_epi64(*first, 1)));
+}
+
+inline void split_halves(const uint8_t* from, int64_t n, uint16_t* to, int64_t plane) {
+  for (int64_t i = 0; i < n; i += 32) {
+    __m512i first, second;
+    split_f16(_mm512_loadu_si512(from + 2 * i), &first, &second);
+    _mm512_store_si512(to + i, first);
+    _mm512_store_si512(to + plane + i, second);
+  }
+}
+
 // 16 x 16 words.
 HWY_INLINE void transpose_words(__m512i* x) {
   __m512i t[16];
@@ -78,8 +112,17 @@ HWY_INLINE __m512i load_lanes(const uint8_t* const* rows, int64_t at) {
   return _mm512_mask_broadcast_i32x4(x, 0xf000, lane(3));
 }
 
-// Eight dims at a time: the loads bring eight keys into each lane, within which 8 x 8 are transposed.
-inline void transpose_values(const uint8_t* const* rows, int32_t n_keys, int32_t dims, uint16_t* tiles) {
+// Eight dims at a time: the loads bring eight keys into each lane, within which 8 x 8 are transposed. What is stored is
+// bf16 as it is, or f16 in its two planes.
+template <bool kIsF16>
+void transpose_rows(const uint8_t* const* rows, int32_t n_keys, int32_t dims, uint16_t* tiles, int64_t plane) {
+  const auto put = [plane](uint16_t* to, __m512i x) HWY_ATTR {
+    if (!kIsF16) return _mm512_store_si512(to, x);
+    __m512i first, second;
+    split_f16(x, &first, &second);
+    _mm512_store_si512(to, first);
+    _mm512_store_si512(to + plane, second);
+  };
   constexpr int64_t kBlock = kMatrixKeys / kMatrixDepth * kMatrixTileBytes / 2;  // elements of 16 dims
   for (int32_t j = 0; j < n_keys; j += kMatrixDepth, tiles += kMatrixTileBytes / 2) {
     for (int32_t d = 0; d < dims; d += 8) {
@@ -101,11 +144,19 @@ inline void transpose_values(const uint8_t* const* rows, int32_t n_keys, int32_t
       uint16_t* to = tiles + d / 16 * kBlock + d % 16 * 32;
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
-        _mm512_store_si512(to + 64 * i, _mm512_unpacklo_epi64(x[2 * i], x[2 * i + 1]));
-        _mm512_store_si512(to + 64 * i + 32, _mm512_unpackhi_epi64(x[2 * i], x[2 * i + 1]));
+        put(to + 64 * i, _mm512_unpacklo_epi64(x[2 * i], x[2 * i + 1]));
+        put(to + 64 * i + 32, _mm512_unpackhi_epi64(x[2 * i], x[2 * i + 1]));
       }
     }
   }
+}
+
+void transpose_values(const uint8_t* const* rows, int32_t n_keys, int32_t dims, uint16_t* tiles) {
+  transpose_rows<false>(rows, n_keys, dims, tiles, 0);
+}
+
+void transpose_halves(const uint8_t* const* rows, int32_t n_keys, int32_t dims, uint16_t* tiles, int64_t plane) {
+  transpose_rows<true>(rows, n_keys, dims, tiles, plane);
 }
 
 // C 0 to 3: blocks 0 and 1 of the first column group, then of the second. A in 4 and 5, B in 6 and 7.
@@ -120,19 +171,22 @@ HWY_INLINE void multiply_block(const MatrixProduct& m, int64_t block) {
   } else {  // unlike in short chains of products, a fifth faster here than loads of zeros
     asm volatile("tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" ::);
   }
-  for (int32_t pair = m.n_pairs; pair-- > 0;) {  // small products first
-    const uint8_t *a0 = m.a[block] + m.pairs[pair].a, *a1 = kBlocks > 1 ? m.a[block + 1] + m.pairs[pair].a : nullptr;
-    const uint8_t *b0 = m.b + m.pairs[pair].b, *b1 = b0 + m.b_group;
-    for (int32_t step = 0; step < m.n_steps; ++step) {
-      TANDEM_TILE_LOAD(4, a0 + step * m.a_step, m.a_stride);
-      TANDEM_TILE_LOAD(6, b0 + step * kMatrixTileBytes, int64_t{64});
-      TANDEM_TILE_DOT(0, 4, 6);
-      if (kBlocks > 1) {
-        TANDEM_TILE_LOAD(5, a1 + step * m.a_step, m.a_stride);
-        TANDEM_TILE_DOT(1, 5, 6);
+  for (int32_t step = 0; step < m.n_steps; ++step) {
+    const uint8_t *a0 = m.a[block] + step * m.a_step, *a1 = kBlocks > 1 ? m.a[block + 1] + step * m.a_step : nullptr;
+    const uint8_t *b0 = m.b + step * kMatrixTileBytes, *b1 = b0 + m.b_group;
+    int64_t loaded = -1;
+    for (int32_t pair = m.n_pairs; pair-- > 0;) {  // a plane of A stays for all those of B; small products first
+      const int64_t a = m.pairs[pair].a, b = m.pairs[pair].b;
+      if (a != loaded) {
+        TANDEM_TILE_LOAD(4, a0 + a, m.a_stride);
+        if (kBlocks > 1) TANDEM_TILE_LOAD(5, a1 + a, m.a_stride);
+        loaded = a;
       }
+      TANDEM_TILE_LOAD(6, b0 + b, int64_t{64});
+      TANDEM_TILE_DOT(0, 4, 6);
+      if (kBlocks > 1) TANDEM_TILE_DOT(1, 5, 6);
       if (kGroups > 1) {
-        TANDEM_TILE_LOAD(7, b1 + step * kMatrixTileBytes, int64_t{64});
+        TANDEM_TILE_LOAD(7, b1 + b, int64_t{64});
         TANDEM_TILE_DOT(2, 4, 7);
         if (kBlocks > 1) TANDEM_TILE_DOT(3, 5, 7);
       }
@@ -196,21 +250,24 @@ HWY_INLINE __m512 column_maximum(const MatrixSoftmax& t, __m512 max) {
   return _mm512_add_ps(_mm512_max_ps(all, max), _mm512_add_ps(poison[0], poison[1]));
 }
 
-// Weights of two keys, as pairs.
+// Weights of two keys, as pairs; what the planes leave of them is left in p0 and p1. They are finite or NaN, which stays NaN
+// in the sum of the planes.
 template <int kPlanes>
-HWY_INLINE void store_weights(__m512 p0, __m512 p1, uint16_t* to, int64_t plane) {
+HWY_INLINE void store_weights(__m512& p0, __m512& p1, uint16_t* to, int64_t plane) {
   const __m512i sides = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
                                          20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  if (kPlanes == 1) {
-    __m512i halves;  // Highway's target is without AVX512_BF16, which every processor with AMX has
-    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(p1), "v"(p0));
-    _mm512_store_si512(to, _mm512_permutexvar_epi16(sides, halves));
-    return;
-  }
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
 #pragma GCC unroll 3
   for (int i = 0; i < kPlanes; ++i) {
-    const __m512i low = _mm512_srli_epi32(next_part(&p0), 16);
-    _mm512_store_si512(to + i * plane, _mm512_or_si512(low, next_part(&p1)));
+    __m512i pairs;
+    if (kPlanes < kMaxPlanes)
+      pairs = _mm512_permutexvar_epi16(sides, nearest_bf16(p0, p1));
+    else
+      pairs =
+          _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(p0), 16), _mm512_and_si512(_mm512_castps_si512(p1), upper));
+    _mm512_store_si512(to + i * plane, pairs);
+    p0 = _mm512_sub_ps(p0, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+    p1 = _mm512_sub_ps(p1, _mm512_castsi512_ps(_mm512_and_si512(pairs, upper)));
   }
 }
 
@@ -244,6 +301,7 @@ HWY_INLINE __m512 column_exponentials(const MatrixSoftmax& t, __m512 base) {
       sum[i] = _mm512_add_ps(sum[i], p[i]);
     }
     store_weights<kPlanes>(p[0], p[1], t.p + 16 * j, t.plane);
+    for (int i = 0; kPlanes == 2 && i < 2; ++i) sum[i] = _mm512_sub_ps(sum[i], p[i]);  // the sum of what is multiplied
   }
   return _mm512_add_ps(sum[0], sum[1]);
 }
@@ -264,11 +322,13 @@ void softmax_column(const MatrixSoftmax& t) {
   _mm512_store_ps(t.sum, _mm512_add_ps(sum, column_exponentials<kMasked, kPlanes>(t, base)));
 }
 
+template <int kPlanes>
+void softmax_planes(const MatrixSoftmax& t) {
+  t.visible != nullptr ? softmax_column<true, kPlanes>(t) : softmax_column<false, kPlanes>(t);
+}
+
 void softmax_matrix(const MatrixSoftmax& t) {
-  if (t.visible != nullptr)
-    t.n_planes == 1 ? softmax_column<true, 1>(t) : softmax_column<true, 3>(t);
-  else
-    t.n_planes == 1 ? softmax_column<false, 1>(t) : softmax_column<false, 3>(t);
+  t.n_planes == 1 ? softmax_planes<1>(t) : t.n_planes == 2 ? softmax_planes<2>(t) : softmax_planes<3>(t);
 }
 
 void put_rows(const float* o_t, int64_t dims, const float* factor, int32_t n_rows, float* o) {
@@ -290,8 +350,9 @@ void put_rows(const float* o_t, int64_t dims, const float* factor, int32_t n_row
 void open_matrix() { open_tiles(); }
 void close_matrix() { close_tiles(); }
 
-inline constexpr MatrixKernels kMatrixKernels = {open_matrix,      close_matrix,    split_planes,   pack_queries,
-                                                 transpose_values, multiply_matrix, softmax_matrix, put_rows};
+inline constexpr MatrixKernels kMatrixKernels = {open_matrix,    close_matrix,     split_planes,     split_halves,
+                                                 pack_queries,   transpose_values, transpose_halves, multiply_matrix,
+                                                 softmax_matrix, put_rows};
 inline constexpr const MatrixKernels* kMatrix = &kMatrixKernels;
 
 }  // namespace

@@ -9,8 +9,9 @@
 //   p^T [keys/2][16][2]           softmax: nothing crosses lanes, and two keys side by side are the pairs that B wants
 //   o^T [dims][16] += V^T p^T     A: V, transposed once for all rows        B: p
 //
-// A column group is 16 query rows. Numbers with more than the 8 bits of a bf16 are sums of up to three of them, planes:
-// A and B planes (i, j) with i + j <= 2 are multiplied, what is left out is below 2^-24 of a product.
+// A column group is 16 query rows. Numbers with more than the 8 bits of a bf16 are sums of up to three of them, planes: f16
+// are two, exactly. A and B planes (i, j) with i + j <= 2 are multiplied, what is left out is below 2^-24 of a product.
+// The weights of f16 values are two planes, to the nearest: 17 bits, which are also what is summed. The values have 11.
 #pragma once
 
 #include <stdint.h>
@@ -56,7 +57,7 @@ struct MatrixSoftmax {
   float* sum = nullptr;               // [16]
   float* o = nullptr;                 // [o_dim][16]
   int64_t o_dim = 0;
-  uint16_t* p = nullptr;  // [n_planes][n_keys / 2][16][2]; one plane: rounded to nearest
+  uint16_t* p = nullptr;  // [n_planes][n_keys / 2][16][2]; one or two planes: rounded to nearest
   int64_t plane = 0;      // elements from plane to plane
   int32_t n_planes = 1;
   const uint8_t* const* ahead = nullptr;  // [n_ahead] memory to prefetch on the way, of ahead_bytes each; null: none
@@ -71,10 +72,14 @@ struct MatrixKernels {
   // n f32 into planes of bf16, `plane` elements apart: bits from the top, eight at a time. The first tells what is not
   // finite.
   void (*split)(const float* from, int64_t n, int32_t n_planes, uint16_t* to, int64_t plane);
+  // n f16, a multiple of 32, into two planes.
+  void (*split_halves)(const uint8_t* from, int64_t n, uint16_t* to, int64_t plane);
   // 16 rows of a plane [16, stride] as B: [n_steps][16][16][2]. Dims beyond `dims` are 0.
   void (*pack_queries)(const uint16_t* rows, int64_t stride, int64_t dims, uint16_t* tiles);
   // n_keys rows, a multiple of 32, of dims bf16, a multiple of 16, as A: V^T in tiles [dims / 16][kMatrixKeys / 32][16][32].
   void (*transpose_values)(const uint8_t* const* rows, int32_t n_keys, int32_t dims, uint16_t* tiles);
+  // The same of f16, into two planes.
+  void (*transpose_halves)(const uint8_t* const* rows, int32_t n_keys, int32_t dims, uint16_t* tiles, int64_t plane);
   void (*multiply)(const MatrixProduct& product);
   void (*softmax)(const MatrixSoftmax& softmax);
   // o[r][d] = o_t[d][r] * factor[r], and NaN where o_t is not finite, for n_rows <= 16 rows.

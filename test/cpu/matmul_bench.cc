@@ -41,21 +41,35 @@ struct Shape {
   int32_t run_len;  // 0: one run
   bool q_is_bf16;
   int32_t aliased_dim = 0;  // of V, within K; 0: V is apart and like K
+  int32_t kv_type = TANDEM_BF16;
   int32_t v_head_dim() const { return aliased_dim > 0 ? aliased_dim : head_dim; }
 };
 
 constexpr Shape kShapes[] = {
-    {"append-32-bf16", 8, 4, 128, 32, 8192, 128, true},       {"append-32-f32", 8, 4, 128, 32, 8192, 128, false},
-    {"prefill-512-bf16", 8, 4, 128, 512, 8192, 128, true},    {"prefill-512-f32", 8, 4, 128, 512, 8192, 128, false},
-    {"prefill-512-bf16-1run", 8, 4, 128, 512, 8192, 0, true}, {"prefill-4096-bf16", 2, 4, 128, 4096, 8192, 128, true},
-    {"prefill-4096-f32", 2, 4, 128, 4096, 8192, 128, false},  {"pico-512-f32", 2, 3, 64, 512, 16384, 128, false},
-    {"append-32-bf16-64k", 4, 4, 128, 32, 65536, 128, true},  {"append-32-f32-64k", 4, 4, 128, 32, 65536, 128, false},
-    {"append-1-bf16", 8, 4, 128, 1, 8192, 128, true},         {"append-4-bf16", 8, 4, 128, 4, 8192, 128, true},
-    {"append-8-bf16", 8, 4, 128, 8, 8192, 128, true},         {"append-16-bf16", 8, 4, 128, 16, 8192, 128, true},
-    {"append-1-f32", 8, 4, 128, 1, 8192, 128, false},         {"append-4-f32", 8, 4, 128, 4, 8192, 128, false},
-    {"append-8-f32", 8, 4, 128, 8, 8192, 128, false},         {"append-16-f32", 8, 4, 128, 16, 8192, 128, false},
-    {"mla-1-bf16", 1, 128, 576, 1, 8192, 128, true, 512},     {"mla-1-f32", 1, 128, 576, 1, 8192, 128, false, 512},
-    {"mla-32-bf16", 1, 128, 576, 32, 8192, 128, true, 512},   {"mla-32-f32", 1, 128, 576, 32, 8192, 128, false, 512},
+    {"append-32-bf16", 8, 4, 128, 32, 8192, 128, true},
+    {"append-32-f32", 8, 4, 128, 32, 8192, 128, false},
+    {"prefill-512-bf16", 8, 4, 128, 512, 8192, 128, true},
+    {"prefill-512-f32", 8, 4, 128, 512, 8192, 128, false},
+    {"prefill-512-bf16-1run", 8, 4, 128, 512, 8192, 0, true},
+    {"prefill-4096-bf16", 2, 4, 128, 4096, 8192, 128, true},
+    {"prefill-4096-f32", 2, 4, 128, 4096, 8192, 128, false},
+    {"pico-512-f32", 2, 3, 64, 512, 16384, 128, false},
+    {"append-32-f16", 8, 4, 128, 32, 8192, 128, false, 0, TANDEM_F16},
+    {"prefill-512-f16", 8, 4, 128, 512, 8192, 128, false, 0, TANDEM_F16},
+    {"append-32-bf16-64k", 4, 4, 128, 32, 65536, 128, true},
+    {"append-32-f32-64k", 4, 4, 128, 32, 65536, 128, false},
+    {"append-1-bf16", 8, 4, 128, 1, 8192, 128, true},
+    {"append-4-bf16", 8, 4, 128, 4, 8192, 128, true},
+    {"append-8-bf16", 8, 4, 128, 8, 8192, 128, true},
+    {"append-16-bf16", 8, 4, 128, 16, 8192, 128, true},
+    {"append-1-f32", 8, 4, 128, 1, 8192, 128, false},
+    {"append-4-f32", 8, 4, 128, 4, 8192, 128, false},
+    {"append-8-f32", 8, 4, 128, 8, 8192, 128, false},
+    {"append-16-f32", 8, 4, 128, 16, 8192, 128, false},
+    {"mla-1-bf16", 1, 128, 576, 1, 8192, 128, true, 512},
+    {"mla-1-f32", 1, 128, 576, 1, 8192, 128, false, 512},
+    {"mla-32-bf16", 1, 128, 576, 32, 8192, 128, true, 512},
+    {"mla-32-f32", 1, 128, 576, 32, 8192, 128, false, 512},
 };
 
 // Both products of one tile, by oneDNN alone.
@@ -129,6 +143,7 @@ struct Work {
 Work make_work(const Shape& shape) {
   Work work;
   CaseOptions options;
+  options.k_type = options.v_type = shape.kv_type;
   options.k_head_dim = shape.head_dim;
   options.v_head_dim = shape.v_head_dim();
   options.v_aliases_k = shape.aliased_dim > 0;
