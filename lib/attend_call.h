@@ -112,7 +112,7 @@ class AttendCall {
   template <typename Function, typename DeviceCall>
   Status ask_device(const char* name, Function function, const DeviceCall* call) const;
   Status launch(const DeviceSequences& sequences, bool merges, HandOverTask* task);
-  // Keys that cross the bus (lib/routes/stream.cc).
+  // Who computes over the keys outside the window (lib/routes/choose.cc).
   TokenRange streamed_tokens(const SequenceCall& call, int64_t most) const;
   Status reserve_stream(int64_t most, CallSize* size);
   Status give_streams_up(Status status);
@@ -120,6 +120,7 @@ class AttendCall {
   Status measure_routes(int64_t most);
   Status measure_host(const SequenceCall& call, int64_t n_queries, TokenRange tokens);
   void choose_route(HandOverTask* task);
+  // Keys that cross the bus (lib/routes/stream.cc).
   void wait_for_streamed_rows();
   void describe_pieces(const HandOverTask& task, DeviceSequence* to, int64_t* table) const;
   Status begin_stream(HandOverTask* task);
