@@ -86,6 +86,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_options, halo_tokens),
     AT(tandem_session_options, route),
     AT(tandem_session_options, stream_buffer_bytes),
+    AT(tandem_session_options, stream_fraction),
 
     SIZE(tandem_attend_args),
     AT(tandem_attend_args, struct_size),
@@ -116,6 +117,21 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_memory_plan, kv_token_bytes),
     AT(tandem_memory_plan, shared_bytes),
     AT(tandem_memory_plan, device_stream_bytes),
+
+    SIZE(tandem_route_plan),
+    AT(tandem_route_plan, struct_size),
+    AT(tandem_route_plan, reserved),
+    AT(tandem_route_plan, resident_tokens),
+    AT(tandem_route_plan, host_tokens),
+    AT(tandem_route_plan, stream_tokens),
+    AT(tandem_route_plan, host_bytes),
+    AT(tandem_route_plan, stream_bytes),
+    AT(tandem_route_plan, host_ns),
+    AT(tandem_route_plan, bus_ns),
+    AT(tandem_route_plan, device_ns),
+    AT(tandem_route_plan, total_ns),
+    AT(tandem_route_plan, host_alone_ns),
+    AT(tandem_route_plan, stream_alone_ns),
 
     SIZE(tandem_cache_stats),
     AT(tandem_cache_stats, struct_size),
@@ -156,6 +172,12 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_stats, n_stream_parts),
     AT(tandem_session_stats, stream_part_ns),
     AT(tandem_session_stats, streamed_kv_bytes),
+    AT(tandem_session_stats, n_joint_parts),
+    AT(tandem_session_stats, host_part_tokens),
+    AT(tandem_session_stats, stream_part_tokens),
+    AT(tandem_session_stats, n_planned_parts),
+    AT(tandem_session_stats, predicted_part_ns),
+    AT(tandem_session_stats, planned_part_ns),
 };
 
 #undef SIZE

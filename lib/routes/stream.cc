@@ -22,7 +22,7 @@ namespace tandem {
 
 void AttendCall::wait_for_streamed_rows() {
   for (const SequenceCall& call : scratch_.calls)
-    if (call.streams) session_.device_->hand_over().wait_for_rows(call.sequence->id, args_.layer_idx, call.host_end);
+    if (call.streams()) session_.device_->hand_over().wait_for_rows(call.sequence->id, args_.layer_idx, call.cpu_begin);
 }
 
 // Behind the descriptors of the calls: one for each piece, and the page table that serves all of them.
