@@ -57,19 +57,28 @@ void CallPlan::make(const Profile& profile, const Layer& layer, int64_t key_byte
     keys.cpu_begin = cut(keys, n, kPlannedUnit);
     left -= n;
   }
-  predict();
+  plan_ = predict(static_cast<double>(n_streamed()));
 }
 
 void CallPlan::give(const Profile& profile, const Layer& layer, int64_t key_bytes, double streamed_share) {
   group(profile, layer, key_bytes);
   for (PlannedKeys& keys : keys_)
     keys.cpu_begin = cut(keys, std::llround(streamed_share * static_cast<double>(keys.end - keys.begin)), kGivenUnit);
-  predict();
+  plan_ = predict(static_cast<double>(n_streamed()));
 }
 
-void CallPlan::predict() {
-  const bool is_known = rates_.columns[kPlanStream].is_allowed && !groups_.empty() && groups_.back().host_ns > 0.0;
-  plan_ = is_known ? predict_routes(groups_, rates_, static_cast<double>(n_streamed()), 0.0) : RoutePlan();
+bool CallPlan::is_known() const {
+  return rates_.columns[kPlanStream].is_allowed && !groups_.empty() && groups_.back().host_ns > 0.0;
+}
+
+RoutePlan CallPlan::predict(double n_streamed) const {
+  return is_known() ? predict_routes(groups_, rates_, n_streamed, 0.0) : RoutePlan();
+}
+
+double CallPlan::predict_ns(double streamed_share) const {
+  double n = 0.0;
+  for (const PlanGroup& group : groups_) n += static_cast<double>(group.n_keys);
+  return predict(streamed_share * n).total_ns;
 }
 
 }  // namespace tandem

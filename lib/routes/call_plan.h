@@ -20,6 +20,9 @@ struct PlannedKeys {
   double host_ns = 0.0;  // of a key
 };
 
+// Of a call's keys outside the window: what is less takes no time to speak of, and tells nothing of what takes how long.
+inline bool is_worth_planning(int64_t bytes) { return bytes >= int64_t{4} << 20; }
+
 class CallPlan {
  public:
   void clear() { keys_.clear(); }
@@ -32,10 +35,13 @@ class CallPlan {
   const std::vector<PlannedKeys>& keys() const { return keys_; }
   const RoutePlan& plan() const { return plan_; }  // what it will take; of total_ns 0, nobody knows
   int64_t n_streamed() const;
+  // Of the same keys, if this share were streamed. 0: nobody knows.
+  double predict_ns(double streamed_share) const;
 
  private:
   void group(const Profile& profile, const Layer& layer, int64_t key_bytes);
-  void predict();
+  bool is_known() const;
+  RoutePlan predict(double n_streamed) const;
 
   std::vector<PlannedKeys> keys_;
   std::vector<PlanGroup> groups_;

@@ -16,8 +16,6 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kLeastBytes = int64_t{4} << 20;  // of a call, for "auto" to look at the costs
-
 bool is_for_lack_of_memory(const Status& status) {
   return status.code() == TANDEM_ERROR_OUT_OF_MEMORY || status.code() == TANDEM_ERROR_CAPACITY;
 }
@@ -50,7 +48,7 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
   }
   if (n_tokens == 0) return {};
   if (route == Route::kAuto) {
-    if (n_tokens * key_bytes() < kLeastBytes || session_.refuses_streams_) return {};
+    if (!is_worth_planning(n_tokens * key_bytes()) || session_.refuses_streams_) return {};
     if (Status status = try_unknown_routes(most); !status.ok()) return give_streams_up(std::move(status));
     CallPlan& plan = scratch_.plan;
     plan.clear();
@@ -157,7 +155,7 @@ void AttendCall::describe_part(HandOverTask* task) const {
   if (session_.stream_layouts_.empty()) return;
   part.layer = &layer_;
   part.key_bytes = key_bytes();
-  if ((part.streamed_tokens + part.host_tokens) * part.key_bytes < kLeastBytes) return;
+  if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
   part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
   part.tells = true;
   part.predicted_ns = scratch_.plan.plan().total_ns;

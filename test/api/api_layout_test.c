@@ -218,11 +218,12 @@ static void test_sizes(void** state) {
   assert_int_equal(sizeof(tandem_engine_options), 88);
   assert_int_equal(sizeof(tandem_layer_options), 88);
   assert_int_equal(sizeof(tandem_cache_options), 64);
-  assert_int_equal(sizeof(tandem_session_options), 72);
+  assert_int_equal(sizeof(tandem_session_options), 80);
   assert_int_equal(sizeof(tandem_attend_args), 112);
   assert_int_equal(sizeof(tandem_memory_plan), 72);
+  assert_int_equal(sizeof(tandem_route_plan), 96);
   assert_int_equal(sizeof(tandem_cache_stats), 104);
-  assert_int_equal(sizeof(tandem_session_stats), 168);
+  assert_int_equal(sizeof(tandem_session_stats), 216);
 }
 
 /* No struct has padding, so whole structs can be compared. */
@@ -262,6 +263,7 @@ static void test_defaults_mean_what_the_header_says(void** state) {
   assert_int_equal(session.halo_tokens, -1);
   assert_null(session.route);
   assert_int_equal(session.stream_buffer_bytes, 0);
+  assert_true(session.stream_fraction == -1.0);
 }
 
 static void test_names(void** state) {
