@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <new>
 #include <utility>
 
 namespace tandem {
@@ -71,6 +72,14 @@ bool Profile::knows_bus() const {
   return bus_ns_ > 0.0;
 }
 
+Profile::Costs* Profile::costs_or_null(const Layer& layer, int64_t n_queries) noexcept {
+  try {
+    return &costs(layer, n_queries);
+  } catch (const std::bad_alloc&) {  // the next part tells
+    return nullptr;
+  }
+}
+
 // Costs are of as many queries as their class has.
 void Profile::note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) {
   if (n_keys <= 0 || n_queries <= 0) return;
@@ -97,31 +106,33 @@ void Profile::note_bus_trial(double bytes_per_ns) {
   bus_ns_ = 1.0 / bytes_per_ns;
 }
 
-void Profile::note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) {
+void Profile::note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept {
   if (n_keys <= 0 || n_queries <= 0) return;
   const double rate =
       ns / static_cast<double>(n_keys) * static_cast<double>(class_of(n_queries)) / static_cast<double>(n_queries);
   const std::lock_guard lock(mutex_);
-  Costs& known = costs(layer, n_queries);
-  if (std::exchange(known.is_trial, false)) known.ns = 0.0;
-  correct(&known.ns, rate);
+  Costs* const known = costs_or_null(layer, n_queries);
+  if (known == nullptr) return;
+  if (std::exchange(known->is_trial, false)) known->ns = 0.0;
+  correct(&known->ns, rate);
 }
 
-void Profile::note_bus(int64_t bytes, double ns) {
+void Profile::note_bus(int64_t bytes, double ns) noexcept {
   if (bytes <= 0) return;
   const std::lock_guard lock(mutex_);
   correct(&bus_ns_, ns / static_cast<double>(bytes));
 }
 
-void Profile::note_joint(const Layer& layer, const JointPart& part) {
+void Profile::note_joint(const Layer& layer, const JointPart& part) noexcept {
   if (part.host_keys <= 0 || part.bus_bytes <= 0 || part.n_queries <= 0) return;
   const std::lock_guard lock(mutex_);
-  Costs& known = costs(layer, part.n_queries);
+  Costs* const known = costs_or_null(layer, part.n_queries);
+  if (known == nullptr) return;
   const double share = static_cast<double>(part.n_queries) / static_cast<double>(class_of(part.n_queries));
   const double host = static_cast<double>(part.host_keys) * share, bytes = static_cast<double>(part.bus_bytes);
-  const double host_alone = known.host_ns() > 0.0 ? known.host_ns() : part.host_ns / host;
-  correct(&known.slowed_ns, slowed_ns(host, part.host_ns, part.bus_ns, host_alone));
-  correct(&known.bus_ns, slowed_ns(bytes, part.bus_ns, part.host_ns, bus_ns_ > 0.0 ? bus_ns_ : part.bus_ns / bytes));
+  const double host_alone = known->host_ns() > 0.0 ? known->host_ns() : part.host_ns / host;
+  correct(&known->slowed_ns, slowed_ns(host, part.host_ns, part.bus_ns, host_alone));
+  correct(&known->bus_ns, slowed_ns(bytes, part.bus_ns, part.host_ns, bus_ns_ > 0.0 ? bus_ns_ : part.bus_ns / bytes));
 }
 
 double Profile::host_ns(const Layer& layer, int64_t n_queries, int64_t n_keys) const {

@@ -48,10 +48,11 @@ class Profile {
   void note_slowed_trial(const Layer& layer, int64_t n_queries, const Slowed& slowed);
   void note_device_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns);
   void note_bus_trial(double bytes_per_ns);
-  // Parts of calls: the CPU had all keys, the bus had, or each had some.
-  void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns);
-  void note_bus(int64_t bytes, double ns);
-  void note_joint(const Layer& layer, const JointPart& part);
+  // Parts of calls: the CPU had all keys, the bus had, or each had some. Where there is no memory to learn it, nothing is
+  // learned.
+  void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept;
+  void note_bus(int64_t bytes, double ns) noexcept;
+  void note_joint(const Layer& layer, const JointPart& part) noexcept;
 
   // Of n_keys keys in all KV heads; of queries that nobody knows of, by the next power of two that somebody does. 0: no
   // shape like this was measured. infinity: no bus was.
@@ -73,6 +74,7 @@ class Profile {
     double host_ns() const;
   };
   static Shape shape_of(const Layer& layer);
+  Costs* costs_or_null(const Layer& layer, int64_t n_queries) noexcept;
   Costs& costs(const Layer& layer, int64_t n_queries) { return costs_[shape_of(layer)][class_of(n_queries)]; }
   const Costs* find(const Layer& layer, int64_t n_queries, int64_t* of_class) const;
   static int64_t class_of(int64_t n_queries);
