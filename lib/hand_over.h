@@ -186,7 +186,7 @@ class HandOver {
   bool wait_for_observation(const HandOverTask& task);
   // When a task's pieces had been sent, as far as somebody has looked.
   struct StreamEnd {
-    const uint8_t* flag;
+    const uint8_t* flag = nullptr;
     std::chrono::steady_clock::time_point seen;
     bool is_seen = false;
 

@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kPlannedUnit = 64;  // tokens: of splits that are planned
 constexpr int64_t kGivenUnit = 16;    // of splits that are given
 constexpr double kWorthIt = 0.97;     // of the CPU's time alone, at most, for keys to be moved at all
+constexpr int64_t kLeastKeys = 512;   // of either, where both have some: below that, roundings are as large
 
 int64_t cut(const PlannedKeys& keys, int64_t n_moved, int64_t unit) {
   if (n_moved <= 0) return keys.begin;
@@ -52,6 +53,8 @@ void CallPlan::make(const Profile& profile, const Layer& layer, int64_t key_byte
   group(profile, layer, key_bytes);
   const RoutePlan alone = predict_routes(groups_, rates_, 0.0, 0.0), best = plan_routes(groups_, rates_);
   int64_t left = best.total_ns < kWorthIt * alone.total_ns ? best.moved_keys[kPlanStream] : 0;
+  if (left < kLeastKeys && best.host_keys > 0) left = 0;
+  if (left > 0 && best.host_keys < kLeastKeys) left += best.host_keys;
   for (PlannedKeys& keys : keys_) {
     const int64_t n = std::min(left, keys.end - keys.begin);
     keys.cpu_begin = cut(keys, n, kPlannedUnit);

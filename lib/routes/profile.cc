@@ -94,13 +94,6 @@ void Profile::note_slowed_trial(const Layer& layer, int64_t n_queries, const Slo
   costs(layer, n_queries).tried = {std::clamp(slowed.host, 1.0, 3.0), std::clamp(slowed.bus, 1.0, 3.0)};
 }
 
-void Profile::note_device_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) {
-  if (n_keys <= 0 || n_queries <= 0) return;
-  const std::lock_guard lock(mutex_);
-  costs(layer, n_queries).device_ns =
-      ns / static_cast<double>(n_keys) * static_cast<double>(class_of(n_queries)) / static_cast<double>(n_queries);
-}
-
 void Profile::note_bus_trial(double bytes_per_ns) {
   const std::lock_guard lock(mutex_);
   bus_ns_ = 1.0 / bytes_per_ns;
@@ -160,7 +153,6 @@ PlanRates Profile::rates(const Layer& layer, int64_t n_queries, int64_t key_byte
   const Costs* known = find(layer, n_queries, &of_class);
   if (known == nullptr) return rates;
   const double host = known->host_ns();
-  stream.device_ns = known->device_ns * static_cast<double>(n_queries) / static_cast<double>(of_class);
   rates.host_slowed = known->slowed_ns > 0.0 && host > 0.0 ? known->slowed_ns / host : known->tried.host;
   rates.bus_slowed = known->bus_ns > 0.0 && bus_ns_ > 0.0 ? known->bus_ns / bus_ns_ : known->tried.bus;
   rates.host_slowed = std::clamp(rates.host_slowed, 0.5, 4.0);

@@ -2,9 +2,11 @@
 // What routes take on this machine, kept with the engine: measured once, when the first call could use it
 // (lib/routes/trial.cc), and kept up to date by the parts of calls.
 //
-//   CPU      ns of a key under so many queries, alone and while the bus is busy: by shape of heads and power of two of
-//   queries bus      ns of a byte, alone, and while a CPU is busy with keys of such a shape and so many queries device   ns
-//   of a key under so many queries as a piece, likewise by shape
+//   CPU      ns of a key under so many queries, alone and while the bus is busy: by shape and power of two of queries
+//   bus      ns of a byte, alone, and while the CPU is busy with keys of such a shape under so many queries
+//
+// The device's own time over pieces is not among them: at most 512 queries meet a piece, which takes the bus several times
+// as long.
 //
 // Trials read a few thousand keys, which may still be in a cache that calls have long outgrown. So the CPU's counts as less
 // than it said until a part of a call has replaced it: near the point where routes are even the CPU gets a first try, and
@@ -46,7 +48,6 @@ class Profile {
   bool knows_bus() const;
   void note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns);
   void note_slowed_trial(const Layer& layer, int64_t n_queries, const Slowed& slowed);
-  void note_device_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns);
   void note_bus_trial(double bytes_per_ns);
   // Parts of calls: the CPU had all keys, the bus had, or each had some. Where there is no memory to learn it, nothing is
   // learned.
@@ -67,7 +68,6 @@ class Profile {
     double ns = 0.0;         // of a key, the CPU alone
     double slowed_ns = 0.0;  // while the bus is busy; 0: no part has said
     double bus_ns = 0.0;     // of a byte, while the CPU is busy; 0: likewise
-    double device_ns = 0.0;  // of a key
     Slowed tried;
     bool is_trial = true;
 

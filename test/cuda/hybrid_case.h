@@ -108,8 +108,8 @@ struct Call {
   }
 };
 
-// Sequences of one length in layers of one shape; the same keys in all, of which one piece is like the other. Values are what
-// the pieces have times a power of two where v_exponent says so.
+// Sequences of one length in layers of one shape; the same keys in all, of which one piece is like the other. Values are
+// what the pieces have times a power of two where v_exponent says so.
 class HybridCache {
  public:
   static constexpr int64_t kPiece = 4096;

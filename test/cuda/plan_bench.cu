@@ -4,10 +4,10 @@
 //   plan_bench MODULE [threads [lengths [bytes [fractions]]]]     lists with commas; bytes of keys in all, in MiB
 //
 // Layers of 32 query heads and 8 KV heads of 128 dims in bf16; all but a window of 512 tokens is on the host. Calls go round
-// several layers that together are `bytes` at least, so that no cache of the CPU has what the next call reads; a length whose
-// layers are less is marked warm. Each call appends a token and ends before the next begins; the tokens are truncated away
-// after each round, outside the time. Beside the routes, in the same run and on the same memory: the CPU reading alone, the
-// bus copying alone, and both at once, whose sum is the bound of whoever uses both.
+// several layers that together are `bytes` at least, so that no cache of the CPU has what the next call reads; a length
+// whose layers are less is marked warm. Each call appends a token and ends before the next begins; the tokens are truncated
+// away after each round, outside the time. Beside the routes, in the same run and on the same memory: the CPU reading alone,
+// the bus copying alone, and both at once, whose sum is the bound of whoever uses both.
 //
 // First, each route's output is compared with attention in double precision over the same keys.
 #include <atomic>
@@ -35,16 +35,17 @@ tandem_session_options options_of(const RouteCase& one) {
   return options;
 }
 
-// ---- limits: memory of the bench's own, read and copied as calls would ----------------------------------------------------
+// ---- limits: memory of the bench's own, read and copied as calls would
+// ----------------------------------------------------
 
 class Limits {
  public:
-  // A third for the bus, which needs no more, two for the CPU.
+  // The first third is for the bus, which needs no more, the rest for the CPU.
   Limits(int64_t bytes, int n_threads) : bytes_(bytes), n_threads_(n_threads) {
     must(cudaMallocHost(&host_, static_cast<size_t>(bytes)));
     must(cudaMalloc(&device_, kPiece));
     must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    on_threads([&](int64_t begin, int64_t end) { std::memset(host_ + begin, 1, static_cast<size_t>(end - begin)); });
+    std::memset(host_, 1, static_cast<size_t>(bytes));
   }
   Limits(const Limits&) = delete;
   ~Limits() {
@@ -53,74 +54,82 @@ class Limits {
     cudaFree(device_);
   }
 
-  // GB/s.
+  // GB/s. Both: while the other is at it.
   double cpu() {
-    const auto begin = Clock::now();
-    const int64_t n = read_while([] { return false; });
-    return static_cast<double>(n) / us_since(begin) * 1e-3;
+    return read_while([this] { return us_since(begin_) < 30'000.0; });
   }
   double bus() {
     const auto begin = Clock::now();
-    copy();
-    must(cudaStreamSynchronize(stream_));
-    return static_cast<double>(bytes_ / 3) / us_since(begin) * 1e-3;
+    const int64_t n = copy(30'000.0);
+    return static_cast<double>(n) / us_since(begin) * 1e-3;
   }
-  // The sum, and each's share of it: while both go on.
   void both(double* cpu, double* bus) {
-    const auto begin = Clock::now();
-    copy();
-    const int64_t n = read_while([this] { return cudaStreamQuery(stream_) == cudaErrorNotReady; });
-    *cpu = static_cast<double>(n) / read_us_ * 1e-3;
-    must(cudaStreamSynchronize(stream_));
-    *bus = static_cast<double>(bytes_ / 3) / std::max(us_since(begin), 1.0) * 1e-3;
+    std::atomic<bool> is_over{false};
+    std::thread copies([&] {
+      const auto begin = Clock::now();
+      const int64_t n = copy(40'000.0);
+      *bus = static_cast<double>(n) / us_since(begin) * 1e-3;
+      is_over = true;
+    });
+    *cpu = read_while([&] { return !is_over; });
+    copies.join();
   }
 
  private:
-  static constexpr int64_t kPiece = int64_t{16} << 20;
+  static constexpr int64_t kPiece = int64_t{16} << 20, kChunk = int64_t{1} << 20;
 
-  template <typename F>
-  void on_threads(F task) {
-    const int64_t first = bytes_ / 3 / 4096 * 4096, share = (bytes_ - first) / n_threads_ / 4096 * 4096;
-    std::vector<std::thread> threads;
-    for (int i = 0; i < n_threads_; ++i) {
-      const int64_t begin = i == 0 ? 0 : first + i * share;  // the first thread's has the bus's third too
-      threads.emplace_back(task, begin, first + (i + 1) * share);
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-  void copy() {
-    for (int64_t at = 0; at + kPiece <= bytes_ / 3; at += kPiece)
-      must(cudaMemcpyAsync(device_, host_ + at, kPiece, cudaMemcpyHostToDevice, stream_));
-  }
-  // Once, and again as long as `goes_on` says so.
-  template <typename F>
-  int64_t read_while(F goes_on) {
-    const int64_t first = bytes_ / 3 / 4096 * 4096, share = (bytes_ - first) / n_threads_ / 4096 * 4096;
-    std::atomic<int64_t> n{0};
-    std::atomic<bool> stops{false};
+  // For about so long.
+  int64_t copy(double us) {
     const auto begin = Clock::now();
+    int64_t n = 0;
+    for (int64_t at = 0; us_since(begin) < us; at = (at + 2 * kPiece) % (bytes_ / 3 / (2 * kPiece) * 2 * kPiece)) {
+      for (int i = 0; i < 2; ++i)
+        must(cudaMemcpyAsync(device_, host_ + at + i * kPiece, kPiece, cudaMemcpyHostToDevice, stream_));
+      must(cudaStreamSynchronize(stream_));
+      n += 2 * kPiece;
+    }
+    return n;
+  }
+  // GB/s of threads that are at it already and end when somebody says so.
+  template <typename F>
+  double read_while(F goes_on) {
+    const int64_t first = bytes_ / 3 / kChunk * kChunk, share = (bytes_ - first) / n_threads_ / kChunk * kChunk;
+    std::atomic<int64_t> n{0};
+    std::atomic<int> n_ready{0};
+    std::atomic<bool> starts{false}, stops{false};
     std::vector<std::thread> threads;
     for (int i = 0; i < n_threads_; ++i)
       threads.emplace_back([&, i] {
-        do {
-          n += share;
-          sum_ += read(host_ + first + i * share, share);
-          if (i == 0 && !goes_on()) stops = true;
-        } while (!stops && (i > 0 || goes_on()));
-        stops = true;
+        ++n_ready;
+        while (!starts) {
+        }
+        uint64_t sum = 0;
+        for (int64_t at = 0; !stops; at = (at + kChunk) % share) {
+          sum += read(host_ + first + i * share + at);
+          if (!stops) n += kChunk;
+        }
+        sum_ += sum;
       });
-    for (std::thread& thread : threads) thread.join();
-    read_us_ = us_since(begin);
-    return n;
-  }
-  static uint64_t read(const std::byte* data, int64_t bytes) {
-    const auto* words = reinterpret_cast<const uint64_t*>(data);
-    uint64_t sums[16] = {};
-    for (int64_t i = 0; i + 16 <= bytes / 8; i += 16) {
-      __builtin_prefetch(words + i + 1024);
-      __builtin_prefetch(words + i + 1032);
-      for (int j = 0; j < 16; ++j) sums[j] += words[i + j];
+    while (n_ready < n_threads_) {
     }
+    begin_ = Clock::now();
+    starts = true;
+    while (goes_on()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    stops = true;
+    const double rate = static_cast<double>(n) / us_since(begin_) * 1e-3;
+    for (std::thread& thread : threads) thread.join();
+    return rate;
+  }
+  // Four rows of lines at a time, each far ahead of its use.
+  static uint64_t read(const std::byte* data) {
+    constexpr int64_t kAhead = 4096, kLine = 64, kRow = kChunk / 4;
+    uint64_t sums[8] = {};
+    for (int64_t at = 0; at < kRow; at += kLine)
+      for (int64_t r = 0; r < 4; ++r) {
+        const auto* words = reinterpret_cast<const uint64_t*>(data + r * kRow + at);
+        __builtin_prefetch(data + r * kRow + at + kAhead);
+        for (int j = 0; j < 8; ++j) sums[j] += words[j];
+      }
     uint64_t sum = 0;
     for (const uint64_t one : sums) sum += one;
     return sum;
@@ -130,7 +139,7 @@ class Limits {
   int n_threads_;
   std::byte *host_ = nullptr, *device_ = nullptr;
   cudaStream_t stream_;
-  double read_us_ = 0.0;
+  Clock::time_point begin_;
   std::atomic<uint64_t> sum_{0};
 };
 
@@ -142,7 +151,8 @@ int exponent_of(int64_t piece) { return static_cast<int>(piece % 5); }
 // Over the cache's keys and the call's own, in double precision: [kQHeads, kDim].
 std::vector<double> exact(const Call& call, int64_t length, uint64_t seed) {
   const int64_t n = HybridCache::kPiece, n_pieces = length / n;
-  const std::vector<__nv_bfloat16> k = random_rows(n * kKvHeads * kDim, seed), v = random_rows(n * kKvHeads * kDim, seed + 1);
+  const std::vector<__nv_bfloat16> k = random_rows(n * kKvHeads * kDim, seed),
+                                   v = random_rows(n * kKvHeads * kDim, seed + 1);
   double scale = 0.0;
   for (int64_t p = 0; p < n_pieces; ++p) scale += std::exp2(exponent_of(p));
   std::vector<double> o(static_cast<size_t>(kQHeads * kDim), 0.0);
@@ -177,7 +187,8 @@ void check(const Call& call, const std::vector<double>& wanted, const RouteCase&
     size += wanted[i] * wanted[i];
   }
   if (std::sqrt(error / size) < kMost) return;
-  std::printf("route %s %g: relative distance %.2e from double precision\n", one.route, one.fraction, std::sqrt(error / size));
+  std::printf("route %s %g: relative distance %.2e from double precision\n", one.route, one.fraction,
+              std::sqrt(error / size));
   std::exit(1);
 }
 
@@ -214,7 +225,8 @@ Measured time_route(const HybridCache& cache, const Call& call, const std::vecto
   return {median(times) * 1e-3, at_share(times, 0.9) * 1e-3, median(in_a_row) * 1e-3, session.stats()};
 }
 
-void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t least_bytes, const std::vector<double>& fractions) {
+void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t least_bytes,
+             const std::vector<double>& fractions) {
   const int64_t layer_bytes = length * kTokenBytes;
   const auto n_layers = static_cast<int32_t>(std::min<int64_t>(64, (least_bytes + layer_bytes - 1) / layer_bytes));
   const HybridCache cache(engine, n_layers, length, 1, 4, TANDEM_ROPE_CALLER, exponent_of);
@@ -236,9 +248,10 @@ void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t leas
     const tandem_session_stats& s = got.stats;
     const double moved = static_cast<double>(s.stream_part_tokens),
                  all = static_cast<double>(s.stream_part_tokens + s.host_part_tokens);
-    std::printf("  %-11s %5.2f  %7.3f ms (0.9: %7.3f)  in a row %7.3f  streamed %.3f  predicted/taken %.2f\n", one.route,
-                one.fraction, got.ms, got.slowest_ms, got.in_a_row_ms, all > 0 ? moved / all : 0.0,
-                s.planned_part_ns > 0 ? static_cast<double>(s.predicted_part_ns) / static_cast<double>(s.planned_part_ns) : 0.0);
+    std::printf(
+        "  %-11s %5.2f  %7.3f ms (0.9: %7.3f)  in a row %7.3f  streamed %.3f  predicted/taken %.2f\n", one.route,
+        one.fraction, got.ms, got.slowest_ms, got.in_a_row_ms, all > 0 ? moved / all : 0.0,
+        s.planned_part_ns > 0 ? static_cast<double>(s.predicted_part_ns) / static_cast<double>(s.planned_part_ns) : 0.0);
     std::fflush(stdout);
     return got.ms;
   };
@@ -250,10 +263,11 @@ void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t leas
   const double automatic = report({"auto", -1.0}, 2 * kRounds);
   probe();
   const double bytes = static_cast<double>((length - kWindow) * kTokenBytes), bound = bytes / median(sums) * 1e-6;
-  std::printf("  CPU %.0f  bus %.1f  together %.0f (bus %.1f) GB/s: %.3f ms  auto / together %.2f  auto / best single %.2f  auto / "
-              "best fixed %.2f\n",
-              median(cpus), median(buses), median(sums), median(shares), bound, bound / automatic, automatic / best,
-              automatic / best_fixed);
+  std::printf(
+      "  CPU %.0f  bus %.1f  together %.0f (bus %.1f) GB/s: %.3f ms  auto / together %.2f  auto / best single %.2f  auto / "
+      "best fixed %.2f\n",
+      median(cpus), median(buses), median(sums), median(shares), bound, bound / automatic, automatic / best,
+      automatic / best_fixed);
   std::fflush(stdout);
 }
 

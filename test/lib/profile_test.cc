@@ -128,6 +128,14 @@ void sequences_are_cut(void**) {
   assert_true(keys[1].cpu_begin > 0 && keys[1].cpu_begin < 40'000 && keys[1].cpu_begin % 64 == 0);
   assert_int_equal(keys[2].call, 0);
   assert_int_equal(keys[2].cpu_begin, 100);
+  // Where keys are dear, a few of them that the CPU could have are not worth it: what splits are rounded by takes as long.
+  Profile dear;
+  dear.note_bus_trial(50.0);
+  dear.note_host(layer, 512, 1000, 20'000'000.0);
+  CallPlan all;
+  all.add(0, 512, 0, 40'000);
+  all.make(dear, layer, kKeyBytes);
+  assert_int_equal(all.n_streamed(), 40'000);
   // A share that is given is that of each.
   plan.give(profile, layer, kKeyBytes, 0.25);
   for (const PlannedKeys& one : plan.keys()) {

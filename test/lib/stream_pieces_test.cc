@@ -2,7 +2,7 @@
 // Pieces of streamed keys: every key of every head once, in its place; copies that are as few as they can be.
 #include "lib/routes/stream_pieces.h"
 
-#include <cmath>
+#include <array>
 #include <cstring>
 #include <map>
 #include <vector>
