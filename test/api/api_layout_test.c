@@ -121,7 +121,9 @@ static void add_results(void) {
   AT(tandem_memory_plan, kv_token_bytes);
   AT(tandem_memory_plan, shared_bytes);
   AT(tandem_memory_plan, device_stream_bytes);
+}
 
+static void add_plans_and_stats(void) {
   SIZE(tandem_route_plan);
   AT(tandem_route_plan, struct_size);
   AT(tandem_route_plan, reserved);
@@ -227,6 +229,7 @@ static void test_fingerprint(void** state) {
   add_options();
   add_session_options();
   add_results();
+  add_plans_and_stats();
   add_session_stats();
   add_weights();
   assert_true(tandem_abi_fingerprint(1) == hash);

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kWindow = 512;
 constexpr int kRounds = 3;
+constexpr uint64_t kSeed = 4;
 
 struct RouteCase {
   const char* route;
@@ -229,9 +230,9 @@ void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t leas
              const std::vector<double>& fractions) {
   const int64_t layer_bytes = length * kTokenBytes;
   const auto n_layers = static_cast<int32_t>(std::min<int64_t>(64, (least_bytes + layer_bytes - 1) / layer_bytes));
-  const HybridCache cache(engine, n_layers, length, 1, 4, TANDEM_ROPE_CALLER, exponent_of);
+  const HybridCache cache(engine, n_layers, length, 1, {kSeed, TANDEM_ROPE_CALLER, exponent_of});
   const Call call(1, 7);
-  const std::vector<double> wanted = exact(call, length, 4);
+  const std::vector<double> wanted = exact(call, length, kSeed);
   std::vector<double> cpus, buses, sums, shares;
   const auto probe = [&] {
     double cpu = 0.0, bus = 0.0;

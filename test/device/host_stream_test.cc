@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Keys that the CPU attends and keys that cross the bus in one call, through the C ABI, on the stand-in: how they are shared
-// out, counted, refused and left when something fails. That outputs are right in all circumstances is for
-// device_stream_test; here a twin without a device says what they should be.
-#include <chrono>
-#include <thread>
-
+// out and counted. What is refused, and what is left when something fails, is in stream_route_test, of all routes that
+// stream; that outputs are right in all circumstances is for device_stream_test; here a twin without a device says what they
+// should be.
 #include "device/device_side.h"
 
 using namespace tandem_test;
@@ -81,39 +79,6 @@ void is_the_same_each_time(void**) {
   }
 }
 
-void refuse(const Side& side, const char* route, double fraction, int32_t status, const char* field, const char* text) {
-  tandem_session_options options = Side::options_of("all");
-  options.route = route;
-  options.stream_fraction = fraction;
-  tandem_session* session = nullptr;
-  tandem_error* error = nullptr;
-  const int32_t got = tandem_session_create(&session, side.cache, &options, &error);
-  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
-  tandem_error_release(error);
-  if (got != status || named != field || message.find(text) == std::string::npos)
-    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
-}
-
-void refuses(void**) {
-  const Both side(0.5);
-  const Side without(false), rotating(true, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES);
-  for (const double fraction : {-1.0, -0.1, 1.1, static_cast<double>(NAN), static_cast<double>(INFINITY)})
-    refuse(side, "host+stream", fraction, TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction", "from 0 to 1");
-  for (const char* route : {"host", "stream", "auto"})
-    refuse(side, route, 0.5, TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction", "alone");
-  refuse(without, "host+stream", 0.5, TANDEM_ERROR_UNSUPPORTED, "route", "no device");
-  refuse(rotating, "host+stream", 0.5, TANDEM_ERROR_UNSUPPORTED, "route", "rotates the keys of layer 0");
-  void* stream = controls.create_stream();
-  const int64_t one = 1;
-  tandem_error* error = nullptr;
-  assert_int_equal(tandem_step_begin(side.session, &side.sequence, &one, 1, stream, &error), TANDEM_ERROR_UNSUPPORTED);
-  assert_string_equal(tandem_error_field(error), "route");
-  tandem_error_release(error);
-  assert_true(controls.destroy_stream(stream));
-  const Side twin(false);
-  attend_twins(side, twin, kPrompt, 1);  // and the session is as before
-}
-
 // Sequences of all lengths in one call, some with nothing outside the window.
 void takes_batches(void**) {
   const Both side(0.3);
@@ -148,82 +113,6 @@ void takes_batches(void**) {
   const tandem_session_stats stats = side.stats();
   assert_int_equal(stats.n_joint_parts, 1);
   assert_int_equal(stats.host_part_tokens + stats.stream_part_tokens, outside_of(100) + outside_of(333) + outside_of(1000));
-}
-
-// Pages that are on their way stay what they are, whoever wants them meanwhile.
-void holds_its_pages(void**) {
-  const Both side(0.5);
-  const Side twin(false);
-  attend_twins(side, twin, 600, 1);
-  Call late(2, 2), on_host(2, 2);
-  late.to_device();
-  controls.set_delay(3'000'000);
-  attend(side, late);
-  OK(tandem_sequence_truncate, side.cache, side.sequence, 0);
-  const Tensor k({600, kKvHeads, kDim}, 50), v({600, kKvHeads, kDim}, 51);
-  OK(tandem_sequence_append, side.cache, side.sequence, kLayer, &k.view, &v.view, nullptr);
-  controls.set_delay(0);
-  attend(twin, on_host);
-  assert_close(late.output(), on_host.output());
-}
-
-// Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
-void survives_failing_calls(void**) {
-  using namespace stand_in;
-  for (const stand_in::Call failing : {kAllocate, kAllocateShared, kCopy, kFill, kWait, kAppend, kAttend, kMerge,
-                                       kAccumulate, kCreateStream, kCreateEvent, kRecordEvent, kWaitEvent, kCopyStrided}) {
-    int n_failed = 0;
-    for (int64_t nth = 1;; ++nth) {
-      const Both side(0.5);
-      const Side twin(false);
-      append_both(side, twin, 300, 1);
-      tandem_test::Call call(3, 2), call_host(3, 2);
-      call.to_device();
-      const tandem_attend_args args = call.args(side);
-      controls.set_delay(nth % 2 * 200'000);
-      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
-      tandem_error* error = nullptr;
-      const int32_t status = tandem_attend(side.session, &args, &error);
-      tandem_error_release(error);
-      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
-      if (status != TANDEM_OK) {
-        ++n_failed;
-        assert_int_equal(side.length(), 300);
-        attend(side, call);
-      }
-      attend(twin, call_host);
-      assert_close(call.output(), call_host.output());
-      attend_twins(side, twin, 2, 7);
-      controls.set_delay(0);
-      if (status == TANDEM_OK) break;
-    }
-    if (n_failed == 0) fail_msg("call %d was never made to fail", failing);
-  }
-}
-
-// What had arrived is there, and the host goes on.
-void loses_the_device(void**) {
-  for (const int64_t after_ns : {0, 1'000'000, 5'000'000}) {
-    const Both side(0.5);
-    const Side twin(false);
-    attend_twins(side, twin, 400, 1);
-    controls.set_delay(500'000);
-    Call late(1, 2);
-    late.to_device();
-    attend(side, late);
-    std::this_thread::sleep_for(std::chrono::nanoseconds(after_ns));
-    controls.lose_device();
-    uint64_t digest = 0;
-    OK(tandem_sequence_digest, &digest, side.cache, side.sequence);
-    assert_int_equal(side.length(), side.stats().staged_kv_bytes / kTokenBytes);
-    Call again(1, 2), again_host(1, 2);
-    if (side.length() == 400) {
-      attend(side, again);
-      attend(twin, again_host);
-      assert_close(again.output(), again_host.output());
-    }
-    controls.reset();
-  }
 }
 
 // ---- "auto"
@@ -320,11 +209,7 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(shares_out_what_is_outside, forget),
       cmocka_unit_test_teardown(is_the_same_each_time, forget),
-      cmocka_unit_test_teardown(refuses, forget),
       cmocka_unit_test_teardown(takes_batches, forget),
-      cmocka_unit_test_teardown(holds_its_pages, forget),
-      cmocka_unit_test_teardown(survives_failing_calls, forget),
-      cmocka_unit_test_teardown(loses_the_device, forget),
       cmocka_unit_test_teardown(auto_shares_out, forget),
       cmocka_unit_test_teardown(plans_add_up, forget),
       cmocka_unit_test_teardown(plans_say_what_they_cannot, forget),
