@@ -2,7 +2,7 @@
 // Entry points: memory plan and capabilities.
 #include <cstdio>
 
-#include "lib/api.h"
+#include "lib/api_session.h"
 #include "lib/cache.h"
 #include "lib/options.h"
 #include "lib/plan.h"
@@ -43,6 +43,21 @@ std::string plan_json(const tandem_memory_plan& plan) {
   return text;
 }
 
+std::string route_json(const tandem_route_plan& plan) {
+  char text[768];
+  std::snprintf(text, sizeof text,
+                "{\"resident_tokens\":%lld,\"host_tokens\":%lld,\"stream_tokens\":%lld,\"host_bytes\":%lld,"
+                "\"stream_bytes\":%lld,\"host_ns\":%lld,\"bus_ns\":%lld,\"device_ns\":%lld,\"total_ns\":%lld,"
+                "\"host_alone_ns\":%lld,\"stream_alone_ns\":%lld}",
+                static_cast<long long>(plan.resident_tokens), static_cast<long long>(plan.host_tokens),
+                static_cast<long long>(plan.stream_tokens), static_cast<long long>(plan.host_bytes),
+                static_cast<long long>(plan.stream_bytes), static_cast<long long>(plan.host_ns),
+                static_cast<long long>(plan.bus_ns), static_cast<long long>(plan.device_ns),
+                static_cast<long long>(plan.total_ns), static_cast<long long>(plan.host_alone_ns),
+                static_cast<long long>(plan.stream_alone_ns));
+  return text;
+}
+
 }  // namespace
 }  // namespace tandem
 
@@ -79,6 +94,33 @@ int32_t tandem_plan_report(char* buffer, size_t buffer_bytes, size_t* needed_byt
     tandem_memory_plan known;
     TANDEM_TRY(copy_in(plan, "", &known));
     write_text(plan_json(known), buffer, buffer_bytes, needed_bytes);
+    return {};
+  });
+}
+
+int32_t tandem_plan(tandem_route_plan* plan, tandem_session* session, int32_t layer_idx, const int64_t* kv_lens,
+                    const int64_t* q_lens, int64_t n_sequences, tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    TANDEM_TRY(check_out(plan, "plan"));
+    SessionCall call;
+    TANDEM_TRY(call.begin(session));
+    TANDEM_TRY(require_range("layer_idx", layer_idx, 0, static_cast<int64_t>(call->cache().layers().size()) - 1));
+    TANDEM_TRY(check_kv_lens(kv_lens, n_sequences));
+    tandem_route_plan known = AbiStruct<tandem_route_plan>::defaults();
+    TANDEM_TRY(call->plan(layer_idx, {kv_lens, static_cast<size_t>(n_sequences)}, q_lens, &known));
+    copy_out(known, plan);
+    return {};
+  });
+}
+
+int32_t tandem_route_report(char* buffer, size_t buffer_bytes, size_t* needed_bytes, const tandem_route_plan* plan,
+                            tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    TANDEM_TRY(check_out(plan, "plan"));
+    TANDEM_TRY(check_text_buffer(buffer, buffer_bytes));
+    tandem_route_plan known;
+    TANDEM_TRY(copy_in(plan, "", &known));
+    write_text(route_json(known), buffer, buffer_bytes, needed_bytes);
     return {};
   });
 }

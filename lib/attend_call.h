@@ -112,14 +112,16 @@ class AttendCall {
   template <typename Function, typename DeviceCall>
   Status ask_device(const char* name, Function function, const DeviceCall* call) const;
   Status launch(const DeviceSequences& sequences, bool merges, HandOverTask* task);
-  // Keys that cross the bus (lib/routes/stream.cc).
+  // Who computes over the keys outside the window (lib/routes/choose.cc).
   TokenRange streamed_tokens(const SequenceCall& call, int64_t most) const;
   Status reserve_stream(int64_t most, CallSize* size);
   Status give_streams_up(Status status);
-  Status compare_routes(int64_t most, int64_t n_tokens, int64_t bytes, bool* is_worth_it);
-  Status measure_routes(int64_t most);
-  Status measure_host(const SequenceCall& call, int64_t n_queries, TokenRange tokens);
+  Status try_unknown_routes(int64_t most);
+  int64_t key_bytes() const;
   void choose_route(HandOverTask* task);
+  bool pin_streamed();
+  void describe_part(HandOverTask* task) const;
+  // Keys that cross the bus (lib/routes/stream.cc).
   void wait_for_streamed_rows();
   void describe_pieces(const HandOverTask& task, DeviceSequence* to, int64_t* table) const;
   Status begin_stream(HandOverTask* task);

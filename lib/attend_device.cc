@@ -253,6 +253,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     evict_before(&call);
     set_visibility(call);
     choose_keys(call);
+    call.cpu_begin = call.host_begin;
     if (args_.speculative) leave_guess_to_host(&call);
   }
   choose_route(task);
@@ -283,7 +284,7 @@ void AttendCall::choose_streaming_on_device(SequenceCall& call, int64_t least) {
 
 void AttendCall::add_host_jobs(const SequenceCall& call) {
   if (!call.has_cpu_part()) return;
-  find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
+  find_spans(call, call.cpu_begin, call.host_end, &scratch_.host_spans);
   scratch_.spans.clear();
   if (call.selected) find_spans(call, call.first_found(), call.resident_begin, &scratch_.spans);
   std::vector<PageSpan> guessed;

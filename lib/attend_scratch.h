@@ -8,6 +8,7 @@
 
 #include "lib/backend.h"
 #include "lib/cache.h"
+#include "lib/routes/call_plan.h"
 #include "lib/sequence_state.h"
 
 namespace tandem {
@@ -34,7 +35,7 @@ struct SequenceCall {
   int64_t host_end = 0;
   int64_t n_selected = 0;  // over all KV heads
   bool has_host = false;
-  bool streams = false;  // the host's keys go to the device: the CPU computes nothing
+  int64_t cpu_begin = 0;  // of the host's keys, those before it go to the device (lib/routes/choose.cc)
   bool selected = false;
   // On a device, where MAW are kept. Tokens [found_begin, resident_begin) were there before the session looked, and the host
   // has them; [resident_begin, evict_end) leave the window with the call.
@@ -42,7 +43,8 @@ struct SequenceCall {
   bool flushes = false;  // appends before it wait to be judged
   // The first of these that the host attends beside the others.
   int64_t first_found() const { return selected ? std::max(found_begin, host_end) : resident_begin; }
-  bool has_cpu_part() const { return has_host && !streams; }
+  bool streams() const { return cpu_begin > host_begin; }
+  bool has_cpu_part() const { return has_host && !(streams() && cpu_begin == host_end); }
   bool counts_on_host() const { return has_host && (is_append || found_begin < resident_begin); }
   Visibility visibility;
   size_t visibility_at = 0;  // index into begin and end; trees into tree_bits
@@ -60,6 +62,7 @@ struct StoredPages {
 
 struct AttendScratch {
   std::vector<SequenceCall> calls;
+  CallPlan plan;  // of these
   std::vector<PageSpan> spans, host_spans;
   std::vector<int64_t> begin, end;
   std::vector<uint64_t> tree_bits;

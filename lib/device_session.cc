@@ -168,7 +168,7 @@ Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_
       new DeviceSession(*engine.device(), cache.layers(), policy, window_len, cache.device_tier()));
   TANDEM_TRY(made->upload_constants());
   TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()),
-                              {&engine.device_calls(), &engine.route_costs()}, &made->hand_over_));
+                              {&engine.device_calls(), &engine.profile()}, &made->hand_over_));
   *session = std::move(made);
   return {};
 }

@@ -8,7 +8,7 @@
 #include "lib/backend.h"
 #include "lib/device_owner.h"
 #include "lib/memory.h"
-#include "lib/routes/route_costs.h"
+#include "lib/routes/profile.h"
 #include "lib/under_way.h"
 #include "lib/worker.h"
 
@@ -27,7 +27,7 @@ class Engine {
   Worker& worker() const { return *worker_; }
   const Allocator& allocator() const { return allocator_; }
   UnderWay& device_calls() { return device_calls_; }
-  RouteCosts& route_costs() { return route_costs_; }
+  Profile& profile() { return profile_; }
   // Until no call on device tensors is under way, and nothing is left of what they and others have posted to the worker.
   Status drain(int64_t timeout_ns);
   std::string report() const;  // JSON
@@ -40,7 +40,7 @@ class Engine {
   Backend cpu_;
   std::unique_ptr<DeviceOwner> device_;
   UnderWay device_calls_;
-  RouteCosts route_costs_;
+  Profile profile_;
   Allocator allocator_;
   tandem_log_fn log_ = nullptr;
   void* log_user_ = nullptr;

@@ -177,12 +177,14 @@ void HandOver::loop() {
     HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
     bool is_lost = !wait_for_arrival(task);
     const TraceRange range("answer", task.shape.layer_idx, "host");
-    const bool has_part = !is_lost && !task.scratch.jobs.empty();
-    const auto begin = Clock::now();
+    TaskTimes times;
+    times.has_host = !is_lost && !task.scratch.jobs.empty();
+    times.stream.flag = is_lost ? nullptr : task.streamed;
+    times.begin = Clock::now();
     const int64_t staged_bytes = is_lost ? 0 : take_rows(task);
     if (!is_lost) run(task.arrived, task);
-    if (has_part) attend(task.scratch.jobs);
-    const auto end = Clock::now();
+    if (times.has_host) attend(task, &times.stream);
+    times.host_end = Clock::now();
     answer(task);
     if (!is_lost && task.observed != nullptr) {
       if (wait_for_observation(task))
@@ -193,7 +195,7 @@ void HandOver::loop() {
         task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
       answer(task);
     }
-    if (!is_lost && task.streamed != nullptr) wait_for_stream(task);
+    if (times.stream.flag != nullptr) wait_for_stream(task, &times.stream);
     if (is_lost) {
       task.is_lost = true;
       has_lost_.store(true, std::memory_order_release);
@@ -201,12 +203,7 @@ void HandOver::loop() {
     {
       std::lock_guard lock(mutex_);
       sums_.staged_kv_bytes += staged_bytes;
-      sums_.n_host_parts += has_part;
-      if (has_part) sums_.host_part_ns += std::chrono::nanoseconds(end - begin).count();
-      if (has_part && task.part_keys > 0 && !faulted_.load(std::memory_order_relaxed))
-        costs_.note_host(*task.layer, task.part_queries, task.part_keys,
-                         std::chrono::duration<double, std::nano>(end - begin).count());
-      if (has_part) sums_.selected_kv_bytes += task.selected_kv_bytes;
+      learn(task, times);
       finished_.store(task.idx + 1, std::memory_order_release);
       if (std::exchange(task.is_last, false)) cpu_.table->rest(cpu_.self);
       if (task.idx < open_from_.load(std::memory_order_relaxed)) under_way_.add(-1);
@@ -281,18 +278,67 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
   return has_come() && !task.is_cut.load(std::memory_order_acquire);  // else a later ticket's has come
 }
 
+void HandOver::StreamEnd::look() {
+  if (is_seen || flag == nullptr || std::atomic_ref(*const_cast<uint8_t*>(flag)).load(std::memory_order_acquire) == 0)
+    return;
+  is_seen = true;
+  seen = Clock::now();
+}
+
+int32_t HandOver::look_at_stream(int64_t, int64_t, void* end) {
+  static_cast<StreamEnd*>(end)->look();
+  return 0;
+}
+
 // Until nobody reads what is streamed any more. Where the device is lost, nobody does.
-void HandOver::wait_for_stream(const HandOverTask& task) {
-  const std::atomic_ref streamed(*task.streamed);
-  const auto is_there = [&] { return streamed.load(std::memory_order_acquire) != 0; };
-  wait_for([&] { return is_there() || task.is_cut.load(std::memory_order_acquire); });
-  if (!is_there()) return;
-  const auto begin = std::max(task.sent, last_streamed_);
-  last_streamed_ = Clock::now();
-  std::lock_guard lock(mutex_);
-  ++sums_.n_stream_parts;
-  sums_.stream_part_ns += std::chrono::nanoseconds(last_streamed_ - begin).count();
-  sums_.streamed_kv_bytes += task.streamed_kv_bytes;
+void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
+  wait_for([&] {
+    end->look();
+    return end->is_seen || task.is_cut.load(std::memory_order_acquire);
+  });
+  end->look();
+}
+
+// Sums, and what the profile can make of it. Streams end one after another.
+void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
+  const auto ns_between = [](Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double, std::nano>(to - from).count();
+  };
+  const HandOverPart& part = task.part;
+  const double host_ns = times.has_host ? ns_between(times.begin, times.host_end) : 0.0;
+  double stream_ns = 0.0;
+  if (times.has_host) {
+    ++sums_.n_host_parts;
+    sums_.host_part_ns += static_cast<int64_t>(host_ns);
+    sums_.host_part_tokens += part.host_tokens;
+    sums_.selected_kv_bytes += task.selected_kv_bytes;
+  }
+  if (times.stream.is_seen) {
+    stream_ns = ns_between(std::max(task.sent, last_streamed_), times.stream.seen);
+    last_streamed_ = times.stream.seen;
+    ++sums_.n_stream_parts;
+    sums_.stream_part_ns += static_cast<int64_t>(stream_ns);
+    sums_.stream_part_tokens += part.streamed_tokens;
+    sums_.streamed_kv_bytes += part.streamed_tokens * part.key_bytes;
+    sums_.n_joint_parts += times.has_host;
+  }
+  const bool has_streamed = part.streamed_tokens > 0;
+  if (!part.tells || has_streamed != times.stream.is_seen || faulted_.load(std::memory_order_relaxed)) return;
+  // Of the two together, from when the queries were there.
+  const double joint_ns = std::max(1.0, ns_between(times.begin, times.stream.seen));
+  if (has_streamed && times.has_host)
+    profile_.note_joint(*part.layer,
+                        {part.n_queries, part.weighed_keys, host_ns, part.streamed_tokens * part.key_bytes, joint_ns});
+  else if (has_streamed)
+    profile_.note_bus(part.streamed_tokens * part.key_bytes, stream_ns);
+  else if (times.has_host)
+    profile_.note_host(*part.layer, part.n_queries, part.weighed_keys, host_ns);
+  if (part.predicted_ns == 0.0) return;
+  ++sums_.n_planned_parts;
+  sums_.predicted_part_ns += static_cast<int64_t>(part.predicted_ns);
+  sums_.planned_part_ns += static_cast<int64_t>(!times.has_host ? stream_ns
+                                                : has_streamed  ? std::max(host_ns, joint_ns)
+                                                                : host_ns);
 }
 
 // What may take long, as who else has the pool may keep it: the device is told that its turn will come. no_memory: the fault
@@ -355,11 +401,16 @@ int64_t HandOver::take_rows(HandOverTask& task) {
   return bytes;
 }
 
-void HandOver::attend(const std::vector<AttendJob>& jobs) {
+// Where keys are streamed at the same time, the calling thread looks now and then whether that has ended.
+void HandOver::attend(const HandOverTask& task, StreamEnd* stream) {
+  const std::vector<AttendJob>& jobs = task.scratch.jobs;
+  const auto n_jobs = static_cast<int32_t>(jobs.size());
   bool is_done = false;
   while_busy("no memory for the host's part", [&] {
     if (faulted_.load(std::memory_order_relaxed)) return;
-    const Status status = cpu_.table->attend(cpu_.self, jobs.data(), static_cast<int32_t>(jobs.size()));
+    const Watch watch{nullptr, look_at_stream, stream};
+    const Status status = stream->flag != nullptr ? cpu_.table->attend_watched(cpu_.self, jobs.data(), n_jobs, watch)
+                                                  : cpu_.table->attend(cpu_.self, jobs.data(), n_jobs);
     is_done = status.ok();
     if (!is_done) set_fault(status.code(), status.info().underlying, status.info().message.c_str());
   });

@@ -20,7 +20,7 @@
 #include "lib/attend_scratch.h"
 #include "lib/device_owner.h"
 #include "lib/planes.h"
-#include "lib/routes/route_costs.h"
+#include "lib/routes/profile.h"
 #include "lib/routes/stream_pieces.h"
 #include "lib/under_way.h"
 
@@ -64,6 +64,17 @@ struct CallShape {
   }
 };
 
+// The keys outside the window, of calls that could stream: who has them, and what is to be learned from it.
+struct HandOverPart {
+  const Layer* layer = nullptr;
+  int64_t key_bytes = 0;  // of a token, in all KV heads
+  int64_t host_tokens = 0, streamed_tokens = 0;
+  int64_t n_queries = 0;      // the most of a sequence
+  int64_t weighed_keys = 0;   // the CPU's, if all were under so many
+  bool tells = false;         // there are enough of them
+  double predicted_ns = 0.0;  // 0: nobody knew
+};
+
 struct HandOverTask {
   uint64_t idx = 0;     // of all tasks
   uint64_t ticket = 0;  // as the device counts
@@ -86,13 +97,10 @@ struct HandOverTask {
   int64_t selected_kv_bytes = 0;        // that these have of selected keys
   // Keys that the device gets of the host while the task is under way: so long nobody may change them.
   std::vector<StreamPiece> pieces;
-  int64_t pieces_at = 0;        // their descriptors: bytes behind those of the call
-  uint8_t* streamed = nullptr;  // 1: all have been sent; null: there are none
-  int64_t streamed_kv_bytes = 0;
+  int64_t pieces_at = 0;                       // their descriptors: bytes behind those of the call
+  uint8_t* streamed = nullptr;                 // 1: all have been sent; null: there are none
   std::chrono::steady_clock::time_point sent;  // the first of them was asked for
-  // Of a part by the CPU that could have been streamed: what its time says. 0 keys: nothing.
-  const Layer* layer = nullptr;
-  int64_t part_queries = 0, part_keys = 0;
+  HandOverPart part;
   std::atomic<bool> is_lost{false};    // it never arrived
   std::atomic<bool> is_unseen{false};  // it arrived and was not observed
   std::atomic<bool> is_cut{false};     // what was to come after its arrival was not launched
@@ -104,10 +112,10 @@ struct HandOverTask {
 
 class HandOver {
  public:
-  // The engine's. under_way: counts tasks; costs: learns what they take.
+  // The engine's. under_way: counts tasks; profile: learns what they take.
   struct Counters {
     UnderWay* under_way;
-    RouteCosts* costs;
+    Profile* profile;
   };
   // n_tasks: at most at a time, a power of two.
   static Status create(const Device& device, const Backend& cpu, int64_t n_tasks, const Counters& counters,
@@ -137,6 +145,8 @@ class HandOver {
   struct Sums {
     int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0, selected_kv_bytes = 0;
     int64_t n_stream_parts = 0, stream_part_ns = 0, streamed_kv_bytes = 0;
+    int64_t n_joint_parts = 0, host_part_tokens = 0, stream_part_tokens = 0;
+    int64_t n_planned_parts = 0, planned_part_ns = 0, predicted_part_ns = 0;
   };
   Sums sums() const;
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
@@ -166,7 +176,7 @@ class HandOver {
       : device_(device),
         cpu_(cpu),
         under_way_(*counters.under_way),
-        costs_(*counters.costs),
+        profile_(*counters.profile),
         tasks_(static_cast<size_t>(n_tasks)) {}
   void loop();
   bool wait_for_post();
@@ -174,7 +184,22 @@ class HandOver {
   bool wait_for(F has_come);
   bool wait_for_arrival(const HandOverTask& task);
   bool wait_for_observation(const HandOverTask& task);
-  void wait_for_stream(const HandOverTask& task);
+  // When a task's pieces had been sent, as far as somebody has looked.
+  struct StreamEnd {
+    const uint8_t* flag = nullptr;
+    std::chrono::steady_clock::time_point seen;
+    bool is_seen = false;
+
+    void look();
+  };
+  static int32_t look_at_stream(int64_t done, int64_t total, void* end);
+  void wait_for_stream(const HandOverTask& task, StreamEnd* end);
+  struct TaskTimes {
+    std::chrono::steady_clock::time_point begin, host_end;
+    bool has_host = false;
+    StreamEnd stream;
+  };
+  void learn(const HandOverTask& task, const TaskTimes& times);
   template <typename F>
   void while_busy(const char* no_memory, F action);
   void run(void (*hook)(HandOverTask&), HandOverTask& task);
@@ -184,14 +209,14 @@ class HandOver {
   void fault_of_step(const HandOverTask& task);
   int64_t take_rows(HandOverTask& task);  // returns their bytes
   void answer(const HandOverTask& task);
-  void attend(const std::vector<AttendJob>& jobs);
+  void attend(const HandOverTask& task, StreamEnd* stream);
   void set_fault(int32_t code, int64_t underlying, const char* text);
   static void copy_task(void* task, int64_t idx, int32_t worker_idx);
 
   const Device& device_;
   Backend cpu_;
   UnderWay& under_way_;
-  RouteCosts& costs_;
+  Profile& profile_;
   ExchangeFlags* flags_ = nullptr;
   uint64_t first_idx_ = 0;           // of the task whose ticket is 0
   std::vector<HandOverTask> tasks_;  // of index i: i % n_tasks

@@ -113,13 +113,13 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->device_stream_bytes = streams.empty() || n_sequences == 0 ? 0 : StreamBuffers::kBuffers * routes.buffer_bytes;
   CallSize size{n_sequences, n_sequences, 1, n_sequences * ring_pages(options, page_len, 1),
                 evicted_at_once(*policy, options, page_len)};
-  if (routes.route == Route::kStream) add_pieces(layers, streams, options, page_len, kv_lens, &size);
+  if (routes.always_streams()) add_pieces(layers, streams, options, page_len, kv_lens, &size);
   TANDEM_TRY(plan_device(engine, layers, make_window_geometry(layers, *policy).page_bytes, size, plan));
   plan->kv_token_bytes = geometry.token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
   // What "auto" cannot have, it goes without.
   const int64_t on_device =
-      plan->device_window_bytes + plan->device_work_bytes + (routes.route == Route::kStream ? plan->device_stream_bytes : 0);
+      plan->device_window_bytes + plan->device_work_bytes + (routes.always_streams() ? plan->device_stream_bytes : 0);
   if (cache.device_cap_bytes > 0 && on_device > cache.device_cap_bytes)
     return fail(TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = %lld: the plan needs %lld",
                 static_cast<long long>(cache.device_cap_bytes), static_cast<long long>(on_device));

@@ -25,8 +25,8 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   RouteOptions routes;
   TANDEM_TRY(resolve_route_options(options, *policy, cache->layers(), &routes));
   const Device* device = cache->engine().device();
-  if (routes.route == Route::kStream && device == nullptr)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\": the engine has no device");
+  if (routes.always_streams() && device == nullptr)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", options.route);
   std::vector<StreamLayout> layouts;
   if (device != nullptr && routes.route != Route::kHost)
     TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes.buffer_bytes,
@@ -359,6 +359,12 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->n_stream_parts = sums.n_stream_parts;
   stats->stream_part_ns = sums.stream_part_ns;
   stats->streamed_kv_bytes = sums.streamed_kv_bytes;
+  stats->n_joint_parts = sums.n_joint_parts;
+  stats->host_part_tokens = sums.host_part_tokens;
+  stats->stream_part_tokens = sums.stream_part_tokens;
+  stats->n_planned_parts = sums.n_planned_parts;
+  stats->predicted_part_ns = sums.predicted_part_ns;
+  stats->planned_part_ns = sums.planned_part_ns;
   stats->host_kv_bytes_read += sums.selected_kv_bytes;
   return {};
 }

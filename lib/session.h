@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -80,6 +81,8 @@ class Session {
   Status step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, void* stream);
   Status step_end(void* stream);
   Status stats(tandem_session_stats* stats);
+  // Of a call that is not made (lib/routes/plan_ahead.cc). Fills all but struct_size.
+  Status plan(int32_t layer_idx, std::span<const int64_t> kv_lens, const int64_t* q_lens, tandem_route_plan* plan);
   Status selection(const HeadOfSequence& head, KeptKeys* kept);
 
   Cache& cache() const { return *cache_; }

@@ -82,9 +82,10 @@ type SessionOptions struct {
 	GroupMode    int32   // GroupUnion, ...
 	EvictBy      int32   // EvictByWindow, ...
 	HaloTokens   int64   // keys kept after a strongly attended one; -1: 128; 0: none
-	Route        string  // "auto", "host", "stream": who computes over keys outside the window for device tensors; "": "auto"
+	Route        string  // "auto", "host", "stream", "host+stream": who computes over keys outside the window for device tensors; "": "auto"
 
-	StreamBufferBytes int64 // each of the two buffers that keys go through; 0: 16 MiB
+	StreamBufferBytes int64   // each of the two buffers that keys go through; 0: 16 MiB
+	StreamFraction    float64 // with "host+stream": the share of these keys that crosses the bus, 0 to 1; -1: not given
 }
 
 // DefaultEngineOptions gives the library's defaults.
@@ -108,6 +109,8 @@ func DefaultSessionOptions() SessionOptions {
 		SinkTokens:   int64(raw.sink_tokens),
 		Beta:         float32(raw.beta),
 		HaloTokens:   int64(raw.halo_tokens),
+
+		StreamFraction: float64(raw.stream_fraction),
 	}
 }
 
@@ -254,5 +257,6 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	raw.halo_tokens = C.int64_t(o.HaloTokens)
 	raw.route = a.text("route", o.Route)
 	raw.stream_buffer_bytes = C.int64_t(o.StreamBufferBytes)
+	raw.stream_fraction = C.double(o.StreamFraction)
 	return &raw
 }

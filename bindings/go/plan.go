@@ -59,6 +59,12 @@ type SessionStats struct {
 	NStreamParts        int64 // parts outside the window that the device computed
 	StreamPartNs        int64
 	StreamedKvBytes     int64 // K and V that crossed the bus for these
+	NJointParts         int64 // of these parts, those of which the CPU computed some keys
+	HostPartTokens      int64 // keys that the CPU attended, where a policy attends all
+	StreamPartTokens    int64 // keys that crossed the bus
+	NPlannedParts       int64 // parts of which the engine knew what they would take
+	PredictedPartNs     int64 // that
+	PlannedPartNs       int64 // and what they took
 }
 
 // PlanMemory plans sequences of kvLens tokens without allocating anything. nil: default options. ErrCapacity, where a cap is

@@ -331,5 +331,11 @@ func (s *Session) Stats() (SessionStats, error) {
 		NStreamParts:        int64(raw.n_stream_parts),
 		StreamPartNs:        int64(raw.stream_part_ns),
 		StreamedKvBytes:     int64(raw.streamed_kv_bytes),
+		NJointParts:         int64(raw.n_joint_parts),
+		HostPartTokens:      int64(raw.host_part_tokens),
+		StreamPartTokens:    int64(raw.stream_part_tokens),
+		NPlannedParts:       int64(raw.n_planned_parts),
+		PredictedPartNs:     int64(raw.predicted_part_ns),
+		PlannedPartNs:       int64(raw.planned_part_ns),
 	}, err
 }

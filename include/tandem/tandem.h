@@ -335,11 +335,15 @@ typedef struct tandem_session tandem_session;
  *
  * Routes: who computes over the keys outside the window, in calls on device tensors. "host": the CPU, where they are.
  * "stream": the device, to which they cross the bus in pieces through two buffers that do not grow with the length (HeadInfer);
- * the host store is pinned as far as it is read. "auto": each call the one that takes less time by measurements of the bus and
- * of the CPU, which the first calls that could stream take (some ms, once in an engine for a shape of heads and a power of two
- * of queries); "host" below 4 MiB, in planned steps, where the store cannot be pinned and where there is no memory for the
- * buffers (said in the log). Only keys that a policy attends in full are streamed: those of "all", and of layers with a sliding
- * window under "hgca"; not those that the library rotates, nor in speculative calls. The statistics say which route served. */
+ * the host store is pinned as far as it is read. "host+stream": both at the same time; of each sequence, stream_fraction of the
+ * keys outside the window, the oldest, cross the bus (to the nearest 16 tokens). "auto": each call as takes the least time by
+ * measurements of the bus, of the CPU and of both at once, which the first calls that could stream take (some tens of ms, once
+ * in an engine for a shape of heads and a power of two of queries) and later calls correct: one of them, or both with the
+ * split at which they end together (tandem_plan; as in KVPR, by a linear program), which may change from call to call, and the
+ * last bits of outputs with it; "host" below 4 MiB, in planned steps (copies in a graph could not follow a sequence that grows),
+ * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
+ * attends in full are streamed: those of "all", and of layers with a sliding window under "hgca"; not those that the library
+ * rotates, nor in speculative calls. The statistics say which route served. */
 typedef struct tandem_session_options {
   uint32_t struct_size;
   int32_t reserved;
@@ -353,14 +357,15 @@ typedef struct tandem_session_options {
   int64_t halo_tokens;    /* keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone */
   const char *route;      /* NULL: "auto" */
   int64_t stream_buffer_bytes; /* each of the two buffers that keys go through; 0: 16 MiB */
+  double stream_fraction;      /* 0 to 1, with route "host+stream" and not without it; -1: not given */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
-  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0 }
+  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, -1.0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
-/* Several sessions may read one cache. Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; route "stream" with
- * a policy that does not attend all keys, or without a device), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what 64
- * tokens of a KV head take). */
+/* Several sessions may read one cache. Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; routes that stream
+ * with a policy that does not attend all keys, or without a device), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what
+ * 64 tokens of a KV head take; stream_fraction without its route, or the route without it). */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
 TANDEM_API void tandem_session_release(tandem_session *session); /* a planned step that is open is taken back */
@@ -453,7 +458,7 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * the step; these calls launch kernels and do nothing else, may be captured in a CUDA graph, and in later steps a replay of
  * the graph stands for them. A graph serves steps of at most as many tokens, and tokens of a sequence, as the one it was
  * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
- * CAPACITY. UNSUPPORTED as tandem_attend() with device tensors, and with route "stream". Until the step ends its sequences are neither read nor hashed
+ * CAPACITY. UNSUPPORTED as tandem_attend() with device tensors, and with routes "stream" and "host+stream". Until the step ends its sequences are neither read nor hashed
  * (BUSY).
  *
  * A layer that has not been attended when the stream passes the end of the step takes the step back, with those begun since; so
@@ -563,6 +568,37 @@ TANDEM_API int32_t tandem_plan_memory(tandem_memory_plan *plan, const tandem_eng
 /* The same as JSON; buffer as in tandem_engine_report(). */
 TANDEM_API int32_t tandem_plan_report(char *buffer, size_t buffer_bytes, size_t *needed_bytes, const tandem_memory_plan *plan,
                                       tandem_error **error);
+
+/* Who will compute over the keys of a call on device tensors, and what that takes. Tokens are sums over the sequences, bytes K
+ * and V of these. Times end where an engine has ended, counted from when the call's queries are there, with CPU and bus as
+ * slow as they make each other; 0 where nothing is known. */
+typedef struct tandem_route_plan {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t resident_tokens; /* in windows, those of the call among them */
+  int64_t host_tokens;     /* attended by the CPU */
+  int64_t stream_tokens;   /* that cross the bus */
+  int64_t host_bytes;
+  int64_t stream_bytes;
+  int64_t host_ns;   /* the CPU */
+  int64_t bus_ns;    /* the bus */
+  int64_t device_ns; /* the device's attention over what comes; 0 where it hides behind the bus */
+  int64_t total_ns;  /* the last of them */
+  int64_t host_alone_ns;   /* if the CPU had all keys outside the windows */
+  int64_t stream_alone_ns; /* if the bus had */
+} tandem_route_plan;
+#define TANDEM_ROUTE_PLAN_INIT \
+  { sizeof(tandem_route_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* The plan of the next such call, by what the engine has measured; where it has not, it measures (some tens of ms). kv_lens
+ * [n_sequences]: tokens, those of the call among them; q_lens [n_sequences]: how many these are; NULL: 1 each. Of the session's
+ * route; of an append in parts, the last one; changes no output. Errors: INVALID_ARGUMENT (q_lens[i] not from 1 to kv_lens[i]),
+ * UNSUPPORTED (no device; a policy that does not attend all keys of the layer), CAPACITY, OUT_OF_MEMORY (of measuring). */
+TANDEM_API int32_t tandem_plan(tandem_route_plan *plan, tandem_session *session, int32_t layer_idx, const int64_t *kv_lens,
+                               const int64_t *q_lens, int64_t n_sequences, tandem_error **error);
+/* The same as JSON; buffer as in tandem_engine_report(). */
+TANDEM_API int32_t tandem_route_report(char *buffer, size_t buffer_bytes, size_t *needed_bytes, const tandem_route_plan *plan,
+                                       tandem_error **error);
 /* TANDEM_OK when an engine can serve such a layer, cache and session (NULL: not asked about), else what the create call
  * would return, *why saying the reason. */
 TANDEM_API int32_t tandem_supports(const tandem_engine *engine, const tandem_layer_options *layer,
@@ -619,9 +655,15 @@ typedef struct tandem_session_stats {
   int64_t n_stream_parts;         /* parts outside the window that the device computed: as n_host_parts */
   int64_t stream_part_ns;         /* that: from the call, or the part before it, to the last key being on the device */
   int64_t streamed_kv_bytes;      /* K and V that crossed the bus for these */
+  int64_t n_joint_parts;          /* of these parts, those of which the CPU computed some keys: counted in n_host_parts too */
+  int64_t host_part_tokens;       /* keys in all KV heads that the CPU attended, where a policy attends all, per layer */
+  int64_t stream_part_tokens;     /* those that crossed the bus */
+  int64_t n_planned_parts;        /* parts with 4 MiB of keys outside the window of which the engine knew what they would take */
+  int64_t predicted_part_ns;      /* that, by tandem_plan's program */
+  int64_t planned_part_ns;        /* and what they took, from the queries having arrived to the last of CPU and bus */
 } tandem_session_stats;
 #define TANDEM_SESSION_STATS_INIT \
-  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* Waits for refreshes in flight and for calls under way on the device. */
 TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const tandem_session *session, tandem_error **error);
 

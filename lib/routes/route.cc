@@ -11,7 +11,8 @@ struct RouteName {
   const char* name;
   Route route;
 };
-constexpr RouteName kRoutes[] = {{"auto", Route::kAuto}, {"host", Route::kHost}, {"stream", Route::kStream}};
+constexpr RouteName kRoutes[] = {
+    {"auto", Route::kAuto}, {"host", Route::kHost}, {"stream", Route::kStream}, {"host+stream", Route::kHostStream}};
 
 Status find_route(const char* name, Route* route) {
   std::string names;
@@ -26,12 +27,27 @@ Status find_route(const char* name, Route* route) {
 }
 
 // The store has keys as they were before.
-Status refuse_rotated(const std::vector<Layer>& layers) {
+Status refuse_rotated(const char* route, const std::vector<Layer>& layers) {
   for (size_t l = 0; l < layers.size(); ++l)
     if (layers[l].rope != nullptr)
       return fail(TANDEM_ERROR_UNSUPPORTED, "route",
-                  "route = \"stream\": the library rotates the keys of layer %zu, which the store has as they were before",
-                  l);
+                  "route = \"%s\": the library rotates the keys of layer %zu, which the store has as they were before",
+                  route, l);
+  return {};
+}
+
+// Given where it is asked for, and there alone.
+Status resolve_share(const tandem_session_options& options, RouteOptions* made) {
+  const double share = options.stream_fraction;
+  if (made->route != Route::kHostStream && share == -1.0) return {};
+  if (made->route != Route::kHostStream)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction",
+                "stream_fraction = %g is for route \"host+stream\" alone, route = \"%s\"", share,
+                options.route != nullptr ? options.route : "auto");
+  if (!(share >= 0.0 && share <= 1.0))
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction",
+                "stream_fraction = %g is not from 0 to 1, which route \"host+stream\" needs (\"auto\" measures it)", share);
+  made->stream_share = share;
   return {};
 }
 
@@ -49,11 +65,12 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "stream_buffer_bytes = %lld is more than 2^40",
                 static_cast<long long>(options.stream_buffer_bytes));
   if (options.stream_buffer_bytes > 0) made.buffer_bytes = (options.stream_buffer_bytes + kUnit - 1) / kUnit * kUnit;
-  if (made.route == Route::kStream && !can_stream(policy))
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\" with policy \"%s\": %s", policy.name,
+  TANDEM_TRY(resolve_share(options, &made));
+  if (made.always_streams() && !can_stream(policy))
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\" with policy \"%s\": %s", options.route, policy.name,
                 policy.keeps_maw ? "the CPU has to see the queries, as it keeps the moving averages of the host's keys"
                                  : "it attends sinks alone outside the window");
-  if (made.route == Route::kStream) TANDEM_TRY(refuse_rotated(layers));
+  if (made.always_streams()) TANDEM_TRY(refuse_rotated(options.route, layers));
   *resolved = made;
   return {};
 }

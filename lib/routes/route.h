@@ -10,15 +10,20 @@
 namespace tandem {
 
 enum class Route {
-  kAuto,    // each call the one that the engine's measurements say takes less time (lib/routes/route_costs.h)
-  kHost,    // the CPU, where the keys are
-  kStream,  // the device, as they cross the bus (lib/routes/stream.cc)
+  kAuto,        // as takes the least time by the engine's measurements (lib/routes/call_plan.h)
+  kHost,        // the CPU, where the keys are
+  kStream,      // the device, as they cross the bus (lib/routes/stream.cc)
+  kHostStream,  // both: a share of each sequence's keys crosses the bus
 };
 
 // Session options with defaults filled in.
 struct RouteOptions {
   Route route = Route::kAuto;
   int64_t buffer_bytes = int64_t{16} << 20;  // of each stream buffer
+  double stream_share = 0.0;                 // of kHostStream
+
+  bool always_streams() const { return route == Route::kStream || route == Route::kHostStream; }
+  double given_share() const { return route == Route::kStream ? 1.0 : stream_share; }
 };
 
 // NOT_FOUND, INVALID_ARGUMENT, and UNSUPPORTED where the policy leaves nothing to stream or the library rotates keys.

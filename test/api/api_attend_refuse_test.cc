@@ -463,6 +463,37 @@ void test_plan(void**) {
   assert_true(good.host_kv_bytes > capped.host_cap_bytes);
 }
 
+void test_route_plan(void**) {
+  World world;
+  Outputs out;
+  tandem_route_plan routes = TANDEM_ROUTE_PLAN_INIT;
+  static int64_t lens[] = {10, -1}, q_len = 11;
+  check_all_refused(world,
+                    {
+                        {"null", "tandem_plan", kInvalid, "plan", "NULL",
+                         [&](auto e) { return tandem_plan(nullptr, world.session, 0, lens, nullptr, 1, e); }},
+                        {"layer", "tandem_plan", kInvalid, "layer_idx", "-1",
+                         [&](auto e) { return tandem_plan(&routes, world.session, -1, lens, nullptr, 1, e); }},
+                        {"layer", "tandem_plan", kInvalid, "layer_idx", "7",
+                         [&](auto e) { return tandem_plan(&routes, world.session, 7, lens, nullptr, 1, e); }},
+                        {"null", "tandem_plan", kInvalid, "kv_lens", "NULL",
+                         [&](auto e) { return tandem_plan(&routes, world.session, 0, nullptr, nullptr, 1, e); }},
+                        {"length", "tandem_plan", kInvalid, "kv_lens[1]", "-1",
+                         [&](auto e) { return tandem_plan(&routes, world.session, 0, lens, nullptr, 2, e); }},
+                        {"queries", "tandem_plan", kInvalid, "q_lens[0]", "11",
+                         [&](auto e) { return tandem_plan(&routes, world.session, 0, lens, &q_len, 1, e); }},
+                        {"device", "tandem_plan", TANDEM_ERROR_UNSUPPORTED, "session", "no device",
+                         [&](auto e) { return tandem_plan(&routes, world.session, 0, lens, nullptr, 1, e); }},
+                        {"null", "tandem_route_report", kInvalid, "plan", "NULL",
+                         [&](auto e) { return tandem_route_report(out.at<char>(), 10, out.at<size_t>(64), nullptr, e); }},
+                        {"null", "tandem_route_report", kInvalid, "buffer", "NULL",
+                         [&](auto e) { return tandem_route_report(nullptr, 10, out.at<size_t>(64), &routes, e); }},
+                    },
+                    &out);
+  const tandem_route_plan untouched = TANDEM_ROUTE_PLAN_INIT;
+  assert_memory_equal(&routes, &untouched, sizeof routes);
+}
+
 }  // namespace
 
 int main() {
@@ -472,7 +503,7 @@ int main() {
       cmocka_unit_test(test_nothing_to_do), cmocka_unit_test(test_commit),
       cmocka_unit_test(test_step),          cmocka_unit_test(test_selection_and_stats),
       cmocka_unit_test(test_states),        cmocka_unit_test(test_speculation_ends_with_its_session),
-      cmocka_unit_test(test_plan),
+      cmocka_unit_test(test_plan),          cmocka_unit_test(test_route_plan),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

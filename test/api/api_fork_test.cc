@@ -59,7 +59,10 @@ void engine_is_refused(World& w) {
   REFUSED(tandem_engine_report, text, sizeof text, nullptr, w.engine);
   REFUSED(tandem_merge, &t, &t, tensors, tensors, 1, w.engine, nullptr);
   REFUSED(tandem_plan_memory, &plan, w.engine, w.model, nullptr, nullptr, nullptr, 0);
+  tandem_route_plan routes = TANDEM_ROUTE_PLAN_INIT;
   REFUSED(tandem_plan_report, text, sizeof text, nullptr, &plan);
+  REFUSED(tandem_plan, &routes, w.session, 0, nullptr, nullptr, 0);
+  REFUSED(tandem_route_report, text, sizeof text, nullptr, &routes);
   REFUSED(tandem_supports, w.engine, nullptr, nullptr, nullptr);
 }
 

@@ -34,6 +34,7 @@ struct Room {
   int32_t count = 0;
   char text[64] = "";
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  tandem_route_plan routes = TANDEM_ROUTE_PLAN_INIT;
   tandem_cache_stats cache_stats = TANDEM_CACHE_STATS_INIT;
   tandem_session_stats session_stats = TANDEM_SESSION_STATS_INIT;
   tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
@@ -68,6 +69,8 @@ std::vector<Call> all_calls(Room& r, int64_t sequence) {
        [&r, s](auto& h, auto e) { return tandem_sequence_digest(&r.digest, h.cache, s, e); }},
       {"tandem_session_create", "cache",
        [&r](auto& h, auto e) { return tandem_session_create(&r.session, h.cache, nullptr, e); }},
+      {"tandem_plan", "session",
+       [&r](auto& h, auto e) { return tandem_plan(&r.routes, h.session, 0, r.numbers, nullptr, 1, e); }},
       {"tandem_attend", "session", [&r](auto& h, auto e) { return tandem_attend(h.session, &r.args, e); }},
       {"tandem_session_commit", "session",
        [&r, s](auto& h, auto e) { return tandem_session_commit(h.session, s, r.numbers, 0, e); }},

@@ -130,6 +130,8 @@ void test_session(void**) {
           {"evict", f, kInvalid, "evict_by", "-1", with([](auto& o) { o.evict_by = -1; })},
           {"route", f, kNotFound, "route", "ferry", with([](auto& o) { o.route = "ferry"; })},
           {"route", f, kInvalid, "route", "\"\"", with([](auto& o) { o.route = ""; })},
+          {"fraction", f, kInvalid, "stream_fraction", "0.5", with([](auto& o) { o.stream_fraction = 0.5; })},
+          {"fraction", f, kInvalid, "stream_fraction", "nan", with([](auto& o) { o.stream_fraction = NAN; })},
           {"buffer", f, kInvalid, "stream_buffer_bytes", "-1", with([](auto& o) { o.stream_buffer_bytes = -1; })},
       },
       &out);

@@ -53,6 +53,30 @@ void test_reports(void**) {
                       "\"device_stream_bytes\":0}");
 }
 
+void test_route_report(void**) {
+  tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+  plan.resident_tokens = 1;
+  plan.host_tokens = 2;
+  plan.stream_tokens = 3;
+  plan.host_bytes = 4;
+  plan.stream_bytes = INT64_MAX;
+  plan.host_ns = 6;
+  plan.bus_ns = 7;
+  plan.device_ns = 8;
+  plan.total_ns = 9;
+  plan.host_alone_ns = 10;
+  plan.stream_alone_ns = 11;
+  check_buffers([&](char* buffer, size_t bytes, size_t* needed, tandem_error** e) {
+    return tandem_route_report(buffer, bytes, needed, &plan, e);
+  });
+  char text[512];
+  OK(tandem_route_report, text, sizeof text, nullptr, &plan);
+  assert_string_equal(text,
+                      "{\"resident_tokens\":1,\"host_tokens\":2,\"stream_tokens\":3,\"host_bytes\":4,"
+                      "\"stream_bytes\":9223372036854775807,\"host_ns\":6,\"bus_ns\":7,\"device_ns\":8,\"total_ns\":9,"
+                      "\"host_alone_ns\":10,\"stream_alone_ns\":11}");
+}
+
 // What the plan says is what is then in use.
 void test_plan_holds(void**) {
   World world;
@@ -138,8 +162,8 @@ void test_selection_capacity(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_reports), cmocka_unit_test(test_plan_holds),         cmocka_unit_test(test_supports),
-      cmocka_unit_test(test_drain),   cmocka_unit_test(test_selection_capacity),
+      cmocka_unit_test(test_reports),  cmocka_unit_test(test_route_report), cmocka_unit_test(test_plan_holds),
+      cmocka_unit_test(test_supports), cmocka_unit_test(test_drain),        cmocka_unit_test(test_selection_capacity),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -92,6 +92,11 @@ void add_plan_calls(World& world, std::vector<Taker>* all) {
   all->push_back({"tandem_plan_report", "struct_size", sizeof plan, bytes_of(plan), [](const void* p, tandem_error** e) {
                     return tandem_plan_report(text, sizeof text, nullptr, static_cast<const tandem_memory_plan*>(p), e);
                   }});
+  const tandem_route_plan routes = TANDEM_ROUTE_PLAN_INIT;
+  all->push_back(
+      {"tandem_route_report", "struct_size", sizeof routes, bytes_of(routes), [](const void* p, tandem_error** e) {
+         return tandem_route_report(text, sizeof text, nullptr, static_cast<const tandem_route_plan*>(p), e);
+       }});
   all->push_back(
       {"tandem_plan_memory", "struct_size", sizeof plan, bytes_of(plan), [&world](const void* p, tandem_error** e) {
          auto* out = const_cast<tandem_memory_plan*>(static_cast<const tandem_memory_plan*>(p));
@@ -207,6 +212,8 @@ void test_reserved(void**) {
   session.reserved = 6;
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
   plan.reserved = 7;
+  tandem_route_plan routes = TANDEM_ROUTE_PLAN_INIT;
+  routes.reserved = 11;
   tandem_cache_stats cache_stats = TANDEM_CACHE_STATS_INIT;
   cache_stats.reserved = 8;
   tandem_session_stats session_stats = TANDEM_SESSION_STATS_INIT;
@@ -226,6 +233,10 @@ void test_reserved(void**) {
        }},
       {"report", "tandem_plan_report", kInvalid, "reserved", "7",
        [&](tandem_error** e) { return tandem_plan_report(out.at<char>(), 100, nullptr, &plan, e); }},
+      {"routes", "tandem_plan", kInvalid, "reserved", "11",
+       [&](tandem_error** e) { return tandem_plan(&routes, world.session, 0, nullptr, nullptr, 0, e); }},
+      {"route report", "tandem_route_report", kInvalid, "reserved", "11",
+       [&](tandem_error** e) { return tandem_route_report(out.at<char>(), 100, nullptr, &routes, e); }},
       {"cache stats", "tandem_cache_get_stats", kInvalid, "reserved", "8",
        [&](tandem_error** e) { return tandem_cache_get_stats(&cache_stats, world.cache, e); }},
       {"session stats", "tandem_session_get_stats", kInvalid, "reserved", "9",

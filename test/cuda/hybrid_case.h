@@ -108,9 +108,16 @@ struct Call {
   }
 };
 
-// Sequences of one length in layers of one shape; the same keys in all.
+struct HybridKeys {
+  uint64_t seed = 4;
+  int32_t rope = TANDEM_ROPE_CALLER;
+  int (*v_exponent)(int64_t piece) = nullptr;  // V of a piece is that of all times 2 to this
+};
+
+// Sequences of one length in layers of one shape; the same keys in all, piece after piece.
 class HybridCache {
  public:
+  static constexpr int64_t kPiece = 4096;
   tandem_engine* engine;
   tandem_model* model = nullptr;
   tandem_cache* cache = nullptr;
@@ -118,20 +125,18 @@ class HybridCache {
   int64_t length, batch;
   std::vector<int64_t> sequences;
 
-  HybridCache(tandem_engine* on, int32_t layers, int64_t kv_len, int64_t n_sequences, uint64_t seed = 4,
-              int32_t rope = TANDEM_ROPE_CALLER)
+  HybridCache(tandem_engine* on, int32_t layers, int64_t kv_len, int64_t n_sequences, const HybridKeys& keys = {})
       : engine(on), n_layers(layers), length(kv_len), batch(n_sequences) {
     tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
     layer.n_q_heads = kQHeads;
     layer.n_kv_heads = kKvHeads;
     layer.k_head_dim = kDim;
-    layer.rope = rope;
+    layer.rope = keys.rope;
     const std::vector<tandem_layer_options> shapes(static_cast<size_t>(n_layers), layer);
     TANDEM(tandem_model_create, &model, shapes.data(), n_layers);
     TANDEM(tandem_cache_create, &cache, engine, model, nullptr);
-    constexpr int64_t kPiece = 4096;
-    std::vector<__nv_bfloat16> k = random_rows(kPiece * kKvHeads * kDim, seed),
-                               v = random_rows(kPiece * kKvHeads * kDim, seed + 1);
+    std::vector<__nv_bfloat16> k = random_rows(kPiece * kKvHeads * kDim, keys.seed),
+                               v = random_rows(kPiece * kKvHeads * kDim, keys.seed + 1), scaled = v;
     for (int64_t i = 0; i < batch; ++i) {
       int64_t id = 0;
       TANDEM(tandem_sequence_create, &id, cache);
@@ -140,8 +145,12 @@ class HybridCache {
       for (int32_t l = 0; l < n_layers; ++l)
         for (int64_t t = 0; t < length; t += kPiece) {
           const int64_t n = std::min(kPiece, length - t);
+          const float factor =
+              keys.v_exponent != nullptr ? std::exp2(static_cast<float>(keys.v_exponent(t / kPiece))) : 1.0f;
+          for (size_t x = 0; x < v.size() && keys.v_exponent != nullptr; ++x)
+            scaled[x] = __float2bfloat16(factor * __bfloat162float(v[x]));
           const tandem_tensor k_view = tensor_of(k.data(), n, kKvHeads, false),
-                              v_view = tensor_of(v.data(), n, kKvHeads, false);
+                              v_view = tensor_of(scaled.data(), n, kKvHeads, false);
           TANDEM(tandem_sequence_append, cache, id, l, &k_view, &v_view, nullptr);
         }
     }

@@ -15,7 +15,7 @@ tandem_engine* engine = nullptr;
 
 void replays_are_as_calls(const char* policy, int32_t rope = TANDEM_ROPE_CALLER) {
   constexpr int64_t kPrompt = 700;
-  const HybridCache of_calls(engine, kLayers, kPrompt, 3, 4, rope), of_replays(engine, kLayers, kPrompt, 3, 4, rope);
+  const HybridCache of_calls(engine, kLayers, kPrompt, 3, {4, rope}), of_replays(engine, kLayers, kPrompt, 3, {4, rope});
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
   options.policy = policy;
   options.window_tokens = 200;

@@ -5,7 +5,7 @@
 #include "device/stand_in_host.h"
 #include "device/step_runner.h"
 #include "failing_new.h"
-#include "lib/routes/route_costs.h"
+#include "lib/routes/profile.h"
 
 using namespace tandem_test;
 using namespace failing_new;
@@ -103,16 +103,18 @@ void test_release_takes_back(void**) {
 
 // It is learned on the thread that meets the device, which nobody can tell.
 void test_costs_without_memory(void**) {
-  tandem::RouteCosts costs;
+  tandem::Profile costs;
   const tandem::Layer layer;
   n_news = 0;
   fails_at = 1;
   for_ever = armed = true;
   costs.note_host(layer, 1, 100, 1000.0);
+  costs.note_joint(layer, {1, 100, 1000.0, 100, 1000.0});
   for_ever = armed = false;
   assert_true(n_news > 0);
   assert_true(costs.host_ns(layer, 1, 100) == 0.0);
   costs.note_host(layer, 1, 100, 1000.0);
+  costs.note_joint(layer, {1, 100, 1000.0, 100, 1000.0});
   assert_true(costs.host_ns(layer, 1, 100) == 1000.0);
 }
 

@@ -20,6 +20,7 @@ tandem_session_options route_options(const char* route, int64_t buffer_bytes = k
   options.window_tokens = window;
   options.route = route;
   options.stream_buffer_bytes = buffer_bytes;
+  if (options.route == std::string("host+stream")) options.stream_fraction = 0.5;
   return options;
 }
 
@@ -27,6 +28,9 @@ void change_session(Side* side, const tandem_session_options& options) {
   tandem_session_release(side->session);
   OK(tandem_session_create, &side->session, side->cache, &options);
 }
+
+// The routes that stream; of the second, half of the keys are the CPU's.
+constexpr const char* kStreaming[] = {"stream", "host+stream"};
 
 // A side with a device whose session takes the route.
 struct Streaming : Side {
@@ -49,11 +53,25 @@ void refuse(const Side& side, const std::function<void(tandem_session_options&)>
     fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
 }
 
-void refuses(void**) {
+void refuses_fractions(void**) {
   const Streaming side;
+  const auto fraction = [](const char* route, double share) {
+    return [=](auto& o) { o.route = route, o.stream_fraction = share; };
+  };
+  for (const double share : {-1.0, -0.1, 1.1, static_cast<double>(NAN), static_cast<double>(INFINITY)})
+    refuse(side, fraction("host+stream", share), TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction", "from 0 to 1");
+  for (const char* route : {"host", "stream", "auto"})
+    refuse(side, fraction(route, 0.5), TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction", "alone");
+  const Side without(false), rotating(true, "all", 0, 1, kWindow, TANDEM_ROPE_HALVES);
+  refuse(without, fraction("host+stream", 0.5), TANDEM_ERROR_UNSUPPORTED, "route", "no device");
+  refuse(rotating, fraction("host+stream", 0.5), TANDEM_ERROR_UNSUPPORTED, "route", "rotates the keys of layer 0");
+}
+
+void refuses_in(const char* route) {
+  const Streaming side(route);
   const Side without(false);
   refuse(
-      side, [](auto& o) { o.route = "fetch"; }, TANDEM_ERROR_NOT_FOUND, "route", "auto, host, stream");
+      side, [](auto& o) { o.route = "fetch"; }, TANDEM_ERROR_NOT_FOUND, "route", "auto, host, stream, host+stream");
   refuse(
       side, [](auto& o) { o.route = ""; }, TANDEM_ERROR_INVALID_ARGUMENT, "route", "\"\"");
   refuse(
@@ -80,6 +98,10 @@ void refuses(void**) {
   assert_true(controls.destroy_stream(stream));
   const Side twin(false);
   attend_twins(side, twin, kPrompt, 1);  // and the session is as before
+}
+
+void refuses(void**) {
+  for (const char* route : kStreaming) refuses_in(route);
 }
 
 // Appends and single queries, over hosts of many pieces, from a device that is late: every byte is counted, and nothing of
@@ -143,8 +165,8 @@ void waits_for_nothing(void**) {
 }
 
 // Pages that are on their way stay what they are, whoever wants them meanwhile.
-void holds_its_pages(void**) {
-  const Streaming side;
+void holds_its_pages_in(const char* route) {
+  const Streaming side(route);
   const Side twin(false);
   attend_twins(side, twin, 600, 1);
   Call late(2, 2), on_host(2, 2);
@@ -157,6 +179,10 @@ void holds_its_pages(void**) {
   controls.set_delay(0);
   attend(twin, on_host);
   assert_close(late.output(), on_host.output());
+}
+
+void holds_its_pages(void**) {
+  for (const char* route : kStreaming) holds_its_pages_in(route);
 }
 
 void takes_what_is_planned(void**) {
@@ -183,13 +209,13 @@ void takes_what_is_planned(void**) {
 }
 
 // Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
-void survives_failing_calls(void**) {
+void survives_failing_calls_in(const char* route) {
   using namespace stand_in;
   for (const stand_in::Call failing : {kAllocate, kAllocateShared, kCopy, kFill, kWait, kAppend, kAttend, kMerge,
                                        kAccumulate, kCreateStream, kCreateEvent, kRecordEvent, kWaitEvent, kCopyStrided}) {
     int n_failed = 0;
     for (int64_t nth = 1;; ++nth) {
-      const Streaming side;
+      const Streaming side(route);
       const Side twin(false);
       for (const Side* one : {static_cast<const Side*>(&side), &twin}) {
         const Tensor k({300, kKvHeads, kDim}, 1), v({300, kKvHeads, kDim}, 2);
@@ -218,6 +244,10 @@ void survives_failing_calls(void**) {
     }
     if (n_failed == 0) fail_msg("call %d was never made to fail", failing);
   }
+}
+
+void survives_failing_calls(void**) {
+  for (const char* route : kStreaming) survives_failing_calls_in(route);
 }
 
 // Memory that cannot be pinned is streamed all the same.
@@ -249,9 +279,9 @@ void caps_hold(void**) {
 }
 
 // What had arrived is there, and the host goes on.
-void loses_the_device(void**) {
+void loses_the_device_in(const char* route) {
   for (const int64_t after_ns : {0, 1'000'000, 5'000'000}) {
-    const Streaming side;
+    const Streaming side(route);
     const Side twin(false);
     attend_twins(side, twin, 400, 1);
     controls.set_delay(500'000);
@@ -272,6 +302,10 @@ void loses_the_device(void**) {
     }
     controls.reset();
   }
+}
+
+void loses_the_device(void**) {
+  for (const char* route : kStreaming) loses_the_device_in(route);
 }
 
 // What a session with the route "auto" does with n queries over a host of a few MiB, whose bus is as slow as the delay.
@@ -328,6 +362,7 @@ void goes_without(void**) {
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(refuses, forget),
+      cmocka_unit_test_teardown(refuses_fractions, forget),
       cmocka_unit_test_teardown(streams_what_is_outside, forget),
       cmocka_unit_test_teardown(waits_for_nothing, forget),
       cmocka_unit_test_teardown(holds_its_pages, forget),

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Pieces of streamed keys: every key of every head once, in its place; copies that are as few as they can be; and what the
-// route "auto" goes by.
+// Pieces of streamed keys: every key of every head once, in its place; copies that are as few as they can be.
 #include "lib/routes/stream_pieces.h"
 
-#include <cmath>
+#include <array>
 #include <cstring>
 #include <map>
 #include <vector>
 
-#include "lib/routes/route_costs.h"
 #include "with_cmocka.h"
 
 using namespace tandem;
@@ -111,42 +109,10 @@ void copies_are_joined(void**) {
   run({{0, 0, 50}, {50, 50, 50}, {200, 300, 100}, {400, 600, 100}}, 1);  // rows that were two
 }
 
-void costs_decide(void**) {
-  const Layer layer = layer_of(8, TANDEM_BF16, TANDEM_BF16, 128), other = layer_of(2, TANDEM_BF16, TANDEM_BF16, 128);
-  RouteCosts costs;
-  constexpr int64_t kKeys = 100'000, kBytes = kKeys * 4096;
-  assert_false(costs.knows_bus());
-  assert_true(costs.stream_ns(kBytes) > 1e300);  // never, until it is measured
-  assert_true(costs.host_ns(layer, 16, kKeys) == 0.0);
-  costs.note_bus(50.0);
-  assert_true(costs.knows_bus());
-  costs.note_host(layer, 1, 1000, 30'000.0);       // 30 ns a key
-  costs.note_host(layer, 512, 1000, 1'000'000.0);  // 1 us
-  assert_true(costs.knows_host(layer, 1) && costs.knows_host(layer, 257) && costs.knows_host(layer, 512));
-  assert_false(costs.knows_host(layer, 256) || costs.knows_host(other, 512));
-  assert_true(costs.host_ns(layer, 1, kKeys) < costs.stream_ns(kBytes));
-  assert_true(costs.host_ns(layer, 512, kKeys) > costs.stream_ns(kBytes));
-  assert_true(costs.host_ns(other, 512, kKeys) == 0.0);
-  // Half the queries of a class that is known, and a class that is not, by the next one.
-  const double whole = costs.host_ns(layer, 512, kKeys);
-  assert_true(costs.host_ns(layer, 256, kKeys) == whole / 2);
-  // A trial counts for less, until a part has told: from then on trials say nothing.
-  costs.note_trial(other, 512, 1000, 1'000'000.0);
-  assert_true(std::abs(costs.host_ns(other, 512, kKeys) / whole - 0.8) < 1e-9);
-  costs.note_host(other, 512, 1000, 1'100'000.0);
-  costs.note_trial(other, 512, 1000, 1.0);
-  assert_true(std::abs(costs.host_ns(other, 512, kKeys) / whole - 1.1) < 1e-9);
-  // The CPU's own parts correct what was measured, a step at a time.
-  for (int i = 0; i < 20; ++i) costs.note_host(layer, 512, 1000, 10'000.0);
-  assert_true(costs.host_ns(layer, 512, kKeys) < costs.stream_ns(kBytes));
-  costs.note_host(layer, 512, 0, 10.0);  // nothing was attended: nothing is learned
-  assert_true(costs.host_ns(layer, 512, kKeys) > 0.0);
-}
-
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(layouts_fit), cmocka_unit_test(pieces_have_every_key_once),
-                              cmocka_unit_test(copies_are_joined), cmocka_unit_test(costs_decide)};
+                              cmocka_unit_test(copies_are_joined)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

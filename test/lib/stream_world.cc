@@ -87,6 +87,10 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
     if (policies_ == Policies::kDeviceStream && !entry.scope.streaming) {
       options.window_tokens = random_.pick<int64_t>({0, 1, 5, 20, 100});
       options.route = "stream";
+      if (random_.chance(0.6)) {
+        options.route = "host+stream";
+        options.stream_fraction = random_.pick({0.0, 0.1, 0.3, 0.5, 0.7, 0.95, 1.0});
+      }
       options.stream_buffer_bytes = draw_buffer_bytes(layers_, &random_);
     }
     entry.session = std::make_unique<Session>(*cache_, options);

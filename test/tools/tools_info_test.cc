@@ -137,6 +137,26 @@ void plan_is_the_librarys(void**) {
   }
 }
 
+// With a backend: who computes, of each length; or why nobody knows.
+void routes_of_a_backend(void**) {
+  std::vector<std::string> flags = kPlanFlags;
+  flags.insert(flags.end(), {"--policy", "all", "--window", "300", "--kv-len", "100,50000", "--backend", "standin",
+                             "--backend-path", STAND_IN_MODULE});
+  const Json lengths = info_json(flags)["plan"]["lengths"];
+  for (const Json& length : lengths) {
+    const Json& routes = length["routes"];
+    const int64_t outside = routes["host_tokens"].get<int64_t>() + routes["stream_tokens"].get<int64_t>();
+    assert_int_equal(outside + routes["resident_tokens"].get<int64_t>(), 3 * length["kv_len"].get<int64_t>());
+    assert_true((outside > 0) == (length["kv_len"].get<int64_t>() > 300));
+    assert_true((routes["total_ns"].get<int64_t>() > 0) == (outside > 0));
+  }
+  flags.insert(flags.begin(), TANDEM_INFO);
+  assert_true(run_program(flags).out.find("50000 tokens: a layer's decode") != std::string::npos);
+  flags.insert(flags.end(), {"--policy", "hgca"});
+  assert_true(run_program(flags).out.find("tandem_plan: session: policy \"hgca\"") != std::string::npos);
+  assert_false(info_json(kPlanFlags)["plan"]["lengths"][0].contains("routes"));
+}
+
 // Codes and scales: 64 + 2 * 2 bytes of a key of 64, 64 + 2 * 4 of a value of 128.
 void values_have_a_type_of_their_own(void**) {
   std::vector<std::string> flags = kPlanFlags;
@@ -200,7 +220,7 @@ int main() {
       cmocka_unit_test(flags_reach_the_engine),      cmocka_unit_test(devices_of_a_backend),
       cmocka_unit_test(plan_is_the_librarys),        cmocka_unit_test(values_have_a_type_of_their_own),
       cmocka_unit_test(aliased_values_take_nothing), cmocka_unit_test(caps_are_judged),
-      cmocka_unit_test(geometry_from_a_config),
+      cmocka_unit_test(geometry_from_a_config),      cmocka_unit_test(routes_of_a_backend),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -39,6 +39,15 @@ Result plan_report(const tandem_memory_plan& plan, Json* report) {
       report);
 }
 
+Result route_report(const tandem_route_plan& plan, Json* report) {
+  return read_json(
+      "the routes' report",
+      [&](char* buffer, size_t bytes, size_t* needed, tandem_error** error) {
+        return tandem_route_report(buffer, bytes, needed, &plan, error);
+      },
+      report);
+}
+
 Result matmul_rows_of(const Json& report, MatmulRows* rows) {
   const Json member = find_member(report, "matmul_rows");
   const Json bf16 = find_member(member, "bf16"), other = find_member(member, "other");

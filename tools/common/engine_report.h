@@ -14,6 +14,7 @@ using Json = nlohmann::ordered_json;
 
 Result engine_report(const tandem_engine* engine, Json* report);
 Result plan_report(const tandem_memory_plan& plan, Json* report);
+Result route_report(const tandem_route_plan& plan, Json* report);
 
 // Query rows of a KV head from which the engine goes through matrix products, by what the report says.
 struct MatmulRows {

@@ -50,8 +50,10 @@ constexpr PlanRow kPlanRows[] = {
 
 }  // namespace
 
-Result make_plans(const tandem_engine* engine, const InfoOptions& options, std::vector<PlannedLength>* plans) {
+Result make_plans(tandem_engine* engine, const InfoOptions& options, std::vector<PlannedLength>* plans) {
   Model model;
+  Cache planned_cache;
+  Session planned_session;
   TOOL_TRY(make_model(options, &model));
   tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
   cache.k_type = options.kv_type;
@@ -63,6 +65,14 @@ Result make_plans(const tandem_engine* engine, const InfoOptions& options, std::
   session.window_tokens = options.window;
   session.sink_tokens = options.sinks;
   ErrorSlot error;
+  if (!options.backend.empty()) {
+    tandem_cache* made_cache = nullptr;
+    tandem_session* made_session = nullptr;
+    TOOL_TRY(error.check(tandem_cache_create(&made_cache, engine, model.get(), &cache, error.out())));
+    planned_cache.reset(made_cache);
+    TOOL_TRY(error.check(tandem_session_create(&made_session, made_cache, &session, error.out())));
+    planned_session.reset(made_session);
+  }
   for (const int64_t kv_len : options.kv_lens) {
     PlannedLength planned;
     planned.kv_len = kv_len;
@@ -74,6 +84,7 @@ Result make_plans(const tandem_engine* engine, const InfoOptions& options, std::
       planned.over_cap = result.message();
     else if (!result.ok())
       return result;
+    if (planned_session != nullptr) TOOL_TRY(make_routes(planned_session.get(), kv_lens, &planned.routes));
     plans->push_back(std::move(planned));
   }
   return {};
@@ -102,6 +113,9 @@ std::string plans_text(const InfoOptions& options, const std::vector<PlannedLeng
   out += table.markdown();
   for (const PlannedLength& planned : plans)
     if (!planned.over_cap.empty()) out += text("\n%lld tokens: %s\n", number(planned.kv_len), planned.over_cap.c_str());
+  if (!options.backend.empty()) out += "\n";
+  for (const PlannedLength& planned : plans)
+    if (!options.backend.empty()) out += routes_text(planned.kv_len, planned.routes);
   return out;
 }
 
@@ -125,6 +139,7 @@ Result plans_json(const InfoOptions& options, const std::vector<PlannedLength>& 
     entry["fits"] = planned.over_cap.empty();
     if (!planned.over_cap.empty()) entry["reason"] = planned.over_cap;
     entry["plan"] = report;
+    if (!options.backend.empty()) TOOL_TRY(routes_json(planned.routes, &entry["routes"]));
     (*json)["lengths"].push_back(entry);
   }
   return {};

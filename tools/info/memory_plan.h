@@ -7,6 +7,7 @@
 
 #include "tools/common/engine_report.h"
 #include "tools/info/info_options.h"
+#include "tools/info/route_plan.h"
 
 namespace tools {
 
@@ -14,9 +15,10 @@ struct PlannedLength {
   int64_t kv_len = 0;
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
   std::string over_cap;  // the library's reason; empty: fits
+  PlannedRoutes routes;  // with a backend
 };
 
-Result make_plans(const tandem_engine* engine, const InfoOptions& options, std::vector<PlannedLength>* plans);
+Result make_plans(tandem_engine* engine, const InfoOptions& options, std::vector<PlannedLength>* plans);
 std::string plans_text(const InfoOptions& options, const std::vector<PlannedLength>& plans);
 Result plans_json(const InfoOptions& options, const std::vector<PlannedLength>& plans, Json* json);
 

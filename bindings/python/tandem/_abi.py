@@ -10,7 +10,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 1
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0xB499B2551F319549  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0xAF286FD7B21EEC25  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {
     "OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
@@ -61,7 +61,7 @@ class SessionOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("policy", c_char_p), ("window_tokens", c_int64),
                 ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("group_mode", c_int32),
                 ("evict_by", c_int32), ("halo_tokens", c_int64), ("route", c_char_p),
-                ("stream_buffer_bytes", c_int64)]
+                ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double)]
 
 
 class AttendArgsStruct(ctypes.Structure):
@@ -77,6 +77,12 @@ class MemoryPlanStruct(ctypes.Structure):
                                      "device_work_bytes", "kv_token_bytes", "shared_bytes", "device_stream_bytes")]
 
 
+class RoutePlanStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
+        (name, c_int64) for name in ("resident_tokens", "host_tokens", "stream_tokens", "host_bytes", "stream_bytes", "host_ns",
+                                     "bus_ns", "device_ns", "total_ns", "host_alone_ns", "stream_alone_ns")]
+
+
 class CacheStatsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
         (name, c_int64) for name in ("n_sequences", "n_pages_used", "n_pages_shared", "host_kv_bytes", "host_session_bytes",
@@ -90,7 +96,8 @@ class SessionStatsStruct(ctypes.Structure):
                                      "dense_kv_bytes", "evicted_tokens", "n_refreshes", "selected_keys", "host_keys",
                                      "attend_ns", "refresh_ns", "refresh_wait_ns", "n_device_attends", "n_host_parts",
                                      "host_part_ns", "staged_kv_bytes", "filled_kv_bytes", "n_stream_parts",
-                                     "stream_part_ns", "streamed_kv_bytes")]
+                                     "stream_part_ns", "streamed_kv_bytes", "n_joint_parts", "host_part_tokens",
+                                     "stream_part_tokens", "n_planned_parts", "predicted_part_ns", "planned_part_ns")]
 
 
 class WeightsOptionsStruct(ctypes.Structure):
@@ -109,7 +116,8 @@ class WeightsStatsStruct(ctypes.Structure):
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct, "tandem_layer_options": LayerOptionsStruct,
     "tandem_cache_options": CacheOptionsStruct, "tandem_session_options": SessionOptionsStruct,
-    "tandem_attend_args": AttendArgsStruct, "tandem_memory_plan": MemoryPlanStruct, "tandem_cache_stats": CacheStatsStruct,
+    "tandem_attend_args": AttendArgsStruct, "tandem_memory_plan": MemoryPlanStruct,
+    "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct,
     "tandem_session_stats": SessionStatsStruct, "tandem_weights_options": WeightsOptionsStruct,
     "tandem_weights_stats": WeightsStatsStruct,
 }
@@ -166,6 +174,8 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_weights_get_stats": (_I, _P, _P, _P),
     "tandem_plan_memory": (_I, _P, _P, _P, _P, _P, _P, _L, _P),
     "tandem_plan_report": (_I, _P, c_size_t, _P, _P, _P),
+    "tandem_plan": (_I, _P, _P, _I, _P, _P, _L, _P),
+    "tandem_route_report": (_I, _P, c_size_t, _P, _P, _P),
     "tandem_supports": (_I, _P, _P, _P, _P, _P),
     "tandem_policy_name": (c_char_p, _I),
     "tandem_cpu_isa_name": (c_char_p, _I),

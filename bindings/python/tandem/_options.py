@@ -63,9 +63,12 @@ class SessionOptions(TypedDict, total=False):
     halo_tokens : int
         Keys kept after a strongly attended one; -1: 128; 0: none.
     route : str
-        ``"auto"`` (the default), ``"host"`` or ``"stream"``: who computes over keys outside the window for device tensors.
+        ``"auto"`` (the default), ``"host"``, ``"stream"`` or ``"host+stream"``: who computes over keys outside the window for
+        device tensors.
     stream_buffer_bytes : int
         Each of the two buffers that keys go through; 0: 16 MiB.
+    stream_fraction : float
+        With route ``"host+stream"``: the share of these keys that crosses the bus, 0 to 1.
     """
 
     policy: str
@@ -78,6 +81,7 @@ class SessionOptions(TypedDict, total=False):
     halo_tokens: int
     route: str
     stream_buffer_bytes: int
+    stream_fraction: float
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:

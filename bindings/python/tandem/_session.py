@@ -52,6 +52,12 @@ class SessionStats:
     n_stream_parts: int
     stream_part_ns: int
     streamed_kv_bytes: int
+    n_joint_parts: int
+    host_part_tokens: int
+    stream_part_tokens: int
+    n_planned_parts: int
+    predicted_part_ns: int
+    planned_part_ns: int
 
 
 def _lens(n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:

@@ -69,7 +69,7 @@ def test_prototypes_are_those_of_the_header():
         parts = [] if parameters.strip() == "void" else parameters.split(",")
         found[name] = (kind_of(result), *(kind_of(part) for part in parts))
     # A buffer that is written is given as an address.
-    for name in ("tandem_engine_report", "tandem_plan_report"):
+    for name in ("tandem_engine_report", "tandem_plan_report", "tandem_route_report"):
         assert found[name][1] is ctypes.c_char_p
         found[name] = (found[name][0], ctypes.c_void_p, *found[name][2:])
     assert len(found) == HEADER.read_text().count("\nTANDEM_API ")

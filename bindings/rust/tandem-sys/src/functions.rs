@@ -200,6 +200,22 @@ extern "C" {
         plan: *const tandem_memory_plan,
         error: *mut *mut tandem_error,
     ) -> i32;
+    pub fn tandem_plan(
+        plan: *mut tandem_route_plan,
+        session: *mut tandem_session,
+        layer_idx: i32,
+        kv_lens: *const i64,
+        q_lens: *const i64,
+        n_sequences: i64,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_route_report(
+        buffer: *mut c_char,
+        buffer_bytes: usize,
+        needed_bytes: *mut usize,
+        plan: *const tandem_route_plan,
+        error: *mut *mut tandem_error,
+    ) -> i32;
     pub fn tandem_supports(
         engine: *const tandem_engine,
         layer: *const tandem_layer_options,

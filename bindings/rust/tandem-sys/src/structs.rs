@@ -119,6 +119,7 @@ abi_structs! {
         halo_tokens: i64,
         route: *const c_char,
         stream_buffer_bytes: i64,
+        stream_fraction: f64,
     }
 
     struct tandem_attend_args {
@@ -151,6 +152,22 @@ abi_structs! {
         kv_token_bytes: i64,
         shared_bytes: i64,
         device_stream_bytes: i64,
+    }
+
+    struct tandem_route_plan {
+        struct_size: u32,
+        reserved: i32,
+        resident_tokens: i64,
+        host_tokens: i64,
+        stream_tokens: i64,
+        host_bytes: i64,
+        stream_bytes: i64,
+        host_ns: i64,
+        bus_ns: i64,
+        device_ns: i64,
+        total_ns: i64,
+        host_alone_ns: i64,
+        stream_alone_ns: i64,
     }
 
     struct tandem_cache_stats {
@@ -193,6 +210,12 @@ abi_structs! {
         n_stream_parts: i64,
         stream_part_ns: i64,
         streamed_kv_bytes: i64,
+        n_joint_parts: i64,
+        host_part_tokens: i64,
+        stream_part_tokens: i64,
+        n_planned_parts: i64,
+        predicted_part_ns: i64,
+        planned_part_ns: i64,
     }
 
     struct tandem_weights_options {

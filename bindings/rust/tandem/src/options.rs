@@ -279,10 +279,12 @@ pub struct SessionOptions {
     pub evict_by: EvictBy,
     /// Keys kept after a strongly attended one; -1: 128; 0: none.
     pub halo_tokens: i64,
-    /// `"auto"`, `"host"`, `"stream"`: who computes over keys outside the window for device tensors.
+    /// `"auto"`, `"host"`, `"stream"`, `"host+stream"`: who computes over keys outside the window for device tensors.
     pub route: String,
     /// Each of the two buffers that keys go through; 0: 16 MiB.
     pub stream_buffer_bytes: i64,
+    /// With `"host+stream"`: the share of these keys that crosses the bus, 0 to 1; -1: not given.
+    pub stream_fraction: f64,
 }
 
 impl Default for SessionOptions {
@@ -298,6 +300,7 @@ impl Default for SessionOptions {
             halo_tokens: -1,
             route: "auto".to_string(),
             stream_buffer_bytes: 0,
+            stream_fraction: -1.0,
         }
     }
 }
@@ -320,6 +323,7 @@ impl SessionOptions {
             halo_tokens: self.halo_tokens,
             route: route.as_ptr(),
             stream_buffer_bytes: self.stream_buffer_bytes,
+            stream_fraction: self.stream_fraction,
         })
     }
 }

@@ -109,5 +109,17 @@ numbers! {
         stream_part_ns,
         /// K and V that crossed the bus for these.
         streamed_kv_bytes,
+        /// Of these, parts of which the CPU computed some keys.
+        n_joint_parts,
+        /// Keys that the CPU attended, where a policy attends all.
+        host_part_tokens,
+        /// Keys that crossed the bus.
+        stream_part_tokens,
+        /// Parts of which the engine knew what they would take.
+        n_planned_parts,
+        /// That.
+        predicted_part_ns,
+        /// And what they took.
+        planned_part_ns,
     }
 }

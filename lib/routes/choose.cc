@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+// Which route the keys outside the window take, call by call:
+//
+//   reserve    two buffers, room for a piece's states; for "auto", what bus and CPU take is measured where the engine does
+//              not know it yet
+//   choose     of a chunk: which keys cross the bus, by the planner (lib/routes/planner.h) or as the session was told; the
+//              store pinned as far as these reach
+//
+// Of a sequence, tokens [host_begin, cpu_begin) cross the bus and [cpu_begin, host_end) are the CPU's, at the same time. The
+// older ones go: the store has them for long, and what is pinned stays what is sent as sequences grow.
+#include <algorithm>
+
+#include "lib/attend_call.h"
+#include "lib/routes/trial.h"
+
+namespace tandem {
+namespace {
+
+bool is_for_lack_of_memory(const Status& status) {
+  return status.code() == TANDEM_ERROR_OUT_OF_MEMORY || status.code() == TANDEM_ERROR_CAPACITY;
+}
+
+}  // namespace
+
+// What the last part of a call may find outside its window, where each has up to `most` queries of a sequence.
+TokenRange AttendCall::streamed_tokens(const SequenceCall& call, int64_t most) const {
+  const bool is_whole = call.q_len <= most && args_.q.n_tokens <= DeviceSession::kMostTokens;
+  const int64_t end = session_.evicted_to(*call.state, is_whole ? call.first_query : call.length - 1);
+  int64_t begin = 0;
+  if (layer_.sliding_window > 0)
+    begin = cache_.first_within(*call.sequence, call.sequence->position(call.first_query), layer_.sliding_window);
+  return {std::min(begin, end), end};
+}
+
+// size: gets what streaming takes, if anything will be streamed. Memory that "auto" cannot have leaves it with the CPU.
+Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
+  session_.may_stream_ = false;
+  const Route route = session_.routes_.route;
+  if (route == Route::kHost || session_.stream_layouts_.empty() || !can_stream(policy_)) return {};
+  if (layer_.rope != nullptr || args_.speculative)
+    return {};  // the store has keys as they were before; a guess is the host's
+  const StreamLayout& layout = session_.stream_layouts_[layer_idx_];
+  int64_t n_tokens = 0, n_pieces = 0;
+  for (const SequenceCall& call : scratch_.calls) {
+    const TokenRange tokens = streamed_tokens(call, most);
+    n_tokens += tokens.end - tokens.begin;
+    n_pieces += count_pieces(layout, layer_.n_kv_heads, tokens.begin, tokens.end);
+  }
+  if (n_tokens == 0) return {};
+  if (route == Route::kAuto) {
+    if (!is_worth_planning(n_tokens * key_bytes()) || session_.refuses_streams_) return {};
+    if (Status status = try_unknown_routes(most); !status.ok()) return give_streams_up(std::move(status));
+    CallPlan& plan = scratch_.plan;
+    plan.clear();
+    for (size_t i = 0; i < scratch_.calls.size(); ++i) {
+      const TokenRange tokens = streamed_tokens(scratch_.calls[i], most);
+      plan.add(i, std::min(most, scratch_.calls[i].q_len), tokens.begin, tokens.end);
+    }
+    plan.make(cache_.engine().profile(), layer_, key_bytes());
+    if (plan.n_streamed() == 0) return {};
+  }
+  if (Status status = session_.device_->reserve_stream(session_.routes_.buffer_bytes); !status.ok())
+    return give_streams_up(std::move(status));
+  session_.may_stream_ = true;
+  size->n_pieces = n_pieces;
+  size->n_stream_pages = layout.n_pages;
+  return {};
+}
+
+Status AttendCall::give_streams_up(Status status) {
+  session_.may_stream_ = false;
+  if (session_.routes_.route != Route::kAuto || !is_for_lack_of_memory(status)) return status;
+  session_.refuses_streams_ = true;
+  cache_.engine().log(TANDEM_LOG_WARNING,
+                      "the CPU attends all keys outside the window, as there is no memory to stream them: %s",
+                      status.info().message.c_str());
+  return {};
+}
+
+// What the engine does not know yet: once for a shape of heads and a power of two of queries.
+Status AttendCall::try_unknown_routes(int64_t most) {
+  Engine& engine = cache_.engine();
+  int64_t longest = 1;
+  for (const SequenceCall& call : scratch_.calls) longest = std::max(longest, std::min(most, call.q_len));
+  if (engine.profile().knows_bus() && engine.profile().knows_host(layer_, longest)) return {};
+  session_.device_->hand_over().drain();
+  return try_routes(engine, cache_.device_tier(), layer_, longest, session_.routes_.buffer_bytes);
+}
+
+int64_t AttendCall::key_bytes() const { return layer_.n_kv_heads * session_.stream_layouts_[layer_idx_].row_bytes.total(); }
+
+// Calls with keys outside the window.
+void AttendCall::choose_route(HandOverTask* task) {
+  task->pieces.clear();
+  task->streamed = nullptr;
+  task->part = {};
+  CallPlan& plan = scratch_.plan;
+  plan.clear();
+  if (!can_stream(policy_)) return;
+  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
+    const SequenceCall& call = scratch_.calls[i];
+    if (call.has_host) plan.add(i, call.q_len, call.host_begin, call.host_end);
+  }
+  describe_part(task);
+  if (plan.keys().empty() || session_.stream_layouts_.empty()) return;
+  const RouteOptions& routes = session_.routes_;
+  const Profile& profile = cache_.engine().profile();
+  const bool plans = session_.may_stream_ && routes.route == Route::kAuto;
+  if (plans)
+    plan.make(profile, layer_, key_bytes());
+  else
+    plan.give(profile, layer_, key_bytes(), session_.may_stream_ ? routes.given_share() : 0.0);
+  if (!pin_streamed()) plan.give(profile, layer_, key_bytes(), 0.0);
+  for (const PlannedKeys& keys : plan.keys()) scratch_.calls[keys.call].cpu_begin = keys.cpu_begin;
+  describe_part(task);
+  if (task->part.streamed_tokens == 0) return;
+  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
+    const SequenceCall& call = scratch_.calls[i];
+    if (call.streams())
+      cut_pieces(session_.stream_layouts_[layer_idx_], layer_.n_kv_heads, i, {call.host_begin, call.cpu_begin},
+                 &task->pieces);
+  }
+  task->bases = cache_.store().bases();
+  task->streamed = session_.device_->streamed(task->idx);
+  std::atomic_ref(*task->streamed).store(0, std::memory_order_relaxed);
+}
+
+// false: "auto" is to leave it. What "auto" streams may become more with the next calls: an eighth is pinned in advance.
+bool AttendCall::pin_streamed() {
+  bool is_pinned = true;
+  for (const PlannedKeys& keys : scratch_.plan.keys()) {
+    if (keys.cpu_begin == keys.begin) continue;
+    const int64_t ahead = session_.routes_.route == Route::kAuto ? (keys.cpu_begin - keys.begin) / 8 : 0;
+    is_pinned = cache_.pin(*scratch_.calls[keys.call].sequence, std::min(keys.cpu_begin + ahead, keys.end)) && is_pinned;
+  }
+  if (is_pinned || session_.routes_.route != Route::kAuto) return true;
+  session_.refuses_streams_ = true;
+  session_.may_stream_ = false;
+  cache_.engine().log(TANDEM_LOG_WARNING, "the device refuses to pin the host store: the CPU attends all of it");
+  return false;
+}
+
+// What is to be learned of it. Small parts say nothing.
+void AttendCall::describe_part(HandOverTask* task) const {
+  HandOverPart& part = task->part;
+  part = {};
+  double key_queries = 0.0;
+  part.n_queries = 1;
+  for (const PlannedKeys& keys : scratch_.plan.keys()) {
+    part.streamed_tokens += keys.cpu_begin - keys.begin;
+    part.host_tokens += keys.end - keys.cpu_begin;
+    part.n_queries = std::max(part.n_queries, keys.n_queries);
+    key_queries += static_cast<double>((keys.end - keys.cpu_begin) * keys.n_queries);
+  }
+  if (session_.stream_layouts_.empty()) return;
+  part.layer = &layer_;
+  part.key_bytes = key_bytes();
+  if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
+  part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
+  part.tells = true;
+  part.predicted_ns = scratch_.plan.plan().total_ns;
+}
+
+}  // namespace tandem

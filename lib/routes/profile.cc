@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+#include "lib/routes/profile.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <new>
+#include <utility>
+
+namespace tandem {
+namespace {
+
+constexpr double kNewest = 0.3;         // share of the newest measurement
+constexpr double kMostChange = 2.0;     // times what is known, at once
+constexpr double kStreamNs = 40'000.0;  // to begin and to end a stream
+constexpr double kHostNs = 10'000.0;    // to wake the workers
+constexpr double kTrialShare = 0.8;     // of what a trial said
+constexpr double kLeastShare = 0.2;     // of the work, to say something of a rate
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+void correct(double* known, double ns) {
+  if (!(ns > 0.0)) return;
+  if (*known <= 0.0) {
+    *known = ns;
+    return;
+  }
+  *known += kNewest * (std::clamp(ns, *known / kMostChange, *known * kMostChange) - *known);
+}
+
+// What is left of it when the other has ended goes on alone. Returns ns of a unit while both were busy: where that was too
+// little of it to tell, or what is known of the pace alone must be wrong, of a unit on average, which errs to the better
+// side.
+double slowed_ns(double units, double ns, double others_ns, double alone_ns) {
+  if (ns <= others_ns) return ns / units;
+  const double units_before = units - (ns - others_ns) / alone_ns;
+  return units_before > kLeastShare * units ? std::min(others_ns / units_before, kMostChange * ns / units) : ns / units;
+}
+
+}  // namespace
+
+int64_t Profile::class_of(int64_t n_queries) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n_queries < 1 ? 1 : n_queries)));
+}
+
+Profile::Shape Profile::shape_of(const Layer& layer) {
+  return {layer.k_type, layer.v_type, layer.k_head_dim, layer.v_head_dim, layer.n_kv_heads, layer.group_size};
+}
+
+// A trial says less than a part that was slowed.
+double Profile::Costs::host_ns() const {
+  if (!is_trial) return ns;
+  return slowed_ns > 0.0 ? slowed_ns / tried.host : ns * kTrialShare;
+}
+
+const Profile::Costs* Profile::find(const Layer& layer, int64_t n_queries, int64_t* of_class) const {
+  const auto found = costs_.find(shape_of(layer));
+  if (found == costs_.end() || found->second.empty()) return nullptr;
+  auto of_queries = found->second.lower_bound(class_of(n_queries));
+  if (of_queries == found->second.end()) --of_queries;
+  *of_class = of_queries->first;
+  return &of_queries->second;
+}
+
+bool Profile::knows_host(const Layer& layer, int64_t n_queries) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = costs_.find(shape_of(layer));
+  return found != costs_.end() && found->second.count(class_of(n_queries)) > 0;
+}
+
+bool Profile::knows_bus() const {
+  const std::lock_guard lock(mutex_);
+  return bus_ns_ > 0.0;
+}
+
+Profile::Costs* Profile::costs_or_null(const Layer& layer, int64_t n_queries) noexcept {
+  try {
+    return &costs(layer, n_queries);
+  } catch (const std::bad_alloc&) {  // the next part tells
+    return nullptr;
+  }
+}
+
+// Costs are of as many queries as their class has.
+void Profile::note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) {
+  if (n_keys <= 0 || n_queries <= 0) return;
+  const std::lock_guard lock(mutex_);
+  Costs& known = costs(layer, n_queries);
+  if (known.is_trial)
+    known.ns = ns / static_cast<double>(n_keys) * static_cast<double>(class_of(n_queries)) / static_cast<double>(n_queries);
+}
+
+void Profile::note_slowed_trial(const Layer& layer, int64_t n_queries, const Slowed& slowed) {
+  const std::lock_guard lock(mutex_);
+  costs(layer, n_queries).tried = {std::clamp(slowed.host, 1.0, 3.0), std::clamp(slowed.bus, 1.0, 3.0)};
+}
+
+void Profile::note_bus_trial(double bytes_per_ns) {
+  const std::lock_guard lock(mutex_);
+  bus_ns_ = 1.0 / bytes_per_ns;
+}
+
+void Profile::note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept {
+  if (n_keys <= 0 || n_queries <= 0) return;
+  const double rate =
+      ns / static_cast<double>(n_keys) * static_cast<double>(class_of(n_queries)) / static_cast<double>(n_queries);
+  const std::lock_guard lock(mutex_);
+  Costs* const known = costs_or_null(layer, n_queries);
+  if (known == nullptr) return;
+  if (std::exchange(known->is_trial, false)) known->ns = 0.0;
+  correct(&known->ns, rate);
+}
+
+void Profile::note_bus(int64_t bytes, double ns) noexcept {
+  if (bytes <= 0) return;
+  const std::lock_guard lock(mutex_);
+  correct(&bus_ns_, ns / static_cast<double>(bytes));
+}
+
+void Profile::note_joint(const Layer& layer, const JointPart& part) noexcept {
+  if (part.host_keys <= 0 || part.bus_bytes <= 0 || part.n_queries <= 0) return;
+  const std::lock_guard lock(mutex_);
+  Costs* const known = costs_or_null(layer, part.n_queries);
+  if (known == nullptr) return;
+  const double share = static_cast<double>(part.n_queries) / static_cast<double>(class_of(part.n_queries));
+  const double host = static_cast<double>(part.host_keys) * share, bytes = static_cast<double>(part.bus_bytes);
+  const double host_alone = known->host_ns() > 0.0 ? known->host_ns() : part.host_ns / host;
+  correct(&known->slowed_ns, slowed_ns(host, part.host_ns, part.bus_ns, host_alone));
+  correct(&known->bus_ns, slowed_ns(bytes, part.bus_ns, part.host_ns, bus_ns_ > 0.0 ? bus_ns_ : part.bus_ns / bytes));
+}
+
+double Profile::host_ns(const Layer& layer, int64_t n_queries, int64_t n_keys) const {
+  const std::lock_guard lock(mutex_);
+  int64_t of_class = 1;
+  const Costs* known = find(layer, n_queries, &of_class);
+  if (known == nullptr) return 0.0;
+  return known->host_ns() * static_cast<double>(n_keys) * static_cast<double>(n_queries) / static_cast<double>(of_class);
+}
+
+double Profile::stream_ns(int64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return bus_ns_ > 0.0 ? static_cast<double>(bytes) * bus_ns_ + kStreamNs : kNever;
+}
+
+PlanRates Profile::rates(const Layer& layer, int64_t n_queries, int64_t key_bytes) const {
+  const std::lock_guard lock(mutex_);
+  PlanRates rates;
+  rates.host_begin_ns = kHostNs;
+  rates.bus_begin_ns = kStreamNs;
+  PlanColumn& stream = rates.columns[kPlanStream];
+  stream.is_allowed = bus_ns_ > 0.0;
+  stream.bus_ns = bus_ns_ * static_cast<double>(key_bytes);
+  int64_t of_class = 1;
+  const Costs* known = find(layer, n_queries, &of_class);
+  if (known == nullptr) return rates;
+  const double host = known->host_ns();
+  rates.host_slowed = known->slowed_ns > 0.0 && host > 0.0 ? known->slowed_ns / host : known->tried.host;
+  rates.bus_slowed = known->bus_ns > 0.0 && bus_ns_ > 0.0 ? known->bus_ns / bus_ns_ : known->tried.bus;
+  rates.host_slowed = std::clamp(rates.host_slowed, 0.5, 4.0);
+  rates.bus_slowed = std::clamp(rates.bus_slowed, 0.25, 4.0);
+  return rates;
+}
+
+}  // namespace tandem

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// What routes take on this machine, kept with the engine: measured once, when the first call could use it
+// (lib/routes/trial.cc), and kept up to date by the parts of calls.
+//
+//   CPU      ns of a key under so many queries, alone and while the bus is busy: by shape and power of two of queries
+//   bus      ns of a byte, alone, and while the CPU is busy with keys of such a shape under so many queries
+//
+// The device's own time over pieces is not among them: at most 512 queries meet a piece, which takes the bus several times
+// as long.
+//
+// Trials read a few thousand keys, which may still be in a cache that calls have long outgrown. So the CPU's counts as less
+// than it said until a part of a call has replaced it: near the point where routes are even the CPU gets a first try, and
+// far from it such a factor does not matter. What a part says moves what is known by a share, and by no more than twice, so
+// that splits move smoothly and one late call does not turn them over.
+//
+// Of a part in which CPU and bus were busy, times count from when its queries had come. What ended first was slowed all the
+// way; of the other, what was left then went at the pace of one that is alone. Copies may begin before the queries are
+// there: then the bus seems fast, which for the planner it is.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "lib/layer.h"
+#include "lib/routes/planner.h"
+
+namespace tandem {
+
+// A part that both had keys of, in the layer's KV heads.
+struct JointPart {
+  int64_t n_queries = 0;  // of a sequence
+  int64_t host_keys = 0;  // under so many queries
+  double host_ns = 0.0;
+  int64_t bus_bytes = 0;
+  double bus_ns = 0.0;
+};
+
+// What a trial with both at work said: how many times as long as alone.
+struct Slowed {
+  double host = 1.0, bus = 1.0;
+};
+
+class Profile {
+ public:
+  bool knows_host(const Layer& layer, int64_t n_queries) const;
+  bool knows_bus() const;
+  void note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns);
+  void note_slowed_trial(const Layer& layer, int64_t n_queries, const Slowed& slowed);
+  void note_bus_trial(double bytes_per_ns);
+  // Parts of calls: the CPU had all keys, the bus had, or each had some. Where there is no memory to learn it, nothing is
+  // learned.
+  void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept;
+  void note_bus(int64_t bytes, double ns) noexcept;
+  void note_joint(const Layer& layer, const JointPart& part) noexcept;
+
+  // Of n_keys keys in all KV heads; of queries that nobody knows of, by the next power of two that somebody does. 0: no
+  // shape like this was measured. infinity: no bus was.
+  double host_ns(const Layer& layer, int64_t n_queries, int64_t n_keys) const;
+  double stream_ns(int64_t bytes) const;
+  // For groups whose host_ns is the one above. key_bytes: of a key, in all KV heads.
+  PlanRates rates(const Layer& layer, int64_t n_queries, int64_t key_bytes) const;
+
+ private:
+  using Shape = std::array<int32_t, 6>;
+  struct Costs {
+    double ns = 0.0;         // of a key, the CPU alone
+    double slowed_ns = 0.0;  // while the bus is busy; 0: no part has said
+    double bus_ns = 0.0;     // of a byte, while the CPU is busy; 0: likewise
+    Slowed tried;
+    bool is_trial = true;
+
+    double host_ns() const;
+  };
+  static Shape shape_of(const Layer& layer);
+  Costs* costs_or_null(const Layer& layer, int64_t n_queries) noexcept;
+  Costs& costs(const Layer& layer, int64_t n_queries) { return costs_[shape_of(layer)][class_of(n_queries)]; }
+  const Costs* find(const Layer& layer, int64_t n_queries, int64_t* of_class) const;
+  static int64_t class_of(int64_t n_queries);
+
+  mutable std::mutex mutex_;
+  std::map<Shape, std::map<int64_t, Costs>> costs_;  // by the power of two
+  double bus_ns_ = 0.0;                              // of a byte; 0: not measured
+};
+
+}  // namespace tandem

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT
+// Keys that the CPU attends and keys that cross the bus in one call, through the C ABI, on the stand-in: how they are shared
+// out and counted. What is refused, and what is left when something fails, is in stream_route_test, of all routes that
+// stream; that outputs are right in all circumstances is for device_stream_test; here a twin without a device says what they
+// should be.
+#include "device/device_side.h"
+
+using namespace tandem_test;
+
+namespace {
+
+constexpr int64_t kTokenBytes = kKvHeads * kDim * 2 * 2;
+constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // 64 tokens of one KV head, and some
+
+struct Both : Side {
+  explicit Both(double fraction, int64_t buffer_bytes = kBuffer, int64_t cap = 0) : Side(true, "all", cap) {
+    tandem_session_options options = options_of("all");
+    options.route = "host+stream";
+    options.stream_fraction = fraction;
+    options.stream_buffer_bytes = buffer_bytes;
+    tandem_session_release(session);
+    OK(tandem_session_create, &session, cache, &options);
+  }
+};
+
+void append_both(const Side& side, const Side& twin, int64_t n, int64_t seed) {
+  for (const Side* one : {&side, &twin}) {
+    const Tensor k({n, kKvHeads, kDim}, seed), v({n, kKvHeads, kDim}, seed + 1);
+    OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
+  }
+}
+
+int64_t outside_of(int64_t length) { return std::max<int64_t>(0, length - kWindow) / (kWindow / 8) * (kWindow / 8); }
+
+// Every key outside the window is somebody's, to the nearest 16 tokens, whatever the device does meanwhile.
+void shares_out_what_is_outside(void**) {
+  for (const int64_t delay_ns : {0, 100'000})
+    for (const double fraction : {0.0, 0.1, 0.5, 0.9, 1.0}) {
+      const Both side(fraction);
+      const Side twin(false);
+      controls.set_delay(delay_ns);
+      int64_t length = 0, streamed = 0, on_host = 0, n_joint = 0, seed = 1;
+      for (const int64_t n : {200, 1, 1, 30, 130, 400, 1}) {
+        attend_twins(side, twin, n, seed++);
+        const int64_t outside = outside_of(length);
+        const int64_t cut =
+            fraction == 1.0 ? outside : (std::llround(fraction * static_cast<double>(outside)) + 8) / 16 * 16;
+        const int64_t moved = fraction == 0.0 ? 0 : std::min(cut, outside);
+        streamed += moved;
+        on_host += outside - moved;
+        n_joint += moved > 0 && moved < outside ? 1 : 0;
+        length += n;
+      }
+      const tandem_session_stats stats = side.stats();
+      assert_int_equal(stats.stream_part_tokens, streamed);
+      assert_int_equal(stats.streamed_kv_bytes, streamed * kTokenBytes);
+      assert_int_equal(stats.host_part_tokens, on_host);
+      assert_int_equal(stats.n_joint_parts, n_joint);
+      assert_int_equal(stats.host_kv_bytes_read, (streamed + on_host) * kTokenBytes);
+      controls.set_delay(0);
+    }
+}
+
+// The same calls give the same bits, however late the device is.
+void is_the_same_each_time(void**) {
+  std::vector<float> first;
+  for (const int64_t delay_ns : {0, 50'000, 400'000}) {
+    const Both side(0.4);
+    const Side twin(false);
+    append_both(side, twin, 900, 5);
+    controls.set_delay(delay_ns);
+    Call call(3, 2);
+    call.to_device();
+    attend(side, call);
+    const std::vector<float> got = call.output();
+    controls.set_delay(0);
+    if (first.empty()) first = got;
+    assert_memory_equal(got.data(), first.data(), got.size() * sizeof(float));
+  }
+}
+
+// Sequences of all lengths in one call, some with nothing outside the window.
+void takes_batches(void**) {
+  const Both side(0.3);
+  const Side twin(false);
+  std::vector<int64_t> ids[2], q_lens;
+  int64_t n_tokens = 0;
+  for (const int64_t length : {0, 40, 100, 333, 1000}) {
+    int i = 0;
+    for (const Side* one : {static_cast<const Side*>(&side), &twin}) {
+      int64_t id = 0;
+      OK(tandem_sequence_create, &id, one->cache);
+      const Tensor k({std::max<int64_t>(length, 1), kKvHeads, kDim}, length),
+          v({std::max<int64_t>(length, 1), kKvHeads, kDim}, 9);
+      if (length > 0) OK(tandem_sequence_append, one->cache, id, kLayer, &k.view, &v.view, nullptr);
+      ids[i++].push_back(id);
+    }
+    q_lens.push_back(1 + length % 3);
+    n_tokens += q_lens.back();
+  }
+  Call on_device(n_tokens, 3), on_host(n_tokens, 3);
+  on_device.to_device();
+  int i = 0;
+  for (Call* call : {&on_device, &on_host}) {
+    const Side& one = i == 0 ? static_cast<const Side&>(side) : twin;
+    tandem_attend_args args = call->args(one);
+    args.n_sequences = static_cast<int32_t>(q_lens.size());
+    args.sequences = ids[i++].data();
+    args.q_lens = q_lens.data();
+    OK(tandem_attend, one.session, &args);
+  }
+  assert_close(on_device.output(), on_host.output());
+  const tandem_session_stats stats = side.stats();
+  assert_int_equal(stats.n_joint_parts, 1);
+  assert_int_equal(stats.host_part_tokens + stats.stream_part_tokens, outside_of(100) + outside_of(333) + outside_of(1000));
+}
+
+// ---- "auto"
+// ----------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kLong = 20'000;
+
+struct Auto : Side {
+  explicit Auto(const char* route = "auto") : Side(true) {
+    tandem_session_options options = options_of("all");
+    options.route = route;
+    options.stream_buffer_bytes = int64_t{1} << 20;
+    tandem_session_release(session);
+    OK(tandem_session_create, &session, cache, &options);
+  }
+  tandem_route_plan plan(int64_t kv_len, int64_t q_len) const {
+    tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+    OK(tandem_plan, &plan, session, kLayer, &kv_len, &q_len, 1);
+    return plan;
+  }
+};
+
+// Who gets how many is a matter of this machine; that each key is somebody's, and that plans are held against what calls
+// take, is not.
+void auto_shares_out(void**) {
+  const Auto side;
+  const Side twin(false);
+  append_both(side, twin, kLong, 1);
+  int64_t outside = 0;
+  for (int64_t call = 0; call < 8; ++call) {
+    attend_twins(side, twin, 64, call);
+    outside += outside_of(kLong + 64 * call);
+    const tandem_session_stats stats = side.stats();
+    assert_int_equal(stats.n_planned_parts, call + 1);
+    assert_int_equal(stats.host_part_tokens + stats.stream_part_tokens, outside);
+  }
+  const tandem_session_stats stats = side.stats();
+  assert_true(stats.predicted_part_ns > 0 && stats.planned_part_ns > 0);
+  assert_true(stats.n_joint_parts <= stats.n_stream_parts && stats.n_joint_parts <= stats.n_host_parts);
+  assert_int_equal(stats.streamed_kv_bytes, stats.stream_part_tokens * kTokenBytes);
+}
+
+void plans_add_up(void**) {
+  const Auto both, host("host"), stream("stream");
+  for (const int64_t kv_len : {0, 1, 100, 20'000, 300'000})
+    for (const int64_t q_len : {1, 64}) {
+      if (q_len > kv_len && kv_len > 0) continue;
+      const int64_t n = std::min(q_len, kv_len), outside = kv_len > 0 ? outside_of(kv_len - n) : 0;
+      if (kv_len == 0 && q_len > 1) continue;
+      for (const Auto* side : {&both, &host, &stream}) {
+        tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+        const int64_t* q_lens = kv_len == 0 ? nullptr : &q_len;
+        OK(tandem_plan, &plan, side->session, kLayer, &kv_len, q_lens, 1);
+        assert_int_equal(plan.resident_tokens + plan.host_tokens + plan.stream_tokens, kv_len);
+        assert_int_equal(plan.host_tokens + plan.stream_tokens, outside);
+        assert_int_equal(plan.host_bytes, plan.host_tokens * kTokenBytes);
+        assert_int_equal(plan.stream_bytes, plan.stream_tokens * kTokenBytes);
+        assert_int_equal(plan.total_ns, std::max({plan.host_ns, plan.bus_ns, plan.device_ns}));
+        assert_true((plan.total_ns > 0) == (outside > 0));
+        assert_true((plan.host_ns > 0) == (plan.host_tokens > 0));
+        if (side == &host) assert_int_equal(plan.stream_tokens, 0);
+        if (side == &stream) assert_int_equal(plan.host_tokens, 0);
+        if (side == &host) assert_int_equal(plan.total_ns, plan.host_alone_ns);
+        if (side == &stream) assert_int_equal(plan.total_ns, plan.stream_alone_ns);
+        if (side == &both) assert_true(plan.total_ns <= plan.host_alone_ns);
+      }
+    }
+  // Of several sequences, the sum.
+  const int64_t kv_lens[] = {20'000, 30'000, 10};
+  tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+  OK(tandem_plan, &plan, both.session, kLayer, kv_lens, nullptr, 3);
+  assert_int_equal(plan.host_tokens + plan.stream_tokens, outside_of(19'999) + outside_of(29'999));
+}
+
+void plans_say_what_they_cannot(void**) {
+  const Side side(true, "hgca");
+  const int64_t kv_len = 1000;
+  tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_plan(&plan, side.session, kLayer, &kv_len, nullptr, 1, &error), TANDEM_ERROR_UNSUPPORTED);
+  assert_non_null(std::strstr(tandem_error_message(error), "hgca"));
+  tandem_error_release(error);
+  const Auto other;
+  controls.fail_call(stand_in::kAllocate, 1, TANDEM_ERROR_OUT_OF_MEMORY);  // nothing to measure with
+  assert_int_equal(tandem_plan(&plan, other.session, kLayer, &kv_len, nullptr, 1, &error), TANDEM_ERROR_OUT_OF_MEMORY);
+  tandem_error_release(error);
+  controls.fail_call(stand_in::kAllocate, INT64_MAX, TANDEM_OK);
+  OK(tandem_plan, &plan, other.session, kLayer, &kv_len, nullptr, 1);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(shares_out_what_is_outside, forget),
+      cmocka_unit_test_teardown(is_the_same_each_time, forget),
+      cmocka_unit_test_teardown(takes_batches, forget),
+      cmocka_unit_test_teardown(auto_shares_out, forget),
+      cmocka_unit_test_teardown(plans_add_up, forget),
+      cmocka_unit_test_teardown(plans_say_what_they_cannot, forget),
+  };
+  return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
+}

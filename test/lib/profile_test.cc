@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT
+// What the engine knows of its routes, and how parts of calls correct it; the plans that come of it.
+#include "lib/routes/profile.h"
+
+#include <cmath>
+#include <vector>
+
+#include "lib/routes/call_plan.h"
+#include "with_cmocka.h"
+
+using namespace tandem;
+
+namespace {
+
+constexpr int64_t kKeyBytes = 4096;
+
+Layer layer_of(int32_t n_kv_heads) {
+  Layer layer;
+  layer.n_kv_heads = n_kv_heads;
+  layer.group_size = 4;
+  layer.n_q_heads = 4 * n_kv_heads;
+  layer.k_head_dim = layer.v_head_dim = 128;
+  layer.k_type = layer.v_type = TANDEM_BF16;
+  return layer;
+}
+
+bool is_near(double a, double b, double share) { return std::abs(a - b) <= share * std::abs(b); }
+
+void parts_replace_trials(void**) {
+  const Layer layer = layer_of(8), other = layer_of(2);
+  Profile profile;
+  constexpr int64_t kKeys = 100'000, kBytes = kKeys * kKeyBytes;
+  assert_false(profile.knows_bus());
+  assert_true(profile.stream_ns(kBytes) > 1e300);  // never, until it is measured
+  assert_true(profile.host_ns(layer, 16, kKeys) == 0.0);
+  profile.note_bus_trial(50.0);
+  assert_true(profile.knows_bus());
+  profile.note_host(layer, 1, 1000, 30'000.0);       // 30 ns a key
+  profile.note_host(layer, 512, 1000, 1'000'000.0);  // 1 us
+  assert_true(profile.knows_host(layer, 1) && profile.knows_host(layer, 257) && profile.knows_host(layer, 512));
+  assert_false(profile.knows_host(layer, 256) || profile.knows_host(other, 512));
+  assert_true(profile.host_ns(layer, 1, kKeys) < profile.stream_ns(kBytes));
+  assert_true(profile.host_ns(layer, 512, kKeys) > profile.stream_ns(kBytes));
+  assert_true(profile.host_ns(other, 512, kKeys) == 0.0);
+  // Half the queries of a class that is known, and a class that is not, by the next one.
+  const double whole = profile.host_ns(layer, 512, kKeys);
+  assert_true(profile.host_ns(layer, 256, kKeys) == whole / 2);
+  // A trial counts for less, until a part has told: from then on trials say nothing.
+  profile.note_trial(other, 512, 1000, 1'000'000.0);
+  assert_true(is_near(profile.host_ns(other, 512, kKeys), 0.8 * whole, 1e-9));
+  profile.note_host(other, 512, 1000, 1'100'000.0);
+  profile.note_trial(other, 512, 1000, 1.0);
+  assert_true(is_near(profile.host_ns(other, 512, kKeys), 1.1 * whole, 1e-9));
+  // The CPU's own parts correct what was measured, a step at a time.
+  profile.note_host(layer, 512, 1000, 1.0);
+  assert_true(profile.host_ns(layer, 512, kKeys) > 0.8 * whole);  // one of them does not turn everything over
+  for (int i = 0; i < 40; ++i) profile.note_host(layer, 512, 1000, 10'000.0);
+  assert_true(profile.host_ns(layer, 512, kKeys) < profile.stream_ns(kBytes));
+  profile.note_host(layer, 512, 0, 10.0);  // nothing was attended: nothing is learned
+  assert_true(profile.host_ns(layer, 512, kKeys) > 0.0);
+}
+
+// A machine whose rates the profile does not know: what its parts take, and the splits that the profile makes of that.
+struct Machine {
+  double host_ns, bus_ns, host_slowed, bus_slowed;  // of a key
+
+  JointPart run(const CallPlan& plan, int64_t n_keys) const {
+    const int64_t streamed = plan.n_streamed();
+    const double host = static_cast<double>(n_keys - streamed) * host_ns, bus = static_cast<double>(streamed) * bus_ns;
+    const double a = host * host_slowed, b = bus * bus_slowed;
+    const bool host_first = a <= b;
+    return {1, n_keys - streamed, host_first ? a : host + b * (1 - 1 / host_slowed), streamed * kKeyBytes,
+            host_first ? bus + a * (1 - 1 / bus_slowed) : b};
+  }
+  double least(int64_t n_keys) const {
+    return static_cast<double>(n_keys) / (1 / (host_ns * host_slowed) + 1 / (bus_ns * bus_slowed));
+  }
+};
+
+void splits_converge(void**) {
+  constexpr int64_t kKeys = 131'072;
+  const Layer layer = layer_of(8);
+  for (const Machine& machine : {Machine{27, 74, 1.1, 1.15}, Machine{60, 74, 1.3, 1.05}, Machine{27, 74, 1.0, 0.8}})
+    for (const double trial : {0.4, 1.0, 2.0}) {  // what the trials say of it
+      Profile profile;
+      profile.note_bus_trial(kKeyBytes / (machine.bus_ns * 1.05));
+      profile.note_trial(layer, 1, 1000, 1000 * machine.host_ns * trial / 0.8);
+      CallPlan plan;
+      double taken = 0.0, slowest = 0.0;
+      for (int call = 0; call < 30; ++call) {
+        plan.clear();
+        plan.add(0, 1, 0, kKeys);
+        plan.make(profile, layer, kKeyBytes);
+        const JointPart part = machine.run(plan, kKeys);
+        taken = std::max(part.host_ns, part.bus_ns);
+        if (call >= 10) slowest = std::max(slowest, taken);
+        if (part.bus_bytes == 0)
+          profile.note_host(layer, 1, part.host_keys, part.host_ns);
+        else if (part.host_keys == 0)
+          profile.note_bus(part.bus_bytes, part.bus_ns);
+        else
+          profile.note_joint(layer, part);
+      }
+      if (!(taken < 1.01 * machine.least(kKeys) && slowest < 1.05 * machine.least(kKeys)))
+        fail_msg("host %g bus %g trial %g: %g, slowest %g of %g ns", machine.host_ns, machine.bus_ns, trial, taken, slowest,
+                 machine.least(kKeys));
+      assert_true(is_near(plan.plan().total_ns, taken, 0.05));
+    }
+}
+
+void sequences_are_cut(void**) {
+  const Layer layer = layer_of(8);
+  Profile profile;
+  profile.note_bus_trial(50.0);
+  profile.note_host(layer, 1, 1000, 27'000.0);
+  profile.note_host(layer, 16, 1000, 200'000.0);
+  CallPlan plan;
+  plan.add(0, 1, 100, 20'000);
+  plan.add(1, 16, 0, 5'000);
+  plan.add(2, 1, 0, 0);
+  plan.add(3, 1, 0, 40'000);
+  plan.make(profile, layer, kKeyBytes);
+  const std::vector<PlannedKeys>& keys = plan.keys();  // the dearest first, then the longest
+  assert_int_equal(keys.size(), 3);
+  assert_int_equal(keys[0].call, 1);
+  assert_int_equal(keys[0].cpu_begin, 5'000);  // all of it
+  assert_int_equal(keys[1].call, 3);
+  assert_true(keys[1].cpu_begin > 0 && keys[1].cpu_begin < 40'000 && keys[1].cpu_begin % 64 == 0);
+  assert_int_equal(keys[2].call, 0);
+  assert_int_equal(keys[2].cpu_begin, 100);
+  // Where keys are dear, a few of them that the CPU could have are not worth it: what splits are rounded by takes as long.
+  Profile dear;
+  dear.note_bus_trial(50.0);
+  dear.note_host(layer, 512, 1000, 20'000'000.0);
+  CallPlan all;
+  all.add(0, 512, 0, 40'000);
+  all.make(dear, layer, kKeyBytes);
+  assert_int_equal(all.n_streamed(), 40'000);
+  // A share that is given is that of each.
+  plan.give(profile, layer, kKeyBytes, 0.25);
+  for (const PlannedKeys& one : plan.keys()) {
+    assert_true(std::abs(one.cpu_begin - one.begin - (one.end - one.begin) / 4) <= 8);
+    assert_int_equal(one.cpu_begin % 16, 0);
+  }
+  plan.give(profile, layer, kKeyBytes, 1.0);
+  assert_int_equal(plan.n_streamed(), 19'900 + 5'000 + 40'000);
+  plan.give(profile, layer, kKeyBytes, 0.0);
+  assert_int_equal(plan.n_streamed(), 0);
+  // Nobody has measured: nothing is said of the time.
+  plan.give(Profile(), layer, kKeyBytes, 0.5);
+  assert_true(plan.plan().total_ns == 0.0);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {cmocka_unit_test(parts_replace_trials), cmocka_unit_test(splits_converge),
+                              cmocka_unit_test(sequences_are_cut)};
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
