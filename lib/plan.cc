@@ -109,7 +109,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   const auto n_sequences = static_cast<int64_t>(kv_lens.size());
   std::vector<StreamLayout> streams;
   if (engine.device() != nullptr && routes.route != Route::kHost)
-    TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes.buffer_bytes, &streams));
+    TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes, &streams));
   plan->device_stream_bytes = streams.empty() || n_sequences == 0 ? 0 : StreamBuffers::kBuffers * routes.buffer_bytes;
   CallSize size{n_sequences, n_sequences, 1, n_sequences * ring_pages(options, page_len, 1),
                 evicted_at_once(*policy, options, page_len)};

@@ -29,8 +29,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\": the engine has no device");
   std::vector<StreamLayout> layouts;
   if (device != nullptr && routes.route != Route::kHost)
-    TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes.buffer_bytes,
-                                   &layouts));
+    TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes, &layouts));
   session->reset(new Session(std::move(cache), policy, resolved, routes));
   (*session)->stream_layouts_ = std::move(layouts);
   (*session)->cache_->attach(session->get());
@@ -173,6 +172,15 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
     }
   }
   return {};
+}
+
+PrefillTerms Session::prefill_terms(size_t layer_idx) const {
+  return {cache_->store().geometry().extent_len(),
+          routes_.buffer_bytes,
+          cache_->engine().device()->info.n_multiprocessors,
+          routes_.piece_heads,
+          routes_.append_tokens,
+          device_->geometry().layers[layer_idx].bytes};
 }
 
 bool Session::is_settled() const { return device_ == nullptr || device_->hand_over().is_settled(); }

@@ -353,9 +353,12 @@ typedef struct tandem_session_options {
   int64_t halo_tokens;    /* keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone */
   const char *route;      /* NULL: "auto" */
   int64_t stream_buffer_bytes; /* each of the two buffers that keys go through; 0: 16 MiB */
+  int64_t append_tokens;  /* most tokens of an append that meet a streamed key together; 0: 16384, and plans have room for single
+                             queries alone, else for appends of so many tokens */
+  int64_t stream_heads;   /* KV heads of what is streamed at a time, at most; 0: as many as take the least time */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
-  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0 }
+  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, 0, 0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
 /* Several sessions may read one cache. Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; route "stream" with

@@ -19,6 +19,8 @@ enum class Route {
 struct RouteOptions {
   Route route = Route::kAuto;
   int64_t buffer_bytes = int64_t{16} << 20;  // of each stream buffer
+  int64_t append_tokens = 0;                 // of a long append that are attended at once, at most; 0: kMostAppend
+  int32_t piece_heads = 0;                   // KV heads of a piece, at most; 0: as many as take least time
 };
 
 // NOT_FOUND, INVALID_ARGUMENT, and UNSUPPORTED where the policy leaves nothing to stream or the library rotates keys.

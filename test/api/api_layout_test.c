@@ -88,6 +88,8 @@ static void add_session_options(void) {
   AT(tandem_session_options, halo_tokens);
   AT(tandem_session_options, route);
   AT(tandem_session_options, stream_buffer_bytes);
+  AT(tandem_session_options, append_tokens);
+  AT(tandem_session_options, stream_heads);
 }
 
 static void add_results(void) {
@@ -240,6 +242,8 @@ static void test_defaults_mean_what_the_header_says(void** state) {
   assert_int_equal(session.halo_tokens, -1);
   assert_null(session.route);
   assert_int_equal(session.stream_buffer_bytes, 0);
+  assert_int_equal(session.append_tokens, 0);
+  assert_int_equal(session.stream_heads, 0);
 }
 
 static void test_names(void** state) {

@@ -88,6 +88,8 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
       options.window_tokens = random_.pick<int64_t>({0, 1, 5, 20, 100});
       options.route = "stream";
       options.stream_buffer_bytes = draw_buffer_bytes(layers_, &random_);
+      options.append_tokens = random_.pick<int64_t>({0, 1, 3, 16, 30});
+      options.stream_heads = random_.pick<int64_t>({0, 0, 1, 2});
     }
     entry.session = std::make_unique<Session>(*cache_, options);
     sessions_.push_back(std::move(entry));
