@@ -134,7 +134,8 @@ Status AttendCall::reserve_on_device(int64_t* most) {
     n_tokens += call.q_len;
     is_single = is_single || args_.speculative || session_.takes_single_queries(layer_, *call.sequence);
   }
-  TANDEM_TRY(device.most_queries(layer_idx_, is_single ? 1 : std::min(longest, DeviceSession::kMostTokens), most));
+  const int64_t wanted = session_.most_of_chunk();
+  TANDEM_TRY(device.most_queries(layer_idx_, is_single ? 1 : std::min(longest, wanted), most));
   int64_t n_pages = 0;
   for (SequenceCall& call : scratch_.calls) {
     Sequence& sequence = *call.sequence;

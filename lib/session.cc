@@ -174,6 +174,11 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
   return {};
 }
 
+int64_t Session::most_of_chunk() const {
+  const bool is_asked_for = routes_.append_tokens > 0 && !stream_layouts_.empty();
+  return is_asked_for ? std::min(routes_.append_tokens, DeviceSession::kMostTokens) : DeviceSession::kMostTokens;
+}
+
 PrefillTerms Session::prefill_terms(size_t layer_idx) const {
   return {cache_->store().geometry().extent_len(),
           routes_.buffer_bytes,

@@ -130,6 +130,7 @@ class Session {
   void cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_tokens);
   // Of what is under way on the device, said once where calls may follow it: they start over. The cache's mutex is held.
   Status meet_fault(void* stream);
+  int64_t most_of_chunk() const;  // tokens of an append that has one ticket
   PrefillTerms prefill_terms(size_t layer_idx) const;
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;

@@ -339,7 +339,12 @@ typedef struct tandem_session tandem_session;
  * of the CPU, which the first calls that could stream take (some ms, once in an engine for a shape of heads and a power of two
  * of queries); "host" below 4 MiB, in planned steps, where the store cannot be pinned and where there is no memory for the
  * buffers (said in the log). Only keys that a policy attends in full are streamed: those of "all", and of layers with a sliding
- * window under "hgca"; not those that the library rotates, nor in speculative calls. The statistics say which route served. */
+ * window under "hgca"; not those that the library rotates, nor in speculative calls. The statistics say which route served.
+ *
+ * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
+ * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not
+ * grow with the length: its keys of one layer, and the states of stream_heads KV heads twice. Where there is no memory for
+ * that, keys cross once for 512 tokens (said in the log). */
 typedef struct tandem_session_options {
   uint32_t struct_size;
   int32_t reserved;

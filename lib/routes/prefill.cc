@@ -35,18 +35,7 @@ namespace {
 
 constexpr int64_t kTicket = DeviceSession::kMostTokens;
 
-int64_t tickets_of(int64_t n_tokens) { return (n_tokens + kTicket - 1) / kTicket; }
-
 }  // namespace
-
-DeviceLimits prefill_limits(const Device& device, const Layer& layer, const PrefillSize& size, int64_t n_pieces,
-                            int64_t n_pages) {
-  DeviceLimits limits = device_limits(
-      device, layer,
-      {kTicket, 1, size.n_tokens, n_pages, 0, n_pieces + tickets_of(size.n_tokens), size.layout.n_pages});
-  limits.prefill_bytes = size.area_bytes;
-  return limits;
-}
 
 // most: queries of a chunk that are not long. limits: get what the call's long appends take.
 Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
@@ -54,7 +43,8 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   const SequenceCall* longest = nullptr;
   for (const SequenceCall& call : scratch_.calls)
     if (longest == nullptr || call.q_len > longest->q_len) longest = &call;
-  if (args_.k == nullptr || session_.refuses_prefill_ || most < std::min(longest->q_len, kTicket)) return {};
+  if (args_.k == nullptr || session_.refuses_prefill_ || most < std::min(longest->q_len, session_.most_of_chunk()))
+    return {};
   const TokenRange tokens = streamed_tokens(*longest, most);
   PrefillSize size;
   TANDEM_TRY(size_prefill(layer_, session_.prefill_terms(layer_idx_), longest->q_len,
@@ -201,7 +191,7 @@ Status AttendCall::describe_prefill(HandOverTask* task, Prefill* prefill) {
   }
   task->pieces_at = reinterpret_cast<std::byte*>(to) - upload;
   auto* table = reinterpret_cast<int64_t*>(to + task->pieces.size());
-  describe_pieces(*task, to, table);
+  if (!task->pieces.empty()) describe_pieces(*task, to, table);
   const int64_t n_piece_pages = task->pieces.empty() ? 0 : task->layout.n_pages;
   table += n_piece_pages;
   const int64_t table_at = reinterpret_cast<std::byte*>(table) - upload;
@@ -347,9 +337,14 @@ Status AttendCall::keep_window() {
   const int64_t first_own = prefill_pages_begin() / kDevicePageLen;
   call.window->make_way(layer_idx_, call.length);
   CopyList copies;
-  for (int64_t page = std::max(first_own, call.kept_begin / kDevicePageLen); page * kDevicePageLen < call.length; ++page)
-    copies.add(reinterpret_cast<std::byte*>(call.window->page_of(page * kDevicePageLen)) + planes.at[0],
+  int64_t before = 0;
+  for (int64_t page = std::max(first_own, call.kept_begin / kDevicePageLen); page * kDevicePageLen < call.length; ++page) {
+    const int64_t to = call.window->page_of(page * kDevicePageLen);
+    if (to != before + device.geometry().page_bytes) copies.cut();  // a ring has one memory or several
+    before = to;
+    copies.add(reinterpret_cast<std::byte*>(to) + planes.at[0],
                device.prefill_area() + (page - first_own) * prefill_.page_bytes, planes.bytes);
+  }
   for (const StridedCopy& copy : copies.copies())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, args_.stream));
   return {};

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "lib/device_session.h"
 #include "lib/routes/stream_pieces.h"
 
 namespace tandem {
@@ -34,6 +35,13 @@ inline constexpr int64_t kMostAppend = 16384;
 
 // Of an append of n_queries tokens over n_keys that are streamed. Chunks are equally long.
 Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, int64_t n_keys, PrefillSize* size);
+
+// What such appends take beside what calls of tickets do. n_pieces: of a chunk; n_pages: of window and chunk.
+DeviceLimits prefill_limits(const Device& device, const Layer& layer, const PrefillSize& size, int64_t n_pieces,
+                            int64_t n_pages);
+inline int64_t tickets_of(int64_t n_tokens) {
+  return (n_tokens + DeviceSession::kMostTokens - 1) / DeviceSession::kMostTokens;
+}
 
 // Nanoseconds of a chunk over n_keys, as far as they depend on the layout of its pieces.
 double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_queries, int64_t n_keys, int32_t n_multiprocessors);

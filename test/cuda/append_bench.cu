@@ -19,7 +19,7 @@ using namespace tandem::test;
 namespace {
 
 constexpr int64_t kWindow = 4096;
-constexpr int kRounds = 5;
+constexpr int kRounds = 3;
 
 struct Measured {
   double us = 0.0;

@@ -68,6 +68,12 @@ void refuses(void**) {
       side, [](auto& o) { o.stream_buffer_bytes = INT64_MAX; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
       "more than 2^40");
   refuse(
+      side, [](auto& o) { o.append_tokens = -1; }, TANDEM_ERROR_INVALID_ARGUMENT, "append_tokens", "-1");
+  refuse(
+      side, [](auto& o) { o.append_tokens = int64_t{1} << 31; }, TANDEM_ERROR_INVALID_ARGUMENT, "append_tokens", "2147483648");
+  refuse(
+      side, [](auto& o) { o.stream_heads = -2; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_heads", "-2");
+  refuse(
       without, [](auto&) {}, TANDEM_ERROR_UNSUPPORTED, "route", "no device");
   // Planned steps hold what the host does: before anything is done.
   void* stream = controls.create_stream();

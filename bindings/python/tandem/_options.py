@@ -66,6 +66,10 @@ class SessionOptions(TypedDict, total=False):
         ``"auto"`` (the default), ``"host"`` or ``"stream"``: who computes over keys outside the window for device tensors.
     stream_buffer_bytes : int
         Each of the two buffers that keys go through; 0: 16 MiB.
+    append_tokens : int
+        Most tokens of an append that meet a streamed key together; 0: 16,384, and plans have room for single queries alone.
+    stream_heads : int
+        KV heads of what is streamed at a time, at most; 0: as many as take the least time.
     """
 
     policy: str
@@ -78,6 +82,8 @@ class SessionOptions(TypedDict, total=False):
     halo_tokens: int
     route: str
     stream_buffer_bytes: int
+    append_tokens: int
+    stream_heads: int
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:

@@ -119,6 +119,8 @@ abi_structs! {
         halo_tokens: i64,
         route: *const c_char,
         stream_buffer_bytes: i64,
+        append_tokens: i64,
+        stream_heads: i64,
     }
 
     struct tandem_attend_args {

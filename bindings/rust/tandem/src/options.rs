@@ -283,6 +283,10 @@ pub struct SessionOptions {
     pub route: String,
     /// Each of the two buffers that keys go through; 0: 16 MiB.
     pub stream_buffer_bytes: i64,
+    /// Most tokens of an append that meet a streamed key together; 0: 16,384, and plans have room for single queries alone.
+    pub append_tokens: i64,
+    /// KV heads of what is streamed at a time, at most; 0: as many as take the least time.
+    pub stream_heads: i64,
 }
 
 impl Default for SessionOptions {
@@ -298,6 +302,8 @@ impl Default for SessionOptions {
             halo_tokens: -1,
             route: "auto".to_string(),
             stream_buffer_bytes: 0,
+            append_tokens: 0,
+            stream_heads: 0,
         }
     }
 }
@@ -320,6 +326,8 @@ impl SessionOptions {
             halo_tokens: self.halo_tokens,
             route: route.as_ptr(),
             stream_buffer_bytes: self.stream_buffer_bytes,
+            append_tokens: self.append_tokens,
+            stream_heads: self.stream_heads,
         })
     }
 }
