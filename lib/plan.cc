@@ -95,8 +95,8 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
       const int64_t n = calls.appended(kv_len);
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
       if (n <= DeviceSession::kMostTokens || tokens.begin >= tokens.end) continue;
-      const PrefillTerms terms{calls.store.extent_len(),    calls.routes.buffer_bytes,  device.info.n_multiprocessors,
-                               calls.routes.piece_heads,    calls.routes.append_tokens, window.layers[l].bytes};
+      const PrefillTerms terms{calls.store.extent_len(), calls.routes.buffer_bytes,  device.info.n_multiprocessors,
+                               calls.routes.piece_heads, calls.routes.append_tokens, window.layers[l].bytes};
       PrefillSize size;
       TANDEM_TRY(size_prefill(layers[l], terms, n, tokens.end - tokens.begin, &size));
       limits->include(prefill_limits(device, layers[l], size,
@@ -104,6 +104,27 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
                                      ring_pages(calls.options, calls.store.page_len, size.n_tokens)));
     }
   return {};
+}
+
+// Of the first calls of all sequences.
+Status plan_calls(const Engine& engine, const std::vector<Layer>& layers, const Policy& policy, const Streaming& calls,
+                  const std::vector<StreamLayout>& streams, tandem_memory_plan* plan) {
+  const auto n_sequences = static_cast<int64_t>(calls.kv_lens.size());
+  const int64_t page_len = calls.store.page_len;
+  int64_t q_len = 1, n_tokens = 0;
+  for (const int64_t kv_len : calls.kv_lens) {
+    n_tokens += std::max<int64_t>(1, calls.appended(kv_len));
+    q_len = std::max(q_len, std::min(calls.appended(kv_len), DeviceSession::kMostTokens));
+  }
+  CallSize size{n_tokens, n_sequences, q_len, n_sequences * ring_pages(calls.options, page_len, q_len),
+                evicted_at_once(policy, calls.options, page_len)};
+  const WindowGeometry window = make_window_geometry(layers, policy);
+  DeviceLimits limits;
+  if (calls.routes.route == Route::kStream && !streams.empty()) {
+    add_pieces(layers, streams, calls, &size);
+    TANDEM_TRY(add_prefill(*engine.device(), layers, window, calls, &limits));
+  }
+  return plan_device(engine, layers, window.page_bytes, size, limits, plan);
 }
 
 }  // namespace
@@ -146,20 +167,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
     TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes, &streams));
   plan->device_stream_bytes = streams.empty() || n_sequences == 0 ? 0 : StreamBuffers::kBuffers * routes.buffer_bytes;
   const Streaming calls{options, routes, geometry, kv_lens};
-  int64_t q_len = 1, n_tokens = 0;
-  for (const int64_t kv_len : kv_lens) {
-    n_tokens += std::max<int64_t>(1, calls.appended(kv_len));
-    q_len = std::max(q_len, std::min(calls.appended(kv_len), DeviceSession::kMostTokens));
-  }
-  CallSize size{n_tokens, n_sequences, q_len, n_sequences * ring_pages(options, page_len, q_len),
-                evicted_at_once(*policy, options, page_len)};
-  const WindowGeometry window = make_window_geometry(layers, *policy);
-  DeviceLimits limits;
-  if (routes.route == Route::kStream && !streams.empty()) {
-    add_pieces(layers, streams, calls, &size);
-    TANDEM_TRY(add_prefill(*engine.device(), layers, window, calls, &limits));
-  }
-  TANDEM_TRY(plan_device(engine, layers, window.page_bytes, size, limits, plan));
+  TANDEM_TRY(plan_calls(engine, layers, *policy, calls, streams, plan));
   plan->kv_token_bytes = geometry.token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
   // What "auto" cannot have, it goes without.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-
 #include "lib/routes/prefill_size.h"
+
+#include <algorithm>
 
 namespace tandem {
 namespace {
@@ -78,8 +78,7 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
 DeviceLimits prefill_limits(const Device& device, const Layer& layer, const PrefillSize& size, int64_t n_pieces,
                             int64_t n_pages) {
   DeviceLimits limits = device_limits(
-      device, layer,
-      {kTicket, 1, size.n_tokens, n_pages, 0, n_pieces + tickets_of(size.n_tokens), size.layout.n_pages});
+      device, layer, {kTicket, 1, size.n_tokens, n_pages, 0, n_pieces + tickets_of(size.n_tokens), size.layout.n_pages});
   limits.prefill_bytes = size.area_bytes;
   return limits;
 }

@@ -27,8 +27,8 @@ struct PrefillSize {
 struct PrefillTerms {
   int64_t extent_len = 0, buffer_bytes = 0;
   int32_t n_multiprocessors = 0;
-  int32_t piece_heads = 0;     // KV heads of a piece, at most; 0: as many as take least time
-  int64_t append_tokens = 0;   // of a chunk, at most; 0: kMostAppend
+  int32_t piece_heads = 0;       // KV heads of a piece, at most; 0: as many as take least time
+  int64_t append_tokens = 0;     // of a chunk, at most; 0: kMostAppend
   int64_t layer_page_bytes = 0;  // of a window's page
 };
 inline constexpr int64_t kMostAppend = 16384;
@@ -44,6 +44,7 @@ inline int64_t tickets_of(int64_t n_tokens) {
 }
 
 // Nanoseconds of a chunk over n_keys, as far as they depend on the layout of its pieces.
-double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_queries, int64_t n_keys, int32_t n_multiprocessors);
+double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_queries, int64_t n_keys,
+                  int32_t n_multiprocessors);
 
 }  // namespace tandem

@@ -99,8 +99,8 @@ DeviceAttend of_heads(const DeviceAttend& call, int32_t first_head, int32_t n_he
   layer->sinks = nullptr;
   DeviceAttend part = call;
   part.layer = layer;
-  part.q.data =
-      static_cast<std::byte*>(call.q.data) + first_head * layer->group_size * row_bytes(call.q.dtype, 1) * call.q.head_stride;
+  part.q.data = static_cast<std::byte*>(call.q.data) +
+                first_head * layer->group_size * row_bytes(call.q.dtype, 1) * call.q.head_stride;
   for (int32_t p = 0; p < kPlanes; ++p)
     if (call.pages.planes[p] != nullptr) part.pages.planes[p] += first_head * call.pages.head_stride[p];
   return part;
@@ -138,9 +138,9 @@ Status AttendCall::attend_stream(const DeviceAttend& window, const HandOverTask&
     const int64_t first_head = int64_t{piece.first_head} * layer_.group_size;
     std::byte* buffer = nullptr;
     TANDEM_TRY(buffers.take(args_.stream, &buffer));
-    TANDEM_TRY(attend_piece(attend, task, piece, buffer, described++,
-                            {device.part_o() + first_head * layer_.v_head_dim, device.part_lse() + first_head,
-                             layer_.n_q_heads}));
+    TANDEM_TRY(
+        attend_piece(attend, task, piece, buffer, described++,
+                     {device.part_o() + first_head * layer_.v_head_dim, device.part_lse() + first_head, layer_.n_q_heads}));
     TANDEM_TRY(buffers.done_with(args_.stream));
     DeviceAccumulate sum;
     sum.layer = window.layer;

@@ -31,8 +31,8 @@ struct StreamLayout {
 
   int64_t piece_len() const { return n_pages * page_len; }
 };
-// extent_len: tokens of the store's extents; most_heads: of a piece. INVALID_ARGUMENT where a buffer has no room for 64 tokens
-// of one KV head.
+// extent_len: tokens of the store's extents; most_heads: of a piece. INVALID_ARGUMENT where a buffer has no room for 64
+// tokens of one KV head.
 Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout,
                           int32_t most_heads = INT32_MAX);
 

@@ -135,10 +135,11 @@ void measure(const OpenDevice& device, tandem_engine* engine, int64_t offloaded,
     two_layers = rival.time_two_layers(cache.length * kTokenBytes, kRounds);
     alone = rival.time_resident(kRounds);
   }
-  std::printf("%lld keys outside + %lld: kernel alone %.3f ms, layer copied first %.3f, next layer copied meanwhile %.3f, bus "
-              "%.1f GB/s\n",
-              static_cast<long long>(offloaded), static_cast<long long>(appended), alone * 1e-3, copied * 1e-3,
-              two_layers * 1e-3, bus * 1e-3);
+  std::printf(
+      "%lld keys outside + %lld: kernel alone %.3f ms, layer copied first %.3f, next layer copied meanwhile %.3f, bus "
+      "%.1f GB/s\n",
+      static_cast<long long>(offloaded), static_cast<long long>(appended), alone * 1e-3, copied * 1e-3, two_layers * 1e-3,
+      bus * 1e-3);
   for (const int64_t call_len : lists.call_lens) {
     const Append append(appended, call_len);
     const Measured resident = time_session(cache, append, options_of("host", all + kWindow));

@@ -16,7 +16,8 @@ struct Pinned {
     // Zeros would take less power, and so less time to multiply.
     const std::vector<__nv_bfloat16> rows = random_rows(std::min<int64_t>(bytes, int64_t{8} << 20) / 2, 5);
     const auto n = static_cast<int64_t>(rows.size()) * 2;
-    for (int64_t at = 0; at < bytes; at += n) std::memcpy(host + at, rows.data(), static_cast<size_t>(std::min(n, bytes - at)));
+    for (int64_t at = 0; at < bytes; at += n)
+      std::memcpy(host + at, rows.data(), static_cast<size_t>(std::min(n, bytes - at)));
   }
   Pinned(const Pinned&) = delete;
   ~Pinned() { cudaFreeHost(host); }

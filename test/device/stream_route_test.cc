@@ -70,7 +70,8 @@ void refuses(void**) {
   refuse(
       side, [](auto& o) { o.append_tokens = -1; }, TANDEM_ERROR_INVALID_ARGUMENT, "append_tokens", "-1");
   refuse(
-      side, [](auto& o) { o.append_tokens = int64_t{1} << 31; }, TANDEM_ERROR_INVALID_ARGUMENT, "append_tokens", "2147483648");
+      side, [](auto& o) { o.append_tokens = int64_t{1} << 31; }, TANDEM_ERROR_INVALID_ARGUMENT, "append_tokens",
+      "2147483648");
   refuse(
       side, [](auto& o) { o.stream_heads = -2; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_heads", "-2");
   refuse(
