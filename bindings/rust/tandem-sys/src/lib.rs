@@ -17,7 +17,7 @@ pub use functions::*;
 pub use structs::*;
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xb499_b255_1f31_9549;
+pub const FINGERPRINT: u64 = 0x69bc_145d_9060_9321;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(
