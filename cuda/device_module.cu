@@ -264,10 +264,10 @@ int32_t copy_strided(void* self, const StridedCopy* copy, void* stream, DeviceEr
   const auto row_bytes = static_cast<size_t>(copy->row_bytes), n_rows = static_cast<size_t>(copy->n_rows);
   const auto at = static_cast<cudaStream_t>(stream);
   if (n_rows == 1)
-    TANDEM_CUDA_TRY(cudaMemcpyAsync(copy->to, copy->from, row_bytes, cudaMemcpyHostToDevice, at), error);
+    TANDEM_CUDA_TRY(cudaMemcpyAsync(copy->to, copy->from, row_bytes, cudaMemcpyDefault, at), error);
   else
     TANDEM_CUDA_TRY(cudaMemcpy2DAsync(copy->to, static_cast<size_t>(copy->to_stride), copy->from,
-                                      static_cast<size_t>(copy->from_stride), row_bytes, n_rows, cudaMemcpyHostToDevice, at),
+                                      static_cast<size_t>(copy->from_stride), row_bytes, n_rows, cudaMemcpyDefault, at),
                     error);
   return TANDEM_OK;
 }

@@ -87,6 +87,8 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_options, route),
     AT(tandem_session_options, stream_buffer_bytes),
     AT(tandem_session_options, stream_fraction),
+    AT(tandem_session_options, append_tokens),
+    AT(tandem_session_options, stream_heads),
 
     SIZE(tandem_attend_args),
     AT(tandem_attend_args, struct_size),

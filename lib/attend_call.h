@@ -4,7 +4,10 @@
 
 #include "lib/attend_scratch.h"
 #include "lib/device_session.h"
+#include "lib/device_status.h"
+#include "lib/routes/prefill_size.h"
 #include "lib/session.h"
+#include "lib/trace.h"
 
 namespace tandem {
 
@@ -19,6 +22,30 @@ class AtEnd {
  private:
   F action_;
 };
+
+// Where states of a call's tokens go: rows of n_heads query heads, of which these are the first.
+struct HeadStates {
+  float* o = nullptr;
+  float* lse = nullptr;
+  int64_t n_heads = 0;
+};
+
+// As kernels are told of a tensor; and n_rows rows of one.
+DeviceRows rows_of(const TensorView& view);
+TensorView from_row(const TensorView& view, int64_t row, int64_t n_rows);
+
+// Rows of a call's tensors as a call of their own.
+struct CutArgs {
+  AttendArgs args;
+  TensorView k, v;
+
+  CutArgs(const AttendArgs& whole, int64_t first_row, int64_t n_rows);
+  CutArgs(const CutArgs&) = delete;
+};
+
+// The call for the KV heads [first_head, first_head + n_heads) alone. layer: becomes theirs.
+DeviceAttend of_heads(const DeviceAttend& call, int32_t first_head, int32_t n_heads, Layer* layer);
+void point_states(const HeadStates& to, DeviceAttend* call);
 
 class AttendCall {
  public:
@@ -81,6 +108,7 @@ class AttendCall {
   void take_back();
   void evict_before(SequenceCall* call);
   Status run_chunk(int64_t most, ChunkPlace* place);
+  void begin_task(HandOverTask* task) const;
   Status attend_chunk(HandOverTask* task);
   void prepare_chunk(HandOverTask* task);
   void choose_streaming_on_device(SequenceCall& call, int64_t least);
@@ -110,7 +138,10 @@ class AttendCall {
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
   Status upload_descriptors(HandOverTask* task, DeviceSequences* sequences);
   template <typename Function, typename DeviceCall>
-  Status ask_device(const char* name, Function function, const DeviceCall* call) const;
+  Status ask_device(const char* name, Function function, const DeviceCall* call) const {
+    const TraceRange range(name, args_.layer_idx, "resident");
+    return call_device(session_.device_->device(), function, call, args_.stream);
+  }
   Status launch(const DeviceSequences& sequences, bool merges, HandOverTask* task);
   // Who computes over the keys outside the window (lib/routes/choose.cc).
   TokenRange streamed_tokens(const SequenceCall& call, int64_t most) const;
@@ -120,6 +151,7 @@ class AttendCall {
   int64_t key_bytes() const;
   void choose_route(HandOverTask* task);
   bool pin_streamed();
+  bool accept_pins(bool is_pinned);
   void describe_part(HandOverTask* task) const;
   // Keys that cross the bus (lib/routes/stream.cc).
   void wait_for_streamed_rows();
@@ -127,10 +159,27 @@ class AttendCall {
   Status begin_stream(HandOverTask* task);
   Status mark_stream(const HandOverTask& task, size_t n_sent);
   Status send_piece(const HandOverTask& task, const StreamPiece& piece);
-  Status attend_piece(const DeviceAttend& window, const StreamPiece& piece, const std::byte* buffer,
-                      const DeviceSequence* described);
+  Status send_next(const HandOverTask& task, size_t* n_sent);
+  Status attend_piece(const DeviceAttend& window, const HandOverTask& task, const StreamPiece& piece,
+                      const std::byte* buffer, const DeviceSequence* described, const HeadStates& to);
   Status attend_stream(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);
+  // Appends of more tokens than a ticket has, where keys are streamed (lib/routes/prefill.cc).
+  struct Prefill;
+  Status reserve_prefill(int64_t most, DeviceLimits* limits);
+  bool give_prefill_up(const Status& status);
+  int64_t prefill_len(const ChunkPlace& place) const;  // of the next chunk; 0: it is none of these
+  Status run_prefill(int64_t n_tokens, ChunkPlace* place);
+  Status attend_prefill(HandOverTask* task);
+  void prepare_prefill(HandOverTask* task);
+  Status describe_prefill(HandOverTask* task, Prefill* prefill);
+  Status launch_prefill(Prefill& prefill);
+  Status hand_over_rows(Prefill& prefill, int64_t n_tickets);
+  Status attend_group(Prefill& prefill, int32_t first_head, int32_t n_heads);
+  Status add_part(const Prefill& prefill, const Layer& group);
+  Status write_group(const Prefill& prefill, int32_t first_head, const Layer& group);
+  Status keep_window();
+  int64_t prefill_pages_begin() const;
 
   static void pack_task(void* context, int64_t task_idx, int32_t worker_idx);
   static void write_task(void* context, int64_t task_idx, int32_t worker_idx);
@@ -145,6 +194,7 @@ class AttendCall {
   const Policy& policy_;
   const Backend& cpu_;
   AttendScratch& scratch_;
+  PrefillSize prefill_;  // of the call's long appends, if there are any
   // Of a speculative call on a device: its queries, and the positions of all tokens.
   struct {
     DeviceSequences queries;

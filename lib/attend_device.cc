@@ -21,10 +21,8 @@
 #include "lib/device_session.h"
 #include "lib/device_status.h"
 #include "lib/placement.h"
-#include "lib/trace.h"
 
 namespace tandem {
-namespace {
 
 DeviceRows rows_of(const TensorView& view) {
   const int64_t bytes = row_bytes(view.dtype, 1);
@@ -37,6 +35,8 @@ TensorView from_row(const TensorView& view, int64_t row, int64_t n_rows) {
   part.n_tokens = n_rows;
   return part;
 }
+
+namespace {
 
 // Where the library rotates, append() has left them rotated.
 DeviceRows attended_q(const DeviceAppend& call) {
@@ -93,7 +93,10 @@ Status AttendCall::run_on_device() {
   Status status;
   try {
     if (args_.speculative) most = DeviceSession::kMostTokens;  // each query is a sequence of its own
-    for (ChunkPlace place; status.ok() && place.call < scratch_.calls.size();) status = run_chunk(most, &place);
+    for (ChunkPlace place; status.ok() && place.call < scratch_.calls.size();) {
+      const int64_t n = prefill_len(place);
+      status = n > 0 ? run_prefill(n, &place) : run_chunk(most, &place);
+    }
   } catch (...) {
     take_back();
     throw;
@@ -113,6 +116,14 @@ void AttendCall::take_back() {
   }
 }
 
+CutArgs::CutArgs(const AttendArgs& whole, int64_t first_row, int64_t n_rows) : args(whole) {
+  args.q = from_row(whole.q, first_row, n_rows);
+  args.o = from_row(whole.o, first_row, n_rows);
+  if (whole.k != nullptr) k = from_row(*whole.k, first_row, n_rows), args.k = &k;
+  if (whole.v != nullptr) v = from_row(*whole.v, first_row, n_rows), args.v = &v;
+  if (args.lse != nullptr) args.lse += first_row * args.lse_token_stride;
+}
+
 // most: queries of a sequence in one chunk.
 Status AttendCall::reserve_on_device(int64_t* most) {
   DeviceSession& device = *session_.device_;
@@ -123,7 +134,8 @@ Status AttendCall::reserve_on_device(int64_t* most) {
     n_tokens += call.q_len;
     is_single = is_single || args_.speculative || session_.takes_single_queries(layer_, *call.sequence);
   }
-  TANDEM_TRY(device.most_queries(layer_idx_, is_single ? 1 : std::min(longest, DeviceSession::kMostTokens), most));
+  const int64_t wanted = session_.most_of_chunk();
+  TANDEM_TRY(device.most_queries(layer_idx_, is_single ? 1 : std::min(longest, wanted), most));
   int64_t n_pages = 0;
   for (SequenceCall& call : scratch_.calls) {
     Sequence& sequence = *call.sequence;
@@ -144,7 +156,11 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   CallSize with_stream = size;
   TANDEM_TRY(reserve_stream(*most, &with_stream));
   if (session_.may_stream_) {
-    Status status = device.reserve(device_limits(device.device(), layer_, with_stream), args_.stream);
+    const DeviceLimits shorter = device_limits(device.device(), layer_, with_stream);
+    DeviceLimits limits = shorter;
+    TANDEM_TRY(reserve_prefill(*most, &limits));
+    Status status = device.reserve(limits, args_.stream);
+    if (!status.ok() && give_prefill_up(status)) status = device.reserve(shorter, args_.stream);
     if (status.ok()) return {};
     TANDEM_TRY(give_streams_up(std::move(status)));
   }
@@ -179,15 +195,8 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
     ++place->call;
     place->query = 0;
   }
-  AttendArgs args = args_;
-  const auto part_of = [&](const TensorView* view) { return view ? from_row(*view, first_row, n_rows) : TensorView(); };
-  const TensorView k = part_of(args_.k), v = part_of(args_.v);
-  args.q = from_row(args_.q, first_row, n_rows);
-  args.o = from_row(args_.o, first_row, n_rows);
-  args.k = args_.k ? &k : nullptr;
-  args.v = args_.v ? &v : nullptr;
-  if (args.lse != nullptr) args.lse += first_row * args.lse_token_stride;
-  return AttendCall(session_, args, task.scratch).attend_chunk(&task);
+  const CutArgs cut(args_, first_row, n_rows);
+  return AttendCall(session_, cut.args, task.scratch).attend_chunk(&task);
 }
 
 Status AttendCall::attend_chunk(HandOverTask* task) {
@@ -222,7 +231,7 @@ void AttendCall::commit_chunk() {
       keep_guess(call);
       continue;
     }
-    call.window->extend(layer_idx_, call.resident_begin, call.length);
+    call.window->extend(layer_idx_, std::max(call.resident_begin, call.kept_begin), call.length);
     if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
     settle(call);
     count_bytes(call);
@@ -235,15 +244,23 @@ void AttendCall::commit_chunk() {
   }
 }
 
-void AttendCall::prepare_chunk(HandOverTask* task) {
-  clear_scratch();
+// Nothing to do but to meet a ticket of so many sequences.
+void AttendCall::begin_task(HandOverTask* task) const {
   task->shape = {args_.layer_idx, static_cast<int32_t>(scratch_.calls.size()), 0, 0};
   task->header = reinterpret_cast<const SlotHeader*>(session_.device_->slot(task->ticket));
   task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
   task->rows.clear();
   task->touched.clear();
+  task->pieces.clear();
+  task->streamed = nullptr;
+  task->part = {};
   task->is_cut = false;
   task->arrived = task->observed = nullptr;
+}
+
+void AttendCall::prepare_chunk(HandOverTask* task) {
+  clear_scratch();
+  begin_task(task);
   const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
   if (args_.parent_idx != nullptr)
     scratch_.tree_positions.reserve(static_cast<size_t>(args_.q.n_tokens));  // runs point there
@@ -257,6 +274,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     if (args_.speculative) leave_guess_to_host(&call);
   }
   choose_route(task);
+  if (!task->pieces.empty()) task->layout = session_.stream_layouts_[layer_idx_];
   for (const SequenceCall& call : scratch_.calls) {
     add_host_jobs(call);
     if (args_.k != nullptr) add_row_copies(call, exchange, task);
@@ -334,7 +352,8 @@ void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange
 // Rows that the window should have before the call's own.
 Status AttendCall::fill_window(const SequenceCall& call) {
   const int64_t end = args_.k != nullptr ? call.first_query : call.length;
-  call.window->make_way(layer_idx_, args_.speculative ? end : call.length);
+  const int64_t in_ring = std::min(call.length, prefill_pages_begin());  // what is written there meanwhile
+  call.window->make_way(layer_idx_, args_.speculative ? end : in_ring);
   TokenRange valid = call.window->valid(layer_idx_);
   if (valid.end <= call.resident_begin || valid.begin >= end) valid = {end, end};
   const TokenRange missing[] = {{call.resident_begin, std::min(valid.begin, end)}, {valid.end, end}};
@@ -413,15 +432,9 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
     auto* pieces = reinterpret_cast<DeviceSequence*>(upload + bytes);
     describe_pieces(*task, pieces, reinterpret_cast<int64_t*>(pieces + task->pieces.size()));
     bytes += static_cast<int64_t>(task->pieces.size() * sizeof(DeviceSequence)) +
-             session_.stream_layouts_[layer_idx_].n_pages * static_cast<int64_t>(sizeof(int64_t));
+             task->layout.n_pages * static_cast<int64_t>(sizeof(int64_t));
   }
   return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
-}
-
-template <typename Function, typename DeviceCall>
-Status AttendCall::ask_device(const char* name, Function function, const DeviceCall* call) const {
-  const TraceRange range(name, args_.layer_idx, "resident");
-  return call_device(session_.device_->device(), function, call, args_.stream);
 }
 
 // task: waits for the ticket. Null in a planned step, which has posted all of its own.

@@ -35,7 +35,8 @@ struct SequenceCall {
   int64_t host_end = 0;
   int64_t n_selected = 0;  // over all KV heads
   bool has_host = false;
-  int64_t cpu_begin = 0;  // of the host's keys, those before it go to the device (lib/routes/choose.cc)
+  int64_t cpu_begin = 0;   // of the host's keys, those before it go to the device (lib/routes/choose.cc)
+  int64_t kept_begin = 0;  // of the call's keys, what the window has after it begins no sooner
   bool selected = false;
   // On a device, where MAW are kept. Tokens [found_begin, resident_begin) were there before the session looked, and the host
   // has them; [resident_begin, evict_end) leave the window with the call.

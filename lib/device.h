@@ -185,7 +185,7 @@ struct DeviceAttend {
 struct DeviceMerge {
   const Layer* layer = nullptr;
   DeviceSequences sequences;
-  int32_t n_tokens = 0;  // as in DeviceAppend
+  int32_t n_tokens = 0;  // as in DeviceAppend; of any number, where no sequence has a host part
   // observe() follows: the merged lse take the place of the window's and, where wanted, of the host's.
   int32_t is_observed = 0;
   const float* o = nullptr;  // [n_tokens, n_q_heads, v_head_dim], of the window
@@ -228,7 +228,7 @@ struct DeviceAccumulate {
   const float* part_lse = nullptr;
 };
 
-// n_rows rows of row_bytes bytes, each a stride behind the one before. To device memory, from the host's.
+// n_rows rows of row_bytes bytes, each a stride behind the one before. To device memory, from anywhere.
 struct StridedCopy {
   void* to = nullptr;
   const void* from = nullptr;

@@ -51,6 +51,7 @@ void DeviceLimits::include(const DeviceLimits& other) {
   step_bytes = std::max(step_bytes, other.step_bytes);
   n_evicted = std::max(n_evicted, other.n_evicted);
   streams = std::max(streams, other.streams);
+  prefill_bytes = std::max(prefill_bytes, other.prefill_bytes);
 }
 
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size) {
@@ -139,7 +140,8 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
   work.q_at = work.lse_at + aligned(lse_bytes);
   work.part_o_at = work.q_at + aligned(q_bytes);
   work.part_lse_at = work.part_o_at + limits.streams * aligned(o_bytes);
-  work.workspace_at = work.part_lse_at + limits.streams * aligned(lse_bytes);
+  work.prefill_at = work.part_lse_at + limits.streams * aligned(lse_bytes);
+  work.workspace_at = work.prefill_at + aligned(limits.prefill_bytes);
   work.work_bytes = work.workspace_at + aligned(limits.workspace_bytes);
   return work;
 }

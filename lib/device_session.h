@@ -4,7 +4,7 @@
 //   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps | what has
 //                   been streamed, a byte for each task
 //   work space      the module's words | descriptors of a call | of a step | states of the window | rotated queries |
-//                   states of a piece, where keys are streamed | what attend() asks for
+//                   states of a piece, where keys are streamed | what long appends take | what attend() asks for
 //   buffers         of streamed keys (lib/routes/stream_buffers.h)
 //
 // All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
@@ -31,6 +31,7 @@ struct DeviceLimits {
   int64_t step_sequences = 0, step_bytes = 0;  // of a planned step: in each layer; descriptors of all layers
   int64_t n_evicted = 0;                       // tokens that leave windows with a call, where their MAW are kept
   int64_t streams = 0;                         // 1: a call's keys may come in pieces, whose states need room
+  int64_t prefill_bytes = 0;                   // of long appends' keys and states (lib/routes/prefill_size.h)
 
   void include(const DeviceLimits& other);
   bool operator==(const DeviceLimits& other) const = default;
@@ -50,7 +51,8 @@ int64_t constants_bytes(const std::vector<Layer>& layers);  // learned sinks, an
 struct SessionWork {
   int64_t slot_bytes = 0, upload_bytes = 0, step_bytes = 0, shared_bytes = 0;
   int64_t streamed_at = 0;  // in the shared memory: a byte for each task
-  int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, q_at = 0, part_o_at = 0, part_lse_at = 0, workspace_at = 0;
+  int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, q_at = 0, part_o_at = 0, part_lse_at = 0, prefill_at = 0,
+          workspace_at = 0;
   int64_t work_bytes = 0;
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits);
@@ -109,6 +111,7 @@ class DeviceSession {
   float* lse() const { return reinterpret_cast<float*>(work_.data() + layout_.lse_at); }
   float* part_o() const { return reinterpret_cast<float*>(work_.data() + layout_.part_o_at); }
   float* part_lse() const { return reinterpret_cast<float*>(work_.data() + layout_.part_lse_at); }
+  std::byte* prefill_area() const { return work_.data() + layout_.prefill_at; }
   void* workspace() const { return work_.data() + layout_.workspace_at; }
   const float* sinks(size_t layer_idx) const { return constant(sinks_at_[layer_idx]); }  // in device memory, or null
   const float* rope(size_t layer_idx) const { return constant(rope_at_[layer_idx]); }

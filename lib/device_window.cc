@@ -17,9 +17,11 @@ WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Poli
       geometry.page_bytes += layer.n_kv_heads * planes.head_stride[p];
       geometry.page_bytes = (geometry.page_bytes + kAlignment - 1) / kAlignment * kAlignment;
     }
-    if (!policy_of_layer(policy, layer).keeps_maw) continue;
-    planes.maw_at = geometry.page_bytes;
-    geometry.page_bytes += int64_t{4} * layer.n_q_heads * kDevicePageLen;  // a multiple of the alignment
+    if (policy_of_layer(policy, layer).keeps_maw) {
+      planes.maw_at = geometry.page_bytes;
+      geometry.page_bytes += int64_t{4} * layer.n_q_heads * kDevicePageLen;  // a multiple of the alignment
+    }
+    planes.bytes = geometry.page_bytes - planes.at[0];
   }
   return geometry;
 }

@@ -25,6 +25,7 @@ struct WindowGeometry {
     PlaneBytes row_bytes;
     int64_t at[kPlanes] = {};           // of KV head 0 in a page
     int64_t head_stride[kPlanes] = {};  // bytes
+    int64_t bytes = 0;                  // of the layer's part of a page
     int64_t maw_at = -1;                // f32 [n_q_heads][page_len]; -1: none are kept
   };
   std::vector<LayerPlanes> layers;

@@ -97,6 +97,7 @@ struct HandOverTask {
   int64_t selected_kv_bytes = 0;        // that these have of selected keys
   // Keys that the device gets of the host while the task is under way: so long nobody may change them.
   std::vector<StreamPiece> pieces;
+  StreamLayout layout;                         // of these
   int64_t pieces_at = 0;                       // their descriptors: bytes behind those of the call
   uint8_t* streamed = nullptr;                 // 1: all have been sent; null: there are none
   std::chrono::steady_clock::time_point sent;  // the first of them was asked for

@@ -7,6 +7,7 @@
 #include "lib/device_session.h"
 #include "lib/dtype.h"
 #include "lib/placement.h"
+#include "lib/routes/prefill_size.h"
 #include "lib/routes/route.h"
 #include "lib/routes/stream_pieces.h"
 #include "lib/sequence_state.h"
@@ -37,10 +38,10 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry
   return bytes;
 }
 
-// Sessions take these at the first calls of as many sequences, one query each (lib/device_session.h). page_bytes: of
-// windows.
+// Sessions take these at the first calls of as many sequences (lib/device_session.h). page_bytes: of windows; limits: what
+// calls come to beside `size`.
 Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64_t page_bytes, const CallSize& size,
-                   tandem_memory_plan* plan) {
+                   DeviceLimits limits, tandem_memory_plan* plan) {
   plan->device_window_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
   if (engine.device() == nullptr || size.n_sequences == 0) return {};
   const int64_t window_len = size.n_pages / size.n_sequences * kDevicePageLen;
@@ -48,7 +49,6 @@ Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64
     return fail(TANDEM_ERROR_CAPACITY, "window_tokens", "windows of %lld tokens in %lld sequences are more than 2^61 bytes",
                 static_cast<long long>(window_len), static_cast<long long>(size.n_sequences));
   plan->device_window_bytes = size.n_pages * page_bytes;
-  DeviceLimits limits;
   for (const Layer& layer : layers) limits.include(device_limits(*engine.device(), layer, size));
   const SessionWork work = make_session_work(layers, limits);
   plan->device_work_bytes = work.work_bytes + constants_bytes(layers);
@@ -56,20 +56,75 @@ Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64
   return {};
 }
 
+// What calls may stream of sequences of kv_lens, whose last tokens they append.
+struct Streaming {
+  const PolicyOptions& options;
+  const RouteOptions& routes;
+  const StoreGeometry& store;
+  std::span<const int64_t> kv_lens;
+
+  int64_t appended(int64_t kv_len) const { return std::min(kv_len, std::max<int64_t>(1, routes.append_tokens)); }
+  TokenRange streamed(const Layer& layer, int64_t kv_len) const {
+    const int64_t block = evict_len(options.window_len, store.page_len), n = appended(kv_len);
+    const int64_t last = n > DeviceSession::kMostTokens ? kv_len - 1 : kv_len - n;  // the first query of the last chunk
+    const int64_t end = std::max<int64_t>(0, last - options.window_len) / block * block;
+    const int64_t begin = layer.sliding_window > 0 ? kv_len - n + 1 - layer.sliding_window : 0;
+    return {std::clamp<int64_t>(begin, 0, end), end};
+  }
+};
+
 // Of the layer that takes most of each.
-void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout>& streams, const PolicyOptions& options,
-                int64_t page_len, std::span<const int64_t> kv_lens, CallSize* size) {
-  const int64_t block = evict_len(options.window_len, page_len);
+void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout>& streams, const Streaming& calls,
+                CallSize* size) {
   for (size_t l = 0; l < layers.size(); ++l) {
     int64_t n = 0;
-    for (const int64_t kv_len : kv_lens) {
-      const int64_t end = std::max<int64_t>(0, kv_len - 1 - options.window_len) / block * block;
-      const int64_t begin = layers[l].sliding_window > 0 ? kv_len - layers[l].sliding_window : 0;
-      n += count_pieces(streams[l], layers[l].n_kv_heads, std::clamp<int64_t>(begin, 0, end), end);
+    for (const int64_t kv_len : calls.kv_lens) {
+      const TokenRange tokens = calls.streamed(layers[l], kv_len);
+      n += count_pieces(streams[l], layers[l].n_kv_heads, tokens.begin, tokens.end);
     }
     size->n_pieces = std::max(size->n_pieces, n);
     size->n_stream_pages = std::max(size->n_stream_pages, streams[l].n_pages);
   }
+}
+
+// Long appends, each in a call of its own (lib/routes/prefill.cc).
+Status add_prefill(const Device& device, const std::vector<Layer>& layers, const WindowGeometry& window,
+                   const Streaming& calls, DeviceLimits* limits) {
+  for (size_t l = 0; l < layers.size(); ++l)
+    for (const int64_t kv_len : calls.kv_lens) {
+      const int64_t n = calls.appended(kv_len);
+      const TokenRange tokens = calls.streamed(layers[l], kv_len);
+      if (n <= DeviceSession::kMostTokens || tokens.begin >= tokens.end) continue;
+      const PrefillTerms terms{calls.store.extent_len(), calls.routes.buffer_bytes,  device.info.n_multiprocessors,
+                               calls.routes.piece_heads, calls.routes.append_tokens, window.layers[l].bytes};
+      PrefillSize size;
+      TANDEM_TRY(size_prefill(layers[l], terms, n, tokens.end - tokens.begin, &size));
+      limits->include(prefill_limits(device, layers[l], size,
+                                     count_pieces(size.layout, layers[l].n_kv_heads, tokens.begin, tokens.end),
+                                     ring_pages(calls.options, calls.store.page_len, size.n_tokens)));
+    }
+  return {};
+}
+
+// Of the first calls of all sequences.
+Status plan_calls(const Engine& engine, const std::vector<Layer>& layers, const Policy& policy, const Streaming& calls,
+                  const std::vector<StreamLayout>& streams, tandem_memory_plan* plan) {
+  const auto n_sequences = static_cast<int64_t>(calls.kv_lens.size());
+  const int64_t page_len = calls.store.page_len;
+  int64_t q_len = 1, n_tokens = 0;
+  for (const int64_t kv_len : calls.kv_lens) {
+    n_tokens += std::max<int64_t>(1, calls.appended(kv_len));
+    q_len = std::max(q_len, std::min(calls.appended(kv_len), DeviceSession::kMostTokens));
+  }
+  CallSize size{n_tokens, n_sequences, q_len, n_sequences * ring_pages(calls.options, page_len, q_len),
+                evicted_at_once(policy, calls.options, page_len)};
+  const WindowGeometry window = make_window_geometry(layers, policy);
+  DeviceLimits limits;
+  if (calls.routes.always_streams() && !streams.empty()) {
+    add_pieces(layers, streams, calls, &size);
+    TANDEM_TRY(add_prefill(*engine.device(), layers, window, calls, &limits));
+  }
+  return plan_device(engine, layers, window.page_bytes, size, limits, plan);
 }
 
 }  // namespace
@@ -109,12 +164,10 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   const auto n_sequences = static_cast<int64_t>(kv_lens.size());
   std::vector<StreamLayout> streams;
   if (engine.device() != nullptr && routes.route != Route::kHost)
-    TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes.buffer_bytes, &streams));
+    TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes, &streams));
   plan->device_stream_bytes = streams.empty() || n_sequences == 0 ? 0 : StreamBuffers::kBuffers * routes.buffer_bytes;
-  CallSize size{n_sequences, n_sequences, 1, n_sequences * ring_pages(options, page_len, 1),
-                evicted_at_once(*policy, options, page_len)};
-  if (routes.always_streams()) add_pieces(layers, streams, options, page_len, kv_lens, &size);
-  TANDEM_TRY(plan_device(engine, layers, make_window_geometry(layers, *policy).page_bytes, size, plan));
+  const Streaming calls{options, routes, geometry, kv_lens};
+  TANDEM_TRY(plan_calls(engine, layers, *policy, calls, streams, plan));
   plan->kv_token_bytes = geometry.token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
   // What "auto" cannot have, it goes without.

@@ -29,8 +29,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", options.route);
   std::vector<StreamLayout> layouts;
   if (device != nullptr && routes.route != Route::kHost)
-    TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes.buffer_bytes,
-                                   &layouts));
+    TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes, &layouts));
   session->reset(new Session(std::move(cache), policy, resolved, routes));
   (*session)->stream_layouts_ = std::move(layouts);
   (*session)->cache_->attach(session->get());
@@ -185,6 +184,20 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
     }
   }
   return {};
+}
+
+int64_t Session::most_of_chunk() const {
+  const bool is_asked_for = routes_.append_tokens > 0 && !stream_layouts_.empty();
+  return is_asked_for ? std::min(routes_.append_tokens, DeviceSession::kMostTokens) : DeviceSession::kMostTokens;
+}
+
+PrefillTerms Session::prefill_terms(size_t layer_idx) const {
+  return {cache_->store().geometry().extent_len(),
+          routes_.buffer_bytes,
+          cache_->engine().device()->info.n_multiprocessors,
+          routes_.piece_heads,
+          routes_.append_tokens,
+          device_->geometry().layers[layer_idx].bytes};
 }
 
 bool Session::is_settled() const { return device_ == nullptr || device_->hand_over().is_settled(); }

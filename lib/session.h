@@ -16,6 +16,7 @@
 #include "lib/cache.h"
 #include "lib/device_session.h"
 #include "lib/policies/policy.h"
+#include "lib/routes/prefill_size.h"
 #include "lib/routes/route.h"
 #include "lib/sequence_state.h"
 #include "lib/tensor.h"
@@ -132,6 +133,8 @@ class Session {
   void cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_tokens);
   // Of what is under way on the device, said once where calls may follow it: they start over. The cache's mutex is held.
   Status meet_fault(void* stream);
+  int64_t most_of_chunk() const;  // tokens of an append that has one ticket
+  PrefillTerms prefill_terms(size_t layer_idx) const;
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
@@ -153,6 +156,7 @@ class Session {
   std::vector<StreamLayout> stream_layouts_;  // [n_layers]; empty: nothing is ever streamed
   bool may_stream_ = false;                   // the call at hand: it has what that takes
   bool refuses_streams_ = false;              // there was no memory for them, which is said once
+  bool refuses_prefill_ = false;              // likewise, for long appends' own chunks
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
   std::unique_ptr<AttendScratch> scratch_;
   std::unique_ptr<DeviceSession> device_;  // null until a call has device tensors

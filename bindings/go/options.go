@@ -86,6 +86,8 @@ type SessionOptions struct {
 
 	StreamBufferBytes int64   // each of the two buffers that keys go through; 0: 16 MiB
 	StreamFraction    float64 // with "host+stream": the share of these keys that crosses the bus, 0 to 1; -1: not given
+	AppendTokens      int64   // most of an append that meet a streamed key together; 0: 16,384, and plans are of single queries
+	StreamHeads       int64   // KV heads of what is streamed at a time, at most; 0: as many as take the least time
 }
 
 // DefaultEngineOptions gives the library's defaults.
@@ -258,5 +260,7 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	raw.route = a.text("route", o.Route)
 	raw.stream_buffer_bytes = C.int64_t(o.StreamBufferBytes)
 	raw.stream_fraction = C.double(o.StreamFraction)
+	raw.append_tokens = C.int64_t(o.AppendTokens)
+	raw.stream_heads = C.int64_t(o.StreamHeads)
 	return &raw
 }

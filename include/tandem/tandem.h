@@ -343,7 +343,13 @@ typedef struct tandem_session tandem_session;
  * last bits of outputs with it; "host" below 4 MiB, in planned steps (copies in a graph could not follow a sequence that grows),
  * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
  * attends in full are streamed: those of "all", and of layers with a sliding window under "hgca"; not those that the library
- * rotates, nor in speculative calls. The statistics say which route served. */
+ * rotates, nor in speculative calls. The statistics say which route served.
+ *
+ * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
+ * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not
+ * grow with the length: its keys of one layer, and the states of stream_heads KV heads twice. All its keys outside the window cross
+ * then; with "host+stream" chunks have 512 tokens. Where there is no memory for
+ * that, keys cross once for 512 tokens (said in the log). */
 typedef struct tandem_session_options {
   uint32_t struct_size;
   int32_t reserved;
@@ -358,9 +364,12 @@ typedef struct tandem_session_options {
   const char *route;      /* NULL: "auto" */
   int64_t stream_buffer_bytes; /* each of the two buffers that keys go through; 0: 16 MiB */
   double stream_fraction;      /* 0 to 1, with route "host+stream" and not without it; -1: not given */
+  int64_t append_tokens;  /* most tokens of an append that meet a streamed key together; 0: 16384, and plans have room for single
+                             queries alone, else for appends of so many tokens */
+  int64_t stream_heads;   /* KV heads of what is streamed at a time, at most; 0: as many as take the least time */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
-  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, -1.0 }
+  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, -1.0, 0, 0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
 /* Several sessions may read one cache. Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; routes that stream

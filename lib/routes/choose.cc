@@ -125,7 +125,7 @@ void AttendCall::choose_route(HandOverTask* task) {
   std::atomic_ref(*task->streamed).store(0, std::memory_order_relaxed);
 }
 
-// false: "auto" is to leave it. What "auto" streams may become more with the next calls: an eighth is pinned in advance.
+// What "auto" streams may become more with the next calls: an eighth is pinned in advance.
 bool AttendCall::pin_streamed() {
   bool is_pinned = true;
   for (const PlannedKeys& keys : scratch_.plan.keys()) {
@@ -133,6 +133,11 @@ bool AttendCall::pin_streamed() {
     const int64_t ahead = session_.routes_.route == Route::kAuto ? (keys.cpu_begin - keys.begin) / 8 : 0;
     is_pinned = cache_.pin(*scratch_.calls[keys.call].sequence, std::min(keys.cpu_begin + ahead, keys.end)) && is_pinned;
   }
+  return accept_pins(is_pinned);
+}
+
+// false: "auto" is to leave it.
+bool AttendCall::accept_pins(bool is_pinned) {
   if (is_pinned || session_.routes_.route != Route::kAuto) return true;
   session_.refuses_streams_ = true;
   session_.may_stream_ = false;

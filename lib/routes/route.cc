@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "lib/routes/route.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -66,6 +67,14 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
                 static_cast<long long>(options.stream_buffer_bytes));
   if (options.stream_buffer_bytes > 0) made.buffer_bytes = (options.stream_buffer_bytes + kUnit - 1) / kUnit * kUnit;
   TANDEM_TRY(resolve_share(options, &made));
+  if (options.append_tokens < 0 || options.append_tokens > INT32_MAX)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "append_tokens", "append_tokens = %lld is not in 0 to 2^31 - 1",
+                static_cast<long long>(options.append_tokens));
+  made.append_tokens = options.append_tokens;
+  if (options.stream_heads < 0)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_heads", "stream_heads = %lld is negative",
+                static_cast<long long>(options.stream_heads));
+  made.piece_heads = static_cast<int32_t>(std::min<int64_t>(options.stream_heads, INT32_MAX));
   if (made.always_streams() && !can_stream(policy))
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\" with policy \"%s\": %s", options.route, policy.name,
                 policy.keeps_maw ? "the CPU has to see the queries, as it keeps the moving averages of the host's keys"

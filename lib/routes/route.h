@@ -21,6 +21,8 @@ struct RouteOptions {
   Route route = Route::kAuto;
   int64_t buffer_bytes = int64_t{16} << 20;  // of each stream buffer
   double stream_share = 0.0;                 // of kHostStream
+  int64_t append_tokens = 0;                 // of a long append that are attended at once, at most; 0: kMostAppend
+  int32_t piece_heads = 0;                   // KV heads of a piece, at most; 0: as many as take least time
 
   bool always_streams() const { return route == Route::kStream || route == Route::kHostStream; }
   double given_share() const { return route == Route::kStream ? 1.0 : stream_share; }

@@ -27,7 +27,7 @@ void AttendCall::wait_for_streamed_rows() {
 
 // Behind the descriptors of the calls: one for each piece, and the page table that serves all of them.
 void AttendCall::describe_pieces(const HandOverTask& task, DeviceSequence* to, int64_t* table) const {
-  const StreamLayout& layout = session_.stream_layouts_[layer_idx_];
+  const StreamLayout& layout = task.layout;
   for (const StreamPiece& piece : task.pieces) {
     const SequenceCall& call = scratch_.calls[piece.call];
     *to = {};
@@ -45,7 +45,7 @@ void AttendCall::describe_pieces(const HandOverTask& task, DeviceSequence* to, i
 
 // The store may grow meanwhile: it is asked for nothing but what the task has of it.
 Status AttendCall::send_piece(const HandOverTask& task, const StreamPiece& piece) {
-  const StreamLayout& layout = session_.stream_layouts_[layer_idx_];
+  const StreamLayout& layout = task.layout;
   StreamBuffers& buffers = *session_.device_->stream();
   CopyList copies;
   std::byte* const buffer = buffers.next();
@@ -84,18 +84,34 @@ Status AttendCall::mark_stream(const HandOverTask& task, size_t n_sent) {
   return session_.device_->stream()->mark(session_.device_->streamed_on_device(task.idx));
 }
 
-// call: as that of the window, whose states are where these go.
-Status AttendCall::attend_piece(const DeviceAttend& window, const StreamPiece& piece, const std::byte* buffer,
-                                const DeviceSequence* described) {
-  DeviceSession& device = *session_.device_;
-  const StreamLayout& layout = session_.stream_layouts_[layer_idx_];
-  const int64_t first_head = int64_t{piece.first_head} * layer_.group_size;
-  Layer layer = *window.layer;
-  layer.n_kv_heads = piece.n_heads;
-  layer.n_q_heads = piece.n_heads * layer.group_size;
-  layer.sinks = nullptr;
-  DeviceAttend attend = window;
-  attend.layer = &layer;
+void point_states(const HeadStates& to, DeviceAttend* call) {
+  const int64_t dim = call->layer->v_head_dim;
+  call->o = {to.o, TANDEM_F32, 0, to.n_heads * dim, dim};
+  call->lse = to.lse;
+  call->lse_token_stride = to.n_heads;
+  call->lse_head_stride = 1;
+}
+
+DeviceAttend of_heads(const DeviceAttend& call, int32_t first_head, int32_t n_heads, Layer* layer) {
+  *layer = *call.layer;
+  layer->n_kv_heads = n_heads;
+  layer->n_q_heads = n_heads * layer->group_size;
+  layer->sinks = nullptr;
+  DeviceAttend part = call;
+  part.layer = layer;
+  part.q.data = static_cast<std::byte*>(call.q.data) +
+                first_head * layer->group_size * row_bytes(call.q.dtype, 1) * call.q.head_stride;
+  for (int32_t p = 0; p < kPlanes; ++p)
+    if (call.pages.planes[p] != nullptr) part.pages.planes[p] += first_head * call.pages.head_stride[p];
+  return part;
+}
+
+// call: as that of the window; its states go to the session's for parts, those of the piece's heads to `to`.
+Status AttendCall::attend_piece(const DeviceAttend& window, const HandOverTask& task, const StreamPiece& piece,
+                                const std::byte* buffer, const DeviceSequence* described, const HeadStates& to) {
+  const StreamLayout& layout = task.layout;
+  Layer layer;
+  DeviceAttend attend = of_heads(window, piece.first_head, piece.n_heads, &layer);
   attend.pages = {};
   attend.pages.page_len = layout.page_len;
   for (int32_t p = 0; p < kPlanes; ++p) {
@@ -105,10 +121,8 @@ Status AttendCall::attend_piece(const DeviceAttend& window, const StreamPiece& p
   attend.sequences.sequences = described;
   attend.sequences.n_sequences = 1;
   attend.sequences.max_keys = piece.end - piece.begin;
-  attend.q.data = static_cast<std::byte*>(attend.q.data) + first_head * attend.q.head_stride * row_bytes(attend.q.dtype, 1);
-  attend.o.data = device.part_o() + first_head * layer.v_head_dim;
-  attend.lse = device.part_lse() + first_head;
-  return call_device(device.device(), &DeviceTable::attend, &attend, args_.stream);
+  point_states(to, &attend);
+  return call_device(session_.device_->device(), &DeviceTable::attend, &attend, args_.stream);
 }
 
 // window: the call that has left its states in the session's o() and lse(). described: of the first piece.
@@ -121,9 +135,12 @@ Status AttendCall::attend_stream(const DeviceAttend& window, const HandOverTask&
   size_t n_sent = std::min(task.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
   for (const StreamPiece& piece : task.pieces) {
     const SequenceCall& call = scratch_.calls[piece.call];
+    const int64_t first_head = int64_t{piece.first_head} * layer_.group_size;
     std::byte* buffer = nullptr;
     TANDEM_TRY(buffers.take(args_.stream, &buffer));
-    TANDEM_TRY(attend_piece(attend, piece, buffer, described++));
+    TANDEM_TRY(
+        attend_piece(attend, task, piece, buffer, described++,
+                     {device.part_o() + first_head * layer_.v_head_dim, device.part_lse() + first_head, layer_.n_q_heads}));
     TANDEM_TRY(buffers.done_with(args_.stream));
     DeviceAccumulate sum;
     sum.layer = window.layer;
@@ -136,11 +153,15 @@ Status AttendCall::attend_stream(const DeviceAttend& window, const HandOverTask&
     sum.part_o = device.part_o();
     sum.part_lse = device.part_lse();
     TANDEM_TRY(call_device(device.device(), &DeviceTable::accumulate, &sum, args_.stream));
-    if (n_sent == task.pieces.size()) continue;
-    TANDEM_TRY(send_piece(task, task.pieces[n_sent++]));
-    TANDEM_TRY(mark_stream(task, n_sent));
+    TANDEM_TRY(send_next(task, &n_sent));
   }
   return {};
+}
+
+Status AttendCall::send_next(const HandOverTask& task, size_t* n_sent) {
+  if (*n_sent == task.pieces.size()) return {};
+  TANDEM_TRY(send_piece(task, task.pieces[(*n_sent)++]));
+  return mark_stream(task, *n_sent);
 }
 
 }  // namespace tandem

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "lib/routes/route.h"
-
 namespace tandem {
 namespace {
 
@@ -17,18 +15,20 @@ int64_t count_groups(const StreamLayout& layout, int32_t n_kv_heads) {
 
 }  // namespace
 
-Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout) {
+Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout,
+                          int32_t most_heads) {
   StreamLayout made;
   made.row_bytes = plane_bytes(layer);
   made.page_len = static_cast<int32_t>(extent_len);  // a power of two, as pages of the store are
   const int64_t row_bytes = made.row_bytes.total();
   while (made.page_len > kLeastPage && made.page_len * row_bytes > buffer_bytes) made.page_len /= 2;
-  const int64_t most_heads = buffer_bytes / (made.page_len * row_bytes);
-  if (most_heads == 0)
+  const int64_t n_fit = buffer_bytes / (made.page_len * row_bytes);
+  if (n_fit == 0)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
                 "stream_buffer_bytes = %lld is less than the %lld bytes of %d tokens of a KV head",
                 static_cast<long long>(buffer_bytes), static_cast<long long>(kLeastPage * row_bytes), kLeastPage);
-  const auto n_kv_heads = static_cast<int64_t>(layer.n_kv_heads), n_groups = (n_kv_heads + most_heads - 1) / most_heads;
+  const int64_t n_at_once = std::min(n_fit, int64_t{most_heads}), n_kv_heads = layer.n_kv_heads;
+  const int64_t n_groups = (n_kv_heads + n_at_once - 1) / n_at_once;
   made.n_heads = static_cast<int32_t>((n_kv_heads + n_groups - 1) / n_groups);
   for (int32_t p = 0; p < kPlanes; ++p) {
     made.at[p] = made.page_bytes;
@@ -40,14 +40,15 @@ Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer
   return {};
 }
 
-Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len, int64_t buffer_bytes,
-                           std::vector<StreamLayout>* layouts) {
+Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len,
+                           const RouteOptions& routes, std::vector<StreamLayout>* layouts) {
   const auto streams = [&](const Layer& layer) {
     return layer.rope == nullptr && can_stream(policy_of_layer(policy, layer));
   };
   if (std::none_of(layers.begin(), layers.end(), streams)) return {};
   for (const Layer& layer : layers)
-    TANDEM_TRY(make_stream_layout(layer, extent_len, buffer_bytes, &layouts->emplace_back()));
+    TANDEM_TRY(make_stream_layout(layer, extent_len, routes.buffer_bytes, &layouts->emplace_back(),
+                                  routes.piece_heads > 0 ? routes.piece_heads : layer.n_kv_heads));
   return {};
 }
 
@@ -77,7 +78,7 @@ void CopyList::add(std::byte* to, const std::byte* from, int64_t bytes) {
       return;
     }
     if (last.row_bytes == bytes) {
-      if (last.n_rows == 1 && to_stride > bytes && from_stride > bytes) {
+      if (last.n_rows == 1 && to_stride >= bytes && from_stride >= bytes) {
         last.to_stride = to_stride;
         last.from_stride = from_stride;
         last.n_rows = 2;

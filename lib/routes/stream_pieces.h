@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lib/device_window.h"
+#include "lib/routes/route.h"
 #include "lib/status.h"
 
 namespace tandem {
@@ -30,12 +31,14 @@ struct StreamLayout {
 
   int64_t piece_len() const { return n_pages * page_len; }
 };
-// extent_len: tokens of the store's extents. INVALID_ARGUMENT where a buffer has no room for 64 tokens of one KV head.
-Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout);
+// extent_len: tokens of the store's extents; most_heads: of a piece. INVALID_ARGUMENT where a buffer has no room for 64
+// tokens of one KV head.
+Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout,
+                          int32_t most_heads = INT32_MAX);
 
 // [n_layers]; empty where the policy leaves nothing to stream in any layer.
-Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len, int64_t buffer_bytes,
-                           std::vector<StreamLayout>* layouts);
+Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len,
+                           const RouteOptions& routes, std::vector<StreamLayout>* layouts);
 
 struct StreamPiece {
   size_t call = 0;  // of the task's

@@ -89,6 +89,8 @@ static void add_session_options(void) {
   AT(tandem_session_options, route);
   AT(tandem_session_options, stream_buffer_bytes);
   AT(tandem_session_options, stream_fraction);
+  AT(tandem_session_options, append_tokens);
+  AT(tandem_session_options, stream_heads);
 }
 
 static void add_results(void) {
@@ -247,7 +249,7 @@ static void test_sizes(void** state) {
   assert_int_equal(sizeof(tandem_engine_options), 88);
   assert_int_equal(sizeof(tandem_layer_options), 88);
   assert_int_equal(sizeof(tandem_cache_options), 64);
-  assert_int_equal(sizeof(tandem_session_options), 80);
+  assert_int_equal(sizeof(tandem_session_options), 96);
   assert_int_equal(sizeof(tandem_attend_args), 112);
   assert_int_equal(sizeof(tandem_memory_plan), 72);
   assert_int_equal(sizeof(tandem_route_plan), 96);
@@ -296,6 +298,8 @@ static void test_defaults_mean_what_the_header_says(void** state) {
   assert_null(session.route);
   assert_int_equal(session.stream_buffer_bytes, 0);
   assert_true(session.stream_fraction == -1.0);
+  assert_int_equal(session.append_tokens, 0);
+  assert_int_equal(session.stream_heads, 0);
 }
 
 static void test_names(void** state) {

@@ -8,9 +8,7 @@
 // too, and then attends them in one call of the module's kernels: its lower bound is the copy. A share of the bus is that of
 // the bytes outside the window. Before a length is timed, the route's outputs are compared with those of the CPU; the
 // appended tokens are truncated away after each call, outside the time.
-#include "device/open_device.h"
-#include "hybrid_case.h"
-#include "lib/device.h"
+#include "layer_rival.h"
 
 using namespace tandem::test;
 
@@ -18,100 +16,6 @@ namespace {
 
 constexpr int64_t kWindow = 4096;
 constexpr int kRounds = 7;
-
-// Registered memory of the bench's own.
-struct Pinned {
-  std::byte* host = nullptr;
-  explicit Pinned(int64_t bytes) {
-    must(cudaMallocHost(&host, static_cast<size_t>(bytes)));
-    std::memset(host, 0, static_cast<size_t>(bytes));
-  }
-  Pinned(const Pinned&) = delete;
-  ~Pinned() { cudaFreeHost(host); }
-};
-
-// Bytes per microsecond.
-double time_bus(const Pinned& from, int64_t bytes, std::byte* to) {
-  constexpr int64_t kPiece = int64_t{64} << 20;
-  std::vector<double> times;
-  for (int i = 0; i < 5; ++i) {
-    const auto begin = Clock::now();
-    for (int64_t at = 0; at < bytes; at += kPiece)
-      must(cudaMemcpyAsync(to + at, from.host + at, static_cast<size_t>(std::min(kPiece, bytes - at)),
-                           cudaMemcpyHostToDevice));
-    must(cudaDeviceSynchronize());
-    times.push_back(us_since(begin));
-  }
-  return static_cast<double>(bytes) / median(times);
-}
-
-// The whole layer to the device, then attention over it: what is simple.
-class Rival {
- public:
-  Rival(const OpenDevice& device, int64_t length, int64_t n_queries) : device_(device), from_(length * kTokenBytes) {
-    layer_.n_q_heads = kQHeads;
-    layer_.n_kv_heads = kKvHeads;
-    layer_.group_size = kQHeads / kKvHeads;
-    layer_.k_head_dim = layer_.v_head_dim = kDim;
-    layer_.k_type = layer_.v_type = TANDEM_BF16;
-    layer_.sm_scale = 1.0f / std::sqrt(static_cast<float>(kDim));
-    must(cudaMalloc(&keys_, static_cast<size_t>(length * kTokenBytes)));
-    must(cudaMalloc(&rows_, static_cast<size_t>(n_queries * kQHeads * kDim * 2)));
-    must(cudaMemset(rows_, 0, static_cast<size_t>(n_queries * kQHeads * kDim * 2)));
-    must(cudaMalloc(&o_, static_cast<size_t>(n_queries * kQHeads * kDim * 2)));
-    tandem::DeviceSequence sequence;
-    sequence.end = length;
-    sequence.q_len = static_cast<int32_t>(n_queries);
-    sequence.table_len = 1;
-    const int64_t table = 0;
-    must(cudaMalloc(&described_, sizeof sequence + sizeof table));
-    must(cudaMemcpy(described_, &sequence, sizeof sequence, cudaMemcpyHostToDevice));
-    must(cudaMemcpy(described_ + sizeof sequence, &table, sizeof table, cudaMemcpyHostToDevice));
-    call_.layer = &layer_;
-    call_.pages.page_len = static_cast<int32_t>(length);
-    for (const int plane : {0, 2}) {
-      call_.pages.planes[plane] = keys_ + (plane == 0 ? 0 : length * kTokenBytes / 2);
-      call_.pages.head_stride[plane] = length * kDim * 2;
-    }
-    call_.sequences.sequences = reinterpret_cast<tandem::DeviceSequence*>(described_);
-    call_.sequences.page_tables = reinterpret_cast<int64_t*>(described_ + sizeof sequence);
-    call_.sequences.n_sequences = 1;
-    call_.sequences.max_q_len = sequence.q_len;
-    call_.sequences.max_keys = length;
-    call_.q = {rows_, TANDEM_BF16, 0, kQHeads * kDim, kDim};
-    call_.o = {o_, TANDEM_BF16, 0, kQHeads * kDim, kDim};
-    const int64_t bytes = device.table->workspace_bytes(device.self, &call_);
-    must(cudaMalloc(&call_.workspace, static_cast<size_t>(bytes)));
-    must(cudaMemset(call_.workspace, 0, static_cast<size_t>(bytes)));
-  }
-  Rival(const Rival&) = delete;
-  ~Rival() {
-    for (void* data : {static_cast<void*>(keys_), rows_, o_, static_cast<void*>(described_), call_.workspace})
-      cudaFree(data);
-  }
-  const Pinned& from() const { return from_; }
-  std::byte* keys() const { return keys_; }
-  double time(int64_t bytes) {
-    std::vector<double> times;
-    for (int i = 0; i < kRounds; ++i) {
-      const auto begin = Clock::now();
-      must(cudaMemcpyAsync(keys_, from_.host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
-      tandem::DeviceError error;
-      device_.must(device_.table->attend(device_.self, &call_, nullptr, &error), error);
-      must(cudaDeviceSynchronize());
-      times.push_back(us_since(begin));
-    }
-    return median(times);
-  }
-
- private:
-  const OpenDevice& device_;
-  Pinned from_;
-  tandem::Layer layer_;
-  std::byte *keys_ = nullptr, *described_ = nullptr;
-  void *rows_ = nullptr, *o_ = nullptr;
-  tandem::DeviceAttend call_;
-};
 
 struct Measured {
   double us = 0.0, streamed_bytes = 0.0, stream_us = 0.0;
@@ -162,9 +66,9 @@ void measure(const OpenDevice& device, const HybridCache& cache, int64_t n_queri
   const int64_t host_bytes = (cache.length - kWindow) * kTokenBytes;
   double bus = 0.0, rival_us = 0.0;
   {
-    Rival rival(device, cache.length, n_queries);
+    LayerRival rival(device, cache.length, n_queries);
     bus = time_bus(rival.from(), cache.length * kTokenBytes, rival.keys());
-    rival_us = rival.time(cache.length * kTokenBytes);
+    rival_us = rival.time_copied(cache.length * kTokenBytes, kRounds);
   }
   std::printf("%8lld keys + %-4lld host %8.3f ms  rival %8.3f  copy alone %8.3f  bus %.1f GB/s\n",
               static_cast<long long>(cache.length), static_cast<long long>(n_queries), host.us * 1e-3, rival_us * 1e-3,

@@ -282,7 +282,8 @@ void check(const DeviceMerge& call) {
   check_exchange(call.exchange);
   require(call.n_tokens >= 0, "a negative number of tokens");
   require(call.is_observed == 0 || call.is_observed == 1, "is_observed is not 0 or 1");
-  check_parts(state_parts(*call.layer, call.exchange, call.n_tokens), call.exchange.slot_bytes);
+  if (call.n_tokens <= call.exchange.n_rows)  // else no sequence has a host part
+    check_parts(state_parts(*call.layer, call.exchange, call.n_tokens), call.exchange.slot_bytes);
   const int64_t n_rows = int64_t{call.n_tokens} * call.layer->n_q_heads;
   on_device(call.o, n_rows * call.layer->v_head_dim * 4, "the window's o is no device memory");
   on_device(call.lse, n_rows * 4, "the window's lse is no device memory");
@@ -296,6 +297,7 @@ bool perform(const DeviceMerge& call) {
   require(n_tickets > 0, "merge() without an append()");
   const bool has_host_part = std::any_of(sequences, sequences + call.sequences.n_sequences,
                                          [](const DeviceSequence& sequence) { return sequence.has_host_part != 0; });
+  require(!has_host_part || call.n_tokens <= call.exchange.n_rows, "a host part of more tokens than a slot has rows for");
   if (!exchange.wait_for(has_host_part ? static_cast<int64_t>(n_tickets) : 0, kFaultAnswer)) return false;
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) merge_sequence(call, sequences[i], exchange.slot(n_tickets - 1));
   return true;

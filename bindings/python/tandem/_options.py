@@ -69,6 +69,10 @@ class SessionOptions(TypedDict, total=False):
         Each of the two buffers that keys go through; 0: 16 MiB.
     stream_fraction : float
         With route ``"host+stream"``: the share of these keys that crosses the bus, 0 to 1.
+    append_tokens : int
+        Most tokens of an append that meet a streamed key together; 0: 16,384, and plans have room for single queries alone.
+    stream_heads : int
+        KV heads of what is streamed at a time, at most; 0: as many as take the least time.
     """
 
     policy: str
@@ -82,6 +86,8 @@ class SessionOptions(TypedDict, total=False):
     route: str
     stream_buffer_bytes: int
     stream_fraction: float
+    append_tokens: int
+    stream_heads: int
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:

@@ -120,6 +120,8 @@ abi_structs! {
         route: *const c_char,
         stream_buffer_bytes: i64,
         stream_fraction: f64,
+        append_tokens: i64,
+        stream_heads: i64,
     }
 
     struct tandem_attend_args {

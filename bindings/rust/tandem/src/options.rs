@@ -285,6 +285,10 @@ pub struct SessionOptions {
     pub stream_buffer_bytes: i64,
     /// With `"host+stream"`: the share of these keys that crosses the bus, 0 to 1; -1: not given.
     pub stream_fraction: f64,
+    /// Most tokens of an append that meet a streamed key together; 0: 16,384, and plans have room for single queries alone.
+    pub append_tokens: i64,
+    /// KV heads of what is streamed at a time, at most; 0: as many as take the least time.
+    pub stream_heads: i64,
 }
 
 impl Default for SessionOptions {
@@ -301,6 +305,8 @@ impl Default for SessionOptions {
             route: "auto".to_string(),
             stream_buffer_bytes: 0,
             stream_fraction: -1.0,
+            append_tokens: 0,
+            stream_heads: 0,
         }
     }
 }
@@ -324,6 +330,8 @@ impl SessionOptions {
             route: route.as_ptr(),
             stream_buffer_bytes: self.stream_buffer_bytes,
             stream_fraction: self.stream_fraction,
+            append_tokens: self.append_tokens,
+            stream_heads: self.stream_heads,
         })
     }
 }

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: MIT
+// Long appends where keys are streamed, a chunk of thousands of tokens at a time (lib/routes/prefill_size.h):
+//
+// clang-format off
+//   send       the first pieces | rows: append of as many tickets as there are slots, into pages of the work space
+//   for a group of KV heads:
+//     pieces   attend, the states into those before | send the next piece | rows of more tickets, whose slots are free by now
+//     chunk    the rest of the rows; attend to the window and the chunk's own keys; all states into the caller's tensors
+//   keep       what of the chunk the window is to have
+// clang-format on
+//
+// The tasks of the tickets take rows alone; the last of them is also the one that is not finished while pieces are on their
+// way, for the others' slots are waited for meanwhile. Where nothing is streamed yet, a chunk is attended in one go.
+#include <algorithm>
+#include <mutex>
+
+#include "lib/attend_call.h"
+#include "lib/device_status.h"
+
+namespace tandem {
+
+struct AttendCall::Prefill {
+  HandOverTask* task = nullptr;  // of the last ticket
+  int64_t n_tickets = 0, n_handed_over = 0;
+  uint64_t first_ticket = 0;
+  DeviceSequences chunk;                      // all queries, over window and chunk
+  const DeviceSequence* described = nullptr;  // of each ticket, in device memory, then of each piece
+  const int64_t* piece_table = nullptr;
+  DeviceAttend attend;  // to window and chunk
+  size_t n_sent = 0, n_taken = 0;
+  HeadStates states, part;
+};
+
+namespace {
+
+constexpr int64_t kTicket = DeviceSession::kMostTokens;
+
+}  // namespace
+
+// most: queries of a chunk that are not long. limits: get what the call's long appends take.
+Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
+  const DeviceSession& device = *session_.device_;
+  const SequenceCall* longest = nullptr;
+  for (const SequenceCall& call : scratch_.calls)
+    if (longest == nullptr || call.q_len > longest->q_len) longest = &call;
+  if (args_.k == nullptr || session_.refuses_prefill_ || session_.routes_.route == Route::kHostStream ||
+      most < std::min(longest->q_len, session_.most_of_chunk()))
+    return {};
+  const TokenRange tokens = streamed_tokens(*longest, most);
+  PrefillSize size;
+  TANDEM_TRY(size_prefill(layer_, session_.prefill_terms(layer_idx_), longest->q_len,
+                          std::max<int64_t>(1, tokens.end - tokens.begin), &size));
+  if (longest->q_len <= std::min(size.n_tokens, kTicket)) return {};
+  DeviceError ignored;
+  if (device.device().table->supports(device.device().self, &device.layer(layer_idx_, true),
+                                      static_cast<int32_t>(size.n_tokens), &ignored) != TANDEM_OK)
+    return {};
+  int64_t n_pieces = 0;
+  for (const SequenceCall& call : scratch_.calls) {
+    const TokenRange streamed = streamed_tokens(call, most);
+    n_pieces = std::max(n_pieces, count_pieces(size.layout, layer_.n_kv_heads, streamed.begin, streamed.end));
+  }
+  bool is_pinned = true;
+  for (const SequenceCall& call : scratch_.calls)
+    is_pinned = cache_.pin(*call.sequence, streamed_tokens(call, most).end) && is_pinned;
+  if (!accept_pins(is_pinned)) return {};
+  prefill_ = size;
+  limits->include(prefill_limits(device.device(), layer_, size, n_pieces,
+                                 ring_pages(session_.options_, cache_.page_len(), size.n_tokens)));
+  return {};
+}
+
+// Chunks of a ticket each take less memory.
+bool AttendCall::give_prefill_up(const Status& status) {
+  const bool is_for_lack_of_memory = status.code() == TANDEM_ERROR_OUT_OF_MEMORY || status.code() == TANDEM_ERROR_CAPACITY;
+  if (prefill_.n_tokens == 0 || !is_for_lack_of_memory) return false;
+  prefill_ = {};
+  session_.refuses_prefill_ = true;
+  cache_.engine().log(TANDEM_LOG_WARNING,
+                      "long appends stream all keys for every %lld tokens, as there is no memory for more: %s",
+                      static_cast<long long>(kTicket), status.info().message.c_str());
+  return true;
+}
+
+int64_t AttendCall::prefill_len(const ChunkPlace& place) const {
+  const int64_t n_left = scratch_.calls[place.call].q_len - place.query;
+  return n_left > std::min(prefill_.n_tokens, kTicket) ? std::min(n_left, prefill_.n_tokens) : 0;
+}
+
+Status AttendCall::run_prefill(int64_t n_tokens, ChunkPlace* place) {
+  HandOver& hand_over = session_.device_->hand_over();
+  TANDEM_TRY(hand_over.fault());
+  HandOverTask& task = hand_over.next_task(tickets_of(n_tokens) - 1);
+  const SequenceCall& whole = scratch_.calls[place->call];
+  task.scratch.calls.assign(1, whole);
+  SequenceCall& part = task.scratch.calls[0];
+  part.q_len = n_tokens;
+  part.first_row = 0;
+  part.first_query = whole.first_query + place->query;
+  part.length = part.first_query + n_tokens;
+  part.is_last = !args_.partial && place->query + n_tokens == whole.q_len;
+  const CutArgs cut(args_, whole.first_row + place->query, n_tokens);
+  place->query += n_tokens;
+  if (place->query == whole.q_len) *place = {place->call + 1, 0};
+  AttendCall chunk(session_, cut.args, task.scratch);
+  chunk.prefill_ = prefill_;
+  return chunk.attend_prefill(&task);
+}
+
+Status AttendCall::attend_prefill(HandOverTask* task) {
+  Prefill prefill;
+  prefill.task = task;
+  {
+    std::unique_lock lock(cache_.mutex());
+    prepare_prefill(task);
+  }
+  {
+    std::shared_lock lock(cache_.mutex());
+    TANDEM_TRY(fill_window(scratch_.calls[0]));
+    wait_for_streamed_rows();
+  }
+  TANDEM_TRY(describe_prefill(task, &prefill));
+  bool is_launched = false;
+  const AtEnd cut([&] {
+    if (!is_launched && !task->pieces.empty()) session_.device_->stream()->settle(args_.stream);
+    task->is_cut = !is_launched;
+  });
+  TANDEM_TRY(launch_prefill(prefill));
+  is_launched = true;
+  std::unique_lock lock(cache_.mutex());
+  TANDEM_TRY(session_.device_->hand_over().fault());  // what is lost is not committed
+  commit_chunk();
+  return {};
+}
+
+// The tasks of all tickets. The last one is this chunk's own: it has the pieces.
+void AttendCall::prepare_prefill(HandOverTask* task) {
+  HandOver& hand_over = session_.device_->hand_over();
+  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
+  clear_scratch();
+  SequenceCall& call = scratch_.calls[0];
+  evict_before(&call);
+  set_visibility(call);
+  choose_keys(call);
+  call.cpu_begin = call.has_host ? call.host_end : call.host_begin;
+  call.kept_begin = session_.evicted_to(*call.state, call.length);
+  for (int64_t i = 0; i < tickets_of(call.q_len); ++i) {
+    HandOverTask& taking = hand_over.next_task(i);
+    SequenceCall rows = call;
+    rows.first_query = call.first_query + i * kTicket;
+    rows.q_len = std::min(kTicket, call.length - rows.first_query);
+    rows.length = rows.first_query + rows.q_len;
+    taking.step = 0;
+    taking.scratch.jobs.clear();
+    begin_task(&taking);
+    taking.shape.n_tokens = taking.shape.max_q_len = static_cast<int32_t>(rows.q_len);
+    add_row_copies(rows, exchange, &taking);
+    taking.touched.push_back({call.sequence->id, rows.first_query, call.found_begin});
+  }
+  if (!call.streams()) return;
+  task->layout = prefill_.layout;
+  cut_pieces(task->layout, layer_.n_kv_heads, 0, {call.host_begin, call.cpu_begin}, &task->pieces);
+  task->bases = cache_.store().bases();
+  task->part.layer = &layer_;
+  task->part.key_bytes = key_bytes();
+  task->part.streamed_tokens = call.cpu_begin - call.host_begin;
+  task->part.n_queries = call.q_len;  // the attention may take longer than the bus: nothing is learned
+  task->streamed = session_.device_->streamed(task->idx);
+  std::atomic_ref(*task->streamed).store(0, std::memory_order_relaxed);
+}
+
+// The first token of a long append's chunk that lies in the work space: those before it in its page are in the window.
+int64_t AttendCall::prefill_pages_begin() const {
+  if (prefill_.n_tokens == 0) return INT64_MAX;
+  return (scratch_.calls[0].first_query + kDevicePageLen - 1) / kDevicePageLen * kDevicePageLen;
+}
+
+// In one copy: the chunk, its tickets, its pieces; their page table; that of window and chunk.
+Status AttendCall::describe_prefill(HandOverTask* task, Prefill* prefill) {
+  DeviceSession& device = *session_.device_;
+  const SequenceCall& call = scratch_.calls[0];
+  prefill->n_tickets = tickets_of(call.q_len);
+  std::byte* const upload = device.upload(task->idx);
+  auto* const first = reinterpret_cast<DeviceSequence*>(upload);
+  DeviceSequence* to = first;
+  DeviceSequence chunk;
+  chunk.begin = call.resident_begin;
+  chunk.end = call.length;
+  chunk.q_len = static_cast<int32_t>(call.q_len);
+  chunk.evict_end = call.resident_begin;
+  chunk.position = call.sequence->position(call.first_query);
+  const int64_t first_page = call.resident_begin / kDevicePageLen, last_page = (call.length - 1) / kDevicePageLen;
+  chunk.table_len = static_cast<int32_t>(last_page - first_page + 1);
+  *to++ = chunk;
+  for (int64_t i = 0; i < prefill->n_tickets; ++i) {
+    DeviceSequence& rows = *to++ = chunk;
+    rows.end = std::min(call.length, call.first_query + (i + 1) * kTicket);
+    rows.q_len = static_cast<int32_t>(rows.end - call.first_query - i * kTicket);
+  }
+  task->pieces_at = reinterpret_cast<std::byte*>(to) - upload;
+  auto* table = reinterpret_cast<int64_t*>(to + task->pieces.size());
+  if (!task->pieces.empty()) describe_pieces(*task, to, table);
+  const int64_t n_piece_pages = task->pieces.empty() ? 0 : task->layout.n_pages;
+  table += n_piece_pages;
+  const int64_t table_at = reinterpret_cast<std::byte*>(table) - upload;
+  const int64_t area = reinterpret_cast<intptr_t>(device.prefill_area()) - device.geometry().layers[layer_idx_].at[0];
+  const int64_t first_own = prefill_pages_begin() / kDevicePageLen;
+  for (int64_t page = first_page; page <= last_page; ++page)
+    table[page % chunk.table_len] = device.page_offset(page < first_own ? call.window->page_of(page * kDevicePageLen)
+                                                                        : area + (page - first_own) * prefill_.page_bytes);
+  auto* const there = reinterpret_cast<DeviceSequence*>(device.descriptors());
+  prefill->chunk.sequences = there;
+  prefill->chunk.page_tables = reinterpret_cast<const int64_t*>(device.descriptors() + table_at);
+  prefill->chunk.n_sequences = 1;
+  prefill->chunk.max_q_len = chunk.q_len;
+  prefill->chunk.max_keys = call.length - call.resident_begin;
+  prefill->described = there + 1;
+  prefill->piece_table = prefill->chunk.page_tables - n_piece_pages;
+  return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload,
+                     table_at + chunk.table_len * static_cast<int64_t>(sizeof(int64_t)), args_.stream);
+}
+
+// Rows of the next n tickets, or of as many as are left, to the work space and to the host.
+Status AttendCall::hand_over_rows(Prefill& prefill, int64_t n_tickets) {
+  DeviceSession& device = *session_.device_;
+  for (; n_tickets > 0 && prefill.n_handed_over < prefill.n_tickets; --n_tickets) {
+    const int64_t first = prefill.n_handed_over * kTicket, n = std::min(kTicket, args_.q.n_tokens - first);
+    DeviceAppend append;
+    append.layer = prefill.attend.layer;
+    append.pages = device.pages(layer_idx_);
+    append.sequences = prefill.chunk;
+    append.sequences.sequences = prefill.described + prefill.n_handed_over;
+    append.sequences.max_q_len = append.n_tokens = static_cast<int32_t>(n);
+    append.k = rows_of(from_row(*args_.k, first, n));
+    if (args_.v != nullptr) append.v = rows_of(from_row(*args_.v, first, n));
+    append.tag = CallShape{args_.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
+    append.exchange = device.exchange(layer_idx_);
+    TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
+    device.hand_over().post();
+    ++prefill.n_handed_over;
+  }
+  return {};
+}
+
+Status AttendCall::launch_prefill(Prefill& prefill) {
+  DeviceSession& device = *session_.device_;
+  DeviceAttend& attend = prefill.attend;
+  attend.layer = &device.layer(layer_idx_, true);
+  attend.pages = device.pages(layer_idx_);
+  attend.sequences = prefill.chunk;
+  attend.q = rows_of(args_.q);
+  attend.workspace = device.workspace();
+  HandOverTask& task = *prefill.task;
+  TANDEM_TRY(begin_stream(&task));
+  TANDEM_TRY(hand_over_rows(prefill, DeviceSession::kSlots));
+  if (task.pieces.empty()) {
+    TANDEM_TRY(hand_over_rows(prefill, prefill.n_tickets));
+    attend.o = rows_of(args_.o);
+    attend.lse = args_.lse;
+    attend.lse_token_stride = args_.lse_token_stride;
+    attend.lse_head_stride = args_.lse_head_stride;
+    attend.sinks = device.sinks(layer_idx_);
+    TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
+    return keep_window();
+  }
+  prefill.n_sent = std::min(task.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
+  std::byte* const area = device.prefill_area();
+  const auto states = [&](int64_t o_at, int64_t lse_at) {
+    return HeadStates{reinterpret_cast<float*>(area + o_at), reinterpret_cast<float*>(area + lse_at), 0};
+  };
+  prefill.states = states(prefill_.o_at, prefill_.lse_at);
+  prefill.part = states(prefill_.part_o_at, prefill_.part_lse_at);
+  while (prefill.n_taken < task.pieces.size()) {
+    const StreamPiece& next = task.pieces[prefill.n_taken];
+    TANDEM_TRY(attend_group(prefill, next.first_head, next.n_heads));
+  }
+  return keep_window();
+}
+
+// The first piece leaves the states, the others and the chunk go into them.
+Status AttendCall::attend_group(Prefill& prefill, int32_t first_head, int32_t n_heads) {
+  const HandOverTask& task = *prefill.task;
+  StreamBuffers& buffers = *session_.device_->stream();
+  Layer layer;
+  DeviceAttend of_chunk = of_heads(prefill.attend, first_head, n_heads, &layer);
+  prefill.states.n_heads = prefill.part.n_heads = layer.n_q_heads;
+  DeviceAttend of_pieces = prefill.attend;
+  of_pieces.sequences.page_tables = prefill.piece_table;
+  const auto* described = prefill.described + prefill.n_tickets;
+  for (bool is_first = true; prefill.n_taken < task.pieces.size(); is_first = false) {
+    const StreamPiece& piece = task.pieces[prefill.n_taken];
+    if (piece.first_head != first_head) break;
+    std::byte* buffer = nullptr;
+    TANDEM_TRY(buffers.take(args_.stream, &buffer));
+    TANDEM_TRY(attend_piece(of_pieces, task, piece, buffer, described + prefill.n_taken++,
+                            is_first ? prefill.states : prefill.part));
+    TANDEM_TRY(buffers.done_with(args_.stream));
+    if (!is_first) TANDEM_TRY(add_part(prefill, layer));
+    TANDEM_TRY(send_next(task, &prefill.n_sent));
+    TANDEM_TRY(hand_over_rows(prefill, DeviceSession::kSlots));
+  }
+  TANDEM_TRY(hand_over_rows(prefill, prefill.n_tickets));
+  point_states(prefill.part, &of_chunk);
+  TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &of_chunk));
+  TANDEM_TRY(add_part(prefill, layer));
+  return write_group(prefill, first_head, layer);
+}
+
+Status AttendCall::add_part(const Prefill& prefill, const Layer& group) {
+  DeviceAccumulate sum;
+  sum.layer = &group;
+  sum.n_rows = static_cast<int32_t>(args_.q.n_tokens);
+  sum.n_heads = group.n_q_heads;
+  sum.o = prefill.states.o;
+  sum.lse = prefill.states.lse;
+  sum.part_o = prefill.part.o;
+  sum.part_lse = prefill.part.lse;
+  return call_device(session_.device_->device(), &DeviceTable::accumulate, &sum, args_.stream);
+}
+
+Status AttendCall::write_group(const Prefill& prefill, int32_t first_head, const Layer& group) {
+  const DeviceSession& device = *session_.device_;
+  const int64_t first = int64_t{first_head} * group.group_size;
+  DeviceMerge merge;
+  merge.layer = &group;
+  merge.sequences = prefill.chunk;
+  merge.n_tokens = static_cast<int32_t>(args_.q.n_tokens);
+  merge.o = prefill.states.o;
+  merge.lse = prefill.states.lse;
+  merge.o_out = rows_of(args_.o);
+  merge.o_out.data = static_cast<std::byte*>(merge.o_out.data) + first * args_.o.head_stride;
+  if (args_.lse != nullptr) merge.lse_out = args_.lse + first * args_.lse_head_stride;
+  merge.lse_token_stride = args_.lse_token_stride;
+  merge.lse_head_stride = args_.lse_head_stride;
+  if (device.sinks(layer_idx_) != nullptr) merge.sinks = device.sinks(layer_idx_) + first;
+  merge.exchange = device.exchange(layer_idx_);
+  return ask_device("merge", &DeviceTable::merge, &merge);
+}
+
+// Pages of the chunk take the place of those that have left the window.
+Status AttendCall::keep_window() {
+  const DeviceSession& device = *session_.device_;
+  const SequenceCall& call = scratch_.calls[0];
+  const WindowGeometry::LayerPlanes& planes = device.geometry().layers[layer_idx_];
+  const int64_t first_own = prefill_pages_begin() / kDevicePageLen;
+  call.window->make_way(layer_idx_, call.length);
+  CopyList copies;
+  int64_t before = 0;
+  for (int64_t page = std::max(first_own, call.kept_begin / kDevicePageLen); page * kDevicePageLen < call.length; ++page) {
+    const int64_t to = call.window->page_of(page * kDevicePageLen);
+    if (to != before + device.geometry().page_bytes) copies.cut();  // a ring has one memory or several
+    before = to;
+    copies.add(reinterpret_cast<std::byte*>(to) + planes.at[0],
+               device.prefill_area() + (page - first_own) * prefill_.page_bytes, planes.bytes);
+  }
+  for (const StridedCopy& copy : copies.copies())
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, args_.stream));
+  return {};
+}
+
+}  // namespace tandem

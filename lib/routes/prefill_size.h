@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+// Appends of more tokens than a ticket has, over keys that are streamed: all queries of a chunk meet a piece while it is on
+// the device, so that the keys cross the bus once for thousands of queries. What decides about sizes.
+//
+// The keys of a chunk, longer than a window, are in pages of the session's work space until the chunk is done: of one layer
+// alone, each as the layer's part of a window's page. A group of KV heads goes through all of its keys before the next one
+// begins, so there are states of one group.
+//
+//   area   pages of the chunk | o, lse of a group's heads | o, lse of a part
+#pragma once
+
+#include <cstdint>
+
+#include "lib/device_session.h"
+#include "lib/routes/stream_pieces.h"
+
+namespace tandem {
+
+struct PrefillSize {
+  int64_t n_tokens = 0;  // of a chunk, at most; 0: there are no such chunks
+  StreamLayout layout;   // of its pieces
+  // In the area, bytes.
+  int64_t page_bytes = 0, o_at = 0, lse_at = 0, part_o_at = 0, part_lse_at = 0, area_bytes = 0;
+};
+
+// What streaming is measured by: of the device, and what a session was asked for.
+struct PrefillTerms {
+  int64_t extent_len = 0, buffer_bytes = 0;
+  int32_t n_multiprocessors = 0;
+  int32_t piece_heads = 0;       // KV heads of a piece, at most; 0: as many as take least time
+  int64_t append_tokens = 0;     // of a chunk, at most; 0: kMostAppend
+  int64_t layer_page_bytes = 0;  // of a window's page
+};
+inline constexpr int64_t kMostAppend = 16384;
+
+// Of an append of n_queries tokens over n_keys that are streamed. Chunks are equally long.
+Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, int64_t n_keys, PrefillSize* size);
+
+// What such appends take beside what calls of tickets do. n_pieces: of a chunk; n_pages: of window and chunk.
+DeviceLimits prefill_limits(const Device& device, const Layer& layer, const PrefillSize& size, int64_t n_pieces,
+                            int64_t n_pages);
+inline int64_t tickets_of(int64_t n_tokens) {
+  return (n_tokens + DeviceSession::kMostTokens - 1) / DeviceSession::kMostTokens;
+}
+
+// Nanoseconds of a chunk over n_keys, as far as they depend on the layout of its pieces.
+double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_queries, int64_t n_keys,
+                  int32_t n_multiprocessors);
+
+}  // namespace tandem

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT
+// Long appends over streamed keys, on the stand-in: chunks longer and shorter than window and tickets, what they take, what
+// is left when something fails. That the numbers are right in all circumstances is for device_stream_test.
+#include <array>
+#include <chrono>
+#include <thread>
+
+#include "device/device_side.h"
+
+using namespace tandem_test;
+
+namespace {
+
+constexpr int64_t kTokenBytes = kKvHeads * kDim * 2 * 2;
+constexpr int64_t kBuffer = 64 * kDim * 2 * 2 * 3 / 2;  // 64 tokens of one KV head, and some
+
+struct Terms {
+  int64_t append_tokens = 0, heads = 0, buffer_bytes = kBuffer, window = kWindow;
+};
+
+tandem_session_options stream_options(const Terms& terms) {
+  tandem_session_options options = Side::options_of("all");
+  options.window_tokens = terms.window;
+  options.route = "stream";
+  options.stream_buffer_bytes = terms.buffer_bytes;
+  options.append_tokens = terms.append_tokens;
+  options.stream_heads = terms.heads;
+  return options;
+}
+
+struct Streaming : Side {
+  explicit Streaming(const Terms& terms, int64_t cap = 0, int32_t n_layers = 1) : Side(true, "all", cap, n_layers) {
+    tandem_session_release(session);
+    const tandem_session_options options = stream_options(terms);
+    OK(tandem_session_create, &session, cache, &options);
+  }
+};
+
+// Where chunks of an append of n tokens end: of tickets, or of equal parts.
+int64_t chunk_len(int64_t left, int64_t n, int64_t append_tokens) {
+  const int64_t most = append_tokens == 0 ? 16384 : append_tokens, unit = std::min<int64_t>(512, most);
+  const int64_t whole = std::max(unit, most / unit * unit), parts = (n + whole - 1) / whole;
+  const int64_t equal = ((n + parts - 1) / parts + unit - 1) / unit * unit;
+  return left > std::min<int64_t>(equal, 512) ? std::min(left, equal) : std::min<int64_t>(left, 512);
+}
+
+// Appends in several layers, of which a ring has all: windows that are shorter and longer than chunks, buffers of few keys
+// and of many, keys in the ring and in the work space, pages in common.
+void chunks_of_all_lengths(void**) {
+  for (const Terms& terms : {Terms{}, Terms{100, 1}, Terms{512, 2, 5 * kBuffer, 300}, Terms{1024, 0, 1 << 20, 0},
+                             Terms{33, 0, kBuffer, 1}, Terms{600, 1, 3 * kBuffer, 130}}) {
+    const Streaming side(terms, 0, 2);
+    const Side twin(false, "all", 0, 2, terms.window);
+    const int64_t block = std::max<int64_t>(1, std::min<int64_t>(terms.window / 8, 128));
+    int64_t bytes = 0, n_parts = 0, length = 0, window_begin = 0, seed = 1;
+    for (const int64_t n : {600, 1, 1100, 3, 128, 700}) {
+      Call calls[] = {Call(n, seed), Call(n, seed)};
+      calls[0].to_device();
+      for (const int32_t layer : {0, 1}) {
+        attend(side, calls[0], layer);
+        attend(twin, calls[1], layer);
+        assert_close(calls[0].output(), calls[1].output());
+      }
+      ++seed;
+      for (int64_t left = n; left > 0;) {
+        const int64_t over = length - window_begin - terms.window;
+        if (over >= block) window_begin += over / block * block;
+        bytes += 2 * window_begin * kTokenBytes;
+        n_parts += window_begin > 0 ? 2 : 0;
+        const int64_t len = length > 0 || n > 512 ? chunk_len(left, n, terms.append_tokens) : left;
+        length += len;
+        left -= len;
+      }
+    }
+    const tandem_session_stats stats = side.stats();
+    assert_int_equal(stats.n_host_parts, 0);
+    assert_int_equal(stats.n_stream_parts, n_parts);
+    assert_int_equal(stats.streamed_kv_bytes, bytes);
+    assert_int_equal(stats.n_query_tokens, 2 * length);
+  }
+}
+
+// Several sequences in a call: some appends are long, some go together.
+void batches(void**) {
+  const Streaming side({});
+  const Side twin(false);
+  int64_t ids[2][3] = {{side.sequence}, {twin.sequence}};
+  for (int i = 1; i < 3; ++i) {
+    OK(tandem_sequence_create, &ids[0][i], side.cache);
+    OK(tandem_sequence_create, &ids[1][i], twin.cache);
+  }
+  int64_t seed = 1;
+  for (const std::array<int64_t, 3>& lens : {std::array<int64_t, 3>{200, 700, 100}, {1, 0, 1}, {530, 20, 900}, {1, 1, 1}}) {
+    const int64_t n = lens[0] + lens[1] + lens[2];
+    Call calls[] = {Call(n, seed), Call(n, seed)};
+    calls[0].to_device();
+    for (int i = 0; i < 2; ++i) {
+      const Side& one = i == 0 ? static_cast<const Side&>(side) : twin;
+      tandem_attend_args args = calls[i].args(one);
+      args.n_sequences = 3;
+      args.sequences = ids[i];
+      args.q_lens = lens.data();
+      OK(tandem_attend, one.session, &args);
+    }
+    assert_close(calls[0].output(), calls[1].output());
+    ++seed;
+  }
+}
+
+void takes_what_is_planned(void**) {
+  for (const int64_t appended : {1, 40, 512, 700, 2000})
+    for (const int64_t buffer : {kBuffer, int64_t{1} << 20}) {
+      const Terms terms{appended, 0, buffer};
+      const Streaming side(terms, 0, 2);
+      const int64_t before = 900, length = before + appended;
+      const Tensor k({before, kKvHeads, kDim}, 1), v({before, kKvHeads, kDim}, 2);
+      for (const int32_t layer : {0, 1})
+        OK(tandem_sequence_append, side.cache, side.sequence, layer, &k.view, &v.view, nullptr);
+      tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+      const tandem_session_options options = stream_options(terms);
+      OK(tandem_plan_memory, &plan, side.engine, side.model, nullptr, &options, &length, 1);
+      Call call(appended, 3);
+      call.to_device();
+      for (const int32_t layer : {0, 1}) attend(side, call, layer);
+      tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+      OK(tandem_cache_get_stats, &stats, side.cache);
+      assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
+      assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
+      assert_int_equal(stats.device_stream_bytes, plan.device_stream_bytes);
+      assert_int_equal(stats.device_peak_bytes,
+                       plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes);
+    }
+}
+
+uint64_t digest_of(const Side& side) {
+  uint64_t digest = 0;
+  OK(tandem_sequence_digest, &digest, side.cache, side.sequence);
+  return digest;
+}
+
+// In the first chunk, between chunks and in the last one, wherever a call to the device fails: it says so, what had been
+// appended is gone, and the next try succeeds.
+void takes_all_chunks_back(void**) {
+  using namespace stand_in;
+  constexpr int64_t kBefore = 200, kAppended = 420;
+  for (const stand_in::Call failing :
+       {kAllocateShared, kCopy, kFill, kAppend, kAttend, kMerge, kAccumulate, kRecordEvent, kWaitEvent, kCopyStrided}) {
+    int n_failed = 0;
+    for (int64_t nth = 1;; nth += (nth + 3) / 4) {
+      const Streaming side({150, 1});
+      const Side twin(false);
+      for (const Side* one : {static_cast<const Side*>(&side), &twin}) {
+        const Tensor k({kBefore, kKvHeads, kDim}, 1), v({kBefore, kKvHeads, kDim}, 2);
+        OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
+      }
+      const uint64_t before = digest_of(side);
+      tandem_test::Call call(kAppended, 2), call_host(kAppended, 2);
+      call.to_device();
+      const tandem_attend_args args = call.args(side);
+      controls.set_delay(nth % 2 * 50'000);
+      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
+      tandem_error* error = nullptr;
+      const int32_t status = tandem_attend(side.session, &args, &error);
+      tandem_error_release(error);
+      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      controls.set_delay(0);
+      if (status != TANDEM_OK) {
+        ++n_failed;
+        assert_int_equal(status, TANDEM_ERROR_BACKEND);
+        assert_int_equal(side.length(), kBefore);
+        assert_true(digest_of(side) == before);
+        attend(side, call);
+      }
+      attend(twin, call_host);
+      assert_close(call.output(), call_host.output());
+      attend_twins(side, twin, 2, 7);
+      if (status == TANDEM_OK) break;
+    }
+    if (n_failed == 0) fail_msg("call %d was never made to fail", failing);
+  }
+}
+
+// The host's store is full before the append has ended.
+void host_cap_holds(void**) {
+  Streaming side({});
+  tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
+  cache_options.host_cap_bytes = 3 * 2048 * kTokenBytes / 2;
+  tandem_cache* cache = nullptr;
+  tandem_session* session = nullptr;
+  int64_t sequence = 0;
+  OK(tandem_cache_create, &cache, side.engine, side.model, &cache_options);
+  const tandem_session_options options = stream_options({});
+  OK(tandem_session_create, &session, cache, &options);
+  OK(tandem_sequence_create, &sequence, cache);
+  std::swap(side.cache, cache);
+  std::swap(side.session, session);
+  std::swap(side.sequence, sequence);
+  const Side twin(false);
+  attend_twins(side, twin, 700, 1);
+  const uint64_t before = digest_of(side);
+  Call call(2000, 2);
+  call.to_device();
+  const tandem_attend_args args = call.args(side);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_attend(side.session, &args, &error), TANDEM_ERROR_CAPACITY);
+  assert_string_equal(tandem_error_field(error), "host_cap_bytes");
+  tandem_error_release(error);
+  assert_int_equal(side.length(), 700);
+  assert_true(digest_of(side) == before);
+  attend_twins(side, twin, 600, 3);
+  tandem_session_release(session);
+  tandem_cache_release(cache);
+}
+
+// Without memory for a chunk, keys cross the bus for each ticket: the answer is the same.
+void goes_without(void**) {
+  constexpr int64_t kBefore = 2000, kAppended = 1200;
+  const Terms terms{kAppended, 0, kBuffer};
+  const Side twin(false);
+  const Streaming without(terms);
+  const int64_t length = kBefore + kAppended;
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  const tandem_session_options options = stream_options(terms);
+  OK(tandem_plan_memory, &plan, without.engine, without.model, nullptr, &options, &length, 1);
+  const Streaming side(terms, plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes - 1);
+  for (const Side* one : {static_cast<const Side*>(&side), &twin}) {
+    const Tensor k({kBefore, kKvHeads, kDim}, 1), v({kBefore, kKvHeads, kDim}, 2);
+    OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
+  }
+  attend_twins(side, twin, kAppended, 3);
+  assert_int_equal(side.stats().n_stream_parts, 3);
+  attend_twins(side, twin, 3, 4);
+}
+
+// Who sees its device go in the middle of it has what had arrived, whole layers or not.
+void loses_the_device(void**) {
+  for (const int64_t after_ns : {0, 3'000'000, 10'000'000}) {
+    const Streaming side({});
+    const Side twin(false);
+    attend_twins(side, twin, 200, 1);
+    controls.set_delay(500'000);
+    Call late(1100, 2);
+    late.to_device();
+    attend(side, late);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(after_ns));
+    controls.lose_device();
+    digest_of(side);
+    assert_int_equal(side.length(), side.stats().staged_kv_bytes / kTokenBytes);
+    controls.reset();
+  }
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(chunks_of_all_lengths, forget), cmocka_unit_test_teardown(batches, forget),
+      cmocka_unit_test_teardown(takes_what_is_planned, forget), cmocka_unit_test_teardown(takes_all_chunks_back, forget),
+      cmocka_unit_test_teardown(host_cap_holds, forget),        cmocka_unit_test_teardown(goes_without, forget),
+      cmocka_unit_test_teardown(loses_the_device, forget),
+  };
+  return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
+}

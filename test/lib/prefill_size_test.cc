@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// Long appends: how long their chunks are, which KV heads go together, what that takes.
+#include "lib/routes/prefill_size.h"
+
+#include <algorithm>
+
+#include "with_cmocka.h"
+
+using namespace tandem;
+
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+Layer layer_of(int32_t n_kv_heads, int32_t group_size, int32_t dim = 128) {
+  Layer layer;
+  layer.n_kv_heads = n_kv_heads;
+  layer.group_size = group_size;
+  layer.n_q_heads = group_size * n_kv_heads;
+  layer.k_head_dim = layer.v_head_dim = dim;
+  layer.k_type = layer.v_type = TANDEM_BF16;
+  return layer;
+}
+
+PrefillTerms terms_of(const Layer& layer, int32_t piece_heads = 0, int64_t append_tokens = 0) {
+  return {2048, 16 * kMiB, 132, piece_heads, append_tokens, plane_bytes(layer).total() * layer.n_kv_heads * kDevicePageLen};
+}
+
+PrefillSize size_of(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, int64_t n_keys) {
+  PrefillSize size;
+  const Status status = size_prefill(layer, terms, n_queries, n_keys, &size);
+  if (!status.ok()) fail_msg("%s", status.info().message.c_str());
+  return size;
+}
+
+// Equal ones, of whole tickets, none longer than was asked for; states of a group have a bound.
+void chunks(void**) {
+  for (const int64_t wanted : {0, 100, 512, 700, 4096, 1 << 20})
+    for (const int64_t n_queries : {1, 513, 5000, 16384, 16385, 100'000})
+      for (const int32_t group_size : {1, 4, 32}) {
+        const Layer layer = layer_of(8, group_size);
+        const PrefillSize size = size_of(layer, terms_of(layer, 0, wanted), n_queries, 100'000);
+        const int64_t most = wanted == 0 ? kMostAppend : wanted, ticket = std::min<int64_t>(512, most);
+        assert_int_equal(size.n_tokens % ticket, 0);
+        assert_in_range(size.n_tokens, ticket, std::max(ticket, most));
+        const int64_t n_chunks = (n_queries + size.n_tokens - 1) / size.n_tokens;
+        assert_true(n_chunks * size.n_tokens - n_queries < n_chunks * ticket + ticket);  // none is much shorter
+        assert_true(size.lse_at - size.o_at <= 64 * kMiB);
+        assert_int_equal(size.part_o_at - size.o_at, size.area_bytes - size.part_o_at);
+        assert_int_equal(size.o_at, (size.n_tokens + kDevicePageLen - 1) / kDevicePageLen * size.page_bytes);
+      }
+}
+
+// What is asked for; else nothing that the model calls slower than another.
+void groups(void**) {
+  const Layer layer = layer_of(8, 4);
+  for (const int32_t heads : {1, 2, 3, 8, 100})
+    assert_int_equal(size_of(layer, terms_of(layer, heads), 10'240, 100'000).layout.n_heads,
+                     heads == 3 ? 3 : std::min(heads, 8));
+  for (const int64_t n_queries : {600, 2048, 4096, 10'240, 16'384})
+    for (const int64_t n_keys : {10'000, 100'000, 1'000'000}) {
+      const PrefillSize size = size_of(layer, terms_of(layer), n_queries, n_keys);
+      const double ns = prefill_ns(layer, size.layout, n_queries, n_keys, 132);
+      for (const int32_t heads : {1, 2, 4}) {
+        const PrefillSize other = size_of(layer, terms_of(layer, heads), n_queries, n_keys);
+        if (other.lse_at - other.o_at > 64 * kMiB) continue;
+        assert_true(ns <= prefill_ns(layer, other.layout, n_queries, n_keys, 132));
+      }
+    }
+}
+
+// As many tiles of a head as there are blocks: one head at a time. Half as many and some: no single one.
+void fills_the_device(void**) {
+  const Layer layer = layer_of(8, 4);
+  assert_int_equal(size_of(layer, terms_of(layer), 4224, 100'000).layout.n_heads, 1);
+  assert_true(size_of(layer, terms_of(layer), 10'240, 100'000).layout.n_heads > 1);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {cmocka_unit_test(chunks), cmocka_unit_test(groups), cmocka_unit_test(fills_the_device)};
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
