@@ -15,11 +15,12 @@ TYPES = [torch.float32, torch.bfloat16]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", TYPES, ids=["f32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("side", ["left", "none"])
-def test_family_matches_eager(family, dtype, device, side):
+@pytest.mark.parametrize("side, options", [("left", {}), ("left", {"route": "host"}), ("none", {})],
+                         ids=["left", "planned", "none"])  # with route "host" decode steps are planned on a GPU
+def test_family_matches_eager(family, dtype, device, side, options):
     mine, eager, exact = models(family, dtype, device)
     ids, mask = batch(device, (37, 37, 37) if side == "none" else (37, 20, 29))
-    past = new_cache(8, device)
+    past = new_cache(8, device, **options)
     logits = run(mine, ids, mask, LENS, past)
     plain, reference = (run(model, ids, mask, LENS, transformers.DynamicCache(config=model.config)) for model in (eager, exact))
     assert logits.dtype == dtype
@@ -81,11 +82,11 @@ def test_generate_goes_on(device):
     assert torch.equal(*texts)
 
 
-def passed(device="cpu", family="llama", lens=(37,)):
+def passed(device="cpu", lens=(37,), **options):
     """A model, a cache that has had a batch with padding, and its inputs."""
-    mine, _, _ = models(family, torch.float32, device)
+    mine, _, _ = models("llama", torch.float32, device)
     ids, mask = batch(device)
-    past = new_cache(device=device)
+    past = new_cache(device=device, **options)
     return mine, past, ids, mask, run(mine, ids, mask, list(lens), past)
 
 
@@ -148,9 +149,9 @@ def test_reset_begins_anew():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("n", [7, 1])
-def test_a_pass_that_raises_leaves_the_cache_as_it_was(n, device):
-    mine, past, ids, mask, _ = passed(device, lens=(37 - n,))
+@pytest.mark.parametrize("n, options", [(7, {}), (1, {}), (1, {"route": "host"})], ids=["append", "decode", "planned"])
+def test_a_pass_that_raises_leaves_the_cache_as_it_was(n, options, device):
+    mine, past, ids, mask, _ = passed(device, lens=(37 - n,), **options)
     before = [s.digest() for s in past.sequences]
     positions = (mask.cumsum(1) - 1).clamp(min=0)
 
