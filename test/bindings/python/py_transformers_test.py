@@ -16,7 +16,7 @@ TYPES = [torch.float32, torch.bfloat16]
 @pytest.mark.parametrize("dtype", TYPES, ids=["f32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("side, options", [("left", {}), ("left", {"route": "host"}), ("none", {})],
-                         ids=["left", "planned", "none"])  # with route "host" decode steps are planned on a GPU
+                         ids=["left", "host", "none"])
 def test_family_matches_eager(family, dtype, device, side, options):
     mine, eager, exact = models(family, dtype, device)
     ids, mask = batch(device, (37, 37, 37) if side == "none" else (37, 20, 29))
@@ -149,7 +149,7 @@ def test_reset_begins_anew():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("n, options", [(7, {}), (1, {}), (1, {"route": "host"})], ids=["append", "decode", "planned"])
+@pytest.mark.parametrize("n, options", [(7, {}), (1, {}), (1, {"route": "host"})], ids=["append", "decode", "host"])
 def test_a_pass_that_raises_leaves_the_cache_as_it_was(n, options, device):
     mine, past, ids, mask, _ = passed(device, lens=(37 - n,), **options)
     before = [s.digest() for s in past.sequences]

@@ -47,15 +47,14 @@ class _Pass:
 
     rows: Rows
     step: Step
-    planned_on: int | None  # stream
     n_columns: int
     n_done: int = 0  # layers
     masks: list[torch.Tensor | None] = field(default_factory=list)  # known to say the same
 
 
 def _stream_of(tensor: torch.Tensor) -> int | None:
-    """The stream that PyTorch works on; 1 is CUDA's own number for the legacy default stream, which PyTorch calls 0."""
-    return torch.cuda.current_stream(tensor.device).cuda_stream or 1 if tensor.is_cuda else None
+    """The stream that PyTorch works on; None is the legacy default stream, which PyTorch calls 0."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream or None if tensor.is_cuda else None
 
 
 def _state_error(what: str) -> InvalidStateError:
@@ -189,36 +188,17 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         if not self.sequences:
             self.sequences = [self.cache.create_sequence() for _ in range(batch)]
             self._lengths = [0] * batch
-        # One token a row on a device: planned, so that a layer's call launches kernels and does nothing else. Not where keys
-        # outside the window may be streamed, which planned steps never do.
-        may_stream = self._options.get("policy", "all") == "all" and self._options.get("route") != "host"
-        stream = _stream_of(call.query) if n_columns == 1 and rows.index is None and not may_stream else None
-        step = self.session.step(self.sequences, rows.q_lens, stream=stream)
+        step = self.session.step(self.sequences, rows.q_lens)
         step.__enter__()
-        self._pass = _Pass(rows, step, stream, n_columns, masks=[call.mask])
+        self._pass = _Pass(rows, step, n_columns, masks=[call.mask])
         return self._pass
 
     def _settle(self) -> None:
         """Takes a pass back that was not finished."""
         self._pending = None
-        broken, self._pass = self._pass, None
-        if broken is None:
-            return
-        broken.step.__exit__(RuntimeError, None, None)  # the pass has raised: that the step is not complete is no news
-        if broken.planned_on is not None:
-            self._hear_of(broken)
-
-    def _hear_of(self, broken: _Pass) -> None:
-        """A planned step that was taken back is what the session says at its next step, whoever begins it."""
-        assert self.engine is not None and self.session is not None
-        self.engine.drain()
-        again = self.session.step(self.sequences, broken.rows.q_lens, stream=broken.planned_on)
-        try:
-            again.__enter__()
-        except InvalidStateError:
-            return
-        again.__exit__(RuntimeError, None, None)
-        raise _state_error("a pass was broken off, and the session does not say that its step was taken back")
+        if self._pass is not None:
+            step, self._pass = self._pass.step, None
+            step.__exit__(RuntimeError, None, None)  # the pass has raised: that the step is not complete is no news
 
     def _commit(self, done: _Pass) -> None:
         self._pass = None
