@@ -164,7 +164,7 @@ class Sequence(Owner):
             [n_tokens, n_kv_heads, v_head_dim]; None where V aliases K.
         layer_idx : int
         stream : int, optional
-            CUDA stream of arrays in device memory.
+            CUDA stream of arrays in device memory, which the library refuses as yet.
 
         Raises
         ------

@@ -312,6 +312,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last ``-tokens_to_remove`` columns, as assisted generation does; a positive number is a length to keep."""
         self._settle()
+        tokens_to_remove = int(tokens_to_remove)  # assisted generation gives a tensor, on the model's device
         n_removed = -tokens_to_remove if tokens_to_remove <= 0 else max(self._columns - tokens_to_remove, 0)
         if n_removed > self._columns:
             raise invalid("tokens_to_remove", f"= {tokens_to_remove}, the cache has {self._columns} columns")
