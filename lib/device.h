@@ -93,7 +93,8 @@ struct DeviceSequence {
   int64_t n_after = 0;        // in attend(), of a piece: tokens behind its keys, up to the last query; else 0
 };
 
-// The sequences of a call, in device memory: they change between the replays of a graph.
+// The sequences of a call, in device memory: they change between the replays of a graph. Copies write them and the page
+// tables, not kernels: an attend may look at them before the kernel in front of it has ended.
 struct DeviceSequences {
   const DeviceSequence* sequences = nullptr;  // [n_sequences]
   const int64_t* page_tables = nullptr;       // bytes from the page called 0 to this one

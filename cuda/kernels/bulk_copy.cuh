@@ -99,6 +99,10 @@ __device__ inline void prefetch_map(const CUtensorMap* map) {
 
 // To the cache of the second level, where others will still see to what it holds.
 __device__ inline void prefetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];\n" ::"l"(at) : "memory"); }
+// A multiple of 16 bytes, likewise.
+__device__ inline void prefetch_bytes(const void* at, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(at), "r"(bytes) : "memory");
+}
 
 // The kernel before has ended, and what it wrote is there.
 __device__ inline void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }

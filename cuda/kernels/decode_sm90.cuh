@@ -417,6 +417,29 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   }
 }
 
+// What the block will ask for first, into the cache of the second level, while the kernel before still ends: whatever that
+// writes to the same lines is written there. Sequences and page tables are not written by kernels (lib/device.h).
+template <class Shape>
+__device__ void prefetch_piece(const DecodeCall& call) {
+  const Share share = Share::make<Shape>(call);
+  const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
+  const int at = share.is_by_item ? 0 : share.begin_of(block);
+  if (!share.is_by_item && at >= share.begin_of(block + 1)) return;
+  const Piece piece = find_piece<Shape>(call, share, at);
+  const int n_units = divide(max(0, piece.end_unit - piece.first_unit - warp + piece.stride - 1), piece.stride);
+  UnitPlaces places;
+  look_up<Shape>(call, piece, static_cast<int>(piece.key_begin / Shape::kKeys) + piece.first_unit + warp, 0, places);
+  if (static_cast<int>(threadIdx.x % 32) >= min(n_units, Shape::kStages)) return;
+  const auto prefetch = [&](int p, int row_bytes) {
+    const std::byte* const head = call.planes[p] + piece.head * call.head_stride[p];
+    if (row_bytes > 0) prefetch_bytes(head + places.page + places.slot * row_bytes, row_bytes * Shape::kKeys);
+  };
+  prefetch(kPlaneK, Shape::KRows::kRowBytes);
+  prefetch(kPlaneKScales, 2 * Shape::kKScales);
+  prefetch(kPlaneV, Shape::VRows::kRowBytes);
+  prefetch(kPlaneVScales, 2 * Shape::kVScales);
+}
+
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     decode_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
@@ -444,6 +467,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   __syncwarp();
   let_next_kernel_start();
+  prefetch_piece<Shape>(call);
   wait_for_kernel_before();
   const Share share = Share::make<Shape>(call);
   int at = share.is_by_item ? 0 : share.begin_of(block);

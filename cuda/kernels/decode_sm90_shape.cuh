@@ -35,7 +35,8 @@ struct DecodeSm90Shape {
   // Conversions take instructions: more warps hide more of what these wait for. Else the longer pipelines do.
   static constexpr int kMostWarps = kIsLong ? 12 : K::kBits < 8 ? 16 : 8;
   static constexpr int kWarps = 2 * kMostWarps * kStageBytes <= kRoom ? kMostWarps : 16 * kStageBytes <= kRoom ? 8 : 4;
-  static constexpr int kFit = kRoom / (kWarps * kStageBytes), kStages = kFit < 4 ? kFit : 4;
+  static constexpr int kFit = kRoom / (kWarps * kStageBytes), kMostStages = K::kBits < 16 ? 4 : 2;
+  static constexpr int kStages = kFit < kMostStages ? kFit : kMostStages;
   static_assert(kStages >= 2);
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kLeastUnits = kWarps / 2, kPieceUnits = 2 * kWarps, kRoundUnits = 16 * kWarps;
