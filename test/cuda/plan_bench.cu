@@ -198,7 +198,6 @@ void check(const Call& call, const std::vector<double>& wanted, const RouteCase&
 class Runner {
  public:
   Runner(const HybridCache& cache, const RouteCase& one) : one_(one), session_(cache, options_of(one)) {}
-  const RouteCase& route() const { return one_; }
   double ms() const { return median(times_) * 1e-3; }
 
   // All layers, each when the one before has ended; then in a row.
