@@ -84,7 +84,7 @@ class HostTrial {
     keys_.resize(runs_.size());
     for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
       const auto i = static_cast<size_t>(h);
-      TANDEM_TRY(Buffer::create(*tier_, n_keys_ * bytes.total() + 64 * kPlanes, Use::kKv, &keys_[i]));
+      TANDEM_TRY(Buffer::create(*tier_, n_keys_ * bytes.total() + int64_t{64} * kPlanes, Use::kKv, &keys_[i]));
       const int32_t node = node_of_head(h, layer_.n_kv_heads, n_nodes(cpu_));
       place(cpu_, *tier_, keys_[i].data(), keys_[i].bytes(), node);
       std::fill_n(keys_[i].data(), keys_[i].bytes(), std::byte{0});

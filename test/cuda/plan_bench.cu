@@ -4,13 +4,14 @@
 //   plan_bench MODULE [threads [lengths [bytes [fractions]]]]     lists with commas; bytes of keys in all, in MiB
 //
 // Layers of 32 query heads and 8 KV heads of 128 dims in bf16; all but a window of 512 tokens is on the host. Calls go round
-// several layers that together are `bytes` at least, so that no cache of the CPU has what the next call reads; a length
-// whose layers are less is marked warm. Each call appends a token and ends before the next begins; the tokens are truncated
-// away after each round, outside the time. Beside the routes, in the same run and on the same memory: the CPU reading alone,
-// the bus copying alone, and both at once, whose sum is the bound of whoever uses both.
+// several layers that together are `bytes` at least, and routes take turns, so that no cache of the CPU has what the next
+// call reads; a length whose layers are less is marked warm. Each call appends a token and ends before the next begins; the
+// tokens are truncated away after each round, outside the time. Beside the routes, in the same run and on the same memory:
+// the CPU reading alone, the bus copying alone, and both at once, whose sum is the bound of whoever uses both.
 //
 // First, each route's output is compared with attention in double precision over the same keys.
 #include <atomic>
+#include <memory>
 #include <thread>
 
 #include "hybrid_case.h"
@@ -20,7 +21,7 @@ using namespace tandem::test;
 namespace {
 
 constexpr int64_t kWindow = 512;
-constexpr int kRounds = 3;
+constexpr int kRounds = 6;
 constexpr uint64_t kSeed = 4;
 
 struct RouteCase {
@@ -193,38 +194,51 @@ void check(const Call& call, const std::vector<double>& wanted, const RouteCase&
   std::exit(1);
 }
 
-struct Measured {
-  double ms = 0.0, slowest_ms = 0.0, in_a_row_ms = 0.0;
-  tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
-};
+// A route in turns with the others: machines are shared, and what one finds fast or slow the next should too.
+class Runner {
+ public:
+  Runner(const HybridCache& cache, const RouteCase& one) : one_(one), session_(cache, options_of(one)) {}
+  double ms() const { return median(times_) * 1e-3; }
 
-Measured time_route(const HybridCache& cache, const Call& call, const std::vector<double>& wanted, const RouteCase& one,
-                    int n_rounds) {
-  HybridSession session(cache, options_of(one));
-  const auto go_back = [&] { TANDEM(tandem_sequence_truncate, cache.cache, cache.sequences[0], cache.length); };
-  std::vector<double> times, in_a_row;
-  for (int round = -1; round < n_rounds; ++round) {  // the first fills windows, pins and measures
-    for (int32_t l = 0; l < cache.n_layers; ++l) {
+  // All layers, each when the one before has ended; then in a row.
+  void run(const Call& call, const std::vector<double>& wanted, bool counts) {
+    for (int32_t l = 0; l < session_.on.n_layers; ++l) {
       must(cudaMemset(call.device[3], 0xff, call.o.size() * 2));
       must(cudaDeviceSynchronize());
       const auto begin = Clock::now();
-      session.attend(l, call.device_view, true, true);
-      session.wait();
-      if (round >= 0) times.push_back(us_since(begin));
-      if (round < 1) check(call, wanted, one);
+      session_.attend(l, call.device_view, true, true);
+      session_.wait();
+      if (counts) times_.push_back(us_since(begin));
+      check(call, wanted, one_);
     }
     go_back();
-  }
-  for (int round = 0; round < n_rounds; ++round) {
     const auto begin = Clock::now();
-    session.attend_layers(call.device_view, true, true);
-    session.wait();
-    in_a_row.push_back(us_since(begin) / cache.n_layers);
-    check(call, wanted, one);
+    session_.attend_layers(call.device_view, true, true);
+    session_.wait();
+    if (counts) in_a_row_.push_back(us_since(begin) / session_.on.n_layers);
+    check(call, wanted, one_);
     go_back();
   }
-  return {median(times) * 1e-3, at_share(times, 0.9) * 1e-3, median(in_a_row) * 1e-3, session.stats()};
-}
+  void print() const {
+    const tandem_session_stats s = session_.stats();
+    const double moved = static_cast<double>(s.stream_part_tokens),
+                 all = static_cast<double>(s.stream_part_tokens + s.host_part_tokens);
+    std::printf(
+        "  %-11s %5.2f  %7.3f ms (0.9: %7.3f)  in a row %7.3f  streamed %.3f  predicted/taken %.2f\n", one_.route,
+        one_.fraction, ms(), at_share(times_, 0.9) * 1e-3, median(in_a_row_) * 1e-3, all > 0 ? moved / all : 0.0,
+        s.planned_part_ns > 0 ? static_cast<double>(s.predicted_part_ns) / static_cast<double>(s.planned_part_ns) : 0.0);
+  }
+
+ private:
+  void go_back() {
+    const HybridCache& cache = session_.on;
+    TANDEM(tandem_sequence_truncate, cache.cache, cache.sequences[0], cache.length);
+  }
+
+  RouteCase one_;
+  HybridSession session_;
+  std::vector<double> times_, in_a_row_;
+};
 
 void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t least_bytes,
              const std::vector<double>& fractions) {
@@ -233,41 +247,32 @@ void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t leas
   const HybridCache cache(engine, n_layers, length, 1, {kSeed, TANDEM_ROPE_CALLER, exponent_of});
   const Call call(1, 7);
   const std::vector<double> wanted = exact(call, length, kSeed);
+  std::vector<std::unique_ptr<Runner>> runners;
+  for (const char* route : {"host", "stream", "auto"})
+    runners.push_back(std::make_unique<Runner>(cache, RouteCase{route, -1.0}));
+  for (const double fraction : fractions)
+    runners.push_back(std::make_unique<Runner>(cache, RouteCase{"host+stream", fraction}));
   std::vector<double> cpus, buses, sums, shares;
-  const auto probe = [&] {
+  for (int round = -1; round < kRounds; ++round) {  // the first fills windows, pins and measures
+    for (const auto& runner : runners) runner->run(call, wanted, round >= 0);
     double cpu = 0.0, bus = 0.0;
     cpus.push_back(limits.cpu());
     buses.push_back(limits.bus());
     limits.both(&cpu, &bus);
     sums.push_back(cpu + bus);
     shares.push_back(bus);
-  };
-  probe();
-  double best = INFINITY, best_fixed = INFINITY;
-  const auto report = [&](const RouteCase& one, int n_rounds) {
-    const Measured got = time_route(cache, call, wanted, one, n_rounds);
-    const tandem_session_stats& s = got.stats;
-    const double moved = static_cast<double>(s.stream_part_tokens),
-                 all = static_cast<double>(s.stream_part_tokens + s.host_part_tokens);
-    std::printf(
-        "  %-11s %5.2f  %7.3f ms (0.9: %7.3f)  in a row %7.3f  streamed %.3f  predicted/taken %.2f\n", one.route,
-        one.fraction, got.ms, got.slowest_ms, got.in_a_row_ms, all > 0 ? moved / all : 0.0,
-        s.planned_part_ns > 0 ? static_cast<double>(s.predicted_part_ns) / static_cast<double>(s.planned_part_ns) : 0.0);
-    std::fflush(stdout);
-    return got.ms;
-  };
+  }
   std::printf("%lld keys, %d layers%s\n", static_cast<long long>(length), n_layers,
               n_layers * layer_bytes < least_bytes ? " (warm)" : "");
-  for (const char* route : {"host", "stream"}) best = std::min(best, report({route, -1.0}, kRounds));
-  for (const double fraction : fractions) best_fixed = std::min(best_fixed, report({"host+stream", fraction}, kRounds));
-  probe();
-  const double automatic = report({"auto", -1.0}, 2 * kRounds);
-  probe();
+  for (const auto& runner : runners) runner->print();
+  const double single = std::min(runners[0]->ms(), runners[1]->ms()), automatic = runners[2]->ms();
+  double best_fixed = INFINITY;
+  for (size_t i = 3; i < runners.size(); ++i) best_fixed = std::min(best_fixed, runners[i]->ms());
   const double bytes = static_cast<double>((length - kWindow) * kTokenBytes), bound = bytes / median(sums) * 1e-6;
   std::printf(
-      "  CPU %.0f  bus %.1f  together %.0f (bus %.1f) GB/s: %.3f ms  auto / together %.2f  auto / best single %.2f  auto / "
+      "  CPU %.0f  bus %.1f  together %.0f (bus %.1f) GB/s: %.3f ms  together / auto %.2f  auto / best single %.2f  auto / "
       "best fixed %.2f\n",
-      median(cpus), median(buses), median(sums), median(shares), bound, bound / automatic, automatic / best,
+      median(cpus), median(buses), median(sums), median(shares), bound, bound / automatic, automatic / single,
       automatic / best_fixed);
   std::fflush(stdout);
 }
