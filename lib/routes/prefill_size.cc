@@ -11,10 +11,11 @@ constexpr int64_t kMostStates = int64_t{64} << 20;  // bytes of a group's o
 constexpr int64_t kTicket = DeviceSession::kMostTokens;
 // What long appends over bf16 take on an H200.
 constexpr int64_t kTileRows = 128, kTileKeys = 128;  // of a block's step
-constexpr double kTileNs = 1900.0;                   // of that, for heads of 128 dims
-constexpr double kStateNs = 6500.0;                  // of a tile of rows: its states of a piece into those before
-constexpr double kPieceNs = 9000.0;                  // to begin and to end one
-constexpr double kBusBytes = 50.0;                   // in a nanosecond
+constexpr double kTileNs = 2150.0;                   // of that, for heads of 128 dims
+constexpr double kStateNs = 14000.0;   // of a tile of rows: to begin and to end a block, its states into those before
+constexpr double kPieceNs = 100000.0;  // of a piece, as its last blocks end alone
+constexpr double kBusBytes = 55.0;     // in a nanosecond
+constexpr double kCopyNs = 2300.0;     // of a copy
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -37,7 +38,8 @@ double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_quer
     const double n_waves = n_items > n_blocks ? static_cast<double>(ceil_div(n_items, n_blocks))
                                               : 1.0 / static_cast<double>(n_blocks / n_items);
     const double compute = n_waves * (n_steps * tile_ns + n_pieces * kStateNs) + n_pieces * kPieceNs;
-    const double bus = static_cast<double>(n_keys * n_heads * layout.row_bytes.total()) / kBusBytes;
+    const double n_copies = 2.0 * static_cast<double>(ceil_div(n_keys, layout.page_len));  // K and V of a page
+    const double bus = static_cast<double>(n_keys * n_heads * layout.row_bytes.total()) / kBusBytes + n_copies * kCopyNs;
     ns += std::max(compute, bus);
   }
   return ns;

@@ -148,6 +148,18 @@ inline void attend(const Side& side, Call& call, int32_t layer_idx = kLayer, voi
   OK(tandem_attend, side.session, &args);
 }
 
+// Its status, where the nth call of a kind to the device fails.
+inline int32_t attend_failing(const Side& side, const Call& call, stand_in::Call failing, int64_t nth, int64_t delay_ns) {
+  const tandem_attend_args args = call.args(side);
+  controls.set_delay(delay_ns);
+  controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
+  tandem_error* error = nullptr;
+  const int32_t status = tandem_attend(side.session, &args, &error);
+  tandem_error_release(error);
+  controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+  return status;
+}
+
 inline void assert_close(const std::vector<float>& got, const std::vector<float>& wanted) {
   assert_int_equal(got.size(), wanted.size());
   for (size_t i = 0; i < got.size(); ++i)

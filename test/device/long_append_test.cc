@@ -156,13 +156,7 @@ void takes_all_chunks_back(void**) {
       const uint64_t before = digest_of(side);
       tandem_test::Call call(kAppended, 2), call_host(kAppended, 2);
       call.to_device();
-      const tandem_attend_args args = call.args(side);
-      controls.set_delay(nth % 2 * 50'000);
-      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
-      tandem_error* error = nullptr;
-      const int32_t status = tandem_attend(side.session, &args, &error);
-      tandem_error_release(error);
-      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      const int32_t status = attend_failing(side, call, failing, nth, nth % 2 * 50'000);
       controls.set_delay(0);
       if (status != TANDEM_OK) {
         ++n_failed;

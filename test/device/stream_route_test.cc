@@ -227,13 +227,7 @@ void survives_failing_calls_in(const char* route) {
       }
       tandem_test::Call call(3, 2), call_host(3, 2);
       call.to_device();
-      const tandem_attend_args args = call.args(side);
-      controls.set_delay(nth % 2 * 200'000);
-      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
-      tandem_error* error = nullptr;
-      const int32_t status = tandem_attend(side.session, &args, &error);
-      tandem_error_release(error);
-      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      const int32_t status = attend_failing(side, call, failing, nth, nth % 2 * 200'000);
       if (status != TANDEM_OK) {
         ++n_failed;
         assert_int_equal(status, failing == kAllocate ? TANDEM_ERROR_OUT_OF_MEMORY : TANDEM_ERROR_BACKEND);

@@ -92,8 +92,9 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
         options.stream_fraction = random_.pick({0.0, 0.1, 0.3, 0.5, 0.7, 0.95, 1.0});
       }
       options.stream_buffer_bytes = draw_buffer_bytes(layers_, &random_);
-      options.append_tokens = random_.pick<int64_t>({0, 1, 3, 16, 30});
-      options.stream_heads = random_.pick<int64_t>({0, 0, 1, 2});
+      constexpr int64_t kTokens[] = {0, 1, 3, 16, 30}, kHeads[] = {0, 0, 1, 2};
+      options.append_tokens = kTokens[seed_ % 5];
+      options.stream_heads = kHeads[seed_ / 5 % 4];
     }
     entry.session = std::make_unique<Session>(*cache_, options);
     sessions_.push_back(std::move(entry));
