@@ -27,6 +27,8 @@ class Engine {
   Worker& worker() const { return *worker_; }
   const Allocator& allocator() const { return allocator_; }
   UnderWay& device_calls() { return device_calls_; }
+  // Of released sessions, those whose device is waited for. Who counts down holds the engine no longer.
+  const std::shared_ptr<UnderWay>& endings() const { return endings_; }
   RouteCosts& route_costs() { return route_costs_; }
   // Until no call on device tensors is under way, and nothing is left of what they and others have posted to the worker.
   Status drain(int64_t timeout_ns);
@@ -40,6 +42,7 @@ class Engine {
   Backend cpu_;
   std::unique_ptr<DeviceOwner> device_;
   UnderWay device_calls_;
+  std::shared_ptr<UnderWay> endings_ = std::make_shared<UnderWay>();
   RouteCosts route_costs_;
   Allocator allocator_;
   tandem_log_fn log_ = nullptr;

@@ -191,8 +191,8 @@ TANDEM_API int32_t tandem_engine_create(tandem_engine **engine, const tandem_eng
 /* Gives up the caller's reference; caches and sessions keep the engine alive. Accepts NULL, never fails or blocks on a
  * device. A released handle is refused by later calls. */
 TANDEM_API void tandem_engine_release(tandem_engine *engine);
-/* Waits until calls on device tensors, of all sessions, have reached the host, and background work has finished. A planned
- * step counts from its tandem_step_end() on; what else their streams do is theirs. timeout_ns < 0: for ever. Errors: TIMEOUT. */
+/* Waits until calls on device tensors, of all sessions, have reached the host, released sessions have given back what they had,
+ * and background work has finished. A planned step counts from its tandem_step_end() on; what else their streams do is theirs. timeout_ns < 0: for ever. Errors: TIMEOUT. */
 TANDEM_API int32_t tandem_engine_drain(tandem_engine *engine, int64_t timeout_ns, tandem_error **error);
 /* Topology, workers, instruction set, backends (with the reason for each refusal) as JSON. Writes at most buffer_bytes
  * bytes, always 0-terminated when buffer_bytes > 0; *needed_bytes (may be NULL) gets the full size with the 0. */
@@ -363,7 +363,12 @@ TANDEM_API void tandem_session_options_init(tandem_session_options *options);
  * tokens of a KV head take). */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
-TANDEM_API void tandem_session_release(tandem_session *session); /* a planned step that is open is taken back */
+/* Accepts NULL, never fails. A planned step that is open is taken back. Calls under way on the device are not waited for: a
+ * thread of the library does that, and gives the session's memory back when the device has no more use for it. So long it
+ * counts in the cache's statistics and caps, and who reads the sequences waits as for a session that is there. Where no call
+ * is under way the memory is back on return, unless the device is busy with other things for more than 100 ms.
+ * tandem_engine_drain() waits for all of that: call it before a stream is captured, when CUDA may not free memory. */
+TANDEM_API void tandem_session_release(tandem_session *session);
 
 /* ---- attend ----------------------------------------------------------------------------------------------------- */
 
