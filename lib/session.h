@@ -123,6 +123,7 @@ class Session {
   // A step whose every layer has been prepared, for device tensors.
   struct Plan {
     std::atomic<bool> is_open{false};
+    void* stream = nullptr;
     int32_t next_layer = 0;
     int64_t n_tokens = 0, max_q_len = 0;
   };

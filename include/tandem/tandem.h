@@ -458,7 +458,9 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * the step; these calls launch kernels and do nothing else, may be captured in a CUDA graph, and in later steps a replay of
  * the graph stands for them. A graph serves steps of at most as many tokens, and tokens of a sequence, as the one it was
  * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
- * CAPACITY. UNSUPPORTED as tandem_attend() with device tensors, and with route "stream". Until the step ends its sequences are neither read nor hashed
+ * CAPACITY, as is more than one token of a sequence with policy "streaming" and window_tokens = 0, and in
+ * layers with a sliding window where tokens have been removed before. n_sequences is not 0, attend calls that are not captured
+ * are on the same stream, and none is TANDEM_ATTEND_PARTIAL. UNSUPPORTED as tandem_attend() with device tensors, and with route "stream". Until the step ends its sequences are neither read nor hashed
  * (BUSY).
  *
  * A layer that has not been attended when the stream passes the end of the step takes the step back, with those begun since; so
@@ -569,7 +571,8 @@ TANDEM_API int32_t tandem_plan_memory(tandem_memory_plan *plan, const tandem_eng
 TANDEM_API int32_t tandem_plan_report(char *buffer, size_t buffer_bytes, size_t *needed_bytes, const tandem_memory_plan *plan,
                                       tandem_error **error);
 /* TANDEM_OK when an engine can serve such a layer, cache and session (NULL: not asked about), else what the create call
- * would return, *why saying the reason. */
+ * would return, *why saying the reason. Of calls on host tensors: layers and storage types that the device's module has no kernel
+ * for are served there, and refused by the first attend on device tensors. */
 TANDEM_API int32_t tandem_supports(const tandem_engine *engine, const tandem_layer_options *layer,
                                    const tandem_cache_options *cache, const tandem_session_options *session, tandem_error **why);
 /* Names by index from 0, NULL past the end: policies; instruction sets of this build, best first. */
