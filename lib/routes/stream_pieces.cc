@@ -26,7 +26,7 @@ Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer
   const int64_t most_heads = buffer_bytes / (made.page_len * row_bytes);
   if (most_heads == 0)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
-                "stream_buffer_bytes, %lld in multiples of 256, is less than the %lld bytes of %d tokens of a KV head",
+                "stream_buffer_bytes = %lld (up to a multiple of 256) is less than the %lld bytes of %d tokens of a KV head",
                 static_cast<long long>(buffer_bytes), static_cast<long long>(kLeastPage * row_bytes), kLeastPage);
   const auto n_kv_heads = static_cast<int64_t>(layer.n_kv_heads), n_groups = (n_kv_heads + most_heads - 1) / most_heads;
   made.n_heads = static_cast<int32_t>((n_kv_heads + n_groups - 1) / n_groups);
