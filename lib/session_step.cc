@@ -2,6 +2,7 @@
 // Steps, and the end of speculation.
 #include <algorithm>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "lib/session.h"
@@ -23,9 +24,10 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
   }
   for (int32_t i = 0; i < n_sequences; ++i) {
     const int64_t length = found[static_cast<size_t>(i)]->longest();
-    if (q_lens[i] > INT32_MAX - length)
-      return fail(TANDEM_ERROR_CAPACITY, "q_lens", "q_lens[%d] = %lld makes a sequence of %lld tokens longer than 2^31 - 1",
-                  i, static_cast<long long>(q_lens[i]), static_cast<long long>(length));
+    if (q_lens[i] <= INT32_MAX - length) continue;
+    const std::string field = "q_lens[" + std::to_string(i) + "]";
+    return fail(TANDEM_ERROR_CAPACITY, field.c_str(), "%s = %lld makes a sequence of %lld tokens longer than 2^31 - 1",
+                field.c_str(), static_cast<long long>(q_lens[i]), static_cast<long long>(length));
   }
   for (int32_t i = 0; i < n_sequences; ++i)
     TANDEM_TRY(cache_->ensure(*found[static_cast<size_t>(i)], found[static_cast<size_t>(i)]->longest() + q_lens[i]));

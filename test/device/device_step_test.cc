@@ -146,7 +146,7 @@ void refuses_steps_that_cannot_be(void**) {
   error = nullptr;
   assert_int_equal(tandem_step_begin(runner.side.session, runner.ids, kTooMany, 2, runner.stream, &error),
                    TANDEM_ERROR_CAPACITY);
-  assert_string_equal(tandem_error_field(error), "q_lens");
+  assert_string_equal(tandem_error_field(error), "q_lens[1]");
   tandem_error_release(error);
 }
 
