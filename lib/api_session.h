@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "lib/api.h"
@@ -13,6 +14,8 @@
 namespace tandem {
 
 struct SessionObject {
+  ~SessionObject() { Session::let_go(std::move(session)); }
+
   std::unique_ptr<Session> session;
   std::atomic<bool> in_use{false};
   std::vector<int64_t> sorted;  // work space of check_sequences()

@@ -102,7 +102,7 @@ class AttendCall {
     int64_t query = 0;  // of that call
   };
   Status check_device_call(bool* captures) const;
-  Status check_planned() const;
+  Status check_planned(bool captures) const;
   Status run_in_plan(bool captures);
   Status reserve_on_device(int64_t* most);
   void take_back();

@@ -352,6 +352,10 @@ void Cache::forget_speculation(Sequence& sequence) {
 
 void Cache::detach(Session* session) {
   std::erase(sessions_, session);
+  give_up(session);
+}
+
+void Cache::give_up(const Session* session) {
   for (auto& [id, sequence] : sequences_) {
     if (sequence->writer == session) sequence->writer = nullptr;
     if (sequence->speculator == session) forget_speculation(*sequence);

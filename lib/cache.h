@@ -99,6 +99,7 @@ class Cache {
   int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;
   void attach(Session* session);  // takes mutex() itself
   static void forget_speculation(Sequence& sequence);
+  void give_up(const Session* session);  // what it has in flight, and its speculation
   void detach(Session* session);
 
   Engine& engine() const { return *engine_; }

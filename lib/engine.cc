@@ -57,11 +57,17 @@ Engine::~Engine() {
 
 Status Engine::drain(int64_t timeout_ns) {
   const auto begin = std::chrono::steady_clock::now();
+  const auto left = [&] {
+    const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - begin;
+    return timeout_ns < 0 ? timeout_ns : std::max<int64_t>(0, timeout_ns - spent.count());
+  };
   const char* what = "calls on device tensors under way";
   if (device_calls_.drain(timeout_ns)) {
-    const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - begin;
-    if (worker_->drain(timeout_ns < 0 ? timeout_ns : std::max<int64_t>(0, timeout_ns - spent.count()))) return {};
-    what = "background work unfinished";
+    what = "released sessions whose memory the device may still use";
+    if (endings_->drain(left())) {
+      if (worker_->drain(left())) return {};
+      what = "background work unfinished";
+    }
   }
   return fail(TANDEM_ERROR_TIMEOUT, "timeout_ns", "timeout_ns = %lld has passed with %s", static_cast<long long>(timeout_ns),
               what);

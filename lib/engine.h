@@ -28,6 +28,8 @@ class Engine {
   const Allocator& allocator() const { return allocator_; }
   UnderWay& device_calls() { return device_calls_; }
   Profile& profile() { return profile_; }
+  // Of released sessions, those whose device is waited for. Who counts down holds the engine no longer.
+  const std::shared_ptr<UnderWay>& endings() const { return endings_; }
   // Until no call on device tensors is under way, and nothing is left of what they and others have posted to the worker.
   Status drain(int64_t timeout_ns);
   std::string report() const;  // JSON
@@ -41,6 +43,7 @@ class Engine {
   std::unique_ptr<DeviceOwner> device_;
   UnderWay device_calls_;
   Profile profile_;
+  std::shared_ptr<UnderWay> endings_ = std::make_shared<UnderWay>();
   Allocator allocator_;
   tandem_log_fn log_ = nullptr;
   void* log_user_ = nullptr;

@@ -47,7 +47,10 @@ Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_task
   const SignalsBlocked blocked;
   int error = 0;
   try {
-    made->thread_ = std::thread([h = made.get()] { h->loop(); });
+    made->thread_ = std::thread([h = made.get()] {
+      h->loop();
+      if (h->end_ != nullptr) h->end_(h->end_context_);  // the last of it
+    });
   } catch (const std::system_error& e) {
     error = e.code().value();
   }
@@ -64,7 +67,16 @@ void HandOver::stop() {
     stop_ = true;
   }
   changed_posted_.notify_all();
+  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
   if (thread_.joinable()) thread_.join();
+}
+
+void HandOver::retire(void (*end)(void* context), void* context) {
+  std::lock_guard lock(mutex_);
+  end_ = end;
+  end_context_ = context;
+  retires_.store(true, std::memory_order_release);
+  changed_posted_.notify_all();  // with the mutex held: without it this may be gone
 }
 
 void HandOver::restart(ExchangeFlags* flags) {
@@ -125,6 +137,11 @@ void HandOver::close_step() {
   else
     cpu_.table->rest(cpu_.self);
   open_from_.store(UINT64_MAX, std::memory_order_release);
+}
+
+void HandOver::abandon_step() {
+  abandoned_from_.store(open_from_.load(std::memory_order_acquire), std::memory_order_release);
+  close_step();
 }
 
 void HandOver::drain() {
@@ -226,10 +243,11 @@ bool HandOver::wait_for_post() {
   const auto begin = Clock::now();
   for (auto now = begin; now - begin < kSpin; now = Clock::now()) {
     if (is_posted()) return true;
+    if (stop_.load(std::memory_order_relaxed) || retires_.load(std::memory_order_relaxed)) break;
     pause(now - begin);
   }
   std::unique_lock lock(mutex_);
-  changed_posted_.wait(lock, [&] { return stop_ || is_posted(); });
+  changed_posted_.wait(lock, [&] { return stop_ || retires_ || is_posted(); });
   return is_posted();
 }
 
@@ -257,10 +275,11 @@ bool HandOver::wait_for_arrival(const HandOverTask& task) {
   const std::atomic_ref arrived(flags_->arrived);
   const auto has_come = [&] { return arrived.load(std::memory_order_acquire) > task.ticket; };
   const bool has_arrived = wait_for([&] {
-    if (has_come()) return true;
-    if (is_over(task) && !has_come()) fault_of_step(task);
-    return false;
-  });
+                             if (has_come() || is_abandoned(task)) return true;
+                             if (is_over(task) && !has_come()) fault_of_step(task);
+                             return false;
+                           }) &&
+                           has_come();
   if (!has_arrived || task.is_its_own()) return has_arrived;
   set_fault(kOfStep, 0,
             "a graph was replayed twice in a step, outside one, with other layers or for fewer tokens than the step has");
@@ -271,7 +290,7 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
   const std::atomic_ref observed(flags_->observed);
   const auto has_come = [&] { return observed.load(std::memory_order_acquire) > task.ticket; };
   wait_for([&] {
-    if (has_come() || task.is_cut.load(std::memory_order_acquire)) return true;
+    if (has_come() || task.is_cut.load(std::memory_order_acquire) || is_abandoned(task)) return true;
     if (is_over(task) && !has_come()) fault_of_step(task);
     return false;
   });

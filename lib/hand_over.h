@@ -123,6 +123,8 @@ class HandOver {
                        std::unique_ptr<HandOver>* hand_over);
   ~HandOver() { stop(); }
   void stop();  // waits for what is under way, unless the device is lost; the thread ends
+  // When nothing is under way any more the thread does end(context) and is over; `end` may destroy this.
+  void retire(void (*end)(void* context), void* context);
 
   // Flags that the device has written nothing to yet; tickets begin with 0. Nothing is under way; those of before are there.
   void restart(ExchangeFlags* flags);
@@ -134,7 +136,8 @@ class HandOver {
   int64_t n_tasks() const { return static_cast<int64_t>(tasks_.size()); }
   // While a step is open that has posted tasks and may not have launched anything yet, nobody waits for these.
   void open_step(int64_t n_tasks);
-  void close_step();  // the workers, awake since it began, rest when the last of these is done
+  void close_step();    // the workers, awake since it began, rest when the last of these is done
+  void abandon_step();  // likewise; what has not arrived by now is lost
   bool is_idle() const {
     const uint64_t posted = posted_.load(std::memory_order_acquire), open_from = open_from_.load(std::memory_order_acquire);
     return finished_.load(std::memory_order_acquire) >= std::min(posted, open_from);
@@ -207,6 +210,7 @@ class HandOver {
   void check_device();
   void check_flags();
   bool is_over(const HandOverTask& task) const;
+  bool is_abandoned(const HandOverTask& task) const { return task.idx >= abandoned_from_.load(std::memory_order_acquire); }
   void fault_of_step(const HandOverTask& task);
   int64_t take_rows(HandOverTask& task);  // returns their bytes
   void answer(const HandOverTask& task);
@@ -221,7 +225,7 @@ class HandOver {
   ExchangeFlags* flags_ = nullptr;
   uint64_t first_idx_ = 0;           // of the task whose ticket is 0
   std::vector<HandOverTask> tasks_;  // of index i: i % n_tasks
-  std::atomic<uint64_t> posted_{0}, finished_{0}, open_from_{UINT64_MAX};
+  std::atomic<uint64_t> posted_{0}, finished_{0}, open_from_{UINT64_MAX}, abandoned_from_{UINT64_MAX};
   std::atomic<bool> faulted_{false}, has_lost_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_posted_, changed_finished_;
@@ -230,7 +234,9 @@ class HandOver {
   char fault_text_[256] = "";
   Sums sums_;
   std::chrono::steady_clock::time_point last_streamed_;  // the thread's
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false}, retires_{false};
+  void (*end_)(void* context) = nullptr;  // before retires_ is set, as what follows
+  void* end_context_ = nullptr;
   std::thread thread_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "lib/attend_scratch.h"
 #include "lib/device_status.h"
@@ -37,22 +38,56 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
 }
 
 Session::~Session() {
-  {
-    std::unique_lock lock(cache_->mutex());
-    // Nobody asks for MAW any more, and there may be no memory to fetch them.
-    for (auto& [id, state] : states_)
-      for (size_t l = 0; l < state->layers.size(); ++l) state->window.set_maw(l, false);
-    settle_device();
-  }
-  if (in_step_) cache_->engine().cpu().table->rest(cache_->engine().cpu().self);
-  // Jobs end while the cache still tells this session about changes: they read its pages and positions. The thread that
-  // meets the device posts some, of an open step too.
+  leave();
   std::unique_lock lock(cache_->mutex());
-  if (device_ != nullptr) device_->hand_over().stop();
-  if (plan_.is_open) take_step_back();
+  settle_device();
+  forget_all();
+  cache_->detach(this);
+}
+
+// What others see of the session is gone. What is under way is not: they wait for it before they look, as ever.
+void Session::leave() {
+  std::unique_lock lock(cache_->mutex());
+  if (std::exchange(has_left_, true)) return;
+  // Nobody asks for MAW any more, and there may be no memory to fetch them.
+  for (auto& [id, state] : states_)
+    for (size_t l = 0; l < state->layers.size(); ++l) state->window.set_maw(l, false);
+  if (device_ != nullptr) is_leaving_ = true;
+  if (plan_.is_open)
+    device_->hand_over().abandon_step();
+  else if (in_step_)
+    cache_->engine().cpu().table->rest(cache_->engine().cpu().self);
+  cache_->give_up(this);
+}
+
+void Session::let_go(std::unique_ptr<Session> session) {
+  if (session == nullptr) return;
+  const bool is_idle = session->device_ == nullptr || session->device_->hand_over().is_idle();
+  session->leave();
+  if (session->device_ == nullptr) return;
+  // CUDA frees memory when the device is idle, which takes no time where it is.
+  constexpr int64_t kBrief = 100'000'000;
+  const std::shared_ptr<UnderWay> endings = session->cache_->engine().endings();
+  HandOver& hand_over = session->device_->hand_over();
+  endings->add(1);
+  hand_over.retire(
+      [](void* context) {
+        std::unique_ptr<Session> ended(static_cast<Session*>(context));
+        std::shared_ptr<Cache> cache = ended->cache_;
+        const std::shared_ptr<UnderWay> all = cache->engine().endings();
+        ended.reset();
+        cache.reset();  // perhaps the engine's last
+        all->add(-1);
+      },
+      session.release());
+  if (is_idle) endings->drain(kBrief);
+}
+
+// Jobs end while the cache still tells this session about changes: they read its pages and positions.
+void Session::forget_all() {
   for (auto& [id, state] : states_)
     for (auto& layer : state->layers) cache_->engine().worker().cancel(layer->refresh.job);
-  cache_->detach(this);
+  if (forgotten_.empty()) states_.swap(forgotten_);
 }
 
 // Of a planned step that nobody will end: its tokens count since it began, and not all of their rows may have come.
@@ -61,6 +96,7 @@ void Session::take_step_back() {
     Sequence& sequence = *cache_->find(step.id);
     for (size_t l = 0; l < step.lengths.size(); ++l) shorten(sequence, l, step.lengths[l]);
   }
+  plan_.is_open = false;
 }
 
 const Policy& Session::layer_policy(const Layer& layer) const { return policy_of_layer(*policy_, layer); }
@@ -81,6 +117,7 @@ int64_t Session::join(LayerState& state) {
 }
 
 Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens) {
+  if (has_left_) return {};
   auto slot = states_.find(sequence.id);
   if (slot == states_.end()) {
     auto made = std::make_unique<SequenceState>();
@@ -200,7 +237,9 @@ PrefillTerms Session::prefill_terms(size_t layer_idx) const {
           device_->geometry().layers[layer_idx].bytes};
 }
 
-bool Session::is_settled() const { return device_ == nullptr || device_->hand_over().is_settled(); }
+bool Session::is_settled() const {
+  return device_ == nullptr || (device_->hand_over().is_settled() && !is_leaving_.load(std::memory_order_acquire));
+}
 
 // Sequences whose last tokens never left the device end before them.
 void Session::settle_device() {
@@ -208,6 +247,10 @@ void Session::settle_device() {
   device_->hand_over().drain();
   device_->hand_over().take_lost([this](const HandOverTask& task) { restore_window(task); },
                                  [this](const HandOverTask& task) { take_back(task); });
+  if (!is_leaving_) return;
+  if (plan_.is_open) take_step_back();
+  forget_all();
+  is_leaving_.store(false, std::memory_order_release);
 }
 
 // What a call that did not come, or was not observed, was to evict has not been judged.

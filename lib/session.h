@@ -75,6 +75,9 @@ class Session {
   static Status create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
                        std::unique_ptr<Session>* session);
   ~Session();
+  // The end of a session that nobody has any more: at once for whoever looks at the cache. What its device still does is
+  // waited for by the thread that meets it, without the cache's mutex, and its memory is given back after that.
+  static void let_go(std::unique_ptr<Session> session);
 
   Status attend(const AttendArgs& args);  // lib/attend.cc
   Status commit(int64_t sequence, const int64_t* kept_idx, int64_t n_kept);
@@ -124,6 +127,7 @@ class Session {
   // A step whose every layer has been prepared, for device tensors.
   struct Plan {
     std::atomic<bool> is_open{false};
+    void* stream = nullptr;
     int32_t next_layer = 0;
     int64_t n_tokens = 0, max_q_len = 0;
   };
@@ -138,6 +142,8 @@ class Session {
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
+  void leave();
+  void forget_all();
   Status reserve_step(void* stream);
   Status plan_step(void* stream);
   Status end_plan(void* stream);
@@ -158,9 +164,12 @@ class Session {
   bool refuses_streams_ = false;              // there was no memory for them, which is said once
   bool refuses_prefill_ = false;              // likewise, for long appends' own chunks
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
+  std::unordered_map<int64_t, std::unique_ptr<SequenceState>> forgotten_;  // it may have memory of the device
   std::unique_ptr<AttendScratch> scratch_;
   std::unique_ptr<DeviceSession> device_;  // null until a call has device tensors
   bool in_step_ = false;
+  bool has_left_ = false;                // guarded by the cache's mutex
+  std::atomic<bool> is_leaving_{false};  // since then, until nothing is under way
   std::vector<StepSequence> step_;
   Plan plan_;
   uint64_t n_planned_ = 0;  // steps

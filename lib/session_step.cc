@@ -2,6 +2,8 @@
 // Steps, and the end of speculation.
 #include <algorithm>
 #include <mutex>
+#include <string>
+#include <utility>
 
 #include "lib/session.h"
 
@@ -19,6 +21,13 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
     TANDEM_TRY(cache_->check_even(*sequence));
     step.push_back({sequences[i], q_lens[i], sequence->lengths});
     found.push_back(sequence);
+  }
+  for (int32_t i = 0; i < n_sequences; ++i) {
+    const int64_t length = found[static_cast<size_t>(i)]->longest();
+    if (q_lens[i] <= INT32_MAX - length) continue;
+    const std::string field = "q_lens[" + std::to_string(i) + "]";
+    return fail(TANDEM_ERROR_CAPACITY, field.c_str(), "%s = %lld makes a sequence of %lld tokens longer than 2^31 - 1",
+                field.c_str(), static_cast<long long>(q_lens[i]), static_cast<long long>(length));
   }
   for (int32_t i = 0; i < n_sequences; ++i)
     TANDEM_TRY(cache_->ensure(*found[static_cast<size_t>(i)], found[static_cast<size_t>(i)]->longest() + q_lens[i]));
@@ -57,17 +66,18 @@ Status Session::step_end(void* stream) {
       if (!complete) id = step.id, n_declared = step.q_len, layer_idx = l;
     }
   }
-  if (!complete) settle_device();
-  for (const StepSequence& step : step_) {
-    Sequence& sequence = *cache_->find(step.id);
-    const int64_t begun = *std::min_element(step.lengths.begin(), step.lengths.end());
-    if (!complete) cache_->truncate_locked(sequence, std::min(begun, sequence.shortest()));
-    sequence.writer = nullptr;
-  }
-  step_.clear();
+  // Closed before anything asks for memory: whatever fails from here on, no step is open.
+  const std::vector<StepSequence> ended_step = std::exchange(step_, {});
+  for (const StepSequence& step : ended_step) cache_->find(step.id)->writer = nullptr;
   in_step_ = false;
   const Backend& cpu = cache_->engine().cpu();
   if (!is_planned) cpu.table->rest(cpu.self);
+  if (!complete) settle_device();
+  for (const StepSequence& step : ended_step) {
+    Sequence& sequence = *cache_->find(step.id);
+    const int64_t begun = *std::min_element(step.lengths.begin(), step.lengths.end());
+    if (!complete) cache_->truncate_locked(sequence, std::min(begun, sequence.shortest()));
+  }
   if (complete) return ended;
   if (is_planned) TANDEM_TRY(device_->hand_over().fault());
   return fail(TANDEM_ERROR_INVALID_STATE, "q_lens", "layer %zu of sequence %lld got %lld of the step's %lld tokens",

@@ -59,6 +59,8 @@ Status Session::plan_step(void* stream) {
   if (routes_.always_streams())
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": planned steps take \"host\" or \"auto\"",
                 routes_.route == Route::kStream ? "stream" : "host+stream");
+  if (step_.empty())
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_sequences", "n_sequences = 0: a step on a stream has one at least");
   may_stream_ = false;
   if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, *policy_, exact_window(), &device_));
   HandOver& hand_over = device_->hand_over();
@@ -67,6 +69,7 @@ Status Session::plan_step(void* stream) {
   TANDEM_TRY(is_capturing(device_->device(), stream, &captures));
   if (captures)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p is being captured: steps begin outside", stream);
+  plan_.stream = stream;
   plan_.next_layer = 0;
   plan_.n_tokens = plan_.max_q_len = 0;
   for (const StepSequence& step : step_) {
@@ -147,8 +150,12 @@ Status AttendCall::plan_layer(HandOverTask* task, DeviceSequence* to, int64_t* t
   return {};
 }
 
-Status AttendCall::check_planned() const {
+Status AttendCall::check_planned(bool captures) const {
   const Session::Plan& plan = session_.plan_;
+  if (args_.partial)
+    return fail(TANDEM_ERROR_INVALID_STATE, "flags", "flags = TANDEM_ATTEND_PARTIAL in a step that was planned as a whole");
+  if (!captures && args_.stream != plan.stream)
+    return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p, the step was begun on %p", args_.stream, plan.stream);
   if (args_.k == nullptr)
     return fail(TANDEM_ERROR_INVALID_STATE, "k", "k = NULL in a step that was planned with new tokens");
   if (args_.layer_idx != plan.next_layer)
@@ -165,7 +172,7 @@ Status AttendCall::check_planned() const {
 
 // All of a layer at once, also where the step has fewer sequences than a graph was made for: descriptors say so.
 Status AttendCall::run_in_plan(bool captures) {
-  TANDEM_TRY(check_planned());
+  TANDEM_TRY(check_planned(captures));
   DeviceSession& device = *session_.device_;
   if (captures) device.freeze();
   DeviceSequences sequences;

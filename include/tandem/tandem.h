@@ -191,8 +191,8 @@ TANDEM_API int32_t tandem_engine_create(tandem_engine **engine, const tandem_eng
 /* Gives up the caller's reference; caches and sessions keep the engine alive. Accepts NULL, never fails or blocks on a
  * device. A released handle is refused by later calls. */
 TANDEM_API void tandem_engine_release(tandem_engine *engine);
-/* Waits until calls on device tensors, of all sessions, have reached the host, and background work has finished. A planned
- * step counts from its tandem_step_end() on; what else their streams do is theirs. timeout_ns < 0: for ever. Errors: TIMEOUT. */
+/* Waits until calls on device tensors, of all sessions, have reached the host, released sessions have given back what they had,
+ * and background work has finished. A planned step counts from its tandem_step_end() on; what else their streams do is theirs. timeout_ns < 0: for ever. Errors: TIMEOUT. */
 TANDEM_API int32_t tandem_engine_drain(tandem_engine *engine, int64_t timeout_ns, tandem_error **error);
 /* Topology, workers, instruction set, backends (with the reason for each refusal) as JSON. Writes at most buffer_bytes
  * bytes, always 0-terminated when buffer_bytes > 0; *needed_bytes (may be NULL) gets the full size with the 0. */
@@ -377,7 +377,12 @@ TANDEM_API void tandem_session_options_init(tandem_session_options *options);
  * 64 tokens of a KV head take; stream_fraction without its route, or the route without it). */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
-TANDEM_API void tandem_session_release(tandem_session *session); /* a planned step that is open is taken back */
+/* Accepts NULL, never fails. A planned step that is open is taken back. Calls under way on the device are not waited for: a
+ * thread of the library does that, and gives the session's memory back when the device has no more use for it. So long it
+ * counts in the cache's statistics and caps, and who reads the sequences waits as for a session that is there. Where no call
+ * is under way the memory is back on return, unless the device is busy with other things for more than 100 ms.
+ * tandem_engine_drain() waits for all of that: call it before a stream is captured, when CUDA may not free memory. */
+TANDEM_API void tandem_session_release(tandem_session *session);
 
 /* ---- attend ----------------------------------------------------------------------------------------------------- */
 
@@ -467,7 +472,10 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * the step; these calls launch kernels and do nothing else, may be captured in a CUDA graph, and in later steps a replay of
  * the graph stands for them. A graph serves steps of at most as many tokens, and tokens of a sequence, as the one it was
  * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
- * CAPACITY. UNSUPPORTED as tandem_attend() with device tensors, and with routes "stream" and "host+stream". Until the step ends its sequences are neither read nor hashed
+ * CAPACITY, as is more than one token of a sequence with policy "streaming" and window_tokens = 0, and in layers with a sliding
+ * window where tokens have been removed before. n_sequences is not 0, attend calls that are not captured are on the same stream,
+ * and none is TANDEM_ATTEND_PARTIAL. UNSUPPORTED as tandem_attend() with device tensors, and with routes "stream" and
+ * "host+stream". Until the step ends its sequences are neither read nor hashed
  * (BUSY).
  *
  * A layer that has not been attended when the stream passes the end of the step takes the step back, with those begun since; so
@@ -609,7 +617,8 @@ TANDEM_API int32_t tandem_plan(tandem_route_plan *plan, tandem_session *session,
 TANDEM_API int32_t tandem_route_report(char *buffer, size_t buffer_bytes, size_t *needed_bytes, const tandem_route_plan *plan,
                                        tandem_error **error);
 /* TANDEM_OK when an engine can serve such a layer, cache and session (NULL: not asked about), else what the create call
- * would return, *why saying the reason. */
+ * would return, *why saying the reason. Of calls on host tensors: layers and storage types that the device's module has no kernel
+ * for are served there, and refused by the first attend on device tensors. */
 TANDEM_API int32_t tandem_supports(const tandem_engine *engine, const tandem_layer_options *layer,
                                    const tandem_cache_options *cache, const tandem_session_options *session, tandem_error **why);
 /* Names by index from 0, NULL past the end: policies; instruction sets of this build, best first. */

@@ -25,7 +25,7 @@ Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer
   const int64_t n_fit = buffer_bytes / (made.page_len * row_bytes);
   if (n_fit == 0)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
-                "stream_buffer_bytes = %lld is less than the %lld bytes of %d tokens of a KV head",
+                "stream_buffer_bytes = %lld (up to a multiple of 256) is less than the %lld bytes of %d tokens of a KV head",
                 static_cast<long long>(buffer_bytes), static_cast<long long>(kLeastPage * row_bytes), kLeastPage);
   const int64_t n_at_once = std::min(n_fit, int64_t{most_heads}), n_kv_heads = layer.n_kv_heads;
   const int64_t n_groups = (n_kv_heads + n_at_once - 1) / n_at_once;

@@ -284,7 +284,7 @@ void test_step(void**) {
        [&](auto e) { return tandem_step_begin(session, &s, &negative, 1, nullptr, e); }},
       {"huge", begin, kCapacity, "q_lens[0]", "9223372036854775807",
        [&](auto e) { return tandem_step_begin(session, &s, &huge, 1, nullptr, e); }},
-      {"long", begin, kCapacity, "n_tokens", "2147483737",
+      {"long", begin, kCapacity, "q_lens[0]", "2147483647",
        [&](auto e) { return tandem_step_begin(session, &s, &long_step, 1, nullptr, e); }},
       {"stream", begin, kInvalid, "stream", "must be NULL",
        [&](auto e) { return tandem_step_begin(session, &s, lens, 1, &stream, e); }},

@@ -121,6 +121,26 @@ void rows_that_see_nothing(void**) {
   assert_right(options);
 }
 
+// A number that is none reaches what sees it and nothing else.
+void bad_numbers_stay_where_they_are(void**) {
+  for (const TypePair types : kPairs)
+    for (const double value : {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)})
+      for (const int64_t back : {-1, -2, 0, 1, 90}) {
+        WindowOptions options = options_of(types, 128, 4, {{0, 333, 1}, {70, 1200, 3}, {0, 5000, 1}});
+        WindowCase good(*device, options);
+        good.attend(0);
+        (back < 0 ? options.bad_query : options.bad_key) = back < 0 ? -back - 1 : back;
+        options.bad_value = value;
+        WindowCase bad(*device, options);
+        bad.clear_output();
+        bad.attend(0);
+        const std::string fault = bad.check_bad(good);
+        if (!fault.empty())
+          fail_msg("%s/%s with %g at %lld: %s", tandem::find_dtype(types.k)->name, tandem::find_dtype(types.v)->name, value,
+                   static_cast<long long>(back), fault.c_str());
+      }
+}
+
 void pages_of_other_lengths(void**) {
   for (const int32_t page_len : {64, 192, 256}) {
     WindowOptions options = options_of({TANDEM_Q8_0, TANDEM_Q8_0}, 80, 4, {{0, 700, 1}, {100, 1500, 2}});
@@ -289,6 +309,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
       cmocka_unit_test(keys_behind_the_window_may_be_nan),
       cmocka_unit_test(rows_that_see_nothing),
+      cmocka_unit_test(bad_numbers_stay_where_they_are),
       cmocka_unit_test(pages_of_other_lengths),
       cmocka_unit_test(lengths_change_between_calls),
       cmocka_unit_test(a_workspace_serves_every_call),

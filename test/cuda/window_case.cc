@@ -15,6 +15,12 @@
 
 namespace tandem::test {
 
+namespace {
+
+constexpr int64_t kBadDim = 5;
+
+}  // namespace
+
 // ---- case --------------------------------------------------------------------------------------------------------------
 
 WindowCase::WindowCase(const OpenDevice& device, const WindowOptions& options) : device_(device), options_(options) {
@@ -72,6 +78,8 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
       factor = std::ldexp(1.0, static_cast<int>(random.integer(options_.v_least, options_.v_most)));
     made[i] *= factor;
   }
+  if (is_k && options_.bad_key >= 0 && options_.bad_key < n_made)
+    made[static_cast<size_t>((n_made - 1 - options_.bad_key) * n_heads * dim + kBadDim)] = options_.bad_value;
   for (int64_t row = 0; row < n_made * n_heads; ++row) {
     std::byte* code = rows[0].data() + row * row_bytes_.of[plane];
     std::byte* scale = rows[1].data() + row * row_bytes_.of[plane + 1];
@@ -109,6 +117,12 @@ void WindowCase::make_rows() {
     if (i + 1 != n_made) continue;
     while (++i < q_.size()) q_[i] = q_[i - n_made];
   }
+  if (options_.bad_query < 0) return;
+  for (const DeviceSequence& sequence : descriptors_)
+    if (options_.bad_query < sequence.q_len) {
+      const int64_t row = (sequence.first_row + options_.bad_query + 1) * layer_.n_q_heads - 1;
+      q_[static_cast<size_t>(row * layer_.k_head_dim + kBadDim)] = options_.bad_value;
+    }
 }
 
 void WindowCase::make_call() {
@@ -177,6 +191,40 @@ void WindowCase::shorten(int64_t n_keys) {
     sequence.end = std::max({sequence.begin, int64_t{sequence.q_len}, sequence.end - n_keys});
   device_.upload(const_cast<DeviceSequence*>(call_.sequences.sequences), descriptors_.data(),
                  static_cast<int64_t>(descriptors_.size() * sizeof(DeviceSequence)));
+}
+
+std::string WindowCase::check_bad(const WindowCase& good) const {
+  const std::vector<uint8_t> bytes = output(), wanted_bytes = good.output();
+  const auto *o = reinterpret_cast<const float*>(bytes.data()),
+             *wanted = reinterpret_cast<const float*>(wanted_bytes.data());
+  const int64_t n_heads = layer_.n_q_heads, v_dim = layer_.v_head_dim, lse_at = n_tokens_ * n_heads * v_dim;
+  for (size_t s = 0; s < descriptors_.size(); ++s) {
+    const DeviceSequence& sequence = descriptors_[s];
+    const int64_t bad_key = sequence.end - 1 - options_.bad_key;
+    const bool has_key = options_.bad_key >= 0 && bad_key >= sequence.begin;
+    for (int64_t i = 0; i < sequence.q_len * n_heads; ++i) {
+      const int64_t token = i / n_heads, head = i % n_heads, row = sequence.first_row * n_heads + i;
+      bool is_bad = token == options_.bad_query && head == n_heads - 1;
+      if (has_key && head < layer_.group_size && sequence.end - sequence.q_len + token >= bad_key) {
+        const double k =
+            k_[s][static_cast<size_t>((bad_key - sequence.begin) * layer_.n_kv_heads * layer_.k_head_dim + kBadDim)];
+        if (k * q_[static_cast<size_t>(row * layer_.k_head_dim + kBadDim)] == -INFINITY) continue;
+        is_bad = true;
+      }
+      const auto where = [&](const char* what) {
+        return "sequence " + std::to_string(s) + ", query " + std::to_string(token) + ", head " + std::to_string(head) +
+               what;
+      };
+      for (int64_t d = 0; d < v_dim; ++d) {
+        const float x = o[row * v_dim + d];
+        if (is_bad && !std::isnan(x)) return where(" sees what is bad, and o is no NaN");
+        if (!is_bad && !(std::abs(x - wanted[row * v_dim + d]) < 0.01f))
+          return where(" does not see what is bad, and differs");
+      }
+      if (is_bad == std::isfinite(o[lse_at + row])) return where(is_bad ? ": lse is finite" : ": lse is not finite");
+    }
+  }
+  return "";
 }
 
 int64_t WindowCase::workspace_bytes() const { return device_.table->workspace_bytes(device_.self, &call_); }

@@ -31,8 +31,12 @@ struct WindowOptions {
   int32_t v_least = 0, v_most = 0;  // every 32 numbers of a row of V are multiplied by a power of two, in this range
   double mass_epsilon = 0.0;        // of the gate (reference/gate.h); 0: as for any call
   bool hides_old = false;           // keys behind the sliding window are NaN
-  int32_t n_distinct = 0;           // keys, and queries; the others repeat these. 0: all are
-  int32_t n_layers = 1;             // copies of the window, for benches
+  // One number is bad_value of every sequence: of the key so many before the last, in KV head 0; of a query, in the last
+  // head.
+  int64_t bad_key = -1, bad_query = -1;
+  double bad_value = 0.0;
+  int32_t n_distinct = 0;  // keys, and queries; the others repeat these. 0: all are
+  int32_t n_layers = 1;    // copies of the window, for benches
   uint64_t seed = 1;
 };
 
@@ -47,7 +51,10 @@ class WindowCase {
   std::vector<uint8_t> output() const;                     // o, then lse, as they are
   void clear_output() const;
   reference::GateVerdict check() const;  // against double precision
-  void shorten(int64_t n_keys);          // every sequence, in device memory alone: as between two replays
+  // Against the same without the bad number: what sees it is NaN (a logit of -inf may be no key), the rest as it was. "": so
+  // it is. o is f32.
+  std::string check_bad(const WindowCase& good) const;
+  void shorten(int64_t n_keys);  // every sequence, in device memory alone: as between two replays
   int64_t workspace_bytes() const;
   void use_workspace(void* zeroed);  // of another, and as large
   int64_t kv_bytes() const;          // that an attend reads

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Several sessions at work on device tensors, who waits for all of them, and a device that goes away meanwhile.
+#include <atomic>
 #include <chrono>
 #include <thread>
 
+#include "device/stand_in_stream.h"
 #include "device/step_runner.h"
 
 using namespace tandem_test;
@@ -214,6 +216,110 @@ void two_threads_share_an_engine(void**) {
   for (const char* policy : {"all", "hgca"}) work_on_threads(policy);
 }
 
+// ---- tandem_session_release() ------------------------------------------------------------------------------------------
+
+// An operation that keeps its stream until it is opened; after 5 s by itself, so that who waits for it fails in time.
+struct Gate {
+  std::atomic<bool> is_open{false};
+  const stand_in::Graph graph{[this] {
+    for (int i = 0; i < 5000 && !is_open; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    is_open = true;
+  }};
+};
+
+// It returns, and others go on with the cache, while the device is kept; then the calls are done to their end.
+void release_does_not_wait(const char* policy) {
+  const int64_t n_allocated = counts.n_allocated - counts.n_released, n_shared = counts.n_shared - counts.n_unshared;
+  Side side(true, policy), twin(false, policy);
+  void* stream = controls.create_stream();
+  Gate gate;
+  for (const int64_t seed : {1, 2}) {
+    Call call(seed == 1 ? kPrompt : 1, seed), on_host(call.n, seed);
+    call.to_device();
+    attend(twin, on_host);
+    if (seed == 2) assert_true(controls.launch(&gate.graph, stream));
+    attend(side, call, kLayer, stream);
+    if (seed == 1) {  // memory grows, which may wait
+      wait_for(stream);
+      assert_close(call.output(), on_host.output());
+      continue;
+    }
+    tandem_session_release(side.session);
+    side.session = nullptr;
+    int64_t other = 0;
+    OK(tandem_sequence_create, &other, side.cache);
+    assert_false(gate.is_open);
+    tandem_error* error = nullptr;
+    assert_int_equal(tandem_engine_drain(side.engine, 1'000'000, &error), TANDEM_ERROR_TIMEOUT);
+    tandem_error_release(error);
+    gate.is_open = true;
+    uint64_t digest = 0, wanted = 0;
+    OK(tandem_sequence_digest, &digest, side.cache, side.sequence);
+    OK(tandem_sequence_digest, &wanted, twin.cache, twin.sequence);
+    assert_true(digest == wanted);
+    wait_for(stream);  // the call's tensors are its own
+  }
+  OK(tandem_engine_drain, side.engine, -1);
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  OK(tandem_cache_get_stats, &stats, side.cache);
+  assert_int_equal(stats.device_window_bytes + stats.device_work_bytes, 0);
+  assert_int_equal(counts.n_allocated - counts.n_released, n_allocated);
+  assert_int_equal(counts.n_shared - counts.n_unshared, n_shared);
+  assert_true(controls.destroy_stream(stream));
+}
+
+void releases_do_not_wait(void**) {
+  for (const char* policy : {"all", "hgca", "streaming"}) release_does_not_wait(policy);
+}
+
+// Of an open step nothing is waited for, by nobody: it is as if it had not begun, though its kernels are yet to run.
+void an_open_step_goes_at_once(void**) {
+  for (const char* policy : {"all", "hgca"}) {
+    Runner runner(150, policy);
+    runner.begin(kOneEach);
+    runner.attend_layers(kOneEach);
+    runner.end();
+    const uint64_t before = runner.digest(0);
+    Gate gate;
+    assert_true(controls.launch(&gate.graph, runner.stream));
+    const Tensor k({1, kKvHeads, kDim}, 1), v({1, kKvHeads, kDim}, 2);
+    runner.begin(kOneEach);
+    runner.attend_layers(kOneEach);
+    tandem_session_release(runner.side.session);
+    runner.side.session = nullptr;
+    assert_true(runner.digest(0) == before);
+    OK(tandem_sequence_append, runner.side.cache, runner.ids[0], 0, &k.view, &v.view, nullptr);
+    OK(tandem_sequence_truncate, runner.side.cache, runner.ids[0], 100);
+    OK(tandem_sequence_drop, runner.side.cache, runner.ids[1]);
+    assert_false(gate.is_open);
+    gate.is_open = true;
+    OK(tandem_engine_drain, runner.side.engine, -1);
+  }
+}
+
+// What is still under way keeps all that it needs, when nobody else does.
+void everything_may_be_released(void**) {
+  void* stream = controls.create_stream();
+  Gate gate;
+  Call call(kPrompt, 1), next(1, 2);
+  call.to_device();
+  next.to_device();
+  const int64_t n_closed = counts.n_closed;
+  {
+    const Side side(true, "hgca");
+    attend(side, call, kLayer, stream);
+    OK(tandem_engine_drain, side.engine, -1);
+    assert_true(controls.launch(&gate.graph, stream));
+    attend(side, next, kLayer, stream);
+  }
+  assert_false(gate.is_open);
+  assert_int_equal(counts.n_closed, n_closed);
+  gate.is_open = true;
+  for (int i = 0; i < 5000 && counts.n_closed == n_closed; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  assert_int_equal(counts.n_closed, n_closed + 1);
+  assert_true(controls.destroy_stream(stream));
+}
+
 // ---- a device that goes away in a step ---------------------------------------------------------------------------------
 
 // After n_done layers of it. What the host knows by then is there, what it does not is gone from all layers.
@@ -285,6 +391,9 @@ int main() {
       cmocka_unit_test_teardown(drain_does_not_wait_for_a_lost_device, forget),
       cmocka_unit_test_teardown(two_sessions_share_a_cache, forget),
       cmocka_unit_test_teardown(two_threads_share_an_engine, forget),
+      cmocka_unit_test_teardown(releases_do_not_wait, forget),
+      cmocka_unit_test_teardown(an_open_step_goes_at_once, forget),
+      cmocka_unit_test_teardown(everything_may_be_released, forget),
       cmocka_unit_test_teardown(loses_the_device_in_a_step, forget),
       cmocka_unit_test_teardown(loses_the_device_in_a_step_that_selects, forget),
   };

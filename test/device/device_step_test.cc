@@ -112,6 +112,13 @@ void refuses_what_was_not_planned(void**) {
   args = runner.args(0, kOneEach);
   args.flags = TANDEM_ATTEND_SPECULATIVE;
   expect_refused(runner, args, TANDEM_ERROR_INVALID_STATE, "flags");
+  args.flags = TANDEM_ATTEND_PARTIAL;
+  expect_refused(runner, args, TANDEM_ERROR_INVALID_STATE, "flags");
+  args = runner.args(0, kOneEach);
+  void* other = controls.create_stream();
+  args.stream = other;
+  expect_refused(runner, args, TANDEM_ERROR_INVALID_STATE, "stream");
+  assert_true(controls.destroy_stream(other));
   Call on_host(kTwo, 1);
   args = runner.args(0, kOneEach);
   args.q = &on_host.q.view, args.k = &on_host.k.view, args.v = &on_host.v.view, args.o = &on_host.o.view;
@@ -125,6 +132,22 @@ void refuses_what_was_not_planned(void**) {
   expect_refused(runner, runner.args(3 - 1, kOneEach), TANDEM_ERROR_INVALID_STATE, "layer_idx");
   runner.end();
   runner.digest(0);
+}
+
+// Of no sequences, or of sequences that would be too long.
+void refuses_steps_that_cannot_be(void**) {
+  const Runner runner(20);
+  constexpr int64_t kTooMany[] = {1, INT32_MAX};
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_step_begin(runner.side.session, runner.ids, kTooMany, 0, runner.stream, &error),
+                   TANDEM_ERROR_INVALID_ARGUMENT);
+  assert_string_equal(tandem_error_field(error), "n_sequences");
+  tandem_error_release(error);
+  error = nullptr;
+  assert_int_equal(tandem_step_begin(runner.side.session, runner.ids, kTooMany, 2, runner.stream, &error),
+                   TANDEM_ERROR_CAPACITY);
+  assert_string_equal(tandem_error_field(error), "q_lens[1]");
+  tandem_error_release(error);
 }
 
 // Refreshes that an open step has posted do not outlive the session.
@@ -214,6 +237,7 @@ int main() {
       cmocka_unit_test_teardown(planned_steps_select_right, forget),
       cmocka_unit_test_teardown(memory_may_grow_between_steps, forget),
       cmocka_unit_test_teardown(refuses_what_was_not_planned, forget),
+      cmocka_unit_test_teardown(refuses_steps_that_cannot_be, forget),
       cmocka_unit_test_teardown(a_step_that_stays_undone_is_taken_back, forget),
       cmocka_unit_test_teardown(a_session_may_end_in_a_step, forget),
       cmocka_unit_test_teardown(graphs_are_not_outgrown, forget),
