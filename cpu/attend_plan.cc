@@ -10,14 +10,16 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int64_t kMinTaskCost = 64 << 10;  // bytes: some microseconds, what handing a task over is worth
-constexpr int64_t kMatmulTaskRows = 512, kMatmulTileKeys = 512;
+constexpr int64_t kMatmulTaskRows = 512, kMatmulTileKeys = 512, kMaxMatmulPieces = 128;
+constexpr int64_t kMaxLargePieces = 64;    // of 1M keys and more
+constexpr int64_t kUncutKeys = 1024;       // below, a job is one piece
+constexpr int64_t kSmallPieceKeys = 2048;  // from here on the least piece is one block, else two
+constexpr int32_t kManyHeads = 8;          // of which a quarter of what is left of each is enough for 16 workers
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-int64_t wanted_piece(int64_t n_keys) {
-  return std::max(kMinPieceKeys, static_cast<int64_t>(std::sqrt(64.0 * static_cast<double>(n_keys))));
-}
+int64_t wanted_piece(int64_t n_keys) { return static_cast<int64_t>(std::sqrt(64.0 * static_cast<double>(n_keys))); }
 
 int64_t whole_tiles(int64_t n_keys) {
   return std::max<int64_t>(1, (n_keys + kMatmulTileKeys / 2) / kMatmulTileKeys) * kMatmulTileKeys;
@@ -25,7 +27,7 @@ int64_t whole_tiles(int64_t n_keys) {
 
 // As many keys more as the layer has heads and the job tiles of rows: so many units there are anyway.
 int64_t matmul_piece_keys(const AttendJob& job, int64_t n_tiles) {
-  const int64_t alone = whole_tiles(std::max(wanted_piece(job.n_keys), job.n_keys / kMaxPieces));
+  const int64_t alone = whole_tiles(std::max(wanted_piece(job.n_keys), job.n_keys / kMaxMatmulPieces));
   const int64_t wanted = alone * n_tiles * job.layer->n_kv_heads;
   const int64_t n_pieces = (job.n_keys + wanted / 2) / wanted;
   return n_pieces > 1 ? whole_tiles(divide_up(job.n_keys, n_pieces)) : job.n_keys;
@@ -37,19 +39,40 @@ int32_t tile_rows(int32_t n_rows, int64_t most) {
   return static_cast<int32_t>(std::min(most, round_up(divide_up(n_rows, n_tiles), 4)));
 }
 
-struct Cut {
-  int64_t n_pieces, keys, n_tiles;
-  int32_t rows;
-};
+int64_t keys_of_next(const JobCut& cut, int64_t n_left) {
+  const int64_t share = round_up(divide_up(n_left, cut.n_shares), kBlockKeys);
+  return std::min(n_left, std::clamp(share, cut.least_keys, cut.most_keys));
+}
 
-Cut cut_of(const AttendJob& job, const Crossover& crossover) {
-  Cut cut;
-  const bool by_matmul = use_matmul(job, crossover);
-  cut.rows = std::max(1, tile_rows(job.n_rows, by_matmul ? kMatmulTaskRows : kSpanRows));
+// Keys of the pieces of a job by the kernels that read the stored rows.
+void cut_keys(const AttendJob& job, JobCut* cut) {
+  const int64_t n = job.n_keys;
+  cut->n_shares = job.layer->n_kv_heads >= kManyHeads ? 4 : 8;
+  cut->least_keys = n < kSmallPieceKeys ? 2 * kBlockKeys : kBlockKeys;
+  cut->most_keys = round_up(std::max(2 * wanted_piece(n), n / kMaxLargePieces), kBlockKeys);
+  if (n < kUncutKeys) cut->least_keys = cut->most_keys = kUncutKeys;
+}
+
+JobCut cut_of(const AttendJob& job, int32_t job_idx, const Crossover& crossover) {
+  JobCut cut{};
+  cut.job_idx = job_idx;
+  cut.by_matmul = use_matmul(job, crossover);
+  cut.rows = std::max(1, tile_rows(job.n_rows, cut.by_matmul ? kMatmulTaskRows : kSpanRows));
   cut.n_tiles = divide_up(job.n_rows, cut.rows);
-  cut.keys = by_matmul ? matmul_piece_keys(job, cut.n_tiles) : piece_keys(job.n_keys);
-  cut.n_pieces = std::max<int64_t>(1, divide_up(job.n_keys, cut.keys));
+  if (cut.by_matmul) {
+    cut.n_shares = 1;
+    cut.least_keys = cut.most_keys = matmul_piece_keys(job, cut.n_tiles);
+  } else {
+    cut_keys(job, &cut);
+  }
+  for (int64_t left = job.n_keys; left > 0; left -= keys_of_next(cut, left)) ++cut.n_pieces;
+  cut.n_pieces = std::max<int64_t>(1, cut.n_pieces);
   return cut;
+}
+
+int64_t stored_row_bytes(const Layer& layer) {
+  return row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim) +
+         row_bytes(layer.v_type, layer.v_head_dim) + scale_bytes(layer.v_type, layer.v_head_dim);
 }
 
 }  // namespace
@@ -61,53 +84,45 @@ bool use_matmul(const AttendJob& job, const Crossover& crossover) {
   return job.n_rows >= (in_bf16 ? crossover.rows_bf16 : crossover.rows);
 }
 
-int64_t piece_keys(int64_t n_keys) {
-  const int64_t n_pieces = std::clamp<int64_t>(n_keys / wanted_piece(n_keys), 1, kMaxPieces);
-  return round_up(std::max<int64_t>(divide_up(n_keys, n_pieces), 1), kBlockKeys);
+void AttendPlan::add_groups(const AttendJob& job, JobCut* cut) {
+  cut->first_group = n_groups_;
+  for (int64_t tile = 0; cut->n_pieces > 1 && tile < cut->n_tiles; ++tile) {
+    AttendGroup& group = groups_[n_groups_++];
+    group.job_idx = cut->job_idx;
+    group.row_begin = static_cast<int32_t>(tile) * cut->rows;
+    group.floats_at = n_floats_;
+    group.states.parts = nullptr;
+    group.states.n_parts = static_cast<int32_t>(cut->n_pieces);
+    group.states.n_rows = std::min(cut->rows, job.n_rows - group.row_begin);
+    group.states.head_dim = job.layer->v_head_dim;
+    group.states.stride = round_up(int64_t{group.states.n_rows} * (group.states.head_dim + 2), 16);
+    n_floats_ += group.states.stride * cut->n_pieces;
+    group.by_matmul = cut->by_matmul;
+    if (group.by_matmul) n_matmul_rows_ += group.states.n_rows;
+  }
 }
 
-void AttendPlan::add_job(const AttendJob& job, int32_t job_idx, const Crossover& crossover) {
-  const Layer& layer = *job.layer;
-  const Cut cut = cut_of(job, crossover);
-  const int64_t row_cost = row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim) +
-                           row_bytes(layer.v_type, layer.v_head_dim) + scale_bytes(layer.v_type, layer.v_head_dim);
-  const int64_t first_group = n_groups_;
-  if (cut.n_pieces > 1) {
-    for (int64_t tile = 0; tile < cut.n_tiles; ++tile) {
-      AttendGroup& group = groups_[n_groups_++];
-      group.job_idx = job_idx;
-      group.row_begin = static_cast<int32_t>(tile) * cut.rows;
-      group.floats_at = n_floats_;
-      group.states.parts = nullptr;
-      group.states.n_parts = static_cast<int32_t>(cut.n_pieces);
-      group.states.n_rows = std::min(cut.rows, job.n_rows - group.row_begin);
-      group.states.head_dim = layer.v_head_dim;
-      group.states.stride = round_up(int64_t{group.states.n_rows} * (layer.v_head_dim + 2), 16);
-      n_floats_ += group.states.stride * cut.n_pieces;
-      group.by_matmul = use_matmul(job, crossover);
-      if (group.by_matmul) n_matmul_rows_ += group.states.n_rows;
-    }
+void AttendPlan::add_piece(const AttendJob& job, JobCut* cut) {
+  const int64_t n_keys = keys_of_next(*cut, job.n_keys - cut->key_begin), row_cost = stored_row_bytes(*job.layer);
+  for (int64_t tile = 0; tile < cut->n_tiles; ++tile) {
+    AttendUnit& unit = units_[n_units_++];
+    unit.job_idx = cut->job_idx;
+    unit.row_begin = static_cast<int32_t>(tile) * cut->rows;
+    unit.row_end = std::min(job.n_rows, unit.row_begin + cut->rows);
+    unit.part_idx = static_cast<int32_t>(cut->piece);
+    unit.group_idx = cut->n_pieces > 1 ? cut->first_group + tile : -1;
+    unit.key_begin = cut->key_begin;
+    unit.key_end = cut->key_begin + n_keys;
+    unit.first = cut->first;
+    unit.by_matmul = cut->by_matmul;
+    unit.cost = n_keys * row_cost * (8 + unit.row_end - unit.row_begin) / 8;
   }
-  KeyRef first;
-  for (int64_t piece = 0; piece < cut.n_pieces; ++piece) {
-    const int64_t key_begin = piece * cut.keys, key_end = std::min(job.n_keys, key_begin + cut.keys);
-    for (int64_t tile = 0; tile < cut.n_tiles; ++tile) {
-      AttendUnit& unit = units_[n_units_++];
-      unit.job_idx = job_idx;
-      unit.row_begin = static_cast<int32_t>(tile) * cut.rows;
-      unit.row_end = std::min(job.n_rows, unit.row_begin + cut.rows);
-      unit.part_idx = static_cast<int32_t>(piece);
-      unit.group_idx = cut.n_pieces > 1 ? first_group + tile : -1;
-      unit.key_begin = key_begin;
-      unit.key_end = key_end;
-      unit.first = first;
-      unit.by_matmul = use_matmul(job, crossover);
-      unit.cost = (key_end - key_begin) * row_cost * (8 + unit.row_end - unit.row_begin) / 8;
-    }
-    first.offset += key_end - key_begin;
-    while (first.run_idx < job.n_runs && first.offset >= job.runs[first.run_idx].n_tokens)
-      first.offset -= job.runs[first.run_idx++].n_tokens;
-  }
+  ++cut->piece;
+  cut->key_begin += n_keys;
+  KeyRef& first = cut->first;
+  first.offset += n_keys;
+  while (first.run_idx < job.n_runs && first.offset >= job.runs[first.run_idx].n_tokens)
+    first.offset -= job.runs[first.run_idx++].n_tokens;
 }
 
 void AttendPlan::cut_tasks(const AttendJob* jobs, int32_t n_workers) {
@@ -129,17 +144,27 @@ void AttendPlan::cut_tasks(const AttendJob* jobs, int32_t n_workers) {
 }
 
 Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers, const Crossover& crossover) {
+  if (!cuts_.reserve(n_jobs)) return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for a plan of %d jobs", n_jobs);
   int64_t most_units = 0, most_groups = 0;
   for (int32_t i = 0; i < n_jobs; ++i) {
-    const Cut cut = cut_of(jobs[i], crossover);
-    most_units += cut.n_pieces * cut.n_tiles;
-    most_groups += cut.n_tiles;
+    cuts_[i] = cut_of(jobs[i], i, crossover);
+    most_units += cuts_[i].n_pieces * cuts_[i].n_tiles;
+    most_groups += cuts_[i].n_tiles;
   }
   if (!units_.reserve(most_units) || !groups_.reserve(most_groups) || !task_begins_.reserve(most_units + 1) ||
       !task_nodes_.reserve(most_units))
     return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for a plan of %lld units", static_cast<long long>(most_units));
   n_units_ = n_groups_ = n_floats_ = n_matmul_rows_ = 0;
-  for (int32_t i = 0; i < n_jobs; ++i) add_job(jobs[i], i, crossover);
+  for (int32_t i = 0; i < n_jobs; ++i) add_groups(jobs[i], &cuts_[i]);
+  for (int32_t n_left = n_jobs; n_left > 0;) {
+    int32_t n_kept = 0;
+    for (int32_t i = 0; i < n_left; ++i) {
+      JobCut cut = cuts_[i];
+      add_piece(jobs[cut.job_idx], &cut);
+      if (cut.piece < cut.n_pieces) cuts_[n_kept++] = cut;
+    }
+    n_left = n_kept;
+  }
   cut_tasks(jobs, n_workers);
   return {};
 }

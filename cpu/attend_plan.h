@@ -6,16 +6,16 @@
 //   task   consecutive units that one worker takes at once
 //
 // Units depend on the job alone, so an answer is bit for bit the same for every number of threads and whatever else is
-// in the call. A job of n keys is cut into pieces of whole blocks, about sqrt(64 n) keys each: 8K into 11 pieces, enough for
-// 8 heads on 16 cores to finish together, 128K into 43 and no more, for each has to be begun and joined. Their states are
-// joined in their order by the worker that finishes last.
+// in the call. A job of n keys is cut into pieces of whole blocks that become smaller: a quarter of what is left (an eighth
+// in layers of few heads), 2 sqrt(64 n) keys at most and a block at least. First come the first pieces of all jobs, so that
+// the last units of a call are small and all workers finish together. 8K make 11 pieces, 128K 34, for each has to be begun
+// and joined. Their states are joined in their order by the worker that finishes last.
 //
 // A job for the matmul library has hundreds of rows and is not cut where its layer has as many heads and tiles of rows.
 // Where it has fewer (decode with MLA: one KV head, one tile of 128 rows) it is cut as well, so that the units of one
 // sequence are about as many. Their states are large, 256 KiB each: all workers join them, when the last unit is done.
 //
-// Tasks depend on the number of workers. They shrink towards the end (a share of what remains), so that few boundaries are
-// paid for and all workers finish together; tiny neighbours (the heads of a short sequence) share one.
+// Tasks depend on the number of workers: tiny neighbours (the heads of a short sequence) share one, fewer towards the end.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,19 @@
 
 namespace tandem::cpu {
 
-inline constexpr int64_t kMinPieceKeys = 512;
-inline constexpr int64_t kMaxPieces = 128;
-
-// Keys of one piece, the last one being shorter.
-int64_t piece_keys(int64_t n_keys);
+// How a job is cut into pieces of keys and tiles of rows.
+struct JobCut {
+  int32_t job_idx;
+  bool by_matmul;
+  int32_t rows;  // of a tile
+  int64_t n_tiles;
+  int64_t most_keys, least_keys, n_shares;  // a piece: that share of the keys that are left, within these bounds
+  int64_t n_pieces;
+  // The piece that comes next:
+  int64_t piece, key_begin;
+  KeyRef first;
+  int64_t first_group;  // of the job
+};
 
 // Whether a job goes through matrix products.
 bool use_matmul(const AttendJob& job, const Crossover& crossover);
@@ -99,9 +107,11 @@ class AttendPlan {
   const int32_t* task_nodes() const { return task_nodes_.data(); }
 
  private:
-  void add_job(const AttendJob& job, int32_t job_idx, const Crossover& crossover);
+  void add_groups(const AttendJob& job, JobCut* cut);
+  void add_piece(const AttendJob& job, JobCut* cut);
   void cut_tasks(const AttendJob* jobs, int32_t n_workers);
 
+  GrowBuffer<JobCut> cuts_;  // of the jobs with pieces left
   GrowBuffer<AttendUnit> units_;
   GrowBuffer<AttendGroup> groups_;
   GrowBuffer<int64_t> task_begins_;

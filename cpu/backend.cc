@@ -95,18 +95,56 @@ void join_share(void* context, int64_t share, int32_t) {
   }
 }
 
-// next: the unit that this thread does after it, or null.
-void run_unit(const AttendCall& call, const AttendUnit& unit, const AttendUnit* next, int32_t worker_idx) {
+// The units that a worker does, one after another. It takes a task when it wants to know what comes next, at the end of the
+// unit before: what is prefetched then would cost some microseconds at the beginning of each unit.
+class UnitQueue {
+ public:
+  UnitQueue(const AttendPlan& plan, TaskSource& tasks) : plan_(plan), tasks_(tasks) {}
+  // What take() gives, or null.
+  const AttendUnit* next() {
+    if (unit_ == end_ && !is_empty_) {
+      const int64_t task = tasks_.next();
+      is_empty_ = task < 0;
+      if (!is_empty_) unit_ = plan_.task_begin(task), end_ = plan_.task_begin(task + 1);
+    }
+    return unit_ < end_ ? &plan_.unit(unit_) : nullptr;
+  }
+  const AttendUnit* take() {
+    const AttendUnit* unit = next();
+    if (unit != nullptr) ++unit_;
+    return unit;
+  }
+
+ private:
+  const AttendPlan& plan_;
+  TaskSource& tasks_;
+  int64_t unit_ = 0, end_ = 0;  // of the task
+  bool is_empty_ = false;
+};
+
+// Where the worker's next unit begins, if its rows are like those of this one's layer.
+struct NextOf {
+  const AttendJob* jobs;
+  const Layer* layer;
+  UnitQueue* units;
+};
+NextKeys next_keys(void* context) {
+  const NextOf& of = *static_cast<const NextOf*>(context);
+  const AttendUnit* next = of.units->next();
+  if (next == nullptr || of.jobs[next->job_idx].layer != of.layer || next->key_begin == next->key_end) return {};
+  return {of.jobs[next->job_idx].runs + next->first.run_idx, next->first.offset};
+}
+
+void run_unit(const AttendCall& call, const AttendUnit& unit, UnitQueue& units, int32_t worker_idx) {
   CpuBackend& backend = *call.backend;
   const AttendJob& job = call.jobs[unit.job_idx];
+  NextOf next{call.jobs, job.layer, &units};
   Span span = whole_span(job, unit.row_begin, unit.row_end);
   span.key_begin = unit.key_begin;
   span.key_end = unit.key_end;
   span.first = unit.first;
-  if (next != nullptr && call.jobs[next->job_idx].layer == job.layer && next->key_end > next->key_begin) {
-    span.next_run = call.jobs[next->job_idx].runs + next->first.run_idx;
-    span.next_offset = next->first.offset;
-  }
+  span.next = next_keys;
+  span.next_context = &next;
   if (unit.group_idx >= 0) {
     const PartialStates& states = backend.plan.group(unit.group_idx).states;
     span.o = const_cast<float*>(states.parts) + unit.part_idx * states.stride;
@@ -121,14 +159,13 @@ void run_unit(const AttendCall& call, const AttendUnit& unit, const AttendUnit* 
   finish_unit(call, unit);
 }
 
-void run_task(void* context, int64_t task_idx, int32_t worker_idx) {
+void run_units(void* context, TaskSource& tasks, int32_t worker_idx) {
   const AttendCall& call = *static_cast<const AttendCall*>(context);
-  const AttendPlan& plan = call.backend->plan;
-  const int64_t end = plan.task_begin(task_idx + 1);
-  for (int64_t i = plan.task_begin(task_idx); i < end; ++i) {
+  UnitQueue units(call.backend->plan, tasks);
+  while (const AttendUnit* unit = units.take()) {
     if (call.watched != nullptr && call.watched->stops()) return;
-    run_unit(call, plan.unit(i), i + 1 < end ? &plan.unit(i + 1) : nullptr, worker_idx);
-    if (call.watched != nullptr) call.watched->count(plan.unit(i).cost, worker_idx);
+    run_unit(call, *unit, units, worker_idx);
+    if (call.watched != nullptr) call.watched->count(unit->cost, worker_idx);
   }
 }
 
@@ -168,10 +205,11 @@ Status attend_jobs(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs, W
   AttendCall call{&backend, jobs, watched};
   if (watched != nullptr)
     for (int64_t i = 0; i < plan.n_units(); ++i) watched->total += plan.unit(i).cost;
+  TasksInTurn one(1);
   if (plan.n_tasks() == 1)
-    run_task(&call, 0, 0);
+    run_units(&call, one, 0);
   else if (plan.n_tasks() > 1)
-    backend.pool->run(plan.n_tasks(), run_task, &call, plan.task_nodes());
+    backend.pool->share(plan.n_tasks(), run_units, &call, plan.task_nodes());
   if (watched != nullptr) TANDEM_TRY(watch_end(*watched));
   if (plan.n_matmul_rows() > 0) backend.pool->run((plan.n_matmul_rows() + kJoinedRows - 1) / kJoinedRows, join_share, &call);
   return {};

@@ -2,7 +2,7 @@
 // How a round runs, and why nobody is waited for who has no task.
 //
 //   caller                                 worker w
-//   round = {n_tasks, task, ...}           sees news
+//   round = {n_tasks, work, ...}           sees news
 //   open = 1; ++news; wake sleepers        inside[w] = 1; open? else leave
 //   take tasks until none is left          take tasks until none is left
 //   open = 0                               inside[w] = 0
@@ -128,7 +128,7 @@ struct alignas(kLineBytes) Cursor {
 
 struct Round {
   int64_t n_tasks = 0;
-  TaskFn task = nullptr;
+  WorkFn work = nullptr;
   void* context = nullptr;
   const int32_t* task_node = nullptr;  // null where nodes do not matter
 };
@@ -141,7 +141,7 @@ class WorkerPool final : public Pool {
 
   int32_t n_workers() const override { return static_cast<int32_t>(workers_.size()); }
   int32_t n_nodes() const override { return static_cast<int32_t>(cursors_.size()) - 1; }
-  void run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node) override;
+  void share(int64_t n_tasks, WorkFn work, void* context, const int32_t* task_node) override;
   void wake() override;
   void rest() override;
   void place(void* data, int64_t bytes, int32_t node) override;
@@ -159,6 +159,7 @@ class WorkerPool final : public Pool {
   void find_clear_seats();
   int bind(const Seat& seat) const;
   int32_t node_of_caller() const;
+  class Taker;
   void take_tasks(const Worker& worker, int32_t own_node);
   int64_t claim_on(int32_t node);
   int32_t node_of_task(int64_t task_idx) const;
@@ -341,15 +342,15 @@ void WorkerPool::await_leave(Worker* worker) {
   }
 }
 
-void WorkerPool::run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node) {
+void WorkerPool::share(int64_t n_tasks, WorkFn work, void* context, const int32_t* task_node) {
   if (n_tasks <= 0) return;
   const std::lock_guard<std::mutex> lock(callers_);
   const TaskModes modes;
   if (n_tasks == 1 || n_workers() == 1) {
-    for (int64_t i = 0; i < n_tasks; ++i) task(context, i, 0);
-    return;
+    TasksInTurn tasks(n_tasks);
+    return work(context, tasks, 0);
   }
-  round_ = {n_tasks, task, context, prefers_nodes_ ? task_node : nullptr};
+  round_ = {n_tasks, work, context, prefers_nodes_ ? task_node : nullptr};
   for (Cursor& cursor : cursors_) cursor.next.store(0, std::memory_order_relaxed);
   open_.store(1);
   news_.fetch_add(1);
@@ -366,20 +367,32 @@ int32_t WorkerPool::node_of_caller() const {
 }
 
 // Those of the own node, then those of all nodes, then what is left on others.
-void WorkerPool::take_tasks(const Worker& worker, int32_t own_node) {
-  const Round& round = round_;
-  if (round.task_node == nullptr) {
-    std::atomic<int64_t>& next = cursors_[0].next;
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < round.n_tasks;)
-      round.task(round.context, i, worker.idx);
-    return;
+class WorkerPool::Taker final : public TaskSource {
+ public:
+  Taker(WorkerPool& pool, int32_t own_node) : pool_(pool), own_node_(own_node) {}
+  int64_t next() override {
+    const Round& round = pool_.round_;
+    if (round.task_node == nullptr) {
+      const int64_t i = pool_.cursors_[0].next.fetch_add(1, std::memory_order_relaxed);
+      return i < round.n_tasks ? i : -1;
+    }
+    const int32_t n_nodes = pool_.n_nodes();
+    for (; place_ < n_nodes + 2; ++place_) {
+      const int32_t node = place_ == 0 ? own_node_ : place_ == 1 ? kAllNodes : (own_node_ + place_ - 1) % n_nodes;
+      const int64_t i = pool_.claim_on(node);
+      if (i < round.n_tasks) return i;
+    }
+    return -1;
   }
-  const auto take = [&](int32_t node) {
-    for (int64_t i; (i = claim_on(node)) < round.n_tasks;) round.task(round.context, i, worker.idx);
-  };
-  if (own_node != kAllNodes) take(own_node);
-  take(kAllNodes);
-  for (int32_t k = 1; k <= n_nodes(); ++k) take((own_node + k) % n_nodes());
+
+ private:
+  WorkerPool& pool_;
+  int32_t own_node_, place_ = 0;
+};
+
+void WorkerPool::take_tasks(const Worker& worker, int32_t own_node) {
+  Taker tasks(*this, own_node);
+  round_.work(round_.context, tasks, worker.idx);
 }
 
 // The next task of the node, or n_tasks. The node's cursor stands behind the last task taken; it only grows while a round
@@ -476,6 +489,18 @@ Status create_pool(const PoolOptions& options, const PoolSeams& seams, std::uniq
   TANDEM_TRY(made->start());
   *pool = std::move(made);
   return {};
+}
+
+void Pool::run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node) {
+  struct Call {
+    TaskFn task;
+    void* context;
+  } call{task, context};
+  const auto work = [](void* of, TaskSource& tasks, int32_t worker_idx) {
+    const Call& each = *static_cast<const Call*>(of);
+    for (int64_t i; (i = tasks.next()) >= 0;) each.task(each.context, i, worker_idx);
+  };
+  share(n_tasks, work, &call, task_node);
 }
 
 Status Pool::create(const PoolOptions& options, std::unique_ptr<Pool>* pool) { return create_pool(options, {}, pool); }

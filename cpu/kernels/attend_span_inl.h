@@ -185,8 +185,8 @@ inline void attend_blocks(const SpanOf& span, SpanScratch& s) {
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
   start(stream, job.runs, span.first, span.key_end - span.key_begin, layer);
-  stream.next_run = span.next_run;
-  stream.next_offset = span.next_offset;
+  stream.ask_next = span.next;
+  stream.next_context = span.next_context;
   for (int64_t at = span.key_begin; next_block(stream); at += stream.n) {
     open_views(loop.views, stream, job.visibility, span.row_begin, span.row_end);
     if (job.logits != nullptr && !loop.views.all_see_all)

@@ -48,6 +48,12 @@ struct alignas(64) SpanScratch {
   int64_t target;                                           // KernelTable::target of the kernel that used it last
 };
 
+// Keys from the offset-th of a run on, or none.
+struct NextKeys {
+  const KvRun* run = nullptr;
+  int64_t offset = 0;
+};
+
 // Rows [row_begin, row_end) of a job over keys [key_begin, key_end). attend_span takes at most kSpanRows.
 struct Span {
   const AttendJob* job = nullptr;
@@ -55,9 +61,10 @@ struct Span {
   int32_t row_end = 0;
   int64_t key_begin = 0;
   int64_t key_end = 0;
-  KeyRef first;                     // where key_begin is
-  const KvRun* next_run = nullptr;  // what this thread reads after this span (prefetched at its end), or null
-  int64_t next_offset = 0;
+  KeyRef first;  // where key_begin is
+  // What this thread reads after this span: asked for, once, in its last block or the one before, and prefetched there.
+  NextKeys (*next)(void* context) = nullptr;
+  void* next_context = nullptr;
   float* o = nullptr;    // [n_rows, v_head_dim]
   float* m = nullptr;    // [n_rows] or null. Given: o stays unnormalised, m is the largest logit and
   float* sum = nullptr;  //   sum the sum of exp(logit - m)

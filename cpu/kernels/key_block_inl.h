@@ -24,9 +24,10 @@ struct KeyStream {
   // Set by start():
   const KvRun* run;  // of the next key to get a pointer, and its place there
   int64_t offset;
-  int64_t n_left;         // keys without a pointer yet
-  const KvRun* next_run;  // after the span
-  int64_t next_offset;
+  int64_t n_left;  // keys without a pointer yet
+  NextKeys next;   // after the span, when it has been asked for
+  NextKeys (*ask_next)(void* context);
+  void* next_context;
   int64_t k_stride, v_stride;  // bytes
   int64_t k_apart, v_apart;    // rows between the streams prefetched
   // The block:
@@ -44,12 +45,16 @@ HWY_INLINE void write_rows(Row* to, const void* base, int64_t offset, int64_t st
   for (int64_t i = 0; i < n; ++i) to[i] = reinterpret_cast<Row>(first + static_cast<uintptr_t>(i * stride));
 }
 
-// Pointers up to the n-th; past the span those of next_run, past that the last one again.
+// Pointers up to the n-th; past the span those of the next run, past that the last one again.
 inline void write_pointers(KeyStream& s, int64_t n) {
   while (s.n_pointers < n) {
     const bool inside = s.n_left > 0;
-    const KvRun* run = inside ? s.run : s.next_run;
-    int64_t& offset = inside ? s.offset : s.next_offset;
+    if (!inside && s.ask_next != nullptr) {
+      s.next = s.ask_next(s.next_context);
+      s.ask_next = nullptr;
+    }
+    const KvRun* run = inside ? s.run : s.next.run;
+    int64_t& offset = inside ? s.offset : s.next.offset;
     if (run == nullptr) {
       for (int64_t i = s.n_pointers; i < n; ++i) {
         s.k[i] = s.k[i - 1];
@@ -72,7 +77,7 @@ inline void write_pointers(KeyStream& s, int64_t n) {
         offset = 0;
       }
     } else if (offset == run->n_tokens) {
-      s.next_run = nullptr;
+      s.next.run = nullptr;
     }
   }
 }
@@ -81,8 +86,8 @@ inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t 
   s.run = s.block_run = runs + first.run_idx;
   s.offset = s.block_offset = first.offset;
   s.n_left = s.n_remaining = n_keys;
-  s.next_run = nullptr;
-  s.next_offset = 0;
+  s.next = {};
+  s.ask_next = nullptr;
   s.k_stride = row_bytes(layer.k_type, layer.k_head_dim);
   s.v_stride = layer.v_aliases_k ? s.k_stride : row_bytes(layer.v_type, layer.v_head_dim);
   s.k_apart = rows_apart(s.k_stride);

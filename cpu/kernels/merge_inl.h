@@ -63,10 +63,22 @@ void merge(const MergeJob& job, int64_t row_begin, int64_t row_end) {
   for (int64_t r = row_begin; r < row_end; ++r) merge_row(job, r);
 }
 
+// A row of every part, which other cores have written: asked for all at once.
+HWY_INLINE void prefetch_parts(const PartialStates& states, int64_t r) {
+  constexpr int64_t kLineFloats = 16;
+  for (int32_t i = 0; i < states.n_parts; ++i) {
+    const float* part = states.parts + i * states.stride;
+    for (int64_t d = 0; d < states.head_dim; d += kLineFloats) __builtin_prefetch(part + r * states.head_dim + d, 0, 2);
+    __builtin_prefetch(part + int64_t{states.n_rows} * states.head_dim + r, 0, 2);
+  }
+}
+
 // The same for parts that carry (m, sum, sum of weighted values): nothing is rounded to an lse in between.
 void combine(const PartialStates& states, int64_t row_begin, int64_t row_end, float* o, float* lse) {
   const int64_t o_floats = int64_t{states.n_rows} * states.head_dim;
+  prefetch_parts(states, row_begin);
   for (int64_t r = row_begin; r < row_end; ++r) {
+    if (r + 1 < row_end) prefetch_parts(states, r + 1);
     const auto m_of = [&](int64_t part) { return states.parts[part * states.stride + o_floats + r]; };
     const auto sum_of = [&](int64_t part) { return states.parts[part * states.stride + o_floats + states.n_rows + r]; };
     float m = -HUGE_VALF;

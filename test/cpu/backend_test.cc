@@ -154,7 +154,7 @@ class NodesPool final : public cpu::Pool {
   explicit NodesPool(std::vector<int32_t>* nodes) : nodes_(nodes) {}
   int32_t n_workers() const override { return 2; }
   int32_t n_nodes() const override { return 3; }
-  void run(int64_t n_tasks, TaskFn, void*, const int32_t* task_node) override {
+  void share(int64_t n_tasks, cpu::WorkFn, void*, const int32_t* task_node) override {
     assert_non_null(task_node);
     nodes_->assign(task_node, task_node + n_tasks);
   }

@@ -15,7 +15,7 @@ namespace tandem::test {
 class LocalPool final : public cpu::Pool {
  public:
   explicit LocalPool(int32_t n_workers) : n_workers_(n_workers) {
-    for (int32_t i = 1; i < n_workers; ++i) threads_.emplace_back([this, i] { work(i); });
+    for (int32_t i = 1; i < n_workers; ++i) threads_.emplace_back([this, i] { serve(i); });
   }
   ~LocalPool() override {
     {
@@ -27,11 +27,11 @@ class LocalPool final : public cpu::Pool {
   }
   int32_t n_workers() const override { return n_workers_; }
   int32_t n_nodes() const override { return 1; }
-  void run(int64_t n_tasks, TaskFn task, void* context, const int32_t*) override {
+  void share(int64_t n_tasks, cpu::WorkFn work, void* context, const int32_t*) override {
     const std::lock_guard turn(turn_);
     {
       const std::lock_guard lock(mutex_);
-      task_ = task;
+      work_ = work;
       context_ = context;
       n_tasks_ = n_tasks;
       next_.store(0);
@@ -50,10 +50,22 @@ class LocalPool final : public cpu::Pool {
   std::string report() const override { return "{\"workers\":" + std::to_string(n_workers_) + "}"; }
 
  private:
+  class Taker final : public cpu::TaskSource {
+   public:
+    explicit Taker(LocalPool& pool) : pool_(pool) {}
+    int64_t next() override {
+      const int64_t i = pool_.next_.fetch_add(1);
+      return i < pool_.n_tasks_ ? i : -1;
+    }
+
+   private:
+    LocalPool& pool_;
+  };
   void take_tasks(int32_t worker) {
-    for (int64_t i; (i = next_.fetch_add(1)) < n_tasks_;) task_(context_, i, worker);
+    Taker tasks(*this);
+    work_(context_, tasks, worker);
   }
-  void work(int32_t worker) {
+  void serve(int32_t worker) {
     for (int64_t seen = 0;;) {
       {
         std::unique_lock lock(mutex_);
@@ -72,7 +84,7 @@ class LocalPool final : public cpu::Pool {
   std::mutex turn_, mutex_;
   std::condition_variable wakeup_, done_;
   std::atomic<int64_t> next_{0};
-  TaskFn task_ = nullptr;
+  cpu::WorkFn work_ = nullptr;
   void* context_ = nullptr;
   int64_t n_tasks_ = 0, round_ = 0;
   int32_t n_busy_ = 0;
