@@ -30,7 +30,7 @@ int32_t n_planes(int32_t dtype) {
 
 // Of the weights.
 int32_t n_p_planes(int32_t v_type, bool q_is_bf16) {
-  if (v_type == TANDEM_BF16) return q_is_bf16 ? 1 : 2;
+  if (v_type == TANDEM_BF16 && q_is_bf16) return 1;
   return v_type == TANDEM_F16 ? 2 : kMaxPlanes;
 }
 
@@ -111,17 +111,12 @@ class Block {
   const uint8_t* v_blocks_[kMaxHeadDim / kRows];
 };
 
-struct Planes {
-  int32_t n;
-  int64_t apart;  // bytes
-};
-
-// Planes i of A and j of B with i + j < n_orders, the largest products first.
-void pair_planes(Planes a, Planes b, int32_t n_orders, MatrixProduct* product) {
+// Planes i of A and j of B with i + j <= 2, the largest products first; `a` and `b` bytes apart.
+void pair_planes(int32_t a_planes, int64_t a, int32_t b_planes, int64_t b, MatrixProduct* product) {
   product->n_pairs = 0;
-  for (int32_t order = 0; order < n_orders; ++order)
+  for (int32_t order = 0; order < kMaxPlanes; ++order)
     for (int32_t i = 0; i <= order; ++i)
-      if (i < a.n && order - i < b.n) product->pairs[product->n_pairs++] = {i * a.apart, (order - i) * b.apart};
+      if (i < a_planes && order - i < b_planes) product->pairs[product->n_pairs++] = {i * a, (order - i) * b};
 }
 
 void Block::run() {
@@ -326,7 +321,7 @@ void Block::multiply_queries(int32_t group, int32_t n_groups, int32_t begin, int
   product.b = reinterpret_cast<const uint8_t*>(scratch_.q) + group * q_group_bytes();
   product.b_group = q_group_bytes();
   product.n_steps = static_cast<int32_t>(k_stride_ / kStep);
-  pair_planes({k_planes_, kKeys * k_stride_ * 2}, {q_planes_, product.n_steps * kMatrixTileBytes}, kMaxPlanes, &product);
+  pair_planes(k_planes_, kKeys * k_stride_ * 2, q_planes_, product.n_steps * kMatrixTileBytes, &product);
   product.c = s_of(0) + begin * kRows;
   product.c_group = s_of(1) - s_of(0);
   matrix_.multiply(product);
@@ -397,7 +392,7 @@ void Block::multiply_values(int32_t group, int32_t n_groups, int32_t begin, int3
   product.b = reinterpret_cast<const uint8_t*>(p_of(0)) + tile;
   product.b_group = kMaxPlanes * kPlaneBytes;
   product.n_steps = (end - begin) / kStep;
-  pair_planes({v_planes_, kKeys * dims * 2}, {p_planes_, kPlaneBytes}, p_planes_, &product);
+  pair_planes(v_planes_, kKeys * dims * 2, p_planes_, kPlaneBytes, &product);
   product.c = o_of(group);
   product.c_group = kRows * dims;
   product.accumulate = true;

@@ -247,17 +247,17 @@ HWY_INLINE __m512 column_maximum(const MatrixSoftmax& t, __m512 max) {
   return _mm512_add_ps(_mm512_max_ps(all, max), _mm512_add_ps(poison[0], poison[1]));
 }
 
-// Weights of two keys, as pairs: bits from the top, or, of one or two planes, the nearest. They are finite or NaN, which
-// stays NaN in the sum of the planes.
+// Weights of two keys, as pairs; what the planes leave of them is left in p0 and p1. They are finite or NaN, which stays NaN
+// in the sum of the planes.
 template <int kPlanes>
-HWY_INLINE void store_weights(__m512 p0, __m512 p1, uint16_t* to, int64_t plane) {
+HWY_INLINE void store_weights(__m512& p0, __m512& p1, uint16_t* to, int64_t plane) {
   const __m512i sides = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
                                          20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
 #pragma GCC unroll 3
   for (int i = 0; i < kPlanes; ++i) {
     __m512i pairs;
-    if (kPlanes < 3)
+    if (kPlanes < kMaxPlanes)
       pairs = _mm512_permutexvar_epi16(sides, nearest_bf16(p0, p1));
     else
       pairs =
@@ -298,6 +298,7 @@ HWY_INLINE __m512 column_exponentials(const MatrixSoftmax& t, __m512 base) {
       sum[i] = _mm512_add_ps(sum[i], p[i]);
     }
     store_weights<kPlanes>(p[0], p[1], t.p + 16 * j, t.plane);
+    for (int i = 0; kPlanes == 2 && i < 2; ++i) sum[i] = _mm512_sub_ps(sum[i], p[i]);  // the sum of what is multiplied
   }
   return _mm512_add_ps(sum[0], sum[1]);
 }
