@@ -111,12 +111,11 @@ class Block {
   const uint8_t* v_blocks_[kMaxHeadDim / kRows];
 };
 
-// Planes i of A and j of B with i + j <= 2, the largest products first; `a` and `b` bytes apart.
+// Planes i of A and j of B with i + j <= 2, those of A one after another, the largest first; `a` and `b` bytes apart.
 void pair_planes(int32_t a_planes, int64_t a, int32_t b_planes, int64_t b, MatrixProduct* product) {
   product->n_pairs = 0;
-  for (int32_t order = 0; order < kMaxPlanes; ++order)
-    for (int32_t i = 0; i <= order; ++i)
-      if (i < a_planes && order - i < b_planes) product->pairs[product->n_pairs++] = {i * a, (order - i) * b};
+  for (int32_t i = 0; i < a_planes; ++i)
+    for (int32_t j = 0; j < b_planes && i + j < kMaxPlanes; ++j) product->pairs[product->n_pairs++] = {i * a, j * b};
 }
 
 void Block::run() {
