@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kMinTaskCost = 64 << 10;  // bytes: some microseconds, what handing a task over is worth
 constexpr int64_t kMatmulTaskRows = 512, kMatmulTileKeys = 512, kMaxMatmulPieces = 128;
 constexpr int64_t kMaxLargePieces = 64;    // of 1M keys and more
+constexpr int64_t kManyRuns = 4096;        // some microseconds to walk through, more than handing that out costs
 constexpr int64_t kUncutKeys = 1024;       // below, a job is one piece
 constexpr int64_t kSmallPieceKeys = 2048;  // from here on the least piece is one block, else two
 constexpr int32_t kManyHeads = 8;          // of which a quarter of what is left of each is enough for 16 workers
@@ -113,16 +114,26 @@ void AttendPlan::add_piece(const AttendJob& job, JobCut* cut) {
     unit.group_idx = cut->n_pieces > 1 ? cut->first_group + tile : -1;
     unit.key_begin = cut->key_begin;
     unit.key_end = cut->key_begin + n_keys;
-    unit.first = cut->first;
+    unit.first = starts_[cut->first_start + cut->piece];
     unit.by_matmul = cut->by_matmul;
     unit.cost = n_keys * row_cost * (8 + unit.row_end - unit.row_begin) / 8;
   }
   ++cut->piece;
   cut->key_begin += n_keys;
-  KeyRef& first = cut->first;
-  first.offset += n_keys;
-  while (first.run_idx < job.n_runs && first.offset >= job.runs[first.run_idx].n_tokens)
-    first.offset -= job.runs[first.run_idx++].n_tokens;
+}
+
+void AttendPlan::find_starts(const AttendJob& job, const JobCut& cut) {
+  KeyRef at;
+  int64_t n_left = job.n_keys;
+  for (int64_t piece = 0;; ++piece) {
+    starts_[cut.first_start + piece] = at;
+    if (piece + 1 == cut.n_pieces) return;
+    const int64_t n_keys = keys_of_next(cut, n_left);
+    n_left -= n_keys;
+    at.offset += n_keys;
+    while (at.run_idx < job.n_runs && at.offset >= job.runs[at.run_idx].n_tokens)
+      at.offset -= job.runs[at.run_idx++].n_tokens;
+  }
 }
 
 void AttendPlan::cut_tasks(const AttendJob* jobs, int32_t n_workers) {
@@ -143,17 +154,38 @@ void AttendPlan::cut_tasks(const AttendJob* jobs, int32_t n_workers) {
   task_begins_[n_tasks_] = n_units_;
 }
 
-Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers, const Crossover& crossover) {
+Status AttendPlan::cut_jobs(const AttendJob* jobs, int32_t n_jobs, const Crossover& crossover) {
   if (!cuts_.reserve(n_jobs)) return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for a plan of %d jobs", n_jobs);
-  int64_t most_units = 0, most_groups = 0;
+  int64_t n_units = 0, n_groups = 0, n_starts = 0;
   for (int32_t i = 0; i < n_jobs; ++i) {
-    cuts_[i] = cut_of(jobs[i], i, crossover);
-    most_units += cuts_[i].n_pieces * cuts_[i].n_tiles;
-    most_groups += cuts_[i].n_tiles;
+    JobCut& cut = cuts_[i] = cut_of(jobs[i], i, crossover);
+    cut.first_start = n_starts;
+    n_starts += cut.n_pieces;
+    n_units += cut.n_pieces * cut.n_tiles;
+    n_groups += cut.n_tiles;
   }
-  if (!units_.reserve(most_units) || !groups_.reserve(most_groups) || !task_begins_.reserve(most_units + 1) ||
-      !task_nodes_.reserve(most_units))
-    return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for a plan of %lld units", static_cast<long long>(most_units));
+  if (!units_.reserve(n_units) || !groups_.reserve(n_groups) || !starts_.reserve(n_starts) ||
+      !task_begins_.reserve(n_units + 1) || !task_nodes_.reserve(n_units))
+    return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for a plan of %lld units", static_cast<long long>(n_units));
+  return {};
+}
+
+Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers, const Crossover& crossover, Pool* pool) {
+  TANDEM_TRY(cut_jobs(jobs, n_jobs, crossover));
+  struct Search {
+    AttendPlan* plan;
+    const AttendJob* jobs;
+  } search{this, jobs};
+  const auto find = [](void* context, int64_t i, int32_t) {
+    const Search& of = *static_cast<const Search*>(context);
+    of.plan->find_starts(of.jobs[i], of.plan->cuts_[i]);
+  };
+  int64_t n_runs = 0;
+  for (int32_t i = 0; i < n_jobs; ++i) n_runs += jobs[i].n_runs;
+  if (pool != nullptr && n_runs >= kManyRuns)
+    pool->run(n_jobs, find, &search);
+  else
+    for (int32_t i = 0; i < n_jobs; ++i) find(&search, i, 0);
   n_units_ = n_groups_ = n_floats_ = n_matmul_rows_ = 0;
   for (int32_t i = 0; i < n_jobs; ++i) add_groups(jobs[i], &cuts_[i]);
   for (int32_t n_left = n_jobs; n_left > 0;) {

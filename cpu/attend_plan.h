@@ -24,6 +24,7 @@
 
 #include "cpu/crossover.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/pool.h"
 #include "lib/status.h"
 
 namespace tandem::cpu {
@@ -36,10 +37,8 @@ struct JobCut {
   int64_t n_tiles;
   int64_t most_keys, least_keys, n_shares;  // a piece: that share of the keys that are left, within these bounds
   int64_t n_pieces;
-  // The piece that comes next:
-  int64_t piece, key_begin;
-  KeyRef first;
-  int64_t first_group;  // of the job
+  int64_t first_start, first_group;  // of the job
+  int64_t piece, key_begin;          // of the piece that comes next
 };
 
 // Whether a job goes through matrix products.
@@ -93,8 +92,9 @@ class GrowBuffer {
 
 class AttendPlan {
  public:
-  // Fails with OUT_OF_MEMORY alone; allocates only for a shape larger than any before.
-  Status make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers, const Crossover& crossover);
+  // Fails with OUT_OF_MEMORY alone; allocates only for a shape larger than any before. pool: whose workers share the work
+  // where jobs have many runs (of single keys, say), or null.
+  Status make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers, const Crossover& crossover, Pool* pool = nullptr);
 
   int64_t n_units() const { return n_units_; }
   int64_t n_tasks() const { return n_tasks_; }
@@ -107,11 +107,14 @@ class AttendPlan {
   const int32_t* task_nodes() const { return task_nodes_.data(); }
 
  private:
+  Status cut_jobs(const AttendJob* jobs, int32_t n_jobs, const Crossover& crossover);
+  void find_starts(const AttendJob& job, const JobCut& cut);
   void add_groups(const AttendJob& job, JobCut* cut);
   void add_piece(const AttendJob& job, JobCut* cut);
   void cut_tasks(const AttendJob* jobs, int32_t n_workers);
 
-  GrowBuffer<JobCut> cuts_;  // of the jobs with pieces left
+  GrowBuffer<JobCut> cuts_;    // of the jobs with pieces left
+  GrowBuffer<KeyRef> starts_;  // of all pieces
   GrowBuffer<AttendUnit> units_;
   GrowBuffer<AttendGroup> groups_;
   GrowBuffer<int64_t> task_begins_;

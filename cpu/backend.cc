@@ -192,7 +192,7 @@ Status watch_end(Watched& watched) {
 Status attend_jobs(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs, Watched* watched) {
   const std::lock_guard lock(backend.attend_mutex);
   AttendPlan& plan = backend.plan;
-  TANDEM_TRY(plan.make(jobs, n_jobs, backend.pool->n_workers(), backend.crossover));
+  TANDEM_TRY(plan.make(jobs, n_jobs, backend.pool->n_workers(), backend.crossover, backend.pool.get()));
   if (!backend.parts.reserve(plan.n_floats()) || !backend.parts_left.reserve(plan.n_groups()))
     return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for partial states of %lld floats",
                 static_cast<long long>(plan.n_floats()));

@@ -198,7 +198,9 @@ void tasks_have_the_nodes_of_their_jobs(void**) {
 void plans_tile(void**) {
   Random random{5};
   cpu::AttendPlan plan;
+  LocalPool pool(3);
   for (int round = 0; round < 500; ++round) {
+    const int64_t most_run = round % 16 == 0 ? 8 : 2000;  // so many runs that the pool finds where pieces begin
     Layer layer;
     layer.group_size = 1, layer.k_head_dim = layer.v_head_dim = 128, layer.k_type = layer.v_type = TANDEM_BF16;
     layer.n_kv_heads = static_cast<int32_t>(1 + random.below(2));
@@ -212,12 +214,12 @@ void plans_tile(void**) {
       runs.emplace_back();
       for (int64_t left = job.n_keys; left > 0; left -= runs.back().back().n_tokens) {
         runs.back().emplace_back();
-        runs.back().back().n_tokens = std::min<int64_t>(left, random.below(2000));
+        runs.back().back().n_tokens = std::min<int64_t>(left, random.below(most_run));
       }
       job.runs = runs.back().data(), job.n_runs = static_cast<int32_t>(runs.back().size());
     }
     const auto n_workers = static_cast<int32_t>(1 + random.below(8));
-    assert_true(plan.make(jobs.data(), static_cast<int32_t>(jobs.size()), n_workers, {}).ok());
+    assert_true(plan.make(jobs.data(), static_cast<int32_t>(jobs.size()), n_workers, {}, &pool).ok());
     std::vector<int64_t> covered(jobs.size());
     int64_t at = 0;
     for (int64_t task = 0; task < plan.n_tasks(); ++task) {
