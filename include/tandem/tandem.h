@@ -347,9 +347,8 @@ typedef struct tandem_session tandem_session;
  *
  * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
  * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not
- * grow with the length: its keys of one layer, and the states of stream_heads KV heads twice. All its keys outside the window cross
- * then; with "host+stream" chunks have 512 tokens. Where there is no memory for
- * that, keys cross once for 512 tokens (said in the log). */
+ * grow with the length: its keys of one layer, and the states of stream_heads KV heads twice. All of its keys outside the window
+ * cross the bus then; with "host+stream", and where there is no memory for that (said in the log), chunks have 512 tokens. */
 typedef struct tandem_session_options {
   uint32_t struct_size;
   int32_t reserved;
