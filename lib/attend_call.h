@@ -128,6 +128,16 @@ class AttendCall {
   Status attend_piece(const DeviceAttend& window, const StreamPiece& piece, const std::byte* buffer,
                       const DeviceSequence* described);
   Status attend_stream(const DeviceAttend& window, const HandOverTask& task);
+  // Keys that are made of hidden states (lib/routes/recompute.cc).
+  Status reserve_rebuilt(int64_t most, CallSize* size);
+  void cut_rebuilt(const RebuildLayout& layout, size_t i, TokenRange tokens, RebuiltPieces* pieces) const;
+  int64_t choose_rebuilt(HandOverTask* task);
+  int64_t describe_rebuilt(const HandOverTask& task, std::byte* to) const;
+  Status send_hidden(const HandOverTask& task, const RebuiltPiece& piece);
+  Status begin_rebuilt(HandOverTask* task);
+  DevicePages rebuilt_pages() const;
+  Status rebuild_piece(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece, const std::byte* x);
+  Status attend_rebuilt(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);
 
   static void pack_task(void* context, int64_t task_idx, int32_t worker_idx);

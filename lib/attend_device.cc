@@ -143,6 +143,7 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   if (args_.speculative) add_guess(&size);
   CallSize with_stream = size;
   TANDEM_TRY(reserve_stream(*most, &with_stream));
+  TANDEM_TRY(reserve_rebuilt(*most, &with_stream));
   if (session_.may_stream_) {
     Status status = device.reserve(device_limits(device.device(), layer_, with_stream), args_.stream);
     if (status.ok()) return {};
@@ -181,11 +182,12 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
   }
   AttendArgs args = args_;
   const auto part_of = [&](const TensorView* view) { return view ? from_row(*view, first_row, n_rows) : TensorView(); };
-  const TensorView k = part_of(args_.k), v = part_of(args_.v);
+  const TensorView k = part_of(args_.k), v = part_of(args_.v), x = part_of(args_.x);
   args.q = from_row(args_.q, first_row, n_rows);
   args.o = from_row(args_.o, first_row, n_rows);
   args.k = args_.k ? &k : nullptr;
   args.v = args_.v ? &v : nullptr;
+  args.x = args_.x ? &x : nullptr;
   if (args.lse != nullptr) args.lse += first_row * args.lse_token_stride;
   return AttendCall(session_, args, task.scratch).attend_chunk(&task);
 }
@@ -206,6 +208,7 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   bool is_launched = false;
   const AtEnd cut([&] {
     if (!is_launched && !task->pieces.empty()) session_.device_->stream()->settle(args_.stream);
+    if (!is_launched && !task->rebuilt.empty()) session_.device_->rebuild()->x().settle(args_.stream);
     task->is_cut = !is_launched;
   });
   TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), task));
@@ -241,6 +244,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   task->header = reinterpret_cast<const SlotHeader*>(session_.device_->slot(task->ticket));
   task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
   task->rows.clear();
+  task->hidden.clear();
   task->touched.clear();
   task->is_cut = false;
   task->arrived = task->observed = nullptr;
@@ -301,6 +305,10 @@ void AttendCall::add_row_copies(const SequenceCall& call, const DeviceExchange& 
   std::byte* slot = session_.device_->slot(task->ticket);
   scratch_.spans.clear();
   cache_.spans(*call.sequence, call.first_query, call.length, &scratch_.spans);
+  for (const PageSpan& span : scratch_.spans)
+    if (const int64_t bytes = layer_.x_bytes(); bytes > 0)
+      task->hidden.push_back({slot + exchange.x_at + (call.first_row + span.token_idx - call.first_query) * bytes,
+                              cache_.store().x_row(span.page, span.slot, args_.layer_idx), span.n_tokens * bytes});
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     Rows from;
     for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
@@ -414,6 +422,10 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
     bytes += static_cast<int64_t>(task->pieces.size() * sizeof(DeviceSequence)) +
              session_.stream_layouts_[layer_idx_].n_pages * static_cast<int64_t>(sizeof(int64_t));
   }
+  if (!task->rebuilt.empty()) {
+    task->rebuilt_at = bytes;
+    bytes += describe_rebuilt(*task, upload + bytes);
+  }
   return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
 }
 
@@ -439,7 +451,9 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
                             device.exchange(layer_idx_),
                             device.rope(layer_idx_),
                             layer.rope != nullptr ? device.rotated_q() : nullptr,
-                            guess_.positions};
+                            guess_.positions,
+                            args_.x ? rows_of(*args_.x) : DeviceRows()};
+  if (task != nullptr) TANDEM_TRY(begin_rebuilt(task));
   if (task != nullptr) TANDEM_TRY(begin_stream(task));
   TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
   if (task != nullptr) device.hand_over().post();
@@ -455,6 +469,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
     attend.lse_token_stride = layer.n_q_heads;
     attend.lse_head_stride = 1;
     TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
+    if (task != nullptr) TANDEM_TRY(attend_rebuilt(attend, *task));
     if (task != nullptr && !task->pieces.empty()) TANDEM_TRY(attend_stream(attend, *task));
     return merge_and_observe(append);
   }

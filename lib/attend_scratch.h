@@ -32,7 +32,8 @@ struct SequenceCall {
   int64_t first_job_key = 0;   // of the resident part's job: before resident_begin where it does the host part as well
   int64_t host_begin = 0;      // keys [host_begin, host_end), and the selected ones
   int64_t host_end = 0;
-  int64_t n_selected = 0;  // over all KV heads
+  int64_t rebuilt_end = 0;  // of these the first, up to here, are made of hidden states; 0: none
+  int64_t n_selected = 0;   // over all KV heads
   bool has_host = false;
   bool streams = false;  // the host's keys go to the device: the CPU computes nothing
   bool selected = false;

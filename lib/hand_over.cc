@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <system_error>
 
 #include "lib/fp_modes.h"
@@ -193,7 +194,7 @@ void HandOver::loop() {
         task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
       answer(task);
     }
-    if (!is_lost && task.streamed != nullptr) wait_for_stream(task);
+    if (!is_lost && (task.streamed != nullptr || task.sent_hidden != nullptr)) wait_for_stream(task);
     if (is_lost) {
       task.is_lost = true;
       has_lost_.store(true, std::memory_order_release);
@@ -283,8 +284,10 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
 
 // Until nobody reads what is streamed any more. Where the device is lost, nobody does.
 void HandOver::wait_for_stream(const HandOverTask& task) {
-  const std::atomic_ref streamed(*task.streamed);
-  const auto is_there = [&] { return streamed.load(std::memory_order_acquire) != 0; };
+  const auto is_set = [](uint8_t* flag) {
+    return flag == nullptr || std::atomic_ref(*flag).load(std::memory_order_acquire) != 0;
+  };
+  const auto is_there = [&] { return is_set(task.streamed) && is_set(task.sent_hidden); };
   wait_for([&] { return is_there() || task.is_cut.load(std::memory_order_acquire); });
   if (!is_there()) return;
   const auto begin = std::max(task.sent, last_streamed_);
@@ -293,6 +296,7 @@ void HandOver::wait_for_stream(const HandOverTask& task) {
   ++sums_.n_stream_parts;
   sums_.stream_part_ns += std::chrono::nanoseconds(last_streamed_ - begin).count();
   sums_.streamed_kv_bytes += task.streamed_kv_bytes;
+  sums_.streamed_x_bytes += task.streamed_x_bytes;
 }
 
 // What may take long, as who else has the pool may keep it: the device is told that its turn will come. no_memory: the fault
@@ -339,15 +343,21 @@ void HandOver::fault_of_step(const HandOverTask& task) {
 
 void HandOver::copy_task(void* context, int64_t idx, int32_t) {
   const auto& task = *static_cast<const HandOverTask*>(context);
+  if (const auto n_rows = static_cast<int64_t>(task.rows.size()); idx >= n_rows) {
+    const HiddenCopy& copy = task.hidden[static_cast<size_t>(idx - n_rows)];
+    std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+    return;
+  }
   const RowCopy& copy = task.rows[static_cast<size_t>(idx)];
   copy_rows(copy.from, copy.to, task.row_bytes, copy.n_rows);
 }
 
 int64_t HandOver::take_rows(HandOverTask& task) {
   constexpr int64_t kWorthSpreading = 65536;  // bytes
-  const auto n_copies = static_cast<int64_t>(task.rows.size());
+  const auto n_copies = static_cast<int64_t>(task.rows.size() + task.hidden.size());
   int64_t bytes = 0;
   for (const RowCopy& copy : task.rows) bytes += copy.n_rows * task.row_bytes.total();
+  for (const HiddenCopy& copy : task.hidden) bytes += copy.bytes;
   if (bytes >= kWorthSpreading)
     cpu_.table->run(cpu_.self, n_copies, copy_task, &task);
   else

@@ -20,6 +20,7 @@
 #include "lib/attend_scratch.h"
 #include "lib/device_owner.h"
 #include "lib/planes.h"
+#include "lib/routes/recompute.h"
 #include "lib/routes/route_costs.h"
 #include "lib/routes/stream_pieces.h"
 #include "lib/under_way.h"
@@ -30,6 +31,13 @@ namespace tandem {
 struct RowCopy {
   Rows from, to;
   int64_t n_rows = 0;
+};
+
+// Hidden states, likewise.
+struct HiddenCopy {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t bytes = 0;
 };
 
 // A sequence before a call: what it is again, in the call's layer, when the ticket never arrives. What arrived and was not
@@ -71,6 +79,7 @@ struct HandOverTask {
   uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
   PlaneBytes row_bytes;
   std::vector<RowCopy> rows;
+  std::vector<HiddenCopy> hidden;
   std::vector<TouchedSequence> touched;
   AttendScratch scratch;  // jobs: q, o and lse are in the slot
   // Of sessions that select keys, on the thread: before the attend, when the selections before are known; and when the MAW
@@ -88,6 +97,11 @@ struct HandOverTask {
   int64_t pieces_at = 0;        // their descriptors: bytes behind those of the call
   uint8_t* streamed = nullptr;  // 1: all have been sent; null: there are none
   int64_t streamed_kv_bytes = 0;
+  // Keys that the device makes of hidden states, likewise.
+  RebuiltPieces rebuilt;
+  int64_t rebuilt_at = 0;
+  uint8_t* sent_hidden = nullptr;
+  int64_t streamed_x_bytes = 0;
   std::chrono::steady_clock::time_point sent;  // the first of them was asked for
   // Of a part by the CPU that could have been streamed: what its time says. 0 keys: nothing.
   const Layer* layer = nullptr;
@@ -135,7 +149,7 @@ class HandOver {
   // Sums of tasks that are done.
   struct Sums {
     int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0, selected_kv_bytes = 0;
-    int64_t n_stream_parts = 0, stream_part_ns = 0, streamed_kv_bytes = 0;
+    int64_t n_stream_parts = 0, stream_part_ns = 0, streamed_kv_bytes = 0, streamed_x_bytes = 0;
   };
   Sums sums() const;
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }

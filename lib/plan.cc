@@ -7,6 +7,7 @@
 #include "lib/device_session.h"
 #include "lib/dtype.h"
 #include "lib/placement.h"
+#include "lib/routes/recompute.h"
 #include "lib/routes/route.h"
 #include "lib/routes/stream_pieces.h"
 #include "lib/sequence_state.h"
@@ -56,19 +57,41 @@ Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64
   return {};
 }
 
+// What the last of kv_len tokens sees outside the window.
+TokenRange outside_window(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len) {
+  const int64_t block = evict_len(options.window_len, page_len);
+  const int64_t end = std::max<int64_t>(0, kv_len - 1 - options.window_len) / block * block;
+  const int64_t begin = layer.sliding_window > 0 ? kv_len - layer.sliding_window : 0;
+  return {std::clamp<int64_t>(begin, 0, end), end};
+}
+
 // Of the layer that takes most of each.
 void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout>& streams, const PolicyOptions& options,
                 int64_t page_len, std::span<const int64_t> kv_lens, CallSize* size) {
-  const int64_t block = evict_len(options.window_len, page_len);
   for (size_t l = 0; l < layers.size(); ++l) {
     int64_t n = 0;
     for (const int64_t kv_len : kv_lens) {
-      const int64_t end = std::max<int64_t>(0, kv_len - 1 - options.window_len) / block * block;
-      const int64_t begin = layers[l].sliding_window > 0 ? kv_len - layers[l].sliding_window : 0;
-      n += count_pieces(streams[l], layers[l].n_kv_heads, std::clamp<int64_t>(begin, 0, end), end);
+      const TokenRange tokens = outside_window(layers[l], options, page_len, kv_len);
+      n += count_pieces(streams[l], layers[l].n_kv_heads, tokens.begin, tokens.end);
     }
     size->n_pieces = std::max(size->n_pieces, n);
     size->n_stream_pages = std::max(size->n_stream_pages, streams[l].n_pages);
+  }
+}
+
+// Likewise.
+void add_rebuilt_parts(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts, double share,
+                       const PolicyOptions& options, int64_t page_len, std::span<const int64_t> kv_lens, CallSize* size) {
+  const auto n_sequences = static_cast<int64_t>(kv_lens.size());
+  for (size_t l = 0; l < layers.size(); ++l) {
+    RebuiltPieces pieces;
+    for (size_t i = 0; i < kv_lens.size(); ++i) {
+      const TokenRange tokens = outside_window(layers[l], options, page_len, kv_lens[i]);
+      add_rebuilt(layouts[l], i, most_rebuilt(share, tokens), !pieces.empty() && pieces.parts.back().call + 1 == i, &pieces);
+    }
+    if (pieces.empty()) continue;
+    size->n_rebuilt_parts = std::max(size->n_rebuilt_parts, static_cast<int64_t>(pieces.parts.size()) + n_sequences);
+    size->n_rebuilt_pages = std::max(size->n_rebuilt_pages, pieces.n_pages() + 2 * n_sequences);
   }
 }
 
@@ -86,7 +109,8 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;
-  double longest = 0.0, bytes_at_most = 3.0 * static_cast<double>(geometry.token_bytes);  // nothing below can overflow
+  double longest = 0.0, bytes_at_most = 3.0 * static_cast<double>(geometry.token_bytes +
+                                                                  geometry.x_token_bytes);  // nothing below can overflow
   for (const Layer& layer : layers) bytes_at_most += 4.0 * (layer.n_q_heads + layer.n_kv_heads);
   for (size_t i = 0; i < kv_lens.size(); ++i) {
     if (kv_lens[i] < 0 || kv_lens[i] > INT32_MAX)
@@ -110,16 +134,26 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   std::vector<StreamLayout> streams;
   if (engine.device() != nullptr && routes.route != Route::kHost)
     TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes.buffer_bytes, &streams));
-  plan->device_stream_bytes = streams.empty() || n_sequences == 0 ? 0 : StreamBuffers::kBuffers * routes.buffer_bytes;
+  std::vector<RebuildLayout> rebuilt;
+  if (engine.device() != nullptr && routes.route == Route::kRecompute)
+    TANDEM_TRY(make_rebuild_layouts(layers, routes.buffer_bytes, &rebuilt));
+  const bool streams_keys = !streams.empty() && routes.streams_keys();
+  plan->device_stream_bytes = streams_keys && n_sequences > 0 ? StreamBuffers::kBuffers * routes.buffer_bytes : 0;
+  if (!rebuilt.empty() && n_sequences > 0) {
+    plan->device_stream_bytes += RebuildBuffers::bytes_of(*engine.device(), layers, rebuilt);
+    plan->device_weights_bytes = ProjectionsOnDevice::bytes_of(layers);
+  }
   CallSize size{n_sequences, n_sequences, 1, n_sequences * ring_pages(options, page_len, 1),
                 evicted_at_once(*policy, options, page_len)};
-  if (routes.route == Route::kStream) add_pieces(layers, streams, options, page_len, kv_lens, &size);
+  if (routes.is_by_device() && streams_keys) add_pieces(layers, streams, options, page_len, kv_lens, &size);
+  if (!rebuilt.empty()) add_rebuilt_parts(layers, rebuilt, routes.share, options, page_len, kv_lens, &size);
   TANDEM_TRY(plan_device(engine, layers, make_window_geometry(layers, *policy).page_bytes, size, plan));
   plan->kv_token_bytes = geometry.token_bytes;
+  plan->x_token_bytes = geometry.x_token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
   // What "auto" cannot have, it goes without.
-  const int64_t on_device =
-      plan->device_window_bytes + plan->device_work_bytes + (routes.route == Route::kStream ? plan->device_stream_bytes : 0);
+  const int64_t on_device = plan->device_window_bytes + plan->device_work_bytes +
+                            (routes.is_by_device() ? plan->device_stream_bytes + plan->device_weights_bytes : 0);
   if (cache.device_cap_bytes > 0 && on_device > cache.device_cap_bytes)
     return fail(TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = %lld: the plan needs %lld",
                 static_cast<long long>(cache.device_cap_bytes), static_cast<long long>(on_device));

@@ -25,14 +25,20 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   RouteOptions routes;
   TANDEM_TRY(resolve_route_options(options, *policy, cache->layers(), &routes));
   const Device* device = cache->engine().device();
-  if (routes.route == Route::kStream && device == nullptr)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\": the engine has no device");
+  if (routes.is_by_device() && device == nullptr)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", options.route);
+  std::vector<RebuildLayout> rebuilt;
+  if (routes.route == Route::kRecompute) {
+    TANDEM_TRY(make_rebuild_layouts(cache->layers(), routes.buffer_bytes, &rebuilt));
+    for (const Layer& layer : cache->layers()) TANDEM_TRY(call_device(*device, &DeviceTable::supports_rebuild, &layer));
+  }
   std::vector<StreamLayout> layouts;
   if (device != nullptr && routes.route != Route::kHost)
     TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes.buffer_bytes,
                                    &layouts));
   session->reset(new Session(std::move(cache), policy, resolved, routes));
   (*session)->stream_layouts_ = std::move(layouts);
+  (*session)->rebuild_layouts_ = std::move(rebuilt);
   (*session)->cache_->attach(session->get());
   return {};
 }
@@ -347,6 +353,7 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->n_stream_parts = sums.n_stream_parts;
   stats->stream_part_ns = sums.stream_part_ns;
   stats->streamed_kv_bytes = sums.streamed_kv_bytes;
+  stats->streamed_x_bytes = sums.streamed_x_bytes;
   stats->host_kv_bytes_read += sums.selected_kv_bytes;
   return {};
 }

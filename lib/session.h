@@ -33,6 +33,7 @@ struct AttendArgs {
   TensorView q, o;                      // [n_tokens, n_q_heads, ...]
   const TensorView* k = nullptr;        // null: nothing is appended
   const TensorView* v = nullptr;        // null where V aliases K, or nothing is appended
+  const TensorView* x = nullptr;        // null where the layer keeps no hidden states, or nothing is appended
   float* lse = nullptr;                 // null: not wanted
   int64_t lse_token_stride = 0;         // elements
   int64_t lse_head_stride = 0;
@@ -145,9 +146,11 @@ class Session {
   const Policy* policy_;
   PolicyOptions options_;
   RouteOptions routes_;
-  std::vector<StreamLayout> stream_layouts_;  // [n_layers]; empty: nothing is ever streamed
-  bool may_stream_ = false;                   // the call at hand: it has what that takes
-  bool refuses_streams_ = false;              // there was no memory for them, which is said once
+  std::vector<StreamLayout> stream_layouts_;      // [n_layers]; empty: nothing is ever streamed
+  std::vector<RebuildLayout> rebuild_layouts_;    // [n_layers]; empty: no keys are made of hidden states
+  const DeviceProjection* projection_ = nullptr;  // of the call at hand, where its keys are rebuilt
+  bool may_stream_ = false;                       // the call at hand: it has what that takes
+  bool refuses_streams_ = false;                  // there was no memory for them, which is said once
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
   std::unique_ptr<AttendScratch> scratch_;
   std::unique_ptr<DeviceSession> device_;  // null until a call has device tensors

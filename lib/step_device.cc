@@ -56,8 +56,9 @@ Status Session::reserve_step(void* stream) {
 
 // The cache's mutex is held exclusively; the sequences of step_ have their pages.
 Status Session::plan_step(void* stream) {
-  if (routes_.route == Route::kStream)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\": planned steps take \"host\" or \"auto\"");
+  if (routes_.is_by_device())
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": planned steps take \"host\" or \"auto\"",
+                routes_.route == Route::kStream ? "stream" : "recompute");
   may_stream_ = false;
   if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, *policy_, exact_window(), &device_));
   HandOver& hand_over = device_->hand_over();

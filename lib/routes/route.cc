@@ -11,7 +11,8 @@ struct RouteName {
   const char* name;
   Route route;
 };
-constexpr RouteName kRoutes[] = {{"auto", Route::kAuto}, {"host", Route::kHost}, {"stream", Route::kStream}};
+constexpr RouteName kRoutes[] = {
+    {"auto", Route::kAuto}, {"host", Route::kHost}, {"stream", Route::kStream}, {"recompute", Route::kRecompute}};
 
 Status find_route(const char* name, Route* route) {
   std::string names;
@@ -23,6 +24,24 @@ Status find_route(const char* name, Route* route) {
     names += names.empty() ? known.name : std::string(", ") + known.name;
   }
   return fail(TANDEM_ERROR_NOT_FOUND, "route", "route = \"%.64s\" is not one of %s", name, names.c_str());
+}
+
+const char* name_of(Route route) {
+  for (const RouteName& known : kRoutes)
+    if (known.route == route) return known.name;
+  return "";
+}
+
+Status resolve_share(double share, RouteOptions* options) {
+  if (share == 0.0) return {};
+  if (!(share > 0.0 && share <= 1.0))
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "recompute_share", "recompute_share = %g is not above 0 and at most 1",
+                share);
+  if (options->route != Route::kRecompute)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "recompute_share",
+                "recompute_share = %g with route \"%s\", not \"recompute\"", share, name_of(options->route));
+  options->share = share;
+  return {};
 }
 
 // The store has keys as they were before.
@@ -49,8 +68,9 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "stream_buffer_bytes = %lld is more than 2^40",
                 static_cast<long long>(options.stream_buffer_bytes));
   if (options.stream_buffer_bytes > 0) made.buffer_bytes = (options.stream_buffer_bytes + kUnit - 1) / kUnit * kUnit;
-  if (made.route == Route::kStream && !can_stream(policy))
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"stream\" with policy \"%s\": %s", policy.name,
+  TANDEM_TRY(resolve_share(options.recompute_share, &made));
+  if (made.is_by_device() && !can_stream(policy))
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\" with policy \"%s\": %s", name_of(made.route), policy.name,
                 policy.keeps_maw ? "the CPU has to see the queries, as it keeps the moving averages of the host's keys"
                                  : "it attends sinks alone outside the window");
   if (made.route == Route::kStream) TANDEM_TRY(refuse_rotated(layers));

@@ -64,8 +64,10 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
       return give_streams_up(std::move(status));
     if (!is_worth_it) return {};
   }
-  if (Status status = session_.device_->reserve_stream(session_.routes_.buffer_bytes); !status.ok())
-    return give_streams_up(std::move(status));
+  const bool streams_keys = session_.routes_.streams_keys();
+  if (streams_keys)
+    if (Status status = session_.device_->reserve_stream(session_.routes_.buffer_bytes); !status.ok())
+      return give_streams_up(std::move(status));
   bool is_pinned = true;
   for (const SequenceCall& call : scratch_.calls)
     is_pinned = cache_.pin(*call.sequence, streamed_tokens(call, most).end) && is_pinned;
@@ -75,14 +77,14 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
     return {};
   }
   session_.may_stream_ = true;
-  size->n_pieces = n_pieces;
-  size->n_stream_pages = layout.n_pages;
+  size->n_pieces = streams_keys ? n_pieces : 0;
+  size->n_stream_pages = streams_keys ? layout.n_pages : 0;
   return {};
 }
 
 Status AttendCall::give_streams_up(Status status) {
   session_.may_stream_ = false;
-  if (session_.routes_.route == Route::kStream || !is_for_lack_of_memory(status)) return status;
+  if (session_.routes_.is_by_device() || !is_for_lack_of_memory(status)) return status;
   session_.refuses_streams_ = true;
   cache_.engine().log(TANDEM_LOG_WARNING,
                       "the CPU attends all keys outside the window, as there is no memory to stream them: %s",
@@ -160,8 +162,9 @@ Status AttendCall::measure_host(const SequenceCall& call, int64_t n_queries, Tok
 // Calls with keys outside the window: all of a chunk take one route.
 void AttendCall::choose_route(HandOverTask* task) {
   task->pieces.clear();
-  task->streamed = nullptr;
-  task->streamed_kv_bytes = task->part_keys = 0;
+  task->rebuilt.clear();
+  task->streamed = task->sent_hidden = nullptr;
+  task->streamed_x_bytes = task->streamed_kv_bytes = task->part_keys = 0;
   if (!can_stream(policy_) || session_.stream_layouts_.empty()) return;
   const StreamLayout& layout = session_.stream_layouts_[layer_idx_];
   const RouteCosts& costs = cache_.engine().route_costs();
@@ -176,20 +179,23 @@ void AttendCall::choose_route(HandOverTask* task) {
     host_ns += costs.host_ns(layer_, call.q_len, n);
   }
   const int64_t bytes = n_tokens * layer_.n_kv_heads * layout.row_bytes.total();
-  const bool is_worth_it = session_.routes_.route == Route::kStream || costs.stream_ns(bytes) < host_ns;
+  const bool is_worth_it = session_.routes_.is_by_device() || costs.stream_ns(bytes) < host_ns;
   if (n_tokens == 0 || !session_.may_stream_ || !is_worth_it) {
     task->layer = &layer_;
     task->part_queries = most_queries;
     task->part_keys = bytes < kLeastBytes ? 0 : static_cast<int64_t>(key_queries / static_cast<double>(most_queries));
     return;
   }
+  const int64_t n_rebuilt = choose_rebuilt(task);
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     SequenceCall& call = scratch_.calls[i];
     call.streams = call.has_host;
-    if (call.streams) cut_pieces(layout, layer_.n_kv_heads, i, {call.host_begin, call.host_end}, &task->pieces);
+    const int64_t begin = std::max(call.host_begin, call.rebuilt_end);
+    if (call.streams) cut_pieces(layout, layer_.n_kv_heads, i, {begin, call.host_end}, &task->pieces);
   }
   task->bases = cache_.store().bases();
-  task->streamed_kv_bytes = bytes;
+  task->streamed_kv_bytes = bytes - n_rebuilt * layer_.n_kv_heads * layout.row_bytes.total();
+  if (task->pieces.empty()) return;
   task->streamed = session_.device_->streamed(task->idx);
   std::atomic_ref(*task->streamed).store(0, std::memory_order_relaxed);
 }
@@ -247,7 +253,7 @@ Status AttendCall::send_piece(const HandOverTask& task, const StreamPiece& piece
 // The first pieces are under way before anything else of the call.
 Status AttendCall::begin_stream(HandOverTask* task) {
   if (task->pieces.empty()) return {};
-  task->sent = std::chrono::steady_clock::now();
+  if (task->rebuilt.empty()) task->sent = std::chrono::steady_clock::now();
   const size_t n = std::min(task->pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
   for (size_t i = 0; i < n; ++i) TANDEM_TRY(send_piece(*task, task->pieces[i]));
   return mark_stream(*task, n);
