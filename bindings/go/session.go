@@ -331,5 +331,6 @@ func (s *Session) Stats() (SessionStats, error) {
 		NStreamParts:        int64(raw.n_stream_parts),
 		StreamPartNs:        int64(raw.stream_part_ns),
 		StreamedKvBytes:     int64(raw.streamed_kv_bytes),
+		StreamedXBytes:      int64(raw.streamed_x_bytes),
 	}, err
 }

@@ -17,7 +17,7 @@ pub use functions::*;
 pub use structs::*;
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xd0ff_cda6_5419_ac11;
+pub const FINGERPRINT: u64 = 0xd087_7103_c0e9_91c9;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(

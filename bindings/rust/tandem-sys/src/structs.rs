@@ -73,6 +73,23 @@ abi_structs! {
         matmul_rows: i32,
     }
 
+    struct tandem_layer_projection {
+        struct_size: u32,
+        hidden_dim: i32,
+        w_type: i32,
+        w_order: i32,
+        device_type: i32,
+        norm: i32,
+        norm_eps: f32,
+        k_rope: i32,
+        w_k: *const c_void,
+        w_v: *const c_void,
+        b_k: *const f32,
+        b_v: *const f32,
+        norm_weight: *const f32,
+        norm_bias: *const f32,
+    }
+
     struct tandem_layer_options {
         struct_size: u32,
         n_q_heads: i32,
@@ -90,6 +107,7 @@ abi_structs! {
         rope_position_scale: f64,
         rope_inv_freq: *const f32,
         rope_attn_factor: f64,
+        projection: *const tandem_layer_projection,
     }
 
     struct tandem_cache_options {
@@ -102,7 +120,7 @@ abi_structs! {
         layer_k_types: *const i32,
         layer_v_types: *const i32,
         k_rotation: i32,
-        reserved: i32,
+        x_type: i32,
         layer_k_rotations: *const i32,
     }
 
@@ -119,6 +137,7 @@ abi_structs! {
         halo_tokens: i64,
         route: *const c_char,
         stream_buffer_bytes: i64,
+        recompute_share: f64,
     }
 
     struct tandem_attend_args {
@@ -138,6 +157,7 @@ abi_structs! {
         cancel: *const i32,
         progress: Option<tandem_progress_fn>,
         progress_user: *mut c_void,
+        x: *const tandem_tensor,
     }
 
     struct tandem_memory_plan {
@@ -151,6 +171,8 @@ abi_structs! {
         kv_token_bytes: i64,
         shared_bytes: i64,
         device_stream_bytes: i64,
+        device_weights_bytes: i64,
+        x_token_bytes: i64,
     }
 
     struct tandem_cache_stats {
@@ -168,6 +190,7 @@ abi_structs! {
         device_peak_bytes: i64,
         device_stream_bytes: i64,
         pinned_bytes: i64,
+        device_weights_bytes: i64,
     }
 
     struct tandem_session_stats {
@@ -193,5 +216,6 @@ abi_structs! {
         n_stream_parts: i64,
         stream_part_ns: i64,
         streamed_kv_bytes: i64,
+        streamed_x_bytes: i64,
     }
 }

@@ -39,6 +39,10 @@ numbers! {
         shared_bytes,
         /// Buffers of a session that may stream.
         device_stream_bytes,
+        /// Projections of the route "recompute".
+        device_weights_bytes,
+        /// Hidden states of one token in all layers.
+        x_token_bytes,
     }
     /// What a cache holds.
     CacheStats = tandem_cache_stats {
@@ -66,6 +70,8 @@ numbers! {
         device_stream_bytes,
         /// Pages pinned for streams.
         pinned_bytes,
+        /// Projections in device memory.
+        device_weights_bytes,
     }
     /// Sums since a session was created.
     SessionStats = tandem_session_stats {
@@ -109,5 +115,7 @@ numbers! {
         stream_part_ns,
         /// K and V that crossed the bus for these.
         streamed_kv_bytes,
+        /// And hidden states, of which K and V were made on the device.
+        streamed_x_bytes,
     }
 }
