@@ -50,34 +50,50 @@ __device__ inline float sum_of_block(float x, float* room) {
   return sum;
 }
 
-// f(first, x): of four numbers, all of a row's.
+// What a thread keeps of its row, so that it reads it once: rows of up to 8,192 numbers.
+inline constexpr int kHeldFours = 8;
+using HeldRow = float[kHeldFours][kLaneNumbers];
+
+__device__ inline int first_held(int j) { return (j * kNormWarps * 32 + static_cast<int>(threadIdx.x)) * kLaneNumbers; }
+__device__ inline void load_norm_four(const NormCall& call, int first, float (&x)[kLaneNumbers]) {
+  widen_four(call.x_type, load_four(call.x, call.x_type, int64_t{blockIdx.x} * call.dim + first), x);
+}
+
+// f(first, x): of four numbers, all of a row's; of those that are not held, a copy.
 template <class F>
-__device__ inline void for_fours(const NormCall& call, F f) {
-  for (int first = static_cast<int>(threadIdx.x) * kLaneNumbers; first < call.dim; first += kNormWarps * 32 * kLaneNumbers) {
+__device__ inline void for_fours(const NormCall& call, HeldRow& held, F f) {
+#pragma unroll
+  for (int j = 0; j < kHeldFours; ++j)
+    if (first_held(j) < call.dim) f(first_held(j), held[j]);
+  for (int j = kHeldFours; first_held(j) < call.dim; ++j) {
     float x[kLaneNumbers];
-    widen_four(call.x_type, load_four(call.x, call.x_type, int64_t{blockIdx.x} * call.dim + first), x);
-    f(first, x);
+    load_norm_four(call, first_held(j), x);
+    f(first_held(j), x);
   }
 }
 
 __global__ void __launch_bounds__(32 * kNormWarps) norm_kernel(const __grid_constant__ NormCall call) {
   __shared__ float room[kNormWarps];
   begin_behind();
+  HeldRow held;
+#pragma unroll
+  for (int j = 0; j < kHeldFours; ++j)
+    if (first_held(j) < call.dim) load_norm_four(call, first_held(j), held[j]);
   float mean = 0.0f, scale = 1.0f;
   if (call.norm == TANDEM_NORM_LAYER) {
     float sum = 0.0f;
-    for_fours(call, [&](int, const float(&x)[kLaneNumbers]) { sum += (x[0] + x[1]) + (x[2] + x[3]); });
+    for_fours(call, held, [&](int, const float(&x)[kLaneNumbers]) { sum += (x[0] + x[1]) + (x[2] + x[3]); });
     mean = sum_of_block(sum, room) / static_cast<float>(call.dim);
   }
   if (call.norm != TANDEM_NORM_NONE) {
     float sum = 0.0f;
-    for_fours(call, [&](int, const float(&x)[kLaneNumbers]) {
+    for_fours(call, held, [&](int, const float(&x)[kLaneNumbers]) {
 #pragma unroll
       for (int i = 0; i < kLaneNumbers; ++i) sum += (x[i] - mean) * (x[i] - mean);
     });
     scale = 1.0f / sqrtf(sum_of_block(sum, room) / static_cast<float>(call.dim) + call.eps);
   }
-  for_fours(call, [&](int first, float(&x)[kLaneNumbers]) {
+  for_fours(call, held, [&](int first, float(&x)[kLaneNumbers]) {
 #pragma unroll
     for (int i = 0; i < kLaneNumbers; ++i) {
       x[i] = (x[i] - mean) * scale;

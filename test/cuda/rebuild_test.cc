@@ -294,7 +294,7 @@ void dims_and_orders(void**) {
 
 void norms(void**) {
   for (const int32_t norm : {TANDEM_NORM_RMS, TANDEM_NORM_LAYER})
-    for (const int32_t hidden_dim : {64, 1000, 2048})
+    for (const int32_t hidden_dim : {64, 1000, 2048, 9000})
       for (const bool has_vectors : {false, true}) {
         RebuildOptions options;
         options.norm = norm;
@@ -302,7 +302,7 @@ void norms(void**) {
         options.has_norm_vectors = has_vectors;
         options.x_type = has_vectors ? TANDEM_F16 : TANDEM_BF16;
         options.k_type = options.v_type = TANDEM_F32;
-        options.n_rows = 40;
+        options.n_rows = hidden_dim > 4096 ? 5 : 40;
         check(options);
       }
 }
