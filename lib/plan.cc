@@ -57,21 +57,29 @@ Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64
   return {};
 }
 
-// What the last of kv_len tokens sees outside the window.
-TokenRange outside_window(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len) {
-  const int64_t block = evict_len(options.window_len, page_len);
-  const int64_t end = std::max<int64_t>(0, kv_len - 1 - options.window_len) / block * block;
-  const int64_t begin = layer.sliding_window > 0 ? kv_len - layer.sliding_window : 0;
-  return {std::clamp<int64_t>(begin, 0, end), end};
-}
+// Of a session with options: sequences of these lengths.
+struct Sequences {
+  const PolicyOptions& options;
+  int64_t page_len;
+  std::span<const int64_t> kv_lens;
+
+  int64_t size() const { return static_cast<int64_t>(kv_lens.size()); }
+  // What the last token of one sees outside the window.
+  TokenRange outside(const Layer& layer, int64_t kv_len) const {
+    const int64_t block = evict_len(options.window_len, page_len);
+    const int64_t end = std::max<int64_t>(0, kv_len - 1 - options.window_len) / block * block;
+    const int64_t begin = layer.sliding_window > 0 ? kv_len - layer.sliding_window : 0;
+    return {std::clamp<int64_t>(begin, 0, end), end};
+  }
+};
 
 // Of the layer that takes most of each.
-void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout>& streams, const PolicyOptions& options,
-                int64_t page_len, std::span<const int64_t> kv_lens, CallSize* size) {
+void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout>& streams, const Sequences& sequences,
+                CallSize* size) {
   for (size_t l = 0; l < layers.size(); ++l) {
     int64_t n = 0;
-    for (const int64_t kv_len : kv_lens) {
-      const TokenRange tokens = outside_window(layers[l], options, page_len, kv_len);
+    for (const int64_t kv_len : sequences.kv_lens) {
+      const TokenRange tokens = sequences.outside(layers[l], kv_len);
       n += count_pieces(streams[l], layers[l].n_kv_heads, tokens.begin, tokens.end);
     }
     size->n_pieces = std::max(size->n_pieces, n);
@@ -81,18 +89,43 @@ void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout
 
 // Likewise.
 void add_rebuilt_parts(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts, double share,
-                       const PolicyOptions& options, int64_t page_len, std::span<const int64_t> kv_lens, CallSize* size) {
-  const auto n_sequences = static_cast<int64_t>(kv_lens.size());
+                       const Sequences& sequences, CallSize* size) {
   for (size_t l = 0; l < layers.size(); ++l) {
-    RebuiltPieces pieces;
-    for (size_t i = 0; i < kv_lens.size(); ++i) {
-      const TokenRange tokens = outside_window(layers[l], options, page_len, kv_lens[i]);
-      add_rebuilt(layouts[l], i, most_rebuilt(share, tokens), !pieces.empty() && pieces.parts.back().call + 1 == i, &pieces);
+    RebuiltCount count;
+    for (const int64_t kv_len : sequences.kv_lens) {
+      const TokenRange tokens = sequences.outside(layers[l], kv_len);
+      count.add(share, tokens.end - tokens.begin, 1);
     }
-    if (pieces.empty()) continue;
-    size->n_rebuilt_parts = std::max(size->n_rebuilt_parts, static_cast<int64_t>(pieces.parts.size()) + n_sequences);
-    size->n_rebuilt_pages = std::max(size->n_rebuilt_pages, pieces.n_pages() + 2 * n_sequences);
+    size->n_rebuilt_parts = std::max(size->n_rebuilt_parts, count.all_parts(layouts[l]));
+    size->n_rebuilt_pages = std::max(size->n_rebuilt_pages, count.n_pages);
   }
+}
+
+struct Routes {
+  const RouteOptions& options;
+  const Policy& policy;
+  int64_t extent_len;
+};
+
+// What the routes to the device take there: buffers, weights, and what a call comes to.
+Status plan_routes(const Engine& engine, const std::vector<Layer>& layers, const Routes& routes, const Sequences& sequences,
+                   CallSize* size, tandem_memory_plan* plan) {
+  plan->device_stream_bytes = plan->device_weights_bytes = 0;
+  if (engine.device() == nullptr || routes.options.route == Route::kHost) return {};
+  std::vector<StreamLayout> streams;
+  const int64_t buffer_bytes = routes.options.buffer_bytes;
+  TANDEM_TRY(make_stream_layouts(layers, routes.policy, routes.extent_len, buffer_bytes, &streams));
+  std::vector<RebuildLayout> rebuilt;
+  if (routes.options.route == Route::kRecompute) TANDEM_TRY(make_rebuild_layouts(layers, buffer_bytes, &rebuilt));
+  if (sequences.size() == 0) return {};
+  const bool streams_keys = !streams.empty() && routes.options.streams_keys();
+  if (streams_keys) plan->device_stream_bytes = StreamBuffers::kBuffers * buffer_bytes;
+  if (streams_keys && routes.options.is_by_device()) add_pieces(layers, streams, sequences, size);
+  if (rebuilt.empty()) return {};
+  plan->device_stream_bytes += RebuildBuffers::bytes_of(*engine.device(), layers, rebuilt);
+  plan->device_weights_bytes = ProjectionsOnDevice::bytes_of(layers);
+  add_rebuilt_parts(layers, rebuilt, routes.options.share, sequences, size);
+  return {};
 }
 
 }  // namespace
@@ -109,8 +142,9 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;
-  double longest = 0.0, bytes_at_most = 3.0 * static_cast<double>(geometry.token_bytes +
-                                                                  geometry.x_token_bytes);  // nothing below can overflow
+  double longest = 0.0;
+  double bytes_at_most =
+      3.0 * static_cast<double>(geometry.token_bytes + geometry.x_token_bytes);  // nothing below overflows
   for (const Layer& layer : layers) bytes_at_most += 4.0 * (layer.n_q_heads + layer.n_kv_heads);
   for (size_t i = 0; i < kv_lens.size(); ++i) {
     if (kv_lens[i] < 0 || kv_lens[i] > INT32_MAX)
@@ -131,22 +165,10 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->host_session_bytes = bytes.state;
   plan->selection_max_bytes = bytes.selection;
   const auto n_sequences = static_cast<int64_t>(kv_lens.size());
-  std::vector<StreamLayout> streams;
-  if (engine.device() != nullptr && routes.route != Route::kHost)
-    TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes.buffer_bytes, &streams));
-  std::vector<RebuildLayout> rebuilt;
-  if (engine.device() != nullptr && routes.route == Route::kRecompute)
-    TANDEM_TRY(make_rebuild_layouts(layers, routes.buffer_bytes, &rebuilt));
-  const bool streams_keys = !streams.empty() && routes.streams_keys();
-  plan->device_stream_bytes = streams_keys && n_sequences > 0 ? StreamBuffers::kBuffers * routes.buffer_bytes : 0;
-  if (!rebuilt.empty() && n_sequences > 0) {
-    plan->device_stream_bytes += RebuildBuffers::bytes_of(*engine.device(), layers, rebuilt);
-    plan->device_weights_bytes = ProjectionsOnDevice::bytes_of(layers);
-  }
   CallSize size{n_sequences, n_sequences, 1, n_sequences * ring_pages(options, page_len, 1),
                 evicted_at_once(*policy, options, page_len)};
-  if (routes.is_by_device() && streams_keys) add_pieces(layers, streams, options, page_len, kv_lens, &size);
-  if (!rebuilt.empty()) add_rebuilt_parts(layers, rebuilt, routes.share, options, page_len, kv_lens, &size);
+  TANDEM_TRY(
+      plan_routes(engine, layers, {routes, *policy, geometry.extent_len()}, {options, page_len, kv_lens}, &size, plan));
   TANDEM_TRY(plan_device(engine, layers, make_window_geometry(layers, *policy).page_bytes, size, plan));
   plan->kv_token_bytes = geometry.token_bytes;
   plan->x_token_bytes = geometry.x_token_bytes;

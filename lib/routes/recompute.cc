@@ -55,9 +55,11 @@ int64_t rebuilt_tokens(double share, int64_t begin, int64_t end) {
   return std::min((wanted + RebuildLayout::kPageLen - 1) / RebuildLayout::kPageLen * RebuildLayout::kPageLen, end) - begin;
 }
 
-TokenRange most_rebuilt(double share, TokenRange tokens) {
-  const int64_t n = rebuilt_tokens(share, tokens.begin, tokens.end) + 2 * RebuildLayout::kPageLen;
-  return {tokens.begin, std::min(tokens.begin + n, tokens.end)};
+// The end of what is rebuilt is moved to that of a page, and either end may lie within one.
+void RebuiltCount::add(double share, int64_t n_tokens, int64_t n_runs) {
+  if (n_tokens == 0) return;
+  n_pages += rebuilt_tokens(share, 0, n_tokens) / RebuildLayout::kPageLen + 2 + n_runs;
+  n_parts += n_runs;
 }
 
 void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bool continues, RebuiltPieces* pieces) {
@@ -73,16 +75,19 @@ void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bo
   }
 }
 
-// What the last part of a call may find outside its window, as for streams; with room for gaps of positions.
+// For what the last part of a call may find outside its window, as for streams.
 Status AttendCall::reserve_rebuilt(int64_t most, CallSize* size) {
   if (session_.rebuild_layouts_.empty() || !session_.may_stream_) return {};
-  const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
-  RebuiltPieces pieces;
-  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
-    cut_rebuilt(layout, i, most_rebuilt(session_.routes_.share, streamed_tokens(scratch_.calls[i], most)), &pieces);
+  RebuiltCount count;
+  for (const SequenceCall& call : scratch_.calls) {
+    const TokenRange tokens = streamed_tokens(call, most);
+    int64_t n_runs = 0;
+    for (int64_t t = tokens.begin; t < tokens.end; ++n_runs)
+      t += layer_.projection->rope != nullptr ? Cache::consecutive(*call.sequence, t, tokens.end - t) : tokens.end - t;
+    count.add(session_.routes_.share, tokens.end - tokens.begin, n_runs);
   }
-  size->n_rebuilt_parts = static_cast<int64_t>(pieces.parts.size() + scratch_.calls.size());
-  size->n_rebuilt_pages = pieces.n_pages() + 2 * static_cast<int64_t>(scratch_.calls.size());
+  size->n_rebuilt_parts = count.all_parts(session_.rebuild_layouts_[layer_idx_]);
+  size->n_rebuilt_pages = count.n_pages;
   TANDEM_TRY(cache_.projections().get(session_.device_->device(), cache_.device_tier(), layer_, &session_.projection_));
   return session_.device_->reserve_rebuild(cache_.layers(), session_.rebuild_layouts_);
 }

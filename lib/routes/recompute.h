@@ -71,8 +71,15 @@ struct RebuiltPieces {
 void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bool continues, RebuiltPieces* pieces);
 // How many tokens of [begin, end) are rebuilt, the first ones: whole pages, or all.
 int64_t rebuilt_tokens(double share, int64_t begin, int64_t end);
-// What a call is to be ready for, as its chunks may begin and end elsewhere: some pages more.
-TokenRange most_rebuilt(double share, TokenRange tokens);
+// What there may be in all pieces of a call, wherever its chunks begin.
+struct RebuiltCount {
+  int64_t n_pages = 0, n_parts = 0;
+
+  // n_runs: of tokens whose positions follow each other.
+  void add(double share, int64_t n_tokens, int64_t n_runs);
+  // With parts that are cut where a piece is full.
+  int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
+};
 
 // Projections in device memory, each layer's when it is first asked for; of one cache.
 class ProjectionsOnDevice {

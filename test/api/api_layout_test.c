@@ -26,7 +26,7 @@ static void add(size_t number) {
 #define SIZE(type) add(sizeof(type))
 #define AT(type, member) add(offsetof(type, member))
 
-static void add_options(void) {
+static void add_engine_options(void) {
   SIZE(tandem_engine_options);
   AT(tandem_engine_options, struct_size);
   AT(tandem_engine_options, n_threads);
@@ -41,7 +41,9 @@ static void add_options(void) {
   AT(tandem_engine_options, spin_ns);
   AT(tandem_engine_options, pin_threads);
   AT(tandem_engine_options, matmul_rows);
+}
 
+static void add_layer_options(void) {
   SIZE(tandem_layer_projection);
   AT(tandem_layer_projection, struct_size);
   AT(tandem_layer_projection, hidden_dim);
@@ -200,7 +202,8 @@ static void test_fingerprint(void** state) {
   AT(tandem_tensor, reserved);
   AT(tandem_tensor, shape);
   AT(tandem_tensor, stride);
-  add_options();
+  add_engine_options();
+  add_layer_options();
   add_session_options();
   add_results();
   add_session_stats();
