@@ -135,7 +135,6 @@ class AttendCall {
   int64_t describe_rebuilt(const HandOverTask& task, std::byte* to) const;
   Status send_hidden(const HandOverTask& task, const RebuiltPiece& piece);
   Status begin_rebuilt(HandOverTask* task);
-  DevicePages rebuilt_pages() const;
   Status rebuild_piece(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece, const std::byte* x);
   Status attend_rebuilt(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the route "recompute" has on the device.
 #include <algorithm>
+#include <chrono>
 
 #include "lib/device_status.h"
 #include "lib/routes/recompute.h"
@@ -123,11 +124,44 @@ int64_t RebuildBuffers::bytes_of(const Device& device, const std::vector<Layer>&
 Status RebuildBuffers::create(const Device& device, Tier& tier, const std::vector<Layer>& layers,
                               const std::vector<RebuildLayout>& layouts, std::unique_ptr<RebuildBuffers>* buffers) {
   const RebuildBytes bytes(device, layers, layouts);
-  auto made = std::make_unique<RebuildBuffers>();
+  std::unique_ptr<RebuildBuffers> made(new RebuildBuffers(device));
   TANDEM_TRY(StreamBuffers::create(device, tier, bytes.x, &made->x_));
   TANDEM_TRY(Buffer::create(tier, bytes.pages + bytes.workspace, Use::kStream, &made->memory_));
   made->workspace_at_ = bytes.pages;
+  made->tier_ = &tier;
   *buffers = std::move(made);
+  return {};
+}
+
+Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection,
+                               double* ns) {
+  constexpr int kRounds = 3;
+  void* const stream = nullptr;
+  Buffer positions;
+  if (layer.projection->rope != nullptr) {
+    TANDEM_TRY(Buffer::create(*tier_, layout.n_pages * 8, Use::kStream, &positions));
+    TANDEM_TRY(call_device(device_, &DeviceTable::fill, positions.data(), 0, positions.bytes(), stream));
+  }
+  DeviceRebuild rebuild;
+  rebuild.layer = &layer;
+  rebuild.projection = projection;
+  rebuild.x = x_->next();
+  rebuild.n_rows = layout.n_rows();
+  rebuild.pages = pages_of(layout, pages());
+  rebuild.page_bytes = layout.page_bytes;
+  rebuild.page_positions = positions.as<int64_t>();
+  rebuild.workspace = workspace();
+  TANDEM_TRY(call_device(device_, &DeviceTable::fill, x_->next(), 0, layout.n_rows() * layout.x_bytes, stream));
+  std::chrono::steady_clock::time_point begin;
+  for (int i = 0; i <= kRounds; ++i) {  // the first is not counted
+    TANDEM_TRY(call_device(device_, &DeviceTable::rebuild, &rebuild, stream));
+    if (i > 0) continue;
+    TANDEM_TRY(call_device(device_, &DeviceTable::wait, stream));
+    begin = std::chrono::steady_clock::now();
+  }
+  TANDEM_TRY(call_device(device_, &DeviceTable::wait, stream));
+  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
+  *ns = spent.count() / static_cast<double>(kRounds * layout.n_rows());
   return {};
 }
 

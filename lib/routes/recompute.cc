@@ -49,6 +49,25 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
   return {};
 }
 
+DevicePages pages_of(const RebuildLayout& layout, std::byte* first) {
+  DevicePages pages;
+  pages.page_len = RebuildLayout::kPageLen;
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    pages.head_stride[p] = layout.head_stride[p];
+    if (layout.head_stride[p] > 0) pages.planes[p] = first + layout.at[p];
+  }
+  return pages;
+}
+
+RecomputeCosts recompute_costs(const Layer& layer, double bus_bytes_per_ns, double rebuild_ns, double attend_ns) {
+  return {static_cast<double>(layer.x_bytes()) / bus_bytes_per_ns, rebuild_ns + attend_ns};
+}
+
+double recompute_ns(const RecomputeCosts& costs, const RebuildLayout& layout, int64_t n_keys) {
+  const auto n = static_cast<double>(n_keys), piece = static_cast<double>(std::min(n_keys, layout.n_rows()));
+  return n * std::max(costs.bus_ns, costs.device_ns) + piece * std::min(costs.bus_ns, costs.device_ns);
+}
+
 int64_t rebuilt_tokens(double share, int64_t begin, int64_t end) {
   if (share >= 1.0) return end - begin;
   const auto wanted = begin + static_cast<int64_t>(std::ceil(share * static_cast<double>(end - begin)));
@@ -187,22 +206,11 @@ Status AttendCall::begin_rebuilt(HandOverTask* task) {
   return {};
 }
 
-// The piece's pages, as kernels that attend them are told of them.
-DevicePages AttendCall::rebuilt_pages() const {
-  const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
-  DevicePages pages;
-  pages.page_len = RebuildLayout::kPageLen;
-  for (int32_t p = 0; p < kPlanes; ++p) {
-    pages.head_stride[p] = layout.head_stride[p];
-    if (layout.head_stride[p] > 0) pages.planes[p] = session_.device_->rebuild()->pages() + layout.at[p];
-  }
-  return pages;
-}
-
 // window: as in attend_stream(), whose pieces come behind these. x: the piece's hidden states.
 Status AttendCall::rebuild_piece(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece,
                                  const std::byte* x) {
   DeviceSession& device = *session_.device_;
+  const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
   const auto* described = reinterpret_cast<const DeviceSequence*>(device.descriptors() + task.rebuilt_at);
   const auto* tables = reinterpret_cast<const int64_t*>(described + task.rebuilt.parts.size());
   DeviceRebuild rebuild;
@@ -210,8 +218,8 @@ Status AttendCall::rebuild_piece(const DeviceAttend& window, const HandOverTask&
   rebuild.projection = *session_.projection_;
   rebuild.x = x;
   rebuild.n_rows = piece.n_pages * RebuildLayout::kPageLen;
-  rebuild.pages = rebuilt_pages();
-  rebuild.page_bytes = session_.rebuild_layouts_[layer_idx_].page_bytes;
+  rebuild.pages = pages_of(layout, device.rebuild()->pages());
+  rebuild.page_bytes = layout.page_bytes;
   rebuild.page_positions = tables + task.rebuilt.n_pages() + piece.first_page;
   rebuild.workspace = device.rebuild()->workspace();
   TANDEM_TRY(call_device(device.device(), &DeviceTable::rebuild, &rebuild, args_.stream));

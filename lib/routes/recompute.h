@@ -52,6 +52,8 @@ struct RebuiltPart {
     return (end + RebuildLayout::kPageLen - 1) / RebuildLayout::kPageLen - begin / RebuildLayout::kPageLen;
   }
 };
+// Those of a layer's planes in rebuilt pages, from the first one on.
+DevicePages pages_of(const RebuildLayout& layout, std::byte* first);
 struct RebuiltPiece {
   size_t first_part = 0, n_parts = 0;
   int64_t n_pages = 0, first_page = 0;  // the latter of those of all pieces
@@ -81,6 +83,16 @@ struct RebuiltCount {
   int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
 };
 
+// What a key takes in all its KV heads, in ns: what a planner has to know of the route. Bus and device work side by side,
+// the device a piece behind.
+struct RecomputeCosts {
+  double bus_ns = 0.0;     // its hidden state
+  double device_ns = 0.0;  // K and V of it, made and attended
+};
+// rebuild_ns: of RebuildBuffers::measure(); attend_ns: of a key that is there.
+RecomputeCosts recompute_costs(const Layer& layer, double bus_bytes_per_ns, double rebuild_ns, double attend_ns);
+double recompute_ns(const RecomputeCosts& costs, const RebuildLayout& layout, int64_t n_keys);
+
 // Projections in device memory, each layer's when it is first asked for; of one cache.
 class ProjectionsOnDevice {
  public:
@@ -104,11 +116,18 @@ class RebuildBuffers {
   static int64_t bytes_of(const Device& device, const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts);
   static Status create(const Device& device, Tier& tier, const std::vector<Layer>& layers,
                        const std::vector<RebuildLayout>& layouts, std::unique_ptr<RebuildBuffers>* buffers);
+  // ns that making K and V of a hidden state takes, where a buffer is full of them. What is in the pages is lost, nothing is
+  // under way.
+  Status measure(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection, double* ns);
   StreamBuffers& x() { return *x_; }
   std::byte* pages() const { return memory_.data(); }
   std::byte* workspace() const { return memory_.data() + workspace_at_; }
 
  private:
+  explicit RebuildBuffers(const Device& device) : device_(device) {}
+
+  const Device& device_;
+  Tier* tier_ = nullptr;
   std::unique_ptr<StreamBuffers> x_;
   Buffer memory_;
   int64_t workspace_at_ = 0;
