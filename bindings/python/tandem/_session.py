@@ -52,6 +52,7 @@ class SessionStats:
     n_stream_parts: int
     stream_part_ns: int
     streamed_kv_bytes: int
+    streamed_x_bytes: int
 
 
 def _lens(n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:
