@@ -542,7 +542,7 @@ typedef struct tandem_memory_plan {
   int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls; "auto" takes more when it streams */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
   int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
-  int64_t device_stream_bytes; /* buffers of a session that may stream, taken by the first call that does */
+  int64_t device_stream_bytes; /* buffers of a session that may stream or rebuild keys, taken by the first call that does */
   int64_t device_weights_bytes; /* projections of the route "recompute", taken once for a cache by the first such session */
   int64_t x_token_bytes;        /* hidden states of one token in all layers */
 } tandem_memory_plan;

@@ -301,6 +301,47 @@ void follows_its_sequences(void**) {
   assert_true(there == x.values);
 }
 
+// Of sessions that rebuild nothing: planned steps, and guesses of which some are kept, bring hidden states to the host too.
+void come_with_every_kind_of_call(void**) {
+  const Projected projected;
+  Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
+  tandem_session_release(side.session);
+  tandem_session_options options = Side::options_of("all");
+  options.route = "host";
+  OK(tandem_session_create, &side.session, side.cache, &options);
+  attend_twins(projected, side, twin, 150, 1);
+  void* stream = controls.create_stream();
+  const int64_t two = 2;
+  HiddenCall planned(projected, two, 150, 2), on_host(projected, two, 150, 2);
+  planned.to_device();
+  OK(tandem_step_begin, side.session, &side.sequence, &two, 1, stream);
+  tandem_attend_args args = planned.args(side);
+  args.stream = stream;
+  OK(tandem_attend, side.session, &args);
+  OK(tandem_step_end, side.session, stream);
+  tandem::DeviceError error;
+  device->must(device->table->wait(device->self, stream, &error), error);
+  attend_hidden(twin, on_host);
+  assert_near(planned.output(), on_host.output());
+  HiddenCall guess(projected, 5, 152, 3), guess_host(projected, 5, 152, 3);
+  guess.to_device();
+  for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)}) {
+    args = (one == &side ? guess : guess_host).args(*one);
+    args.flags = TANDEM_ATTEND_SPECULATIVE;
+    const int32_t parents[] = {-1, 0, 0, 1, 2};
+    args.parent_idx = parents;
+    OK(tandem_attend, one->session, &args);
+    const int64_t kept[] = {0, 2, 4};
+    OK(tandem_session_commit, one->session, one->sequence, kept, 3);
+  }
+  uint64_t here = 0, there = 0;
+  OK(tandem_sequence_digest, &here, side.cache, side.sequence);
+  OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
+  assert_true(here == there);
+  assert_int_equal(side.length(), 155);
+  assert_true(controls.destroy_stream(stream));
+}
+
 // Several sequences of different lengths in a call share pieces.
 void batches(void**) {
   const Projected projected(TANDEM_ROPE_INTERLEAVED);
@@ -420,6 +461,7 @@ int main() {
       cmocka_unit_test_teardown(rebuilds_what_is_outside, forget),
       cmocka_unit_test_teardown(attends_what_it_has_made, forget),
       cmocka_unit_test_teardown(follows_its_sequences, forget),
+      cmocka_unit_test_teardown(come_with_every_kind_of_call, forget),
       cmocka_unit_test_teardown(batches, forget),
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),
