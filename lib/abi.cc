@@ -179,6 +179,29 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_stats, stream_part_ns),
     AT(tandem_session_stats, streamed_kv_bytes),
     AT(tandem_session_stats, streamed_x_bytes),
+
+    SIZE(tandem_weights_options),
+    AT(tandem_weights_options, struct_size),
+    AT(tandem_weights_options, reserved),
+    AT(tandem_weights_options, resident_bytes),
+    AT(tandem_weights_options, buffer_bytes),
+    AT(tandem_weights_options, host_cap_bytes),
+    AT(tandem_weights_options, device_cap_bytes),
+
+    SIZE(tandem_weights_stats),
+    AT(tandem_weights_stats, struct_size),
+    AT(tandem_weights_stats, reserved),
+    AT(tandem_weights_stats, n_blocks),
+    AT(tandem_weights_stats, n_resident),
+    AT(tandem_weights_stats, resident_bytes),
+    AT(tandem_weights_stats, host_bytes),
+    AT(tandem_weights_stats, pinned_bytes),
+    AT(tandem_weights_stats, device_bytes),
+    AT(tandem_weights_stats, buffer_bytes),
+    AT(tandem_weights_stats, n_uses),
+    AT(tandem_weights_stats, n_streamed_uses),
+    AT(tandem_weights_stats, n_ahead),
+    AT(tandem_weights_stats, streamed_bytes),
 };
 
 #undef SIZE

@@ -19,6 +19,7 @@ namespace tandem {
 class Engine;
 class Model;
 class Cache;
+class Weights;
 struct SessionObject;  // lib/api_session.cc
 
 // Runs body(context) and turns what comes of it into a status and an error object. Exceptions end here.
@@ -52,6 +53,11 @@ template <>
 struct HandleTraits<tandem_session> {
   using Object = SessionObject;
   static constexpr HandleKind kKind = HandleKind::kSession;
+};
+template <>
+struct HandleTraits<tandem_weights> {
+  using Object = Weights;
+  static constexpr HandleKind kKind = HandleKind::kWeights;
 };
 
 template <typename Public>

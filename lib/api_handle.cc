@@ -85,6 +85,8 @@ const char* kind_name(HandleKind kind) {
       return "a cache";
     case HandleKind::kSession:
       return "a session";
+    case HandleKind::kWeights:
+      return "a set of weights";
     case HandleKind::kNone:
       break;
   }

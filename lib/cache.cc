@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include "lib/device_memory.h"
 #include "lib/dtype.h"
 #include "lib/hadamard.h"
 #include "lib/options.h"
@@ -106,27 +107,6 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
   }
   return resolve_x_type(options.x_type, layers);
 }
-
-namespace {
-
-void* allocate_on_device(size_t bytes, size_t, void* user) {
-  const auto& device = *static_cast<const Device*>(user);
-  DeviceError error;
-  void* data = nullptr;
-  const int32_t code = device.table->allocate(device.self, static_cast<int64_t>(bytes), &data, &error);
-  return code == TANDEM_OK ? data : nullptr;
-}
-
-void release_on_device(void* data, size_t, void* user) {
-  const auto& device = *static_cast<const Device*>(user);
-  device.table->release(device.self, data);
-}
-
-Allocator device_allocator(const Device* device) {
-  return {allocate_on_device, release_on_device, const_cast<Device*>(device)};
-}
-
-}  // namespace
 
 Cache::Cache(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers, int64_t page_len,
              const tandem_cache_options& options)

@@ -163,6 +163,9 @@ DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& lay
 Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_len,
                              std::unique_ptr<DeviceSession>* session) {
   Engine& engine = cache.engine();
+  if (cache.layers().size() > CallShape::kMostLayers)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "model", "model has %zu layers, calls on device tensors have %d at most",
+                cache.layers().size(), CallShape::kMostLayers);
   std::unique_ptr<DeviceSession> made(
       new DeviceSession(*engine.device(), cache.layers(), policy, window_len, cache.device_tier()));
   TANDEM_TRY(made->upload_constants());

@@ -57,7 +57,8 @@ struct LateCall {
 
 // What a call was made for, as its slot's header says: a graph that was captured for less than a step has is of no use.
 struct CallShape {
-  int32_t layer_idx = 0;  // below 4,096
+  static constexpr int32_t kMostLayers = 4096;
+  int32_t layer_idx = 0;  // below that
   int32_t n_sequences = 0;
   int32_t n_tokens = 0, max_q_len = 0;  // below 1,024
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Handles: what the C ABI calls tandem_engine *, tandem_model *, tandem_cache * and tandem_session *.
+// Handles: what the C ABI calls tandem_engine *, tandem_model *, tandem_cache *, tandem_session * and
+// tandem_weights *.
 //
 // A handle is the address of a small block that holds a reference to an object. Blocks live in slabs that are never given
 // back, so whether an address is a handle is answered by comparing it with the slabs' ranges, without reading what it
@@ -24,6 +25,7 @@ enum class HandleKind : uint32_t {
   kModel = 0x544d4f44,    // "TMOD"
   kCache = 0x54434348,    // "TCCH"
   kSession = 0x54534553,  // "TSES"
+  kWeights = 0x54574754,  // "TWGT"
 };
 
 inline constexpr int64_t kQuarantine = 1024;  // released blocks kept back

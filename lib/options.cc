@@ -86,3 +86,5 @@ void tandem_cache_options_init(tandem_cache_options* options) { tandem::init(opt
 void tandem_session_options_init(tandem_session_options* options) { tandem::init(options); }
 
 void tandem_attend_args_init(tandem_attend_args* args) { tandem::init(args); }
+
+void tandem_weights_options_init(tandem_weights_options* options) { tandem::init(options); }

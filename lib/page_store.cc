@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lib/device_memory.h"
 #include "lib/placement.h"
 
 namespace tandem {
@@ -74,13 +75,6 @@ PageStore::~PageStore() {
     if (pins_[i] == Pin::kPinned) pinned_by_->table->unpin(pinned_by_->self, extents_[i].data());
 }
 
-// Memory of the caller's allocator may share its first and last page with others, of which a copy would then read from
-// memory that is pinned in part, which devices refuse.
-bool PageStore::owns_pages(size_t extent) const {
-  const bool begins = reinterpret_cast<uintptr_t>(extents_[extent].data()) % kPageBytes == 0;
-  return begins && (tier_.maps() || geometry_.extent_bytes % kPageBytes == 0);
-}
-
 bool PageStore::pin(std::span<const int32_t> pages, const Device& device) {
   if (pins_.size() < extents_.size()) pins_.resize(extents_.size(), Pin::kNotAsked);
   pinned_by_ = &device;
@@ -90,7 +84,7 @@ bool PageStore::pin(std::span<const int32_t> pages, const Device& device) {
     Pin& pin = pins_[extent];
     if (pin == Pin::kNotAsked) {
       DeviceError error;
-      pin = owns_pages(extent) &&
+      pin = owns_pages(tier_, extents_[extent]) &&
                     device.table->pin(device.self, extents_[extent].data(), geometry_.extent_bytes, &error) == TANDEM_OK
                 ? Pin::kPinned
                 : Pin::kRefused;

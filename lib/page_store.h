@@ -98,7 +98,6 @@ class PageStore {
   };
 
   Gap longest_gap();
-  bool owns_pages(size_t extent) const;
   int32_t per_extent() const { return static_cast<int32_t>(geometry_.pages_per_extent); }
 
   const std::vector<Layer>& layers_;

@@ -46,6 +46,9 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
 Session::~Session() {
   {
     std::unique_lock lock(cache_->mutex());
+    // Nobody asks for MAW any more, and there may be no memory to fetch them.
+    for (auto& [id, state] : states_)
+      for (size_t l = 0; l < state->layers.size(); ++l) state->window.set_maw(l, false);
     settle_device();
   }
   if (in_step_) cache_->engine().cpu().table->rest(cache_->engine().cpu().self);
@@ -53,9 +56,18 @@ Session::~Session() {
   // meets the device posts some, of an open step too.
   std::unique_lock lock(cache_->mutex());
   if (device_ != nullptr) device_->hand_over().stop();
+  if (plan_.is_open) take_step_back();
   for (auto& [id, state] : states_)
     for (auto& layer : state->layers) cache_->engine().worker().cancel(layer->refresh.job);
   cache_->detach(this);
+}
+
+// Of a planned step that nobody will end: its tokens count since it began, and not all of their rows may have come.
+void Session::take_step_back() {
+  for (const StepSequence& step : step_) {
+    Sequence& sequence = *cache_->find(step.id);
+    for (size_t l = 0; l < step.lengths.size(); ++l) shorten(sequence, l, step.lengths[l]);
+  }
 }
 
 const Policy& Session::layer_policy(const Layer& layer) const { return policy_of_layer(*policy_, layer); }

@@ -135,6 +135,8 @@ class Session {
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
   Status reserve_step(void* stream);
   Status plan_step(void* stream);
+  Status end_plan(void* stream);
+  void take_step_back();
 
   struct StepSequence {
     int64_t id;

@@ -39,12 +39,11 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
 Status Session::step_end(void* stream) {
   std::unique_lock lock(cache_->mutex());
   if (!in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "no step is open");
-  Status ended;
   const bool is_planned = plan_.is_open;
+  Status ended;
   if (is_planned) {
-    ended = device_->end_step(n_planned_, stream);
-    device_->hand_over().close_step();
-    plan_.is_open = false;
+    ended = end_plan(stream);
+    if (plan_.is_open) return ended;
   }
   // The error is built last: closing the step must not depend on memory for its text.
   bool complete = true;

@@ -107,6 +107,19 @@ Status Session::plan_step(void* stream) {
   return {};
 }
 
+// Without its mark on the stream nobody would know that it has ended: where there can be none, it stays open.
+Status Session::end_plan(void* stream) {
+  bool captures = false;
+  Status ended = is_capturing(device_->device(), stream, &captures);
+  if (ended.ok() && captures)
+    return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p is being captured: steps end outside", stream);
+  if (ended.ok()) ended = device_->end_step(n_planned_, stream);
+  if (!ended.ok() && ended.code() != TANDEM_ERROR_DEVICE_LOST && device_->hand_over().fault().ok()) return ended;
+  device_->hand_over().close_step();
+  plan_.is_open = false;
+  return ended;
+}
+
 Status AttendCall::plan_layer(HandOverTask* task, DeviceSequence* to, int64_t* tables, int64_t* n_entries) {
   scratch_.calls.clear();
   int64_t first_row = 0;

@@ -114,7 +114,7 @@ Status check_blocks(const tandem_tensor& t, const char* name, const Unit& unit) 
 }
 
 // Strides, and from the innermost dimension outwards the elements that a slice spans: (length - 1) * stride + inner span.
-// Without elements the span is 0 and strides only have to be positive.
+// Without elements the span is 0 and strides only have to be positive and countable in bytes.
 Status check_strides(const tandem_tensor& t, const char* name, Footprint* footprint) {
   const int32_t last = t.n_dims - 1;
   const Unit unit = unit_of(t.dtype);
@@ -138,10 +138,12 @@ Status check_strides(const tandem_tensor& t, const char* name, Footprint* footpr
                        static_cast<long long>(t.shape[d]), stride);
   }
   int64_t bytes = 0, stride_bytes = 0;
-  if (!empty && (__builtin_mul_overflow(span / unit.n_elements, unit.bytes, &bytes) ||
-                 __builtin_mul_overflow(t.stride[0] / unit.n_elements, unit.bytes, &stride_bytes)))
+  if (!empty && __builtin_mul_overflow(span / unit.n_elements, unit.bytes, &bytes))
     return refuse_at(name, "shape", 0, "%lld with stride %lld is more than memory can hold",
                      static_cast<long long>(t.shape[0]), static_cast<long long>(t.stride[0]));
+  for (int32_t d = last - 1; d >= 0; --d)  // also of dimensions that have no second element
+    if (__builtin_mul_overflow(t.stride[d] / unit.n_elements, unit.bytes, &stride_bytes))
+      return refuse_at(name, "stride", d, "%lld is more bytes than memory can hold", static_cast<long long>(t.stride[d]));
   footprint->n_rows = empty ? 0 : t.n_dims == 1 ? 1 : t.shape[0];
   footprint->row_bytes = row / unit.n_elements * unit.bytes;
   footprint->row_stride = t.n_dims == 1 ? bytes : stride_bytes;

@@ -27,6 +27,8 @@ var abiStructs = []struct {
 	{"tandem_memory_plan", reflect.TypeOf(C.tandem_memory_plan{})},
 	{"tandem_cache_stats", reflect.TypeOf(C.tandem_cache_stats{})},
 	{"tandem_session_stats", reflect.TypeOf(C.tandem_session_stats{})},
+	{"tandem_weights_options", reflect.TypeOf(C.tandem_weights_options{})},
+	{"tandem_weights_stats", reflect.TypeOf(C.tandem_weights_stats{})},
 }
 
 // members leaves out the gaps, which cgo names "_".

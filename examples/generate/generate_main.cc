@@ -84,6 +84,16 @@ void add_device(const DeviceMemoryReport& device, Json* json) {
                        {"planned_work_bytes", device.planned_work_bytes},
                        {"window_bytes", device.window_bytes},
                        {"work_bytes", device.work_bytes}};
+  const tandem_weights_stats& weights = device.use.weights;
+  if (weights.n_blocks == 0) return;
+  (*json)["device"]["weights"] = {{"blocks", weights.n_blocks},
+                                  {"resident_bytes", weights.resident_bytes},
+                                  {"host_bytes", weights.host_bytes},
+                                  {"pinned_bytes", weights.pinned_bytes},
+                                  {"buffer_bytes", weights.buffer_bytes},
+                                  {"streamed_bytes", weights.streamed_bytes},
+                                  {"streamed_uses", weights.n_streamed_uses},
+                                  {"uses_ahead", weights.n_ahead}};
 }
 
 void print_device(const DeviceMemoryReport& device) {
@@ -97,6 +107,14 @@ void print_device(const DeviceMemoryReport& device) {
                "  Tandem planned %.1f MB of windows and %.1f of work space, has %.1f and %.1f (measured: %.1f more)\n",
                mb(device.planned_window_bytes), mb(device.planned_work_bytes), mb(device.window_bytes),
                mb(device.work_bytes), mb(device.use.now_bytes - device.use.loaded_bytes));
+  const tandem_weights_stats& weights = device.use.weights;
+  if (weights.n_blocks == 0) return;
+  std::fprintf(
+      stderr,
+      "  matrices: %.1f MB stay, %.1f on the host (%.1f pinned) go through %.1f; %.1f have crossed the bus, %lld of %lld\n"
+      "  blocks ahead of their use\n",
+      mb(weights.resident_bytes), mb(weights.host_bytes), mb(weights.pinned_bytes), mb(weights.buffer_bytes),
+      mb(weights.streamed_bytes), static_cast<long long>(weights.n_ahead), static_cast<long long>(weights.n_streamed_uses));
 }
 
 void print_json(const Request& request, const Outcome& outcome, const DeviceMemoryReport& device) {

@@ -51,6 +51,12 @@ void EngineOptions::declare(Flags* flags) {
   flags->text("--backend-path", "FILE", "Tandem's module for --device cuda (looked for by the library)", &backend_path);
   flags->choice("--compute", "with --device cuda: weights and activations (default f32)", {"f32", "bf16"}, &compute, 1);
   flags->toggle("--eager", "with --device cuda: decode kernel by kernel instead of replaying a graph", &eager);
+  flags->choice("--weights",
+                "with --device cuda: where the layers' matrices are (default device); from the host they cross\n"
+                "the bus for every step, and decode goes kernel by kernel",
+                {"device", "host"}, &weights_place);
+  flags->real("--resident-share", "with --weights host: share of them that stays on the device (default 0)", 0, 1,
+              &resident_share);
   flags->text("--isa", "NAME", "instruction set of the attention kernels (default: the best this processor has)", &isa);
   flags->toggle("--progress", "progress bar even when stderr is no terminal", &progress);
 }
@@ -62,9 +68,11 @@ Failure EngineOptions::check() const {
     if (!backend_path.empty()) return {"--backend-path" + why};
     if (compute != 0) return {"--compute" + why};
     if (eager) return {"--eager" + why};
+    if (weights_place != kOnDevice) return {"--weights" + why};
   } else {
     GENERATE_TRY(check_cuda_built());
   }
+  if (resident_share > 0 && weights_place == kOnDevice) return {"--resident-share: is for --weights host alone"};
   if (isa.empty()) return {};
   if (!is_known(isa, tandem_cpu_isa_name, &known)) return {"--isa: \"" + isa + "\" is none of " + known};
   if (!tandem_cpu_isa_available(isa.c_str())) return {"--isa: this processor does not have \"" + isa + "\""};
@@ -148,6 +156,8 @@ Failure Runtime::open_transformer(const ModelConfig& config) {
   cuda.chunk_tokens = options_.chunk_tokens;
   cuda.library_rope = options_.rope == 1;
   cuda.eager = options_.eager;
+  cuda.engine = options_.weights_place == kOnHost ? engine_.get() : nullptr;
+  cuda.resident_share = options_.resident_share;
   cuda.weights = options_.shapes.empty() ? &weights : nullptr;
   cuda.seed = static_cast<uint64_t>(options_.seed);
   return make_cuda_transformer(config, cuda, &transformer_);

@@ -17,7 +17,8 @@
 
 namespace generate {
 
-constexpr int32_t kCpu = 0, kCuda = 1;  // where a model runs
+constexpr int32_t kCpu = 0, kCuda = 1;         // where a model runs
+constexpr int32_t kOnDevice = 0, kOnHost = 1;  // where its weights are, on a device
 
 // Names of the storage types, numbered from 1.
 std::vector<std::string> storage_types();
@@ -35,9 +36,11 @@ struct EngineOptions {
   std::string backend_path;  // of Tandem's module; empty: Tandem looks for it
   int32_t compute = 0;       // of weights and activations on a device; 1: f32, 2: bf16; 0: f32, and bf16 with shapes
   bool eager = false;        // decode kernel by kernel
-  std::string shapes;        // instead of a model: random weights of these shapes
-  int64_t seed = 0;          // of the weights
-  bool progress = false;     // a progress bar on stderr even where that is no terminal
+  int32_t weights_place = kOnDevice;  // of the layers' matrices
+  double resident_share = 0;          // of these, where they are on the host: what stays on the device all the same
+  std::string shapes;                 // instead of a model: random weights of these shapes
+  int64_t seed = 0;                   // of the weights
+  bool progress = false;              // a progress bar on stderr even where that is no terminal
   void declare(Flags* flags);
   Failure check() const;
   // What messages call the model.

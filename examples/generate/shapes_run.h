@@ -12,7 +12,7 @@ struct ShapesOutcome {
   double median_ms = 0, most_ms = 0, mean_ms = 0;  // of a step, from token to token
   double tokens_per_second = 0;
   // A step that replays the graph against one at the same place that went kernel by kernel: distance of their logits by the
-  // length of the latter. 0 with --eager.
+  // length of the latter. 0 with --eager and with --weights host.
   double replay_distance = 0;
 };
 

@@ -38,6 +38,7 @@ struct DeviceUse {
   // As the device counts it, by all of this process and others: when the weights had been loaded, and now, both against
   // before.
   int64_t loaded_bytes = 0, now_bytes = 0;
+  tandem_weights_stats weights = TANDEM_WEIGHTS_STATS_INIT;  // n_blocks 0: all weights are on the device
 };
 
 class Transformer {

@@ -13,7 +13,7 @@
  *             to NULL on success and to an object that the caller releases on failure. A failing call changes nothing.
  *             TANDEM_ERROR_INVALID_HANDLE, _INVALID_ARGUMENT (NULL, struct_size, range) and, in a child after fork(),
  *             _INVALID_STATE may come from every call that returns a status and are not repeated below.
- *   Threads   Engine and model: any thread, at any time. Cache: any thread; changes are serialised by its writer lock.
+ *   Threads   Engine, model and weights: any thread, at any time. Cache: any thread; changes are serialised by its writer lock.
  *             Session: one thread at a time. The caller's affinity, signal mask, floating-point mode and locale are left
  *             as found. Nothing is printed, nothing aborts, no C++ exception crosses a call.
  *   Structs   Their first member is struct_size = sizeof the struct; tandem_*_init() and TANDEM_*_INIT fill in defaults.
@@ -412,7 +412,7 @@ TANDEM_API void tandem_session_options_init(tandem_session_options *options);
  * states). */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
-TANDEM_API void tandem_session_release(tandem_session *session);
+TANDEM_API void tandem_session_release(tandem_session *session); /* a planned step that is open is taken back */
 
 /* ---- attend ----------------------------------------------------------------------------------------------------- */
 
@@ -515,7 +515,7 @@ TANDEM_API int32_t tandem_step_begin(tandem_session *session, const int64_t *seq
                                      int32_t n_sequences, void *stream, tandem_error **error);
 /* Closes the step and lets the pool sleep; stream: as in tandem_step_begin(). Where a layer got fewer tokens than declared,
  * every sequence of the step goes back to its length at tandem_step_begin() and the call returns INVALID_STATE naming the layer
- * (a planned step: a later call does, see tandem_step_begin()). */
+ * (a planned step: a later call does, see tandem_step_begin()). Not captured: INVALID_STATE, and the step stays open. */
 TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem_error **error);
 
 /* ---- merge ------------------------------------------------------------------------------------------------------ */
@@ -527,6 +527,65 @@ TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem
 TANDEM_API int32_t tandem_merge(const tandem_tensor *o_out, const tandem_tensor *lse_out, const tandem_tensor *const *o,
                                 const tandem_tensor *const *lse, int32_t n_states, tandem_engine *engine, void *stream,
                                 tandem_error **error);
+
+/* ---- offloaded weights ------------------------------------------------------------------------------------------- */
+
+/* A model's weights where the device has no room for all of them: blocks of bytes in the order in which a token uses them
+ * (say attention's matrices of layer 0, its MLP's, attention's of layer 1, ...), of which some stay on the device and the others
+ * cross the bus, over and over, while what came before them computes. The library knows nothing of what they mean. */
+typedef struct tandem_weights tandem_weights;
+
+typedef struct tandem_weights_options {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t resident_bytes;  /* device memory for blocks that stay, chosen evenly over the order; 0: none stays */
+  int64_t buffer_bytes;    /* device memory that the others go through, at least the largest of them; 0: any two that follow
+                            * each other and the largest once more */
+  int64_t host_cap_bytes;  /* CAPACITY beyond; 0: none */
+  int64_t device_cap_bytes;
+} tandem_weights_options;
+#define TANDEM_WEIGHTS_OPTIONS_INIT \
+  { sizeof(tandem_weights_options), 0, 0, 0, 0, 0 }
+TANDEM_API void tandem_weights_options_init(tandem_weights_options *options);
+
+/* Copies block i, n_bytes[i] bytes of host memory at data[i], to the device where it stays there, else to pinned host memory
+ * of the library's own, and begins to send the first ones. options may be NULL. Waits for the device. Errors: UNSUPPORTED
+ * (the engine has no device), INVALID_ARGUMENT, OUT_OF_MEMORY, CAPACITY, DEVICE_LOST. */
+TANDEM_API int32_t tandem_weights_create(tandem_weights **weights, tandem_engine *engine, const void *const *data,
+                                         const int64_t *n_bytes, int32_t n_blocks, const tandem_weights_options *options,
+                                         tandem_error **error);
+/* Waits until what tandem_weights_done() was called for has been done. Accepts NULL. */
+TANDEM_API void tandem_weights_release(tandem_weights *weights);
+/* *data is where block block_idx is in device memory, 256-byte aligned, for what follows on `stream` until
+ * tandem_weights_done(). The order of blocks is a ring, the first follows the last; blocks may be left out, and one that is out of
+ * order is sent when it is asked for. Does not wait for the device. Threads: any, one stream's calls in the order of its work.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (the stream is being captured: a replay would find other blocks; blocks in use leave
+ * no room for this one), DEVICE_LOST. */
+TANDEM_API int32_t tandem_weights_use(void **data, tandem_weights *weights, int32_t block_idx, void *stream,
+                                      tandem_error **error);
+/* What was asked of `stream` until now is all that reads the block: others may be sent to its place after that. Once for each
+ * tandem_weights_use(). Errors: as there; INVALID_STATE (the block is not in use). */
+TANDEM_API int32_t tandem_weights_done(tandem_weights *weights, int32_t block_idx, void *stream, tandem_error **error);
+
+/* Sums since the weights were created, and what they hold. */
+typedef struct tandem_weights_stats {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t n_blocks;
+  int64_t n_resident;      /* of these, on the device for good */
+  int64_t resident_bytes;  /* of these, in the caller's count */
+  int64_t host_bytes;      /* copies of the others */
+  int64_t pinned_bytes;    /* of these, pinned: the rest crosses the bus more slowly */
+  int64_t device_bytes;    /* memory that blocks take there, buffer included */
+  int64_t buffer_bytes;
+  int64_t n_uses;
+  int64_t n_streamed_uses; /* of these, blocks that cross the bus */
+  int64_t n_ahead;         /* of these, under way or there when they were asked for */
+  int64_t streamed_bytes;  /* sent so far, in vain too */
+} tandem_weights_stats;
+#define TANDEM_WEIGHTS_STATS_INIT \
+  { sizeof(tandem_weights_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+TANDEM_API int32_t tandem_weights_get_stats(tandem_weights_stats *stats, const tandem_weights *weights, tandem_error **error);
 
 /* ---- planning and capabilities ---------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <limits>
+#include <new>
 
 namespace tandem {
 namespace {
@@ -31,6 +32,13 @@ void RouteCosts::note(const Layer& layer, int64_t n_queries, int64_t n_keys, dou
   if (is_trial && !known.is_trial) return;
   known.ns = is_trial || known.is_trial ? rate : known.ns + kNewest * (rate - known.ns);
   known.is_trial = is_trial;
+}
+
+void RouteCosts::note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept {
+  try {
+    note(layer, n_queries, n_keys, ns, false);
+  } catch (const std::bad_alloc&) {  // the next part tells
+  }
 }
 
 bool RouteCosts::knows_host(const Layer& layer, int64_t n_queries) const {

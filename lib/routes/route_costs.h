@@ -21,10 +21,9 @@ namespace tandem {
 
 class RouteCosts {
  public:
-  // A part of n_keys keys, in all KV heads, under n_queries queries a sequence took so long on the CPU.
-  void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) {
-    note(layer, n_queries, n_keys, ns, false);
-  }
+  // A part of n_keys keys, in all KV heads, under n_queries queries a sequence took so long on the CPU. Where there is no
+  // memory to learn it, nothing is learned.
+  void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept;
   void note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) {
     note(layer, n_queries, n_keys, ns, true);
   }

@@ -189,6 +189,31 @@ static void add_session_stats(void) {
   AT(tandem_session_stats, streamed_x_bytes);
 }
 
+static void add_weights(void) {
+  SIZE(tandem_weights_options);
+  AT(tandem_weights_options, struct_size);
+  AT(tandem_weights_options, reserved);
+  AT(tandem_weights_options, resident_bytes);
+  AT(tandem_weights_options, buffer_bytes);
+  AT(tandem_weights_options, host_cap_bytes);
+  AT(tandem_weights_options, device_cap_bytes);
+
+  SIZE(tandem_weights_stats);
+  AT(tandem_weights_stats, struct_size);
+  AT(tandem_weights_stats, reserved);
+  AT(tandem_weights_stats, n_blocks);
+  AT(tandem_weights_stats, n_resident);
+  AT(tandem_weights_stats, resident_bytes);
+  AT(tandem_weights_stats, host_bytes);
+  AT(tandem_weights_stats, pinned_bytes);
+  AT(tandem_weights_stats, device_bytes);
+  AT(tandem_weights_stats, buffer_bytes);
+  AT(tandem_weights_stats, n_uses);
+  AT(tandem_weights_stats, n_streamed_uses);
+  AT(tandem_weights_stats, n_ahead);
+  AT(tandem_weights_stats, streamed_bytes);
+}
+
 static void test_fingerprint(void** state) {
   (void)state;
   hash = UINT64_C(0xcbf29ce484222325);
@@ -207,12 +232,13 @@ static void test_fingerprint(void** state) {
   add_session_options();
   add_results();
   add_session_stats();
+  add_weights();
   assert_true(tandem_abi_fingerprint(1) == hash);
   assert_true(tandem_abi_fingerprint(0) == 0);
   assert_true(tandem_abi_fingerprint(2) == 0);
   assert_true(tandem_abi_fingerprint(UINT32_MAX) == 0);
   /* From the release of minor version 1 on these numbers never change again. */
-  if (sizeof(void*) == 8) assert_true(hash == UINT64_C(0xd0877103c0e991c9));
+  if (sizeof(void*) == 8) assert_true(hash == UINT64_C(0x9e2b31582457fb31));
 }
 
 static void test_sizes(void** state) {
@@ -228,6 +254,8 @@ static void test_sizes(void** state) {
   assert_int_equal(sizeof(tandem_memory_plan), 88);
   assert_int_equal(sizeof(tandem_cache_stats), 112);
   assert_int_equal(sizeof(tandem_session_stats), 176);
+  assert_int_equal(sizeof(tandem_weights_options), 40);
+  assert_int_equal(sizeof(tandem_weights_stats), 96);
 }
 
 /* No struct has padding, so whole structs can be compared. */
@@ -250,6 +278,7 @@ static void test_defaults(void** state) {
   SAME_DEFAULTS(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, tandem_cache_options_init);
   SAME_DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, tandem_session_options_init);
   SAME_DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, tandem_attend_args_init);
+  SAME_DEFAULTS(tandem_weights_options, TANDEM_WEIGHTS_OPTIONS_INIT, tandem_weights_options_init);
 }
 
 static void test_defaults_mean_what_the_header_says(void** state) {

@@ -296,6 +296,14 @@ void test_row_tensors(void**) {
                        }});
     }
   }
+  for (const int64_t n_tokens : {0, 1})  // strides that lead nowhere
+    cases.push_back({"stride[0]", "tandem_sequence_append", kInvalid, "k.stride[0]", "4611686018427387903 is more bytes",
+                     [=, &rows](auto e) {
+                       tandem_tensor k = rows.k.view, v = rows.v.view;
+                       k.shape[0] = v.shape[0] = n_tokens;
+                       k.stride[0] = INT64_MAX / 2;
+                       return tandem_sequence_append(cache, s, 0, &k, &v, nullptr, e);
+                     }});
   check_all_refused(world, cases, &rows.out);
 }
 

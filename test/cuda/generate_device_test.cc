@@ -107,6 +107,32 @@ void graph_and_launches_give_the_same_bits(void**) {
   }
 }
 
+// Matrices that come from the host for every step, some or all of them, multiply as those that stay.
+void weights_may_come_from_the_host(void**) {
+  const Golden golden;
+  EngineOptions options = cuda_options();
+  options.eager = true;
+  Opened resident(options, windowed(kSmallWindow));
+  for (const double share : {0.0, 0.5}) {
+    options.weights_place = kOnHost;
+    options.resident_share = share;
+    Opened streamed(options, windowed(kSmallWindow));
+    for (Opened* opened : {&resident, &streamed}) {
+      opened->context.n_tokens = 0;
+      require(opened->runtime.new_sequence(&opened->context.sequence));
+      require(opened->runtime.append(&opened->context, std::string_view(golden.prompt).substr(0, 500)));
+    }
+    for (int64_t i = 0; i < 50; ++i) {
+      same_bits(resident, resident.context, streamed, streamed.context, golden.prompt[500 + i]);
+      ++resident.context.n_tokens, ++streamed.context.n_tokens;
+    }
+    const tandem_weights_stats weights = report_of(streamed, windowed(kSmallWindow)).use.weights;
+    assert_true(share == 0.0 ? weights.n_resident == 0 : weights.n_resident > 0 && weights.n_resident < weights.n_blocks);
+    assert_int_equal(weights.n_ahead, weights.n_streamed_uses);
+    assert_int_equal(weights.pinned_bytes, weights.host_bytes);
+  }
+}
+
 // Rounded weights and activations: far from what another model would give, and not what f32 gives.
 void bf16_is_near_the_golden_logits(void**) {
   const Golden golden;
@@ -226,6 +252,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(prefill_gives_golden_logits),
       cmocka_unit_test(decode_gives_golden_logits),
       cmocka_unit_test(graph_and_launches_give_the_same_bits),
+      cmocka_unit_test(weights_may_come_from_the_host),
       cmocka_unit_test(bf16_is_near_the_golden_logits),
       cmocka_unit_test(streaming_is_as_on_the_cpu),
       cmocka_unit_test(bits_per_byte_are_golden),

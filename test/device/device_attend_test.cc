@@ -23,6 +23,23 @@ void assert_refused(const Side& side, const tandem_attend_args& args, int32_t st
 
 // ---- tests -------------------------------------------------------------------------------------------------------------
 
+void refuses_what_tickets_cannot_name(void**) {
+  for (const int32_t n_layers : {4096, 4097}) {
+    const Side side(true, "all", 0, n_layers);
+    Call call(1, 1);
+    call.to_device();
+    const int32_t last = n_layers - 1;
+    if (n_layers > 4096) {
+      assert_refused(side, call.args(side, last), TANDEM_ERROR_UNSUPPORTED, "model", "4097 layers");
+      continue;
+    }
+    attend(side, call, last);
+    attend(side, call, last);
+    OK(tandem_engine_drain, side.engine, -1);
+    assert_int_equal(side.length(last), 2);
+  }
+}
+
 void refuses(void**) {
   const Side side(true), without(false);
   Call call(2, 1);
@@ -345,6 +362,32 @@ void lose_the_device(const char* policy) {
   tandem_session_release(other_twin);
 }
 
+// What is no number reaches the rows that see it, in the call and after it, and no other: where the host has NaN.
+void nan_goes_where_it_is_seen(void**) {
+  for (const char* policy : {"all", "streaming", "hgca"})
+    for (Tensor Call::*bad : {&Call::q, &Call::k, &Call::v}) {
+      const Side side(true, policy), twin(false, policy);
+      attend_twins(side, twin, kPrompt, 1);
+      Call call(3, 5), call_host(3, 5), next(1, 6), next_host(1, 6);
+      for (Call* one : {&call, &call_host}) {
+        Tensor& tensor = one->*bad;
+        tensor.values[tensor.values.size() / 2 + 3] = NAN;  // of the second token
+      }
+      call.to_device();
+      next.to_device();
+      attend(side, call);
+      attend(twin, call_host);
+      attend(side, next);
+      attend(twin, next_host);
+      for (const auto& [got, wanted] : {std::pair{call.output(), call_host.output()}, {next.output(), next_host.output()}})
+        for (size_t i = 0; i < got.size(); ++i)
+          if (std::isnan(wanted[i]) ? !std::isnan(got[i]) : !(std::fabs(got[i] - wanted[i]) <= 1e-5f))
+            fail_msg("%s: element %zu is %g, not %g", policy, i, got[i], wanted[i]);
+      const std::vector<float> output = call_host.output();
+      assert_true(std::any_of(output.begin(), output.end(), [](float x) { return std::isnan(x); }));
+    }
+}
+
 void loses_the_device(void**) { lose_the_device("all"); }
 void loses_the_device_that_has_maw(void**) { lose_the_device("hgca"); }
 
@@ -353,6 +396,7 @@ void loses_the_device_that_has_maw(void**) { lose_the_device("hgca"); }
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(refuses, forget),
+      cmocka_unit_test_teardown(refuses_what_tickets_cannot_name, forget),
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
       cmocka_unit_test_teardown(takes_nothing_later, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),
@@ -365,6 +409,7 @@ int main() {
       cmocka_unit_test_teardown(windows_may_be_empty, forget),
       cmocka_unit_test_teardown(queries_may_be_apart, forget),
       cmocka_unit_test_teardown(caps_hold, forget),
+      cmocka_unit_test_teardown(nan_goes_where_it_is_seen, forget),
       cmocka_unit_test_teardown(loses_the_device, forget),
       cmocka_unit_test_teardown(loses_the_device_that_has_maw, forget),
   };

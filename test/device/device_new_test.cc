@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // An engine with a device: answers are those without, and whichever allocation its creation lacks, a device that was opened
-// is closed.
+// is closed. What must not fail does without memory.
 #include "api/api_scenario.h"
 #include "device/stand_in_host.h"
+#include "device/step_runner.h"
 #include "failing_new.h"
+#include "lib/routes/route_costs.h"
 
 using namespace tandem_test;
 using namespace failing_new;
@@ -77,6 +79,43 @@ void test_memory_of_its_own(void**) {
   assert_int_equal(copy, value);
 }
 
+// A step that was left undone is taken back when nobody has asked for anything since.
+void test_release_takes_back(void**) {
+  constexpr int64_t kOneEach[] = {1, 1};
+  Runner runner(150, "hgca");
+  runner.begin(kOneEach);
+  runner.attend_layers(kOneEach);
+  runner.end();
+  const uint64_t before = runner.digest(0);
+  runner.begin(kOneEach);
+  runner.attend_layers(kOneEach, 1);
+  runner.end();
+  OK(tandem_engine_drain, runner.side.engine, -1);
+  n_news = 0;
+  fails_at = 1;
+  for_ever = armed = true;
+  tandem_session_release(runner.side.session);
+  for_ever = armed = false;
+  runner.side.session = nullptr;
+  assert_int_equal(runner.side.length(), 151);
+  assert_true(runner.digest(0) == before);
+}
+
+// It is learned on the thread that meets the device, which nobody can tell.
+void test_costs_without_memory(void**) {
+  tandem::RouteCosts costs;
+  const tandem::Layer layer;
+  n_news = 0;
+  fails_at = 1;
+  for_ever = armed = true;
+  costs.note_host(layer, 1, 100, 1000.0);
+  for_ever = armed = false;
+  assert_true(n_news > 0);
+  assert_true(costs.host_ns(layer, 1, 100) == 0.0);
+  costs.note_host(layer, 1, 100, 1000.0);
+  assert_true(costs.host_ns(layer, 1, 100) == 1000.0);
+}
+
 }  // namespace
 
 int main() {
@@ -84,6 +123,8 @@ int main() {
       cmocka_unit_test(test_same_answers),
       cmocka_unit_test(test_nothing_stays_behind),
       cmocka_unit_test(test_memory_of_its_own),
+      cmocka_unit_test_setup_teardown(test_release_takes_back, open_stand_in, close_stand_in),
+      cmocka_unit_test(test_costs_without_memory),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -168,6 +168,56 @@ void a_lost_device_stays_lost(void**) {
   for (int i = 0; i < 3; ++i) expect_fault(&runner, "", TANDEM_ERROR_DEVICE_LOST);
 }
 
+// A session that goes in an open step takes back what the step has added, whether it was on its way or not.
+void open_steps_go_with_their_session(void**) {
+  for (int32_t n_done = 0; n_done <= kStepLayers; ++n_done) {
+    Runner runner(kPromptLen);
+    HostTwin twin(kPromptLen, "all");
+    replay_as_twin(&runner, &twin, 0);
+    runner.begin(kOneEach);
+    runner.attend_layers(kOneEach, n_done);
+    tandem_session_release(runner.side.session);
+    expect_same(&runner, &twin);
+    const tandem_session_options options = Side::options_of("all");
+    OK(tandem_session_create, &runner.side.session, runner.side.cache, &options);
+    runner.set_inputs(1);
+    runner.begin(kOneEach);
+    runner.attend_layers(kOneEach);
+    runner.end();
+    assert_close(runner.outputs(), twin.run_step(1));
+  }
+}
+
+void expect_no_end(Runner* runner, int32_t status, const char* text) {
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_step_end(runner->side.session, runner->stream, &error), status);
+  if (std::strstr(tandem_error_message(error), text) == nullptr) fail_msg("\"%s\"", tandem_error_message(error));
+  tandem_error_release(error);
+}
+
+// Where a stream takes no mark the step stays open, and can be ended when it does.
+void steps_end_where_they_can(void**) {
+  Runner runner(kPromptLen);
+  HostTwin twin(kPromptLen, "all");
+  runner.set_inputs(0);
+  runner.begin(kOneEach);
+  assert_true(controls.begin_capture(runner.stream));
+  runner.attend_layers(kOneEach);
+  expect_no_end(&runner, TANDEM_ERROR_INVALID_STATE, "is being captured: steps end outside");
+  runner.graph = controls.end_capture(runner.stream);
+  assert_true(controls.launch(runner.graph, runner.stream));
+  controls.fail_call(stand_in::kFill, 1, TANDEM_ERROR_BACKEND);
+  expect_no_end(&runner, TANDEM_ERROR_BACKEND, "as the test has asked");
+  runner.end();
+  assert_close(runner.outputs(), twin.run_step(0));
+  replay_as_twin(&runner, &twin, 1);
+  runner.begin(kOneEach);
+  controls.lose_device();
+  expect_no_end(&runner, TANDEM_ERROR_DEVICE_LOST, "");
+  expect_no_end(&runner, TANDEM_ERROR_INVALID_STATE, "no step is open");
+  expect_same(&runner, &twin);
+}
+
 }  // namespace
 
 int main() {
@@ -180,6 +230,8 @@ int main() {
       cmocka_unit_test_teardown(calls_recover, forget),
       cmocka_unit_test_teardown(steps_behind_it_are_taken_back, forget),
       cmocka_unit_test_teardown(a_lost_device_stays_lost, forget),
+      cmocka_unit_test_teardown(open_steps_go_with_their_session, forget),
+      cmocka_unit_test_teardown(steps_end_where_they_can, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
 }

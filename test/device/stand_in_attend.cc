@@ -63,20 +63,21 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
     logits.push_back(logit(layer, q, keys.k.data() + (token - sequence.begin) * layer.k_head_dim));
     m = std::max(m, logits.back());
   }
-  double sum = call.sinks != nullptr ? std::exp(static_cast<double>(call.sinks[head]) - m) : 0.0;
+  const double from = m == -INFINITY ? 0.0 : m;
+  double sum = call.sinks != nullptr ? std::exp(static_cast<double>(call.sinks[head]) - from) : 0.0;
   for (size_t i = 0; i < logits.size(); ++i) {
-    const double p = std::exp(logits[i] - m);
+    const double p = std::exp(logits[i] - from);
     const double* v = keys.v.data() + (first - sequence.begin + static_cast<int64_t>(i)) * layer.v_head_dim;
     sum += p;
     for (size_t c = 0; c < o.size(); ++c) o[c] += p * v[c];
   }
-  if (sum > 0.0)
+  if (sum != 0.0)  // NaN is no empty state
     for (double& x : o) x /= sum;
   reference::store_all(call.o.dtype, o.data(), layer.v_head_dim,
                        row_at(call.o, row, head, layer.v_head_dim, "o is no device memory"));
   if (call.lse != nullptr)
     *on_device(call.lse + row * call.lse_token_stride + head * call.lse_head_stride, 4, "lse is no device memory") =
-        sum > 0.0 ? static_cast<float>(m + std::log(sum)) : -std::numeric_limits<float>::infinity();
+        sum != 0.0 ? static_cast<float>(from + std::log(sum)) : -std::numeric_limits<float>::infinity();
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 1
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0xD0877103C0E991C9  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x9E2B31582457FB31  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {
     "OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
@@ -103,13 +103,26 @@ class SessionStatsStruct(ctypes.Structure):
                                      "stream_part_ns", "streamed_kv_bytes", "streamed_x_bytes")]
 
 
+class WeightsOptionsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
+        (name, c_int64) for name in ("resident_bytes", "buffer_bytes", "host_cap_bytes", "device_cap_bytes")]
+
+
+class WeightsStatsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
+        (name, c_int64) for name in ("n_blocks", "n_resident", "resident_bytes", "host_bytes", "pinned_bytes",
+                                     "device_bytes", "buffer_bytes", "n_uses", "n_streamed_uses", "n_ahead",
+                                     "streamed_bytes")]
+
+
 # Structs by their C names, in the order of the header.
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct,
     "tandem_layer_projection": LayerProjectionStruct, "tandem_layer_options": LayerOptionsStruct,
     "tandem_cache_options": CacheOptionsStruct, "tandem_session_options": SessionOptionsStruct,
     "tandem_attend_args": AttendArgsStruct, "tandem_memory_plan": MemoryPlanStruct, "tandem_cache_stats": CacheStatsStruct,
-    "tandem_session_stats": SessionStatsStruct,
+    "tandem_session_stats": SessionStatsStruct, "tandem_weights_options": WeightsOptionsStruct,
+    "tandem_weights_stats": WeightsStatsStruct,
 }
 
 # Every pointer but that to a text is void *: byref(), an address or None. Result first.
@@ -159,6 +172,12 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_step_begin": (_I, _P, _P, _P, _I, _P, _P),
     "tandem_step_end": (_I, _P, _P, _P),
     "tandem_merge": (_I, _P, _P, _P, _P, _I, _P, _P, _P),
+    "tandem_weights_options_init": (None, _P),
+    "tandem_weights_create": (_I, _P, _P, _P, _P, _I, _P, _P),
+    "tandem_weights_release": (None, _P),
+    "tandem_weights_use": (_I, _P, _P, _I, _P, _P),
+    "tandem_weights_done": (_I, _P, _I, _P, _P),
+    "tandem_weights_get_stats": (_I, _P, _P, _P),
     "tandem_plan_memory": (_I, _P, _P, _P, _P, _P, _P, _L, _P),
     "tandem_plan_report": (_I, _P, c_size_t, _P, _P, _P),
     "tandem_supports": (_I, _P, _P, _P, _P, _P),

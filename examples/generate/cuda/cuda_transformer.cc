@@ -80,8 +80,8 @@ class CudaTransformer : public Transformer {
   Failure run_step(const Chunk& chunk);
   Failure run_layers(const Chunk& chunk);
   Failure attend(const Chunk& chunk, int64_t layer_idx);
-  void multiply(const CudaArray<T>& weight, const T* x, T* y, int64_t n_rows, int64_t n_in, int64_t n_out);
-  void multiply(const CudaArray<T>& weight, const T* x, float* y, bool adds, int64_t n_rows, int64_t n_in, int64_t n_out);
+  void multiply(const T* weight, const T* x, T* y, int64_t n_rows, int64_t n_in, int64_t n_out);
+  void multiply(const T* weight, const T* x, float* y, bool adds, int64_t n_rows, int64_t n_in, int64_t n_out);
   void run_head(int64_t first, int64_t n, float* logits);
   tandem_tensor view(T* data, int64_t n_tokens, int64_t n_heads, int64_t row_stride) const;
 
@@ -144,6 +144,8 @@ DeviceUse CudaTransformer<T>::device_use() {
   use_.runtime_bytes = weights_.bytes() + products_.bytes() + inv_freq_.bytes() + input_.bytes() + x_.bytes() +
                        normed_.bytes() + qkv_.bytes() + o_.bytes() + gate_up_.bytes() + ffn_.bytes() + step_logits_.bytes() +
                        step_token_.bytes() + some_logits_.bytes();
+  if (Failure failure = weights_.get_stats(&use_.weights)) throw std::runtime_error(failure.message);
+  use_.runtime_bytes += use_.weights.device_bytes;
   use_.now_bytes = used_bytes() - before_bytes_;
   return use_;
 }
@@ -180,7 +182,7 @@ Failure CudaTransformer<T>::forward(const Chunk& chunk) {
 template <class T>
 Failure CudaTransformer<T>::decode(const Chunk& chunk) {
   Steps& steps = steps_[chunk.session];
-  if (options_.eager || !steps.is_warm) {
+  if (options_.eager || options_.engine != nullptr || !steps.is_warm) {
     GENERATE_TRY(run_step(chunk));
     steps.is_warm = true;
     ++use_.n_launched;
@@ -237,15 +239,20 @@ Failure CudaTransformer<T>::run_layers(const Chunk& chunk) {
   for (int64_t layer_idx = 0; layer_idx < config_.n_layers; ++layer_idx) {
     const typename CudaWeights<T>::Layer& layer = weights_.layers[layer_idx];
     normalize(normed_.get(), x_.get(), layer.attention_norm.get(), eps, n, hidden, stream);
-    multiply(layer.qkv, normed_.get(), qkv_.get(), n, hidden, config_.qkv_size());
+    typename CudaWeights<T>::Pair matrices;
+    GENERATE_TRY(weights_.use(layer_idx, CudaWeights<T>::kAttention, stream, &matrices));
+    multiply(matrices.first, normed_.get(), qkv_.get(), n, hidden, config_.qkv_size());
     if (layer.qkv_bias.size() > 0) add_bias(qkv_.get(), layer.qkv_bias.get(), n, config_.qkv_size(), stream);
     if (!options_.library_rope) rotate(qkv_.get(), rotation, n, stream);
     GENERATE_TRY(attend(chunk, layer_idx));
-    multiply(layer.out, o_.get(), x_.get(), true, n, q_size, hidden);
+    multiply(matrices.second, o_.get(), x_.get(), true, n, q_size, hidden);
+    GENERATE_TRY(weights_.done(layer_idx, CudaWeights<T>::kAttention, stream));
     normalize(normed_.get(), x_.get(), layer.ffn_norm.get(), eps, n, hidden, stream);
-    multiply(layer.gate_up, normed_.get(), gate_up_.get(), n, hidden, 2 * ffn);
+    GENERATE_TRY(weights_.use(layer_idx, CudaWeights<T>::kMlp, stream, &matrices));
+    multiply(matrices.first, normed_.get(), gate_up_.get(), n, hidden, 2 * ffn);
     gate(ffn_.get(), gate_up_.get(), n, ffn, stream);
-    multiply(layer.down, ffn_.get(), x_.get(), true, n, ffn, hidden);
+    multiply(matrices.second, ffn_.get(), x_.get(), true, n, ffn, hidden);
+    GENERATE_TRY(weights_.done(layer_idx, CudaWeights<T>::kMlp, stream));
   }
   must(cudaGetLastError(), "the layers");
   return {};
@@ -271,15 +278,14 @@ Failure CudaTransformer<T>::attend(const Chunk& chunk, int64_t layer_idx) {
 }
 
 template <class T>
-void CudaTransformer<T>::multiply(const CudaArray<T>& weight, const T* x, T* y, int64_t n_rows, int64_t n_in,
-                                  int64_t n_out) {
-  products_.apply({weight.get(), x, y, n_rows, n_in, n_out, kType, kType, false});
+void CudaTransformer<T>::multiply(const T* weight, const T* x, T* y, int64_t n_rows, int64_t n_in, int64_t n_out) {
+  products_.apply({weight, x, y, n_rows, n_in, n_out, kType, kType, false});
 }
 
 template <class T>
-void CudaTransformer<T>::multiply(const CudaArray<T>& weight, const T* x, float* y, bool adds, int64_t n_rows, int64_t n_in,
+void CudaTransformer<T>::multiply(const T* weight, const T* x, float* y, bool adds, int64_t n_rows, int64_t n_in,
                                   int64_t n_out) {
-  products_.apply({weight.get(), x, y, n_rows, n_in, n_out, kType, CUDA_R_32F, adds});
+  products_.apply({weight, x, y, n_rows, n_in, n_out, kType, CUDA_R_32F, adds});
 }
 
 template <class T>
@@ -288,7 +294,7 @@ void CudaTransformer<T>::run_head(int64_t first, int64_t n, float* logits) {
   const CudaArray<T>& head = config_.tied_embeddings ? weights_.embedding : weights_.head;
   normalize(normed_.get(), x_.get() + first * hidden, weights_.final_norm.get(), static_cast<float>(config_.rms_eps), n,
             hidden, stream_.get);
-  multiply(head, normed_.get(), logits, false, n, hidden, config_.vocab_size);
+  multiply(head.get(), normed_.get(), logits, false, n, hidden, config_.vocab_size);
   must(cudaGetLastError(), "logits");
 }
 

@@ -25,6 +25,8 @@ struct CudaOptions {
   int64_t chunk_tokens = 512;  // the longest chunk
   bool library_rope = false;
   bool eager = false;
+  tandem_engine* engine = nullptr;       // not NULL: the layers' matrices are with the host, and this engine streams them
+  double resident_share = 0;             // of these, on the device all the same
   const WeightFiles* weights = nullptr;  // NULL: random ones
   uint64_t seed = 0;                     // of those
 };

@@ -81,6 +81,21 @@ Failure load_layer(const ModelConfig& config, int64_t layer_idx, Loader* loader,
   return loader->norm(prefix + "post_attention_layernorm.weight", hidden, &layer->ffn_norm);
 }
 
+// First and second matrix of a block, which leave the device.
+template <class T>
+std::vector<T> move_to_host(CudaArray<T>* first, CudaArray<T>* second, cudaStream_t stream) {
+  std::vector<T> block(static_cast<size_t>(first->size() + second->size()));
+  T* to = block.data();
+  for (CudaArray<T>* matrix : {first, second}) {
+    must(cudaMemcpyAsync(to, matrix->get(), matrix->bytes(), cudaMemcpyDeviceToHost, stream), "weights");
+    to += matrix->size();
+  }
+  must(cudaStreamSynchronize(stream), "weights");
+  *first = CudaArray<T>();
+  *second = CudaArray<T>();
+  return block;
+}
+
 }  // namespace
 
 template <class T>
@@ -91,14 +106,69 @@ Failure CudaWeights<T>::load(const ModelConfig& config, const CudaOptions& optio
   GENERATE_TRY(loader.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size, embedding.get()));
   GENERATE_TRY(loader.norm("model.norm.weight", config.hidden_size, &final_norm));
   layers.resize(config.n_layers);
-  for (int64_t layer_idx = 0; layer_idx < config.n_layers; ++layer_idx)
-    GENERATE_TRY(load_layer<T>(config, layer_idx, &loader, &layers[layer_idx]));
+  std::vector<std::vector<T>> blocks;
+  for (int64_t layer_idx = 0; layer_idx < config.n_layers; ++layer_idx) {
+    Layer& layer = layers[layer_idx];
+    GENERATE_TRY(load_layer<T>(config, layer_idx, &loader, &layer));
+    if (options.engine == nullptr) continue;
+    second_at_.insert(second_at_.end(), {layer.qkv.size(), layer.gate_up.size()});
+    blocks.push_back(move_to_host(&layer.qkv, &layer.out, stream));
+    blocks.push_back(move_to_host(&layer.gate_up, &layer.down, stream));
+  }
   if (!config.tied_embeddings) {
     head = CudaArray<T>(n);
     GENERATE_TRY(loader.matrix("lm_head.weight", config.vocab_size, config.hidden_size, head.get()));
   }
   must(cudaStreamSynchronize(stream), "weights");
+  if (options.engine != nullptr) GENERATE_TRY(offload(blocks, options));
   return options.weights == nullptr ? Failure{} : options.weights->refuse_unread();
+}
+
+template <class T>
+Failure CudaWeights<T>::offload(const std::vector<std::vector<T>>& blocks, const CudaOptions& options) {
+  std::vector<const void*> data;
+  std::vector<int64_t> n_bytes;
+  double total = 0;
+  for (const std::vector<T>& block : blocks) {
+    data.push_back(block.data());
+    n_bytes.push_back(static_cast<int64_t>(block.size() * sizeof(T)));
+    total += static_cast<double>(n_bytes.back());
+  }
+  tandem_weights_options weights_options = TANDEM_WEIGHTS_OPTIONS_INIT;
+  weights_options.resident_bytes = static_cast<int64_t>(options.resident_share * total);
+  tandem_weights* made = nullptr;
+  GENERATE_TANDEM(tandem_weights_create(&made, options.engine, data.data(), n_bytes.data(),
+                                        static_cast<int32_t>(data.size()), &weights_options, &error));
+  offloaded_.reset(made);
+  return {};
+}
+
+template <class T>
+Failure CudaWeights<T>::use(int64_t layer_idx, Part part, cudaStream_t stream, Pair* pair) {
+  if (!offloaded_) {
+    const Layer& layer = layers[layer_idx];
+    *pair = part == kAttention ? Pair{layer.qkv.get(), layer.out.get()} : Pair{layer.gate_up.get(), layer.down.get()};
+    return {};
+  }
+  const int32_t block = block_of(layer_idx, part);
+  void* data = nullptr;
+  GENERATE_TANDEM(tandem_weights_use(&data, offloaded_.get(), block, stream, &error));
+  *pair = {static_cast<const T*>(data), static_cast<const T*>(data) + second_at_[block]};
+  return {};
+}
+
+template <class T>
+Failure CudaWeights<T>::done(int64_t layer_idx, Part part, cudaStream_t stream) {
+  if (!offloaded_) return {};
+  GENERATE_TANDEM(tandem_weights_done(offloaded_.get(), block_of(layer_idx, part), stream, &error));
+  return {};
+}
+
+template <class T>
+Failure CudaWeights<T>::get_stats(tandem_weights_stats* stats) const {
+  if (!offloaded_) return {};
+  GENERATE_TANDEM(tandem_weights_get_stats(stats, offloaded_.get(), &error));
+  return {};
 }
 
 template <class T>

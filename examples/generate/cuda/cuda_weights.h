@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
-// A model's weights in device memory.
+// A model's weights in device memory; or, but for the layers' matrices, which Tandem then brings from the host as they are
+// used.
 #ifndef EXAMPLES_GENERATE_CUDA_CUDA_WEIGHTS_H_
 #define EXAMPLES_GENERATE_CUDA_CUDA_WEIGHTS_H_
 
+#include <memory>
 #include <vector>
 
 #include "cuda_memory.h"
@@ -29,6 +31,26 @@ struct CudaWeights {
   // Throws where the device fails; all has arrived when it returns.
   Failure load(const ModelConfig& config, const CudaOptions& options, cudaStream_t stream);
   int64_t bytes() const;
+
+  // What a layer multiplies by before and after its attention, and for its MLP.
+  struct Pair {
+    const T *first, *second;  // qkv and out; gate_up and down
+  };
+  enum Part { kAttention, kMlp };
+  // Where they are, for what is asked of the stream until done().
+  Failure use(int64_t layer_idx, Part part, cudaStream_t stream, Pair* pair);
+  Failure done(int64_t layer_idx, Part part, cudaStream_t stream);
+  Failure get_stats(tandem_weights_stats* stats) const;
+
+ private:
+  struct Release {
+    void operator()(tandem_weights* weights) const { tandem_weights_release(weights); }
+  };
+  Failure offload(const std::vector<std::vector<T>>& blocks, const CudaOptions& options);
+  static int32_t block_of(int64_t layer_idx, Part part) { return static_cast<int32_t>(2 * layer_idx + part); }
+
+  std::unique_ptr<tandem_weights, Release> offloaded_;  // null: all are in layers
+  std::vector<int64_t> second_at_;                      // elements, [n_blocks]
 };
 
 }  // namespace generate

@@ -173,6 +173,35 @@ extern "C" {
         stream: *mut c_void,
         error: *mut *mut tandem_error,
     ) -> i32;
+    pub fn tandem_weights_options_init(options: *mut tandem_weights_options);
+    pub fn tandem_weights_create(
+        weights: *mut *mut tandem_weights,
+        engine: *mut tandem_engine,
+        data: *const *const c_void,
+        n_bytes: *const i64,
+        n_blocks: i32,
+        options: *const tandem_weights_options,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_weights_release(weights: *mut tandem_weights);
+    pub fn tandem_weights_use(
+        data: *mut *mut c_void,
+        weights: *mut tandem_weights,
+        block_idx: i32,
+        stream: *mut c_void,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_weights_done(
+        weights: *mut tandem_weights,
+        block_idx: i32,
+        stream: *mut c_void,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_weights_get_stats(
+        stats: *mut tandem_weights_stats,
+        weights: *const tandem_weights,
+        error: *mut *mut tandem_error,
+    ) -> i32;
     pub fn tandem_plan_memory(
         plan: *mut tandem_memory_plan,
         engine: *const tandem_engine,

@@ -17,7 +17,7 @@ pub use functions::*;
 pub use structs::*;
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xd087_7103_c0e9_91c9;
+pub const FINGERPRINT: u64 = 0x9e2b_3158_2457_fb31;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(
@@ -29,4 +29,4 @@ macro_rules! opaque {
         }
     )+};
 }
-opaque! { tandem_error tandem_engine tandem_model tandem_cache tandem_session }
+opaque! { tandem_error tandem_engine tandem_model tandem_cache tandem_session tandem_weights }

@@ -218,4 +218,29 @@ abi_structs! {
         streamed_kv_bytes: i64,
         streamed_x_bytes: i64,
     }
+
+    struct tandem_weights_options {
+        struct_size: u32,
+        reserved: i32,
+        resident_bytes: i64,
+        buffer_bytes: i64,
+        host_cap_bytes: i64,
+        device_cap_bytes: i64,
+    }
+
+    struct tandem_weights_stats {
+        struct_size: u32,
+        reserved: i32,
+        n_blocks: i64,
+        n_resident: i64,
+        resident_bytes: i64,
+        host_bytes: i64,
+        pinned_bytes: i64,
+        device_bytes: i64,
+        buffer_bytes: i64,
+        n_uses: i64,
+        n_streamed_uses: i64,
+        n_ahead: i64,
+        streamed_bytes: i64,
+    }
 }

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// Memory of a device as that of a tier (lib/memory.h).
+#pragma once
+
+#include "lib/device_owner.h"
+#include "lib/memory.h"
+
+namespace tandem {
+
+// device: null where nothing will be asked for.
+Allocator device_allocator(const Device* device);
+
+// Whether a block of the host may be pinned. Memory of the caller's allocator may share its first and last page with others,
+// of which a copy would then read from memory that is pinned in part, which devices refuse.
+bool owns_pages(const Tier& tier, const Buffer& buffer);
+
+}  // namespace tandem

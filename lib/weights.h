@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+// Weights that are larger than the device: blocks in host memory that cross the bus shortly before they are used, in the
+// order in which a model uses them, over and over.
+//
+//   create    copies every block: to the device where it stays there, else to pinned host memory; the first are sent
+//   use       a block's address, once `stream` has passed here: mostly it is there already
+//   done      its place is free once `stream` has passed here, and is filled with the block that comes next
+//
+// Blocks go through one buffer, a ring of bytes: a block is sent as soon as there is room behind the one before it, however
+// far ahead that is. So a layer's matrices for the MLP cross the bus while its attention computes, and the next layer's for
+// attention during the MLP; nothing is told about layers. Which blocks stay is decided once, evenly over the order, so that
+// between two that stay the bus has as much to do everywhere.
+//
+//   ring:   [ block 7, in use | block 8, there | block 9, on its way | free ... ]
+//            ^ front                                                  ^ next
+//
+// A block's place is written again when everything up to its done() has happened (an event that the copies wait for), in
+// the order of sending: what is used out of order is sent anew, and what was sent in vain is overwritten.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lib/engine.h"
+
+namespace tandem {
+
+struct WeightBlock {
+  const void* data = nullptr;  // in host memory
+  int64_t bytes = 0;
+};
+
+class Weights {
+ public:
+  // options: complete. Errors: UNSUPPORTED (no device), INVALID_ARGUMENT, OUT_OF_MEMORY, those of the device.
+  static Status create(std::shared_ptr<Engine> engine, const std::vector<WeightBlock>& blocks,
+                       const tandem_weights_options& options, std::shared_ptr<Weights>* weights);
+  ~Weights();
+  Weights(const Weights&) = delete;
+
+  Status use(int32_t block_idx, void* stream, void** data);
+  Status done(int32_t block_idx, void* stream);
+  void get_stats(tandem_weights_stats* stats) const;
+  int32_t n_blocks() const { return static_cast<int32_t>(blocks_.size()); }
+
+ private:
+  struct Block {
+    Buffer host;  // empty where the block stays on the device
+    bool is_pinned = false;
+    int64_t bytes = 0;
+    int64_t resident_at = -1;  // in resident_; -1: streamed
+    int64_t n_held = 0;        // uses that are not done
+  };
+  // A block in the ring.
+  struct Place {
+    int32_t block_idx = 0;
+    int64_t begin = 0, end = 0;  // bytes
+    size_t event = 0;            // of events_
+    bool was_used = false, is_free = false;
+  };
+
+  Weights(std::shared_ptr<Engine> engine, const tandem_weights_options& options);
+  Status copy_blocks(const std::vector<WeightBlock>& blocks);
+  Status make_events();
+  Place* find(int32_t block_idx);
+  bool find_room(const std::deque<Place>& places, int64_t bytes, int64_t* at) const;
+  Status check(int32_t block_idx, void* stream) const;
+  int32_t next_streamed(int32_t block_idx) const;
+  Status send(int32_t block_idx, int64_t at);
+  Status send_ahead();
+  Status send_now(int32_t block_idx);
+  void free(Place* place);
+  void retire();
+  std::string held() const;
+
+  std::shared_ptr<Engine> engine_;
+  const Device& device_;
+  Tier host_tier_, device_tier_;
+  std::vector<Block> blocks_;
+  Buffer resident_, ring_;
+  void* stream_ = nullptr;  // of the copies
+  bool has_stream_ = false;
+  struct Events {
+    void *filled = nullptr, *freed = nullptr;
+  };
+  std::vector<Events> events_;
+  std::vector<size_t> free_events_;
+
+  mutable std::mutex mutex_;  // guards what follows, and n_held
+  std::deque<Place> places_;  // in the order of sending
+  int32_t last_sent_ = -1;
+  int64_t n_uses_ = 0, n_streamed_uses_ = 0, n_ahead_ = 0, streamed_bytes_ = 0;
+};
+
+}  // namespace tandem
