@@ -212,6 +212,7 @@ static void add_session_stats(void) {
   AT(tandem_session_stats, n_planned_parts);
   AT(tandem_session_stats, predicted_part_ns);
   AT(tandem_session_stats, planned_part_ns);
+  AT(tandem_session_stats, streamed_x_bytes);
 }
 
 static void add_weights(void) {
