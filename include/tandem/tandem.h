@@ -382,9 +382,9 @@ typedef struct tandem_session tandem_session;
  * the first recompute_share of these keys the hidden states cross the bus, and K and V are made of them there, by cuBLAS (KVPR);
  * the others are streamed. It pays where a hidden state is smaller than K and V, as with as many KV heads as query heads: half of
  * them. Keys and values made so agree with those in the store as far as the caller's do with the layer's projection: to the
- * rounding of products in w_type. Every layer needs a projection, and the cache an x_type. "auto": each call as takes the least time by
- * measurements of the bus, of the CPU and of both at once, which the first calls that could stream take (some tens of ms, once
- * in an engine for a shape of heads and a power of two of queries) and later calls correct: one of them, or both with the
+ * rounding of products in w_type. Every layer needs a projection, and the cache an x_type. "auto": each call as takes the least
+ * time by measurements of the bus, of the CPU and of both at once, which the first calls that could stream take (some tens of ms,
+ * once in an engine for a shape of heads and a power of two of queries) and later calls correct: one of them, or both with the
  * split at which they end together (tandem_plan; as in KVPR, by a linear program), which may change from call to call, and the
  * last bits of outputs with it; "host" below 4 MiB, in planned steps (copies in a graph could not follow a sequence that grows),
  * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
@@ -393,9 +393,9 @@ typedef struct tandem_session tandem_session;
  *
  * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
  * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not
- * grow with the length: its keys of one layer, and the states of stream_heads KV heads twice. All its keys outside the window cross
- * then; with "host+stream" and "recompute" chunks have 512 tokens. Where there is no memory for
- * that, keys cross once for 512 tokens (said in the log). */
+ * grow with the length: its keys of one layer, and the states of stream_heads KV heads twice. All its keys outside the window
+ * cross then; with "host+stream" and "recompute" chunks have 512 tokens. Where there is no memory for that, keys cross once for
+ * 512 tokens (said in the log). */
 typedef struct tandem_session_options {
   uint32_t struct_size;
   int32_t reserved;

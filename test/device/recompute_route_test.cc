@@ -4,6 +4,7 @@
 // twin in double precision, so that what the device makes anew is what the cache has; and the cache of some tests holds
 // other keys than that, to tell which of the two were attended.
 #include <cmath>
+#include <cstring>
 #include <functional>
 
 #include "device/device_side.h"
@@ -214,7 +215,7 @@ void refuses(void**) {
   void* stream = controls.create_stream();
   const int64_t one = 1;
   tandem_error* error = nullptr;
-  assert_int_equal(tandem_step_begin(side.session, &side.sequence, &one, 1, stream, &error), kUnsupported);
+  assert_int_equal(tandem_step_begin(side.session, &side.sequence, &one, 1, stream, &error), TANDEM_ERROR_UNSUPPORTED);
   assert_string_equal(tandem_error_field(error), "route");
   tandem_error_release(error);
   assert_true(controls.destroy_stream(stream));
@@ -342,6 +343,44 @@ void come_with_every_kind_of_call(void**) {
   assert_true(controls.destroy_stream(stream));
 }
 
+// Long appends that are streamed as K and V leave the same sequence behind.
+void come_with_long_appends(void**) {
+  const Projected projected(TANDEM_ROPE_HALVES);
+  for (const int64_t append_tokens : {0, 700}) {
+    Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
+    tandem_session_release(side.session);
+    tandem_session_options options = route_options(0.0);
+    options.route = "stream";
+    options.append_tokens = append_tokens;
+    OK(tandem_session_create, &side.session, side.cache, &options);
+    int64_t seed = 1;
+    for (const int64_t n : {300, 1100, 1, 1500}) attend_twins(projected, side, twin, n, seed++);
+    uint64_t here = 0, there = 0;
+    OK(tandem_sequence_digest, &here, side.cache, side.sequence);
+    OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
+    assert_true(here == there);
+    const int64_t first = 290, n = side.length() - first;
+    Tensor x({n, kHidden}), x_there({n, kHidden});
+    OK(tandem_sequence_read_x, &x.view, side.cache, side.sequence, kLayer, first);
+    OK(tandem_sequence_read_x, &x_there.view, twin.cache, twin.sequence, kLayer, first);
+    assert_true(x.values == x_there.values);
+    assert_int_equal(side.stats().streamed_x_bytes, 0);
+    assert_int_equal(side.stats().n_host_parts, 0);
+  }
+}
+
+// Nobody plans with it: the share is given.
+void is_not_planned(void**) {
+  const Projected projected;
+  const Rebuilding side(projected);
+  const int64_t length = 4000;
+  tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_plan(&plan, side.session, kLayer, &length, nullptr, 1, &error), TANDEM_ERROR_UNSUPPORTED);
+  assert_non_null(std::strstr(tandem_error_message(error), "recompute"));
+  tandem_error_release(error);
+}
+
 // Several sequences of different lengths in a call share pieces.
 void batches(void**) {
   const Projected projected(TANDEM_ROPE_INTERLEAVED);
@@ -375,16 +414,17 @@ void batches(void**) {
 void takes_what_is_planned(void**) {
   const Projected projected(TANDEM_ROPE_HALVES);
   for (const double share : {1.0, 0.5})
-    for (const int64_t length : {200, 1000}) {
+    for (const auto& [length, appended] : {std::pair<int64_t, int64_t>{200, 1}, {1000, 1}, {1000, 40}, {1400, 700}}) {
       const Rebuilding side(projected, share);
-      const HiddenCall prompt(projected, length - 1, 0, 1);
+      const HiddenCall prompt(projected, length - appended, 0, 1);
       OK(tandem_sequence_append_x, side.cache, side.sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view,
          nullptr);
-      HiddenCall call(projected, 1, length - 1, 3);
+      HiddenCall call(projected, appended, length - appended, 3);
       call.to_device();
       attend_hidden(side, call);
       tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-      const tandem_session_options options = route_options(share);
+      tandem_session_options options = route_options(share);
+      options.append_tokens = appended;
       tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
       cache.x_type = TANDEM_BF16;
       OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &options, &length, 1);
@@ -462,6 +502,8 @@ int main() {
       cmocka_unit_test_teardown(attends_what_it_has_made, forget),
       cmocka_unit_test_teardown(follows_its_sequences, forget),
       cmocka_unit_test_teardown(come_with_every_kind_of_call, forget),
+      cmocka_unit_test_teardown(come_with_long_appends, forget),
+      cmocka_unit_test_teardown(is_not_planned, forget),
       cmocka_unit_test_teardown(batches, forget),
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),
