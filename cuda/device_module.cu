@@ -6,6 +6,7 @@
 #include "cuda/attend_launch.h"
 #include "cuda/driver.h"
 #include "cuda/exchange.h"
+#include "cuda/rebuild.h"
 
 namespace tandem::cuda {
 namespace {
@@ -16,6 +17,7 @@ struct Device {
   int idx;
   int32_t n_multiprocessors, capability;
   AttendLauncher launcher;
+  Rebuilder rebuilder = {};
   cudaStream_t pulse_stream = nullptr;  // of check()
   cudaEvent_t pulse = nullptr;
 };
@@ -284,6 +286,20 @@ void unpin(void* self, void* data) {
   if (cudaHostUnregister(data) != cudaSuccess) cudaGetLastError();
 }
 
+int32_t supports_rebuild(void* self, const Layer* layer, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return device_of(self).rebuilder.supports(*layer, error);
+}
+
+int64_t rebuild_bytes(void*, const Layer* layer, int64_t n_rows) { return Rebuilder::workspace_bytes(*layer, n_rows); }
+
+int32_t rebuild(void* self, const DeviceRebuild* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return device_of(self).rebuilder.launch(*call, on_stream(self, stream), error);
+}
+
 constexpr DeviceTable kTable = {
     kDeviceAbi,
     sizeof(DeviceTable),
@@ -317,6 +333,9 @@ constexpr DeviceTable kTable = {
     copy_strided,
     pin,
     unpin,
+    supports_rebuild,
+    rebuild_bytes,
+    rebuild,
 };
 
 }  // namespace

@@ -24,7 +24,7 @@ int32_t check_rows(const DeviceRows& rows, const char* field, DeviceError* error
 
 // What kernels write by 16 bytes begins at a multiple of them. Of a single slot none is ever free.
 int32_t check_exchange(const DeviceExchange& exchange, DeviceError* error) {
-  int64_t offsets = exchange.slot_bytes | exchange.q_at | exchange.o_at;
+  int64_t offsets = exchange.slot_bytes | exchange.q_at | exchange.o_at | exchange.x_at;
   for (const int64_t at : exchange.rows_at) offsets |= at;
   if (exchange.n_slots > 1 && offsets % 16 == 0 && exchange.maw_at % 4 == 0) return TANDEM_OK;
   return fail(error, TANDEM_ERROR_INTERNAL, 0, "",
@@ -42,6 +42,10 @@ int32_t check_append(const DeviceAppend& call, DeviceError* error) {
   if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
   if (call.n_tokens > call.exchange.n_rows)
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d tokens, and slots of %d rows", call.n_tokens, call.exchange.n_rows);
+  if (const int32_t code = check_rows(call.x, "x", error); code != TANDEM_OK) return code;
+  if ((call.x.data != nullptr) != (call.k.data != nullptr && call.layer->x_type != 0))
+    return fail(error, TANDEM_ERROR_INTERNAL, 0, "x",
+                "hidden states come with k where the layer keeps them, and only there");
   if ((call.k.data == nullptr) != (call.v.data == nullptr))
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "v", "k and v come together: one of them is null");
   if (call.layer->rope != nullptr && (call.rope == nullptr || call.rotated_q == nullptr || call.q.data == nullptr))
@@ -66,14 +70,20 @@ AppendCall describe(const DeviceAppend& call) {
   const PlaneBytes bytes = plane_bytes(layer);
   std::copy(std::begin(bytes.of), std::end(bytes.of), to.row_bytes);
   to.window_k_bytes = plane_bytes(window_layer(layer)).of[kPlaneK];
-  if (layer.rope == nullptr) return to;
-  to.n_pairs = layer.rope->n_pairs;
-  to.is_interleaved = layer.rope->interleaved ? 1 : 0;
-  to.attn_factor = layer.rope->attn_factor;
+  if (call.x.data != nullptr) {
+    to.x_dim = layer.hidden_dim();
+    to.x_type = layer.x_type;
+    to.token_rows += (to.x_dim + kMostDims - 1) / kMostDims;
+  }
+  if (layer.rope != nullptr) to.rotation = rotation_of(*layer.rope, call.rope);
   return to;
 }
 
 }  // namespace
+
+Rotation rotation_of(const RopeTable& table, const float* cos_sin) {
+  return {cos_sin, table.n_pairs, table.interleaved ? 1 : 0, table.attn_factor};
+}
 
 int32_t load_exchange_kernels(DeviceError* error) {
   cudaFuncAttributes attributes;

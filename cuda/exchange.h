@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/driver.h"
+#include "cuda/exchange_call.h"
 
 namespace tandem::cuda {
 
@@ -20,6 +21,7 @@ int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, Devi
 int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_observe(const DeviceObserve& call, const LaunchOn& on, DeviceError* error);
 
+Rotation rotation_of(const RopeTable& table, const float* cos_sin);
 int32_t check_rows(const DeviceRows& rows, const char* field, DeviceError* error);
 int32_t check_exchange(const DeviceExchange& exchange, DeviceError* error);
 

@@ -7,6 +7,13 @@
 
 namespace tandem::cuda {
 
+// How rows are rotated: as in RopeTable; no pairs where they are not.
+struct Rotation {
+  const float* cos_sin;
+  int32_t n_pairs, is_interleaved;
+  float attn_factor;
+};
+
 struct AppendCall {
   DeviceAppend append;
   int32_t n_q_heads, n_kv_heads, group_size;
@@ -16,8 +23,8 @@ struct AppendCall {
   int32_t token_rows;                  // of q, K and V together, that a token has here; of all tokens below 2^30
   int64_t row_bytes[kPlanes];          // as stored
   int64_t window_k_bytes;              // of a row of K in the window
-  int32_t n_pairs, is_interleaved;     // where the library rotates: as in RopeTable
-  float attn_factor;
+  Rotation rotation;                   // where the library rotates
+  int32_t x_dim, x_type;               // of hidden states, which are the last of a token's rows, 256 numbers in each
 };
 
 struct MergeCall {

@@ -42,6 +42,22 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_engine_options, pin_threads),
     AT(tandem_engine_options, matmul_rows),
 
+    SIZE(tandem_layer_projection),
+    AT(tandem_layer_projection, struct_size),
+    AT(tandem_layer_projection, hidden_dim),
+    AT(tandem_layer_projection, w_type),
+    AT(tandem_layer_projection, w_order),
+    AT(tandem_layer_projection, device_type),
+    AT(tandem_layer_projection, norm),
+    AT(tandem_layer_projection, norm_eps),
+    AT(tandem_layer_projection, k_rope),
+    AT(tandem_layer_projection, w_k),
+    AT(tandem_layer_projection, w_v),
+    AT(tandem_layer_projection, b_k),
+    AT(tandem_layer_projection, b_v),
+    AT(tandem_layer_projection, norm_weight),
+    AT(tandem_layer_projection, norm_bias),
+
     SIZE(tandem_layer_options),
     AT(tandem_layer_options, struct_size),
     AT(tandem_layer_options, n_q_heads),
@@ -59,6 +75,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_layer_options, rope_position_scale),
     AT(tandem_layer_options, rope_inv_freq),
     AT(tandem_layer_options, rope_attn_factor),
+    AT(tandem_layer_options, projection),
 
     SIZE(tandem_cache_options),
     AT(tandem_cache_options, struct_size),
@@ -70,7 +87,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_cache_options, layer_k_types),
     AT(tandem_cache_options, layer_v_types),
     AT(tandem_cache_options, k_rotation),
-    AT(tandem_cache_options, reserved),
+    AT(tandem_cache_options, x_type),
     AT(tandem_cache_options, layer_k_rotations),
 
     SIZE(tandem_session_options),
@@ -89,6 +106,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_options, stream_fraction),
     AT(tandem_session_options, append_tokens),
     AT(tandem_session_options, stream_heads),
+    AT(tandem_session_options, recompute_share),
 
     SIZE(tandem_attend_args),
     AT(tandem_attend_args, struct_size),
@@ -107,6 +125,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_attend_args, cancel),
     AT(tandem_attend_args, progress),
     AT(tandem_attend_args, progress_user),
+    AT(tandem_attend_args, x),
 
     SIZE(tandem_memory_plan),
     AT(tandem_memory_plan, struct_size),
@@ -119,6 +138,8 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_memory_plan, kv_token_bytes),
     AT(tandem_memory_plan, shared_bytes),
     AT(tandem_memory_plan, device_stream_bytes),
+    AT(tandem_memory_plan, device_weights_bytes),
+    AT(tandem_memory_plan, x_token_bytes),
 
     SIZE(tandem_route_plan),
     AT(tandem_route_plan, struct_size),
@@ -150,6 +171,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_cache_stats, device_peak_bytes),
     AT(tandem_cache_stats, device_stream_bytes),
     AT(tandem_cache_stats, pinned_bytes),
+    AT(tandem_cache_stats, device_weights_bytes),
 
     SIZE(tandem_session_stats),
     AT(tandem_session_stats, struct_size),
@@ -180,6 +202,7 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_stats, n_planned_parts),
     AT(tandem_session_stats, predicted_part_ns),
     AT(tandem_session_stats, planned_part_ns),
+    AT(tandem_session_stats, streamed_x_bytes),
 
     SIZE(tandem_weights_options),
     AT(tandem_weights_options, struct_size),

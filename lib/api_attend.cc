@@ -13,10 +13,10 @@ struct AttendRequest {
   tandem_attend_args args;
   const Layer* layer = nullptr;
   int64_t n_tokens = 0;
-  bool has_k = false, has_v = false, has_lse = false, on_device = false;
+  bool has_k = false, has_v = false, has_x = false, has_lse = false, on_device = false;
   TensorPlace place;  // of all but q
-  CheckedTensor q, k, v, o, lse;
-  TensorView k_view, v_view;
+  CheckedTensor q, k, v, x, o, lse;
+  TensorView k_view, v_view, x_view;
 };
 
 Status check_flags(const AttendRequest& call) {
@@ -37,6 +37,9 @@ Status check_flags(const AttendRequest& call) {
     const char* missing = args.k == nullptr ? "k" : "v";
     return fail(kInvalid, missing, "%s = NULL: k and v are given together", missing);
   }
+  if (args.k != nullptr) return refuse_hidden(*call.layer, args.x);
+  if (args.x != nullptr)
+    return fail(kInvalid, "x", "x = %p without k: hidden states come with new tokens", static_cast<const void*>(args.x));
   return {};
 }
 
@@ -92,6 +95,11 @@ Status check_tensors(AttendRequest* call) {
                             &call->v));
     call->v_view = view_of(call->v);
   }
+  if ((call->has_x = args.x != nullptr)) {
+    const TensorSpec spec{"x", 2, {{"n_tokens", n}, {"hidden_dim", l.hidden_dim()}}, TensorTypes::kFloat, call->place};
+    TANDEM_TRY(check_tensor(args.x, spec, &call->x));
+    call->x_view = view_of(call->x);
+  }
   TANDEM_TRY(check_tensor(args.o,
                           {"o",
                            3,
@@ -132,6 +140,7 @@ Status check_output(const AttendRequest& call, const CheckedTensor& output) {
   TANDEM_TRY(check_disjoint(output, call.q));
   if (call.has_k) TANDEM_TRY(check_disjoint(output, call.k));
   if (call.has_v) TANDEM_TRY(check_disjoint(output, call.v));
+  if (call.has_x) TANDEM_TRY(check_disjoint(output, call.x));
   const tandem_attend_args& args = call.args;
   TANDEM_TRY(check_disjoint(output, array_footprint(args.sequences, args.n_sequences, sizeof(int64_t)), "sequences"));
   TANDEM_TRY(check_disjoint(output, array_footprint(args.q_lens, args.n_sequences, sizeof(int64_t)), "q_lens"));
@@ -152,6 +161,7 @@ AttendArgs core_args(const AttendRequest& call) {
   out.o = view_of(call.o);
   out.k = call.has_k ? &call.k_view : nullptr;
   out.v = call.has_v ? &call.v_view : nullptr;
+  out.x = call.has_x ? &call.x_view : nullptr;
   if (call.has_lse) {
     out.lse = static_cast<float*>(call.lse.tensor.data);
     out.lse_token_stride = call.lse.tensor.stride[0];

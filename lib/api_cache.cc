@@ -49,6 +49,40 @@ Status check_key_value(const Layer& layer, const tandem_tensor* k, const tandem_
   return {};
 }
 
+struct AppendedTensors {
+  const tandem_tensor *k, *v, *x;
+};
+
+// x: [n_tokens, hidden_dim] of a layer that keeps hidden states; n_tokens: kAnyLength where it says how many.
+Status check_hidden(const Layer& layer, const tandem_tensor* x, int64_t n_tokens, CheckedTensor* checked) {
+  TANDEM_TRY(require(x, "x"));
+  TANDEM_TRY(refuse_hidden(layer, x));
+  TANDEM_TRY(check_tensor(x, {"x", 2, {{"n_tokens", n_tokens}, {"hidden_dim", layer.hidden_dim()}}}, checked));
+  return require_tokens("x.shape[0]", checked->length(0));
+}
+
+// With x, or without: as the layer wants it.
+Status append(tandem_cache* cache, int64_t sequence, int32_t layer_idx, const AppendedTensors& tensors, void* stream) {
+  std::shared_ptr<Cache> object;
+  TANDEM_TRY(resolve(cache, "cache", &object));
+  TANDEM_TRY(check_layer_idx(*object, layer_idx));
+  TANDEM_TRY(require_host_stream(stream));
+  const Layer& layer = object->layers()[static_cast<size_t>(layer_idx)];
+  TANDEM_TRY(require(tensors.k, "k"));
+  if (!layer.v_aliases_k) TANDEM_TRY(require(tensors.v, "v"));
+  KeyValue kv;
+  TANDEM_TRY(check_key_value(layer, tensors.k, tensors.v, &kv));
+  TANDEM_TRY(refuse_hidden(layer, tensors.x));
+  CheckedTensor x;
+  TensorView x_view;
+  if (tensors.x != nullptr) {
+    TANDEM_TRY(check_hidden(layer, tensors.x, kv.k_view.n_tokens, &x));
+    x_view = view_of(x);
+  }
+  return object->append(sequence, layer_idx,
+                        {&kv.k_view, kv.v_ptr, tensors.x != nullptr ? &x_view : nullptr, 0, kv.k_view.n_tokens});
+}
+
 }  // namespace
 }  // namespace tandem
 
@@ -128,17 +162,26 @@ int32_t tandem_sequence_remove(tandem_cache* cache, int64_t sequence, int64_t fi
 
 int32_t tandem_sequence_append(tandem_cache* cache, int64_t sequence, int32_t layer_idx, const tandem_tensor* k,
                                const tandem_tensor* v, void* stream, tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status { return append(cache, sequence, layer_idx, {k, v, nullptr}, stream); });
+}
+
+int32_t tandem_sequence_append_x(tandem_cache* cache, int64_t sequence, int32_t layer_idx, const tandem_tensor* k,
+                                 const tandem_tensor* v, const tandem_tensor* x, void* stream, tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    TANDEM_TRY(require(x, "x"));
+    return append(cache, sequence, layer_idx, {k, v, x}, stream);
+  });
+}
+
+int32_t tandem_sequence_read_x(const tandem_tensor* x, const tandem_cache* cache, int64_t sequence, int32_t layer_idx,
+                               int64_t first, tandem_error** error) {
   return guarded(__func__, error, [&]() -> Status {
     std::shared_ptr<Cache> object;
     TANDEM_TRY(resolve(cache, "cache", &object));
     TANDEM_TRY(check_layer_idx(*object, layer_idx));
-    TANDEM_TRY(require_host_stream(stream));
-    const Layer& layer = object->layers()[static_cast<size_t>(layer_idx)];
-    TANDEM_TRY(require(k, "k"));
-    if (!layer.v_aliases_k) TANDEM_TRY(require(v, "v"));
-    KeyValue kv;
-    TANDEM_TRY(check_key_value(layer, k, v, &kv));
-    return object->append(sequence, layer_idx, kv.k_view, kv.v_ptr);
+    CheckedTensor checked;
+    TANDEM_TRY(check_hidden(object->layers()[static_cast<size_t>(layer_idx)], x, kAnyLength, &checked));
+    return object->read_x(sequence, layer_idx, first, view_of(checked));
   });
 }
 

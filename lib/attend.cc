@@ -81,7 +81,8 @@ void AttendCall::append_rows() {
   if (args_.k == nullptr) return;
   std::shared_lock lock(cache_.mutex());
   for (const SequenceCall& call : scratch_.calls)
-    cache_.write_rows(*call.sequence, args_.layer_idx, call.first_query, {args_.k, args_.v, call.first_row, call.q_len});
+    cache_.write_rows(*call.sequence, args_.layer_idx, call.first_query,
+                      {args_.k, args_.v, args_.x, call.first_row, call.q_len});
 }
 
 // task(this, row): every token of the call, on the pool where there is enough to do.

@@ -37,7 +37,7 @@ TensorView from_row(const TensorView& view, int64_t row, int64_t n_rows);
 // Rows of a call's tensors as a call of their own.
 struct CutArgs {
   AttendArgs args;
-  TensorView k, v;
+  TensorView k, v, x;
 
   CutArgs(const AttendArgs& whole, int64_t first_row, int64_t n_rows);
   CutArgs(const CutArgs&) = delete;
@@ -163,6 +163,15 @@ class AttendCall {
   Status attend_piece(const DeviceAttend& window, const HandOverTask& task, const StreamPiece& piece,
                       const std::byte* buffer, const DeviceSequence* described, const HeadStates& to);
   Status attend_stream(const DeviceAttend& window, const HandOverTask& task);
+  // Keys that are made of hidden states (lib/routes/recompute.cc).
+  Status reserve_rebuilt(int64_t most, CallSize* size);
+  void cut_rebuilt(const RebuildLayout& layout, size_t i, TokenRange tokens, RebuiltPieces* pieces) const;
+  int64_t choose_rebuilt(HandOverTask* task);
+  int64_t describe_rebuilt(const HandOverTask& task, std::byte* to) const;
+  Status send_hidden(const HandOverTask& task, const RebuiltPiece& piece);
+  Status begin_rebuilt(HandOverTask* task);
+  Status rebuild_piece(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece, const std::byte* x);
+  Status attend_rebuilt(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);
   // Appends of more tokens than a ticket has, where keys are streamed (lib/routes/prefill.cc).
   struct Prefill;

@@ -121,6 +121,7 @@ CutArgs::CutArgs(const AttendArgs& whole, int64_t first_row, int64_t n_rows) : a
   args.o = from_row(whole.o, first_row, n_rows);
   if (whole.k != nullptr) k = from_row(*whole.k, first_row, n_rows), args.k = &k;
   if (whole.v != nullptr) v = from_row(*whole.v, first_row, n_rows), args.v = &v;
+  if (whole.x != nullptr) x = from_row(*whole.x, first_row, n_rows), args.x = &x;
   if (args.lse != nullptr) args.lse += first_row * args.lse_token_stride;
 }
 
@@ -155,6 +156,7 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   if (args_.speculative) add_guess(&size);
   CallSize with_stream = size;
   TANDEM_TRY(reserve_stream(*most, &with_stream));
+  TANDEM_TRY(reserve_rebuilt(*most, &with_stream));
   if (session_.may_stream_) {
     const DeviceLimits shorter = device_limits(device.device(), layer_, with_stream);
     DeviceLimits limits = shorter;
@@ -215,6 +217,7 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   bool is_launched = false;
   const AtEnd cut([&] {
     if (!is_launched && !task->pieces.empty()) session_.device_->stream()->settle(args_.stream);
+    if (!is_launched && !task->rebuilt.empty()) session_.device_->rebuild()->x().settle(args_.stream);
     task->is_cut = !is_launched;
   });
   TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), task));
@@ -250,9 +253,12 @@ void AttendCall::begin_task(HandOverTask* task) const {
   task->header = reinterpret_cast<const SlotHeader*>(session_.device_->slot(task->ticket));
   task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
   task->rows.clear();
+  task->hidden.clear();
   task->touched.clear();
   task->pieces.clear();
-  task->streamed = nullptr;
+  task->rebuilt.clear();
+  task->streamed = task->sent_hidden = nullptr;
+  task->streamed_x_bytes = 0;
   task->part = {};
   task->is_cut = false;
   task->arrived = task->observed = nullptr;
@@ -320,6 +326,10 @@ void AttendCall::add_row_copies(const SequenceCall& call, const DeviceExchange& 
   std::byte* slot = session_.device_->slot(task->ticket);
   scratch_.spans.clear();
   cache_.spans(*call.sequence, call.first_query, call.length, &scratch_.spans);
+  for (const PageSpan& span : scratch_.spans)
+    if (const int64_t bytes = layer_.x_bytes(); bytes > 0)
+      task->hidden.push_back({slot + exchange.x_at + (call.first_row + span.token_idx - call.first_query) * bytes,
+                              cache_.store().x_row(span.page, span.slot, args_.layer_idx), span.n_tokens * bytes});
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     Rows from;
     for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
@@ -434,6 +444,10 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
     bytes += static_cast<int64_t>(task->pieces.size() * sizeof(DeviceSequence)) +
              task->layout.n_pages * static_cast<int64_t>(sizeof(int64_t));
   }
+  if (!task->rebuilt.empty()) {
+    task->rebuilt_at = bytes;
+    bytes += describe_rebuilt(*task, upload + bytes);
+  }
   return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
 }
 
@@ -453,7 +467,9 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
                             device.exchange(layer_idx_),
                             device.rope(layer_idx_),
                             layer.rope != nullptr ? device.rotated_q() : nullptr,
-                            guess_.positions};
+                            guess_.positions,
+                            args_.x ? rows_of(*args_.x) : DeviceRows()};
+  if (task != nullptr) TANDEM_TRY(begin_rebuilt(task));
   if (task != nullptr) TANDEM_TRY(begin_stream(task));
   TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
   if (task != nullptr) device.hand_over().post();
@@ -469,6 +485,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
     attend.lse_token_stride = layer.n_q_heads;
     attend.lse_head_stride = 1;
     TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
+    if (task != nullptr) TANDEM_TRY(attend_rebuilt(attend, *task));
     if (task != nullptr && !task->pieces.empty()) TANDEM_TRY(attend_stream(attend, *task));
     return merge_and_observe(append);
   }

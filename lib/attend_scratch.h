@@ -33,7 +33,8 @@ struct SequenceCall {
   int64_t first_job_key = 0;   // of the resident part's job: before resident_begin where it does the host part as well
   int64_t host_begin = 0;      // keys [host_begin, host_end), and the selected ones
   int64_t host_end = 0;
-  int64_t n_selected = 0;  // over all KV heads
+  int64_t rebuilt_end = 0;  // of these the first, up to here, are made of hidden states; 0: none
+  int64_t n_selected = 0;   // over all KV heads
   bool has_host = false;
   int64_t cpu_begin = 0;   // of the host's keys, those before it go to the device (lib/routes/choose.cc)
   int64_t kept_begin = 0;  // of the call's keys, what the window has after it begins no sooner

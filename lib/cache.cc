@@ -58,10 +58,27 @@ Status check_rotation(const Layer& layer, const char* name, size_t l) {
   return {};
 }
 
+// Of layers that have a projection.
+Status resolve_x_type(int32_t x_type, std::vector<Layer>* layers) {
+  if (x_type == 0) return {};
+  TANDEM_TRY(check_storage_type("x_type", x_type));
+  if (x_type != TANDEM_F16 && x_type != TANDEM_BF16)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "x_type", "x_type = %d (%s): hidden states are kept as f16 or bf16", x_type,
+                find_dtype(x_type)->name);
+  bool is_any = false;
+  for (Layer& layer : *layers) {
+    if (layer.projection == nullptr) continue;
+    layer.x_type = x_type;
+    is_any = true;
+  }
+  if (is_any) return {};
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, "x_type", "x_type = %d (%s), but no layer has a projection", x_type,
+              find_dtype(x_type)->name);
+}
+
 }  // namespace
 
 Status resolve_cache_options(const tandem_cache_options& options, std::vector<Layer>* layers, int64_t* page_len) {
-  TANDEM_TRY(check_reserved("reserved", options.reserved));
   *page_len = options.page_tokens == 0 ? 128 : options.page_tokens;
   if (*page_len < 16 || *page_len > 4096 || (*page_len & (*page_len - 1)) != 0)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "page_tokens", "page_tokens = %d is not a power of two from 16 to 4096",
@@ -88,7 +105,7 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
     TANDEM_TRY(check_rotation(
         layer, options.layer_k_rotations != nullptr ? element("layer_k_rotations", l).c_str() : "k_rotation", l));
   }
-  return {};
+  return resolve_x_type(options.x_type, layers);
 }
 
 Cache::Cache(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers, int64_t page_len,
@@ -380,6 +397,7 @@ void Cache::stats(tandem_cache_stats* stats) const {
   stats->device_work_bytes = device_tier_.used(Use::kSession);
   stats->device_peak_bytes = device_tier_.peak();
   stats->device_stream_bytes = device_tier_.used(Use::kStream);
+  stats->device_weights_bytes = device_tier_.used(Use::kWeights);
   stats->pinned_bytes = store_.pinned_bytes();
 }
 

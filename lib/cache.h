@@ -16,6 +16,7 @@
 #include "lib/engine.h"
 #include "lib/model.h"
 #include "lib/page_store.h"
+#include "lib/routes/recompute.h"
 #include "lib/tensor.h"
 
 namespace tandem {
@@ -47,10 +48,11 @@ struct PageSpan {
   int64_t n_tokens;
 };
 
-// Consecutive rows of an append's K and V.
+// Consecutive rows of an append's K, V and hidden states.
 struct AppendedRows {
   const TensorView* k;
   const TensorView* v;  // null where V aliases K
+  const TensorView* x;  // null where the layer keeps none
   int64_t first_row;
   int64_t n_rows;
 };
@@ -66,8 +68,10 @@ class Cache {
   Status reserve(int64_t id, int64_t n_tokens);
   Status truncate(int64_t id, int64_t n_tokens);
   Status remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_positions);
-  Status append(int64_t id, int32_t layer_idx, const TensorView& k, const TensorView* v);
+  // rows: all of its tensors'.
+  Status append(int64_t id, int32_t layer_idx, const AppendedRows& rows);
   Status read(int64_t id, int32_t layer_idx, int64_t first, const TensorView* k, const TensorView* v) const;
+  Status read_x(int64_t id, int32_t layer_idx, int64_t first, const TensorView& x) const;
   Status length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const;
   Status digest(int64_t id, uint64_t* digest) const;
   void stats(tandem_cache_stats* stats) const;
@@ -108,6 +112,7 @@ class Cache {
   int64_t page_len() const { return store_.page_len(); }
   Tier& host_tier() { return host_tier_; }
   Tier& device_tier() { return device_tier_; }
+  ProjectionsOnDevice& projections() { return projections_; }  // mutex() held exclusively
   // mutex(), when every token within the lengths is in the store: none is still on its way from a device.
   // but_for: a session whose own do not matter, as it does all in order.
   std::unique_lock<std::shared_mutex> lock_settled(const Session* but_for = nullptr);
@@ -118,12 +123,14 @@ class Cache {
         const tandem_cache_options& options);
   Status make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages);
   Status find_even(int64_t id, Sequence** sequence) const;
+  Status find_tokens(int64_t id, int32_t layer_idx, int64_t first, int64_t n, const Sequence** sequence) const;
 
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<const Model> model_;
   std::vector<Layer> layers_;  // the model's, with storage types
   mutable std::shared_mutex mutex_;
   Tier host_tier_, device_tier_;
+  ProjectionsOnDevice projections_;
   PageStore store_;
   std::unordered_map<int64_t, std::unique_ptr<Sequence>> sequences_;
   std::vector<Session*> sessions_;

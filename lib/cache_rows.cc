@@ -102,6 +102,9 @@ void write_task(void* context, int64_t task_idx, int32_t) {
   for (int64_t i = task_idx * kRowsPerTask; i < end; ++i) {
     const int64_t token = task.first + i, slot = token % store.page_len();
     const int32_t page = task.sequence->pages[static_cast<size_t>(token / store.page_len())];
+    if (rows.x != nullptr)
+      convert_row(cpu, rows.x->dtype, rows.x->row(rows.first_row + i, 0), layer.x_type,
+                  store.x_row(page, slot, task.layer_idx), layer.hidden_dim());
     for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
       const Rows to = store.rows(page, slot, task.layer_idx, h);
       store_row(cpu, rows.k->dtype, rows.k->row(rows.first_row + i, h), stored_k(layer, to), layer.k_head_dim);
@@ -150,6 +153,9 @@ void Cache::move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, 
   for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h)
     copy_rows(store_.rows(page(from), from % page_len(), layer_idx, h), store_.rows(page(to), to % page_len(), layer_idx, h),
               store_.row_bytes(layer_idx), 1);
+  if (const int64_t bytes = store_.x_bytes(layer_idx); bytes > 0)
+    std::memcpy(store_.x_row(page(to), to % page_len(), layer_idx), store_.x_row(page(from), from % page_len(), layer_idx),
+                static_cast<size_t>(bytes));
 }
 
 void Cache::extend_positions(Sequence& sequence, int64_t length) const {
@@ -163,7 +169,7 @@ void Cache::set_length(Sequence& sequence, int32_t layer_idx, int64_t length) co
   sequence.lengths[static_cast<size_t>(layer_idx)] = length;
 }
 
-Status Cache::append(int64_t id, int32_t layer_idx, const TensorView& k, const TensorView* v) {
+Status Cache::append(int64_t id, int32_t layer_idx, const AppendedRows& rows) {
   const auto lock = lock_settled();
   Sequence* sequence = nullptr;
   TANDEM_TRY(find_free(id, nullptr, &sequence));
@@ -172,9 +178,9 @@ Status Cache::append(int64_t id, int32_t layer_idx, const TensorView& k, const T
     return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has speculative tokens in layer %d",
                 static_cast<long long>(id), layer_idx);
   const int64_t first = sequence->lengths[l];
-  TANDEM_TRY(ensure(*sequence, std::max(sequence->longest(), first + k.n_tokens)));
-  write_rows(*sequence, layer_idx, first, {&k, v, 0, k.n_tokens});
-  set_length(*sequence, layer_idx, first + k.n_tokens);
+  TANDEM_TRY(ensure(*sequence, std::max(sequence->longest(), first + rows.n_rows)));
+  write_rows(*sequence, layer_idx, first, rows);
+  set_length(*sequence, layer_idx, first + rows.n_rows);
   return {};
 }
 
@@ -189,15 +195,33 @@ Status Cache::find_stored(int64_t id, const Sequence** sequence) const {
   return {};
 }
 
+// The sequence of n tokens of one layer that are to be read.
+Status Cache::find_tokens(int64_t id, int32_t layer_idx, int64_t first, int64_t n, const Sequence** sequence) const {
+  TANDEM_TRY(find_stored(id, sequence));
+  const int64_t length = (*sequence)->lengths[static_cast<size_t>(layer_idx)];
+  if (first >= 0 && first <= length && n <= length - first) return {};
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, "first", "first = %lld with %lld tokens is not within the layer's %lld",
+              static_cast<long long>(first), static_cast<long long>(n), static_cast<long long>(length));
+}
+
+Status Cache::read_x(int64_t id, int32_t layer_idx, int64_t first, const TensorView& x) const {
+  const auto lock = lock_settled();
+  const Sequence* sequence = nullptr;
+  TANDEM_TRY(find_tokens(id, layer_idx, first, x.n_tokens, &sequence));
+  const Layer& layer = layers_[static_cast<size_t>(layer_idx)];
+  for (int64_t t = first; t < first + x.n_tokens; ++t)
+    convert_row(engine_->cpu(), layer.x_type,
+                store_.x_row(sequence->pages[static_cast<size_t>(t / page_len())], t % page_len(), layer_idx), x.dtype,
+                x.row(t - first, 0), layer.hidden_dim());
+  return {};
+}
+
 Status Cache::read(int64_t id, int32_t layer_idx, int64_t first, const TensorView* k, const TensorView* v) const {
   const auto lock = lock_settled();
   const Sequence* sequence = nullptr;
-  TANDEM_TRY(find_stored(id, &sequence));
   const Layer& layer = layers_[static_cast<size_t>(layer_idx)];
-  const int64_t n = k ? k->n_tokens : v ? v->n_tokens : 0, length = sequence->lengths[static_cast<size_t>(layer_idx)];
-  if (first < 0 || first > length || n > length - first)
-    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "first", "first = %lld with %lld tokens is not within the layer's %lld",
-                static_cast<long long>(first), static_cast<long long>(n), static_cast<long long>(length));
+  const int64_t n = k ? k->n_tokens : v ? v->n_tokens : 0;
+  TANDEM_TRY(find_tokens(id, layer_idx, first, n, &sequence));
   for (int64_t t = first; t < first + n; ++t) {
     const int32_t page = sequence->pages[static_cast<size_t>(t / page_len())];
     for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
@@ -235,6 +259,8 @@ Status Cache::digest(int64_t id, uint64_t* digest) const {
         for (const PageSpan& part : parts)
           hash.add(store_.rows(part.page, part.slot, layer_idx, h).of[p], part.n_tokens * store_.row_bytes(layer_idx).of[p]);
     }
+    for (const PageSpan& part : parts)
+      hash.add(store_.x_row(part.page, part.slot, layer_idx), part.n_tokens * store_.x_bytes(layer_idx));
   }
   const int64_t length = *std::max_element(sequence->lengths.begin(), sequence->lengths.end());  // committed tokens alone
   for (int64_t t = 0; t < length; ++t) hash.add(static_cast<uint64_t>(sequence->position(t)));

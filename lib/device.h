@@ -35,8 +35,11 @@ namespace tandem {
 // session's own fills a buffer, attend() attends it as it does pages of the window, and accumulate() takes the piece's
 // states into those of the window. Events say when a piece is there, and when its buffer may be filled again.
 
+// Or, instead of K and V, the hidden states that they come from cross the bus (lib/routes/recompute.cc), rebuild() makes
+// rows of K and V of them as they would lie in pages, and these are attended like any others.
+
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 4;
+inline constexpr uint32_t kDeviceAbi = 5;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -137,6 +140,7 @@ struct DeviceExchange {
   int64_t q_at = 0;
   int64_t o_at = 0, lse_at = 0;   // f32 [n_tokens * n_q_heads, v_head_dim], f32 [n_tokens * n_q_heads]
   int64_t rows_at[kPlanes] = {};  // the new rows [n_kv_heads][n_tokens] of each plane, as stored
+  int64_t x_at = 0;               // the new hidden states [n_tokens][hidden_dim], as stored
   int64_t maw_at = 0;             // f32 [n_q_heads][n_evicted]
   int32_t n_evicted = 0;          // tokens that a slot has room for
   int32_t reserved = 0;
@@ -165,6 +169,7 @@ struct DeviceAppend {
   const float* rope = nullptr;
   float* rotated_q = nullptr;
   const int32_t* positions = nullptr;  // [n_tokens] in device memory, instead of what sequences say; null: as they say
+  DeviceRows x;  // [n_tokens, 1, hidden_dim], to the host alone; data null where the layer keeps none or nothing is appended
 };
 
 // One layer, several sequences over their resident keys. Query t of a sequence is token end + n_after - q_len + t, sees
@@ -229,6 +234,29 @@ struct DeviceAccumulate {
   const float* part_lse = nullptr;
 };
 
+// A layer's projection in device memory; null where it has no such part.
+struct DeviceProjection {
+  const void *w_k = nullptr, *w_v = nullptr;
+  const float *b_k = nullptr, *b_v = nullptr;
+  const float *norm_weight = nullptr, *norm_bias = nullptr;
+  const float* rope = nullptr;  // cos_sin
+};
+
+// Rows of K and V of all heads, from hidden states (lib/projection.h says how). Sums are in f32, what is normalised is
+// rounded to w_type, and each number of K and V is rounded once, to its storage type, as append() rounds it. Row i of x goes
+// to slot i % page_len of page i / page_len. Rows know nothing of each other: those that nobody will attend may hold
+// anything.
+struct DeviceRebuild {
+  const Layer* layer = nullptr;  // its x_type is that of x
+  DeviceProjection projection;
+  const void* x = nullptr;  // [n_rows, hidden_dim]
+  int64_t n_rows = 0;
+  DevicePages pages;
+  int64_t page_bytes = 0;                   // from one page to the next
+  const int64_t* page_positions = nullptr;  // where keys are rotated: of slot 0 of each page, in device memory
+  void* workspace = nullptr;                // of rebuild_bytes(), 256-byte aligned
+};
+
 // n_rows rows of row_bytes bytes, each a stride behind the one before. To device memory, from anywhere.
 struct StridedCopy {
   void* to = nullptr;
@@ -280,6 +308,10 @@ struct DeviceTable {
   // Memory of the host stays where it is, and is read by copies at the bus's full rate, until it is unpinned.
   int32_t (*pin)(void* self, void* data, int64_t bytes, DeviceError* error);
   void (*unpin)(void* self, void* data);
+  // Whether rebuild() can serve such a layer: UNSUPPORTED and the reason, which may be a library that it needs.
+  int32_t (*supports_rebuild)(void* self, const Layer* layer, DeviceError* error);
+  int64_t (*rebuild_bytes)(void* self, const Layer* layer, int64_t n_rows);  // of work space
+  int32_t (*rebuild)(void* self, const DeviceRebuild* call, void* stream, DeviceError* error);
 };
 
 // The symbol a module exports, named kDeviceEntry: its table where it serves this core's ABI number, else null.

@@ -19,7 +19,7 @@ int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(stat
 
 // Where things are in a slot of calls of n_tokens rows.
 struct SlotLayout {
-  int64_t q_at = 0, o_at = 0, lse_at = 0, rows_at[kPlanes] = {}, maw_at = 0, bytes = 0;
+  int64_t q_at = 0, o_at = 0, lse_at = 0, rows_at[kPlanes] = {}, x_at = 0, maw_at = 0, bytes = 0;
 };
 
 SlotLayout make_slot_layout(const Layer& layer, const DeviceLimits& limits) {
@@ -37,6 +37,7 @@ SlotLayout make_slot_layout(const Layer& layer, const DeviceLimits& limits) {
   slot.lse_at = take(n_rows * 4);
   const PlaneBytes bytes = plane_bytes(layer);
   for (int32_t p = 0; p < kPlanes; ++p) slot.rows_at[p] = take(n_tokens * layer.n_kv_heads * bytes.of[p]);
+  slot.x_at = take(n_tokens * layer.x_bytes());
   slot.maw_at = take(limits.n_evicted * layer.n_q_heads * 4);
   return slot;
 }
@@ -63,9 +64,10 @@ DeviceLimits device_limits(const Device& device, const Layer& layer, const CallS
   call.sequences.max_q_len = static_cast<int32_t>(size.q_len);
   DeviceLimits limits;
   limits.n_tokens = power_of_two(std::clamp(size.n_tokens, kLeastTokens, DeviceSession::kMostTokens));
-  limits.descriptor_bytes = power_of_two((size.n_sequences + size.n_pieces) * static_cast<int64_t>(sizeof(DeviceSequence)) +
-                                         (size.n_pages + size.n_stream_pages) * static_cast<int64_t>(sizeof(int64_t)));
-  limits.streams = size.n_pieces > 0 ? 1 : 0;
+  limits.descriptor_bytes =
+      power_of_two((size.n_sequences + size.n_pieces + size.n_rebuilt_parts) * static_cast<int64_t>(sizeof(DeviceSequence)) +
+                   (size.n_pages + size.n_stream_pages + 2 * size.n_rebuilt_pages) * static_cast<int64_t>(sizeof(int64_t)));
+  limits.streams = size.n_pieces + size.n_rebuilt_parts > 0 ? 1 : 0;
   limits.workspace_bytes = device.table->workspace_bytes(device.self, &call);
   // Less than evict_len tokens are too many in a window before a call.
   if (size.evict_len > 0) limits.n_evicted = power_of_two(limits.n_tokens + size.n_sequences * (size.evict_len - 1));
@@ -132,7 +134,7 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
   work.shared_bytes = aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
                       n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;
   work.streamed_at = work.shared_bytes;
-  work.shared_bytes += aligned(n_tasks_of(layers.size()));
+  work.shared_bytes += 2 * aligned(n_tasks_of(layers.size()));
   work.descriptors_at = aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
   work.step_at = work.descriptors_at + work.upload_bytes;
   work.o_at = work.step_at + work.step_bytes;
@@ -177,6 +179,7 @@ Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_
 
 DeviceSession::~DeviceSession() {
   hand_over_.reset();
+  rebuild_.reset();
   stream_.reset();  // waits for copies, whose end is marked in the shared memory
   if (shared_ != nullptr) device_.table->release_shared(device_.self, shared_);
 }
@@ -273,6 +276,7 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
   exchange.o_at = slot.o_at;
   exchange.lse_at = slot.lse_at;
   std::copy(std::begin(slot.rows_at), std::end(slot.rows_at), exchange.rows_at);
+  exchange.x_at = slot.x_at;
   exchange.maw_at = slot.maw_at;
   exchange.n_evicted = static_cast<int32_t>(limits_.n_evicted);
   return exchange;
@@ -302,6 +306,18 @@ uint8_t* DeviceSession::streamed(uint64_t task_idx) const {
 
 std::byte* DeviceSession::streamed_on_device(uint64_t task_idx) const {
   return shared_device_ + layout_.streamed_at + static_cast<int64_t>(task_idx) % hand_over_->n_tasks();
+}
+
+Status DeviceSession::reserve_rebuild(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts) {
+  return rebuild_ != nullptr ? Status() : RebuildBuffers::create(device_, device_tier_, layers, layouts, &rebuild_);
+}
+
+uint8_t* DeviceSession::sent_hidden(uint64_t task_idx) const {
+  return streamed(task_idx) + aligned(n_tasks_of(plain_layers_.size()));
+}
+
+std::byte* DeviceSession::sent_hidden_on_device(uint64_t task_idx) const {
+  return streamed_on_device(task_idx) + aligned(n_tasks_of(plain_layers_.size()));
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {

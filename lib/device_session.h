@@ -2,10 +2,10 @@
 // What a session has on its device: windows of its sequences, memory that device and host share, work space of calls.
 //
 //   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps | what has
-//                   been streamed, a byte for each task
+//                   been streamed, a byte for each task, and another for its hidden states
 //   work space      the module's words | descriptors of a call | of a step | states of the window | rotated queries |
 //                   states of a piece, where keys are streamed | what long appends take | what attend() asks for
-//   buffers         of streamed keys (lib/routes/stream_buffers.h)
+//   buffers         of streamed keys (lib/routes/stream_buffers.h), and of rebuilt ones (lib/routes/recompute.h)
 //
 // All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
 // a graph holds addresses.
@@ -17,6 +17,7 @@
 
 #include "lib/device_window.h"
 #include "lib/hand_over.h"
+#include "lib/routes/recompute.h"
 #include "lib/routes/stream_buffers.h"
 
 namespace tandem {
@@ -42,6 +43,7 @@ struct CallSize {
   int64_t n_tokens = 0, n_sequences = 0, q_len = 0, n_pages = 0;  // q_len: the most of a sequence; n_pages: of all windows
   int64_t evict_len = 0;                                          // tokens that leave a window at once; 0: nobody asks
   int64_t n_pieces = 0, n_stream_pages = 0;                       // of a call that streams: pieces; pages of a buffer
+  int64_t n_rebuilt_parts = 0, n_rebuilt_pages = 0;               // of a call that rebuilds: in all pieces
 };
 DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size);
 // Of all layers at once, with room for `before` as well: descriptors of layers have one size.
@@ -101,6 +103,11 @@ class DeviceSession {
   Status reserve_stream(int64_t buffer_bytes);
   uint8_t* streamed(uint64_t task_idx) const;
   std::byte* streamed_on_device(uint64_t task_idx) const;
+  // Null until reserve_rebuild(). Of hidden states likewise.
+  RebuildBuffers* rebuild() const { return rebuild_.get(); }
+  Status reserve_rebuild(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts);
+  uint8_t* sent_hidden(uint64_t task_idx) const;
+  std::byte* sent_hidden_on_device(uint64_t task_idx) const;
   // The host sees, in the stream's order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;
   DevicePages pages(size_t layer_idx) const;
@@ -134,6 +141,7 @@ class DeviceSession {
   std::byte* shared_device_ = nullptr;  // as the device does
   Buffer work_, constants_;
   std::unique_ptr<StreamBuffers> stream_;
+  std::unique_ptr<RebuildBuffers> rebuild_;
   std::vector<int64_t> sinks_at_, rope_at_;  // [n_layers] floats in constants_; -1: none
   std::vector<int64_t> most_queries_;        // [n_layers] 0: not asked yet
   int64_t base_ = 0;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <system_error>
 
 #include "lib/fp_modes.h"
@@ -196,7 +197,7 @@ void HandOver::loop() {
     const TraceRange range("answer", task.shape.layer_idx, "host");
     TaskTimes times;
     times.has_host = !is_lost && !task.scratch.jobs.empty();
-    times.stream.flag = is_lost ? nullptr : task.streamed;
+    if (!is_lost) times.stream.keys = task.streamed, times.stream.hidden = task.sent_hidden;
     times.begin = Clock::now();
     const int64_t staged_bytes = is_lost ? 0 : take_rows(task);
     if (!is_lost) run(task.arrived, task);
@@ -212,7 +213,7 @@ void HandOver::loop() {
         task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
       answer(task);
     }
-    if (times.stream.flag != nullptr) wait_for_stream(task, &times.stream);
+    if (times.stream.is_awaited()) wait_for_stream(task, &times.stream);
     if (is_lost) {
       task.is_lost = true;
       has_lost_.store(true, std::memory_order_release);
@@ -298,8 +299,10 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
 }
 
 void HandOver::StreamEnd::look() {
-  if (is_seen || flag == nullptr || std::atomic_ref(*const_cast<uint8_t*>(flag)).load(std::memory_order_acquire) == 0)
-    return;
+  const auto is_set = [](uint8_t* flag) {
+    return flag == nullptr || std::atomic_ref(*flag).load(std::memory_order_acquire) != 0;
+  };
+  if (is_seen || !is_awaited() || !is_set(keys) || !is_set(hidden)) return;
   is_seen = true;
   seen = Clock::now();
 }
@@ -339,6 +342,7 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
     sums_.stream_part_ns += static_cast<int64_t>(stream_ns);
     sums_.stream_part_tokens += part.streamed_tokens;
     sums_.streamed_kv_bytes += part.streamed_tokens * part.key_bytes;
+    sums_.streamed_x_bytes += task.streamed_x_bytes;
     sums_.n_joint_parts += times.has_host;
   }
   const bool has_streamed = part.streamed_tokens > 0;
@@ -404,15 +408,21 @@ void HandOver::fault_of_step(const HandOverTask& task) {
 
 void HandOver::copy_task(void* context, int64_t idx, int32_t) {
   const auto& task = *static_cast<const HandOverTask*>(context);
+  if (const auto n_rows = static_cast<int64_t>(task.rows.size()); idx >= n_rows) {
+    const HiddenCopy& copy = task.hidden[static_cast<size_t>(idx - n_rows)];
+    std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+    return;
+  }
   const RowCopy& copy = task.rows[static_cast<size_t>(idx)];
   copy_rows(copy.from, copy.to, task.row_bytes, copy.n_rows);
 }
 
 int64_t HandOver::take_rows(HandOverTask& task) {
   constexpr int64_t kWorthSpreading = 65536;  // bytes
-  const auto n_copies = static_cast<int64_t>(task.rows.size());
+  const auto n_copies = static_cast<int64_t>(task.rows.size() + task.hidden.size());
   int64_t bytes = 0;
   for (const RowCopy& copy : task.rows) bytes += copy.n_rows * task.row_bytes.total();
+  for (const HiddenCopy& copy : task.hidden) bytes += copy.bytes;
   if (bytes >= kWorthSpreading)
     cpu_.table->run(cpu_.self, n_copies, copy_task, &task);
   else
@@ -428,8 +438,8 @@ void HandOver::attend(const HandOverTask& task, StreamEnd* stream) {
   while_busy("no memory for the host's part", [&] {
     if (faulted_.load(std::memory_order_relaxed)) return;
     const Watch watch{nullptr, look_at_stream, stream};
-    const Status status = stream->flag != nullptr ? cpu_.table->attend_watched(cpu_.self, jobs.data(), n_jobs, watch)
-                                                  : cpu_.table->attend(cpu_.self, jobs.data(), n_jobs);
+    const Status status = stream->is_awaited() ? cpu_.table->attend_watched(cpu_.self, jobs.data(), n_jobs, watch)
+                                               : cpu_.table->attend(cpu_.self, jobs.data(), n_jobs);
     is_done = status.ok();
     if (!is_done) set_fault(status.code(), status.info().underlying, status.info().message.c_str());
   });

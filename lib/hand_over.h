@@ -21,6 +21,7 @@
 #include "lib/device_owner.h"
 #include "lib/planes.h"
 #include "lib/routes/profile.h"
+#include "lib/routes/recompute.h"
 #include "lib/routes/stream_pieces.h"
 #include "lib/under_way.h"
 
@@ -30,6 +31,13 @@ namespace tandem {
 struct RowCopy {
   Rows from, to;
   int64_t n_rows = 0;
+};
+
+// Hidden states, likewise.
+struct HiddenCopy {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t bytes = 0;
 };
 
 // A sequence before a call: what it is again, in the call's layer, when the ticket never arrives. What arrived and was not
@@ -83,6 +91,7 @@ struct HandOverTask {
   uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
   PlaneBytes row_bytes;
   std::vector<RowCopy> rows;
+  std::vector<HiddenCopy> hidden;
   std::vector<TouchedSequence> touched;
   AttendScratch scratch;  // jobs: q, o and lse are in the slot
   // Of sessions that select keys, on the thread: before the attend, when the selections before are known; and when the MAW
@@ -97,9 +106,14 @@ struct HandOverTask {
   int64_t selected_kv_bytes = 0;        // that these have of selected keys
   // Keys that the device gets of the host while the task is under way: so long nobody may change them.
   std::vector<StreamPiece> pieces;
-  StreamLayout layout;                         // of these
-  int64_t pieces_at = 0;                       // their descriptors: bytes behind those of the call
-  uint8_t* streamed = nullptr;                 // 1: all have been sent; null: there are none
+  StreamLayout layout;          // of these
+  int64_t pieces_at = 0;        // their descriptors: bytes behind those of the call
+  uint8_t* streamed = nullptr;  // 1: all have been sent; null: there are none
+  // Keys that the device makes of hidden states, likewise.
+  RebuiltPieces rebuilt;
+  int64_t rebuilt_at = 0;
+  uint8_t* sent_hidden = nullptr;
+  int64_t streamed_x_bytes = 0;
   std::chrono::steady_clock::time_point sent;  // the first of them was asked for
   HandOverPart part;
   std::atomic<bool> is_lost{false};    // it never arrived
@@ -148,7 +162,7 @@ class HandOver {
   // Sums of tasks that are done.
   struct Sums {
     int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0, selected_kv_bytes = 0;
-    int64_t n_stream_parts = 0, stream_part_ns = 0, streamed_kv_bytes = 0;
+    int64_t n_stream_parts = 0, stream_part_ns = 0, streamed_kv_bytes = 0, streamed_x_bytes = 0;
     int64_t n_joint_parts = 0, host_part_tokens = 0, stream_part_tokens = 0;
     int64_t n_planned_parts = 0, planned_part_ns = 0, predicted_part_ns = 0;
   };
@@ -188,12 +202,13 @@ class HandOver {
   bool wait_for(F has_come);
   bool wait_for_arrival(const HandOverTask& task);
   bool wait_for_observation(const HandOverTask& task);
-  // When a task's pieces had been sent, as far as somebody has looked.
+  // When a task's pieces had been sent, of K and V and of hidden states, as far as somebody has looked.
   struct StreamEnd {
-    const uint8_t* flag = nullptr;
+    uint8_t *keys = nullptr, *hidden = nullptr;
     std::chrono::steady_clock::time_point seen;
     bool is_seen = false;
 
+    bool is_awaited() const { return keys != nullptr || hidden != nullptr; }
     void look();
   };
   static int32_t look_at_stream(int64_t done, int64_t total, void* end);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "lib/projection.h"
 #include "lib/rope.h"
 #include "tandem/tandem.h"
 
@@ -20,10 +21,14 @@ struct Layer {
   int32_t v_type = 0;                         // = k_type where V aliases K
   int32_t k_rotation = TANDEM_ROTATION_NONE;  // what was done to stored K, and is done to q before a backend sees it
   float sm_scale = 1.0f;
-  float soft_cap = 0.0f;            // 0: off
-  int64_t sliding_window = 0;       // 0: off
-  const float* sinks = nullptr;     // [n_q_heads] or null
-  const RopeTable* rope = nullptr;  // null: keys are stored as they are to be used
+  float soft_cap = 0.0f;                   // 0: off
+  int64_t sliding_window = 0;              // 0: off
+  const float* sinks = nullptr;            // [n_q_heads] or null
+  const RopeTable* rope = nullptr;         // null: keys are stored as they are to be used
+  const Projection* projection = nullptr;  // null: nobody knows where K and V come from
+  int32_t x_type = 0;                      // of the hidden states that a cache keeps, f16 or bf16; 0: it keeps none
+  int32_t hidden_dim() const { return x_type != 0 ? projection->hidden_dim : 0; }  // of these
+  int64_t x_bytes() const { return int64_t{2} * hidden_dim(); }                    // of one
 };
 
 }  // namespace tandem

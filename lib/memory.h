@@ -19,8 +19,8 @@ struct Allocator {
   void* user = nullptr;
 };
 
-enum class Use { kKv, kSession, kSelection, kStream };
-inline constexpr int kUses = 4;
+enum class Use { kKv, kSession, kSelection, kStream, kWeights };
+inline constexpr int kUses = 5;
 
 // One tier of one cache. Thread-safe.
 class Tier {

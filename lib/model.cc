@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <string>
 #include <tuple>
 
+#include "lib/layer_refusal.h"
 #include "lib/options.h"
 
 namespace tandem {
@@ -27,35 +26,9 @@ double or_default(double value, double otherwise) { return value == 0.0 ? otherw
 int32_t v_dim_of(const tandem_layer_options& layer) { return layer.v_head_dim == 0 ? layer.k_head_dim : layer.v_head_dim; }
 int32_t rope_dims_of(const tandem_layer_options& layer) { return layer.rope_dims == 0 ? layer.k_head_dim : layer.rope_dims; }
 
-// Arrays of the caller may lie anywhere.
-float element(const float* array, int64_t idx) {
-  float value;
-  std::memcpy(&value, reinterpret_cast<const char*>(array) + idx * static_cast<int64_t>(sizeof value), sizeof value);
-  return value;
-}
+using Refusal = LayerRefusal;
 
-// Builds refusals of members of one layer: "layers[3].n_q_heads = 7 ...", or "layer." where there is only one.
-class Refusal {
- public:
-  explicit Refusal(int64_t layer_idx) {
-    if (layer_idx >= 0)
-      std::snprintf(prefix_, sizeof prefix_, "layers[%lld].", static_cast<long long>(layer_idx));
-    else
-      std::snprintf(prefix_, sizeof prefix_, "layer.");
-  }
-  [[gnu::format(printf, 4, 5)]] Status operator()(int32_t code, const char* member, const char* format, ...) const {
-    char text[256];
-    va_list values;
-    va_start(values, format);
-    std::vsnprintf(text, sizeof text, format, values);
-    va_end(values);
-    const std::string field = std::string(prefix_) + member;
-    return fail(code, field.c_str(), "%s = %s", field.c_str(), text);
-  }
-
- private:
-  char prefix_[40];
-};
+float element(const float* array, int64_t idx) { return read_element(array, idx); }
 
 Status check_heads(const tandem_layer_options& l, const Refusal& refuse) {
   if (l.n_q_heads < 1 || l.n_q_heads > kMaxHeads)
@@ -122,7 +95,7 @@ Status check_rope(const tandem_layer_options& l, const Refusal& refuse) {
   TANDEM_TRY(check_positive(l.rope_theta, "rope_theta", refuse));
   TANDEM_TRY(check_positive(l.rope_position_scale, "rope_position_scale", refuse));
   TANDEM_TRY(check_positive(l.rope_attn_factor, "rope_attn_factor", refuse));
-  if (l.rope == TANDEM_ROPE_CALLER) return {};
+  if (l.rope == TANDEM_ROPE_CALLER && projected_rope(l) == 0) return {};
   if (l.k_head_dim == kLatentKDim)
     return refuse(
         TANDEM_ERROR_UNSUPPORTED, "rope",
@@ -180,7 +153,23 @@ Status check_layer(const tandem_layer_options& layer, int64_t layer_idx) {
   TANDEM_TRY(check_heads(layer, refuse));
   TANDEM_TRY(check_dims(layer, refuse));
   TANDEM_TRY(check_logits(layer, refuse));
+  TANDEM_TRY(check_projection(layer, refuse));
   return check_rope(layer, refuse);
+}
+
+// One for each distinct description.
+const RopeTable* Model::angles(const tandem_layer_options& options, int32_t rope) {
+  const bool is_interleaved = rope == TANDEM_ROPE_INTERLEAVED;
+  const auto factor = static_cast<float>(or_default(options.rope_attn_factor, 1.0));
+  std::tuple description(is_interleaved, factor, rope_frequencies(options));
+  const RopeTable*& table = tables_[description];
+  if (table == nullptr) {
+    const std::vector<double>& inv_freq = std::get<2>(description);
+    rope_tables_.push_back(std::make_unique<RopeTable>(
+        make_rope_table(inv_freq.data(), static_cast<int32_t>(inv_freq.size()), is_interleaved, factor)));
+    table = rope_tables_.back().get();
+  }
+  return table;
 }
 
 Status Model::create(const std::vector<tandem_layer_options>& layers, std::shared_ptr<const Model>* model) {
@@ -193,7 +182,6 @@ Status Model::create(const std::vector<tandem_layer_options>& layers, std::share
   auto made = std::make_shared<Model>();
   made->layers_.reserve(layers.size());
   made->sinks_.resize(layers.size());
-  std::map<std::tuple<bool, float, std::vector<double>>, const RopeTable*> tables;
   for (size_t i = 0; i < layers.size(); ++i) {
     const tandem_layer_options& options = layers[i];
     Layer layer = resolve_layer(options);
@@ -202,18 +190,12 @@ Status Model::create(const std::vector<tandem_layer_options>& layers, std::share
       std::memcpy(made->sinks_[i].data(), options.sinks, made->sinks_[i].size() * sizeof(float));
       layer.sinks = made->sinks_[i].data();
     }
-    if (options.rope != TANDEM_ROPE_CALLER) {
-      const bool interleaved = options.rope == TANDEM_ROPE_INTERLEAVED;
-      const auto factor = static_cast<float>(or_default(options.rope_attn_factor, 1.0));
-      std::tuple description(interleaved, factor, rope_frequencies(options));
-      const RopeTable*& table = tables[description];
-      if (table == nullptr) {
-        const std::vector<double>& inv_freq = std::get<2>(description);
-        made->rope_tables_.push_back(std::make_unique<RopeTable>(
-            make_rope_table(inv_freq.data(), static_cast<int32_t>(inv_freq.size()), interleaved, factor)));
-        table = made->rope_tables_.back().get();
-      }
-      layer.rope = table;
+    const int32_t projected = projected_rope(options);
+    if (options.rope != TANDEM_ROPE_CALLER) layer.rope = made->angles(options, options.rope);
+    if (options.projection != nullptr) {
+      const RopeTable* rope = projected != 0 ? made->angles(options, projected) : nullptr;
+      made->projections_.push_back(own_projection(options, rope));
+      layer.projection = &made->projections_.back()->plain;
     }
     made->layers_.push_back(layer);
   }

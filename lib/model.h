@@ -2,7 +2,9 @@
 // Geometry of all layers, checked, with defaults filled in and everything that outlives the call copied.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "lib/layer.h"
@@ -18,9 +20,13 @@ class Model {
   const std::vector<Layer>& layers() const { return layers_; }
 
  private:
+  const RopeTable* angles(const tandem_layer_options& options, int32_t rope);
+
   std::vector<Layer> layers_;
-  std::vector<std::vector<float>> sinks_;                // [n_layers] -> [n_q_heads]
-  std::vector<std::unique_ptr<RopeTable>> rope_tables_;  // one for each distinct description
+  std::vector<std::vector<float>> sinks_;  // [n_layers] -> [n_q_heads]
+  std::vector<std::unique_ptr<RopeTable>> rope_tables_;
+  std::map<std::tuple<bool, float, std::vector<double>>, const RopeTable*> tables_;  // by what they are of
+  std::vector<std::unique_ptr<OwnedProjection>> projections_;                        // of layers that have one
 };
 
 // Checks one layer alone: INVALID_ARGUMENT or UNSUPPORTED, naming layers[layer_idx].member.

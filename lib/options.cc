@@ -79,6 +79,8 @@ void tandem_engine_options_init(tandem_engine_options* options) { tandem::init(o
 
 void tandem_layer_options_init(tandem_layer_options* options) { tandem::init(options); }
 
+void tandem_layer_projection_init(tandem_layer_projection* projection) { tandem::init(projection); }
+
 void tandem_cache_options_init(tandem_cache_options* options) { tandem::init(options); }
 
 void tandem_session_options_init(tandem_session_options* options) { tandem::init(options); }

@@ -2,6 +2,7 @@
 #include "lib/page_store.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "lib/device_memory.h"
 #include "lib/placement.h"
@@ -33,6 +34,9 @@ void lay_out(const Layer& layer, int32_t n_nodes, int64_t tokens, StoreGeometry:
     }
     part->bytes = round_up(part->bytes, kSliceAlignment);
   }
+  if (part->node != kAllNodes || planes->x_bytes == 0) return;  // hidden states are no head's
+  planes->x_offset = part->offset + part->bytes;
+  part->bytes = round_up(part->bytes + tokens * planes->x_bytes, kSliceAlignment);
 }
 
 }  // namespace
@@ -46,10 +50,13 @@ StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page
     planes.row_bytes = plane_bytes(layer);
     planes.heads.resize(static_cast<size_t>(layer.n_kv_heads));
     geometry.token_bytes += layer.n_kv_heads * planes.row_bytes.total();
+    planes.x_bytes = layer.x_bytes();
+    geometry.x_token_bytes += planes.x_bytes;
   }
   const int64_t tokens = geometry.pages_per_extent * page_len;
   int64_t unit = 1;  // of a part
-  if (n_nodes > 1) unit = tokens * geometry.token_bytes < n_nodes * kLargePart ? kPageBytes : kHugePageBytes;
+  if (n_nodes > 1)
+    unit = tokens * (geometry.token_bytes + geometry.x_token_bytes) < n_nodes * kLargePart ? kPageBytes : kHugePageBytes;
   for (int32_t node = kAllNodes; node < n_nodes; ++node) {
     StoreGeometry::Part part{node, geometry.extent_bytes, 0};
     for (size_t l = 0; l < layers.size(); ++l) lay_out(layers[l], n_nodes, tokens, &geometry.layers[l], &part);
@@ -123,6 +130,12 @@ Rows PageStore::rows(const std::vector<std::byte*>& bases, int32_t page, int64_t
   return rows;
 }
 
+std::byte* PageStore::x_row(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx) const {
+  const StoreGeometry::LayerPlanes& planes = geometry_.layers[static_cast<size_t>(layer_idx)];
+  const int64_t row = page % geometry_.pages_per_extent * geometry_.page_len + slot;
+  return bases[static_cast<size_t>(page / geometry_.pages_per_extent)] + planes.x_offset + row * planes.x_bytes;
+}
+
 int32_t PageStore::take(int32_t after) {
   const auto n = static_cast<int32_t>(references_.size());
   int32_t page = after + 1;
@@ -169,6 +182,8 @@ void PageStore::copy_page(int32_t from, int32_t to, int64_t n_tokens) {
     const auto layer_idx = static_cast<int32_t>(l);
     for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h)
       copy_rows(rows(from, 0, layer_idx, h), rows(to, 0, layer_idx, h), row_bytes(layer_idx), n_tokens);
+    if (const int64_t bytes = n_tokens * x_bytes(layer_idx); bytes > 0)
+      std::memcpy(x_row(to, 0, layer_idx), x_row(from, 0, layer_idx), static_cast<size_t>(bytes));
   }
 }
 

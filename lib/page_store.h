@@ -6,6 +6,7 @@
 //
 //   extent:  layer 0: K head 0 [2048 rows] | K head 1 | ... | V head 0 | V head 1 | ...   layer 1: ...
 //            (with the planes of scales behind their codes, where a type has them)
+//            | hidden states [2048 rows], of layers that keep them
 //
 // With several NUMA nodes an extent is one such part for each: the same with the heads of that node alone (lib/placement.h).
 // A part begins on a huge page, or on a page where extents are too small for that.
@@ -37,15 +38,17 @@ struct StoreGeometry {
   };
   struct LayerPlanes {
     PlaneBytes row_bytes;
-    std::vector<HeadPlanes> heads;  // [n_kv_heads]
+    std::vector<HeadPlanes> heads;      // [n_kv_heads]
+    int64_t x_offset = 0, x_bytes = 0;  // of hidden states: the first row in an extent; of a row, 0 where there are none
   };
   std::vector<LayerPlanes> layers;
   struct Part {
     int32_t node = 0;  // or kAllNodes
     int64_t offset = 0, bytes = 0;
   };
-  std::vector<Part> parts;  // of an extent, side by side
-  int64_t token_bytes = 0;  // K and V of one token in all layers
+  std::vector<Part> parts;    // of an extent, side by side
+  int64_t token_bytes = 0;    // K and V of one token in all layers
+  int64_t x_token_bytes = 0;  // hidden states, likewise
 
   int64_t extent_len() const { return pages_per_extent * page_len; }  // tokens
 };
@@ -76,6 +79,10 @@ class PageStore {
   }
   // The same with bases() of before: for who is not to look here while the store may grow.
   Rows rows(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const;
+  // The hidden state of a slot and, within an extent, those behind it.
+  std::byte* x_row(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx) const;
+  std::byte* x_row(int32_t page, int64_t slot, int32_t layer_idx) const { return x_row(bases_, page, slot, layer_idx); }
+  int64_t x_bytes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)].x_bytes; }
   const std::vector<std::byte*>& bases() const { return bases_; }
   const PlaneBytes& row_bytes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)].row_bytes; }
   int64_t n_used() const { return n_used_; }

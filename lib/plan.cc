@@ -8,6 +8,7 @@
 #include "lib/dtype.h"
 #include "lib/placement.h"
 #include "lib/routes/prefill_size.h"
+#include "lib/routes/recompute.h"
 #include "lib/routes/route.h"
 #include "lib/routes/stream_pieces.h"
 #include "lib/sequence_state.h"
@@ -87,6 +88,42 @@ void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout
   }
 }
 
+// Likewise.
+void add_rebuilt_parts(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts, const Streaming& calls,
+                       CallSize* size) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    RebuiltCount count;
+    for (const int64_t kv_len : calls.kv_lens) {
+      const TokenRange tokens = calls.streamed(layers[l], kv_len);
+      count.add(calls.routes.rebuilt_share, tokens.end - tokens.begin, 1);
+    }
+    size->n_rebuilt_parts = std::max(size->n_rebuilt_parts, count.all_parts(layouts[l]));
+    size->n_rebuilt_pages = std::max(size->n_rebuilt_pages, count.n_pages);
+  }
+}
+
+// What crosses the bus, and what a session takes for that.
+struct RouteLayouts {
+  std::vector<StreamLayout> streams;
+  std::vector<RebuildLayout> rebuilt;
+};
+
+Status plan_routes(const Engine& engine, const std::vector<Layer>& layers, const Policy& policy, const Streaming& calls,
+                   RouteLayouts* made, tandem_memory_plan* plan) {
+  const RouteOptions& routes = calls.routes;
+  plan->device_stream_bytes = plan->device_weights_bytes = 0;
+  if (engine.device() == nullptr || routes.route == Route::kHost) return {};
+  TANDEM_TRY(make_stream_layouts(layers, policy, calls.store.extent_len(), routes, &made->streams));
+  if (routes.route == Route::kRecompute) TANDEM_TRY(make_rebuild_layouts(layers, routes.buffer_bytes, &made->rebuilt));
+  if (calls.kv_lens.empty()) return {};
+  if (!made->streams.empty() && routes.streams_keys())
+    plan->device_stream_bytes = StreamBuffers::kBuffers * routes.buffer_bytes;
+  if (made->rebuilt.empty()) return {};
+  plan->device_stream_bytes += RebuildBuffers::bytes_of(*engine.device(), layers, made->rebuilt);
+  plan->device_weights_bytes = ProjectionsOnDevice::bytes_of(layers);
+  return {};
+}
+
 // Long appends, each in a call of its own (lib/routes/prefill.cc).
 Status add_prefill(const Device& device, const std::vector<Layer>& layers, const WindowGeometry& window,
                    const Streaming& calls, DeviceLimits* limits) {
@@ -108,7 +145,7 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
 
 // Of the first calls of all sequences.
 Status plan_calls(const Engine& engine, const std::vector<Layer>& layers, const Policy& policy, const Streaming& calls,
-                  const std::vector<StreamLayout>& streams, tandem_memory_plan* plan) {
+                  const RouteLayouts& made, tandem_memory_plan* plan) {
   const auto n_sequences = static_cast<int64_t>(calls.kv_lens.size());
   const int64_t page_len = calls.store.page_len;
   int64_t q_len = 1, n_tokens = 0;
@@ -120,9 +157,12 @@ Status plan_calls(const Engine& engine, const std::vector<Layer>& layers, const 
                 evicted_at_once(policy, calls.options, page_len)};
   const WindowGeometry window = make_window_geometry(layers, policy);
   DeviceLimits limits;
-  if (calls.routes.always_streams() && !streams.empty()) {
-    add_pieces(layers, streams, calls, &size);
-    TANDEM_TRY(add_prefill(*engine.device(), layers, window, calls, &limits));
+  if (calls.routes.always_streams() && !made.streams.empty()) {
+    if (calls.routes.streams_keys()) add_pieces(layers, made.streams, calls, &size);
+    if (!made.rebuilt.empty())
+      add_rebuilt_parts(layers, made.rebuilt, calls, &size);
+    else
+      TANDEM_TRY(add_prefill(*engine.device(), layers, window, calls, &limits));
   }
   return plan_device(engine, layers, window.page_bytes, size, limits, plan);
 }
@@ -141,7 +181,9 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;
-  double longest = 0.0, bytes_at_most = 3.0 * static_cast<double>(geometry.token_bytes);  // nothing below can overflow
+  double longest = 0.0;
+  double bytes_at_most =
+      3.0 * static_cast<double>(geometry.token_bytes + geometry.x_token_bytes);  // nothing below overflows
   for (const Layer& layer : layers) bytes_at_most += 4.0 * (layer.n_q_heads + layer.n_kv_heads);
   for (size_t i = 0; i < kv_lens.size(); ++i) {
     if (kv_lens[i] < 0 || kv_lens[i] > INT32_MAX)
@@ -161,18 +203,16 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->host_kv_bytes = n_extents * geometry.extent_bytes;
   plan->host_session_bytes = bytes.state;
   plan->selection_max_bytes = bytes.selection;
-  const auto n_sequences = static_cast<int64_t>(kv_lens.size());
-  std::vector<StreamLayout> streams;
-  if (engine.device() != nullptr && routes.route != Route::kHost)
-    TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes, &streams));
-  plan->device_stream_bytes = streams.empty() || n_sequences == 0 ? 0 : StreamBuffers::kBuffers * routes.buffer_bytes;
   const Streaming calls{options, routes, geometry, kv_lens};
-  TANDEM_TRY(plan_calls(engine, layers, *policy, calls, streams, plan));
+  RouteLayouts made;
+  TANDEM_TRY(plan_routes(engine, layers, *policy, calls, &made, plan));
+  TANDEM_TRY(plan_calls(engine, layers, *policy, calls, made, plan));
   plan->kv_token_bytes = geometry.token_bytes;
+  plan->x_token_bytes = geometry.x_token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
   // What "auto" cannot have, it goes without.
-  const int64_t on_device =
-      plan->device_window_bytes + plan->device_work_bytes + (routes.always_streams() ? plan->device_stream_bytes : 0);
+  const int64_t on_device = plan->device_window_bytes + plan->device_work_bytes +
+                            (routes.always_streams() ? plan->device_stream_bytes + plan->device_weights_bytes : 0);
   if (cache.device_cap_bytes > 0 && on_device > cache.device_cap_bytes)
     return fail(TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = %lld: the plan needs %lld",
                 static_cast<long long>(cache.device_cap_bytes), static_cast<long long>(on_device));

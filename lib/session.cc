@@ -27,12 +27,18 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   TANDEM_TRY(resolve_route_options(options, *policy, cache->layers(), &routes));
   const Device* device = cache->engine().device();
   if (routes.always_streams() && device == nullptr)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", options.route);
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", name_of(routes.route));
+  std::vector<RebuildLayout> rebuilt;
+  if (routes.route == Route::kRecompute) {
+    TANDEM_TRY(make_rebuild_layouts(cache->layers(), routes.buffer_bytes, &rebuilt));
+    for (const Layer& layer : cache->layers()) TANDEM_TRY(call_device(*device, &DeviceTable::supports_rebuild, &layer));
+  }
   std::vector<StreamLayout> layouts;
   if (device != nullptr && routes.route != Route::kHost)
     TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes, &layouts));
   session->reset(new Session(std::move(cache), policy, resolved, routes));
   (*session)->stream_layouts_ = std::move(layouts);
+  (*session)->rebuild_layouts_ = std::move(rebuilt);
   (*session)->cache_->attach(session->get());
   return {};
 }
@@ -421,6 +427,7 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->n_planned_parts = sums.n_planned_parts;
   stats->predicted_part_ns = sums.predicted_part_ns;
   stats->planned_part_ns = sums.planned_part_ns;
+  stats->streamed_x_bytes = sums.streamed_x_bytes;
   stats->host_kv_bytes_read += sums.selected_kv_bytes;
   return {};
 }

@@ -35,6 +35,7 @@ struct AttendArgs {
   TensorView q, o;                      // [n_tokens, n_q_heads, ...]
   const TensorView* k = nullptr;        // null: nothing is appended
   const TensorView* v = nullptr;        // null where V aliases K, or nothing is appended
+  const TensorView* x = nullptr;        // null where the layer keeps no hidden states, or nothing is appended
   float* lse = nullptr;                 // null: not wanted
   int64_t lse_token_stride = 0;         // elements
   int64_t lse_head_stride = 0;
@@ -159,10 +160,12 @@ class Session {
   const Policy* policy_;
   PolicyOptions options_;
   RouteOptions routes_;
-  std::vector<StreamLayout> stream_layouts_;  // [n_layers]; empty: nothing is ever streamed
-  bool may_stream_ = false;                   // the call at hand: it has what that takes
-  bool refuses_streams_ = false;              // there was no memory for them, which is said once
-  bool refuses_prefill_ = false;              // likewise, for long appends' own chunks
+  std::vector<StreamLayout> stream_layouts_;      // [n_layers]; empty: nothing is ever streamed
+  std::vector<RebuildLayout> rebuild_layouts_;    // [n_layers]; empty: no keys are made of hidden states
+  const DeviceProjection* projection_ = nullptr;  // of the call at hand, where its keys are rebuilt
+  bool may_stream_ = false;                       // the call at hand: it has what that takes
+  bool refuses_streams_ = false;                  // there was no memory for them, which is said once
+  bool refuses_prefill_ = false;                  // likewise, for long appends' own chunks
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> forgotten_;  // it may have memory of the device
   std::unique_ptr<AttendScratch> scratch_;

@@ -58,7 +58,7 @@ Status Session::reserve_step(void* stream) {
 Status Session::plan_step(void* stream) {
   if (routes_.always_streams())
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": planned steps take \"host\" or \"auto\"",
-                routes_.route == Route::kStream ? "stream" : "host+stream");
+                name_of(routes_.route));
   if (step_.empty())
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_sequences", "n_sequences = 0: a step on a stream has one at least");
   may_stream_ = false;

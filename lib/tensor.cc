@@ -9,6 +9,7 @@
 
 #include "lib/block_row.h"
 #include "lib/dtype.h"
+#include "lib/layer.h"
 #include "lib/options.h"
 
 namespace tandem {
@@ -220,10 +221,21 @@ bool same_tensor(const CheckedTensor& a, const CheckedTensor& b) {
   return true;
 }
 
+Status refuse_hidden(const Layer& layer, const tandem_tensor* x) {
+  if ((x != nullptr) == (layer.x_type != 0)) return {};
+  if (x == nullptr)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "x",
+                "x = NULL: the cache keeps the hidden states of this layer (x_type = %d)", layer.x_type);
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, "x", "x = %p: the cache keeps no hidden states of this layer (%s)",
+              static_cast<const void*>(x), layer.projection == nullptr ? "it has no projection" : "x_type = 0");
+}
+
 TensorView view_of(const CheckedTensor& checked) {
   const tandem_tensor& t = checked.tensor;
   const Unit unit = unit_of(t.dtype);
   const auto bytes = [&](int64_t elements) { return elements / unit.n_elements * unit.bytes; };
+  if (t.n_dims == 2)
+    return {static_cast<std::byte*>(t.data), t.dtype, t.shape[0], 1, t.shape[1], bytes(t.stride[0]), bytes(t.shape[1])};
   return {
       static_cast<std::byte*>(t.data), t.dtype, t.shape[0], t.shape[1], t.shape[2], bytes(t.stride[0]), bytes(t.stride[1])};
 }

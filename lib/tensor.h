@@ -76,6 +76,10 @@ Status check_disjoint(const CheckedTensor& output, const Footprint& other, const
 // Same memory, same layout: an output that replaces its input.
 bool same_tensor(const CheckedTensor& a, const CheckedTensor& b);
 
-TensorView view_of(const CheckedTensor& checked);  // of three dimensions
+struct Layer;
+// INVALID_ARGUMENT where hidden states of new tokens come and the layer keeps none, or none come and it does.
+Status refuse_hidden(const Layer& layer, const tandem_tensor* x);
+
+TensorView view_of(const CheckedTensor& checked);  // of three dimensions, or of two: a head is missing
 
 }  // namespace tandem

@@ -170,17 +170,18 @@ func (c *Cache) Stats() (CacheStats, error) {
 		return C.tandem_cache_get_stats(&raw, cache, err)
 	})
 	return CacheStats{
-		NSequences:        int64(raw.n_sequences),
-		NPagesUsed:        int64(raw.n_pages_used),
-		NPagesShared:      int64(raw.n_pages_shared),
-		HostKvBytes:       int64(raw.host_kv_bytes),
-		HostSessionBytes:  int64(raw.host_session_bytes),
-		SelectionBytes:    int64(raw.selection_bytes),
-		HostPeakBytes:     int64(raw.host_peak_bytes),
-		DeviceWindowBytes: int64(raw.device_window_bytes),
-		DeviceWorkBytes:   int64(raw.device_work_bytes),
-		DevicePeakBytes:   int64(raw.device_peak_bytes),
-		DeviceStreamBytes: int64(raw.device_stream_bytes),
-		PinnedBytes:       int64(raw.pinned_bytes),
+		NSequences:         int64(raw.n_sequences),
+		NPagesUsed:         int64(raw.n_pages_used),
+		NPagesShared:       int64(raw.n_pages_shared),
+		HostKvBytes:        int64(raw.host_kv_bytes),
+		HostSessionBytes:   int64(raw.host_session_bytes),
+		SelectionBytes:     int64(raw.selection_bytes),
+		HostPeakBytes:      int64(raw.host_peak_bytes),
+		DeviceWindowBytes:  int64(raw.device_window_bytes),
+		DeviceWorkBytes:    int64(raw.device_work_bytes),
+		DevicePeakBytes:    int64(raw.device_peak_bytes),
+		DeviceStreamBytes:  int64(raw.device_stream_bytes),
+		PinnedBytes:        int64(raw.pinned_bytes),
+		DeviceWeightsBytes: int64(raw.device_weights_bytes),
 	}, err
 }

@@ -19,6 +19,7 @@ var abiStructs = []struct {
 }{
 	{"tandem_tensor", reflect.TypeOf(C.tandem_tensor{})},
 	{"tandem_engine_options", reflect.TypeOf(C.tandem_engine_options{})},
+	{"tandem_layer_projection", reflect.TypeOf(C.tandem_layer_projection{})},
 	{"tandem_layer_options", reflect.TypeOf(C.tandem_layer_options{})},
 	{"tandem_cache_options", reflect.TypeOf(C.tandem_cache_options{})},
 	{"tandem_session_options", reflect.TypeOf(C.tandem_session_options{})},

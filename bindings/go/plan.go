@@ -11,30 +11,33 @@ import "errors"
 
 // MemoryPlan is what a cache with one session will hold.
 type MemoryPlan struct {
-	HostKvBytes       int64 // pages of K and V
-	HostSessionBytes  int64 // MAW and selection tables of one session
-	SelectionMaxBytes int64 // upper bound
-	DeviceWindowBytes int64 // windows, for calls of one query a sequence
-	DeviceWorkBytes   int64 // states, descriptors, work space, for the same calls
-	KvTokenBytes      int64 // K and V of one token in all layers
-	SharedBytes       int64 // pinned host memory through which device and host hand over
-	DeviceStreamBytes int64 // buffers of a session that may stream
+	HostKvBytes        int64 // pages of K and V
+	HostSessionBytes   int64 // MAW and selection tables of one session
+	SelectionMaxBytes  int64 // upper bound
+	DeviceWindowBytes  int64 // windows, for calls of one query a sequence
+	DeviceWorkBytes    int64 // states, descriptors, work space, for the same calls
+	KvTokenBytes       int64 // K and V of one token in all layers
+	SharedBytes        int64 // pinned host memory through which device and host hand over
+	DeviceStreamBytes  int64 // buffers of a session that may stream
+	DeviceWeightsBytes int64 // projections of the route "recompute"
+	XTokenBytes        int64 // hidden states of one token in all layers
 }
 
 // CacheStats is what a cache holds.
 type CacheStats struct {
-	NSequences        int64
-	NPagesUsed        int64 // held by at least one sequence
-	NPagesShared      int64 // held by more than one
-	HostKvBytes       int64 // pages allocated
-	HostSessionBytes  int64
-	SelectionBytes    int64
-	HostPeakBytes     int64 // most ever in use at once: what HostCapBytes bounds
-	DeviceWindowBytes int64
-	DeviceWorkBytes   int64
-	DevicePeakBytes   int64 // most ever in use at once: what DeviceCapBytes bounds
-	DeviceStreamBytes int64 // buffers of sessions that stream
-	PinnedBytes       int64 // pages pinned for streams
+	NSequences         int64
+	NPagesUsed         int64 // held by at least one sequence
+	NPagesShared       int64 // held by more than one
+	HostKvBytes        int64 // pages allocated
+	HostSessionBytes   int64
+	SelectionBytes     int64
+	HostPeakBytes      int64 // most ever in use at once: what HostCapBytes bounds
+	DeviceWindowBytes  int64
+	DeviceWorkBytes    int64
+	DevicePeakBytes    int64 // most ever in use at once: what DeviceCapBytes bounds
+	DeviceStreamBytes  int64 // buffers of sessions that stream
+	PinnedBytes        int64 // pages pinned for streams
+	DeviceWeightsBytes int64 // projections in device memory
 }
 
 // SessionStats is sums since the session was created.
@@ -65,6 +68,7 @@ type SessionStats struct {
 	NPlannedParts       int64 // parts of which the engine knew what they would take
 	PredictedPartNs     int64 // that
 	PlannedPartNs       int64 // and what they took
+	StreamedXBytes      int64 // and hidden states, of which K and V were made on the device
 }
 
 // PlanMemory plans sequences of kvLens tokens without allocating anything. nil: default options. ErrCapacity, where a cap is
@@ -93,29 +97,33 @@ func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionO
 		return MemoryPlan{}, err
 	}
 	return MemoryPlan{
-		HostKvBytes:       int64(raw.host_kv_bytes),
-		HostSessionBytes:  int64(raw.host_session_bytes),
-		SelectionMaxBytes: int64(raw.selection_max_bytes),
-		DeviceWindowBytes: int64(raw.device_window_bytes),
-		DeviceWorkBytes:   int64(raw.device_work_bytes),
-		KvTokenBytes:      int64(raw.kv_token_bytes),
-		SharedBytes:       int64(raw.shared_bytes),
-		DeviceStreamBytes: int64(raw.device_stream_bytes),
+		HostKvBytes:        int64(raw.host_kv_bytes),
+		HostSessionBytes:   int64(raw.host_session_bytes),
+		SelectionMaxBytes:  int64(raw.selection_max_bytes),
+		DeviceWindowBytes:  int64(raw.device_window_bytes),
+		DeviceWorkBytes:    int64(raw.device_work_bytes),
+		KvTokenBytes:       int64(raw.kv_token_bytes),
+		SharedBytes:        int64(raw.shared_bytes),
+		DeviceStreamBytes:  int64(raw.device_stream_bytes),
+		DeviceWeightsBytes: int64(raw.device_weights_bytes),
+		XTokenBytes:        int64(raw.x_token_bytes),
 	}, err
 }
 
 // Report is the plan as JSON.
 func (p MemoryPlan) Report() (string, error) {
 	raw := C.tandem_memory_plan{
-		struct_size:         C.sizeof_tandem_memory_plan,
-		host_kv_bytes:       C.int64_t(p.HostKvBytes),
-		host_session_bytes:  C.int64_t(p.HostSessionBytes),
-		selection_max_bytes: C.int64_t(p.SelectionMaxBytes),
-		device_window_bytes: C.int64_t(p.DeviceWindowBytes),
-		device_work_bytes:   C.int64_t(p.DeviceWorkBytes),
-		kv_token_bytes:      C.int64_t(p.KvTokenBytes),
-		shared_bytes:        C.int64_t(p.SharedBytes),
-		device_stream_bytes: C.int64_t(p.DeviceStreamBytes),
+		struct_size:          C.sizeof_tandem_memory_plan,
+		host_kv_bytes:        C.int64_t(p.HostKvBytes),
+		host_session_bytes:   C.int64_t(p.HostSessionBytes),
+		selection_max_bytes:  C.int64_t(p.SelectionMaxBytes),
+		device_window_bytes:  C.int64_t(p.DeviceWindowBytes),
+		device_work_bytes:    C.int64_t(p.DeviceWorkBytes),
+		kv_token_bytes:       C.int64_t(p.KvTokenBytes),
+		shared_bytes:         C.int64_t(p.SharedBytes),
+		device_stream_bytes:  C.int64_t(p.DeviceStreamBytes),
+		device_weights_bytes: C.int64_t(p.DeviceWeightsBytes),
+		x_token_bytes:        C.int64_t(p.XTokenBytes),
 	}
 	return text(func(buffer *C.char, bytes C.size_t, needed *C.size_t, rawErr **C.tandem_error) C.int32_t {
 		return C.tandem_plan_report(buffer, bytes, needed, &raw, rawErr)

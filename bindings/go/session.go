@@ -337,5 +337,6 @@ func (s *Session) Stats() (SessionStats, error) {
 		NPlannedParts:       int64(raw.n_planned_parts),
 		PredictedPartNs:     int64(raw.predicted_part_ns),
 		PlannedPartNs:       int64(raw.planned_part_ns),
+		StreamedXBytes:      int64(raw.streamed_x_bytes),
 	}, err
 }

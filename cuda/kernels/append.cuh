@@ -11,6 +11,10 @@
 // Where the library rotates keys (rotate.cuh), the window has K as f32, rotated, and the queries go rotated to rotated_q as
 // well.
 //
+// Hidden states, where the layer keeps them, go to the host alone; they are long, and a warp takes kWarpRow numbers of one.
+//
+//   slot     x_at + row * row bytes
+//
 // The first rows are on their way while a block waits for its slot.
 #pragma once
 
@@ -20,20 +24,23 @@
 
 namespace tandem::cuda {
 
+inline constexpr int kWarpRow = kFours * kWarpNumbers;
+
 // A row, where it is from and where its sequence is.
 struct NewRow {
   int sequence_idx;  // -1: nobody's, in replays with fewer tokens
   int token;         // of the call
   int head;
-  bool is_query;
-  int plane;            // of a row that is no query: kPlaneK or kPlaneV
+  bool is_query, is_hidden;
+  int plane;            // of a row that is neither: kPlaneK or kPlaneV
   uint4 fours[kFours];  // as they are in the tensor; 0 behind the row's last
 };
 
 __device__ inline const DeviceRows& source_of(const AppendCall& call, const NewRow& row) {
-  return row.is_query ? call.append.q : row.plane == kPlaneK ? call.append.k : call.append.v;
+  return row.is_hidden ? call.append.x : row.is_query ? call.append.q : row.plane == kPlaneK ? call.append.k : call.append.v;
 }
 __device__ inline int dim_of(const AppendCall& call, const NewRow& row) {
+  if (row.is_hidden) return min(kWarpRow, call.x_dim - row.head * kWarpRow);
   return row.is_query || row.plane == kPlaneK ? call.k_dim : call.v_dim;
 }
 
@@ -48,12 +55,13 @@ __device__ inline NewRow load_new_row(const AppendCall& call, int at) {
   row.is_query = row.head < n_queries;
   if (!row.is_query) {
     row.head -= n_queries;
+    row.is_hidden = row.head >= 2 * call.n_kv_heads;
     row.plane = row.head < call.n_kv_heads ? kPlaneK : kPlaneV;
-    row.head %= call.n_kv_heads;
+    row.head = row.is_hidden ? row.head - 2 * call.n_kv_heads : row.head % call.n_kv_heads;
   }
   const DeviceRows& from = source_of(call, row);
   const int dim = dim_of(call, row);
-  const int64_t first = row.token * from.token_stride + row.head * from.head_stride;
+  const int64_t first = row.token * from.token_stride + row.head * (row.is_hidden ? kWarpRow : from.head_stride);
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
     if (first_of_four(j) < dim) row.fours[j] = load_four(from.data, from.dtype, first + first_of_four(j));
@@ -69,7 +77,7 @@ __device__ inline void store_query(const AppendCall& call, const NewRow& row, st
 #pragma unroll
   for (int j = 0; j < kFours; ++j) widen_four(call.append.q.dtype, row.fours[j], x[j]);
   if (room != nullptr) {
-    rotate_row(call, position_of(call, sequence, row.token), x, room);
+    rotate_row(call.rotation, position_of(call, sequence, row.token), x, room);
     store_floats(call.append.rotated_q + (int64_t{row.token} * call.n_q_heads + row.head) * call.k_dim, x, call.k_dim);
   }
   if (sequence.has_host_part == 0) return;
@@ -126,8 +134,21 @@ __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& 
     if (leads) store_codes(to.window[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
   }
   if (room == nullptr || to.window[0] == nullptr) return;
-  rotate_row(call, position_of(call, call.append.sequences.sequences[row.sequence_idx], row.token), kept, room);
+  rotate_row(call.rotation, position_of(call, call.append.sequences.sequences[row.sequence_idx], row.token), kept, room);
   store_floats(reinterpret_cast<float*>(to.window[0]), kept, dim);
+}
+
+__device__ inline void store_hidden(const AppendCall& call, const NewRow& row, std::byte* slot) {
+  const int64_t first = int64_t{row.token} * call.x_dim + row.head * kWarpRow;
+  const int dim = dim_of(call, row), bytes = 2 * kLaneNumbers;
+#pragma unroll
+  for (int j = 0; j < kFours; ++j) {
+    float x[kLaneNumbers];
+    widen_four(call.append.x.dtype, row.fours[j], x);
+    if (first_of_four(j) < dim)
+      store_codes(slot + call.append.exchange.x_at + 2 * (first + first_of_four(j)), round_four(call.x_type, x).codes,
+                  bytes);
+  }
 }
 
 __device__ inline void store_header(const AppendCall& call, Word ticket, std::byte* slot) {
@@ -165,6 +186,8 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   while (at < n_rows) {
     if (row.sequence_idx >= 0 && row.is_query)
       store_query(call, row, slot, kRotates ? rows[threadIdx.x / 32] : nullptr);
+    else if (row.sequence_idx >= 0 && row.is_hidden)
+      store_hidden(call, row, slot);
     else if (row.sequence_idx >= 0)
       store_key_or_value(call, row, slot, kRotates && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
     at += step;

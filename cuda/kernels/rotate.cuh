@@ -13,40 +13,41 @@ __device__ inline int64_t position_of(const AppendCall& call, const DeviceSequen
 }
 
 // cos and sin of a pair, times the model's factor.
-__device__ inline float2 angle_of(const AppendCall& call, int64_t position, int pair) {
-  const int n = call.n_pairs;
-  const float* row = call.append.rope + (position & 255) * 2 * n + pair;
+__device__ inline float2 angle_of(const Rotation& rotation, int64_t position, int pair) {
+  const int n = rotation.n_pairs;
+  const float* row = rotation.cos_sin + (position & 255) * 2 * n + pair;
   float c = row[0], s = row[n];
 #pragma unroll
   for (int digit = 1; digit < RopeTable::kDigits; ++digit) {
     const int64_t value = position >> 8 * digit & 255;
     if (value == 0) continue;
-    row = call.append.rope + (digit * 256 + value) * 2 * n + pair;
+    row = rotation.cos_sin + (digit * 256 + value) * 2 * n + pair;
     const float x = c, y = s;
     c = x * row[0] - y * row[n];
     s = x * row[n] + y * row[0];
   }
-  return make_float2(c * call.attn_factor, s * call.attn_factor);
+  return make_float2(c * rotation.attn_factor, s * rotation.attn_factor);
 }
 
 // A warp's row, in place. room: of kFours * kWarpNumbers floats, as numbers of a pair are in different lanes.
-__device__ inline void rotate_row(const AppendCall& call, int64_t position, float (&x)[kFours][kLaneNumbers], float* room) {
+__device__ inline void rotate_row(const Rotation& rotation, int64_t position, float (&x)[kFours][kLaneNumbers],
+                                  float* room) {
   __syncwarp();  // what was there has been read
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
     *reinterpret_cast<float4*>(room + first_of_four(j)) = make_float4(x[j][0], x[j][1], x[j][2], x[j][3]);
   __syncwarp();
-  const int n = call.n_pairs;
+  const int n = rotation.n_pairs;
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
 #pragma unroll
     for (int i = 0; i < kLaneNumbers; ++i) {
       const int dim = first_of_four(j) + i;
       if (dim >= 2 * n) continue;
-      const bool is_second = call.is_interleaved != 0 ? dim % 2 == 1 : dim >= n;
-      const int pair = call.is_interleaved != 0 ? dim / 2 : dim % n;
-      const int other = call.is_interleaved != 0 ? dim ^ 1 : is_second ? dim - n : dim + n;
-      const float2 angle = angle_of(call, position, pair);
+      const bool is_second = rotation.is_interleaved != 0 ? dim % 2 == 1 : dim >= n;
+      const int pair = rotation.is_interleaved != 0 ? dim / 2 : dim % n;
+      const int other = rotation.is_interleaved != 0 ? dim ^ 1 : is_second ? dim - n : dim + n;
+      const float2 angle = angle_of(rotation, position, pair);
       x[j][i] = is_second ? room[other] * angle.y + x[j][i] * angle.x : x[j][i] * angle.x - room[other] * angle.y;
     }
 }

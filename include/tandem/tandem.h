@@ -207,6 +207,38 @@ typedef struct tandem_model tandem_model;
 #define TANDEM_ROPE_HALVES 1      /* rotated by the library at attend time: dim i pairs with i + rope_dims / 2 */
 #define TANDEM_ROPE_INTERLEAVED 2 /* likewise: dim 2 i pairs with 2 i + 1 */
 
+#define TANDEM_NORM_NONE 0
+#define TANDEM_NORM_RMS 1   /* x / sqrt(mean(x^2) + eps) * weight */
+#define TANDEM_NORM_LAYER 2 /* (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias */
+
+#define TANDEM_WEIGHTS_IN_OUT 0 /* [hidden_dim, n_kv_heads * head_dim], contiguous */
+#define TANDEM_WEIGHTS_OUT_IN 1 /* [n_kv_heads * head_dim, hidden_dim], contiguous, as checkpoints have them */
+
+/* How keys and values of a layer come from the hidden states x of its tokens, for the route "recompute" (KVPR, Jiang et al.,
+ * 2024): k = rotate(norm(x) W_K + b_K), v = norm(x) W_V + b_V. It is to be what the caller's model does, as K and V that are
+ * given and those that are made of x stand for each other. Products are of numbers of w_type with sums in f32; what the norm
+ * leaves is rounded to w_type, and each number of K and V once, to its storage type. */
+typedef struct tandem_layer_projection {
+  uint32_t struct_size;
+  int32_t hidden_dim;       /* of x; a multiple of 8 up to 65,536 */
+  int32_t w_type;           /* of both weights: TANDEM_F16 or TANDEM_BF16 */
+  int32_t w_order;          /* TANDEM_WEIGHTS_* */
+  int32_t device_type;      /* where both weights are: in host memory (copied) or the device's (borrowed while the model lives) */
+  int32_t norm;             /* TANDEM_NORM_* */
+  float norm_eps;           /* 0: 1e-5 */
+  int32_t k_rope;           /* how the caller rotates keys, with the layer's rope_dims, rope_theta, ...: TANDEM_ROPE_HALVES or
+                             * TANDEM_ROPE_INTERLEAVED, by positions as the cache counts them; 0: not at all */
+  const void *w_k;          /* 16-byte aligned in device memory */
+  const void *w_v;
+  const float *b_k;         /* [n_kv_heads * k_head_dim] or NULL; this and what follows is in host memory and copied */
+  const float *b_v;         /* [n_kv_heads * v_head_dim] or NULL */
+  const float *norm_weight; /* [hidden_dim]; NULL: ones */
+  const float *norm_bias;   /* [hidden_dim] or NULL; with TANDEM_NORM_LAYER only */
+} tandem_layer_projection;
+#define TANDEM_LAYER_PROJECTION_INIT \
+  { sizeof(tandem_layer_projection), 0, 0, 0, 0, 0, 0.0f, 0, NULL, NULL, NULL, NULL, NULL, NULL }
+TANDEM_API void tandem_layer_projection_init(tandem_layer_projection *projection);
+
 /* Geometry of one layer. logit(q, k) = cap(sm_scale * q.k), cap(x) = soft_cap * tanh(x / soft_cap) where soft_cap > 0.
  * With library RoPE the angle of pair i at position p is (p / rope_position_scale) * f_i, f_i = rope_inv_freq[i] or
  * rope_theta^(-2 i / rope_dims), and rotated vectors are multiplied by rope_attn_factor. */
@@ -227,9 +259,10 @@ typedef struct tandem_layer_options {
   double rope_position_scale;    /* 0: 1 */
   const float *rope_inv_freq;    /* [rope_dims / 2]; NULL: from rope_theta */
   double rope_attn_factor;       /* 0: 1 */
+  const tandem_layer_projection *projection; /* NULL: K and V are not to be made of hidden states */
 } tandem_layer_options;
 #define TANDEM_LAYER_OPTIONS_INIT \
-  { sizeof(tandem_layer_options), 0, 0, 0, 0, 0, 0.0f, 0.0f, 0, NULL, 0, 0, 0.0, 0.0, NULL, 0.0 }
+  { sizeof(tandem_layer_options), 0, 0, 0, 0, 0, 0.0f, 0.0f, 0, NULL, 0, 0, 0.0, 0.0, NULL, 0.0, NULL }
 TANDEM_API void tandem_layer_options_init(tandem_layer_options *options);
 
 /* layers: [n_layers], each with its own struct_size (all equal). Errors: INVALID_ARGUMENT (the layer and member),
@@ -263,15 +296,16 @@ typedef struct tandem_cache_options {
   const int32_t *layer_k_types;  /* [n_layers] or NULL: overrides k_type per layer */
   const int32_t *layer_v_types;  /* [n_layers] or NULL: overrides v_type per layer */
   int32_t k_rotation;            /* TANDEM_ROTATION_* */
-  int32_t reserved;
+  int32_t x_type;                /* TANDEM_F16 or TANDEM_BF16: hidden states of layers with a projection are kept too, and every
+                                  * append brings them; 0: none are */
   const int32_t *layer_k_rotations;  /* [n_layers] or NULL: overrides k_rotation per layer */
 } tandem_cache_options;
 #define TANDEM_CACHE_OPTIONS_INIT \
   { sizeof(tandem_cache_options), 0, 0, 0, 0, 0, NULL, NULL, 0, 0, NULL }
 TANDEM_API void tandem_cache_options_init(tandem_cache_options *options);
 
-/* An empty cache; memory is taken as sequences grow. Errors: UNSUPPORTED (storage type, rotation of keys), CAPACITY,
- * OUT_OF_MEMORY. */
+/* An empty cache; memory is taken as sequences grow. Errors: UNSUPPORTED (storage type, rotation of keys, x_type),
+ * CAPACITY, OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_cache_create(tandem_cache **cache, tandem_engine *engine, const tandem_model *model,
                                        const tandem_cache_options *options, tandem_error **error);
 TANDEM_API void tandem_cache_release(tandem_cache *cache);
@@ -304,6 +338,13 @@ TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence,
  * Errors: CAPACITY. */
 TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
                                           const tandem_tensor *v, void *stream, tandem_error **error);
+/* The same where the layer keeps hidden states (x_type of tandem_cache_options): x [n_tokens, hidden_dim], f32, f16 or bf16, is
+ * rounded once to x_type. INVALID_ARGUMENT where it keeps none, and of tandem_sequence_append() where it does. */
+TANDEM_API int32_t tandem_sequence_append_x(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
+                                            const tandem_tensor *v, const tandem_tensor *x, void *stream, tandem_error **error);
+/* Reads the hidden states of tokens [first, first + shape[0]) of one layer back. INVALID_ARGUMENT where it keeps none. */
+TANDEM_API int32_t tandem_sequence_read_x(const tandem_tensor *x, const tandem_cache *cache, int64_t sequence,
+                                          int32_t layer_idx, int64_t first, tandem_error **error);
 /* Reads tokens [first, first + shape[0]) of one layer back, as stored; k and v as in append, either may be NULL. Rotated keys
  * are rotated back in f32. */
 TANDEM_API int32_t tandem_sequence_read(const tandem_tensor *k, const tandem_tensor *v, const tandem_cache *cache,
@@ -311,7 +352,8 @@ TANDEM_API int32_t tandem_sequence_read(const tandem_tensor *k, const tandem_ten
 /* Committed tokens of one layer. */
 TANDEM_API int32_t tandem_sequence_length(int64_t *n_tokens, const tandem_cache *cache, int64_t sequence, int32_t layer_idx,
                                           tandem_error **error);
-/* Hash of lengths, positions and stored bytes of every layer: equal for equal content, wherever its pages are. */
+/* Hash of lengths, positions and stored bytes of every layer, hidden states too: equal for equal content, wherever its pages
+ * are. */
 TANDEM_API int32_t tandem_sequence_digest(uint64_t *digest, const tandem_cache *cache, int64_t sequence, tandem_error **error);
 
 /* ---- session ---------------------------------------------------------------------------------------------------- */
@@ -336,9 +378,13 @@ typedef struct tandem_session tandem_session;
  * Routes: who computes over the keys outside the window, in calls on device tensors. "host": the CPU, where they are.
  * "stream": the device, to which they cross the bus in pieces through two buffers that do not grow with the length (HeadInfer);
  * the host store is pinned as far as it is read. "host+stream": both at the same time; of each sequence, stream_fraction of the
- * keys outside the window, the oldest, cross the bus (to the nearest 16 tokens). "auto": each call as takes the least time by
- * measurements of the bus, of the CPU and of both at once, which the first calls that could stream take (some tens of ms, once
- * in an engine for a shape of heads and a power of two of queries) and later calls correct: one of them, or both with the
+ * keys outside the window, the oldest, cross the bus (to the nearest 16 tokens). "recompute": the device as with "stream", but of
+ * the first recompute_share of these keys the hidden states cross the bus, and K and V are made of them there, by cuBLAS (KVPR);
+ * the others are streamed. It pays where a hidden state is smaller than K and V, as with as many KV heads as query heads: half of
+ * them. Keys and values made so agree with those in the store as far as the caller's do with the layer's projection: to the
+ * rounding of products in w_type. Every layer needs a projection, and the cache an x_type. "auto": each call as takes the least
+ * time by measurements of the bus, of the CPU and of both at once, which the first calls that could stream take (some tens of ms,
+ * once in an engine for a shape of heads and a power of two of queries) and later calls correct: one of them, or both with the
  * split at which they end together (tandem_plan; as in KVPR, by a linear program), which may change from call to call, and the
  * last bits of outputs with it; "host" below 4 MiB, in planned steps (copies in a graph could not follow a sequence that grows),
  * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
@@ -348,7 +394,8 @@ typedef struct tandem_session tandem_session;
  * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
  * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not
  * grow with the length: its keys of one layer, and the states of stream_heads KV heads twice. All of its keys outside the window
- * cross the bus then; with "host+stream", and where there is no memory for that (said in the log), chunks have 512 tokens. */
+ * cross the bus then; with "host+stream" and "recompute", and where there is no memory for that (said in the log), chunks have 512
+ * tokens. */
 typedef struct tandem_session_options {
   uint32_t struct_size;
   int32_t reserved;
@@ -361,19 +408,21 @@ typedef struct tandem_session_options {
   int32_t evict_by;       /* TANDEM_EVICT_BY_* */
   int64_t halo_tokens;    /* keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone */
   const char *route;      /* NULL: "auto" */
-  int64_t stream_buffer_bytes; /* each of the two buffers that keys go through; 0: 16 MiB */
+  int64_t stream_buffer_bytes; /* each of the two buffers that keys, or hidden states, go through; 0: 16 MiB */
   double stream_fraction;      /* 0 to 1, with route "host+stream" and not without it; -1: not given */
   int64_t append_tokens;  /* most tokens of an append that meet a streamed key together; 0: 16384, and plans have room for single
                              queries alone, else for appends of so many tokens */
   int64_t stream_heads;   /* KV heads of what is streamed at a time, at most; 0: as many as take the least time */
+  double recompute_share; /* in (0, 1], with route "recompute": of the keys outside the window; 0: 1 */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
-  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, -1.0, 0, 0 }
+  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, -1.0, 0, 0, 0.0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
 /* Several sessions may read one cache. Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; routes that stream
- * with a policy that does not attend all keys, or without a device), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what
- * 64 tokens of a KV head take; stream_fraction without its route, or the route without it). */
+ * with a policy that does not attend all keys, or without a device; "recompute" where a projection, hidden states or cuBLAS are
+ * missing), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what 64 tokens of a KV head take, or with "recompute" 128 hidden
+ * states; stream_fraction or recompute_share without its route, or "host+stream" without stream_fraction). */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
 /* Accepts NULL, never fails. A planned step that is open is taken back. Calls under way on the device are not waited for: a
@@ -396,6 +445,7 @@ typedef int32_t (*tandem_progress_fn)(int64_t done, int64_t total, void *user);
 /* One layer, several sequences. Tokens of all sequences stand one after another in q, k, v and o:
  *   q [n_tokens, n_q_heads, k_head_dim]    k [n_tokens, n_kv_heads, k_head_dim]    v [n_tokens, n_kv_heads, v_head_dim]
  *   o [n_tokens, n_q_heads, v_head_dim]    lse [n_tokens, n_q_heads], f32 or NULL  with n_tokens = sum of q_lens
+ * x [n_tokens, hidden_dim], f32, f16 or bf16, comes with k where the layer keeps hidden states, and is NULL else.
  * k and v NULL: nothing is appended and the queries are the last q_len tokens already there. q and o are f32, f16 or bf16,
  * k and v of any type, each tensor its own. Queries see keys up to their own token (causal at the end of the sequence). parent_idx [n_tokens] makes
  * the appended tokens a tree: a token sees the tokens before the call and its own ancestors; parent_idx counts within the
@@ -417,9 +467,10 @@ typedef struct tandem_attend_args {
   const int32_t *cancel;       /* NULL, or a flag that any thread may set (atomically) during the call: not 0 stops it */
   tandem_progress_fn progress; /* NULL: not wanted */
   void *progress_user;
+  const tandem_tensor *x;      /* hidden states of the appended tokens, or NULL */
 } tandem_attend_args;
 #define TANDEM_ATTEND_ARGS_INIT \
-  { sizeof(tandem_attend_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+  { sizeof(tandem_attend_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
 
 /* Appends k and v, then o = softmax(logits) V over the keys that the policy selects, and its lse. Logits, sums and lse in
@@ -473,8 +524,8 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
  * CAPACITY, as is more than one token of a sequence with policy "streaming" and window_tokens = 0, and in layers with a sliding
  * window where tokens have been removed before. n_sequences is not 0, attend calls that are not captured are on the same stream,
- * and none is TANDEM_ATTEND_PARTIAL. UNSUPPORTED as tandem_attend() with device tensors, and with routes "stream" and
- * "host+stream". Until the step ends its sequences are neither read nor hashed
+ * and none is TANDEM_ATTEND_PARTIAL. UNSUPPORTED as tandem_attend() with device tensors, and with routes "stream",
+ * "host+stream" and "recompute". Until the step ends its sequences are neither read nor hashed
  * (BUSY).
  *
  * A layer that has not been attended when the stream passes the end of the step takes the step back, with those begun since; so
@@ -564,17 +615,19 @@ TANDEM_API int32_t tandem_weights_get_stats(tandem_weights_stats *stats, const t
 typedef struct tandem_memory_plan {
   uint32_t struct_size;
   int32_t reserved;
-  int64_t host_kv_bytes;       /* pages of K and V */
+  int64_t host_kv_bytes;       /* pages of K and V, and of hidden states */
   int64_t host_session_bytes;  /* MAW and selection tables of one session */
   int64_t selection_max_bytes; /* upper bound */
   int64_t device_window_bytes; /* windows, for calls of one query a sequence; 0 without a device backend */
   int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls; "auto" takes more when it streams */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
   int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
-  int64_t device_stream_bytes; /* buffers of a session that may stream, taken by the first call that does */
+  int64_t device_stream_bytes; /* buffers of a session that may stream or rebuild keys, taken by the first call that does */
+  int64_t device_weights_bytes; /* projections of the route "recompute", taken once for a cache by the first such session */
+  int64_t x_token_bytes;        /* hidden states of one token in all layers */
 } tandem_memory_plan;
 #define TANDEM_MEMORY_PLAN_INIT \
-  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Plan for n_sequences sequences of kv_lens [n_sequences] tokens, without allocating anything. cache and session options
  * may be NULL. Errors: those of the create calls; CAPACITY where a cap is exceeded (*plan is filled in all the same). */
@@ -609,7 +662,8 @@ typedef struct tandem_route_plan {
 /* The plan of the next such call, by what the engine has measured; where it has not, it measures (some tens of ms). kv_lens
  * [n_sequences]: tokens, those of the call among them; q_lens [n_sequences]: how many these are; NULL: 1 each. Of the session's
  * route; of an append in parts, the last one; changes no output. Errors: INVALID_ARGUMENT (q_lens[i] not from 1 to kv_lens[i]),
- * UNSUPPORTED (no device; a policy that does not attend all keys of the layer), CAPACITY, OUT_OF_MEMORY (of measuring). */
+ * UNSUPPORTED (no device; a policy that does not attend all keys of the layer; route "recompute"), CAPACITY, OUT_OF_MEMORY (of
+ * measuring). */
 TANDEM_API int32_t tandem_plan(tandem_route_plan *plan, tandem_session *session, int32_t layer_idx, const int64_t *kv_lens,
                                const int64_t *q_lens, int64_t n_sequences, tandem_error **error);
 /* The same as JSON; buffer as in tandem_engine_report(). */
@@ -643,9 +697,10 @@ typedef struct tandem_cache_stats {
   int64_t device_peak_bytes;   /* most ever in use at once: what device_cap_bytes bounds */
   int64_t device_stream_bytes; /* buffers of sessions that stream */
   int64_t pinned_bytes;        /* of host_kv_bytes, pinned for streams */
+  int64_t device_weights_bytes; /* projections in device memory */
 } tandem_cache_stats;
 #define TANDEM_CACHE_STATS_INIT \
-  { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 TANDEM_API int32_t tandem_cache_get_stats(tandem_cache_stats *stats, const tandem_cache *cache, tandem_error **error);
 
 /* Sums since the session was created. */
@@ -678,9 +733,10 @@ typedef struct tandem_session_stats {
   int64_t n_planned_parts;        /* parts with 4 MiB of keys outside the window of which the engine knew what they would take */
   int64_t predicted_part_ns;      /* that, by tandem_plan's program */
   int64_t planned_part_ns;        /* and what they took, from the queries having arrived to the last of CPU and bus */
+  int64_t streamed_x_bytes;       /* hidden states that crossed the bus, of which K and V were made on the device */
 } tandem_session_stats;
 #define TANDEM_SESSION_STATS_INIT \
-  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /* Waits for refreshes in flight and for calls under way on the device. */
 TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const tandem_session *session, tandem_error **error);
 

@@ -160,6 +160,14 @@ class Cache {
   void append(int64_t sequence, int32_t layer_idx, const tandem_tensor* k, const tandem_tensor* v, void* stream = nullptr) {
     detail::call(tandem_sequence_append, get(), sequence, layer_idx, k, v, stream);
   }
+  // Where the layer keeps hidden states.
+  void append_x(int64_t sequence, int32_t layer_idx, const tandem_tensor* k, const tandem_tensor* v, const tandem_tensor* x,
+                void* stream = nullptr) {
+    detail::call(tandem_sequence_append_x, get(), sequence, layer_idx, k, v, x, stream);
+  }
+  void read_x(const tandem_tensor* x, int64_t sequence, int32_t layer_idx, int64_t first = 0) const {
+    detail::call(tandem_sequence_read_x, x, get(), sequence, layer_idx, first);
+  }
   void read(const tandem_tensor* k, const tandem_tensor* v, int64_t sequence, int32_t layer_idx, int64_t first = 0) const {
     detail::call(tandem_sequence_read, k, v, get(), sequence, layer_idx, first);
   }

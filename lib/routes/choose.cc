@@ -4,7 +4,7 @@
 //   reserve    two buffers, room for a piece's states; for "auto", what bus and CPU take is measured where the engine does
 //              not know it yet
 //   choose     of a chunk: which keys cross the bus, by the planner (lib/routes/planner.h) or as the session was told; the
-//              store pinned as far as these reach
+//              store pinned as far as these reach; with "recompute", which of them cross it as hidden states
 //
 // Of a sequence, tokens [host_begin, cpu_begin) cross the bus and [cpu_begin, host_end) are the CPU's, at the same time. The
 // older ones go: the store has them for long, and what is pinned stays what is sent as sequences grow.
@@ -59,9 +59,10 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
     plan.make(cache_.engine().profile(), layer_, key_bytes());
     if (plan.n_streamed() == 0) return {};
   }
+  session_.may_stream_ = true;
+  if (!session_.routes_.streams_keys()) return {};
   if (Status status = session_.device_->reserve_stream(session_.routes_.buffer_bytes); !status.ok())
     return give_streams_up(std::move(status));
-  session_.may_stream_ = true;
   size->n_pieces = n_pieces;
   size->n_stream_pages = layout.n_pages;
   return {};
@@ -92,7 +93,9 @@ int64_t AttendCall::key_bytes() const { return layer_.n_kv_heads * session_.stre
 // Calls with keys outside the window.
 void AttendCall::choose_route(HandOverTask* task) {
   task->pieces.clear();
-  task->streamed = nullptr;
+  task->rebuilt.clear();
+  task->streamed = task->sent_hidden = nullptr;
+  task->streamed_x_bytes = 0;
   task->part = {};
   CallPlan& plan = scratch_.plan;
   plan.clear();
@@ -114,13 +117,16 @@ void AttendCall::choose_route(HandOverTask* task) {
   for (const PlannedKeys& keys : plan.keys()) scratch_.calls[keys.call].cpu_begin = keys.cpu_begin;
   describe_part(task);
   if (task->part.streamed_tokens == 0) return;
+  task->part.streamed_tokens -= choose_rebuilt(task);
+  if (!task->rebuilt.empty()) task->part.tells = false;  // the device's products may take longer than the bus
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     const SequenceCall& call = scratch_.calls[i];
     if (call.streams())
-      cut_pieces(session_.stream_layouts_[layer_idx_], layer_.n_kv_heads, i, {call.host_begin, call.cpu_begin},
-                 &task->pieces);
+      cut_pieces(session_.stream_layouts_[layer_idx_], layer_.n_kv_heads, i,
+                 {std::max(call.host_begin, call.rebuilt_end), call.cpu_begin}, &task->pieces);
   }
   task->bases = cache_.store().bases();
+  if (task->pieces.empty()) return;
   task->streamed = session_.device_->streamed(task->idx);
   std::atomic_ref(*task->streamed).store(0, std::memory_order_relaxed);
 }

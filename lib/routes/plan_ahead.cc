@@ -33,6 +33,8 @@ Status Session::plan(int32_t layer_idx, std::span<const int64_t> kv_lens, const 
   TANDEM_TRY(check_lens(kv_lens, q_lens));
   if (engine.device() == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: the engine has no device, there is one route");
+  if (routes_.route == Route::kRecompute)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: route = \"recompute\" has a given share, nothing is planned");
   if (!can_stream(layer_policy(layer)))
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: policy \"%s\" chooses keys of layer %d when a call is made",
                 layer_policy(layer).name, layer_idx);

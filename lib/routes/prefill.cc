@@ -44,7 +44,7 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   for (const SequenceCall& call : scratch_.calls)
     if (longest == nullptr || call.q_len > longest->q_len) longest = &call;
   if (args_.k == nullptr || session_.refuses_prefill_ || session_.routes_.route == Route::kHostStream ||
-      most < std::min(longest->q_len, session_.most_of_chunk()))
+      session_.routes_.route == Route::kRecompute || most < std::min(longest->q_len, session_.most_of_chunk()))
     return {};
   const TokenRange tokens = streamed_tokens(*longest, most);
   PrefillSize size;
@@ -233,6 +233,7 @@ Status AttendCall::hand_over_rows(Prefill& prefill, int64_t n_tickets) {
     append.sequences.max_q_len = append.n_tokens = static_cast<int32_t>(n);
     append.k = rows_of(from_row(*args_.k, first, n));
     if (args_.v != nullptr) append.v = rows_of(from_row(*args_.v, first, n));
+    if (args_.x != nullptr) append.x = rows_of(from_row(*args_.x, first, n));
     append.tag = CallShape{args_.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
     append.exchange = device.exchange(layer_idx_);
     TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));

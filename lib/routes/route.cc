@@ -12,8 +12,11 @@ struct RouteName {
   const char* name;
   Route route;
 };
-constexpr RouteName kRoutes[] = {
-    {"auto", Route::kAuto}, {"host", Route::kHost}, {"stream", Route::kStream}, {"host+stream", Route::kHostStream}};
+constexpr RouteName kRoutes[] = {{"auto", Route::kAuto},
+                                 {"host", Route::kHost},
+                                 {"stream", Route::kStream},
+                                 {"host+stream", Route::kHostStream},
+                                 {"recompute", Route::kRecompute}};
 
 Status find_route(const char* name, Route* route) {
   std::string names;
@@ -27,6 +30,18 @@ Status find_route(const char* name, Route* route) {
   return fail(TANDEM_ERROR_NOT_FOUND, "route", "route = \"%.64s\" is not one of %s", name, names.c_str());
 }
 
+Status resolve_recompute_share(double share, RouteOptions* options) {
+  if (share == 0.0) return {};
+  if (!(share > 0.0 && share <= 1.0))
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "recompute_share", "recompute_share = %g is not above 0 and at most 1",
+                share);
+  if (options->route != Route::kRecompute)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "recompute_share",
+                "recompute_share = %g with route \"%s\", not \"recompute\"", share, name_of(options->route));
+  options->rebuilt_share = share;
+  return {};
+}
+
 // The store has keys as they were before.
 Status refuse_rotated(const char* route, const std::vector<Layer>& layers) {
   for (size_t l = 0; l < layers.size(); ++l)
@@ -38,13 +53,12 @@ Status refuse_rotated(const char* route, const std::vector<Layer>& layers) {
 }
 
 // Given where it is asked for, and there alone.
-Status resolve_share(const tandem_session_options& options, RouteOptions* made) {
+Status resolve_stream_share(const tandem_session_options& options, RouteOptions* made) {
   const double share = options.stream_fraction;
   if (made->route != Route::kHostStream && share == -1.0) return {};
   if (made->route != Route::kHostStream)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction",
-                "stream_fraction = %g is for route \"host+stream\" alone, route = \"%s\"", share,
-                options.route != nullptr ? options.route : "auto");
+                "stream_fraction = %g is for route \"host+stream\" alone, route = \"%s\"", share, name_of(made->route));
   if (!(share >= 0.0 && share <= 1.0))
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction",
                 "stream_fraction = %g is not from 0 to 1, which route \"host+stream\" needs (\"auto\" measures it)", share);
@@ -53,6 +67,12 @@ Status resolve_share(const tandem_session_options& options, RouteOptions* made) 
 }
 
 }  // namespace
+
+const char* name_of(Route route) {
+  for (const RouteName& known : kRoutes)
+    if (known.route == route) return known.name;
+  return "";
+}
 
 Status resolve_route_options(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
                              RouteOptions* resolved) {
@@ -66,7 +86,8 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "stream_buffer_bytes = %lld is more than 2^40",
                 static_cast<long long>(options.stream_buffer_bytes));
   if (options.stream_buffer_bytes > 0) made.buffer_bytes = (options.stream_buffer_bytes + kUnit - 1) / kUnit * kUnit;
-  TANDEM_TRY(resolve_share(options, &made));
+  TANDEM_TRY(resolve_stream_share(options, &made));
+  TANDEM_TRY(resolve_recompute_share(options.recompute_share, &made));
   if (options.append_tokens < 0 || options.append_tokens > INT32_MAX)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "append_tokens", "append_tokens = %lld is not in 0 to 2^31 - 1",
                 static_cast<long long>(options.append_tokens));
@@ -76,10 +97,10 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
                 static_cast<long long>(options.stream_heads));
   made.piece_heads = static_cast<int32_t>(std::min<int64_t>(options.stream_heads, INT32_MAX));
   if (made.always_streams() && !can_stream(policy))
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\" with policy \"%s\": %s", options.route, policy.name,
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\" with policy \"%s\": %s", name_of(made.route), policy.name,
                 policy.keeps_maw ? "the CPU has to see the queries, as it keeps the moving averages of the host's keys"
                                  : "it attends sinks alone outside the window");
-  if (made.always_streams()) TANDEM_TRY(refuse_rotated(options.route, layers));
+  if (made.always_streams()) TANDEM_TRY(refuse_rotated(name_of(made.route), layers));
   *resolved = made;
   return {};
 }

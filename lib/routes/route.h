@@ -14,18 +14,23 @@ enum class Route {
   kHost,        // the CPU, where the keys are
   kStream,      // the device, as they cross the bus (lib/routes/stream.cc)
   kHostStream,  // both: a share of each sequence's keys crosses the bus
+  kRecompute,   // as kStream, or made of hidden states that cross the bus (lib/routes/recompute.cc)
 };
+const char* name_of(Route route);  // as sessions are asked for it
 
 // Session options with defaults filled in.
 struct RouteOptions {
   Route route = Route::kAuto;
   int64_t buffer_bytes = int64_t{16} << 20;  // of each stream buffer
   double stream_share = 0.0;                 // of kHostStream
+  double rebuilt_share = 1.0;                // of kRecompute: of the keys outside the window
   int64_t append_tokens = 0;                 // of a long append that are attended at once, at most; 0: kMostAppend
   int32_t piece_heads = 0;                   // KV heads of a piece, at most; 0: as many as take least time
 
-  bool always_streams() const { return route == Route::kStream || route == Route::kHostStream; }
-  double given_share() const { return route == Route::kStream ? 1.0 : stream_share; }
+  // The device has keys of the host's whatever it costs; so large a share of them.
+  bool always_streams() const { return route != Route::kAuto && route != Route::kHost; }
+  double given_share() const { return route == Route::kHostStream ? stream_share : 1.0; }
+  bool streams_keys() const { return route != Route::kRecompute || rebuilt_share < 1.0; }  // if anything crosses the bus
 };
 
 // NOT_FOUND, INVALID_ARGUMENT, and UNSUPPORTED where the policy leaves nothing to stream or the library rotates keys.

@@ -26,7 +26,7 @@ static void add(size_t number) {
 #define SIZE(type) add(sizeof(type))
 #define AT(type, member) add(offsetof(type, member))
 
-static void add_options(void) {
+static void add_engine_options(void) {
   SIZE(tandem_engine_options);
   AT(tandem_engine_options, struct_size);
   AT(tandem_engine_options, n_threads);
@@ -41,6 +41,24 @@ static void add_options(void) {
   AT(tandem_engine_options, spin_ns);
   AT(tandem_engine_options, pin_threads);
   AT(tandem_engine_options, matmul_rows);
+}
+
+static void add_layer_options(void) {
+  SIZE(tandem_layer_projection);
+  AT(tandem_layer_projection, struct_size);
+  AT(tandem_layer_projection, hidden_dim);
+  AT(tandem_layer_projection, w_type);
+  AT(tandem_layer_projection, w_order);
+  AT(tandem_layer_projection, device_type);
+  AT(tandem_layer_projection, norm);
+  AT(tandem_layer_projection, norm_eps);
+  AT(tandem_layer_projection, k_rope);
+  AT(tandem_layer_projection, w_k);
+  AT(tandem_layer_projection, w_v);
+  AT(tandem_layer_projection, b_k);
+  AT(tandem_layer_projection, b_v);
+  AT(tandem_layer_projection, norm_weight);
+  AT(tandem_layer_projection, norm_bias);
 
   SIZE(tandem_layer_options);
   AT(tandem_layer_options, struct_size);
@@ -59,6 +77,7 @@ static void add_options(void) {
   AT(tandem_layer_options, rope_position_scale);
   AT(tandem_layer_options, rope_inv_freq);
   AT(tandem_layer_options, rope_attn_factor);
+  AT(tandem_layer_options, projection);
 
   SIZE(tandem_cache_options);
   AT(tandem_cache_options, struct_size);
@@ -70,7 +89,7 @@ static void add_options(void) {
   AT(tandem_cache_options, layer_k_types);
   AT(tandem_cache_options, layer_v_types);
   AT(tandem_cache_options, k_rotation);
-  AT(tandem_cache_options, reserved);
+  AT(tandem_cache_options, x_type);
   AT(tandem_cache_options, layer_k_rotations);
 }
 
@@ -91,6 +110,7 @@ static void add_session_options(void) {
   AT(tandem_session_options, stream_fraction);
   AT(tandem_session_options, append_tokens);
   AT(tandem_session_options, stream_heads);
+  AT(tandem_session_options, recompute_share);
 }
 
 static void add_results(void) {
@@ -111,6 +131,7 @@ static void add_results(void) {
   AT(tandem_attend_args, cancel);
   AT(tandem_attend_args, progress);
   AT(tandem_attend_args, progress_user);
+  AT(tandem_attend_args, x);
 
   SIZE(tandem_memory_plan);
   AT(tandem_memory_plan, struct_size);
@@ -123,6 +144,8 @@ static void add_results(void) {
   AT(tandem_memory_plan, kv_token_bytes);
   AT(tandem_memory_plan, shared_bytes);
   AT(tandem_memory_plan, device_stream_bytes);
+  AT(tandem_memory_plan, device_weights_bytes);
+  AT(tandem_memory_plan, x_token_bytes);
 }
 
 static void add_plans_and_stats(void) {
@@ -156,6 +179,7 @@ static void add_plans_and_stats(void) {
   AT(tandem_cache_stats, device_peak_bytes);
   AT(tandem_cache_stats, device_stream_bytes);
   AT(tandem_cache_stats, pinned_bytes);
+  AT(tandem_cache_stats, device_weights_bytes);
 }
 
 static void add_session_stats(void) {
@@ -188,6 +212,7 @@ static void add_session_stats(void) {
   AT(tandem_session_stats, n_planned_parts);
   AT(tandem_session_stats, predicted_part_ns);
   AT(tandem_session_stats, planned_part_ns);
+  AT(tandem_session_stats, streamed_x_bytes);
 }
 
 static void add_weights(void) {
@@ -228,7 +253,8 @@ static void test_fingerprint(void** state) {
   AT(tandem_tensor, reserved);
   AT(tandem_tensor, shape);
   AT(tandem_tensor, stride);
-  add_options();
+  add_engine_options();
+  add_layer_options();
   add_session_options();
   add_results();
   add_plans_and_stats();
@@ -239,7 +265,7 @@ static void test_fingerprint(void** state) {
   assert_true(tandem_abi_fingerprint(2) == 0);
   assert_true(tandem_abi_fingerprint(UINT32_MAX) == 0);
   /* From the release of minor version 1 on these numbers never change again. */
-  if (sizeof(void*) == 8) assert_true(hash == UINT64_C(0xd17977547c55c87d));
+  if (sizeof(void*) == 8) assert_true(hash == UINT64_C(0xf4265fe0a7b37c4d));
 }
 
 static void test_sizes(void** state) {
@@ -247,14 +273,15 @@ static void test_sizes(void** state) {
   if (sizeof(void*) != 8) skip();
   assert_int_equal(sizeof(tandem_tensor), 96);
   assert_int_equal(sizeof(tandem_engine_options), 88);
-  assert_int_equal(sizeof(tandem_layer_options), 88);
+  assert_int_equal(sizeof(tandem_layer_projection), 80);
+  assert_int_equal(sizeof(tandem_layer_options), 96);
   assert_int_equal(sizeof(tandem_cache_options), 64);
-  assert_int_equal(sizeof(tandem_session_options), 96);
-  assert_int_equal(sizeof(tandem_attend_args), 112);
-  assert_int_equal(sizeof(tandem_memory_plan), 72);
+  assert_int_equal(sizeof(tandem_session_options), 104);
+  assert_int_equal(sizeof(tandem_attend_args), 120);
+  assert_int_equal(sizeof(tandem_memory_plan), 88);
   assert_int_equal(sizeof(tandem_route_plan), 96);
-  assert_int_equal(sizeof(tandem_cache_stats), 104);
-  assert_int_equal(sizeof(tandem_session_stats), 216);
+  assert_int_equal(sizeof(tandem_cache_stats), 112);
+  assert_int_equal(sizeof(tandem_session_stats), 224);
   assert_int_equal(sizeof(tandem_weights_options), 40);
   assert_int_equal(sizeof(tandem_weights_stats), 96);
 }
@@ -274,6 +301,7 @@ static void test_sizes(void** state) {
 static void test_defaults(void** state) {
   (void)state;
   SAME_DEFAULTS(tandem_engine_options, TANDEM_ENGINE_OPTIONS_INIT, tandem_engine_options_init);
+  SAME_DEFAULTS(tandem_layer_projection, TANDEM_LAYER_PROJECTION_INIT, tandem_layer_projection_init);
   SAME_DEFAULTS(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, tandem_layer_options_init);
   SAME_DEFAULTS(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, tandem_cache_options_init);
   SAME_DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, tandem_session_options_init);

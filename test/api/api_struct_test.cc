@@ -206,8 +206,6 @@ void test_layer_sizes(void**) {
 
 void test_reserved(void**) {
   World world;
-  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
-  cache.reserved = 4;
   tandem_session_options session = world_session_options();
   session.reserved = 6;
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
@@ -223,8 +221,6 @@ void test_reserved(void**) {
   Outputs out;
   constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
   const std::vector<Refused> cases = {
-      {"cache", "tandem_cache_create", kInvalid, "reserved", "4",
-       [&](tandem_error** e) { return tandem_cache_create(out.at<tandem_cache*>(), world.engine, world.model, &cache, e); }},
       {"session", "tandem_session_create", kInvalid, "reserved", "6",
        [&](tandem_error** e) { return tandem_session_create(out.at<tandem_session*>(), world.cache, &session, e); }},
       {"plan", "tandem_plan_memory", kInvalid, "reserved", "7",

@@ -67,12 +67,13 @@ ExchangeCase::ExchangeCase(const OpenDevice& device, const ExchangeOptions& opti
   q_ = make_tensor(random, layer_.n_q_heads, layer_.k_head_dim);
   k_ = make_tensor(random, layer_.n_kv_heads, layer_.k_head_dim);
   v_ = make_tensor(random, layer_.n_kv_heads, layer_.v_head_dim);
+  if (options_.x_type != 0) x_ = make_tensor(random, 1, options_.hidden_dim);
   make_pool();
   make_exchange();
   append_call.layer = merge_call.layer = &layer_;
   append_call.n_tokens = merge_call.n_tokens = options_.max_tokens;
   append_call.q = q_.rows;
-  if (options_.has_rows) append_call.k = k_.rows, append_call.v = v_.rows;
+  if (options_.has_rows) append_call.k = k_.rows, append_call.v = v_.rows, append_call.x = x_.rows;
   append_call.tag = 77;
   make_merge();
   set_sequences(options_.sequences);
@@ -87,6 +88,10 @@ ExchangeCase::~ExchangeCase() {
 void ExchangeCase::make_layer() {
   layer_ = layer_of(options_.layer);
   row_bytes_ = plane_bytes(layer_);
+  if (options_.x_type == 0) return;
+  projection_.hidden_dim = options_.hidden_dim;
+  layer_.projection = &projection_;
+  layer_.x_type = options_.x_type;
 }
 
 void* ExchangeCase::own(const void* from, int64_t bytes) {
@@ -174,6 +179,7 @@ void ExchangeCase::make_exchange() {
   exchange.lse_at = place(n_rows * 4);
   for (int32_t p = 0; p < kPlanes; ++p)
     exchange.rows_at[p] = place(int64_t{options_.max_tokens} * layer_.n_kv_heads * row_bytes_.of[p]);
+  if (options_.x_type != 0) exchange.x_at = place(options_.max_tokens * layer_.x_bytes());
   exchange.slot_bytes = at;
   exchange.n_slots = options_.n_slots;
   exchange.n_rows = static_cast<int32_t>(options_.max_tokens);
@@ -369,6 +375,9 @@ void ExchangeCase::expect_append(int32_t batch) {
         expect_row(kPlaneK, numbers(k_, head), sequence, t, head);
         expect_row(kPlaneV, numbers(v_, head), sequence, t, head);
       }
+      if (options_.x_type != 0 && options_.has_rows)
+        reference::store_all(options_.x_type, numbers(x_, 0), x_.dim,
+                             to + append_call.exchange.x_at + (sequence.first_row + t) * layer_.x_bytes());
       for (int32_t head = 0; head < layer_.n_q_heads && sequence.has_host_part; ++head) {
         const int32_t group = layer_.group_size;
         const int64_t row = int64_t{sequence.first_row} * layer_.n_q_heads +

@@ -31,7 +31,8 @@ struct ExchangeOptions {
   int32_t n_slots = 2;
   int32_t n_batches = 1;  // of new rows
   bool has_rows = true;
-  bool is_wild = false;  // rows hold what is hard to round
+  int32_t hidden_dim = 0, x_type = 0;  // of hidden states, where there are any
+  bool is_wild = false;                // rows hold what is hard to round
   int64_t timeout_ns = 20'000'000'000;
   uint64_t seed = 1;
 };
@@ -114,7 +115,8 @@ class ExchangeCase {
   ExchangeOptions options_;
   Layer layer_;
   PlaneBytes row_bytes_;
-  Tensor q_, k_, v_;
+  Projection projection_;
+  Tensor q_, k_, v_, x_;
   int64_t o_bytes_ = 0;
   std::vector<DeviceSequence> descriptors_;
   std::vector<int64_t> tables_;

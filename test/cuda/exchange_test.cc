@@ -108,6 +108,27 @@ void without_rows_only_queries_go_out(void**) {
   assert_fine(c.check_memory());
 }
 
+void hidden_states_go_out_with_new_rows(void**) {
+  uint64_t seed = 1;
+  for (const int32_t tensor_type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16})
+    for (const int32_t x_type : {TANDEM_F16, TANDEM_BF16})
+      for (const int32_t hidden_dim : {8, 256, 776, 4096}) {
+        ExchangeOptions options = options_of(TANDEM_BF16, 64, kRagged);
+        options.tensor_type = tensor_type;
+        options.x_type = x_type;
+        options.hidden_dim = hidden_dim;
+        options.gap = static_cast<int32_t>(seed % 5);
+        options.is_wild = true;
+        options.seed = seed++;
+        options.has_rows = seed % 4 != 0;
+        ExchangeCase c(*device, options);
+        must_run(c, c.append());
+        device->wait();
+        c.expect_append(0);
+        assert_fine(c.check_memory());
+      }
+}
+
 void states_merge(void**) {
   uint64_t seed = 1;
   for (const int32_t dim : kDims)
@@ -307,6 +328,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(types_and_dims_of_k_and_v_may_differ),
       cmocka_unit_test(many_tokens),
       cmocka_unit_test(without_rows_only_queries_go_out),
+      cmocka_unit_test(hidden_states_go_out_with_new_rows),
       cmocka_unit_test(states_merge),
       cmocka_unit_test(lse_may_stay),
       cmocka_unit_test(tickets_go_round_a_ring),

@@ -7,8 +7,8 @@
 //   stand_in_module.cc     the table, and what tests control
 //   stand_in_stream.h      streams, graphs, the loss of the device
 //   stand_in_memory.h      whose memory is where
-//   stand_in_call.h        what calls have in common; stand_in_attend.cc, stand_in_exchange.cc, stand_in_observe.cc: the
-//   calls
+//   stand_in_call.h        what calls have in common; stand_in_attend.cc, stand_in_exchange.cc, stand_in_observe.cc,
+//   stand_in_rebuild.cc: the calls
 #pragma once
 
 #include <atomic>
@@ -31,6 +31,7 @@ struct Counts {
   std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0}, n_observed{0};
   std::atomic<int64_t> window_bytes{0};  // written to pages by append()
   std::atomic<int64_t> n_accumulated{0}, n_strided{0}, strided_bytes{0};
+  std::atomic<int64_t> n_rebuilt{0}, n_rebuilt_rows{0};
   std::atomic<int64_t> n_pinned{0}, n_unpinned{0};
   std::atomic<int64_t> n_streams{0}, n_events{0};  // that are there
 };
@@ -62,6 +63,8 @@ enum Call : int32_t {
   kWaitEvent,
   kCopyStrided,
   kPin,
+  kSupportsRebuild,
+  kRebuild,
 };
 inline constexpr int64_t kLostUnderlying = 700, kCaptureUnderlying = 900, kInjectedUnderlying = 999;
 

@@ -22,14 +22,18 @@ void check(const tandem::DeviceAttend& call);
 void check(const tandem::DeviceMerge& call);
 void check(const tandem::DeviceObserve& call);
 void check(const tandem::DeviceAccumulate& call);
+void check(const tandem::DeviceRebuild& call);
 bool perform(const tandem::DeviceAppend& call);
 bool perform(const tandem::DeviceAttend& call);
 bool perform(const tandem::DeviceMerge& call);
 bool perform(const tandem::DeviceObserve& call);
 bool perform(const tandem::DeviceAccumulate& call);
+bool perform(const tandem::DeviceRebuild& call);
 
 // What a device has no kernels for is refused, by its field.
 void check_layer(const tandem::Layer& layer);
+void check_rebuilt(const tandem::Layer& layer);
+int64_t rebuild_work_bytes(const tandem::Layer& layer, int64_t n_rows);
 void check_pages(const tandem::DevicePages& pages);
 void check_sequences(const tandem::DeviceSequences& all);  // their addresses
 

@@ -4,11 +4,11 @@
 #include "device/stand_in_exchange.h"
 
 #include <cmath>
-#include <complex>
 #include <cstring>
 #include <limits>
 #include <utility>
 
+#include "device/stand_in_rotate.h"
 #include "reference/stored_row.h"
 
 namespace stand_in {
@@ -41,6 +41,7 @@ std::vector<Part> row_parts(const Layer& layer, const DeviceExchange& exchange, 
   const PlaneBytes bytes = plane_bytes(layer);
   for (int32_t p = 0; p < kPlanes && has_rows; ++p)
     parts.push_back({exchange.rows_at[p], int64_t{exchange.n_rows} * layer.n_kv_heads * bytes.of[p]});
+  if (has_rows) parts.push_back({exchange.x_at, n_tokens * layer.x_bytes()});
   return parts;
 }
 
@@ -61,28 +62,12 @@ void check_exchange(const DeviceExchange& exchange) {
 
 namespace {
 
-constexpr char kNotInK[] = "k is no device memory", kNotInV[] = "v is no device memory", kNotInQ[] = "q is no device memory";
+constexpr char kNotInK[] = "k is no device memory", kNotInV[] = "v is no device memory", kNotInQ[] = "q is no device memory",
+               kNotInX[] = "x is no device memory";
 
 int64_t position_of(const DeviceAppend& call, const DeviceSequence& sequence, int32_t t) {
   if (call.positions == nullptr) return sequence.position + t;
   return *on_device(call.positions + sequence.first_row + t, 4, "positions are no device memory");
-}
-
-// By the table in device memory, in double precision.
-void rotate(const DeviceAppend& call, int64_t position, double* x) {
-  const RopeTable& table = *call.layer->rope;
-  const int64_t n = table.n_pairs;
-  for (int64_t i = 0; i < n; ++i) {
-    std::complex<double> angle(static_cast<double>(table.attn_factor));
-    for (int64_t digit = 0; digit < RopeTable::kDigits; ++digit) {
-      const float* row = call.rope + (digit * 256 + (position >> 8 * digit & 255)) * 2 * n + i;
-      angle *= std::complex<double>(static_cast<double>(row[0]), static_cast<double>(row[n]));
-    }
-    double &a = x[table.interleaved ? 2 * i : i], &b = x[table.interleaved ? 2 * i + 1 : i + n];
-    const std::complex<double> rotated = std::complex<double>(a, b) * angle;
-    a = rotated.real();
-    b = rotated.imag();
-  }
 }
 
 // Whether the host has a part of these or not, they are rotated where the library does that.
@@ -97,7 +82,7 @@ void hand_over_queries(const DeviceAppend& call, const DeviceSequence& sequence,
         reference::load_all(call.q.dtype, row_at(call.q, sequence.first_row + t, head, layer.k_head_dim, kNotInQ),
                             layer.k_head_dim, q.data());
         if (layer.rope != nullptr) {
-          rotate(call, position_of(call, sequence, t), q.data());
+          rotate(*layer.rope, call.rope, position_of(call, sequence, t), q.data());
           const int64_t row = (sequence.first_row + t) * int64_t{layer.n_q_heads} + head;
           reference::store_all(TANDEM_F32, q.data(), layer.k_head_dim,
                                reinterpret_cast<std::byte*>(call.rotated_q + row * layer.k_head_dim));
@@ -136,7 +121,7 @@ struct NewRow {
     if (token < sequence.begin) return;
     const Layer& layer = *call.layer;
     reference::load_row(layer.k_type, in_slot(kPlaneK), in_slot(kPlaneKScales), layer.k_head_dim, x.data());
-    rotate(call, position_of(call, sequence, t), x.data());
+    rotate(*layer.rope, call.rope, position_of(call, sequence, t), x.data());
     reference::store_all(TANDEM_F32, x.data(), layer.k_head_dim, WindowRows(call, sequence).row(kPlaneK, kv_head, token));
     counts.window_bytes += bytes;
   }
@@ -149,8 +134,19 @@ struct NewRow {
   }
 };
 
+void hand_over_hidden(const DeviceAppend& call, const DeviceSequence& sequence, std::byte* slot) {
+  const int32_t dim = call.layer->hidden_dim();
+  std::vector<double> x(static_cast<size_t>(dim));
+  for (int32_t t = 0; t < sequence.q_len && dim > 0; ++t) {
+    const int64_t row = sequence.first_row + t;
+    reference::load_all(call.x.dtype, row_at(call.x, row, 0, dim, kNotInX), dim, x.data());
+    reference::store_all(call.layer->x_type, x.data(), dim, slot + call.exchange.x_at + row * call.layer->x_bytes());
+  }
+}
+
 void append_rows(const DeviceAppend& call, const DeviceSequence& sequence, std::byte* slot) {
   const Layer& layer = *call.layer;
+  hand_over_hidden(call, sequence, slot);
   for (int32_t kv_head = 0; kv_head < layer.n_kv_heads; ++kv_head) {
     for (int32_t t = 0; t < sequence.q_len; ++t) {
       const NewRow row{call, sequence, slot, t, kv_head};
@@ -244,6 +240,8 @@ void check(const DeviceAppend& call) {
   require(call.n_tokens >= 0, "a negative number of tokens");
   require(call.n_tokens <= call.exchange.n_rows, "more tokens than a slot has rows for");
   require((call.k.data == nullptr) == (call.v.data == nullptr), "one of k and v is appended");
+  require((call.x.data != nullptr) == (call.k.data != nullptr && layer.x_type != 0),
+          "hidden states where the layer keeps none, or none where it does");
   if (call.k.data != nullptr) check_pages(call.pages);
   if (layer.rope != nullptr) {
     require(call.q.data != nullptr && call.rope != nullptr && call.rotated_q != nullptr, "rotation without what it needs");

@@ -313,6 +313,17 @@ int32_t pin(void*, void* data, int64_t bytes, DeviceError* error) {
 
 void unpin(void*, void* data) { give_back(data, unpin_memory, &counts.n_unpinned); }
 
+int32_t supports_rebuild(void*, const Layer* layer, DeviceError* error) {
+  return guarded(kSupportsRebuild, error, [&] { check_rebuilt(*layer); });
+}
+
+int64_t rebuild_bytes(void*, const Layer* layer, int64_t n_rows) { return rebuild_work_bytes(*layer, n_rows); }
+
+int32_t rebuild(void*, const DeviceRebuild* call, void* stream, DeviceError* error) {
+  counts.n_rebuilt_rows += call->n_rows;
+  return submit(kRebuild, call, &counts.n_rebuilt, stream, error);
+}
+
 constexpr DeviceTable kTable = {
     kFault == "other_abi" ? kDeviceAbi + 1 : kDeviceAbi,
     sizeof(DeviceTable) - (kFault == "short_table" ? 8 : 0),
@@ -346,6 +357,9 @@ constexpr DeviceTable kTable = {
     copy_strided,
     pin,
     unpin,
+    supports_rebuild,
+    rebuild_bytes,
+    rebuild,
 };
 
 void reset() {

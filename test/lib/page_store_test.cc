@@ -106,6 +106,51 @@ void rows_do_not_overlap(void**) {
   assert_ptr_equal(store.rows(first, 63, 0, 1).of[kPlaneK] + 128, store.rows(second, 0, 0, 1).of[kPlaneK]);
 }
 
+// Beside rows, on any number of nodes; of some layers.
+void hidden_states_have_rows_of_their_own(void**) {
+  Projection projection;
+  projection.hidden_dim = 88;
+  std::vector<Layer> layers = eight_heads(3);
+  for (const size_t l : {0, 2}) {
+    layers[l].projection = &projection;
+    layers[l].x_type = TANDEM_F16;
+  }
+  for (const int32_t n : {1, 2, 3}) {
+    Nodes nodes;
+    nodes.n = n;
+    Tier tier("host_cap_bytes", 0, {});
+    PageStore store(layers, 64, tier, {&kNodes, &nodes});
+    assert_int_equal(store.geometry().x_token_bytes, 2 * 176);
+    assert_int_equal(store.x_bytes(1), 0);
+    assert_true(store.make_free(40).ok());
+    const int32_t first = store.take(-1), second = store.take(first);
+    std::set<std::pair<const std::byte*, const std::byte*>> rows;
+    for (const int32_t page : {first, second})
+      for (int64_t slot = 0; slot < 64; ++slot)
+        for (int32_t l = 0; l < 3; ++l) {
+          const PlaneBytes& bytes = store.row_bytes(l);
+          for (int32_t h = 0; h < 8; ++h)
+            for (int32_t p = 0; p < kPlanes; ++p)
+              if (bytes.of[p] > 0) {
+                const std::byte* row = store.rows(page, slot, l, h).of[p];
+                rows.insert({row, row + bytes.of[p]});
+              }
+          if (l != 1) rows.insert({store.x_row(page, slot, l), store.x_row(page, slot, l) + 176});
+        }
+    assert_int_equal(rows.size(), 128 * (3 * 8 * 3 + 2));
+    const std::byte* last = nullptr;
+    for (const auto& [begin, end] : rows) {
+      assert_true(begin >= last);
+      last = end;
+    }
+    assert_ptr_equal(store.x_row(first, 63, 2) + 176, store.x_row(second, 0, 2));
+    for (int32_t i = 0; i < 176; ++i) store.x_row(first, 5, 2)[i] = static_cast<std::byte>(i);
+    const int32_t copy = store.take(-1);
+    store.copy_page(first, copy, 6);
+    for (int32_t i = 0; i < 176; ++i) assert_true(store.x_row(copy, 5, 2)[i] == static_cast<std::byte>(i));
+  }
+}
+
 void references_and_gaps(void**) {
   const std::vector<Layer> layers = two_layers();
   Tier tier("host_cap_bytes", 0, {});
@@ -238,6 +283,7 @@ void jobs_run_once_and_are_joined(void**) {
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(tandem::rows_do_not_overlap),
+      cmocka_unit_test(tandem::hidden_states_have_rows_of_their_own),
       cmocka_unit_test(tandem::references_and_gaps),
       cmocka_unit_test(tandem::caps_hold),
       cmocka_unit_test(tandem::every_row_is_placed_once_on_the_node_of_its_jobs),

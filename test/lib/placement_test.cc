@@ -126,7 +126,7 @@ struct World {
     assert_true(cache->create_sequence(&sequence).ok());
     for (const int32_t layer : {0, 1}) {
       const TokenRows rows(kTokens, layer == 0 ? 6 : 1);
-      assert_true(cache->append(sequence, layer, rows.view, &rows.view).ok());
+      assert_true(cache->append(sequence, layer, {&rows.view, &rows.view, nullptr, 0, rows.view.n_tokens}).ok());
     }
   }
   void attend(int32_t layer, int64_t q_len) {

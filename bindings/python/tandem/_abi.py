@@ -10,7 +10,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 1
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0xD17977547C55C87D  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0xF4265FE0A7B37C4D  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {
     "OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
@@ -21,6 +21,8 @@ DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "e4m3": 4, "q8_0": 5, "q4_0": 6, "q4_64
 DEVICE_HOST, DEVICE_CUDA = 0, 1
 LOG_ERROR, LOG_WARNING, LOG_INFO = 1, 2, 3
 ROPES = {"caller": 0, "halves": 1, "interleaved": 2}
+NORMS = {"none": 0, "rms": 1, "layer": 2}
+WEIGHTS = {"in_out": 0, "out_in": 1}
 ROTATIONS = {"none": 0, "hadamard": 1}
 GROUP_MODES = {"union": 0, "mean": 1}
 EVICT_BY = {"window": 0, "host": 1}
@@ -42,18 +44,25 @@ class EngineOptionsStruct(ctypes.Structure):
                 ("matmul_rows", c_int32)]
 
 
+class LayerProjectionStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("hidden_dim", c_int32), ("w_type", c_int32), ("w_order", c_int32),
+                ("device_type", c_int32), ("norm", c_int32), ("norm_eps", c_float), ("k_rope", c_int32), ("w_k", c_void_p),
+                ("w_v", c_void_p), ("b_k", POINTER(c_float)), ("b_v", POINTER(c_float)), ("norm_weight", POINTER(c_float)),
+                ("norm_bias", POINTER(c_float))]
+
+
 class LayerOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("n_q_heads", c_int32), ("n_kv_heads", c_int32), ("k_head_dim", c_int32),
                 ("v_head_dim", c_int32), ("v_aliases_k", c_int32), ("sm_scale", c_float), ("soft_cap", c_float),
                 ("sliding_window_tokens", c_int64), ("sinks", POINTER(c_float)), ("rope", c_int32), ("rope_dims", c_int32),
                 ("rope_theta", c_double), ("rope_position_scale", c_double), ("rope_inv_freq", POINTER(c_float)),
-                ("rope_attn_factor", c_double)]
+                ("rope_attn_factor", c_double), ("projection", POINTER(LayerProjectionStruct))]
 
 
 class CacheOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("k_type", c_int32), ("v_type", c_int32), ("page_tokens", c_int32),
                 ("host_cap_bytes", c_int64), ("device_cap_bytes", c_int64), ("layer_k_types", POINTER(c_int32)),
-                ("layer_v_types", POINTER(c_int32)), ("k_rotation", c_int32), ("reserved", c_int32),
+                ("layer_v_types", POINTER(c_int32)), ("k_rotation", c_int32), ("x_type", c_int32),
                 ("layer_k_rotations", POINTER(c_int32))]
 
 
@@ -62,20 +71,21 @@ class SessionOptionsStruct(ctypes.Structure):
                 ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("group_mode", c_int32),
                 ("evict_by", c_int32), ("halo_tokens", c_int64), ("route", c_char_p),
                 ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double), ("append_tokens", c_int64),
-                ("stream_heads", c_int64)]
+                ("stream_heads", c_int64), ("recompute_share", c_double)]
 
 
 class AttendArgsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("layer_idx", c_int32), ("n_sequences", c_int32),
                 ("sequences", c_void_p), ("q_lens", c_void_p), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
                 ("o", c_void_p), ("lse", c_void_p), ("parent_idx", c_void_p), ("stream", c_void_p),
-                ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p)]
+                ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("x", c_void_p)]
 
 
 class MemoryPlanStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
         (name, c_int64) for name in ("host_kv_bytes", "host_session_bytes", "selection_max_bytes", "device_window_bytes",
-                                     "device_work_bytes", "kv_token_bytes", "shared_bytes", "device_stream_bytes")]
+                                     "device_work_bytes", "kv_token_bytes", "shared_bytes", "device_stream_bytes",
+                                     "device_weights_bytes", "x_token_bytes")]
 
 
 class RoutePlanStruct(ctypes.Structure):
@@ -88,7 +98,7 @@ class CacheStatsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
         (name, c_int64) for name in ("n_sequences", "n_pages_used", "n_pages_shared", "host_kv_bytes", "host_session_bytes",
                                      "selection_bytes", "host_peak_bytes", "device_window_bytes", "device_work_bytes",
-                                     "device_peak_bytes", "device_stream_bytes", "pinned_bytes")]
+                                     "device_peak_bytes", "device_stream_bytes", "pinned_bytes", "device_weights_bytes")]
 
 
 class SessionStatsStruct(ctypes.Structure):
@@ -98,7 +108,8 @@ class SessionStatsStruct(ctypes.Structure):
                                      "attend_ns", "refresh_ns", "refresh_wait_ns", "n_device_attends", "n_host_parts",
                                      "host_part_ns", "staged_kv_bytes", "filled_kv_bytes", "n_stream_parts",
                                      "stream_part_ns", "streamed_kv_bytes", "n_joint_parts", "host_part_tokens",
-                                     "stream_part_tokens", "n_planned_parts", "predicted_part_ns", "planned_part_ns")]
+                                     "stream_part_tokens", "n_planned_parts", "predicted_part_ns", "planned_part_ns",
+                                     "streamed_x_bytes")]
 
 
 class WeightsOptionsStruct(ctypes.Structure):
@@ -115,7 +126,8 @@ class WeightsStatsStruct(ctypes.Structure):
 
 # Structs by their C names, in the order of the header.
 STRUCTS: dict[str, type[ctypes.Structure]] = {
-    "tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct, "tandem_layer_options": LayerOptionsStruct,
+    "tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct,
+    "tandem_layer_projection": LayerProjectionStruct, "tandem_layer_options": LayerOptionsStruct,
     "tandem_cache_options": CacheOptionsStruct, "tandem_session_options": SessionOptionsStruct,
     "tandem_attend_args": AttendArgsStruct, "tandem_memory_plan": MemoryPlanStruct,
     "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct,
@@ -142,6 +154,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_engine_release": (None, _P),
     "tandem_engine_drain": (_I, _P, _L, _P),
     "tandem_engine_report": (_I, _P, c_size_t, _P, _P, _P),
+    "tandem_layer_projection_init": (None, _P),
     "tandem_layer_options_init": (None, _P),
     "tandem_model_create": (_I, _P, _P, _I, _P),
     "tandem_model_release": (None, _P),
@@ -155,6 +168,8 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_sequence_truncate": (_I, _P, _L, _L, _P),
     "tandem_sequence_remove": (_I, _P, _L, _L, _L, _I, _P),
     "tandem_sequence_append": (_I, _P, _L, _I, _P, _P, _P, _P),
+    "tandem_sequence_append_x": (_I, _P, _L, _I, _P, _P, _P, _P, _P),
+    "tandem_sequence_read_x": (_I, _P, _P, _L, _I, _L, _P),
     "tandem_sequence_read": (_I, _P, _P, _P, _L, _I, _L, _P),
     "tandem_sequence_length": (_I, _P, _P, _L, _I, _P),
     "tandem_sequence_digest": (_I, _P, _P, _L, _P),

@@ -35,6 +35,7 @@ class CacheStats:
     device_peak_bytes: int
     device_stream_bytes: int
     pinned_bytes: int
+    device_weights_bytes: int
 
 
 def read_stats(kind: type[Stats], struct: Any, function: Any, handle: int | None) -> Stats:

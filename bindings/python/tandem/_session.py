@@ -58,6 +58,7 @@ class SessionStats:
     n_planned_parts: int
     predicted_part_ns: int
     planned_part_ns: int
+    streamed_x_bytes: int
 
 
 def _lens(n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:

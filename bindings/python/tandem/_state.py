@@ -29,6 +29,8 @@ class MemoryPlan:
     kv_token_bytes: int
     shared_bytes: int
     device_stream_bytes: int
+    device_weights_bytes: int
+    x_token_bytes: int
 
     def report(self) -> dict[str, Any]:
         """The same as the library says it in JSON."""

@@ -38,6 +38,7 @@ extern "C" {
         engine: *const tandem_engine,
         error: *mut *mut tandem_error,
     ) -> i32;
+    pub fn tandem_layer_projection_init(projection: *mut tandem_layer_projection);
     pub fn tandem_layer_options_init(options: *mut tandem_layer_options);
     pub fn tandem_model_create(
         model: *mut *mut tandem_model,
@@ -90,6 +91,24 @@ extern "C" {
         k: *const tandem_tensor,
         v: *const tandem_tensor,
         stream: *mut c_void,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_append_x(
+        cache: *mut tandem_cache,
+        sequence: i64,
+        layer_idx: i32,
+        k: *const tandem_tensor,
+        v: *const tandem_tensor,
+        x: *const tandem_tensor,
+        stream: *mut c_void,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_sequence_read_x(
+        x: *const tandem_tensor,
+        cache: *const tandem_cache,
+        sequence: i64,
+        layer_idx: i32,
+        first: i64,
         error: *mut *mut tandem_error,
     ) -> i32;
     pub fn tandem_sequence_read(

@@ -73,6 +73,23 @@ abi_structs! {
         matmul_rows: i32,
     }
 
+    struct tandem_layer_projection {
+        struct_size: u32,
+        hidden_dim: i32,
+        w_type: i32,
+        w_order: i32,
+        device_type: i32,
+        norm: i32,
+        norm_eps: f32,
+        k_rope: i32,
+        w_k: *const c_void,
+        w_v: *const c_void,
+        b_k: *const f32,
+        b_v: *const f32,
+        norm_weight: *const f32,
+        norm_bias: *const f32,
+    }
+
     struct tandem_layer_options {
         struct_size: u32,
         n_q_heads: i32,
@@ -90,6 +107,7 @@ abi_structs! {
         rope_position_scale: f64,
         rope_inv_freq: *const f32,
         rope_attn_factor: f64,
+        projection: *const tandem_layer_projection,
     }
 
     struct tandem_cache_options {
@@ -102,7 +120,7 @@ abi_structs! {
         layer_k_types: *const i32,
         layer_v_types: *const i32,
         k_rotation: i32,
-        reserved: i32,
+        x_type: i32,
         layer_k_rotations: *const i32,
     }
 
@@ -122,6 +140,7 @@ abi_structs! {
         stream_fraction: f64,
         append_tokens: i64,
         stream_heads: i64,
+        recompute_share: f64,
     }
 
     struct tandem_attend_args {
@@ -141,6 +160,7 @@ abi_structs! {
         cancel: *const i32,
         progress: Option<tandem_progress_fn>,
         progress_user: *mut c_void,
+        x: *const tandem_tensor,
     }
 
     struct tandem_memory_plan {
@@ -154,6 +174,8 @@ abi_structs! {
         kv_token_bytes: i64,
         shared_bytes: i64,
         device_stream_bytes: i64,
+        device_weights_bytes: i64,
+        x_token_bytes: i64,
     }
 
     struct tandem_route_plan {
@@ -187,6 +209,7 @@ abi_structs! {
         device_peak_bytes: i64,
         device_stream_bytes: i64,
         pinned_bytes: i64,
+        device_weights_bytes: i64,
     }
 
     struct tandem_session_stats {
@@ -218,6 +241,7 @@ abi_structs! {
         n_planned_parts: i64,
         predicted_part_ns: i64,
         planned_part_ns: i64,
+        streamed_x_bytes: i64,
     }
 
     struct tandem_weights_options {

@@ -57,6 +57,7 @@ impl<'a> Attend<'a> {
             cancel: ptr::null(),
             progress: None,
             progress_user: ptr::null_mut(),
+            x: ptr::null(),
         };
         Self { raw, sequences, q_lens, parents: None, q, k: None, v: None, o, lse: None, watch: PhantomData }
     }

@@ -210,6 +210,7 @@ impl LayerOptions {
             rope_position_scale: self.rope_position_scale,
             rope_inv_freq: pointer(rope_inv_freq),
             rope_attn_factor: self.rope_attn_factor,
+            projection: ptr::null(),
         })
     }
 }
@@ -254,7 +255,7 @@ impl CacheOptions {
             layer_k_types: pointer(k_types).cast(), // Dtype and Rotation are repr(i32)
             layer_v_types: pointer(v_types).cast(),
             k_rotation: self.k_rotation as i32,
-            reserved: 0,
+            x_type: 0,
             layer_k_rotations: pointer(rotations).cast(),
         })
     }
@@ -332,6 +333,7 @@ impl SessionOptions {
             stream_fraction: self.stream_fraction,
             append_tokens: self.append_tokens,
             stream_heads: self.stream_heads,
+            recompute_share: 0.0,
         })
     }
 }

@@ -39,6 +39,10 @@ numbers! {
         shared_bytes,
         /// Buffers of a session that may stream.
         device_stream_bytes,
+        /// Projections of the route "recompute".
+        device_weights_bytes,
+        /// Hidden states of one token in all layers.
+        x_token_bytes,
     }
     /// What a cache holds.
     CacheStats = tandem_cache_stats {
@@ -66,6 +70,8 @@ numbers! {
         device_stream_bytes,
         /// Pages pinned for streams.
         pinned_bytes,
+        /// Projections in device memory.
+        device_weights_bytes,
     }
     /// Sums since a session was created.
     SessionStats = tandem_session_stats {
@@ -121,5 +127,7 @@ numbers! {
         predicted_part_ns,
         /// And what they took.
         planned_part_ns,
+        /// And hidden states, of which K and V were made on the device.
+        streamed_x_bytes,
     }
 }

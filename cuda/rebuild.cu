@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// rebuild(): norm | K = x W_K | K into pages | V = x W_V | V into pages. One product's sums at a time are in the work space:
+//
+//   cuBLAS's | x as the products take it, where that is not x itself | sums, f32
+#include <algorithm>
+
+#include "cuda/kernels/rebuild.cuh"
+#include "cuda/layer_check.h"
+#include "cuda/rebuild.h"
+
+namespace tandem::cuda {
+namespace {
+
+constexpr int64_t kAlign = 256, kMostBlocks = 4096, kMostRows = int64_t{1} << 24;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+bool is_converted(const Layer& layer) {
+  return layer.projection->norm != TANDEM_NORM_NONE || layer.x_type != layer.projection->w_type;
+}
+
+int64_t converted_bytes(const Layer& layer, int64_t n_rows) {
+  return is_converted(layer) ? aligned(n_rows * layer.x_bytes()) : 0;
+}
+
+int32_t check_layer_of(const Layer& layer, DeviceError* error) {
+  if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
+  if (layer.projection == nullptr || layer.x_type == 0 || layer.rope != nullptr || layer.hidden_dim() % 8 != 0)
+    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "a layer whose keys are not made of hidden states");
+  return TANDEM_OK;
+}
+
+int32_t check_call(const DeviceRebuild& call, DeviceError* error) {
+  if (const int32_t code = check_layer_of(*call.layer, error); code != TANDEM_OK) return code;
+  const uint64_t addresses = reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.projection.w_k) |
+                             reinterpret_cast<uintptr_t>(call.projection.w_v);
+  if (addresses % 16 == 0 && call.n_rows >= 0 && call.n_rows <= kMostRows && call.pages.page_len > 0) return TANDEM_OK;
+  return fail(error, TANDEM_ERROR_INTERNAL, 0, "",
+              "%lld rows to rebuild, of hidden states and weights at multiples of 16 bytes",
+              static_cast<long long>(call.n_rows));
+}
+
+int32_t launch_norm(const DeviceRebuild& call, void* to, const LaunchOn& on, DeviceError* error) {
+  const Projection& projection = *call.layer->projection;
+  const NormCall described = {call.x,
+                              to,
+                              call.projection.norm_weight,
+                              call.projection.norm_bias,
+                              projection.hidden_dim,
+                              call.layer->x_type,
+                              projection.w_type,
+                              projection.norm,
+                              projection.norm_eps};
+  return launch_kernel(norm_kernel, dim3(static_cast<unsigned>(call.n_rows)), kNormWarps, described, on, error);
+}
+
+// plane: kPlaneK or kPlaneV.
+int32_t launch_store(const DeviceRebuild& call, Plane plane, const float* y, const LaunchOn& on, DeviceError* error) {
+  const Layer& layer = *call.layer;
+  const PlaneBytes bytes = plane_bytes(layer);
+  StoreCall described = {};
+  described.y = y;
+  described.bias = plane == kPlaneK ? call.projection.b_k : call.projection.b_v;
+  described.n_rows = call.n_rows;
+  described.n_heads = layer.n_kv_heads;
+  described.dim = plane == kPlaneK ? layer.k_head_dim : layer.v_head_dim;
+  described.type = plane == kPlaneK ? layer.k_type : layer.v_type;
+  described.four_bytes = static_cast<int32_t>(row_bytes(described.type, kLaneNumbers));
+  described.codes = call.pages.planes[plane];
+  described.scales = call.pages.planes[plane + 1];
+  for (int32_t i = 0; i < 2; ++i) {
+    described.head_stride[i] = call.pages.head_stride[plane + i];
+    described.row_bytes[i] = bytes.of[plane + i];
+  }
+  described.page_bytes = call.page_bytes;
+  described.page_len = call.pages.page_len;
+  if (plane == kPlaneK && layer.projection->rope != nullptr) {
+    described.rotation = rotation_of(*layer.projection->rope, call.projection.rope);
+    described.page_positions = call.page_positions;
+  }
+  const int64_t n_blocks = std::min((call.n_rows * layer.n_kv_heads + kStoreWarps - 1) / kStoreWarps, kMostBlocks);
+  return launch_kernel(store_kernel, dim3(static_cast<unsigned>(n_blocks)), kStoreWarps, described, on, error);
+}
+
+}  // namespace
+
+int32_t Rebuilder::supports(const Layer& layer, DeviceError* error) {
+  if (const int32_t code = check_layer_of(layer, error); code != TANDEM_OK) return code;
+  cudaFuncAttributes attributes;  // has the kernels on the device, as load_exchange_kernels() does
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(norm_kernel)), error);
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(store_kernel)), error);
+  const std::lock_guard lock(mutex_);
+  return cublas_.open(error);
+}
+
+int64_t Rebuilder::workspace_bytes(const Layer& layer, int64_t n_rows) {
+  const int64_t widest = int64_t{layer.n_kv_heads} * std::max(layer.k_head_dim, layer.v_head_dim);
+  return Cublas::kWorkspaceBytes + converted_bytes(layer, n_rows) + aligned(n_rows * widest * 4);
+}
+
+int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceError* error) {
+  if (const int32_t code = check_call(call, error); code != TANDEM_OK) return code;
+  if (call.n_rows == 0) return TANDEM_OK;
+  const Layer& layer = *call.layer;
+  auto* const converted = static_cast<std::byte*>(call.workspace) + Cublas::kWorkspaceBytes;
+  Product product;
+  product.x = call.x;
+  product.is_out_by_in = layer.projection->is_out_by_in;
+  product.dtype = layer.projection->w_type;
+  product.n_rows = call.n_rows;
+  product.n_in = layer.hidden_dim();
+  product.y = reinterpret_cast<float*>(converted + converted_bytes(layer, call.n_rows));
+  if (is_converted(layer)) {
+    if (const int32_t code = launch_norm(call, converted, on, error); code != TANDEM_OK) return code;
+    product.x = converted;
+  }
+  const std::lock_guard lock(mutex_);
+  if (const int32_t code = cublas_.begin(on.stream, call.workspace, error); code != TANDEM_OK) return code;
+  for (const Plane plane : {kPlaneK, kPlaneV}) {
+    product.w = plane == kPlaneK ? call.projection.w_k : call.projection.w_v;
+    product.n_out = int64_t{layer.n_kv_heads} * (plane == kPlaneK ? layer.k_head_dim : layer.v_head_dim);
+    if (const int32_t code = cublas_.multiply(product, error); code != TANDEM_OK) return code;
+    if (const int32_t code = launch_store(call, plane, product.y, on, error); code != TANDEM_OK) return code;
+  }
+  return TANDEM_OK;
+}
+
+}  // namespace tandem::cuda

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// rebuild(): rows of K and V from hidden states. The device is current in every call; any thread.
+#pragma once
+
+#include <mutex>
+
+#include "cuda/cublas.h"
+#include "cuda/exchange.h"
+
+namespace tandem::cuda {
+
+class Rebuilder {
+ public:
+  int32_t supports(const Layer& layer, DeviceError* error);
+  static int64_t workspace_bytes(const Layer& layer, int64_t n_rows);
+  int32_t launch(const DeviceRebuild& call, const LaunchOn& on, DeviceError* error);
+
+ private:
+  std::mutex mutex_;  // of the handle
+  Cublas cublas_;
+};
+
+}  // namespace tandem::cuda

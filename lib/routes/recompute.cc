@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: MIT
+#include "lib/routes/recompute.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "lib/attend_call.h"
+#include "lib/device_status.h"
+
+namespace tandem {
+namespace {
+
+Status check_rebuilt(const Layer& layer, size_t l) {
+  const char* why = nullptr;
+  if (layer.projection == nullptr)
+    why = "has no projection (tandem_layer_options)";
+  else if (layer.x_type == 0)
+    why = "has no hidden states in the cache (x_type = 0 of tandem_cache_options)";
+  else if (layer.rope != nullptr)
+    why = "has keys that the library rotates, which the store has as they were before";
+  else if (layer.k_rotation != TANDEM_ROTATION_NONE)
+    why = "has keys that are rotated as they are stored (k_rotation)";
+  if (why == nullptr) return {};
+  return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"recompute\": layer %zu %s", l, why);
+}
+
+}  // namespace
+
+Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_bytes, std::vector<RebuildLayout>* layouts) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    TANDEM_TRY(check_rebuilt(layers[l], l));
+    RebuildLayout made;
+    made.x_bytes = layers[l].x_bytes();
+    made.n_pages = buffer_bytes / (RebuildLayout::kPageLen * made.x_bytes);
+    if (made.n_pages == 0)
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
+                  "stream_buffer_bytes = %lld is less than the %lld bytes of %d hidden states",
+                  static_cast<long long>(buffer_bytes), static_cast<long long>(RebuildLayout::kPageLen * made.x_bytes),
+                  RebuildLayout::kPageLen);
+    const PlaneBytes bytes = plane_bytes(layers[l]);
+    for (int32_t p = 0; p < kPlanes; ++p) {
+      made.at[p] = made.page_bytes;
+      made.head_stride[p] = RebuildLayout::kPageLen * bytes.of[p];
+      made.page_bytes += layers[l].n_kv_heads * made.head_stride[p];
+    }
+    layouts->push_back(made);
+  }
+  return {};
+}
+
+DevicePages pages_of(const RebuildLayout& layout, std::byte* first) {
+  DevicePages pages;
+  pages.page_len = RebuildLayout::kPageLen;
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    pages.head_stride[p] = layout.head_stride[p];
+    if (layout.head_stride[p] > 0) pages.planes[p] = first + layout.at[p];
+  }
+  return pages;
+}
+
+RecomputeCosts recompute_costs(const Layer& layer, double bus_bytes_per_ns, double rebuild_ns, double attend_ns) {
+  return {static_cast<double>(layer.x_bytes()) / bus_bytes_per_ns, rebuild_ns + attend_ns};
+}
+
+double recompute_ns(const RecomputeCosts& costs, const RebuildLayout& layout, int64_t n_keys) {
+  const auto n = static_cast<double>(n_keys), piece = static_cast<double>(std::min(n_keys, layout.n_rows()));
+  return n * std::max(costs.bus_ns, costs.device_ns) + piece * std::min(costs.bus_ns, costs.device_ns);
+}
+
+int64_t rebuilt_tokens(double share, int64_t begin, int64_t end) {
+  if (share >= 1.0) return end - begin;
+  const auto wanted = begin + static_cast<int64_t>(std::ceil(share * static_cast<double>(end - begin)));
+  return std::min((wanted + RebuildLayout::kPageLen - 1) / RebuildLayout::kPageLen * RebuildLayout::kPageLen, end) - begin;
+}
+
+// The end of what is rebuilt is moved to that of a page, and either end may lie within one.
+void RebuiltCount::add(double share, int64_t n_tokens, int64_t n_runs) {
+  if (n_tokens == 0) return;
+  n_pages += rebuilt_tokens(share, 0, n_tokens) / RebuildLayout::kPageLen + 2 + n_runs;
+  n_parts += n_runs;
+}
+
+void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bool continues, RebuiltPieces* pieces) {
+  for (int64_t t = tokens.begin; t < tokens.end; continues = false) {
+    if (!continues || pieces->empty() || pieces->pieces.back().n_pages == layout.n_pages)
+      pieces->pieces.push_back({pieces->parts.size(), 0, 0, pieces->n_pages()});
+    RebuiltPiece& piece = pieces->pieces.back();
+    const int64_t room_end = (t / RebuildLayout::kPageLen + layout.n_pages - piece.n_pages) * RebuildLayout::kPageLen;
+    pieces->parts.push_back({call, t, std::min(tokens.end, room_end), piece.n_pages});
+    piece.n_pages += pieces->parts.back().n_pages();
+    ++piece.n_parts;
+    t = pieces->parts.back().end;
+  }
+}
+
+// For what the last part of a call may find outside its window, as for streams.
+Status AttendCall::reserve_rebuilt(int64_t most, CallSize* size) {
+  if (session_.rebuild_layouts_.empty() || !session_.may_stream_) return {};
+  RebuiltCount count;
+  for (const SequenceCall& call : scratch_.calls) {
+    const TokenRange tokens = streamed_tokens(call, most);
+    int64_t n_runs = 0;
+    for (int64_t t = tokens.begin; t < tokens.end; ++n_runs)
+      t += layer_.projection->rope != nullptr ? Cache::consecutive(*call.sequence, t, tokens.end - t) : tokens.end - t;
+    count.add(session_.routes_.rebuilt_share, tokens.end - tokens.begin, n_runs);
+  }
+  size->n_rebuilt_parts = count.all_parts(session_.rebuild_layouts_[layer_idx_]);
+  size->n_rebuilt_pages = count.n_pages;
+  TANDEM_TRY(cache_.projections().get(session_.device_->device(), cache_.device_tier(), layer_, &session_.projection_));
+  return session_.device_->reserve_rebuild(cache_.layers(), session_.rebuild_layouts_);
+}
+
+// Calls whose rows follow each other share pieces. A sequence whose positions have a gap goes on in the next piece.
+void AttendCall::cut_rebuilt(const RebuildLayout& layout, size_t i, TokenRange tokens, RebuiltPieces* pieces) const {
+  const SequenceCall& call = scratch_.calls[i];
+  bool continues = false;
+  if (!pieces->empty()) {
+    const SequenceCall& before = scratch_.calls[pieces->parts.back().call];
+    continues = pieces->parts.back().call != i && before.first_row + before.q_len == call.first_row;
+  }
+  for (int64_t t = tokens.begin; t < tokens.end; continues = false) {
+    const int64_t n =
+        layer_.projection->rope != nullptr ? Cache::consecutive(*call.sequence, t, tokens.end - t) : tokens.end - t;
+    add_rebuilt(layout, i, {t, t + n}, continues, pieces);
+    t += n;
+  }
+}
+
+// Of the keys outside the window: which are rebuilt; the others are streamed. Returns how many tokens are.
+int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
+  int64_t n_tokens = 0;
+  for (size_t i = 0; i < scratch_.calls.size() && !session_.rebuild_layouts_.empty(); ++i) {
+    SequenceCall& call = scratch_.calls[i];
+    if (!call.has_host) continue;
+    call.rebuilt_end = call.host_begin + rebuilt_tokens(session_.routes_.rebuilt_share, call.host_begin, call.host_end);
+    n_tokens += call.rebuilt_end - call.host_begin;
+    cut_rebuilt(session_.rebuild_layouts_[layer_idx_], i, {call.host_begin, call.rebuilt_end}, &task->rebuilt);
+  }
+  if (task->rebuilt.empty()) return n_tokens;
+  task->streamed_x_bytes = n_tokens * layer_.x_bytes();
+  task->sent_hidden = session_.device_->sent_hidden(task->idx);
+  std::atomic_ref(*task->sent_hidden).store(0, std::memory_order_relaxed);
+  return n_tokens;
+}
+
+// Behind what else is uploaded: descriptors of all parts, page tables, positions of pages. Returns their bytes.
+int64_t AttendCall::describe_rebuilt(const HandOverTask& task, std::byte* to) const {
+  const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
+  const int64_t n_pages = task.rebuilt.n_pages();
+  auto* const described = reinterpret_cast<DeviceSequence*>(to);
+  auto* const tables = reinterpret_cast<int64_t*>(described + task.rebuilt.parts.size());
+  int64_t* const positions = tables + n_pages;
+  for (const RebuiltPiece& piece : task.rebuilt.pieces)
+    for (size_t i = piece.first_part; i < piece.first_part + piece.n_parts; ++i) {
+      const RebuiltPart& part = task.rebuilt.parts[i];
+      const SequenceCall& call = scratch_.calls[part.call];
+      DeviceSequence& one = described[i];
+      one = {};
+      one.begin = part.begin;
+      one.end = part.end;
+      one.q_len = static_cast<int32_t>(call.q_len);
+      one.first_row = static_cast<int32_t>(call.first_row);
+      one.table_begin = static_cast<int32_t>(piece.first_page + part.first_page);
+      one.table_len = static_cast<int32_t>(part.n_pages());
+      one.evict_end = part.begin;
+      one.n_after = call.length - part.end;
+      const int64_t first = part.begin / RebuildLayout::kPageLen,
+                    position = call.sequence->position(part.begin) - part.begin;
+      for (int64_t p = 0; p < part.n_pages(); ++p) {
+        tables[one.table_begin + (first + p) % one.table_len] = (part.first_page + p) * layout.page_bytes;
+        positions[one.table_begin + p] = position + (first + p) * RebuildLayout::kPageLen;
+      }
+    }
+  return static_cast<int64_t>(task.rebuilt.parts.size() * sizeof(DeviceSequence)) + 2 * n_pages * 8;
+}
+
+// As for pieces of K and V, the store is asked for nothing but what the task has of it.
+Status AttendCall::send_hidden(const HandOverTask& task, const RebuiltPiece& piece) {
+  const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
+  StreamBuffers& buffers = session_.device_->rebuild()->x();
+  CopyList copies;
+  std::byte* const buffer = buffers.next();
+  for (size_t i = piece.first_part; i < piece.first_part + piece.n_parts; ++i) {
+    const RebuiltPart& part = task.rebuilt.parts[i];
+    std::byte* const first =
+        buffer + (part.first_page * RebuildLayout::kPageLen + part.begin % RebuildLayout::kPageLen) * layout.x_bytes;
+    scratch_.spans.clear();
+    cache_.spans(*scratch_.calls[part.call].sequence, part.begin, part.end, &scratch_.spans);
+    for (const PageSpan& span : scratch_.spans) {
+      copies.cut();
+      copies.add(first + (span.token_idx - part.begin) * layout.x_bytes,
+                 cache_.store().x_row(task.bases, span.page, span.slot, args_.layer_idx), span.n_tokens * layout.x_bytes);
+    }
+  }
+  TANDEM_TRY(buffers.send(copies.copies()));
+  if (&piece != &task.rebuilt.pieces.back()) return {};
+  return buffers.mark(session_.device_->sent_hidden_on_device(task.idx));
+}
+
+Status AttendCall::begin_rebuilt(HandOverTask* task) {
+  if (task->rebuilt.empty()) return {};
+  task->sent = std::chrono::steady_clock::now();
+  const size_t n = std::min(task->rebuilt.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
+  for (size_t i = 0; i < n; ++i) TANDEM_TRY(send_hidden(*task, task->rebuilt.pieces[i]));
+  return {};
+}
+
+// window: as in attend_stream(), whose pieces come behind these. x: the piece's hidden states.
+Status AttendCall::rebuild_piece(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece,
+                                 const std::byte* x) {
+  DeviceSession& device = *session_.device_;
+  const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
+  const auto* described = reinterpret_cast<const DeviceSequence*>(device.descriptors() + task.rebuilt_at);
+  const auto* tables = reinterpret_cast<const int64_t*>(described + task.rebuilt.parts.size());
+  DeviceRebuild rebuild;
+  rebuild.layer = &layer_;
+  rebuild.projection = *session_.projection_;
+  rebuild.x = x;
+  rebuild.n_rows = piece.n_pages * RebuildLayout::kPageLen;
+  rebuild.pages = pages_of(layout, device.rebuild()->pages());
+  rebuild.page_bytes = layout.page_bytes;
+  rebuild.page_positions = tables + task.rebuilt.n_pages() + piece.first_page;
+  rebuild.workspace = device.rebuild()->workspace();
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::rebuild, &rebuild, args_.stream));
+  TANDEM_TRY(device.rebuild()->x().done_with(args_.stream));
+  Layer layer = *window.layer;
+  layer.sinks = nullptr;
+  DeviceAttend attend = window;
+  attend.layer = &layer;
+  attend.pages = rebuild.pages;
+  attend.sequences.sequences = described + piece.first_part;
+  attend.sequences.page_tables = tables;
+  attend.sequences.n_sequences = static_cast<int32_t>(piece.n_parts);
+  attend.sequences.max_keys = 0;
+  for (size_t i = piece.first_part; i < piece.first_part + piece.n_parts; ++i)
+    attend.sequences.max_keys = std::max(attend.sequences.max_keys, task.rebuilt.parts[i].end - task.rebuilt.parts[i].begin);
+  attend.o.data = device.part_o();
+  attend.lse = device.part_lse();
+  return call_device(device.device(), &DeviceTable::attend, &attend, args_.stream);
+}
+
+Status AttendCall::attend_rebuilt(const DeviceAttend& window, const HandOverTask& task) {
+  if (task.rebuilt.empty()) return {};
+  DeviceSession& device = *session_.device_;
+  size_t n_sent = std::min(task.rebuilt.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
+  for (const RebuiltPiece& piece : task.rebuilt.pieces) {
+    std::byte* x = nullptr;
+    TANDEM_TRY(device.rebuild()->x().take(args_.stream, &x));
+    TANDEM_TRY(rebuild_piece(window, task, piece, x));
+    if (n_sent < task.rebuilt.pieces.size()) TANDEM_TRY(send_hidden(task, task.rebuilt.pieces[n_sent++]));
+    const SequenceCall& first = scratch_.calls[task.rebuilt.parts[piece.first_part].call];
+    const SequenceCall& last = scratch_.calls[task.rebuilt.parts[piece.first_part + piece.n_parts - 1].call];
+    DeviceAccumulate sum;
+    sum.layer = window.layer;
+    sum.first_row = static_cast<int32_t>(first.first_row);
+    sum.n_rows = static_cast<int32_t>(last.first_row + last.q_len - first.first_row);
+    sum.n_heads = layer_.n_q_heads;
+    sum.o = device.o();
+    sum.lse = device.lse();
+    sum.part_o = device.part_o();
+    sum.part_lse = device.part_lse();
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::accumulate, &sum, args_.stream));
+  }
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// The route "recompute" (KVPR): hidden states cross the bus, and the device makes K and V of them.
+//
+// A piece is tokens of one or several sequences, all heads: what fits into a buffer of hidden states. There a token's row is
+// where its keys will be in the pages that are rebuilt of it, which are as long as a window's, so that row i of the buffer
+// is slot i % page_len of page i / page_len. A sequence begins a page of its own; what lies between is rebuilt as well, and
+// nobody attends it.
+//
+//   buffer of x     | sequence 3: tokens 256 ... 500       |  | sequence 4: tokens 0 ... 130 |
+//   rebuilt pages   | page 2           | page 3               | page 0           | page 1   ...     K and V of all heads
+//
+//   copy stream     fill 0 | fill 1 |                 fill 0 |
+//   caller's                rebuild 0, attend 0 | rebuild 1, attend 1 | ...
+//
+// There is one set of pages: what is attended is over before the next piece is rebuilt. In one piece a sequence has
+// positions that follow each other, as its keys may be rotated by them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "lib/device_window.h"
+#include "lib/routes/stream_buffers.h"
+#include "lib/status.h"
+
+namespace tandem {
+
+struct RebuildLayout {
+  static constexpr int32_t kPageLen = kDevicePageLen;
+  int64_t n_pages = 0;  // of a buffer
+  int64_t x_bytes = 0;  // of a hidden state
+  int64_t at[kPlanes] = {};
+  int64_t head_stride[kPlanes] = {};
+  int64_t page_bytes = 0;
+
+  int64_t n_rows() const { return n_pages * kPageLen; }
+};
+
+// [n_layers]. INVALID_ARGUMENT where a buffer has no room for a page of hidden states; UNSUPPORTED, naming the layer, where
+// keys cannot be made of hidden states: no projection, none kept, keys that the library rotates or has rotated.
+Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_bytes, std::vector<RebuildLayout>* layouts);
+
+// Tokens [begin, end) of one call of a task, from page `first_page` of the piece on.
+struct RebuiltPart {
+  size_t call = 0;
+  int64_t begin = 0, end = 0;
+  int64_t first_page = 0;
+
+  int64_t n_pages() const {
+    return (end + RebuildLayout::kPageLen - 1) / RebuildLayout::kPageLen - begin / RebuildLayout::kPageLen;
+  }
+};
+// Those of a layer's planes in rebuilt pages, from the first one on.
+DevicePages pages_of(const RebuildLayout& layout, std::byte* first);
+struct RebuiltPiece {
+  size_t first_part = 0, n_parts = 0;
+  int64_t n_pages = 0, first_page = 0;  // the latter of those of all pieces
+};
+struct RebuiltPieces {
+  std::vector<RebuiltPart> parts;
+  std::vector<RebuiltPiece> pieces;
+
+  void clear() {
+    parts.clear();
+    pieces.clear();
+  }
+  bool empty() const { return pieces.empty(); }
+  int64_t n_pages() const { return pieces.empty() ? 0 : pieces.back().first_page + pieces.back().n_pages; }
+};
+// Where [begin, end) of a call goes, behind what is there: where `continues`, into the piece of the call before it.
+void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bool continues, RebuiltPieces* pieces);
+// How many tokens of [begin, end) are rebuilt, the first ones: whole pages, or all.
+int64_t rebuilt_tokens(double share, int64_t begin, int64_t end);
+// What there may be in all pieces of a call, wherever its chunks begin.
+struct RebuiltCount {
+  int64_t n_pages = 0, n_parts = 0;
+
+  // n_runs: of tokens whose positions follow each other.
+  void add(double share, int64_t n_tokens, int64_t n_runs);
+  // With parts that are cut where a piece is full.
+  int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
+};
+
+// What a key takes in all its KV heads, in ns: what a planner has to know of the route. Bus and device work side by side,
+// the device a piece behind.
+struct RecomputeCosts {
+  double bus_ns = 0.0;     // its hidden state
+  double device_ns = 0.0;  // K and V of it, made and attended
+};
+// rebuild_ns: of RebuildBuffers::measure(); attend_ns: of a key that is there.
+RecomputeCosts recompute_costs(const Layer& layer, double bus_bytes_per_ns, double rebuild_ns, double attend_ns);
+double recompute_ns(const RecomputeCosts& costs, const RebuildLayout& layout, int64_t n_keys);
+
+// Projections in device memory, each layer's when it is first asked for; of one cache.
+class ProjectionsOnDevice {
+ public:
+  static int64_t bytes_of(const std::vector<Layer>& layers);  // of all
+  Status get(const Device& device, Tier& tier, const Layer& layer, const DeviceProjection** projection);
+
+ private:
+  struct Uploaded {
+    Buffer memory;
+    DeviceProjection projection;
+  };
+  Status upload(const Device& device, Tier& tier, const Layer& layer, Uploaded* to);
+
+  std::map<const Projection*, Uploaded> uploaded_;
+  std::map<const RopeTable*, Buffer> angles_;
+};
+
+// What a session rebuilds in: two buffers of hidden states, pages of K and V, and work space.
+class RebuildBuffers {
+ public:
+  static int64_t bytes_of(const Device& device, const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts);
+  static Status create(const Device& device, Tier& tier, const std::vector<Layer>& layers,
+                       const std::vector<RebuildLayout>& layouts, std::unique_ptr<RebuildBuffers>* buffers);
+  // ns that making K and V of a hidden state takes, where a buffer is full of them. What is in the pages is lost, nothing is
+  // under way.
+  Status measure(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection, double* ns);
+  StreamBuffers& x() { return *x_; }
+  std::byte* pages() const { return memory_.data(); }
+  std::byte* workspace() const { return memory_.data() + workspace_at_; }
+
+ private:
+  explicit RebuildBuffers(const Device& device) : device_(device) {}
+
+  const Device& device_;
+  Tier* tier_ = nullptr;
+  std::unique_ptr<StreamBuffers> x_;
+  Buffer memory_;
+  int64_t workspace_at_ = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: MIT
+// The route "recompute" through the C ABI, on the stand-in: what is refused, what crosses the bus, what is taken and
+// counted, what is left when something fails. Keys and values are made of hidden states here as the projection says, by a
+// twin in double precision, so that what the device makes anew is what the cache has; and the cache of some tests holds
+// other keys than that, to tell which of the two were attended.
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "device/device_side.h"
+#include "reference/rounding.h"
+
+using namespace tandem_test;
+
+namespace {
+
+constexpr int32_t kHidden = 64;
+constexpr int64_t kXBytes = kHidden * 2, kTokenBytes = kKvHeads * kDim * 2 * 2;
+constexpr int64_t kBuffer = 128 * kXBytes * 3 / 2;  // a page of hidden states, and some
+
+// Weights, and what comes of hidden states.
+class Projected {
+ public:
+  explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER)
+      : w_k_({kKvHeads * kDim, kHidden}, 71), w_v_({kKvHeads * kDim, kHidden}, 72), b_({kKvHeads * kDim}, 73) {
+    for (Tensor* w : {&w_k_, &w_v_}) {
+      std::vector<uint16_t>& bits = w == &w_k_ ? bits_k_ : bits_v_;
+      for (float& x : w->values) {
+        x = static_cast<float>(reference::round_to(TANDEM_BF16, static_cast<double>(x) / 8.0));
+        reference::store(TANDEM_BF16, static_cast<double>(x), &bits.emplace_back());
+      }
+    }
+    options = TANDEM_LAYER_PROJECTION_INIT;
+    options.hidden_dim = kHidden;
+    options.w_type = TANDEM_BF16;
+    options.w_order = TANDEM_WEIGHTS_OUT_IN;
+    options.norm = norm;
+    options.k_rope = k_rope;
+    options.w_k = bits_k_.data();
+    options.w_v = bits_v_.data();
+    options.b_k = options.b_v = b_.values.data();
+  }
+  Projected(const Projected&) = delete;
+
+  // position: of x's first token.
+  std::vector<float> keys(const std::vector<float>& x, int64_t position) const {
+    std::vector<float> k = make(x, w_k_.values);
+    if (options.k_rope == 0) return k;
+    for (size_t row = 0; row < k.size() / kDim; ++row)
+      for (int32_t i = 0; i < kDim / 2; ++i) {
+        const bool is_halves = options.k_rope == TANDEM_ROPE_HALVES;
+        float &a = k[row * kDim + static_cast<size_t>(is_halves ? i : 2 * i)],
+              &b = k[row * kDim + static_cast<size_t>(is_halves ? i + kDim / 2 : 2 * i + 1)];
+        const double angle =
+            static_cast<double>(position + static_cast<int64_t>(row) / kKvHeads) * std::pow(10000.0, -2.0 * i / kDim);
+        const double c = std::cos(angle), s = std::sin(angle), y = static_cast<double>(a), z = static_cast<double>(b);
+        a = static_cast<float>(y * c - z * s);
+        b = static_cast<float>(y * s + z * c);
+      }
+    return k;
+  }
+  std::vector<float> values(const std::vector<float>& x) const { return make(x, w_v_.values); }
+
+  tandem_layer_projection options;
+
+ private:
+  std::vector<float> make(const std::vector<float>& x, const std::vector<float>& w) const {
+    std::vector<float> y;
+    for (size_t row = 0; row < x.size() / kHidden; ++row) {
+      std::vector<double> one(x.begin() + static_cast<std::ptrdiff_t>(row * kHidden),
+                              x.begin() + static_cast<std::ptrdiff_t>((row + 1) * kHidden));
+      reference::round_all(TANDEM_BF16, one.data(), kHidden);  // as they are kept
+      double mean = 0.0, square = 0.0;
+      for (const double number : one) mean += number / kHidden;
+      for (const double number : one) square += (number - mean) * (number - mean) / kHidden;
+      for (double& number : one)
+        if (options.norm == TANDEM_NORM_LAYER) number = (number - mean) / std::sqrt(square + 1e-5);
+      reference::round_all(TANDEM_BF16, one.data(), kHidden);
+      for (size_t j = 0; j < w.size() / kHidden; ++j) {
+        double sum = static_cast<double>(b_.values[j]);
+        for (size_t i = 0; i < kHidden; ++i) sum += one[i] * static_cast<double>(w[j * kHidden + i]);
+        y.push_back(static_cast<float>(sum));
+      }
+    }
+    return y;
+  }
+
+  Tensor w_k_, w_v_, b_;
+  std::vector<uint16_t> bits_k_, bits_v_;
+};
+
+tandem_session_options route_options(double share = 1.0, int64_t buffer_bytes = kBuffer) {
+  tandem_session_options options = Side::options_of("all");
+  options.route = "recompute";
+  options.recompute_share = share;
+  options.stream_buffer_bytes = buffer_bytes;
+  return options;
+}
+
+// A side whose cache keeps hidden states of its layers, and whose session, on a device, rebuilds keys.
+struct Rebuilding : Side {
+  explicit Rebuilding(const Projected& projected, double share = 1.0, int64_t buffer_bytes = kBuffer, bool has_device = true,
+                      int64_t cap = 0)
+      : Side(has_device, "all") {
+    tandem_session_release(session);
+    tandem_cache_release(cache);
+    tandem_model_release(model);
+    session = nullptr;
+    tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+    layer.n_q_heads = kQHeads;
+    layer.n_kv_heads = kKvHeads;
+    layer.k_head_dim = kDim;
+    layer.projection = &projected.options;
+    OK(tandem_model_create, &model, &layer, 1);
+    tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
+    options.x_type = TANDEM_BF16;
+    options.device_cap_bytes = cap;
+    OK(tandem_cache_create, &cache, engine, model, &options);
+    tandem_session_options session_options = has_device ? route_options(share, buffer_bytes) : Side::options_of("all");
+    OK(tandem_session_create, &session, cache, &session_options);
+    OK(tandem_sequence_create, &sequence, cache);
+  }
+};
+
+// q, o, and x of n tokens with the K and V that come of it.
+struct HiddenCall : Call {
+  Tensor x;
+
+  HiddenCall(const Projected& projected, int64_t n_tokens, int64_t position, int64_t seed)
+      : Call(n_tokens, seed), x({n_tokens, kHidden}, seed + 9) {
+    for (float& number : q.values) number *= 6.0f;  // that keys may be told apart
+    k.values = projected.keys(x.values, position);
+    v.values = projected.values(x.values);
+    k.view.data = k.values.data();
+    v.view.data = v.values.data();
+  }
+  void to_device() {
+    Call::to_device();
+    const auto bytes = static_cast<int64_t>(x.values.size() * sizeof(float));
+    memory.push_back(device->allocate(bytes));
+    device->upload(memory.back(), x.values.data(), bytes);
+    x.view.device_type = TANDEM_DEVICE_CUDA;
+    x.view.data = memory.back();
+  }
+  tandem_attend_args args(const Side& side) const {
+    tandem_attend_args args = Call::args(side);
+    args.x = &x.view;
+    return args;
+  }
+};
+
+void attend_hidden(const Side& side, const HiddenCall& call) {
+  const tandem_attend_args args = call.args(side);
+  OK(tandem_attend, side.session, &args);
+}
+
+// Here and there a number is rounded to the other side than the one that was given in f32: by a bf16 step, of one key.
+void assert_near(const std::vector<float>& got, const std::vector<float>& wanted, float most = 1e-3f) {
+  assert_int_equal(got.size(), wanted.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    if (!(std::fabs(got[i] - wanted[i]) <= most)) fail_msg("element %zu is %g, not %g", i, got[i], wanted[i]);
+}
+
+void attend_twins(const Projected& projected, const Side& side, const Side& twin, int64_t n_tokens, int64_t seed) {
+  HiddenCall on_device(projected, n_tokens, side.length(), seed), on_host(projected, n_tokens, twin.length(), seed);
+  on_device.to_device();
+  attend_hidden(side, on_device);
+  attend_hidden(twin, on_host);
+  assert_near(on_device.output(), on_host.output());
+}
+
+void refuse(const Side& side, const std::function<void(tandem_session_options&)>& change, int32_t status, const char* field,
+            const char* text) {
+  tandem_session_options options = route_options();
+  change(options);
+  tandem_session* session = nullptr;
+  tandem_error* error = nullptr;
+  const int32_t got = tandem_session_create(&session, side.cache, &options, &error);
+  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
+  tandem_error_release(error);
+  if (got != status || named != field || message.find(text) == std::string::npos)
+    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
+}
+
+void refuses(void**) {
+  constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT, kUnsupported = TANDEM_ERROR_UNSUPPORTED;
+  const Projected projected;
+  const Rebuilding side(projected), without(projected, 1.0, kBuffer, false);
+  const Side plain(true);  // no projection
+  refuse(
+      plain, [](auto&) {}, kUnsupported, "route", "layer 0 has no projection");
+  refuse(
+      without, [](auto&) {}, kUnsupported, "route", "route = \"recompute\": the engine has no device");
+  refuse(
+      side, [](auto& o) { o.policy = "hgca"; }, kUnsupported, "route", "moving averages");
+  refuse(
+      side, [](auto& o) { o.stream_buffer_bytes = 1 << 13; }, kInvalid, "stream_buffer_bytes", "128 hidden states");
+  for (const double share : {-0.5, 1.5, static_cast<double>(NAN)})
+    refuse(
+        side, [&](auto& o) { o.recompute_share = share; }, kInvalid, "recompute_share", "at most 1");
+  refuse(
+      side, [](auto& o) { o.route = "stream"; }, kInvalid, "recompute_share", "with route \"stream\"");
+  controls.fail_call(stand_in::kSupportsRebuild, 1, kUnsupported);
+  refuse(
+      side, [](auto&) {}, kUnsupported, "", "as the test has asked");
+  // A cache that keeps none.
+  Rebuilding keeps_none(projected);
+  tandem_session_release(keeps_none.session);
+  tandem_cache_release(keeps_none.cache);
+  keeps_none.session = nullptr;
+  OK(tandem_cache_create, &keeps_none.cache, keeps_none.engine, keeps_none.model, nullptr);
+  refuse(
+      keeps_none, [](auto&) {}, kUnsupported, "route", "x_type = 0");
+  // Planned steps hold what the host does.
+  void* stream = controls.create_stream();
+  const int64_t one = 1;
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_step_begin(side.session, &side.sequence, &one, 1, stream, &error), TANDEM_ERROR_UNSUPPORTED);
+  assert_string_equal(tandem_error_field(error), "route");
+  tandem_error_release(error);
+  assert_true(controls.destroy_stream(stream));
+}
+
+// Appends and single queries over hosts of many pieces, wholly and partly rebuilt, from a device that is late: every byte is
+// counted, and nothing is the CPU's.
+void rebuilds_what_is_outside(void**) {
+  for (const int32_t rope : {0, TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED})
+    for (const double share : {1.0, 0.3})
+      for (const int64_t buffer : {kBuffer, 5 * kBuffer}) {
+        const Projected projected(rope, rope == TANDEM_ROPE_HALVES ? TANDEM_NORM_NONE : TANDEM_NORM_LAYER);
+        const Rebuilding side(projected, share, buffer), twin(projected, 1.0, kBuffer, false);
+        controls.set_delay(buffer == kBuffer ? 50'000 : 0);
+        int64_t bytes = 0, x_bytes = 0, n_parts = 0, length = 0, seed = 1;
+        for (const int64_t n : {200, 1, 1, 30, 130, 600, 1}) {
+          attend_twins(projected, side, twin, n, seed++);
+          for (int64_t left = n; left > 0; left -= 512) {  // in chunks of 512
+            const int64_t outside = std::max<int64_t>(0, length - kWindow) / (kWindow / 8) * (kWindow / 8);
+            const auto wanted = static_cast<int64_t>(std::ceil(share * static_cast<double>(outside)));
+            const int64_t rebuilt = std::min(outside, (wanted + 127) / 128 * 128);
+            x_bytes += rebuilt * kXBytes;
+            bytes += (outside - rebuilt) * kTokenBytes;
+            n_parts += outside > 0 ? 1 : 0;
+            length += std::min<int64_t>(left, 512);
+          }
+        }
+        const tandem_session_stats stats = side.stats();
+        assert_int_equal(stats.streamed_x_bytes, x_bytes);
+        assert_int_equal(stats.streamed_kv_bytes, bytes);
+        assert_int_equal(stats.n_stream_parts, n_parts);
+        assert_int_equal(stats.n_host_parts, 0);
+        controls.set_delay(0);
+        uint64_t here = 0, there = 0;  // hidden states that came through the device are those that came to the host
+        OK(tandem_sequence_digest, &here, side.cache, side.sequence);
+        OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
+        assert_true(here == there);
+      }
+}
+
+// Keys of the store that are others than hidden states say are not attended.
+void attends_what_it_has_made(void**) {
+  const Projected projected;
+  const Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
+  HiddenCall prompt(projected, 300, 0, 1), next(projected, 2, 300, 2), next_host(projected, 2, 300, 2);
+  OK(tandem_sequence_append_x, twin.cache, twin.sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view, nullptr);
+  const int64_t window_begin = 300 - kWindow - 8;
+  for (Tensor* wrong : {&prompt.k, &prompt.v})
+    for (int64_t i = 0; i < window_begin * kKvHeads * kDim; ++i) wrong->values[static_cast<size_t>(i)] = NAN;
+  OK(tandem_sequence_append_x, side.cache, side.sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view, nullptr);
+  next.to_device();
+  attend_hidden(side, next);
+  attend_hidden(twin, next_host);
+  assert_near(next.output(), next_host.output());
+}
+
+// Forks, truncations and removed tokens: hidden states go with their tokens, and keys have the positions that they had.
+void follows_its_sequences(void**) {
+  const Projected projected(TANDEM_ROPE_HALVES);
+  Rebuilding side(projected, 1.0, 3 * kBuffer), twin(projected, 1.0, kBuffer, false);
+  attend_twins(projected, side, twin, 400, 1);
+  const int64_t first[] = {side.sequence, twin.sequence};
+  OK(tandem_sequence_fork, &side.sequence, side.cache, first[0]);
+  OK(tandem_sequence_fork, &twin.sequence, twin.cache, first[1]);
+  for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)})
+    OK(tandem_sequence_truncate, one->cache, one->sequence, 250);
+  attend_twins(projected, side, twin, 100, 2);
+  side.sequence = first[0];
+  twin.sequence = first[1];
+  attend_twins(projected, side, twin, 1, 3);
+  // A gap: tokens behind it keep their positions.
+  for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)})
+    OK(tandem_sequence_remove, one->cache, one->sequence, 70, 45, 0);
+  HiddenCall call(projected, 3, side.length() + 45, 4), on_host(projected, 3, twin.length() + 45, 4);
+  call.to_device();
+  attend_hidden(side, call);
+  attend_hidden(twin, on_host);
+  assert_near(call.output(), on_host.output());
+  std::vector<float> there(10 * kHidden), here(10 * kHidden);
+  Tensor x({10, kHidden});
+  OK(tandem_sequence_read_x, &x.view, side.cache, side.sequence, kLayer, 65);
+  there = x.values;
+  OK(tandem_sequence_read_x, &x.view, twin.cache, twin.sequence, kLayer, 65);
+  assert_true(there == x.values);
+}
+
+// Of sessions that rebuild nothing: planned steps, and guesses of which some are kept, bring hidden states to the host too.
+void come_with_every_kind_of_call(void**) {
+  const Projected projected;
+  Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
+  tandem_session_release(side.session);
+  tandem_session_options options = Side::options_of("all");
+  options.route = "host";
+  OK(tandem_session_create, &side.session, side.cache, &options);
+  attend_twins(projected, side, twin, 150, 1);
+  void* stream = controls.create_stream();
+  const int64_t two = 2;
+  HiddenCall planned(projected, two, 150, 2), on_host(projected, two, 150, 2);
+  planned.to_device();
+  OK(tandem_step_begin, side.session, &side.sequence, &two, 1, stream);
+  tandem_attend_args args = planned.args(side);
+  args.stream = stream;
+  OK(tandem_attend, side.session, &args);
+  OK(tandem_step_end, side.session, stream);
+  tandem::DeviceError error;
+  device->must(device->table->wait(device->self, stream, &error), error);
+  attend_hidden(twin, on_host);
+  assert_near(planned.output(), on_host.output());
+  HiddenCall guess(projected, 5, 152, 3), guess_host(projected, 5, 152, 3);
+  guess.to_device();
+  for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)}) {
+    args = (one == &side ? guess : guess_host).args(*one);
+    args.flags = TANDEM_ATTEND_SPECULATIVE;
+    const int32_t parents[] = {-1, 0, 0, 1, 2};
+    args.parent_idx = parents;
+    OK(tandem_attend, one->session, &args);
+    const int64_t kept[] = {0, 2, 4};
+    OK(tandem_session_commit, one->session, one->sequence, kept, 3);
+  }
+  uint64_t here = 0, there = 0;
+  OK(tandem_sequence_digest, &here, side.cache, side.sequence);
+  OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
+  assert_true(here == there);
+  assert_int_equal(side.length(), 155);
+  assert_true(controls.destroy_stream(stream));
+}
+
+// Long appends that are streamed as K and V leave the same sequence behind.
+void come_with_long_appends(void**) {
+  const Projected projected(TANDEM_ROPE_HALVES);
+  for (const int64_t append_tokens : {0, 700}) {
+    Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
+    tandem_session_release(side.session);
+    tandem_session_options options = route_options(0.0);
+    options.route = "stream";
+    options.append_tokens = append_tokens;
+    OK(tandem_session_create, &side.session, side.cache, &options);
+    int64_t seed = 1;
+    for (const int64_t n : {300, 1100, 1, 1500}) attend_twins(projected, side, twin, n, seed++);
+    uint64_t here = 0, there = 0;
+    OK(tandem_sequence_digest, &here, side.cache, side.sequence);
+    OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
+    assert_true(here == there);
+    const int64_t first = 290, n = side.length() - first;
+    Tensor x({n, kHidden}), x_there({n, kHidden});
+    OK(tandem_sequence_read_x, &x.view, side.cache, side.sequence, kLayer, first);
+    OK(tandem_sequence_read_x, &x_there.view, twin.cache, twin.sequence, kLayer, first);
+    assert_true(x.values == x_there.values);
+    assert_int_equal(side.stats().streamed_x_bytes, 0);
+    assert_int_equal(side.stats().n_host_parts, 0);
+  }
+}
+
+// Nobody plans with it: the share is given.
+void is_not_planned(void**) {
+  const Projected projected;
+  const Rebuilding side(projected);
+  const int64_t length = 4000;
+  tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_plan(&plan, side.session, kLayer, &length, nullptr, 1, &error), TANDEM_ERROR_UNSUPPORTED);
+  assert_non_null(std::strstr(tandem_error_message(error), "recompute"));
+  tandem_error_release(error);
+}
+
+// Several sequences of different lengths in a call share pieces.
+void batches(void**) {
+  const Projected projected(TANDEM_ROPE_INTERLEAVED);
+  const Rebuilding side(projected, 0.8, 4 * kBuffer), twin(projected, 1.0, kBuffer, false);
+  constexpr int32_t kSequences = 5;
+  const int64_t lengths[kSequences] = {90, 200, 20, 333, 128};
+  int64_t ids[2][kSequences], q_lens[kSequences] = {1, 1, 1, 1, 1};
+  for (int32_t i = 0; i < kSequences; ++i) {
+    const HiddenCall prompt(projected, lengths[i], 0, 10 + i);
+    for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)}) {
+      int64_t& id = ids[one == &side ? 0 : 1][i];
+      OK(tandem_sequence_create, &id, one->cache);
+      OK(tandem_sequence_append_x, one->cache, id, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view, nullptr);
+    }
+  }
+  HiddenCall on_device(projected, kSequences, 0, 99), on_host(projected, kSequences, 0, 99);
+  on_device.to_device();
+  const int64_t n_rebuilt = counts.n_rebuilt;
+  for (HiddenCall* call : {&on_device, &on_host}) {
+    const Side& one = call == &on_device ? static_cast<const Side&>(side) : twin;
+    tandem_attend_args args = call->args(one);
+    args.sequences = ids[call == &on_device ? 0 : 1];
+    args.q_lens = q_lens;
+    args.n_sequences = kSequences;
+    OK(tandem_attend, one.session, &args);
+  }
+  assert_near(on_device.output(), on_host.output());
+  assert_true(counts.n_rebuilt - n_rebuilt <= 3);
+}
+
+void takes_what_is_planned(void**) {
+  const Projected projected(TANDEM_ROPE_HALVES);
+  for (const double share : {1.0, 0.5})
+    for (const auto& [length, appended] : {std::pair<int64_t, int64_t>{200, 1}, {1000, 1}, {1000, 40}, {1400, 700}}) {
+      const Rebuilding side(projected, share);
+      const HiddenCall prompt(projected, length - appended, 0, 1);
+      OK(tandem_sequence_append_x, side.cache, side.sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view,
+         nullptr);
+      HiddenCall call(projected, appended, length - appended, 3);
+      call.to_device();
+      attend_hidden(side, call);
+      tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+      tandem_session_options options = route_options(share);
+      options.append_tokens = appended;
+      tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+      cache.x_type = TANDEM_BF16;
+      OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &options, &length, 1);
+      tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+      OK(tandem_cache_get_stats, &stats, side.cache);
+      assert_int_equal(plan.x_token_bytes, kXBytes);
+      assert_int_equal(stats.host_kv_bytes, plan.host_kv_bytes);
+      assert_true(plan.host_kv_bytes >= 2048 * (kXBytes + kTokenBytes));
+      assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
+      assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
+      assert_int_equal(stats.device_stream_bytes, plan.device_stream_bytes);
+      assert_int_equal(stats.device_weights_bytes, plan.device_weights_bytes);
+      assert_true(plan.device_weights_bytes > 2 * 2 * kHidden * kKvHeads * kDim);
+    }
+}
+
+// Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
+void survives_failing_calls(void**) {
+  using namespace stand_in;
+  const Projected projected;
+  for (const stand_in::Call failing : {kAllocate, kCopy, kWait, kAppend, kAttend, kMerge, kAccumulate, kCreateStream,
+                                       kRecordEvent, kWaitEvent, kCopyStrided, kRebuild}) {
+    int n_failed = 0;
+    for (int64_t nth = 1;; ++nth) {
+      const Rebuilding side(projected, 0.5), twin(projected, 1.0, kBuffer, false);
+      const HiddenCall prompt(projected, 600, 0, 1);
+      for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)})
+        OK(tandem_sequence_append_x, one->cache, one->sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view,
+           nullptr);
+      HiddenCall call(projected, 3, 600, 2), call_host(projected, 3, 600, 2);
+      call.to_device();
+      const tandem_attend_args args = call.args(side);
+      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
+      tandem_error* error = nullptr;
+      const int32_t status = tandem_attend(side.session, &args, &error);
+      tandem_error_release(error);
+      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      if (status != TANDEM_OK) {
+        ++n_failed;
+        assert_int_equal(status, failing == kAllocate ? TANDEM_ERROR_OUT_OF_MEMORY : TANDEM_ERROR_BACKEND);
+        assert_int_equal(side.length(), 600);
+        attend_hidden(side, call);
+      }
+      attend_hidden(twin, call_host);
+      assert_near(call.output(), call_host.output());
+      if (status == TANDEM_OK) break;
+    }
+    if (n_failed == 0) fail_msg("call %d was never made to fail", failing);
+  }
+}
+
+// Pages that are on their way stay what they are, whoever wants them meanwhile.
+void holds_its_pages(void**) {
+  const Projected projected;
+  const Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
+  attend_twins(projected, side, twin, 600, 1);
+  HiddenCall late(projected, 2, 600, 2), on_host(projected, 2, 600, 2);
+  late.to_device();
+  controls.set_delay(3'000'000);
+  attend_hidden(side, late);
+  OK(tandem_sequence_truncate, side.cache, side.sequence, 0);
+  const HiddenCall other(projected, 600, 0, 50);
+  OK(tandem_sequence_append_x, side.cache, side.sequence, kLayer, &other.k.view, &other.v.view, &other.x.view, nullptr);
+  controls.set_delay(0);
+  attend_hidden(twin, on_host);
+  assert_near(late.output(), on_host.output());
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(refuses, forget),
+      cmocka_unit_test_teardown(rebuilds_what_is_outside, forget),
+      cmocka_unit_test_teardown(attends_what_it_has_made, forget),
+      cmocka_unit_test_teardown(follows_its_sequences, forget),
+      cmocka_unit_test_teardown(come_with_every_kind_of_call, forget),
+      cmocka_unit_test_teardown(come_with_long_appends, forget),
+      cmocka_unit_test_teardown(is_not_planned, forget),
+      cmocka_unit_test_teardown(batches, forget),
+      cmocka_unit_test_teardown(takes_what_is_planned, forget),
+      cmocka_unit_test_teardown(survives_failing_calls, forget),
+      cmocka_unit_test_teardown(holds_its_pages, forget),
+  };
+  return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
+}

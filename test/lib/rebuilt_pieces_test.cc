@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// How tokens are cut into the pieces that the route "recompute" makes keys of, and what that takes.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "lib/routes/recompute.h"
+#include "reference/random.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using namespace tandem;
+
+constexpr int64_t kPage = RebuildLayout::kPageLen;
+
+RebuildLayout layout_of(int64_t n_pages) {
+  RebuildLayout layout;
+  layout.n_pages = n_pages;
+  layout.x_bytes = 100;
+  return layout;
+}
+
+// Each token once and in order, no page of a piece twice, and no more than were counted.
+void every_token_has_a_place(void**) {
+  reference::Random random(5);
+  for (int round = 0; round < 3000; ++round) {
+    const RebuildLayout layout = layout_of(random.integer(1, 9));
+    RebuiltPieces pieces;
+    RebuiltCount count;
+    std::vector<TokenRange> ranges;
+    for (int64_t i = random.integer(1, 8); i > 0; --i) {
+      const int64_t begin = random.integer(0, 700), end = begin + (random.chance(0.2) ? 0 : random.integer(1, 1500));
+      const bool continues = !ranges.empty() && random.chance(0.7);
+      add_rebuilt(layout, ranges.size(), {begin, end}, continues, &pieces);
+      count.add(1.0, end - begin, end > begin ? 1 : 0);
+      ranges.push_back({begin, end});
+    }
+    std::vector<int64_t> next;
+    for (const TokenRange& range : ranges) next.push_back(range.begin);
+    size_t n_parts = 0;
+    int64_t n_pages = 0;
+    for (const RebuiltPiece& piece : pieces.pieces) {
+      assert_int_equal(piece.first_part, n_parts);
+      assert_int_equal(piece.first_page, n_pages);
+      std::set<size_t> calls;
+      int64_t first_free = 0;
+      for (size_t i = 0; i < piece.n_parts; ++i, ++n_parts) {
+        const RebuiltPart& part = pieces.parts[n_parts];
+        assert_true(calls.insert(part.call).second);
+        assert_int_equal(part.begin, next[part.call]);
+        assert_true(part.end > part.begin);
+        assert_int_equal(part.first_page, first_free);
+        first_free += (part.end - 1) / kPage - part.begin / kPage + 1;
+        next[part.call] = part.end;
+      }
+      assert_int_equal(piece.n_pages, first_free);
+      assert_true(first_free <= layout.n_pages);
+      n_pages += first_free;
+    }
+    assert_int_equal(n_parts, pieces.parts.size());
+    assert_int_equal(n_pages, pieces.n_pages());
+    for (size_t i = 0; i < ranges.size(); ++i) assert_int_equal(next[i], std::max(ranges[i].begin, ranges[i].end));
+    assert_true(static_cast<int64_t>(n_parts) <= count.all_parts(layout));
+    assert_true(n_pages <= count.n_pages);
+  }
+}
+
+// Sequences that continue fill a piece before the next begins.
+void pieces_are_shared(void**) {
+  RebuiltPieces pieces;
+  const RebuildLayout layout = layout_of(4);
+  for (size_t i = 0; i < 4; ++i) add_rebuilt(layout, i, {0, 2 * kPage}, i > 0, &pieces);
+  assert_int_equal(pieces.pieces.size(), 2);
+  add_rebuilt(layout, 4, {10, 11}, false, &pieces);
+  assert_int_equal(pieces.pieces.size(), 3);
+}
+
+void shares_end_with_pages(void**) {
+  assert_int_equal(rebuilt_tokens(1.0, 5, 1000), 995);
+  assert_int_equal(rebuilt_tokens(0.5, 0, 1000), 512);
+  assert_int_equal(rebuilt_tokens(0.5, 7, 1000), 505);  // up to token 512
+  assert_int_equal(rebuilt_tokens(0.01, 0, 1000), 128);
+  assert_int_equal(rebuilt_tokens(0.01, 0, 50), 50);
+  assert_int_equal(rebuilt_tokens(0.99, 0, 1000), 1000);
+  assert_int_equal(rebuilt_tokens(0.3, 4, 4), 0);
+}
+
+// With as many KV heads as query heads a hidden state has half the bytes of K and V, with few KV heads more.
+void takes_as_long_as_the_slower(void**) {
+  Projection projection;
+  projection.hidden_dim = 4096;
+  Layer layer;
+  layer.projection = &projection;
+  layer.x_type = TANDEM_F16;
+  const double bus = 55.0;  // bytes per ns
+  const RecomputeCosts costs = recompute_costs(layer, bus, 118.0, 5.0);
+  assert_true(std::fabs(costs.bus_ns - 8192.0 / bus) < 1e-9 && std::fabs(costs.device_ns - 123.0) < 1e-9);
+  const RebuildLayout layout = layout_of(16);
+  const double long_ns = recompute_ns(costs, layout, 65536), mha_stream_ns = 65536.0 * 2 * 32 * 128 * 2 / bus;
+  assert_true(long_ns > 65536 * costs.bus_ns && long_ns < 0.55 * mha_stream_ns);
+  assert_true(recompute_ns(costs, layout, 65536) > 65536.0 * 2 * 8 * 128 * 2 / bus);  // 8 KV heads: streaming is less
+  assert_true(std::fabs(recompute_ns(costs, layout, 100) - 100 * (costs.bus_ns + costs.device_ns)) < 1e-6);
+  assert_true(recompute_ns(costs, layout, 0) == 0.0);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {cmocka_unit_test(every_token_has_a_place), cmocka_unit_test(pieces_are_shared),
+                              cmocka_unit_test(shares_end_with_pages), cmocka_unit_test(takes_as_long_as_the_slower)};
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
