@@ -71,6 +71,8 @@ func TestTheHeaderIsCovered(t *testing.T) {
 		// Weights on a device: this package has none.
 		"tandem_weights_options_init": true, "tandem_weights_create": true, "tandem_weights_release": true,
 		"tandem_weights_use": true, "tandem_weights_done": true, "tandem_weights_get_stats": true,
+		// Plans of calls on device tensors, likewise.
+		"tandem_plan": true, "tandem_route_report": true,
 		// What keys are made of on a device: this package attends slices.
 		"tandem_layer_projection_init": true, "tandem_sequence_append_x": true, "tandem_sequence_read_x": true}
 	names := regexp.MustCompile(`(?m)^TANDEM_API [^(\n]*[ *](tandem_\w+)\(|^#define (TANDEM_\w+) [^\\\n]*$|^typedef struct (tandem_\w+) \{`)
