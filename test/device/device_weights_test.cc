@@ -95,7 +95,8 @@ struct Walk {
       const std::vector<unsigned char>& wanted = blocks[static_cast<size_t>(one.block_idx)].bytes;
       std::vector<unsigned char> got(wanted.size());
       device->download(got.data(), one.at, static_cast<int64_t>(got.size()));
-      if (got != wanted) fail_msg("use %d: block %d is not what was given", static_cast<int>(&one - seen.data()), one.block_idx);
+      if (got != wanted)
+        fail_msg("use %d: block %d is not what was given", static_cast<int>(&one - seen.data()), one.block_idx);
       device->release(one.at);
     }
   }

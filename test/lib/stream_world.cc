@@ -66,6 +66,21 @@ int64_t draw_buffer_bytes(const std::vector<RefLayer>& layers, reference::Random
   return 64 * row_bytes * random->pick({1, 1, 2, 3, 8}) + random->integer(0, row_bytes);
 }
 
+// How keys cross the bus.
+void draw_streaming(const std::vector<RefLayer>& layers, uint64_t seed, reference::Random* random,
+                    tandem_session_options* options) {
+  options->window_tokens = random->pick<int64_t>({0, 1, 5, 20, 100});
+  options->route = "stream";
+  if (random->chance(0.6)) {
+    options->route = "host+stream";
+    options->stream_fraction = random->pick({0.0, 0.1, 0.3, 0.5, 0.7, 0.95, 1.0});
+  }
+  options->stream_buffer_bytes = draw_buffer_bytes(layers, random);
+  constexpr int64_t kTokens[] = {0, 1, 3, 16, 30}, kHeads[] = {0, 0, 1, 2};
+  options->append_tokens = kTokens[seed % 5];
+  options->stream_heads = kHeads[seed / 5 % 4];
+}
+
 }  // namespace
 
 StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device)
@@ -84,18 +99,7 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
     tandem_session_options options = entry.hgca ? hgca_options(entry.options) : scope_options(entry.scope);
     if (policies_ != Policies::kExact && is_exact(policies_) && !entry.scope.streaming)
       options.window_tokens = random_.integer(0, 300);
-    if (policies_ == Policies::kDeviceStream && !entry.scope.streaming) {
-      options.window_tokens = random_.pick<int64_t>({0, 1, 5, 20, 100});
-      options.route = "stream";
-      if (random_.chance(0.6)) {
-        options.route = "host+stream";
-        options.stream_fraction = random_.pick({0.0, 0.1, 0.3, 0.5, 0.7, 0.95, 1.0});
-      }
-      options.stream_buffer_bytes = draw_buffer_bytes(layers_, &random_);
-      constexpr int64_t kTokens[] = {0, 1, 3, 16, 30}, kHeads[] = {0, 0, 1, 2};
-      options.append_tokens = kTokens[seed_ % 5];
-      options.stream_heads = kHeads[seed_ / 5 % 4];
-    }
+    if (policies_ == Policies::kDeviceStream && !entry.scope.streaming) draw_streaming(layers_, seed_, &random_, &options);
     entry.session = std::make_unique<Session>(*cache_, options);
     sessions_.push_back(std::move(entry));
   };
