@@ -28,12 +28,6 @@ int32_t n_planes(int32_t dtype) {
   return dtype == TANDEM_F16 ? 2 : kMaxPlanes;
 }
 
-// Of the weights.
-int32_t n_p_planes(int32_t v_type, bool q_is_bf16) {
-  if (v_type == TANDEM_BF16 && q_is_bf16) return 1;
-  return v_type == TANDEM_F16 ? 2 : kMaxPlanes;
-}
-
 class Block {
  public:
   Block(const Span& span, const KernelTable& kernels, const SoftmaxTileKernels& tile_kernels, MatrixScratch& scratch)
@@ -52,7 +46,7 @@ class Block {
         q_planes_(job_.q_is_bf16 ? 1 : kMaxPlanes),
         k_planes_(layer_.rope != nullptr ? kMaxPlanes : n_planes(layer_.k_type)),
         v_planes_(n_planes(layer_.v_type)),
-        p_planes_(n_p_planes(layer_.v_type, job_.q_is_bf16)) {
+        p_planes_(job_.q_is_bf16 && layer_.v_type == TANDEM_BF16 ? 1 : kMaxPlanes) {
     const bool ordinary = layer_.sm_scale > 1e-20f && layer_.sm_scale < 1e20f;  // so is what its exponential multiplies by
     finished_logits_ = layer_.soft_cap > 0.0f || job_.logits != nullptr || !ordinary;
     scale_ = finished_logits_ ? 1.0f : layer_.sm_scale;

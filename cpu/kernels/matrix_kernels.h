@@ -11,7 +11,6 @@
 //
 // A column group is 16 query rows. Numbers with more than the 8 bits of a bf16 are sums of up to three of them, planes: f16
 // are two, exactly. A and B planes (i, j) with i + j <= 2 are multiplied, what is left out is below 2^-24 of a product.
-// The weights of f16 values are two planes, to the nearest: 17 bits, which are also what is summed. The values have 11.
 #pragma once
 
 #include <stdint.h>
