@@ -14,14 +14,6 @@
 #include "lib/routes/trial.h"
 
 namespace tandem {
-namespace {
-
-bool is_for_lack_of_memory(const Status& status) {
-  return status.code() == TANDEM_ERROR_OUT_OF_MEMORY || status.code() == TANDEM_ERROR_CAPACITY;
-}
-
-}  // namespace
-
 // What the last part of a call may find outside its window, where each has up to `most` queries of a sequence.
 TokenRange AttendCall::streamed_tokens(const SequenceCall& call, int64_t most) const {
   const bool is_whole = call.q_len <= most && args_.q.n_tokens <= DeviceSession::kMostTokens;
@@ -90,13 +82,8 @@ Status AttendCall::try_unknown_routes(int64_t most) {
 
 int64_t AttendCall::key_bytes() const { return layer_.n_kv_heads * session_.stream_layouts_[layer_idx_].row_bytes.total(); }
 
-// Calls with keys outside the window.
+// Calls with keys outside the window. task: as begin_task() leaves it.
 void AttendCall::choose_route(HandOverTask* task) {
-  task->pieces.clear();
-  task->rebuilt.clear();
-  task->streamed = task->sent_hidden = nullptr;
-  task->streamed_x_bytes = 0;
-  task->part = {};
   CallPlan& plan = scratch_.plan;
   plan.clear();
   if (!can_stream(policy_)) return;

@@ -72,8 +72,7 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
 
 // Chunks of a ticket each take less memory.
 bool AttendCall::give_prefill_up(const Status& status) {
-  const bool is_for_lack_of_memory = status.code() == TANDEM_ERROR_OUT_OF_MEMORY || status.code() == TANDEM_ERROR_CAPACITY;
-  if (prefill_.n_tokens == 0 || !is_for_lack_of_memory) return false;
+  if (prefill_.n_tokens == 0 || !is_for_lack_of_memory(status)) return false;
   prefill_ = {};
   session_.refuses_prefill_ = true;
   cache_.engine().log(TANDEM_LOG_WARNING,
