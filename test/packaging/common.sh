@@ -22,9 +22,16 @@ step() {
   fi
 }
 
-# The functions that tandem.h declares, sorted.
-declared_functions() {
-  sed -n 's/^TANDEM_API [^(]*[ *]\(tandem_[a-z0-9_]*\)(.*/\1/p' "$1" | LC_ALL=C sort
+# tandem.h and the parts of it that it includes at its end.
+public_header() { # include folder
+  local part
+  cat "$1/tandem/tandem.h"
+  for part in $(sed -n 's/^#include "\(.*\)"$/\1/p' "$1/tandem/tandem.h"); do cat "$1/$part"; done
+}
+
+# The functions that they declare, sorted.
+declared_functions() { # include folder
+  public_header "$1" | sed -n 's/^TANDEM_API [^(]*[ *]\(tandem_[a-z0-9_]*\)(.*/\1/p' | LC_ALL=C sort
 }
 
 finish() {

@@ -20,7 +20,7 @@ step 'cmake --install' "$cmake" --install "$build" --prefix "$prefix/installed" 
 libdir=$(dirname "$(find "$prefix" -name libtandem.so)")
 export PKG_CONFIG_PATH=$libdir/pkgconfig LD_LIBRARY_PATH=$libdir
 # What Go has compiled is kept by sources and settings, among which the header is not.
-export CGO_CPPFLAGS=-DTANDEM_TEST_HEADER=$(cksum <"$source/include/tandem/tandem.h" | cut -d ' ' -f 1)
+export CGO_CPPFLAGS=-DTANDEM_TEST_HEADER=$(public_header "$source/include" | cksum | cut -d ' ' -f 1)
 cd "$source/bindings/go" || exit 1
 
 without_the_library() { # the build stops and says what is missing
