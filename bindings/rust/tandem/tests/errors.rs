@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //! Bad input: the status, the field and a message that says the value. Each status that can be provoked without a device.
 //!
-//! Not here: `InvalidHandle`, which the types of this crate rule out but for raw calls; `Io` and `Corrupt`,
-//! which no function returns yet; `System`, `DeviceLost` and `Internal`.
+//! `InvalidHandle` by a raw call, since the types of this crate rule it out; `DeviceLost`, `Io`, `Corrupt`, `System` and `Internal`,
+//! which take a device that answers so, in device.rs.
 mod common;
 use common::*;
 use std::ops::ControlFlow;
