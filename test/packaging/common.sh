@@ -34,6 +34,15 @@ declared_functions() { # include folder
   public_header "$1" | sed -n 's/^TANDEM_API [^(]*[ *]\(tandem_[a-z0-9_]*\)(.*/\1/p' | LC_ALL=C sort
 }
 
+# What a user of the bindings has beside the installed library: their folders, tests and models, without headers and core.
+copy_bindings() { # source, to
+  local folder
+  for folder in bindings test/bindings examples/models examples/data; do
+    mkdir -p "$(dirname "$2/$folder")" && cp -R "$1/$folder" "$2/$folder" || return 1
+  done
+  cp "$1/README.md" "$2"
+}
+
 finish() {
   [ "$n_failed" -eq 0 ] || printf '%s failed\n' "$n_failed"
   exit $((n_failed != 0))

@@ -2,6 +2,7 @@
 """The declarations of tandem/_abi.py are those of tandem.h: against a C program, and against the header's prototypes."""
 import ctypes
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from conftest import ROOT
 from tandem import _abi, _cache, _session, _state
 from tandem._library import lib
 
-INCLUDE = ROOT / "include"
+INCLUDE = pathlib.Path(os.environ.get("TANDEM_INCLUDE_DIR") or ROOT / "include")
 HEADER = (INCLUDE / "tandem/tandem.h").read_text()
 HEADER += "".join((INCLUDE / part).read_text() for part in re.findall(r'^#include "(.*)"$', HEADER, re.M))
 CC = os.environ.get("CC") or shutil.which("cc")
