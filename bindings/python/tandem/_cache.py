@@ -70,7 +70,7 @@ class Cache(Owner):
         self.layers: tuple[Layer, ...] = model.layers
         struct = cache_struct(options, len(self.layers))
         pointer = create(lib.tandem_cache_create, engine._handle.pointer, model._handle.pointer, ctypes.byref(struct))
-        self._own(Handle(pointer, lib.tandem_cache_release, engine._handle))
+        self._own(Handle(pointer, lib.tandem_cache_release, engine._handle, self.layers))  # projections in device memory
 
     def create_sequence(self) -> "Sequence":
         """A new, empty sequence."""
@@ -154,7 +154,7 @@ class Sequence(Owner):
         self._call(lib.tandem_sequence_remove, integer("first", first), integer("n_tokens", n_tokens),
                    int(bool(shift_positions)))
 
-    def append(self, k: Any, v: Any = None, *, layer_idx: int = 0, stream: int | None = None) -> None:
+    def append(self, k: Any, v: Any = None, *, x: Any = None, layer_idx: int = 0, stream: int | None = None) -> None:
         """Append to one layer without attending; rounded once to the storage type.
 
         Parameters
@@ -163,6 +163,8 @@ class Sequence(Owner):
             [n_tokens, n_kv_heads, k_head_dim], of any element type.
         v : array_like, optional
             [n_tokens, n_kv_heads, v_head_dim]; None where V aliases K.
+        x : array_like, optional
+            [n_tokens, hidden_dim] f32, f16 or bf16, where the layer keeps hidden states, and there alone.
         layer_idx : int
         stream : int, optional
             CUDA stream of arrays in device memory, which the library refuses as yet.
@@ -171,10 +173,41 @@ class Sequence(Owner):
         ------
         CapacityError, OutOfMemoryError, BusyError
         """
-        keys, values = (None if array is None else TensorArgument(as_tensor(name, array, stream))
-                        for name, array in (("k", k), ("v", v)))
-        self._call(lib.tandem_sequence_append, integer("layer_idx", layer_idx, 32), keys and keys.address,
-                   values and values.address, stream_pointer(stream))
+        keys, values, hidden = (None if array is None else TensorArgument(as_tensor(name, array, stream))
+                                for name, array in (("k", k), ("v", v), ("x", x)))
+        where = integer("layer_idx", layer_idx, 32), keys and keys.address, values and values.address
+        if hidden is None:
+            self._call(lib.tandem_sequence_append, *where, stream_pointer(stream))
+        else:
+            self._call(lib.tandem_sequence_append_x, *where, hidden.address, stream_pointer(stream))
+
+    def read_x(self, first: int = 0, n_tokens: int | None = None, *, layer_idx: int = 0, x: Any = None) -> Any:
+        """Read hidden states of tokens [first, first + n_tokens) of one layer back.
+
+        Parameters
+        ----------
+        first : int
+        n_tokens : int, optional
+            None: to the end. Not used where `x` is given, whose first dimension says it.
+        layer_idx : int
+        x : array_like, optional
+            Written: [n_tokens, hidden_dim]. None: a NumPy array of f32 is made.
+
+        Returns
+        -------
+        x : what was given or made
+        """
+        projection = self.cache.layer(layer_idx).projection
+        if x is None:
+            if projection is None:
+                raise invalid("layer_idx", f"= {layer_idx}: the layer has no projection")
+            n = self.length(layer_idx) - integer("first", first) if n_tokens is None else integer("n_tokens", n_tokens)
+            if not 0 <= n <= self.length(layer_idx):
+                raise invalid("first" if n_tokens is None else "n_tokens", f"leaves {n} tokens to read")
+            x = np.empty((n, projection.hidden_dim), np.float32)
+        hidden = TensorArgument(as_tensor("x", x, output=True))
+        call(lib.tandem_sequence_read_x, hidden.address, self.cache._handle.pointer, self.id, layer_idx, integer("first", first))
+        return x
 
     def read(self, first: int = 0, n_tokens: int | None = None, *, layer_idx: int = 0, k: Any = None,
              v: Any = None) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from conftest import ROOT
 
-from tandem import _abi, _cache, _session, _state
+from tandem import _abi, _cache, _session, _state, _weights
 from tandem._library import lib
 
 INCLUDE = pathlib.Path(os.environ.get("TANDEM_INCLUDE_DIR") or ROOT / "include")
@@ -88,6 +88,8 @@ def test_every_struct_and_constant_of_the_header_is_there():
 
 @pytest.mark.parametrize("made, struct", [(_cache.CacheStats, "tandem_cache_stats"),
                                           (_session.SessionStats, "tandem_session_stats"),
+                                          (_session.RoutePlan, "tandem_route_plan"),
+                                          (_weights.WeightsStats, "tandem_weights_stats"),
                                           (_state.MemoryPlan, "tandem_memory_plan")])
 def test_dataclasses_have_the_members_of_their_structs(made, struct):
     assert [*made.__dataclass_fields__] == [name for name, _ in _abi.STRUCTS[struct]._fields_
