@@ -21,7 +21,22 @@ Stats = TypeVar("Stats")
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What a cache holds; sizes in bytes. Peaks are the most ever in use at once."""
+    """What a cache holds; sizes in bytes.
+
+    Attributes
+    ----------
+    n_sequences : int
+    n_pages_used, n_pages_shared : int
+        Held by at least one sequence, and by more than one.
+    host_kv_bytes, host_session_bytes, selection_bytes : int
+        Pages; MAW and selection tables; compacted copies of selected keys.
+    host_peak_bytes, device_peak_bytes : int
+        Most ever in use at once: what the caps bound.
+    device_window_bytes, device_work_bytes, device_stream_bytes, device_weights_bytes : int
+        In device memory: windows, what calls need, buffers of sessions that stream, projections.
+    pinned_bytes : int
+        Pages pinned for streams.
+    """
 
     n_sequences: int
     n_pages_used: int
@@ -83,7 +98,17 @@ class Cache(Owner):
         return read_stats(CacheStats, _abi.CacheStatsStruct(), lib.tandem_cache_get_stats, self._handle.pointer)
 
     def layer(self, layer_idx: int) -> Layer:
-        """Geometry of a layer; raises :class:`tandem.InvalidArgumentError` where there is none."""
+        """Geometry of a layer.
+
+        Parameters
+        ----------
+        layer_idx : int
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is none.
+        """
         if not 0 <= integer("layer_idx", layer_idx, 32) < len(self.layers):
             raise invalid("layer_idx", f"= {layer_idx}, the model has {len(self.layers)} layers")
         return self.layers[layer_idx]
@@ -138,18 +163,42 @@ class Sequence(Owner):
         self._handle.pointer = None
 
     def reserve(self, n_tokens: int) -> None:
-        """Take memory for `n_tokens` more tokens in every layer. Raises CapacityError, OutOfMemoryError."""
+        """Take memory for more tokens in every layer.
+
+        Parameters
+        ----------
+        n_tokens : int
+            As many more.
+
+        Raises
+        ------
+        CapacityError, OutOfMemoryError
+        """
         self._call(lib.tandem_sequence_reserve, integer("n_tokens", n_tokens))
 
     def truncate(self, n_tokens: int) -> None:
-        """Keep the first `n_tokens` tokens of every layer."""
+        """Keep the first tokens of every layer.
+
+        Parameters
+        ----------
+        n_tokens : int
+            As many as these.
+        """
         self._call(lib.tandem_sequence_truncate, integer("n_tokens", n_tokens))
 
     def remove(self, first: int, n_tokens: int, *, shift_positions: bool = False) -> None:
         """Remove tokens [first, first + n_tokens).
 
-        `shift_positions` moves the positions of later tokens down by `n_tokens`: UnsupportedError where keys were rotated by
-        the caller, since they carry their position.
+        Parameters
+        ----------
+        first, n_tokens : int
+        shift_positions : bool
+            Move the positions of later tokens down by `n_tokens`.
+
+        Raises
+        ------
+        UnsupportedError
+            A shift of keys that were rotated by the caller: they carry their position.
         """
         self._call(lib.tandem_sequence_remove, integer("first", first), integer("n_tokens", n_tokens),
                    int(bool(shift_positions)))
@@ -243,7 +292,12 @@ class Sequence(Owner):
         return k, v
 
     def length(self, layer_idx: int = 0) -> int:
-        """Committed tokens of one layer."""
+        """Committed tokens of one layer.
+
+        Parameters
+        ----------
+        layer_idx : int
+        """
         n_tokens = ctypes.c_int64()
         call(lib.tandem_sequence_length, ctypes.byref(n_tokens), self.cache._handle.pointer, self.id,
              integer("layer_idx", layer_idx, 32))

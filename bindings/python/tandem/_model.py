@@ -40,10 +40,12 @@ class Layer:
         ``"caller"``: keys and queries arrive as they are to be used; ``"halves"``, ``"interleaved"``: rotated by the library.
     rope_dims : int
         Rotated leading dims, even; 0: `k_head_dim`.
-    rope_theta, rope_position_scale, rope_attn_factor : float
-        0: 10,000, 1 and 1.
+    rope_theta, rope_position_scale : float
+        0: 10,000 and 1.
     rope_inv_freq : array_like, optional
         [rope_dims / 2] frequencies, in place of those from `rope_theta`.
+    rope_attn_factor : float
+        0: 1.
     projection : Projection, optional
         How K and V come from hidden states; None: they are not to be made of them.
     """

@@ -13,8 +13,8 @@ from ._library import lib
 class CacheOptions(TypedDict, total=False):
     """How a cache stores keys and values. Every key may be left out.
 
-    Keys
-    ----
+    Parameters
+    ----------
     k_type, v_type : str
         Storage type: ``"f32"``, ``"f16"``, ``"bf16"``, ``"e4m3"``, ``"q8_0"``, ``"q4_0"``, ``"q4_64"``. Left out: ``"bf16"``
         for keys, the keys' type for values.
@@ -47,8 +47,8 @@ class CacheOptions(TypedDict, total=False):
 class SessionOptions(TypedDict, total=False):
     """Which keys a session attends. Every key may be left out.
 
-    Keys
-    ----
+    Parameters
+    ----------
     policy : str
         ``"all"`` (exact; the default), ``"streaming"`` or ``"hgca"``.
     window_tokens : int

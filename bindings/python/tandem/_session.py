@@ -31,7 +31,32 @@ _Progress = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, cty
 
 @dataclass(frozen=True)
 class SessionStats:
-    """Sums since the session was made; sizes in bytes (``_bytes``), times in nanoseconds (``_ns``). See ``tandem.h``."""
+    """Sums since the session was made; sizes in bytes (``_bytes``), times in nanoseconds (``_ns``).
+
+    Attributes
+    ----------
+    n_attends, n_query_tokens : int
+        Calls, and their queries per layer.
+    resident_kv_bytes_read, host_kv_bytes_read, dense_kv_bytes : int
+        K and V read inside the window, outside it, and what policy "all" would have read.
+    evicted_tokens, n_refreshes : int
+        Tokens that left the window, per layer, and selections made.
+    selected_keys, host_keys : int
+        Now: keys selected, and what they were selected from.
+    attend_ns, refresh_ns, refresh_wait_ns : int
+        In calls, in making selections, in calls that wait for these.
+    n_device_attends : int
+        Calls on device tensors.
+    n_host_parts, host_part_ns, host_part_tokens : int
+        Parts of these that the CPU computed, their time, and the keys that it attended.
+    n_stream_parts, stream_part_ns, stream_part_tokens, n_joint_parts : int
+        Parts that the device computed over keys outside the window, their time, the keys that crossed the bus, and of these parts
+        those of which the CPU computed some keys.
+    staged_kv_bytes, filled_kv_bytes, streamed_kv_bytes, streamed_x_bytes : int
+        K and V that went to the host store, to windows that lacked them, across the bus; hidden states that crossed it.
+    n_planned_parts, predicted_part_ns, planned_part_ns : int
+        Parts of which the engine knew what they would take, that, and what they took.
+    """
 
     n_attends: int
     n_query_tokens: int
@@ -64,7 +89,19 @@ class SessionStats:
 
 @dataclass(frozen=True)
 class RoutePlan:
-    """Who will compute over the keys of a call on device tensors, and what that takes. See ``tandem.h``."""
+    """Who will compute over the keys of a call on device tensors, and what that takes.
+
+    Attributes
+    ----------
+    resident_tokens, host_tokens, stream_tokens : int
+        In windows; attended by the CPU; that cross the bus.
+    host_bytes, stream_bytes : int
+        K and V of the latter two.
+    host_ns, bus_ns, device_ns, total_ns : int
+        When CPU and bus end, the device's attention over what comes, the last of them; 0 where nothing is known.
+    host_alone_ns, stream_alone_ns : int
+        If the CPU, or the bus, had all keys outside the windows.
+    """
 
     resident_tokens: int
     host_tokens: int
@@ -399,7 +436,7 @@ class Session(Owner):
 
 
 class Step:
-    """One step of a session, from :meth:`Session.step`: what happens between entering and leaving counts together.
+    """One step of a session: what happens between entering and leaving counts together. Made by :meth:`Session.step`.
 
     Raises
     ------

@@ -18,7 +18,21 @@ from ._options import fill, integer
 
 @dataclass(frozen=True)
 class WeightsStats:
-    """Sums since the weights were made, and what they hold; sizes in bytes. See ``tandem.h``."""
+    """Sums since the weights were made, and what they hold; sizes in bytes.
+
+    Attributes
+    ----------
+    n_blocks, n_resident : int
+        Blocks, and of these those that stay on the device.
+    resident_bytes, host_bytes, pinned_bytes : int
+        Of blocks that stay; copies of the others, and of these what is pinned.
+    device_bytes, buffer_bytes : int
+        Memory that blocks take there, and of this the buffer.
+    n_uses, n_streamed_uses, n_ahead : int
+        Uses, of these those of blocks that cross the bus, and of these those under way or there when they were asked for.
+    streamed_bytes : int
+        Sent so far, in vain too.
+    """
 
     n_blocks: int
     n_resident: int
