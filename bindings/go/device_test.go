@@ -2,8 +2,9 @@
 
 package tandem
 
-/* Hidden states, offloaded weights and what devices answer, on a device module that lives in host memory: libtandem-standin.so of the
- * library's tests, whose path is in $TANDEM_TEST_MODULE. Without it these tests are left out. */
+/* Hidden states, offloaded weights and what devices answer. $TANDEM_TEST_MODULE is the path of a device module: libtandem-standin.so of
+ * the library's tests, which lives in host memory, or libtandem-cuda.so, where what needs the former is left out. Without it these
+ * tests are left out. */
 
 import (
 	"bytes"
@@ -32,7 +33,7 @@ func openModule(t *testing.T) *module {
 	}
 	m := cside.OpenModule(path)
 	if m == nil {
-		t.Fatal(path + " is no such module")
+		t.Fatal(path + " cannot be opened")
 	}
 	t.Cleanup(m.Reset)
 	return &module{m, path}
@@ -40,7 +41,7 @@ func openModule(t *testing.T) *module {
 
 func (m *module) engine(t *testing.T) *Engine {
 	options := engineOptions()
-	options.Backend, options.BackendPath = "standin", m.path
+	options.Backend, options.BackendPath = m.Backend(), m.path
 	engine := must(NewEngine(options))
 	t.Cleanup(func() { engine.Close() })
 	return engine
@@ -188,10 +189,10 @@ func onDevice(t *testing.T, engine *Engine, contents ...[]float32) []uintptr {
 }
 
 // fromDevice is n values, once there is no NaN among them.
-func fromDevice(from uintptr, n int) []float32 {
+func (m *module) fromDevice(from uintptr, n int) []float32 {
 	raw, values := make([]byte, 4*n), make([]float32, n)
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		cside.Read(raw, from)
+		m.Read(raw, from)
 		whole := true
 		for i := range values {
 			values[i] = math.Float32frombits(uint32(raw[4*i]) | uint32(raw[4*i+1])<<8 | uint32(raw[4*i+2])<<16 | uint32(raw[4*i+3])<<24)
@@ -228,7 +229,7 @@ func TestKeysAreMadeOfHiddenStates(t *testing.T) {
 	check(t, session.Attend(&Attend{Sequences: []SequenceID{sequence}, QLens: []int64{1},
 		Q: OnDevice(F32, 0, at[0], 1, qHeads, dim), K: OnDevice(F32, 0, at[1], 1, kvHeads, dim), V: OnDevice(F32, 0, at[2], 1, kvHeads, dim),
 		X: OnDevice(F32, 0, at[3], 1, hiddenDim), O: OnDevice(F32, 0, at[4], 1, qHeads, dim)}))
-	o := fromDevice(at[4], qToken)
+	o := m.fromDevice(at[4], qToken)
 	expected, _ := reference(q, k, v)
 	for i := range o {
 		if !(math.Abs(float64(o[i])-expected[i]) < 1e-4) {
@@ -294,7 +295,7 @@ func TestBlocksAreWhatWasGiven(t *testing.T) {
 				t.Errorf("%#x", block.Data)
 			}
 			for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Microsecond) {
-				cside.Read(got[:len(expected)], block.Data)
+				m.Read(got[:len(expected)], block.Data)
 				if bytes.Equal(got[:len(expected)], expected) {
 					break
 				}
@@ -355,6 +356,9 @@ func TestWeightsThatAreRefused(t *testing.T) {
 // Whatever a device answers comes through; afterwards the same call goes through. Some of these codes nobody else gives.
 func TestWhatADeviceAnswers(t *testing.T) {
 	m := openModule(t)
+	if m.Backend() != "standin" {
+		t.Skip("takes the stand-in")
+	}
 	engine := m.engine(t)
 	for _, code := range []Code{ErrIo, ErrCorrupt, ErrSystem, ErrInternal, ErrOutOfMemory} {
 		m.FailCreateEvent(int32(code))

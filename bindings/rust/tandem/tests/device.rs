@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-//! Hidden states, offloaded weights and what devices answer, on a device module that lives in host memory: libtandem-standin.so of
-//! the library's tests, whose path is in $TANDEM_TEST_MODULE. Without it these tests are left out, and say so.
+//! Hidden states, offloaded weights and what devices answer. $TANDEM_TEST_MODULE is the path of a device module: libtandem-standin.so of
+//! the library's tests, which lives in host memory, or libtandem-cuda.so, where what needs the former is left out. Without it these
+//! tests are left out, and say so.
 mod common;
 use common::*;
-use std::ffi::{c_char, c_int, c_void, CString};
+use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tandem::*;
@@ -29,7 +30,7 @@ const CREATE_EVENT: i32 = 16;
 /// The module, for one test at a time: all engines share its device.
 struct Module {
     path: String,
-    controls: &'static Controls,
+    controls: Option<&'static Controls>, // of the stand-in
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -41,19 +42,15 @@ impl Module {
             return None;
         };
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = CString::new(path.clone()).unwrap();
-        // SAFETY: the module exports a function of this type.
-        let controls = unsafe {
-            let library = dlopen(name.as_ptr(), 2); // RTLD_NOW
-            assert!(!library.is_null(), "{path}");
-            let symbol = dlsym(library, c"stand_in_controls".as_ptr());
-            assert!(!symbol.is_null());
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> &'static Controls>(symbol)()
-        };
+        let controls = function(&path, c"stand_in_controls").map(|symbol| {
+            // SAFETY: the module exports a function of this type.
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> &'static Controls>(symbol)() }
+        });
         Some(Self { path, controls, _alone: alone })
     }
     fn engine(&self) -> Engine {
-        let (backend, backend_path) = (Some("standin".to_string()), Some(self.path.clone()));
+        let backend = if self.controls.is_some() { "standin" } else { "cuda" };
+        let (backend, backend_path) = (Some(backend.to_string()), Some(self.path.clone()));
         let options = EngineOptions { backend, backend_path, n_threads: 2, pin_threads: Some(false), ..Default::default() };
         Engine::new(&options).unwrap()
     }
@@ -61,8 +58,45 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: takes nothing.
-        unsafe { (self.controls.reset)() }
+        if let Some(controls) = self.controls {
+            // SAFETY: takes nothing.
+            unsafe { (controls.reset)() }
+        }
+    }
+}
+
+/// A function of a shared library.
+fn function(library: &str, name: &CStr) -> Option<*mut c_void> {
+    let path = CString::new(library).unwrap();
+    // SAFETY: texts that live during the calls.
+    unsafe {
+        let library = dlopen(path.as_ptr(), 2); // RTLD_NOW
+        assert!(!library.is_null(), "{path:?}");
+        Some(dlsym(library, name.as_ptr())).filter(|symbol| !symbol.is_null())
+    }
+}
+
+impl Module {
+    /// What is in device memory, behind the work of the default stream: for the stand-in, whose memory is the host's, now.
+    fn read(&self, from: *const c_void, to: &mut [u8]) {
+        if self.controls.is_some() {
+            // SAFETY: memory of the stand-in, which it may be about to write.
+            to.iter_mut().enumerate().for_each(|(j, byte)| *byte = unsafe { from.cast::<u8>().add(j).read_volatile() });
+            return;
+        }
+        let cuda = |name| function("libcuda.so.1", name).unwrap();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: functions of CUDA's driver as it declares them, and memory of the device that CUDA's run time uses.
+        let results = unsafe {
+            type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
+            let retain = std::mem::transmute::<*mut c_void, Retain>(cuda(c"cuDevicePrimaryCtxRetain"));
+            type Set = unsafe extern "C" fn(*mut c_void) -> c_int;
+            let set = std::mem::transmute::<*mut c_void, Set>(cuda(c"cuCtxSetCurrent"));
+            type Copy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int;
+            let copy = std::mem::transmute::<*mut c_void, Copy>(cuda(c"cuMemcpyDtoH_v2"));
+            [retain(&mut context, 0), set(context), copy(to.as_mut_ptr().cast(), from, to.len())]
+        };
+        assert_eq!(results, [0; 3]);
     }
 }
 
@@ -188,11 +222,11 @@ impl OnDevice {
         sys::tandem_tensor { device_type: sys::TANDEM_DEVICE_CUDA, data: self.at(i), ..like }
     }
     /// n values, once there is no NaN among them.
-    fn read(&self, i: i32, n: usize) -> Vec<f32> {
-        let (at, end) = (self.at(i).cast::<f32>(), Instant::now() + Duration::from_secs(20));
+    fn read(&self, module: &Module, i: i32, n: usize) -> Vec<f32> {
+        let (mut bytes, end) = (vec![0; 4 * n], Instant::now() + Duration::from_secs(20));
         loop {
-            // SAFETY: n values, which the stand-in, whose memory is the host's, may be about to write.
-            let values: Vec<f32> = (0..n).map(|j| unsafe { at.add(j).read_volatile() }).collect();
+            module.read(self.at(i), &mut bytes);
+            let values: Vec<f32> = bytes.chunks(4).map(|x| f32::from_ne_bytes(x.try_into().unwrap())).collect();
             if values.iter().all(|x| !x.is_nan()) || Instant::now() > end {
                 return values;
             }
@@ -232,7 +266,7 @@ fn keys_are_made_of_hidden_states() {
         let args = args.append(TensorRef::from_raw(k), TensorRef::from_raw(v));
         session.attend(args.hidden(TensorRef::from_raw(memory.tensor(3, &[1, HIDDEN])))).unwrap();
     }
-    let (got, expected) = (memory.read(4, q.len()), reference(&q, &k, &v).0);
+    let (got, expected) = (memory.read(&module, 4, q.len()), reference(&q, &k, &v).0);
     assert!(got.iter().zip(&expected).all(|(got, expected)| (f64::from(*got) - expected).abs() < 1e-4), "{got:?}");
     let stats = session.stats().unwrap();
     assert!(stats.streamed_x_bytes > 0 && stats.n_host_parts == 0, "{stats:?}");
@@ -269,18 +303,20 @@ fn blocks_are_what_was_given() {
     let engine = module.engine();
     let weights = Weights::new(&engine, &slices, &WeightsOptions { resident_bytes: 8000, ..Default::default() }).unwrap();
     drop(engine); // the weights keep it
-                  // SAFETY: takes a number.
-    unsafe { (module.controls.set_delay)(50_000) };
+    if let Some(controls) = module.controls {
+        // SAFETY: takes a number.
+        unsafe { (controls.set_delay)(50_000) };
+    }
     let round = |first: usize| {
         for i in first..first + 20 {
             let (idx, expected) = (i % 7, &blocks[i % 7]);
             let block = weights.block(idx as i32).unwrap();
             assert_eq!(block.data().addr() % 256, 0);
             let end = Instant::now() + Duration::from_secs(20);
-            // SAFETY: the stand-in's memory is the host's; in use, it becomes the block and stays it.
-            while !(0..expected.len()).all(|j| unsafe { block.data().cast::<u8>().add(j).read_volatile() } == expected[j]) {
+            let mut got = vec![0; expected.len()];
+            while got != *expected {
                 assert!(Instant::now() < end, "block {idx}");
-                std::thread::yield_now();
+                module.read(block.data(), &mut got);
             }
             if i % 2 == 0 {
                 block.done().unwrap();
@@ -329,18 +365,19 @@ fn weights_that_are_refused() {
 #[test]
 fn what_a_device_answers() {
     let Some(module) = Module::open() else { return };
+    let Some(controls) = module.controls else { return };
     let engine = module.engine();
     let new = || Weights::new(&engine, &[&[1; 1000]], &Default::default());
     for status in [Status::Io, Status::Corrupt, Status::System, Status::Internal, Status::OutOfMemory] {
         // SAFETY: takes numbers.
-        unsafe { (module.controls.fail_call)(CREATE_EVENT, 1, status.code()) };
+        unsafe { (controls.fail_call)(CREATE_EVENT, 1, status.code()) };
         let error = new().map(drop).unwrap_err();
         assert_eq!((error.status(), error.underlying()), (status, 999), "{error}");
         new().unwrap();
     }
     let weights = new().unwrap();
     // SAFETY: takes nothing.
-    unsafe { (module.controls.lose_device)() };
+    unsafe { (controls.lose_device)() };
     let error = weights.block(0).map(drop).unwrap_err();
     assert_eq!(error.status(), Status::DeviceLost, "{error}");
 }
