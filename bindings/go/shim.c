@@ -76,8 +76,7 @@ tandem_go_result tandem_go_read_x(const tandem_cache* cache, int64_t sequence, i
                                   const tandem_go_tensor* description, char* x) {
   tandem_go_result result = {TANDEM_OK, NULL};
   tandem_tensor hidden;
-  result.status =
-      tandem_sequence_read_x(tensor(&hidden, description, x), cache, sequence, layer_idx, first, &result.error);
+  result.status = tandem_sequence_read_x(tensor(&hidden, description, x), cache, sequence, layer_idx, first, &result.error);
   return result;
 }
 

@@ -64,7 +64,7 @@ class Caught {
   Caught(const Caught&) = delete;
   Caught& operator=(const Caught&) = delete;
   ~Caught() { tandem_error_release(error_); }
-  operator tandem_error**() { return &error_; }
+  operator tandem_error**() { return &error_; }  // NOLINT(google-explicit-constructor): it stands for the last argument
   void check(int32_t status) const {
     if (status != TANDEM_OK) throw Error(status, error_);
   }
@@ -286,13 +286,15 @@ class Weights {
           const tandem_weights_options* options) {
     if (data.size() != n_bytes.size()) throw Error(TANDEM_ERROR_INVALID_ARGUMENT, nullptr);
     tandem_weights* handle = nullptr;
-    detail::call(tandem_weights_create, &handle, engine.get(), data.data(), n_bytes.data(), detail::length(data.size()), options);
+    detail::call(tandem_weights_create, &handle, engine.get(), data.data(), n_bytes.data(), detail::length(data.size()),
+                 options);
     handle_.reset(handle);
   }
   std::unique_ptr<tandem_weights, detail::Release<tandem_weights, tandem_weights_release>> handle_;
 };
 
-// A block in use, for what follows on the stream: until done(), which reports what went wrong, or the destructor, which does not.
+// A block in use, for what follows on the stream: until done(), which reports what went wrong, or the destructor, which does
+// not.
 class Block {
  public:
   Block(Weights& weights, int32_t block_idx, void* stream = nullptr)
