@@ -10,7 +10,7 @@
 // alive and a cache its engine and model. A closed object refuses calls with ErrInvalidHandle, and one that nobody closed goes
 // when the garbage collector finds it.
 //
-// Goroutines: Engine, Model and Cache may be used by any of them at any time. A Session does one call at a time: further ones wait.
+// Goroutines: Engine, Model, Cache and Weights may be used by any of them at any time. A Session does one call at a time: further ones wait.
 // What belongs together, the calls of a step, is for the caller to keep together. Close may come while calls are under way; what
 // they use goes when they return.
 //

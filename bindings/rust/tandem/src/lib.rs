@@ -22,6 +22,7 @@
 //! | [`Cache`] | yes | yes | changes are serialised by the cache's writer lock |
 //! | [`Session`] | yes | yes | one thread at a time: every call takes `&mut self` |
 //! | [`Step`] | yes | yes | as the session that it borrows |
+//! | [`WeightsBlock`] | yes | yes | a reference to weights, an address and a stream |
 //! | [`TensorRef`], [`TensorMut`] | yes | yes | as `&[T]` and `&mut [T]` |
 //!
 //! # Memory
