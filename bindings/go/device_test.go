@@ -239,11 +239,9 @@ func TestKeysAreMadeOfHiddenStates(t *testing.T) {
 	if stats := must(session.Stats()); stats.StreamedXBytes == 0 || stats.NHostParts != 0 {
 		t.Fatalf("%+v", stats)
 	}
-	_, err := session.Plan(0, []int64{200}, nil)
-	refused(t, err, ErrUnsupported, "session", "nothing is planned")
 	share := options
 	share.RecomputeShare = 2
-	_, err = NewSession(cache, &share)
+	_, err := NewSession(cache, &share)
 	refused(t, err, ErrInvalidArgument, "recompute_share", "at most 1")
 	_, err = NewSession(newWorldOn(t, m.engine(t), 1, 1).cache, &options)
 	refused(t, err, ErrUnsupported, "route", "has no projection")

@@ -275,7 +275,6 @@ fn keys_are_made_of_hidden_states() {
     refused(Session::new(&cache, &share).map(drop), Status::InvalidArgument, "recompute_share", "at most 1");
     let plain = World::on(module.engine(), 1, 1);
     refused(Session::new(&plain.cache, &options).map(drop), Status::Unsupported, "route", "has no projection");
-    refused(session.plan(0, &[200], None).map(drop), Status::Unsupported, "session", "nothing is planned");
 }
 
 /// Who computes, as the planner says: all outside the window crosses the bus where the route says so.
