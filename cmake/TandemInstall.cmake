@@ -6,8 +6,9 @@ include(CMakePackageConfigHelpers)
 set(tandem_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 target_link_libraries(tandem_static PUBLIC $<INSTALL_INTERFACE:tandem::static_dependencies>)
 
-install(FILES ${PROJECT_SOURCE_DIR}/include/tandem/tandem.h ${PROJECT_SOURCE_DIR}/include/tandem/tandem.hpp
-              ${PROJECT_SOURCE_DIR}/include/tandem/dlpack.h ${PROJECT_SOURCE_DIR}/bindings/ggml/tandem-ggml.h
+set(tandem_headers tandem.h weights.h plan.h tandem.hpp dlpack.h)
+list(TRANSFORM tandem_headers PREPEND ${PROJECT_SOURCE_DIR}/include/tandem/)
+install(FILES ${tandem_headers} ${PROJECT_SOURCE_DIR}/bindings/ggml/tandem-ggml.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tandem)
 install(TARGETS tandem EXPORT tandem-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET tandem-cuda) # where the library looks for modules that do not lie beside it

@@ -290,13 +290,14 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 	for name, options := range map[string]any{
 		"tandem_engine_options": EngineOptions{}, "tandem_layer_options": LayerOptions{}, "tandem_cache_options": CacheOptions{},
 		"tandem_session_options": SessionOptions{}, "tandem_memory_plan": MemoryPlan{}, "tandem_cache_stats": CacheStats{},
-		"tandem_session_stats": SessionStats{},
+		"tandem_session_stats": SessionStats{}, "tandem_layer_projection": Projection{}, "tandem_route_plan": RoutePlan{},
+		"tandem_weights_options": WeightsOptions{}, "tandem_weights_stats": WeightsStats{},
 	} {
 		var expected, got []string
 		for _, member := range members(abiStruct(name)) {
 			switch member.Name {
 			case "struct_size", "reserved", "free", "alloc_user", "log_user":
-			case "projection", "x_type", "recompute_share": // of calls on device tensors, which this package has none of
+			case "w_type", "device_type": // of the projection's tensors
 			case "alloc":
 				expected = append(expected, "Allocator")
 			default:

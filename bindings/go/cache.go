@@ -131,6 +131,35 @@ func (c *Cache) Append(sequence SequenceID, layerIdx int32, k, v Tensor) error {
 	})
 }
 
+// AppendX is the same where the layer keeps hidden states: x [n_tokens, hidden_dim], F32, F16 or BF16. Errors: ErrInvalidArgument
+// where it keeps none.
+func (c *Cache) AppendX(sequence SequenceID, layerIdx int32, k, v, x Tensor) error {
+	const function = "tandem_sequence_append_x"
+	if err := firstErr(function, []string{"k", "v", "x"}, &k, &v, &x); err != nil {
+		return err
+	}
+	return c.call(function, func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
+		description := [3]C.tandem_go_tensor{k.description, v.description, x.description}
+		result := C.tandem_go_append_x(cache, C.int64_t(sequence), C.int32_t(layerIdx), &description[0], k.at(), v.at(), x.at())
+		*err = result.error
+		return result.status
+	})
+}
+
+// ReadX reads hidden states of tokens from first on of one layer back, as many as x has room for. Errors: ErrInvalidArgument where
+// it keeps none.
+func (c *Cache) ReadX(sequence SequenceID, layerIdx int32, first int64, x Tensor) error {
+	const function = "tandem_sequence_read_x"
+	if err := firstErr(function, []string{"x"}, &x); err != nil {
+		return err
+	}
+	return c.call(function, func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t {
+		result := C.tandem_go_read_x(cache, C.int64_t(sequence), C.int32_t(layerIdx), C.int64_t(first), &x.description, x.at())
+		*err = result.error
+		return result.status
+	})
+}
+
 // Read reads tokens from first on of one layer back, as many as k and v have room for; either may be Tensor{}.
 func (c *Cache) Read(sequence SequenceID, layerIdx int32, first int64, k, v Tensor) error {
 	const function = "tandem_sequence_read"

@@ -10,9 +10,9 @@
 // alive and a cache its engine and model. A closed object refuses calls with ErrInvalidHandle, and one that nobody closed goes
 // when the garbage collector finds it.
 //
-// Goroutines: Engine, Model and Cache may be used by any of them at any time. A Session does one call at a time: further ones wait.
-// What belongs together, the calls of a step, is for the caller to keep together. Close may come while calls are under way; what
-// they use goes when they return.
+// Goroutines: Engine, Model, Cache and Weights may be used by any of them at any time. A Session does one call at a time: further
+// ones wait. What belongs together, the calls of a step, is for the caller to keep together. Close may come while calls are under
+// way; what they use goes when they return.
 //
 // Memory: slices are lent to the library for the time of a call; it writes to no others than O, Lse, K and V of Read and the
 // outputs of Merge. A call that attends neither allocates nor copies on this side.

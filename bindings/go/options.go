@@ -56,6 +56,8 @@ type LayerOptions struct {
 	RopePositionScale   float64   // 0: 1
 	RopeInvFreq         []float32 // [RopeDims / 2]; nil: from RopeTheta
 	RopeAttnFactor      float64   // 0: 1
+
+	Projection *Projection // nil: K and V are not to be made of hidden states
 }
 
 // CacheOptions is how keys and values are stored. Zero members are defaults.
@@ -68,6 +70,7 @@ type CacheOptions struct {
 	LayerKTypes     []Dtype // [n_layers] or nil: overrides KType per layer
 	LayerVTypes     []Dtype // [n_layers] or nil: overrides VType per layer
 	KRotation       int32   // RotationNone, ...
+	XType           Dtype   // F16 or BF16: hidden states of layers with a projection are kept too, every append brings them; 0: none
 	LayerKRotations []int32 // [n_layers] or nil: overrides KRotation per layer
 }
 
@@ -82,12 +85,13 @@ type SessionOptions struct {
 	GroupMode    int32   // GroupUnion, ...
 	EvictBy      int32   // EvictByWindow, ...
 	HaloTokens   int64   // keys kept after a strongly attended one; -1: 128; 0: none
-	Route        string  // "auto", "host", "stream", "host+stream": who computes over keys outside the window for device tensors; "": "auto"
+	Route        string  // who computes over keys outside the window for device tensors: "host", ..., "recompute"; "": "auto"
 
 	StreamBufferBytes int64   // each of the two buffers that keys go through; 0: 16 MiB
 	StreamFraction    float64 // with "host+stream": the share of these keys that crosses the bus, 0 to 1; -1: not given
 	AppendTokens      int64   // most of an append that meet a streamed key together; 0: 16,384, and plans are of single queries
 	StreamHeads       int64   // KV heads of what is streamed at a time, at most; 0: as many as take the least time
+	RecomputeShare    float64 // with "recompute": the share, in (0, 1], of these keys that is made of hidden states; 0: 1
 }
 
 // DefaultEngineOptions gives the library's defaults.
@@ -134,6 +138,9 @@ func (a *arena) bytes(data []byte) unsafe.Pointer {
 	a.blocks = append(a.blocks, block)
 	return block
 }
+
+// address is what a tensor of C memory, of which only the number is kept, points to.
+func (a *arena) address(number C.uintptr_t) unsafe.Pointer { return C.tandem_go_address(number) }
 
 func (a *arena) refuse(field, format string, values ...any) {
 	if a.err == nil {
@@ -221,6 +228,7 @@ func (o *LayerOptions) raw(a *arena) C.tandem_layer_options {
 	raw.rope_position_scale = C.double(o.RopePositionScale)
 	raw.rope_inv_freq = (*C.float)(array(a, "rope_inv_freq", o.RopeInvFreq, int(ropeDims)/2, "rope_dims / 2"))
 	raw.rope_attn_factor = C.double(o.RopeAttnFactor)
+	raw.projection = o.Projection.raw(a, o)
 	return raw
 }
 
@@ -238,6 +246,7 @@ func (o *CacheOptions) raw(a *arena, nLayers int) *C.tandem_cache_options {
 	raw.layer_k_types = (*C.int32_t)(array(a, "layer_k_types", o.LayerKTypes, nLayers, "n_layers"))
 	raw.layer_v_types = (*C.int32_t)(array(a, "layer_v_types", o.LayerVTypes, nLayers, "n_layers"))
 	raw.k_rotation = C.int32_t(o.KRotation)
+	raw.x_type = C.int32_t(o.XType)
 	raw.layer_k_rotations = (*C.int32_t)(array(a, "layer_k_rotations", o.LayerKRotations, nLayers, "n_layers"))
 	return &raw
 }
@@ -262,5 +271,6 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	raw.stream_fraction = C.double(o.StreamFraction)
 	raw.append_tokens = C.int64_t(o.AppendTokens)
 	raw.stream_heads = C.int64_t(o.StreamHeads)
+	raw.recompute_share = C.double(o.RecomputeShare)
 	return &raw
 }

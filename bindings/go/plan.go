@@ -152,3 +152,70 @@ func (e *Engine) Supports(layer *LayerOptions, cache *CacheOptions, session *Ses
 	var why *C.tandem_error
 	return failure(C.tandem_supports(e.raw(), rawLayer, rawCache, rawSession, &why), why)
 }
+
+// RoutePlan is who will compute over the keys of a call on device tensors, and what that takes. Times end where an engine has ended,
+// counted from when the call's queries are there; 0 where nothing is known.
+type RoutePlan struct {
+	ResidentTokens int64 // in windows, those of the call among them
+	HostTokens     int64 // attended by the CPU
+	StreamTokens   int64 // that cross the bus
+	HostBytes      int64
+	StreamBytes    int64
+	HostNs         int64
+	BusNs          int64
+	DeviceNs       int64 // the device's attention over what comes; 0 where it hides behind the bus
+	TotalNs        int64 // the last of them
+	HostAloneNs    int64 // if the CPU had all keys outside the windows
+	StreamAloneNs  int64 // if the bus had
+}
+
+// Plan is that of the next such call, by what the engine has measured; where it has not, it measures. kvLens: tokens of each sequence,
+// those of the call among them; qLens: how many these are; nil: 1 each. Errors: ErrInvalidArgument, ErrUnsupported (no device; a
+// policy that does not attend all keys; route "recompute"), ErrCapacity, ErrOutOfMemory.
+func (s *Session) Plan(layerIdx int32, kvLens, qLens []int64) (RoutePlan, error) {
+	const function = "tandem_plan"
+	if qLens != nil && len(qLens) != len(kvLens) {
+		return RoutePlan{}, refuse(function, "q_lens", "has %d values for %d sequences", len(qLens), len(kvLens))
+	}
+	if err := s.begin(function); err != nil {
+		return RoutePlan{}, err
+	}
+	defer s.end()
+	raw := C.tandem_route_plan{struct_size: C.sizeof_tandem_route_plan}
+	var rawErr *C.tandem_error
+	status := C.tandem_plan(&raw, s.raw(), C.int32_t(layerIdx), int64s(kvLens), int64s(qLens), C.int64_t(len(kvLens)), &rawErr)
+	return RoutePlan{
+		ResidentTokens: int64(raw.resident_tokens),
+		HostTokens:     int64(raw.host_tokens),
+		StreamTokens:   int64(raw.stream_tokens),
+		HostBytes:      int64(raw.host_bytes),
+		StreamBytes:    int64(raw.stream_bytes),
+		HostNs:         int64(raw.host_ns),
+		BusNs:          int64(raw.bus_ns),
+		DeviceNs:       int64(raw.device_ns),
+		TotalNs:        int64(raw.total_ns),
+		HostAloneNs:    int64(raw.host_alone_ns),
+		StreamAloneNs:  int64(raw.stream_alone_ns),
+	}, failure(status, rawErr)
+}
+
+// Report is the plan as JSON.
+func (p RoutePlan) Report() (string, error) {
+	raw := C.tandem_route_plan{
+		struct_size:     C.sizeof_tandem_route_plan,
+		resident_tokens: C.int64_t(p.ResidentTokens),
+		host_tokens:     C.int64_t(p.HostTokens),
+		stream_tokens:   C.int64_t(p.StreamTokens),
+		host_bytes:      C.int64_t(p.HostBytes),
+		stream_bytes:    C.int64_t(p.StreamBytes),
+		host_ns:         C.int64_t(p.HostNs),
+		bus_ns:          C.int64_t(p.BusNs),
+		device_ns:       C.int64_t(p.DeviceNs),
+		total_ns:        C.int64_t(p.TotalNs),
+		host_alone_ns:   C.int64_t(p.HostAloneNs),
+		stream_alone_ns: C.int64_t(p.StreamAloneNs),
+	}
+	return text(func(buffer *C.char, bytes C.size_t, needed *C.size_t, rawErr **C.tandem_error) C.int32_t {
+		return C.tandem_route_report(buffer, bytes, needed, &raw, rawErr)
+	})
+}

@@ -77,6 +77,7 @@ type Attend struct {
 	V           Tensor       // [n_tokens, n_kv_heads, v_head_dim]; none where it aliases K
 	O           Tensor       // [n_tokens, n_q_heads, v_head_dim], written
 	Lse         Tensor       // [n_tokens, n_q_heads], f32, written; none: not wanted
+	X           Tensor       // [n_tokens, hidden_dim] with K where the layer keeps hidden states
 	Speculative bool         // the appended tokens are a guess, kept apart until Commit
 	ParentIdx   []int32      // and a tree: within the token's sequence in this call; -1: a child of the last token before
 	Partial     bool         // a chunk of a longer append: the last chunk judges all keys anew
@@ -87,11 +88,11 @@ type Attend struct {
 	Progress func(done, total int64)
 }
 
-var attendNames = []string{"q", "k", "v", "o", "lse"}
+var attendNames = []string{"q", "k", "v", "o", "lse", "x"}
 
 // check refuses what the library cannot see: lengths of slices.
 func (a *Attend) check(function string) error {
-	if err := firstErr(function, attendNames, &a.Q, &a.K, &a.V, &a.O, &a.Lse); err != nil {
+	if err := firstErr(function, attendNames, &a.Q, &a.K, &a.V, &a.O, &a.Lse, &a.X); err != nil {
 		return err
 	}
 	if len(a.Sequences) != len(a.QLens) || len(a.Sequences) > math.MaxInt32 {
@@ -165,7 +166,7 @@ func (s *Session) attend(a *Attend, cancel *int32) error {
 	args.layer_idx, args.n_sequences = C.int32_t(a.LayerIdx), C.int32_t(len(a.Sequences))
 	args.stream = C.uintptr_t(a.Stream)
 	args.q, args.k, args.v = a.Q.description, a.K.description, a.V.description
-	args.o, args.lse = a.O.description, a.Lse.description
+	args.o, args.lse, args.x = a.O.description, a.Lse.description, a.X.description
 	var parents *C.int32_t
 	if len(a.ParentIdx) > 0 {
 		parents = (*C.int32_t)(&a.ParentIdx[0])
@@ -183,7 +184,7 @@ func (s *Session) attend(a *Attend, cancel *int32) error {
 		}()
 	}
 	result := C.tandem_go_attend(C.uintptr_t(uintptr(s.handle.pointer)), args, sequences(a.Sequences), int64s(a.QLens), parents,
-		(*C.int32_t)(cancel), a.Q.at(), a.K.at(), a.V.at(), a.O.at(), a.Lse.at())
+		(*C.int32_t)(cancel), a.Q.at(), a.K.at(), a.V.at(), a.O.at(), a.Lse.at(), a.X.at())
 	return failure(result.status, result.error)
 }
 

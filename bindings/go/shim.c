@@ -27,9 +27,9 @@ static int32_t progress_entry(int64_t done, int64_t total, void* user) {
 
 tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args* args, const int64_t* sequences,
                                   const int64_t* q_lens, const int32_t* parent_idx, const int32_t* cancel, char* q, char* k,
-                                  char* v, char* o, char* lse) {
+                                  char* v, char* o, char* lse, char* x) {
   tandem_go_result result = {TANDEM_OK, NULL};
-  tandem_tensor tensors[5];
+  tandem_tensor tensors[6];
   tandem_attend_args all = TANDEM_ATTEND_ARGS_INIT;
   all.flags = args->flags;
   all.layer_idx = args->layer_idx;
@@ -41,6 +41,7 @@ tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args
   all.v = tensor(&tensors[2], &args->v, v);
   all.o = tensor(&tensors[3], &args->o, o);
   all.lse = tensor(&tensors[4], &args->lse, lse);
+  all.x = tensor(&tensors[5], &args->x, x);
   all.parent_idx = parent_idx;
   all.stream = (void*)args->stream;
   all.cancel = cancel;
@@ -58,6 +59,24 @@ tandem_go_result tandem_go_append(tandem_cache* cache, int64_t sequence, int32_t
   tandem_tensor tensors[2];
   const tandem_tensor *keys = tensor(&tensors[0], &description[0], k), *values = tensor(&tensors[1], &description[1], v);
   result.status = tandem_sequence_append(cache, sequence, layer_idx, keys, values, (void*)stream, &result.error);
+  return result;
+}
+
+tandem_go_result tandem_go_append_x(tandem_cache* cache, int64_t sequence, int32_t layer_idx,
+                                    const tandem_go_tensor* description, char* k, char* v, char* x) {
+  tandem_go_result result = {TANDEM_OK, NULL};
+  tandem_tensor tensors[3];
+  const tandem_tensor *keys = tensor(&tensors[0], &description[0], k), *values = tensor(&tensors[1], &description[1], v),
+                      *hidden = tensor(&tensors[2], &description[2], x);
+  result.status = tandem_sequence_append_x(cache, sequence, layer_idx, keys, values, hidden, NULL, &result.error);
+  return result;
+}
+
+tandem_go_result tandem_go_read_x(const tandem_cache* cache, int64_t sequence, int32_t layer_idx, int64_t first,
+                                  const tandem_go_tensor* description, char* x) {
+  tandem_go_result result = {TANDEM_OK, NULL};
+  tandem_tensor hidden;
+  result.status = tandem_sequence_read_x(tensor(&hidden, description, x), cache, sequence, layer_idx, first, &result.error);
   return result;
 }
 
@@ -100,6 +119,22 @@ tandem_go_result tandem_go_step_end(tandem_session* session, uintptr_t stream) {
   result.status = tandem_step_end(session, (void*)stream, &result.error);
   return result;
 }
+
+tandem_go_block tandem_go_weights_use(tandem_weights* weights, int32_t block_idx, uintptr_t stream) {
+  tandem_go_block result = {TANDEM_OK, NULL, 0};
+  void* data = NULL;
+  result.status = tandem_weights_use(&data, weights, block_idx, (void*)stream, &result.error);
+  result.data = (uintptr_t)data;
+  return result;
+}
+
+tandem_go_result tandem_go_weights_done(tandem_weights* weights, int32_t block_idx, uintptr_t stream) {
+  tandem_go_result result = {TANDEM_OK, NULL};
+  result.status = tandem_weights_done(weights, block_idx, (void*)stream, &result.error);
+  return result;
+}
+
+void* tandem_go_address(uintptr_t number) { return (void*)number; }
 
 static void log_entry(int32_t level, const char* message, void* user) {
   tandemGoLog(level, (char*)message, (uintptr_t)user);

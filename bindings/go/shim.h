@@ -21,7 +21,7 @@ typedef struct tandem_go_attend_args {
   int32_t layer_idx, n_sequences;
   uintptr_t stream;
   uintptr_t progress; /* number of the callback; 0: none */
-  tandem_go_tensor q, k, v, o, lse;
+  tandem_go_tensor q, k, v, o, lse, x;
 } tandem_go_attend_args;
 
 typedef struct tandem_go_result {
@@ -32,12 +32,17 @@ typedef struct tandem_go_result {
 /* session: as a number, since cgo would box a pointer on the heap to look what it points to. */
 tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args* args, const int64_t* sequences,
                                   const int64_t* q_lens, const int32_t* parent_idx, const int32_t* cancel, char* q, char* k,
-                                  char* v, char* o, char* lse);
+                                  char* v, char* o, char* lse, char* x);
 /* description: [2], of k and v. */
 tandem_go_result tandem_go_append(tandem_cache* cache, int64_t sequence, int32_t layer_idx,
                                   const tandem_go_tensor* description, char* k, char* v, uintptr_t stream);
 tandem_go_result tandem_go_read(const tandem_cache* cache, int64_t sequence, int32_t layer_idx, int64_t first,
                                 const tandem_go_tensor* description, char* k, char* v);
+/* description: [3], of k, v and x. */
+tandem_go_result tandem_go_append_x(tandem_cache* cache, int64_t sequence, int32_t layer_idx,
+                                    const tandem_go_tensor* description, char* k, char* v, char* x);
+tandem_go_result tandem_go_read_x(const tandem_cache* cache, int64_t sequence, int32_t layer_idx, int64_t first,
+                                  const tandem_go_tensor* description, char* x);
 /* description: [2 + 2 n_states], of o_out, lse_out, then o and lse of each state, whose addresses, of C memory, are in it.
  */
 tandem_go_result tandem_go_merge(tandem_engine* engine, const tandem_go_tensor* description, int32_t n_states, char* o_out,
@@ -45,6 +50,17 @@ tandem_go_result tandem_go_merge(tandem_engine* engine, const tandem_go_tensor* 
 tandem_go_result tandem_go_step_begin(tandem_session* session, const int64_t* sequences, const int64_t* q_lens,
                                       int32_t n_sequences, uintptr_t stream);
 tandem_go_result tandem_go_step_end(tandem_session* session, uintptr_t stream);
+
+typedef struct tandem_go_block {
+  int32_t status;
+  tandem_error* error;
+  uintptr_t data; /* of device memory */
+} tandem_go_block;
+tandem_go_block tandem_go_weights_use(tandem_weights* weights, int32_t block_idx, uintptr_t stream);
+tandem_go_result tandem_go_weights_done(tandem_weights* weights, int32_t block_idx, uintptr_t stream);
+
+/* An address that Go has kept as a number. */
+void* tandem_go_address(uintptr_t number);
 
 /* The callbacks, with a number of the handle table as user pointer. */
 void tandem_go_set_log(tandem_engine_options* options, uintptr_t number);

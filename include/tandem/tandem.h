@@ -29,6 +29,9 @@
  *             streamed that calls before have yet to bring to the host, or a route's costs are measured.
  *             Calls of one session are ordered by the caller: one stream, or events between several.
  *   Version   Introduced in 0.1 unless said otherwise.
+ *
+ * This is the one file to include. At its end it brings weights.h (projections, offloaded weights) and plan.h (memory, routes,
+ * what is supported, statistics), of which the same holds.
  */
 #ifndef TANDEM_TANDEM_H_
 #define TANDEM_TANDEM_H_
@@ -207,38 +210,6 @@ typedef struct tandem_model tandem_model;
 #define TANDEM_ROPE_HALVES 1      /* rotated by the library at attend time: dim i pairs with i + rope_dims / 2 */
 #define TANDEM_ROPE_INTERLEAVED 2 /* likewise: dim 2 i pairs with 2 i + 1 */
 
-#define TANDEM_NORM_NONE 0
-#define TANDEM_NORM_RMS 1   /* x / sqrt(mean(x^2) + eps) * weight */
-#define TANDEM_NORM_LAYER 2 /* (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias */
-
-#define TANDEM_WEIGHTS_IN_OUT 0 /* [hidden_dim, n_kv_heads * head_dim], contiguous */
-#define TANDEM_WEIGHTS_OUT_IN 1 /* [n_kv_heads * head_dim, hidden_dim], contiguous, as checkpoints have them */
-
-/* How keys and values of a layer come from the hidden states x of its tokens, for the route "recompute" (KVPR, Jiang et al.,
- * 2024): k = rotate(norm(x) W_K + b_K), v = norm(x) W_V + b_V. It is to be what the caller's model does, as K and V that are
- * given and those that are made of x stand for each other. Products are of numbers of w_type with sums in f32; what the norm
- * leaves is rounded to w_type, and each number of K and V once, to its storage type. */
-typedef struct tandem_layer_projection {
-  uint32_t struct_size;
-  int32_t hidden_dim;       /* of x; a multiple of 8 up to 65,536 */
-  int32_t w_type;           /* of both weights: TANDEM_F16 or TANDEM_BF16 */
-  int32_t w_order;          /* TANDEM_WEIGHTS_* */
-  int32_t device_type;      /* where both weights are: in host memory (copied) or the device's (borrowed while the model lives) */
-  int32_t norm;             /* TANDEM_NORM_* */
-  float norm_eps;           /* 0: 1e-5 */
-  int32_t k_rope;           /* how the caller rotates keys, with the layer's rope_dims, rope_theta, ...: TANDEM_ROPE_HALVES or
-                             * TANDEM_ROPE_INTERLEAVED, by positions as the cache counts them; 0: not at all */
-  const void *w_k;          /* 16-byte aligned in device memory */
-  const void *w_v;
-  const float *b_k;         /* [n_kv_heads * k_head_dim] or NULL; this and what follows is in host memory and copied */
-  const float *b_v;         /* [n_kv_heads * v_head_dim] or NULL */
-  const float *norm_weight; /* [hidden_dim]; NULL: ones */
-  const float *norm_bias;   /* [hidden_dim] or NULL; with TANDEM_NORM_LAYER only */
-} tandem_layer_projection;
-#define TANDEM_LAYER_PROJECTION_INIT \
-  { sizeof(tandem_layer_projection), 0, 0, 0, 0, 0, 0.0f, 0, NULL, NULL, NULL, NULL, NULL, NULL }
-TANDEM_API void tandem_layer_projection_init(tandem_layer_projection *projection);
-
 /* Geometry of one layer. logit(q, k) = cap(sm_scale * q.k), cap(x) = soft_cap * tanh(x / soft_cap) where soft_cap > 0.
  * With library RoPE the angle of pair i at position p is (p / rope_position_scale) * f_i, f_i = rope_inv_freq[i] or
  * rope_theta^(-2 i / rope_dims), and rotated vectors are multiplied by rope_attn_factor. */
@@ -259,7 +230,7 @@ typedef struct tandem_layer_options {
   double rope_position_scale;    /* 0: 1 */
   const float *rope_inv_freq;    /* [rope_dims / 2]; NULL: from rope_theta */
   double rope_attn_factor;       /* 0: 1 */
-  const tandem_layer_projection *projection; /* NULL: K and V are not to be made of hidden states */
+  const struct tandem_layer_projection *projection; /* weights.h; NULL: K and V are not to be made of hidden states */
 } tandem_layer_options;
 #define TANDEM_LAYER_OPTIONS_INIT \
   { sizeof(tandem_layer_options), 0, 0, 0, 0, 0, 0.0f, 0.0f, 0, NULL, 0, 0, 0.0, 0.0, NULL, 0.0, NULL }
@@ -549,207 +520,11 @@ TANDEM_API int32_t tandem_merge(const tandem_tensor *o_out, const tandem_tensor 
                                 const tandem_tensor *const *lse, int32_t n_states, tandem_engine *engine, void *stream,
                                 tandem_error **error);
 
-/* ---- offloaded weights ------------------------------------------------------------------------------------------- */
-
-/* A model's weights where the device has no room for all of them: blocks of bytes in the order in which a token uses them
- * (say attention's matrices of layer 0, its MLP's, attention's of layer 1, ...), of which some stay on the device and the others
- * cross the bus, over and over, while what came before them computes. The library knows nothing of what they mean. */
-typedef struct tandem_weights tandem_weights;
-
-typedef struct tandem_weights_options {
-  uint32_t struct_size;
-  int32_t reserved;
-  int64_t resident_bytes;  /* device memory for blocks that stay, chosen evenly over the order; 0: none stays */
-  int64_t buffer_bytes;    /* device memory that the others go through, at least the largest of them; 0: any two that follow
-                            * each other and the largest once more */
-  int64_t host_cap_bytes;  /* CAPACITY beyond; 0: none */
-  int64_t device_cap_bytes;
-} tandem_weights_options;
-#define TANDEM_WEIGHTS_OPTIONS_INIT \
-  { sizeof(tandem_weights_options), 0, 0, 0, 0, 0 }
-TANDEM_API void tandem_weights_options_init(tandem_weights_options *options);
-
-/* Copies block i, n_bytes[i] bytes of host memory at data[i], to the device where it stays there, else to pinned host memory
- * of the library's own, and begins to send the first ones. options may be NULL. Waits for the device. Errors: UNSUPPORTED
- * (the engine has no device), INVALID_ARGUMENT, OUT_OF_MEMORY, CAPACITY, DEVICE_LOST. */
-TANDEM_API int32_t tandem_weights_create(tandem_weights **weights, tandem_engine *engine, const void *const *data,
-                                         const int64_t *n_bytes, int32_t n_blocks, const tandem_weights_options *options,
-                                         tandem_error **error);
-/* Waits until what tandem_weights_done() was called for has been done. Accepts NULL. */
-TANDEM_API void tandem_weights_release(tandem_weights *weights);
-/* *data is where block block_idx is in device memory, 256-byte aligned, for what follows on `stream` until
- * tandem_weights_done(). The order of blocks is a ring, the first follows the last; blocks may be left out, and one that is out of
- * order is sent when it is asked for. Does not wait for the device. Threads: any, one stream's calls in the order of its work.
- * Errors: INVALID_ARGUMENT, INVALID_STATE (the stream is being captured: a replay would find other blocks; blocks in use leave
- * no room for this one), DEVICE_LOST. */
-TANDEM_API int32_t tandem_weights_use(void **data, tandem_weights *weights, int32_t block_idx, void *stream,
-                                      tandem_error **error);
-/* What was asked of `stream` until now is all that reads the block: others may be sent to its place after that. Once for each
- * tandem_weights_use(). Errors: as there; INVALID_STATE (the block is not in use). */
-TANDEM_API int32_t tandem_weights_done(tandem_weights *weights, int32_t block_idx, void *stream, tandem_error **error);
-
-/* Sums since the weights were created, and what they hold. */
-typedef struct tandem_weights_stats {
-  uint32_t struct_size;
-  int32_t reserved;
-  int64_t n_blocks;
-  int64_t n_resident;      /* of these, on the device for good */
-  int64_t resident_bytes;  /* of these, in the caller's count */
-  int64_t host_bytes;      /* copies of the others */
-  int64_t pinned_bytes;    /* of these, pinned: the rest crosses the bus more slowly */
-  int64_t device_bytes;    /* memory that blocks take there, buffer included */
-  int64_t buffer_bytes;
-  int64_t n_uses;
-  int64_t n_streamed_uses; /* of these, blocks that cross the bus */
-  int64_t n_ahead;         /* of these, under way or there when they were asked for */
-  int64_t streamed_bytes;  /* sent so far, in vain too */
-} tandem_weights_stats;
-#define TANDEM_WEIGHTS_STATS_INIT \
-  { sizeof(tandem_weights_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-TANDEM_API int32_t tandem_weights_get_stats(tandem_weights_stats *stats, const tandem_weights *weights, tandem_error **error);
-
-/* ---- planning and capabilities ---------------------------------------------------------------------------------- */
-
-/* What a cache with one session will hold. Exact, except that selection_max_bytes is the most that compacted copies of
- * selected keys can take (all keys outside the window), and what is in use is in the statistics. */
-typedef struct tandem_memory_plan {
-  uint32_t struct_size;
-  int32_t reserved;
-  int64_t host_kv_bytes;       /* pages of K and V, and of hidden states */
-  int64_t host_session_bytes;  /* MAW and selection tables of one session */
-  int64_t selection_max_bytes; /* upper bound */
-  int64_t device_window_bytes; /* windows, for calls of one query a sequence; 0 without a device backend */
-  int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls; "auto" takes more when it streams */
-  int64_t kv_token_bytes;      /* K and V of one token in all layers */
-  int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
-  int64_t device_stream_bytes; /* buffers of a session that may stream or rebuild keys, taken by the first call that does */
-  int64_t device_weights_bytes; /* projections of the route "recompute", taken once for a cache by the first such session */
-  int64_t x_token_bytes;        /* hidden states of one token in all layers */
-} tandem_memory_plan;
-#define TANDEM_MEMORY_PLAN_INIT \
-  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-
-/* Plan for n_sequences sequences of kv_lens [n_sequences] tokens, without allocating anything. cache and session options
- * may be NULL. Errors: those of the create calls; CAPACITY where a cap is exceeded (*plan is filled in all the same). */
-TANDEM_API int32_t tandem_plan_memory(tandem_memory_plan *plan, const tandem_engine *engine, const tandem_model *model,
-                                      const tandem_cache_options *cache, const tandem_session_options *session,
-                                      const int64_t *kv_lens, int64_t n_sequences, tandem_error **error);
-/* The same as JSON; buffer as in tandem_engine_report(). */
-TANDEM_API int32_t tandem_plan_report(char *buffer, size_t buffer_bytes, size_t *needed_bytes, const tandem_memory_plan *plan,
-                                      tandem_error **error);
-
-/* Who will compute over the keys of a call on device tensors, and what that takes. Tokens are sums over the sequences, bytes K
- * and V of these. Times end where an engine has ended, counted from when the call's queries are there, with CPU and bus as
- * slow as they make each other; 0 where nothing is known. */
-typedef struct tandem_route_plan {
-  uint32_t struct_size;
-  int32_t reserved;
-  int64_t resident_tokens; /* in windows, those of the call among them */
-  int64_t host_tokens;     /* attended by the CPU */
-  int64_t stream_tokens;   /* that cross the bus */
-  int64_t host_bytes;
-  int64_t stream_bytes;
-  int64_t host_ns;   /* the CPU */
-  int64_t bus_ns;    /* the bus */
-  int64_t device_ns; /* the device's attention over what comes; 0 where it hides behind the bus */
-  int64_t total_ns;  /* the last of them */
-  int64_t host_alone_ns;   /* if the CPU had all keys outside the windows */
-  int64_t stream_alone_ns; /* if the bus had */
-} tandem_route_plan;
-#define TANDEM_ROUTE_PLAN_INIT \
-  { sizeof(tandem_route_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-
-/* The plan of the next such call, by what the engine has measured; where it has not, it measures (some tens of ms). kv_lens
- * [n_sequences]: tokens, those of the call among them; q_lens [n_sequences]: how many these are; NULL: 1 each. Of the session's
- * route; of an append in parts, the last one; changes no output. Errors: INVALID_ARGUMENT (q_lens[i] not from 1 to kv_lens[i]),
- * UNSUPPORTED (no device; a policy that does not attend all keys of the layer; route "recompute"), CAPACITY, OUT_OF_MEMORY (of
- * measuring). */
-TANDEM_API int32_t tandem_plan(tandem_route_plan *plan, tandem_session *session, int32_t layer_idx, const int64_t *kv_lens,
-                               const int64_t *q_lens, int64_t n_sequences, tandem_error **error);
-/* The same as JSON; buffer as in tandem_engine_report(). */
-TANDEM_API int32_t tandem_route_report(char *buffer, size_t buffer_bytes, size_t *needed_bytes, const tandem_route_plan *plan,
-                                       tandem_error **error);
-/* TANDEM_OK when an engine can serve such a layer, cache and session (NULL: not asked about), else what the create call
- * would return, *why saying the reason. Of calls on host tensors: layers and storage types that the device's module has no kernel
- * for are served there, and refused by the first attend on device tensors. */
-TANDEM_API int32_t tandem_supports(const tandem_engine *engine, const tandem_layer_options *layer,
-                                   const tandem_cache_options *cache, const tandem_session_options *session, tandem_error **why);
-/* Names by index from 0, NULL past the end: policies; instruction sets of this build, best first. */
-TANDEM_API const char *tandem_policy_name(int32_t idx);
-TANDEM_API const char *tandem_cpu_isa_name(int32_t idx);
-/* 1 when this processor has that instruction set, else 0 (also for NULL and unknown names). */
-TANDEM_API int32_t tandem_cpu_isa_available(const char *name);
-
-/* ---- statistics and trace --------------------------------------------------------------------------------------- */
-
-typedef struct tandem_cache_stats {
-  uint32_t struct_size;
-  int32_t reserved;
-  int64_t n_sequences;
-  int64_t n_pages_used;      /* held by at least one sequence */
-  int64_t n_pages_shared;    /* held by more than one */
-  int64_t host_kv_bytes;     /* pages allocated, as in the plan */
-  int64_t host_session_bytes;
-  int64_t selection_bytes;
-  int64_t host_peak_bytes;   /* most ever in use at once: what host_cap_bytes bounds */
-  int64_t device_window_bytes; /* windows of all sessions, in device memory */
-  int64_t device_work_bytes;   /* and what their calls need there */
-  int64_t device_peak_bytes;   /* most ever in use at once: what device_cap_bytes bounds */
-  int64_t device_stream_bytes; /* buffers of sessions that stream */
-  int64_t pinned_bytes;        /* of host_kv_bytes, pinned for streams */
-  int64_t device_weights_bytes; /* projections in device memory */
-} tandem_cache_stats;
-#define TANDEM_CACHE_STATS_INIT \
-  { sizeof(tandem_cache_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-TANDEM_API int32_t tandem_cache_get_stats(tandem_cache_stats *stats, const tandem_cache *cache, tandem_error **error);
-
-/* Sums since the session was created. */
-typedef struct tandem_session_stats {
-  uint32_t struct_size;
-  int32_t reserved;
-  int64_t n_attends;              /* calls */
-  int64_t n_query_tokens;         /* queries, per layer */
-  int64_t resident_kv_bytes_read; /* K and V read by attention inside the window */
-  int64_t host_kv_bytes_read;     /* outside it: sinks, selected or all keys, the union over a query group */
-  int64_t dense_kv_bytes;         /* what policy "all" would have read in the same calls */
-  int64_t evicted_tokens;         /* per layer */
-  int64_t n_refreshes;            /* selections made: at evictions and re-evaluations */
-  int64_t selected_keys;          /* now, over layers, sequences and KV heads */
-  int64_t host_keys;              /* now: what they were selected from, sinks not counted */
-  int64_t attend_ns;
-  int64_t refresh_ns;             /* making them: at evictions in the background, re-evaluations in the append's call or, of device tensors, behind it */
-  int64_t refresh_wait_ns;        /* attend calls on host tensors waiting for the background */
-  int64_t n_device_attends;       /* of the calls, those on device tensors; their attend_ns ends when all is on its way */
-  int64_t n_host_parts;           /* parts that the CPU computed for these: one a call, or for each 512 tokens */
-  int64_t host_part_ns;           /* that: from its queries having arrived to its states being there */
-  int64_t staged_kv_bytes;        /* appended K and V that reached the host store through pinned slots and a worker */
-  int64_t filled_kv_bytes;        /* K and V copied from the host store into windows that lacked them */
-  int64_t n_stream_parts;         /* parts outside the window that the device computed: as n_host_parts */
-  int64_t stream_part_ns;         /* that: from the call, or the part before it, to the last key being on the device */
-  int64_t streamed_kv_bytes;      /* K and V that crossed the bus for these */
-  int64_t n_joint_parts;          /* of these parts, those of which the CPU computed some keys: counted in n_host_parts too */
-  int64_t host_part_tokens;       /* keys in all KV heads that the CPU attended, where a policy attends all, per layer */
-  int64_t stream_part_tokens;     /* those that crossed the bus */
-  int64_t n_planned_parts;        /* parts with 4 MiB of keys outside the window of which the engine knew what they would take */
-  int64_t predicted_part_ns;      /* that, by tandem_plan's program */
-  int64_t planned_part_ns;        /* and what they took, from the queries having arrived to the last of CPU and bus */
-  int64_t streamed_x_bytes;       /* hidden states that crossed the bus, of which K and V were made on the device */
-} tandem_session_stats;
-#define TANDEM_SESSION_STATS_INIT \
-  { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-/* Waits for refreshes in flight and for calls under way on the device. */
-TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const tandem_session *session, tandem_error **error);
-
-/* The keys that the next decode query of one KV head would attend: token indices, ascending, sinks and window included.
- * Writes at most `capacity`; *n_kept gets their number. Waits for a refresh in flight. maw (NULL: not wanted) gets, for
- * query head q_head_idx of the group, the share of each key selected outside window and sinks: they sum to 1 over these
- * keys; 0 for the others. Errors: BUSY (the sequence is part of an open planned step). */
-TANDEM_API int32_t tandem_session_selection(int64_t *token_idx, float *maw, int64_t capacity, int64_t *n_kept,
-                                            tandem_session *session, int64_t sequence, int32_t layer_idx, int32_t kv_head_idx,
-                                            int32_t q_head_idx, tandem_error **error);
-
 #ifdef __cplusplus
 }
 #endif
+
+#include "tandem/weights.h"
+#include "tandem/plan.h"
 
 #endif /* TANDEM_TANDEM_H_ */

@@ -64,7 +64,7 @@ class Caught {
   Caught(const Caught&) = delete;
   Caught& operator=(const Caught&) = delete;
   ~Caught() { tandem_error_release(error_); }
-  operator tandem_error**() { return &error_; }
+  operator tandem_error**() { return &error_; }  // NOLINT(google-explicit-constructor): it stands for the last argument
   void check(int32_t status) const {
     if (status != TANDEM_OK) throw Error(status, error_);
   }
@@ -211,6 +211,14 @@ class Session {
     detail::call(tandem_session_get_stats, &stats, get());
     return stats;
   }
+  // Who will compute the next call on device tensors: tandem_plan(). q_lens: empty for 1 each.
+  tandem_route_plan plan(int32_t layer_idx, const std::vector<int64_t>& kv_lens, const std::vector<int64_t>& q_lens = {}) {
+    if (!q_lens.empty() && q_lens.size() != kv_lens.size()) throw Error(TANDEM_ERROR_INVALID_ARGUMENT, nullptr);
+    tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+    detail::call(tandem_plan, &plan, get(), layer_idx, kv_lens.data(), q_lens.empty() ? nullptr : q_lens.data(),
+                 static_cast<int64_t>(kv_lens.size()));
+    return plan;
+  }
   // Token indices that the next decode query of a KV head would attend.
   std::vector<int64_t> selection(int64_t sequence, int32_t layer_idx, int32_t kv_head_idx) {
     std::vector<int64_t> token_idx;
@@ -255,6 +263,61 @@ class Step {
  private:
   tandem_session* session_;
   void* stream_;
+};
+
+// A model's weights where the device has no room for all of them: tandem_weights_create().
+class Weights {
+ public:
+  // Block i is n_bytes[i] bytes at data[i], which are copied.
+  Weights(const Engine& engine, const std::vector<const void*>& data, const std::vector<int64_t>& n_bytes)
+      : Weights(engine, data, n_bytes, nullptr) {}
+  Weights(const Engine& engine, const std::vector<const void*>& data, const std::vector<int64_t>& n_bytes,
+          const tandem_weights_options& options)
+      : Weights(engine, data, n_bytes, &options) {}
+  tandem_weights* get() const { return handle_.get(); }
+  tandem_weights_stats stats() const {
+    tandem_weights_stats stats = TANDEM_WEIGHTS_STATS_INIT;
+    detail::call(tandem_weights_get_stats, &stats, get());
+    return stats;
+  }
+
+ private:
+  Weights(const Engine& engine, const std::vector<const void*>& data, const std::vector<int64_t>& n_bytes,
+          const tandem_weights_options* options) {
+    if (data.size() != n_bytes.size()) throw Error(TANDEM_ERROR_INVALID_ARGUMENT, nullptr);
+    tandem_weights* handle = nullptr;
+    detail::call(tandem_weights_create, &handle, engine.get(), data.data(), n_bytes.data(), detail::length(data.size()),
+                 options);
+    handle_.reset(handle);
+  }
+  std::unique_ptr<tandem_weights, detail::Release<tandem_weights, tandem_weights_release>> handle_;
+};
+
+// A block in use, for what follows on the stream: until done(), which reports what went wrong, or the destructor, which does
+// not.
+class Block {
+ public:
+  Block(Weights& weights, int32_t block_idx, void* stream = nullptr)
+      : weights_(weights.get()), block_idx_(block_idx), stream_(stream) {
+    detail::call(tandem_weights_use, &data_, weights_, block_idx_, stream_);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block() {
+    if (weights_ != nullptr) tandem_weights_done(weights_, block_idx_, stream_, nullptr);
+  }
+  const void* data() const { return data_; }  // in device memory
+  void done() {
+    tandem_weights* weights = weights_;
+    weights_ = nullptr;
+    detail::call(tandem_weights_done, weights, block_idx_, stream_);
+  }
+
+ private:
+  tandem_weights* weights_;
+  int32_t block_idx_;
+  void* stream_;
+  void* data_ = nullptr;
 };
 
 // Merges states over disjoint keys: tandem_merge().

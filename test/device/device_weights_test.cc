@@ -4,6 +4,7 @@
 #include <random>
 
 #include "device/device_side.h"
+#include "tandem/tandem.hpp"
 
 using namespace tandem_test;
 
@@ -233,6 +234,37 @@ void refuses(void**) {
   REFUSED(tandem_weights_use(&other, weights, 2, nullptr, &error), INVALID_HANDLE, "weights", "has been released");
 }
 
+// The C++ layer: guards of blocks, and errors that throw.
+void guards_end_uses(void**) {
+  tandem_engine_options engine_options = TANDEM_ENGINE_OPTIONS_INIT;
+  engine_options.n_threads = 1;
+  engine_options.backend = stand_in::kName;
+  engine_options.backend_path = STAND_IN_MODULES "/libtandem-standin.so";
+  const std::vector<unsigned char> bytes(1000, 7);
+  tandem_weights_options options = TANDEM_WEIGHTS_OPTIONS_INIT;
+  options.buffer_bytes = 2048;
+  tandem::Weights weights(tandem::Engine(engine_options), {bytes.data(), bytes.data(), bytes.data()}, {1000, 1000, 1000},
+                          options);
+  auto first = std::make_unique<tandem::Block>(weights, 0);
+  tandem::Block second(weights, 1);
+  int32_t refused = TANDEM_OK;
+  try {
+    tandem::Block(weights, 2);
+  } catch (const tandem::Error& error) {
+    refused = error.status();
+  }
+  assert_int_equal(refused, TANDEM_ERROR_INVALID_STATE);
+  first.reset();
+  tandem::Block third(weights, 2);  // in its place
+  std::vector<unsigned char> got(bytes.size());
+  tandem::DeviceError error;
+  device->must(device->table->copy(device->self, got.data(), third.data(), 1000, nullptr, &error), error);
+  device->wait();
+  assert_true(got == bytes);
+  second.done();
+  assert_int_equal(weights.stats().n_uses, 3);
+}
+
 // Whichever call of the device fails, nothing is left behind.
 void leaves_nothing(void**) {
   const Side side(true);
@@ -267,6 +299,7 @@ int main() {
       cmocka_unit_test_teardown(blocks_are_what_was_given, forget),
       cmocka_unit_test_teardown(is_ahead, forget),
       cmocka_unit_test_teardown(refuses, forget),
+      cmocka_unit_test_teardown(guards_end_uses, forget),
       cmocka_unit_test_teardown(leaves_nothing, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);

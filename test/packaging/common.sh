@@ -22,9 +22,25 @@ step() {
   fi
 }
 
-# The functions that tandem.h declares, sorted.
-declared_functions() {
-  sed -n 's/^TANDEM_API [^(]*[ *]\(tandem_[a-z0-9_]*\)(.*/\1/p' "$1" | LC_ALL=C sort
+# tandem.h and the parts of it that it includes at its end.
+public_header() { # include folder
+  local part
+  cat "$1/tandem/tandem.h"
+  for part in $(sed -n 's/^#include "\(.*\)"$/\1/p' "$1/tandem/tandem.h"); do cat "$1/$part"; done
+}
+
+# The functions that they declare, sorted.
+declared_functions() { # include folder
+  public_header "$1" | sed -n 's/^TANDEM_API [^(]*[ *]\(tandem_[a-z0-9_]*\)(.*/\1/p' | LC_ALL=C sort
+}
+
+# What a user of the bindings has beside the installed library: their folders, tests and models, without headers and core.
+copy_bindings() { # source, to
+  local folder
+  for folder in bindings test/bindings examples/models examples/data; do
+    mkdir -p "$(dirname "$2/$folder")" && cp -R "$1/$folder" "$2/$folder" || return 1
+  done
+  cp "$1/README.md" "$2"
 }
 
 finish() {

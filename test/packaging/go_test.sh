@@ -1,11 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # The Go module as its users get it: Tandem installed to a folder outside of the checkout (without a space in its name, which Go
-# 1.19 does not take from pkg-config); its tests under the strictest check of the addresses that C is given, under the race detector
-# too, what a call costs, and the README's program in a module of its own. Nothing is downloaded.
-# go_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR; exits 77 where there is no Go, or one older than 1.19.
+# 1.19 does not take from pkg-config), the module copied beside it; its tests under the strictest check of the addresses that C is given, under the race detector
+# too, what a call costs, and the README's program in a module of its own. Nothing is downloaded. MODULE is a device module in host
+# memory.
+# go_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR MODULE; exits 77 where there is no Go, or one older than 1.19.
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 work=$5
+export TANDEM_TEST_MODULE=$6
 version=$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null)
 if [[ ! $version =~ ^go1\.([0-9]+) ]] || [ "${BASH_REMATCH[1]}" -lt 19 ]; then
   echo "skipped: there is no Go 1.19 or later (go is ${version:-missing})"
@@ -17,11 +19,13 @@ mkdir -p "$work"
 unset GOFLAGS GODEBUG GOEXPERIMENT GOROOT PKG_CONFIG CGO_CFLAGS CGO_LDFLAGS
 export GOCACHE=$work/cache GOPATH=$work/path GOPROXY=off GOTOOLCHAIN=local GOENV=off GOWORK=off GO111MODULE=on CGO_ENABLED=1 CC=$cc
 step 'cmake --install' "$cmake" --install "$build" --prefix "$prefix/installed" || finish
+step 'copy' copy_bindings "$source" "$prefix/user" || finish
 libdir=$(dirname "$(find "$prefix" -name libtandem.so)")
 export PKG_CONFIG_PATH=$libdir/pkgconfig LD_LIBRARY_PATH=$libdir
 # What Go has compiled is kept by sources and settings, among which the header is not.
-export CGO_CPPFLAGS=-DTANDEM_TEST_HEADER=$(cksum <"$source/include/tandem/tandem.h" | cut -d ' ' -f 1)
-cd "$source/bindings/go" || exit 1
+export CGO_CPPFLAGS=-DTANDEM_TEST_HEADER=$(public_header "$source/include" | cksum | cut -d ' ' -f 1)
+module=$prefix/user/bindings/go
+cd "$module" || exit 1
 
 without_the_library() { # the build stops and says what is missing
   local output
@@ -31,8 +35,8 @@ without_the_library() { # the build stops and says what is missing
 }
 formatted() { [ -z "$(gofmt -l . | tee /dev/stderr)" ]; }
 smallest() { # in a module of its own
-  mkdir "$prefix/program" && cd "$prefix/program" && cp "$source/bindings/go/examples/smallest/main.go" . &&
-    go mod init program && go mod edit -require=tandem@v0.1.0 "-replace=tandem=$source/bindings/go" || return 1
+  mkdir "$prefix/program" && cd "$prefix/program" && cp "$module/examples/smallest/main.go" . &&
+    go mod init program && go mod edit -require=tandem@v0.1.0 "-replace=tandem=$module" || return 1
   local output
   output=$(go run .)
   printf "%s\n" "$output"
@@ -48,6 +52,6 @@ step 'go test, addresses checked' checked ./...
 step 'go test -race' go test -race -count=1 .
 step 'what a call costs' go test -run '^$' -bench . -benchtime 1x .
 step "the README's program" smallest
-written=$(find . -newer "$prefix/installed")
-[ -z "$written" ] || fail "the tests have written into the checkout: $written"
+written=$(find . -newer "$prefix/user/README.md")
+[ -z "$written" ] || fail "the tests have written into the module: $written"
 finish

@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The public headers compile in every dialect without a warning, each on its own, and tandem.h needs two headers only.
+# The public headers compile in every dialect without a warning, each on its own; tandem.h needs two headers of the system
+# only and brings all of its parts.
 # header_test.sh SOURCE_DIR CC CXX
 source "$(dirname "$0")/common.sh"
 include=$1/include cc=$2 cxx=$3
@@ -9,23 +10,27 @@ strict=(-pedantic -Wall -Wextra -Wshadow -Wconversion -Werror -fsyntax-only "-I$
 compile() { # header standard compiler language
   printf '#include "tandem/%s"\n' "$1" | "$3" "-std=$2" "${strict[@]}" -x "$4" -
 }
-for header in tandem.h dlpack.h; do
+for header in tandem.h weights.h plan.h dlpack.h; do
   for standard in c99 c11 c17 c2x; do
     step "$header as $standard" compile $header $standard "$cc" c
   done
 done
-for header in tandem.h dlpack.h tandem.hpp; do
+for header in tandem.h weights.h plan.h dlpack.h tandem.hpp; do
   for standard in c++11 c++14 c++17 c++20 c++2b; do
     step "$header as $standard" compile $header $standard "$cxx" c++
   done
 done
 
 includes=$(sed -n 's/^ *# *include *//p' "$include/tandem/tandem.h" | tr '\n' ' ')
-[ "$includes" = '<stddef.h> <stdint.h> ' ] || fail "tandem.h includes $includes"
+[ "$includes" = '<stddef.h> <stdint.h> "tandem/weights.h" "tandem/plan.h" ' ] || fail "tandem.h includes $includes"
+for part in weights.h plan.h; do
+  includes=$(sed -n 's/^ *# *include *//p' "$include/tandem/$part" | tr '\n' ' ')
+  [ "$includes" = '"tandem/tandem.h" ' ] || fail "$part includes $includes"
+done
 
 # Bindings copy the header's declarations: none may be missed because it is laid out differently.
-n_api=$(grep -c '^TANDEM_API ' "$include/tandem/tandem.h")
-n_found=$(declared_functions "$include/tandem/tandem.h" | wc -l)
+n_api=$(public_header "$include" | grep -c '^TANDEM_API ')
+n_found=$(declared_functions "$include" | wc -l)
 [ "$n_api" -eq "$n_found" ] || fail "$n_api functions are declared, $n_found are laid out 'TANDEM_API type name(' on one line"
 
 readme_program=$(sed -n '/^```c$/,/^```$/p' "$1/README.md" | sed '1d;$d')

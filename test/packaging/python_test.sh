@@ -1,10 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The Python binding as its users get it: Tandem installed to a folder outside of the checkout, the package by pip into a
-# virtual environment, with and without build isolation and without a registry; then its tests (test/bindings/python).
-# python_test.sh SOURCE_DIR BUILD_DIR CMAKE CC PYTHON; exits 77 (skipped) where Python, venv, NumPy or pytest are not to be had.
+# The Python binding as its users get it: Tandem installed to a folder outside of the checkout, the package copied beside it and
+# installed by pip into a virtual environment, with and without build isolation and without a registry; then its tests
+# (test/bindings/python). MODULE is a device module in host memory.
+# python_test.sh SOURCE_DIR BUILD_DIR CMAKE CC PYTHON MODULE; exits 77 (skipped) where Python, venv, NumPy or pytest are not to be had.
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 python=$5
+export TANDEM_TEST_MODULE=$6
 skip() {
   printf 'skipped: %s\n' "$*"
   exit 77
@@ -23,20 +25,26 @@ if ! "$python" -c 'import numpy, pytest' 2>/dev/null; then
 fi
 
 step 'cmake --install' "$cmake" --install "$build" --prefix "$work/prefix" || finish
+step 'copy' copy_bindings "$source" "$work/user" || finish
+package=$work/user/bindings/python
 library=$(find "$work/prefix" -name libtandem.so.0)
-step 'pip wheel, isolated' "$python" -m pip wheel --no-index --no-deps -w "$work" "$source/bindings/python"
+step 'pip wheel, isolated' "$python" -m pip wheel --no-index --no-deps -w "$work" "$package"
 step 'pip install of the wheel' "$python" -m pip install --no-index --no-deps "$work"/tandem-*.whl
 step 'pip uninstall' "$python" -m pip uninstall --yes tandem
 step 'pip install --no-build-isolation' "$python" -m pip install --no-index --no-deps --no-build-isolation \
-  "$source/bindings/python" || finish
-written=$(find "$source/bindings/python" -newer "$work/venv/pyvenv.cfg")
-[ -z "$written" ] || fail "the install has written into the checkout: $written"
+  "$package" || finish
+written=$(find "$package" -newer "$work/user/README.md")
+[ -z "$written" ] || fail "the install has written into the package's folder: $written"
 
-export TANDEM_LIB_DIR=${library%/*}
-cd "$source/test/bindings/python" || exit 1
-"$python" -m pytest -q -p no:cacheprovider -rs . || fail 'pytest'
-step 'overhead_bench.py' "$python" overhead_bench.py "$work/prefix" 2 16
+export TANDEM_LIB_DIR=${library%/*} TANDEM_INCLUDE_DIR=$work/prefix/include
+cd "$package" || exit 1
+the_installed_one() { "$python" -P -c 'import sys, tandem; sys.exit(not tandem.__file__.startswith(sys.prefix))'; }
+step 'the installed package' the_installed_one
+"$python" -P -m pytest -q -p no:cacheprovider -rs || fail 'pytest'
+step 'what a call costs' "$python" ../../test/bindings/python/overhead_bench.py
+"$python" -m mypy --version >/dev/null 2>&1 ||
+  timeout 40 "$python" -m pip install --quiet --retries 0 --timeout 10 mypy >/dev/null 2>&1
 if "$python" -m mypy --version >/dev/null 2>&1; then
-  cd "$source/bindings/python" && step 'mypy --strict' "$python" -m mypy --cache-dir /dev/null tandem wheel_backend.py
+  step 'mypy --strict' "$python" -m mypy --cache-dir /dev/null tandem wheel_backend.py
 fi
 finish

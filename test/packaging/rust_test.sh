@@ -1,21 +1,24 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# Installs into a folder outside of the checkout whose name has a space, and runs the tests of the Rust crates against what is
-# there, through pkg-config and through TANDEM_LIB_DIR; documentation, lints and format too, where cargo has them.
-# rust_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR; exits 77 where there is no cargo.
+# The Rust crates as their users get them: Tandem installed to a folder outside of the checkout whose name has a space, the crates
+# copied beside it; their tests through pkg-config and through TANDEM_LIB_DIR, what a call costs; documentation, lints and format
+# too, where cargo has them. MODULE is a device module in host memory.
+# rust_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR MODULE; exits 77 where there is no cargo.
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 work=$5
+export TANDEM_TEST_MODULE=$6
 if ! cargo --version > /dev/null 2>&1; then
   echo 'skipped: there is no cargo'
   exit 77
 fi
 unset PKG_CONFIG_PATH PKG_CONFIG TANDEM_LIB_DIR TANDEM_INCLUDE_DIR
-mkdir -p "$work/empty"
+rm -rf "$work" && mkdir -p "$work/empty"
 prefix=$(mktemp -d "${TMPDIR:-/tmp}/tandem rust.XXXXXX") || exit 1
 trap 'rm -rf "$prefix"' EXIT
 step 'cmake --install' "$cmake" --install "$build" --prefix "$prefix" || finish
+step 'copy' copy_bindings "$source" "$prefix/user" || finish
 libdir=$(dirname "$(find "$prefix" -name libtandem.so)")
-cd "$source/bindings/rust" || exit 1
+cd "$prefix/user/bindings/rust" || exit 1
 export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0
 export CARGO_TARGET_DIR="$work/target" LD_LIBRARY_PATH="$libdir" CC="$cc"
 
@@ -35,4 +38,5 @@ step 'pkg-config' cargo test --offline --locked
 step 'documentation' env RUSTDOCFLAGS='-D warnings' cargo doc --offline --locked --no-deps
 ! cargo clippy --version > /dev/null 2>&1 || step 'clippy' cargo clippy --offline --locked --all-targets -- -D warnings
 ! cargo fmt --version > /dev/null 2>&1 || step 'format' cargo fmt --check
+step 'what a call costs' cargo bench --offline --locked
 finish

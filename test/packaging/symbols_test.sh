@@ -4,14 +4,14 @@
 # library needed that the package does not name.
 # symbols_test.sh SOURCE_DIR LIBRARY SOVERSION VERSION_NODE
 source "$(dirname "$0")/common.sh"
-header=$1/include/tandem/tandem.h map=$1/lib/tandem.map library=$2 soversion=$3 node=$4
+include=$1/include map=$1/lib/tandem.map library=$2 soversion=$3 node=$4
 
-declared=$(declared_functions "$header" | sed "s/\$/@@$node/")
+declared=$(declared_functions "$include" | sed "s/\$/@@$node/")
 exported=$(nm -D --defined-only --with-symbol-versions "$library" | awk '$2 != "A" { print $3 }' | LC_ALL=C sort)
 difference=$(diff <(echo "$declared") <(echo "$exported")) || fail "tandem.h (<) and $library (>) differ:"$'\n'"$difference"
 
 listed=$(sed -n 's/^ *\(tandem_[a-z0-9_]*\);$/\1/p' "$map" | LC_ALL=C sort)
-difference=$(diff <(declared_functions "$header") <(echo "$listed")) || fail "tandem.h (<) and $map (>) differ:"$'\n'"$difference"
+difference=$(diff <(declared_functions "$include") <(echo "$listed")) || fail "tandem.h (<) and $map (>) differ:"$'\n'"$difference"
 
 dynamic=$(LC_ALL=C readelf -d "$library")
 soname=$(sed -n 's/.*(SONAME).*\[\(.*\)\]$/\1/p' <<<"$dynamic")

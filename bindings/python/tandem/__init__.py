@@ -14,16 +14,18 @@ from ._errors import (BackendError, BusyError, CancelledError, CapacityError, Co
                       SystemError, TandemError, TimeoutError, UnsupportedError)
 from ._model import Layer, Model
 from ._options import CacheOptions, SessionOptions
-from ._session import CancelFlag, Session, SessionStats, Step
+from ._projection import Projection
+from ._session import CancelFlag, RoutePlan, Session, SessionStats, Step
 from ._state import MemoryPlan, Support, merge, plan_memory, supports
 from ._tensor import Tensor
+from ._weights import Block, Weights, WeightsStats
 
 # Without TimeoutError and SystemError: `from tandem import *` leaves Python's own alone.
 __all__ = [
-    "BackendError", "BusyError", "Cache", "CacheOptions", "CacheStats", "CancelFlag", "CancelledError", "CapacityError",
-    "CorruptError", "DeviceLostError", "Engine", "InternalError", "InvalidArgumentError", "InvalidHandleError",
-    "InvalidStateError", "IoError", "LOG_ERROR", "LOG_INFO", "LOG_WARNING", "Layer", "MemoryPlan", "Model", "NotFoundError",
-    "OutOfMemoryError", "Sequence", "Session", "SessionOptions", "SessionStats", "Step", "Support", "TandemError", "Tensor",
-    "UnsupportedError", "cpu_isas", "dtype_row_bytes", "library_path", "merge", "plan_memory", "policies", "supports",
-    "version",
+    "BackendError", "Block", "BusyError", "Cache", "CacheOptions", "CacheStats", "CancelFlag", "CancelledError",
+    "CapacityError", "CorruptError", "DeviceLostError", "Engine", "InternalError", "InvalidArgumentError",
+    "InvalidHandleError", "InvalidStateError", "IoError", "LOG_ERROR", "LOG_INFO", "LOG_WARNING", "Layer", "MemoryPlan",
+    "Model", "NotFoundError", "OutOfMemoryError", "Projection", "RoutePlan", "Sequence", "Session", "SessionOptions",
+    "SessionStats", "Step", "Support", "TandemError", "Tensor", "UnsupportedError", "Weights", "WeightsStats",
+    "cpu_isas", "dtype_row_bytes", "library_path", "merge", "plan_memory", "policies", "supports", "version",
 ]

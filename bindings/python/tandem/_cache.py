@@ -21,7 +21,22 @@ Stats = TypeVar("Stats")
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What a cache holds; sizes in bytes. Peaks are the most ever in use at once."""
+    """What a cache holds; sizes in bytes.
+
+    Attributes
+    ----------
+    n_sequences : int
+    n_pages_used, n_pages_shared : int
+        Held by at least one sequence, and by more than one.
+    host_kv_bytes, host_session_bytes, selection_bytes : int
+        Pages; MAW and selection tables; compacted copies of selected keys.
+    host_peak_bytes, device_peak_bytes : int
+        Most ever in use at once: what the caps bound.
+    device_window_bytes, device_work_bytes, device_stream_bytes, device_weights_bytes : int
+        In device memory: windows, what calls need, buffers of sessions that stream, projections.
+    pinned_bytes : int
+        Pages pinned for streams.
+    """
 
     n_sequences: int
     n_pages_used: int
@@ -70,7 +85,7 @@ class Cache(Owner):
         self.layers: tuple[Layer, ...] = model.layers
         struct = cache_struct(options, len(self.layers))
         pointer = create(lib.tandem_cache_create, engine._handle.pointer, model._handle.pointer, ctypes.byref(struct))
-        self._own(Handle(pointer, lib.tandem_cache_release, engine._handle))
+        self._own(Handle(pointer, lib.tandem_cache_release, engine._handle, self.layers))  # projections in device memory
 
     def create_sequence(self) -> "Sequence":
         """A new, empty sequence."""
@@ -83,7 +98,17 @@ class Cache(Owner):
         return read_stats(CacheStats, _abi.CacheStatsStruct(), lib.tandem_cache_get_stats, self._handle.pointer)
 
     def layer(self, layer_idx: int) -> Layer:
-        """Geometry of a layer; raises :class:`tandem.InvalidArgumentError` where there is none."""
+        """Geometry of a layer.
+
+        Parameters
+        ----------
+        layer_idx : int
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is none.
+        """
         if not 0 <= integer("layer_idx", layer_idx, 32) < len(self.layers):
             raise invalid("layer_idx", f"= {layer_idx}, the model has {len(self.layers)} layers")
         return self.layers[layer_idx]
@@ -138,23 +163,47 @@ class Sequence(Owner):
         self._handle.pointer = None
 
     def reserve(self, n_tokens: int) -> None:
-        """Take memory for `n_tokens` more tokens in every layer. Raises CapacityError, OutOfMemoryError."""
+        """Take memory for more tokens in every layer.
+
+        Parameters
+        ----------
+        n_tokens : int
+            As many more.
+
+        Raises
+        ------
+        CapacityError, OutOfMemoryError
+        """
         self._call(lib.tandem_sequence_reserve, integer("n_tokens", n_tokens))
 
     def truncate(self, n_tokens: int) -> None:
-        """Keep the first `n_tokens` tokens of every layer."""
+        """Keep the first tokens of every layer.
+
+        Parameters
+        ----------
+        n_tokens : int
+            As many as these.
+        """
         self._call(lib.tandem_sequence_truncate, integer("n_tokens", n_tokens))
 
     def remove(self, first: int, n_tokens: int, *, shift_positions: bool = False) -> None:
         """Remove tokens [first, first + n_tokens).
 
-        `shift_positions` moves the positions of later tokens down by `n_tokens`: UnsupportedError where keys were rotated by
-        the caller, since they carry their position.
+        Parameters
+        ----------
+        first, n_tokens : int
+        shift_positions : bool
+            Move the positions of later tokens down by `n_tokens`.
+
+        Raises
+        ------
+        UnsupportedError
+            A shift of keys that were rotated by the caller: they carry their position.
         """
         self._call(lib.tandem_sequence_remove, integer("first", first), integer("n_tokens", n_tokens),
                    int(bool(shift_positions)))
 
-    def append(self, k: Any, v: Any = None, *, layer_idx: int = 0, stream: int | None = None) -> None:
+    def append(self, k: Any, v: Any = None, *, x: Any = None, layer_idx: int = 0, stream: int | None = None) -> None:
         """Append to one layer without attending; rounded once to the storage type.
 
         Parameters
@@ -163,6 +212,8 @@ class Sequence(Owner):
             [n_tokens, n_kv_heads, k_head_dim], of any element type.
         v : array_like, optional
             [n_tokens, n_kv_heads, v_head_dim]; None where V aliases K.
+        x : array_like, optional
+            [n_tokens, hidden_dim] f32, f16 or bf16, where the layer keeps hidden states, and there alone.
         layer_idx : int
         stream : int, optional
             CUDA stream of arrays in device memory, which the library refuses as yet.
@@ -171,10 +222,41 @@ class Sequence(Owner):
         ------
         CapacityError, OutOfMemoryError, BusyError
         """
-        keys, values = (None if array is None else TensorArgument(as_tensor(name, array, stream))
-                        for name, array in (("k", k), ("v", v)))
-        self._call(lib.tandem_sequence_append, integer("layer_idx", layer_idx, 32), keys and keys.address,
-                   values and values.address, stream_pointer(stream))
+        keys, values, hidden = (None if array is None else TensorArgument(as_tensor(name, array, stream))
+                                for name, array in (("k", k), ("v", v), ("x", x)))
+        where = integer("layer_idx", layer_idx, 32), keys and keys.address, values and values.address
+        if hidden is None:
+            self._call(lib.tandem_sequence_append, *where, stream_pointer(stream))
+        else:
+            self._call(lib.tandem_sequence_append_x, *where, hidden.address, stream_pointer(stream))
+
+    def read_x(self, first: int = 0, n_tokens: int | None = None, *, layer_idx: int = 0, x: Any = None) -> Any:
+        """Read hidden states of tokens [first, first + n_tokens) of one layer back.
+
+        Parameters
+        ----------
+        first : int
+        n_tokens : int, optional
+            None: to the end. Not used where `x` is given, whose first dimension says it.
+        layer_idx : int
+        x : array_like, optional
+            Written: [n_tokens, hidden_dim]. None: a NumPy array of f32 is made.
+
+        Returns
+        -------
+        x : what was given or made
+        """
+        projection = self.cache.layer(layer_idx).projection
+        if x is None:
+            if projection is None:
+                raise invalid("layer_idx", f"= {layer_idx}: the layer has no projection")
+            n = self.length(layer_idx) - integer("first", first) if n_tokens is None else integer("n_tokens", n_tokens)
+            if not 0 <= n <= self.length(layer_idx):
+                raise invalid("first" if n_tokens is None else "n_tokens", f"leaves {n} tokens to read")
+            x = np.empty((n, projection.hidden_dim), np.float32)
+        hidden = TensorArgument(as_tensor("x", x, output=True))
+        call(lib.tandem_sequence_read_x, hidden.address, self.cache._handle.pointer, self.id, layer_idx, integer("first", first))
+        return x
 
     def read(self, first: int = 0, n_tokens: int | None = None, *, layer_idx: int = 0, k: Any = None,
              v: Any = None) -> tuple[Any, Any]:
@@ -210,7 +292,12 @@ class Sequence(Owner):
         return k, v
 
     def length(self, layer_idx: int = 0) -> int:
-        """Committed tokens of one layer."""
+        """Committed tokens of one layer.
+
+        Parameters
+        ----------
+        layer_idx : int
+        """
         n_tokens = ctypes.c_int64()
         call(lib.tandem_sequence_length, ctypes.byref(n_tokens), self.cache._handle.pointer, self.id,
              integer("layer_idx", layer_idx, 32))

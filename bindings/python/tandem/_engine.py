@@ -102,7 +102,17 @@ class Engine(Owner):
         self._own(Handle(pointer, lib.tandem_engine_release, function))
 
     def drain(self, timeout_ns: int = -1) -> None:
-        """Wait until background work has finished, for ever where `timeout_ns` < 0. Raises :class:`tandem.TimeoutError`."""
+        """Wait until background work has finished.
+
+        Parameters
+        ----------
+        timeout_ns : int
+            Below 0: for ever.
+
+        Raises
+        ------
+        TimeoutError
+        """
         call(lib.tandem_engine_drain, self._handle.pointer, integer("timeout_ns", timeout_ns))
 
     def report(self) -> dict[str, Any]:
@@ -131,7 +141,15 @@ def cpu_isas() -> dict[str, bool]:
 
 
 def dtype_row_bytes(dtype: str, head_dim: int) -> int:
-    """Bytes that a cache keeps of `head_dim` elements of K or V, scales included; 0 for what is no length."""
+    """Bytes that a cache keeps of a row of K or V, scales included.
+
+    Parameters
+    ----------
+    dtype : str
+        Storage type.
+    head_dim : int
+        Elements; 0 bytes for what is no length.
+    """
     return int(lib.tandem_dtype_row_bytes(named("dtype", dtype, _abi.DTYPES), integer("head_dim", head_dim, 32)))
 
 

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _abi
-from ._errors import invalid
 from ._handle import Handle, Owner, create
 from ._library import lib
 from ._options import fill, integer, named
+from ._projection import Projection, floats, projection_struct
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +40,14 @@ class Layer:
         ``"caller"``: keys and queries arrive as they are to be used; ``"halves"``, ``"interleaved"``: rotated by the library.
     rope_dims : int
         Rotated leading dims, even; 0: `k_head_dim`.
-    rope_theta, rope_position_scale, rope_attn_factor : float
-        0: 10,000, 1 and 1.
+    rope_theta, rope_position_scale : float
+        0: 10,000 and 1.
     rope_inv_freq : array_like, optional
         [rope_dims / 2] frequencies, in place of those from `rope_theta`.
+    rope_attn_factor : float
+        0: 1.
+    projection : Projection, optional
+        How K and V come from hidden states; None: they are not to be made of them.
     """
 
     n_q_heads: int
@@ -62,18 +65,12 @@ class Layer:
     rope_position_scale: float = 0.0
     rope_inv_freq: ArrayLike | None = None
     rope_attn_factor: float = 0.0
+    projection: Projection | None = None
 
     @property
     def v_dim(self) -> int:
         """`v_head_dim` with its default applied."""
         return self.v_head_dim or self.k_head_dim
-
-
-def _floats(name: str, values: Any, length: int) -> Any:
-    array = np.ascontiguousarray(values, dtype=np.float32)
-    if array.shape != (length,):
-        raise invalid(name, f"has shape {list(array.shape)}, must be [{length}]")
-    return (ctypes.c_float * length)(*array.tolist())
 
 
 def layer_struct(layer: Layer) -> Any:
@@ -82,11 +79,14 @@ def layer_struct(layer: Layer) -> Any:
     lib.tandem_layer_options_init(ctypes.byref(struct))
     n_sinks = max(integer("n_q_heads", layer.n_q_heads, 32), 0)
     n_frequencies = max(integer("rope_dims", layer.rope_dims or layer.k_head_dim, 32), 0) // 2
+    n_k, n_v = (max(integer(name, layer.n_kv_heads * dim), 0) for name, dim in (("k_head_dim", layer.k_head_dim),
+                                                                               ("v_head_dim", layer.v_dim)))
     fill(struct, {name: getattr(layer, name) for name in layer.__dataclass_fields__}, {
         "v_aliases_k": lambda _, value: int(bool(value)),
         "rope": lambda name, value: named(name, value, _abi.ROPES),
-        "sinks": lambda name, value: _floats(name, value, n_sinks),
-        "rope_inv_freq": lambda name, value: _floats(name, value, n_frequencies)}, "a layer")
+        "sinks": lambda name, value: floats(name, value, n_sinks),
+        "rope_inv_freq": lambda name, value: floats(name, value, n_frequencies),
+        "projection": lambda _, value: ctypes.pointer(projection_struct(value, n_k, n_v))}, "a layer")
     return struct
 
 

@@ -13,8 +13,8 @@ from ._library import lib
 class CacheOptions(TypedDict, total=False):
     """How a cache stores keys and values. Every key may be left out.
 
-    Keys
-    ----
+    Parameters
+    ----------
     k_type, v_type : str
         Storage type: ``"f32"``, ``"f16"``, ``"bf16"``, ``"e4m3"``, ``"q8_0"``, ``"q4_0"``, ``"q4_64"``. Left out: ``"bf16"``
         for keys, the keys' type for values.
@@ -28,6 +28,8 @@ class CacheOptions(TypedDict, total=False):
         ``"none"`` or ``"hadamard"``: rotate keys before they are rounded.
     layer_k_rotations : sequence of str
         One per layer, in place of ``k_rotation``.
+    x_type : str
+        ``"f16"`` or ``"bf16"``: hidden states of layers with a projection are kept too, and every append brings them.
     """
 
     k_type: str
@@ -39,13 +41,14 @@ class CacheOptions(TypedDict, total=False):
     layer_v_types: Sequence[str]
     k_rotation: str
     layer_k_rotations: Sequence[str]
+    x_type: str
 
 
 class SessionOptions(TypedDict, total=False):
     """Which keys a session attends. Every key may be left out.
 
-    Keys
-    ----
+    Parameters
+    ----------
     policy : str
         ``"all"`` (exact; the default), ``"streaming"`` or ``"hgca"``.
     window_tokens : int
@@ -63,8 +66,8 @@ class SessionOptions(TypedDict, total=False):
     halo_tokens : int
         Keys kept after a strongly attended one; -1: 128; 0: none.
     route : str
-        ``"auto"`` (the default), ``"host"``, ``"stream"`` or ``"host+stream"``: who computes over keys outside the window for
-        device tensors.
+        ``"auto"`` (the default), ``"host"``, ``"stream"``, ``"host+stream"`` or ``"recompute"``: who computes over keys outside
+        the window for device tensors.
     stream_buffer_bytes : int
         Each of the two buffers that keys go through; 0: 16 MiB.
     stream_fraction : float
@@ -73,6 +76,8 @@ class SessionOptions(TypedDict, total=False):
         Most tokens of an append that meet a streamed key together; 0: 16,384, and plans have room for single queries alone.
     stream_heads : int
         KV heads of what is streamed at a time, at most; 0: as many as take the least time.
+    recompute_share : float
+        With route ``"recompute"``: the share, in (0, 1], of these keys that is made of hidden states; 0: 1.
     """
 
     policy: str
@@ -88,6 +93,7 @@ class SessionOptions(TypedDict, total=False):
     stream_fraction: float
     append_tokens: int
     stream_heads: int
+    recompute_share: float
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:
@@ -162,7 +168,8 @@ def cache_struct(options: Mapping[str, Any], n_layers: int) -> Any:
     types, rotations = _names_in(_abi.DTYPES, n_layers), _names_in(_abi.ROTATIONS, n_layers)
     fill(struct, options, {
         "k_type": _name_in(_abi.DTYPES), "v_type": _name_in(_abi.DTYPES), "k_rotation": _name_in(_abi.ROTATIONS),
-        "layer_k_types": types, "layer_v_types": types, "layer_k_rotations": rotations}, "a cache")
+        "layer_k_types": types, "layer_v_types": types, "layer_k_rotations": rotations,
+        "x_type": _name_in(_abi.DTYPES)}, "a cache")
     return struct
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from ctypes import addressof, byref
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from . import _abi
 from ._cache import Cache, Sequence, ids_of, read_stats, stream_pointer
+from ._engine import json_report
 from ._errors import CancelledError, InvalidStateError, call, invalid, taken_error
 from ._handle import Handle, Owner, create
 from ._library import lib
@@ -24,13 +25,38 @@ from ._tensor import TENSOR_BYTES, Tensor, pack
 Output = TypeVar("Output")
 _attend = lib.tandem_attend
 _ARGS_BYTES = ctypes.sizeof(_abi.AttendArgsStruct)
-_ARGS = struct.Struct("=IIii12Q")
+_ARGS = struct.Struct("=IIii13Q")
 _Progress = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
 @dataclass(frozen=True)
 class SessionStats:
-    """Sums since the session was made; sizes in bytes (``_bytes``), times in nanoseconds (``_ns``). See ``tandem.h``."""
+    """Sums since the session was made; sizes in bytes (``_bytes``), times in nanoseconds (``_ns``).
+
+    Attributes
+    ----------
+    n_attends, n_query_tokens : int
+        Calls, and their queries per layer.
+    resident_kv_bytes_read, host_kv_bytes_read, dense_kv_bytes : int
+        K and V read inside the window, outside it, and what policy "all" would have read.
+    evicted_tokens, n_refreshes : int
+        Tokens that left the window, per layer, and selections made.
+    selected_keys, host_keys : int
+        Now: keys selected, and what they were selected from.
+    attend_ns, refresh_ns, refresh_wait_ns : int
+        In calls, in making selections, in calls that wait for these.
+    n_device_attends : int
+        Calls on device tensors.
+    n_host_parts, host_part_ns, host_part_tokens : int
+        Parts of these that the CPU computed, their time, and the keys that it attended.
+    n_stream_parts, stream_part_ns, stream_part_tokens, n_joint_parts : int
+        Parts that the device computed over keys outside the window, their time, the keys that crossed the bus, and of these parts
+        those of which the CPU computed some keys.
+    staged_kv_bytes, filled_kv_bytes, streamed_kv_bytes, streamed_x_bytes : int
+        K and V that went to the host store, to windows that lacked them, across the bus; hidden states that crossed it.
+    n_planned_parts, predicted_part_ns, planned_part_ns : int
+        Parts of which the engine knew what they would take, that, and what they took.
+    """
 
     n_attends: int
     n_query_tokens: int
@@ -59,6 +85,40 @@ class SessionStats:
     predicted_part_ns: int
     planned_part_ns: int
     streamed_x_bytes: int
+
+
+@dataclass(frozen=True)
+class RoutePlan:
+    """Who will compute over the keys of a call on device tensors, and what that takes.
+
+    Attributes
+    ----------
+    resident_tokens, host_tokens, stream_tokens : int
+        In windows; attended by the CPU; that cross the bus.
+    host_bytes, stream_bytes : int
+        K and V of the latter two.
+    host_ns, bus_ns, device_ns, total_ns : int
+        When CPU and bus end, the device's attention over what comes, the last of them; 0 where nothing is known.
+    host_alone_ns, stream_alone_ns : int
+        If the CPU, or the bus, had all keys outside the windows.
+    """
+
+    resident_tokens: int
+    host_tokens: int
+    stream_tokens: int
+    host_bytes: int
+    stream_bytes: int
+    host_ns: int
+    bus_ns: int
+    device_ns: int
+    total_ns: int
+    host_alone_ns: int
+    stream_alone_ns: int
+
+    def report(self) -> dict[str, Any]:
+        """The same as the library says it in JSON."""
+        struct = _abi.RoutePlanStruct(struct_size=ctypes.sizeof(_abi.RoutePlanStruct), **asdict(self))
+        return json_report(lib.tandem_route_report, byref(struct))
 
 
 def _lens(n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:
@@ -139,28 +199,28 @@ class Session(Owner):
         options_struct = session_struct(options)
         pointer = create(lib.tandem_session_create, cache._handle.pointer, ctypes.byref(options_struct))
         self._own(Handle(pointer, lib.tandem_session_release, cache._handle))
-        # The arguments of attend, written anew in each call: five tensors and the struct that points to them. The lock is
+        # The arguments of attend, written anew in each call: six tensors and the struct that points to them. The lock is
         # what keeps one thread's tensors out of another's call.
         self._lock = threading.Lock()
-        self._memory = ctypes.create_string_buffer(5 * TENSOR_BYTES + _ARGS_BYTES)
+        self._memory = ctypes.create_string_buffer(6 * TENSOR_BYTES + _ARGS_BYTES)
         self._bytes = memoryview(self._memory).cast("B")
         start = ctypes.addressof(self._memory)
-        self._places = [start + i * TENSOR_BYTES for i in range(6)]
+        self._places = [start + i * TENSOR_BYTES for i in range(7)]
 
     @overload
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
-               q_lens: Several[int] | None = None, out: None = None, lse: Any = None, speculative: bool = False,
+               q_lens: Several[int] | None = None, out: None = None, lse: Any = None, x: Any = None, speculative: bool = False,
                partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
                cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> NDArray[Any]: ...
 
     @overload
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
-               q_lens: Several[int] | None = None, out: Output, lse: Any = None, speculative: bool = False,
+               q_lens: Several[int] | None = None, out: Output, lse: Any = None, x: Any = None, speculative: bool = False,
                partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
                cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> Output: ...
 
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
-               q_lens: Several[int] | None = None, out: Any = None, lse: Any = None, speculative: bool = False,
+               q_lens: Several[int] | None = None, out: Any = None, lse: Any = None, x: Any = None, speculative: bool = False,
                partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
                cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> Any:
         """Append `k` and `v` to one layer, then ``o = softmax(logits) V`` over the keys that the policy selects.
@@ -184,6 +244,8 @@ class Session(Owner):
             of floats, else f32. Needed where `q` is in device memory.
         lse : array_like, optional
             Written: [n_tokens, n_q_heads] f32, natural log of the sum of exp of the logits.
+        x : array_like, optional
+            [n_tokens, hidden_dim] hidden states of the appended tokens, where the layer keeps them.
         speculative : bool
             The appended tokens are a guess, kept apart until :meth:`commit`.
         partial : bool
@@ -219,7 +281,7 @@ class Session(Owner):
             out = self._new_output(held_q if isinstance(held_q, Tensor) else q, layer_idx)
         packed = [(packed_q, held_q), *(
             None if array is None else pack(name, array, stream, output)
-            for name, array, output in (("k", k, False), ("v", v, False), ("o", out, True), ("lse", lse, True)))]
+            for name, array, output in (("k", k, False), ("v", v, False), ("o", out, True), ("lse", lse, True), ("x", x, False)))]
         n_tokens = (held_q if isinstance(held_q, Tensor) else q).shape[0]
         lens = _lens(len(ids), q_lens, n_tokens)
         parents = None if parent_idx is None else _parents(parent_idx, n_tokens)
@@ -245,15 +307,15 @@ class Session(Owner):
         ids, lens, parents = arrays
         error = ctypes.c_void_p()
         with self._lock:
-            memory, places, at = self._bytes, [0] * 5, 0
+            memory, places, at = self._bytes, [0] * 6, 0
             for i, tensor in enumerate(packed):
                 if tensor is not None:
                     memory[at:at + TENSOR_BYTES] = tensor[0]
                     places[i] = self._places[i]
                 at += TENSOR_BYTES
-            _ARGS.pack_into(memory, at, _ARGS_BYTES, *numbers, addressof(ids), addressof(lens), *places,
-                            0 if parents is None else addressof(parents), stream or 0, *watch, 0)
-            status = _attend(self._handle.pointer, self._places[5], byref(error))
+            _ARGS.pack_into(memory, at, _ARGS_BYTES, *numbers, addressof(ids), addressof(lens), *places[:5],
+                            0 if parents is None else addressof(parents), stream or 0, *watch, 0, places[5])
+            status = _attend(self._handle.pointer, self._places[6], byref(error))
         if status:
             raise taken_error(status, error)
 
@@ -337,6 +399,33 @@ class Session(Owner):
             if n_kept.value <= capacity:
                 return token_idx[:n_kept.value], maw[:n_kept.value]
 
+    def plan(self, kv_lens: Several[int], q_lens: Several[int] | None = None, *, layer_idx: int = 0) -> RoutePlan:
+        """Who will compute the next call on device tensors. Where the engine has not measured yet, it does.
+
+        Parameters
+        ----------
+        kv_lens : sequence of int
+            Tokens of each sequence, those of the call among them.
+        q_lens : sequence of int, optional
+            How many these are; None: 1 each.
+        layer_idx : int
+
+        Raises
+        ------
+        UnsupportedError
+            There is no device, a policy that does not attend all keys, or route ``"recompute"``.
+        InvalidArgumentError, CapacityError, OutOfMemoryError
+        """
+        if q_lens is not None and len(q_lens) != len(kv_lens):
+            raise invalid("q_lens", f"has {len(q_lens)} numbers for {len(kv_lens)} sequences")
+        keys, queries = (None if lens is None else array_of(name, lens, ctypes.c_int64, 64)
+                         for name, lens in (("kv_lens", kv_lens), ("q_lens", q_lens)))
+        made = _abi.RoutePlanStruct(struct_size=ctypes.sizeof(_abi.RoutePlanStruct))
+        with self._lock:
+            call(lib.tandem_plan, byref(made), self._handle.pointer, integer("layer_idx", layer_idx, 32), keys, queries,
+                 len(kv_lens))
+        return RoutePlan(**{name: getattr(made, name) for name in RoutePlan.__dataclass_fields__})
+
     def stats(self) -> SessionStats:
         """Sums since the session was made. Waits for selections in flight and for calls under way on the device."""
         with self._lock:
@@ -347,7 +436,7 @@ class Session(Owner):
 
 
 class Step:
-    """One step of a session, from :meth:`Session.step`: what happens between entering and leaving counts together.
+    """One step of a session: what happens between entering and leaving counts together. Made by :meth:`Session.step`.
 
     Raises
     ------

@@ -19,7 +19,21 @@ from ._tensor import TensorArgument, as_tensor
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a cache with one session will hold, in bytes; `selection_max_bytes` is an upper bound, the rest is exact."""
+    """What a cache with one session will hold, in bytes.
+
+    Attributes
+    ----------
+    host_kv_bytes, host_session_bytes : int
+        Pages; MAW and selection tables.
+    selection_max_bytes : int
+        Compacted copies of selected keys: an upper bound, the rest is exact.
+    device_window_bytes, device_work_bytes, device_stream_bytes, device_weights_bytes : int
+        In device memory, as in :class:`tandem.CacheStats`; 0 without a device.
+    kv_token_bytes, x_token_bytes : int
+        K and V of one token in all layers, and its hidden states.
+    shared_bytes : int
+        Pinned host memory through which device and host hand over.
+    """
 
     host_kv_bytes: int
     host_session_bytes: int
@@ -39,7 +53,14 @@ class MemoryPlan:
 
 
 class Support(NamedTuple):
-    """Whether an engine can serve something, and if not, the error that the create call would raise. Usable as a bool."""
+    """Whether an engine can serve something. Usable as a bool.
+
+    Attributes
+    ----------
+    supported : bool
+    why : TandemError or None
+        The error that the create call would raise.
+    """
 
     supported: bool
     why: TandemError | None
@@ -50,7 +71,16 @@ class Support(NamedTuple):
 
 def plan_memory(engine: Engine, model: Model, kv_lens: Sequence[int], *, cache: CacheOptions | None = None,
                 session: SessionOptions | None = None) -> MemoryPlan:
-    """The memory for sequences of `kv_lens` tokens, without allocating anything.
+    """The memory that a cache with one session will take, without allocating anything.
+
+    Parameters
+    ----------
+    engine : Engine
+    model : Model
+    kv_lens : sequence of int
+        Tokens of each sequence.
+    cache : CacheOptions, optional
+    session : SessionOptions, optional
 
     Raises
     ------
@@ -69,7 +99,16 @@ def plan_memory(engine: Engine, model: Model, kv_lens: Sequence[int], *, cache: 
 
 def supports(engine: Engine, layer: Layer | None = None, *, cache: CacheOptions | None = None,
              session: SessionOptions | None = None) -> Support:
-    """Whether `engine` can serve such a layer, cache and session; None: not asked about."""
+    """Whether an engine can serve such a layer, cache and session.
+
+    Parameters
+    ----------
+    engine : Engine
+    layer : Layer, optional
+        None, here and below: not asked about.
+    cache : CacheOptions, optional
+    session : SessionOptions, optional
+    """
     layer_options = None if layer is None else layer_struct(layer)
     cache_options = None if cache is None else cache_struct(cache, 1)
     session_options = None if session is None else session_struct(session)

@@ -267,3 +267,48 @@ def test_device_memory_is_the_plan(world):
     stats = world.cache.stats()
     assert 0 < stats.device_window_bytes == plan.device_window_bytes
     assert stats.host_kv_bytes == plan.host_kv_bytes
+
+
+def test_offloaded_weights_are_arrays_of_torch():
+    """A token's products with matrices of which most cross the bus, on a stream of its own, round after round."""
+    engine, stream = tandem.Engine(n_threads=2, pin_threads=0, backend="cuda"), torch.cuda.Stream()
+    generator = torch.Generator().manual_seed(5)
+    matrices = [torch.randn((256, 256), generator=generator) / 16 for _ in range(9)]
+    weights = tandem.Weights(engine, [m.numpy() for m in matrices], resident_bytes=2 * 256 * 256 * 4)
+    x = torch.randn((1, 256), generator=generator)
+    expected, got = x.double(), x.cuda()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for i in range(27):
+            expected = torch.tanh(expected @ matrices[i % 9].double())
+            with weights.use(i % 9, stream.cuda_stream) as block:
+                got = torch.tanh(got @ torch.as_tensor(block, device="cuda").view(torch.float32).view(256, 256))
+    stream.synchronize()
+    np.testing.assert_allclose(got.cpu().numpy(), expected.numpy(), rtol=1e-3, atol=1e-5)
+    stats = weights.stats()
+    assert stats.n_resident == 2 and stats.n_streamed_uses == 21 and stats.n_ahead > 0
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_keys_are_made_of_hidden_states(where):
+    """Those outside the window, of matrices on either side; the store has NaN in their place."""
+    n, hidden, window = 400, 128, 64
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn((n, hidden), generator=generator).bfloat16()
+    w_k, w_v = (torch.randn((KV_HEADS * DIM, hidden), generator=generator).div(16).bfloat16() for _ in range(2))
+    k, v = ((x.double() @ w.double().T).float().view(n, KV_HEADS, DIM) for w in (w_k, w_v))
+    given = [w.cuda() if where == "cuda" else tandem.Tensor(w.view(torch.uint16).numpy(), "bf16") for w in (w_k, w_v)]
+    layer = tandem.Layer(n_q_heads=Q_HEADS, n_kv_heads=KV_HEADS, k_head_dim=DIM, projection=tandem.Projection(
+        hidden_dim=hidden, w_k=given[0], w_v=given[1], w_order="out_in"))
+    cache = tandem.Cache(tandem.Engine(n_threads=2, pin_threads=0, backend="cuda"), tandem.Model(layer), x_type="bf16")
+    session, sequence = tandem.Session(cache, window_tokens=window, route="recompute"), cache.create_sequence()
+    stored = [array[:-1].clone() for array in (k, v)]
+    for array in stored:
+        array[:n - 1 - window - 8] = torch.nan
+    sequence.append(*stored, x=x[:-1].float())
+    q = torch.randn((1, Q_HEADS, DIM), generator=generator)
+    o = torch.full((1, Q_HEADS, DIM), torch.nan, device="cuda")
+    session.attend(sequence, q.cuda(), k[-1:].cuda(), v[-1:].cuda(), x=x[-1:].cuda(), out=o)
+    np.testing.assert_allclose(o.cpu().numpy(), reference(q, k, v)[0], rtol=2e-2, atol=2e-2)
+    stats = session.stats()
+    assert stats.streamed_x_bytes > 0 and stats.n_host_parts == 0

@@ -90,6 +90,21 @@ except MemoryError as error:
     assert (done.returncode, done.stdout) == (0, "TANDEM_ERROR_OUT_OF_MEMORY 0\n"), done.stderr
 
 
+def test_system():
+    """More threads than there is room for their stacks, in a process of its own whose address space is limited."""
+    program = """
+import errno, resource, tandem
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (512 << 20), -1))
+try:
+    tandem.Engine(n_threads=1000)
+except tandem.SystemError as error:
+    print(error.name, error.underlying == errno.EAGAIN)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "TANDEM_ERROR_SYSTEM True\n"), done.stderr
+
+
 def test_cancelled():
     """By a flag, set before and by another thread during the call, and by what the progress callback raises."""
     world = World(page_tokens=16)

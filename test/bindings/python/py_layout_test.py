@@ -2,6 +2,7 @@
 """The declarations of tandem/_abi.py are those of tandem.h: against a C program, and against the header's prototypes."""
 import ctypes
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -9,10 +10,12 @@ import subprocess
 import pytest
 from conftest import ROOT
 
-from tandem import _abi, _cache, _session, _state
+from tandem import _abi, _cache, _session, _state, _weights
 from tandem._library import lib
 
-HEADER = ROOT / "include/tandem/tandem.h"
+INCLUDE = pathlib.Path(os.environ.get("TANDEM_INCLUDE_DIR") or ROOT / "include")
+HEADER = (INCLUDE / "tandem/tandem.h").read_text()
+HEADER += "".join((INCLUDE / part).read_text() for part in re.findall(r'^#include "(.*)"$', HEADER, re.M))
 CC = os.environ.get("CC") or shutil.which("cc")
 
 CONSTANTS = {f"TANDEM_{'ERROR_' if code else ''}{name}": code for name, code in _abi.STATUS.items()}
@@ -37,7 +40,7 @@ def test_structs_and_constants_are_those_of_c(tmp_path):
     source = tmp_path / "layout.c"
     source.write_text("#include <stdio.h>\n#include <tandem/tandem.h>\nint main(void) {\n" + "\n".join(lines) + "\nreturn 0;\n}\n")
     program = tmp_path / "layout"
-    subprocess.run([CC, f"-I{ROOT / 'include'}", str(source), "-o", str(program), lib._name,
+    subprocess.run([CC, f"-I{INCLUDE}", str(source), "-o", str(program), lib._name,
                     f"-Wl,-rpath,{os.path.dirname(lib._name)}"], check=True)
     said = dict(line.split(" ", 1) for line in subprocess.run([str(program)], check=True, capture_output=True,
                                                               text=True).stdout.splitlines())
@@ -64,7 +67,7 @@ def kind_of(declaration):
 
 
 def test_prototypes_are_those_of_the_header():
-    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S)
     found = {}
     for result, name, parameters in re.findall(r"^TANDEM_API ([^(]*[ *])(tandem_\w+)\(([^)]*)\);", text, re.M):
         parts = [] if parameters.strip() == "void" else parameters.split(",")
@@ -73,19 +76,20 @@ def test_prototypes_are_those_of_the_header():
     for name in ("tandem_engine_report", "tandem_plan_report", "tandem_route_report"):
         assert found[name][1] is ctypes.c_char_p
         found[name] = (found[name][0], ctypes.c_void_p, *found[name][2:])
-    assert len(found) == HEADER.read_text().count("\nTANDEM_API ")
+    assert len(found) == HEADER.count("\nTANDEM_API ")
     assert found == _abi.FUNCTIONS
 
 
 def test_every_struct_and_constant_of_the_header_is_there():
-    text = HEADER.read_text()
-    assert set(re.findall(r"^typedef struct (tandem_\w+) \{", text, re.M)) == set(_abi.STRUCTS)
-    numbers = set(re.findall(r"^#define (TANDEM_\w+) -?\d+u?\b", text, re.M))
+    assert set(re.findall(r"^typedef struct (tandem_\w+) \{", HEADER, re.M)) == set(_abi.STRUCTS)
+    numbers = set(re.findall(r"^#define (TANDEM_\w+) -?\d+u?\b", HEADER, re.M))
     assert numbers - {"TANDEM_VERSION_MAJOR", "TANDEM_VERSION_MINOR", "TANDEM_VERSION_PATCH"} == set(CONSTANTS)
 
 
 @pytest.mark.parametrize("made, struct", [(_cache.CacheStats, "tandem_cache_stats"),
                                           (_session.SessionStats, "tandem_session_stats"),
+                                          (_session.RoutePlan, "tandem_route_plan"),
+                                          (_weights.WeightsStats, "tandem_weights_stats"),
                                           (_state.MemoryPlan, "tandem_memory_plan")])
 def test_dataclasses_have_the_members_of_their_structs(made, struct):
     assert [*made.__dataclass_fields__] == [name for name, _ in _abi.STRUCTS[struct]._fields_

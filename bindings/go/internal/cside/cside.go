@@ -6,8 +6,44 @@ package cside
 /*
 #cgo pkg-config: tandem
 #cgo CFLAGS: -I${SRCDIR}/../../../rust/tandem/benches
+#cgo LDFLAGS: -ldl
+#include <dlfcn.h>
 #include <stdlib.h>
+#include <string.h>
 #include "overhead.c"
+
+// What a test does to a device module that lives in host memory: the first members of its table.
+typedef struct controls {
+	void (*reset)(void);
+	void (*set_delay)(int64_t ns);
+	void (*lose_device)(void);
+	void (*fail_call)(int32_t call, int64_t nth, int32_t status);
+} controls;
+
+static const controls *controls_of(void *module) {
+	typedef const controls *(*function)(void);
+	function find = (function)dlsym(module, "stand_in_controls");
+	return find == NULL ? NULL : find();
+}
+static void reset(const controls *c) { c->reset(); }
+static void set_delay(const controls *c, int64_t ns) { c->set_delay(ns); }
+static void lose_device(const controls *c) { c->lose_device(); }
+static void fail_call(const controls *c, int32_t call, int64_t nth, int32_t status) { c->fail_call(call, nth, status); }
+static void copy_from(void *to, uintptr_t from, size_t bytes) { memcpy(to, (const void *)from, bytes); }
+
+// Behind the work of the default stream; not 0: a result of CUDA's driver.
+static int copy_from_cuda(void *to, uintptr_t from, size_t bytes) {
+	typedef int (*retain_function)(void **context, int device);
+	typedef int (*set_function)(void *context);
+	typedef int (*copy_function)(void *to, uintptr_t from, size_t bytes);
+	void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context = NULL;
+	int result = -1;
+	if (driver == NULL) return result;
+	result = ((retain_function)dlsym(driver, "cuDevicePrimaryCtxRetain"))(&context, 0);
+	if (result == 0) result = ((set_function)dlsym(driver, "cuCtxSetCurrent"))(context);
+	if (result == 0) result = ((copy_function)dlsym(driver, "cuMemcpyDtoH_v2"))(to, from, bytes);
+	return result;
+}
 */
 import "C"
 
@@ -29,3 +65,56 @@ func Alloc(bytes, alignment uintptr) unsafe.Pointer {
 
 // Free takes it back.
 func Free(data unsafe.Pointer) { C.free(data) }
+
+// Module is a device module: of CUDA, or the stand-in, which lives in host memory and has controls.
+type Module struct{ controls *C.controls }
+
+// OpenModule is nil where there is none.
+func OpenModule(path string) *Module {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	if module := C.dlopen(name, C.RTLD_NOW); module != nil {
+		return &Module{C.controls_of(module)}
+	}
+	return nil
+}
+
+// Backend is its name.
+func (m *Module) Backend() string {
+	if m.controls != nil {
+		return "standin"
+	}
+	return "cuda"
+}
+
+// Reset gives a stand-in that is there, does not tarry and does not fail.
+func (m *Module) Reset() {
+	if m.controls != nil {
+		C.reset(m.controls)
+	}
+}
+
+// SetDelay is before each operation of a stream of the stand-in.
+func (m *Module) SetDelay(ns int64) {
+	if m.controls != nil {
+		C.set_delay(m.controls, C.int64_t(ns))
+	}
+}
+
+// LoseDevice lasts until Reset.
+func (m *Module) LoseDevice() { C.lose_device(m.controls) }
+
+// FailCreateEvent is the next such call's answer.
+func (m *Module) FailCreateEvent(status int32) { C.fail_call(m.controls, 16, 1, C.int32_t(status)) }
+
+// Read copies what is in device memory, behind the work of the default stream; of the stand-in's, what is there now.
+func (m *Module) Read(to []byte, from uintptr) {
+	if len(to) == 0 {
+		return
+	}
+	if m.controls != nil {
+		C.copy_from(unsafe.Pointer(&to[0]), C.uintptr_t(from), C.size_t(len(to)))
+	} else if result := C.copy_from_cuda(unsafe.Pointer(&to[0]), C.uintptr_t(from), C.size_t(len(to))); result != 0 {
+		panic(result)
+	}
+}

@@ -38,7 +38,6 @@ extern "C" {
         engine: *const tandem_engine,
         error: *mut *mut tandem_error,
     ) -> i32;
-    pub fn tandem_layer_projection_init(projection: *mut tandem_layer_projection);
     pub fn tandem_layer_options_init(options: *mut tandem_layer_options);
     pub fn tandem_model_create(
         model: *mut *mut tandem_model,
@@ -173,6 +172,7 @@ extern "C" {
         stream: *mut c_void,
         error: *mut *mut tandem_error,
     ) -> i32;
+    pub fn tandem_layer_projection_init(projection: *mut tandem_layer_projection);
     pub fn tandem_weights_options_init(options: *mut tandem_weights_options);
     pub fn tandem_weights_create(
         weights: *mut *mut tandem_weights,

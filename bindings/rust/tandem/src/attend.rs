@@ -32,6 +32,7 @@ pub struct Attend<'a> {
     v: Option<TensorRef<'a>>,
     o: TensorMut<'a>,
     lse: Option<TensorMut<'a>>,
+    x: Option<TensorRef<'a>>,
     watch: PhantomData<(&'a AtomicI32, &'a mut ())>,
 }
 
@@ -59,7 +60,7 @@ impl<'a> Attend<'a> {
             progress_user: ptr::null_mut(),
             x: ptr::null(),
         };
-        Self { raw, sequences, q_lens, parents: None, q, k: None, v: None, o, lse: None, watch: PhantomData }
+        Self { raw, sequences, q_lens, parents: None, q, k: None, v: None, o, lse: None, x: None, watch: PhantomData }
     }
     /// Appends k `[n_tokens, n_kv_heads, k_head_dim]` and v `[n_tokens, n_kv_heads, v_head_dim]` first.
     #[inline]
@@ -73,6 +74,13 @@ impl<'a> Attend<'a> {
     #[must_use]
     pub fn append_keys(mut self, k: TensorRef<'a>) -> Self {
         (self.k, self.v) = (Some(k), None);
+        self
+    }
+    /// Hidden states x `[n_tokens, hidden_dim]` of the appended tokens, where the layer keeps them.
+    #[inline]
+    #[must_use]
+    pub fn hidden(mut self, x: TensorRef<'a>) -> Self {
+        self.x = Some(x);
         self
     }
     /// Also gives lse `[n_tokens, n_q_heads]`, f32.
@@ -137,6 +145,7 @@ impl<'a> Attend<'a> {
         self.raw.v = self.v.as_ref().map_or(ptr::null(), |v| ptr::from_ref(v.as_raw()));
         self.raw.o = self.o.as_raw();
         self.raw.lse = self.lse.as_ref().map_or(ptr::null(), |lse| ptr::from_ref(lse.as_raw()));
+        self.raw.x = self.x.as_ref().map_or(ptr::null(), |x| ptr::from_ref(x.as_raw()));
         if let Some(parents) = self.parents {
             let n_tokens = self.q_lens.iter().try_fold(0i64, |sum, &n| sum.checked_add(n));
             if n_tokens != Some(parents.len() as i64) {

@@ -125,6 +125,32 @@ impl Cache {
         call(|error| unsafe { sys::tandem_sequence_append(self.as_ptr(), sequence.0, layer_idx, k, v, stream, error) })
     }
 
+    /// The same where the layer keeps hidden states: x `[n_tokens, hidden_dim]`, f32, f16 or bf16.
+    ///
+    /// # Errors
+    /// As [`Cache::append`]; `InvalidArgument` where the layer keeps none.
+    pub fn append_x(
+        &self,
+        sequence: SequenceId,
+        layer_idx: i32,
+        k: TensorRef<'_>,
+        v: TensorRef<'_>,
+        x: TensorRef<'_>,
+    ) -> Result<()> {
+        let (k, v, x, stream) = (k.as_raw(), v.as_raw(), x.as_raw(), ptr::null_mut());
+        // SAFETY: a live handle and tensors of borrowed memory.
+        call(|error| unsafe { sys::tandem_sequence_append_x(self.as_ptr(), sequence.0, layer_idx, k, v, x, stream, error) })
+    }
+
+    /// Reads hidden states of tokens from `first` on of one layer back, as many as x has room for.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: beyond the end, another shape, or a layer that keeps none.
+    pub fn read_x(&self, sequence: SequenceId, layer_idx: i32, first: i64, x: TensorMut<'_>) -> Result<()> {
+        // SAFETY: a live handle and a tensor of exclusively borrowed memory.
+        call(|error| unsafe { sys::tandem_sequence_read_x(x.as_raw(), self.as_ptr(), sequence.0, layer_idx, first, error) })
+    }
+
     /// Reads tokens from `first` on of one layer back, as many as k and v have room for; either may be `None`.
     ///
     /// # Errors

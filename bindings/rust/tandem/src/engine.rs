@@ -146,8 +146,9 @@ impl Engine {
         let layer = layer.map(LayerOptions::raw).transpose()?;
         let cache = cache.map(|cache| cache.raw(1)).transpose()?;
         with_session(session, |session| {
+            let layer = layer.as_ref().map_or(ptr::null(), |layer| ptr::from_ref(&layer.raw));
             // SAFETY: a live handle; structs live during the call.
-            call(|why| unsafe { sys::tandem_supports(self.as_ptr(), or_null(&layer), or_null(&cache), session, why) })
+            call(|why| unsafe { sys::tandem_supports(self.as_ptr(), layer, or_null(&cache), session, why) })
         })
     }
 

@@ -20,6 +20,9 @@ impl Released for sys::tandem_cache {
 impl Released for sys::tandem_session {
     const RELEASE: unsafe extern "C" fn(*mut Self) = sys::tandem_session_release;
 }
+impl Released for sys::tandem_weights {
+    const RELEASE: unsafe extern "C" fn(*mut Self) = sys::tandem_weights_release;
+}
 
 pub(crate) struct Handle<T: Released>(NonNull<T>);
 

@@ -18,17 +18,19 @@
 //!
 //! | type | `Send` | `Sync` | why |
 //! |---|---|---|---|
-//! | [`Engine`], [`Model`] | yes | yes | any thread may use them at any time |
+//! | [`Engine`], [`Model`], [`Weights`] | yes | yes | any thread may use them at any time |
 //! | [`Cache`] | yes | yes | changes are serialised by the cache's writer lock |
 //! | [`Session`] | yes | yes | one thread at a time: every call takes `&mut self` |
 //! | [`Step`] | yes | yes | as the session that it borrows |
+//! | [`WeightsBlock`] | yes | yes | a reference to weights, an address and a stream |
 //! | [`TensorRef`], [`TensorMut`] | yes | yes | as `&[T]` and `&mut [T]` |
 //!
 //! # Memory
 //!
 //! Tensors in host memory are borrowed slices whose shape and strides are checked against the slice's length when the view is
 //! made: no safe call reads or writes outside of it. What is in device memory enters through `unsafe` functions
-//! ([`TensorRef::from_raw`], [`TensorMut::from_raw`], [`Attend::on_stream`], [`Session::step_on`]).
+//! ([`TensorRef::from_raw`], [`TensorMut::from_raw`], [`Attend::on_stream`], [`Session::step_on`], [`Projection::on_device`],
+//! [`Weights::block_on`]).
 //!
 //! # Errors
 //!
@@ -48,9 +50,11 @@ mod handle;
 mod model;
 mod options;
 mod plan;
+mod projection;
 mod session;
 mod stats;
 mod tensor;
+mod weights;
 
 pub use attend::Attend;
 pub use cache::{Cache, SequenceId};
@@ -61,7 +65,9 @@ pub use error::{Error, Result, Status};
 pub use model::Model;
 pub use options::{CacheOptions, EngineOptions, EvictBy, GroupMode, LayerOptions, Rope, Rotation, SessionOptions};
 pub use plan::Plan;
+pub use projection::{Norm, Projection, WeightOrder};
 pub use session::{Session, Step};
-pub use stats::{CacheStats, MemoryPlan, SessionStats};
+pub use stats::{CacheStats, MemoryPlan, RoutePlan, SessionStats, WeightsStats};
 pub use tandem_sys as sys;
 pub use tensor::{TensorMut, TensorRef};
+pub use weights::{Weights, WeightsBlock, WeightsOptions};

@@ -22,10 +22,11 @@ impl Model {
     /// (a head_dim or combination without kernels).
     pub fn new(layers: &[LayerOptions]) -> Result<Self> {
         check_abi()?;
-        let raw = layers.iter().map(LayerOptions::raw).collect::<Result<Vec<_>>>()?;
+        let held = layers.iter().map(LayerOptions::raw).collect::<Result<Vec<_>>>()?;
+        let raw: Vec<_> = held.iter().map(|layer| layer.raw).collect();
         let n_layers = i32::try_from(raw.len()).unwrap_or(i32::MAX); // more than the library takes anyway
         let handle = Handle::create(|model, error| {
-            // SAFETY: n_layers structs, whose arrays live in `layers` and have the lengths that the structs say.
+            // SAFETY: n_layers structs, whose arrays live in `layers` and `held` and have the lengths that the structs say.
             unsafe { sys::tandem_model_create(model, raw.as_ptr(), n_layers, error) }
         })?;
         Ok(Self { handle: Arc::new(handle), n_layers: layers.len() })

@@ -6,6 +6,7 @@
 use crate::callbacks::{Allocator, Log, LogEntry};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::projection::Projection;
 use std::ffi::{c_char, CString};
 use std::mem::size_of;
 use std::ptr;
@@ -171,9 +172,17 @@ pub struct LayerOptions {
     pub rope_inv_freq: Option<Vec<f32>>,
     /// 0: 1.
     pub rope_attn_factor: f64,
+    /// How K and V come from hidden states; `None`: they are not to be made of them.
+    pub projection: Option<Projection>,
 }
 
-fn array<'a, T>(field: &str, values: &'a Option<Vec<T>>, expected: i64, what: &str) -> Result<Option<&'a [T]>> {
+/// A layer's C struct, and the one that it points to.
+pub(crate) struct RawLayer {
+    pub(crate) raw: sys::tandem_layer_options,
+    _projection: Option<Box<sys::tandem_layer_projection>>,
+}
+
+pub(crate) fn array<'a, T>(field: &str, values: &'a Option<Vec<T>>, expected: i64, what: &str) -> Result<Option<&'a [T]>> {
     match values.as_deref() {
         Some(values) if values.len() as i64 != expected => {
             let n = values.len();
@@ -183,17 +192,18 @@ fn array<'a, T>(field: &str, values: &'a Option<Vec<T>>, expected: i64, what: &s
     }
 }
 
-fn pointer<T>(values: Option<&[T]>) -> *const T {
+pub(crate) fn pointer<T>(values: Option<&[T]>) -> *const T {
     values.map_or(ptr::null(), <[T]>::as_ptr)
 }
 
 impl LayerOptions {
-    /// The C struct, which points into `self`. Arrays have the lengths that the library takes them to have.
-    pub(crate) fn raw(&self) -> Result<sys::tandem_layer_options> {
+    /// The C structs, which point into `self`. Arrays have the lengths that the library takes them to have.
+    pub(crate) fn raw(&self) -> Result<RawLayer> {
+        let projection = self.projection.as_ref().map(|projection| projection.raw(self)).transpose()?.map(Box::new);
         let rope_dims = if self.rope_dims == 0 { self.k_head_dim } else { self.rope_dims };
         let sinks = array("sinks", &self.sinks, self.n_q_heads.into(), "n_q_heads")?;
         let rope_inv_freq = array("rope_inv_freq", &self.rope_inv_freq, i64::from(rope_dims) / 2, "rope_dims / 2")?;
-        Ok(sys::tandem_layer_options {
+        let raw = sys::tandem_layer_options {
             struct_size: size_of::<sys::tandem_layer_options>() as u32,
             n_q_heads: self.n_q_heads,
             n_kv_heads: self.n_kv_heads,
@@ -210,8 +220,9 @@ impl LayerOptions {
             rope_position_scale: self.rope_position_scale,
             rope_inv_freq: pointer(rope_inv_freq),
             rope_attn_factor: self.rope_attn_factor,
-            projection: ptr::null(),
-        })
+            projection: projection.as_deref().map_or(ptr::null(), ptr::from_ref),
+        };
+        Ok(RawLayer { raw, _projection: projection })
     }
 }
 
@@ -236,6 +247,8 @@ pub struct CacheOptions {
     pub k_rotation: Rotation,
     /// `[n_layers]`: overrides `k_rotation` per layer.
     pub layer_k_rotations: Option<Vec<Rotation>>,
+    /// f16 or bf16: hidden states of layers with a projection are kept too, and every append brings them; `None`: none are.
+    pub x_type: Option<Dtype>,
 }
 
 impl CacheOptions {
@@ -255,7 +268,7 @@ impl CacheOptions {
             layer_k_types: pointer(k_types).cast(), // Dtype and Rotation are repr(i32)
             layer_v_types: pointer(v_types).cast(),
             k_rotation: self.k_rotation as i32,
-            x_type: 0,
+            x_type: self.x_type.map_or(0, |dtype| dtype as i32),
             layer_k_rotations: pointer(rotations).cast(),
         })
     }
@@ -280,7 +293,8 @@ pub struct SessionOptions {
     pub evict_by: EvictBy,
     /// Keys kept after a strongly attended one; -1: 128; 0: none.
     pub halo_tokens: i64,
-    /// `"auto"`, `"host"`, `"stream"`, `"host+stream"`: who computes over keys outside the window for device tensors.
+    /// `"auto"`, `"host"`, `"stream"`, `"host+stream"`, `"recompute"`: who computes over keys outside the window for device
+    /// tensors.
     pub route: String,
     /// Each of the two buffers that keys go through; 0: 16 MiB.
     pub stream_buffer_bytes: i64,
@@ -290,6 +304,8 @@ pub struct SessionOptions {
     pub append_tokens: i64,
     /// KV heads of what is streamed at a time, at most; 0: as many as take the least time.
     pub stream_heads: i64,
+    /// With `"recompute"`: the share, in (0, 1], of these keys that is made of hidden states; 0: 1.
+    pub recompute_share: f64,
 }
 
 impl Default for SessionOptions {
@@ -308,6 +324,7 @@ impl Default for SessionOptions {
             stream_fraction: -1.0,
             append_tokens: 0,
             stream_heads: 0,
+            recompute_share: 0.0,
         }
     }
 }
@@ -333,7 +350,7 @@ impl SessionOptions {
             stream_fraction: self.stream_fraction,
             append_tokens: self.append_tokens,
             stream_heads: self.stream_heads,
-            recompute_share: 0.0,
+            recompute_share: self.recompute_share,
         })
     }
 }
@@ -359,7 +376,7 @@ mod tests {
         let raw = EngineOptions::default().with_raw(None, |raw| Ok(format!("{raw:?}"))).unwrap();
         assert_eq!(raw, engine);
         let layer = format!("{:?}", initialised(sys::tandem_layer_options_init));
-        assert_eq!(format!("{:?}", LayerOptions::default().raw().unwrap()), layer);
+        assert_eq!(format!("{:?}", LayerOptions::default().raw().unwrap().raw), layer);
         let cache = format!("{:?}", initialised(sys::tandem_cache_options_init));
         assert_eq!(format!("{:?}", CacheOptions::default().raw(1).unwrap()), cache);
         let mut session = initialised(sys::tandem_session_options_init);

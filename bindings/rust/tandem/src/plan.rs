@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-//! A memory plan, and whether it keeps within the caps.
+//! Plans: of memory, and whether it keeps within the caps; of who computes a call.
 use crate::error::{text, Error, Result, Status};
-use crate::stats::MemoryPlan;
+use crate::stats::{MemoryPlan, RoutePlan};
 use tandem_sys as sys;
 
 /// The result of [`Engine::plan_memory`](crate::Engine::plan_memory).
@@ -32,6 +32,20 @@ impl Plan {
         text(|buffer, bytes, needed, error| {
             // SAFETY: a struct and a buffer of `bytes` bytes.
             unsafe { sys::tandem_plan_report(buffer, bytes, needed, &raw, error) }
+        })
+    }
+}
+
+impl RoutePlan {
+    /// The plan as JSON.
+    ///
+    /// # Errors
+    /// `OutOfMemory`.
+    pub fn report(&self) -> Result<String> {
+        let raw = self.into_raw();
+        text(|buffer, bytes, needed, error| {
+            // SAFETY: a struct and a buffer of `bytes` bytes.
+            unsafe { sys::tandem_route_report(buffer, bytes, needed, &raw, error) }
         })
     }
 }

@@ -3,10 +3,10 @@
 use crate::attend::{n_sequences, Attend};
 use crate::cache::{Cache, SequenceId};
 use crate::callbacks::LogEntry;
-use crate::error::{call, Result};
+use crate::error::{call, Error, Result};
 use crate::handle::Handle;
 use crate::options::SessionOptions;
-use crate::stats::SessionStats;
+use crate::stats::{RoutePlan, SessionStats};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -87,6 +87,24 @@ impl Session {
         // SAFETY: a live handle that no other thread uses.
         call(|error| unsafe { sys::tandem_session_get_stats(&mut stats, self.as_ptr(), error) })?;
         Ok(SessionStats::from_raw(&stats))
+    }
+
+    /// Who will compute the next call on device tensors, of sequences of `kv_lens` tokens, of which `q_lens` are the call's (`None`:
+    /// 1 each), and what that takes. Where the engine has not measured yet, it does.
+    ///
+    /// # Errors
+    /// `Unsupported` (no device; a policy that does not attend all keys; route `"recompute"`), `InvalidArgument`, `Capacity`,
+    /// `OutOfMemory`.
+    pub fn plan(&mut self, layer_idx: i32, kv_lens: &[i64], q_lens: Option<&[i64]>) -> Result<RoutePlan> {
+        let n = kv_lens.len();
+        if let Some(n_q) = q_lens.map(<[i64]>::len).filter(|&n_q| n_q != n) {
+            return Err(Error::refuse("tandem_plan", "q_lens", format_args!("has {n_q} values for {n} sequences")));
+        }
+        let mut plan = RoutePlan::default().into_raw();
+        let (kv_lens, q_lens) = (kv_lens.as_ptr(), q_lens.map_or(ptr::null(), <[i64]>::as_ptr));
+        // SAFETY: a live handle that no other thread uses, arrays of n values.
+        call(|error| unsafe { sys::tandem_plan(&mut plan, self.as_ptr(), layer_idx, kv_lens, q_lens, n as i64, error) })?;
+        Ok(RoutePlan::from_raw(&plan))
     }
 
     /// Token indices that the next decode query of a KV head would attend, ascending.

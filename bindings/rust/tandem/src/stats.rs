@@ -44,6 +44,56 @@ numbers! {
         /// Hidden states of one token in all layers.
         x_token_bytes,
     }
+    /// Who will compute over the keys of a call on device tensors, and what that takes, by what the engine has measured.
+    RoutePlan = tandem_route_plan {
+        /// In windows, those of the call among them.
+        resident_tokens,
+        /// Attended by the CPU.
+        host_tokens,
+        /// That cross the bus.
+        stream_tokens,
+        /// K and V of the CPU's.
+        host_bytes,
+        /// K and V of those that cross the bus.
+        stream_bytes,
+        /// When the CPU has ended.
+        host_ns,
+        /// When the bus has.
+        bus_ns,
+        /// The device's attention over what comes; 0 where it hides behind the bus.
+        device_ns,
+        /// The last of them.
+        total_ns,
+        /// If the CPU had all keys outside the windows.
+        host_alone_ns,
+        /// If the bus had.
+        stream_alone_ns,
+    }
+    /// Sums since weights were created, and what they hold.
+    WeightsStats = tandem_weights_stats {
+        /// Blocks.
+        n_blocks,
+        /// Of these, on the device for good.
+        n_resident,
+        /// Of these, in the caller's count.
+        resident_bytes,
+        /// Copies of the others.
+        host_bytes,
+        /// Of these, pinned: the rest crosses the bus more slowly.
+        pinned_bytes,
+        /// Memory that blocks take there, buffer included.
+        device_bytes,
+        /// The buffer that blocks go through.
+        buffer_bytes,
+        /// Uses.
+        n_uses,
+        /// Of these, blocks that cross the bus.
+        n_streamed_uses,
+        /// Of these, under way or there when they were asked for.
+        n_ahead,
+        /// Sent so far, in vain too.
+        streamed_bytes,
+    }
     /// What a cache holds.
     CacheStats = tandem_cache_stats {
         /// Sequences.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //! Bad input: the status, the field and a message that says the value. Each status that can be provoked without a device.
 //!
-//! Not here: `InvalidHandle`, which the types of this crate rule out but for raw calls; `Io` and `Corrupt`,
-//! which no function returns yet; `System`, `DeviceLost` and `Internal`.
+//! `InvalidHandle` by a raw call, since the types of this crate rule it out; `DeviceLost`, `Io`, `Corrupt` and `Internal`,
+//! which take a device that answers so, in device.rs.
 mod common;
 use common::*;
 use std::ops::ControlFlow;
@@ -264,4 +264,27 @@ fn a_drain_that_takes_too_long() {
     heap.waits.store(false, Ordering::SeqCst);
     refused(drained, Status::Timeout, "timeout_ns", "timeout_ns = 20000000");
     world.engine.drain(None).unwrap();
+}
+
+/// More threads than there is room for their stacks, in a process of its own whose address space is limited.
+#[test]
+fn threads_that_cannot_be_started() {
+    const VARIABLE: &str = "TANDEM_TEST_LIMITED";
+    if std::env::var_os(VARIABLE).is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = command.args(["--exact", "threads_that_cannot_be_started"]).env(VARIABLE, "1").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+        return;
+    }
+    extern "C" {
+        fn setrlimit(resource: i32, limit: *const [u64; 2]) -> i32;
+    }
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+    // SAFETY: RLIMIT_AS and a struct of two numbers.
+    assert_eq!(unsafe { setrlimit(9, &[pages * 4096 + (512 << 20); 2]) }, 0);
+    let error = Engine::new(&EngineOptions { n_threads: 1000, ..Default::default() }).map(drop).unwrap_err();
+    assert_eq!((error.status(), error.underlying()), (Status::System, 11), "{error}");
+    // EAGAIN
 }

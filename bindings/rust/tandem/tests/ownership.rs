@@ -15,6 +15,9 @@ fn threads_as_documented() {
     send_and_sync::<Cache>();
     send_and_sync::<Session>();
     send_and_sync::<Step<'static>>();
+    send_and_sync::<Weights>();
+    send_and_sync::<WeightsBlock<'static>>();
+    send_and_sync::<LayerOptions>();
     send_and_sync::<TensorRef<'static>>();
     send_and_sync::<TensorMut<'static>>();
     send_and_sync::<EngineOptions>();

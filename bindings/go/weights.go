@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT
+
+package tandem
+
+/*
+#include "shim.h"
+
+static void close_weights(void *weights) { tandem_weights_release(weights); }
+*/
+import "C"
+
+import (
+	"math"
+	"sync"
+	"unsafe"
+)
+
+// WeightsOptions is how offloaded weights are kept. Zero members are defaults.
+type WeightsOptions struct {
+	ResidentBytes  int64 // device memory for blocks that stay, chosen evenly over the order; 0: none stays
+	BufferBytes    int64 // device memory that the others go through; 0: any two that follow each other and the largest once more
+	HostCapBytes   int64 // hard cap; 0: none
+	DeviceCapBytes int64
+}
+
+// WeightsStats is sums since weights were created, and what they hold.
+type WeightsStats struct {
+	NBlocks       int64
+	NResident     int64 // of these, on the device for good
+	ResidentBytes int64 // of these, in the caller's count
+	HostBytes     int64 // copies of the others
+	PinnedBytes   int64 // of these, pinned: the rest crosses the bus more slowly
+	DeviceBytes   int64 // memory that blocks take there, buffer included
+	BufferBytes   int64
+	NUses         int64
+	NStreamedUses int64 // of these, blocks that cross the bus
+	NAhead        int64 // of these, under way or there when they were asked for
+	StreamedBytes int64 // sent so far, in vain too
+}
+
+// Weights are a model's where the device has no room for all of them: blocks of bytes in the order in which a token uses them, of
+// which some stay on the device and the others cross the bus, over and over, while what came before them computes. Any goroutine.
+type Weights struct {
+	handle *handle
+}
+
+// NewWeights copies the blocks, to the device where they stay there, else to pinned host memory, and begins to send the first ones.
+// On the way they are copied once more, since C may not be given addresses of Go memory in an array: that takes as much memory as
+// they do until it returns. nil: defaults. Errors: ErrUnsupported (the engine has no device), ErrInvalidArgument, ErrOutOfMemory,
+// ErrCapacity, ErrDeviceLost.
+func NewWeights(engine *Engine, options *WeightsOptions, blocks ...[]byte) (*Weights, error) {
+	const function = "tandem_weights_create"
+	if err := engine.handle.use(function); err != nil {
+		return nil, err
+	}
+	defer engine.handle.done()
+	if len(blocks) > math.MaxInt32 {
+		return nil, refuse(function, "n_blocks", "= %d is too large", len(blocks))
+	}
+	a := arena{function: function}
+	defer a.free()
+	data, nBytes := make([]unsafe.Pointer, len(blocks)+1), make([]int64, len(blocks)+1) // one more, so that there is a first
+	for i, block := range blocks {
+		data[i], nBytes[i] = a.bytes(block), int64(len(block))
+	}
+	var raw C.tandem_weights_options
+	C.tandem_weights_options_init(&raw)
+	if options != nil {
+		raw.resident_bytes, raw.buffer_bytes = C.int64_t(options.ResidentBytes), C.int64_t(options.BufferBytes)
+		raw.host_cap_bytes, raw.device_cap_bytes = C.int64_t(options.HostCapBytes), C.int64_t(options.DeviceCapBytes)
+	}
+	var weights *C.tandem_weights
+	var rawErr *C.tandem_error
+	status := C.tandem_weights_create(&weights, engine.raw(), &data[0], int64s(nBytes), C.int32_t(len(blocks)), &raw, &rawErr)
+	if err := failure(status, rawErr); err != nil {
+		return nil, err
+	}
+	release := func(weights unsafe.Pointer) { C.close_weights(weights) }
+	return &Weights{newHandle("weights", unsafe.Pointer(weights), release, engine.handle.log)}, nil
+}
+
+// Close gives up the weights. It waits until what Done was called for has been done, and returns nil.
+func (w *Weights) Close() error {
+	w.handle.close()
+	return nil
+}
+
+// call runs a function on the weights.
+func (w *Weights) call(name string, function func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t) error {
+	if err := w.handle.use(name); err != nil {
+		return err
+	}
+	defer w.handle.done()
+	var rawErr *C.tandem_error
+	return failure(function((*C.tandem_weights)(w.handle.pointer), &rawErr), rawErr)
+}
+
+// Block is one that is in use.
+type Block struct {
+	Data uintptr // in device memory, 256-byte aligned, for what follows on the stream until Done
+
+	weights  *Weights
+	blockIdx C.int32_t
+	stream   uintptr
+	once     sync.Once
+}
+
+// Use is for what follows on a CUDA stream (0: the legacy default stream) until Done. It does not wait for the device. Errors:
+// ErrInvalidArgument, ErrInvalidState (the stream is being captured; blocks in use leave no room for this one), ErrDeviceLost.
+func (w *Weights) Use(blockIdx int32, stream uintptr) (*Block, error) {
+	block := &Block{weights: w, blockIdx: C.int32_t(blockIdx), stream: stream}
+	err := w.call("tandem_weights_use", func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t {
+		result := C.tandem_go_weights_use(weights, block.blockIdx, C.uintptr_t(stream))
+		block.Data, *err = uintptr(result.data), result.error
+		return result.status
+	})
+	if err != nil {
+		return nil, err
+	}
+	return block, nil
+}
+
+// Done ends the use, the first time that it is called: what was asked of the stream until now is all that reads the block, others
+// may be sent to its place after that.
+func (b *Block) Done() (err error) {
+	b.once.Do(func() {
+		err = b.weights.call("tandem_weights_done", func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t {
+			result := C.tandem_go_weights_done(weights, b.blockIdx, C.uintptr_t(b.stream))
+			*err = result.error
+			return result.status
+		})
+	})
+	return err
+}
+
+// Stats says what the weights hold and what has been done.
+func (w *Weights) Stats() (WeightsStats, error) {
+	raw := C.tandem_weights_stats{struct_size: C.sizeof_tandem_weights_stats}
+	err := w.call("tandem_weights_get_stats", func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t {
+		return C.tandem_weights_get_stats(&raw, weights, err)
+	})
+	return WeightsStats{
+		NBlocks:       int64(raw.n_blocks),
+		NResident:     int64(raw.n_resident),
+		ResidentBytes: int64(raw.resident_bytes),
+		HostBytes:     int64(raw.host_bytes),
+		PinnedBytes:   int64(raw.pinned_bytes),
+		DeviceBytes:   int64(raw.device_bytes),
+		BufferBytes:   int64(raw.buffer_bytes),
+		NUses:         int64(raw.n_uses),
+		NStreamedUses: int64(raw.n_streamed_uses),
+		NAhead:        int64(raw.n_ahead),
+		StreamedBytes: int64(raw.streamed_bytes),
+	}, err
+}

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""How keys and values of a layer come from hidden states."""
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import _abi
+from ._errors import invalid
+from ._library import lib
+from ._options import fill, integer, named
+from ._tensor import Tensor, as_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """How keys and values of a layer come from the hidden states x of its tokens, for the route ``"recompute"``.
+
+    ``k = rotate(norm(x) w_k + b_k)``, ``v = norm(x) w_v + b_v``. It is to be what the caller's model does, as K and V that are
+    given and those that are made of x stand for each other.
+
+    Parameters
+    ----------
+    hidden_dim : int
+        Of x; a multiple of 8 up to 65,536.
+    w_k, w_v : array_like
+        f16 or bf16, contiguous. In host memory they are copied by the model; in device memory they are used where they are.
+    w_order : str
+        ``"in_out"``: [hidden_dim, n_kv_heads * head_dim]; ``"out_in"``: transposed, as checkpoints have them.
+    norm : str
+        ``"none"``, ``"rms"`` or ``"layer"``.
+    norm_eps : float
+        0: 1e-5.
+    k_rope : str
+        How the caller rotates keys, with the layer's `rope_dims`, `rope_theta`, ...: ``"caller"``: not at all; ``"halves"``,
+        ``"interleaved"``.
+    b_k, b_v : array_like, optional
+        [n_kv_heads * head_dim] each.
+    norm_weight, norm_bias : array_like, optional
+        [hidden_dim]; without: ones, none.
+    """
+
+    hidden_dim: int
+    w_k: Any
+    w_v: Any
+    w_order: str = "in_out"
+    norm: str = "none"
+    norm_eps: float = 0.0
+    k_rope: str = "caller"
+    b_k: ArrayLike | None = None
+    b_v: ArrayLike | None = None
+    norm_weight: ArrayLike | None = None
+    norm_bias: ArrayLike | None = None
+
+
+def floats(name: str, values: Any, length: int) -> Any:
+    """A C array of f32 of this length."""
+    array = np.ascontiguousarray(values, dtype=np.float32)
+    if array.shape != (length,):
+        raise invalid(name, f"has shape {list(array.shape)}, must be [{length}]")
+    return (ctypes.c_float * length)(*array.tolist())
+
+
+def projection_struct(projection: Any, n_k: int, n_v: int) -> Any:
+    """tandem_layer_projection of a layer with so many columns of K and V; keeps alive what it points to."""
+    if not isinstance(projection, Projection):
+        raise invalid("projection", f"is a {type(projection).__name__}, not a Projection")
+    struct = _abi.LayerProjectionStruct()
+    lib.tandem_layer_projection_init(ctypes.byref(struct))
+    n_hidden = max(integer("projection.hidden_dim", projection.hidden_dim, 32), 0)
+    order = named("projection.w_order", projection.w_order, _abi.WEIGHTS)
+    tensors: list[Tensor] = []
+    for name, columns in (("w_k", n_k), ("w_v", n_v)):
+        tensor = as_tensor(f"projection.{name}", getattr(projection, name))
+        shape = (n_hidden, columns) if order == _abi.WEIGHTS["in_out"] else (columns, n_hidden)
+        raw = _abi.TensorStruct.from_buffer_copy(tensor._packed)
+        if tensor.shape != shape or raw.stride[0] != max(shape[1], 1):
+            raise invalid(f"projection.{name}", f"has shape {list(tensor.shape)}, must be {list(shape)} and contiguous")
+        if tensors and (tensor._code, tensor._device) != (tensors[0]._code, tensors[0]._device):
+            raise invalid("projection.w_v", f"is {tensor.dtype} on {tensor.device}, projection.w_k is {tensors[0].dtype} on "
+                          f"{tensors[0].device}")
+        setattr(struct, name, raw.data)
+        tensors.append(tensor)
+    struct.held = tensors
+    struct.w_type, struct.w_order, struct.device_type = tensors[0]._code, order, tensors[0]._device
+    fill(struct, {name: getattr(projection, name) for name in ("hidden_dim", "norm", "norm_eps", "k_rope", "b_k", "b_v",
+                                                               "norm_weight", "norm_bias")}, {
+        "norm": lambda name, value: named(f"projection.{name}", value, _abi.NORMS),
+        "k_rope": lambda name, value: named(f"projection.{name}", value, _abi.ROPES),
+        "b_k": lambda name, value: floats(f"projection.{name}", value, n_k),
+        "b_v": lambda name, value: floats(f"projection.{name}", value, n_v),
+        "norm_weight": lambda name, value: floats(f"projection.{name}", value, n_hidden),
+        "norm_bias": lambda name, value: floats(f"projection.{name}", value, n_hidden)}, "a projection")
+    return struct

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""Weights that the device has no room for."""
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from . import _abi
+from ._cache import read_stats, stream_pointer
+from ._engine import Engine
+from ._errors import call, invalid
+from ._handle import Handle, Owner, create
+from ._library import lib
+from ._options import fill, integer
+
+
+@dataclass(frozen=True)
+class WeightsStats:
+    """Sums since the weights were made, and what they hold; sizes in bytes.
+
+    Attributes
+    ----------
+    n_blocks, n_resident : int
+        Blocks, and of these those that stay on the device.
+    resident_bytes, host_bytes, pinned_bytes : int
+        Of blocks that stay; copies of the others, and of these what is pinned.
+    device_bytes, buffer_bytes : int
+        Memory that blocks take there, and of this the buffer.
+    n_uses, n_streamed_uses, n_ahead : int
+        Uses, of these those of blocks that cross the bus, and of these those under way or there when they were asked for.
+    streamed_bytes : int
+        Sent so far, in vain too.
+    """
+
+    n_blocks: int
+    n_resident: int
+    resident_bytes: int
+    host_bytes: int
+    pinned_bytes: int
+    device_bytes: int
+    buffer_bytes: int
+    n_uses: int
+    n_streamed_uses: int
+    n_ahead: int
+    streamed_bytes: int
+
+
+def _bytes_of(name: str, block: Any) -> Any:
+    """The bytes of a contiguous buffer, without a copy."""
+    try:
+        view = block if isinstance(block, np.ndarray) else memoryview(block)
+        contiguous = view.flags.c_contiguous if isinstance(view, np.ndarray) else view.c_contiguous
+    except TypeError:
+        raise invalid(name, f"is a {type(block).__name__}, which is no buffer") from None
+    if not contiguous:
+        raise invalid(name, "is not contiguous")
+    if isinstance(view, np.ndarray):
+        return view.reshape(-1).view(np.uint8)
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+class Weights(Owner):
+    """A model's weights where the device has no room for all of them. Any thread may use them.
+
+    They are blocks of bytes in the order in which a token uses them, of which some stay on the device and the others cross the bus,
+    over and over, while what came before them computes.
+
+    Parameters
+    ----------
+    engine : Engine
+        With a device.
+    blocks : sequence of buffers
+        NumPy arrays or what has the buffer protocol, contiguous; copied.
+    resident_bytes : int
+        Device memory for blocks that stay, chosen evenly over the order; 0: none stays.
+    buffer_bytes : int
+        Device memory that the others go through; 0: any two that follow each other and the largest once more.
+    host_cap_bytes, device_cap_bytes : int
+        Hard caps; 0: none.
+
+    Raises
+    ------
+    UnsupportedError
+        The engine has no device.
+    CapacityError, OutOfMemoryError, DeviceLostError
+    """
+
+    def __init__(self, engine: Engine, blocks: Sequence[Any], *, resident_bytes: int = 0, buffer_bytes: int = 0,
+                 host_cap_bytes: int = 0, device_cap_bytes: int = 0) -> None:
+        arrays = [_bytes_of(f"blocks[{i}]", block) for i, block in enumerate(blocks)]
+        self._sizes = [array.nbytes for array in arrays]
+        data = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+        n_bytes = (ctypes.c_int64 * len(arrays))(*self._sizes)
+        struct = _abi.WeightsOptionsStruct()
+        lib.tandem_weights_options_init(ctypes.byref(struct))
+        fill(struct, {"resident_bytes": resident_bytes, "buffer_bytes": buffer_bytes, "host_cap_bytes": host_cap_bytes,
+                      "device_cap_bytes": device_cap_bytes}, {}, "weights")
+        pointer = create(lib.tandem_weights_create, engine._handle.pointer, ctypes.byref(data), ctypes.byref(n_bytes), len(arrays),
+                         ctypes.byref(struct))
+        self._own(Handle(pointer, lib.tandem_weights_release, engine._handle))
+
+    def use(self, block_idx: int, stream: int | None = None) -> "Block":
+        """A block for what follows on `stream`, until :meth:`Block.done` or the end of a ``with``. Does not wait for the device.
+
+        Parameters
+        ----------
+        block_idx : int
+            In order, each block is there or on its way when it is asked for; one that is out of order is sent then.
+        stream : int, optional
+            CUDA stream; None or 0: the legacy default stream.
+
+        Raises
+        ------
+        InvalidStateError
+            Blocks in use leave no room for this one, or the stream is being captured.
+        InvalidArgumentError, DeviceLostError
+        """
+        data = ctypes.c_void_p()
+        idx, pointer = integer("block_idx", block_idx, 32), stream_pointer(stream)
+        call(lib.tandem_weights_use, ctypes.byref(data), self._handle.pointer, idx, pointer)
+        return Block(self, idx, data.value or 0, pointer)
+
+    def stats(self) -> WeightsStats:
+        """What the weights hold and what has been done."""
+        return read_stats(WeightsStats, _abi.WeightsStatsStruct(), lib.tandem_weights_get_stats, self._handle.pointer)
+
+    def __repr__(self) -> str:
+        return self._repr(f"of {len(self._sizes)} blocks")
+
+
+class Block:
+    """A block in use, from :meth:`Weights.use`: bytes in device memory that other packages take without a copy.
+
+    ``torch.as_tensor(block, device="cuda")`` and ``cupy.asarray(block)`` are views of it, not to be written, for work on its stream
+    until :meth:`done`.
+
+    Attributes
+    ----------
+    data : int
+        Its address in device memory, 256-byte aligned.
+    n_bytes : int
+    """
+
+    def __init__(self, weights: Weights, block_idx: int, data: int, stream: int | None) -> None:
+        self.data = data
+        self.n_bytes = weights._sizes[block_idx]
+        self._weights: Weights | None = weights
+        self._block_idx = block_idx
+        self._stream = stream
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self._weights is None:
+            raise invalid("block", f"{self._block_idx} is not in use any more")
+        return {"shape": (self.n_bytes,), "typestr": "|u1", "data": (self.data, False), "strides": None, "version": 3,
+                "stream": self._stream or 1}
+
+    def done(self) -> None:
+        """End the use: what was asked of the stream until now is all that reads the block. Does nothing a second time."""
+        weights, self._weights = self._weights, None
+        if weights is not None:
+            call(lib.tandem_weights_done, weights._handle.pointer, self._block_idx, self._stream)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done()

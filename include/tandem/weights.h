@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A model's weights as Tandem sees them: what makes keys and values of hidden states, and blocks that the device has no room
+ * for. Part of tandem.h, which says what holds for every function.
+ */
+#ifndef TANDEM_WEIGHTS_H_
+#define TANDEM_WEIGHTS_H_
+
+#include "tandem/tandem.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- projections of hidden states -------------------------------------------------------------------------------- */
+
+#define TANDEM_NORM_NONE 0
+#define TANDEM_NORM_RMS 1   /* x / sqrt(mean(x^2) + eps) * weight */
+#define TANDEM_NORM_LAYER 2 /* (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias */
+
+#define TANDEM_WEIGHTS_IN_OUT 0 /* [hidden_dim, n_kv_heads * head_dim], contiguous */
+#define TANDEM_WEIGHTS_OUT_IN 1 /* [n_kv_heads * head_dim, hidden_dim], contiguous, as checkpoints have them */
+
+/* How keys and values of a layer come from the hidden states x of its tokens, for the route "recompute" (KVPR, Jiang et al.,
+ * 2024): k = rotate(norm(x) W_K + b_K), v = norm(x) W_V + b_V. It is to be what the caller's model does, as K and V that are
+ * given and those that are made of x stand for each other. Products are of numbers of w_type with sums in f32; what the norm
+ * leaves is rounded to w_type, and each number of K and V once, to its storage type. */
+typedef struct tandem_layer_projection {
+  uint32_t struct_size;
+  int32_t hidden_dim;       /* of x; a multiple of 8 up to 65,536 */
+  int32_t w_type;           /* of both weights: TANDEM_F16 or TANDEM_BF16 */
+  int32_t w_order;          /* TANDEM_WEIGHTS_* */
+  int32_t device_type;      /* where both weights are: in host memory (copied) or the device's (borrowed while the model lives) */
+  int32_t norm;             /* TANDEM_NORM_* */
+  float norm_eps;           /* 0: 1e-5 */
+  int32_t k_rope;           /* how the caller rotates keys, with the layer's rope_dims, rope_theta, ...: TANDEM_ROPE_HALVES or
+                             * TANDEM_ROPE_INTERLEAVED, by positions as the cache counts them; 0: not at all */
+  const void *w_k;          /* 16-byte aligned in device memory */
+  const void *w_v;
+  const float *b_k;         /* [n_kv_heads * k_head_dim] or NULL; this and what follows is in host memory and copied */
+  const float *b_v;         /* [n_kv_heads * v_head_dim] or NULL */
+  const float *norm_weight; /* [hidden_dim]; NULL: ones */
+  const float *norm_bias;   /* [hidden_dim] or NULL; with TANDEM_NORM_LAYER only */
+} tandem_layer_projection;
+#define TANDEM_LAYER_PROJECTION_INIT \
+  { sizeof(tandem_layer_projection), 0, 0, 0, 0, 0, 0.0f, 0, NULL, NULL, NULL, NULL, NULL, NULL }
+TANDEM_API void tandem_layer_projection_init(tandem_layer_projection *projection);
+
+/* ---- offloaded weights ------------------------------------------------------------------------------------------- */
+
+/* A model's weights where the device has no room for all of them: blocks of bytes in the order in which a token uses them
+ * (say attention's matrices of layer 0, its MLP's, attention's of layer 1, ...), of which some stay on the device and the others
+ * cross the bus, over and over, while what came before them computes. The library knows nothing of what they mean. */
+typedef struct tandem_weights tandem_weights;
+
+typedef struct tandem_weights_options {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t resident_bytes;  /* device memory for blocks that stay, chosen evenly over the order; 0: none stays */
+  int64_t buffer_bytes;    /* device memory that the others go through, at least the largest of them; 0: any two that follow
+                            * each other and the largest once more */
+  int64_t host_cap_bytes;  /* CAPACITY beyond; 0: none */
+  int64_t device_cap_bytes;
+} tandem_weights_options;
+#define TANDEM_WEIGHTS_OPTIONS_INIT \
+  { sizeof(tandem_weights_options), 0, 0, 0, 0, 0 }
+TANDEM_API void tandem_weights_options_init(tandem_weights_options *options);
+
+/* Copies block i, n_bytes[i] bytes of host memory at data[i], to the device where it stays there, else to pinned host memory
+ * of the library's own, and begins to send the first ones. options may be NULL. Waits for the device. Errors: UNSUPPORTED
+ * (the engine has no device), INVALID_ARGUMENT, OUT_OF_MEMORY, CAPACITY, DEVICE_LOST. */
+TANDEM_API int32_t tandem_weights_create(tandem_weights **weights, tandem_engine *engine, const void *const *data,
+                                         const int64_t *n_bytes, int32_t n_blocks, const tandem_weights_options *options,
+                                         tandem_error **error);
+/* Waits until what tandem_weights_done() was called for has been done. Accepts NULL. */
+TANDEM_API void tandem_weights_release(tandem_weights *weights);
+/* *data is where block block_idx is in device memory, 256-byte aligned, for what follows on `stream` until
+ * tandem_weights_done(). The order of blocks is a ring, the first follows the last; blocks may be left out, and one that is out of
+ * order is sent when it is asked for. Does not wait for the device. Threads: any, one stream's calls in the order of its work.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (the stream is being captured: a replay would find other blocks; blocks in use leave
+ * no room for this one), DEVICE_LOST. */
+TANDEM_API int32_t tandem_weights_use(void **data, tandem_weights *weights, int32_t block_idx, void *stream,
+                                      tandem_error **error);
+/* What was asked of `stream` until now is all that reads the block: others may be sent to its place after that. Once for each
+ * tandem_weights_use(). Errors: as there; INVALID_STATE (the block is not in use). */
+TANDEM_API int32_t tandem_weights_done(tandem_weights *weights, int32_t block_idx, void *stream, tandem_error **error);
+
+/* Sums since the weights were created, and what they hold. */
+typedef struct tandem_weights_stats {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t n_blocks;
+  int64_t n_resident;      /* of these, on the device for good */
+  int64_t resident_bytes;  /* of these, in the caller's count */
+  int64_t host_bytes;      /* copies of the others */
+  int64_t pinned_bytes;    /* of these, pinned: the rest crosses the bus more slowly */
+  int64_t device_bytes;    /* memory that blocks take there, buffer included */
+  int64_t buffer_bytes;
+  int64_t n_uses;
+  int64_t n_streamed_uses; /* of these, blocks that cross the bus */
+  int64_t n_ahead;         /* of these, under way or there when they were asked for */
+  int64_t streamed_bytes;  /* sent so far, in vain too */
+} tandem_weights_stats;
+#define TANDEM_WEIGHTS_STATS_INIT \
+  { sizeof(tandem_weights_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+TANDEM_API int32_t tandem_weights_get_stats(tandem_weights_stats *stats, const tandem_weights *weights, tandem_error **error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TANDEM_WEIGHTS_H_ */
