@@ -25,7 +25,7 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
   for (int32_t i = 0; i < n_sequences; ++i) {
     const int64_t length = found[static_cast<size_t>(i)]->longest();
     if (q_lens[i] <= INT32_MAX - length) continue;
-    const std::string field = "q_lens[" + std::to_string(i) + "]";
+    const std::string field = element_name("q_lens", i);
     return fail(TANDEM_ERROR_CAPACITY, field.c_str(), "%s = %lld makes a sequence of %lld tokens longer than 2^31 - 1",
                 field.c_str(), static_cast<long long>(q_lens[i]), static_cast<long long>(length));
   }

@@ -44,6 +44,8 @@ class [[nodiscard]] Status {
 // The same with a message made of parts, as long as they are.
 Status fail_with(int32_t code, int64_t underlying, const char* field, std::string message);
 
+std::string element_name(const char* array, int64_t idx);  // as a field: "q_lens[3]"
+
 }  // namespace tandem
 
 #define TANDEM_TRY(expression)                                                           \
