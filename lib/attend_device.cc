@@ -101,8 +101,13 @@ Status AttendCall::run_on_device() {
     take_back();
     throw;
   }
-  if (!status.ok()) take_back();
-  return status;
+  if (status.ok()) return status;
+  take_back();
+  // A fault that this call tells of is not told again.
+  HandOver& hand_over = session_.device_->hand_over();
+  if (!hand_over.can_start_over() || status.code() != hand_over.fault().code()) return status;
+  std::unique_lock lock(cache_.mutex());
+  return session_.meet_fault(args_.stream);
 }
 
 // No layer has grown. What is under way may still write to the state.
