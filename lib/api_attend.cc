@@ -128,7 +128,7 @@ Status check_parents(const AttendRequest& call) {
   for (int32_t i = 0; i < call.args.n_sequences; ++i) {
     for (int64_t own = 0; own < call.args.q_lens[i]; ++own, ++token) {
       if (parent[token] >= -1 && parent[token] < own) continue;
-      const std::string field = "parent_idx[" + std::to_string(token) + "]";
+      const std::string field = element_name("parent_idx", token);
       return fail(kInvalid, field.c_str(), "%s = %d is not from -1 to below %lld, its own index in sequence %lld",
                   field.c_str(), parent[token], static_cast<long long>(own), static_cast<long long>(call.args.sequences[i]));
     }

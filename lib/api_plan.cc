@@ -24,7 +24,7 @@ Status check_kv_lens(const int64_t* kv_lens, int64_t n_sequences) {
   if (n_sequences > 0) TANDEM_TRY(require(kv_lens, "kv_lens"));
   for (int64_t i = 0; i < n_sequences; ++i) {
     if (kv_lens[i] >= 0 && kv_lens[i] <= kMaxTokens) continue;
-    const std::string field = "kv_lens[" + std::to_string(i) + "]";
+    const std::string field = element_name("kv_lens", i);
     return require_range(field.c_str(), kv_lens[i], 0, kMaxTokens);
   }
   return {};

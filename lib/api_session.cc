@@ -30,7 +30,7 @@ Status check_sequences(const int64_t* sequences, const int64_t* q_lens, int32_t 
   bool ascending = true;
   for (int32_t i = 0; i < n_sequences; ++i) {
     if (q_lens[i] < 0 || q_lens[i] > kMaxTokens) {
-      const std::string field = "q_lens[" + std::to_string(i) + "]";
+      const std::string field = element_name("q_lens", i);
       return require_tokens(field.c_str(), q_lens[i]);
     }
     ascending = ascending && (i == 0 || sequences[i - 1] < sequences[i]);
@@ -51,7 +51,7 @@ Status check_kept(const int64_t* kept_idx, int64_t n_kept) {
   for (int64_t i = 0; i < n_kept; ++i) {
     const int64_t least = i == 0 ? 0 : kept_idx[i - 1] + 1;
     if (kept_idx[i] >= least && kept_idx[i] < kMaxTokens) continue;
-    const std::string field = "kept_idx[" + std::to_string(i) + "]";
+    const std::string field = element_name("kept_idx", i);
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, field.c_str(), "%s = %lld is not ascending from 0", field.c_str(),
                 static_cast<long long>(kept_idx[i]));
   }

@@ -10,8 +10,6 @@ namespace {
 constexpr int32_t kMaxBlocks = 1 << 20;
 constexpr int64_t kMaxBytes = int64_t{1} << 42;  // of a block, a buffer, a cap: their sums stay far from 2^63
 
-std::string element(const char* name, int32_t idx) { return std::string(name) + "[" + std::to_string(idx) + "]"; }
-
 Status check_options(const tandem_weights_options& options) {
   TANDEM_TRY(check_reserved("reserved", options.reserved));
   TANDEM_TRY(require_range("resident_bytes", options.resident_bytes, 0, kMaxBytes));
@@ -26,8 +24,8 @@ Status copy_blocks(const void* const* data, const int64_t* n_bytes, int32_t n_bl
   TANDEM_TRY(require(n_bytes, "n_bytes"));
   blocks->reserve(static_cast<size_t>(n_blocks));
   for (int32_t i = 0; i < n_blocks; ++i) {
-    TANDEM_TRY(require(data[i], element("data", i).c_str()));
-    TANDEM_TRY(require_range(element("n_bytes", i).c_str(), n_bytes[i], 1, kMaxBytes));
+    TANDEM_TRY(require(data[i], element_name("data", i).c_str()));
+    TANDEM_TRY(require_range(element_name("n_bytes", i).c_str(), n_bytes[i], 1, kMaxBytes));
     blocks->push_back({data[i], n_bytes[i]});
   }
   return {};

@@ -30,11 +30,6 @@ struct HeadStates {
   int64_t n_heads = 0;
 };
 
-// What a call may do without, it then goes without.
-inline bool is_for_lack_of_memory(const Status& status) {
-  return status.code() == TANDEM_ERROR_OUT_OF_MEMORY || status.code() == TANDEM_ERROR_CAPACITY;
-}
-
 // As kernels are told of a tensor; and n_rows rows of one.
 DeviceRows rows_of(const TensorView& view);
 TensorView from_row(const TensorView& view, int64_t row, int64_t n_rows);

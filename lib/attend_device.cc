@@ -101,8 +101,13 @@ Status AttendCall::run_on_device() {
     take_back();
     throw;
   }
-  if (!status.ok()) take_back();
-  return status;
+  if (status.ok()) return status;
+  take_back();
+  // A fault that this call tells of is not told again.
+  HandOver& hand_over = session_.device_->hand_over();
+  if (!hand_over.can_start_over() || status.code() != hand_over.fault().code()) return status;
+  std::unique_lock lock(cache_.mutex());
+  return session_.meet_fault(args_.stream);
 }
 
 // No layer has grown. What is under way may still write to the state.
@@ -153,12 +158,14 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   }
   CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages,
                 evicted_at_once(policy_, session_.options_, cache_.page_len())};
+  const DeviceLimits step = session_.room_for_steps(size);
   if (args_.speculative) add_guess(&size);
   CallSize with_stream = size;
   TANDEM_TRY(reserve_stream(*most, &with_stream));
   TANDEM_TRY(reserve_rebuilt(*most, &with_stream));
   if (session_.may_stream_) {
-    const DeviceLimits shorter = device_limits(device.device(), layer_, with_stream);
+    DeviceLimits shorter = device_limits(device.device(), layer_, with_stream);
+    shorter.include(step);
     DeviceLimits limits = shorter;
     TANDEM_TRY(reserve_prefill(*most, &limits));
     Status status = device.reserve(limits, args_.stream);
@@ -166,7 +173,9 @@ Status AttendCall::reserve_on_device(int64_t* most) {
     if (status.ok()) return {};
     TANDEM_TRY(give_streams_up(std::move(status)));
   }
-  return device.reserve(device_limits(device.device(), layer_, size), args_.stream);
+  DeviceLimits limits = device_limits(device.device(), layer_, size);
+  limits.include(step);
+  return device.reserve(limits, args_.stream);
 }
 
 // The next rows of the caller's tensors, up to kMostTokens and `most` of a sequence.

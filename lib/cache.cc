@@ -30,8 +30,6 @@ int64_t Sequence::position(int64_t token) const {
 
 namespace {
 
-std::string element(const char* array, size_t i) { return std::string(array) + "[" + std::to_string(i) + "]"; }
-
 Status check_storage_type(const std::string& name, int32_t type) {
   if (find_dtype(type) != nullptr) return {};
   return fail(TANDEM_ERROR_INVALID_ARGUMENT, name.c_str(), "%s = %d is not a storage type (%s)", name.c_str(), type,
@@ -93,8 +91,8 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
     Layer& layer = (*layers)[l];
     layer.k_type = options.layer_k_types != nullptr ? options.layer_k_types[l] : k_type;
     layer.v_type = options.layer_v_types != nullptr ? options.layer_v_types[l] : options.v_type == 0 ? layer.k_type : v_type;
-    const std::string k_name = options.layer_k_types != nullptr ? element("layer_k_types", l) : "k_type";
-    const std::string v_name = options.layer_v_types != nullptr ? element("layer_v_types", l) : "v_type";
+    const std::string k_name = options.layer_k_types != nullptr ? element_name("layer_k_types", l) : "k_type";
+    const std::string v_name = options.layer_v_types != nullptr ? element_name("layer_v_types", l) : "v_type";
     TANDEM_TRY(check_storage_type(k_name, layer.k_type));
     TANDEM_TRY(check_storage_type(v_name, layer.v_type));
     if (layer.v_aliases_k && layer.v_type != layer.k_type)
@@ -103,7 +101,7 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
                   find_dtype(layer.v_type)->name, k_name.c_str(), find_dtype(layer.k_type)->name, l);
     layer.k_rotation = options.layer_k_rotations != nullptr ? options.layer_k_rotations[l] : options.k_rotation;
     TANDEM_TRY(check_rotation(
-        layer, options.layer_k_rotations != nullptr ? element("layer_k_rotations", l).c_str() : "k_rotation", l));
+        layer, options.layer_k_rotations != nullptr ? element_name("layer_k_rotations", l).c_str() : "k_rotation", l));
   }
   return resolve_x_type(options.x_type, layers);
 }

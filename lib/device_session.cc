@@ -232,13 +232,14 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
                 "(%lld tokens, %lld sequences)",
                 static_cast<long long>(limits_.n_tokens), static_cast<long long>(limits_.step_sequences));
   const SessionWork layout = make_session_work(plain_layers_, all);
-  Buffer work;
-  TANDEM_TRY(Buffer::create(device_tier_, layout.work_bytes, Use::kSession, &work));
   void *shared = nullptr, *shared_device = nullptr;
   TANDEM_TRY(call_device(device_, &DeviceTable::allocate_shared, layout.shared_bytes, &shared, &shared_device));
   // What is under way still uses the old memory.
   hand_over_->drain();
-  Status status = call_device(device_, &DeviceTable::fill, work.data(), 0, layout.work_bytes, stream);
+  Buffer work;
+  Status status = Buffer::create(device_tier_, layout.work_bytes, Use::kSession, &work);
+  if (is_for_lack_of_memory(status)) status = make_room_for_work(std::move(status), layout.work_bytes, stream, &work);
+  if (status.ok()) status = call_device(device_, &DeviceTable::fill, work.data(), 0, layout.work_bytes, stream);
   if (status.ok()) status = call_device(device_, &DeviceTable::wait, stream);
   if (!status.ok()) {
     device_.table->release_shared(device_.self, shared);
@@ -252,6 +253,25 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   limits_ = all;
   layout_ = layout;
   return {};
+}
+
+// There is no room for the old work space and a larger one at a time: the old one goes first, and comes back where that does
+// not help. Nothing is under way. lack: what is said then.
+Status DeviceSession::make_room_for_work(Status lack, int64_t bytes, void* stream, Buffer* work) {
+  if (work_.bytes() == 0) return lack;
+  TANDEM_TRY(hand_over_->fault());
+  TANDEM_TRY(call_device(device_, &DeviceTable::wait, stream));
+  const int64_t before = work_.bytes();
+  work_ = Buffer();
+  if (Buffer::create(device_tier_, bytes, Use::kSession, work).ok()) return {};
+  Status restored = Buffer::create(device_tier_, before, Use::kSession, &work_);
+  if (restored.ok()) restored = call_device(device_, &DeviceTable::fill, work_.data(), 0, before, stream);
+  if (restored.ok()) restored = start_over(stream);
+  if (!restored.ok()) {  // the next call begins with nothing
+    work_ = Buffer();
+    limits_ = {};
+  }
+  return lack;
 }
 
 Status DeviceSession::start_over(void* stream) {

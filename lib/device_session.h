@@ -8,7 +8,8 @@
 //   buffers         of streamed keys (lib/routes/stream_buffers.h), and of rebuilt ones (lib/routes/recompute.h)
 //
 // All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
-// a graph holds addresses.
+// a graph holds addresses. Calls make room for a planned step of their sequences, so that a session takes as much whether
+// its steps are planned or not.
 #pragma once
 
 #include <cstdint>
@@ -84,6 +85,7 @@ class DeviceSession {
   Status reserve(const DeviceLimits& limits, void* stream);
   const DeviceLimits& limits() const { return limits_; }
   void freeze() { is_frozen_ = true; }
+  bool is_frozen() const { return is_frozen_; }
   // After a step that was not done as planned, when the stream is idle: tickets begin again, in the memory that graphs hold.
   Status start_over(void* stream);
   Status reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end);
@@ -128,6 +130,7 @@ class DeviceSession {
   DeviceSession(const Device& device, const std::vector<Layer>& layers, const Policy& policy, int64_t window_len,
                 Tier& device_tier);
   Status upload_constants();
+  Status make_room_for_work(Status lack, int64_t bytes, void* stream, Buffer* work);
   const float* constant(int64_t at) const { return at < 0 ? nullptr : constants_.as<float>() + at; }
 
   const Device& device_;

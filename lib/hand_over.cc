@@ -93,6 +93,7 @@ void HandOver::start_over() {
   std::atomic_ref(flags_->fault).store(0);
   first_idx_ = posted_.load(std::memory_order_relaxed);
   fault_code_ = TANDEM_OK;
+  can_start_over_.store(false, std::memory_order_release);
   faulted_.store(false, std::memory_order_release);
 }
 
@@ -171,13 +172,11 @@ Status HandOver::fault() {
   if (fault_code_ == kOfStep)
     return fail(fault_code_, "session", "%s: appended tokens from that step on are gone, other calls may follow",
                 fault_text_);
+  if (can_start_over())
+    return fail(fault_code_, "session", "%s: tokens appended by that call and those since are gone, other calls may follow",
+                fault_text_);
   return fail_system(fault_code_, fault_underlying_, "session",
                      "%s: host tensors still work, appended tokens that had not arrived are gone", fault_text_);
-}
-
-bool HandOver::can_start_over() const {
-  std::lock_guard lock(mutex_);
-  return fault_code_ == kOfStep;
 }
 
 HandOver::Sums HandOver::sums() const {
@@ -193,28 +192,28 @@ void HandOver::loop() {
   cpu_.table->keep_clear(cpu_.self);
   while (wait_for_post()) {
     HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
-    bool is_lost = !wait_for_arrival(task);
+    bool is_lost = can_start_over() || !wait_for_arrival(task);
     const TraceRange range("answer", task.shape.layer_idx, "host");
     TaskTimes times;
     times.has_host = !is_lost && !task.scratch.jobs.empty();
-    if (!is_lost) times.stream.keys = task.streamed, times.stream.hidden = task.sent_hidden;
+    times.stream.keys = task.streamed, times.stream.hidden = task.sent_hidden;
     times.begin = Clock::now();
     const int64_t staged_bytes = is_lost ? 0 : take_rows(task);
     if (!is_lost) run(task.arrived, task);
     if (times.has_host) attend(task, &times.stream);
     times.host_end = Clock::now();
     answer(task);
-    if (!is_lost && task.observed != nullptr) {
+    if (!is_lost && !can_start_over() && task.observed != nullptr) {
       if (wait_for_observation(task))
         run(task.observed, task);
-      else if (task.step > 0 && can_start_over())
-        is_lost = true;
-      else if (!task.is_cut)
+      else if (!can_start_over() && !task.is_cut)
         task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
       answer(task);
     }
+    is_lost = is_lost || can_start_over();
     if (times.stream.is_awaited()) wait_for_stream(task, &times.stream);
     if (is_lost) {
+      times.stream = {};
       task.is_lost = true;
       has_lost_.store(true, std::memory_order_release);
     }
@@ -230,10 +229,9 @@ void HandOver::loop() {
   }
 }
 
-// Where a step was not done as planned, there may be tickets that nobody expects: no one is to wait for their answers.
+// Once tasks are lost there may be tickets that nobody expects: no one is to wait for their answers.
 void HandOver::answer(const HandOverTask& task) {
-  const bool is_over = faulted_.load(std::memory_order_acquire) && can_start_over();
-  const uint64_t n_answered = is_over ? INT64_MAX : task.ticket + 1;
+  const uint64_t n_answered = can_start_over() ? INT64_MAX : task.ticket + 1;
   std::atomic_ref(flags_->answered).store(n_answered, std::memory_order_release);
 }
 
@@ -257,7 +255,7 @@ template <typename F>
 bool HandOver::wait_for(F has_come) {
   const auto begin = Clock::now();
   auto next_check = begin + kBetweenChecks;
-  while (!faulted_.load(std::memory_order_relaxed) && !stop_.load(std::memory_order_relaxed)) {
+  while (!is_hopeless() && !stop_.load(std::memory_order_relaxed)) {
     if (has_come()) return true;
     const auto now = Clock::now();
     if (now - begin < kSpin) {
@@ -278,7 +276,7 @@ bool HandOver::wait_for_arrival(const HandOverTask& task) {
   const bool has_arrived = wait_for([&] {
                              if (has_come() || is_abandoned(task)) return true;
                              if (is_over(task) && !has_come()) fault_of_step(task);
-                             return false;
+                             return can_start_over();
                            }) &&
                            has_come();
   if (!has_arrived || task.is_its_own()) return has_arrived;
@@ -293,7 +291,7 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
   wait_for([&] {
     if (has_come() || task.is_cut.load(std::memory_order_acquire) || is_abandoned(task)) return true;
     if (is_over(task) && !has_come()) fault_of_step(task);
-    return false;
+    return can_start_over();
   });
   return has_come() && !task.is_cut.load(std::memory_order_acquire);  // else a later ticket's has come
 }
@@ -312,7 +310,7 @@ int32_t HandOver::look_at_stream(int64_t, int64_t, void* end) {
   return 0;
 }
 
-// Until nobody reads what is streamed any more. Where the device is lost, nobody does.
+// Until nobody reads what is streamed any more, of tasks that are lost too. Where the device is lost, nobody does.
 void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
   wait_for([&] {
     end->look();
@@ -451,11 +449,13 @@ void HandOver::attend(const HandOverTask& task, StreamEnd* stream) {
 }
 
 void HandOver::set_fault(int32_t code, int64_t underlying, const char* text) {
+  const bool is_got_over = code == kOfStep || code == TANDEM_ERROR_OUT_OF_MEMORY;
   std::lock_guard lock(mutex_);
-  if (faulted_.load(std::memory_order_relaxed)) return;
+  if (faulted_.load(std::memory_order_relaxed) && (is_got_over || !can_start_over())) return;  // it is known already
   fault_code_ = code;
   fault_underlying_ = underlying;
   std::snprintf(fault_text_, sizeof fault_text_, "%s", text);
+  can_start_over_.store(is_got_over, std::memory_order_release);
   faulted_.store(true, std::memory_order_release);
 }
 

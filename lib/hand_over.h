@@ -4,6 +4,10 @@
 //
 // A task says what to do about a ticket. It is complete when it is posted: it holds addresses and nothing that later calls
 // change, so the thread takes no lock of the cache's. Tasks are answered in the order of posting.
+//
+// What goes wrong is a fault. Of a device that is lost it is for good. A step that was not done as planned, and a lack of
+// memory on the thread, are got over: that task and all behind it are lost, whether they arrive or not, and taken back by
+// who looks next; nobody waits for their answers; and when the device has done with them tickets begin again.
 #pragma once
 
 #include <algorithm>
@@ -170,7 +174,8 @@ class HandOver {
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
   // Why no ticket will arrive any more; ok as long as they do.
   Status fault();
-  bool can_start_over() const;  // the fault is of a step, the device is well
+  // The fault is of a step, or of memory: the device is well.
+  bool can_start_over() const { return can_start_over_.load(std::memory_order_acquire); }
   // restore(task) of all tasks that never arrived or were not observed, then take_back(task) of each; it is idle.
   template <typename F, typename G>
   void take_lost(F restore, G take_back) {
@@ -198,6 +203,7 @@ class HandOver {
         tasks_(static_cast<size_t>(n_tasks)) {}
   void loop();
   bool wait_for_post();
+  bool is_hopeless() const { return faulted_.load(std::memory_order_acquire) && !can_start_over(); }
   template <typename F>
   bool wait_for(F has_come);
   bool wait_for_arrival(const HandOverTask& task);
@@ -241,7 +247,7 @@ class HandOver {
   uint64_t first_idx_ = 0;           // of the task whose ticket is 0
   std::vector<HandOverTask> tasks_;  // of index i: i % n_tasks
   std::atomic<uint64_t> posted_{0}, finished_{0}, open_from_{UINT64_MAX}, abandoned_from_{UINT64_MAX};
-  std::atomic<bool> faulted_{false}, has_lost_{false};
+  std::atomic<bool> faulted_{false}, can_start_over_{false}, has_lost_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_posted_, changed_finished_;
   int32_t fault_code_ = TANDEM_OK;  // guarded by mutex_, as what follows

@@ -74,7 +74,7 @@ Status check_logits(const tandem_layer_options& l, const Refusal& refuse) {
   for (int32_t head = 0; l.sinks != nullptr && head < l.n_q_heads; ++head) {
     const float sink = element(l.sinks, head);
     if (std::isnan(sink) || sink == INFINITY) {
-      const std::string member = "sinks[" + std::to_string(head) + "]";
+      const std::string member = element_name("sinks", head);
       return refuse(kInvalid, member.c_str(), "%g is not a logit", static_cast<double>(sink));
     }
   }
@@ -113,7 +113,7 @@ Status check_rope(const tandem_layer_options& l, const Refusal& refuse) {
     if (std::isfinite(frequency / scale * 0x1p32)) continue;
     if (l.rope_inv_freq == nullptr)
       return refuse(kInvalid, "rope_theta", "%g with rope_position_scale = %g makes angles infinite", l.rope_theta, scale);
-    const std::string member = "rope_inv_freq[" + std::to_string(i) + "]";
+    const std::string member = element_name("rope_inv_freq", i);
     return refuse(kInvalid, member.c_str(), "%g makes angles that are not finite", frequency);
   }
   return {};

@@ -57,11 +57,11 @@ void Session::fetch_maw(const Sequence& sequence) {
   for (size_t l = 0; l < found->layers.size(); ++l) {
     if (!window.has_maw(l)) continue;
     device_->hand_over().drain();
-    window.set_maw(l, false);
     const LayerState& state = *found->layers[l];
     const int32_t n_q_heads = cache_->layers()[l].n_q_heads;
     const TokenRange valid = window.valid(l);
-    std::vector<float> page(static_cast<size_t>(int64_t{n_q_heads} * kDevicePageLen));
+    std::vector<float> page(static_cast<size_t>(int64_t{n_q_heads} * kDevicePageLen));  // without it, nothing has changed
+    window.set_maw(l, false);
     const Status fetched = for_pages({std::max(state.window_begin, valid.begin), valid.end}, [&](TokenRange range) {
       const auto* from =
           reinterpret_cast<const std::byte*>(window.page_of(range.begin)) + device_->geometry().layers[l].maw_at;

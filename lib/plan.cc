@@ -40,7 +40,7 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry
 }
 
 // Sessions take these at the first calls of as many sequences (lib/device_session.h). page_bytes: of windows; limits: what
-// calls come to beside `size`.
+// calls and steps come to beside `size`.
 Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64_t page_bytes, const CallSize& size,
                    DeviceLimits limits, tandem_memory_plan* plan) {
   plan->device_window_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
@@ -157,6 +157,7 @@ Status plan_calls(const Engine& engine, const std::vector<Layer>& layers, const 
                 evicted_at_once(policy, calls.options, page_len)};
   const WindowGeometry window = make_window_geometry(layers, policy);
   DeviceLimits limits;
+  if (calls.routes.plans_steps()) limits = step_limits(layers, size, limits);
   if (calls.routes.always_streams() && !made.streams.empty()) {
     if (calls.routes.streams_keys()) add_pieces(layers, made.streams, calls, &size);
     if (!made.rebuilt.empty())

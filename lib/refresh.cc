@@ -127,9 +127,16 @@ void refresh_head(Refresh& refresh, int32_t kv_head) {
   if (reaches && has_room(head, refresh, kv_head)) {
     copy_selected(head, refresh, kv_head);
   } else {
-    refresh.uncopied = refresh.wants_all = true;
+    refresh.uncopied = true;
     head.n_copied = 0;
   }
+}
+
+// Until every head has a copy again, by whatever refresh.
+void note_copies(Refresh& refresh) {
+  const auto lacks_copy = [](const HeadSelection& head) { return head.n_copied < head.n_tokens; };
+  const std::vector<HeadSelection>& heads = refresh.state->heads;
+  refresh.wants_all = !refresh.keys.keeps_positions && std::any_of(heads.begin(), heads.end(), lacks_copy);
 }
 
 }  // namespace
@@ -139,6 +146,7 @@ void judge_evicted(void* context) {
   const RefreshTimer timer(*refresh.session);
   refresh.eviction = true;
   for (int32_t h = 0; h < refresh.layer->n_kv_heads; ++h) refresh_head(refresh, h);
+  note_copies(refresh);
 }
 
 // Heads of all sequences side by side.
@@ -155,6 +163,7 @@ void judge_evicted_by_all(const std::vector<Refresh*>& refreshes) {
   };
   const int64_t n_heads = static_cast<int64_t>(refreshes.size()) * refreshes[0]->layer->n_kv_heads;
   cpu.table->run(cpu.self, n_heads, judge_head, const_cast<std::vector<Refresh*>*>(&refreshes));
+  for (Refresh* refresh : refreshes) note_copies(*refresh);
 }
 
 // A job for each head and block of the MAW, so that weights are added where they belong.
@@ -200,11 +209,12 @@ void re_evaluate(Refresh& refresh) {
     count_weights(refresh, {refresh.q.data(), refresh.lse.data(), capacity * refresh.layer->group_size, refresh.n_queries,
                             refresh.n_skipped, refresh.begin.data(), refresh.end.data(), 0, refresh.keys.length});
   }
-  refresh.eviction = refresh.wants_all = false;
+  refresh.eviction = false;
   const auto judge_head = [](void* context, int64_t kv_head, int32_t) {
     refresh_head(*static_cast<Refresh*>(context), static_cast<int32_t>(kv_head));
   };
   cpu.table->run(cpu.self, refresh.layer->n_kv_heads, judge_head, &refresh);
+  note_copies(refresh);
   refresh.n_queries = refresh.n_skipped = 0;
   refresh.due = false;
 }

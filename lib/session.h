@@ -145,6 +145,7 @@ class Session {
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
   void leave();
   void forget_all();
+  DeviceLimits room_for_steps(const CallSize& call) const;
   Status reserve_step(void* stream);
   Status plan_step(void* stream);
   Status end_plan(void* stream);

@@ -12,6 +12,7 @@ namespace tandem {
 Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, void* stream) {
   const auto lock = cache_->lock_settled(this);
   if (in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "a step is open already");
+  if (device_ != nullptr && stream != nullptr) TANDEM_TRY(meet_fault(stream));  // before anyone looks at what is lost
   if (device_ != nullptr && !device_->hand_over().fault().ok()) settle_device();  // lengths are not what they were
   std::vector<StepSequence> step;
   std::vector<Sequence*> found;
@@ -25,7 +26,7 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
   for (int32_t i = 0; i < n_sequences; ++i) {
     const int64_t length = found[static_cast<size_t>(i)]->longest();
     if (q_lens[i] <= INT32_MAX - length) continue;
-    const std::string field = "q_lens[" + std::to_string(i) + "]";
+    const std::string field = element_name("q_lens", i);
     return fail(TANDEM_ERROR_CAPACITY, field.c_str(), "%s = %lld makes a sequence of %lld tokens longer than 2^31 - 1",
                 field.c_str(), static_cast<long long>(q_lens[i]), static_cast<long long>(length));
   }

@@ -28,6 +28,8 @@ Status fail_with(int32_t code, int64_t underlying, const char* field, std::strin
   return Status(std::move(info));
 }
 
+std::string element_name(const char* array, int64_t idx) { return std::string(array) + "[" + std::to_string(idx) + "]"; }
+
 Status fail(int32_t code, const char* field, const char* format, ...) {
   va_list args;
   va_start(args, format);

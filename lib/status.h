@@ -36,6 +36,11 @@ class [[nodiscard]] Status {
   std::unique_ptr<ErrorInfo> info_;
 };
 
+// What can be done without, or with less, then is.
+inline bool is_for_lack_of_memory(const Status& status) {
+  return status.code() == TANDEM_ERROR_OUT_OF_MEMORY || status.code() == TANDEM_ERROR_CAPACITY;
+}
+
 // fail(TANDEM_ERROR_CAPACITY, "host_cap_bytes", "host_cap_bytes = %lld is less than ...", ...)
 [[gnu::format(printf, 3, 4)]] Status fail(int32_t code, const char* field, const char* format, ...);
 [[gnu::format(printf, 4, 5)]] Status fail_system(int32_t code, int64_t underlying, const char* field, const char* format,
@@ -43,6 +48,8 @@ class [[nodiscard]] Status {
 
 // The same with a message made of parts, as long as they are.
 Status fail_with(int32_t code, int64_t underlying, const char* field, std::string message);
+
+std::string element_name(const char* array, int64_t idx);  // as a field: "q_lens[3]"
 
 }  // namespace tandem
 

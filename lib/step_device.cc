@@ -32,6 +32,12 @@ Status Session::reserve_window(const Sequence& sequence, int64_t q_len, int64_t*
   return {};
 }
 
+// Of as many sequences as the call has. What graphs hold does not grow any more: steps larger than that are refused.
+DeviceLimits Session::room_for_steps(const CallSize& call) const {
+  if (!routes_.plans_steps() || device_->is_frozen()) return {};
+  return step_limits(cache_->layers(), call, device_->limits());
+}
+
 // Windows and work space for the step. plan_: its sizes.
 Status Session::reserve_step(void* stream) {
   const std::vector<Layer>& layers = cache_->layers();
@@ -56,7 +62,7 @@ Status Session::reserve_step(void* stream) {
 
 // The cache's mutex is held exclusively; the sequences of step_ have their pages.
 Status Session::plan_step(void* stream) {
-  if (routes_.always_streams())
+  if (!routes_.plans_steps())
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": planned steps take \"host\" or \"auto\"",
                 name_of(routes_.route));
   if (step_.empty())

@@ -15,9 +15,10 @@ inline std::atomic<bool> armed{false};
 inline std::atomic<bool> for_ever{false};
 inline std::atomic<int64_t> n_news{0};    // while armed
 inline std::atomic<int64_t> fails_at{0};  // 0: never
+inline bool (*is_watched)() = nullptr;    // whether the calling thread's count; null: every thread's do
 
 inline bool refuses() {
-  if (!armed.load(std::memory_order_relaxed)) return false;
+  if (!armed.load(std::memory_order_acquire) || (is_watched != nullptr && !is_watched())) return false;
   const int64_t at = fails_at.load(std::memory_order_relaxed), n = n_news.fetch_add(1) + 1;
   return at > 0 && (n == at || (for_ever.load(std::memory_order_relaxed) && n > at));
 }

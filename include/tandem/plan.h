@@ -23,7 +23,8 @@ typedef struct tandem_memory_plan {
   int64_t host_session_bytes;  /* MAW and selection tables of one session */
   int64_t selection_max_bytes; /* upper bound */
   int64_t device_window_bytes; /* windows, for calls of one query a sequence; 0 without a device backend */
-  int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls; "auto" takes more when it streams */
+  int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls, in planned steps or not; "auto" takes more
+                                * when it streams */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
   int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
   int64_t device_stream_bytes; /* buffers of a session that may stream or rebuild keys, taken by the first call that does */

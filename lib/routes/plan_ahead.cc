@@ -18,7 +18,7 @@ int64_t outside_window(const PolicyOptions& options, int64_t page_len, int64_t l
 Status check_lens(std::span<const int64_t> kv_lens, const int64_t* q_lens) {
   for (size_t i = 0; i < kv_lens.size() && q_lens != nullptr; ++i) {
     if (q_lens[i] >= 1 && q_lens[i] <= kv_lens[i]) continue;
-    const std::string field = "q_lens[" + std::to_string(i) + "]";
+    const std::string field = element_name("q_lens", i);
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, field.c_str(), "%s = %lld is not from 1 to %lld, which the sequence has",
                 field.c_str(), static_cast<long long>(q_lens[i]), static_cast<long long>(kv_lens[i]));
   }

@@ -227,6 +227,101 @@ void a_graph_replayed_twice_is_noticed(void**) {
   assert_int_equal(runner.side.length(), 21);
 }
 
+// What steps of one token of the runners' sequences come to.
+tandem_memory_plan plan_of_steps(const char* policy) {
+  const Runner runner(150, policy);
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  const tandem_session_options options = Side::options_of(policy);
+  const int64_t kv_lens[] = {151, 181};
+  OK(tandem_plan_memory, &plan, runner.side.engine, runner.side.model, nullptr, &options, kv_lens, 2);
+  return plan;
+}
+
+// Of a cap that is just what the plan says: steps have room, and nothing is left of it. begin: the first calls.
+template <typename Begin>
+void fill_the_cap(const char* policy, Begin begin) {
+  constexpr int64_t kOneEach[] = {1, 1};
+  const tandem_memory_plan plan = plan_of_steps(policy);
+  const int64_t cap = plan.device_window_bytes + plan.device_work_bytes;
+  for (const int64_t missing : {0, 1}) {
+    Runner runner(150, policy, cap - missing);
+    const int64_t device_before = controls.device_bytes(), shared_before = controls.shared_bytes();
+    assert_int_equal(begin(&runner), missing == 0 ? TANDEM_OK : TANDEM_ERROR_CAPACITY);
+    if (missing > 0) continue;
+    for (int64_t step = 0; step < 3; ++step) {
+      runner.begin(kOneEach);
+      runner.attend_layers(kOneEach);
+      runner.end();
+    }
+    tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+    OK(tandem_cache_get_stats, &stats, runner.side.cache);
+    assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
+    assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
+    assert_int_equal(stats.device_peak_bytes, cap);
+    assert_int_equal(controls.device_bytes() - device_before, cap);
+    assert_int_equal(controls.shared_bytes() - shared_before, plan.shared_bytes);
+  }
+}
+
+// A step of which nothing is attended, taken back.
+int32_t begin_step(const Runner& runner, int32_t n_sequences) {
+  constexpr int64_t kOneEach[] = {1, 1};
+  const auto begin = [&] {
+    return tandem_step_begin(runner.side.session, runner.ids, kOneEach, n_sequences, runner.stream, nullptr);
+  };
+  const int32_t status = begin();
+  if (status != TANDEM_OK) return status;
+  OK(tandem_step_end, runner.side.session, runner.stream);
+  OK(tandem_engine_drain, runner.side.engine, -1);
+  assert_int_equal(begin(), TANDEM_ERROR_INVALID_STATE);
+  return TANDEM_OK;
+}
+
+// Whether a step is the first call or not, and however many sequences there were before.
+void steps_take_what_is_planned(void**) {
+  for (const char* policy : {"all", "streaming", "hgca"}) {
+    fill_the_cap(policy, [](Runner* runner) { return begin_step(*runner, 2); });
+    fill_the_cap(policy, [](Runner* runner) {
+      constexpr int64_t kOneEach[] = {1, 1};
+      const tandem_attend_args args = runner->args(0, kOneEach);
+      const int32_t status = tandem_attend(runner->side.session, &args, nullptr);
+      for (int i = 0; i < 2; ++i) OK(tandem_sequence_truncate, runner->side.cache, runner->ids[i], 150 + 30 * i);
+      return status;
+    });
+    fill_the_cap(policy, [](Runner* runner) {
+      const int32_t status = begin_step(*runner, 1);
+      return status == TANDEM_OK ? begin_step(*runner, 2) : status;
+    });
+  }
+}
+
+void attend_as_twin(Runner* runner, const Side& twin, int64_t seed) {
+  for (int32_t l = 0; l < kStepLayers; ++l) {
+    Call call(1, seed + l), on_host(1, seed + l);
+    call.to_device();
+    attend(runner->side, call, l, runner->stream);
+    attend(twin, on_host, l);
+    runner->outputs();
+    assert_close(call.output(), on_host.output());
+  }
+}
+
+// Work space that finds no room to grow is as before, or is made anew by the next call where the device fails on top of
+// that.
+void steps_without_room_change_nothing(void**) {
+  for (const char* policy : {"all", "hgca"})
+    for (const bool fails : {false, true}) {
+      const tandem_memory_plan plan = plan_of_steps(policy);
+      Runner runner(150, policy, plan.device_window_bytes + plan.device_work_bytes - 1);
+      const HostTwin twin(150, policy);
+      attend_as_twin(&runner, twin.side, 1);
+      if (fails) controls.fail_call(stand_in::kFill, 1, TANDEM_ERROR_BACKEND);
+      assert_int_equal(begin_step(runner, 2), TANDEM_ERROR_CAPACITY);
+      for (int64_t step = 0; step < 10; ++step) attend_as_twin(&runner, twin.side, 10 * step);
+      assert_int_equal(begin_step(runner, 1), TANDEM_OK);
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -241,6 +336,8 @@ int main() {
       cmocka_unit_test_teardown(a_step_that_stays_undone_is_taken_back, forget),
       cmocka_unit_test_teardown(a_session_may_end_in_a_step, forget),
       cmocka_unit_test_teardown(graphs_are_not_outgrown, forget),
+      cmocka_unit_test_teardown(steps_take_what_is_planned, forget),
+      cmocka_unit_test_teardown(steps_without_room_change_nothing, forget),
       cmocka_unit_test_teardown(a_graph_replayed_twice_is_noticed, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);

@@ -83,6 +83,9 @@ struct Controls {
   void* (*end_capture)(void* stream);
   bool (*launch)(const void* graph, void* stream);
   void (*free_graph)(void* graph);
+  // That is there now, whoever asked for it.
+  int64_t (*device_bytes)();
+  int64_t (*shared_bytes)();
 };
 
 inline constexpr char kControlsSymbol[] = "stand_in_controls";

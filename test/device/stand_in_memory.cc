@@ -132,6 +132,16 @@ bool unshare_memory(void* host) {
   return true;
 }
 
+MemoryBytes memory_bytes() {
+  const std::lock_guard lock(blocks().mutex);
+  MemoryBytes sum;
+  for (const auto& [address, block] : blocks().by_address) {
+    if (block.is_device && block.twin == nullptr) sum.device += block.bytes;
+    if (block.is_device != kMapsTwice && block.twin != nullptr) sum.shared += block.bytes;
+  }
+  return sum;
+}
+
 bool is_device_memory(const void* data, int64_t bytes) {
   if (bytes == 0) return true;
   const std::lock_guard lock(blocks().mutex);

@@ -14,6 +14,12 @@ bool pin_memory(void* data, int64_t bytes);  // of the host: operations may read
 bool unpin_memory(void* data);
 bool unshare_memory(void* host);
 
+// That are allocated now, and that are shared.
+struct MemoryBytes {
+  int64_t device = 0, shared = 0;
+};
+MemoryBytes memory_bytes();
+
 // Whether all these bytes are memory that a device reads and writes at this address.
 bool is_device_memory(const void* data, int64_t bytes);
 // The same, or shared memory at an address of the host: what is copied when a stream gets there, and not before.

@@ -393,9 +393,13 @@ bool launch(const void* graph, void* handle) {
 
 void free_graph(void* graph) { delete static_cast<Graph*>(graph); }
 
+int64_t device_bytes() { return memory_bytes().device; }
+
+int64_t shared_bytes() { return memory_bytes().shared; }
+
 constexpr Controls kControls = {
-    reset,          set_delay,     lose_device, fail_call, fault,      create_stream,
-    destroy_stream, begin_capture, end_capture, launch,    free_graph,
+    reset,         set_delay,   lose_device, fail_call,  fault,        create_stream, destroy_stream,
+    begin_capture, end_capture, launch,      free_graph, device_bytes, shared_bytes,
 };
 
 }  // namespace

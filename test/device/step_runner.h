@@ -20,7 +20,8 @@ struct Runner {
   void* stream = controls.create_stream();
   void* graph = nullptr;
 
-  explicit Runner(int64_t prompt, const char* policy = "all") : side(true, policy, 0, kStepLayers) {
+  explicit Runner(int64_t prompt, const char* policy = "all", int64_t device_cap_bytes = 0)
+      : side(true, policy, device_cap_bytes, kStepLayers) {
     ids[0] = side.sequence;
     OK(tandem_sequence_create, &ids[1], side.cache);
     for (int32_t l = 0; l < kStepLayers; ++l) {
