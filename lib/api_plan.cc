@@ -45,17 +45,19 @@ std::string plan_json(const tandem_memory_plan& plan) {
 }
 
 std::string route_json(const tandem_route_plan& plan) {
-  char text[768];
+  char text[1024];
   std::snprintf(text, sizeof text,
                 "{\"resident_tokens\":%lld,\"host_tokens\":%lld,\"stream_tokens\":%lld,\"host_bytes\":%lld,"
                 "\"stream_bytes\":%lld,\"host_ns\":%lld,\"bus_ns\":%lld,\"device_ns\":%lld,\"total_ns\":%lld,"
-                "\"host_alone_ns\":%lld,\"stream_alone_ns\":%lld}",
+                "\"host_alone_ns\":%lld,\"stream_alone_ns\":%lld,\"recompute_tokens\":%lld,\"recompute_bytes\":%lld,"
+                "\"recompute_alone_ns\":%lld}",
                 static_cast<long long>(plan.resident_tokens), static_cast<long long>(plan.host_tokens),
                 static_cast<long long>(plan.stream_tokens), static_cast<long long>(plan.host_bytes),
                 static_cast<long long>(plan.stream_bytes), static_cast<long long>(plan.host_ns),
                 static_cast<long long>(plan.bus_ns), static_cast<long long>(plan.device_ns),
                 static_cast<long long>(plan.total_ns), static_cast<long long>(plan.host_alone_ns),
-                static_cast<long long>(plan.stream_alone_ns));
+                static_cast<long long>(plan.stream_alone_ns), static_cast<long long>(plan.recompute_tokens),
+                static_cast<long long>(plan.recompute_bytes), static_cast<long long>(plan.recompute_alone_ns));
   return text;
 }
 

@@ -16,6 +16,7 @@
 #include "lib/cache.h"
 #include "lib/device_session.h"
 #include "lib/policies/policy.h"
+#include "lib/routes/call_plan.h"
 #include "lib/routes/prefill_size.h"
 #include "lib/routes/route.h"
 #include "lib/sequence_state.h"
@@ -140,6 +141,10 @@ class Session {
   Status meet_fault(void* stream);
   int64_t most_of_chunk() const;  // tokens of an append that has one ticket
   PrefillTerms prefill_terms(size_t layer_idx) const;
+  // Keys made of hidden states (lib/routes/recompute.cc).
+  Status try_rebuild(const Layer& layer);
+  Status give_rebuilds_up(Status status);
+  RebuildTerms rebuild_terms(const Layer& layer, bool may) const;
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
@@ -164,6 +169,7 @@ class Session {
   std::vector<RebuildLayout> rebuild_layouts_;    // [n_layers]; empty: no keys are made of hidden states
   const DeviceProjection* projection_ = nullptr;  // of the call at hand, where its keys are rebuilt
   bool may_stream_ = false;                       // the call at hand: it has what that takes
+  bool may_rebuild_ = false;                      // likewise, for keys that are made of hidden states
   bool refuses_streams_ = false;                  // there was no memory for them, which is said once
   bool refuses_prefill_ = false;                  // likewise, for long appends' own chunks
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // tandem_plan(): who would compute over the keys of a call, by the same program as calls go by.
 #include <algorithm>
+#include <mutex>
 
 #include "lib/routes/call_plan.h"
 #include "lib/routes/trial.h"
@@ -33,8 +34,6 @@ Status Session::plan(int32_t layer_idx, std::span<const int64_t> kv_lens, const 
   TANDEM_TRY(check_lens(kv_lens, q_lens));
   if (engine.device() == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: the engine has no device, there is one route");
-  if (routes_.route == Route::kRecompute)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: route = \"recompute\" has a given share, nothing is planned");
   if (!can_stream(layer_policy(layer)))
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: policy \"%s\" chooses keys of layer %d when a call is made",
                 layer_policy(layer).name, layer_idx);
@@ -54,21 +53,29 @@ Status Session::plan(int32_t layer_idx, std::span<const int64_t> kv_lens, const 
   const bool can = !stream_layouts_.empty() && layer.rope == nullptr && !refuses_streams_;
   if (device_ != nullptr) device_->hand_over().drain();
   TANDEM_TRY(try_routes(engine, cache_->device_tier(), layer, longest, routes_.buffer_bytes));
+  if (can) {
+    const std::unique_lock lock(cache_->mutex());
+    TANDEM_TRY(try_rebuild(layer));
+  }
+  const RebuildTerms rebuild = rebuild_terms(layer, can);
   if (can && routes_.route == Route::kAuto && is_worth_planning(n_outside * key_bytes))
-    split.make(engine.profile(), layer, key_bytes);
+    split.make(engine.profile(), layer, key_bytes, rebuild);
   else
-    split.give(engine.profile(), layer, key_bytes, can && routes_.always_streams() ? routes_.given_share() : 0.0);
+    split.give(engine.profile(), layer, key_bytes, can && routes_.always_streams() ? routes_.given_share() : 0.0, rebuild);
   plan->resident_tokens = resident;
-  plan->stream_tokens = split.n_streamed();
-  plan->host_tokens = n_outside - plan->stream_tokens;
+  plan->recompute_tokens = split.n_rebuilt();
+  plan->stream_tokens = split.n_streamed() - plan->recompute_tokens;
+  plan->host_tokens = n_outside - split.n_streamed();
   plan->host_bytes = plan->host_tokens * key_bytes;
   plan->stream_bytes = plan->stream_tokens * key_bytes;
+  plan->recompute_bytes = plan->recompute_tokens * layer.x_bytes();
   plan->host_ns = static_cast<int64_t>(split.plan().host_ns);
   plan->bus_ns = static_cast<int64_t>(split.plan().bus_ns);
   plan->device_ns = static_cast<int64_t>(split.plan().device_ns);
   plan->total_ns = static_cast<int64_t>(split.plan().total_ns);
   plan->host_alone_ns = static_cast<int64_t>(split.predict_ns(0.0));
   plan->stream_alone_ns = static_cast<int64_t>(split.predict_ns(1.0));
+  plan->recompute_alone_ns = static_cast<int64_t>(split.predict_rebuilt_ns());
   return {};
 }
 

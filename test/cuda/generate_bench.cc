@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+// Prefill and decode of a whole model over K and V in host memory, by context length and route: tokens a second, what
+// tandem_plan says, and device memory against its plan.
+//
+//   generate_bench MODULE [lengths [routes [kv_type [chunk [steps [shapes [window [buffer_mib]]]]]]]]     lists with commas
+//
+// Random weights in bf16 of a model's shapes (llama-3-8b), random keys and values that nothing computed up to each length,
+// as rows of HeadInfer's tables 4 and 5. "prefill" appends `chunk` tokens to these, all layers and the head of the last one,
+// and is a speed at that length: not the mean over a prompt. "decode" is the median of `steps`, from token to token. A
+// chunk, and a step whose logits are compared with those of route "host", go before what is timed. The planned time of a
+// step is tandem_plan's for each layer and, for all else, what a step takes whose keys are all in the window, measured in
+// the same run. Memory: what the device counts from before a session to after its calls, beside tandem_plan_memory().
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+#include "program.h"
+#include "runtime.h"
+#include "shapes_run.h"
+
+namespace {
+
+using namespace generate;
+using Clock = std::chrono::steady_clock;
+
+constexpr double kMostDistance = 0.02;  // of logits by their length: states are rounded to 16 bits in each layer
+constexpr int32_t kToken = 1;
+
+double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
+
+std::vector<std::string> words_of(const std::string& list) {
+  std::vector<std::string> words;
+  std::stringstream stream(list);
+  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
+  return words;
+}
+
+struct Wanted {
+  std::vector<std::string> lengths, routes;
+  int64_t chunk = 4096, steps = 5;
+  PolicyOptions policy;
+};
+
+class Bench {
+ public:
+  Bench(Runtime* runtime, const Wanted& wanted) : runtime_(runtime), wanted_(wanted) {}
+
+  Failure run() {
+    GENERATE_TRY(runtime_->new_sequence(&at_.sequence));
+    GENERATE_TRY(warm());
+    std::printf("%9s %-12s %8s %9s %9s %9s %8s %7s  %s\n", "tokens", "route", "fill s", "prefill/s", "decode/s", "ms/step",
+                "planned", "ratio", "device MB: planned, held, counted; buffers");
+    for (const std::string& length : wanted_.lengths) GENERATE_TRY(measure_length(std::atoll(length.c_str())));
+    return {};
+  }
+
+ private:
+  Failure open(const std::string& route, Session* session) {
+    PolicyOptions policy = wanted_.policy;
+    policy.routes.route = route;
+    policy.routes.stream_share = route == "host+stream" ? 0.4 : -1;
+    GENERATE_TRY(runtime_->new_session(policy, session));
+    policy_ = policy;
+    at_.session = session->get();
+    return {};
+  }
+  Failure fill_to(int64_t length, double* seconds) {
+    const auto begin = Clock::now();
+    if (length > at_.n_tokens) GENERATE_TRY(runtime_->fill(&at_, length - at_.n_tokens));
+    *seconds = 1e-3 * ms_since(begin);
+    return {};
+  }
+  // Every route once, so that the device has all its code; then the time of a step that finds all keys in its window.
+  Failure warm() {
+    double ignored = 0;
+    const int64_t window = wanted_.policy.window_tokens;
+    GENERATE_TRY(fill_to(3 * window, &ignored));
+    for (const std::string& route : wanted_.routes) {
+      Session session;
+      GENERATE_TRY(open(route, &session));
+      GENERATE_TRY(time_prefill(runtime_, &at_, wanted_.chunk, &ignored));
+      GENERATE_TRY(runtime_->step(&at_, kToken));
+      GENERATE_TRY(runtime_->take_back(&at_, wanted_.chunk + 1));
+    }
+    GENERATE_TRY(runtime_->take_back(&at_, at_.n_tokens - window / 2));
+    Session session;
+    GENERATE_TRY(open("host", &session));
+    GENERATE_TRY(time_steps(20, &base_ms_));
+    std::printf("a step whose %lld keys are in the window: %.3f ms\n", static_cast<long long>(at_.n_tokens), base_ms_);
+    return {};
+  }
+  Failure time_steps(int64_t n, double* median_ms) {
+    std::vector<double> ms;
+    for (int64_t i = 0; i <= n; ++i) {
+      const auto begin = Clock::now();
+      GENERATE_TRY(runtime_->step(&at_, kToken));
+      if (runtime_->most_likely() < 0) return {"logits are not finite"};
+      if (i > 0) ms.push_back(ms_since(begin));
+    }
+    std::sort(ms.begin(), ms.end());
+    *median_ms = ms[ms.size() / 2];
+    return runtime_->take_back(&at_, n + 1);
+  }
+  Failure logits_of_a_step(std::vector<float>* logits) {
+    GENERATE_TRY(runtime_->step(&at_, kToken));
+    logits->assign(runtime_->last_logits(), runtime_->last_logits() + runtime_->config().vocab_size);
+    return runtime_->take_back(&at_, 1);
+  }
+  Failure measure_length(int64_t length) {
+    double fill_seconds = 0;
+    GENERATE_TRY(fill_to(length, &fill_seconds));
+    std::vector<float> expected;
+    {
+      Session session;
+      GENERATE_TRY(open("host", &session));
+      GENERATE_TRY(logits_of_a_step(&expected));
+    }
+    for (const std::string& route : wanted_.routes) {
+      const DeviceUse before = device_use();
+      Session session;
+      GENERATE_TRY(open(route, &session));
+      std::vector<float> logits;
+      GENERATE_TRY(logits_of_a_step(&logits));
+      GENERATE_TRY(compare(route, logits, expected));
+      double per_second = 0, step_ms = 0;
+      GENERATE_TRY(time_prefill(runtime_, &at_, wanted_.chunk, &per_second));
+      GENERATE_TRY(runtime_->take_back(&at_, wanted_.chunk));
+      GENERATE_TRY(time_steps(wanted_.steps, &step_ms));
+      std::printf("%9lld %-12s %8.1f %9.1f %9.3f %9.2f ", static_cast<long long>(length), route.c_str(), fill_seconds,
+                  per_second, 1e3 / step_ms, step_ms);
+      GENERATE_TRY(print_plans(before, step_ms));
+    }
+    return {};
+  }
+  Failure compare(const std::string& route, const std::vector<float>& logits, const std::vector<float>& expected) const {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      difference += std::pow(static_cast<double>(logits[i]) - expected[i], 2);
+      size += std::pow(static_cast<double>(expected[i]), 2);
+    }
+    const double distance = std::sqrt(difference / size);
+    if (distance <= kMostDistance) return {};
+    return {route + ": logits are " + std::to_string(distance) + " of their length from those of \"host\""};
+  }
+  DeviceUse device_use() {
+    DeviceMemoryReport report;
+    return runtime_->device_memory(wanted_.policy, 1, &report) ? DeviceUse{} : report.use;
+  }
+  Failure print_plans(const DeviceUse& before, double step_ms) {
+    tandem_route_plan plan;
+    GENERATE_TRY(runtime_->plan_layer(at_, at_.n_tokens + 1, 1, &plan));
+    const double planned_ms =
+        base_ms_ + 1e-6 * static_cast<double>(plan.total_ns) * static_cast<double>(runtime_->config().n_layers);
+    DeviceMemoryReport memory;
+    GENERATE_TRY(runtime_->device_memory(policy_, at_.n_tokens + wanted_.chunk, &memory));
+    std::printf("%8.2f %7.3f  %.1f %.1f %.1f; %.1f\n", planned_ms, planned_ms / step_ms,
+                1e-6 * static_cast<double>(memory.planned.total()), 1e-6 * static_cast<double>(memory.held.total()),
+                1e-6 * static_cast<double>(memory.use.now_bytes - before.now_bytes),
+                1e-6 * static_cast<double>(memory.held.work_bytes + memory.held.stream_bytes));
+    std::fflush(stdout);
+    return {};
+  }
+
+  Runtime* runtime_;
+  const Wanted& wanted_;
+  Context at_;
+  PolicyOptions policy_;  // of its session
+  double base_ms_ = 0;
+};
+
+Failure run(int argc, char** argv) {
+  const auto word = [&](int i, const char* otherwise) { return std::string(argc > i ? argv[i] : otherwise); };
+  if (argc < 2) return {"generate_bench MODULE [lengths [routes [kv_type [chunk [steps [shapes [window [buffer_mib]]]]]]]]"};
+  Wanted wanted;
+  wanted.lengths = words_of(word(2, "10240,40960,102400"));
+  wanted.routes = words_of(word(3, "auto,stream,host"));
+  wanted.chunk = std::atoll(word(5, "4096").c_str());
+  wanted.steps = std::atoll(word(6, "5").c_str());
+  wanted.policy.window_tokens = std::atoll(word(8, "4096").c_str());
+  wanted.policy.routes.buffer_bytes = std::atoll(word(9, "16").c_str()) << 20;
+  EngineOptions options;
+  options.place = kCuda;
+  options.backend_path = argv[1];
+  options.shapes = word(7, "llama-3-8b");
+  options.kv_place = kOnHost;
+  options.chunk_tokens = wanted.chunk;
+  const std::vector<std::string> types = storage_types();
+  const auto type = std::find(types.begin(), types.end(), word(4, "bf16"));
+  if (type == types.end()) return {"kv_type: \"" + word(4, "bf16") + "\" is no storage type"};
+  options.k_type = static_cast<int32_t>(type - types.begin()) + 1;
+  Runtime runtime;
+  GENERATE_TRY(runtime.open(options));
+  return Bench(&runtime, wanted).run();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_program("generate_bench", argc, argv, run); }
