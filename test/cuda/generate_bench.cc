@@ -9,10 +9,10 @@
 // length, as rows of HeadInfer's tables 4 and 5. "prefill" appends `chunk` tokens to these, all layers and the head of the
 // last one, and is a speed at that length: not the mean over a prompt. "decode" is the median of `steps`, from token to
 // token. A chunk, and a step whose logits are compared with those of route "host", go before what is timed: these may be
-// twice as far apart as the latter from those with half the window, where sums are cut and rounded elsewhere too. The
-// planned time of a step is tandem_plan's for each layer and, for all else, what a step takes whose keys are all in the
-// window, measured in the same run. Memory: what the device counts from before a session to after its calls, beside
-// tandem_plan_memory().
+// twice as far apart as the latter from those with half the window, where sums are cut and rounded elsewhere too. "planned"
+// is in parts of what they took: tandem_plan's time for each layer and, for all else, what a chunk and a step take whose
+// keys are all in the window, measured in the same run. Memory: what the device counts from before a session to after its
+// calls, beside tandem_plan_memory().
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -53,8 +53,8 @@ class Bench {
   Failure run() {
     GENERATE_TRY(runtime_->new_sequence(&at_.sequence));
     GENERATE_TRY(warm());
-    std::printf("%9s %-12s %8s %8s %9s %9s %9s %8s %7s %7s  %s\n", "tokens", "route", "fill s", "distance", "prefill/s",
-                "decode/s", "ms/step", "planned", "ratio", "by bus", "device MB: planned, held, counted; buffers");
+    std::printf("%9s %-8s %6s %8s %9s %8s %9s %9s %8s %7s  %s\n", "tokens", "route", "fill s", "distance", "prefill/s",
+                "planned", "decode/s", "ms/step", "planned", "by bus", "device MB: planned, held, counted; buffers");
     for (const std::string& length : wanted_.lengths) GENERATE_TRY(measure_length(std::atoll(length.c_str())));
     for (const int64_t length : {int64_t{1} << 20, int64_t{4} << 20}) {
       DeviceMemoryReport memory;
@@ -98,12 +98,21 @@ class Bench {
       GENERATE_TRY(runtime_->step(&at_, kToken));
       GENERATE_TRY(runtime_->take_back(&at_, wanted_.chunk + 1));
     }
-    GENERATE_TRY(runtime_->take_back(&at_, at_.n_tokens - window / 2));
+    GENERATE_TRY(runtime_->take_back(&at_, at_.n_tokens - window));
     Session session;
-    GENERATE_TRY(open("host", &session));
+    GENERATE_TRY(open("stream", &session));
+    GENERATE_TRY(time_chunk(&base_chunk_ms_));
+    GENERATE_TRY(runtime_->take_back(&at_, window / 2));
     GENERATE_TRY(time_steps(20, &base_ms_));
-    std::printf("a step whose %lld keys are in the window: %.3f ms\n", static_cast<long long>(at_.n_tokens), base_ms_);
+    std::printf("nothing outside the window: a step %.3f ms, a chunk of %lld %.1f ms\n", base_ms_,
+                static_cast<long long>(wanted_.chunk), base_chunk_ms_);
     return {};
+  }
+  Failure time_chunk(double* ms) {
+    double per_second = 0;
+    GENERATE_TRY(time_prefill(runtime_, &at_, wanted_.chunk, &per_second));
+    *ms = 1e3 * static_cast<double>(wanted_.chunk) / per_second;
+    return runtime_->take_back(&at_, wanted_.chunk);
   }
   Failure time_steps(int64_t n, double* median_ms) {
     std::vector<double> ms;
@@ -142,13 +151,15 @@ class Bench {
       if (!(far <= 2 * noise) || !(noise < 0.1))
         return {route + ": logits are " + std::to_string(far) + " of their length from those of \"host\", which are " +
                 std::to_string(noise) + " from those with half the window"};
-      double per_second = 0, step_ms = 0;
-      GENERATE_TRY(time_prefill(runtime_, &at_, wanted_.chunk, &per_second));
-      GENERATE_TRY(runtime_->take_back(&at_, wanted_.chunk));
+      double chunk_ms = 0, step_ms = 0, chunk_planned = 0, step_planned = 0, by_bus = 0;
+      GENERATE_TRY(time_chunk(&chunk_ms));
       GENERATE_TRY(time_steps(wanted_.steps, &step_ms));
-      std::printf("%9lld %-12s %8.1f %8.1e %9.1f %9.3f %9.2f ", static_cast<long long>(length), route.c_str(), fill_seconds,
-                  far, per_second, 1e3 / step_ms, step_ms);
-      GENERATE_TRY(print_plans(before, step_ms));
+      GENERATE_TRY(planned_ms(wanted_.chunk, &chunk_planned, &by_bus));
+      GENERATE_TRY(planned_ms(1, &step_planned, &by_bus));
+      std::printf("%9lld %-8s %6.1f %8.1e %9.1f %8.2f %9.3f %9.2f %8.2f %7.2f  ", static_cast<long long>(length),
+                  route.c_str(), fill_seconds, far, 1e3 * static_cast<double>(wanted_.chunk) / chunk_ms,
+                  chunk_planned / chunk_ms, 1e3 / step_ms, step_ms, step_planned / step_ms, by_bus);
+      GENERATE_TRY(print_memory(before));
     }
     return {};
   }
@@ -165,17 +176,21 @@ class Bench {
     DeviceMemoryReport report;
     return runtime_->device_memory(wanted_.policy, 1, &report) ? DeviceUse{} : report.use;
   }
-  Failure print_plans(const DeviceUse& before, double step_ms) {
+  // by_bus: share of the keys outside the window.
+  Failure planned_ms(int64_t n_queries, double* ms, double* by_bus) {
     tandem_route_plan plan;
-    GENERATE_TRY(runtime_->plan_layer(at_, at_.n_tokens + 1, 1, &plan));
-    const double planned_ms =
-        base_ms_ + 1e-6 * static_cast<double>(plan.total_ns) * static_cast<double>(runtime_->config().n_layers);
+    GENERATE_TRY(runtime_->plan_layer(at_, at_.n_tokens + n_queries, n_queries, &plan));
+    *ms = (n_queries > 1 ? base_chunk_ms_ : base_ms_) +
+          1e-6 * static_cast<double>(plan.total_ns) * static_cast<double>(runtime_->config().n_layers);
+    const int64_t outside = plan.host_tokens + plan.stream_tokens;
+    *by_bus = outside > 0 ? static_cast<double>(plan.stream_tokens) / static_cast<double>(outside) : 0.0;
+    return {};
+  }
+  Failure print_memory(const DeviceUse& before) {
     DeviceMemoryReport memory;
     GENERATE_TRY(runtime_->device_memory(policy_, at_.n_tokens + wanted_.chunk, &memory));
-    const int64_t outside = plan.host_tokens + plan.stream_tokens;
-    std::printf("%8.2f %7.3f %7.2f  %.1f %.1f %.1f; %.1f\n", planned_ms, planned_ms / step_ms,
-                outside > 0 ? static_cast<double>(plan.stream_tokens) / static_cast<double>(outside) : 0.0,
-                1e-6 * static_cast<double>(memory.planned.total()), 1e-6 * static_cast<double>(memory.held.total()),
+    std::printf("%.1f %.1f %.1f; %.1f\n", 1e-6 * static_cast<double>(memory.planned.total()),
+                1e-6 * static_cast<double>(memory.held.total()),
                 1e-6 * static_cast<double>(memory.use.now_bytes - before.now_bytes),
                 1e-6 * static_cast<double>(memory.held.work_bytes + memory.held.stream_bytes));
     std::fflush(stdout);
@@ -185,8 +200,8 @@ class Bench {
   Runtime* runtime_;
   const Wanted& wanted_;
   Context at_;
-  PolicyOptions policy_;  // of its session
-  double base_ms_ = 0;
+  PolicyOptions policy_;                    // of its session
+  double base_ms_ = 0, base_chunk_ms_ = 0;  // of a step and of a chunk that find all keys in the window
 };
 
 Failure run(int argc, char** argv) {
