@@ -110,7 +110,7 @@ int32_t tandem_plan(tandem_route_plan* plan, tandem_session* session, int32_t la
     TANDEM_TRY(require_range("layer_idx", layer_idx, 0, static_cast<int64_t>(call->cache().layers().size()) - 1));
     TANDEM_TRY(check_kv_lens(kv_lens, n_sequences));
     tandem_route_plan known = AbiStruct<tandem_route_plan>::defaults();
-    TANDEM_TRY(call->plan(layer_idx, {kv_lens, static_cast<size_t>(n_sequences)}, q_lens, &known));
+    TANDEM_TRY(call->plan({static_cast<size_t>(layer_idx), {kv_lens, static_cast<size_t>(n_sequences)}, q_lens}, &known));
     copy_out(known, plan);
     return {};
   });

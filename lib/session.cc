@@ -237,7 +237,7 @@ PrefillTerms Session::prefill_terms(size_t layer_idx) const {
           cache_->engine().device()->info.n_multiprocessors,
           routes_.piece_heads,
           routes_.append_tokens,
-          device_->geometry().layers[layer_idx].bytes};
+          device_ != nullptr ? device_->geometry().layers[layer_idx].bytes : 0};
 }
 
 bool Session::is_settled() const {

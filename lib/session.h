@@ -70,6 +70,15 @@ struct KeptKeys {
   }
 };
 
+// Calls that somebody might make: sequences of kv_lens tokens, the last q_lens of them new.
+struct PlannedCalls {
+  size_t layer_idx = 0;
+  std::span<const int64_t> kv_lens;
+  const int64_t* q_lens = nullptr;  // null: 1 each
+
+  int64_t q_len(size_t i) const { return q_lens != nullptr ? q_lens[i] : 1; }
+};
+
 struct AttendScratch;
 
 class Session {
@@ -88,7 +97,7 @@ class Session {
   Status step_end(void* stream);
   Status stats(tandem_session_stats* stats);
   // Of a call that is not made (lib/routes/plan_ahead.cc). Fills all but struct_size.
-  Status plan(int32_t layer_idx, std::span<const int64_t> kv_lens, const int64_t* q_lens, tandem_route_plan* plan);
+  Status plan(const PlannedCalls& calls, tandem_route_plan* plan);
   Status selection(const HeadOfSequence& head, KeptKeys* kept);
 
   Cache& cache() const { return *cache_; }
@@ -141,6 +150,10 @@ class Session {
   Status meet_fault(void* stream);
   int64_t most_of_chunk() const;  // tokens of an append that has one ticket
   PrefillTerms prefill_terms(size_t layer_idx) const;
+  struct LongParts;
+  Status plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64_t* n, LongParts* parts) const;
+  Status plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan* split, LongParts* parts);
+  static void fill_plan(const Layer& layer, const CallPlan& split, const LongParts& parts, tandem_route_plan* plan);
   // Keys made of hidden states (lib/routes/recompute.cc).
   Status try_rebuild(const Layer& layer);
   Status give_rebuilds_up(Status status);

@@ -55,7 +55,7 @@ typedef struct tandem_route_plan {
   int64_t stream_bytes;
   int64_t host_ns;   /* the CPU */
   int64_t bus_ns;    /* the bus */
-  int64_t device_ns; /* the device, with what makes K and V of hidden states; 0 where it hides behind the bus */
+  int64_t device_ns; /* the device: rebuilt keys, long appends (of these as an H200 would); 0 where it hides behind the bus */
   int64_t total_ns;  /* the last of them */
   int64_t host_alone_ns;      /* if the CPU had all keys outside the windows */
   int64_t stream_alone_ns;    /* if the bus had */

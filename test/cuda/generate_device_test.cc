@@ -14,7 +14,7 @@ using namespace pico;
 
 std::string module_path = TANDEM_MODULE;
 constexpr int64_t kSmallWindow = 256;     // the host has a part of 1,024 tokens
-constexpr double kMostRecomputed = 2e-2;  // of logits: hidden states are rounded to f16
+constexpr double kMostRecomputed = 5e-3;  // of logits: hidden states are rounded to f16
 
 EngineOptions cuda_options() {
   EngineOptions options = f32_options();
