@@ -155,6 +155,9 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_route_plan, total_ns),
     AT(tandem_route_plan, host_alone_ns),
     AT(tandem_route_plan, stream_alone_ns),
+    AT(tandem_route_plan, recompute_tokens),
+    AT(tandem_route_plan, recompute_bytes),
+    AT(tandem_route_plan, recompute_alone_ns),
 
     SIZE(tandem_cache_stats),
     AT(tandem_cache_stats, struct_size),

@@ -45,17 +45,19 @@ std::string plan_json(const tandem_memory_plan& plan) {
 }
 
 std::string route_json(const tandem_route_plan& plan) {
-  char text[768];
+  char text[1024];
   std::snprintf(text, sizeof text,
                 "{\"resident_tokens\":%lld,\"host_tokens\":%lld,\"stream_tokens\":%lld,\"host_bytes\":%lld,"
                 "\"stream_bytes\":%lld,\"host_ns\":%lld,\"bus_ns\":%lld,\"device_ns\":%lld,\"total_ns\":%lld,"
-                "\"host_alone_ns\":%lld,\"stream_alone_ns\":%lld}",
+                "\"host_alone_ns\":%lld,\"stream_alone_ns\":%lld,\"recompute_tokens\":%lld,\"recompute_bytes\":%lld,"
+                "\"recompute_alone_ns\":%lld}",
                 static_cast<long long>(plan.resident_tokens), static_cast<long long>(plan.host_tokens),
                 static_cast<long long>(plan.stream_tokens), static_cast<long long>(plan.host_bytes),
                 static_cast<long long>(plan.stream_bytes), static_cast<long long>(plan.host_ns),
                 static_cast<long long>(plan.bus_ns), static_cast<long long>(plan.device_ns),
                 static_cast<long long>(plan.total_ns), static_cast<long long>(plan.host_alone_ns),
-                static_cast<long long>(plan.stream_alone_ns));
+                static_cast<long long>(plan.stream_alone_ns), static_cast<long long>(plan.recompute_tokens),
+                static_cast<long long>(plan.recompute_bytes), static_cast<long long>(plan.recompute_alone_ns));
   return text;
 }
 
@@ -108,7 +110,7 @@ int32_t tandem_plan(tandem_route_plan* plan, tandem_session* session, int32_t la
     TANDEM_TRY(require_range("layer_idx", layer_idx, 0, static_cast<int64_t>(call->cache().layers().size()) - 1));
     TANDEM_TRY(check_kv_lens(kv_lens, n_sequences));
     tandem_route_plan known = AbiStruct<tandem_route_plan>::defaults();
-    TANDEM_TRY(call->plan(layer_idx, {kv_lens, static_cast<size_t>(n_sequences)}, q_lens, &known));
+    TANDEM_TRY(call->plan({static_cast<size_t>(layer_idx), {kv_lens, static_cast<size_t>(n_sequences)}, q_lens}, &known));
     copy_out(known, plan);
     return {};
   });

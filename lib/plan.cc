@@ -114,7 +114,7 @@ Status plan_routes(const Engine& engine, const std::vector<Layer>& layers, const
   plan->device_stream_bytes = plan->device_weights_bytes = 0;
   if (engine.device() == nullptr || routes.route == Route::kHost) return {};
   TANDEM_TRY(make_stream_layouts(layers, policy, calls.store.extent_len(), routes, &made->streams));
-  if (routes.route == Route::kRecompute) TANDEM_TRY(make_rebuild_layouts(layers, routes.buffer_bytes, &made->rebuilt));
+  TANDEM_TRY(find_rebuild_layouts(*engine.device(), layers, policy, routes, &made->rebuilt));
   if (calls.kv_lens.empty()) return {};
   if (!made->streams.empty() && routes.streams_keys())
     plan->device_stream_bytes = StreamBuffers::kBuffers * routes.buffer_bytes;

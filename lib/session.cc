@@ -29,10 +29,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   if (routes.always_streams() && device == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", name_of(routes.route));
   std::vector<RebuildLayout> rebuilt;
-  if (routes.route == Route::kRecompute) {
-    TANDEM_TRY(make_rebuild_layouts(cache->layers(), routes.buffer_bytes, &rebuilt));
-    for (const Layer& layer : cache->layers()) TANDEM_TRY(call_device(*device, &DeviceTable::supports_rebuild, &layer));
-  }
+  if (device != nullptr) TANDEM_TRY(find_rebuild_layouts(*device, cache->layers(), *policy, routes, &rebuilt));
   std::vector<StreamLayout> layouts;
   if (device != nullptr && routes.route != Route::kHost)
     TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes, &layouts));
@@ -240,7 +237,7 @@ PrefillTerms Session::prefill_terms(size_t layer_idx) const {
           cache_->engine().device()->info.n_multiprocessors,
           routes_.piece_heads,
           routes_.append_tokens,
-          device_->geometry().layers[layer_idx].bytes};
+          device_ != nullptr ? device_->geometry().layers[layer_idx].bytes : 0};
 }
 
 bool Session::is_settled() const {

@@ -16,6 +16,7 @@
 #include "lib/cache.h"
 #include "lib/device_session.h"
 #include "lib/policies/policy.h"
+#include "lib/routes/call_plan.h"
 #include "lib/routes/prefill_size.h"
 #include "lib/routes/route.h"
 #include "lib/sequence_state.h"
@@ -69,6 +70,15 @@ struct KeptKeys {
   }
 };
 
+// Calls that somebody might make: sequences of kv_lens tokens, the last q_lens of them new.
+struct PlannedCalls {
+  size_t layer_idx = 0;
+  std::span<const int64_t> kv_lens;
+  const int64_t* q_lens = nullptr;  // null: 1 each
+
+  int64_t q_len(size_t i) const { return q_lens != nullptr ? q_lens[i] : 1; }
+};
+
 struct AttendScratch;
 
 class Session {
@@ -87,7 +97,7 @@ class Session {
   Status step_end(void* stream);
   Status stats(tandem_session_stats* stats);
   // Of a call that is not made (lib/routes/plan_ahead.cc). Fills all but struct_size.
-  Status plan(int32_t layer_idx, std::span<const int64_t> kv_lens, const int64_t* q_lens, tandem_route_plan* plan);
+  Status plan(const PlannedCalls& calls, tandem_route_plan* plan);
   Status selection(const HeadOfSequence& head, KeptKeys* kept);
 
   Cache& cache() const { return *cache_; }
@@ -140,6 +150,14 @@ class Session {
   Status meet_fault(void* stream);
   int64_t most_of_chunk() const;  // tokens of an append that has one ticket
   PrefillTerms prefill_terms(size_t layer_idx) const;
+  struct LongParts;
+  Status plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64_t* n, LongParts* parts) const;
+  Status plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan* split, LongParts* parts);
+  static void fill_plan(const Layer& layer, const CallPlan& split, const LongParts& parts, tandem_route_plan* plan);
+  // Keys made of hidden states (lib/routes/recompute.cc).
+  Status try_rebuild(const Layer& layer);
+  Status give_rebuilds_up(Status status);
+  RebuildTerms rebuild_terms(const Layer& layer, bool may) const;
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
@@ -165,6 +183,7 @@ class Session {
   std::vector<RebuildLayout> rebuild_layouts_;    // [n_layers]; empty: no keys are made of hidden states
   const DeviceProjection* projection_ = nullptr;  // of the call at hand, where its keys are rebuilt
   bool may_stream_ = false;                       // the call at hand: it has what that takes
+  bool may_rebuild_ = false;                      // likewise, for keys that are made of hidden states
   bool refuses_streams_ = false;                  // there was no memory for them, which is said once
   bool refuses_prefill_ = false;                  // likewise, for long appends' own chunks
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;

@@ -158,7 +158,7 @@ func (e *Engine) Supports(layer *LayerOptions, cache *CacheOptions, session *Ses
 type RoutePlan struct {
 	ResidentTokens int64 // in windows, those of the call among them
 	HostTokens     int64 // attended by the CPU
-	StreamTokens   int64 // that cross the bus
+	StreamTokens   int64 // whose K and V cross the bus
 	HostBytes      int64
 	StreamBytes    int64
 	HostNs         int64
@@ -167,11 +167,15 @@ type RoutePlan struct {
 	TotalNs        int64 // the last of them
 	HostAloneNs    int64 // if the CPU had all keys outside the windows
 	StreamAloneNs  int64 // if the bus had
+
+	RecomputeTokens  int64 // whose hidden states cross the bus; the device makes K and V of them
+	RecomputeBytes   int64 // of hidden states
+	RecomputeAloneNs int64 // if the device made all keys outside the windows; 0: there are no hidden states
 }
 
 // Plan is that of the next such call, by what the engine has measured; where it has not, it measures. kvLens: tokens of each sequence,
 // those of the call among them; qLens: how many these are; nil: 1 each. Errors: ErrInvalidArgument, ErrUnsupported (no device; a
-// policy that does not attend all keys; route "recompute"), ErrCapacity, ErrOutOfMemory.
+// policy that does not attend all keys), ErrCapacity, ErrOutOfMemory.
 func (s *Session) Plan(layerIdx int32, kvLens, qLens []int64) (RoutePlan, error) {
 	const function = "tandem_plan"
 	if qLens != nil && len(qLens) != len(kvLens) {
@@ -196,6 +200,10 @@ func (s *Session) Plan(layerIdx int32, kvLens, qLens []int64) (RoutePlan, error)
 		TotalNs:        int64(raw.total_ns),
 		HostAloneNs:    int64(raw.host_alone_ns),
 		StreamAloneNs:  int64(raw.stream_alone_ns),
+
+		RecomputeTokens:  int64(raw.recompute_tokens),
+		RecomputeBytes:   int64(raw.recompute_bytes),
+		RecomputeAloneNs: int64(raw.recompute_alone_ns),
 	}, failure(status, rawErr)
 }
 
@@ -214,6 +222,10 @@ func (p RoutePlan) Report() (string, error) {
 		total_ns:        C.int64_t(p.TotalNs),
 		host_alone_ns:   C.int64_t(p.HostAloneNs),
 		stream_alone_ns: C.int64_t(p.StreamAloneNs),
+
+		recompute_tokens:   C.int64_t(p.RecomputeTokens),
+		recompute_bytes:    C.int64_t(p.RecomputeBytes),
+		recompute_alone_ns: C.int64_t(p.RecomputeAloneNs),
 	}
 	return text(func(buffer *C.char, bytes C.size_t, needed *C.size_t, rawErr **C.tandem_error) C.int32_t {
 		return C.tandem_route_report(buffer, bytes, needed, &raw, rawErr)

@@ -19,13 +19,16 @@ struct Request {
   PolicyOptions policy;
   SamplingOptions sampling;
   std::string prompt, prompt_file, score_file;
-  int64_t score_offset = 0, score_context = 0, decode_last = 0;
+  int64_t score_offset = 0, score_context = 0, decode_last = 0, n_prefill = 0;
   bool json = false;
 };
 
 Failure check_shapes(const Request& request) {
   if (request.engine.place == kCpu) return {"--shapes: needs --device cuda"};
   if (request.score_context == 0) return {"--context: is missing, --shapes needs it"};
+  if (request.n_prefill > request.score_context)
+    return {"--prefill: \"" + std::to_string(request.n_prefill) +
+            "\" is above --context = " + std::to_string(request.score_context)};
   if (!request.prompt.empty() || !request.prompt_file.empty() || !request.score_file.empty())
     return {"--shapes: has nothing to do with --prompt, --prompt-file and --score"};
   if (!request.engine.model_directory.empty()) return {"--shapes, --model: one of the two"};
@@ -80,10 +83,16 @@ void add_device(const DeviceMemoryReport& device, Json* json) {
                        {"runtime_bytes", device.use.runtime_bytes},
                        {"measured_loaded_bytes", device.use.loaded_bytes},
                        {"measured_bytes", device.use.now_bytes},
-                       {"planned_window_bytes", device.planned_window_bytes},
-                       {"planned_work_bytes", device.planned_work_bytes},
-                       {"window_bytes", device.window_bytes},
-                       {"work_bytes", device.work_bytes}};
+                       {"planned_window_bytes", device.planned.window_bytes},
+                       {"planned_work_bytes", device.planned.work_bytes},
+                       {"window_bytes", device.held.window_bytes},
+                       {"work_bytes", device.held.work_bytes}};
+  if (device.planned.stream_bytes > 0) {
+    (*json)["device"]["planned_stream_bytes"] = device.planned.stream_bytes;
+    (*json)["device"]["stream_bytes"] = device.held.stream_bytes;
+    (*json)["device"]["planned_projection_bytes"] = device.planned.weights_bytes;
+    (*json)["device"]["projection_bytes"] = device.held.weights_bytes;
+  }
   const tandem_weights_stats& weights = device.use.weights;
   if (weights.n_blocks == 0) return;
   (*json)["device"]["weights"] = {{"blocks", weights.n_blocks},
@@ -105,8 +114,12 @@ void print_device(const DeviceMemoryReport& device) {
                mb(device.use.loaded_bytes));
   std::fprintf(stderr,
                "  Tandem planned %.1f MB of windows and %.1f of work space, has %.1f and %.1f (measured: %.1f more)\n",
-               mb(device.planned_window_bytes), mb(device.planned_work_bytes), mb(device.window_bytes),
-               mb(device.work_bytes), mb(device.use.now_bytes - device.use.loaded_bytes));
+               mb(device.planned.window_bytes), mb(device.planned.work_bytes), mb(device.held.window_bytes),
+               mb(device.held.work_bytes), mb(device.use.now_bytes - device.use.loaded_bytes));
+  if (device.planned.stream_bytes > 0)
+    std::fprintf(stderr, "  and %.1f MB of buffers and %.1f of projections, has %.1f and %.1f\n",
+                 mb(device.planned.stream_bytes), mb(device.planned.weights_bytes), mb(device.held.stream_bytes),
+                 mb(device.held.weights_bytes));
   const tandem_weights_stats& weights = device.use.weights;
   if (weights.n_blocks == 0) return;
   std::fprintf(
@@ -160,7 +173,8 @@ Failure serve_shapes(const Request& request) {
   GENERATE_TRY(runtime.new_sequence(&context.sequence));
   ShapesOutcome outcome;
   DeviceMemoryReport device;
-  GENERATE_TRY(run_shapes(&runtime, &context, request.score_context, request.sampling.n_predict, &outcome));
+  const ShapesRun shapes{request.score_context, request.n_prefill, request.sampling.n_predict};
+  GENERATE_TRY(run_shapes(&runtime, &context, shapes, &outcome));
   GENERATE_TRY(runtime.device_memory(request.policy, context.n_tokens, &device));
   if (request.json) {
     Json json = {{"shapes", request.engine.shapes},           {"policy", request.policy.policy},
@@ -168,6 +182,11 @@ Failure serve_shapes(const Request& request) {
                  {"step_ms_median", outcome.median_ms},       {"step_ms_most", outcome.most_ms},
                  {"step_ms_mean", outcome.mean_ms},           {"decode_tokens_per_second", outcome.tokens_per_second},
                  {"replay_distance", outcome.replay_distance}};
+    if (!request.policy.routes.route.empty()) json["route"] = request.policy.routes.route;
+    if (request.n_prefill > 0) {
+      json["prefill_tokens"] = request.n_prefill;
+      json["prefill_tokens_per_second"] = outcome.prefill_tokens_per_second;
+    }
     add_device(device, &json);
     std::printf("%s\n", json.dump().c_str());
     return {};
@@ -177,6 +196,9 @@ Failure serve_shapes(const Request& request) {
   std::printf("%.3f ms per step (median of %lld; most %.3f, mean %.3f), %.1f tokens/s; replay against launches: %.1e\n",
               outcome.median_ms, static_cast<long long>(request.sampling.n_predict), outcome.most_ms, outcome.mean_ms,
               outcome.tokens_per_second, outcome.replay_distance);
+  if (request.n_prefill > 0)
+    std::printf("prefill of the last %lld of these tokens: %.1f tokens/s\n", static_cast<long long>(request.n_prefill),
+                outcome.prefill_tokens_per_second);
   std::fflush(stdout);
   print_device(device);
   return {};
@@ -237,6 +259,8 @@ Failure run(int argc, char** argv) {
   flags.text("--prompt-file", "FILE", "the same from a file", &request.prompt_file);
   flags.integer("--n-predict", "tokens to predict (default 64)", 1, kMax, &request.sampling.n_predict);
   flags.integer("--tokens", "the same, with --shapes", 1, kMax, &request.sampling.n_predict);
+  flags.integer("--prefill", "with --shapes: the last N tokens of --context are computed, and timed", 1, kMax,
+                &request.n_prefill);
   flags.text("--shapes", "NAME", "time decode steps of random weights in the shapes of a model (llama-3-8b, llama-3.2-1b)",
              &request.engine.shapes);
   flags.real("--temperature", "0 (default): the most likely token; above: sampling", 0, 100, &request.sampling.temperature);
@@ -248,6 +272,7 @@ Failure run(int argc, char** argv) {
                 &request.decode_last);
   flags.text("--policy", "NAME", "which keys are attended: all (default), streaming, hgca", &request.policy.policy);
   request.policy.declare(&flags);
+  request.policy.routes.declare(&flags);
   flags.toggle("--json", "one JSON object instead of text", &request.json);
   bool help_wanted = false;
   GENERATE_TRY(flags.parse(argc, argv, &help_wanted));
@@ -258,10 +283,12 @@ Failure run(int argc, char** argv) {
   const bool scores_alone = !request.score_file.empty() && request.prompt.empty() && request.prompt_file.empty();
   if (scores_alone) GENERATE_TRY(flags.refuse_given({"--n-predict", "--temperature", "--seed"}, "is unused with --score"));
   if (request.engine.shapes.empty())
-    GENERATE_TRY(flags.refuse_given({"--tokens"}, "is for --shapes alone"));
+    GENERATE_TRY(flags.refuse_given({"--tokens", "--prefill"}, "is for --shapes alone"));
   else
     GENERATE_TRY(
         flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
+  GENERATE_TRY(request.policy.routes.check(flags, request.engine, request.policy));
+  request.engine.keeps_hidden = request.policy.routes.recomputes();
   request.engine.seed = request.sampling.seed;
   return serve(&request);
 }

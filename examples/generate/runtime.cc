@@ -57,6 +57,10 @@ void EngineOptions::declare(Flags* flags) {
                 {"device", "host"}, &weights_place);
   flags->real("--resident-share", "with --weights host: share of them that stays on the device (default 0)", 0, 1,
               &resident_share);
+  flags->choice("--kv",
+                "with --device cuda: where keys and values are; device (default): those of the window, and the CPU\n"
+                "attends the others; host: in host memory beyond the window, attended by --route, decode in calls",
+                {"device", "host"}, &kv_place);
   flags->text("--isa", "NAME", "instruction set of the attention kernels (default: the best this processor has)", &isa);
   flags->toggle("--progress", "progress bar even when stderr is no terminal", &progress);
 }
@@ -69,6 +73,7 @@ Failure EngineOptions::check() const {
     if (compute != 0) return {"--compute" + why};
     if (eager) return {"--eager" + why};
     if (weights_place != kOnDevice) return {"--weights" + why};
+    if (kv_place != kOnDevice) return {"--kv: \"host\" is for --device cuda alone (on the CPU K and V always are)"};
   } else {
     GENERATE_TRY(check_cuda_built());
   }
@@ -111,17 +116,28 @@ Failure Runtime::open(const EngineOptions& options) {
   GENERATE_TRY(open_engine());
   if (options.place != kCpu) GENERATE_TRY(open_transformer(config));
 
-  const std::vector<tandem_layer_options> layers(config.n_layers, layer_options(config, options.rope == 1));
-  tandem_model* model = nullptr;
-  GENERATE_TANDEM(tandem_model_create(&model, layers.data(), static_cast<int32_t>(layers.size()), &error));
-  model_.reset(model);
-
+  GENERATE_TRY(open_model(config));
   cache_options_.k_type = options.k_type;
   cache_options_.v_type = options.v_type;
   cache_options_.k_rotation = options.k_rotation;
+  if (options.keeps_hidden) cache_options_.x_type = transformer_->hidden_type();
   tandem_cache* cache = nullptr;
-  GENERATE_TANDEM(tandem_cache_create(&cache, engine_.get(), model, &cache_options_, &error));
+  GENERATE_TANDEM(tandem_cache_create(&cache, engine_.get(), model_.get(), &cache_options_, &error));
   cache_.reset(cache);
+  return {};
+}
+
+// Tandem copies the projections, but for matrices that are on the device already and stay there.
+Failure Runtime::open_model(const ModelConfig& config) {
+  std::vector<tandem_layer_options> layers(config.n_layers, layer_options(config, options_.rope == 1));
+  std::vector<LayerProjection> projections(options_.keeps_hidden ? config.n_layers : 0);
+  for (size_t i = 0; i < projections.size(); ++i) {
+    GENERATE_TRY(transformer_->projection(static_cast<int64_t>(i), &projections[i]));
+    layers[i].projection = &projections[i].options;
+  }
+  tandem_model* model = nullptr;
+  GENERATE_TANDEM(tandem_model_create(&model, layers.data(), static_cast<int32_t>(layers.size()), &error));
+  model_.reset(model);
   return {};
 }
 
@@ -158,14 +174,14 @@ Failure Runtime::open_transformer(const ModelConfig& config) {
   cuda.eager = options_.eager;
   cuda.engine = options_.weights_place == kOnHost ? engine_.get() : nullptr;
   cuda.resident_share = options_.resident_share;
+  cuda.by_calls = options_.kv_place == kOnHost;
+  cuda.keeps_hidden = options_.keeps_hidden;
   cuda.weights = options_.shapes.empty() ? &weights : nullptr;
   cuda.seed = static_cast<uint64_t>(options_.seed);
   return make_cuda_transformer(config, cuda, &transformer_);
 }
 
-namespace {
-
-tandem_session_options session_options(const PolicyOptions& policy) {
+tandem_session_options Runtime::session_options(const PolicyOptions& policy) const {
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
   options.policy = policy.policy.c_str();
   options.window_tokens = policy.window_tokens;
@@ -175,10 +191,15 @@ tandem_session_options session_options(const PolicyOptions& policy) {
   options.group_mode = policy.group_mode;
   options.evict_by = policy.evict_by;
   options.halo_tokens = policy.halo_tokens;
+  if (options_.kv_place != kOnHost) return options;
+  const RouteOptions& routes = policy.routes;
+  if (!routes.route.empty()) options.route = routes.route.c_str();
+  options.stream_fraction = routes.stream_share;
+  options.recompute_share = routes.recompute_share;
+  options.stream_buffer_bytes = routes.buffer_bytes;
+  options.append_tokens = options_.chunk_tokens;
   return options;
 }
-
-}  // namespace
 
 Failure Runtime::new_session(const PolicyOptions& policy, Session* session) {
   const tandem_session_options options = session_options(policy);
@@ -246,15 +267,22 @@ Failure Runtime::fill(Context* context, int64_t n_tokens) {
   std::mt19937_64 random(static_cast<uint64_t>(options_.seed));
   std::normal_distribution<float> normal;
   std::vector<uint16_t> rows(2 * std::min(kPiece, n_tokens) * row_size);  // bf16
-  for (uint16_t& x : rows) x = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
+  std::vector<uint16_t> hidden(options_.keeps_hidden ? std::min(kPiece, n_tokens) * config().hidden_size : 0);
+  for (std::vector<uint16_t>* numbers : {&rows, &hidden})
+    for (uint16_t& x : *numbers) x = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
   GENERATE_TANDEM(tandem_sequence_reserve(cache_.get(), context->sequence, n_tokens, &error));
   for (int64_t layer_idx = 0; layer_idx < config().n_layers; ++layer_idx) {
     for (int64_t first = 0; first < n_tokens; first += kPiece) {
       const int64_t n = std::min(kPiece, n_tokens - first);
       const tandem_tensor k = heads_view(rows.data(), TANDEM_BF16, n, n_heads, head_dim, row_size);
       const tandem_tensor v = heads_view(rows.data() + n * row_size, TANDEM_BF16, n, n_heads, head_dim, row_size);
-      GENERATE_TANDEM(
-          tandem_sequence_append(cache_.get(), context->sequence, static_cast<int32_t>(layer_idx), &k, &v, nullptr, &error));
+      const auto layer = static_cast<int32_t>(layer_idx);
+      const tandem_tensor x = rows_view(hidden.data(), TANDEM_BF16, n, config().hidden_size);
+      if (options_.keeps_hidden) {
+        GENERATE_TANDEM(tandem_sequence_append_x(cache_.get(), context->sequence, layer, &k, &v, &x, nullptr, &error));
+      } else {
+        GENERATE_TANDEM(tandem_sequence_append(cache_.get(), context->sequence, layer, &k, &v, nullptr, &error));
+      }
     }
   }
   context->n_tokens += n_tokens;
@@ -272,12 +300,16 @@ Failure Runtime::device_memory(const PolicyOptions& policy, int64_t n_tokens, De
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
   const tandem_session_options session = session_options(policy);
   GENERATE_TANDEM(tandem_plan_memory(&plan, engine_.get(), model_.get(), &cache_options_, &session, &n_tokens, 1, &error));
-  report->planned_window_bytes = plan.device_window_bytes;
-  report->planned_work_bytes = plan.device_work_bytes;
+  report->planned = {plan.device_window_bytes, plan.device_work_bytes, plan.device_stream_bytes, plan.device_weights_bytes};
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
   GENERATE_TANDEM(tandem_cache_get_stats(&stats, cache_.get(), &error));
-  report->window_bytes = stats.device_window_bytes;
-  report->work_bytes = stats.device_work_bytes;
+  report->held = {stats.device_window_bytes, stats.device_work_bytes, stats.device_stream_bytes, stats.device_weights_bytes};
+  return {};
+}
+
+Failure Runtime::plan_layer(const Context& context, int64_t n_tokens, int64_t n_queries, tandem_route_plan* plan) {
+  *plan = TANDEM_ROUTE_PLAN_INIT;
+  GENERATE_TANDEM(tandem_plan(plan, context.session, 0, &n_tokens, &n_queries, 1, &error));
   return {};
 }
 

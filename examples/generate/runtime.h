@@ -13,12 +13,13 @@
 
 #include "failure.h"
 #include "flags.h"
+#include "route_options.h"
 #include "transformer.h"
 
 namespace generate {
 
 constexpr int32_t kCpu = 0, kCuda = 1;         // where a model runs
-constexpr int32_t kOnDevice = 0, kOnHost = 1;  // where its weights are, on a device
+constexpr int32_t kOnDevice = 0, kOnHost = 1;  // where its weights, or K and V, are when it runs on a device
 
 // Names of the storage types, numbered from 1.
 std::vector<std::string> storage_types();
@@ -38,6 +39,8 @@ struct EngineOptions {
   bool eager = false;        // decode kernel by kernel
   int32_t weights_place = kOnDevice;  // of the layers' matrices
   double resident_share = 0;          // of these, where they are on the host: what stays on the device all the same
+  int32_t kv_place = kOnDevice;       // kOnHost: decode in calls of its own, K and V outside the window by a route
+  bool keeps_hidden = false;          // the cache has the hidden states that K and V were made of
   std::string shapes;                 // instead of a model: random weights of these shapes
   int64_t seed = 0;                   // of the weights
   bool progress = false;              // a progress bar on stderr even where that is no terminal
@@ -53,7 +56,8 @@ struct PolicyOptions {
   double alpha = 0, beta = -1;                   // 0, -1: likewise
   int32_t group_mode = 0, evict_by = 0;
   int64_t halo_tokens = -1;    // -1: likewise
-  void declare(Flags* flags);  // all but the policy itself
+  RouteOptions routes;         // with kv_place kOnHost
+  void declare(Flags* flags);  // all but the policy itself and its routes
   Failure check(const char* flag = "--policy") const;
 };
 
@@ -84,8 +88,12 @@ struct AppendOptions {
 
 struct DeviceMemoryReport {
   DeviceUse use;
-  int64_t planned_window_bytes = 0, planned_work_bytes = 0;  // Tandem's plan, for decode
-  int64_t window_bytes = 0, work_bytes = 0;                  // what Tandem says it has
+  struct Parts {
+    int64_t window_bytes = 0, work_bytes = 0, stream_bytes = 0, weights_bytes = 0;
+    int64_t total() const { return window_bytes + work_bytes + stream_bytes + weights_bytes; }
+  };
+  Parts planned;  // Tandem's plan, for decode; with kv_place kOnHost for chunks too
+  Parts held;     // what Tandem says it has
 };
 
 class Runtime {
@@ -114,12 +122,16 @@ class Runtime {
 
   // What the device holds, against the plan for a sequence of n_tokens.
   Failure device_memory(const PolicyOptions& policy, int64_t n_tokens, DeviceMemoryReport* report);
+  // What the next call of a layer takes by Tandem's measurements: n_tokens tokens, the last n_queries of them new.
+  Failure plan_layer(const Context& context, int64_t n_tokens, int64_t n_queries, tandem_route_plan* plan);
   const ModelConfig& config() const { return transformer_->config(); }
   const EngineOptions& options() const { return options_; }
 
  private:
   Failure open_engine();
   Failure open_transformer(const ModelConfig& config);
+  Failure open_model(const ModelConfig& config);
+  tandem_session_options session_options(const PolicyOptions& policy) const;
 
   EngineOptions options_;
   std::unique_ptr<Transformer> transformer_;

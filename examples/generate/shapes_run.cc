@@ -48,10 +48,26 @@ Failure compare_routes(Runtime* runtime, Context* context, ShapesOutcome* outcom
 
 }  // namespace
 
-Failure run_shapes(Runtime* runtime, Context* context, int64_t n_context, int64_t n_tokens, ShapesOutcome* outcome) {
+Failure time_prefill(Runtime* runtime, Context* context, int64_t n_tokens, double* tokens_per_second) {
+  std::string text(static_cast<size_t>(n_tokens), '\0');
+  for (int64_t i = 0; i < n_tokens; ++i) text[i] = static_cast<char>(i * 131 % 251);
+  for (const bool is_timed : {false, true}) {
+    const auto begin = Clock::now();
+    GENERATE_TRY(runtime->append(context, text));
+    if (is_timed) *tokens_per_second = static_cast<double>(n_tokens) / seconds_since(begin);
+    int32_t token = 0;
+    GENERATE_TRY(next_token(runtime, *context, &token));
+    if (!is_timed) GENERATE_TRY(runtime->take_back(context, n_tokens));
+  }
+  return {};
+}
+
+Failure run_shapes(Runtime* runtime, Context* context, const ShapesRun& run, ShapesOutcome* outcome) {
+  const int64_t n_tokens = run.n_tokens;
   const auto begin = Clock::now();
-  GENERATE_TRY(runtime->fill(context, n_context));
+  GENERATE_TRY(runtime->fill(context, run.n_context - run.n_prefill));
   outcome->fill_seconds = seconds_since(begin);
+  if (run.n_prefill > 0) GENERATE_TRY(time_prefill(runtime, context, run.n_prefill, &outcome->prefill_tokens_per_second));
   GENERATE_TRY(compare_routes(runtime, context, outcome));
   int32_t token = kFirstToken;
   std::vector<double> ms;

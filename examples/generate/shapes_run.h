@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// --shapes: decode steps of a model of some shapes with random weights, over a context that nothing has computed.
+// --shapes: decode steps of a model of some shapes with random weights, over a context that nothing has computed, but for
+// its last tokens where a prefill is timed too.
 #ifndef EXAMPLES_GENERATE_SHAPES_RUN_H_
 #define EXAMPLES_GENERATE_SHAPES_RUN_H_
 
@@ -7,18 +8,27 @@
 
 namespace generate {
 
+struct ShapesRun {
+  int64_t n_context = 0;  // tokens that are there
+  int64_t n_prefill = 0;  // of these, the last ones, computed and timed
+  int64_t n_tokens = 0;   // steps behind them
+};
+
 struct ShapesOutcome {
   double fill_seconds = 0;
   double median_ms = 0, most_ms = 0, mean_ms = 0;  // of a step, from token to token
   double tokens_per_second = 0;
+  double prefill_tokens_per_second = 0;
   // A step that replays the graph against one at the same place that went kernel by kernel: distance of their logits by the
-  // length of the latter. 0 with --eager and with --weights host.
+  // length of the latter. 0 with --eager and with --weights host, near 0 with --kv host.
   double replay_distance = 0;
 };
 
-// n_tokens steps behind `context` tokens, each fed the token that the one before found most likely. Refuses logits that are
+// Steps behind the context, each fed the token that the one before found most likely. Refuses logits that are
 // not finite, and a replay that differs from the same step kernel by kernel.
-Failure run_shapes(Runtime* runtime, Context* context, int64_t n_context, int64_t n_tokens, ShapesOutcome* outcome);
+Failure run_shapes(Runtime* runtime, Context* context, const ShapesRun& run, ShapesOutcome* outcome);
+// Appends n_tokens tokens twice, the second time where the first have been taken back, with all memory there: how fast.
+Failure time_prefill(Runtime* runtime, Context* context, int64_t n_tokens, double* tokens_per_second);
 
 }  // namespace generate
 

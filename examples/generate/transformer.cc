@@ -37,6 +37,12 @@ tandem_tensor heads_view(void* data, int32_t dtype, int64_t n_tokens, int64_t n_
   return tensor;
 }
 
+tandem_tensor rows_view(void* data, int32_t dtype, int64_t n_tokens, int64_t row_size) {
+  tandem_tensor tensor = heads_view(data, dtype, n_tokens, row_size, 1, row_size);
+  tensor.n_dims = 2;
+  return tensor;
+}
+
 Failure attend_chunk(const Chunk& chunk, int64_t layer_idx, const HeadsOfChunk& heads, void* stream) {
   const auto n_tokens = static_cast<int64_t>(chunk.tokens.size());
   tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
@@ -49,6 +55,7 @@ Failure attend_chunk(const Chunk& chunk, int64_t layer_idx, const HeadsOfChunk& 
   args.k = &heads.k;
   args.v = &heads.v;
   args.o = &heads.o;
+  if (heads.has_x) args.x = &heads.x;
   args.stream = stream;
   GENERATE_TANDEM(tandem_attend(chunk.session, &args, &error));
   return {};

@@ -41,6 +41,13 @@ struct DeviceUse {
   tandem_weights_stats weights = TANDEM_WEIGHTS_STATS_INIT;  // n_blocks 0: all weights are on the device
 };
 
+// How a layer makes K and V of its hidden states, and what of that is not on the device already.
+struct LayerProjection {
+  tandem_layer_projection options = TANDEM_LAYER_PROJECTION_INIT;
+  std::vector<uint16_t> weights;  // of K, then of V
+  std::vector<float> bias;        // likewise
+};
+
 class Transformer {
  public:
   explicit Transformer(const ModelConfig& config) : config_(config) {}
@@ -60,6 +67,11 @@ class Transformer {
   // Between chunks and whatever comes: lets go of processors.
   virtual void rest() {}
   virtual DeviceUse device_use() { return {}; }
+  // Of what attention is given: the type to keep hidden states in, after the norm, and what makes K and V of them.
+  virtual int32_t hidden_type() const { return 0; }
+  virtual Failure projection(int64_t /*layer_idx*/, LayerProjection* /*projection*/) {
+    return {"hidden states: are kept with --device cuda alone"};
+  }
   const ModelConfig& config() const { return config_; }
 
  protected:
@@ -70,9 +82,13 @@ class Transformer {
 tandem_layer_options layer_options(const ModelConfig& config, bool library_rope);
 // A view of heads inside the rows of a wider matrix, in host memory.
 tandem_tensor heads_view(void* data, int32_t dtype, int64_t n_tokens, int64_t n_heads, int64_t head_dim, int64_t row_stride);
-// Queries, new keys and values, and outputs of one layer.
+// The same of whole rows.
+tandem_tensor rows_view(void* data, int32_t dtype, int64_t n_tokens, int64_t row_size);
+// Queries, new keys and values, and outputs of one layer; and what K and V were made of, where the cache keeps that.
 struct HeadsOfChunk {
   tandem_tensor q, k, v, o;
+  tandem_tensor x = {};
+  bool has_x = false;
 };
 // The layer's attention. stream: of tensors on a device.
 Failure attend_chunk(const Chunk& chunk, int64_t layer_idx, const HeadsOfChunk& heads, void* stream = nullptr);

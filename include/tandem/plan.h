@@ -51,23 +51,27 @@ typedef struct tandem_route_plan {
   int32_t reserved;
   int64_t resident_tokens; /* in windows, those of the call among them */
   int64_t host_tokens;     /* attended by the CPU */
-  int64_t stream_tokens;   /* that cross the bus */
+  int64_t stream_tokens;   /* whose K and V cross the bus */
   int64_t host_bytes;
   int64_t stream_bytes;
   int64_t host_ns;   /* the CPU */
   int64_t bus_ns;    /* the bus */
-  int64_t device_ns; /* the device's attention over what comes; 0 where it hides behind the bus */
+  int64_t device_ns; /* the device: rebuilt keys, long appends (of these as an H200 would); 0 where it hides behind the bus */
   int64_t total_ns;  /* the last of them */
-  int64_t host_alone_ns;   /* if the CPU had all keys outside the windows */
-  int64_t stream_alone_ns; /* if the bus had */
+  int64_t host_alone_ns;      /* if the CPU had all keys outside the windows */
+  int64_t stream_alone_ns;    /* if the bus had */
+  int64_t recompute_tokens;   /* whose hidden states cross the bus; the device makes K and V of them */
+  int64_t recompute_bytes;    /* of hidden states */
+  int64_t recompute_alone_ns; /* if the device made all keys outside the windows; the bus alone where making them has not been
+                               * measured, as where a hidden state is no smaller than K and V; 0: there are none */
 } tandem_route_plan;
 #define TANDEM_ROUTE_PLAN_INIT \
-  { sizeof(tandem_route_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_route_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* The plan of the next such call, by what the engine has measured; where it has not, it measures (some tens of ms). kv_lens
  * [n_sequences]: tokens, those of the call among them; q_lens [n_sequences]: how many these are; NULL: 1 each. Of the session's
  * route; of an append in parts, the last one; changes no output. Errors: INVALID_ARGUMENT (q_lens[i] not from 1 to kv_lens[i]),
- * UNSUPPORTED (no device; a policy that does not attend all keys of the layer; route "recompute"), CAPACITY, OUT_OF_MEMORY (of
+ * UNSUPPORTED (no device; a policy that does not attend all keys of the layer), CAPACITY, OUT_OF_MEMORY (of
  * measuring). */
 TANDEM_API int32_t tandem_plan(tandem_route_plan *plan, tandem_session *session, int32_t layer_idx, const int64_t *kv_lens,
                                const int64_t *q_lens, int64_t n_sequences, tandem_error **error);

@@ -356,8 +356,8 @@ typedef struct tandem_session tandem_session;
  * rounding of products in w_type. Every layer needs a projection, and the cache an x_type. "auto": each call as takes the least
  * time by measurements of the bus, of the CPU and of both at once, which the first calls that could stream take (some tens of ms,
  * once in an engine for a shape of heads and a power of two of queries) and later calls correct: one of them, or both with the
- * split at which they end together (tandem_plan; as in KVPR, by a linear program), which may change from call to call, and the
- * last bits of outputs with it; "host" below 4 MiB, in planned steps (copies in a graph could not follow a sequence that grows),
+ * split at which all end (tandem_plan; KVPR's linear program), hidden states included where they are less than K and V, anew in
+ * each call, as the last bits of outputs are; "host" below 4 MiB, in planned steps (a graph's copies cannot follow a sequence),
  * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
  * attends in full are streamed: those of "all", and of layers with a sliding window under "hgca"; not those that the library
  * rotates, nor in speculative calls. The statistics say which route served.

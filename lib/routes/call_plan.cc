@@ -5,6 +5,8 @@
 #include <cmath>
 #include <tuple>
 
+#include "lib/routes/recompute.h"
+
 namespace tandem {
 namespace {
 
@@ -22,12 +24,18 @@ int64_t cut(const PlannedKeys& keys, int64_t n_moved, int64_t unit) {
 }  // namespace
 
 void CallPlan::add(size_t call, int64_t n_queries, int64_t begin, int64_t end) {
-  if (begin < end) keys_.push_back({call, n_queries, begin, end, begin, 0.0});
+  if (begin < end) keys_.push_back({call, n_queries, begin, end, begin, begin, 0.0});
 }
 
 int64_t CallPlan::n_streamed() const {
   int64_t n = 0;
   for (const PlannedKeys& keys : keys_) n += keys.cpu_begin - keys.begin;
+  return n;
+}
+
+int64_t CallPlan::n_rebuilt() const {
+  int64_t n = 0;
+  for (const PlannedKeys& keys : keys_) n += keys.rebuilt_end - keys.begin;
   return n;
 }
 
@@ -49,39 +57,69 @@ void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_byt
   rates_ = profile.rates(layer, most_queries, key_bytes);
 }
 
-void CallPlan::make(const Profile& profile, const Layer& layer, int64_t key_bytes) {
+void CallPlan::make(const Profile& profile, const Layer& layer, int64_t key_bytes, const RebuildTerms& rebuild) {
+  rebuild_ = rebuild;
   group(profile, layer, key_bytes);
+  if (!rebuild.may) rates_.columns[kPlanRecompute].is_allowed = false;
   const RoutePlan alone = predict_routes(groups_, rates_, 0.0, 0.0), best = plan_routes(groups_, rates_);
-  int64_t left = best.total_ns < kWorthIt * alone.total_ns ? best.moved_keys[kPlanStream] : 0;
+  int64_t left = best.total_ns < kWorthIt * alone.total_ns ? best.n_moved() : 0;
   if (left < kLeastKeys && best.host_keys > 0) left = 0;
   if (left > 0 && best.host_keys < kLeastKeys) left += best.host_keys;
+  double rebuilt =
+      left > 0 ? static_cast<double>(best.moved_keys[kPlanRecompute]) / static_cast<double>(best.n_moved()) : 0.0;
+  if (rebuilt * static_cast<double>(left) < static_cast<double>(kLeastKeys)) rebuilt = 0.0;
+  if ((1.0 - rebuilt) * static_cast<double>(left) < static_cast<double>(kLeastKeys)) rebuilt = std::ceil(rebuilt);
   for (PlannedKeys& keys : keys_) {
     const int64_t n = std::min(left, keys.end - keys.begin);
     keys.cpu_begin = cut(keys, n, kPlannedUnit);
+    keys.rebuilt_end = keys.begin + (rebuilt > 0.0 ? rebuilt_tokens(rebuilt, keys.begin, keys.cpu_begin) : 0);
     left -= n;
   }
-  plan_ = predict(static_cast<double>(n_streamed()));
+  plan_ = predict(n_streamed(), n_rebuilt());
 }
 
-void CallPlan::give(const Profile& profile, const Layer& layer, int64_t key_bytes, double streamed_share) {
+void CallPlan::give(const Profile& profile, const Layer& layer, int64_t key_bytes, double streamed_share,
+                    const RebuildTerms& rebuild) {
+  rebuild_ = rebuild;
   group(profile, layer, key_bytes);
-  for (PlannedKeys& keys : keys_)
+  for (PlannedKeys& keys : keys_) {
     keys.cpu_begin = cut(keys, std::llround(streamed_share * static_cast<double>(keys.end - keys.begin)), kGivenUnit);
-  plan_ = predict(static_cast<double>(n_streamed()));
+    keys.rebuilt_end = keys.begin + (rebuild.may ? rebuilt_tokens(rebuild.share, keys.begin, keys.cpu_begin) : 0);
+  }
+  plan_ = predict(n_streamed(), n_rebuilt());
 }
 
 bool CallPlan::is_known() const {
   return rates_.columns[kPlanStream].is_allowed && !groups_.empty() && groups_.back().host_ns > 0.0;
 }
 
-RoutePlan CallPlan::predict(double n_streamed) const {
-  return is_known() ? predict_routes(groups_, rates_, n_streamed, 0.0) : RoutePlan();
+int64_t CallPlan::n_keys() const {
+  int64_t n = 0;
+  for (const PlanGroup& group : groups_) n += group.n_keys;
+  return n;
+}
+
+// Where nothing is streamed behind them, the last piece of hidden states is worked on when the bus has ended, or the first
+// one waited for.
+RoutePlan CallPlan::predict(int64_t n_streamed, int64_t n_rebuilt) const {
+  if (!is_known()) return {};
+  RoutePlan plan =
+      predict_routes(groups_, rates_, static_cast<double>(n_streamed - n_rebuilt), static_cast<double>(n_rebuilt));
+  if (n_rebuilt == 0 || n_rebuilt < n_streamed) return plan;
+  const PlanColumn& column = rates_.columns[kPlanRecompute];
+  const auto piece = static_cast<double>(std::min(n_rebuilt, rebuild_.piece_keys));
+  plan.device_ns = std::max(plan.bus_ns + piece * column.device_ns, plan.device_ns + piece * column.bus_ns);
+  plan.total_ns = std::max(plan.total_ns, plan.device_ns);
+  return plan;
 }
 
 double CallPlan::predict_ns(double streamed_share) const {
-  double n = 0.0;
-  for (const PlanGroup& group : groups_) n += static_cast<double>(group.n_keys);
-  return predict(streamed_share * n).total_ns;
+  return predict(std::llround(streamed_share * static_cast<double>(n_keys())), 0).total_ns;
+}
+
+double CallPlan::predict_rebuilt_ns() const {
+  if (rates_.columns[kPlanRecompute].bus_ns == 0.0) return 0.0;
+  return predict(n_keys(), n_keys()).total_ns;
 }
 
 }  // namespace tandem

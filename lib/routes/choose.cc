@@ -42,13 +42,14 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
   if (route == Route::kAuto) {
     if (!is_worth_planning(n_tokens * key_bytes()) || session_.refuses_streams_) return {};
     if (Status status = try_unknown_routes(most); !status.ok()) return give_streams_up(std::move(status));
+    TANDEM_TRY(session_.try_rebuild(cache_.layers()[static_cast<size_t>(layer_idx_)]));
     CallPlan& plan = scratch_.plan;
     plan.clear();
     for (size_t i = 0; i < scratch_.calls.size(); ++i) {
       const TokenRange tokens = streamed_tokens(scratch_.calls[i], most);
       plan.add(i, std::min(most, scratch_.calls[i].q_len), tokens.begin, tokens.end);
     }
-    plan.make(cache_.engine().profile(), layer_, key_bytes());
+    plan.make(cache_.engine().profile(), layer_, key_bytes(), session_.rebuild_terms(layer_, true));
     if (plan.n_streamed() == 0) return {};
   }
   session_.may_stream_ = true;
@@ -96,12 +97,16 @@ void AttendCall::choose_route(HandOverTask* task) {
   const RouteOptions& routes = session_.routes_;
   const Profile& profile = cache_.engine().profile();
   const bool plans = session_.may_stream_ && routes.route == Route::kAuto;
+  const RebuildTerms rebuild = session_.rebuild_terms(layer_, session_.may_stream_ && session_.may_rebuild_);
   if (plans)
-    plan.make(profile, layer_, key_bytes());
+    plan.make(profile, layer_, key_bytes(), rebuild);
   else
-    plan.give(profile, layer_, key_bytes(), session_.may_stream_ ? routes.given_share() : 0.0);
+    plan.give(profile, layer_, key_bytes(), session_.may_stream_ ? routes.given_share() : 0.0, rebuild);
   if (!pin_streamed()) plan.give(profile, layer_, key_bytes(), 0.0);
-  for (const PlannedKeys& keys : plan.keys()) scratch_.calls[keys.call].cpu_begin = keys.cpu_begin;
+  for (const PlannedKeys& keys : plan.keys()) {
+    scratch_.calls[keys.call].cpu_begin = keys.cpu_begin;
+    scratch_.calls[keys.call].rebuilt_end = keys.rebuilt_end;
+  }
   describe_part(task);
   if (task->part.streamed_tokens == 0) return;
   task->part.streamed_tokens -= choose_rebuilt(task);

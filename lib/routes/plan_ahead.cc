@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // tandem_plan(): who would compute over the keys of a call, by the same program as calls go by.
 #include <algorithm>
+#include <mutex>
 
 #include "lib/routes/call_plan.h"
 #include "lib/routes/trial.h"
@@ -25,51 +26,123 @@ Status check_lens(std::span<const int64_t> kv_lens, const int64_t* q_lens) {
   return {};
 }
 
+// Keys outside the window, when the last n tokens of a sequence come.
+TokenRange outside_of(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n) {
+  const int64_t first = kv_len - n, end = outside_window(options, page_len, first);
+  return {layer.sliding_window > 0 ? std::clamp<int64_t>(first + 1 - layer.sliding_window, 0, end) : 0, end};
+}
+
 }  // namespace
 
-Status Session::plan(int32_t layer_idx, std::span<const int64_t> kv_lens, const int64_t* q_lens, tandem_route_plan* plan) {
+// Long appends whose keys cross the bus once for thousands of queries (lib/routes/prefill.cc), each for itself.
+struct Session::LongParts {
+  int64_t n_keys = 0, resident_tokens = 0;  // the latter of all calls
+  double bus_ns = 0.0, device_ns = 0.0, total_ns = 0.0;
+};
+
+// q_len: of an append; of its last part, if that streams all there is. n: gets the tokens of that part.
+Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64_t* n, LongParts* parts) const {
+  const Layer& layer = cache_->layers()[layer_idx];
+  const int64_t key_bytes = layer.n_kv_heads * plane_bytes(layer).total();
+  PrefillSize size;
+  const TokenRange all = outside_of(layer, options_, cache_->page_len(), kv_len, q_len);
+  const PrefillTerms terms = prefill_terms(layer_idx);
+  TANDEM_TRY(size_prefill(layer, terms, q_len, std::max<int64_t>(1, all.end - all.begin), &size));
+  *n = (q_len - 1) % size.n_tokens + 1;
+  if (*n <= DeviceSession::kMostTokens) return {};
+  const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len, *n);
+  const int64_t n_keys = keys.end - keys.begin;
+  parts->resident_tokens += kv_len - keys.end;
+  if (n_keys == 0) return {};
+  const double bus_ns = cache_->engine().profile().stream_ns(n_keys * key_bytes);
+  const double device_ns = prefill_ns(layer, size.layout, *n, n_keys, terms.n_multiprocessors);
+  parts->n_keys += n_keys;
+  parts->bus_ns += bus_ns;
+  parts->device_ns += device_ns;
+  parts->total_ns += std::max(bus_ns, device_ns);
+  return {};
+}
+
+// may_stream: this session could, in this layer. Long appends that stream leave the split to the others.
+Status Session::plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan* split, LongParts* parts) {
+  const Profile& profile = cache_->engine().profile();
+  const Layer& layer = cache_->layers()[calls.layer_idx];
+  const int64_t key_bytes = layer.n_kv_heads * plane_bytes(layer).total();
+  const RebuildTerms rebuild = rebuild_terms(layer, may_stream);
+  const bool is_auto = routes_.route == Route::kAuto;
+  bool streams_long = may_stream && !refuses_prefill_ && routes_.route == Route::kStream;
+  for (int round = 0;; ++round) {
+    int64_t n_outside = 0;
+    split->clear();
+    *parts = {};
+    for (size_t i = 0; i < calls.kv_lens.size(); ++i) {
+      const int64_t kv_len = calls.kv_lens[i], q_len = calls.q_len(i);
+      int64_t n = std::min(q_len, DeviceSession::kMostTokens);
+      if (kv_len < n) continue;
+      if (streams_long && q_len > DeviceSession::kMostTokens)
+        TANDEM_TRY(plan_long(calls.layer_idx, kv_len, q_len, &n, parts));
+      if (n > DeviceSession::kMostTokens) continue;
+      const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len, n);
+      split->add(i, n, keys.begin, keys.end);
+      n_outside += keys.end - keys.begin;
+      parts->resident_tokens += kv_len - keys.end;
+    }
+    if (may_stream && is_auto && is_worth_planning(n_outside * key_bytes))
+      split->make(profile, layer, key_bytes, rebuild);
+    else
+      split->give(profile, layer, key_bytes, may_stream && routes_.always_streams() ? routes_.given_share() : 0.0, rebuild);
+    if (round > 0 || !is_auto || refuses_prefill_ || split->n_streamed() == 0) return {};
+    streams_long = true;  // as its tickets would stream, so do its parts
+  }
+}
+
+Status Session::plan(const PlannedCalls& calls, tandem_route_plan* plan) {
   Engine& engine = cache_->engine();
-  const Layer& layer = cache_->layers()[static_cast<size_t>(layer_idx)];
-  TANDEM_TRY(check_lens(kv_lens, q_lens));
+  const Layer& layer = cache_->layers()[calls.layer_idx];
+  TANDEM_TRY(check_lens(calls.kv_lens, calls.q_lens));
   if (engine.device() == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: the engine has no device, there is one route");
-  if (routes_.route == Route::kRecompute)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: route = \"recompute\" has a given share, nothing is planned");
   if (!can_stream(layer_policy(layer)))
-    return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: policy \"%s\" chooses keys of layer %d when a call is made",
-                layer_policy(layer).name, layer_idx);
-  CallPlan split;
-  int64_t longest = 1, n_outside = 0, resident = 0;
-  for (size_t i = 0; i < kv_lens.size(); ++i) {
-    const int64_t n = std::min(q_lens != nullptr ? q_lens[i] : 1, DeviceSession::kMostTokens), first = kv_lens[i] - n;
-    if (first < 0) continue;
-    const int64_t end = outside_window(options_, cache_->page_len(), first);
-    const int64_t begin = layer.sliding_window > 0 ? std::clamp<int64_t>(first + 1 - layer.sliding_window, 0, end) : 0;
-    split.add(i, n, begin, end);
-    longest = std::max(longest, n);
-    n_outside += end - begin;
-    resident += kv_lens[i] - end;
-  }
-  const int64_t key_bytes = layer.n_kv_heads * plane_bytes(layer).total();
-  const bool can = !stream_layouts_.empty() && layer.rope == nullptr && !refuses_streams_;
+    return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: policy \"%s\" chooses keys of layer %zu when a call is made",
+                layer_policy(layer).name, calls.layer_idx);
+  int64_t longest = 1;
+  for (size_t i = 0; i < calls.kv_lens.size(); ++i)
+    longest = std::max(longest, std::min(calls.q_len(i), DeviceSession::kMostTokens));
+  const bool may_stream = !stream_layouts_.empty() && layer.rope == nullptr && !refuses_streams_;
   if (device_ != nullptr) device_->hand_over().drain();
   TANDEM_TRY(try_routes(engine, cache_->device_tier(), layer, longest, routes_.buffer_bytes));
-  if (can && routes_.route == Route::kAuto && is_worth_planning(n_outside * key_bytes))
-    split.make(engine.profile(), layer, key_bytes);
-  else
-    split.give(engine.profile(), layer, key_bytes, can && routes_.always_streams() ? routes_.given_share() : 0.0);
-  plan->resident_tokens = resident;
-  plan->stream_tokens = split.n_streamed();
-  plan->host_tokens = n_outside - plan->stream_tokens;
+  if (may_stream) {
+    const std::unique_lock lock(cache_->mutex());
+    TANDEM_TRY(try_rebuild(layer));
+  }
+  CallPlan split;
+  LongParts parts;
+  TANDEM_TRY(plan_calls(calls, may_stream, &split, &parts));
+  fill_plan(layer, split, parts, plan);
+  return {};
+}
+
+void Session::fill_plan(const Layer& layer, const CallPlan& split, const LongParts& parts, tandem_route_plan* plan) {
+  const int64_t key_bytes = layer.n_kv_heads * plane_bytes(layer).total();
+  const auto ns = [](double x) { return static_cast<int64_t>(x); };
+  const RoutePlan& times = split.plan();
+  int64_t n_outside = 0;
+  for (const PlannedKeys& keys : split.keys()) n_outside += keys.end - keys.begin;
+  plan->resident_tokens = parts.resident_tokens;
+  plan->recompute_tokens = split.n_rebuilt();
+  plan->stream_tokens = split.n_streamed() - plan->recompute_tokens + parts.n_keys;
+  plan->host_tokens = n_outside - split.n_streamed();
   plan->host_bytes = plan->host_tokens * key_bytes;
   plan->stream_bytes = plan->stream_tokens * key_bytes;
-  plan->host_ns = static_cast<int64_t>(split.plan().host_ns);
-  plan->bus_ns = static_cast<int64_t>(split.plan().bus_ns);
-  plan->device_ns = static_cast<int64_t>(split.plan().device_ns);
-  plan->total_ns = static_cast<int64_t>(split.plan().total_ns);
-  plan->host_alone_ns = static_cast<int64_t>(split.predict_ns(0.0));
-  plan->stream_alone_ns = static_cast<int64_t>(split.predict_ns(1.0));
-  return {};
+  plan->recompute_bytes = plan->recompute_tokens * layer.x_bytes();
+  plan->host_ns = ns(times.host_ns);
+  plan->bus_ns = ns(times.bus_ns + parts.bus_ns);
+  plan->device_ns = ns(times.device_ns + parts.device_ns);
+  plan->total_ns = ns(times.total_ns + parts.total_ns);
+  if (parts.n_keys > 0) return;
+  plan->host_alone_ns = ns(split.predict_ns(0.0));
+  plan->stream_alone_ns = ns(split.predict_ns(1.0));
+  plan->recompute_alone_ns = ns(split.predict_rebuilt_ns());
 }
 
 }  // namespace tandem

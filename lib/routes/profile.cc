@@ -46,6 +46,25 @@ Profile::Shape Profile::shape_of(const Layer& layer) {
   return {layer.k_type, layer.v_type, layer.k_head_dim, layer.v_head_dim, layer.n_kv_heads, layer.group_size};
 }
 
+std::array<int32_t, 8> Profile::rebuilt_shape_of(const Layer& layer) const {
+  std::array<int32_t, 8> shape;
+  const Shape keys = shape_of(layer);
+  std::copy(keys.begin(), keys.end(), shape.begin());
+  shape[6] = layer.hidden_dim();
+  shape[7] = layer.x_type;
+  return shape;
+}
+
+bool Profile::knows_rebuild(const Layer& layer) const {
+  const std::lock_guard lock(mutex_);
+  return rebuild_ns_.count(rebuilt_shape_of(layer)) > 0;
+}
+
+void Profile::note_rebuild_trial(const Layer& layer, double ns) {
+  const std::lock_guard lock(mutex_);
+  rebuild_ns_[rebuilt_shape_of(layer)] = ns;
+}
+
 // A trial says less than a part that was slowed.
 double Profile::Costs::host_ns() const {
   if (!is_trial) return ns;
@@ -149,6 +168,13 @@ PlanRates Profile::rates(const Layer& layer, int64_t n_queries, int64_t key_byte
   PlanColumn& stream = rates.columns[kPlanStream];
   stream.is_allowed = bus_ns_ > 0.0;
   stream.bus_ns = bus_ns_ * static_cast<double>(key_bytes);
+  if (layer.x_type != 0) {
+    const auto rebuild = rebuild_ns_.find(rebuilt_shape_of(layer));
+    PlanColumn& recompute = rates.columns[kPlanRecompute];
+    recompute.is_allowed = bus_ns_ > 0.0 && rebuild != rebuild_ns_.end();
+    recompute.bus_ns = bus_ns_ * static_cast<double>(layer.x_bytes());
+    recompute.device_ns = rebuild != rebuild_ns_.end() ? rebuild->second : 0.0;
+  }
   int64_t of_class = 1;
   const Costs* known = find(layer, n_queries, &of_class);
   if (known == nullptr) return rates;

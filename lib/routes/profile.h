@@ -5,6 +5,8 @@
 //   CPU      ns of a key under so many queries, alone and while the bus is busy: by shape and power of two of queries
 //   bus      ns of a byte, alone, and while the CPU is busy with keys of such a shape under so many queries
 //
+//   device   ns to make K and V of a hidden state, by shape of layer: measured alone
+//
 // The device's own time over pieces is not among them: at most 512 queries meet a piece, which takes the bus several times
 // as long.
 //
@@ -49,6 +51,8 @@ class Profile {
   void note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns);
   void note_slowed_trial(const Layer& layer, int64_t n_queries, const Slowed& slowed);
   void note_bus_trial(double bytes_per_ns);
+  bool knows_rebuild(const Layer& layer) const;
+  void note_rebuild_trial(const Layer& layer, double ns);  // of a key, in all KV heads
   // Parts of calls: the CPU had all keys, the bus had, or each had some. Where there is no memory to learn it, nothing is
   // learned.
   void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept;
@@ -59,7 +63,8 @@ class Profile {
   // shape like this was measured. infinity: no bus was.
   double host_ns(const Layer& layer, int64_t n_queries, int64_t n_keys) const;
   double stream_ns(int64_t bytes) const;
-  // For groups whose host_ns is the one above. key_bytes: of a key, in all KV heads.
+  // For groups whose host_ns is the one above. key_bytes: of a key, in all KV heads. Keys may be made of hidden states where
+  // it is known what that takes; where it is not, what it takes is the least that it could: the bus alone.
   PlanRates rates(const Layer& layer, int64_t n_queries, int64_t key_bytes) const;
 
  private:
@@ -79,9 +84,12 @@ class Profile {
   const Costs* find(const Layer& layer, int64_t n_queries, int64_t* of_class) const;
   static int64_t class_of(int64_t n_queries);
 
+  std::array<int32_t, 8> rebuilt_shape_of(const Layer& layer) const;
+
   mutable std::mutex mutex_;
   std::map<Shape, std::map<int64_t, Costs>> costs_;  // by the power of two
-  double bus_ns_ = 0.0;                              // of a byte; 0: not measured
+  std::map<std::array<int32_t, 8>, double> rebuild_ns_;
+  double bus_ns_ = 0.0;  // of a byte; 0: not measured
 };
 
 }  // namespace tandem

@@ -49,6 +49,25 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
   return {};
 }
 
+bool is_rebuild_less(const Layer& layer) {
+  return layer.x_type != 0 && layer.x_bytes() < layer.n_kv_heads * plane_bytes(layer).total();
+}
+
+Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& layers, const Policy& policy,
+                            const RouteOptions& routes, std::vector<RebuildLayout>* layouts) {
+  const bool is_asked = routes.route == Route::kRecompute;
+  if (!is_asked &&
+      (routes.route != Route::kAuto || !can_stream(policy) || !std::any_of(layers.begin(), layers.end(), is_rebuild_less)))
+    return {};
+  Status status = make_rebuild_layouts(layers, routes.buffer_bytes, layouts);
+  for (size_t l = 0; l < layers.size() && status.ok(); ++l)
+    status = call_device(device, &DeviceTable::supports_rebuild, &layers[l]);
+  if (status.ok()) return {};
+  layouts->clear();
+  if (is_asked) return status;
+  return {};
+}
+
 DevicePages pages_of(const RebuildLayout& layout, std::byte* first) {
   DevicePages pages;
   pages.page_len = RebuildLayout::kPageLen;
@@ -94,21 +113,66 @@ void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bo
   }
 }
 
-// For what the last part of a call may find outside its window, as for streams.
+// For what the last part of a call may find outside its window, as for streams; with "auto", where the plan has any.
 Status AttendCall::reserve_rebuilt(int64_t most, CallSize* size) {
-  if (session_.rebuild_layouts_.empty() || !session_.may_stream_) return {};
+  const bool is_auto = session_.routes_.route == Route::kAuto;
+  session_.may_rebuild_ = false;
+  if (session_.rebuild_layouts_.empty() || !session_.may_stream_ || (is_auto && scratch_.plan.n_rebuilt() == 0)) return {};
+  Status status = cache_.projections().get(session_.device_->device(), cache_.device_tier(), layer_, &session_.projection_);
+  if (status.ok()) status = session_.device_->reserve_rebuild(cache_.layers(), session_.rebuild_layouts_);
+  if (!status.ok()) return session_.give_rebuilds_up(std::move(status));
+  session_.may_rebuild_ = true;
   RebuiltCount count;
   for (const SequenceCall& call : scratch_.calls) {
     const TokenRange tokens = streamed_tokens(call, most);
     int64_t n_runs = 0;
     for (int64_t t = tokens.begin; t < tokens.end; ++n_runs)
       t += layer_.projection->rope != nullptr ? Cache::consecutive(*call.sequence, t, tokens.end - t) : tokens.end - t;
-    count.add(session_.routes_.rebuilt_share, tokens.end - tokens.begin, n_runs);
+    count.add(is_auto ? 1.0 : session_.routes_.rebuilt_share, tokens.end - tokens.begin, n_runs);
   }
   size->n_rebuilt_parts = count.all_parts(session_.rebuild_layouts_[layer_idx_]);
   size->n_rebuilt_pages = count.n_pages;
-  TANDEM_TRY(cache_.projections().get(session_.device_->device(), cache_.device_tier(), layer_, &session_.projection_));
-  return session_.device_->reserve_rebuild(cache_.layers(), session_.rebuild_layouts_);
+  return {};
+}
+
+// Memory that "auto" cannot have leaves it with K and V.
+Status Session::give_rebuilds_up(Status status) {
+  if (routes_.route != Route::kAuto || !is_for_lack_of_memory(status)) return status;
+  rebuild_layouts_.clear();
+  cache_->engine().log(TANDEM_LOG_WARNING, "no keys are made of hidden states, as there is no memory for that: %s",
+                       status.info().message.c_str());
+  return {};
+}
+
+// Where it could be less than sending K and V, it is measured what making them takes: once in an engine for a shape. The
+// cache's mutex is held exclusively.
+Status Session::try_rebuild(const Layer& layer) {
+  Profile& profile = cache_->engine().profile();
+  const bool is_asked = routes_.route == Route::kRecompute;
+  if (rebuild_layouts_.empty() || (!is_asked && !is_rebuild_less(layer)) || profile.knows_rebuild(layer)) return {};
+  if (device_ != nullptr) device_->hand_over().drain();
+  const Device& device = *cache_->engine().device();
+  const auto measure = [&]() -> Status {
+    const DeviceProjection* projection = nullptr;
+    std::unique_ptr<RebuildBuffers> buffers;
+    double ns = 0.0;
+    TANDEM_TRY(cache_->projections().get(device, cache_->device_tier(), layer, &projection));
+    TANDEM_TRY(RebuildBuffers::create(device, cache_->device_tier(), cache_->layers(), rebuild_layouts_, &buffers));
+    const size_t l = static_cast<size_t>(&layer - cache_->layers().data());
+    TANDEM_TRY(buffers->measure(layer, rebuild_layouts_[l], *projection, &ns));
+    profile.note_rebuild_trial(layer, ns);
+    return {};
+  };
+  if (Status status = measure(); !status.ok()) return give_rebuilds_up(std::move(status));
+  return {};
+}
+
+// Of the call at hand, or of one that is planned.
+RebuildTerms Session::rebuild_terms(const Layer& layer, bool may) const {
+  if (!may || rebuild_layouts_.empty()) return {};
+  const bool is_asked = routes_.route == Route::kRecompute;
+  const size_t l = static_cast<size_t>(&layer - cache_->layers().data());
+  return {is_asked || is_rebuild_less(layer), is_asked ? routes_.rebuilt_share : 0.0, rebuild_layouts_[l].n_rows()};
 }
 
 // Calls whose rows follow each other share pieces. A sequence whose positions have a gap goes on in the next piece.
@@ -127,13 +191,13 @@ void AttendCall::cut_rebuilt(const RebuildLayout& layout, size_t i, TokenRange t
   }
 }
 
-// Of the keys outside the window: which are rebuilt; the others are streamed. Returns how many tokens are.
+// Of the keys outside the window: the pieces of those that are rebuilt; the others are streamed. Returns how many tokens
+// are.
 int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
   int64_t n_tokens = 0;
-  for (size_t i = 0; i < scratch_.calls.size() && !session_.rebuild_layouts_.empty(); ++i) {
-    SequenceCall& call = scratch_.calls[i];
-    if (!call.has_host) continue;
-    call.rebuilt_end = call.host_begin + rebuilt_tokens(session_.routes_.rebuilt_share, call.host_begin, call.host_end);
+  for (size_t i = 0; i < scratch_.calls.size() && session_.may_rebuild_; ++i) {
+    const SequenceCall& call = scratch_.calls[i];
+    if (!call.has_host || call.rebuilt_end <= call.host_begin) continue;
     n_tokens += call.rebuilt_end - call.host_begin;
     cut_rebuilt(session_.rebuild_layouts_[layer_idx_], i, {call.host_begin, call.rebuilt_end}, &task->rebuilt);
   }

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "lib/device_window.h"
+#include "lib/routes/route.h"
 #include "lib/routes/stream_buffers.h"
 #include "lib/status.h"
 
@@ -41,6 +42,13 @@ struct RebuildLayout {
 // [n_layers]. INVALID_ARGUMENT where a buffer has no room for a page of hidden states; UNSUPPORTED, naming the layer, where
 // keys cannot be made of hidden states: no projection, none kept, keys that the library rotates or has rotated.
 Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_bytes, std::vector<RebuildLayout>* layouts);
+
+// The layouts of sessions that may rebuild keys: of route "recompute", where the device must be able to, and of "auto",
+// where a layer might gain by it; empty else.
+Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& layers, const Policy& policy,
+                            const RouteOptions& routes, std::vector<RebuildLayout>* layouts);
+// Whether the bus has less to carry than of K and V, which it must for the route to take less time.
+bool is_rebuild_less(const Layer& layer);
 
 // Tokens [begin, end) of one call of a task, from page `first_page` of the piece on.
 struct RebuiltPart {

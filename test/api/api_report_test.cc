@@ -66,15 +66,19 @@ void test_route_report(void**) {
   plan.total_ns = 9;
   plan.host_alone_ns = 10;
   plan.stream_alone_ns = 11;
+  plan.recompute_tokens = 12;
+  plan.recompute_bytes = 13;
+  plan.recompute_alone_ns = 14;
   check_buffers([&](char* buffer, size_t bytes, size_t* needed, tandem_error** e) {
     return tandem_route_report(buffer, bytes, needed, &plan, e);
   });
-  char text[512];
+  char text[768];
   OK(tandem_route_report, text, sizeof text, nullptr, &plan);
   assert_string_equal(text,
                       "{\"resident_tokens\":1,\"host_tokens\":2,\"stream_tokens\":3,\"host_bytes\":4,"
                       "\"stream_bytes\":9223372036854775807,\"host_ns\":6,\"bus_ns\":7,\"device_ns\":8,\"total_ns\":9,"
-                      "\"host_alone_ns\":10,\"stream_alone_ns\":11}");
+                      "\"host_alone_ns\":10,\"stream_alone_ns\":11,\"recompute_tokens\":12,\"recompute_bytes\":13,"
+                      "\"recompute_alone_ns\":14}");
 }
 
 // What the plan says is what is then in use.

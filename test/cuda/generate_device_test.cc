@@ -13,7 +13,8 @@ namespace {
 using namespace pico;
 
 std::string module_path = TANDEM_MODULE;
-constexpr int64_t kSmallWindow = 256;  // the host has a part of 1,024 tokens
+constexpr int64_t kSmallWindow = 256;     // the host has a part of 1,024 tokens
+constexpr double kMostRecomputed = 5e-3;  // of logits: hidden states are rounded to f16
 
 EngineOptions cuda_options() {
   EngineOptions options = f32_options();
@@ -192,13 +193,13 @@ void memory_is_as_planned(void**) {
   for (int i = 0; i < 3; ++i) require(opened.runtime.step(&opened.context, 'a'));
   assert_true(opened.runtime.most_likely() >= 0);
   const DeviceMemoryReport report = report_of(opened, policy);
-  assert_int_equal(report.window_bytes, report.planned_window_bytes);
+  assert_int_equal(report.held.window_bytes, report.planned.window_bytes);
   assert_true(report.use.loaded_bytes >= report.use.runtime_bytes / 2);
   assert_true(report.use.now_bytes >= report.use.loaded_bytes);
-  print_message("windows %lld, work space %lld, planned %lld and %lld\n", static_cast<long long>(report.window_bytes),
-                static_cast<long long>(report.work_bytes), static_cast<long long>(report.planned_window_bytes),
-                static_cast<long long>(report.planned_work_bytes));
-  assert_true(report.work_bytes >= report.planned_work_bytes);
+  print_message("windows %lld, work space %lld, planned %lld and %lld\n", static_cast<long long>(report.held.window_bytes),
+                static_cast<long long>(report.held.work_bytes), static_cast<long long>(report.planned.window_bytes),
+                static_cast<long long>(report.planned.work_bytes));
+  assert_true(report.held.work_bytes >= report.planned.work_bytes);
   require(opened.runtime.take_back(&opened.context, 2));
   require(opened.runtime.step(&opened.context, 'a'));
   assert_int_equal(opened.context.n_tokens, 1002);
@@ -208,13 +209,99 @@ void memory_is_as_planned(void**) {
 void steps_are_timed_and_compared(void**) {
   Opened opened(cuda_options(), windowed(kSmallWindow));
   ShapesOutcome outcome;
-  require(run_shapes(&opened.runtime, &opened.context, 1000, 20, &outcome));
+  require(run_shapes(&opened.runtime, &opened.context, {1000, 0, 20}, &outcome));
   assert_int_equal(opened.context.n_tokens, 1000 + 1 + 3 + 20);
   assert_true(outcome.replay_distance < 1e-5);
   assert_true(outcome.median_ms > 0 && outcome.median_ms <= outcome.most_ms);
   const DeviceUse use = report_of(opened, windowed(kSmallWindow)).use;
   assert_int_equal(use.n_launched, 1);
   assert_int_equal(use.n_replayed, 24);
+}
+
+// K and V beyond a small window by every route: golden logits after chunks and steps, and the text that resident keys give.
+// With "recompute" K and V are made of hidden states and weights of 16 bits.
+RouteOptions route_of(const char* name) {
+  RouteOptions routes;
+  routes.route = name;
+  if (routes.route == "host+stream") routes.stream_share = 0.5;
+  return routes;
+}
+
+struct ByRoute : Opened {
+  static EngineOptions engine(const char* route, bool on_host) {
+    EngineOptions options = cuda_options();
+    options.kv_place = kOnHost;
+    options.weights_place = on_host ? kOnHost : kOnDevice;
+    options.keeps_hidden = route_of(route).recomputes();
+    options.chunk_tokens = 128;
+    return options;
+  }
+  static PolicyOptions policy(const char* route) {
+    PolicyOptions options = windowed(64);
+    options.routes = route_of(route);
+    return options;
+  }
+  explicit ByRoute(const char* route, bool weights_on_host = false)
+      : Opened(engine(route, weights_on_host), policy(route)) {}
+  tandem_session_stats stats() const {
+    tandem_session_stats stats;
+    require(session_stats(session.get(), &stats));
+    return stats;
+  }
+};
+
+std::string continued(Opened& opened, std::string_view prompt) {
+  Outcome outcome;
+  SamplingOptions sampling;
+  sampling.n_predict = 200;
+  require(generate_text(&opened.runtime, &opened.context, prompt, sampling, &outcome));
+  return outcome.answer;
+}
+
+void check_served(const ByRoute& opened, const std::string& route) {
+  const tandem_session_stats stats = opened.stats();
+  const bool streams = route == "stream" || route == "host+stream", on_host = route == "host" || route == "host+stream";
+  if (route == "auto") return;
+  assert_true((stats.streamed_kv_bytes > 0) == streams);
+  assert_true((stats.streamed_x_bytes > 0) == (route == "recompute"));
+  assert_true((stats.n_host_parts > 0) == on_host);
+}
+
+void every_route_gives_golden_logits(void**) {
+  const Golden golden;
+  for (const char* route : {"auto", "stream", "host", "recompute", "host+stream"}) {
+    ByRoute opened(route), decoded(route);
+    require(opened.runtime.append(&opened.context, golden.prompt));
+    const double most = max_difference(opened.runtime.logits(128 - 32, 32), golden.logits.data(), 32 * 256);
+    require(decoded.runtime.append(&decoded.context, std::string_view(golden.prompt).substr(0, 1024 - 32)));
+    double most_decoded = 0;
+    for (int64_t i = 0; i < 32; ++i) {
+      require(decoded.runtime.step_byte(&decoded.context, golden.prompt[1024 - 32 + i]));
+      most_decoded = std::max(most_decoded, max_difference(decoded.runtime.last_logits(), &golden.logits[i * 256], 256));
+    }
+    print_message("%s: logits differ by at most %.2e, decoded by %.2e\n", route, most, most_decoded);
+    const double gate = std::string(route) == "recompute" ? kMostRecomputed : kMostDifference;
+    assert_true(most <= gate && most_decoded <= gate);
+    check_served(opened, route);
+    check_served(decoded, route);
+  }
+}
+
+void every_route_gives_the_same_text(void**) {
+  const Golden golden;
+  const std::string_view prompt = std::string_view(golden.prompt).substr(0, 700);
+  Opened resident(cuda_options(), windowed(4096));
+  const std::string expected = continued(resident, prompt);
+  for (const char* route : {"auto", "stream", "host", "recompute", "host+stream"}) {
+    for (const bool weights_on_host : {false, true}) {
+      ByRoute opened(route, weights_on_host);
+      assert_string_equal(continued(opened, prompt).c_str(), expected.c_str());
+      const DeviceMemoryReport report = report_of(opened, ByRoute::policy(route));
+      assert_int_equal(report.held.window_bytes, report.planned.window_bytes);
+      if (opened.stats().streamed_kv_bytes > 0) assert_int_equal(report.held.stream_bytes, report.planned.stream_bytes);
+      assert_int_equal(report.use.n_replayed, 0);
+    }
+  }
 }
 
 // The first of equals; -1 where any logit is no number, wherever it stands.
@@ -258,6 +345,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(bits_per_byte_are_golden),
       cmocka_unit_test(memory_is_as_planned),
       cmocka_unit_test(steps_are_timed_and_compared),
+      cmocka_unit_test(every_route_gives_golden_logits),
+      cmocka_unit_test(every_route_gives_the_same_text),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

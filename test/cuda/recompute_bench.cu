@@ -196,7 +196,7 @@ struct Step {
 };
 
 struct Measured {
-  double us = 0.0, least_us = 0.0, bytes = 0.0;
+  double us = 0.0, least_us = 0.0, bytes = 0.0, planned_us = 0.0, x_bytes = 0.0;
   std::vector<__half> o;
 };
 
@@ -225,6 +225,11 @@ Measured time_route(Sequences& on, const Step& step, tandem_session_options opti
   }
   tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
   TANDEM(tandem_session_get_stats, &stats, session);
+  tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+  const std::vector<int64_t> lengths(on.ids.size(), on.length + 1);
+  TANDEM(tandem_plan, &plan, session, 0, lengths.data(), nullptr, static_cast<int64_t>(lengths.size()));
+  measured.planned_us = static_cast<double>(plan.total_ns) * 1e-3;
+  measured.x_bytes = static_cast<double>(stats.streamed_x_bytes) / (kWarm + kRounds);
   tandem_session_release(session);
   measured.us = median(times);
   measured.least_us = at_share(times, 0.0);
@@ -262,8 +267,9 @@ void measure(Sequences& on, const Step& step, const Geometry& g, const Wanted& w
       std::printf("%s: relative distance %.2e from the CPU's answer\n", options.route, error);
       std::exit(1);
     }
-    std::printf("  %s %.2f %7.3f ms %5.1f GB/s error %.0e", options.route, options.recompute_share, got.us * 1e-3,
-                got.bytes / got.us * 1e-3, error);
+    std::printf("  %s %.2f %7.3f ms (planned %.2f) %5.1f GB/s, %.0f MB of x, error %.0e", options.route,
+                options.recompute_share, got.us * 1e-3, got.planned_us / got.us, got.bytes / got.us * 1e-3,
+                got.x_bytes * 1e-6, error);
     return got.us;
   };
   double best_stream = INFINITY, best = INFINITY;
@@ -278,6 +284,9 @@ void measure(Sequences& on, const Step& step, const Geometry& g, const Wanted& w
       options.recompute_share = share;
       best = std::min(best, time_checked());
     }
+    options.route = "auto";
+    options.recompute_share = 0.0;
+    time_checked();
     std::printf("\n");
   }
   std::printf("  best %.3f ms, %.1f %% below streaming everything (%.3f ms)\n", best * 1e-3,

@@ -2,6 +2,7 @@
 // An engine with the stand-in for a device, or without one, and calls on either.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "api/api_world.h"
@@ -12,6 +13,9 @@ namespace tandem_test {
 
 inline constexpr int64_t kWindow = 64, kPrompt = 200;
 inline constexpr int32_t kLayer = 0;
+
+// What a session with such a window leaves outside it, of so many tokens that were there before a call.
+inline int64_t outside_of(int64_t length) { return std::max<int64_t>(0, length - kWindow) / (kWindow / 8) * (kWindow / 8); }
 
 inline std::unique_ptr<tandem::test::OpenDevice> device;
 inline const stand_in::Controls& controls = *stand_in::find_function<stand_in::ControlsFn>(stand_in::kControlsSymbol)();

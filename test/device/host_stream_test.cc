@@ -30,8 +30,6 @@ void append_both(const Side& side, const Side& twin, int64_t n, int64_t seed) {
   }
 }
 
-int64_t outside_of(int64_t length) { return std::max<int64_t>(0, length - kWindow) / (kWindow / 8) * (kWindow / 8); }
-
 // Every key outside the window is somebody's, to the nearest 16 tokens, whatever the device does meanwhile.
 void shares_out_what_is_outside(void**) {
   for (const int64_t delay_ns : {0, 100'000})

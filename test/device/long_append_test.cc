@@ -174,6 +174,31 @@ void takes_all_chunks_back(void**) {
   }
 }
 
+// tandem_plan() speaks of the last part of an append, which may be all of it.
+void is_planned(void**) {
+  constexpr int64_t kBefore = 1500, kAppended = 1300, kLength = kBefore + kAppended;
+  struct Case {
+    int64_t append_tokens, last_part;
+  };
+  for (const Case& one : {Case{0, kAppended}, Case{1024, kAppended - 1024}}) {
+    const Streaming side({one.append_tokens});
+    const Side twin(false);
+    attend_twins(side, twin, kBefore, 1);
+    const int64_t before = side.stats().streamed_kv_bytes, outside = outside_of(kLength - one.last_part);
+    tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+    OK(tandem_plan, &plan, side.session, kLayer, &kLength, &kAppended, 1);
+    attend_twins(side, twin, kAppended, 2);
+    const int64_t first_parts = one.last_part < kAppended ? outside_of(kBefore) * kTokenBytes : 0;
+    assert_int_equal(plan.stream_bytes, side.stats().streamed_kv_bytes - before - first_parts);
+    assert_int_equal(plan.stream_tokens, outside);
+    assert_int_equal(plan.resident_tokens, kLength - outside);
+    assert_int_equal(plan.host_tokens, 0);
+    assert_int_equal(plan.total_ns, std::max(plan.bus_ns, plan.device_ns));
+    assert_true(plan.bus_ns > 0);
+    assert_true((plan.device_ns > 0) == (one.last_part > 512));  // that of tickets hides behind the bus
+  }
+}
+
 // The host's store is full before the append has ended.
 void host_cap_holds(void**) {
   Streaming side({});
@@ -248,9 +273,13 @@ void loses_the_device(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test_teardown(chunks_of_all_lengths, forget), cmocka_unit_test_teardown(batches, forget),
-      cmocka_unit_test_teardown(takes_what_is_planned, forget), cmocka_unit_test_teardown(takes_all_chunks_back, forget),
-      cmocka_unit_test_teardown(host_cap_holds, forget),        cmocka_unit_test_teardown(goes_without, forget),
+      cmocka_unit_test_teardown(chunks_of_all_lengths, forget),
+      cmocka_unit_test_teardown(batches, forget),
+      cmocka_unit_test_teardown(takes_what_is_planned, forget),
+      cmocka_unit_test_teardown(takes_all_chunks_back, forget),
+      cmocka_unit_test_teardown(is_planned, forget),
+      cmocka_unit_test_teardown(host_cap_holds, forget),
+      cmocka_unit_test_teardown(goes_without, forget),
       cmocka_unit_test_teardown(loses_the_device, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);

@@ -7,167 +7,11 @@
 #include <cstring>
 #include <functional>
 
-#include "device/device_side.h"
-#include "reference/rounding.h"
+#include "device/hidden_side.h"
 
 using namespace tandem_test;
 
 namespace {
-
-constexpr int32_t kHidden = 64;
-constexpr int64_t kXBytes = kHidden * 2, kTokenBytes = kKvHeads * kDim * 2 * 2;
-constexpr int64_t kBuffer = 128 * kXBytes * 3 / 2;  // a page of hidden states, and some
-
-// Weights, and what comes of hidden states.
-class Projected {
- public:
-  explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER)
-      : w_k_({kKvHeads * kDim, kHidden}, 71), w_v_({kKvHeads * kDim, kHidden}, 72), b_({kKvHeads * kDim}, 73) {
-    for (Tensor* w : {&w_k_, &w_v_}) {
-      std::vector<uint16_t>& bits = w == &w_k_ ? bits_k_ : bits_v_;
-      for (float& x : w->values) {
-        x = static_cast<float>(reference::round_to(TANDEM_BF16, static_cast<double>(x) / 8.0));
-        reference::store(TANDEM_BF16, static_cast<double>(x), &bits.emplace_back());
-      }
-    }
-    options = TANDEM_LAYER_PROJECTION_INIT;
-    options.hidden_dim = kHidden;
-    options.w_type = TANDEM_BF16;
-    options.w_order = TANDEM_WEIGHTS_OUT_IN;
-    options.norm = norm;
-    options.k_rope = k_rope;
-    options.w_k = bits_k_.data();
-    options.w_v = bits_v_.data();
-    options.b_k = options.b_v = b_.values.data();
-  }
-  Projected(const Projected&) = delete;
-
-  // position: of x's first token.
-  std::vector<float> keys(const std::vector<float>& x, int64_t position) const {
-    std::vector<float> k = make(x, w_k_.values);
-    if (options.k_rope == 0) return k;
-    for (size_t row = 0; row < k.size() / kDim; ++row)
-      for (int32_t i = 0; i < kDim / 2; ++i) {
-        const bool is_halves = options.k_rope == TANDEM_ROPE_HALVES;
-        float &a = k[row * kDim + static_cast<size_t>(is_halves ? i : 2 * i)],
-              &b = k[row * kDim + static_cast<size_t>(is_halves ? i + kDim / 2 : 2 * i + 1)];
-        const double angle =
-            static_cast<double>(position + static_cast<int64_t>(row) / kKvHeads) * std::pow(10000.0, -2.0 * i / kDim);
-        const double c = std::cos(angle), s = std::sin(angle), y = static_cast<double>(a), z = static_cast<double>(b);
-        a = static_cast<float>(y * c - z * s);
-        b = static_cast<float>(y * s + z * c);
-      }
-    return k;
-  }
-  std::vector<float> values(const std::vector<float>& x) const { return make(x, w_v_.values); }
-
-  tandem_layer_projection options;
-
- private:
-  std::vector<float> make(const std::vector<float>& x, const std::vector<float>& w) const {
-    std::vector<float> y;
-    for (size_t row = 0; row < x.size() / kHidden; ++row) {
-      std::vector<double> one(x.begin() + static_cast<std::ptrdiff_t>(row * kHidden),
-                              x.begin() + static_cast<std::ptrdiff_t>((row + 1) * kHidden));
-      reference::round_all(TANDEM_BF16, one.data(), kHidden);  // as they are kept
-      double mean = 0.0, square = 0.0;
-      for (const double number : one) mean += number / kHidden;
-      for (const double number : one) square += (number - mean) * (number - mean) / kHidden;
-      for (double& number : one)
-        if (options.norm == TANDEM_NORM_LAYER) number = (number - mean) / std::sqrt(square + 1e-5);
-      reference::round_all(TANDEM_BF16, one.data(), kHidden);
-      for (size_t j = 0; j < w.size() / kHidden; ++j) {
-        double sum = static_cast<double>(b_.values[j]);
-        for (size_t i = 0; i < kHidden; ++i) sum += one[i] * static_cast<double>(w[j * kHidden + i]);
-        y.push_back(static_cast<float>(sum));
-      }
-    }
-    return y;
-  }
-
-  Tensor w_k_, w_v_, b_;
-  std::vector<uint16_t> bits_k_, bits_v_;
-};
-
-tandem_session_options route_options(double share = 1.0, int64_t buffer_bytes = kBuffer) {
-  tandem_session_options options = Side::options_of("all");
-  options.route = "recompute";
-  options.recompute_share = share;
-  options.stream_buffer_bytes = buffer_bytes;
-  return options;
-}
-
-// A side whose cache keeps hidden states of its layers, and whose session, on a device, rebuilds keys.
-struct Rebuilding : Side {
-  explicit Rebuilding(const Projected& projected, double share = 1.0, int64_t buffer_bytes = kBuffer, bool has_device = true,
-                      int64_t cap = 0)
-      : Side(has_device, "all") {
-    tandem_session_release(session);
-    tandem_cache_release(cache);
-    tandem_model_release(model);
-    session = nullptr;
-    tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
-    layer.n_q_heads = kQHeads;
-    layer.n_kv_heads = kKvHeads;
-    layer.k_head_dim = kDim;
-    layer.projection = &projected.options;
-    OK(tandem_model_create, &model, &layer, 1);
-    tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
-    options.x_type = TANDEM_BF16;
-    options.device_cap_bytes = cap;
-    OK(tandem_cache_create, &cache, engine, model, &options);
-    tandem_session_options session_options = has_device ? route_options(share, buffer_bytes) : Side::options_of("all");
-    OK(tandem_session_create, &session, cache, &session_options);
-    OK(tandem_sequence_create, &sequence, cache);
-  }
-};
-
-// q, o, and x of n tokens with the K and V that come of it.
-struct HiddenCall : Call {
-  Tensor x;
-
-  HiddenCall(const Projected& projected, int64_t n_tokens, int64_t position, int64_t seed)
-      : Call(n_tokens, seed), x({n_tokens, kHidden}, seed + 9) {
-    for (float& number : q.values) number *= 6.0f;  // that keys may be told apart
-    k.values = projected.keys(x.values, position);
-    v.values = projected.values(x.values);
-    k.view.data = k.values.data();
-    v.view.data = v.values.data();
-  }
-  void to_device() {
-    Call::to_device();
-    const auto bytes = static_cast<int64_t>(x.values.size() * sizeof(float));
-    memory.push_back(device->allocate(bytes));
-    device->upload(memory.back(), x.values.data(), bytes);
-    x.view.device_type = TANDEM_DEVICE_CUDA;
-    x.view.data = memory.back();
-  }
-  tandem_attend_args args(const Side& side) const {
-    tandem_attend_args args = Call::args(side);
-    args.x = &x.view;
-    return args;
-  }
-};
-
-void attend_hidden(const Side& side, const HiddenCall& call) {
-  const tandem_attend_args args = call.args(side);
-  OK(tandem_attend, side.session, &args);
-}
-
-// Here and there a number is rounded to the other side than the one that was given in f32: by a bf16 step, of one key.
-void assert_near(const std::vector<float>& got, const std::vector<float>& wanted, float most = 1e-3f) {
-  assert_int_equal(got.size(), wanted.size());
-  for (size_t i = 0; i < got.size(); ++i)
-    if (!(std::fabs(got[i] - wanted[i]) <= most)) fail_msg("element %zu is %g, not %g", i, got[i], wanted[i]);
-}
-
-void attend_twins(const Projected& projected, const Side& side, const Side& twin, int64_t n_tokens, int64_t seed) {
-  HiddenCall on_device(projected, n_tokens, side.length(), seed), on_host(projected, n_tokens, twin.length(), seed);
-  on_device.to_device();
-  attend_hidden(side, on_device);
-  attend_hidden(twin, on_host);
-  assert_near(on_device.output(), on_host.output());
-}
 
 void refuse(const Side& side, const std::function<void(tandem_session_options&)>& change, int32_t status, const char* field,
             const char* text) {
@@ -234,7 +78,7 @@ void rebuilds_what_is_outside(void**) {
         for (const int64_t n : {200, 1, 1, 30, 130, 600, 1}) {
           attend_twins(projected, side, twin, n, seed++);
           for (int64_t left = n; left > 0; left -= 512) {  // in chunks of 512
-            const int64_t outside = std::max<int64_t>(0, length - kWindow) / (kWindow / 8) * (kWindow / 8);
+            const int64_t outside = outside_of(length);
             const auto wanted = static_cast<int64_t>(std::ceil(share * static_cast<double>(outside)));
             const int64_t rebuilt = std::min(outside, (wanted + 127) / 128 * 128);
             x_bytes += rebuilt * kXBytes;
@@ -369,16 +213,27 @@ void come_with_long_appends(void**) {
   }
 }
 
-// Nobody plans with it: the share is given.
-void is_not_planned(void**) {
-  const Projected projected;
-  const Rebuilding side(projected);
-  const int64_t length = 4000;
-  tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
-  tandem_error* error = nullptr;
-  assert_int_equal(tandem_plan(&plan, side.session, kLayer, &length, nullptr, 1, &error), TANDEM_ERROR_UNSUPPORTED);
-  assert_non_null(std::strstr(tandem_error_message(error), "recompute"));
-  tandem_error_release(error);
+// The share is given: tandem_plan() says what that takes.
+void is_planned(void**) {
+  for (const double share : {1.0, 0.3}) {
+    const Projected projected;
+    const Rebuilding side(projected, share);
+    const int64_t length = 20'000, outside = outside_of(length - 1);
+    const auto wanted = static_cast<int64_t>(std::ceil(share * static_cast<double>(outside)));
+    const int64_t rebuilt = std::min(outside, (wanted + 127) / 128 * 128);
+    tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+    OK(tandem_plan, &plan, side.session, kLayer, &length, nullptr, 1);
+    assert_int_equal(plan.recompute_tokens, rebuilt);
+    assert_int_equal(plan.recompute_bytes, rebuilt * kXBytes);
+    assert_int_equal(plan.stream_tokens, outside - rebuilt);
+    assert_int_equal(plan.stream_bytes, plan.stream_tokens * kTokenBytes);
+    assert_int_equal(plan.host_tokens, 0);
+    assert_int_equal(plan.resident_tokens, length - outside);
+    assert_int_equal(plan.total_ns, std::max({plan.host_ns, plan.bus_ns, plan.device_ns}));
+    assert_true(plan.bus_ns > 0 && plan.device_ns > 0 && plan.stream_alone_ns > 0);
+    if (share == 1.0) assert_int_equal(plan.total_ns, plan.recompute_alone_ns);
+    if (share < 1.0) assert_true(plan.device_ns < plan.recompute_alone_ns);
+  }
 }
 
 // Several sequences of different lengths in a call share pieces.
@@ -503,7 +358,7 @@ int main() {
       cmocka_unit_test_teardown(follows_its_sequences, forget),
       cmocka_unit_test_teardown(come_with_every_kind_of_call, forget),
       cmocka_unit_test_teardown(come_with_long_appends, forget),
-      cmocka_unit_test_teardown(is_not_planned, forget),
+      cmocka_unit_test_teardown(is_planned, forget),
       cmocka_unit_test_teardown(batches, forget),
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),

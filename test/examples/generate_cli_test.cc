@@ -110,9 +110,37 @@ std::vector<BadInput> bad_device_inputs() {
   };
 }
 
+std::vector<BadInput> bad_route_inputs() {
+  const std::vector<std::string> on_cpu = {"--model", kModel, "--n-predict", "1", "--prompt", "a"};
+  std::vector<std::string> on_host = on_cpu;
+  on_host.insert(on_host.end(), {"--device", "cuda", "--kv", "host"});
+  return {
+      {on_cpu, {"--kv", "host"}, {"--kv", "\"host\"", "--device cuda"}},
+      {on_cpu, {"--kv", "disk"}, {"--kv", "\"disk\"", "host"}},
+      {on_cpu, {"--route", "stream"}, {"--route", "--kv host"}},
+      {on_cpu, {"--device", "cuda", "--route", "stream"}, {"--route", "--kv host"}},
+      {on_cpu, {"--stream-buffer", "65536"}, {"--stream-buffer", "--kv host"}},
+      {on_host, {"--route", "fetch"}, {"--route", "\"fetch\"", "recompute"}},
+      {on_host, {"--eager"}, {"--eager", "--kv host"}},
+      {on_host, {"--route", "host+stream"}, {"--route", "\"host+stream\"", "--stream-share"}},
+      {on_host, {"--route", "stream", "--stream-share", "0.5"}, {"--stream-share", "host+stream"}},
+      {on_host, {"--route", "host+stream", "--stream-share", "1.5"}, {"--stream-share", "1.5"}},
+      {on_host, {"--recompute-share", "0.5"}, {"--recompute-share", "--route recompute"}},
+      {on_host, {"--route", "recompute", "--recompute-share", "0"}, {"--recompute-share", "\"0\""}},
+      {on_host, {"--route", "stream", "--policy", "hgca"}, {"\"stream\"", "--policy", "\"hgca\""}},
+      {on_host, {"--route", "recompute", "--rope", "library"}, {"\"recompute\"", "--rope", "\"library\""}},
+      {on_host, {"--route", "recompute", "--k-rotation", "hadamard"}, {"\"recompute\"", "--k-rotation", "\"hadamard\""}},
+      {on_host, {"--prefill", "8"}, {"--prefill", "--shapes"}},
+      {{"--shapes", "llama-3-8b", "--device", "cuda", "--context", "9"},
+       {"--prefill", "10"},
+       {"--prefill", "\"10\"", "--context", "9"}},
+  };
+}
+
 void bad_input_is_named(void**) {
   std::vector<BadInput> all = bad_inputs();
   for (const BadInput& bad : bad_device_inputs()) all.push_back(bad);
+  for (const BadInput& bad : bad_route_inputs()) all.push_back(bad);
   for (const BadInput& bad : all) {
     std::vector<std::string> args = bad.base;
     args.insert(args.end(), bad.added.begin(), bad.added.end());
@@ -143,9 +171,9 @@ void a_device_that_is_not_there_is_refused(void**) {
 void help_lists_the_flags(void**) {
   const CommandResult result = generate_with({"--help"});
   assert_int_equal(result.exit_code, 0);
-  for (const char* flag :
-       {"--model", "--prompt-file", "--n-predict", "--policy", "--window", "--sinks", "--alpha", "--beta", "--kv-type",
-        "--threads", "--json", "--score", "--offset", "--context", "--decode-last", "--device", "--shapes"})
+  for (const char* flag : {"--model", "--prompt-file", "--n-predict", "--policy", "--window", "--sinks", "--alpha", "--beta",
+                           "--kv-type", "--threads", "--json", "--score", "--offset", "--context", "--decode-last",
+                           "--device", "--shapes", "--kv", "--route"})
     assert_non_null(strstr(result.out.c_str(), flag));
 }
 

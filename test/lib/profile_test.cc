@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lib/routes/call_plan.h"
+#include "lib/routes/recompute.h"
 #include "with_cmocka.h"
 
 using namespace tandem;
@@ -151,10 +152,55 @@ void sequences_are_cut(void**) {
   assert_true(plan.plan().total_ns == 0.0);
 }
 
+// Llama-3-8B has 8 KV heads, and hidden states twice as large as K and V; with 32 KV heads they are half as large.
+void hidden_states_pay_where_they_are_less(void**) {
+  constexpr int64_t kKeys = 100'000;
+  Projection projection;
+  projection.hidden_dim = 4096;
+  for (const int32_t n_kv_heads : {8, 32}) {
+    Layer layer = layer_of(n_kv_heads);
+    layer.projection = &projection;
+    layer.x_type = TANDEM_BF16;
+    const int64_t key_bytes = int64_t{n_kv_heads} * 128 * 4;
+    assert_true(is_rebuild_less(layer) == (n_kv_heads == 32));
+    Profile profile;
+    profile.note_bus_trial(50.0);
+    profile.note_host(layer, 1, 1000, 1e9);
+    const RebuildTerms terms{true, 0.0, 2048};
+    CallPlan plan;
+    plan.add(0, 1, 0, kKeys);
+    plan.make(profile, layer, key_bytes, terms);
+    assert_int_equal(plan.n_rebuilt(), 0);  // nobody knows what making them takes
+    assert_false(profile.knows_rebuild(layer));
+    profile.note_rebuild_trial(layer, 100.0);
+    assert_true(profile.knows_rebuild(layer));
+    assert_false(profile.knows_rebuild(layer_of(n_kv_heads)));
+    plan.make(profile, layer, key_bytes, terms);
+    assert_int_equal(plan.n_streamed(), kKeys);
+    assert_int_equal(plan.n_rebuilt(), n_kv_heads == 32 ? kKeys : 0);
+    assert_true((plan.predict_rebuilt_ns() < plan.predict_ns(1.0)) == (n_kv_heads == 32));
+    // The bus, and the last piece's making behind it.
+    const double expected = 40'000.0 + 8192.0 / 50.0 * kKeys + 2048 * 100.0;  // to begin first
+    assert_true(is_near(plan.predict_rebuilt_ns(), expected, 0.001));
+    plan.make(profile, layer, key_bytes);  // of a session that may not
+    assert_int_equal(plan.n_rebuilt(), 0);
+    // The device takes longer than the bus would for K and V: a part of them at most.
+    profile.note_rebuild_trial(layer, 400.0);
+    plan.make(profile, layer, key_bytes, terms);
+    const double of_bus = static_cast<double>(key_bytes) / 50.0, of_x = 8192.0 / 50.0;
+    const double share = n_kv_heads == 32 ? of_bus / (of_bus - of_x + 400.0) : 0.0;
+    assert_true(std::abs(static_cast<double>(plan.n_rebuilt()) - share * kKeys) < 0.01 * kKeys);
+    // A share that is given: whole pages.
+    plan.give(profile, layer, key_bytes, 1.0, {true, 0.25, 2048});
+    assert_int_equal(plan.n_rebuilt(), (kKeys / 4 + 127) / 128 * 128);
+    assert_int_equal(plan.n_streamed(), kKeys);
+  }
+}
+
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(parts_replace_trials), cmocka_unit_test(splits_converge),
-                              cmocka_unit_test(sequences_are_cut)};
+                              cmocka_unit_test(sequences_are_cut), cmocka_unit_test(hidden_states_pay_where_they_are_less)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -20,11 +20,16 @@ std::string routes_text(int64_t kv_len, const PlannedRoutes& routes) {
   if (!routes.reason.empty()) return text("%lld tokens: no routes: %s\n", length, routes.reason.c_str());
   const tandem_route_plan& plan = routes.plan;
   const auto ms = [](int64_t ns) { return static_cast<double>(ns) * 1e-6; };
+  const std::string rebuilt = plan.recompute_tokens == 0
+                                  ? ""
+                                  : text(", %lld made of hidden states (%.3f ms)",
+                                         static_cast<long long>(plan.recompute_tokens), ms(plan.device_ns));
   return text(
-      "%lld tokens: a layer's decode %.3f ms: %lld keys in windows, %lld by the CPU (%.3f ms), %lld over the bus (%.3f ms); "
+      "%lld tokens: a layer's decode %.3f ms: %lld keys in windows, %lld by the CPU (%.3f ms), %lld over the bus (%.3f "
+      "ms)%s; "
       "the CPU alone %.3f ms, the bus alone %.3f ms\n",
       length, ms(plan.total_ns), static_cast<long long>(plan.resident_tokens), static_cast<long long>(plan.host_tokens),
-      ms(plan.host_ns), static_cast<long long>(plan.stream_tokens), ms(plan.bus_ns), ms(plan.host_alone_ns),
+      ms(plan.host_ns), static_cast<long long>(plan.stream_tokens), ms(plan.bus_ns), rebuilt.c_str(), ms(plan.host_alone_ns),
       ms(plan.stream_alone_ns));
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 1
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0xF4265FE0A7B37C4D  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x66F99156059632FD  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {
     "OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
@@ -91,7 +91,8 @@ class MemoryPlanStruct(ctypes.Structure):
 class RoutePlanStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
         (name, c_int64) for name in ("resident_tokens", "host_tokens", "stream_tokens", "host_bytes", "stream_bytes", "host_ns",
-                                     "bus_ns", "device_ns", "total_ns", "host_alone_ns", "stream_alone_ns")]
+                                     "bus_ns", "device_ns", "total_ns", "host_alone_ns", "stream_alone_ns",
+                                     "recompute_tokens", "recompute_bytes", "recompute_alone_ns")]
 
 
 class CacheStatsStruct(ctypes.Structure):

@@ -101,6 +101,8 @@ class RoutePlan:
         When CPU and bus end, the device's attention over what comes, the last of them; 0 where nothing is known.
     host_alone_ns, stream_alone_ns : int
         If the CPU, or the bus, had all keys outside the windows.
+    recompute_tokens, recompute_bytes, recompute_alone_ns : int
+        Whose hidden states cross the bus, these, and if the device made all keys outside the windows; 0 without hidden states.
     """
 
     resident_tokens: int
@@ -114,6 +116,9 @@ class RoutePlan:
     total_ns: int
     host_alone_ns: int
     stream_alone_ns: int
+    recompute_tokens: int
+    recompute_bytes: int
+    recompute_alone_ns: int
 
     def report(self) -> dict[str, Any]:
         """The same as the library says it in JSON."""
@@ -413,7 +418,7 @@ class Session(Owner):
         Raises
         ------
         UnsupportedError
-            There is no device, a policy that does not attend all keys, or route ``"recompute"``.
+            There is no device, or a policy that does not attend all keys.
         InvalidArgumentError, CapacityError, OutOfMemoryError
         """
         if q_lens is not None and len(q_lens) != len(kv_lens):

@@ -64,6 +64,8 @@ class CudaTransformer : public Transformer {
   int32_t most_likely(int64_t row) override { return has_answer_ ? *answer_token_.get() : Transformer::most_likely(row); }
   void meet(const tandem_session* session) override { steps_.erase(session); }
   DeviceUse device_use() override;
+  int32_t hidden_type() const override { return kIsF32 ? TANDEM_F16 : TANDEM_BF16; }
+  Failure projection(int64_t layer_idx, LayerProjection* projection) override;
 
  private:
   static constexpr bool kIsF32 = std::is_same_v<T, float>;
@@ -161,7 +163,7 @@ Failure CudaTransformer<T>::forward(const Chunk& chunk) {
   auto* input = reinterpret_cast<ChunkInput*>(input_pinned_.get());
   input->position = chunk.position;
   std::copy(chunk.tokens.begin(), chunk.tokens.end(), input->tokens);
-  void* const stream = has_answer_ ? stream_.get : nullptr;
+  void* const stream = has_answer_ && !options_.by_calls ? stream_.get : nullptr;
   GENERATE_TANDEM(tandem_step_begin(chunk.session, &chunk.sequence, &n_tokens, 1, stream, &error));
   Failure failure;
   try {
@@ -182,7 +184,7 @@ Failure CudaTransformer<T>::forward(const Chunk& chunk) {
 template <class T>
 Failure CudaTransformer<T>::decode(const Chunk& chunk) {
   Steps& steps = steps_[chunk.session];
-  if (options_.eager || options_.engine != nullptr || !steps.is_warm) {
+  if (options_.eager || options_.by_calls || options_.engine != nullptr || !steps.is_warm) {
     GENERATE_TRY(run_step(chunk));
     steps.is_warm = true;
     ++use_.n_launched;
@@ -274,7 +276,17 @@ Failure CudaTransformer<T>::attend(const Chunk& chunk, int64_t layer_idx) {
   heads.k = view(k_rows, n_tokens, config_.n_kv_heads, qkv_size);
   heads.v = view(v_rows, n_tokens, config_.n_kv_heads, qkv_size);
   heads.o = view(o_.get(), n_tokens, config_.n_q_heads, config_.q_size());
+  heads.x = rows_view(normed_.get(), kTandemType, n_tokens, config_.hidden_size);
+  heads.x.device_type = TANDEM_DEVICE_CUDA;
+  heads.has_x = options_.keeps_hidden;
   return attend_chunk(chunk, layer_idx, heads, stream_.get);
+}
+
+template <class T>
+Failure CudaTransformer<T>::projection(int64_t layer_idx, LayerProjection* projection) {
+  GENERATE_TRY(weights_.get_projection(config_, layer_idx, stream_.get, projection));
+  if (!options_.library_rope) projection->options.k_rope = TANDEM_ROPE_HALVES;
+  return {};
 }
 
 template <class T>

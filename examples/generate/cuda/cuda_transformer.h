@@ -6,6 +6,7 @@
 //   input (tokens, position)  ->  embedding  ->  layers  ->  head  ->  logits, most likely token     -> host
 //   one copy out of pinned memory                 tandem_attend() in each             two copies into pinned memory
 //
+// With by_calls (--kv host) decode steps go kernel by kernel, like chunks: then Tandem's routes stream or rebuild K and V.
 // From its first replay on a session takes no longer chunks than before (Tandem's CAPACITY): graphs hold addresses.
 //
 // Weights and activations are f32 or bf16; the residual stream, sums and logits are f32. cuBLAS is opened when the first
@@ -27,6 +28,8 @@ struct CudaOptions {
   bool eager = false;
   tandem_engine* engine = nullptr;       // not NULL: the layers' matrices are with the host, and this engine streams them
   double resident_share = 0;             // of these, on the device all the same
+  bool by_calls = false;                 // decode in calls of its own, not in planned steps
+  bool keeps_hidden = false;             // attention is given the hidden states that K and V are made of
   const WeightFiles* weights = nullptr;  // NULL: random ones
   uint64_t seed = 0;                     // of those
 };

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "cuda_weights.h"
 
+#include <cuda_fp16.h>
+
+#include <cstring>
+
 #include "layer_kernels.h"
 
 namespace generate {
@@ -168,6 +172,49 @@ template <class T>
 Failure CudaWeights<T>::get_stats(tandem_weights_stats* stats) const {
   if (!offloaded_) return {};
   GENERATE_TANDEM(tandem_weights_get_stats(stats, offloaded_.get(), &error));
+  return {};
+}
+
+template <class T>
+Failure CudaWeights<T>::get_projection(const ModelConfig& config, int64_t layer_idx, cudaStream_t stream,
+                                       LayerProjection* projection) {
+  constexpr bool kIsF32 = std::is_same_v<T, float>;
+  const int64_t kv_size = config.kv_size(), n = kv_size * config.hidden_size;
+  tandem_layer_projection& to = projection->options;
+  to.hidden_dim = static_cast<int32_t>(config.hidden_size);
+  to.w_type = kIsF32 ? TANDEM_F16 : TANDEM_BF16;
+  to.w_order = TANDEM_WEIGHTS_OUT_IN;
+  const CudaArray<float>& bias = layers[layer_idx].qkv_bias;
+  if (bias.size() > 0) {
+    projection->bias.resize(2 * kv_size);
+    must(cudaMemcpy(projection->bias.data(), bias.get() + config.q_size(), 8 * kv_size, cudaMemcpyDeviceToHost), "biases");
+    to.b_k = projection->bias.data();
+    to.b_v = to.b_k + kv_size;
+  }
+  Pair matrices;
+  GENERATE_TRY(use(layer_idx, kAttention, stream, &matrices));
+  const T* const w_k = matrices.first + config.q_size() * config.hidden_size;
+  if (!kIsF32 && !offloaded_) {
+    to.device_type = TANDEM_DEVICE_CUDA;
+    to.w_k = w_k;
+    to.w_v = w_k + n;
+    return done(layer_idx, kAttention, stream);
+  }
+  std::vector<T> rows(2 * n);
+  must(cudaMemcpyAsync(rows.data(), w_k, rows.size() * sizeof(T), cudaMemcpyDeviceToHost, stream), "weights");
+  GENERATE_TRY(done(layer_idx, kAttention, stream));
+  must(cudaStreamSynchronize(stream), "weights");
+  projection->weights.resize(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if constexpr (kIsF32) {
+      const __half half = __float2half(rows[i]);
+      std::memcpy(&projection->weights[i], &half, 2);
+    } else {
+      std::memcpy(&projection->weights[i], &rows[i], 2);
+    }
+  }
+  to.w_k = projection->weights.data();
+  to.w_v = projection->weights.data() + n;
   return {};
 }
 

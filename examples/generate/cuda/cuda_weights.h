@@ -40,6 +40,8 @@ struct CudaWeights {
   // Where they are, for what is asked of the stream until done().
   Failure use(int64_t layer_idx, Part part, cudaStream_t stream, Pair* pair);
   Failure done(int64_t layer_idx, Part part, cudaStream_t stream);
+  // Of hidden states after the norm. Matrices of 16 bits that stay on the device are borrowed, others copied, f32 as f16.
+  Failure get_projection(const ModelConfig& config, int64_t layer_idx, cudaStream_t stream, LayerProjection* projection);
   Failure get_stats(tandem_weights_stats* stats) const;
 
  private:

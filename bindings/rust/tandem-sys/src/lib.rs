@@ -17,7 +17,7 @@ pub use functions::*;
 pub use structs::*;
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xf426_5fe0_a7b3_7c4d;
+pub const FINGERPRINT: u64 = 0x66f9_9156_0596_32fd;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(

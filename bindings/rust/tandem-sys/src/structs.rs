@@ -192,6 +192,9 @@ abi_structs! {
         total_ns: i64,
         host_alone_ns: i64,
         stream_alone_ns: i64,
+        recompute_tokens: i64,
+        recompute_bytes: i64,
+        recompute_alone_ns: i64,
     }
 
     struct tandem_cache_stats {

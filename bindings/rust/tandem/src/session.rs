@@ -93,8 +93,7 @@ impl Session {
     /// 1 each), and what that takes. Where the engine has not measured yet, it does.
     ///
     /// # Errors
-    /// `Unsupported` (no device; a policy that does not attend all keys; route `"recompute"`), `InvalidArgument`, `Capacity`,
-    /// `OutOfMemory`.
+    /// `Unsupported` (no device; a policy that does not attend all keys), `InvalidArgument`, `Capacity`, `OutOfMemory`.
     pub fn plan(&mut self, layer_idx: i32, kv_lens: &[i64], q_lens: Option<&[i64]>) -> Result<RoutePlan> {
         let n = kv_lens.len();
         if let Some(n_q) = q_lens.map(<[i64]>::len).filter(|&n_q| n_q != n) {

@@ -50,7 +50,7 @@ numbers! {
         resident_tokens,
         /// Attended by the CPU.
         host_tokens,
-        /// That cross the bus.
+        /// Whose K and V cross the bus.
         stream_tokens,
         /// K and V of the CPU's.
         host_bytes,
@@ -68,6 +68,12 @@ numbers! {
         host_alone_ns,
         /// If the bus had.
         stream_alone_ns,
+        /// Whose hidden states cross the bus; the device makes K and V of them.
+        recompute_tokens,
+        /// Hidden states of these.
+        recompute_bytes,
+        /// If the device made all keys outside the windows; 0: there are no hidden states.
+        recompute_alone_ns,
     }
     /// Sums since weights were created, and what they hold.
     WeightsStats = tandem_weights_stats {

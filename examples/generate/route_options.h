@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// --kv host: K and V are in host memory, and what is outside the window is attended by a route of Tandem's.
+#ifndef EXAMPLES_GENERATE_ROUTE_OPTIONS_H_
+#define EXAMPLES_GENERATE_ROUTE_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "failure.h"
+#include "flags.h"
+
+namespace generate {
+
+struct EngineOptions;
+struct PolicyOptions;
+
+struct RouteOptions {
+  std::string route;                              // empty: Tandem's default, "auto"
+  double stream_share = -1, recompute_share = 0;  // of "host+stream", which needs it, and of "recompute"; 0: all
+  int64_t buffer_bytes = 0;                       // of each of two; 0: Tandem's default
+  void declare(Flags* flags);
+  // What goes with neither these options nor each other, by flag and value.
+  Failure check(const Flags& flags, const EngineOptions& engine, const PolicyOptions& policy) const;
+  bool recomputes() const { return route == "recompute"; }
+};
+
+}  // namespace generate
+
+#endif  // EXAMPLES_GENERATE_ROUTE_OPTIONS_H_

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: MIT
+// Prefill and decode of a whole model over K and V in host memory, by context length and route: tokens a second, what
+// tandem_plan says, and device memory against its plan.
+//
+//   generate_bench MODULE [lengths [routes [kv_type [chunk [steps [shapes [window [buffer_mib [compute]]]]]]]]]
+//     lists with commas
+//
+// Random weights, in bf16 or f32, of a model's shapes (llama-3-8b), random keys and values that nothing computed up to each
+// length, as rows of HeadInfer's tables 4 and 5. "prefill" appends `chunk` tokens to these, all layers and the head of the
+// last one, and is a speed at that length: not the mean over a prompt. "decode" is the median of `steps`, from token to
+// token. A chunk, and a step whose logits are compared with those of route "host", go before what is timed: these may be
+// twice as far apart as the latter from those with half the window, where sums are cut and rounded elsewhere too. "planned"
+// is in parts of what they took: tandem_plan's time for each layer and, for all else, what a chunk and a step take whose
+// keys are all in the window, measured in the same run. Memory: what the device counts from before a session to after its
+// calls, beside tandem_plan_memory().
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+#include "program.h"
+#include "runtime.h"
+#include "shapes_run.h"
+
+namespace {
+
+using namespace generate;
+using Clock = std::chrono::steady_clock;
+
+constexpr int32_t kToken = 1;
+
+double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
+
+std::vector<std::string> words_of(const std::string& list) {
+  std::vector<std::string> words;
+  std::stringstream stream(list);
+  for (std::string word; std::getline(stream, word, ',');) words.push_back(word);
+  return words;
+}
+
+struct Wanted {
+  std::vector<std::string> lengths, routes;
+  int64_t chunk = 4096, steps = 5;
+  PolicyOptions policy;
+};
+
+class Bench {
+ public:
+  Bench(Runtime* runtime, const Wanted& wanted) : runtime_(runtime), wanted_(wanted) {}
+
+  Failure run() {
+    GENERATE_TRY(runtime_->new_sequence(&at_.sequence));
+    GENERATE_TRY(warm());
+    std::printf("%9s %-8s %6s %8s %9s %8s %9s %9s %8s %7s  %s\n", "tokens", "route", "fill s", "distance", "prefill/s",
+                "planned", "decode/s", "ms/step", "planned", "by bus", "device MB: planned, held, counted; buffers");
+    for (const std::string& length : wanted_.lengths) GENERATE_TRY(measure_length(std::atoll(length.c_str())));
+    for (const int64_t length : {int64_t{1} << 20, int64_t{4} << 20}) {
+      DeviceMemoryReport memory;
+      GENERATE_TRY(runtime_->device_memory(policy_of("stream"), length, &memory));
+      std::printf("plan of %lld tokens: device window %.1f MB, buffers and work space %.1f MB\n",
+                  static_cast<long long>(length), 1e-6 * static_cast<double>(memory.planned.window_bytes),
+                  1e-6 * static_cast<double>(memory.planned.work_bytes + memory.planned.stream_bytes));
+    }
+    return {};
+  }
+
+ private:
+  PolicyOptions policy_of(const std::string& route) const {
+    PolicyOptions policy = wanted_.policy;
+    policy.routes.route = route;
+    policy.routes.stream_share = route == "host+stream" ? 0.4 : -1;
+    return policy;
+  }
+  Failure open(const std::string& route, Session* session, int64_t window_parts = 1) {
+    policy_ = policy_of(route);
+    policy_.window_tokens /= window_parts;
+    GENERATE_TRY(runtime_->new_session(policy_, session));
+    at_.session = session->get();
+    return {};
+  }
+  Failure fill_to(int64_t length, double* seconds) {
+    const auto begin = Clock::now();
+    if (length > at_.n_tokens) GENERATE_TRY(runtime_->fill(&at_, length - at_.n_tokens));
+    *seconds = 1e-3 * ms_since(begin);
+    return {};
+  }
+  // Every route once, so that the device has all its code; then the time of a step that finds all keys in its window.
+  Failure warm() {
+    double ignored = 0;
+    const int64_t window = wanted_.policy.window_tokens;
+    GENERATE_TRY(fill_to(3 * window, &ignored));
+    for (const std::string& route : wanted_.routes) {
+      Session session;
+      GENERATE_TRY(open(route, &session));
+      GENERATE_TRY(time_prefill(runtime_, &at_, wanted_.chunk, &ignored));
+      GENERATE_TRY(runtime_->step(&at_, kToken));
+      GENERATE_TRY(runtime_->take_back(&at_, wanted_.chunk + 1));
+    }
+    GENERATE_TRY(runtime_->take_back(&at_, at_.n_tokens - window));
+    Session session;
+    GENERATE_TRY(open("stream", &session));
+    GENERATE_TRY(time_chunk(&base_chunk_ms_));
+    GENERATE_TRY(runtime_->take_back(&at_, window / 2));
+    GENERATE_TRY(time_steps(20, &base_ms_));
+    std::printf("nothing outside the window: a step %.3f ms, a chunk of %lld %.1f ms\n", base_ms_,
+                static_cast<long long>(wanted_.chunk), base_chunk_ms_);
+    return {};
+  }
+  Failure time_chunk(double* ms) {
+    double per_second = 0;
+    GENERATE_TRY(time_prefill(runtime_, &at_, wanted_.chunk, &per_second));
+    *ms = 1e3 * static_cast<double>(wanted_.chunk) / per_second;
+    return runtime_->take_back(&at_, wanted_.chunk);
+  }
+  Failure time_steps(int64_t n, double* median_ms) {
+    std::vector<double> ms;
+    for (int64_t i = 0; i <= n; ++i) {
+      const auto begin = Clock::now();
+      GENERATE_TRY(runtime_->step(&at_, kToken));
+      if (runtime_->most_likely() < 0) return {"logits are not finite"};
+      if (i > 0) ms.push_back(ms_since(begin));
+    }
+    std::sort(ms.begin(), ms.end());
+    *median_ms = ms[ms.size() / 2];
+    return runtime_->take_back(&at_, n + 1);
+  }
+  Failure logits_of_a_step(std::vector<float>* logits) {
+    GENERATE_TRY(runtime_->step(&at_, kToken));
+    logits->assign(runtime_->last_logits(), runtime_->last_logits() + runtime_->config().vocab_size);
+    return runtime_->take_back(&at_, 1);
+  }
+  Failure measure_length(int64_t length) {
+    double fill_seconds = 0;
+    GENERATE_TRY(fill_to(length, &fill_seconds));
+    std::vector<float> expected, otherwise;
+    for (const bool is_half : {false, true}) {
+      Session session;
+      GENERATE_TRY(open("host", &session, is_half ? 2 : 1));
+      GENERATE_TRY(logits_of_a_step(is_half ? &otherwise : &expected));
+    }
+    const double noise = distance(otherwise, expected);
+    for (const std::string& route : wanted_.routes) {
+      const DeviceUse before = device_use();
+      Session session;
+      GENERATE_TRY(open(route, &session));
+      std::vector<float> logits;
+      GENERATE_TRY(logits_of_a_step(&logits));
+      const double far = distance(logits, expected);
+      if (!(far <= 2 * noise) || !(noise < 0.1))
+        return {route + ": logits are " + std::to_string(far) + " of their length from those of \"host\", which are " +
+                std::to_string(noise) + " from those with half the window"};
+      double chunk_ms = 0, step_ms = 0, chunk_planned = 0, step_planned = 0, by_bus = 0;
+      GENERATE_TRY(time_chunk(&chunk_ms));
+      GENERATE_TRY(time_steps(wanted_.steps, &step_ms));
+      GENERATE_TRY(planned_ms(wanted_.chunk, &chunk_planned, &by_bus));
+      GENERATE_TRY(planned_ms(1, &step_planned, &by_bus));
+      std::printf("%9lld %-8s %6.1f %8.1e %9.1f %8.2f %9.3f %9.2f %8.2f %7.2f  ", static_cast<long long>(length),
+                  route.c_str(), fill_seconds, far, 1e3 * static_cast<double>(wanted_.chunk) / chunk_ms,
+                  chunk_planned / chunk_ms, 1e3 / step_ms, step_ms, step_planned / step_ms, by_bus);
+      GENERATE_TRY(print_memory(before));
+    }
+    return {};
+  }
+  // Of b's length.
+  static double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+      size += std::pow(static_cast<double>(b[i]), 2);
+    }
+    return std::sqrt(difference / size);
+  }
+  DeviceUse device_use() {
+    DeviceMemoryReport report;
+    return runtime_->device_memory(wanted_.policy, 1, &report) ? DeviceUse{} : report.use;
+  }
+  // by_bus: share of the keys outside the window.
+  Failure planned_ms(int64_t n_queries, double* ms, double* by_bus) {
+    tandem_route_plan plan;
+    GENERATE_TRY(runtime_->plan_layer(at_, at_.n_tokens + n_queries, n_queries, &plan));
+    *ms = (n_queries > 1 ? base_chunk_ms_ : base_ms_) +
+          1e-6 * static_cast<double>(plan.total_ns) * static_cast<double>(runtime_->config().n_layers);
+    const int64_t outside = plan.host_tokens + plan.stream_tokens;
+    *by_bus = outside > 0 ? static_cast<double>(plan.stream_tokens) / static_cast<double>(outside) : 0.0;
+    return {};
+  }
+  Failure print_memory(const DeviceUse& before) {
+    DeviceMemoryReport memory;
+    GENERATE_TRY(runtime_->device_memory(policy_, at_.n_tokens + wanted_.chunk, &memory));
+    std::printf("%.1f %.1f %.1f; %.1f\n", 1e-6 * static_cast<double>(memory.planned.total()),
+                1e-6 * static_cast<double>(memory.held.total()),
+                1e-6 * static_cast<double>(memory.use.now_bytes - before.now_bytes),
+                1e-6 * static_cast<double>(memory.held.work_bytes + memory.held.stream_bytes));
+    std::fflush(stdout);
+    return {};
+  }
+
+  Runtime* runtime_;
+  const Wanted& wanted_;
+  Context at_;
+  PolicyOptions policy_;                    // of its session
+  double base_ms_ = 0, base_chunk_ms_ = 0;  // of a step and of a chunk that find all keys in the window
+};
+
+Failure run(int argc, char** argv) {
+  const auto word = [&](int i, const char* otherwise) { return std::string(argc > i ? argv[i] : otherwise); };
+  if (argc < 2)
+    return {"generate_bench MODULE [lengths [routes [kv_type [chunk [steps [shapes [window [buffer_mib [compute]]]]]]]]]"};
+  Wanted wanted;
+  wanted.lengths = words_of(word(2, "10240,40960,102400"));
+  wanted.routes = words_of(word(3, "auto,stream,host"));
+  wanted.chunk = std::atoll(word(5, "4096").c_str());
+  wanted.steps = std::atoll(word(6, "5").c_str());
+  wanted.policy.window_tokens = std::atoll(word(8, "4096").c_str());
+  wanted.policy.routes.buffer_bytes = std::atoll(word(9, "16").c_str()) << 20;
+  EngineOptions options;
+  options.place = kCuda;
+  options.backend_path = argv[1];
+  options.shapes = word(7, "llama-3-8b");
+  options.kv_place = kOnHost;
+  options.chunk_tokens = wanted.chunk;
+  options.compute = word(10, "bf16") == "f32" ? 1 : 2;
+  const std::vector<std::string> types = storage_types();
+  const auto type = std::find(types.begin(), types.end(), word(4, "bf16"));
+  if (type == types.end()) return {"kv_type: \"" + word(4, "bf16") + "\" is no storage type"};
+  options.k_type = static_cast<int32_t>(type - types.begin()) + 1;
+  Runtime runtime;
+  GENERATE_TRY(runtime.open(options));
+  return Bench(&runtime, wanted).run();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_program("generate_bench", argc, argv, run); }

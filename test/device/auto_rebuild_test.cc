@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT
+// Route "auto" where a cache keeps hidden states: it makes keys of them when that takes less than sending K and V, as far as
+// it does, and goes without where it cannot. What the machine takes is given, as the stand-in makes keys slowly.
+#include "device/hidden_side.h"
+#include "lib/api_session.h"
+#include "lib/cache.h"
+
+using namespace tandem_test;
+
+namespace {
+
+constexpr int64_t kLong = 12'000;  // more than 4 MiB of keys, so that they are worth planning
+constexpr int64_t kLongBuffer = int64_t{1} << 20;
+
+// ns of a key.
+struct Rates {
+  double host, stream, rebuild;
+};
+
+tandem_session_options auto_options() {
+  tandem_session_options options = Side::options_of("all");
+  options.stream_buffer_bytes = kLongBuffer;
+  return options;
+}
+
+struct Auto : Rebuilding {
+  Auto(const Projected& projected, const Rates& rates) : Rebuilding(projected) {
+    std::shared_ptr<tandem::Engine> engine_object;
+    std::shared_ptr<tandem::Cache> cache_object;
+    assert_true(tandem::resolve(engine, "engine", &engine_object).ok());
+    assert_true(tandem::resolve(cache, "cache", &cache_object).ok());
+    tandem::Profile& profile = engine_object->profile();
+    const tandem::Layer& layer = cache_object->layers()[0];
+    profile.note_bus_trial(static_cast<double>(kTokenBytes) / rates.stream);
+    for (const int64_t n : {1, 4}) profile.note_trial(layer, n, 1000, 1000 * rates.host / 0.8);
+    profile.note_rebuild_trial(layer, rates.rebuild);
+    tandem_session_release(session);
+    const tandem_session_options options = auto_options();
+    OK(tandem_session_create, &session, cache, &options);
+  }
+};
+
+void append_both(const Projected& projected, const Side& side, const Side& twin, int64_t n_tokens) {
+  const HiddenCall prompt(projected, n_tokens, 0, 1);
+  for (const Side* one : {&side, &twin})
+    OK(tandem_sequence_append_x, one->cache, one->sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view, nullptr);
+}
+
+// A quarter of K and V's bytes cross the bus. Where the device keeps up, all keys are made; where it takes as long as half
+// of what the bus takes for K and V, four fifths, and the others are streamed; where it takes longer than K and V on the
+// bus or the CPU is faster than either, none.
+void makes_what_takes_less(void**) {
+  const Projected projected(TANDEM_ROPE_HALVES);
+  const Rebuilding twin(projected, 1.0, kBuffer, false);
+  struct Wanted {
+    Rates rates;
+    double least, most;  // shares of what is outside that are made
+    bool on_host;
+  };
+  const Wanted all[] = {{{100'000, 1000, 1}, 1.0, 1.0, false},
+                        {{100'000, 1000, 500}, 0.75, 0.85, false},
+                        {{100'000, 1000, 90'000}, 0.0, 0.0, false},
+                        {{0.1, 1000, 1}, 0.0, 0.0, true}};
+  for (const Wanted& wanted : all) {
+    const Auto side(projected, wanted.rates);
+    OK(tandem_sequence_truncate, twin.cache, twin.sequence, 0);
+    append_both(projected, side, twin, kLong);
+    const int64_t outside = outside_of(kLong), length = kLong + 3, three = 3;
+    tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+    OK(tandem_plan, &plan, side.session, kLayer, &length, &three, 1);
+    assert_int_equal(plan.recompute_tokens + plan.stream_tokens + plan.host_tokens, outside);
+    assert_true((plan.host_tokens == outside) == wanted.on_host);
+    const double share = static_cast<double>(plan.recompute_tokens) / static_cast<double>(outside);
+    if (!(share >= wanted.least && share <= wanted.most)) fail_msg("%g of the keys are made", share);
+    assert_true(plan.total_ns <= std::min({plan.host_alone_ns, plan.stream_alone_ns, plan.recompute_alone_ns}));
+    attend_twins(projected, side, twin, 3, 5);
+    const tandem_session_stats stats = side.stats();
+    assert_int_equal(stats.streamed_x_bytes, plan.recompute_bytes);
+    assert_int_equal(stats.streamed_kv_bytes, plan.stream_bytes);
+    assert_int_equal(stats.n_host_parts, wanted.on_host ? 1 : 0);
+  }
+}
+
+// What it takes of the device is in the plan.
+void takes_what_is_planned(void**) {
+  const Projected projected;
+  const Auto side(projected, {100'000, 1000, 1});
+  const Rebuilding twin(projected, 1.0, kBuffer, false);
+  append_both(projected, side, twin, kLong);
+  attend_twins(projected, side, twin, 1, 5);
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  const tandem_session_options options = auto_options();
+  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  cache.x_type = TANDEM_BF16;
+  const int64_t length = kLong + 1;
+  OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &options, &length, 1);
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  OK(tandem_cache_get_stats, &stats, side.cache);
+  assert_int_equal(stats.device_stream_bytes, plan.device_stream_bytes);
+  assert_int_equal(stats.device_weights_bytes, plan.device_weights_bytes);
+  assert_true(plan.device_weights_bytes > 0);
+}
+
+// Memory that is not there leaves keys with the bus or the CPU, or the call says so and has done nothing.
+void goes_without_memory(void**) {
+  const Projected projected;
+  int n_without = 0;
+  for (int64_t nth = 1;; ++nth) {
+    const Auto side(projected, {100'000, 1000, 1});
+    const Rebuilding twin(projected, 1.0, kBuffer, false);
+    append_both(projected, side, twin, kLong);
+    HiddenCall call(projected, 1, kLong, 5), on_host(projected, 1, kLong, 5);
+    call.to_device();
+    const tandem_attend_args args = call.args(side);
+    tandem_error* error = nullptr;
+    controls.fail_call(stand_in::kAllocate, nth, TANDEM_ERROR_OUT_OF_MEMORY);
+    const int32_t status = tandem_attend(side.session, &args, &error);
+    tandem_error_release(error);
+    controls.fail_call(stand_in::kAllocate, INT64_MAX, TANDEM_OK);
+    if (status != TANDEM_OK) {
+      assert_int_equal(status, TANDEM_ERROR_OUT_OF_MEMORY);
+      assert_int_equal(side.length(), kLong);
+      attend_hidden(side, call);
+    }
+    attend_hidden(twin, on_host);
+    assert_near(call.output(), on_host.output());
+    const bool is_rebuilt = side.stats().streamed_x_bytes > 0;
+    if (status == TANDEM_OK && is_rebuilt) break;
+    n_without += status == TANDEM_OK;
+  }
+  assert_true(n_without > 0);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(makes_what_takes_less, forget),
+      cmocka_unit_test_teardown(takes_what_is_planned, forget),
+      cmocka_unit_test_teardown(goes_without_memory, forget),
+  };
+  return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// Sequences whose keys and values are made of hidden states, as the layer's projection says, by a twin in double precision:
+// so what the device makes anew is what the cache has.
+#pragma once
+
+#include <cmath>
+
+#include "device/device_side.h"
+#include "reference/rounding.h"
+
+namespace tandem_test {
+
+inline constexpr int32_t kHidden = 64;
+inline constexpr int64_t kXBytes = kHidden * 2, kTokenBytes = kKvHeads * kDim * 2 * 2;
+inline constexpr int64_t kBuffer = 128 * kXBytes * 3 / 2;  // a page of hidden states, and some
+
+// Weights, and what comes of hidden states.
+class Projected {
+ public:
+  explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER)
+      : w_k_({kKvHeads * kDim, kHidden}, 71), w_v_({kKvHeads * kDim, kHidden}, 72), b_({kKvHeads * kDim}, 73) {
+    for (Tensor* w : {&w_k_, &w_v_}) {
+      std::vector<uint16_t>& bits = w == &w_k_ ? bits_k_ : bits_v_;
+      for (float& x : w->values) {
+        x = static_cast<float>(reference::round_to(TANDEM_BF16, static_cast<double>(x) / 8.0));
+        reference::store(TANDEM_BF16, static_cast<double>(x), &bits.emplace_back());
+      }
+    }
+    options = TANDEM_LAYER_PROJECTION_INIT;
+    options.hidden_dim = kHidden;
+    options.w_type = TANDEM_BF16;
+    options.w_order = TANDEM_WEIGHTS_OUT_IN;
+    options.norm = norm;
+    options.k_rope = k_rope;
+    options.w_k = bits_k_.data();
+    options.w_v = bits_v_.data();
+    options.b_k = options.b_v = b_.values.data();
+  }
+  Projected(const Projected&) = delete;
+
+  // position: of x's first token.
+  std::vector<float> keys(const std::vector<float>& x, int64_t position) const {
+    std::vector<float> k = make(x, w_k_.values);
+    if (options.k_rope == 0) return k;
+    for (size_t row = 0; row < k.size() / kDim; ++row)
+      for (int32_t i = 0; i < kDim / 2; ++i) {
+        const bool is_halves = options.k_rope == TANDEM_ROPE_HALVES;
+        float &a = k[row * kDim + static_cast<size_t>(is_halves ? i : 2 * i)],
+              &b = k[row * kDim + static_cast<size_t>(is_halves ? i + kDim / 2 : 2 * i + 1)];
+        const double angle =
+            static_cast<double>(position + static_cast<int64_t>(row) / kKvHeads) * std::pow(10000.0, -2.0 * i / kDim);
+        const double c = std::cos(angle), s = std::sin(angle), y = static_cast<double>(a), z = static_cast<double>(b);
+        a = static_cast<float>(y * c - z * s);
+        b = static_cast<float>(y * s + z * c);
+      }
+    return k;
+  }
+  std::vector<float> values(const std::vector<float>& x) const { return make(x, w_v_.values); }
+
+  tandem_layer_projection options;
+
+ private:
+  std::vector<float> make(const std::vector<float>& x, const std::vector<float>& w) const {
+    std::vector<float> y;
+    for (size_t row = 0; row < x.size() / kHidden; ++row) {
+      std::vector<double> one(x.begin() + static_cast<std::ptrdiff_t>(row * kHidden),
+                              x.begin() + static_cast<std::ptrdiff_t>((row + 1) * kHidden));
+      reference::round_all(TANDEM_BF16, one.data(), kHidden);  // as they are kept
+      double mean = 0.0, square = 0.0;
+      for (const double number : one) mean += number / kHidden;
+      for (const double number : one) square += (number - mean) * (number - mean) / kHidden;
+      for (double& number : one)
+        if (options.norm == TANDEM_NORM_LAYER) number = (number - mean) / std::sqrt(square + 1e-5);
+      reference::round_all(TANDEM_BF16, one.data(), kHidden);
+      for (size_t j = 0; j < w.size() / kHidden; ++j) {
+        double sum = static_cast<double>(b_.values[j]);
+        for (size_t i = 0; i < kHidden; ++i) sum += one[i] * static_cast<double>(w[j * kHidden + i]);
+        y.push_back(static_cast<float>(sum));
+      }
+    }
+    return y;
+  }
+
+  Tensor w_k_, w_v_, b_;
+  std::vector<uint16_t> bits_k_, bits_v_;
+};
+
+inline tandem_session_options route_options(double share = 1.0, int64_t buffer_bytes = kBuffer) {
+  tandem_session_options options = Side::options_of("all");
+  options.route = "recompute";
+  options.recompute_share = share;
+  options.stream_buffer_bytes = buffer_bytes;
+  return options;
+}
+
+// A side whose cache keeps hidden states of its layers, and whose session, on a device, rebuilds keys.
+struct Rebuilding : Side {
+  explicit Rebuilding(const Projected& projected, double share = 1.0, int64_t buffer_bytes = kBuffer, bool has_device = true,
+                      int64_t cap = 0)
+      : Side(has_device, "all") {
+    tandem_session_release(session);
+    tandem_cache_release(cache);
+    tandem_model_release(model);
+    session = nullptr;
+    tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+    layer.n_q_heads = kQHeads;
+    layer.n_kv_heads = kKvHeads;
+    layer.k_head_dim = kDim;
+    layer.projection = &projected.options;
+    OK(tandem_model_create, &model, &layer, 1);
+    tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
+    options.x_type = TANDEM_BF16;
+    options.device_cap_bytes = cap;
+    OK(tandem_cache_create, &cache, engine, model, &options);
+    tandem_session_options session_options = has_device ? route_options(share, buffer_bytes) : Side::options_of("all");
+    OK(tandem_session_create, &session, cache, &session_options);
+    OK(tandem_sequence_create, &sequence, cache);
+  }
+};
+
+// q, o, and x of n tokens with the K and V that come of it.
+struct HiddenCall : Call {
+  Tensor x;
+
+  HiddenCall(const Projected& projected, int64_t n_tokens, int64_t position, int64_t seed)
+      : Call(n_tokens, seed), x({n_tokens, kHidden}, seed + 9) {
+    for (float& number : q.values) number *= 6.0f;  // that keys may be told apart
+    k.values = projected.keys(x.values, position);
+    v.values = projected.values(x.values);
+    k.view.data = k.values.data();
+    v.view.data = v.values.data();
+  }
+  void to_device() {
+    Call::to_device();
+    const auto bytes = static_cast<int64_t>(x.values.size() * sizeof(float));
+    memory.push_back(device->allocate(bytes));
+    device->upload(memory.back(), x.values.data(), bytes);
+    x.view.device_type = TANDEM_DEVICE_CUDA;
+    x.view.data = memory.back();
+  }
+  tandem_attend_args args(const Side& side) const {
+    tandem_attend_args args = Call::args(side);
+    args.x = &x.view;
+    return args;
+  }
+};
+
+inline void attend_hidden(const Side& side, const HiddenCall& call) {
+  const tandem_attend_args args = call.args(side);
+  OK(tandem_attend, side.session, &args);
+}
+
+// Here and there a number is rounded to the other side than the one that was given in f32: by a bf16 step, of one key.
+inline void assert_near(const std::vector<float>& got, const std::vector<float>& wanted, float most = 1e-3f) {
+  assert_int_equal(got.size(), wanted.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    if (!(std::fabs(got[i] - wanted[i]) <= most)) fail_msg("element %zu is %g, not %g", i, got[i], wanted[i]);
+}
+
+inline void attend_twins(const Projected& projected, const Side& side, const Side& twin, int64_t n_tokens, int64_t seed) {
+  HiddenCall on_device(projected, n_tokens, side.length(), seed), on_host(projected, n_tokens, twin.length(), seed);
+  on_device.to_device();
+  attend_hidden(side, on_device);
+  attend_hidden(twin, on_host);
+  assert_near(on_device.output(), on_host.output());
+}
+
+}  // namespace tandem_test

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+// A prompt in chunks, each a step as runtimes make them, by every route that brings keys to the device: something is
+// missing, the host's store is full, or a copy over the bus fails in the middle of it. The error has its status and field,
+// the sequence is what it was when the step began, and the same chunk may come again.
+#include <cstring>
+
+#include "device/hidden_side.h"
+
+using namespace tandem_test;
+
+namespace {
+
+constexpr int64_t kChunks[] = {300, 200, 700};  // the last is a long append
+constexpr const char* kRoutes[] = {"stream", "host+stream", "recompute"};
+
+tandem_session_options options_of_route(const char* route) {
+  tandem_session_options options = Side::options_of("all");
+  options.route = route;
+  options.stream_buffer_bytes = kBuffer;
+  if (std::strcmp(route, "host+stream") == 0) options.stream_fraction = 0.5;
+  return options;
+}
+
+struct Prefilling : Rebuilding {
+  Prefilling(const Projected& projected, const char* route, int64_t host_cap = 0) : Rebuilding(projected) {
+    tandem_session_release(session);
+    tandem_cache_release(cache);
+    session = nullptr;
+    tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
+    cache_options.x_type = TANDEM_BF16;
+    cache_options.host_cap_bytes = host_cap;
+    OK(tandem_cache_create, &cache, engine, model, &cache_options);
+    const tandem_session_options options = options_of_route(route);
+    OK(tandem_session_create, &session, cache, &options);
+    OK(tandem_sequence_create, &sequence, cache);
+  }
+  uint64_t digest() const {
+    uint64_t digest = 0;
+    OK(tandem_sequence_digest, &digest, cache, sequence);
+    return digest;
+  }
+};
+
+// One step. What failed of it, if anything did: then the step is taken back.
+struct Outcome {
+  int32_t status = TANDEM_OK;
+  std::string field;
+};
+Outcome run_step(const Side& side, const tandem_attend_args& args, int64_t n) {
+  tandem_error* error = nullptr;
+  Outcome outcome;
+  outcome.status = tandem_step_begin(side.session, &side.sequence, &n, 1, nullptr, &error);
+  if (outcome.status == TANDEM_OK) {
+    outcome.status = tandem_attend(side.session, &args, &error);
+    const int32_t ended = tandem_step_end(side.session, nullptr, nullptr);
+    assert_int_equal(ended, outcome.status == TANDEM_OK ? TANDEM_OK : TANDEM_ERROR_INVALID_STATE);
+  }
+  if (error != nullptr) outcome.field = tandem_error_field(error);
+  tandem_error_release(error);
+  return outcome;
+}
+
+// The chunks before the last, by both.
+void prefill(const Projected& projected, const Side& side, const Side& twin) {
+  for (int64_t chunk = 0; chunk < 2; ++chunk) attend_twins(projected, side, twin, kChunks[chunk], 1 + chunk);
+}
+
+void attend_again(const Prefilling& side, const Side& twin, const HiddenCall& call, const HiddenCall& on_host) {
+  assert_int_equal(run_step(side, call.args(side), call.n).status, TANDEM_OK);
+  attend_hidden(twin, on_host);
+  assert_near(call.output(), on_host.output());
+  uint64_t there = 0;
+  OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
+  assert_true(side.digest() == there);
+}
+
+void hidden_states_are_missing(void**) {
+  const Projected projected;
+  for (const char* route : kRoutes) {
+    const Prefilling side(projected, route);
+    const Rebuilding twin(projected, 1.0, kBuffer, false);
+    prefill(projected, side, twin);
+    const uint64_t before = side.digest();
+    HiddenCall call(projected, kChunks[2], 500, 3), on_host(projected, kChunks[2], 500, 3);
+    call.to_device();
+    tandem_attend_args args = call.args(side);
+    args.x = nullptr;
+    const Outcome outcome = run_step(side, args, call.n);
+    assert_int_equal(outcome.status, TANDEM_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(outcome.field.c_str(), "x");
+    assert_int_equal(side.length(), 500);
+    assert_true(side.digest() == before);
+    attend_again(side, twin, call, on_host);
+  }
+}
+
+// Room for the first chunks and one page store more, not for the last.
+void the_host_store_is_full(void**) {
+  const Projected projected;
+  for (const char* route : kRoutes) {
+    tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+    const Rebuilding twin(projected, 1.0, kBuffer, false);
+    {
+      const Prefilling first(projected, route);
+      attend_twins(projected, first, twin, 500, 1);
+      OK(tandem_cache_get_stats, &stats, first.cache);
+      OK(tandem_sequence_truncate, twin.cache, twin.sequence, 0);
+    }
+    const Prefilling side(projected, route, stats.host_kv_bytes);
+    prefill(projected, side, twin);
+    const uint64_t before = side.digest();
+    HiddenCall call(projected, 3000, 500, 3);
+    call.to_device();
+    const Outcome outcome = run_step(side, call.args(side), call.n);
+    assert_int_equal(outcome.status, TANDEM_ERROR_CAPACITY);
+    assert_string_equal(outcome.field.c_str(), "host_cap_bytes");
+    assert_int_equal(side.length(), 500);
+    assert_true(side.digest() == before);
+    HiddenCall next(projected, 1, 500, 4), on_host(projected, 1, 500, 4);
+    next.to_device();
+    attend_again(side, twin, next, on_host);
+  }
+}
+
+// Each of the last chunk's copies and products in turn.
+void the_bus_fails(void**) {
+  using namespace stand_in;
+  const Projected projected(TANDEM_ROPE_HALVES);
+  for (const char* route : kRoutes)
+    for (const stand_in::Call failing : {kCopyStrided, kRecordEvent, kWaitEvent, kRebuild}) {
+      int n_failed = 0;
+      for (int64_t nth = 1;; nth += nth < 4 ? 1 : 7) {
+        const Prefilling side(projected, route);
+        const Rebuilding twin(projected, 1.0, kBuffer, false);
+        prefill(projected, side, twin);
+        const uint64_t before = side.digest();
+        HiddenCall call(projected, kChunks[2], 500, 3), on_host(projected, kChunks[2], 500, 3);
+        call.to_device();
+        controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
+        const Outcome outcome = run_step(side, call.args(side), call.n);
+        controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+        if (outcome.status == TANDEM_OK) break;
+        ++n_failed;
+        assert_int_equal(outcome.status, TANDEM_ERROR_BACKEND);
+        assert_int_equal(side.length(), 500);
+        assert_true(side.digest() == before);
+        attend_again(side, twin, call, on_host);
+      }
+      const bool may_fail = failing != kRebuild || std::strcmp(route, "recompute") == 0;
+      if ((n_failed > 0) != may_fail) fail_msg("%s: call %d failed %d times", route, failing, n_failed);
+    }
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(hidden_states_are_missing, forget),
+      cmocka_unit_test_teardown(the_host_store_is_full, forget),
+      cmocka_unit_test_teardown(the_bus_fails, forget),
+  };
+  return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
+}
