@@ -3,6 +3,9 @@
 // gone; then the session works as before.
 #include <pthread.h>
 
+#include <chrono>
+#include <thread>
+
 #include "device/step_runner.h"
 #include "failing_new.h"
 #include "one_in.h"
@@ -37,16 +40,13 @@ int64_t start_of(int64_t call_idx) {
   return n;
 }
 
-tandem_session_options keep_all(const char* policy) {
-  tandem_session_options options = Side::options_of(policy);
-  options.beta = 0.0f;  // every key is kept: the answers are those over all keys
-  return options;
-}
-
 struct Selecting : Side {
-  explicit Selecting(const char* policy) : Side(true, policy) {
+  explicit Selecting(const char* policy, const char* route = nullptr) : Side(true, policy) {
     tandem_session_release(session);
-    const tandem_session_options options = keep_all(policy);
+    tandem_session_options options = options_of(policy);
+    options.beta = 0.0f;  // every key is kept: the answers are those over all keys
+    options.route = route;
+    if (route != nullptr) options.stream_fraction = 0.5, options.stream_buffer_bytes = 64 * kDim * 4;
     OK(tandem_session_create, &session, cache, &options);
   }
 };
@@ -132,6 +132,7 @@ void calls_behind_a_lack_are_lost(void**) {
     const Side twin(false);
     constexpr int64_t kMore = 12;
     attend_twins(side, twin, kPrompt, 1);
+    OK(tandem_engine_drain, side.engine, -1);
     controls.set_delay(2'000'000);
     fail_from(nth, false);
     std::vector<std::unique_ptr<Call>> calls;
@@ -154,6 +155,31 @@ void calls_behind_a_lack_are_lost(void**) {
     for (int64_t i = 0; i < 20; ++i) attend_twins(side, twin, 1, 1000 + i);
   }
   assert_true(n_told_of > 0);
+}
+
+// Nobody changes what is on its way to the device, though nobody will look at it there.
+void lost_calls_end_when_their_keys_are_sent(void**) {
+  const Selecting side("all", "host+stream");
+  const Side twin(false);
+  for (const Side* one : {static_cast<const Side*>(&side), &twin}) {
+    const Tensor k({900, kKvHeads, kDim}, 1), v({900, kKvHeads, kDim}, 2);
+    OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
+  }
+  Call call(100, 5);
+  call.to_device();
+  controls.set_delay(3'000'000);
+  fail_from(1, false);
+  assert_int_equal(try_call(side, &call), TANDEM_OK);
+  OK(tandem_engine_drain, side.engine, -1);
+  armed = false;
+  const int64_t n_sent = counts.n_strided;
+  call.output();
+  controls.set_delay(0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  assert_true(n_sent > 0);
+  assert_int_equal(counts.n_strided, n_sent);
+  assert_int_equal(try_call(side, &call), TANDEM_ERROR_OUT_OF_MEMORY);
+  attend_twins(side, twin, 1, 7);
 }
 
 // A planned step goes back as a whole, and the graph serves the next one.
@@ -200,6 +226,7 @@ int main() {
       cmocka_unit_test_teardown(a_lack_is_told_once, forget),
       cmocka_unit_test_teardown(a_lack_may_go_on, forget),
       cmocka_unit_test_teardown(calls_behind_a_lack_are_lost, forget),
+      cmocka_unit_test_teardown(lost_calls_end_when_their_keys_are_sent, forget),
       cmocka_unit_test_teardown(a_step_without_memory_is_taken_back, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);

@@ -291,12 +291,14 @@ int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* 
     require(is_device_memory(c.to, (c.n_rows - 1) * c.to_stride + c.row_bytes), "a copy to what is no device memory");
     const bool is_pinned = is_known_memory(c.from, from_bytes);
     const auto* first = static_cast<const std::byte*>(c.from);
-    std::vector<std::byte> staged;
-    if (!is_pinned) staged.assign(first, first + from_bytes);
+    std::vector<std::byte> staged;  // the rows alone: who writes between them is not in the way
+    for (int64_t i = 0; i < c.n_rows && !is_pinned; ++i)
+      staged.insert(staged.end(), first + i * c.from_stride, first + i * c.from_stride + c.row_bytes);
     find_stream(handle)->submit([c, first, is_pinned, staged = std::move(staged)] {
       require(!is_pinned || is_known_memory(first, 1), "a copy from memory that is pinned no longer");
       for (int64_t i = 0; i < c.n_rows; ++i)
-        std::memcpy(static_cast<std::byte*>(c.to) + i * c.to_stride, (is_pinned ? first : staged.data()) + i * c.from_stride,
+        std::memcpy(static_cast<std::byte*>(c.to) + i * c.to_stride,
+                    is_pinned ? first + i * c.from_stride : staged.data() + i * c.row_bytes,
                     static_cast<size_t>(c.row_bytes));
       ++counts.n_strided;
       counts.strided_bytes += c.n_rows * c.row_bytes;
