@@ -117,9 +117,6 @@ __device__ inline void clear_values(uint32_t values, uint32_t scales, int lo, in
 
 // ---- products ----------------------------------------------------------------------------------------------------------
 
-template <class Shape>
-using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];
-
 // s = q.k before scale, of row g of each tile.
 template <class Shape>
 __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_t scales, const StagedQueries& staged,
@@ -314,12 +311,15 @@ __device__ inline void weigh(Logits<Shape>& s, RowState<Shape>& state) {
     state.m[tile] = now;
     state.l[tile] = state.l[tile] * faded + sum;
     if (!__any_sync(~0u, faded != 1.0f)) continue;
+    float most_faded = 1.0f;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float of_column = __shfl_sync(~0u, faded, (threadIdx.x % 4 * 2 + i) * 4);
+      most_faded = fminf(most_faded, of_column);
 #pragma unroll
       for (int b = 0; b < Shape::kVSteps; ++b) state.o[tile][b][i] *= of_column, state.o[tile][b][i + 2] *= of_column;
     }
+    fade_least<Shape>(most_faded, state);
   }
 }
 
@@ -351,6 +351,8 @@ __device__ inline void attend_rows(const DecodeCall& call, const SeenKeys<Shape>
   multiply_keys<Shape>(call, unit.stage.boxes, unit.stage.scales, staged, s);
   make_logits<Shape>(call, seen, unit.key, unit.is_whole, s);
   weigh<Shape>(s, state);
+  if constexpr (kHasFar<typename Shape::V>)
+    attend_far<Shape>(values, unit.stage.scales + 2 * Shape::kKeys * Shape::kKScales, s, state);
   WeightParts<Shape> p;
   p.split_all(s);
   if constexpr (Shape::kVScales == 0) {
@@ -396,6 +398,7 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   const auto ask = [&](int i, int stage) {
     if (i < n_units) ask_for_keys<Shape>(call, maps, piece, first, i, places, pipeline, stage);
   };
+  expect_keys<Shape>(n_units * Shape::kKeys, state);
   LoadedQueries<Shape> loaded;
   loaded.load(call, piece);
 #pragma unroll 1

@@ -76,7 +76,7 @@ void WindowCase::spread_weights(reference::Random& random, int64_t n_made, int32
     double& x = (*made)[i];
     if (plane == kPlaneK)
       x = 0.05 * x - bits * logit;
-    else if (bits < options_.spread * static_cast<double>(at % 5) * 0.24)
+    else if (bits < options_.spread * static_cast<double>(at % dim % 5) * 0.24)
       x = 0.0;
   }
 }
