@@ -274,8 +274,7 @@ __device__ inline void multiply_far(uint32_t v, float (&p)[Shape::kTiles][4], Wa
   static_assert(Stored::kGroup == 0, "weights meet no scales");
   bool has_far = false;
 #pragma unroll
-  for (int n = 0; n < Shape::kTiles; ++n)
-    for (int i = 0; i < 4; ++i) has_far |= is_far<Stored>(p[n][i]);
+  for (int n = 0; n < Shape::kTiles; ++n) has_far |= any_far<Stored>(p[n]);
   if (!__any_sync(~0u, has_far)) return;
   uint32_t b[2][Shape::kTiles][2];
 #pragma unroll

@@ -203,23 +203,15 @@ __device__ inline void multiply_values(uint32_t v, uint32_t scales, const Weight
   const int lane = threadIdx.x % 32;
   const uint32_t row = V::template value_row<typename Shape::VRows, typename Shape::K>(v, lane);
   WeightParts<Shape> scaled;
+  for_values<Shape>(row, [&](int block, int i, const auto& a) {
+    if constexpr (Shape::kVScales > 0)
+      if (block % 2 == 0) scaled.scale_all(p, scales + block / 2 * 64 + lane % 4 * 16);
+    const WeightParts<Shape>& weights = Shape::kVScales > 0 ? scaled : p;
 #pragma unroll
-  for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
-    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
-    V::template values<typename Shape::VRows>(a, row, first);
+    for (int tile = 0; tile < Shape::kTiles; ++tile)
 #pragma unroll
-    for (int i = 0; i < V::kValueSteps; ++i) {
-      const int block = first + i;
-      if (block >= Shape::kVSteps) break;
-      if constexpr (Shape::kVScales > 0)
-        if (block % 2 == 0) scaled.scale_all(p, scales + block / 2 * 64 + lane % 4 * 16);
-      const WeightParts<Shape>& weights = Shape::kVScales > 0 ? scaled : p;
-#pragma unroll
-      for (int tile = 0; tile < Shape::kTiles; ++tile)
-#pragma unroll
-        for (int k = 0; k < Shape::kKeys / 16; ++k) weights.multiply(tile, k, a[k][i], state.o[tile][block]);
-    }
-  }
+      for (int k = 0; k < Shape::kKeys / 16; ++k) weights.multiply(tile, k, a[k][i], state.o[tile][block]);
+  });
 }
 
 // ---- softmax -----------------------------------------------------------------------------------------------------------

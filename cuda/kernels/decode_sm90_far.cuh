@@ -82,28 +82,20 @@ __device__ inline void multiply_few_far(uint32_t row, uint32_t scales, const Few
     }
   if (!__any_sync(~0u, has_far)) return;
   uint32_t weights[Shape::kKeys / 8];
+  for_values<Shape>(row, [&](int block, int i, const auto& a) {
+    if (block == 0 || (Shape::kVScales > 0 && block % 2 == 0)) {
 #pragma unroll
-  for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
-    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
-    V::template values<typename Shape::VRows>(a, row, first);
-#pragma unroll
-    for (int i = 0; i < V::kValueSteps; ++i) {
-      const int block = first + i;
-      if (block >= Shape::kVSteps) break;
-      if (block == 0 || (Shape::kVScales > 0 && block % 2 == 0)) {
-#pragma unroll
-        for (int n = 0; n < Shape::kKeys / 8; ++n)
-          weights[n] = transpose(split_rest(scaled_weight<Shape>(p, scale, n, block / 2)));
-      }
-#pragma unroll
-      for (int k = 0; k < Shape::kKeys / 16; ++k) {
-        const WideFragment<V> wide(a[k][i]);
-#pragma unroll
-        for (int part = 0; part < wide.kParts; ++part)
-          Bfloat::multiply(state.o[0][block], wide.of[part], {weights[2 * k], weights[2 * k + 1]});
-      }
+      for (int n = 0; n < Shape::kKeys / 8; ++n)
+        weights[n] = transpose(split_rest(scaled_weight<Shape>(p, scale, n, block / 2)));
     }
-  }
+#pragma unroll
+    for (int k = 0; k < Shape::kKeys / 16; ++k) {
+      const WideFragment<V> wide(a[k][i]);
+#pragma unroll
+      for (int part = 0; part < wide.kParts; ++part)
+        Bfloat::multiply(state.o[0][block], wide.of[part], {weights[2 * k], weights[2 * k + 1]});
+    }
+  });
 }
 
 // ---- of more rows ------------------------------------------------------------------------------------------------------
@@ -128,41 +120,33 @@ __device__ inline void multiply_far(uint32_t v, uint32_t scales, Logits<Shape>& 
       for (int tile = 0; tile < Shape::kTiles; ++tile) far[tile][n][i] = take_far<V>(p[tile][n][i]) * unit;
     }
   uint32_t b[2][Shape::kTiles][kBlocks];
+  for_values<Shape>(row, [&](int block, int i, const auto& a) {
+    if (block == 0 || (Shape::kVScales > 0 && block % 2 == 0)) {
 #pragma unroll
-  for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
-    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
-    V::template values<typename Shape::VRows>(a, row, first);
+      for (int n = 0; n < kBlocks; ++n) {
+        float each[2] = {1.0f, 1.0f};
+        if constexpr (Shape::kVScales > 0)
+          for (int k = 0; k < 2; ++k) each[k] = scale[n][k].at(block / 2);
 #pragma unroll
-    for (int i = 0; i < V::kValueSteps; ++i) {
-      const int block = first + i;
-      if (block >= Shape::kVSteps) break;
-      if (block == 0 || (Shape::kVScales > 0 && block % 2 == 0)) {
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-          float each[2] = {1.0f, 1.0f};
-          if constexpr (Shape::kVScales > 0)
-            for (int k = 0; k < 2; ++k) each[k] = scale[n][k].at(block / 2);
-#pragma unroll
-          for (int tile = 0; tile < Shape::kTiles; ++tile) {
-            uint32_t parts[2];
-            split<Bfloat>(far[tile][n][0] * each[0], far[tile][n][1] * each[1], parts);
-            b[0][tile][n] = parts[0], b[1][tile][n] = parts[1];
-          }
+        for (int tile = 0; tile < Shape::kTiles; ++tile) {
+          uint32_t parts[2];
+          split<Bfloat>(far[tile][n][0] * each[0], far[tile][n][1] * each[1], parts);
+          b[0][tile][n] = parts[0], b[1][tile][n] = parts[1];
         }
       }
-#pragma unroll
-      for (int k = 0; k < Shape::kKeys / 16; ++k) {
-        const WideFragment<V> wide(a[k][i]);
-#pragma unroll
-        for (int tile = 0; tile < Shape::kTiles; ++tile)
-#pragma unroll
-          for (int part = 0; part < wide.kParts; ++part)
-#pragma unroll
-            for (int weight = 0; weight + part < 2; ++weight)
-              Bfloat::multiply(state.o[tile][block], wide.of[part], {b[weight][tile][2 * k], b[weight][tile][2 * k + 1]});
-      }
     }
-  }
+#pragma unroll
+    for (int k = 0; k < Shape::kKeys / 16; ++k) {
+      const WideFragment<V> wide(a[k][i]);
+#pragma unroll
+      for (int tile = 0; tile < Shape::kTiles; ++tile)
+#pragma unroll
+        for (int part = 0; part < wide.kParts; ++part)
+#pragma unroll
+          for (int weight = 0; weight + part < 2; ++weight)
+            Bfloat::multiply(state.o[tile][block], wide.of[part], {b[weight][tile][2 * k], b[weight][tile][2 * k + 1]});
+    }
+  });
 }
 
 // Where the warp has to be careful.
@@ -173,8 +157,7 @@ __device__ inline void attend_far(uint32_t v, uint32_t scales, Logits<Shape>& p,
 #pragma unroll
   for (int tile = 0; tile < Shape::kTiles; ++tile)
 #pragma unroll
-    for (int n = 0; n < Shape::kKeys / 8; ++n)
-      for (int i = 0; i < 2; ++i) has_far |= is_far<typename Shape::V>(p[tile][n][i]);
+    for (int n = 0; n < Shape::kKeys / 8; ++n) has_far |= any_far<typename Shape::V>(p[tile][n]);
   if (!__any_sync(~0u, has_far)) return;
   find_least<Shape>(state);
   if (state.is_careful) multiply_far<Shape>(v, scales, p, state);

@@ -110,24 +110,16 @@ __device__ inline void multiply_few_values(uint32_t v, uint32_t scales, FewLogit
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) p[n] *= unit;
   uint32_t weights[kBlocks];
+  for_values<Shape>(row, [&](int block, int i, const auto& a) {
+    if (block == 0 || (Shape::kVScales > 0 && block % 2 == 0)) {
 #pragma unroll
-  for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
-    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
-    V::template values<typename Shape::VRows>(a, row, first);
-#pragma unroll
-    for (int i = 0; i < V::kValueSteps; ++i) {
-      const int block = first + i;
-      if (block >= Shape::kVSteps) break;
-      if (block == 0 || (Shape::kVScales > 0 && block % 2 == 0)) {
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n)
-          weights[n] = transpose(split_weight(Shape::kVScales > 0 ? p[n] * scale[n].at(block / 2) : p[n]));
-      }
-#pragma unroll
-      for (int k = 0; k < Shape::kKeys / 16; ++k)
-        Number::multiply(state.o[0][block], a[k][i], {weights[2 * k], weights[2 * k + 1]});
+      for (int n = 0; n < kBlocks; ++n)
+        weights[n] = transpose(split_weight(Shape::kVScales > 0 ? p[n] * scale[n].at(block / 2) : p[n]));
     }
-  }
+#pragma unroll
+    for (int k = 0; k < Shape::kKeys / 16; ++k)
+      Number::multiply(state.o[0][block], a[k][i], {weights[2 * k], weights[2 * k + 1]});
+  });
   if (!state.is_careful) return;
   multiply_few_far<Shape>(row, scales, p, state);
   find_least<Shape>(state);

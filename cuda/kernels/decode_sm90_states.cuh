@@ -35,6 +35,20 @@ __device__ inline void clear(RowState<Shape>& state) {
   }
 }
 
+// f(block, i, a) for every 16 dims of a unit's values, whose fragments are a[k][i]; row: the lane's value_row().
+template <class Shape, class F>
+__device__ inline void for_values(uint32_t row, F f) {
+  using V = typename Shape::V;
+#pragma unroll
+  for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
+    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
+    V::template values<typename Shape::VRows>(a, row, first);
+#pragma unroll
+    for (int i = 0; i < V::kValueSteps; ++i)
+      if (first + i < Shape::kVSteps) f(first + i, i, a);
+  }
+}
+
 // A key's f16 weight is off by 2^-24 at most; times V's largest number, over what a sum may be off by.
 template <class V>
 inline constexpr float kEnoughOfKey = V::kBits == 4   ? 0x1p-6f

@@ -18,9 +18,13 @@ inline constexpr bool kHasFar = V::ValueNumber::kNarrow;
 template <class V>
 inline constexpr float kFar = V::kGroup > 0 ? 0x1p-3f : 0x1p-10f;
 
-template <class V>
-__device__ inline bool is_far(float weight) {
-  return weight > 0.0f && weight < kFar<V>;
+// Of a lane's weights: whether some are far.
+template <class V, int kWeights>
+__device__ inline bool any_far(const float (&weights)[kWeights]) {
+  bool is_far = false;
+#pragma unroll
+  for (int i = 0; i < kWeights; ++i) is_far |= weights[i] > 0.0f && weights[i] < kFar<V>;
+  return is_far;
 }
 
 // A weight that is far, else 0; what stays is the other of the two.

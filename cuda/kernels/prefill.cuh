@@ -268,7 +268,7 @@ __device__ inline void multiply_far(uint32_t rows, int slice, Logits<Shape>& p, 
   bool has_far = false;
 #pragma unroll
   for (int m = 0; m < Shape::kMTiles; ++m)
-    for (int i = 0; i < 8; ++i) has_far |= is_far<Stored>(p[m][2 * slice + i / 4][i % 4]);
+    has_far |= any_far<Stored>(p[m][2 * slice]) || any_far<Stored>(p[m][2 * slice + 1]);
   if (!__any_sync(~0u, has_far)) return;
   uint32_t a[2][Shape::kMTiles][4];
 #pragma unroll
