@@ -149,17 +149,21 @@ __device__ inline void multiply_far(uint32_t v, uint32_t scales, Logits<Shape>& 
   });
 }
 
-// Where the warp has to be careful.
+// Before p is multiplied, where the warp has to be careful. Numbers of f16 may be so large that sums are seldom large
+// enough: of these, a look at the sums waits until there are weights that are far.
 template <class Shape>
 __device__ inline void attend_far(uint32_t v, uint32_t scales, Logits<Shape>& p, RowState<Shape>& state) {
+  using V = typename Shape::V;
+  constexpr bool kLooksFirst = V::kBits < 16;
+  if (kLooksFirst && state.is_careful) find_least<Shape>(state);
   if (!state.is_careful) return;
   bool has_far = false;
 #pragma unroll
   for (int tile = 0; tile < Shape::kTiles; ++tile)
 #pragma unroll
-    for (int n = 0; n < Shape::kKeys / 8; ++n) has_far |= any_far<typename Shape::V>(p[tile][n]);
+    for (int n = 0; n < Shape::kKeys / 8; ++n) has_far |= any_far<V>(p[tile][n]);
   if (!__any_sync(~0u, has_far)) return;
-  find_least<Shape>(state);
+  if (!kLooksFirst) find_least<Shape>(state);
   if (state.is_careful) multiply_far<Shape>(v, scales, p, state);
 }
 

@@ -121,8 +121,8 @@ __device__ inline void multiply_few_values(uint32_t v, uint32_t scales, FewLogit
       Number::multiply(state.o[0][block], a[k][i], {weights[2 * k], weights[2 * k + 1]});
   });
   if (!state.is_careful) return;
-  multiply_few_far<Shape>(row, scales, p, state);
   find_least<Shape>(state);
+  if (state.is_careful) multiply_few_far<Shape>(row, scales, p, state);
 }
 
 }  // namespace tandem::cuda
