@@ -14,7 +14,7 @@ namespace tandem::cuda {
 template <class V>
 inline constexpr bool kHasFar = V::ValueNumber::kNarrow;
 
-// What f16 summands of weights from here on lose is below 2^-16 of them; scales may make them 2^-5 as large.
+// What f16 summands of weights from here on lose is 2^-15 of them or less; scales may make them 2^-5 as large.
 template <class V>
 inline constexpr float kFar = V::kGroup > 0 ? 0x1p-3f : 0x1p-10f;
 
