@@ -12,11 +12,12 @@
 //   S [16 keys x 8 rows] = K [16 keys x dims] q [dims x 8 rows]         softmax over keys: down the columns
 //   O [dims x 8 rows]   += V [dims x 16 keys] P [16 keys x 8 rows]      P: S, turned by movmatrix
 //
-// Weights enter as two summands of the product's 16-bit type: they keep 16 bits or more, and the result is as good as f32
-// sums.
+// Weights enter as two or three summands of the product's 16-bit type: they keep 16 bits or more, and the result is as good
+// as f32 sums.
 #pragma once
 
 #include "cuda/kernels/decode_work.cuh"
+#include "cuda/kernels/far_weights.cuh"
 #include "cuda/kernels/query_rows.cuh"
 #include "cuda/kernels/stored.cuh"
 
@@ -265,6 +266,39 @@ __device__ inline void multiply_values(uint32_t v, const float (&p)[Shape::kTile
   }
 }
 
+// o += V P, of weights that are far (far_weights.cuh); these are 0 in p then.
+template <class Shape>
+__device__ inline void multiply_far(uint32_t v, float (&p)[Shape::kTiles][4], WarpState<Shape>& state) {
+  using Stored = typename Shape::V;
+  using Row = typename Shape::VRow;
+  static_assert(Stored::kGroup == 0, "weights meet no scales");
+  bool has_far = false;
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n) has_far |= any_far<Stored>(p[n]);
+  if (!__any_sync(~0u, has_far)) return;
+  uint32_t b[2][Shape::kTiles][2];
+#pragma unroll
+  for (int n = 0; n < Shape::kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t parts[2];
+      split<Bfloat>(take_far<Stored>(p[n][2 * i]), take_far<Stored>(p[n][2 * i + 1]), parts);
+      for (int part = 0; part < 2; ++part) b[part][n][i] = transpose(parts[part]);
+    }
+#pragma unroll
+  for (int block = 0; block < Row::kSteps; ++block) {
+    uint32_t a[1][4];
+    Stored::values(a, v, Row::kStride, block, threadIdx.x % 32);
+    const WideFragment<Stored> wide(a[0]);
+#pragma unroll
+    for (int n = 0; n < Shape::kTiles; ++n)
+#pragma unroll
+      for (int part = 0; part < wide.kParts; ++part)
+#pragma unroll
+        for (int weight = 0; weight + part < 2; ++weight) Bfloat::multiply(state.o[n][block], wide.of[part], b[weight][n]);
+  }
+}
+
 // Which keys a thread's rows see, and how logits become powers of 2.
 template <class Shape>
 struct RowView {
@@ -344,6 +378,7 @@ __device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>
   }
   const int lo = is_whole ? 0 : static_cast<int>(max(view.begin - key, int64_t{0}));
   const int hi = is_whole ? 16 : static_cast<int>(min(view.end - key, int64_t{16}));
+  if constexpr (kHasFar<typename Shape::V>) multiply_far<Shape>(stage + Shape::KRow::kSliceBytes, s, state);
   multiply_values<Shape>(stage + Shape::KRow::kSliceBytes, s, lo, hi, state);
 }
 

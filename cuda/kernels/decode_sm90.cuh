@@ -117,9 +117,6 @@ __device__ inline void clear_values(uint32_t values, uint32_t scales, int lo, in
 
 // ---- products ----------------------------------------------------------------------------------------------------------
 
-template <class Shape>
-using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];
-
 // s = q.k before scale, of row g of each tile.
 template <class Shape>
 __device__ inline void multiply_keys(const DecodeCall& call, uint32_t k, uint32_t scales, const StagedQueries& staged,
@@ -206,23 +203,15 @@ __device__ inline void multiply_values(uint32_t v, uint32_t scales, const Weight
   const int lane = threadIdx.x % 32;
   const uint32_t row = V::template value_row<typename Shape::VRows, typename Shape::K>(v, lane);
   WeightParts<Shape> scaled;
+  for_values<Shape>(row, [&](int block, int i, const auto& a) {
+    if constexpr (Shape::kVScales > 0)
+      if (block % 2 == 0) scaled.scale_all(p, scales + block / 2 * 64 + lane % 4 * 16);
+    const WeightParts<Shape>& weights = Shape::kVScales > 0 ? scaled : p;
 #pragma unroll
-  for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
-    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
-    V::template values<typename Shape::VRows>(a, row, first);
+    for (int tile = 0; tile < Shape::kTiles; ++tile)
 #pragma unroll
-    for (int i = 0; i < V::kValueSteps; ++i) {
-      const int block = first + i;
-      if (block >= Shape::kVSteps) break;
-      if constexpr (Shape::kVScales > 0)
-        if (block % 2 == 0) scaled.scale_all(p, scales + block / 2 * 64 + lane % 4 * 16);
-      const WeightParts<Shape>& weights = Shape::kVScales > 0 ? scaled : p;
-#pragma unroll
-      for (int tile = 0; tile < Shape::kTiles; ++tile)
-#pragma unroll
-        for (int k = 0; k < Shape::kKeys / 16; ++k) weights.multiply(tile, k, a[k][i], state.o[tile][block]);
-    }
-  }
+      for (int k = 0; k < Shape::kKeys / 16; ++k) weights.multiply(tile, k, a[k][i], state.o[tile][block]);
+  });
 }
 
 // ---- softmax -----------------------------------------------------------------------------------------------------------
@@ -314,12 +303,15 @@ __device__ inline void weigh(Logits<Shape>& s, RowState<Shape>& state) {
     state.m[tile] = now;
     state.l[tile] = state.l[tile] * faded + sum;
     if (!__any_sync(~0u, faded != 1.0f)) continue;
+    float most_faded = 1.0f;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float of_column = __shfl_sync(~0u, faded, (threadIdx.x % 4 * 2 + i) * 4);
+      most_faded = fminf(most_faded, of_column);
 #pragma unroll
       for (int b = 0; b < Shape::kVSteps; ++b) state.o[tile][b][i] *= of_column, state.o[tile][b][i + 2] *= of_column;
     }
+    fade_least<Shape>(most_faded, state);
   }
 }
 
@@ -351,6 +343,8 @@ __device__ inline void attend_rows(const DecodeCall& call, const SeenKeys<Shape>
   multiply_keys<Shape>(call, unit.stage.boxes, unit.stage.scales, staged, s);
   make_logits<Shape>(call, seen, unit.key, unit.is_whole, s);
   weigh<Shape>(s, state);
+  if constexpr (kHasFar<typename Shape::V>)
+    attend_far<Shape>(values, unit.stage.scales + 2 * Shape::kKeys * Shape::kKScales, s, state);
   WeightParts<Shape> p;
   p.split_all(s);
   if constexpr (Shape::kVScales == 0) {
@@ -396,6 +390,7 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   const auto ask = [&](int i, int stage) {
     if (i < n_units) ask_for_keys<Shape>(call, maps, piece, first, i, places, pipeline, stage);
   };
+  expect_keys<Shape>(n_units * Shape::kKeys, state);
   LoadedQueries<Shape> loaded;
   loaded.load(call, piece);
 #pragma unroll 1

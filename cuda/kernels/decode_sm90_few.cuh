@@ -11,22 +11,9 @@
 // and the rest. Pairs of these are transposed between the lanes of a warp (movmatrix), as a sum over keys needs it.
 #pragma once
 
-#include "cuda/kernels/decode_sm90_scales.cuh"
+#include "cuda/kernels/decode_sm90_far.cuh"
 
 namespace tandem::cuda {
-
-template <class Shape>
-using FewLogits = float[Shape::kKeys / 8];  // of row t, keys 8 n + key_of(g)
-
-// Scales of a lane's keys.
-template <class Shape, int kScales>
-__device__ inline void load_few_scales(uint32_t scales, KeyScales<kScales> (&to)[Shape::kKeys / 8]) {
-  if constexpr (kScales > 0) {
-#pragma unroll
-    for (int n = 0; n < Shape::kKeys / 8; ++n)
-      to[n].load(scales + 2 * kScales * (8 * n + Shape::K::key_of(static_cast<int>(threadIdx.x % 32 / 4))));
-  }
-}
 
 // s = q.k before scale.
 template <class Shape>
@@ -76,6 +63,7 @@ __device__ inline void weigh_few(FewLogits<Shape>& s, RowState<Shape>& state) {
 #pragma unroll
     for (int b = 0; b < Shape::kVSteps; ++b)
       for (int i = 0; i < 4; ++i) state.o[0][b][i] *= faded;
+    fade_least<Shape>(faded, state);
   }
   state.l[0] += sum;
 }
@@ -98,9 +86,7 @@ __device__ inline void fit_exponent(const KeyScales<Shape::kVScales> (&scale)[Sh
       if (fabsf(scale[n].at(g)) < INFINITY) largest = fmaxf(largest, fabsf(scale[n].at(g)));
   for (int mask = 4; mask < 32; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
   const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
-  if (exponent <= state.exponent) return;
-  multiply_state<Shape>(state, power_of_two(state.exponent - exponent));
-  state.exponent = exponent;
+  if (exponent > state.exponent) change_unit<Shape>(state, exponent);
 }
 
 // A weight as two summands in f16, for column 2 t and the next: bits that an f16 has room for, and what is left.
@@ -124,24 +110,19 @@ __device__ inline void multiply_few_values(uint32_t v, uint32_t scales, FewLogit
 #pragma unroll
   for (int n = 0; n < kBlocks; ++n) p[n] *= unit;
   uint32_t weights[kBlocks];
+  for_values<Shape>(row, [&](int block, int i, const auto& a) {
+    if (block == 0 || (Shape::kVScales > 0 && block % 2 == 0)) {
 #pragma unroll
-  for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
-    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
-    V::template values<typename Shape::VRows>(a, row, first);
-#pragma unroll
-    for (int i = 0; i < V::kValueSteps; ++i) {
-      const int block = first + i;
-      if (block >= Shape::kVSteps) break;
-      if (block == 0 || (Shape::kVScales > 0 && block % 2 == 0)) {
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n)
-          weights[n] = transpose(split_weight(Shape::kVScales > 0 ? p[n] * scale[n].at(block / 2) : p[n]));
-      }
-#pragma unroll
-      for (int k = 0; k < Shape::kKeys / 16; ++k)
-        Number::multiply(state.o[0][block], a[k][i], {weights[2 * k], weights[2 * k + 1]});
+      for (int n = 0; n < kBlocks; ++n)
+        weights[n] = transpose(split_weight(Shape::kVScales > 0 ? p[n] * scale[n].at(block / 2) : p[n]));
     }
-  }
+#pragma unroll
+    for (int k = 0; k < Shape::kKeys / 16; ++k)
+      Number::multiply(state.o[0][block], a[k][i], {weights[2 * k], weights[2 * k + 1]});
+  });
+  if (!state.is_careful) return;
+  find_least<Shape>(state);
+  if (state.is_careful) multiply_few_far<Shape>(row, scales, p, state);
 }
 
 }  // namespace tandem::cuda

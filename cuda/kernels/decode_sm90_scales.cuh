@@ -6,8 +6,8 @@
 // V times 2^-exponent: from 2^(1 - kBand) to 2. The exponent grows with the scales that a warp meets. Where some of a unit
 // are smaller, these are multiplied by themselves, kBand powers of two at a time, with o in smaller units meanwhile.
 //
-// A product of a weight and a scale is exact to 2^-22 of itself, or 2^-40 of the largest there could be, as weights of V in
-// f16 are: a dim where all that weigh much are zeros shows that.
+// A product of a weight and a scale is exact to 2^-22 of itself, or 2^-40 of the largest there could be: weights far below
+// that one are multiplied apart (decode_sm90_far.cuh).
 #pragma once
 
 #include "cuda/kernels/decode_sm90_states.cuh"
@@ -79,6 +79,14 @@ __device__ inline void multiply_state(RowState<Shape>& state, float factor) {
   for (int n = 0; n < Shape::kTiles; ++n)
     for (int b = 0; b < Shape::kVSteps; ++b)
       for (int i = 0; i < 4; ++i) state.o[n][b][i] *= factor;
+}
+
+template <class Shape>
+__device__ inline void change_unit(RowState<Shape>& state, int exponent) {
+  const float factor = power_of_two(state.exponent - exponent);
+  multiply_state<Shape>(state, factor);
+  fade_least<Shape>(factor, state);
+  state.exponent = exponent;
 }
 
 // A unit's scales of V, in o's units. A lane has a key's, and puts them where all find them: for each group, the pairs of
@@ -155,11 +163,7 @@ struct ValueScales {
     for (int g = 0; g < Shape::kVScales; ++g)
       if (fabsf(own.at(g)) < INFINITY) largest = fmaxf(largest, fabsf(own.at(g)));
     for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
-    if (largest >= end(state)) {
-      const int exponent = static_cast<int>(__float_as_uint(largest) >> 23) - 127;
-      multiply_state<Shape>(state, power_of_two(state.exponent - exponent));
-      state.exponent = exponent;
-    }
+    if (largest >= end(state)) change_unit<Shape>(state, static_cast<int>(__float_as_uint(largest) >> 23) - 127);
     store_band(own, NAN, state);
   }
 };

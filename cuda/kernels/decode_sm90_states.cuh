@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/decode_sm90_shape.cuh"
+#include "cuda/kernels/far_weights.cuh"
 
 namespace tandem::cuda {
 
@@ -13,7 +14,15 @@ struct RowState {
   float o[Shape::kTiles][Shape::kVSteps][4];
   float m[Shape::kTiles], l[Shape::kTiles];
   int exponent;  // o is in units of 2^exponent
+  // What no magnitude of the lane's sums is below, and what would do (decode_sm90_far.cuh).
+  float least, enough;
+  bool is_careful;
 };
+
+template <class Shape>
+using Logits = float[Shape::kTiles][Shape::kKeys / 8][2];  // of row g of each tile
+template <class Shape>
+using FewLogits = float[Shape::kKeys / 8];  // of row t, keys 8 n + key_of(g)
 
 template <class Shape>
 __device__ inline void clear(RowState<Shape>& state) {
@@ -23,6 +32,44 @@ __device__ inline void clear(RowState<Shape>& state) {
     state.m[n] = -INFINITY, state.l[n] = 0.0f;
     for (int b = 0; b < Shape::kVSteps; ++b)
       for (int i = 0; i < 4; ++i) state.o[n][b][i] = 0.0f;
+  }
+}
+
+// f(block, i, a) for every 16 dims of a unit's values, whose fragments are a[k][i]; row: the lane's value_row().
+template <class Shape, class F>
+__device__ inline void for_values(uint32_t row, F f) {
+  using V = typename Shape::V;
+#pragma unroll
+  for (int first = 0; first < Shape::kVSteps; first += V::kValueSteps) {
+    uint32_t a[Shape::kKeys / 16][V::kValueSteps][4];
+    V::template values<typename Shape::VRows>(a, row, first);
+#pragma unroll
+    for (int i = 0; i < V::kValueSteps; ++i)
+      if (first + i < Shape::kVSteps) f(first + i, i, a);
+  }
+}
+
+// A key's f16 weight is off by 2^-24 at most; times V's largest number, over what a sum may be off by.
+template <class V>
+inline constexpr float kEnoughOfKey = V::kBits == 4   ? 0x1p-6f
+                                      : V::kGroup > 0 ? 0x1p-2f
+                                      : V::kBits == 8 ? 0x1p-11f
+                                                      : 2.0f;
+
+// To a state that is clear: how many keys it is going to have.
+template <class Shape>
+__device__ inline void expect_keys(int n_keys, RowState<Shape>& state) {
+  state.least = 0.0f;
+  state.enough = kEnoughOfKey<typename Shape::V> * static_cast<float>(n_keys);
+  state.is_careful = kHasFar<typename Shape::V>;
+}
+
+// All sums are multiplied by this or more.
+template <class Shape>
+__device__ inline void fade_least(float by, RowState<Shape>& state) {
+  if constexpr (kHasFar<typename Shape::V>) {
+    state.least *= by;
+    state.is_careful = __any_sync(~0u, !(state.least >= state.enough));
   }
 }
 

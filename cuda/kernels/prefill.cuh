@@ -16,6 +16,7 @@
 // enter as two summands, as in decode, and a query of f32 as two or three.
 #pragma once
 
+#include "cuda/kernels/far_weights.cuh"
 #include "cuda/kernels/prefill_work.cuh"
 #include "cuda/kernels/stored.cuh"
 
@@ -258,6 +259,44 @@ __device__ inline void multiply_weights(uint32_t v, const Logits<Shape>& p, int 
     }
 }
 
+// o += P V, of a slice's weights that are far (far_weights.cuh); these are 0 in p then. rows: of the slice.
+template <class Shape>
+__device__ inline void multiply_far(uint32_t rows, int slice, Logits<Shape>& p, RowsState<Shape>& state) {
+  using Stored = typename Shape::V;
+  using Row = typename Shape::VRow;
+  static_assert(Stored::kGroup == 0, "weights meet no scales");
+  bool has_far = false;
+#pragma unroll
+  for (int m = 0; m < Shape::kMTiles; ++m)
+    has_far |= any_far<Stored>(p[m][2 * slice]) || any_far<Stored>(p[m][2 * slice + 1]);
+  if (!__any_sync(~0u, has_far)) return;
+  uint32_t a[2][Shape::kMTiles][4];
+#pragma unroll
+  for (int m = 0; m < Shape::kMTiles; ++m)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float* weights = &p[m][2 * slice + i / 2][i % 2 * 2];
+      uint32_t parts[2];
+      split<Bfloat>(take_far<Stored>(weights[0]), take_far<Stored>(weights[1]), parts);
+      for (int part = 0; part < 2; ++part) a[part][m][i] = parts[part];
+    }
+#pragma unroll
+  for (int block = 0; block < Row::kSteps; ++block) {
+    uint32_t b[1][4];
+    Stored::values(b, rows, Row::kStride, block, threadIdx.x % 32);
+    const WideFragment<Stored> wide(b[0]);
+#pragma unroll
+    for (int m = 0; m < Shape::kMTiles; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int part = 0; part < wide.kParts; ++part)
+#pragma unroll
+          for (int weight = 0; weight + part < 2; ++weight)
+            Bfloat::multiply(state.o[m][block][half], a[weight][m], {wide.of[part][half], wide.of[part][half + 2]});
+  }
+}
+
 // Logits into weights, sums and what became of the largest; o fades where that grew. scale: of products, positive.
 template <class Shape>
 __device__ inline void weigh(const float (&scale)[Shape::kMTiles][2], Logits<Shape>& s, RowsState<Shape>& state) {
@@ -327,7 +366,12 @@ __device__ inline void attend_tile(const PrefillCall& call, const PrefillItem& i
   } else {
     weigh<Shape>(view.scale, s, state);
   }
-  multiply_weights<Shape>(stage + Shape::kSlices * Shape::KRow::kSliceBytes, s, item.lo - base, item.hi - base, state);
+  const uint32_t v = stage + Shape::kSlices * Shape::KRow::kSliceBytes;
+  if constexpr (kHasFar<typename Shape::V>)
+#pragma unroll
+    for (int slice = 0; slice < Shape::kSlices; ++slice)
+      multiply_far<Shape>(v + slice * Shape::VRow::kSliceBytes, slice, s, state);
+  multiply_weights<Shape>(v, s, item.lo - base, item.hi - base, state);
 }
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------

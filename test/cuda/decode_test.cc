@@ -12,12 +12,13 @@
 
 #include "lib/dtype.h"
 #include "reference/stored_row.h"
-#include "window_case.h"
+#include "window_checks.h"
 #include "with_cmocka.h"
 
 namespace {
 
 using tandem::test::OpenDevice;
+using tandem::test::TypePair;
 using tandem::test::WindowCase;
 using tandem::test::WindowOptions;
 using tandem::test::WindowSequence;
@@ -25,23 +26,10 @@ using tandem::test::WindowSequence;
 OpenDevice* device = nullptr;
 reference::GateShares shares;
 
-struct TypePair {
-  int32_t k, v;
-};
-constexpr TypePair kPairs[] = {{TANDEM_F32, TANDEM_F32},   {TANDEM_F16, TANDEM_F16},   {TANDEM_BF16, TANDEM_BF16},
-                               {TANDEM_E4M3, TANDEM_E4M3}, {TANDEM_Q8_0, TANDEM_Q8_0}, {TANDEM_Q4_0, TANDEM_Q4_0},
-                               {TANDEM_Q8_0, TANDEM_Q4_0}};
-std::span<const TypePair> pairs = kPairs;
+std::span<const TypePair> pairs = tandem::test::kPairs;  // those that this process tests
 
 WindowOptions options_of(TypePair types, int32_t dim, int32_t group, std::vector<WindowSequence> sequences) {
-  WindowOptions options;
-  options.layer.n_kv_heads = 3;
-  options.layer.n_q_heads = 3 * group;
-  options.layer.k_head_dim = options.layer.v_head_dim = dim;
-  options.layer.k_type = types.k;
-  options.layer.v_type = types.v;
-  options.sequences = std::move(sequences);
-  return options;
+  return tandem::test::options_of(types, 3, dim, group, std::move(sequences));
 }
 
 void assert_right(const WindowOptions& options) {
@@ -53,10 +41,7 @@ void assert_right(const WindowOptions& options) {
     c.attend(0);
     const reference::GateVerdict verdict = c.check();
     shares.include(verdict.shares);
-    if (!verdict.pass)
-      fail_msg("%s/%s dims %d, %d heads of %d, q %s: %s", tandem::find_dtype(options.layer.k_type)->name,
-               tandem::find_dtype(options.layer.v_type)->name, options.layer.k_head_dim, options.layer.n_kv_heads,
-               options.layer.group_size(), tandem::find_dtype(options.q_type)->name, verdict.message.c_str());
+    if (!verdict.pass) fail_msg("%s: %s", tandem::test::describe(options).c_str(), verdict.message.c_str());
   }
 }
 
@@ -121,24 +106,19 @@ void rows_that_see_nothing(void**) {
   assert_right(options);
 }
 
-// A number that is none reaches what sees it and nothing else.
 void bad_numbers_stay_where_they_are(void**) {
-  for (const TypePair types : kPairs)
-    for (const double value : {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)})
-      for (const int64_t back : {-1, -2, 0, 1, 90}) {
-        WindowOptions options = options_of(types, 128, 4, {{0, 333, 1}, {70, 1200, 3}, {0, 5000, 1}});
-        WindowCase good(*device, options);
-        good.attend(0);
-        (back < 0 ? options.bad_query : options.bad_key) = back < 0 ? -back - 1 : back;
-        options.bad_value = value;
-        WindowCase bad(*device, options);
-        bad.clear_output();
-        bad.attend(0);
-        const std::string fault = bad.check_bad(good);
-        if (!fault.empty())
-          fail_msg("%s/%s with %g at %lld: %s", tandem::find_dtype(types.k)->name, tandem::find_dtype(types.v)->name, value,
-                   static_cast<long long>(back), fault.c_str());
-      }
+  constexpr int64_t kPlaces[] = {-1, -2, 0, 1, 90};
+  for (const TypePair types : pairs) {
+    const WindowOptions options = options_of(types, 128, 4, {{0, 333, 1}, {70, 1200, 3}, {0, 5000, 1}});
+    const std::string fault = tandem::test::check_bad_numbers(*device, options, kPlaces);
+    if (!fault.empty()) fail_msg("%s", fault.c_str());
+  }
+}
+
+void weights_far_below_the_largest(void**) {
+  constexpr int32_t kGroups[] = {1, 4, 8, 16};
+  for (const TypePair types : pairs)
+    tandem::test::for_far_weights(types, {{0, 40, 1}, {0, 333, 1}, {70, 3000, 1}}, kGroups, assert_right);
 }
 
 void pages_of_other_lengths(void**) {
@@ -293,14 +273,7 @@ void what_has_no_kernel_is_refused(void**) {
 int main(int argc, char** argv) {
   OpenDevice opened(argc > 1 ? argv[1] : TANDEM_MODULE);
   device = &opened;
-  if (argc > 2) {
-    const int only = std::atoi(argv[2]);
-    if (only < 0 || only >= static_cast<int>(std::size(kPairs))) {
-      std::fprintf(stderr, "PAIR = %s is none of 0 to %zu\n", argv[2], std::size(kPairs) - 1);
-      return 2;
-    }
-    pairs = pairs.subspan(static_cast<size_t>(only), 1);
-  }
+  pairs = tandem::test::pairs_of(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(types_and_dims),
       cmocka_unit_test(lengths_and_begins),
@@ -310,6 +283,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(keys_behind_the_window_may_be_nan),
       cmocka_unit_test(rows_that_see_nothing),
       cmocka_unit_test(bad_numbers_stay_where_they_are),
+      cmocka_unit_test(weights_far_below_the_largest),
       cmocka_unit_test(pages_of_other_lengths),
       cmocka_unit_test(lengths_change_between_calls),
       cmocka_unit_test(a_workspace_serves_every_call),

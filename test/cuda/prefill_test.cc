@@ -12,12 +12,13 @@
 #include <vector>
 
 #include "lib/dtype.h"
-#include "window_case.h"
+#include "window_checks.h"
 #include "with_cmocka.h"
 
 namespace {
 
 using tandem::test::OpenDevice;
+using tandem::test::TypePair;
 using tandem::test::WindowCase;
 using tandem::test::WindowOptions;
 using tandem::test::WindowSequence;
@@ -25,23 +26,10 @@ using tandem::test::WindowSequence;
 OpenDevice* device = nullptr;
 reference::GateShares exact, rounded;  // of calls that must not round weights, and of those that may
 
-struct TypePair {
-  int32_t k, v;
-};
-constexpr TypePair kPairs[] = {{TANDEM_F32, TANDEM_F32},   {TANDEM_F16, TANDEM_F16},   {TANDEM_BF16, TANDEM_BF16},
-                               {TANDEM_E4M3, TANDEM_E4M3}, {TANDEM_Q8_0, TANDEM_Q8_0}, {TANDEM_Q4_0, TANDEM_Q4_0},
-                               {TANDEM_Q8_0, TANDEM_Q4_0}};
-std::span<const TypePair> pairs = kPairs;  // those that this process tests
+std::span<const TypePair> pairs = tandem::test::kPairs;  // those that this process tests
 
 WindowOptions options_of(TypePair types, int32_t dim, int32_t group, std::vector<WindowSequence> sequences) {
-  WindowOptions options;
-  options.layer.n_kv_heads = 2;
-  options.layer.n_q_heads = 2 * group;
-  options.layer.k_head_dim = options.layer.v_head_dim = dim;
-  options.layer.k_type = types.k;
-  options.layer.v_type = types.v;
-  options.sequences = std::move(sequences);
-  return options;
+  return tandem::test::options_of(types, 2, dim, group, std::move(sequences));
 }
 
 void assert_right(WindowCase& c, const WindowOptions& options) {
@@ -50,10 +38,7 @@ void assert_right(WindowCase& c, const WindowOptions& options) {
   const reference::GateVerdict verdict = c.check();
   const bool may_round = options.q_type != TANDEM_F32 && options.layer.v_type != TANDEM_F32;
   (may_round ? rounded : exact).include(verdict.shares);
-  if (!verdict.pass)
-    fail_msg("%s/%s dims %d, %d heads of %d, q %s: %s", tandem::find_dtype(options.layer.k_type)->name,
-             tandem::find_dtype(options.layer.v_type)->name, options.layer.k_head_dim, options.layer.n_kv_heads,
-             options.layer.group_size(), tandem::find_dtype(options.q_type)->name, verdict.message.c_str());
+  if (!verdict.pass) fail_msg("%s: %s", tandem::test::describe(options).c_str(), verdict.message.c_str());
 }
 
 // The second call finds what the first has left in the workspace.
@@ -70,7 +55,7 @@ void assert_right_twice(const WindowOptions& options) {
 
 void types_and_dims(void**) {
   constexpr int kCases = 21;  // of a pair
-  uint64_t seed = 1 + kCases * static_cast<uint64_t>(pairs.data() - kPairs);
+  uint64_t seed = 1 + kCases * static_cast<uint64_t>(pairs.data() - tandem::test::kPairs);
   for (const TypePair types : pairs)
     for (const int32_t dim : {64, 80, 96, 112, 128, 192, 256})
       for (const int32_t q_type : {TANDEM_BF16, TANDEM_F16, TANDEM_F32}) {
@@ -131,24 +116,19 @@ void rows_that_see_nothing(void**) {
   assert_right_twice(options);
 }
 
-// A number that is none reaches what sees it and nothing else.
 void bad_numbers_stay_where_they_are(void**) {
+  constexpr int64_t kPlaces[] = {-1, -20, 0, 40, 150};
+  for (const TypePair types : pairs) {
+    const WindowOptions options = options_of(types, 128, 4, {{0, 333, 90}, {70, 1200, 21}, {5, 2000, 30}});
+    const std::string fault = tandem::test::check_bad_numbers(*device, options, kPlaces);
+    if (!fault.empty()) fail_msg("%s", fault.c_str());
+  }
+}
+
+void weights_far_below_the_largest(void**) {
+  constexpr int32_t kGroups[] = {1, 4};
   for (const TypePair types : pairs)
-    for (const double value : {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)})
-      for (const int64_t back : {-1, -20, 0, 40, 150}) {
-        WindowOptions options = options_of(types, 128, 4, {{0, 333, 90}, {70, 1200, 21}, {5, 2000, 30}});
-        WindowCase good(*device, options);
-        good.attend(0);
-        (back < 0 ? options.bad_query : options.bad_key) = back < 0 ? -back - 1 : back;
-        options.bad_value = value;
-        WindowCase bad(*device, options);
-        bad.clear_output();
-        bad.attend(0);
-        const std::string fault = bad.check_bad(good);
-        if (!fault.empty())
-          fail_msg("%s/%s with %g at %lld: %s", tandem::find_dtype(types.k)->name, tandem::find_dtype(types.v)->name, value,
-                   static_cast<long long>(back), fault.c_str());
-      }
+    tandem::test::for_far_weights(types, {{0, 333, 90}, {70, 1200, 21}}, kGroups, assert_right_twice);
 }
 
 void pages_of_other_lengths(void**) {
@@ -238,14 +218,7 @@ void what_has_no_kernel_is_refused(void**) {
 int main(int argc, char** argv) {
   OpenDevice opened(argc > 1 ? argv[1] : TANDEM_MODULE);
   device = &opened;
-  if (argc > 2) {
-    const int only = std::atoi(argv[2]);
-    if (only < 0 || only >= static_cast<int>(std::size(kPairs))) {
-      std::fprintf(stderr, "PAIR = %s is none of 0 to %zu\n", argv[2], std::size(kPairs) - 1);
-      return 2;
-    }
-    pairs = pairs.subspan(static_cast<size_t>(only), 1);
-  }
+  pairs = tandem::test::pairs_of(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(types_and_dims),
       cmocka_unit_test(lengths_and_begins),
@@ -254,6 +227,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(keys_behind_the_window_may_be_nan),
       cmocka_unit_test(rows_that_see_nothing),
       cmocka_unit_test(bad_numbers_stay_where_they_are),
+      cmocka_unit_test(weights_far_below_the_largest),
       cmocka_unit_test(pages_of_other_lengths),
       cmocka_unit_test(lengths_change_between_calls),
       cmocka_unit_test(a_workspace_serves_every_call),

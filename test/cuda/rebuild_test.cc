@@ -3,6 +3,10 @@
 //
 //   rebuild_test [MODULE]
 //
+// Under compute-sanitizer's racecheck cuBLAS's own kernels (nvjet) are reported, with hazards that are theirs; ours alone:
+//
+//   compute-sanitizer --tool racecheck --kernel-name-exclude kns=nvjet rebuild_test MODULE
+//
 // The reference normalises in double precision and rounds to the weights' type, multiplies and rotates in double precision;
 // what is stored may be off by its storage type's rounding, and by what f32 sums lose.
 #include <algorithm>

@@ -18,6 +18,7 @@ namespace tandem::test {
 namespace {
 
 constexpr int64_t kBadDim = 5;
+constexpr double kLn2 = 0.69314718055994530942;
 
 }  // namespace
 
@@ -61,6 +62,25 @@ void WindowCase::make_pages(reference::Random& random) {
   pool_.assign(static_cast<size_t>(page_bytes_ * n_pages_), std::byte{0xff});
 }
 
+// K's rows are constants that give the logits -bits ln 2, and little noise. V's have the fewest bits of a dim in turn.
+void WindowCase::spread_weights(reference::Random& random, int64_t n_made, int32_t plane, std::vector<double>* made) {
+  const int64_t n_heads = layer_.n_kv_heads, dim = static_cast<int64_t>(made->size()) / (n_made * n_heads);
+  if (plane == kPlaneK) {
+    bits_.resize(static_cast<size_t>(n_made));
+    for (double& bits : bits_) bits = options_.spread * random.uniform();
+  }
+  const double logit = kLn2 / (static_cast<double>(layer_.sm_scale) * static_cast<double>(dim));
+  for (size_t i = 0; i < made->size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    const double bits = bits_[static_cast<size_t>(at / (n_heads * dim))];
+    double& x = (*made)[i];
+    if (plane == kPlaneK)
+      x = 0.05 * x - bits * logit;
+    else if (bits < options_.spread * static_cast<double>(at % dim % 5) * 0.24)
+      x = 0.0;
+  }
+}
+
 // K or V (plane) of a sequence: made, rounded and put where the table says. Returns what they read back as.
 std::vector<double> WindowCase::make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane) {
   const bool is_k = plane == kPlaneK;
@@ -78,6 +98,7 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
       factor = std::ldexp(1.0, static_cast<int>(random.integer(options_.v_least, options_.v_most)));
     made[i] *= factor;
   }
+  if (options_.spread > 0.0) spread_weights(random, n_made, plane, &made);
   if (is_k && options_.bad_key >= 0 && options_.bad_key < n_made)
     made[static_cast<size_t>((n_made - 1 - options_.bad_key) * n_heads * dim + kBadDim)] = options_.bad_value;
   for (int64_t row = 0; row < n_made * n_heads; ++row) {
@@ -112,7 +133,7 @@ void WindowCase::make_rows() {
   q_.resize(static_cast<size_t>(n_tokens_ * layer_.n_q_heads * layer_.k_head_dim));
   const auto n_made = static_cast<size_t>(options_.n_distinct * layer_.n_q_heads * layer_.k_head_dim);
   for (size_t i = 0; i < q_.size(); ++i) {
-    q_[i] = options_.q_size * random.normal();
+    q_[i] = options_.q_mean + options_.q_size * random.normal();
     reference::round_row(options_.q_type, &q_[i], 1);
     if (i + 1 != n_made) continue;
     while (++i < q_.size()) q_[i] = q_[i - n_made];

@@ -26,11 +26,14 @@ struct WindowOptions {
   int32_t q_type = TANDEM_BF16, o_type = TANDEM_F32;
   int32_t page_len = 128;
   bool shuffled = true;
-  double q_size = 1.0;  // standard deviation of q's elements
+  double q_size = 1.0, q_mean = 0.0;  // q's elements: standard deviation and mean
   double v_mean = 0.0;
   int32_t v_least = 0, v_most = 0;  // every 32 numbers of a row of V are multiplied by a power of two, in this range
-  double mass_epsilon = 0.0;        // of the gate (reference/gate.h); 0: as for any call
-  bool hides_old = false;           // keys behind the sliding window are NaN
+  // Keys' weights are from 1 down to 2^-spread, where q_mean is 1 and q_size little. V is 0 in four of five dims where a key
+  // weighs much: in each of these dims until another, far smaller weight.
+  double spread = 0.0;
+  double mass_epsilon = 0.0;  // of the gate (reference/gate.h); 0: as for any call
+  bool hides_old = false;     // keys behind the sliding window are NaN
   // One number is bad_value of every sequence: of the key so many before the last, in KV head 0; of a query, in the last
   // head.
   int64_t bad_key = -1, bad_query = -1;
@@ -64,13 +67,15 @@ class WindowCase {
   void make_rows();
   void make_pages(reference::Random& random);
   std::vector<double> make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane);
+  void spread_weights(reference::Random& random, int64_t n_made, int32_t plane, std::vector<double>* made);
   void make_call();
 
   const OpenDevice& device_;
   WindowOptions options_;
   Layer layer_;
   PlaneBytes row_bytes_;
-  int64_t n_tokens_ = 0;  // of queries
+  int64_t n_tokens_ = 0;      // of queries
+  std::vector<double> bits_;  // of the keys that were made last: the weight is 2^-bits
   int32_t n_pages_ = 0;
   std::vector<std::vector<double>> k_, v_;  // of each sequence [end - begin, n_kv_heads, dim], as stored
   std::vector<double> q_;                   // [n_tokens, n_q_heads, dim], as rounded

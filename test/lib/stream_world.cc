@@ -157,7 +157,15 @@ std::string StreamWorld::where() const {
         .append(std::to_string(layer.n_q_heads))
         .append("/")
         .append(std::to_string(layer.n_kv_heads))
-        .append(layer.sliding_window ? " sliding " : " ")
+        .append(", ")
+        .append(reference::dtype_name(layer.k_type))
+        .append("/")
+        .append(reference::dtype_name(layer.v_type))
+        .append(" of ")
+        .append(std::to_string(layer.k_head_dim))
+        .append("/")
+        .append(std::to_string(layer.v_head_dim))
+        .append(layer.sliding_window ? ", sliding " : ", ")
         .append(std::to_string(layer.sliding_window));
   const size_t n = std::min<size_t>(history_.size(), 40);
   text += "\n  last operations:";
