@@ -13,7 +13,7 @@ namespace {
 // Rows of an append that one block takes alone, two to a warp: what several need to count each other takes longer.
 constexpr int64_t kAloneRows = 2 * kAppendAloneWarps;
 constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several rows
-constexpr int64_t kFewBlocks = 16;     // of one that others run beside: they bring rows as fast as the host takes them
+constexpr int64_t kFewBlocks = 16;     // of one that others run beside
 constexpr int64_t kMostRows = int64_t{1} << 30;
 
 }  // namespace

@@ -32,8 +32,8 @@
 namespace tandem {
 
 // Keys that are not in the window may cross the bus in pieces (lib/routes/stream.cc): copy_strided() on a stream of the
-// session's own fills a buffer, attend() attends it as it does pages of the window, and accumulate() takes the piece's
-// states into those of the window. Events say when a piece is there, and when its buffer may be filled again.
+// session's own fills a buffer, attend() attends it as it does pages of the window, and accumulate() takes its states into
+// those of the window, where attend() has not added those before to its own. Events say when a buffer is full, or free.
 
 // Or, instead of K and V, the hidden states that they come from cross the bus (lib/routes/recompute.cc), rebuild() makes
 // rows of K and V of them as they would lie in pages, and these are attended like any others.

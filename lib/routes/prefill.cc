@@ -240,7 +240,7 @@ Status AttendCall::hand_over_rows(const Prefill& prefill) {
     if (args_.x != nullptr) append.x = rows_of(from_row(*args_.x, first, n));
     append.tag = CallShape{args_.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
     append.exchange = device.exchange(layer_idx_);
-    append.leaves_room = 1;
+    append.leaves_room = prefill_.rows_go_beside ? 1 : 0;
     TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, device.side()->get()));
     device.hand_over().post();
   }
