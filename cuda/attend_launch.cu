@@ -13,6 +13,10 @@ bool is_decode(const Layer& layer, int32_t max_q_len) {
   return int64_t{max_q_len} * layer.group_size <= DecodeLauncher::kMostRows;
 }
 
+bool is_decode(const DeviceAttend& call) {
+  return call.before_o == nullptr && is_decode(*call.layer, call.sequences.max_q_len);
+}
+
 }  // namespace
 
 // States have the room that any kernel needs on this device: calls of different shapes may share a workspace, and none may
@@ -43,8 +47,10 @@ int64_t AttendLauncher::workspace_bytes(const DeviceAttend& of) const {
   const Layer layer = window_layer(*of.layer);
   DeviceAttend call = of;
   call.layer = &layer;
+  // Of few queries there are calls of both kinds.
+  const int64_t counters = prefill_.counters_bytes(call);
   return states_bytes_ +
-         (is_decode(*call.layer, call.sequences.max_q_len) ? decode_.counters_bytes(call) : prefill_.counters_bytes(call));
+         (is_decode(*call.layer, call.sequences.max_q_len) ? std::max(decode_.counters_bytes(call), counters) : counters);
 }
 
 int32_t AttendLauncher::launch(const DeviceAttend& of, cudaStream_t stream, DeviceError* error) const {
@@ -52,8 +58,8 @@ int32_t AttendLauncher::launch(const DeviceAttend& of, cudaStream_t stream, Devi
   DeviceAttend call = of;
   call.layer = &layer;
   if (const int32_t code = refuse_page_len(call.pages.page_len, error); code != TANDEM_OK) return code;
-  return is_decode(*call.layer, call.sequences.max_q_len) ? decode_.launch(call, states_bytes_, stream, error)
-                                                          : prefill_.launch(call, states_bytes_, stream, error);
+  return is_decode(call) ? decode_.launch(call, states_bytes_, stream, error)
+                         : prefill_.launch(call, states_bytes_, stream, error);
 }
 
 }  // namespace tandem::cuda

@@ -222,7 +222,9 @@ int32_t create_stream(void* self, void** stream, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
   cudaStream_t made = nullptr;
-  TANDEM_CUDA_TRY(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), error);
+  int least = 0, greatest = 0;
+  TANDEM_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest), error);
+  TANDEM_CUDA_TRY(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest), error);
   *stream = made;
   return TANDEM_OK;
 }

@@ -13,6 +13,7 @@ namespace {
 // Rows of an append that one block takes alone, two to a warp: what several need to count each other takes longer.
 constexpr int64_t kAloneRows = 2 * kAppendAloneWarps;
 constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several rows
+constexpr int64_t kFewBlocks = 16;     // of one that others run beside
 constexpr int64_t kMostRows = int64_t{1} << 30;
 
 }  // namespace
@@ -102,7 +103,8 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d tokens of %d rows: at most %lld rows", call.n_tokens,
                 described.token_rows, static_cast<long long>(kMostRows));
   const int n_warps = n_rows <= kAloneRows ? kAppendAloneWarps : kAppendWarps;
-  const int64_t n_blocks = n_rows <= kAloneRows ? 1 : std::min((n_rows + n_warps - 1) / n_warps, kMostBlocks);
+  const int64_t most_blocks = call.leaves_room != 0 ? kFewBlocks : kMostBlocks;
+  const int64_t n_blocks = n_rows <= kAloneRows ? 1 : std::min((n_rows + n_warps - 1) / n_warps, most_blocks);
   const auto kernel = call.layer->rope != nullptr ? append_kernel<true> : append_kernel<false>;
   return launch_kernel(kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, on, error);
 }

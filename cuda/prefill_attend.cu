@@ -95,7 +95,7 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d sequences of up to %d queries are more than a grid has",
                 call.sequences.n_sequences, call.sequences.max_q_len);
   if (n_items == 0) return TANDEM_OK;
-  PrefillCall described = {describe_call(call, kernel->is_narrow), 1};
+  PrefillCall described = {describe_call(call, kernel->is_narrow), 1, call.before_o, call.before_lse};
   described.max_tiles = static_cast<int32_t>(max_tiles(call, *kernel));
   described.states = static_cast<float*>(call.workspace);
   described.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);

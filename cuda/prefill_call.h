@@ -8,6 +8,7 @@ namespace tandem::cuda {
 
 struct PrefillCall : DecodeCall {
   int32_t n_splits;  // parts of an item's keys, a block each; max_tiles counts this kernel's tiles
+  const float *before_o, *before_lse;
 };
 
 // A compiled kernel.

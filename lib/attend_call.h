@@ -183,10 +183,9 @@ class AttendCall {
   void prepare_prefill(HandOverTask* task);
   Status describe_prefill(HandOverTask* task, Prefill* prefill);
   Status launch_prefill(Prefill& prefill);
-  Status hand_over_rows(Prefill& prefill, int64_t n_tickets);
+  Status hand_over_rows(const Prefill& prefill);
   Status attend_group(Prefill& prefill, int32_t first_head, int32_t n_heads);
-  Status add_part(const Prefill& prefill, const Layer& group);
-  Status write_group(const Prefill& prefill, int32_t first_head, const Layer& group);
+  void point_output(int32_t first_head, DeviceAttend* call) const;
   Status keep_window();
   int64_t prefill_pages_begin() const;
 

@@ -32,14 +32,14 @@
 namespace tandem {
 
 // Keys that are not in the window may cross the bus in pieces (lib/routes/stream.cc): copy_strided() on a stream of the
-// session's own fills a buffer, attend() attends it as it does pages of the window, and accumulate() takes the piece's
-// states into those of the window. Events say when a piece is there, and when its buffer may be filled again.
+// session's own fills a buffer, attend() attends it as it does pages of the window, and accumulate() takes its states into
+// those of the window, where attend() has not added those before to its own. Events say when a buffer is full, or free.
 
 // Or, instead of K and V, the hidden states that they come from cross the bus (lib/routes/recompute.cc), rebuild() makes
 // rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 5;
+inline constexpr uint32_t kDeviceAbi = 6;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -170,6 +170,8 @@ struct DeviceAppend {
   float* rotated_q = nullptr;
   const int32_t* positions = nullptr;  // [n_tokens] in device memory, instead of what sequences say; null: as they say
   DeviceRows x;  // [n_tokens, 1, hidden_dim], to the host alone; data null where the layer keeps none or nothing is appended
+  int32_t leaves_room = 0;  // it takes a small part of the device: other calls are to run beside it
+  int32_t reserved = 0;
 };
 
 // One layer, several sequences over their resident keys. Query t of a sequence is token end + n_after - q_len + t, sees
@@ -182,7 +184,10 @@ struct DeviceAttend {
   DeviceRows q, o;
   float* lse = nullptr;  // [n_tokens, n_q_heads] with these strides, or null
   int64_t lse_token_stride = 0, lse_head_stride = 0;
-  const float* sinks = nullptr;  // [n_q_heads], merged once, here: where these are all keys there are; null: none
+  const float* sinks = nullptr;  // [n_q_heads], merged once, here: where these are the last keys there are; null: none
+  // States over other keys, [n_tokens, n_q_heads, v_head_dim] and [n_tokens, n_q_heads], which these are added to; they may
+  // be where o and lse go. Null: there are none.
+  const float *before_o = nullptr, *before_lse = nullptr;
   // Of workspace_bytes(), zeroed once and used by one call at a time: a call leaves what the next expects, whatever that is.
   void* workspace = nullptr;
 };
@@ -294,7 +299,8 @@ struct DeviceTable {
   int32_t (*merge)(void* self, const DeviceMerge* call, void* stream, DeviceError* error);
   int32_t (*observe)(void* self, const DeviceObserve* call, void* stream, DeviceError* error);
   int32_t (*accumulate)(void* self, const DeviceAccumulate* call, void* stream, DeviceError* error);
-  // A stream that waits for no other, the default stream included, unless it is told to.
+  // A stream that waits for no other, the default stream included, unless it is told to. Where there is room for one call
+  // only, its calls come before those of streams that were made elsewhere.
   int32_t (*create_stream)(void* self, void** stream, DeviceError* error);
   void (*destroy_stream)(void* self, void* stream);
   // What was asked of a stream up to record_event() has happened for who is asked of another stream after wait_event(). An

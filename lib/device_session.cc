@@ -180,6 +180,7 @@ Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_
 DeviceSession::~DeviceSession() {
   hand_over_.reset();
   rebuild_.reset();
+  side_.reset();
   stream_.reset();  // waits for copies, whose end is marked in the shared memory
   if (shared_ != nullptr) device_.table->release_shared(device_.self, shared_);
 }
@@ -319,6 +320,8 @@ std::byte* DeviceSession::step_upload(uint64_t step) const {
 Status DeviceSession::reserve_stream(int64_t buffer_bytes) {
   return stream_ != nullptr ? Status() : StreamBuffers::create(device_, device_tier_, buffer_bytes, &stream_);
 }
+
+Status DeviceSession::reserve_side() { return side_ != nullptr ? Status() : SideStream::create(device_, &side_); }
 
 uint8_t* DeviceSession::streamed(uint64_t task_idx) const {
   return reinterpret_cast<uint8_t*>(shared_ + layout_.streamed_at) + static_cast<int64_t>(task_idx) % hand_over_->n_tasks();

@@ -19,6 +19,7 @@
 #include "lib/device_window.h"
 #include "lib/hand_over.h"
 #include "lib/routes/recompute.h"
+#include "lib/routes/side_stream.h"
 #include "lib/routes/stream_buffers.h"
 
 namespace tandem {
@@ -102,6 +103,8 @@ class DeviceSession {
   int64_t step_tables_at() const { return step_layer_at(static_cast<int64_t>(plain_layers_.size())); }
   // Null until reserve_stream(). What says that a task's keys have left the host: as the host sees it, as the device does.
   StreamBuffers* stream() const { return stream_.get(); }
+  Status reserve_side();  // likewise
+  SideStream* side() const { return side_.get(); }
   Status reserve_stream(int64_t buffer_bytes);
   uint8_t* streamed(uint64_t task_idx) const;
   std::byte* streamed_on_device(uint64_t task_idx) const;
@@ -144,6 +147,7 @@ class DeviceSession {
   std::byte* shared_device_ = nullptr;  // as the device does
   Buffer work_, constants_;
   std::unique_ptr<StreamBuffers> stream_;
+  std::unique_ptr<SideStream> side_;
   std::unique_ptr<RebuildBuffers> rebuild_;
   std::vector<int64_t> sinks_at_, rope_at_;  // [n_layers] floats in constants_; -1: none
   std::vector<int64_t> most_queries_;        // [n_layers] 0: not asked yet

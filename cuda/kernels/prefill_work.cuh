@@ -87,31 +87,96 @@ __device__ inline float logit_scale(const PrefillCall& call) {
   return call.sm_scale * (call.soft_cap > 0.0f ? 1.0f / call.soft_cap : kLog2E);
 }
 
+// How a row ends that has a state from before: what that is to be multiplied by, too.
+struct JoinedEnd {
+  RowEnd own;
+  float before = 0.0f;
+};
+
+__device__ inline JoinedEnd join_row(const PrefillCall& call, int q_head, int64_t state_row, float m, float l, int shift) {
+  if (call.before_lse == nullptr) return {end_row(call, q_head, m, l, shift)};
+  const float before = call.before_lse[state_row];
+  const bool is_empty = m == -INFINITY && l == 0.0f;
+  const float lse = is_empty ? -INFINITY : (m - static_cast<float>(shift)) * kLn2 + logf(l);
+  const float sink = call.sinks == nullptr ? -INFINITY : call.sinks[q_head];
+  const float most = fmaxf(fmaxf(before, lse), sink);
+  const auto weight = [&](float x) { return x == -INFINITY ? 0.0f : expf(x - most); };
+  const float of_before = weight(before), of_own = weight(lse), sum = of_before + of_own + weight(sink);
+  if (sum == 0.0f) return {};
+  return {{is_empty ? 0.0f : of_own / sum / l, most + logf(sum)}, of_before / sum};
+}
+
+// The row of states that are as long as the call is.
+__device__ inline int64_t state_row(const PrefillCall& call, const Piece& piece, int r) {
+  return row_offset(call, piece, r, call.n_kv_heads * call.group_size, 1);
+}
+
 // A state in shared memory into the output. A warp has neighbouring rows; how they end, each lane finds out of one.
 template <class Shape, class Number>
 __device__ void write_rows(const PrefillCall& call, const Piece& piece, const float* state) {
-  constexpr int kRowsOfWarp = Shape::kRows / Shape::kWarps;
-  static_assert(kRowsOfWarp <= 32);
+  constexpr int kRowsOfWarp = Shape::kRows / Shape::kWarps, kAtOnce = 4, kOfLane = (Shape::kVDim + 31) / 32;
+  static_assert(kRowsOfWarp <= 32 && kRowsOfWarp % kAtOnce == 0);
   const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x / 32) * kRowsOfWarp, own = first + lane;
-  RowEnd end;
-  int64_t own_at = 0;
+  JoinedEnd end;
+  int64_t own_at = 0, own_before = 0;
   if (lane < kRowsOfWarp && own < piece.n_rows) {
     const float* rest = state + Shape::kRows * Shape::kStateStride + 2 * own;
     const int q_head = piece.head * call.group_size + (piece.first_row + own) % call.group_size;
-    end = end_row(call, q_head, rest[0], rest[1], Shape::Number::kShift);
+    own_before = state_row(call, piece, own);
+    end = join_row(call, q_head, own_before, rest[0], rest[1], Shape::Number::kShift);
     own_at = row_offset(call, piece, own, call.o.token_stride, call.o.head_stride);
-    if (call.lse != nullptr) call.lse[row_offset(call, piece, own, call.lse_token_stride, call.lse_head_stride)] = end.lse;
+    if (call.lse != nullptr)
+      call.lse[row_offset(call, piece, own, call.lse_token_stride, call.lse_head_stride)] = end.own.lse;
   }
-#pragma unroll 4
-  for (int i = 0; i < min(kRowsOfWarp, piece.n_rows - first); ++i) {
-    const float factor = __shfl_sync(~0u, end.factor, i);
-    Number* to = static_cast<Number*>(call.o.data) + __shfl_sync(~0u, own_at, i);
-    const float* from = state + (first + i) * Shape::kStateStride;
+  const int n_rows = min(kRowsOfWarp, piece.n_rows - first);
+  for (int i = 0; i < n_rows; i += kAtOnce) {
+    float x[kAtOnce][kOfLane];
 #pragma unroll
-    for (int dim = lane; dim < Shape::kVDim; dim += 32)
-      to[dim] = static_cast<Number>(factor == 0.0f ? 0.0f : from[dim] * factor);
+    for (int j = 0; j < kAtOnce; ++j) {  // all loads before the first store
+      const float share = __shfl_sync(~0u, end.before, i + j);
+      const float* before = call.before_o + __shfl_sync(~0u, own_before, i + j) * Shape::kVDim;
+#pragma unroll
+      for (int k = 0; k < kOfLane; ++k)
+        x[j][k] = share != 0.0f && lane + 32 * k < Shape::kVDim ? share * before[lane + 32 * k] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const float factor = __shfl_sync(~0u, end.own.factor, i + j);
+      Number* to = static_cast<Number*>(call.o.data) + __shfl_sync(~0u, own_at, i + j);
+      const float* from = state + (first + i + j) * Shape::kStateStride;
+#pragma unroll
+      for (int k = 0; k < kOfLane; ++k)
+        if (const int dim = lane + 32 * k; i + j < n_rows && dim < Shape::kVDim)
+          to[dim] = static_cast<Number>(factor == 0.0f ? x[j][k] : fmaf(factor, from[dim], x[j][k]));
+    }
   }
 }
+
+// As RowWriter.
+struct JoinedWriter {
+  const PrefillCall* call;
+  const Piece* piece;
+  int shift;
+
+  template <int kOfLane>
+  __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
+    const int lane = threadIdx.x % 32;
+    const int64_t before = state_row(*call, *piece, r);
+    const int q_head = piece->head * call->group_size + (piece->first_row + r) % call->group_size;
+    const JoinedEnd end = join_row(*call, q_head, before, m, l, shift);
+    __syncwarp();  // all lanes have read what one is about to write
+    const int64_t at = row_offset(*call, *piece, r, call->o.token_stride, call->o.head_stride);
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k)
+      if (lane + 32 * k < dim) {
+        float x = end.own.factor == 0.0f ? 0.0f : o[k] * end.own.factor;
+        if (end.before != 0.0f) x = fmaf(end.before, call->before_o[before * dim + lane + 32 * k], x);
+        store_number(call->o.data, call->o.dtype, at + lane + 32 * k, x);
+      }
+    if (lane == 0 && call->lse != nullptr)
+      call->lse[row_offset(*call, *piece, r, call->lse_token_stride, call->lse_head_stride)] = end.own.lse;
+  }
+};
 
 // The block's states into the output: `own` in shared memory where it has all keys of its item, else in the workspace.
 template <class Shape>
@@ -136,7 +201,7 @@ __device__ void finish_item(const PrefillCall& call, const PrefillItem& item, co
   if (!Shape::sync_any(is_last)) return;
   __threadfence();
   const float* states = call.states + int64_t{item.piece.item} * call.n_splits * Shape::kStateFloats;
-  const RowWriter writer{&call, &item.piece, Shape::Number::kShift};
+  const JoinedWriter writer{&call, &item.piece, Shape::Number::kShift};
   merge_states<Shape, true>(
       call.n_splits, item.piece.n_rows, [&](int i) { return states + i * Shape::kStateFloats; }, writer);
 }

@@ -2,10 +2,11 @@
 // Long appends where keys are streamed, a chunk of thousands of tokens at a time (lib/routes/prefill_size.h):
 //
 // clang-format off
-//   send       the first pieces | rows: append of as many tickets as there are slots, into pages of the work space
-//   for a group of KV heads:
-//     pieces   attend, the states into those before | send the next piece | rows of more tickets, whose slots are free by now
-//     chunk    the rest of the rows; attend to the window and the chunk's own keys; all states into the caller's tensors
+//   caller's stream                                                            side stream
+//   for a group of KV heads:                                                   rows: append of all tickets, into pages
+//     pieces   attend, with the states of those before | send the next piece   of the work space and to the host
+//     chunk    attend to the window and the chunk's own keys, with the         |
+//              states of the pieces, into the caller's tensors        <- join -'
 //   keep       what of the chunk the window is to have
 // clang-format on
 //
@@ -21,14 +22,14 @@ namespace tandem {
 
 struct AttendCall::Prefill {
   HandOverTask* task = nullptr;  // of the last ticket
-  int64_t n_tickets = 0, n_handed_over = 0;
+  int64_t n_tickets = 0;
   uint64_t first_ticket = 0;
   DeviceSequences chunk;                      // all queries, over window and chunk
   const DeviceSequence* described = nullptr;  // of each ticket, in device memory, then of each piece
   const int64_t* piece_table = nullptr;
   DeviceAttend attend;  // to window and chunk
   size_t n_sent = 0, n_taken = 0;
-  HeadStates states, part;
+  HeadStates states;
 };
 
 namespace {
@@ -64,6 +65,7 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   for (const SequenceCall& call : scratch_.calls)
     is_pinned = cache_.pin(*call.sequence, streamed_tokens(call, most).end) && is_pinned;
   if (!accept_pins(is_pinned)) return {};
+  TANDEM_TRY(session_.device_->reserve_side());
   prefill_ = size;
   limits->include(prefill_limits(device.device(), layer_, size, n_pieces,
                                  ring_pages(session_.options_, cache_.page_len(), size.n_tokens)));
@@ -121,6 +123,7 @@ Status AttendCall::attend_prefill(HandOverTask* task) {
   TANDEM_TRY(describe_prefill(task, &prefill));
   bool is_launched = false;
   const AtEnd cut([&] {
+    if (!is_launched) session_.device_->side()->settle();
     if (!is_launched && !task->pieces.empty()) session_.device_->stream()->settle(args_.stream);
     task->is_cut = !is_launched;
   });
@@ -219,25 +222,27 @@ Status AttendCall::describe_prefill(HandOverTask* task, Prefill* prefill) {
                      table_at + chunk.table_len * static_cast<int64_t>(sizeof(int64_t)), args_.stream);
 }
 
-// Rows of the next n tickets, or of as many as are left, to the work space and to the host.
-Status AttendCall::hand_over_rows(Prefill& prefill, int64_t n_tickets) {
+// Rows of all tickets, to the work space and to the host, which takes them while pieces are attended.
+Status AttendCall::hand_over_rows(const Prefill& prefill) {
   DeviceSession& device = *session_.device_;
-  for (; n_tickets > 0 && prefill.n_handed_over < prefill.n_tickets; --n_tickets) {
-    const int64_t first = prefill.n_handed_over * kTicket, n = std::min(kTicket, args_.q.n_tokens - first);
+  const TraceRange range("append", args_.layer_idx, "resident");
+  TANDEM_TRY(device.side()->fork(args_.stream));
+  for (int64_t i = 0; i < prefill.n_tickets; ++i) {
+    const int64_t first = i * kTicket, n = std::min(kTicket, args_.q.n_tokens - first);
     DeviceAppend append;
     append.layer = prefill.attend.layer;
     append.pages = device.pages(layer_idx_);
     append.sequences = prefill.chunk;
-    append.sequences.sequences = prefill.described + prefill.n_handed_over;
+    append.sequences.sequences = prefill.described + i;
     append.sequences.max_q_len = append.n_tokens = static_cast<int32_t>(n);
     append.k = rows_of(from_row(*args_.k, first, n));
     if (args_.v != nullptr) append.v = rows_of(from_row(*args_.v, first, n));
     if (args_.x != nullptr) append.x = rows_of(from_row(*args_.x, first, n));
     append.tag = CallShape{args_.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
     append.exchange = device.exchange(layer_idx_);
-    TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
+    append.leaves_room = prefill_.rows_go_beside ? 1 : 0;
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, device.side()->get()));
     device.hand_over().post();
-    ++prefill.n_handed_over;
   }
   return {};
 }
@@ -252,24 +257,16 @@ Status AttendCall::launch_prefill(Prefill& prefill) {
   attend.workspace = device.workspace();
   HandOverTask& task = *prefill.task;
   TANDEM_TRY(begin_stream(&task));
-  TANDEM_TRY(hand_over_rows(prefill, DeviceSession::kSlots));
+  TANDEM_TRY(hand_over_rows(prefill));
   if (task.pieces.empty()) {
-    TANDEM_TRY(hand_over_rows(prefill, prefill.n_tickets));
-    attend.o = rows_of(args_.o);
-    attend.lse = args_.lse;
-    attend.lse_token_stride = args_.lse_token_stride;
-    attend.lse_head_stride = args_.lse_head_stride;
-    attend.sinks = device.sinks(layer_idx_);
+    TANDEM_TRY(device.side()->join(args_.stream));
+    point_output(0, &attend);
     TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
     return keep_window();
   }
   prefill.n_sent = std::min(task.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
   std::byte* const area = device.prefill_area();
-  const auto states = [&](int64_t o_at, int64_t lse_at) {
-    return HeadStates{reinterpret_cast<float*>(area + o_at), reinterpret_cast<float*>(area + lse_at), 0};
-  };
-  prefill.states = states(prefill_.o_at, prefill_.lse_at);
-  prefill.part = states(prefill_.part_o_at, prefill_.part_lse_at);
+  prefill.states = {reinterpret_cast<float*>(area + prefill_.o_at), reinterpret_cast<float*>(area + prefill_.lse_at), 0};
   while (prefill.n_taken < task.pieces.size()) {
     const StreamPiece& next = task.pieces[prefill.n_taken];
     TANDEM_TRY(attend_group(prefill, next.first_head, next.n_heads));
@@ -277,64 +274,45 @@ Status AttendCall::launch_prefill(Prefill& prefill) {
   return keep_window();
 }
 
-// The first piece leaves the states, the others and the chunk go into them.
+// Each piece's states come to those of the pieces before; the chunk comes last and leaves the answer.
 Status AttendCall::attend_group(Prefill& prefill, int32_t first_head, int32_t n_heads) {
   const HandOverTask& task = *prefill.task;
   StreamBuffers& buffers = *session_.device_->stream();
   Layer layer;
   DeviceAttend of_chunk = of_heads(prefill.attend, first_head, n_heads, &layer);
-  prefill.states.n_heads = prefill.part.n_heads = layer.n_q_heads;
+  prefill.states.n_heads = layer.n_q_heads;
   DeviceAttend of_pieces = prefill.attend;
   of_pieces.sequences.page_tables = prefill.piece_table;
   const auto* described = prefill.described + prefill.n_tickets;
-  for (bool is_first = true; prefill.n_taken < task.pieces.size(); is_first = false) {
+  while (prefill.n_taken < task.pieces.size()) {
     const StreamPiece& piece = task.pieces[prefill.n_taken];
     if (piece.first_head != first_head) break;
     std::byte* buffer = nullptr;
     TANDEM_TRY(buffers.take(args_.stream, &buffer));
-    TANDEM_TRY(attend_piece(of_pieces, task, piece, buffer, described + prefill.n_taken++,
-                            is_first ? prefill.states : prefill.part));
+    TANDEM_TRY(attend_piece(of_pieces, task, piece, buffer, described + prefill.n_taken++, prefill.states));
+    of_pieces.before_o = prefill.states.o;
+    of_pieces.before_lse = prefill.states.lse;
     TANDEM_TRY(buffers.done_with(args_.stream));
-    if (!is_first) TANDEM_TRY(add_part(prefill, layer));
     TANDEM_TRY(send_next(task, &prefill.n_sent));
-    TANDEM_TRY(hand_over_rows(prefill, DeviceSession::kSlots));
   }
-  TANDEM_TRY(hand_over_rows(prefill, prefill.n_tickets));
-  point_states(prefill.part, &of_chunk);
+  if (first_head == 0) TANDEM_TRY(session_.device_->side()->join(args_.stream));
+  of_chunk.before_o = prefill.states.o;
+  of_chunk.before_lse = prefill.states.lse;
+  point_output(first_head, &of_chunk);
   TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &of_chunk));
-  TANDEM_TRY(add_part(prefill, layer));
-  return write_group(prefill, first_head, layer);
+  return {};
 }
 
-Status AttendCall::add_part(const Prefill& prefill, const Layer& group) {
-  DeviceAccumulate sum;
-  sum.layer = &group;
-  sum.n_rows = static_cast<int32_t>(args_.q.n_tokens);
-  sum.n_heads = group.n_q_heads;
-  sum.o = prefill.states.o;
-  sum.lse = prefill.states.lse;
-  sum.part_o = prefill.part.o;
-  sum.part_lse = prefill.part.lse;
-  return call_device(session_.device_->device(), &DeviceTable::accumulate, &sum, args_.stream);
-}
-
-Status AttendCall::write_group(const Prefill& prefill, int32_t first_head, const Layer& group) {
-  const DeviceSession& device = *session_.device_;
-  const int64_t first = int64_t{first_head} * group.group_size;
-  DeviceMerge merge;
-  merge.layer = &group;
-  merge.sequences = prefill.chunk;
-  merge.n_tokens = static_cast<int32_t>(args_.q.n_tokens);
-  merge.o = prefill.states.o;
-  merge.lse = prefill.states.lse;
-  merge.o_out = rows_of(args_.o);
-  merge.o_out.data = static_cast<std::byte*>(merge.o_out.data) + first * args_.o.head_stride;
-  if (args_.lse != nullptr) merge.lse_out = args_.lse + first * args_.lse_head_stride;
-  merge.lse_token_stride = args_.lse_token_stride;
-  merge.lse_head_stride = args_.lse_head_stride;
-  if (device.sinks(layer_idx_) != nullptr) merge.sinks = device.sinks(layer_idx_) + first;
-  merge.exchange = device.exchange(layer_idx_);
-  return ask_device("merge", &DeviceTable::merge, &merge);
+// The caller's tensors, from a KV head on.
+void AttendCall::point_output(int32_t first_head, DeviceAttend* call) const {
+  const float* sinks = session_.device_->sinks(layer_idx_);
+  const int64_t first = int64_t{first_head} * layer_.group_size;
+  call->o = rows_of(args_.o);
+  call->o.data = static_cast<std::byte*>(call->o.data) + first * args_.o.head_stride;
+  call->lse = args_.lse != nullptr ? args_.lse + first * args_.lse_head_stride : nullptr;
+  call->lse_token_stride = args_.lse_token_stride;
+  call->lse_head_stride = args_.lse_head_stride;
+  call->sinks = sinks != nullptr ? sinks + first : nullptr;
 }
 
 // Pages of the chunk take the place of those that have left the window.

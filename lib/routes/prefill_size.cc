@@ -11,11 +11,12 @@ constexpr int64_t kMostStates = int64_t{64} << 20;  // bytes of a group's o
 constexpr int64_t kTicket = DeviceSession::kMostTokens;
 // What long appends over bf16 take on an H200.
 constexpr int64_t kTileRows = 128, kTileKeys = 128;  // of a block's step
-constexpr double kTileNs = 2150.0;                   // of that, for heads of 128 dims
-constexpr double kStateNs = 14000.0;   // of a tile of rows: to begin and to end a block, its states into those before
-constexpr double kPieceNs = 100000.0;  // of a piece, as its last blocks end alone
-constexpr double kBusBytes = 55.0;     // in a nanosecond
-constexpr double kCopyNs = 2300.0;     // of a copy
+constexpr double kTileNs = 1650.0;                   // of that, for heads of 128 dims
+constexpr double kStateNs = 8500.0;   // of a tile of rows: to begin and to end a block, with the states of those before
+constexpr double kPieceNs = 7000.0;   // of a piece, between its first block and the last one of the piece before
+constexpr double kBusBytes = 54.0;    // in a nanosecond
+constexpr double kCopyNs = 5000.0;    // of a copy
+constexpr double kRowsNs = 300000.0;  // of a ticket's rows, to the host beside other calls
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -65,14 +66,14 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
       }
     if (is_last) break;
   }
+  const double group_ns = least * made.layout.n_heads / layer.n_kv_heads;
+  made.rows_go_beside = group_ns > kRowsNs * static_cast<double>(tickets_of(std::min(made.n_tokens, n_queries)));
   made.page_bytes = terms.layer_page_bytes;
   made.o_at = ceil_div(made.n_tokens, kDevicePageLen) * made.page_bytes;
   const int64_t o = aligned(o_bytes(layer, made.layout.n_heads, made.n_tokens));
   const int64_t lse = aligned(made.n_tokens * made.layout.n_heads * layer.group_size * 4);
   made.lse_at = made.o_at + o;
-  made.part_o_at = made.lse_at + lse;
-  made.part_lse_at = made.part_o_at + o;
-  made.area_bytes = made.part_lse_at + lse;
+  made.area_bytes = made.lse_at + lse;
   *size = made;
   return {};
 }

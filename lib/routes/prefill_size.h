@@ -6,7 +6,7 @@
 // alone, each as the layer's part of a window's page. A group of KV heads goes through all of its keys before the next one
 // begins, so there are states of one group.
 //
-//   area   pages of the chunk | o, lse of a group's heads | o, lse of a part
+//   area   pages of the chunk | o, lse of a group's heads
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,11 @@ namespace tandem {
 struct PrefillSize {
   int64_t n_tokens = 0;  // of a chunk, at most; 0: there are no such chunks
   StreamLayout layout;   // of its pieces
+  // The host gets a chunk's rows while the pieces of the first group are attended; else before them, as that takes less time
+  // than these leave.
+  bool rows_go_beside = false;
   // In the area, bytes.
-  int64_t page_bytes = 0, o_at = 0, lse_at = 0, part_o_at = 0, part_lse_at = 0, area_bytes = 0;
+  int64_t page_bytes = 0, o_at = 0, lse_at = 0, area_bytes = 0;
 };
 
 // What streaming is measured by: of the device, and what a session was asked for.

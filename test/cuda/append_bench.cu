@@ -2,14 +2,15 @@
 // Long appends over keys in host memory, beside the same calls with everything on the device: milliseconds, through the C
 // ABI.
 //
-//   append_bench MODULE [threads [lengths [appended [call_lens [heads [buffers]]]]]]     lists with commas; buffers in MiB
+//   append_bench MODULE [threads [lengths [appended [call_lens [heads [buffers [layers]]]]]]]     lists with commas; buffers
+//   in MiB
 //
-// One layer of 32 query heads and 8 KV heads of 128 dims in bf16. "lengths" are the keys outside the window of 4,096 when
-// an append begins, which comes in calls of call_len tokens. heads: KV heads of what is streamed at a time, 0: the library's
-// choice. Beside them, by plain CUDA calls on the module's kernels: all keys of the layer copied and then attended; copied
-// for the next layer while this one is attended; and attended alone. Before anything is timed, the outputs are compared with
-// those of the resident keys. Tokens are truncated away after each append, outside the time, and the window is filled by an
-// append of a token.
+// Layers of 32 query heads and 8 KV heads of 128 dims in bf16, one after the other as in a model, and the time of one.
+// "lengths" are the keys outside the window of 4,096 when an append begins, which comes in calls of call_len tokens. heads:
+// KV heads of what is streamed at a time, 0: the library's choice. Beside them, by plain CUDA calls on the module's kernels:
+// all keys of the layer copied and then attended; copied for the next layer while this one is attended; and attended alone.
+// Before anything is timed, the outputs are compared with those of the resident keys. Tokens are truncated away after each
+// append, outside the time, and the window is filled by an append of a token.
 #include <memory>
 
 #include "layer_rival.h"
@@ -40,10 +41,15 @@ struct Append {
       calls.push_back(std::make_unique<Call>(lens.back(), 7 + first));
     }
   }
-  void run(HybridSession& session) const {
+  // A chunk goes through all layers before the next one comes.
+  template <typename F>
+  void run(HybridSession& session, F after_layer) const {
     for (size_t i = 0; i < calls.size(); ++i) {
       session.q_lens.assign(1, lens[i]);
-      session.attend(0, calls[i]->device_view, true, true);
+      for (int32_t l = 0; l < session.on.n_layers; ++l) {
+        session.attend(l, calls[i]->device_view, true, true);
+        after_layer(*calls[i]);
+      }
     }
   }
 };
@@ -55,17 +61,17 @@ Measured time_session(const HybridCache& cache, const Append& append, const tand
   std::vector<double> times;
   for (int i = 0; i < kRounds + 2; ++i) {  // the first ones take memory and pin
     session.q_lens.assign(1, 1);
-    session.attend(0, one.device_view, true, true);
+    session.attend_layers(one.device_view, true, true);
     session.wait();
     const auto begin = Clock::now();
-    append.run(session);
+    append.run(session, [&](const Call& call) {
+      if (i > 0) return;
+      session.wait();
+      const auto o = call.device_output();
+      measured.o.insert(measured.o.end(), o.begin(), o.end());
+    });
     session.wait();
-    if (i >= 2) times.push_back(us_since(begin));
-    if (i == 0)
-      for (const auto& call : append.calls) {
-        const auto o = call->device_output();
-        measured.o.insert(measured.o.end(), o.begin(), o.end());
-      }
+    if (i >= 2) times.push_back(us_since(begin) / cache.n_layers);
     if (i == kRounds + 1) {
       measured.stats = session.stats();
       TANDEM(tandem_cache_get_stats, &measured.held, cache.cache);
@@ -94,6 +100,7 @@ Distance distance(const std::vector<__nv_bfloat16>& a, const std::vector<__nv_bf
 
 struct Lists {
   std::vector<int64_t> call_lens, heads, buffers;
+  int32_t n_layers = 1;
 };
 
 tandem_session_options options_of(const char* route, int64_t window) {
@@ -118,14 +125,14 @@ void measure_streams(const HybridCache& cache, const Append& append, const Measu
       }
       std::printf("    heads %lld %3lld MiB %8.3f ms  / resident %.3f  streamed %6.0f MB a run  work %5.1f MB  error %.1e\n",
                   static_cast<long long>(heads), static_cast<long long>(buffer), got.us * 1e-3, got.us / resident.us,
-                  static_cast<double>(got.stats.streamed_kv_bytes) / (kRounds + 2) * 1e-6,
+                  static_cast<double>(got.stats.streamed_kv_bytes) / (kRounds + 2) / cache.n_layers * 1e-6,
                   static_cast<double>(got.held.device_work_bytes) * 1e-6, far.mean);
       std::fflush(stdout);
     }
 }
 
 void measure(const OpenDevice& device, tandem_engine* engine, int64_t offloaded, int64_t appended, const Lists& lists) {
-  const HybridCache cache(engine, 1, offloaded + kWindow, 1);
+  const HybridCache cache(engine, lists.n_layers, offloaded + kWindow, 1);
   const int64_t all = cache.length + appended;
   double copied = 0.0, two_layers = 0.0, alone = 0.0, bus = 0.0;
   {
@@ -152,7 +159,7 @@ void measure(const OpenDevice& device, tandem_engine* engine, int64_t offloaded,
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "append_bench MODULE [threads [lengths [appended [call_lens [heads [buffers]]]]]]\n");
+    std::fprintf(stderr, "append_bench MODULE [threads [lengths [appended [call_lens [heads [buffers [layers]]]]]]]\n");
     return 2;
   }
   const auto list = [&](int at, const char* otherwise) { return numbers_of(argc > at ? argv[at] : otherwise); };
@@ -160,7 +167,8 @@ int main(int argc, char** argv) {
   tandem_engine* engine = make_engine(argv[1], argc > 2 ? std::atoi(argv[2]) : 0);
   for (const int64_t length : list(3, "10240,40960,102400,409600,1048576"))
     for (const int64_t appended : list(4, "10240"))
-      measure(device, engine, length, appended, {list(5, "10240,4096"), list(6, "0,1,2,4,8"), list(7, "16")});
+      measure(device, engine, length, appended,
+              {list(5, "10240,4096"), list(6, "0,1,2,4,8"), list(7, "16"), argc > 8 ? std::atoi(argv[8]) : 1});
   tandem_engine_release(engine);
   return 0;
 }

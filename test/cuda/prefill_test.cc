@@ -32,13 +32,18 @@ WindowOptions options_of(TypePair types, int32_t dim, int32_t group, std::vector
   return tandem::test::options_of(types, 2, dim, group, std::move(sequences));
 }
 
-void assert_right(WindowCase& c, const WindowOptions& options) {
-  c.clear_output();
-  c.attend(0);
+// What a call has left.
+void assert_left_right(const WindowCase& c, const WindowOptions& options) {
   const reference::GateVerdict verdict = c.check();
   const bool may_round = options.q_type != TANDEM_F32 && options.layer.v_type != TANDEM_F32;
   (may_round ? rounded : exact).include(verdict.shares);
   if (!verdict.pass) fail_msg("%s: %s", tandem::test::describe(options).c_str(), verdict.message.c_str());
+}
+
+void assert_right(WindowCase& c, const WindowOptions& options) {
+  c.clear_output();
+  c.attend(0);
+  assert_left_right(c, options);
 }
 
 // The second call finds what the first has left in the workspace.
@@ -192,6 +197,28 @@ void long_diffuse_attention(void**) {
     }
 }
 
+// Keys in parts, a call each: of many queries and of so few that without states of before they would be another kernel's.
+void parts_go_into_states(void**) {
+  const std::vector<WindowSequence> many = {{0, 900, 70}, {70, 1200, 300}, {0, 3, 1}, {10, 10, 2}}, few = {{5, 3000, 2}};
+  for (const TypePair types : pairs)
+    for (const int32_t q_type : {TANDEM_F32, TANDEM_BF16})
+      for (const int64_t n_parts : {1, 2, 5})
+        for (const auto& sequences : {many, few}) {
+          WindowOptions options = options_of(types, n_parts == 2 ? 128 : 80, 4, sequences);
+          options.q_type = q_type;
+          options.o_type = n_parts == 5 ? TANDEM_F32 : q_type;
+          if (n_parts == 5) options.layer.sliding_window = 600;
+          for (int32_t i = 0; i < options.layer.n_q_heads && n_parts != 1; ++i)
+            options.layer.sinks.push_back(0.5f * static_cast<float>(i) - 2.0f);
+          WindowCase c(*device, options);
+          for (int i = 0; i < 2; ++i) {
+            c.clear_output();
+            c.attend_parts(n_parts);
+            assert_left_right(c, options);
+          }
+        }
+}
+
 void repeats_are_bit_equal(void**) {
   for (const TypePair types : pairs) {
     const WindowOptions options = options_of(types, 128, 4, {{0, 3000, 33}, {64, 1000, 20}, {5, 170, 100}});
@@ -233,6 +260,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_workspace_serves_every_call),
       cmocka_unit_test(sizes_of_queries),
       cmocka_unit_test(long_diffuse_attention),
+      cmocka_unit_test(parts_go_into_states),
       cmocka_unit_test(repeats_are_bit_equal),
       cmocka_unit_test(what_has_no_kernel_is_refused),
   };

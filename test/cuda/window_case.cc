@@ -194,6 +194,40 @@ void WindowCase::attend(int32_t layer_idx, void* stream) {
   device_.must(device_.table->attend(device_.self, &call_, stream, &error), error);
 }
 
+// The first has empty states, whose o nobody may look at. States are in one place.
+void WindowCase::attend_parts(int64_t n_parts) {
+  const int64_t n_rows = n_tokens_ * layer_.n_q_heads, dim = layer_.v_head_dim;
+  const std::vector<float> o(static_cast<size_t>(n_rows * dim), NAN), lse(static_cast<size_t>(n_rows), -INFINITY);
+  const auto bytes = static_cast<int64_t>(descriptors_.size() * sizeof(DeviceSequence));
+  void *states = device_.allocate(n_rows * dim * 4), *of_states = device_.allocate(n_rows * 4),
+       *described = device_.allocate(bytes);
+  device_.upload(states, o.data(), n_rows * dim * 4);
+  device_.upload(of_states, lse.data(), n_rows * 4);
+  DeviceAttend part = call_;
+  part.pages = layers_[0];
+  part.sequences.sequences = static_cast<const DeviceSequence*>(described);
+  part.before_o = static_cast<const float*>(states);
+  part.before_lse = static_cast<const float*>(of_states);
+  for (int64_t i = 0; i < n_parts; ++i) {
+    std::vector<DeviceSequence> sequences = descriptors_;
+    for (DeviceSequence& sequence : sequences) {
+      const int64_t begin = sequence.begin, end = sequence.end, n = end - begin;
+      sequence.begin = begin + n * i / n_parts;
+      sequence.end = begin + n * (i + 1) / n_parts;
+      sequence.n_after += end - sequence.end;
+    }
+    device_.upload(described, sequences.data(), bytes);
+    const bool is_last = i == n_parts - 1;
+    part.o = is_last ? call_.o : DeviceRows{states, TANDEM_F32, 0, int64_t{layer_.n_q_heads} * dim, dim};
+    part.lse = is_last ? call_.lse : static_cast<float*>(of_states);
+    part.sinks = is_last ? call_.sinks : nullptr;
+    DeviceError error;
+    device_.must(device_.table->attend(device_.self, &part, nullptr, &error), error);
+  }
+  device_.wait();
+  for (void* data : {states, of_states, described}) device_.table->release(device_.self, data);
+}
+
 std::vector<uint8_t> WindowCase::output() const {
   std::vector<uint8_t> bytes(static_cast<size_t>(o_bytes_ + lse_bytes_));
   device_.download(bytes.data(), call_.o.data, o_bytes_);

@@ -51,6 +51,7 @@ class WindowCase {
 
   int32_t supports(DeviceError* error) const;
   void attend(int32_t layer_idx, void* stream = nullptr);  // the launch alone
+  void attend_parts(int64_t n_parts);                      // of the keys, each with the states of those before
   std::vector<uint8_t> output() const;                     // o, then lse, as they are
   void clear_output() const;
   reference::GateVerdict check() const;  // against double precision

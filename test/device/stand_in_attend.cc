@@ -47,6 +47,19 @@ double logit(const Layer& layer, const std::vector<double>& q, const double* k) 
   return cap > 0.0 ? cap * std::tanh(dot / cap) : dot;
 }
 
+// Of a row over other keys.
+struct Before {
+  double lse = -INFINITY;
+  const float* o = nullptr;
+};
+
+Before find_before(const DeviceAttend& call, int64_t row, int32_t head) {
+  if (call.before_o == nullptr) return {};
+  const int64_t at = row * call.layer->n_q_heads + head, dim = call.layer->v_head_dim;
+  return {static_cast<double>(*on_device(call.before_lse + at, 4, "lse of before is no device memory")),
+          on_device(call.before_o + at * dim, 4 * dim, "o of before is no device memory")};
+}
+
 // Query t of a sequence, one head.
 void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const Keys& keys, int32_t t, int32_t head) {
   const Layer& layer = *call.layer;
@@ -57,12 +70,14 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
   const int64_t reach = layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int64_t>::max();
   const int64_t first = std::max(sequence.begin, reach > self ? 0 : self - reach + 1);
 
+  const Before before = find_before(call, row, head);
   double m = call.sinks != nullptr ? static_cast<double>(call.sinks[head]) : -INFINITY;
   std::vector<double> logits;
   for (int64_t token = first; token <= std::min(self, sequence.end - 1); ++token) {
     logits.push_back(logit(layer, q, keys.k.data() + (token - sequence.begin) * layer.k_head_dim));
     m = std::max(m, logits.back());
   }
+  m = std::max(m, before.lse);
   const double from = m == -INFINITY ? 0.0 : m;
   double sum = call.sinks != nullptr ? std::exp(static_cast<double>(call.sinks[head]) - from) : 0.0;
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -70,6 +85,11 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
     const double* v = keys.v.data() + (first - sequence.begin + static_cast<int64_t>(i)) * layer.v_head_dim;
     sum += p;
     for (size_t c = 0; c < o.size(); ++c) o[c] += p * v[c];
+  }
+  if (before.lse != -INFINITY) {
+    const double p = std::exp(before.lse - from);
+    sum += p;
+    for (size_t c = 0; c < o.size(); ++c) o[c] += p * static_cast<double>(before.o[c]);
   }
   if (sum != 0.0)  // NaN is no empty state
     for (double& x : o) x /= sum;
@@ -88,6 +108,7 @@ void check(const DeviceAttend& call) {
   check_sequences(call.sequences);
   require(call.workspace != nullptr, "there is no workspace");
   on_device(call.workspace, kWorkspaceBytes, "the workspace is no device memory");
+  require((call.before_o == nullptr) == (call.before_lse == nullptr), "half a state of before");
   on_device(call.sinks, call.sinks != nullptr ? int64_t{4} * call.layer->n_q_heads : 0, "the sinks are no device memory");
 }
 

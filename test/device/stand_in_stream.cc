@@ -46,8 +46,9 @@ void tarry() {
 }  // namespace
 
 void reset_device() {
-  device.is_lost = false;
   device.delay_ns = 0;
+  if (is_lost()) drain_streams();  // else a stream would run what waits for records that another has not run
+  device.is_lost = false;
   device.fault = "";
 }
 
