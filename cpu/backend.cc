@@ -132,7 +132,8 @@ NextKeys next_keys(void* context) {
   const NextOf& of = *static_cast<const NextOf*>(context);
   const AttendUnit* next = of.units->next();
   if (next == nullptr || of.jobs[next->job_idx].layer != of.layer || next->key_begin == next->key_end) return {};
-  return {of.jobs[next->job_idx].runs + next->first.run_idx, next->first.offset};
+  const AttendJob& job = of.jobs[next->job_idx];
+  return {job.runs + next->first.run_idx, next->first.offset, job.n_runs - next->first.run_idx};
 }
 
 void run_unit(const AttendCall& call, const AttendUnit& unit, UnitQueue& units, int32_t worker_idx) {

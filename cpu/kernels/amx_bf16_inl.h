@@ -133,6 +133,11 @@ void dot_rows_by_tiles(const uint32_t* tiles, int64_t n_rows, const KeyList& key
                        logits + r * kBlockKeys);
 }
 
+// A row of whole lines.
+HWY_INLINE void copy_row(const uint8_t* from, int64_t n_bytes, uint8_t* to) {
+  for (int64_t at = 0; at < n_bytes; at += 64) _mm512_store_si512(to + at, _mm512_loadu_si512(from + at));
+}
+
 // logits[r][j] = q[r] . k[j], q packed by pack_bf16(). Up to 15 entries past the last key are overwritten.
 inline void dots_of_bf16(const uint32_t* tiles, int64_t n_rows, int64_t dim, const KeyList& keys, float* logits) {
   constexpr int64_t kInL1 = 64;  // keys, read again for every 4 rows
@@ -145,8 +150,7 @@ inline void dots_of_bf16(const uint32_t* tiles, int64_t n_rows, int64_t dim, con
     part.n = matrix_keys(part.k, n_rows > kTileRowsAmx && keys.n - j > kInL1 ? kInL1 : keys.n - j, row_bytes);
     const Row first = copied;
     if (part.n == 0) {
-      for (int64_t i = 0; i < kTileKeysAmx; ++i)
-        memcpy(copied + i * row_bytes, part.k[j + i < keys.n ? i : 0], static_cast<size_t>(row_bytes));
+      for (int64_t i = 0; i < kTileKeysAmx; ++i) copy_row(part.k[j + i < keys.n ? i : 0], row_bytes, copied + i * row_bytes);
       part.k = &first;
       part.n = kTileKeysAmx;
     }

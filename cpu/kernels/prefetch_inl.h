@@ -13,6 +13,8 @@
 //                    stream 3, page 3
 //
 // Measured on a Xeon of the Sapphire Rapids family, two threads: 27 GB/s, against 21 for one sequence and 18 without.
+//
+// Rows that do not follow one another have no pages to run through: they are prefetched in their order, four side by side.
 #pragma once
 
 #include "cpu/kernels/kernels.h"
@@ -37,6 +39,20 @@ HWY_INLINE int64_t rows_apart(int64_t row_bytes) {
   return n;
 }
 
+// Rows between two streams, and between what is computed and what is prefetched.
+struct Lead {
+  int64_t apart;
+  int64_t ahead;
+};
+
+inline constexpr int64_t kScatteredAhead = 64;
+static_assert(kScatteredAhead <= kMaxAhead);
+
+HWY_INLINE Lead lead_of(int64_t row_bytes, bool is_scattered) {
+  const int64_t apart = rows_apart(row_bytes);
+  return is_scattered ? Lead{1, kScatteredAhead} : Lead{apart, kStreams * apart};
+}
+
 // Walks through the lines of the rows in front of a block, in that order.
 struct Prefetcher {
   const Row* group = nullptr;  // row pointers of the group being fetched; null: nothing to fetch
@@ -48,8 +64,8 @@ struct Prefetcher {
 };
 
 // pointers: of the block's rows, followed by those ahead.
-HWY_INLINE Prefetcher start_prefetch(const Row* pointers, int64_t apart, int64_t row_bytes) {
-  return {pointers + kStreams * apart, apart, 0, 0, 0, static_cast<size_t>(row_bytes)};
+HWY_INLINE Prefetcher start_prefetch(const Row* pointers, const Lead& lead, int64_t row_bytes) {
+  return {pointers + lead.ahead, lead.apart, 0, 0, 0, static_cast<size_t>(row_bytes)};
 }
 
 HWY_INLINE void next_row(Prefetcher& p) {
