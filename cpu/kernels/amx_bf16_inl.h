@@ -40,21 +40,21 @@ HWY_INLINE __m512i next_part(__m512* rest) {
 
 // B tiles, for every 4 rows [dim / 32][16][16] pairs.
 inline void pack_bf16(const float* q, int64_t n_rows, int64_t dim, float scale, uint32_t* tiles) {
-  const int64_t n_tiles = (n_rows + kTileRowsAmx - 1) / kTileRowsAmx * (dim / kTileDims);
-  memset(tiles, 0, static_cast<size_t>(n_tiles * kTileFloats) * sizeof(uint32_t));
   const __m512 factor = _mm512_set1_ps(scale);
-  const __m512i lines = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
-  for (int64_t r = 0; r < n_rows; ++r) {
-    uint32_t* of_row = tiles + r / kTileRowsAmx * (dim / kTileDims) * kTileFloats + r % kTileRowsAmx;
-    for (int64_t i = 0; i < dim; i += kTileDims) {
-      __m512 even = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i), factor);
-      __m512 odd = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i + 16), factor);
-      split_even_odd(even, odd);
-      for (int64_t part = 0; part < 3; ++part) {
-        const __m512i low = _mm512_srli_epi32(next_part(&even), 16);
-        _mm512_i32scatter_epi32(of_row + i / kTileDims * kTileFloats + part * kTileRowsAmx, lines,
-                                _mm512_or_si512(low, next_part(&odd)), sizeof(uint32_t));
+  for (int64_t first = 0; first < n_rows; first += kTileRowsAmx) {
+    for (int64_t i = 0; i < dim; i += kTileDims, tiles += kTileFloats) {
+      __m512i columns[16] = {};
+      for (int64_t r = 0; r < kTileRowsAmx && first + r < n_rows; ++r) {
+        const float* row = q + (first + r) * dim + i;
+        __m512 even = _mm512_mul_ps(_mm512_loadu_ps(row), factor), odd = _mm512_mul_ps(_mm512_loadu_ps(row + 16), factor);
+        split_even_odd(even, odd);
+        for (int64_t part = 0; part < 3; ++part) {
+          const __m512i low = _mm512_srli_epi32(next_part(&even), 16);
+          columns[part * kTileRowsAmx + r] = _mm512_or_si512(low, next_part(&odd));
+        }
       }
+      transpose_words(columns);
+      for (int64_t pair = 0; pair < 16; ++pair) _mm512_store_si512(tiles + 16 * pair, columns[pair]);
     }
   }
 }
