@@ -75,7 +75,7 @@ HWY_INLINE void prefetch_rows(Prefetcher& ahead) {
 #pragma GCC unroll 4
   for (int64_t s = 0; s < kStreams; ++s) {
     const Row row = ahead.group[ahead.row + s * ahead.apart];
-    for (int64_t at = 0; at < kRowBytes; at += int64_t{kLine}) prefetch_line(row + at);
+    for (int64_t at = 0; at < kRowBytes; at += int64_t{kLine}) prefetch_line(row + at, ahead.to_l2);
   }
   next_row(ahead);
 }
