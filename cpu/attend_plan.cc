@@ -14,7 +14,7 @@ constexpr int64_t kMatmulTaskRows = 512, kMatmulTileKeys = 512, kMaxMatmulPieces
 constexpr int64_t kMaxLargePieces = 64;    // of 1M keys and more
 constexpr int64_t kManyRuns = 4096;        // some microseconds to walk through, more than handing that out costs
 constexpr int64_t kUncutKeys = 1024;       // below, a job is one piece
-constexpr int64_t kSmallPieceKeys = 2048;  // from here on the least piece is one block, else two
+constexpr int64_t kSmallPieceKeys = 2048;  // below, pieces are of half blocks
 constexpr int32_t kManyHeads = 8;          // of which a quarter of what is left of each is enough for 16 workers
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -41,17 +41,28 @@ int32_t tile_rows(int32_t n_rows, int64_t most) {
 }
 
 int64_t keys_of_next(const JobCut& cut, int64_t n_left) {
-  const int64_t share = round_up(divide_up(n_left, cut.n_shares), kBlockKeys);
-  return std::min(n_left, std::clamp(share, cut.least_keys, cut.most_keys));
+  // No divisions: a call of one sequence comes here some hundred times before its workers begin.
+  const int64_t share = (n_left + (int64_t{1} << cut.share_bits) - 1) >> cut.share_bits;
+  return std::min(n_left, std::clamp((share + cut.step - 1) & -cut.step, cut.least_keys, cut.most_keys));
 }
 
 // Keys of the pieces of a job by the kernels that read the stored rows.
 void cut_keys(const AttendJob& job, JobCut* cut) {
   const int64_t n = job.n_keys;
-  cut->n_shares = job.layer->n_kv_heads >= kManyHeads ? 4 : 8;
-  cut->least_keys = n < kSmallPieceKeys ? 2 * kBlockKeys : kBlockKeys;
+  cut->share_bits = job.layer->n_kv_heads >= kManyHeads ? 2 : 3;
+  cut->step = cut->least_keys = n < kSmallPieceKeys ? kBlockKeys / 2 : kBlockKeys;
   cut->most_keys = round_up(std::max(2 * wanted_piece(n), n / kMaxLargePieces), kBlockKeys);
   if (n < kUncutKeys) cut->least_keys = cut->most_keys = kUncutKeys;
+}
+
+int64_t stored_row_bytes(const Layer& layer) {
+  return row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim) +
+         row_bytes(layer.v_type, layer.v_head_dim) + scale_bytes(layer.v_type, layer.v_head_dim);
+}
+
+// The heads of a sequence: cut alike.
+bool are_alike(const AttendJob& a, const AttendJob& b) {
+  return a.layer == b.layer && a.n_keys == b.n_keys && a.n_rows == b.n_rows && a.q_is_bf16 == b.q_is_bf16;
 }
 
 JobCut cut_of(const AttendJob& job, int32_t job_idx, const Crossover& crossover) {
@@ -61,19 +72,15 @@ JobCut cut_of(const AttendJob& job, int32_t job_idx, const Crossover& crossover)
   cut.rows = std::max(1, tile_rows(job.n_rows, cut.by_matmul ? kMatmulTaskRows : kSpanRows));
   cut.n_tiles = divide_up(job.n_rows, cut.rows);
   if (cut.by_matmul) {
-    cut.n_shares = 1;
+    cut.step = 1;
     cut.least_keys = cut.most_keys = matmul_piece_keys(job, cut.n_tiles);
   } else {
     cut_keys(job, &cut);
   }
   for (int64_t left = job.n_keys; left > 0; left -= keys_of_next(cut, left)) ++cut.n_pieces;
   cut.n_pieces = std::max<int64_t>(1, cut.n_pieces);
+  cut.row_bytes = stored_row_bytes(*job.layer);
   return cut;
-}
-
-int64_t stored_row_bytes(const Layer& layer) {
-  return row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim) +
-         row_bytes(layer.v_type, layer.v_head_dim) + scale_bytes(layer.v_type, layer.v_head_dim);
 }
 
 }  // namespace
@@ -104,7 +111,7 @@ void AttendPlan::add_groups(const AttendJob& job, JobCut* cut) {
 }
 
 void AttendPlan::add_piece(const AttendJob& job, JobCut* cut) {
-  const int64_t n_keys = keys_of_next(*cut, job.n_keys - cut->key_begin), row_cost = stored_row_bytes(*job.layer);
+  const int64_t n_keys = keys_of_next(*cut, job.n_keys - cut->key_begin);
   for (int64_t tile = 0; tile < cut->n_tiles; ++tile) {
     AttendUnit& unit = units_[n_units_++];
     unit.job_idx = cut->job_idx;
@@ -116,7 +123,7 @@ void AttendPlan::add_piece(const AttendJob& job, JobCut* cut) {
     unit.key_end = cut->key_begin + n_keys;
     unit.first = starts_[cut->first_start + cut->piece];
     unit.by_matmul = cut->by_matmul;
-    unit.cost = n_keys * row_cost * (8 + unit.row_end - unit.row_begin) / 8;
+    unit.cost = n_keys * cut->row_bytes * (8 + unit.row_end - unit.row_begin) / 8;
   }
   ++cut->piece;
   cut->key_begin += n_keys;
@@ -130,6 +137,10 @@ void AttendPlan::find_starts(const AttendJob& job, const JobCut& cut) {
     if (piece + 1 == cut.n_pieces) return;
     const int64_t n_keys = keys_of_next(cut, n_left);
     n_left -= n_keys;
+    if (job.runs_are_keys) {
+      at.run_idx += n_keys;
+      continue;
+    }
     at.offset += n_keys;
     while (at.run_idx < job.n_runs && at.offset >= job.runs[at.run_idx].n_tokens)
       at.offset -= job.runs[at.run_idx++].n_tokens;
@@ -158,7 +169,13 @@ Status AttendPlan::cut_jobs(const AttendJob* jobs, int32_t n_jobs, const Crossov
   if (!cuts_.reserve(n_jobs)) return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for a plan of %d jobs", n_jobs);
   int64_t n_units = 0, n_groups = 0, n_starts = 0;
   for (int32_t i = 0; i < n_jobs; ++i) {
-    JobCut& cut = cuts_[i] = cut_of(jobs[i], i, crossover);
+    JobCut& cut = cuts_[i];
+    if (i > 0 && are_alike(jobs[i - 1], jobs[i])) {
+      cut = cuts_[i - 1];
+      cut.job_idx = i;
+    } else {
+      cut = cut_of(jobs[i], i, crossover);
+    }
     cut.first_start = n_starts;
     n_starts += cut.n_pieces;
     n_units += cut.n_pieces * cut.n_tiles;
@@ -181,7 +198,7 @@ Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers
     of.plan->find_starts(of.jobs[i], of.plan->cuts_[i]);
   };
   int64_t n_runs = 0;
-  for (int32_t i = 0; i < n_jobs; ++i) n_runs += jobs[i].n_runs;
+  for (int32_t i = 0; i < n_jobs; ++i) n_runs += jobs[i].runs_are_keys ? 1 : jobs[i].n_runs;
   if (pool != nullptr && n_runs >= kManyRuns)
     pool->run(n_jobs, find, &search);
   else
@@ -191,9 +208,11 @@ Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers
   for (int32_t n_left = n_jobs; n_left > 0;) {
     int32_t n_kept = 0;
     for (int32_t i = 0; i < n_left; ++i) {
-      JobCut cut = cuts_[i];
+      JobCut& cut = cuts_[i];
       add_piece(jobs[cut.job_idx], &cut);
-      if (cut.piece < cut.n_pieces) cuts_[n_kept++] = cut;
+      if (cut.piece == cut.n_pieces) continue;
+      if (n_kept < i) cuts_[n_kept] = cut;
+      ++n_kept;
     }
     n_left = n_kept;
   }

@@ -6,10 +6,10 @@
 //   task   consecutive units that one worker takes at once
 //
 // Units depend on the job alone, so an answer is bit for bit the same for every number of threads and whatever else is
-// in the call. A job of n keys is cut into pieces of whole blocks that become smaller: a quarter of what is left (an eighth
-// in layers of few heads), 2 sqrt(64 n) keys at most and a block at least. First come the first pieces of all jobs, so that
-// the last units of a call are small and all workers finish together. 8K make 11 pieces, 128K 34, for each has to be begun
-// and joined. Their states are joined in their order by the worker that finishes last.
+// in the call. A job of n keys is cut into pieces of whole blocks (below 2,048 keys of half ones) that become smaller: a
+// quarter of what is left (an eighth in layers of few heads), 2 sqrt(64 n) keys at most and a block at least. First come the
+// first pieces of all jobs, so that the last units of a call are small and all workers finish together. 8K make 11 pieces,
+// 128K 34, for each has to be begun and joined. Their states are joined in their order by the worker that finishes last.
 //
 // A job for the matmul library has hundreds of rows and is not cut where its layer has as many heads and tiles of rows.
 // Where it has fewer (decode with MLA: one KV head, one tile of 128 rows) it is cut as well, so that the units of one
@@ -35,10 +35,12 @@ struct JobCut {
   bool by_matmul;
   int32_t rows;  // of a tile
   int64_t n_tiles;
-  int64_t most_keys, least_keys, n_shares;  // a piece: that share of the keys that are left, within these bounds
+  int64_t most_keys, least_keys, step;  // of a piece
+  int32_t share_bits;  // a piece is 2^-share_bits of the keys that are left, in whole steps, within the bounds
   int64_t n_pieces;
   int64_t first_start, first_group;  // of the job
   int64_t piece, key_begin;          // of the piece that comes next
+  int64_t row_bytes;                 // of a key and its value
 };
 
 // Whether a job goes through matrix products.

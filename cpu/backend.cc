@@ -122,6 +122,15 @@ class UnitQueue {
   bool is_empty_ = false;
 };
 
+// q comes from the caller's cache: some hundred ns at the beginning of each unit, if not asked for before.
+void prefetch_q(const AttendJob& job, const AttendUnit& unit) {
+  constexpr int64_t kMostBytes = 4096, kLineBytes = 64;
+  const int64_t row_bytes = job.layer->k_head_dim * int64_t{sizeof(float)};
+  const char* q = reinterpret_cast<const char*>(job.q) + unit.row_begin * row_bytes;
+  const int64_t n_bytes = std::min(kMostBytes, (unit.row_end - unit.row_begin) * row_bytes);
+  for (int64_t at = 0; at < n_bytes; at += kLineBytes) __builtin_prefetch(q + at);
+}
+
 // Where the worker's next unit begins, if its rows are like those of this one's layer.
 struct NextOf {
   const AttendJob* jobs;
@@ -132,7 +141,9 @@ NextKeys next_keys(void* context) {
   const NextOf& of = *static_cast<const NextOf*>(context);
   const AttendUnit* next = of.units->next();
   if (next == nullptr || of.jobs[next->job_idx].layer != of.layer || next->key_begin == next->key_end) return {};
-  return {of.jobs[next->job_idx].runs + next->first.run_idx, next->first.offset};
+  const AttendJob& job = of.jobs[next->job_idx];
+  prefetch_q(job, *next);
+  return {job.runs + next->first.run_idx, next->first.offset, job.n_runs - next->first.run_idx};
 }
 
 void run_unit(const AttendCall& call, const AttendUnit& unit, UnitQueue& units, int32_t worker_idx) {

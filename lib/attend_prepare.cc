@@ -335,7 +335,11 @@ AttendJob& AttendCall::finish_runs(size_t j) {
   job.runs = scratch_.runs.data() + scratch_.job_runs[j];
   job.n_runs = static_cast<int32_t>(scratch_.job_runs[j + 1] - scratch_.job_runs[j]);
   job.n_keys = 0;
-  for (int32_t r = 0; r < job.n_runs; ++r) job.n_keys += job.runs[r].n_tokens;
+  job.runs_are_keys = job.n_runs > 0;
+  for (int32_t r = 0; r < job.n_runs; ++r) {
+    job.n_keys += job.runs[r].n_tokens;
+    job.runs_are_keys = job.runs_are_keys && job.runs[r].n_tokens == 1;
+  }
   return job;
 }
 

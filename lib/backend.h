@@ -54,6 +54,7 @@ struct AttendJob {
   float* o = nullptr;                      // [n_rows, v_head_dim], normalised within the job; 0 where a row sees nothing
   float* lse = nullptr;                    // [n_rows]; -inf where a row sees nothing
   float* logits = nullptr;                 // null or [n_rows, n_keys]: after scale and cap, -inf where masked
+  bool runs_are_keys = false;              // every run is one key, so that the i-th key is runs[i]
 };
 
 // States over disjoint keys into one, row by row, in the order of the array; the learned sink last, where there is one.

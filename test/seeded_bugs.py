@@ -86,6 +86,10 @@ BUGS = [
      "matmul_test", "test_masks"),
     ("the last keys of a tile are left out", "cpu/matrix_block.cc", "product.n_steps = (end - begin) / kStep;",
      "product.n_steps = (end - begin) / kStep - (end - begin > kStep);", "matmul_test", "test_rows_and_keys"),
+    ("pieces of keys that are runs begin one early", "cpu/attend_plan.cc", "at.run_idx += n_keys;", "at.run_idx += n_keys - 1;",
+     "backend_test", "plans_tile"),
+    ("values of keys that are runs are their keys", "cpu/kernels/key_block_inl.h", "static_cast<Row>(run->v)",
+     "static_cast<Row>(run->k)", "kernel_test", "random_cases_fast"),
     ("q4_64 without its minimum", "cpu/kernels/stored_inl.h", "minimum = hn::Set(d, scales[apart]);",
      "minimum = hn::Zero(d);", "kernel_test", ""),
 ]

@@ -40,21 +40,21 @@ HWY_INLINE __m512i next_part(__m512* rest) {
 
 // B tiles, for every 4 rows [dim / 32][16][16] pairs.
 inline void pack_bf16(const float* q, int64_t n_rows, int64_t dim, float scale, uint32_t* tiles) {
-  const int64_t n_tiles = (n_rows + kTileRowsAmx - 1) / kTileRowsAmx * (dim / kTileDims);
-  memset(tiles, 0, static_cast<size_t>(n_tiles * kTileFloats) * sizeof(uint32_t));
   const __m512 factor = _mm512_set1_ps(scale);
-  const __m512i lines = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
-  for (int64_t r = 0; r < n_rows; ++r) {
-    uint32_t* of_row = tiles + r / kTileRowsAmx * (dim / kTileDims) * kTileFloats + r % kTileRowsAmx;
-    for (int64_t i = 0; i < dim; i += kTileDims) {
-      __m512 even = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i), factor);
-      __m512 odd = _mm512_mul_ps(_mm512_loadu_ps(q + r * dim + i + 16), factor);
-      split_even_odd(even, odd);
-      for (int64_t part = 0; part < 3; ++part) {
-        const __m512i low = _mm512_srli_epi32(next_part(&even), 16);
-        _mm512_i32scatter_epi32(of_row + i / kTileDims * kTileFloats + part * kTileRowsAmx, lines,
-                                _mm512_or_si512(low, next_part(&odd)), sizeof(uint32_t));
+  for (int64_t first = 0; first < n_rows; first += kTileRowsAmx) {
+    for (int64_t i = 0; i < dim; i += kTileDims, tiles += kTileFloats) {
+      __m512i columns[16] = {};
+      for (int64_t r = 0; r < kTileRowsAmx && first + r < n_rows; ++r) {
+        const float* row = q + (first + r) * dim + i;
+        __m512 even = _mm512_mul_ps(_mm512_loadu_ps(row), factor), odd = _mm512_mul_ps(_mm512_loadu_ps(row + 16), factor);
+        split_even_odd(even, odd);
+        for (int64_t part = 0; part < 3; ++part) {
+          const __m512i low = _mm512_srli_epi32(next_part(&even), 16);
+          columns[part * kTileRowsAmx + r] = _mm512_or_si512(low, next_part(&odd));
+        }
       }
+      transpose_words(columns);
+      for (int64_t pair = 0; pair < 16; ++pair) _mm512_store_si512(tiles + 16 * pair, columns[pair]);
     }
   }
 }
@@ -75,7 +75,7 @@ HWY_INLINE void prefetch_rows(Prefetcher& ahead) {
 #pragma GCC unroll 4
   for (int64_t s = 0; s < kStreams; ++s) {
     const Row row = ahead.group[ahead.row + s * ahead.apart];
-    for (int64_t at = 0; at < kRowBytes; at += int64_t{kLine}) prefetch_line(row + at);
+    for (int64_t at = 0; at < kRowBytes; at += int64_t{kLine}) prefetch_line(row + at, ahead.to_l2);
   }
   next_row(ahead);
 }
@@ -133,6 +133,11 @@ void dot_rows_by_tiles(const uint32_t* tiles, int64_t n_rows, const KeyList& key
                        logits + r * kBlockKeys);
 }
 
+// A row of whole lines.
+HWY_INLINE void copy_row(const uint8_t* from, int64_t n_bytes, uint8_t* to) {
+  for (int64_t at = 0; at < n_bytes; at += 64) _mm512_store_si512(to + at, _mm512_loadu_si512(from + at));
+}
+
 // logits[r][j] = q[r] . k[j], q packed by pack_bf16(). Up to 15 entries past the last key are overwritten.
 inline void dots_of_bf16(const uint32_t* tiles, int64_t n_rows, int64_t dim, const KeyList& keys, float* logits) {
   constexpr int64_t kInL1 = 64;  // keys, read again for every 4 rows
@@ -145,8 +150,7 @@ inline void dots_of_bf16(const uint32_t* tiles, int64_t n_rows, int64_t dim, con
     part.n = matrix_keys(part.k, n_rows > kTileRowsAmx && keys.n - j > kInL1 ? kInL1 : keys.n - j, row_bytes);
     const Row first = copied;
     if (part.n == 0) {
-      for (int64_t i = 0; i < kTileKeysAmx; ++i)
-        memcpy(copied + i * row_bytes, part.k[j + i < keys.n ? i : 0], static_cast<size_t>(row_bytes));
+      for (int64_t i = 0; i < kTileKeysAmx; ++i) copy_row(part.k[j + i < keys.n ? i : 0], row_bytes, copied + i * row_bytes);
       part.k = &first;
       part.n = kTileKeysAmx;
     }

@@ -48,6 +48,37 @@ HWY_INLINE void load_b(const uint32_t* tiles) {
   if (kTiles > 3) TANDEM_TILE_LOAD(7, tiles + 3 * kTileFloats, int64_t{64});
 }
 
+// 16 x 16 words.
+HWY_INLINE void transpose_words(__m512i* x) {
+  __m512i t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    x[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    x[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    x[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(x[i], x[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(x[8 + i], x[12 + i], 0x88);
+    t[8 + i] = _mm512_shuffle_i32x4(x[i], x[4 + i], 0xdd);
+    t[12 + i] = _mm512_shuffle_i32x4(x[8 + i], x[12 + i], 0xdd);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm512_shuffle_i32x4(t[i], t[4 + i], 0x88);
+    x[8 + i] = _mm512_shuffle_i32x4(t[i], t[4 + i], 0xdd);
+    x[4 + i] = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0x88);
+    x[12 + i] = _mm512_shuffle_i32x4(t[8 + i], t[12 + i], 0xdd);
+  }
+}
+
 // [a, b] in order: a gets its even elements, b its odd ones.
 HWY_INLINE void split_even_odd(__m512& a, __m512& b) {
   const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);

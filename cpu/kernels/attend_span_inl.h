@@ -71,6 +71,8 @@ inline void write_logits(const View& view, const float* logits, float* out) {
   for (int64_t j = 0; j < view.keys.n; ++j) out[view.picked[j]] = logits[j];
 }
 
+inline constexpr int64_t kFollowing = 8;  // keys of a run, from which on they are read as one sequence
+
 // What the loop over blocks needs of an AttendJob or a WeightJob.
 struct BlockLoop {
   KeyStream stream;
@@ -184,7 +186,7 @@ inline void attend_blocks(const SpanOf& span, SpanScratch& s) {
   BlockLoop loop;
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
-  start(stream, job.runs, span.first, span.key_end - span.key_begin, layer);
+  start(stream, job.runs, span.first, span.key_end - span.key_begin, layer, job.n_keys < kFollowing * job.n_runs);
   stream.ask_next = span.next;
   stream.next_context = span.next_context;
   for (int64_t at = span.key_begin; next_block(stream); at += stream.n) {
@@ -200,8 +202,8 @@ inline void attend_blocks(const SpanOf& span, SpanScratch& s) {
       attach_positions(view, loop.rotator);
       Prefetcher v_ahead;
       if (view.picked == nullptr && !is_fetched) {
-        view.keys.k_ahead = start_prefetch(stream.k, stream.k_apart, stream.k_stride);
-        if (!layer.v_aliases_k) v_ahead = start_prefetch(stream.v, stream.v_apart, stream.v_stride);
+        view.keys.k_ahead = start_prefetch(stream.k, stream.k_lead, stream.k_stride);
+        if (!layer.v_aliases_k) v_ahead = start_prefetch(stream.v, stream.v_lead, stream.v_stride);
         is_fetched = true;
       }
       attend_view(span, view, at, v_ahead, loop.rotator, s);

@@ -48,10 +48,11 @@ struct alignas(64) SpanScratch {
   int64_t target;                                           // KernelTable::target of the kernel that used it last
 };
 
-// Keys from the offset-th of a run on, or none.
+// Keys from the offset-th of a run on, and those of the runs behind it; or none.
 struct NextKeys {
   const KvRun* run = nullptr;
   int64_t offset = 0;
+  int64_t n_runs = 0;
 };
 
 // Rows [row_begin, row_end) of a job over keys [key_begin, key_end). attend_span takes at most kSpanRows.

@@ -29,7 +29,7 @@ struct KeyStream {
   NextKeys (*ask_next)(void* context);
   void* next_context;
   int64_t k_stride, v_stride;  // bytes
-  int64_t k_apart, v_apart;    // rows between the streams prefetched
+  Lead k_lead, v_lead;         // of what is prefetched
   // The block:
   const KvRun* block_run;  // of its first key, and its place there
   int64_t block_offset;
@@ -45,13 +45,35 @@ HWY_INLINE void write_rows(Row* to, const void* base, int64_t offset, int64_t st
   for (int64_t i = 0; i < n; ++i) to[i] = reinterpret_cast<Row>(first + static_cast<uintptr_t>(i * stride));
 }
 
-// Pointers up to the n-th; past the span those of the next run, past that the last one again.
+inline constexpr uintptr_t kListAhead = kBlockKeys * sizeof(KvRun);
+
+// The next runs of one key each, up to the n-th pointer. A list of such runs is a tenth of the bytes that are read, and
+// comes from the caches of whoever wrote it: it is prefetched a block ahead.
+HWY_INLINE void write_single_keys(KeyStream& s, int64_t n) {
+  const int64_t first = s.n_pointers, count = s.n_left < n - first ? s.n_left : n - first;
+  const KvRun* run = s.run;
+  int64_t i = 0;
+  for (; i < count && run->n_tokens == 1; ++i, ++run) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(run) + kListAhead));
+    s.k[first + i] = static_cast<Row>(run->k);
+    s.v[first + i] = static_cast<Row>(run->v);
+  }
+  s.run = run;
+  s.n_pointers += i;
+  s.n_left -= i;
+}
+
+// Pointers up to the n-th; past the span those of the next runs, past those the last one again.
 inline void write_pointers(KeyStream& s, int64_t n) {
   while (s.n_pointers < n) {
     const bool inside = s.n_left > 0;
     if (!inside && s.ask_next != nullptr) {
       s.next = s.ask_next(s.next_context);
       s.ask_next = nullptr;
+    }
+    if (inside && s.offset == 0 && s.run->n_tokens == 1) {
+      write_single_keys(s, n);
+      continue;
     }
     const KvRun* run = inside ? s.run : s.next.run;
     int64_t& offset = inside ? s.offset : s.next.offset;
@@ -77,12 +99,14 @@ inline void write_pointers(KeyStream& s, int64_t n) {
         offset = 0;
       }
     } else if (offset == run->n_tokens) {
-      s.next.run = nullptr;
+      s.next = --s.next.n_runs > 0 ? NextKeys{run + 1, 0, s.next.n_runs} : NextKeys{};
     }
   }
 }
 
-inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t n_keys, const Layer& layer) {
+// is_scattered: most keys do not follow the one before.
+inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t n_keys, const Layer& layer,
+                  bool is_scattered) {
   s.run = s.block_run = runs + first.run_idx;
   s.offset = s.block_offset = first.offset;
   s.n_left = s.n_remaining = n_keys;
@@ -90,8 +114,8 @@ inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t 
   s.ask_next = nullptr;
   s.k_stride = row_bytes(layer.k_type, layer.k_head_dim);
   s.v_stride = layer.v_aliases_k ? s.k_stride : row_bytes(layer.v_type, layer.v_head_dim);
-  s.k_apart = rows_apart(s.k_stride);
-  s.v_apart = rows_apart(s.v_stride);
+  s.k_lead = lead_of(s.k_stride, is_scattered);
+  s.v_lead = lead_of(s.v_stride, is_scattered);
   s.n = 0;
   s.n_pointers = 0;
 }
@@ -116,8 +140,11 @@ inline bool next_block(KeyStream& s) {
   s.n = s.n_remaining < kBlockKeys ? s.n_remaining : kBlockKeys;
   s.n_remaining -= s.n;
   if (s.n == 0) return false;
-  const int64_t group = kStreams * (s.k_apart > s.v_apart ? s.k_apart : s.v_apart);
-  write_pointers(s, (s.n + group - 1) / group * group + group);
+  // As many rows are prefetched as are computed, in groups, and by the matrix unit in sixteens.
+  const int64_t apart = s.k_lead.apart > s.v_lead.apart ? s.k_lead.apart : s.v_lead.apart;
+  const int64_t ahead = s.k_lead.ahead > s.v_lead.ahead ? s.k_lead.ahead : s.v_lead.ahead;
+  const int64_t group = apart < 4 ? 16 : kStreams * apart;
+  write_pointers(s, (s.n + group - 1) / group * group + ahead);
   return true;
 }
 

@@ -51,7 +51,7 @@ inline void weigh_rows(const WeightJob& job, int32_t row_begin, int32_t row_end,
   BlockLoop loop;
   open_block_loop(loop, layer);
   KeyStream& stream = loop.stream;
-  start(stream, job.runs, {0, job.first_offset}, job.n_keys, layer);
+  start(stream, job.runs, {0, job.first_offset}, job.n_keys, layer, false);
   for (int64_t at = 0; next_block(stream); at += stream.n) {
     open_views(loop.views, stream, job.visibility, row_begin, row_end);
     if (loop.views.all_see_nothing) continue;
@@ -62,7 +62,7 @@ inline void weigh_rows(const WeightJob& job, int32_t row_begin, int32_t row_end,
       attach_scales(s.scales, layer, view, s.seen_scales);
       attach_positions(view, loop.rotator);
       if (view.picked == nullptr && !is_fetched) {
-        view.keys.k_ahead = start_prefetch(stream.k, stream.k_apart, stream.k_stride);
+        view.keys.k_ahead = start_prefetch(stream.k, stream.k_lead, stream.k_stride);
         is_fetched = true;
       }
       weigh_view(job, view, at, by_tiles, loop.rotator, s);

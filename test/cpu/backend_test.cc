@@ -200,7 +200,8 @@ void plans_tile(void**) {
   cpu::AttendPlan plan;
   LocalPool pool(3);
   for (int round = 0; round < 500; ++round) {
-    const int64_t most_run = round % 16 == 0 ? 8 : 2000;  // so many runs that the pool finds where pieces begin
+    // So many runs that the pool finds where pieces begin; runs of one key each.
+    const int64_t most_run = round % 16 == 0 ? 8 : round % 16 == 1 ? 1 : 2000;
     Layer layer;
     layer.group_size = 1, layer.k_head_dim = layer.v_head_dim = 128, layer.k_type = layer.v_type = TANDEM_BF16;
     layer.n_kv_heads = static_cast<int32_t>(1 + random.below(2));
@@ -214,9 +215,11 @@ void plans_tile(void**) {
       runs.emplace_back();
       for (int64_t left = job.n_keys; left > 0; left -= runs.back().back().n_tokens) {
         runs.back().emplace_back();
-        runs.back().back().n_tokens = std::min<int64_t>(left, random.below(most_run));
+        runs.back().back().n_tokens = std::min<int64_t>(left, most_run == 1 ? 1 : random.below(most_run));
       }
       job.runs = runs.back().data(), job.n_runs = static_cast<int32_t>(runs.back().size());
+      job.runs_are_keys =
+          std::all_of(runs.back().begin(), runs.back().end(), [](const KvRun& run) { return run.n_tokens == 1; });
     }
     const auto n_workers = static_cast<int32_t>(1 + random.below(8));
     assert_true(plan.make(jobs.data(), static_cast<int32_t>(jobs.size()), n_workers, {}, &pool).ok());
@@ -231,8 +234,9 @@ void plans_tile(void**) {
         assert_true(unit.by_matmul == cpu::use_matmul(job, {}));
         assert_true(unit.row_end > unit.row_begin);
         assert_true(unit.row_end - unit.row_begin <= (unit.by_matmul ? cpu::MatmulAttend::kTaskRows : cpu::kSpanRows));
-        assert_true(unit.key_begin % cpu::kBlockKeys == 0);
-        assert_true(unit.key_end == job.n_keys || unit.key_end % cpu::kBlockKeys == 0);
+        const int64_t step = job.n_keys < 2048 ? cpu::kBlockKeys / 2 : cpu::kBlockKeys;
+        assert_true(unit.key_begin % step == 0);
+        assert_true(unit.key_end == job.n_keys || unit.key_end % step == 0);
         covered[static_cast<size_t>(unit.job_idx)] += (unit.row_end - unit.row_begin) * (unit.key_end - unit.key_begin);
         int64_t key = unit.first.offset;
         for (int64_t run = 0; run < unit.first.run_idx; ++run) key += job.runs[run].n_tokens;

@@ -9,9 +9,9 @@
 //
 // First every selection is checked against attention in double precision over the same keys; without that no time is
 // printed. Then rounds: in each, every selection once over all layers, so that all of K and V, eight last-level caches or
-// more, pass through the caches before a selection is read again. The lists of runs are written just before a call, as a
-// policy would; that is not timed. GB/s are of the selected K and V; shares are medians over rounds of what the selection
-// and the dense scan reached in one round. Rounds in which a thread waited for a core are left out. Not a test.
+// more, pass through the caches before a selection is read again. The lists of runs are written just before a call, on the
+// pool, as a policy would; that is not timed. GB/s are of the selected K and V; shares are medians over rounds of what the
+// selection and the dense scan reached in one round. Rounds in which a thread waited for a core are left out. Not a test.
 //
 //   sparse_bench [threads] [isa] [keys] [type] [rounds] [md|csv] [selection]
 //
@@ -121,21 +121,34 @@ KvRun run_at(const Bench& b, const Planes& planes, int64_t first, int64_t n) {
   return run;
 }
 
+void write_head(Bench& b, const Selection& s, int64_t layer_idx, int32_t h) {
+  std::vector<KvRun>& runs = b.runs[static_cast<size_t>(h)];
+  const Planes planes = planes_of(b, layer_idx, h);
+  runs.clear();
+  if (s.run_len == 0)
+    runs.push_back(run_at(b, planes, s.copy_at, s.n_keys));
+  else
+    for (const int64_t first : s.firsts[static_cast<size_t>(h + layer_idx) % kHeads])
+      runs.push_back(run_at(b, planes, first, s.run_len));
+  AttendJob& job = b.jobs[static_cast<size_t>(h)];
+  job.runs = runs.data();
+  job.n_runs = static_cast<int32_t>(runs.size());
+  job.n_keys = s.n_keys;
+  job.runs_are_keys = s.run_len == 1;
+}
+
+// On the pool, so that the call finds workers awake, as behind a policy that has just chosen.
 void write_runs(Bench& b, const Selection& s, int64_t layer_idx) {
-  for (int32_t h = 0; h < kHeads; ++h) {
-    std::vector<KvRun>& runs = b.runs[static_cast<size_t>(h)];
-    const Planes planes = planes_of(b, layer_idx, h);
-    runs.clear();
-    if (s.run_len == 0)
-      runs.push_back(run_at(b, planes, s.copy_at, s.n_keys));
-    else
-      for (const int64_t first : s.firsts[static_cast<size_t>(h + layer_idx) % kHeads])
-        runs.push_back(run_at(b, planes, first, s.run_len));
-    AttendJob& job = b.jobs[static_cast<size_t>(h)];
-    job.runs = runs.data();
-    job.n_runs = static_cast<int32_t>(runs.size());
-    job.n_keys = s.n_keys;
-  }
+  struct Lists {
+    Bench& b;
+    const Selection& s;
+    int64_t layer_idx;
+  } lists{b, s, layer_idx};
+  const auto write = [](void* context, int64_t h, int32_t) {
+    const Lists& of = *static_cast<Lists*>(context);
+    write_head(of.b, of.s, of.layer_idx, static_cast<int32_t>(h));
+  };
+  b.backend.table->run(b.backend.self, kHeads, write, &lists);
 }
 
 void attend(Bench& b) {
