@@ -33,13 +33,21 @@ enum ExchangeWord : int32_t {
 
 using Word = unsigned long long;  // what atomic operations take
 
-// What a kernel does first that may be launched before the kernel before it has ended, so that its launch takes no time of
-// its own: nothing of what others write is read before.
-__device__ inline void begin_behind() {
+// A kernel may be launched before the kernel before it has ended, so that its launch takes no time of its own. Between these
+// two it reads nothing that kernels write: descriptors, which copies write, and what it is called with.
+__device__ inline void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   let_next_kernel_start();
+#endif
+}
+__device__ inline void wait_for_before() {
+#if __CUDA_ARCH__ >= 900
   wait_for_kernel_before();
 #endif
+}
+__device__ inline void begin_behind() {
+  let_next_start();
+  wait_for_before();
 }
 
 __device__ inline Word* word(const DeviceExchange& exchange, ExchangeWord which) {

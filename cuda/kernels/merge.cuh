@@ -111,19 +111,20 @@ __global__ void __launch_bounds__(32 * kMergeWarps) accumulate_kernel(const __gr
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ MergeCall call) {
   __shared__ Word n_tickets;
   __shared__ bool is_sound;
-  begin_behind();
+  let_next_start();
   const DeviceExchange& exchange = call.merge.exchange;
   const int token = static_cast<int>(blockIdx.x);
   const int head = static_cast<int>(blockIdx.y * kMergeWarps + threadIdx.x / 32);
   const bool has_row = head < call.n_q_heads;
+  const int sequence_idx = find_sequence(call.merge.sequences, token);
+  const DeviceSequence& sequence = call.merge.sequences.sequences[max(sequence_idx, 0)];
+  const bool has_host_part = sequence_idx >= 0 && sequence.has_host_part != 0;
+  wait_for_before();
+  if (sequence_idx < 0) return;  // in replays with fewer tokens
   Standing standing = {};
   if (threadIdx.x == 0) standing = load_standing(exchange);
   RowState window;
   if (has_row) window = load_state(call.merge.o, call.merge.lse, int64_t{token} * call.n_q_heads + head, call.dim);
-  const int sequence_idx = find_sequence(call.merge.sequences, token);
-  if (sequence_idx < 0) return;  // in replays with fewer tokens
-  const DeviceSequence& sequence = call.merge.sequences.sequences[sequence_idx];
-  const bool has_host_part = sequence.has_host_part != 0;
   if (threadIdx.x == 0) {
     n_tickets = standing.next_ticket;
     is_sound = wait_for_answers(exchange, standing, has_host_part ? n_tickets : 0, kFaultAnswer);
