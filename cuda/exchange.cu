@@ -114,8 +114,8 @@ int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, Devi
   const int64_t n_rows = int64_t{call.n_rows} * call.n_heads;
   if (n_rows == 0) return TANDEM_OK;
   const AccumulateCall described = {call, call.layer->n_q_heads, call.layer->v_head_dim};
-  const int64_t n_blocks = std::min((n_rows + kMergeWarps - 1) / kMergeWarps, kMostBlocks);
-  return launch_kernel(accumulate_kernel, dim3(static_cast<unsigned>(n_blocks)), kMergeWarps, described, on, error);
+  const int64_t n_blocks = std::min((n_rows + kAccumulateWarps - 1) / kAccumulateWarps, kMostBlocks);
+  return launch_kernel(accumulate_kernel, dim3(static_cast<unsigned>(n_blocks)), kAccumulateWarps, described, on, error);
 }
 
 int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error) {
@@ -125,9 +125,9 @@ int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* e
   if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
   if (call.n_tokens == 0) return TANDEM_OK;
   const MergeCall described = {call, layer.n_q_heads, layer.group_size, layer.v_head_dim};
-  const int32_t n_heads_blocks = (layer.n_q_heads + kMergeWarps - 1) / kMergeWarps;
+  const int32_t n_warps = std::min(layer.n_q_heads, kMergeWarps), n_heads_blocks = (layer.n_q_heads + n_warps - 1) / n_warps;
   return launch_kernel(merge_kernel, dim3(static_cast<unsigned>(call.n_tokens), static_cast<unsigned>(n_heads_blocks)),
-                       kMergeWarps, described, on, error);
+                       n_warps, described, on, error);
 }
 
 }  // namespace tandem::cuda

@@ -28,11 +28,12 @@ inline constexpr int kWarpRow = kFours * kWarpNumbers;
 
 // A row, where it is from and where its sequence is.
 struct NewRow {
-  int sequence_idx;  // -1: nobody's, in replays with fewer tokens
+  int sequence_idx;  // -1: nobody wants it, as in replays with fewer tokens
   int token;         // of the call
   int head;
   bool is_query, is_hidden;
   int plane;            // of a row that is neither: kPlaneK or kPlaneV
+  int64_t page;         // of such a row: bytes from the page called 0, -1 where the token is not resident
   uint4 fours[kFours];  // as they are in the tensor; 0 behind the row's last
 };
 
@@ -43,9 +44,13 @@ __device__ inline int dim_of(const AppendCall& call, const NewRow& row) {
   if (row.is_hidden) return min(kWarpRow, call.x_dim - row.head * kWarpRow);
   return row.is_query || row.plane == kPlaneK ? call.k_dim : call.v_dim;
 }
+__device__ inline int64_t key_of(const DeviceSequence& sequence, const NewRow& row) {
+  return sequence.end - sequence.q_len + (row.token - sequence.first_row);
+}
 
-// at: in the line of all rows; behind its end there is nothing.
-__device__ inline NewRow load_new_row(const AppendCall& call, int at) {
+// Of a row, what kernels do not write (lib/device.h). at: in the line of all rows; behind its end there is nothing.
+template <bool kRotates>
+__device__ inline NewRow find_new_row(const AppendCall& call, int at) {
   NewRow row = {};
   row.sequence_idx = -1;
   if (at >= call.append.n_tokens * call.token_rows) return row;
@@ -59,14 +64,29 @@ __device__ inline NewRow load_new_row(const AppendCall& call, int at) {
     row.plane = row.head < call.n_kv_heads ? kPlaneK : kPlaneV;
     row.head = row.is_hidden ? row.head - 2 * call.n_kv_heads : row.head % call.n_kv_heads;
   }
+  row.sequence_idx = find_sequence(call.append.sequences, row.token);
+  if (row.sequence_idx < 0 || row.is_hidden) return row;
+  const DeviceSequence& sequence = call.append.sequences.sequences[row.sequence_idx];
+  if (row.is_query) {
+    if (!kRotates && sequence.has_host_part == 0) row.sequence_idx = -1;
+    return row;
+  }
+  const int64_t key = key_of(sequence, row), page_idx = key / call.append.pages.page_len;
+  row.page = -1;
+  if (key >= sequence.begin)
+    row.page = call.append.sequences.page_tables[sequence.table_begin + page_idx % sequence.table_len];
+  return row;
+}
+
+// Asks for its numbers.
+__device__ inline void load_new_row(const AppendCall& call, NewRow& row) {
+  if (row.sequence_idx < 0) return;
   const DeviceRows& from = source_of(call, row);
   const int dim = dim_of(call, row);
   const int64_t first = row.token * from.token_stride + row.head * (row.is_hidden ? kWarpRow : from.head_stride);
 #pragma unroll
   for (int j = 0; j < kFours; ++j)
     if (first_of_four(j) < dim) row.fours[j] = load_four(from.data, from.dtype, first + first_of_four(j));
-  row.sequence_idx = find_sequence(call.append.sequences, row.token);
-  return row;
 }
 
 // To the slot, where the host has a part; and rotated, where the library does that: `room` is the warp's then, else null.
@@ -92,20 +112,16 @@ struct Destination {
 __device__ inline Destination find_destination(const AppendCall& call, const NewRow& row, std::byte* slot) {
   const DeviceAppend& append = call.append;
   const DeviceSequence& sequence = append.sequences.sequences[row.sequence_idx];
-  const int64_t token = sequence.end - sequence.q_len + (row.token - sequence.first_row);
-  const bool is_resident = token >= sequence.begin;
-  int64_t page = 0;
-  if (is_resident)
-    page = append.sequences.page_tables[sequence.table_begin + token / append.pages.page_len % sequence.table_len];
+  const int64_t slot_in_page = key_of(sequence, row) % append.pages.page_len;
   Destination to;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int p = row.plane + i;
     const int64_t bytes = call.row_bytes[p], in_window = p == kPlaneK ? call.window_k_bytes : bytes;
     to.host[i] = slot + append.exchange.rows_at[p] + (int64_t{row.head} * append.exchange.n_rows + row.token) * bytes;
-    to.window[i] = is_resident ? append.pages.planes[p] + page + row.head * append.pages.head_stride[p] +
-                                     token % append.pages.page_len * in_window
-                               : nullptr;
+    to.window[i] =
+        row.page < 0 ? nullptr
+                     : append.pages.planes[p] + row.page + row.head * append.pages.head_stride[p] + slot_in_page * in_window;
   }
   return to;
 }
@@ -167,14 +183,16 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   __shared__ float rows[kRotates ? kAppendAloneWarps : 1][kRotates ? kFours * kWarpNumbers : 1];
   __shared__ Word ticket;
   __shared__ bool is_free;
-  begin_behind();
+  let_next_start();
   const DeviceExchange& exchange = call.append.exchange;
   const int n_warps = static_cast<int>(blockDim.x / 32), step = static_cast<int>(gridDim.x) * n_warps;
   const int n_rows = call.append.n_tokens * call.token_rows;
   int at = static_cast<int>(blockIdx.x) * n_warps + static_cast<int>(threadIdx.x / 32);
+  NewRow row = find_new_row<kRotates>(call, at);
+  wait_for_before();
   Standing standing = {};
   if (threadIdx.x == 0) standing = load_standing(exchange);
-  NewRow row = load_new_row(call, at);
+  load_new_row(call, row);
   if (threadIdx.x == 0) {
     ticket = standing.next_ticket;
     is_free = wait_for_slot(exchange, standing);
@@ -191,7 +209,8 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
     else if (row.sequence_idx >= 0)
       store_key_or_value(call, row, slot, kRotates && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
     at += step;
-    row = load_new_row(call, at);
+    row = find_new_row<kRotates>(call, at);
+    load_new_row(call, row);
   }
   hand_over(exchange, ticket);
 }

@@ -33,13 +33,21 @@ enum ExchangeWord : int32_t {
 
 using Word = unsigned long long;  // what atomic operations take
 
-// What a kernel does first that may be launched before the kernel before it has ended, so that its launch takes no time of
-// its own: nothing of what others write is read before.
-__device__ inline void begin_behind() {
+// A kernel may be launched before the kernel before it has ended, so that its launch takes no time of its own. Between these
+// two it reads nothing that kernels write: descriptors, which copies write, and what it is called with.
+__device__ inline void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   let_next_kernel_start();
+#endif
+}
+__device__ inline void wait_for_before() {
+#if __CUDA_ARCH__ >= 900
   wait_for_kernel_before();
 #endif
+}
+__device__ inline void begin_behind() {
+  let_next_start();
+  wait_for_before();
 }
 
 __device__ inline Word* word(const DeviceExchange& exchange, ExchangeWord which) {
@@ -97,29 +105,39 @@ __device__ inline Standing load_standing(const DeviceExchange& exchange) {
           load_relaxed(word(exchange, kFault))};
 }
 
+// Leaves what was read of `answered` for others, which have, when they read it, what was acquired here.
+__device__ inline void leave_answered(const DeviceExchange& exchange, Word answered) {
+  fence_device();
+  atomicMax(word(exchange, kSeenAnswered), answered);
+}
+
 // Of one thread: whether the host has answered `wanted` tickets and all is well. Where not, it was not in time, now or
 // before, and the fault stands.
 //
-// A few blocks ask over the bus; the others, which would only crowd it, read what these have seen, and ask now and then,
-// as nobody promises that the few are running.
+// Reads over the bus hold the host up where it is to write. So one block asks; the others read what this has seen, and ask
+// now and then, as nobody promises that it is running. *left: what is to be left for others (leave_answered()) when there
+// is time, as no block waits for it; 0: nothing.
 __device__ inline bool wait_for_answers(const DeviceExchange& exchange, const Standing& standing, Word wanted,
-                                        uint32_t fault) {
-  constexpr unsigned kAsking = 4, kTurns = 16;
+                                        uint32_t fault, Word* left) {
+  constexpr unsigned kTurns = 16;
+  *left = 0;
   if (standing.fault != 0 || wanted == 0) return standing.fault == 0;
   Word* const seen = word(exchange, kSeenAnswered);
   if (standing.answered >= wanted) {
     fence_device();
     return true;
   }
-  const bool always_asks = blockIdx.y * gridDim.x + blockIdx.x < kAsking;
+  const bool always_asks = blockIdx.x + blockIdx.y == 0, is_alone = gridDim.x * gridDim.y == 1;
   Word begin = time_ns();
   for (unsigned turn = 1;; ++turn) {
     const bool asks = always_asks || turn % kTurns == 0;
     const bool is_over = is_faulty(exchange);
     const Word answered = asks ? load_acquire_system(&exchange.flags->answered) : load_acquire(seen);
     if (answered >= wanted) {
-      fence_device();  // who reads it there has what was acquired here
-      if (asks) atomicMax(seen, answered);
+      if (is_alone)
+        *left = answered;
+      else if (asks)
+        leave_answered(exchange, answered);
       return true;
     }
     if (is_over) return false;
@@ -137,7 +155,11 @@ __device__ inline bool wait_for_answers(const DeviceExchange& exchange, const St
 // Of one thread of an append: whether the ticket's slot is free.
 __device__ inline bool wait_for_slot(const DeviceExchange& exchange, const Standing& standing) {
   const auto n_slots = static_cast<Word>(exchange.n_slots), ticket = standing.next_ticket;
-  return wait_for_answers(exchange, standing, ticket + 2 <= n_slots ? 0 : ticket + 2 - n_slots, kFaultSlot);
+  Word left = 0;
+  const bool is_free =
+      wait_for_answers(exchange, standing, ticket + 2 <= n_slots ? 0 : ticket + 2 - n_slots, kFaultSlot, &left);
+  if (left != 0) leave_answered(exchange, left);
+  return is_free;
 }
 
 // Of every thread of every block of an append, behind its writes: the last block hands over.
