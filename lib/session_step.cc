@@ -12,7 +12,7 @@ namespace tandem {
 Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, void* stream) {
   const auto lock = cache_->lock_settled(this);
   if (in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "a step is open already");
-  if (device_ != nullptr && stream != nullptr) TANDEM_TRY(meet_fault(stream));  // before anyone looks at what is lost
+  if (device_ != nullptr && stream != nullptr) TANDEM_TRY(meet_fault(stream));    // before anyone looks at what is lost
   if (device_ != nullptr && !device_->hand_over().fault().ok()) settle_device();  // lengths are not what they were
   std::vector<StepSequence> step;
   std::vector<Sequence*> found;

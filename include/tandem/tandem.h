@@ -335,7 +335,7 @@ TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence,
                                           int32_t shift_positions, tandem_error **error);
 /* Appends k: [n_tokens, n_kv_heads, k_head_dim] and v: [n_tokens, n_kv_heads, v_head_dim] (any type; v NULL where it aliases k)
  * to one layer without attending; rounded once to the storage type, to nearest even (q8_0, q4_0, q4_64: as said above).
- * Errors: CAPACITY. */
+ * From host memory: stream is NULL, and tensors in device memory are UNSUPPORTED (tandem_attend() appends such). Errors: CAPACITY. */
 TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
                                           const tandem_tensor *v, void *stream, tandem_error **error);
 /* The same where the layer keeps hidden states (x_type of tandem_cache_options): x [n_tokens, hidden_dim], f32, f16 or bf16, is
@@ -501,6 +501,9 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  *     to 512 such tokens (UNSUPPORTED), and no planned step has any (INVALID_STATE);
  *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: layers and storage types that the device's module has no
  *     kernel for. INVALID_STATE where the stream is being captured outside a planned step;
+ *   - what the host does for a call when its turn comes may lack memory: the call's output is NaN, what it and calls since have
+ *     appended is taken back in their layers (a planned step as a whole), and the next call on device tensors returns
+ *     OUT_OF_MEMORY, once, when it has waited for its stream. After that the session works as before;
  *   - DEVICE_LOST when the device fails or host and device wait for each other in vain. From then on the session takes host
  *     tensors alone; the cache has every token that had arrived, layers whose last ones had not are shorter (a truncation makes
  *     the sequence even). */
@@ -529,9 +532,10 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * (BUSY).
  *
  * A layer that has not been attended when the stream passes the end of the step takes the step back, with those begun since; so
- * does a graph replayed twice or outside a step, for the next step. When this is known, calls of an open step fail with
- * INVALID_STATE, and so does the next tandem_step_begin() with a stream, or tandem_attend() with device tensors outside a step,
- * which waits for its stream (work on others must have ended). From then on the session and its graphs work as before. */
+ * does a graph replayed twice or outside a step, for the next step; and a lack of memory for the host's part, which is said as
+ * OUT_OF_MEMORY where else INVALID_STATE is. When this is known, calls of an open step fail with INVALID_STATE, and so does the
+ * next tandem_step_begin() with a stream, or tandem_attend() with device tensors outside a step, which waits for its stream (work
+ * on others must have ended). From then on the session and its graphs work as before. */
 TANDEM_API int32_t tandem_step_begin(tandem_session *session, const int64_t *sequences, const int64_t *q_lens,
                                      int32_t n_sequences, void *stream, tandem_error **error);
 /* Closes the step and lets the pool sleep; stream: as in tandem_step_begin(). Where a layer got fewer tokens than declared,
@@ -544,7 +548,8 @@ TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem
 /* Merges n_states states over disjoint keys (they may come from other machines): m = max lse_i, w_i = exp(lse_i - m),
  * o = sum w_i o_i / sum w_i, lse = m + log sum w_i. o[i]: [n_tokens, n_heads, head_dim], lse[i]: [n_tokens, n_heads] f32.
  * lse = -inf is the empty state: its o counts as zero, whatever it holds; all empty gives (0, -inf). NaN is passed on.
- * o_out and lse_out may be o[0] and lse[0] themselves. Order of summation is the order of the arrays. */
+ * o_out and lse_out may be o[0] and lse[0] themselves. Order of summation is the order of the arrays. On the CPU, in host memory:
+ * stream is NULL, and tensors in device memory are UNSUPPORTED. */
 TANDEM_API int32_t tandem_merge(const tandem_tensor *o_out, const tandem_tensor *lse_out, const tandem_tensor *const *o,
                                 const tandem_tensor *const *lse, int32_t n_states, tandem_engine *engine, void *stream,
                                 tandem_error **error);
