@@ -181,8 +181,8 @@ Status AttendCall::reserve_on_device(int64_t* most) {
 // The next rows of the caller's tensors, up to kMostTokens and `most` of a sequence.
 Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
   HandOver& hand_over = session_.device_->hand_over();
-  TANDEM_TRY(hand_over.fault());
   HandOverTask& task = hand_over.next_task();
+  TANDEM_TRY(hand_over.fault());  // its place may be free because what had it is lost: the device has yet to read its upload
   task.step = 0;
   std::vector<SequenceCall>& calls = task.scratch.calls;
   calls.clear();

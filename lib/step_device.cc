@@ -70,7 +70,6 @@ Status Session::plan_step(void* stream) {
   may_stream_ = false;
   if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, *policy_, exact_window(), &device_));
   HandOver& hand_over = device_->hand_over();
-  TANDEM_TRY(meet_fault(stream));
   bool captures = false;
   TANDEM_TRY(is_capturing(device_->device(), stream, &captures));
   if (captures)
@@ -86,6 +85,7 @@ Status Session::plan_step(void* stream) {
   const uint64_t step = n_planned_ + 1;
   const auto n_layers = static_cast<int64_t>(cache_->layers().size());
   hand_over.next_task(n_layers - 1);  // waits: of the step that had this place, a ticket has arrived, and so has its upload
+  TANDEM_TRY(meet_fault(stream));     // or that step is lost
   std::byte* upload = device_->step_upload(step);
   std::fill_n(upload, device_->step_tables_at(), std::byte{0});
   auto* tables = reinterpret_cast<int64_t*>(upload + device_->step_tables_at());

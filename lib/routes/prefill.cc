@@ -88,8 +88,8 @@ int64_t AttendCall::prefill_len(const ChunkPlace& place) const {
 
 Status AttendCall::run_prefill(int64_t n_tokens, ChunkPlace* place) {
   HandOver& hand_over = session_.device_->hand_over();
-  TANDEM_TRY(hand_over.fault());
   HandOverTask& task = hand_over.next_task(tickets_of(n_tokens) - 1);
+  TANDEM_TRY(hand_over.fault());  // as in run_chunk()
   const SequenceCall& whole = scratch_.calls[place->call];
   task.scratch.calls.assign(1, whole);
   SequenceCall& part = task.scratch.calls[0];
