@@ -179,6 +179,8 @@ Status HandOver::fault() {
                      "%s: host tensors still work, appended tokens that had not arrived are gone", fault_text_);
 }
 
+bool HandOver::is_of_step() const { return can_start_over() && fault_code_ == kOfStep; }
+
 HandOver::Sums HandOver::sums() const {
   std::lock_guard lock(mutex_);
   return sums_;
@@ -192,7 +194,8 @@ void HandOver::loop() {
   cpu_.table->keep_clear(cpu_.self);
   while (wait_for_post()) {
     HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
-    bool is_lost = can_start_over() || !wait_for_arrival(task);
+    const bool has_arrived = !is_of_step() && wait_for_arrival(task);
+    bool is_lost = !has_arrived || can_start_over();
     const TraceRange range("answer", task.shape.layer_idx, "host");
     TaskTimes times;
     times.has_host = !is_lost && !task.scratch.jobs.empty();
@@ -203,10 +206,11 @@ void HandOver::loop() {
     if (times.has_host) attend(task, &times.stream);
     times.host_end = Clock::now();
     answer(task);
-    if (!is_lost && !can_start_over() && task.observed != nullptr) {
-      if (wait_for_observation(task))
+    if (has_arrived && task.observed != nullptr) {
+      const bool is_observed = wait_for_observation(task);
+      if (is_observed && !can_start_over())
         run(task.observed, task);
-      else if (!can_start_over() && !task.is_cut)
+      else if (!is_observed && !can_start_over() && !task.is_cut)
         task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
       answer(task);
     }
@@ -275,8 +279,9 @@ bool HandOver::wait_for_arrival(const HandOverTask& task) {
   const auto has_come = [&] { return arrived.load(std::memory_order_acquire) > task.ticket; };
   const bool has_arrived = wait_for([&] {
                              if (has_come() || is_abandoned(task)) return true;
-                             if (is_over(task) && !has_come()) fault_of_step(task);
-                             return can_start_over();
+                             if (!is_over(task) || has_come()) return false;
+                             fault_of_step(task);
+                             return true;
                            }) &&
                            has_come();
   if (!has_arrived || task.is_its_own()) return has_arrived;
@@ -290,8 +295,9 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
   const auto has_come = [&] { return observed.load(std::memory_order_acquire) > task.ticket; };
   wait_for([&] {
     if (has_come() || task.is_cut.load(std::memory_order_acquire) || is_abandoned(task)) return true;
-    if (is_over(task) && !has_come()) fault_of_step(task);
-    return can_start_over();
+    if (!is_over(task) || has_come()) return false;
+    fault_of_step(task);
+    return true;
   });
   return has_come() && !task.is_cut.load(std::memory_order_acquire);  // else a later ticket's has come
 }

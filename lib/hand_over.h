@@ -7,7 +7,8 @@
 //
 // What goes wrong is a fault. Of a device that is lost it is for good. A step that was not done as planned, and a lack of
 // memory on the thread, are got over: that task and all behind it are lost, whether they arrive or not, and taken back by
-// who looks next; nobody waits for their answers; and when the device has done with them tickets begin again.
+// who looks next; nobody waits for their answers; and when the device has done with them tickets begin again. For lack of
+// memory the device does all the same what it was asked for, and a task ends when it has; of a step nobody knows what comes.
 #pragma once
 
 #include <algorithm>
@@ -203,6 +204,7 @@ class HandOver {
         tasks_(static_cast<size_t>(n_tasks)) {}
   void loop();
   bool wait_for_post();
+  bool is_of_step() const;  // the fault
   bool is_hopeless() const { return faulted_.load(std::memory_order_acquire) && !can_start_over(); }
   template <typename F>
   bool wait_for(F has_come);
@@ -250,8 +252,8 @@ class HandOver {
   std::atomic<bool> faulted_{false}, can_start_over_{false}, has_lost_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_posted_, changed_finished_;
-  int32_t fault_code_ = TANDEM_OK;  // guarded by mutex_, as what follows
-  int64_t fault_underlying_ = 0;
+  std::atomic<int32_t> fault_code_{TANDEM_OK};
+  int64_t fault_underlying_ = 0;  // guarded by mutex_, as what follows
   char fault_text_[256] = "";
   Sums sums_;
   std::chrono::steady_clock::time_point last_streamed_;  // the thread's
