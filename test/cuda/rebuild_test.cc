@@ -3,9 +3,8 @@
 //
 //   rebuild_test [MODULE]
 //
-// Under compute-sanitizer's racecheck cuBLAS's own kernels (nvjet) are reported, with hazards that are theirs; ours alone:
-//
-//   compute-sanitizer --tool racecheck --kernel-name-exclude kns=nvjet rebuild_test MODULE
+// Under compute-sanitizer's racecheck the kernels of cuBLAS (nvjet_sm90_...) have hazards, which are theirs: a hazard names
+// its kernel, and those of norm_kernel and store_kernel alone would be ours.
 //
 // The reference normalises in double precision and rounds to the weights' type, multiplies and rotates in double precision;
 // what is stored may be off by its storage type's rounding, and by what f32 sums lose.
