@@ -349,15 +349,15 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
     sums_.streamed_x_bytes += task.streamed_x_bytes;
     sums_.n_joint_parts += times.has_host;
   }
-  const bool has_streamed = part.streamed_tokens > 0;
+  const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + task.streamed_x_bytes;
+  const bool has_streamed = bus_bytes > 0;
   if (!part.tells || has_streamed != times.stream.is_seen || faulted_.load(std::memory_order_relaxed)) return;
   // Of the two together, from when the queries were there.
   const double joint_ns = std::max(1.0, ns_between(times.begin, times.stream.seen));
   if (has_streamed && times.has_host)
-    profile_.note_joint(*part.layer,
-                        {part.n_queries, part.weighed_keys, host_ns, part.streamed_tokens * part.key_bytes, joint_ns});
+    profile_.note_joint(*part.layer, {part.n_queries, part.weighed_keys, host_ns, bus_bytes, joint_ns});
   else if (has_streamed)
-    profile_.note_bus(part.streamed_tokens * part.key_bytes, stream_ns);
+    profile_.note_bus(bus_bytes, stream_ns);
   else if (times.has_host)
     profile_.note_host(*part.layer, part.n_queries, part.weighed_keys, host_ns);
   if (part.predicted_ns == 0.0) return;

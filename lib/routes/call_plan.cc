@@ -39,6 +39,11 @@ int64_t CallPlan::n_rebuilt() const {
   return n;
 }
 
+bool CallPlan::is_rebuilt_by_bus() const {
+  const PlanColumn& column = rates_.columns[kPlanRecompute];
+  return column.is_allowed && column.device_ns < column.bus_ns;
+}
+
 // Those whose keys cost the CPU the most go to the device first; of these the longest, which make the fewest pieces.
 void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_bytes) {
   int64_t most_queries = 1;

@@ -45,6 +45,7 @@ class CallPlan {
   const RoutePlan& plan() const { return plan_; }  // what it will take; of total_ns 0, nobody knows
   int64_t n_streamed() const;                      // rebuilt ones among them
   int64_t n_rebuilt() const;
+  bool is_rebuilt_by_bus() const;  // the bus takes longer than making keys of what it brings
   // Of the same keys, if this share were streamed. 0: nobody knows.
   double predict_ns(double streamed_share) const;
   // If all were made of hidden states: at least that, where what making them takes is not known.

@@ -8,11 +8,11 @@
 // Random weights, in bf16 or f32, of a model's shapes (llama-3-8b), random keys and values that nothing computed up to each
 // length, as rows of HeadInfer's tables 4 and 5. "prefill" appends `chunk` tokens to these, all layers and the head of the
 // last one, and is a speed at that length: not the mean over a prompt. "decode" is the median of `steps`, from token to
-// token. A chunk, and a step whose logits are compared with those of route "host", go before what is timed: these may be
-// twice as far apart as the latter from those with half the window, where sums are cut and rounded elsewhere too. "planned"
-// is in parts of what they took: tandem_plan's time for each layer and, for all else, what a chunk and a step take whose
-// keys are all in the window, measured in the same run. Memory: what the device counts from before a session to after its
-// calls, beside tandem_plan_memory().
+// token. A chunk, and a step whose logits are compared with those of route "host", go before what is timed: with f32 they
+// agree to 1e-4 of their length, while in bf16 roundings that fall otherwise grow over the layers to some hundredths,
+// whatever the route. "planned" is in parts of what they took: tandem_plan's time for each layer and what chunk and step
+// take where nothing is outside the window, measured in the same run. Memory: what the device counts from before a session
+// to after its calls, beside tandem_plan_memory().
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -73,9 +73,8 @@ class Bench {
     policy.routes.stream_share = route == "host+stream" ? 0.4 : -1;
     return policy;
   }
-  Failure open(const std::string& route, Session* session, int64_t window_parts = 1) {
+  Failure open(const std::string& route, Session* session) {
     policy_ = policy_of(route);
-    policy_.window_tokens /= window_parts;
     GENERATE_TRY(runtime_->new_session(policy_, session));
     at_.session = session->get();
     return {};
@@ -134,13 +133,12 @@ class Bench {
   Failure measure_length(int64_t length) {
     double fill_seconds = 0;
     GENERATE_TRY(fill_to(length, &fill_seconds));
-    std::vector<float> expected, otherwise;
-    for (const bool is_half : {false, true}) {
+    std::vector<float> expected;
+    {
       Session session;
-      GENERATE_TRY(open("host", &session, is_half ? 2 : 1));
-      GENERATE_TRY(logits_of_a_step(is_half ? &otherwise : &expected));
+      GENERATE_TRY(open("host", &session));
+      GENERATE_TRY(logits_of_a_step(&expected));
     }
-    const double noise = distance(otherwise, expected);
     for (const std::string& route : wanted_.routes) {
       const DeviceUse before = device_use();
       Session session;
@@ -148,9 +146,8 @@ class Bench {
       std::vector<float> logits;
       GENERATE_TRY(logits_of_a_step(&logits));
       const double far = distance(logits, expected);
-      if (!(far <= 2 * noise) || !(noise < 0.1))
-        return {route + ": logits are " + std::to_string(far) + " of their length from those of \"host\", which are " +
-                std::to_string(noise) + " from those with half the window"};
+      if (!(far <= most_distance()))
+        return {route + ": logits are " + std::to_string(far) + " of their length from those of \"host\""};
       double chunk_ms = 0, step_ms = 0, chunk_planned = 0, step_planned = 0, by_bus = 0;
       GENERATE_TRY(time_chunk(&chunk_ms));
       GENERATE_TRY(time_steps(wanted_.steps, &step_ms));
@@ -176,12 +173,19 @@ class Bench {
     DeviceMemoryReport report;
     return runtime_->device_memory(wanted_.policy, 1, &report) ? DeviceUse{} : report.use;
   }
-  // by_bus: share of the keys outside the window.
+  double most_distance() const { return runtime_->options().compute == 1 ? 1e-4 : 0.05; }
+  // What a layer takes beside the keys outside the window hides behind the bus where that has all of them: copies begin as
+  // soon as there is a buffer. Else it comes on top, as the CPU waits for queries. by_bus: share of these keys.
   Failure planned_ms(int64_t n_queries, double* ms, double* by_bus) {
     tandem_route_plan plan;
     GENERATE_TRY(runtime_->plan_layer(at_, at_.n_tokens + n_queries, n_queries, &plan));
-    *ms = (n_queries > 1 ? base_chunk_ms_ : base_ms_) +
-          1e-6 * static_cast<double>(plan.total_ns) * static_cast<double>(runtime_->config().n_layers);
+    const auto of_layers = [&](int64_t ns) {
+      return 1e-6 * static_cast<double>(ns) * static_cast<double>(runtime_->config().n_layers);
+    };
+    const double base_ms = n_queries > 1 ? base_chunk_ms_ : base_ms_;
+    const bool has_host = plan.host_tokens > 0;
+    *ms = has_host ? base_ms + of_layers(plan.total_ns)
+                   : std::max(of_layers(plan.bus_ns), base_ms + of_layers(plan.device_ns));
     const int64_t outside = plan.host_tokens + plan.stream_tokens;
     *by_bus = outside > 0 ? static_cast<double>(plan.stream_tokens) / static_cast<double>(outside) : 0.0;
     return {};

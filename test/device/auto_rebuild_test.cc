@@ -56,11 +56,12 @@ void makes_what_takes_less(void**) {
     Rates rates;
     double least, most;  // shares of what is outside that are made
     bool on_host;
+    int64_t n_planned;  // parts held against the plan: not where the device is what they wait for
   };
-  const Wanted all[] = {{{100'000, 1000, 1}, 1.0, 1.0, false},
-                        {{100'000, 1000, 500}, 0.75, 0.85, false},
-                        {{100'000, 1000, 90'000}, 0.0, 0.0, false},
-                        {{0.1, 1000, 1}, 0.0, 0.0, true}};
+  const Wanted all[] = {{{100'000, 1000, 1}, 1.0, 1.0, false, 1},
+                        {{100'000, 1000, 500}, 0.75, 0.85, false, 0},
+                        {{100'000, 1000, 90'000}, 0.0, 0.0, false, 1},
+                        {{0.1, 1000, 1}, 0.0, 0.0, true, 1}};
   for (const Wanted& wanted : all) {
     const Auto side(projected, wanted.rates);
     OK(tandem_sequence_truncate, twin.cache, twin.sequence, 0);
@@ -78,6 +79,7 @@ void makes_what_takes_less(void**) {
     assert_int_equal(stats.streamed_x_bytes, plan.recompute_bytes);
     assert_int_equal(stats.streamed_kv_bytes, plan.stream_bytes);
     assert_int_equal(stats.n_host_parts, wanted.on_host ? 1 : 0);
+    assert_int_equal(stats.n_planned_parts, wanted.n_planned);
   }
 }
 
