@@ -11,11 +11,12 @@ namespace {
 
 constexpr int64_t kMinTaskCost = 64 << 10;  // bytes: some microseconds, what handing a task over is worth
 constexpr int64_t kMatmulTaskRows = 512, kMatmulTileKeys = 512, kMaxMatmulPieces = 128;
-constexpr int64_t kMaxLargePieces = 64;    // of 1M keys and more
-constexpr int64_t kManyRuns = 4096;        // some microseconds to walk through, more than handing that out costs
-constexpr int64_t kUncutKeys = 1024;       // below, a job is one piece
-constexpr int64_t kSmallPieceKeys = 2048;  // below, pieces are of half blocks
-constexpr int32_t kManyHeads = 8;          // of which a quarter of what is left of each is enough for 16 workers
+constexpr int64_t kMaxLargePieces = 64;  // of 1M keys and more
+constexpr int64_t kManyRuns = 4096;      // some microseconds to walk through, more than handing that out costs
+constexpr int64_t kUncutKeys = 1024;     // below, a job is one piece
+constexpr int64_t kFewKeys = 2048;       // below, pieces are alike
+constexpr int64_t kEvenStep = 16;        // keys that the matrix unit takes together
+constexpr int32_t kManyHeads = 8;        // of which a quarter of what is left of each is enough for 16 workers
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -50,8 +51,12 @@ int64_t keys_of_next(const JobCut& cut, int64_t n_left) {
 void cut_keys(const AttendJob& job, JobCut* cut) {
   const int64_t n = job.n_keys;
   cut->share_bits = job.layer->n_kv_heads >= kManyHeads ? 2 : 3;
-  cut->step = cut->least_keys = n < kSmallPieceKeys ? kBlockKeys / 2 : kBlockKeys;
+  cut->step = cut->least_keys = kBlockKeys;
   cut->most_keys = round_up(std::max(2 * wanted_piece(n), n / kMaxLargePieces), kBlockKeys);
+  if (n < kFewKeys) {
+    cut->step = kEvenStep;
+    cut->least_keys = cut->most_keys = round_up(divide_up(n, int64_t{1} << cut->share_bits), kEvenStep);
+  }
   if (n < kUncutKeys) cut->least_keys = cut->most_keys = kUncutKeys;
 }
 

@@ -6,10 +6,11 @@
 //   task   consecutive units that one worker takes at once
 //
 // Units depend on the job alone, so an answer is bit for bit the same for every number of threads and whatever else is
-// in the call. A job of n keys is cut into pieces of whole blocks (below 2,048 keys of half ones) that become smaller: a
-// quarter of what is left (an eighth in layers of few heads), 2 sqrt(64 n) keys at most and a block at least. First come the
-// first pieces of all jobs, so that the last units of a call are small and all workers finish together. 8K make 11 pieces,
-// 128K 34, for each has to be begun and joined. Their states are joined in their order by the worker that finishes last.
+// in the call. A job of n keys is cut into pieces of whole blocks that become smaller: a quarter of what is left (an eighth
+// in layers of few heads), 2 sqrt(64 n) keys at most and a block at least. First come the first pieces of all jobs, so that
+// the last units of a call are small and all workers finish together. 8K make 11 pieces, 128K 34, for each has to be begun
+// and joined; below 2,048 keys that would take too long, and four (eight) pieces are alike. Their states are joined in their
+// order by the worker that finishes last.
 //
 // A job for the matmul library has hundreds of rows and is not cut where its layer has as many heads and tiles of rows.
 // Where it has fewer (decode with MLA: one KV head, one tile of 128 rows) it is cut as well, so that the units of one

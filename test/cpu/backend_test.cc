@@ -194,7 +194,7 @@ void tasks_have_the_nodes_of_their_jobs(void**) {
   backend.table->destroy(backend.self);
 }
 
-// Units tile every job's rows x keys, pieces are whole blocks, tasks tile the units.
+// Units tile every job's rows x keys, pieces are whole blocks or, of few keys, sixteens, tasks tile the units.
 void plans_tile(void**) {
   Random random{5};
   cpu::AttendPlan plan;
@@ -234,7 +234,7 @@ void plans_tile(void**) {
         assert_true(unit.by_matmul == cpu::use_matmul(job, {}));
         assert_true(unit.row_end > unit.row_begin);
         assert_true(unit.row_end - unit.row_begin <= (unit.by_matmul ? cpu::MatmulAttend::kTaskRows : cpu::kSpanRows));
-        const int64_t step = job.n_keys < 2048 ? cpu::kBlockKeys / 2 : cpu::kBlockKeys;
+        const int64_t step = job.n_keys < 2048 && !unit.by_matmul ? 16 : cpu::kBlockKeys;
         assert_true(unit.key_begin % step == 0);
         assert_true(unit.key_end == job.n_keys || unit.key_end % step == 0);
         covered[static_cast<size_t>(unit.job_idx)] += (unit.row_end - unit.row_begin) * (unit.key_end - unit.key_begin);
