@@ -97,7 +97,7 @@ struct DeviceSequence {
 };
 
 // The sequences of a call, in device memory: they change between the replays of a graph. Copies write them and the page
-// tables, not kernels: an attend may look at them before the kernel in front of it has ended.
+// tables, not kernels: calls may look at them before the kernel in front of theirs has ended.
 struct DeviceSequences {
   const DeviceSequence* sequences = nullptr;  // [n_sequences]
   const int64_t* page_tables = nullptr;       // bytes from the page called 0 to this one

@@ -109,8 +109,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) accumulate_kernel(const __gr
 }
 
 __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_constant__ MergeCall call) {
-  __shared__ Word n_tickets;
-  __shared__ bool is_sound;
+  __shared__ bool is_answered;
   let_next_start();
   const DeviceExchange& exchange = call.merge.exchange;
   const int token = static_cast<int>(blockIdx.x);
@@ -119,17 +118,20 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   const int sequence_idx = find_sequence(call.merge.sequences, token);
   const DeviceSequence& sequence = call.merge.sequences.sequences[max(sequence_idx, 0)];
   const bool has_host_part = sequence_idx >= 0 && sequence.has_host_part != 0;
+  const bool asks = has_host_part && blockIdx.y == 0 && token == sequence.first_row &&
+                    is_first_to_wait(call.merge.sequences, sequence_idx);
   wait_for_before();
   if (sequence_idx < 0) return;  // in replays with fewer tokens
-  Standing standing = {};
-  if (threadIdx.x == 0) standing = load_standing(exchange);
+  const Standing standing = load_standing(exchange);
+  const Word n_tickets = standing.next_ticket;
   RowState window;
   if (has_row) window = load_state(call.merge.o, call.merge.lse, int64_t{token} * call.n_q_heads + head, call.dim);
-  if (threadIdx.x == 0) {
-    n_tickets = standing.next_ticket;
-    is_sound = wait_for_answers(exchange, standing, has_host_part ? n_tickets : 0, kFaultAnswer);
+  bool is_sound = standing.fault == 0;
+  if (has_host_part) {  // all of the block
+    if (threadIdx.x == 0) is_answered = wait_for_answers(exchange, standing, n_tickets, kFaultAnswer, asks);
+    __syncthreads();
+    is_sound = is_answered;
   }
-  __syncthreads();
   if (!has_row) return;
   if (!is_sound) return store_state(call, token, head, nan_state());
   RowState host;
