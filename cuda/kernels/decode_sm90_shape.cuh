@@ -16,7 +16,8 @@ struct DecodeSm90Shape {
   using K = K_;
   using V = V_;
   static constexpr int kKDim = kKDim_, kVDim = kVDim_, kRows = kRows_, kTiles = (kRows + 7) / 8;
-  static constexpr bool kIsFew = kRows == 4, kIsLong = kIsFew && kKDim + kVDim <= 256;  // with long units
+  static constexpr bool kIsFew = kRows == 4;
+  static constexpr bool kIsLong = kIsFew && K::kBits < 8 && kKDim + kVDim <= 256;  // with long units
   static constexpr int kKeys = kIsLong ? 64 : K::kBits < 16 ? 32 : 16, kUnitKeys = kKeys;
   using KRows = Panels<kKDim * K::kBits / 8, kKeys>;
   using VRows = Panels<kVDim * V::kBits / 8, kKeys>;
@@ -32,8 +33,9 @@ struct DecodeSm90Shape {
   static constexpr int kScaledBytes =
       kIsFew ? 0 : 64 * kVScales;  // a warp's, of a unit's scales of V as they are multiplied
   static constexpr int kRoom = 227 * 1024 - kQBytes - 2048 - 16 * kScaledBytes;
-  // Conversions take instructions: more warps hide more of what these wait for. Else the longer pipelines do.
-  static constexpr int kMostWarps = kIsLong ? 12 : K::kBits < 8 ? 16 : 8;
+  // Conversions take instructions: more warps hide more of what these wait for, as long as each has three units on their
+  // way. Else the longer pipelines do.
+  static constexpr int kMostWarps = kIsLong ? (36 * kStageBytes <= kRoom ? 12 : 8) : K::kBits < 8 ? 16 : 8;
   static constexpr int kWarps = 2 * kMostWarps * kStageBytes <= kRoom ? kMostWarps : 16 * kStageBytes <= kRoom ? 8 : 4;
   static constexpr int kFit = kRoom / (kWarps * kStageBytes), kMostStages = K::kBits < 16 ? 4 : 2;
   static constexpr int kStages = kFit < kMostStages ? kFit : kMostStages;
