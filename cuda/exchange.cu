@@ -13,7 +13,9 @@ namespace {
 // Rows of an append that one block takes alone, two to a warp: what several need to count each other takes longer.
 constexpr int64_t kAloneRows = 2 * kAppendAloneWarps;
 constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several rows
-constexpr int64_t kFewBlocks = 16;     // of one that others run beside
+// Of appends that others run beside: half of an H200, and blocks that take a multiprocessor each. As many are free beside a
+// prefill of 128 blocks, of which another wave would begin for one more, so they do not wait there for the append before.
+constexpr int64_t kSomeBlocks = 64, kFewBlocks = 4;
 constexpr int64_t kMostRows = int64_t{1} << 30;
 
 }  // namespace
@@ -102,11 +104,16 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
   if (n_rows >= kMostRows)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d tokens of %d rows: at most %lld rows", call.n_tokens,
                 described.token_rows, static_cast<long long>(kMostRows));
-  const int n_warps = n_rows <= kAloneRows ? kAppendAloneWarps : kAppendWarps;
-  const int64_t most_blocks = call.leaves_room != 0 ? kFewBlocks : kMostBlocks;
-  const int64_t n_blocks = n_rows <= kAloneRows ? 1 : std::min((n_rows + n_warps - 1) / n_warps, most_blocks);
   const auto kernel = call.layer->rope != nullptr ? append_kernel<true> : append_kernel<false>;
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, on, error);
+  if (n_rows <= kAloneRows) return launch_kernel(kernel, dim3(1), kAppendAloneWarps, described, on, error);
+  if (call.leaves_room == 2) {
+    constexpr int32_t kStartsNoneEarly = 0;
+    return launch_kernel(kernel, dim3(kFewBlocks), kAppendAloneWarps, described,
+                         {on.stream, kStartsNoneEarly, on.n_multiprocessors}, error);
+  }
+  const int64_t n_blocks =
+      std::min((n_rows + kAppendWarps - 1) / kAppendWarps, call.leaves_room == 1 ? kSomeBlocks : kMostBlocks);
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(n_blocks)), kAppendWarps, described, on, error);
 }
 
 int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, DeviceError* error) {
@@ -114,8 +121,8 @@ int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, Devi
   const int64_t n_rows = int64_t{call.n_rows} * call.n_heads;
   if (n_rows == 0) return TANDEM_OK;
   const AccumulateCall described = {call, call.layer->n_q_heads, call.layer->v_head_dim};
-  const int64_t n_blocks = std::min((n_rows + kAccumulateWarps - 1) / kAccumulateWarps, kMostBlocks);
-  return launch_kernel(accumulate_kernel, dim3(static_cast<unsigned>(n_blocks)), kAccumulateWarps, described, on, error);
+  const int64_t n_blocks = std::min((n_rows + kMergeWarps - 1) / kMergeWarps, kMostBlocks);
+  return launch_kernel(accumulate_kernel, dim3(static_cast<unsigned>(n_blocks)), kMergeWarps, described, on, error);
 }
 
 int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error) {
@@ -125,9 +132,9 @@ int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* e
   if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
   if (call.n_tokens == 0) return TANDEM_OK;
   const MergeCall described = {call, layer.n_q_heads, layer.group_size, layer.v_head_dim};
-  const int32_t n_warps = std::min(layer.n_q_heads, kMergeWarps), n_heads_blocks = (layer.n_q_heads + n_warps - 1) / n_warps;
+  const int32_t n_heads_blocks = (layer.n_q_heads + kMergeWarps - 1) / kMergeWarps;
   return launch_kernel(merge_kernel, dim3(static_cast<unsigned>(call.n_tokens), static_cast<unsigned>(n_heads_blocks)),
-                       n_warps, described, on, error);
+                       kMergeWarps, described, on, error);
 }
 
 }  // namespace tandem::cuda

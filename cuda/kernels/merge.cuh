@@ -92,12 +92,11 @@ __device__ inline void store_state(const MergeCall& call, int token, int head, c
 }
 
 // A warp has a row of the states, or several.
-__global__ void __launch_bounds__(32 * kAccumulateWarps) accumulate_kernel(const __grid_constant__ AccumulateCall call) {
+__global__ void __launch_bounds__(32 * kMergeWarps) accumulate_kernel(const __grid_constant__ AccumulateCall call) {
   begin_behind();
   const DeviceAccumulate& sum = call.sum;
   const int64_t n_rows = int64_t{sum.n_rows} * sum.n_heads;
-  for (int64_t i = int64_t{blockIdx.x} * kAccumulateWarps + threadIdx.x / 32; i < n_rows;
-       i += int64_t{gridDim.x} * kAccumulateWarps) {
+  for (int64_t i = int64_t{blockIdx.x} * kMergeWarps + threadIdx.x / 32; i < n_rows; i += int64_t{gridDim.x} * kMergeWarps) {
     const int64_t row = (sum.first_row + i / sum.n_heads) * call.n_q_heads + sum.first_head + i % sum.n_heads;
     const RowState part = load_state(sum.part_o, sum.part_lse, row, call.dim);
     if (part.lse == -INFINITY) continue;
@@ -114,11 +113,13 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   let_next_start();
   const DeviceExchange& exchange = call.merge.exchange;
   const int token = static_cast<int>(blockIdx.x);
-  const int head = static_cast<int>((blockIdx.y * blockDim.x + threadIdx.x) / 32);
+  const int head = static_cast<int>(blockIdx.y * kMergeWarps + threadIdx.x / 32);
   const bool has_row = head < call.n_q_heads;
   const int sequence_idx = find_sequence(call.merge.sequences, token);
   const DeviceSequence& sequence = call.merge.sequences.sequences[max(sequence_idx, 0)];
   const bool has_host_part = sequence_idx >= 0 && sequence.has_host_part != 0;
+  const bool asks = has_host_part && blockIdx.y == 0 && token == sequence.first_row &&
+                    is_first_to_wait(call.merge.sequences, sequence_idx);
   wait_for_before();
   if (sequence_idx < 0) return;  // in replays with fewer tokens
   const Standing standing = load_standing(exchange);
@@ -126,9 +127,8 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   RowState window;
   if (has_row) window = load_state(call.merge.o, call.merge.lse, int64_t{token} * call.n_q_heads + head, call.dim);
   bool is_sound = standing.fault == 0;
-  Word left = 0;
   if (has_host_part) {  // all of the block
-    if (threadIdx.x == 0) is_answered = wait_for_answers(exchange, standing, n_tickets, kFaultAnswer, &left);
+    if (threadIdx.x == 0) is_answered = wait_for_answers(exchange, standing, n_tickets, kFaultAnswer, asks);
     __syncthreads();
     is_sound = is_answered;
   }
@@ -141,7 +141,6 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   const float sink = call.merge.sinks == nullptr ? -INFINITY : call.merge.sinks[head];
   const RowState merged = merge_states(window, host, sink);
   store_state(call, token, head, merged);
-  if (left != 0) leave_answered(exchange, left);
   if (call.merge.is_observed == 0 || threadIdx.x % 32 != 0) return;
   call.merge.lse[int64_t{token} * call.n_q_heads + head] = merged.lse;
   if (!has_host_part || sequence.wants_lse == 0) return;
