@@ -13,7 +13,9 @@ namespace {
 // Rows of an append that one block takes alone, two to a warp: what several need to count each other takes longer.
 constexpr int64_t kAloneRows = 2 * kAppendAloneWarps;
 constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several rows
-constexpr int64_t kFewBlocks = 16;     // of one that others run beside
+// Of appends that others run beside: half of an H200, and blocks that take a multiprocessor each. As many are free beside a
+// prefill of 128 blocks, of which another wave would begin for one more, so they do not wait there for the append before.
+constexpr int64_t kSomeBlocks = 64, kFewBlocks = 4;
 constexpr int64_t kMostRows = int64_t{1} << 30;
 
 }  // namespace
@@ -102,11 +104,16 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
   if (n_rows >= kMostRows)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d tokens of %d rows: at most %lld rows", call.n_tokens,
                 described.token_rows, static_cast<long long>(kMostRows));
-  const int n_warps = n_rows <= kAloneRows ? kAppendAloneWarps : kAppendWarps;
-  const int64_t most_blocks = call.leaves_room != 0 ? kFewBlocks : kMostBlocks;
-  const int64_t n_blocks = n_rows <= kAloneRows ? 1 : std::min((n_rows + n_warps - 1) / n_warps, most_blocks);
   const auto kernel = call.layer->rope != nullptr ? append_kernel<true> : append_kernel<false>;
-  return launch_kernel(kernel, dim3(static_cast<unsigned>(n_blocks)), n_warps, described, on, error);
+  if (n_rows <= kAloneRows) return launch_kernel(kernel, dim3(1), kAppendAloneWarps, described, on, error);
+  if (call.leaves_room == 2) {
+    constexpr int32_t kStartsNoneEarly = 0;
+    return launch_kernel(kernel, dim3(kFewBlocks), kAppendAloneWarps, described,
+                         {on.stream, kStartsNoneEarly, on.n_multiprocessors}, error);
+  }
+  const int64_t n_blocks =
+      std::min((n_rows + kAppendWarps - 1) / kAppendWarps, call.leaves_room == 1 ? kSomeBlocks : kMostBlocks);
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(n_blocks)), kAppendWarps, described, on, error);
 }
 
 int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, DeviceError* error) {
