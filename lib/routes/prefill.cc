@@ -35,6 +35,7 @@ struct AttendCall::Prefill {
 namespace {
 
 constexpr int64_t kTicket = DeviceSession::kMostTokens;
+constexpr int64_t kFewRows = 64;  // of queries, whose weights no kernel rounds: those that add states may
 
 }  // namespace
 
@@ -52,6 +53,7 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   TANDEM_TRY(size_prefill(layer_, session_.prefill_terms(layer_idx_), longest->q_len,
                           std::max<int64_t>(1, tokens.end - tokens.begin), &size));
   if (longest->q_len <= std::min(size.n_tokens, kTicket)) return {};
+  if (longest->q_len * layer_.group_size <= kFewRows) return {};
   DeviceError ignored;
   if (device.device().table->supports(device.device().self, &device.layer(layer_idx_, true),
                                       static_cast<int32_t>(size.n_tokens), &ignored) != TANDEM_OK)
@@ -240,7 +242,7 @@ Status AttendCall::hand_over_rows(const Prefill& prefill) {
     if (args_.x != nullptr) append.x = rows_of(from_row(*args_.x, first, n));
     append.tag = CallShape{args_.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
     append.exchange = device.exchange(layer_idx_);
-    append.leaves_room = prefill_.rows_go_beside ? 1 : 0;
+    append.leaves_room = prefill_.rows_have_time ? 2 : 1;
     TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, device.side()->get()));
     device.hand_over().post();
   }

@@ -67,7 +67,7 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
     if (is_last) break;
   }
   const double group_ns = least * made.layout.n_heads / layer.n_kv_heads;
-  made.rows_go_beside = group_ns > kRowsNs * static_cast<double>(tickets_of(std::min(made.n_tokens, n_queries)));
+  made.rows_have_time = group_ns > kRowsNs * static_cast<double>(tickets_of(std::min(made.n_tokens, n_queries)));
   made.page_bytes = terms.layer_page_bytes;
   made.o_at = ceil_div(made.n_tokens, kDevicePageLen) * made.page_bytes;
   const int64_t o = aligned(o_bytes(layer, made.layout.n_heads, made.n_tokens));

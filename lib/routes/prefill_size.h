@@ -19,9 +19,8 @@ namespace tandem {
 struct PrefillSize {
   int64_t n_tokens = 0;  // of a chunk, at most; 0: there are no such chunks
   StreamLayout layout;   // of its pieces
-  // The host gets a chunk's rows while the pieces of the first group are attended; else before them, as that takes less time
-  // than these leave.
-  bool rows_go_beside = false;
+  // The pieces of the first group take longer than the chunk's rows to the host, which then leave them the device.
+  bool rows_have_time = false;
   // In the area, bytes.
   int64_t page_bytes = 0, o_at = 0, lse_at = 0, area_bytes = 0;
 };

@@ -89,6 +89,7 @@ class WindowCase {
   DevicePages pages_;
   std::vector<DevicePages> layers_;  // pages_, each somewhere else
   DeviceAttend call_;
+  bool in_parts_ = false;  // it was last attended so
   int64_t o_bytes_ = 0, lse_bytes_ = 0;
 };
 

@@ -81,17 +81,17 @@ void fills_the_device(void**) {
 }
 
 // Beside pieces that take long enough.
-void rows_find_time(void**) {
+void rows_may_have_time(void**) {
   const Layer layer = layer_of(8, 4);
-  assert_true(size_of(layer, terms_of(layer), 10'240, 100'000).rows_go_beside);
-  assert_true(size_of(layer, terms_of(layer), 4096, 100'000).rows_go_beside);
-  assert_false(size_of(layer, terms_of(layer), 10'240, 10'000).rows_go_beside);
+  assert_true(size_of(layer, terms_of(layer), 10'240, 100'000).rows_have_time);
+  assert_true(size_of(layer, terms_of(layer), 4096, 100'000).rows_have_time);
+  assert_false(size_of(layer, terms_of(layer), 10'240, 10'000).rows_have_time);
 }
 
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(chunks), cmocka_unit_test(groups), cmocka_unit_test(fills_the_device),
-                              cmocka_unit_test(rows_find_time)};
+                              cmocka_unit_test(rows_may_have_time)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
