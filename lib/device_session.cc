@@ -156,6 +156,10 @@ DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& lay
       device_tier_(device_tier),
       geometry_(make_window_geometry(layers, policy)),
       most_queries_(layers.size(), 0) {
+  int64_t most_heads = 0;
+  for (size_t l = 0; l < layers.size(); ++l)
+    if (geometry_.layers[l].maw_at >= 0) most_heads = std::max<int64_t>(most_heads, layers[l].n_q_heads);
+  maw_page_.resize(static_cast<size_t>(most_heads * kDevicePageLen));
   for (Layer& layer : plain_layers_) layer.sliding_window = 0;
   if (window_len <= 0) return;
   for (Layer& layer : windowed_layers_)
@@ -244,6 +248,7 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   if (status.ok()) status = call_device(device_, &DeviceTable::wait, stream);
   if (!status.ok()) {
     device_.table->release_shared(device_.self, shared);
+    if (work_.bytes() == 0) limits_ = {};  // it made room in vain: the next call begins with nothing
     return status;
   }
   hand_over_->restart(static_cast<ExchangeFlags*>(shared));

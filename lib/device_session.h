@@ -116,6 +116,8 @@ class DeviceSession {
   // The host sees, in the stream's order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;
   DevicePages pages(size_t layer_idx) const;
+  // For the MAW of a page of any layer on their way to the host: what takes calls back asks for no memory.
+  std::vector<float>& maw_page() { return maw_page_; }
   // Bytes from the page called 0: what page tables of this session hold.
   int64_t page_offset(int64_t page) const { return page - base_; }
   std::byte* descriptors() const { return work_.data() + layout_.descriptors_at; }
@@ -151,6 +153,7 @@ class DeviceSession {
   std::unique_ptr<RebuildBuffers> rebuild_;
   std::vector<int64_t> sinks_at_, rope_at_;  // [n_layers] floats in constants_; -1: none
   std::vector<int64_t> most_queries_;        // [n_layers] 0: not asked yet
+  std::vector<float> maw_page_;              // [most query heads][kDevicePageLen], where MAW are kept
   int64_t base_ = 0;
   std::unique_ptr<HandOver> hand_over_;  // declared last: stops first
 };

@@ -60,16 +60,15 @@ void Session::fetch_maw(const Sequence& sequence) {
     const LayerState& state = *found->layers[l];
     const int32_t n_q_heads = cache_->layers()[l].n_q_heads;
     const TokenRange valid = window.valid(l);
-    std::vector<float> page(static_cast<size_t>(int64_t{n_q_heads} * kDevicePageLen));  // without it, nothing has changed
+    float* const page = device_->maw_page().data();
     window.set_maw(l, false);
     const Status fetched = for_pages({std::max(state.window_begin, valid.begin), valid.end}, [&](TokenRange range) {
       const auto* from =
           reinterpret_cast<const std::byte*>(window.page_of(range.begin)) + device_->geometry().layers[l].maw_at;
       void* const stream = nullptr;
-      TANDEM_TRY(call_device(device_->device(), &DeviceTable::copy, page.data(), from,
-                             static_cast<int64_t>(page.size() * sizeof(float)), stream));
-      for_page(state.maw, n_q_heads, range, page.data(),
-               [](float* to, const float* of, int64_t n) { std::copy_n(of, n, to); });
+      TANDEM_TRY(call_device(device_->device(), &DeviceTable::copy, page, from,
+                             int64_t{n_q_heads} * kDevicePageLen * static_cast<int64_t>(sizeof(float)), stream));
+      for_page(state.maw, n_q_heads, range, page, [](float* to, const float* of, int64_t n) { std::copy_n(of, n, to); });
       return Status();
     });
     if (!fetched.ok())

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // An engine with a device: answers are those without, and whichever allocation its creation lacks, a device that was opened
 // is closed. What must not fail does without memory.
+#include <thread>
+
 #include "api/api_scenario.h"
 #include "device/stand_in_host.h"
 #include "device/step_runner.h"
@@ -101,6 +103,36 @@ void test_release_takes_back(void**) {
   assert_true(runner.digest(0) == before);
 }
 
+// Of an append in parts that lacks memory from some moment on, nothing is there.
+void test_appends_take_back(void**) {
+  constexpr int64_t kLong = 600, kStride = 5;
+  static const std::thread::id caller = std::this_thread::get_id();
+  is_watched = [] { return std::this_thread::get_id() == caller; };
+  const Side side(true, "hgca"), twin(false, "hgca");
+  attend_twins(side, twin, kPrompt, 1);
+  Call call(kLong, 2);
+  call.to_device();
+  const tandem_attend_args args = call.args(side);
+  int64_t n_failed = 0;
+  for (int32_t status = TANDEM_ERROR_OUT_OF_MEMORY; status != TANDEM_OK; n_failed += status != TANDEM_OK) {
+    n_news = 0;
+    fails_at = 1 + kStride * n_failed;
+    for_ever = armed = true;
+    status = tandem_attend(side.session, &args, nullptr);
+    for_ever = armed = false;
+    if (status == TANDEM_OK) break;
+    assert_int_equal(status, TANDEM_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(side.length(), kPrompt);
+  }
+  is_watched = nullptr;
+  print_message("%lld lacks\n", static_cast<long long>(n_failed));
+  assert_true(n_failed > 3);
+  Call on_host(kLong, 2);
+  attend(twin, on_host);
+  assert_close(call.output(), on_host.output());
+  attend_twins(side, twin, 1, 3);
+}
+
 // It is learned on the thread that meets the device, which nobody can tell.
 void test_costs_without_memory(void**) {
   tandem::Profile costs;
@@ -126,6 +158,7 @@ int main() {
       cmocka_unit_test(test_nothing_stays_behind),
       cmocka_unit_test(test_memory_of_its_own),
       cmocka_unit_test_setup_teardown(test_release_takes_back, open_stand_in, close_stand_in),
+      cmocka_unit_test_setup_teardown(test_appends_take_back, open_stand_in, close_stand_in),
       cmocka_unit_test(test_costs_without_memory),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

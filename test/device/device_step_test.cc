@@ -322,6 +322,19 @@ void steps_without_room_change_nothing(void**) {
     }
 }
 
+// Work space that went for a larger one, of which the device makes nothing, is made anew by the next call.
+void work_space_that_went_comes_back(void**) {
+  const tandem_memory_plan plan = plan_of_steps("all");
+  Runner runner(150, "all", plan.device_window_bytes + plan.device_work_bytes);
+  const HostTwin twin(150, "all");
+  assert_int_equal(begin_step(runner, 1), TANDEM_OK);
+  attend_as_twin(&runner, twin.side, 1);
+  controls.fail_call(stand_in::kFill, 1, TANDEM_ERROR_BACKEND);
+  assert_int_equal(begin_step(runner, 2), TANDEM_ERROR_BACKEND);
+  attend_as_twin(&runner, twin.side, 10);
+  assert_int_equal(begin_step(runner, 2), TANDEM_OK);
+}
+
 }  // namespace
 
 int main() {
@@ -338,6 +351,7 @@ int main() {
       cmocka_unit_test_teardown(graphs_are_not_outgrown, forget),
       cmocka_unit_test_teardown(steps_take_what_is_planned, forget),
       cmocka_unit_test_teardown(steps_without_room_change_nothing, forget),
+      cmocka_unit_test_teardown(work_space_that_went_comes_back, forget),
       cmocka_unit_test_teardown(a_graph_replayed_twice_is_noticed, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
