@@ -33,7 +33,8 @@ struct NewRow {
   int head;
   bool is_query, is_hidden;
   int plane;            // of a row that is neither: kPlaneK or kPlaneV
-  int64_t page;         // of such a row: bytes from the page called 0, -1 where the token is not resident
+  bool is_resident;     // of such a row: whether it is written to a page, and
+  int64_t page;         // to which: bytes from the page called 0, negative where it lies before that
   uint4 fours[kFours];  // as they are in the tensor; 0 behind the row's last
 };
 
@@ -72,9 +73,8 @@ __device__ inline NewRow find_new_row(const AppendCall& call, int at) {
     return row;
   }
   const int64_t key = key_of(sequence, row), page_idx = key / call.append.pages.page_len;
-  row.page = -1;
-  if (key >= sequence.begin)
-    row.page = call.append.sequences.page_tables[sequence.table_begin + page_idx % sequence.table_len];
+  row.is_resident = key >= sequence.begin;
+  if (row.is_resident) row.page = call.append.sequences.page_tables[sequence.table_begin + page_idx % sequence.table_len];
   return row;
 }
 
@@ -119,9 +119,9 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
     const int p = row.plane + i;
     const int64_t bytes = call.row_bytes[p], in_window = p == kPlaneK ? call.window_k_bytes : bytes;
     to.host[i] = slot + append.exchange.rows_at[p] + (int64_t{row.head} * append.exchange.n_rows + row.token) * bytes;
-    to.window[i] =
-        row.page < 0 ? nullptr
-                     : append.pages.planes[p] + row.page + row.head * append.pages.head_stride[p] + slot_in_page * in_window;
+    to.window[i] = row.is_resident ? append.pages.planes[p] + row.page + row.head * append.pages.head_stride[p] +
+                                         slot_in_page * in_window
+                                   : nullptr;
   }
   return to;
 }

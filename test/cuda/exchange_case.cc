@@ -162,7 +162,9 @@ void ExchangeCase::make_pool() {
     for (int64_t i = 0; i < n_used; ++i) tables_[static_cast<size_t>(i)] = (n_used - i) * page_bytes_;
   pool_.assign(static_cast<size_t>((n_used + 1) * page_bytes_), kUnused);
   device_pool_ = static_cast<std::byte*>(own(nullptr, static_cast<int64_t>(pool_.size())));
-  for (int32_t p = 0; p < kPlanes; ++p) pages.planes[p] = row_bytes_.of[p] > 0 ? device_pool_ + plane_at_[p] : nullptr;
+  // The page called 0 is the first sequence's first one, as in a session: others lie before it.
+  for (int32_t p = 0; p < kPlanes; ++p)
+    pages.planes[p] = row_bytes_.of[p] > 0 ? device_pool_ + tables_[0] + plane_at_[p] : nullptr;
 }
 
 void ExchangeCase::make_exchange() {
@@ -245,7 +247,9 @@ void ExchangeCase::set_sequences(const std::vector<ExchangeSequence>& sequences)
   DeviceSequences& call = append_call.sequences;
   if (is_first) {
     call.sequences = static_cast<const DeviceSequence*>(own(nullptr, bytes));
-    call.page_tables = static_cast<const int64_t*>(own(tables_.data(), static_cast<int64_t>(tables_.size() * 8)));
+    std::vector<int64_t> from_first = tables_;
+    for (int64_t& page : from_first) page -= tables_[0];
+    call.page_tables = static_cast<const int64_t*>(own(from_first.data(), static_cast<int64_t>(from_first.size() * 8)));
     call.n_sequences = static_cast<int32_t>(descriptors_.size());
     call.max_q_len = options_.max_tokens;
     call.max_keys = int64_t{options_.page_len} * options_.table_len;
