@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <dnnl.hpp>
+#include <new>
 
 namespace tandem::cpu {
 
@@ -121,8 +122,12 @@ void Matmul::run(int32_t worker_idx, const void* a, const void* b, float* c, voi
                                   {DNNL_ARG_SCRATCHPAD, arguments.scratchpad.get()}};
   void* const data[] = {const_cast<void*>(a), const_cast<void*>(b), c, scratchpad};
   bool done = true;
-  for (int i = 0; i < 4; ++i) done = done && dnnl_memory_set_data_handle(list[i].memory, data[i]) == dnnl_success;
-  done = done && dnnl_primitive_execute(impl_->primitive.get(), arguments.stream.get(), 4, list) == dnnl_success;
+  try {
+    for (int i = 0; i < 4; ++i) done = done && dnnl_memory_set_data_handle(list[i].memory, data[i]) == dnnl_success;
+    done = done && dnnl_primitive_execute(impl_->primitive.get(), arguments.stream.get(), 4, list) == dnnl_success;
+  } catch (const std::bad_alloc&) {  // C functions, but its containers throw: nothing has been computed yet
+    done = false;
+  }
   if (!done) plain_matmul(impl_->shape, a, b, c);
 }
 
