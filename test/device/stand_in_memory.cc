@@ -41,7 +41,8 @@ struct Blocks {
 };
 
 Blocks& blocks() {
-  static Blocks all;
+  // Never destroyed, as a driver is not: sessions that were released may be going while the program ends.
+  static Blocks& all = *new Blocks;
   return all;
 }
 

@@ -32,7 +32,8 @@ struct Streams {
 };
 
 Streams& streams() {
-  static Streams all;
+  // Never destroyed, as a driver is not: sessions that were released may be going while the program ends.
+  static Streams& all = *new Streams;
   return all;
 }
 
@@ -168,7 +169,7 @@ struct Events {
 };
 
 Events& events() {
-  static Events all;
+  static Events& all = *new Events;
   return all;
 }
 
