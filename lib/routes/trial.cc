@@ -135,6 +135,16 @@ int64_t trial_keys(const Layer& layer, int64_t n_queries) {
   return std::max(kLeastKeys, std::min({std::max<int64_t>(2048, kWork / n_queries), kMostKeys, in_memory}));
 }
 
+// The shorter of two: a thread that waits for a core makes a trial long, and nothing makes one short.
+template <typename Trial>
+Status time_twice(Trial& trial, int64_t n, double* ns) {
+  double again = 0.0;
+  TANDEM_TRY(trial.time(n, ns));
+  TANDEM_TRY(trial.time(n, &again));
+  *ns = std::min(*ns, again);
+  return {};
+}
+
 // More copies than the CPU takes: what is left when it has ended is as fast as alone.
 Status try_both(BusTrial& bus, double copy_ns, HostTrial& host, double host_alone_ns, Slowed* slowed) {
   constexpr int64_t kMostCopies = 32;
@@ -161,14 +171,14 @@ Status try_routes(Engine& engine, Tier& device_tier, const Layer& layer, int64_t
   BusTrial bus(*engine.device(), most_bytes);
   TANDEM_TRY(bus.create(device_tier));
   double bus_ns = 0.0;
-  TANDEM_TRY(bus.time(kCopies, &bus_ns));
+  TANDEM_TRY(time_twice(bus, kCopies, &bus_ns));
   if (!profile.knows_bus()) profile.note_bus_trial(static_cast<double>(kCopies * bus.bytes()) / bus_ns);
   if (!tries_host) return {};
   HostTrial host(engine.cpu(), layer, n_queries, trial_keys(layer, n_queries));
   TANDEM_TRY(host.create(engine));
   double host_ns = 0.0;
   Slowed slowed;
-  TANDEM_TRY(host.time(host.n_keys(), &host_ns));
+  TANDEM_TRY(time_twice(host, host.n_keys(), &host_ns));
   TANDEM_TRY(try_both(bus, bus_ns / kCopies, host, host_ns, &slowed));
   profile.note_trial(layer, n_queries, host.n_keys(), host_ns);
   profile.note_slowed_trial(layer, n_queries, slowed);

@@ -336,8 +336,8 @@ tandem_session_stats choose(int64_t n, int64_t delay_ns, int64_t cap = 0, bool c
 }
 
 void chooses_what_takes_less(void**) {
-  assert_int_equal(choose(128, 0).n_stream_parts, 1);         // much to compute, a bus as fast as memory
-  assert_int_equal(choose(1, 20'000'000).n_stream_parts, 0);  // little, and 20 ms for a MiB
+  assert_int_equal(choose(128, 0).n_stream_parts, 1);          // much to compute, a bus as fast as memory
+  assert_int_equal(choose(1, 100'000'000).n_stream_parts, 0);  // little, and 100 ms for a MiB
 }
 
 // They are in the store as they were before the rotation: "stream" says so, "auto" leaves them to the CPU.
