@@ -153,7 +153,7 @@ void WindowCase::make_call() {
     return owned_.back();
   };
   // The page called 0 is the first sequence's first one, as in a session: others lie before it.
-  const int64_t called_0 = tables_[0];
+  const int64_t called_0 = options_.has_no_page_0 ? -(INT64_C(1) << 40) : tables_[0];
   std::vector<int64_t> from_first = tables_;
   for (int64_t& page : from_first) page -= called_0;
   layers_.assign(static_cast<size_t>(options_.n_layers), pages_);
