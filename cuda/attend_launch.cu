@@ -47,10 +47,8 @@ int64_t AttendLauncher::workspace_bytes(const DeviceAttend& of) const {
   const Layer layer = window_layer(*of.layer);
   DeviceAttend call = of;
   call.layer = &layer;
-  // Of few queries there are calls of both kinds.
-  const int64_t counters = prefill_.counters_bytes(call);
-  return states_bytes_ +
-         (is_decode(*call.layer, call.sequences.max_q_len) ? std::max(decode_.counters_bytes(call), counters) : counters);
+  // Of the queries that it is asked for, a call may be of fewer.
+  return states_bytes_ + std::max(decode_.counters_bytes(call), prefill_.counters_bytes(call));
 }
 
 int32_t AttendLauncher::launch(const DeviceAttend& of, cudaStream_t stream, DeviceError* error) const {

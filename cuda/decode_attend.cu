@@ -77,7 +77,11 @@ int64_t DecodeLauncher::states_bytes() const {
   return bytes * limits_.n_multiprocessors;
 }
 
-int64_t DecodeLauncher::counters_bytes(const DeviceAttend& call) const {
+// Of more queries there are more tiles, as far as queries are this launcher's.
+int64_t DecodeLauncher::counters_bytes(const DeviceAttend& of) const {
+  DeviceAttend call = of;
+  call.sequences.max_q_len =
+      std::min(call.sequences.max_q_len, static_cast<int32_t>(kMostRows / std::max(call.layer->group_size, 1)));
   const DecodeKernel* kernel = find(*call.layer, call.sequences.max_q_len);
   if (kernel == nullptr) return 0;
   return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4;

@@ -18,7 +18,8 @@ class DecodeLauncher {
   int32_t choose(const Layer& layer, int32_t max_q_len, const DecodeKernel** kernel, int32_t* n_blocks,
                  DeviceError* error) const;
   int64_t states_bytes() const;  // that any of its calls needs on this device
-  int64_t counters_bytes(const DeviceAttend& call) const;
+  // For calls of no more sequences, and of no more queries of each, of which others may be another launcher's.
+  int64_t counters_bytes(const DeviceAttend& of) const;
   int32_t launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream, DeviceError* error) const;
 
  private:

@@ -33,6 +33,11 @@ bool is_of_pieces(const DeviceRows& q) {
   return reinterpret_cast<uintptr_t>(q.data) % 16 == 0 && q.token_stride % 8 == 0 && q.head_stride % 8 == 0;
 }
 
+bool serves(const PrefillKernel& kernel, const Layer& layer) {
+  return kernel.k_type == layer.k_type && kernel.v_type == layer.v_type && kernel.k_dim == layer.k_head_dim &&
+         kernel.v_dim == layer.v_head_dim;
+}
+
 // Is a better than b for queries that both serve? The one for this device, then the one with less to multiply.
 bool is_better(const PrefillKernel& a, const PrefillKernel& b) {
   return a.is_sm90 != b.is_sm90 ? a.is_sm90 : a.most_q_parts < b.most_q_parts;
@@ -44,9 +49,7 @@ const PrefillKernel* PrefillLauncher::find(const Layer& layer, const DeviceRows&
   const PrefillKernel* found = nullptr;
   for (const PrefillKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel) {
-      if (kernel->k_type != layer.k_type || kernel->v_type != layer.v_type || kernel->k_dim != layer.k_head_dim ||
-          kernel->v_dim != layer.v_head_dim)
-        continue;
+      if (!serves(*kernel, layer)) continue;
       if (kernel->is_sm90 && limits_.capability != 90) continue;
       if (!kernel->takes_caps && layer.soft_cap > 0.0f) continue;
       if (kernel->copies_q && (q.dtype != layer.k_type || !is_of_pieces(q))) continue;
@@ -81,8 +84,11 @@ int64_t PrefillLauncher::states_bytes() const {
 }
 
 int64_t PrefillLauncher::counters_bytes(const DeviceAttend& call) const {
-  const PrefillKernel* kernel = find(*call.layer, call.q);
-  return kernel == nullptr ? 0 : max_items(call, *kernel) * 4;
+  int64_t n_items = 0;
+  for (const PrefillKernel* kernel : kPairs)
+    for (; kernel->function != nullptr; ++kernel)
+      if (serves(*kernel, *call.layer)) n_items = std::max(n_items, max_items(call, *kernel));
+  return n_items * 4;
 }
 
 int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream,

@@ -16,7 +16,7 @@ class PrefillLauncher {
   int32_t choose(const Layer& layer, const DeviceRows& q, const PrefillKernel** kernel, int32_t* n_blocks,
                  DeviceError* error) const;
   int64_t states_bytes() const;
-  int64_t counters_bytes(const DeviceAttend& call) const;
+  int64_t counters_bytes(const DeviceAttend& call) const;  // whatever the type of the queries
   int32_t launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream, DeviceError* error) const;
 
  private:

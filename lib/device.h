@@ -188,7 +188,7 @@ struct DeviceAttend {
   // States over other keys, [n_tokens, n_q_heads, v_head_dim] and [n_tokens, n_q_heads], which these are added to; they may
   // be where o and lse go. Null: there are none.
   const float *before_o = nullptr, *before_lse = nullptr;
-  // Of workspace_bytes(), zeroed once and used by one call at a time: a call leaves what the next expects, whatever that is.
+  // As workspace_bytes() of a call of as many or more sequences and queries; zeroed once, then for one call after another.
   void* workspace = nullptr;
 };
 

@@ -377,12 +377,18 @@ __device__ inline void attend_unit(const DecodeCall& call, const Piece& piece, c
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
+// Of a sequence without keys a piece has a unit, as somebody has to write the empty state, and that is nowhere: the place
+// called 0 may be no memory.
+__device__ inline int units_of_warp(const Piece& piece, int warp) {
+  if (piece.sequence.begin >= piece.sequence.end) return 0;
+  return divide(max(0, piece.end_unit - piece.first_unit - warp + piece.stride - 1), piece.stride);
+}
+
 // The warp's units of a piece, one after another.
 template <class Shape>
 __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, const StagedQueries& staged,
                              Pipeline<Shape>& pipeline, RowState<Shape>& state) {
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  const int n_units = divide(max(0, piece.end_unit - piece.first_unit - warp + piece.stride - 1), piece.stride);
+  const int warp = static_cast<int>(threadIdx.x / 32), n_units = units_of_warp(piece, warp);
   const int first = static_cast<int>(piece.key_begin / Shape::kKeys) + piece.first_unit + warp;
   UnitPlaces places;
 #pragma unroll
@@ -421,7 +427,7 @@ __device__ void prefetch_piece(const DecodeCall& call) {
   const int at = share.is_by_item ? 0 : share.begin_of(block);
   if (!share.is_by_item && at >= share.begin_of(block + 1)) return;
   const Piece piece = find_piece<Shape>(call, share, at);
-  const int n_units = divide(max(0, piece.end_unit - piece.first_unit - warp + piece.stride - 1), piece.stride);
+  const int n_units = units_of_warp(piece, warp);
   UnitPlaces places;
   look_up<Shape>(call, piece, static_cast<int>(piece.key_begin / Shape::kKeys) + piece.first_unit + warp, 0, places);
   if (static_cast<int>(threadIdx.x % 32) >= min(n_units, Shape::kStages)) return;

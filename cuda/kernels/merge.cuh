@@ -104,6 +104,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) accumulate_kernel(const __gr
 #pragma unroll
     for (int j = 0; j < kFours; ++j)
       if (first_of_four(j) < call.dim) store_four(sum.o, TANDEM_F32, row * call.dim + first_of_four(j), merged.o[j]);
+    __syncwarp();  // all lanes have read what one is about to write
     if (threadIdx.x % 32 == 0) sum.lse[row] = merged.lse;
   }
 }
@@ -141,6 +142,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   const float sink = call.merge.sinks == nullptr ? -INFINITY : call.merge.sinks[head];
   const RowState merged = merge_states(window, host, sink);
   store_state(call, token, head, merged);
+  __syncwarp();  // likewise
   if (call.merge.is_observed == 0 || threadIdx.x % 32 != 0) return;
   call.merge.lse[int64_t{token} * call.n_q_heads + head] = merged.lse;
   if (!has_host_part || sequence.wants_lse == 0) return;

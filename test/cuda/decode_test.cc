@@ -69,6 +69,15 @@ void empty_sequences_give_the_empty_state(void**) {
   assert_right(options_of({TANDEM_BF16, TANDEM_BF16}, 128, 4, {{0, 0, 0}, {10, 10, 1}, {0, 100, 1}, {64, 64, 1}}));
 }
 
+void sequences_without_keys_read_nothing(void**) {
+  for (const TypePair types : pairs)
+    for (const int32_t q_len : {1, 4}) {
+      WindowOptions options = options_of(types, 128, 4, {{10, 10, q_len}, {0, 300, 1}, {128, 128, 1}});
+      options.has_no_page_0 = true;
+      assert_right(options);
+    }
+}
+
 void several_queries(void**) {
   for (const TypePair types : pairs)
     for (const int32_t q_len : {2, 3, 4, 7})
@@ -278,6 +287,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(types_and_dims),
       cmocka_unit_test(lengths_and_begins),
       cmocka_unit_test(empty_sequences_give_the_empty_state),
+      cmocka_unit_test(sequences_without_keys_read_nothing),
       cmocka_unit_test(several_queries),
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
       cmocka_unit_test(keys_behind_the_window_may_be_nan),

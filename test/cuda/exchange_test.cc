@@ -3,10 +3,12 @@
 // hand-over with a host that is late, or does not come at all.
 //
 //   exchange_test [MODULE]
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "exchange_case.h"
 #include "lib/dtype.h"
@@ -81,21 +83,23 @@ void types_and_dims_of_k_and_v_may_differ(void**) {
     }
 }
 
-// More rows than fit into one block, and more than all blocks have warps.
+// More rows than fit into one block, and more than all blocks have warps, however few blocks are asked for.
 void many_tokens(void**) {
-  for (const int32_t q_len : {30, 200}) {
-    ExchangeOptions options = options_of(TANDEM_Q8_0, 64, {});
-    for (int i = 0; i < (q_len == 30 ? 40 : 5); ++i) options.sequences.push_back({0, 210 + i, q_len, i % 3 != 0});
-    options.n_slots = 3;
-    ExchangeCase c(*device, options);
-    for (int i = 0; i < 2; ++i) {  // the second finds the blocks of the first counted
-      must_run(c, c.append());
-      device->wait();
-      c.expect_append(0);
-      assert_int_equal(c.arrived(), i + 1);
-      assert_fine(c.check_memory());
+  for (const int32_t leaves_room : {0, 1, 2})
+    for (const int32_t q_len : {30, 200}) {
+      ExchangeOptions options = options_of(TANDEM_Q8_0, 64, {});
+      for (int i = 0; i < (q_len == 30 ? 40 : 5); ++i) options.sequences.push_back({0, 210 + i, q_len, i % 3 != 0});
+      options.n_slots = 3;
+      ExchangeCase c(*device, options);
+      c.append_call.leaves_room = leaves_room;
+      for (int i = 0; i < 2; ++i) {  // the second finds the blocks of the first counted
+        must_run(c, c.append());
+        device->wait();
+        c.expect_append(0);
+        assert_int_equal(c.arrived(), i + 1);
+        assert_fine(c.check_memory());
+      }
     }
-  }
 }
 
 void without_rows_only_queries_go_out(void**) {
@@ -153,11 +157,80 @@ void states_merge(void**) {
 
 void lse_may_stay(void**) {
   ExchangeCase c(*device, options_of(TANDEM_BF16, 128, kRagged));
-  c.merge_call.lse_out = nullptr;
+  float* const lse = std::exchange(c.merge_call.lse_out, nullptr);
   const AnsweringHost host(c.flags, c.leaves_states());
   must_run(c, c.append());
   must_run(c, c.merge());
   device->wait();
+  c.merge_call.lse_out = lse;
+  const std::vector<std::byte> without = c.output();
+  must_run(c, c.merge());
+  device->wait();
+  assert_fine(c.check_merge(0));
+  const std::vector<std::byte> with = c.output();
+  const auto o_end = (c.merge_call.n_tokens + 1) * c.merge_call.o_out.token_stride * 4;
+  assert_true(std::equal(with.begin(), with.begin() + o_end, without.begin()));
+  assert_true(std::all_of(without.begin() + o_end, without.end(), [](std::byte x) { return x == std::byte{0xff}; }));
+}
+
+// States [n_tokens, n_heads, dim], some of them empty, whatever their o is, some with NaN.
+struct SomeStates {
+  std::vector<float> o, lse;
+
+  SomeStates(reference::Random& random, int64_t n_rows, int64_t dim) {
+    for (int64_t i = 0; i < n_rows; ++i) {
+      const bool is_empty = random.chance(0.3);
+      lse.push_back(is_empty ? -INFINITY : random.chance(0.03) ? NAN : static_cast<float>(20.0 * random.normal()));
+      for (int64_t d = 0; d < dim; ++d) o.push_back(is_empty ? NAN : static_cast<float>(random.normal()));
+    }
+  }
+};
+
+bool is_sum(double a, double b, double sum, double bound) {
+  return std::isnan(a + b) ? std::isnan(sum) : std::fabs(sum - (a + b)) <= bound;
+}
+
+// Of some heads of some rows; the others stay as they are.
+void states_add_up(void**) {
+  constexpr int64_t kTokens = 70, kHeads = 6;
+  reference::Random random(5);
+  for (const int32_t dim : kDims) {
+    const ExchangeCase shape(*device, options_of(TANDEM_BF16, dim, kRagged));
+    const SomeStates before(random, kTokens * kHeads, dim), part(random, kTokens * kHeads, dim);
+    const auto n_lse = static_cast<int64_t>(before.lse.size()) * 4, n_o = n_lse * dim;
+    float* memory[4];
+    const std::vector<float>* from[] = {&before.o, &before.lse, &part.o, &part.lse};
+    for (int i = 0; i < 4; ++i) {
+      memory[i] = static_cast<float*>(device->allocate(i % 2 == 0 ? n_o : n_lse));
+      device->upload(memory[i], from[i]->data(), i % 2 == 0 ? n_o : n_lse);
+    }
+    const tandem::DeviceAccumulate call{shape.append_call.layer, 3, 60, 1, 4, memory[0], memory[1], memory[2], memory[3]};
+    DeviceError error;
+    device->must(device->table->accumulate(device->self, &call, nullptr, &error), error);
+    device->wait();
+    std::vector<float> o(before.o.size()), lse(before.lse.size());
+    device->download(o.data(), memory[0], n_o);
+    device->download(lse.data(), memory[1], n_lse);
+    for (float* data : memory) device->release(data);
+    for (int64_t i = 0; i < kTokens * kHeads; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const double a = before.lse[at], b = part.lse[at], most = std::fmax(a, b);
+      const bool is_own = i / kHeads >= 3 && i / kHeads < 63 && i % kHeads >= 1 && i % kHeads < 5;
+      const auto first = static_cast<int64_t>(at) * dim;
+      if (!is_own || b == -INFINITY) {
+        assert_memory_equal(&lse[at], &before.lse[at], 4);
+        assert_memory_equal(o.data() + first, before.o.data() + first, static_cast<size_t>(dim) * 4);
+        continue;
+      }
+      const double of_a = a == -INFINITY ? 0.0 : std::exp(a - most), of_b = std::exp(b - most);
+      assert_true(is_sum(most, std::log(of_a + of_b), lse[at], 0x1p-21 * (1.0 + std::fabs(most))));
+      for (auto d = static_cast<size_t>(first); d < static_cast<size_t>(first + dim); ++d) {
+        const double x = of_a == 0.0 ? 0.0 : of_a / (of_a + of_b) * static_cast<double>(before.o[d]),
+                     y = of_b / (of_a + of_b) * static_cast<double>(part.o[d]);
+        assert_true(is_sum(x, y, o[d], 1e-5 * (std::fabs(x) + std::fabs(y)) + 1e-30));
+      }
+    }
+  }
 }
 
 // The slots are few, the host is slow, and every ticket has other rows: what it finds in a slot is that ticket's.
@@ -331,6 +404,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(hidden_states_go_out_with_new_rows),
       cmocka_unit_test(states_merge),
       cmocka_unit_test(lse_may_stay),
+      cmocka_unit_test(states_add_up),
       cmocka_unit_test(tickets_go_round_a_ring),
       cmocka_unit_test(sequences_without_a_host_part_do_not_wait),
       cmocka_unit_test(a_slot_that_does_not_come_is_a_fault),

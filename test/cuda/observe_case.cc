@@ -55,7 +55,9 @@ ObserveCase::ObserveCase(const OpenDevice& device, const ObserveOptions& options
   sequences.max_keys = options_.max_keys;
   set_sequences(options_.sequences);
   make_pool(random);
-  sequences.page_tables = static_cast<const int64_t*>(own(tables_.data(), n_pages * 8));
+  std::vector<int64_t> from_first = tables_;
+  for (int64_t& page : from_first) page -= called_0();
+  sequences.page_tables = static_cast<const int64_t*>(own(from_first.data(), n_pages * 8));
   append_call.sequences = sequences;
 }
 
@@ -215,7 +217,7 @@ int32_t ObserveCase::append(void* stream) { return device_.table->append(device_
 
 int32_t ObserveCase::observe(void* stream, int32_t copy) {
   DeviceObserve call = observe_call;
-  std::byte* const pool = device_pools_[static_cast<size_t>(copy)];
+  std::byte* const pool = device_pools_[static_cast<size_t>(copy)] + called_0();
   call.pages.planes[kPlaneK] = pool + plane_at_[kPlaneK];
   if (row_bytes_.of[kPlaneKScales] > 0) call.pages.planes[kPlaneKScales] = pool + plane_at_[kPlaneKScales];
   call.pages.maw = reinterpret_cast<float*>(pool + maw_at_);

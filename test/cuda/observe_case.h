@@ -77,6 +77,8 @@ class ObserveCase {
   void make_lse();
   void* own(const void* from, int64_t bytes);
   void* share(int64_t bytes, void** device);
+  // The page called 0 is the first sequence's first one, as in a session: others lie before it.
+  int64_t called_0() const { return tables_.empty() ? 0 : tables_[0]; }
   int64_t page_of(const DeviceSequence& sequence, int64_t token) const;  // in the pool
   std::vector<double> keys_of(const DeviceSequence& sequence, int32_t kv_head) const;
 

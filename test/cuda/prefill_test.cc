@@ -175,6 +175,33 @@ void a_workspace_serves_every_call(void**) {
   device->table->release(device->self, workspace);
 }
 
+// The work space of a call serves those of fewer sequences and queries, whatever the type of these: what is behind it stays.
+void a_workspace_serves_shorter_calls(void**) {
+  constexpr int64_t kBehind = 65536;
+  struct {
+    int32_t dim;
+    std::vector<WindowSequence> whole, part;
+  } const calls[] = {{128, std::vector<WindowSequence>(48, {0, 300, 32}), std::vector<WindowSequence>(32, {0, 300, 16})},
+                     {256, {{0, 600, 256}}, {{0, 600, 256}}}};
+  for (const TypePair types : pairs)
+    for (const auto& call : calls) {
+      WindowOptions whole = tandem::test::options_of(types, 8, call.dim, 4, call.whole);
+      whole.q_type = TANDEM_BF16;
+      const int64_t bytes = WindowCase(*device, whole).workspace_bytes();
+      void* workspace = device->allocate(bytes + kBehind);
+      device->upload(workspace, std::vector<char>(static_cast<size_t>(bytes)).data(), bytes);
+      WindowOptions options = tandem::test::options_of(types, 8, call.dim, 4, call.part);
+      options.q_type = TANDEM_F32;
+      WindowCase c(*device, options);
+      c.use_workspace(workspace);
+      assert_right(c, options);
+      std::vector<uint8_t> behind(kBehind);
+      device->download(behind.data(), static_cast<std::byte*>(workspace) + bytes, kBehind);
+      device->table->release(device->self, workspace);
+      assert_true(behind == std::vector<uint8_t>(kBehind, 0xff));
+    }
+}
+
 void sizes_of_queries(void**) {
   for (const TypePair types : pairs)
     for (const int32_t q_type : {TANDEM_F32, TANDEM_BF16})
@@ -258,6 +285,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(pages_of_other_lengths),
       cmocka_unit_test(lengths_change_between_calls),
       cmocka_unit_test(a_workspace_serves_every_call),
+      cmocka_unit_test(a_workspace_serves_shorter_calls),
       cmocka_unit_test(sizes_of_queries),
       cmocka_unit_test(long_diffuse_attention),
       cmocka_unit_test(parts_go_into_states),

@@ -152,10 +152,14 @@ void WindowCase::make_call() {
     if (from != nullptr) device_.upload(owned_.back(), from, bytes);
     return owned_.back();
   };
+  // The page called 0 is the first sequence's first one, as in a session: others lie before it.
+  const int64_t called_0 = options_.has_no_page_0 ? -(INT64_C(1) << 40) : tables_[0];
+  std::vector<int64_t> from_first = tables_;
+  for (int64_t& page : from_first) page -= called_0;
   layers_.assign(static_cast<size_t>(options_.n_layers), pages_);
   for (DevicePages& layer : layers_) {
     auto* base = static_cast<std::byte*>(own(pool_.data(), static_cast<int64_t>(pool_.size())));
-    for (int32_t p = 0; p < kPlanes; ++p) layer.planes[p] = base + plane_at_[p];
+    for (int32_t p = 0; p < kPlanes; ++p) layer.planes[p] = base + called_0 + plane_at_[p];
   }
   std::vector<std::byte> q(q_.size() * static_cast<size_t>(reference::element_bytes(options_.q_type)));
   for (size_t i = 0; i < q_.size(); ++i)
@@ -165,7 +169,7 @@ void WindowCase::make_call() {
   call_.sequences.sequences = static_cast<const DeviceSequence*>(
       own(descriptors_.data(), static_cast<int64_t>(descriptors_.size() * sizeof(DeviceSequence))));
   call_.sequences.page_tables =
-      static_cast<const int64_t*>(own(tables_.data(), static_cast<int64_t>(tables_.size() * sizeof(int64_t))));
+      static_cast<const int64_t*>(own(from_first.data(), static_cast<int64_t>(from_first.size() * sizeof(int64_t))));
   call_.sequences.n_sequences = static_cast<int32_t>(descriptors_.size());
   for (const DeviceSequence& sequence : descriptors_) {
     call_.sequences.max_q_len = std::max(call_.sequences.max_q_len, sequence.q_len);

@@ -32,8 +32,9 @@ struct WindowOptions {
   // Keys' weights are from 1 down to 2^-spread, where q_mean is 1 and q_size little. V is 0 in four of five dims where a key
   // weighs much: in each of these dims until another, far smaller weight.
   double spread = 0.0;
-  double mass_epsilon = 0.0;  // of the gate (reference/gate.h); 0: as for any call
-  bool hides_old = false;     // keys behind the sliding window are NaN
+  double mass_epsilon = 0.0;   // of the gate (reference/gate.h); 0: as for any call
+  bool hides_old = false;      // keys behind the sliding window are NaN
+  bool has_no_page_0 = false;  // what tables call 0 is no memory, as where the window that it was in is gone
   // One number is bad_value of every sequence: of the key so many before the last, in KV head 0; of a query, in the last
   // head.
   int64_t bad_key = -1, bad_query = -1;
