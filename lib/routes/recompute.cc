@@ -78,15 +78,6 @@ DevicePages pages_of(const RebuildLayout& layout, std::byte* first) {
   return pages;
 }
 
-RecomputeCosts recompute_costs(const Layer& layer, double bus_bytes_per_ns, double rebuild_ns, double attend_ns) {
-  return {static_cast<double>(layer.x_bytes()) / bus_bytes_per_ns, rebuild_ns + attend_ns};
-}
-
-double recompute_ns(const RecomputeCosts& costs, const RebuildLayout& layout, int64_t n_keys) {
-  const auto n = static_cast<double>(n_keys), piece = static_cast<double>(std::min(n_keys, layout.n_rows()));
-  return n * std::max(costs.bus_ns, costs.device_ns) + piece * std::min(costs.bus_ns, costs.device_ns);
-}
-
 int64_t rebuilt_tokens(double share, int64_t begin, int64_t end) {
   if (share >= 1.0) return end - begin;
   const auto wanted = begin + static_cast<int64_t>(std::ceil(share * static_cast<double>(end - begin)));

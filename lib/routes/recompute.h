@@ -91,16 +91,6 @@ struct RebuiltCount {
   int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
 };
 
-// What a key takes in all its KV heads, in ns: what a planner has to know of the route. Bus and device work side by side,
-// the device a piece behind.
-struct RecomputeCosts {
-  double bus_ns = 0.0;     // its hidden state
-  double device_ns = 0.0;  // K and V of it, made and attended
-};
-// rebuild_ns: of RebuildBuffers::measure(); attend_ns: of a key that is there.
-RecomputeCosts recompute_costs(const Layer& layer, double bus_bytes_per_ns, double rebuild_ns, double attend_ns);
-double recompute_ns(const RecomputeCosts& costs, const RebuildLayout& layout, int64_t n_keys);
-
 // Projections in device memory, each layer's when it is first asked for; of one cache.
 class ProjectionsOnDevice {
  public:
