@@ -9,10 +9,6 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kAlignment = 256;
-
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
 // The parts of a layer's projection, one behind the other in device memory.
 struct PartOfProjection {
   const void* from;
@@ -40,7 +36,7 @@ std::vector<PartOfProjection> parts_of(const Layer& layer, DeviceProjection* to)
 int64_t projection_bytes(const Layer& layer) {
   DeviceProjection ignored;
   int64_t bytes = 0;
-  for (const PartOfProjection& part : parts_of(layer, &ignored)) bytes += aligned(part.bytes);
+  for (const PartOfProjection& part : parts_of(layer, &ignored)) bytes += device_aligned(part.bytes);
   return bytes;
 }
 
@@ -74,7 +70,7 @@ Status ProjectionsOnDevice::upload(const Device& device, Tier& tier, const Layer
     std::byte* const data = to->memory.data() + at;
     TANDEM_TRY(copy_and_wait(device, data, part.from, part.bytes));
     *part.to = data;
-    at += aligned(part.bytes);
+    at += device_aligned(part.bytes);
   }
   if (p.rope == nullptr) return {};
   Buffer& angles = angles_[p.rope];
@@ -106,9 +102,10 @@ struct RebuildBytes {
 
   RebuildBytes(const Device& device, const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts) {
     for (size_t l = 0; l < layers.size(); ++l) {
-      x = std::max(x, aligned(layouts[l].n_rows() * layouts[l].x_bytes));
-      pages = std::max(pages, aligned(layouts[l].n_pages * layouts[l].page_bytes));
-      workspace = std::max(workspace, aligned(device.table->rebuild_bytes(device.self, &layers[l], layouts[l].n_rows())));
+      x = std::max(x, device_aligned(layouts[l].n_rows() * layouts[l].x_bytes));
+      pages = std::max(pages, device_aligned(layouts[l].n_pages * layouts[l].page_bytes));
+      workspace =
+          std::max(workspace, device_aligned(device.table->rebuild_bytes(device.self, &layers[l], layouts[l].n_rows())));
     }
   }
 };
