@@ -130,6 +130,17 @@ Status RebuildBuffers::create(const Device& device, Tier& tier, const std::vecto
   return {};
 }
 
+DeviceRebuild RebuildBuffers::call_of(const Layer& layer, const RebuildLayout& layout,
+                                      const DeviceProjection& projection) const {
+  DeviceRebuild call;
+  call.layer = &layer;
+  call.projection = projection;
+  call.pages = pages_of(layout, memory_.data());
+  call.page_bytes = layout.page_bytes;
+  call.workspace = memory_.data() + workspace_at_;
+  return call;
+}
+
 Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection,
                                double* ns) {
   constexpr int kRounds = 3;
@@ -139,15 +150,10 @@ Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, 
     TANDEM_TRY(Buffer::create(*tier_, layout.n_pages * 8, Use::kStream, &positions));
     TANDEM_TRY(call_device(device_, &DeviceTable::fill, positions.data(), 0, positions.bytes(), stream));
   }
-  DeviceRebuild rebuild;
-  rebuild.layer = &layer;
-  rebuild.projection = projection;
+  DeviceRebuild rebuild = call_of(layer, layout, projection);
   rebuild.x = x_->next();
   rebuild.n_rows = layout.n_rows();
-  rebuild.pages = pages_of(layout, pages());
-  rebuild.page_bytes = layout.page_bytes;
   rebuild.page_positions = positions.as<int64_t>();
-  rebuild.workspace = workspace();
   TANDEM_TRY(call_device(device_, &DeviceTable::fill, x_->next(), 0, layout.n_rows() * layout.x_bytes, stream));
   std::chrono::steady_clock::time_point begin;
   for (int i = 0; i <= kRounds; ++i) {  // the first is not counted

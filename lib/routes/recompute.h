@@ -38,6 +38,8 @@ struct RebuildLayout {
 
   int64_t n_rows() const { return n_pages * kPageLen; }
 };
+// Those of a layer's planes in rebuilt pages, from the first one on.
+DevicePages pages_of(const RebuildLayout& layout, std::byte* first);
 
 // [n_layers]. INVALID_ARGUMENT where a buffer has no room for a page of hidden states; UNSUPPORTED, naming the layer, where
 // keys cannot be made of hidden states: no projection, none kept, keys that the library rotates or has rotated.
@@ -60,8 +62,6 @@ struct RebuiltPart {
     return (end + RebuildLayout::kPageLen - 1) / RebuildLayout::kPageLen - begin / RebuildLayout::kPageLen;
   }
 };
-// Those of a layer's planes in rebuilt pages, from the first one on.
-DevicePages pages_of(const RebuildLayout& layout, std::byte* first);
 struct RebuiltPiece {
   size_t first_part = 0, n_parts = 0;
   int64_t n_pages = 0, first_page = 0;  // the latter of those of all pieces
@@ -118,8 +118,8 @@ class RebuildBuffers {
   // under way.
   Status measure(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection, double* ns);
   StreamBuffers& x() { return *x_; }
-  std::byte* pages() const { return memory_.data(); }
-  std::byte* workspace() const { return memory_.data() + workspace_at_; }
+  // Into the pages, with the work space; of which rows is to be said yet.
+  DeviceRebuild call_of(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection) const;
 
  private:
   explicit RebuildBuffers(const Device& device) : device_(device) {}
