@@ -17,7 +17,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -89,23 +88,6 @@ struct RebuiltCount {
   void add(double share, int64_t n_tokens, int64_t n_runs);
   // With parts that are cut where a piece is full.
   int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
-};
-
-// Projections in device memory, each layer's when it is first asked for; of one cache.
-class ProjectionsOnDevice {
- public:
-  static int64_t bytes_of(const std::vector<Layer>& layers);  // of all
-  Status get(const Device& device, Tier& tier, const Layer& layer, const DeviceProjection** projection);
-
- private:
-  struct Uploaded {
-    Buffer memory;
-    DeviceProjection projection;
-  };
-  Status upload(const Device& device, Tier& tier, const Layer& layer, Uploaded* to);
-
-  std::map<const Projection*, Uploaded> uploaded_;
-  std::map<const RopeTable*, Buffer> angles_;
 };
 
 // What a session rebuilds in: two buffers of hidden states, pages of K and V, and work space.
