@@ -33,9 +33,9 @@ double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_quer
   double ns = 0.0;
   for (int64_t h = 0; h < layer.n_kv_heads; h += layout.n_heads) {
     const int64_t n_heads = std::min<int64_t>(layout.n_heads, layer.n_kv_heads - h), n_items = n_heads * n_tiles;
-    // Where items are fewer than blocks, these share an item's keys.
-    const double n_waves = n_items > n_blocks ? static_cast<double>(ceil_div(n_items, n_blocks))
-                                              : 1.0 / static_cast<double>(n_blocks / n_items);
+    const int64_t n_sharing = n_blocks / n_items;  // where items are fewer than blocks: those that share an item's keys
+    const double n_waves =
+        n_items > n_blocks ? static_cast<double>(ceil_div(n_items, n_blocks)) : 1.0 / static_cast<double>(n_sharing);
     const double compute = n_waves * (n_steps * tile_ns + n_pieces * kStateNs) + n_pieces * kPieceNs;
     const double n_copies = 2.0 * static_cast<double>(ceil_div(n_keys, layout.page_len));  // K and V of a page
     const double bus = static_cast<double>(n_keys * n_heads * layout.row_bytes.total()) / kBusBytes + n_copies * kCopyNs;

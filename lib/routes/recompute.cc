@@ -32,12 +32,12 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
     TANDEM_TRY(check_rebuilt(layers[l], l));
     RebuildLayout made;
     made.x_bytes = layers[l].x_bytes();
-    made.n_pages = buffer_bytes / (RebuildLayout::kPageLen * made.x_bytes);
+    const int64_t least_bytes = RebuildLayout::kPageLen * made.x_bytes;
+    made.n_pages = buffer_bytes / least_bytes;
     if (made.n_pages == 0)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
                   "stream_buffer_bytes = %lld is less than the %lld bytes of %d hidden states",
-                  static_cast<long long>(buffer_bytes), static_cast<long long>(RebuildLayout::kPageLen * made.x_bytes),
-                  RebuildLayout::kPageLen);
+                  static_cast<long long>(buffer_bytes), static_cast<long long>(least_bytes), RebuildLayout::kPageLen);
     const PlaneBytes bytes = plane_bytes(layers[l]);
     for (int32_t p = 0; p < kPlanes; ++p) {
       made.at[p] = made.page_bytes;

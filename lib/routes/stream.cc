@@ -100,7 +100,7 @@ DeviceAttend of_heads(const DeviceAttend& call, int32_t first_head, int32_t n_he
   DeviceAttend part = call;
   part.layer = layer;
   part.q.data = static_cast<std::byte*>(call.q.data) +
-                first_head * layer->group_size * row_bytes(call.q.dtype, 1) * call.q.head_stride;
+                int64_t{first_head} * layer->group_size * row_bytes(call.q.dtype, 1) * call.q.head_stride;
   for (int32_t p = 0; p < kPlanes; ++p)
     if (call.pages.planes[p] != nullptr) part.pages.planes[p] += first_head * call.pages.head_stride[p];
   return part;
