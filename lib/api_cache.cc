@@ -53,10 +53,11 @@ struct AppendedTensors {
   const tandem_tensor *k, *v, *x;
 };
 
-// x: [n_tokens, hidden_dim] of a layer that keeps hidden states; n_tokens: kAnyLength where it says how many.
+// x: [n_tokens, hidden_dim] of a layer that keeps hidden states, null of one that keeps none; n_tokens: kAnyLength where it
+// says how many.
 Status check_hidden(const Layer& layer, const tandem_tensor* x, int64_t n_tokens, CheckedTensor* checked) {
-  TANDEM_TRY(require(x, "x"));
   TANDEM_TRY(refuse_hidden(layer, x));
+  if (x == nullptr) return {};
   TANDEM_TRY(check_tensor(x, {"x", 2, {{"n_tokens", n_tokens}, {"hidden_dim", layer.hidden_dim()}}}, checked));
   return require_tokens("x.shape[0]", checked->length(0));
 }
@@ -72,13 +73,10 @@ Status append(tandem_cache* cache, int64_t sequence, int32_t layer_idx, const Ap
   if (!layer.v_aliases_k) TANDEM_TRY(require(tensors.v, "v"));
   KeyValue kv;
   TANDEM_TRY(check_key_value(layer, tensors.k, tensors.v, &kv));
-  TANDEM_TRY(refuse_hidden(layer, tensors.x));
   CheckedTensor x;
   TensorView x_view;
-  if (tensors.x != nullptr) {
-    TANDEM_TRY(check_hidden(layer, tensors.x, kv.k_view.n_tokens, &x));
-    x_view = view_of(x);
-  }
+  TANDEM_TRY(check_hidden(layer, tensors.x, kv.k_view.n_tokens, &x));
+  if (tensors.x != nullptr) x_view = view_of(x);
   return object->append(sequence, layer_idx,
                         {&kv.k_view, kv.v_ptr, tensors.x != nullptr ? &x_view : nullptr, 0, kv.k_view.n_tokens});
 }
@@ -179,6 +177,7 @@ int32_t tandem_sequence_read_x(const tandem_tensor* x, const tandem_cache* cache
     std::shared_ptr<Cache> object;
     TANDEM_TRY(resolve(cache, "cache", &object));
     TANDEM_TRY(check_layer_idx(*object, layer_idx));
+    TANDEM_TRY(require(x, "x"));
     CheckedTensor checked;
     TANDEM_TRY(check_hidden(object->layers()[static_cast<size_t>(layer_idx)], x, kAnyLength, &checked));
     return object->read_x(sequence, layer_idx, first, view_of(checked));

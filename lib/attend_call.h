@@ -148,7 +148,6 @@ class AttendCall {
   Status reserve_stream(int64_t most, CallSize* size);
   Status give_streams_up(Status status);
   Status try_unknown_routes(int64_t most);
-  int64_t key_bytes() const;
   void choose_route(HandOverTask* task);
   bool pin_streamed();
   bool accept_pins(bool is_pinned);
@@ -163,8 +162,10 @@ class AttendCall {
   Status attend_piece(const DeviceAttend& window, const HandOverTask& task, const StreamPiece& piece,
                       const std::byte* buffer, const DeviceSequence* described, const HeadStates& to);
   Status attend_stream(const DeviceAttend& window, const HandOverTask& task);
+  Status add_part(DeviceAccumulate sum);
   // Keys that are made of hidden states (lib/routes/recompute.cc).
   Status reserve_rebuilt(int64_t most, CallSize* size);
+  int64_t follow_positions(const Sequence& sequence, TokenRange tokens) const;
   void cut_rebuilt(const RebuildLayout& layout, size_t i, TokenRange tokens, RebuiltPieces* pieces) const;
   int64_t choose_rebuilt(HandOverTask* task);
   int64_t describe_rebuilt(const HandOverTask& task, std::byte* to) const;

@@ -13,10 +13,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lib/device_projections.h"
 #include "lib/engine.h"
 #include "lib/model.h"
 #include "lib/page_store.h"
-#include "lib/routes/recompute.h"
 #include "lib/tensor.h"
 
 namespace tandem {

@@ -10,10 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kAlignment = 256;
 constexpr int64_t kTimeoutNs = 30'000'000'000;  // a host that has not answered by then is dead
-
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); }
 
@@ -25,10 +22,10 @@ struct SlotLayout {
 SlotLayout make_slot_layout(const Layer& layer, const DeviceLimits& limits) {
   const int64_t n_tokens = limits.n_tokens;
   SlotLayout slot;
-  slot.bytes = aligned(sizeof(SlotHeader));
+  slot.bytes = device_aligned(sizeof(SlotHeader));
   const auto take = [&](int64_t bytes) {
     const int64_t at = slot.bytes;
-    slot.bytes += aligned(bytes);
+    slot.bytes += device_aligned(bytes);
     return at;
   };
   const int64_t n_rows = n_tokens * layer.n_q_heads;
@@ -94,7 +91,7 @@ struct Constants {
   explicit Constants(const std::vector<Layer>& layers) {
     const auto take = [this](int64_t n) {
       const int64_t at = n_numbers;
-      n_numbers += aligned(n * 4) / 4;
+      n_numbers += device_aligned(n * 4) / 4;
       return at;
     };
     for (size_t l = 0; l < layers.size(); ++l) {
@@ -129,22 +126,22 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
     lse_bytes = std::max(lse_bytes, n_rows * 4);
     if (layer.rope != nullptr) q_bytes = std::max(q_bytes, n_rows * layer.k_head_dim * 4);
   }
-  work.upload_bytes = aligned(limits.descriptor_bytes);
-  work.step_bytes = aligned(limits.step_bytes);
-  work.shared_bytes = aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
+  work.upload_bytes = device_aligned(limits.descriptor_bytes);
+  work.step_bytes = device_aligned(limits.step_bytes);
+  work.shared_bytes = device_aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
                       n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;
   work.streamed_at = work.shared_bytes;
-  work.shared_bytes += 2 * aligned(n_tasks_of(layers.size()));
-  work.descriptors_at = aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
+  work.shared_bytes += 2 * device_aligned(n_tasks_of(layers.size()));
+  work.descriptors_at = device_aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
   work.step_at = work.descriptors_at + work.upload_bytes;
   work.o_at = work.step_at + work.step_bytes;
-  work.lse_at = work.o_at + aligned(o_bytes);
-  work.q_at = work.lse_at + aligned(lse_bytes);
-  work.part_o_at = work.q_at + aligned(q_bytes);
-  work.part_lse_at = work.part_o_at + limits.streams * aligned(o_bytes);
-  work.prefill_at = work.part_lse_at + limits.streams * aligned(lse_bytes);
-  work.workspace_at = work.prefill_at + aligned(limits.prefill_bytes);
-  work.work_bytes = work.workspace_at + aligned(limits.workspace_bytes);
+  work.lse_at = work.o_at + device_aligned(o_bytes);
+  work.q_at = work.lse_at + device_aligned(lse_bytes);
+  work.part_o_at = work.q_at + device_aligned(q_bytes);
+  work.part_lse_at = work.part_o_at + limits.streams * device_aligned(o_bytes);
+  work.prefill_at = work.part_lse_at + limits.streams * device_aligned(lse_bytes);
+  work.workspace_at = work.prefill_at + device_aligned(limits.prefill_bytes);
+  work.work_bytes = work.workspace_at + device_aligned(limits.workspace_bytes);
   return work;
 }
 
@@ -292,7 +289,7 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
   const SlotLayout slot = make_slot_layout(plain_layers_[layer_idx], limits_);
   DeviceExchange exchange;
   exchange.flags = reinterpret_cast<ExchangeFlags*>(shared_device_);
-  exchange.slots = shared_device_ + aligned(sizeof(ExchangeFlags));
+  exchange.slots = shared_device_ + device_aligned(sizeof(ExchangeFlags));
   exchange.state = work_.as<int64_t>();
   exchange.slot_bytes = layout_.slot_bytes;
   exchange.timeout_ns = kTimeoutNs;
@@ -309,11 +306,11 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
 }
 
 std::byte* DeviceSession::slot(uint64_t ticket) const {
-  return shared_ + aligned(sizeof(ExchangeFlags)) + static_cast<int64_t>(ticket % kSlots) * layout_.slot_bytes;
+  return shared_ + device_aligned(sizeof(ExchangeFlags)) + static_cast<int64_t>(ticket % kSlots) * layout_.slot_bytes;
 }
 
 std::byte* DeviceSession::upload(uint64_t task_idx) const {
-  return shared_ + aligned(sizeof(ExchangeFlags)) + kSlots * layout_.slot_bytes +
+  return shared_ + device_aligned(sizeof(ExchangeFlags)) + kSlots * layout_.slot_bytes +
          static_cast<int64_t>(task_idx) % hand_over_->n_tasks() * layout_.upload_bytes;
 }
 
@@ -341,11 +338,11 @@ Status DeviceSession::reserve_rebuild(const std::vector<Layer>& layers, const st
 }
 
 uint8_t* DeviceSession::sent_hidden(uint64_t task_idx) const {
-  return streamed(task_idx) + aligned(n_tasks_of(plain_layers_.size()));
+  return streamed(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
 }
 
 std::byte* DeviceSession::sent_hidden_on_device(uint64_t task_idx) const {
-  return streamed_on_device(task_idx) + aligned(n_tasks_of(plain_layers_.size()));
+  return streamed_on_device(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {

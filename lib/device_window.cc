@@ -6,7 +6,6 @@
 namespace tandem {
 
 WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Policy& policy) {
-  constexpr int64_t kAlignment = 256;
   WindowGeometry geometry;
   for (const Layer& layer : layers) {
     WindowGeometry::LayerPlanes& planes = geometry.layers.emplace_back();
@@ -14,8 +13,7 @@ WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Poli
     for (int32_t p = 0; p < kPlanes; ++p) {
       planes.at[p] = geometry.page_bytes;
       planes.head_stride[p] = kDevicePageLen * planes.row_bytes.of[p];
-      geometry.page_bytes += layer.n_kv_heads * planes.head_stride[p];
-      geometry.page_bytes = (geometry.page_bytes + kAlignment - 1) / kAlignment * kAlignment;
+      geometry.page_bytes = device_aligned(geometry.page_bytes + layer.n_kv_heads * planes.head_stride[p]);
     }
     if (policy_of_layer(policy, layer).keeps_maw) {
       planes.maw_at = geometry.page_bytes;

@@ -19,6 +19,10 @@ namespace tandem {
 
 inline constexpr int32_t kDevicePageLen = 128;
 
+// Where things begin in device memory, and in memory that a device shares: multiples of this many bytes.
+inline constexpr int64_t kDeviceAlignment = 256;
+inline int64_t device_aligned(int64_t bytes) { return (bytes + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment; }
+
 struct WindowGeometry {
   int64_t page_bytes = 0;
   struct LayerPlanes {

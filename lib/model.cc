@@ -26,11 +26,7 @@ double or_default(double value, double otherwise) { return value == 0.0 ? otherw
 int32_t v_dim_of(const tandem_layer_options& layer) { return layer.v_head_dim == 0 ? layer.k_head_dim : layer.v_head_dim; }
 int32_t rope_dims_of(const tandem_layer_options& layer) { return layer.rope_dims == 0 ? layer.k_head_dim : layer.rope_dims; }
 
-using Refusal = LayerRefusal;
-
-float element(const float* array, int64_t idx) { return read_element(array, idx); }
-
-Status check_heads(const tandem_layer_options& l, const Refusal& refuse) {
+Status check_heads(const tandem_layer_options& l, const LayerRefusal& refuse) {
   if (l.n_q_heads < 1 || l.n_q_heads > kMaxHeads)
     return refuse(kInvalid, "n_q_heads", "%d is not from 1 to %d", l.n_q_heads, kMaxHeads);
   if (l.n_kv_heads < 1 || l.n_kv_heads > kMaxHeads)
@@ -40,14 +36,14 @@ Status check_heads(const tandem_layer_options& l, const Refusal& refuse) {
   return {};
 }
 
-Status check_head_dim(int32_t head_dim, const char* member, const Refusal& refuse) {
+Status check_head_dim(int32_t head_dim, const char* member, const LayerRefusal& refuse) {
   if (head_dim < 1) return refuse(kInvalid, member, "%d is not positive", head_dim);
   if (std::find(std::begin(kHeadDims), std::end(kHeadDims), head_dim) == std::end(kHeadDims))
     return refuse(TANDEM_ERROR_UNSUPPORTED, member, "%d has no kernels (64, 80, 96, 112, 128, 192, 256 have)", head_dim);
   return {};
 }
 
-Status check_dims(const tandem_layer_options& l, const Refusal& refuse) {
+Status check_dims(const tandem_layer_options& l, const LayerRefusal& refuse) {
   if (l.v_aliases_k != 0 && l.v_aliases_k != 1) return refuse(kInvalid, "v_aliases_k", "%d is not 0 or 1", l.v_aliases_k);
   if (l.v_head_dim < 0) return refuse(kInvalid, "v_head_dim", "%d is negative", l.v_head_dim);
   const int32_t v_dim = v_dim_of(l);
@@ -63,7 +59,7 @@ Status check_dims(const tandem_layer_options& l, const Refusal& refuse) {
   return check_head_dim(v_dim, "v_head_dim", refuse);
 }
 
-Status check_logits(const tandem_layer_options& l, const Refusal& refuse) {
+Status check_logits(const tandem_layer_options& l, const LayerRefusal& refuse) {
   if (!(l.sm_scale >= 0.0f) || std::isinf(l.sm_scale))
     return refuse(kInvalid, "sm_scale", "%g is not finite and at least 0", static_cast<double>(l.sm_scale));
   if (!(l.soft_cap >= 0.0f) || std::isinf(l.soft_cap) || (l.soft_cap > 0.0f && std::isinf(1.0f / l.soft_cap)))
@@ -72,7 +68,7 @@ Status check_logits(const tandem_layer_options& l, const Refusal& refuse) {
   if (l.sliding_window_tokens < 0)
     return refuse(kInvalid, "sliding_window_tokens", "%lld is negative", static_cast<long long>(l.sliding_window_tokens));
   for (int32_t head = 0; l.sinks != nullptr && head < l.n_q_heads; ++head) {
-    const float sink = element(l.sinks, head);
+    const float sink = read_element(l.sinks, head);
     if (std::isnan(sink) || sink == INFINITY) {
       const std::string member = element_name("sinks", head);
       return refuse(kInvalid, member.c_str(), "%g is not a logit", static_cast<double>(sink));
@@ -81,13 +77,13 @@ Status check_logits(const tandem_layer_options& l, const Refusal& refuse) {
   return {};
 }
 
-Status check_positive(double value, const char* member, const Refusal& refuse) {
+Status check_positive(double value, const char* member, const LayerRefusal& refuse) {
   if (value >= 0.0 && !std::isinf(value)) return {};
   return refuse(kInvalid, member, "%g is not finite and positive (0: the default)", value);
 }
 
 // The numbers are checked whoever rotates: a NaN here is a mistake in either case.
-Status check_rope(const tandem_layer_options& l, const Refusal& refuse) {
+Status check_rope(const tandem_layer_options& l, const LayerRefusal& refuse) {
   if (l.rope < TANDEM_ROPE_CALLER || l.rope > TANDEM_ROPE_INTERLEAVED)
     return refuse(kInvalid, "rope", "%d is not a TANDEM_ROPE_ value", l.rope);
   if (l.rope_dims < 0 || l.rope_dims > l.k_head_dim || l.rope_dims % 2 != 0)
@@ -108,7 +104,7 @@ Status check_rope(const tandem_layer_options& l, const Refusal& refuse) {
   const double scale = or_default(l.rope_position_scale, 1.0);
   for (int32_t i = 0; i < rope_dims_of(l) / 2; ++i) {
     const double frequency = l.rope_inv_freq != nullptr
-                                 ? static_cast<double>(element(l.rope_inv_freq, i))
+                                 ? static_cast<double>(read_element(l.rope_inv_freq, i))
                                  : std::pow(or_default(l.rope_theta, kDefaultTheta), -2.0 * i / rope_dims_of(l));
     if (std::isfinite(frequency / scale * 0x1p32)) continue;
     if (l.rope_inv_freq == nullptr)
@@ -125,7 +121,7 @@ std::vector<double> rope_frequencies(const tandem_layer_options& l) {
   const double scale = or_default(l.rope_position_scale, 1.0);
   std::vector<double> inv_freq(static_cast<size_t>(dims / 2));
   for (int32_t i = 0; i < dims / 2; ++i) {
-    const double frequency = l.rope_inv_freq != nullptr ? static_cast<double>(element(l.rope_inv_freq, i))
+    const double frequency = l.rope_inv_freq != nullptr ? static_cast<double>(read_element(l.rope_inv_freq, i))
                                                         : std::pow(or_default(l.rope_theta, kDefaultTheta), -2.0 * i / dims);
     inv_freq[static_cast<size_t>(i)] = frequency / scale;
   }
@@ -149,7 +145,7 @@ Layer resolve_layer(const tandem_layer_options& l) {
 }  // namespace
 
 Status check_layer(const tandem_layer_options& layer, int64_t layer_idx) {
-  const Refusal refuse(layer_idx);
+  const LayerRefusal refuse(layer_idx);
   TANDEM_TRY(check_heads(layer, refuse));
   TANDEM_TRY(check_dims(layer, refuse));
   TANDEM_TRY(check_logits(layer, refuse));

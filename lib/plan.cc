@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lib/cache.h"
+#include "lib/device_projections.h"
 #include "lib/device_session.h"
 #include "lib/dtype.h"
 #include "lib/placement.h"

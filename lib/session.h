@@ -155,9 +155,9 @@ class Session {
   Status plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan* split, LongParts* parts);
   static void fill_plan(const Layer& layer, const CallPlan& split, const LongParts& parts, tandem_route_plan* plan);
   // Keys made of hidden states (lib/routes/recompute.cc).
-  Status try_rebuild(const Layer& layer);
+  Status try_rebuild(size_t layer_idx);
   Status give_rebuilds_up(Status status);
-  RebuildTerms rebuild_terms(const Layer& layer, bool may) const;
+  RebuildTerms rebuild_terms(size_t layer_idx, bool may) const;
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);

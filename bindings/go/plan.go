@@ -11,14 +11,14 @@ import "errors"
 
 // MemoryPlan is what a cache with one session will hold.
 type MemoryPlan struct {
-	HostKvBytes        int64 // pages of K and V
+	HostKvBytes        int64 // pages of K and V, and of hidden states
 	HostSessionBytes   int64 // MAW and selection tables of one session
 	SelectionMaxBytes  int64 // upper bound
 	DeviceWindowBytes  int64 // windows, for calls of one query a sequence
 	DeviceWorkBytes    int64 // states, descriptors, work space, for the same calls
 	KvTokenBytes       int64 // K and V of one token in all layers
 	SharedBytes        int64 // pinned host memory through which device and host hand over
-	DeviceStreamBytes  int64 // buffers of a session that may stream
+	DeviceStreamBytes  int64 // buffers of a session that may stream or rebuild keys
 	DeviceWeightsBytes int64 // projections of the route "recompute"
 	XTokenBytes        int64 // hidden states of one token in all layers
 }
@@ -35,7 +35,7 @@ type CacheStats struct {
 	DeviceWindowBytes  int64
 	DeviceWorkBytes    int64
 	DevicePeakBytes    int64 // most ever in use at once: what DeviceCapBytes bounds
-	DeviceStreamBytes  int64 // buffers of sessions that stream
+	DeviceStreamBytes  int64 // buffers of sessions that stream or rebuild keys
 	PinnedBytes        int64 // pages pinned for streams
 	DeviceWeightsBytes int64 // projections in device memory
 }
@@ -163,7 +163,7 @@ type RoutePlan struct {
 	StreamBytes    int64
 	HostNs         int64
 	BusNs          int64
-	DeviceNs       int64 // the device's attention over what comes; 0 where it hides behind the bus
+	DeviceNs       int64 // the device: rebuilt keys, long appends; 0 where it hides behind the bus
 	TotalNs        int64 // the last of them
 	HostAloneNs    int64 // if the CPU had all keys outside the windows
 	StreamAloneNs  int64 // if the bus had

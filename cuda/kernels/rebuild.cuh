@@ -2,9 +2,8 @@
 // What comes before and after the products of rebuild(): hidden states normalised, and sums to rows of pages.
 //
 //   normalise   x [n_rows, dim], f16 or bf16  ->  norm(x), rounded to the weights' type; a block has a row
-//   store       y [n_rows, n_heads, dim] f32  ->  + bias, rotated, rounded to the storage type, into pages; a warp has a row
-//   of
-//               a head, and rounds it as append() does
+//   store       y [n_rows, n_heads, dim] f32  ->  + bias, rotated, rounded to the storage type, into pages; a warp has a
+//               head's row, and rounds it as append() does
 #pragma once
 
 #include "cuda/exchange_call.h"

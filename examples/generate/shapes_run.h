@@ -24,8 +24,8 @@ struct ShapesOutcome {
   double replay_distance = 0;
 };
 
-// Steps behind the context, each fed the token that the one before found most likely. Refuses logits that are
-// not finite, and a replay that differs from the same step kernel by kernel.
+// Steps behind the context, each fed the token that the one before found most likely. Refuses logits that are not finite,
+// and a replay that differs from the same step kernel by kernel.
 Failure run_shapes(Runtime* runtime, Context* context, const ShapesRun& run, ShapesOutcome* outcome);
 // Appends n_tokens tokens twice, the second time where the first have been taken back, with all memory there: how fast.
 Failure time_prefill(Runtime* runtime, Context* context, int64_t n_tokens, double* tokens_per_second);

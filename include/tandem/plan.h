@@ -104,7 +104,7 @@ typedef struct tandem_cache_stats {
   int64_t device_window_bytes; /* windows of all sessions, in device memory */
   int64_t device_work_bytes;   /* and what their calls need there */
   int64_t device_peak_bytes;   /* most ever in use at once: what device_cap_bytes bounds */
-  int64_t device_stream_bytes; /* buffers of sessions that stream */
+  int64_t device_stream_bytes; /* buffers of sessions that stream or rebuild keys */
   int64_t pinned_bytes;        /* of host_kv_bytes, pinned for streams */
   int64_t device_weights_bytes; /* projections in device memory */
 } tandem_cache_stats;

@@ -364,7 +364,7 @@ typedef struct tandem_session tandem_session;
  *
  * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
  * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not
- * grow with the length: its keys of one layer, and the states of stream_heads KV heads twice. All of its keys outside the window
+ * grow with the length: its keys of one layer, and the states of stream_heads KV heads. All of its keys outside the window
  * cross the bus then; with "host+stream" and "recompute", and where there is no memory for that (said in the log), chunks have 512
  * tokens. */
 typedef struct tandem_session_options {

@@ -14,6 +14,7 @@
 #include "lib/routes/trial.h"
 
 namespace tandem {
+
 // What the last part of a call may find outside its window, where each has up to `most` queries of a sequence.
 TokenRange AttendCall::streamed_tokens(const SequenceCall& call, int64_t most) const {
   const bool is_whole = call.q_len <= most && args_.q.n_tokens <= DeviceSession::kMostTokens;
@@ -40,16 +41,16 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
   }
   if (n_tokens == 0) return {};
   if (route == Route::kAuto) {
-    if (!is_worth_planning(n_tokens * key_bytes()) || session_.refuses_streams_) return {};
+    if (!is_worth_planning(n_tokens * token_kv_bytes(layer_)) || session_.refuses_streams_) return {};
     if (Status status = try_unknown_routes(most); !status.ok()) return give_streams_up(std::move(status));
-    TANDEM_TRY(session_.try_rebuild(cache_.layers()[static_cast<size_t>(layer_idx_)]));
+    TANDEM_TRY(session_.try_rebuild(layer_idx_));
     CallPlan& plan = scratch_.plan;
     plan.clear();
     for (size_t i = 0; i < scratch_.calls.size(); ++i) {
       const TokenRange tokens = streamed_tokens(scratch_.calls[i], most);
       plan.add(i, std::min(most, scratch_.calls[i].q_len), tokens.begin, tokens.end);
     }
-    plan.make(cache_.engine().profile(), layer_, key_bytes(), session_.rebuild_terms(layer_, true));
+    plan.make(cache_.engine().profile(), layer_, token_kv_bytes(layer_), session_.rebuild_terms(layer_idx_, true));
     if (plan.n_streamed() == 0) return {};
   }
   session_.may_stream_ = true;
@@ -81,8 +82,6 @@ Status AttendCall::try_unknown_routes(int64_t most) {
   return try_routes(engine, cache_.device_tier(), layer_, longest, session_.routes_.buffer_bytes);
 }
 
-int64_t AttendCall::key_bytes() const { return layer_.n_kv_heads * session_.stream_layouts_[layer_idx_].row_bytes.total(); }
-
 // Calls with keys outside the window. task: as begin_task() leaves it.
 void AttendCall::choose_route(HandOverTask* task) {
   CallPlan& plan = scratch_.plan;
@@ -97,12 +96,12 @@ void AttendCall::choose_route(HandOverTask* task) {
   const RouteOptions& routes = session_.routes_;
   const Profile& profile = cache_.engine().profile();
   const bool plans = session_.may_stream_ && routes.route == Route::kAuto;
-  const RebuildTerms rebuild = session_.rebuild_terms(layer_, session_.may_stream_ && session_.may_rebuild_);
+  const RebuildTerms rebuild = session_.rebuild_terms(layer_idx_, session_.may_stream_ && session_.may_rebuild_);
   if (plans)
-    plan.make(profile, layer_, key_bytes(), rebuild);
+    plan.make(profile, layer_, token_kv_bytes(layer_), rebuild);
   else
-    plan.give(profile, layer_, key_bytes(), session_.may_stream_ ? routes.given_share() : 0.0, rebuild);
-  if (!pin_streamed()) plan.give(profile, layer_, key_bytes(), 0.0);
+    plan.give(profile, layer_, token_kv_bytes(layer_), session_.may_stream_ ? routes.given_share() : 0.0, rebuild);
+  if (!pin_streamed()) plan.give(profile, layer_, token_kv_bytes(layer_), 0.0);
   for (const PlannedKeys& keys : plan.keys()) {
     scratch_.calls[keys.call].cpu_begin = keys.cpu_begin;
     scratch_.calls[keys.call].rebuilt_end = keys.rebuilt_end;
@@ -157,7 +156,7 @@ void AttendCall::describe_part(HandOverTask* task) const {
   }
   if (session_.stream_layouts_.empty()) return;
   part.layer = &layer_;
-  part.key_bytes = key_bytes();
+  part.key_bytes = token_kv_bytes(layer_);
   if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
   part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
   part.tells = true;

@@ -43,7 +43,7 @@ struct Session::LongParts {
 // q_len: of an append; of its last part, if that streams all there is. n: gets the tokens of that part.
 Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64_t* n, LongParts* parts) const {
   const Layer& layer = cache_->layers()[layer_idx];
-  const int64_t key_bytes = layer.n_kv_heads * plane_bytes(layer).total();
+  const int64_t key_bytes = token_kv_bytes(layer);
   PrefillSize size;
   const TokenRange all = outside_of(layer, options_, cache_->page_len(), kv_len, q_len);
   const PrefillTerms terms = prefill_terms(layer_idx);
@@ -67,8 +67,8 @@ Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64
 Status Session::plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan* split, LongParts* parts) {
   const Profile& profile = cache_->engine().profile();
   const Layer& layer = cache_->layers()[calls.layer_idx];
-  const int64_t key_bytes = layer.n_kv_heads * plane_bytes(layer).total();
-  const RebuildTerms rebuild = rebuild_terms(layer, may_stream);
+  const int64_t key_bytes = token_kv_bytes(layer);
+  const RebuildTerms rebuild = rebuild_terms(calls.layer_idx, may_stream);
   const bool is_auto = routes_.route == Route::kAuto;
   bool streams_long = may_stream && !refuses_prefill_ && routes_.route == Route::kStream;
   for (int round = 0;; ++round) {
@@ -113,7 +113,7 @@ Status Session::plan(const PlannedCalls& calls, tandem_route_plan* plan) {
   TANDEM_TRY(try_routes(engine, cache_->device_tier(), layer, longest, routes_.buffer_bytes));
   if (may_stream) {
     const std::unique_lock lock(cache_->mutex());
-    TANDEM_TRY(try_rebuild(layer));
+    TANDEM_TRY(try_rebuild(calls.layer_idx));
   }
   CallPlan split;
   LongParts parts;
@@ -123,7 +123,7 @@ Status Session::plan(const PlannedCalls& calls, tandem_route_plan* plan) {
 }
 
 void Session::fill_plan(const Layer& layer, const CallPlan& split, const LongParts& parts, tandem_route_plan* plan) {
-  const int64_t key_bytes = layer.n_kv_heads * plane_bytes(layer).total();
+  const int64_t key_bytes = token_kv_bytes(layer);
   const auto ns = [](double x) { return static_cast<int64_t>(x); };
   const RoutePlan& times = split.plan();
   int64_t n_outside = 0;

@@ -166,7 +166,7 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
   cut_pieces(task->layout, layer_.n_kv_heads, 0, {call.host_begin, call.cpu_begin}, &task->pieces);
   task->bases = cache_.store().bases();
   task->part.layer = &layer_;
-  task->part.key_bytes = key_bytes();
+  task->part.key_bytes = token_kv_bytes(layer_);
   task->part.streamed_tokens = call.cpu_begin - call.host_begin;
   task->part.n_queries = call.q_len;  // the attention may take longer than the bus: nothing is learned
   task->streamed = session_.device_->streamed(task->idx);

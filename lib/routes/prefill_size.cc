@@ -6,7 +6,6 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kAlignment = 256;
 constexpr int64_t kMostStates = int64_t{64} << 20;  // bytes of a group's o
 constexpr int64_t kTicket = DeviceSession::kMostTokens;
 // What long appends over bf16 take on an H200.
@@ -18,7 +17,6 @@ constexpr double kBusBytes = 54.0;    // in a nanosecond
 constexpr double kCopyNs = 5000.0;    // of a copy
 constexpr double kRowsNs = 300000.0;  // of a ticket's rows, to the host beside other calls
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t o_bytes(const Layer& layer, int64_t n_heads, int64_t n_tokens) {
   return n_tokens * n_heads * layer.group_size * layer.v_head_dim * 4;
@@ -35,9 +33,9 @@ double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_quer
   double ns = 0.0;
   for (int64_t h = 0; h < layer.n_kv_heads; h += layout.n_heads) {
     const int64_t n_heads = std::min<int64_t>(layout.n_heads, layer.n_kv_heads - h), n_items = n_heads * n_tiles;
-    // Where items are fewer than blocks, these share an item's keys.
-    const double n_waves = n_items > n_blocks ? static_cast<double>(ceil_div(n_items, n_blocks))
-                                              : 1.0 / static_cast<double>(n_blocks / n_items);
+    const int64_t n_sharing = n_blocks / n_items;  // where items are fewer than blocks: those that share an item's keys
+    const double n_waves =
+        n_items > n_blocks ? static_cast<double>(ceil_div(n_items, n_blocks)) : 1.0 / static_cast<double>(n_sharing);
     const double compute = n_waves * (n_steps * tile_ns + n_pieces * kStateNs) + n_pieces * kPieceNs;
     const double n_copies = 2.0 * static_cast<double>(ceil_div(n_keys, layout.page_len));  // K and V of a page
     const double bus = static_cast<double>(n_keys * n_heads * layout.row_bytes.total()) / kBusBytes + n_copies * kCopyNs;
@@ -70,8 +68,8 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   made.rows_have_time = group_ns > kRowsNs * static_cast<double>(tickets_of(std::min(made.n_tokens, n_queries)));
   made.page_bytes = terms.layer_page_bytes;
   made.o_at = ceil_div(made.n_tokens, kDevicePageLen) * made.page_bytes;
-  const int64_t o = aligned(o_bytes(layer, made.layout.n_heads, made.n_tokens));
-  const int64_t lse = aligned(made.n_tokens * made.layout.n_heads * layer.group_size * 4);
+  const int64_t o = device_aligned(o_bytes(layer, made.layout.n_heads, made.n_tokens));
+  const int64_t lse = device_aligned(made.n_tokens * made.layout.n_heads * layer.group_size * 4);
   made.lse_at = made.o_at + o;
   made.area_bytes = made.lse_at + lse;
   *size = made;

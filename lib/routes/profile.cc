@@ -46,8 +46,8 @@ Profile::Shape Profile::shape_of(const Layer& layer) {
   return {layer.k_type, layer.v_type, layer.k_head_dim, layer.v_head_dim, layer.n_kv_heads, layer.group_size};
 }
 
-std::array<int32_t, 8> Profile::rebuilt_shape_of(const Layer& layer) const {
-  std::array<int32_t, 8> shape;
+Profile::RebuiltShape Profile::rebuilt_shape_of(const Layer& layer) {
+  RebuiltShape shape;
   const Shape keys = shape_of(layer);
   std::copy(keys.begin(), keys.end(), shape.begin());
   shape[6] = layer.hidden_dim();

@@ -79,16 +79,16 @@ class Profile {
     double host_ns() const;
   };
   static Shape shape_of(const Layer& layer);
+  using RebuiltShape = std::array<int32_t, 8>;  // the same, and of its hidden states
+  static RebuiltShape rebuilt_shape_of(const Layer& layer);
   Costs* costs_or_null(const Layer& layer, int64_t n_queries) noexcept;
   Costs& costs(const Layer& layer, int64_t n_queries) { return costs_[shape_of(layer)][class_of(n_queries)]; }
   const Costs* find(const Layer& layer, int64_t n_queries, int64_t* of_class) const;
   static int64_t class_of(int64_t n_queries);
 
-  std::array<int32_t, 8> rebuilt_shape_of(const Layer& layer) const;
-
   mutable std::mutex mutex_;
   std::map<Shape, std::map<int64_t, Costs>> costs_;  // by the power of two
-  std::map<std::array<int32_t, 8>, double> rebuild_ns_;
+  std::map<RebuiltShape, double> rebuild_ns_;
   double bus_ns_ = 0.0;  // of a byte; 0: not measured
 };
 

@@ -32,12 +32,12 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
     TANDEM_TRY(check_rebuilt(layers[l], l));
     RebuildLayout made;
     made.x_bytes = layers[l].x_bytes();
-    made.n_pages = buffer_bytes / (RebuildLayout::kPageLen * made.x_bytes);
+    const int64_t least_bytes = RebuildLayout::kPageLen * made.x_bytes;
+    made.n_pages = buffer_bytes / least_bytes;
     if (made.n_pages == 0)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
                   "stream_buffer_bytes = %lld is less than the %lld bytes of %d hidden states",
-                  static_cast<long long>(buffer_bytes), static_cast<long long>(RebuildLayout::kPageLen * made.x_bytes),
-                  RebuildLayout::kPageLen);
+                  static_cast<long long>(buffer_bytes), static_cast<long long>(least_bytes), RebuildLayout::kPageLen);
     const PlaneBytes bytes = plane_bytes(layers[l]);
     for (int32_t p = 0; p < kPlanes; ++p) {
       made.at[p] = made.page_bytes;
@@ -49,9 +49,7 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
   return {};
 }
 
-bool is_rebuild_less(const Layer& layer) {
-  return layer.x_type != 0 && layer.x_bytes() < layer.n_kv_heads * plane_bytes(layer).total();
-}
+bool is_rebuild_less(const Layer& layer) { return layer.x_type != 0 && layer.x_bytes() < token_kv_bytes(layer); }
 
 Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& layers, const Policy& policy,
                             const RouteOptions& routes, std::vector<RebuildLayout>* layouts) {
@@ -76,15 +74,6 @@ DevicePages pages_of(const RebuildLayout& layout, std::byte* first) {
     if (layout.head_stride[p] > 0) pages.planes[p] = first + layout.at[p];
   }
   return pages;
-}
-
-RecomputeCosts recompute_costs(const Layer& layer, double bus_bytes_per_ns, double rebuild_ns, double attend_ns) {
-  return {static_cast<double>(layer.x_bytes()) / bus_bytes_per_ns, rebuild_ns + attend_ns};
-}
-
-double recompute_ns(const RecomputeCosts& costs, const RebuildLayout& layout, int64_t n_keys) {
-  const auto n = static_cast<double>(n_keys), piece = static_cast<double>(std::min(n_keys, layout.n_rows()));
-  return n * std::max(costs.bus_ns, costs.device_ns) + piece * std::min(costs.bus_ns, costs.device_ns);
 }
 
 int64_t rebuilt_tokens(double share, int64_t begin, int64_t end) {
@@ -113,6 +102,12 @@ void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bo
   }
 }
 
+// How many of these tokens, from the first on, one piece may have: keys that are rotated have positions.
+int64_t AttendCall::follow_positions(const Sequence& sequence, TokenRange tokens) const {
+  const int64_t n = tokens.end - tokens.begin;
+  return layer_.projection->rope != nullptr ? Cache::consecutive(sequence, tokens.begin, n) : n;
+}
+
 // For what the last part of a call may find outside its window, as for streams; with "auto", where the plan has any.
 Status AttendCall::reserve_rebuilt(int64_t most, CallSize* size) {
   const bool is_auto = session_.routes_.route == Route::kAuto;
@@ -126,8 +121,7 @@ Status AttendCall::reserve_rebuilt(int64_t most, CallSize* size) {
   for (const SequenceCall& call : scratch_.calls) {
     const TokenRange tokens = streamed_tokens(call, most);
     int64_t n_runs = 0;
-    for (int64_t t = tokens.begin; t < tokens.end; ++n_runs)
-      t += layer_.projection->rope != nullptr ? Cache::consecutive(*call.sequence, t, tokens.end - t) : tokens.end - t;
+    for (int64_t t = tokens.begin; t < tokens.end; ++n_runs) t += follow_positions(*call.sequence, {t, tokens.end});
     count.add(is_auto ? 1.0 : session_.routes_.rebuilt_share, tokens.end - tokens.begin, n_runs);
   }
   size->n_rebuilt_parts = count.all_parts(session_.rebuild_layouts_[layer_idx_]);
@@ -146,7 +140,8 @@ Status Session::give_rebuilds_up(Status status) {
 
 // Where it could be less than sending K and V, it is measured what making them takes: once in an engine for a shape. The
 // cache's mutex is held exclusively.
-Status Session::try_rebuild(const Layer& layer) {
+Status Session::try_rebuild(size_t layer_idx) {
+  const Layer& layer = cache_->layers()[layer_idx];
   Profile& profile = cache_->engine().profile();
   const bool is_asked = routes_.route == Route::kRecompute;
   if (rebuild_layouts_.empty() || (!is_asked && !is_rebuild_less(layer)) || profile.knows_rebuild(layer)) return {};
@@ -158,8 +153,7 @@ Status Session::try_rebuild(const Layer& layer) {
     double ns = 0.0;
     TANDEM_TRY(cache_->projections().get(device, cache_->device_tier(), layer, &projection));
     TANDEM_TRY(RebuildBuffers::create(device, cache_->device_tier(), cache_->layers(), rebuild_layouts_, &buffers));
-    const size_t l = static_cast<size_t>(&layer - cache_->layers().data());
-    TANDEM_TRY(buffers->measure(layer, rebuild_layouts_[l], *projection, &ns));
+    TANDEM_TRY(buffers->measure(layer, rebuild_layouts_[layer_idx], *projection, &ns));
     profile.note_rebuild_trial(layer, ns);
     return {};
   };
@@ -168,11 +162,11 @@ Status Session::try_rebuild(const Layer& layer) {
 }
 
 // Of the call at hand, or of one that is planned.
-RebuildTerms Session::rebuild_terms(const Layer& layer, bool may) const {
+RebuildTerms Session::rebuild_terms(size_t layer_idx, bool may) const {
   if (!may || rebuild_layouts_.empty()) return {};
   const bool is_asked = routes_.route == Route::kRecompute;
-  const size_t l = static_cast<size_t>(&layer - cache_->layers().data());
-  return {is_asked || is_rebuild_less(layer), is_asked ? routes_.rebuilt_share : 0.0, rebuild_layouts_[l].n_rows()};
+  return {is_asked || is_rebuild_less(cache_->layers()[layer_idx]), is_asked ? routes_.rebuilt_share : 0.0,
+          rebuild_layouts_[layer_idx].n_rows()};
 }
 
 // Calls whose rows follow each other share pieces. A sequence whose positions have a gap goes on in the next piece.
@@ -184,8 +178,7 @@ void AttendCall::cut_rebuilt(const RebuildLayout& layout, size_t i, TokenRange t
     continues = pieces->parts.back().call != i && before.first_row + before.q_len == call.first_row;
   }
   for (int64_t t = tokens.begin; t < tokens.end; continues = false) {
-    const int64_t n =
-        layer_.projection->rope != nullptr ? Cache::consecutive(*call.sequence, t, tokens.end - t) : tokens.end - t;
+    const int64_t n = follow_positions(*call.sequence, {t, tokens.end});
     add_rebuilt(layout, i, {t, t + n}, continues, pieces);
     t += n;
   }
@@ -277,15 +270,10 @@ Status AttendCall::rebuild_piece(const DeviceAttend& window, const HandOverTask&
   const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
   const auto* described = reinterpret_cast<const DeviceSequence*>(device.descriptors() + task.rebuilt_at);
   const auto* tables = reinterpret_cast<const int64_t*>(described + task.rebuilt.parts.size());
-  DeviceRebuild rebuild;
-  rebuild.layer = &layer_;
-  rebuild.projection = *session_.projection_;
+  DeviceRebuild rebuild = device.rebuild()->call_of(layer_, layout, *session_.projection_);
   rebuild.x = x;
   rebuild.n_rows = piece.n_pages * RebuildLayout::kPageLen;
-  rebuild.pages = pages_of(layout, device.rebuild()->pages());
-  rebuild.page_bytes = layout.page_bytes;
   rebuild.page_positions = tables + task.rebuilt.n_pages() + piece.first_page;
-  rebuild.workspace = device.rebuild()->workspace();
   TANDEM_TRY(call_device(device.device(), &DeviceTable::rebuild, &rebuild, args_.stream));
   TANDEM_TRY(device.rebuild()->x().done_with(args_.stream));
   Layer layer = *window.layer;
@@ -320,11 +308,7 @@ Status AttendCall::attend_rebuilt(const DeviceAttend& window, const HandOverTask
     sum.first_row = static_cast<int32_t>(first.first_row);
     sum.n_rows = static_cast<int32_t>(last.first_row + last.q_len - first.first_row);
     sum.n_heads = layer_.n_q_heads;
-    sum.o = device.o();
-    sum.lse = device.lse();
-    sum.part_o = device.part_o();
-    sum.part_lse = device.part_lse();
-    TANDEM_TRY(call_device(device.device(), &DeviceTable::accumulate, &sum, args_.stream));
+    TANDEM_TRY(add_part(sum));
   }
   return {};
 }

@@ -17,7 +17,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -38,6 +37,8 @@ struct RebuildLayout {
 
   int64_t n_rows() const { return n_pages * kPageLen; }
 };
+// Those of a layer's planes in rebuilt pages, from the first one on.
+DevicePages pages_of(const RebuildLayout& layout, std::byte* first);
 
 // [n_layers]. INVALID_ARGUMENT where a buffer has no room for a page of hidden states; UNSUPPORTED, naming the layer, where
 // keys cannot be made of hidden states: no projection, none kept, keys that the library rotates or has rotated.
@@ -60,8 +61,6 @@ struct RebuiltPart {
     return (end + RebuildLayout::kPageLen - 1) / RebuildLayout::kPageLen - begin / RebuildLayout::kPageLen;
   }
 };
-// Those of a layer's planes in rebuilt pages, from the first one on.
-DevicePages pages_of(const RebuildLayout& layout, std::byte* first);
 struct RebuiltPiece {
   size_t first_part = 0, n_parts = 0;
   int64_t n_pages = 0, first_page = 0;  // the latter of those of all pieces
@@ -91,33 +90,6 @@ struct RebuiltCount {
   int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
 };
 
-// What a key takes in all its KV heads, in ns: what a planner has to know of the route. Bus and device work side by side,
-// the device a piece behind.
-struct RecomputeCosts {
-  double bus_ns = 0.0;     // its hidden state
-  double device_ns = 0.0;  // K and V of it, made and attended
-};
-// rebuild_ns: of RebuildBuffers::measure(); attend_ns: of a key that is there.
-RecomputeCosts recompute_costs(const Layer& layer, double bus_bytes_per_ns, double rebuild_ns, double attend_ns);
-double recompute_ns(const RecomputeCosts& costs, const RebuildLayout& layout, int64_t n_keys);
-
-// Projections in device memory, each layer's when it is first asked for; of one cache.
-class ProjectionsOnDevice {
- public:
-  static int64_t bytes_of(const std::vector<Layer>& layers);  // of all
-  Status get(const Device& device, Tier& tier, const Layer& layer, const DeviceProjection** projection);
-
- private:
-  struct Uploaded {
-    Buffer memory;
-    DeviceProjection projection;
-  };
-  Status upload(const Device& device, Tier& tier, const Layer& layer, Uploaded* to);
-
-  std::map<const Projection*, Uploaded> uploaded_;
-  std::map<const RopeTable*, Buffer> angles_;
-};
-
 // What a session rebuilds in: two buffers of hidden states, pages of K and V, and work space.
 class RebuildBuffers {
  public:
@@ -128,8 +100,8 @@ class RebuildBuffers {
   // under way.
   Status measure(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection, double* ns);
   StreamBuffers& x() { return *x_; }
-  std::byte* pages() const { return memory_.data(); }
-  std::byte* workspace() const { return memory_.data() + workspace_at_; }
+  // Into the pages, with the work space; of which rows is to be said yet.
+  DeviceRebuild call_of(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection) const;
 
  private:
   explicit RebuildBuffers(const Device& device) : device_(device) {}

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lib/planes.h"
 #include "lib/policies/policy.h"
 
 namespace tandem {
@@ -43,5 +44,8 @@ inline bool can_stream(const Policy& layer_policy) {
   return !layer_policy.keeps_maw && layer_policy.host_keys(false) == HostKeys::kAll &&
          layer_policy.host_keys(true) == HostKeys::kAll;
 }
+
+// K and V of a token, in all KV heads.
+inline int64_t token_kv_bytes(const Layer& layer) { return layer.n_kv_heads * plane_bytes(layer).total(); }
 
 }  // namespace tandem

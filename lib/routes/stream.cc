@@ -100,7 +100,7 @@ DeviceAttend of_heads(const DeviceAttend& call, int32_t first_head, int32_t n_he
   DeviceAttend part = call;
   part.layer = layer;
   part.q.data = static_cast<std::byte*>(call.q.data) +
-                first_head * layer->group_size * row_bytes(call.q.dtype, 1) * call.q.head_stride;
+                int64_t{first_head} * layer->group_size * row_bytes(call.q.dtype, 1) * call.q.head_stride;
   for (int32_t p = 0; p < kPlanes; ++p)
     if (call.pages.planes[p] != nullptr) part.pages.planes[p] += first_head * call.pages.head_stride[p];
   return part;
@@ -148,14 +148,20 @@ Status AttendCall::attend_stream(const DeviceAttend& window, const HandOverTask&
     sum.n_rows = static_cast<int32_t>(call.q_len);
     sum.first_head = piece.first_head * layer_.group_size;
     sum.n_heads = piece.n_heads * layer_.group_size;
-    sum.o = device.o();
-    sum.lse = device.lse();
-    sum.part_o = device.part_o();
-    sum.part_lse = device.part_lse();
-    TANDEM_TRY(call_device(device.device(), &DeviceTable::accumulate, &sum, args_.stream));
+    TANDEM_TRY(add_part(sum));
     TANDEM_TRY(send_next(task, &n_sent));
   }
   return {};
+}
+
+// sum: which rows and heads of the session's states for parts go to those of the window.
+Status AttendCall::add_part(DeviceAccumulate sum) {
+  const DeviceSession& device = *session_.device_;
+  sum.o = device.o();
+  sum.lse = device.lse();
+  sum.part_o = device.part_o();
+  sum.part_lse = device.part_lse();
+  return call_device(device.device(), &DeviceTable::accumulate, &sum, args_.stream);
 }
 
 Status AttendCall::send_next(const HandOverTask& task, size_t* n_sent) {

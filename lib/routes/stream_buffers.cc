@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "lib/routes/stream_buffers.h"
 
-#include <chrono>
-
 #include "lib/device_status.h"
 
 namespace tandem {
@@ -63,28 +61,6 @@ void StreamBuffers::settle(void* stream) {
   device_.table->wait(device_.self, stream_, &ignored);
   device_.table->wait(device_.self, stream, &ignored);
   n_taken_ = n_sent_;
-}
-
-Status StreamBuffers::measure(double* rate) {
-  constexpr int64_t kMostBytes = int64_t{16} << 20;
-  constexpr int kCopies = 4;
-  const int64_t bytes = buffer_bytes_ < kMostBytes ? buffer_bytes_ : kMostBytes;
-  void *from = nullptr, *ignored = nullptr;
-  TANDEM_TRY(call_device(device_, &DeviceTable::allocate_shared, bytes, &from, &ignored));
-  Status status;
-  std::chrono::steady_clock::time_point begin;
-  for (int i = 0; i <= kCopies && status.ok(); ++i) {  // the first is not counted
-    const StridedCopy copy{at(0), from, bytes, 1, bytes, bytes};
-    status = call_device(device_, &DeviceTable::copy_strided, &copy, stream_);
-    if (i > 0 || !status.ok()) continue;
-    status = call_device(device_, &DeviceTable::wait, stream_);
-    begin = std::chrono::steady_clock::now();
-  }
-  if (status.ok()) status = call_device(device_, &DeviceTable::wait, stream_);
-  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
-  device_.table->release_shared(device_.self, from);
-  if (status.ok()) *rate = static_cast<double>(kCopies * bytes) / spent.count();
-  return status;
 }
 
 }  // namespace tandem

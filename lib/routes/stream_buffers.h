@@ -33,8 +33,6 @@ class StreamBuffers {
   Status mark(std::byte* flag);
   // After a failure: nothing is under way in the buffers any more.
   void settle(void* stream);
-  // Bytes per ns of copies from memory that is pinned.
-  Status measure(double* rate);
 
  private:
   StreamBuffers(const Device& device, int64_t buffer_bytes) : device_(device), buffer_bytes_(buffer_bytes) {}

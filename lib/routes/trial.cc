@@ -8,6 +8,7 @@
 #include "lib/device_status.h"
 #include "lib/placement.h"
 #include "lib/planes.h"
+#include "lib/routes/route.h"
 
 namespace tandem {
 namespace {
@@ -131,7 +132,7 @@ class HostTrial {
 // As many keys as take the CPU about a millisecond.
 int64_t trial_keys(const Layer& layer, int64_t n_queries) {
   constexpr int64_t kLeastKeys = 256, kMostKeys = 16384, kWork = int64_t{1} << 20, kMostBytes = int64_t{64} << 20;
-  const int64_t in_memory = kMostBytes / (layer.n_kv_heads * plane_bytes(layer).total());
+  const int64_t in_memory = kMostBytes / token_kv_bytes(layer);
   return std::max(kLeastKeys, std::min({std::max<int64_t>(2048, kWork / n_queries), kMostKeys, in_memory}));
 }
 

@@ -2,8 +2,8 @@
 // Long appends over keys in host memory, beside the same calls with everything on the device: milliseconds, through the C
 // ABI.
 //
-//   append_bench MODULE [threads [lengths [appended [call_lens [heads [buffers [layers]]]]]]]     lists with commas; buffers
-//   in MiB
+//   append_bench MODULE [threads [lengths [appended [call_lens [heads [buffers [layers]]]]]]]     lists with commas;
+//     buffers in MiB
 //
 // Layers of 32 query heads and 8 KV heads of 128 dims in bf16, one after the other as in a model, and the time of one.
 // "lengths" are the keys outside the window of 4,096 when an append begins, which comes in calls of call_len tokens. heads:

@@ -24,7 +24,7 @@ tandem_session_options auto_options() {
 }
 
 struct Auto : Rebuilding {
-  Auto(const Projected& projected, const Rates& rates) : Rebuilding(projected) {
+  Auto(const Projected& projected, const Rates& rates) : Rebuilding(projected, auto_options()) {
     std::shared_ptr<tandem::Engine> engine_object;
     std::shared_ptr<tandem::Cache> cache_object;
     assert_true(tandem::resolve(engine, "engine", &engine_object).ok());
@@ -34,17 +34,8 @@ struct Auto : Rebuilding {
     profile.note_bus_trial(static_cast<double>(kTokenBytes) / rates.stream);
     for (const int64_t n : {1, 4}) profile.note_trial(layer, n, 1000, 1000 * rates.host / 0.8);
     profile.note_rebuild_trial(layer, rates.rebuild);
-    tandem_session_release(session);
-    const tandem_session_options options = auto_options();
-    OK(tandem_session_create, &session, cache, &options);
   }
 };
-
-void append_both(const Projected& projected, const Side& side, const Side& twin, int64_t n_tokens) {
-  const HiddenCall prompt(projected, n_tokens, 0, 1);
-  for (const Side* one : {&side, &twin})
-    OK(tandem_sequence_append_x, one->cache, one->sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view, nullptr);
-}
 
 // A quarter of K and V's bytes cross the bus. Where the device keeps up, all keys are made; where it takes as long as half
 // of what the bus takes for K and V, four fifths, and the others are streamed; where it takes longer than K and V on the
@@ -65,7 +56,7 @@ void makes_what_takes_less(void**) {
   for (const Wanted& wanted : all) {
     const Auto side(projected, wanted.rates);
     OK(tandem_sequence_truncate, twin.cache, twin.sequence, 0);
-    append_both(projected, side, twin, kLong);
+    append_both(side, twin, HiddenCall(projected, kLong, 0, 1));
     const int64_t outside = outside_of(kLong), length = kLong + 3, three = 3;
     tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
     OK(tandem_plan, &plan, side.session, kLayer, &length, &three, 1);
@@ -88,7 +79,7 @@ void takes_what_is_planned(void**) {
   const Projected projected;
   const Auto side(projected, {100'000, 1000, 1});
   const Rebuilding twin(projected, 1.0, kBuffer, false);
-  append_both(projected, side, twin, kLong);
+  append_both(side, twin, HiddenCall(projected, kLong, 0, 1));
   attend_twins(projected, side, twin, 1, 5);
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
   const tandem_session_options options = auto_options();
@@ -110,15 +101,10 @@ void goes_without_memory(void**) {
   for (int64_t nth = 1;; ++nth) {
     const Auto side(projected, {100'000, 1000, 1});
     const Rebuilding twin(projected, 1.0, kBuffer, false);
-    append_both(projected, side, twin, kLong);
+    append_both(side, twin, HiddenCall(projected, kLong, 0, 1));
     HiddenCall call(projected, 1, kLong, 5), on_host(projected, 1, kLong, 5);
     call.to_device();
-    const tandem_attend_args args = call.args(side);
-    tandem_error* error = nullptr;
-    controls.fail_call(stand_in::kAllocate, nth, TANDEM_ERROR_OUT_OF_MEMORY);
-    const int32_t status = tandem_attend(side.session, &args, &error);
-    tandem_error_release(error);
-    controls.fail_call(stand_in::kAllocate, INT64_MAX, TANDEM_OK);
+    const int32_t status = attend_failing(side, call.args(side), stand_in::kAllocate, nth, 0, TANDEM_ERROR_OUT_OF_MEMORY);
     if (status != TANDEM_OK) {
       assert_int_equal(status, TANDEM_ERROR_OUT_OF_MEMORY);
       assert_int_equal(side.length(), kLong);

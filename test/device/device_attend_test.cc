@@ -162,12 +162,7 @@ void fail_calls(const char* policy) {
       attend(twin, first_host);
       Call call(1, 2), call_host(1, 2);
       call.to_device();
-      const tandem_attend_args args = call.args(side);
-      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
-      tandem_error* error = nullptr;
-      const int32_t status = tandem_attend(side.session, &args, &error);
-      tandem_error_release(error);
-      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      const int32_t status = attend_failing(side, call.args(side), failing, nth);
       if (status == TANDEM_OK && nth > 1) break;
       if (status != TANDEM_OK) {
         ++n_failed;

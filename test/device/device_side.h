@@ -98,7 +98,41 @@ struct Side {
     OK(tandem_session_get_stats, &stats, session);
     return stats;
   }
+  uint64_t digest() const {
+    uint64_t digest = 0;
+    OK(tandem_sequence_digest, &digest, cache, sequence);
+    return digest;
+  }
 };
+
+inline void change_session(Side* side, const tandem_session_options& options) {
+  tandem_session_release(side->session);
+  side->session = nullptr;
+  OK(tandem_session_create, &side->session, side->cache, &options);
+}
+
+// No session is made of these.
+inline void refuse_session(const Side& side, const tandem_session_options& options, int32_t status, const char* field,
+                           const char* text) {
+  tandem_session* session = nullptr;
+  tandem_error* error = nullptr;
+  const int32_t got = tandem_session_create(&session, side.cache, &options, &error);
+  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
+  tandem_error_release(error);
+  if (got != status || named != field || message.find(text) == std::string::npos)
+    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
+}
+
+// Nor is a planned step of one that streams: before anything is done.
+inline void refuse_step(const Side& side) {
+  void* stream = controls.create_stream();
+  const int64_t one = 1;
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_step_begin(side.session, &side.sequence, &one, 1, stream, &error), TANDEM_ERROR_UNSUPPORTED);
+  assert_string_equal(tandem_error_field(error), "route");
+  tandem_error_release(error);
+  assert_true(controls.destroy_stream(stream));
+}
 
 // q, k, v and o of n tokens, the same for the same seed.
 struct Call {
@@ -153,10 +187,10 @@ inline void attend(const Side& side, Call& call, int32_t layer_idx = kLayer, voi
 }
 
 // Its status, where the nth call of a kind to the device fails.
-inline int32_t attend_failing(const Side& side, const Call& call, stand_in::Call failing, int64_t nth, int64_t delay_ns) {
-  const tandem_attend_args args = call.args(side);
+inline int32_t attend_failing(const Side& side, const tandem_attend_args& args, stand_in::Call failing, int64_t nth,
+                              int64_t delay_ns = 0, int32_t answer = TANDEM_ERROR_BACKEND) {
   controls.set_delay(delay_ns);
-  controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
+  controls.fail_call(failing, nth, answer);
   tandem_error* error = nullptr;
   const int32_t status = tandem_attend(side.session, &args, &error);
   tandem_error_release(error);

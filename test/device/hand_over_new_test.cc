@@ -42,12 +42,11 @@ int64_t start_of(int64_t call_idx) {
 
 struct Selecting : Side {
   explicit Selecting(const char* policy, const char* route = nullptr) : Side(true, policy) {
-    tandem_session_release(session);
     tandem_session_options options = options_of(policy);
     options.beta = 0.0f;  // every key is kept: the answers are those over all keys
     options.route = route;
     if (route != nullptr) options.stream_fraction = 0.5, options.stream_buffer_bytes = 64 * kDim * 4;
-    OK(tandem_session_create, &session, cache, &options);
+    change_session(this, options);
   }
 };
 
@@ -64,8 +63,7 @@ int32_t try_call(const Side& side, Call* call) {
 
 // When nothing is under way, and what is lost has been taken back.
 int64_t settled_length(const Side& side) {
-  uint64_t digest = 0;
-  OK(tandem_sequence_digest, &digest, side.cache, side.sequence);
+  side.digest();
   return side.length();
 }
 
@@ -101,10 +99,7 @@ void lack_once(const char* policy) {
     armed = false;
     assert_true(n_told <= 1);
     n_told_of += n_told;
-    uint64_t digests[2] = {};
-    OK(tandem_sequence_digest, &digests[0], side.cache, side.sequence);
-    OK(tandem_sequence_digest, &digests[1], twin.cache, twin.sequence);
-    assert_true(digests[0] == digests[1]);
+    assert_true(side.digest() == twin.digest());
     if (n_news < nth) break;
   }
   print_message("%s: %lld allocations failed one by one, %lld were told of\n", policy, static_cast<long long>(n_runs),

@@ -95,8 +95,10 @@ inline tandem_session_options route_options(double share = 1.0, int64_t buffer_b
 
 // A side whose cache keeps hidden states of its layers, and whose session, on a device, rebuilds keys.
 struct Rebuilding : Side {
-  explicit Rebuilding(const Projected& projected, double share = 1.0, int64_t buffer_bytes = kBuffer, bool has_device = true,
-                      int64_t cap = 0)
+  explicit Rebuilding(const Projected& projected, double share = 1.0, int64_t buffer_bytes = kBuffer, bool has_device = true)
+      : Rebuilding(projected, has_device ? route_options(share, buffer_bytes) : Side::options_of("all"), has_device) {}
+  Rebuilding(const Projected& projected, const tandem_session_options& session_options, bool has_device = true,
+             int64_t host_cap_bytes = 0)
       : Side(has_device, "all") {
     tandem_session_release(session);
     tandem_cache_release(cache);
@@ -110,9 +112,8 @@ struct Rebuilding : Side {
     OK(tandem_model_create, &model, &layer, 1);
     tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
     options.x_type = TANDEM_BF16;
-    options.device_cap_bytes = cap;
+    options.host_cap_bytes = host_cap_bytes;
     OK(tandem_cache_create, &cache, engine, model, &options);
-    tandem_session_options session_options = has_device ? route_options(share, buffer_bytes) : Side::options_of("all");
     OK(tandem_session_create, &session, cache, &session_options);
     OK(tandem_sequence_create, &sequence, cache);
   }
@@ -144,6 +145,16 @@ struct HiddenCall : Call {
     return args;
   }
 };
+
+// Of a prompt that nobody attends.
+inline void append_hidden(const Side& side, const HiddenCall& call) {
+  OK(tandem_sequence_append_x, side.cache, side.sequence, kLayer, &call.k.view, &call.v.view, &call.x.view, nullptr);
+}
+
+inline void append_both(const Side& side, const Side& twin, const HiddenCall& call) {
+  append_hidden(side, call);
+  append_hidden(twin, call);
+}
 
 inline void attend_hidden(const Side& side, const HiddenCall& call) {
   const tandem_attend_args args = call.args(side);

@@ -18,8 +18,7 @@ struct Both : Side {
     options.route = "host+stream";
     options.stream_fraction = fraction;
     options.stream_buffer_bytes = buffer_bytes;
-    tandem_session_release(session);
-    OK(tandem_session_create, &session, cache, &options);
+    change_session(this, options);
   }
 };
 
@@ -123,8 +122,7 @@ struct Auto : Side {
     tandem_session_options options = options_of("all");
     options.route = route;
     options.stream_buffer_bytes = int64_t{1} << 20;
-    tandem_session_release(session);
-    OK(tandem_session_create, &session, cache, &options);
+    change_session(this, options);
   }
   tandem_route_plan plan(int64_t kv_len, int64_t q_len) const {
     tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;

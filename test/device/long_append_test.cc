@@ -30,9 +30,7 @@ tandem_session_options stream_options(const Terms& terms) {
 
 struct Streaming : Side {
   explicit Streaming(const Terms& terms, int64_t cap = 0, int32_t n_layers = 1) : Side(true, "all", cap, n_layers) {
-    tandem_session_release(session);
-    const tandem_session_options options = stream_options(terms);
-    OK(tandem_session_create, &session, cache, &options);
+    change_session(this, stream_options(terms));
   }
 };
 
@@ -132,12 +130,6 @@ void takes_what_is_planned(void**) {
     }
 }
 
-uint64_t digest_of(const Side& side) {
-  uint64_t digest = 0;
-  OK(tandem_sequence_digest, &digest, side.cache, side.sequence);
-  return digest;
-}
-
 // In the first chunk, between chunks and in the last one, wherever a call to the device fails: it says so, what had been
 // appended is gone, and the next try succeeds.
 void takes_all_chunks_back(void**) {
@@ -153,16 +145,16 @@ void takes_all_chunks_back(void**) {
         const Tensor k({kBefore, kKvHeads, kDim}, 1), v({kBefore, kKvHeads, kDim}, 2);
         OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
       }
-      const uint64_t before = digest_of(side);
+      const uint64_t before = side.digest();
       tandem_test::Call call(kAppended, 2), call_host(kAppended, 2);
       call.to_device();
-      const int32_t status = attend_failing(side, call, failing, nth, nth % 2 * 50'000);
+      const int32_t status = attend_failing(side, call.args(side), failing, nth, nth % 2 * 50'000);
       controls.set_delay(0);
       if (status != TANDEM_OK) {
         ++n_failed;
         assert_int_equal(status, TANDEM_ERROR_BACKEND);
         assert_int_equal(side.length(), kBefore);
-        assert_true(digest_of(side) == before);
+        assert_true(side.digest() == before);
         attend(side, call);
       }
       attend(twin, call_host);
@@ -216,7 +208,7 @@ void host_cap_holds(void**) {
   std::swap(side.sequence, sequence);
   const Side twin(false);
   attend_twins(side, twin, 700, 1);
-  const uint64_t before = digest_of(side);
+  const uint64_t before = side.digest();
   Call call(2000, 2);
   call.to_device();
   const tandem_attend_args args = call.args(side);
@@ -225,7 +217,7 @@ void host_cap_holds(void**) {
   assert_string_equal(tandem_error_field(error), "host_cap_bytes");
   tandem_error_release(error);
   assert_int_equal(side.length(), 700);
-  assert_true(digest_of(side) == before);
+  assert_true(side.digest() == before);
   attend_twins(side, twin, 600, 3);
   tandem_session_release(session);
   tandem_cache_release(cache);
@@ -263,7 +255,7 @@ void loses_the_device(void**) {
     attend(side, late);
     std::this_thread::sleep_for(std::chrono::nanoseconds(after_ns));
     controls.lose_device();
-    digest_of(side);
+    side.digest();
     assert_int_equal(side.length(), side.stats().staged_kv_bytes / kTokenBytes);
     controls.reset();
   }

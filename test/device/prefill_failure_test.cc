@@ -22,23 +22,8 @@ tandem_session_options options_of_route(const char* route) {
 }
 
 struct Prefilling : Rebuilding {
-  Prefilling(const Projected& projected, const char* route, int64_t host_cap = 0) : Rebuilding(projected) {
-    tandem_session_release(session);
-    tandem_cache_release(cache);
-    session = nullptr;
-    tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
-    cache_options.x_type = TANDEM_BF16;
-    cache_options.host_cap_bytes = host_cap;
-    OK(tandem_cache_create, &cache, engine, model, &cache_options);
-    const tandem_session_options options = options_of_route(route);
-    OK(tandem_session_create, &session, cache, &options);
-    OK(tandem_sequence_create, &sequence, cache);
-  }
-  uint64_t digest() const {
-    uint64_t digest = 0;
-    OK(tandem_sequence_digest, &digest, cache, sequence);
-    return digest;
-  }
+  Prefilling(const Projected& projected, const char* route, int64_t host_cap = 0)
+      : Rebuilding(projected, options_of_route(route), true, host_cap) {}
 };
 
 // One step. What failed of it, if anything did: then the step is taken back.
@@ -69,28 +54,43 @@ void attend_again(const Prefilling& side, const Side& twin, const HiddenCall& ca
   assert_int_equal(run_step(side, call.args(side), call.n).status, TANDEM_OK);
   attend_hidden(twin, on_host);
   assert_near(call.output(), on_host.output());
-  uint64_t there = 0;
-  OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
-  assert_true(side.digest() == there);
+  assert_true(side.digest() == twin.digest());
 }
+
+// The last chunk's turn.
+struct LastChunk {
+  const Prefilling side;
+  const Rebuilding twin;
+  HiddenCall call, on_host;
+  uint64_t before;
+
+  LastChunk(const Projected& projected, const char* route)
+      : side(projected, route),
+        twin(projected, 1.0, kBuffer, false),
+        call(projected, kChunks[2], 500, 3),
+        on_host(projected, kChunks[2], 500, 3) {
+    prefill(projected, side, twin);
+    before = side.digest();
+    call.to_device();
+  }
+  // It has failed and left nothing.
+  void come_again() const {
+    assert_int_equal(side.length(), 500);
+    assert_true(side.digest() == before);
+    attend_again(side, twin, call, on_host);
+  }
+};
 
 void hidden_states_are_missing(void**) {
   const Projected projected;
   for (const char* route : kRoutes) {
-    const Prefilling side(projected, route);
-    const Rebuilding twin(projected, 1.0, kBuffer, false);
-    prefill(projected, side, twin);
-    const uint64_t before = side.digest();
-    HiddenCall call(projected, kChunks[2], 500, 3), on_host(projected, kChunks[2], 500, 3);
-    call.to_device();
-    tandem_attend_args args = call.args(side);
+    const LastChunk last(projected, route);
+    tandem_attend_args args = last.call.args(last.side);
     args.x = nullptr;
-    const Outcome outcome = run_step(side, args, call.n);
+    const Outcome outcome = run_step(last.side, args, last.call.n);
     assert_int_equal(outcome.status, TANDEM_ERROR_INVALID_ARGUMENT);
     assert_string_equal(outcome.field.c_str(), "x");
-    assert_int_equal(side.length(), 500);
-    assert_true(side.digest() == before);
-    attend_again(side, twin, call, on_host);
+    last.come_again();
   }
 }
 
@@ -130,21 +130,14 @@ void the_bus_fails(void**) {
     for (const stand_in::Call failing : {kCopyStrided, kRecordEvent, kWaitEvent, kRebuild}) {
       int n_failed = 0;
       for (int64_t nth = 1;; nth += nth < 4 ? 1 : 7) {
-        const Prefilling side(projected, route);
-        const Rebuilding twin(projected, 1.0, kBuffer, false);
-        prefill(projected, side, twin);
-        const uint64_t before = side.digest();
-        HiddenCall call(projected, kChunks[2], 500, 3), on_host(projected, kChunks[2], 500, 3);
-        call.to_device();
+        const LastChunk last(projected, route);
         controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
-        const Outcome outcome = run_step(side, call.args(side), call.n);
+        const Outcome outcome = run_step(last.side, last.call.args(last.side), last.call.n);
         controls.fail_call(failing, INT64_MAX, TANDEM_OK);
         if (outcome.status == TANDEM_OK) break;
         ++n_failed;
         assert_int_equal(outcome.status, TANDEM_ERROR_BACKEND);
-        assert_int_equal(side.length(), 500);
-        assert_true(side.digest() == before);
-        attend_again(side, twin, call, on_host);
+        last.come_again();
       }
       const bool may_fail = failing != kRebuild || std::strcmp(route, "recompute") == 0;
       if ((n_failed > 0) != may_fail) fail_msg("%s: call %d failed %d times", route, failing, n_failed);

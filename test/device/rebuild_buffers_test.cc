@@ -2,6 +2,7 @@
 // What the route "recompute" has on a device, on the stand-in: projections, uploaded once for all who ask, and the time that
 // making keys takes.
 #include "device/stand_in_host.h"
+#include "lib/device_projections.h"
 #include "lib/routes/recompute.h"
 
 namespace {

@@ -17,13 +17,13 @@ void refuse(const Side& side, const std::function<void(tandem_session_options&)>
             const char* text) {
   tandem_session_options options = route_options();
   change(options);
-  tandem_session* session = nullptr;
-  tandem_error* error = nullptr;
-  const int32_t got = tandem_session_create(&session, side.cache, &options, &error);
-  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
-  tandem_error_release(error);
-  if (got != status || named != field || message.find(text) == std::string::npos)
-    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
+  refuse_session(side, options, status, field, text);
+}
+
+// Of so many tokens outside the window, those that are made: whole pages.
+int64_t rebuilt_of(int64_t outside, double share) {
+  const auto wanted = static_cast<int64_t>(std::ceil(share * static_cast<double>(outside)));
+  return std::min(outside, (wanted + 127) / 128 * 128);
 }
 
 void refuses(void**) {
@@ -55,14 +55,7 @@ void refuses(void**) {
   OK(tandem_cache_create, &keeps_none.cache, keeps_none.engine, keeps_none.model, nullptr);
   refuse(
       keeps_none, [](auto&) {}, kUnsupported, "route", "x_type = 0");
-  // Planned steps hold what the host does.
-  void* stream = controls.create_stream();
-  const int64_t one = 1;
-  tandem_error* error = nullptr;
-  assert_int_equal(tandem_step_begin(side.session, &side.sequence, &one, 1, stream, &error), TANDEM_ERROR_UNSUPPORTED);
-  assert_string_equal(tandem_error_field(error), "route");
-  tandem_error_release(error);
-  assert_true(controls.destroy_stream(stream));
+  refuse_step(side);
 }
 
 // Appends and single queries over hosts of many pieces, wholly and partly rebuilt, from a device that is late: every byte is
@@ -79,8 +72,7 @@ void rebuilds_what_is_outside(void**) {
           attend_twins(projected, side, twin, n, seed++);
           for (int64_t left = n; left > 0; left -= 512) {  // in chunks of 512
             const int64_t outside = outside_of(length);
-            const auto wanted = static_cast<int64_t>(std::ceil(share * static_cast<double>(outside)));
-            const int64_t rebuilt = std::min(outside, (wanted + 127) / 128 * 128);
+            const int64_t rebuilt = rebuilt_of(outside, share);
             x_bytes += rebuilt * kXBytes;
             bytes += (outside - rebuilt) * kTokenBytes;
             n_parts += outside > 0 ? 1 : 0;
@@ -93,10 +85,7 @@ void rebuilds_what_is_outside(void**) {
         assert_int_equal(stats.n_stream_parts, n_parts);
         assert_int_equal(stats.n_host_parts, 0);
         controls.set_delay(0);
-        uint64_t here = 0, there = 0;  // hidden states that came through the device are those that came to the host
-        OK(tandem_sequence_digest, &here, side.cache, side.sequence);
-        OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
-        assert_true(here == there);
+        assert_true(side.digest() == twin.digest());  // hidden states that came through the device are those of the host
       }
 }
 
@@ -105,15 +94,22 @@ void attends_what_it_has_made(void**) {
   const Projected projected;
   const Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
   HiddenCall prompt(projected, 300, 0, 1), next(projected, 2, 300, 2), next_host(projected, 2, 300, 2);
-  OK(tandem_sequence_append_x, twin.cache, twin.sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view, nullptr);
+  append_hidden(twin, prompt);
   const int64_t window_begin = 300 - kWindow - 8;
   for (Tensor* wrong : {&prompt.k, &prompt.v})
     for (int64_t i = 0; i < window_begin * kKvHeads * kDim; ++i) wrong->values[static_cast<size_t>(i)] = NAN;
-  OK(tandem_sequence_append_x, side.cache, side.sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view, nullptr);
+  append_hidden(side, prompt);
   next.to_device();
   attend_hidden(side, next);
   attend_hidden(twin, next_host);
   assert_near(next.output(), next_host.output());
+}
+
+void assert_same_hidden(const Side& side, const Side& twin, int64_t first, int64_t n) {
+  Tensor here({n, kHidden}), there({n, kHidden});
+  OK(tandem_sequence_read_x, &here.view, side.cache, side.sequence, kLayer, first);
+  OK(tandem_sequence_read_x, &there.view, twin.cache, twin.sequence, kLayer, first);
+  assert_true(here.values == there.values);
 }
 
 // Forks, truncations and removed tokens: hidden states go with their tokens, and keys have the positions that they had.
@@ -138,22 +134,16 @@ void follows_its_sequences(void**) {
   attend_hidden(side, call);
   attend_hidden(twin, on_host);
   assert_near(call.output(), on_host.output());
-  std::vector<float> there(10 * kHidden), here(10 * kHidden);
-  Tensor x({10, kHidden});
-  OK(tandem_sequence_read_x, &x.view, side.cache, side.sequence, kLayer, 65);
-  there = x.values;
-  OK(tandem_sequence_read_x, &x.view, twin.cache, twin.sequence, kLayer, 65);
-  assert_true(there == x.values);
+  assert_same_hidden(side, twin, 65, 10);
 }
 
 // Of sessions that rebuild nothing: planned steps, and guesses of which some are kept, bring hidden states to the host too.
 void come_with_every_kind_of_call(void**) {
   const Projected projected;
   Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
-  tandem_session_release(side.session);
   tandem_session_options options = Side::options_of("all");
   options.route = "host";
-  OK(tandem_session_create, &side.session, side.cache, &options);
+  change_session(&side, options);
   attend_twins(projected, side, twin, 150, 1);
   void* stream = controls.create_stream();
   const int64_t two = 2;
@@ -179,10 +169,7 @@ void come_with_every_kind_of_call(void**) {
     const int64_t kept[] = {0, 2, 4};
     OK(tandem_session_commit, one->session, one->sequence, kept, 3);
   }
-  uint64_t here = 0, there = 0;
-  OK(tandem_sequence_digest, &here, side.cache, side.sequence);
-  OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
-  assert_true(here == there);
+  assert_true(side.digest() == twin.digest());
   assert_int_equal(side.length(), 155);
   assert_true(controls.destroy_stream(stream));
 }
@@ -192,22 +179,14 @@ void come_with_long_appends(void**) {
   const Projected projected(TANDEM_ROPE_HALVES);
   for (const int64_t append_tokens : {0, 700}) {
     Rebuilding side(projected), twin(projected, 1.0, kBuffer, false);
-    tandem_session_release(side.session);
     tandem_session_options options = route_options(0.0);
     options.route = "stream";
     options.append_tokens = append_tokens;
-    OK(tandem_session_create, &side.session, side.cache, &options);
+    change_session(&side, options);
     int64_t seed = 1;
     for (const int64_t n : {300, 1100, 1, 1500}) attend_twins(projected, side, twin, n, seed++);
-    uint64_t here = 0, there = 0;
-    OK(tandem_sequence_digest, &here, side.cache, side.sequence);
-    OK(tandem_sequence_digest, &there, twin.cache, twin.sequence);
-    assert_true(here == there);
-    const int64_t first = 290, n = side.length() - first;
-    Tensor x({n, kHidden}), x_there({n, kHidden});
-    OK(tandem_sequence_read_x, &x.view, side.cache, side.sequence, kLayer, first);
-    OK(tandem_sequence_read_x, &x_there.view, twin.cache, twin.sequence, kLayer, first);
-    assert_true(x.values == x_there.values);
+    assert_true(side.digest() == twin.digest());
+    assert_same_hidden(side, twin, 290, side.length() - 290);
     assert_int_equal(side.stats().streamed_x_bytes, 0);
     assert_int_equal(side.stats().n_host_parts, 0);
   }
@@ -218,9 +197,7 @@ void is_planned(void**) {
   for (const double share : {1.0, 0.3}) {
     const Projected projected;
     const Rebuilding side(projected, share);
-    const int64_t length = 20'000, outside = outside_of(length - 1);
-    const auto wanted = static_cast<int64_t>(std::ceil(share * static_cast<double>(outside)));
-    const int64_t rebuilt = std::min(outside, (wanted + 127) / 128 * 128);
+    const int64_t length = 20'000, outside = outside_of(length - 1), rebuilt = rebuilt_of(outside, share);
     tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
     OK(tandem_plan, &plan, side.session, kLayer, &length, nullptr, 1);
     assert_int_equal(plan.recompute_tokens, rebuilt);
@@ -272,8 +249,7 @@ void takes_what_is_planned(void**) {
     for (const auto& [length, appended] : {std::pair<int64_t, int64_t>{200, 1}, {1000, 1}, {1000, 40}, {1400, 700}}) {
       const Rebuilding side(projected, share);
       const HiddenCall prompt(projected, length - appended, 0, 1);
-      OK(tandem_sequence_append_x, side.cache, side.sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view,
-         nullptr);
+      append_hidden(side, prompt);
       HiddenCall call(projected, appended, length - appended, 3);
       call.to_device();
       attend_hidden(side, call);
@@ -305,18 +281,10 @@ void survives_failing_calls(void**) {
     int n_failed = 0;
     for (int64_t nth = 1;; ++nth) {
       const Rebuilding side(projected, 0.5), twin(projected, 1.0, kBuffer, false);
-      const HiddenCall prompt(projected, 600, 0, 1);
-      for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)})
-        OK(tandem_sequence_append_x, one->cache, one->sequence, kLayer, &prompt.k.view, &prompt.v.view, &prompt.x.view,
-           nullptr);
+      append_both(side, twin, HiddenCall(projected, 600, 0, 1));
       HiddenCall call(projected, 3, 600, 2), call_host(projected, 3, 600, 2);
       call.to_device();
-      const tandem_attend_args args = call.args(side);
-      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
-      tandem_error* error = nullptr;
-      const int32_t status = tandem_attend(side.session, &args, &error);
-      tandem_error_release(error);
-      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      const int32_t status = attend_failing(side, call.args(side), failing, nth);
       if (status != TANDEM_OK) {
         ++n_failed;
         assert_int_equal(status, failing == kAllocate ? TANDEM_ERROR_OUT_OF_MEMORY : TANDEM_ERROR_BACKEND);
@@ -341,8 +309,7 @@ void holds_its_pages(void**) {
   controls.set_delay(3'000'000);
   attend_hidden(side, late);
   OK(tandem_sequence_truncate, side.cache, side.sequence, 0);
-  const HiddenCall other(projected, 600, 0, 50);
-  OK(tandem_sequence_append_x, side.cache, side.sequence, kLayer, &other.k.view, &other.v.view, &other.x.view, nullptr);
+  append_hidden(side, HiddenCall(projected, 600, 0, 50));
   controls.set_delay(0);
   attend_hidden(twin, on_host);
   assert_near(late.output(), on_host.output());

@@ -24,11 +24,6 @@ tandem_session_options route_options(const char* route, int64_t buffer_bytes = k
   return options;
 }
 
-void change_session(Side* side, const tandem_session_options& options) {
-  tandem_session_release(side->session);
-  OK(tandem_session_create, &side->session, side->cache, &options);
-}
-
 // The routes that stream; of the second, half of the keys are the CPU's.
 constexpr const char* kStreaming[] = {"stream", "host+stream"};
 
@@ -44,13 +39,7 @@ void refuse(const Side& side, const std::function<void(tandem_session_options&)>
             const char* text) {
   tandem_session_options options = route_options("stream");
   change(options);
-  tandem_session* session = nullptr;
-  tandem_error* error = nullptr;
-  const int32_t got = tandem_session_create(&session, side.cache, &options, &error);
-  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
-  tandem_error_release(error);
-  if (got != status || named != field || message.find(text) == std::string::npos)
-    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
+  refuse_session(side, options, status, field, text);
 }
 
 void refuses_fractions(void**) {
@@ -94,15 +83,8 @@ void refuses_in(const char* route) {
       side, [](auto& o) { o.stream_heads = -2; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_heads", "-2");
   refuse(
       without, [](auto&) {}, TANDEM_ERROR_UNSUPPORTED, "route", "no device");
-  // Planned steps hold what the host does: before anything is done.
-  void* stream = controls.create_stream();
-  const int64_t one = 1;
-  tandem_error* error = nullptr;
-  assert_int_equal(tandem_step_begin(side.session, &side.sequence, &one, 1, stream, &error), TANDEM_ERROR_UNSUPPORTED);
-  assert_string_equal(tandem_error_field(error), "route");
-  tandem_error_release(error);
+  refuse_step(side);
   assert_int_equal(side.length(), 0);
-  assert_true(controls.destroy_stream(stream));
   const Side twin(false);
   attend_twins(side, twin, kPrompt, 1);  // and the session is as before
 }
@@ -122,8 +104,7 @@ void streams_what_is_outside(void**) {
       int64_t bytes = 0, n_parts = 0, length = 0, seed = 1;
       for (const int64_t n : {200, 1, 1, 30, 1, 130, 700, 1}) {
         attend_twins(side, twin, n, seed++);
-        const int64_t block = kWindow / 8;
-        const int64_t outside = std::max<int64_t>(0, length - kWindow) / block * block;
+        const int64_t outside = outside_of(length);
         bytes += outside * kTokenBytes;
         n_parts += outside > 0 ? 1 : 0;
         length += n;
@@ -227,7 +208,7 @@ void survives_failing_calls_in(const char* route) {
       }
       tandem_test::Call call(3, 2), call_host(3, 2);
       call.to_device();
-      const int32_t status = attend_failing(side, call, failing, nth, nth % 2 * 200'000);
+      const int32_t status = attend_failing(side, call.args(side), failing, nth, nth % 2 * 200'000);
       if (status != TANDEM_OK) {
         ++n_failed;
         assert_int_equal(status, failing == kAllocate ? TANDEM_ERROR_OUT_OF_MEMORY : TANDEM_ERROR_BACKEND);

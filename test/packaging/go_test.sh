@@ -1,9 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # The Go module as its users get it: Tandem installed to a folder outside of the checkout (without a space in its name, which Go
-# 1.19 does not take from pkg-config), the module copied beside it; its tests under the strictest check of the addresses that C is given, under the race detector
-# too, what a call costs, and the README's program in a module of its own. Nothing is downloaded. MODULE is a device module in host
-# memory.
+# 1.19 does not take from pkg-config), the module copied beside it; its tests under the strictest check of the addresses that C is
+# given, under the race detector too, what a call costs, and the README's program in a module of its own. Nothing is downloaded.
+# MODULE is a device module in host memory.
 # go_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR MODULE; exits 77 where there is no Go, or one older than 1.19.
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 work=$5

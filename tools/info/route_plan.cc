@@ -25,9 +25,8 @@ std::string routes_text(int64_t kv_len, const PlannedRoutes& routes) {
                                   : text(", %lld made of hidden states (%.3f ms)",
                                          static_cast<long long>(plan.recompute_tokens), ms(plan.device_ns));
   return text(
-      "%lld tokens: a layer's decode %.3f ms: %lld keys in windows, %lld by the CPU (%.3f ms), %lld over the bus (%.3f "
-      "ms)%s; "
-      "the CPU alone %.3f ms, the bus alone %.3f ms\n",
+      "%lld tokens: a layer's decode %.3f ms: %lld keys in windows, %lld by the CPU (%.3f ms), "
+      "%lld over the bus (%.3f ms)%s; the CPU alone %.3f ms, the bus alone %.3f ms\n",
       length, ms(plan.total_ns), static_cast<long long>(plan.resident_tokens), static_cast<long long>(plan.host_tokens),
       ms(plan.host_ns), static_cast<long long>(plan.stream_tokens), ms(plan.bus_ns), rebuilt.c_str(), ms(plan.host_alone_ns),
       ms(plan.stream_alone_ns));

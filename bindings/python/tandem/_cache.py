@@ -33,7 +33,7 @@ class CacheStats:
     host_peak_bytes, device_peak_bytes : int
         Most ever in use at once: what the caps bound.
     device_window_bytes, device_work_bytes, device_stream_bytes, device_weights_bytes : int
-        In device memory: windows, what calls need, buffers of sessions that stream, projections.
+        In device memory: windows, what calls need, buffers of sessions that stream or rebuild keys, projections.
     pinned_bytes : int
         Pages pinned for streams.
     """

@@ -37,7 +37,7 @@ numbers! {
         kv_token_bytes,
         /// Pinned host memory through which device and host hand over.
         shared_bytes,
-        /// Buffers of a session that may stream.
+        /// Buffers of a session that may stream or rebuild keys.
         device_stream_bytes,
         /// Projections of the route "recompute".
         device_weights_bytes,
@@ -60,7 +60,7 @@ numbers! {
         host_ns,
         /// When the bus has.
         bus_ns,
-        /// The device's attention over what comes; 0 where it hides behind the bus.
+        /// When the device has, of rebuilt keys and long appends; 0 where it hides behind the bus.
         device_ns,
         /// The last of them.
         total_ns,
@@ -122,7 +122,7 @@ numbers! {
         device_work_bytes,
         /// Most ever in use at once in device memory.
         device_peak_bytes,
-        /// Buffers of sessions that stream.
+        /// Buffers of sessions that stream or rebuild keys.
         device_stream_bytes,
         /// Pages pinned for streams.
         pinned_bytes,

@@ -284,7 +284,7 @@ fn threads_that_cannot_be_started() {
     let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
     // SAFETY: RLIMIT_AS and a struct of two numbers.
     assert_eq!(unsafe { setrlimit(9, &[pages * 4096 + (512 << 20); 2]) }, 0);
+    const EAGAIN: i64 = 11;
     let error = Engine::new(&EngineOptions { n_threads: 1000, ..Default::default() }).map(drop).unwrap_err();
-    assert_eq!((error.status(), error.underlying()), (Status::System, 11), "{error}");
-    // EAGAIN
+    assert_eq!((error.status(), error.underlying()), (Status::System, EAGAIN), "{error}");
 }
