@@ -89,7 +89,8 @@ TANDEM_API const char *tandem_status_name(int32_t status);
 /* One line naming field and value, e.g. "tandem_cache_create: k_type = 99 is not a storage type". Valid until release;
  * "" for NULL. */
 TANDEM_API const char *tandem_error_message(const tandem_error *error);
-/* The field that was refused, "" where none applies. Valid until release. */
+/* The field that was refused, as the call's parameter or a struct's member is named ("sequences", "q.shape[0]"); "process" in a
+ * child after fork(); "" where none applies, as where memory is missing. Valid until release. */
 TANDEM_API const char *tandem_error_field(const tandem_error *error);
 /* The status the failing call returned; TANDEM_OK for NULL. */
 TANDEM_API int32_t tandem_error_status(const tandem_error *error);
