@@ -6,6 +6,7 @@
 
 #include "lib/device_memory.h"
 #include "lib/placement.h"
+#include "lib/process_end.h"
 
 namespace tandem {
 namespace {
@@ -72,7 +73,7 @@ PageStore::PageStore(const std::vector<Layer>& layers, int64_t page_len, Tier& t
 
 PageStore::~PageStore() {
   for (size_t i = 0; i < pins_.size(); ++i)
-    if (pins_[i] == Pin::kPinned) pinned_by_->table->unpin(pinned_by_->self, extents_[i].data());
+    if (pins_[i] == Pin::kPinned && !process_ends()) pinned_by_->table->unpin(pinned_by_->self, extents_[i].data());
 }
 
 bool PageStore::pin(std::span<const int32_t> pages, const Device& device) {

@@ -6,6 +6,7 @@
 
 #include "lib/device_memory.h"
 #include "lib/device_status.h"
+#include "lib/process_end.h"
 
 namespace tandem {
 namespace {
@@ -83,6 +84,7 @@ Status Weights::create(std::shared_ptr<Engine> engine, const std::vector<WeightB
 
 // What was done() is waited for by the stream of the copies.
 Weights::~Weights() {
+  if (process_ends()) return;
   DeviceError ignored;
   if (has_stream_) device_.table->wait(device_.self, stream_, &ignored);
   for (const Block& block : blocks_)
