@@ -33,7 +33,7 @@ struct Counts {
   std::atomic<int64_t> n_accumulated{0}, n_strided{0}, strided_bytes{0};
   std::atomic<int64_t> n_rebuilt{0}, n_rebuilt_rows{0};
   std::atomic<int64_t> n_pinned{0}, n_unpinned{0};
-  std::atomic<int64_t> largest_pinned{0};  // of one call, of allocate_shared() too
+  std::atomic<int64_t> largest_pinned{0};  // of one call
   std::atomic<int64_t> n_streams{0}, n_events{0};  // that are there
 };
 

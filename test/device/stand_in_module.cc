@@ -170,16 +170,10 @@ void give_back(void* data, bool (*give)(void*), std::atomic<int64_t>* count) {
 
 void release(void*, void* data) { give_back(data, release_memory, &counts.n_released); }
 
-void note_pinned(int64_t bytes) {
-  for (int64_t most = counts.largest_pinned; bytes > most && !counts.largest_pinned.compare_exchange_weak(most, bytes);) {
-  }
-}
-
 int32_t allocate_shared(void*, int64_t bytes, void** host, void** device, DeviceError* error) {
   return guarded(kAllocateShared, error, [&] {
     check_none_capturing();
     if (!share_memory(bytes, host, device)) throw kNoMemory;
-    note_pinned(bytes);
     ++counts.n_shared;
   });
 }
@@ -348,6 +342,11 @@ int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* 
       counts.strided_bytes += c.n_rows * c.row_bytes;
     });
   });
+}
+
+void note_pinned(int64_t bytes) {
+  for (int64_t most = counts.largest_pinned; bytes > most && !counts.largest_pinned.compare_exchange_weak(most, bytes);) {
+  }
 }
 
 int32_t pin(void*, void* data, int64_t bytes, DeviceError* error) {
