@@ -103,7 +103,8 @@ Status measure_crossover(const KernelTable& kernels, Crossover* crossover) {
 
 Status process_crossover(const KernelTable& kernels, Crossover* crossover) {
   static std::mutex mutex;
-  static std::map<const KernelTable*, Crossover> measured;
+  static auto& measured =
+      *new std::map<const KernelTable*, Crossover>;  // never destroyed: calls may come while the process ends
   const std::lock_guard lock(mutex);
   const auto found = measured.find(&kernels);
   if (found != measured.end()) {

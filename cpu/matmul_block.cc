@@ -81,7 +81,10 @@ class Block {
     n_tiles_ = (n_rows_ + kTileQ - 1) / kTileQ;
   }
 
-  void run() {
+  // All of the block's sums begin at 0, and what it writes outside its scratch comes last or is written again: a block can
+  // be done anew. plainly: without oneDNN. Whether every sum is right.
+  [[nodiscard]] bool run(bool plainly) {
+    plainly_ = plainly;
     start();
     KeyWalker walker(span_, tokens(0, n_rows_));
     tile_.segments = scratch_.segments;
@@ -98,9 +101,10 @@ class Block {
       n_odd_ = 0;
       if (partly_hidden) take_out_nonfinite_values();
       for (int32_t i = 0; i < n_tiles_; ++i)
-        if (views_[i].begin < views_[i].end) step(i);
+        if (views_[i].begin < views_[i].end && !step(i)) return false;
     }
     finish();
+    return true;
   }
 
  private:
@@ -115,7 +119,8 @@ class Block {
   const std::byte* load(const TileSource& source, bool bf16, std::byte* to);
   void copy_rows(const TileSource& source, std::byte* to);
   void take_out_nonfinite_values();
-  void step(int32_t tile_idx);
+  bool step(int32_t tile_idx);  // false: for lack of memory, sums may be anything
+  bool multiply(const Matmul& matmul, const std::byte* a, const std::byte* b, float* c);
   void softmax(int32_t row, int32_t n_rows, int32_t begin, int32_t end);
   void put_logits(int32_t row, int32_t n_rows, int32_t begin, int32_t end, const uint32_t* visible);
   void add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int32_t end);
@@ -135,7 +140,8 @@ class Block {
   TileView views_[kMaxTiles];
   const std::byte* k_ = nullptr;  // [padded_keys, k_head_dim]
   const std::byte* v_ = nullptr;  // [padded_keys, v_head_dim], rows v_tile_stride() apart
-  int32_t n_odd_ = 0;             // columns whose values are not finite and were taken out of v
+  bool plainly_ = false;
+  int32_t n_odd_ = 0;  // columns whose values are not finite and were taken out of v
 };
 
 // q in the products' type, padded with zeros to whole tiles; the empty state in every row.
@@ -200,8 +206,14 @@ void Block::take_out_nonfinite_values() {
   }
 }
 
+bool Block::multiply(const Matmul& matmul, const std::byte* a, const std::byte* b, float* c) {
+  if (!plainly_) return matmul.run(block_.worker_idx, a, b, c, scratch_.scratchpad);
+  matmul.run_plainly(a, b, c);
+  return true;
+}
+
 // One tile of rows against the tile of keys.
-void Block::step(int32_t tile_idx) {
+bool Block::step(int32_t tile_idx) {
   const int32_t row = tile_idx * kTileQ, n_rows = std::min(kTileQ, n_rows_ - row);
   const int32_t size_m = n_rows <= kTileRows[0] ? 0 : n_rows <= kTileRows[1] ? 1 : 2;
   const int32_t begin = views_[tile_idx].begin / kStep * kStep, end = (views_[tile_idx].end + kStep - 1) / kStep * kStep;
@@ -216,7 +228,7 @@ void Block::step(int32_t tile_idx) {
   const Matmul& qk = products(k_bf16_).qk[size_m][size_n];
   const std::byte* q = scratch_.q + static_cast<size_t>(row) * dk * k_bytes;
   for (int32_t c = begin; c < end; c += width)
-    qk.run(block_.worker_idx, q, k_ + static_cast<size_t>(c) * dk * k_bytes, scratch_.s + c, scratch_.scratchpad);
+    if (!multiply(qk, q, k_ + static_cast<size_t>(c) * dk * k_bytes, scratch_.s + c)) return false;
 
   softmax(row, n_rows, begin, end);
 
@@ -225,9 +237,10 @@ void Block::step(int32_t tile_idx) {
   float* o = scratch_.o + static_cast<size_t>(row) * dv;
   for (int32_t c = begin; c < end; c += width) {
     const std::byte* v = v_ + static_cast<size_t>(c) * v_stride * v_bytes;
-    pv.run(block_.worker_idx, p + static_cast<size_t>(c - begin) * v_bytes, v, o, scratch_.scratchpad);
+    if (!multiply(pv, p + static_cast<size_t>(c - begin) * v_bytes, v, o)) return false;
   }
   if (n_odd_ > 0) add_nonfinite_values(row, n_rows, begin, end);
+  return true;
 }
 
 // Rows of one query token see the same columns and go together; without a mask all rows do.
@@ -319,6 +332,10 @@ void Block::finish() {
 
 }  // namespace
 
-void attend_block(const BlockJob& block) { Block(block).run(); }
+void attend_block(const BlockJob& block) {
+  // Memory may have been missing for a moment. Without oneDNN it takes a hundred times as long, and needs none.
+  for (const bool plainly : {false, false, true})
+    if (Block(block).run(plainly)) return;
+}
 
 }  // namespace tandem::cpu

@@ -63,7 +63,6 @@ float element(const void* data, int64_t i, bool bf16) {
 struct Arguments {
   dnnl::stream stream;
   dnnl::memory a, b, c, scratchpad;
-  std::vector<float> before;  // [m], see has_added()
 };
 
 struct Matmul::Impl {
@@ -106,8 +105,7 @@ Status Matmul::prepare(int32_t n_workers) {
     while (impl.arguments.size() < static_cast<size_t>(n_workers)) {
       const dnnl::matmul::primitive_desc& desc = impl.description;
       impl.arguments.push_back({dnnl::stream(impl.engine), memory(desc.src_desc()), memory(desc.weights_desc()),
-                                memory(desc.dst_desc()), memory(desc.scratchpad_desc()),
-                                std::vector<float>(static_cast<size_t>(impl.shape.m))});
+                                memory(desc.dst_desc()), memory(desc.scratchpad_desc())});
     }
   } catch (const dnnl::error& error) {
     return fail_system(TANDEM_ERROR_OUT_OF_MEMORY, error.status, "", "oneDNN could not make its handles: %s", error.what());
@@ -117,39 +115,29 @@ Status Matmul::prepare(int32_t n_workers) {
 
 size_t Matmul::scratchpad_bytes() const { return impl_->description.scratchpad_desc().get_size(); }
 
-namespace {
-
-// An element of each row, of all columns in turn.
-float* sample(const MatmulShape& shape, float* c, int64_t row) { return c + row * shape.stride_c + row % shape.n; }
-
-// oneDNN's containers throw before a product is computed and after it: then a sum must not be added to once more.
-bool has_added(const MatmulShape& shape, float* c, const std::vector<float>& before) {
-  bool is_changed = false;
-  for (int64_t i = 0; i < shape.m; ++i)
-    is_changed = is_changed || std::memcmp(sample(shape, c, i), &before[static_cast<size_t>(i)], sizeof(float)) != 0;
-  return is_changed;
-}
-
-}  // namespace
-
-void Matmul::run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const {
+// oneDNN's containers throw before a product is computed and behind it, and what C holds does not say which it was: a
+// product may be 0 wherever one looks.
+bool Matmul::run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const {
   Arguments& arguments = impl_->arguments[static_cast<size_t>(worker_idx)];
   const dnnl_exec_arg_t list[] = {{DNNL_ARG_SRC, arguments.a.get()},
                                   {DNNL_ARG_WEIGHTS, arguments.b.get()},
                                   {DNNL_ARG_DST, arguments.c.get()},
                                   {DNNL_ARG_SCRATCHPAD, arguments.scratchpad.get()}};
   void* const data[] = {const_cast<void*>(a), const_cast<void*>(b), c, scratchpad};
-  const MatmulShape& shape = impl_->shape;
-  for (int64_t i = 0; shape.accumulate && i < shape.m; ++i) arguments.before[static_cast<size_t>(i)] = *sample(shape, c, i);
   bool done = true;
   try {
     for (int i = 0; i < 4; ++i) done = done && dnnl_memory_set_data_handle(list[i].memory, data[i]) == dnnl_success;
     done = done && dnnl_primitive_execute(impl_->primitive.get(), arguments.stream.get(), 4, list) == dnnl_success;
   } catch (const std::bad_alloc&) {  // of C functions
-    done = shape.accumulate && has_added(shape, c, arguments.before);
+    done = false;
   }
-  if (!done) plain_matmul(shape, a, b, c);
+  if (done) return true;
+  if (impl_->shape.accumulate) return false;
+  run_plainly(a, b, c);
+  return true;
 }
+
+void Matmul::run_plainly(const void* a, const void* b, float* c) const { plain_matmul(impl_->shape, a, b, c); }
 
 void plain_matmul(const MatmulShape& shape, const void* a, const void* b, float* c) {
   for (int64_t i = 0; i < shape.m; ++i) {

@@ -52,8 +52,10 @@ class Matmul {
   Status prepare(int32_t n_workers);
   size_t scratchpad_bytes() const;
   // scratchpad: scratchpad_bytes(), aligned to 64, of this worker. Where oneDNN fails, which it does when it finds no
-  // memory, the product is computed by plain loops.
-  void run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const;
+  // memory, a product that nothing is added to is computed by plain loops. Of a sum nobody can tell whether it failed before
+  // it added or behind that: false, and c may be either. Who has sums begins them again with run_plainly().
+  [[nodiscard]] bool run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const;
+  void run_plainly(const void* a, const void* b, float* c) const;  // no memory is asked for
 
  private:
   struct Impl;

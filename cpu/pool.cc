@@ -16,6 +16,9 @@
 // Idle workers watch `news`, first spinning, then in a futex. The caller wakes two sleepers at most; each that was asleep
 // wakes two more while there are tasks left. So the caller starts on its own tasks at once, and all are up after log2 steps.
 //
+// What work throws, on a worker or on the caller, is kept until the round is closed and everybody has left, and thrown on by
+// the caller: nothing leaves a round open, or ends a thread. Nobody takes a task after the first throw.
+//
 // Each worker has `inside` in a cache line of its own: entering and leaving a round touches no line that others write.
 #include "cpu/pool.h"
 
@@ -32,6 +35,7 @@
 #include <climits>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -160,7 +164,8 @@ class WorkerPool final : public Pool {
   int bind(const Seat& seat) const;
   int32_t node_of_caller() const;
   class Taker;
-  void take_tasks(const Worker& worker, int32_t own_node);
+  void take_tasks(const Worker& worker, int32_t own_node) noexcept;
+  void close_round();
   int64_t claim_on(int32_t node);
   int32_t node_of_task(int64_t task_idx) const;
   bool has_unclaimed() const;
@@ -171,6 +176,8 @@ class WorkerPool final : public Pool {
   std::atomic<uint32_t> open_{0};
   std::atomic<uint32_t> stop_{0};
   Round round_;
+  std::atomic<bool> has_thrown_{false};  // in this round
+  std::exception_ptr thrown_;            // what came first: of who has set that, then of the caller
   // Changed when a worker goes to sleep or wakes up.
   alignas(kLineBytes) std::atomic<int32_t> n_asleep_{0};
   std::atomic<int32_t> n_wakes_{0};  // wake() calls without their rest()
@@ -356,8 +363,7 @@ void WorkerPool::share(int64_t n_tasks, WorkFn work, void* context, const int32_
   news_.fetch_add(1);
   wake_sleepers(n_tasks - (n_workers() - n_asleep_.load()));
   take_tasks(workers_[0], round_.task_node != nullptr ? node_of_caller() : kAllNodes);
-  open_.store(0);
-  for (size_t i = 1; i < workers_.size(); ++i) await_leave(&workers_[i]);
+  close_round();
 }
 
 // The caller is bound to nothing: it has no node on a CPU of nobody's.
@@ -372,6 +378,7 @@ class WorkerPool::Taker final : public TaskSource {
   Taker(WorkerPool& pool, int32_t own_node) : pool_(pool), own_node_(own_node) {}
   int64_t next() override {
     const Round& round = pool_.round_;
+    if (pool_.has_thrown_.load(std::memory_order_relaxed)) return -1;
     if (round.task_node == nullptr) {
       const int64_t i = pool_.cursors_[0].next.fetch_add(1, std::memory_order_relaxed);
       return i < round.n_tasks ? i : -1;
@@ -390,9 +397,22 @@ class WorkerPool::Taker final : public TaskSource {
   int32_t own_node_, place_ = 0;
 };
 
-void WorkerPool::take_tasks(const Worker& worker, int32_t own_node) {
+void WorkerPool::take_tasks(const Worker& worker, int32_t own_node) noexcept {
   Taker tasks(*this, own_node);
-  round_.work(round_.context, tasks, worker.idx);
+  try {
+    round_.work(round_.context, tasks, worker.idx);
+  } catch (...) {
+    if (!has_thrown_.exchange(true)) thrown_ = std::current_exception();  // read when this worker has left
+  }
+}
+
+// Until nobody is inside.
+void WorkerPool::close_round() {
+  open_.store(0);
+  for (size_t i = 1; i < workers_.size(); ++i) await_leave(&workers_[i]);
+  if (!has_thrown_.load(std::memory_order_relaxed)) return;
+  has_thrown_.store(false, std::memory_order_relaxed);
+  std::rethrow_exception(std::exchange(thrown_, nullptr));
 }
 
 // The next task of the node, or n_tasks. The node's cursor stands behind the last task taken; it only grows while a round

@@ -53,7 +53,8 @@ class Pool {
   // have returned. Who takes a task does it; it may take another one first. Tasks are taken in ascending order. task_node
   // (null: all kAllNodes) prefers workers of that NUMA node and changes that order, provided that each worker is bound to a
   // CPU; the caller counts where it is at that time. Concurrent callers wait their turn; a task may not call run(). On every
-  // worker, the caller included, tasks see one OpenMP thread and default FP modes.
+  // worker, the caller included, tasks see one OpenMP thread and default FP modes. Work may throw on any worker: then no
+  // more tasks are taken, and when all calls have returned the caller throws what came first; the pool goes on as before.
   virtual void share(int64_t n_tasks, WorkFn work, void* context, const int32_t* task_node = nullptr) = 0;
   // The same with task(context, i, worker) for each.
   void run(int64_t n_tasks, TaskFn task, void* context, const int32_t* task_node = nullptr);

@@ -5,6 +5,8 @@
 // each status, that say less; releasing one does nothing.
 #include "lib/api.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -86,6 +88,11 @@ int32_t try_report(const char* function, Status status, tandem_error** error) no
   }
 }
 
+Status refuse_child() {
+  return fail(TANDEM_ERROR_INVALID_STATE, "process",
+              "process = %d is a child made by fork(): threads and locks stayed behind", static_cast<int>(getpid()));
+}
+
 int32_t report_exception(const char* function, const char* what, tandem_error** error) noexcept {
   try {
     return try_report(function, fail(TANDEM_ERROR_INTERNAL, "", "a bug in Tandem: %s", what), error);
@@ -99,9 +106,7 @@ int32_t report_exception(const char* function, const char* what, tandem_error** 
 int32_t run_guarded(const char* function, tandem_error** error, Status (*body)(void* context), void* context) noexcept {
   const DefaultFpModes modes;
   try {
-    Status status = is_forked_child() ? fail(TANDEM_ERROR_INVALID_STATE, "",
-                                             "the process is a child made by fork(): threads and locks stayed behind")
-                                      : body(context);
+    Status status = is_forked_child() ? refuse_child() : body(context);
     if (!status.ok()) return try_report(function, std::move(status), error);
     if (error != nullptr) *error = nullptr;
     return TANDEM_OK;

@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kBlockBytes = int64_t{4} << 20;  // work space
 constexpr int64_t kRowsPerTask = 64;
+constexpr int32_t kMostStates = 65536;  // more than there are machines; n_states comes from the caller unchecked
 
 struct MergeCall {
   CheckedTensor o_out, lse_out;
@@ -44,17 +45,16 @@ bool is_dense_f32(const CheckedTensor& t) {
 }
 
 Status check_states(const tandem_tensor* const* o, const tandem_tensor* const* lse, int32_t n_states, MergeCall* call) {
-  call->o.resize(static_cast<size_t>(n_states));
-  call->lse.resize(static_cast<size_t>(n_states));
+  // One by one: what is wrong with the first states is said before there is memory for all.
   for (int32_t i = 0; i < n_states; ++i) {
     char name[24];
     std::snprintf(name, sizeof name, "o[%d]", i);
     TANDEM_TRY(check_tensor(
         o[i], {name, 3, {{"n_tokens", call->n_tokens}, {"n_heads", call->n_heads}, {"head_dim", call->head_dim}}},
-        &call->o[static_cast<size_t>(i)]));
+        &call->o.emplace_back()));
     std::snprintf(name, sizeof name, "lse[%d]", i);
     TANDEM_TRY(check_tensor(lse[i], {name, 2, {{"n_tokens", call->n_tokens}, {"n_heads", call->n_heads}}, TensorTypes::kF32},
-                            &call->lse[static_cast<size_t>(i)]));
+                            &call->lse.emplace_back()));
   }
   return {};
 }
@@ -164,7 +164,7 @@ int32_t tandem_merge(const tandem_tensor* o_out, const tandem_tensor* lse_out, c
   return guarded(__func__, error, [&]() -> Status {
     std::shared_ptr<Engine> object;
     TANDEM_TRY(resolve(engine, "engine", &object));
-    TANDEM_TRY(require_range("n_states", n_states, 1, INT32_MAX));
+    TANDEM_TRY(require_range("n_states", n_states, 1, kMostStates));
     TANDEM_TRY(require(o, "o"));
     TANDEM_TRY(require(lse, "lse"));
     TANDEM_TRY(require_host_stream(stream));

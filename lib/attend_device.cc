@@ -145,7 +145,7 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   int64_t n_pages = 0;
   for (SequenceCall& call : scratch_.calls) {
     Sequence& sequence = *call.sequence;
-    if (args_.k != nullptr) TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length)));
+    if (args_.k != nullptr) TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length), "q_lens"));
     if (args_.parent_idx == nullptr)
       cache_.extend_positions(sequence, call.length);
     else

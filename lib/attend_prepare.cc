@@ -95,7 +95,7 @@ Status AttendCall::prepare() {
     Sequence& sequence = *call.sequence;
     // Only what is going to be written needs pages of its own.
     if (args_.k != nullptr)
-      TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length)));
+      TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length), "q_lens"));
     else
       TANDEM_TRY(session_.reserve_state(sequence, sequence.longest()));
     if (args_.parent_idx == nullptr)

@@ -151,12 +151,12 @@ Sequence* Cache::find(int64_t id) const {
   return found == sequences_.end() ? nullptr : found->second.get();
 }
 
-Status Cache::find_free(int64_t id, const Session* by, Sequence** sequence) const {
+Status Cache::find_free(int64_t id, const Session* by, Sequence** sequence, const char* field) const {
   Sequence* found = find(id);
   if (found == nullptr)
-    return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
+    return fail(TANDEM_ERROR_NOT_FOUND, field, "%s = %lld is not in this cache", field, static_cast<long long>(id));
   if ((found->writer != nullptr && found->writer != by) || found->n_readers > 0)
-    return fail(TANDEM_ERROR_BUSY, "sequence", "sequence = %lld is in flight", static_cast<long long>(id));
+    return fail(TANDEM_ERROR_BUSY, field, "%s = %lld is in flight", field, static_cast<long long>(id));
   *sequence = found;
   return {};
 }
@@ -166,15 +166,15 @@ Status Cache::find_even(int64_t id, Sequence** sequence) const {
   return check_even(**sequence);
 }
 
-Status Cache::check_even(const Sequence& found) const {
+Status Cache::check_even(const Sequence& found, const char* field) const {
   for (size_t l = 0; l < found.lengths.size(); ++l) {
     if (found.speculative[l] != 0)
-      return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has %lld speculative tokens in layer %zu",
+      return fail(TANDEM_ERROR_INVALID_STATE, field, "%s = %lld has %lld speculative tokens in layer %zu", field,
                   static_cast<long long>(found.id), static_cast<long long>(found.speculative[l]), l);
     if (found.lengths[l] != found.lengths[0])
-      return fail(TANDEM_ERROR_INVALID_STATE, "sequence",
-                  "sequence = %lld is uneven: layer %zu has %lld tokens, layer 0 %lld", static_cast<long long>(found.id), l,
-                  static_cast<long long>(found.lengths[l]), static_cast<long long>(found.lengths[0]));
+      return fail(TANDEM_ERROR_INVALID_STATE, field, "%s = %lld is uneven: layer %zu has %lld tokens, layer 0 %lld", field,
+                  static_cast<long long>(found.id), l, static_cast<long long>(found.lengths[l]),
+                  static_cast<long long>(found.lengths[0]));
   }
   return {};
 }
@@ -215,9 +215,9 @@ Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_ne
   return {};
 }
 
-Status Cache::ensure(Sequence& sequence, int64_t n_tokens) {
+Status Cache::ensure(Sequence& sequence, int64_t n_tokens, const char* field) {
   if (n_tokens > INT32_MAX || sequence.position(n_tokens) > INT32_MAX)
-    return fail(TANDEM_ERROR_CAPACITY, "n_tokens", "a sequence of %lld tokens is longer than 2^31 - 1",
+    return fail(TANDEM_ERROR_CAPACITY, field, "%s: a sequence of %lld tokens is longer than 2^31 - 1", field,
                 static_cast<long long>(n_tokens));
   if (!sequence.positions.empty() && sequence.positions.capacity() < static_cast<size_t>(n_tokens)) {
     for (Session* session : sessions_) session->wait(sequence);  // a refresh may be reading them
@@ -289,7 +289,7 @@ Status Cache::reserve(int64_t id, int64_t n_tokens) {
   if (n_tokens < 0 || n_tokens > INT32_MAX)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_tokens", "n_tokens = %lld is not in 0 to 2^31 - 1",
                 static_cast<long long>(n_tokens));
-  return ensure(*sequence, sequence->longest() + n_tokens);
+  return ensure(*sequence, sequence->longest() + n_tokens, "n_tokens");
 }
 
 void Cache::truncate_locked(Sequence& sequence, int64_t n_tokens) {

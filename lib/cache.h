@@ -79,11 +79,13 @@ class Cache {
   // For sessions. The caller holds mutex(), exclusively unless the function is const.
   std::shared_mutex& mutex() const { return mutex_; }
   Sequence* find(int64_t id) const;
-  Status find_free(int64_t id, const Session* by, Sequence** sequence) const;  // NOT_FOUND, BUSY
-  Status check_even(const Sequence& sequence) const;
+  // field: what the caller of the library calls the argument that names the sequence, or asks for tokens.
+  Status find_free(int64_t id, const Session* by, Sequence** sequence,
+                   const char* field = "sequence") const;  // NOT_FOUND, BUSY
+  Status check_even(const Sequence& sequence, const char* field = "sequence") const;
   Status find_stored(int64_t id, const Sequence** sequence) const;  // whose tokens are all in the store; NOT_FOUND, BUSY
   // Room for n_tokens tokens in all, writable from the shortest layer's end on, in the store and in every session.
-  Status ensure(Sequence& sequence, int64_t n_tokens);
+  Status ensure(Sequence& sequence, int64_t n_tokens, const char* field);
   // To tokens first, first + 1, ...; needs no exclusive lock: nobody reads tokens beyond the length.
   void write_rows(const Sequence& sequence, int32_t layer_idx, int64_t first, const AppendedRows& rows) const;
   void move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const;

@@ -178,7 +178,7 @@ Status Cache::append(int64_t id, int32_t layer_idx, const AppendedRows& rows) {
     return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has speculative tokens in layer %d",
                 static_cast<long long>(id), layer_idx);
   const int64_t first = sequence->lengths[l];
-  TANDEM_TRY(ensure(*sequence, std::max(sequence->longest(), first + rows.n_rows)));
+  TANDEM_TRY(ensure(*sequence, std::max(sequence->longest(), first + rows.n_rows), "k.shape[0]"));
   write_rows(*sequence, layer_idx, first, rows);
   set_length(*sequence, layer_idx, first + rows.n_rows);
   return {};

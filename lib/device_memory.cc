@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "lib/device_memory.h"
 
+#include "lib/process_end.h"
+
 namespace tandem {
 namespace {
 
@@ -14,7 +16,7 @@ void* allocate_on_device(size_t bytes, size_t, void* user) {
 
 void release_on_device(void* data, size_t, void* user) {
   const auto& device = *static_cast<const Device*>(user);
-  device.table->release(device.self, data);
+  if (!process_ends()) device.table->release(device.self, data);
 }
 
 }  // namespace

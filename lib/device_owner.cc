@@ -5,6 +5,7 @@
 
 #include "lib/device_status.h"
 #include "lib/json_string.h"
+#include "lib/process_end.h"
 
 namespace tandem {
 namespace {
@@ -56,11 +57,12 @@ Status DeviceOwner::open_first() {
     return unusable(module_, error.underlying,
                     device_name(device_idx_, *usable) + " could not be opened: " + reason_of(error));
   device_.table = module_.table;
+  watch_exit();
   return {};
 }
 
 DeviceOwner::~DeviceOwner() {
-  if (device_.table != nullptr) device_.table->close(device_.self);
+  if (device_.table != nullptr && !process_ends()) device_.table->close(device_.self);
 }
 
 std::string DeviceOwner::devices_json() const {

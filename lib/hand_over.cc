@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "lib/fp_modes.h"
+#include "lib/process_end.h"
 #include "lib/signals.h"
 #include "lib/trace.h"
 
@@ -194,6 +195,12 @@ void HandOver::loop() {
   cpu_.table->keep_clear(cpu_.self);
   while (wait_for_post()) {
     HandOverTask& task = tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
+    const AtWork at_work;
+    if (!at_work.may_begin()) {
+      lose(&task);
+      finish(task, {}, 0);
+      continue;
+    }
     const bool has_arrived = !is_of_step() && wait_for_arrival(task);
     bool is_lost = !has_arrived || can_start_over();
     const TraceRange range("answer", task.shape.layer_idx, "host");
@@ -218,19 +225,27 @@ void HandOver::loop() {
     if (times.stream.is_awaited()) wait_for_stream(task, &times.stream);
     if (is_lost) {
       times.stream = {};
-      task.is_lost = true;
-      has_lost_.store(true, std::memory_order_release);
+      lose(&task);
     }
-    {
-      std::lock_guard lock(mutex_);
-      sums_.staged_kv_bytes += staged_bytes;
-      learn(task, times);
-      finished_.store(task.idx + 1, std::memory_order_release);
-      if (std::exchange(task.is_last, false)) cpu_.table->rest(cpu_.self);
-      if (task.idx < open_from_.load(std::memory_order_relaxed)) under_way_.add(-1);
-    }
-    changed_finished_.notify_all();
+    finish(task, times, staged_bytes);
   }
+}
+
+void HandOver::lose(HandOverTask* task) {
+  task->is_lost = true;
+  has_lost_.store(true, std::memory_order_release);
+}
+
+void HandOver::finish(HandOverTask& task, const TaskTimes& times, int64_t staged_bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    sums_.staged_kv_bytes += staged_bytes;
+    learn(task, times);
+    finished_.store(task.idx + 1, std::memory_order_release);
+    if (std::exchange(task.is_last, false)) cpu_.table->rest(cpu_.self);
+    if (task.idx < open_from_.load(std::memory_order_relaxed)) under_way_.add(-1);
+  }
+  changed_finished_.notify_all();
 }
 
 // Once tasks are lost there may be tickets that nobody expects: no one is to wait for their answers.
@@ -261,6 +276,7 @@ bool HandOver::wait_for(F has_come) {
   auto next_check = begin + kBetweenChecks;
   while (!is_hopeless() && !stop_.load(std::memory_order_relaxed)) {
     if (has_come()) return true;
+    if (process_ends()) set_fault(TANDEM_ERROR_DEVICE_LOST, 0, "the process ends");
     const auto now = Clock::now();
     if (now - begin < kSpin) {
       pause(now - begin);

@@ -227,6 +227,8 @@ class HandOver {
     StreamEnd stream;
   };
   void learn(const HandOverTask& task, const TaskTimes& times);
+  void lose(HandOverTask* task);
+  void finish(HandOverTask& task, const TaskTimes& times, int64_t staged_bytes);
   template <typename F>
   void while_busy(const char* no_memory, F action);
   void run(void (*hook)(HandOverTask&), HandOverTask& task);

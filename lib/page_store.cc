@@ -6,6 +6,7 @@
 
 #include "lib/device_memory.h"
 #include "lib/placement.h"
+#include "lib/process_end.h"
 
 namespace tandem {
 namespace {
@@ -41,10 +42,12 @@ void lay_out(const Layer& layer, int32_t n_nodes, int64_t tokens, StoreGeometry:
 
 }  // namespace
 
-StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes) {
+namespace {
+
+StoreGeometry lay_out_extent(const std::vector<Layer>& layers, int64_t page_len, int64_t pages_per_extent, int32_t n_nodes) {
   StoreGeometry geometry;
   geometry.page_len = page_len;
-  geometry.pages_per_extent = std::max<int64_t>(1, kExtentTokens / page_len);
+  geometry.pages_per_extent = pages_per_extent;
   for (const Layer& layer : layers) {
     StoreGeometry::LayerPlanes& planes = geometry.layers.emplace_back();
     planes.row_bytes = plane_bytes(layer);
@@ -67,12 +70,25 @@ StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page
   return geometry;
 }
 
+}  // namespace
+
+// An extent is pinned whole, as a copy may not begin in one pinned piece and end in another: where it would be more than is
+// pinned at a time it has fewer tokens, down to the shortest runs that are scanned and copied at full speed.
+StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes) {
+  constexpr int64_t kLeastTokens = 128;
+  int64_t n_pages = std::max<int64_t>(1, kExtentTokens / page_len);
+  StoreGeometry geometry = lay_out_extent(layers, page_len, n_pages, n_nodes);
+  while (geometry.extent_bytes > most_pinned_bytes && n_pages > 1 && n_pages * page_len > kLeastTokens)
+    geometry = lay_out_extent(layers, page_len, n_pages /= 2, n_nodes);
+  return geometry;
+}
+
 PageStore::PageStore(const std::vector<Layer>& layers, int64_t page_len, Tier& tier, const Backend& cpu)
     : layers_(layers), geometry_(make_store_geometry(layers, page_len, n_nodes(cpu))), tier_(tier), cpu_(cpu) {}
 
 PageStore::~PageStore() {
   for (size_t i = 0; i < pins_.size(); ++i)
-    if (pins_[i] == Pin::kPinned) pinned_by_->table->unpin(pinned_by_->self, extents_[i].data());
+    if (pins_[i] == Pin::kPinned && !process_ends()) pinned_by_->table->unpin(pinned_by_->self, extents_[i].data());
 }
 
 bool PageStore::pin(std::span<const int32_t> pages, const Device& device) {
@@ -84,7 +100,7 @@ bool PageStore::pin(std::span<const int32_t> pages, const Device& device) {
     Pin& pin = pins_[extent];
     if (pin == Pin::kNotAsked) {
       DeviceError error;
-      pin = owns_pages(tier_, extents_[extent]) &&
+      pin = owns_pages(tier_, extents_[extent]) && geometry_.extent_bytes <= most_pinned_bytes &&
                     device.table->pin(device.self, extents_[extent].data(), geometry_.extent_bytes, &error) == TANDEM_OK
                 ? Pin::kPinned
                 : Pin::kRefused;

@@ -2,7 +2,7 @@
 // The host store: K and V of every token, head-major, in pages with reference counts.
 //
 // A page is page_len token slots in every layer, KV head, K and V at once, so one page table serves a whole sequence.
-// Pages are cut from extents of about 2,048 tokens:
+// Pages are cut from extents of about 2,048 tokens, fewer where these would be more than a GiB:
 //
 //   extent:  layer 0: K head 0 [2048 rows] | K head 1 | ... | V head 0 | V head 1 | ...   layer 1: ...
 //            (with the planes of scales behind their codes, where a type has them)

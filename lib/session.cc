@@ -7,6 +7,7 @@
 
 #include "lib/attend_scratch.h"
 #include "lib/device_status.h"
+#include "lib/process_end.h"
 
 namespace tandem {
 
@@ -65,6 +66,7 @@ void Session::leave() {
 
 void Session::let_go(std::unique_ptr<Session> session) {
   if (session == nullptr) return;
+  if (session->device_ != nullptr && process_ends()) return leave_behind(session.release());
   const bool is_idle = session->device_ == nullptr || session->device_->hand_over().is_idle();
   session->leave();
   if (session->device_ == nullptr) return;
@@ -75,11 +77,14 @@ void Session::let_go(std::unique_ptr<Session> session) {
   endings->add(1);
   hand_over.retire(
       [](void* context) {
-        std::unique_ptr<Session> ended(static_cast<Session*>(context));
-        std::shared_ptr<Cache> cache = ended->cache_;
-        const std::shared_ptr<UnderWay> all = cache->engine().endings();
-        ended.reset();
-        cache.reset();  // perhaps the engine's last
+        auto* const ended = static_cast<Session*>(context);
+        const std::shared_ptr<UnderWay> all = ended->cache_->engine().endings();
+        if (const AtWork at_work; at_work.may_begin()) {
+          const std::shared_ptr<Cache> cache = ended->cache_;  // perhaps the engine's last
+          delete ended;
+        } else {
+          leave_behind(ended);
+        }
         all->add(-1);
       },
       session.release());

@@ -18,8 +18,8 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
   std::vector<Sequence*> found;
   for (int32_t i = 0; i < n_sequences; ++i) {
     Sequence* sequence = nullptr;
-    TANDEM_TRY(cache_->find_free(sequences[i], nullptr, &sequence));
-    TANDEM_TRY(cache_->check_even(*sequence));
+    TANDEM_TRY(cache_->find_free(sequences[i], nullptr, &sequence, "sequences"));
+    TANDEM_TRY(cache_->check_even(*sequence, "sequences"));
     step.push_back({sequences[i], q_lens[i], sequence->lengths});
     found.push_back(sequence);
   }
@@ -31,7 +31,8 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
                 field.c_str(), static_cast<long long>(q_lens[i]), static_cast<long long>(length));
   }
   for (int32_t i = 0; i < n_sequences; ++i)
-    TANDEM_TRY(cache_->ensure(*found[static_cast<size_t>(i)], found[static_cast<size_t>(i)]->longest() + q_lens[i]));
+    TANDEM_TRY(
+        cache_->ensure(*found[static_cast<size_t>(i)], found[static_cast<size_t>(i)]->longest() + q_lens[i], "q_lens"));
   step_.swap(step);
   if (stream != nullptr) {
     if (Status status = plan_step(stream); !status.ok()) {

@@ -27,7 +27,12 @@ bool Session::takes_single_queries(const Layer& layer, const Sequence& sequence)
 Status Session::reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages) {
   TANDEM_TRY(reserve_state(sequence, sequence.longest()));
   DeviceWindow& window = state(sequence.id)->window;
-  TANDEM_TRY(device_->reserve_window(window, ring_pages(options_, cache_->page_len(), q_len), sequence.longest()));
+  const int64_t n_wanted = ring_pages(options_, cache_->page_len(), q_len);
+  // Where a ring grows it keeps its last pages, which those of a layer that is behind may not be among. Rows come from the
+  // store again, averages are here alone.
+  const bool grows = window.n_pages() > 0 && window.n_pages() < n_wanted;
+  if (grows && sequence.shortest() < sequence.longest()) fetch_maw(sequence);
+  TANDEM_TRY(device_->reserve_window(window, n_wanted, sequence.longest()));
   *n_pages += window.n_pages();
   return {};
 }

@@ -6,6 +6,7 @@
 
 #include "lib/device_memory.h"
 #include "lib/device_status.h"
+#include "lib/process_end.h"
 
 namespace tandem {
 namespace {
@@ -83,10 +84,12 @@ Status Weights::create(std::shared_ptr<Engine> engine, const std::vector<WeightB
 
 // What was done() is waited for by the stream of the copies.
 Weights::~Weights() {
+  if (process_ends()) return;
   DeviceError ignored;
   if (has_stream_) device_.table->wait(device_.self, stream_, &ignored);
   for (const Block& block : blocks_)
-    if (block.is_pinned) device_.table->unpin(device_.self, block.host.data());
+    for (int64_t at = 0; at < block.pinned_bytes; at += most_pinned_bytes)
+      device_.table->unpin(device_.self, block.host.data() + at);
   for (const Events& events : events_)
     for (void* event : {events.filled, events.freed})
       if (event != nullptr) device_.table->destroy_event(device_.self, event);
@@ -106,6 +109,16 @@ Status Weights::make_events() {
   return {};
 }
 
+// Piece by piece, until one is refused.
+void Weights::pin(Block* block) {
+  DeviceError error;
+  while (block->pinned_bytes < block->bytes) {
+    const int64_t n = std::min(block->bytes - block->pinned_bytes, most_pinned_bytes);
+    if (device_.table->pin(device_.self, block->host.data() + block->pinned_bytes, n, &error) != TANDEM_OK) return;
+    block->pinned_bytes += n;
+  }
+}
+
 Status Weights::copy_blocks(const std::vector<WeightBlock>& blocks) {
   bool are_pinned = true;
   for (size_t b = 0; b < blocks.size(); ++b) {
@@ -117,10 +130,8 @@ Status Weights::copy_blocks(const std::vector<WeightBlock>& blocks) {
     }
     TANDEM_TRY(Buffer::create(host_tier_, block.bytes, Use::kKv, &block.host));
     std::memcpy(block.host.data(), blocks[b].data, static_cast<size_t>(block.bytes));
-    DeviceError error;
-    block.is_pinned = owns_pages(host_tier_, block.host) &&
-                      device_.table->pin(device_.self, block.host.data(), block.bytes, &error) == TANDEM_OK;
-    are_pinned = are_pinned && block.is_pinned;
+    if (owns_pages(host_tier_, block.host)) pin(&block);
+    are_pinned = are_pinned && block.pinned_bytes == block.bytes;
   }
   if (!are_pinned)
     engine_->log(TANDEM_LOG_WARNING, "weights could not be pinned, or not all: they cross the bus more slowly");
@@ -155,8 +166,11 @@ int32_t Weights::next_streamed(int32_t block_idx) const {
 Status Weights::send(int32_t block_idx, int64_t at) {
   const Block& block = blocks_[static_cast<size_t>(block_idx)];
   const size_t event = free_events_.back();
-  const StridedCopy copy{ring_.data() + at, block.host.data(), block.bytes, 1, block.bytes, block.bytes};
-  TANDEM_TRY(call_device(device_, &DeviceTable::copy_strided, &copy, stream_));
+  for (int64_t first = 0; first < block.bytes; first += most_pinned_bytes) {  // a copy is of one pinned piece
+    const int64_t n = std::min(block.bytes - first, most_pinned_bytes);
+    const StridedCopy copy{ring_.data() + at + first, block.host.data() + first, n, 1, n, n};
+    TANDEM_TRY(call_device(device_, &DeviceTable::copy_strided, &copy, stream_));
+  }
   TANDEM_TRY(call_device(device_, &DeviceTable::record_event, events_[event].filled, stream_));
   places_.push_back({block_idx, at, at + padded(block.bytes), event, false, false});
   free_events_.pop_back();
@@ -274,7 +288,7 @@ void Weights::get_stats(tandem_weights_stats* stats) const {
   for (const Block& block : blocks_) {
     stats->n_resident += block.resident_at >= 0 ? 1 : 0;
     stats->resident_bytes += block.resident_at >= 0 ? block.bytes : 0;
-    stats->pinned_bytes += block.is_pinned ? block.bytes : 0;
+    stats->pinned_bytes += block.pinned_bytes;
   }
   stats->host_bytes = host_tier_.total();
   stats->device_bytes = device_tier_.total();

@@ -47,8 +47,8 @@ class Weights {
 
  private:
   struct Block {
-    Buffer host;  // empty where the block stays on the device
-    bool is_pinned = false;
+    Buffer host;               // empty where the block stays on the device
+    int64_t pinned_bytes = 0;  // from the first on
     int64_t bytes = 0;
     int64_t resident_at = -1;  // in resident_; -1: streamed
     int64_t n_held = 0;        // uses that are not done
@@ -62,6 +62,7 @@ class Weights {
   };
 
   Weights(std::shared_ptr<Engine> engine, const tandem_weights_options& options);
+  void pin(Block* block);
   Status copy_blocks(const std::vector<WeightBlock>& blocks);
   Status make_events();
   Place* find(int32_t block_idx);

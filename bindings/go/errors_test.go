@@ -184,7 +184,7 @@ func TestASequenceInFlightIsBusy(t *testing.T) {
 	one, other, ids := w.session(t, "all"), w.session(t, "all"), []SequenceID{w.sequence}
 	step := must(one.Step(ids, []int64{1}))
 	_, err := other.Step(ids, []int64{1})
-	refused(t, err, ErrBusy, "sequence", "in flight")
+	refused(t, err, ErrBusy, "sequences", "in flight")
 	refused(t, w.cache.Truncate(w.sequence, 0), ErrBusy, "sequence", "in flight")
 	refused(t, step.End(), ErrInvalidState, "q_lens", "layer 0")
 	one.Close()

@@ -89,7 +89,8 @@ TANDEM_API const char *tandem_status_name(int32_t status);
 /* One line naming field and value, e.g. "tandem_cache_create: k_type = 99 is not a storage type". Valid until release;
  * "" for NULL. */
 TANDEM_API const char *tandem_error_message(const tandem_error *error);
-/* The field that was refused, "" where none applies. Valid until release. */
+/* The field that was refused, as the call's parameter or a struct's member is named ("sequences", "q.shape[0]"); "process" in a
+ * child after fork(); "" where none applies, as where memory is missing. Valid until release. */
 TANDEM_API const char *tandem_error_field(const tandem_error *error);
 /* The status the failing call returned; TANDEM_OK for NULL. */
 TANDEM_API int32_t tandem_error_status(const tandem_error *error);
@@ -516,11 +517,11 @@ TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem
 
 /* ---- merge ------------------------------------------------------------------------------------------------------ */
 
-/* Merges n_states states over disjoint keys (they may come from other machines): m = max lse_i, w_i = exp(lse_i - m),
- * o = sum w_i o_i / sum w_i, lse = m + log sum w_i. o[i]: [n_tokens, n_heads, head_dim], lse[i]: [n_tokens, n_heads] f32.
- * lse = -inf is the empty state: its o counts as zero, whatever it holds; all empty gives (0, -inf). NaN is passed on.
- * o_out and lse_out may be o[0] and lse[0] themselves. Order of summation is the order of the arrays. On the CPU, in host memory:
- * stream is NULL, and tensors in device memory are UNSUPPORTED. */
+/* Merges n_states states (1 to 65,536) over disjoint keys (they may come from other machines): m = max lse_i,
+ * w_i = exp(lse_i - m), o = sum w_i o_i / sum w_i, lse = m + log sum w_i. o[i]: [n_tokens, n_heads, head_dim],
+ * lse[i]: [n_tokens, n_heads] f32. lse = -inf is the empty state: its o counts as zero, whatever it holds; all empty gives
+ * (0, -inf). NaN is passed on. o_out and lse_out may be o[0] and lse[0] themselves. Order of summation is the order of the
+ * arrays. On the CPU, in host memory: stream is NULL, and tensors in device memory are UNSUPPORTED. */
 TANDEM_API int32_t tandem_merge(const tandem_tensor *o_out, const tandem_tensor *lse_out, const tandem_tensor *const *o,
                                 const tandem_tensor *const *lse, int32_t n_states, tandem_engine *engine, void *stream,
                                 tandem_error **error);

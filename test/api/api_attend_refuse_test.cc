@@ -199,6 +199,41 @@ void test_overlap(void**) {
       });
 }
 
+// A call that would make its sequence too long, of one head: of two, no call has as many queries.
+void test_too_long(void**) {
+  World world;
+  tandem_layer_options layer = plain_layer();
+  layer.n_q_heads = layer.n_kv_heads = 1;
+  tandem_model* model = nullptr;
+  tandem_cache* cache = nullptr;
+  tandem_session* session = nullptr;
+  OK(tandem_model_create, &model, &layer, 1);
+  OK(tandem_cache_create, &cache, world.engine, model, nullptr);
+  OK(tandem_session_create, &session, cache, nullptr);
+  int64_t sequence = 0;
+  OK(tandem_sequence_create, &sequence, cache);
+  Tensor q({2, 1, kDim}, 1), k({2, 1, kDim}, 2), v({2, 1, kDim}, 3);
+  OK(tandem_sequence_append, cache, sequence, 0, &k.view, &v.view, nullptr);
+  // Refused before anything is read or written; o begins where the others end.
+  const int64_t q_len = INT32_MAX;
+  tandem_tensor o = q.view;
+  for (tandem_tensor* tensor : {&q.view, &k.view, &v.view, &o}) tensor->shape[0] = q_len;
+  o.data = reinterpret_cast<void*>(uintptr_t{1} << 60);
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  args.n_sequences = 1;
+  args.sequences = &sequence;
+  args.q_lens = &q_len;
+  args.q = &q.view;
+  args.k = &k.view;
+  args.v = &v.view;
+  args.o = &o;
+  check_all_refused(world, {{"too long", "tandem_attend", kCapacity, "q_lens", "2147483649 tokens",
+                             [&](auto e) { return tandem_attend(session, &args, e); }}});
+  tandem_session_release(session);
+  tandem_cache_release(cache);
+  tandem_model_release(model);
+}
+
 // Slices of one buffer do not overlap, though their ranges do: q, k, v and o as columns of one matrix.
 void test_fused_buffer(void**) {
   World fused, apart;
@@ -357,7 +392,7 @@ void test_states(void**) {
                     {
                         {"open", "tandem_step_begin", kState, "session", "open",
                          [&](auto e) { return tandem_step_begin(session, &s, &one, 1, nullptr, e); }},
-                        {"busy", "tandem_step_begin", TANDEM_ERROR_BUSY, "sequence", "in flight",
+                        {"busy", "tandem_step_begin", TANDEM_ERROR_BUSY, "sequences", "in flight",
                          [&](auto e) { return tandem_step_begin(second, &s, &one, 1, nullptr, e); }},
                         {"busy", "tandem_sequence_truncate", TANDEM_ERROR_BUSY, "sequence", "in flight",
                          [&](auto e) { return tandem_sequence_truncate(cache, s, 1, e); }},
@@ -498,12 +533,19 @@ void test_route_plan(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_arguments),     cmocka_unit_test(test_tensors),
-      cmocka_unit_test(test_overlap),       cmocka_unit_test(test_fused_buffer),
-      cmocka_unit_test(test_nothing_to_do), cmocka_unit_test(test_commit),
-      cmocka_unit_test(test_step),          cmocka_unit_test(test_selection_and_stats),
-      cmocka_unit_test(test_states),        cmocka_unit_test(test_speculation_ends_with_its_session),
-      cmocka_unit_test(test_plan),          cmocka_unit_test(test_route_plan),
+      cmocka_unit_test(test_arguments),
+      cmocka_unit_test(test_tensors),
+      cmocka_unit_test(test_overlap),
+      cmocka_unit_test(test_fused_buffer),
+      cmocka_unit_test(test_too_long),
+      cmocka_unit_test(test_nothing_to_do),
+      cmocka_unit_test(test_commit),
+      cmocka_unit_test(test_step),
+      cmocka_unit_test(test_selection_and_stats),
+      cmocka_unit_test(test_states),
+      cmocka_unit_test(test_speculation_ends_with_its_session),
+      cmocka_unit_test(test_plan),
+      cmocka_unit_test(test_route_plan),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -19,7 +19,10 @@ namespace {
 void expect_refused(int32_t status, tandem_error* error) {
   static int n = 0;
   ++n;
+  const std::string value = "process = " + std::to_string(getpid());
   const bool good = status == TANDEM_ERROR_INVALID_STATE && tandem_error_status(error) == status &&
+                    std::strcmp(tandem_error_field(error), "process") == 0 &&
+                    std::strstr(tandem_error_message(error), value.c_str()) != nullptr &&
                     std::strstr(tandem_error_message(error), "fork") != nullptr;
   tandem_error_release(error);
   if (!good) _exit(n);

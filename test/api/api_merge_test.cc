@@ -290,6 +290,8 @@ void test_refused(void**) {
       {"null", kInvalid, "lse[0]", "NULL", [](auto& m) { m.lse[0] = nullptr; }},
       {"count", kInvalid, "n_states", "0", [](auto& m) { m.n_states = 0; }},
       {"count", kInvalid, "n_states", "-1", [](auto& m) { m.n_states = -1; }},
+      {"more than anyone has", kInvalid, "n_states", "2147483647", [](auto& m) { m.n_states = INT32_MAX; }},
+      {"more than anyone has", kInvalid, "n_states", "65537", [](auto& m) { m.n_states = 65537; }},
       {"stream", kInvalid, "stream", "must be NULL", [](auto& m) { m.stream = &m; }},
       {"shape", kInvalid, "o[1].shape[0]", "4, must be n_tokens = 3", [](auto& m) { m.o1.view.shape[0] = 4; }},
       {"shape", kInvalid, "o[0].shape[1]", "1, must be n_heads = 2", [](auto& m) { m.o0.view.shape[1] = 1; }},

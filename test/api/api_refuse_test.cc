@@ -195,8 +195,8 @@ void test_unknown_sequences(void**) {
   for (const int64_t bad : {int64_t{1000}, world.dropped, int64_t{0}, int64_t{-1}, INT64_MIN, INT64_MAX}) {
     const std::string value = std::to_string(bad);
     std::vector<Refused> cases;
-    const auto add = [&](const char* function, std::function<int32_t(tandem_error**)> call) {
-      cases.push_back({"unknown id", function, kNotFound, "sequence", value.c_str(), std::move(call)});
+    const auto add = [&](const char* function, std::function<int32_t(tandem_error**)> call, const char* field = "sequence") {
+      cases.push_back({"unknown id", function, kNotFound, field, value.c_str(), std::move(call)});
     };
     add("tandem_sequence_fork", [&](auto e) { return tandem_sequence_fork(id, cache, bad, e); });
     add("tandem_sequence_drop", [&](auto e) { return tandem_sequence_drop(cache, bad, e); });
@@ -211,7 +211,8 @@ void test_unknown_sequences(void**) {
     add("tandem_session_commit", [&](auto e) { return tandem_session_commit(session, bad, nullptr, 0, e); });
     add("tandem_session_selection",
         [&](auto e) { return tandem_session_selection(id + 1, nullptr, 4, id, session, bad, 0, 0, 0, e); });
-    add("tandem_step_begin", [&](auto e) { return tandem_step_begin(session, &bad, &one, 1, nullptr, e); });
+    add(
+        "tandem_step_begin", [&](auto e) { return tandem_step_begin(session, &bad, &one, 1, nullptr, e); }, "sequences");
     check_all_refused(world, cases, &out);
   }
 }
@@ -230,7 +231,7 @@ void test_uneven(void**) {
                          [&](tandem_error** e) { return tandem_sequence_fork(out.at<int64_t>(), cache, s, e); }},
                         {"remove", "tandem_sequence_remove", kState, "sequence", "layer 1",
                          [&](tandem_error** e) { return tandem_sequence_remove(cache, s, 0, 1, 0, e); }},
-                        {"step", "tandem_step_begin", kState, "sequence", "layer 1",
+                        {"step", "tandem_step_begin", kState, "sequences", "layer 1",
                          [&](tandem_error** e) { return tandem_step_begin(world.session, &s, &one, 1, nullptr, e); }},
                     },
                     &out);
@@ -322,6 +323,12 @@ void test_append_and_read(void**) {
        [&](auto e) { return tandem_sequence_append(cache, s, 0, k, nullptr, nullptr, e); }},
       {"aliased v", "tandem_sequence_append", kInvalid, "v", "V aliases K",
        [&](auto e) { return tandem_sequence_append(cache, s, 1, k, v, nullptr, e); }},
+      {"too long", "tandem_sequence_append", kCapacity, "k.shape[0]", "2147483737 tokens",
+       [&](auto e) {
+         tandem_tensor long_k = *k, long_v = *v;  // refused before anything is read
+         long_k.shape[0] = long_v.shape[0] = INT32_MAX;
+         return tandem_sequence_append(cache, s, 0, &long_k, &long_v, nullptr, e);
+       }},
       {"layer", "tandem_sequence_append", kInvalid, "layer_idx", "2",
        [&](auto e) { return tandem_sequence_append(cache, s, 2, k, v, nullptr, e); }},
       {"layer", "tandem_sequence_append", kInvalid, "layer_idx", "-2147483648",

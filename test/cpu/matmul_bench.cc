@@ -91,8 +91,8 @@ class TileRate {
     float *s = at + (1 << 18), *k = at + (1 << 19), *o = at + (1 << 20), *scratchpad = at + (1 << 21);
     const double start = cpu_seconds();
     for (int i = 0; i < n; ++i) {
-      matmuls_[0].run(worker_idx, at, k, s, scratchpad);
-      matmuls_[1].run(worker_idx, s, k, o, scratchpad);
+      if (!matmuls_[0].run(worker_idx, at, k, s, scratchpad) || !matmuls_[1].run(worker_idx, s, k, o, scratchpad))
+        std::exit(1);
     }
     return (cpu_seconds() - start) / n;
   }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Products of oneDNN where memory fails while they are computed: none is missing, and nothing is thrown through the pool.
+// Products of oneDNN where memory fails while they are computed, before them and behind: none is missing, none is added
+// twice, and nothing is thrown through the pool.
 #include <cmath>
 #include <random>
 #include <vector>
 
+#include "cpu/matmul_attend.h"
+#include "cpu/matmul_case.h"
 #include "cpu/onednn.h"
 #include "failing_new.h"
 #include "with_cmocka.h"
@@ -12,6 +15,23 @@ using namespace tandem;
 using namespace failing_new;
 
 namespace {
+
+// body(), in which the nth allocation and perhaps all behind it fail, for each n there is. Returns how many there were.
+template <typename Body>
+int64_t for_each_failure(const Body& body) {
+  int64_t n = 0;
+  for (const bool goes_on : {false, true}) {
+    for_ever = goes_on;
+    int64_t nth = 0;
+    do {
+      n_news = 0;
+      fails_at = ++nth;
+      body();
+    } while (n_news >= nth);
+    n = nth - 1;
+  }
+  return n;
+}
 
 void test_products_without_memory(void**) {
   std::mt19937 random(7);
@@ -26,26 +46,58 @@ void test_products_without_memory(void**) {
     assert_true(matmul.prepare(1).ok());
     std::vector<float> want = c;
     cpu::plain_matmul(shape, a.data(), b.data(), want.data());
-    for (const bool goes_on : {false, true}) {
-      for_ever = goes_on;
-      int64_t nth = 0;
-      do {
-        std::vector<float> got = c;
-        n_news = 0;
-        fails_at = ++nth;
-        armed = true;
-        matmul.run(0, a.data(), b.data(), got.data(), scratchpad.data());
-        armed = false;
-        for (size_t i = 0; i < got.size(); ++i) assert_true(std::fabs(got[i] - want[i]) < 1e-4f);
-      } while (n_news >= nth);
-      print_message("%lld allocations failed one by one\n", static_cast<long long>(nth - 1));
-    }
+    const int64_t n = for_each_failure([&] {
+      std::vector<float> got = c;
+      armed = true;
+      const bool is_done = matmul.run(0, a.data(), b.data(), got.data(), scratchpad.data());
+      armed = false;
+      assert_true(is_done || accumulate);
+      if (!is_done) {  // a sum that may be anything: once more from the beginning
+        got = c;
+        matmul.run_plainly(a.data(), b.data(), got.data());
+      }
+      for (size_t i = 0; i < got.size(); ++i) assert_true(std::fabs(got[i] - want[i]) < 1e-4f);
+    });
+    print_message("%lld allocations failed one by one\n", static_cast<long long>(n));
   }
+}
+
+// Of values whose first columns are 0, and so what is added to the sums there: whether it has been cannot be seen in them.
+void test_sums_without_memory(void**) {
+  test::CaseOptions options;
+  options.k_type = options.v_type = TANDEM_F32;
+  options.k_head_dim = 64;
+  options.v_head_dim = 256;
+  options.n_rows = 200;
+  options.n_keys = 1100;
+  options.mask = test::Mask::kNone;
+  options.group_size = 8;
+  options.logits = true;
+  test::Case c(options);
+  for (const test::Case::Key& key : c.keys) std::fill_n(static_cast<float*>(key.v), 128, 0.0f);
+  test::use_matrix_unit(false);
+  std::unique_ptr<cpu::MatmulAttend> attend;
+  assert_true(cpu::MatmulAttend::create(test::kernels_of(nullptr), &attend).ok());
+  assert_true(attend->prepare(c.layer, false, 1).ok());
+  const cpu::Span span = cpu::whole_span(c.job, 0, c.job.n_rows);
+  attend->attend(span, 0);
+  const std::vector<float> o = c.o, lse = c.lse, logits = c.logits;
+  const int64_t n = for_each_failure([&] {
+    for (std::vector<float>* out : {&c.o, &c.lse, &c.logits}) std::fill(out->begin(), out->end(), NAN);
+    armed = true;
+    attend->attend(span, 0);
+    armed = false;
+    for (size_t i = 0; i < o.size(); ++i) assert_true(std::fabs(c.o[i] - o[i]) < 1e-4f);
+    for (size_t i = 0; i < lse.size(); ++i) assert_true(std::fabs(c.lse[i] - lse[i]) < 1e-4f);
+    for (size_t i = 0; i < logits.size(); ++i) assert_true(std::fabs(c.logits[i] - logits[i]) < 1e-4f);
+  });
+  assert_true(n > 0);
+  print_message("%lld allocations failed one by one\n", static_cast<long long>(n));
 }
 
 }  // namespace
 
 int main() {
-  const CMUnitTest tests[] = {cmocka_unit_test(test_products_without_memory)};
+  const CMUnitTest tests[] = {cmocka_unit_test(test_products_without_memory), cmocka_unit_test(test_sums_without_memory)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

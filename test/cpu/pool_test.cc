@@ -451,6 +451,54 @@ void who_keeps_clear_is_where_no_worker_is(void**) {
   assert_true(CPU_EQUAL(&clear, &before));
 }
 
+// Work of which one worker, or every one, throws when all have come; the others go on for a while.
+struct Throwing {
+  std::atomic<int32_t> n_here{0}, n_inside{0};
+  int32_t n_expected = 0, thrower = 0;  // -1: all
+
+  static void work(void* self, TaskSource& tasks, int32_t worker) {
+    Throwing& call = *static_cast<Throwing*>(self);
+    struct Inside {
+      std::atomic<int32_t>& n;
+      explicit Inside(std::atomic<int32_t>& count) : n(count) { ++n; }
+      ~Inside() { --n; }
+    } const inside(call.n_inside);
+    if (tasks.next() < 0) return;  // a sleeper that comes late
+    ++call.n_here;
+    while (call.n_here.load() < call.n_expected) sched_yield();
+    if (call.thrower < 0 || worker == call.thrower) throw std::bad_alloc();
+    sleep_ms(3);
+    while (tasks.next() >= 0) sched_yield();
+  }
+};
+
+// The caller gets it when nobody is in the work any more, whose context may be gone then, and the next round is as ever.
+void what_work_throws_reaches_the_caller(void**) {
+  for (int32_t n_threads = 1; n_threads <= 4; ++n_threads) {
+    const auto pool = make_pool(n_threads);
+    for (int32_t thrower = -1; thrower < n_threads; ++thrower) {
+      for (int round = 0; round < 20; ++round) {
+        Throwing call;
+        call.n_expected = n_threads;
+        call.thrower = thrower;
+        bool has_thrown = false;
+        try {
+          pool->share(round == 0 && n_threads == 1 ? 1 : 1'000'000'000'000, Throwing::work, &call);
+        } catch (const std::bad_alloc&) {
+          has_thrown = true;
+        }
+        assert_true(has_thrown);
+        assert_int_equal(call.n_inside.load(), 0);
+        if (round % 5 == 4) sleep_ms(2);  // all asleep
+      }
+      Tally tally(100, n_threads);
+      pool->run(100, Tally::task, &tally);
+      tally.assert_each_once();
+      meet(pool.get());
+    }
+  }
+}
+
 void report_says_where_everyone_is(void**) {
   const auto pool = make_pool(5, 0, on_machine("pack:2 numa:1 l3:1 core:2 pu:2"));
   const auto report = nlohmann::json::parse(pool->report());
@@ -494,6 +542,7 @@ int main() {
       cmocka_unit_test(sized_by_cores_and_quota),
       cmocka_unit_test(leaves_room_for_others),
       cmocka_unit_test(who_keeps_clear_is_where_no_worker_is),
+      cmocka_unit_test(what_work_throws_reaches_the_caller),
       cmocka_unit_test(report_says_where_everyone_is),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

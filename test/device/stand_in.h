@@ -33,6 +33,7 @@ struct Counts {
   std::atomic<int64_t> n_accumulated{0}, n_strided{0}, strided_bytes{0};
   std::atomic<int64_t> n_rebuilt{0}, n_rebuilt_rows{0};
   std::atomic<int64_t> n_pinned{0}, n_unpinned{0};
+  std::atomic<int64_t> largest_pinned{0};          // of one call
   std::atomic<int64_t> n_streams{0}, n_events{0};  // that are there
 };
 
@@ -86,6 +87,11 @@ struct Controls {
   // That is there now, whoever asked for it.
   int64_t (*device_bytes)();
   int64_t (*shared_bytes)();
+  // From now on it ends with the process, as a driver does: in a handler of exit() that is registered here. What is queued
+  // does not run, memory is gone, and a call that is made then or has not returned ends the process by abort().
+  void (*end_with_process)();
+  // Until reset(): what is pinned counts as locked memory, of which RLIMIT_MEMLOCK allows so much, and pin() fails beyond.
+  void (*obey_memlock)();
 };
 
 inline constexpr char kControlsSymbol[] = "stand_in_controls";

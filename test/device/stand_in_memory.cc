@@ -133,11 +133,18 @@ bool unshare_memory(void* host) {
   return true;
 }
 
+void unmap_all_memory() {
+  const std::lock_guard lock(blocks().mutex);
+  for (const auto& [address, block] : blocks().by_address)
+    if (block.twin != nullptr) unmap(reinterpret_cast<void*>(address), round_up(block.bytes, kSharedAlignment));
+}
+
 MemoryBytes memory_bytes() {
   const std::lock_guard lock(blocks().mutex);
   MemoryBytes sum;
   for (const auto& [address, block] : blocks().by_address) {
     if (block.is_device && block.twin == nullptr) sum.device += block.bytes;
+    if (!block.is_device && block.twin == nullptr) sum.pinned += block.bytes;
     if (block.is_device != kMapsTwice && block.twin != nullptr) sum.shared += block.bytes;
   }
   return sum;

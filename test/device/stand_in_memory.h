@@ -13,10 +13,11 @@ bool share_memory(int64_t bytes, void** host, void** device);
 bool pin_memory(void* data, int64_t bytes);  // of the host: operations may read it when they run
 bool unpin_memory(void* data);
 bool unshare_memory(void* host);
+void unmap_all_memory();  // whoever looks at it now is told by a signal
 
-// That are allocated now, and that are shared.
+// That are allocated now, that are shared, that are pinned.
 struct MemoryBytes {
-  int64_t device = 0, shared = 0;
+  int64_t device = 0, shared = 0, pinned = 0;
 };
 MemoryBytes memory_bytes();
 

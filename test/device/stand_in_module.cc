@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
+#include <sys/resource.h>
+
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -53,9 +56,40 @@ void check_injected(Call call) {
   if (--injected.n_left == 0) throw Failure{injected.status, kInjectedUnderlying, "", "as the test has asked"};
 }
 
+std::atomic<bool> obeys_memlock{false};
+
+// The end of the process, where a test wants the device to end with it.
+constinit std::atomic<bool> is_gone{false};
+constinit std::atomic<int64_t> n_inside{0};  // calls that have not returned
+
+class Inside {
+ public:
+  Inside() {
+    ++n_inside;
+    if (!is_gone) return;
+    std::fputs("a call of a device that is gone\n", stderr);
+    std::abort();
+  }
+  ~Inside() { --n_inside; }
+};
+
+void end_with_process() {
+  std::atexit([] {
+    is_gone = true;
+    if (n_inside > 0) {
+      std::fputs("the device goes under a call\n", stderr);
+      std::abort();
+    }
+    lose_device();
+    drain_streams();
+    unmap_all_memory();
+  });
+}
+
 // What a function of the table does, with what it throws as its error.
 template <typename Body>
 int32_t guarded(Call call, DeviceError* error, const Body& body) {
+  const Inside inside;
   try {
     check_injected(call);
     check_device();
@@ -106,6 +140,7 @@ int32_t open(int32_t device_idx, void** self, DeviceError* error) {
 }
 
 void close(void* self) {
+  const Inside inside;
   drain_streams();
   delete static_cast<Self*>(self);
   if (++counts.n_closed == counts.n_opened) stop_default_stream();
@@ -124,6 +159,7 @@ int32_t allocate(void*, int64_t bytes, void** data, DeviceError* error) {
 // Waits for everything that was asked for.
 void give_back(void* data, bool (*give)(void*), std::atomic<int64_t>* count) {
   if (data == nullptr) return;
+  const Inside inside;
   drain_streams();
   if (is_any_capturing()) note_fault("memory is released while a stream is captured");
   if (give(data))
@@ -256,6 +292,7 @@ int32_t create_a_stream(void*, void** stream, DeviceError* error) {
 }
 
 void destroy_a_stream(void*, void* stream) {
+  const Inside inside;
   if (!destroy_stream(stream)) return note_fault("a stream is destroyed that is none");
   --counts.n_streams;
 }
@@ -268,6 +305,7 @@ int32_t create_an_event(void*, void** event, DeviceError* error) {
 }
 
 void destroy_an_event(void*, void* event) {
+  const Inside inside;
   if (!destroy_event(event)) return note_fault("an event is destroyed that is none");
   --counts.n_events;
 }
@@ -306,9 +344,18 @@ int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* 
   });
 }
 
+void note_pinned(int64_t bytes) {
+  for (int64_t most = counts.largest_pinned; bytes > most && !counts.largest_pinned.compare_exchange_weak(most, bytes);) {
+  }
+}
+
 int32_t pin(void*, void* data, int64_t bytes, DeviceError* error) {
   return guarded(kPin, error, [&] {
+    rlimit limit = {};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    if (obeys_memlock && static_cast<rlim_t>(memory_bytes().pinned + bytes) > limit.rlim_cur) throw kNoMemory;
     require(pin_memory(data, bytes), "memory is pinned that is already known");
+    note_pinned(bytes);
     ++counts.n_pinned;
   });
 }
@@ -364,7 +411,10 @@ constexpr DeviceTable kTable = {
     rebuild,
 };
 
+void obey_memlock() { obeys_memlock = true; }
+
 void reset() {
+  obeys_memlock = false;
   fail_call(kAnyCall, 0, TANDEM_OK);
   reset_device();
 }
@@ -400,8 +450,8 @@ int64_t device_bytes() { return memory_bytes().device; }
 int64_t shared_bytes() { return memory_bytes().shared; }
 
 constexpr Controls kControls = {
-    reset,         set_delay,   lose_device, fail_call,  fault,        create_stream, destroy_stream,
-    begin_capture, end_capture, launch,      free_graph, device_bytes, shared_bytes,
+    reset,       set_delay, lose_device, fail_call,    fault,        create_stream,    destroy_stream, begin_capture,
+    end_capture, launch,    free_graph,  device_bytes, shared_bytes, end_with_process, obey_memlock,
 };
 
 }  // namespace

@@ -65,6 +65,29 @@ std::vector<Layer> eight_heads(size_t n_layers) {
   return std::vector<Layer>(n_layers, layer);
 }
 
+// Extents are pinned whole, a GiB of them at most.
+void large_models_have_short_extents(void**) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  Layer layer;
+  layer.k_head_dim = layer.v_head_dim = 128;
+  for (const int32_t type : {TANDEM_BF16, TANDEM_F32}) {
+    layer.k_type = layer.v_type = type;
+    for (const int32_t n_heads : {8, 40, 72}) {
+      layer.n_kv_heads = n_heads;
+      for (const int64_t page_len : {16, 128, 1024, 4096})
+        for (const int32_t n_nodes : {1, 2}) {
+          const StoreGeometry geometry = make_store_geometry(std::vector<Layer>(64, layer), page_len, n_nodes);
+          const int64_t tokens = geometry.extent_len();
+          const bool is_least = tokens == std::max<int64_t>(page_len, 128);
+          assert_true(geometry.extent_bytes <= kGiB || is_least);
+          assert_true((tokens & (tokens - 1)) == 0 && tokens >= std::max<int64_t>(page_len, 128));
+          if (2048 * geometry.token_bytes <= kGiB) assert_true(tokens == std::max<int64_t>(page_len, 2048));
+          if (2048 * geometry.token_bytes > kGiB && page_len < 2048) assert_true(tokens < 2048);
+        }
+    }
+  }
+}
+
 void rows_do_not_overlap(void**) {
   const std::vector<Layer> layers = two_layers();
   Tier tier("host_cap_bytes", 0, {});
@@ -282,6 +305,7 @@ void jobs_run_once_and_are_joined(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
+      cmocka_unit_test(tandem::large_models_have_short_extents),
       cmocka_unit_test(tandem::rows_do_not_overlap),
       cmocka_unit_test(tandem::hidden_states_have_rows_of_their_own),
       cmocka_unit_test(tandem::references_and_gaps),

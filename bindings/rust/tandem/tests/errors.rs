@@ -167,7 +167,7 @@ fn a_sequence_in_flight_is_busy() {
     let world = World::new(10, 1);
     let (mut one, mut other, ids) = (world.session("all"), world.session("all"), [world.sequence]);
     let step = one.step(&ids, &[1]).unwrap();
-    refused(other.step(&ids, &[1]).map(drop), Status::Busy, "sequence", "in flight");
+    refused(other.step(&ids, &[1]).map(drop), Status::Busy, "sequences", "in flight");
     refused(world.cache.truncate(world.sequence, 0), Status::Busy, "sequence", "in flight");
     drop(step);
     drop(one);
