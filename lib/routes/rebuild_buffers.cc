@@ -106,7 +106,8 @@ struct RebuildBytes {
 
   RebuildBytes(const Device& device, const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts) {
     for (size_t l = 0; l < layers.size(); ++l) {
-      x = std::max(x, aligned(layouts[l].n_rows() * layouts[l].x_bytes));
+      const int64_t positions = layers[l].projection->rope != nullptr ? aligned(layouts[l].n_pages * 8) : 0;
+      x = std::max(x, layouts[l].positions_at() + positions);
       pages = std::max(pages, aligned(layouts[l].n_pages * layouts[l].page_bytes));
       workspace = std::max(workspace, aligned(device.table->rebuild_bytes(device.self, &layers[l], layouts[l].n_rows())));
     }
@@ -128,7 +129,7 @@ Status RebuildBuffers::create(const Device& device, Tier& tier, const std::vecto
   TANDEM_TRY(StreamBuffers::create(device, tier, bytes.x, &made->x_));
   TANDEM_TRY(Buffer::create(tier, bytes.pages + bytes.workspace, Use::kStream, &made->memory_));
   made->workspace_at_ = bytes.pages;
-  made->tier_ = &tier;
+  TANDEM_TRY(SideStream::create(device, &made->side_));
   *buffers = std::move(made);
   return {};
 }
@@ -137,11 +138,9 @@ Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, 
                                double* ns) {
   constexpr int kRounds = 3;
   void* const stream = nullptr;
-  Buffer positions;
-  if (layer.projection->rope != nullptr) {
-    TANDEM_TRY(Buffer::create(*tier_, layout.n_pages * 8, Use::kStream, &positions));
-    TANDEM_TRY(call_device(device_, &DeviceTable::fill, positions.data(), 0, positions.bytes(), stream));
-  }
+  std::byte* const positions = x_->next() + layout.positions_at();
+  if (layer.projection->rope != nullptr)
+    TANDEM_TRY(call_device(device_, &DeviceTable::fill, positions, 0, layout.n_pages * 8, stream));
   DeviceRebuild rebuild;
   rebuild.layer = &layer;
   rebuild.projection = projection;
@@ -149,7 +148,7 @@ Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, 
   rebuild.n_rows = layout.n_rows();
   rebuild.pages = pages_of(layout, pages());
   rebuild.page_bytes = layout.page_bytes;
-  rebuild.page_positions = positions.as<int64_t>();
+  rebuild.page_positions = reinterpret_cast<const int64_t*>(positions);
   rebuild.workspace = workspace();
   TANDEM_TRY(call_device(device_, &DeviceTable::fill, x_->next(), 0, layout.n_rows() * layout.x_bytes, stream));
   std::chrono::steady_clock::time_point begin;
@@ -163,6 +162,11 @@ Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, 
   const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
   *ns = spent.count() / static_cast<double>(kRounds * layout.n_rows());
   return {};
+}
+
+void RebuildBuffers::settle(void* stream) {
+  x_->settle(stream);
+  side_->settle();
 }
 
 }  // namespace tandem

@@ -17,8 +17,8 @@ inline constexpr int64_t kBuffer = 128 * kXBytes * 3 / 2;  // a page of hidden s
 // Weights, and what comes of hidden states.
 class Projected {
  public:
-  explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER)
-      : w_k_({kKvHeads * kDim, kHidden}, 71), w_v_({kKvHeads * kDim, kHidden}, 72), b_({kKvHeads * kDim}, 73) {
+  explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER, int64_t seed = 71)
+      : w_k_({kKvHeads * kDim, kHidden}, seed), w_v_({kKvHeads * kDim, kHidden}, seed + 1), b_({kKvHeads * kDim}, seed + 2) {
     for (Tensor* w : {&w_k_, &w_v_}) {
       std::vector<uint16_t>& bits = w == &w_k_ ? bits_k_ : bits_v_;
       for (float& x : w->values) {
