@@ -103,6 +103,18 @@ struct OptLayer {
   }
 };
 
+// But for W_K and W_V.
+inline tandem_layer_projection projection_of(const OptLayer& layer) {
+  tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;
+  projection.hidden_dim = layer.geometry.hidden;
+  projection.w_type = TANDEM_F16;
+  projection.w_order = TANDEM_WEIGHTS_OUT_IN;
+  projection.norm = TANDEM_NORM_LAYER;
+  projection.norm_eps = kEps;
+  projection.b_k = projection.b_v = layer.b.data();
+  return projection;
+}
+
 inline tandem_tensor half_tensor(void* data, std::vector<int64_t> shape, bool on_device) {
   tandem_tensor tensor;
   TANDEM(tandem_tensor_init, &tensor, TANDEM_F16, data, static_cast<int32_t>(shape.size()), shape.data());

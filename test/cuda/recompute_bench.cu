@@ -25,15 +25,9 @@ class Sequences {
 
   Sequences(tandem_engine* engine, OptLayer& layer, int64_t batch, int64_t most) : length(most) {
     const Geometry& g = layer.geometry;
-    tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;
-    projection.hidden_dim = g.hidden;
-    projection.w_type = TANDEM_F16;
-    projection.w_order = TANDEM_WEIGHTS_OUT_IN;
-    projection.norm = TANDEM_NORM_LAYER;
-    projection.norm_eps = kEps;
+    tandem_layer_projection projection = projection_of(layer);
     projection.w_k = layer.w_k.data();
     projection.w_v = layer.w_v.data();
-    projection.b_k = projection.b_v = layer.b.data();
     tandem_layer_options options = TANDEM_LAYER_OPTIONS_INIT;
     options.n_q_heads = options.n_kv_heads = g.n_heads;
     options.k_head_dim = kHeadDim;

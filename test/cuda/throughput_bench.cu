@@ -41,13 +41,7 @@ class Columns {
 
   Columns(tandem_engine* on, OptLayer& layer, const HostWeights& host, const Wanted& wanted) : engine_(on), wanted_(wanted) {
     const Geometry& g = layer.geometry;
-    tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;
-    projection.hidden_dim = g.hidden;
-    projection.w_type = TANDEM_F16;
-    projection.w_order = TANDEM_WEIGHTS_OUT_IN;
-    projection.norm = TANDEM_NORM_LAYER;
-    projection.norm_eps = kEps;
-    projection.b_k = projection.b_v = layer.b.data();
+    tandem_layer_projection projection = projection_of(layer);
     tandem_layer_options options = TANDEM_LAYER_OPTIONS_INIT;
     options.n_q_heads = options.n_kv_heads = g.n_heads;
     options.k_head_dim = kHeadDim;
