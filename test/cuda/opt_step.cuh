@@ -60,6 +60,7 @@ class OptStep {
         batch(n_sequences),
         n_batches(batches),
         first_(random_halves(batches * n_sequences * geometry.hidden, 2.0f, 11)),
+        start_(first_),
         x_(first_),
         normed_(room(1)),
         q_(room(1)),
@@ -83,7 +84,7 @@ class OptStep {
   __half* x(int64_t b) const { return x_.data + b * batch * geometry.hidden; }
   const __half* k() const { return k_.data; }
   const __half* v() const { return v_.data; }
-  void reset() { must(cudaMemcpyAsync(x_.data, first_.data(), first_.size() * 2, cudaMemcpyHostToDevice, stream)); }
+  void reset() { must(cudaMemcpyAsync(x_.data, start_.data, first_.size() * 2, cudaMemcpyDeviceToDevice, stream)); }
   std::vector<__half> result() const {
     std::vector<__half> rows(first_.size());
     must(cudaStreamSynchronize(stream));
@@ -121,7 +122,7 @@ class OptStep {
   }
 
   std::vector<__half> first_;
-  OnDevice<__half> x_, normed_, q_, k_, v_, o_, mlp_;
+  OnDevice<__half> start_, x_, normed_, q_, k_, v_, o_, mlp_;
   OnDevice<float> b_;
   std::unique_ptr<generate::CublasProducts> products_;
 };
