@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Entry points: offloaded weights.
-#include "lib/api.h"
+#include "lib/api_session.h"
 #include "lib/options.h"
 #include "lib/weights.h"
 
@@ -83,5 +83,19 @@ int32_t tandem_weights_get_stats(tandem_weights_stats* stats, const tandem_weigh
     object->get_stats(&known);
     copy_out(known, stats);
     return {};
+  });
+}
+
+int32_t tandem_session_use_weights(tandem_session* session, int32_t layer_idx, tandem_weights* weights, int32_t w_k_block,
+                                   int32_t w_v_block, tandem_error** error) {
+  return guarded(__func__, error, [&]() -> Status {
+    SessionCall call;
+    TANDEM_TRY(call.begin(session));
+    TANDEM_TRY(require_range("layer_idx", layer_idx, 0, static_cast<int64_t>(call->cache().layers().size()) - 1));
+    ProjectionBlocks blocks;
+    TANDEM_TRY(resolve(weights, "weights", &blocks.weights));
+    blocks.w_k = w_k_block;
+    blocks.w_v = w_v_block;
+    return call->set_weights(static_cast<size_t>(layer_idx), blocks);
   });
 }

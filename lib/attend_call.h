@@ -171,7 +171,8 @@ class AttendCall {
   int64_t describe_rebuilt(const HandOverTask& task, std::byte* to) const;
   Status send_hidden(const HandOverTask& task, const RebuiltPiece& piece);
   Status begin_rebuilt(HandOverTask* task);
-  Status rebuild_piece(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece, const std::byte* x);
+  Status rebuild_piece(const DeviceProjection& projection, const RebuiltPiece& piece);
+  Status attend_pages(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece);
   Status attend_rebuilt(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);
   // Appends of more tokens than a ticket has, where keys are streamed (lib/routes/prefill.cc).

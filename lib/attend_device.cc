@@ -226,7 +226,7 @@ Status AttendCall::attend_chunk(HandOverTask* task) {
   bool is_launched = false;
   const AtEnd cut([&] {
     if (!is_launched && !task->pieces.empty()) session_.device_->stream()->settle(args_.stream);
-    if (!is_launched && !task->rebuilt.empty()) session_.device_->rebuild()->x().settle(args_.stream);
+    if (!is_launched && !task->rebuilt.empty()) session_.device_->rebuild()->settle(args_.stream);
     task->is_cut = !is_launched;
   });
   TANDEM_TRY(launch(sequences, std::any_of(scratch_.calls.begin(), scratch_.calls.end(), has_host), task));

@@ -8,6 +8,7 @@
 #include "lib/device_session.h"
 #include "lib/dtype.h"
 #include "lib/placement.h"
+#include "lib/routes/call_plan.h"
 #include "lib/routes/prefill_size.h"
 #include "lib/routes/recompute.h"
 #include "lib/routes/route.h"
@@ -60,12 +61,26 @@ Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64
 
 // What calls may stream of sequences of kv_lens, whose last tokens they append.
 struct Streaming {
+  const Policy& policy;
   const PolicyOptions& options;
   const RouteOptions& routes;
   const StoreGeometry& store;
   std::span<const int64_t> kv_lens;
 
   int64_t appended(int64_t kv_len) const { return std::min(kv_len, std::max<int64_t>(1, routes.append_tokens)); }
+  // "auto" has a layer's keys sent where it is worth planning, unless the CPU is faster, which is not known here.
+  bool may_stream(const Layer& layer) const {
+    if (routes.route == Route::kHost || layer.rope != nullptr || !can_stream(policy_of_layer(policy, layer))) return false;
+    int64_t n_tokens = 0;
+    for (const int64_t kv_len : kv_lens) {
+      const TokenRange tokens = streamed(layer, kv_len);
+      n_tokens += tokens.end - tokens.begin;
+    }
+    return routes.always_streams() || is_worth_planning(n_tokens * layer.n_kv_heads * plane_bytes(layer).total());
+  }
+  bool may_stream(const std::vector<Layer>& layers) const {
+    return std::any_of(layers.begin(), layers.end(), [this](const Layer& layer) { return may_stream(layer); });
+  }
   TokenRange streamed(const Layer& layer, int64_t kv_len) const {
     const int64_t block = evict_len(options.window_len, store.page_len), n = appended(kv_len);
     const int64_t last = n > DeviceSession::kMostTokens ? kv_len - 1 : kv_len - n;  // the first query of the last chunk
@@ -79,6 +94,7 @@ struct Streaming {
 void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout>& streams, const Streaming& calls,
                 CallSize* size) {
   for (size_t l = 0; l < layers.size(); ++l) {
+    if (!calls.may_stream(layers[l])) continue;
     int64_t n = 0;
     for (const int64_t kv_len : calls.kv_lens) {
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
@@ -93,6 +109,7 @@ void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout
 void add_rebuilt_parts(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts, const Streaming& calls,
                        CallSize* size) {
   for (size_t l = 0; l < layers.size(); ++l) {
+    if (!calls.may_stream(layers[l])) continue;
     RebuiltCount count;
     for (const int64_t kv_len : calls.kv_lens) {
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
@@ -116,7 +133,7 @@ Status plan_routes(const Engine& engine, const std::vector<Layer>& layers, const
   if (engine.device() == nullptr || routes.route == Route::kHost) return {};
   TANDEM_TRY(make_stream_layouts(layers, policy, calls.store.extent_len(), routes, &made->streams));
   TANDEM_TRY(find_rebuild_layouts(*engine.device(), layers, policy, routes, &made->rebuilt));
-  if (calls.kv_lens.empty()) return {};
+  if (calls.kv_lens.empty() || (routes.route == Route::kAuto && !calls.may_stream(layers))) return {};
   if (!made->streams.empty() && routes.streams_keys())
     plan->device_stream_bytes = StreamBuffers::kBuffers * routes.buffer_bytes;
   if (made->rebuilt.empty()) return {};
@@ -130,6 +147,7 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
                    const Streaming& calls, DeviceLimits* limits) {
   for (size_t l = 0; l < layers.size(); ++l)
     for (const int64_t kv_len : calls.kv_lens) {
+      if (!calls.may_stream(layers[l])) break;
       const int64_t n = calls.appended(kv_len);
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
       if (n <= DeviceSession::kMostTokens || tokens.begin >= tokens.end) continue;
@@ -159,12 +177,10 @@ Status plan_calls(const Engine& engine, const std::vector<Layer>& layers, const 
   const WindowGeometry window = make_window_geometry(layers, policy);
   DeviceLimits limits;
   if (calls.routes.plans_steps()) limits = step_limits(layers, size, limits);
-  if (calls.routes.always_streams() && !made.streams.empty()) {
+  if (!made.streams.empty()) {
     if (calls.routes.streams_keys()) add_pieces(layers, made.streams, calls, &size);
-    if (!made.rebuilt.empty())
-      add_rebuilt_parts(layers, made.rebuilt, calls, &size);
-    else
-      TANDEM_TRY(add_prefill(*engine.device(), layers, window, calls, &limits));
+    if (!made.rebuilt.empty()) add_rebuilt_parts(layers, made.rebuilt, calls, &size);
+    if (calls.routes.appends_at_once()) TANDEM_TRY(add_prefill(*engine.device(), layers, window, calls, &limits));
   }
   return plan_device(engine, layers, window.page_bytes, size, limits, plan);
 }
@@ -205,16 +221,15 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->host_kv_bytes = n_extents * geometry.extent_bytes;
   plan->host_session_bytes = bytes.state;
   plan->selection_max_bytes = bytes.selection;
-  const Streaming calls{options, routes, geometry, kv_lens};
+  const Streaming calls{*policy, options, routes, geometry, kv_lens};
   RouteLayouts made;
   TANDEM_TRY(plan_routes(engine, layers, *policy, calls, &made, plan));
   TANDEM_TRY(plan_calls(engine, layers, *policy, calls, made, plan));
   plan->kv_token_bytes = geometry.token_bytes;
   plan->x_token_bytes = geometry.x_token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;
-  // What "auto" cannot have, it goes without.
-  const int64_t on_device = plan->device_window_bytes + plan->device_work_bytes +
-                            (routes.always_streams() ? plan->device_stream_bytes + plan->device_weights_bytes : 0);
+  const int64_t on_device =
+      plan->device_window_bytes + plan->device_work_bytes + plan->device_stream_bytes + plan->device_weights_bytes;
   if (cache.device_cap_bytes > 0 && on_device > cache.device_cap_bytes)
     return fail(TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = %lld: the plan needs %lld",
                 static_cast<long long>(cache.device_cap_bytes), static_cast<long long>(on_device));

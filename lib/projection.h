@@ -22,7 +22,7 @@ struct Projection {
   bool is_on_device = false;  // both W are in the caller's device memory, else in host memory
   int32_t norm = 0;           // TANDEM_NORM_*
   float norm_eps = 0.0f;
-  const void* w_k = nullptr;
+  const void* w_k = nullptr;  // both null: blocks of offloaded weights, of which sessions are told
   const void* w_v = nullptr;
   const float* b_k = nullptr;          // [n_kv_heads * k_head_dim]
   const float* b_v = nullptr;          // [n_kv_heads * v_head_dim]

@@ -21,6 +21,7 @@
 #include "lib/routes/route.h"
 #include "lib/sequence_state.h"
 #include "lib/tensor.h"
+#include "lib/weights.h"
 
 namespace tandem {
 
@@ -81,6 +82,12 @@ struct PlannedCalls {
 
 struct AttendScratch;
 
+// Where W_K and W_V of a layer are that the model has not got.
+struct ProjectionBlocks {
+  std::shared_ptr<Weights> weights;  // null: nobody has said
+  int32_t w_k = 0, w_v = 0;
+};
+
 class Session {
  public:
   static Status create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
@@ -99,6 +106,7 @@ class Session {
   // Of a call that is not made (lib/routes/plan_ahead.cc). Fills all but struct_size.
   Status plan(const PlannedCalls& calls, tandem_route_plan* plan);
   Status selection(const HeadOfSequence& head, KeptKeys* kept);
+  Status set_weights(size_t layer_idx, const ProjectionBlocks& blocks);  // lib/routes/recompute.cc
 
   Cache& cache() const { return *cache_; }
   const Policy& policy() const { return *policy_; }
@@ -158,6 +166,9 @@ class Session {
   Status try_rebuild(size_t layer_idx);
   Status give_rebuilds_up(Status status);
   RebuildTerms rebuild_terms(size_t layer_idx, bool may) const;
+  bool may_gain(size_t layer_idx) const;
+  Status check_weights(size_t layer_idx) const;  // they are known
+  Status use_weights(size_t layer_idx, WeightsInUse* weights, DeviceProjection* projection) const;
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
@@ -181,6 +192,7 @@ class Session {
   RouteOptions routes_;
   std::vector<StreamLayout> stream_layouts_;      // [n_layers]; empty: nothing is ever streamed
   std::vector<RebuildLayout> rebuild_layouts_;    // [n_layers]; empty: no keys are made of hidden states
+  std::vector<ProjectionBlocks> blocks_;          // [n_layers] or empty
   const DeviceProjection* projection_ = nullptr;  // of the call at hand, where its keys are rebuilt
   bool may_stream_ = false;                       // the call at hand: it has what that takes
   bool may_rebuild_ = false;                      // likewise, for keys that are made of hidden states

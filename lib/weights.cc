@@ -7,6 +7,7 @@
 #include "lib/device_memory.h"
 #include "lib/device_status.h"
 #include "lib/process_end.h"
+#include "lib/trace.h"
 
 namespace tandem {
 namespace {
@@ -164,6 +165,7 @@ int32_t Weights::next_streamed(int32_t block_idx) const {
 }
 
 Status Weights::send(int32_t block_idx, int64_t at) {
+  const TraceRange range("load weights", block_idx, "stream");
   const Block& block = blocks_[static_cast<size_t>(block_idx)];
   const size_t event = free_events_.back();
   for (int64_t first = 0; first < block.bytes; first += most_pinned_bytes) {  // a copy is of one pinned piece
@@ -280,6 +282,24 @@ Status Weights::done(int32_t block_idx, void* stream) {
   free(&place);
   retire();
   return send_ahead();
+}
+
+Status WeightsInUse::use(const std::shared_ptr<Weights>& weights, int32_t block_idx, const void** data) {
+  held_.reserve(held_.size() + 1);
+  void* at = nullptr;
+  TANDEM_TRY(weights->use(block_idx, stream_, &at));
+  held_.push_back({weights, block_idx});
+  *data = at;
+  return {};
+}
+
+// What failed is tried once more at the end.
+Status WeightsInUse::done() {
+  while (!held_.empty()) {
+    TANDEM_TRY(held_.back().weights->done(held_.back().block_idx, stream_));
+    held_.pop_back();
+  }
+  return {};
 }
 
 void Weights::get_stats(tandem_weights_stats* stats) const {

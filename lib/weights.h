@@ -44,6 +44,8 @@ class Weights {
   Status done(int32_t block_idx, void* stream);
   void get_stats(tandem_weights_stats* stats) const;
   int32_t n_blocks() const { return static_cast<int32_t>(blocks_.size()); }
+  int64_t bytes_of(int32_t block_idx) const { return blocks_[static_cast<size_t>(block_idx)].bytes; }
+  const Engine* engine() const { return engine_.get(); }
 
  private:
   struct Block {
@@ -93,6 +95,25 @@ class Weights {
   std::deque<Place> places_;  // in the order of sending
   int32_t last_sent_ = -1;
   int64_t n_uses_ = 0, n_streamed_uses_ = 0, n_ahead_ = 0, streamed_bytes_ = 0;
+};
+
+// Blocks in use for what follows on a stream: until done(), or where that was not reached, the end of this.
+class WeightsInUse {
+ public:
+  explicit WeightsInUse(void* stream) : stream_(stream) {}
+  ~WeightsInUse() { static_cast<void>(done()); }
+  WeightsInUse(const WeightsInUse&) = delete;
+
+  Status use(const std::shared_ptr<Weights>& weights, int32_t block_idx, const void** data);
+  Status done();
+
+ private:
+  struct Held {
+    std::shared_ptr<Weights> weights;
+    int32_t block_idx;
+  };
+  void* stream_;
+  std::vector<Held> held_;
 };
 
 }  // namespace tandem

@@ -23,11 +23,12 @@ typedef struct tandem_memory_plan {
   int64_t host_session_bytes;  /* MAW and selection tables of one session */
   int64_t selection_max_bytes; /* upper bound */
   int64_t device_window_bytes; /* windows, for calls of one query a sequence; 0 without a device backend */
-  int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls, in planned steps or not; "auto" takes more
-                                * when it streams */
+  int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls, in planned steps or not */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
   int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
-  int64_t device_stream_bytes; /* buffers of a session that may stream or rebuild keys, taken by the first call that does */
+  int64_t device_stream_bytes; /* buffers of a session that may stream or rebuild keys, taken by the first call that does. "auto"
+                                * does where there are 4 MiB of keys and more outside the windows of a layer, and has all that is
+                                * said here for it, work space too, unless the CPU alone is faster or steps are planned */
   int64_t device_weights_bytes; /* projections of the route "recompute", taken once for a cache by the first such session */
   int64_t x_token_bytes;        /* hidden states of one token in all layers */
 } tandem_memory_plan;
@@ -35,7 +36,8 @@ typedef struct tandem_memory_plan {
   { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Plan for n_sequences sequences of kv_lens [n_sequences] tokens, without allocating anything. cache and session options
- * may be NULL. Errors: those of the create calls; CAPACITY where a cap is exceeded (*plan is filled in all the same). */
+ * may be NULL. Errors: those of the create calls; CAPACITY where a cap is exceeded (*plan is filled in all the same), with
+ * "auto" where that leaves the CPU with keys that would have been streamed. */
 TANDEM_API int32_t tandem_plan_memory(tandem_memory_plan *plan, const tandem_engine *engine, const tandem_model *model,
                                       const tandem_cache_options *cache, const tandem_session_options *session,
                                       const int64_t *kv_lens, int64_t n_sequences, tandem_error **error);

@@ -196,6 +196,8 @@ class Cache {
   std::unique_ptr<tandem_cache, detail::Release<tandem_cache, tandem_cache_release>> handle_;
 };
 
+class Weights;
+
 class Session {
  public:
   explicit Session(Cache& cache) : Session(cache, nullptr) {}
@@ -211,6 +213,8 @@ class Session {
     detail::call(tandem_session_get_stats, &stats, get());
     return stats;
   }
+  // Where W_K and W_V of a layer's projection are that has none: tandem_session_use_weights().
+  void use_weights(int32_t layer_idx, Weights& weights, int32_t w_k_block, int32_t w_v_block);
   // Who will compute the next call on device tensors: tandem_plan(). q_lens: empty for 1 each.
   tandem_route_plan plan(int32_t layer_idx, const std::vector<int64_t>& kv_lens, const std::vector<int64_t>& q_lens = {}) {
     if (!q_lens.empty() && q_lens.size() != kv_lens.size()) throw Error(TANDEM_ERROR_INVALID_ARGUMENT, nullptr);
@@ -292,6 +296,10 @@ class Weights {
   }
   std::unique_ptr<tandem_weights, detail::Release<tandem_weights, tandem_weights_release>> handle_;
 };
+
+inline void Session::use_weights(int32_t layer_idx, Weights& weights, int32_t w_k_block, int32_t w_v_block) {
+  detail::call(tandem_session_use_weights, get(), layer_idx, weights.get(), w_k_block, w_v_block);
+}
 
 // A block in use, for what follows on the stream: until done(), which reports what went wrong, or the destructor, which does
 // not.

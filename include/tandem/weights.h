@@ -35,7 +35,7 @@ typedef struct tandem_layer_projection {
   float norm_eps;           /* 0: 1e-5 */
   int32_t k_rope;           /* how the caller rotates keys, with the layer's rope_dims, rope_theta, ...: TANDEM_ROPE_HALVES or
                              * TANDEM_ROPE_INTERLEAVED, by positions as the cache counts them; 0: not at all */
-  const void *w_k;          /* 16-byte aligned in device memory */
+  const void *w_k;          /* 16-byte aligned in device memory; NULL, with w_v: tandem_session_use_weights() says where */
   const void *w_v;
   const float *b_k;         /* [n_kv_heads * k_head_dim] or NULL; this and what follows is in host memory and copied */
   const float *b_v;         /* [n_kv_heads * v_head_dim] or NULL */
@@ -84,6 +84,17 @@ TANDEM_API int32_t tandem_weights_use(void **data, tandem_weights *weights, int3
 /* What was asked of `stream` until now is all that reads the block: others may be sent to its place after that. Once for each
  * tandem_weights_use(). Errors: as there; INVALID_STATE (the block is not in use). */
 TANDEM_API int32_t tandem_weights_done(tandem_weights *weights, int32_t block_idx, void *stream, tandem_error **error);
+
+/* From the session's next call on, W_K and W_V of a layer whose projection has none are blocks of `weights`, which the session
+ * keeps: route "recompute", and "auto" where that gains, has them in use while it makes keys, on a stream of its own. That goes
+ * ahead of the caller's stream, as calls return when their work is on its way: where W_K and W_V come before W_Q and W_O in the
+ * order of blocks, keys are made while the latter cross the bus; and where a layer is gone through batch by batch (KVPR's
+ * column-by-column schedule: one session, a call for each batch's sequences), those of the next batch while this one computes.
+ * Use the blocks before a layer's first call, and end that after its last one: so they stay between batches. Where nobody has
+ * said where they are, "recompute" is INVALID_STATE and "auto" makes no keys. May be called again. Errors: INVALID_ARGUMENT (a
+ * block that is not there or has another size; weights of another engine), UNSUPPORTED (no projection, or one with weights). */
+TANDEM_API int32_t tandem_session_use_weights(tandem_session *session, int32_t layer_idx, tandem_weights *weights,
+                                              int32_t w_k_block, int32_t w_v_block, tandem_error **error);
 
 /* Sums since the weights were created, and what they hold. */
 typedef struct tandem_weights_stats {

@@ -45,8 +45,8 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   const SequenceCall* longest = nullptr;
   for (const SequenceCall& call : scratch_.calls)
     if (longest == nullptr || call.q_len > longest->q_len) longest = &call;
-  if (args_.k == nullptr || session_.refuses_prefill_ || session_.routes_.route == Route::kHostStream ||
-      session_.routes_.route == Route::kRecompute || most < std::min(longest->q_len, session_.most_of_chunk()))
+  if (args_.k == nullptr || session_.refuses_prefill_ || !session_.routes_.appends_at_once() ||
+      most < std::min(longest->q_len, session_.most_of_chunk()))
     return {};
   const TokenRange tokens = streamed_tokens(*longest, most);
   PrefillSize size;

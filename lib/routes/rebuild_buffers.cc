@@ -14,7 +14,8 @@ struct RebuildBytes {
 
   RebuildBytes(const Device& device, const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts) {
     for (size_t l = 0; l < layers.size(); ++l) {
-      x = std::max(x, device_aligned(layouts[l].n_rows() * layouts[l].x_bytes));
+      const int64_t positions = layers[l].projection->rope != nullptr ? device_aligned(layouts[l].n_pages * 8) : 0;
+      x = std::max(x, layouts[l].positions_at() + positions);
       pages = std::max(pages, device_aligned(layouts[l].n_pages * layouts[l].page_bytes));
       workspace =
           std::max(workspace, device_aligned(device.table->rebuild_bytes(device.self, &layers[l], layouts[l].n_rows())));
@@ -37,7 +38,7 @@ Status RebuildBuffers::create(const Device& device, Tier& tier, const std::vecto
   TANDEM_TRY(StreamBuffers::create(device, tier, bytes.x, &made->x_));
   TANDEM_TRY(Buffer::create(tier, bytes.pages + bytes.workspace, Use::kStream, &made->memory_));
   made->workspace_at_ = bytes.pages;
-  made->tier_ = &tier;
+  TANDEM_TRY(SideStream::create(device, &made->side_));
   *buffers = std::move(made);
   return {};
 }
@@ -57,15 +58,13 @@ Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, 
                                double* ns) {
   constexpr int kRounds = 3;
   void* const stream = nullptr;
-  Buffer positions;
-  if (layer.projection->rope != nullptr) {
-    TANDEM_TRY(Buffer::create(*tier_, layout.n_pages * 8, Use::kStream, &positions));
-    TANDEM_TRY(call_device(device_, &DeviceTable::fill, positions.data(), 0, positions.bytes(), stream));
-  }
+  std::byte* const positions = x_->next() + layout.positions_at();
+  if (layer.projection->rope != nullptr)
+    TANDEM_TRY(call_device(device_, &DeviceTable::fill, positions, 0, layout.n_pages * 8, stream));
   DeviceRebuild rebuild = call_of(layer, layout, projection);
   rebuild.x = x_->next();
   rebuild.n_rows = layout.n_rows();
-  rebuild.page_positions = positions.as<int64_t>();
+  rebuild.page_positions = reinterpret_cast<const int64_t*>(positions);
   TANDEM_TRY(call_device(device_, &DeviceTable::fill, x_->next(), 0, layout.n_rows() * layout.x_bytes, stream));
   std::chrono::steady_clock::time_point begin;
   for (int i = 0; i <= kRounds; ++i) {  // the first is not counted
@@ -78,6 +77,11 @@ Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, 
   const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
   *ns = spent.count() / static_cast<double>(kRounds * layout.n_rows());
   return {};
+}
+
+void RebuildBuffers::settle(void* stream) {
+  x_->settle(stream);
+  side_->settle();
 }
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <tuple>
 
 #include "lib/attend_call.h"
 #include "lib/device_status.h"
@@ -113,6 +114,7 @@ Status AttendCall::reserve_rebuilt(int64_t most, CallSize* size) {
   const bool is_auto = session_.routes_.route == Route::kAuto;
   session_.may_rebuild_ = false;
   if (session_.rebuild_layouts_.empty() || !session_.may_stream_ || (is_auto && scratch_.plan.n_rebuilt() == 0)) return {};
+  TANDEM_TRY(session_.check_weights(layer_idx_));
   Status status = cache_.projections().get(session_.device_->device(), cache_.device_tier(), layer_, &session_.projection_);
   if (status.ok()) status = session_.device_->reserve_rebuild(cache_.layers(), session_.rebuild_layouts_);
   if (!status.ok()) return session_.give_rebuilds_up(std::move(status));
@@ -144,7 +146,8 @@ Status Session::try_rebuild(size_t layer_idx) {
   const Layer& layer = cache_->layers()[layer_idx];
   Profile& profile = cache_->engine().profile();
   const bool is_asked = routes_.route == Route::kRecompute;
-  if (rebuild_layouts_.empty() || (!is_asked && !is_rebuild_less(layer)) || profile.knows_rebuild(layer)) return {};
+  if (rebuild_layouts_.empty() || (!is_asked && !may_gain(layer_idx)) || profile.knows_rebuild(layer)) return {};
+  TANDEM_TRY(check_weights(layer_idx));
   if (device_ != nullptr) device_->hand_over().drain();
   const Device& device = *cache_->engine().device();
   const auto measure = [&]() -> Status {
@@ -153,7 +156,11 @@ Status Session::try_rebuild(size_t layer_idx) {
     double ns = 0.0;
     TANDEM_TRY(cache_->projections().get(device, cache_->device_tier(), layer, &projection));
     TANDEM_TRY(RebuildBuffers::create(device, cache_->device_tier(), cache_->layers(), rebuild_layouts_, &buffers));
-    TANDEM_TRY(buffers->measure(layer, rebuild_layouts_[layer_idx], *projection, &ns));
+    DeviceProjection with_weights = *projection;
+    WeightsInUse weights(nullptr);
+    TANDEM_TRY(use_weights(layer_idx, &weights, &with_weights));
+    TANDEM_TRY(buffers->measure(layer, rebuild_layouts_[layer_idx], with_weights, &ns));
+    TANDEM_TRY(weights.done());
     profile.note_rebuild_trial(layer, ns);
     return {};
   };
@@ -165,8 +172,54 @@ Status Session::try_rebuild(size_t layer_idx) {
 RebuildTerms Session::rebuild_terms(size_t layer_idx, bool may) const {
   if (!may || rebuild_layouts_.empty()) return {};
   const bool is_asked = routes_.route == Route::kRecompute;
-  return {is_asked || is_rebuild_less(cache_->layers()[layer_idx]), is_asked ? routes_.rebuilt_share : 0.0,
-          rebuild_layouts_[layer_idx].n_rows()};
+  return {is_asked || may_gain(layer_idx), is_asked ? routes_.rebuilt_share : 0.0, rebuild_layouts_[layer_idx].n_rows()};
+}
+
+// By the bus having less to carry. What has no weights yet is not rebuilt by a planner.
+bool Session::may_gain(size_t layer_idx) const {
+  return is_rebuild_less(cache_->layers()[layer_idx]) && check_weights(layer_idx).ok();
+}
+
+// W_K and W_V that the model has not got, as blocks that cross the bus.
+Status Session::set_weights(size_t layer_idx, const ProjectionBlocks& blocks) {
+  const Layer& layer = cache_->layers()[layer_idx];
+  const Projection* const projection = layer.projection;
+  const auto l = static_cast<int32_t>(layer_idx);
+  if (projection == nullptr || projection->w_k != nullptr)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "layer_idx", "layer_idx = %d: the layer has %s", l,
+                projection == nullptr ? "no projection" : "a projection with weights of its own");
+  if (blocks.weights->engine() != &cache_->engine())
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "weights", "weights: they are of another engine than the session");
+  const int64_t row_bytes = int64_t{layer.n_kv_heads} * projection->hidden_dim * 2;
+  const std::tuple<const char*, int32_t, int64_t> wanted[] = {{"w_k_block", blocks.w_k, row_bytes * layer.k_head_dim},
+                                                              {"w_v_block", blocks.w_v, row_bytes * layer.v_head_dim}};
+  for (const auto& [name, block, bytes] : wanted) {
+    if (block < 0 || block >= blocks.weights->n_blocks())
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %d is not in [0, %d]", name, block,
+                  blocks.weights->n_blocks() - 1);
+    if (blocks.weights->bytes_of(block) != bytes)
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %d has %lld bytes, layer %d's projection takes %lld", name,
+                  block, static_cast<long long>(blocks.weights->bytes_of(block)), l, static_cast<long long>(bytes));
+  }
+  blocks_.resize(cache_->layers().size());
+  blocks_[layer_idx] = blocks;
+  return {};
+}
+
+Status Session::check_weights(size_t layer_idx) const {
+  if (cache_->layers()[layer_idx].projection->w_k != nullptr) return {};
+  if (layer_idx < blocks_.size() && blocks_[layer_idx].weights != nullptr) return {};
+  return fail(
+      TANDEM_ERROR_INVALID_STATE, "layer_idx",
+      "layer_idx = %zu: its projection has no w_k and w_v, and tandem_session_use_weights() has not said where they are",
+      layer_idx);
+}
+
+Status Session::use_weights(size_t layer_idx, WeightsInUse* weights, DeviceProjection* projection) const {
+  if (cache_->layers()[layer_idx].projection->w_k != nullptr) return {};
+  const ProjectionBlocks& blocks = blocks_[layer_idx];
+  TANDEM_TRY(weights->use(blocks.weights, blocks.w_k, &projection->w_k));
+  return weights->use(blocks.weights, blocks.w_v, &projection->w_v);
 }
 
 // Calls whose rows follow each other share pieces. A sequence whose positions have a gap goes on in the next piece.
@@ -201,7 +254,8 @@ int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
   return n_tokens;
 }
 
-// Behind what else is uploaded: descriptors of all parts, page tables, positions of pages. Returns their bytes.
+// Behind what else is uploaded: descriptors of all parts and page tables, whose bytes are returned; then positions of pages,
+// which go with the pieces.
 int64_t AttendCall::describe_rebuilt(const HandOverTask& task, std::byte* to) const {
   const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
   const int64_t n_pages = task.rebuilt.n_pages();
@@ -229,11 +283,12 @@ int64_t AttendCall::describe_rebuilt(const HandOverTask& task, std::byte* to) co
         positions[one.table_begin + p] = position + (first + p) * RebuildLayout::kPageLen;
       }
     }
-  return static_cast<int64_t>(task.rebuilt.parts.size() * sizeof(DeviceSequence)) + 2 * n_pages * 8;
+  return static_cast<int64_t>(task.rebuilt.parts.size() * sizeof(DeviceSequence)) + n_pages * 8;
 }
 
 // As for pieces of K and V, the store is asked for nothing but what the task has of it.
 Status AttendCall::send_hidden(const HandOverTask& task, const RebuiltPiece& piece) {
+  const TraceRange range("load x", args_.layer_idx, "recompute");
   const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
   StreamBuffers& buffers = session_.device_->rebuild()->x();
   CopyList copies;
@@ -250,6 +305,13 @@ Status AttendCall::send_hidden(const HandOverTask& task, const RebuiltPiece& pie
                  cache_.store().x_row(task.bases, span.page, span.slot, args_.layer_idx), span.n_tokens * layout.x_bytes);
     }
   }
+  if (layer_.projection->rope != nullptr) {
+    const std::byte* const described = session_.device_->upload(task.idx) + task.rebuilt_at;
+    const auto tables_at = static_cast<int64_t>(task.rebuilt.parts.size() * sizeof(DeviceSequence));
+    copies.cut();
+    copies.add(buffer + layout.positions_at(), described + tables_at + (task.rebuilt.n_pages() + piece.first_page) * 8,
+               piece.n_pages * 8);
+  }
   TANDEM_TRY(buffers.send(copies.copies()));
   if (&piece != &task.rebuilt.pieces.back()) return {};
   return buffers.mark(session_.device_->sent_hidden_on_device(task.idx));
@@ -263,24 +325,32 @@ Status AttendCall::begin_rebuilt(HandOverTask* task) {
   return {};
 }
 
-// window: as in attend_stream(), whose pieces come behind these. x: the piece's hidden states.
-Status AttendCall::rebuild_piece(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece,
-                                 const std::byte* x) {
-  DeviceSession& device = *session_.device_;
+// The next piece, on the stream of the buffers; the caller's waits for it.
+Status AttendCall::rebuild_piece(const DeviceProjection& projection, const RebuiltPiece& piece) {
+  RebuildBuffers& buffers = *session_.device_->rebuild();
   const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
-  const auto* described = reinterpret_cast<const DeviceSequence*>(device.descriptors() + task.rebuilt_at);
-  const auto* tables = reinterpret_cast<const int64_t*>(described + task.rebuilt.parts.size());
-  DeviceRebuild rebuild = device.rebuild()->call_of(layer_, layout, *session_.projection_);
+  const TraceRange range("rebuild", args_.layer_idx, "recompute");
+  std::byte* x = nullptr;
+  TANDEM_TRY(buffers.x().take(buffers.stream(), &x));
+  DeviceRebuild rebuild = buffers.call_of(layer_, layout, projection);
   rebuild.x = x;
   rebuild.n_rows = piece.n_pages * RebuildLayout::kPageLen;
-  rebuild.page_positions = tables + task.rebuilt.n_pages() + piece.first_page;
-  TANDEM_TRY(call_device(device.device(), &DeviceTable::rebuild, &rebuild, args_.stream));
-  TANDEM_TRY(device.rebuild()->x().done_with(args_.stream));
+  rebuild.page_positions = reinterpret_cast<const int64_t*>(x + layout.positions_at());
+  TANDEM_TRY(call_device(session_.device_->device(), &DeviceTable::rebuild, &rebuild, buffers.stream()));
+  TANDEM_TRY(buffers.x().done_with(buffers.stream()));
+  return buffers.hand_pages(args_.stream);
+}
+
+// window: as in attend_stream(), whose pieces come behind these.
+Status AttendCall::attend_pages(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece) {
+  DeviceSession& device = *session_.device_;
+  const auto* described = reinterpret_cast<const DeviceSequence*>(device.descriptors() + task.rebuilt_at);
+  const auto* tables = reinterpret_cast<const int64_t*>(described + task.rebuilt.parts.size());
   Layer layer = *window.layer;
   layer.sinks = nullptr;
   DeviceAttend attend = window;
   attend.layer = &layer;
-  attend.pages = rebuild.pages;
+  attend.pages = pages_of(session_.rebuild_layouts_[layer_idx_], device.rebuild()->pages());
   attend.sequences.sequences = described + piece.first_part;
   attend.sequences.page_tables = tables;
   attend.sequences.n_sequences = static_cast<int32_t>(piece.n_parts);
@@ -289,17 +359,20 @@ Status AttendCall::rebuild_piece(const DeviceAttend& window, const HandOverTask&
     attend.sequences.max_keys = std::max(attend.sequences.max_keys, task.rebuilt.parts[i].end - task.rebuilt.parts[i].begin);
   attend.o.data = device.part_o();
   attend.lse = device.part_lse();
-  return call_device(device.device(), &DeviceTable::attend, &attend, args_.stream);
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::attend, &attend, args_.stream));
+  return device.rebuild()->take_pages_back(args_.stream);
 }
 
 Status AttendCall::attend_rebuilt(const DeviceAttend& window, const HandOverTask& task) {
   if (task.rebuilt.empty()) return {};
   DeviceSession& device = *session_.device_;
+  DeviceProjection projection = *session_.projection_;
+  WeightsInUse weights(device.rebuild()->stream());
+  TANDEM_TRY(session_.use_weights(layer_idx_, &weights, &projection));
   size_t n_sent = std::min(task.rebuilt.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
   for (const RebuiltPiece& piece : task.rebuilt.pieces) {
-    std::byte* x = nullptr;
-    TANDEM_TRY(device.rebuild()->x().take(args_.stream, &x));
-    TANDEM_TRY(rebuild_piece(window, task, piece, x));
+    TANDEM_TRY(rebuild_piece(projection, piece));
+    TANDEM_TRY(attend_pages(window, task, piece));
     if (n_sent < task.rebuilt.pieces.size()) TANDEM_TRY(send_hidden(task, task.rebuilt.pieces[n_sent++]));
     const SequenceCall& first = scratch_.calls[task.rebuilt.parts[piece.first_part].call];
     const SequenceCall& last = scratch_.calls[task.rebuilt.parts[piece.first_part + piece.n_parts - 1].call];
@@ -310,7 +383,7 @@ Status AttendCall::attend_rebuilt(const DeviceAttend& window, const HandOverTask
     sum.n_heads = layer_.n_q_heads;
     TANDEM_TRY(add_part(sum));
   }
-  return {};
+  return weights.done();
 }
 
 }  // namespace tandem

@@ -9,11 +9,15 @@
 //   buffer of x     | sequence 3: tokens 256 ... 500       |  | sequence 4: tokens 0 ... 130 |
 //   rebuilt pages   | page 2           | page 3               | page 0           | page 1   ...     K and V of all heads
 //
-//   copy stream     fill 0 | fill 1 |                 fill 0 |
-//   caller's                rebuild 0, attend 0 | rebuild 1, attend 1 | ...
+//   copy stream     fill 0 | fill 1 |             fill 0 |
+//   side stream              rebuild 0 |          rebuild 1 |          rebuild 0 ...
+//   caller's                            attend 0 |           attend 1 |
 //
-// There is one set of pages: what is attended is over before the next piece is rebuilt. In one piece a sequence has
-// positions that follow each other, as its keys may be rotated by them.
+// There is one set of pages: what is attended is over before the next piece is rebuilt. Pieces are rebuilt on a stream of
+// the session's own, which waits for nothing of the caller's but the end of the piece before: calls return when all is on
+// its way, so the first piece of the next call, of another batch or layer, comes and is rebuilt while the caller's stream
+// still multiplies for this one, or waits for other weights. In one piece a sequence has positions that follow each other,
+// as its keys may be rotated by them; where they are, these come behind the hidden states.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +26,7 @@
 
 #include "lib/device_window.h"
 #include "lib/routes/route.h"
+#include "lib/routes/side_stream.h"
 #include "lib/routes/stream_buffers.h"
 #include "lib/status.h"
 
@@ -36,6 +41,7 @@ struct RebuildLayout {
   int64_t page_bytes = 0;
 
   int64_t n_rows() const { return n_pages * kPageLen; }
+  int64_t positions_at() const { return device_aligned(n_rows() * x_bytes); }  // of pages, in a buffer
 };
 // Those of a layer's planes in rebuilt pages, from the first one on.
 DevicePages pages_of(const RebuildLayout& layout, std::byte* first);
@@ -90,7 +96,7 @@ struct RebuiltCount {
   int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
 };
 
-// What a session rebuilds in: two buffers of hidden states, pages of K and V, and work space.
+// What a session rebuilds in: two buffers of hidden states, pages of K and V, work space; and the stream for that.
 class RebuildBuffers {
  public:
   static int64_t bytes_of(const Device& device, const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts);
@@ -102,15 +108,22 @@ class RebuildBuffers {
   StreamBuffers& x() { return *x_; }
   // Into the pages, with the work space; of which rows is to be said yet.
   DeviceRebuild call_of(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection) const;
+  std::byte* pages() const { return memory_.data(); }
+  void* stream() const { return side_->get(); }
+  // What is asked of `stream` next finds the pages as they were rebuilt; they are rebuilt again behind what it was asked
+  // for.
+  Status hand_pages(void* stream) { return side_->join(stream); }
+  Status take_pages_back(void* stream) { return side_->fork(stream); }
+  void settle(void* stream);  // after a failure: nothing is under way here any more
 
  private:
   explicit RebuildBuffers(const Device& device) : device_(device) {}
 
   const Device& device_;
-  Tier* tier_ = nullptr;
   std::unique_ptr<StreamBuffers> x_;
   Buffer memory_;
   int64_t workspace_at_ = 0;
+  std::unique_ptr<SideStream> side_;  // declared last: its end is waited for first
 };
 
 }  // namespace tandem

@@ -30,6 +30,8 @@ struct RouteOptions {
 
   // The device has keys of the host's whatever it costs; so large a share of them.
   bool always_streams() const { return route != Route::kAuto && route != Route::kHost; }
+  // Long appends have all their queries meet a key at once (lib/routes/prefill.cc).
+  bool appends_at_once() const { return route == Route::kAuto || route == Route::kStream; }
   bool plans_steps() const { return !always_streams(); }  // copies in a graph could not follow a sequence that grows
   double given_share() const { return route == Route::kHostStream ? stream_share : 1.0; }
   bool streams_keys() const { return route != Route::kRecompute || rebuilt_share < 1.0; }  // if anything crosses the bus

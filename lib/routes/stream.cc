@@ -45,6 +45,7 @@ void AttendCall::describe_pieces(const HandOverTask& task, DeviceSequence* to, i
 
 // The store may grow meanwhile: it is asked for nothing but what the task has of it.
 Status AttendCall::send_piece(const HandOverTask& task, const StreamPiece& piece) {
+  const TraceRange range("load k v", args_.layer_idx, "stream");
   const StreamLayout& layout = task.layout;
   StreamBuffers& buffers = *session_.device_->stream();
   CopyList copies;

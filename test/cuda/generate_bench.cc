@@ -11,8 +11,9 @@
 // token. A chunk, and a step whose logits are compared with those of route "host", go before what is timed: with f32 they
 // agree to 1e-4 of their length, while in bf16 roundings that fall otherwise grow over the layers to some hundredths,
 // whatever the route. "planned" is in parts of what they took: tandem_plan's time for each layer and what chunk and step
-// take where nothing is outside the window, measured in the same run. Memory: what the device counts from before a session
-// to after its calls, beside tandem_plan_memory().
+// take where nothing is outside the window, measured in the same run. "parts" are of a layer in a step, in ms: what the CPU
+// and the bus are planned to take, and, behind the stroke, took. Memory: what the device counts from before a session to
+// after its calls, beside tandem_plan_memory().
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -54,7 +55,7 @@ class Bench {
     GENERATE_TRY(runtime_->new_sequence(&at_.sequence));
     GENERATE_TRY(warm());
     std::printf("%9s %-8s %6s %8s %9s %8s %9s %9s %8s %7s  %s\n", "tokens", "route", "fill s", "distance", "prefill/s",
-                "planned", "decode/s", "ms/step", "planned", "by bus", "device MB: planned, held, counted; buffers");
+                "planned", "decode/s", "ms/step", "planned", "by bus", "parts; device MB: planned, held, counted; buffers");
     for (const std::string& length : wanted_.lengths) GENERATE_TRY(measure_length(std::atoll(length.c_str())));
     for (const int64_t length : {int64_t{1} << 20, int64_t{4} << 20}) {
       DeviceMemoryReport memory;
@@ -150,12 +151,17 @@ class Bench {
         return {route + ": logits are " + std::to_string(far) + " of their length from those of \"host\""};
       double chunk_ms = 0, step_ms = 0, chunk_planned = 0, step_planned = 0, by_bus = 0;
       GENERATE_TRY(time_chunk(&chunk_ms));
+      tandem_session_stats stats[2];
+      GENERATE_TRY(stats_of_session(&stats[0]));
       GENERATE_TRY(time_steps(wanted_.steps, &step_ms));
-      GENERATE_TRY(planned_ms(wanted_.chunk, &chunk_planned, &by_bus));
-      GENERATE_TRY(planned_ms(1, &step_planned, &by_bus));
+      GENERATE_TRY(stats_of_session(&stats[1]));
+      tandem_route_plan plan;
+      GENERATE_TRY(planned_ms(wanted_.chunk, &chunk_planned, &by_bus, &plan));
+      GENERATE_TRY(planned_ms(1, &step_planned, &by_bus, &plan));
       std::printf("%9lld %-8s %6.1f %8.1e %9.1f %8.2f %9.3f %9.2f %8.2f %7.2f  ", static_cast<long long>(length),
                   route.c_str(), fill_seconds, far, 1e3 * static_cast<double>(wanted_.chunk) / chunk_ms,
                   chunk_planned / chunk_ms, 1e3 / step_ms, step_ms, step_planned / step_ms, by_bus);
+      print_parts(plan, stats);
       GENERATE_TRY(print_memory(before));
     }
     return {};
@@ -174,21 +180,36 @@ class Bench {
     return runtime_->device_memory(wanted_.policy, 1, &report) ? DeviceUse{} : report.use;
   }
   double most_distance() const { return runtime_->options().compute == 1 ? 1e-4 : 0.05; }
-  // What a layer takes beside the keys outside the window hides behind the bus where that has all of them: copies begin as
-  // soon as there is a buffer. Else it comes on top, as the CPU waits for queries. by_bus: share of these keys.
-  Failure planned_ms(int64_t n_queries, double* ms, double* by_bus) {
-    tandem_route_plan plan;
-    GENERATE_TRY(runtime_->plan_layer(at_, at_.n_tokens + n_queries, n_queries, &plan));
+  // Copies begin as soon as there is a buffer, so in a step the bus is busy while a layer does all else: its products, and
+  // the CPU's keys, which wait for queries. What was sent before these came makes the bus seem fast in what a call says it
+  // took, and so in bus_ns: it has its share of the time of streaming everything. by_bus: share of these keys.
+  Failure planned_ms(int64_t n_queries, double* ms, double* by_bus, tandem_route_plan* made) {
+    GENERATE_TRY(runtime_->plan_layer(at_, at_.n_tokens + n_queries, n_queries, made));
+    const tandem_route_plan& plan = *made;
     const auto of_layers = [&](int64_t ns) {
       return 1e-6 * static_cast<double>(ns) * static_cast<double>(runtime_->config().n_layers);
     };
     const double base_ms = n_queries > 1 ? base_chunk_ms_ : base_ms_;
-    const bool has_host = plan.host_tokens > 0;
-    *ms = has_host ? base_ms + of_layers(plan.total_ns)
-                   : std::max(of_layers(plan.bus_ns), base_ms + of_layers(plan.device_ns));
     const int64_t outside = plan.host_tokens + plan.stream_tokens;
     *by_bus = outside > 0 ? static_cast<double>(plan.stream_tokens) / static_cast<double>(outside) : 0.0;
+    const double bus_ms = std::max(of_layers(plan.bus_ns), *by_bus * of_layers(plan.stream_alone_ns));
+    *ms = std::max(bus_ms, base_ms + of_layers(std::max(plan.host_ns, plan.device_ns)));
     return {};
+  }
+  Failure stats_of_session(tandem_session_stats* stats) const {
+    *stats = TANDEM_SESSION_STATS_INIT;
+    GENERATE_TANDEM(tandem_session_get_stats(stats, at_.session, &error));
+    return {};
+  }
+  static void print_parts(const tandem_route_plan& plan, const tandem_session_stats* stats) {
+    const auto mean_ms = [](int64_t ns, int64_t n) {
+      return n > 0 ? 1e-6 * static_cast<double>(ns) / static_cast<double>(n) : 0.0;
+    };
+    std::printf(
+        "CPU %.2f/%.2f, bus %.2f/%.2f  ", 1e-6 * static_cast<double>(plan.host_ns),
+        mean_ms(stats[1].host_part_ns - stats[0].host_part_ns, stats[1].n_host_parts - stats[0].n_host_parts),
+        1e-6 * static_cast<double>(plan.bus_ns),
+        mean_ms(stats[1].stream_part_ns - stats[0].stream_part_ns, stats[1].n_stream_parts - stats[0].n_stream_parts));
   }
   Failure print_memory(const DeviceUse& before) {
     DeviceMemoryReport memory;

@@ -17,23 +17,33 @@ struct Rates {
   double host, stream, rebuild;
 };
 
-tandem_session_options auto_options() {
+tandem_session_options auto_options(int64_t append_tokens = 0) {
   tandem_session_options options = Side::options_of("all");
   options.stream_buffer_bytes = kLongBuffer;
+  options.append_tokens = append_tokens;
   return options;
 }
 
+// A new session on the side, and an engine that knows these rates.
+void let_plan(Side* side, const Rates& rates, int64_t append_tokens = 0) {
+  std::shared_ptr<tandem::Engine> engine_object;
+  std::shared_ptr<tandem::Cache> cache_object;
+  assert_true(tandem::resolve(side->engine, "engine", &engine_object).ok());
+  assert_true(tandem::resolve(side->cache, "cache", &cache_object).ok());
+  tandem::Profile& profile = engine_object->profile();
+  const tandem::Layer& layer = cache_object->layers()[0];
+  profile.note_bus_trial(static_cast<double>(kTokenBytes) / rates.stream);
+  for (int64_t n = 1; n <= 512; n *= 2) profile.note_trial(layer, n, 1000, 1000 * rates.host / 0.8);
+  if (layer.x_type != 0) profile.note_rebuild_trial(layer, rates.rebuild);
+  tandem_session_release(side->session);
+  const tandem_session_options options = auto_options(append_tokens);
+  OK(tandem_session_create, &side->session, side->cache, &options);
+}
+
 struct Auto : Rebuilding {
-  Auto(const Projected& projected, const Rates& rates) : Rebuilding(projected, auto_options()) {
-    std::shared_ptr<tandem::Engine> engine_object;
-    std::shared_ptr<tandem::Cache> cache_object;
-    assert_true(tandem::resolve(engine, "engine", &engine_object).ok());
-    assert_true(tandem::resolve(cache, "cache", &cache_object).ok());
-    tandem::Profile& profile = engine_object->profile();
-    const tandem::Layer& layer = cache_object->layers()[0];
-    profile.note_bus_trial(static_cast<double>(kTokenBytes) / rates.stream);
-    for (const int64_t n : {1, 4}) profile.note_trial(layer, n, 1000, 1000 * rates.host / 0.8);
-    profile.note_rebuild_trial(layer, rates.rebuild);
+  Auto(const Projected& projected, const Rates& rates, int64_t append_tokens = 0)
+      : Rebuilding(projected, auto_options(append_tokens)) {
+    let_plan(this, rates, append_tokens);
   }
 };
 
@@ -74,24 +84,74 @@ void makes_what_takes_less(void**) {
   }
 }
 
-// What it takes of the device is in the plan.
-void takes_what_is_planned(void**) {
-  const Projected projected;
-  const Auto side(projected, {100'000, 1000, 1});
-  const Rebuilding twin(projected, 1.0, kBuffer, false);
-  append_both(side, twin, HiddenCall(projected, kLong, 0, 1));
-  attend_twins(projected, side, twin, 1, 5);
+constexpr Rates kRebuilds = {100'000, 1000, 1};
+
+tandem_memory_plan plan_of(const Side& side, bool keeps_x, int64_t append_tokens, int64_t length, int64_t cap,
+                           int32_t wanted = TANDEM_OK) {
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-  const tandem_session_options options = auto_options();
+  const tandem_session_options options = auto_options(append_tokens);
   tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
-  cache.x_type = TANDEM_BF16;
-  const int64_t length = kLong + 1;
-  OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &options, &length, 1);
+  if (keeps_x) cache.x_type = TANDEM_BF16;
+  cache.device_cap_bytes = cap;
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_plan_memory(&plan, side.engine, side.model, &cache, &options, &length, 1, &error), wanted);
+  if (wanted != TANDEM_OK) assert_string_equal(tandem_error_field(error), "device_cap_bytes");
+  tandem_error_release(error);
+  return plan;
+}
+
+int64_t sum_of(const tandem_memory_plan& plan) {
+  return plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes + plan.device_weights_bytes;
+}
+
+void assert_never_more(const Side& side, const tandem_memory_plan& plan) {
+  assert_held(side, plan);
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
   OK(tandem_cache_get_stats, &stats, side.cache);
-  assert_int_equal(stats.device_stream_bytes, plan.device_stream_bytes);
-  assert_int_equal(stats.device_weights_bytes, plan.device_weights_bytes);
-  assert_true(plan.device_weights_bytes > 0);
+  assert_int_equal(stats.device_peak_bytes, sum_of(plan));
+}
+
+// What it takes of the device is in the plan: single queries, appends of a ticket and long ones, with hidden states.
+void takes_what_is_planned(void**) {
+  const Projected projected;
+  for (const int64_t appended : {1, 40, 1024, 2048}) {
+    const Auto side(projected, kRebuilds, appended);
+    const Rebuilding twin(projected, 1.0, kBuffer, false);
+    append_both(side, twin, HiddenCall(projected, kLong, 0, 1));
+    attend_twins(projected, side, twin, appended, 5);
+    const tandem_memory_plan plan = plan_of(side, true, appended, kLong + appended, 0);
+    assert_never_more(side, plan);
+    assert_true(plan.device_weights_bytes > 0);
+  }
+}
+
+// Nor is anything taken that is not, where keys alone cross the bus, or nothing is worth it. A cap of as much does; of a
+// byte less it is refused, and a session goes without what takes the most.
+void holds_to_its_cap(void**) {
+  for (const int64_t before : {kLong, kPrompt})
+    for (const int64_t appended : {1, 40, 1024, 2048}) {
+      tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+      for (const int64_t more : {INT64_C(0), INT64_C(0), INT64_C(-1)}) {  // none at first, then as planned, then less
+        const int64_t cap = plan.device_window_bytes == 0 ? 0 : sum_of(plan) + more;
+        Side side(true, "all", cap);
+        const Side twin(false);
+        let_plan(&side, kRebuilds, appended);
+        const tandem_memory_plan planned =
+            plan_of(side, false, appended, before + appended, cap, more == 0 ? TANDEM_OK : TANDEM_ERROR_CAPACITY);
+        const Tensor k({before, kKvHeads, kDim}, 1), v({before, kKvHeads, kDim}, 2);
+        for (const Side* one : {static_cast<const Side*>(&side), &twin})
+          OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
+        if (before == kPrompt && more < 0) break;  // there is nothing that it could go without
+        tandem_test::attend_twins(side, twin, appended, 5);
+        assert_true((planned.device_stream_bytes > 0) == (before == kLong));
+        if (more == 0) {
+          assert_never_more(side, planned);
+          assert_int_equal(side.stats().n_stream_parts, before == kLong);
+        }
+        assert_true(cap == 0 || sum_of(planned) == sum_of(plan));
+        plan = planned;
+      }
+    }
 }
 
 // Memory that is not there leaves keys with the bus or the CPU, or the call says so and has done nothing.
@@ -125,6 +185,7 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(makes_what_takes_less, forget),
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
+      cmocka_unit_test_teardown(holds_to_its_cap, forget),
       cmocka_unit_test_teardown(goes_without_memory, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);

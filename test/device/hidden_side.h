@@ -17,8 +17,8 @@ inline constexpr int64_t kBuffer = 128 * kXBytes * 3 / 2;  // a page of hidden s
 // Weights, and what comes of hidden states.
 class Projected {
  public:
-  explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER)
-      : w_k_({kKvHeads * kDim, kHidden}, 71), w_v_({kKvHeads * kDim, kHidden}, 72), b_({kKvHeads * kDim}, 73) {
+  explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER, int64_t seed = 71)
+      : w_k_({kKvHeads * kDim, kHidden}, seed), w_v_({kKvHeads * kDim, kHidden}, seed + 1), b_({kKvHeads * kDim}, seed + 2) {
     for (Tensor* w : {&w_k_, &w_v_}) {
       std::vector<uint16_t>& bits = w == &w_k_ ? bits_k_ : bits_v_;
       for (float& x : w->values) {
@@ -154,6 +154,16 @@ inline void append_hidden(const Side& side, const HiddenCall& call) {
 inline void append_both(const Side& side, const Side& twin, const HiddenCall& call) {
   append_hidden(side, call);
   append_hidden(twin, call);
+}
+
+// Of the device's memory, what was planned.
+inline void assert_held(const Side& side, const tandem_memory_plan& plan) {
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  OK(tandem_cache_get_stats, &stats, side.cache);
+  assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
+  assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
+  assert_int_equal(stats.device_stream_bytes, plan.device_stream_bytes);
+  assert_int_equal(stats.device_weights_bytes, plan.device_weights_bytes);
 }
 
 inline void attend_hidden(const Side& side, const HiddenCall& call) {

@@ -189,6 +189,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_weights_use": (_I, _P, _P, _I, _P, _P),
     "tandem_weights_done": (_I, _P, _I, _P, _P),
     "tandem_weights_get_stats": (_I, _P, _P, _P),
+    "tandem_session_use_weights": (_I, _P, _I, _P, _I, _I, _P),
     "tandem_plan_memory": (_I, _P, _P, _P, _P, _P, _P, _L, _P),
     "tandem_plan_report": (_I, _P, c_size_t, _P, _P, _P),
     "tandem_plan": (_I, _P, _P, _I, _P, _P, _L, _P),

@@ -202,6 +202,14 @@ extern "C" {
         weights: *const tandem_weights,
         error: *mut *mut tandem_error,
     ) -> i32;
+    pub fn tandem_session_use_weights(
+        session: *mut tandem_session,
+        layer_idx: i32,
+        weights: *mut tandem_weights,
+        w_k_block: i32,
+        w_v_block: i32,
+        error: *mut *mut tandem_error,
+    ) -> i32;
     pub fn tandem_plan_memory(
         plan: *mut tandem_memory_plan,
         engine: *const tandem_engine,
