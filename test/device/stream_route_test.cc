@@ -336,8 +336,8 @@ tandem_session_stats choose(int64_t n, int64_t delay_ns, int64_t cap = 0, bool c
   return stats;
 }
 
-// By trials, in which who has to wait for a core looks slow: that not all of some engines chose otherwise must be the choice.
-// What is chosen for given times is for auto_rebuild_test and planner_test.
+// By trials, in which who has to wait for a core looks slow: that not all of some engines chose otherwise must be the
+// choice. What is chosen for given times is for auto_rebuild_test and planner_test.
 template <typename Choice>
 bool is_chosen(Choice choice) {
   for (int i = 0; i < 6; ++i)
