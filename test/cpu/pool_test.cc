@@ -175,7 +175,11 @@ Between between_rounds(Pool& pool, pid_t worker) {
   return seen;
 }
 
-void expect_awake(Pool& pool, pid_t worker) { assert_int_equal(between_rounds(pool, worker).n_slept, 0); }
+// A stopped process counts as one that sleeps: hardly ever is enough.
+void expect_awake(Pool& pool, pid_t worker) {
+  const Between seen = between_rounds(pool, worker);
+  assert_true(10 * seen.n_slept <= seen.n_rounds);
+}
 
 // A worker that has to wait for a core does not get to sleep in time: most of one stretch is enough.
 void expect_asleep(Pool& pool, pid_t worker) {
