@@ -40,15 +40,21 @@ func TestACallThatIsStopped(t *testing.T) {
 		<-called
 		cancel()
 	}()
-	stopped(session.AttendContext(ctx, args(func(int64, int64) {
+	forTheFlag := func(done, total int64) { // which a goroutine sets that may have to wait for a core; it is looked at last after this
+		time.Sleep(5 * time.Millisecond)
+		if done == total {
+			time.Sleep(5 * time.Second)
+		}
+	}
+	stopped(session.AttendContext(ctx, args(func(done, total int64) {
 		called <- struct{}{}
 		<-ctx.Done()
-		time.Sleep(10 * time.Millisecond) // for the flag
+		forTheFlag(done, total)
 	})), "cancel", context.Canceled)
 
 	ctx, cancel = context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
-	stopped(session.AttendContext(ctx, args(func(int64, int64) { time.Sleep(5 * time.Millisecond) })), "cancel", context.DeadlineExceeded)
+	stopped(session.AttendContext(ctx, args(forTheFlag)), "cancel", context.DeadlineExceeded)
 
 	func() {
 		defer func() {

@@ -2,6 +2,7 @@
 // Speculation on device tensors, beside a twin whose tensors are in host memory: trees, what is kept of them, calls that
 // fail and a device that is lost with a guess.
 #include "device/device_side.h"
+#include "device/gate.h"
 
 using namespace tandem_test;
 
@@ -82,11 +83,14 @@ void loses_a_guess(void**) {
   for (const char* policy : {"all", "hgca"}) {
     const Side side(true, policy), twin(false, policy);
     attend_twins(side, twin, kPrompt, 1);
-    controls.set_delay(50'000'000);
+    guess_as_twins(side, twin, 5, true);  // memory grows, which may wait
+    for (const Side* one : {&side, &twin}) commit(*one, {});
     Call late(kGuessed, 2);
     late.to_device();
+    stand_in::Gate gate(controls);
     assert_int_equal(guess(side, late, true), TANDEM_OK);
     controls.lose_device();
+    gate.open();
     tandem_error* error = nullptr;
     const int64_t kept = 0;
     assert_int_equal(tandem_session_commit(side.session, side.sequence, &kept, 1, &error), TANDEM_ERROR_INVALID_STATE);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
 // Several sessions at work on device tensors, who waits for all of them, and a device that goes away meanwhile.
-#include <atomic>
 #include <chrono>
 #include <thread>
 
-#include "device/stand_in_stream.h"
+#include "device/gate.h"
 #include "device/step_runner.h"
 
 using namespace tandem_test;
+using stand_in::Gate;
 
 namespace {
 
 constexpr int64_t kOneEach[] = {1, 1};
-constexpr int64_t kDelay = 10'000'000;
+constexpr int64_t kDelay = 5'000'000;
 
 // ---- tandem_engine_drain() ---------------------------------------------------------------------------------------------
 
@@ -35,18 +35,20 @@ void wait_for_calls(const char* policy) {
   }
   const int64_t n_appended = counts.n_appended, n_observed = counts.n_observed;
   const bool is_observed = std::strcmp(policy, "hgca") == 0;
-  for (int i = 0; i < 6; ++i) {
-    if (i == 2) controls.set_delay(kDelay);
-    attend(i % 2 == 0 ? side : beside, *calls[static_cast<size_t>(i)]);
-  }
+  for (int i = 0; i < 2; ++i) attend(i == 0 ? side : beside, *calls[static_cast<size_t>(i)]);
+  controls.set_delay(kDelay);
+  Gate gate(controls);
+  for (int i = 2; i < 6; ++i) attend(i % 2 == 0 ? side : beside, *calls[static_cast<size_t>(i)]);
   expect_timeout(side.engine);
+  gate.open();
   OK(tandem_engine_drain, side.engine, -1);
   assert_int_equal(counts.n_appended - n_appended, 6);
   if (is_observed) assert_true(counts.n_observed - n_observed >= 5);  // the last is counted when the host has it already
-  const auto begin = std::chrono::steady_clock::now();
+  Gate other(controls);  // of somebody else: nobody waits for the device any more
   for (const Side* each : {&side, &beside}) assert_int_equal(each->length(), kPrompt + 2);
   OK(tandem_engine_drain, side.engine, 0);
-  assert_true(std::chrono::steady_clock::now() - begin < std::chrono::nanoseconds(kDelay));
+  assert_false(other.is_open());
+  other.open();
   controls.set_delay(0);
 }
 
@@ -61,9 +63,11 @@ void drain_waits_for_closed_steps(void**) {
   OK(tandem_engine_drain, runner.side.engine, -1);
   const int64_t n_appended = counts.n_appended;
   controls.set_delay(kDelay);
+  Gate gate(controls, runner.stream);
   runner.attend_layers(kOneEach);
   runner.end();
   expect_timeout(runner.side.engine);
+  gate.open();
   OK(tandem_engine_drain, runner.side.engine, -1);
   assert_int_equal(counts.n_appended - n_appended, kStepLayers);
   controls.set_delay(0);
@@ -218,26 +222,17 @@ void two_threads_share_an_engine(void**) {
 
 // ---- tandem_session_release() ------------------------------------------------------------------------------------------
 
-// An operation that keeps its stream until it is opened; after 5 s by itself, so that who waits for it fails in time.
-struct Gate {
-  std::atomic<bool> is_open{false};
-  const stand_in::Graph graph{[this] {
-    for (int i = 0; i < 5000 && !is_open; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    is_open = true;
-  }};
-};
-
 // It returns, and others go on with the cache, while the device is kept; then the calls are done to their end.
 void release_does_not_wait(const char* policy) {
   const int64_t n_allocated = counts.n_allocated - counts.n_released, n_shared = counts.n_shared - counts.n_unshared;
   Side side(true, policy), twin(false, policy);
   void* stream = controls.create_stream();
-  Gate gate;
+  std::unique_ptr<Gate> gate;
   for (const int64_t seed : {1, 2}) {
     Call call(seed == 1 ? kPrompt : 1, seed), on_host(call.n, seed);
     call.to_device();
     attend(twin, on_host);
-    if (seed == 2) assert_true(controls.launch(&gate.graph, stream));
+    if (seed == 2) gate = std::make_unique<Gate>(controls, stream);
     attend(side, call, kLayer, stream);
     if (seed == 1) {  // memory grows, which may wait
       wait_for(stream);
@@ -248,11 +243,11 @@ void release_does_not_wait(const char* policy) {
     side.session = nullptr;
     int64_t other = 0;
     OK(tandem_sequence_create, &other, side.cache);
-    assert_false(gate.is_open);
+    assert_false(gate->is_open());
     tandem_error* error = nullptr;
     assert_int_equal(tandem_engine_drain(side.engine, 1'000'000, &error), TANDEM_ERROR_TIMEOUT);
     tandem_error_release(error);
-    gate.is_open = true;
+    gate->open();
     uint64_t digest = 0, wanted = 0;
     OK(tandem_sequence_digest, &digest, side.cache, side.sequence);
     OK(tandem_sequence_digest, &wanted, twin.cache, twin.sequence);
@@ -280,8 +275,7 @@ void an_open_step_goes_at_once(void**) {
     runner.attend_layers(kOneEach);
     runner.end();
     const uint64_t before = runner.digest(0);
-    Gate gate;
-    assert_true(controls.launch(&gate.graph, runner.stream));
+    Gate gate(controls, runner.stream);
     const Tensor k({1, kKvHeads, kDim}, 1), v({1, kKvHeads, kDim}, 2);
     runner.begin(kOneEach);
     runner.attend_layers(kOneEach);
@@ -291,8 +285,8 @@ void an_open_step_goes_at_once(void**) {
     OK(tandem_sequence_append, runner.side.cache, runner.ids[0], 0, &k.view, &v.view, nullptr);
     OK(tandem_sequence_truncate, runner.side.cache, runner.ids[0], 100);
     OK(tandem_sequence_drop, runner.side.cache, runner.ids[1]);
-    assert_false(gate.is_open);
-    gate.is_open = true;
+    assert_false(gate.is_open());
+    gate.open();
     OK(tandem_engine_drain, runner.side.engine, -1);
   }
 }
@@ -300,7 +294,7 @@ void an_open_step_goes_at_once(void**) {
 // What is still under way keeps all that it needs, when nobody else does.
 void everything_may_be_released(void**) {
   void* stream = controls.create_stream();
-  Gate gate;
+  std::unique_ptr<Gate> gate;
   Call call(kPrompt, 1), next(1, 2);
   call.to_device();
   next.to_device();
@@ -309,13 +303,13 @@ void everything_may_be_released(void**) {
     const Side side(true, "hgca");
     attend(side, call, kLayer, stream);
     OK(tandem_engine_drain, side.engine, -1);
-    assert_true(controls.launch(&gate.graph, stream));
+    gate = std::make_unique<Gate>(controls, stream);
     attend(side, next, kLayer, stream);
   }
-  assert_false(gate.is_open);
+  assert_false(gate->is_open());
   assert_int_equal(counts.n_closed, n_closed);
-  gate.is_open = true;
-  for (int i = 0; i < 5000 && counts.n_closed == n_closed; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  gate->open();
+  for (int i = 0; i < 60'000 && counts.n_closed == n_closed; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   assert_int_equal(counts.n_closed, n_closed + 1);
   assert_true(controls.destroy_stream(stream));
 }

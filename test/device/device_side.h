@@ -171,6 +171,11 @@ struct Call {
     args.o = &o.view;
     return args;
   }
+  // Before the same tensors are used again.
+  void forget_output() const {
+    const std::vector<float> none(o.values.size(), NAN);
+    device->upload(memory[3], none.data(), static_cast<int64_t>(none.size() * sizeof(float)));
+  }
   std::vector<float> output() const {
     if (memory.empty()) return o.values;
     std::vector<float> values(o.values.size());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/stand_in_call.h"
+#include "device/stand_in_sums.h"
 #include "reference/rounding.h"
 #include "reference/stored_row.h"
 
@@ -40,11 +41,9 @@ Keys load_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t
 }
 
 double logit(const Layer& layer, const std::vector<double>& q, const double* k) {
-  double dot = 0.0;
-  for (size_t c = 0; c < q.size(); ++c) dot += q[c] * k[c];
-  dot *= static_cast<double>(layer.sm_scale);
+  const double x = dot(q.data(), k, q.size()) * static_cast<double>(layer.sm_scale);
   const auto cap = static_cast<double>(layer.soft_cap);
-  return cap > 0.0 ? cap * std::tanh(dot / cap) : dot;
+  return cap > 0.0 ? cap * std::tanh(x / cap) : x;
 }
 
 // Of a row over other keys.
@@ -73,6 +72,7 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
   const Before before = find_before(call, row, head);
   double m = call.sinks != nullptr ? static_cast<double>(call.sinks[head]) : -INFINITY;
   std::vector<double> logits;
+  logits.reserve(static_cast<size_t>(std::max<int64_t>(0, sequence.end - first)));
   for (int64_t token = first; token <= std::min(self, sequence.end - 1); ++token) {
     logits.push_back(logit(layer, q, keys.k.data() + (token - sequence.begin) * layer.k_head_dim));
     m = std::max(m, logits.back());
@@ -84,7 +84,7 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
     const double p = std::exp(logits[i] - from);
     const double* v = keys.v.data() + (first - sequence.begin + static_cast<int64_t>(i)) * layer.v_head_dim;
     sum += p;
-    for (size_t c = 0; c < o.size(); ++c) o[c] += p * v[c];
+    add_scaled(o.data(), p, v, o.size());
   }
   if (before.lse != -INFINITY) {
     const double p = std::exp(before.lse - from);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "device/gate.h"
 #include "device/hand_over.h"
 
 namespace {
@@ -150,10 +151,12 @@ void late_completions(void**) {
   host.expect_ok(host.table.allocate(host.self, 64, &other, &host.error));
   const auto three_late_copies = [&] {
     const int64_t n = host.counts.n_copied;
+    Gate gate(host.controls, stream);
     const auto begin = Clock::now();
     for (int i = 0; i < 3; ++i) host.expect_ok(host.table.copy(host.self, data, data + 32, 32, stream, &host.error));
-    assert_true(host.counts.n_copied < n + 3);
-    return begin;
+    assert_int_equal(host.counts.n_copied, n);
+    assert_false(gate.is_open());
+    return begin;  // and the gate opens
   };
   const auto expect_late = [&](Clock::time_point begin, int64_t n_copied) {
     assert_true(Clock::now() - begin >= std::chrono::milliseconds(60));

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <set>
-#include <thread>
 
 #include "lib/worker.h"
 #include "with_cmocka.h"
@@ -293,9 +292,13 @@ void jobs_run_once_and_are_joined(void**) {
     assert_int_equal(n_runs, 50 * (round + 1));
   }
   Job slow;
-  slow.run = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
+  static std::atomic<bool> goes_on;
+  goes_on = false;
+  slow.run = [](void*) { goes_on.wait(false); };
   worker->post(slow);
   assert_false(worker->drain(1'000'000));
+  goes_on = true;
+  goes_on.notify_all();
   assert_true(worker->drain(-1));
   assert_int_equal(worker->join(slow), 0);
 }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// An operation that keeps a stream of the stand-in where it is, for as long as a test wants it to be late: no delay is long
+// enough where the test's own thread may have to wait for a core.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "device/stand_in.h"
+#include "device/stand_in_stream.h"
+#include "with_cmocka.h"
+
+namespace stand_in {
+
+// Opens by itself after a minute, so that who waits for it fails in time.
+class Gate {
+ public:
+  // Of the stream; null: the default one.
+  explicit Gate(const Controls& controls, void* stream = nullptr) {
+    const Graph graph{[is_open = is_open_] {
+      for (int i = 0; i < 60'000 && !*is_open; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      *is_open = true;
+    }};
+    if (!controls.launch(&graph, stream)) fail_msg("the stream takes no gate");
+  }
+  Gate(const Gate&) = delete;
+  ~Gate() { open(); }
+
+  void open() { *is_open_ = true; }
+  bool is_open() const { return *is_open_; }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> is_open_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+}  // namespace stand_in

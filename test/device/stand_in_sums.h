@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+// The innermost loops of attention, where tests of the stand-in spend most of their time. Sanitizers do not look at each of
+// their loads: who calls says how long the rows are.
+#pragma once
+
+#include <cstddef>
+
+namespace stand_in {
+
+double dot(const double* a, const double* b, size_t n);
+void add_scaled(double* to, double scale, const double* row, size_t n);  // to += scale * row
+
+}  // namespace stand_in
