@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi
-from ._errors import InvalidArgumentError, UnsupportedError, invalid
+from ._errors import InvalidArgumentError, NotCopied, UnsupportedError, invalid, of_type
 from ._options import integer, named
 
 TENSOR_BYTES = ctypes.sizeof(_abi.TensorStruct)
@@ -32,7 +32,7 @@ _UNITS = {_F32: (1, 4), _F16: (1, 2), _BF16: (1, 2), _abi.DTYPES["e4m3"]: (1, 1)
 _DECLARED = {"bf16": ("u2", "i2"), "e4m3": ("u1", "i1"), "q8_0": ("u1", "i1"), "q4_0": ("u1", "i1"), "q4_64": ("u1", "i1")}
 
 
-class Tensor:
+class Tensor(NotCopied):
     """A view of somebody's array that calls take in place of the array itself.
 
     Worth making for element types that NumPy has no name for, and once before a loop that passes the same array again and
@@ -122,10 +122,15 @@ def packed_view(place: tuple[int, int, int], code: int, shape: Sequence[int], st
         for i in range(n_dims - 1, -1, -1):
             steps[i] = strides[i] if strides is not None and shape[i] > 1 else packed
             packed = max(packed, steps[i]) * max(shape[i], 1)
+    if min(shape) < 0:
+        raise invalid("shape", f"= {list(shape)} is negative")
     if not 0 < steps[0] < 1 << 63 or (strides is not None and min(steps) <= 0):
         raise invalid("strides", f"= {steps} elements, must be positive")
     device_type, device_index, address = place
-    return _PACKERS[n_dims].pack(TENSOR_BYTES, code, device_type, device_index, address, n_dims, 0, *shape, *steps)
+    try:
+        return _PACKERS[n_dims].pack(TENSOR_BYTES, code, device_type, device_index, address, n_dims, 0, *shape, *steps)
+    except struct.error:
+        raise invalid("shape", f"= {list(shape)} with strides {steps} at {address:#x} does not fit 64 bits") from None
 
 
 def made(array: Any, view: View) -> Tensor:
@@ -178,36 +183,52 @@ def _in_elements(code: int, shape: Sequence[int], strides: Sequence[int] | None)
     return counted, steps
 
 
+def _dims(name: str, values: Any) -> tuple[int, ...]:
+    of_type(name, values, tuple)
+    return tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(values))
+
+
+def _described(array: Any, interface: Any, dtype: str | None, place: tuple[int, int]) -> View:
+    """What either of the interfaces says, which anybody may have written. place: device type and index."""
+    of_type("array", interface, dict)
+    if interface.get("mask") is not None or np.ma.isMaskedArray(array):
+        raise invalid("array", "has a mask, which attention does not know: fill it, or take what is under it")
+    data, typestr, strides = interface.get("data"), interface.get("typestr"), interface.get("strides")
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise invalid("array", f"has an interface with data = {data!r}, not address and read-only flag")
+    address = integer("data", data[0] or 0, 65)
+    if not 0 <= address < 1 << 64:
+        raise invalid("data", f"= {address} is not an address")
+    of_type("typestr", typestr, str)
+    dims = _dims("shape", interface.get("shape"))
+    steps = None if strides is None else _dims("strides", strides)
+    if steps is not None and len(steps) != len(dims):
+        raise invalid("strides", f"= {list(steps)} are not one for each dimension of {list(dims)}")
+    code = _code_of(array, str(typestr), dtype)
+    shape, strides = _in_elements(code, dims, steps)
+    packed = packed_view((*place, address), code, shape, strides)
+    return packed, code, place[0], shape, not data[1], (array, interface)
+
+
 def _from_interface(array: Any, dtype: str | None) -> View:
     interface = getattr(array, "__array_interface__", None)
     if interface is None:
         raise invalid("array", f"is a {type(array).__name__}, which has neither __dlpack__, __cuda_array_interface__ nor "
                       "__array_interface__")
-    if interface.get("data") is None or interface.get("mask") is not None:
-        raise invalid("array", "has an __array_interface__ without data or with a mask")
-    address, read_only = interface["data"]
-    code = _code_of(array, interface["typestr"], dtype)
-    shape, strides = _in_elements(code, interface["shape"], interface.get("strides"))
-    packed = packed_view((_abi.DEVICE_HOST, 0, address), code, shape, strides)
-    return packed, code, _abi.DEVICE_HOST, shape, not read_only, (array, interface)
+    return _described(array, interface, dtype, (_abi.DEVICE_HOST, 0))
 
 
 def _from_cuda_interface(array: Any, dtype: str | None, stream: int | None, device_index: int) -> View:
     interface = array.__cuda_array_interface__
-    if interface.get("mask") is not None:
-        raise invalid("array", "has a mask")
+    view = _described(array, interface, dtype, (_abi.DEVICE_CUDA, device_index))
     # Work of another stream that is still under way would have to be waited for, which takes the CUDA run time.
     theirs = interface.get("stream")
     ours = stream or 1  # the interface's number for the legacy default stream
-    if theirs is not None and theirs != ours:
+    if theirs is not None and integer("stream", theirs, 65) != ours:
         raise UnsupportedError(f"stream: the array is used on stream {theirs:#x}, the call is on {ours:#x}: pass "
                                "that stream, or an object with __dlpack__, which waits by itself",
                                status=_abi.STATUS["UNSUPPORTED"], field="stream")
-    address, read_only = interface["data"]
-    code = _code_of(array, interface["typestr"], dtype)
-    shape, strides = _in_elements(code, interface["shape"], interface.get("strides"))
-    packed = packed_view((_abi.DEVICE_CUDA, device_index, address or 0), code, shape, strides)
-    return packed, code, _abi.DEVICE_CUDA, shape, not read_only, (array, interface)
+    return view
 
 
 def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = False) -> Tensor:
