@@ -61,12 +61,15 @@ def _state_error(what: str) -> InvalidStateError:
     return InvalidStateError(what, status=_abi.STATUS["INVALID_STATE"])
 
 
+def _text_config(config: Any) -> Any:
+    """That of the decoder, where a model has several parts."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
 def _layers_of(config: Any, call: Call) -> list[Layer]:
     """The layers of a model as its configuration and the first layer's call say; each later call is compared with them."""
     if config is None:
         raise unsupported("config", "is missing: the attention module does not say what layers there are; pass layers=")
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
     windows = [call.sliding_window_tokens] * config.num_hidden_layers
     if kinds is not None:
@@ -175,9 +178,16 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         self.engine, self.cache, self._owns = engine, cache, True
 
     def _begin(self, config: Any, call: Call) -> _Pass:
+        config = _text_config(config)
+        if config is None and self._pass is not None:
+            raise _state_error(f"layer_idx: layer 0 is attended again after layer {self._pass.n_done - 1} of {len(self)}: layers= "
+                               "are not the model's, or a pass was broken off, after which crop(0) goes on")
         self._settle()
         self._make(config, call)
         assert self.cache is not None and self.session is not None
+        n_layers = getattr(config, "num_hidden_layers", len(self))
+        if n_layers != len(self):  # a pass would never be complete, and the next take it back
+            raise invalid("layers", f"are {len(self)} in the cache, the model has {n_layers}")
         batch, n_columns = call.query.shape[0], call.query.shape[2]
         if self.sequences and batch != len(self.sequences):
             raise invalid("batch", f"= {batch}, the cache has {len(self.sequences)} rows")
