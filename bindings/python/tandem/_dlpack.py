@@ -10,7 +10,7 @@ from typing import Any
 from . import _abi
 from ._errors import UnsupportedError, invalid
 from ._options import integer
-from ._tensor import View, packed_view
+from ._tensor import _DEFAULT_STREAM, View, packed_view
 
 _HOST_DEVICES, _CUDA_DEVICES = (1, 3), (2, 13)  # host and pinned host; CUDA and CUDA managed
 _CODES = {(2, 32): _abi.DTYPES["f32"], (2, 16): _abi.DTYPES["f16"], (4, 16): _abi.DTYPES["bf16"]}
@@ -39,7 +39,7 @@ def _capsule(array: Any, device_type: int, stream: int | None) -> Any:
     """Asks for the newest form first. Producers of CUDA memory make `stream` wait for their own work."""
     arguments: dict[str, Any] = {}
     if device_type in _CUDA_DEVICES:
-        arguments["stream"] = stream or 1  # DLPack's number for the legacy default stream
+        arguments["stream"] = stream or _DEFAULT_STREAM
     try:
         try:
             return array.__dlpack__(max_version=(1, 0), **arguments)

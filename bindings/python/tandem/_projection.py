@@ -75,7 +75,7 @@ def projection_struct(projection: Any, n_k: int, n_v: int) -> Any:
     order = named("projection.w_order", projection.w_order, _abi.WEIGHTS)
     tensors: list[Tensor] = []
     for name, columns in (("w_k", n_k), ("w_v", n_v)):
-        tensor = as_tensor(f"projection.{name}", getattr(projection, name))
+        tensor = as_tensor(f"projection.{name}", getattr(projection, name), in_order=False)
         shape = (n_hidden, columns) if order == _abi.WEIGHTS["in_out"] else (columns, n_hidden)
         raw = _abi.TensorStruct.from_buffer_copy(tensor._packed)
         if tensor.shape != shape or raw.stride[0] != max(shape[1], 1):

@@ -47,7 +47,8 @@ class Tensor(NotCopied):
         What plain integers hold: ``"bf16"`` for 16-bit integers; ``"e4m3"`` for bytes; ``"q8_0"``, ``"q4_0"``, ``"q4_64"``
         for rows of ggml's blocks as bytes, where ``shape`` then counts elements.
     stream : int, optional
-        CUDA stream on which an array in device memory is going to be used; None: the legacy default stream.
+        CUDA stream on which an array in device memory is going to be used, by calls on that stream alone; None: the legacy
+        default stream. An object with ``__dlpack__`` makes it wait for its own work, once, now.
     device_index : int, optional
         Device of an array that has ``__cuda_array_interface__`` alone, which does not say.
 
@@ -72,14 +73,17 @@ class Tensor(NotCopied):
         Neither host nor CUDA memory.
     """
 
-    __slots__ = ("_code", "_device", "_packed", "_owner", "array", "shape", "writable")
+    __slots__ = ("_code", "_device", "_packed", "_owner", "_stream", "array", "shape", "writable")
 
     array: Any
     shape: tuple[int, ...]
     writable: bool
+    _stream: int | None  # the one that waits for the array's producer; None: nothing is to be waited for
 
     def __init__(self, array: Any, dtype: str | None = None, *, stream: int | None = None, device_index: int = 0) -> None:
         self.array = array
+        if stream is not None:
+            integer("stream", stream, 65)
         if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
             if dtype is not None:
                 raise invalid("dtype", f"= {dtype!r} goes with NumPy arrays; DLPack names its own")
@@ -90,9 +94,12 @@ class Tensor(NotCopied):
         else:
             view = _from_interface(array, dtype)
         self._take(view)
+        if self._device != _abi.DEVICE_HOST:
+            self._stream = stream or _DEFAULT_STREAM
 
     def _take(self, view: "View") -> None:
         self._packed, self._code, self._device, self.shape, self.writable, self._owner = view
+        self._stream = None
 
     @property
     def dtype(self) -> str:
@@ -106,6 +113,7 @@ class Tensor(NotCopied):
         return f"<tandem.Tensor {self.dtype} {list(self.shape)} {self.device}>"
 
 
+_DEFAULT_STREAM = 1  # the legacy default stream, as both DLPack and __cuda_array_interface__ number it
 View = tuple[bytes, int, int, tuple[int, ...], bool, object]  # the slots of a Tensor
 
 
@@ -223,7 +231,7 @@ def _from_cuda_interface(array: Any, dtype: str | None, stream: int | None, devi
     view = _described(array, interface, dtype, (_abi.DEVICE_CUDA, device_index))
     # Work of another stream that is still under way would have to be waited for, which takes the CUDA run time.
     theirs = interface.get("stream")
-    ours = stream or 1  # the interface's number for the legacy default stream
+    ours = stream or _DEFAULT_STREAM
     if theirs is not None and integer("stream", theirs, 65) != ours:
         raise UnsupportedError(f"stream: the array is used on stream {theirs:#x}, the call is on {ours:#x}: pass "
                                "that stream, or an object with __dlpack__, which waits by itself",
@@ -231,10 +239,17 @@ def _from_cuda_interface(array: Any, dtype: str | None, stream: int | None, devi
     return view
 
 
-def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = False) -> Tensor:
-    """What a call does with an argument; refuses an output that is read-only, and says which argument it was."""
+def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = False, in_order: bool = True) -> Tensor:
+    """What a call does with an argument; refuses an output that is read-only, and says which argument it was.
+
+    in_order: the argument is used on `stream`, which a view of device memory must have been made for.
+    """
     if isinstance(array, Tensor):
         tensor = array
+        if in_order and tensor._stream is not None and tensor._stream != (stream or _DEFAULT_STREAM):
+            raise UnsupportedError(f"{name}.stream: the view was made for stream {tensor._stream:#x}, the call is on "
+                                   f"{stream or _DEFAULT_STREAM:#x}: Tensor(array, stream=...)",
+                                   status=_abi.STATUS["UNSUPPORTED"], field=f"{name}.stream")
     else:
         try:
             tensor = Tensor(array, stream=stream)
