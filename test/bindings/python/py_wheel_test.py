@@ -70,7 +70,8 @@ def test_source_archive(backend, tmp_path):
     for folder in (tmp_path / "tandem-0.1.0", BINDING):
         to = tmp_path / f"of_{folder.name}"
         to.mkdir()
-        made = subprocess.run([sys.executable, "-B", "-c", program, str(to)], cwd=folder, check=True, capture_output=True, text=True)
+        made = subprocess.run([sys.executable, "-B", "-c", program, str(to)], cwd=folder, check=True, capture_output=True,
+                              text=True)
         wheels.append((to / made.stdout.strip()).read_bytes())
     assert wheels[0] == wheels[1]
     (tmp_path / "again").mkdir()

@@ -39,7 +39,8 @@ class Call:
     sinks: torch.Tensor | None
 
 
-def _refuse(module: Any, tensors: tuple[torch.Tensor | None, ...], dropout: float, is_causal: bool | None, others: dict[str, Any]) -> None:
+def _refuse(module: Any, tensors: tuple[torch.Tensor | None, ...], dropout: float, is_causal: bool | None,
+            others: dict[str, Any]) -> None:
     if dropout:
         raise unsupported("dropout", f"= {dropout}: attention weights are not dropped; use model.eval()")
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
