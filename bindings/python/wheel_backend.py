@@ -4,8 +4,10 @@
 pip install .                                          libtandem is looked for at run time (tandem/_library.py)
 pip install . --config-settings library-dir=DIR        DIR/libtandem.so.0 and DIR/tandem/libtandem-*.so go into the wheel, whose
                                                        tag then names this platform; what they load in turn does not
+pip install -e .                                       the package where it is, for who changes it
 """
 import base64
+import gzip
 import hashlib
 import io
 import pathlib
@@ -27,9 +29,11 @@ def _project() -> dict[str, Any]:
 
 
 def _metadata(project: dict[str, Any]) -> str:
-    lines = ["Metadata-Version: 2.1", f"Name: {project['name']}", f"Version: {project['version']}",
-             f"Summary: {project['description']}", f"License: {project['license']}",
+    lines = ["Metadata-Version: 2.4", f"Name: {project['name']}", f"Version: {project['version']}",
+             f"Summary: {project['description']}", f"License-Expression: {project['license']}",
              f"Requires-Python: {project['requires-python']}"]
+    lines += [f"License-File: {name}" for name in project["license-files"]]
+    lines += [f"Keywords: {','.join(project['keywords'])}"] + [f"Classifier: {name}" for name in project["classifiers"]]
     lines += [f"Requires-Dist: {name}" for name in project["dependencies"]]
     for extra, names in project["optional-dependencies"].items():
         lines += [f"Provides-Extra: {extra}"] + [f"Requires-Dist: {name}; extra == '{extra}'" for name in names]
@@ -40,11 +44,12 @@ def _library_files(settings: Settings) -> dict[str, bytes]:
     folder = (settings or {}).get("library-dir")
     if not folder:
         return {}
-    library = pathlib.Path(folder) / SONAME
+    folder = pathlib.Path(folder).resolve()
+    library = folder / SONAME
     if not library.is_file():
         raise FileNotFoundError(f"library-dir: {library} is not there")
     files = {f"tandem/lib/{SONAME}": library.read_bytes()}
-    for module in sorted((pathlib.Path(folder) / "tandem").glob("libtandem-*.so")):
+    for module in sorted((folder / "tandem").glob("libtandem-*.so")):
         files[f"tandem/lib/tandem/{module.name}"] = module.read_bytes()
     return files
 
@@ -62,14 +67,14 @@ def _record(files: dict[str, bytes], name: str) -> bytes:
     return "\n".join([*rows, f"{name},,", ""]).encode()
 
 
-def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+def _write_wheel(wheel_directory: str, contents: dict[str, bytes], is_pure: bool) -> str:
     project = _project()
-    library = _library_files(config_settings)
-    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_") if library else "any"
+    platform = "any" if is_pure else sysconfig.get_platform().replace("-", "_").replace(".", "_")
     tag = f"py3-none-{platform}"
     info = f"{project['name']}-{project['version']}.dist-info"
-    wheel = f"Wheel-Version: 1.0\nGenerator: tandem\nRoot-Is-Purelib: {'false' if library else 'true'}\nTag: {tag}\n"
-    files = {**_package_files(), **library, f"{info}/METADATA": _metadata(project).encode(), f"{info}/WHEEL": wheel.encode()}
+    wheel = f"Wheel-Version: 1.0\nGenerator: tandem\nRoot-Is-Purelib: {'true' if is_pure else 'false'}\nTag: {tag}\n"
+    files = {**contents, f"{info}/METADATA": _metadata(project).encode(), f"{info}/WHEEL": wheel.encode()}
+    files |= {f"{info}/licenses/{name}": (HERE / name).read_bytes() for name in project["license-files"]}
     files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
     name = f"{project['name']}-{project['version']}-{tag}.whl"
     with zipfile.ZipFile(pathlib.Path(wheel_directory) / name, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -81,12 +86,25 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
     return name
 
 
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    library = _library_files(config_settings)
+    return _write_wheel(wheel_directory, {**_package_files(), **library}, is_pure=not library)
+
+
+def build_editable(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    if _library_files(config_settings):
+        raise ValueError("library-dir: an editable install carries no library; set TANDEM_LIB_DIR instead")
+    return _write_wheel(wheel_directory, {"tandem.pth": f"{HERE}\n".encode()}, is_pure=True)
+
+
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     project = _project()
     top = f"{project['name']}-{project['version']}"
-    files = {name: (HERE / name).read_bytes() for name in ("pyproject.toml", "wheel_backend.py", project["readme"])}
+    names = ("pyproject.toml", "wheel_backend.py", project["readme"], *project["license-files"])
+    files = {name: (HERE / name).read_bytes() for name in names}
     files = {"PKG-INFO": _metadata(project).encode(), **files, **_package_files()}
-    with tarfile.open(pathlib.Path(sdist_directory) / f"{top}.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as archive:
+    with (gzip.GzipFile(pathlib.Path(sdist_directory) / f"{top}.tar.gz", "wb", mtime=0) as packed,
+          tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive):
         for path, data in files.items():
             entry = tarfile.TarInfo(f"{top}/{path}")
             entry.size = len(data)

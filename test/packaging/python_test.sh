@@ -33,6 +33,8 @@ step 'pip install of the wheel' "$python" -m pip install --no-index --no-deps "$
 step 'pip uninstall' "$python" -m pip uninstall --yes tandem
 step 'pip install --no-build-isolation' "$python" -m pip install --no-index --no-deps --no-build-isolation \
   "$package" || finish
+pip_check() { ! "$python" -m pip check | grep -i '^tandem '; } # of other packages it may complain
+step 'pip check' pip_check
 written=$(find "$package" -newer "$work/user/README.md")
 [ -z "$written" ] || fail "the install has written into the package's folder: $written"
 
@@ -46,5 +48,12 @@ step 'what a call costs' "$python" ../../test/bindings/python/overhead_bench.py
   timeout 40 "$python" -m pip install --quiet --retries 0 --timeout 10 mypy >/dev/null 2>&1
 if "$python" -m mypy --version >/dev/null 2>&1; then
   step 'mypy --strict' "$python" -m mypy --cache-dir /dev/null tandem wheel_backend.py
+  cd "$work" || exit 1 # where the package is the installed one, typed by its py.typed
+  awk '/^```python$/ {n++; next} /^```$/ {n += n % 2} n == 1' "$work/user/README.md" >example.py
+  grep -q 'session.attend' example.py || fail 'the example of the README is not found'
+  step 'mypy --strict, the example' "$python" -P -m mypy --strict --cache-dir /dev/null example.py
+  echo 'reveal_type(o); o = session.attend(3)' >>example.py
+  "$python" -P -m mypy --strict --cache-dir /dev/null example.py 2>&1 | tr '\n' ' ' |
+    grep -q 'Revealed type is "numpy.*No overload variant.*"attend"' || fail 'mypy does not see the types of attend'
 fi
 finish

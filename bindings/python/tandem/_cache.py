@@ -9,11 +9,11 @@ import numpy as np
 
 from . import _abi
 from ._engine import Engine
-from ._errors import call, invalid
-from ._handle import Handle, Owner, create
+from ._errors import call, invalid, of_type
+from ._handle import Handle, Owner, create, pointer_of
 from ._library import lib
 from ._model import Layer, Model
-from ._options import CacheOptions, cache_struct, integer
+from ._options import CacheOptions, cache_struct, integer, listed
 from ._tensor import TensorArgument, as_tensor
 
 Stats = TypeVar("Stats")
@@ -82,9 +82,10 @@ class Cache(Owner):
     """
 
     def __init__(self, engine: Engine, model: Model, **options: Unpack[CacheOptions]) -> None:
+        parents = pointer_of("engine", engine, Engine), pointer_of("model", model, Model)
         self.layers: tuple[Layer, ...] = model.layers
         struct = cache_struct(options, len(self.layers))
-        pointer = create(lib.tandem_cache_create, engine._handle.pointer, model._handle.pointer, ctypes.byref(struct))
+        pointer = create(lib.tandem_cache_create, *parents, ctypes.byref(struct))
         self._own(Handle(pointer, lib.tandem_cache_release, engine._handle, self.layers))  # projections in device memory
 
     def create_sequence(self) -> "Sequence":
@@ -322,9 +323,9 @@ def stream_pointer(stream: int | None) -> int | None:
 
 def ids_of(cache: Cache | None, sequences: "Several[Sequence]") -> Any:
     """Their ids as a C array; they belong to `cache`, since another cache has other sequences under the same ids."""
+    sequences = listed("sequences", sequences)
     for i, sequence in enumerate(sequences):
-        if not isinstance(sequence, Sequence):
-            raise invalid(f"sequences[{i}]", f"is a {type(sequence).__name__}, not a Sequence")
+        of_type(f"sequences[{i}]", sequence, Sequence)
         if sequence.cache is not cache:
             raise invalid(f"sequences[{i}]", "belongs to another cache")
     return (ctypes.c_int64 * len(sequences))(*[sequence.id for sequence in sequences])

@@ -9,7 +9,8 @@ from typing import Any
 
 from . import _abi
 from ._errors import UnsupportedError, invalid
-from ._tensor import View, packed_view
+from ._options import integer
+from ._tensor import _DEFAULT_STREAM, View, packed_view
 
 _HOST_DEVICES, _CUDA_DEVICES = (1, 3), (2, 13)  # host and pinned host; CUDA and CUDA managed
 _CODES = {(2, 32): _abi.DTYPES["f32"], (2, 16): _abi.DTYPES["f16"], (4, 16): _abi.DTYPES["bf16"]}
@@ -38,7 +39,7 @@ def _capsule(array: Any, device_type: int, stream: int | None) -> Any:
     """Asks for the newest form first. Producers of CUDA memory make `stream` wait for their own work."""
     arguments: dict[str, Any] = {}
     if device_type in _CUDA_DEVICES:
-        arguments["stream"] = stream or 1  # DLPack's number for the legacy default stream
+        arguments["stream"] = stream or _DEFAULT_STREAM
     try:
         try:
             return array.__dlpack__(max_version=(1, 0), **arguments)
@@ -60,10 +61,17 @@ def _parse(capsule: Any) -> tuple[Any, int]:
     raise invalid("array", "gives a DLPack capsule that is neither 'dltensor' nor 'dltensor_versioned'")
 
 
+def _device_type(array: Any) -> int:
+    ask = getattr(array, "__dlpack_device__", None)
+    device = None if ask is None else ask()
+    if not isinstance(device, tuple) or len(device) != 2:
+        raise invalid("array", f"has __dlpack__, and __dlpack_device__ gives {device!r}, not device type and index")
+    return integer("array", device[0], 32)
+
+
 def from_dlpack(array: Any, stream: int | None) -> View:
     """A view of what `array` exports; its last member keeps the export alive."""
-    device_type, _ = array.__dlpack_device__()
-    device_type = int(device_type)
+    device_type = _device_type(array)
     if device_type not in _HOST_DEVICES + _CUDA_DEVICES:
         raise UnsupportedError(f"array: DLPack device type {device_type} is neither host nor CUDA memory",
                                status=_abi.STATUS["UNSUPPORTED"], field="array")
@@ -77,6 +85,8 @@ def from_dlpack(array: Any, stream: int | None) -> View:
     n_dims = int(tensor.ndim)
     if not 1 <= n_dims <= 4:
         raise invalid("n_dims", f"= {n_dims}, must be 1 to 4")
+    if not tensor.shape:
+        raise invalid("array", "gives a DLPack tensor without a shape")
     shape = tuple(tensor.shape[:n_dims])
     strides = tensor.strides[:n_dims] if tensor.strides else None
     device = _abi.DEVICE_HOST if device_type in _HOST_DEVICES else _abi.DEVICE_CUDA

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _abi
-from ._errors import call, text
+from ._errors import call, callable_or_none, text
 from ._handle import Handle, Owner, create
 from ._library import lib
 from ._options import fill, integer, named
@@ -90,6 +90,7 @@ class Engine(Owner):
     def __init__(self, *, n_threads: int = 0, cpu_isa: str | None = None, backend: str | None = None,
                  backend_path: str | None = None, log: Log | None = None, spin_ns: int = -1, pin_threads: int = -1,
                  matmul_rows: int = 0) -> None:
+        callable_or_none("log", log)
         struct = _abi.EngineOptionsStruct()
         lib.tandem_engine_options_init(ctypes.byref(struct))
         fill(struct, {"n_threads": n_threads, "cpu_isa": cpu_isa, "backend": backend, "backend_path": backend_path,

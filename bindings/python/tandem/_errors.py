@@ -143,3 +143,24 @@ def call(function: Any, *arguments: Any) -> None:
 def invalid(field: str, what: str) -> InvalidArgumentError:
     """What this side refuses before a call is made."""
     return InvalidArgumentError(f"{field} {what}", status=_abi.STATUS["INVALID_ARGUMENT"], field=field)
+
+
+def of_type(field: str, value: Any, kind: type) -> None:
+    """Refuses a value that is no `kind`."""
+    if not isinstance(value, kind):
+        raise invalid(field, f"is a {type(value).__name__}, not a {kind.__name__}")
+
+
+def callable_or_none(field: str, value: Any) -> None:
+    """Refuses what cannot be called, before the library's threads would have to."""
+    if value is not None and not callable(value):
+        raise invalid(field, f"= {value!r} cannot be called")
+
+
+class NotCopied:
+    """Base of what stands for something of this process: a copy would be a second name for it, or an address without owner."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        raise TypeError(f"tandem.{type(self).__name__} can be neither copied nor pickled")

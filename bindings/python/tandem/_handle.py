@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
-from ._errors import call
+from ._errors import NotCopied, call, of_type
 
 _released: "queue.SimpleQueue[Handle]" = queue.SimpleQueue()  # its put() may interrupt another
 _reaper_lock = threading.Lock()
@@ -73,7 +73,7 @@ def _exit() -> None:
         pass
 
 
-class Owner:
+class Owner(NotCopied):
     """Base of the objects that own a handle: ``close()``, ``with``, and release when the object is collected."""
 
     _handle: Handle
@@ -102,6 +102,13 @@ class Owner:
 
     def _repr(self, what: str) -> str:
         return f"<tandem.{type(self).__name__} {'closed' if self.closed else what}>"
+
+
+def pointer_of(name: str, owner: Any, kind: type[Owner]) -> int | None:
+    """The handle of an argument; None, which the library refuses, where it has been closed."""
+    of_type(name, owner, kind)
+    pointer: int | None = owner._handle.pointer
+    return pointer
 
 
 def create(function: Any, *arguments: Any) -> int:

@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 from . import _abi
 from ._handle import Handle, Owner, create
 from ._library import lib
-from ._options import fill, integer, named
+from ._errors import of_type
+from ._options import fill, integer, listed, named
 from ._projection import Projection, floats, projection_struct
 
 
@@ -75,12 +76,15 @@ class Layer:
 
 def layer_struct(layer: Layer) -> Any:
     """tandem_layer_options; keeps alive what it points to."""
+    of_type("layer", layer, Layer)
     struct = _abi.LayerOptionsStruct()
     lib.tandem_layer_options_init(ctypes.byref(struct))
     n_sinks = max(integer("n_q_heads", layer.n_q_heads, 32), 0)
-    n_frequencies = max(integer("rope_dims", layer.rope_dims or layer.k_head_dim, 32), 0) // 2
-    n_k, n_v = (max(integer(name, layer.n_kv_heads * dim), 0) for name, dim in (("k_head_dim", layer.k_head_dim),
-                                                                               ("v_head_dim", layer.v_dim)))
+    k_head_dim = integer("k_head_dim", layer.k_head_dim, 32)
+    n_frequencies = max(integer("rope_dims", layer.rope_dims or 0, 32) or k_head_dim, 0) // 2
+    n_kv_heads = integer("n_kv_heads", layer.n_kv_heads, 32)
+    n_k, n_v = (max(n_kv_heads * integer(name, dim, 32), 0) for name, dim in (("k_head_dim", k_head_dim),
+                                                                              ("v_head_dim", layer.v_dim)))
     fill(struct, {name: getattr(layer, name) for name in layer.__dataclass_fields__}, {
         "v_aliases_k": lambda _, value: int(bool(value)),
         "rope": lambda name, value: named(name, value, _abi.ROPES),
@@ -110,7 +114,7 @@ class Model(Owner):
     """
 
     def __init__(self, layers: Layer | Sequence[Layer]) -> None:
-        self.layers: tuple[Layer, ...] = (layers,) if isinstance(layers, Layer) else tuple(layers)
+        self.layers: tuple[Layer, ...] = (layers,) if isinstance(layers, Layer) else tuple(listed("layers", layers))
         structs = [layer_struct(layer) for layer in self.layers]
         array = (_abi.LayerOptionsStruct * len(structs))(*structs)
         pointer = create(lib.tandem_model_create, ctypes.byref(array), integer("n_layers", len(structs), 32))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from . import _abi
-from ._errors import invalid
+from ._errors import invalid, of_type
 from ._library import lib
 
 
@@ -114,8 +114,25 @@ def named(name: str, value: Any, table: Mapping[str, int]) -> int:
     raise invalid(name, f"= {value!r} is none of {', '.join(table)}")
 
 
-def array_of(name: str, values: Sequence[int], kind: Any, bits: int) -> Any:
+def listed(name: str, values: Any) -> Sequence[Any]:
+    """The members of what may be any sequence, or an array of one dimension."""
+    try:
+        return values if isinstance(values, (list, tuple)) else list(values)
+    except TypeError:
+        raise invalid(name, f"= {values!r} is not a sequence") from None
+
+
+def real(name: str, value: Any) -> float:
+    """`value` as a float."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise invalid(name, f"= {value!r} is not a number: {error}") from None
+
+
+def array_of(name: str, values: Any, kind: Any, bits: int) -> Any:
     """A ctypes array, every number checked."""
+    values = listed(name, values)
     numbers = [integer(f"{name}[{i}]", value, bits) for i, value in enumerate(values)]
     return (kind * len(numbers))(*numbers)
 
@@ -126,11 +143,15 @@ def encoded(name: str, value: Any) -> bytes | None:
         return None
     if not isinstance(value, str) or "\0" in value:
         raise invalid(name, f"= {value!r} is not a text without 0 bytes")
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(name, f"= {value!r} is not a text: {error}") from None
 
 
 def fill(struct: Any, options: Mapping[str, Any], converters: Mapping[str, Callable[[str, Any], Any]], who: str) -> None:
     """Sets members of a struct that its init function has filled; what is None keeps the default."""
+    of_type(f"options of {who}", options, Mapping)
     kinds = dict(type(struct)._fields_)
     for name, value in options.items():
         if name not in kinds or name in ("struct_size", "reserved"):
@@ -144,7 +165,7 @@ def fill(struct: Any, options: Mapping[str, Any], converters: Mapping[str, Calla
         elif kinds[name] in (ctypes.c_int32, ctypes.c_int64):
             value = integer(name, value, 8 * ctypes.sizeof(kinds[name]))
         else:
-            value = float(value)
+            value = real(name, value)
         setattr(struct, name, value)
 
 
@@ -154,7 +175,7 @@ def _name_in(table: Mapping[str, int]) -> Callable[[str, Any], int]:
 
 def _names_in(table: Mapping[str, int], n_layers: int) -> Callable[[str, Any], Any]:
     def convert(name: str, values: Any) -> Any:
-        if isinstance(values, str) or len(values) != n_layers:
+        if isinstance(values, str) or len(values := listed(name, values)) != n_layers:
             raise invalid(name, f"= {values!r} is not a sequence of one name for each of {n_layers} layers")
         numbers = [named(f"{name}[{i}]", value, table) for i, value in enumerate(values)]
         return (ctypes.c_int32 * n_layers)(*numbers)

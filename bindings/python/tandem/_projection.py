@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _abi
-from ._errors import invalid
+from ._errors import invalid, of_type
 from ._library import lib
 from ._options import fill, integer, named
 from ._tensor import Tensor, as_tensor
@@ -57,7 +57,10 @@ class Projection:
 
 def floats(name: str, values: Any, length: int) -> Any:
     """A C array of f32 of this length."""
-    array = np.ascontiguousarray(values, dtype=np.float32)
+    try:
+        array = np.ascontiguousarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise invalid(name, f"= {values!r} is not an array of numbers: {error}") from None
     if array.shape != (length,):
         raise invalid(name, f"has shape {list(array.shape)}, must be [{length}]")
     return (ctypes.c_float * length)(*array.tolist())
@@ -65,15 +68,14 @@ def floats(name: str, values: Any, length: int) -> Any:
 
 def projection_struct(projection: Any, n_k: int, n_v: int) -> Any:
     """tandem_layer_projection of a layer with so many columns of K and V; keeps alive what it points to."""
-    if not isinstance(projection, Projection):
-        raise invalid("projection", f"is a {type(projection).__name__}, not a Projection")
+    of_type("projection", projection, Projection)
     struct = _abi.LayerProjectionStruct()
     lib.tandem_layer_projection_init(ctypes.byref(struct))
     n_hidden = max(integer("projection.hidden_dim", projection.hidden_dim, 32), 0)
     order = named("projection.w_order", projection.w_order, _abi.WEIGHTS)
     tensors: list[Tensor] = []
     for name, columns in (("w_k", n_k), ("w_v", n_v)):
-        tensor = as_tensor(f"projection.{name}", getattr(projection, name))
+        tensor = as_tensor(f"projection.{name}", getattr(projection, name), in_order=False)
         shape = (n_hidden, columns) if order == _abi.WEIGHTS["in_out"] else (columns, n_hidden)
         raw = _abi.TensorStruct.from_buffer_copy(tensor._packed)
         if tensor.shape != shape or raw.stride[0] != max(shape[1], 1):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Sessions: how a cache is attended."""
 import ctypes
+import os
 import struct
 import threading
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from ctypes import addressof, byref
@@ -16,10 +18,11 @@ from numpy.typing import NDArray
 from . import _abi
 from ._cache import Cache, Sequence, ids_of, read_stats, stream_pointer
 from ._engine import json_report
-from ._errors import CancelledError, InvalidStateError, call, invalid, taken_error
-from ._handle import Handle, Owner, create
+from ._errors import (CancelledError, InvalidStateError, NotCopied, OutOfMemoryError, call, callable_or_none, invalid, of_type,
+                      taken_error)
+from ._handle import Handle, Owner, create, pointer_of
 from ._library import lib
-from ._options import SessionOptions, array_of, integer, session_struct
+from ._options import SessionOptions, array_of, integer, listed, session_struct
 from ._tensor import TENSOR_BYTES, Tensor, pack
 
 Output = TypeVar("Output")
@@ -131,9 +134,10 @@ def _lens(n_sequences: int, q_lens: Several[int] | None, n_tokens: int) -> Any:
         if n_sequences != 1:
             raise invalid("q_lens", f"is None with {n_sequences} sequences")
         return ctypes.c_int64(n_tokens)
-    if len(q_lens) != n_sequences:
-        raise invalid("q_lens", f"has {len(q_lens)} numbers for {n_sequences} sequences")
-    return array_of("q_lens", q_lens, ctypes.c_int64, 64)
+    lens = array_of("q_lens", q_lens, ctypes.c_int64, 64)
+    if len(lens) != n_sequences:
+        raise invalid("q_lens", f"has {len(lens)} numbers for {n_sequences} sequences")
+    return lens
 
 
 def _parents(parent_idx: Several[int], n_tokens: int) -> Any:
@@ -143,7 +147,7 @@ def _parents(parent_idx: Several[int], n_tokens: int) -> Any:
     return parents
 
 
-class CancelFlag:
+class CancelFlag(NotCopied):
     """What stops calls of :meth:`Session.attend` that it is given to; any thread may set it."""
 
     def __init__(self) -> None:
@@ -180,6 +184,19 @@ class _Listener:
         return 0
 
 
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _unlock_child() -> None:
+    """In a child made by fork() a lock may be held by a thread that stayed behind; the library refuses calls there, at once."""
+    for session in list(_sessions):
+        session._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_child)
+
+
 class Session(Owner):
     """A policy and its memory of what was attended. Calls of several threads wait for each other.
 
@@ -200,13 +217,15 @@ class Session(Owner):
     """
 
     def __init__(self, cache: Cache, **options: Unpack[SessionOptions]) -> None:
+        parent = pointer_of("cache", cache, Cache)
         self.cache = cache
         options_struct = session_struct(options)
-        pointer = create(lib.tandem_session_create, cache._handle.pointer, ctypes.byref(options_struct))
+        pointer = create(lib.tandem_session_create, parent, ctypes.byref(options_struct))
         self._own(Handle(pointer, lib.tandem_session_release, cache._handle))
         # The arguments of attend, written anew in each call: six tensors and the struct that points to them. The lock is
         # what keeps one thread's tensors out of another's call.
         self._lock = threading.Lock()
+        _sessions.add(self)
         self._memory = ctypes.create_string_buffer(6 * TENSOR_BYTES + _ARGS_BYTES)
         self._bytes = memoryview(self._memory).cast("B")
         start = ctypes.addressof(self._memory)
@@ -296,6 +315,9 @@ class Session(Owner):
         if cancel is None and progress is None:
             self._attend(numbers, (ids, lens, parents), packed, pointer)
             return out
+        callable_or_none("progress", progress)
+        if cancel is not None:
+            of_type("cancel", cancel, CancelFlag)
         listener = None if progress is None else _Listener(progress)
         watch = 0 if cancel is None else addressof(cancel._value), 0 if listener is None else listener.address
         try:
@@ -331,7 +353,10 @@ class Session(Owner):
         layer = self.cache.layer(layer_idx)
         array = q.array if isinstance(q, Tensor) else q
         dtype = array.dtype if isinstance(array, np.ndarray) and array.dtype.kind in "fV" else np.dtype(np.float32)
-        return np.empty((q.shape[0], layer.n_q_heads, layer.v_dim), dtype)
+        try:
+            return np.empty((q.shape[0], layer.n_q_heads, layer.v_dim), dtype)
+        except (MemoryError, ValueError) as error:  # more bytes than there are, or than there can be
+            raise OutOfMemoryError(f"out: {error}", status=_abi.STATUS["OUT_OF_MEMORY"], field="out") from None
 
     def commit(self, sequence: Sequence, kept_idx: Several[int]) -> None:
         """End speculation in one sequence.
@@ -366,7 +391,7 @@ class Session(Owner):
         stream : int, optional
             Plans the step for device tensors on this CUDA stream.
         """
-        ours = (sequences,) if isinstance(sequences, Sequence) else tuple(sequences)
+        ours = (sequences,) if isinstance(sequences, Sequence) else tuple(listed("sequences", sequences))
         given: Any = q_lens
         lens = [given] * len(ours) if np.ndim(given) == 0 else list(given)
         if len(lens) != len(ours):
@@ -421,14 +446,14 @@ class Session(Owner):
             There is no device, or a policy that does not attend all keys.
         InvalidArgumentError, CapacityError, OutOfMemoryError
         """
-        if q_lens is not None and len(q_lens) != len(kv_lens):
-            raise invalid("q_lens", f"has {len(q_lens)} numbers for {len(kv_lens)} sequences")
-        keys, queries = (None if lens is None else array_of(name, lens, ctypes.c_int64, 64)
-                         for name, lens in (("kv_lens", kv_lens), ("q_lens", q_lens)))
+        keys = array_of("kv_lens", kv_lens, ctypes.c_int64, 64)
+        queries = None if q_lens is None else array_of("q_lens", q_lens, ctypes.c_int64, 64)
+        if queries is not None and len(queries) != len(keys):
+            raise invalid("q_lens", f"has {len(queries)} numbers for {len(keys)} sequences")
         made = _abi.RoutePlanStruct(struct_size=ctypes.sizeof(_abi.RoutePlanStruct))
         with self._lock:
             call(lib.tandem_plan, byref(made), self._handle.pointer, integer("layer_idx", layer_idx, 32), keys, queries,
-                 len(kv_lens))
+                 len(keys))
         return RoutePlan(**{name: getattr(made, name) for name in RoutePlan.__dataclass_fields__})
 
     def stats(self) -> SessionStats:
@@ -440,7 +465,7 @@ class Session(Owner):
         return self._repr("open")
 
 
-class Step:
+class Step(NotCopied):
     """One step of a session: what happens between entering and leaving counts together. Made by :meth:`Session.step`.
 
     Raises

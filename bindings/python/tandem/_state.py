@@ -11,9 +11,10 @@ from . import _abi
 from ._cache import stream_pointer
 from ._engine import Engine, json_report
 from ._errors import TandemError, call, invalid, taken_error
+from ._handle import pointer_of
 from ._library import lib
 from ._model import Layer, Model, layer_struct
-from ._options import CacheOptions, SessionOptions, array_of, cache_struct, session_struct
+from ._options import CacheOptions, SessionOptions, array_of, cache_struct, listed, session_struct
 from ._tensor import TensorArgument, as_tensor
 
 
@@ -89,11 +90,12 @@ def plan_memory(engine: Engine, model: Model, kv_lens: Sequence[int], *, cache: 
     TandemError
         As the create calls.
     """
+    handles = pointer_of("engine", engine, Engine), pointer_of("model", model, Model)
     struct = _abi.MemoryPlanStruct(struct_size=ctypes.sizeof(_abi.MemoryPlanStruct))
     lens = array_of("kv_lens", kv_lens, ctypes.c_int64, 64)
     cache_options, session_options = cache_struct(cache or {}, len(model.layers)), session_struct(session or {})
-    call(lib.tandem_plan_memory, ctypes.byref(struct), engine._handle.pointer, model._handle.pointer,
-         ctypes.byref(cache_options), ctypes.byref(session_options), ctypes.byref(lens), len(lens))
+    call(lib.tandem_plan_memory, ctypes.byref(struct), *handles, ctypes.byref(cache_options), ctypes.byref(session_options),
+         ctypes.byref(lens), len(lens))
     return MemoryPlan(**{field.name: getattr(struct, field.name) for field in fields(MemoryPlan)})
 
 
@@ -109,11 +111,12 @@ def supports(engine: Engine, layer: Layer | None = None, *, cache: CacheOptions 
     cache : CacheOptions, optional
     session : SessionOptions, optional
     """
+    handle = pointer_of("engine", engine, Engine)
     layer_options = None if layer is None else layer_struct(layer)
     cache_options = None if cache is None else cache_struct(cache, 1)
     session_options = None if session is None else session_struct(session)
     error = ctypes.c_void_p()
-    status = lib.tandem_supports(engine._handle.pointer, *(
+    status = lib.tandem_supports(handle, *(
         None if struct is None else ctypes.byref(struct) for struct in (layer_options, cache_options, session_options)),
         ctypes.byref(error))
     return Support(False, taken_error(status, error)) if status else Support(True, None)
@@ -140,6 +143,8 @@ def merge(engine: Engine, o: Sequence[Any], lse: Sequence[Any], *, out: Any = No
     o, lse
         What was given or made.
     """
+    handle = pointer_of("engine", engine, Engine)
+    o, lse = listed("o", o), listed("lse", lse)
     if len(o) != len(lse):
         raise invalid("lse", f"has {len(lse)} states, o has {len(o)}")
     outputs = [TensorArgument(as_tensor(f"o[{i}]", array, stream)) for i, array in enumerate(o)]
@@ -154,5 +159,5 @@ def merge(engine: Engine, o: Sequence[Any], lse: Sequence[Any], *, out: Any = No
                                                                                                ("lse_out", lse_out))]
     pointers = [(ctypes.c_void_p * len(each))(*(argument.address for argument in each)) for each in (outputs, sums)]
     call(lib.tandem_merge, results[0].address, results[1].address, ctypes.byref(pointers[0]), ctypes.byref(pointers[1]),
-         len(outputs), engine._handle.pointer, stream_pointer(stream))
+         len(outputs), handle, stream_pointer(stream))
     return out, lse_out

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi
-from ._errors import InvalidArgumentError, UnsupportedError, invalid
+from ._errors import InvalidArgumentError, NotCopied, UnsupportedError, invalid, of_type
 from ._options import integer, named
 
 TENSOR_BYTES = ctypes.sizeof(_abi.TensorStruct)
@@ -32,7 +32,7 @@ _UNITS = {_F32: (1, 4), _F16: (1, 2), _BF16: (1, 2), _abi.DTYPES["e4m3"]: (1, 1)
 _DECLARED = {"bf16": ("u2", "i2"), "e4m3": ("u1", "i1"), "q8_0": ("u1", "i1"), "q4_0": ("u1", "i1"), "q4_64": ("u1", "i1")}
 
 
-class Tensor:
+class Tensor(NotCopied):
     """A view of somebody's array that calls take in place of the array itself.
 
     Worth making for element types that NumPy has no name for, and once before a loop that passes the same array again and
@@ -47,7 +47,8 @@ class Tensor:
         What plain integers hold: ``"bf16"`` for 16-bit integers; ``"e4m3"`` for bytes; ``"q8_0"``, ``"q4_0"``, ``"q4_64"``
         for rows of ggml's blocks as bytes, where ``shape`` then counts elements.
     stream : int, optional
-        CUDA stream on which an array in device memory is going to be used; None: the legacy default stream.
+        CUDA stream on which an array in device memory is going to be used, by calls on that stream alone; None: the legacy
+        default stream. An object with ``__dlpack__`` makes it wait for its own work, once, now.
     device_index : int, optional
         Device of an array that has ``__cuda_array_interface__`` alone, which does not say.
 
@@ -72,14 +73,17 @@ class Tensor:
         Neither host nor CUDA memory.
     """
 
-    __slots__ = ("_code", "_device", "_packed", "_owner", "array", "shape", "writable")
+    __slots__ = ("_code", "_device", "_packed", "_owner", "_stream", "array", "shape", "writable")
 
     array: Any
     shape: tuple[int, ...]
     writable: bool
+    _stream: int | None  # the one that waits for the array's producer; None: nothing is to be waited for
 
     def __init__(self, array: Any, dtype: str | None = None, *, stream: int | None = None, device_index: int = 0) -> None:
         self.array = array
+        if stream is not None:
+            integer("stream", stream, 65)
         if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
             if dtype is not None:
                 raise invalid("dtype", f"= {dtype!r} goes with NumPy arrays; DLPack names its own")
@@ -90,9 +94,12 @@ class Tensor:
         else:
             view = _from_interface(array, dtype)
         self._take(view)
+        if self._device != _abi.DEVICE_HOST:
+            self._stream = stream or _DEFAULT_STREAM
 
     def _take(self, view: "View") -> None:
         self._packed, self._code, self._device, self.shape, self.writable, self._owner = view
+        self._stream = None
 
     @property
     def dtype(self) -> str:
@@ -106,6 +113,7 @@ class Tensor:
         return f"<tandem.Tensor {self.dtype} {list(self.shape)} {self.device}>"
 
 
+_DEFAULT_STREAM = 1  # the legacy default stream, as both DLPack and __cuda_array_interface__ number it
 View = tuple[bytes, int, int, tuple[int, ...], bool, object]  # the slots of a Tensor
 
 
@@ -122,10 +130,15 @@ def packed_view(place: tuple[int, int, int], code: int, shape: Sequence[int], st
         for i in range(n_dims - 1, -1, -1):
             steps[i] = strides[i] if strides is not None and shape[i] > 1 else packed
             packed = max(packed, steps[i]) * max(shape[i], 1)
+    if min(shape) < 0:
+        raise invalid("shape", f"= {list(shape)} is negative")
     if not 0 < steps[0] < 1 << 63 or (strides is not None and min(steps) <= 0):
         raise invalid("strides", f"= {steps} elements, must be positive")
     device_type, device_index, address = place
-    return _PACKERS[n_dims].pack(TENSOR_BYTES, code, device_type, device_index, address, n_dims, 0, *shape, *steps)
+    try:
+        return _PACKERS[n_dims].pack(TENSOR_BYTES, code, device_type, device_index, address, n_dims, 0, *shape, *steps)
+    except struct.error:
+        raise invalid("shape", f"= {list(shape)} with strides {steps} at {address:#x} does not fit 64 bits") from None
 
 
 def made(array: Any, view: View) -> Tensor:
@@ -178,42 +191,65 @@ def _in_elements(code: int, shape: Sequence[int], strides: Sequence[int] | None)
     return counted, steps
 
 
+def _dims(name: str, values: Any) -> tuple[int, ...]:
+    of_type(name, values, tuple)
+    return tuple(integer(f"{name}[{i}]", value) for i, value in enumerate(values))
+
+
+def _described(array: Any, interface: Any, dtype: str | None, place: tuple[int, int]) -> View:
+    """What either of the interfaces says, which anybody may have written. place: device type and index."""
+    of_type("array", interface, dict)
+    if interface.get("mask") is not None or np.ma.isMaskedArray(array):
+        raise invalid("array", "has a mask, which attention does not know: fill it, or take what is under it")
+    data, typestr, strides = interface.get("data"), interface.get("typestr"), interface.get("strides")
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise invalid("array", f"has an interface with data = {data!r}, not address and read-only flag")
+    address = integer("data", data[0] or 0, 65)
+    if not 0 <= address < 1 << 64:
+        raise invalid("data", f"= {address} is not an address")
+    of_type("typestr", typestr, str)
+    dims = _dims("shape", interface.get("shape"))
+    steps = None if strides is None else _dims("strides", strides)
+    if steps is not None and len(steps) != len(dims):
+        raise invalid("strides", f"= {list(steps)} are not one for each dimension of {list(dims)}")
+    code = _code_of(array, str(typestr), dtype)
+    shape, strides = _in_elements(code, dims, steps)
+    packed = packed_view((*place, address), code, shape, strides)
+    return packed, code, place[0], shape, not data[1], (array, interface)
+
+
 def _from_interface(array: Any, dtype: str | None) -> View:
     interface = getattr(array, "__array_interface__", None)
     if interface is None:
         raise invalid("array", f"is a {type(array).__name__}, which has neither __dlpack__, __cuda_array_interface__ nor "
                       "__array_interface__")
-    if interface.get("data") is None or interface.get("mask") is not None:
-        raise invalid("array", "has an __array_interface__ without data or with a mask")
-    address, read_only = interface["data"]
-    code = _code_of(array, interface["typestr"], dtype)
-    shape, strides = _in_elements(code, interface["shape"], interface.get("strides"))
-    packed = packed_view((_abi.DEVICE_HOST, 0, address), code, shape, strides)
-    return packed, code, _abi.DEVICE_HOST, shape, not read_only, (array, interface)
+    return _described(array, interface, dtype, (_abi.DEVICE_HOST, 0))
 
 
 def _from_cuda_interface(array: Any, dtype: str | None, stream: int | None, device_index: int) -> View:
     interface = array.__cuda_array_interface__
-    if interface.get("mask") is not None:
-        raise invalid("array", "has a mask")
+    view = _described(array, interface, dtype, (_abi.DEVICE_CUDA, device_index))
     # Work of another stream that is still under way would have to be waited for, which takes the CUDA run time.
     theirs = interface.get("stream")
-    ours = stream or 1  # the interface's number for the legacy default stream
-    if theirs is not None and theirs != ours:
+    ours = stream or _DEFAULT_STREAM
+    if theirs is not None and integer("stream", theirs, 65) != ours:
         raise UnsupportedError(f"stream: the array is used on stream {theirs:#x}, the call is on {ours:#x}: pass "
                                "that stream, or an object with __dlpack__, which waits by itself",
                                status=_abi.STATUS["UNSUPPORTED"], field="stream")
-    address, read_only = interface["data"]
-    code = _code_of(array, interface["typestr"], dtype)
-    shape, strides = _in_elements(code, interface["shape"], interface.get("strides"))
-    packed = packed_view((_abi.DEVICE_CUDA, device_index, address or 0), code, shape, strides)
-    return packed, code, _abi.DEVICE_CUDA, shape, not read_only, (array, interface)
+    return view
 
 
-def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = False) -> Tensor:
-    """What a call does with an argument; refuses an output that is read-only, and says which argument it was."""
+def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = False, in_order: bool = True) -> Tensor:
+    """What a call does with an argument; refuses an output that is read-only, and says which argument it was.
+
+    in_order: the argument is used on `stream`, which a view of device memory must have been made for.
+    """
     if isinstance(array, Tensor):
         tensor = array
+        if in_order and tensor._stream is not None and tensor._stream != (stream or _DEFAULT_STREAM):
+            raise UnsupportedError(f"{name}.stream: the view was made for stream {tensor._stream:#x}, the call is on "
+                                   f"{stream or _DEFAULT_STREAM:#x}: Tensor(array, stream=...)",
+                                   status=_abi.STATUS["UNSUPPORTED"], field=f"{name}.stream")
     else:
         try:
             tensor = Tensor(array, stream=stream)

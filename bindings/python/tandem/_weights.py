@@ -10,10 +10,10 @@ import numpy as np
 from . import _abi
 from ._cache import read_stats, stream_pointer
 from ._engine import Engine
-from ._errors import call, invalid
-from ._handle import Handle, Owner, create
+from ._errors import NotCopied, call, invalid
+from ._handle import Handle, Owner, create, pointer_of
 from ._library import lib
-from ._options import fill, integer
+from ._options import fill, integer, listed
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ def _bytes_of(name: str, block: Any) -> Any:
         contiguous = view.flags.c_contiguous if isinstance(view, np.ndarray) else view.c_contiguous
     except TypeError:
         raise invalid(name, f"is a {type(block).__name__}, which is no buffer") from None
+    if isinstance(view, np.ndarray) and view.dtype.hasobject:
+        raise invalid(name, f"holds Python objects ({view.dtype}), not numbers")
     if not contiguous:
         raise invalid(name, "is not contiguous")
     if isinstance(view, np.ndarray):
@@ -89,7 +91,8 @@ class Weights(Owner):
 
     def __init__(self, engine: Engine, blocks: Sequence[Any], *, resident_bytes: int = 0, buffer_bytes: int = 0,
                  host_cap_bytes: int = 0, device_cap_bytes: int = 0) -> None:
-        arrays = [_bytes_of(f"blocks[{i}]", block) for i, block in enumerate(blocks)]
+        handle = pointer_of("engine", engine, Engine)
+        arrays = [_bytes_of(f"blocks[{i}]", block) for i, block in enumerate(listed("blocks", blocks))]
         self._sizes = [array.nbytes for array in arrays]
         data = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
         n_bytes = (ctypes.c_int64 * len(arrays))(*self._sizes)
@@ -97,7 +100,7 @@ class Weights(Owner):
         lib.tandem_weights_options_init(ctypes.byref(struct))
         fill(struct, {"resident_bytes": resident_bytes, "buffer_bytes": buffer_bytes, "host_cap_bytes": host_cap_bytes,
                       "device_cap_bytes": device_cap_bytes}, {}, "weights")
-        pointer = create(lib.tandem_weights_create, engine._handle.pointer, ctypes.byref(data), ctypes.byref(n_bytes), len(arrays),
+        pointer = create(lib.tandem_weights_create, handle, ctypes.byref(data), ctypes.byref(n_bytes), len(arrays),
                          ctypes.byref(struct))
         self._own(Handle(pointer, lib.tandem_weights_release, engine._handle))
 
@@ -130,7 +133,7 @@ class Weights(Owner):
         return self._repr(f"of {len(self._sizes)} blocks")
 
 
-class Block:
+class Block(NotCopied):
     """A block in use, from :meth:`Weights.use`: bytes in device memory that other packages take without a copy.
 
     ``torch.as_tensor(block, device="cuda")`` and ``cupy.asarray(block)`` are views of it, not to be written, for work on its stream

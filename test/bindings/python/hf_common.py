@@ -39,23 +39,35 @@ _SIZES = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 96, "num_hi
           "eos_token_id": 2, "initializer_range": 0.15}
 
 
-def _configuration(name):
-    if name == "llama":
-        return transformers.LlamaConfig(**_SIZES)
-    if name == "qwen2":  # head_dim is hidden_size / n_heads there
-        return transformers.Qwen2Config(**{**_SIZES, "hidden_size": 256, "use_sliding_window": True, "sliding_window": 9,
-                                           "max_window_layers": 2})
-    if name == "mistral":
-        return transformers.MistralConfig(**_SIZES, sliding_window=11)
-    if name == "gemma2":
-        return transformers.Gemma2Config(**_SIZES, sliding_window=10, attn_logit_softcapping=5.0, query_pre_attn_scalar=48)
-    if name == "gpt_oss":
-        return transformers.GptOssConfig(**_SIZES, sliding_window=12, num_local_experts=4, num_experts_per_tok=2,
-                                         rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-    raise ValueError(name)
+# head_dim is hidden_size / n_heads there.
+_WITHOUT_HEAD_DIM = {**{key: value for key, value in _SIZES.items() if key != "head_dim"}, "hidden_size": 256}
+_CONFIGURATIONS = {
+    "llama": ("LlamaConfig", _SIZES, {}),
+    "qwen2": ("Qwen2Config", _WITHOUT_HEAD_DIM, {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}),
+    "mistral": ("MistralConfig", _SIZES, {"sliding_window": 11}),
+    "gemma2": ("Gemma2Config", _SIZES, {"sliding_window": 10, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 48}),
+    "gpt_oss": ("GptOssConfig", _SIZES, {"sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2,
+                                         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "gpt2": ("GPT2Config", {"vocab_size": 97, "n_embd": 256, "n_layer": 3, "n_head": 4, "n_positions": 512, "pad_token_id": 0,
+                            "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.15}, {}),
+    "phi3": ("Phi3Config", _WITHOUT_HEAD_DIM, {"sliding_window": 10}),
+    "qwen3": ("Qwen3Config", _SIZES, {}),
+    "gemma3": ("Gemma3TextConfig", _SIZES, {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "cohere2": ("Cohere2Config", _SIZES, {"sliding_window": 8}),
+    "olmo3": ("Olmo3Config", _WITHOUT_HEAD_DIM, {"sliding_window": 8}),
+    "smollm3": ("SmolLM3Config", _WITHOUT_HEAD_DIM, {"no_rope_layer_interval": 2}),
+    "granite": ("GraniteConfig", _WITHOUT_HEAD_DIM, {"attention_multiplier": 0.05}),
+}
+
+
+def configuration(name, **changes):
+    """Of a small model of a family."""
+    kind, sizes, own = _CONFIGURATIONS[name]
+    return getattr(transformers, kind)(**{**sizes, **own, **changes})
 
 
 FAMILIES = ["llama", "qwen2", "mistral", "gemma2", "gpt_oss"]
+MORE_FAMILIES = [name for name in _CONFIGURATIONS if name not in FAMILIES]
 
 
 def _plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, s_aux=None, **_):
@@ -76,10 +88,10 @@ transformers.AttentionInterface.register("plain", _plain_attention)
 transformers.AttentionMaskInterface.register("plain", transformers.masking_utils.eager_mask)
 
 
-def models(name, dtype, device):
+def models(name, dtype, device, **changes):
     """Three of the same weights, rounded to dtype: with Tandem, with eager attention, and plain in double precision."""
     torch.manual_seed(5)
-    config = _configuration(name)
+    config = configuration(name, **changes)
     first = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter_name, parameter in first.named_parameters():
@@ -90,7 +102,7 @@ def models(name, dtype, device):
     for implementation, kind in (("tandem", dtype), ("eager", dtype), ("plain", torch.float64)):
         # A copy: the configuration says which attention its models have.
         model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=implementation, dtype=kind,
-                                                                  experts_implementation="eager")
+                                                              experts_implementation="eager")
         model.load_state_dict(state)
         made.append(model.to(device=device, dtype=kind).eval())
     return made

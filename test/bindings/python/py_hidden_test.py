@@ -25,7 +25,9 @@ class Controls(ctypes.Structure):
 
     _fields_ = [("reset", ctypes.CFUNCTYPE(None)), ("set_delay", ctypes.CFUNCTYPE(None, ctypes.c_int64)),
                 ("lose_device", ctypes.CFUNCTYPE(None)),
-                ("fail_call", ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int64, ctypes.c_int32))]
+                ("fail_call", ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int64, ctypes.c_int32)),
+                ("fault", ctypes.CFUNCTYPE(ctypes.c_char_p)), ("create_stream", ctypes.CFUNCTYPE(ctypes.c_void_p)),
+                ("destroy_stream", ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p))]
 
 
 @pytest.fixture
@@ -130,10 +132,10 @@ def test_a_projection_is_one():
 class OnDevice:
     """Memory of the device with these contents, blocks that stay there, as arrays with an interface."""
 
-    def __init__(self, engine, *arrays):
+    def __init__(self, engine, *arrays, stream=None):
         self.weights = tandem.Weights(engine, arrays, resident_bytes=1 << 30)
         assert self.weights.stats().n_resident == len(arrays)
-        self.arrays = [self.Array(self.weights.use(i), array) for i, array in enumerate(arrays)]
+        self.arrays = [self.Array(self.weights.use(i, stream), array) for i, array in enumerate(arrays)]
 
     class Array:
         def __init__(self, block, like):

@@ -42,7 +42,8 @@ def haystack(n_bytes):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_pass_key(device):
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 2000}], ids=["whole", "chunks"])
+def test_pass_key(options, device):
     key, question, context, room = "73194", "\nWhat is the pass key? The pass key is ", 16384, 16
     n_text = context - len(question) - room
     text = haystack(n_text)
@@ -51,7 +52,7 @@ def test_pass_key(device):
     ids = torch.tensor([list(text.encode())], device=device)
     assert ids.shape[1] == context - room
     model, past = pico(device), new_cache(1024, device, policy="hgca")
-    answer = model.generate(ids, past_key_values=past, max_new_tokens=len(key) + 1, do_sample=False)[0, ids.shape[1]:]
+    answer = model.generate(ids, past_key_values=past, max_new_tokens=len(key) + 1, do_sample=False, **options)[0, ids.shape[1]:]
     said = bytes(answer.tolist()).decode("latin-1")
     assert said.startswith(key) and not said[len(key)].isdigit()
     stats = past.session.stats()

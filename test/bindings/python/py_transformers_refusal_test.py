@@ -50,6 +50,12 @@ def test_arguments(llama):
     with pytest.raises(TypeError, match="window_tokens"):
         TandemCache(window_tokens=5)
     refused(llama[0], TandemCache(policy="none"), "none", tandem.NotFoundError)
+    for options, field in (({"layers": 5}, "layers"), ({"storage": 5}, "storage")):
+        with pytest.raises(tandem.InvalidArgumentError) as raised:
+            TandemCache(**options)
+        assert raised.value.field == field
+    refused(llama[0], TandemCache(engine=5), "engine is a int", tandem.InvalidArgumentError)
+    refused(llama[0], TandemCache("x"), "window_tokens = 'x' is not", tandem.InvalidArgumentError)
     refused(llama[0], TandemCache(storage={"k_type": "x"}), "k_type", tandem.InvalidArgumentError)
 
 
@@ -109,6 +115,24 @@ def test_masks_that_contradict_what_is_stored(llama):
         llama[0](torch.full((2, 1), 5), past_key_values=past)
     with torch.no_grad():  # and the pass that fits still goes
         llama[0](torch.full((3, 1), 5), attention_mask=shown, past_key_values=past)
+
+
+def test_rows_that_are_not_there(llama):
+    ids, mask = batch("cpu")
+    past = new_cache()
+    run(llama[0], ids, mask, [37], past)
+    before = [s.digest() for s in past.sequences]
+    for change, field in ((lambda: past.reorder_cache(torch.tensor([0, 1, 9])), "beam_idx[2]"),
+                          (lambda: past.reorder_cache(torch.tensor([0, -1, 1])), "beam_idx[1]"),
+                          (lambda: past.batch_select_indices(torch.tensor([3])), "indices[0]"),
+                          (lambda: past.batch_select_indices(torch.tensor([True, False])), "indices"),
+                          (lambda: past.batch_repeat_interleave(0), "repeats"), (lambda: past.crop(None), "tokens_to_remove"),
+                          (lambda: past.crop(1.5), "tokens_to_remove"), (lambda: past.crop(-38), "tokens_to_remove")):
+        with pytest.raises(tandem.InvalidArgumentError) as raised:
+            change()
+        assert raised.value.field == field and [s.digest() for s in past.sequences] == before
+    past.batch_select_indices(torch.tensor([True, False, True]))
+    assert [s.digest() for s in past.sequences] == [before[0], before[2]]
 
 
 def test_padding_inside_a_sliding_window():

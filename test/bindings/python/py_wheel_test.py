@@ -46,20 +46,51 @@ def test_wheel(backend, tmp_path):
     name = backend.build_wheel(str(tmp_path))
     assert name == "tandem-0.1.0-py3-none-any.whl"
     files = names(tmp_path / name)
-    info = {f"tandem-0.1.0.dist-info/{part}" for part in ("METADATA", "WHEEL")}
+    info = {f"tandem-0.1.0.dist-info/{part}" for part in ("METADATA", "WHEEL", "licenses/LICENSE")}
     assert set(files) == {f"tandem/{module}" for module in MODULES} | {"tandem/py.typed"} | info
     metadata = files["tandem-0.1.0.dist-info/METADATA"].decode()
     assert "\nRequires-Dist: numpy" in metadata and "\nRequires-Python: >=3.11\n" in metadata
+    assert "\nLicense-Expression: MIT\nRequires" in metadata and "\nClassifier: Typing :: Typed\n" in metadata
+    assert metadata.endswith((BINDING / "README.md").read_text())
     os.mkdir(tmp_path / "again")
     backend.build_wheel(str(tmp_path / "again"))
     assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
 def test_source_archive(backend, tmp_path):
-    with tarfile.open(tmp_path / backend.build_sdist(str(tmp_path))) as archive:
+    name = backend.build_sdist(str(tmp_path))
+    with tarfile.open(tmp_path / name) as archive:
         held = {name.removeprefix("tandem-0.1.0/") for name in archive.getnames()}
-    assert held == {"PKG-INFO", "README.md", "pyproject.toml", "wheel_backend.py", "tandem/py.typed",
+        archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    assert held == {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "wheel_backend.py", "tandem/py.typed",
                     *(f"tandem/{module}" for module in MODULES)}
+    # The wheel of what is in it is the wheel of the checkout.
+    program = "import sys; sys.path.insert(0, '.'); import wheel_backend; print(wheel_backend.build_wheel(sys.argv[1]))"
+    wheels = []
+    for folder in (tmp_path / "tandem-0.1.0", BINDING):
+        to = tmp_path / f"of_{folder.name}"
+        to.mkdir()
+        made = subprocess.run([sys.executable, "-B", "-c", program, str(to)], cwd=folder, check=True, capture_output=True,
+                              text=True)
+        wheels.append((to / made.stdout.strip()).read_bytes())
+    assert wheels[0] == wheels[1]
+    (tmp_path / "again").mkdir()
+    assert (tmp_path / "again" / backend.build_sdist(str(tmp_path / "again"))).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_licence_is_the_projects():
+    assert not (ROOT / "LICENSE").exists() or (ROOT / "LICENSE").read_text() == (BINDING / "LICENSE").read_text()
+
+
+def test_editable(backend, tmp_path):
+    name = backend.build_editable(str(tmp_path))
+    files = names(tmp_path / name)
+    assert files["tandem.pth"].decode() == f"{BINDING}\n" and not [file for file in files if file.endswith(".py")]
+    with pytest.raises(FileNotFoundError, match="library-dir: /no/such/libtandem.so.0"):
+        backend.build_editable(str(tmp_path), {"library-dir": "/no/such"})
+    if LIBRARY.is_absolute():
+        with pytest.raises(ValueError, match="carries no library"):
+            backend.build_editable(str(tmp_path), {"library-dir": str(LIBRARY.parent)})
 
 
 def imported(folder, **environment):

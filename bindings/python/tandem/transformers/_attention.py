@@ -39,11 +39,12 @@ class Call:
     sinks: torch.Tensor | None
 
 
-def _refuse(module: Any, tensors: tuple[torch.Tensor, ...], dropout: float, is_causal: bool | None, others: dict[str, Any]) -> None:
+def _refuse(module: Any, tensors: tuple[torch.Tensor | None, ...], dropout: float, is_causal: bool | None,
+            others: dict[str, Any]) -> None:
     if dropout:
         raise unsupported("dropout", f"= {dropout}: attention weights are not dropped; use model.eval()")
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise unsupported("requires_grad", "of query, key or value: Tandem has no backward pass; use torch.no_grad()")
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise unsupported("requires_grad", "of query, key, value or sinks: Tandem has no backward pass; use torch.no_grad()")
     if is_causal is False or (is_causal is None and getattr(module, "is_causal", True) is False):
         raise unsupported("is_causal", "= False: queries see keys up to their own token")
     if others.pop("output_attentions", None):
@@ -97,14 +98,15 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
     update = getattr(key, NOTE, None)
     if update is None:
         raise unsupported("past_key_values", "is not a TandemCache, or the model changes keys after the cache's update(): "
-                          "attn_implementation='tandem' needs past_key_values=tandem.transformers.TandemCache(...)")
+                          "attn_implementation='tandem' needs past_key_values=tandem.transformers.TandemCache(...), which "
+                          "gradient checkpointing takes away in training")
     delattr(key, NOTE)
     update.cache._pending = None  # what is raised from here on is the caller's to see, not an update that was forgotten
     if value is not update.value:
         raise unsupported("value", "was changed by the model after the cache's update()")
     if getattr(module, "layer_idx", update.layer_idx) != update.layer_idx:
         raise unsupported("layer_idx", f"= {module.layer_idx} attends keys of layer {update.layer_idx}")
-    _refuse(module, (query, key, value), dropout, is_causal, others)
+    _refuse(module, (query, key, value, s_aux), dropout, is_causal, others)
     call = Call(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else float(scaling),
                 int(sliding_window or 0), float(softcap or 0), s_aux)
     output: torch.Tensor = update.cache._attend(update.layer_idx, getattr(module, "config", None), call)

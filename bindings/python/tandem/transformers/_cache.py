@@ -11,9 +11,9 @@ from transformers.cache_utils import Cache as HuggingFaceCache
 from .. import _abi
 from .._cache import Cache, Sequence
 from .._engine import Engine
-from .._errors import InvalidStateError, invalid
+from .._errors import InvalidStateError, invalid, of_type
 from .._model import Layer, Model
-from .._options import CacheOptions, SessionOptions
+from .._options import CacheOptions, SessionOptions, integer, listed
 from .._session import Session, Step
 from ._attention import NOTE, Call, unsupported
 from ._rows import Rows, batch_of, read_rows, tokens_of, view_of
@@ -61,12 +61,15 @@ def _state_error(what: str) -> InvalidStateError:
     return InvalidStateError(what, status=_abi.STATUS["INVALID_STATE"])
 
 
+def _text_config(config: Any) -> Any:
+    """That of the decoder, where a model has several parts."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
 def _layers_of(config: Any, call: Call) -> list[Layer]:
     """The layers of a model as its configuration and the first layer's call say; each later call is compared with them."""
     if config is None:
         raise unsupported("config", "is missing: the attention module does not say what layers there are; pass layers=")
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
     windows = [call.sliding_window_tokens] * config.num_hidden_layers
     if kinds is not None:
@@ -121,8 +124,10 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         if "window_tokens" in options:
             raise TypeError("window_tokens: TandemCache calls it window")
         self._options: SessionOptions = {**options, "window_tokens": window}
+        if storage is not None:
+            of_type("storage", storage, dict)
         self._storage: CacheOptions = {} if storage is None else storage
-        self._given = None if layers is None else list(layers)
+        self._given = None if layers is None else list(listed("layers", layers))
         self.engine = engine
         self.cache: Cache | None = None
         self.session: Session | None = None
@@ -175,9 +180,16 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         self.engine, self.cache, self._owns = engine, cache, True
 
     def _begin(self, config: Any, call: Call) -> _Pass:
+        config = _text_config(config)
+        if config is None and self._pass is not None:
+            raise _state_error(f"layer_idx: layer 0 is attended again after layer {self._pass.n_done - 1} of {len(self)}: layers= "
+                               "are not the model's, or a pass was broken off, after which crop(0) goes on")
         self._settle()
         self._make(config, call)
         assert self.cache is not None and self.session is not None
+        n_layers = getattr(config, "num_hidden_layers", len(self))
+        if n_layers != len(self):  # a pass would never be complete, and the next take it back
+            raise invalid("layers", f"are {len(self)} in the cache, the model has {n_layers}")
         batch, n_columns = call.query.shape[0], call.query.shape[2]
         if self.sequences and batch != len(self.sequences):
             raise invalid("batch", f"= {batch}, the cache has {len(self.sequences)} rows")
@@ -312,7 +324,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last ``-tokens_to_remove`` columns, as assisted generation does; a positive number is a length to keep."""
         self._settle()
-        tokens_to_remove = int(tokens_to_remove)  # assisted generation gives a tensor, on the model's device
+        tokens_to_remove = integer("tokens_to_remove", tokens_to_remove)  # of assisted generation a tensor, on any device
         n_removed = -tokens_to_remove if tokens_to_remove <= 0 else max(self._columns - tokens_to_remove, 0)
         if n_removed > self._columns:
             raise invalid("tokens_to_remove", f"= {tokens_to_remove}, the cache has {self._columns} columns")
@@ -327,8 +339,11 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
             sequence.truncate(length)
         self._columns = kept
 
-    def _take_rows(self, idx: list[int]) -> None:
+    def _take_rows(self, name: str, idx: list[int]) -> None:
         """Rows become those at idx: one that is used again is forked, one that is not used is dropped."""
+        for i, row in enumerate(idx):
+            if not 0 <= row < len(self.sequences):
+                raise invalid(f"{name}[{i}]", f"= {row}, the cache has {len(self.sequences)} rows")
         self._settle()
         taken: set[int] = set()
         rows: list[Sequence] = []
@@ -345,16 +360,21 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Rows become those at `beam_idx`, by forks, which share pages."""
         if self.sequences:
-            self._take_rows(beam_idx.tolist())
+            self._take_rows("beam_idx", beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times, by forks."""
-        self._take_rows([i for i in range(len(self.sequences)) for _ in range(repeats)])
+        if integer("repeats", repeats) < 1:
+            raise invalid("repeats", f"= {repeats} leaves no row")
+        self._take_rows("repeats", [i for i in range(len(self.sequences)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows at `indices`."""
         if self.sequences:
-            self._take_rows(torch.arange(len(self.sequences))[indices.cpu()].tolist())
+            indices = indices.cpu()
+            if indices.dtype == torch.bool and tuple(indices.shape) != (len(self.sequences),):
+                raise invalid("indices", f"has shape {list(indices.shape)}, the cache has {len(self.sequences)} rows")
+            self._take_rows("indices", (indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices).tolist())
 
     def fork(self) -> "TandemCache":
         """A cache of the same tokens; pages are shared, and copied when one side writes. It shares the session too."""

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: MIT
+"""tandem.transformers as its users push it: other families, ways to generate, what goes wrong in training and with two models."""
+import copy
+
+import pytest
+from hf_common import (DEVICES, FAMILIES, MORE_FAMILIES, assert_within_gate, batch, configuration, models, new_cache, run, torch,
+                       transformers)
+
+import tandem
+from tandem.transformers import TandemCache, tandem_attention
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return models("llama", torch.float32, "cpu")
+
+
+def eager_cache(model):
+    return transformers.DynamicCache(config=model.config)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family, dtype", [*((name, torch.float32) for name in MORE_FAMILIES),
+                                           *((name, torch.float16) for name in FAMILIES)])
+def test_more_families_and_types(family, dtype, device):
+    mine, eager, exact = models(family, dtype, device)
+    ids, mask = batch(device)
+    lens = [21, 9] + [1] * 7
+    logits = run(mine, ids, mask, lens, new_cache(8, device))
+    plain, reference = (run(model, ids, mask, lens, eager_cache(model)) for model in (eager, exact))
+    assert_within_gate(logits, plain, reference, mask, soft_cap=family == "gemma2")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family, options", [
+    ("gpt_oss", {"do_sample": True, "num_return_sequences": 3}), ("mistral", {"do_sample": True, "num_beams": 3}),
+    ("qwen2", {"num_beams": 4, "num_return_sequences": 4}), ("gemma2", {"prefill_chunk_size": 8}),
+    ("gpt_oss", {"num_beams": 2}), ("mistral", {"prefill_chunk_size": 5, "num_beams": 2})],
+    ids=["return", "beam_sample", "all_beams", "chunks", "beams", "chunks_beams"])
+def test_ways_to_generate(family, options, device):
+    mine, eager, _ = models(family, torch.float32, device)
+    ids, mask = batch(device)
+    texts = []
+    for model, past in ((mine, new_cache(8, device)), (eager, eager_cache(eager))):
+        torch.manual_seed(3)
+        texts.append(model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=10, min_new_tokens=10, past_key_values=past,
+                                    **options))
+    assert torch.equal(*texts)
+
+
+def test_assisted_generation(llama):
+    """A smaller model guesses, and what it guesses wrong is cropped."""
+    mine, eager, _ = llama
+    ids, mask = (tensor[:1] for tensor in batch("cpu"))
+    torch.manual_seed(1)
+    small = transformers.AutoModelForCausalLM.from_config(configuration("llama", num_hidden_layers=1),
+                                                          attn_implementation="eager").eval()
+    texts = []
+    for model, options in ((mine, {"past_key_values": new_cache(8), "assistant_model": small}), (eager, {})):
+        texts.append(model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=16, min_new_tokens=16, do_sample=False,
+                                    **options))
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("policy", ["all", "hgca"])
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+def test_another_text_after_the_same_beginning(family, policy):
+    """Cropped to what two prompts share, the cache goes on as one that has seen the second alone."""
+    mine = models(family, torch.float32, "cpu")[0]
+    ids, mask = batch("cpu")
+    other = torch.cat([ids[:, :25], ids[:, 25:].flip(1).roll(1, 0)], 1)
+    window = {"all": 8, "hgca": 64}[policy]  # a window that holds everything: nothing is selected
+    past, texts = new_cache(window, policy=policy), []
+    options = {"attention_mask": mask, "max_new_tokens": 8, "min_new_tokens": 8}
+    mine.generate(input_ids=ids, past_key_values=past, **options)
+    past.crop(25)
+    for cache in (past, new_cache(window, policy=policy)):
+        texts.append(mine.generate(input_ids=other, past_key_values=cache, **options))
+    assert torch.equal(*texts)
+
+
+def call(model, past, n=5, **arguments):
+    return model(torch.arange(3, 3 + n)[None], past_key_values=past, **arguments)
+
+
+def test_attention_weights_are_refused_everywhere(llama):
+    mine = llama[0]
+    ids, mask = batch("cpu")
+    with torch.no_grad(), pytest.raises(tandem.UnsupportedError, match="output_attentions"):
+        call(mine, new_cache(), output_attentions=True)
+    with pytest.raises(tandem.UnsupportedError, match="output_attentions"):
+        mine.generate(ids, attention_mask=mask, past_key_values=new_cache(), output_attentions=True, max_new_tokens=2)
+    with pytest.raises(ValueError, match="output_attentions"):  # of Transformers
+        mine.config.output_attentions = True
+    with torch.no_grad():
+        assert len(call(mine, new_cache(), output_hidden_states=True).hidden_states) == 5
+
+
+def test_other_caches_are_refused(llama):
+    mine = llama[0]
+    ids, mask = batch("cpu")
+    for options in ({}, {"cache_implementation": "static"},
+                    {"past_key_values": transformers.StaticCache(config=mine.config, max_cache_len=64)}):
+        with pytest.raises(tandem.UnsupportedError):
+            mine.generate(ids, attention_mask=mask, max_new_tokens=3, **options)
+    with pytest.raises(ValueError, match="cache_implementation"):  # of Transformers
+        mine.generate(ids, attention_mask=mask, max_new_tokens=3, cache_implementation="static", past_key_values=new_cache())
+
+
+def test_training(llama):
+    """Gradients are refused wherever they would be lost; without them a model may be in training mode."""
+    trained = copy.deepcopy(llama[0]).train()
+    with pytest.raises(tandem.UnsupportedError, match="requires_grad"):
+        call(trained, new_cache())
+    with torch.no_grad():
+        logits = call(trained, new_cache()).logits
+        assert torch.equal(logits, call(llama[0], new_cache()).logits)
+    frozen = copy.deepcopy(llama[0]).requires_grad_(False)
+    assert torch.equal(call(frozen, new_cache()).logits, logits)
+    prompt = frozen.get_input_embeddings()(torch.tensor([[3, 4]])).requires_grad_()
+    with pytest.raises(tandem.UnsupportedError, match="requires_grad"):
+        frozen(inputs_embeds=prompt, past_key_values=new_cache())
+    with torch.inference_mode():
+        assert torch.equal(call(llama[0], new_cache()).logits, logits)
+    trained.gradient_checkpointing_enable()
+    for context in (torch.no_grad(), torch.enable_grad()):
+        with context, pytest.raises(tandem.UnsupportedError, match="gradient checkpointing"):
+            call(trained, new_cache())
+    sinks = models("gpt_oss", torch.float32, "cpu")[0].requires_grad_(False)
+    sinks.model.layers[1].self_attn.sinks.requires_grad_(True)
+    with pytest.raises(tandem.UnsupportedError, match="requires_grad"):
+        call(sinks, new_cache())
+
+
+def test_models_that_have_no_kernels(llama):
+    """The pass is refused, and a model that has some may still use the cache."""
+    past, odd = new_cache(), models("llama", torch.float32, "cpu", head_dim=72)[0]
+    with torch.no_grad():
+        with pytest.raises(tandem.UnsupportedError, match="head_dim = 72 has no kernels"):
+            call(odd, past)
+        with pytest.raises(tandem.UnsupportedError, match="dtype = torch.float64"):
+            call(models("llama", torch.float64, "cpu")[0], past)
+        call(llama[0], past)
+    assert past.get_seq_length() == 5
+
+
+@pytest.mark.parametrize("n_layers", [2, 6])
+def test_two_models_with_one_cache(llama, n_layers):
+    """One of fewer layers would never complete a pass, and each pass would take the one before back."""
+    past, other = new_cache(), models("llama", torch.float32, "cpu", num_hidden_layers=n_layers)[0]
+    with torch.no_grad():
+        call(llama[0], past)
+        with pytest.raises(tandem.InvalidArgumentError, match=f"layers are 4 in the cache, the model has {n_layers}"):
+            call(other, past)
+        call(llama[0], past)
+        layer = tandem.Layer(n_q_heads=4, n_kv_heads=2, k_head_dim=64)
+        with pytest.raises(tandem.InvalidArgumentError, match=f"layers are {n_layers} in the cache, the model has 4"):
+            call(llama[0], TandemCache(layers=[layer] * n_layers))
+    assert past.get_seq_length() == 10
+
+
+def test_layers_that_are_more_than_are_attended():
+    """Where no configuration says how many there are, a pass that is not complete is not taken back unasked."""
+    layer = tandem.Layer(n_q_heads=4, n_kv_heads=2, k_head_dim=64)
+    past = new_cache(layers=[layer] * 2)
+
+    def attend():
+        key, value = past.update(torch.ones(1, 2, 3, 64), torch.ones(1, 2, 3, 64), 0)
+        return tandem_attention(torch.nn.Module(), torch.ones(1, 4, 3, 64), key, value, None)[0]
+
+    assert torch.equal(attend(), torch.ones(1, 3, 4, 64))
+    with pytest.raises(tandem.InvalidStateError, match="layer 0 is attended again after layer 0 of 2"):
+        attend()
+    past.crop(0)
+    attend()
+
+
+def test_models_with_attention_of_their_own():
+    """BLOOM's does not ask for an implementation by name: its keys are never attended by Tandem."""
+    config = transformers.BloomConfig(vocab_size=97, hidden_size=128, n_layer=3, n_head=2)
+    model = transformers.BloomForCausalLM._from_config(config, attn_implementation="tandem").eval()
+    with torch.no_grad(), pytest.raises(tandem.InvalidStateError, match="keys of layer 0 were not attended by Tandem"):
+        call(model, new_cache())
+
+
+def test_layers_that_are_not_alike():
+    """A factor of its own for each layer is said by layers=."""
+    changes = {"scale_attn_by_inverse_layer_idx": True}
+    mine, eager, exact = models("gpt2", torch.float32, "cpu", **changes)
+    ids, mask = batch("cpu")
+    with pytest.raises(tandem.InvalidArgumentError, match=r"layers\[1\].sm_scale = 0.125, the model's layer has 0.0625"):
+        run(mine, ids, mask, [37], new_cache())
+    layers = [tandem.Layer(n_q_heads=4, n_kv_heads=4, k_head_dim=64, sm_scale=0.125 / (i + 1)) for i in range(3)]
+    results = [run(model, ids, mask, [30, 7], past) for model, past in (
+        (mine, new_cache(8, layers=layers)), (eager, eager_cache(eager)), (exact, eager_cache(exact)))]
+    assert_within_gate(*results, mask)
