@@ -40,10 +40,6 @@ void lay_out(const Layer& layer, int32_t n_nodes, int64_t tokens, StoreGeometry:
   part->bytes = round_up(part->bytes + tokens * planes->x_bytes, kSliceAlignment);
 }
 
-}  // namespace
-
-namespace {
-
 StoreGeometry lay_out_extent(const std::vector<Layer>& layers, int64_t page_len, int64_t pages_per_extent, int32_t n_nodes) {
   StoreGeometry geometry;
   geometry.page_len = page_len;
