@@ -297,7 +297,7 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 		for _, member := range members(abiStruct(name)) {
 			switch member.Name {
 			case "struct_size", "reserved", "free", "alloc_user", "log_user":
-			case "w_type", "device_type": // of the projection's tensors
+			case "device_type": // of the projection's tensors
 			case "alloc":
 				expected = append(expected, "Allocator")
 			default:

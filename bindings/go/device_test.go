@@ -64,11 +64,22 @@ func bf16(values []float32) []uint16 {
 	return bits
 }
 
+func bf16Bytes(values []float32) []byte {
+	var all []byte
+	for _, bits := range bf16(values) {
+		all = append(all, byte(bits), byte(bits>>8))
+	}
+	return all
+}
+
 // projected is a layer whose keys and values come of hidden states by wK and wV [kvToken, hiddenDim].
-type projected struct{ wK, wV, bK []float32 }
+type projected struct {
+	wK, wV, bK []float32
+	inBlocks   bool // of weights, not in the projection
+}
 
 func newProjected() *projected {
-	p := &projected{shortNumbers(kvToken*hiddenDim, 71), shortNumbers(kvToken*hiddenDim, 72), numbers(kvToken, 73)}
+	p := &projected{wK: shortNumbers(kvToken*hiddenDim, 71), wV: shortNumbers(kvToken*hiddenDim, 72), bK: numbers(kvToken, 73)}
 	for i := range p.wK {
 		p.wK[i], p.wV[i] = p.wK[i]/2, p.wV[i]/2
 	}
@@ -79,6 +90,9 @@ func (p *projected) layer() LayerOptions {
 	l := layer()
 	l.Projection = &Projection{HiddenDim: hiddenDim, WOrder: WeightsOutIn, BK: p.bK,
 		WK: Uint16s(BF16, bf16(p.wK), kvToken, hiddenDim), WV: Uint16s(BF16, bf16(p.wV), kvToken, hiddenDim)}
+	if p.inBlocks {
+		l.Projection.WK, l.Projection.WV, l.Projection.WType = Tensor{}, Tensor{}, BF16
+	}
 	return l
 }
 
@@ -149,6 +163,11 @@ func TestProjectionsThatAreRefused(t *testing.T) {
 	refused(t, model(func(p *Projection, _ *LayerOptions) { p.WK = Uint16s(BF16, nil, 128, 64) }), ErrInvalidArgument, "projection.w_k",
 		"has 0 elements")
 	refused(t, model(func(p *Projection, _ *LayerOptions) { p.WV = Tensor{} }), ErrInvalidArgument, "layers[0].projection.w_v", "NULL")
+	refused(t, model(func(p *Projection, _ *LayerOptions) { p.WK = Tensor{} }), ErrInvalidArgument, "layers[0].projection.w_k", "NULL")
+	refused(t, model(func(p *Projection, _ *LayerOptions) { p.WK, p.WV = Tensor{}, Tensor{} }), ErrInvalidArgument,
+		"layers[0].projection.w_type", "0 is not an element type")
+	refused(t, model(func(p *Projection, _ *LayerOptions) { p.WType = F16 }), ErrInvalidArgument, "projection.w_type", "= f16, but")
+	check(t, model(func(p *Projection, _ *LayerOptions) { p.WType = BF16 }))
 	refused(t, model(func(p *Projection, _ *LayerOptions) { p.BV = floats(3) }), ErrInvalidArgument, "projection.b_v", "= 128")
 	refused(t, model(func(p *Projection, _ *LayerOptions) { p.NormWeight = floats(63) }), ErrInvalidArgument, "projection.norm_weight", "= 64")
 	refused(t, model(func(p *Projection, _ *LayerOptions) { p.NormEps = nan }), ErrInvalidArgument, "layers[0].projection.norm_eps", "nan")
@@ -204,12 +223,25 @@ func (m *module) fromDevice(from uintptr, n int) []float32 {
 	}
 }
 
-// Keys outside the window are made of hidden states: what the store has in their place, NaN, is not attended.
-func TestKeysAreMadeOfHiddenStates(t *testing.T) {
-	m, p := openModule(t), newProjected()
-	engine := m.engine(t)
-	cache := p.cache(t, engine)
-	sequence := must(cache.CreateSequence())
+// rebuilt is a sequence whose keys outside the window are made of hidden states: what the store has in their place, NaN, is not
+// attended.
+type rebuilt struct {
+	cache    *Cache
+	session  *Session
+	sequence SequenceID
+	at       []uintptr // q, k, v and x of the last token, and o
+	expected []float64 // o
+}
+
+func rebuildOptions() *SessionOptions {
+	options := DefaultSessionOptions()
+	options.WindowTokens, options.Route = 64, "recompute"
+	return &options
+}
+
+func newRebuilt(t *testing.T, engine *Engine, p *projected) *rebuilt {
+	r := &rebuilt{cache: p.cache(t, engine)}
+	r.sequence = must(r.cache.CreateSequence())
 	const n, window = 301, 64
 	x := shortNumbers(n*hiddenDim, 4)
 	k, v := p.of(x)
@@ -218,33 +250,72 @@ func TestKeysAreMadeOfHiddenStates(t *testing.T) {
 	for i := 0; i < (n-1-window-8)*kvToken; i++ {
 		storedK[i], storedV[i] = nan, nan
 	}
-	check(t, cache.AppendX(sequence, 0, kv(storedK), kv(storedV), hidden(x[:lastX])))
-	options := DefaultSessionOptions()
-	options.WindowTokens, options.Route = window, "recompute"
-	session := must(NewSession(cache, &options))
-	defer session.Close()
-
+	check(t, r.cache.AppendX(r.sequence, 0, kv(storedK), kv(storedV), hidden(x[:lastX])))
+	r.session = must(NewSession(r.cache, rebuildOptions()))
+	t.Cleanup(func() { r.session.Close() })
 	q := numbers(qToken, 3)
-	at := onDevice(t, engine, q, k[lastKv:], v[lastKv:], x[lastX:], unset(qToken))
-	check(t, session.Attend(&Attend{Sequences: []SequenceID{sequence}, QLens: []int64{1},
-		Q: OnDevice(F32, 0, at[0], 1, qHeads, dim), K: OnDevice(F32, 0, at[1], 1, kvHeads, dim), V: OnDevice(F32, 0, at[2], 1, kvHeads, dim),
-		X: OnDevice(F32, 0, at[3], 1, hiddenDim), O: OnDevice(F32, 0, at[4], 1, qHeads, dim)}))
-	o := m.fromDevice(at[4], qToken)
-	expected, _ := reference(q, k, v)
-	for i := range o {
-		if !(math.Abs(float64(o[i])-expected[i]) < 1e-4) {
-			t.Fatalf("%d: %g, expected %g", i, o[i], expected[i])
+	r.at = onDevice(t, engine, q, k[lastKv:], v[lastKv:], x[lastX:], unset(qToken))
+	r.expected, _ = reference(q, k, v)
+	return r
+}
+
+func (r *rebuilt) attend() error {
+	return r.session.Attend(&Attend{Sequences: []SequenceID{r.sequence}, QLens: []int64{1},
+		Q: OnDevice(F32, 0, r.at[0], 1, qHeads, dim), K: OnDevice(F32, 0, r.at[1], 1, kvHeads, dim),
+		V: OnDevice(F32, 0, r.at[2], 1, kvHeads, dim), X: OnDevice(F32, 0, r.at[3], 1, hiddenDim),
+		O: OnDevice(F32, 0, r.at[4], 1, qHeads, dim)})
+}
+
+func (r *rebuilt) check(t *testing.T, m *module) {
+	for i, o := range m.fromDevice(r.at[4], qToken) {
+		if !(math.Abs(float64(o)-r.expected[i]) < 1e-4) {
+			t.Fatalf("%d: %g, expected %g", i, o, r.expected[i])
 		}
 	}
-	if stats := must(session.Stats()); stats.StreamedXBytes == 0 || stats.NHostParts != 0 {
+	if stats := must(r.session.Stats()); stats.StreamedXBytes == 0 || stats.NHostParts != 0 {
 		t.Fatalf("%+v", stats)
 	}
-	share := options
+}
+
+func TestKeysAreMadeOfHiddenStates(t *testing.T) {
+	m := openModule(t)
+	r := newRebuilt(t, m.engine(t), newProjected())
+	check(t, r.attend())
+	r.check(t, m)
+	share := rebuildOptions()
 	share.RecomputeShare = 2
-	_, err := NewSession(cache, &share)
+	_, err := NewSession(r.cache, share)
 	refused(t, err, ErrInvalidArgument, "recompute_share", "at most 1")
-	_, err = NewSession(newWorldOn(t, m.engine(t), 1, 1).cache, &options)
+	_, err = NewSession(newWorldOn(t, m.engine(t), 1, 1).cache, rebuildOptions())
 	refused(t, err, ErrUnsupported, "route", "has no projection")
+}
+
+// By matrices that cross the bus themselves. The session keeps them.
+func TestKeysAreMadeByOffloadedWeights(t *testing.T) {
+	m, p := openModule(t), newProjected()
+	engine := m.engine(t)
+	blocks := [][]byte{bf16Bytes(p.wK), bf16Bytes(p.wV), make([]byte, 1000)}
+	weights := must(NewWeights(engine, nil, blocks...))
+	p.inBlocks = true
+	r := newRebuilt(t, engine, p)
+	refused(t, r.attend(), ErrInvalidState, "layer_idx", "layer_idx = 0: its projection has no w_k and w_v")
+	told := func(layerIdx, wK, wV int32) error { return r.session.UseWeights(layerIdx, weights, wK, wV) }
+	refused(t, told(1, 0, 1), ErrInvalidArgument, "layer_idx", "layer_idx = 1")
+	refused(t, told(0, 3, 1), ErrInvalidArgument, "w_k_block", "w_k_block = 3 is not in [0, 2]")
+	refused(t, told(0, 0, 2), ErrInvalidArgument, "w_v_block", "w_v_block = 2 has 1000 bytes")
+	check(t, told(0, 0, 1))
+	others := must(NewWeights(m.engine(t), nil, blocks...))
+	defer others.Close()
+	refused(t, r.session.UseWeights(0, others, 0, 1), ErrInvalidArgument, "weights", "another engine")
+	owns := must(NewSession(newProjected().cache(t, engine), rebuildOptions()))
+	defer owns.Close()
+	refused(t, owns.UseWeights(0, weights, 0, 1), ErrUnsupported, "layer_idx", "layer_idx = 0")
+	check(t, weights.Close())
+	refused(t, told(0, 0, 1), ErrInvalidHandle, "weights", "is closed")
+	check(t, r.attend())
+	r.check(t, m)
+	check(t, owns.Close())
+	refused(t, owns.UseWeights(0, others, 0, 1), ErrInvalidHandle, "session", "is closed")
 }
 
 // Who computes, as the planner says: all outside the window crosses the bus where the route says so.

@@ -23,16 +23,39 @@ const (
 // model is made; matrices in device memory stay as they are while the model, or a cache or session of it, lives.
 type Projection struct {
 	HiddenDim  int32     // of x; a multiple of 8 up to 65,536
+	WType      Dtype     // F16 or BF16 where WK and WV are none; else 0, or theirs
 	WOrder     int32     // WeightsInOut, ...
 	Norm       int32     // NormNone, ...
 	NormEps    float32   // 0: 1e-5
 	KRope      int32     // how the caller rotates keys: RopeCaller: not at all; else with RopeDims, RopeTheta, ... of the layer
-	WK         Tensor    // F16 or BF16, contiguous, with two dimensions as WOrder says
+	WK         Tensor    // F16 or BF16, contiguous, with two dimensions as WOrder says; none, with WV: Session.UseWeights says where
 	WV         Tensor    // likewise, of the same type and in the same memory
 	BK         []float32 // [n_kv_heads * k_head_dim] or nil
 	BV         []float32 // [n_kv_heads * v_head_dim] or nil
 	NormWeight []float32 // [HiddenDim]; nil: ones
 	NormBias   []float32 // [HiddenDim] or nil; with NormLayer only
+}
+
+// given is the first matrix that is there; nil: both are blocks of weights.
+func (p *Projection) given() *Tensor {
+	for _, w := range []*Tensor{&p.WK, &p.WV} {
+		if w.description.n_dims != 0 {
+			return w
+		}
+	}
+	return nil
+}
+
+// wType is what both matrices are of.
+func (p *Projection) wType(a *arena) C.int32_t {
+	given := p.given()
+	if given == nil {
+		return C.int32_t(p.WType)
+	}
+	if dtype := Dtype(given.description.dtype); p.WType != 0 && p.WType != dtype {
+		a.refuse("projection.w_type", "= %v, but the matrices are of %v", p.WType, dtype)
+	}
+	return given.description.dtype
 }
 
 // matrix is the address of w, which has as many columns for its head as are said.
@@ -43,7 +66,7 @@ func (p *Projection) matrix(a *arena, name string, w *Tensor, columns int64) uns
 	}
 	d := &w.description
 	if d.n_dims == 0 {
-		return nil // which the library refuses
+		return nil // which the library refuses where the other is given
 	}
 	shape := [2]int64{int64(p.HiddenDim), columns}
 	if p.WOrder == WeightsOutIn {
@@ -53,7 +76,7 @@ func (p *Projection) matrix(a *arena, name string, w *Tensor, columns int64) uns
 		a.refuse(name, "has shape %v and strides %v, must be contiguous and %v", w.Shape(), w.Strides(), shape)
 		return nil
 	}
-	if d.dtype != p.WK.description.dtype || d.device_type != p.WK.description.device_type {
+	if like := &p.given().description; d.dtype != like.dtype || d.device_type != like.device_type {
 		a.refuse(name, "is not of the type, or not in the memory, of projection.w_k")
 		return nil
 	}
@@ -74,9 +97,11 @@ func (p *Projection) raw(a *arena, layer *LayerOptions) *C.tandem_layer_projecti
 	}
 	nK, nV := int64(layer.NKvHeads)*int64(layer.KHeadDim), int64(layer.NKvHeads)*int64(vHeadDim)
 	raw.hidden_dim = C.int32_t(p.HiddenDim)
-	raw.w_type = p.WK.description.dtype
+	raw.w_type = p.wType(a)
 	raw.w_order = C.int32_t(p.WOrder)
-	raw.device_type = p.WK.description.device_type
+	if given := p.given(); given != nil {
+		raw.device_type = given.description.device_type
+	}
 	raw.norm = C.int32_t(p.Norm)
 	raw.norm_eps = C.float(p.NormEps)
 	raw.k_rope = C.int32_t(p.KRope)

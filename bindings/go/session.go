@@ -258,6 +258,22 @@ func (s *Step) End() (err error) {
 	return err
 }
 
+// UseWeights says where WK and WV of a layer are whose projection has none: from the next call on they are blocks of weights, which
+// may be closed, as the session keeps them. Route "recompute", and "auto" where that gains, has them in use while it makes keys;
+// until it is told, "recompute" is ErrInvalidState and "auto" makes no keys. May be called again. Errors: ErrInvalidArgument
+// (layerIdx; a block that is not there or has another size; weights of another engine), ErrUnsupported (no projection, or one with
+// weights of its own).
+func (s *Session) UseWeights(layerIdx int32, weights *Weights, wKBlock, wVBlock int32) error {
+	const function = "tandem_session_use_weights"
+	if err := s.begin(function); err != nil {
+		return err
+	}
+	defer s.end()
+	return weights.call(function, func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t {
+		return C.tandem_session_use_weights(s.raw(), C.int32_t(layerIdx), weights, C.int32_t(wKBlock), C.int32_t(wVBlock), err)
+	})
+}
+
 // Selection gives the token indices that the next decode query of a KV head would attend, ascending.
 func (s *Session) Selection(sequence SequenceID, layerIdx, kvHeadIdx int32) ([]int64, error) {
 	tokenIdx, _, err := s.selection(sequence, layerIdx, kvHeadIdx, 0, false)

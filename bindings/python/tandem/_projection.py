@@ -25,8 +25,11 @@ class Projection:
     ----------
     hidden_dim : int
         Of x; a multiple of 8 up to 65,536.
-    w_k, w_v : array_like
-        f16 or bf16, contiguous. In host memory they are copied by the model; in device memory they are used where they are.
+    w_k, w_v : array_like, optional
+        f16 or bf16, contiguous. In host memory they are copied by the model; in device memory they are used where they are. Both
+        None: they are blocks of :class:`tandem.Weights`, and :meth:`tandem.Session.use_weights` says which.
+    w_type : str, optional
+        ``"f16"`` or ``"bf16"``: of both where they are None; else None, or theirs.
     w_order : str
         ``"in_out"``: [hidden_dim, n_kv_heads * head_dim]; ``"out_in"``: transposed, as checkpoints have them.
     norm : str
@@ -43,8 +46,9 @@ class Projection:
     """
 
     hidden_dim: int
-    w_k: Any
-    w_v: Any
+    w_k: Any = None
+    w_v: Any = None
+    w_type: str | None = None
     w_order: str = "in_out"
     norm: str = "none"
     norm_eps: float = 0.0
@@ -66,6 +70,40 @@ def floats(name: str, values: Any, length: int) -> Any:
     return (ctypes.c_float * length)(*array.tolist())
 
 
+def _matrices(projection: Projection, shapes: tuple[tuple[int, int], tuple[int, int]]) -> list[Tensor]:
+    """W_K and W_V; none where both are blocks of weights."""
+    tensors: list[Tensor] = []
+    given = {"w_k": projection.w_k, "w_v": projection.w_v}
+    for (name, array), shape in zip(given.items(), shapes):
+        if array is None:
+            continue
+        tensor = as_tensor(f"projection.{name}", array, in_order=False)
+        raw = _abi.TensorStruct.from_buffer_copy(tensor._packed)
+        if tensor.shape != shape or raw.stride[0] != max(shape[1], 1):
+            raise invalid(f"projection.{name}", f"has shape {list(tensor.shape)}, must be {list(shape)} and contiguous")
+        if not raw.data and 0 not in shape:
+            raise invalid(f"projection.{name}", "has its data at address 0")
+        if tensors and (tensor._code, tensor._device) != (tensors[0]._code, tensors[0]._device):
+            raise invalid("projection.w_v", f"is {tensor.dtype} on {tensor.device}, projection.w_k is {tensors[0].dtype} on "
+                          f"{tensors[0].device}")
+        tensors.append(tensor)
+    if len(tensors) == 1:
+        missing, other = sorted(given, key=lambda name: given[name] is not None)
+        raise invalid(f"projection.{missing}", f"= None, but projection.{other} is given: both are, or neither")
+    return tensors
+
+
+def _w_type(w_type: str | None, tensors: list[Tensor]) -> int:
+    if w_type is None:
+        if not tensors:
+            raise invalid("projection.w_type", "= None, but projection.w_k and w_v are None: nothing says of what type they are")
+        return tensors[0]._code
+    code = named("projection.w_type", w_type, _abi.DTYPES)
+    if tensors and code != tensors[0]._code:
+        raise invalid("projection.w_type", f"= {w_type!r}, but projection.w_k is {tensors[0].dtype}")
+    return code
+
+
 def projection_struct(projection: Any, n_k: int, n_v: int) -> Any:
     """tandem_layer_projection of a layer with so many columns of K and V; keeps alive what it points to."""
     of_type("projection", projection, Projection)
@@ -73,20 +111,13 @@ def projection_struct(projection: Any, n_k: int, n_v: int) -> Any:
     lib.tandem_layer_projection_init(ctypes.byref(struct))
     n_hidden = max(integer("projection.hidden_dim", projection.hidden_dim, 32), 0)
     order = named("projection.w_order", projection.w_order, _abi.WEIGHTS)
-    tensors: list[Tensor] = []
-    for name, columns in (("w_k", n_k), ("w_v", n_v)):
-        tensor = as_tensor(f"projection.{name}", getattr(projection, name), in_order=False)
-        shape = (n_hidden, columns) if order == _abi.WEIGHTS["in_out"] else (columns, n_hidden)
-        raw = _abi.TensorStruct.from_buffer_copy(tensor._packed)
-        if tensor.shape != shape or raw.stride[0] != max(shape[1], 1):
-            raise invalid(f"projection.{name}", f"has shape {list(tensor.shape)}, must be {list(shape)} and contiguous")
-        if tensors and (tensor._code, tensor._device) != (tensors[0]._code, tensors[0]._device):
-            raise invalid("projection.w_v", f"is {tensor.dtype} on {tensor.device}, projection.w_k is {tensors[0].dtype} on "
-                          f"{tensors[0].device}")
-        setattr(struct, name, raw.data)
-        tensors.append(tensor)
+    is_in_out = order == _abi.WEIGHTS["in_out"]
+    tensors = _matrices(projection, ((n_hidden, n_k), (n_hidden, n_v)) if is_in_out else ((n_k, n_hidden), (n_v, n_hidden)))
     struct.held = tensors
-    struct.w_type, struct.w_order, struct.device_type = tensors[0]._code, order, tensors[0]._device
+    struct.w_type, struct.w_order = _w_type(projection.w_type, tensors), order
+    if tensors:
+        struct.w_k, struct.w_v = (_abi.TensorStruct.from_buffer_copy(tensor._packed).data for tensor in tensors)
+        struct.device_type = tensors[0]._device
     fill(struct, {name: getattr(projection, name) for name in ("hidden_dim", "norm", "norm_eps", "k_rope", "b_k", "b_v",
                                                                "norm_weight", "norm_bias")}, {
         "norm": lambda name, value: named(f"projection.{name}", value, _abi.NORMS),

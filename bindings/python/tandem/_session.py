@@ -24,6 +24,7 @@ from ._handle import Handle, Owner, create, pointer_of
 from ._library import lib
 from ._options import SessionOptions, array_of, integer, listed, session_struct
 from ._tensor import TENSOR_BYTES, Tensor, pack
+from ._weights import Weights
 
 Output = TypeVar("Output")
 _attend = lib.tandem_attend
@@ -455,6 +456,32 @@ class Session(Owner):
             call(lib.tandem_plan, byref(made), self._handle.pointer, integer("layer_idx", layer_idx, 32), keys, queries,
                  len(keys))
         return RoutePlan(**{name: getattr(made, name) for name in RoutePlan.__dataclass_fields__})
+
+    def use_weights(self, layer_idx: int, weights: Weights, w_k_block: int, w_v_block: int) -> None:
+        """Say where W_K and W_V of a layer are whose projection has none: blocks of `weights`, from the next call on.
+
+        Route ``"recompute"``, and ``"auto"`` where that gains, has them in use while it makes keys. Until it is told,
+        ``"recompute"`` raises :class:`InvalidStateError` and ``"auto"`` makes no keys. May be called again.
+
+        Parameters
+        ----------
+        layer_idx : int
+        weights : Weights
+            Of the session's engine; they may be closed, as the session keeps them.
+        w_k_block, w_v_block : int
+            Where the matrices are, of the projection's `w_type` and in its `w_order`.
+
+        Raises
+        ------
+        UnsupportedError
+            The layer has no projection, or one with weights of its own.
+        InvalidArgumentError
+            A block is not there or has another size; the weights are of another engine.
+        """
+        given = pointer_of("weights", weights, Weights)
+        blocks = [integer(name, value, 32) for name, value in (("w_k_block", w_k_block), ("w_v_block", w_v_block))]
+        with self._lock:
+            call(lib.tandem_session_use_weights, self._handle.pointer, integer("layer_idx", layer_idx, 32), given, *blocks)
 
     def stats(self) -> SessionStats:
         """Sums since the session was made. Waits for selections in flight and for calls under way on the device."""

@@ -99,13 +99,25 @@ def test_hidden_states_stay_with_their_tokens():
         plain.append(k, v, x=x)
 
 
+class AtZero:
+    """Halves in device memory that has no address."""
+
+    __cuda_array_interface__ = {"shape": (KV_HEADS * DIM, HIDDEN), "typestr": "<f2", "data": (0, False), "strides": None, "version": 3}
+
+
 @pytest.mark.parametrize("changes, kind, field, said", [
     ({"hidden_dim": 72}, tandem.InvalidArgumentError, "projection.w_k", "[128, 64], must be [128, 72]"),
     ({"w_order": "in_out"}, tandem.InvalidArgumentError, "projection.w_k", "must be [64, 128]"),
     ({"w_order": "sideways"}, tandem.InvalidArgumentError, "projection.w_order", "sideways"),
     ({"w_v": np.zeros((128, 64), np.float16)}, tandem.InvalidArgumentError, "projection.w_v", "is f16 on host"),
     ({"w_k": np.zeros((256, 64), np.float16)[::2]}, tandem.InvalidArgumentError, "projection.w_k", "contiguous"),
-    ({"w_k": None}, tandem.InvalidArgumentError, "projection.w_k", "NoneType"),
+    ({"w_k": None}, tandem.InvalidArgumentError, "projection.w_k", "= None, but projection.w_v is given"),
+    ({"w_v": None}, tandem.InvalidArgumentError, "projection.w_v", "= None, but projection.w_k is given"),
+    ({"w_k": None, "w_v": None}, tandem.InvalidArgumentError, "projection.w_type", "= None"),
+    ({"w_k": None, "w_v": None, "w_type": "f64"}, tandem.InvalidArgumentError, "projection.w_type", "f64"),
+    ({"w_k": None, "w_v": None, "w_type": "f32"}, tandem.UnsupportedError, "layers[0].projection.w_type", "f32"),
+    ({"w_type": "f16"}, tandem.InvalidArgumentError, "projection.w_type", "= 'f16', but projection.w_k is bf16"),
+    ({"w_k": AtZero(), "w_v": AtZero()}, tandem.InvalidArgumentError, "projection.w_k", "address 0"),
     ({"b_v": [1.0]}, tandem.InvalidArgumentError, "projection.b_v", "must be [128]"),
     ({"norm_weight": np.ones(63)}, tandem.InvalidArgumentError, "projection.norm_weight", "must be [64]"),
     ({"norm": "least"}, tandem.InvalidArgumentError, "projection.norm", "least"),
@@ -151,32 +163,77 @@ class OnDevice:
             return values.reshape(self.shape).copy()
 
 
+class Rebuilt:
+    """A sequence whose keys outside the window are made of hidden states: what the store has in their place, NaN, is not attended."""
+
+    def __init__(self, engine, projected):
+        random = np.random.default_rng(4)
+        self.cache = projected.cache(engine)
+        self.sequence = self.cache.create_sequence()
+        n = 301
+        x = short(random, (n, HIDDEN))[0]
+        k, v = projected.of(x)
+        stored = [k[:-1].copy(), v[:-1].copy()]
+        for array in stored:
+            array[:n - 1 - WINDOW - 8] = np.nan
+        self.sequence.append(*stored, x=x[:-1])
+        self.session = tandem.Session(self.cache, window_tokens=WINDOW, route="recompute")
+        q = random.standard_normal((1, Q_HEADS, DIM)).astype(np.float32)
+        self.memory = OnDevice(engine, q, k[-1:], v[-1:], x[-1:], np.full_like(q, np.nan))
+        self.expected = reference(q, k, v)[0]
+
+    def attend(self):
+        q, k, v, x, o = self.memory.arrays
+        assert self.session.attend(self.sequence, q, k, v, x=x, out=o) is o
+
+    def check(self):
+        assert np.allclose(self.memory.arrays[-1].read(), self.expected, atol=1e-4)
+        stats = self.session.stats()
+        assert stats.streamed_x_bytes > 0 and stats.n_host_parts == 0
+
+
 @pytest.mark.parametrize("order", ["in_out", "out_in"])
 def test_keys_are_made_of_hidden_states(controls, order):
-    """What the store has in the place of keys outside the window, NaN, is not attended."""
-    projected, random, engine = Projected(order), np.random.default_rng(4), device_engine()
-    cache = projected.cache(engine)
-    sequence = cache.create_sequence()
-    n = 301
-    x = short(random, (n, HIDDEN))[0]
-    k, v = projected.of(x)
-    stored = [k[:-1].copy(), v[:-1].copy()]
-    for array in stored:
-        array[:n - 1 - WINDOW - 8] = np.nan
-    sequence.append(*stored, x=x[:-1])
-    session = tandem.Session(cache, window_tokens=WINDOW, route="recompute")
-    q = random.standard_normal((1, Q_HEADS, DIM)).astype(np.float32)
-    memory = OnDevice(engine, q, k[-1:], v[-1:], x[-1:], np.full_like(q, np.nan))
-    on_q, on_k, on_v, on_x, on_o = memory.arrays
-    assert session.attend(sequence, on_q, on_k, on_v, x=on_x, out=on_o) is on_o
-    assert np.allclose(on_o.read(), reference(q, k, v)[0], atol=1e-4)
-    stats = session.stats()
-    assert stats.streamed_x_bytes > 0 and stats.n_host_parts == 0
+    engine = device_engine()
+    rebuilt = Rebuilt(engine, Projected(order))
+    rebuilt.attend()
+    rebuilt.check()
     with pytest.raises(tandem.InvalidArgumentError, match="recompute_share"):
-        tandem.Session(cache, route="recompute", recompute_share=2.0)
+        tandem.Session(rebuilt.cache, route="recompute", recompute_share=2.0)
     with pytest.raises(tandem.UnsupportedError, match="has no projection"):
         plain = tandem.Model(tandem.Layer(n_q_heads=Q_HEADS, n_kv_heads=KV_HEADS, k_head_dim=DIM))
         tandem.Session(tandem.Cache(engine, plain), route="recompute")
+
+
+@pytest.mark.parametrize("order", ["in_out", "out_in"])
+def test_keys_are_made_by_offloaded_weights(controls, order):
+    """Of matrices that cross the bus themselves. The session keeps them."""
+    engine, own = device_engine(), Projected(order)
+    matrices = [getattr(own.layer.projection, name).array for name in ("w_k", "w_v")]
+    weights = tandem.Weights(engine, [*matrices, bytes(1000)])
+    rebuilt = Rebuilt(engine, Projected(order, w_k=None, w_v=None, w_type="bf16"))
+    with pytest.raises(tandem.InvalidStateError, match="its projection has no w_k and w_v") as raised:
+        rebuilt.attend()
+    assert raised.value.field == "layer_idx"
+    others = tandem.Weights(device_engine(), [*matrices, bytes(1000)])
+    owns = tandem.Session(own.cache(engine), route="recompute")
+    for session, arguments, kind, field, said in (
+            (rebuilt.session, (1, weights, 0, 1), tandem.InvalidArgumentError, "layer_idx", "layer_idx = 1"),
+            (rebuilt.session, (0, weights, 3, 1), tandem.InvalidArgumentError, "w_k_block", "w_k_block = 3 is not in [0, 2]"),
+            (rebuilt.session, (0, weights, 0, 2), tandem.InvalidArgumentError, "w_v_block", "w_v_block = 2 has 1000 bytes"),
+            (rebuilt.session, (0, weights, 0, 1.5), tandem.InvalidArgumentError, "w_v_block", "1.5 is not an integer"),
+            (rebuilt.session, (0, matrices, 0, 1), tandem.InvalidArgumentError, "weights", "is a list"),
+            (rebuilt.session, (0, others, 0, 1), tandem.InvalidArgumentError, "weights", "another engine"),
+            (owns, (0, weights, 0, 1), tandem.UnsupportedError, "layer_idx", "layer_idx = 0")):
+        with pytest.raises(kind) as raised:
+            session.use_weights(*arguments)
+        assert raised.value.field == field and said in raised.value.message, raised.value
+    rebuilt.session.use_weights(0, weights, 0, 1)
+    weights.close()
+    with pytest.raises(tandem.InvalidHandleError):
+        rebuilt.session.use_weights(0, weights, 0, 1)
+    rebuilt.attend()
+    rebuilt.check()
 
 
 def test_plans_of_calls(controls):

@@ -197,17 +197,17 @@ extern "C" {
         stream: *mut c_void,
         error: *mut *mut tandem_error,
     ) -> i32;
-    pub fn tandem_weights_get_stats(
-        stats: *mut tandem_weights_stats,
-        weights: *const tandem_weights,
-        error: *mut *mut tandem_error,
-    ) -> i32;
     pub fn tandem_session_use_weights(
         session: *mut tandem_session,
         layer_idx: i32,
         weights: *mut tandem_weights,
         w_k_block: i32,
         w_v_block: i32,
+        error: *mut *mut tandem_error,
+    ) -> i32;
+    pub fn tandem_weights_get_stats(
+        stats: *mut tandem_weights_stats,
+        weights: *const tandem_weights,
         error: *mut *mut tandem_error,
     ) -> i32;
     pub fn tandem_plan_memory(

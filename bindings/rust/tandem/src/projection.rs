@@ -41,6 +41,8 @@ enum Matrices {
     Bf16([Arc<[Bf16]>; 2]),
     /// Addresses.
     Device(Dtype, [usize; 2]),
+    /// Of offloaded weights: a session is told which.
+    Blocks(Dtype),
 }
 
 /// How keys and values of a layer come from the hidden states x of its tokens, for the route `"recompute"`:
@@ -82,12 +84,17 @@ impl Projection {
     pub fn bf16(hidden_dim: i32, w_k: impl Into<Arc<[Bf16]>>, w_v: impl Into<Arc<[Bf16]>>) -> Self {
         Self::of(hidden_dim, Matrices::Bf16([w_k.into(), w_v.into()]))
     }
-    /// The same by matrices in device memory, of `dtype` f16 or bf16.
+    /// The same by matrices in device memory, of `dtype` f16 or bf16. Both null: as [`Projection::in_blocks`].
     ///
     /// # Safety
     /// Both stay as they are while a model that is made with this projection, or a cache or session of it, lives.
     pub unsafe fn on_device(hidden_dim: i32, dtype: Dtype, w_k: *const c_void, w_v: *const c_void) -> Self {
         Self::of(hidden_dim, Matrices::Device(dtype, [w_k.addr(), w_v.addr()]))
+    }
+    /// By matrices of `dtype`, f16 or bf16, that are blocks of offloaded weights: each session is told which, by
+    /// [`Session::use_weights`](crate::Session::use_weights).
+    pub fn in_blocks(hidden_dim: i32, dtype: Dtype) -> Self {
+        Self::of(hidden_dim, Matrices::Blocks(dtype))
     }
 
     /// The C struct, which points into `self`. Arrays have the lengths that the library takes them to have.
@@ -97,7 +104,7 @@ impl Projection {
         let held = match &self.matrices {
             Matrices::F16(both) => Some(both.each_ref().map(|w| w.len())),
             Matrices::Bf16(both) => Some(both.each_ref().map(|w| w.len())),
-            Matrices::Device(..) => None,
+            Matrices::Device(..) | Matrices::Blocks(_) => None,
         };
         for (i, name) in ["projection.w_k", "projection.w_v"].into_iter().enumerate() {
             let expected = columns[i].saturating_mul(self.hidden_dim.into());
@@ -111,6 +118,7 @@ impl Projection {
             Matrices::F16(both) => (sys::TANDEM_DEVICE_HOST, Dtype::F16, both.each_ref().map(|w| w.as_ptr().cast())),
             Matrices::Bf16(both) => (sys::TANDEM_DEVICE_HOST, Dtype::Bf16, both.each_ref().map(|w| w.as_ptr().cast())),
             Matrices::Device(dtype, both) => (sys::TANDEM_DEVICE_CUDA, *dtype, both.map(ptr::without_provenance)),
+            Matrices::Blocks(dtype) => (sys::TANDEM_DEVICE_HOST, *dtype, [ptr::null(); 2]),
         };
         let hidden = self.hidden_dim.into();
         let [b_k, b_v] = [("projection.b_k", &self.b_k), ("projection.b_v", &self.b_v)];

@@ -7,6 +7,7 @@ use crate::error::{call, Error, Result};
 use crate::handle::Handle;
 use crate::options::SessionOptions;
 use crate::stats::{RoutePlan, SessionStats};
+use crate::weights::Weights;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
@@ -104,6 +105,22 @@ impl Session {
         // SAFETY: a live handle that no other thread uses, arrays of n values.
         call(|error| unsafe { sys::tandem_plan(&mut plan, self.as_ptr(), layer_idx, kv_lens, q_lens, n as i64, error) })?;
         Ok(RoutePlan::from_raw(&plan))
+    }
+
+    /// From the next call on, W_K and W_V of a layer whose projection has none ([`Projection::in_blocks`]) are blocks of
+    /// `weights`, which may be dropped, as the session keeps them. Route `"recompute"`, and `"auto"` where that gains, has them
+    /// in use while it makes keys; until it is told, `"recompute"` is `InvalidState` and `"auto"` makes no keys. May be called
+    /// again.
+    ///
+    /// [`Projection::in_blocks`]: crate::Projection::in_blocks
+    ///
+    /// # Errors
+    /// `InvalidArgument` (`layer_idx`; a block that is not there or has another size; weights of another engine), `Unsupported`
+    /// (no projection, or one with weights of its own).
+    pub fn use_weights(&mut self, layer_idx: i32, weights: &Weights, w_k_block: i32, w_v_block: i32) -> Result<()> {
+        let (session, weights) = (self.as_ptr(), weights.as_ptr());
+        // SAFETY: live handles, of which no other thread uses the session.
+        call(|error| unsafe { sys::tandem_session_use_weights(session, layer_idx, weights, w_k_block, w_v_block, error) })
     }
 
     /// Token indices that the next decode query of a KV head would attend, ascending.

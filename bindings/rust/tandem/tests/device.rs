@@ -109,6 +109,10 @@ fn bf16(values: &[f32]) -> Vec<Bf16> {
     values.iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect()
 }
 
+fn bf16_bytes(values: &[f32]) -> Vec<u8> {
+    bf16(values).iter().flat_map(|x| x.0.to_ne_bytes()).collect()
+}
+
 fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_ne_bytes()).collect()
 }
@@ -117,15 +121,19 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 struct Projected {
     w: [Vec<f32>; 2],
     b_k: Vec<f32>,
+    in_blocks: bool, // of weights, not in the projection
 }
 
 impl Projected {
     fn new() -> Self {
         let weights = |seed| short_numbers(KV_HEADS * DIM * HIDDEN, seed, 0.5);
-        Self { w: [weights(71), weights(72)], b_k: numbers(KV_HEADS * DIM, 73) }
+        Self { w: [weights(71), weights(72)], b_k: numbers(KV_HEADS * DIM, 73), in_blocks: false }
     }
     fn layer(&self) -> LayerOptions {
-        let mut projection = Projection::bf16(HIDDEN as i32, bf16(&self.w[0]), bf16(&self.w[1]));
+        let mut projection = match self.in_blocks {
+            true => Projection::in_blocks(HIDDEN as i32, Dtype::Bf16),
+            false => Projection::bf16(HIDDEN as i32, bf16(&self.w[0]), bf16(&self.w[1])),
+        };
         (projection.w_order, projection.b_k) = (WeightOrder::OutIn, Some(self.b_k.clone()));
         LayerOptions { projection: Some(projection), ..layer() }
     }
@@ -196,6 +204,12 @@ fn projections_that_are_refused() {
     let f32s = unsafe { Projection::on_device(64, Dtype::F32, std::ptr::null(), std::ptr::null()) };
     let f32s = LayerOptions { projection: Some(f32s), ..layer() };
     refused(Model::new(&[f32s]), Status::Unsupported, "layers[0].projection.w_type", "f32");
+    let f32s = LayerOptions { projection: Some(Projection::in_blocks(64, Dtype::F32)), ..layer() };
+    refused(Model::new(&[f32s]), Status::Unsupported, "layers[0].projection.w_type", "f32");
+    // SAFETY: likewise.
+    let one = unsafe { Projection::on_device(64, Dtype::F16, std::ptr::without_provenance(16), std::ptr::null()) };
+    let one = LayerOptions { projection: Some(one), ..layer() };
+    refused(Model::new(&[one]), INVALID, "layers[0].projection.w_v", "the other is given");
     let options = CacheOptions { x_type: Some(Dtype::Bf16), ..Default::default() };
     let cache = Cache::new(&engine(), &Model::new(&[layer()]).unwrap(), &options);
     refused(cache.map(drop), INVALID, "x_type", "no layer has a projection");
@@ -235,46 +249,93 @@ impl OnDevice {
     }
 }
 
-/// Keys outside the window are made of hidden states: what the store has in their place, NaN, is not attended.
+/// A sequence whose keys outside the window are made of hidden states: what the store has in their place, NaN, is not attended.
+struct Rebuilt {
+    cache: Cache,
+    session: Session,
+    sequence: SequenceId,
+    memory: OnDevice,   // q, k, v and x of the last token, and o
+    expected: Vec<f64>, // o
+}
+
+impl Rebuilt {
+    fn options() -> SessionOptions {
+        SessionOptions { window_tokens: WINDOW as i64, route: "recompute".into(), ..Default::default() }
+    }
+    fn new(engine: &Engine, projected: &Projected) -> Self {
+        let cache = projected.cache(engine);
+        let sequence = cache.create_sequence().unwrap();
+        let n = 301;
+        let x = short_numbers(n * HIDDEN, 4, 1.0);
+        let [k, v] = projected.of(&x);
+        let (last_x, last_kv) = ((n - 1) * HIDDEN, (n - 1) * KV_HEADS * DIM);
+        let (mut stored_k, mut stored_v) = (k[..last_kv].to_vec(), v[..last_kv].to_vec());
+        let n_outside = (n - 1 - WINDOW - 8) * KV_HEADS * DIM;
+        stored_k[..n_outside].fill(f32::NAN);
+        stored_v[..n_outside].fill(f32::NAN);
+        cache.append_x(sequence, 0, kv(&stored_k), kv(&stored_v), hidden(&x[..last_x])).unwrap();
+        let session = Session::new(&cache, &Self::options()).unwrap();
+        let q = numbers(Q_HEADS * DIM, 3);
+        let o = vec![f32::NAN; q.len()];
+        let memory = OnDevice::new(engine, &[&q, &k[last_kv..], &v[last_kv..], &x[last_x..], &o]);
+        Self { cache, session, sequence, memory, expected: reference(&q, &k, &v).0 }
+    }
+    fn attend(&mut self) -> Result<()> {
+        let (memory, kv_shape) = (&self.memory, [1, KV_HEADS, DIM]);
+        // SAFETY: memory of the device, which lives longer than the call is under way.
+        unsafe {
+            let (q, o) = (TensorRef::from_raw(memory.tensor(0, &Q_SHAPE)), TensorMut::from_raw(memory.tensor(4, &Q_SHAPE)));
+            let (k, v) = (memory.tensor(1, &kv_shape), memory.tensor(2, &kv_shape));
+            let args = Attend::new(0, std::slice::from_ref(&self.sequence), &[1], q, o);
+            let args = args.append(TensorRef::from_raw(k), TensorRef::from_raw(v));
+            self.session.attend(args.hidden(TensorRef::from_raw(memory.tensor(3, &[1, HIDDEN]))))
+        }
+    }
+    fn check(&mut self, module: &Module) {
+        let got = self.memory.read(module, 4, self.expected.len());
+        assert!(got.iter().zip(&self.expected).all(|(got, o)| (f64::from(*got) - o).abs() < 1e-4), "{got:?}");
+        let stats = self.session.stats().unwrap();
+        assert!(stats.streamed_x_bytes > 0 && stats.n_host_parts == 0, "{stats:?}");
+    }
+}
+
 #[test]
 fn keys_are_made_of_hidden_states() {
     let Some(module) = Module::open() else { return };
-    let (projected, engine) = (Projected::new(), module.engine());
-    let cache = projected.cache(&engine);
-    let sequence = cache.create_sequence().unwrap();
-    let n = 301;
-    let x = short_numbers(n * HIDDEN, 4, 1.0);
-    let [k, v] = projected.of(&x);
-    let (last_x, last_kv) = ((n - 1) * HIDDEN, (n - 1) * KV_HEADS * DIM);
-    let (mut stored_k, mut stored_v) = (k[..last_kv].to_vec(), v[..last_kv].to_vec());
-    let n_outside = (n - 1 - WINDOW - 8) * KV_HEADS * DIM;
-    stored_k[..n_outside].fill(f32::NAN);
-    stored_v[..n_outside].fill(f32::NAN);
-    cache.append_x(sequence, 0, kv(&stored_k), kv(&stored_v), hidden(&x[..last_x])).unwrap();
-    let options = SessionOptions { window_tokens: WINDOW as i64, route: "recompute".into(), ..Default::default() };
-    let mut session = Session::new(&cache, &options).unwrap();
+    let mut rebuilt = Rebuilt::new(&module.engine(), &Projected::new());
+    rebuilt.attend().unwrap();
+    rebuilt.check(&module);
 
-    let q = numbers(Q_HEADS * DIM, 3);
-    let o = vec![f32::NAN; q.len()];
-    let memory = OnDevice::new(&engine, &[&q, &k[last_kv..], &v[last_kv..], &x[last_x..], &o]);
-    let kv_shape = [1, KV_HEADS, DIM];
-    // SAFETY: memory of the stand-in, which lives longer than the call is under way.
-    unsafe {
-        let (q, o) = (TensorRef::from_raw(memory.tensor(0, &Q_SHAPE)), TensorMut::from_raw(memory.tensor(4, &Q_SHAPE)));
-        let (k, v) = (memory.tensor(1, &kv_shape), memory.tensor(2, &kv_shape));
-        let args = Attend::new(0, std::slice::from_ref(&sequence), &[1], q, o);
-        let args = args.append(TensorRef::from_raw(k), TensorRef::from_raw(v));
-        session.attend(args.hidden(TensorRef::from_raw(memory.tensor(3, &[1, HIDDEN])))).unwrap();
-    }
-    let (got, expected) = (memory.read(&module, 4, q.len()), reference(&q, &k, &v).0);
-    assert!(got.iter().zip(&expected).all(|(got, expected)| (f64::from(*got) - expected).abs() < 1e-4), "{got:?}");
-    let stats = session.stats().unwrap();
-    assert!(stats.streamed_x_bytes > 0 && stats.n_host_parts == 0, "{stats:?}");
-
+    let options = Rebuilt::options();
     let share = SessionOptions { recompute_share: 2.0, ..options.clone() };
-    refused(Session::new(&cache, &share).map(drop), Status::InvalidArgument, "recompute_share", "at most 1");
+    refused(Session::new(&rebuilt.cache, &share).map(drop), Status::InvalidArgument, "recompute_share", "at most 1");
     let plain = World::on(module.engine(), 1, 1);
     refused(Session::new(&plain.cache, &options).map(drop), Status::Unsupported, "route", "has no projection");
+}
+
+/// By matrices that cross the bus themselves. The session keeps them.
+#[test]
+fn keys_are_made_by_offloaded_weights() {
+    let Some(module) = Module::open() else { return };
+    let (projected, engine) = (Projected { in_blocks: true, ..Projected::new() }, module.engine());
+    let [w_k, w_v] = projected.w.each_ref().map(|w| bf16_bytes(w));
+    let blocks = [&w_k[..], &w_v, &[0xff; 1000]];
+    let weights = Weights::new(&engine, &blocks, &Default::default()).unwrap();
+    let mut rebuilt = Rebuilt::new(&engine, &projected);
+    refused(rebuilt.attend(), Status::InvalidState, "layer_idx", "layer_idx = 0: its projection has no w_k and w_v");
+    let mut told = |l, w_k, w_v| rebuilt.session.use_weights(l, &weights, w_k, w_v);
+    const INVALID: Status = Status::InvalidArgument;
+    refused(told(1, 0, 1), INVALID, "layer_idx", "layer_idx = 1");
+    refused(told(0, 3, 1), INVALID, "w_k_block", "w_k_block = 3 is not in [0, 2]");
+    refused(told(0, 0, 2), INVALID, "w_v_block", "w_v_block = 2 has 1000 bytes");
+    told(0, 0, 1).unwrap();
+    let others = Weights::new(&module.engine(), &blocks, &Default::default()).unwrap();
+    refused(rebuilt.session.use_weights(0, &others, 0, 1), INVALID, "weights", "another engine");
+    let mut owns = Session::new(&Projected::new().cache(&engine), &Rebuilt::options()).unwrap();
+    refused(owns.use_weights(0, &weights, 0, 1), Status::Unsupported, "layer_idx", "layer_idx = 0");
+    drop((weights, engine));
+    rebuilt.attend().unwrap();
+    rebuilt.check(&module);
 }
 
 /// Who computes, as the planner says: all outside the window crosses the bus where the route says so.
