@@ -6,6 +6,7 @@
 #include <functional>
 #include <thread>
 
+#include "device/gate.h"
 #include "device/hidden_side.h"
 
 using namespace tandem_test;
@@ -142,17 +143,6 @@ bool comes(const std::function<bool()>& is_there) {
   return is_there();
 }
 
-// Work of the caller's that takes n operations.
-struct Pile {
-  void* const to = device->allocate(256);
-
-  ~Pile() { device->release(to); }
-  void ask(int n, void* stream) const {
-    tandem::DeviceError error;
-    for (int i = 0; i < n; ++i) device->must(device->table->fill(device->self, to, 1, 256, stream, &error), error);
-  }
-};
-
 // ---- tests -------------------------------------------------------------------------------------------------------------
 
 // Two steps through all layers, a layer's batches one after the other, and nobody waits for anything before the end.
@@ -196,7 +186,7 @@ void answers_are_right(void**) {
     }
 }
 
-// The caller's stream has much to do before it comes to a call: the call's first piece has come and is rebuilt meanwhile,
+// The caller's stream is held before it comes to a call: the call's first piece has come and is rebuilt meanwhile,
 // and no more of it, as nobody has attended that one.
 void makes_keys_before_queries_are_there(void**) {
   const Layers layers;
@@ -210,23 +200,22 @@ void makes_keys_before_queries_are_there(void**) {
   attend_batch(batch, first, side, false, 0);  // takes what memory it needs
   attend_batch(batch, first_host, twin, true, 0);
   assert_near(first.output(), first_host.output());
-  const Pile pile;
   const int64_t rebuilt = counts.n_rebuilt, attended = counts.n_attended;
-  controls.set_delay(2'000'000);
-  pile.ask(400, nullptr);
+  stand_in::Gate gate(controls);
   attend_batch(batch, next, side, false, 0);
   assert_true(comes([&] { return counts.n_rebuilt > rebuilt; }));
   assert_int_equal(counts.n_attended, attended);
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
   assert_int_equal(counts.n_attended, attended);
   assert_int_equal(counts.n_rebuilt, rebuilt + 1);
-  controls.set_delay(0);
+  assert_false(gate.is_open());
+  gate.open();
   attend_batch(batch, next_host, twin, true, 0);
   assert_near(next.output(), next_host.output());
   side.done(0);
 }
 
-// Likewise of the next batch, while this one is followed by other work.
+// Likewise of the next batch, while the stream is held behind this one.
 void makes_keys_of_the_next_batch(void**) {
   const Layers layers;
   const Columns side(layers), twin(layers, false);
@@ -241,16 +230,15 @@ void makes_keys_of_the_next_batch(void**) {
   side.use(0);
   for (const size_t b : {0, 1}) attend_batch(batches[b], *calls[b], side, false, 0);
   device->wait();
-  const Pile pile;
   const int64_t rebuilt = counts.n_rebuilt, attended = counts.n_attended, sent = counts.strided_bytes;
-  controls.set_delay(1'000'000);
   attend_batch(batches[0], *calls[2], side, false, 0);
-  pile.ask(600, nullptr);
+  stand_in::Gate gate(controls);
   attend_batch(batches[1], *calls[3], side, false, 0);
   assert_true(comes([&] { return counts.n_rebuilt == rebuilt + 2; }));
   assert_int_equal(counts.n_attended, attended + 2);  // window and piece of the first batch
   assert_int_equal(counts.strided_bytes - sent, 2 * 128 * kXBytes);
-  controls.set_delay(0);
+  assert_false(gate.is_open());
+  gate.open();
   for (const size_t i : {0, 1, 2, 3}) attend_batch(batches[i % 2], *on_host[i], twin, true, 0);
   for (const size_t i : {0, 1, 2, 3}) assert_near(calls[i]->output(), on_host[i]->output());
   side.done(0);
