@@ -76,7 +76,7 @@ struct Streaming {
       const TokenRange tokens = streamed(layer, kv_len);
       n_tokens += tokens.end - tokens.begin;
     }
-    return routes.always_streams() || is_worth_planning(n_tokens * layer.n_kv_heads * plane_bytes(layer).total());
+    return routes.always_streams() || is_worth_planning(n_tokens * token_kv_bytes(layer));
   }
   bool may_stream(const std::vector<Layer>& layers) const {
     return std::any_of(layers.begin(), layers.end(), [this](const Layer& layer) { return may_stream(layer); });

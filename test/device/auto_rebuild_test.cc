@@ -35,9 +35,7 @@ void let_plan(Side* side, const Rates& rates, int64_t append_tokens = 0) {
   profile.note_bus_trial(static_cast<double>(kTokenBytes) / rates.stream);
   for (int64_t n = 1; n <= 512; n *= 2) profile.note_trial(layer, n, 1000, 1000 * rates.host / 0.8);
   if (layer.x_type != 0) profile.note_rebuild_trial(layer, rates.rebuild);
-  tandem_session_release(side->session);
-  const tandem_session_options options = auto_options(append_tokens);
-  OK(tandem_session_create, &side->session, side->cache, &options);
+  change_session(side, auto_options(append_tokens));
 }
 
 struct Auto : Rebuilding {
@@ -100,17 +98,6 @@ tandem_memory_plan plan_of(const Side& side, bool keeps_x, int64_t append_tokens
   return plan;
 }
 
-int64_t sum_of(const tandem_memory_plan& plan) {
-  return plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes + plan.device_weights_bytes;
-}
-
-void assert_never_more(const Side& side, const tandem_memory_plan& plan) {
-  assert_held(side, plan);
-  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
-  OK(tandem_cache_get_stats, &stats, side.cache);
-  assert_int_equal(stats.device_peak_bytes, sum_of(plan));
-}
-
 // What it takes of the device is in the plan: single queries, appends of a ticket and long ones, with hidden states.
 void takes_what_is_planned(void**) {
   const Projected projected;
@@ -132,7 +119,7 @@ void holds_to_its_cap(void**) {
     for (const int64_t appended : {1, 40, 1024, 2048}) {
       tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
       for (const int64_t more : {INT64_C(0), INT64_C(0), INT64_C(-1)}) {  // none at first, then as planned, then less
-        const int64_t cap = plan.device_window_bytes == 0 ? 0 : sum_of(plan) + more;
+        const int64_t cap = plan.device_window_bytes == 0 ? 0 : planned_bytes(plan) + more;
         Side side(true, "all", cap);
         const Side twin(false);
         let_plan(&side, kRebuilds, appended);
@@ -148,7 +135,7 @@ void holds_to_its_cap(void**) {
           assert_never_more(side, planned);
           assert_int_equal(side.stats().n_stream_parts, before == kLong);
         }
-        assert_true(cap == 0 || sum_of(planned) == sum_of(plan));
+        assert_true(cap == 0 || planned_bytes(planned) == planned_bytes(plan));
         plan = planned;
       }
     }

@@ -264,13 +264,6 @@ void takes_what_is_planned(void**) {
   assert_in_range(plan.device_weights_bytes, 1, kWeightBytes);
 }
 
-void must_be(int32_t status, tandem_error* error, int32_t wanted, const char* field, const char* text) {
-  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
-  tandem_error_release(error);
-  if (status != wanted || named != field || message.find(text) == std::string::npos)
-    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", status, message.c_str(), named.c_str(), wanted, text, field);
-}
-
 void refuses(void**) {
   const Layers layers;
   const Columns side(layers, true, false), twin(layers, false), other(layers);
@@ -281,7 +274,7 @@ void refuses(void**) {
                           int32_t wanted, const char* field, const char* text) {
     tandem_error* why = nullptr;
     const int32_t status = tandem_session_use_weights(session, l, weights, blocks[0], blocks[1], &why);
-    must_be(status, why, wanted, field, text);
+    assert_refused(status, why, wanted, field, text);
   };
   constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
   refused(side.session, kLayers, side.weights, {0, 1}, kInvalid, "layer_idx", "layer_idx = 3");
@@ -298,12 +291,12 @@ void refuses(void**) {
   const tandem_attend_args args = batch.args(call, side, false, 1);
   error = nullptr;
   const int32_t status = tandem_attend(side.session, &args, &error);
-  must_be(status, error, TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = 1: its projection has no w_k");
+  assert_refused(status, error, TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = 1: its projection has no w_k");
   tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
   const int64_t length = 20'000;
   error = nullptr;
   const int32_t planned = tandem_plan(&plan, side.session, 1, &length, nullptr, 1, &error);
-  must_be(planned, error, TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = 1");
+  assert_refused(planned, error, TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = 1");
   OK(tandem_session_use_weights, side.session, 1, side.weights, kBlocks, kBlocks + 1);
   OK(tandem_plan, &plan, side.session, 1, &length, nullptr, 1);
   assert_true(plan.recompute_tokens > 0 && plan.device_ns > 0);
@@ -328,12 +321,7 @@ void survives_failing_calls(void**) {
       const Batch batch(layers, side, twin, {1, 1, 500}, 1);
       HiddenCall call(layers[0], 1, 500, 7), on_host(layers[0], 1, 500, 7);
       call.to_device();
-      const tandem_attend_args args = batch.args(call, side, false, 0);
-      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
-      tandem_error* error = nullptr;
-      const int32_t status = tandem_attend(side.session, &args, &error);
-      tandem_error_release(error);
-      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      const int32_t status = attend_failing(side, batch.args(call, side, false, 0), failing, nth);
       int64_t length = 0;
       OK(tandem_sequence_length, &length, side.cache, batch.ids[0][0], 0);
       assert_int_equal(length, status == TANDEM_OK ? 501 : 500);

@@ -15,10 +15,7 @@ namespace {
 void assert_refused(const Side& side, const tandem_attend_args& args, int32_t status, const char* field, const char* text) {
   tandem_error* error = nullptr;
   const int32_t got = tandem_attend(side.session, &args, &error);
-  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
-  tandem_error_release(error);
-  if (got != status || named != field || message.find(text) == std::string::npos)
-    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
+  tandem_test::assert_refused(got, error, status, field, text);
 }
 
 // ---- tests -------------------------------------------------------------------------------------------------------------
@@ -99,12 +96,8 @@ void compare_with_plan(const char* policy) {
   const tandem_session_options options = Side::options_of(policy);
   const int64_t kv_len = kPrompt;
   OK(tandem_plan_memory, &plan, side.engine, side.model, nullptr, &options, &kv_len, 1);
-  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
-  OK(tandem_cache_get_stats, &stats, side.cache);
   assert_true(plan.device_window_bytes > 0);
-  assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
-  assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
-  assert_int_equal(stats.device_peak_bytes, plan.device_window_bytes + plan.device_work_bytes);
+  assert_never_more(side, plan);
 }
 
 void takes_what_is_planned(void**) {

@@ -105,10 +105,41 @@ struct Side {
   }
 };
 
+// Of the device's memory.
+inline int64_t planned_bytes(const tandem_memory_plan& plan) {
+  return plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes + plan.device_weights_bytes;
+}
+
+// What was planned.
+inline void assert_held(const Side& side, const tandem_memory_plan& plan) {
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  OK(tandem_cache_get_stats, &stats, side.cache);
+  assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
+  assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
+  assert_int_equal(stats.device_stream_bytes, plan.device_stream_bytes);
+  assert_int_equal(stats.device_weights_bytes, plan.device_weights_bytes);
+}
+
+// At no time more either.
+inline void assert_never_more(const Side& side, const tandem_memory_plan& plan) {
+  assert_held(side, plan);
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  OK(tandem_cache_get_stats, &stats, side.cache);
+  assert_int_equal(stats.device_peak_bytes, planned_bytes(plan));
+}
+
 inline void change_session(Side* side, const tandem_session_options& options) {
   tandem_session_release(side->session);
   side->session = nullptr;
   OK(tandem_session_create, &side->session, side->cache, &options);
+}
+
+// An error that says this, which is released.
+inline void assert_refused(int32_t got, tandem_error* error, int32_t status, const char* field, const char* text) {
+  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
+  tandem_error_release(error);
+  if (got != status || named != field || message.find(text) == std::string::npos)
+    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
 }
 
 // No session is made of these.
@@ -117,10 +148,7 @@ inline void refuse_session(const Side& side, const tandem_session_options& optio
   tandem_session* session = nullptr;
   tandem_error* error = nullptr;
   const int32_t got = tandem_session_create(&session, side.cache, &options, &error);
-  const std::string message = tandem_error_message(error), named = tandem_error_field(error);
-  tandem_error_release(error);
-  if (got != status || named != field || message.find(text) == std::string::npos)
-    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", got, message.c_str(), named.c_str(), status, text, field);
+  assert_refused(got, error, status, field, text);
 }
 
 // Nor is a planned step of one that streams: before anything is done.

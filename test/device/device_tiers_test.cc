@@ -22,12 +22,11 @@ int64_t pinned_bytes(const Side& side) {
   return stats.pinned_bytes;
 }
 
-void change_route(const Side* side, const char* route, double fraction = -1.0) {
+void change_route(Side* side, const char* route, double fraction = -1.0) {
   tandem_session_options options = Side::options_of("all");
   options.route = route;
   options.stream_fraction = fraction;
-  tandem_session_release(side->session);
-  OK(tandem_session_create, &const_cast<Side*>(side)->session, side->cache, &options);
+  change_session(side, options);
 }
 
 // ---- RLIMIT_MEMLOCK 0 --------------------------------------------------------------------------------------------------
@@ -37,7 +36,8 @@ void calls_are_staged_without_pinned_pages(void**) {
   controls.obey_memlock();
   const int64_t n_pinned = counts.n_pinned;
   for (const char* route : {"host", "auto", "stream", "host+stream"}) {
-    const Side side(true), twin(false);
+    Side side(true);
+    const Side twin(false);
     change_route(&side, route, std::strcmp(route, "host+stream") == 0 ? 0.5 : -1.0);
     int64_t n_tokens = 0;
     for (const int64_t n : {int64_t{200}, int64_t{1}, int64_t{40}, int64_t{1}, int64_t{1}, int64_t{130}, int64_t{1}}) {

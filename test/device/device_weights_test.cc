@@ -45,18 +45,11 @@ int64_t in_use() {
   return counts.n_allocated - counts.n_released + counts.n_pinned - counts.n_unpinned + counts.n_streams + counts.n_events;
 }
 
-void must_fail(int32_t status, const tandem_error* error, int32_t wanted, const char* field, const char* text) {
-  const std::string message = tandem_error_message(error);
-  if (status != wanted || std::string(tandem_error_field(error)) != field || message.find(text) == std::string::npos)
-    fail_msg("%d \"%s\" (%s) instead of %d \"%s\" (%s)", status, message.c_str(), tandem_error_field(error), wanted, text,
-             field);
-}
-#define REFUSED(call, wanted, field, text)                        \
-  do {                                                            \
-    tandem_error* error = nullptr;                                \
-    const int32_t status = call;                                  \
-    must_fail(status, error, TANDEM_ERROR_##wanted, field, text); \
-    tandem_error_release(error);                                  \
+#define REFUSED(call, wanted, field, text)                             \
+  do {                                                                 \
+    tandem_error* error = nullptr;                                     \
+    const int32_t status = call;                                       \
+    assert_refused(status, error, TANDEM_ERROR_##wanted, field, text); \
   } while (0)
 
 // What a use of a block has copied.

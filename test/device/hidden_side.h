@@ -156,16 +156,6 @@ inline void append_both(const Side& side, const Side& twin, const HiddenCall& ca
   append_hidden(twin, call);
 }
 
-// Of the device's memory, what was planned.
-inline void assert_held(const Side& side, const tandem_memory_plan& plan) {
-  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
-  OK(tandem_cache_get_stats, &stats, side.cache);
-  assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
-  assert_int_equal(stats.device_work_bytes, plan.device_work_bytes);
-  assert_int_equal(stats.device_stream_bytes, plan.device_stream_bytes);
-  assert_int_equal(stats.device_weights_bytes, plan.device_weights_bytes);
-}
-
 inline void attend_hidden(const Side& side, const HiddenCall& call) {
   const tandem_attend_args args = call.args(side);
   OK(tandem_attend, side.session, &args);

@@ -68,11 +68,11 @@ void blocks_that_are_pinned_in_part(void**) {
 }
 
 void pages_of_caches(void**) {
-  const Side side(true), twin(false);
+  Side side(true);
+  const Side twin(false);
   tandem_session_options options = Side::options_of("all");
   options.route = "stream";
-  tandem_session_release(side.session);
-  OK(tandem_session_create, &const_cast<Side&>(side).session, side.cache, &options);
+  change_session(&side, options);
   const int64_t n_pinned = counts.n_pinned;
   for (const int64_t n : {700, 1, 700, 1, 3}) attend_twins(side, twin, n, n);
   assert_true(side.stats().n_stream_parts > 0);
