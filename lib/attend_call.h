@@ -161,7 +161,7 @@ class AttendCall {
   Status send_next(const HandOverTask& task, size_t* n_sent);
   Status attend_piece(const DeviceAttend& window, const HandOverTask& task, const StreamPiece& piece,
                       const std::byte* buffer, const DeviceSequence* described, const HeadStates& to);
-  Status attend_stream(const DeviceAttend& window, const HandOverTask& task);
+  Status attend_streamed(const DeviceAttend& window, const HandOverTask& task, size_t idx);
   Status add_part(DeviceAccumulate sum);
   // Keys that are made of hidden states (lib/routes/recompute.cc).
   Status reserve_rebuilt(int64_t most, CallSize* size);
@@ -173,7 +173,8 @@ class AttendCall {
   Status begin_rebuilt(HandOverTask* task);
   Status rebuild_piece(const DeviceProjection& projection, const RebuiltPiece& piece);
   Status attend_pages(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece);
-  Status attend_rebuilt(const DeviceAttend& window, const HandOverTask& task);
+  Status attend_rebuilt(const DeviceAttend& window, const HandOverTask& task, const DeviceProjection& projection, size_t idx);
+  Status attend_moved(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);
   // Appends of more tokens than a ticket has, where keys are streamed (lib/routes/prefill.cc).
   struct Prefill;

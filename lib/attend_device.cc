@@ -289,7 +289,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     if (args_.speculative) leave_guess_to_host(&call);
   }
   choose_route(task);
-  if (!task->pieces.empty()) task->layout = session_.stream_layouts_[layer_idx_];
+  if (!task->pieces.empty()) task->layout = session_.stream_layout_;
   for (const SequenceCall& call : scratch_.calls) {
     add_host_jobs(call);
     if (args_.k != nullptr) add_row_copies(call, exchange, task);
@@ -494,8 +494,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
     attend.lse_token_stride = layer.n_q_heads;
     attend.lse_head_stride = 1;
     TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
-    if (task != nullptr) TANDEM_TRY(attend_rebuilt(attend, *task));
-    if (task != nullptr && !task->pieces.empty()) TANDEM_TRY(attend_stream(attend, *task));
+    if (task != nullptr) TANDEM_TRY(attend_moved(attend, *task));
     return merge_and_observe(append);
   }
   attend.o = rows_of(args_.o);

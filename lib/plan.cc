@@ -95,13 +95,18 @@ void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout
                 CallSize* size) {
   for (size_t l = 0; l < layers.size(); ++l) {
     if (!calls.may_stream(layers[l])) continue;
-    int64_t n = 0;
+    int64_t n = 0, longest = 0;
     for (const int64_t kv_len : calls.kv_lens) {
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
-      n += count_pieces(streams[l], layers[l].n_kv_heads, tokens.begin, tokens.end);
+      longest = std::max(longest, tokens.end - tokens.begin);
+    }
+    const StreamLayout layout = shorten_pages(layers[l], streams[l], longest);
+    for (const int64_t kv_len : calls.kv_lens) {
+      const TokenRange tokens = calls.streamed(layers[l], kv_len);
+      n += count_pieces(layout, layers[l].n_kv_heads, tokens.begin, tokens.end);
     }
     size->n_pieces = std::max(size->n_pieces, n);
-    size->n_stream_pages = std::max(size->n_stream_pages, streams[l].n_pages);
+    size->n_stream_pages = std::max(size->n_stream_pages, layout.n_pages);
   }
 }
 
@@ -113,7 +118,7 @@ void add_rebuilt_parts(const std::vector<Layer>& layers, const std::vector<Rebui
     RebuiltCount count;
     for (const int64_t kv_len : calls.kv_lens) {
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
-      count.add(calls.routes.rebuilt_share, tokens.end - tokens.begin, 1);
+      count.add(tokens.end - tokens.begin, 1);
     }
     size->n_rebuilt_parts = std::max(size->n_rebuilt_parts, count.all_parts(layouts[l]));
     size->n_rebuilt_pages = std::max(size->n_rebuilt_pages, count.n_pages);

@@ -191,6 +191,7 @@ class Session {
   PolicyOptions options_;
   RouteOptions routes_;
   std::vector<StreamLayout> stream_layouts_;      // [n_layers]; empty: nothing is ever streamed
+  StreamLayout stream_layout_;                    // of the call at hand
   std::vector<RebuildLayout> rebuild_layouts_;    // [n_layers]; empty: no keys are made of hidden states
   std::vector<ProjectionBlocks> blocks_;          // [n_layers] or empty
   const DeviceProjection* projection_ = nullptr;  // of the call at hand, where its keys are rebuilt

@@ -77,9 +77,9 @@ void CallPlan::make(const Profile& profile, const Layer& layer, int64_t key_byte
   for (PlannedKeys& keys : keys_) {
     const int64_t n = std::min(left, keys.end - keys.begin);
     keys.cpu_begin = cut(keys, n, kPlannedUnit);
-    keys.rebuilt_end = keys.begin + (rebuilt > 0.0 ? rebuilt_tokens(rebuilt, keys.begin, keys.cpu_begin) : 0);
     left -= n;
   }
+  choose_rebuilt(rebuilt);
   plan_ = predict(n_streamed(), n_rebuilt());
 }
 
@@ -89,9 +89,19 @@ void CallPlan::give(const Profile& profile, const Layer& layer, int64_t key_byte
   group(profile, layer, key_bytes);
   for (PlannedKeys& keys : keys_) {
     keys.cpu_begin = cut(keys, std::llround(streamed_share * static_cast<double>(keys.end - keys.begin)), kGivenUnit);
-    keys.rebuilt_end = keys.begin + (rebuild.may ? rebuilt_tokens(rebuild.share, keys.begin, keys.cpu_begin) : 0);
   }
+  choose_rebuilt(rebuild.may ? rebuild.share : 0.0);
   plan_ = predict(n_streamed(), n_rebuilt());
+}
+
+// Of all that move: sequences as a whole, as long as there are any, since pages are much of a short one.
+void CallPlan::choose_rebuilt(double share) {
+  auto left = static_cast<int64_t>(std::ceil(share * static_cast<double>(n_streamed())));
+  for (PlannedKeys& keys : keys_) {
+    const int64_t n = rebuilt_tokens(left, keys.begin, keys.cpu_begin);
+    keys.rebuilt_end = keys.begin + n;
+    left -= n;
+  }
 }
 
 bool CallPlan::is_known() const {

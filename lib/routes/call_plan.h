@@ -53,6 +53,7 @@ class CallPlan {
 
  private:
   void group(const Profile& profile, const Layer& layer, int64_t key_bytes);
+  void choose_rebuilt(double share);
   bool is_known() const;
   int64_t n_keys() const;
   RoutePlan predict(int64_t n_streamed, int64_t n_rebuilt) const;

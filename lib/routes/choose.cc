@@ -32,14 +32,19 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
   if (route == Route::kHost || session_.stream_layouts_.empty() || !can_stream(policy_)) return {};
   if (layer_.rope != nullptr || args_.speculative)
     return {};  // the store has keys as they were before; a guess is the host's
-  const StreamLayout& layout = session_.stream_layouts_[layer_idx_];
-  int64_t n_tokens = 0, n_pieces = 0;
+  int64_t n_tokens = 0, n_pieces = 0, longest = 0;
   for (const SequenceCall& call : scratch_.calls) {
     const TokenRange tokens = streamed_tokens(call, most);
     n_tokens += tokens.end - tokens.begin;
-    n_pieces += count_pieces(layout, layer_.n_kv_heads, tokens.begin, tokens.end);
+    longest = std::max(longest, tokens.end - tokens.begin);
   }
   if (n_tokens == 0) return {};
+  const StreamLayout layout = shorten_pages(layer_, session_.stream_layouts_[layer_idx_], longest);
+  for (const SequenceCall& call : scratch_.calls) {
+    const TokenRange tokens = streamed_tokens(call, most);
+    n_pieces += count_pieces(layout, layer_.n_kv_heads, tokens.begin, tokens.end);
+  }
+  session_.stream_layout_ = layout;
   if (route == Route::kAuto) {
     if (!is_worth_planning(n_tokens * token_kv_bytes(layer_)) || session_.refuses_streams_) return {};
     if (Status status = try_unknown_routes(most); !status.ok()) return give_streams_up(std::move(status));
@@ -113,7 +118,7 @@ void AttendCall::choose_route(HandOverTask* task) {
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     const SequenceCall& call = scratch_.calls[i];
     if (call.streams())
-      cut_pieces(session_.stream_layouts_[layer_idx_], layer_.n_kv_heads, i,
+      cut_pieces(session_.stream_layout_, layer_.n_kv_heads, i,
                  {std::max(call.host_begin, call.rebuilt_end), call.cpu_begin}, &task->pieces);
   }
   task->bases = cache_.store().bases();

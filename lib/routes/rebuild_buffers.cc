@@ -28,7 +28,7 @@ struct RebuildBytes {
 int64_t RebuildBuffers::bytes_of(const Device& device, const std::vector<Layer>& layers,
                                  const std::vector<RebuildLayout>& layouts) {
   const RebuildBytes bytes(device, layers, layouts);
-  return StreamBuffers::kBuffers * bytes.x + bytes.pages + bytes.workspace;
+  return StreamBuffers::kBuffers * bytes.x + kSets * bytes.pages + bytes.workspace;
 }
 
 Status RebuildBuffers::create(const Device& device, Tier& tier, const std::vector<Layer>& layers,
@@ -36,10 +36,28 @@ Status RebuildBuffers::create(const Device& device, Tier& tier, const std::vecto
   const RebuildBytes bytes(device, layers, layouts);
   std::unique_ptr<RebuildBuffers> made(new RebuildBuffers(device));
   TANDEM_TRY(StreamBuffers::create(device, tier, bytes.x, &made->x_));
-  TANDEM_TRY(Buffer::create(tier, bytes.pages + bytes.workspace, Use::kStream, &made->memory_));
-  made->workspace_at_ = bytes.pages;
+  TANDEM_TRY(Buffer::create(tier, kSets * bytes.pages + bytes.workspace, Use::kStream, &made->memory_));
+  made->set_bytes_ = bytes.pages;
+  made->workspace_at_ = kSets * bytes.pages;
+  for (void*& event : made->freed_) TANDEM_TRY(call_device(device, &DeviceTable::create_event, &event));
   TANDEM_TRY(SideStream::create(device, &made->side_));
   *buffers = std::move(made);
+  return {};
+}
+
+RebuildBuffers::~RebuildBuffers() {
+  side_.reset();
+  for (void* event : freed_)
+    if (event != nullptr) device_.table->destroy_event(device_.self, event);
+}
+
+Status RebuildBuffers::wait_for_pages() {
+  return call_device(device_, &DeviceTable::wait_event, freed_[n_pieces_ % kSets], side_->get());
+}
+
+Status RebuildBuffers::take_pages_back(void* stream) {
+  TANDEM_TRY(call_device(device_, &DeviceTable::record_event, freed_[n_pieces_ % kSets], stream));
+  ++n_pieces_;
   return {};
 }
 
@@ -48,7 +66,7 @@ DeviceRebuild RebuildBuffers::call_of(const Layer& layer, const RebuildLayout& l
   DeviceRebuild call;
   call.layer = &layer;
   call.projection = projection;
-  call.pages = pages_of(layout, memory_.data());
+  call.pages = pages_of(layout, pages());
   call.page_bytes = layout.page_bytes;
   call.workspace = memory_.data() + workspace_at_;
   return call;

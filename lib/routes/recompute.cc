@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <tuple>
 
 #include "lib/attend_call.h"
@@ -77,16 +76,18 @@ DevicePages pages_of(const RebuildLayout& layout, std::byte* first) {
   return pages;
 }
 
-int64_t rebuilt_tokens(double share, int64_t begin, int64_t end) {
-  if (share >= 1.0) return end - begin;
-  const auto wanted = begin + static_cast<int64_t>(std::ceil(share * static_cast<double>(end - begin)));
-  return std::min((wanted + RebuildLayout::kPageLen - 1) / RebuildLayout::kPageLen * RebuildLayout::kPageLen, end) - begin;
+int64_t rebuilt_tokens(int64_t wanted, int64_t begin, int64_t end) {
+  if (wanted <= 0) return 0;
+  if (wanted >= end - begin) return end - begin;
+  const int64_t page_end =
+      (begin + wanted + RebuildLayout::kPageLen - 1) / RebuildLayout::kPageLen * RebuildLayout::kPageLen;
+  return std::min(page_end, end) - begin;
 }
 
-// The end of what is rebuilt is moved to that of a page, and either end may lie within one.
-void RebuiltCount::add(double share, int64_t n_tokens, int64_t n_runs) {
+// Any share of a call's keys may be all of a sequence's, and either end may lie within a page.
+void RebuiltCount::add(int64_t n_tokens, int64_t n_runs) {
   if (n_tokens == 0) return;
-  n_pages += rebuilt_tokens(share, 0, n_tokens) / RebuildLayout::kPageLen + 2 + n_runs;
+  n_pages += n_tokens / RebuildLayout::kPageLen + 2 + n_runs;
   n_parts += n_runs;
 }
 
@@ -124,7 +125,7 @@ Status AttendCall::reserve_rebuilt(int64_t most, CallSize* size) {
     const TokenRange tokens = streamed_tokens(call, most);
     int64_t n_runs = 0;
     for (int64_t t = tokens.begin; t < tokens.end; ++n_runs) t += follow_positions(*call.sequence, {t, tokens.end});
-    count.add(is_auto ? 1.0 : session_.routes_.rebuilt_share, tokens.end - tokens.begin, n_runs);
+    count.add(tokens.end - tokens.begin, n_runs);
   }
   size->n_rebuilt_parts = count.all_parts(session_.rebuild_layouts_[layer_idx_]);
   size->n_rebuilt_pages = count.n_pages;
@@ -332,6 +333,7 @@ Status AttendCall::rebuild_piece(const DeviceProjection& projection, const Rebui
   const TraceRange range("rebuild", args_.layer_idx, "recompute");
   std::byte* x = nullptr;
   TANDEM_TRY(buffers.x().take(buffers.stream(), &x));
+  TANDEM_TRY(buffers.wait_for_pages());
   DeviceRebuild rebuild = buffers.call_of(layer_, layout, projection);
   rebuild.x = x;
   rebuild.n_rows = piece.n_pages * RebuildLayout::kPageLen;
@@ -363,26 +365,38 @@ Status AttendCall::attend_pages(const DeviceAttend& window, const HandOverTask& 
   return device.rebuild()->take_pages_back(args_.stream);
 }
 
-Status AttendCall::attend_rebuilt(const DeviceAttend& window, const HandOverTask& task) {
-  if (task.rebuilt.empty()) return {};
-  DeviceSession& device = *session_.device_;
-  DeviceProjection projection = *session_.projection_;
-  WeightsInUse weights(device.rebuild()->stream());
-  TANDEM_TRY(session_.use_weights(layer_idx_, &weights, &projection));
-  size_t n_sent = std::min(task.rebuilt.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
-  for (const RebuiltPiece& piece : task.rebuilt.pieces) {
-    TANDEM_TRY(rebuild_piece(projection, piece));
-    TANDEM_TRY(attend_pages(window, task, piece));
-    if (n_sent < task.rebuilt.pieces.size()) TANDEM_TRY(send_hidden(task, task.rebuilt.pieces[n_sent++]));
-    const SequenceCall& first = scratch_.calls[task.rebuilt.parts[piece.first_part].call];
-    const SequenceCall& last = scratch_.calls[task.rebuilt.parts[piece.first_part + piece.n_parts - 1].call];
-    DeviceAccumulate sum;
-    sum.layer = window.layer;
-    sum.first_row = static_cast<int32_t>(first.first_row);
-    sum.n_rows = static_cast<int32_t>(last.first_row + last.q_len - first.first_row);
-    sum.n_heads = layer_.n_q_heads;
-    TANDEM_TRY(add_part(sum));
+// idx: of the task's rebuilt pieces.
+Status AttendCall::attend_rebuilt(const DeviceAttend& window, const HandOverTask& task, const DeviceProjection& projection,
+                                  size_t idx) {
+  const RebuiltPiece& piece = task.rebuilt.pieces[idx];
+  TANDEM_TRY(rebuild_piece(projection, piece));
+  const size_t next = idx + static_cast<size_t>(StreamBuffers::kBuffers);
+  if (next < task.rebuilt.pieces.size()) TANDEM_TRY(send_hidden(task, task.rebuilt.pieces[next]));
+  TANDEM_TRY(attend_pages(window, task, piece));
+  const SequenceCall& first = scratch_.calls[task.rebuilt.parts[piece.first_part].call];
+  const SequenceCall& last = scratch_.calls[task.rebuilt.parts[piece.first_part + piece.n_parts - 1].call];
+  DeviceAccumulate sum;
+  sum.layer = window.layer;
+  sum.first_row = static_cast<int32_t>(first.first_row);
+  sum.n_rows = static_cast<int32_t>(last.first_row + last.q_len - first.first_row);
+  sum.n_heads = layer_.n_q_heads;
+  return add_part(sum);
+}
+
+// Pieces of both kinds take turns, as many of each as there are: the engines that work on them end together.
+Status AttendCall::attend_moved(const DeviceAttend& window, const HandOverTask& task) {
+  const size_t n_rebuilt = task.rebuilt.pieces.size(), n_streamed = task.pieces.size();
+  DeviceProjection projection;
+  WeightsInUse weights(n_rebuilt > 0 ? session_.device_->rebuild()->stream() : nullptr);
+  if (n_rebuilt > 0) {
+    projection = *session_.projection_;
+    TANDEM_TRY(session_.use_weights(layer_idx_, &weights, &projection));
   }
+  for (size_t r = 0, s = 0; r + s < n_rebuilt + n_streamed;)
+    if (r < n_rebuilt && r * n_streamed <= s * n_rebuilt)
+      TANDEM_TRY(attend_rebuilt(window, task, projection, r++));
+    else
+      TANDEM_TRY(attend_streamed(window, task, s++));
   return weights.done();
 }
 

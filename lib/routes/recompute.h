@@ -9,15 +9,18 @@
 //   buffer of x     | sequence 3: tokens 256 ... 500       |  | sequence 4: tokens 0 ... 130 |
 //   rebuilt pages   | page 2           | page 3               | page 0           | page 1   ...     K and V of all heads
 //
-//   copy stream     fill 0 | fill 1 |             fill 0 |
-//   side stream              rebuild 0 |          rebuild 1 |          rebuild 0 ...
-//   caller's                            attend 0 |           attend 1 |
+//   copy stream     fill 0 | fill 1 |    fill 0 |    fill 1 ...
+//   side stream              rebuild 0 | rebuild 1 | rebuild 0 ...
+//   caller's                             attend 0  | attend 1 ...
 //
-// There is one set of pages: what is attended is over before the next piece is rebuilt. Pieces are rebuilt on a stream of
-// the session's own, which waits for nothing of the caller's but the end of the piece before: calls return when all is on
-// its way, so the first piece of the next call, of another batch or layer, comes and is rebuilt while the caller's stream
-// still multiplies for this one, or waits for other weights. In one piece a sequence has positions that follow each other,
-// as its keys may be rotated by them; where they are, these come behind the hidden states.
+// There are two sets of pages: a piece is attended while the next one is rebuilt. Pieces are rebuilt on a stream of the
+// session's own, which waits for nothing of the caller's but the end of the piece before the last: calls return when all is
+// on its way, so the first pieces of the next call, of another batch or layer, come and are rebuilt while the caller's
+// stream still multiplies for this one, or waits for other weights. In one piece a sequence has positions that follow each
+// other, as its keys may be rotated by them; where they are, these come behind the hidden states.
+//
+// Where other keys come as they are, their pieces take turns with these: the bus brings K and V while the device, which may
+// be the slower of the two, makes those of what has come before.
 #pragma once
 
 #include <cstdint>
@@ -84,21 +87,26 @@ struct RebuiltPieces {
 };
 // Where [begin, end) of a call goes, behind what is there: where `continues`, into the piece of the call before it.
 void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bool continues, RebuiltPieces* pieces);
-// How many tokens of [begin, end) are rebuilt, the first ones: whole pages, or all.
-int64_t rebuilt_tokens(double share, int64_t begin, int64_t end);
+// How many tokens of [begin, end) are rebuilt where `wanted` are to be, the first ones: whole pages, or all.
+int64_t rebuilt_tokens(int64_t wanted, int64_t begin, int64_t end);
 // What there may be in all pieces of a call, wherever its chunks begin.
 struct RebuiltCount {
   int64_t n_pages = 0, n_parts = 0;
 
   // n_runs: of tokens whose positions follow each other.
-  void add(double share, int64_t n_tokens, int64_t n_runs);
+  void add(int64_t n_tokens, int64_t n_runs);
   // With parts that are cut where a piece is full.
   int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
 };
 
-// What a session rebuilds in: two buffers of hidden states, pages of K and V, work space; and the stream for that.
+// What a session rebuilds in: two buffers of hidden states, two sets of pages of K and V, work space; and the stream for
+// that. Pieces are rebuilt and attended in one order.
 class RebuildBuffers {
  public:
+  static constexpr int64_t kSets = 2;  // of pages
+
+  ~RebuildBuffers();
+  RebuildBuffers(const RebuildBuffers&) = delete;
   static int64_t bytes_of(const Device& device, const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts);
   static Status create(const Device& device, Tier& tier, const std::vector<Layer>& layers,
                        const std::vector<RebuildLayout>& layouts, std::unique_ptr<RebuildBuffers>* buffers);
@@ -106,14 +114,16 @@ class RebuildBuffers {
   // under way.
   Status measure(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection, double* ns);
   StreamBuffers& x() { return *x_; }
-  // Into the pages, with the work space; of which rows is to be said yet.
+  // Into the pages of the next piece, with the work space; of which rows is to be said yet.
   DeviceRebuild call_of(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection) const;
-  std::byte* pages() const { return memory_.data(); }
+  std::byte* pages() const { return memory_.data() + static_cast<int64_t>(n_pieces_ % kSets) * set_bytes_; }
   void* stream() const { return side_->get(); }
-  // What is asked of `stream` next finds the pages as they were rebuilt; they are rebuilt again behind what it was asked
-  // for.
+  // What this object's stream is asked for next finds nobody at the pages of the next piece.
+  Status wait_for_pages();
+  // What is asked of `stream` next finds the pages as they were rebuilt; those are rebuilt again behind what it was asked
+  // for until take_pages_back(), with which the piece after is the next.
   Status hand_pages(void* stream) { return side_->join(stream); }
-  Status take_pages_back(void* stream) { return side_->fork(stream); }
+  Status take_pages_back(void* stream);
   void settle(void* stream);  // after a failure: nothing is under way here any more
 
  private:
@@ -122,7 +132,9 @@ class RebuildBuffers {
   const Device& device_;
   std::unique_ptr<StreamBuffers> x_;
   Buffer memory_;
-  int64_t workspace_at_ = 0;
+  int64_t set_bytes_ = 0, workspace_at_ = 0;
+  void* freed_[kSets] = {};  // events: the pages have been attended
+  uint64_t n_pieces_ = 0;    // that were
   std::unique_ptr<SideStream> side_;  // declared last: its end is waited for first
 };
 

@@ -126,33 +126,31 @@ Status AttendCall::attend_piece(const DeviceAttend& window, const HandOverTask& 
   return call_device(session_.device_->device(), &DeviceTable::attend, &attend, args_.stream);
 }
 
-// window: the call that has left its states in the session's o() and lse(). described: of the first piece.
-Status AttendCall::attend_stream(const DeviceAttend& window, const HandOverTask& task) {
+// window: the call that has left its states in the session's o() and lse(). idx: of the task's pieces.
+Status AttendCall::attend_streamed(const DeviceAttend& window, const HandOverTask& task, size_t idx) {
   DeviceSession& device = *session_.device_;
   StreamBuffers& buffers = *device.stream();
+  const StreamPiece& piece = task.pieces[idx];
+  const SequenceCall& call = scratch_.calls[piece.call];
+  const int64_t first_head = int64_t{piece.first_head} * layer_.group_size;
   DeviceAttend attend = window;
   const auto* described = reinterpret_cast<const DeviceSequence*>(device.descriptors() + task.pieces_at);
   attend.sequences.page_tables = reinterpret_cast<const int64_t*>(described + task.pieces.size());
-  size_t n_sent = std::min(task.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
-  for (const StreamPiece& piece : task.pieces) {
-    const SequenceCall& call = scratch_.calls[piece.call];
-    const int64_t first_head = int64_t{piece.first_head} * layer_.group_size;
-    std::byte* buffer = nullptr;
-    TANDEM_TRY(buffers.take(args_.stream, &buffer));
-    TANDEM_TRY(
-        attend_piece(attend, task, piece, buffer, described++,
-                     {device.part_o() + first_head * layer_.v_head_dim, device.part_lse() + first_head, layer_.n_q_heads}));
-    TANDEM_TRY(buffers.done_with(args_.stream));
-    DeviceAccumulate sum;
-    sum.layer = window.layer;
-    sum.first_row = static_cast<int32_t>(call.first_row);
-    sum.n_rows = static_cast<int32_t>(call.q_len);
-    sum.first_head = piece.first_head * layer_.group_size;
-    sum.n_heads = piece.n_heads * layer_.group_size;
-    TANDEM_TRY(add_part(sum));
-    TANDEM_TRY(send_next(task, &n_sent));
-  }
-  return {};
+  std::byte* buffer = nullptr;
+  TANDEM_TRY(buffers.take(args_.stream, &buffer));
+  TANDEM_TRY(
+      attend_piece(attend, task, piece, buffer, described + idx,
+                   {device.part_o() + first_head * layer_.v_head_dim, device.part_lse() + first_head, layer_.n_q_heads}));
+  TANDEM_TRY(buffers.done_with(args_.stream));
+  size_t next = idx + static_cast<size_t>(StreamBuffers::kBuffers);
+  if (next < task.pieces.size()) TANDEM_TRY(send_next(task, &next));
+  DeviceAccumulate sum;
+  sum.layer = window.layer;
+  sum.first_row = static_cast<int32_t>(call.first_row);
+  sum.n_rows = static_cast<int32_t>(call.q_len);
+  sum.first_head = piece.first_head * layer_.group_size;
+  sum.n_heads = piece.n_heads * layer_.group_size;
+  return add_part(sum);
 }
 
 // sum: which rows and heads of the session's states for parts go to those of the window.

@@ -13,31 +13,45 @@ int64_t count_groups(const StreamLayout& layout, int32_t n_kv_heads) {
   return (n_kv_heads + layout.n_heads - 1) / layout.n_heads;
 }
 
-}  // namespace
-
-Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout,
-                          int32_t most_heads) {
+// A buffer has room for a page of a head.
+StreamLayout layout_of(const Layer& layer, int32_t page_len, int64_t buffer_bytes, int32_t most_heads) {
   StreamLayout made;
   made.row_bytes = plane_bytes(layer);
-  made.page_len = static_cast<int32_t>(extent_len);  // a power of two, as pages of the store are
-  const int64_t row_bytes = made.row_bytes.total();
-  while (made.page_len > kLeastPage && made.page_len * row_bytes > buffer_bytes) made.page_len /= 2;
-  const int64_t n_fit = buffer_bytes / (made.page_len * row_bytes);
-  if (n_fit == 0)
-    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
-                "stream_buffer_bytes = %lld (up to a multiple of 256) is less than the %lld bytes of %d tokens of a KV head",
-                static_cast<long long>(buffer_bytes), static_cast<long long>(kLeastPage * row_bytes), kLeastPage);
+  made.page_len = page_len;
+  made.buffer_bytes = buffer_bytes;
+  made.most_heads = most_heads;
+  const int64_t n_fit = buffer_bytes / (page_len * made.row_bytes.total());
   const int64_t n_at_once = std::min(n_fit, int64_t{most_heads}), n_kv_heads = layer.n_kv_heads;
   const int64_t n_groups = (n_kv_heads + n_at_once - 1) / n_at_once;
   made.n_heads = static_cast<int32_t>((n_kv_heads + n_groups - 1) / n_groups);
   for (int32_t p = 0; p < kPlanes; ++p) {
     made.at[p] = made.page_bytes;
-    made.head_stride[p] = made.page_len * made.row_bytes.of[p];
+    made.head_stride[p] = page_len * made.row_bytes.of[p];
     made.page_bytes += made.n_heads * made.head_stride[p];
   }
   made.n_pages = buffer_bytes / made.page_bytes;
-  *layout = made;
+  return made;
+}
+
+}  // namespace
+
+Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout,
+                          int32_t most_heads) {
+  const int64_t row_bytes = plane_bytes(layer).total();
+  auto page_len = static_cast<int32_t>(extent_len);  // a power of two, as pages of the store are
+  while (page_len > kLeastPage && page_len * row_bytes > buffer_bytes) page_len /= 2;
+  if (page_len * row_bytes > buffer_bytes)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
+                "stream_buffer_bytes = %lld (up to a multiple of 256) is less than the %lld bytes of %d tokens of a KV head",
+                static_cast<long long>(buffer_bytes), static_cast<long long>(kLeastPage * row_bytes), kLeastPage);
+  *layout = layout_of(layer, page_len, buffer_bytes, most_heads);
   return {};
+}
+
+StreamLayout shorten_pages(const Layer& layer, const StreamLayout& layout, int64_t longest) {
+  int32_t page_len = layout.page_len;
+  while (page_len > kLeastPage && page_len / 2 >= longest) page_len /= 2;
+  return page_len < layout.page_len ? layout_of(layer, page_len, layout.buffer_bytes, layout.most_heads) : layout;
 }
 
 Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len,

@@ -28,6 +28,8 @@ struct StreamLayout {
   int64_t at[kPlanes] = {};  // of a piece's first head, in a page
   int64_t head_stride[kPlanes] = {};
   int64_t page_bytes = 0;
+  int64_t buffer_bytes = 0;
+  int32_t most_heads = 0;
 
   int64_t piece_len() const { return n_pages * page_len; }
 };
@@ -35,6 +37,10 @@ struct StreamLayout {
 // tokens of one KV head.
 Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer_bytes, StreamLayout* layout,
                           int32_t most_heads = INT32_MAX);
+
+// Of a call whose sequences have `longest` keys to stream at most: where that is less than a page has room for, pages are
+// shorter and a piece has more heads.
+StreamLayout shorten_pages(const Layer& layer, const StreamLayout& layout, int64_t longest);
 
 // [n_layers]; empty where the policy leaves nothing to stream in any layer.
 Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len,

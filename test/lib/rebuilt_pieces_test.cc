@@ -32,7 +32,7 @@ void every_token_has_a_place(void**) {
       const int64_t begin = random.integer(0, 700), end = begin + (random.chance(0.2) ? 0 : random.integer(1, 1500));
       const bool continues = !ranges.empty() && random.chance(0.7);
       add_rebuilt(layout, ranges.size(), {begin, end}, continues, &pieces);
-      count.add(1.0, end - begin, end > begin ? 1 : 0);
+      count.add(end - begin, end > begin ? 1 : 0);
       ranges.push_back({begin, end});
     }
     std::vector<int64_t> next;
@@ -76,13 +76,16 @@ void pieces_are_shared(void**) {
 }
 
 void shares_end_with_pages(void**) {
-  assert_int_equal(rebuilt_tokens(1.0, 5, 1000), 995);
-  assert_int_equal(rebuilt_tokens(0.5, 0, 1000), 512);
-  assert_int_equal(rebuilt_tokens(0.5, 7, 1000), 505);  // up to token 512
-  assert_int_equal(rebuilt_tokens(0.01, 0, 1000), 128);
-  assert_int_equal(rebuilt_tokens(0.01, 0, 50), 50);
-  assert_int_equal(rebuilt_tokens(0.99, 0, 1000), 1000);
-  assert_int_equal(rebuilt_tokens(0.3, 4, 4), 0);
+  assert_int_equal(rebuilt_tokens(2000, 5, 1000), 995);
+  assert_int_equal(rebuilt_tokens(995, 5, 1000), 995);
+  assert_int_equal(rebuilt_tokens(500, 0, 1000), 512);
+  assert_int_equal(rebuilt_tokens(500, 7, 1000), 505);  // up to token 512
+  assert_int_equal(rebuilt_tokens(1, 0, 1000), 128);
+  assert_int_equal(rebuilt_tokens(1, 0, 50), 50);
+  assert_int_equal(rebuilt_tokens(990, 0, 1000), 1000);
+  assert_int_equal(rebuilt_tokens(0, 0, 1000), 0);
+  assert_int_equal(rebuilt_tokens(-20, 0, 1000), 0);
+  assert_int_equal(rebuilt_tokens(3, 4, 4), 0);
 }
 
 }  // namespace
