@@ -173,7 +173,8 @@ class AttendCall {
   Status begin_rebuilt(HandOverTask* task);
   Status rebuild_piece(const DeviceProjection& projection, const RebuiltPiece& piece);
   Status attend_pages(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece);
-  Status attend_rebuilt(const DeviceAttend& window, const HandOverTask& task, const DeviceProjection& projection, size_t idx);
+  Status attend_rebuilt(const DeviceAttend& window, const HandOverTask& task, const DeviceProjection& projection,
+                        size_t idx);
   Status attend_moved(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);
   // Appends of more tokens than a ticket has, where keys are streamed (lib/routes/prefill.cc).

@@ -320,7 +320,8 @@ std::byte* DeviceSession::step_upload(uint64_t step) const {
 }
 
 Status DeviceSession::reserve_stream(int64_t buffer_bytes) {
-  return stream_ != nullptr ? Status() : StreamBuffers::create(device_, device_tier_, buffer_bytes, &stream_);
+  if (stream_ != nullptr) return {};
+  return StreamBuffers::create(device_, device_tier_, buffer_bytes, StreamBuffers::kBuffers, &stream_);
 }
 
 Status DeviceSession::reserve_side() { return side_ != nullptr ? Status() : SideStream::create(device_, &side_); }

@@ -106,6 +106,7 @@ class WeightsInUse {
 
   Status use(const std::shared_ptr<Weights>& weights, int32_t block_idx, const void** data);
   Status done();
+  bool any() const { return !held_.empty(); }
 
  private:
   struct Held {

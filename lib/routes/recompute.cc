@@ -160,6 +160,7 @@ Status Session::try_rebuild(size_t layer_idx) {
     DeviceProjection with_weights = *projection;
     WeightsInUse weights(nullptr);
     TANDEM_TRY(use_weights(layer_idx, &weights, &with_weights));
+    TANDEM_TRY(call_device(device, &DeviceTable::wait, static_cast<void*>(nullptr)));  // they are there, for all streams
     TANDEM_TRY(buffers->measure(layer, rebuild_layouts_[layer_idx], with_weights, &ns));
     TANDEM_TRY(weights.done());
     profile.note_rebuild_trial(layer, ns);
@@ -321,12 +322,12 @@ Status AttendCall::send_hidden(const HandOverTask& task, const RebuiltPiece& pie
 Status AttendCall::begin_rebuilt(HandOverTask* task) {
   if (task->rebuilt.empty()) return {};
   task->sent = std::chrono::steady_clock::now();
-  const size_t n = std::min(task->rebuilt.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
+  const size_t n = std::min(task->rebuilt.pieces.size(), static_cast<size_t>(RebuildBuffers::kBuffers));
   for (size_t i = 0; i < n; ++i) TANDEM_TRY(send_hidden(*task, task->rebuilt.pieces[i]));
   return {};
 }
 
-// The next piece, on the stream of the buffers; the caller's waits for it.
+// The next piece, on the stream of its lane; the caller's waits for it.
 Status AttendCall::rebuild_piece(const DeviceProjection& projection, const RebuiltPiece& piece) {
   RebuildBuffers& buffers = *session_.device_->rebuild();
   const RebuildLayout& layout = session_.rebuild_layouts_[layer_idx_];
@@ -370,7 +371,7 @@ Status AttendCall::attend_rebuilt(const DeviceAttend& window, const HandOverTask
                                   size_t idx) {
   const RebuiltPiece& piece = task.rebuilt.pieces[idx];
   TANDEM_TRY(rebuild_piece(projection, piece));
-  const size_t next = idx + static_cast<size_t>(StreamBuffers::kBuffers);
+  const size_t next = idx + static_cast<size_t>(RebuildBuffers::kBuffers);
   if (next < task.rebuilt.pieces.size()) TANDEM_TRY(send_hidden(task, task.rebuilt.pieces[next]));
   TANDEM_TRY(attend_pages(window, task, piece));
   const SequenceCall& first = scratch_.calls[task.rebuilt.parts[piece.first_part].call];
@@ -387,16 +388,19 @@ Status AttendCall::attend_rebuilt(const DeviceAttend& window, const HandOverTask
 Status AttendCall::attend_moved(const DeviceAttend& window, const HandOverTask& task) {
   const size_t n_rebuilt = task.rebuilt.pieces.size(), n_streamed = task.pieces.size();
   DeviceProjection projection;
-  WeightsInUse weights(n_rebuilt > 0 ? session_.device_->rebuild()->stream() : nullptr);
+  WeightsInUse weights(n_rebuilt > 0 ? session_.device_->rebuild()->first_stream() : nullptr);
   if (n_rebuilt > 0) {
     projection = *session_.projection_;
     TANDEM_TRY(session_.use_weights(layer_idx_, &weights, &projection));
   }
+  const bool has_weights = weights.any();
+  if (has_weights) TANDEM_TRY(session_.device_->rebuild()->fork());
   for (size_t r = 0, s = 0; r + s < n_rebuilt + n_streamed;)
     if (r < n_rebuilt && r * n_streamed <= s * n_rebuilt)
       TANDEM_TRY(attend_rebuilt(window, task, projection, r++));
     else
       TANDEM_TRY(attend_streamed(window, task, s++));
+  if (has_weights) TANDEM_TRY(session_.device_->rebuild()->join());
   return weights.done();
 }
 

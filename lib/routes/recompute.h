@@ -9,15 +9,17 @@
 //   buffer of x     | sequence 3: tokens 256 ... 500       |  | sequence 4: tokens 0 ... 130 |
 //   rebuilt pages   | page 2           | page 3               | page 0           | page 1   ...     K and V of all heads
 //
-//   copy stream     fill 0 | fill 1 |    fill 0 |    fill 1 ...
-//   side stream              rebuild 0 | rebuild 1 | rebuild 0 ...
-//   caller's                             attend 0  | attend 1 ...
+//   copy stream     fill 0 | fill 1 | fill 2 | fill 0 | fill 1 | ...
+//   lane 0                   norm | products | store |  norm | products | store | ...
+//   lane 1                              norm | products | store |  norm | products ...
+//   caller's                                          attend 0 |  attend 1 ...
 //
-// There are two sets of pages: a piece is attended while the next one is rebuilt. Pieces are rebuilt on a stream of the
-// session's own, which waits for nothing of the caller's but the end of the piece before the last: calls return when all is
-// on its way, so the first pieces of the next call, of another batch or layer, come and are rebuilt while the caller's
-// stream still multiplies for this one, or waits for other weights. In one piece a sequence has positions that follow each
-// other, as its keys may be rotated by them; where they are, these come behind the hidden states.
+// There are two lanes, streams of the session's own with pages and work space of their own, which pieces go to in turn: what
+// comes before and behind the products of one goes on beside those of the other, and so does the attention. A lane waits for
+// nothing of the caller's but the end of its piece before: calls return when all is on its way, so the first pieces of the
+// next call, of another batch or layer, come and are rebuilt while the caller's stream still multiplies for this one, or
+// waits for other weights. In one piece a sequence has positions that follow each other, as its keys may be rotated by them;
+// where they are, these come behind the hidden states.
 //
 // Where other keys come as they are, their pieces take turns with these: the bus brings K and V while the device, which may
 // be the slower of the two, makes those of what has come before.
@@ -99,11 +101,11 @@ struct RebuiltCount {
   int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
 };
 
-// What a session rebuilds in: two buffers of hidden states, two sets of pages of K and V, work space; and the stream for
-// that. Pieces are rebuilt and attended in one order.
+// What a session rebuilds in: buffers of hidden states, one more than there are lanes; and of each lane its stream, pages of
+// K and V, work space. Pieces are rebuilt and attended in one order.
 class RebuildBuffers {
  public:
-  static constexpr int64_t kSets = 2;  // of pages
+  static constexpr int64_t kLanes = 2, kBuffers = kLanes + 1;
 
   ~RebuildBuffers();
   RebuildBuffers(const RebuildBuffers&) = delete;
@@ -116,26 +118,36 @@ class RebuildBuffers {
   StreamBuffers& x() { return *x_; }
   // Into the pages of the next piece, with the work space; of which rows is to be said yet.
   DeviceRebuild call_of(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection) const;
-  std::byte* pages() const { return memory_.data() + static_cast<int64_t>(n_pieces_ % kSets) * set_bytes_; }
-  void* stream() const { return side_->get(); }
-  // What this object's stream is asked for next finds nobody at the pages of the next piece.
+  std::byte* pages() const { return memory_.data() + static_cast<int64_t>(lane_idx()) * lane_bytes_; }
+  void* stream() const { return lanes_[lane_idx()].side->get(); }  // of the next piece
+  // What that is asked for next finds nobody at the pages.
   Status wait_for_pages();
   // What is asked of `stream` next finds the pages as they were rebuilt; those are rebuilt again behind what it was asked
   // for until take_pages_back(), with which the piece after is the next.
-  Status hand_pages(void* stream) { return side_->join(stream); }
+  Status hand_pages(void* stream) { return lanes_[lane_idx()].side->join(stream); }
   Status take_pages_back(void* stream);
+  // Of what all lanes read: fork(): the others come behind what the first was asked for; join(): the first behind all.
+  void* first_stream() const { return lanes_[0].side->get(); }
+  Status fork();
+  Status join();
   void settle(void* stream);  // after a failure: nothing is under way here any more
 
  private:
+  struct Lane {
+    std::unique_ptr<SideStream> side;
+    void* freed = nullptr;  // event: the pages have been attended
+  };
+
   explicit RebuildBuffers(const Device& device) : device_(device) {}
+  Status put_numbers(const Layer& layer, const RebuildLayout& layout);
+  size_t lane_idx() const { return static_cast<size_t>(n_pieces_ % kLanes); }
 
   const Device& device_;
   std::unique_ptr<StreamBuffers> x_;
   Buffer memory_;
-  int64_t set_bytes_ = 0, workspace_at_ = 0;
-  void* freed_[kSets] = {};  // events: the pages have been attended
-  uint64_t n_pieces_ = 0;    // that were
-  std::unique_ptr<SideStream> side_;  // declared last: its end is waited for first
+  int64_t lane_bytes_ = 0, workspace_at_ = 0;
+  uint64_t n_pieces_ = 0;  // that have been attended
+  Lane lanes_[kLanes];
 };
 
 }  // namespace tandem

@@ -5,15 +5,15 @@
 
 namespace tandem {
 
-Status StreamBuffers::create(const Device& device, Tier& tier, int64_t buffer_bytes,
+Status StreamBuffers::create(const Device& device, Tier& tier, int64_t buffer_bytes, int64_t n_buffers,
                              std::unique_ptr<StreamBuffers>* buffers) {
   std::unique_ptr<StreamBuffers> made(new StreamBuffers(device, buffer_bytes));
-  TANDEM_TRY(Buffer::create(tier, kBuffers * buffer_bytes, Use::kStream, &made->memory_));
+  TANDEM_TRY(Buffer::create(tier, n_buffers * buffer_bytes, Use::kStream, &made->memory_));
   TANDEM_TRY(call_device(device, &DeviceTable::create_stream, &made->stream_));
   made->has_stream_ = true;
   for (std::vector<void*>* events : {&made->filled_, &made->freed_}) {
-    events->reserve(kBuffers);
-    for (int64_t i = 0; i < kBuffers; ++i) {
+    events->reserve(static_cast<size_t>(n_buffers));
+    for (int64_t i = 0; i < n_buffers; ++i) {
       void* event = nullptr;
       TANDEM_TRY(call_device(device, &DeviceTable::create_event, &event));
       events->push_back(event);
@@ -32,7 +32,7 @@ StreamBuffers::~StreamBuffers() {
 }
 
 Status StreamBuffers::send(const std::vector<StridedCopy>& copies) {
-  const auto b = static_cast<size_t>(n_sent_ % kBuffers);
+  const size_t b = place(n_sent_);
   TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, freed_[b], stream_));
   for (const StridedCopy& copy : copies) TANDEM_TRY(call_device(device_, &DeviceTable::copy_strided, &copy, stream_));
   TANDEM_TRY(call_device(device_, &DeviceTable::record_event, filled_[b], stream_));
@@ -42,11 +42,11 @@ Status StreamBuffers::send(const std::vector<StridedCopy>& copies) {
 
 Status StreamBuffers::take(void* stream, std::byte** piece) {
   *piece = at(n_taken_);
-  return call_device(device_, &DeviceTable::wait_event, filled_[static_cast<size_t>(n_taken_ % kBuffers)], stream);
+  return call_device(device_, &DeviceTable::wait_event, filled_[place(n_taken_)], stream);
 }
 
 Status StreamBuffers::done_with(void* stream) {
-  TANDEM_TRY(call_device(device_, &DeviceTable::record_event, freed_[static_cast<size_t>(n_taken_ % kBuffers)], stream));
+  TANDEM_TRY(call_device(device_, &DeviceTable::record_event, freed_[place(n_taken_)], stream));
   ++n_taken_;
   return {};
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The two buffers that a session's keys go through, and the stream that fills them: one is filled while the other is
-// attended. Calls follow each other without waiting; events say when a buffer is full, and when it may be filled again.
+// The buffers, two or more, that a session's keys go through, and the stream that fills them: one is filled while another
+// is attended. Calls follow each other without waiting; events say when a buffer is full, and when it may be filled again.
 //
 //   copy stream     fill 0 | fill 1 |        fill 0 |        fill 1 ...
 //   caller's                 attend 0 | attend 1 |  attend 0 | ...
@@ -17,9 +17,10 @@ namespace tandem {
 
 class StreamBuffers {
  public:
-  static constexpr int64_t kBuffers = 2;
+  static constexpr int64_t kBuffers = 2;  // of streamed keys
 
-  static Status create(const Device& device, Tier& tier, int64_t buffer_bytes, std::unique_ptr<StreamBuffers>* buffers);
+  static Status create(const Device& device, Tier& tier, int64_t buffer_bytes, int64_t n_buffers,
+                       std::unique_ptr<StreamBuffers>* buffers);
   ~StreamBuffers();
   StreamBuffers(const StreamBuffers&) = delete;
 
@@ -36,14 +37,15 @@ class StreamBuffers {
 
  private:
   StreamBuffers(const Device& device, int64_t buffer_bytes) : device_(device), buffer_bytes_(buffer_bytes) {}
-  std::byte* at(uint64_t n) const { return memory_.data() + static_cast<int64_t>(n % kBuffers) * buffer_bytes_; }
+  size_t place(uint64_t n) const { return static_cast<size_t>(n % filled_.size()); }
+  std::byte* at(uint64_t n) const { return memory_.data() + static_cast<int64_t>(place(n)) * buffer_bytes_; }
 
   const Device& device_;
   int64_t buffer_bytes_;
   Buffer memory_;
   void* stream_ = nullptr;
   bool has_stream_ = false;
-  std::vector<void*> filled_, freed_;  // events, [kBuffers]
+  std::vector<void*> filled_, freed_;  // events, [n_buffers]
   uint64_t n_sent_ = 0, n_taken_ = 0;
 };
 

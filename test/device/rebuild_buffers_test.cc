@@ -129,7 +129,7 @@ void measures(void**) {
   assert_true(buffers->measure(of.layers[1], layouts[1], *there, &ns[1]).ok());
   on.host.controls.set_delay(0);
   const auto n_rows = static_cast<double>(layouts[1].n_rows());
-  assert_true(ns[0] > 0.0 && ns[1] >= 20e6 / n_rows);
+  assert_true(ns[0] > 0.0 && ns[1] >= 20e6 / n_rows / static_cast<double>(RebuildBuffers::kLanes));
   on.host.controls.fail_call(kRebuild, 1, TANDEM_ERROR_BACKEND);
   assert_int_equal(buffers->measure(of.layers[1], layouts[1], *there, &ns[1]).code(), TANDEM_ERROR_BACKEND);
 }
