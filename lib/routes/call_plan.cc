@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kPlannedUnit = 64;  // tokens: of splits that are planned
 constexpr int64_t kGivenUnit = 16;    // of splits that are given
 constexpr double kWorthIt = 0.97;     // of the CPU's time alone, at most, for keys to be moved at all
+constexpr double kSurelyLess = 0.85;  // of a time, however the machine's clocks move
 constexpr int64_t kLeastKeys = 512;   // of either, where both have some: below that, roundings are as large
 
 int64_t cut(const PlannedKeys& keys, int64_t n_moved, int64_t unit) {
@@ -41,7 +42,7 @@ int64_t CallPlan::n_rebuilt() const {
 
 bool CallPlan::is_rebuilt_by_bus() const {
   const PlanColumn& column = rates_.columns[kPlanRecompute];
-  return column.is_allowed && column.device_ns < column.bus_ns;
+  return column.is_allowed && column.device_ns < kSurelyLess * column.bus_ns;
 }
 
 // Those whose keys cost the CPU the most go to the device first; of these the longest, which make the fewest pieces.
@@ -60,6 +61,11 @@ void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_byt
     groups_.back().n_keys += keys.end - keys.begin;
   }
   rates_ = profile.rates(layer, most_queries, key_bytes);
+  if (groups_.empty()) return;
+  int64_t n_rows = 0;  // what is left of a sequence's pages is rebuilt as well
+  for (const PlannedKeys& keys : keys_)
+    n_rows += RebuiltPart{0, keys.begin, keys.end, 0}.n_pages() * RebuildLayout::kPageLen;
+  rates_.columns[kPlanRecompute].device_ns *= static_cast<double>(n_rows) / static_cast<double>(n_keys());
 }
 
 void CallPlan::make(const Profile& profile, const Layer& layer, int64_t key_bytes, const RebuildTerms& rebuild) {
@@ -114,16 +120,19 @@ int64_t CallPlan::n_keys() const {
   return n;
 }
 
-// Where nothing is streamed behind them, the last piece of hidden states is worked on when the bus has ended, or the first
-// one waited for.
+// The last piece of hidden states is worked on when the bus has ended, but for what is streamed behind it, as pieces take
+// turns; and the first one is waited for.
 RoutePlan CallPlan::predict(int64_t n_streamed, int64_t n_rebuilt) const {
   if (!is_known()) return {};
   RoutePlan plan =
       predict_routes(groups_, rates_, static_cast<double>(n_streamed - n_rebuilt), static_cast<double>(n_rebuilt));
-  if (n_rebuilt == 0 || n_rebuilt < n_streamed) return plan;
+  if (n_rebuilt == 0) return plan;
   const PlanColumn& column = rates_.columns[kPlanRecompute];
   const auto piece = static_cast<double>(std::min(n_rebuilt, rebuild_.piece_keys));
-  plan.device_ns = std::max(plan.bus_ns + piece * column.device_ns, plan.device_ns + piece * column.bus_ns);
+  const double behind = static_cast<double>(n_streamed - n_rebuilt) * rates_.columns[kPlanStream].bus_ns * piece /
+                        static_cast<double>(n_rebuilt);
+  plan.device_ns =
+      std::max(plan.bus_ns + std::max(0.0, piece * column.device_ns - behind), plan.device_ns + piece * column.bus_ns);
   plan.total_ns = std::max(plan.total_ns, plan.device_ns);
   return plan;
 }
