@@ -5,6 +5,7 @@
 #include <cublas_v2.h>
 #include <dlfcn.h>
 
+#include <cstddef>
 #include <string>
 #include <type_traits>
 
@@ -20,6 +21,10 @@ struct Functions {
   cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int m, int n, int k, const void* alpha,
                          const void* a, cudaDataType_t, int lda, const void* b, cudaDataType_t, int ldb, const void* beta,
                          void* c, cudaDataType_t, int ldc, cublasComputeType_t, cublasGemmAlgo_t);
+  cublasStatus_t (*gemms)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int m, int n, int k, const void* alpha,
+                          const void* a, cudaDataType_t, int lda, long long a_stride, const void* b, cudaDataType_t, int ldb,
+                          long long b_stride, const void* beta, void* c, cudaDataType_t, int ldc, long long c_stride,
+                          int n_of, cublasComputeType_t, cublasGemmAlgo_t);
   decltype(&cublasGetStatusString) status_text;
   std::string refusal;  // "": they are there
 };
@@ -44,6 +49,7 @@ Functions open_library() {
   find(library, &made.set_stream, "cublasSetStream_v2", &made.refusal);
   find(library, &made.set_workspace, "cublasSetWorkspace_v2", &made.refusal);
   find(library, &made.gemm, "cublasGemmEx", &made.refusal);
+  find(library, &made.gemms, "cublasGemmStridedBatchedEx", &made.refusal);
   find(library, &made.status_text, "cublasGetStatusString", &made.refusal);
   return made;
 }
@@ -90,11 +96,18 @@ int32_t Cublas::multiply(const Product& product, DeviceError* error) {
   const float one = 1.0f, zero = 0.0f;
   const auto n_in = static_cast<int>(product.n_in), n_out = static_cast<int>(product.n_out);
   const cudaDataType_t type = product.dtype == TANDEM_F16 ? CUDA_R_16F : CUDA_R_16BF;
-  return check(functions().gemm(static_cast<cublasHandle_t>(handle_), product.is_out_by_in ? CUBLAS_OP_T : CUBLAS_OP_N,
-                                CUBLAS_OP_N, n_out, static_cast<int>(product.n_rows), n_in, &one, product.w, type,
-                                product.is_out_by_in ? n_in : n_out, product.x, type, n_in, &zero, product.y, CUDA_R_32F,
-                                n_out, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-               "cublasGemmEx", error);
+  const auto handle = static_cast<cublasHandle_t>(handle_);
+  const cublasOperation_t order = product.is_out_by_in ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const int n_rows = static_cast<int>(product.n_rows), w_row = product.is_out_by_in ? n_in : n_out;
+  if (product.w_2 == nullptr)
+    return check(functions().gemm(handle, order, CUBLAS_OP_N, n_out, n_rows, n_in, &one, product.w, type, w_row, product.x,
+                                  type, n_in, &zero, product.y, CUDA_R_32F, n_out, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+                 "cublasGemmEx", error);
+  const int64_t apart = static_cast<const std::byte*>(product.w_2) - static_cast<const std::byte*>(product.w);
+  return check(functions().gemms(handle, order, CUBLAS_OP_N, n_out, n_rows, n_in, &one, product.w, type, w_row, apart / 2,
+                                 product.x, type, n_in, 0, &zero, product.y, CUDA_R_32F, n_out,
+                                 product.n_rows * product.n_out, 2, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+               "cublasGemmStridedBatchedEx", error);
 }
 
 }  // namespace tandem::cuda

@@ -6,10 +6,12 @@
 
 namespace tandem::cuda {
 
-// y = x W, row after row: x [n_rows, n_in], y [n_rows, n_out] in f32, sums in f32.
+// y = x W, row after row: x [n_rows, n_in], y [n_rows, n_out] in f32, sums in f32. Of two matrices of one shape with the
+// same x at once, whose y follow each other: one call has work for a device that each would leave a part of idle at its end.
 struct Product {
   const void* x = nullptr;
   const void* w = nullptr;    // of x's type
+  const void* w_2 = nullptr;  // likewise, or null
   bool is_out_by_in = false;  // w is [n_out, n_in], else [n_in, n_out]
   int32_t dtype = 0;          // f16 or bf16
   int64_t n_rows = 0, n_in = 0, n_out = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// rebuild(): norm | K = x W_K | K into pages | V = x W_V | V into pages. One product's sums at a time are in the work space:
+// rebuild(): norm | K = x W_K and V = x W_V, in one call where they are of one shape | both into pages. In the work space:
 //
-//   cuBLAS's | x as the products take it, where that is not x itself | sums, f32
+//   cuBLAS's | x as the products take it, where that is not x itself | sums, f32, of K | of V
 #include <algorithm>
 
 #include "cuda/kernels/rebuild.cuh"
@@ -22,6 +22,8 @@ bool is_converted(const Layer& layer) {
 int64_t converted_bytes(const Layer& layer, int64_t n_rows) {
   return is_converted(layer) ? aligned(n_rows * layer.x_bytes()) : 0;
 }
+
+int64_t sums_bytes(const Layer& layer, int32_t dim, int64_t n_rows) { return aligned(n_rows * layer.n_kv_heads * dim * 4); }
 
 int32_t check_layer_of(const Layer& layer, DeviceError* error) {
   if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
@@ -55,7 +57,7 @@ int32_t launch_norm(const DeviceRebuild& call, void* to, const LaunchOn& on, Dev
 }
 
 // plane: kPlaneK or kPlaneV.
-int32_t launch_store(const DeviceRebuild& call, Plane plane, const float* y, const LaunchOn& on, DeviceError* error) {
+StoreCall describe_store(const DeviceRebuild& call, Plane plane, const float* y) {
   const Layer& layer = *call.layer;
   const PlaneBytes bytes = plane_bytes(layer);
   StoreCall described = {};
@@ -78,24 +80,37 @@ int32_t launch_store(const DeviceRebuild& call, Plane plane, const float* y, con
     described.rotation = rotation_of(*layer.projection->rope, call.projection.rope);
     described.page_positions = call.page_positions;
   }
-  const int64_t n_blocks = std::min((call.n_rows * layer.n_kv_heads + kStoreWarps - 1) / kStoreWarps, kMostBlocks);
-  return launch_kernel(store_kernel, dim3(static_cast<unsigned>(n_blocks)), kStoreWarps, described, on, error);
+  return described;
+}
+
+int32_t launch_store(const DeviceRebuild& call, const float* k, const float* v, const LaunchOn& on, DeviceError* error) {
+  const StoreCalls both = {{describe_store(call, kPlaneK, k), describe_store(call, kPlaneV, v)}};
+  const int64_t n_groups = (call.n_rows + kStoreRows - 1) / kStoreRows * call.layer->n_kv_heads;
+  const auto n_blocks = static_cast<unsigned>(std::min((n_groups + kStoreWarps - 1) / kStoreWarps, kMostBlocks));
+  return launch_kernel(store_kernel, dim3(n_blocks, 2), kStoreWarps, both, on, error);
+}
+
+// Neither takes shared memory to speak of. Where they have an SM's memory divided as products do, nothing is moved in
+// between.
+int32_t prefer_shared(const void* kernel, DeviceError* error) {
+  TANDEM_CUDA_TRY(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared), error);
+  return TANDEM_OK;
 }
 
 }  // namespace
 
 int32_t Rebuilder::supports(const Layer& layer, DeviceError* error) {
   if (const int32_t code = check_layer_of(layer, error); code != TANDEM_OK) return code;
-  cudaFuncAttributes attributes;  // has the kernels on the device, as load_exchange_kernels() does
-  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(norm_kernel)), error);
-  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(store_kernel)), error);
+  for (const void* kernel : {reinterpret_cast<const void*>(norm_kernel), reinterpret_cast<const void*>(store_kernel)})
+    if (const int32_t code = prefer_shared(kernel, error); code != TANDEM_OK) return code;  // has it on the device, too
   const std::lock_guard lock(mutex_);
   return cublas_.open(error);
 }
 
 int64_t Rebuilder::workspace_bytes(const Layer& layer, int64_t n_rows) {
-  const int64_t widest = int64_t{layer.n_kv_heads} * std::max(layer.k_head_dim, layer.v_head_dim);
-  return Cublas::kWorkspaceBytes + converted_bytes(layer, n_rows) + aligned(n_rows * widest * 4);
+  return Cublas::kWorkspaceBytes + converted_bytes(layer, n_rows) + sums_bytes(layer, layer.k_head_dim, n_rows) +
+         sums_bytes(layer, layer.v_head_dim, n_rows);
 }
 
 int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceError* error) {
@@ -109,20 +124,30 @@ int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceE
   product.dtype = layer.projection->w_type;
   product.n_rows = call.n_rows;
   product.n_in = layer.hidden_dim();
-  product.y = reinterpret_cast<float*>(converted + converted_bytes(layer, call.n_rows));
+  std::byte* const sums = converted + converted_bytes(layer, call.n_rows);
   if (is_converted(layer)) {
     if (const int32_t code = launch_norm(call, converted, on, error); code != TANDEM_OK) return code;
     product.x = converted;
   }
   const std::lock_guard lock(mutex_);
   if (const int32_t code = cublas_.begin(on.stream, call.workspace, error); code != TANDEM_OK) return code;
-  for (const Plane plane : {kPlaneK, kPlaneV}) {
-    product.w = plane == kPlaneK ? call.projection.w_k : call.projection.w_v;
-    product.n_out = int64_t{layer.n_kv_heads} * (plane == kPlaneK ? layer.k_head_dim : layer.v_head_dim);
-    if (const int32_t code = cublas_.multiply(product, error); code != TANDEM_OK) return code;
-    if (const int32_t code = launch_store(call, plane, product.y, on, error); code != TANDEM_OK) return code;
+  auto* const k = reinterpret_cast<float*>(sums);
+  float* v = reinterpret_cast<float*>(sums + sums_bytes(layer, layer.k_head_dim, call.n_rows));
+  product.w = call.projection.w_k;
+  product.n_out = int64_t{layer.n_kv_heads} * layer.k_head_dim;
+  product.y = k;
+  if (layer.k_head_dim == layer.v_head_dim) {
+    product.w_2 = call.projection.w_v;
+    v = k + call.n_rows * product.n_out;
   }
-  return TANDEM_OK;
+  if (const int32_t code = cublas_.multiply(product, error); code != TANDEM_OK) return code;
+  if (product.w_2 == nullptr) {
+    product.w = call.projection.w_v;
+    product.n_out = int64_t{layer.n_kv_heads} * layer.v_head_dim;
+    product.y = v;
+    if (const int32_t code = cublas_.multiply(product, error); code != TANDEM_OK) return code;
+  }
+  return launch_store(call, k, v, on, error);
 }
 
 }  // namespace tandem::cuda
