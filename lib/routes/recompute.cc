@@ -25,6 +25,14 @@ Status check_rebuilt(const Layer& layer, size_t l) {
   return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"recompute\": layer %zu %s", l, why);
 }
 
+// Pages of the last piece there is, at most.
+int64_t most_pages(const RebuildLayout& layout, const RebuiltPieces& pieces) {
+  if (pieces.planned_pages == 0) return layout.n_pages;
+  const int64_t few = (layout.n_pages + 2) / 3, left = pieces.planned_pages - pieces.pieces.back().first_page;
+  if (pieces.pieces.size() == 1 || left <= few) return few;
+  return std::min(left - few, layout.n_pages);
+}
+
 }  // namespace
 
 Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_bytes, std::vector<RebuildLayout>* layouts) {
@@ -93,10 +101,11 @@ void RebuiltCount::add(int64_t n_tokens, int64_t n_runs) {
 
 void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bool continues, RebuiltPieces* pieces) {
   for (int64_t t = tokens.begin; t < tokens.end; continues = false) {
-    if (!continues || pieces->empty() || pieces->pieces.back().n_pages == layout.n_pages)
+    if (!continues || pieces->empty() || pieces->pieces.back().n_pages >= most_pages(layout, *pieces))
       pieces->pieces.push_back({pieces->parts.size(), 0, 0, pieces->n_pages()});
     RebuiltPiece& piece = pieces->pieces.back();
-    const int64_t room_end = (t / RebuildLayout::kPageLen + layout.n_pages - piece.n_pages) * RebuildLayout::kPageLen;
+    const int64_t room_end =
+        (t / RebuildLayout::kPageLen + most_pages(layout, *pieces) - piece.n_pages) * RebuildLayout::kPageLen;
     pieces->parts.push_back({call, t, std::min(tokens.end, room_end), piece.n_pages});
     piece.n_pages += pieces->parts.back().n_pages();
     ++piece.n_parts;
@@ -243,6 +252,9 @@ void AttendCall::cut_rebuilt(const RebuildLayout& layout, size_t i, TokenRange t
 // are.
 int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
   int64_t n_tokens = 0;
+  for (const SequenceCall& call : scratch_.calls)
+    if (session_.may_rebuild_ && call.has_host && call.rebuilt_end > call.host_begin)
+      task->rebuilt.planned_pages += RebuiltPart{0, call.host_begin, call.rebuilt_end, 0}.n_pages();
   for (size_t i = 0; i < scratch_.calls.size() && session_.may_rebuild_; ++i) {
     const SequenceCall& call = scratch_.calls[i];
     if (!call.has_host || call.rebuilt_end <= call.host_begin) continue;

@@ -79,15 +79,18 @@ struct RebuiltPiece {
 struct RebuiltPieces {
   std::vector<RebuiltPart> parts;
   std::vector<RebuiltPiece> pieces;
+  int64_t planned_pages = 0;  // what there will be in all, as far as that is known
 
   void clear() {
     parts.clear();
     pieces.clear();
+    planned_pages = 0;
   }
   bool empty() const { return pieces.empty(); }
   int64_t n_pages() const { return pieces.empty() ? 0 : pieces.back().first_page + pieces.back().n_pages; }
 };
-// Where [begin, end) of a call goes, behind what is there: where `continues`, into the piece of the call before it.
+// Where [begin, end) of a call goes, behind what is there: where `continues`, into the piece of the call before it. The
+// first piece is short, as the device waits for it, and so is the last one, for which the bus does.
 void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bool continues, RebuiltPieces* pieces);
 // How many tokens of [begin, end) are rebuilt where `wanted` are to be, the first ones: whole pages, or all.
 int64_t rebuilt_tokens(int64_t wanted, int64_t begin, int64_t end);
@@ -98,7 +101,7 @@ struct RebuiltCount {
   // n_runs: of tokens whose positions follow each other.
   void add(int64_t n_tokens, int64_t n_runs);
   // With parts that are cut where a piece is full.
-  int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages; }
+  int64_t all_parts(const RebuildLayout& layout) const { return n_parts + n_pages / layout.n_pages + 3; }
 };
 
 // What a session rebuilds in: buffers of hidden states, one more than there are lanes; and of each lane its stream, pages of

@@ -28,13 +28,14 @@ void every_token_has_a_place(void**) {
     RebuiltPieces pieces;
     RebuiltCount count;
     std::vector<TokenRange> ranges;
+    const bool is_planned = random.chance(0.5);
     for (int64_t i = random.integer(1, 8); i > 0; --i) {
       const int64_t begin = random.integer(0, 700), end = begin + (random.chance(0.2) ? 0 : random.integer(1, 1500));
-      const bool continues = !ranges.empty() && random.chance(0.7);
-      add_rebuilt(layout, ranges.size(), {begin, end}, continues, &pieces);
+      if (is_planned && end > begin) pieces.planned_pages += (end - 1) / kPage - begin / kPage + 1;
       count.add(end - begin, end > begin ? 1 : 0);
       ranges.push_back({begin, end});
     }
+    for (size_t i = 0; i < ranges.size(); ++i) add_rebuilt(layout, i, ranges[i], i > 0 && random.chance(0.7), &pieces);
     std::vector<int64_t> next;
     for (const TokenRange& range : ranges) next.push_back(range.begin);
     size_t n_parts = 0;
@@ -75,6 +76,18 @@ void pieces_are_shared(void**) {
   assert_int_equal(pieces.pieces.size(), 3);
 }
 
+// The first and the last, where it is known how many there will be.
+void pieces_at_the_ends_are_short(void**) {
+  for (int64_t n_pages = 1; n_pages <= 40; ++n_pages) {
+    RebuiltPieces pieces;
+    pieces.planned_pages = n_pages;
+    add_rebuilt(layout_of(6), 0, {0, n_pages * kPage}, false, &pieces);
+    assert_int_equal(pieces.n_pages(), n_pages);
+    assert_true(pieces.pieces.front().n_pages <= 2 && pieces.pieces.back().n_pages <= 2);
+    assert_in_range(pieces.pieces.size(), n_pages / 6, n_pages / 6 + 3);
+  }
+}
+
 void shares_end_with_pages(void**) {
   assert_int_equal(rebuilt_tokens(2000, 5, 1000), 995);
   assert_int_equal(rebuilt_tokens(995, 5, 1000), 995);
@@ -92,6 +105,6 @@ void shares_end_with_pages(void**) {
 
 int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(every_token_has_a_place), cmocka_unit_test(pieces_are_shared),
-                              cmocka_unit_test(shares_end_with_pages)};
+                              cmocka_unit_test(pieces_at_the_ends_are_short), cmocka_unit_test(shares_end_with_pages)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
