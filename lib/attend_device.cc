@@ -260,7 +260,7 @@ void AttendCall::commit_chunk() {
 void AttendCall::begin_task(HandOverTask* task) const {
   task->shape = {args_.layer_idx, static_cast<int32_t>(scratch_.calls.size()), 0, 0};
   task->header = reinterpret_cast<const SlotHeader*>(session_.device_->slot(task->ticket));
-  task->row_bytes = cache_.store().row_bytes(args_.layer_idx);
+  task->planes = &cache_.store().planes(args_.layer_idx);
   task->rows.clear();
   task->hidden.clear();
   task->touched.clear();
@@ -339,14 +339,13 @@ void AttendCall::add_row_copies(const SequenceCall& call, const DeviceExchange& 
     if (const int64_t bytes = layer_.x_bytes(); bytes > 0)
       task->hidden.push_back({slot + exchange.x_at + (call.first_row + span.token_idx - call.first_query) * bytes,
                               cache_.store().x_row(span.page, span.slot, args_.layer_idx), span.n_tokens * bytes});
-  for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
-    Rows from;
-    for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
-    from = from.after(task->row_bytes, int64_t{h} * exchange.n_rows + call.first_row);
-    for (const PageSpan& span : scratch_.spans)
-      task->rows.push_back({from.after(task->row_bytes, span.token_idx - call.first_query),
-                            cache_.store().rows(span.page, span.slot, args_.layer_idx, h), span.n_tokens});
-  }
+  Rows from;
+  for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
+  task->slot_rows = exchange.n_rows;
+  for (const PageSpan& span : scratch_.spans)
+    task->rows.push_back({from.after(task->planes->row_bytes, call.first_row + span.token_idx - call.first_query),
+                          cache_.store().extent_of(span.page), cache_.store().geometry().row_of(span.page, span.slot),
+                          span.n_tokens});
 }
 
 void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange) {

@@ -434,14 +434,17 @@ void HandOver::copy_task(void* context, int64_t idx, int32_t) {
     return;
   }
   const RowCopy& copy = task.rows[static_cast<size_t>(idx)];
-  copy_rows(copy.from, copy.to, task.row_bytes, copy.n_rows);
+  const PlaneBytes& bytes = task.planes->row_bytes;
+  for (size_t h = 0; h < task.planes->heads.size(); ++h)
+    copy_rows(copy.from.after(bytes, static_cast<int64_t>(h) * task.slot_rows),
+              task.planes->row_of(copy.extent, static_cast<int32_t>(h), copy.row), bytes, copy.n_rows);
 }
 
 int64_t HandOver::take_rows(HandOverTask& task) {
   constexpr int64_t kWorthSpreading = 65536;  // bytes
   const auto n_copies = static_cast<int64_t>(task.rows.size() + task.hidden.size());
   int64_t bytes = 0;
-  for (const RowCopy& copy : task.rows) bytes += copy.n_rows * task.row_bytes.total();
+  for (const RowCopy& copy : task.rows) bytes += copy.n_rows * task.token_bytes();
   for (const HiddenCopy& copy : task.hidden) bytes += copy.bytes;
   if (bytes >= kWorthSpreading)
     cpu_.table->run(cpu_.self, n_copies, copy_task, &task);

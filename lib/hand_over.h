@@ -24,6 +24,7 @@
 
 #include "lib/attend_scratch.h"
 #include "lib/device_owner.h"
+#include "lib/page_store.h"
 #include "lib/planes.h"
 #include "lib/routes/profile.h"
 #include "lib/routes/recompute.h"
@@ -32,10 +33,11 @@
 
 namespace tandem {
 
-// n rows from a slot to the store.
+// n rows of each KV head, from a slot to an extent of the store.
 struct RowCopy {
-  Rows from, to;
-  int64_t n_rows = 0;
+  Rows from;  // of the first head
+  std::byte* extent = nullptr;
+  int64_t row = 0, n_rows = 0;
 };
 
 // Hidden states, likewise.
@@ -94,7 +96,8 @@ struct HandOverTask {
   CallShape shape;
   const SlotHeader* header = nullptr;
   uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
-  PlaneBytes row_bytes;
+  const StoreGeometry::LayerPlanes* planes = nullptr;
+  int64_t slot_rows = 0;  // from a KV head's to the next one's
   std::vector<RowCopy> rows;
   std::vector<HiddenCopy> hidden;
   std::vector<TouchedSequence> touched;
@@ -126,6 +129,7 @@ struct HandOverTask {
   std::atomic<bool> is_cut{false};     // what was to come after its arrival was not launched
   bool is_last = false;                // of a step that is closed; guarded by the hand-over's mutex
 
+  int64_t token_bytes() const { return static_cast<int64_t>(planes->heads.size()) * planes->row_bytes.total(); }
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
 };

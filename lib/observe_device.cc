@@ -162,7 +162,7 @@ void AttendCall::choose_late(HandOverTask* task) {
       scratch_.runs.swap(task->runs);
       add_selected_runs(call, {task->late[i].pages, task->bases, task->late[i].positions}, h);
       scratch_.runs.swap(task->runs);
-      task->selected_kv_bytes += call.state->heads[static_cast<size_t>(h)].n_tokens * task->row_bytes.total();
+      task->selected_kv_bytes += call.state->heads[static_cast<size_t>(h)].n_tokens * task->planes->row_bytes.total();
     }
   }
   scratch_.job_runs[j] = task->runs.size();

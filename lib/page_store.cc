@@ -132,14 +132,8 @@ Status PageStore::make_free(int64_t n_pages) {
 
 Rows PageStore::rows(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx,
                      int32_t kv_head) const {
-  const StoreGeometry::LayerPlanes& planes = geometry_.layers[static_cast<size_t>(layer_idx)];
-  const int64_t* offset = planes.heads[static_cast<size_t>(kv_head)].offset;
-  const int64_t row = page % geometry_.pages_per_extent * geometry_.page_len + slot;
-  std::byte* extent = bases[static_cast<size_t>(page / geometry_.pages_per_extent)];
-  Rows rows;
-  for (int32_t p = 0; p < kPlanes; ++p)
-    if (planes.row_bytes.of[p] > 0) rows.of[p] = extent + offset[p] + row * planes.row_bytes.of[p];
-  return rows;
+  return planes(layer_idx).row_of(bases[static_cast<size_t>(page / geometry_.pages_per_extent)], kv_head,
+                                  geometry_.row_of(page, slot));
 }
 
 std::byte* PageStore::x_row(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx) const {

@@ -40,6 +40,13 @@ struct StoreGeometry {
     PlaneBytes row_bytes;
     std::vector<HeadPlanes> heads;      // [n_kv_heads]
     int64_t x_offset = 0, x_bytes = 0;  // of hidden states: the first row in an extent; of a row, 0 where there are none
+
+    Rows row_of(std::byte* extent, int32_t kv_head, int64_t row) const {
+      Rows rows;
+      for (int32_t p = 0; p < kPlanes; ++p)
+        if (row_bytes.of[p] > 0) rows.of[p] = extent + heads[static_cast<size_t>(kv_head)].offset[p] + row * row_bytes.of[p];
+      return rows;
+    }
   };
   std::vector<LayerPlanes> layers;
   struct Part {
@@ -50,7 +57,8 @@ struct StoreGeometry {
   int64_t token_bytes = 0;    // K and V of one token in all layers
   int64_t x_token_bytes = 0;  // hidden states, likewise
 
-  int64_t extent_len() const { return pages_per_extent * page_len; }  // tokens
+  int64_t extent_len() const { return pages_per_extent * page_len; }                                      // tokens
+  int64_t row_of(int32_t page, int64_t slot) const { return page % pages_per_extent * page_len + slot; }  // in its extent
 };
 StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes);
 
@@ -84,6 +92,10 @@ class PageStore {
   std::byte* x_row(int32_t page, int64_t slot, int32_t layer_idx) const { return x_row(bases_, page, slot, layer_idx); }
   int64_t x_bytes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)].x_bytes; }
   const std::vector<std::byte*>& bases() const { return bases_; }
+  std::byte* extent_of(int32_t page) const { return bases_[static_cast<size_t>(page / geometry_.pages_per_extent)]; }
+  const StoreGeometry::LayerPlanes& planes(int32_t layer_idx) const {
+    return geometry_.layers[static_cast<size_t>(layer_idx)];
+  }
   const PlaneBytes& row_bytes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)].row_bytes; }
   int64_t n_used() const { return n_used_; }
   int64_t n_shared() const;
