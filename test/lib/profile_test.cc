@@ -147,6 +147,16 @@ void sequences_are_cut(void**) {
   assert_int_equal(plan.n_streamed(), 19'900 + 5'000 + 40'000);
   plan.give(profile, layer, kKeyBytes, 0.0);
   assert_int_equal(plan.n_streamed(), 0);
+  // One of keys that are rebuilt is that of all: sequences as a whole, up to the end of a page in the last of them.
+  CallPlan rebuilt;
+  for (size_t call = 0; call < 8; ++call) rebuilt.add(call, 1, 0, 112);
+  for (const double share : {1e-3, 0.25, 0.3, 0.9, 1.0}) {
+    rebuilt.give(profile, layer, kKeyBytes, 1.0, {true, share, 2048});
+    const auto n_whole = static_cast<int64_t>(std::ceil(share * 8.0 - 1e-9));
+    assert_int_equal(rebuilt.n_rebuilt(), n_whole * 112);
+    for (const PlannedKeys& one : rebuilt.keys())
+      assert_int_equal(one.rebuilt_end, static_cast<int64_t>(one.call) < n_whole ? 112 : 0);
+  }
   // Nobody has measured: nothing is said of the time.
   plan.give(Profile(), layer, kKeyBytes, 0.5);
   assert_true(plan.plan().total_ns == 0.0);

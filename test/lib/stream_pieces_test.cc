@@ -81,6 +81,35 @@ void pieces_have_every_key_once(void**) {
   }
 }
 
+// Pages are no longer than the longest sequence needs, and a buffer has as many heads as it has room for.
+void pages_of_short_sequences_are_short(void**) {
+  const Layer layer = layer_of(40, TANDEM_F16, TANDEM_F16, 128);
+  const StreamLayout layout = layout_of(layer, int64_t{8} << 20);
+  assert_int_equal(layout.page_len, 2048);
+  assert_int_equal(layout.n_heads, 8);
+  struct Expected {
+    int64_t longest, page_len, n_heads, n_pages;
+  };
+  for (const Expected& expected : {Expected{5000, 2048, 8, 1},
+                                   {2048, 2048, 8, 1},
+                                   {1025, 2048, 8, 1},
+                                   {1024, 1024, 14, 1},
+                                   {1008, 1024, 14, 1},
+                                   {500, 512, 20, 1},
+                                   {112, 128, 40, 3},
+                                   {1, 64, 40, 6}}) {
+    const StreamLayout made = shorten_pages(layer, layout, expected.longest);
+    assert_int_equal(made.page_len, expected.page_len);
+    assert_int_equal(made.n_heads, expected.n_heads);
+    assert_int_equal(made.n_pages, expected.n_pages);
+    assert_true(made.n_pages * made.page_bytes <= int64_t{8} << 20);
+    assert_true(count_pieces(made, 40, 0, expected.longest) <= count_pieces(layout, 40, 0, expected.longest));
+  }
+  StreamLayout few;  // heads that a session was given
+  assert_true(make_stream_layout(layer, 2048, int64_t{8} << 20, &few, 3).ok());
+  assert_int_equal(shorten_pages(layer, few, 100).n_heads, 3);
+}
+
 // What a list of copies does, byte by byte.
 void copies_are_joined(void**) {
   std::vector<std::byte> from(4096), to(4096), wanted(4096);
@@ -113,6 +142,6 @@ void copies_are_joined(void**) {
 
 int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(layouts_fit), cmocka_unit_test(pieces_have_every_key_once),
-                              cmocka_unit_test(copies_are_joined)};
+                              cmocka_unit_test(pages_of_short_sequences_are_short), cmocka_unit_test(copies_are_joined)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
