@@ -408,7 +408,7 @@ Status AttendCall::attend_moved(const DeviceAttend& window, const HandOverTask& 
   const bool has_weights = weights.any();
   if (has_weights) TANDEM_TRY(session_.device_->rebuild()->fork());
   for (size_t r = 0, s = 0; r + s < n_rebuilt + n_streamed;)
-    if (r < n_rebuilt && r * n_streamed <= s * n_rebuilt)
+    if (is_rebuilt_next(r, n_rebuilt, s, n_streamed))
       TANDEM_TRY(attend_rebuilt(window, task, projection, r++));
     else
       TANDEM_TRY(attend_streamed(window, task, s++));

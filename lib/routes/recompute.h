@@ -94,6 +94,10 @@ struct RebuiltPieces {
 void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bool continues, RebuiltPieces* pieces);
 // How many tokens of [begin, end) are rebuilt where `wanted` are to be, the first ones: whole pages, or all.
 int64_t rebuilt_tokens(int64_t wanted, int64_t begin, int64_t end);
+// Of pieces of both kinds, r and s of which have had their turn: whether one that is rebuilt is next.
+inline bool is_rebuilt_next(size_t r, size_t n_rebuilt, size_t s, size_t n_streamed) {
+  return r < n_rebuilt && r * n_streamed <= s * n_rebuilt;
+}
 // What there may be in all pieces of a call, wherever its chunks begin.
 struct RebuiltCount {
   int64_t n_pages = 0, n_parts = 0;

@@ -88,6 +88,20 @@ void pieces_at_the_ends_are_short(void**) {
   }
 }
 
+// All of both, and never more of one than there is of the other, but for a piece.
+void pieces_take_turns(void**) {
+  for (size_t n_rebuilt = 0; n_rebuilt <= 12; ++n_rebuilt)
+    for (size_t n_streamed = 0; n_streamed <= 12; ++n_streamed) {
+      size_t r = 0, s = 0;
+      while (r + s < n_rebuilt + n_streamed) {
+        ++(is_rebuilt_next(r, n_rebuilt, s, n_streamed) ? r : s);
+        assert_true(r <= n_rebuilt && s <= n_streamed);
+        if (n_rebuilt == 0 || n_streamed == 0) continue;
+        assert_true(r * n_streamed <= s * n_rebuilt + n_streamed && s * n_rebuilt <= r * n_streamed + n_rebuilt);
+      }
+    }
+}
+
 void shares_end_with_pages(void**) {
   assert_int_equal(rebuilt_tokens(2000, 5, 1000), 995);
   assert_int_equal(rebuilt_tokens(995, 5, 1000), 995);
@@ -105,6 +119,7 @@ void shares_end_with_pages(void**) {
 
 int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(every_token_has_a_place), cmocka_unit_test(pieces_are_shared),
-                              cmocka_unit_test(pieces_at_the_ends_are_short), cmocka_unit_test(shares_end_with_pages)};
+                              cmocka_unit_test(pieces_at_the_ends_are_short), cmocka_unit_test(pieces_take_turns),
+                              cmocka_unit_test(shares_end_with_pages)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
