@@ -28,7 +28,7 @@ Status check_rebuilt(const Layer& layer, size_t l) {
 // Pages of the last piece there is, at most.
 int64_t most_pages(const RebuildLayout& layout, const RebuiltPieces& pieces) {
   if (pieces.planned_pages == 0) return layout.n_pages;
-  const int64_t few = (layout.n_pages + 2) / 3, left = pieces.planned_pages - pieces.pieces.back().first_page;
+  const int64_t few = layout.few_pages(), left = pieces.planned_pages - pieces.pieces.back().first_page;
   if (pieces.pieces.size() == 1 || left <= few) return few;
   return std::min(left - few, layout.n_pages);
 }
@@ -183,7 +183,8 @@ Status Session::try_rebuild(size_t layer_idx) {
 RebuildTerms Session::rebuild_terms(size_t layer_idx, bool may) const {
   if (!may || rebuild_layouts_.empty()) return {};
   const bool is_asked = routes_.route == Route::kRecompute;
-  return {is_asked || may_gain(layer_idx), is_asked ? routes_.rebuilt_share : 0.0, rebuild_layouts_[layer_idx].n_rows()};
+  return {is_asked || may_gain(layer_idx), is_asked ? routes_.rebuilt_share : 0.0,
+          rebuild_layouts_[layer_idx].few_pages() * RebuildLayout::kPageLen};
 }
 
 // By the bus having less to carry. What has no weights yet is not rebuilt by a planner.

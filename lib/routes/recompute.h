@@ -46,6 +46,7 @@ struct RebuildLayout {
   int64_t page_bytes = 0;
 
   int64_t n_rows() const { return n_pages * kPageLen; }
+  int64_t few_pages() const { return (n_pages + 2) / 3; }                      // of pieces that somebody waits for
   int64_t positions_at() const { return device_aligned(n_rows() * x_bytes); }  // of pages, in a buffer
 };
 // Those of a layer's planes in rebuilt pages, from the first one on.
