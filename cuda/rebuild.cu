@@ -3,6 +3,7 @@
 //
 //   cuBLAS's | x as the products take it, where that is not x itself | sums, f32, of K | of V
 #include <algorithm>
+#include <cstdlib>
 
 #include "cuda/kernels/rebuild.cuh"
 #include "cuda/layer_check.h"
@@ -83,11 +84,32 @@ StoreCall describe_store(const DeviceRebuild& call, Plane plane, const float* y)
   return described;
 }
 
-int32_t launch_store(const DeviceRebuild& call, const float* k, const float* v, const LaunchOn& on, DeviceError* error) {
-  const StoreCalls both = {{describe_store(call, kPlaneK, k), describe_store(call, kPlaneV, v)}};
-  const int64_t n_groups = (call.n_rows + kStoreRows - 1) / kStoreRows * call.layer->n_kv_heads;
-  const auto n_blocks = static_cast<unsigned>(std::min((n_groups + kStoreWarps - 1) / kStoreWarps, kMostBlocks));
-  return launch_kernel(store_kernel, dim3(n_blocks, 2), kStoreWarps, both, on, error);
+// Rows of 16 bits a number, eight of which are read and written at once.
+bool are_halves(const StoreCall& call) {
+  const uint64_t sizes = reinterpret_cast<uintptr_t>(call.codes) | static_cast<uint64_t>(call.head_stride[0]) |
+                         static_cast<uint64_t>(call.page_bytes) | static_cast<uint64_t>(call.row_bytes[0]);
+  return (call.type == TANDEM_F16 || call.type == TANDEM_BF16) && call.rotation.n_pairs == 0 && call.dim % kEight == 0 &&
+         call.page_len % kHalvesRows == 0 && sizes % 16 == 0;
+}
+
+int32_t launch_halves(const StoreCalls& calls, unsigned n_planes, const LaunchOn& on, DeviceError* error) {
+  const StoreCall& call = calls.of[0];
+  const int64_t n_eights = int64_t{call.n_heads} * call.dim / kEight, n_threads = 32 * kStoreWarps;
+  const dim3 n_blocks(static_cast<unsigned>((call.n_rows + kHalvesRows - 1) / kHalvesRows),
+                      static_cast<unsigned>((n_eights + n_threads - 1) / n_threads), n_planes);
+  return launch_kernel(store_halves_kernel, n_blocks, kStoreWarps, calls, on, error);
+}
+
+int32_t launch_store(const StoreCall& call, const LaunchOn& on, DeviceError* error) {
+  if (are_halves(call)) return launch_halves({{call, {}}}, 1, on, error);
+  const int64_t n_blocks = std::min((call.n_rows * call.n_heads + kStoreWarps - 1) / kStoreWarps, kMostBlocks);
+  return launch_kernel(store_kernel, dim3(static_cast<unsigned>(n_blocks)), kStoreWarps, call, on, error);
+}
+
+int32_t launch_stores(const StoreCall& k, const StoreCall& v, const LaunchOn& on, DeviceError* error) {
+  if (are_halves(k) && are_halves(v) && k.dim == v.dim) return launch_halves({{k, v}}, 2, on, error);
+  if (const int32_t code = launch_store(k, on, error); code != TANDEM_OK) return code;
+  return launch_store(v, on, error);
 }
 
 // Neither takes shared memory to speak of. Where they have an SM's memory divided as products do, nothing is moved in
@@ -102,7 +124,8 @@ int32_t prefer_shared(const void* kernel, DeviceError* error) {
 
 int32_t Rebuilder::supports(const Layer& layer, DeviceError* error) {
   if (const int32_t code = check_layer_of(layer, error); code != TANDEM_OK) return code;
-  for (const void* kernel : {reinterpret_cast<const void*>(norm_kernel), reinterpret_cast<const void*>(store_kernel)})
+  for (const void* kernel : {reinterpret_cast<const void*>(norm_kernel), reinterpret_cast<const void*>(store_kernel),
+                             reinterpret_cast<const void*>(store_halves_kernel)})
     if (const int32_t code = prefer_shared(kernel, error); code != TANDEM_OK) return code;  // has it on the device, too
   const std::lock_guard lock(mutex_);
   return cublas_.open(error);
@@ -136,7 +159,7 @@ int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceE
   product.w = call.projection.w_k;
   product.n_out = int64_t{layer.n_kv_heads} * layer.k_head_dim;
   product.y = k;
-  if (layer.k_head_dim == layer.v_head_dim) {
+  if (layer.k_head_dim == layer.v_head_dim && std::getenv("XP_TWO") == nullptr) {
     product.w_2 = call.projection.w_v;
     v = k + call.n_rows * product.n_out;
   }
@@ -147,7 +170,7 @@ int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceE
     product.y = v;
     if (const int32_t code = cublas_.multiply(product, error); code != TANDEM_OK) return code;
   }
-  return launch_store(call, k, v, on, error);
+  return launch_stores(describe_store(call, kPlaneK, k), describe_store(call, kPlaneV, v), on, error);
 }
 
 }  // namespace tandem::cuda

@@ -2,10 +2,10 @@
 // What comes before and after the products of rebuild(): hidden states normalised, and sums to rows of pages.
 //
 //   normalise   x [n_rows, dim], f16 or bf16  ->  norm(x), rounded to the weights' type; a block has a row
-//   store       y [n_rows, n_heads, dim] f32  ->  + bias, rotated, rounded to the storage type, into pages; a warp has some
-//               rows of a head that follow each other, and rounds them as append() does
+//   store       y [n_rows, n_heads, dim] f32  ->  + bias, rotated, rounded to the storage type as append() does, into pages
 //
-// Both run beside products, which leave them few multiprocessors: what counts is how much each has on its way from memory.
+// Products leave them little room beside them, and wait for them: what they take of the device counts, not how long each
+// takes alone.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -15,7 +15,6 @@
 namespace tandem::cuda {
 
 inline constexpr int kNormWarps = 8, kStoreWarps = 8;
-inline constexpr int kStoreRows = 4;  // at a time, of a warp; pages have a multiple of it
 
 struct NormCall {
   const void* x;
@@ -55,112 +54,194 @@ __device__ inline float sum_of_block(float x, float* room) {
   return sum;
 }
 
-// What a thread keeps of its row as it is there, of 16 bits a number, so that it reads it once: rows of up to 8,192 numbers.
-inline constexpr int kHeldFours = 8;
-using HeldRow = uint2[kHeldFours];
+// ---- numbers of 16 bits, eight at a time
+// ----------------------------------------------------------------------------------
 
-__device__ inline int first_held(int j) { return (j * kNormWarps * 32 + static_cast<int>(threadIdx.x)) * kLaneNumbers; }
-__device__ inline uint2 load_norm_four(const NormCall& call, int first) {
-  const uint4 four = load_four(call.x, call.x_type, int64_t{blockIdx.x} * call.dim + first);
-  return make_uint2(four.x, four.y);
+inline constexpr int kEight = 8;
+using Eight = float[kEight];
+
+template <bool kIsBf16>
+__device__ inline void widen_eight(const uint4& bits, Eight& x) {
+  const uint32_t pairs[] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+  for (int i = 0; i < kEight / 2; ++i) {
+    const float2 pair = kIsBf16 ? make_float2(__uint_as_float(pairs[i] << 16), __uint_as_float(pairs[i] & 0xffff0000u))
+                                : __half22float2(reinterpret_cast<const __half2&>(pairs[i]));
+    x[2 * i] = pair.x;
+    x[2 * i + 1] = pair.y;
+  }
 }
 
-// f(first, x): of four numbers, all of a row's.
-template <class F>
-__device__ inline void for_fours(const NormCall& call, const HeldRow& held, F f) {
-  const auto give = [&](int first, uint2 four) {
-    float x[kLaneNumbers];
-    widen_four(call.x_type, make_uint4(four.x, four.y, 0, 0), x);
-    f(first, x);
-  };
+// As round_four(); of a pair in which there is a NaN the device's own conversion keeps less.
+template <bool kIsBf16>
+__device__ inline uint32_t round_pair(float x, float y) {
+  if (x != x || y != y) return kIsBf16 ? to_bf16(x) | to_bf16(y) << 16 : to_f16(x) | to_f16(y) << 16;
+  if (kIsBf16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+  const __half2 pair = __floats2half2_rn(x, y);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+template <bool kIsBf16>
+__device__ inline uint4 round_eight(const Eight& x) {
+  return make_uint4(round_pair<kIsBf16>(x[0], x[1]), round_pair<kIsBf16>(x[2], x[3]), round_pair<kIsBf16>(x[4], x[5]),
+                    round_pair<kIsBf16>(x[6], x[7]));
+}
+
+// At any address that f32 allows.
+__device__ inline void load_vector(const float* from, int first, Eight& x) {
+  float halves[2][kLaneNumbers];
 #pragma unroll
-  for (int j = 0; j < kHeldFours; ++j)
-    if (first_held(j) < call.dim) give(first_held(j), held[j]);
-  for (int j = kHeldFours; first_held(j) < call.dim; ++j) give(first_held(j), load_norm_four(call, first_held(j)));
+  for (int h = 0; h < 2; ++h) {
+    widen_four(TANDEM_F32, load_four(from, TANDEM_F32, first + h * kLaneNumbers), halves[h]);
+#pragma unroll
+    for (int i = 0; i < kLaneNumbers; ++i) x[h * kLaneNumbers + i] = halves[h][i];
+  }
+}
+
+// ---- normalise -------------------------------------------------------------------------------------------------------
+
+// What a thread keeps of its row as it is there, so that it reads it once: rows of up to 8,192 numbers.
+inline constexpr int kHeldEights = 4;
+
+__device__ inline int first_held(int j) { return (j * kNormWarps * 32 + static_cast<int>(threadIdx.x)) * kEight; }
+
+template <bool kIsBf16, class F>
+__device__ inline void for_eights(const uint4* row, int dim, const uint4 (&held)[kHeldEights], F f) {
+  Eight x;
+#pragma unroll
+  for (int j = 0; j < kHeldEights; ++j)
+    if (first_held(j) < dim) {
+      widen_eight<kIsBf16>(held[j], x);
+      f(first_held(j), x);
+    }
+  for (int j = kHeldEights; first_held(j) < dim; ++j) {
+    widen_eight<kIsBf16>(row[first_held(j) / kEight], x);
+    f(first_held(j), x);
+  }
+}
+
+template <bool kIsBf16, bool kToBf16>
+__device__ inline void normalise_row(const NormCall& call, float* room) {
+  const uint4* const row = static_cast<const uint4*>(call.x) + int64_t{blockIdx.x} * (call.dim / kEight);
+  uint4* const to = static_cast<uint4*>(call.to) + int64_t{blockIdx.x} * (call.dim / kEight);
+  uint4 held[kHeldEights];
+#pragma unroll
+  for (int j = 0; j < kHeldEights; ++j)
+    if (first_held(j) < call.dim) held[j] = row[first_held(j) / kEight];
+  float mean = 0.0f, scale = 1.0f;
+  if (call.norm == TANDEM_NORM_LAYER) {
+    float sum = 0.0f;
+    for_eights<kIsBf16>(row, call.dim, held, [&](int, const Eight& x) {
+      sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    });
+    mean = sum_of_block(sum, room) / static_cast<float>(call.dim);
+  }
+  if (call.norm != TANDEM_NORM_NONE) {
+    float sum = 0.0f;
+    for_eights<kIsBf16>(row, call.dim, held, [&](int, const Eight& x) {
+#pragma unroll
+      for (int i = 0; i < kEight; ++i) sum += (x[i] - mean) * (x[i] - mean);
+    });
+    scale = 1.0f / sqrtf(sum_of_block(sum, room) / static_cast<float>(call.dim) + call.eps);
+  }
+  for_eights<kIsBf16>(row, call.dim, held, [&](int first, Eight& x) {
+    Eight weight, bias;
+    if (call.weight != nullptr) load_vector(call.weight, first, weight);
+    if (call.bias != nullptr) load_vector(call.bias, first, bias);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      x[i] = (x[i] - mean) * scale;
+      if (call.weight != nullptr) x[i] *= weight[i];
+      if (call.bias != nullptr) x[i] += bias[i];
+    }
+    to[first / kEight] = round_eight<kToBf16>(x);
+  });
 }
 
 __global__ void __launch_bounds__(32 * kNormWarps) norm_kernel(const __grid_constant__ NormCall call) {
   __shared__ float room[kNormWarps];
   begin_behind();
-  HeldRow held;
-#pragma unroll
-  for (int j = 0; j < kHeldFours; ++j)
-    if (first_held(j) < call.dim) held[j] = load_norm_four(call, first_held(j));
-  float mean = 0.0f, scale = 1.0f;
-  if (call.norm == TANDEM_NORM_LAYER) {
-    float sum = 0.0f;
-    for_fours(call, held, [&](int, const float(&x)[kLaneNumbers]) { sum += (x[0] + x[1]) + (x[2] + x[3]); });
-    mean = sum_of_block(sum, room) / static_cast<float>(call.dim);
-  }
-  if (call.norm != TANDEM_NORM_NONE) {
-    float sum = 0.0f;
-    for_fours(call, held, [&](int, const float(&x)[kLaneNumbers]) {
-#pragma unroll
-      for (int i = 0; i < kLaneNumbers; ++i) sum += (x[i] - mean) * (x[i] - mean);
-    });
-    scale = 1.0f / sqrtf(sum_of_block(sum, room) / static_cast<float>(call.dim) + call.eps);
-  }
-  for_fours(call, held, [&](int first, float(&x)[kLaneNumbers]) {
-    float weight[kLaneNumbers] = {1.0f, 1.0f, 1.0f, 1.0f}, bias[kLaneNumbers] = {};
-    if (call.weight != nullptr) widen_four(TANDEM_F32, load_four(call.weight, TANDEM_F32, first), weight);
-    if (call.bias != nullptr) widen_four(TANDEM_F32, load_four(call.bias, TANDEM_F32, first), bias);
-#pragma unroll
-    for (int i = 0; i < kLaneNumbers; ++i) x[i] = (x[i] - mean) * scale * weight[i] + bias[i];
-    store_four(call.to, call.to_type, int64_t{blockIdx.x} * call.dim + first, x);
-  });
+  const bool is_bf16 = call.x_type == TANDEM_BF16, to_bf16 = call.to_type == TANDEM_BF16;
+  if (is_bf16 && to_bf16) return normalise_row<true, true>(call, room);
+  if (is_bf16) return normalise_row<true, false>(call, room);
+  if (to_bf16) return normalise_row<false, true>(call, room);
+  normalise_row<false, false>(call, room);
 }
 
-// A lane's numbers of a head's vector.
-using RowNumbers = float[kFours][kLaneNumbers];
+// ---- store -------------------------------------------------------------------------------------------------------------
 
-__device__ inline void load_row(const float* from, int dim, RowNumbers& x) {
-#pragma unroll
-  for (int j = 0; j < kFours; ++j)
-    if (first_of_four(j) < dim) widen_four(TANDEM_F32, load_four(from, TANDEM_F32, first_of_four(j)), x[j]);
-}
+// Types of 16 bits, as they are most often: a thread has the same eight numbers of a head in some rows that follow each
+// other.
+inline constexpr int kHalvesRows = 8, kHalvesAtOnce = 4;
 
-__device__ inline void store_row(const StoreCall& call, int head, int64_t row, const RowNumbers& x) {
-  const int64_t page = row / call.page_len * call.page_bytes, slot = row % call.page_len;
-  std::byte* const codes = call.codes + page + head * call.head_stride[0] + slot * call.row_bytes[0];
-  std::byte* const scales = call.scales + page + head * call.head_stride[1] + slot * call.row_bytes[1];
+template <bool kIsBf16>
+__device__ inline void store_halves(const StoreCall& call) {
+  const int n_out = call.n_heads * call.dim, first = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kEight;
+  if (first >= n_out) return;
+  const int head = first / call.dim, row = static_cast<int>(blockIdx.x) * kHalvesRows;
+  const auto n_rows = static_cast<int>(min(call.n_rows - row, int64_t{kHalvesRows}));
+  const float* from = call.y + int64_t{row} * n_out + first;
+  std::byte* to = call.codes + row / call.page_len * call.page_bytes + head * call.head_stride[0] +
+                  row % call.page_len * call.row_bytes[0] + (first - head * call.dim) * 2;
+  Eight bias = {};
+  if (call.bias != nullptr) load_vector(call.bias, first, bias);
 #pragma unroll
-  for (int j = 0; j < kFours; ++j) {
-    const StoredFour stored = round_four(call.type, x[j]);
-    const int four = first_of_four(j) / kLaneNumbers;
-    if (first_of_four(j) >= call.dim) continue;
-    store_codes(codes + four * call.four_bytes, stored.codes, call.four_bytes);
-    if (call.row_bytes[1] > 0 && threadIdx.x % 8 == 0)
-      store_codes(scales + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
+  for (int begin = 0; begin < kHalvesRows; begin += kHalvesAtOnce) {
+    float4 sums[kHalvesAtOnce][2];
+#pragma unroll
+    for (int r = 0; r < kHalvesAtOnce; ++r) {
+      const auto* of_row = reinterpret_cast<const float4*>(from + int64_t{begin + r} * n_out);
+      if (begin + r < n_rows) sums[r][0] = of_row[0], sums[r][1] = of_row[1];
+    }
+#pragma unroll
+    for (int r = 0; r < kHalvesAtOnce; ++r) {
+      if (begin + r >= n_rows) return;
+      const float4 &a = sums[r][0], &b = sums[r][1];
+      const Eight x = {a.x + bias[0], a.y + bias[1], a.z + bias[2], a.w + bias[3],
+                       b.x + bias[4], b.y + bias[5], b.z + bias[6], b.w + bias[7]};
+      *reinterpret_cast<uint4*>(to + (begin + r) * call.row_bytes[0]) = round_eight<kIsBf16>(x);
+    }
   }
 }
 
-__global__ void __launch_bounds__(32 * kStoreWarps) store_kernel(const __grid_constant__ StoreCalls calls) {
+__global__ void __launch_bounds__(32 * kStoreWarps) store_halves_kernel(const __grid_constant__ StoreCalls calls) {
+  begin_behind();
+  const StoreCall& call = calls.of[blockIdx.z];
+  if (call.type == TANDEM_BF16) return store_halves<true>(call);
+  store_halves<false>(call);
+}
+
+// All others, and keys that are rotated: a warp has a head's row.
+__global__ void __launch_bounds__(32 * kStoreWarps) store_kernel(const __grid_constant__ StoreCall call) {
   __shared__ float rooms[kStoreWarps][kFours * kWarpNumbers];
   begin_behind();
-  const StoreCall& call = calls.of[blockIdx.y];
-  const int64_t n = (call.n_rows + kStoreRows - 1) / kStoreRows * call.n_heads, step = int64_t{gridDim.x} * kStoreWarps;
+  const int64_t n = call.n_rows * call.n_heads, step = int64_t{gridDim.x} * kStoreWarps;
   for (int64_t at = int64_t{blockIdx.x} * kStoreWarps + threadIdx.x / 32; at < n; at += step) {
-    const int64_t first_row = at / call.n_heads * kStoreRows;
+    const int64_t row = at / call.n_heads, page = row / call.page_len, slot = row % call.page_len;
     const auto head = static_cast<int>(at % call.n_heads);
-    const auto n_rows = static_cast<int>(min(call.n_rows - first_row, int64_t{kStoreRows}));
-    RowNumbers rows[kStoreRows] = {}, bias = {};
+    float x[kFours][kLaneNumbers] = {};
 #pragma unroll
-    for (int r = 0; r < kStoreRows; ++r)
-      if (r < n_rows) load_row(call.y + ((first_row + r) * call.n_heads + head) * call.dim, call.dim, rows[r]);
-    if (call.bias != nullptr) load_row(call.bias + head * call.dim, call.dim, bias);
+    for (int j = 0; j < kFours; ++j) {
+      const int first = first_of_four(j);
+      if (first >= call.dim) continue;
+      widen_four(TANDEM_F32, load_four(call.y, TANDEM_F32, at * call.dim + first), x[j]);
 #pragma unroll
-    for (int r = 0; r < kStoreRows; ++r) {
-      if (r >= n_rows) break;
-      const int64_t row = first_row + r;
-      RowNumbers& x = rows[r];
+      for (int i = 0; i < kLaneNumbers; ++i)
+        if (call.bias != nullptr) x[j][i] += call.bias[head * call.dim + first + i];
+    }
+    if (call.rotation.n_pairs > 0) rotate_row(call.rotation, call.page_positions[page] + slot, x, rooms[threadIdx.x / 32]);
+    std::byte* const codes = call.codes + page * call.page_bytes + head * call.head_stride[0] + slot * call.row_bytes[0];
+    std::byte* const scales = call.scales + page * call.page_bytes + head * call.head_stride[1] + slot * call.row_bytes[1];
 #pragma unroll
-      for (int j = 0; j < kFours; ++j)
-#pragma unroll
-        for (int i = 0; i < kLaneNumbers; ++i) x[j][i] += bias[j][i];
-      if (call.rotation.n_pairs > 0)
-        rotate_row(call.rotation, call.page_positions[row / call.page_len] + row % call.page_len, x,
-                   rooms[threadIdx.x / 32]);
-      store_row(call, head, row, x);
+    for (int j = 0; j < kFours; ++j) {
+      const StoredFour stored = round_four(call.type, x[j]);
+      const int four = first_of_four(j) / kLaneNumbers;
+      if (first_of_four(j) >= call.dim) continue;
+      store_codes(codes + four * call.four_bytes, stored.codes, call.four_bytes);
+      if (call.row_bytes[1] > 0 && threadIdx.x % 8 == 0)
+        store_codes(scales + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
     }
   }
 }
