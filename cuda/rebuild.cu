@@ -3,7 +3,6 @@
 //
 //   cuBLAS's | x as the products take it, where that is not x itself | sums, f32, of K | of V
 #include <algorithm>
-#include <cstdlib>
 
 #include "cuda/kernels/rebuild.cuh"
 #include "cuda/layer_check.h"
@@ -159,7 +158,7 @@ int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceE
   product.w = call.projection.w_k;
   product.n_out = int64_t{layer.n_kv_heads} * layer.k_head_dim;
   product.y = k;
-  if (layer.k_head_dim == layer.v_head_dim && std::getenv("XP_TWO") == nullptr) {
+  if (layer.k_head_dim == layer.v_head_dim) {
     product.w_2 = call.projection.w_v;
     v = k + call.n_rows * product.n_out;
   }

@@ -170,6 +170,7 @@ class AttendCall {
   int64_t choose_rebuilt(HandOverTask* task);
   int64_t describe_rebuilt(const HandOverTask& task, std::byte* to) const;
   Status send_hidden(const HandOverTask& task, const RebuiltPiece& piece);
+  void order_pages(RebuiltPieces* rebuilt) const;
   Status begin_rebuilt(HandOverTask* task);
   Status rebuild_piece(const DeviceProjection& projection, const RebuiltPiece& piece);
   Status attend_pages(const DeviceAttend& window, const HandOverTask& task, const RebuiltPiece& piece);

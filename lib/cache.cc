@@ -211,7 +211,7 @@ Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_ne
     --n_copies;
   }
   for (int64_t i = 0; i < n_new_pages; ++i)
-    sequence.pages.push_back(store_.take(sequence.pages.empty() ? -1 : sequence.pages.back()));
+    sequence.pages.push_back(store_.take(sequence.pages.empty() ? -1 : sequence.pages.back(), n_new_pages - i));
   return {};
 }
 

@@ -57,6 +57,7 @@ Status DeviceOwner::open_first() {
     return unusable(module_, error.underlying,
                     device_name(device_idx_, *usable) + " could not be opened: " + reason_of(error));
   device_.table = module_.table;
+  device_.bus = &bus_;
   watch_exit();
   return {};
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/bus.h"
 #include "lib/device_module.h"
 
 namespace tandem {
@@ -15,6 +16,7 @@ struct Device {
   void* self = nullptr;
   int32_t idx = 0;  // among the module's devices
   DeviceInfo info;
+  Bus* bus = nullptr;  // the engine's
 };
 
 class DeviceOwner {
@@ -39,6 +41,7 @@ class DeviceOwner {
   DeviceModule module_;
   std::vector<DeviceInfo> infos_;
   size_t device_idx_ = 0;
+  Bus bus_;
   Device device_;  // table: null until it is open
 };
 

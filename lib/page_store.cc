@@ -142,14 +142,21 @@ std::byte* PageStore::x_row(const std::vector<std::byte*>& bases, int32_t page, 
   return bases[static_cast<size_t>(page / geometry_.pages_per_extent)] + planes.x_offset + row * planes.x_bytes;
 }
 
-int32_t PageStore::take(int32_t after) {
-  const auto n = static_cast<int32_t>(references_.size());
+int32_t PageStore::take(int32_t after, int64_t n) {
+  const auto n_pages = static_cast<int32_t>(references_.size());
   int32_t page = after + 1;
-  if (after < 0 || page >= n || !adjacent(after, page) || references_[static_cast<size_t>(page)] != 0) {
+  if (after < 0 || page >= n_pages || !adjacent(after, page) || references_[static_cast<size_t>(page)] != 0) {
     // Nothing to continue: the longest free gap, its start where it begins an extent or follows nobody who still grows,
-    // else its middle, so that whoever sits before the gap can go on growing into it.
+    // else its middle, so that whoever sits before the gap can go on growing into it. Several pages begin at multiples of
+    // their number: sequences of one length lie side by side in the end, at one distance.
     const Gap gap = longest_gap();
-    page = gap.begin % per_extent() == 0 ? gap.begin : gap.begin + gap.n_pages / 2;
+    const auto together = static_cast<int32_t>(std::clamp<int64_t>(n, 1, gap.n_pages));
+    page = gap.begin;
+    if (gap.begin % per_extent() != 0) {
+      page += gap.n_pages / 2;
+      page -= page % per_extent() % together;
+      page = std::max(gap.begin, std::min(page, gap.begin + gap.n_pages - together));
+    }
   }
   references_[static_cast<size_t>(page)] = 1;
   ++used_of_extent_[static_cast<size_t>(page / per_extent())];

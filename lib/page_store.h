@@ -72,11 +72,13 @@ class PageStore {
   int64_t page_len() const { return geometry_.page_len; }
   // Makes sure that n_pages pages can be taken. Strong: on failure nothing has changed.
   Status make_free(int64_t n_pages);
-  // A page with one reference; after make_free() it cannot fail. Prefers the successor of `after` (-1: none).
-  int32_t take(int32_t after);
+  // A page with one reference; after make_free() it cannot fail. Prefers the successor of `after` (-1: none). n: the pages
+  // that are about to be taken one after the other, this one among them.
+  int32_t take(int32_t after, int64_t n = 1);
   void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
   void release(int32_t page);
   bool shared(int32_t page) const { return references_[static_cast<size_t>(page)] > 1; }
+  bool in_one_extent(int32_t a, int32_t b) const { return a / geometry_.pages_per_extent == b / geometry_.pages_per_extent; }
   bool adjacent(int32_t a, int32_t b) const { return b == a + 1 && b % geometry_.pages_per_extent != 0; }
   // Copies the first n_tokens slots of a page in every layer.
   void copy_page(int32_t from, int32_t to, int64_t n_tokens);

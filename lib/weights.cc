@@ -2,7 +2,9 @@
 #include "lib/weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "lib/device_memory.h"
 #include "lib/device_status.h"
@@ -12,7 +14,8 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kUnit = 256;  // places begin at multiples of this many bytes
+constexpr int64_t kUnit = 256;               // places begin at multiples of this many bytes
+constexpr int64_t kTurn = int64_t{8} << 20;  // bytes: the least that is sent behind a piece, unless it is due at last
 
 int64_t padded(int64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
@@ -79,32 +82,36 @@ Status Weights::create(std::shared_ptr<Engine> engine, const std::vector<WeightB
   TANDEM_TRY(made->make_events());
   TANDEM_TRY(made->copy_blocks(blocks));
   TANDEM_TRY(made->send_ahead());
+  made->device_.bus->join(made.get());
   *weights = std::move(made);
   return {};
 }
 
-// What was done() is waited for by the stream of the copies.
+// What was asked of blocks up to their done() has ended then.
 Weights::~Weights() {
+  device_.bus->leave(this);
   if (process_ends()) return;
   DeviceError ignored;
+  for (Place& place : places_) static_cast<void>(wait_for_uses(&place.behind));
+  static_cast<void>(wait_for_uses(&done_with_));
   if (has_stream_) device_.table->wait(device_.self, stream_, &ignored);
   for (const Block& block : blocks_)
     for (int64_t at = 0; at < block.pinned_bytes; at += most_pinned_bytes)
       device_.table->unpin(device_.self, block.host.data() + at);
   for (const Events& events : events_)
-    for (void* event : {events.filled, events.freed})
+    for (void* event : {events.filled, events.freed[0], events.freed[1]})
       if (event != nullptr) device_.table->destroy_event(device_.self, event);
   if (has_stream_) device_.table->destroy_stream(device_.self, stream_);
 }
 
-// No block is in the ring twice but for places that are free again, which need none.
+// A block is in the ring once, and once more where it is done with and nothing has been sent over it.
 Status Weights::make_events() {
-  const size_t n = static_cast<size_t>(
-      std::count_if(blocks_.begin(), blocks_.end(), [](const Block& block) { return block.resident_at < 0; }));
+  const size_t n = 2 * static_cast<size_t>(std::count_if(blocks_.begin(), blocks_.end(),
+                                                         [](const Block& block) { return block.resident_at < 0; }));
   events_.resize(n);
   for (size_t i = 0; i < n; ++i) {
     TANDEM_TRY(call_device(device_, &DeviceTable::create_event, &events_[i].filled));
-    TANDEM_TRY(call_device(device_, &DeviceTable::create_event, &events_[i].freed));
+    for (void*& freed : events_[i].freed) TANDEM_TRY(call_device(device_, &DeviceTable::create_event, &freed));
     free_events_.push_back(i);
   }
   return {};
@@ -164,38 +171,103 @@ int32_t Weights::next_streamed(int32_t block_idx) const {
   return block_idx;
 }
 
-Status Weights::send(int32_t block_idx, int64_t at) {
-  const TraceRange range("load weights", block_idx, "stream");
-  const Block& block = blocks_[static_cast<size_t>(block_idx)];
-  const size_t event = free_events_.back();
-  for (int64_t first = 0; first < block.bytes; first += most_pinned_bytes) {  // a copy is of one pinned piece
-    const int64_t n = std::min(block.bytes - first, most_pinned_bytes);
-    const StridedCopy copy{ring_.data() + at + first, block.host.data() + first, n, 1, n, n};
-    TANDEM_TRY(call_device(device_, &DeviceTable::copy_strided, &copy, stream_));
-  }
-  TANDEM_TRY(call_device(device_, &DeviceTable::record_event, events_[event].filled, stream_));
-  places_.push_back({block_idx, at, at + padded(block.bytes), event, false, false});
+void Weights::place(int32_t block_idx, int64_t at) {
+  Place made{block_idx, at, at + padded(blocks_[static_cast<size_t>(block_idx)].bytes), free_events_.back()};
+  made.others_at = n_others_;
+  places_.push_back(std::move(made));
+  places_.back().behind.swap(done_with_);
+  events_[free_events_.back()].n_streams = 0;
   free_events_.pop_back();
-  last_sent_ = block_idx;
-  streamed_bytes_ += block.bytes;
+  last_placed_ = block_idx;
+  n_unfollowed_ = 0;
+}
+
+// Up to `most` bytes of what has not been sent of a block.
+Status Weights::send(Place* place, int64_t most) {
+  const TraceRange range("load weights", place->block_idx, "stream");
+  const Block& block = blocks_[static_cast<size_t>(place->block_idx)];
+  TANDEM_TRY(wait_for_uses(&place->behind));
+  while (place->sent_bytes < block.bytes && most > 0) {
+    const int64_t at = place->sent_bytes, piece_left = most_pinned_bytes - at % most_pinned_bytes;
+    const int64_t n = std::min({block.bytes - at, most, piece_left});  // a copy is of one pinned piece
+    const StridedCopy copy{ring_.data() + place->begin + at, block.host.data() + at, n, 1, n, n};
+    TANDEM_TRY(call_device(device_, &DeviceTable::copy_strided, &copy, stream_));
+    place->sent_bytes += n;
+    streamed_bytes_ += n;
+    most -= n;
+  }
+  if (place->sent_bytes < block.bytes) return {};
+  TANDEM_TRY(call_device(device_, &DeviceTable::record_event, events_[place->events].filled, stream_));
+  place->is_sent = true;
   return {};
+}
+
+// What is to be sent behind pieces of so many bytes, for each block to be there when it is used, if as much of others' comes
+// before that as did the last time: of all blocks up to it the share that the pieces have of that and what is still to come.
+Weights::Due Weights::due_behind(int64_t piece_bytes) const {
+  int64_t left = 0;
+  Due due;
+  for (const Place& place : places_) {
+    if (place.is_free || place.is_sent) continue;
+    const Block& block = blocks_[static_cast<size_t>(place.block_idx)];
+    left += std::max<int64_t>(block.bytes - place.sent_bytes, 1);
+    const int64_t others_left = std::max<int64_t>(0, place.others_at + block.others - n_others_);
+    const double share =
+        others_left == 0 ? 1.0 : static_cast<double>(piece_bytes) / static_cast<double>(piece_bytes + others_left);
+    due.bytes = std::max(due.bytes, static_cast<int64_t>(std::ceil(share * static_cast<double>(left))));
+    due.is_last_call = due.is_last_call || others_left == 0;
+  }
+  return due;
+}
+
+Status Weights::send_due(int64_t bytes) {
+  for (Place& place : places_) {
+    if (bytes <= 0) break;
+    if (place.is_free || place.is_sent) continue;
+    const int64_t before = place.sent_bytes;
+    TANDEM_TRY(send(&place, bytes));
+    bytes -= std::max<int64_t>(place.sent_bytes - before, 1);
+  }
+  return {};
+}
+
+Status Weights::send_all() { return send_due(INT64_MAX); }
+
+// Small copies are slow: pieces are counted until enough is due.
+void Weights::follow(int64_t bytes, void* event) {
+  const std::lock_guard lock(mutex_);
+  n_others_ += bytes;
+  n_unfollowed_ += bytes;
+  const Due due = due_behind(n_unfollowed_);
+  if (due.bytes == 0) n_unfollowed_ = 0;
+  if (due.bytes < kTurn && !due.is_last_call) return;
+  if (!call_device(device_, &DeviceTable::wait_event, event, stream_).ok()) return;
+  n_unfollowed_ = 0;
+  static_cast<void>(send_due(due.bytes));
 }
 
 // As far as there is room.
 Status Weights::send_ahead() {
   if (ring_.bytes() == 0) return {};
   for (;;) {
-    const int32_t next = next_streamed(last_sent_);
+    const int32_t next = next_streamed(last_placed_);
     int64_t at;
-    if (find(next) != nullptr || !find_room(places_, padded(blocks_[static_cast<size_t>(next)].bytes), &at)) return {};
-    TANDEM_TRY(send(next, at));
+    if (find(next) != nullptr || !find_room(places_, padded(blocks_[static_cast<size_t>(next)].bytes), &at)) break;
+    place(next, at);
   }
+  return send_due(due_behind(0).bytes);
 }
 
-// Copies into the place wait in done().
+// Who takes a place next has its copies wait for what was asked of those that are done with.
 void Weights::free(Place* place) {
+  done_with_.reserve(done_with_.size() + place->behind.size() + 1);
   place->is_free = true;
-  free_events_.push_back(place->event);  // who waits for them has been told to
+  done_with_.insert(done_with_.end(), place->behind.begin(), place->behind.end());
+  place->behind.clear();
+  if (place->was_used)
+    done_with_.push_back(place->events);
+  else
+    free_events_.push_back(place->events);
 }
 
 void Weights::retire() {
@@ -210,7 +282,7 @@ std::string Weights::held() const {
 }
 
 // What was sent for later uses gives way: the model has gone elsewhere.
-Status Weights::send_now(int32_t block_idx) {
+Status Weights::place_now(int32_t block_idx) {
   std::deque<Place> kept = places_;
   while (!kept.empty() && !kept.back().was_used) kept.pop_back();
   int64_t at;
@@ -219,7 +291,8 @@ Status Weights::send_now(int32_t block_idx) {
                 "block_idx = %d: the buffer has no room for it beside the blocks in use (%s)", block_idx, held().c_str());
   for (; places_.size() > kept.size(); places_.pop_back())
     if (!places_.back().is_free) free(&places_.back());
-  return send(block_idx, at);
+  place(block_idx, at);
+  return {};
 }
 
 Status Weights::check(int32_t block_idx, void* stream) const {
@@ -244,25 +317,52 @@ Status Weights::use(int32_t block_idx, void* stream, void** data) {
     return {};
   }
   Place* place = find(block_idx);
-  const bool is_ahead = place != nullptr;
-  if (!is_ahead) {
-    TANDEM_TRY(send_now(block_idx));
+  const bool is_placed = place != nullptr, is_ahead = is_placed && place->is_sent;
+  if (!is_placed) {
+    TANDEM_TRY(place_now(block_idx));
     place = &places_.back();
   }
-  TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, events_[place->event].filled, stream));
-  *data = ring_.data() + place->begin;
-  place->was_used = true;
-  ++block.n_held;
-  ++n_uses_;
-  ++n_streamed_uses_;
-  n_ahead_ += is_ahead ? 1 : 0;
   // What was to come before it has been left out.
   for (Place& earlier : places_) {
     if (&earlier == place) break;
     if (!earlier.was_used && !earlier.is_free) free(&earlier);
   }
+  if (!is_ahead) TANDEM_TRY(send_all());
+  TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, events_[place->events].filled, stream));
+  *data = ring_.data() + place->begin;
+  if (!place->was_used) block.others = n_others_ - place->others_at;
+  place->was_used = true;
+  ++block.n_held;
+  ++n_uses_;
+  ++n_streamed_uses_;
+  n_ahead_ += is_ahead ? 1 : 0;
   retire();
   return send_ahead();
+}
+
+Status Weights::note_use_ends(Place* place, void* stream) {
+  Events& events = events_[place->events];
+  size_t i = 0;
+  while (i < events.n_streams && events.streams[i] != stream) ++i;
+  if (i == Events::kStreams) {  // more than there is room for: the first is waited for at once
+    i = 0;
+    TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, events.freed[i], stream_));
+  }
+  TANDEM_TRY(call_device(device_, &DeviceTable::record_event, events.freed[i], stream));
+  events.streams[i] = stream;
+  events.n_streams = std::max(events.n_streams, i + 1);
+  return {};
+}
+
+// places: their events_.
+Status Weights::wait_for_uses(std::vector<size_t>* places) {
+  for (; !places->empty(); places->pop_back()) {
+    const Events& events = events_[places->back()];
+    for (size_t i = 0; i < events.n_streams; ++i)
+      TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, events.freed[i], stream_));
+    free_events_.push_back(places->back());
+  }
+  return {};
 }
 
 Status Weights::done(int32_t block_idx, void* stream) {
@@ -275,11 +375,9 @@ Status Weights::done(int32_t block_idx, void* stream) {
     return {};
   }
   Place& place = *find(block_idx);
-  void* const freed = events_[place.event].freed;
-  TANDEM_TRY(call_device(device_, &DeviceTable::record_event, freed, stream));
-  TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, freed, stream_));
+  TANDEM_TRY(note_use_ends(&place, stream));
+  if (block.n_held == 1) free(&place);
   if (--block.n_held > 0) return {};
-  free(&place);
   retire();
   return send_ahead();
 }

@@ -6,10 +6,11 @@
 //   use       a block's address, once `stream` has passed here: mostly it is there already
 //   done      its place is free once `stream` has passed here, and is filled with the block that comes next
 //
-// Blocks go through one buffer, a ring of bytes: a block is sent as soon as there is room behind the one before it, however
-// far ahead that is. So a layer's matrices for the MLP cross the bus while its attention computes, and the next layer's for
-// attention during the MLP; nothing is told about layers. Which blocks stay is decided once, evenly over the order, so that
-// between two that stay the bus has as much to do everywhere.
+// Blocks go through one buffer, a ring of bytes: a block has its place as soon as there is room behind the one before it,
+// however far ahead that is, and is sent at once, or behind pieces of sessions that cross the same bus (lib/bus.h), so much
+// with each as is due for it to be there when it is used. So a layer's matrices for the MLP cross the bus while its
+// attention computes, and the next layer's for attention during the MLP; nothing is told about layers. Which blocks stay is
+// decided once, evenly over the order, so that between two that stay the bus has as much to do everywhere.
 //
 //   ring:   [ block 7, in use | block 8, there | block 9, on its way | free ... ]
 //            ^ front                                                  ^ next
@@ -46,6 +47,9 @@ class Weights {
   int32_t n_blocks() const { return static_cast<int32_t>(blocks_.size()); }
   int64_t bytes_of(int32_t block_idx) const { return blocks_[static_cast<size_t>(block_idx)].bytes; }
   const Engine* engine() const { return engine_.get(); }
+  // A piece of others' has been sent, and has come when `event` has happened: what is due of the blocks goes behind it. What
+  // fails is tried again where the block is used.
+  void follow(int64_t bytes, void* event);
 
  private:
   struct Block {
@@ -54,13 +58,23 @@ class Weights {
     int64_t bytes = 0;
     int64_t resident_at = -1;  // in resident_; -1: streamed
     int64_t n_held = 0;        // uses that are not done
+    int64_t others = 0;        // bytes of pieces that were sent between its place in the ring and its use, the last time
   };
   // A block in the ring.
   struct Place {
     int32_t block_idx = 0;
     int64_t begin = 0, end = 0;  // bytes
-    size_t event = 0;            // of events_
+    size_t events = 0;           // of events_
     bool was_used = false, is_free = false;
+    int64_t others_at = 0;   // n_others_ when the place was taken
+    int64_t sent_bytes = 0;  // of the block
+    bool is_sent = false;
+    std::vector<size_t> behind = {};  // events_ of places that were done with before: its copies wait for these
+  };
+
+  struct Due {
+    int64_t bytes = 0;
+    bool is_last_call = false;  // something of it is used before another piece comes
   };
 
   Weights(std::shared_ptr<Engine> engine, const tandem_weights_options& options);
@@ -71,9 +85,15 @@ class Weights {
   bool find_room(const std::deque<Place>& places, int64_t bytes, int64_t* at) const;
   Status check(int32_t block_idx, void* stream) const;
   int32_t next_streamed(int32_t block_idx) const;
-  Status send(int32_t block_idx, int64_t at);
+  void place(int32_t block_idx, int64_t at);
+  Status send(Place* place, int64_t most);
+  Due due_behind(int64_t piece_bytes) const;
+  Status send_due(int64_t bytes);
   Status send_ahead();
-  Status send_now(int32_t block_idx);
+  Status place_now(int32_t block_idx);
+  Status send_all();
+  Status note_use_ends(Place* place, void* stream);
+  Status wait_for_uses(std::vector<size_t>* places);
   void free(Place* place);
   void retire();
   std::string held() const;
@@ -85,15 +105,21 @@ class Weights {
   Buffer resident_, ring_;
   void* stream_ = nullptr;  // of the copies
   bool has_stream_ = false;
+  // Uses end on streams, a few of them: who comes back to one says that the later use has ended.
   struct Events {
-    void *filled = nullptr, *freed = nullptr;
+    static constexpr size_t kStreams = 2;
+    void *filled = nullptr, *freed[kStreams] = {}, *streams[kStreams] = {};
+    size_t n_streams = 0;
   };
   std::vector<Events> events_;
   std::vector<size_t> free_events_;
 
-  mutable std::mutex mutex_;  // guards what follows, and n_held
-  std::deque<Place> places_;  // in the order of sending
-  int32_t last_sent_ = -1;
+  mutable std::mutex mutex_;       // guards what follows, and n_held
+  std::deque<Place> places_;       // in the order of sending
+  std::vector<size_t> done_with_;  // events_ of places that were done with since the last was taken
+  int32_t last_placed_ = -1;
+  int64_t n_others_ = 0;      // bytes of pieces that others have sent
+  int64_t n_unfollowed_ = 0;  // of these, what nothing has been sent behind yet
   int64_t n_uses_ = 0, n_streamed_uses_ = 0, n_ahead_ = 0, streamed_bytes_ = 0;
 };
 

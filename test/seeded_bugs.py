@@ -94,6 +94,15 @@ BUGS = [
      "static_cast<Row>(run->k)", "kernel_test", "random_cases_fast"),
     ("q4_64 without its minimum", "cpu/kernels/stored_inl.h", "minimum = hn::Set(d, scales[apart]);",
      "minimum = hn::Zero(d);", "kernel_test", ""),
+    ("weights cross at once", "lib/weights.cc", "others_left == 0 ? 1.0", "true ? 1.0", "column_order_test", "weights_take_turns"),
+    ("weights do not wait for the piece before them", "lib/weights.cc",
+     "if (!call_device(device_, &DeviceTable::wait_event, event, stream_).ok()) return;", "if (event == nullptr) return;", "column_order_test", "weights_wait_for_pieces"),
+    ("what weights take of the bus is learned", "lib/routes/choose.cc", "part.tells = !session_.device_->device().bus->has_weights();",
+     "part.tells = true;", "column_order_test", "weights_leave_plans_as_they_are"),
+    ("pages of a piece in the order of calls", "lib/routes/recompute.cc", "  order_pages(&task->rebuilt);\n", "",
+     "recompute_route_test", "sequences_share_copies"),
+    ("pages begin anywhere", "lib/page_store.cc", "      page -= page % per_extent() % together;\n", "",
+     "page_store_test", "pages_taken_together_lie_together"),
 ]
 
 

@@ -164,7 +164,7 @@ void AttendCall::describe_part(HandOverTask* task) const {
   part.key_bytes = token_kv_bytes(layer_);
   if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
   part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
-  part.tells = true;
+  part.tells = !session_.device_->device().bus->has_weights();
   part.predicted_ns = scratch_.plan.plan().total_ns;
 }
 

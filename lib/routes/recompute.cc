@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <tuple>
+#include <utility>
 
 #include "lib/attend_call.h"
 #include "lib/device_status.h"
@@ -249,6 +250,23 @@ void AttendCall::cut_rebuilt(const RebuildLayout& layout, size_t i, TokenRange t
   }
 }
 
+// In each piece the parts' pages lie as those of the store do: what is there at one distance from each other is one copy.
+void AttendCall::order_pages(RebuiltPieces* rebuilt) const {
+  std::vector<RebuiltPart*> parts;
+  const auto stored = [&](const RebuiltPart* part) {
+    return scratch_.calls[part->call].sequence->pages[static_cast<size_t>(part->begin / cache_.page_len())];
+  };
+  for (const RebuiltPiece& piece : rebuilt->pieces) {
+    parts.clear();
+    for (size_t i = piece.first_part; i < piece.first_part + piece.n_parts; ++i) parts.push_back(&rebuilt->parts[i]);
+    std::sort(parts.begin(), parts.end(), [&](const RebuiltPart* a, const RebuiltPart* b) {
+      return std::tuple(stored(a), a->first_page) < std::tuple(stored(b), b->first_page);
+    });
+    int64_t page = 0;
+    for (RebuiltPart* part : parts) part->first_page = std::exchange(page, page + part->n_pages());
+  }
+}
+
 // Of the keys outside the window: the pieces of those that are rebuilt; the others are streamed. Returns how many tokens
 // are.
 int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
@@ -263,6 +281,7 @@ int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
     cut_rebuilt(session_.rebuild_layouts_[layer_idx_], i, {call.host_begin, call.rebuilt_end}, &task->rebuilt);
   }
   if (task->rebuilt.empty()) return n_tokens;
+  order_pages(&task->rebuilt);
   task->streamed_x_bytes = n_tokens * layer_.x_bytes();
   task->sent_hidden = session_.device_->sent_hidden(task->idx);
   std::atomic_ref(*task->sent_hidden).store(0, std::memory_order_relaxed);
@@ -308,16 +327,22 @@ Status AttendCall::send_hidden(const HandOverTask& task, const RebuiltPiece& pie
   StreamBuffers& buffers = session_.device_->rebuild()->x();
   CopyList copies;
   std::byte* const buffer = buffers.next();
-  for (size_t i = piece.first_part; i < piece.first_part + piece.n_parts; ++i) {
-    const RebuiltPart& part = task.rebuilt.parts[i];
+  std::vector<const RebuiltPart*> parts;
+  for (size_t i = piece.first_part; i < piece.first_part + piece.n_parts; ++i) parts.push_back(&task.rebuilt.parts[i]);
+  std::sort(parts.begin(), parts.end(),
+            [](const RebuiltPart* a, const RebuiltPart* b) { return a->first_page < b->first_page; });
+  int32_t before = -1;
+  for (const RebuiltPart* part : parts) {
     std::byte* const first =
-        buffer + (part.first_page * RebuildLayout::kPageLen + part.begin % RebuildLayout::kPageLen) * layout.x_bytes;
+        buffer + (part->first_page * RebuildLayout::kPageLen + part->begin % RebuildLayout::kPageLen) * layout.x_bytes;
     scratch_.spans.clear();
-    cache_.spans(*scratch_.calls[part.call].sequence, part.begin, part.end, &scratch_.spans);
+    cache_.spans(*scratch_.calls[part->call].sequence, part->begin, part->end, &scratch_.spans);
     for (const PageSpan& span : scratch_.spans) {
-      copies.cut();
-      copies.add(first + (span.token_idx - part.begin) * layout.x_bytes,
+      if (before < 0 || !cache_.store().in_one_extent(before, span.page))
+        copies.cut();  // extents are pinned each for itself
+      copies.add(first + (span.token_idx - part->begin) * layout.x_bytes,
                  cache_.store().x_row(task.bases, span.page, span.slot, args_.layer_idx), span.n_tokens * layout.x_bytes);
+      before = span.page;
     }
   }
   if (layer_.projection->rope != nullptr) {

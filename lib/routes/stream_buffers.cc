@@ -37,6 +37,9 @@ Status StreamBuffers::send(const std::vector<StridedCopy>& copies) {
   for (const StridedCopy& copy : copies) TANDEM_TRY(call_device(device_, &DeviceTable::copy_strided, &copy, stream_));
   TANDEM_TRY(call_device(device_, &DeviceTable::record_event, filled_[b], stream_));
   ++n_sent_;
+  int64_t bytes = 0;
+  for (const StridedCopy& copy : copies) bytes += copy.n_rows * copy.row_bytes;
+  if (device_.bus != nullptr) device_.bus->sent(bytes, filled_[b]);
   return {};
 }
 

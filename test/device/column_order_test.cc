@@ -14,7 +14,7 @@ using namespace tandem_test;
 
 namespace {
 
-constexpr int32_t kLayers = 3, kBatches = 4, kBlocks = 3;  // of a layer: W_K, W_V, and something that is used after them
+constexpr int32_t kLayers = 3, kBatches = 4, kBlocks = 4;  // of a layer: W_K, W_V, and two that are used after them
 constexpr int64_t kWeightBytes = int64_t{kKvHeads} * kDim * kHidden * 2, kOtherBytes = 5000;
 
 struct Layers {
@@ -36,7 +36,8 @@ tandem_cache_options hidden_cache() {
 struct Columns : Side {
   tandem_weights* weights = nullptr;
 
-  explicit Columns(const Layers& layers, bool has_device = true, bool is_told = true, const char* route = "recompute")
+  explicit Columns(const Layers& layers, bool has_device = true, bool is_told = true, const char* route = "recompute",
+                   int64_t other_bytes = kOtherBytes)
       : Side(has_device, "all") {
     tandem_session_release(session);
     tandem_cache_release(cache);
@@ -62,16 +63,17 @@ struct Columns : Side {
     OK(tandem_session_create, &session, cache, &session_options);
     OK(tandem_sequence_create, &sequence, cache);
     if (!has_device) return;
-    const std::vector<unsigned char> other(kOtherBytes, 0xff);
+    const std::vector<unsigned char> other(static_cast<size_t>(other_bytes), 0xff);
     std::vector<const void*> data;
     std::vector<int64_t> n_bytes;
     for (int32_t l = 0; l < kLayers; ++l) {
-      for (const void* block : {layers[l].options.w_k, layers[l].options.w_v, static_cast<const void*>(other.data())})
+      for (const void* block : {layers[l].options.w_k, layers[l].options.w_v, static_cast<const void*>(other.data()),
+                                static_cast<const void*>(other.data())})
         data.push_back(block);
-      for (const int64_t bytes : {kWeightBytes, kWeightBytes, kOtherBytes}) n_bytes.push_back(bytes);
+      for (const int64_t bytes : {kWeightBytes, kWeightBytes, other_bytes, other_bytes}) n_bytes.push_back(bytes);
     }
     tandem_weights_options weights_options = TANDEM_WEIGHTS_OPTIONS_INIT;
-    weights_options.buffer_bytes = 2 * (2 * kWeightBytes + 5120);  // two layers'
+    weights_options.buffer_bytes = 4 * (kWeightBytes + (other_bytes + 255) / 256 * 256);  // two layers'
     OK(tandem_weights_create, &weights, engine, data.data(), n_bytes.data(), kLayers * kBlocks, &weights_options);
     for (int32_t l = 0; is_told && l < kLayers; ++l)
       OK(tandem_session_use_weights, session, l, weights, kBlocks * l, kBlocks * l + 1);
@@ -181,8 +183,8 @@ void answers_are_right(void**) {
       const tandem_weights_stats after = side.weights_stats();
       assert_int_equal(after.n_ahead - before.n_ahead, after.n_streamed_uses - before.n_streamed_uses);
       assert_int_equal(after.n_streamed_uses, 2 * kLayers * (kBlocks + 2 * kBatches));
-      assert_in_range(after.streamed_bytes, 2 * kLayers * (2 * kWeightBytes + kOtherBytes),
-                      2 * kLayers * (2 * kWeightBytes + kOtherBytes) + 2 * (2 * kWeightBytes + kOtherBytes));
+      assert_in_range(after.streamed_bytes, 4 * kLayers * (kWeightBytes + kOtherBytes),
+                      4 * (kLayers + 1) * (kWeightBytes + kOtherBytes));
       controls.set_delay(0);
     }
 }
@@ -245,6 +247,93 @@ void makes_keys_of_the_next_batch(void**) {
   side.done(0);
 }
 
+// A layer's weights, which have room as soon as the layer before the last is done with, cross the bus in even shares behind
+// the pieces of the batches of the last, and all of them have by the time that they are used.
+void weights_take_turns(void**) {
+  constexpr int64_t kOther = int64_t{32} << 20, kLayerBytes = 2 * (kWeightBytes + kOther), kLength = 330, kSteps = 4;
+  const Layers layers;
+  const Columns side(layers, true, true, "recompute", kOther), twin(layers, false);
+  std::vector<Batch> batches;
+  for (int32_t b = 0; b < kBatches; ++b) batches.emplace_back(layers, side, twin, Shape{1, 1, kLength}, 1000 * b);
+  std::vector<std::unique_ptr<HiddenCall>> made, on_host;
+  for (int64_t step = 0; step < kSteps; ++step)
+    for (int32_t l = 0; l < kLayers; ++l) {
+      side.use(l);
+      const int64_t before = side.weights_stats().streamed_bytes;
+      for (int32_t b = 0; b < kBatches; ++b) {
+        for (auto* calls : {&made, &on_host})
+          calls->push_back(std::make_unique<HiddenCall>(layers[l], 1, kLength + step, 5000 + 100 * step + 10 * l + b));
+        made.back()->to_device();
+        attend_batch(batches[static_cast<size_t>(b)], *made.back(), side, false, l);
+        attend_batch(batches[static_cast<size_t>(b)], *on_host.back(), twin, true, l);
+        const int64_t sent = side.weights_stats().streamed_bytes - before, share = kLayerBytes * (b + 1) / kBatches;
+        if (step >= 2)
+          assert_in_range(sent, share - kOther / 4 - kWeightBytes,
+                          share + kOther / 25);  // the first step shows how much comes
+      }
+      side.done(l);
+    }
+  for (size_t i = 0; i < made.size(); ++i) assert_near(made[i]->output(), on_host[i]->output());
+  const tandem_weights_stats stats = side.weights_stats();
+  assert_int_equal(stats.n_ahead, stats.n_streamed_uses);
+}
+
+// What falls due while the caller's stream is held goes behind pieces that have not come: it waits for them.
+void weights_wait_for_pieces(void**) {
+  constexpr int64_t kOther = int64_t{32} << 20, kLength = 1500;
+  const Layers layers;
+  const Columns side(layers, true, true, "recompute", kOther), twin(layers, false);
+  const Batch batch(layers, side, twin, {1, 1, kLength}, 1);  // more pieces than there are buffers
+  std::vector<std::unique_ptr<HiddenCall>> calls;
+  for (int64_t step = 0; step < 3; ++step)
+    for (int32_t l = 0; l < kLayers; ++l) {
+      calls.push_back(std::make_unique<HiddenCall>(layers[l], 1, kLength + step, 5000 + 100 * step + 10 * l));
+      calls.back()->to_device();
+      side.use(l);
+      std::unique_ptr<stand_in::Gate> gate;
+      if (step == 2 && l == 1) {
+        device->wait();
+        gate = std::make_unique<stand_in::Gate>(controls);
+      }
+      const int64_t copied = counts.strided_bytes;
+      attend_batch(batch, *calls.back(), side, false, l);
+      if (gate != nullptr) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(60));
+        assert_false(gate->is_open());
+        assert_in_range(counts.strided_bytes - copied, 1, kOther * 9 / 5);
+        gate->open();
+        assert_true(comes([&] { return counts.strided_bytes - copied > 2 * kOther; }));
+      }
+      side.done(l);
+    }
+}
+
+// How long a call's keys take is learned for the next plan, but not from calls that share the bus with weights.
+void weights_leave_plans_as_they_are(void**) {
+  constexpr int64_t kLength = 20'000;
+  const Layers layers;
+  for (const bool has_weights : {true, false}) {
+    Columns side(layers, true, false, "stream");
+    const Columns twin(layers, false);
+    const Batch batch(layers, side, twin, {1, 1, kLength}, 1);
+    if (!has_weights) tandem_weights_release(std::exchange(side.weights, nullptr));
+    tandem_route_plan plans[2] = {TANDEM_ROUTE_PLAN_INIT, TANDEM_ROUTE_PLAN_INIT};
+    OK(tandem_plan, &plans[0], side.session, 0, &kLength, nullptr, 1);
+    controls.set_delay(2'000'000);
+    std::vector<std::unique_ptr<HiddenCall>> calls;
+    for (int64_t i = 0; i < 3; ++i) {
+      calls.push_back(std::make_unique<HiddenCall>(layers[0], 1, kLength + i, 5000 + i));
+      calls.back()->to_device();
+      attend_batch(batch, *calls.back(), side, false, 0);
+      device->wait();
+    }
+    controls.set_delay(0);
+    OK(tandem_plan, &plans[1], side.session, 0, &kLength, nullptr, 1);
+    assert_true(plans[0].bus_ns > 0);
+    assert_int_equal(plans[0].bus_ns == plans[1].bus_ns, has_weights);
+  }
+}
+
 // Biases are there, weights are not.
 void takes_what_is_planned(void**) {
   const Layers layers;
@@ -279,7 +368,7 @@ void refuses(void**) {
   };
   constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
   refused(side.session, kLayers, side.weights, {0, 1}, kInvalid, "layer_idx", "layer_idx = 3");
-  refused(side.session, 0, side.weights, {-1, 1}, kInvalid, "w_k_block", "w_k_block = -1 is not in [0, 8]");
+  refused(side.session, 0, side.weights, {-1, 1}, kInvalid, "w_k_block", "w_k_block = -1 is not in [0, 11]");
   refused(side.session, 0, side.weights, {0, 2}, kInvalid, "w_v_block", "w_v_block = 2 has 5000 bytes");
   refused(side.session, 0, other.weights, {0, 1}, kInvalid, "weights", "another engine");
   refused(side.session, 0, nullptr, {0, 1}, TANDEM_ERROR_INVALID_HANDLE, "weights", "");
@@ -345,6 +434,9 @@ int main() {
       cmocka_unit_test_teardown(answers_are_right, forget),
       cmocka_unit_test_teardown(makes_keys_before_queries_are_there, forget),
       cmocka_unit_test_teardown(makes_keys_of_the_next_batch, forget),
+      cmocka_unit_test_teardown(weights_take_turns, forget),
+      cmocka_unit_test_teardown(weights_wait_for_pieces, forget),
+      cmocka_unit_test_teardown(weights_leave_plans_as_they_are, forget),
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
       cmocka_unit_test_teardown(refuses, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),

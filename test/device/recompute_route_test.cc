@@ -106,6 +106,41 @@ void attends_what_it_has_made(void**) {
   assert_near(next.output(), next_host.output());
 }
 
+// Sequences that came one after the other with as many tokens lie at one distance in the store, and their hidden states
+// cross the bus in one copy for those of an extent, in whatever order a call has them.
+void sequences_share_copies(void**) {
+  constexpr int64_t kSequences = 8, kLength = 250;  // two pages each: an extent's
+  const Projected projected;
+  const Rebuilding side(projected, 1.0, 32 * kBuffer), twin(projected, 1.0, kBuffer, false);
+  std::vector<int64_t> ids[2];
+  const std::vector<int64_t> q_lens(kSequences, 1);
+  for (int64_t i = 0; i < kSequences; ++i) {
+    const HiddenCall prompt(projected, kLength, 0, 10 + i);
+    for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)}) {
+      OK(tandem_sequence_create, &ids[one == &twin].emplace_back(), one->cache);
+      OK(tandem_sequence_append_x, one->cache, ids[one == &twin].back(), kLayer, &prompt.k.view, &prompt.v.view,
+         &prompt.x.view, nullptr);
+    }
+  }
+  for (int64_t round = 0; round < 2; ++round) {
+    HiddenCall call(projected, kSequences, kLength + round, 7 + round),
+        on_host(projected, kSequences, kLength + round, 7 + round);
+    call.to_device();
+    const int64_t n_copies = counts.n_strided, bytes = counts.strided_bytes;
+    for (const bool is_twin : {false, true}) {
+      tandem_attend_args args = is_twin ? on_host.args(twin) : call.args(side);
+      args.sequences = ids[is_twin].data();
+      args.q_lens = q_lens.data();
+      args.n_sequences = kSequences;
+      OK(tandem_attend, is_twin ? twin.session : side.session, &args);
+    }
+    assert_near(call.output(), on_host.output());
+    if (round > 0) assert_int_equal(counts.n_strided - n_copies, 1);
+    assert_int_equal(counts.strided_bytes - bytes, kSequences * outside_of(kLength) * kXBytes);
+    for (std::vector<int64_t>& order : ids) std::reverse(order.begin(), order.begin() + 5);
+  }
+}
+
 void assert_same_hidden(const Side& side, const Side& twin, int64_t first, int64_t n) {
   Tensor here({n, kHidden}), there({n, kHidden});
   OK(tandem_sequence_read_x, &here.view, side.cache, side.sequence, kLayer, first);
@@ -326,6 +361,7 @@ int main() {
       cmocka_unit_test_teardown(refuses, forget),
       cmocka_unit_test_teardown(rebuilds_what_is_outside, forget),
       cmocka_unit_test_teardown(attends_what_it_has_made, forget),
+      cmocka_unit_test_teardown(sequences_share_copies, forget),
       cmocka_unit_test_teardown(follows_its_sequences, forget),
       cmocka_unit_test_teardown(come_with_every_kind_of_call, forget),
       cmocka_unit_test_teardown(come_with_long_appends, forget),

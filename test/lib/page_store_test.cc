@@ -195,6 +195,25 @@ void references_and_gaps(void**) {
   assert_int_equal(tier.used(Use::kKv), store.geometry().extent_bytes);
 }
 
+// Sequences of one length are not torn, and their first pages are at one distance from each other.
+void pages_taken_together_lie_together(void**) {
+  const std::vector<Layer> layers = two_layers();
+  for (const int64_t n : {2, 3, 5}) {
+    Tier tier("host_cap_bytes", 0, {});
+    PageStore store(layers, 128, tier, kCpu);
+    assert_true(store.make_free(16).ok());
+    std::set<int64_t> firsts;
+    for (int64_t i = 0; i < 16 / n; ++i) {
+      int32_t page = store.take(-1, n);
+      firsts.insert(page);
+      for (int64_t left = n - 1; left > 0; --left) assert_int_equal(store.take(page, left), page + 1), ++page;
+    }
+    int64_t wanted = 0;
+    for (const int64_t first : firsts) assert_int_equal(first, std::exchange(wanted, wanted + n));
+    assert_int_equal(wanted, 16 / n * n);
+  }
+}
+
 void caps_hold(void**) {
   const std::vector<Layer> layers = two_layers();
   const int64_t extent = make_store_geometry(layers, 128, 1).extent_bytes;
@@ -312,6 +331,7 @@ int main() {
       cmocka_unit_test(tandem::rows_do_not_overlap),
       cmocka_unit_test(tandem::hidden_states_have_rows_of_their_own),
       cmocka_unit_test(tandem::references_and_gaps),
+      cmocka_unit_test(tandem::pages_taken_together_lie_together),
       cmocka_unit_test(tandem::caps_hold),
       cmocka_unit_test(tandem::every_row_is_placed_once_on_the_node_of_its_jobs),
       cmocka_unit_test(tandem::a_long_context_stays_within_the_mappings_of_a_process),

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#include "lib/bus.h"
+
+#include <algorithm>
+
+#include "lib/weights.h"
+
+namespace tandem {
+
+void Bus::join(Weights* weights) {
+  const std::lock_guard lock(mutex_);
+  weights_.push_back(weights);
+}
+
+void Bus::leave(Weights* weights) {
+  const std::lock_guard lock(mutex_);
+  std::erase(weights_, weights);
+}
+
+bool Bus::has_weights() const {
+  const std::lock_guard lock(mutex_);
+  return !weights_.empty();
+}
+
+void Bus::sent(int64_t bytes, void* event) {
+  const std::lock_guard lock(mutex_);
+  for (Weights* weights : weights_) weights->follow(bytes, event);
+}
+
+}  // namespace tandem
