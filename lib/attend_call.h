@@ -137,6 +137,7 @@ class AttendCall {
   void count_host_weights(const SequenceCall& call, const DeviceExchange& exchange, const std::byte* slot);
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
   Status upload_descriptors(HandOverTask* task, DeviceSequences* sequences);
+  Status upload_pieces(const HandOverTask& task);
   template <typename Function, typename DeviceCall>
   Status ask_device(const char* name, Function function, const DeviceCall* call) const {
     const TraceRange range(name, args_.layer_idx, "resident");
@@ -148,6 +149,7 @@ class AttendCall {
   Status reserve_stream(int64_t most, CallSize* size);
   Status give_streams_up(Status status);
   Status try_unknown_routes(int64_t most);
+  int64_t longest_query() const;
   void choose_route(HandOverTask* task);
   bool pin_streamed();
   bool accept_pins(bool is_pinned);

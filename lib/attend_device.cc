@@ -15,6 +15,7 @@
 // Where a chunk fails, the call takes the earlier ones back. It returns when all is on its way, and waits for the device
 // where memory has to grow, a window to be filled, or more tasks are under way than there is room for.
 #include <algorithm>
+#include <chrono>
 #include <mutex>
 
 #include "lib/attend_call.h"
@@ -445,6 +446,7 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
     sequences->max_keys = std::max(sequences->max_keys, call.length - call.resident_begin);
   int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
   if (args_.speculative) bytes = describe_guess(upload, bytes, *sequences);
+  const int64_t bytes_of_call = bytes;
   if (!task->pieces.empty()) {
     task->pieces_at = bytes;
     auto* pieces = reinterpret_cast<DeviceSequence*>(upload + bytes);
@@ -456,7 +458,22 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
     task->rebuilt_at = bytes;
     bytes += describe_rebuilt(*task, upload + bytes);
   }
-  return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
+  const bool is_early = task->pieces.empty() || !task->rebuilt.empty();
+  task->pieces_end = is_early ? 0 : bytes;
+  return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, is_early ? bytes : bytes_of_call,
+                     args_.stream);
+}
+
+// Behind the window's part, as nothing before needs them. On an H200 a copy of more than a kilobyte waits until the bus has
+// brought what was asked for before, which are two pieces: in front of the queries it would keep the CPU waiting too.
+Status AttendCall::upload_pieces(const HandOverTask& task) {
+  DeviceSession& device = *session_.device_;
+  const std::byte* upload = device.upload(task.idx);
+  constexpr int64_t kMost = 1024;
+  for (int64_t at = task.pieces_at; at < task.pieces_end; at += kMost)
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.descriptors() + at, upload + at,
+                           std::min(kMost, task.pieces_end - at), args_.stream));
+  return {};
 }
 
 // task: waits for the ticket. Null in a planned step, which has posted all of its own.
@@ -477,6 +494,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
                             layer.rope != nullptr ? device.rotated_q() : nullptr,
                             guess_.positions,
                             args_.x ? rows_of(*args_.x) : DeviceRows()};
+  if (task != nullptr) task->asked = std::chrono::steady_clock::now();
   if (task != nullptr) TANDEM_TRY(begin_rebuilt(task));
   if (task != nullptr) TANDEM_TRY(begin_stream(task));
   TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
@@ -493,6 +511,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
     attend.lse_token_stride = layer.n_q_heads;
     attend.lse_head_stride = 1;
     TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
+    if (task != nullptr) TANDEM_TRY(upload_pieces(*task));
     if (task != nullptr) TANDEM_TRY(attend_moved(attend, *task));
     return merge_and_observe(append);
   }

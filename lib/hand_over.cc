@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <system_error>
 
 #include "lib/fp_modes.h"
@@ -182,6 +183,11 @@ Status HandOver::fault() {
 
 bool HandOver::is_of_step() const { return can_start_over() && fault_code_ == kOfStep; }
 
+double HandOver::bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const {
+  std::lock_guard lock(mutex_);
+  return part_times_.ahead_ns(layer_idx, n_queries);
+}
+
 HandOver::Sums HandOver::sums() const {
   std::lock_guard lock(mutex_);
   return sums_;
@@ -201,12 +207,14 @@ void HandOver::loop() {
       finish(task, {}, 0);
       continue;
     }
-    const bool has_arrived = !is_of_step() && wait_for_arrival(task);
+    TaskTimes times;
+    times.stream.keys = task.streamed, times.stream.hidden = task.sent_hidden;
+    const bool has_arrived = !is_of_step() && wait_for_arrival(task, &times.stream);
     bool is_lost = !has_arrived || can_start_over();
     const TraceRange range("answer", task.shape.layer_idx, "host");
-    TaskTimes times;
     times.has_host = !is_lost && !task.scratch.jobs.empty();
-    times.stream.keys = task.streamed, times.stream.hidden = task.sent_hidden;
+    times.has_arrived = !is_lost;
+    times.stream.look();  // what is there by now was there before
     times.begin = Clock::now();
     const int64_t staged_bytes = is_lost ? 0 : take_rows(task);
     if (!is_lost) run(task.arrived, task);
@@ -225,6 +233,7 @@ void HandOver::loop() {
     if (times.stream.is_awaited()) wait_for_stream(task, &times.stream);
     if (is_lost) {
       times.stream = {};
+      times.has_arrived = false;
       lose(&task);
     }
     finish(task, times, staged_bytes);
@@ -290,11 +299,13 @@ bool HandOver::wait_for(F has_come) {
   return has_come();
 }
 
-bool HandOver::wait_for_arrival(const HandOverTask& task) {
+// Its copies may be done before it comes.
+bool HandOver::wait_for_arrival(const HandOverTask& task, StreamEnd* stream) {
   const std::atomic_ref arrived(flags_->arrived);
   const auto has_come = [&] { return arrived.load(std::memory_order_acquire) > task.ticket; };
   const bool has_arrived = wait_for([&] {
                              if (has_come() || is_abandoned(task)) return true;
+                             stream->look();
                              if (!is_over(task) || has_come()) return false;
                              fault_of_step(task);
                              return true;
@@ -341,25 +352,42 @@ void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
   end->look();
 }
 
-// Sums, and what the profile can make of it. Streams end one after another.
-void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
-  const auto ns_between = [](Clock::time_point from, Clock::time_point to) {
-    return std::chrono::duration<double, std::nano>(to - from).count();
+PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& times) {
+  const auto ns = [](Clock::time_point at) {
+    return std::chrono::duration<double, std::nano>(at.time_since_epoch()).count();
   };
+  PartMoments part;
+  part.layer_idx = task.shape.layer_idx;
+  part.n_queries = task.shape.max_q_len;
+  part.asked = ns(task.step > 0 ? times.begin : task.asked);  // a graph's copies are none
+  part.arrived = ns(times.begin);
+  part.has_host = times.has_host;
+  part.host_end = ns(times.host_end);
+  part.has_stream = times.stream.is_seen;
+  part.n_pieces = static_cast<int64_t>(task.pieces.size() + task.rebuilt.pieces.size());
+  part.streamed = ns(times.stream.seen);
+  if (times.has_arrived) try {
+      return part_times_.note(part);
+    } catch (const std::bad_alloc&) {  // the next part tells
+    }
+  PartReading reading;
+  reading.host = reading.total = times.has_host ? part.host_end - part.arrived : 0.0;
+  return reading;
+}
+
+// Sums, and what the profile can make of it.
+void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
   const HandOverPart& part = task.part;
-  const double host_ns = times.has_host ? ns_between(times.begin, times.host_end) : 0.0;
-  double stream_ns = 0.0;
+  const PartReading reading = read_times(task, times);
   if (times.has_host) {
     ++sums_.n_host_parts;
-    sums_.host_part_ns += static_cast<int64_t>(host_ns);
+    sums_.host_part_ns += static_cast<int64_t>(reading.host);
     sums_.host_part_tokens += part.host_tokens;
     sums_.selected_kv_bytes += task.selected_kv_bytes;
   }
   if (times.stream.is_seen) {
-    stream_ns = ns_between(std::max(task.sent, last_streamed_), times.stream.seen);
-    last_streamed_ = times.stream.seen;
     ++sums_.n_stream_parts;
-    sums_.stream_part_ns += static_cast<int64_t>(stream_ns);
+    sums_.stream_part_ns += static_cast<int64_t>(reading.bus);
     sums_.stream_part_tokens += part.streamed_tokens;
     sums_.streamed_kv_bytes += part.streamed_tokens * part.key_bytes;
     sums_.streamed_x_bytes += task.streamed_x_bytes;
@@ -368,20 +396,22 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
   const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + task.streamed_x_bytes;
   const bool has_streamed = bus_bytes > 0;
   if (!part.tells || has_streamed != times.stream.is_seen || faulted_.load(std::memory_order_relaxed)) return;
-  // Of the two together, from when the queries were there.
-  const double joint_ns = std::max(1.0, ns_between(times.begin, times.stream.seen));
-  if (has_streamed && times.has_host)
-    profile_.note_joint(*part.layer, {part.n_queries, part.weighed_keys, host_ns, bus_bytes, joint_ns});
+  const JointPart joint = {part.n_queries, part.weighed_keys, reading.host,    bus_bytes,
+                           reading.late,   reading.ahead,     part.ahead_bytes};
+  if (times.has_host && !has_streamed)
+    profile_.note_host(*part.layer, part.n_queries, part.weighed_keys, reading.host);
+  else if (times.has_host && reading.late == 0.0)
+    profile_.note_ahead(*part.layer, joint);
+  else if (times.has_host && reading.is_steady)
+    profile_.note_joint(*part.layer, joint);
+  if (has_streamed && !times.has_host && reading.late > 0.0 && reading.is_steady)
+    profile_.note_bus(bus_bytes, reading.bus);
   else if (has_streamed)
-    profile_.note_bus(bus_bytes, stream_ns);
-  else if (times.has_host)
-    profile_.note_host(*part.layer, part.n_queries, part.weighed_keys, host_ns);
+    profile_.note_bus_at_most(bus_bytes, reading.bus);
   if (part.predicted_ns == 0.0) return;
   ++sums_.n_planned_parts;
   sums_.predicted_part_ns += static_cast<int64_t>(part.predicted_ns);
-  sums_.planned_part_ns += static_cast<int64_t>(!times.has_host ? stream_ns
-                                                : has_streamed  ? std::max(host_ns, joint_ns)
-                                                                : host_ns);
+  sums_.planned_part_ns += static_cast<int64_t>(reading.total);
 }
 
 // What may take long, as who else has the pool may keep it: the device is told that its turn will come. no_memory: the fault

@@ -26,6 +26,7 @@
 #include "lib/device_owner.h"
 #include "lib/page_store.h"
 #include "lib/planes.h"
+#include "lib/routes/part_times.h"
 #include "lib/routes/profile.h"
 #include "lib/routes/recompute.h"
 #include "lib/routes/stream_pieces.h"
@@ -86,6 +87,7 @@ struct HandOverPart {
   int64_t host_tokens = 0, streamed_tokens = 0;
   int64_t n_queries = 0;      // the most of a sequence
   int64_t weighed_keys = 0;   // the CPU's, if all were under so many
+  int64_t ahead_bytes = 0;    // that buffers have room for before the queries come
   bool tells = false;         // there are enough of them
   double predicted_ns = 0.0;  // 0: nobody knew
 };
@@ -116,13 +118,14 @@ struct HandOverTask {
   std::vector<StreamPiece> pieces;
   StreamLayout layout;          // of these
   int64_t pieces_at = 0;        // their descriptors: bytes behind those of the call
+  int64_t pieces_end = 0;       // of these; 0: they went with those of the call
   uint8_t* streamed = nullptr;  // 1: all have been sent; null: there are none
   // Keys that the device makes of hidden states, likewise.
   RebuiltPieces rebuilt;
   int64_t rebuilt_at = 0;
   uint8_t* sent_hidden = nullptr;
   int64_t streamed_x_bytes = 0;
-  std::chrono::steady_clock::time_point sent;  // the first of them was asked for
+  std::chrono::steady_clock::time_point asked;  // for copies, if there are any
   HandOverPart part;
   std::atomic<bool> is_lost{false};    // it never arrived
   std::atomic<bool> is_unseen{false};  // it arrived and was not observed
@@ -176,6 +179,7 @@ class HandOver {
     int64_t n_planned_parts = 0, planned_part_ns = 0, predicted_part_ns = 0;
   };
   Sums sums() const;
+  double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const;  // lib/routes/part_times.h
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
   // Why no ticket will arrive any more; ok as long as they do.
   Status fault();
@@ -212,8 +216,6 @@ class HandOver {
   bool is_hopeless() const { return faulted_.load(std::memory_order_acquire) && !can_start_over(); }
   template <typename F>
   bool wait_for(F has_come);
-  bool wait_for_arrival(const HandOverTask& task);
-  bool wait_for_observation(const HandOverTask& task);
   // When a task's pieces had been sent, of K and V and of hidden states, as far as somebody has looked.
   struct StreamEnd {
     uint8_t *keys = nullptr, *hidden = nullptr;
@@ -223,13 +225,16 @@ class HandOver {
     bool is_awaited() const { return keys != nullptr || hidden != nullptr; }
     void look();
   };
+  bool wait_for_arrival(const HandOverTask& task, StreamEnd* stream);
+  bool wait_for_observation(const HandOverTask& task);
   static int32_t look_at_stream(int64_t done, int64_t total, void* end);
   void wait_for_stream(const HandOverTask& task, StreamEnd* end);
   struct TaskTimes {
     std::chrono::steady_clock::time_point begin, host_end;
-    bool has_host = false;
+    bool has_arrived = false, has_host = false;
     StreamEnd stream;
   };
+  PartReading read_times(const HandOverTask& task, const TaskTimes& times);
   void learn(const HandOverTask& task, const TaskTimes& times);
   void lose(HandOverTask* task);
   void finish(HandOverTask& task, const TaskTimes& times, int64_t staged_bytes);
@@ -262,7 +267,7 @@ class HandOver {
   int64_t fault_underlying_ = 0;  // guarded by mutex_, as what follows
   char fault_text_[256] = "";
   Sums sums_;
-  std::chrono::steady_clock::time_point last_streamed_;  // the thread's
+  PartTimes part_times_;
   std::atomic<bool> stop_{false}, retires_{false};
   void (*end_)(void* context) = nullptr;  // before retires_ is set, as what follows
   void* end_context_ = nullptr;

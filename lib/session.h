@@ -166,6 +166,7 @@ class Session {
   Status try_rebuild(size_t layer_idx);
   Status give_rebuilds_up(Status status);
   RebuildTerms rebuild_terms(size_t layer_idx, bool may) const;
+  BusAhead bus_ahead(size_t layer_idx, int64_t n_queries) const;  // the most of a sequence
   bool may_gain(size_t layer_idx) const;
   Status check_weights(size_t layer_idx) const;  // they are known
   Status use_weights(size_t layer_idx, WeightsInUse* weights, DeviceProjection* projection) const;

@@ -164,7 +164,7 @@ type RoutePlan struct {
 	HostNs         int64
 	BusNs          int64
 	DeviceNs       int64 // the device: rebuilt keys, long appends; 0 where it hides behind the bus
-	TotalNs        int64 // the last of them
+	TotalNs        int64 // the last of them, without what the bus does before the queries are there
 	HostAloneNs    int64 // if the CPU had all keys outside the windows
 	StreamAloneNs  int64 // if the bus had
 

@@ -57,9 +57,9 @@ typedef struct tandem_route_plan {
   int64_t host_bytes;
   int64_t stream_bytes;
   int64_t host_ns;   /* the CPU */
-  int64_t bus_ns;    /* the bus */
+  int64_t bus_ns;    /* the bus, with what it brings before the queries are there, as in the session's last such calls */
   int64_t device_ns; /* the device: rebuilt keys, long appends (of these as an H200 would); 0 where it hides behind the bus */
-  int64_t total_ns;  /* the last of them */
+  int64_t total_ns;  /* the last of them, without that */
   int64_t host_alone_ns;      /* if the CPU had all keys outside the windows */
   int64_t stream_alone_ns;    /* if the bus had */
   int64_t recompute_tokens;   /* whose hidden states cross the bus; the device makes K and V of them */
@@ -136,7 +136,7 @@ typedef struct tandem_session_stats {
   int64_t staged_kv_bytes;        /* appended K and V that reached the host store through pinned slots and a worker */
   int64_t filled_kv_bytes;        /* K and V copied from the host store into windows that lacked them */
   int64_t n_stream_parts;         /* parts outside the window that the device computed: as n_host_parts */
-  int64_t stream_part_ns;         /* that: from the call, or the part before it, to the last key being on the device */
+  int64_t stream_part_ns;         /* that: from when the bus could begin to the last key being on the device */
   int64_t streamed_kv_bytes;      /* K and V that crossed the bus for these */
   int64_t n_joint_parts;          /* of these parts, those of which the CPU computed some keys: counted in n_host_parts too */
   int64_t host_part_tokens;       /* keys in all KV heads that the CPU attended, where a policy attends all, per layer */

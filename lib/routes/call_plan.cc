@@ -61,6 +61,9 @@ void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_byt
     groups_.back().n_keys += keys.end - keys.begin;
   }
   rates_ = profile.rates(layer, most_queries, key_bytes);
+  const double room =
+      static_cast<double>(ahead_.bytes) / static_cast<double>(key_bytes) * rates_.columns[kPlanStream].bus_ns;
+  rates_.bus_ahead_ns = std::min(ahead_.ns, room);
   if (groups_.empty()) return;
   int64_t n_rows = 0;  // what is left of a sequence's pages is rebuilt as well
   for (const PlannedKeys& keys : keys_)
@@ -131,9 +134,11 @@ RoutePlan CallPlan::predict(int64_t n_streamed, int64_t n_rebuilt) const {
   const auto piece = static_cast<double>(std::min(n_rebuilt, rebuild_.piece_keys));
   const double behind = static_cast<double>(n_streamed - n_rebuilt) * rates_.columns[kPlanStream].bus_ns * piece /
                         static_cast<double>(n_rebuilt);
+  const double late_ns = std::max(0.0, plan.bus_ns - rates_.bus_ahead_ns);
   plan.device_ns =
-      std::max(plan.bus_ns + std::max(0.0, piece * column.device_ns - behind), plan.device_ns + piece * column.bus_ns);
+      std::max(late_ns + std::max(0.0, piece * column.device_ns - behind), plan.device_ns + piece * column.bus_ns);
   plan.total_ns = std::max(plan.total_ns, plan.device_ns);
+  plan.seen_ns = std::max(plan.seen_ns, plan.device_ns);
   return plan;
 }
 

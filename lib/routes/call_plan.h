@@ -32,9 +32,18 @@ struct RebuildTerms {
   int64_t piece_keys = 0;
 };
 
+// How long the bus has for a call's pieces before its queries come, as calls went, and what it has room for meanwhile.
+struct BusAhead {
+  double ns = 0.0;
+  int64_t bytes = 0;
+};
+
 class CallPlan {
  public:
-  void clear() { keys_.clear(); }
+  void clear(const BusAhead& ahead = {}) {
+    keys_.clear();
+    ahead_ = ahead;
+  }
   void add(size_t call, int64_t n_queries, int64_t begin, int64_t end);
   // As takes the least time by what is known; all for the CPU where little is to be had.
   void make(const Profile& profile, const Layer& layer, int64_t key_bytes, const RebuildTerms& rebuild = {});
@@ -43,6 +52,7 @@ class CallPlan {
             const RebuildTerms& rebuild = {});
 
   const std::vector<PlannedKeys>& keys() const { return keys_; }
+  const BusAhead& ahead() const { return ahead_; }
   const RoutePlan& plan() const { return plan_; }  // what it will take; of total_ns 0, nobody knows
   int64_t n_streamed() const;                      // rebuilt ones among them
   int64_t n_rebuilt() const;
@@ -60,6 +70,7 @@ class CallPlan {
   RoutePlan predict(int64_t n_streamed, int64_t n_rebuilt) const;
 
   std::vector<PlannedKeys> keys_;
+  BusAhead ahead_;
   std::vector<PlanGroup> groups_;
   PlanRates rates_;
   RebuildTerms rebuild_;

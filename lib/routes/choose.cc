@@ -50,7 +50,7 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
     if (Status status = try_unknown_routes(most); !status.ok()) return give_streams_up(std::move(status));
     TANDEM_TRY(session_.try_rebuild(layer_idx_));
     CallPlan& plan = scratch_.plan;
-    plan.clear();
+    plan.clear(session_.bus_ahead(layer_idx_, std::min(most, longest_query())));
     for (size_t i = 0; i < scratch_.calls.size(); ++i) {
       const TokenRange tokens = streamed_tokens(scratch_.calls[i], most);
       plan.add(i, std::min(most, scratch_.calls[i].q_len), tokens.begin, tokens.end);
@@ -77,11 +77,16 @@ Status AttendCall::give_streams_up(Status status) {
   return {};
 }
 
+int64_t AttendCall::longest_query() const {
+  int64_t longest = 1;
+  for (const SequenceCall& call : scratch_.calls) longest = std::max(longest, call.q_len);
+  return longest;
+}
+
 // What the engine does not know yet: once for a shape of heads and a power of two of queries.
 Status AttendCall::try_unknown_routes(int64_t most) {
   Engine& engine = cache_.engine();
-  int64_t longest = 1;
-  for (const SequenceCall& call : scratch_.calls) longest = std::max(longest, std::min(most, call.q_len));
+  const int64_t longest = std::min(most, longest_query());
   if (engine.profile().knows_bus() && engine.profile().knows_host(layer_, longest)) return {};
   session_.device_->hand_over().drain();
   return try_routes(engine, cache_.device_tier(), layer_, longest, session_.routes_.buffer_bytes);
@@ -90,7 +95,7 @@ Status AttendCall::try_unknown_routes(int64_t most) {
 // Calls with keys outside the window. task: as begin_task() leaves it.
 void AttendCall::choose_route(HandOverTask* task) {
   CallPlan& plan = scratch_.plan;
-  plan.clear();
+  plan.clear(session_.bus_ahead(layer_idx_, task->shape.max_q_len));
   if (!can_stream(policy_)) return;
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     const SequenceCall& call = scratch_.calls[i];
@@ -147,6 +152,14 @@ bool AttendCall::accept_pins(bool is_pinned) {
   return false;
 }
 
+// As many bytes as pieces may have in the two buffers.
+BusAhead Session::bus_ahead(size_t layer_idx, int64_t n_queries) const {
+  if (device_ == nullptr || stream_layouts_.empty()) return {};
+  const StreamLayout& layout = stream_layouts_[layer_idx];
+  return {device_->hand_over().bus_ahead_ns(static_cast<int32_t>(layer_idx), n_queries),
+          StreamBuffers::kBuffers * layout.n_pages * layout.page_bytes};
+}
+
 // What is to be learned of it. Small parts say nothing.
 void AttendCall::describe_part(HandOverTask* task) const {
   HandOverPart& part = task->part;
@@ -165,7 +178,9 @@ void AttendCall::describe_part(HandOverTask* task) const {
   if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
   part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
   part.tells = !session_.device_->device().bus->has_weights();
-  part.predicted_ns = scratch_.plan.plan().total_ns;
+  part.ahead_bytes = scratch_.plan.ahead().bytes;
+  const RoutePlan& plan = scratch_.plan.plan();
+  part.predicted_ns = plan.total_ns > 0.0 ? std::max(1.0, plan.seen_ns) : 0.0;
 }
 
 }  // namespace tandem

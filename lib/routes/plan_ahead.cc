@@ -26,6 +26,14 @@ Status check_lens(std::span<const int64_t> kv_lens, const int64_t* q_lens) {
   return {};
 }
 
+// Queries of a sequence that a ticket has.
+int64_t longest_of(const PlannedCalls& calls) {
+  int64_t longest = 1;
+  for (size_t i = 0; i < calls.kv_lens.size(); ++i)
+    longest = std::max(longest, std::min(calls.q_len(i), DeviceSession::kMostTokens));
+  return longest;
+}
+
 // Keys outside the window, when the last n tokens of a sequence come.
 TokenRange outside_of(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n) {
   const int64_t first = kv_len - n, end = outside_window(options, page_len, first);
@@ -69,11 +77,12 @@ Status Session::plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan*
   const Layer& layer = cache_->layers()[calls.layer_idx];
   const int64_t key_bytes = token_kv_bytes(layer);
   const RebuildTerms rebuild = rebuild_terms(calls.layer_idx, may_stream);
+  const BusAhead ahead = bus_ahead(calls.layer_idx, longest_of(calls));
   const bool is_auto = routes_.route == Route::kAuto;
   bool streams_long = may_stream && !refuses_prefill_ && routes_.route == Route::kStream;
   for (int round = 0;; ++round) {
     int64_t n_outside = 0;
-    split->clear();
+    split->clear(ahead);
     *parts = {};
     for (size_t i = 0; i < calls.kv_lens.size(); ++i) {
       const int64_t kv_len = calls.kv_lens[i], q_len = calls.q_len(i);
@@ -105,9 +114,7 @@ Status Session::plan(const PlannedCalls& calls, tandem_route_plan* plan) {
   if (!can_stream(layer_policy(layer)))
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: policy \"%s\" chooses keys of layer %zu when a call is made",
                 layer_policy(layer).name, calls.layer_idx);
-  int64_t longest = 1;
-  for (size_t i = 0; i < calls.kv_lens.size(); ++i)
-    longest = std::max(longest, std::min(calls.q_len(i), DeviceSession::kMostTokens));
+  const int64_t longest = longest_of(calls);
   const bool may_stream = !stream_layouts_.empty() && layer.rope == nullptr && !refuses_streams_;
   if (device_ != nullptr) device_->hand_over().drain();
   TANDEM_TRY(try_routes(engine, cache_->device_tier(), layer, longest, routes_.buffer_bytes));

@@ -58,16 +58,22 @@ class Search {
   // work: of the CPU, while begin to end keys are moved.
   void try_stretch(const Linear& work, double begin, double end) {
     const Linear moved = {0.0, {1.0, 1.0}}, host = work + Linear{rates_.host_begin_ns, {}};
-    Linear bus = {rates_.bus_begin_ns, {}}, device = {rates_.device_begin_ns, {}};
+    Linear bus = {rates_.bus_begin_ns - rates_.bus_ahead_ns, {}}, device = {rates_.device_begin_ns, {}};
     for (int32_t c = 0; c < kPlanColumns; ++c) {
       bus.of[c] = rates_.columns[c].bus_ns;
       device.of[c] = rates_.columns[c].device_ns;
     }
-    const Linear bus_last = bus + host * (rates_.host_slowed * (1.0 - 1.0 / rates_.bus_slowed)),
-                 host_last = host + bus * (rates_.bus_slowed * (1.0 - 1.0 / rates_.host_slowed));
-    const Linear lines[] = {{0.0, {1.0, 0.0}},       {0.0, {0.0, 1.0}},    moved - Linear{begin, {}},
-                            moved - Linear{end, {}}, bus_last - host_last, bus_last - device,
-                            host_last - device,      bus - device};  // where the CPU has nothing
+    // Where some of the bus's work is left when the queries come, and where none is but to begin and to end.
+    const Linear left[] = {bus, {rates_.bus_begin_ns, {}}};
+    Linear lines[13] = {
+        {0.0, {1.0, 0.0}}, {0.0, {0.0, 1.0}}, moved - Linear{begin, {}}, moved - Linear{end, {}}, bus - left[1]};
+    size_t n = 5;
+    for (const Linear& of_bus : left) {
+      const Linear bus_last = of_bus + host * (rates_.host_slowed * (1.0 - 1.0 / rates_.bus_slowed)),
+                   host_last = host + of_bus * (rates_.bus_slowed * (1.0 - 1.0 / rates_.host_slowed));
+      for (const Linear& line : {bus_last - host_last, bus_last - device, host_last - device, of_bus - device})
+        lines[n++] = line;  // the last where the CPU has nothing
+    }
     for (const Linear& a : lines)
       for (const Linear& b : lines) {
         double s = 0.0, r = 0.0;
@@ -114,13 +120,17 @@ RoutePlan predict_routes(std::span<const PlanGroup> groups, const PlanRates& rat
     device += keys[c] * rates.columns[c].device_ns;
   }
   if (plan.host_keys > 0) host += rates.host_begin_ns;
-  if (plan.n_moved() > 0) bus += rates.bus_begin_ns;
   plan.device_ns = plan.n_moved() > 0 ? device + rates.device_begin_ns : 0.0;
+  const double ahead = std::min(bus, rates.bus_ahead_ns);
+  bus -= ahead;
+  if (plan.n_moved() > 0) bus += rates.bus_begin_ns;
   const double host_slowed = host * rates.host_slowed, bus_slowed = bus * rates.bus_slowed;
   const bool host_ends_first = host_slowed <= bus_slowed;
   plan.host_ns = host_ends_first ? host_slowed : host + bus_slowed * (1.0 - 1.0 / rates.host_slowed);
   plan.bus_ns = host_ends_first ? bus + host_slowed * (1.0 - 1.0 / rates.bus_slowed) : bus_slowed;
   plan.total_ns = std::max({plan.host_ns, plan.bus_ns, plan.device_ns});
+  plan.seen_ns = std::max({plan.host_ns, plan.bus_ns - (plan.n_moved() > 0 ? rates.bus_begin_ns : 0.0), plan.device_ns});
+  plan.bus_ns += ahead;
   return plan;
 }
 

@@ -3,8 +3,9 @@
 // they take, which knows nothing of caches or devices.
 //
 // A key stays with the CPU, or it moves to the device by one of the columns. With what is moved, the CPU has A of work and
-// the bus B, each in ns when it has the host's memory for itself, and the device D. While both read that memory each is
-// slower; when one has ended the other goes on alone. So, where the CPU is slowed to A' = A host_slowed, the bus to B':
+// the bus B, each in ns when it has the host's memory for itself, and the device D. Times count from when the queries are
+// there, which the CPU waits for. The bus does not: B is what is left of its work by then. While both read that memory each
+// is slower; when one has ended the other goes on alone. So, where the CPU is slowed to A' = A host_slowed, the bus to B':
 //
 //   A' <= B'    both take A', in which the bus has done A' / bus_slowed:    T = B + A' (1 - 1 / bus_slowed)
 //   else                                                                    T = A + B' (1 - 1 / host_slowed)
@@ -12,8 +13,9 @@
 //
 // Both lines are linear in the keys of each column, as long as the keys that are moved cost the CPU the same. Sequences may
 // have other numbers of queries; those that cost the CPU the most go first, which makes A linear between the ends of groups.
-// Between two of these it is a linear program in two variables, whose optimum is where two of eight lines meet: no column
-// less than nothing, the ends of the stretch, and the engines pairwise ending together. All are tried.
+// Between two of these it is a linear program in two variables, whose optimum is where two of 13 lines meet: no column less
+// than nothing, the ends of the stretch, the engines pairwise ending together, and the bus with the queries' coming. All are
+// tried.
 #pragma once
 
 #include <cstdint>
@@ -41,14 +43,17 @@ struct PlanRates {
   PlanColumn columns[kPlanColumns];
   bool host_is_allowed = true;
   double host_slowed = 1.0, bus_slowed = 1.0;  // while both are busy; below 1, what is found is good, not best
-  double host_begin_ns = 0.0, bus_begin_ns = 0.0, device_begin_ns = 0.0;  // where there is anything to do at all
+  double host_begin_ns = 0.0, bus_begin_ns = 0.0,
+         device_begin_ns = 0.0;  // where there is anything to do at all, never ahead
+  double bus_ahead_ns = 0.0;     // of the bus's work, at most, that is done when the queries come
 };
 
-// host_ns, bus_ns: until each has ended, as slowed by the other.
+// host_ns, bus_ns: until each has ended, as slowed by the other. The bus's has what it does ahead, total_ns has not.
 struct RoutePlan {
   int64_t host_keys = 0;
   int64_t moved_keys[kPlanColumns] = {};
   double host_ns = 0.0, bus_ns = 0.0, device_ns = 0.0, total_ns = 0.0;
+  double seen_ns = 0.0;  // of total_ns, what the host can see: until the last key has crossed the bus
 
   int64_t n_moved() const { return moved_keys[kPlanStream] + moved_keys[kPlanRecompute]; }
 };

@@ -7,15 +7,21 @@
 #include <new>
 #include <utility>
 
+#include "lib/routes/part_times.h"
+
 namespace tandem {
 namespace {
 
-constexpr double kNewest = 0.3;         // share of the newest measurement
-constexpr double kMostChange = 2.0;     // times what is known, at once
-constexpr double kStreamNs = 40'000.0;  // to begin and to end a stream
-constexpr double kHostNs = 10'000.0;    // to wake the workers
+constexpr double kNewest = 0.3;       // share of the newest measurement
+constexpr double kMostChange = 2.0;   // times what is known, at once
+constexpr double kHostNs = 10'000.0;  // to wake the workers, where no trial has said
+constexpr double kLeastHostNs = 2'000.0, kMostHostNs = 100'000.0;
 constexpr double kTrialShare = 0.8;     // of what a trial said
-constexpr double kLeastShare = 0.2;     // of the work, to say something of a rate
+constexpr double kLeastShare = 0.5;     // of the work and the time, to say something of a rate
+constexpr double kLeastNs = 200'000.0;  // likewise: moments are known to some microseconds
+constexpr double kLeastBytes = 0.15;    // likewise, that were not there before
+constexpr double kMostSlowed = 1.3;     // of the bus by the CPU: a pace alone that would say more is wrong
+constexpr double kLeastWork = 0.25;     // of the time, that was not spent on beginning
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 void correct(double* known, double ns) {
@@ -27,11 +33,14 @@ void correct(double* known, double ns) {
   *known += kNewest * (std::clamp(ns, *known / kMostChange, *known * kMostChange) - *known);
 }
 
+// What it took but for the beginning.
+double without(double begin_ns, double ns) { return std::max(ns - begin_ns, kLeastWork * ns); }
+
 // What is left of it when the other has ended goes on alone. Returns ns of a unit while both were busy: where that was too
 // little of it to tell, or what is known of the pace alone must be wrong, of a unit on average, which errs to the better
 // side.
 double slowed_ns(double units, double ns, double others_ns, double alone_ns) {
-  if (ns <= others_ns) return ns / units;
+  if (ns <= others_ns || ns < kLeastNs || others_ns < kLeastShare * ns) return ns / units;
   const double units_before = units - (ns - others_ns) / alone_ns;
   return units_before > kLeastShare * units ? std::min(others_ns / units_before, kMostChange * ns / units) : ns / units;
 }
@@ -105,7 +114,13 @@ void Profile::note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, 
   const std::lock_guard lock(mutex_);
   Costs& known = costs(layer, n_queries);
   if (known.is_trial)
-    known.ns = ns / static_cast<double>(n_keys) * static_cast<double>(class_of(n_queries)) / static_cast<double>(n_queries);
+    known.ns = without(known.begin_ns, ns) / static_cast<double>(n_keys) * static_cast<double>(class_of(n_queries)) /
+               static_cast<double>(n_queries);
+}
+
+void Profile::note_begin_trial(const Layer& layer, int64_t n_queries, double ns) {
+  const std::lock_guard lock(mutex_);
+  costs(layer, n_queries).begin_ns = std::clamp(ns, kLeastHostNs, kMostHostNs);
 }
 
 void Profile::note_slowed_trial(const Layer& layer, int64_t n_queries, const Slowed& slowed) {
@@ -120,13 +135,12 @@ void Profile::note_bus_trial(double bytes_per_ns) {
 
 void Profile::note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept {
   if (n_keys <= 0 || n_queries <= 0) return;
-  const double rate =
-      ns / static_cast<double>(n_keys) * static_cast<double>(class_of(n_queries)) / static_cast<double>(n_queries);
+  const double share = static_cast<double>(n_queries) / static_cast<double>(class_of(n_queries));
   const std::lock_guard lock(mutex_);
   Costs* const known = costs_or_null(layer, n_queries);
   if (known == nullptr) return;
   if (std::exchange(known->is_trial, false)) known->ns = 0.0;
-  correct(&known->ns, rate);
+  correct(&known->ns, without(known->begin_ns, ns) / (static_cast<double>(n_keys) * share));
 }
 
 void Profile::note_bus(int64_t bytes, double ns) noexcept {
@@ -135,16 +149,47 @@ void Profile::note_bus(int64_t bytes, double ns) noexcept {
   correct(&bus_ns_, ns / static_cast<double>(bytes));
 }
 
+void Profile::note_bus_at_most(int64_t bytes, double ns) noexcept {
+  if (bytes <= 0) return;
+  const std::lock_guard lock(mutex_);
+  const double most = ns / static_cast<double>(bytes);
+  if (bus_ns_ > most) correct(&bus_ns_, most);
+}
+
 void Profile::note_joint(const Layer& layer, const JointPart& part) noexcept {
   if (part.host_keys <= 0 || part.bus_bytes <= 0 || part.n_queries <= 0) return;
   const std::lock_guard lock(mutex_);
   Costs* const known = costs_or_null(layer, part.n_queries);
   if (known == nullptr) return;
   const double share = static_cast<double>(part.n_queries) / static_cast<double>(class_of(part.n_queries));
-  const double host = static_cast<double>(part.host_keys) * share, bytes = static_cast<double>(part.bus_bytes);
-  const double host_alone = known->host_ns() > 0.0 ? known->host_ns() : part.host_ns / host;
-  correct(&known->slowed_ns, slowed_ns(host, part.host_ns, part.bus_ns, host_alone));
-  correct(&known->bus_ns, slowed_ns(bytes, part.bus_ns, part.host_ns, bus_ns_ > 0.0 ? bus_ns_ : part.bus_ns / bytes));
+  const double host = static_cast<double>(part.host_keys) * share, host_ns = without(known->begin_ns, part.host_ns);
+  const double host_alone = known->host_ns() > 0.0 ? known->host_ns() : host_ns / host;
+  if (known->slowed_ns == 0.0 && known->host_ns() > 0.0) known->slowed_ns = host_alone * known->tried.host;
+  correct(&known->slowed_ns, slowed_ns(host, host_ns, part.bus_ns, host_alone));
+  if (!known->is_trial && known->ns > known->slowed_ns) correct(&known->ns, known->slowed_ns);
+  const double all = static_cast<double>(part.bus_bytes),
+               bus_alone = bus_ns_ > 0.0 ? bus_ns_ : (part.ahead_ns + part.bus_ns) / all;
+  const double had = part.ahead_ns / bus_alone, room = static_cast<double>(part.ahead_bytes);
+  const double bytes = all - std::min(had, room), ns = had < room ? part.bus_ns : without(kFreeNs, part.bus_ns);
+  const double least = had < room ? (part.ahead_ns + ns / kMostSlowed) / all : ns / (kMostSlowed * bytes);
+  // At least that was left when the queries came: then it waited for a buffer, or there was more.
+  const double left = all - room;
+  double most = (part.ahead_ns + part.bus_ns) / all;
+  if (left > kLeastBytes * all) most = std::min(most, without(kFreeNs, part.bus_ns) / left);
+  if (bus_ns_ > most) correct(&bus_ns_, most);
+  if (bus_ns_ > 0.0 && bus_ns_ < least && (had < room || bytes > kLeastBytes * all)) correct(&bus_ns_, least);
+  if (bytes > kLeastBytes * all) correct(&known->bus_ns, std::max(bus_alone, slowed_ns(bytes, ns, host_ns, bus_alone)));
+}
+
+void Profile::note_ahead(const Layer& layer, const JointPart& part) noexcept {
+  if (part.host_keys <= 0 || part.bus_bytes <= 0) return;
+  note_host(layer, part.n_queries, part.host_keys, part.host_ns);
+  const std::lock_guard lock(mutex_);
+  Costs* const known = costs_or_null(layer, part.n_queries);
+  if (known == nullptr) return;
+  if (known->slowed_ns > 0.0 && known->slowed_ns < known->ns) correct(&known->slowed_ns, known->ns);
+  const double most = part.ahead_ns / static_cast<double>(part.bus_bytes);
+  if (known->bus_ns > most) correct(&known->bus_ns, most);
 }
 
 double Profile::host_ns(const Layer& layer, int64_t n_queries, int64_t n_keys) const {
@@ -157,14 +202,14 @@ double Profile::host_ns(const Layer& layer, int64_t n_queries, int64_t n_keys) c
 
 double Profile::stream_ns(int64_t bytes) const {
   const std::lock_guard lock(mutex_);
-  return bus_ns_ > 0.0 ? static_cast<double>(bytes) * bus_ns_ + kStreamNs : kNever;
+  return bus_ns_ > 0.0 ? static_cast<double>(bytes) * bus_ns_ + kStreamEndNs : kNever;
 }
 
 PlanRates Profile::rates(const Layer& layer, int64_t n_queries, int64_t key_bytes) const {
   const std::lock_guard lock(mutex_);
   PlanRates rates;
   rates.host_begin_ns = kHostNs;
-  rates.bus_begin_ns = kStreamNs;
+  rates.bus_begin_ns = kStreamEndNs;
   PlanColumn& stream = rates.columns[kPlanStream];
   stream.is_allowed = bus_ns_ > 0.0;
   stream.bus_ns = bus_ns_ * static_cast<double>(key_bytes);
@@ -180,9 +225,10 @@ PlanRates Profile::rates(const Layer& layer, int64_t n_queries, int64_t key_byte
   if (known == nullptr) return rates;
   const double host = known->host_ns();
   rates.host_slowed = known->slowed_ns > 0.0 && host > 0.0 ? known->slowed_ns / host : known->tried.host;
+  if (known->begin_ns > 0.0) rates.host_begin_ns = known->begin_ns;
   rates.bus_slowed = known->bus_ns > 0.0 && bus_ns_ > 0.0 ? known->bus_ns / bus_ns_ : known->tried.bus;
-  rates.host_slowed = std::clamp(rates.host_slowed, 0.5, 4.0);
-  rates.bus_slowed = std::clamp(rates.bus_slowed, 0.25, 4.0);
+  rates.host_slowed = std::clamp(rates.host_slowed, 1.0, 4.0);
+  rates.bus_slowed = std::clamp(rates.bus_slowed, 1.0, 4.0);
   return rates;
 }
 

@@ -16,8 +16,8 @@
 // that splits move smoothly and one late call does not turn them over.
 //
 // Of a part in which CPU and bus were busy, times count from when its queries had come. What ended first was slowed all the
-// way; of the other, what was left then went at the pace of one that is alone. Copies may begin before the queries are
-// there: then the bus seems fast, which for the planner it is.
+// way; of the other, what was left then went at the pace of one that is alone, and so did what the bus had brought before
+// the queries came.
 #pragma once
 
 #include <array>
@@ -36,7 +36,9 @@ struct JointPart {
   int64_t host_keys = 0;  // under so many queries
   double host_ns = 0.0;
   int64_t bus_bytes = 0;
-  double bus_ns = 0.0;
+  double bus_ns = 0.0;      // from when the queries had come
+  double ahead_ns = 0.0;    // that it had before
+  int64_t ahead_bytes = 0;  // what it could bring then, at most
 };
 
 // What a trial with both at work said: how many times as long as alone.
@@ -49,6 +51,8 @@ class Profile {
   bool knows_host(const Layer& layer, int64_t n_queries) const;
   bool knows_bus() const;
   void note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns);
+  // To begin with it: of two numbers of keys that took so long.
+  void note_begin_trial(const Layer& layer, int64_t n_queries, double ns);
   void note_slowed_trial(const Layer& layer, int64_t n_queries, const Slowed& slowed);
   void note_bus_trial(double bytes_per_ns);
   bool knows_rebuild(const Layer& layer) const;
@@ -57,6 +61,10 @@ class Profile {
   // learned.
   void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept;
   void note_bus(int64_t bytes, double ns) noexcept;
+  // Likewise, but there may have been times when the bus waited: that is the most that it takes.
+  void note_bus_at_most(int64_t bytes, double ns) noexcept;
+  // And that all of it was there before the queries came, and the CPU's keys were attended without it.
+  void note_ahead(const Layer& layer, const JointPart& part) noexcept;
   void note_joint(const Layer& layer, const JointPart& part) noexcept;
 
   // Of n_keys keys in all KV heads; of queries that nobody knows of, by the next power of two that somebody does. 0: no
@@ -73,6 +81,7 @@ class Profile {
     double ns = 0.0;         // of a key, the CPU alone
     double slowed_ns = 0.0;  // while the bus is busy; 0: no part has said
     double bus_ns = 0.0;     // of a byte, while the CPU is busy; 0: likewise
+    double begin_ns = 0.0;   // whatever the number of keys; 0: nobody has said
     Slowed tried;
     bool is_trial = true;
 

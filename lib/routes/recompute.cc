@@ -2,7 +2,6 @@
 #include "lib/routes/recompute.h"
 
 #include <algorithm>
-#include <chrono>
 #include <tuple>
 #include <utility>
 
@@ -359,7 +358,6 @@ Status AttendCall::send_hidden(const HandOverTask& task, const RebuiltPiece& pie
 
 Status AttendCall::begin_rebuilt(HandOverTask* task) {
   if (task->rebuilt.empty()) return {};
-  task->sent = std::chrono::steady_clock::now();
   const size_t n = std::min(task->rebuilt.pieces.size(), static_cast<size_t>(RebuildBuffers::kBuffers));
   for (size_t i = 0; i < n; ++i) TANDEM_TRY(send_hidden(*task, task->rebuilt.pieces[i]));
   return {};

@@ -74,7 +74,6 @@ Status AttendCall::send_piece(const HandOverTask& task, const StreamPiece& piece
 // The first pieces are under way before anything else of the call.
 Status AttendCall::begin_stream(HandOverTask* task) {
   if (task->pieces.empty()) return {};
-  if (task->rebuilt.empty()) task->sent = std::chrono::steady_clock::now();
   const size_t n = std::min(task->pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
   for (size_t i = 0; i < n; ++i) TANDEM_TRY(send_piece(*task, task->pieces[i]));
   return mark_stream(*task, n);

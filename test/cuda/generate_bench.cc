@@ -11,8 +11,9 @@
 // token. A chunk, and a step whose logits are compared with those of route "host", go before what is timed: with f32 they
 // agree to 1e-4 of their length, while in bf16 roundings that fall otherwise grow over the layers to some hundredths,
 // whatever the route. "planned" is in parts of what they took: tandem_plan's time for each layer and what chunk and step
-// take where nothing is outside the window, measured in the same run. "parts" are of a layer in a step, in ms: what the CPU
-// and the bus are planned to take, and, behind the stroke, took. Memory: what the device counts from before a session to
+// take where nothing is outside the window, measured in the same run. "parts" are of the last layer in a step, in ms: what
+// the CPU and the bus are planned to take, and, behind the stroke, took, as a mean over layers. A route may be
+// "host+stream@0.6", with the share that crosses the bus. Memory: what the device counts from before a session to
 // after its calls, beside tandem_plan_memory().
 #include <algorithm>
 #include <chrono>
@@ -70,8 +71,9 @@ class Bench {
  private:
   PolicyOptions policy_of(const std::string& route) const {
     PolicyOptions policy = wanted_.policy;
-    policy.routes.route = route;
-    policy.routes.stream_share = route == "host+stream" ? 0.4 : -1;
+    const size_t at = route.find('@');
+    policy.routes.route = route.substr(0, at);
+    policy.routes.stream_share = at != std::string::npos ? std::atof(route.c_str() + at + 1) : -1;
     return policy;
   }
   Failure open(const std::string& route, Session* session) {
@@ -180,20 +182,24 @@ class Bench {
     return runtime_->device_memory(wanted_.policy, 1, &report) ? DeviceUse{} : report.use;
   }
   double most_distance() const { return runtime_->options().compute == 1 ? 1e-4 : 0.05; }
-  // Copies begin as soon as there is a buffer, so in a step the bus is busy while a layer does all else: its products, and
-  // the CPU's keys, which wait for queries. What was sent before these came makes the bus seem fast in what a call says it
-  // took, and so in bus_ns: it has its share of the time of streaming everything. by_bus: share of these keys.
+  // A step is what it takes where nothing is outside the window, and what each layer's keys take from when its queries are
+  // there: tandem_plan knows what the bus brings before, as the steps behind have shown. by_bus: share of these keys.
   Failure planned_ms(int64_t n_queries, double* ms, double* by_bus, tandem_route_plan* made) {
-    GENERATE_TRY(runtime_->plan_layer(at_, at_.n_tokens + n_queries, n_queries, made));
+    *ms = 0;
+    for (int32_t l = 0; l < runtime_->config().n_layers; ++l) {
+      const int64_t length = at_.n_tokens + n_queries;
+      *made = TANDEM_ROUTE_PLAN_INIT;
+      GENERATE_TANDEM(tandem_plan(made, at_.session, l, &length, &n_queries, 1, &error));
+      *ms += 1e-6 * static_cast<double>(made->total_ns);
+    }
     const tandem_route_plan& plan = *made;
-    const auto of_layers = [&](int64_t ns) {
-      return 1e-6 * static_cast<double>(ns) * static_cast<double>(runtime_->config().n_layers);
-    };
-    const double base_ms = n_queries > 1 ? base_chunk_ms_ : base_ms_;
     const int64_t outside = plan.host_tokens + plan.stream_tokens;
     *by_bus = outside > 0 ? static_cast<double>(plan.stream_tokens) / static_cast<double>(outside) : 0.0;
-    const double bus_ms = std::max(of_layers(plan.bus_ns), *by_bus * of_layers(plan.stream_alone_ns));
-    *ms = std::max(bus_ms, base_ms + of_layers(std::max(plan.host_ns, plan.device_ns)));
+    *ms += base_ms_;
+    if (n_queries == 1) return {};
+    const double n_layers = runtime_->config().n_layers;
+    *ms = std::max(1e-6 * n_layers * static_cast<double>(plan.bus_ns),
+                   base_chunk_ms_ + 1e-6 * n_layers * static_cast<double>(std::max(plan.host_ns, plan.device_ns)));
     return {};
   }
   Failure stats_of_session(tandem_session_stats* stats) const {

@@ -3,7 +3,10 @@
 // out and counted. What is refused, and what is left when something fails, is in stream_route_test, of all routes that
 // stream; that outputs are right in all circumstances is for device_stream_test; here a twin without a device says what they
 // should be.
+#include <thread>
+
 #include "device/device_side.h"
+#include "device/gate.h"
 
 using namespace tandem_test;
 
@@ -183,6 +186,42 @@ void plans_add_up(void**) {
   assert_int_equal(plan.host_tokens + plan.stream_tokens, outside_of(19'999) + outside_of(29'999));
 }
 
+// As the last call's queries were long in coming, so may those of the next be: what the bus brings meanwhile, as far as
+// there are buffers, takes no time then. Calls of other numbers of queries, and other sessions, know nothing of it.
+void plans_know_what_comes_before_queries(void**) {
+  constexpr auto kHeld = std::chrono::milliseconds(20);
+  constexpr int64_t kLength = 300'000, kInBuffers = (int64_t{2} << 20) / kTokenBytes;
+  const Auto side("stream");
+  const Side twin(false);
+  attend_twins(side, twin, kPrompt, 1);
+  const auto ahead = [&](int64_t q_len) {
+    const tandem_route_plan plan = side.plan(kLength, q_len);
+    assert_int_equal(plan.stream_tokens, outside_of(kLength - q_len));
+    return plan.bus_ns - plan.total_ns;
+  };
+  assert_int_equal(ahead(1), 0);
+  Call call(1, 5), on_host(1, 5);
+  call.to_device();
+  {
+    stand_in::Gate gate(controls);
+    attend(side, call);
+    std::this_thread::sleep_for(kHeld);
+    assert_false(gate.is_open());
+  }
+  attend(twin, on_host);
+  assert_close(call.output(), on_host.output());
+  const tandem_route_plan plan = side.plan(kLength, 1);
+  const double in_buffers = static_cast<double>(plan.bus_ns) * kInBuffers / static_cast<double>(plan.stream_tokens);
+  const double least = std::min<double>(std::chrono::nanoseconds(kHeld).count(), in_buffers);
+  assert_true(static_cast<double>(ahead(1)) > 0.8 * least);  // the bus's time is more than that of its bytes
+  assert_true(static_cast<double>(ahead(1)) < 1.01 * in_buffers);
+  assert_true(plan.stream_alone_ns == plan.total_ns);
+  assert_int_equal(ahead(64), 0);
+  const Auto other("stream");
+  const tandem_route_plan unknown = other.plan(kLength, 1);
+  assert_int_equal(unknown.total_ns, unknown.bus_ns);
+}
+
 void plans_say_what_they_cannot(void**) {
   const Side side(true, "hgca");
   const int64_t kv_len = 1000;
@@ -208,6 +247,7 @@ int main() {
       cmocka_unit_test_teardown(takes_batches, forget),
       cmocka_unit_test_teardown(auto_shares_out, forget),
       cmocka_unit_test_teardown(plans_add_up, forget),
+      cmocka_unit_test_teardown(plans_know_what_comes_before_queries, forget),
       cmocka_unit_test_teardown(plans_say_what_they_cannot, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);

@@ -187,7 +187,8 @@ void is_planned(void**) {
     assert_int_equal(plan.stream_tokens, outside);
     assert_int_equal(plan.resident_tokens, kLength - outside);
     assert_int_equal(plan.host_tokens, 0);
-    assert_int_equal(plan.total_ns, std::max(plan.bus_ns, plan.device_ns));
+    assert_true(plan.total_ns <= std::max(plan.bus_ns, plan.device_ns));  // what comes before the queries takes no time
+    if (one.last_part > 512) assert_int_equal(plan.total_ns, std::max(plan.bus_ns, plan.device_ns));
     assert_true(plan.bus_ns > 0);
     assert_true((plan.device_ns > 0) == (one.last_part > 512));  // that of tickets hides behind the bus
   }

@@ -102,7 +102,8 @@ class RoutePlan:
     host_bytes, stream_bytes : int
         K and V of the latter two.
     host_ns, bus_ns, device_ns, total_ns : int
-        When CPU, bus and device (rebuilt keys, long appends) end, and the last of them; 0 where nothing is known.
+        When CPU, bus and device (rebuilt keys, long appends) end, and the last of them, without what the bus does before the
+        queries are there; 0 where nothing is known.
     host_alone_ns, stream_alone_ns : int
         If the CPU, or the bus, had all keys outside the windows.
     recompute_tokens, recompute_bytes, recompute_alone_ns : int

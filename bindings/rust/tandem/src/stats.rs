@@ -62,7 +62,7 @@ numbers! {
         bus_ns,
         /// When the device has, of rebuilt keys and long appends; 0 where it hides behind the bus.
         device_ns,
-        /// The last of them.
+        /// The last of them, without what the bus does before the queries are there.
         total_ns,
         /// If the CPU had all keys outside the windows.
         host_alone_ns,
