@@ -13,9 +13,10 @@ namespace {
 // Rows of an append that one block takes alone, two to a warp: what several need to count each other takes longer.
 constexpr int64_t kAloneRows = 2 * kAppendAloneWarps;
 constexpr int64_t kMostBlocks = 1024;  // of an append; then warps take several rows
-// Of appends that others run beside: half of an H200, and blocks that take a multiprocessor each. As many are free beside a
-// prefill of 128 blocks, of which another wave would begin for one more, so they do not wait there for the append before.
-constexpr int64_t kSomeBlocks = 64, kFewBlocks = 4;
+// Of appends that others run beside, blocks that take a multiprocessor each: what sends a ticket's rows as fast as the host
+// takes them, or as many as are free beside a prefill of 128 blocks, of which another wave would begin for one more. They do
+// not wait there for the append before, or those behind it would have the whole device.
+constexpr int64_t kSomeBlocks = 16, kFewBlocks = 4;
 constexpr int64_t kMostRows = int64_t{1} << 30;
 
 }  // namespace
@@ -106,13 +107,12 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
                 described.token_rows, static_cast<long long>(kMostRows));
   const auto kernel = call.layer->rope != nullptr ? append_kernel<true> : append_kernel<false>;
   if (n_rows <= kAloneRows) return launch_kernel(kernel, dim3(1), kAppendAloneWarps, described, on, error);
-  if (call.leaves_room == 2) {
+  if (call.leaves_room != 0) {
     constexpr int32_t kStartsNoneEarly = 0;
-    return launch_kernel(kernel, dim3(kFewBlocks), kAppendAloneWarps, described,
+    return launch_kernel(kernel, dim3(call.leaves_room == 2 ? kFewBlocks : kSomeBlocks), kAppendAloneWarps, described,
                          {on.stream, kStartsNoneEarly, on.n_multiprocessors}, error);
   }
-  const int64_t n_blocks =
-      std::min((n_rows + kAppendWarps - 1) / kAppendWarps, call.leaves_room == 1 ? kSomeBlocks : kMostBlocks);
+  const int64_t n_blocks = std::min((n_rows + kAppendWarps - 1) / kAppendWarps, kMostBlocks);
   return launch_kernel(kernel, dim3(static_cast<unsigned>(n_blocks)), kAppendWarps, described, on, error);
 }
 

@@ -170,7 +170,7 @@ struct DeviceAppend {
   float* rotated_q = nullptr;
   const int32_t* positions = nullptr;  // [n_tokens] in device memory, instead of what sequences say; null: as they say
   DeviceRows x;  // [n_tokens, 1, hidden_dim], to the host alone; data null where the layer keeps none or nothing is appended
-  int32_t leaves_room = 0;  // for calls that are to run beside it. 1: it takes half of the device, 2: as little as it can
+  int32_t leaves_room = 0;  // for calls that run beside it. 1: it takes an eighth of the device, 2: as little as it can
   int32_t reserved = 0;
 };
 

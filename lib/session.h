@@ -159,6 +159,7 @@ class Session {
   int64_t most_of_chunk() const;  // tokens of an append that has one ticket
   PrefillTerms prefill_terms(size_t layer_idx) const;
   struct LongParts;
+  Status try_long(const Layer& layer) const;
   Status plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64_t* n, LongParts* parts) const;
   Status plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan* split, LongParts* parts);
   static void fill_plan(const Layer& layer, const CallPlan& split, const LongParts& parts, tandem_route_plan* plan);

@@ -303,6 +303,7 @@ Failure Runtime::device_memory(const PolicyOptions& policy, int64_t n_tokens, De
   report->planned = {plan.device_window_bytes, plan.device_work_bytes, plan.device_stream_bytes, plan.device_weights_bytes};
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
   GENERATE_TANDEM(tandem_cache_get_stats(&stats, cache_.get(), &error));
+  report->page_table_bytes = stats.pinned_bytes / 4096 * 8;
   report->held = {stats.device_window_bytes, stats.device_work_bytes, stats.device_stream_bytes, stats.device_weights_bytes};
   return {};
 }

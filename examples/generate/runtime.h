@@ -92,6 +92,8 @@ struct DeviceMemoryReport {
     int64_t window_bytes = 0, work_bytes = 0, stream_bytes = 0, weights_bytes = 0;
     int64_t total() const { return window_bytes + work_bytes + stream_bytes + weights_bytes; }
   };
+  // That the driver keeps there for what of Tandem's store is pinned: 8 bytes for each 4 KiB.
+  int64_t page_table_bytes = 0;
   Parts planned;  // Tandem's plan, for decode; with kv_place kOnHost for chunks too
   Parts held;     // what Tandem says it has
 };

@@ -58,7 +58,7 @@ typedef struct tandem_route_plan {
   int64_t stream_bytes;
   int64_t host_ns;   /* the CPU */
   int64_t bus_ns;    /* the bus, with what it brings before the queries are there, as in the session's last such calls */
-  int64_t device_ns; /* the device: rebuilt keys, long appends (of these as an H200 would); 0 where it hides behind the bus */
+  int64_t device_ns; /* the device: rebuilt keys, long appends (by a trial of their kernels); 0 where it hides behind the bus */
   int64_t total_ns;  /* the last of them, without that */
   int64_t host_alone_ns;      /* if the CPU had all keys outside the windows */
   int64_t stream_alone_ns;    /* if the bus had */
@@ -107,7 +107,7 @@ typedef struct tandem_cache_stats {
   int64_t device_work_bytes;   /* and what their calls need there */
   int64_t device_peak_bytes;   /* most ever in use at once: what device_cap_bytes bounds */
   int64_t device_stream_bytes; /* buffers of sessions that stream or rebuild keys */
-  int64_t pinned_bytes;        /* of host_kv_bytes, pinned for streams */
+  int64_t pinned_bytes;        /* of host_kv_bytes, pinned for streams; the driver keeps page tables of it, a 512th, on the device */
   int64_t device_weights_bytes; /* projections in device memory */
 } tandem_cache_stats;
 #define TANDEM_CACHE_STATS_INIT \

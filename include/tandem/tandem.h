@@ -264,7 +264,7 @@ typedef struct tandem_cache_options {
   int32_t v_type;                /* storage type of values; 0: k_type */
   int32_t page_tokens;           /* tokens per page, a power of two from 16 to 4096; 0: 128 */
   int64_t host_cap_bytes;        /* hard cap on pages, MAW and selections in host memory (not on work space); 0: none */
-  int64_t device_cap_bytes;      /* the same on windows and work space in device memory; 0: none */
+  int64_t device_cap_bytes;      /* the same on windows, buffers and work space in device memory, not on a driver's page tables; 0: none */
   const int32_t *layer_k_types;  /* [n_layers] or NULL: overrides k_type per layer */
   const int32_t *layer_v_types;  /* [n_layers] or NULL: overrides v_type per layer */
   int32_t k_rotation;            /* TANDEM_ROTATION_* */

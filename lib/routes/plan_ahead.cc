@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <mutex>
 
+#include "lib/device_status.h"
 #include "lib/routes/call_plan.h"
+#include "lib/routes/prefill_trial.h"
 #include "lib/routes/trial.h"
 #include "lib/session.h"
 
@@ -48,6 +50,23 @@ struct Session::LongParts {
   double bus_ns = 0.0, device_ns = 0.0, total_ns = 0.0;
 };
 
+// What a long append takes of the device. Where there is no memory to try that, what is assumed of it has to do.
+Status Session::try_long(const Layer& layer) const {
+  Engine& engine = cache_->engine();
+  if (engine.profile().prefill_tile_ns(layer) > 0.0) return {};
+  double tile_ns = 0.0;
+  Status status = try_prefill(*engine.device(), cache_->device_tier(), layer, &tile_ns);
+  if (status.ok()) {
+    engine.profile().note_prefill_trial(layer, tile_ns);
+    return {};
+  }
+  if (!is_for_lack_of_memory(status)) return status;
+  engine.log(TANDEM_LOG_WARNING,
+             "plans of long appends go by what they take on an H200, as there is no memory for a trial: %s",
+             status.info().message.c_str());
+  return {};
+}
+
 // q_len: of an append; of its last part, if that streams all there is. n: gets the tokens of that part.
 Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64_t* n, LongParts* parts) const {
   const Layer& layer = cache_->layers()[layer_idx];
@@ -62,8 +81,11 @@ Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64
   const int64_t n_keys = keys.end - keys.begin;
   parts->resident_tokens += kv_len - keys.end;
   if (n_keys == 0) return {};
+  TANDEM_TRY(try_long(layer));
   const double bus_ns = cache_->engine().profile().stream_ns(n_keys * key_bytes);
-  const double device_ns = prefill_ns(layer, size.layout, *n, n_keys, terms.n_multiprocessors);
+  const double known_ns = cache_->engine().profile().prefill_tile_ns(layer);
+  const double device_ns = prefill_ns(layer, size.layout, *n, n_keys, terms.n_multiprocessors,
+                                      known_ns > 0.0 ? known_ns : assumed_tile_ns(layer));
   parts->n_keys += n_keys;
   parts->bus_ns += bus_ns;
   parts->device_ns += device_ns;

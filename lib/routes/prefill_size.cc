@@ -6,41 +6,74 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostStates = int64_t{64} << 20;  // bytes of a group's o
+constexpr int64_t kMostStates = int64_t{96} << 20;  // bytes of a group's o
 constexpr int64_t kTicket = DeviceSession::kMostTokens;
 // What long appends over bf16 take on an H200.
 constexpr int64_t kTileRows = 128, kTileKeys = 128;  // of a block's step
 constexpr double kTileNs = 1650.0;                   // of that, for heads of 128 dims
-constexpr double kStateNs = 8500.0;   // of a tile of rows: to begin and to end a block, with the states of those before
-constexpr double kPieceNs = 7000.0;   // of a piece, between its first block and the last one of the piece before
-constexpr double kBusBytes = 54.0;    // in a nanosecond
-constexpr double kCopyNs = 5000.0;    // of a copy
-constexpr double kRowsNs = 300000.0;  // of a ticket's rows, to the host beside other calls
+constexpr double kStateNs = 8500.0;  // of a tile of rows: to begin and to end a block, with the states of those before
+constexpr double kPieceNs = 7000.0;  // of a piece, between its first block and the last one of the piece before
+constexpr double kBusBytes = 54.0;   // in a nanosecond
+constexpr double kCopyNs = 5000.0;   // of a copy
+// Of a ticket's rows, to the host beside the pieces: on what is left of the device, or on a part of it, which pieces lack.
+constexpr double kRowsNs = 300000.0, kRowsOnPartNs = 70000.0, kPartNs = 15000.0;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+double n_tiles_of_keys(int64_t n_keys) { return static_cast<double>(n_keys) / kTileKeys; }
 int64_t o_bytes(const Layer& layer, int64_t n_heads, int64_t n_tokens) {
   return n_tokens * n_heads * layer.group_size * layer.v_head_dim * 4;
 }
 
 }  // namespace
 
-double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_queries, int64_t n_keys,
-                  int32_t n_multiprocessors) {
-  const double tile_ns = kTileNs * static_cast<double>(layer.k_head_dim + layer.v_head_dim) / 256.0;
-  const int64_t n_blocks = std::max(n_multiprocessors, 1), n_tiles = ceil_div(n_queries * layer.group_size, kTileRows);
+double assumed_tile_ns(const Layer& layer) {
+  return kTileNs * static_cast<double>(layer.k_head_dim + layer.v_head_dim) / 256.0;
+}
+
+double tile_ns_of_wave(double ns, int64_t n_keys) {
+  return std::max(ns - kStateNs - kPieceNs, ns / 2) / n_tiles_of_keys(n_keys);
+}
+
+int64_t queries_of_a_wave(const Layer& layer, int32_t n_multiprocessors) {
+  const int64_t n_tiles_of_head = std::max(n_multiprocessors / layer.n_kv_heads, 1);
+  return std::max<int64_t>(n_tiles_of_head * kTileRows / layer.group_size, 1);
+}
+
+namespace {
+
+// The pieces of one group.
+double group_ns(const StreamLayout& layout, int64_t n_heads, int64_t n_tiles, int64_t n_keys, int32_t n_multiprocessors,
+                double tile_ns) {
+  const int64_t n_blocks = std::max(n_multiprocessors, 1), n_items = n_heads * n_tiles;
   const auto n_pieces = static_cast<double>(ceil_div(n_keys, layout.piece_len()));
-  const double n_steps = static_cast<double>(n_keys) / kTileKeys;
+  const int64_t n_sharing = n_blocks / n_items;  // where items are fewer than blocks: those that share an item's keys
+  const double n_waves =
+      n_items > n_blocks ? static_cast<double>(ceil_div(n_items, n_blocks)) : 1.0 / static_cast<double>(n_sharing);
+  const double compute = n_waves * (n_tiles_of_keys(n_keys) * tile_ns + n_pieces * kStateNs) + n_pieces * kPieceNs;
+  const double n_copies = 2.0 * static_cast<double>(ceil_div(n_keys, layout.page_len));  // K and V of a page
+  return std::max(compute,
+                  static_cast<double>(n_keys * n_heads * layout.row_bytes.total()) / kBusBytes + n_copies * kCopyNs);
+}
+
+int64_t tiles_of(const Layer& layer, int64_t n_queries) { return ceil_div(n_queries * layer.group_size, kTileRows); }
+
+// What the rows add to a chunk: its first group, whose pieces take so long, waits for them with the chunk's own keys.
+double rows_ns(double first_group_ns, int64_t n_tickets, bool* have_time) {
+  const auto n = static_cast<double>(n_tickets);
+  const double on_rest = std::max(0.0, n * kRowsNs - first_group_ns);
+  const double on_part = std::max(0.0, n * kRowsOnPartNs - first_group_ns) + n * kPartNs;
+  *have_time = on_rest <= on_part;
+  return std::min(on_rest, on_part);
+}
+
+}  // namespace
+
+double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_queries, int64_t n_keys,
+                  int32_t n_multiprocessors, double tile_ns) {
   double ns = 0.0;
-  for (int64_t h = 0; h < layer.n_kv_heads; h += layout.n_heads) {
-    const int64_t n_heads = std::min<int64_t>(layout.n_heads, layer.n_kv_heads - h), n_items = n_heads * n_tiles;
-    const int64_t n_sharing = n_blocks / n_items;  // where items are fewer than blocks: those that share an item's keys
-    const double n_waves =
-        n_items > n_blocks ? static_cast<double>(ceil_div(n_items, n_blocks)) : 1.0 / static_cast<double>(n_sharing);
-    const double compute = n_waves * (n_steps * tile_ns + n_pieces * kStateNs) + n_pieces * kPieceNs;
-    const double n_copies = 2.0 * static_cast<double>(ceil_div(n_keys, layout.page_len));  // K and V of a page
-    const double bus = static_cast<double>(n_keys * n_heads * layout.row_bytes.total()) / kBusBytes + n_copies * kCopyNs;
-    ns += std::max(compute, bus);
-  }
+  for (int64_t h = 0; h < layer.n_kv_heads; h += layout.n_heads)
+    ns += group_ns(layout, std::min<int64_t>(layout.n_heads, layer.n_kv_heads - h), tiles_of(layer, n_queries), n_keys,
+                   n_multiprocessors, tile_ns);
   return ns;
 }
 
@@ -51,21 +84,25 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   const int64_t unit = std::min(kTicket, wanted);
   const int64_t most = std::max(unit, std::min(wanted, kMostStates / o_bytes(layer, 1, 1)) / unit * unit);
   made.n_tokens = ceil_div(ceil_div(n_queries, ceil_div(n_queries, most)), unit) * unit;
-  double least = 0.0;
+  const int64_t n_at_once = std::min(made.n_tokens, n_queries);
+  const double tile_ns = assumed_tile_ns(layer);
   for (int32_t n = terms.piece_heads > 0 ? terms.piece_heads : layer.n_kv_heads; n > 0; --n) {
     const bool is_last = n == 1 || terms.piece_heads > 0;
     StreamLayout layout;
     TANDEM_TRY(make_stream_layout(layer, terms.extent_len, terms.buffer_bytes, &layout, n));
-    const double ns = prefill_ns(layer, layout, std::min(made.n_tokens, n_queries), n_keys, terms.n_multiprocessors);
+    bool have_time = false;
+    const double first_ns =
+        group_ns(layout, layout.n_heads, tiles_of(layer, n_at_once), n_keys, terms.n_multiprocessors, tile_ns);
+    const double ns = prefill_ns(layer, layout, n_at_once, n_keys, terms.n_multiprocessors, tile_ns) +
+                      rows_ns(first_ns, tickets_of(n_at_once), &have_time);
     if (is_last || o_bytes(layer, layout.n_heads, made.n_tokens) <= kMostStates)
-      if (least == 0.0 || ns < least) {
-        least = ns;
+      if (made.assumed_ns == 0.0 || ns < made.assumed_ns) {
+        made.assumed_ns = ns;
         made.layout = layout;
+        made.rows_have_time = have_time;
       }
     if (is_last) break;
   }
-  const double group_ns = least * made.layout.n_heads / layer.n_kv_heads;
-  made.rows_have_time = group_ns > kRowsNs * static_cast<double>(tickets_of(std::min(made.n_tokens, n_queries)));
   made.page_bytes = terms.layer_page_bytes;
   made.o_at = ceil_div(made.n_tokens, kDevicePageLen) * made.page_bytes;
   const int64_t o = device_aligned(o_bytes(layer, made.layout.n_heads, made.n_tokens));

@@ -19,8 +19,9 @@ namespace tandem {
 struct PrefillSize {
   int64_t n_tokens = 0;  // of a chunk, at most; 0: there are no such chunks
   StreamLayout layout;   // of its pieces
-  // The pieces of the first group take longer than the chunk's rows to the host, which then leave them the device.
+  // The pieces of the first group take about as long as the chunk's rows to the host, which then leave them the device.
   bool rows_have_time = false;
+  double assumed_ns = 0.0;  // by which it was chosen: pieces, and what rows add
   // In the area, bytes.
   int64_t page_bytes = 0, o_at = 0, lse_at = 0, area_bytes = 0;
 };
@@ -45,8 +46,12 @@ inline int64_t tickets_of(int64_t n_tokens) {
   return (n_tokens + DeviceSession::kMostTokens - 1) / DeviceSession::kMostTokens;
 }
 
-// Nanoseconds of a chunk over n_keys, as far as they depend on the layout of its pieces.
+// Nanoseconds of a chunk over n_keys, as far as they depend on the layout of its pieces. tile_ns: of a block's step; sizes
+// go by what is assumed, as memory is planned before anything is measured.
 double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_queries, int64_t n_keys,
-                  int32_t n_multiprocessors);
+                  int32_t n_multiprocessors, double tile_ns);
+double assumed_tile_ns(const Layer& layer);
+double tile_ns_of_wave(double ns, int64_t n_keys);                         // where that is what a piece of n_keys takes
+int64_t queries_of_a_wave(const Layer& layer, int32_t n_multiprocessors);  // whose tiles fill the device once
 
 }  // namespace tandem

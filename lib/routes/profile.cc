@@ -74,6 +74,17 @@ void Profile::note_rebuild_trial(const Layer& layer, double ns) {
   rebuild_ns_[rebuilt_shape_of(layer)] = ns;
 }
 
+void Profile::note_prefill_trial(const Layer& layer, double ns) {
+  const std::lock_guard lock(mutex_);
+  prefill_tile_ns_[shape_of(layer)] = ns;
+}
+
+double Profile::prefill_tile_ns(const Layer& layer) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = prefill_tile_ns_.find(shape_of(layer));
+  return found != prefill_tile_ns_.end() ? found->second : 0.0;
+}
+
 // A trial says less than a part that was slowed.
 double Profile::Costs::host_ns() const {
   if (!is_trial) return ns;

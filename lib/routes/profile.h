@@ -5,7 +5,7 @@
 //   CPU      ns of a key under so many queries, alone and while the bus is busy: by shape and power of two of queries
 //   bus      ns of a byte, alone, and while the CPU is busy with keys of such a shape under so many queries
 //
-//   device   ns to make K and V of a hidden state, by shape of layer: measured alone
+//   device   ns to make K and V of a hidden state, and of a block's step of a long append, by shape of layer: measured alone
 //
 // The device's own time over pieces is not among them: at most 512 queries meet a piece, which takes the bus several times
 // as long.
@@ -57,6 +57,9 @@ class Profile {
   void note_bus_trial(double bytes_per_ns);
   bool knows_rebuild(const Layer& layer) const;
   void note_rebuild_trial(const Layer& layer, double ns);  // of a key, in all KV heads
+  // ns of a tile (lib/routes/prefill_size.h); 0: nobody knows.
+  void note_prefill_trial(const Layer& layer, double ns);
+  double prefill_tile_ns(const Layer& layer) const;
   // Parts of calls: the CPU had all keys, the bus had, or each had some. Where there is no memory to learn it, nothing is
   // learned.
   void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept;
@@ -98,6 +101,7 @@ class Profile {
   mutable std::mutex mutex_;
   std::map<Shape, std::map<int64_t, Costs>> costs_;  // by the power of two
   std::map<RebuiltShape, double> rebuild_ns_;
+  std::map<Shape, double> prefill_tile_ns_;
   double bus_ns_ = 0.0;  // of a byte; 0: not measured
 };
 

@@ -14,7 +14,8 @@
 // take where nothing is outside the window, measured in the same run. "parts" are of the last layer in a step, in ms: what
 // the CPU and the bus are planned to take, and, behind the stroke, took, as a mean over layers. A route may be
 // "host+stream@0.6", with the share that crosses the bus. Memory: what the device counts from before a session to
-// after its calls, beside tandem_plan_memory().
+// after its calls, beside tandem_plan_memory() and what the driver takes for page tables of what the session's calls have
+// pinned, which is no session's: the next one finds it.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -56,7 +57,8 @@ class Bench {
     GENERATE_TRY(runtime_->new_sequence(&at_.sequence));
     GENERATE_TRY(warm());
     std::printf("%9s %-8s %6s %8s %9s %8s %9s %9s %8s %7s  %s\n", "tokens", "route", "fill s", "distance", "prefill/s",
-                "planned", "decode/s", "ms/step", "planned", "by bus", "parts; device MB: planned, held, counted; buffers");
+                "planned", "decode/s", "ms/step", "planned", "by bus",
+                "parts; device MB: planned, held, of page tables, counted; buffers");
     for (const std::string& length : wanted_.lengths) GENERATE_TRY(measure_length(std::atoll(length.c_str())));
     for (const int64_t length : {int64_t{1} << 20, int64_t{4} << 20}) {
       DeviceMemoryReport memory;
@@ -143,7 +145,7 @@ class Bench {
       GENERATE_TRY(logits_of_a_step(&expected));
     }
     for (const std::string& route : wanted_.routes) {
-      const DeviceUse before = device_use();
+      const DeviceMemoryReport before = memory();
       Session session;
       GENERATE_TRY(open(route, &session));
       std::vector<float> logits;
@@ -177,9 +179,9 @@ class Bench {
     }
     return std::sqrt(difference / size);
   }
-  DeviceUse device_use() {
+  DeviceMemoryReport memory() {
     DeviceMemoryReport report;
-    return runtime_->device_memory(wanted_.policy, 1, &report) ? DeviceUse{} : report.use;
+    return runtime_->device_memory(wanted_.policy, 1, &report) ? DeviceMemoryReport{} : report;
   }
   double most_distance() const { return runtime_->options().compute == 1 ? 1e-4 : 0.05; }
   // A step is what it takes where nothing is outside the window, and what each layer's keys take from when its queries are
@@ -217,12 +219,13 @@ class Bench {
         1e-6 * static_cast<double>(plan.bus_ns),
         mean_ms(stats[1].stream_part_ns - stats[0].stream_part_ns, stats[1].n_stream_parts - stats[0].n_stream_parts));
   }
-  Failure print_memory(const DeviceUse& before) {
+  Failure print_memory(const DeviceMemoryReport& before) {
     DeviceMemoryReport memory;
     GENERATE_TRY(runtime_->device_memory(policy_, at_.n_tokens + wanted_.chunk, &memory));
-    std::printf("%.1f %.1f %.1f; %.1f\n", 1e-6 * static_cast<double>(memory.planned.total()),
+    std::printf("%.1f %.1f %.1f %.1f; %.1f\n", 1e-6 * static_cast<double>(memory.planned.total()),
                 1e-6 * static_cast<double>(memory.held.total()),
-                1e-6 * static_cast<double>(memory.use.now_bytes - before.now_bytes),
+                1e-6 * static_cast<double>(memory.page_table_bytes - before.page_table_bytes),
+                1e-6 * static_cast<double>(memory.use.now_bytes - before.use.now_bytes),
                 1e-6 * static_cast<double>(memory.held.work_bytes + memory.held.stream_bytes));
     std::fflush(stdout);
     return {};

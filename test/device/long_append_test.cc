@@ -194,6 +194,24 @@ void is_planned(void**) {
   }
 }
 
+// A cap that leaves a trial of the kernels no memory: the plan goes by what is assumed, which more keys or queries make
+// more.
+void is_planned_without_a_trial(void**) {
+  const auto device_ns_of = [](const Side& side, int64_t length, int64_t appended) {
+    tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
+    OK(tandem_plan, &plan, side.session, kLayer, &length, &appended, 1);
+    return plan.device_ns;
+  };
+  constexpr int64_t kCap = int64_t{1} << 20;
+  const Streaming side({}, kCap);
+  assert_true(device_ns_of(side, 10'000, 1000) > 0);
+  assert_true(device_ns_of(side, 20'000, 1000) > device_ns_of(side, 10'000, 1000));
+  assert_int_equal(device_ns_of(side, 20'000, 1000), device_ns_of(Streaming({}, kCap), 20'000, 1000));  // none was timed
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  OK(tandem_cache_get_stats, &stats, side.cache);
+  assert_in_range(stats.device_peak_bytes, 0, kCap);
+}
+
 // The host's store is full before the append has ended.
 void host_cap_holds(void**) {
   Streaming side({});
@@ -273,6 +291,7 @@ int main() {
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
       cmocka_unit_test_teardown(takes_all_chunks_back, forget),
       cmocka_unit_test_teardown(is_planned, forget),
+      cmocka_unit_test_teardown(is_planned_without_a_trial, forget),
       cmocka_unit_test_teardown(host_cap_holds, forget),
       cmocka_unit_test_teardown(goes_without, forget),
       cmocka_unit_test_teardown(loses_the_device, forget),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What the route "recompute" has on a device, on the stand-in: projections, uploaded once for all who ask, and the time that
 // making keys takes.
-#include "device/stand_in_host.h"
+#include "device/stand_in_tier.h"
 #include "lib/device_projections.h"
 #include "lib/routes/recompute.h"
 
@@ -12,23 +12,6 @@ using namespace stand_in;
 
 constexpr int32_t kHidden = 64, kHeads = 2, kDim = 64;
 constexpr int64_t kOut = int64_t{kHeads} * kDim;
-
-struct OnStandIn {
-  Host host;
-  Device device{&host.table, host.self, 0, {}};
-  Tier tier{"device_cap_bytes", 0, {allocate, release, &device}};
-
-  static void* allocate(size_t bytes, size_t, void* user) {
-    const auto& on = *static_cast<const Device*>(user);
-    DeviceError error;
-    void* data = nullptr;
-    return on.table->allocate(on.self, static_cast<int64_t>(bytes), &data, &error) == TANDEM_OK ? data : nullptr;
-  }
-  static void release(void* data, size_t, void* user) {
-    const auto& on = *static_cast<const Device*>(user);
-    on.table->release(on.self, data);
-  }
-};
 
 // Two layers of one shape, whose keys are rotated by one table of angles.
 struct Layers {

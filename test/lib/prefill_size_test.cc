@@ -45,7 +45,7 @@ void chunks(void**) {
         assert_in_range(size.n_tokens, ticket, std::max(ticket, most));
         const int64_t n_chunks = (n_queries + size.n_tokens - 1) / size.n_tokens;
         assert_true(n_chunks * size.n_tokens - n_queries < n_chunks * ticket + ticket);  // none is much shorter
-        assert_true(size.lse_at - size.o_at <= 64 * kMiB);
+        assert_true(size.lse_at - size.o_at <= 96 * kMiB);
         assert_in_range(size.area_bytes - size.lse_at, size.n_tokens * size.layout.n_heads * group_size * 4,
                         size.n_tokens * size.layout.n_heads * group_size * 4 + 255);
         assert_int_equal(size.o_at, (size.n_tokens + kDevicePageLen - 1) / kDevicePageLen * size.page_bytes);
@@ -59,13 +59,12 @@ void groups(void**) {
     assert_int_equal(size_of(layer, terms_of(layer, heads), 10'240, 100'000).layout.n_heads,
                      heads == 3 ? 3 : std::min(heads, 8));
   for (const int64_t n_queries : {600, 2048, 4096, 10'240, 16'384})
-    for (const int64_t n_keys : {10'000, 100'000, 1'000'000}) {
+    for (const int64_t n_keys : {10'000, 40'000, 100'000, 1'000'000}) {
       const PrefillSize size = size_of(layer, terms_of(layer), n_queries, n_keys);
-      const double ns = prefill_ns(layer, size.layout, n_queries, n_keys, 132);
       for (const int32_t heads : {1, 2, 4}) {
         const PrefillSize other = size_of(layer, terms_of(layer, heads), n_queries, n_keys);
-        if (other.lse_at - other.o_at > 64 * kMiB) continue;
-        assert_true(ns <= prefill_ns(layer, other.layout, n_queries, n_keys, 132));
+        if (other.lse_at - other.o_at > 96 * kMiB) continue;
+        assert_true(size.assumed_ns <= other.assumed_ns);
       }
     }
 }
@@ -74,24 +73,46 @@ void groups(void**) {
 void fills_the_device(void**) {
   const Layer layer = layer_of(8, 4);
   const auto ns = [&](int32_t heads, int64_t n_queries) {
-    return prefill_ns(layer, size_of(layer, terms_of(layer, heads), n_queries, 100'000).layout, n_queries, 100'000, 132);
+    return prefill_ns(layer, size_of(layer, terms_of(layer, heads), n_queries, 100'000).layout, n_queries, 100'000, 132,
+                      assumed_tile_ns(layer));
   };
   assert_true(ns(1, 4224) / 4224 < 0.8 * ns(1, 5120) / 5120);
   assert_true(size_of(layer, terms_of(layer), 10'240, 100'000).layout.n_heads > 1);
 }
 
-// Beside pieces that take long enough.
+// Kernels that take twice as long over a tile, of other types or on another device, are seen in what is planned; few queries
+// wait for the bus all the same.
+void follows_the_kernels(void**) {
+  const Layer layer = layer_of(8, 4);
+  const auto ns = [&](int64_t n_queries, double tile_ns) {
+    return prefill_ns(layer, size_of(layer, terms_of(layer), n_queries, 100'000).layout, n_queries, 100'000, 132, tile_ns);
+  };
+  assert_true(ns(10'240, 3000.0) > 1.8 * ns(10'240, 1500.0));
+  assert_true(ns(10'240, 3000.0) < 2.0 * ns(10'240, 1500.0));
+  assert_true(ns(600, 300.0) == ns(600, 150.0));
+  assert_true(assumed_tile_ns(layer_of(8, 4, 64)) == assumed_tile_ns(layer) / 2);
+  // A wave over a piece, tried alone, is what is planned for pieces of one wave.
+  const int64_t n_wave = queries_of_a_wave(layer_of(2, 4), 132), n_piece = 16'384;
+  const StreamLayout of_two = size_of(layer, terms_of(layer, 2), n_wave, n_piece).layout;
+  assert_int_equal(of_two.piece_len(), n_piece);
+  const double tried = 400'000.0, planned = prefill_ns(layer, of_two, n_wave, n_piece, 132, tile_ns_of_wave(tried, n_piece));
+  assert_true(planned > 0.999 * 4 * tried && planned < 1.001 * 4 * tried);
+}
+
+// Beside pieces that take long enough; where those of two heads do not, four have the rows done when they are.
 void rows_may_have_time(void**) {
   const Layer layer = layer_of(8, 4);
   assert_true(size_of(layer, terms_of(layer), 10'240, 100'000).rows_have_time);
   assert_true(size_of(layer, terms_of(layer), 4096, 100'000).rows_have_time);
   assert_false(size_of(layer, terms_of(layer), 10'240, 10'000).rows_have_time);
+  assert_int_equal(size_of(layer, terms_of(layer), 10'240, 100'000).layout.n_heads, 2);
+  assert_int_equal(size_of(layer, terms_of(layer), 10'240, 10'000).layout.n_heads, 4);
 }
 
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(chunks), cmocka_unit_test(groups), cmocka_unit_test(fills_the_device),
-                              cmocka_unit_test(rows_may_have_time)};
+                              cmocka_unit_test(follows_the_kernels), cmocka_unit_test(rows_may_have_time)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -27,6 +27,18 @@ Layer layer_of(int32_t n_kv_heads) {
 
 bool is_near(double a, double b, double share) { return std::abs(a - b) <= share * std::abs(b); }
 
+// Of layers of one shape, whichever they are.
+void long_appends_have_their_own(void**) {
+  Profile profile;
+  Layer codes = layer_of(8);
+  codes.k_type = TANDEM_E4M3;
+  assert_true(profile.prefill_tile_ns(layer_of(8)) == 0.0);
+  profile.note_prefill_trial(layer_of(8), 1700.0);
+  profile.note_prefill_trial(codes, 2800.0);
+  assert_true(profile.prefill_tile_ns(layer_of(8)) == 1700.0 && profile.prefill_tile_ns(codes) == 2800.0);
+  assert_true(profile.prefill_tile_ns(layer_of(2)) == 0.0);
+}
+
 void parts_replace_trials(void**) {
   const Layer layer = layer_of(8), other = layer_of(2);
   Profile profile;
@@ -210,7 +222,8 @@ void hidden_states_pay_where_they_are_less(void**) {
 }  // namespace
 
 int main() {
-  const CMUnitTest tests[] = {cmocka_unit_test(parts_replace_trials), cmocka_unit_test(splits_converge),
-                              cmocka_unit_test(sequences_are_cut), cmocka_unit_test(hidden_states_pay_where_they_are_less)};
+  const CMUnitTest tests[] = {cmocka_unit_test(long_appends_have_their_own), cmocka_unit_test(parts_replace_trials),
+                              cmocka_unit_test(splits_converge), cmocka_unit_test(sequences_are_cut),
+                              cmocka_unit_test(hidden_states_pay_where_they_are_less)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
