@@ -2,6 +2,8 @@
 // Decode kernels of the CUDA module against double precision.
 //
 //   decode_test [MODULE [PAIR]]    PAIR: index of the only pair of types, so that several can be tested at once
+//
+// TANDEM_TEST_FILTER=every_kernel_over_few_keys: for tools that look at every access.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -56,6 +58,13 @@ void types_and_dims(void**) {
         options.seed = seed++;
         assert_right(options);
       }
+}
+
+void every_kernel_over_few_keys(void**) {
+  constexpr int32_t kGroups[] = {1, 5, 16}, kQueries[] = {TANDEM_F32, TANDEM_BF16};
+  for (const TypePair types : pairs)
+    tandem::test::for_every_kernel(types, {{0, 512, 1}, {70, 333, 1}, {10, 10, 1}, {0, 1, 1}}, kGroups, kQueries,
+                                   assert_right);
 }
 
 void lengths_and_begins(void**) {
@@ -285,6 +294,7 @@ int main(int argc, char** argv) {
   pairs = tandem::test::pairs_of(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(types_and_dims),
+      cmocka_unit_test(every_kernel_over_few_keys),
       cmocka_unit_test(lengths_and_begins),
       cmocka_unit_test(empty_sequences_give_the_empty_state),
       cmocka_unit_test(sequences_without_keys_read_nothing),

@@ -77,6 +77,17 @@ void every_type_and_dim(void**) {
     }
 }
 
+// For tools that look at every access.
+void every_kernel(void**) {
+  for (const int32_t type : kTypes)
+    for (const int32_t dim : {64, 128, 256})
+      for (const int32_t q_type : {TANDEM_BF16, TANDEM_F32}) {
+        ObserveOptions options = options_of(type, dim);
+        options.q_type = q_type;
+        check_one(options);
+      }
+}
+
 // Groups, page lengths, what counts and how much, soft caps, sizes of logits.
 void any_call(void**) {
   reference::Random random(7);
@@ -267,6 +278,7 @@ int main(int argc, char** argv) {
   is_few = argc > 2 && std::strcmp(argv[2], "few") == 0;
   const CMUnitTest tests[] = {
       cmocka_unit_test(every_type_and_dim),
+      cmocka_unit_test(every_kernel),
       cmocka_unit_test(any_call),
       cmocka_unit_test(large_windows),
       cmocka_unit_test(nothing_at_all),

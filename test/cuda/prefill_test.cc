@@ -3,6 +3,8 @@
 // computation rounds its weights where the kernels may (reference/gate.h).
 //
 //   prefill_test [MODULE [PAIR]]    PAIR: index of the only pair of types, so that several can be tested at once
+//
+// TANDEM_TEST_FILTER=every_kernel_over_few_keys: for tools that look at every access.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -71,6 +73,20 @@ void types_and_dims(void**) {
         options.seed = seed++;
         assert_right_twice(options);
       }
+}
+
+void every_kernel_over_few_keys(void**) {
+  constexpr int32_t kGroups[] = {4}, kQueries[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16};
+  for (const TypePair types : pairs)
+    tandem::test::for_every_kernel(types, {{0, 512, 70}, {70, 333, 21}, {10, 10, 3}}, kGroups, kQueries,
+                                   [](const WindowOptions& options) {
+                                     assert_right_twice(options);
+                                     if (!options.layer.sinks.empty()) return;
+                                     WindowCase c(*device, options);
+                                     c.clear_output();
+                                     c.attend_parts(2);
+                                     assert_left_right(c, options);
+                                   });
 }
 
 // As many items as there is nothing to split for, and lengths around the borders of tiles.
@@ -275,6 +291,7 @@ int main(int argc, char** argv) {
   pairs = tandem::test::pairs_of(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(types_and_dims),
+      cmocka_unit_test(every_kernel_over_few_keys),
       cmocka_unit_test(lengths_and_begins),
       cmocka_unit_test(ragged_batches),
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),

@@ -22,6 +22,10 @@ std::span<const TypePair> pairs_of(int argc, char** argv) {
   return all.subspan(static_cast<size_t>(only), 1);
 }
 
+bool has_kernels(TypePair types, int32_t dim) {
+  return types.k != TANDEM_F32 || types.v == TANDEM_F32 || (dim != 80 && dim != 112 && dim != 192);
+}
+
 WindowOptions options_of(TypePair types, int32_t n_kv_heads, int32_t dim, int32_t group,
                          std::vector<WindowSequence> sequences) {
   WindowOptions options;
@@ -74,15 +78,14 @@ double spread_of(const WindowOptions& options) {
 void for_far_weights(TypePair types, const std::vector<WindowSequence>& sequences, std::span<const int32_t> groups,
                      const std::function<void(const WindowOptions&)>& check) {
   std::vector<TypePair> pairs = {types};
-  if (types.k == TANDEM_F32)  // keys that the library has rotated; for V in f32 logits of one sign are too long a sum
-    pairs = {{TANDEM_F32, TANDEM_F16}, {TANDEM_F32, TANDEM_BF16}, {TANDEM_F32, TANDEM_Q8_0}};
+  if (types.k == TANDEM_F32)  // for V in f32 logits of one sign are too long a sum
+    pairs.assign(std::begin(kRotatedPairs), std::end(kRotatedPairs));
   uint64_t seed = 1;
   for (const TypePair pair : pairs)
     for (const int32_t dim : {64, 80, 96, 112, 128, 192, 256})
       for (const int32_t group : groups)
         for (const int32_t q_type : {TANDEM_F32, TANDEM_BF16}) {
-          const bool is_mixed = pair.k != types.k || pair.v != types.v;
-          if (is_mixed && (dim == 80 || dim == 112 || dim == 192)) continue;  // of these pairs there are no kernels
+          if (!has_kernels(pair, dim)) continue;
           WindowOptions options = options_of(pair, 2, dim, group, sequences);
           options.q_type = q_type;
           options.q_mean = 1.0;
@@ -91,6 +94,29 @@ void for_far_weights(TypePair types, const std::vector<WindowSequence>& sequence
           options.seed = seed++;
           check(options);
         }
+}
+
+void for_every_kernel(TypePair types, const std::vector<WindowSequence>& sequences, std::span<const int32_t> groups,
+                      std::span<const int32_t> q_types, const std::function<void(const WindowOptions&)>& check) {
+  std::vector<TypePair> pairs = {types};
+  if (types.k == TANDEM_F32) pairs.insert(pairs.end(), std::begin(kRotatedPairs), std::end(kRotatedPairs));
+  uint64_t seed = 1;
+  for (const TypePair pair : pairs)
+    for (const int32_t dim : {64, 80, 96, 112, 128, 192, 256})
+      for (const int32_t group : groups)
+        for (const int32_t q_type : q_types)
+          for (const bool has_window : {false, true})
+            for (const float cap : {0.0f, 5.0f}) {
+              if (!has_kernels(pair, dim) || (cap > 0.0f && !has_window)) continue;
+              WindowOptions options = options_of(pair, 2, dim, group, sequences);
+              options.q_type = q_type;
+              options.o_type = cap > 0.0f ? TANDEM_BF16 : TANDEM_F32;
+              options.layer.sliding_window = has_window ? 100 : 0;
+              options.layer.soft_cap = cap;
+              if (has_window) options.layer.sinks.assign(static_cast<size_t>(options.layer.n_q_heads), 0.5f);
+              options.seed = seed++;
+              check(options);
+            }
 }
 
 }  // namespace tandem::test

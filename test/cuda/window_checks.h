@@ -19,12 +19,21 @@ inline constexpr TypePair kPairs[] = {{TANDEM_F32, TANDEM_F32},   {TANDEM_F16, T
                                       {TANDEM_E4M3, TANDEM_E4M3}, {TANDEM_Q8_0, TANDEM_Q8_0}, {TANDEM_Q4_0, TANDEM_Q4_0},
                                       {TANDEM_Q8_0, TANDEM_Q4_0}};
 
+// K that the library rotates is in the window in f32, V in what the store has: pairs with kernels of some dims.
+inline constexpr TypePair kRotatedPairs[] = {{TANDEM_F32, TANDEM_F16}, {TANDEM_F32, TANDEM_BF16}, {TANDEM_F32, TANDEM_Q8_0}};
+bool has_kernels(TypePair types, int32_t dim);  // of kPairs or kRotatedPairs
+
 // The pair that argv[2] names, all where there is none; ends the program where it names nothing.
 std::span<const TypePair> pairs_of(int argc, char** argv);
 
 WindowOptions options_of(TypePair types, int32_t n_kv_heads, int32_t dim, int32_t group,
                          std::vector<WindowSequence> sequences);
 std::string describe(const WindowOptions& options);
+
+// Calls for every kernel of a pair, of f32 those of kRotatedPairs too, over keys in few pages: plain, with a sliding
+// window and sinks, and with a soft cap too. For tools that look at every access.
+void for_every_kernel(TypePair types, const std::vector<WindowSequence>& sequences, std::span<const int32_t> groups,
+                      std::span<const int32_t> q_types, const std::function<void(const WindowOptions&)>& check);
 
 // A number that is none reaches what sees it and nothing else: in turn of a key so many before the last, of query -n - 1.
 // "": so it is.
