@@ -12,6 +12,9 @@
 // A wait that takes too long leaves a fault: in device memory, which every later call looks at first, and where the host
 // sees it. Blocks that gave up are not counted, so nothing is handed over then.
 //
+// Where the host has lost a ticket, for lack of memory say, it answers kNoAnswers: nobody waits for that one and those
+// behind it any more, which are all taken back. Their outputs are NaN, and their weights do not count.
+//
 // Order is by release and acquire at system scope. One thread of a block does either; barriers carry it to the others.
 #pragma once
 
@@ -32,6 +35,8 @@ enum ExchangeWord : int32_t {
 };
 
 using Word = unsigned long long;  // what atomic operations take
+
+inline constexpr Word kNoAnswers = INT64_MAX;  // of `answered`: more than are ever asked for
 
 // A kernel may be launched before the kernel before it has ended, so that its launch takes no time of its own. Between these
 // two it reads nothing that kernels write: descriptors, which copies write, and what it is called with.
@@ -105,20 +110,20 @@ __device__ inline Standing load_standing(const DeviceExchange& exchange) {
           load_relaxed(word(exchange, kFault))};
 }
 
-// Of one thread: whether the host has answered `wanted` tickets and all is well. Where not, it was not in time, now or
+// Of one thread: how many tickets the host has answered, `wanted` or more; at least one is. 0: it was not in time, now or
 // before, and the fault stands.
 //
 // One block asks over the bus: each question is for the line that the host is about to write, and holds it up (with four
 // blocks asking, 32 heads' states come 1.4 us later; with sixteen warps, 10). The others read what it has seen, and ask now
 // and then, as nobody promises that it is running.
-__device__ inline bool wait_for_answers(const DeviceExchange& exchange, const Standing& standing, Word wanted,
+__device__ inline Word wait_for_answers(const DeviceExchange& exchange, const Standing& standing, Word wanted,
                                         uint32_t fault, bool always_asks) {
   constexpr unsigned kTurns = 16;
-  if (standing.fault != 0 || wanted == 0) return standing.fault == 0;
+  if (standing.fault != 0) return 0;
   Word* const seen = word(exchange, kSeenAnswered);
   if (standing.answered >= wanted) {
     fence_device();
-    return true;
+    return standing.answered;
   }
   Word begin = time_ns();
   for (unsigned turn = 1;; ++turn) {
@@ -128,13 +133,13 @@ __device__ inline bool wait_for_answers(const DeviceExchange& exchange, const St
     if (answered >= wanted) {
       fence_device();  // who reads it there has what was acquired here
       if (asks) atomicMax(seen, answered);
-      return true;
+      return answered;
     }
-    if (is_over) return false;
+    if (is_over) return 0;
     if (time_ns() - begin >= static_cast<Word>(exchange.timeout_ns)) {
       if (load_busy(&exchange.flags->busy) == 0) {
         raise_fault(exchange, fault);
-        return false;
+        return 0;
       }
       begin = time_ns();
     }
@@ -145,7 +150,8 @@ __device__ inline bool wait_for_answers(const DeviceExchange& exchange, const St
 // Of one thread of an append: whether the ticket's slot is free.
 __device__ inline bool wait_for_slot(const DeviceExchange& exchange, const Standing& standing) {
   const auto n_slots = static_cast<Word>(exchange.n_slots), ticket = standing.next_ticket;
-  return wait_for_answers(exchange, standing, ticket + 2 <= n_slots ? 0 : ticket + 2 - n_slots, kFaultSlot, blockIdx.x == 0);
+  if (ticket + 2 <= n_slots) return standing.fault == 0;
+  return wait_for_answers(exchange, standing, ticket + 2 - n_slots, kFaultSlot, blockIdx.x == 0) != 0;
 }
 
 // Of every thread of every block of an append, behind its writes: the last block hands over.

@@ -129,7 +129,10 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   if (has_row) window = load_state(call.merge.o, call.merge.lse, int64_t{token} * call.n_q_heads + head, call.dim);
   bool is_sound = standing.fault == 0;
   if (has_host_part) {  // all of the block
-    if (threadIdx.x == 0) is_answered = wait_for_answers(exchange, standing, n_tickets, kFaultAnswer, asks);
+    if (threadIdx.x == 0) {
+      const Word n_answered = wait_for_answers(exchange, standing, n_tickets, kFaultAnswer, asks);
+      is_answered = n_answered != 0 && n_answered != kNoAnswers;
+    }
     __syncthreads();
     is_sound = is_answered;
   }

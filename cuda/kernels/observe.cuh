@@ -203,7 +203,7 @@ __device__ inline void multiply_chunk(const Keys (&keys)[kKeys], const Query& q,
 // Of a warp. Written to only where all is well.
 struct Tile {
   float* evicted;  // [n_q_heads][n_evicted]
-  bool is_sound;
+  bool counts;
 };
 
 // token / page_len, of which most fit into 32 bits: that takes a third of the time.
@@ -302,7 +302,7 @@ __device__ inline void observe_tile(const ObserveCall& call, const Observed& of,
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int64_t token = keys.token + 8 * i;
-        if (own + h >= n_heads || !tile.is_sound || token < sequence.begin || token >= of.end) continue;
+        if (own + h >= n_heads || !tile.counts || token < sequence.begin || token >= of.end) continue;
         keys.maw[(head + own + h) * observe.pages.page_len + 8 * i] = maw[i][h];
         if (token < sequence.evict_end)
           tile.evicted[int64_t{q_head + own + h} * observe.exchange.n_evicted + sequence.first_evicted +
@@ -323,8 +323,9 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kChunks* StoredEight<kType
   begin_behind();
   const DeviceExchange& exchange = call.observe.exchange;
   const int pair = static_cast<int>(blockIdx.x) / call.n_runs, run = static_cast<int>(blockIdx.x) % call.n_runs;
-  const bool is_sound = !is_faulty(exchange);  // looked at when something is written: reading does no harm
-  const Word n_tickets = load_relaxed(word(exchange, kNextTicket));
+  const Standing standing = load_standing(exchange);  // looked at when something is written: reading does no harm
+  const bool is_sound = standing.fault == 0;
+  const Word n_tickets = standing.next_ticket;
   if (pair >= call.observe.sequences.n_sequences * call.n_kv_heads) {  // a single block, without any sequence
     if (is_sound) hand_over_observed(exchange, n_tickets);
     return;
@@ -333,7 +334,7 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kChunks* StoredEight<kType
   const int64_t first_run = of.sequence.begin / kRun * kRun + int64_t{run} * kRun;
   const bool has_slot = reaches_slot(of.sequence, first_run);
   float* const evicted = reinterpret_cast<float*>(slot_of(exchange, n_tickets - 1) + exchange.maw_at);
-  const Tile tile = {evicted, is_sound};
+  const Tile tile = {evicted, is_sound && standing.answered != kNoAnswers};  // merge() has seen it, where it waited
   const int64_t step = int64_t{call.n_runs} * kRun;
   int64_t first = first_run + static_cast<int>(threadIdx.x / 32) * kTile;
   if (first + kTile <= of.sequence.begin) first += step;

@@ -233,6 +233,29 @@ void states_add_up(void**) {
   }
 }
 
+// The slot has the states of another ticket.
+void outputs_of_what_is_lost_are_nan(void**) {
+  ExchangeOptions options = options_of(TANDEM_BF16, 128, {{0, 100, 2, true}, {0, 9, 1, true}});
+  options.n_slots = 2;
+  ExchangeCase c(*device, options);
+  {
+    const AnsweringHost host(c.flags, c.leaves_states());
+    for (int i = 0; i < 2; ++i) {
+      must_run(c, c.append());
+      must_run(c, c.merge());
+    }
+    device->wait();
+    c.wait_for_host();
+  }
+  std::atomic_ref<uint64_t>(c.flags->answered).store(INT64_MAX, std::memory_order_release);
+  must_run(c, c.append());
+  must_run(c, c.merge());
+  device->wait();
+  assert_int_equal(c.arrived(), 3);
+  assert_int_equal(c.flags->fault, 0);
+  assert_fine(c.check_all_nan());
+}
+
 // The slots are few, the host is slow, and every ticket has other rows: what it finds in a slot is that ticket's.
 void tickets_go_round_a_ring(void**) {
   for (const bool has_host_part : {false, true}) {
@@ -405,6 +428,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(states_merge),
       cmocka_unit_test(lse_may_stay),
       cmocka_unit_test(states_add_up),
+      cmocka_unit_test(outputs_of_what_is_lost_are_nan),
       cmocka_unit_test(tickets_go_round_a_ring),
       cmocka_unit_test(sequences_without_a_host_part_do_not_wait),
       cmocka_unit_test(a_slot_that_does_not_come_is_a_fault),

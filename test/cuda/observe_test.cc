@@ -209,6 +209,21 @@ void after_a_fault_nothing_is_done(void**) {
   assert_true(c.memory() == before);
 }
 
+// The host has lost a ticket: calls go on, and weights do not count.
+void what_is_lost_does_not_count(void**) {
+  ObserveOptions options = options_of(TANDEM_BF16, 64);
+  options.sequences = {{0, 100, 1, 10}};
+  ObserveCase c(*device, options);
+  c.answer(INT64_MAX);
+  for (int i = 0; i < 2; ++i) must_run(c, c.append());
+  device->wait();
+  const ObserveCase::Memory before = c.memory();
+  must_run(c, c.observe());
+  device->wait();
+  assert_int_equal(c.observed(), 2);
+  assert_true(c.memory() == before);
+}
+
 void what_cannot_be_is_refused(void**) {
   const auto refused = [](int32_t code, const char* field, const std::function<void(ObserveCase&, tandem::Layer&)>& spoil) {
     ObserveCase c(*device, options_of(TANDEM_BF16, 64));
@@ -285,6 +300,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(tickets_go_on),
       cmocka_unit_test(bits_are_the_same_each_time),
       cmocka_unit_test(after_a_fault_nothing_is_done),
+      cmocka_unit_test(what_is_lost_does_not_count),
       cmocka_unit_test(what_cannot_be_is_refused),
       cmocka_unit_test(merged_lse_stay),
   };

@@ -152,6 +152,32 @@ void calls_behind_a_lack_are_lost(void**) {
   assert_true(n_told_of > 0);
 }
 
+// Nor do their queries count in what is selected later: that is as if they had never been made.
+void lost_calls_do_not_count(void**) {
+  const Side side(true, "hgca"), twin(false, "hgca");
+  attend_twins(side, twin, kPrompt, 1);
+  for (int64_t i = 0; i < 20; ++i) attend_twins(side, twin, 1, 100 + 10 * i);
+  for (int64_t i = 0; i < 60; ++i) {
+    if (i % 10 == 0) {
+      assert_true(side.stats().selected_keys > 0);
+      std::vector<std::unique_ptr<Call>> lost;
+      bool is_told = false;
+      fail_from(1, true);
+      for (int64_t j = 0; j < 4 && !is_told; ++j) {
+        lost.push_back(std::make_unique<Call>(1, 5000 + 40 * i + 10 * j));
+        lost.back()->to_device();
+        is_told = try_call(side, lost.back().get()) != TANDEM_OK;
+      }
+      OK(tandem_engine_drain, side.engine, -1);
+      armed = false;
+      if (!is_told) assert_int_equal(try_call(side, lost.back().get()), TANDEM_ERROR_OUT_OF_MEMORY);
+      assert_int_equal(settled_length(side), twin.length());
+    }
+    attend_twins(side, twin, 1, 1000 + 10 * i);
+    assert_int_equal(side.stats().selected_keys, twin.stats().selected_keys);
+  }
+}
+
 // Nobody changes what is on its way to the device, though nobody will look at it there.
 void lost_calls_end_when_their_keys_are_sent(void**) {
   const Selecting side("all", "host+stream");
@@ -222,6 +248,7 @@ int main() {
       cmocka_unit_test_teardown(a_lack_is_told_once, forget),
       cmocka_unit_test_teardown(a_lack_may_go_on, forget),
       cmocka_unit_test_teardown(calls_behind_a_lack_are_lost, forget),
+      cmocka_unit_test_teardown(lost_calls_do_not_count, forget),
       cmocka_unit_test_teardown(lost_calls_end_when_their_keys_are_sent, forget),
       cmocka_unit_test_teardown(a_step_without_memory_is_taken_back, forget),
   };

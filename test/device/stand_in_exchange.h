@@ -46,6 +46,8 @@ class Exchange {
   }
   void arrive(uint64_t n) const { std::atomic_ref(exchange_.flags->arrived).store(n, std::memory_order_release); }
   void observe(uint64_t n) const { std::atomic_ref(exchange_.flags->observed).store(n, std::memory_order_release); }
+  // What has not been answered by now will not be, and is taken back.
+  bool has_lost() const { return std::atomic_ref(exchange_.flags->answered).load(std::memory_order_acquire) == INT64_MAX; }
   bool is_faulty() const { return std::atomic_ref(exchange_.flags->fault).load(std::memory_order_relaxed) != 0; }
 
   // Until the host has answered so many. False: it has not in time, here or before, or the device is lost.
