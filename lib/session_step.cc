@@ -51,6 +51,9 @@ Status Session::step_end(void* stream) {
   std::unique_lock lock(cache_->mutex());
   if (!in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "no step is open");
   const bool is_planned = plan_.is_open;
+  // The mark that it has ended would come before its layers, and take them back.
+  if (void* const begun_on = is_planned ? plan_.stream : nullptr; stream != begun_on)
+    return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p, the step was begun on %p", stream, begun_on);
   Status ended;
   if (is_planned) {
     ended = end_plan(stream);

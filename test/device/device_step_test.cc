@@ -118,6 +118,11 @@ void refuses_what_was_not_planned(void**) {
   void* other = controls.create_stream();
   args.stream = other;
   expect_refused(runner, args, TANDEM_ERROR_INVALID_STATE, "stream");
+  for (void* stream : {other, static_cast<void*>(nullptr)}) {
+    tandem_error* error = nullptr;
+    const int32_t status = tandem_step_end(runner.side.session, stream, &error);
+    assert_refused(status, error, TANDEM_ERROR_INVALID_STATE, "stream", "the step was begun on");
+  }
   assert_true(controls.destroy_stream(other));
   Call on_host(kTwo, 1);
   args = runner.args(0, kOneEach);
