@@ -42,6 +42,11 @@ inline bool ends_context(cudaError_t result) {
     case cudaErrorContextIsDestroyed:
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorExternalDevice:
+    case cudaErrorMpsClientTerminated:
+#if CUDART_VERSION >= 13000
+    case cudaErrorContained:
+    case cudaErrorTensorMemoryLeak:
+#endif
     case cudaErrorUnknown:
       return true;
     default:
