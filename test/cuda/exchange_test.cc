@@ -388,7 +388,7 @@ void shared_memory_is_both_sides(void**) {
   void *host = nullptr, *there = nullptr;
   device->must(device->table->allocate_shared(device->self, 10'000, &host, &there, &error), error);
   auto* bytes = static_cast<uint8_t*>(host);
-  assert_int_equal(reinterpret_cast<uintptr_t>(bytes) % 4096, 0);
+  assert_int_equal(reinterpret_cast<uintptr_t>(bytes) % 256, 0);
   for (int i = 0; i < 10'000; ++i) assert_int_equal(bytes[i], 0);
   std::memset(bytes, 5, 10'000);
   void* memory = device->allocate(10'000);

@@ -30,10 +30,15 @@ WindowOptions options_of(TypePair types, int32_t n_kv_heads, int32_t dim, int32_
                          std::vector<WindowSequence> sequences);
 std::string describe(const WindowOptions& options);
 
-// Calls for every kernel of a pair, of f32 those of kRotatedPairs too, over keys in few pages: plain, with a sliding
-// window and sinks, and with a soft cap too. For tools that look at every access.
-void for_every_kernel(TypePair types, const std::vector<WindowSequence>& sequences, std::span<const int32_t> groups,
-                      std::span<const int32_t> q_types, const std::function<void(const WindowOptions&)>& check);
+// What else than types and dims it depends on which kernel serves.
+struct KernelCall {
+  int32_t group, q_type;
+  float soft_cap;
+};
+// A call for every kernel of a pair, of f32 those of kRotatedPairs too, over few keys and every other time within a sliding
+// window: for tools that look at every access.
+void for_every_kernel(TypePair types, const std::vector<WindowSequence>& sequences, std::span<const KernelCall> calls,
+                      const std::function<void(const WindowOptions&)>& check);
 
 // A number that is none reaches what sees it and nothing else: in turn of a key so many before the last, of query -n - 1.
 // "": so it is.
