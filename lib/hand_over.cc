@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "lib/fp_modes.h"
+#include "lib/lost_tickets.h"
 #include "lib/process_end.h"
 #include "lib/signals.h"
 #include "lib/trace.h"
@@ -259,8 +260,11 @@ void HandOver::finish(HandOverTask& task, const TaskTimes& times, int64_t staged
 
 // Once tasks are lost there may be tickets that nobody expects: no one is to wait for their answers.
 void HandOver::answer(const HandOverTask& task) {
-  const uint64_t n_answered = can_start_over() ? INT64_MAX : task.ticket + 1;
-  std::atomic_ref(flags_->answered).store(n_answered, std::memory_order_release);
+  const std::atomic_ref answered(flags_->answered);
+  if (!can_start_over())
+    answered.store(task.ticket + 1, std::memory_order_release);
+  else if (answered.load(std::memory_order_relaxed) < kLostTickets)
+    answered.store(kLostTickets + task.ticket, std::memory_order_release);
 }
 
 bool HandOver::wait_for_post() {

@@ -12,9 +12,6 @@
 // A wait that takes too long leaves a fault: in device memory, which every later call looks at first, and where the host
 // sees it. Blocks that gave up are not counted, so nothing is handed over then.
 //
-// Where the host has lost a ticket, for lack of memory say, it answers kNoAnswers: nobody waits for that one and those
-// behind it any more, which are all taken back. Their outputs are NaN, and their weights do not count.
-//
 // Order is by release and acquire at system scope. One thread of a block does either; barriers carry it to the others.
 #pragma once
 
@@ -22,6 +19,7 @@
 
 #include "cuda/kernels/bulk_copy.cuh"
 #include "lib/device.h"
+#include "lib/lost_tickets.h"
 
 namespace tandem::cuda {
 
@@ -36,7 +34,10 @@ enum ExchangeWord : int32_t {
 
 using Word = unsigned long long;  // what atomic operations take
 
-inline constexpr Word kNoAnswers = INT64_MAX;  // of `answered`: more than are ever asked for
+// Of what the host has answered: whether it lost this ticket (lib/lost_tickets.h).
+__device__ inline bool is_lost(Word answered, Word ticket) {
+  return answered >= kLostTickets && ticket >= answered - kLostTickets;
+}
 
 // A kernel may be launched before the kernel before it has ended, so that its launch takes no time of its own. Between these
 // two it reads nothing that kernels write: descriptors, which copies write, and what it is called with.

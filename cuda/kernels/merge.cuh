@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   if (has_host_part) {  // all of the block
     if (threadIdx.x == 0) {
       const Word n_answered = wait_for_answers(exchange, standing, n_tickets, kFaultAnswer, asks);
-      is_answered = n_answered != 0 && n_answered != kNoAnswers;
+      is_answered = n_answered != 0 && !is_lost(n_answered, n_tickets - 1);
     }
     __syncthreads();
     is_sound = is_answered;

@@ -334,7 +334,8 @@ __global__ void __launch_bounds__(32 * kObserveWarps, kChunks* StoredEight<kType
   const int64_t first_run = of.sequence.begin / kRun * kRun + int64_t{run} * kRun;
   const bool has_slot = reaches_slot(of.sequence, first_run);
   float* const evicted = reinterpret_cast<float*>(slot_of(exchange, n_tickets - 1) + exchange.maw_at);
-  const Tile tile = {evicted, is_sound && standing.answered != kNoAnswers};  // merge() has seen it, where it waited
+  const Tile tile = {evicted,
+                     is_sound && !is_lost(standing.answered, n_tickets - 1)};  // merge() has seen it, where it waited
   const int64_t step = int64_t{call.n_runs} * kRun;
   int64_t first = first_run + static_cast<int>(threadIdx.x / 32) * kTile;
   if (first + kTile <= of.sequence.begin) first += step;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/stand_in_call.h"
+#include "lib/lost_tickets.h"
 
 namespace stand_in {
 
@@ -46,8 +47,10 @@ class Exchange {
   }
   void arrive(uint64_t n) const { std::atomic_ref(exchange_.flags->arrived).store(n, std::memory_order_release); }
   void observe(uint64_t n) const { std::atomic_ref(exchange_.flags->observed).store(n, std::memory_order_release); }
-  // What has not been answered by now will not be, and is taken back.
-  bool has_lost() const { return std::atomic_ref(exchange_.flags->answered).load(std::memory_order_acquire) == INT64_MAX; }
+  bool has_lost(uint64_t ticket) const {
+    const uint64_t answered = std::atomic_ref(exchange_.flags->answered).load(std::memory_order_acquire);
+    return answered >= tandem::kLostTickets && ticket >= answered - tandem::kLostTickets;
+  }
   bool is_faulty() const { return std::atomic_ref(exchange_.flags->fault).load(std::memory_order_relaxed) != 0; }
 
   // Until the host has answered so many. False: it has not in time, here or before, or the device is lost.

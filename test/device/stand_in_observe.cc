@@ -113,7 +113,7 @@ bool perform(const DeviceObserve& call) {
   check_evicted(call, sequences);
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
     check_table(call.sequences, sequences[i], call.pages.page_len);
-    for (int32_t head = 0; head < call.layer->n_q_heads && !exchange.has_lost(); ++head)
+    for (int32_t head = 0; head < call.layer->n_q_heads && !exchange.has_lost(n_tickets - 1); ++head)
       observe_head(call, sequences[i], head, exchange.slot(n_tickets - 1));
   }
   exchange.observe(n_tickets);
