@@ -226,13 +226,17 @@ bool check(const Pool& pool, const Shape& shape, std::vector<Contender>* all) {
   return true;
 }
 
+// Calls of a contender before the next one's turn, each on a layer of its own: before it comes round again all others have
+// passed through the caches.
+constexpr int64_t kTurn = 3;
+
 void time(const Shape& shape, int n_rounds, std::vector<Contender>* all) {
   for (int round = 0; round < n_rounds; ++round) {
     for (Contender& each : *all) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the other's threads stop waiting busily
-      for (int64_t repeat = 0; repeat < 3; ++repeat) {
+      for (int64_t repeat = 0; repeat < kTurn; ++repeat) {
         const auto begin = std::chrono::steady_clock::now();
-        each.rival->attend((round * 3 + repeat) % shape.n_layers);
+        each.rival->attend((round * kTurn + repeat) % shape.n_layers);
         each.ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
       }
     }
@@ -279,7 +283,7 @@ struct Setup {
 // False where somebody is wrong: then nothing is timed.
 bool compare(const Setup& setup, const Part& part, const Pool& pool, int64_t n_keys) {
   const double layer_bytes = 2.0 * static_cast<double>(pool.row_bytes * static_cast<size_t>(kKvHeads * n_keys));
-  const auto n_layers = std::max<int64_t>(2, static_cast<int64_t>(setup.gib * 0x1p30 / layer_bytes));
+  const auto n_layers = std::max(kTurn, static_cast<int64_t>(setup.gib * 0x1p30 / layer_bytes));
   const Shape shape{setup.n_threads, n_layers, n_keys, part.q_len};
   std::vector<Contender> all = contenders(pool, shape);
   if (!check(pool, shape, &all)) return false;

@@ -75,6 +75,23 @@ void decode_prints_json(void**) {
   }
 }
 
+// Cases in turns: what is read between two calls on a layer is everyone's, and no case is told the figures of another.
+void cases_in_turns(void**) {
+  const std::vector<Json> lines = successful_run(
+      small_run("decode", {"--kv-len", "200,1000", "--kv-type", "bf16,q8_0", "--interleave", "--output", "json"}));
+  assert_int_equal(lines.size(), 4);
+  int64_t rotation_bytes = 0;
+  for (size_t i = 0; i < 4; ++i) {
+    expect_complete(lines[i]);
+    assert_string_equal(lines[i]["type"].get<std::string>().c_str(), i < 2 ? "bf16" : "q8_0");
+    const int64_t kv_len = i % 2 == 0 ? 200 : 1000, token_bytes = 2 * 2 * (i < 2 ? 128 : 68);
+    assert_int_equal(lines[i]["kv_len"].get<int64_t>(), kv_len);
+    assert_in_range(lines[i]["kv_bytes"].get<int64_t>(), kv_len * token_bytes, (kv_len + 8) * token_bytes);
+    rotation_bytes += 2 * kv_len * token_bytes;  // of two layers
+  }
+  for (const Json& line : lines) assert_int_equal(line["rotation_bytes"].get<int64_t>(), rotation_bytes);
+}
+
 void every_policy_and_shape(void**) {
   const std::vector<std::vector<std::string>> kRuns = {
       {"decode", "--policy", "streaming", "--window", "100", "--sinks", "4", "--batch", "3"},
@@ -237,6 +254,7 @@ void wrong_outputs_are_noticed(void**) {
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(decode_prints_json),
+      cmocka_unit_test(cases_in_turns),
       cmocka_unit_test(every_policy_and_shape),
       cmocka_unit_test(wake_is_labelled_warm),
       cmocka_unit_test(isa_and_threads_are_obeyed),

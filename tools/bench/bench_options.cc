@@ -50,6 +50,8 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
       real_flag("--beta", &options->beta, 0, 1e6, "threshold factor, hgca (1)"),
       number_flag("--threads", &options->threads, 0, 4096, "CPU workers (0: affinity mask and quota decide)"),
       number_flag("--repeats", &options->repeats, 1, 100000, "timed steps over all layers (30)"),
+      switch_flag("--interleave", &options->interleave,
+                  "a step of each type and length in turns, all of them in memory, instead of one case after the other"),
       number_flag("--probe-mib", &options->probe_mib, 0, 1 << 20,
                   "buffer of the read bandwidth's measurement (0: 16 last-level caches; fewer measure the caches)"),
       choice_flag("--isa", &raw->isa, library_choices(tandem_cpu_isa_name), "instruction set (the best there is)"),

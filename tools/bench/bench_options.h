@@ -40,6 +40,7 @@ struct BenchOptions {
   double beta = 1;
   int64_t threads = 0;  // 0: the engine decides
   int64_t repeats = 30;
+  bool interleave = false;
   int64_t probe_mib = 0;  // 0: enough for reads from memory
   std::string isa;        // empty: the best
   Output output = Output::kMarkdown;

@@ -18,10 +18,6 @@ constexpr int64_t kMostLayers = 1024;
 constexpr int64_t kWakeCalls = 100;   // per repeat: they take microseconds
 constexpr double kMemoryShare = 0.8;  // of what is available
 
-struct Samples {
-  std::vector<double> us, limit_gbps, limit_gflops;
-};
-
 // A decode loop grows; the other calls are repeated at the same length.
 bool grows(const BenchOptions& options) { return options.mode == Mode::kDecode; }
 
@@ -37,13 +33,15 @@ int64_t least_keys_read(const BenchOptions& options, int64_t kv_len) {
   return std::clamp<int64_t>(options.window + options.sinks, 1, kv_len);
 }
 
-// As many layers as make what is read of all of them kColdCaches times the last-level cache. A double, as nobody has checked
-// yet that so many bytes are there, nor that 64 bits count them.
+// As many layers as make what is read of all of them, and of the cases between, kColdCaches times the last-level cache. A
+// double, as nobody has checked yet that so many bytes are there, nor that 64 bits count them.
 int32_t n_layers_for(const Bench& bench, double layer_bytes_read) {
   if (bench.options.n_layers > 0) return static_cast<int32_t>(bench.options.n_layers);
   if (bench.options.mode == Mode::kWake) return 1;
-  const auto wanted = static_cast<double>(kColdCaches * bench.cache_bytes);
-  return static_cast<int32_t>(std::clamp(std::ceil(wanted / layer_bytes_read), 1.0, static_cast<double>(kMostLayers)));
+  const BenchOptions& options = bench.options;
+  const double n_cases = options.interleave ? static_cast<double>(options.kv_types.size() * options.kv_lens.size()) : 1.0;
+  const double wanted = static_cast<double>(kColdCaches * bench.cache_bytes) / n_cases, least = std::min(n_cases, 2.0);
+  return static_cast<int32_t>(std::clamp(std::ceil(wanted / layer_bytes_read), least, static_cast<double>(kMostLayers)));
 }
 
 Result check_memory(int64_t kv_len, int32_t kv_type, double bytes) {
@@ -79,72 +77,62 @@ int64_t bytes_per_call(const tandem_session_stats& before, const tandem_session_
          n_calls;
 }
 
-struct Timing {
-  const Bench* bench;
-  Workload* workload;
-  MatmulRate* matmul;  // null: not asked for
-  Samples samples;
-  int64_t kv_bytes = 0;
-  int64_t dense_kv_bytes = 0;
-};
+}  // namespace
 
-Result timed_step(Timing* timing, bool keep) {
-  Workload* workload = timing->workload;
-  const int32_t n_layers = workload->geometry().n_layers;
+// The session's statistics tell what a step has read.
+Result CaseTiming::run_step(bool keep) {
+  const int32_t n_layers = workload_->geometry().n_layers;
   tandem_session_stats before, after;
   std::vector<double> seconds(static_cast<size_t>(n_layers));
-  TOOL_TRY(workload->stats(&before));
-  TOOL_TRY(workload->step_begin());
+  TOOL_TRY(workload_->stats(&before));
+  TOOL_TRY(workload_->step_begin());
   for (int32_t layer_idx = 0; layer_idx < n_layers; ++layer_idx)
-    TOOL_TRY(timed_attend(workload, layer_idx, &seconds[static_cast<size_t>(layer_idx)]));
-  TOOL_TRY(workload->step_end());
-  TOOL_TRY(workload->stats(&after));
+    TOOL_TRY(timed_attend(workload_.get(), layer_idx, &seconds[static_cast<size_t>(layer_idx)]));
+  TOOL_TRY(workload_->step_end());
+  TOOL_TRY(workload_->stats(&after));
+  if (!grows(bench_.options)) TOOL_TRY(workload_->truncate());
   if (!keep) return {};
-  timing->kv_bytes = bytes_per_call(before, after, n_layers);
-  timing->dense_kv_bytes = (after.dense_kv_bytes - before.dense_kv_bytes) / n_layers;
-  for (const double s : seconds) timing->samples.us.push_back(s * 1e6);
+  measurement_.kv_bytes = bytes_per_call(before, after, n_layers);
+  measurement_.dense_kv_bytes = (after.dense_kv_bytes - before.dense_kv_bytes) / n_layers;
+  for (const double s : seconds) us_.push_back(s * 1e6);
   return {};
 }
 
-Result timed_steps(Timing* timing) {
-  const BenchOptions& options = timing->bench->options;
-  const int64_t n_steps = options.repeats * (options.mode == Mode::kWake ? kWakeCalls : 1);
+Result CaseTiming::repeat() {
+  if (measurement_.check != "ok") return {};
+  const bool wakes = bench_.options.mode == Mode::kWake;
+  for (int64_t i = 0; i < (wakes ? kWakeCalls : 1); ++i) TOOL_TRY(run_step(true));
+  if (wakes) return {};
   ErrorSlot error;
-  for (int64_t step = -kWarmupSteps; step < n_steps; ++step) {
-    TOOL_TRY(timed_step(timing, step >= 0));
-    if (!grows(options)) TOOL_TRY(timing->workload->truncate());
-    if (step < 0 || options.mode == Mode::kWake) continue;
-    TOOL_TRY(error.check(tandem_engine_drain(timing->bench->engine, -1, error.out())));
-    timing->samples.limit_gbps.push_back(timing->bench->read->measure());
-    if (timing->matmul) timing->samples.limit_gflops.push_back(timing->matmul->measure());
-  }
+  TOOL_TRY(error.check(tandem_engine_drain(bench_.engine, -1, error.out())));
+  limit_gbps_.push_back(bench_.read->measure());
+  if (matmul_) limit_gflops_.push_back(matmul_->measure());
   return {};
 }
 
 // Statistics that do not add up would make every figure worthless: policy "all" reads every key once.
-std::string check_bytes(const Timing& timing) {
-  const BenchOptions& options = timing.bench->options;
+std::string CaseTiming::check_bytes() const {
+  const BenchOptions& options = bench_.options;
   if (options.policy != "all") return "ok";
-  const Case& geometry = timing.workload->geometry();
+  const Case& geometry = workload_->geometry();
   const int64_t last_len = geometry.kv_len + (grows(options) ? kWarmupSteps + options.repeats - 1 : 0);
   const int64_t expected = options.batch * last_len * token_kv_bytes(options, geometry.kv_type);
-  if (timing.kv_bytes == expected) return "ok";
+  if (measurement_.kv_bytes == expected) return "ok";
   return text("failed: the session's statistics say %lld bytes of K and V read by a call, %lld are there",
-              static_cast<long long>(timing.kv_bytes), static_cast<long long>(expected));
+              static_cast<long long>(measurement_.kv_bytes), static_cast<long long>(expected));
 }
 
-void summarise(const Timing& timing, Measurement* measurement) {
-  const Samples& samples = timing.samples;
-  measurement->us = spread_of(samples.us);
-  measurement->kv_bytes = timing.kv_bytes;
-  measurement->dense_kv_bytes = timing.dense_kv_bytes;
-  measurement->read_gbps = static_cast<double>(timing.kv_bytes) / measurement->us.median * 1e-3;
-  measurement->limit_gbps = spread_of(samples.limit_gbps).median;
-  measurement->gflops = call_flops(*timing.workload) / measurement->us.median * 1e-3;
-  measurement->limit_gflops = spread_of(samples.limit_gflops).median;
+Measurement CaseTiming::finish() {
+  if (measurement_.check == "ok") measurement_.check = check_bytes();
+  measurement_.cold = measurement_.rotation_bytes >= kColdCaches * bench_.cache_bytes;
+  if (measurement_.check != "ok") return measurement_;
+  measurement_.us = spread_of(us_);
+  measurement_.read_gbps = static_cast<double>(measurement_.kv_bytes) / measurement_.us.median * 1e-3;
+  measurement_.limit_gbps = spread_of(limit_gbps_).median;
+  measurement_.gflops = call_flops(*workload_) / measurement_.us.median * 1e-3;
+  measurement_.limit_gflops = spread_of(limit_gflops_).median;
+  return measurement_;
 }
-
-}  // namespace
 
 Spread spread_of(std::vector<double> values) {
   if (values.empty()) return {};
@@ -158,38 +146,39 @@ Spread spread_of(std::vector<double> values) {
   return {at(0.1), at(0.5), at(0.9)};
 }
 
-Result measure(const Bench& bench, int64_t kv_len, int32_t kv_type, Measurement* measurement) {
+Result CaseTiming::create(const Bench& bench, int64_t kv_len, int32_t kv_type, std::unique_ptr<CaseTiming>* timing) {
   const BenchOptions& options = bench.options;
   const int64_t token_bytes = options.batch * token_kv_bytes(options, kv_type);
   const double bytes_read = static_cast<double>(least_keys_read(options, kv_len)) * static_cast<double>(token_bytes);
   const Case geometry = {kv_len, options.q_len, kv_type, n_layers_for(bench, bytes_read)};
   const double layer_bytes = static_cast<double>(kv_len) * static_cast<double>(token_bytes);
   TOOL_TRY(check_memory(kv_len, kv_type, layer_bytes * geometry.n_layers));
-  *measurement = {};
-  measurement->kv_len = kv_len;
-  measurement->q_len = options.q_len;
-  measurement->kv_type = kv_type;
-  measurement->n_layers = geometry.n_layers;
-  measurement->rotation_bytes = static_cast<int64_t>(bytes_read) * geometry.n_layers;
-  measurement->cold = measurement->rotation_bytes >= kColdCaches * bench.cache_bytes;
-
-  std::unique_ptr<Workload> workload;
-  TOOL_TRY(Workload::create(bench.engine, options, geometry, &workload));
-  TOOL_TRY(workload->fill(options.q_len * (kWarmupSteps + options.repeats + 1)));
-  TOOL_TRY(check_outputs(workload.get(), bench.matmul_rows, &measurement->check));
-  if (measurement->check != "ok") return {};
-  TOOL_TRY(workload->truncate());
-
-  Timing timing{&bench, workload.get(), nullptr, {}, 0, 0};
+  std::unique_ptr<CaseTiming> made(new CaseTiming(bench));
+  Measurement& measurement = made->measurement_;
+  measurement.kv_len = kv_len;
+  measurement.q_len = options.q_len;
+  measurement.kv_type = kv_type;
+  measurement.n_layers = geometry.n_layers;
+  measurement.rotation_bytes = static_cast<int64_t>(bytes_read) * geometry.n_layers;
   if (options.mode == Mode::kAppend || options.mode == Mode::kPrefill) {
     const bool bf16_kv = kv_type == TANDEM_BF16 && options.v_type_beside(kv_type) == TANDEM_BF16;
     const bool bf16 = bf16_kv && options.io_type == TANDEM_BF16 && bench.matmul_bf16;
-    timing.matmul = bf16 ? bench.matmul_bf16 : bench.matmul_f32;
-    measurement->limit_type = bf16 ? TANDEM_BF16 : TANDEM_F32;
+    made->matmul_ = bf16 ? bench.matmul_bf16 : bench.matmul_f32;
+    measurement.limit_type = bf16 ? TANDEM_BF16 : TANDEM_F32;
   }
-  TOOL_TRY(timed_steps(&timing));
-  measurement->check = check_bytes(timing);
-  if (measurement->check == "ok") summarise(timing, measurement);
+  TOOL_TRY(Workload::create(bench.engine, options, geometry, &made->workload_));
+  TOOL_TRY(made->prepare());
+  *timing = std::move(made);
+  return {};
+}
+
+Result CaseTiming::prepare() {
+  const BenchOptions& options = bench_.options;
+  TOOL_TRY(workload_->fill(options.q_len * (kWarmupSteps + options.repeats + 1)));
+  TOOL_TRY(check_outputs(workload_.get(), bench_.matmul_rows, &measurement_.check));
+  if (measurement_.check != "ok") return {};
+  TOOL_TRY(workload_->truncate());
+  for (int64_t i = 0; i < kWarmupSteps; ++i) TOOL_TRY(run_step(false));
   return {};
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One case: fill, check, then timed steps with the machine's limit measured between them.
+// One case: fill, check, then timed steps with the machine's limit measured behind each.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@
 #include "tools/bench/bench_options.h"
 #include "tools/bench/matmul_rate.h"
 #include "tools/bench/read_bandwidth.h"
+#include "tools/bench/workload.h"
 #include "tools/common/engine_report.h"
 #include "tools/common/result.h"
 
@@ -52,6 +53,28 @@ struct Measurement {
 
 inline constexpr int64_t kColdCaches = 8;
 
-Result measure(const Bench& bench, int64_t kv_len, int32_t kv_type, Measurement* measurement);
+// A case as it goes through that: create() fills, checks and warms up, then options.repeats times repeat(), then finish().
+// Between the repeats of one case may be those of others.
+class CaseTiming {
+ public:
+  static Result create(const Bench& bench, int64_t kv_len, int32_t kv_type, std::unique_ptr<CaseTiming>* timing);
+  Result repeat();  // a step over all layers, and the limit behind it; nothing where the check has failed
+  Measurement finish();
+  // K and V that are read between two calls on the same layer; set before finish() where other cases come between.
+  int64_t rotation_bytes() const { return measurement_.rotation_bytes; }
+  void set_rotation_bytes(int64_t bytes) { measurement_.rotation_bytes = bytes; }
+
+ private:
+  explicit CaseTiming(const Bench& bench) : bench_(bench) {}
+  Result prepare();
+  Result run_step(bool keep);
+  std::string check_bytes() const;
+
+  const Bench& bench_;
+  std::unique_ptr<Workload> workload_;
+  MatmulRate* matmul_ = nullptr;  // null: not asked for
+  Measurement measurement_;
+  std::vector<double> us_, limit_gbps_, limit_gflops_;
+};
 
 }  // namespace tools

@@ -67,14 +67,19 @@ Result start_probes(const BenchOptions& options, Machine* machine, Bench* bench)
   return {};
 }
 
-void show_progress(const char* what, int64_t kv_len, int32_t kv_type) {
-  if (isatty(STDERR_FILENO))
-    std::fprintf(stderr, "\r\033[K%s: %lld keys, %s ...", what, static_cast<long long>(kv_len), dtype_name(kv_type));
-}
-
-void end_progress() {
-  if (isatty(STDERR_FILENO)) std::fputs("\r\033[K", stderr);
-}
+// A line on a terminal, gone at the end.
+class Progress {
+ public:
+  Progress(const char* what, int64_t kv_len, int32_t kv_type) {
+    if (isatty(STDERR_FILENO))
+      std::fprintf(stderr, "\r\033[K%s: %lld keys, %s ...", what, static_cast<long long>(kv_len), dtype_name(kv_type));
+  }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress() {
+    if (isatty(STDERR_FILENO)) std::fputs("\r\033[K", stderr);
+  }
+};
 
 // Measuring goes on only while somebody gets the figures.
 Result print(const std::string& line) {
@@ -82,24 +87,48 @@ Result print(const std::string& line) {
   return flush_stdout();
 }
 
+// Results as they come: all at the end in Markdown, whose columns are as wide as the widest.
+struct Printer {
+  const Bench& bench;
+  std::vector<Measurement> measurements;
+  bool* all_ok;
+
+  Result add(const Measurement& measurement) {
+    *all_ok = *all_ok && measurement.check == "ok";
+    measurements.push_back(measurement);
+    if (bench.options.output == Output::kCsv) return print(csv_line(bench, measurement));
+    if (bench.options.output == Output::kJson) return print(json_line(bench, measurement));
+    return {};
+  }
+};
+
+// Repeats of the cases in turns; then they are over.
+Result run_repeats(std::vector<std::unique_ptr<CaseTiming>>* cases, int64_t n, Printer* printer) {
+  int64_t rotation_bytes = 0;
+  for (const auto& each : *cases) rotation_bytes += each->rotation_bytes();
+  for (auto& each : *cases) each->set_rotation_bytes(rotation_bytes);
+  for (int64_t i = 0; i < n; ++i)
+    for (auto& each : *cases) TOOL_TRY(each->repeat());
+  for (auto& each : *cases) TOOL_TRY(printer->add(each->finish()));
+  cases->clear();
+  return {};
+}
+
 Result run_cases(const Bench& bench, bool* all_ok) {
   const BenchOptions& options = bench.options;
-  std::vector<Measurement> measurements;
+  Printer printer{bench, {}, all_ok};
   if (options.output == Output::kCsv) TOOL_TRY(print(csv_header(options)));
+  std::vector<std::unique_ptr<CaseTiming>> cases;
   for (const int32_t kv_type : options.kv_types) {
     for (const int64_t kv_len : options.kv_lens) {
-      show_progress(options.mode_name.c_str(), kv_len, kv_type);
-      Measurement measurement;
-      Result result = measure(bench, kv_len, kv_type, &measurement);
-      end_progress();
-      if (!result.ok()) return result;
-      *all_ok = *all_ok && measurement.check == "ok";
-      if (options.output == Output::kCsv) TOOL_TRY(print(csv_line(bench, measurement)));
-      if (options.output == Output::kJson) TOOL_TRY(print(json_line(bench, measurement)));
-      measurements.push_back(std::move(measurement));
+      const Progress progress(options.mode_name.c_str(), kv_len, kv_type);
+      cases.emplace_back();
+      TOOL_TRY(CaseTiming::create(bench, kv_len, kv_type, &cases.back()));
+      if (!options.interleave) TOOL_TRY(run_repeats(&cases, options.repeats, &printer));
     }
   }
-  if (options.output == Output::kMarkdown) return print(markdown(bench, measurements));
+  TOOL_TRY(run_repeats(&cases, options.repeats, &printer));
+  if (options.output == Output::kMarkdown) return print(markdown(bench, printer.measurements));
   return {};
 }
 
