@@ -2,11 +2,14 @@
 #include "cpu/onednn.h"
 
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <bit>
 #include <cstring>
 #include <dnnl.hpp>
 #include <new>
+
+#include "cpu/aligned_bytes.h"
 
 namespace tandem::cpu {
 
@@ -52,6 +55,17 @@ dnnl::matmul::primitive_desc describe(const MatmulShape& shape, const dnnl::engi
 #endif
 }
 
+// oneDNN writes machine code when a primitive is made, and more when one of its kind first runs: to address 0 where it gets
+// no memory for that. So both happen in create() and prepare(), behind a look whether several times as much is there.
+constexpr size_t kCodeBytes = size_t{16} << 20;
+
+Status require_room_for_code() {
+  void* room = mmap(nullptr, kCodeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for the code of a matrix product");
+  munmap(room, kCodeBytes);
+  return {};
+}
+
 float element(const void* data, int64_t i, bool bf16) {
   if (!bf16) return static_cast<const float*>(data)[i];
   return std::bit_cast<float>(static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16);
@@ -80,6 +94,7 @@ Matmul& Matmul::operator=(Matmul&&) noexcept = default;
 
 Status Matmul::create(const MatmulShape& shape, Matmul* matmul) {
   const SingleThread single;
+  TANDEM_TRY(require_room_for_code());
   auto impl = std::make_unique<Impl>();
   try {
     impl->shape = shape;
@@ -100,6 +115,7 @@ Status Matmul::create(const MatmulShape& shape, Matmul* matmul) {
 Status Matmul::prepare(int32_t n_workers) {
   const SingleThread single;
   Impl& impl = *impl_;
+  const bool is_new = impl.arguments.empty();
   const auto memory = [&](const dnnl::memory::desc& desc) { return dnnl::memory(desc, impl.engine, DNNL_MEMORY_NONE); };
   try {
     while (impl.arguments.size() < static_cast<size_t>(n_workers)) {
@@ -110,7 +126,26 @@ Status Matmul::prepare(int32_t n_workers) {
   } catch (const dnnl::error& error) {
     return fail_system(TANDEM_ERROR_OUT_OF_MEMORY, error.status, "", "oneDNN could not make its handles: %s", error.what());
   }
-  return {};
+  return is_new ? run_first() : Status();
+}
+
+// Zeros, for the code that comes of it.
+Status Matmul::run_first() {
+  const MatmulShape& shape = impl_->shape;
+  const int64_t element_bytes = shape.bf16 ? sizeof(uint16_t) : sizeof(float);
+  const int64_t b_elements = (shape.k - 1) * shape.stride_bk + (shape.n - 1) * shape.stride_bn + 1;
+  const int64_t bytes[] = {shape.m * shape.stride_a * element_bytes, b_elements * element_bytes,
+                           shape.m * shape.stride_c * int64_t{sizeof(float)}, static_cast<int64_t>(scratchpad_bytes())};
+  AlignedBytes data[4];
+  for (int i = 0; i < 4; ++i) {
+    const auto n = static_cast<size_t>(bytes[i]);
+    TANDEM_TRY(allocate_aligned(n, &data[i]));
+    std::memset(data[i].get(), 0, n);
+  }
+  TANDEM_TRY(require_room_for_code());
+  if (run(0, data[0].get(), data[1].get(), reinterpret_cast<float*>(data[2].get()), data[3].get())) return {};
+  impl_->arguments.clear();
+  return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "oneDNN had no memory for a matrix product");
 }
 
 size_t Matmul::scratchpad_bytes() const { return impl_->description.scratchpad_desc().get_size(); }

@@ -48,7 +48,7 @@ class Matmul {
   Matmul& operator=(Matmul&&) noexcept;
 
   static Status create(const MatmulShape& shape, Matmul* matmul);
-  // Makes what n_workers need to run at once.
+  // Makes what n_workers need to run at once; the first time, the product is run once.
   Status prepare(int32_t n_workers);
   size_t scratchpad_bytes() const;
   // scratchpad: scratchpad_bytes(), aligned to 64, of this worker. Where oneDNN fails, which it does when it finds no
@@ -59,6 +59,7 @@ class Matmul {
 
  private:
   struct Impl;
+  Status run_first();
   std::unique_ptr<Impl> impl_;
 };
 

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Products of oneDNN where memory fails while they are computed, before them and behind: none is missing, none is added
-// twice, and nothing is thrown through the pool.
+// twice, and nothing is thrown through the pool. And where it fails while they are made.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cmath>
+#include <cstdio>
 #include <random>
 #include <vector>
 
@@ -31,6 +36,43 @@ int64_t for_each_failure(const Body& body) {
     n = nth - 1;
   }
   return n;
+}
+
+// A product of a process that may map so many bytes more. 0: it is right, or there is no memory for it, which is said.
+int product_within(int64_t bytes) {
+  int64_t n_pages = 0;
+  std::FILE* statm = std::fopen("/proc/self/statm", "r");
+  if (statm == nullptr || std::fscanf(statm, "%ld", &n_pages) != 1) return 1;
+  std::fclose(statm);
+  const auto limit = static_cast<rlim_t>(n_pages * sysconf(_SC_PAGESIZE) + bytes);
+  const rlimit limits{limit, limit};
+  std::vector<float> a(32 * 64, 1.0f), b(64 * 128, 2.0f), c(32 * 128), scratchpad(1 << 16);
+  if (setrlimit(RLIMIT_AS, &limits) != 0) return 2;
+  cpu::Matmul matmul;
+  try {
+    Status status = cpu::Matmul::create({32, 128, 64, 64, 128, 1, 128, false, false}, &matmul);
+    if (status.ok()) status = matmul.prepare(1);
+    if (!status.ok()) return status.code() == TANDEM_ERROR_OUT_OF_MEMORY ? 0 : 3;
+  } catch (const std::bad_alloc&) {  // which calls of the library turn into a status
+    return 0;
+  }
+  if (!matmul.run(0, a.data(), b.data(), c.data(), scratchpad.data())) return 4;
+  return c.front() == 128.0f && c.back() == 128.0f ? 0 : 5;
+}
+
+// oneDNN itself crashes where it gets no memory for its code. The first test: in this process it has made none yet.
+void test_code_without_memory(void**) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  skip();  // they map memory of their own
+#endif
+  for (int64_t bytes = 0; bytes < 40 << 20; bytes += 1 << 19) {
+    const pid_t child = fork();
+    if (child == 0) _exit(product_within(bytes));
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+      fail_msg("%lld bytes: status 0x%x", static_cast<long long>(bytes), static_cast<unsigned>(status));
+  }
 }
 
 void test_products_without_memory(void**) {
@@ -98,6 +140,7 @@ void test_sums_without_memory(void**) {
 }  // namespace
 
 int main() {
-  const CMUnitTest tests[] = {cmocka_unit_test(test_products_without_memory), cmocka_unit_test(test_sums_without_memory)};
+  const CMUnitTest tests[] = {cmocka_unit_test(test_code_without_memory), cmocka_unit_test(test_products_without_memory),
+                              cmocka_unit_test(test_sums_without_memory)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
