@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Speed of appends and prefills: GFLOP/s over the pairs of query and key that are not masked, and the share of what oneDNN
-// alone reaches on the inner tile (128 rows x 512 keys, both products) in the same run. Times are of the threads' processor
-// time, so that neighbours on a shared machine count less; wall time is given too. Each shape is checked.
+// alone reaches on the inner tile (128 rows x 512 keys, both products) in the same run, keys in the last-level cache (warm:
+// tandem-bench append and prefill read them from memory). Times are of the threads' processor time, so that neighbours on a
+// shared machine count less; wall time is given too. Each shape is checked.
 // Arguments: names of shapes, none for all, and numbers of threads, none for 1 and 2.
 #include <omp.h>
 #include <time.h>
@@ -218,7 +219,7 @@ void run(const Shape& shape, int32_t n_threads) {
   const double kv_bytes = 2.0 * (shape.head_dim + (shape.aliased_dim > 0 ? 0 : shape.head_dim)) *
                           static_cast<double>(shape.kv_len + shape.q_len) * shape.n_kv_heads;
   const double us = work.flops / median(gflops) * 1e-3;
-  std::printf("%-22s %d thread(s): %5.0f GFLOP/s of %5.0f, share %.2f; %8.0f us (wall %8.0f), K+V at %5.1f GB/s\n",
+  std::printf("%-22s %d thread(s): %5.0f GFLOP/s of %5.0f, share %.2f; %8.0f us (wall %8.0f), K+V at %5.1f GB/s, warm\n",
               shape.name, n_threads, median(gflops), median(tile_gflops), median(shares), us, median(wall) * 1e6,
               kv_bytes / us * 1e-3);
   std::fflush(stdout);
@@ -235,6 +236,15 @@ int main(int argc, char** argv) {
       threads.push_back(std::atoi(argv[i]));
     else
       names.push_back(argv[i]);
+  }
+  for (const char* name : names) {
+    if (std::any_of(std::begin(tandem::test::kShapes), std::end(tandem::test::kShapes),
+                    [&](const auto& shape) { return !std::strcmp(shape.name, name); }))
+      continue;
+    std::fprintf(stderr, "matmul_bench: shape = %s is none of", name);
+    for (const auto& shape : tandem::test::kShapes) std::fprintf(stderr, " %s", shape.name);
+    std::fprintf(stderr, "\n");
+    return 2;
   }
   if (threads.empty()) threads = {1, 2};
   const auto wanted = [&](const char* name) {
