@@ -91,86 +91,162 @@ HWY_INLINE float rounded_to_f16(float x) {
 
 HWY_INLINE float inverse_of(float scale) { return isfinite(1.0f / scale) ? 1.0f / scale : 0.0f; }
 
-// What the types with groups differ in: the scales of n finite numbers, before they are rounded to f16, and their codes.
+// body(i, vector) for a whole group of n numbers.
+template <class Body>
+HWY_INLINE void for_vectors(const float* x, int64_t n, const Body& body) {
+  const F32 d;
+  constexpr int64_t kStep = HWY_MAX_BYTES / sizeof(float);
+  for (int64_t i = 0; i < n; i += kStep) body(i, hn::LoadU(d, x + i));
+}
+
+// The first of the numbers for which is_wanted(vector) has it; one there is.
+template <class IsWanted>
+HWY_INLINE float first_of(const float* x, const IsWanted& is_wanted) {
+  const F32 d;
+  for (;; x += HWY_MAX_BYTES / sizeof(float)) {
+    const auto i = hn::FindFirstTrue(d, is_wanted(hn::LoadU(d, x)));
+    if (i >= 0) return x[i];
+  }
+}
+
+// n numbers from 0 to 255, or -128 to 127, as bytes.
+template <class Byte, class CodeOf>
+HWY_INLINE void write_codes(const float* x, int64_t n, uint8_t* codes, const CodeOf& code_of) {
+  for_vectors(x, n, [&](int64_t i, Vec v) HWY_ATTR {
+    const hn::Rebind<Byte, F32> db;
+    hn::StoreU(hn::DemoteTo(db, code_of(v)), db, reinterpret_cast<Byte*>(codes + i));
+  });
+}
+
+// Codes of 4 bits, two to a byte, the first in its lower half. Eight at a time, so that a host's first byte is its lowest.
+HWY_INLINE void pack_nibbles(const uint8_t* codes, int64_t n, uint8_t* to) {
+  for (int64_t i = 0; i < n; i += 8) {
+    uint64_t x;
+    memcpy(&x, codes + i, sizeof(x));
+    x = (x | x >> 4) & 0x00ff00ff00ff00ff;
+    x = (x | x >> 8) & 0x0000ffff0000ffff;
+    const auto packed = static_cast<uint32_t>(x | x >> 16);
+    memcpy(to + i / 2, &packed, sizeof(packed));
+  }
+}
+
+// What the types with groups differ in, for a group of kGroup finite numbers: their scales, before they are rounded to f16,
+// and their codes.
 template <class Stored>
 struct Quantiser;
 
 template <>
 struct Quantiser<StoredQ8_0> {
-  static void find(const float*, int64_t, float largest, float* scales) { scales[0] = largest / 127.0f; }
-  static void put(const float* x, int64_t n, const float* scales, uint8_t* codes) {
-    const float inverse = inverse_of(scales[0]);
-    for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(static_cast<int8_t>(roundf(x[i] * inverse)));
+  static HWY_INLINE void find(const float*, float largest, float* scales) { scales[0] = largest / 127.0f; }
+  static HWY_INLINE void put(const float* x, const float* scales, uint8_t* codes) {
+    const F32 d;
+    const hn::RebindToSigned<F32> di;
+    const Vec inverse = hn::Set(d, inverse_of(scales[0])), half = hn::Set(d, 0.5f), one = hn::Set(d, 1.0f);
+    write_codes<int8_t>(x, StoredQ8_0::kGroup, codes, [&](Vec v) HWY_ATTR {
+      const Vec scaled = hn::Mul(v, inverse), whole = hn::Trunc(scaled);
+      const auto away = hn::Ge(hn::Abs(hn::Sub(scaled, whole)), half);
+      return hn::ConvertTo(di, hn::Add(whole, hn::IfThenElseZero(away, hn::CopySign(one, scaled))));
+    });
   }
 };
 
 template <>
 struct Quantiser<StoredQ4_0> {
-  static void find(const float* x, int64_t n, float largest, float* scales) {
-    int64_t i = 0;
-    while (i < n && fabsf(x[i]) < largest) ++i;
-    scales[0] = largest > 0.0f ? x[i] / -8.0f : -0.0f;
+  static HWY_INLINE void find(const float* x, float largest, float* scales) {
+    const F32 d;
+    const Vec most = hn::Set(d, largest);
+    const float x_m = first_of(x, [&](Vec v) HWY_ATTR { return hn::Eq(hn::Abs(v), most); });
+    scales[0] = largest > 0.0f ? x_m / -8.0f : -0.0f;
   }
-  static void put(const float* x, int64_t n, const float* scales, uint8_t* codes) {
-    const float inverse = inverse_of(scales[0]);
-    const auto code = [&](int64_t i) {
-      const int c = static_cast<int>(x[i] * inverse + 8.5f);
-      return c < 15 ? c : 15;
-    };
-    for (int64_t i = 0; i < n; i += 2) codes[i / 2] = static_cast<uint8_t>(code(i) | code(i + 1) << 4);
+  static HWY_INLINE void put(const float* x, const float* scales, uint8_t* codes) {
+    const F32 d;
+    const hn::RebindToSigned<F32> di;
+    const Vec inverse = hn::Set(d, inverse_of(scales[0])), middle = hn::Set(d, 8.5f);
+    const auto most = hn::Set(di, 15);
+    uint8_t apart[StoredQ4_0::kGroup];
+    write_codes<uint8_t>(x, StoredQ4_0::kGroup, apart, [&](Vec v) HWY_ATTR {
+      return hn::Min(hn::ConvertTo(di, hn::Add(hn::Mul(v, inverse), middle)), most);
+    });
+    pack_nibbles(apart, StoredQ4_0::kGroup, codes);
   }
 };
 
 template <>
 struct Quantiser<StoredQ4_64> {
-  static void find(const float* x, int64_t n, float, float* scales) {
-    float min = x[0], max = x[0];
-    for (int64_t i = 1; i < n; ++i) {
-      min = x[i] < min ? x[i] : min;
-      max = x[i] > max ? x[i] : max;
-    }
+  static HWY_INLINE void find(const float* x, float, float* scales) {
+    const F32 d;
+    Vec least = hn::LoadU(d, x), most = least;
+    for_vectors(x, StoredQ4_64::kGroup, [&](int64_t, Vec v) HWY_ATTR {
+      least = hn::Min(least, v);
+      most = hn::Max(most, v);
+    });
+    least = hn::MinOfLanes(d, least);
+    most = hn::MaxOfLanes(d, most);
+    // Of zeros with either sign it is the first that counts.
+    const float min = first_of(x, [&](Vec v) HWY_ATTR { return hn::Eq(v, least); });
+    const float max = first_of(x, [&](Vec v) HWY_ATTR { return hn::Eq(v, most); });
     scales[0] = rounded_to_f16((max - min) / 15.0f);
     scales[1] = rounded_to_f16(min);
   }
-  static void put(const float* x, int64_t n, const float* scales, uint8_t* codes) {
-    const float inverse = inverse_of(scales[0]), minimum = scales[1];
-    const auto code = [&](int64_t i) {
-      const float c = (x[i] - minimum) * inverse + 0.5f;
-      return static_cast<int>(c < 0.0f ? 0.0f : c > 15.0f ? 15.0f : c);
-    };
-    for (int64_t i = 0; i < n; i += 2) codes[i / 2] = static_cast<uint8_t>(code(i) | code(i + 1) << 4);
+  static HWY_INLINE void put(const float* x, const float* scales, uint8_t* codes) {
+    const F32 d;
+    const hn::RebindToSigned<F32> di;
+    const Vec inverse = hn::Set(d, inverse_of(scales[0])), minimum = hn::Set(d, scales[1]), half = hn::Set(d, 0.5f);
+    const Vec most = hn::Set(d, 15.0f), zero = hn::Zero(d);
+    uint8_t apart[StoredQ4_64::kGroup];
+    write_codes<uint8_t>(x, StoredQ4_64::kGroup, apart, [&](Vec v) HWY_ATTR {
+      const Vec code = hn::Add(hn::Mul(hn::Sub(v, minimum), inverse), half);
+      return hn::ConvertTo(di, hn::Max(hn::Min(code, most), zero));
+    });
+    pack_nibbles(apart, StoredQ4_64::kGroup, codes);
   }
 };
 
-// The largest |x|; NaN or infinite where some x is.
+// The largest |x| of n numbers, whole vectors of them; NaN where some x is not finite.
 HWY_INLINE float largest_magnitude(const float* x, int64_t n) {
-  float largest = 0.0f;
-  for (int64_t i = 0; i < n; ++i) {
-    const float size = fabsf(x[i]);
-    if (!(size <= largest)) largest = size;
-    if (isnan(size)) return size;
-  }
-  return largest;
+  const F32 d;
+  Vec largest = hn::Zero(d), poison = hn::Zero(d);
+  for_vectors(x, n, [&](int64_t, Vec v) HWY_ATTR {
+    largest = hn::Max(largest, hn::Abs(v));
+    poison = hn::Add(poison, hn::Sub(v, v));
+  });
+  const float most = hn::GetLane(hn::MaxOfLanes(d, largest));
+  return hn::AllTrue(d, hn::Eq(poison, hn::Zero(d))) ? most : NAN;
 }
 
+// A row's last group may be short: it is filled up with its first number, which changes neither its largest nor its least.
 template <class Stored>
 void quantise_row(const float* from, uint8_t* codes, uint8_t* scales, int64_t n) {
   const hn::CappedTag<float, 1> d1;
-  for (int64_t i = 0; i < n; i += Stored::kGroup) {
-    const int64_t m = n - i < Stored::kGroup ? n - i : Stored::kGroup;
-    const float largest = largest_magnitude(from + i, m);
+  constexpr int64_t kGroup = Stored::kGroup;
+  float filled[kGroup];
+  uint8_t short_codes[kGroup];
+  for (int64_t i = 0; i < n; i += kGroup) {
+    const int64_t m = n - i < kGroup ? n - i : kGroup;
+    const auto n_bytes = static_cast<size_t>(m * Stored::kBits / 8);
+    const float* x = from + i;
+    if (m < kGroup) {
+      memcpy(filled, x, static_cast<size_t>(m) * sizeof(float));
+      for (int64_t j = m; j < kGroup; ++j) filled[j] = x[0];
+      x = filled;
+    }
+    const float largest = largest_magnitude(x, kGroup);
     float found[Stored::kScales] = {};
     bool fits = isfinite(largest);
-    if (fits) Quantiser<Stored>::find(from + i, m, largest, found);
+    if (fits) Quantiser<Stored>::find(x, largest, found);
     for (int64_t k = 0; k < Stored::kScales; ++k)
       fits = fits && fabsf(found[k]) < 65520.0f;  // beyond, f16 has only infinity
     for (int64_t k = 0; k < Stored::kScales; ++k, scales += sizeof(uint16_t))
       StoredF16::store(d1, hn::Set(d1, fits ? found[k] : NAN), scales, 0);
     uint8_t* to = codes + i * Stored::kBits / 8;
-    if (fits)
-      Quantiser<Stored>::put(from + i, m, found, to);
-    else
-      memset(to, 0, static_cast<size_t>(m * Stored::kBits / 8));
+    if (!fits) {
+      memset(to, 0, n_bytes);
+    } else if (m == kGroup) {
+      Quantiser<Stored>::put(x, found, to);
+    } else {
+      Quantiser<Stored>::put(x, found, short_codes);
+      memcpy(to, short_codes, n_bytes);
+    }
   }
 }
 

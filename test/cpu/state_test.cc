@@ -10,6 +10,7 @@
 #include "cpu/isa.h"
 #include "one_in.h"
 #include "reference/rounding.h"
+#include "reference/stored_row.h"
 #include "with_cmocka.h"
 
 namespace tandem::test {
@@ -191,6 +192,53 @@ void q4_64_stays_within_its_bound(void**) {
   });
 }
 
+// A number of a group: anything, a place between two codes where the largest is 127, a zero of either sign, or next to none.
+float number_of_group(Random& random, int64_t kind) {
+  const double sign = random.below(2) == 0 ? -1.0 : 1.0;
+  if (kind == 0) return static_cast<float>(random.normal());
+  if (kind == 1) return static_cast<float>(sign * (static_cast<double>(random.below(254)) / 2.0));
+  if (kind == 2) return static_cast<float>(sign * 0.0);
+  return static_cast<float>(sign * std::ldexp(random.uniform(), static_cast<int>(random.below(250)) - 149));
+}
+
+void check_groups(const cpu::KernelTable& table, int32_t dtype, const std::vector<float>& x) {
+  const auto n = static_cast<int64_t>(x.size());
+  const auto n_codes = static_cast<size_t>(reference::code_bytes(dtype, n));
+  const auto n_scales = static_cast<size_t>(reference::scale_bytes(dtype, n)) / sizeof(uint16_t);
+  std::vector<uint8_t> codes(n_codes + 1, 0x12), want_codes(n_codes);
+  std::vector<uint16_t> scales(n_scales + 1, 0x1234), want_scales(n_scales);
+  table.from_f32(dtype, x.data(), codes.data(), scales.data(), n);
+  const std::vector<double> exact(x.begin(), x.end());
+  reference::store_row(dtype, exact.data(), n, want_codes.data(), want_scales.data());
+  assert_true(codes.back() == 0x12 && scales.back() == 0x1234);
+  for (size_t i = 0; i < n_scales; ++i) {
+    const double got = reference::load(TANDEM_F16, &scales[i]), want = reference::load(TANDEM_F16, &want_scales[i]);
+    if (scales[i] != want_scales[i] && !(std::isnan(got) && std::isnan(want)))
+      fail_msg("%s: type %d, scale %zu of %lld numbers: %g for %g", table.name, dtype, i, static_cast<long long>(n), got,
+               want);
+  }
+  for (size_t i = 0; i < n_codes; ++i)
+    if (codes[i] != want_codes[i])
+      fail_msg("%s: type %d, byte %zu of %lld numbers: %x for %x", table.name, dtype, i, static_cast<long long>(n), codes[i],
+               want_codes[i]);
+}
+
+// Codes and scales bit for bit, rows that end within a group too.
+void groups_round_as_their_definition(void**) {
+  each_isa([](const cpu::KernelTable& table) {
+    Random random{47};
+    for (int32_t round = 0; round < 3000; ++round) {
+      std::vector<float> x(static_cast<size_t>(16 * (1 + random.below(16))));
+      const int64_t kind = random.below(4);
+      const auto anywhere = [&]() -> float& { return x[static_cast<size_t>(random.below(static_cast<int64_t>(x.size())))]; };
+      for (float& value : x) value = number_of_group(random, random.below(4) == 0 ? random.below(4) : kind);
+      if (kind == 1) anywhere() = random.below(2) == 0 ? 127.0f : -127.0f;
+      if (round % 50 == 0) anywhere() = round % 100 == 0 ? NAN : INFINITY;
+      for (const int32_t dtype : {TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64}) check_groups(table, dtype, x);
+    }
+  });
+}
+
 // Every 61st number: all exponents, and every pattern of the bits that are rounded away.
 void f32_rounds_everywhere(void**) {
   constexpr uint64_t kStep = 61;
@@ -345,6 +393,7 @@ int main(int argc, char**) {
       cmocka_unit_test(narrow_types_to_f32_exactly),
       cmocka_unit_test(rounds_to_nearest_even),
       cmocka_unit_test(q4_64_stays_within_its_bound),
+      cmocka_unit_test(groups_round_as_their_definition),
       cmocka_unit_test(merge_matches),
       cmocka_unit_test(merge_extremes),
       cmocka_unit_test(moving_average),
