@@ -25,7 +25,8 @@ struct KeyStream {
   const KvRun* run;  // of the next key to get a pointer, and its place there
   int64_t offset;
   int64_t n_left;  // keys without a pointer yet
-  NextKeys next;   // after the span, when it has been asked for
+  NextKeys next;   // after the span, when it has been asked for: of the next key there to get a pointer
+  NextKeys after;  // and of the first
   NextKeys (*ask_next)(void* context);
   void* next_context;
   int64_t k_stride, v_stride;  // bytes
@@ -68,7 +69,7 @@ inline void write_pointers(KeyStream& s, int64_t n) {
   while (s.n_pointers < n) {
     const bool inside = s.n_left > 0;
     if (!inside && s.ask_next != nullptr) {
-      s.next = s.ask_next(s.next_context);
+      s.next = s.after = s.ask_next(s.next_context);
       s.ask_next = nullptr;
     }
     if (inside && s.offset == 0 && s.run->n_tokens == 1) {
@@ -110,7 +111,7 @@ inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t 
   s.run = s.block_run = runs + first.run_idx;
   s.offset = s.block_offset = first.offset;
   s.n_left = s.n_remaining = n_keys;
-  s.next = {};
+  s.next = s.after = {};
   s.ask_next = nullptr;
   s.k_stride = row_bytes(layer.k_type, layer.k_head_dim);
   s.v_stride = layer.v_aliases_k ? s.k_stride : row_bytes(layer.v_type, layer.v_head_dim);
@@ -120,18 +121,23 @@ inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t 
   s.n_pointers = 0;
 }
 
+// n keys on.
+HWY_INLINE void skip_keys(const KvRun*& run, int64_t& offset, int64_t n) {
+  while (n > 0) {
+    const int64_t rest = run->n_tokens - offset;
+    if (n < rest) {
+      offset += n;
+      return;
+    }
+    n -= rest;
+    ++run;
+    offset = 0;
+  }
+}
+
 // Moves on to the next block; false at the end.
 inline bool next_block(KeyStream& s) {
-  for (int64_t passed = s.n; passed > 0;) {
-    const int64_t rest = s.block_run->n_tokens - s.block_offset;
-    if (passed < rest) {
-      s.block_offset += passed;
-      break;
-    }
-    passed -= rest;
-    ++s.block_run;
-    s.block_offset = 0;
-  }
+  skip_keys(s.block_run, s.block_offset, s.n);
   s.n_pointers -= s.n;
   if (s.n > 0 && s.n_pointers > 0) {
     memmove(s.k, s.k + s.n, static_cast<size_t>(s.n_pointers) * sizeof(Row));

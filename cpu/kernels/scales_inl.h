@@ -51,9 +51,38 @@ inline void widen_block(const KeyStream& s, bool of_v, int64_t n_scales, float* 
   }
 }
 
+HWY_INLINE void prefetch_bytes(const void* first, int64_t n) {
+  const auto at = reinterpret_cast<uintptr_t>(first), end = at + static_cast<uintptr_t>(n);
+  for (uintptr_t line = at & ~uintptr_t{kLine - 1}; line < end; line += kLine)
+    prefetch_line(reinterpret_cast<Row>(line), true);
+}
+
+inline void prefetch_scales(NextKeys from, int64_t n, const ScaleCounts& counts) {
+  for (; n > 0 && from.n_runs > 0; ++from.run, --from.n_runs, from.offset = 0) {
+    const int64_t rest = from.run->n_tokens - from.offset, count = rest < n ? rest : n;
+    const auto ask = [&](const void* scales, int64_t n_scales) HWY_ATTR {
+      prefetch_bytes(static_cast<const uint16_t*>(scales) + from.offset * n_scales,
+                     count * n_scales * int64_t{sizeof(uint16_t)});
+    };
+    if (counts.k > 0) ask(from.run->k_scales, counts.k);
+    if (counts.v > 0) ask(from.run->v_scales, counts.v);
+    n -= count;
+  }
+}
+
+// A block begins with its scales, all of them: unless they have been asked for while the block before was computed, it waits
+// for them (a tenth of decode on 16 cores). The last block asks for those that the thread reads next.
+inline void prefetch_next_scales(const KeyStream& s, const ScaleCounts& counts) {
+  if (s.n_remaining == 0) return prefetch_scales(s.after, kBlockKeys, counts);
+  NextKeys next{s.block_run, s.block_offset, INT64_MAX};
+  skip_keys(next.run, next.offset, s.n);
+  prefetch_scales(next, s.n_remaining < kBlockKeys ? s.n_remaining : kBlockKeys, counts);
+}
+
 // Those of the stream's block. Where V aliases K its scales are the first of K's.
 inline void load_scales(const KeyStream& s, const Layer& layer, ScaleBlock& scales) {
   const ScaleCounts counts = scale_counts(layer);
+  if (counts.k + counts.v > 0) prefetch_next_scales(s, {counts.k, layer.v_aliases_k ? 0 : counts.v});
   if (counts.k > 0) widen_block(s, false, counts.k, scales.k);
   if (counts.v == 0) return;
   if (layer.v_aliases_k) return transpose_scales(scales.k, counts.k, s.n, counts.v, scales.v);
