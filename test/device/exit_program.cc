@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
-// exit_program HOW DELAY_NS N_CALLS: a program that ends while the stand-in, which ends with it, has yet to do what it was
-// asked for. It returns from main() at once, with what HOW says released, and is killed where it hangs.
+// exit_program HOW DELAY_NS N_CALLS [MODULE]: a program that ends while its device, the stand-in, which ends with it, or
+// that of the CUDA module, has yet to do what it was asked for. It returns from main() at once, with what HOW says released,
+// and is killed where it hangs.
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "device/step_runner.h"
 
@@ -19,6 +22,37 @@ using namespace tandem_test;
 namespace {
 
 std::unique_ptr<Side> of_static_destructors;  // run after what is registered with exit() from main() on
+
+std::string module_path = STAND_IN_MODULES "/libtandem-standin.so";
+bool is_cuda = false;
+
+tandem_engine* open_engine(const tandem_engine_options& given) {
+  tandem_engine_options options = given;
+  options.backend_path = module_path.c_str();
+  if (is_cuda) options.backend = "cuda";
+  tandem_engine* engine = nullptr;
+  OK(tandem_engine_create, &engine, &options);
+  return engine;
+}
+
+void* create_stream() {
+  tandem::DeviceError error;
+  void* stream = nullptr;
+  device->must(device->table->create_stream(device->self, &stream, &error), error);
+  return stream;
+}
+
+// What the stream is asked for next waits behind this much work. A GPU copies about two bytes a nanosecond within its
+// memory.
+void keep_busy(void* stream, int64_t ns) {
+  constexpr int64_t kBytes = int64_t{1} << 29;
+  if (!is_cuda) return controls.set_delay(ns);
+  if (ns == 0) return;
+  tandem::DeviceError error;
+  auto* const memory = static_cast<std::byte*>(device->allocate(2 * kBytes));
+  for (int64_t left = 2 * ns; left > 0; left -= kBytes)
+    device->must(device->table->copy(device->self, memory, memory + kBytes, std::min(left, kBytes), stream, &error), error);
+}
 
 // One call in each layer, on the device. Their memory is never given back: only what the library does is asked about.
 struct Calls {
@@ -42,22 +76,26 @@ struct Calls {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
+  if (argc < 4) return 2;
   const std::string how = argv[1];
+  is_cuda = argc > 4;
+  if (is_cuda) module_path = argv[4];
+  if (is_cuda && how == "lost") return 2;  // nobody loses a GPU when asked
   const rlimit no_core = {0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   alarm(60);
-  device = std::make_unique<tandem::test::OpenDevice>(STAND_IN_MODULES "/libtandem-standin.so");
-  controls.end_with_process();
+  device = std::make_unique<tandem::test::OpenDevice>(module_path.c_str());
+  if (!is_cuda) controls.end_with_process();
+  make_engine = open_engine;
   auto side = std::make_unique<Side>(true, how == "hgca" ? "hgca" : "all", 0, 2);
-  void* const stream = controls.create_stream();
+  void* const stream = create_stream();
   auto &prompt = *new Calls(kPrompt, 1), &one = *new Calls(1, 50);
   prompt.attend(*side, stream);
   one.attend(*side, stream);
   one.begin_step(*side, stream, 2);
   OK(tandem_step_end, side->session, stream);
   OK(tandem_engine_drain, side->engine, -1);  // there is everything now that what follows will need
-  controls.set_delay(std::atoll(argv[2]));
+  keep_busy(stream, std::atoll(argv[2]));
   for (int64_t i = 0; i < std::atoll(argv[3]); ++i) one.attend(*side, stream);
   if (how == "open" || how == "closed") one.begin_step(*side, stream, 1);  // a layer is missing
   if (how == "closed") OK(tandem_step_end, side->session, stream);
