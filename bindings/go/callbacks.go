@@ -9,6 +9,7 @@ package tandem
 import "C"
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -24,11 +25,12 @@ const (
 	LogInfo    LogLevel = 3 // all is well
 )
 
-// Log gets the library's messages, from any of its threads. It must not call into the library; that it panics is ignored.
+// Log gets the library's messages, while one of its threads waits. It must not call into the library; that it panics, or ends its
+// goroutine, is ignored.
 type Log func(level LogLevel, message string)
 
 // HostAllocator gives host memory of caches and sessions, from any thread. A panic in Alloc counts as a refusal, one in Free is
-// ignored.
+// ignored; neither may end its goroutine.
 type HostAllocator interface {
 	// Alloc returns memory of C, not of Go, of at least bytes bytes aligned to alignment, a power of two; nil: there is none.
 	Alloc(bytes, alignment uintptr) unsafe.Pointer
@@ -74,27 +76,65 @@ var (
 	listeners  table[*listener]
 )
 
-// listener is the progress callback of a call, and the panic that it ended in, kept from the library's frames.
+// outcome is how code of the caller ended.
+type outcome struct {
+	panics bool
+	value  any  // of the panic
+	exits  bool // by runtime.Goexit, as t.FailNow does
+}
+
+// apart runs code of the caller for the library, whose frames it may not unwind: on a goroutine of its own, since nothing but its end
+// stops Goexit. The caller of apart waits.
+func apart(body func()) (o outcome) {
+	ended := make(chan struct{})
+	o.exits = true
+	go func() {
+		defer close(ended)
+		o.panics, o.value = recovered(body)
+		o.exits = false // not reached after Goexit
+	}()
+	<-ended
+	return o
+}
+
+// recovered runs body and says what it panicked with: panic(nil) is one too.
+func recovered(body func()) (panics bool, value any) {
+	panics = true
+	defer func() {
+		if panics {
+			value = recover()
+		}
+	}()
+	body()
+	return false, nil
+}
+
+// goOn does to the goroutine that made the call what its callback did to the one that it ran on.
+func (o outcome) goOn() {
+	if o.exits {
+		runtime.Goexit()
+	}
+	if o.panics {
+		panic(o.value)
+	}
+}
+
+// listener is the progress callback of a call, and how it ended.
 type listener struct {
 	progress func(done, total int64)
-	panics   bool
-	value    any
+	outcome
 }
 
 //export tandemGoProgress
-func tandemGoProgress(done, total C.int64_t, number C.uintptr_t) (answer C.int32_t) {
+func tandemGoProgress(done, total C.int64_t, number C.uintptr_t) C.int32_t {
 	l, found := listeners.find(uintptr(number))
 	if !found {
 		return 0
 	}
-	l.panics, answer = true, 1
-	defer func() {
-		if l.panics {
-			l.value = recover()
-		}
-	}()
-	l.progress(int64(done), int64(total))
-	l.panics = false
+	l.outcome = apart(func() { l.progress(int64(done), int64(total)) })
+	if l.panics || l.exits {
+		return 1
+	}
 	return 0
 }
 
@@ -135,16 +175,16 @@ func NewAllocator(allocator HostAllocator) *Allocator {
 	return &Allocator{number: allocators.add(allocator)}
 }
 
-// contain keeps a panic of the caller's code from the library, whose frames it must not unwind.
-func contain() { _ = recover() }
-
 //export tandemGoLog
 func tandemGoLog(level C.int32_t, message *C.char, number C.uintptr_t) {
-	defer contain()
 	if log, found := logs.find(uintptr(number)); found {
-		log(LogLevel(level), C.GoString(message))
+		text := C.GoString(message)
+		apart(func() { log(LogLevel(level), text) })
 	}
 }
+
+// contain keeps a panic of an allocator from the library.
+func contain() { _ = recover() }
 
 //export tandemGoAlloc
 func tandemGoAlloc(bytes, alignment C.size_t, number C.uintptr_t) (data unsafe.Pointer) {

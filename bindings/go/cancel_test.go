@@ -5,6 +5,7 @@ package tandem
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"time"
 )
@@ -64,6 +65,18 @@ func TestACallThatIsStopped(t *testing.T) {
 		}()
 		check(t, session.Attend(args(func(int64, int64) { panic("as the test wants") })))
 	}()
+
+	// t.FailNow in a callback ends the goroutine that made the call, and nothing else.
+	over, returned := make(chan struct{}), false
+	go func() {
+		defer close(over)
+		check(t, session.Attend(args(func(int64, int64) { runtime.Goexit() })))
+		returned = true
+	}()
+	<-over
+	if returned || must(w.cache.Digest(w.sequence)) != before || listeners.count() != 0 {
+		t.Fatal("the call has returned, or left something")
+	}
 
 	ctx, cancel = context.WithCancel(context.Background())
 	defer cancel()

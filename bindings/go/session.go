@@ -83,8 +83,9 @@ type Attend struct {
 	Partial     bool         // a chunk of a longer append: the last chunk judges all keys anew
 	Stream      uintptr      // a CUDA stream, for tensors in device memory
 
-	// Progress is told, on the calling goroutine, how much of the call is done and of how much, in units of no fixed size. It may
-	// not call the session or its engine. A panic stops the call, as a context does, and goes on when it has ended.
+	// Progress is told, while the calling goroutine waits, how much of the call is done and of how much, in units of no fixed size.
+	// It may not call the session or its engine. A panic, or runtime.Goexit as t.FailNow calls it, stops the call, as a context
+	// does, and goes on, on the calling goroutine, when it has ended.
 	Progress func(done, total int64)
 }
 
@@ -178,9 +179,7 @@ func (s *Session) attend(a *Attend, cancel *int32) error {
 		args.progress = C.uintptr_t(number)
 		defer func() {
 			listeners.remove(number)
-			if l.panics {
-				panic(l.value)
-			}
+			l.goOn()
 		}()
 	}
 	result := C.tandem_go_attend(C.uintptr_t(uintptr(s.handle.pointer)), args, sequences(a.Sequences), int64s(a.QLens), parents,
