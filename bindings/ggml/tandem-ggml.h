@@ -411,13 +411,14 @@ static inline void tandem_ggml_release(tandem_ggml* state) {
 }
 
 /* The first error since the last tandem_ggml_begin() that returned TANDEM_OK; its text, which names field and value; the
- * field. Texts are "" without an error, and valid until the next call with the state. */
+ * field. Texts are "" without an error, and valid until the next call with the state. Of NULL: INVALID_ARGUMENT, and "". */
 static inline int32_t tandem_ggml_status(tandem_ggml* state) {
+  if (state == NULL) return TANDEM_ERROR_INVALID_ARGUMENT;
   state->is_told = 1;
   return state->status;
 }
-static inline const char* tandem_ggml_message(const tandem_ggml* state) { return state->message; }
-static inline const char* tandem_ggml_field(const tandem_ggml* state) { return state->field; }
+static inline const char* tandem_ggml_message(const tandem_ggml* state) { return state != NULL ? state->message : ""; }
+static inline const char* tandem_ggml_field(const tandem_ggml* state) { return state != NULL ? state->field : ""; }
 
 /* TANDEM_ERROR_INVALID_ARGUMENT or _OUT_OF_MEMORY, with *why (may be NULL) a constant text. */
 static inline int32_t tandem_ggml_create(tandem_ggml** state, const tandem_ggml_options* options, const char** why) {

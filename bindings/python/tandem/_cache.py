@@ -231,6 +231,17 @@ class Sequence(Owner):
         else:
             self._call(lib.tandem_sequence_append_x, *where, hidden.address, stream_pointer(stream))
 
+    def _n_to_read(self, first: int, n_tokens: int | None, layer_idx: int) -> int:
+        """Known before an array is made of as many."""
+        length = self.length(layer_idx)
+        if not 0 <= integer("first", first) <= length:
+            raise invalid("first", f"= {first}, the layer has {length} tokens")
+        if n_tokens is None:
+            return length - first
+        if not 0 <= integer("n_tokens", n_tokens) <= length - first:
+            raise invalid("n_tokens", f"= {n_tokens}, the layer has {length - first} tokens from {first} on")
+        return n_tokens
+
     def read_x(self, first: int = 0, n_tokens: int | None = None, *, layer_idx: int = 0, x: Any = None) -> Any:
         """Read hidden states of tokens [first, first + n_tokens) of one layer back.
 
@@ -251,9 +262,7 @@ class Sequence(Owner):
         if x is None:
             if projection is None:
                 raise invalid("layer_idx", f"= {layer_idx}: the layer has no projection")
-            n = self.length(layer_idx) - integer("first", first) if n_tokens is None else integer("n_tokens", n_tokens)
-            if not 0 <= n <= self.length(layer_idx):
-                raise invalid("first" if n_tokens is None else "n_tokens", f"leaves {n} tokens to read")
+            n = self._n_to_read(first, n_tokens, layer_idx)
             x = np.empty((n, projection.hidden_dim), np.float32)
         hidden = TensorArgument(as_tensor("x", x, output=True))
         call(lib.tandem_sequence_read_x, hidden.address, self.cache._handle.pointer, self.id, layer_idx, integer("first", first))
@@ -279,11 +288,7 @@ class Sequence(Owner):
         """
         layer = self.cache.layer(layer_idx)
         if k is None and v is None:
-            n = self.length(layer_idx) - integer("first", first) if n_tokens is None else integer("n_tokens", n_tokens)
-            if n < 0:
-                raise invalid("first" if n_tokens is None else "n_tokens", f"leaves {n} tokens to read")
-            if n > max(self.length(layer_idx), 0):
-                raise invalid("n_tokens", f"= {n}, the layer has {self.length(layer_idx)}")
+            n = self._n_to_read(first, n_tokens, layer_idx)
             k = np.empty((n, layer.n_kv_heads, layer.k_head_dim), np.float32)
             v = None if layer.v_aliases_k else np.empty((n, layer.n_kv_heads, layer.v_dim), np.float32)
         keys, values = (None if array is None else TensorArgument(as_tensor(name, array, output=True))

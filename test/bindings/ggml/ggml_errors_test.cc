@@ -171,6 +171,9 @@ void nodes_of_no_layer(void**) {
   assert_true(all_nan(early.o));
 
   assert_null(tandem_ggml_attend(early.graph.ctx(), nullptr, 0, early.q, early.k, early.v));
+  assert_int_equal(tandem_ggml_status(nullptr), TANDEM_ERROR_INVALID_ARGUMENT);
+  assert_string_equal(tandem_ggml_message(nullptr), "");
+  assert_string_equal(tandem_ggml_field(nullptr), "");
   assert_null(tandem_ggml_attend(early.graph.ctx(), state, 0, nullptr, early.k, early.v));
   expect(state, tandem_ggml_status(state), TANDEM_ERROR_INVALID_ARGUMENT, "q", "q is NULL");
   works_on(world);
