@@ -48,6 +48,11 @@ fn refuse<T>(field: &str, what: std::fmt::Arguments<'_>) -> Result<T> {
     Err(Error::refuse("tensor", field, what))
 }
 
+/// For messages.
+fn with(strides: Option<&[usize]>) -> String {
+    strides.map_or(String::new(), |strides| format!(" with strides {strides:?}"))
+}
+
 /// Shape and strides in elements, and the elements from the first to the last that they reach.
 fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_tensor, usize)> {
     let n_dims = shape.len();
@@ -64,7 +69,7 @@ fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_t
     for d in (0..n_dims).rev() {
         let stride = strides.map_or(packed, |strides| strides[d]);
         let (Ok(length), Ok(step)) = (i64::try_from(shape[d]), i64::try_from(stride)) else {
-            return refuse("shape", format_args!("= {shape:?} with strides {strides:?} is more than memory can hold"));
+            return refuse("shape", format_args!("= {shape:?}{} is more than memory can hold", with(strides)));
         };
         (raw.shape[d], raw.stride[d]) = (length, step);
         last = last.and_then(|last| shape[d].saturating_sub(1).checked_mul(stride)?.checked_add(last));
@@ -78,7 +83,7 @@ fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_t
     }
     match last.and_then(|last| last.checked_add(1)) {
         Some(span) => Ok((raw, span)),
-        None => refuse("shape", format_args!("= {shape:?} with strides {strides:?} is more than memory can hold")),
+        None => refuse("shape", format_args!("= {shape:?}{} is more than memory can hold", with(strides))),
     }
 }
 
@@ -87,8 +92,7 @@ fn view<T: Element>(data: *mut T, len: usize, shape: &[usize], strides: Option<&
     let (mut raw, span) = describe(shape, strides)?;
     if span.div_ceil(T::LEN) > len {
         let held = len.saturating_mul(T::LEN);
-        let text = strides.map_or(String::new(), |strides| format!(" with strides {strides:?}"));
-        return refuse("data", format_args!("has {held} elements, shape {shape:?}{text} reaches {span}"));
+        return refuse("data", format_args!("has {held} elements, shape {shape:?}{} reaches {span}", with(strides)));
     }
     raw.dtype = T::DTYPE as i32;
     raw.data = data.cast();
@@ -218,10 +222,14 @@ mod tests {
     #[test]
     fn numbers_that_overflow_are_refused() {
         let data = [0f32; 4];
-        refused(TensorRef::new(&data, &[usize::MAX, 2]), "shape", "more than memory");
+        refused(TensorRef::new(&data, &[usize::MAX, 2]), "shape", "= [18446744073709551615, 2] is more than memory");
         refused(TensorRef::new(&data, &[1 << 40, 1 << 40]), "shape", "more than memory");
         refused(TensorRef::strided(&data, &[4, 1], &[usize::MAX / 2, 1]), "shape", "more than memory");
-        refused(TensorRef::strided(&data, &[2, 1], &[usize::MAX, 1]), "shape", "more than memory");
+        refused(
+            TensorRef::strided(&data, &[2, 1], &[usize::MAX / 2 + 1, 1]),
+            "shape",
+            "strides [9223372036854775808, 1] is more",
+        );
         refused(TensorRef::strided(&data, &[0, 1], &[usize::MAX, 1]), "shape", "more than memory");
     }
 
