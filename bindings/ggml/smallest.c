@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  * A ggml graph of one node: tokens of two sequences are appended and attend, as in a batch of llama.cpp's.
- * cc smallest.c $(pkg-config --cflags --libs tandem ggml) -lggml-cpu */
+ * cc smallest.c $(pkg-config --cflags --libs tandem ggml) -lggml-cpu -lggml-base */
 #include <ggml-cpu.h>
 #include <tandem/tandem-ggml.h>
 
