@@ -115,8 +115,9 @@ w.cache2 = tandem.Cache(w.engine2, w.model)
 w.session.attend(w.sequence, *w.qkv(3))
 {last_line}
 """
-    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, text=True, timeout=60,
-                          check=False)
+    # From 3.12 on Python warns of a fork() beside other threads, which is what is tried here.
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning", "-c", program],
+                          capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
 
 
