@@ -10,7 +10,7 @@ import numpy as np
 from . import _abi
 from ._engine import Engine
 from ._errors import call, invalid, of_type
-from ._handle import Handle, Owner, create, pointer_of
+from ._handle import Handle, Owner, create, pointer_of, refuse_in_callback
 from ._library import lib
 from ._model import Layer, Model
 from ._options import CacheOptions, cache_struct, integer, listed
@@ -86,7 +86,8 @@ class Cache(Owner):
         self.layers: tuple[Layer, ...] = model.layers
         struct = cache_struct(options, len(self.layers))
         pointer = create(lib.tandem_cache_create, *parents, ctypes.byref(struct))
-        self._own(Handle(pointer, lib.tandem_cache_release, engine._handle, self.layers))  # projections in device memory
+        self._engine = engine._handle
+        self._own(Handle(pointer, lib.tandem_cache_release, self._engine, self.layers))  # projections in device memory
 
     def create_sequence(self) -> "Sequence":
         """A new, empty sequence."""
@@ -223,6 +224,7 @@ class Sequence(Owner):
         ------
         CapacityError, OutOfMemoryError, BusyError
         """
+        refuse_in_callback(self.cache._engine)
         keys, values, hidden = (None if array is None else TensorArgument(as_tensor(name, array, stream))
                                 for name, array in (("k", k), ("v", v), ("x", x)))
         where = integer("layer_idx", layer_idx, 32), keys and keys.address, values and values.address

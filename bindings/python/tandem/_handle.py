@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
-from ._errors import NotCopied, call, of_type
+from . import _abi
+from ._errors import InvalidStateError, NotCopied, call, of_type
 
 _released: "queue.SimpleQueue[Handle]" = queue.SimpleQueue()  # its put() may interrupt another
 _reaper_lock = threading.Lock()
@@ -109,6 +110,16 @@ def pointer_of(name: str, owner: Any, kind: type[Owner]) -> int | None:
     of_type(name, owner, kind)
     pointer: int | None = owner._handle.pointer
     return pointer
+
+
+telling: dict[int, Handle] = {}  # threads that are in a progress callback, and the engine of the call that it belongs to
+
+
+def refuse_in_callback(engine: Handle) -> None:
+    """Refuses what would wait for ever: the engine's workers are in the call that waits for this thread's callback."""
+    if telling.get(threading.get_ident()) is engine:
+        raise InvalidStateError("progress: a callback may not use the session of its call, nor attend, append or merge on its "
+                                "engine: both would wait for ever", status=_abi.STATUS["INVALID_STATE"], field="progress")
 
 
 def create(function: Any, *arguments: Any) -> int:

@@ -20,7 +20,7 @@ from ._cache import Cache, Sequence, ids_of, read_stats, stream_pointer
 from ._engine import json_report
 from ._errors import (CancelledError, InvalidStateError, NotCopied, OutOfMemoryError, call, callable_or_none, invalid, of_type,
                       taken_error)
-from ._handle import Handle, Owner, create, pointer_of
+from ._handle import Handle, Owner, create, pointer_of, refuse_in_callback, telling
 from ._library import lib
 from ._options import SessionOptions, array_of, integer, listed, session_struct
 from ._tensor import TENSOR_BYTES, Tensor, pack
@@ -171,15 +171,25 @@ class CancelFlag(NotCopied):
 class _Listener:
     """A progress callback as the library calls it. An exception stops the call, which raises it."""
 
-    def __init__(self, progress: Callable[[int, int], object]) -> None:
+    def __init__(self, progress: Callable[[int, int], object], engine: Handle) -> None:
         self._progress = progress
+        self._engine = engine
         self._function = _Progress(self._hear)
         self.address: int = ctypes.cast(self._function, ctypes.c_void_p).value or 0
         self.raised: BaseException | None = None
 
     def _hear(self, done: int, total: int, _: int | None) -> int:
+        thread = threading.get_ident()
         try:
-            self._progress(done, total)
+            outer = telling.get(thread)  # of another engine
+            telling[thread] = self._engine
+            try:
+                self._progress(done, total)
+            finally:
+                if outer is None:
+                    del telling[thread]
+                else:
+                    telling[thread] = outer
         except BaseException as error:  # KeyboardInterrupt too: nothing may unwind into the library
             self.raised = error
             return 1
@@ -285,7 +295,7 @@ class Session(Owner):
             Stops the call when any thread sets it; nothing has changed then. For arrays in host memory.
         progress : callable, optional
             Called by this thread with the work done and the work there is, in units of no fixed size. When it raises, the call
-            stops, as by `cancel`, and raises that. It may not call this session or its engine.
+            stops, as by `cancel`, and raises that. It may not use this session, nor its engine to attend, append or merge.
 
         Returns
         -------
@@ -297,7 +307,7 @@ class Session(Owner):
         CancelledError
             `cancel` was set.
         InvalidStateError
-            Speculative tokens pending, or q_lens beyond what the step declared."""
+            Speculative tokens pending; q_lens beyond what the step declared; the call comes from a progress callback."""
         if isinstance(sequences, Sequence):
             ids = sequences._id_array if sequences.cache is self.cache else ids_of(self.cache, (sequences,))
         else:
@@ -320,7 +330,7 @@ class Session(Owner):
         callable_or_none("progress", progress)
         if cancel is not None:
             of_type("cancel", cancel, CancelFlag)
-        listener = None if progress is None else _Listener(progress)
+        listener = None if progress is None else _Listener(progress, self.cache._engine)
         watch = 0 if cancel is None else addressof(cancel._value), 0 if listener is None else listener.address
         try:
             self._attend(numbers, (ids, lens, parents), packed, pointer, watch)
@@ -335,6 +345,8 @@ class Session(Owner):
                 packed: list[tuple[bytes, object] | None], stream: int | None, watch: tuple[int, int] = (0, 0)) -> None:
         ids, lens, parents = arrays
         error = ctypes.c_void_p()
+        if telling:
+            refuse_in_callback(self.cache._engine)
         with self._lock:
             memory, places, at = self._bytes, [0] * 6, 0
             for i, tensor in enumerate(packed):
@@ -347,6 +359,11 @@ class Session(Owner):
             status = _attend(self._handle.pointer, self._places[6], byref(error))
         if status:
             raise taken_error(status, error)
+
+    def _free(self) -> threading.Lock:
+        """The lock of a call."""
+        refuse_in_callback(self.cache._engine)
+        return self._lock
 
     def _new_output(self, q: Any, layer_idx: int) -> NDArray[Any]:
         """q: a Tensor or an array that is as good as one."""
@@ -378,7 +395,7 @@ class Session(Owner):
         """
         ids = ids_of(self.cache, (sequence,))
         kept = array_of("kept_idx", kept_idx, ctypes.c_int64, 64)
-        with self._lock:
+        with self._free():
             call(lib.tandem_session_commit, self._handle.pointer, ids[0], ctypes.byref(kept), len(kept))
 
     def step(self, sequences: Sequence | Several[Sequence], q_lens: int | Several[int] = 1, *,
@@ -425,7 +442,7 @@ class Session(Owner):
         while True:
             capacity = n_kept.value
             token_idx, maw = np.zeros(capacity, np.int64), np.zeros(capacity, np.float32)
-            with self._lock:
+            with self._free():
                 call(lib.tandem_session_selection, token_idx.ctypes.data, maw.ctypes.data, capacity, ctypes.byref(n_kept),
                      self._handle.pointer, ids[0], *where)
             if n_kept.value <= capacity:
@@ -453,7 +470,7 @@ class Session(Owner):
         if queries is not None and len(queries) != len(keys):
             raise invalid("q_lens", f"has {len(queries)} numbers for {len(keys)} sequences")
         made = _abi.RoutePlanStruct(struct_size=ctypes.sizeof(_abi.RoutePlanStruct))
-        with self._lock:
+        with self._free():
             call(lib.tandem_plan, byref(made), self._handle.pointer, integer("layer_idx", layer_idx, 32), keys, queries,
                  len(keys))
         return RoutePlan(**{name: getattr(made, name) for name in RoutePlan.__dataclass_fields__})
@@ -481,12 +498,12 @@ class Session(Owner):
         """
         given = pointer_of("weights", weights, Weights)
         blocks = [integer(name, value, 32) for name, value in (("w_k_block", w_k_block), ("w_v_block", w_v_block))]
-        with self._lock:
+        with self._free():
             call(lib.tandem_session_use_weights, self._handle.pointer, integer("layer_idx", layer_idx, 32), given, *blocks)
 
     def stats(self) -> SessionStats:
         """Sums since the session was made. Waits for selections in flight and for calls under way on the device."""
-        with self._lock:
+        with self._free():
             return read_stats(SessionStats, _abi.SessionStatsStruct(), lib.tandem_session_get_stats, self._handle.pointer)
 
     def __repr__(self) -> str:
@@ -513,14 +530,14 @@ class Step(NotCopied):
         self._stream = stream_pointer(stream)
 
     def __enter__(self) -> Self:
-        with self._session._lock:
+        with self._session._free():
             call(lib.tandem_step_begin, self._session._handle.pointer, ctypes.byref(self._ids), ctypes.byref(self._lens),
                  len(self._ids), self._stream)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            with self._session._lock:
+            with self._session._free():
                 call(lib.tandem_step_end, self._session._handle.pointer, self._stream)
         except InvalidStateError:
             if kind is None:  # else the step was not completed because of what the body raised

@@ -11,7 +11,7 @@ from . import _abi
 from ._cache import stream_pointer
 from ._engine import Engine, json_report
 from ._errors import TandemError, call, invalid, taken_error
-from ._handle import pointer_of
+from ._handle import pointer_of, refuse_in_callback
 from ._library import lib
 from ._model import Layer, Model, layer_struct
 from ._options import CacheOptions, SessionOptions, array_of, cache_struct, listed, session_struct
@@ -144,6 +144,7 @@ def merge(engine: Engine, o: Sequence[Any], lse: Sequence[Any], *, out: Any = No
         What was given or made.
     """
     handle = pointer_of("engine", engine, Engine)
+    refuse_in_callback(engine._handle)
     o, lse = listed("o", o), listed("lse", lse)
     if len(o) != len(lse):
         raise invalid("lse", f"has {len(lse)} states, o has {len(o)}")

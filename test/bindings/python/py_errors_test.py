@@ -146,6 +146,34 @@ def test_cancelled():
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 
 
+@pytest.mark.parametrize("call", [
+    lambda w, q, k, v: w.session.attend(w.sequence, q[:1]),
+    lambda w, q, k, v: tandem.Session(w.cache).attend(w.cache.create_sequence(), q, k, v),
+    lambda w, q, k, v: w.session.stats(),
+    lambda w, q, k, v: w.session.step(w.cache.create_sequence()).__enter__(),
+    lambda w, q, k, v: w.session.selection(w.sequence),
+    lambda w, q, k, v: w.cache.create_sequence().append(k, v),
+    lambda w, q, k, v: tandem.merge(w.engine, [q, q.copy()], [np.zeros(q.shape[:2], np.float32)] * 2),
+])
+def test_a_callback_may_not_wait_for_its_call(world, call):
+    q, k, v = world.qkv(2000)
+    with pytest.raises(tandem.InvalidStateError, match="progress: a callback may not") as refusal:
+        world.session.attend(world.sequence, q, k, v, progress=lambda *_: call(world, q, k, v))
+    assert refusal.value.field == "progress" and world.sequence.length() == 0
+    world.session.attend(world.sequence, q, k, v)
+    # Of another engine it may use everything, and of its own what does not wait.
+    other, lengths = World(), []
+
+    def use(*_):
+        other.session.attend(other.sequence, q[:1], k[:1], v[:1], progress=lambda *_: lengths.append(world.sequence.length()))
+        with pytest.raises(tandem.InvalidStateError, match="may not"):
+            world.session.stats()
+
+    world.session.attend(world.sequence, q, k, v, progress=use)
+    assert set(lengths) == {2000} and world.sequence.length() == 4000 and world.session.stats().n_attends == 2
+
+
+
 def test_busy(world):
     other = tandem.Session(world.cache)
     with world.session.step(world.sequence):
