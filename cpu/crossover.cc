@@ -29,8 +29,8 @@ class Trial {
     layer_.k_head_dim = layer_.v_head_dim = kDim;
     layer_.k_type = layer_.v_type = dtype;
     layer_.sm_scale = 0.09f;
-    q_.assign(kMostRows * kDim, 0.5f);
-    o_.resize(kMostRows * kDim);
+    q_.assign(size_t{kMostRows} * kDim, 0.5f);
+    o_.resize(size_t{kMostRows} * kDim);
     lse_.resize(kMostRows);
     keys_.assign(static_cast<size_t>(kKeys * row_bytes(dtype, kDim)), 0x3c);  // small ordinary numbers
     run_.k = run_.v = keys_.data();

@@ -181,7 +181,7 @@ const std::byte* Block::load(const TileSource& source, bool bf16, std::byte* to)
 
 // Rows of bf16, side by side.
 void Block::copy_rows(const TileSource& source, std::byte* to) {
-  const auto row_size = static_cast<size_t>(2 * source.head_dim);
+  const auto row_size = 2 * static_cast<size_t>(source.head_dim);
   for (int32_t i = 0; i < tile_.n_segments; ++i) {
     const KeySegment& segment = tile_.segments[i];
     for (int32_t column = segment.column; column < segment.column + segment.n_keys; ++column, to += row_size)

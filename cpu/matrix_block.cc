@@ -42,7 +42,7 @@ class Block {
         v_source_(value_source(layer_)),
         n_rows_(span.row_end - span.row_begin),
         n_groups_((n_rows_ + kRows - 1) / kRows),
-        k_stride_((layer_.k_head_dim + kStep - 1) / kStep * kStep),
+        k_stride_((int64_t{layer_.k_head_dim} + kStep - 1) / kStep * kStep),
         q_planes_(job_.q_is_bf16 ? 1 : kMaxPlanes),
         k_planes_(layer_.rope != nullptr ? kMaxPlanes : n_planes(layer_.k_type)),
         v_planes_(n_planes(layer_.v_type)),
@@ -308,20 +308,20 @@ void Block::multiply_queries(int32_t group, int32_t n_groups, int32_t begin, int
   MatrixProduct product;
   product.a = k_blocks_ + begin / kRows;
   product.a_stride = k_stride_ * 2;
-  product.a_step = kStep * 2;
+  product.a_step = int64_t{kStep} * 2;
   product.n_blocks = (end - begin) / kRows;
   product.n_groups = n_groups;
   product.b = reinterpret_cast<const uint8_t*>(scratch_.q) + group * q_group_bytes();
   product.b_group = q_group_bytes();
   product.n_steps = static_cast<int32_t>(k_stride_ / kStep);
   pair_planes(k_planes_, kKeys * k_stride_ * 2, q_planes_, product.n_steps * kMatrixTileBytes, &product);
-  product.c = s_of(0) + begin * kRows;
+  product.c = s_of(0) + int64_t{begin} * kRows;
   product.c_group = s_of(1) - s_of(0);
   matrix_.multiply(product);
 }
 
 void Block::softmax(int32_t group, int32_t side, int32_t begin, int32_t end, bool masked) {
-  float* s = s_of(side) + begin * kRows;
+  float* s = s_of(side) + int64_t{begin} * kRows;
   if (finished_logits_) tile_kernels_.cap_logits(s, int64_t{end - begin} * kRows, layer_.sm_scale, layer_.soft_cap);
   if (masked) find_visible(group, begin, end);
   if (job_.logits != nullptr) put_logits(group, side, begin, end, masked);
@@ -330,11 +330,11 @@ void Block::softmax(int32_t group, int32_t side, int32_t begin, int32_t end, boo
   softmax.visible = masked ? scratch_.visible + begin : nullptr;
   softmax.n_keys = end - begin;
   softmax.scale = scale_;
-  softmax.max = scratch_.max + group * kRows;
-  softmax.sum = scratch_.sum + group * kRows;
+  softmax.max = scratch_.max + int64_t{group} * kRows;
+  softmax.sum = scratch_.sum + int64_t{group} * kRows;
   softmax.o = o_of(group);
   softmax.o_dim = layer_.v_head_dim;
-  softmax.p = p_of(side) + begin * kRows;
+  softmax.p = p_of(side) + int64_t{begin} * kRows;
   softmax.plane = int64_t{kRows} * kKeys;
   softmax.n_planes = p_planes_;
   const int32_t first = n_ahead_ * group / n_groups_;
@@ -366,7 +366,7 @@ void Block::put_logits(int32_t group, int32_t side, int32_t begin, int32_t end, 
       float* out = job_.logits + (span_.row_begin + group * kRows + r) * job_.n_keys + segment.key_idx - segment.column;
       const int32_t last = std::min(end, segment.column + segment.n_keys);
       for (int32_t c = std::max(begin, segment.column); c < last; ++c)
-        if (!masked || (scratch_.visible[c] >> r & 1) != 0) out[c] = s[c * kRows];
+        if (!masked || (scratch_.visible[c] >> r & 1) != 0) out[c] = s[int64_t{c} * kRows];
     }
   }
 }
@@ -378,7 +378,7 @@ void Block::multiply_values(int32_t group, int32_t n_groups, int32_t begin, int3
   for (int32_t i = 0; i < dims / kRows; ++i) a[i] = v_blocks_[i] + tile;
   MatrixProduct product;
   product.a = a;
-  product.a_stride = kStep * 2;
+  product.a_stride = int64_t{kStep} * 2;
   product.a_step = kMatrixTileBytes;
   product.n_blocks = static_cast<int32_t>(dims) / kRows;
   product.n_groups = n_groups;

@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostAngles = 2 * 128;  // cos and sin of a row of the most dims that windows have
+constexpr int64_t kMostAngles = int64_t{2} * 128;  // cos and sin of a row of the most dims that windows have
 
 struct RotateTask {
   const Cache* cache;
