@@ -164,7 +164,7 @@ void test_a_stop_saves_time(void**) {
     whole = std::min(whole, spent(-1, TANDEM_OK));
     stopped = std::min(stopped, spent(0, TANDEM_ERROR_CANCELLED));
   }
-  print_message("CPU time of an append of %lld tokens: %ld, stopped %ld\n", static_cast<long long>(4 * kPrompt),
+  print_message("CPU time of an append of %lld tokens: %ld, stopped %ld\n", 4 * static_cast<long long>(kPrompt),
                 static_cast<long>(whole), static_cast<long>(stopped));
   assert_true(2 * stopped < whole);
 }
@@ -184,7 +184,7 @@ void test_a_flag_that_another_thread_sets(void**) {
   World world(&options), other(&options);
   OK(tandem_sequence_reserve, world.cache, world.sequence, 4 * kPrompt);
   for (int i = 0; i < 20; ++i) {
-    std::atomic<int32_t> cancel{0}, called{0};
+    std::atomic<int32_t> cancel{0};
     static_assert(sizeof cancel == sizeof(int32_t));
     Append append(world, 4 * kPrompt, 0);
     append.args.cancel = reinterpret_cast<const int32_t*>(&cancel);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // An answer's bits do not depend on who else grows in the cache: whether a sequence's pages lie side by side, or another's
 // lie between them, is nobody's business.
-#include <cstring>
+#include <bit>
 #include <string>
 #include <vector>
 
@@ -106,7 +106,7 @@ void neighbours_change_no_bit(void**) {
           crowded.run(30);
           size_t n_different = 0;
           for (size_t j = 0; j < alone.outputs.size(); ++j)
-            n_different += std::memcmp(&alone.outputs[j], &crowded.outputs[j], sizeof(float)) != 0;
+            n_different += std::bit_cast<uint32_t>(alone.outputs[j]) != std::bit_cast<uint32_t>(crowded.outputs[j]);
           if (n_different == 0) continue;
           print_error("%s, %s, sliding window %lld, %s: %zu of %zu outputs differ\n", isa, policy,
                       static_cast<long long>(sliding_window), tandem_dtype_name(kv_type), n_different, alone.outputs.size());

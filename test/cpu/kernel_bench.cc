@@ -63,7 +63,7 @@ void point_at_layer(Bench& bench, int64_t layer_idx) {
 
 RopeTable angles_of(int32_t rope) {
   std::vector<double> inv_freq(kDim / 2);
-  for (size_t i = 0; i < inv_freq.size(); ++i) inv_freq[i] = std::pow(500000.0, -static_cast<double>(i) / (kDim / 2));
+  for (size_t i = 0; i < inv_freq.size(); ++i) inv_freq[i] = std::pow(500000.0, -2.0 * static_cast<double>(i) / kDim);
   return make_rope_table(inv_freq.data(), kDim / 2, rope == TANDEM_ROPE_INTERLEAVED, 1.0f);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -318,7 +319,7 @@ std::string ObserveCase::check_head(const Expected& expected, int32_t head, cons
     const int64_t in_slot =
         expected.slot + observe_call.exchange.maw_at + 4 * (int64_t{head} * observe_call.exchange.n_evicted + column);
     const float evicted = number_at(after->slots, in_slot);
-    if (std::memcmp(&evicted, &found, 4) != 0) return report("slot", evicted);
+    if (std::bit_cast<uint32_t>(evicted) != std::bit_cast<uint32_t>(found)) return report("slot", evicted);
     std::memcpy(after->slots.data() + in_slot, before.slots.data() + in_slot, 4);
   }
   return "";

@@ -283,8 +283,9 @@ void merged_lse_stay(void**) {
     for (int row = 0; row < 10 && is_observed; ++row)
       for (int head = 0; head < 6; ++head) {
         const float merged = lse_out[row * 13 + 2 * head];
-        wanted[static_cast<size_t>(row * 6 + head)] = merged;
-        if (row >= 2 && row < 7) wanted_of_host[static_cast<size_t>(12 + (head / 2 * 5 + row - 2) * 2 + head % 2)] = merged;
+        wanted[static_cast<size_t>(row) * 6 + static_cast<size_t>(head)] = merged;
+        if (row >= 2 && row < 7)
+          wanted_of_host[12 + 2 * static_cast<size_t>(head / 2 * 5 + row - 2) + static_cast<size_t>(head % 2)] = merged;
       }
     assert_memory_equal(after.data(), wanted.data(), wanted.size() * 4);
     assert_memory_equal(of_host(c.host_slot(0)).data(), wanted_of_host.data(), wanted_of_host.size() * 4);

@@ -193,7 +193,8 @@ class RebuildCase {
   }
 
   void rotate(int64_t row, double* y, double* slack) const {
-    const auto position = static_cast<double>(o_.position + 1000 * (row / kPageLen) + row % kPageLen);
+    const int64_t page = row / kPageLen;
+    const auto position = static_cast<double>(o_.position + 1000 * page + row % kPageLen);
     for (int32_t i = 0; i < o_.rope_dims / 2; ++i) {
       const bool is_interleaved = o_.rope == TANDEM_ROPE_INTERLEAVED;
       const int32_t a = is_interleaved ? 2 * i : i, b = is_interleaved ? 2 * i + 1 : i + o_.rope_dims / 2;

@@ -131,7 +131,7 @@ void WindowCase::make_rows() {
     v_.push_back(make_plane(random, sequence, kPlaneV));
   }
   q_.resize(static_cast<size_t>(n_tokens_ * layer_.n_q_heads * layer_.k_head_dim));
-  const auto n_made = static_cast<size_t>(options_.n_distinct * layer_.n_q_heads * layer_.k_head_dim);
+  const auto n_made = static_cast<size_t>(options_.n_distinct) * static_cast<size_t>(layer_.n_q_heads * layer_.k_head_dim);
   for (size_t i = 0; i < q_.size(); ++i) {
     q_[i] = options_.q_mean + options_.q_size * random.normal();
     reference::round_row(options_.q_type, &q_[i], 1);

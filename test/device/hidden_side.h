@@ -47,8 +47,8 @@ class Projected {
         const bool is_halves = options.k_rope == TANDEM_ROPE_HALVES;
         float &a = k[row * kDim + static_cast<size_t>(is_halves ? i : 2 * i)],
               &b = k[row * kDim + static_cast<size_t>(is_halves ? i + kDim / 2 : 2 * i + 1)];
-        const double angle =
-            static_cast<double>(position + static_cast<int64_t>(row) / kKvHeads) * std::pow(10000.0, -2.0 * i / kDim);
+        const int64_t token = position + static_cast<int64_t>(row) / kKvHeads;
+        const double angle = static_cast<double>(token) * std::pow(10000.0, -2.0 * i / kDim);
         const double c = std::cos(angle), s = std::sin(angle), y = static_cast<double>(a), z = static_cast<double>(b);
         a = static_cast<float>(y * c - z * s);
         b = static_cast<float>(y * s + z * c);
