@@ -58,7 +58,7 @@ int run() {
   tandem::Cache cache(engine, model, options);
   tandem::Session first(cache);
   tandem::Session session(std::move(first));
-  CHECK(first.get() == nullptr && session.get() != nullptr);
+  CHECK(first.get() == nullptr && session.get() != nullptr);  // NOLINT(bugprone-use-after-move): null by its contract
 
   const int64_t sequence = cache.create_sequence();
   float seen = 0;
