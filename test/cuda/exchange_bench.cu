@@ -5,7 +5,7 @@
 //
 // A graph of 32 pairs of calls for one token of 32 query heads and 8 KV heads of 128 dims, and the median of nine replays:
 // with no part of the host's; with one, where the host answers at once with states that are 0; and the same with new rows.
-// States are checked before.
+// States are checked before. With 2 slots a pair waits until the one before it has been answered; a session has more (marked).
 //
 // Then moving averages of a window of 4,096 keys, bf16: a graph of 32 observe(), each over a window of its own (K comes from
 // memory), or all over one (K is in the cache, as behind an attend of the same layer, where it fits there).
@@ -14,6 +14,7 @@
 
 #include "exchange_case.h"
 #include "graph_time.h"
+#include "lib/device_session.h"
 #include "observe_case.h"
 
 namespace {
@@ -62,8 +63,9 @@ bool measure(const OpenDevice& device, const ExchangeOptions& options) {
                     }) /
                     kPairs;
   const bool right = c.flags->fault == 0 && is_right(device, options);
-  std::printf("%-22s %-9s %d slots %8.2f us a pair  %s\n", has_host_part ? "queries out, states in" : "no host part",
-              options.has_rows ? "new rows" : "no rows", options.n_slots, us, right ? "ok" : "WRONG");
+  std::printf("%-22s %-9s %d slots%s %8.2f us a pair  %s\n", has_host_part ? "queries out, states in" : "no host part",
+              options.has_rows ? "new rows" : "no rows", options.n_slots,
+              options.n_slots == DeviceSession::kSlots ? ", a session's" : "", us, right ? "ok" : "WRONG");
   return right;
 }
 
@@ -107,7 +109,7 @@ int main(int argc, char** argv) {
   bool all_right = true;
   for (const bool has_host_part : {false, true})
     for (const bool has_rows : {false, true})
-      for (const int n_slots : {2, 8}) all_right &= measure(device, options_of(has_host_part, has_rows, n_slots));
+      for (const int n_slots : {2, DeviceSession::kSlots, 8}) all_right &= measure(device, options_of(has_host_part, has_rows, n_slots));
   for (const auto& [n_sequences, n_copies] : {std::pair{1, 32}, std::pair{1, 1}, std::pair{32, 2}})
     all_right &= measure_observe(device, n_sequences, n_copies);
   return all_right ? 0 : 1;
