@@ -5,7 +5,8 @@
 //
 // A graph of 32 pairs of calls for one token of 32 query heads and 8 KV heads of 128 dims, and the median of nine replays:
 // with no part of the host's; with one, where the host answers at once with states that are 0; and the same with new rows.
-// States are checked before. With 2 slots a pair waits until the one before it has been answered; a session has more (marked).
+// States are checked before. With 2 slots a pair waits until the one before it has been answered; a session has more
+// (marked).
 //
 // Then moving averages of a window of 4,096 keys, bf16: a graph of 32 observe(), each over a window of its own (K comes from
 // memory), or all over one (K is in the cache, as behind an attend of the same layer, where it fits there).
@@ -109,7 +110,8 @@ int main(int argc, char** argv) {
   bool all_right = true;
   for (const bool has_host_part : {false, true})
     for (const bool has_rows : {false, true})
-      for (const int n_slots : {2, DeviceSession::kSlots, 8}) all_right &= measure(device, options_of(has_host_part, has_rows, n_slots));
+      for (const int n_slots : {2, DeviceSession::kSlots, 8})
+        all_right &= measure(device, options_of(has_host_part, has_rows, n_slots));
   for (const auto& [n_sequences, n_copies] : {std::pair{1, 32}, std::pair{1, 1}, std::pair{32, 2}})
     all_right &= measure_observe(device, n_sequences, n_copies);
   return all_right ? 0 : 1;
