@@ -31,6 +31,9 @@ AttendCall::AttendCall(Session& session, const AttendArgs& args, AttendScratch& 
       args_(args),
       layer_(cache_.layers()[static_cast<size_t>(args.layer_idx)]),
       layer_idx_(static_cast<size_t>(args.layer_idx)),
+      heads_(session.head_kinds(layer_idx_)),
+      outside_(session.outside_layer(layer_idx_)),
+      outside_runs_(heads_, layer_),
       policy_(session.layer_policy(layer_)),
       cpu_(cache_.engine().cpu()),
       scratch_(scratch) {}
@@ -263,13 +266,17 @@ void AttendCall::refresh() {
 
 void AttendCall::count_bytes(const SequenceCall& call) {
   const int64_t key_bytes = cache_.store().row_bytes(args_.layer_idx).total();
-  const int64_t per_token = key_bytes * layer_.n_kv_heads;
+  const int64_t per_token = key_bytes * outside_.n_kv_heads;
   tandem_session_stats& sums = session_.sums_;
   sums.n_query_tokens += call.q_len;
   sums.resident_kv_bytes_read += (call.length - call.resident_begin) * per_token;
   const int64_t n_found = std::max<int64_t>(0, call.resident_begin - call.first_found());
   sums.host_kv_bytes_read += (call.host_end - call.host_begin + n_found) * per_token + call.n_selected * key_bytes;
-  sums.dense_kv_bytes += (call.length - call.dense_begin) * per_token;
+  sums.dense_kv_bytes += (call.length - call.dense_begin) * key_bytes * layer_.n_kv_heads;
+  if (heads_ == nullptr) return;
+  const int64_t streaming_bytes = heads_->n_streaming(layer_) * key_bytes;
+  sums.resident_kv_bytes_read += (call.length - call.streaming_heads.newest_begin) * streaming_bytes;
+  sums.host_kv_bytes_read += call.streaming_heads.sink_end * streaming_bytes;
 }
 
 void AttendCall::leave() {

@@ -53,7 +53,8 @@ class AttendCall {
   Status run();            // tensors in host memory
   Status run_on_device();  // lib/attend_device.cc
   // Of a step that is being planned (lib/step_device.cc).
-  Status plan_layer(HandOverTask* task, DeviceSequence* to, int64_t* tables, int64_t* n_entries);
+  // streaming: descriptors for streaming heads, where the session has any.
+  Status plan_layer(HandOverTask* task, DeviceSequence* to, DeviceSequence* streaming, int64_t* tables, int64_t* n_entries);
   void commit_chunk();
 
  private:
@@ -66,6 +67,13 @@ class AttendCall {
   Status check_state(const SequenceCall& call) const;
   void choose_keys(SequenceCall& call);
   void choose_streaming(SequenceCall& call);
+  // Layers with heads of two kinds (lib/streaming_heads.cc).
+  void choose_for_streaming_heads(SequenceCall& call);
+  bool streams(int32_t kv_head) const { return heads_ != nullptr && heads_->streams(kv_head); }
+  void find_streaming_spans(const SequenceCall& call, std::vector<PageSpan>* spans) const;
+  const Visibility* visibility_of(const SequenceCall& call, int32_t kv_head, bool masks) const;
+  void describe_streaming_heads(const DeviceSequence* all, DeviceSequence* to) const;
+  Status attend_window(const DeviceAttend& window, bool is_last);
   void set_visibility(SequenceCall& call);
   void set_tree(SequenceCall& call);
   void prepare_refresh(SequenceCall& call);
@@ -206,10 +214,14 @@ class AttendCall {
   const AttendArgs& args_;
   const Layer& layer_;
   const size_t layer_idx_;
+  const HeadKinds* const heads_;  // null where the layer has no streaming heads
+  const Layer& outside_;          // the heads that keys outside the window are of
+  const RetrievalRuns outside_runs_;
   const Policy& policy_;
   const Backend& cpu_;
   AttendScratch& scratch_;
-  PrefillSize prefill_;  // of the call's long appends, if there are any
+  const DeviceSequence* streaming_sequences_ = nullptr;  // on the device: descriptors for streaming heads
+  PrefillSize prefill_;                                  // of the call's long appends, if there are any
   // Of a speculative call on a device: its queries, and the positions of all tokens.
   struct {
     DeviceSequences queries;

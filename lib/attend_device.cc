@@ -157,8 +157,12 @@ Status AttendCall::reserve_on_device(int64_t* most) {
     call.window = &state.window;
     TANDEM_TRY(flush_host_appends(call));
   }
-  CallSize size{n_tokens, static_cast<int64_t>(scratch_.calls.size()), *most, n_pages,
-                evicted_at_once(policy_, session_.options_, cache_.page_len())};
+  CallSize size{n_tokens,
+                static_cast<int64_t>(scratch_.calls.size()),
+                *most,
+                n_pages,
+                evicted_at_once(policy_, session_.options_, cache_.page_len()),
+                static_cast<int64_t>(session_.n_described())};
   const DeviceLimits step = session_.room_for_steps(size);
   if (args_.speculative) add_guess(&size);
   CallSize with_stream = size;
@@ -286,6 +290,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     evict_before(&call);
     set_visibility(call);
     choose_keys(call);
+    choose_for_streaming_heads(call);
     call.cpu_begin = call.host_begin;
     if (args_.speculative) leave_guess_to_host(&call);
   }
@@ -321,11 +326,12 @@ void AttendCall::add_host_jobs(const SequenceCall& call) {
   find_spans(call, call.cpu_begin, call.host_end, &scratch_.host_spans);
   scratch_.spans.clear();
   if (call.selected) find_spans(call, call.first_found(), call.resident_begin, &scratch_.spans);
+  find_streaming_spans(call, &scratch_.streaming_spans);
   std::vector<PageSpan> guessed;
   if (args_.speculative) find_spans(call, call.first_query, call.length, &guessed);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     scratch_.job_runs.push_back(scratch_.runs.size());
-    add_runs(call, scratch_.host_spans, h);
+    add_runs(call, streams(h) ? scratch_.streaming_spans : scratch_.host_spans, h);
     add_runs(call, scratch_.spans, h);
     add_runs(call, guessed, h);
     scratch_.jobs.push_back(plain_job(call, h));
@@ -363,7 +369,10 @@ void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange
       job.q = floats(exchange.q_at) + (first + h * rows) * layer_.k_head_dim;
       job.o = floats(exchange.o_at) + (first + h * rows) * layer_.v_head_dim;
       job.lse = floats(exchange.lse_at) + first + h * rows;
-      job.visibility = args_.speculative || is_host_masked(call) ? &call.visibility : nullptr;
+      const bool masks = streams(static_cast<int32_t>(h))
+                             ? call.q_len > 1 && call.streaming_heads.sink_end > call.first_query
+                             : args_.speculative || is_host_masked(call);
+      job.visibility = visibility_of(call, static_cast<int32_t>(h), masks);
     }
   }
 }
@@ -433,13 +442,19 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
 Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* sequences) {
   DeviceSession& device = *session_.device_;
   std::byte* upload = device.upload(task->idx);
-  const size_t n_described = scratch_.calls.size() + (args_.speculative ? static_cast<size_t>(args_.q.n_tokens) : 0);
+  const size_t n_described =
+      scratch_.calls.size() * session_.n_described() + (args_.speculative ? static_cast<size_t>(args_.q.n_tokens) : 0);
   const auto sequence_bytes = static_cast<int64_t>(n_described * sizeof(DeviceSequence));
   int64_t n_entries = 0;
   describe_sequences(reinterpret_cast<DeviceSequence*>(upload), reinterpret_cast<int64_t*>(upload + sequence_bytes),
                      &n_entries);
   sequences->n_sequences = static_cast<int32_t>(scratch_.calls.size());
   sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.descriptors());
+  if (heads_ != nullptr) {
+    auto* const described = reinterpret_cast<DeviceSequence*>(upload);
+    describe_streaming_heads(described, described + scratch_.calls.size());
+    streaming_sequences_ = sequences->sequences + scratch_.calls.size();
+  }
   sequences->page_tables = reinterpret_cast<const int64_t*>(device.descriptors() + sequence_bytes);
   sequences->max_q_len = task->shape.max_q_len;
   for (const SequenceCall& call : scratch_.calls)
@@ -510,7 +525,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
     attend.lse = device.lse();
     attend.lse_token_stride = layer.n_q_heads;
     attend.lse_head_stride = 1;
-    TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
+    TANDEM_TRY(attend_window(attend, false));
     if (task != nullptr) TANDEM_TRY(upload_pieces(*task));
     if (task != nullptr) TANDEM_TRY(attend_moved(attend, *task));
     return merge_and_observe(append);
@@ -520,7 +535,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
   attend.lse_token_stride = args_.lse_token_stride;
   attend.lse_head_stride = args_.lse_head_stride;
   attend.sinks = device.sinks(layer_idx_);
-  return ask_device("attend", &DeviceTable::attend, &attend);
+  return attend_window(attend, true);
 }
 
 Status AttendCall::merge_and_observe(const DeviceAppend& append) {

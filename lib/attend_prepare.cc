@@ -30,6 +30,9 @@ Status AttendCall::enter() {
     call.length = sequence.lengths[layer_idx_] + (args_.k != nullptr ? call.q_len : 0);
     call.first_query = call.length - call.q_len;
     call.is_append = !args_.speculative && (call.q_len > 1 || args_.partial);
+    if (args_.speculative && heads_ != nullptr)
+      return fail(TANDEM_ERROR_UNSUPPORTED, "flags", "flags = TANDEM_ATTEND_SPECULATIVE: layer %d has streaming heads",
+                  args_.layer_idx);
     TANDEM_TRY(check_state(call));
     scratch_.calls.push_back(call);
   }
@@ -108,6 +111,7 @@ Status AttendCall::prepare() {
     call.found_begin = call.window_begin = call.state->window_begin;
     set_visibility(call);
     choose_keys(call);
+    choose_for_streaming_heads(call);
     if (policy_.keeps_maw) prepare_refresh(call);
     lay_out(call);
   }
@@ -316,10 +320,11 @@ AttendJob AttendCall::plain_job(const SequenceCall& call, int32_t kv_head) const
 void AttendCall::add_jobs(const SequenceCall& call) {
   find_spans(call, call.first_job_key, call.length, &scratch_.spans);
   find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
+  find_streaming_spans(call, &scratch_.streaming_spans);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
     const AttendJob job = plain_job(call, h);
     scratch_.job_runs.push_back(scratch_.runs.size());
-    add_runs(call, scratch_.spans, h);
+    add_runs(call, streams(h) ? scratch_.streaming_spans : scratch_.spans, h);
     scratch_.jobs.push_back(job);
     if (!call.has_host) continue;
     scratch_.job_runs.push_back(scratch_.runs.size());
@@ -347,6 +352,8 @@ void AttendCall::point_visibility(SequenceCall* call) {
   call->visibility.begin = scratch_.begin.data() + call->visibility_at;
   call->visibility.end = scratch_.end.data() + call->visibility_at;
   if (call->visibility.tree_words > 0) call->visibility.tree_bits = scratch_.tree_bits.data() + call->tree_at;
+  call->streaming_heads.visibility.begin = scratch_.begin.data() + call->streaming_heads.visibility_at;
+  call->streaming_heads.visibility.end = scratch_.end.data() + call->streaming_heads.visibility_at;
 }
 
 // A single query sees every key that was chosen for it.
@@ -366,7 +373,7 @@ void AttendCall::finish_jobs() {
     for (int64_t h = 0; h < layer_.n_kv_heads; ++h) {
       AttendJob& resident = finish_runs(j++);
       resident.q = scratch_.at(call.q_at) + h * rows * layer_.k_head_dim;
-      resident.visibility = call.q_len > 1 || call.visibility.tree_words > 0 ? &call.visibility : nullptr;
+      resident.visibility = visibility_of(call, static_cast<int32_t>(h), call.q_len > 1 || call.visibility.tree_words > 0);
       resident.o = scratch_.at(call.o_at) + h * rows * layer_.v_head_dim;
       resident.lse = scratch_.at(call.lse_at) + h * rows;
       if (call.observes) resident.logits = scratch_.at(call.logits_at) + h * rows * n_keys;

@@ -45,8 +45,14 @@ struct SequenceCall {
   bool flushes = false;  // appends before it wait to be judged
   // The first of these that the host attends beside the others.
   int64_t first_found() const { return selected ? std::max(found_begin, host_end) : resident_begin; }
+  // Of a layer's streaming heads (lib/streaming_heads.h): keys [0, sink_end) and [newest_begin, length).
+  struct StreamingHeads {
+    int64_t sink_end = 0, newest_begin = 0;
+    Visibility visibility;
+    size_t visibility_at = 0;
+  } streaming_heads;
   bool streams() const { return cpu_begin > host_begin; }
-  bool has_cpu_part() const { return has_host && !(streams() && cpu_begin == host_end); }
+  bool has_cpu_part() const { return has_host && (streaming_heads.sink_end > 0 || !(streams() && cpu_begin == host_end)); }
   bool counts_on_host() const { return has_host && (is_append || found_begin < resident_begin); }
   Visibility visibility;
   size_t visibility_at = 0;  // index into begin and end; trees into tree_bits
@@ -65,7 +71,7 @@ struct StoredPages {
 struct AttendScratch {
   std::vector<SequenceCall> calls;
   CallPlan plan;  // of these
-  std::vector<PageSpan> spans, host_spans;
+  std::vector<PageSpan> spans, host_spans, streaming_spans;
   std::vector<int64_t> begin, end;
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;

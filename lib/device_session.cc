@@ -46,6 +46,7 @@ void DeviceLimits::include(const DeviceLimits& other) {
   descriptor_bytes = std::max(descriptor_bytes, other.descriptor_bytes);
   workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
   step_sequences = std::max(step_sequences, other.step_sequences);
+  step_described = std::max(step_described, other.step_described);
   step_bytes = std::max(step_bytes, other.step_bytes);
   n_evicted = std::max(n_evicted, other.n_evicted);
   streams = std::max(streams, other.streams);
@@ -62,7 +63,8 @@ DeviceLimits device_limits(const Device& device, const Layer& layer, const CallS
   DeviceLimits limits;
   limits.n_tokens = power_of_two(std::clamp(size.n_tokens, kLeastTokens, DeviceSession::kMostTokens));
   limits.descriptor_bytes =
-      power_of_two((size.n_sequences + size.n_pieces + size.n_rebuilt_parts) * static_cast<int64_t>(sizeof(DeviceSequence)) +
+      power_of_two((size.n_sequences * size.n_described + size.n_pieces + size.n_rebuilt_parts) *
+                       static_cast<int64_t>(sizeof(DeviceSequence)) +
                    (size.n_pages + size.n_stream_pages + 2 * size.n_rebuilt_pages) * static_cast<int64_t>(sizeof(int64_t)));
   limits.streams = size.n_pieces + size.n_rebuilt_parts > 0 ? 1 : 0;
   limits.workspace_bytes = device.table->workspace_bytes(device.self, &call);
@@ -74,9 +76,10 @@ DeviceLimits device_limits(const Device& device, const Layer& layer, const CallS
 DeviceLimits step_limits(const std::vector<Layer>& layers, const CallSize& size, const DeviceLimits& before) {
   DeviceLimits limits;
   limits.step_sequences = std::max(power_of_two(std::max<int64_t>(size.n_sequences, 1)), before.step_sequences);
-  limits.step_bytes =
-      static_cast<int64_t>(layers.size()) * limits.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence)) +
-      power_of_two(std::max<int64_t>(size.n_pages, 1)) * static_cast<int64_t>(sizeof(int64_t));
+  limits.step_described = size.n_described;
+  limits.step_bytes = static_cast<int64_t>(layers.size()) * size.n_described * limits.step_sequences *
+                          static_cast<int64_t>(sizeof(DeviceSequence)) +
+                      power_of_two(std::max<int64_t>(size.n_pages, 1)) * static_cast<int64_t>(sizeof(int64_t));
   return limits;
 }
 

@@ -32,6 +32,7 @@ struct DeviceLimits {
   int64_t descriptor_bytes = 0;                // DeviceSequences and page tables
   int64_t workspace_bytes = 0;                 // of attend()
   int64_t step_sequences = 0, step_bytes = 0;  // of a planned step: in each layer; descriptors of all layers
+  int64_t step_described = 0;                  // of a sequence and layer of it
   int64_t n_evicted = 0;                       // tokens that leave windows with a call, where their MAW are kept
   int64_t streams = 0;                         // 1: a call's keys may come in pieces, whose states need room
   int64_t prefill_bytes = 0;                   // of long appends' keys and states (lib/routes/prefill_size.h)
@@ -44,6 +45,7 @@ struct DeviceLimits {
 struct CallSize {
   int64_t n_tokens = 0, n_sequences = 0, q_len = 0, n_pages = 0;  // q_len: the most of a sequence; n_pages: of all windows
   int64_t evict_len = 0;                                          // tokens that leave a window at once; 0: nobody asks
+  int64_t n_described = 1;                                        // descriptors of a sequence: 2 with streaming heads
   int64_t n_pieces = 0, n_stream_pages = 0;                       // of a call that streams: pieces; pages of a buffer
   int64_t n_rebuilt_parts = 0, n_rebuilt_pages = 0;               // of a call that rebuilds: in all pieces
 };
@@ -100,7 +102,13 @@ class DeviceSession {
   int64_t step_layer_at(int64_t layer_idx) const {
     return layer_idx * limits_.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence));
   }
-  int64_t step_tables_at() const { return step_layer_at(static_cast<int64_t>(plain_layers_.size())); }
+  // Those of streaming heads, behind all others, where there are any.
+  int64_t step_streaming_at(int64_t layer_idx) const {
+    return step_layer_at(static_cast<int64_t>(plain_layers_.size()) + layer_idx);
+  }
+  int64_t step_tables_at() const {
+    return step_layer_at(static_cast<int64_t>(plain_layers_.size()) * limits_.step_described);
+  }
   // Null until reserve_stream(). What says that a task's keys have left the host: as the host sees it, as the device does.
   StreamBuffers* stream() const { return stream_.get(); }
   Status reserve_side();  // likewise

@@ -66,10 +66,14 @@ struct Streaming {
   const RouteOptions& routes;
   const StoreGeometry& store;
   std::span<const int64_t> kv_lens;
+  std::span<const HeadKinds> heads;
 
+  const HeadKinds* kinds(size_t l) const { return kinds_of_layer(heads, l); }
   int64_t appended(int64_t kv_len) const { return std::min(kv_len, std::max<int64_t>(1, routes.append_tokens)); }
   // "auto" has a layer's keys sent where it is worth planning, unless the CPU is faster, which is not known here.
-  bool may_stream(const Layer& layer) const {
+  bool may_stream(const std::vector<Layer>& layers, size_t l) const {
+    const Layer& layer = retrieval_layer(kinds(l), layers[l]);
+    if (layer.n_kv_heads == 0) return false;
     if (routes.route == Route::kHost || layer.rope != nullptr || !can_stream(policy_of_layer(policy, layer))) return false;
     int64_t n_tokens = 0;
     for (const int64_t kv_len : kv_lens) {
@@ -79,7 +83,9 @@ struct Streaming {
     return routes.always_streams() || is_worth_planning(n_tokens * token_kv_bytes(layer));
   }
   bool may_stream(const std::vector<Layer>& layers) const {
-    return std::any_of(layers.begin(), layers.end(), [this](const Layer& layer) { return may_stream(layer); });
+    for (size_t l = 0; l < layers.size(); ++l)
+      if (may_stream(layers, l)) return true;
+    return false;
   }
   TokenRange streamed(const Layer& layer, int64_t kv_len) const {
     const int64_t block = evict_len(options.window_len, store.page_len), n = appended(kv_len);
@@ -94,7 +100,7 @@ struct Streaming {
 void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout>& streams, const Streaming& calls,
                 CallSize* size) {
   for (size_t l = 0; l < layers.size(); ++l) {
-    if (!calls.may_stream(layers[l])) continue;
+    if (!calls.may_stream(layers, l)) continue;
     int64_t n = 0, longest = 0;
     for (const int64_t kv_len : calls.kv_lens) {
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
@@ -103,7 +109,7 @@ void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout
     const StreamLayout layout = shorten_pages(layers[l], streams[l], longest);
     for (const int64_t kv_len : calls.kv_lens) {
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
-      n += count_pieces(layout, layers[l].n_kv_heads, tokens.begin, tokens.end);
+      n += count_pieces(layout, RetrievalRuns(calls.kinds(l), layers[l]).get(), tokens.begin, tokens.end);
     }
     size->n_pieces = std::max(size->n_pieces, n);
     size->n_stream_pages = std::max(size->n_stream_pages, layout.n_pages);
@@ -114,7 +120,7 @@ void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout
 void add_rebuilt_parts(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts, const Streaming& calls,
                        CallSize* size) {
   for (size_t l = 0; l < layers.size(); ++l) {
-    if (!calls.may_stream(layers[l])) continue;
+    if (!calls.may_stream(layers, l)) continue;
     RebuiltCount count;
     for (const int64_t kv_len : calls.kv_lens) {
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
@@ -137,7 +143,7 @@ Status plan_routes(const Engine& engine, const std::vector<Layer>& layers, const
   plan->device_stream_bytes = plan->device_weights_bytes = 0;
   if (engine.device() == nullptr || routes.route == Route::kHost) return {};
   TANDEM_TRY(make_stream_layouts(layers, policy, calls.store.extent_len(), routes, &made->streams));
-  TANDEM_TRY(find_rebuild_layouts(*engine.device(), layers, policy, routes, &made->rebuilt));
+  TANDEM_TRY(find_rebuild_layouts(*engine.device(), layers, policy, routes, !calls.heads.empty(), &made->rebuilt));
   if (calls.kv_lens.empty() || (routes.route == Route::kAuto && !calls.may_stream(layers))) return {};
   if (!made->streams.empty() && routes.streams_keys())
     plan->device_stream_bytes = StreamBuffers::kBuffers * routes.buffer_bytes;
@@ -152,7 +158,7 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
                    const Streaming& calls, DeviceLimits* limits) {
   for (size_t l = 0; l < layers.size(); ++l)
     for (const int64_t kv_len : calls.kv_lens) {
-      if (!calls.may_stream(layers[l])) break;
+      if (calls.kinds(l) != nullptr || !calls.may_stream(layers, l)) break;
       const int64_t n = calls.appended(kv_len);
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
       if (n <= DeviceSession::kMostTokens || tokens.begin >= tokens.end) continue;
@@ -160,9 +166,10 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
                                calls.routes.piece_heads, calls.routes.append_tokens, window.layers[l].bytes};
       PrefillSize size;
       TANDEM_TRY(size_prefill(layers[l], terms, n, tokens.end - tokens.begin, &size));
-      limits->include(prefill_limits(device, layers[l], size,
-                                     count_pieces(size.layout, layers[l].n_kv_heads, tokens.begin, tokens.end),
-                                     ring_pages(calls.options, calls.store.page_len, size.n_tokens)));
+      limits->include(
+          prefill_limits(device, layers[l], size,
+                         count_pieces(size.layout, RetrievalRuns(nullptr, layers[l]).get(), tokens.begin, tokens.end),
+                         ring_pages(calls.options, calls.store.page_len, size.n_tokens)));
     }
   return {};
 }
@@ -177,8 +184,12 @@ Status plan_calls(const Engine& engine, const std::vector<Layer>& layers, const 
     n_tokens += std::max<int64_t>(1, calls.appended(kv_len));
     q_len = std::max(q_len, std::min(calls.appended(kv_len), DeviceSession::kMostTokens));
   }
-  CallSize size{n_tokens, n_sequences, q_len, n_sequences * ring_pages(calls.options, page_len, q_len),
-                evicted_at_once(policy, calls.options, page_len)};
+  CallSize size{n_tokens,
+                n_sequences,
+                q_len,
+                n_sequences * ring_pages(calls.options, page_len, q_len),
+                evicted_at_once(policy, calls.options, page_len),
+                calls.heads.empty() ? 1 : 2};
   const WindowGeometry window = make_window_geometry(layers, policy);
   DeviceLimits limits;
   if (calls.routes.plans_steps()) limits = step_limits(layers, size, limits);
@@ -199,8 +210,10 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   const Policy* policy = &kPolicyAll;
   PolicyOptions options;
   RouteOptions routes;
+  std::vector<HeadKinds> heads;
   if (session != nullptr) TANDEM_TRY(resolve_session_options(*session, &policy, &options));
   if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, *policy, layers, &routes));
+  if (session != nullptr) TANDEM_TRY(resolve_streaming_heads(*session, *policy, layers, &heads));
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;
@@ -226,7 +239,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->host_kv_bytes = n_extents * geometry.extent_bytes;
   plan->host_session_bytes = bytes.state;
   plan->selection_max_bytes = bytes.selection;
-  const Streaming calls{*policy, options, routes, geometry, kv_lens};
+  const Streaming calls{*policy, options, routes, geometry, kv_lens, heads};
   RouteLayouts made;
   TANDEM_TRY(plan_routes(engine, layers, *policy, calls, &made, plan));
   TANDEM_TRY(plan_calls(engine, layers, *policy, calls, made, plan));

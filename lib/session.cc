@@ -26,15 +26,19 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   TANDEM_TRY(resolve_session_options(options, &policy, &resolved));
   RouteOptions routes;
   TANDEM_TRY(resolve_route_options(options, *policy, cache->layers(), &routes));
+  std::vector<HeadKinds> heads;
+  TANDEM_TRY(resolve_streaming_heads(options, *policy, cache->layers(), &heads));
   const Device* device = cache->engine().device();
   if (routes.always_streams() && device == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", name_of(routes.route));
   std::vector<RebuildLayout> rebuilt;
-  if (device != nullptr) TANDEM_TRY(find_rebuild_layouts(*device, cache->layers(), *policy, routes, &rebuilt));
+  if (device != nullptr)
+    TANDEM_TRY(find_rebuild_layouts(*device, cache->layers(), *policy, routes, !heads.empty(), &rebuilt));
   std::vector<StreamLayout> layouts;
   if (device != nullptr && routes.route != Route::kHost)
     TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes, &layouts));
   session->reset(new Session(std::move(cache), policy, resolved, routes));
+  (*session)->heads_ = std::move(heads);
   (*session)->stream_layouts_ = std::move(layouts);
   (*session)->rebuild_layouts_ = std::move(rebuilt);
   (*session)->cache_->attach(session->get());

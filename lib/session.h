@@ -20,6 +20,7 @@
 #include "lib/routes/prefill_size.h"
 #include "lib/routes/route.h"
 #include "lib/sequence_state.h"
+#include "lib/streaming_heads.h"
 #include "lib/tensor.h"
 #include "lib/weights.h"
 
@@ -171,6 +172,14 @@ class Session {
   bool may_gain(size_t layer_idx) const;
   Status check_weights(size_t layer_idx) const;  // they are known
   Status use_weights(size_t layer_idx, WeightsInUse* weights, DeviceProjection* projection) const;
+  const HeadKinds* head_kinds(size_t layer_idx) const {  // null: the layer has no streaming heads
+    return kinds_of_layer(heads_, layer_idx);
+  }
+  // Its heads that keys outside the window are of.
+  const Layer& outside_layer(size_t layer_idx) const {
+    return retrieval_layer(head_kinds(layer_idx), cache_->layers()[layer_idx]);
+  }
+  size_t n_described() const { return heads_.empty() ? 1 : 2; }  // descriptors of a sequence
   int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
   bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
@@ -192,6 +201,7 @@ class Session {
   const Policy* policy_;
   PolicyOptions options_;
   RouteOptions routes_;
+  std::vector<HeadKinds> heads_;                  // [n_layers]; empty: no head streams
   std::vector<StreamLayout> stream_layouts_;      // [n_layers]; empty: nothing is ever streamed
   StreamLayout stream_layout_;                    // of the call at hand
   std::vector<RebuildLayout> rebuild_layouts_;    // [n_layers]; empty: no keys are made of hidden states

@@ -20,7 +20,8 @@ constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
 
 // Windows of several queries are told apart by token indices, and hold something: sliding windows reach back in positions.
 bool Session::takes_single_queries(const Layer& layer, const Sequence& sequence) const {
-  return exact_window() == 0 || (layer.sliding_window > 0 && !sequence.positions.empty());
+  return exact_window() == 0 || (!heads_.empty() && options_.window_len == 0) ||
+         (layer.sliding_window > 0 && !sequence.positions.empty());
 }
 
 // For calls of up to q_len queries. *n_pages: of windows, this one added.
@@ -57,8 +58,12 @@ Status Session::reserve_step(void* stream) {
                   static_cast<long long>(plan_.max_q_len), static_cast<long long>(plan_.n_tokens),
                   static_cast<long long>(most), static_cast<long long>(DeviceSession::kMostTokens));
   }
-  CallSize size{plan_.n_tokens, static_cast<int64_t>(step_.size()), plan_.max_q_len, 0,
-                evicted_at_once(*policy_, options_, cache_->page_len())};
+  CallSize size{plan_.n_tokens,
+                static_cast<int64_t>(step_.size()),
+                plan_.max_q_len,
+                0,
+                evicted_at_once(*policy_, options_, cache_->page_len()),
+                static_cast<int64_t>(n_described())};
   for (const StepSequence& step : step_) TANDEM_TRY(reserve_window(*cache_->find(step.id), plan_.max_q_len, &size.n_pages));
   DeviceLimits limits = step_limits(layers, size, device_->limits());
   for (const Layer& layer : layers) limits.include(device_limits(device_->device(), layer, size));
@@ -105,9 +110,10 @@ Status Session::plan_step(void* stream) {
     task.step = step;
     args.layer_idx = l;
     n_entries = 0;
-    TANDEM_TRY(
-        AttendCall(*this, args, task.scratch)
-            .plan_layer(&task, reinterpret_cast<DeviceSequence*>(upload + device_->step_layer_at(l)), tables, &n_entries));
+    TANDEM_TRY(AttendCall(*this, args, task.scratch)
+                   .plan_layer(&task, reinterpret_cast<DeviceSequence*>(upload + device_->step_layer_at(l)),
+                               reinterpret_cast<DeviceSequence*>(upload + device_->step_streaming_at(l)), tables,
+                               &n_entries));
   }
   const int64_t bytes = device_->step_tables_at() + n_entries * static_cast<int64_t>(sizeof(int64_t));
   TANDEM_TRY(call_device(device_->device(), &DeviceTable::copy, device_->step_descriptors(), upload, bytes, stream));
@@ -134,7 +140,8 @@ Status Session::end_plan(void* stream) {
   return ended;
 }
 
-Status AttendCall::plan_layer(HandOverTask* task, DeviceSequence* to, int64_t* tables, int64_t* n_entries) {
+Status AttendCall::plan_layer(HandOverTask* task, DeviceSequence* to, DeviceSequence* streaming, int64_t* tables,
+                              int64_t* n_entries) {
   scratch_.calls.clear();
   int64_t first_row = 0;
   for (const Session::StepSequence& step : session_.step_) {
@@ -157,6 +164,7 @@ Status AttendCall::plan_layer(HandOverTask* task, DeviceSequence* to, int64_t* t
   prepare_chunk(task);
   for (const SequenceCall& call : scratch_.calls) TANDEM_TRY(fill_window(call));
   describe_sequences(to, tables, n_entries);
+  if (heads_ != nullptr) describe_streaming_heads(to, streaming);
   to->step = task->step_tag();
   return {};
 }
@@ -190,6 +198,8 @@ Status AttendCall::run_in_plan(bool captures) {
   sequences.sequences =
       reinterpret_cast<const DeviceSequence*>(device.step_descriptors() + device.step_layer_at(args_.layer_idx));
   sequences.page_tables = reinterpret_cast<const int64_t*>(device.step_descriptors() + device.step_tables_at());
+  streaming_sequences_ =
+      reinterpret_cast<const DeviceSequence*>(device.step_descriptors() + device.step_streaming_at(args_.layer_idx));
   sequences.n_sequences = static_cast<int32_t>(device.limits().step_sequences);
   sequences.max_q_len = static_cast<int32_t>(session_.plan_.max_q_len);
   sequences.max_keys = kAnyKeys;

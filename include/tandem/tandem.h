@@ -386,15 +386,20 @@ typedef struct tandem_session_options {
                              queries alone, else for appends of so many tokens */
   int64_t stream_heads;   /* KV heads of what is streamed at a time, at most; 0: as many as take the least time */
   double recompute_share; /* in (0, 1], with route "recompute": of the keys outside the window; 0: 1 */
+  const uint8_t *streaming_heads; /* NULL, or [n_streaming_heads] flags of all layers' KV heads, layer by layer; copied. 1: its
+                                     queries see the first sink_tokens and the window_tokens newest up to their own */
+  int64_t n_streaming_heads;      /* KV heads of all layers; 0 with NULL */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
-  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, -1.0, 0, 0, 0.0 }
+  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
 /* Several sessions may read one cache. Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; routes that stream
  * with a policy that does not attend all keys, or without a device; "recompute" where a projection, hidden states or cuBLAS are
  * missing), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what 64 tokens of a KV head take, or with "recompute" 128 hidden
- * states; stream_fraction or recompute_share without its route, or "host+stream" without stream_fraction). */
+ * states; stream_fraction or recompute_share without its route, or "host+stream" without stream_fraction; streaming_heads of a
+ * layer with a sliding window). streaming_heads are for policy "all" and not for "recompute" (UNSUPPORTED), speculative calls
+ * are not for layers that have any; their appends go 512 tokens at a time. */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
 /* Accepts NULL, never fails. A planned step that is open is taken back. Calls under way on the device are not waited for: a

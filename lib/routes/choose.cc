@@ -19,7 +19,7 @@ namespace tandem {
 TokenRange AttendCall::streamed_tokens(const SequenceCall& call, int64_t most) const {
   const bool is_whole = call.q_len <= most && args_.q.n_tokens <= DeviceSession::kMostTokens;
   const int64_t end = session_.evicted_to(*call.state, is_whole ? call.first_query : call.length - 1);
-  int64_t begin = 0;
+  int64_t begin = outside_.n_kv_heads > 0 ? 0 : end;
   if (layer_.sliding_window > 0)
     begin = cache_.first_within(*call.sequence, call.sequence->position(call.first_query), layer_.sliding_window);
   return {std::min(begin, end), end};
@@ -42,11 +42,11 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
   const StreamLayout layout = shorten_pages(layer_, session_.stream_layouts_[layer_idx_], longest);
   for (const SequenceCall& call : scratch_.calls) {
     const TokenRange tokens = streamed_tokens(call, most);
-    n_pieces += count_pieces(layout, layer_.n_kv_heads, tokens.begin, tokens.end);
+    n_pieces += count_pieces(layout, outside_runs_.get(), tokens.begin, tokens.end);
   }
   session_.stream_layout_ = layout;
   if (route == Route::kAuto) {
-    if (!is_worth_planning(n_tokens * token_kv_bytes(layer_)) || session_.refuses_streams_) return {};
+    if (!is_worth_planning(n_tokens * token_kv_bytes(outside_)) || session_.refuses_streams_) return {};
     if (Status status = try_unknown_routes(most); !status.ok()) return give_streams_up(std::move(status));
     TANDEM_TRY(session_.try_rebuild(layer_idx_));
     CallPlan& plan = scratch_.plan;
@@ -55,7 +55,7 @@ Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
       const TokenRange tokens = streamed_tokens(scratch_.calls[i], most);
       plan.add(i, std::min(most, scratch_.calls[i].q_len), tokens.begin, tokens.end);
     }
-    plan.make(cache_.engine().profile(), layer_, token_kv_bytes(layer_), session_.rebuild_terms(layer_idx_, true));
+    plan.make(cache_.engine().profile(), outside_, token_kv_bytes(outside_), session_.rebuild_terms(layer_idx_, true));
     if (plan.n_streamed() == 0) return {};
   }
   session_.may_stream_ = true;
@@ -87,9 +87,9 @@ int64_t AttendCall::longest_query() const {
 Status AttendCall::try_unknown_routes(int64_t most) {
   Engine& engine = cache_.engine();
   const int64_t longest = std::min(most, longest_query());
-  if (engine.profile().knows_bus() && engine.profile().knows_host(layer_, longest)) return {};
+  if (engine.profile().knows_bus() && engine.profile().knows_host(outside_, longest)) return {};
   session_.device_->hand_over().drain();
-  return try_routes(engine, cache_.device_tier(), layer_, longest, session_.routes_.buffer_bytes);
+  return try_routes(engine, cache_.device_tier(), outside_, longest, session_.routes_.buffer_bytes);
 }
 
 // Calls with keys outside the window. task: as begin_task() leaves it.
@@ -99,7 +99,7 @@ void AttendCall::choose_route(HandOverTask* task) {
   if (!can_stream(policy_)) return;
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     const SequenceCall& call = scratch_.calls[i];
-    if (call.has_host) plan.add(i, call.q_len, call.host_begin, call.host_end);
+    if (call.host_end > call.host_begin) plan.add(i, call.q_len, call.host_begin, call.host_end);
   }
   describe_part(task);
   if (plan.keys().empty() || session_.stream_layouts_.empty()) return;
@@ -108,10 +108,10 @@ void AttendCall::choose_route(HandOverTask* task) {
   const bool plans = session_.may_stream_ && routes.route == Route::kAuto;
   const RebuildTerms rebuild = session_.rebuild_terms(layer_idx_, session_.may_stream_ && session_.may_rebuild_);
   if (plans)
-    plan.make(profile, layer_, token_kv_bytes(layer_), rebuild);
+    plan.make(profile, outside_, token_kv_bytes(outside_), rebuild);
   else
-    plan.give(profile, layer_, token_kv_bytes(layer_), session_.may_stream_ ? routes.given_share() : 0.0, rebuild);
-  if (!pin_streamed()) plan.give(profile, layer_, token_kv_bytes(layer_), 0.0);
+    plan.give(profile, outside_, token_kv_bytes(outside_), session_.may_stream_ ? routes.given_share() : 0.0, rebuild);
+  if (!pin_streamed()) plan.give(profile, outside_, token_kv_bytes(outside_), 0.0);
   for (const PlannedKeys& keys : plan.keys()) {
     scratch_.calls[keys.call].cpu_begin = keys.cpu_begin;
     scratch_.calls[keys.call].rebuilt_end = keys.rebuilt_end;
@@ -123,7 +123,7 @@ void AttendCall::choose_route(HandOverTask* task) {
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     const SequenceCall& call = scratch_.calls[i];
     if (call.streams())
-      cut_pieces(session_.stream_layout_, layer_.n_kv_heads, i,
+      cut_pieces(session_.stream_layout_, outside_runs_.get(), i,
                  {std::max(call.host_begin, call.rebuilt_end), call.cpu_begin}, &task->pieces);
   }
   task->bases = cache_.store().bases();
@@ -173,11 +173,12 @@ void AttendCall::describe_part(HandOverTask* task) const {
     key_queries += static_cast<double>((keys.end - keys.cpu_begin) * keys.n_queries);
   }
   if (session_.stream_layouts_.empty()) return;
-  part.layer = &layer_;
-  part.key_bytes = token_kv_bytes(layer_);
+  part.layer = &outside_;
+  part.key_bytes = token_kv_bytes(outside_);
   if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
   part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
-  part.tells = !session_.device_->device().bus->has_weights();
+  // Beside streamed keys alone, the CPU's sinks of streaming heads would be taken for a part of the others.
+  part.tells = !session_.device_->device().bus->has_weights() && (heads_ == nullptr || part.host_tokens > 0);
   part.ahead_bytes = scratch_.plan.ahead().bytes;
   const RoutePlan& plan = scratch_.plan.plan();
   part.predicted_ns = plan.total_ns > 0.0 ? std::max(1.0, plan.seen_ns) : 0.0;

@@ -96,12 +96,13 @@ Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64
 // may_stream: this session could, in this layer. Long appends that stream leave the split to the others.
 Status Session::plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan* split, LongParts* parts) {
   const Profile& profile = cache_->engine().profile();
-  const Layer& layer = cache_->layers()[calls.layer_idx];
+  const Layer& layer = outside_layer(calls.layer_idx);
   const int64_t key_bytes = token_kv_bytes(layer);
   const RebuildTerms rebuild = rebuild_terms(calls.layer_idx, may_stream);
   const BusAhead ahead = bus_ahead(calls.layer_idx, longest_of(calls));
   const bool is_auto = routes_.route == Route::kAuto;
-  bool streams_long = may_stream && !refuses_prefill_ && routes_.route == Route::kStream;
+  const bool may_be_long = !refuses_prefill_ && head_kinds(calls.layer_idx) == nullptr;
+  bool streams_long = may_stream && may_be_long && routes_.route == Route::kStream;
   for (int round = 0;; ++round) {
     int64_t n_outside = 0;
     split->clear(ahead);
@@ -122,20 +123,23 @@ Status Session::plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan*
       split->make(profile, layer, key_bytes, rebuild);
     else
       split->give(profile, layer, key_bytes, may_stream && routes_.always_streams() ? routes_.given_share() : 0.0, rebuild);
-    if (round > 0 || !is_auto || refuses_prefill_ || split->n_streamed() == 0) return {};
+    if (round > 0 || !is_auto || !may_be_long || split->n_streamed() == 0) return {};
     streams_long = true;  // as its tickets would stream, so do its parts
   }
 }
 
 Status Session::plan(const PlannedCalls& calls, tandem_route_plan* plan) {
   Engine& engine = cache_->engine();
-  const Layer& layer = cache_->layers()[calls.layer_idx];
+  const Layer& layer = outside_layer(calls.layer_idx);
   TANDEM_TRY(check_lens(calls.kv_lens, calls.q_lens));
   if (engine.device() == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: the engine has no device, there is one route");
   if (!can_stream(layer_policy(layer)))
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: policy \"%s\" chooses keys of layer %zu when a call is made",
                 layer_policy(layer).name, calls.layer_idx);
+  if (layer.n_kv_heads == 0)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "layer_idx", "layer_idx = %zu: all of its heads stream, there is nothing to plan",
+                calls.layer_idx);
   const int64_t longest = longest_of(calls);
   const bool may_stream = !stream_layouts_.empty() && layer.rope == nullptr && !refuses_streams_;
   if (device_ != nullptr) device_->hand_over().drain();

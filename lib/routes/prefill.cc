@@ -45,7 +45,8 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   const SequenceCall* longest = nullptr;
   for (const SequenceCall& call : scratch_.calls)
     if (longest == nullptr || call.q_len > longest->q_len) longest = &call;
-  if (args_.k == nullptr || session_.refuses_prefill_ || !session_.routes_.appends_at_once() ||
+  // Streaming heads' queries see other keys than the group's: such layers go a ticket at a time.
+  if (args_.k == nullptr || heads_ != nullptr || session_.refuses_prefill_ || !session_.routes_.appends_at_once() ||
       most < std::min(longest->q_len, session_.most_of_chunk()))
     return {};
   const TokenRange tokens = streamed_tokens(*longest, most);
@@ -61,7 +62,7 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   int64_t n_pieces = 0;
   for (const SequenceCall& call : scratch_.calls) {
     const TokenRange streamed = streamed_tokens(call, most);
-    n_pieces = std::max(n_pieces, count_pieces(size.layout, layer_.n_kv_heads, streamed.begin, streamed.end));
+    n_pieces = std::max(n_pieces, count_pieces(size.layout, outside_runs_.get(), streamed.begin, streamed.end));
   }
   bool is_pinned = true;
   for (const SequenceCall& call : scratch_.calls)
@@ -163,7 +164,7 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
   }
   if (!call.streams()) return;
   task->layout = prefill_.layout;
-  cut_pieces(task->layout, layer_.n_kv_heads, 0, {call.host_begin, call.cpu_begin}, &task->pieces);
+  cut_pieces(task->layout, outside_runs_.get(), 0, {call.host_begin, call.cpu_begin}, &task->pieces);
   task->bases = cache_.store().bases();
   task->part.layer = &layer_;
   task->part.key_bytes = token_kv_bytes(layer_);

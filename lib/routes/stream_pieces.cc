@@ -9,8 +9,10 @@ namespace {
 
 constexpr int32_t kLeastPage = 64;  // tokens: what kernels take
 
-int64_t count_groups(const StreamLayout& layout, int32_t n_kv_heads) {
-  return (n_kv_heads + layout.n_heads - 1) / layout.n_heads;
+int64_t count_groups(const StreamLayout& layout, std::span<const HeadRun> heads) {
+  int64_t n = 0;
+  for (const HeadRun& run : heads) n += (run.n + layout.n_heads - 1) / layout.n_heads;
+  return n;
 }
 
 // A buffer has room for a page of a head.
@@ -66,19 +68,20 @@ Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& polic
   return {};
 }
 
-int64_t count_pieces(const StreamLayout& layout, int32_t n_kv_heads, int64_t begin, int64_t end) {
+int64_t count_pieces(const StreamLayout& layout, std::span<const HeadRun> heads, int64_t begin, int64_t end) {
   if (begin >= end) return 0;
   const int64_t length = layout.piece_len();
-  return count_groups(layout, n_kv_heads) * ((end + length - 1) / length - begin / length);
+  return count_groups(layout, heads) * ((end + length - 1) / length - begin / length);
 }
 
-void cut_pieces(const StreamLayout& layout, int32_t n_kv_heads, size_t call, TokenRange tokens,
+void cut_pieces(const StreamLayout& layout, std::span<const HeadRun> heads, size_t call, TokenRange tokens,
                 std::vector<StreamPiece>* pieces) {
   const int64_t length = layout.piece_len();
-  for (int32_t h = 0; h < n_kv_heads; h += layout.n_heads)
-    for (int64_t t = tokens.begin; t < tokens.end; t = (t / length + 1) * length)
-      pieces->push_back(
-          {call, h, std::min(layout.n_heads, n_kv_heads - h), t, std::min((t / length + 1) * length, tokens.end)});
+  for (const HeadRun& run : heads)
+    for (int32_t h = 0; h < run.n; h += layout.n_heads)
+      for (int64_t t = tokens.begin; t < tokens.end; t = (t / length + 1) * length)
+        pieces->push_back(
+            {call, run.first + h, std::min(layout.n_heads, run.n - h), t, std::min((t / length + 1) * length, tokens.end)});
 }
 
 // Rows side by side become one row; rows of a length at one distance from each other, one copy.

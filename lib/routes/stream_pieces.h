@@ -17,6 +17,7 @@
 #include "lib/device_window.h"
 #include "lib/routes/route.h"
 #include "lib/status.h"
+#include "lib/streaming_heads.h"
 
 namespace tandem {
 
@@ -51,9 +52,10 @@ struct StreamPiece {
   int32_t first_head = 0, n_heads = 0;
   int64_t begin = 0, end = 0;
 };
-int64_t count_pieces(const StreamLayout& layout, int32_t n_kv_heads, int64_t begin, int64_t end);
+// heads: runs of those that are sent.
+int64_t count_pieces(const StreamLayout& layout, std::span<const HeadRun> heads, int64_t begin, int64_t end);
 // Those of tokens [begin, end), in the order in which they are sent: a group of heads after the other.
-void cut_pieces(const StreamLayout& layout, int32_t n_kv_heads, size_t call, TokenRange tokens,
+void cut_pieces(const StreamLayout& layout, std::span<const HeadRun> heads, size_t call, TokenRange tokens,
                 std::vector<StreamPiece>* pieces);
 
 // Copies in the order of add(), of which those that can be one are one.

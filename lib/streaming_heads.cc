@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+#include "lib/streaming_heads.h"
+
+#include <algorithm>
+#include <string>
+
+#include "lib/attend_call.h"
+
+namespace tandem {
+namespace {
+
+Status check_flags(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers) {
+  int64_t n_heads = 0;
+  for (const Layer& layer : layers) n_heads += layer.n_kv_heads;
+  if (options.n_streaming_heads != n_heads)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_streaming_heads",
+                "n_streaming_heads = %lld, the layers have %lld KV heads in all",
+                static_cast<long long>(options.n_streaming_heads), static_cast<long long>(n_heads));
+  size_t i = 0;
+  for (const Layer& layer : layers)
+    for (int32_t h = 0; h < layer.n_kv_heads; ++h, ++i) {
+      const uint8_t flag = options.streaming_heads[i];
+      if (flag == 0 || (flag == 1 && layer.sliding_window == 0)) continue;
+      const std::string field = element_name("streaming_heads", static_cast<int64_t>(i));
+      return fail(TANDEM_ERROR_INVALID_ARGUMENT, field.c_str(), "%s = %d: %s", field.c_str(), flag,
+                  flag == 1 ? "its layer has a sliding window" : "neither 0 nor 1");
+    }
+  if (policy.host_keys(false) == HostKeys::kAll) return {};
+  return fail(TANDEM_ERROR_UNSUPPORTED, "streaming_heads", "streaming_heads with policy \"%s\": they are for \"all\"",
+              policy.name);
+}
+
+HeadKinds kinds_of(const Layer& layer, const uint8_t* flags) {
+  HeadKinds kinds;
+  kinds.retrieval = layer;
+  const auto n_streaming = static_cast<int32_t>(std::count(flags, flags + layer.n_kv_heads, 1));
+  if (n_streaming == 0) return kinds;
+  kinds.flags.assign(flags, flags + layer.n_kv_heads);
+  for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
+    const bool streams = flags[h] != 0;
+    if (h == 0 || kinds.runs.back().streams != streams) kinds.runs.push_back({h, 0, streams});
+    ++kinds.runs.back().n;
+  }
+  for (const HeadRun& run : kinds.runs)
+    if (!run.streams) kinds.retrieval_runs.push_back(run);
+  kinds.retrieval.n_kv_heads -= n_streaming;
+  kinds.retrieval.n_q_heads = kinds.retrieval.n_kv_heads * layer.group_size;
+  return kinds;
+}
+
+}  // namespace
+
+Status resolve_streaming_heads(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
+                               std::vector<HeadKinds>* kinds) {
+  kinds->clear();
+  if (options.streaming_heads == nullptr) {
+    if (options.n_streaming_heads == 0) return {};
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "streaming_heads", "streaming_heads = NULL with n_streaming_heads = %lld",
+                static_cast<long long>(options.n_streaming_heads));
+  }
+  TANDEM_TRY(check_flags(options, policy, layers));
+  const uint8_t* flags = options.streaming_heads;
+  std::vector<HeadKinds> made;
+  for (const Layer& layer : layers) {
+    made.push_back(kinds_of(layer, flags));
+    flags += layer.n_kv_heads;
+  }
+  if (std::any_of(made.begin(), made.end(), [](const HeadKinds& one) { return one.any(); })) *kinds = std::move(made);
+  return {};
+}
+
+// As policy "streaming" has it (choose_streaming): sinks apart from the newest keys, or all of them in one.
+void AttendCall::choose_for_streaming_heads(SequenceCall& call) {
+  if (heads_ == nullptr) return;
+  const PolicyOptions& options = session_.options_;
+  SequenceCall::StreamingHeads& own = call.streaming_heads;
+  own.visibility.sink_end = options.sink_len;
+  own.visibility_at = scratch_.begin.size();
+  for (int64_t t = 0; t < call.q_len; ++t) {
+    const int64_t token = call.first_query + t;
+    scratch_.begin.push_back(std::max<int64_t>(0, token + 1 - options.window_len));
+    scratch_.end.push_back(token + 1);
+  }
+  const int64_t least = std::max<int64_t>(0, call.first_query + 1 - options.window_len);
+  if (args_.on_device) {
+    own.sink_end = call.length > options.window_len ? std::min(options.sink_len, call.length) : 0;
+    own.newest_begin = std::min(std::max(least, own.sink_end), call.length);
+  } else if (least > options.sink_len) {
+    own.sink_end = options.sink_len;
+    own.newest_begin = std::min(least, call.length);
+  }
+  if (heads_->retrieval.n_kv_heads == 0) call.host_begin = call.host_end = call.resident_begin;
+  if (args_.on_device) call.has_host = call.host_end > call.host_begin || own.sink_end > 0;
+}
+
+// Keys of a streaming head's job: on the host all it sees, for a device what the window does not have.
+void AttendCall::find_streaming_spans(const SequenceCall& call, std::vector<PageSpan>* spans) const {
+  spans->clear();
+  if (heads_ == nullptr) return;
+  const SequenceCall::StreamingHeads& own = call.streaming_heads;
+  cache_.spans(*call.sequence, 0, own.sink_end, spans);
+  if (!args_.on_device) cache_.spans(*call.sequence, own.newest_begin, call.length, spans);
+  if (layer_.rope != nullptr) Cache::split_at_gaps(*call.sequence, spans);
+}
+
+const Visibility* AttendCall::visibility_of(const SequenceCall& call, int32_t kv_head, bool masks) const {
+  if (!masks) return nullptr;
+  return streams(kv_head) ? &call.streaming_heads.visibility : &call.visibility;
+}
+
+// The window's descriptors once more, with the streaming heads' first keys.
+void AttendCall::describe_streaming_heads(const DeviceSequence* all, DeviceSequence* to) const {
+  for (const SequenceCall& call : scratch_.calls) {
+    *to = *all++;
+    to->begin = call.streaming_heads.newest_begin;
+    ++to;
+  }
+}
+
+// The window, a run of heads of one kind after the other. is_last: the answer is left, and no states.
+Status AttendCall::attend_window(const DeviceAttend& window, bool is_last) {
+  if (heads_ == nullptr) return ask_device("attend", &DeviceTable::attend, &window);
+  for (const HeadRun& run : heads_->runs) {
+    Layer layer;
+    DeviceAttend attend = of_heads(window, run.first, run.n, &layer);
+    if (is_last) {
+      point_output(run.first, &attend);
+    } else {
+      const int64_t first = int64_t{run.first} * layer_.group_size;
+      attend.o.data = static_cast<float*>(attend.o.data) + first * layer_.v_head_dim;
+      attend.lse += first;
+    }
+    if (run.streams) {
+      attend.sequences.sequences = streaming_sequences_;
+      if (window.sequences.max_q_len > 1) layer.sliding_window = session_.options_.window_len;
+    }
+    TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
+  }
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// Streaming heads (Xiao et al., "DuoAttention"; HeadInfer's extension): KV heads of policy "all" whose queries see the first
+// sink_len tokens and the window_len newest up to their own. The other KV heads of the layer, its retrieval heads, attend
+// every key, and theirs alone are the keys outside the window that routes and planner know of.
+//
+//   on the host      a job of a streaming head has its sinks and its newest keys, instead of all
+//   on a device      the window's kernels run once for each run of heads of one kind: those that stream have descriptors of
+//                    their own, with newer first keys; their sinks are the CPU's, beside what it has of the others
+//   over the bus     pieces are of retrieval heads alone
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/layer.h"
+#include "lib/policies/policy.h"
+#include "lib/status.h"
+
+namespace tandem {
+
+// KV heads side by side of one kind.
+struct HeadRun {
+  int32_t first = 0, n = 0;
+  bool streams = false;
+};
+
+// Of a layer.
+struct HeadKinds {
+  std::vector<HeadRun> runs;  // empty: all are retrieval heads
+  std::vector<HeadRun> retrieval_runs;
+  std::vector<uint8_t> flags;
+  Layer retrieval;  // the layer as if it had these heads alone; 0 heads where all stream
+
+  bool any() const { return !runs.empty(); }
+  bool streams(int32_t kv_head) const { return any() && flags[static_cast<size_t>(kv_head)] != 0; }
+  int32_t n_streaming(const Layer& layer) const { return any() ? layer.n_kv_heads - retrieval.n_kv_heads : 0; }
+};
+
+// kinds: [n_layers], or empty where no head streams. INVALID_ARGUMENT (n_streaming_heads, streaming_heads[i]), UNSUPPORTED
+// (streaming_heads: with another policy than "all").
+Status resolve_streaming_heads(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
+                               std::vector<HeadKinds>* kinds);
+
+// Of layer l: its kinds, where any head streams; what keys outside the window are of, and where its heads are.
+inline const HeadKinds* kinds_of_layer(std::span<const HeadKinds> kinds, size_t l) {
+  return kinds.empty() || !kinds[l].any() ? nullptr : &kinds[l];
+}
+inline const Layer& retrieval_layer(const HeadKinds* kinds, const Layer& layer) {
+  return kinds == nullptr ? layer : kinds->retrieval;
+}
+class RetrievalRuns {
+ public:
+  RetrievalRuns(const HeadKinds* kinds, const Layer& layer) : kinds_(kinds), all_{0, layer.n_kv_heads, false} {}
+  std::span<const HeadRun> get() const {
+    return kinds_ == nullptr ? std::span(&all_, 1) : std::span(kinds_->retrieval_runs);
+  }
+
+ private:
+  const HeadKinds* kinds_;
+  HeadRun all_;
+};
+
+}  // namespace tandem
