@@ -107,6 +107,8 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_options, append_tokens),
     AT(tandem_session_options, stream_heads),
     AT(tandem_session_options, recompute_share),
+    AT(tandem_session_options, streaming_heads),
+    AT(tandem_session_options, n_streaming_heads),
 
     SIZE(tandem_attend_args),
     AT(tandem_attend_args, struct_size),

@@ -450,7 +450,8 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   TANDEM_TRY(flush_layer(*found, head.layer_idx, state));
   const int64_t length = found->lengths[l];
   const Policy& policy = layer_policy(layer);
-  const HostKeys host = policy.host_keys(false);
+  const HeadKinds* const kinds = head_kinds(l);
+  const HostKeys host = kinds != nullptr && kinds->streams(head.kv_head) ? HostKeys::kSinks : policy.host_keys(false);
   // The next query sits at `length`: it sees itself too, which is not a key yet.
   int64_t window_begin = state.window_begin, sink_end = std::min(options_.sink_len, window_begin);
   if (host == HostKeys::kSinks) {

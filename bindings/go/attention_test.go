@@ -274,6 +274,27 @@ func TestPlansAndCapabilities(t *testing.T) {
 	}
 }
 
+func TestStreamingHeadsSeeSinksAndWindow(t *testing.T) {
+	w := newWorld(t, n, 1)
+	options := sessionOptions("all")
+	options.StreamingHeads = make([]bool, kvHeads)
+	options.StreamingHeads[1] = true
+	session := must(NewSession(w.cache, options))
+	defer session.Close()
+	equal(t, len(must(session.Selection(w.sequence, 0, 0))), n)
+	var expected []int64
+	for token := int64(0); token < n; token++ {
+		if token < 16 || token >= n-63 {
+			expected = append(expected, token)
+		}
+	}
+	equal(t, must(session.Selection(w.sequence, 0, 1)), expected)
+	options.StreamingHeads = make([]bool, kvHeads+1)
+	if _, err := NewSession(w.cache, options); err == nil || !strings.Contains(err.Error(), "n_streaming_heads") {
+		t.Fatal(err)
+	}
+}
+
 // What the library's functions fill in is what options say, and each member of a struct of options has one here.
 func TestOptionsAreTheLibrarys(t *testing.T) {
 	var a arena
@@ -296,7 +317,7 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 		var expected, got []string
 		for _, member := range members(abiStruct(name)) {
 			switch member.Name {
-			case "struct_size", "reserved", "free", "alloc_user", "log_user":
+			case "struct_size", "reserved", "free", "alloc_user", "log_user", "n_streaming_heads":
 			case "device_type": // of the projection's tensors
 			case "alloc":
 				expected = append(expected, "Allocator")

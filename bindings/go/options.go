@@ -92,6 +92,10 @@ type SessionOptions struct {
 	AppendTokens      int64   // most of an append that meet a streamed key together; 0: 16,384, and plans are of single queries
 	StreamHeads       int64   // KV heads of what is streamed at a time, at most; 0: as many as take the least time
 	RecomputeShare    float64 // with "recompute": the share, in (0, 1], of these keys that is made of hidden states; 0: 1
+
+	// Of each KV head of each layer, layer by layer, whether its queries see the first SinkTokens and the WindowTokens newest
+	// alone; nil: none does.
+	StreamingHeads []bool
 }
 
 // DefaultEngineOptions gives the library's defaults.
@@ -272,5 +276,15 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	raw.append_tokens = C.int64_t(o.AppendTokens)
 	raw.stream_heads = C.int64_t(o.StreamHeads)
 	raw.recompute_share = C.double(o.RecomputeShare)
+	flags := make([]byte, len(o.StreamingHeads))
+	for i, streams := range o.StreamingHeads {
+		if streams {
+			flags[i] = 1
+		}
+	}
+	if len(flags) > 0 {
+		raw.streaming_heads = (*C.uint8_t)(a.bytes(flags))
+		raw.n_streaming_heads = C.int64_t(len(flags))
+	}
 	return &raw
 }

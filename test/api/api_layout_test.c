@@ -111,6 +111,8 @@ static void add_session_options(void) {
   AT(tandem_session_options, append_tokens);
   AT(tandem_session_options, stream_heads);
   AT(tandem_session_options, recompute_share);
+  AT(tandem_session_options, streaming_heads);
+  AT(tandem_session_options, n_streaming_heads);
 }
 
 static void add_results(void) {
@@ -279,7 +281,7 @@ static void test_sizes(void** state) {
   assert_int_equal(sizeof(tandem_layer_projection), 80);
   assert_int_equal(sizeof(tandem_layer_options), 96);
   assert_int_equal(sizeof(tandem_cache_options), 64);
-  assert_int_equal(sizeof(tandem_session_options), 104);
+  assert_int_equal(sizeof(tandem_session_options), 120);
   assert_int_equal(sizeof(tandem_attend_args), 120);
   assert_int_equal(sizeof(tandem_memory_plan), 88);
   assert_int_equal(sizeof(tandem_route_plan), 120);

@@ -57,27 +57,37 @@ void layouts_fit(void**) {
   assert_non_null(std::strstr(status.info().message.c_str(), "stream_buffer_bytes = 16383"));
 }
 
+// Of the heads in `runs`, of the others none.
+void check_pieces(const StreamLayout& layout, std::span<const HeadRun> runs, TokenRange range) {
+  std::vector<StreamPiece> pieces;
+  cut_pieces(layout, runs, 3, range, &pieces);
+  assert_int_equal(pieces.size(), count_pieces(layout, runs, range.begin, range.end));
+  std::map<int32_t, int64_t> next;  // token of each head
+  for (const StreamPiece& piece : pieces) {
+    assert_int_equal(piece.call, 3);
+    assert_true(piece.begin < piece.end && piece.n_heads > 0);
+    assert_int_equal(piece.begin / layout.piece_len(), (piece.end - 1) / layout.piece_len());
+    for (int32_t h = piece.first_head; h < piece.first_head + piece.n_heads; ++h) {
+      assert_int_equal(next.count(h) > 0 ? next[h] : range.begin, piece.begin);
+      next[h] = piece.end;
+    }
+  }
+  size_t n_heads = 0;
+  for (const HeadRun& run : runs) {
+    n_heads += static_cast<size_t>(run.n);
+    for (int32_t h = run.first; h < run.first + run.n; ++h) assert_int_equal(next.count(h), range.begin < range.end ? 1 : 0);
+  }
+  assert_int_equal(next.size(), range.begin < range.end ? n_heads : 0);
+  for (const auto& [head, end] : next) assert_int_equal(end, range.end);
+}
+
 void pieces_have_every_key_once(void**) {
   const Layer layer = layer_of(5, TANDEM_BF16, TANDEM_BF16);
+  const std::vector<std::vector<HeadRun>> kinds = {{{0, 5}}, {{0, 1}, {3, 2}}, {{1, 3}}, {}};
   for (const int64_t bytes : {16384, 40000, 100000, 1 << 20, 1 << 24}) {
     const StreamLayout layout = layout_of(layer, bytes);
-    for (const TokenRange range : {TokenRange{0, 1}, {0, 64}, {63, 65}, {100, 1000}, {2047, 5000}, {128, 128}}) {
-      std::vector<StreamPiece> pieces;
-      cut_pieces(layout, layer.n_kv_heads, 3, range, &pieces);
-      assert_int_equal(pieces.size(), count_pieces(layout, layer.n_kv_heads, range.begin, range.end));
-      std::map<int32_t, int64_t> next;  // token of each head
-      for (const StreamPiece& piece : pieces) {
-        assert_int_equal(piece.call, 3);
-        assert_true(piece.begin < piece.end && piece.n_heads > 0);
-        assert_int_equal(piece.begin / layout.piece_len(), (piece.end - 1) / layout.piece_len());
-        for (int32_t h = piece.first_head; h < piece.first_head + piece.n_heads; ++h) {
-          assert_int_equal(next.count(h) > 0 ? next[h] : range.begin, piece.begin);
-          next[h] = piece.end;
-        }
-      }
-      assert_int_equal(next.size(), range.begin < range.end ? layer.n_kv_heads : 0);
-      for (const auto& [head, end] : next) assert_int_equal(end, range.end);
-    }
+    for (const TokenRange range : {TokenRange{0, 1}, {0, 64}, {63, 65}, {100, 1000}, {2047, 5000}, {128, 128}})
+      for (const std::vector<HeadRun>& runs : kinds) check_pieces(layout, runs, range);
   }
 }
 
@@ -103,7 +113,8 @@ void pages_of_short_sequences_are_short(void**) {
     assert_int_equal(made.n_heads, expected.n_heads);
     assert_int_equal(made.n_pages, expected.n_pages);
     assert_true(made.n_pages * made.page_bytes <= int64_t{8} << 20);
-    assert_true(count_pieces(made, 40, 0, expected.longest) <= count_pieces(layout, 40, 0, expected.longest));
+    const HeadRun all{0, 40};
+    assert_true(count_pieces(made, {&all, 1}, 0, expected.longest) <= count_pieces(layout, {&all, 1}, 0, expected.longest));
   }
   StreamLayout few;  // heads that a session was given
   assert_true(make_stream_layout(layer, 2048, int64_t{8} << 20, &few, 3).ok());

@@ -5,7 +5,7 @@ Written down by hand from the header. test/bindings/python/py_layout_test.py hol
 offsets and constants, and against the prototypes of the header; at run time the library's fingerprint decides.
 """
 import ctypes
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_uint8, c_void_p
 from typing import Any
 
 MAJOR, MINOR = 0, 1
@@ -71,7 +71,8 @@ class SessionOptionsStruct(ctypes.Structure):
                 ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("group_mode", c_int32),
                 ("evict_by", c_int32), ("halo_tokens", c_int64), ("route", c_char_p),
                 ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double), ("append_tokens", c_int64),
-                ("stream_heads", c_int64), ("recompute_share", c_double)]
+                ("stream_heads", c_int64), ("recompute_share", c_double),
+                ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64)]
 
 
 class AttendArgsStruct(ctypes.Structure):

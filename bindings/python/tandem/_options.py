@@ -78,6 +78,8 @@ class SessionOptions(TypedDict, total=False):
         KV heads of what is streamed at a time, at most; 0: as many as take the least time.
     recompute_share : float
         With route ``"recompute"``: the share, in (0, 1], of these keys that is made of hidden states; 0: 1.
+    streaming_heads : sequence of sequence of bool
+        For each layer, for each KV head: whether its queries see the first `sink_tokens` and the `window_tokens` newest alone.
     """
 
     policy: str
@@ -94,6 +96,7 @@ class SessionOptions(TypedDict, total=False):
     append_tokens: int
     stream_heads: int
     recompute_share: float
+    streaming_heads: Sequence[Sequence[bool]]
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:
@@ -194,9 +197,31 @@ def cache_struct(options: Mapping[str, Any], n_layers: int) -> Any:
     return struct
 
 
+def _flags(name: str, layers: Any) -> Any:
+    """A byte for each member of each member."""
+    flags = []
+    for i, heads in enumerate(listed(name, layers)):
+        for j, flag in enumerate(listed(f"{name}[{i}]", heads)):
+            number = integer(f"{name}[{i}][{j}]", flag)
+            if number not in (0, 1):
+                raise invalid(f"{name}[{i}][{j}]", f"= {flag!r} is neither True nor False")
+            flags.append(number)
+    return (ctypes.c_uint8 * len(flags))(*flags)
+
+
 def session_struct(options: Mapping[str, Any]) -> Any:
-    """tandem_session_options."""
+    """tandem_session_options; keeps alive what it points to."""
     struct = _abi.SessionOptionsStruct()
     lib.tandem_session_options_init(ctypes.byref(struct))
-    fill(struct, options, {"group_mode": _name_in(_abi.GROUP_MODES), "evict_by": _name_in(_abi.EVICT_BY)}, "a session")
+
+    def flags(name: str, layers: Any) -> Any:
+        made = _flags(name, layers)
+        struct.n_streaming_heads = len(made)
+        return made
+
+    of_type("options of a session", options, Mapping)
+    if "n_streaming_heads" in options:
+        raise TypeError("a session has no option 'n_streaming_heads'")
+    fill(struct, options, {"group_mode": _name_in(_abi.GROUP_MODES), "evict_by": _name_in(_abi.EVICT_BY),
+                           "streaming_heads": flags}, "a session")
     return struct

@@ -162,6 +162,28 @@ def test_streaming_sees_sinks_and_window(world):
     np.testing.assert_allclose(o, reference(q[99:], k[seen], v[seen])[0], **CLOSE)
 
 
+def test_streaming_heads_see_sinks_and_window(world):
+    flags = [[h == 1 for h in range(KV_HEADS)]]
+    session = tandem.Session(world.cache, window_tokens=16, sink_tokens=2, streaming_heads=flags)
+    q, k, v = world.qkv(100)
+    session.attend(world.sequence, q[:99], k[:99], v[:99])
+    kept, _ = session.selection(world.sequence, kv_head_idx=1)
+    assert list(kept) == [0, 1, *range(84, 99)]
+    assert len(session.selection(world.sequence, kv_head_idx=0)[0]) == 99
+    o = session.attend(world.sequence, q[99:], k[99:], v[99:])
+    group = Q_HEADS // KV_HEADS
+    for head, seen in ((0, list(range(100))), (1, [*kept, 99])):
+        heads = slice(head * group, (head + 1) * group)
+        np.testing.assert_allclose(o[:, heads], reference(q[99:], k[seen], v[seen])[0][:, heads], **CLOSE)
+    for bad, field in (([[2] * KV_HEADS] * len(flags), "streaming_heads[0][0]"), ([[0]], "n_streaming_heads"),
+                       (3, "streaming_heads"), ([1], "streaming_heads[0]"), ([["x"]], "streaming_heads[0][0]")):
+        with pytest.raises(tandem.InvalidArgumentError) as caught:
+            tandem.Session(world.cache, streaming_heads=bad)
+        assert caught.value.field == field
+    with pytest.raises(TypeError, match="n_streaming_heads"):
+        tandem.Session(world.cache, n_streaming_heads=3)
+
+
 def test_eight_threads_on_one_engine(world):
     failures = []
 

@@ -141,6 +141,8 @@ abi_structs! {
         append_tokens: i64,
         stream_heads: i64,
         recompute_share: f64,
+        streaming_heads: *const u8,
+        n_streaming_heads: i64,
     }
 
     struct tandem_attend_args {

@@ -306,6 +306,9 @@ pub struct SessionOptions {
     pub stream_heads: i64,
     /// With `"recompute"`: the share, in (0, 1], of these keys that is made of hidden states; 0: 1.
     pub recompute_share: f64,
+    /// Empty, or for each KV head of each layer, layer by layer, whether its queries see the first `sink_tokens` and the
+    /// `window_tokens` newest alone.
+    pub streaming_heads: Vec<bool>,
 }
 
 impl Default for SessionOptions {
@@ -325,6 +328,7 @@ impl Default for SessionOptions {
             append_tokens: 0,
             stream_heads: 0,
             recompute_share: 0.0,
+            streaming_heads: Vec::new(),
         }
     }
 }
@@ -334,6 +338,7 @@ impl SessionOptions {
     pub(crate) fn with_raw<R>(&self, function: impl FnOnce(&sys::tandem_session_options) -> Result<R>) -> Result<R> {
         let policy = c_text("tandem_session_create", "policy", &self.policy)?;
         let route = c_text("tandem_session_create", "route", &self.route)?;
+        let flags: Vec<u8> = self.streaming_heads.iter().map(|&streams| streams.into()).collect();
         function(&sys::tandem_session_options {
             struct_size: size_of::<sys::tandem_session_options>() as u32,
             reserved: 0,
@@ -351,6 +356,8 @@ impl SessionOptions {
             append_tokens: self.append_tokens,
             stream_heads: self.stream_heads,
             recompute_share: self.recompute_share,
+            streaming_heads: pointer(Some(&flags[..]).filter(|flags| !flags.is_empty())),
+            n_streaming_heads: flags.len() as i64,
         })
     }
 }

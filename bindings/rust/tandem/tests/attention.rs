@@ -211,6 +211,14 @@ fn policies_select_and_count() {
     // The next query is one of the 64 itself.
     let mut streaming = world.session("streaming");
     assert_eq!(streaming.selection(world.sequence, 0, 0).unwrap(), (0..16).chain(237..300).collect::<Vec<i64>>());
+    // Of one of the heads alone.
+    let mut options = SessionOptions { window_tokens: 64, sink_tokens: 16, ..Default::default() };
+    options.streaming_heads = (0..KV_HEADS).map(|head| head == 1).collect();
+    let mut session = Session::new(&world.cache, &options).unwrap();
+    assert_eq!(session.selection(world.sequence, 0, 0).unwrap().len(), 300);
+    assert_eq!(session.selection(world.sequence, 0, 1).unwrap(), (0..16).chain(237..300).collect::<Vec<i64>>());
+    options.streaming_heads.push(false);
+    refused(Session::new(&world.cache, &options), Status::InvalidArgument, "n_streaming_heads", "3");
     world.engine.drain(None).unwrap();
 }
 
