@@ -473,13 +473,14 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
     task->rebuilt_at = bytes;
     bytes += describe_rebuilt(*task, upload + bytes);
   }
-  const bool is_early = task->pieces.empty() || !task->rebuilt.empty();
+  const bool is_early = task->pieces.size() <= StreamBuffers::kBuffers || !task->rebuilt.empty();
   task->pieces_end = is_early ? 0 : bytes;
   return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, is_early ? bytes : bytes_of_call,
                      args_.stream);
 }
 
-// Behind the window's part, as nothing before needs them. On an H200 a copy of more than a kilobyte waits until the bus has
+// Behind the window's part, as nothing before needs them: where there are more pieces than buffers, so that the last one is
+// sent, and with it the upload free for another task, no sooner than the device has attended the first. On an H200 a copy of more than a kilobyte waits until the bus has
 // brought what was asked for before, which are two pieces: in front of the queries it would keep the CPU waiting too.
 Status AttendCall::upload_pieces(const HandOverTask& task) {
   DeviceSession& device = *session_.device_;

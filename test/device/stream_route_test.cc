@@ -123,6 +123,31 @@ void streams_what_is_outside(void**) {
     }
 }
 
+// A call's place among those under way is another's as soon as its rows have come and its keys were sent, though the device
+// has yet to attend them: what it reads then is still the call's own.
+void keeps_descriptors_until_they_are_read(void**) {
+  for (const int64_t buffer : {kBuffer, int64_t{1} << 20}) {
+    const Streaming side("stream", buffer);
+    const Side twin(false);
+    attend_twins(side, twin, kPrompt, 1);
+    attend_twins(side, twin, 1, 2);
+    constexpr int kMany = 150;  // more than there are places
+    std::vector<std::unique_ptr<Call>> calls;
+    for (int i = 0; i < kMany; ++i) {
+      calls.push_back(std::make_unique<Call>(1, 10 + i));
+      calls.back()->to_device();
+    }
+    controls.set_delay(100'000);
+    for (const auto& call : calls) attend(side, *call);
+    for (int i = 0; i < kMany; ++i) {
+      Call on_host(1, 10 + i);
+      attend(twin, on_host);
+      assert_close(calls[static_cast<size_t>(i)]->output(), on_host.output());
+    }
+    controls.set_delay(0);
+  }
+}
+
 // Calls are under way before the device has begun with them: buffers are filled again and again, and none too early.
 void waits_for_nothing(void**) {
   const Streaming side;
@@ -349,6 +374,7 @@ int main() {
       cmocka_unit_test_teardown(refuses, forget),
       cmocka_unit_test_teardown(refuses_fractions, forget),
       cmocka_unit_test_teardown(streams_what_is_outside, forget),
+      cmocka_unit_test_teardown(keeps_descriptors_until_they_are_read, forget),
       cmocka_unit_test_teardown(waits_for_nothing, forget),
       cmocka_unit_test_teardown(holds_its_pages, forget),
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
