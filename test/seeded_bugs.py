@@ -101,12 +101,21 @@ BUGS = [
     ("weights cross at once", "lib/weights.cc", "others_left == 0 ? 1.0", "true ? 1.0", "column_order_test", "weights_take_turns"),
     ("weights do not wait for the piece before them", "lib/weights.cc",
      "if (!call_device(device_, &DeviceTable::wait_event, event, stream_).ok()) return;", "if (event == nullptr) return;", "column_order_test", "weights_wait_for_pieces"),
-    ("what weights take of the bus is learned", "lib/routes/choose.cc", "part.tells = !session_.device_->device().bus->has_weights();",
-     "part.tells = true;", "column_order_test", "weights_leave_plans_as_they_are"),
+    ("what weights take of the bus is learned", "lib/routes/choose.cc", "!session_.device_->device().bus->has_weights() &&",
+     "true &&", "column_order_test", "weights_leave_plans_as_they_are"),
     ("pages of a piece in the order of calls", "lib/routes/recompute.cc", "  order_pages(&task->rebuilt);\n", "",
      "recompute_route_test", "sequences_share_copies"),
     ("pages begin anywhere", "lib/page_store.cc", "      page -= page % per_extent() % together;\n", "",
      "page_store_test", "pages_taken_together_lie_together"),
+    ("descriptors of one piece come late", "lib/attend_device.cc", "task->pieces.size() <= StreamBuffers::kBuffers ||",
+     "task->pieces.empty() ||", "stream_route_test", "keeps_descriptors_until_they_are_read"),
+    ("streaming heads see a key more", "lib/streaming_heads.cc", "push_back(std::max<int64_t>(0, token + 1 -",
+     "push_back(std::max<int64_t>(0, token -", "streaming_heads_test", "attends_on_the_host"),
+    ("streaming heads have the others' first keys", "lib/streaming_heads.cc",
+     "    to->begin = call.streaming_heads.newest_begin;\n", "", "streaming_heads_test", "attends_on_a_device"),
+    ("keys of streaming heads cross the bus", "lib/routes/choose.cc", "cut_pieces(session_.stream_layout_, outside_runs_.get(),",
+     "cut_pieces(session_.stream_layout_, RetrievalRuns(nullptr, layer_).get(),", "streaming_heads_test",
+     "streams_retrieval_heads_alone"),
 ]
 
 
