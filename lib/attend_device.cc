@@ -271,6 +271,7 @@ void AttendCall::begin_task(HandOverTask* task) const {
   task->touched.clear();
   task->pieces.clear();
   task->rebuilt.clear();
+  task->pieces_at = task->pieces_end = 0;
   task->streamed = task->sent_hidden = nullptr;
   task->streamed_x_bytes = 0;
   task->part = {};
