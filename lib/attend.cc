@@ -33,7 +33,8 @@ AttendCall::AttendCall(Session& session, const AttendArgs& args, AttendScratch& 
       layer_idx_(static_cast<size_t>(args.layer_idx)),
       heads_(session.head_kinds(layer_idx_)),
       outside_(session.outside_layer(layer_idx_)),
-      outside_runs_(heads_, layer_),
+      outside_runs_(HeadRuns::retrieval(heads_, layer_)),
+      all_runs_(HeadRuns::all(heads_, layer_)),
       policy_(session.layer_policy(layer_)),
       cpu_(cache_.engine().cpu()),
       scratch_(scratch) {}

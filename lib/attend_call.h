@@ -199,7 +199,7 @@ class AttendCall {
   Status describe_prefill(HandOverTask* task, Prefill* prefill);
   Status launch_prefill(Prefill& prefill);
   Status hand_over_rows(const Prefill& prefill);
-  Status attend_group(Prefill& prefill, int32_t first_head, int32_t n_heads);
+  Status attend_group(Prefill& prefill, const HeadRun& heads);
   void point_output(int32_t first_head, DeviceAttend* call) const;
   Status keep_window();
   int64_t prefill_pages_begin() const;
@@ -216,7 +216,7 @@ class AttendCall {
   const size_t layer_idx_;
   const HeadKinds* const heads_;  // null where the layer has no streaming heads
   const Layer& outside_;          // the heads that keys outside the window are of
-  const RetrievalRuns outside_runs_;
+  const HeadRuns outside_runs_, all_runs_;
   const Policy& policy_;
   const Backend& cpu_;
   AttendScratch& scratch_;

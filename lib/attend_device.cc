@@ -481,8 +481,9 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
 }
 
 // Behind the window's part, as nothing before needs them: where there are more pieces than buffers, so that the last one is
-// sent, and with it the upload free for another task, no sooner than the device has attended the first. On an H200 a copy of more than a kilobyte waits until the bus has
-// brought what was asked for before, which are two pieces: in front of the queries it would keep the CPU waiting too.
+// sent, and with it the upload free for another task, no sooner than the device has attended the first. On an H200 a copy of
+// more than a kilobyte waits until the bus has brought what was asked for before, which are two pieces: in front of the
+// queries it would keep the CPU waiting too.
 Status AttendCall::upload_pieces(const HandOverTask& task) {
   DeviceSession& device = *session_.device_;
   const std::byte* upload = device.upload(task.idx);

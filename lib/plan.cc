@@ -109,7 +109,7 @@ void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout
     const StreamLayout layout = shorten_pages(layers[l], streams[l], longest);
     for (const int64_t kv_len : calls.kv_lens) {
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
-      n += count_pieces(layout, RetrievalRuns(calls.kinds(l), layers[l]).get(), tokens.begin, tokens.end);
+      n += count_pieces(layout, HeadRuns::retrieval(calls.kinds(l), layers[l]).get(), tokens.begin, tokens.end);
     }
     size->n_pieces = std::max(size->n_pieces, n);
     size->n_stream_pages = std::max(size->n_stream_pages, layout.n_pages);
@@ -158,7 +158,7 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
                    const Streaming& calls, DeviceLimits* limits) {
   for (size_t l = 0; l < layers.size(); ++l)
     for (const int64_t kv_len : calls.kv_lens) {
-      if (calls.kinds(l) != nullptr || !calls.may_stream(layers, l)) break;
+      if (!calls.may_stream(layers, l)) break;
       const int64_t n = calls.appended(kv_len);
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
       if (n <= DeviceSession::kMostTokens || tokens.begin >= tokens.end) continue;
@@ -168,7 +168,7 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
       TANDEM_TRY(size_prefill(layers[l], terms, n, tokens.end - tokens.begin, &size));
       limits->include(
           prefill_limits(device, layers[l], size,
-                         count_pieces(size.layout, RetrievalRuns(nullptr, layers[l]).get(), tokens.begin, tokens.end),
+                         count_prefill_pieces(size.layout, calls.kinds(l), layers[l], tokens, calls.options.sink_len),
                          ring_pages(calls.options, calls.store.page_len, size.n_tokens)));
     }
   return {};

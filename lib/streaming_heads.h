@@ -49,16 +49,22 @@ inline const HeadKinds* kinds_of_layer(std::span<const HeadKinds> kinds, size_t 
 inline const Layer& retrieval_layer(const HeadKinds* kinds, const Layer& layer) {
   return kinds == nullptr ? layer : kinds->retrieval;
 }
-class RetrievalRuns {
+// Runs of its heads; a layer without streaming heads is one.
+class HeadRuns {
  public:
-  RetrievalRuns(const HeadKinds* kinds, const Layer& layer) : kinds_(kinds), all_{0, layer.n_kv_heads, false} {}
-  std::span<const HeadRun> get() const {
-    return kinds_ == nullptr ? std::span(&all_, 1) : std::span(kinds_->retrieval_runs);
+  static HeadRuns retrieval(const HeadKinds* kinds, const Layer& layer) {
+    return {kinds != nullptr ? &kinds->retrieval_runs : nullptr, layer};
   }
+  static HeadRuns all(const HeadKinds* kinds, const Layer& layer) {
+    return {kinds != nullptr ? &kinds->runs : nullptr, layer};
+  }
+  std::span<const HeadRun> get() const { return runs_ == nullptr ? std::span(&whole_, 1) : std::span(*runs_); }
 
  private:
-  const HeadKinds* kinds_;
-  HeadRun all_;
+  HeadRuns(const std::vector<HeadRun>* runs, const Layer& layer) : runs_(runs), whole_{0, layer.n_kv_heads, false} {}
+
+  const std::vector<HeadRun>* runs_;  // null: one, of all heads
+  HeadRun whole_;
 };
 
 }  // namespace tandem

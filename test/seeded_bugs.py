@@ -114,7 +114,7 @@ BUGS = [
     ("streaming heads have the others' first keys", "lib/streaming_heads.cc",
      "    to->begin = call.streaming_heads.newest_begin;\n", "", "streaming_heads_test", "attends_on_a_device"),
     ("keys of streaming heads cross the bus", "lib/routes/choose.cc", "cut_pieces(session_.stream_layout_, outside_runs_.get(),",
-     "cut_pieces(session_.stream_layout_, RetrievalRuns(nullptr, layer_).get(),", "streaming_heads_test",
+     "cut_pieces(session_.stream_layout_, HeadRuns::retrieval(nullptr, layer_).get(),", "streaming_heads_test",
      "streams_retrieval_heads_alone"),
 ]
 

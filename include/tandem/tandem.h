@@ -399,7 +399,7 @@ TANDEM_API void tandem_session_options_init(tandem_session_options *options);
  * missing), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what 64 tokens of a KV head take, or with "recompute" 128 hidden
  * states; stream_fraction or recompute_share without its route, or "host+stream" without stream_fraction; streaming_heads of a
  * layer with a sliding window). streaming_heads are for policy "all" and not for "recompute" (UNSUPPORTED), speculative calls
- * are not for layers that have any; their appends go 512 tokens at a time. */
+ * are not for layers that have any. */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
 /* Accepts NULL, never fails. A planned step that is open is taken back. Calls under way on the device are not waited for: a

@@ -70,7 +70,8 @@ Status Session::try_long(const Layer& layer) const {
 // q_len: of an append; of its last part, if that streams all there is. n: gets the tokens of that part.
 Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64_t* n, LongParts* parts) const {
   const Layer& layer = cache_->layers()[layer_idx];
-  const int64_t key_bytes = token_kv_bytes(layer);
+  const Layer& outside_heads = outside_layer(layer_idx);
+  const int64_t key_bytes = token_kv_bytes(outside_heads);
   PrefillSize size;
   const TokenRange all = outside_of(layer, options_, cache_->page_len(), kv_len, q_len);
   const PrefillTerms terms = prefill_terms(layer_idx);
@@ -84,7 +85,7 @@ Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64
   TANDEM_TRY(try_long(layer));
   const double bus_ns = cache_->engine().profile().stream_ns(n_keys * key_bytes);
   const double known_ns = cache_->engine().profile().prefill_tile_ns(layer);
-  const double device_ns = prefill_ns(layer, size.layout, *n, n_keys, terms.n_multiprocessors,
+  const double device_ns = prefill_ns(outside_heads, size.layout, *n, n_keys, terms.n_multiprocessors,
                                       known_ns > 0.0 ? known_ns : assumed_tile_ns(layer));
   parts->n_keys += n_keys;
   parts->bus_ns += bus_ns;
@@ -101,8 +102,7 @@ Status Session::plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan*
   const RebuildTerms rebuild = rebuild_terms(calls.layer_idx, may_stream);
   const BusAhead ahead = bus_ahead(calls.layer_idx, longest_of(calls));
   const bool is_auto = routes_.route == Route::kAuto;
-  const bool may_be_long = !refuses_prefill_ && head_kinds(calls.layer_idx) == nullptr;
-  bool streams_long = may_stream && may_be_long && routes_.route == Route::kStream;
+  bool streams_long = may_stream && !refuses_prefill_ && routes_.route == Route::kStream;
   for (int round = 0;; ++round) {
     int64_t n_outside = 0;
     split->clear(ahead);
@@ -123,7 +123,7 @@ Status Session::plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan*
       split->make(profile, layer, key_bytes, rebuild);
     else
       split->give(profile, layer, key_bytes, may_stream && routes_.always_streams() ? routes_.given_share() : 0.0, rebuild);
-    if (round > 0 || !is_auto || !may_be_long || split->n_streamed() == 0) return {};
+    if (round > 0 || !is_auto || refuses_prefill_ || split->n_streamed() == 0) return {};
     streams_long = true;  // as its tickets would stream, so do its parts
   }
 }

@@ -45,8 +45,7 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   const SequenceCall* longest = nullptr;
   for (const SequenceCall& call : scratch_.calls)
     if (longest == nullptr || call.q_len > longest->q_len) longest = &call;
-  // Streaming heads' queries see other keys than the group's: such layers go a ticket at a time.
-  if (args_.k == nullptr || heads_ != nullptr || session_.refuses_prefill_ || !session_.routes_.appends_at_once() ||
+  if (args_.k == nullptr || session_.refuses_prefill_ || !session_.routes_.appends_at_once() ||
       most < std::min(longest->q_len, session_.most_of_chunk()))
     return {};
   const TokenRange tokens = streamed_tokens(*longest, most);
@@ -62,7 +61,7 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   int64_t n_pieces = 0;
   for (const SequenceCall& call : scratch_.calls) {
     const TokenRange streamed = streamed_tokens(call, most);
-    n_pieces = std::max(n_pieces, count_pieces(size.layout, outside_runs_.get(), streamed.begin, streamed.end));
+    n_pieces = std::max(n_pieces, count_prefill_pieces(size.layout, heads_, layer_, streamed, session_.options_.sink_len));
   }
   bool is_pinned = true;
   for (const SequenceCall& call : scratch_.calls)
@@ -86,7 +85,10 @@ bool AttendCall::give_prefill_up(const Status& status) {
   return true;
 }
 
+// Sinks of streaming heads come from the store: queries that see them otherwise are no long chunk's.
 int64_t AttendCall::prefill_len(const ChunkPlace& place) const {
+  const int64_t first_query = scratch_.calls[place.call].first_query + place.query;
+  if (heads_ != nullptr && first_query < session_.options_.sink_len) return 0;
   const int64_t n_left = scratch_.calls[place.call].q_len - place.query;
   return n_left > std::min(prefill_.n_tokens, kTicket) ? std::min(n_left, prefill_.n_tokens) : 0;
 }
@@ -147,6 +149,7 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
   evict_before(&call);
   set_visibility(call);
   choose_keys(call);
+  choose_for_streaming_heads(call);
   call.cpu_begin = call.has_host ? call.host_end : call.host_begin;
   call.kept_begin = session_.evicted_to(*call.state, call.length);
   for (int64_t i = 0; i < tickets_of(call.q_len); ++i) {
@@ -162,12 +165,15 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
     add_row_copies(rows, exchange, &taking);
     taking.touched.push_back({call.sequence->id, rows.first_query, call.found_begin});
   }
-  if (!call.streams()) return;
   task->layout = prefill_.layout;
-  cut_pieces(task->layout, outside_runs_.get(), 0, {call.host_begin, call.cpu_begin}, &task->pieces);
+  for (const HeadRun& run : all_runs_.get())
+    cut_pieces(task->layout, {&run, 1}, 0,
+               run.streams ? TokenRange{0, call.streaming_heads.sink_end} : TokenRange{call.host_begin, call.cpu_begin},
+               &task->pieces);
+  if (task->pieces.empty()) return;
   task->bases = cache_.store().bases();
-  task->part.layer = &layer_;
-  task->part.key_bytes = token_kv_bytes(layer_);
+  task->part.layer = &outside_;
+  task->part.key_bytes = token_kv_bytes(outside_);
   task->part.streamed_tokens = call.cpu_begin - call.host_begin;
   task->part.n_queries = call.q_len;  // the attention may take longer than the bus: nothing is learned
   task->streamed = session_.device_->streamed(task->idx);
@@ -197,6 +203,11 @@ Status AttendCall::describe_prefill(HandOverTask* task, Prefill* prefill) {
   const int64_t first_page = call.resident_begin / kDevicePageLen, last_page = (call.length - 1) / kDevicePageLen;
   chunk.table_len = static_cast<int32_t>(last_page - first_page + 1);
   *to++ = chunk;
+  if (heads_ != nullptr) {
+    *to = chunk;
+    to++->begin = call.streaming_heads.newest_begin;
+  }
+  const int64_t n_chunks = to - first;
   for (int64_t i = 0; i < prefill->n_tickets; ++i) {
     DeviceSequence& rows = *to++ = chunk;
     rows.end = std::min(call.length, call.first_query + (i + 1) * kTicket);
@@ -219,7 +230,8 @@ Status AttendCall::describe_prefill(HandOverTask* task, Prefill* prefill) {
   prefill->chunk.n_sequences = 1;
   prefill->chunk.max_q_len = chunk.q_len;
   prefill->chunk.max_keys = call.length - call.resident_begin;
-  prefill->described = there + 1;
+  prefill->described = there + n_chunks;
+  streaming_sequences_ = there + 1;
   prefill->piece_table = prefill->chunk.page_tables - n_piece_pages;
   return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload,
                      table_at + chunk.table_len * static_cast<int64_t>(sizeof(int64_t)), args_.stream);
@@ -264,32 +276,31 @@ Status AttendCall::launch_prefill(Prefill& prefill) {
   if (task.pieces.empty()) {
     TANDEM_TRY(device.side()->join(args_.stream));
     point_output(0, &attend);
-    TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
+    TANDEM_TRY(attend_window(attend, true));
     return keep_window();
   }
   prefill.n_sent = std::min(task.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
   std::byte* const area = device.prefill_area();
   prefill.states = {reinterpret_cast<float*>(area + prefill_.o_at), reinterpret_cast<float*>(area + prefill_.lse_at), 0};
-  while (prefill.n_taken < task.pieces.size()) {
-    const StreamPiece& next = task.pieces[prefill.n_taken];
-    TANDEM_TRY(attend_group(prefill, next.first_head, next.n_heads));
-  }
+  for (const HeadRun& run : all_runs_.get())
+    for (int32_t h = 0; h < run.n; h += task.layout.n_heads)
+      TANDEM_TRY(attend_group(prefill, {run.first + h, std::min(task.layout.n_heads, run.n - h), run.streams}));
   return keep_window();
 }
 
 // Each piece's states come to those of the pieces before; the chunk comes last and leaves the answer.
-Status AttendCall::attend_group(Prefill& prefill, int32_t first_head, int32_t n_heads) {
+Status AttendCall::attend_group(Prefill& prefill, const HeadRun& heads) {
   const HandOverTask& task = *prefill.task;
   StreamBuffers& buffers = *session_.device_->stream();
   Layer layer;
-  DeviceAttend of_chunk = of_heads(prefill.attend, first_head, n_heads, &layer);
+  DeviceAttend of_chunk = of_heads(prefill.attend, heads.first, heads.n, &layer);
   prefill.states.n_heads = layer.n_q_heads;
   DeviceAttend of_pieces = prefill.attend;
   of_pieces.sequences.page_tables = prefill.piece_table;
   const auto* described = prefill.described + prefill.n_tickets;
   while (prefill.n_taken < task.pieces.size()) {
     const StreamPiece& piece = task.pieces[prefill.n_taken];
-    if (piece.first_head != first_head) break;
+    if (piece.first_head != heads.first) break;
     std::byte* buffer = nullptr;
     TANDEM_TRY(buffers.take(args_.stream, &buffer));
     TANDEM_TRY(attend_piece(of_pieces, task, piece, buffer, described + prefill.n_taken++, prefill.states));
@@ -298,10 +309,14 @@ Status AttendCall::attend_group(Prefill& prefill, int32_t first_head, int32_t n_
     TANDEM_TRY(buffers.done_with(args_.stream));
     TANDEM_TRY(send_next(task, &prefill.n_sent));
   }
-  if (first_head == 0) TANDEM_TRY(session_.device_->side()->join(args_.stream));
-  of_chunk.before_o = prefill.states.o;
-  of_chunk.before_lse = prefill.states.lse;
-  point_output(first_head, &of_chunk);
+  if (heads.first == 0) TANDEM_TRY(session_.device_->side()->join(args_.stream));
+  of_chunk.before_o = of_pieces.before_o;
+  of_chunk.before_lse = of_pieces.before_lse;
+  if (heads.streams) {
+    of_chunk.sequences.sequences = streaming_sequences_;
+    layer.sliding_window = session_.options_.window_len;
+  }
+  point_output(heads.first, &of_chunk);
   TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &of_chunk));
   return {};
 }

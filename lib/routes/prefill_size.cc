@@ -121,4 +121,14 @@ DeviceLimits prefill_limits(const Device& device, const Layer& layer, const Pref
   return limits;
 }
 
+int64_t count_prefill_pieces(const StreamLayout& layout, const HeadKinds* kinds, const Layer& layer, TokenRange tokens,
+                             int64_t sink_len) {
+  int64_t n = kinds != nullptr ? 1 : 0;
+  const HeadRuns runs = HeadRuns::all(kinds, layer);
+  for (const HeadRun& run : runs.get())
+    n += run.streams ? count_pieces(layout, {&run, 1}, 0, sink_len)
+                     : count_pieces(layout, {&run, 1}, tokens.begin, tokens.end);
+  return n;
+}
+
 }  // namespace tandem

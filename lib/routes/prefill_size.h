@@ -42,6 +42,10 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
 // What such appends take beside what calls of tickets do. n_pieces: of a chunk; n_pages: of window and chunk.
 DeviceLimits prefill_limits(const Device& device, const Layer& layer, const PrefillSize& size, int64_t n_pieces,
                             int64_t n_pages);
+// Of a chunk, for prefill_limits(): tokens are those outside the window; sinks come to streaming heads, which have a
+// descriptor of the chunk.
+int64_t count_prefill_pieces(const StreamLayout& layout, const HeadKinds* kinds, const Layer& layer, TokenRange tokens,
+                             int64_t sink_len);
 inline int64_t tickets_of(int64_t n_tokens) {
   return (n_tokens + DeviceSession::kMostTokens - 1) / DeviceSession::kMostTokens;
 }

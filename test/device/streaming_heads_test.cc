@@ -24,6 +24,7 @@ struct Options {
   const char* route = nullptr;  // null: there is no device
   int64_t sinks = kSinks, window = kWindow;
   bool has_learned = false;
+  int64_t append_tokens = 0;
 };
 
 void wait_for(void* stream) {
@@ -76,6 +77,7 @@ class Heads {
     made.route = options_.route;
     if (options_.route != nullptr && std::strcmp(options_.route, "host+stream") == 0) made.stream_fraction = 0.6;
     made.stream_buffer_bytes = kBufferBytes;
+    made.append_tokens = options_.append_tokens;
     made.streaming_heads = kFlags.data();
     made.n_streaming_heads = kFlags.size();
     return made;
@@ -208,11 +210,20 @@ void attends_on_a_device(void**) {
     }
 }
 
-void attends_appends_of_many_tickets(void**) {
-  Heads heads({"stream", kSinks, kWindow, false});
-  heads.all_layers({700, 5}, 1);
-  heads.all_layers({600, 1}, 1000);
-  heads.all_layers({1, 1}, 2000);
+// Of thousands of tokens at a time, sinks in the chunk itself, in the store, in parts; behind tickets; from a late device.
+void attends_long_appends(void**) {
+  for (const Options& options : {Options{"stream", kSinks, kWindow, false},
+                                 {"stream", 100, 16, true},
+                                 {"stream", 0, 700, false},
+                                 {"auto", kSinks, kWindow, false}}) {
+    Heads heads(options);
+    heads.all_layers({700, 5}, 1);
+    heads.all_layers({600, 1}, 1000);
+    heads.all_layers({1, 1}, 2000);
+    controls.set_delay(cuda_module == nullptr ? 50'000 : 0);
+    heads.all_layers({530, 900}, 3000);
+    controls.set_delay(0);
+  }
 }
 
 void attends_in_planned_steps(void**) {
@@ -253,6 +264,8 @@ void streams_retrieval_heads_alone(void**) {
     assert_int_equal(streamed - before, outside * n_heads * kHeadBytes);
     before = streamed;
   }
+  heads.attend(0, {600, 0}, 800);  // in one go
+  assert_int_equal(heads.stats().streamed_kv_bytes - before, outside_of(301) * 2 * kHeadBytes);
   const std::array<int64_t, 2> kv_lens = {301, 301};
   tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
   OK(tandem_plan, &plan, heads.session, 0, kv_lens.data(), nullptr, 2);
@@ -263,16 +276,15 @@ void streams_retrieval_heads_alone(void**) {
 }
 
 void holds_what_was_planned(void**) {
-  for (const char* route : {"host", "stream"}) {
-    Heads heads({route, kSinks, kWindow, false});
-    const tandem_session_options options = heads.session_options();
-    const std::array<int64_t, 2> lengths = {301, 301};
-    tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  for (const Options& options : {Options{"host"}, {"stream"}, {"stream", kSinks, kWindow, false, 600}}) {
+    Heads heads(options);
+    const tandem_session_options made = heads.session_options();
+    const int64_t n = std::max<int64_t>(1, options.append_tokens);
+    const std::array<int64_t, 2> lengths = {300 + n, 300 + n};
     tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
     cache.k_type = TANDEM_F32;
-    OK(tandem_plan_memory, &plan, heads.engine, heads.model, &cache, &options, lengths.data(), 2);
-    tandem_session* none = nullptr;
-    OK(tandem_session_create, &none, heads.cache, nullptr);
+    tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+    OK(tandem_plan_memory, &plan, heads.engine, heads.model, &cache, &made, lengths.data(), 2);
     for (int32_t l = 0; l < kHeadLayers; ++l)
       for (size_t s = 0; s < 2; ++s) {
         const Tensor k({300, kHeads, kDim}, 7 + l), v({300, kHeads, kDim}, 8 + l);
@@ -280,8 +292,11 @@ void holds_what_was_planned(void**) {
         heads.past[s].k[l] = k.values;
         heads.past[s].v[l] = v.values;
       }
-    tandem_session_release(none);
-    heads.all_layers({1, 1}, 900);
+    if (options.append_tokens > 0) {
+      heads.all_layers({n, 0}, 900);
+      heads.all_layers({0, n}, 1200);
+    }
+    heads.all_layers({1, 1}, 1500);
     tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
     OK(tandem_cache_get_stats, &stats, heads.cache);
     assert_int_equal(stats.device_window_bytes, plan.device_window_bytes);
@@ -368,7 +383,7 @@ int main(int argc, char** argv) {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(attends_on_the_host, forget),
       cmocka_unit_test_teardown(attends_on_a_device, forget),
-      cmocka_unit_test_teardown(attends_appends_of_many_tickets, forget),
+      cmocka_unit_test_teardown(attends_long_appends, forget),
       cmocka_unit_test_teardown(attends_in_planned_steps, forget),
       cmocka_unit_test_teardown(follows_truncations, forget),
       cmocka_unit_test_teardown(streams_retrieval_heads_alone, forget),
