@@ -275,6 +275,7 @@ void AttendCall::begin_task(HandOverTask* task) const {
   task->streamed = task->sent_hidden = nullptr;
   task->streamed_x_bytes = 0;
   task->part = {};
+  task->asked = std::chrono::steady_clock::now();
   task->is_cut = false;
   task->arrived = task->observed = nullptr;
 }

@@ -368,6 +368,7 @@ PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& time
   part.has_host = times.has_host;
   part.host_end = ns(times.host_end);
   part.has_stream = times.stream.is_seen;
+  part.is_rows = task.part.is_rows;
   part.n_pieces = static_cast<int64_t>(task.pieces.size() + task.rebuilt.pieces.size());
   part.streamed = ns(times.stream.seen);
   if (times.has_arrived) try {

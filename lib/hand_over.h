@@ -89,6 +89,7 @@ struct HandOverPart {
   int64_t weighed_keys = 0;   // the CPU's, if all were under so many
   int64_t ahead_bytes = 0;    // that buffers have room for before the queries come
   bool tells = false;         // there are enough of them
+  bool is_rows = false;       // of a long append, whose queries do not come with its tickets
   double predicted_ns = 0.0;  // 0: nobody knew
 };
 
@@ -125,7 +126,7 @@ struct HandOverTask {
   int64_t rebuilt_at = 0;
   uint8_t* sent_hidden = nullptr;
   int64_t streamed_x_bytes = 0;
-  std::chrono::steady_clock::time_point asked;  // for copies, if there are any
+  std::chrono::steady_clock::time_point asked;  // the call was about to ask for copies, if there are any
   HandOverPart part;
   std::atomic<bool> is_lost{false};    // it never arrived
   std::atomic<bool> is_unseen{false};  // it arrived and was not observed

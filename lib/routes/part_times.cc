@@ -16,13 +16,17 @@ std::pair<int32_t, int64_t> key_of(int32_t layer_idx, int64_t n_queries) {
 
 }  // namespace
 
-PartReading PartTimes::note(const PartMoments& part) {
+// As long the bus would have had if the device had not waited for it.
+void PartTimes::note_gap(const PartMoments& part) {
   const auto [known, is_first] = ahead_.try_emplace(key_of(part.layer_idx, part.n_queries));
-  PartReading reading;
-  reading.host = part.has_host ? std::max(0.0, part.host_end - part.arrived) : 0.0;
-  // As long the bus would have had if the device had not waited for it.
   const double gap = std::max(0.0, part.arrived - (has_last_ ? std::max(part.asked, last_free_) : part.asked));
   known->second = is_first ? gap : known->second + kNewest * (std::min(gap, 2.0 * known->second + kMore) - known->second);
+}
+
+PartReading PartTimes::note(const PartMoments& part) {
+  if (!part.is_rows) note_gap(part);
+  PartReading reading;
+  reading.host = part.has_host ? std::max(0.0, part.host_end - part.arrived) : 0.0;
   if (part.has_stream) {
     const double free = std::max(part.asked, last_streamed_);
     const double needs = (part.n_pieces > 1 ? last_arrived_ : before_arrived_) + kFreeNs;

@@ -29,6 +29,7 @@ struct PartMoments {
   double asked = 0.0;     // the call was about to ask for copies
   double arrived = 0.0;   // the queries were there
   bool has_host = false, has_stream = false;
+  bool is_rows = false;   // rows of a long append came, and no queries: how long the bus has is not to be learned from that
   int64_t n_pieces = 0;   // that cross the bus
   double host_end = 0.0;  // the CPU's states were there
   double streamed = 0.0;  // the last key was on the device
@@ -50,6 +51,8 @@ class PartTimes {
   double ahead_ns(int32_t layer_idx, int64_t n_queries) const;
 
  private:
+  void note_gap(const PartMoments& part);
+
   std::map<std::pair<int32_t, int64_t>, double> ahead_;  // by layer and power of two of queries
   bool has_last_ = false;
   double last_free_ = 0.0;     // the bus, if the part had ended as it did and its stream as late as that allows

@@ -13,6 +13,7 @@
 // The tasks of the tickets take rows alone; the last of them is also the one that is not finished while pieces are on their
 // way, for the others' slots are waited for meanwhile. Where nothing is streamed yet, a chunk is attended in one go.
 #include <algorithm>
+#include <chrono>
 #include <mutex>
 
 #include "lib/attend_call.h"
@@ -161,6 +162,7 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
     taking.step = 0;
     taking.scratch.jobs.clear();
     begin_task(&taking);
+    taking.part.is_rows = true;
     taking.shape.n_tokens = taking.shape.max_q_len = static_cast<int32_t>(rows.q_len);
     add_row_copies(rows, exchange, &taking);
     taking.touched.push_back({call.sequence->id, rows.first_query, call.found_begin});
@@ -271,6 +273,7 @@ Status AttendCall::launch_prefill(Prefill& prefill) {
   attend.q = rows_of(args_.q);
   attend.workspace = device.workspace();
   HandOverTask& task = *prefill.task;
+  task.asked = std::chrono::steady_clock::now();
   TANDEM_TRY(begin_stream(&task));
   TANDEM_TRY(hand_over_rows(prefill));
   if (task.pieces.empty()) {

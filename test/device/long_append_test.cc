@@ -81,6 +81,22 @@ void chunks_of_all_lengths(void**) {
   }
 }
 
+// From when copies were asked for, also of the first call that streams, and of one behind others.
+void counts_its_time(void**) {
+  const Streaming side({});
+  Call calls[] = {Call(900, 1), Call(900, 2), Call(1, 3), Call(900, 4)};
+  const auto begin = std::chrono::steady_clock::now();
+  for (Call& call : calls) {
+    call.to_device();
+    attend(side, call);
+    call.output();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  const int64_t ns = side.stats().stream_part_ns;
+  const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - begin - 4 * std::chrono::milliseconds(20);
+  assert_in_range(ns, 1, spent.count());
+}
+
 // Several sequences in a call: some appends are long, some go together.
 void batches(void**) {
   const Streaming side({});
@@ -287,6 +303,7 @@ void loses_the_device(void**) {
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(chunks_of_all_lengths, forget),
+      cmocka_unit_test_teardown(counts_its_time, forget),
       cmocka_unit_test_teardown(batches, forget),
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
       cmocka_unit_test_teardown(takes_all_chunks_back, forget),

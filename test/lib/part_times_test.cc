@@ -82,6 +82,23 @@ void gaps_are_known_by_call(void**) {
   assert_true(times.ahead_ns(1, 1) < 400 * kUs);
 }
 
+// Tickets of a long append come when their rows do: the bus is busy with its pieces, but gaps are those of other calls.
+void rows_tell_no_gap(void**) {
+  PartTimes times;
+  PartMoments rows = moments(100, 700, 0, 0);
+  rows.is_rows = true;
+  rows.n_queries = 512;
+  times.note(rows);
+  assert_true(times.ahead_ns(0, 512) == 0.0);
+  PartMoments last = moments(100, 800, 0, 900);
+  last.is_rows = true;
+  last.n_queries = 300;
+  assert_reading(times.note(last), 0, 100, 800, 100, true);
+  assert_true(times.ahead_ns(0, 512) == 0.0);
+  assert_reading(times.note(moments(110, 1000, 0, 1200)), 0, 200, 300, 200, true);
+  assert_true(times.ahead_ns(0, 1) == 100 * kUs);
+}
+
 // ---- a machine -----------------------------------------------------------------------------------------------------------
 
 constexpr int64_t kKeyBytes = 2048;
@@ -261,7 +278,7 @@ void steps_are_as_short_as_can_be(void**) {
 }  // namespace
 
 int main() {
-  const CMUnitTest tests[] = {cmocka_unit_test(one_after_another), cmocka_unit_test(gaps_are_known_by_call),
+  const CMUnitTest tests[] = {cmocka_unit_test(one_after_another), cmocka_unit_test(gaps_are_known_by_call), cmocka_unit_test(rows_tell_no_gap),
                               cmocka_unit_test(steps_are_as_short_as_can_be)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
