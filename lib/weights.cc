@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "lib/device_memory.h"
@@ -258,6 +259,14 @@ Status Weights::send_ahead() {
   return send_due(due_behind(0).bytes);
 }
 
+// Of blocks that nobody has asked for yet: what fails is tried again, and told, where they are used.
+void Weights::try_ahead() noexcept {
+  try {
+    static_cast<void>(send_ahead());
+  } catch (const std::bad_alloc&) {
+  }
+}
+
 // Who takes a place next has its copies wait for what was asked of those that are done with.
 void Weights::free(Place* place) {
   done_with_.reserve(done_with_.size() + place->behind.size() + 1);
@@ -329,6 +338,8 @@ Status Weights::use(int32_t block_idx, void* stream, void** data) {
   }
   if (!is_ahead) TANDEM_TRY(send_all());
   TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, events_[place->events].filled, stream));
+  retire();
+  try_ahead();
   *data = ring_.data() + place->begin;
   if (!place->was_used) block.others = n_others_ - place->others_at;
   place->was_used = true;
@@ -336,8 +347,7 @@ Status Weights::use(int32_t block_idx, void* stream, void** data) {
   ++n_uses_;
   ++n_streamed_uses_;
   n_ahead_ += is_ahead ? 1 : 0;
-  retire();
-  return send_ahead();
+  return {};
 }
 
 Status Weights::note_use_ends(Place* place, void* stream) {
@@ -379,7 +389,8 @@ Status Weights::done(int32_t block_idx, void* stream) {
   if (block.n_held == 1) free(&place);
   if (--block.n_held > 0) return {};
   retire();
-  return send_ahead();
+  try_ahead();
+  return {};
 }
 
 Status WeightsInUse::use(const std::shared_ptr<Weights>& weights, int32_t block_idx, const void** data) {
@@ -389,6 +400,10 @@ Status WeightsInUse::use(const std::shared_ptr<Weights>& weights, int32_t block_
   held_.push_back({weights, block_idx});
   *data = at;
   return {};
+}
+
+WeightsInUse::~WeightsInUse() {
+  for (const Held& held : held_) static_cast<void>(held.weights->done(held.block_idx, stream_));
 }
 
 // What failed is tried once more at the end.

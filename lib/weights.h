@@ -90,6 +90,7 @@ class Weights {
   Due due_behind(int64_t piece_bytes) const;
   Status send_due(int64_t bytes);
   Status send_ahead();
+  void try_ahead() noexcept;
   Status place_now(int32_t block_idx);
   Status send_all();
   Status note_use_ends(Place* place, void* stream);
@@ -127,7 +128,7 @@ class Weights {
 class WeightsInUse {
  public:
   explicit WeightsInUse(void* stream) : stream_(stream) {}
-  ~WeightsInUse() { static_cast<void>(done()); }
+  ~WeightsInUse();
   WeightsInUse(const WeightsInUse&) = delete;
 
   Status use(const std::shared_ptr<Weights>& weights, int32_t block_idx, const void** data);

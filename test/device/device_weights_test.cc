@@ -69,6 +69,9 @@ struct Walk {
   void use(int32_t b) {
     void* data = nullptr;
     OK(tandem_weights_use, &data, weights, b, stream);
+    copy(b, data);
+  }
+  void copy(int32_t b, void* data) {
     assert_int_equal(reinterpret_cast<uintptr_t>(data) % 256, 0);
     const auto bytes = static_cast<int64_t>(blocks[static_cast<size_t>(b)].bytes.size());
     void* const at = device->allocate(bytes);
@@ -81,6 +84,25 @@ struct Walk {
   void done() {
     OK(tandem_weights_done, weights, held.front(), stream);
     held.erase(held.begin());
+  }
+  // Where a call to the device fails, a use that is refused holds nothing and an end that is refused is still to come.
+  bool use_again(int32_t b) {
+    void* data = nullptr;
+    const bool fails = tandem_weights_use(&data, weights, b, stream, nullptr) != TANDEM_OK;
+    if (fails) {
+      assert_null(data);
+      assert_int_equal(tandem_weights_done(weights, b, stream, nullptr), TANDEM_ERROR_INVALID_STATE);
+      use(b);
+    } else {
+      copy(b, data);
+    }
+    return fails;
+  }
+  bool done_again() {
+    const bool fails = tandem_weights_done(weights, held.front(), stream, nullptr) != TANDEM_OK;
+    if (fails) OK(tandem_weights_done, weights, held.front(), stream);
+    held.erase(held.begin());
+    return fails;
   }
   void check() {
     tandem::DeviceError error;
@@ -258,6 +280,34 @@ void guards_end_uses(void**) {
   assert_int_equal(weights.stats().n_uses, 3);
 }
 
+// Whichever call of the device fails on the way, blocks are what was given, and none is held that nobody was told of.
+void survives_failing_calls(void**) {
+  using namespace stand_in;
+  const Side side(true);
+  std::mt19937_64 random(11);
+  const std::vector<Block> blocks = make_blocks(random, 5, 5000);
+  const tandem_weights_options options = TANDEM_WEIGHTS_OPTIONS_INIT;
+  for (const stand_in::Call failing : {kCapturing, kCopyStrided, kRecordEvent, kWaitEvent}) {
+    int n_refused = 0;
+    for (int64_t nth = 1; nth < 60; ++nth) {
+      tandem_weights* weights = nullptr;
+      tandem_error* error = nullptr;
+      assert_int_equal(create(&weights, side.engine, blocks, options, &error), TANDEM_OK);
+      Walk walk{blocks, weights, controls.create_stream()};
+      controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
+      for (int32_t i = 0; i < 15; ++i) {
+        n_refused += walk.use_again(i % 5);
+        n_refused += walk.done_again();
+      }
+      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      walk.check();
+      tandem_weights_release(weights);
+      assert_true(controls.destroy_stream(walk.stream));
+    }
+    if (n_refused == 0 && failing != kCopyStrided) fail_msg("call %d was never made to fail", failing);
+  }
+}
+
 // Whichever call of the device fails, nothing is left behind.
 void leaves_nothing(void**) {
   const Side side(true);
@@ -293,6 +343,7 @@ int main() {
       cmocka_unit_test_teardown(is_ahead, forget),
       cmocka_unit_test_teardown(refuses, forget),
       cmocka_unit_test_teardown(guards_end_uses, forget),
+      cmocka_unit_test_teardown(survives_failing_calls, forget),
       cmocka_unit_test_teardown(leaves_nothing, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
