@@ -275,8 +275,11 @@ void AttendCall::order_pages(RebuiltPieces* rebuilt) const {
 int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
   int64_t n_tokens = 0;
   for (const SequenceCall& call : scratch_.calls)
-    if (session_.may_rebuild_ && call.has_host && call.rebuilt_end > call.host_begin)
-      task->rebuilt.planned_pages += RebuiltPart{0, call.host_begin, call.rebuilt_end, 0}.n_pages();
+    for (int64_t t = call.host_begin; session_.may_rebuild_ && call.has_host && t < call.rebuilt_end;) {
+      const int64_t end = t + follow_positions(*call.sequence, {t, call.rebuilt_end});
+      task->rebuilt.planned_pages += RebuiltPart{0, t, end, 0}.n_pages();
+      t = end;
+    }
   for (size_t i = 0; i < scratch_.calls.size() && session_.may_rebuild_; ++i) {
     const SequenceCall& call = scratch_.calls[i];
     if (!call.has_host || call.rebuilt_end <= call.host_begin) continue;

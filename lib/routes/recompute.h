@@ -80,7 +80,7 @@ struct RebuiltPiece {
 struct RebuiltPieces {
   std::vector<RebuiltPart> parts;
   std::vector<RebuiltPiece> pieces;
-  int64_t planned_pages = 0;  // what there will be in all, as far as that is known
+  int64_t planned_pages = 0;  // what there will be in all, with what gaps leave of pages; 0: nobody knows
 
   void clear() {
     parts.clear();

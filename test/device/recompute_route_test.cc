@@ -173,6 +173,23 @@ void follows_its_sequences(void**) {
   assert_same_hidden(side, twin, 65, 10);
 }
 
+// Many gaps make many pieces, one for what lies between two of them; what follows is in pieces as long as ever.
+void gaps_leave_pieces_long(void**) {
+  constexpr int64_t kGaps = 40, kLong = 2600;
+  const Projected projected(TANDEM_ROPE_HALVES);
+  const Rebuilding side(projected, 1.0, 2 * kBuffer), twin(projected, 1.0, kBuffer, false);  // pieces of three pages
+  append_both(side, twin, HiddenCall(projected, kLong, 0, 1));
+  for (const Side* one : {static_cast<const Side*>(&side), static_cast<const Side*>(&twin)})
+    for (int64_t i = 0; i < kGaps; ++i) OK(tandem_sequence_remove, one->cache, one->sequence, i + 1, 1, 0);
+  HiddenCall call(projected, 1, kLong, 2), on_host(projected, 1, kLong, 2);
+  call.to_device();
+  const int64_t before = counts.n_rebuilt;
+  attend_hidden(side, call);
+  attend_hidden(twin, on_host);
+  assert_near(call.output(), on_host.output());
+  assert_in_range(counts.n_rebuilt - before, kGaps + 1, kGaps + kLong / (3 * 128) + 3);
+}
+
 // Of sessions that rebuild nothing: planned steps, and guesses of which some are kept, bring hidden states to the host too.
 void come_with_every_kind_of_call(void**) {
   const Projected projected;
@@ -363,6 +380,7 @@ int main() {
       cmocka_unit_test_teardown(attends_what_it_has_made, forget),
       cmocka_unit_test_teardown(sequences_share_copies, forget),
       cmocka_unit_test_teardown(follows_its_sequences, forget),
+      cmocka_unit_test_teardown(gaps_leave_pieces_long, forget),
       cmocka_unit_test_teardown(come_with_every_kind_of_call, forget),
       cmocka_unit_test_teardown(come_with_long_appends, forget),
       cmocka_unit_test_teardown(is_planned, forget),
