@@ -278,7 +278,7 @@ void steps_are_as_short_as_can_be(void**) {
 }  // namespace
 
 int main() {
-  const CMUnitTest tests[] = {cmocka_unit_test(one_after_another), cmocka_unit_test(gaps_are_known_by_call), cmocka_unit_test(rows_tell_no_gap),
-                              cmocka_unit_test(steps_are_as_short_as_can_be)};
+  const CMUnitTest tests[] = {cmocka_unit_test(one_after_another), cmocka_unit_test(gaps_are_known_by_call),
+                              cmocka_unit_test(rows_tell_no_gap), cmocka_unit_test(steps_are_as_short_as_can_be)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
