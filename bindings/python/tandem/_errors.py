@@ -145,6 +145,16 @@ def invalid(field: str, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{field} {what}", status=_abi.STATUS["INVALID_ARGUMENT"], field=field)
 
 
+def asked_of_owner(function: Any, *arguments: Any, **options: Any) -> Any:
+    """What the array's owner answers. Its code may raise anything: PyTorch ValueError of a meta tensor, RuntimeError of others."""
+    try:
+        return function(*arguments, **options)
+    except (TandemError, MemoryError):
+        raise
+    except Exception as error:
+        raise invalid("array", f"is not exported by its owner: {error}") from error
+
+
 def of_type(field: str, value: Any, kind: type) -> None:
     """Refuses a value that is no `kind`."""
     if not isinstance(value, kind):

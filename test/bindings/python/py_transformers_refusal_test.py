@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """tandem.transformers refuses what it cannot do, with the reason; a mask that contradicts what is stored among it."""
 import pytest
-from hf_common import batch, models, new_cache, run, torch, transformers
+from hf_common import batch, new_cache, run, torch, transformers
+from hf_gate import models
 
 import tandem
 from tandem.transformers import TandemCache, tandem_mask
