@@ -145,13 +145,18 @@ def invalid(field: str, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{field} {what}", status=_abi.STATUS["INVALID_ARGUMENT"], field=field)
 
 
-def asked_of_owner(function: Any, *arguments: Any, **options: Any) -> Any:
-    """What the array's owner answers. Its code may raise anything: PyTorch ValueError of a meta tensor, RuntimeError of others."""
+# What the owners of arrays refuse with: NumPy and DLPack BufferError, PyTorch ValueError (a meta tensor) and RuntimeError too.
+# Anything else is no refusal, and passes through.
+_REFUSALS = (BufferError, ValueError, TypeError, RuntimeError, AttributeError)
+
+
+def asked_of_owner(function: Any, *arguments: Any) -> Any:
+    """What the owner of an array answers; a refusal is one of this package's errors."""
     try:
-        return function(*arguments, **options)
-    except (TandemError, MemoryError):
+        return function(*arguments)
+    except TandemError:
         raise
-    except Exception as error:
+    except _REFUSALS as error:
         raise invalid("array", f"is not exported by its owner: {error}") from error
 
 
