@@ -103,10 +103,12 @@ class Tensor(NotCopied):
 
     @property
     def dtype(self) -> str:
+        """Element type, e.g. ``"f32"``."""
         return next(name for name, code in _abi.DTYPES.items() if code == self._code)
 
     @property
     def device(self) -> str:
+        """``"host"`` or ``"cuda"``."""
         return "host" if self._device == _abi.DEVICE_HOST else "cuda"
 
     def __repr__(self) -> str:
