@@ -125,6 +125,8 @@ def test_rows_that_are_not_there(llama):
     before = [s.digest() for s in past.sequences]
     for change, field in ((lambda: past.reorder_cache(torch.tensor([0, 1, 9])), "beam_idx[2]"),
                           (lambda: past.reorder_cache(torch.tensor([0, -1, 1])), "beam_idx[1]"),
+                          (lambda: past.reorder_cache(torch.tensor([0.0, 0.5, 1.0])), "beam_idx[0]"),
+                          (lambda: past.reorder_cache(torch.tensor([[0], [1], [2]])), "beam_idx[0]"),
                           (lambda: past.batch_select_indices(torch.tensor([3])), "indices[0]"),
                           (lambda: past.batch_select_indices(torch.tensor([True, False])), "indices"),
                           (lambda: past.batch_repeat_interleave(0), "repeats"), (lambda: past.crop(None), "tokens_to_remove"),
