@@ -75,11 +75,11 @@ type SessionStats struct {
 // exceeded, comes with the plan all the same; further errors are those of making the cache and the session.
 func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionOptions, kvLens ...int64) (MemoryPlan, error) {
 	const function = "tandem_plan_memory"
-	if err := e.handle.use(function); err != nil {
+	if err := e.held().use(function); err != nil {
 		return MemoryPlan{}, err
 	}
 	defer e.handle.done()
-	if err := model.handle.use(function); err != nil {
+	if err := model.held().use(function); err != nil {
 		return MemoryPlan{}, err
 	}
 	defer model.handle.done()
@@ -134,7 +134,7 @@ func (p MemoryPlan) Report() (string, error) {
 // return.
 func (e *Engine) Supports(layer *LayerOptions, cache *CacheOptions, session *SessionOptions) error {
 	const function = "tandem_supports"
-	if err := e.handle.use(function); err != nil {
+	if err := e.held().use(function); err != nil {
 		return err
 	}
 	defer e.handle.done()
