@@ -50,24 +50,31 @@ class Call:
         queries, keys = torch.arange(n - n_new, n, device=key.device)[:, None], torch.arange(n, device=key.device)
         visible = ((keys <= queries) & (keys > queries - (window or n)))[None]
         visible = visible if mask is None else visible & mask.bool()[:, None]
-        seen = torch.ones_like(output) if mask is None else mask.bool()[:, -n_new:, None, None].expand_as(output)
+        seen = torch.ones_like(output) if mask is None else mask.bool()[:, -n_new:, None, None].to(output.dtype)
         plain, truth = (attention_of(*(each.to(kind) for each in inputs), ~visible[:, None], **options)
                         for kind in (output.dtype, torch.float64))
-        self.layer_idx, self.inputs, self.visible, self.options = layer_idx, inputs, visible, options
+        self.layer_idx, self.inputs, self.options, self.output = layer_idx, inputs, options, output
+        self.visible, self.seen = visible, seen
         self.error = (output.double() - truth) * seen
         self.plain_error = (plain.double() - truth) * seen
 
 
-def _watched(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, sliding_window=None, **others):
-    output, weights = _registered(module, query, key, value, attention_mask, scaling=scaling, softcap=softcap, s_aux=s_aux,
-                                  sliding_window=sliding_window, **others)
-    if _watching is not None:
-        layer_idx = module.layer_idx
-        before = next((call for call in reversed(_watching) if call.layer_idx == layer_idx), None)
-        stored = [key, value] if before is None else [torch.cat(pair, 2) for pair in zip(before.inputs[1:], (key, value))]
-        options = {"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "softcap": softcap, "s_aux": s_aux}
-        _watching.append(Call(layer_idx, (query, *stored), attention_mask, sliding_window, options, output))
-    return output, weights
+def attend_and_note(calls, attend, module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, sliding_window=None,
+                    **others):
+    """The call of `attend`, which is added to `calls`: over all keys and values that the layer has got in them."""
+    output, _ = attend(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux,
+                       sliding_window=sliding_window, **others)
+    before = next((call for call in reversed(calls) if call.layer_idx == module.layer_idx), None)
+    stored = (key, value) if before is None else (torch.cat(pair, 2) for pair in zip(before.inputs[1:], (key, value)))
+    options = {"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "softcap": softcap, "s_aux": s_aux}
+    calls.append(Call(module.layer_idx, (query, *stored), mask, sliding_window, options, output))
+    return calls[-1]
+
+
+def _watched(*arguments, **options):
+    if _watching is None:
+        return _registered(*arguments, **options)
+    return attend_and_note(_watching, _registered, *arguments, **options).output, None
 
 
 transformers.AttentionInterface.register("tandem", _watched)

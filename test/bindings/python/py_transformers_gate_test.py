@@ -3,7 +3,7 @@
 import hf_gate
 import pytest
 from hf_common import FAMILIES, batch, new_cache, torch
-from hf_gate import Call, assert_within_gate, attention_of, models
+from hf_gate import assert_within_gate, attend_and_note, attention_of, models
 
 LENS = [21, 9] + [1] * 7
 LAST = len(LENS) * 4 - 1  # call of the last layer in the last pass
@@ -13,18 +13,12 @@ def attend_by(monkeypatch, change):
     """Attention becomes the plain one, of what `change(call number, visible, options)` makes of its inputs."""
     calls, registered = [], hf_gate._registered
 
-    def attend(module, query, key, value, mask, scaling, sliding_window=None, softcap=None, s_aux=None, **others):
-        output, _ = registered(module, query, key, value, mask, scaling=scaling, sliding_window=sliding_window, softcap=softcap,
-                               s_aux=s_aux, **others)
-        before = next((call for call in reversed(calls) if call.layer_idx == module.layer_idx), None)
-        stored = [key, value] if before is None else [torch.cat(pair, 2) for pair in zip(before.inputs[1:], (key, value))]
-        options = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux}
-        calls.append(Call(module.layer_idx, (query, *stored), mask, sliding_window, options, output))
-        visible, options = calls[-1].visible.expand(len(query), -1, -1).clone(), dict(options)
-        output = change(len(calls) - 1, visible, options)
-        made = attention_of(query, *stored, ~visible[:, None], **options)
-        made = made if output is None else made[output]
-        return made if mask is None else made * mask.bool()[:, -query.shape[2]:, None, None], None
+    def attend(*arguments, **others):
+        call = attend_and_note(calls, registered, *arguments, **others)
+        visible, options = call.visible.expand(len(call.output), -1, -1).clone(), dict(call.options)
+        rows = change(len(calls) - 1, visible, options)
+        made = attention_of(*call.inputs, ~visible[:, None], **options) * call.seen
+        return made if rows is None else made[rows], None
 
     monkeypatch.setattr(hf_gate, "_registered", attend)
 
