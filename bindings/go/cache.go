@@ -24,11 +24,11 @@ type Cache struct {
 // ErrCapacity, ErrOutOfMemory, ErrInvalidArgument.
 func NewCache(engine *Engine, model *Model, options *CacheOptions) (*Cache, error) {
 	const function = "tandem_cache_create"
-	if err := engine.handle.use(function); err != nil {
+	if err := engine.held().use(function); err != nil {
 		return nil, err
 	}
 	defer engine.handle.done()
-	if err := model.handle.use(function); err != nil {
+	if err := model.held().use(function); err != nil {
 		return nil, err
 	}
 	defer model.handle.done()
@@ -50,13 +50,20 @@ func NewCache(engine *Engine, model *Model, options *CacheOptions) (*Cache, erro
 
 // Close gives up the cache; sessions keep it alive. It returns nil.
 func (c *Cache) Close() error {
-	c.handle.close()
+	c.held().close()
 	return nil
+}
+
+func (c *Cache) held() *handle {
+	if c == nil {
+		return held(nil, "cache")
+	}
+	return held(c.handle, "cache")
 }
 
 // call runs a function on the cache.
 func (c *Cache) call(name string, function func(cache *C.tandem_cache, err **C.tandem_error) C.int32_t) error {
-	if err := c.handle.use(name); err != nil {
+	if err := c.held().use(name); err != nil {
 		return err
 	}
 	defer c.handle.done()

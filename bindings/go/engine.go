@@ -66,17 +66,24 @@ func NewEngine(options *EngineOptions) (*Engine, error) {
 	return &Engine{newHandle("engine", unsafe.Pointer(engine), release, log)}, nil
 }
 
+func (e *Engine) held() *handle {
+	if e == nil {
+		return held(nil, "engine")
+	}
+	return held(e.handle, "engine")
+}
+
 func (e *Engine) raw() *C.tandem_engine { return (*C.tandem_engine)(e.handle.pointer) }
 
 // Close gives up the engine; caches and sessions keep it alive. It returns nil.
 func (e *Engine) Close() error {
-	e.handle.close()
+	e.held().close()
 	return nil
 }
 
 // Drain waits until background work has finished; timeout < 0: for ever. Errors: ErrTimeout.
 func (e *Engine) Drain(timeout time.Duration) error {
-	if err := e.handle.use("tandem_engine_drain"); err != nil {
+	if err := e.held().use("tandem_engine_drain"); err != nil {
 		return err
 	}
 	defer e.handle.done()
@@ -86,7 +93,7 @@ func (e *Engine) Drain(timeout time.Duration) error {
 
 // Report gives topology, workers, instruction set and backends as JSON.
 func (e *Engine) Report() (string, error) {
-	if err := e.handle.use("tandem_engine_report"); err != nil {
+	if err := e.held().use("tandem_engine_report"); err != nil {
 		return "", err
 	}
 	defer e.handle.done()
@@ -103,7 +110,7 @@ type State struct {
 // Merge merges states over disjoint keys into one, which may be one of them. The states that it reads are copied on their way.
 func (e *Engine) Merge(out State, states ...State) error {
 	const function = "tandem_merge"
-	if err := e.handle.use(function); err != nil {
+	if err := e.held().use(function); err != nil {
 		return err
 	}
 	defer e.handle.done()
@@ -172,11 +179,18 @@ func NewModel(layers ...LayerOptions) (*Model, error) {
 	return &Model{newHandle("model", unsafe.Pointer(model), release, nil), len(layers)}, nil
 }
 
+func (m *Model) held() *handle {
+	if m == nil {
+		return held(nil, "model")
+	}
+	return held(m.handle, "model")
+}
+
 func (m *Model) raw() *C.tandem_model { return (*C.tandem_model)(m.handle.pointer) }
 
 // Close gives up the model; caches keep it alive. It returns nil.
 func (m *Model) Close() error {
-	m.handle.close()
+	m.held().close()
 	return nil
 }
 

@@ -212,6 +212,29 @@ func TestClosedObjectsAreRefused(t *testing.T) {
 	}
 }
 
+func TestObjectsThatAreNoneAreRefused(t *testing.T) {
+	w := newWorld(t, 10, 1)
+	var engine *Engine
+	_, cache := NewCache(nil, w.model, nil)
+	_, cacheOfNoModel := NewCache(w.engine, nil, nil)
+	_, session := NewSession(nil, nil)
+	_, weights := NewWeights(nil, nil, make([]byte, 8))
+	_, report := engine.Report()
+	_, plan := w.engine.PlanMemory(nil, nil, nil, 10)
+	_, stats := (*Weights)(nil).Stats()
+	for i, err := range []error{cache, cacheOfNoModel, session, weights, report, plan, stats, (*Session)(nil).Attend(&Attend{}),
+		(&Session{}).Attend(&Attend{}), (&Cache{}).Drop(1), (&Step{}).End()} {
+		kind := []string{"engine", "model", "cache", "engine", "engine", "model", "weights", "session", "session", "cache",
+			"session"}[i]
+		refused(t, err, ErrInvalidHandle, kind, kind+" is nil")
+	}
+	for _, object := range []io.Closer{engine, (*Model)(nil), (*Cache)(nil), (*Session)(nil), (*Weights)(nil), &Engine{}, &Model{},
+		&Cache{}, &Session{}, &Weights{}} {
+		check(t, object.Close())
+	}
+	refused(t, w.session(t, "all").Attend(nil), ErrInvalidArgument, "args", "is nil")
+}
+
 func TestAnAllocatorThatPanicsRefuses(t *testing.T) {
 	heap, options := newHeap()
 	w := newWorldOn(t, must(NewEngine(options)), 10, 1)

@@ -26,6 +26,16 @@ func newHandle(kind string, pointer unsafe.Pointer, release func(unsafe.Pointer)
 	return h
 }
 
+// held is the handle of an object, h; of one that is nil or that this package has not made, a closed one.
+func held(h *handle, kind string) *handle {
+	if h != nil {
+		return h
+	}
+	none := &handle{kind: kind}
+	none.closed.Store(true)
+	return none
+}
+
 // use keeps the handle until done() is called; for a closed one it is an error.
 func (h *handle) use(function string) error {
 	for !h.closed.Load() {
@@ -37,7 +47,11 @@ func (h *handle) use(function string) error {
 			return nil
 		}
 	}
-	return &Error{Code: ErrInvalidHandle, Field: h.kind, Message: function + ": " + h.kind + " is closed"}
+	state := " is closed"
+	if h.pointer == nil {
+		state = " is nil"
+	}
+	return &Error{Code: ErrInvalidHandle, Field: h.kind, Message: function + ": " + h.kind + state}
 }
 
 func (h *handle) done() {

@@ -75,11 +75,11 @@ type SessionStats struct {
 // exceeded, comes with the plan all the same; further errors are those of making the cache and the session.
 func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionOptions, kvLens ...int64) (MemoryPlan, error) {
 	const function = "tandem_plan_memory"
-	if err := e.handle.use(function); err != nil {
+	if err := e.held().use(function); err != nil {
 		return MemoryPlan{}, err
 	}
 	defer e.handle.done()
-	if err := model.handle.use(function); err != nil {
+	if err := model.held().use(function); err != nil {
 		return MemoryPlan{}, err
 	}
 	defer model.handle.done()
@@ -134,7 +134,7 @@ func (p MemoryPlan) Report() (string, error) {
 // return.
 func (e *Engine) Supports(layer *LayerOptions, cache *CacheOptions, session *SessionOptions) error {
 	const function = "tandem_supports"
-	if err := e.handle.use(function); err != nil {
+	if err := e.held().use(function); err != nil {
 		return err
 	}
 	defer e.handle.done()
@@ -154,23 +154,23 @@ func (e *Engine) Supports(layer *LayerOptions, cache *CacheOptions, session *Ses
 }
 
 // RoutePlan is who will compute over the keys of a call on device tensors, and what that takes. Times end where an engine has ended,
-// counted from when the call's queries are there; 0 where nothing is known.
+// counted from when the call's queries are there, with CPU and bus as slow as they make each other; 0 where nothing is known.
 type RoutePlan struct {
 	ResidentTokens int64 // in windows, those of the call among them
 	HostTokens     int64 // attended by the CPU
 	StreamTokens   int64 // whose K and V cross the bus
-	HostBytes      int64
-	StreamBytes    int64
-	HostNs         int64
-	BusNs          int64
-	DeviceNs       int64 // the device: rebuilt keys, long appends; 0 where it hides behind the bus
-	TotalNs        int64 // the last of them, without what the bus does before the queries are there
+	HostBytes      int64 // K and V of the CPU's
+	StreamBytes    int64 // K and V of those that cross the bus
+	HostNs         int64 // the CPU
+	BusNs          int64 // the bus, with what it brings before the queries are there, as in the session's last such calls
+	DeviceNs       int64 // the device: rebuilt keys, long appends (by a trial of their kernels); 0 where it hides behind the bus
+	TotalNs        int64 // the last of them, without what the bus brings before
 	HostAloneNs    int64 // if the CPU had all keys outside the windows
 	StreamAloneNs  int64 // if the bus had
 
 	RecomputeTokens  int64 // whose hidden states cross the bus; the device makes K and V of them
 	RecomputeBytes   int64 // of hidden states
-	RecomputeAloneNs int64 // if the device made all keys outside the windows; 0: there are no hidden states
+	RecomputeAloneNs int64 // if the device made all such keys; the bus alone where that has not been measured; 0: no hidden states
 }
 
 // Plan is that of the next such call, by what the engine has measured; where it has not, it measures. kvLens: tokens of each sequence,

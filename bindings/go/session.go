@@ -47,15 +47,22 @@ func NewSession(cache *Cache, options *SessionOptions) (*Session, error) {
 
 // Close gives up the session, with a step that is open. It returns nil.
 func (s *Session) Close() error {
-	s.handle.close()
+	s.held().close()
 	return nil
+}
+
+func (s *Session) held() *handle {
+	if s == nil {
+		return held(nil, "session")
+	}
+	return held(s.handle, "session")
 }
 
 func (s *Session) raw() *C.tandem_session { return (*C.tandem_session)(s.handle.pointer) }
 
 // begin waits until the session is free, end makes it so.
 func (s *Session) begin(function string) error {
-	if err := s.handle.use(function); err != nil {
+	if err := s.held().use(function); err != nil {
 		return err
 	}
 	s.mutex.Lock()
@@ -149,6 +156,9 @@ func (s *Session) AttendContext(ctx context.Context, a *Attend) error {
 
 func (s *Session) attend(a *Attend, cancel *int32) error {
 	const function = "tandem_attend"
+	if a == nil {
+		return refuse(function, "args", "is nil")
+	}
 	if err := a.check(function); err != nil {
 		return err
 	}

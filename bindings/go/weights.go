@@ -50,7 +50,7 @@ type Weights struct {
 // ErrCapacity, ErrDeviceLost.
 func NewWeights(engine *Engine, options *WeightsOptions, blocks ...[]byte) (*Weights, error) {
 	const function = "tandem_weights_create"
-	if err := engine.handle.use(function); err != nil {
+	if err := engine.held().use(function); err != nil {
 		return nil, err
 	}
 	defer engine.handle.done()
@@ -81,13 +81,20 @@ func NewWeights(engine *Engine, options *WeightsOptions, blocks ...[]byte) (*Wei
 
 // Close gives up the weights. It waits until what Done was called for has been done, and returns nil.
 func (w *Weights) Close() error {
-	w.handle.close()
+	w.held().close()
 	return nil
+}
+
+func (w *Weights) held() *handle {
+	if w == nil {
+		return held(nil, "weights")
+	}
+	return held(w.handle, "weights")
 }
 
 // call runs a function on the weights.
 func (w *Weights) call(name string, function func(weights *C.tandem_weights, err **C.tandem_error) C.int32_t) error {
-	if err := w.handle.use(name); err != nil {
+	if err := w.held().use(name); err != nil {
 		return err
 	}
 	defer w.handle.done()

@@ -8,7 +8,7 @@ import ctypes
 from typing import Any
 
 from . import _abi
-from ._errors import UnsupportedError, invalid
+from ._errors import UnsupportedError, asked_of_owner, invalid
 from ._options import integer
 from ._tensor import _DEFAULT_STREAM, View, packed_view
 
@@ -41,12 +41,9 @@ def _capsule(array: Any, device_type: int, stream: int | None) -> Any:
     if device_type in _CUDA_DEVICES:
         arguments["stream"] = stream or _DEFAULT_STREAM
     try:
-        try:
-            return array.__dlpack__(max_version=(1, 0), **arguments)
-        except TypeError:  # a producer from before version 1
-            return array.__dlpack__(**arguments)
-    except BufferError as error:  # NumPy before 2.1 exports no read-only arrays
-        raise invalid("array", f"is not exported by its owner: {error}") from error
+        return array.__dlpack__(max_version=(1, 0), **arguments)
+    except TypeError:  # a producer from before version 1
+        return array.__dlpack__(**arguments)
 
 
 def _parse(capsule: Any) -> tuple[Any, int]:
@@ -62,8 +59,7 @@ def _parse(capsule: Any) -> tuple[Any, int]:
 
 
 def _device_type(array: Any) -> int:
-    ask = getattr(array, "__dlpack_device__", None)
-    device = None if ask is None else ask()
+    device = asked_of_owner(lambda: array.__dlpack_device__() if hasattr(array, "__dlpack_device__") else None)
     if not isinstance(device, tuple) or len(device) != 2:
         raise invalid("array", f"has __dlpack__, and __dlpack_device__ gives {device!r}, not device type and index")
     return integer("array", device[0], 32)
@@ -75,7 +71,7 @@ def from_dlpack(array: Any, stream: int | None) -> View:
     if device_type not in _HOST_DEVICES + _CUDA_DEVICES:
         raise UnsupportedError(f"array: DLPack device type {device_type} is neither host nor CUDA memory",
                                status=_abi.STATUS["UNSUPPORTED"], field="array")
-    capsule = _capsule(array, device_type, stream)
+    capsule = asked_of_owner(_capsule, array, device_type, stream)
     tensor, flags = _parse(capsule)
     if int(tensor.device_type) != device_type:
         raise invalid("array", f"says DLPack device type {device_type} and exports {int(tensor.device_type)}")

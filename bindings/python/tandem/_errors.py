@@ -145,6 +145,21 @@ def invalid(field: str, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{field} {what}", status=_abi.STATUS["INVALID_ARGUMENT"], field=field)
 
 
+# What the owners of arrays refuse with: NumPy and DLPack BufferError, PyTorch ValueError (a meta tensor) and RuntimeError too.
+# Anything else is no refusal, and passes through.
+_REFUSALS = (BufferError, ValueError, TypeError, RuntimeError, AttributeError)
+
+
+def asked_of_owner(function: Any, *arguments: Any) -> Any:
+    """What the owner of an array answers; a refusal is one of this package's errors."""
+    try:
+        return function(*arguments)
+    except TandemError:
+        raise
+    except _REFUSALS as error:
+        raise invalid("array", f"is not exported by its owner: {error}") from error
+
+
 def of_type(field: str, value: Any, kind: type) -> None:
     """Refuses a value that is no `kind`."""
     if not isinstance(value, kind):

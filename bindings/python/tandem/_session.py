@@ -101,13 +101,20 @@ class RoutePlan:
         In windows; attended by the CPU; that cross the bus.
     host_bytes, stream_bytes : int
         K and V of the latter two.
-    host_ns, bus_ns, device_ns, total_ns : int
-        When CPU, bus and device (rebuilt keys, long appends) end, and the last of them, without what the bus does before the
-        queries are there; 0 where nothing is known.
+    host_ns : int
+        When the CPU has ended. Times count from when the call's queries are there, with CPU and bus as slow as they make each
+        other; 0 where nothing is known.
+    bus_ns : int
+        When the bus has, with what it brings before the queries are there, as in the session's last such calls.
+    device_ns : int
+        When the device has, of rebuilt keys and long appends (by a trial of their kernels); 0 where it hides behind the bus.
+    total_ns : int
+        The last of them, without what the bus brings before.
     host_alone_ns, stream_alone_ns : int
         If the CPU, or the bus, had all keys outside the windows.
     recompute_tokens, recompute_bytes, recompute_alone_ns : int
-        Whose hidden states cross the bus, these, and if the device made all keys outside the windows; 0 without hidden states.
+        Whose hidden states cross the bus, these, and if the device made all keys outside the windows (the bus alone where making
+        them has not been measured); 0 without hidden states.
     """
 
     resident_tokens: int

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import _abi
-from ._errors import InvalidArgumentError, NotCopied, UnsupportedError, invalid, of_type
+from ._errors import InvalidArgumentError, NotCopied, UnsupportedError, asked_of_owner, invalid, of_type
 from ._options import integer, named
 
 TENSOR_BYTES = ctypes.sizeof(_abi.TensorStruct)
@@ -84,12 +84,12 @@ class Tensor(NotCopied):
         self.array = array
         if stream is not None:
             integer("stream", stream, 65)
-        if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
+        if not isinstance(array, np.ndarray) and asked_of_owner(hasattr, array, "__dlpack__"):
             if dtype is not None:
                 raise invalid("dtype", f"= {dtype!r} goes with NumPy arrays; DLPack names its own")
             from ._dlpack import from_dlpack
             view = from_dlpack(array, stream)
-        elif hasattr(array, "__cuda_array_interface__"):
+        elif asked_of_owner(hasattr, array, "__cuda_array_interface__"):
             view = _from_cuda_interface(array, dtype, stream, integer("device_index", device_index, 32))
         else:
             view = _from_interface(array, dtype)
@@ -103,10 +103,12 @@ class Tensor(NotCopied):
 
     @property
     def dtype(self) -> str:
+        """Element type, e.g. ``"f32"``."""
         return next(name for name, code in _abi.DTYPES.items() if code == self._code)
 
     @property
     def device(self) -> str:
+        """``"host"`` or ``"cuda"``."""
         return "host" if self._device == _abi.DEVICE_HOST else "cuda"
 
     def __repr__(self) -> str:
@@ -219,7 +221,7 @@ def _described(array: Any, interface: Any, dtype: str | None, place: tuple[int, 
 
 
 def _from_interface(array: Any, dtype: str | None) -> View:
-    interface = getattr(array, "__array_interface__", None)
+    interface = asked_of_owner(getattr, array, "__array_interface__", None)
     if interface is None:
         raise invalid("array", f"is a {type(array).__name__}, which has neither __dlpack__, __cuda_array_interface__ nor "
                       "__array_interface__")
@@ -227,7 +229,7 @@ def _from_interface(array: Any, dtype: str | None) -> View:
 
 
 def _from_cuda_interface(array: Any, dtype: str | None, stream: int | None, device_index: int) -> View:
-    interface = array.__cuda_array_interface__
+    interface = asked_of_owner(getattr, array, "__cuda_array_interface__")
     view = _described(array, interface, dtype, (_abi.DEVICE_CUDA, device_index))
     # Work of another stream that is still under way would have to be waited for, which takes the CUDA run time.
     theirs = interface.get("stream")

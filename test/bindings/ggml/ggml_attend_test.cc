@@ -192,10 +192,11 @@ void every_type_of_k_and_v(void**) {
 
 void soft_cap_sinks_and_windows(void**) {
   for (const int32_t dim : {64, 128, 256})
-    for (int features = 1; features < 8; ++features) {
+    for (int variant = 3; variant < 24; ++variant) {
+      const int features = variant / 3, groups[3] = {1, 4, 8};
       Case of;
       of.k_dim = of.v_dim = dim;
-      of.group = 4;
+      of.group = groups[variant % 3];
       of.type = dim == 128 ? GGML_TYPE_F16 : GGML_TYPE_F32;
       of.soft_cap = (features & 1) != 0 ? 5.0f : 0.0f;
       of.has_sinks = (features & 2) != 0;

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What the tests of the Python binding share: a small world, and attention in double precision."""
+import os
 import pathlib
+import subprocess
 
 import numpy as np
 import pytest
@@ -9,6 +11,17 @@ import tandem
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 Q_HEADS, KV_HEADS, DIM = 4, 2, 64
+
+
+def include_folder():
+    """Where the headers are: as told, in the checkout, or beside the library that is installed."""
+    if given := os.environ.get("TANDEM_INCLUDE_DIR"):
+        return pathlib.Path(given)
+    if (ROOT / "include").is_dir():
+        return ROOT / "include"
+    asked = subprocess.run([os.environ.get("PKG_CONFIG", "pkg-config"), "--variable=includedir", "tandem"], capture_output=True,
+                           text=True, check=True)
+    return pathlib.Path(asked.stdout.strip().replace("\\ ", " "))
 
 
 class World:

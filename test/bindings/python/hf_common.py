@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of tandem.transformers share: small models of random weights, and the gate that logits have to pass."""
-import copy
+"""What the tests of tandem.transformers share: small models of random weights, their inputs and passes."""
 import os
 
 import pytest
@@ -70,44 +69,6 @@ FAMILIES = ["llama", "qwen2", "mistral", "gemma2", "gpt_oss"]
 MORE_FAMILIES = [name for name in _CONFIGURATIONS if name not in FAMILIES]
 
 
-def _plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, s_aux=None, **_):
-    """Attention as it is defined, in the type that it gets: eager attention's softmax is f32 in double precision too."""
-    group = query.shape[1] // key.shape[1]
-    logits = query @ key.repeat_interleave(group, 1).transpose(2, 3) * scaling
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    if attention_mask is not None:
-        logits = logits.masked_fill(attention_mask != 0, -torch.inf)
-    if s_aux is not None:
-        logits = torch.cat([logits, s_aux.view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
-    weights = torch.softmax(logits, -1).nan_to_num(0)[..., :key.shape[2]]  # a row of padding sees nothing
-    return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
-
-
-transformers.AttentionInterface.register("plain", _plain_attention)
-transformers.AttentionMaskInterface.register("plain", transformers.masking_utils.eager_mask)
-
-
-def models(name, dtype, device, **changes):
-    """Three of the same weights, rounded to dtype: with Tandem, with eager attention, and plain in double precision."""
-    torch.manual_seed(5)
-    config = configuration(name, **changes)
-    first = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter_name, parameter in first.named_parameters():
-            if parameter_name.endswith("sinks"):  # the initial ones are 0.02 wide: nothing would show
-                parameter.normal_()
-    state = {key: value.to(dtype) for key, value in first.state_dict().items()}
-    made = []
-    for implementation, kind in (("tandem", dtype), ("eager", dtype), ("plain", torch.float64)):
-        # A copy: the configuration says which attention its models have.
-        model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=implementation, dtype=kind,
-                                                              experts_implementation="eager")
-        model.load_state_dict(state)
-        made.append(model.to(device=device, dtype=kind).eval())
-    return made
-
-
 def batch(device, n_tokens=(37, 20, 29), side="left"):
     """Token ids and mask of three rows of different lengths, padded on one side."""
     generator = torch.Generator().manual_seed(11)
@@ -131,14 +92,6 @@ def run(model, ids, mask, lens, past):
                                past_key_values=past, use_cache=True).logits)
             at = there
     return torch.cat(parts, 1)
-
-
-def assert_within_gate(mine, naive, exact, mask, soft_cap=False):
-    """The gate of attention, for logits: no further from double precision than twice (soft cap: 3 times) the plain computation."""
-    seen = mask.bool()
-    error = (mine.double() - exact)[seen].abs().max().item()
-    bound = (3 if soft_cap else 2) * (naive.double() - exact)[seen].abs().max().item() + 1e-5
-    assert error <= bound, f"{error} > {bound}"
 
 
 _engines = {}

@@ -15,7 +15,7 @@ import tempfile
 import time
 
 import numpy as np
-from conftest import ROOT, reference
+from conftest import ROOT, include_folder, reference
 
 import tandem
 
@@ -28,9 +28,8 @@ TRIES = 4
 def c_side(folder):
     """overhead.c as a library of this process."""
     library = pathlib.Path(tandem.library_path())
-    include = os.environ.get("TANDEM_INCLUDE_DIR") or ROOT / "include"
     source = ROOT / "bindings/rust/tandem/benches/overhead.c"
-    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", f"-I{include}", str(source), "-o", f"{folder}/overhead.so",
+    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", f"-I{include_folder()}", str(source), "-o", f"{folder}/overhead.so",
                     str(library), f"-Wl,-rpath,{library.parent}"], check=True)
     attend_n = ctypes.CDLL(f"{folder}/overhead.so").attend_n
     attend_n.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]

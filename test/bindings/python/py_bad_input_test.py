@@ -55,6 +55,50 @@ def test_interfaces_that_are_no_dictionaries(world):
     assert raised.value.field.startswith("q")
 
 
+def owner_that_raises(name, error):
+    """An object whose member `name` raises when it is asked for, or called where it is one of DLPack's."""
+    def raises(*_, **__):
+        raise error
+
+    dlpack = {"__dlpack__": lambda _, **__: None, "__dlpack_device__": lambda _: (1, 0)} if name.startswith("__dlpack") else {}
+    return type("Odd", (), {**dlpack, name: raises if dlpack else property(raises)})()
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, TypeError, AttributeError, NotImplementedError, BufferError])
+@pytest.mark.parametrize("name", ["__dlpack__", "__dlpack_device__", "__array_interface__", "__cuda_array_interface__"])
+def test_owners_that_raise(world, name, error):
+    odd = owner_that_raises(name, error("the owner's words"))
+    q, k, v = world.qkv(1)
+    for attempt in (lambda: tandem.Tensor(odd), lambda: world.session.attend(world.sequence, odd, k, v),
+                    lambda: world.session.attend(world.sequence, q, k, v, out=odd)):
+        with pytest.raises(tandem.InvalidArgumentError) as raised:
+            attempt()
+        # A property that raises AttributeError is one that is not there.
+        assert (error is AttributeError and not name.startswith("__dlpack")) or "the owner's words" in raised.value.message
+    assert world.sequence.length() == 0
+
+
+@pytest.mark.parametrize("name", ["__dlpack__", "__dlpack_device__", "__array_interface__", "__cuda_array_interface__"])
+def test_what_is_no_refusal_goes_through(name):
+    for error in (MemoryError, KeyboardInterrupt, ZeroDivisionError):
+        with pytest.raises(error, match="^not mine$"):
+            tandem.Tensor(owner_that_raises(name, error("not mine")))
+
+
+def test_torch_tensors_without_memory(world):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    q, k, v = world.qkv(1)
+    for odd in (torch.empty((1, Q_HEADS, DIM), device="meta"), torch.from_numpy(q).requires_grad_(),
+                torch.ones(1, Q_HEADS, DIM).to_mkldnn(), torch.from_numpy(q).to_sparse()):
+        for attempt in (lambda odd=odd: tandem.Tensor(odd), lambda odd=odd: world.session.attend(world.sequence, odd, k, v)):
+            with pytest.raises(tandem.InvalidArgumentError, match="is not exported by its owner"):
+                attempt()
+    with pytest.raises(tandem.InvalidArgumentError) as raised:
+        world.session.attend(world.sequence, torch._efficientzerotensor((1, Q_HEADS, DIM)), k, v)
+    assert raised.value.field == "q.data"
+    assert world.sequence.length() == 0
+
+
 @pytest.mark.parametrize("device", [5, None, ("x", 0), (1,), ABSENT])
 def test_dlpack_without_a_device(device):
     class Odd:

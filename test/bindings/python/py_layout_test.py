@@ -2,18 +2,17 @@
 """The declarations of tandem/_abi.py are those of tandem.h: against a C program, and against the header's prototypes."""
 import ctypes
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 
 import pytest
-from conftest import ROOT
+from conftest import include_folder
 
 from tandem import _abi, _cache, _session, _state, _weights
 from tandem._library import lib
 
-INCLUDE = pathlib.Path(os.environ.get("TANDEM_INCLUDE_DIR") or ROOT / "include")
+INCLUDE = include_folder()
 HEADER = (INCLUDE / "tandem/tandem.h").read_text()
 HEADER += "".join((INCLUDE / part).read_text() for part in re.findall(r'^#include "(.*)"$', HEADER, re.M))
 CC = os.environ.get("CC") or shutil.which("cc")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """tandem.transformers refuses what it cannot do, with the reason; a mask that contradicts what is stored among it."""
 import pytest
-from hf_common import batch, models, new_cache, run, torch, transformers
+from hf_common import batch, new_cache, run, torch, transformers
+from hf_gate import models
 
 import tandem
 from tandem.transformers import TandemCache, tandem_mask
@@ -124,6 +125,8 @@ def test_rows_that_are_not_there(llama):
     before = [s.digest() for s in past.sequences]
     for change, field in ((lambda: past.reorder_cache(torch.tensor([0, 1, 9])), "beam_idx[2]"),
                           (lambda: past.reorder_cache(torch.tensor([0, -1, 1])), "beam_idx[1]"),
+                          (lambda: past.reorder_cache(torch.tensor([0.0, 0.5, 1.0])), "beam_idx[0]"),
+                          (lambda: past.reorder_cache(torch.tensor([[0], [1], [2]])), "beam_idx[0]"),
                           (lambda: past.batch_select_indices(torch.tensor([3])), "indices[0]"),
                           (lambda: past.batch_select_indices(torch.tensor([True, False])), "indices"),
                           (lambda: past.batch_repeat_interleave(0), "repeats"), (lambda: past.crop(None), "tokens_to_remove"),

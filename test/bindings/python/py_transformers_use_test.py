@@ -3,8 +3,8 @@
 import copy
 
 import pytest
-from hf_common import (DEVICES, FAMILIES, MORE_FAMILIES, assert_within_gate, batch, configuration, models, new_cache, run, torch,
-                       transformers)
+from hf_common import DEVICES, FAMILIES, MORE_FAMILIES, batch, configuration, new_cache, run, torch, transformers
+from hf_gate import assert_within_gate, models
 
 import tandem
 from tandem.transformers import TandemCache, tandem_attention
@@ -23,12 +23,9 @@ def eager_cache(model):
 @pytest.mark.parametrize("family, dtype", [*((name, torch.float32) for name in MORE_FAMILIES),
                                            *((name, torch.float16) for name in FAMILIES)])
 def test_more_families_and_types(family, dtype, device):
-    mine, eager, exact = models(family, dtype, device)
     ids, mask = batch(device)
-    lens = [21, 9] + [1] * 7
-    logits = run(mine, ids, mask, lens, new_cache(8, device))
-    plain, reference = (run(model, ids, mask, lens, eager_cache(model)) for model in (eager, exact))
-    assert_within_gate(logits, plain, reference, mask, soft_cap=family == "gemma2")
+    assert_within_gate(models(family, dtype, device), ids, mask, [21, 9] + [1] * 7, new_cache(8, device),
+                       soft_cap=family == "gemma2")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -186,11 +183,9 @@ def test_models_with_attention_of_their_own():
 def test_layers_that_are_not_alike():
     """A factor of its own for each layer is said by layers=."""
     changes = {"scale_attn_by_inverse_layer_idx": True}
-    mine, eager, exact = models("gpt2", torch.float32, "cpu", **changes)
+    three = models("gpt2", torch.float32, "cpu", **changes)
     ids, mask = batch("cpu")
     with pytest.raises(tandem.InvalidArgumentError, match=r"layers\[1\].sm_scale = 0.125, the model's layer has 0.0625"):
-        run(mine, ids, mask, [37], new_cache())
+        run(three[0], ids, mask, [37], new_cache())
     layers = [tandem.Layer(n_q_heads=4, n_kv_heads=4, k_head_dim=64, sm_scale=0.125 / (i + 1)) for i in range(3)]
-    results = [run(model, ids, mask, [30, 7], past) for model, past in (
-        (mine, new_cache(8, layers=layers)), (eager, eager_cache(eager)), (exact, eager_cache(exact)))]
-    assert_within_gate(*results, mask)
+    assert_within_gate(three, ids, mask, [30, 7], new_cache(8, layers=layers))

@@ -342,7 +342,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
     def _take_rows(self, name: str, idx: list[int]) -> None:
         """Rows become those at idx: one that is used again is forked, one that is not used is dropped."""
         for i, row in enumerate(idx):
-            if not 0 <= row < len(self.sequences):
+            if not 0 <= integer(f"{name}[{i}]", row) < len(self.sequences):
                 raise invalid(f"{name}[{i}]", f"= {row}, the cache has {len(self.sequences)} rows")
         self._settle()
         taken: set[int] = set()

@@ -44,7 +44,9 @@ numbers! {
         /// Hidden states of one token in all layers.
         x_token_bytes,
     }
-    /// Who will compute over the keys of a call on device tensors, and what that takes, by what the engine has measured.
+    /// Who will compute over the keys of a call on device tensors, and what that takes, by what the engine has measured. Times end
+    /// where an engine has ended, counted from when the call's queries are there, with CPU and bus as slow as they make each other;
+    /// 0 where nothing is known.
     RoutePlan = tandem_route_plan {
         /// In windows, those of the call among them.
         resident_tokens,
@@ -58,11 +60,11 @@ numbers! {
         stream_bytes,
         /// When the CPU has ended.
         host_ns,
-        /// When the bus has.
+        /// When the bus has, with what it brings before the queries are there, as in the session's last such calls.
         bus_ns,
-        /// When the device has, of rebuilt keys and long appends; 0 where it hides behind the bus.
+        /// When the device has, of rebuilt keys and long appends (by a trial of their kernels); 0 where it hides behind the bus.
         device_ns,
-        /// The last of them, without what the bus does before the queries are there.
+        /// The last of them, without what the bus brings before.
         total_ns,
         /// If the CPU had all keys outside the windows.
         host_alone_ns,
@@ -72,7 +74,8 @@ numbers! {
         recompute_tokens,
         /// Hidden states of these.
         recompute_bytes,
-        /// If the device made all keys outside the windows; 0: there are no hidden states.
+        /// If the device made all keys outside the windows, or the bus alone where making them has not been measured; 0: there are
+        /// no hidden states.
         recompute_alone_ns,
     }
     /// Sums since weights were created, and what they hold.

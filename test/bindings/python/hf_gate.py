@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""When the logits of a model through Tandem count as right.
+
+What Tandem answers for is attention, and its error is bounded where it is made: on the queries, keys and values that a call
+got, the output is no further from double precision than the gate of the C tests allows (test/reference/gate.h),
+
+    max |o - truth| <= 2 max |plain - truth| + 1e-5        over the call's output; 3 times with a soft cap
+
+The layers behind it multiply that error, in the models of these tests 4 to 5 times its root mean square, with 25 to 35 times
+that in the largest logit, so that 1e-5 says nothing of a logit. Logits are therefore held against a model in double precision
+whose attention makes the very errors that were measured: what is left is the arithmetic of everything else, the positions and
+the order of rows, and no further away than twice the logits of the same model with eager attention are.
+"""
+import copy
+from contextlib import contextmanager
+
+from hf_common import configuration, run, torch, transformers
+
+_registered = transformers.AttentionInterface()["tandem"]
+_watching: list | None = None  # the calls that Tandem's attention has had
+_errors = None                 # of attention, which the plain one is to make
+
+
+def attention_of(query, key, value, hidden, scaling, softcap=None, s_aux=None):
+    """Attention as it is defined, [batch, n_columns, n_heads, head_dim]; sums of weights, as eager attention's, in f32 or better."""
+    group = query.shape[1] // key.shape[1]
+    logits = query @ key.repeat_interleave(group, 1).transpose(2, 3) * scaling
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if hidden is not None:
+        logits = logits.masked_fill(hidden, -torch.inf)
+    if s_aux is not None:
+        logits = torch.cat([logits, s_aux.to(logits.dtype).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)], -1)
+    weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(value.dtype)
+    weights = weights.nan_to_num(0)[..., :key.shape[2]]  # a row of padding sees nothing
+    return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous()
+
+
+def _plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, s_aux=None, **_):
+    output = attention_of(query, key, value, None if attention_mask is None else attention_mask != 0, scaling, softcap, s_aux)
+    return (output if _errors is None else output + next(_errors)), None
+
+
+class Call:
+    """One call of Tandem's attention: its error beside that of the plain computation, over what is no padding."""
+
+    def __init__(self, layer_idx, inputs, mask, window, options, output):
+        query, key, _ = inputs
+        n, n_new = key.shape[2], query.shape[2]
+        queries, keys = torch.arange(n - n_new, n, device=key.device)[:, None], torch.arange(n, device=key.device)
+        visible = ((keys <= queries) & (keys > queries - (window or n)))[None]
+        visible = visible if mask is None else visible & mask.bool()[:, None]
+        seen = torch.ones_like(output) if mask is None else mask.bool()[:, -n_new:, None, None].to(output.dtype)
+        plain, truth = (attention_of(*(each.to(kind) for each in inputs), ~visible[:, None], **options)
+                        for kind in (output.dtype, torch.float64))
+        self.layer_idx, self.inputs, self.options, self.output = layer_idx, inputs, options, output
+        self.visible, self.seen = visible, seen
+        self.error = (output.double() - truth) * seen
+        self.plain_error = (plain.double() - truth) * seen
+
+
+def attend_and_note(calls, attend, module, query, key, value, mask, scaling=None, softcap=None, s_aux=None, sliding_window=None,
+                    **others):
+    """The call of `attend`, which is added to `calls`: over all keys and values that the layer has got in them."""
+    output, _ = attend(module, query, key, value, mask, scaling=scaling, softcap=softcap, s_aux=s_aux,
+                       sliding_window=sliding_window, **others)
+    before = next((call for call in reversed(calls) if call.layer_idx == module.layer_idx), None)
+    stored = (key, value) if before is None else (torch.cat(pair, 2) for pair in zip(before.inputs[1:], (key, value)))
+    options = {"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "softcap": softcap, "s_aux": s_aux}
+    calls.append(Call(module.layer_idx, (query, *stored), mask, sliding_window, options, output))
+    return calls[-1]
+
+
+def _watched(*arguments, **options):
+    if _watching is None:
+        return _registered(*arguments, **options)
+    return attend_and_note(_watching, _registered, *arguments, **options).output, None
+
+
+transformers.AttentionInterface.register("tandem", _watched)
+transformers.AttentionInterface.register("plain", _plain_attention)
+transformers.AttentionMaskInterface.register("plain", transformers.masking_utils.eager_mask)
+
+
+def models(name, dtype, device, **changes):
+    """Three of the same weights, rounded to dtype: with Tandem, with eager attention, and plain in double precision."""
+    torch.manual_seed(5)
+    config = configuration(name, **changes)
+    first = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter_name, parameter in first.named_parameters():
+            if parameter_name.endswith("sinks"):  # the initial ones are 0.02 wide: nothing would show
+                parameter.normal_()
+    state = {key: value.to(dtype) for key, value in first.state_dict().items()}
+    made = []
+    for implementation, kind in (("tandem", dtype), ("eager", dtype), ("plain", torch.float64)):
+        # A copy: the configuration says which attention its models have.
+        model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=implementation, dtype=kind,
+                                                              experts_implementation="eager")
+        model.load_state_dict(state)
+        made.append(model.to(device=device, dtype=kind).eval())
+    return made
+
+
+@contextmanager
+def _during(**changes):
+    globals().update(changes)
+    try:
+        yield
+    finally:
+        globals().update(dict.fromkeys(changes))
+
+
+def assert_within_gate(models, ids, mask, lens, past, soft_cap=False):
+    """Runs the three of models() over the passes; returns the logits of the first, which has `past`, an empty cache."""
+    mine, eager, exact = models
+    factor, seen, calls = 3 if soft_cap else 2, mask.bool(), []
+    with _during(_watching=calls):
+        logits = run(mine, ids, mask, lens, past)
+    assert len(calls) == len(lens) * mine.config.num_hidden_layers
+    for i, call in enumerate(calls):
+        error, bound = call.error.abs().max().item(), factor * call.plain_error.abs().max().item() + 1e-5
+        assert error <= bound, f"attention of layer {call.layer_idx}, call {i}: {error} > {bound}"
+    plain, truth = (run(model, ids, mask, lens, transformers.DynamicCache(config=model.config)) for model in (eager, exact))
+    with _during(_errors=iter([call.error for call in calls])):
+        expected = run(exact, ids, mask, lens, transformers.DynamicCache(config=exact.config))
+    error = (logits.double() - expected)[seen].abs().max().item()
+    bound = factor * (plain.double() - truth)[seen].abs().max().item() + 1e-5
+    assert error <= bound, f"logits: {error} > {bound}"
+    return logits
