@@ -251,9 +251,11 @@ void HandOver::finish(HandOverTask& task, const TaskTimes& times, int64_t staged
     std::lock_guard lock(mutex_);
     sums_.staged_kv_bytes += staged_bytes;
     learn(task, times);
-    finished_.store(task.idx + 1, std::memory_order_release);
-    if (std::exchange(task.is_last, false)) cpu_.table->rest(cpu_.self);
-    if (task.idx < open_from_.load(std::memory_order_relaxed)) under_way_.add(-1);
+    const uint64_t idx = task.idx;
+    const bool is_last = std::exchange(task.is_last, false);
+    finished_.store(idx + 1, std::memory_order_release);  // whoever waits for the task's place may have it now
+    if (is_last) cpu_.table->rest(cpu_.self);
+    if (idx < open_from_.load(std::memory_order_relaxed)) under_way_.add(-1);
   }
   changed_finished_.notify_all();
 }
