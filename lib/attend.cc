@@ -276,8 +276,8 @@ void AttendCall::count_bytes(const SequenceCall& call) {
   sums.dense_kv_bytes += (call.length - call.dense_begin) * key_bytes * layer_.n_kv_heads;
   if (heads_ == nullptr) return;
   const int64_t streaming_bytes = heads_->n_streaming(layer_) * key_bytes;
-  sums.resident_kv_bytes_read += (call.length - call.streaming_heads.newest_begin) * streaming_bytes;
-  sums.host_kv_bytes_read += call.streaming_heads.sink_end * streaming_bytes;
+  sums.resident_kv_bytes_read += (call.length - call.streaming_heads.keys.newest_begin) * streaming_bytes;
+  sums.host_kv_bytes_read += call.streaming_heads.keys.sink_end * streaming_bytes;
 }
 
 void AttendCall::leave() {

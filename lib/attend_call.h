@@ -73,6 +73,7 @@ class AttendCall {
   void find_streaming_spans(const SequenceCall& call, std::vector<PageSpan>* spans) const;
   const Visibility* visibility_of(const SequenceCall& call, int32_t kv_head, bool masks) const;
   void describe_streaming_heads(const DeviceSequence* all, DeviceSequence* to) const;
+  DeviceAttend of_run(const DeviceAttend& window, const HeadRun& run, Layer* layer) const;
   Status attend_window(const DeviceAttend& window, bool is_last);
   void set_visibility(SequenceCall& call);
   void set_tree(SequenceCall& call);
@@ -119,7 +120,6 @@ class AttendCall {
   void begin_task(HandOverTask* task) const;
   Status attend_chunk(HandOverTask* task);
   void prepare_chunk(HandOverTask* task);
-  void choose_streaming_on_device(SequenceCall& call, int64_t least);
   void add_host_jobs(const SequenceCall& call);
   void add_row_copies(const SequenceCall& call, const DeviceExchange& exchange, HandOverTask* task);
   void finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange);

@@ -275,7 +275,6 @@ void AttendCall::begin_task(HandOverTask* task) const {
   task->streamed = task->sent_hidden = nullptr;
   task->streamed_x_bytes = 0;
   task->part = {};
-  task->asked = std::chrono::steady_clock::now();
   task->is_cut = false;
   task->arrived = task->observed = nullptr;
 }
@@ -312,15 +311,6 @@ void AttendCall::evict_before(SequenceCall* call) {
   call->found_begin = call->state->window_begin;
   call->window_begin = session_.evicted_to(*call->state, call->first_query);
   if (call->window_begin > call->found_begin && policy_.keeps_maw) session_.fetch_maw(*call->sequence);
-}
-
-// On a device the window is another processor's. Sinks are not in it, unless everything is.
-void AttendCall::choose_streaming_on_device(SequenceCall& call, int64_t least) {
-  call.visibility.sink_end = layer_.sliding_window > 0 ? 0 : session_.options_.sink_len;
-  call.host_begin = 0;
-  call.host_end = call.length > session_.options_.window_len ? std::min(call.visibility.sink_end, call.length) : 0;
-  call.resident_begin = std::min(std::max({least, call.host_end, int64_t{0}}), call.length);
-  call.has_host = call.host_end > 0;
 }
 
 void AttendCall::add_host_jobs(const SequenceCall& call) {
@@ -372,7 +362,7 @@ void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange
       job.o = floats(exchange.o_at) + (first + h * rows) * layer_.v_head_dim;
       job.lse = floats(exchange.lse_at) + first + h * rows;
       const bool masks = streams(static_cast<int32_t>(h))
-                             ? call.q_len > 1 && call.streaming_heads.sink_end > call.first_query
+                             ? call.q_len > 1 && call.streaming_heads.keys.sink_end > call.first_query
                              : args_.speculative || is_host_masked(call);
       job.visibility = visibility_of(call, static_cast<int32_t>(h), masks);
     }

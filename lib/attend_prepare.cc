@@ -203,10 +203,11 @@ void AttendCall::choose_streaming(SequenceCall& call) {
     begin = std::max(begin, tree ? std::min(reached, call.first_query) : reached);
     least = std::min(least, begin);
   }
-  if (args_.on_device) return choose_streaming_on_device(call, least);
-  const bool apart = least > call.visibility.sink_end;
-  call.resident_begin = apart || layer_.sliding_window > 0 ? least : 0;
-  call.host_end = apart ? call.visibility.sink_end : 0;
+  const SinksAndNewest keys =
+      sinks_and_newest(session_.options_, call.visibility.sink_end, least, call.length, args_.on_device);
+  call.host_begin = 0;
+  call.host_end = keys.sink_end;
+  call.resident_begin = keys.newest_begin;
   call.has_host = call.host_end > 0;
   call.first_job_key = call.resident_begin;
 }

@@ -10,6 +10,7 @@
 #include "lib/cache.h"
 #include "lib/routes/call_plan.h"
 #include "lib/sequence_state.h"
+#include "lib/streaming_heads.h"
 
 namespace tandem {
 
@@ -45,14 +46,15 @@ struct SequenceCall {
   bool flushes = false;  // appends before it wait to be judged
   // The first of these that the host attends beside the others.
   int64_t first_found() const { return selected ? std::max(found_begin, host_end) : resident_begin; }
-  // Of a layer's streaming heads (lib/streaming_heads.h): keys [0, sink_end) and [newest_begin, length).
-  struct StreamingHeads {
-    int64_t sink_end = 0, newest_begin = 0;
+  struct StreamingHeads {  // of a layer that has any
+    SinksAndNewest keys;
     Visibility visibility;
     size_t visibility_at = 0;
   } streaming_heads;
   bool streams() const { return cpu_begin > host_begin; }
-  bool has_cpu_part() const { return has_host && (streaming_heads.sink_end > 0 || !(streams() && cpu_begin == host_end)); }
+  bool has_cpu_part() const {
+    return has_host && (streaming_heads.keys.sink_end > 0 || !(streams() && cpu_begin == host_end));
+  }
   bool counts_on_host() const { return has_host && (is_append || found_begin < resident_begin); }
   Visibility visibility;
   size_t visibility_at = 0;  // index into begin and end; trees into tree_bits

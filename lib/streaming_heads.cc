@@ -69,7 +69,14 @@ Status resolve_streaming_heads(const tandem_session_options& options, const Poli
   return {};
 }
 
-// As policy "streaming" has it (choose_streaming): sinks apart from the newest keys, or all of them in one.
+SinksAndNewest sinks_and_newest(const PolicyOptions& options, int64_t sink_len, int64_t least, int64_t length,
+                                bool on_device) {
+  if (!on_device) return least > sink_len ? SinksAndNewest{sink_len, least} : SinksAndNewest{};
+  const int64_t sink_end = length > options.window_len ? std::min(sink_len, length) : 0;
+  return {sink_end, std::min(std::max({least, sink_end, int64_t{0}}), length)};
+}
+
+// As policy "streaming" has it for all heads (choose_streaming).
 void AttendCall::choose_for_streaming_heads(SequenceCall& call) {
   if (heads_ == nullptr) return;
   const PolicyOptions& options = session_.options_;
@@ -81,25 +88,18 @@ void AttendCall::choose_for_streaming_heads(SequenceCall& call) {
     scratch_.begin.push_back(std::max<int64_t>(0, token + 1 - options.window_len));
     scratch_.end.push_back(token + 1);
   }
-  const int64_t least = std::max<int64_t>(0, call.first_query + 1 - options.window_len);
-  if (args_.on_device) {
-    own.sink_end = call.length > options.window_len ? std::min(options.sink_len, call.length) : 0;
-    own.newest_begin = std::min(std::max(least, own.sink_end), call.length);
-  } else if (least > options.sink_len) {
-    own.sink_end = options.sink_len;
-    own.newest_begin = std::min(least, call.length);
-  }
+  own.keys = sinks_and_newest(options, options.sink_len, scratch_.begin[own.visibility_at], call.length, args_.on_device);
   if (heads_->retrieval.n_kv_heads == 0) call.host_begin = call.host_end = call.resident_begin;
-  if (args_.on_device) call.has_host = call.host_end > call.host_begin || own.sink_end > 0;
+  if (args_.on_device) call.has_host = call.host_end > call.host_begin || own.keys.sink_end > 0;
 }
 
 // Keys of a streaming head's job: on the host all it sees, for a device what the window does not have.
 void AttendCall::find_streaming_spans(const SequenceCall& call, std::vector<PageSpan>* spans) const {
   spans->clear();
   if (heads_ == nullptr) return;
-  const SequenceCall::StreamingHeads& own = call.streaming_heads;
-  cache_.spans(*call.sequence, 0, own.sink_end, spans);
-  if (!args_.on_device) cache_.spans(*call.sequence, own.newest_begin, call.length, spans);
+  const SinksAndNewest& keys = call.streaming_heads.keys;
+  cache_.spans(*call.sequence, 0, keys.sink_end, spans);
+  if (!args_.on_device) cache_.spans(*call.sequence, keys.newest_begin, call.length, spans);
   if (layer_.rope != nullptr) Cache::split_at_gaps(*call.sequence, spans);
 }
 
@@ -112,9 +112,18 @@ const Visibility* AttendCall::visibility_of(const SequenceCall& call, int32_t kv
 void AttendCall::describe_streaming_heads(const DeviceSequence* all, DeviceSequence* to) const {
   for (const SequenceCall& call : scratch_.calls) {
     *to = *all++;
-    to->begin = call.streaming_heads.newest_begin;
+    to->begin = call.streaming_heads.keys.newest_begin;
     ++to;
   }
+}
+
+// The window's part, or a long append's over window and chunk, of heads of one kind. layer: becomes theirs.
+DeviceAttend AttendCall::of_run(const DeviceAttend& window, const HeadRun& run, Layer* layer) const {
+  DeviceAttend attend = of_heads(window, run.first, run.n, layer);
+  if (!run.streams) return attend;
+  attend.sequences.sequences = streaming_sequences_;
+  if (window.sequences.max_q_len > 1) layer->sliding_window = session_.options_.window_len;
+  return attend;
 }
 
 // The window, a run of heads of one kind after the other. is_last: the answer is left, and no states.
@@ -122,17 +131,13 @@ Status AttendCall::attend_window(const DeviceAttend& window, bool is_last) {
   if (heads_ == nullptr) return ask_device("attend", &DeviceTable::attend, &window);
   for (const HeadRun& run : heads_->runs) {
     Layer layer;
-    DeviceAttend attend = of_heads(window, run.first, run.n, &layer);
+    DeviceAttend attend = of_run(window, run, &layer);
     if (is_last) {
       point_output(run.first, &attend);
     } else {
       const int64_t first = int64_t{run.first} * layer_.group_size;
       attend.o.data = static_cast<float*>(attend.o.data) + first * layer_.v_head_dim;
       attend.lse += first;
-    }
-    if (run.streams) {
-      attend.sequences.sequences = streaming_sequences_;
-      if (window.sequences.max_q_len > 1) layer.sliding_window = session_.options_.window_len;
     }
     TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
   }

@@ -37,6 +37,15 @@ struct HeadKinds {
   int32_t n_streaming(const Layer& layer) const { return any() ? layer.n_kv_heads - retrieval.n_kv_heads : 0; }
 };
 
+// What queries see that see sinks and newest keys alone: [0, sink_end) and [newest_begin, length).
+struct SinksAndNewest {
+  int64_t sink_end = 0, newest_begin = 0;
+};
+// least: where the first query's newest keys begin. On a device the newest are another processor's, and sinks are not among
+// them unless everything is; on the host both are one range where they touch.
+SinksAndNewest sinks_and_newest(const PolicyOptions& options, int64_t sink_len, int64_t least, int64_t length,
+                                bool on_device);
+
 // kinds: [n_layers], or empty where no head streams. INVALID_ARGUMENT (n_streaming_heads, streaming_heads[i]), UNSUPPORTED
 // (streaming_heads: with another policy than "all").
 Status resolve_streaming_heads(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,

@@ -170,7 +170,7 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
   task->layout = prefill_.layout;
   for (const HeadRun& run : all_runs_.get())
     cut_pieces(task->layout, {&run, 1}, 0,
-               run.streams ? TokenRange{0, call.streaming_heads.sink_end} : TokenRange{call.host_begin, call.cpu_begin},
+               run.streams ? TokenRange{0, call.streaming_heads.keys.sink_end} : TokenRange{call.host_begin, call.cpu_begin},
                &task->pieces);
   if (task->pieces.empty()) return;
   task->bases = cache_.store().bases();
@@ -205,10 +205,7 @@ Status AttendCall::describe_prefill(HandOverTask* task, Prefill* prefill) {
   const int64_t first_page = call.resident_begin / kDevicePageLen, last_page = (call.length - 1) / kDevicePageLen;
   chunk.table_len = static_cast<int32_t>(last_page - first_page + 1);
   *to++ = chunk;
-  if (heads_ != nullptr) {
-    *to = chunk;
-    to++->begin = call.streaming_heads.newest_begin;
-  }
+  if (heads_ != nullptr) describe_streaming_heads(first, to++);
   const int64_t n_chunks = to - first;
   for (int64_t i = 0; i < prefill->n_tickets; ++i) {
     DeviceSequence& rows = *to++ = chunk;
@@ -296,7 +293,7 @@ Status AttendCall::attend_group(Prefill& prefill, const HeadRun& heads) {
   const HandOverTask& task = *prefill.task;
   StreamBuffers& buffers = *session_.device_->stream();
   Layer layer;
-  DeviceAttend of_chunk = of_heads(prefill.attend, heads.first, heads.n, &layer);
+  DeviceAttend of_chunk = of_run(prefill.attend, heads, &layer);
   prefill.states.n_heads = layer.n_q_heads;
   DeviceAttend of_pieces = prefill.attend;
   of_pieces.sequences.page_tables = prefill.piece_table;
@@ -315,10 +312,6 @@ Status AttendCall::attend_group(Prefill& prefill, const HeadRun& heads) {
   if (heads.first == 0) TANDEM_TRY(session_.device_->side()->join(args_.stream));
   of_chunk.before_o = of_pieces.before_o;
   of_chunk.before_lse = of_pieces.before_lse;
-  if (heads.streams) {
-    of_chunk.sequences.sequences = streaming_sequences_;
-    layer.sliding_window = session_.options_.window_len;
-  }
   point_output(heads.first, &of_chunk);
   TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &of_chunk));
   return {};
