@@ -331,20 +331,24 @@ void AttendCall::add_host_jobs(const SequenceCall& call) {
 }
 
 void AttendCall::add_row_copies(const SequenceCall& call, const DeviceExchange& exchange, HandOverTask* task) {
+  constexpr int64_t kMostRows = 32;  // of a copy, as all of a ticket's may be side by side and workers share the copies
   std::byte* slot = session_.device_->slot(task->ticket);
   scratch_.spans.clear();
   cache_.spans(*call.sequence, call.first_query, call.length, &scratch_.spans);
-  for (const PageSpan& span : scratch_.spans)
-    if (const int64_t bytes = layer_.x_bytes(); bytes > 0)
-      task->hidden.push_back({slot + exchange.x_at + (call.first_row + span.token_idx - call.first_query) * bytes,
-                              cache_.store().x_row(span.page, span.slot, args_.layer_idx), span.n_tokens * bytes});
   Rows from;
   for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
   task->slot_rows = exchange.n_rows;
+  const int64_t x_bytes = layer_.x_bytes();
   for (const PageSpan& span : scratch_.spans)
-    task->rows.push_back({from.after(task->planes->row_bytes, call.first_row + span.token_idx - call.first_query),
-                          cache_.store().extent_of(span.page), cache_.store().geometry().row_of(span.page, span.slot),
-                          span.n_tokens});
+    for (int64_t first = 0; first < span.n_tokens; first += kMostRows) {
+      const int64_t n = std::min(kMostRows, span.n_tokens - first);
+      const int64_t in_slot = call.first_row + span.token_idx - call.first_query + first;
+      task->rows.push_back({from.after(task->planes->row_bytes, in_slot), cache_.store().extent_of(span.page),
+                            cache_.store().geometry().row_of(span.page, span.slot) + first, n});
+      if (x_bytes > 0)
+        task->hidden.push_back({slot + exchange.x_at + in_slot * x_bytes,
+                                cache_.store().x_row(span.page, span.slot, args_.layer_idx) + first * x_bytes, n * x_bytes});
+    }
 }
 
 void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange) {
@@ -386,28 +390,38 @@ Status AttendCall::fill_window(const SequenceCall& call) {
   return policy_.keeps_maw && !args_.speculative ? give_maw(call, end) : Status();
 }
 
+// Of each head and plane, pages side by side in an extent of the store and in the ring are one copy.
 Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
   const Device& device = session_.device_->device();
   const WindowGeometry::LayerPlanes& planes = session_.device_->geometry().layers[layer_idx_];
-  std::vector<PageSpan> spans;
-  for (int64_t t = range.begin; t < range.end;) {
-    const int64_t n = std::min(kDevicePageLen - t % kDevicePageLen, range.end - t);
-    spans.clear();
+  const PageStore& store = cache_.store();
+  std::vector<PageSpan> spans;  // none beyond a page of the window
+  for (int64_t t = range.begin, n = 0; t < range.end; t += n) {
+    n = std::min(kDevicePageLen - t % kDevicePageLen, range.end - t);
     cache_.spans(*call.sequence, t, t + n, &spans);
-    session_.sums_.filled_kv_bytes += n * layer_.n_kv_heads * planes.row_bytes.total();
-    for (const PageSpan& span : spans)
-      for (int32_t h = 0; h < layer_.n_kv_heads; ++h)
-        for (int32_t p = 0; p < kPlanes; ++p) {
-          const int64_t bytes = planes.row_bytes.of[p];
-          if (bytes == 0 || (p == kPlaneK && layer_.rope != nullptr)) continue;
-          auto* to = reinterpret_cast<std::byte*>(call.window->page_of(t)) + planes.at[p] + h * planes.head_stride[p] +
-                     span.token_idx % kDevicePageLen * bytes;
-          const std::byte* from = cache_.store().rows(span.page, span.slot, args_.layer_idx, h).of[p];
-          TANDEM_TRY(call_device(device, &DeviceTable::copy, to, from, span.n_tokens * bytes, args_.stream));
-        }
     if (layer_.rope != nullptr) TANDEM_TRY(copy_rotated(call, {t, t + n}));
-    t += n;
   }
+  session_.sums_.filled_kv_bytes += (range.end - range.begin) * layer_.n_kv_heads * planes.row_bytes.total();
+  CopyList copies;
+  for (int32_t h = 0; h < layer_.n_kv_heads; ++h)
+    for (int32_t p = 0; p < kPlanes; ++p) {
+      const int64_t bytes = planes.row_bytes.of[p];
+      if (bytes == 0 || (p == kPlaneK && layer_.rope != nullptr)) continue;
+      const std::byte* extent = nullptr;
+      int64_t before = 0;
+      for (const PageSpan& span : spans) {
+        const int64_t page = call.window->page_of(span.token_idx);
+        const bool is_next = page == before || page == before + session_.device_->geometry().page_bytes;
+        if (!is_next || store.extent_of(span.page) != extent) copies.cut();
+        before = page;
+        extent = store.extent_of(span.page);
+        copies.add(reinterpret_cast<std::byte*>(page) + planes.at[p] + h * planes.head_stride[p] +
+                       span.token_idx % kDevicePageLen * bytes,
+                   store.rows(span.page, span.slot, args_.layer_idx, h).of[p], span.n_tokens * bytes);
+      }
+    }
+  for (const StridedCopy& copy : copies.copies())
+    TANDEM_TRY(call_device(device, &DeviceTable::copy_strided, &copy, args_.stream));
   return {};
 }
 

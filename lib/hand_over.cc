@@ -463,30 +463,52 @@ void HandOver::fault_of_step(const HandOverTask& task) {
   set_fault(kOfStep, 0, text);
 }
 
-void HandOver::copy_task(void* context, int64_t idx, int32_t) {
-  const auto& task = *static_cast<const HandOverTask*>(context);
-  if (const auto n_rows = static_cast<int64_t>(task.rows.size()); idx >= n_rows) {
-    const HiddenCopy& copy = task.hidden[static_cast<size_t>(idx - n_rows)];
-    std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-    return;
+namespace {
+
+constexpr int64_t kWorthSpreading = 65536;  // bytes
+
+// What workers take of a ticket's rows: of each copy so many ranges of heads, then the hidden states.
+struct RowShares {
+  const HandOverTask& task;
+  int64_t n_of_copy = 1;
+
+  explicit RowShares(const HandOverTask& of) : task(of) {
+    int64_t most_rows = 0;
+    for (const RowCopy& copy : task.rows) most_rows = std::max(most_rows, copy.n_rows);
+    n_of_copy = std::clamp<int64_t>(most_rows * task.token_bytes() / kWorthSpreading, 1, n_heads());
   }
-  const RowCopy& copy = task.rows[static_cast<size_t>(idx)];
-  const PlaneBytes& bytes = task.planes->row_bytes;
-  for (size_t h = 0; h < task.planes->heads.size(); ++h)
-    copy_rows(copy.from.after(bytes, static_cast<int64_t>(h) * task.slot_rows),
-              task.planes->row_of(copy.extent, static_cast<int32_t>(h), copy.row), bytes, copy.n_rows);
-}
+  int64_t n_heads() const { return static_cast<int64_t>(task.planes->heads.size()); }
+  int64_t n_of_rows() const { return n_of_copy * static_cast<int64_t>(task.rows.size()); }
+  int64_t n() const { return n_of_rows() + static_cast<int64_t>(task.hidden.size()); }
+
+  void take(int64_t idx) const {
+    if (idx >= n_of_rows()) {
+      const HiddenCopy& copy = task.hidden[static_cast<size_t>(idx - n_of_rows())];
+      std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+      return;
+    }
+    const RowCopy& copy = task.rows[static_cast<size_t>(idx / n_of_copy)];
+    const PlaneBytes& bytes = task.planes->row_bytes;
+    const int64_t share = idx % n_of_copy, end = (share + 1) * n_heads() / n_of_copy;
+    for (int64_t h = share * n_heads() / n_of_copy; h < end; ++h)
+      copy_rows(copy.from.after(bytes, h * task.slot_rows),
+                task.planes->row_of(copy.extent, static_cast<int32_t>(h), copy.row), bytes, copy.n_rows);
+  }
+};
+
+void take_share(void* shares, int64_t idx, int32_t) { static_cast<const RowShares*>(shares)->take(idx); }
+
+}  // namespace
 
 int64_t HandOver::take_rows(HandOverTask& task) {
-  constexpr int64_t kWorthSpreading = 65536;  // bytes
-  const auto n_copies = static_cast<int64_t>(task.rows.size() + task.hidden.size());
+  RowShares shares(task);
   int64_t bytes = 0;
   for (const RowCopy& copy : task.rows) bytes += copy.n_rows * task.token_bytes();
   for (const HiddenCopy& copy : task.hidden) bytes += copy.bytes;
   if (bytes >= kWorthSpreading)
-    cpu_.table->run(cpu_.self, n_copies, copy_task, &task);
+    cpu_.table->run(cpu_.self, shares.n(), take_share, &shares);
   else
-    for (int64_t i = 0; i < n_copies; ++i) copy_task(&task, i, 0);
+    for (int64_t i = 0; i < shares.n(); ++i) shares.take(i);
   return bytes;
 }
 

@@ -251,7 +251,6 @@ class HandOver {
   void answer(const HandOverTask& task);
   void attend(const HandOverTask& task, StreamEnd* stream);
   void set_fault(int32_t code, int64_t underlying, const char* text);
-  static void copy_task(void* task, int64_t idx, int32_t worker_idx);
 
   const Device& device_;
   Backend cpu_;

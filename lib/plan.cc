@@ -88,11 +88,16 @@ struct Streaming {
     return false;
   }
   TokenRange streamed(const Layer& layer, int64_t kv_len) const {
-    const int64_t block = evict_len(options.window_len, store.page_len), n = appended(kv_len);
+    const int64_t n = appended(kv_len);
     const int64_t last = n > DeviceSession::kMostTokens ? kv_len - 1 : kv_len - n;  // the first query of the last chunk
-    const int64_t end = std::max<int64_t>(0, last - options.window_len) / block * block;
+    const int64_t end = outside_window(options.window_len, store.page_len, last);
     const int64_t begin = layer.sliding_window > 0 ? kv_len - n + 1 - layer.sliding_window : 0;
     return {std::clamp<int64_t>(begin, 0, end), end};
+  }
+  KeysOfAppend of_append(const Layer& layer, int64_t kv_len) const {
+    const TokenRange tokens = streamed(layer, kv_len);
+    const int64_t first_end = outside_window(options.window_len, store.page_len, kv_len - appended(kv_len));
+    return {std::max(tokens.begin, first_end) - tokens.begin, tokens.end - tokens.begin};
   }
 };
 
@@ -165,7 +170,7 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
       const PrefillTerms terms{calls.store.extent_len(), calls.routes.buffer_bytes,  device.info.n_multiprocessors,
                                calls.routes.piece_heads, calls.routes.append_tokens, window.layers[l].bytes};
       PrefillSize size;
-      TANDEM_TRY(size_prefill(layers[l], terms, n, tokens.end - tokens.begin, &size));
+      TANDEM_TRY(size_prefill(layers[l], terms, n, calls.of_append(layers[l], kv_len), &size));
       limits->include(
           prefill_limits(device, layers[l], size,
                          count_prefill_pieces(size.layout, calls.kinds(l), layers[l], tokens, calls.options.sink_len),

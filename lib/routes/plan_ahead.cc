@@ -12,12 +12,6 @@
 namespace tandem {
 namespace {
 
-// Where the window begins before a call's tokens come, in a sequence that has always been attended by the session.
-int64_t outside_window(const PolicyOptions& options, int64_t page_len, int64_t length) {
-  const int64_t block = evict_len(options.window_len, page_len);
-  return std::max<int64_t>(0, length - options.window_len) / block * block;
-}
-
 Status check_lens(std::span<const int64_t> kv_lens, const int64_t* q_lens) {
   for (size_t i = 0; i < kv_lens.size() && q_lens != nullptr; ++i) {
     if (q_lens[i] >= 1 && q_lens[i] <= kv_lens[i]) continue;
@@ -38,7 +32,7 @@ int64_t longest_of(const PlannedCalls& calls) {
 
 // Keys outside the window, when the last n tokens of a sequence come.
 TokenRange outside_of(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n) {
-  const int64_t first = kv_len - n, end = outside_window(options, page_len, first);
+  const int64_t first = kv_len - n, end = outside_window(options.window_len, page_len, first);
   return {layer.sliding_window > 0 ? std::clamp<int64_t>(first + 1 - layer.sliding_window, 0, end) : 0, end};
 }
 
@@ -73,9 +67,10 @@ Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64
   const Layer& outside_heads = outside_layer(layer_idx);
   const int64_t key_bytes = token_kv_bytes(outside_heads);
   PrefillSize size;
-  const TokenRange all = outside_of(layer, options_, cache_->page_len(), kv_len, q_len);
+  const TokenRange first = outside_of(layer, options_, cache_->page_len(), kv_len, q_len);
+  const int64_t end = outside_window(options_.window_len, cache_->page_len(), kv_len - 1);
   const PrefillTerms terms = prefill_terms(layer_idx);
-  TANDEM_TRY(size_prefill(layer, terms, q_len, std::max<int64_t>(1, all.end - all.begin), &size));
+  TANDEM_TRY(size_prefill(layer, terms, q_len, {first.end - first.begin, end - first.begin}, &size));
   *n = (q_len - 1) % size.n_tokens + 1;
   if (*n <= DeviceSession::kMostTokens) return {};
   const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len, *n);

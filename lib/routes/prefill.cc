@@ -51,8 +51,9 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
     return {};
   const TokenRange tokens = streamed_tokens(*longest, most);
   PrefillSize size;
+  const int64_t first_end = std::max(tokens.begin, session_.evicted_to(*longest->state, longest->first_query));
   TANDEM_TRY(size_prefill(layer_, session_.prefill_terms(layer_idx_), longest->q_len,
-                          std::max<int64_t>(1, tokens.end - tokens.begin), &size));
+                          {first_end - tokens.begin, tokens.end - tokens.begin}, &size));
   if (longest->q_len <= std::min(size.n_tokens, kTicket)) return {};
   if (longest->q_len * layer_.group_size <= kFewRows) return {};
   DeviceError ignored;

@@ -78,13 +78,15 @@ double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_quer
 }
 
 // Of groups that take equally long the largest: fewer, longer copies.
-Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, int64_t n_keys, PrefillSize* size) {
+Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
+                    PrefillSize* size) {
   PrefillSize made;
   const int64_t wanted = terms.append_tokens > 0 ? terms.append_tokens : kMostAppend;
   const int64_t unit = std::min(kTicket, wanted);
   const int64_t most = std::max(unit, std::min(wanted, kMostStates / o_bytes(layer, 1, 1)) / unit * unit);
   made.n_tokens = ceil_div(ceil_div(n_queries, ceil_div(n_queries, most)), unit) * unit;
   const int64_t n_at_once = std::min(made.n_tokens, n_queries);
+  const int64_t n_keys = std::max<int64_t>(1, (keys.first + std::max(keys.first, keys.end - made.n_tokens)) / 2);
   const double tile_ns = assumed_tile_ns(layer);
   for (int32_t n = terms.piece_heads > 0 ? terms.piece_heads : layer.n_kv_heads; n > 0; --n) {
     const bool is_last = n == 1 || terms.piece_heads > 0;

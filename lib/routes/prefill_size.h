@@ -36,8 +36,14 @@ struct PrefillTerms {
 };
 inline constexpr int64_t kMostAppend = 16384;
 
-// Of an append of n_queries tokens over n_keys that are streamed. Chunks are equally long.
-Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, int64_t n_keys, PrefillSize* size);
+// Keys outside the window of a long append: of its first queries, and by its end. A chunk's own are in the work space.
+struct KeysOfAppend {
+  int64_t first = 0, end = 0;
+};
+
+// Of an append of n_queries tokens. Chunks are equally long, and laid out for as many keys as they find on average.
+Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
+                    PrefillSize* size);
 
 // What such appends take beside what calls of tickets do. n_pieces: of a chunk; n_pages: of window and chunk.
 DeviceLimits prefill_limits(const Device& device, const Layer& layer, const PrefillSize& size, int64_t n_pieces,

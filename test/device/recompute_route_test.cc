@@ -135,8 +135,10 @@ void sequences_share_copies(void**) {
       OK(tandem_attend, is_twin ? twin.session : side.session, &args);
     }
     assert_near(call.output(), on_host.output());
-    if (round > 0) assert_int_equal(counts.n_strided - n_copies, 1);
-    assert_int_equal(counts.strided_bytes - bytes, kSequences * outside_of(kLength) * kXBytes);
+    if (round > 0) {  // windows are filled
+      assert_int_equal(counts.n_strided - n_copies, 1);
+      assert_int_equal(counts.strided_bytes - bytes, kSequences * outside_of(kLength) * kXBytes);
+    }
     for (std::vector<int64_t>& order : ids) std::reverse(order.begin(), order.begin() + 5);
   }
 }

@@ -325,10 +325,7 @@ void holds_what_was_planned(void**) {
         heads.past[s].k[l] = k.values;
         heads.past[s].v[l] = v.values;
       }
-    if (options.append_tokens > 0) {
-      heads.all_layers({n, 0}, 900);
-      heads.all_layers({0, n}, 1200);
-    }
+    if (options.append_tokens > 0) heads.all_layers({n, n}, 900);
     heads.all_layers({1, 1}, 1500);
     tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
     OK(tandem_cache_get_stats, &stats, heads.cache);

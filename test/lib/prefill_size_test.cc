@@ -28,7 +28,7 @@ PrefillTerms terms_of(const Layer& layer, int32_t piece_heads = 0, int64_t appen
 
 PrefillSize size_of(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, int64_t n_keys) {
   PrefillSize size;
-  const Status status = size_prefill(layer, terms, n_queries, n_keys, &size);
+  const Status status = size_prefill(layer, terms, n_queries, {n_keys, n_keys}, &size);
   if (!status.ok()) fail_msg("%s", status.info().message.c_str());
   return size;
 }
