@@ -403,19 +403,20 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
   const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + task.streamed_x_bytes;
   const bool has_streamed = bus_bytes > 0;
   if (!part.tells || has_streamed != times.stream.is_seen || faulted_.load(std::memory_order_relaxed)) return;
-  const JointPart joint = {part.n_queries, part.weighed_keys, reading.host,    bus_bytes,
-                           reading.late,   reading.ahead,     part.ahead_bytes};
+  const JointPart joint = {part.n_queries, part.weighed_keys, reading.host,     bus_bytes,
+                           reading.late,   reading.ahead,     part.ahead_bytes, part.bus_tells};
   if (times.has_host && !has_streamed)
     profile_.note_host(*part.layer, part.n_queries, part.weighed_keys, reading.host);
   else if (times.has_host && reading.late == 0.0)
     profile_.note_ahead(*part.layer, joint);
-  else if (times.has_host && reading.is_steady)
+  else if (times.has_host && (reading.is_steady || !part.bus_tells))
     profile_.note_joint(*part.layer, joint);
-  if (has_streamed && !times.has_host && reading.late > 0.0 && reading.is_steady)
+  if (has_streamed && !times.has_host && reading.late > 0.0 && reading.is_steady && part.bus_tells)
     profile_.note_bus(bus_bytes, reading.bus);
   else if (has_streamed)
     profile_.note_bus_at_most(bus_bytes, reading.bus);
-  if (part.predicted_ns == 0.0) return;
+  if (has_streamed && !times.has_host) profile_.note_idle_host(*part.layer, part.n_queries);
+  if (part.predicted_ns == 0.0 || !part.bus_tells) return;
   ++sums_.n_planned_parts;
   sums_.predicted_part_ns += static_cast<int64_t>(part.predicted_ns);
   sums_.planned_part_ns += static_cast<int64_t>(reading.total);

@@ -89,6 +89,7 @@ struct HandOverPart {
   int64_t weighed_keys = 0;   // the CPU's, if all were under so many
   int64_t ahead_bytes = 0;    // that buffers have room for before the queries come
   bool tells = false;         // there are enough of them
+  bool bus_tells = true;      // false: the device makes keys of what it brings, more slowly than that comes
   bool is_rows = false;       // of a long append, whose queries do not come with its tickets
   double predicted_ns = 0.0;  // 0: nobody knew
 };

@@ -47,11 +47,7 @@ bool CallPlan::is_rebuilt_by_bus() const {
 
 // Those whose keys cost the CPU the most go to the device first; of these the longest, which make the fewest pieces.
 void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_bytes) {
-  int64_t most_queries = 1;
-  for (PlannedKeys& keys : keys_) {
-    keys.host_ns = profile.host_ns(layer, keys.n_queries, 1);
-    most_queries = std::max(most_queries, keys.n_queries);
-  }
+  for (PlannedKeys& keys : keys_) keys.host_ns = profile.host_ns(layer, keys.n_queries, 1);
   std::sort(keys_.begin(), keys_.end(), [](const PlannedKeys& a, const PlannedKeys& b) {
     return std::tuple(b.host_ns, b.end - b.begin, a.call) < std::tuple(a.host_ns, a.end - a.begin, b.call);
   });
@@ -60,7 +56,7 @@ void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_byt
     if (groups_.empty() || groups_.back().host_ns != keys.host_ns) groups_.push_back({0, keys.host_ns});
     groups_.back().n_keys += keys.end - keys.begin;
   }
-  rates_ = profile.rates(layer, most_queries, key_bytes);
+  rates_ = profile.rates(layer, most_queries(), key_bytes);
   const double room =
       static_cast<double>(ahead_.bytes) / static_cast<double>(key_bytes) * rates_.columns[kPlanStream].bus_ns;
   rates_.bus_ahead_ns = std::min(ahead_.ns, room);
@@ -79,6 +75,9 @@ void CallPlan::make(const Profile& profile, const Layer& layer, int64_t key_byte
   int64_t left = best.total_ns < kWorthIt * alone.total_ns ? best.n_moved() : 0;
   if (left < kLeastKeys && best.host_keys > 0) left = 0;
   if (left > 0 && best.host_keys < kLeastKeys) left += best.host_keys;
+  if (left == n_keys())
+    if (const int64_t due = profile.host_due_keys(layer, most_queries(), best.total_ns); due >= kLeastKeys)
+      left = std::max<int64_t>(0, left - due);
   double rebuilt =
       left > 0 ? static_cast<double>(best.moved_keys[kPlanRecompute]) / static_cast<double>(best.n_moved()) : 0.0;
   if (rebuilt * static_cast<double>(left) < static_cast<double>(kLeastKeys)) rebuilt = 0.0;
@@ -115,6 +114,12 @@ void CallPlan::choose_rebuilt(double share) {
 
 bool CallPlan::is_known() const {
   return rates_.columns[kPlanStream].is_allowed && !groups_.empty() && groups_.back().host_ns > 0.0;
+}
+
+int64_t CallPlan::most_queries() const {
+  int64_t most = 1;
+  for (const PlannedKeys& keys : keys_) most = std::max(most, keys.n_queries);
+  return most;
 }
 
 int64_t CallPlan::n_keys() const {

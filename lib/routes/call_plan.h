@@ -67,6 +67,7 @@ class CallPlan {
   void choose_rebuilt(double share);
   bool is_known() const;
   int64_t n_keys() const;
+  int64_t most_queries() const;
   RoutePlan predict(int64_t n_streamed, int64_t n_rebuilt) const;
 
   std::vector<PlannedKeys> keys_;

@@ -119,7 +119,7 @@ void AttendCall::choose_route(HandOverTask* task) {
   describe_part(task);
   if (task->part.streamed_tokens == 0) return;
   task->part.streamed_tokens -= choose_rebuilt(task);
-  if (!task->rebuilt.empty() && !plan.is_rebuilt_by_bus()) task->part.tells = false;  // of the device's products
+  if (!task->rebuilt.empty() && !plan.is_rebuilt_by_bus()) task->part.bus_tells = false;  // the device makes keys
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     const SequenceCall& call = scratch_.calls[i];
     if (call.streams())

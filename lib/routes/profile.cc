@@ -22,6 +22,9 @@ constexpr double kLeastNs = 200'000.0;  // likewise: moments are known to some m
 constexpr double kLeastBytes = 0.15;    // likewise, that were not there before
 constexpr double kMostSlowed = 1.3;     // of the bus by the CPU: a pace alone that would say more is wrong
 constexpr double kLeastWork = 0.25;     // of the time, that was not spent on beginning
+constexpr double kForgotten = 0.02;     // of what parts have said, with each that could say it and does not
+constexpr int64_t kIdleParts = 64;      // then the CPU is tried again
+constexpr double kLittle = 0.03;        // of a part, that this takes as trials went
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 void correct(double* known, double ns) {
@@ -31,6 +34,11 @@ void correct(double* known, double ns) {
     return;
   }
   *known += kNewest * (std::clamp(ns, *known / kMostChange, *known * kMostChange) - *known);
+}
+
+// Unless it has become better than that.
+void forget(double* known, double tried) {
+  if (*known > tried && tried > 0.0) *known += kForgotten * (tried - *known);
 }
 
 // What it took but for the beginning.
@@ -85,10 +93,24 @@ double Profile::prefill_tile_ns(const Layer& layer) const {
   return found != prefill_tile_ns_.end() ? found->second : 0.0;
 }
 
+// It says at once that the pace is no slower.
+void Profile::Costs::note_due(double keys, double taken_ns) {
+  if (std::exchange(n_idle, 0) < kIdleParts) return;
+  if (!is_trial) ns = std::min(ns, taken_ns / keys);
+  slowed_ns = std::min(slowed_ns, taken_ns / keys);
+}
+
 // A trial says less than a part that was slowed.
 double Profile::Costs::host_ns() const {
   if (!is_trial) return ns;
   return slowed_ns > 0.0 ? slowed_ns / tried.host : ns * kTrialShare;
+}
+
+Profile::Costs* Profile::find_own(const Layer& layer, int64_t n_queries) {
+  const auto found = costs_.find(shape_of(layer));
+  if (found == costs_.end()) return nullptr;
+  const auto of_queries = found->second.find(class_of(n_queries));
+  return of_queries != found->second.end() ? &of_queries->second : nullptr;
 }
 
 const Profile::Costs* Profile::find(const Layer& layer, int64_t n_queries, int64_t* of_class) const {
@@ -124,14 +146,16 @@ void Profile::note_trial(const Layer& layer, int64_t n_queries, int64_t n_keys, 
   if (n_keys <= 0 || n_queries <= 0) return;
   const std::lock_guard lock(mutex_);
   Costs& known = costs(layer, n_queries);
-  if (known.is_trial)
-    known.ns = without(known.begin_ns, ns) / static_cast<double>(n_keys) * static_cast<double>(class_of(n_queries)) /
-               static_cast<double>(n_queries);
+  if (!known.is_trial) return;
+  known.ns = without(known.begin_ns, ns) / static_cast<double>(n_keys) * static_cast<double>(class_of(n_queries)) /
+             static_cast<double>(n_queries);
+  known.tried_ns = kTrialShare * known.ns;
 }
 
 void Profile::note_begin_trial(const Layer& layer, int64_t n_queries, double ns) {
   const std::lock_guard lock(mutex_);
-  costs(layer, n_queries).begin_ns = std::clamp(ns, kLeastHostNs, kMostHostNs);
+  Costs& known = costs(layer, n_queries);
+  known.begin_ns = known.tried_begin_ns = std::clamp(ns, kLeastHostNs, kMostHostNs);
 }
 
 void Profile::note_slowed_trial(const Layer& layer, int64_t n_queries, const Slowed& slowed) {
@@ -150,8 +174,12 @@ void Profile::note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, d
   const std::lock_guard lock(mutex_);
   Costs* const known = costs_or_null(layer, n_queries);
   if (known == nullptr) return;
+  const double keys = static_cast<double>(n_keys) * share;
+  known->note_due(keys, ns);
+  forget(&known->slowed_ns, known->host_ns() * known->tried.host);  // nor does anybody measure how each slows the other
+  forget(&known->bus_ns, bus_ns_ * known->tried.bus);
   if (std::exchange(known->is_trial, false)) known->ns = 0.0;
-  correct(&known->ns, without(known->begin_ns, ns) / (static_cast<double>(n_keys) * share));
+  correct(&known->ns, without(known->begin_ns, ns) / keys);
 }
 
 void Profile::note_bus(int64_t bytes, double ns) noexcept {
@@ -174,10 +202,12 @@ void Profile::note_joint(const Layer& layer, const JointPart& part) noexcept {
   if (known == nullptr) return;
   const double share = static_cast<double>(part.n_queries) / static_cast<double>(class_of(part.n_queries));
   const double host = static_cast<double>(part.host_keys) * share, host_ns = without(known->begin_ns, part.host_ns);
+  known->note_due(host, part.host_ns);
   const double host_alone = known->host_ns() > 0.0 ? known->host_ns() : host_ns / host;
   if (known->slowed_ns == 0.0 && known->host_ns() > 0.0) known->slowed_ns = host_alone * known->tried.host;
   correct(&known->slowed_ns, slowed_ns(host, host_ns, part.bus_ns, host_alone));
   if (!known->is_trial && known->ns > known->slowed_ns) correct(&known->ns, known->slowed_ns);
+  if (!part.bus_tells) return;
   const double all = static_cast<double>(part.bus_bytes),
                bus_alone = bus_ns_ > 0.0 ? bus_ns_ : (part.ahead_ns + part.bus_ns) / all;
   const double had = part.ahead_ns / bus_alone, room = static_cast<double>(part.ahead_bytes);
@@ -190,6 +220,24 @@ void Profile::note_joint(const Layer& layer, const JointPart& part) noexcept {
   if (bus_ns_ > most) correct(&bus_ns_, most);
   if (bus_ns_ > 0.0 && bus_ns_ < least && (had < room || bytes > kLeastBytes * all)) correct(&bus_ns_, least);
   if (bytes > kLeastBytes * all) correct(&known->bus_ns, std::max(bus_alone, slowed_ns(bytes, ns, host_ns, bus_alone)));
+}
+
+// What nobody measures any more may have changed, and what was learned of it may be why. It is not forgotten that the CPU
+// was slow, as giving it a large share again would take as long: a few keys tell.
+void Profile::note_idle_host(const Layer& layer, int64_t n_queries) noexcept {
+  const std::lock_guard lock(mutex_);
+  Costs* const known = find_own(layer, n_queries);
+  if (known == nullptr) return;
+  ++known->n_idle;
+  forget(&known->begin_ns, known->tried_begin_ns);
+  forget(&known->bus_ns, bus_ns_ * known->tried.bus);
+}
+
+int64_t Profile::host_due_keys(const Layer& layer, int64_t n_queries, double total_ns) const {
+  const std::lock_guard lock(mutex_);
+  const Costs* const known = const_cast<Profile*>(this)->find_own(layer, n_queries);
+  if (known == nullptr || known->n_idle < kIdleParts || known->tried_ns <= 0.0) return 0;
+  return static_cast<int64_t>(kLittle * total_ns / known->tried_ns);
 }
 
 void Profile::note_ahead(const Layer& layer, const JointPart& part) noexcept {

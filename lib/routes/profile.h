@@ -39,6 +39,7 @@ struct JointPart {
   double bus_ns = 0.0;      // from when the queries had come
   double ahead_ns = 0.0;    // that it had before
   int64_t ahead_bytes = 0;  // what it could bring then, at most
+  bool bus_tells = true;    // false: it waited for the device, and so did the CPU's part share the memory with it less
 };
 
 // What a trial with both at work said: how many times as long as alone.
@@ -69,6 +70,10 @@ class Profile {
   // And that all of it was there before the queries came, and the CPU's keys were attended without it.
   void note_ahead(const Layer& layer, const JointPart& part) noexcept;
   void note_joint(const Layer& layer, const JointPart& part) noexcept;
+  // A part that the bus had alone, as it does when the CPU is thought to be slow.
+  void note_idle_host(const Layer& layer, int64_t n_queries) noexcept;
+  // After many of these: how many keys of a part that takes so long the CPU is to have, to say if it still is. Else 0.
+  int64_t host_due_keys(const Layer& layer, int64_t n_queries, double total_ns) const;
 
   // Of n_keys keys in all KV heads; of queries that nobody knows of, by the next power of two that somebody does. 0: no
   // shape like this was measured. infinity: no bus was.
@@ -86,15 +91,19 @@ class Profile {
     double bus_ns = 0.0;     // of a byte, while the CPU is busy; 0: likewise
     double begin_ns = 0.0;   // whatever the number of keys; 0: nobody has said
     Slowed tried;
+    double tried_ns = 0.0, tried_begin_ns = 0.0;
+    int64_t n_idle = 0;  // parts since the CPU had one
     bool is_trial = true;
 
     double host_ns() const;
+    void note_due(double keys, double taken_ns);
   };
   static Shape shape_of(const Layer& layer);
   using RebuiltShape = std::array<int32_t, 8>;  // the same, and of its hidden states
   static RebuiltShape rebuilt_shape_of(const Layer& layer);
   Costs* costs_or_null(const Layer& layer, int64_t n_queries) noexcept;
   Costs& costs(const Layer& layer, int64_t n_queries) { return costs_[shape_of(layer)][class_of(n_queries)]; }
+  Costs* find_own(const Layer& layer, int64_t n_queries);  // of that power of two, or null
   const Costs* find(const Layer& layer, int64_t n_queries, int64_t* of_class) const;
   static int64_t class_of(int64_t n_queries);
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Decode steps over caches in host memory, keys streamed or made of hidden states: milliseconds of an attention layer.
 //
-//   recompute_bench MODULE [threads [lengths [shares [buffers [geometries [batch [window]]]]]]]     lists with commas;
-//     buffers in MiB
+//   recompute_bench MODULE [threads [lengths [shares [buffers [geometries [batch [window [layers]]]]]]]]
+//     lists with commas; buffers in MiB
+//
+// A step is a call for each layer, one after the other as in a model, and what is told is the time of one of them; "alone"
+// is that of a call that nothing goes before or comes behind, where no copy is ahead of its queries.
 //
 // Attention layers of OPT-6.7B and OPT-13B (32 and 40 heads of 128, hidden states of 4,096 and 5,120; layer norm, biases, no
 // RoPE) in f16, a batch of sequences of one length, one new token each. K and V of the cache are made by a kernel of the
@@ -22,8 +25,10 @@ class Sequences {
   tandem_cache* cache = nullptr;
   std::vector<int64_t> ids, ones;
   int64_t length = 0;
+  int32_t n_layers = 1;
 
-  Sequences(tandem_engine* engine, OptLayer& layer, int64_t batch, int64_t most) : length(most) {
+  Sequences(tandem_engine* engine, OptLayer& layer, int64_t batch, int64_t most, int32_t layers)
+      : length(most), n_layers(layers) {
     const Geometry& g = layer.geometry;
     tandem_layer_projection projection = projection_of(layer);
     projection.w_k = layer.w_k.data();
@@ -32,7 +37,8 @@ class Sequences {
     options.n_q_heads = options.n_kv_heads = g.n_heads;
     options.k_head_dim = kHeadDim;
     options.projection = &projection;
-    TANDEM(tandem_model_create, &model, &options, 1);
+    const std::vector<tandem_layer_options> alike(static_cast<size_t>(n_layers), options);
+    TANDEM(tandem_model_create, &model, alike.data(), n_layers);
     tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
     cache_options.k_type = cache_options.x_type = TANDEM_F16;
     TANDEM(tandem_cache_create, &cache, engine, model, &cache_options);
@@ -47,7 +53,7 @@ class Sequences {
         const tandem_tensor k = half_tensor(layer.k.data() + first * row, {n, g.n_heads, kHeadDim}, false),
                             v = half_tensor(layer.v.data() + first * row, {n, g.n_heads, kHeadDim}, false),
                             x = half_tensor(layer.x.data() + first * g.hidden, {n, g.hidden}, false);
-        TANDEM(tandem_sequence_append_x, cache, id, 0, &k, &v, &x, nullptr);
+        for (int32_t l = 0; l < n_layers; ++l) TANDEM(tandem_sequence_append_x, cache, id, l, &k, &v, &x, nullptr);
       }
     }
     ones.assign(static_cast<size_t>(batch), 1);
@@ -89,7 +95,7 @@ struct Step {
 };
 
 struct Measured {
-  double us = 0.0, least_us = 0.0, asked_us = 0.0, bytes = 0.0, planned_us = 0.0, x_bytes = 0.0;
+  double us = 0.0, alone_us = 0.0, bytes = 0.0, planned_us = 0.0, x_bytes = 0.0;  // of a layer
   std::vector<__half> o;
 };
 
@@ -107,28 +113,35 @@ Measured time_route(Sequences& on, const Step& step, tandem_session_options opti
   args.x = &step.views[4];
   must(cudaMemset(step.o.data, 0xff, step.before.size() * 2));
   Measured measured;
-  std::vector<double> times, asked;
-  for (int i = 0; i < kWarm + kRounds; ++i) {
+  const auto time_calls = [&](int32_t n_calls) {
     const auto begin = Clock::now();
-    TANDEM(tandem_attend, session, &args);
-    if (i >= kWarm) asked.push_back(us_since(begin));
+    for (args.layer_idx = 0; args.layer_idx < n_calls; ++args.layer_idx) TANDEM(tandem_attend, session, &args);
     must(cudaDeviceSynchronize());
-    if (i >= kWarm) times.push_back(us_since(begin));
+    return us_since(begin) / n_calls;
+  };
+  std::vector<double> alone, times;
+  for (int i = 0; i < kWarm + kRounds; ++i) {
+    alone.push_back(time_calls(1));
     if (i == 0) measured.o = step.output();
     on.truncate(on.length);
   }
-  tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
+  tandem_session_stats before = TANDEM_SESSION_STATS_INIT, stats = TANDEM_SESSION_STATS_INIT;
+  TANDEM(tandem_session_get_stats, &before, session);
+  for (int i = 0; i < kWarm + kRounds; ++i) {
+    times.push_back(time_calls(on.n_layers));
+    on.truncate(on.length);
+  }
   TANDEM(tandem_session_get_stats, &stats, session);
   tandem_route_plan plan = TANDEM_ROUTE_PLAN_INIT;
   const std::vector<int64_t> lengths(on.ids.size(), on.length + 1);
-  TANDEM(tandem_plan, &plan, session, 0, lengths.data(), nullptr, static_cast<int64_t>(lengths.size()));
+  TANDEM(tandem_plan, &plan, session, on.n_layers - 1, lengths.data(), nullptr, static_cast<int64_t>(lengths.size()));
   measured.planned_us = static_cast<double>(plan.total_ns) * 1e-3;
-  measured.x_bytes = static_cast<double>(stats.streamed_x_bytes) / (kWarm + kRounds);
   tandem_session_release(session);
-  measured.us = median(times);
-  measured.least_us = at_share(times, 0.0);
-  measured.asked_us = median(asked);
-  measured.bytes = static_cast<double>(stats.streamed_kv_bytes + stats.streamed_x_bytes) / (kWarm + kRounds);
+  measured.us = median({times.begin() + kWarm, times.end()});
+  measured.alone_us = median({alone.begin() + kWarm, alone.end()});
+  const double n_calls = on.n_layers * (kWarm + kRounds);
+  measured.x_bytes = static_cast<double>(stats.streamed_x_bytes - before.streamed_x_bytes) / n_calls;
+  measured.bytes = measured.x_bytes + static_cast<double>(stats.streamed_kv_bytes - before.streamed_kv_bytes) / n_calls;
   return measured;
 }
 
@@ -153,8 +166,8 @@ void measure(Sequences& on, const Step& step, const Geometry& g, const Wanted& w
       std::printf("%s: relative distance %.2e from the CPU's answer\n", options.route, error);
       std::exit(1);
     }
-    std::printf("  %s %.2f %7.3f ms (planned %.2f, asked in %.2f) %5.1f GB/s, %.0f MB of x, error %.0e", options.route,
-                options.recompute_share, got.us * 1e-3, got.planned_us / got.us, got.asked_us * 1e-3,
+    std::printf("  %s %.2f %7.3f ms (planned %.2f, alone %.3f) %5.1f GB/s, %.0f MB of x, error %.0e", options.route,
+                options.recompute_share, got.us * 1e-3, got.planned_us / got.us, got.alone_us * 1e-3,
                 got.bytes / got.us * 1e-3, got.x_bytes * 1e-6, error);
     return got.us;
   };
@@ -184,7 +197,8 @@ void measure(Sequences& on, const Step& step, const Geometry& g, const Wanted& w
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "recompute_bench MODULE [threads [lengths [shares [buffers [geometries [batch [window]]]]]]]\n");
+    std::fprintf(stderr,
+                 "recompute_bench MODULE [threads [lengths [shares [buffers [geometries [batch [window [layers]]]]]]]]\n");
     return 2;
   }
   tandem_engine* engine = make_engine(argv[1], argc > 2 ? std::atoi(argv[2]) : 0);
@@ -197,10 +211,11 @@ int main(int argc, char** argv) {
   const std::vector<std::string> names = words_of(argc > 6 ? argv[6] : "opt-6.7b,opt-13b");
   const int64_t batch = argc > 7 ? std::atoll(argv[7]) : 64;
   wanted.window = argc > 8 ? std::atoll(argv[8]) : 16;
+  const int32_t n_layers = argc > 9 ? std::atoi(argv[9]) : 4;
   for (const Geometry& geometry : kGeometries) {
     if (std::find(names.begin(), names.end(), geometry.name) == names.end()) continue;
     OptLayer layer(geometry);
-    Sequences sequences(engine, layer, batch, lengths[0]);
+    Sequences sequences(engine, layer, batch, lengths[0], n_layers);
     const Step step(layer, batch);
     for (const int64_t length : lengths) {
       sequences.truncate(length);

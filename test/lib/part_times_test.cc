@@ -197,6 +197,7 @@ void learn(const PartReading& reading, const PartMoments& part, int64_t host_key
     profile->note_bus(bus_bytes, reading.bus);
   else if (part.has_stream)
     profile->note_bus_at_most(bus_bytes, reading.bus);
+  if (part.has_stream && !part.has_host) profile->note_idle_host(layer, 1);
 }
 
 struct Outcome {
