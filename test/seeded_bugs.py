@@ -112,7 +112,7 @@ BUGS = [
     ("a CPU that was slow is never tried again", "lib/routes/profile.cc", "  ++known->n_idle;\n", "", "profile_test",
      "what_was_slow_is_tried_again"),
     ("a ticket's rows go to the first of them", "lib/attend_device.cc", "row_of(span.page, span.slot) + first, n});",
-     "row_of(span.page, span.slot), n});", "long_append_test", ""),
+     "row_of(span.page, span.slot), n});", "long_append_test", "chunks_of_all_lengths"),
     ("streaming heads see a key more", "lib/streaming_heads.cc", "push_back(std::max<int64_t>(0, token + 1 -",
      "push_back(std::max<int64_t>(0, token -", "streaming_heads_test", "attends_on_the_host"),
     ("streaming heads have the others' first keys", "lib/streaming_heads.cc",
