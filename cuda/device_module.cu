@@ -106,9 +106,15 @@ void release(void* self, void* data) {
   cudaFree(data);
 }
 
+LaunchOn on_stream(void* self, void* stream) {
+  const Device& device = device_of(self);
+  return {static_cast<cudaStream_t>(stream), device.capability, device.n_multiprocessors};
+}
+
 int32_t copy(void* self, void* to, const void* from, int64_t bytes, void* stream, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
+  if (may_upload(to, from, bytes)) return launch_upload(to, from, bytes, on_stream(self, stream), error);
   TANDEM_CUDA_TRY(
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), error);
   return TANDEM_OK;
@@ -187,11 +193,6 @@ int32_t capturing(void* self, void* stream, int32_t* is_capturing, DeviceError* 
   TANDEM_CUDA_TRY(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), error);
   *is_capturing = status != cudaStreamCaptureStatusNone;
   return TANDEM_OK;
-}
-
-LaunchOn on_stream(void* self, void* stream) {
-  const Device& device = device_of(self);
-  return {static_cast<cudaStream_t>(stream), device.capability, device.n_multiprocessors};
 }
 
 int32_t append(void* self, const DeviceAppend* call, void* stream, DeviceError* error) {

@@ -5,6 +5,7 @@
 #include "cuda/kernel_setup.h"
 #include "cuda/kernels/append.cuh"
 #include "cuda/kernels/merge.cuh"
+#include "cuda/kernels/upload.cuh"
 #include "cuda/layer_check.h"
 
 namespace tandem::cuda {
@@ -93,9 +94,28 @@ int32_t load_exchange_kernels(DeviceError* error) {
   cudaFuncAttributes attributes;
   for (const auto kernel : {append_kernel<false>, append_kernel<true>})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(upload_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(accumulate_kernel)), error);
   return load_observe_kernels(error);
+}
+
+bool may_upload(const void* to, const void* from, int64_t bytes) {
+  constexpr int64_t kMostBytes = int64_t{256} << 10;
+  if (bytes <= 0 || bytes > kMostBytes) return false;
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(bytes)) % kUploadUnit !=
+      0)
+    return false;
+  cudaPointerAttributes of_from, of_to;
+  if (cudaPointerGetAttributes(&of_from, from) != cudaSuccess || cudaPointerGetAttributes(&of_to, to) != cudaSuccess)
+    return false;
+  return of_from.type == cudaMemoryTypeHost && of_from.devicePointer == from && of_to.type == cudaMemoryTypeDevice;
+}
+
+int32_t launch_upload(void* to, const void* from, int64_t bytes, const LaunchOn& on, DeviceError* error) {
+  const UploadCall call = {static_cast<uint2*>(to), static_cast<const uint2*>(from), bytes / kUploadUnit};
+  const int64_t n_blocks = (call.n + 32 * kUploadWarps - 1) / (32 * kUploadWarps);
+  return launch_kernel(upload_kernel, dim3(static_cast<unsigned>(n_blocks)), kUploadWarps, call, on, error);
 }
 
 int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error) {

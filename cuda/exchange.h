@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// append(), merge() and observe(): what is refused, which grid. The device is current in every call; any thread.
+// append(), merge(), observe() and small copies: what is refused, which grid. The device is current in every call; any
+// thread.
 #pragma once
 
 #include "cuda/driver.h"
@@ -16,6 +17,9 @@ struct LaunchOn {
   int32_t capability = 0;  // 90 is 9.0
   int32_t n_multiprocessors = 0;
 };
+// A little from pinned memory to the device's, past what the copy engine has to do (kernels/upload.cuh).
+bool may_upload(const void* to, const void* from, int64_t bytes);
+int32_t launch_upload(void* to, const void* from, int64_t bytes, const LaunchOn& on, DeviceError* error);
 int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error);

@@ -40,7 +40,8 @@ __device__ inline bool is_lost(Word answered, Word ticket) {
 }
 
 // A kernel may be launched before the kernel before it has ended, so that its launch takes no time of its own. Between these
-// two it reads nothing that kernels write: descriptors, which copies write, and what it is called with.
+// two it reads nothing that kernels write but descriptors, whose kernel lets none begin before it has ended (upload.cuh),
+// and what it is called with.
 __device__ inline void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   let_next_kernel_start();

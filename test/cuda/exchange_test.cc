@@ -410,6 +410,34 @@ void shared_memory_is_both_sides(void**) {
   device->table->release_shared(device->self, host);
 }
 
+// Few bytes go by a kernel, where both sides are aligned: as many as there are, and none beside them.
+void copies_from_shared_memory_are_exact(void**) {
+  constexpr int64_t kBytes = 600'000;
+  DeviceError error;
+  void *host = nullptr, *there = nullptr;
+  device->must(device->table->allocate_shared(device->self, kBytes, &host, &there, &error), error);
+  std::vector<uint8_t> expected(kBytes), got(kBytes);
+  for (int64_t i = 0; i < kBytes; ++i) static_cast<uint8_t*>(host)[i] = static_cast<uint8_t>(i * 37 % 251);
+  auto* const memory = static_cast<std::byte*>(device->allocate(kBytes));
+  for (const int64_t bytes : {1, 8, 12, 100, 4096, 10'752, 262'144, 262'152, 500'001})
+    for (const int64_t to : {0, 8, 4})
+      for (const int64_t from : {0, 16, 3}) {
+        device->must(device->table->fill(device->self, memory, 0xff, kBytes, nullptr, &error), error);
+        device->must(
+            device->table->copy(device->self, memory + to, static_cast<std::byte*>(there) + from, bytes, nullptr, &error),
+            error);
+        device->wait();
+        device->download(got.data(), memory, kBytes);
+        std::fill(expected.begin(), expected.end(), uint8_t{0xff});
+        std::copy_n(static_cast<uint8_t*>(host) + from, bytes, expected.begin() + to);
+        if (got != expected)
+          fail_msg("%lld bytes from %lld to %lld", static_cast<long long>(bytes), static_cast<long long>(from),
+                   static_cast<long long>(to));
+      }
+  device->table->release(device->self, memory);
+  device->table->release_shared(device->self, host);
+}
+
 void a_device_that_is_there_says_so(void**) {
   DeviceError error;
   int32_t is_capturing = 1, of_thread = -1;
@@ -441,6 +469,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(an_answer_that_does_not_come_is_a_fault),
       cmocka_unit_test(what_has_no_kernel_is_refused),
       cmocka_unit_test(shared_memory_is_both_sides),
+      cmocka_unit_test(copies_from_shared_memory_are_exact),
       cmocka_unit_test(a_device_that_is_there_says_so),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -185,8 +185,7 @@ class Bench {
   }
   double most_distance() const { return runtime_->options().compute == 1 ? 1e-4 : 0.05; }
   // A step is what it takes where nothing is outside the window, and what each layer's keys take from when its queries are
-  // there: tandem_plan knows what the bus brings before, as the steps behind have shown. The bus has no less to do for that.
-  // by_bus: share of these keys.
+  // there: tandem_plan knows what the bus brings before, as the steps behind have shown. by_bus: share of these keys.
   Failure planned_ms(int64_t n_queries, double* ms, double* by_bus, tandem_route_plan* made) {
     *ms = 0;
     for (int32_t l = 0; l < runtime_->config().n_layers; ++l) {
@@ -199,13 +198,10 @@ class Bench {
     const int64_t outside = plan.host_tokens + plan.stream_tokens;
     *by_bus = outside > 0 ? static_cast<double>(plan.stream_tokens) / static_cast<double>(outside) : 0.0;
     *ms += base_ms_;
-    const double n_layers = runtime_->config().n_layers, by_bus_ms = 1e-6 * n_layers * static_cast<double>(plan.bus_ns);
-    if (n_queries == 1) {
-      *ms = std::max(*ms, by_bus_ms);
-      return {};
-    }
-    *ms =
-        std::max(by_bus_ms, base_chunk_ms_ + 1e-6 * n_layers * static_cast<double>(std::max(plan.host_ns, plan.device_ns)));
+    if (n_queries == 1) return {};
+    const double n_layers = runtime_->config().n_layers;
+    *ms = std::max(1e-6 * n_layers * static_cast<double>(plan.bus_ns),
+                   base_chunk_ms_ + 1e-6 * n_layers * static_cast<double>(std::max(plan.host_ns, plan.device_ns)));
     return {};
   }
   Failure stats_of_session(tandem_session_stats* stats) const {
