@@ -196,6 +196,7 @@ class AttendCall {
   Status run_prefill(int64_t n_tokens, ChunkPlace* place);
   Status attend_prefill(HandOverTask* task);
   void prepare_prefill(HandOverTask* task);
+  void expect_pieces(HandOverTask* task) const;
   Status describe_prefill(HandOverTask* task, Prefill* prefill);
   Status launch_prefill(Prefill& prefill);
   Status hand_over_rows(const Prefill& prefill);

@@ -358,10 +358,16 @@ void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
   end->look();
 }
 
+namespace {
+
+double ns_between(std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end) {
+  return std::chrono::duration<double, std::nano>(end - begin).count();
+}
+
+}  // namespace
+
 PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& times) {
-  const auto ns = [](Clock::time_point at) {
-    return std::chrono::duration<double, std::nano>(at.time_since_epoch()).count();
-  };
+  const auto ns = [](Clock::time_point at) { return ns_between({}, at); };
   PartMoments part;
   part.layer_idx = task.shape.layer_idx;
   part.n_queries = task.shape.max_q_len;
@@ -400,6 +406,10 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
     sums_.streamed_x_bytes += task.streamed_x_bytes;
     sums_.n_joint_parts += times.has_host;
   }
+  if (part.begins_long) long_began_ = times.begin;
+  if (part.expected_ns > 0.0 && times.stream.is_seen)
+    profile_.note_prefill(*part.layer, part.tile_ns, part.expected_ns,
+                          ns_between(long_began_, times.stream.seen) - part.fixed_ns);
   const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + task.streamed_x_bytes;
   const bool has_streamed = bus_bytes > 0;
   if (!part.tells || has_streamed != times.stream.is_seen || faulted_.load(std::memory_order_relaxed)) return;

@@ -92,6 +92,10 @@ struct HandOverPart {
   bool bus_tells = true;      // false: the device makes keys of what it brings, more slowly than that comes
   bool is_rows = false;       // of a long append, whose queries do not come with its tickets
   double predicted_ns = 0.0;  // 0: nobody knew
+  // Of a long append: its first rows, which come when its queries are there; what is to be learned of its pieces: from then
+  // until the last one has crossed the bus it takes fixed_ns and, where a tile takes tile_ns, expected_ns. 0: nothing.
+  bool begins_long = false;
+  double tile_ns = 0.0, expected_ns = 0.0, fixed_ns = 0.0;
 };
 
 struct HandOverTask {
@@ -269,6 +273,7 @@ class HandOver {
   char fault_text_[256] = "";
   Sums sums_;
   PartTimes part_times_;
+  std::chrono::steady_clock::time_point long_began_;  // the device thread's: the last long append's attention
   std::atomic<bool> stop_{false}, retires_{false};
   void (*end_)(void* context) = nullptr;  // before retires_ is set, as what follows
   void* end_context_ = nullptr;

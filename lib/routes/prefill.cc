@@ -164,6 +164,7 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
     taking.scratch.jobs.clear();
     begin_task(&taking);
     taking.part.is_rows = true;
+    taking.part.begins_long = i == 0;
     taking.shape.n_tokens = taking.shape.max_q_len = static_cast<int32_t>(rows.q_len);
     add_row_copies(rows, exchange, &taking);
     taking.touched.push_back({call.sequence->id, rows.first_query, call.found_begin});
@@ -178,9 +179,31 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
   task->part.layer = &outside_;
   task->part.key_bytes = token_kv_bytes(outside_);
   task->part.streamed_tokens = call.cpu_begin - call.host_begin;
-  task->part.n_queries = call.q_len;  // the attention may take longer than the bus: nothing is learned
+  task->part.n_queries = call.q_len;  // the attention may take longer than the bus, of which nothing is learned
   task->streamed = session_.device_->streamed(task->idx);
   std::atomic_ref(*task->streamed).store(0, std::memory_order_relaxed);
+  expect_pieces(task);
+}
+
+// When the last piece has crossed the bus, which waits for a buffer, the device has attended all but two. That tells of its
+// pace where pieces are many and take longer than the bus, and where there are few other keys.
+void AttendCall::expect_pieces(HandOverTask* task) const {
+  constexpr int64_t kLeastPieces = 8, kMostOthers = 20;  // the latter: in parts of the keys that are streamed
+  constexpr double kLonger = 1.2;
+  const SequenceCall& call = scratch_.calls[0];
+  const int64_t n_keys = call.cpu_begin - call.host_begin;
+  if (heads_ != nullptr || std::ssize(task->pieces) < kLeastPieces) return;
+  if ((call.length - call.cpu_begin) * kMostOthers > n_keys) return;
+  const double known_ns = cache_.engine().profile().prefill_tile_ns(layer_);
+  const double tile_ns = known_ns > 0.0 ? known_ns : assumed_tile_ns(layer_);
+  const auto ns_of = [&](double of_tile) {
+    return prefill_ns(layer_, task->layout, call.q_len, n_keys, cache_.engine().device()->info.n_multiprocessors, of_tile);
+  };
+  const double ns = ns_of(tile_ns), least_ns = ns_of(0.0), n_pieces = static_cast<double>(task->pieces.size());
+  if (ns < kLonger * least_ns) return;
+  task->part.tile_ns = tile_ns;
+  task->part.fixed_ns = least_ns * (n_pieces - 1.0) / n_pieces;
+  task->part.expected_ns = (ns - least_ns) * (n_pieces - 2.0) / n_pieces;
 }
 
 // The first token of a long append's chunk that lies in the work space: those before it in its page are in the window.

@@ -87,6 +87,15 @@ void Profile::note_prefill_trial(const Layer& layer, double ns) {
   prefill_tile_ns_[shape_of(layer)] = ns;
 }
 
+void Profile::note_prefill(const Layer& layer, double tile_ns, double expected_ns, double ns) noexcept {
+  if (!(ns > 0.0 && expected_ns > 0.0)) return;
+  const std::lock_guard lock(mutex_);
+  try {
+    correct(&prefill_tile_ns_[shape_of(layer)], tile_ns * ns / expected_ns);
+  } catch (const std::bad_alloc&) {  // the next part tells
+  }
+}
+
 double Profile::prefill_tile_ns(const Layer& layer) const {
   const std::lock_guard lock(mutex_);
   const auto found = prefill_tile_ns_.find(shape_of(layer));

@@ -61,6 +61,8 @@ class Profile {
   // ns of a tile (lib/routes/prefill_size.h); 0: nobody knows.
   void note_prefill_trial(const Layer& layer, double ns);
   double prefill_tile_ns(const Layer& layer) const;
+  // What pieces of a long append took, and were expected to by this tile_ns.
+  void note_prefill(const Layer& layer, double tile_ns, double expected_ns, double ns) noexcept;
   // Parts of calls: the CPU had all keys, the bus had, or each had some. Where there is no memory to learn it, nothing is
   // learned.
   void note_host(const Layer& layer, int64_t n_queries, int64_t n_keys, double ns) noexcept;

@@ -38,6 +38,12 @@ void long_appends_have_their_own(void**) {
   profile.note_prefill_trial(codes, 2800.0);
   assert_true(profile.prefill_tile_ns(layer_of(8)) == 1700.0 && profile.prefill_tile_ns(codes) == 2800.0);
   assert_true(profile.prefill_tile_ns(layer_of(2)) == 0.0);
+  // Appends of a device that slows down under load: as much longer as they were expected to take, step by step.
+  for (int i = 0; i < 40; ++i)
+    profile.note_prefill(codes, profile.prefill_tile_ns(codes), 1e6 * profile.prefill_tile_ns(codes), 1e6 * 3200.0);
+  assert_true(is_near(profile.prefill_tile_ns(codes), 3200.0, 1e-3) && profile.prefill_tile_ns(layer_of(8)) == 1700.0);
+  profile.note_prefill(layer_of(2), 1650.0, 1e6, 2e6);  // of what was assumed, where there was no trial
+  assert_true(profile.prefill_tile_ns(layer_of(2)) == 3300.0);
 }
 
 void parts_replace_trials(void**) {
