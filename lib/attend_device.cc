@@ -374,6 +374,7 @@ Status AttendCall::fill_window(const SequenceCall& call) {
   const int64_t end = args_.k != nullptr ? call.first_query : call.length;
   const int64_t in_ring = std::min(call.length, prefill_pages_begin());  // what is written there meanwhile
   call.window->make_way(layer_idx_, args_.speculative ? end : in_ring);
+  if (call.resident_begin < end) call.window->make_way_for_older(layer_idx_, call.resident_begin);
   TokenRange valid = call.window->valid(layer_idx_);
   if (valid.end <= call.resident_begin || valid.begin >= end) valid = {end, end};
   const TokenRange missing[] = {{call.resident_begin, std::min(valid.begin, end)}, {valid.end, end}};

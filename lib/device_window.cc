@@ -79,6 +79,10 @@ void DeviceWindow::make_way(size_t layer_idx, int64_t end) {
   if (valid.begin >= valid.end) valid = {};
 }
 
+void DeviceWindow::make_way_for_older(size_t layer_idx, int64_t begin) {
+  cut(layer_idx, (begin / kDevicePageLen + n_pages()) * kDevicePageLen);
+}
+
 void DeviceWindow::cut(int64_t end) {
   for (size_t l = 0; l < valid_.size(); ++l) cut(l, end);
 }

@@ -56,6 +56,8 @@ class DeviceWindow {
   void extend(size_t layer_idx, int64_t begin, int64_t end);
   // Tokens up to `end` are about to be written: what shares slots with them is not valid any more.
   void make_way(size_t layer_idx, int64_t end);
+  // Likewise, of tokens from `begin` on that are older than valid ones.
+  void make_way_for_older(size_t layer_idx, int64_t begin);
   void cut(int64_t end);  // no token from `end` on is valid any more, in any layer
   void cut(size_t layer_idx, int64_t end);
   // Whether the newest MAW of the tokens in the window are here; else the session has them.

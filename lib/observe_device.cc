@@ -125,7 +125,9 @@ void AttendCall::prepare_observation(HandOverTask* task) {
     SequenceCall& call = scratch_.calls[i];
     LateCall& late = task->late[i];
     const bool evicts = !args_.speculative;  // when it is committed
-    call.evict_end = std::max(evicts ? session_.evicted_to(*call.state, call.length) : 0, call.resident_begin);
+    // Queries of tokens that are there already may all be older than the window: from these nothing leaves.
+    const int64_t evicted = evicts ? std::min(session_.evicted_to(*call.state, call.length), call.length) : 0;
+    call.evict_end = std::max(evicted, call.resident_begin);
     call.first_evicted = n_evicted;
     n_evicted += call.evict_end - call.resident_begin;
     call.flushes = !call.is_append && call.state->is_unjudged;
