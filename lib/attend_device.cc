@@ -384,7 +384,7 @@ Status AttendCall::fill_window(const SequenceCall& call) {
     session_.fetch_maw(*call.sequence);
     TANDEM_TRY(copy_to_window(call, range));
   }
-  return policy_.keeps_maw && !args_.speculative ? give_maw(call, end) : Status();
+  return policy_.keeps_maw && !args_.speculative ? give_maw(call) : Status();
 }
 
 Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {

@@ -82,13 +82,15 @@ Status AttendCall::flush_host_appends(const SequenceCall& call) {
   return session_.flush_layer(*call.sequence, args_.layer_idx, *call.state);
 }
 
-// Of tokens before `end`, where the window's are out of date.
-Status AttendCall::give_maw(const SequenceCall& call, int64_t end) {
-  if (call.window->has_maw(layer_idx_) || call.resident_begin >= end) return {};
+// Of all tokens that the window has before the call's own, where those there are out of date: queries of tokens that are
+// there already may not see the newest.
+Status AttendCall::give_maw(const SequenceCall& call) {
+  const int64_t end = args_.k != nullptr ? call.first_query : call.sequence->lengths[layer_idx_];
+  if (call.window->has_maw(layer_idx_) || call.window_begin >= end) return {};
   DeviceSession& device = *session_.device_;
   device.hand_over().drain();
   std::vector<float> page(static_cast<size_t>(int64_t{layer_.n_q_heads} * kDevicePageLen), 0.0f);
-  return for_pages({call.resident_begin, end}, [&](TokenRange range) {
+  return for_pages({call.window_begin, end}, [&](TokenRange range) {
     for_page(call.state->maw, layer_.n_q_heads, range, page.data(),
              [](const float* from, float* to, int64_t n) { std::copy_n(from, n, to); });
     auto* to = reinterpret_cast<std::byte*>(call.window->page_of(range.begin)) + device.geometry().layers[layer_idx_].maw_at;
