@@ -508,7 +508,10 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
   if (task != nullptr) TANDEM_TRY(begin_rebuilt(task));
   if (task != nullptr) TANDEM_TRY(begin_stream(task));
   TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
-  if (task != nullptr) device.hand_over().post();
+  if (task != nullptr)
+    device.hand_over().post();
+  else
+    session_.plan_.n_appended = args_.layer_idx + 1;
   DeviceAttend attend;
   attend.layer = args_.speculative ? &device.layer(layer_idx_, false) : &layer;
   attend.pages = append.pages;

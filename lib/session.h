@@ -148,8 +148,10 @@ class Session {
   struct Plan {
     std::atomic<bool> is_open{false};
     void* stream = nullptr;
-    int32_t next_layer = 0;
+    int32_t next_layer = 0, n_appended = 0;  // of layers: rows are sent before anything else is
     int64_t n_tokens = 0, max_q_len = 0;
+
+    bool has_failed() const { return n_appended > next_layer; }  // a layer's call has, when its rows were sent
   };
   void shorten(Sequence& sequence, size_t layer_idx, int64_t length);
   void restore_window(const HandOverTask& task);

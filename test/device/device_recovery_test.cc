@@ -202,6 +202,53 @@ void expect_no_end(Runner* runner, int32_t status, const char* text) {
   tandem_error_release(error);
 }
 
+// Of a layer whose call fails when its rows have been sent, all the host waits for may come: the step is taken back all the
+// same, and its graph, if there is one, serves on.
+void a_layer_fails_half_way(stand_in::Call failing, int32_t layer, bool has_graph) {
+  Runner runner(kPromptLen);
+  HostTwin twin(kPromptLen, "all");
+  if (has_graph) replay_as_twin(&runner, &twin, 0);
+  runner.set_inputs(1);
+  runner.begin(kOneEach);
+  runner.attend_layers(kOneEach, layer);
+  const tandem_attend_args args = runner.args(layer, kOneEach);
+  controls.fail_call(failing, 1, TANDEM_ERROR_BACKEND);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_attend(runner.side.session, &args, &error), TANDEM_ERROR_BACKEND);
+  tandem_error_release(error);
+  assert_refused(tandem_attend(runner.side.session, &args, &error), error, TANDEM_ERROR_INVALID_STATE, "layer_idx",
+                 "of the step has failed");
+  const bool is_last = layer == kStepLayers - 1;
+  expect_no_end(&runner, TANDEM_ERROR_INVALID_STATE, is_last ? "layer 2 of the step has failed" : "before layer");
+  expect_same(&runner, &twin);
+  if (!is_last) expect_fault(&runner, "before layer");
+  for (int64_t step = 2; step < 5; ++step) replay_as_twin(&runner, &twin, step);
+  expect_same(&runner, &twin);
+}
+
+void layers_fail_half_way(void**) {
+  for (const stand_in::Call failing : {stand_in::kAttend, stand_in::kMerge})
+    for (int32_t layer = 0; layer < kStepLayers; ++layer)
+      for (const bool has_graph : {false, true}) a_layer_fails_half_way(failing, layer, has_graph);
+}
+
+// Before its rows are sent, it can be called again.
+void layers_are_called_again(void**) {
+  Runner runner(kPromptLen);
+  HostTwin twin(kPromptLen, "all");
+  runner.set_inputs(0);
+  runner.begin(kOneEach);
+  const tandem_attend_args args = runner.args(0, kOneEach);
+  controls.fail_call(stand_in::kAppend, 1, TANDEM_ERROR_BACKEND);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_attend(runner.side.session, &args, &error), TANDEM_ERROR_BACKEND);
+  tandem_error_release(error);
+  runner.attend_layers(kOneEach);
+  runner.end();
+  assert_close(runner.outputs(), twin.run_step(0));
+  expect_same(&runner, &twin);
+}
+
 // Where a stream takes no mark the step stays open, and can be ended when it does.
 void steps_end_where_they_can(void**) {
   Runner runner(kPromptLen);
@@ -238,6 +285,8 @@ int main() {
       cmocka_unit_test_teardown(steps_behind_it_are_taken_back, forget),
       cmocka_unit_test_teardown(a_lost_device_stays_lost, forget),
       cmocka_unit_test_teardown(open_steps_go_with_their_session, forget),
+      cmocka_unit_test_teardown(layers_fail_half_way, forget),
+      cmocka_unit_test_teardown(layers_are_called_again, forget),
       cmocka_unit_test_teardown(steps_end_where_they_can, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
