@@ -253,7 +253,7 @@ void AttendCall::commit_chunk() {
     settle(call);
     count_bytes(call);
     if (!policy_.keeps_maw) continue;
-    call.window->set_maw(layer_idx_, true);
+    call.window->set_maw(layer_idx_, call.window_begin);
     if (call.is_append)
       call.state->is_unjudged = !call.is_last;
     else if (call.flushes)

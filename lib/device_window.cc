@@ -37,7 +37,7 @@ Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, 
   std::vector<int64_t> table(static_cast<size_t>(n_pages), 0);
   pages_.reserve(pages_.size() + 1);
   valid_.resize(geometry.layers.size());
-  has_maw_.resize(geometry.layers.size());
+  maw_begin_.resize(geometry.layers.size(), kNoMaw);
   TANDEM_TRY(Buffer::create(device_tier, (n_pages - n_old) * geometry.page_bytes, Use::kKv, &made));
   // The last pages keep their tokens; the others, new ones among them, fill the places between.
   std::vector<bool> is_kept(static_cast<size_t>(n_old), false);

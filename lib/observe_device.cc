@@ -60,9 +60,11 @@ void Session::fetch_maw(const Sequence& sequence) {
     const LayerState& state = *found->layers[l];
     const int32_t n_q_heads = cache_->layers()[l].n_q_heads;
     const TokenRange valid = window.valid(l);
+    // Where a call is taken back, the window begins before what it had given to the device.
+    const int64_t begin = std::max({state.window_begin, window.maw_begin(l), valid.begin});
     float* const page = device_->maw_page().data();
-    window.set_maw(l, false);
-    const Status fetched = for_pages({std::max(state.window_begin, valid.begin), valid.end}, [&](TokenRange range) {
+    window.forget_maw(l);
+    const Status fetched = for_pages({begin, valid.end}, [&](TokenRange range) {
       const auto* from =
           reinterpret_cast<const std::byte*>(window.page_of(range.begin)) + device_->geometry().layers[l].maw_at;
       void* const stream = nullptr;

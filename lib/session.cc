@@ -59,7 +59,7 @@ void Session::leave() {
   if (std::exchange(has_left_, true)) return;
   // Nobody asks for MAW any more, and there may be no memory to fetch them.
   for (auto& [id, state] : states_)
-    for (size_t l = 0; l < state->layers.size(); ++l) state->window.set_maw(l, false);
+    for (size_t l = 0; l < state->layers.size(); ++l) state->window.forget_maw(l);
   if (device_ != nullptr) is_leaving_ = true;
   if (plan_.is_open)
     device_->hand_over().abandon_step();
@@ -297,7 +297,7 @@ void Session::take_back(const HandOverTask& task) {
 void Session::shorten(Sequence& sequence, size_t layer_idx, int64_t length) {
   if (SequenceState* found = state(sequence.id); found != nullptr) {
     found->window.cut(layer_idx, length);
-    found->window.set_maw(layer_idx, false);
+    found->window.forget_maw(layer_idx);
     cut_layer(sequence, layer_idx, length);
   }
   sequence.lengths[layer_idx] = std::min(sequence.lengths[layer_idx], length);

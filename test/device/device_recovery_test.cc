@@ -77,6 +77,28 @@ void recover_often(const char* policy) {
 void undone_steps_are_made_up_for(void**) { recover_often("all"); }
 void undone_steps_are_made_up_for_that_select(void**) { recover_often("hgca"); }
 
+// The step that is left undone finds its sequences longer than the calls before it left them: the averages of what has left
+// the window meanwhile are the host's, and stay.
+void undone_steps_may_find_more_tokens(void**) {
+  Runner runner(kPromptLen, "hgca");
+  HostTwin twin(kPromptLen, "hgca");
+  for (int64_t step = 0; step < 60; ++step) {
+    replay_as_twin(&runner, &twin, step);
+    if (step % 10 != 5) continue;
+    for (int32_t l = 0; l < kStepLayers; ++l)
+      for (int i = 0; i < 2; ++i) {
+        const Tensor k({20, kKvHeads, kDim}, 500 + step + l), v({20, kKvHeads, kDim}, 600 + step + l);
+        OK(tandem_sequence_append, runner.side.cache, runner.ids[i], l, &k.view, &v.view, nullptr);
+        OK(tandem_sequence_append, twin.side.cache, twin.ids[i], l, &k.view, &v.view, nullptr);
+      }
+    leave_undone(&runner, 1000 + step, 0);
+    twin.leave_undone(1000 + step, 0);
+    expect_same(&runner, &twin);
+    expect_fault(&runner, "a step ended before layer");
+  }
+  assert_int_equal(runner.side.stats().selected_keys, twin.side.stats().selected_keys);
+}
+
 // Nothing that is there too often is waited for, though the host has parts in it: a wait for them would last 30 s.
 void recover_from_a_second_replay(const char* policy) {
   auto begin = std::chrono::steady_clock::now();
@@ -278,6 +300,7 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(undone_steps_are_made_up_for, forget),
       cmocka_unit_test_teardown(undone_steps_are_made_up_for_that_select, forget),
+      cmocka_unit_test_teardown(undone_steps_may_find_more_tokens, forget),
       cmocka_unit_test_teardown(second_replays_are_got_over, forget),
       cmocka_unit_test_teardown(second_replays_are_got_over_that_select, forget),
       cmocka_unit_test_teardown(late_replays_are_got_over, forget),
