@@ -139,6 +139,7 @@ class AttendCall {
   // Where MAW are kept (lib/observe_device.cc).
   Status flush_host_appends(const SequenceCall& call);
   Status give_maw(const SequenceCall& call);
+  void fade_newer(const SequenceCall& call);
   void prepare_observation(HandOverTask* task);
   void choose_late(HandOverTask* task);
   void take_observation(HandOverTask* task);

@@ -289,6 +289,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     task->shape.n_tokens += static_cast<int32_t>(call.q_len);
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
     evict_before(&call);
+    if (policy_.keeps_maw && args_.k == nullptr) fade_newer(call);
     set_visibility(call);
     choose_keys(call);
     choose_for_streaming_heads(call);

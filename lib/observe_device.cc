@@ -15,6 +15,7 @@
 // The results are those of calls on host tensors but for rounding. While anything is under way the state is the thread's;
 // the caller's looks at it when nothing is (Session::settle_device), and at window_begin and is_unjudged, which are its own.
 #include <algorithm>
+#include <cmath>
 
 #include "lib/attend_call.h"
 #include "lib/device_session.h"
@@ -99,6 +100,19 @@ Status AttendCall::give_maw(const SequenceCall& call) {
     return call_device(device.device(), &DeviceTable::copy, to, page.data(),
                        static_cast<int64_t>(page.size() * sizeof(float)), args_.stream);
   });
+}
+
+// Queries of tokens that are there already, in several parts: to the keys behind a part its queries give nothing, but older
+// weights fade with them. Where enough queries follow nothing would be left of these anyway.
+void AttendCall::fade_newer(const SequenceCall& call) {
+  const int64_t end = call.sequence->lengths[layer_idx_], n_left = end - call.length;
+  const float alpha = session_.options_.alpha;
+  if (n_left <= 0 || n_left >= refresh_queries(alpha)) return;
+  session_.device_->hand_over().drain();
+  session_.fetch_maw(*call.sequence);
+  const auto keep = static_cast<float>(std::pow(1.0 - alpha, static_cast<double>(call.q_len)));
+  for (int32_t h = 0; h < layer_.n_q_heads; ++h)
+    for (int64_t t = call.length; t < end; ++t) *call.state->maw.at(h, t) *= keep;
 }
 
 void AttendCall::prepare_observation(HandOverTask* task) {

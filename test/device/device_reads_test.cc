@@ -85,7 +85,7 @@ void read_as_twin(const Case& c) {
 void reads_are_those_of_the_host(void**) {
   for (const char* policy : {"all", "streaming", "hgca"})
     for (const int64_t window : {0, 16, 300})
-      for (const int64_t n : {2, 600, 900})
+      for (const int64_t n : {2, 513, 600, 900})
         for (const bool is_of_host : {false, true}) read_as_twin({policy, nullptr, window, 1150, n, is_of_host});
 }
 
