@@ -253,6 +253,8 @@ bool Session::is_settled() const {
   return device_ == nullptr || (device_->hand_over().is_settled() && !is_leaving_.load(std::memory_order_acquire));
 }
 
+bool Session::has_lost() const { return device_ != nullptr && device_->hand_over().is_idle() && !is_settled(); }
+
 // Sequences whose last tokens never left the device end before them.
 void Session::settle_device() {
   if (is_settled()) return;

@@ -54,6 +54,21 @@ void expect_same(Runner* runner, HostTwin* twin) {
   }
 }
 
+// Who has waited for the device is told the lengths that remain.
+void lengths_are_those_that_remain(void**) {
+  for (int32_t n_done = 0; n_done < kStepLayers; ++n_done) {
+    Runner runner(kPromptLen);
+    leave_undone(&runner, 1, n_done);
+    OK(tandem_engine_drain, runner.side.engine, -1);
+    for (int i = 0; i < 2; ++i)
+      for (int32_t l = 0; l < kStepLayers; ++l) {
+        int64_t n = 0;
+        OK(tandem_sequence_length, &n, runner.side.cache, runner.ids[i], l);
+        assert_int_equal(n, kPromptLen + 30 * i);
+      }
+  }
+}
+
 // Every step is begun twice, and left undone the first time, so that this happens when tokens leave the window as well.
 void recover_often(const char* policy) {
   Runner runner(kPromptLen, policy);
@@ -298,6 +313,7 @@ void steps_end_where_they_can(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(lengths_are_those_that_remain, forget),
       cmocka_unit_test_teardown(undone_steps_are_made_up_for, forget),
       cmocka_unit_test_teardown(undone_steps_are_made_up_for_that_select, forget),
       cmocka_unit_test_teardown(undone_steps_may_find_more_tokens, forget),
