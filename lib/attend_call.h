@@ -138,7 +138,8 @@ class AttendCall {
   void take_guess(const HandOverTask& task);
   // Where MAW are kept (lib/observe_device.cc).
   Status flush_host_appends(const SequenceCall& call);
-  Status give_maw(const SequenceCall& call, int64_t end);
+  Status give_maw(const SequenceCall& call);
+  void fade_newer(const SequenceCall& call);
   void prepare_observation(HandOverTask* task);
   void choose_late(HandOverTask* task);
   void take_observation(HandOverTask* task);

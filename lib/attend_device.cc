@@ -253,7 +253,7 @@ void AttendCall::commit_chunk() {
     settle(call);
     count_bytes(call);
     if (!policy_.keeps_maw) continue;
-    call.window->set_maw(layer_idx_, true);
+    call.window->set_maw(layer_idx_, call.window_begin);
     if (call.is_append)
       call.state->is_unjudged = !call.is_last;
     else if (call.flushes)
@@ -289,6 +289,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     task->shape.n_tokens += static_cast<int32_t>(call.q_len);
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
     evict_before(&call);
+    if (policy_.keeps_maw && args_.k == nullptr) fade_newer(call);
     set_visibility(call);
     choose_keys(call);
     choose_for_streaming_heads(call);
@@ -378,6 +379,7 @@ Status AttendCall::fill_window(const SequenceCall& call) {
   const int64_t end = args_.k != nullptr ? call.first_query : call.length;
   const int64_t in_ring = std::min(call.length, prefill_pages_begin());  // what is written there meanwhile
   call.window->make_way(layer_idx_, args_.speculative ? end : in_ring);
+  if (call.resident_begin < end) call.window->make_way_for_older(layer_idx_, call.resident_begin);
   TokenRange valid = call.window->valid(layer_idx_);
   if (valid.end <= call.resident_begin || valid.begin >= end) valid = {end, end};
   const TokenRange missing[] = {{call.resident_begin, std::min(valid.begin, end)}, {valid.end, end}};
@@ -387,7 +389,7 @@ Status AttendCall::fill_window(const SequenceCall& call) {
     session_.fetch_maw(*call.sequence);
     TANDEM_TRY(copy_to_window(call, range));
   }
-  return policy_.keeps_maw && !args_.speculative ? give_maw(call, end) : Status();
+  return policy_.keeps_maw && !args_.speculative ? give_maw(call) : Status();
 }
 
 // Of each head and plane, pages side by side in an extent of the store and in the ring are one copy.
@@ -521,7 +523,10 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
   if (task != nullptr) TANDEM_TRY(begin_rebuilt(task));
   if (task != nullptr) TANDEM_TRY(begin_stream(task));
   TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
-  if (task != nullptr) device.hand_over().post();
+  if (task != nullptr)
+    device.hand_over().post();
+  else
+    session_.plan_.n_appended = args_.layer_idx + 1;
   DeviceAttend attend;
   attend.layer = args_.speculative ? &device.layer(layer_idx_, false) : &layer;
   attend.pages = append.pages;

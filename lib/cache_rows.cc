@@ -233,8 +233,19 @@ Status Cache::read(int64_t id, int32_t layer_idx, int64_t first, const TensorVie
   return {};
 }
 
+// Waits for nothing: tokens count from their call on, until it is known that they are lost.
 Status Cache::length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const {
   std::shared_lock lock(mutex_);
+  const auto has_lost = [](const Session* session) { return session->has_lost(); };
+  if (std::any_of(sessions_.begin(), sessions_.end(), has_lost)) {
+    lock.unlock();
+    {
+      std::unique_lock to_change(mutex_);
+      for (Session* session : sessions_)
+        if (has_lost(session)) session->settle_device();
+    }
+    lock.lock();
+  }
   const Sequence* sequence = find(id);
   if (sequence == nullptr)
     return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: MIT
 #include "lib/device_memory.h"
 
+#include "lib/device_status.h"
 #include "lib/process_end.h"
 
 namespace tandem {
 namespace {
 
-void* allocate_on_device(size_t bytes, size_t, void* user) {
+// A device that is lost has no memory either, but is to be called lost.
+Status take_on_device(int64_t bytes, void** data, void* user) {
   const auto& device = *static_cast<const Device*>(user);
   DeviceError error;
-  void* data = nullptr;
-  const int32_t code = device.table->allocate(device.self, static_cast<int64_t>(bytes), &data, &error);
-  return code == TANDEM_OK ? data : nullptr;
+  const int32_t code = device.table->allocate(device.self, bytes, data, &error);
+  if (code != TANDEM_ERROR_OUT_OF_MEMORY) return device_status(code, error);
+  return fail_with(code, error.underlying, "",
+                   "no memory for " + std::to_string(bytes) + " bytes: device: " + reason_of(error));
 }
 
 void release_on_device(void* data, size_t, void* user) {
@@ -22,7 +25,7 @@ void release_on_device(void* data, size_t, void* user) {
 }  // namespace
 
 Allocator device_allocator(const Device* device) {
-  return {allocate_on_device, release_on_device, const_cast<Device*>(device)};
+  return {nullptr, release_on_device, const_cast<Device*>(device), take_on_device};
 }
 
 bool owns_pages(const Tier& tier, const Buffer& buffer) {

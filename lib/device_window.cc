@@ -37,7 +37,7 @@ Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, 
   std::vector<int64_t> table(static_cast<size_t>(n_pages), 0);
   pages_.reserve(pages_.size() + 1);
   valid_.resize(geometry.layers.size());
-  has_maw_.resize(geometry.layers.size());
+  maw_begin_.resize(geometry.layers.size(), kNoMaw);
   TANDEM_TRY(Buffer::create(device_tier, (n_pages - n_old) * geometry.page_bytes, Use::kKv, &made));
   // The last pages keep their tokens; the others, new ones among them, fill the places between.
   std::vector<bool> is_kept(static_cast<size_t>(n_old), false);
@@ -77,6 +77,10 @@ void DeviceWindow::make_way(size_t layer_idx, int64_t end) {
   const int64_t oldest_page = (end - 1) / kDevicePageLen - n_pages() + 1;
   valid.begin = std::max(valid.begin, oldest_page * kDevicePageLen);
   if (valid.begin >= valid.end) valid = {};
+}
+
+void DeviceWindow::make_way_for_older(size_t layer_idx, int64_t begin) {
+  cut(layer_idx, (begin / kDevicePageLen + n_pages()) * kDevicePageLen);
 }
 
 void DeviceWindow::cut(int64_t end) {

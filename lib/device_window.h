@@ -56,19 +56,26 @@ class DeviceWindow {
   void extend(size_t layer_idx, int64_t begin, int64_t end);
   // Tokens up to `end` are about to be written: what shares slots with them is not valid any more.
   void make_way(size_t layer_idx, int64_t end);
+  // Likewise, of tokens from `begin` on that are older than valid ones.
+  void make_way_for_older(size_t layer_idx, int64_t begin);
   void cut(int64_t end);  // no token from `end` on is valid any more, in any layer
   void cut(size_t layer_idx, int64_t end);
-  // Whether the newest MAW of the tokens in the window are here; else the session has them.
-  bool has_maw(size_t layer_idx) const { return !has_maw_.empty() && has_maw_[layer_idx]; }
-  void set_maw(size_t layer_idx, bool is_here) {
-    if (!has_maw_.empty()) has_maw_[layer_idx] = is_here;
+  // Where the tokens begin whose newest MAW are here; of others the session has them.
+  static constexpr int64_t kNoMaw = INT64_MAX;
+  int64_t maw_begin(size_t layer_idx) const { return maw_begin_.empty() ? kNoMaw : maw_begin_[layer_idx]; }
+  bool has_maw(size_t layer_idx) const { return maw_begin(layer_idx) != kNoMaw; }
+  void set_maw(size_t layer_idx, int64_t begin) {
+    if (!has_maw(layer_idx)) maw_begin_[layer_idx] = begin;
+  }
+  void forget_maw(size_t layer_idx) {
+    if (!maw_begin_.empty()) maw_begin_[layer_idx] = kNoMaw;
   }
 
  private:
   std::vector<Buffer> pages_;  // several where it has grown
   std::vector<int64_t> table_;
   std::vector<TokenRange> valid_;  // [n_layers], as what follows
-  std::vector<bool> has_maw_;
+  std::vector<int64_t> maw_begin_;
 };
 
 }  // namespace tandem

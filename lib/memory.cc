@@ -40,21 +40,27 @@ Status Tier::take(int64_t bytes, Use use, void** data) {
       return fail(TANDEM_ERROR_CAPACITY, cap_field_, "%s = %lld: %lld bytes are in use and %lld more are needed", cap_field_,
                   static_cast<long long>(cap_bytes_), static_cast<long long>(before), static_cast<long long>(bytes));
   } while (!total_.compare_exchange_weak(before, before + bytes, std::memory_order_relaxed));
+  struct Counted {  // until it is there
+    std::atomic<int64_t>* total;
+    int64_t bytes;
+    ~Counted() { total->fetch_sub(bytes, std::memory_order_relaxed); }
+  } counted{&total_, bytes};
   const int64_t total = before + bytes;
   constexpr size_t kAlignment = 64;
-  *data = allocator_.alloc ? allocator_.alloc(static_cast<size_t>(bytes), kAlignment, allocator_.user) : map(bytes);
-  if (*data != nullptr && reinterpret_cast<uintptr_t>(*data) % kAlignment != 0) {
+  if (allocator_.take != nullptr)
+    TANDEM_TRY(allocator_.take(bytes, data, allocator_.user));
+  else
+    *data = maps() ? map(bytes) : allocator_.alloc(static_cast<size_t>(bytes), kAlignment, allocator_.user);
+  if (*data == nullptr)
+    return fail_system(TANDEM_ERROR_OUT_OF_MEMORY, maps() ? errno : 0, "", "no memory for %lld bytes",
+                       static_cast<long long>(bytes));
+  if (reinterpret_cast<uintptr_t>(*data) % kAlignment != 0) {
     void* misaligned = std::exchange(*data, nullptr);
     allocator_.free(misaligned, static_cast<size_t>(bytes), allocator_.user);
-    total_.fetch_sub(bytes, std::memory_order_relaxed);
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "alloc", "alloc returned %p, which is not aligned to %zu bytes", misaligned,
                 kAlignment);
   }
-  if (*data == nullptr) {
-    total_.fetch_sub(bytes, std::memory_order_relaxed);
-    return fail_system(TANDEM_ERROR_OUT_OF_MEMORY, allocator_.alloc ? 0 : errno, "", "no memory for %lld bytes",
-                       static_cast<long long>(bytes));
-  }
+  counted.bytes = 0;
   used_[static_cast<int>(use)].fetch_add(bytes, std::memory_order_relaxed);
   int64_t peak = peak_.load(std::memory_order_relaxed);
   while (peak < total && !peak_.compare_exchange_weak(peak, total, std::memory_order_relaxed)) {
@@ -63,10 +69,10 @@ Status Tier::take(int64_t bytes, Use use, void** data) {
 }
 
 void Tier::give(void* data, int64_t bytes, Use use) {
-  if (allocator_.alloc)
-    allocator_.free(data, static_cast<size_t>(bytes), allocator_.user);
-  else
+  if (maps())
     munmap(data, static_cast<size_t>(mapping_bytes(bytes)));
+  else
+    allocator_.free(data, static_cast<size_t>(bytes), allocator_.user);
   used_[static_cast<int>(use)].fetch_sub(bytes, std::memory_order_relaxed);
   total_.fetch_sub(bytes, std::memory_order_relaxed);
 }

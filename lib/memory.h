@@ -17,6 +17,8 @@ struct Allocator {
   tandem_alloc_fn alloc = nullptr;  // null: private mappings, huge pages where they fit
   tandem_free_fn free = nullptr;
   void* user = nullptr;
+  // Instead of alloc: who says why there is none.
+  Status (*take)(int64_t bytes, void** data, void* user) = nullptr;
 };
 
 enum class Use { kKv, kSession, kSelection, kStream, kWeights };
@@ -32,7 +34,7 @@ class Tier {
   int64_t total() const { return total_.load(std::memory_order_relaxed); }
   int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
   int64_t cap() const { return cap_bytes_; }
-  bool maps() const { return allocator_.alloc == nullptr; }  // blocks are mappings of its own, not the caller's memory
+  bool maps() const { return allocator_.free == nullptr; }  // blocks are mappings of its own, not the caller's memory
 
  private:
   friend class Buffer;

@@ -15,6 +15,7 @@
 // The results are those of calls on host tensors but for rounding. While anything is under way the state is the thread's;
 // the caller's looks at it when nothing is (Session::settle_device), and at window_begin and is_unjudged, which are its own.
 #include <algorithm>
+#include <cmath>
 
 #include "lib/attend_call.h"
 #include "lib/device_session.h"
@@ -60,9 +61,11 @@ void Session::fetch_maw(const Sequence& sequence) {
     const LayerState& state = *found->layers[l];
     const int32_t n_q_heads = cache_->layers()[l].n_q_heads;
     const TokenRange valid = window.valid(l);
+    // Where a call is taken back, the window begins before what it had given to the device.
+    const int64_t begin = std::max({state.window_begin, window.maw_begin(l), valid.begin});
     float* const page = device_->maw_page().data();
-    window.set_maw(l, false);
-    const Status fetched = for_pages({std::max(state.window_begin, valid.begin), valid.end}, [&](TokenRange range) {
+    window.forget_maw(l);
+    const Status fetched = for_pages({begin, valid.end}, [&](TokenRange range) {
       const auto* from =
           reinterpret_cast<const std::byte*>(window.page_of(range.begin)) + device_->geometry().layers[l].maw_at;
       void* const stream = nullptr;
@@ -82,19 +85,34 @@ Status AttendCall::flush_host_appends(const SequenceCall& call) {
   return session_.flush_layer(*call.sequence, args_.layer_idx, *call.state);
 }
 
-// Of tokens before `end`, where the window's are out of date.
-Status AttendCall::give_maw(const SequenceCall& call, int64_t end) {
-  if (call.window->has_maw(layer_idx_) || call.resident_begin >= end) return {};
+// Of all tokens that the window has before the call's own, where those there are out of date: queries of tokens that are
+// there already may not see the newest.
+Status AttendCall::give_maw(const SequenceCall& call) {
+  const int64_t end = args_.k != nullptr ? call.first_query : call.sequence->lengths[layer_idx_];
+  if (call.window->has_maw(layer_idx_) || call.window_begin >= end) return {};
   DeviceSession& device = *session_.device_;
   device.hand_over().drain();
   std::vector<float> page(static_cast<size_t>(int64_t{layer_.n_q_heads} * kDevicePageLen), 0.0f);
-  return for_pages({call.resident_begin, end}, [&](TokenRange range) {
+  return for_pages({call.window_begin, end}, [&](TokenRange range) {
     for_page(call.state->maw, layer_.n_q_heads, range, page.data(),
              [](const float* from, float* to, int64_t n) { std::copy_n(from, n, to); });
     auto* to = reinterpret_cast<std::byte*>(call.window->page_of(range.begin)) + device.geometry().layers[layer_idx_].maw_at;
     return call_device(device.device(), &DeviceTable::copy, to, page.data(),
                        static_cast<int64_t>(page.size() * sizeof(float)), args_.stream);
   });
+}
+
+// Queries of tokens that are there already, in several parts: to the keys behind a part its queries give nothing, but older
+// weights fade with them. Where enough queries follow nothing would be left of these anyway.
+void AttendCall::fade_newer(const SequenceCall& call) {
+  const int64_t end = call.sequence->lengths[layer_idx_], n_left = end - call.length;
+  const float alpha = session_.options_.alpha;
+  if (n_left <= 0 || n_left >= refresh_queries(alpha)) return;
+  session_.device_->hand_over().drain();
+  session_.fetch_maw(*call.sequence);
+  const auto keep = static_cast<float>(std::pow(1.0 - alpha, static_cast<double>(call.q_len)));
+  for (int32_t h = 0; h < layer_.n_q_heads; ++h)
+    for (int64_t t = call.length; t < end; ++t) *call.state->maw.at(h, t) *= keep;
 }
 
 void AttendCall::prepare_observation(HandOverTask* task) {
@@ -125,7 +143,9 @@ void AttendCall::prepare_observation(HandOverTask* task) {
     SequenceCall& call = scratch_.calls[i];
     LateCall& late = task->late[i];
     const bool evicts = !args_.speculative;  // when it is committed
-    call.evict_end = std::max(evicts ? session_.evicted_to(*call.state, call.length) : 0, call.resident_begin);
+    // Queries of tokens that are there already may all be older than the window: from these nothing leaves.
+    const int64_t evicted = evicts ? std::min(session_.evicted_to(*call.state, call.length), call.length) : 0;
+    call.evict_end = std::max(evicted, call.resident_begin);
     call.first_evicted = n_evicted;
     n_evicted += call.evict_end - call.resident_begin;
     call.flushes = !call.is_append && call.state->is_unjudged;

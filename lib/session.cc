@@ -59,7 +59,7 @@ void Session::leave() {
   if (std::exchange(has_left_, true)) return;
   // Nobody asks for MAW any more, and there may be no memory to fetch them.
   for (auto& [id, state] : states_)
-    for (size_t l = 0; l < state->layers.size(); ++l) state->window.set_maw(l, false);
+    for (size_t l = 0; l < state->layers.size(); ++l) state->window.forget_maw(l);
   if (device_ != nullptr) is_leaving_ = true;
   if (plan_.is_open)
     device_->hand_over().abandon_step();
@@ -253,6 +253,8 @@ bool Session::is_settled() const {
   return device_ == nullptr || (device_->hand_over().is_settled() && !is_leaving_.load(std::memory_order_acquire));
 }
 
+bool Session::has_lost() const { return device_ != nullptr && device_->hand_over().is_idle() && !is_settled(); }
+
 // Sequences whose last tokens never left the device end before them.
 void Session::settle_device() {
   if (is_settled()) return;
@@ -297,7 +299,7 @@ void Session::take_back(const HandOverTask& task) {
 void Session::shorten(Sequence& sequence, size_t layer_idx, int64_t length) {
   if (SequenceState* found = state(sequence.id); found != nullptr) {
     found->window.cut(layer_idx, length);
-    found->window.set_maw(layer_idx, false);
+    found->window.forget_maw(layer_idx);
     cut_layer(sequence, layer_idx, length);
   }
   sequence.lengths[layer_idx] = std::min(sequence.lengths[layer_idx], length);

@@ -119,6 +119,7 @@ class Session {
   Status prepare_fork(const Sequence& from, int64_t fork_id);
   void wait(const Sequence& sequence);  // no refresh is running, and nothing on the device
   bool is_settled() const;              // nothing of this session is under way on the device; cheap, any thread
+  bool has_lost() const;                // nothing is, but what never arrived has yet to be taken back
   bool has_open_plan() const { return plan_.is_open.load(std::memory_order_relaxed); }
   void settle_device();                    // until then; what the device lost is taken back
   Status flush(const Sequence& sequence);  // every refresh that is posted or due has happened
@@ -148,8 +149,10 @@ class Session {
   struct Plan {
     std::atomic<bool> is_open{false};
     void* stream = nullptr;
-    int32_t next_layer = 0;
+    int32_t next_layer = 0, n_appended = 0;  // of layers: rows are sent before anything else is
     int64_t n_tokens = 0, max_q_len = 0;
+
+    bool has_failed() const { return n_appended > next_layer; }  // a layer's call has, when its rows were sent
   };
   void shorten(Sequence& sequence, size_t layer_idx, int64_t length);
   void restore_window(const HandOverTask& task);

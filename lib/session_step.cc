@@ -60,7 +60,8 @@ Status Session::step_end(void* stream) {
     if (plan_.is_open) return ended;
   }
   // The error is built last: closing the step must not depend on memory for its text.
-  bool complete = true;
+  const bool has_failed = is_planned && ended.ok() && plan_.has_failed();  // its rows may all have come
+  bool complete = !has_failed;
   long long id = 0, n_got = 0, n_declared = 0;
   size_t layer_idx = 0;
   for (const StepSequence& step : step_) {
@@ -85,6 +86,7 @@ Status Session::step_end(void* stream) {
   }
   if (complete) return ended;
   if (is_planned) TANDEM_TRY(device_->hand_over().fault());
+  if (has_failed) return fail(TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer %d of the step has failed", plan_.next_layer);
   return fail(TANDEM_ERROR_INVALID_STATE, "q_lens", "layer %zu of sequence %lld got %lld of the step's %lld tokens",
               layer_idx, id, n_got, n_declared);
 }

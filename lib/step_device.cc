@@ -85,7 +85,7 @@ Status Session::plan_step(void* stream) {
   if (captures)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p is being captured: steps begin outside", stream);
   plan_.stream = stream;
-  plan_.next_layer = 0;
+  plan_.next_layer = plan_.n_appended = 0;
   plan_.n_tokens = plan_.max_q_len = 0;
   for (const StepSequence& step : step_) {
     plan_.n_tokens += step.q_len;
@@ -177,6 +177,9 @@ Status AttendCall::check_planned(bool captures) const {
     return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p, the step was begun on %p", args_.stream, plan.stream);
   if (args_.k == nullptr)
     return fail(TANDEM_ERROR_INVALID_STATE, "k", "k = NULL in a step that was planned with new tokens");
+  if (plan.has_failed())
+    return fail(TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = %d: layer %d of the step has failed, which is to end",
+                args_.layer_idx, plan.next_layer);
   if (args_.layer_idx != plan.next_layer)
     return fail(TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = %d, the step is at layer %d", args_.layer_idx,
                 plan.next_layer);

@@ -89,6 +89,9 @@ void AttendCall::choose_for_streaming_heads(SequenceCall& call) {
     scratch_.end.push_back(token + 1);
   }
   own.keys = sinks_and_newest(options, options.sink_len, scratch_.begin[own.visibility_at], call.length, args_.on_device);
+  // Queries of tokens that are there already may look further back than the window begins: all heads' keys then begin there.
+  if (args_.on_device) call.resident_begin = std::min(call.resident_begin, own.keys.newest_begin);
+  call.host_end = std::min(call.host_end, call.resident_begin);
   if (heads_->retrieval.n_kv_heads == 0) call.host_begin = call.host_end = call.resident_begin;
   if (args_.on_device) call.has_host = call.host_end > call.host_begin || own.keys.sink_end > 0;
 }

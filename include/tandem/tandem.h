@@ -517,7 +517,9 @@ TANDEM_API int32_t tandem_step_begin(tandem_session *session, const int64_t *seq
                                      int32_t n_sequences, void *stream, tandem_error **error);
 /* Closes the step and lets the pool sleep; stream: as in tandem_step_begin(). Where a layer got fewer tokens than declared,
  * every sequence of the step goes back to its length at tandem_step_begin() and the call returns INVALID_STATE naming the layer
- * (a planned step: a later call does, see tandem_step_begin()). Not captured: INVALID_STATE, and the step stays open. */
+ * (a planned step: a later call does, see tandem_step_begin(); but where a layer's call has failed when its rows were on their
+ * way already, this one does: it waits for its stream, and until then the layers take no other call). Not captured:
+ * INVALID_STATE, and the step stays open. */
 TANDEM_API int32_t tandem_step_end(tandem_session *session, void *stream, tandem_error **error);
 
 /* ---- merge ------------------------------------------------------------------------------------------------------ */

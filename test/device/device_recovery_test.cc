@@ -54,6 +54,21 @@ void expect_same(Runner* runner, HostTwin* twin) {
   }
 }
 
+// Who has waited for the device is told the lengths that remain.
+void lengths_are_those_that_remain(void**) {
+  for (int32_t n_done = 0; n_done < kStepLayers; ++n_done) {
+    Runner runner(kPromptLen);
+    leave_undone(&runner, 1, n_done);
+    OK(tandem_engine_drain, runner.side.engine, -1);
+    for (int i = 0; i < 2; ++i)
+      for (int32_t l = 0; l < kStepLayers; ++l) {
+        int64_t n = 0;
+        OK(tandem_sequence_length, &n, runner.side.cache, runner.ids[i], l);
+        assert_int_equal(n, kPromptLen + 30 * i);
+      }
+  }
+}
+
 // Every step is begun twice, and left undone the first time, so that this happens when tokens leave the window as well.
 void recover_often(const char* policy) {
   Runner runner(kPromptLen, policy);
@@ -76,6 +91,28 @@ void recover_often(const char* policy) {
 
 void undone_steps_are_made_up_for(void**) { recover_often("all"); }
 void undone_steps_are_made_up_for_that_select(void**) { recover_often("hgca"); }
+
+// The step that is left undone finds its sequences longer than the calls before it left them: the averages of what has left
+// the window meanwhile are the host's, and stay.
+void undone_steps_may_find_more_tokens(void**) {
+  Runner runner(kPromptLen, "hgca");
+  HostTwin twin(kPromptLen, "hgca");
+  for (int64_t step = 0; step < 60; ++step) {
+    replay_as_twin(&runner, &twin, step);
+    if (step % 10 != 5) continue;
+    for (int32_t l = 0; l < kStepLayers; ++l)
+      for (int i = 0; i < 2; ++i) {
+        const Tensor k({20, kKvHeads, kDim}, 500 + step + l), v({20, kKvHeads, kDim}, 600 + step + l);
+        OK(tandem_sequence_append, runner.side.cache, runner.ids[i], l, &k.view, &v.view, nullptr);
+        OK(tandem_sequence_append, twin.side.cache, twin.ids[i], l, &k.view, &v.view, nullptr);
+      }
+    leave_undone(&runner, 1000 + step, 0);
+    twin.leave_undone(1000 + step, 0);
+    expect_same(&runner, &twin);
+    expect_fault(&runner, "a step ended before layer");
+  }
+  assert_int_equal(runner.side.stats().selected_keys, twin.side.stats().selected_keys);
+}
 
 // Nothing that is there too often is waited for, though the host has parts in it: a wait for them would last 30 s.
 void recover_from_a_second_replay(const char* policy) {
@@ -202,6 +239,53 @@ void expect_no_end(Runner* runner, int32_t status, const char* text) {
   tandem_error_release(error);
 }
 
+// Of a layer whose call fails when its rows have been sent, all the host waits for may come: the step is taken back all the
+// same, and its graph, if there is one, serves on.
+void a_layer_fails_half_way(stand_in::Call failing, int32_t layer, bool has_graph) {
+  Runner runner(kPromptLen);
+  HostTwin twin(kPromptLen, "all");
+  if (has_graph) replay_as_twin(&runner, &twin, 0);
+  runner.set_inputs(1);
+  runner.begin(kOneEach);
+  runner.attend_layers(kOneEach, layer);
+  const tandem_attend_args args = runner.args(layer, kOneEach);
+  controls.fail_call(failing, 1, TANDEM_ERROR_BACKEND);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_attend(runner.side.session, &args, &error), TANDEM_ERROR_BACKEND);
+  tandem_error_release(error);
+  assert_refused(tandem_attend(runner.side.session, &args, &error), error, TANDEM_ERROR_INVALID_STATE, "layer_idx",
+                 "of the step has failed");
+  const bool is_last = layer == kStepLayers - 1;
+  expect_no_end(&runner, TANDEM_ERROR_INVALID_STATE, is_last ? "layer 2 of the step has failed" : "before layer");
+  expect_same(&runner, &twin);
+  if (!is_last) expect_fault(&runner, "before layer");
+  for (int64_t step = 2; step < 5; ++step) replay_as_twin(&runner, &twin, step);
+  expect_same(&runner, &twin);
+}
+
+void layers_fail_half_way(void**) {
+  for (const stand_in::Call failing : {stand_in::kAttend, stand_in::kMerge})
+    for (int32_t layer = 0; layer < kStepLayers; ++layer)
+      for (const bool has_graph : {false, true}) a_layer_fails_half_way(failing, layer, has_graph);
+}
+
+// Before its rows are sent, it can be called again.
+void layers_are_called_again(void**) {
+  Runner runner(kPromptLen);
+  HostTwin twin(kPromptLen, "all");
+  runner.set_inputs(0);
+  runner.begin(kOneEach);
+  const tandem_attend_args args = runner.args(0, kOneEach);
+  controls.fail_call(stand_in::kAppend, 1, TANDEM_ERROR_BACKEND);
+  tandem_error* error = nullptr;
+  assert_int_equal(tandem_attend(runner.side.session, &args, &error), TANDEM_ERROR_BACKEND);
+  tandem_error_release(error);
+  runner.attend_layers(kOneEach);
+  runner.end();
+  assert_close(runner.outputs(), twin.run_step(0));
+  expect_same(&runner, &twin);
+}
+
 // Where a stream takes no mark the step stays open, and can be ended when it does.
 void steps_end_where_they_can(void**) {
   Runner runner(kPromptLen);
@@ -229,8 +313,10 @@ void steps_end_where_they_can(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(lengths_are_those_that_remain, forget),
       cmocka_unit_test_teardown(undone_steps_are_made_up_for, forget),
       cmocka_unit_test_teardown(undone_steps_are_made_up_for_that_select, forget),
+      cmocka_unit_test_teardown(undone_steps_may_find_more_tokens, forget),
       cmocka_unit_test_teardown(second_replays_are_got_over, forget),
       cmocka_unit_test_teardown(second_replays_are_got_over_that_select, forget),
       cmocka_unit_test_teardown(late_replays_are_got_over, forget),
@@ -238,6 +324,8 @@ int main() {
       cmocka_unit_test_teardown(steps_behind_it_are_taken_back, forget),
       cmocka_unit_test_teardown(a_lost_device_stays_lost, forget),
       cmocka_unit_test_teardown(open_steps_go_with_their_session, forget),
+      cmocka_unit_test_teardown(layers_fail_half_way, forget),
+      cmocka_unit_test_teardown(layers_are_called_again, forget),
       cmocka_unit_test_teardown(steps_end_where_they_can, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
