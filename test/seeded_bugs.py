@@ -109,7 +109,7 @@ BUGS = [
      "page_store_test", "pages_taken_together_lie_together"),
     ("descriptors of one piece come late", "lib/attend_device.cc", "task->pieces.size() <= StreamBuffers::kBuffers ||",
      "task->pieces.empty() ||", "stream_route_test", "keeps_descriptors_until_they_are_read"),
-    ("a CPU that was slow is never tried again", "lib/routes/profile.cc", "  ++known->n_idle;\n", "", "profile_test",
+    ("a CPU that was slow is never tried again", "lib/routes/profile.cc", "  ++known.n_idle;\n", "", "profile_test",
      "what_was_slow_is_tried_again"),
     ("a ticket's rows go to the first of them", "lib/attend_device.cc", "row_of(span.page, span.slot) + first, n});",
      "row_of(span.page, span.slot), n});", "long_append_test", "chunks_of_all_lengths"),

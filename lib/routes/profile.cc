@@ -102,7 +102,7 @@ double Profile::prefill_tile_ns(const Layer& layer) const {
   return found != prefill_tile_ns_.end() ? found->second : 0.0;
 }
 
-// It says at once that the pace is no slower.
+// A part of a CPU that was due says at once that the pace is no slower.
 void Profile::Costs::note_due(double keys, double taken_ns) {
   if (std::exchange(n_idle, 0) < kIdleParts) return;
   if (!is_trial) ns = std::min(ns, taken_ns / keys);
@@ -115,7 +115,7 @@ double Profile::Costs::host_ns() const {
   return slowed_ns > 0.0 ? slowed_ns / tried.host : ns * kTrialShare;
 }
 
-Profile::Costs* Profile::find_own(const Layer& layer, int64_t n_queries) {
+const Profile::Costs* Profile::find_own(const Layer& layer, int64_t n_queries) const {
   const auto found = costs_.find(shape_of(layer));
   if (found == costs_.end()) return nullptr;
   const auto of_queries = found->second.find(class_of(n_queries));
@@ -133,8 +133,7 @@ const Profile::Costs* Profile::find(const Layer& layer, int64_t n_queries, int64
 
 bool Profile::knows_host(const Layer& layer, int64_t n_queries) const {
   const std::lock_guard lock(mutex_);
-  const auto found = costs_.find(shape_of(layer));
-  return found != costs_.end() && found->second.count(class_of(n_queries)) > 0;
+  return find_own(layer, n_queries) != nullptr;
 }
 
 bool Profile::knows_bus() const {
@@ -235,16 +234,16 @@ void Profile::note_joint(const Layer& layer, const JointPart& part) noexcept {
 // was slow, as giving it a large share again would take as long: a few keys tell.
 void Profile::note_idle_host(const Layer& layer, int64_t n_queries) noexcept {
   const std::lock_guard lock(mutex_);
-  Costs* const known = find_own(layer, n_queries);
-  if (known == nullptr) return;
-  ++known->n_idle;
-  forget(&known->begin_ns, known->tried_begin_ns);
-  forget(&known->bus_ns, bus_ns_ * known->tried.bus);
+  if (find_own(layer, n_queries) == nullptr) return;
+  Costs& known = costs(layer, n_queries);
+  ++known.n_idle;
+  forget(&known.begin_ns, known.tried_begin_ns);
+  forget(&known.bus_ns, bus_ns_ * known.tried.bus);
 }
 
 int64_t Profile::host_due_keys(const Layer& layer, int64_t n_queries, double total_ns) const {
   const std::lock_guard lock(mutex_);
-  const Costs* const known = const_cast<Profile*>(this)->find_own(layer, n_queries);
+  const Costs* const known = find_own(layer, n_queries);
   if (known == nullptr || known->n_idle < kIdleParts || known->tried_ns <= 0.0) return 0;
   return static_cast<int64_t>(kLittle * total_ns / known->tried_ns);
 }

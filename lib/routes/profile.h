@@ -39,7 +39,7 @@ struct JointPart {
   double bus_ns = 0.0;      // from when the queries had come
   double ahead_ns = 0.0;    // that it had before
   int64_t ahead_bytes = 0;  // what it could bring then, at most
-  bool bus_tells = true;    // false: it waited for the device, and so did the CPU's part share the memory with it less
+  bool bus_tells = true;    // false: it waited for the device, and of the two the CPU alone tells
 };
 
 // What a trial with both at work said: how many times as long as alone.
@@ -105,7 +105,7 @@ class Profile {
   static RebuiltShape rebuilt_shape_of(const Layer& layer);
   Costs* costs_or_null(const Layer& layer, int64_t n_queries) noexcept;
   Costs& costs(const Layer& layer, int64_t n_queries) { return costs_[shape_of(layer)][class_of(n_queries)]; }
-  Costs* find_own(const Layer& layer, int64_t n_queries);  // of that power of two, or null
+  const Costs* find_own(const Layer& layer, int64_t n_queries) const;  // of that power of two, or null
   const Costs* find(const Layer& layer, int64_t n_queries, int64_t* of_class) const;
   static int64_t class_of(int64_t n_queries);
 
