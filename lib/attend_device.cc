@@ -488,17 +488,13 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
 }
 
 // Behind the window's part, as nothing before needs them: where there are more pieces than buffers, so that the last one is
-// sent, and with it the upload free for another task, no sooner than the device has attended the first. On an H200 a copy of
-// more than a kilobyte waits until the bus has brought what was asked for before, which are two pieces: in front of the
-// queries it would keep the CPU waiting too.
+// sent, and with it the upload free for another task, no sooner than the device has attended the first.
 Status AttendCall::upload_pieces(const HandOverTask& task) {
+  if (task.pieces_end == 0) return {};
   DeviceSession& device = *session_.device_;
   const std::byte* upload = device.upload(task.idx);
-  constexpr int64_t kMost = 1024;
-  for (int64_t at = task.pieces_at; at < task.pieces_end; at += kMost)
-    TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.descriptors() + at, upload + at,
-                           std::min(kMost, task.pieces_end - at), args_.stream));
-  return {};
+  return call_device(device.device(), &DeviceTable::copy, device.descriptors() + task.pieces_at, upload + task.pieces_at,
+                     task.pieces_end - task.pieces_at, args_.stream);
 }
 
 // task: waits for the ticket. Null in a planned step, which has posted all of its own.

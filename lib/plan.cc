@@ -94,11 +94,6 @@ struct Streaming {
     const int64_t begin = layer.sliding_window > 0 ? kv_len - n + 1 - layer.sliding_window : 0;
     return {std::clamp<int64_t>(begin, 0, end), end};
   }
-  KeysOfAppend of_append(const Layer& layer, int64_t kv_len) const {
-    const TokenRange tokens = streamed(layer, kv_len);
-    const int64_t first_end = outside_window(options.window_len, store.page_len, kv_len - appended(kv_len));
-    return {std::max(tokens.begin, first_end) - tokens.begin, tokens.end - tokens.begin};
-  }
 };
 
 // Of the layer that takes most of each.
@@ -170,7 +165,8 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
       const PrefillTerms terms{calls.store.extent_len(), calls.routes.buffer_bytes,  device.info.n_multiprocessors,
                                calls.routes.piece_heads, calls.routes.append_tokens, window.layers[l].bytes};
       PrefillSize size;
-      TANDEM_TRY(size_prefill(layers[l], terms, n, calls.of_append(layers[l], kv_len), &size));
+      TANDEM_TRY(size_prefill(layers[l], terms, n, keys_of_append(layers[l], calls.options, calls.store.page_len, kv_len, n),
+                              &size));
       limits->include(
           prefill_limits(device, layers[l], size,
                          count_prefill_pieces(size.layout, calls.kinds(l), layers[l], tokens, calls.options.sink_len),

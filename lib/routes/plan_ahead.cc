@@ -67,10 +67,8 @@ Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64
   const Layer& outside_heads = outside_layer(layer_idx);
   const int64_t key_bytes = token_kv_bytes(outside_heads);
   PrefillSize size;
-  const TokenRange first = outside_of(layer, options_, cache_->page_len(), kv_len, q_len);
-  const int64_t end = outside_window(options_.window_len, cache_->page_len(), kv_len - 1);
   const PrefillTerms terms = prefill_terms(layer_idx);
-  TANDEM_TRY(size_prefill(layer, terms, q_len, {first.end - first.begin, end - first.begin}, &size));
+  TANDEM_TRY(size_prefill(layer, terms, q_len, keys_of_append(layer, options_, cache_->page_len(), kv_len, q_len), &size));
   *n = (q_len - 1) % size.n_tokens + 1;
   if (*n <= DeviceSession::kMostTokens) return {};
   const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len, *n);

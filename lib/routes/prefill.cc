@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <utility>
 
 #include "lib/attend_call.h"
 #include "lib/device_status.h"
@@ -43,9 +44,10 @@ constexpr int64_t kFewRows = 64;  // of queries, whose weights no kernel rounds:
 // most: queries of a chunk that are not long. limits: get what the call's long appends take.
 Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   const DeviceSession& device = *session_.device_;
-  const SequenceCall* longest = nullptr;
+  const SequenceCall* longest = nullptr;  // of equal ones that with the most keys, as which memory is planned
   for (const SequenceCall& call : scratch_.calls)
-    if (longest == nullptr || call.q_len > longest->q_len) longest = &call;
+    if (longest == nullptr || std::pair(call.q_len, call.length) > std::pair(longest->q_len, longest->length))
+      longest = &call;
   if (args_.k == nullptr || session_.refuses_prefill_ || !session_.routes_.appends_at_once() ||
       most < std::min(longest->q_len, session_.most_of_chunk()))
     return {};
@@ -186,13 +188,14 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
 }
 
 // When the last piece has crossed the bus, which waits for a buffer, the device has attended all but two. That tells of its
-// pace where pieces are many and take longer than the bus, and where there are few other keys.
+// pace where pieces are many and take longer than the bus, which nothing else uses, and where there are few other keys.
 void AttendCall::expect_pieces(HandOverTask* task) const {
   constexpr int64_t kLeastPieces = 8, kMostOthers = 20;  // the latter: in parts of the keys that are streamed
   constexpr double kLonger = 1.2;
   const SequenceCall& call = scratch_.calls[0];
   const int64_t n_keys = call.cpu_begin - call.host_begin;
-  if (heads_ != nullptr || std::ssize(task->pieces) < kLeastPieces) return;
+  if (heads_ != nullptr || session_.device_->device().bus->has_weights()) return;
+  if (std::ssize(task->pieces) < kLeastPieces) return;
   if ((call.length - call.cpu_begin) * kMostOthers > n_keys) return;
   const double known_ns = cache_.engine().profile().prefill_tile_ns(layer_);
   const double tile_ns = known_ns > 0.0 ? known_ns : assumed_tile_ns(layer_);

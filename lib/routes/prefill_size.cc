@@ -77,6 +77,13 @@ double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_quer
   return ns;
 }
 
+KeysOfAppend keys_of_append(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n) {
+  const int64_t first_end = outside_window(options.window_len, page_len, kv_len - n),
+                end = outside_window(options.window_len, page_len, kv_len - 1);
+  const int64_t begin = layer.sliding_window > 0 ? std::clamp<int64_t>(kv_len - n + 1 - layer.sliding_window, 0, end) : 0;
+  return {std::max(begin, first_end) - begin, end - begin};
+}
+
 // Of groups that take equally long the largest: fewer, longer copies.
 Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
                     PrefillSize* size) {
@@ -85,8 +92,10 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   const int64_t unit = std::min(kTicket, wanted);
   const int64_t most = std::max(unit, std::min(wanted, kMostStates / o_bytes(layer, 1, 1)) / unit * unit);
   made.n_tokens = ceil_div(ceil_div(n_queries, ceil_div(n_queries, most)), unit) * unit;
-  const int64_t n_at_once = std::min(made.n_tokens, n_queries);
-  const int64_t n_keys = std::max<int64_t>(1, (keys.first + std::max(keys.first, keys.end - made.n_tokens)) / 2);
+  const bool is_planned = terms.append_tokens > 0 && n_queries >= most;
+  const int64_t n_chunk = is_planned ? most : made.n_tokens, n_at_once = std::min(n_chunk, n_queries);
+  const int64_t of_last = keys.end - n_chunk;
+  const int64_t n_keys = std::max<int64_t>(1, is_planned ? of_last : (keys.first + std::max(keys.first, of_last)) / 2);
   const double tile_ns = assumed_tile_ns(layer);
   for (int32_t n = terms.piece_heads > 0 ? terms.piece_heads : layer.n_kv_heads; n > 0; --n) {
     const bool is_last = n == 1 || terms.piece_heads > 0;
@@ -97,7 +106,7 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
         group_ns(layout, layout.n_heads, tiles_of(layer, n_at_once), n_keys, terms.n_multiprocessors, tile_ns);
     const double ns = prefill_ns(layer, layout, n_at_once, n_keys, terms.n_multiprocessors, tile_ns) +
                       rows_ns(first_ns, tickets_of(n_at_once), &have_time);
-    if (is_last || o_bytes(layer, layout.n_heads, made.n_tokens) <= kMostStates)
+    if (is_last || o_bytes(layer, layout.n_heads, n_chunk) <= kMostStates)
       if (made.assumed_ns == 0.0 || ns < made.assumed_ns) {
         made.assumed_ns = ns;
         made.layout = layout;

@@ -41,7 +41,11 @@ struct KeysOfAppend {
   int64_t first = 0, end = 0;
 };
 
-// Of an append of n_queries tokens. Chunks are equally long, and laid out for as many keys as they find on average.
+// Of the last n tokens of a sequence of kv_len that has always been attended by one session.
+KeysOfAppend keys_of_append(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n);
+
+// Of an append of n_queries tokens. Chunks are equally long, and laid out for as many keys as they find on average; where
+// append_tokens is given, by which memory is planned, as the last of so many tokens would be, so that they take no more.
 Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
                     PrefillSize* size);
 

@@ -69,6 +69,43 @@ void groups(void**) {
     }
 }
 
+// Memory is planned for appends of append_tokens: longer ones, in chunks of no more, do not take more.
+void takes_what_is_planned(void**) {
+  PolicyOptions options;
+  const Layer layer = layer_of(8, 4);
+  for (const int64_t append_tokens : {700, 4096, 10'240, 16'384})
+    for (const int64_t window_len : {512, 4096})
+      for (const int64_t kv_len : {16'384, 20'480, 32'768, 65'536, 102'400, 409'600, 10'000'000})
+        for (const int64_t n_queries : {append_tokens + 1, kv_len / 2, kv_len}) {
+          options.window_len = window_len;
+          const auto of = [&](int64_t n) {
+            PrefillSize size;
+            const Status status = size_prefill(layer, terms_of(layer, 0, append_tokens), n,
+                                               keys_of_append(layer, options, 128, kv_len, n), &size);
+            assert_true(status.ok());
+            return size;
+          };
+          const PrefillSize planned = of(append_tokens), taken = of(std::clamp(n_queries, append_tokens, kv_len));
+          assert_int_equal(taken.layout.n_heads, planned.layout.n_heads);
+          assert_in_range(taken.area_bytes, 1, planned.area_bytes);
+        }
+}
+
+// None while the window is not full; in layers with sliding windows from where the first query sees them.
+void keys_of_appends(void**) {
+  PolicyOptions options;
+  options.window_len = 1024;
+  Layer layer = layer_of(8, 4);
+  const auto of = [&](int64_t kv_len, int64_t n) { return keys_of_append(layer, options, 128, kv_len, n); };
+  assert_true(of(1000, 600).first == 0 && of(1000, 600).end == 0);
+  assert_true(of(1024 + 1280 + 1, 640).first == 640 && of(1024 + 1280 + 1, 640).end == 1280);
+  layer.sliding_window = 512;
+  assert_true(of(8192, 600).first == 0 && of(8192, 600).end == 0);
+  assert_true(of(8192, 2048).first == 0);
+  layer.sliding_window = 2048;
+  assert_true(of(8192, 600).first == 983 && of(8192, 600).end == 1495);
+}
+
 // As many tiles of a head as there are blocks are fine; a few more make a second wave.
 void fills_the_device(void**) {
   const Layer layer = layer_of(8, 4);
@@ -112,7 +149,12 @@ void rows_may_have_time(void**) {
 }  // namespace
 
 int main() {
-  const CMUnitTest tests[] = {cmocka_unit_test(chunks), cmocka_unit_test(groups), cmocka_unit_test(fills_the_device),
-                              cmocka_unit_test(follows_the_kernels), cmocka_unit_test(rows_may_have_time)};
+  const CMUnitTest tests[] = {cmocka_unit_test(chunks),
+                              cmocka_unit_test(groups),
+                              cmocka_unit_test(takes_what_is_planned),
+                              cmocka_unit_test(keys_of_appends),
+                              cmocka_unit_test(fills_the_device),
+                              cmocka_unit_test(follows_the_kernels),
+                              cmocka_unit_test(rows_may_have_time)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
