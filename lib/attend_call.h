@@ -146,7 +146,6 @@ class AttendCall {
   void count_host_weights(const SequenceCall& call, const DeviceExchange& exchange, const std::byte* slot);
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
   Status upload_descriptors(HandOverTask* task, DeviceSequences* sequences);
-  Status upload_pieces(const HandOverTask& task);
   template <typename Function, typename DeviceCall>
   Status ask_device(const char* name, Function function, const DeviceCall* call) const {
     const TraceRange range(name, args_.layer_idx, "resident");

@@ -271,7 +271,7 @@ void AttendCall::begin_task(HandOverTask* task) const {
   task->touched.clear();
   task->pieces.clear();
   task->rebuilt.clear();
-  task->pieces_at = task->pieces_end = 0;
+  task->pieces_at = 0;
   task->streamed = task->sent_hidden = nullptr;
   task->streamed_x_bytes = 0;
   task->part = {};
@@ -469,7 +469,6 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
     sequences->max_keys = std::max(sequences->max_keys, call.length - call.resident_begin);
   int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
   if (args_.speculative) bytes = describe_guess(upload, bytes, *sequences);
-  const int64_t bytes_of_call = bytes;
   if (!task->pieces.empty()) {
     task->pieces_at = bytes;
     auto* pieces = reinterpret_cast<DeviceSequence*>(upload + bytes);
@@ -481,20 +480,7 @@ Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* seque
     task->rebuilt_at = bytes;
     bytes += describe_rebuilt(*task, upload + bytes);
   }
-  const bool is_early = task->pieces.size() <= StreamBuffers::kBuffers || !task->rebuilt.empty();
-  task->pieces_end = is_early ? 0 : bytes;
-  return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, is_early ? bytes : bytes_of_call,
-                     args_.stream);
-}
-
-// Behind the window's part, as nothing before needs them: where there are more pieces than buffers, so that the last one is
-// sent, and with it the upload free for another task, no sooner than the device has attended the first.
-Status AttendCall::upload_pieces(const HandOverTask& task) {
-  if (task.pieces_end == 0) return {};
-  DeviceSession& device = *session_.device_;
-  const std::byte* upload = device.upload(task.idx);
-  return call_device(device.device(), &DeviceTable::copy, device.descriptors() + task.pieces_at, upload + task.pieces_at,
-                     task.pieces_end - task.pieces_at, args_.stream);
+  return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, args_.stream);
 }
 
 // task: waits for the ticket. Null in a planned step, which has posted all of its own.
@@ -535,7 +521,6 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
     attend.lse_token_stride = layer.n_q_heads;
     attend.lse_head_stride = 1;
     TANDEM_TRY(attend_window(attend, false));
-    if (task != nullptr) TANDEM_TRY(upload_pieces(*task));
     if (task != nullptr) TANDEM_TRY(attend_moved(attend, *task));
     return merge_and_observe(append);
   }

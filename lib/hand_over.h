@@ -124,7 +124,6 @@ struct HandOverTask {
   std::vector<StreamPiece> pieces;
   StreamLayout layout;          // of these
   int64_t pieces_at = 0;        // their descriptors: bytes behind those of the call
-  int64_t pieces_end = 0;       // of these; 0: they went with those of the call
   uint8_t* streamed = nullptr;  // 1: all have been sent; null: there are none
   // Keys that the device makes of hidden states, likewise.
   RebuiltPieces rebuilt;
