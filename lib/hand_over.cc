@@ -30,6 +30,10 @@ constexpr int kPausesPerLook = 32;
 
 constexpr int32_t kOfStep = TANDEM_ERROR_INVALID_STATE;  // faults that nothing else has
 
+double ns_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double, std::nano>(end - begin).count();
+}
+
 void pause_once() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -357,14 +361,6 @@ void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
   });
   end->look();
 }
-
-namespace {
-
-double ns_between(std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end) {
-  return std::chrono::duration<double, std::nano>(end - begin).count();
-}
-
-}  // namespace
 
 PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& times) {
   const auto ns = [](Clock::time_point at) { return ns_between({}, at); };

@@ -90,9 +90,7 @@ struct Streaming {
   TokenRange streamed(const Layer& layer, int64_t kv_len) const {
     const int64_t n = appended(kv_len);
     const int64_t last = n > DeviceSession::kMostTokens ? kv_len - 1 : kv_len - n;  // the first query of the last chunk
-    const int64_t end = outside_window(options.window_len, store.page_len, last);
-    const int64_t begin = layer.sliding_window > 0 ? kv_len - n + 1 - layer.sliding_window : 0;
-    return {std::clamp<int64_t>(begin, 0, end), end};
+    return outside_of(layer, options, store.page_len, kv_len - n, last);
   }
 };
 

@@ -30,12 +30,6 @@ int64_t longest_of(const PlannedCalls& calls) {
   return longest;
 }
 
-// Keys outside the window, when the last n tokens of a sequence come.
-TokenRange outside_of(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n) {
-  const int64_t first = kv_len - n, end = outside_window(options.window_len, page_len, first);
-  return {layer.sliding_window > 0 ? std::clamp<int64_t>(first + 1 - layer.sliding_window, 0, end) : 0, end};
-}
-
 }  // namespace
 
 // Long appends whose keys cross the bus once for thousands of queries (lib/routes/prefill.cc), each for itself.
@@ -71,7 +65,7 @@ Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64
   TANDEM_TRY(size_prefill(layer, terms, q_len, keys_of_append(layer, options_, cache_->page_len(), kv_len, q_len), &size));
   *n = (q_len - 1) % size.n_tokens + 1;
   if (*n <= DeviceSession::kMostTokens) return {};
-  const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len, *n);
+  const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len - *n, kv_len - *n);
   const int64_t n_keys = keys.end - keys.begin;
   parts->resident_tokens += kv_len - keys.end;
   if (n_keys == 0) return {};
@@ -107,7 +101,7 @@ Status Session::plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan*
       if (streams_long && q_len > DeviceSession::kMostTokens)
         TANDEM_TRY(plan_long(calls.layer_idx, kv_len, q_len, &n, parts));
       if (n > DeviceSession::kMostTokens) continue;
-      const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len, n);
+      const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len - n, kv_len - n);
       split->add(i, n, keys.begin, keys.end);
       n_outside += keys.end - keys.begin;
       parts->resident_tokens += kv_len - keys.end;

@@ -77,11 +77,15 @@ double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_quer
   return ns;
 }
 
+TokenRange outside_of(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t first, int64_t length) {
+  const int64_t end = outside_window(options.window_len, page_len, length);
+  return {layer.sliding_window > 0 ? std::clamp<int64_t>(first + 1 - layer.sliding_window, 0, end) : 0, end};
+}
+
 KeysOfAppend keys_of_append(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n) {
-  const int64_t first_end = outside_window(options.window_len, page_len, kv_len - n),
-                end = outside_window(options.window_len, page_len, kv_len - 1);
-  const int64_t begin = layer.sliding_window > 0 ? std::clamp<int64_t>(kv_len - n + 1 - layer.sliding_window, 0, end) : 0;
-  return {std::max(begin, first_end) - begin, end - begin};
+  const int64_t first = kv_len - n;
+  const TokenRange all = outside_of(layer, options, page_len, first, kv_len - 1);
+  return {std::max(all.begin, outside_window(options.window_len, page_len, first)) - all.begin, all.end - all.begin};
 }
 
 // Of groups that take equally long the largest: fewer, longer copies.

@@ -41,7 +41,11 @@ struct KeysOfAppend {
   int64_t first = 0, end = 0;
 };
 
-// Of the last n tokens of a sequence of kv_len that has always been attended by one session.
+// Of a layer's keys, those outside the window of a query that comes to a sequence of `length` tokens, as far back as a query
+// at `first` sees. Here and below: of sequences that have always been attended by one session.
+TokenRange outside_of(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t first, int64_t length);
+
+// Of the last n tokens of a sequence of kv_len.
 KeysOfAppend keys_of_append(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n);
 
 // Of an append of n_queries tokens. Chunks are equally long, and laid out for as many keys as they find on average; where
