@@ -78,6 +78,12 @@ AppendCall describe(const DeviceAppend& call) {
   if (call.x.data != nullptr) {
     to.x_dim = layer.hidden_dim();
     to.x_type = layer.x_type;
+    const DtypeInfo& x = *find_dtype(layer.x_type);
+    to.x_four_bytes = static_cast<int32_t>(row_bytes(layer.x_type, kLaneNumbers));
+    to.x_scale_bytes = 2 * x.scales;
+    to.x_group_fours = x.group / kLaneNumbers;
+    to.x_bytes = layer.x_bytes();
+    to.x_scales_at = layer.x_code_bytes();
     to.token_rows += (to.x_dim + kMostDims - 1) / kMostDims;
   }
   if (layer.rope != nullptr) to.rotation = rotation_of(*layer.rope, call.rope);

@@ -19,12 +19,15 @@ struct AppendCall {
   int32_t n_q_heads, n_kv_heads, group_size;
   int32_t k_dim, v_dim;
   int32_t k_type, v_type;
-  int32_t k_four_bytes, v_four_bytes;  // of four numbers' codes
-  int32_t token_rows;                  // of q, K and V together, that a token has here; of all tokens below 2^30
-  int64_t row_bytes[kPlanes];          // as stored
-  int64_t window_k_bytes;              // of a row of K in the window
-  Rotation rotation;                   // where the library rotates
-  int32_t x_dim, x_type;               // of hidden states, which are the last of a token's rows, 256 numbers in each
+  int32_t k_four_bytes, v_four_bytes;   // of four numbers' codes
+  int32_t token_rows;                   // of q, K and V together, that a token has here; of all tokens below 2^30
+  int64_t row_bytes[kPlanes];           // as stored
+  int64_t window_k_bytes;               // of a row of K in the window
+  Rotation rotation;                    // where the library rotates
+  int32_t x_dim, x_type;                // of hidden states, which are the last of a token's rows, 256 numbers in each
+  int32_t x_four_bytes, x_scale_bytes;  // of them: of four numbers' codes, of a group's scales, and
+  int32_t x_group_fours;                // how many fours share these; 0: there are none
+  int64_t x_bytes, x_scales_at;         // of one as stored; where its scales are in it
 };
 
 struct MergeCall {

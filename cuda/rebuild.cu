@@ -2,6 +2,8 @@
 // rebuild(): norm | K = x W_K and V = x W_V, in one call where they are of one shape | both into pages. In the work space:
 //
 //   cuBLAS's | x as the products take it, where that is not x itself | sums, f32, of K | of V
+//
+// x is given back as soon as it has been normalised, and pages are asked for when there are sums to put into them.
 #include <algorithm>
 
 #include "cuda/kernels/rebuild.cuh"
@@ -20,7 +22,7 @@ bool is_converted(const Layer& layer) {
 }
 
 int64_t converted_bytes(const Layer& layer, int64_t n_rows) {
-  return is_converted(layer) ? aligned(n_rows * layer.x_bytes()) : 0;
+  return is_converted(layer) ? aligned(2 * n_rows * layer.hidden_dim()) : 0;  // in 16 bits
 }
 
 int64_t sums_bytes(const Layer& layer, int32_t dim, int64_t n_rows) { return aligned(n_rows * layer.n_kv_heads * dim * 4); }
@@ -34,12 +36,15 @@ int32_t check_layer_of(const Layer& layer, DeviceError* error) {
 
 int32_t check_call(const DeviceRebuild& call, DeviceError* error) {
   if (const int32_t code = check_layer_of(*call.layer, error); code != TANDEM_OK) return code;
-  const uint64_t addresses = reinterpret_cast<uintptr_t>(call.x) | reinterpret_cast<uintptr_t>(call.projection.w_k) |
-                             reinterpret_cast<uintptr_t>(call.projection.w_v);
-  if (addresses % 16 == 0 && call.n_rows >= 0 && call.n_rows <= kMostRows && call.pages.page_len > 0) return TANDEM_OK;
+  const uint64_t weights =
+      reinterpret_cast<uintptr_t>(call.projection.w_k) | reinterpret_cast<uintptr_t>(call.projection.w_v);
+  const uint64_t unit = find_dtype(call.layer->x_type)->group > 0 ? 4 : 16;
+  if (weights % 16 == 0 && reinterpret_cast<uintptr_t>(call.x) % unit == 0 && call.n_rows >= 0 && call.n_rows <= kMostRows &&
+      call.pages.page_len > 0)
+    return TANDEM_OK;
   return fail(error, TANDEM_ERROR_INTERNAL, 0, "",
-              "%lld rows to rebuild, of hidden states and weights at multiples of 16 bytes",
-              static_cast<long long>(call.n_rows));
+              "%lld rows to rebuild, of weights at multiples of 16 bytes and hidden states at multiples of %d",
+              static_cast<long long>(call.n_rows), static_cast<int>(unit));
 }
 
 int32_t launch_norm(const DeviceRebuild& call, void* to, const LaunchOn& on, DeviceError* error) {
@@ -51,6 +56,8 @@ int32_t launch_norm(const DeviceRebuild& call, void* to, const LaunchOn& on, Dev
                               projection.hidden_dim,
                               call.layer->x_type,
                               projection.w_type,
+                              call.layer->x_bytes(),
+                              call.layer->x_code_bytes(),
                               projection.norm,
                               projection.norm_eps};
   return launch_kernel(norm_kernel, dim3(static_cast<unsigned>(call.n_rows)), kNormWarps, described, on, error);
@@ -111,6 +118,11 @@ int32_t launch_stores(const StoreCall& k, const StoreCall& v, const LaunchOn& on
   return launch_store(v, on, error);
 }
 
+int32_t record(void* event, cudaStream_t stream, DeviceError* error) {
+  if (event != nullptr) TANDEM_CUDA_TRY(cudaEventRecord(static_cast<cudaEvent_t>(event), stream), error);
+  return TANDEM_OK;
+}
+
 // Neither takes shared memory to speak of. Where they have an SM's memory divided as products do, nothing is moved in
 // between.
 int32_t prefer_shared(const void* kernel, DeviceError* error) {
@@ -135,41 +147,52 @@ int64_t Rebuilder::workspace_bytes(const Layer& layer, int64_t n_rows) {
          sums_bytes(layer, layer.v_head_dim, n_rows);
 }
 
-int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceError* error) {
-  if (const int32_t code = check_call(call, error); code != TANDEM_OK) return code;
-  if (call.n_rows == 0) return TANDEM_OK;
+// Sums of K and V, behind each other.
+int32_t Rebuilder::multiply(const DeviceRebuild& call, const void* x, const Sums& sums, const LaunchOn& on,
+                            DeviceError* error) {
   const Layer& layer = *call.layer;
-  auto* const converted = static_cast<std::byte*>(call.workspace) + Cublas::kWorkspaceBytes;
   Product product;
-  product.x = call.x;
+  product.x = x;
   product.is_out_by_in = layer.projection->is_out_by_in;
   product.dtype = layer.projection->w_type;
   product.n_rows = call.n_rows;
   product.n_in = layer.hidden_dim();
-  std::byte* const sums = converted + converted_bytes(layer, call.n_rows);
-  if (is_converted(layer)) {
-    if (const int32_t code = launch_norm(call, converted, on, error); code != TANDEM_OK) return code;
-    product.x = converted;
-  }
-  const std::lock_guard lock(mutex_);
-  if (const int32_t code = cublas_.begin(on.stream, call.workspace, error); code != TANDEM_OK) return code;
-  auto* const k = reinterpret_cast<float*>(sums);
-  float* v = reinterpret_cast<float*>(sums + sums_bytes(layer, layer.k_head_dim, call.n_rows));
   product.w = call.projection.w_k;
   product.n_out = int64_t{layer.n_kv_heads} * layer.k_head_dim;
-  product.y = k;
-  if (layer.k_head_dim == layer.v_head_dim) {
-    product.w_2 = call.projection.w_v;
-    v = k + call.n_rows * product.n_out;
-  }
+  product.y = sums.k;
+  if (layer.k_head_dim == layer.v_head_dim) product.w_2 = call.projection.w_v;
+  const std::lock_guard lock(mutex_);
+  if (const int32_t code = cublas_.begin(on.stream, call.workspace, error); code != TANDEM_OK) return code;
   if (const int32_t code = cublas_.multiply(product, error); code != TANDEM_OK) return code;
-  if (product.w_2 == nullptr) {
-    product.w = call.projection.w_v;
-    product.n_out = int64_t{layer.n_kv_heads} * layer.v_head_dim;
-    product.y = v;
-    if (const int32_t code = cublas_.multiply(product, error); code != TANDEM_OK) return code;
-  }
-  return launch_stores(describe_store(call, kPlaneK, k), describe_store(call, kPlaneV, v), on, error);
+  if (product.w_2 != nullptr) return TANDEM_OK;
+  product.w = call.projection.w_v;
+  product.n_out = int64_t{layer.n_kv_heads} * layer.v_head_dim;
+  product.y = sums.v;
+  return cublas_.multiply(product, error);
+}
+
+int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceError* error) {
+  if (const int32_t code = check_call(call, error); code != TANDEM_OK) return code;
+  if (call.n_rows == 0) return record(call.read, on.stream, error);
+  const Layer& layer = *call.layer;
+  auto* const converted = static_cast<std::byte*>(call.workspace) + Cublas::kWorkspaceBytes;
+  std::byte* const sums_at = converted + converted_bytes(layer, call.n_rows);
+  Sums sums = {reinterpret_cast<float*>(sums_at),
+               reinterpret_cast<float*>(sums_at + sums_bytes(layer, layer.k_head_dim, call.n_rows))};
+  if (layer.k_head_dim == layer.v_head_dim) sums.v = sums.k + call.n_rows * layer.n_kv_heads * layer.k_head_dim;
+  void* read[] = {nullptr, nullptr, nullptr};  // behind the norm, the products, the stores
+  read[call.page_positions != nullptr ? 2 : is_converted(layer) ? 0 : 1] = call.read;
+  if (is_converted(layer))
+    if (const int32_t code = launch_norm(call, converted, on, error); code != TANDEM_OK) return code;
+  if (const int32_t code = record(read[0], on.stream, error); code != TANDEM_OK) return code;
+  const void* const x = is_converted(layer) ? converted : call.x;
+  if (const int32_t code = multiply(call, x, sums, on, error); code != TANDEM_OK) return code;
+  if (const int32_t code = record(read[1], on.stream, error); code != TANDEM_OK) return code;
+  if (call.writable != nullptr)
+    TANDEM_CUDA_TRY(cudaStreamWaitEvent(on.stream, static_cast<cudaEvent_t>(call.writable), 0), error);
+  const StoreCall k = describe_store(call, kPlaneK, sums.k), v = describe_store(call, kPlaneV, sums.v);
+  if (const int32_t code = launch_stores(k, v, on, error); code != TANDEM_OK) return code;
+  return record(read[2], on.stream, error);
 }
 
 }  // namespace tandem::cuda

@@ -16,6 +16,11 @@ class Rebuilder {
   int32_t launch(const DeviceRebuild& call, const LaunchOn& on, DeviceError* error);
 
  private:
+  struct Sums {
+    float *k, *v;
+  };
+  int32_t multiply(const DeviceRebuild& call, const void* x, const Sums& sums, const LaunchOn& on, DeviceError* error);
+
   std::mutex mutex_;  // of the handle
   Cublas cublas_;
 };

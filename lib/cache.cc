@@ -60,13 +60,19 @@ Status check_rotation(const Layer& layer, const char* name, size_t l) {
 Status resolve_x_type(int32_t x_type, std::vector<Layer>* layers) {
   if (x_type == 0) return {};
   TANDEM_TRY(check_storage_type("x_type", x_type));
-  if (x_type != TANDEM_F16 && x_type != TANDEM_BF16)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "x_type", "x_type = %d (%s): hidden states are kept as f16 or bf16", x_type,
-                find_dtype(x_type)->name);
+  const DtypeInfo& info = *find_dtype(x_type);
+  if (!is_hidden_type(info))
+    return fail(TANDEM_ERROR_UNSUPPORTED, "x_type",
+                "x_type = %d (%s): hidden states are kept as f16, bf16, q8_0, q4_0 or q4_64", x_type, info.name);
   bool is_any = false;
-  for (Layer& layer : *layers) {
+  for (size_t l = 0; l < layers->size(); ++l) {
+    Layer& layer = (*layers)[l];
     if (layer.projection == nullptr) continue;
     layer.x_type = x_type;
+    if (info.group > 0 && layer.hidden_dim() % kHiddenUnit != 0)
+      return fail(TANDEM_ERROR_UNSUPPORTED, "x_type",
+                  "x_type = %d (%s), but hidden_dim = %d is not a multiple of %d (layer %zu)", x_type, info.name,
+                  layer.hidden_dim(), kHiddenUnit, l);
     is_any = true;
   }
   if (is_any) return {};

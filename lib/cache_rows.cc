@@ -103,8 +103,8 @@ void write_task(void* context, int64_t task_idx, int32_t) {
     const int64_t token = task.first + i, slot = token % store.page_len();
     const int32_t page = task.sequence->pages[static_cast<size_t>(token / store.page_len())];
     if (rows.x != nullptr)
-      convert_row(cpu, rows.x->dtype, rows.x->row(rows.first_row + i, 0), layer.x_type,
-                  store.x_row(page, slot, task.layer_idx), layer.hidden_dim());
+      store_hidden(cpu, rows.x->dtype, rows.x->row(rows.first_row + i, 0), layer.x_type,
+                   store.x_row(page, slot, task.layer_idx), layer.hidden_dim());
     for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
       const Rows to = store.rows(page, slot, task.layer_idx, h);
       store_row(cpu, rows.k->dtype, rows.k->row(rows.first_row + i, h), stored_k(layer, to), layer.k_head_dim);
@@ -210,7 +210,7 @@ Status Cache::read_x(int64_t id, int32_t layer_idx, int64_t first, const TensorV
   TANDEM_TRY(find_tokens(id, layer_idx, first, x.n_tokens, &sequence));
   const Layer& layer = layers_[static_cast<size_t>(layer_idx)];
   for (int64_t t = first; t < first + x.n_tokens; ++t)
-    convert_row(engine_->cpu(), layer.x_type,
+    load_hidden(engine_->cpu(), layer.x_type,
                 store_.x_row(sequence->pages[static_cast<size_t>(t / page_len())], t % page_len(), layer_idx), x.dtype,
                 x.row(t - first, 0), layer.hidden_dim());
   return {};

@@ -83,4 +83,34 @@ void load_row(const Backend& cpu, const StoredRow& from, int32_t to_type, void* 
   narrow_row(cpu, values, to_type, to, n);
 }
 
+namespace {
+
+static_assert(kMaxRow % kHiddenUnit == 0);  // parts of a row have whole groups
+
+// f(first, n, codes, scales) for parts of a row of n numbers, as long as a row of K may be.
+template <class Byte, class F>
+void for_parts(int32_t dtype, Byte* row, int64_t n, F f) {
+  Byte* const scales = row + row_bytes(dtype, n);
+  for (int64_t first = 0; first < n; first += kMaxRow)
+    f(first, std::min(kMaxRow, n - first), row + row_bytes(dtype, first), scales + scale_bytes(dtype, first));
+}
+
+}  // namespace
+
+void store_hidden(const Backend& cpu, int32_t from_type, const void* from, int32_t to_type, void* row, int64_t n) {
+  if (!has_groups(to_type)) return convert_row(cpu, from_type, from, to_type, row, n);
+  for_parts(to_type, static_cast<std::byte*>(row), n, [&](int64_t first, int64_t m, std::byte* codes, std::byte* scales) {
+    store_row(cpu, from_type, static_cast<const std::byte*>(from) + row_bytes(from_type, first), {to_type, codes, scales},
+              m);
+  });
+}
+
+void load_hidden(const Backend& cpu, int32_t from_type, const void* row, int32_t to_type, void* to, int64_t n) {
+  if (!has_groups(from_type)) return convert_row(cpu, from_type, row, to_type, to, n);
+  auto* const begin = static_cast<std::byte*>(const_cast<void*>(row));  // only read
+  for_parts(from_type, begin, n, [&](int64_t first, int64_t m, std::byte* codes, std::byte* scales) {
+    load_row(cpu, {from_type, codes, scales}, to_type, static_cast<std::byte*>(to) + row_bytes(to_type, first), m);
+  });
+}
+
 }  // namespace tandem

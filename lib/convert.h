@@ -24,5 +24,8 @@ void convert_row(const Backend& cpu, int32_t from_type, const void* from, int32_
 // n: the row's elements, at most 576.
 void store_row(const Backend& cpu, int32_t from_type, const void* from, const StoredRow& to, int64_t n);
 void load_row(const Backend& cpu, const StoredRow& from, int32_t to_type, void* to, int64_t n);
+// Hidden states: of any length, whole groups, scales behind all of the codes.
+void store_hidden(const Backend& cpu, int32_t from_type, const void* from, int32_t to_type, void* row, int64_t n);
+void load_hidden(const Backend& cpu, int32_t from_type, const void* row, int32_t to_type, void* to, int64_t n);
 
 }  // namespace tandem

@@ -39,7 +39,7 @@ namespace tandem {
 // rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 6;
+inline constexpr uint32_t kDeviceAbi = 7;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -260,6 +260,8 @@ struct DeviceRebuild {
   int64_t page_bytes = 0;                   // from one page to the next
   const int64_t* page_positions = nullptr;  // where keys are rotated: of slot 0 of each page, in device memory
   void* workspace = nullptr;                // of rebuild_bytes(), 256-byte aligned
+  void* read = nullptr;                     // event, or null: recorded once x and page_positions have been read
+  void* writable = nullptr;                 // event, or null: it is waited for before pages are written to, not before that
 };
 
 // n_rows rows of row_bytes bytes, each a stride behind the one before. To device memory, from anywhere.

@@ -34,6 +34,13 @@ constexpr const DtypeInfo* find_dtype(int32_t dtype) {
 // q, o, lse and states come in these; K and V in all.
 constexpr bool is_tensor_float(int32_t dtype) { return dtype == TANDEM_F32 || dtype == TANDEM_F16 || dtype == TANDEM_BF16; }
 
+// Hidden states come in 16 bits, or in codes with scales; a row of the latter has whole groups of any type, so that each
+// begins at a multiple of 4 bytes.
+inline constexpr int32_t kHiddenUnit = 64;
+constexpr bool is_hidden_type(const DtypeInfo& info) {
+  return info.dtype == TANDEM_F16 || info.dtype == TANDEM_BF16 || info.group > 0;
+}
+
 // "f32, f16, ...", of all types.
 const char* storage_type_names();
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "lib/dtype.h"
 #include "lib/projection.h"
 #include "lib/rope.h"
 #include "tandem/tandem.h"
@@ -26,9 +27,11 @@ struct Layer {
   const float* sinks = nullptr;            // [n_q_heads] or null
   const RopeTable* rope = nullptr;         // null: keys are stored as they are to be used
   const Projection* projection = nullptr;  // null: nobody knows where K and V come from
-  int32_t x_type = 0;                      // of the hidden states that a cache keeps, f16 or bf16; 0: it keeps none
+  int32_t x_type = 0;                      // of the hidden states that a cache keeps; 0: it keeps none
   int32_t hidden_dim() const { return x_type != 0 ? projection->hidden_dim : 0; }  // of these
-  int64_t x_bytes() const { return int64_t{2} * hidden_dim(); }                    // of one
+  // Of one: its codes, and behind them, in types with groups, its scales.
+  int64_t x_bytes() const { return x_type == 0 ? 0 : x_code_bytes() + scale_bytes(x_type, hidden_dim()); }
+  int64_t x_code_bytes() const { return x_type == 0 ? 0 : row_bytes(x_type, hidden_dim()); }
 };
 
 }  // namespace tandem

@@ -70,7 +70,7 @@ type CacheOptions struct {
 	LayerKTypes     []Dtype // [n_layers] or nil: overrides KType per layer
 	LayerVTypes     []Dtype // [n_layers] or nil: overrides VType per layer
 	KRotation       int32   // RotationNone, ...
-	XType           Dtype   // F16 or BF16: hidden states of layers with a projection are kept too, every append brings them; 0: none
+	XType           Dtype   // F16, BF16, Q8_0, ...: hidden states of layers with a projection are kept too, and appends bring them; 0: none
 	LayerKRotations []int32 // [n_layers] or nil: overrides KRotation per layer
 }
 

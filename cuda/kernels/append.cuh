@@ -13,7 +13,7 @@
 //
 // Hidden states, where the layer keeps them, go to the host alone; they are long, and a warp takes kWarpRow numbers of one.
 //
-//   slot     x_at + row * row bytes
+//   slot     x_at + row * row bytes: codes, behind a row's codes its scales
 //
 // The first rows are on their way while a block waits for its slot.
 #pragma once
@@ -155,15 +155,19 @@ __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& 
 }
 
 __device__ inline void store_hidden(const AppendCall& call, const NewRow& row, std::byte* slot) {
-  const int64_t first = int64_t{row.token} * call.x_dim + row.head * kWarpRow;
-  const int dim = dim_of(call, row), bytes = 2 * kLaneNumbers;
+  std::byte* const to = slot + call.append.exchange.x_at + row.token * call.x_bytes;
+  const int dim = dim_of(call, row), first_four = row.head * kWarpRow / kLaneNumbers;
 #pragma unroll
   for (int j = 0; j < kFours; ++j) {
     float x[kLaneNumbers];
     widen_four(call.append.x.dtype, row.fours[j], x);
-    if (first_of_four(j) < dim)
-      store_codes(slot + call.append.exchange.x_at + 2 * (first + first_of_four(j)), round_four(call.x_type, x).codes,
-                  bytes);
+    const StoredFour stored = call.x_type == TANDEM_Q4_64 ? quantise_to_minimum(x) : round_four(call.x_type, x);
+    if (first_of_four(j) >= dim) continue;
+    const int four = first_four + first_of_four(j) / kLaneNumbers;
+    store_codes(to + four * call.x_four_bytes, stored.codes, call.x_four_bytes);
+    if (call.x_group_fours > 0 && four % call.x_group_fours == 0)
+      store_codes(to + call.x_scales_at + four / call.x_group_fours * call.x_scale_bytes, make_uint4(stored.scale, 0, 0, 0),
+                  call.x_scale_bytes);
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What comes before and after the products of rebuild(): hidden states normalised, and sums to rows of pages.
 //
-//   normalise   x [n_rows, dim], f16 or bf16  ->  norm(x), rounded to the weights' type; a block has a row
+//   normalise   x [n_rows, dim], as stored  ->  norm(x), rounded to the weights' type; a block has a row
 //   store       y [n_rows, n_heads, dim] f32  ->  + bias, rotated, rounded to the storage type as append() does, into pages
 //
 // Products leave them little room beside them, and wait for them: what they take of the device counts, not how long each
@@ -21,6 +21,7 @@ struct NormCall {
   void* to;
   const float *weight, *bias;  // or null
   int32_t dim, x_type, to_type;
+  int64_t x_bytes, x_scales_at;  // of a row of x; where its scales are in it
   int32_t norm;
   float eps;
 };
@@ -107,46 +108,104 @@ inline constexpr int kHeldEights = 4;
 
 __device__ inline int first_held(int j) { return (j * kNormWarps * 32 + static_cast<int>(threadIdx.x)) * kEight; }
 
-template <bool kIsBf16, class F>
-__device__ inline void for_eights(const uint4* row, int dim, const uint4 (&held)[kHeldEights], F f) {
-  Eight x;
+// A type of rows: eight numbers as they are there, which load() asks for and widen() makes numbers of.
+template <bool kIsBf16>
+struct Halves {
+  using Held = uint4;
+  __device__ static Held load(const std::byte* row, const std::byte*, int first) {
+    return *reinterpret_cast<const uint4*>(row + first * 2);
+  }
+  __device__ static void widen(const Held& held, Eight& x) { widen_eight<kIsBf16>(held, x); }
+};
+// d c: one scale for 32 codes of 8 bits, or of 4 less 8.
+template <bool kIsQ8>
+struct Scaled {
+  struct Held {
+    uint32_t codes[kIsQ8 ? 2 : 1];
+    uint32_t scale;
+  };
+  __device__ static Held load(const std::byte* row, const std::byte* scales, int first) {
+    Held held;
 #pragma unroll
-  for (int j = 0; j < kHeldEights; ++j)
-    if (first_held(j) < dim) {
-      widen_eight<kIsBf16>(held[j], x);
+    for (int i = 0; i < (kIsQ8 ? 2 : 1); ++i)
+      held.codes[i] = reinterpret_cast<const uint32_t*>(row)[first / (kIsQ8 ? 4 : 8) + i];
+    held.scale = reinterpret_cast<const uint16_t*>(scales)[first / 32];
+    return held;
+  }
+  __device__ static void widen(const Held& held, Eight& x) {
+    const float scale = from_f16(held.scale);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i)
+      x[i] = scale * static_cast<float>(kIsQ8 ? static_cast<int8_t>(held.codes[i / 4 % (kIsQ8 ? 2 : 1)] >> i % 4 * 8)
+                                              : static_cast<int>(held.codes[0] >> i * 4 & 15u) - 8);
+  }
+};
+// d c + m: a scale and a minimum for 64 codes of 4 bits.
+struct FromMinimum {
+  struct Held {
+    uint32_t codes, scales;
+  };
+  __device__ static Held load(const std::byte* row, const std::byte* scales, int first) {
+    return {reinterpret_cast<const uint32_t*>(row)[first / 8], reinterpret_cast<const uint32_t*>(scales)[first / 64]};
+  }
+  __device__ static void widen(const Held& held, Eight& x) {
+    const float scale = from_f16(held.scales & 0xffffu), minimum = from_f16(held.scales >> 16);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) x[i] = __fmaf_rn(scale, static_cast<float>(held.codes >> i * 4 & 15u), minimum);
+  }
+};
+
+// A row of x, of which a thread holds the beginning.
+template <class Type>
+struct HeldRow {
+  const std::byte *row, *scales;
+  int dim;
+  typename Type::Held held[kHeldEights];
+
+  __device__ explicit HeldRow(const NormCall& call)
+      : row(static_cast<const std::byte*>(call.x) + blockIdx.x * call.x_bytes),
+        scales(row + call.x_scales_at),
+        dim(call.dim) {
+#pragma unroll
+    for (int j = 0; j < kHeldEights; ++j)
+      if (first_held(j) < dim) held[j] = Type::load(row, scales, first_held(j));
+  }
+
+  template <class F>
+  __device__ void for_eights(F f) const {
+    Eight x;
+#pragma unroll
+    for (int j = 0; j < kHeldEights; ++j)
+      if (first_held(j) < dim) {
+        Type::widen(held[j], x);
+        f(first_held(j), x);
+      }
+    for (int j = kHeldEights; first_held(j) < dim; ++j) {
+      Type::widen(Type::load(row, scales, first_held(j)), x);
       f(first_held(j), x);
     }
-  for (int j = kHeldEights; first_held(j) < dim; ++j) {
-    widen_eight<kIsBf16>(row[first_held(j) / kEight], x);
-    f(first_held(j), x);
   }
-}
+};
 
-template <bool kIsBf16, bool kToBf16>
+template <class Type, bool kToBf16>
 __device__ inline void normalise_row(const NormCall& call, float* room) {
-  const uint4* const row = static_cast<const uint4*>(call.x) + int64_t{blockIdx.x} * (call.dim / kEight);
   uint4* const to = static_cast<uint4*>(call.to) + int64_t{blockIdx.x} * (call.dim / kEight);
-  uint4 held[kHeldEights];
-#pragma unroll
-  for (int j = 0; j < kHeldEights; ++j)
-    if (first_held(j) < call.dim) held[j] = row[first_held(j) / kEight];
+  const HeldRow<Type> row(call);
   float mean = 0.0f, scale = 1.0f;
   if (call.norm == TANDEM_NORM_LAYER) {
     float sum = 0.0f;
-    for_eights<kIsBf16>(row, call.dim, held, [&](int, const Eight& x) {
-      sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-    });
+    row.for_eights([&](int, const Eight& x) { sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7])); });
     mean = sum_of_block(sum, room) / static_cast<float>(call.dim);
   }
   if (call.norm != TANDEM_NORM_NONE) {
     float sum = 0.0f;
-    for_eights<kIsBf16>(row, call.dim, held, [&](int, const Eight& x) {
+    row.for_eights([&](int, const Eight& x) {
 #pragma unroll
       for (int i = 0; i < kEight; ++i) sum += (x[i] - mean) * (x[i] - mean);
     });
     scale = 1.0f / sqrtf(sum_of_block(sum, room) / static_cast<float>(call.dim) + call.eps);
   }
-  for_eights<kIsBf16>(row, call.dim, held, [&](int first, Eight& x) {
+  row.for_eights([&](int first, Eight& x) {
     Eight weight, bias;
     if (call.weight != nullptr) load_vector(call.weight, first, weight);
     if (call.bias != nullptr) load_vector(call.bias, first, bias);
@@ -160,14 +219,27 @@ __device__ inline void normalise_row(const NormCall& call, float* room) {
   });
 }
 
+template <class Type>
+__device__ inline void normalise_row_to(const NormCall& call, float* room) {
+  if (call.to_type == TANDEM_BF16) return normalise_row<Type, true>(call, room);
+  normalise_row<Type, false>(call, room);
+}
+
 __global__ void __launch_bounds__(32 * kNormWarps) norm_kernel(const __grid_constant__ NormCall call) {
   __shared__ float room[kNormWarps];
   begin_behind();
-  const bool is_bf16 = call.x_type == TANDEM_BF16, to_bf16 = call.to_type == TANDEM_BF16;
-  if (is_bf16 && to_bf16) return normalise_row<true, true>(call, room);
-  if (is_bf16) return normalise_row<true, false>(call, room);
-  if (to_bf16) return normalise_row<false, true>(call, room);
-  normalise_row<false, false>(call, room);
+  switch (call.x_type) {
+    case TANDEM_F16:
+      return normalise_row_to<Halves<false>>(call, room);
+    case TANDEM_BF16:
+      return normalise_row_to<Halves<true>>(call, room);
+    case TANDEM_Q8_0:
+      return normalise_row_to<Scaled<true>>(call, room);
+    case TANDEM_Q4_0:
+      return normalise_row_to<Scaled<false>>(call, room);
+    default:
+      return normalise_row_to<FromMinimum>(call, room);
+  }
 }
 
 // ---- store -------------------------------------------------------------------------------------------------------------

@@ -134,6 +134,39 @@ __device__ inline StoredFour quantise(const float (&x)[kLaneNumbers]) {
   return {make_uint4(codes, 0, 0, 0), to_f16(scale)};
 }
 
+// q4_64: a group is 16 lanes, all within the row; the scale, and above it the minimum. Of zeros with either sign the first
+// counts.
+__device__ inline StoredFour quantise_to_minimum(const float (&x)[kLaneNumbers]) {
+  float least = x[0], most = x[0];
+  bool is_finite = true;
+#pragma unroll
+  for (int i = 0; i < kLaneNumbers; ++i) {
+    is_finite = is_finite && isfinite(x[i]);
+    if (x[i] < least) least = x[i];
+    if (x[i] > most) most = x[i];
+  }
+#pragma unroll
+  for (unsigned mask = 1; mask < 16; mask *= 2) {
+    const float other_least = __shfl_xor_sync(~0u, least, mask), other_most = __shfl_xor_sync(~0u, most, mask);
+    const bool is_before = (threadIdx.x & mask) != 0;
+    if (other_least < least || (other_least == least && is_before)) least = other_least;
+    if (other_most > most || (other_most == most && is_before)) most = other_most;
+  }
+  const unsigned all_finite = __ballot_sync(~0u, is_finite), of_group = 0xffffu << threadIdx.x % 32 / 16 * 16;
+  const float scale = __fdiv_rn(__fsub_rn(most, least), 15.0f);
+  if ((all_finite & of_group) != of_group || !(fabsf(scale) < 65520.0f && fabsf(least) < 65520.0f))
+    return {make_uint4(0, 0, 0, 0), 0x7e007e00u};
+  const uint32_t d = to_f16(scale), m = to_f16(least);
+  const float exact = __fdiv_rn(1.0f, from_f16(d)), inverse = isfinite(exact) ? exact : 0.0f, minimum = from_f16(m);
+  uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < kLaneNumbers; ++i) {
+    const float y = __fadd_rn(__fmul_rn(__fsub_rn(x[i], minimum), inverse), 0.5f);
+    codes |= static_cast<uint32_t>(fmaxf(fminf(y, 15.0f), 0.0f)) << 4 * i;
+  }
+  return {make_uint4(codes, 0, 0, 0), d | m << 16};
+}
+
 // Of whole warps; numbers behind a row's last are 0.
 __device__ inline StoredFour round_four(int32_t type, const float (&x)[kLaneNumbers]) {
   switch (type) {

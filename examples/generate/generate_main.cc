@@ -289,6 +289,7 @@ Failure run(int argc, char** argv) {
         flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
   GENERATE_TRY(request.policy.routes.check(flags, request.engine, request.policy));
   request.engine.keeps_hidden = request.policy.routes.recomputes();
+  request.engine.x_type = request.policy.routes.x_type;
   request.engine.seed = request.sampling.seed;
   return serve(&request);
 }

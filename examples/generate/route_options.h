@@ -17,6 +17,7 @@ struct PolicyOptions;
 struct RouteOptions {
   std::string route;                              // empty: Tandem's default, "auto"
   double stream_share = -1, recompute_share = 0;  // of "host+stream", which needs it, and of "recompute"; 0: all
+  int32_t x_type = 0;                             // of the hidden states that "recompute" keeps; 0: 16 bits
   int64_t buffer_bytes = 0;                       // of each of two; 0: Tandem's default
   void declare(Flags* flags);
   // What goes with neither these options nor each other, by flag and value.

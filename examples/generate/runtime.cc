@@ -120,7 +120,7 @@ Failure Runtime::open(const EngineOptions& options) {
   cache_options_.k_type = options.k_type;
   cache_options_.v_type = options.v_type;
   cache_options_.k_rotation = options.k_rotation;
-  if (options.keeps_hidden) cache_options_.x_type = transformer_->hidden_type();
+  if (options.keeps_hidden) cache_options_.x_type = options.x_type != 0 ? options.x_type : transformer_->hidden_type();
   tandem_cache* cache = nullptr;
   GENERATE_TANDEM(tandem_cache_create(&cache, engine_.get(), model_.get(), &cache_options_, &error));
   cache_.reset(cache);

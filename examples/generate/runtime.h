@@ -41,6 +41,7 @@ struct EngineOptions {
   double resident_share = 0;          // of these, where they are on the host: what stays on the device all the same
   int32_t kv_place = kOnDevice;       // kOnHost: decode in calls of its own, K and V outside the window by a route
   bool keeps_hidden = false;          // the cache has the hidden states that K and V were made of
+  int32_t x_type = 0;                 // of these; 0: 16 bits, as products take them
   std::string shapes;                 // instead of a model: random weights of these shapes
   int64_t seed = 0;                   // of the weights
   bool progress = false;              // a progress bar on stderr even where that is no terminal

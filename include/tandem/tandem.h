@@ -268,8 +268,8 @@ typedef struct tandem_cache_options {
   const int32_t *layer_k_types;  /* [n_layers] or NULL: overrides k_type per layer */
   const int32_t *layer_v_types;  /* [n_layers] or NULL: overrides v_type per layer */
   int32_t k_rotation;            /* TANDEM_ROTATION_* */
-  int32_t x_type;                /* TANDEM_F16 or TANDEM_BF16: hidden states of layers with a projection are kept too, and every
-                                  * append brings them; 0: none are */
+  int32_t x_type;                /* f16, bf16, q8_0, q4_0 or q4_64: hidden states of layers with a projection are kept too, in this
+                                  * type, groups along hidden_dim, and every append brings them; 0: none are */
   const int32_t *layer_k_rotations;  /* [n_layers] or NULL: overrides k_rotation per layer */
 } tandem_cache_options;
 #define TANDEM_CACHE_OPTIONS_INIT \

@@ -64,10 +64,6 @@ Status RebuildBuffers::join() {
   return {};
 }
 
-Status RebuildBuffers::wait_for_pages() {
-  return call_device(device_, &DeviceTable::wait_event, lanes_[lane_idx()].freed, stream());
-}
-
 Status RebuildBuffers::take_pages_back(void* stream) {
   TANDEM_TRY(call_device(device_, &DeviceTable::record_event, lanes_[lane_idx()].freed, stream));
   ++n_pieces_;
@@ -108,14 +104,18 @@ Status RebuildBuffers::measure(const Layer& layer, const RebuildLayout& layout, 
   return {};
 }
 
-// Hidden states as devices find them: of numbers that are all alike they make products in less time.
+// Hidden states as devices find them: of numbers that are all alike they make products in less time. Words are numbers,
+// codes of any value, or scales.
 Status RebuildBuffers::put_numbers(const Layer& layer, const RebuildLayout& layout) {
   void* const stream = nullptr;
   std::vector<uint16_t> x(static_cast<size_t>(layout.n_rows() * layout.x_bytes / 2));
   uint32_t state = 1;
-  for (uint16_t& number : x) {
+  const bool is_coded = find_dtype(layer.x_type)->group > 0;
+  const auto row_words = static_cast<size_t>(layout.x_bytes / 2), n_codes = static_cast<size_t>(layer.x_code_bytes() / 2);
+  for (size_t i = 0; i < x.size(); ++i) {
     state = state * 1664525 + 1013904223;
-    number = static_cast<uint16_t>(0x3e00 | (state >> 16 & 0x81ff));  // up to 2, as f16 and as bf16
+    x[i] = static_cast<uint16_t>(state >> 16);
+    if (!is_coded || i % row_words >= n_codes) x[i] = static_cast<uint16_t>(0x3e00 | (x[i] & 0x81ff));  // up to 2 in 16 bits
   }
   TANDEM_TRY(call_device(device_, &DeviceTable::copy, x_->next(), x.data(), layout.n_rows() * layout.x_bytes, stream));
   if (layer.projection->rope != nullptr)

@@ -40,11 +40,12 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
     TANDEM_TRY(check_rebuilt(layers[l], l));
     RebuildLayout made;
     made.x_bytes = layers[l].x_bytes();
-    const int64_t least_bytes = RebuildLayout::kPageLen * made.x_bytes;
+    // As many as in 16 bits, whatever they are kept in: K, V and sums of a piece take several times its memory.
+    const int64_t least_bytes = RebuildLayout::kPageLen * 2 * layers[l].hidden_dim();
     made.n_pages = buffer_bytes / least_bytes;
     if (made.n_pages == 0)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
-                  "stream_buffer_bytes = %lld is less than the %lld bytes of %d hidden states",
+                  "stream_buffer_bytes = %lld is less than the %lld bytes of %d hidden states in 16 bits",
                   static_cast<long long>(buffer_bytes), static_cast<long long>(least_bytes), RebuildLayout::kPageLen);
     const PlaneBytes bytes = plane_bytes(layers[l]);
     for (int32_t p = 0; p < kPlanes; ++p) {
@@ -377,13 +378,15 @@ Status AttendCall::rebuild_piece(const DeviceProjection& projection, const Rebui
   const TraceRange range("rebuild", args_.layer_idx, "recompute");
   std::byte* x = nullptr;
   TANDEM_TRY(buffers.x().take(buffers.stream(), &x));
-  TANDEM_TRY(buffers.wait_for_pages());
   DeviceRebuild rebuild = buffers.call_of(layer_, layout, projection);
   rebuild.x = x;
   rebuild.n_rows = piece.n_pages * RebuildLayout::kPageLen;
-  rebuild.page_positions = reinterpret_cast<const int64_t*>(x + layout.positions_at());
+  if (layer_.projection->rope != nullptr)
+    rebuild.page_positions = reinterpret_cast<const int64_t*>(x + layout.positions_at());
+  rebuild.read = buffers.x().done_event();
+  rebuild.writable = buffers.pages_freed();
   TANDEM_TRY(call_device(session_.device_->device(), &DeviceTable::rebuild, &rebuild, buffers.stream()));
-  TANDEM_TRY(buffers.x().done_with(buffers.stream()));
+  buffers.x().done_by_event();
   return buffers.hand_pages(args_.stream);
 }
 

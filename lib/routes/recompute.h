@@ -16,7 +16,8 @@
 //
 // There are two lanes, streams of the session's own with pages and work space of their own, which pieces go to in turn: what
 // comes before and behind the products of one goes on beside those of the other, and so does the attention. A lane waits for
-// nothing of the caller's but the end of its piece before: calls return when all is on its way, so the first pieces of the
+// nothing of the caller's but for its pages, when it has sums to store there, and a buffer is free as soon as what it held
+// is normalised: bus and products do not wait for attention. Calls return when all is on its way, so the first pieces of the
 // next call, of another batch or layer, come and are rebuilt while the caller's stream still multiplies for this one, or
 // waits for other weights. In one piece a sequence has positions that follow each other, as its keys may be rotated by them;
 // where they are, these come behind the hidden states.
@@ -128,8 +129,7 @@ class RebuildBuffers {
   DeviceRebuild call_of(const Layer& layer, const RebuildLayout& layout, const DeviceProjection& projection) const;
   std::byte* pages() const { return memory_.data() + static_cast<int64_t>(lane_idx()) * lane_bytes_; }
   void* stream() const { return lanes_[lane_idx()].side->get(); }  // of the next piece
-  // What that is asked for next finds nobody at the pages.
-  Status wait_for_pages();
+  void* pages_freed() const { return lanes_[lane_idx()].freed; }   // event: nobody is at the pages of the next piece
   // What is asked of `stream` next finds the pages as they were rebuilt; those are rebuilt again behind what it was asked
   // for until take_pages_back(), with which the piece after is the next.
   Status hand_pages(void* stream) { return lanes_[lane_idx()].side->join(stream); }

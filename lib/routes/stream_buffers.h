@@ -30,6 +30,9 @@ class StreamBuffers {
   // The oldest that was sent is there, for what follows on `stream`; done_with() what was asked of it until then.
   Status take(void* stream, std::byte** piece);
   Status done_with(void* stream);
+  // The same for who records the event: what it was recorded behind has been done with the piece.
+  void* done_event() const { return freed_[place(n_taken_)]; }
+  void done_by_event() { ++n_taken_; }
   // Behind everything that was sent: *flag is 1. flag: the device's address.
   Status mark(std::byte* flag);
   // After a failure: nothing is under way in the buffers any more.

@@ -5,7 +5,7 @@
 
 #include "api_world.h"
 #include "reference/random.h"
-#include "reference/rounding.h"
+#include "reference/stored_row.h"
 
 using namespace tandem_test;
 
@@ -14,11 +14,13 @@ namespace {
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT, kUnsupported = TANDEM_ERROR_UNSUPPORTED;
 constexpr int32_t kHidden = 72;
 constexpr int64_t kXBytes = 2 * kHidden;
+constexpr int32_t kLongHidden = 704;  // more than a row of K may have, and whole groups
 
 // Layer 0 has a projection, layer 1 has none.
 struct HiddenWorld {
+  int32_t x_type, n_hidden;
   World world;
-  std::vector<uint16_t> w = std::vector<uint16_t>(static_cast<size_t>(kHidden) * kKvHeads * kDim, 0x3c00);
+  std::vector<uint16_t> w = std::vector<uint16_t>(static_cast<size_t>(kLongHidden) * kKvHeads * kDim, 0x3c00);
   tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;
   std::vector<tandem_layer_options> layers = std::vector<tandem_layer_options>(2, plain_layer());
   tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
@@ -26,13 +28,14 @@ struct HiddenWorld {
   tandem_cache* cache = nullptr;
   tandem_session* session = nullptr;
 
-  HiddenWorld() {
-    projection.hidden_dim = kHidden;
+  explicit HiddenWorld(int32_t kept_type = TANDEM_BF16, int32_t hidden_dim = kHidden)
+      : x_type(kept_type), n_hidden(hidden_dim) {
+    projection.hidden_dim = n_hidden;
     projection.w_type = TANDEM_F16;
     projection.w_k = projection.w_v = w.data();
     layers[0].projection = &projection;
     OK(tandem_model_create, &model, layers.data(), 2);
-    options.x_type = TANDEM_BF16;
+    options.x_type = x_type;
     options.page_tokens = 16;
     OK(tandem_cache_create, &cache, world.engine, model, &options);
     tandem_session_options session_options = TANDEM_SESSION_OPTIONS_INIT;
@@ -120,7 +123,9 @@ void refuses_x_types(void**) {
   check_all_refused(hidden.world, {{"unknown", name, kInvalid, "x_type", "77", create(hidden.model, 77)},
                                    {"negative", name, kInvalid, "x_type", "-1", create(hidden.model, -1)},
                                    {"f32", name, kUnsupported, "x_type", "f32", create(hidden.model, TANDEM_F32)},
-                                   {"q4_64", name, kUnsupported, "x_type", "q4_64", create(hidden.model, TANDEM_Q4_64)},
+                                   {"e4m3", name, kUnsupported, "x_type", "e4m3", create(hidden.model, TANDEM_E4M3)},
+                                   {"short group", name, kUnsupported, "x_type", "hidden_dim = 72 is not a multiple of 64",
+                                    create(hidden.model, TANDEM_Q4_64)},
                                    {"nobody's", name, kInvalid, "x_type", "no layer has a projection",
                                     create(hidden.world.model, TANDEM_F16)}});
   assert_null(cache);
@@ -222,19 +227,23 @@ class Tokens {
     to.tokens.resize(static_cast<size_t>(before + n_kept));
   }
   void check() const {
+    const int32_t n_hidden = hidden_.n_hidden;
     for (const One& one : all) {
       const auto n = static_cast<int64_t>(one.tokens.size());
-      Tensor got({std::max<int64_t>(n, 1), kHidden});
+      Tensor got({std::max<int64_t>(n, 1), n_hidden});
       got.view.shape[0] = n;
       OK(tandem_sequence_read_x, &got.view, hidden_.cache, one.id, 0, 0);
-      for (int64_t t = 0; t < n; ++t)
-        for (int32_t i = 0; i < kHidden; ++i) {
-          const double wanted =
-              reference::round_to(TANDEM_BF16, static_cast<double>(noise(i, one.tokens[static_cast<size_t>(t)])));
-          const float x = got.values[static_cast<size_t>(t * kHidden + i)];
-          if (static_cast<double>(x) != wanted)
-            fail_msg("token %lld, element %d: %g, not %g", static_cast<long long>(t), i, static_cast<double>(x), wanted);
+      for (int64_t t = 0; t < n; ++t) {
+        std::vector<double> wanted;
+        for (int32_t i = 0; i < n_hidden; ++i)
+          wanted.push_back(static_cast<double>(noise(i, one.tokens[static_cast<size_t>(t)])));
+        reference::round_row(hidden_.x_type, wanted.data(), n_hidden);
+        for (int32_t i = 0; i < n_hidden; ++i) {
+          const auto x = static_cast<double>(got.values[static_cast<size_t>(t * n_hidden + i)]);
+          if (const double y = wanted[static_cast<size_t>(i)]; x != y)
+            fail_msg("token %lld, element %d: %g, not %g", static_cast<long long>(t), i, x, y);
         }
+      }
     }
   }
 
@@ -244,10 +253,12 @@ class Tokens {
     for (int64_t i = 0; i < n; ++i) made.push_back(next_ += 7);
     return made;
   }
-  static Tensor rows(const std::vector<int64_t>& tokens) {
-    Tensor x({static_cast<int64_t>(tokens.size()), kHidden});
+  Tensor rows(const std::vector<int64_t>& tokens) const {
+    const int32_t n_hidden = hidden_.n_hidden;
+    Tensor x({static_cast<int64_t>(tokens.size()), n_hidden});
     for (size_t t = 0; t < tokens.size(); ++t)
-      for (int32_t i = 0; i < kHidden; ++i) x.values[t * kHidden + static_cast<size_t>(i)] = noise(i, tokens[t]);
+      for (int32_t i = 0; i < n_hidden; ++i)
+        x.values[t * static_cast<size_t>(n_hidden) + static_cast<size_t>(i)] = noise(i, tokens[t]);
     return x;
   }
 
@@ -255,48 +266,54 @@ class Tokens {
   int64_t next_ = 100;
 };
 
-void stay_with_their_tokens(void**) {
-  for (uint64_t seed = 1; seed <= 6; ++seed) {
-    const HiddenWorld hidden;
-    Tokens tokens(hidden);
-    reference::Random random(seed);
-    for (int step = 0; step < 60; ++step) {
-      Tokens::One& one = tokens.all[static_cast<size_t>(random.integer(0, static_cast<int64_t>(tokens.all.size()) - 1))];
-      const auto n = static_cast<int64_t>(one.tokens.size());
-      switch (random.integer(0, 7)) {
-        case 0:
-          tokens.append(one, random.integer(1, 50));
-          break;
-        case 1:
-        case 2:
-          tokens.attend(one, random.integer(1, 4));
-          break;
-        case 3:
-          tokens.speculate(one, random);
-          break;
-        case 4: {
-          if (tokens.all.size() > 6) break;
-          Tokens::One made{0, one.tokens};
-          OK(tandem_sequence_fork, &made.id, hidden.cache, one.id);
-          tokens.all.push_back(made);
-          break;
-        }
-        case 5:
-          one.tokens.resize(static_cast<size_t>(random.integer(n / 2, n)));
-          OK(tandem_sequence_truncate, hidden.cache, one.id, static_cast<int64_t>(one.tokens.size()));
-          break;
-        case 6: {
-          const int64_t first = random.integer(0, n), count = random.integer(0, n - first);
-          OK(tandem_sequence_remove, hidden.cache, one.id, first, count, 0);
-          one.tokens.erase(one.tokens.begin() + first, one.tokens.begin() + first + count);
-          break;
-        }
-        default:
-          tokens.create();
+void check_random_use(const HiddenWorld& hidden, uint64_t seed, int n_steps) {
+  Tokens tokens(hidden);
+  reference::Random random(seed);
+  for (int step = 0; step < n_steps; ++step) {
+    Tokens::One& one = tokens.all[static_cast<size_t>(random.integer(0, static_cast<int64_t>(tokens.all.size()) - 1))];
+    const auto n = static_cast<int64_t>(one.tokens.size());
+    switch (random.integer(0, 7)) {
+      case 0:
+        tokens.append(one, random.integer(1, 50));
+        break;
+      case 1:
+      case 2:
+        tokens.attend(one, random.integer(1, 4));
+        break;
+      case 3:
+        tokens.speculate(one, random);
+        break;
+      case 4: {
+        if (tokens.all.size() > 6) break;
+        Tokens::One made{0, one.tokens};
+        OK(tandem_sequence_fork, &made.id, hidden.cache, one.id);
+        tokens.all.push_back(made);
+        break;
       }
-      tokens.check();
+      case 5:
+        one.tokens.resize(static_cast<size_t>(random.integer(n / 2, n)));
+        OK(tandem_sequence_truncate, hidden.cache, one.id, static_cast<int64_t>(one.tokens.size()));
+        break;
+      case 6: {
+        const int64_t first = random.integer(0, n), count = random.integer(0, n - first);
+        OK(tandem_sequence_remove, hidden.cache, one.id, first, count, 0);
+        one.tokens.erase(one.tokens.begin() + first, one.tokens.begin() + first + count);
+        break;
+      }
+      default:
+        tokens.create();
     }
+    tokens.check();
   }
+}
+
+void stay_with_their_tokens(void**) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) check_random_use(HiddenWorld(), seed, 60);
+}
+
+void stay_what_their_type_makes_them(void**) {
+  for (const int32_t x_type : {TANDEM_F16, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64})
+    check_random_use(HiddenWorld(x_type, kLongHidden), static_cast<uint64_t>(x_type), 40);
 }
 
 // Of two sequences that differ in a hidden state alone.
@@ -317,18 +334,18 @@ void are_part_of_the_digest(void**) {
   assert_true(digests[0] != digests[2]);
 }
 
-void are_counted(void**) {
-  const HiddenWorld hidden;
+void check_counted(int32_t x_type, int32_t n_hidden, int64_t x_bytes) {
+  const HiddenWorld hidden(x_type, n_hidden);
   const int64_t kv_len = 3000;
   tandem_memory_plan with = TANDEM_MEMORY_PLAN_INIT, without = TANDEM_MEMORY_PLAN_INIT;
   OK(tandem_plan_memory, &with, hidden.world.engine, hidden.model, &hidden.options, nullptr, &kv_len, 1);
   tandem_cache_options none = hidden.options;
   none.x_type = 0;
   OK(tandem_plan_memory, &without, hidden.world.engine, hidden.model, &none, nullptr, &kv_len, 1);
-  assert_int_equal(with.x_token_bytes, kXBytes);
+  assert_int_equal(with.x_token_bytes, x_bytes);
   assert_int_equal(without.x_token_bytes, 0);
   assert_int_equal(with.kv_token_bytes, without.kv_token_bytes);
-  assert_true(with.host_kv_bytes - without.host_kv_bytes >= kv_len * kXBytes);
+  assert_true(with.host_kv_bytes - without.host_kv_bytes >= kv_len * x_bytes);
   assert_int_equal(with.device_weights_bytes, 0);
   int64_t id = 0;
   OK(tandem_sequence_create, &id, hidden.cache);
@@ -348,11 +365,22 @@ void are_counted(void**) {
   tandem_cache_release(cache);
 }
 
+void are_counted(void**) {
+  check_counted(TANDEM_BF16, kHidden, kXBytes);
+  check_counted(TANDEM_Q8_0, kLongHidden, kLongHidden / 32 * 34);
+  check_counted(TANDEM_Q4_0, kLongHidden, kLongHidden / 32 * 18);
+  check_counted(TANDEM_Q4_64, kLongHidden, kLongHidden / 64 * 36);
+}
+
 }  // namespace
 
 int main() {
-  const CMUnitTest tests[] = {cmocka_unit_test(refuses_projections),    cmocka_unit_test(refuses_x_types),
-                              cmocka_unit_test(refuses_tensors),        cmocka_unit_test(stay_with_their_tokens),
-                              cmocka_unit_test(are_part_of_the_digest), cmocka_unit_test(are_counted)};
+  const CMUnitTest tests[] = {cmocka_unit_test(refuses_projections),
+                              cmocka_unit_test(refuses_x_types),
+                              cmocka_unit_test(refuses_tensors),
+                              cmocka_unit_test(stay_with_their_tokens),
+                              cmocka_unit_test(stay_what_their_type_makes_them),
+                              cmocka_unit_test(are_part_of_the_digest),
+                              cmocka_unit_test(are_counted)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -380,8 +380,7 @@ void ExchangeCase::expect_append(int32_t batch) {
         expect_row(kPlaneV, numbers(v_, head), sequence, t, head);
       }
       if (options_.x_type != 0 && options_.has_rows)
-        reference::store_all(options_.x_type, numbers(x_, 0), x_.dim,
-                             to + append_call.exchange.x_at + (sequence.first_row + t) * layer_.x_bytes());
+        expect_hidden(numbers(x_, 0), to + append_call.exchange.x_at + (sequence.first_row + t) * layer_.x_bytes());
       for (int32_t head = 0; head < layer_.n_q_heads && sequence.has_host_part; ++head) {
         const int32_t group = layer_.group_size;
         const int64_t row = int64_t{sequence.first_row} * layer_.n_q_heads +
@@ -391,6 +390,10 @@ void ExchangeCase::expect_append(int32_t batch) {
       }
     }
   ++n_appended_;
+}
+
+void ExchangeCase::expect_hidden(const double* x, std::byte* row) const {
+  reference::store_row(options_.x_type, x, x_.dim, row, row + layer_.x_code_bytes());
 }
 
 void ExchangeCase::expect_states(uint64_t ticket) { write_states(ticket, slot(slots_, ticket)); }

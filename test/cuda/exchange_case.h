@@ -104,6 +104,7 @@ class ExchangeCase {
   void* own(const void* from, int64_t bytes);
   std::byte* slot(std::vector<std::byte>& slots, uint64_t ticket) const;
   void expect_row(int32_t plane, const double* numbers, const DeviceSequence& sequence, int32_t token, int32_t head);
+  void expect_hidden(const double* x, std::byte* row) const;
   void write_states(uint64_t ticket, std::byte* slot) const;
   State host_state(uint64_t ticket, int64_t row) const;
   std::vector<State> states_of(uint64_t ticket, const DeviceSequence& sequence, int32_t token, int32_t head) const;

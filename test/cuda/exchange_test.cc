@@ -13,6 +13,7 @@
 #include "exchange_case.h"
 #include "lib/dtype.h"
 #include "lib/lost_tickets.h"
+#include "reference/stored_row.h"
 #include "with_cmocka.h"
 
 namespace {
@@ -116,8 +117,9 @@ void without_rows_only_queries_go_out(void**) {
 void hidden_states_go_out_with_new_rows(void**) {
   uint64_t seed = 1;
   for (const int32_t tensor_type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16})
-    for (const int32_t x_type : {TANDEM_F16, TANDEM_BF16})
-      for (const int32_t hidden_dim : {8, 256, 776, 4096}) {
+    for (const int32_t x_type : {TANDEM_F16, TANDEM_BF16, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64})
+      for (const int32_t hidden_dim : {8, 256, 776, 832, 4096}) {
+        if (reference::has_groups(x_type) && hidden_dim % tandem::kHiddenUnit != 0) continue;
         ExchangeOptions options = options_of(TANDEM_BF16, 64, kRagged);
         options.tensor_type = tensor_type;
         options.x_type = x_type;

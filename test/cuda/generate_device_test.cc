@@ -228,11 +228,12 @@ RouteOptions route_of(const char* name) {
 }
 
 struct ByRoute : Opened {
-  static EngineOptions engine(const char* route, bool on_host) {
+  static EngineOptions engine(const char* route, bool on_host, int32_t x_type) {
     EngineOptions options = cuda_options();
     options.kv_place = kOnHost;
     options.weights_place = on_host ? kOnHost : kOnDevice;
     options.keeps_hidden = route_of(route).recomputes();
+    options.x_type = x_type;
     options.chunk_tokens = 128;
     return options;
   }
@@ -241,8 +242,8 @@ struct ByRoute : Opened {
     options.routes = route_of(route);
     return options;
   }
-  explicit ByRoute(const char* route, bool weights_on_host = false)
-      : Opened(engine(route, weights_on_host), policy(route)) {}
+  explicit ByRoute(const char* route, bool weights_on_host = false, int32_t x_type = 0)
+      : Opened(engine(route, weights_on_host, x_type), policy(route)) {}
   tandem_session_stats stats() const {
     tandem_session_stats stats;
     require(session_stats(session.get(), &stats));
@@ -284,6 +285,39 @@ void every_route_gives_golden_logits(void**) {
     assert_true(most <= gate && most_decoded <= gate);
     check_served(opened, route);
     check_served(decoded, route);
+  }
+}
+
+// Bits per token that are lost by expecting what these logits say where those are right.
+double divergence(const float* logits, const float* right) {
+  double sums[2] = {}, most[2] = {-INFINITY, -INFINITY}, bits = 0.0;
+  const float* rows[] = {logits, right};
+  for (size_t r = 0; r < 2; ++r) {
+    for (int i = 0; i < 256; ++i) most[r] = std::max(most[r], static_cast<double>(rows[r][i]));
+    for (int i = 0; i < 256; ++i) sums[r] += std::exp(static_cast<double>(rows[r][i]) - most[r]);
+  }
+  for (int i = 0; i < 256; ++i) {
+    const double p = static_cast<double>(right[i]) - most[1] - std::log(sums[1]),
+                 q = static_cast<double>(logits[i]) - most[0] - std::log(sums[0]);
+    bits += std::exp(p) * (p - q) / std::log(2.0);
+  }
+  return bits;
+}
+
+// All but 64 of 1,024 keys are made of them, in each layer.
+void hidden_states_may_be_codes(void**) {
+  const Golden golden;
+  for (const auto& [x_type, gate] : {std::pair{TANDEM_Q8_0, 1e-4}, {TANDEM_Q4_64, 0.01}, {TANDEM_Q4_0, 0.01}}) {
+    ByRoute opened("recompute", false, x_type);
+    require(opened.runtime.append(&opened.context, golden.prompt));
+    const float* const logits = opened.runtime.logits(128 - 32, 32);
+    double bits = 0.0;
+    for (int64_t i = 0; i < 32; ++i)
+      bits += divergence(logits + i * 256, &golden.logits[static_cast<size_t>(i * 256)]) / 32.0;
+    print_message("hidden states in %s: logits differ by at most %.2e, %.2e bits lost\n", tandem_dtype_name(x_type),
+                  max_difference(logits, golden.logits.data(), 32 * 256), bits);
+    assert_true(bits >= 0.0 && bits <= gate);
+    check_served(opened, "recompute");
   }
 }
 
@@ -346,6 +380,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(memory_is_as_planned),
       cmocka_unit_test(steps_are_timed_and_compared),
       cmocka_unit_test(every_route_gives_golden_logits),
+      cmocka_unit_test(hidden_states_may_be_codes),
       cmocka_unit_test(every_route_gives_the_same_text),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include "hybrid_case.h"
+#include "reference/stored_row.h"
 
 namespace tandem::test {
 
@@ -78,13 +79,15 @@ struct OptLayer {
   std::vector<__half> w_k, w_v, x, k, v;
   std::vector<float> b;
 
-  explicit OptLayer(const Geometry& of) : geometry(of) {
+  // x_type: which of the hidden states can be told apart.
+  explicit OptLayer(const Geometry& of, int32_t x_type = TANDEM_F16) : geometry(of) {
     const int64_t n_out = int64_t{of.n_heads} * kHeadDim, hidden = of.hidden;
     const float size = 1.0f / std::sqrt(static_cast<float>(hidden));
     w_k = random_halves(n_out * hidden, size, 1);
     w_v = random_halves(n_out * hidden, size, 2);
     for (int64_t i = 0; i < n_out; ++i) b.push_back(0.01f * static_cast<float>(i % 17 - 8));
     x = random_halves(kUniqueTokens * hidden, 2.0f, 3);
+    if (x_type != TANDEM_F16) round_rows(x_type);
     const OnDevice<__half> x_there(x), w_k_there(w_k), w_v_there(w_v), normed(x);
     const OnDevice<float> b_there(b);
     normalise<<<(kUniqueTokens + 63) / 64, 64>>>(x_there.data, normed.data, of.hidden, kUniqueTokens);
@@ -99,6 +102,16 @@ struct OptLayer {
     for (std::vector<__half>* rows : {&x, &k, &v}) {
       rows->reserve(2 * rows->size());
       std::copy_n(rows->begin(), rows->size(), std::back_inserter(*rows));
+    }
+  }
+
+ private:
+  void round_rows(int32_t x_type) {
+    std::vector<double> row(static_cast<size_t>(geometry.hidden));
+    for (auto first = x.begin(); first != x.end(); first += geometry.hidden) {
+      std::transform(first, first + geometry.hidden, row.begin(), [](__half one) { return __half2float(one); });
+      reference::round_row(x_type, row.data(), geometry.hidden);
+      std::transform(row.begin(), row.end(), first, [](double one) { return __double2half(one); });
     }
   }
 };

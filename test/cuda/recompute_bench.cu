@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Decode steps over caches in host memory, keys streamed or made of hidden states: milliseconds of an attention layer.
 //
-//   recompute_bench MODULE [threads [lengths [shares [buffers [geometries [batch [window [layers]]]]]]]]
-//     lists with commas; buffers in MiB
+//   recompute_bench MODULE [threads [lengths [shares [buffers [geometries [batch [window [layers [x_type]]]]]]]]]
+//     lists with commas; buffers in MiB; x_type: f16, q8_0, q4_0 or q4_64
 //
 // A step is a call for each layer, one after the other as in a model, and what is told is the time of one of them; "alone"
 // is that of a call that nothing goes before or comes behind, where no copy is ahead of its queries.
@@ -27,7 +27,7 @@ class Sequences {
   int64_t length = 0;
   int32_t n_layers = 1;
 
-  Sequences(tandem_engine* engine, OptLayer& layer, int64_t batch, int64_t most, int32_t layers)
+  Sequences(tandem_engine* engine, OptLayer& layer, int64_t batch, int64_t most, int32_t layers, int32_t x_type)
       : length(most), n_layers(layers) {
     const Geometry& g = layer.geometry;
     tandem_layer_projection projection = projection_of(layer);
@@ -40,7 +40,8 @@ class Sequences {
     const std::vector<tandem_layer_options> alike(static_cast<size_t>(n_layers), options);
     TANDEM(tandem_model_create, &model, alike.data(), n_layers);
     tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
-    cache_options.k_type = cache_options.x_type = TANDEM_F16;
+    cache_options.k_type = TANDEM_F16;
+    cache_options.x_type = x_type;
     TANDEM(tandem_cache_create, &cache, engine, model, &cache_options);
     for (int64_t i = 0; i < batch; ++i) {
       int64_t id = 0;
@@ -95,7 +96,8 @@ struct Step {
 };
 
 struct Measured {
-  double us = 0.0, alone_us = 0.0, bytes = 0.0, planned_us = 0.0, x_bytes = 0.0;  // of a layer
+  double us = 0.0, alone_us = 0.0, bytes = 0.0, x_bytes = 0.0;  // of a layer
+  double planned_us = 0.0, bus_us = 0.0, device_us = 0.0;       // as the plan has it
   std::vector<__half> o;
 };
 
@@ -136,6 +138,8 @@ Measured time_route(Sequences& on, const Step& step, tandem_session_options opti
   const std::vector<int64_t> lengths(on.ids.size(), on.length + 1);
   TANDEM(tandem_plan, &plan, session, on.n_layers - 1, lengths.data(), nullptr, static_cast<int64_t>(lengths.size()));
   measured.planned_us = static_cast<double>(plan.total_ns) * 1e-3;
+  measured.bus_us = static_cast<double>(plan.bus_ns) * 1e-3;
+  measured.device_us = static_cast<double>(plan.device_ns) * 1e-3;
   tandem_session_release(session);
   measured.us = median({times.begin() + kWarm, times.end()});
   measured.alone_us = median({alone.begin() + kWarm, alone.end()});
@@ -166,9 +170,10 @@ void measure(Sequences& on, const Step& step, const Geometry& g, const Wanted& w
       std::printf("%s: relative distance %.2e from the CPU's answer\n", options.route, error);
       std::exit(1);
     }
-    std::printf("  %s %.2f %7.3f ms (planned %.2f, alone %.3f) %5.1f GB/s, %.0f MB of x, error %.0e", options.route,
-                options.recompute_share, got.us * 1e-3, got.planned_us / got.us, got.alone_us * 1e-3,
-                got.bytes / got.us * 1e-3, got.x_bytes * 1e-6, error);
+    std::printf(
+        "\n    %-9s %.2f %7.3f ms (planned %.2f: bus %.3f, device %.3f), alone %.3f, %5.1f GB/s, %.0f MB of x, error %.0e",
+        options.route, options.recompute_share, got.us * 1e-3, got.planned_us / got.us, got.bus_us * 1e-3,
+        got.device_us * 1e-3, got.alone_us * 1e-3, got.bytes / got.us * 1e-3, got.x_bytes * 1e-6, error);
     return got.us;
   };
   double best_stream = INFINITY, best = INFINITY;
@@ -195,10 +200,18 @@ void measure(Sequences& on, const Step& step, const Geometry& g, const Wanted& w
 
 }  // namespace
 
+int32_t dtype_of(const std::string& name) {
+  for (int32_t dtype = 1; tandem_dtype_name(dtype) != nullptr; ++dtype)
+    if (name == tandem_dtype_name(dtype)) return dtype;
+  std::fprintf(stderr, "recompute_bench: %s is no storage type\n", name.c_str());
+  std::exit(2);
+}
+
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr,
-                 "recompute_bench MODULE [threads [lengths [shares [buffers [geometries [batch [window [layers]]]]]]]]\n");
+    std::fprintf(
+        stderr,
+        "recompute_bench MODULE [threads [lengths [shares [buffers [geometries [batch [window [layers [x_type]]]]]]]]]\n");
     return 2;
   }
   tandem_engine* engine = make_engine(argv[1], argc > 2 ? std::atoi(argv[2]) : 0);
@@ -211,11 +224,11 @@ int main(int argc, char** argv) {
   const std::vector<std::string> names = words_of(argc > 6 ? argv[6] : "opt-6.7b,opt-13b");
   const int64_t batch = argc > 7 ? std::atoll(argv[7]) : 64;
   wanted.window = argc > 8 ? std::atoll(argv[8]) : 16;
-  const int32_t n_layers = argc > 9 ? std::atoi(argv[9]) : 4;
+  const int32_t n_layers = argc > 9 ? std::atoi(argv[9]) : 4, x_type = argc > 10 ? dtype_of(argv[10]) : TANDEM_F16;
   for (const Geometry& geometry : kGeometries) {
     if (std::find(names.begin(), names.end(), geometry.name) == names.end()) continue;
-    OptLayer layer(geometry);
-    Sequences sequences(engine, layer, batch, lengths[0], n_layers);
+    OptLayer layer(geometry, x_type);
+    Sequences sequences(engine, layer, batch, lengths[0], n_layers, x_type);
     const Step step(layer, batch);
     for (const int64_t length : lengths) {
       sequences.truncate(length);

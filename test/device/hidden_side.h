@@ -7,6 +7,7 @@
 
 #include "device/device_side.h"
 #include "reference/rounding.h"
+#include "reference/stored_row.h"
 
 namespace tandem_test {
 
@@ -17,8 +18,13 @@ inline constexpr int64_t kBuffer = 128 * kXBytes * 3 / 2;  // a page of hidden s
 // Weights, and what comes of hidden states.
 class Projected {
  public:
-  explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER, int64_t seed = 71)
-      : w_k_({kKvHeads * kDim, kHidden}, seed), w_v_({kKvHeads * kDim, kHidden}, seed + 1), b_({kKvHeads * kDim}, seed + 2) {
+  explicit Projected(int32_t k_rope = 0, int32_t norm = TANDEM_NORM_LAYER, int64_t seed = 71,
+                     int32_t kept_type = TANDEM_BF16)
+      : x_type(kept_type),
+        x_bytes(reference::code_bytes(kept_type, kHidden) + reference::scale_bytes(kept_type, kHidden)),
+        w_k_({kKvHeads * kDim, kHidden}, seed),
+        w_v_({kKvHeads * kDim, kHidden}, seed + 1),
+        b_({kKvHeads * kDim}, seed + 2) {
     for (Tensor* w : {&w_k_, &w_v_}) {
       std::vector<uint16_t>& bits = w == &w_k_ ? bits_k_ : bits_v_;
       for (float& x : w->values) {
@@ -57,6 +63,8 @@ class Projected {
   }
   std::vector<float> values(const std::vector<float>& x) const { return make(x, w_v_.values); }
 
+  const int32_t x_type;  // as which hidden states are kept
+  const int64_t x_bytes;
   tandem_layer_projection options;
 
  private:
@@ -65,7 +73,7 @@ class Projected {
     for (size_t row = 0; row < x.size() / kHidden; ++row) {
       std::vector<double> one(x.begin() + static_cast<std::ptrdiff_t>(row * kHidden),
                               x.begin() + static_cast<std::ptrdiff_t>((row + 1) * kHidden));
-      reference::round_all(TANDEM_BF16, one.data(), kHidden);  // as they are kept
+      reference::round_row(x_type, one.data(), kHidden);
       double mean = 0.0, square = 0.0;
       for (const double number : one) mean += number / kHidden;
       for (const double number : one) square += (number - mean) * (number - mean) / kHidden;
@@ -111,7 +119,7 @@ struct Rebuilding : Side {
     layer.projection = &projected.options;
     OK(tandem_model_create, &model, &layer, 1);
     tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
-    options.x_type = TANDEM_BF16;
+    options.x_type = projected.x_type;
     options.host_cap_bytes = host_cap_bytes;
     OK(tandem_cache_create, &cache, engine, model, &options);
     OK(tandem_session_create, &session, cache, &session_options);

@@ -59,35 +59,45 @@ void refuses(void**) {
   refuse_step(side);
 }
 
-// Appends and single queries over hosts of many pieces, wholly and partly rebuilt, from a device that is late: every byte is
-// counted, and nothing is the CPU's.
+// Appends and single queries over a host of many pieces, of which a share is rebuilt: every byte is counted, and nothing is
+// the CPU's.
+void check_rebuilt(const Projected& projected, double share, int64_t buffer) {
+  const Rebuilding side(projected, share, buffer), twin(projected, 1.0, kBuffer, false);
+  int64_t bytes = 0, x_bytes = 0, n_parts = 0, length = 0, seed = 1;
+  for (const int64_t n : {200, 1, 1, 30, 130, 600, 1}) {
+    attend_twins(projected, side, twin, n, seed++);
+    for (int64_t left = n; left > 0; left -= 512) {  // in chunks of 512
+      const int64_t outside = outside_of(length);
+      const int64_t rebuilt = rebuilt_of(outside, share);
+      x_bytes += rebuilt * projected.x_bytes;
+      bytes += (outside - rebuilt) * kTokenBytes;
+      n_parts += outside > 0 ? 1 : 0;
+      length += std::min<int64_t>(left, 512);
+    }
+  }
+  const tandem_session_stats stats = side.stats();
+  assert_int_equal(stats.streamed_x_bytes, x_bytes);
+  assert_int_equal(stats.streamed_kv_bytes, bytes);
+  assert_int_equal(stats.n_stream_parts, n_parts);
+  assert_int_equal(stats.n_host_parts, 0);
+  controls.set_delay(0);
+  assert_true(side.digest() == twin.digest());  // hidden states that came through the device are those of the host
+}
+
+// Also from a device that is late.
 void rebuilds_what_is_outside(void**) {
   for (const int32_t rope : {0, TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED})
     for (const double share : {1.0, 0.3})
       for (const int64_t buffer : {kBuffer, 5 * kBuffer}) {
-        const Projected projected(rope, rope == TANDEM_ROPE_HALVES ? TANDEM_NORM_NONE : TANDEM_NORM_LAYER);
-        const Rebuilding side(projected, share, buffer), twin(projected, 1.0, kBuffer, false);
         controls.set_delay(buffer == kBuffer ? 50'000 : 0);
-        int64_t bytes = 0, x_bytes = 0, n_parts = 0, length = 0, seed = 1;
-        for (const int64_t n : {200, 1, 1, 30, 130, 600, 1}) {
-          attend_twins(projected, side, twin, n, seed++);
-          for (int64_t left = n; left > 0; left -= 512) {  // in chunks of 512
-            const int64_t outside = outside_of(length);
-            const int64_t rebuilt = rebuilt_of(outside, share);
-            x_bytes += rebuilt * kXBytes;
-            bytes += (outside - rebuilt) * kTokenBytes;
-            n_parts += outside > 0 ? 1 : 0;
-            length += std::min<int64_t>(left, 512);
-          }
-        }
-        const tandem_session_stats stats = side.stats();
-        assert_int_equal(stats.streamed_x_bytes, x_bytes);
-        assert_int_equal(stats.streamed_kv_bytes, bytes);
-        assert_int_equal(stats.n_stream_parts, n_parts);
-        assert_int_equal(stats.n_host_parts, 0);
-        controls.set_delay(0);
-        assert_true(side.digest() == twin.digest());  // hidden states that came through the device are those of the host
+        check_rebuilt(Projected(rope, rope == TANDEM_ROPE_HALVES ? TANDEM_NORM_NONE : TANDEM_NORM_LAYER), share, buffer);
       }
+}
+
+void rebuilds_from_every_type(void**) {
+  for (const int32_t x_type : {TANDEM_F16, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64})
+    for (const int32_t norm : {TANDEM_NORM_NONE, TANDEM_NORM_LAYER})
+      for (const double share : {1.0, 0.3}) check_rebuilt(Projected(TANDEM_ROPE_HALVES, norm, 71, x_type), share, kBuffer);
 }
 
 // Keys of the store that are others than hidden states say are not attended.
@@ -298,8 +308,8 @@ void batches(void**) {
   assert_true(counts.n_rebuilt - n_rebuilt <= 3);
 }
 
-void takes_what_is_planned(void**) {
-  const Projected projected(TANDEM_ROPE_HALVES);
+void check_planned(int32_t x_type) {
+  const Projected projected(TANDEM_ROPE_HALVES, TANDEM_NORM_LAYER, 71, x_type);
   for (const double share : {1.0, 0.5})
     for (const auto& [length, appended] : {std::pair<int64_t, int64_t>{200, 1}, {1000, 1}, {1000, 40}, {1400, 700}}) {
       const Rebuilding side(projected, share);
@@ -312,16 +322,20 @@ void takes_what_is_planned(void**) {
       tandem_session_options options = route_options(share);
       options.append_tokens = appended;
       tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
-      cache.x_type = TANDEM_BF16;
+      cache.x_type = x_type;
       OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &options, &length, 1);
       tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
       OK(tandem_cache_get_stats, &stats, side.cache);
-      assert_int_equal(plan.x_token_bytes, kXBytes);
+      assert_int_equal(plan.x_token_bytes, projected.x_bytes);
       assert_int_equal(stats.host_kv_bytes, plan.host_kv_bytes);
-      assert_true(plan.host_kv_bytes >= 2048 * (kXBytes + kTokenBytes));
+      assert_true(plan.host_kv_bytes >= 2048 * (projected.x_bytes + kTokenBytes));
       assert_held(side, plan);
       assert_true(plan.device_weights_bytes > 2 * 2 * kHidden * kKvHeads * kDim);
     }
+}
+
+void takes_what_is_planned(void**) {
+  for (const int32_t x_type : {TANDEM_BF16, TANDEM_Q4_64}) check_planned(x_type);
 }
 
 // Whatever fails while a call gets under way: it says so, nothing has grown, and the next try succeeds.
@@ -379,6 +393,7 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(refuses, forget),
       cmocka_unit_test_teardown(rebuilds_what_is_outside, forget),
+      cmocka_unit_test_teardown(rebuilds_from_every_type, forget),
       cmocka_unit_test_teardown(attends_what_it_has_made, forget),
       cmocka_unit_test_teardown(sequences_share_copies, forget),
       cmocka_unit_test_teardown(follows_its_sequences, forget),

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "device/stand_in.h"
 #include "device/stand_in_memory.h"
@@ -28,7 +29,11 @@ bool perform(const tandem::DeviceAttend& call);
 bool perform(const tandem::DeviceMerge& call);
 bool perform(const tandem::DeviceObserve& call);
 bool perform(const tandem::DeviceAccumulate& call);
-bool perform(const tandem::DeviceRebuild& call);
+
+// A rebuild in two steps: what the products take, and the rows that come of it.
+using HiddenRows = std::vector<std::vector<double>>;
+HiddenRows read_hidden(const tandem::DeviceRebuild& call);
+void write_rebuilt(const tandem::DeviceRebuild& call, const HiddenRows& x);
 
 // What a device has no kernels for is refused, by its field.
 void check_layer(const tandem::Layer& layer);

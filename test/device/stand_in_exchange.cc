@@ -140,7 +140,8 @@ void hand_over_hidden(const DeviceAppend& call, const DeviceSequence& sequence, 
   for (int32_t t = 0; t < sequence.q_len && dim > 0; ++t) {
     const int64_t row = sequence.first_row + t;
     reference::load_all(call.x.dtype, row_at(call.x, row, 0, dim, kNotInX), dim, x.data());
-    reference::store_all(call.layer->x_type, x.data(), dim, slot + call.exchange.x_at + row * call.layer->x_bytes());
+    std::byte* const codes = slot + call.exchange.x_at + row * call.layer->x_bytes();
+    reference::store_row(call.layer->x_type, x.data(), dim, codes, codes + call.layer->x_code_bytes());
   }
 }
 

@@ -370,7 +370,25 @@ int64_t rebuild_bytes(void*, const Layer* layer, int64_t n_rows) { return rebuil
 
 int32_t rebuild(void*, const DeviceRebuild* call, void* stream, DeviceError* error) {
   counts.n_rebuilt_rows += call->n_rows;
-  return submit(kRebuild, call, &counts.n_rebuilt, stream, error);
+  return guarded(kRebuild, error, [&] {
+    stand_in::check(*call);
+    const auto rows = std::make_shared<HiddenRows>();
+    const auto submit_step = [&, layer = *call->layer](auto step) {
+      find_stream(stream)->submit([copy = *call, layer, rows, step]() mutable {
+        copy.layer = &layer;
+        step(copy, *rows);
+      });
+    };
+    submit_step([](const DeviceRebuild& one, HiddenRows& x) { x = read_hidden(one); });
+    const bool is_read_early = call->page_positions == nullptr;
+    if (is_read_early && call->read != nullptr) find_event(call->read)->record(*find_stream(stream));
+    if (call->writable != nullptr) find_event(call->writable)->wait_in(*find_stream(stream));
+    submit_step([](const DeviceRebuild& one, HiddenRows& x) {
+      write_rebuilt(one, x);
+      ++counts.n_rebuilt;
+    });
+    if (!is_read_early && call->read != nullptr) find_event(call->read)->record(*find_stream(stream));
+  });
 }
 
 constexpr DeviceTable kTable = {

@@ -24,8 +24,8 @@ std::vector<double> products_row(const DeviceRebuild& call, int64_t row) {
   const Projection& projection = *call.layer->projection;
   const auto dim = static_cast<size_t>(projection.hidden_dim);
   std::vector<double> x(dim);
-  reference::load_all(call.layer->x_type, static_cast<const std::byte*>(call.x) + row * call.layer->x_bytes(),
-                      projection.hidden_dim, x.data());
+  const std::byte* const codes = static_cast<const std::byte*>(call.x) + row * call.layer->x_bytes();
+  reference::load_row(call.layer->x_type, codes, codes + call.layer->x_code_bytes(), projection.hidden_dim, x.data());
   double mean = 0.0, square = 0.0, scale = 1.0;
   if (projection.norm == TANDEM_NORM_LAYER)
     for (const double one : x) mean += one / static_cast<double>(dim);
@@ -69,7 +69,7 @@ struct Target {
   }
 };
 
-void rebuild_plane(const DeviceRebuild& call, const std::vector<std::vector<double>>& x, const Target& target) {
+void rebuild_plane(const DeviceRebuild& call, const HiddenRows& x, const Target& target) {
   const Layer& layer = *call.layer;
   const int64_t n_out = int64_t{layer.n_kv_heads} * target.dim;
   const bool is_k = target.plane == kPlaneK;
@@ -98,7 +98,7 @@ void check_vector(const float* vector, int64_t n) {
 
 }  // namespace
 
-int64_t rebuild_work_bytes(const Layer& layer, int64_t n_rows) { return 256 + n_rows * layer.x_bytes(); }
+int64_t rebuild_work_bytes(const Layer& layer, int64_t n_rows) { return 256 + 2 * n_rows * layer.hidden_dim(); }
 
 void check_rebuilt(const Layer& layer) {
   check_layer(layer);
@@ -128,14 +128,17 @@ void check(const DeviceRebuild& call) {
   on_device(call.page_positions, 8 * n_pages, "positions of pages are no device memory");
 }
 
-bool perform(const DeviceRebuild& call) {
+HiddenRows read_hidden(const DeviceRebuild& call) {
+  HiddenRows x;
+  for (int64_t row = 0; row < call.n_rows; ++row) x.push_back(products_row(call, row));
+  return x;
+}
+
+void write_rebuilt(const DeviceRebuild& call, const HiddenRows& x) {
   const Layer& layer = *call.layer;
   std::memset(call.workspace, 0xff, static_cast<size_t>(rebuild_work_bytes(layer, call.n_rows)));
-  std::vector<std::vector<double>> x;
-  for (int64_t row = 0; row < call.n_rows; ++row) x.push_back(products_row(call, row));
   rebuild_plane(call, x, {call, kPlaneK, layer.k_head_dim, layer.k_type});
   rebuild_plane(call, x, {call, kPlaneV, layer.v_head_dim, layer.v_type});
-  return true;
 }
 
 }  // namespace stand_in

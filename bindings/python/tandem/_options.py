@@ -29,7 +29,8 @@ class CacheOptions(TypedDict, total=False):
     layer_k_rotations : sequence of str
         One per layer, in place of ``k_rotation``.
     x_type : str
-        ``"f16"`` or ``"bf16"``: hidden states of layers with a projection are kept too, and every append brings them.
+        ``"f16"``, ``"bf16"``, ``"q8_0"``, ``"q4_0"`` or ``"q4_64"``: hidden states of layers with a projection are kept too,
+        in this type, and every append brings them.
     """
 
     k_type: str

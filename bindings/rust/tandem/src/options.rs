@@ -247,7 +247,8 @@ pub struct CacheOptions {
     pub k_rotation: Rotation,
     /// `[n_layers]`: overrides `k_rotation` per layer.
     pub layer_k_rotations: Option<Vec<Rotation>>,
-    /// f16 or bf16: hidden states of layers with a projection are kept too, and every append brings them; `None`: none are.
+    /// f16, bf16, q8_0, q4_0 or q4_64: hidden states of layers with a projection are kept too, in this type, and every append
+    /// brings them; `None`: none are.
     pub x_type: Option<Dtype>,
 }
 
