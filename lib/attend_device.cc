@@ -272,7 +272,7 @@ void AttendCall::begin_task(HandOverTask* task) const {
   task->pieces.clear();
   task->rebuilt.clear();
   task->pieces_at = 0;
-  task->streamed = task->sent_hidden = nullptr;
+  task->streamed = task->sent_hidden = task->merged = nullptr;
   task->streamed_x_bytes = 0;
   task->part = {};
   task->is_cut = false;
@@ -522,7 +522,8 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
     attend.lse_head_stride = 1;
     TANDEM_TRY(attend_window(attend, false));
     if (task != nullptr) TANDEM_TRY(attend_moved(attend, *task));
-    return merge_and_observe(append);
+    TANDEM_TRY(merge_and_observe(append));
+    return task != nullptr && task->merged != nullptr ? device.mark_merged(task->idx, args_.stream) : Status();
   }
   attend.o = rows_of(args_.o);
   attend.lse = args_.lse;

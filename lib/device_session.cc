@@ -134,7 +134,7 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
   work.shared_bytes = device_aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
                       n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;
   work.streamed_at = work.shared_bytes;
-  work.shared_bytes += 2 * device_aligned(n_tasks_of(layers.size()));
+  work.shared_bytes += 3 * device_aligned(n_tasks_of(layers.size()));
   work.descriptors_at = device_aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
   work.step_at = work.descriptors_at + work.upload_bytes;
   work.o_at = work.step_at + work.step_bytes;
@@ -347,6 +347,15 @@ uint8_t* DeviceSession::sent_hidden(uint64_t task_idx) const {
 
 std::byte* DeviceSession::sent_hidden_on_device(uint64_t task_idx) const {
   return streamed_on_device(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
+}
+
+uint8_t* DeviceSession::merged(uint64_t task_idx) const {
+  return sent_hidden(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
+}
+
+Status DeviceSession::mark_merged(uint64_t task_idx, void* stream) const {
+  std::byte* const flag = sent_hidden_on_device(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
+  return call_device(device_, &DeviceTable::fill, flag, 1, int64_t{1}, stream);
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {

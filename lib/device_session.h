@@ -121,6 +121,9 @@ class DeviceSession {
   Status reserve_rebuild(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts);
   uint8_t* sent_hidden(uint64_t task_idx) const;
   std::byte* sent_hidden_on_device(uint64_t task_idx) const;
+  // That a task's states are one: as the host sees it; told in the stream's order.
+  uint8_t* merged(uint64_t task_idx) const;
+  Status mark_merged(uint64_t task_idx, void* stream) const;
   // The host sees, in the stream's order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;
   DevicePages pages(size_t layer_idx) const;

@@ -91,6 +91,7 @@ void HandOver::restart(ExchangeFlags* flags) {
   std::lock_guard lock(mutex_);
   if (flags_ != nullptr) flags->ended = flags_->ended;  // steps are counted on
   flags_ = flags;
+  unmerged_ = {};
   first_idx_ = posted_.load(std::memory_order_relaxed);
 }
 
@@ -314,6 +315,7 @@ bool HandOver::wait_for_arrival(const HandOverTask& task, StreamEnd* stream) {
   const std::atomic_ref arrived(flags_->arrived);
   const auto has_come = [&] { return arrived.load(std::memory_order_acquire) > task.ticket; };
   const bool has_arrived = wait_for([&] {
+                             look_at_merged();
                              if (has_come() || is_abandoned(task)) return true;
                              stream->look();
                              if (!is_over(task) || has_come()) return false;
@@ -384,10 +386,36 @@ PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& time
   return reading;
 }
 
+void HandOver::await_merged(const HandOverTask& task, const TaskTimes& times, const PartReading& reading) {
+  unmerged_ = {};
+  const bool is_seen = times.stream.is_seen && (!times.has_host || times.host_end < times.stream.seen);
+  if (task.merged == nullptr || !task.part.tells || !is_seen) return;
+  const bool is_alone = !times.has_host && task.part.streamed_tokens == 0;
+  unmerged_ = {task.merged,
+               times.begin,
+               Clock::now(),
+               task.part.layer,
+               {is_alone ? task.streamed_x_bytes : 0, task.rebuilt.n_pages() * RebuildLayout::kPageLen, reading.bus,
+                reading.late, 0.0, reading.is_steady}};
+}
+
+// When nobody has looked for a while it is not known when it was.
+void HandOver::look_at_merged() {
+  if (unmerged_.flag == nullptr) return;
+  const auto now = Clock::now();
+  if (std::atomic_ref(*unmerged_.flag).load(std::memory_order_acquire) != 0) {
+    unmerged_.times.total_ns = ns_between(unmerged_.begin, now);
+    if (now - unmerged_.looked < kEager) profile_.note_rebuilt(*unmerged_.layer, unmerged_.times);
+    unmerged_ = {};
+  }
+  unmerged_.looked = now;
+}
+
 // Sums, and what the profile can make of it.
 void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
   const HandOverPart& part = task.part;
   const PartReading reading = read_times(task, times);
+  await_merged(task, times, reading);
   if (times.has_host) {
     ++sums_.n_host_parts;
     sums_.host_part_ns += static_cast<int64_t>(reading.host);
@@ -406,9 +434,9 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
   if (part.expected_ns > 0.0 && times.stream.is_seen)
     profile_.note_prefill(*part.layer, part.tile_ns, part.expected_ns,
                           ns_between(long_began_, times.stream.seen) - part.fixed_ns);
-  const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + task.streamed_x_bytes;
-  const bool has_streamed = bus_bytes > 0;
+  const bool has_keys = part.streamed_tokens > 0, has_streamed = has_keys || task.streamed_x_bytes > 0;
   if (!part.tells || has_streamed != times.stream.is_seen || faulted_.load(std::memory_order_relaxed)) return;
+  const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + profile_.as_keys(*part.layer, task.streamed_x_bytes);
   const JointPart joint = {part.n_queries, part.weighed_keys, reading.host,     bus_bytes,
                            reading.late,   reading.ahead,     part.ahead_bytes, part.bus_tells};
   if (times.has_host && !has_streamed)
@@ -417,9 +445,9 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
     profile_.note_ahead(*part.layer, joint);
   else if (times.has_host && (reading.is_steady || !part.bus_tells))
     profile_.note_joint(*part.layer, joint);
-  if (has_streamed && !times.has_host && reading.late > 0.0 && reading.is_steady && part.bus_tells)
+  if (has_keys && !times.has_host && reading.late > 0.0 && reading.is_steady && part.bus_tells)
     profile_.note_bus(bus_bytes, reading.bus);
-  else if (has_streamed)
+  else if (has_keys)
     profile_.note_bus_at_most(bus_bytes, reading.bus);
   if (has_streamed && !times.has_host) profile_.note_idle_host(*part.layer, part.n_queries);
   if (part.predicted_ns == 0.0 || !part.bus_tells) return;

@@ -129,6 +129,7 @@ struct HandOverTask {
   RebuiltPieces rebuilt;
   int64_t rebuilt_at = 0;
   uint8_t* sent_hidden = nullptr;
+  uint8_t* merged = nullptr;  // 1: the call's states are one; null: nobody says so
   int64_t streamed_x_bytes = 0;
   std::chrono::steady_clock::time_point asked;  // the call was about to ask for copies, if there are any
   HandOverPart part;
@@ -239,6 +240,16 @@ class HandOver {
     bool has_arrived = false, has_host = false;
     StreamEnd stream;
   };
+  // The last part whose keys were made on the device, until its states are one: behind that the next one arrives, for which
+  // this thread waits, and sees both.
+  struct Unmerged {
+    uint8_t* flag = nullptr;
+    std::chrono::steady_clock::time_point begin, looked;
+    const Layer* layer = nullptr;
+    RebuiltTimes times;
+  };
+  void await_merged(const HandOverTask& task, const TaskTimes& times, const PartReading& reading);
+  void look_at_merged();
   PartReading read_times(const HandOverTask& task, const TaskTimes& times);
   void learn(const HandOverTask& task, const TaskTimes& times);
   void lose(HandOverTask* task);
@@ -272,6 +283,7 @@ class HandOver {
   char fault_text_[256] = "";
   Sums sums_;
   PartTimes part_times_;
+  Unmerged unmerged_;                                 // the thread's, while a task is under way
   std::chrono::steady_clock::time_point long_began_;  // the device thread's: the last long append's attention
   std::atomic<bool> stop_{false}, retires_{false};
   void (*end_)(void* context) = nullptr;  // before retires_ is set, as what follows

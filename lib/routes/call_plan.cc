@@ -67,11 +67,29 @@ void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_byt
   rates_.columns[kPlanRecompute].device_ns *= static_cast<double>(n_rows) / static_cast<double>(n_keys());
 }
 
+// Where keys are made there is more to do at the end: with any of them, or without.
+RoutePlan CallPlan::best_plan(bool may_rebuild) {
+  PlanColumn& recompute = rates_.columns[kPlanRecompute];
+  const bool is_allowed = recompute.is_allowed && may_rebuild;
+  recompute.is_allowed = false;
+  const RoutePlan without = plan_routes(groups_, rates_);
+  recompute.is_allowed = is_allowed;
+  if (!is_allowed) return without;
+  const RoutePlan with = plan_routes(groups_, rebuilding());
+  return with.total_ns < without.total_ns ? with : without;
+}
+
+// As parts have said.
+PlanRates CallPlan::rebuilding() const {
+  PlanRates rates = rates_;
+  if (rates.rebuilt_end_ns > 0.0) rates.bus_begin_ns = rates.rebuilt_end_ns;
+  return rates;
+}
+
 void CallPlan::make(const Profile& profile, const Layer& layer, int64_t key_bytes, const RebuildTerms& rebuild) {
   rebuild_ = rebuild;
   group(profile, layer, key_bytes);
-  if (!rebuild.may) rates_.columns[kPlanRecompute].is_allowed = false;
-  const RoutePlan alone = predict_routes(groups_, rates_, 0.0, 0.0), best = plan_routes(groups_, rates_);
+  const RoutePlan alone = predict_routes(groups_, rates_, 0.0, 0.0), best = best_plan(rebuild.may);
   int64_t left = best.total_ns < kWorthIt * alone.total_ns ? best.n_moved() : 0;
   if (left < kLeastKeys && best.host_keys > 0) left = 0;
   if (left > 0 && best.host_keys < kLeastKeys) left += best.host_keys;
@@ -128,20 +146,22 @@ int64_t CallPlan::n_keys() const {
   return n;
 }
 
-// The last piece of hidden states is worked on when the bus has ended, but for what is streamed behind it, as pieces take
-// turns; and the first one is waited for.
+// The first piece of hidden states is waited for. The last one is worked on when the bus has ended, but for what is streamed
+// behind it, as pieces take turns: where no part has said how long that takes, it is the making.
 RoutePlan CallPlan::predict(int64_t n_streamed, int64_t n_rebuilt) const {
   if (!is_known()) return {};
-  RoutePlan plan =
-      predict_routes(groups_, rates_, static_cast<double>(n_streamed - n_rebuilt), static_cast<double>(n_rebuilt));
+  RoutePlan plan = predict_routes(groups_, n_rebuilt > 0 ? rebuilding() : rates_,
+                                  static_cast<double>(n_streamed - n_rebuilt), static_cast<double>(n_rebuilt));
   if (n_rebuilt == 0) return plan;
   const PlanColumn& column = rates_.columns[kPlanRecompute];
   const auto piece = static_cast<double>(std::min(n_rebuilt, rebuild_.piece_keys));
-  const double behind = static_cast<double>(n_streamed - n_rebuilt) * rates_.columns[kPlanStream].bus_ns * piece /
-                        static_cast<double>(n_rebuilt);
-  const double late_ns = std::max(0.0, plan.bus_ns - rates_.bus_ahead_ns);
-  plan.device_ns =
-      std::max(late_ns + std::max(0.0, piece * column.device_ns - behind), plan.device_ns + piece * column.bus_ns);
+  plan.device_ns += piece * column.bus_ns;
+  if (rates_.rebuilt_end_ns == 0.0) {
+    const double behind = static_cast<double>(n_streamed - n_rebuilt) * rates_.columns[kPlanStream].bus_ns * piece /
+                          static_cast<double>(n_rebuilt);
+    const double late_ns = std::max(0.0, plan.bus_ns - rates_.bus_ahead_ns);
+    plan.device_ns = std::max(plan.device_ns, late_ns + std::max(0.0, piece * column.device_ns - behind));
+  }
   plan.total_ns = std::max(plan.total_ns, plan.device_ns);
   plan.seen_ns = std::max(plan.seen_ns, plan.device_ns);
   return plan;

@@ -68,6 +68,8 @@ class CallPlan {
   bool is_known() const;
   int64_t n_keys() const;
   int64_t most_queries() const;
+  RoutePlan best_plan(bool may_rebuild);
+  PlanRates rebuilding() const;  // rates of a call some of whose keys are made
   RoutePlan predict(int64_t n_streamed, int64_t n_rebuilt) const;
 
   std::vector<PlannedKeys> keys_;

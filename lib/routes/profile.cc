@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <new>
 #include <utility>
@@ -16,15 +17,18 @@ constexpr double kNewest = 0.3;       // share of the newest measurement
 constexpr double kMostChange = 2.0;   // times what is known, at once
 constexpr double kHostNs = 10'000.0;  // to wake the workers, where no trial has said
 constexpr double kLeastHostNs = 2'000.0, kMostHostNs = 100'000.0;
-constexpr double kTrialShare = 0.8;     // of what a trial said
-constexpr double kLeastShare = 0.5;     // of the work and the time, to say something of a rate
-constexpr double kLeastNs = 200'000.0;  // likewise: moments are known to some microseconds
-constexpr double kLeastBytes = 0.15;    // likewise, that were not there before
-constexpr double kMostSlowed = 1.3;     // of the bus by the CPU: a pace alone that would say more is wrong
-constexpr double kLeastWork = 0.25;     // of the time, that was not spent on beginning
-constexpr double kForgotten = 0.02;     // of what parts have said, with each that could say it and does not
-constexpr int64_t kIdleParts = 64;      // then the CPU is tried again
-constexpr double kLittle = 0.03;        // of a part, that this takes as trials went
+constexpr double kTrialShare = 0.8;       // of what a trial said
+constexpr double kLeastShare = 0.5;       // of the work and the time, to say something of a rate
+constexpr double kLeastNs = 200'000.0;    // likewise: moments are known to some microseconds
+constexpr double kLeastBytes = 0.15;      // likewise, that were not there before
+constexpr double kMostSlowed = 1.3;       // of the bus by the CPU: a pace alone that would say more is wrong
+constexpr double kLeastWork = 0.25;       // of the time, that was not spent on beginning
+constexpr double kForgotten = 0.02;       // of what parts have said, with each that could say it and does not
+constexpr int64_t kIdleParts = 64;        // then the CPU is tried again
+constexpr double kBesideProducts = 1.15;  // times as slow as alone, where no part has said: the bus of an H200
+constexpr double kLeastOfBus = 0.7;       // of its pace alone, that the bus has if the device does not keep it waiting
+constexpr double kAskedNs = 50'000.0;     // from a call's beginning on the device to its queries being seen, beside products
+constexpr double kLittle = 0.03;          // of a part, that this takes as trials went
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 void correct(double* known, double ns) {
@@ -74,12 +78,43 @@ Profile::RebuiltShape Profile::rebuilt_shape_of(const Layer& layer) {
 
 bool Profile::knows_rebuild(const Layer& layer) const {
   const std::lock_guard lock(mutex_);
-  return rebuild_ns_.count(rebuilt_shape_of(layer)) > 0;
+  return rebuilt_.count(rebuilt_shape_of(layer)) > 0;
 }
 
 void Profile::note_rebuild_trial(const Layer& layer, double ns) {
   const std::lock_guard lock(mutex_);
-  rebuild_ns_[rebuilt_shape_of(layer)] = ns;
+  rebuilt_[rebuilt_shape_of(layer)].key_ns = ns;
+}
+
+double Profile::x_ns(const Rebuilt& known) const { return known.x_ns > 0.0 ? known.x_ns : kBesideProducts * bus_ns_; }
+
+int64_t Profile::as_keys(const Layer& layer, int64_t x_bytes) const {
+  if (x_bytes == 0) return 0;
+  const std::lock_guard lock(mutex_);
+  const auto known = rebuilt_.find(rebuilt_shape_of(layer));
+  if (known == rebuilt_.end() || bus_ns_ <= 0.0) return x_bytes;
+  return std::llround(static_cast<double>(x_bytes) * x_ns(known->second) / bus_ns_);
+}
+
+// A bus that took much longer than it does alone waited for buffers, and so for the device.
+void Profile::note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexcept {
+  if (times.n_rows <= 0 || !(times.total_ns > 0.0)) return;
+  const std::lock_guard lock(mutex_);
+  const auto found = rebuilt_.find(rebuilt_shape_of(layer));
+  if (found == rebuilt_.end()) return;
+  Rebuilt& known = found->second;
+  const double end_ns = std::max(1.0, times.total_ns - times.late_ns + kAskedNs);
+  if (times.x_bytes == 0) {
+    if (times.late_ns > 0.0 && times.is_steady) correct(&known.end_ns, end_ns);
+    return;
+  }
+  const double key_ns = (times.total_ns + kAskedNs) / static_cast<double>(times.n_rows),
+               bytes = static_cast<double>(times.x_bytes);
+  if (kLeastOfBus * times.bus_ns > bytes * bus_ns_) return correct(&known.key_ns, key_ns);
+  if (known.key_ns > key_ns) correct(&known.key_ns, key_ns);
+  if (!times.is_steady || times.late_ns == 0.0) return;
+  correct(&known.x_ns, times.bus_ns / bytes);
+  correct(&known.end_ns, end_ns);
 }
 
 void Profile::note_prefill_trial(const Layer& layer, double ns) {
@@ -281,11 +316,13 @@ PlanRates Profile::rates(const Layer& layer, int64_t n_queries, int64_t key_byte
   stream.is_allowed = bus_ns_ > 0.0;
   stream.bus_ns = bus_ns_ * static_cast<double>(key_bytes);
   if (layer.x_type != 0) {
-    const auto rebuild = rebuild_ns_.find(rebuilt_shape_of(layer));
+    const auto rebuild = rebuilt_.find(rebuilt_shape_of(layer));
     PlanColumn& recompute = rates.columns[kPlanRecompute];
-    recompute.is_allowed = bus_ns_ > 0.0 && rebuild != rebuild_ns_.end();
-    recompute.bus_ns = bus_ns_ * static_cast<double>(layer.x_bytes());
-    recompute.device_ns = rebuild != rebuild_ns_.end() ? rebuild->second : 0.0;
+    recompute.is_allowed = bus_ns_ > 0.0 && rebuild != rebuilt_.end();
+    const Rebuilt known = rebuild != rebuilt_.end() ? rebuild->second : Rebuilt();
+    recompute.bus_ns = (recompute.is_allowed ? x_ns(known) : bus_ns_) * static_cast<double>(layer.x_bytes());
+    recompute.device_ns = known.key_ns;
+    rates.rebuilt_end_ns = known.end_ns;
   }
   int64_t of_class = 1;
   const Costs* known = find(layer, n_queries, &of_class);

@@ -7,8 +7,9 @@
 //
 //   device   ns to make K and V of a hidden state, and of a block's step of a long append, by shape of layer: measured alone
 //
-// The device's own time over pieces is not among them: at most 512 queries meet a piece, which takes the bus several times
-// as long.
+// The device's own time over pieces of K and V is not among them: at most 512 queries meet a piece, which takes the bus
+// several times as long. Where it makes keys, parts say more than the trial: how much slower the bus is beside products, how
+// long the device takes from the last hidden state to the end, and a key where the bus is the faster of the two.
 //
 // Trials read a few thousand keys, which may still be in a cache that calls have long outgrown. So the CPU's counts as less
 // than it said until a part of a call has replaced it: near the point where routes are even the CPU gets a first try, and
@@ -42,6 +43,16 @@ struct JointPart {
   bool bus_tells = true;    // false: it waited for the device, and of the two the CPU alone tells
 };
 
+// A part whose keys were made of hidden states. Times count from when its queries had come.
+struct RebuiltTimes {
+  int64_t x_bytes = 0;     // 0: other keys crossed the bus, or were attended by the CPU, as well
+  int64_t n_rows = 0;      // that were made
+  double bus_ns = 0.0;     // from when the bus was free to when it had brought all
+  double late_ns = 0.0;    // of that, behind the queries' coming
+  double total_ns = 0.0;   // until the states were one
+  bool is_steady = false;  // as in PartReading
+};
+
 // What a trial with both at work said: how many times as long as alone.
 struct Slowed {
   double host = 1.0, bus = 1.0;
@@ -58,6 +69,10 @@ class Profile {
   void note_bus_trial(double bytes_per_ns);
   bool knows_rebuild(const Layer& layer) const;
   void note_rebuild_trial(const Layer& layer, double ns);  // of a key, in all KV heads
+  // Of a part, as it came out.
+  void note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexcept;
+  // As many bytes of K and V as cross the bus in the time of these hidden states.
+  int64_t as_keys(const Layer& layer, int64_t x_bytes) const;
   // ns of a tile (lib/routes/prefill_size.h); 0: nobody knows.
   void note_prefill_trial(const Layer& layer, double ns);
   double prefill_tile_ns(const Layer& layer) const;
@@ -111,7 +126,14 @@ class Profile {
 
   mutable std::mutex mutex_;
   std::map<Shape, std::map<int64_t, Costs>> costs_;  // by the power of two
-  std::map<RebuiltShape, double> rebuild_ns_;
+  struct Rebuilt {
+    double key_ns = 0.0;  // the device
+    double x_ns = 0.0;    // the bus, of a byte, while the device is at work; 0: no part has said
+    double end_ns = 0.0;  // from the last hidden state to the end, and before the queries count as there; 0: likewise
+  };
+  double x_ns(const Rebuilt& known) const;
+
+  std::map<RebuiltShape, Rebuilt> rebuilt_;
   std::map<Shape, double> prefill_tile_ns_;
   double bus_ns_ = 0.0;  // of a byte; 0: not measured
 };

@@ -291,7 +291,8 @@ int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
   order_pages(&task->rebuilt);
   task->streamed_x_bytes = n_tokens * layer_.x_bytes();
   task->sent_hidden = session_.device_->sent_hidden(task->idx);
-  std::atomic_ref(*task->sent_hidden).store(0, std::memory_order_relaxed);
+  task->merged = session_.device_->merged(task->idx);
+  for (uint8_t* flag : {task->sent_hidden, task->merged}) std::atomic_ref(*flag).store(0, std::memory_order_relaxed);
   return n_tokens;
 }
 

@@ -286,15 +286,15 @@ void hidden_states_pay_where_they_are_less(void**) {
     assert_int_equal(plan.n_streamed(), kKeys);
     assert_int_equal(plan.n_rebuilt(), n_kv_heads == 32 ? kKeys : 0);
     assert_true((plan.predict_rebuilt_ns() < plan.predict_ns(1.0)) == (n_kv_heads == 32));
-    // The bus, and the last piece's making behind it.
-    const double expected = 60'000.0 + 8192.0 / 50.0 * kKeys + 2048 * 100.0;  // to begin first
+    // The bus, which is slower beside products, and the last piece's making behind it.
+    const double expected = 60'000.0 + 1.15 * 8192.0 / 50.0 * kKeys + 2048 * 100.0;  // to begin first
     assert_true(is_near(plan.predict_rebuilt_ns(), expected, 0.001));
     plan.make(profile, layer, key_bytes);  // of a session that may not
     assert_int_equal(plan.n_rebuilt(), 0);
     // The device takes longer than the bus would for K and V: a part of them at most.
     profile.note_rebuild_trial(layer, 400.0);
     plan.make(profile, layer, key_bytes, terms);
-    const double of_bus = static_cast<double>(key_bytes) / 50.0, of_x = 8192.0 / 50.0;
+    const double of_bus = static_cast<double>(key_bytes) / 50.0, of_x = 1.15 * 8192.0 / 50.0;
     const double share = n_kv_heads == 32 ? of_bus / (of_bus - of_x + 400.0) : 0.0;
     assert_true(std::abs(static_cast<double>(plan.n_rebuilt()) - share * kKeys) < 0.01 * kKeys);
     // A share that is given: whole pages.
@@ -302,6 +302,51 @@ void hidden_states_pay_where_they_are_less(void**) {
     assert_int_equal(plan.n_rebuilt(), (kKeys / 4 + 127) / 128 * 128);
     assert_int_equal(plan.n_streamed(), kKeys);
   }
+}
+
+// Parts say how slow the bus is beside products, how long the device takes behind it, and a key where the device is the
+// slower: then that is what such a part is expected to take.
+void making_keys_is_learned(void**) {
+  constexpr int64_t kKeys = 8192, kXBytes = 8192;
+  Projection projection;
+  projection.hidden_dim = 4096;
+  Layer layer = layer_of(32);
+  layer.projection = &projection;
+  layer.x_type = TANDEM_BF16;
+  Profile profile;
+  profile.note_bus_trial(50.0);
+  profile.note_host(layer, 1, 1000, 1e9);
+  profile.note_rebuild_trial(layer, 100.0);
+  const auto predicted = [&](double ahead_ns) {
+    CallPlan plan;
+    plan.clear({ahead_ns, int64_t{1} << 40});
+    plan.add(0, 1, 0, kKeys);
+    plan.give(profile, layer, 32 * 128 * 4, 1.0, {true, 1.0, 768});
+    return plan.plan().total_ns;
+  };
+  // The bus brings 45 bytes in a ns, 300 us of it before the queries come, and the device ends 250 us behind it.
+  const double by_bus = static_cast<double>(kKeys * kXBytes) / 45.0;
+  RebuiltTimes times{kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, by_bus - 50'000.0, true};
+  for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
+  assert_true(is_near(predicted(300'000.0), by_bus, 0.01));                   // 50 us before the queries are seen
+  assert_true(is_near(profile.stream_ns(50'000'000), 1e6 + 60'000.0, 1e-6));  // nothing is said of other keys
+  assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
+  // What shared the bus says when it ended, not how fast either came.
+  RebuiltTimes beside{0, kKeys, 1e7, 1e6, 1e6 + 450'000.0, true};
+  for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, beside);
+  assert_true(is_near(predicted(300'000.0), by_bus + 200'000.0, 0.01));
+  assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
+  // Of a bus that waited nothing is learned but what the device takes.
+  times = {kKeys * kXBytes, kKeys, 3.0 * by_bus, 1e6, 3.0 * by_bus - 50'000.0, true};
+  for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
+  assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
+  assert_true(is_near(predicted(300'000.0), 3.0 * by_bus + 768 * kXBytes / 45.0, 0.01));
+  // It has become faster: that is seen at once.
+  times = {kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, by_bus - 50'000.0, true};
+  for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
+  assert_true(is_near(predicted(300'000.0), by_bus + 768 * kXBytes / 45.0, 0.02));
+  profile.note_rebuilt(layer, {kKeys * kXBytes, kKeys, by_bus, 0.0, 0.0, true});  // nobody saw its end
+  assert_true(is_near(predicted(300'000.0), by_bus + 768 * kXBytes / 45.0, 0.02));
 }
 
 }  // namespace
@@ -313,6 +358,7 @@ int main() {
                               cmocka_unit_test(short_parts_mislead_not_for_long),
                               cmocka_unit_test(what_was_slow_is_tried_again),
                               cmocka_unit_test(sequences_are_cut),
-                              cmocka_unit_test(hidden_states_pay_where_they_are_less)};
+                              cmocka_unit_test(hidden_states_pay_where_they_are_less),
+                              cmocka_unit_test(making_keys_is_learned)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
