@@ -30,10 +30,6 @@ constexpr int kPausesPerLook = 32;
 
 constexpr int32_t kOfStep = TANDEM_ERROR_INVALID_STATE;  // faults that nothing else has
 
-double ns_between(Clock::time_point begin, Clock::time_point end) {
-  return std::chrono::duration<double, std::nano>(end - begin).count();
-}
-
 void pause_once() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -323,6 +319,7 @@ bool HandOver::wait_for_arrival(const HandOverTask& task, StreamEnd* stream) {
                              return true;
                            }) &&
                            has_come();
+  if (has_arrived) note_merged();
   if (!has_arrived || task.is_its_own()) return has_arrived;
   set_fault(kOfStep, 0,
             "a graph was replayed twice in a step, outside one, with other layers or for fewer tokens than the step has");
@@ -362,98 +359,6 @@ void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
     return end->is_seen || task.is_cut.load(std::memory_order_acquire);
   });
   end->look();
-}
-
-PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& times) {
-  const auto ns = [](Clock::time_point at) { return ns_between({}, at); };
-  PartMoments part;
-  part.layer_idx = task.shape.layer_idx;
-  part.n_queries = task.shape.max_q_len;
-  part.asked = ns(task.step > 0 ? times.begin : task.asked);  // a graph's copies are none
-  part.arrived = ns(times.begin);
-  part.has_host = times.has_host;
-  part.host_end = ns(times.host_end);
-  part.has_stream = times.stream.is_seen;
-  part.is_rows = task.part.is_rows;
-  part.n_pieces = static_cast<int64_t>(task.pieces.size() + task.rebuilt.pieces.size());
-  part.streamed = ns(times.stream.seen);
-  if (times.has_arrived) try {
-      return part_times_.note(part);
-    } catch (const std::bad_alloc&) {  // the next part tells
-    }
-  PartReading reading;
-  reading.host = reading.total = times.has_host ? part.host_end - part.arrived : 0.0;
-  return reading;
-}
-
-void HandOver::await_merged(const HandOverTask& task, const TaskTimes& times, const PartReading& reading) {
-  unmerged_ = {};
-  const bool is_seen = times.stream.is_seen && (!times.has_host || times.host_end < times.stream.seen);
-  if (task.merged == nullptr || !task.part.tells || !is_seen) return;
-  const bool is_alone = !times.has_host && task.part.streamed_tokens == 0;
-  unmerged_ = {task.merged,
-               times.begin,
-               Clock::now(),
-               task.part.layer,
-               {is_alone ? task.streamed_x_bytes : 0, task.rebuilt.n_pages() * RebuildLayout::kPageLen, reading.bus,
-                reading.late, 0.0, reading.is_steady}};
-}
-
-// When nobody has looked for a while it is not known when it was.
-void HandOver::look_at_merged() {
-  if (unmerged_.flag == nullptr) return;
-  const auto now = Clock::now();
-  if (std::atomic_ref(*unmerged_.flag).load(std::memory_order_acquire) != 0) {
-    unmerged_.times.total_ns = ns_between(unmerged_.begin, now);
-    if (now - unmerged_.looked < kEager) profile_.note_rebuilt(*unmerged_.layer, unmerged_.times);
-    unmerged_ = {};
-  }
-  unmerged_.looked = now;
-}
-
-// Sums, and what the profile can make of it.
-void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
-  const HandOverPart& part = task.part;
-  const PartReading reading = read_times(task, times);
-  await_merged(task, times, reading);
-  if (times.has_host) {
-    ++sums_.n_host_parts;
-    sums_.host_part_ns += static_cast<int64_t>(reading.host);
-    sums_.host_part_tokens += part.host_tokens;
-    sums_.selected_kv_bytes += task.selected_kv_bytes;
-  }
-  if (times.stream.is_seen) {
-    ++sums_.n_stream_parts;
-    sums_.stream_part_ns += static_cast<int64_t>(reading.bus);
-    sums_.stream_part_tokens += part.streamed_tokens;
-    sums_.streamed_kv_bytes += part.streamed_tokens * part.key_bytes;
-    sums_.streamed_x_bytes += task.streamed_x_bytes;
-    sums_.n_joint_parts += times.has_host;
-  }
-  if (part.begins_long) long_began_ = times.begin;
-  if (part.expected_ns > 0.0 && times.stream.is_seen)
-    profile_.note_prefill(*part.layer, part.tile_ns, part.expected_ns,
-                          ns_between(long_began_, times.stream.seen) - part.fixed_ns);
-  const bool has_keys = part.streamed_tokens > 0, has_streamed = has_keys || task.streamed_x_bytes > 0;
-  if (!part.tells || has_streamed != times.stream.is_seen || faulted_.load(std::memory_order_relaxed)) return;
-  const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + profile_.as_keys(*part.layer, task.streamed_x_bytes);
-  const JointPart joint = {part.n_queries, part.weighed_keys, reading.host,     bus_bytes,
-                           reading.late,   reading.ahead,     part.ahead_bytes, part.bus_tells};
-  if (times.has_host && !has_streamed)
-    profile_.note_host(*part.layer, part.n_queries, part.weighed_keys, reading.host);
-  else if (times.has_host && reading.late == 0.0)
-    profile_.note_ahead(*part.layer, joint);
-  else if (times.has_host && (reading.is_steady || !part.bus_tells))
-    profile_.note_joint(*part.layer, joint);
-  if (has_keys && !times.has_host && reading.late > 0.0 && reading.is_steady && part.bus_tells)
-    profile_.note_bus(bus_bytes, reading.bus);
-  else if (has_keys)
-    profile_.note_bus_at_most(bus_bytes, reading.bus);
-  if (has_streamed && !times.has_host) profile_.note_idle_host(*part.layer, part.n_queries);
-  if (part.predicted_ns == 0.0 || !part.bus_tells) return;
-  ++sums_.n_planned_parts;
-  sums_.predicted_part_ns += static_cast<int64_t>(part.predicted_ns);
-  sums_.planned_part_ns += static_cast<int64_t>(reading.total);
 }
 
 // What may take long, as who else has the pool may keep it: the device is told that its turn will come. no_memory: the fault

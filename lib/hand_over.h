@@ -244,12 +244,14 @@ class HandOver {
   // this thread waits, and sees both.
   struct Unmerged {
     uint8_t* flag = nullptr;
-    std::chrono::steady_clock::time_point begin, looked;
+    std::chrono::steady_clock::time_point begin, looked, merged;
+    bool is_merged = false;
     const Layer* layer = nullptr;
     RebuiltTimes times;
   };
   void await_merged(const HandOverTask& task, const TaskTimes& times, const PartReading& reading);
   void look_at_merged();
+  void note_merged();  // and now the next part's queries are there
   PartReading read_times(const HandOverTask& task, const TaskTimes& times);
   void learn(const HandOverTask& task, const TaskTimes& times);
   void lose(HandOverTask* task);

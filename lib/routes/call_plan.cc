@@ -79,9 +79,11 @@ RoutePlan CallPlan::best_plan(bool may_rebuild) {
   return with.total_ns < without.total_ns ? with : without;
 }
 
-// As parts have said.
+// As parts have said. Buffers of hidden states have their own room.
 PlanRates CallPlan::rebuilding() const {
   PlanRates rates = rates_;
+  const double room = static_cast<double>(rebuild_.ahead_keys) * rates.columns[kPlanRecompute].bus_ns;
+  rates.bus_ahead_ns = std::min(ahead_.ns, room);
   if (rates.rebuilt_end_ns > 0.0) rates.bus_begin_ns = rates.rebuilt_end_ns;
   return rates;
 }
@@ -150,8 +152,9 @@ int64_t CallPlan::n_keys() const {
 // behind it, as pieces take turns: where no part has said how long that takes, it is the making.
 RoutePlan CallPlan::predict(int64_t n_streamed, int64_t n_rebuilt) const {
   if (!is_known()) return {};
-  RoutePlan plan = predict_routes(groups_, n_rebuilt > 0 ? rebuilding() : rates_,
-                                  static_cast<double>(n_streamed - n_rebuilt), static_cast<double>(n_rebuilt));
+  const PlanRates rates = n_rebuilt > 0 ? rebuilding() : rates_;
+  RoutePlan plan =
+      predict_routes(groups_, rates, static_cast<double>(n_streamed - n_rebuilt), static_cast<double>(n_rebuilt));
   if (n_rebuilt == 0) return plan;
   const PlanColumn& column = rates_.columns[kPlanRecompute];
   const auto piece = static_cast<double>(std::min(n_rebuilt, rebuild_.piece_keys));
@@ -159,7 +162,7 @@ RoutePlan CallPlan::predict(int64_t n_streamed, int64_t n_rebuilt) const {
   if (rates_.rebuilt_end_ns == 0.0) {
     const double behind = static_cast<double>(n_streamed - n_rebuilt) * rates_.columns[kPlanStream].bus_ns * piece /
                           static_cast<double>(n_rebuilt);
-    const double late_ns = std::max(0.0, plan.bus_ns - rates_.bus_ahead_ns);
+    const double late_ns = std::max(0.0, plan.bus_ns - rates.bus_ahead_ns);
     plan.device_ns = std::max(plan.device_ns, late_ns + std::max(0.0, piece * column.device_ns - behind));
   }
   plan.total_ns = std::max(plan.total_ns, plan.device_ns);

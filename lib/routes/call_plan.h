@@ -24,12 +24,12 @@ struct PlannedKeys {
 // Of a call's keys outside the window: what is less takes no time to speak of, and tells nothing of what takes how long.
 inline bool is_worth_planning(int64_t bytes) { return bytes >= int64_t{4} << 20; }
 
-// Whether keys may be made of hidden states, and which share of those that move; piece_keys: what the
-// first and the last piece have of them.
+// Whether keys may be made of hidden states, and which share of those that move; what the first and the last piece have of
+// them, and how many buffers have room for before the queries come.
 struct RebuildTerms {
   bool may = false;
   double share = 0.0;  // of a split that is given
-  int64_t piece_keys = 0;
+  int64_t piece_keys = 0, ahead_keys = 0;
 };
 
 // How long the bus has for a call's pieces before its queries come, as calls went, and what it has room for meanwhile.

@@ -27,7 +27,6 @@ constexpr double kForgotten = 0.02;       // of what parts have said, with each 
 constexpr int64_t kIdleParts = 64;        // then the CPU is tried again
 constexpr double kBesideProducts = 1.15;  // times as slow as alone, where no part has said: the bus of an H200
 constexpr double kLeastOfBus = 0.7;       // of its pace alone, that the bus has if the device does not keep it waiting
-constexpr double kAskedNs = 50'000.0;     // from a call's beginning on the device to its queries being seen, beside products
 constexpr double kLittle = 0.03;          // of a part, that this takes as trials went
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -78,7 +77,8 @@ Profile::RebuiltShape Profile::rebuilt_shape_of(const Layer& layer) {
 
 bool Profile::knows_rebuild(const Layer& layer) const {
   const std::lock_guard lock(mutex_);
-  return rebuilt_.count(rebuilt_shape_of(layer)) > 0;
+  const auto known = rebuilt_.find(rebuilt_shape_of(layer));
+  return known != rebuilt_.end() && known->second.key_ns > 0.0;
 }
 
 void Profile::note_rebuild_trial(const Layer& layer, double ns) {
@@ -100,16 +100,19 @@ int64_t Profile::as_keys(const Layer& layer, int64_t x_bytes) const {
 void Profile::note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexcept {
   if (times.n_rows <= 0 || !(times.total_ns > 0.0)) return;
   const std::lock_guard lock(mutex_);
-  const auto found = rebuilt_.find(rebuilt_shape_of(layer));
-  if (found == rebuilt_.end()) return;
-  Rebuilt& known = found->second;
-  const double end_ns = std::max(1.0, times.total_ns - times.late_ns + kAskedNs);
+  Rebuilt* found = nullptr;
+  try {
+    found = &rebuilt_[rebuilt_shape_of(layer)];
+  } catch (const std::bad_alloc&) {  // the next part tells
+    return;
+  }
+  Rebuilt& known = *found;
+  const double end_ns = std::max(1.0, times.total_ns - times.late_ns);
   if (times.x_bytes == 0) {
     if (times.late_ns > 0.0 && times.is_steady) correct(&known.end_ns, end_ns);
     return;
   }
-  const double key_ns = (times.total_ns + kAskedNs) / static_cast<double>(times.n_rows),
-               bytes = static_cast<double>(times.x_bytes);
+  const double key_ns = times.total_ns / static_cast<double>(times.n_rows), bytes = static_cast<double>(times.x_bytes);
   if (kLeastOfBus * times.bus_ns > bytes * bus_ns_) return correct(&known.key_ns, key_ns);
   if (known.key_ns > key_ns) correct(&known.key_ns, key_ns);
   if (!times.is_steady || times.late_ns == 0.0) return;
@@ -318,9 +321,9 @@ PlanRates Profile::rates(const Layer& layer, int64_t n_queries, int64_t key_byte
   if (layer.x_type != 0) {
     const auto rebuild = rebuilt_.find(rebuilt_shape_of(layer));
     PlanColumn& recompute = rates.columns[kPlanRecompute];
-    recompute.is_allowed = bus_ns_ > 0.0 && rebuild != rebuilt_.end();
     const Rebuilt known = rebuild != rebuilt_.end() ? rebuild->second : Rebuilt();
-    recompute.bus_ns = (recompute.is_allowed ? x_ns(known) : bus_ns_) * static_cast<double>(layer.x_bytes());
+    recompute.is_allowed = bus_ns_ > 0.0 && known.key_ns > 0.0;
+    recompute.bus_ns = x_ns(known) * static_cast<double>(layer.x_bytes());
     recompute.device_ns = known.key_ns;
     rates.rebuilt_end_ns = known.end_ns;
   }

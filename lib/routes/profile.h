@@ -43,7 +43,8 @@ struct JointPart {
   bool bus_tells = true;    // false: it waited for the device, and of the two the CPU alone tells
 };
 
-// A part whose keys were made of hidden states. Times count from when its queries had come.
+// A part whose keys were made of hidden states. Times count from when its queries had come to when those of a part that
+// follows at once would.
 struct RebuiltTimes {
   int64_t x_bytes = 0;     // 0: other keys crossed the bus, or were attended by the CPU, as well
   int64_t n_rows = 0;      // that were made

@@ -188,8 +188,9 @@ Status Session::try_rebuild(size_t layer_idx) {
 RebuildTerms Session::rebuild_terms(size_t layer_idx, bool may) const {
   if (!may || rebuild_layouts_.empty()) return {};
   const bool is_asked = routes_.route == Route::kRecompute;
+  const RebuildLayout& layout = rebuild_layouts_[layer_idx];
   return {is_asked || may_gain(layer_idx), is_asked ? routes_.rebuilt_share : 0.0,
-          rebuild_layouts_[layer_idx].few_pages() * RebuildLayout::kPageLen};
+          layout.few_pages() * RebuildLayout::kPageLen, RebuildBuffers::kBuffers * layout.n_rows()};
 }
 
 // By the bus having less to carry. What has no weights yet is not rebuilt by a planner.

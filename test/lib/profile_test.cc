@@ -248,7 +248,7 @@ void sequences_are_cut(void**) {
   CallPlan rebuilt;
   for (size_t call = 0; call < 8; ++call) rebuilt.add(call, 1, 0, 112);
   for (const double share : {1e-3, 0.25, 0.3, 0.9, 1.0}) {
-    rebuilt.give(profile, layer, kKeyBytes, 1.0, {true, share, 2048});
+    rebuilt.give(profile, layer, kKeyBytes, 1.0, {true, share, 2048, 6144});
     const auto n_whole = static_cast<int64_t>(std::ceil(share * 8.0 - 1e-9));
     assert_int_equal(rebuilt.n_rebuilt(), n_whole * 112);
     for (const PlannedKeys& one : rebuilt.keys())
@@ -273,7 +273,7 @@ void hidden_states_pay_where_they_are_less(void**) {
     Profile profile;
     profile.note_bus_trial(50.0);
     profile.note_host(layer, 1, 1000, 1e9);
-    const RebuildTerms terms{true, 0.0, 2048};
+    const RebuildTerms terms{true, 0.0, 2048, 6144};
     CallPlan plan;
     plan.add(0, 1, 0, kKeys);
     plan.make(profile, layer, key_bytes, terms);
@@ -298,7 +298,7 @@ void hidden_states_pay_where_they_are_less(void**) {
     const double share = n_kv_heads == 32 ? of_bus / (of_bus - of_x + 400.0) : 0.0;
     assert_true(std::abs(static_cast<double>(plan.n_rebuilt()) - share * kKeys) < 0.01 * kKeys);
     // A share that is given: whole pages.
-    plan.give(profile, layer, key_bytes, 1.0, {true, 0.25, 2048});
+    plan.give(profile, layer, key_bytes, 1.0, {true, 0.25, 2048, 6144});
     assert_int_equal(plan.n_rebuilt(), (kKeys / 4 + 127) / 128 * 128);
     assert_int_equal(plan.n_streamed(), kKeys);
   }
@@ -321,28 +321,28 @@ void making_keys_is_learned(void**) {
     CallPlan plan;
     plan.clear({ahead_ns, int64_t{1} << 40});
     plan.add(0, 1, 0, kKeys);
-    plan.give(profile, layer, 32 * 128 * 4, 1.0, {true, 1.0, 768});
+    plan.give(profile, layer, 32 * 128 * 4, 1.0, {true, 1.0, 768, 6144});
     return plan.plan().total_ns;
   };
   // The bus brings 45 bytes in a ns, 300 us of it before the queries come, and the device ends 250 us behind it.
   const double by_bus = static_cast<double>(kKeys * kXBytes) / 45.0;
-  RebuiltTimes times{kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, by_bus - 50'000.0, true};
+  RebuiltTimes times{kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, by_bus, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
-  assert_true(is_near(predicted(300'000.0), by_bus, 0.01));                   // 50 us before the queries are seen
+  assert_true(is_near(predicted(300'000.0), by_bus, 0.01));
   assert_true(is_near(profile.stream_ns(50'000'000), 1e6 + 60'000.0, 1e-6));  // nothing is said of other keys
   assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
   // What shared the bus says when it ended, not how fast either came.
-  RebuiltTimes beside{0, kKeys, 1e7, 1e6, 1e6 + 450'000.0, true};
+  RebuiltTimes beside{0, kKeys, 1e7, 1e6, 1e6 + 500'000.0, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, beside);
   assert_true(is_near(predicted(300'000.0), by_bus + 200'000.0, 0.01));
   assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
   // Of a bus that waited nothing is learned but what the device takes.
-  times = {kKeys * kXBytes, kKeys, 3.0 * by_bus, 1e6, 3.0 * by_bus - 50'000.0, true};
+  times = {kKeys * kXBytes, kKeys, 3.0 * by_bus, 1e6, 3.0 * by_bus, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
   assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
   assert_true(is_near(predicted(300'000.0), 3.0 * by_bus + 768 * kXBytes / 45.0, 0.01));
   // It has become faster: that is seen at once.
-  times = {kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, by_bus - 50'000.0, true};
+  times = {kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, by_bus, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
   assert_true(is_near(predicted(300'000.0), by_bus + 768 * kXBytes / 45.0, 0.02));
   profile.note_rebuilt(layer, {kKeys * kXBytes, kKeys, by_bus, 0.0, 0.0, true});  // nobody saw its end
