@@ -46,8 +46,7 @@ PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& time
 
 void HandOver::await_merged(const HandOverTask& task, const TaskTimes& times, const PartReading& reading) {
   unmerged_ = {};
-  const bool is_seen = times.stream.is_seen && (!times.has_host || times.host_end < times.stream.seen);
-  if (task.merged == nullptr || !task.part.tells || !is_seen) return;
+  if (task.merged == nullptr || !task.part.tells || !times.stream.is_seen) return;
   const bool is_alone = !times.has_host && task.part.streamed_tokens == 0;
   unmerged_.flag = task.merged;
   unmerged_.begin = times.begin;
@@ -57,6 +56,7 @@ void HandOver::await_merged(const HandOverTask& task, const TaskTimes& times, co
                      task.rebuilt.n_pages() * RebuildLayout::kPageLen,
                      reading.bus,
                      reading.late,
+                     reading.host,
                      0.0,
                      reading.is_steady};
 }

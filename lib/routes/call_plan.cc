@@ -84,6 +84,7 @@ PlanRates CallPlan::rebuilding() const {
   PlanRates rates = rates_;
   const double room = static_cast<double>(rebuild_.ahead_keys) * rates.columns[kPlanRecompute].bus_ns;
   rates.bus_ahead_ns = std::min(ahead_.ns, room);
+  rates.host_begin_ns += rates.rebuilt_host_end_ns;
   if (rates.rebuilt_end_ns > 0.0) rates.bus_begin_ns = rates.rebuilt_end_ns;
   return rates;
 }

@@ -44,9 +44,10 @@ struct PlanRates {
   bool host_is_allowed = true;
   double host_slowed = 1.0, bus_slowed = 1.0;  // while both are busy; below 1, what is found is good, not best
   double host_begin_ns = 0.0, bus_begin_ns = 0.0,
-         device_begin_ns = 0.0;  // where there is anything to do at all, never ahead
-  double bus_ahead_ns = 0.0;     // of the bus's work, at most, that is done when the queries come
-  double rebuilt_end_ns = 0.0;   // where keys are made, bus_begin_ns in place of that; 0: nobody has said
+         device_begin_ns = 0.0;      // where there is anything to do at all, never ahead
+  double bus_ahead_ns = 0.0;         // of the bus's work, at most, that is done when the queries come
+  double rebuilt_end_ns = 0.0;       // where keys are made, bus_begin_ns in place of that; 0: nobody has said
+  double rebuilt_host_end_ns = 0.0;  // what is added to host_begin_ns there
 };
 
 // host_ns, bus_ns: until each has ended, as slowed by the other. The bus's has what it does ahead, total_ns has not.

@@ -108,8 +108,11 @@ void Profile::note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexce
   }
   Rebuilt& known = *found;
   const double end_ns = std::max(1.0, times.total_ns - times.late_ns);
-  if (times.x_bytes == 0) {
-    if (times.late_ns > 0.0 && times.is_steady) correct(&known.end_ns, end_ns);
+  if (times.x_bytes == 0) {  // whichever was the last of the two
+    if (times.host_ns > times.late_ns + known.end_ns)
+      correct(&known.host_end_ns, times.total_ns - times.host_ns);
+    else if (times.late_ns > 0.0 && times.is_steady)
+      correct(&known.end_ns, end_ns);
     return;
   }
   const double key_ns = times.total_ns / static_cast<double>(times.n_rows), bytes = static_cast<double>(times.x_bytes);
@@ -326,6 +329,7 @@ PlanRates Profile::rates(const Layer& layer, int64_t n_queries, int64_t key_byte
     recompute.bus_ns = x_ns(known) * static_cast<double>(layer.x_bytes());
     recompute.device_ns = known.key_ns;
     rates.rebuilt_end_ns = known.end_ns;
+    rates.rebuilt_host_end_ns = known.host_end_ns;
   }
   int64_t of_class = 1;
   const Costs* known = find(layer, n_queries, &of_class);

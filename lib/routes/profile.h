@@ -9,7 +9,8 @@
 //
 // The device's own time over pieces of K and V is not among them: at most 512 queries meet a piece, which takes the bus
 // several times as long. Where it makes keys, parts say more than the trial: how much slower the bus is beside products, how
-// long the device takes from the last hidden state to the end, and a key where the bus is the faster of the two.
+// long the device takes from the last hidden state to the end, and from the CPU's answer, which it gets to between products;
+// and a key where the bus is the faster of the two.
 //
 // Trials read a few thousand keys, which may still be in a cache that calls have long outgrown. So the CPU's counts as less
 // than it said until a part of a call has replaced it: near the point where routes are even the CPU gets a first try, and
@@ -50,6 +51,7 @@ struct RebuiltTimes {
   int64_t n_rows = 0;      // that were made
   double bus_ns = 0.0;     // from when the bus was free to when it had brought all
   double late_ns = 0.0;    // of that, behind the queries' coming
+  double host_ns = 0.0;    // until the CPU had answered
   double total_ns = 0.0;   // until the states were one
   bool is_steady = false;  // as in PartReading
 };
@@ -128,9 +130,10 @@ class Profile {
   mutable std::mutex mutex_;
   std::map<Shape, std::map<int64_t, Costs>> costs_;  // by the power of two
   struct Rebuilt {
-    double key_ns = 0.0;  // the device
-    double x_ns = 0.0;    // the bus, of a byte, while the device is at work; 0: no part has said
-    double end_ns = 0.0;  // from the last hidden state to the end, and before the queries count as there; 0: likewise
+    double key_ns = 0.0;       // the device
+    double x_ns = 0.0;         // the bus, of a byte, while the device is at work; 0: no part has said
+    double end_ns = 0.0;       // from the last hidden state to the end; 0: likewise
+    double host_end_ns = 0.0;  // from the CPU's answer
   };
   double x_ns(const Rebuilt& known) const;
 

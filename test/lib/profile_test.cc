@@ -326,26 +326,30 @@ void making_keys_is_learned(void**) {
   };
   // The bus brings 45 bytes in a ns, 300 us of it before the queries come, and the device ends 250 us behind it.
   const double by_bus = static_cast<double>(kKeys * kXBytes) / 45.0;
-  RebuiltTimes times{kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, by_bus, true};
+  RebuiltTimes times{kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, 0.0, by_bus, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
   assert_true(is_near(predicted(300'000.0), by_bus, 0.01));
   assert_true(is_near(profile.stream_ns(50'000'000), 1e6 + 60'000.0, 1e-6));  // nothing is said of other keys
   assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
   // What shared the bus says when it ended, not how fast either came.
-  RebuiltTimes beside{0, kKeys, 1e7, 1e6, 1e6 + 500'000.0, true};
+  RebuiltTimes beside{0, kKeys, 1e7, 1e6, 1e6, 1e6 + 500'000.0, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, beside);
   assert_true(is_near(predicted(300'000.0), by_bus + 200'000.0, 0.01));
   assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
+  // The CPU ended behind both: what follows its answer is that of splits alone.
+  for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, {0, kKeys, 1e6, 1e6, 2e6, 2e6 + 120'000.0, true});
+  assert_true(is_near(predicted(300'000.0), by_bus + 200'000.0, 0.01));
+  assert_true(is_near(profile.rates(layer, 1, 32 * 128 * 4).rebuilt_host_end_ns, 120'000.0, 0.01));
   // Of a bus that waited nothing is learned but what the device takes.
-  times = {kKeys * kXBytes, kKeys, 3.0 * by_bus, 1e6, 3.0 * by_bus, true};
+  times = {kKeys * kXBytes, kKeys, 3.0 * by_bus, 1e6, 0.0, 3.0 * by_bus, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
   assert_int_equal(profile.as_keys(layer, 45'000), 50'000);
   assert_true(is_near(predicted(300'000.0), 3.0 * by_bus + 768 * kXBytes / 45.0, 0.01));
   // It has become faster: that is seen at once.
-  times = {kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, by_bus, true};
+  times = {kKeys * kXBytes, kKeys, by_bus, by_bus - 300'000.0, 0.0, by_bus, true};
   for (int part = 0; part < 40; ++part) profile.note_rebuilt(layer, times);
   assert_true(is_near(predicted(300'000.0), by_bus + 768 * kXBytes / 45.0, 0.02));
-  profile.note_rebuilt(layer, {kKeys * kXBytes, kKeys, by_bus, 0.0, 0.0, true});  // nobody saw its end
+  profile.note_rebuilt(layer, {kKeys * kXBytes, kKeys, by_bus, 0.0, 0.0, 0.0, true});  // nobody saw its end
   assert_true(is_near(predicted(300'000.0), by_bus + 768 * kXBytes / 45.0, 0.02));
 }
 
