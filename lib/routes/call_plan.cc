@@ -67,16 +67,12 @@ void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_byt
   rates_.columns[kPlanRecompute].device_ns *= static_cast<double>(n_rows) / static_cast<double>(n_keys());
 }
 
-// Where keys are made there is more to do at the end: with any of them, or without.
+// Whether keys are made is decided by what both ways are known to take alike; how many, by all that making them does.
 RoutePlan CallPlan::best_plan(bool may_rebuild) {
   PlanColumn& recompute = rates_.columns[kPlanRecompute];
-  const bool is_allowed = recompute.is_allowed && may_rebuild;
-  recompute.is_allowed = false;
-  const RoutePlan without = plan_routes(groups_, rates_);
-  recompute.is_allowed = is_allowed;
-  if (!is_allowed) return without;
-  const RoutePlan with = plan_routes(groups_, rebuilding());
-  return with.total_ns < without.total_ns ? with : without;
+  recompute.is_allowed = recompute.is_allowed && may_rebuild;
+  const RoutePlan best = plan_routes(groups_, rates_);
+  return best.moved_keys[kPlanRecompute] > 0 ? plan_routes(groups_, rebuilding()) : best;
 }
 
 // As parts have said. Buffers of hidden states have their own room.
