@@ -353,9 +353,13 @@ uint8_t* DeviceSession::merged(uint64_t task_idx) const {
   return sent_hidden(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
 }
 
+uint8_t DeviceSession::merged_mark(uint64_t task_idx) const {
+  return static_cast<uint8_t>(1 + task_idx / static_cast<uint64_t>(hand_over_->n_tasks()) % 255);
+}
+
 Status DeviceSession::mark_merged(uint64_t task_idx, void* stream) const {
   std::byte* const flag = sent_hidden_on_device(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
-  return call_device(device_, &DeviceTable::fill, flag, 1, int64_t{1}, stream);
+  return call_device(device_, &DeviceTable::fill, flag, merged_mark(task_idx), int64_t{1}, stream);
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {

@@ -121,8 +121,10 @@ class DeviceSession {
   Status reserve_rebuild(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts);
   uint8_t* sent_hidden(uint64_t task_idx) const;
   std::byte* sent_hidden_on_device(uint64_t task_idx) const;
-  // That a task's states are one: as the host sees it; told in the stream's order.
+  // That a task's states are one: as the host sees it, and what it is then; told in the stream's order. A task may be done
+  // with before that, so the next one in its place may find it told late: they have other marks.
   uint8_t* merged(uint64_t task_idx) const;
+  uint8_t merged_mark(uint64_t task_idx) const;
   Status mark_merged(uint64_t task_idx, void* stream) const;
   // The host sees, in the stream's order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;

@@ -129,7 +129,8 @@ struct HandOverTask {
   RebuiltPieces rebuilt;
   int64_t rebuilt_at = 0;
   uint8_t* sent_hidden = nullptr;
-  uint8_t* merged = nullptr;  // 1: the call's states are one; null: nobody says so
+  uint8_t* merged = nullptr;  // merged_mark: the call's states are one; null: nobody says so
+  uint8_t merged_mark = 0;    // another one than that of the task before in this place, whose comes when that is done with
   int64_t streamed_x_bytes = 0;
   std::chrono::steady_clock::time_point asked;  // the call was about to ask for copies, if there are any
   HandOverPart part;
@@ -244,6 +245,7 @@ class HandOver {
   // this thread waits, and sees both.
   struct Unmerged {
     uint8_t* flag = nullptr;
+    uint8_t mark = 0;  // what it is then
     std::chrono::steady_clock::time_point begin, looked, merged;
     bool is_merged = false;
     const Layer* layer = nullptr;

@@ -49,6 +49,7 @@ void HandOver::await_merged(const HandOverTask& task, const TaskTimes& times, co
   if (task.merged == nullptr || !task.part.tells || !times.stream.is_seen) return;
   const bool is_alone = !times.has_host && task.part.streamed_tokens == 0;
   unmerged_.flag = task.merged;
+  unmerged_.mark = task.merged_mark;
   unmerged_.begin = times.begin;
   unmerged_.looked = Clock::now();
   unmerged_.layer = task.part.layer;
@@ -65,7 +66,7 @@ void HandOver::await_merged(const HandOverTask& task, const TaskTimes& times, co
 void HandOver::look_at_merged() {
   if (unmerged_.flag == nullptr || unmerged_.is_merged) return;
   const auto now = Clock::now();
-  unmerged_.is_merged = std::atomic_ref(*unmerged_.flag).load(std::memory_order_acquire) != 0;
+  unmerged_.is_merged = std::atomic_ref(*unmerged_.flag).load(std::memory_order_acquire) == unmerged_.mark;
   if (unmerged_.is_merged && now - unmerged_.looked > kLooked) unmerged_ = {};
   unmerged_.merged = unmerged_.looked = now;
 }

@@ -293,6 +293,7 @@ int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
   task->streamed_x_bytes = n_tokens * layer_.x_bytes();
   task->sent_hidden = session_.device_->sent_hidden(task->idx);
   task->merged = session_.device_->merged(task->idx);
+  task->merged_mark = session_.device_->merged_mark(task->idx);
   for (uint8_t* flag : {task->sent_hidden, task->merged}) std::atomic_ref(*flag).store(0, std::memory_order_relaxed);
   return n_tokens;
 }
