@@ -67,12 +67,20 @@ void CallPlan::group(const Profile& profile, const Layer& layer, int64_t key_byt
   rates_.columns[kPlanRecompute].device_ns *= static_cast<double>(n_rows) / static_cast<double>(n_keys());
 }
 
-// Whether keys are made is decided by what both ways are known to take alike; how many, by all that making them does.
+// Whether keys are made is decided by what both ways are known to take alike; how many, by all that making them does. A plan
+// by the latter that has fewer than count is that of no call: its end and its buffers are not those of keys that are sent.
 RoutePlan CallPlan::best_plan(bool may_rebuild) {
   PlanColumn& recompute = rates_.columns[kPlanRecompute];
-  recompute.is_allowed = recompute.is_allowed && may_rebuild;
-  const RoutePlan best = plan_routes(groups_, rates_);
-  return best.moved_keys[kPlanRecompute] > 0 ? plan_routes(groups_, rebuilding()) : best;
+  const bool is_allowed = recompute.is_allowed && may_rebuild;
+  recompute.is_allowed = is_allowed;
+  RoutePlan best = plan_routes(groups_, rates_);
+  if (best.moved_keys[kPlanRecompute] == 0) return best;
+  best = plan_routes(groups_, rebuilding());
+  if (best.moved_keys[kPlanRecompute] >= kLeastKeys) return best;
+  recompute.is_allowed = false;
+  best = plan_routes(groups_, rates_);
+  recompute.is_allowed = is_allowed;
+  return best;
 }
 
 // As parts have said. Buffers of hidden states have their own room.

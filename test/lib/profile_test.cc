@@ -353,6 +353,31 @@ void making_keys_is_learned(void**) {
   assert_true(is_near(predicted(300'000.0), by_bus + 768 * kXBytes / 45.0, 0.02));
 }
 
+// A plan that rebuilds nothing has only the buffers of K and V filled ahead.
+void making_keys_is_not_misjudged(void**) {
+  constexpr int64_t kKeys = 20'000, kXBytes = 8192, kBytes = 32 * 128 * 4;
+  Projection projection;
+  projection.hidden_dim = 4096;
+  Layer layer = layer_of(32);
+  layer.projection = &projection;
+  layer.x_type = TANDEM_BF16;
+  const RebuildTerms terms{true, 0.0, 768, 6144};
+  Profile profile;
+  profile.note_bus_trial(50.0);
+  profile.note_host(layer, 1, 1000, 400'000.0);
+  profile.note_rebuild_trial(layer, 1e6);
+  CallPlan with, without;
+  for (CallPlan* plan : {&with, &without}) {
+    plan->clear({600'000.0, int64_t{4} << 20});
+    plan->add(0, 1, 0, kKeys);
+  }
+  with.make(profile, layer, kBytes, terms);
+  without.make(profile, layer, kBytes);
+  assert_int_equal(with.n_rebuilt(), 0);
+  assert_true(without.n_streamed() > 0 && without.n_streamed() < kKeys);
+  assert_int_equal(with.n_streamed(), without.n_streamed());
+}
+
 }  // namespace
 
 int main() {
@@ -363,6 +388,7 @@ int main() {
                               cmocka_unit_test(what_was_slow_is_tried_again),
                               cmocka_unit_test(sequences_are_cut),
                               cmocka_unit_test(hidden_states_pay_where_they_are_less),
-                              cmocka_unit_test(making_keys_is_learned)};
+                              cmocka_unit_test(making_keys_is_learned),
+                              cmocka_unit_test(making_keys_is_not_misjudged)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
