@@ -39,6 +39,13 @@ void correct(double* known, double ns) {
   *known += kNewest * (std::clamp(ns, *known / kMostChange, *known * kMostChange) - *known);
 }
 
+// What a plan avoids where it is too much, and nobody measures again then. The first part may have waited for what a process
+// does once: it counts as little as any other.
+void correct_end(double* known, double ns) {
+  if (*known <= 0.0) *known = kStreamEndNs;
+  correct(known, ns);
+}
+
 // Unless it has become better than that.
 void forget(double* known, double tried) {
   if (*known > tried && tried > 0.0) *known += kForgotten * (tried - *known);
@@ -110,17 +117,18 @@ void Profile::note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexce
   const double end_ns = std::max(1.0, times.total_ns - times.late_ns);
   if (times.x_bytes == 0) {  // whichever was the last of the two
     if (times.host_ns > times.late_ns + known.end_ns)
-      correct(&known.host_end_ns, times.total_ns - times.host_ns);
+      correct_end(&known.host_end_ns, times.total_ns - times.host_ns);
     else if (times.late_ns > 0.0 && times.is_steady)
-      correct(&known.end_ns, end_ns);
+      correct_end(&known.end_ns, end_ns);
     return;
   }
+  if (times.late_ns == 0.0) return;  // nor is it known how much the device had made before the queries came
   const double key_ns = times.total_ns / static_cast<double>(times.n_rows), bytes = static_cast<double>(times.x_bytes);
   if (kLeastOfBus * times.bus_ns > bytes * bus_ns_) return correct(&known.key_ns, key_ns);
   if (known.key_ns > key_ns) correct(&known.key_ns, key_ns);
-  if (!times.is_steady || times.late_ns == 0.0) return;
+  if (!times.is_steady) return;
   correct(&known.x_ns, times.bus_ns / bytes);
-  correct(&known.end_ns, end_ns);
+  correct_end(&known.end_ns, end_ns);
 }
 
 void Profile::note_prefill_trial(const Layer& layer, double ns) {
