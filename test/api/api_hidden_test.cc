@@ -2,9 +2,11 @@
 // Hidden states in a cache: what projections and tensors of them are refused, that they stay with their tokens whatever
 // happens to a sequence, and that they are counted.
 #include <algorithm>
+#include <cmath>
 
 #include "api_world.h"
 #include "reference/random.h"
+#include "reference/rounding.h"
 #include "reference/stored_row.h"
 
 using namespace tandem_test;
@@ -316,6 +318,44 @@ void stay_what_their_type_makes_them(void**) {
     check_random_use(HiddenWorld(x_type, kLongHidden), static_cast<uint64_t>(x_type), 40);
 }
 
+// A number that is none takes those of its group with it and no others; f16 is rounded as f32 is, and read as f32 is,
+// rounded.
+void lose_a_group_at_most(void**) {
+  for (const int32_t x_type : {TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64}) {
+    const HiddenWorld hidden(x_type, kLongHidden);
+    const int32_t group = x_type == TANDEM_Q4_64 ? 64 : 32;
+    const Tensor k({1, kKvHeads, kDim}, 1), v({1, kKvHeads, kDim}, 2);
+    std::vector<double> x;
+    for (int32_t i = 0; i < kLongHidden; ++i) x.push_back(reference::round_to(TANDEM_F16, static_cast<double>(noise(i, 3))));
+    std::vector<uint16_t> halves(kLongHidden), read_halves(kLongHidden);
+    reference::store_all(TANDEM_F16, x.data(), kLongHidden, reinterpret_cast<std::byte*>(halves.data()));
+    halves[70] = 0x7e00;   // NaN
+    halves[700] = 0xfc00;  // -infinity, behind the first 576
+    tandem_tensor view = {}, read_view = {};
+    const int64_t shape[] = {1, kLongHidden};
+    OK(tandem_tensor_init, &view, TANDEM_F16, halves.data(), 2, shape);
+    OK(tandem_tensor_init, &read_view, TANDEM_F16, read_halves.data(), 2, shape);
+    int64_t id = 0;
+    OK(tandem_sequence_create, &id, hidden.cache);
+    OK(tandem_sequence_append_x, hidden.cache, id, 0, &k.view, &v.view, &view, nullptr);
+    Tensor got({1, kLongHidden});
+    OK(tandem_sequence_read_x, &got.view, hidden.cache, id, 0, 0);
+    OK(tandem_sequence_read_x, &read_view, hidden.cache, id, 0, 0);
+    std::vector<double> from_halves(kLongHidden);
+    reference::load_all(TANDEM_F16, reinterpret_cast<const std::byte*>(read_halves.data()), kLongHidden, from_halves.data());
+    reference::round_row(x_type, x.data(), kLongHidden);
+    for (int32_t i = 0; i < kLongHidden; ++i) {
+      const auto one = static_cast<double>(got.values[static_cast<size_t>(i)]), half = from_halves[static_cast<size_t>(i)];
+      if (i / group == 70 / group || i / group == 700 / group) {
+        assert_true(std::isnan(one) && std::isnan(half));
+        continue;
+      }
+      assert_true(one == x[static_cast<size_t>(i)]);
+      assert_true(half == reference::round_to(TANDEM_F16, one));
+    }
+  }
+}
+
 // Of two sequences that differ in a hidden state alone.
 void are_part_of_the_digest(void**) {
   const HiddenWorld hidden;
@@ -380,6 +420,7 @@ int main() {
                               cmocka_unit_test(refuses_tensors),
                               cmocka_unit_test(stay_with_their_tokens),
                               cmocka_unit_test(stay_what_their_type_makes_them),
+                              cmocka_unit_test(lose_a_group_at_most),
                               cmocka_unit_test(are_part_of_the_digest),
                               cmocka_unit_test(are_counted)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
