@@ -3,7 +3,8 @@
 //
 //   cuBLAS's | x as the products take it, where that is not x itself | sums, f32, of K | of V
 //
-// x is given back as soon as it has been normalised, and pages are asked for when there are sums to put into them.
+// x is given back as soon as it has been normalised, or where the store reads positions behind that, and pages are asked for
+// when there are sums to put into them.
 #include <algorithm>
 
 #include "cuda/kernels/rebuild.cuh"

@@ -17,10 +17,11 @@
 // There are two lanes, streams of the session's own with pages and work space of their own, which pieces go to in turn: what
 // comes before and behind the products of one goes on beside those of the other, and so does the attention. A lane waits for
 // nothing of the caller's but for its pages, when it has sums to store there, and a buffer is free as soon as what it held
-// is normalised: bus and products do not wait for attention. Calls return when all is on its way, so the first pieces of the
-// next call, of another batch or layer, come and are rebuilt while the caller's stream still multiplies for this one, or
-// waits for other weights. In one piece a sequence has positions that follow each other, as its keys may be rotated by them;
-// where they are, these come behind the hidden states.
+// is normalised, but where keys are rotated, whose positions the store reads there: bus and products do not wait for
+// attention. Calls return when all is on its way, so the first pieces of the next call, of another batch or layer, come and
+// are rebuilt while the caller's stream still multiplies for this one, or waits for other weights. In one piece a sequence
+// has positions that follow each other, as its keys may be rotated by them; where they are, these come behind the hidden
+// states.
 //
 // Where other keys come as they are, their pieces take turns with these: the bus brings K and V while the device, which may
 // be the slower of the two, makes those of what has come before.
