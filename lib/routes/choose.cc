@@ -126,6 +126,9 @@ void AttendCall::choose_route(HandOverTask* task) {
       cut_pieces(session_.stream_layout_, outside_runs_.get(), i,
                  {std::max(call.host_begin, call.rebuilt_end), call.cpu_begin}, &task->pieces);
   }
+  if (!task->rebuilt.empty())  // hidden states have buffers of their own
+    task->part.ahead_bytes =
+        profile.as_keys(outside_, rebuild.ahead_keys * outside_.x_bytes()) + (task->pieces.empty() ? 0 : plan.ahead().bytes);
   task->bases = cache_.store().bases();
   if (task->pieces.empty()) return;
   task->streamed = session_.device_->streamed(task->idx);
