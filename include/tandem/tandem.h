@@ -268,8 +268,8 @@ typedef struct tandem_cache_options {
   const int32_t *layer_k_types;  /* [n_layers] or NULL: overrides k_type per layer */
   const int32_t *layer_v_types;  /* [n_layers] or NULL: overrides v_type per layer */
   int32_t k_rotation;            /* TANDEM_ROTATION_* */
-  int32_t x_type;                /* f16, bf16, q8_0, q4_0 or q4_64: hidden states of layers with a projection are kept too, in this
-                                  * type, groups along hidden_dim, and every append brings them; 0: none are */
+  int32_t x_type;                /* f16, bf16; q8_0, q4_0, q4_64 where hidden_dim is a multiple of 64: hidden states of layers with a
+                                  * projection are kept too, in this type, and every append brings them; 0: none are */
   const int32_t *layer_k_rotations;  /* [n_layers] or NULL: overrides k_rotation per layer */
 } tandem_cache_options;
 #define TANDEM_CACHE_OPTIONS_INIT \
@@ -380,7 +380,7 @@ typedef struct tandem_session_options {
   int32_t evict_by;       /* TANDEM_EVICT_BY_* */
   int64_t halo_tokens;    /* keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone */
   const char *route;      /* NULL: "auto" */
-  int64_t stream_buffer_bytes; /* each of the two buffers that keys, or hidden states, go through; 0: 16 MiB */
+  int64_t stream_buffer_bytes; /* each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB */
   double stream_fraction;      /* 0 to 1, with route "host+stream" and not without it; -1: not given */
   int64_t append_tokens;  /* most tokens of an append that meet a streamed key together; 0: 16384, and plans have room for single
                              queries alone, else for appends of so many tokens */
@@ -397,7 +397,7 @@ TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 /* Several sessions may read one cache. Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; routes that stream
  * with a policy that does not attend all keys, or without a device; "recompute" where a projection, hidden states or cuBLAS are
  * missing), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what 64 tokens of a KV head take, or with "recompute" 128 hidden
- * states; stream_fraction or recompute_share without its route, or "host+stream" without stream_fraction; streaming_heads of a
+ * states in 16 bits; stream_fraction or recompute_share without its route, or "host+stream" without stream_fraction; streaming_heads of a
  * layer with a sliding window). streaming_heads are for policy "all" and not for "recompute" (UNSUPPORTED), speculative calls
  * are not for layers that have any. */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,

@@ -200,14 +200,14 @@ void measure(Sequences& on, const Step& step, const Geometry& g, const Wanted& w
   std::fflush(stdout);
 }
 
-}  // namespace
-
 int32_t dtype_of(const std::string& name) {
   for (int32_t dtype = 1; tandem_dtype_name(dtype) != nullptr; ++dtype)
     if (name == tandem_dtype_name(dtype)) return dtype;
   std::fprintf(stderr, "recompute_bench: %s is no storage type\n", name.c_str());
   std::exit(2);
 }
+
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 2) {
