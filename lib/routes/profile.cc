@@ -122,9 +122,9 @@ void Profile::note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexce
       correct_end(&known.end_ns, end_ns);
     return;
   }
-  if (times.late_ns == 0.0) return;  // nor is it known how much the device had made before the queries came
   const double key_ns = times.total_ns / static_cast<double>(times.n_rows), bytes = static_cast<double>(times.x_bytes);
   if (kLeastOfBus * times.bus_ns > bytes * bus_ns_) return correct(&known.key_ns, key_ns);
+  if (times.late_ns == 0.0) return;  // it is not known how much the device had made before the queries came
   if (known.key_ns > key_ns) correct(&known.key_ns, key_ns);
   if (!times.is_steady) return;
   correct(&known.x_ns, times.bus_ns / bytes);
