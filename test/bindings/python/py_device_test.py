@@ -149,6 +149,7 @@ def decode(world, sequences, stream, attend, n_steps, prompts=(100, 90)):
     for i, (sequence, n) in enumerate(zip(sequences, prompts)):
         for layer in range(N_LAYERS):
             q, k, v = world.qkv(n)
+            torch.cuda.synchronize()
             with torch.cuda.stream(stream):
                 world.session.attend(sequence, q, k, v, layer_idx=layer, out=torch.empty_like(q), stream=stream.cuda_stream)
             kept[layer][i].append((k, v))
