@@ -37,6 +37,12 @@ inline void* allocate_or_throw(size_t bytes, size_t alignment) {
 
 }  // namespace failing_new
 
+// oneDNN loses what it has made of a primitive when it is refused memory for the rest. Programs that refuse none are told of
+// what is lost there.
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" const char* __lsan_default_suppressions() { return "leak:libdnnl\n"; }
+#endif
+
 // Not inlined: compilers warn of a free() that they see at the end of a delete.
 #define NOT_INLINED [[gnu::noinline]]
 
