@@ -6,6 +6,8 @@
 // x is given back as soon as it has been normalised, or where the store reads positions behind that, and pages are asked for
 // when there are sums to put into them.
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "cuda/kernels/rebuild.cuh"
 #include "cuda/layer_check.h"
@@ -15,6 +17,7 @@ namespace tandem::cuda {
 namespace {
 
 constexpr int64_t kAlign = 256, kMostBlocks = 4096, kMostRows = int64_t{1} << 24;
+constexpr uint64_t kMostApart = uint64_t{1} << 36;  // bytes
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -119,6 +122,11 @@ int32_t launch_stores(const StoreCall& k, const StoreCall& v, const LaunchOn& on
   return launch_store(v, on, error);
 }
 
+bool are_one_call(const DeviceRebuild& call) {
+  const auto k = reinterpret_cast<uintptr_t>(call.projection.w_k), v = reinterpret_cast<uintptr_t>(call.projection.w_v);
+  return call.layer->k_head_dim == call.layer->v_head_dim && std::max(k, v) - std::min(k, v) < kMostApart;
+}
+
 int32_t record(void* event, cudaStream_t stream, DeviceError* error) {
   if (event != nullptr) TANDEM_CUDA_TRY(cudaEventRecord(static_cast<cudaEvent_t>(event), stream), error);
   return TANDEM_OK;
@@ -148,7 +156,9 @@ int64_t Rebuilder::workspace_bytes(const Layer& layer, int64_t n_rows) {
          sums_bytes(layer, layer.v_head_dim, n_rows);
 }
 
-// Sums of K and V, behind each other.
+// In one call cuBLAS goes from a matrix to the next by their distance, in maps of memory that know no way back, nor any
+// length: sums lie in the order in which the matrices do, and for what is far from each other there are two calls. Offloaded
+// weights come into their buffer's ring with W_V at its begin when W_K was the last before its end.
 int32_t Rebuilder::multiply(const DeviceRebuild& call, const void* x, const Sums& sums, const LaunchOn& on,
                             DeviceError* error) {
   const Layer& layer = *call.layer;
@@ -161,7 +171,11 @@ int32_t Rebuilder::multiply(const DeviceRebuild& call, const void* x, const Sums
   product.w = call.projection.w_k;
   product.n_out = int64_t{layer.n_kv_heads} * layer.k_head_dim;
   product.y = sums.k;
-  if (layer.k_head_dim == layer.v_head_dim) product.w_2 = call.projection.w_v;
+  if (are_one_call(call)) {
+    product.w = std::min(call.projection.w_k, call.projection.w_v, std::less<>());
+    product.w_2 = std::max(call.projection.w_k, call.projection.w_v, std::less<>());
+    product.y = std::min(sums.k, sums.v);
+  }
   const std::lock_guard lock(mutex_);
   if (const int32_t code = cublas_.begin(on.stream, call.workspace, error); code != TANDEM_OK) return code;
   if (const int32_t code = cublas_.multiply(product, error); code != TANDEM_OK) return code;
@@ -180,7 +194,10 @@ int32_t Rebuilder::launch(const DeviceRebuild& call, const LaunchOn& on, DeviceE
   std::byte* const sums_at = converted + converted_bytes(layer, call.n_rows);
   Sums sums = {reinterpret_cast<float*>(sums_at),
                reinterpret_cast<float*>(sums_at + sums_bytes(layer, layer.k_head_dim, call.n_rows))};
-  if (layer.k_head_dim == layer.v_head_dim) sums.v = sums.k + call.n_rows * layer.n_kv_heads * layer.k_head_dim;
+  if (are_one_call(call)) {
+    sums.v = sums.k + call.n_rows * layer.n_kv_heads * layer.k_head_dim;
+    if (std::less<>()(call.projection.w_v, call.projection.w_k)) std::swap(sums.k, sums.v);
+  }
   void* read[] = {nullptr, nullptr, nullptr};  // behind the norm, the products, the stores
   read[call.page_positions != nullptr ? 2 : is_converted(layer) ? 0 : 1] = call.read;
   if (is_converted(layer))

@@ -36,6 +36,7 @@ struct RebuildOptions {
   int32_t hidden_dim = 256, n_kv_heads = 2, k_dim = 64, v_dim = 64;
   int32_t norm = TANDEM_NORM_NONE, rope = 0, rope_dims = 64;
   bool is_out_by_in = false, has_bias = false, has_norm_vectors = false;
+  bool is_v_first = false;  // in memory
   int64_t n_rows = 150, position = 5;
   double x_middle = 0.0;
   std::vector<int64_t> nan_rows;  // of x: nobody's
@@ -95,12 +96,17 @@ class RebuildCase {
     return static_cast<T*>(owned_.back());
   }
 
-  // Drawn, rounded to the type, and uploaded.
-  const void* draw(int32_t type, int64_t n, double size, std::vector<double>* numbers) {
+  // Drawn, rounded to the type.
+  std::vector<std::byte> draw_elements(int32_t type, int64_t n, double size, std::vector<double>* numbers) {
     for (int64_t i = 0; i < n; ++i) numbers->push_back(size * random_.normal());
     reference::round_all(type, numbers->data(), n);
     std::vector<std::byte> elements(static_cast<size_t>(n * reference::element_bytes(type)));
     reference::store_all(type, numbers->data(), n, elements.data());
+    return elements;
+  }
+  // And uploaded.
+  const void* draw(int32_t type, int64_t n, double size, std::vector<double>* numbers) {
+    const std::vector<std::byte> elements = draw_elements(type, n, size, numbers);
     return own(elements.data(), static_cast<int64_t>(elements.size()));
   }
 
@@ -128,8 +134,14 @@ class RebuildCase {
       device->upload(static_cast<std::byte*>(const_cast<void*>(call_.x)) + row * row_bytes, nans.data(), row_bytes);
     }
     const double size = 1.0 / std::sqrt(static_cast<double>(dim));
-    call_.projection.w_k = draw(o_.w_type, n_k * dim, size, &w_k_);
-    call_.projection.w_v = draw(o_.w_type, n_v * dim, size, &w_v_);
+    const std::vector<std::byte> w_k = draw_elements(o_.w_type, n_k * dim, size, &w_k_),
+                                 w_v = draw_elements(o_.w_type, n_v * dim, size, &w_v_);
+    std::vector<std::byte> both(o_.is_v_first ? w_v : w_k);
+    const size_t second = both.size();
+    both.insert(both.end(), (o_.is_v_first ? w_k : w_v).begin(), (o_.is_v_first ? w_k : w_v).end());
+    const std::byte* const there = own(both.data(), static_cast<int64_t>(both.size()));
+    call_.projection.w_k = there + (o_.is_v_first ? second : 0);
+    call_.projection.w_v = there + (o_.is_v_first ? 0 : second);
     const auto vector = [&](bool is_there, int64_t n, std::vector<double>* numbers) {
       return is_there ? static_cast<const float*>(draw(TANDEM_F32, n, 0.5, numbers)) : nullptr;
     };
@@ -335,6 +347,22 @@ void dims_and_orders(void**) {
     }
 }
 
+// As where offloaded weights go through a ring. Of so many numbers that cuBLAS takes its kernels for Hopper.
+void v_may_lie_before_k(void**) {
+  for (const bool is_v_first : {false, true})
+    for (const bool is_out_by_in : {false, true}) {
+      RebuildOptions options;
+      options.k_type = options.v_type = options.x_type = options.w_type = TANDEM_F16;
+      options.n_kv_heads = 8;
+      options.k_dim = options.v_dim = 128;
+      options.hidden_dim = 1024;
+      options.n_rows = 256;
+      options.is_out_by_in = is_out_by_in;
+      options.is_v_first = is_v_first;
+      check(options);
+    }
+}
+
 void norms(void**) {
   for (const int32_t norm : {TANDEM_NORM_RMS, TANDEM_NORM_LAYER})
     for (const int32_t hidden_dim : {64, 1000, 2048, 9000})
@@ -387,13 +415,10 @@ void a_single_row(void**) {
 int main(int argc, char** argv) {
   const test::OpenDevice opened(argc > 1 ? argv[1] : TANDEM_MODULE);
   device = &opened;
-  const CMUnitTest tests[] = {cmocka_unit_test(types),
-                              cmocka_unit_test(types_of_hidden_states),
-                              cmocka_unit_test(dims_and_orders),
-                              cmocka_unit_test(norms),
-                              cmocka_unit_test(rotations),
-                              cmocka_unit_test(a_single_row),
-                              cmocka_unit_test(rows_know_nothing_of_each_other)};
+  const CMUnitTest tests[] = {cmocka_unit_test(types),           cmocka_unit_test(types_of_hidden_states),
+                              cmocka_unit_test(dims_and_orders), cmocka_unit_test(v_may_lie_before_k),
+                              cmocka_unit_test(norms),           cmocka_unit_test(rotations),
+                              cmocka_unit_test(a_single_row),    cmocka_unit_test(rows_know_nothing_of_each_other)};
   const int n_failed = cmocka_run_group_tests(tests, nullptr, nullptr);
   std::printf("share of the bounds used: %.3f\n", largest_share);
   return n_failed;
