@@ -90,6 +90,7 @@ struct HandOverPart {
   int64_t ahead_bytes = 0;    // that buffers have room for before the queries come
   bool tells = false;         // there are enough of them
   bool bus_tells = true;      // false: the device makes keys of what it brings, more slowly than that comes
+  bool keeps_hidden = false;  // the plan might have had keys made of hidden states, and has none
   bool is_rows = false;       // of a long append, whose queries do not come with its tickets
   double predicted_ns = 0.0;  // 0: nobody knew
   // Of a long append: its first rows, which come when its queries are there; what is to be learned of its pieces: from then

@@ -119,6 +119,7 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
     profile_.note_bus(bus_bytes, reading.bus);
   else if (has_keys)
     profile_.note_bus_at_most(bus_bytes, reading.bus);
+  if (part.keeps_hidden) profile_.note_not_rebuilt(*part.layer);
   if (has_streamed && !times.has_host) profile_.note_idle_host(*part.layer, part.n_queries);
   if (part.predicted_ns == 0.0 || !part.bus_tells) return;
   ++sums_.n_planned_parts;

@@ -117,6 +117,7 @@ void AttendCall::choose_route(HandOverTask* task) {
     scratch_.calls[keys.call].rebuilt_end = keys.rebuilt_end;
   }
   describe_part(task);
+  task->part.keeps_hidden = plans && plan.n_rebuilt() == 0 && session_.rebuild_terms(layer_idx_, true).may;
   if (task->part.streamed_tokens == 0) return;
   task->part.streamed_tokens -= choose_rebuilt(task);
   if (!task->rebuilt.empty() && !plan.is_rebuilt_by_bus()) task->part.bus_tells = false;  // the device makes keys

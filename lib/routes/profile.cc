@@ -90,7 +90,8 @@ bool Profile::knows_rebuild(const Layer& layer) const {
 
 void Profile::note_rebuild_trial(const Layer& layer, double ns) {
   const std::lock_guard lock(mutex_);
-  rebuilt_[rebuilt_shape_of(layer)].key_ns = ns;
+  Rebuilt& known = rebuilt_[rebuilt_shape_of(layer)];
+  known.key_ns = known.tried_ns = ns;
 }
 
 double Profile::x_ns(const Rebuilt& known) const { return known.x_ns > 0.0 ? known.x_ns : kBesideProducts * bus_ns_; }
@@ -129,6 +130,18 @@ void Profile::note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexce
   if (!times.is_steady) return;
   correct(&known.x_ns, times.bus_ns / bytes);
   correct_end(&known.end_ns, end_ns);
+}
+
+// As of the CPU: what nobody measures any more may have been learned in a busy moment.
+void Profile::note_not_rebuilt(const Layer& layer) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = rebuilt_.find(rebuilt_shape_of(layer));
+  if (found == rebuilt_.end()) return;
+  Rebuilt& known = found->second;
+  forget(&known.key_ns, known.tried_ns);
+  forget(&known.x_ns, kBesideProducts * bus_ns_);
+  forget(&known.end_ns, kStreamEndNs);
+  forget(&known.host_end_ns, kStreamEndNs);
 }
 
 void Profile::note_prefill_trial(const Layer& layer, double ns) {

@@ -74,6 +74,8 @@ class Profile {
   void note_rebuild_trial(const Layer& layer, double ns);  // of a key, in all KV heads
   // Of a part, as it came out.
   void note_rebuilt(const Layer& layer, const RebuiltTimes& times) noexcept;
+  // A part whose keys might have been made so, and were not.
+  void note_not_rebuilt(const Layer& layer) noexcept;
   // As many bytes of K and V as cross the bus in the time of these hidden states.
   int64_t as_keys(const Layer& layer, int64_t x_bytes) const;
   // ns of a tile (lib/routes/prefill_size.h); 0: nobody knows.
@@ -131,6 +133,7 @@ class Profile {
   std::map<Shape, std::map<int64_t, Costs>> costs_;  // by the power of two
   struct Rebuilt {
     double key_ns = 0.0;       // the device
+    double tried_ns = 0.0;     // that, as the trial said
     double x_ns = 0.0;         // the bus, of a byte, while the device is at work; 0: no part has said
     double end_ns = 0.0;       // from the last hidden state to the end; 0: likewise
     double host_end_ns = 0.0;  // from the CPU's answer

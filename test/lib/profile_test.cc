@@ -388,6 +388,20 @@ void making_keys_is_not_misjudged(void**) {
   profile.note_rebuilt(layer, {0, kKeys, by_bus, by_bus, 5e6, by_bus + 50e6, true});
   with.make(profile, layer, kBytes, terms);
   assert_true(with.n_rebuilt() > 0);
+  // Nor do many, for ever.
+  for (int part = 0; part < 60; ++part) {
+    profile.note_rebuilt(layer, {kKeys * kXBytes, kKeys, 1000.0 * by_bus, by_bus, 0.0, 1000.0 * by_bus, true});
+    profile.note_rebuilt(layer, {0, kKeys, by_bus, by_bus, 5e6, by_bus + 50e6, true});
+  }
+  with.make(profile, layer, kBytes, terms);
+  assert_int_equal(with.n_rebuilt(), 0);
+  int n_parts = 0;
+  for (; with.n_rebuilt() == 0 && n_parts < 400; ++n_parts) {
+    profile.note_not_rebuilt(layer);
+    with.make(profile, layer, kBytes, terms);
+  }
+  print_message("keys are made again behind %d parts\n", n_parts);
+  assert_in_range(n_parts, 20, 399);
 }
 
 }  // namespace
