@@ -21,7 +21,7 @@ using namespace tandem::test;
 namespace {
 
 constexpr int64_t kWindow = 512;
-constexpr int kRounds = 6;
+constexpr int kRounds = 12;
 constexpr uint64_t kSeed = 4;
 
 struct RouteCase {
@@ -205,10 +205,12 @@ class Runner {
     for (int32_t l = 0; l < session_.on.n_layers; ++l) {
       must(cudaMemset(call.device[3], 0xff, call.o.size() * 2));
       must(cudaDeviceSynchronize());
+      const tandem_session_stats before = session_.stats();
       const auto begin = Clock::now();
       session_.attend(l, call.device_view, true, true);
       session_.wait();
       if (counts) times_.push_back(us_since(begin));
+      if (counts) shares_.push_back(streamed_since(before));
       check(call, wanted, one_);
     }
     go_back();
@@ -221,15 +223,20 @@ class Runner {
   }
   void print() const {
     const tandem_session_stats s = session_.stats();
-    const double moved = static_cast<double>(s.stream_part_tokens),
-                 all = static_cast<double>(s.stream_part_tokens + s.host_part_tokens);
     std::printf(
-        "  %-11s %5.2f  %7.3f ms (0.9: %7.3f)  in a row %7.3f  streamed %.3f  predicted/taken %.2f\n", one_.route,
-        one_.fraction, ms(), at_share(times_, 0.9) * 1e-3, median(in_a_row_) * 1e-3, all > 0 ? moved / all : 0.0,
+        "  %-11s %5.2f  %7.3f ms (0.9: %7.3f)  in a row %7.3f  streamed %.3f (0.1: %.3f, 0.9: %.3f)  predicted/taken %.2f\n",
+        one_.route, one_.fraction, ms(), at_share(times_, 0.9) * 1e-3, median(in_a_row_) * 1e-3, median(shares_),
+        at_share(shares_, 0.1), at_share(shares_, 0.9),
         s.planned_part_ns > 0 ? static_cast<double>(s.predicted_part_ns) / static_cast<double>(s.planned_part_ns) : 0.0);
   }
 
  private:
+  double streamed_since(const tandem_session_stats& before) const {
+    const tandem_session_stats now = session_.stats();
+    const auto moved = static_cast<double>(now.stream_part_tokens - before.stream_part_tokens),
+               left = static_cast<double>(now.host_part_tokens - before.host_part_tokens);
+    return moved + left > 0.0 ? moved / (moved + left) : 0.0;
+  }
   void go_back() {
     const HybridCache& cache = session_.on;
     TANDEM(tandem_sequence_truncate, cache.cache, cache.sequences[0], cache.length);
@@ -237,7 +244,7 @@ class Runner {
 
   RouteCase one_;
   HybridSession session_;
-  std::vector<double> times_, in_a_row_;
+  std::vector<double> times_, in_a_row_, shares_;
 };
 
 void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t least_bytes,
