@@ -10,8 +10,10 @@
 // the CPU reading alone, the bus copying alone, and both at once, whose sum is the bound of whoever uses both.
 //
 // First, each route's output is compared with attention in double precision over the same keys.
+#include <algorithm>
 #include <atomic>
 #include <memory>
+#include <random>
 #include <thread>
 
 #include "hybrid_case.h"
@@ -260,8 +262,12 @@ void measure(tandem_engine* engine, Limits& limits, int64_t length, int64_t leas
   for (const double fraction : fractions)
     runners.push_back(std::make_unique<Runner>(cache, RouteCase{"host+stream", fraction}));
   std::vector<double> cpus, buses, sums, shares;
+  std::vector<Runner*> order;
+  for (const auto& runner : runners) order.push_back(runner.get());
+  std::minstd_rand random(kSeed);
   for (int round = -1; round < kRounds; ++round) {  // the first fills windows, pins and measures
-    for (const auto& runner : runners) runner->run(call, wanted, round >= 0);
+    for (Runner* const runner : order) runner->run(call, wanted, round >= 0);
+    std::shuffle(order.begin(), order.end(), random);  // what rests in one route's turn is slower at first in the next
     double cpu = 0.0, bus = 0.0;
     cpus.push_back(limits.cpu());
     buses.push_back(limits.bus());
