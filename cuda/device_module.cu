@@ -7,6 +7,7 @@
 #include "cuda/driver.h"
 #include "cuda/exchange.h"
 #include "cuda/rebuild.h"
+#include "cuda/row_batch.h"
 
 namespace tandem::cuda {
 namespace {
@@ -277,6 +278,25 @@ int32_t copy_strided(void* self, const StridedCopy* copy, void* stream, DeviceEr
   return TANDEM_OK;
 }
 
+int32_t copy_batch(void* self, const StridedCopy* copies, int64_t n_copies, void* stream, DeviceError* error) {
+  constexpr int64_t kLeastRow = 16 << 10;  // bytes: shorter rows come faster as one copy
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  RowBatch batch(static_cast<cudaStream_t>(stream));
+  for (const StridedCopy* copy = copies; copy < copies + n_copies; ++copy) {
+    const bool is_one = copy->n_rows > 1 && copy->row_bytes < kLeastRow;
+    if (is_one)
+      if (const int32_t code = copy_strided(self, copy, stream, error); code != TANDEM_OK) return code;
+    for (int64_t i = 0; i < copy->n_rows && !is_one; ++i)
+      TANDEM_CUDA_TRY(
+          batch.add(static_cast<std::byte*>(copy->to) + i * copy->to_stride,
+                    static_cast<const std::byte*>(copy->from) + i * copy->from_stride, static_cast<size_t>(copy->row_bytes)),
+          error);
+  }
+  TANDEM_CUDA_TRY(batch.send(), error);
+  return TANDEM_OK;
+}
+
 int32_t pin(void* self, void* data, int64_t bytes, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
@@ -334,6 +354,7 @@ constexpr DeviceTable kTable = {
     record_event,
     wait_event,
     copy_strided,
+    copy_batch,
     pin,
     unpin,
     supports_rebuild,

@@ -31,7 +31,7 @@
 
 namespace tandem {
 
-// Keys that are not in the window may cross the bus in pieces (lib/routes/stream.cc): copy_strided() on a stream of the
+// Keys that are not in the window may cross the bus in pieces (lib/routes/stream.cc): copy_batch() on a stream of the
 // session's own fills a buffer, attend() attends it as it does pages of the window, and accumulate() takes its states into
 // those of the window, where attend() has not added those before to its own. Events say when a buffer is full, or free.
 
@@ -39,7 +39,7 @@ namespace tandem {
 // rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 7;
+inline constexpr uint32_t kDeviceAbi = 8;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -313,6 +313,8 @@ struct DeviceTable {
   int32_t (*wait_event)(void* self, void* event, void* stream, DeviceError* error);
   // From memory that is pinned when the stream gets there, at the latest then else.
   int32_t (*copy_strided)(void* self, const StridedCopy* copy, void* stream, DeviceError* error);
+  // Likewise, all of a list, in any order. stream: of create_stream().
+  int32_t (*copy_batch)(void* self, const StridedCopy* copies, int64_t n_copies, void* stream, DeviceError* error);
   // Memory of the host stays where it is, and is read by copies at the bus's full rate, until it is unpinned.
   int32_t (*pin)(void* self, void* data, int64_t bytes, DeviceError* error);
   void (*unpin)(void* self, void* data);

@@ -168,6 +168,7 @@ std::string table_refusal(const DeviceTable* table, const char* name) {
       {"record_event", table->record_event != nullptr},
       {"wait_event", table->wait_event != nullptr},
       {"copy_strided", table->copy_strided != nullptr},
+      {"copy_batch", table->copy_batch != nullptr},
       {"pin", table->pin != nullptr},
       {"unpin", table->unpin != nullptr},
   };

@@ -14,7 +14,7 @@ constexpr double kTileNs = 1650.0;                   // of that, for heads of 12
 constexpr double kStateNs = 8500.0;  // of a tile of rows: to begin and to end a block, with the states of those before
 constexpr double kPieceNs = 7000.0;  // of a piece, between its first block and the last one of the piece before
 constexpr double kBusBytes = 54.0;   // in a nanosecond
-constexpr double kCopyNs = 5000.0;   // of a copy
+constexpr double kCopyNs = 300.0;    // of a row of a batch of copies
 // Of a ticket's rows, to the host beside the pieces: on what is left of the device, or on a part of it, which pieces lack.
 constexpr double kRowsNs = 300000.0, kRowsOnPartNs = 70000.0, kPartNs = 15000.0;
 

@@ -34,7 +34,7 @@ StreamBuffers::~StreamBuffers() {
 Status StreamBuffers::send(const std::vector<StridedCopy>& copies) {
   const size_t b = place(n_sent_);
   TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, freed_[b], stream_));
-  for (const StridedCopy& copy : copies) TANDEM_TRY(call_device(device_, &DeviceTable::copy_strided, &copy, stream_));
+  TANDEM_TRY(call_device(device_, &DeviceTable::copy_batch, copies.data(), static_cast<int64_t>(copies.size()), stream_));
   TANDEM_TRY(call_device(device_, &DeviceTable::record_event, filled_[b], stream_));
   ++n_sent_;
   int64_t bytes = 0;

@@ -344,6 +344,12 @@ int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* 
   });
 }
 
+int32_t copy_batch(void* self, const StridedCopy* copies, int64_t n_copies, void* stream, DeviceError* error) {
+  for (int64_t i = 0; i < n_copies; ++i)
+    if (const int32_t code = copy_strided(self, &copies[i], stream, error); code != TANDEM_OK) return code;
+  return TANDEM_OK;
+}
+
 void note_pinned(int64_t bytes) {
   for (int64_t most = counts.largest_pinned; bytes > most && !counts.largest_pinned.compare_exchange_weak(most, bytes);) {
   }
@@ -422,6 +428,7 @@ constexpr DeviceTable kTable = {
     record_event,
     wait_event,
     copy_strided,
+    copy_batch,
     pin,
     unpin,
     supports_rebuild,
