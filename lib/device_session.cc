@@ -112,10 +112,7 @@ struct Constants {
 
 int64_t constants_bytes(const std::vector<Layer>& layers) { return 4 * Constants(layers).n_numbers; }
 
-int64_t n_tasks_of(size_t n_layers) {
-  constexpr int64_t kLeast = 64;
-  return power_of_two(std::max(kLeast, 2 * static_cast<int64_t>(n_layers)));
-}
+int64_t n_tasks_of(size_t n_layers) { return power_of_two(std::max(kLeastTasks, 2 * static_cast<int64_t>(n_layers))); }
 
 int64_t n_steps_of(size_t n_layers) { return n_tasks_of(n_layers) / static_cast<int64_t>(n_layers) + 1; }
 

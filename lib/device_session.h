@@ -62,6 +62,7 @@ struct SessionWork {
   int64_t work_bytes = 0;
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits);
+inline constexpr int64_t kLeastTasks = 64;
 int64_t n_tasks_of(size_t n_layers);  // two steps' at least
 int64_t n_steps_of(size_t n_layers);  // more than these tasks are of
 

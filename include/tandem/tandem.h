@@ -382,8 +382,8 @@ typedef struct tandem_session_options {
   const char *route;      /* NULL: "auto" */
   int64_t stream_buffer_bytes; /* each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB */
   double stream_fraction;      /* 0 to 1, with route "host+stream" and not without it; -1: not given */
-  int64_t append_tokens;  /* most tokens of an append that meet a streamed key together; 0: 16384, and plans have room for single
-                             queries alone, else for appends of so many tokens */
+  int64_t append_tokens;  /* most tokens of an append that meet a streamed key together, and 32768 at most; 0: 16384, and plans
+                             have room for single queries alone, else for appends of so many tokens */
   int64_t stream_heads;   /* KV heads of what is streamed at a time, at most; 0: as many as take the least time */
   double recompute_share; /* in (0, 1], with route "recompute": of the keys outside the window; 0: 1 */
   const uint8_t *streaming_heads; /* NULL, or [n_streaming_heads] flags of all layers' KV heads, layer by layer; copied. 1: its

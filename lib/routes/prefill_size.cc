@@ -92,7 +92,7 @@ KeysOfAppend keys_of_append(const Layer& layer, const PolicyOptions& options, in
 Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
                     PrefillSize* size) {
   PrefillSize made;
-  const int64_t wanted = terms.append_tokens > 0 ? terms.append_tokens : kMostAppend;
+  const int64_t wanted = terms.append_tokens > 0 ? std::min(terms.append_tokens, kLongestChunk) : kMostAppend;
   const int64_t unit = std::min(kTicket, wanted);
   const int64_t most = std::max(unit, std::min(wanted, kMostStates / o_bytes(layer, 1, 1)) / unit * unit);
   made.n_tokens = ceil_div(ceil_div(n_queries, ceil_div(n_queries, most)), unit) * unit;

@@ -35,6 +35,8 @@ struct PrefillTerms {
   int64_t layer_page_bytes = 0;  // of a window's page
 };
 inline constexpr int64_t kMostAppend = 16384;
+// Tasks of all of a chunk's tickets are filled before the first of them is posted.
+inline constexpr int64_t kLongestChunk = kLeastTasks * DeviceSession::kMostTokens;
 
 // Keys outside the window of a long append: of its first queries, and by its end. A chunk's own are in the work space.
 struct KeysOfAppend {

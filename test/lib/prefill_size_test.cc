@@ -43,6 +43,7 @@ void chunks(void**) {
         const int64_t most = wanted == 0 ? kMostAppend : wanted, ticket = std::min<int64_t>(512, most);
         assert_int_equal(size.n_tokens % ticket, 0);
         assert_in_range(size.n_tokens, ticket, std::max(ticket, most));
+        assert_true(tickets_of(size.n_tokens) <= n_tasks_of(1));  // of a session of one layer, all of which are needed
         const int64_t n_chunks = (n_queries + size.n_tokens - 1) / size.n_tokens;
         assert_true(n_chunks * size.n_tokens - n_queries < n_chunks * ticket + ticket);  // none is much shorter
         assert_true(size.lse_at - size.o_at <= 96 * kMiB);
