@@ -168,7 +168,7 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
       limits->include(
           prefill_limits(device, layers[l], size,
                          count_prefill_pieces(size.layout, calls.kinds(l), layers[l], tokens, calls.options.sink_len),
-                         ring_pages(calls.options, calls.store.page_len, size.n_tokens)));
+                         ring_pages(calls.options, calls.store.page_len, size.room_tokens)));
     }
   return {};
 }

@@ -74,7 +74,7 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   TANDEM_TRY(session_.device_->reserve_side());
   prefill_ = size;
   limits->include(prefill_limits(device.device(), layer_, size, n_pieces,
-                                 ring_pages(session_.options_, cache_.page_len(), size.n_tokens)));
+                                 ring_pages(session_.options_, cache_.page_len(), size.room_tokens)));
   return {};
 }
 

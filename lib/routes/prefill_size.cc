@@ -118,10 +118,11 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
       }
     if (is_last) break;
   }
+  made.room_tokens = n_chunk;
   made.page_bytes = terms.layer_page_bytes;
-  made.o_at = ceil_div(made.n_tokens, kDevicePageLen) * made.page_bytes;
-  const int64_t o = device_aligned(o_bytes(layer, made.layout.n_heads, made.n_tokens));
-  const int64_t lse = device_aligned(made.n_tokens * made.layout.n_heads * layer.group_size * 4);
+  made.o_at = ceil_div(n_chunk, kDevicePageLen) * made.page_bytes;
+  const int64_t o = device_aligned(o_bytes(layer, made.layout.n_heads, n_chunk));
+  const int64_t lse = device_aligned(n_chunk * made.layout.n_heads * layer.group_size * 4);
   made.lse_at = made.o_at + o;
   made.area_bytes = made.lse_at + lse;
   *size = made;
@@ -131,7 +132,8 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
 DeviceLimits prefill_limits(const Device& device, const Layer& layer, const PrefillSize& size, int64_t n_pieces,
                             int64_t n_pages) {
   DeviceLimits limits = device_limits(
-      device, layer, {kTicket, 1, size.n_tokens, n_pages, 0, n_pieces + tickets_of(size.n_tokens), size.layout.n_pages});
+      device, layer,
+      {kTicket, 1, size.room_tokens, n_pages, 0, n_pieces + tickets_of(size.room_tokens), size.layout.n_pages});
   limits.prefill_bytes = size.area_bytes;
   return limits;
 }

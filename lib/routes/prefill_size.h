@@ -17,8 +17,9 @@
 namespace tandem {
 
 struct PrefillSize {
-  int64_t n_tokens = 0;  // of a chunk, at most; 0: there are no such chunks
-  StreamLayout layout;   // of its pieces
+  int64_t n_tokens = 0;     // of a chunk, at most; 0: there are no such chunks
+  int64_t room_tokens = 0;  // what memory is taken for: where that is planned, the longest chunk that appends may have
+  StreamLayout layout;      // of its pieces
   // The pieces of the first group take about as long as the chunk's rows to the host, which then leave them the device.
   bool rows_have_time = false;
   double assumed_ns = 0.0;  // by which it was chosen: pieces, and what rows add

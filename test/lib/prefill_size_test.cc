@@ -47,9 +47,11 @@ void chunks(void**) {
         const int64_t n_chunks = (n_queries + size.n_tokens - 1) / size.n_tokens;
         assert_true(n_chunks * size.n_tokens - n_queries < n_chunks * ticket + ticket);  // none is much shorter
         assert_true(size.lse_at - size.o_at <= 96 * kMiB);
-        assert_in_range(size.area_bytes - size.lse_at, size.n_tokens * size.layout.n_heads * group_size * 4,
-                        size.n_tokens * size.layout.n_heads * group_size * 4 + 255);
-        assert_int_equal(size.o_at, (size.n_tokens + kDevicePageLen - 1) / kDevicePageLen * size.page_bytes);
+        assert_in_range(size.room_tokens, size.n_tokens, std::max(ticket, most));
+        if (wanted == 0) assert_int_equal(size.room_tokens, size.n_tokens);
+        const int64_t lse_bytes = size.room_tokens * size.layout.n_heads * group_size * 4;
+        assert_in_range(size.area_bytes - size.lse_at, lse_bytes, lse_bytes + 255);
+        assert_int_equal(size.o_at, (size.room_tokens + kDevicePageLen - 1) / kDevicePageLen * size.page_bytes);
       }
 }
 
@@ -74,7 +76,7 @@ void groups(void**) {
 void takes_what_is_planned(void**) {
   PolicyOptions options;
   const Layer layer = layer_of(8, 4);
-  for (const int64_t append_tokens : {700, 4096, 10'240, 16'384})
+  for (const int64_t append_tokens : {700, 2000, 4096, 10'000, 10'240, 16'384, 50'000})
     for (const int64_t window_len : {512, 4096})
       for (const int64_t kv_len : {16'384, 20'480, 32'768, 65'536, 102'400, 409'600, 10'000'000})
         for (const int64_t n_queries : {append_tokens + 1, kv_len / 2, kv_len}) {
@@ -86,9 +88,12 @@ void takes_what_is_planned(void**) {
             assert_true(status.ok());
             return size;
           };
-          const PrefillSize planned = of(append_tokens), taken = of(std::clamp(n_queries, append_tokens, kv_len));
+          const int64_t n_planned = std::min(append_tokens, kv_len);
+          const PrefillSize planned = of(n_planned), taken = of(std::clamp(n_queries, n_planned, kv_len));
           assert_int_equal(taken.layout.n_heads, planned.layout.n_heads);
           assert_in_range(taken.area_bytes, 1, planned.area_bytes);
+          assert_in_range(taken.n_tokens, 1, planned.room_tokens);
+          assert_int_equal(taken.room_tokens, planned.room_tokens);
         }
 }
 
