@@ -279,8 +279,10 @@ void Weights::free(Place* place) {
     free_events_.push_back(place->events);
 }
 
+// At either end: what stays in use takes no more room than its own.
 void Weights::retire() {
   while (!places_.empty() && places_.front().is_free) places_.pop_front();
+  while (!places_.empty() && places_.back().is_free) places_.pop_back();
 }
 
 std::string Weights::held() const {

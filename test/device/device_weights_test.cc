@@ -249,6 +249,30 @@ void refuses(void**) {
   REFUSED(tandem_weights_use(&other, weights, 2, nullptr, &error), INVALID_HANDLE, "weights", "has been released");
 }
 
+// A block that stays in use has its own room and no more, whatever comes and goes behind it.
+void one_may_stay_in_use(void**) {
+  const Side side(true);
+  std::mt19937_64 random(5);
+  std::vector<Block> blocks(6);
+  for (Block& block : blocks) block.bytes.assign(4096, static_cast<unsigned char>(random()));
+  const tandem_weights_options options = TANDEM_WEIGHTS_OPTIONS_INIT;
+  tandem_weights* weights = nullptr;
+  tandem_error* error = nullptr;
+  assert_int_equal(create(&weights, side.engine, blocks, options, &error), TANDEM_OK);
+  controls.set_delay(50'000);
+  Walk walk{blocks, weights, controls.create_stream()};
+  walk.use(0);
+  for (int32_t i = 1; i < 40; ++i) {
+    walk.use(1 + i % 5);
+    OK(tandem_weights_done, weights, walk.held.back(), walk.stream);
+    walk.held.pop_back();
+  }
+  walk.done();
+  walk.check();
+  tandem_weights_release(weights);
+  assert_true(controls.destroy_stream(walk.stream));
+}
+
 // The C++ layer: guards of blocks, and errors that throw.
 void guards_end_uses(void**) {
   tandem_engine_options engine_options = TANDEM_ENGINE_OPTIONS_INIT;
@@ -342,6 +366,7 @@ int main() {
       cmocka_unit_test_teardown(blocks_are_what_was_given, forget),
       cmocka_unit_test_teardown(is_ahead, forget),
       cmocka_unit_test_teardown(refuses, forget),
+      cmocka_unit_test_teardown(one_may_stay_in_use, forget),
       cmocka_unit_test_teardown(guards_end_uses, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),
       cmocka_unit_test_teardown(leaves_nothing, forget),
