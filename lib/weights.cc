@@ -333,10 +333,13 @@ Status Weights::use(int32_t block_idx, void* stream, void** data) {
     TANDEM_TRY(place_now(block_idx));
     place = &places_.back();
   }
-  // What was to come before it has been left out.
+  // What was to come before it has been left out. What that has yet to wait for may have been where this one is, too.
   for (Place& earlier : places_) {
     if (&earlier == place) break;
-    if (!earlier.was_used && !earlier.is_free) free(&earlier);
+    if (earlier.was_used || earlier.is_free) continue;
+    if (!is_ahead) place->behind.insert(place->behind.end(), earlier.behind.begin(), earlier.behind.end());
+    if (!is_ahead) earlier.behind.clear();
+    free(&earlier);
   }
   if (!is_ahead) TANDEM_TRY(send_all());
   TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, events_[place->events].filled, stream));

@@ -273,6 +273,51 @@ void one_may_stay_in_use(void**) {
   assert_true(controls.destroy_stream(walk.stream));
 }
 
+// A block that is left out has waited for nothing yet, as pieces of a session go first: whatever is sent beside its place
+// waits in its stead until the blocks that were there have been read, on a stream that is late.
+void left_out_blocks_hand_on_what_they_wait_for(void**) {
+  Side side(true);
+  tandem_session_options session_options = Side::options_of("all");
+  session_options.route = "stream";
+  change_session(&side, session_options);
+  Call prompt(kPrompt, 1);
+  prompt.to_device();
+  attend(side, prompt);
+  std::mt19937_64 random(3);
+  std::vector<Block> blocks(6);
+  for (Block& block : blocks) block.bytes.assign(4096, static_cast<unsigned char>(random()));
+  const tandem_weights_options options = TANDEM_WEIGHTS_OPTIONS_INIT;
+  tandem_weights* weights = nullptr;
+  tandem_error* error = nullptr;
+  assert_int_equal(create(&weights, side.engine, blocks, options, &error), TANDEM_OK);
+  Walk walk{blocks, weights, controls.create_stream()};
+  for (int32_t i = 0; i < 6; ++i) {  // so it is known that there are pieces before each block
+    Call call(1, 10 + i);
+    call.to_device();
+    attend(side, call);
+    walk.use(i);
+    walk.done();
+    call.output();
+  }
+  controls.set_delay(2'000'000);
+  void* const word = device->allocate(4);
+  for (int i = 0; i < 50; ++i) {
+    tandem::DeviceError failed;
+    device->must(device->table->fill(device->self, word, i, 4, walk.stream, &failed), failed);
+  }
+  walk.use(0);
+  walk.use(1);
+  for (const int32_t b : {1, 0}) OK(tandem_weights_done, weights, b, walk.stream);
+  walk.held.clear();
+  walk.use(4);  // and neither 2 nor 3, which was to take the place of 0
+  walk.done();
+  controls.set_delay(0);
+  walk.check();
+  device->release(word);
+  tandem_weights_release(weights);
+  assert_true(controls.destroy_stream(walk.stream));
+}
+
 // The C++ layer: guards of blocks, and errors that throw.
 void guards_end_uses(void**) {
   tandem_engine_options engine_options = TANDEM_ENGINE_OPTIONS_INIT;
@@ -367,6 +412,7 @@ int main() {
       cmocka_unit_test_teardown(is_ahead, forget),
       cmocka_unit_test_teardown(refuses, forget),
       cmocka_unit_test_teardown(one_may_stay_in_use, forget),
+      cmocka_unit_test_teardown(left_out_blocks_hand_on_what_they_wait_for, forget),
       cmocka_unit_test_teardown(guards_end_uses, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),
       cmocka_unit_test_teardown(leaves_nothing, forget),
