@@ -191,7 +191,7 @@ class AttendCall {
   // Appends of more tokens than a ticket has, where keys are streamed (lib/routes/prefill.cc).
   struct Prefill;
   Status reserve_prefill(int64_t most, DeviceLimits* limits);
-  bool give_prefill_up(const Status& status);
+  bool take_less_for_prefill(const Status& status);
   int64_t prefill_len(const ChunkPlace& place) const;  // of the next chunk; 0: it is none of these
   Status run_prefill(int64_t n_tokens, ChunkPlace* place);
   Status attend_prefill(HandOverTask* task);

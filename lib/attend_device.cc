@@ -171,10 +171,12 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   if (session_.may_stream_) {
     DeviceLimits shorter = device_limits(device.device(), layer_, with_stream);
     shorter.include(step);
-    DeviceLimits limits = shorter;
-    TANDEM_TRY(reserve_prefill(*most, &limits));
-    Status status = device.reserve(limits, args_.stream);
-    if (!status.ok() && give_prefill_up(status)) status = device.reserve(shorter, args_.stream);
+    Status status;
+    do {
+      DeviceLimits limits = shorter;
+      TANDEM_TRY(reserve_prefill(*most, &limits));
+      status = device.reserve(limits, args_.stream);
+    } while (!status.ok() && take_less_for_prefill(status));
     if (status.ok()) return {};
     TANDEM_TRY(give_streams_up(std::move(status)));
   }

@@ -246,7 +246,8 @@ PrefillTerms Session::prefill_terms(size_t layer_idx) const {
           cache_->engine().device()->info.n_multiprocessors,
           routes_.piece_heads,
           routes_.append_tokens,
-          device_ != nullptr ? device_->geometry().layers[layer_idx].bytes : 0};
+          device_ != nullptr ? device_->geometry().layers[layer_idx].bytes : 0,
+          most_prefill_bytes_};
 }
 
 bool Session::is_settled() const {

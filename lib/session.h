@@ -214,6 +214,7 @@ class Session {
   bool may_rebuild_ = false;                      // likewise, for keys that are made of hidden states
   bool refuses_streams_ = false;                  // there was no memory for them, which is said once
   bool refuses_prefill_ = false;                  // likewise, for long appends' own chunks
+  int64_t most_prefill_bytes_ = INT64_MAX;        // of what these take: there was no memory for more
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> forgotten_;  // it may have memory of the device
   std::unique_ptr<AttendScratch> scratch_;

@@ -78,10 +78,17 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   return {};
 }
 
-// Chunks of a ticket each take less memory.
-bool AttendCall::give_prefill_up(const Status& status) {
+// Groups of fewer KV heads take less memory, and chunks of a ticket each less still: what there is a plan for may be an
+// append to more keys, of which a group has fewer heads.
+bool AttendCall::take_less_for_prefill(const Status& status) {
   if (prefill_.n_tokens == 0 || !is_for_lack_of_memory(status)) return false;
-  prefill_ = {};
+  const PrefillSize lacking = std::exchange(prefill_, {});
+  if (lacking.layout.n_heads > 1 && session_.routes_.piece_heads == 0) {
+    session_.most_prefill_bytes_ = lacking.area_bytes - 1;
+    cache_.engine().log(TANDEM_LOG_INFO, "long appends attend to fewer KV heads at a time, as there is no memory for %d: %s",
+                        lacking.layout.n_heads, status.info().message.c_str());
+    return true;
+  }
   session_.refuses_prefill_ = true;
   cache_.engine().log(TANDEM_LOG_WARNING,
                       "long appends stream all keys for every %lld tokens, as there is no memory for more: %s",

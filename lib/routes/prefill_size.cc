@@ -66,6 +66,17 @@ double rows_ns(double first_group_ns, int64_t n_tickets, bool* have_time) {
   return std::min(on_rest, on_part);
 }
 
+// Of chunks of n_tokens and groups of n_heads KV heads.
+struct Area {
+  int64_t o_bytes, o_at, lse_at, bytes;
+
+  Area(const Layer& layer, const PrefillTerms& terms, int64_t n_heads, int64_t n_tokens)
+      : o_bytes(tandem::o_bytes(layer, n_heads, n_tokens)),
+        o_at(ceil_div(n_tokens, kDevicePageLen) * terms.layer_page_bytes),
+        lse_at(o_at + device_aligned(o_bytes)),
+        bytes(lse_at + device_aligned(n_tokens * n_heads * layer.group_size * 4)) {}
+};
+
 }  // namespace
 
 double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_queries, int64_t n_keys,
@@ -110,7 +121,8 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
         group_ns(layout, layout.n_heads, tiles_of(layer, n_at_once), n_keys, terms.n_multiprocessors, tile_ns);
     const double ns = prefill_ns(layer, layout, n_at_once, n_keys, terms.n_multiprocessors, tile_ns) +
                       rows_ns(first_ns, tickets_of(n_at_once), &have_time);
-    if (is_last || o_bytes(layer, layout.n_heads, n_chunk) <= kMostStates)
+    const Area area(layer, terms, layout.n_heads, n_chunk);
+    if (is_last || (area.o_bytes <= kMostStates && area.bytes <= terms.most_bytes))
       if (made.assumed_ns == 0.0 || ns < made.assumed_ns) {
         made.assumed_ns = ns;
         made.layout = layout;
@@ -118,13 +130,12 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
       }
     if (is_last) break;
   }
+  const Area area(layer, terms, made.layout.n_heads, n_chunk);
   made.room_tokens = n_chunk;
   made.page_bytes = terms.layer_page_bytes;
-  made.o_at = ceil_div(n_chunk, kDevicePageLen) * made.page_bytes;
-  const int64_t o = device_aligned(o_bytes(layer, made.layout.n_heads, n_chunk));
-  const int64_t lse = device_aligned(n_chunk * made.layout.n_heads * layer.group_size * 4);
-  made.lse_at = made.o_at + o;
-  made.area_bytes = made.lse_at + lse;
+  made.o_at = area.o_at;
+  made.lse_at = area.lse_at;
+  made.area_bytes = area.bytes;
   *size = made;
   return {};
 }

@@ -31,9 +31,10 @@ struct PrefillSize {
 struct PrefillTerms {
   int64_t extent_len = 0, buffer_bytes = 0;
   int32_t n_multiprocessors = 0;
-  int32_t piece_heads = 0;       // KV heads of a piece, at most; 0: as many as take least time
-  int64_t append_tokens = 0;     // of a chunk, at most; 0: kMostAppend
-  int64_t layer_page_bytes = 0;  // of a window's page
+  int32_t piece_heads = 0;         // KV heads of a piece, at most; 0: as many as take least time
+  int64_t append_tokens = 0;       // of a chunk, at most; 0: kMostAppend
+  int64_t layer_page_bytes = 0;    // of a window's page
+  int64_t most_bytes = INT64_MAX;  // of the area, as far as groups of fewer KV heads keep to that
 };
 inline constexpr int64_t kMostAppend = 16384;
 // Tasks of all of a chunk's tickets are filled before the first of them is posted.

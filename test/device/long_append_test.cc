@@ -303,6 +303,31 @@ void goes_without(void**) {
   attend_twins(side, twin, 3, 4);
 }
 
+// With memory for groups of one KV head alone, as an append to more keys would have them, chunks stay as long as they are.
+void keeps_to_smaller_groups(void**) {
+  constexpr int64_t kBefore = 2000, kAppended = 1024, kLarge = int64_t{1} << 20, kLength = kBefore + kAppended;
+  const auto plan_of = [&](const Side& side, int64_t heads) {
+    tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+    const tandem_session_options options = stream_options({kAppended, heads, kLarge});
+    OK(tandem_plan_memory, &plan, side.engine, side.model, nullptr, &options, &kLength, 1);
+    return plan;
+  };
+  const Terms terms{kAppended, 0, kLarge};
+  const Side twin(false);
+  const Streaming without(terms);
+  const tandem_memory_plan plan = plan_of(without, 1);
+  assert_true(planned_bytes(plan) < planned_bytes(plan_of(without, 0)));
+  const Streaming side(terms, planned_bytes(plan));
+  for (const Side* one : {static_cast<const Side*>(&side), &twin}) {
+    const Tensor k({kBefore, kKvHeads, kDim}, 1), v({kBefore, kKvHeads, kDim}, 2);
+    OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
+  }
+  attend_twins(side, twin, kAppended, 3);
+  assert_int_equal(side.stats().n_stream_parts, 1);
+  assert_never_more(side, plan);
+  attend_twins(side, twin, 3, 4);
+}
+
 // Who sees its device go in the middle of it has what had arrived, whole layers or not.
 void loses_the_device(void**) {
   for (const int64_t after_ns : {0, 3'000'000, 10'000'000}) {
@@ -335,6 +360,7 @@ int main() {
       cmocka_unit_test_teardown(is_planned_without_a_trial, forget),
       cmocka_unit_test_teardown(host_cap_holds, forget),
       cmocka_unit_test_teardown(goes_without, forget),
+      cmocka_unit_test_teardown(keeps_to_smaller_groups, forget),
       cmocka_unit_test_teardown(loses_the_device, forget),
   };
   return cmocka_run_group_tests(tests, open_stand_in, close_stand_in);
