@@ -42,7 +42,7 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
     made.x_bytes = layers[l].x_bytes();
     // As many as in 16 bits, whatever they are kept in: K, V and sums of a piece take several times its memory.
     const int64_t least_bytes = RebuildLayout::kPageLen * 2 * layers[l].hidden_dim();
-    made.n_pages = buffer_bytes / least_bytes;
+    made.n_pages = std::min(buffer_bytes / least_bytes, RebuildLayout::kMostPages);
     if (made.n_pages == 0)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
                   "stream_buffer_bytes = %lld is less than the %lld bytes of %d hidden states in 16 bits",

@@ -41,8 +41,9 @@ namespace tandem {
 
 struct RebuildLayout {
   static constexpr int32_t kPageLen = kDevicePageLen;
-  int64_t n_pages = 0;  // of a buffer
-  int64_t x_bytes = 0;  // of a hidden state
+  static constexpr int64_t kMostPages = (int64_t{1} << 24) / kPageLen;  // of a piece: modules take so many rows at once
+  int64_t n_pages = 0;                                                  // of a buffer
+  int64_t x_bytes = 0;                                                  // of a hidden state
   int64_t at[kPlanes] = {};
   int64_t head_stride[kPlanes] = {};
   int64_t page_bytes = 0;

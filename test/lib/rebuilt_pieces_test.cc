@@ -66,6 +66,24 @@ void every_token_has_a_place(void**) {
   }
 }
 
+// However large a buffer is, a piece is of no more hidden states than a device makes keys of at once.
+void large_buffers_hold_what_devices_take(void**) {
+  Projection projection;
+  projection.hidden_dim = 8;
+  Layer layer;
+  layer.n_q_heads = layer.n_kv_heads = 65536;
+  layer.group_size = 1;
+  layer.k_head_dim = layer.v_head_dim = 256;
+  layer.k_type = layer.v_type = TANDEM_F32;
+  layer.x_type = TANDEM_BF16;
+  layer.projection = &projection;
+  for (const int64_t bytes : {int64_t{1} << 28, int64_t{1} << 39, int64_t{1} << 40}) {
+    std::vector<RebuildLayout> layouts;
+    assert_true(make_rebuild_layouts({layer}, bytes, &layouts).ok());
+    assert_int_equal(layouts[0].n_rows(), 1 << 24);
+  }
+}
+
 // Sequences that continue fill a piece before the next begins.
 void pieces_are_shared(void**) {
   RebuiltPieces pieces;
@@ -118,8 +136,9 @@ void shares_end_with_pages(void**) {
 }  // namespace
 
 int main() {
-  const CMUnitTest tests[] = {cmocka_unit_test(every_token_has_a_place), cmocka_unit_test(pieces_are_shared),
-                              cmocka_unit_test(pieces_at_the_ends_are_short), cmocka_unit_test(pieces_take_turns),
-                              cmocka_unit_test(shares_end_with_pages)};
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(every_token_has_a_place), cmocka_unit_test(large_buffers_hold_what_devices_take),
+      cmocka_unit_test(pieces_are_shared),       cmocka_unit_test(pieces_at_the_ends_are_short),
+      cmocka_unit_test(pieces_take_turns),       cmocka_unit_test(shares_end_with_pages)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
