@@ -161,8 +161,9 @@ Status Session::try_rebuild(size_t layer_idx) {
   const Layer& layer = cache_->layers()[layer_idx];
   Profile& profile = cache_->engine().profile();
   const bool is_asked = routes_.route == Route::kRecompute;
-  if (rebuild_layouts_.empty() || (!is_asked && !may_gain(layer_idx)) || profile.knows_rebuild(layer)) return {};
+  if (rebuild_layouts_.empty() || (!is_asked && !may_gain(layer_idx))) return {};
   TANDEM_TRY(check_weights(layer_idx));
+  if (profile.knows_rebuild(layer)) return {};
   if (device_ != nullptr) device_->hand_over().drain();
   const Device& device = *cache_->engine().device();
   const auto measure = [&]() -> Status {

@@ -390,6 +390,14 @@ void refuses(void**) {
   OK(tandem_session_use_weights, side.session, 1, side.weights, kBlocks, kBlocks + 1);
   OK(tandem_plan, &plan, side.session, 1, &length, nullptr, 1);
   assert_true(plan.recompute_tokens > 0 && plan.device_ns > 0);
+  // What it takes is known by now, but not to a session that nobody has told.
+  tandem_session* untold = nullptr;
+  const tandem_session_options options = Columns::options_of_session("recompute");
+  OK(tandem_session_create, &untold, side.cache, &options);
+  error = nullptr;
+  const int32_t still = tandem_plan(&plan, untold, 1, &length, nullptr, 1, &error);
+  tandem_session_release(untold);
+  assert_refused(still, error, TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = 1");
   attend_batch(batch, call, side, false, 1);
   attend_batch(batch, on_host, twin, true, 1);
   assert_near(call.output(), on_host.output());
