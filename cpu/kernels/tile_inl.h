@@ -188,9 +188,43 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
   store_sums<kRows, kKeys>(sum, logits);
 }
 
+// Sums of more products than these would lose bits, each lane adding so many to one sum.
+inline constexpr size_t kSummedDims = 256;
+
+// As dot_tile(), of long rows: stretches of them, each summed for itself. Stretches begin where groups do.
+template <class Stored, int kRows, bool kPrefetch>
+HWY_NOINLINE void dot_long_tile(const float* q, size_t dim, const KeyRows& k, const Row* ahead, int64_t apart,
+                                float* logits) {
+  constexpr int kKeys = kTileKeys<kRows>;
+  constexpr size_t kUnit = 64;
+  const size_t n_stretches = (dim + kSummedDims - 1) / kSummedDims,
+               length = (dim + n_stretches * kUnit - 1) / (n_stretches * kUnit) * kUnit;
+  Row rows[kKeys], streams[kKeys] = {};
+  float sums[kRows][kBlockKeys];
+  for (size_t first = 0; first < dim; first += length) {
+    const size_t bytes = first * Stored::kBits / 8, n = std::min(length, dim - first);
+    for (int j = 0; j < kKeys; ++j) {
+      rows[j] = k.rows[j] + bytes;
+      if (kPrefetch) streams[j] = ahead[j * apart] + bytes;
+    }
+    const float* scales = k.scales;
+    if constexpr (Stored::kGroup > 0) scales += static_cast<int64_t>(first / Stored::kGroup) * Stored::kScales;
+    float* const to = first == 0 ? logits : sums[0];
+    dot_tile<Stored, kRows, kPrefetch>(q + first * kRows, n, {rows, scales, k.n_scales}, streams, 1, to);
+    for (int r = 0; r < kRows && first > 0; ++r)
+      for (int j = 0; j < kKeys; ++j) logits[r * kBlockKeys + j] += sums[r][j];
+  }
+}
+
 // Four keys for one tile of rows.
 template <class Stored, int kRows, bool kPrefetch>
 HWY_INLINE void dot_four(const float* q, size_t dim, const KeyRows& k, const Prefetcher& p, float* logits) {
+  if (dim > kSummedDims) {
+    for (int j = 0; j < 4; j += kTileKeys<kRows>)
+      dot_long_tile<Stored, kRows, kPrefetch>(q, dim, k.after(j), kPrefetch ? p.group + p.row + j * p.apart : nullptr,
+                                              p.apart, logits + j);
+    return;
+  }
   for (int j = 0; j < 4; j += kTileKeys<kRows>)
     dot_tile<Stored, kRows, kPrefetch>(q, dim, k.after(j), kPrefetch ? p.group + p.row + j * p.apart : nullptr, p.apart,
                                        logits + j);
