@@ -7,7 +7,8 @@
 namespace tandem::cuda {
 
 // y = x W, row after row: x [n_rows, n_in], y [n_rows, n_out] in f32, sums in f32. Of two matrices of one shape with the
-// same x at once, the second of them behind the first, whose y follow each other: one call has work for a device that each would leave a part of idle at its end.
+// same x at once, the second of them behind the first, whose y follow each other: one call has work for a device that each
+// would leave a part of idle at its end.
 struct Product {
   const void* x = nullptr;
   const void* w = nullptr;    // of x's type

@@ -179,8 +179,8 @@ void lost_calls_do_not_count(void**) {
   }
 }
 
-// Nobody changes what is on its way to the device, though nobody will look at it there. The CPU goes through products, which
-// takes memory for a number of rows that there has not been; what is measured of routes, of fewer queries, is so before.
+// Nobody changes what is on its way to the device, though nobody will look at it there. The CPU goes through products,
+// whatever a process finds to be the number of rows from which they are faster: the rest takes no memory that could lack.
 void lost_calls_end_when_their_keys_are_sent(void**) {
   const Selecting side("all", "host+stream", 1);
   const Side twin(false);
@@ -188,7 +188,6 @@ void lost_calls_end_when_their_keys_are_sent(void**) {
     const Tensor k({900, kKvHeads, kDim}, 1), v({900, kKvHeads, kDim}, 2);
     OK(tandem_sequence_append, one->cache, one->sequence, kLayer, &k.view, &v.view, nullptr);
   }
-  attend_twins(side, twin, 70, 3);
   Call call(100, 5);
   call.to_device();
   controls.set_delay(3'000'000);
