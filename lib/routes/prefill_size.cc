@@ -14,11 +14,9 @@ constexpr double kTileNs = 1650.0;                   // of that, for heads of 12
 constexpr double kStateNs = 8500.0;  // of a tile of rows: to begin and to end a block, with the states of those before
 constexpr double kPieceNs = 7000.0;  // of a piece, between its first block and the last one of the piece before
 constexpr double kBusBytes = 54.0;   // in a nanosecond
-constexpr double kCopyNs = 300.0;    // of a row of a batch of copies
+constexpr double kCopyNs = 5000.0;   // of a copy and what goes with it; with less, groups are chosen that take longer
 // Of a ticket's rows, to the host beside the pieces: on what is left of the device, or on a part of it, which pieces lack.
 constexpr double kRowsNs = 300000.0, kRowsOnPartNs = 70000.0, kPartNs = 15000.0;
-
-constexpr double kAlike = 0.98;  // of a time, which is not known to less
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 double n_tiles_of_keys(int64_t n_keys) { return static_cast<double>(n_keys) / kTileKeys; }
@@ -101,7 +99,7 @@ KeysOfAppend keys_of_append(const Layer& layer, const PolicyOptions& options, in
   return {std::max(all.begin, outside_window(options.window_len, page_len, first)) - all.begin, all.end - all.begin};
 }
 
-// Of groups that take about as long the largest: fewer, longer copies.
+// Of groups that take equally long the largest: fewer, longer copies.
 Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
                     PrefillSize* size) {
   PrefillSize made;
@@ -125,7 +123,7 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
                       rows_ns(first_ns, tickets_of(n_at_once), &have_time);
     const Area area(layer, terms, layout.n_heads, n_chunk);
     if (is_last || (area.o_bytes <= kMostStates && area.bytes <= terms.most_bytes))
-      if (made.assumed_ns == 0.0 || ns < kAlike * made.assumed_ns) {
+      if (made.assumed_ns == 0.0 || ns < made.assumed_ns) {
         made.assumed_ns = ns;
         made.layout = layout;
         made.rows_have_time = have_time;

@@ -55,7 +55,7 @@ void chunks(void**) {
       }
 }
 
-// What is asked for; else nothing that the model calls slower than another by more than 2 %.
+// What is asked for; else nothing that the model calls slower than another.
 void groups(void**) {
   const Layer layer = layer_of(8, 4);
   for (const int32_t heads : {1, 2, 3, 8, 100})
@@ -67,7 +67,7 @@ void groups(void**) {
       for (const int32_t heads : {1, 2, 4}) {
         const PrefillSize other = size_of(layer, terms_of(layer, heads), n_queries, n_keys);
         if (other.lse_at - other.o_at > 96 * kMiB) continue;
-        assert_true(0.98 * size.assumed_ns <= other.assumed_ns);
+        assert_true(size.assumed_ns <= other.assumed_ns);
       }
     }
 }
