@@ -3,7 +3,8 @@
 
 overhead_bench.py [BATCHES]. Compiles the loop of the other bindings ($CC; headers in $TANDEM_INCLUDE_DIR). Answers are compared
 before anything is timed. Figures are medians over batches, the difference that of two that follow each other; fails where a call
-costs more than 10 us more.
+costs more than six times what the interpreter takes to fill a structure of eight numbers and to call a C function with one of
+them, as processors differ: 4 to 5 times that on two cores of an EPYC, 2.5 us each, or 6 us where others use the cores too.
 """
 import ctypes
 import os
@@ -21,7 +22,7 @@ import tandem
 
 HEADS, KV_HEADS, DIM, KEYS = 8, 2, 64, 512
 CALLS = 20  # a batch: shorter than a slice of time where others want the processor too
-MOST_NS = 10_000
+MOST_UNITS = 6
 TRIES = 4
 
 
@@ -36,6 +37,22 @@ def c_side(folder):
     return attend_n
 
 
+class Numbers(ctypes.Structure):
+    _fields_ = [(f"n{i}", ctypes.c_int64) for i in range(8)]
+
+
+labs = ctypes.CDLL(None).labs
+labs.argtypes = [ctypes.c_long]
+
+
+def units():
+    for _ in range(CALLS):
+        numbers = Numbers()
+        for i in range(8):
+            setattr(numbers, f"n{i}", i)
+        labs(numbers.n7)
+
+
 def timed(body):
     begin = time.perf_counter_ns()
     body()
@@ -43,7 +60,7 @@ def timed(body):
 
 
 def compare(attend_n, n_batches, wrap):
-    """Medians of a call through Python, of one in C, and of their difference."""
+    """Medians of a call through Python, of one in C, of their difference, and of what the interpreter takes for a unit."""
     random = np.random.default_rng(5)
     q, k, v = (random.standard_normal((n, heads, DIM)).astype(np.float32) for n, heads in ((1, HEADS), (KEYS, KV_HEADS), (KEYS, KV_HEADS)))
     o, o_c = np.full_like(q, np.nan), np.full_like(q, np.nan)
@@ -67,7 +84,7 @@ def compare(attend_n, n_batches, wrap):
         for batch in range(n_batches):
             order = (in_python, in_c) if batch % 2 else (in_c, in_python)
             took = {body: timed(body) for body in order}
-            pairs.append((took[in_python], took[in_c], took[in_python] - took[in_c]))
+            pairs.append((took[in_python], took[in_c], took[in_python] - took[in_c], timed(units)))
     return [statistics.median(values) for values in zip(*pairs)]
 
 
@@ -79,14 +96,14 @@ def main():
         for name, wrap in (("arrays", lambda array: array), ("tandem.Tensor views", tandem.Tensor)):
             # Who shares a core with others is slower in some tries, and faster than it is in none.
             for _ in range(TRIES):
-                ours, theirs, more = compare(attend_n, n_batches, wrap)
-                if more <= MOST_NS:
+                ours, theirs, more, unit = compare(attend_n, n_batches, wrap)
+                if more <= MOST_UNITS * unit:
                     break
             print(f"attend of {KEYS} keys, one thread, {name}: Python {ours / 1e3:.2f} us, C {theirs / 1e3:.2f} us, "
-                  f"difference {more / 1e3:.2f} us")
-            most = max(most, more)
-    if most > MOST_NS:
-        sys.exit(f"a call through Python costs {most / 1e3:.1f} us more, at most {MOST_NS // 1000} are allowed")
+                  f"difference {more / 1e3:.2f} us, {more / unit:.1f} units of {unit / 1e3:.2f} us")
+            most = max(most, more / unit)
+    if most > MOST_UNITS:
+        sys.exit(f"a call through Python costs {most:.1f} units more, at most {MOST_UNITS} are allowed")
 
 
 main()
