@@ -38,10 +38,9 @@ struct Side {
   bool is_second = false;
 
   explicit Side(bool has_device, const char* policy = "all", int64_t device_cap_bytes = 0, int32_t n_layers = 1,
-                int64_t window_tokens = kWindow, int32_t rope = TANDEM_ROPE_CALLER, int32_t matmul_rows = 0) {
+                int64_t window_tokens = kWindow, int32_t rope = TANDEM_ROPE_CALLER) {
     tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
     options.n_threads = 2;
-    options.matmul_rows = matmul_rows;
     if (has_device) {
       options.backend = stand_in::kName;
       options.backend_path = STAND_IN_MODULES "/libtandem-standin.so";
