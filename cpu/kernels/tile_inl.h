@@ -219,15 +219,13 @@ HWY_NOINLINE void dot_long_tile(const float* q, size_t dim, const KeyRows& k, co
 // Four keys for one tile of rows.
 template <class Stored, int kRows, bool kPrefetch>
 HWY_INLINE void dot_four(const float* q, size_t dim, const KeyRows& k, const Prefetcher& p, float* logits) {
-  if (dim > kSummedDims) {
-    for (int j = 0; j < 4; j += kTileKeys<kRows>)
-      dot_long_tile<Stored, kRows, kPrefetch>(q, dim, k.after(j), kPrefetch ? p.group + p.row + j * p.apart : nullptr,
-                                              p.apart, logits + j);
-    return;
+  for (int j = 0; j < 4; j += kTileKeys<kRows>) {
+    const Row* const ahead = kPrefetch ? p.group + p.row + j * p.apart : nullptr;
+    if (dim > kSummedDims)
+      dot_long_tile<Stored, kRows, kPrefetch>(q, dim, k.after(j), ahead, p.apart, logits + j);
+    else
+      dot_tile<Stored, kRows, kPrefetch>(q, dim, k.after(j), ahead, p.apart, logits + j);
   }
-  for (int j = 0; j < 4; j += kTileKeys<kRows>)
-    dot_tile<Stored, kRows, kPrefetch>(q, dim, k.after(j), kPrefetch ? p.group + p.row + j * p.apart : nullptr, p.apart,
-                                       logits + j);
 }
 
 // All rows of four keys; the prefetches go with the first tile, K being in L1 for the others.

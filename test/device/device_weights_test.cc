@@ -58,6 +58,21 @@ struct Seen {
   void* at;
 };
 
+tandem_weights* create(tandem_engine* engine, const std::vector<Block>& blocks, const tandem_weights_options& options) {
+  tandem_weights* weights = nullptr;
+  tandem_error* error = nullptr;
+  assert_int_equal(create(&weights, engine, blocks, options, &error), TANDEM_OK);
+  return weights;
+}
+
+// Of one length, and told apart by their bytes.
+std::vector<Block> six_blocks(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Block> blocks(6);
+  for (Block& block : blocks) block.bytes.assign(4096, static_cast<unsigned char>(random()));
+  return blocks;
+}
+
 // A walk over the blocks: mostly on to the next, at times over some or back, with up to two of them in use.
 struct Walk {
   const std::vector<Block>& blocks;
@@ -166,14 +181,10 @@ void blocks_are_what_was_given(void**) {
 // In order, each block is there or on its way when it is asked for, and crosses the bus once a round.
 void is_ahead(void**) {
   const Side side(true);
-  std::mt19937_64 random(7);
-  std::vector<Block> blocks(6);
-  for (Block& block : blocks) block.bytes.assign(4096, static_cast<unsigned char>(random()));
+  const std::vector<Block> blocks = six_blocks(7);
   tandem_weights_options options = TANDEM_WEIGHTS_OPTIONS_INIT;
   options.resident_bytes = 2 * 4096 + 100;
-  tandem_weights* weights = nullptr;
-  tandem_error* error = nullptr;
-  assert_int_equal(create(&weights, side.engine, blocks, options, &error), TANDEM_OK);
+  tandem_weights* const weights = create(side.engine, blocks, options);
   tandem_weights_stats stats = stats_of(weights);
   assert_int_equal(stats.n_resident, 2);
   assert_int_equal(stats.resident_bytes, 2 * 4096);
@@ -252,13 +263,8 @@ void refuses(void**) {
 // A block that stays in use has its own room and no more, whatever comes and goes behind it.
 void one_may_stay_in_use(void**) {
   const Side side(true);
-  std::mt19937_64 random(5);
-  std::vector<Block> blocks(6);
-  for (Block& block : blocks) block.bytes.assign(4096, static_cast<unsigned char>(random()));
-  const tandem_weights_options options = TANDEM_WEIGHTS_OPTIONS_INIT;
-  tandem_weights* weights = nullptr;
-  tandem_error* error = nullptr;
-  assert_int_equal(create(&weights, side.engine, blocks, options, &error), TANDEM_OK);
+  const std::vector<Block> blocks = six_blocks(5);
+  tandem_weights* const weights = create(side.engine, blocks, TANDEM_WEIGHTS_OPTIONS_INIT);
   controls.set_delay(50'000);
   Walk walk{blocks, weights, controls.create_stream()};
   walk.use(0);
@@ -283,13 +289,8 @@ void left_out_blocks_hand_on_what_they_wait_for(void**) {
   Call prompt(kPrompt, 1);
   prompt.to_device();
   attend(side, prompt);
-  std::mt19937_64 random(3);
-  std::vector<Block> blocks(6);
-  for (Block& block : blocks) block.bytes.assign(4096, static_cast<unsigned char>(random()));
-  const tandem_weights_options options = TANDEM_WEIGHTS_OPTIONS_INIT;
-  tandem_weights* weights = nullptr;
-  tandem_error* error = nullptr;
-  assert_int_equal(create(&weights, side.engine, blocks, options, &error), TANDEM_OK);
+  const std::vector<Block> blocks = six_blocks(3);
+  tandem_weights* const weights = create(side.engine, blocks, TANDEM_WEIGHTS_OPTIONS_INIT);
   Walk walk{blocks, weights, controls.create_stream()};
   for (int32_t i = 0; i < 6; ++i) {  // so it is known that there are pieces before each block
     Call call(1, 10 + i);
@@ -359,9 +360,7 @@ void survives_failing_calls(void**) {
   for (const stand_in::Call failing : {kCapturing, kCopyStrided, kRecordEvent, kWaitEvent}) {
     int n_refused = 0;
     for (int64_t nth = 1; nth < 60; ++nth) {
-      tandem_weights* weights = nullptr;
-      tandem_error* error = nullptr;
-      assert_int_equal(create(&weights, side.engine, blocks, options, &error), TANDEM_OK);
+      tandem_weights* const weights = create(side.engine, blocks, options);
       Walk walk{blocks, weights, controls.create_stream()};
       controls.fail_call(failing, nth, TANDEM_ERROR_BACKEND);
       for (int32_t i = 0; i < 15; ++i) {
