@@ -100,8 +100,9 @@ class Block {
       v_ = values_in_keys(layer_) ? k_ : load(v_source_, v_bf16_, scratch_.v);
       n_odd_ = 0;
       if (partly_hidden) take_out_nonfinite_values();
+      const SignalsHeld held(!k_bf16_ || !v_bf16_);
       for (int32_t i = 0; i < n_tiles_; ++i)
-        if (views_[i].begin < views_[i].end && !step(i)) return false;
+        if (views_[i].begin < views_[i].end && !step(i, held)) return false;
     }
     finish();
     return true;
@@ -119,8 +120,8 @@ class Block {
   const std::byte* load(const TileSource& source, bool bf16, std::byte* to);
   void copy_rows(const TileSource& source, std::byte* to);
   void take_out_nonfinite_values();
-  bool step(int32_t tile_idx);  // false: for lack of memory, sums may be anything
-  bool multiply(const Matmul& matmul, const std::byte* a, const std::byte* b, float* c);
+  bool step(int32_t tile_idx, const SignalsHeld& held);  // false: memory was missing, and the sums are undefined
+  bool multiply(const Matmul& matmul, const std::byte* a, const std::byte* b, float* c, const SignalsHeld& held);
   void softmax(int32_t row, int32_t n_rows, int32_t begin, int32_t end);
   void put_logits(int32_t row, int32_t n_rows, int32_t begin, int32_t end, const uint32_t* visible);
   void add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int32_t end);
@@ -206,14 +207,14 @@ void Block::take_out_nonfinite_values() {
   }
 }
 
-bool Block::multiply(const Matmul& matmul, const std::byte* a, const std::byte* b, float* c) {
-  if (!plainly_) return matmul.run(block_.worker_idx, a, b, c, scratch_.scratchpad);
+bool Block::multiply(const Matmul& matmul, const std::byte* a, const std::byte* b, float* c, const SignalsHeld& held) {
+  if (!plainly_) return matmul.run(block_.worker_idx, a, b, c, scratch_.scratchpad, held);
   matmul.run_plainly(a, b, c);
   return true;
 }
 
 // One tile of rows against the tile of keys.
-bool Block::step(int32_t tile_idx) {
+bool Block::step(int32_t tile_idx, const SignalsHeld& held) {
   const int32_t row = tile_idx * kTileQ, n_rows = std::min(kTileQ, n_rows_ - row);
   const int32_t size_m = n_rows <= kTileRows[0] ? 0 : n_rows <= kTileRows[1] ? 1 : 2;
   const int32_t begin = views_[tile_idx].begin / kStep * kStep, end = (views_[tile_idx].end + kStep - 1) / kStep * kStep;
@@ -228,7 +229,7 @@ bool Block::step(int32_t tile_idx) {
   const Matmul& qk = products(k_bf16_).qk[size_m][size_n];
   const std::byte* q = scratch_.q + static_cast<size_t>(row) * dk * k_bytes;
   for (int32_t c = begin; c < end; c += width)
-    if (!multiply(qk, q, k_ + static_cast<size_t>(c) * dk * k_bytes, scratch_.s + c)) return false;
+    if (!multiply(qk, q, k_ + static_cast<size_t>(c) * dk * k_bytes, scratch_.s + c, held)) return false;
 
   softmax(row, n_rows, begin, end);
 
@@ -237,7 +238,7 @@ bool Block::step(int32_t tile_idx) {
   float* o = scratch_.o + static_cast<size_t>(row) * dv;
   for (int32_t c = begin; c < end; c += width) {
     const std::byte* v = v_ + static_cast<size_t>(c) * v_stride * v_bytes;
-    if (!multiply(pv, p + static_cast<size_t>(c - begin) * v_bytes, v, o)) return false;
+    if (!multiply(pv, p + static_cast<size_t>(c - begin) * v_bytes, v, o, held)) return false;
   }
   if (n_odd_ > 0) add_nonfinite_values(row, n_rows, begin, end);
   return true;

@@ -143,7 +143,8 @@ Status Matmul::run_first() {
     std::memset(data[i].get(), 0, n);
   }
   TANDEM_TRY(require_room_for_code());
-  if (run(0, data[0].get(), data[1].get(), reinterpret_cast<float*>(data[2].get()), data[3].get())) return {};
+  const SignalsHeld held(!shape.bf16);
+  if (run(0, data[0].get(), data[1].get(), reinterpret_cast<float*>(data[2].get()), data[3].get(), held)) return {};
   impl_->arguments.clear();
   return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "oneDNN had no memory for a matrix product");
 }
@@ -152,7 +153,7 @@ size_t Matmul::scratchpad_bytes() const { return impl_->description.scratchpad_d
 
 // oneDNN's containers throw before a product is computed and behind it, and what C holds does not say which it was: a
 // product may be 0 wherever one looks.
-bool Matmul::run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const {
+bool Matmul::run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad, const SignalsHeld&) const {
   Arguments& arguments = impl_->arguments[static_cast<size_t>(worker_idx)];
   const dnnl_exec_arg_t list[] = {{DNNL_ARG_SRC, arguments.a.get()},
                                   {DNNL_ARG_WEIGHTS, arguments.b.get()},

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/signals_held.h"
 #include "lib/status.h"
 
 namespace tandem::cpu {
@@ -54,7 +55,9 @@ class Matmul {
   // scratchpad: scratchpad_bytes(), aligned to 64, of this worker. Where oneDNN fails, which it does when it finds no
   // memory, a product that nothing is added to is computed by plain loops. Of a sum nobody can tell whether it failed before
   // it added or behind that: false, and c may be either. Who has sums begins them again with run_plainly().
-  [[nodiscard]] bool run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const;
+  // held: the caller holds back this thread's signals; f32 products need it, bf16 products stay on the stack.
+  [[nodiscard]] bool run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad,
+                         const SignalsHeld& held) const;
   void run_plainly(const void* a, const void* b, float* c) const;  // no memory is asked for
 
  private:

@@ -15,7 +15,8 @@
  *             _INVALID_STATE may come from every call that returns a status and are not repeated below.
  *   Threads   Engine, model and weights: any thread, at any time. Cache: any thread; changes are serialised by its writer lock.
  *             Session: one thread at a time. The caller's affinity, signal mask, floating-point mode and locale are left
- *             as found. Nothing is printed, nothing aborts, no C++ exception crosses a call.
+ *             as found. Signal handlers may run during a call; a signal may wait for a matrix product, some milliseconds
+ *             at most. Nothing is printed, nothing aborts, no C++ exception crosses a call.
  *   Structs   Their first member is struct_size = sizeof the struct; tandem_*_init() and TANDEM_*_INIT fill in defaults.
  *             Zero means default; where zero is a value of its own, -1 is the default. Structs only grow at the end; a
  *             larger one than the library knows is accepted when the rest is zero. Reserved members are zero.

@@ -462,7 +462,7 @@ void test_plain_matmul(void**) {
       assert_true(matmul.prepare(1).ok());
       assert_true(matmul.scratchpad_bytes() <= scratchpad.size() * 4);
       std::vector<float> got = c, want = c;
-      assert_true(matmul.run(0, a.data(), b.data(), got.data(), scratchpad.data()));
+      assert_true(matmul.run(0, a.data(), b.data(), got.data(), scratchpad.data(), cpu::SignalsHeld()));
       cpu::plain_matmul(shape, a.data(), b.data(), want.data());
       for (size_t i = 0; i < got.size(); ++i) assert_true(std::fabs(got[i] - want[i]) < 1e-4f);
     }

@@ -56,7 +56,7 @@ int product_within(int64_t bytes) {
   } catch (const std::bad_alloc&) {  // which calls of the library turn into a status
     return 0;
   }
-  if (!matmul.run(0, a.data(), b.data(), c.data(), scratchpad.data())) return 4;
+  if (!matmul.run(0, a.data(), b.data(), c.data(), scratchpad.data(), cpu::SignalsHeld())) return 4;
   return c.front() == 128.0f && c.back() == 128.0f ? 0 : 5;
 }
 
@@ -91,7 +91,7 @@ void test_products_without_memory(void**) {
     const int64_t n = for_each_failure([&] {
       std::vector<float> got = c;
       armed = true;
-      const bool is_done = matmul.run(0, a.data(), b.data(), got.data(), scratchpad.data());
+      const bool is_done = matmul.run(0, a.data(), b.data(), got.data(), scratchpad.data(), cpu::SignalsHeld());
       armed = false;
       assert_true(is_done || accumulate);
       if (!is_done) {  // a sum that may be anything: once more from the beginning
