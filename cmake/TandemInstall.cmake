@@ -12,12 +12,13 @@ install(FILES ${tandem_headers} ${PROJECT_SOURCE_DIR}/bindings/ggml/tandem-ggml.
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tandem)
 install(TARGETS tandem EXPORT tandem-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET tandem-cuda) # where the library looks for modules that do not lie beside it
-  install(TARGETS tandem-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tandem)
+  # OPTIONAL: the target tandem_programs does not build the module.
+  install(TARGETS tandem-cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tandem OPTIONAL)
 endif()
 install(TARGETS tandem_static EXPORT tandem-static-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
 file(RELATIVE_PATH tandem_bin_to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-foreach(program tandem-info tandem-bench tandem-generate)
+foreach(program tandem-front tandem-info tandem-plan tandem-bench tandem-generate)
   if(TARGET ${program})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/${tandem_bin_to_lib}")
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

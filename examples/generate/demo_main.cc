@@ -29,10 +29,17 @@ Failure check(const DemoOptions& options) {
     policy.policy = name;
     GENERATE_TRY(policy.check("--policies"));
   }
+  return options.engine.check();
+}
+
+// What depends on files and the machine.
+Failure check_files(const DemoOptions& options) {
+  const bool draws_kept =
+      options.n_depths == 0 && options.n_numbers == 0 && options.curve_file.empty() && options.loss_file.empty();
   GENERATE_TRY(check_length(options.engine.model_directory, "--context: " + number(options.context), options.context));
   if (have_pictures() && !options.curve_file.empty()) GENERATE_TRY(check_picture_place(options, "curve.png"));
-  if (have_pictures() && n_modes == 0) GENERATE_TRY(check_picture_place(options, "kept.png"));
-  return options.engine.check();
+  if (have_pictures() && draws_kept) GENERATE_TRY(check_picture_place(options, "kept.png"));
+  return options.engine.check_machine();
 }
 
 // A flag of another mode is refused rather than left unused.
@@ -57,7 +64,8 @@ Failure serve(DemoOptions* options) {
   const bool scores_text = !options->curve_file.empty() || !options->loss_file.empty();
   if (options->context == 0) options->context = options->n_numbers > 0 || scores_text ? 8192 : 16384;
   if (options->n_decode == 0) options->n_decode = options->curve_file.empty() ? 256 : 1024;
-  GENERATE_TRY(check(*options));
+  GENERATE_TRY(as_usage(check(*options)));
+  GENERATE_TRY(check_files(*options));
   if (!options->loss_file.empty()) return run_loss(*options);
   Runtime runtime;
   GENERATE_TRY(runtime.open(options->engine));
@@ -75,11 +83,11 @@ Failure run(int argc, char** argv) {
   options.policy.sink_tokens = 64;
   options.policy.beta = 1;
   Flags flags(
-      "tandem-demo [flags]                  several facts hidden in one text, asked one after another\n"
-      "tandem-demo --passkey N [flags]      one pass key, hidden at N depths in turn\n"
-      "tandem-demo --numbers N [flags]      N named numbers in one text\n"
-      "tandem-demo --curve FILE [flags]     bits per byte against KV bytes read, over --betas and --windows\n"
-      "tandem-demo --loss FILE [flags]      what each storage type of K and V costs, against f16");
+      "tandem demo [flags]                  several facts hidden in one text, asked one after another\n"
+      "tandem demo --passkey N [flags]      one pass key, hidden at N depths in turn\n"
+      "tandem demo --numbers N [flags]      N named numbers in one text\n"
+      "tandem demo --curve FILE [flags]     bits per byte against KV bytes read, over --betas and --windows\n"
+      "tandem demo --loss FILE [flags]      what each storage type of K and V costs, against f16");
   flags.integer("--passkey", "depths at which a pass key is hidden", 1, 1000, &options.n_depths);
   flags.integer("--numbers", "named numbers hidden in one text", 1, 24, &options.n_numbers);
   flags.text("--curve", "FILE", "text to score", &options.curve_file);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What went wrong, as a value: one line naming the file or flag and the field; empty when nothing did.
+// A usage failure, exit code 2, is a command line that is wrong whatever the machine and the files are.
 #ifndef EXAMPLES_GENERATE_FAILURE_H_
 #define EXAMPLES_GENERATE_FAILURE_H_
 
@@ -12,8 +13,14 @@ namespace generate {
 
 struct [[nodiscard]] Failure {
   std::string message;
+  bool is_usage = false;
   explicit operator bool() const { return !message.empty(); }
 };
+
+inline Failure as_usage(Failure failure) {
+  failure.is_usage = true;
+  return failure;
+}
 
 // Turns the answer of a tandem_* call into a Failure and releases the error object.
 inline Failure from_tandem(int32_t status, tandem_error* error) {

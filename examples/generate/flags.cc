@@ -7,6 +7,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "nearest_name.h"
+
 namespace generate {
 namespace {
 
@@ -111,7 +113,9 @@ const Flags::Flag* Flags::find(std::string_view name) const {
   return nullptr;
 }
 
-Failure Flags::parse(int argc, char** argv, bool* help_wanted) {
+Failure Flags::parse(int argc, char** argv, bool* help_wanted) { return as_usage(parse_all(argc, argv, help_wanted)); }
+
+Failure Flags::parse_all(int argc, char** argv, bool* help_wanted) {
   *help_wanted = false;
   for (int i = 1; i < argc; ++i)
     if (std::string_view(argv[i]) == "--help" || std::string_view(argv[i]) == "-h") *help_wanted = true;
@@ -125,7 +129,11 @@ Failure Flags::parse(int argc, char** argv, bool* help_wanted) {
       name = name.substr(0, equals);
     }
     const Flag* flag = find(name);
-    if (flag == nullptr) return {std::string(name) + ": unknown flag (--help lists them)"};
+    if (flag == nullptr) {
+      std::vector<std::string> names;
+      for (const Flag& known : flags_) names.push_back(known.name);
+      return {std::string(name) + ": unknown flag" + did_you_mean(name, names) + "; --help lists them"};
+    }
     if (flag->value_name.empty()) {
       if (attached) return {flag->name + ": takes no value, got " + quoted(value)};
     } else if (!attached) {
@@ -140,7 +148,7 @@ Failure Flags::parse(int argc, char** argv, bool* help_wanted) {
 
 Failure Flags::refuse_given(std::initializer_list<const char*> names, const std::string& why) const {
   for (const char* name : names)
-    if (given(name)) return {std::string(name) + ": " + why};
+    if (given(name)) return as_usage({std::string(name) + ": " + why});
   return {};
 }
 

@@ -41,6 +41,7 @@ class Flags {
     std::string name, value_name, help;  // value_name empty: a toggle
     std::function<Failure(std::string_view)> take;
   };
+  Failure parse_all(int argc, char** argv, bool* help_wanted);
   const Flag* find(std::string_view name) const;
 
   std::string usage_;

@@ -205,7 +205,8 @@ Failure serve_shapes(const Request& request) {
 }
 
 Failure serve(Request* request) {
-  GENERATE_TRY(check(*request));
+  GENERATE_TRY(as_usage(check(*request)));
+  GENERATE_TRY(request->engine.check_machine());
   if (!request->engine.shapes.empty()) return serve_shapes(*request);
   std::string text = request->prompt;
   if (!request->prompt_file.empty()) GENERATE_TRY(read_text_file(request->prompt_file, &text));
@@ -251,9 +252,9 @@ Failure run(int argc, char** argv) {
   constexpr int64_t kMax = int64_t{1} << 40;
   Request request;
   Flags flags(
-      "tandem-generate --model DIR (--prompt TEXT | --prompt-file FILE) [flags]\n"
-      "tandem-generate --model DIR --score FILE --context T [--offset N] [--decode-last N] [flags]\n"
-      "tandem-generate --device cuda --shapes NAME --context T [--tokens N] [flags]");
+      "tandem generate --model DIR (--prompt TEXT | --prompt-file FILE) [flags]\n"
+      "tandem generate --model DIR --score FILE --context T [--offset N] [--decode-last N] [flags]\n"
+      "tandem generate --device cuda --shapes NAME --context T [--tokens N] [flags]");
   request.engine.declare(&flags);
   flags.text("--prompt", "TEXT", "text to continue", &request.prompt);
   flags.text("--prompt-file", "FILE", "the same from a file", &request.prompt_file);
@@ -287,7 +288,7 @@ Failure run(int argc, char** argv) {
   else
     GENERATE_TRY(
         flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
-  GENERATE_TRY(request.policy.routes.check(flags, request.engine, request.policy));
+  GENERATE_TRY(as_usage(request.policy.routes.check(flags, request.engine, request.policy)));
   request.engine.keeps_hidden = request.policy.routes.recomputes();
   request.engine.x_type = request.policy.routes.x_type;
   request.engine.seed = request.sampling.seed;

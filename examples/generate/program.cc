@@ -34,7 +34,7 @@ int run_program(const char* name, int argc, char** argv, Failure (*run)(int argc
   for (char& c : failure.message)
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
   std::fprintf(stderr, "%s: %s\n", name, failure.message.c_str());
-  return 1;
+  return failure.is_usage ? 2 : 1;
 }
 
 }  // namespace generate

@@ -6,7 +6,8 @@
 
 namespace generate {
 
-// Exit code 0, or 1 after one line on stderr. What throws here (no memory, oneDNN) ends in such a line as well.
+// Exit code 0, or after one line on stderr 2 for a usage failure and 1 for any other. Exceptions (no memory, oneDNN) are
+// failures too.
 int run_program(const char* name, int argc, char** argv, Failure (*run)(int argc, char** argv));
 
 }  // namespace generate

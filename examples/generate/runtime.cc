@@ -45,7 +45,7 @@ void EngineOptions::declare(Flags* flags) {
                 {"none", "hadamard"}, &k_rotation);
   flags->choice("--rope", "who rotates keys and queries (default runtime)", {"runtime", "library"}, &rope);
   flags->integer("--chunk", "tokens per prefill chunk (default 512)", 1, 65536, &chunk_tokens);
-  flags->integer("--threads", "worker threads (default: what the process may use)", 1, 4096, &n_threads);
+  flags->integer("--threads", "worker threads (default 0: what the process may use)", 0, 4096, &n_threads);
   flags->choice("--device", "where the model runs (default cpu); with cuda Tandem's window is there as well",
                 {"cpu", "cuda"}, &place);
   flags->text("--backend-path", "FILE", "Tandem's module for --device cuda (looked for by the library)", &backend_path);
@@ -74,14 +74,17 @@ Failure EngineOptions::check() const {
     if (eager) return {"--eager" + why};
     if (weights_place != kOnDevice) return {"--weights" + why};
     if (kv_place != kOnDevice) return {"--kv: \"host\" is for --device cuda alone (on the CPU K and V always are)"};
-  } else {
-    GENERATE_TRY(check_cuda_built());
   }
   if (resident_share > 0 && weights_place == kOnDevice) return {"--resident-share: is for --weights host alone"};
   if (isa.empty()) return {};
   if (!is_known(isa, tandem_cpu_isa_name, &known)) return {"--isa: \"" + isa + "\" is none of " + known};
-  if (!tandem_cpu_isa_available(isa.c_str())) return {"--isa: this processor does not have \"" + isa + "\""};
   return {};
+}
+
+Failure EngineOptions::check_machine() const {
+  if (place != kCpu) GENERATE_TRY(check_cuda_built());
+  if (isa.empty() || tandem_cpu_isa_available(isa.c_str())) return {};
+  return {"--isa: this processor does not have \"" + isa + "\""};
 }
 
 void PolicyOptions::declare(Flags* flags) {
@@ -109,7 +112,7 @@ Failure Runtime::open(const EngineOptions& options) {
     GENERATE_TRY(read_model_config(&config, options.model_directory));
     GENERATE_TRY(check_vocabulary(config, options.model_directory));
   } else {
-    GENERATE_TRY(find_model_shapes(&config, options.shapes));
+    GENERATE_TRY(as_usage(find_model_shapes(&config, options.shapes)));
   }
   // What is wrong with the model's files is said before what is wrong with the device.
   if (options.place == kCpu) GENERATE_TRY(open_transformer(config));

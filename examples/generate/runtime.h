@@ -46,7 +46,8 @@ struct EngineOptions {
   int64_t seed = 0;                   // of the weights
   bool progress = false;              // a progress bar on stderr even where that is no terminal
   void declare(Flags* flags);
-  Failure check() const;
+  Failure check() const;          // of the flags together
+  Failure check_machine() const;  // what was asked for is built, and this processor has it
   // What messages call the model.
   const std::string& name() const { return shapes.empty() ? model_directory : shapes; }
 };

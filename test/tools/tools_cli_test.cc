@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Bad input to the tools: exit code 1, nothing on standard output, and a message that names flag and value.
+// Bad input to the tools: nothing on standard output, and a message that names flag and value. The exit code is 2 where the
+// command line is wrong, 1 where the library, this machine or a file says no.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,14 +16,16 @@ namespace {
 struct BadInput {
   std::vector<std::string> arguments;
   std::vector<std::string> in_message;
+  int exit_code = 2;
 };
 
 const std::vector<BadInput> kBadBench = {
     {{}, {"decode", "append", "prefill", "wake"}},
-    {{"decoed"}, {"decoed"}},
+    {{"decoed"}, {"decoed", "did you mean decode?"}},
     {{"--kv-len", "128"}, {"--kv-len"}},
     {{"decode", "extra"}, {"extra"}},
-    {{"decode", "-h"}, {"-h", "--help"}},
+    {{"decode", "-x"}, {"-x", "--help"}},
+    {{"decode", "--kvlen", "3"}, {"--kvlen", "did you mean --kv-len?"}},
     {{"decode", "--no-such-flag"}, {"--no-such-flag"}},
     {{"decode", "--no-such-flag=3"}, {"--no-such-flag"}},
     {{"decode", "--help=yes"}, {"--help", "yes"}},
@@ -35,15 +38,17 @@ const std::vector<BadInput> kBadBench = {
     {{"decode", "--kv-len", "1024,"}, {"--kv-len", "1024,"}},
     {{"decode", "--kv-len", "1024,,2048"}, {"--kv-len", "1024,,2048"}},
     {{"decode", "--kv-len", "99999999999999999999"}, {"--kv-len", "99999999999999999999", "out of range"}},
-    {{"decode", "--kv-len", "2000000000", "--probe-mib", "8"}, {"--kv-len", "2000000000", "GiB"}},
+    {{"decode", "--kv-len", "2000000000", "--probe-mib", "8"}, {"--kv-len", "2000000000", "GiB"}, 1},
     {{"decode", "--kv-len", "2147483648"}, {"--kv-len", "2147483648", "out of range"}},
     // As many bytes as 64 bits do not count, of all layers or of one.
     {{"decode", "--kv-len", "2147483647", "--batch", "4096", "--q-heads", "4096", "--kv-heads", "4096", "--head-dim", "256",
       "--layers", "65536", "--probe-mib", "8"},
-     {"--kv-len", "2147483647", "GiB"}},
+     {"--kv-len", "2147483647", "GiB"},
+     1},
     {{"decode", "--kv-len", "2147483647", "--batch", "4096", "--q-heads", "4096", "--kv-heads", "4096", "--head-dim", "256",
       "--probe-mib", "8"},
-     {"--kv-len", "2147483647", "GiB"}},
+     {"--kv-len", "2147483647", "GiB"},
+     1},
     {{"decode", "--q-len", "4"}, {"--q-len", "4"}},
     {{"append", "--kv-len", "16"}, {"--kv-len", "16", "--q-len", "32"}},
     {{"append", "--q-len", "0"}, {"--q-len", "0"}},
@@ -51,7 +56,7 @@ const std::vector<BadInput> kBadBench = {
     {{"decode", "--q-heads", "x"}, {"--q-heads", "x"}},
     {{"decode", "--kv-heads", "0"}, {"--kv-heads", "0"}},
     {{"decode", "--head-dim", "100000"}, {"--head-dim", "100000"}},
-    {{"decode", "--head-dim", "100", "--kv-len", "64", "--layers", "1", "--probe-mib", "8"}, {"k_head_dim", "100"}},
+    {{"decode", "--head-dim", "100", "--kv-len", "64", "--layers", "1", "--probe-mib", "8"}, {"k_head_dim", "100"}, 1},
     {{"decode", "--kv-type", "bf17"}, {"--kv-type", "bf17", "bf16"}},
     {{"decode", "--kv-type", "bf16,"}, {"--kv-type", "bf16,"}},
     {{"decode", "--v-type", "bf17"}, {"--v-type", "bf17", "bf16"}},
@@ -59,10 +64,11 @@ const std::vector<BadInput> kBadBench = {
     {{"decode", "--k-rotation", "givens"}, {"--k-rotation", "givens", "hadamard"}},
     {{"decode", "--page-tokens", "8"}, {"--page-tokens", "8"}},
     // What the library refuses is refused before the header of the results is out.
-    {{"decode", "--output", "csv", "--page-tokens", "100"}, {"page_tokens", "100"}},
-    {{"decode", "--output", "csv", "--head-dim", "96", "--k-rotation", "hadamard"}, {"k_rotation", "96"}},
+    {{"decode", "--output", "csv", "--page-tokens", "100"}, {"page_tokens", "100"}, 1},
+    {{"decode", "--output", "csv", "--head-dim", "96", "--k-rotation", "hadamard"}, {"k_rotation", "96"}, 1},
     {{"decode", "--output", "csv", "--head-dim", "576", "--v-head-dim", "512", "--v-aliases-k", "--v-type", "q4_0"},
-     {"v_type", "q4_0", "aliases"}},
+     {"v_type", "q4_0", "aliases"},
+     1},
     {{"decode", "--io-type", "f16"}, {"--io-type", "f16"}},
     {{"decode", "--policy", "some"}, {"--policy", "some", "streaming"}},
     {{"decode", "--beta", "nan"}, {"--beta", "nan"}},
@@ -89,7 +95,7 @@ const std::vector<BadInput> kBadInfo = {
     {{"--plans"}, {"--plans"}},
     {{"--json=1"}, {"--json", "1"}},
     {{"--plan", "--model"}, {"--model", "needs a value"}},
-    {{"--plan", "--model", "/no/such/folder"}, {"--model", "/no/such/folder/config.json"}},
+    {{"--plan", "--model", "/no/such/folder"}, {"--model", "/no/such/folder/config.json"}, 1},
     {{"--plan", "--kv-len", "ten"}, {"--kv-len", "ten"}},
     {{"--plan", "--kv-type", "q9"}, {"--kv-type", "q9"}},
     {{"--plan", "--v-type", "q9"}, {"--v-type", "q9"}},
@@ -98,7 +104,7 @@ const std::vector<BadInput> kBadInfo = {
     {{"--plan", "--host-cap-gib", "0"}, {"--host-cap-gib", "0"}},
     {{"--plan", "--host-cap-gib", "inf"}, {"--host-cap-gib", "inf"}},
     {{"--plan", "--q-heads", "30"}, {"--q-heads", "30", "--kv-heads", "8"}},
-    {{"--plan", "--page-tokens", "100"}, {"page_tokens", "100"}},
+    {{"--plan", "--page-tokens", "100"}, {"page_tokens", "100"}, 1},
     {{"--plan", "--layers", "0"}, {"--layers", "0"}},
     {{"--plan", "--layers", "99999999999999999999"}, {"--layers", "99999999999999999999", "out of range"}},
     {{"--kv-len", "128"}, {"--kv-len", "--plan"}},
@@ -110,10 +116,28 @@ const std::vector<BadInput> kBadInfo = {
     {{"--isa", "mmx"}, {"--isa", "mmx"}},
     {{"--threads", "-1"}, {"--threads", "-1"}},
     {{"--backend", ""}, {"--backend", "a text"}},
-    {{"--backend", "no/name"}, {"backend = \"no/name\"", "not a name"}},
-    {{"--backend", "abacus"}, {"backend = \"abacus\"", "/libtandem-abacus.so: No such file or directory; "}},
-    {{"--backend", "abacus", "--backend-path", "/no/such/file"}, {"abacus", "/no/such/file: No such file or directory"}},
-    {{"--backend-path", "/no/such/file"}, {"backend_path", "/no/such/file", "without backend"}},
+    {{"--backend", "no/name"}, {"backend = \"no/name\"", "not a name"}, 1},
+    {{"--backend", "abacus"}, {"backend = \"abacus\"", "/libtandem-abacus.so: No such file or directory; "}, 1},
+    {{"--backend", "abacus", "--backend-path", "/no/such/file"}, {"abacus", "/no/such/file: No such file or directory"}, 1},
+    {{"--backend-path", "/no/such/file"}, {"--backend-path", "/no/such/file", "--backend is missing"}},
+};
+
+const std::vector<BadInput> kBadPlan = {
+    {{"128"}, {"128"}},
+    {{"--kvlen", "128"}, {"--kvlen", "did you mean --kv-len?"}},
+    {{"--kv-len", "ten"}, {"--kv-len", "ten"}},
+    {{"--kv-len", "3", "--context", "3"}, {"--kv-len", "--context"}},
+    {{"--kv-len", "3", "--q-len", "4"}, {"--q-len", "4", "--kv-len", "3"}},
+    {{"--model", "/", "--hidden-dim", "64"}, {"--hidden-dim", "--model"}},
+    {{"--model", "/no/such/folder"}, {"--model", "/no/such/folder/config.json"}, 1},
+    {{"--route", "bus"}, {"--route", "bus", "host+stream"}},
+    {{"--route", "stream"}, {"--route", "--backend"}},
+    {{"--device-cap-gib", "1"}, {"--device-cap-gib", "--backend"}},
+    {{"--backend", "standin", "--route", "host+stream"}, {"host+stream", "--stream-share"}},
+    {{"--backend", "standin", "--route", "stream", "--stream-share", "1"}, {"--stream-share", "host+stream"}},
+    {{"--backend", "standin", "--route", "stream", "--recompute-share", "1"}, {"--recompute-share", "--route recompute"}},
+    {{"--backend", "abacus"}, {"backend = \"abacus\""}, 1},
+    {{"--head-dim", "100"}, {"k_head_dim", "100"}, 1},
 };
 
 void expect_refused(const char* program, const BadInput& bad) {
@@ -124,7 +148,7 @@ void expect_refused(const char* program, const BadInput& bad) {
     line += " \"" + argument + "\"";
   }
   const ProgramRun run = run_program(arguments);
-  bool good = run.exit_code == 1 && run.out.empty() && run.err.rfind("tandem-", 0) == 0;
+  bool good = run.exit_code == bad.exit_code && run.out.empty() && run.err.rfind("tandem-", 0) == 0;
   for (const std::string& part : bad.in_message) good = good && run.err.find(part) != std::string::npos;
   good = good && run.err.find('\n') == run.err.size() - 1;
   if (!good)
@@ -134,6 +158,10 @@ void expect_refused(const char* program, const BadInput& bad) {
 
 void bench_refuses(void**) {
   for (const BadInput& bad : kBadBench) expect_refused(TANDEM_BENCH, bad);
+}
+
+void plan_refuses(void**) {
+  for (const BadInput& bad : kBadPlan) expect_refused(TANDEM_PLAN, bad);
 }
 
 void info_refuses(void**) {
@@ -164,7 +192,7 @@ void info_refuses_configs(void**) {
   const std::string folder = TANDEM_TEST_FOLDER;
   for (const auto& bad : kConfigs) {
     std::ofstream(folder + "/config.json") << bad.config;
-    expect_refused(TANDEM_INFO, {{"--plan", "--model", folder}, {"--model", "config.json", bad.in_message}});
+    expect_refused(TANDEM_INFO, {{"--plan", "--model", folder}, {"--model", "config.json", bad.in_message}, 1});
   }
 }
 
@@ -174,10 +202,10 @@ void info_refuses_other_kinds_of_files(void**) {
   alarm(60);
   std::remove(config.c_str());
   assert_int_equal(mkdir(config.c_str(), 0700), 0);
-  expect_refused(TANDEM_INFO, {{"--plan", "--model", TANDEM_TEST_FOLDER}, {config.c_str(), "regular"}});
+  expect_refused(TANDEM_INFO, {{"--plan", "--model", TANDEM_TEST_FOLDER}, {config.c_str(), "regular"}, 1});
   assert_int_equal(rmdir(config.c_str()), 0);
   assert_int_equal(mkfifo(config.c_str(), 0600), 0);
-  expect_refused(TANDEM_INFO, {{"--plan", "--model", TANDEM_TEST_FOLDER}, {config.c_str(), "regular"}});
+  expect_refused(TANDEM_INFO, {{"--plan", "--model", TANDEM_TEST_FOLDER}, {config.c_str(), "regular"}, 1});
   std::remove(config.c_str());
   alarm(0);
 }
@@ -197,7 +225,7 @@ void bench_survives_a_lack_of_memory(void**) {
 void full_disks_are_noticed(void**) {
   for (const std::string& command :
        {std::string(TANDEM_INFO) + " --help", std::string(TANDEM_INFO) + " --json", std::string(TANDEM_INFO),
-        std::string(TANDEM_BENCH) + " --help",
+        std::string(TANDEM_PLAN), std::string(TANDEM_PLAN) + " --json", std::string(TANDEM_BENCH) + " --help",
         std::string(TANDEM_BENCH) + " wake --kv-len 1 --head-dim 64 --layers 1 --repeats 1",
         std::string(TANDEM_BENCH) + " wake --kv-len 1 --head-dim 64 --layers 1 --repeats 1 --output csv"}) {
     const ProgramRun run = run_program({"/bin/sh", "-c", command + " >/dev/full"});
@@ -207,14 +235,21 @@ void full_disks_are_noticed(void**) {
 }
 
 void helps(void**) {
-  for (const auto& arguments : std::vector<std::vector<std::string>>{
-           {TANDEM_BENCH, "--help"}, {TANDEM_BENCH, "append", "--help"}, {TANDEM_INFO, "--help"}}) {
+  for (const auto& arguments : std::vector<std::vector<std::string>>{{TANDEM_BENCH, "--help"},
+                                                                     {TANDEM_BENCH, "-h"},
+                                                                     {TANDEM_BENCH, "append", "--help"},
+                                                                     {TANDEM_BENCH, "append", "-h"},
+                                                                     {TANDEM_PLAN, "--help"},
+                                                                     {TANDEM_PLAN, "-h"}}) {
     const ProgramRun run = run_program(arguments);
     assert_int_equal(run.exit_code, 0);
     assert_string_equal(run.err.c_str(), "");
     assert_true(run.out.find("--kv-len") != std::string::npos);
     assert_true(run.out.find("--policy all|streaming|hgca") != std::string::npos);
   }
+  const ProgramRun info = run_program({TANDEM_INFO, "-h"});
+  assert_int_equal(info.exit_code, 0);
+  assert_string_equal(info.out.c_str(), run_program({TANDEM_INFO, "--help"}).out.c_str());
 }
 
 }  // namespace
@@ -223,6 +258,7 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(bench_refuses),
       cmocka_unit_test(info_refuses),
+      cmocka_unit_test(plan_refuses),
       cmocka_unit_test(info_refuses_configs),
       cmocka_unit_test(info_refuses_other_kinds_of_files),
       cmocka_unit_test(bench_survives_a_lack_of_memory),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "tools/bench/bench_options.h"
 
+#include "examples/generate/nearest_name.h"
 #include "tools/common/flags.h"
 
 namespace tools {
@@ -83,21 +84,22 @@ void fill_defaults(BenchOptions* options) {
 Result check_together(const BenchOptions& options) {
   const auto number = [](int64_t value) { return static_cast<long long>(value); };
   if (options.n_q_heads % options.n_kv_heads != 0)
-    return refuse("--q-heads = %lld is not a multiple of --kv-heads = %lld", number(options.n_q_heads),
-                  number(options.n_kv_heads));
+    return usage_error("--q-heads = %lld is not a multiple of --kv-heads = %lld", number(options.n_q_heads),
+                       number(options.n_kv_heads));
   if (options.q_len != 1 && (options.mode == Mode::kDecode || options.mode == Mode::kWake))
-    return refuse("--q-len = %lld: %s has one query per sequence (append and prefill have more)", number(options.q_len),
-                  options.mode_name.c_str());
+    return usage_error("--q-len = %lld: %s has one query per sequence (append and prefill have more)", number(options.q_len),
+                       options.mode_name.c_str());
   for (const int64_t kv_len : options.kv_lens) {
     if (options.ragged && kv_len % options.batch != 0)
-      return refuse("--kv-len = %lld is not a multiple of --batch = %lld, as --ragged needs", number(kv_len),
-                    number(options.batch));
+      return usage_error("--kv-len = %lld is not a multiple of --batch = %lld, as --ragged needs", number(kv_len),
+                         number(options.batch));
     if (options.ragged && kv_len / options.batch < options.q_len)
-      return refuse("--kv-len = %lld: the shortest of --batch = %lld ragged sequences has less than --q-len = %lld keys",
-                    number(kv_len), number(options.batch), number(options.q_len));
+      return usage_error(
+          "--kv-len = %lld: the shortest of --batch = %lld ragged sequences has less than --q-len = %lld keys",
+          number(kv_len), number(options.batch), number(options.q_len));
     if (kv_len < options.q_len)
-      return refuse("--kv-len = %lld is less than --q-len = %lld: a query is one of the keys", number(kv_len),
-                    number(options.q_len));
+      return usage_error("--kv-len = %lld is less than --q-len = %lld: a query is one of the keys", number(kv_len),
+                         number(options.q_len));
   }
   if (!options.isa.empty() && !tandem_cpu_isa_available(options.isa.c_str()))
     return refuse("--isa = %s: this processor does not have it", options.isa.c_str());
@@ -107,9 +109,9 @@ Result check_together(const BenchOptions& options) {
 }  // namespace
 
 Result parse_bench_options(int argc, const char* const* argv, BenchOptions* options) {
-  if (argc < 2) return refuse("what to measure is missing: decode, append, prefill or wake (--help tells more)");
+  if (argc < 2) return usage_error("what to measure is missing: decode, append, prefill or wake (--help tells more)");
   options->mode_name = argv[1];
-  if (options->mode_name == "--help") {
+  if (options->mode_name == "--help" || options->mode_name == "-h") {
     options->help = true;
     return {};
   }
@@ -119,7 +121,12 @@ Result parse_bench_options(int argc, const char* const* argv, BenchOptions* opti
     options->mode = static_cast<Mode>(mode.value);
     known = true;
   }
-  if (!known) return refuse("\"%s\" is none of decode, append, prefill, wake", argv[1]);
+  if (!known) {
+    std::vector<std::string> names;
+    for (const Choice& mode : kModes) names.emplace_back(mode.name);
+    return usage_error("\"%s\" is none of decode, append, prefill, wake%s", argv[1],
+                       generate::did_you_mean(argv[1], names).c_str());
+  }
 
   RawChoices raw;
   TOOL_TRY(parse_flags(bench_flags(options, &raw), argc - 2, argv + 2));
@@ -134,7 +141,7 @@ Result parse_bench_options(int argc, const char* const* argv, BenchOptions* opti
 std::string bench_help() {
   BenchOptions options;
   RawChoices raw;
-  return "tandem-bench decode|append|prefill|wake [flags]\n\n"
+  return "tandem bench decode|append|prefill|wake [flags]\n\n"
          "  decode   one new token per sequence; GB/s of K and V against what the memory gives in the same run\n"
          "  append   a few new tokens at the end of a long cache; GFLOP/s against oneDNN's matrix products in the same run\n"
          "  prefill  likewise, many new tokens\n"

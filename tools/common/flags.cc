@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstring>
+
+#include "examples/generate/nearest_name.h"
 
 namespace tools {
 namespace {
@@ -129,8 +132,8 @@ int64_t float_bytes(int32_t dtype) { return dtype == TANDEM_F32 ? 4 : 2; }
 
 Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv, std::vector<std::string>* given) {
   for (int i = 0; i < argc; ++i) {
-    std::string name = argv[i];
-    if (name.rfind("--", 0) != 0) return refuse("unexpected argument \"%s\" (--help lists the flags)", name.c_str());
+    std::string name = std::strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
+    if (name.rfind("--", 0) != 0) return usage_error("unexpected argument \"%s\"; --help lists the flags", name.c_str());
     std::string value;
     const size_t equals = name.find('=');
     const bool has_value = equals != std::string::npos;
@@ -139,18 +142,23 @@ Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* 
       name.resize(equals);
     }
     const auto flag = std::find_if(flags.begin(), flags.end(), [&](const Flag& f) { return f.name == name; });
-    if (flag == flags.end()) return refuse("unknown flag %s (--help lists the flags)", name.c_str());
+    if (flag == flags.end()) {
+      std::vector<std::string> names;
+      for (const Flag& known : flags) names.push_back(known.name);
+      return usage_error("unknown flag %s%s; --help lists the flags", name.c_str(),
+                         generate::did_you_mean(name, names).c_str());
+    }
     if (flag->value_name.empty()) {
-      if (has_value) return refuse("%s = %s: the flag takes no value", name.c_str(), value.c_str());
+      if (has_value) return usage_error("%s = %s: the flag takes no value", name.c_str(), value.c_str());
     } else if (!has_value) {
-      if (i + 1 == argc) return refuse("%s needs a value: %s", name.c_str(), flag->expected.c_str());
+      if (i + 1 == argc) return usage_error("%s needs a value: %s", name.c_str(), flag->expected.c_str());
       value = argv[++i];
     }
     const Stored stored = flag->store(value);
     if (stored == Stored::kNotAValue)
-      return refuse("%s = %s is not %s", name.c_str(), value.c_str(), flag->expected.c_str());
+      return usage_error("%s = %s is not %s", name.c_str(), value.c_str(), flag->expected.c_str());
     if (stored == Stored::kOutOfRange)
-      return refuse("%s = %s is out of range: it must be %s", name.c_str(), value.c_str(), flag->expected.c_str());
+      return usage_error("%s = %s is out of range: it must be %s", name.c_str(), value.c_str(), flag->expected.c_str());
     if (given != nullptr) given->push_back(name);
   }
   return {};

@@ -45,7 +45,8 @@ const std::vector<Choice>& dtype_choices();
 const char* dtype_name(int32_t dtype);
 int64_t float_bytes(int32_t dtype);  // f32, f16, bf16
 
-// Takes "--name value" and "--name=value"; everything else is refused. given (may be NULL): the names that were there.
+// Takes "--name value", "--name=value", and -h for --help; everything else is refused. given (may be NULL): the names that
+// were there.
 Result parse_flags(const std::vector<Flag>& flags, int argc, const char* const* argv,
                    std::vector<std::string>* given = nullptr);
 // One line per flag.

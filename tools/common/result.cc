@@ -32,7 +32,15 @@ Result refuse(const char* format, ...) {
   va_start(arguments, format);
   std::string message = format_text(format, arguments);
   va_end(arguments);
-  return Result(std::move(message));
+  return {std::move(message), false};
+}
+
+Result usage_error(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::string message = format_text(format, arguments);
+  va_end(arguments);
+  return {std::move(message), true};
 }
 
 tandem_error** ErrorSlot::out() {

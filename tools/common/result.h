@@ -12,17 +12,20 @@ namespace tools {
 class [[nodiscard]] Result {
  public:
   Result() = default;
-  explicit Result(std::string message) : failed_(true), message_(std::move(message)) {}
+  Result(std::string message, bool is_usage) : failed_(true), is_usage_(is_usage), message_(std::move(message)) {}
   bool ok() const { return !failed_; }
+  // The command line is wrong, whatever the machine and the files are.
+  bool is_usage() const { return is_usage_; }
   const std::string& message() const { return message_; }
 
  private:
-  bool failed_ = false;
+  bool failed_ = false, is_usage_ = false;
   std::string message_;
 };
 
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 [[gnu::format(printf, 1, 2)]] Result refuse(const char* format, ...);
+[[gnu::format(printf, 1, 2)]] Result usage_error(const char* format, ...);
 
 // The last argument of calls into the library:
 //   ErrorSlot error;

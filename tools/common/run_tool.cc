@@ -35,7 +35,7 @@ int run_tool(const char* name, int argc, const char* const* argv, ToolFn run) {
   for (char& c : line)
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
   std::fprintf(stderr, "%s: %s\n", name, line.c_str());
-  return 1;
+  return result.is_usage() ? 2 : 1;
 }
 
 }  // namespace tools

@@ -8,23 +8,10 @@
 #include "tools/info/build_versions.h"
 #include "tools/info/info_options.h"
 #include "tools/info/json_text.h"
-#include "tools/info/memory_plan.h"
+#include "tools/plan/memory_plan.h"
 
 namespace tools {
 namespace {
-
-Result start_engine(const InfoOptions& options, Engine* engine) {
-  ErrorSlot error;
-  tandem_engine_options engine_options = TANDEM_ENGINE_OPTIONS_INIT;
-  engine_options.n_threads = static_cast<int32_t>(options.threads);
-  engine_options.cpu_isa = options.isa.empty() ? nullptr : options.isa.c_str();
-  engine_options.backend = options.backend.empty() ? nullptr : options.backend.c_str();
-  engine_options.backend_path = options.backend_path.empty() ? nullptr : options.backend_path.c_str();
-  tandem_engine* made = nullptr;
-  TOOL_TRY(error.check(tandem_engine_create(&made, &engine_options, error.out())));
-  engine->reset(made);
-  return {};
-}
 
 Json instruction_sets(const Json& report) {
   Json available = Json::array(), missing = Json::array();
@@ -52,7 +39,7 @@ Result info_main(int argc, const char* const* argv, bool* fits) {
     return {};
   }
   Engine engine;
-  TOOL_TRY(start_engine(options, &engine));
+  TOOL_TRY(options.engine.start(&engine));
   Json report, info;
   TOOL_TRY(engine_report(engine.get(), &report));
   info["versions"] = build_versions();
@@ -61,15 +48,15 @@ Result info_main(int argc, const char* const* argv, bool* fits) {
   info["engine"] = report;
 
   std::vector<PlannedLength> plans;
-  if (options.plan) TOOL_TRY(make_plans(engine.get(), options, &plans));
+  if (options.wants_plan) TOOL_TRY(make_plans(engine.get(), options.plan, !options.engine.backend.empty(), &plans));
   for (const PlannedLength& planned : plans) *fits = *fits && planned.over_cap.empty();
   if (options.json) {
-    if (options.plan) TOOL_TRY(plans_json(options, plans, &info["plan"]));
+    if (options.wants_plan) TOOL_TRY(plans_json(options.plan, plans, &info["plan"]));
     std::puts(info.dump().c_str());
     return {};
   }
   std::fputs(json_text(info).c_str(), stdout);
-  if (options.plan) std::printf("\n%s", plans_text(options, plans).c_str());
+  if (options.wants_plan) std::printf("\n%s", plans_text(options.plan, plans).c_str());
   return {};
 }
 

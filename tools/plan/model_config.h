@@ -2,11 +2,11 @@
 // Geometry from a Hugging Face config.json.
 #pragma once
 
-#include "tools/info/info_options.h"
+#include "tools/plan/plan_options.h"
 
 namespace tools {
 
 // Sets layers, heads and head_dim from model_dir/config.json. Refuses a file that lacks one, naming it.
-Result read_model_config(const std::string& model_dir, InfoOptions* options);
+Result read_model_config(const std::string& model_dir, PlanOptions* options);
 
 }  // namespace tools

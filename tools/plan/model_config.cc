@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "tools/info/model_config.h"
+#include "tools/plan/model_config.h"
 
 #include <cmath>
 #include <filesystem>
@@ -39,7 +39,7 @@ Result read_count(const nlohmann::json& config, const std::string& path, const c
 
 }  // namespace
 
-Result read_model_config(const std::string& model_dir, InfoOptions* options) {
+Result read_model_config(const std::string& model_dir, PlanOptions* options) {
   const std::string path = model_dir + "/config.json";
   std::error_code error;  // opening a pipe would wait for a writer, reading a folder throws
   const std::filesystem::file_status status = std::filesystem::status(path, error);
@@ -58,6 +58,7 @@ Result read_model_config(const std::string& model_dir, InfoOptions* options) {
   if (options->n_q_heads % options->n_kv_heads != 0)
     return refuse("--model: %s: num_attention_heads = %lld is not a multiple of num_key_value_heads = %lld", path.c_str(),
                   static_cast<long long>(options->n_q_heads), static_cast<long long>(options->n_kv_heads));
+  if (config.contains("hidden_size")) TOOL_TRY(read_count(config, path, "hidden_size", &options->hidden_dim));
   if (config.contains("head_dim") && !config.at("head_dim").is_null())
     return read_count(config, path, "head_dim", &options->head_dim);
   int64_t hidden_size = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "tools/info/memory_plan.h"
+#include "tools/plan/memory_plan.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "tools/common/flags.h"
@@ -10,7 +11,7 @@
 namespace tools {
 namespace {
 
-Result make_model(const InfoOptions& options, Model* model) {
+Result make_model(const PlanOptions& options, Model* model) {
   ErrorSlot error;
   tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
   layer.n_q_heads = static_cast<int32_t>(options.n_q_heads);
@@ -18,11 +19,39 @@ Result make_model(const InfoOptions& options, Model* model) {
   layer.k_head_dim = static_cast<int32_t>(options.head_dim);
   layer.v_head_dim = static_cast<int32_t>(options.v_head_dim);
   layer.v_aliases_k = options.v_aliases_k ? 1 : 0;
+  tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;  // without weights: a plan needs their shapes alone
+  projection.hidden_dim = static_cast<int32_t>(options.hidden_dim);
+  projection.w_type = TANDEM_BF16;
+  if (options.x_type != 0) layer.projection = &projection;
   const std::vector<tandem_layer_options> layers(static_cast<size_t>(options.n_layers), layer);
   tandem_model* made = nullptr;
   TOOL_TRY(error.check(tandem_model_create(&made, layers.data(), static_cast<int32_t>(options.n_layers), error.out())));
   model->reset(made);
   return {};
+}
+
+tandem_cache_options cache_options(const PlanOptions& options) {
+  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  cache.k_type = options.kv_type;
+  cache.v_type = options.v_type;
+  cache.x_type = options.x_type;
+  cache.page_tokens = static_cast<int32_t>(options.page_tokens);
+  cache.host_cap_bytes = static_cast<int64_t>(std::llround(options.host_cap_gib * 0x1p30));
+  cache.device_cap_bytes = static_cast<int64_t>(std::llround(options.device_cap_gib * 0x1p30));
+  return cache;
+}
+
+tandem_session_options session_options(const PlanOptions& options) {
+  constexpr int64_t kMostAppended = 32768;
+  tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
+  session.policy = tandem_policy_name(options.policy);
+  session.window_tokens = options.window;
+  session.sink_tokens = options.sinks;
+  session.route = options.route_name();
+  session.stream_fraction = options.stream_share;
+  session.recompute_share = options.recompute_share;
+  if (options.q_len > 1) session.append_tokens = std::min(options.q_len, kMostAppended);
+  return session;
 }
 
 std::string bytes_text(int64_t bytes) {
@@ -39,33 +68,33 @@ struct PlanRow {
   int64_t (*bytes)(const tandem_memory_plan& plan);
 };
 constexpr PlanRow kPlanRows[] = {
-    {"host", "K and V", [](const tandem_memory_plan& plan) { return plan.host_kv_bytes; }},
+    {"host", "K, V, hidden states", [](const tandem_memory_plan& plan) { return plan.host_kv_bytes; }},
     {"host", "session: MAW, tables", [](const tandem_memory_plan& plan) { return plan.host_session_bytes; }},
     {"host", "selected keys, at most", [](const tandem_memory_plan& plan) { return plan.selection_max_bytes; }},
     {"host", "all of these",
      [](const tandem_memory_plan& plan) { return plan.host_kv_bytes + plan.host_session_bytes + plan.selection_max_bytes; }},
     {"device", "window", [](const tandem_memory_plan& plan) { return plan.device_window_bytes; }},
     {"device", "states, flags, staging", [](const tandem_memory_plan& plan) { return plan.device_work_bytes; }},
+    {"device", "buffers of streams", [](const tandem_memory_plan& plan) { return plan.device_stream_bytes; }},
+    {"device", "projections", [](const tandem_memory_plan& plan) { return plan.device_weights_bytes; }},
+    {"device", "all of these",
+     [](const tandem_memory_plan& plan) {
+       return plan.device_window_bytes + plan.device_work_bytes + plan.device_stream_bytes + plan.device_weights_bytes;
+     }},
+    {"pinned", "hand-over", [](const tandem_memory_plan& plan) { return plan.shared_bytes; }},
 };
 
 }  // namespace
 
-Result make_plans(tandem_engine* engine, const InfoOptions& options, std::vector<PlannedLength>* plans) {
+Result make_plans(tandem_engine* engine, const PlanOptions& options, bool with_routes, std::vector<PlannedLength>* plans) {
   Model model;
   Cache planned_cache;
   Session planned_session;
   TOOL_TRY(make_model(options, &model));
-  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
-  cache.k_type = options.kv_type;
-  cache.v_type = options.v_type;
-  cache.page_tokens = static_cast<int32_t>(options.page_tokens);
-  cache.host_cap_bytes = static_cast<int64_t>(std::llround(options.host_cap_gib * 0x1p30));
-  tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
-  session.policy = options.policy.c_str();
-  session.window_tokens = options.window;
-  session.sink_tokens = options.sinks;
+  const tandem_cache_options cache = cache_options(options);
+  const tandem_session_options session = session_options(options);
   ErrorSlot error;
-  if (!options.backend.empty()) {
+  if (with_routes) {
     tandem_cache* made_cache = nullptr;
     tandem_session* made_session = nullptr;
     TOOL_TRY(error.check(tandem_cache_create(&made_cache, engine, model.get(), &cache, error.out())));
@@ -76,6 +105,7 @@ Result make_plans(tandem_engine* engine, const InfoOptions& options, std::vector
   for (const int64_t kv_len : options.kv_lens) {
     PlannedLength planned;
     planned.kv_len = kv_len;
+    planned.has_routes = with_routes;
     const std::vector<int64_t> kv_lens(static_cast<size_t>(options.batch), kv_len);
     const int32_t status =
         tandem_plan_memory(&planned.plan, engine, model.get(), &cache, &session, kv_lens.data(), options.batch, error.out());
@@ -84,20 +114,20 @@ Result make_plans(tandem_engine* engine, const InfoOptions& options, std::vector
       planned.over_cap = result.message();
     else if (!result.ok())
       return result;
-    if (planned_session != nullptr) TOOL_TRY(make_routes(planned_session.get(), kv_lens, &planned.routes));
+    if (with_routes) TOOL_TRY(make_routes(planned_session.get(), kv_lens, options.q_len, &planned.routes));
     plans->push_back(std::move(planned));
   }
   return {};
 }
 
-std::string plans_text(const InfoOptions& options, const std::vector<PlannedLength>& plans) {
+std::string plans_text(const PlanOptions& options, const std::vector<PlannedLength>& plans) {
   const auto number = [](int64_t value) { return static_cast<long long>(value); };
   std::string types = dtype_name(options.kv_type);
   if (options.v_type != options.kv_type) types = text("K %s, V %s", types.c_str(), dtype_name(options.v_type));
   std::string out = text(
       "memory plan: %lld layers, %lld query heads, %lld KV heads of %lld, %s, policy %s, %lld sequence%s; %s per token\n\n",
       number(options.n_layers), number(options.n_q_heads), number(options.n_kv_heads), number(options.head_dim),
-      types.c_str(), options.policy.c_str(), number(options.batch), options.batch == 1 ? "" : "s",
+      types.c_str(), tandem_policy_name(options.policy), number(options.batch), options.batch == 1 ? "" : "s",
       bytes_text(plans[0].plan.kv_token_bytes).c_str());
   TextTable table;
   table.header = {"tier", "what"};
@@ -113,13 +143,14 @@ std::string plans_text(const InfoOptions& options, const std::vector<PlannedLeng
   out += table.markdown();
   for (const PlannedLength& planned : plans)
     if (!planned.over_cap.empty()) out += text("\n%lld tokens: %s\n", number(planned.kv_len), planned.over_cap.c_str());
-  if (!options.backend.empty()) out += "\n";
+  out += "\n";
+  if (!plans[0].has_routes) out += "no routes: no device was asked for (--backend cuda), and the CPU attends every key\n";
   for (const PlannedLength& planned : plans)
-    if (!options.backend.empty()) out += routes_text(planned.kv_len, planned.routes);
+    if (planned.has_routes) out += routes_text(planned.kv_len, options.q_len, planned.routes);
   return out;
 }
 
-Result plans_json(const InfoOptions& options, const std::vector<PlannedLength>& plans, Json* json) {
+Result plans_json(const PlanOptions& options, const std::vector<PlannedLength>& plans, Json* json) {
   *json = Json::object();
   (*json)["layers"] = options.n_layers;
   (*json)["q_heads"] = options.n_q_heads;
@@ -129,8 +160,13 @@ Result plans_json(const InfoOptions& options, const std::vector<PlannedLength>& 
   (*json)["v_aliases_k"] = options.v_aliases_k;
   (*json)["kv_type"] = dtype_name(options.kv_type);
   (*json)["v_type"] = dtype_name(options.v_type);
-  (*json)["policy"] = options.policy;
+  if (options.x_type != 0) (*json)["x_type"] = dtype_name(options.x_type);
+  (*json)["policy"] = tandem_policy_name(options.policy);
+  if (options.window >= 0) (*json)["window"] = options.window;
+  if (options.sinks >= 0) (*json)["sinks"] = options.sinks;
+  if (options.route >= 0) (*json)["route"] = options.route_name();
   (*json)["batch"] = options.batch;
+  (*json)["q_len"] = options.q_len;
   (*json)["lengths"] = Json::array();
   for (const PlannedLength& planned : plans) {
     Json entry, report;
@@ -139,7 +175,7 @@ Result plans_json(const InfoOptions& options, const std::vector<PlannedLength>& 
     entry["fits"] = planned.over_cap.empty();
     if (!planned.over_cap.empty()) entry["reason"] = planned.over_cap;
     entry["plan"] = report;
-    if (!options.backend.empty()) TOOL_TRY(routes_json(planned.routes, &entry["routes"]));
+    if (planned.has_routes) TOOL_TRY(routes_json(planned.routes, &entry["routes"]));
     (*json)["lengths"].push_back(entry);
   }
   return {};

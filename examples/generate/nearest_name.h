@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// "Did you mean": the name that a mistyped one is closest to. Nothing but the standard library, as all programs include it.
+#ifndef EXAMPLES_GENERATE_NEAREST_NAME_H_
+#define EXAMPLES_GENERATE_NEAREST_NAME_H_
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace generate {
+
+// The least number of letters added, left out, replaced or swapped with their neighbour that makes `to` of `from`.
+inline size_t edit_distance(std::string_view from, std::string_view to) {
+  std::vector<size_t> before(to.size() + 1), row(to.size() + 1), next(to.size() + 1);
+  for (size_t j = 0; j <= to.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= from.size(); ++i) {
+    next[0] = i;
+    for (size_t j = 1; j <= to.size(); ++j) {
+      next[j] = std::min({row[j] + 1, next[j - 1] + 1, row[j - 1] + (from[i - 1] != to[j - 1])});
+      if (i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1])
+        next[j] = std::min(next[j], before[j - 2] + 1);
+    }
+    before.swap(row);
+    row.swap(next);
+  }
+  return row[to.size()];
+}
+
+// Empty where no name is near: more than a third of the letters differ, and neither is the beginning of the other.
+inline std::string nearest_name(std::string_view given, const std::vector<std::string>& names) {
+  constexpr size_t kLongest = 64;                              // whatever is longer is no slip of the hand
+  const size_t n_shared = given.substr(0, 2) == "--" ? 4 : 2;  // letters that make a beginning
+  std::string nearest;
+  size_t least = kLongest;
+  for (const std::string& name : names) {
+    if (given.size() > kLongest) break;
+    size_t distance = edit_distance(given, name);
+    const size_t shorter = std::min(given.size(), name.size());
+    const bool begins = shorter >= n_shared && given.substr(0, shorter) == std::string_view(name).substr(0, shorter);
+    if (begins) distance = 1;
+    if (distance > std::max<size_t>(1, std::max(given.size(), name.size()) / 3) || distance >= least) continue;
+    least = distance;
+    nearest = name;
+  }
+  return nearest;
+}
+
+// " (did you mean --kv-len?)", or "" where no name is near.
+inline std::string did_you_mean(std::string_view given, const std::vector<std::string>& names) {
+  const std::string name = nearest_name(given, names);
+  return name.empty() ? "" : " (did you mean " + name + "?)";
+}
+
+}  // namespace generate
+
+#endif  // EXAMPLES_GENERATE_NEAREST_NAME_H_

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// tandem-plan: what it prints is what tandem_plan_memory() and tandem_plan() say of the same model, cache and session.
+
+#include <nlohmann/json.hpp>
+
+#include "tandem/tandem.h"
+#include "tools/run_program.h"
+#include "with_cmocka.h"
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kKvLen = 50000, kBatch = 2;
+
+std::vector<std::string> plan_command(const std::vector<std::string>& flags) {
+  std::vector<std::string> command = {TANDEM_PLAN, "--layers",  "3",   "--q-heads", "8",    "--kv-heads", "4", "--head-dim",
+                                      "64",        "--kv-type", "f16", "--v-type",  "q8_0", "--batch",    "2", "--kv-len",
+                                      "50000",     "--window",  "512", "--sinks",   "0"};
+  command.insert(command.end(), flags.begin(), flags.end());
+  return command;
+}
+
+Json plan_json(std::vector<std::string> flags, int exit_code = 0) {
+  flags.push_back("--json");
+  const ProgramRun run = run_program(plan_command(flags));
+  const Json json = Json::parse(run.out, nullptr, false);
+  if (run.exit_code != exit_code || !json.is_object())
+    fail_test("exit code %d: %s%s", run.exit_code, run.out.c_str(), run.err.c_str());
+  return json;
+}
+
+// The same by calls into the library. The session's options are the caller's.
+struct Library {
+  tandem_engine* engine = nullptr;
+  tandem_model* model = nullptr;
+  tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
+  tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
+
+  Library(bool with_device, int32_t x_type) {
+    tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
+    if (with_device) {
+      options.backend = "standin";
+      options.backend_path = STAND_IN_MODULE;
+    }
+    assert_int_equal(tandem_engine_create(&engine, &options, nullptr), TANDEM_OK);
+    tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+    layer.n_q_heads = 8;
+    layer.n_kv_heads = 4;
+    layer.k_head_dim = 64;
+    tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;
+    projection.hidden_dim = 8 * 64;
+    projection.w_type = TANDEM_BF16;
+    if (x_type != 0) layer.projection = &projection;
+    const std::vector<tandem_layer_options> layers(3, layer);
+    assert_int_equal(tandem_model_create(&model, layers.data(), 3, nullptr), TANDEM_OK);
+    cache.k_type = TANDEM_F16;
+    cache.v_type = TANDEM_Q8_0;
+    cache.x_type = x_type;
+    session.window_tokens = 512;
+    session.sink_tokens = 0;
+  }
+  ~Library() {
+    tandem_model_release(model);
+    tandem_engine_release(engine);
+  }
+
+  tandem_memory_plan plan() const {
+    const std::vector<int64_t> kv_lens(kBatch, kKvLen);
+    tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+    assert_int_equal(tandem_plan_memory(&plan, engine, model, &cache, &session, kv_lens.data(), kBatch, nullptr), TANDEM_OK);
+    return plan;
+  }
+};
+
+void expect_plan(const Json& json, const tandem_memory_plan& plan) {
+  const Json& printed = json["lengths"][0]["plan"];
+  assert_int_equal(json["lengths"][0]["kv_len"].get<int64_t>(), kKvLen);
+  const std::pair<const char*, int64_t> kMembers[] = {{"host_kv_bytes", plan.host_kv_bytes},
+                                                      {"host_session_bytes", plan.host_session_bytes},
+                                                      {"selection_max_bytes", plan.selection_max_bytes},
+                                                      {"device_window_bytes", plan.device_window_bytes},
+                                                      {"device_work_bytes", plan.device_work_bytes},
+                                                      {"device_stream_bytes", plan.device_stream_bytes},
+                                                      {"device_weights_bytes", plan.device_weights_bytes},
+                                                      {"shared_bytes", plan.shared_bytes},
+                                                      {"kv_token_bytes", plan.kv_token_bytes},
+                                                      {"x_token_bytes", plan.x_token_bytes}};
+  for (const auto& [name, bytes] : kMembers)
+    if (printed[name].get<int64_t>() != bytes)
+      fail_test("%s: %s, not %lld", name, printed[name].dump().c_str(), static_cast<long long>(bytes));
+}
+
+const std::vector<std::string> kDevice = {"--backend", "standin", "--backend-path", STAND_IN_MODULE};
+
+std::vector<std::string> on_device(std::vector<std::string> flags) {
+  flags.insert(flags.end(), kDevice.begin(), kDevice.end());
+  return flags;
+}
+
+void memory_is_the_librarys(void**) {
+  Library host(false, 0);
+  expect_plan(plan_json({}), host.plan());
+  host.session.policy = "hgca";
+  const Json hgca = plan_json({"--policy", "hgca"});
+  expect_plan(hgca, host.plan());
+  assert_true(host.plan().selection_max_bytes > 0);
+  assert_false(hgca["lengths"][0].contains("routes"));
+  assert_true(hgca["policy"] == "hgca" && hgca["kv_type"] == "f16" && hgca["v_type"] == "q8_0" && hgca["window"] == 512);
+
+  Library device(true, 0);
+  expect_plan(plan_json(on_device({})), device.plan());
+  assert_true(device.plan().device_window_bytes > 0);
+  device.session.route = "stream";
+  device.session.append_tokens = 4096;
+  expect_plan(plan_json(on_device({"--route", "stream", "--q-len", "4096"})), device.plan());
+}
+
+// Every token is somewhere; the route that was asked for has those outside the windows.
+void routes_are_the_librarys(void**) {
+  const auto routes = [&](const std::vector<std::string>& flags) {
+    const Json json = plan_json(on_device(flags))["lengths"][0]["routes"];
+    const int64_t resident = json["resident_tokens"].get<int64_t>();
+    assert_true(resident >= kBatch * 512 && resident < kBatch * (512 + 64));
+    assert_int_equal(resident + json["host_tokens"].get<int64_t>() + json["stream_tokens"].get<int64_t>(), kBatch * kKvLen);
+    return json;
+  };
+  const Json host = routes({"--route", "host"});
+  assert_int_equal(host["stream_tokens"].get<int64_t>(), 0);
+  const Json stream = routes({"--route", "stream"});
+  assert_int_equal(stream["host_tokens"].get<int64_t>(), 0);
+  assert_true(stream["bus_ns"].get<int64_t>() > 0);
+  const Json both = routes({"--route", "host+stream", "--stream-share", "0.5"});
+  const int64_t third = stream["stream_tokens"].get<int64_t>() / 3;
+  assert_true(both["stream_tokens"].get<int64_t>() > third && both["host_tokens"].get<int64_t>() > third);
+
+  const ProgramRun text = run_program(plan_command(on_device({"--route", "stream"})));
+  assert_int_equal(text.exit_code, 0);
+  assert_true(text.out.find("50000 tokens: a layer's decode") != std::string::npos);
+  const ProgramRun append = run_program(plan_command(on_device({"--route", "stream", "--q-len", "700"})));
+  assert_true(append.out.find("50000 tokens: a layer's append") != std::string::npos);
+  assert_true(run_program(plan_command({})).out.find("--backend cuda") != std::string::npos);
+}
+
+void hidden_states_are_planned(void**) {
+  Library device(true, TANDEM_F16);
+  const Json kept = plan_json(on_device({"--x-type", "f16"}));
+  expect_plan(kept, device.plan());
+  assert_int_equal(kept["lengths"][0]["plan"]["x_token_bytes"].get<int64_t>(), 3 * 8 * 64 * 2);
+}
+
+void device_caps_are_judged(void**) {
+  const Json json = plan_json(on_device({"--device-cap-gib", "0.0001"}), 1);
+  assert_false(json["lengths"][0]["fits"].get<bool>());
+  assert_true(json["lengths"][0]["reason"].get<std::string>().find("device_cap_bytes") != std::string::npos);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(memory_is_the_librarys),
+      cmocka_unit_test(routes_are_the_librarys),
+      cmocka_unit_test(hidden_states_are_planned),
+      cmocka_unit_test(device_caps_are_judged),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
