@@ -23,7 +23,7 @@ endfunction()
 # tandem_test(NAME name SOURCES a.cc… [LABEL fast|full|device] [INTERNAL] [HOT] [EMULATED] [TIMEOUT s] [ENVIRONMENT A=b…])
 # A cmocka program. INTERNAL links the objects of the library (private symbols), otherwise the shared library. HOT: it computes
 # much itself and is optimised as the library is; the others are sooner built than run. EMULATED: part of what runs on an
-# emulated processor too (label and target `emulated`).
+# emulated processor too (label and target `emulated`). The target `fast` builds what the tests of label fast need.
 function(tandem_test)
   cmake_parse_arguments(arg "INTERNAL;HOT;EMULATED" "NAME;LABEL;TIMEOUT" "SOURCES;ENVIRONMENT;LIBRARIES" ${ARGN})
   if(NOT arg_LABEL)
@@ -49,6 +49,9 @@ function(tandem_test)
   target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBRARIES} cmocka)
   set_target_properties(${arg_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test)
   add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
+  if("fast" IN_LIST arg_LABEL)
+    add_dependencies(fast ${arg_NAME})
+  endif()
   if(arg_EMULATED)
     list(APPEND arg_LABEL emulated)
     add_dependencies(emulated ${arg_NAME})

@@ -1,0 +1,39 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# The target tandem_programs, which ./dev build makes: the library and every program, and nothing that takes longer: no test,
+# no CUDA module. The target fast has every program that a test of label fast runs.
+# targets_test.sh SOURCE_DIR BUILD_DIR CTEST
+source "$(dirname "$0")/common.sh"
+source=$1 build=$2 ctest=$3
+cd "$build" || exit 1
+if [ ! -f build.ninja ]; then
+  echo 'skipped: the files of a target are listed by Ninja alone'
+  exit 77
+fi
+
+# What is linked, compiled or archived for a target, by the commands that ninja would run for it: -o FILE, or ar's argument.
+outputs() { ninja -t commands "$1" | grep -oE ' (-o|qc) [^ ]+' | sed 's/^ [^ ]* //' | sort -u; }
+
+programs=$(outputs tandem_programs)
+for file in libtandem.a bin/tandem-info bin/tandem-bench; do
+  grep -qxF "$file" <<<"$programs" || fail "tandem_programs lacks $file"
+done
+! grep -E '^test/|tandem-cuda' <<<"$programs" || fail 'tandem_programs has the files above'
+
+fast=$(outputs fast)
+! grep 'tandem-cuda' <<<"$fast" || fail 'fast has the files above'
+commands=$("$ctest" -N -V -L '^fast$' | sed -n "s|^[0-9]*: Test command: $PWD/\([^ ]*\).*|\1|p" | sort -u)
+[ -n "$commands" ] || fail 'ctest lists no program of label fast'
+for file in $commands; do
+  grep -qxF "$file" <<<"$fast" || fail "fast lacks $file"
+done
+
+# ---- the command line of ./dev ----
+for arguments in nonsense 'release nonsense' --gpu; do
+  # shellcheck disable=SC2086
+  message=$("$source/dev" build $arguments 2>&1)
+  status=$?
+  [ "$status" -eq 2 ] || fail "./dev build $arguments: exit code $status"
+  grep -q "unknown argument ${arguments##* }" <<<"$message" || fail "./dev build $arguments: $message"
+done
+finish
