@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# Installs into one folder, moves it to another whose name has a space, and builds the smallest program from there the way
-# users do: pkg-config and find_package, shared and static, as C99 and as C++20. Each program is run.
+# Installs into one folder, moves it to another whose name has a space, runs the installed programs by both of their names, and
+# builds the smallest program from there the way users do: pkg-config and find_package, shared and static, as C99 and as
+# C++20. Each program is run.
 # install_test.sh SOURCE_DIR BUILD_DIR CMAKE CC CXX WORK_DIR
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 cxx=$5 work=$6
@@ -18,6 +19,28 @@ for file in "$libdir"/pkgconfig/*.pc "$libdir"/cmake/tandem/*.cmake; do
   ! grep -qF -e "$work" -e "$source" "$file" || fail "$file names a folder of the build"
 done
 ! grep -q '^Requires.private' "$libdir/pkgconfig/tandem.pc" || fail "tandem.pc has Requires.private"
+
+# ---- programs ----
+installed=0
+for command in info plan bench generate; do
+  [ -x "$build/bin/tandem-$command" ] || continue # not part of this build
+  installed=$((installed + 1))
+  step "tandem $command --help" "$prefix/bin/tandem" "$command" --help
+  [ "$("$prefix/bin/tandem" "$command" --help)" = "$("$prefix/bin/tandem-$command" --help)" ] ||
+    fail "tandem $command and tandem-$command differ"
+  "$prefix/bin/tandem" "$command" --nonsense >output 2>&1
+  status=$?
+  [ "$status" -eq 2 ] || fail "tandem $command --nonsense: exit code $status: $(cat output)"
+done
+[ "$installed" -eq 0 ] || step 'tandem info' "$prefix/bin/tandem" info --json
+[ "$installed" -eq 0 ] || step 'tandem plan' "$prefix/bin/tandem" plan --kv-len 4096
+if [ -x "$build/bin/tandem" ]; then
+  output=$("$prefix/bin/tandem" demo 2>&1)
+  status=$?
+  [ "$status" -eq 1 ] && grep -q 'demo is not part of this installation' <<<"$output" || fail "tandem demo: $status: $output"
+  [ "$("$prefix/bin/tandem" --version)" = "tandem $(sed -n 's/^Version: //p' "$libdir/pkgconfig/tandem.pc")" ] ||
+    fail 'the versions of tandem and of tandem.pc differ'
+fi
 
 # ---- pkg-config ----
 export PKG_CONFIG_PATH="$libdir/pkgconfig"
