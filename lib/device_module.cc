@@ -5,12 +5,13 @@
 #include <link.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
-#include <sys/stat.h>
 
 #include <cerrno>
 #include <cstring>
 #include <memory>
 #include <system_error>
+
+#include "lib/module_file.h"
 
 namespace tandem {
 namespace {
@@ -36,9 +37,10 @@ std::string linker_error(const std::string& path) {
 
 // The module's table, or why there is none.
 std::string open_file(const std::string& path, const char* name, const DeviceTable** table) {
-  struct stat file;
-  if (stat(path.c_str(), &file) != 0) return std::generic_category().message(errno);
-  if (!S_ISREG(file.st_mode)) return "not a regular file";  // a pipe would block
+  // dlopen() opens the path again: a file that is cut or replaced in between is not noticed. The check is for files that
+  // were damaged before; whoever may write to the module's file can run any code here anyway.
+  const std::string refusal = module_file_refusal(path);
+  if (!refusal.empty()) return refusal;
   if (path.find('$') != std::string::npos) return "has a $, which the dynamic linker may replace by something else";
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) return linker_error(path);

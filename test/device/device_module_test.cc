@@ -3,6 +3,8 @@
 #include "lib/device_module.h"
 
 #include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
 #include <stddef.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -208,7 +210,7 @@ void files_of_other_kinds(void**) {
     Attempt(path.c_str()).expect_refused(TANDEM_ERROR_BACKEND, "backend_path", {path.string() + ": " + reason});
   };
   refused(kFolder, "not a regular file");
-  const fs::path pipe = kFolder / "pipe", text = kFolder / "text", empty = kFolder / "empty", half = kFolder / "half";
+  const fs::path pipe = kFolder / "pipe", text = kFolder / "text", empty = kFolder / "empty";
   assert_int_equal(mkfifo(pipe.c_str(), 0600), 0);
   alarm(60);
   refused(pipe, "not a regular file");
@@ -217,10 +219,68 @@ void files_of_other_kinds(void**) {
   refused(text, "invalid ELF header");
   std::ofstream{empty};
   refused(empty, "file too short");
-  fs::copy_file(module_of(""), half);
-  fs::resize_file(half, 100);
-  refused(half, "");
+  refused("/dev/zero", "not a regular file");
   refused(text / "module.so", "Not a directory");
+}
+
+std::string bytes_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// A copy that was interrupted raises SIGBUS where the dynamic linker touches a page that the file lacks.
+void truncated_modules(void**) {
+  const std::string path = (kFolder / "cut.so").string();
+  const uintmax_t whole = fs::file_size(module_of(""));
+  std::set<uintmax_t> lengths = {0, 1, 15, 16, 63, 64, 65, 100, 119, 120, 4095, 4097, whole / 2 + 1, whole - 64, whole - 1};
+  for (uintmax_t length = 4096; length < whole; length += 4096) lengths.insert(length);
+  for (const uintmax_t length : lengths) {
+    fs::remove(path);
+    fs::copy_file(module_of(""), path);
+    fs::resize_file(path, length);
+    const std::string reason = length < 64 ? ": file too short: it has " : ": truncated: ";
+    Attempt(path.c_str()).expect_refused(TANDEM_ERROR_BACKEND, "backend_path", {path + reason, std::to_string(length)});
+  }
+}
+
+// A whole module with one field of its ELF header, or of its first program header, of another value.
+void modules_with_bad_headers(void**) {
+  using Header = ElfW(Ehdr);
+  const std::string whole = bytes_of(module_of(""));
+  const std::string path = (kFolder / "changed.so").string();
+  const auto refused = [&](const char* reason, auto change) {
+    std::string bytes = whole;
+    Header header;
+    std::memcpy(&header, bytes.data(), sizeof header);
+    change(header, reinterpret_cast<ElfW(Phdr)*>(bytes.data() + header.e_phoff));
+    std::memcpy(bytes.data(), &header, sizeof header);
+    fs::remove(path);  // another file: the dynamic linker may have loaded the one before
+    std::ofstream(path, std::ios::binary) << bytes;
+    Attempt(path.c_str()).expect_refused(TANDEM_ERROR_BACKEND, "backend_path", {path + ": " + reason});
+  };
+  using Segments = ElfW(Phdr)*;
+  refused("invalid ELF header: not an ELF file", [](Header& header, Segments) { header.e_ident[EI_MAG3] = 'G'; });
+  refused("invalid ELF header: its class is 7, not", [](Header& header, Segments) { header.e_ident[EI_CLASS] = 7; });
+  refused("invalid ELF header: its byte order is 7, not", [](Header& header, Segments) { header.e_ident[EI_DATA] = 7; });
+  refused("invalid ELF header: its machine is 8, not", [](Header& header, Segments) { header.e_machine = EM_MIPS; });
+  refused("invalid ELF header: its type is 2, not 3", [](Header& header, Segments) { header.e_type = ET_EXEC; });
+  refused("invalid ELF header: the size of a program header is 8, not",
+          [](Header& header, Segments) { header.e_phentsize = 8; });
+  refused("object file has no loadable segments", [](Header& header, Segments) { header.e_phnum = 0; });
+  refused("truncated: the table of program headers takes", [](Header& header, Segments) { header.e_phoff = ~uint64_t{0}; });
+  refused("truncated: the table of section headers takes", [](Header& header, Segments) { header.e_shoff = ~uint64_t{7}; });
+  const auto load = [](const Header& header, Segments segments) {
+    for (int i = 0; i < header.e_phnum; ++i)
+      if (segments[i].p_type == PT_LOAD) return &segments[i];
+    return segments;
+  };
+  refused("truncated: a segment takes",
+          [&](Header& header, Segments segments) { load(header, segments)->p_filesz = ~uint64_t{0}; });
+  refused("truncated: a segment takes", [&](Header& header, Segments segments) {
+    load(header, segments)->p_offset = ~uint64_t{4095};  // offset and size together exceed 64 bits
+    load(header, segments)->p_filesz = 8192;
+  });
+  Attempt(put_module(kFolder / "whole").c_str()).report();
 }
 
 void modules_of_no_use(void**) {
@@ -439,6 +499,8 @@ int main(int argc, char**) {
       TEST(a_given_path_is_the_only_one),
       TEST(names),
       TEST(files_of_other_kinds),
+      TEST(truncated_modules),
+      TEST(modules_with_bad_headers),
       TEST(modules_of_no_use),
       TEST(tables_with_gaps),
       TEST(devices_of_no_use),
