@@ -7,19 +7,26 @@
 
 namespace generate {
 
+// At most 60 bytes of a text for a message, cut between two characters.
+inline std::string brief_text(const std::string& text) {
+  constexpr size_t kMaxBytes = 60;
+  if (text.size() <= kMaxBytes) return text;
+  size_t end = kMaxBytes;
+  while (end > 0 && (text[end] & 0xc0) == 0x80) --end;  // the later bytes of a UTF-8 character
+  return text.substr(0, end) + "…";
+}
+
 // A JSON value for a message: short, and without descending into it (dump() recurses, and a hostile file can nest deeper
 // than the stack).
 inline std::string brief(const nlohmann::json& json) {
-  constexpr size_t kMaxChars = 60;
   if (json.is_object()) return "{...}";
   if (json.is_array()) {
-    std::string out = "[";
-    for (size_t i = 0; i < json.size() && out.size() < kMaxChars; ++i)
+    std::string out;
+    for (size_t i = 0; i < json.size() && out.size() <= 60; ++i)
       out += (i ? ", " : "") + (json[i].is_structured() ? std::string("...") : brief(json[i]));
-    return out + "]";
+    return "[" + brief_text(out) + "]";
   }
-  const std::string text = json.dump();
-  return text.size() <= kMaxChars ? text : text.substr(0, kMaxChars) + "...";
+  return brief_text(json.dump());
 }
 
 }  // namespace generate

@@ -81,12 +81,13 @@ Failure read_rope_object(const Fields& fields, ModelConfig* config) {
   for (const char* name : {"rope_type", "type"}) {  // the newer and the older spelling
     std::string type;
     GENERATE_TRY(fields.word(name, "default", &type));
-    if (type != "default") return fields.refuse(name, "\"" + type + "\" is not supported (default is)");
+    if (type != "default") return fields.refuse(name, brief(type) + " is not supported (default is)");
   }
   GENERATE_TRY(check_partial_rotary(fields));
   for (const auto& [name, value] : fields.json.items()) {
     const bool known = name == "rope_type" || name == "type" || name == "rope_theta" || name == "partial_rotary_factor";
-    if (!known && !value.is_null()) return fields.refuse(name.c_str(), "= " + brief(value) + " is not supported");
+    if (!known && !value.is_null())
+      return fields.refuse(brief_text(name).c_str(), "= " + brief(value) + " is not supported");
   }
   return fields.positive("rope_theta", config->rope_theta, &config->rope_theta);
 }
@@ -125,9 +126,9 @@ Failure read_model_config(ModelConfig* config, const std::string& directory) {
   std::string activation;
   GENERATE_TRY(fields.word("model_type", "", &config->model_type));
   if (config->model_type != "llama" && config->model_type != "mistral" && config->model_type != "qwen2")
-    return fields.refuse("model_type", "\"" + config->model_type + "\" is not supported (llama, mistral, qwen2 are)");
+    return fields.refuse("model_type", brief(config->model_type) + " is not supported (llama, mistral, qwen2 are)");
   GENERATE_TRY(fields.word("hidden_act", "silu", &activation));
-  if (activation != "silu") return fields.refuse("hidden_act", "\"" + activation + "\" is not supported (silu is)");
+  if (activation != "silu") return fields.refuse("hidden_act", brief(activation) + " is not supported (silu is)");
   GENERATE_TRY(fields.count("hidden_size", -1, &config->hidden_size));
   GENERATE_TRY(fields.count("num_hidden_layers", -1, &config->n_layers));
   if (config->n_layers > 4096) return fields.refuse("num_hidden_layers", "is above 4096");

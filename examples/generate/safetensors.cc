@@ -6,11 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "json_text.h"
 #include "text_file.h"
@@ -60,7 +62,7 @@ std::string parse_entry(const Json& json, const std::byte* data, uint64_t n_data
   if (offsets == json.end() || !offsets->is_array() || offsets->size() != 2) return "has no data_offsets";
   view->dtype = dtype->get<std::string>();
   uint64_t n_bytes = element_bytes(view->dtype);
-  if (n_bytes == 0) return "has dtype \"" + view->dtype + "\", which is unknown";
+  if (n_bytes == 0) return "has dtype " + brief(*dtype) + ", which is unknown";
   for (const Json& length : *shape) {
     if (!length.is_number_unsigned() || length.get<uint64_t>() > INT64_MAX)
       return "has shape " + brief(*shape) + ", which is not one of lengths";
@@ -79,6 +81,44 @@ std::string parse_entry(const Json& json, const std::byte* data, uint64_t n_data
   view->data = data + first;
   view->n_bytes = n_bytes;
   return "";
+}
+
+// The header, or "discarded". twice: a key that the header or one of its tensors has twice, of which Json keeps the last.
+Json parse_json(const char* first, const char* last, std::string* twice) {
+  std::set<std::string> tensor_keys, header_keys;
+  const auto watch = [&](int depth, Json::parse_event_t event, const Json& parsed) {
+    if (depth == 1 && event == Json::parse_event_t::object_start) tensor_keys.clear();
+    if (event != Json::parse_event_t::key || depth > 2) return true;
+    const std::string key = parsed.get<std::string>();
+    if (!(depth == 1 ? header_keys : tensor_keys).insert(key).second) *twice = key;
+    return true;
+  };
+  return Json::parse(first, last, watch, false);
+}
+
+struct Range {
+  uint64_t first, end;  // bytes of the data
+  std::string name;
+};
+
+// The ranges follow one another from the first byte of the data to the last; returns what is wrong with them.
+std::string cover_refusal(std::vector<Range> ranges, uint64_t n_data_bytes) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return std::tie(a.first, a.end) < std::tie(b.first, b.end); });
+  const auto bytes = [](uint64_t first, uint64_t end) {
+    return "bytes " + std::to_string(first) + " to " + std::to_string(end);
+  };
+  uint64_t covered = 0;
+  const Range* before = nullptr;
+  for (const Range& range : ranges) {
+    if (range.first < covered)
+      return "tensor " + brief(range.name) + " at " + bytes(range.first, range.end) + " overlaps tensor " +
+             brief(before->name) + " at " + bytes(before->first, before->end);
+    if (range.first > covered) return bytes(covered, range.first) + " of the data belong to no tensor";
+    covered = range.end;
+    before = &range;
+  }
+  return covered == n_data_bytes ? "" : bytes(covered, n_data_bytes) + " of the data belong to no tensor";
 }
 
 }  // namespace
@@ -109,22 +149,21 @@ Failure WeightFiles::open_index(const std::string& directory, const std::string&
     return {index_path + ": weight_map is missing"};
   std::set<std::string> files;
   for (const auto& [name, file] : json["weight_map"].items()) {
-    if (!file.is_string()) return {index_path + ": weight_map: " + name + " has no file"};
+    if (!file.is_string()) return {index_path + ": weight_map: " + brief(name) + " has no file"};
     const std::string file_name = file.get<std::string>();
     if (file_name.empty() || file_name.find('/') != std::string::npos || file_name.find('\0') != std::string::npos)
-      return {index_path + ": weight_map: \"" + file_name + "\" is not the name of a file beside it"};
+      return {index_path + ": weight_map: " + brief(file_name) + " is not the name of a file beside it"};
     files.insert(file_name);
   }
   for (const std::string& file : files) GENERATE_TRY(open_file(directory + "/" + file));
   for (const auto& [name, file] : json["weight_map"].items())
-    if (!has(name)) return {directory + "/" + file.get<std::string>() + ": tensor " + name + " is missing"};
+    if (!has(name)) return {directory + "/" + file.get<std::string>() + ": tensor " + brief(name) + " is missing"};
   return {};
 }
 
 Failure WeightFiles::open_file(const std::string& path) {
   source_ = path;
-  GENERATE_TRY(refuse_irregular(path));
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // waits for no writer of a pipe
   if (fd < 0) return {path + ": " + std::strerror(errno)};
   struct stat info = {};
   const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
@@ -146,18 +185,25 @@ Failure WeightFiles::parse_header(const std::string& path, const Mapping& mappin
     return {path + ": header length " + std::to_string(n_header_bytes) + " does not fit the file of " +
             std::to_string(mapping.n_bytes) + " bytes"};
   const char* header = static_cast<const char*>(mapping.data) + 8;
-  const Json json = Json::parse(header, header + n_header_bytes, nullptr, false);
+  std::string twice;
+  const Json json = parse_json(header, header + n_header_bytes, &twice);
   if (!json.is_object()) return {path + ": header is not a JSON object"};
+  if (!twice.empty()) return {path + ": header has the key " + brief(twice) + " twice"};
   const std::byte* data = reinterpret_cast<const std::byte*>(header) + n_header_bytes;
+  const uint64_t n_data_bytes = mapping.n_bytes - 8 - n_header_bytes;
+  std::vector<Range> ranges;
   for (const auto& [name, value] : json.items()) {
     if (name == "__metadata__") continue;
     Entry entry;
     entry.path = path;
-    const std::string wrong = parse_entry(value, data, mapping.n_bytes - 8 - n_header_bytes, &entry.view);
-    if (!wrong.empty()) return {path + ": tensor " + name + " " + wrong};
-    if (!tensors_.emplace(name, std::move(entry)).second) return {path + ": tensor " + name + " is in two files"};
+    const std::string wrong = parse_entry(value, data, n_data_bytes, &entry.view);
+    if (!wrong.empty()) return {path + ": tensor " + brief(name) + " " + wrong};
+    const auto first = static_cast<uint64_t>(entry.view.data - data);
+    ranges.push_back({first, first + entry.view.n_bytes, name});
+    if (!tensors_.emplace(name, std::move(entry)).second) return {path + ": tensor " + brief(name) + " is in two files"};
   }
-  return {};
+  const std::string wrong = cover_refusal(std::move(ranges), n_data_bytes);
+  return wrong.empty() ? Failure{} : Failure{path + ": " + wrong};
 }
 
 Failure WeightFiles::find(const std::string& name, const std::vector<int64_t>& shape, WeightView* view) const {
@@ -175,7 +221,7 @@ Failure WeightFiles::refuse_unread() const {
   for (const auto& [name, entry] : tensors_) {
     const bool in_layer = name.rfind("model.layers.", 0) == 0, table = name.find("rotary_emb.inv_freq") != std::string::npos;
     if (in_layer && !table && !entry.was_read)
-      return {entry.path + ": tensor " + name + " is not part of the architecture that config.json describes"};
+      return {entry.path + ": tensor " + brief(name) + " is not part of the architecture that config.json describes"};
   }
   return {};
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Weight files: 8 bytes of header length (little-endian), a JSON header that gives every tensor its type, shape and byte
 // range, then the bytes. The files are mapped, so only what is read is loaded. A file is input like any other: every
-// number of the header is checked against the file before it is used.
+// number of the header is checked against the file before it is used. As in the format's reference implementation, no key
+// may appear twice, and the tensors cover the data without overlaps and without holes.
 #ifndef EXAMPLES_GENERATE_SAFETENSORS_H_
 #define EXAMPLES_GENERATE_SAFETENSORS_H_
 

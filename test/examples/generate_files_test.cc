@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "llama_config.h"
 #include "runtime.h"
@@ -106,9 +107,84 @@ void hostile_headers_are_refused(void**) {
                   {"shape"});
 }
 
+// A header of F32 tensors: name, first byte, last byte + 1.
+std::string header_of(const std::vector<std::tuple<std::string, int, int>>& tensors) {
+  std::string out;
+  for (const auto& [name, first, end] : tensors)
+    out += (out.empty() ? "{\"" : ",\"") + name + "\":{\"dtype\":\"F32\",\"shape\":[" + std::to_string((end - first) / 4) +
+           "],\"data_offsets\":[" + std::to_string(first) + "," + std::to_string(end) + "]}";
+  return out + "}";
+}
+
+// What the format's reference implementation refuses: keys twice, tensors that overlap, bytes that belong to no tensor.
+void tensors_cover_the_data_once(void**) {
+  const std::string data(64, 'x');
+  expect_bad_file("a name twice", with_length(header_of({{"a", 0, 32}, {"b", 32, 64}, {"a", 0, 32}}), data),
+                  {"\"a\"", "twice"});
+  expect_bad_file("a name twice, escaped", with_length(header_of({{"a", 0, 64}, {"\\u0061", 0, 64}}), data),
+                  {"\"a\"", "twice"});
+  expect_bad_file("a dtype twice",
+                  with_length("{\"a\":{\"dtype\":\"F32\",\"shape\":[16],\"dtype\":\"I32\",\"data_offsets\":[0,64]}}", data),
+                  {"\"dtype\"", "twice"});
+  expect_bad_file("metadata twice", with_length("{\"__metadata__\":{},\"__metadata__\":{}}", ""), {"__metadata__", "twice"});
+  expect_bad_file("tensors that overlap", with_length(header_of({{"b", 28, 64}, {"a", 0, 32}}), data),
+                  {"\"b\"", "28 to 64", "overlaps", "\"a\"", "0 to 32"});
+  expect_bad_file("the same bytes twice", with_length(header_of({{"a", 0, 64}, {"b", 0, 64}}), data), {"\"b\"", "overlaps"});
+  expect_bad_file("a tensor inside another", with_length(header_of({{"a", 0, 64}, {"b", 16, 32}}), data),
+                  {"\"b\"", "overlaps"});
+  expect_bad_file("a hole at the start", with_length(header_of({{"a", 4, 64}}), data), {"0 to 4", "no tensor"});
+  expect_bad_file("a hole", with_length(header_of({{"a", 0, 16}, {"b", 24, 64}}), data), {"16 to 24", "no tensor"});
+  expect_bad_file("bytes at the end", with_length(header_of({{"a", 0, 60}}), data), {"60 to 64", "no tensor"});
+  expect_bad_file("data without tensors", with_length("{\"__metadata__\":{\"a\":\"b\"}}", data), {"0 to 64", "no tensor"});
+  for (const std::string& whole :
+       {with_length(header_of({{"b", 32, 64}, {"a", 0, 32}}), data),
+        with_length(header_of({{"d", 64, 64}, {"a", 0, 0}, {"b", 0, 64}, {"c", 64, 64}}), data),
+        with_length(
+            "{\"__metadata__\":{\"dtype\":\"x\"},\"dtype\":{\"dtype\":\"U8\",\"shape\":[64],\"data_offsets\":[0,64]}}",
+            data),
+        with_length("{}", "")}) {
+    write_file("good.safetensors", whole);
+    WeightFiles files;
+    if (Failure failure = files.open_file(folder + "/good.safetensors")) STOP_TEST("%s", failure.message.c_str());
+  }
+}
+
+// A message stays a line that can be read, however long the text in the file is.
+void long_texts_are_cut(void**) {
+  const std::string letters(100000, 'L'), accents = [] {
+    std::string text;
+    for (int i = 0; i < 50000; ++i) text += "é";
+    return text;
+  }();
+  const auto expect_short = [](const std::string& header, const char* named) {
+    write_file("bad.safetensors", with_length(header, std::string(64, 'x')));
+    WeightFiles files;
+    const Failure failure = files.open_file(folder + "/bad.safetensors");
+    expect_refusal(failure, named, {"bad.safetensors", named, "…"});
+    if (failure.message.size() > 500) STOP_TEST("%zu bytes: %.500s", failure.message.size(), failure.message.c_str());
+    if (Json::parse(Json(failure.message).dump(-1, ' ', false, Json::error_handler_t::replace)) != Json(failure.message))
+      STOP_TEST("a character was cut in two: %s", failure.message.c_str());
+  };
+  for (const std::string& text : {letters, accents}) {
+    expect_short("{\"w\":{\"dtype\":\"" + text + "\",\"shape\":[16],\"data_offsets\":[0,64]}}", "which is unknown");
+    expect_short("{\"" + text + "\":7}", "is not an object");
+    expect_short(header_of({{text, 0, 64}, {text, 0, 64}}), "twice");
+    expect_short(header_of({{text, 0, 64}, {text + "x", 0, 64}}), "overlaps");
+    expect_short("{\"w\":{\"dtype\":\"F32\",\"shape\":[\"" + text + "\"],\"data_offsets\":[0,64]}}", "lengths");
+  }
+  expect_short(
+      "{\"w\":{\"dtype\":\"F32\",\"shape\":[-1,9999999999,9999999999,9999999999,9999999999,9999999999,9999999999],"
+      "\"data_offsets\":[0,64]}}",
+      "lengths");
+}
+
 void other_kinds_of_files_are_refused(void**) {
   WeightFiles files;
   expect_refusal(files.open_file(folder), "a folder", {folder, "regular"});
+  assert_int_equal(mkfifo((folder + "/pipe").c_str(), 0600), 0);
+  alarm(60);
+  expect_refusal(files.open_file(folder + "/pipe"), "a pipe", {folder, "regular"});
+  alarm(0);
   expect_refusal(files.open_file("/dev/zero"), "a device", {"/dev/zero", "regular"});
   expect_refusal(files.open_file(folder + "/absent"), "an absent file", {"absent"});
 }
@@ -318,10 +394,16 @@ int remove_folder(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(hostile_headers_are_refused),    cmocka_unit_test(other_kinds_of_files_are_refused),
-      cmocka_unit_test(bad_configurations_are_refused), cmocka_unit_test(pipes_are_refused),
-      cmocka_unit_test(plain_rotations_are_accepted),   cmocka_unit_test(lengths_beyond_the_models_are_refused),
-      cmocka_unit_test(truncated_weights_are_refused),  cmocka_unit_test(shards_are_read),
+      cmocka_unit_test(hostile_headers_are_refused),
+      cmocka_unit_test(tensors_cover_the_data_once),
+      cmocka_unit_test(long_texts_are_cut),
+      cmocka_unit_test(other_kinds_of_files_are_refused),
+      cmocka_unit_test(bad_configurations_are_refused),
+      cmocka_unit_test(pipes_are_refused),
+      cmocka_unit_test(plain_rotations_are_accepted),
+      cmocka_unit_test(lengths_beyond_the_models_are_refused),
+      cmocka_unit_test(truncated_weights_are_refused),
+      cmocka_unit_test(shards_are_read),
       cmocka_unit_test(half_precision_is_read),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -3,58 +3,191 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
+	"math/bits"
 	"os"
 	"reflect"
+	"sort"
 )
 
-// weights is a safetensors file: a length, a JSON header, the data of the tensors that it lists.
-type weights struct {
-	path   string
-	header map[string]json.RawMessage
-	data   []byte
+const maxHeaderBytes = 100_000_000 // the format's own limit
+
+var elementBytes = map[string]uint64{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2,
+	"I16": 2, "U16": 2, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "BOOL": 1}
+
+type weight struct {
+	dtype      string
+	shape      []int
+	first, end uint64 // bytes of the data
 }
 
-func openWeights(path string) (*weights, error) {
-	data, err := os.ReadFile(path)
+// weights is a safetensors file: a length, a JSON header, the data of the tensors that it lists. As in the format's reference
+// implementation, no key may appear twice, and the tensors cover the data without overlaps and without holes.
+type weights struct {
+	path    string
+	tensors map[string]weight
+	data    []byte
+}
+
+// readRegular gives a file's bytes. Reading a pipe would wait for a writer, and a device may have no end.
+func readRegular(path string) ([]byte, error) {
+	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
-	if len(data) < 8 || binary.LittleEndian.Uint64(data) > uint64(len(data)-8) {
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: is not a regular file", path)
+	}
+	return os.ReadFile(path)
+}
+
+// brief gives a text for a message: quoted, at most 60 characters of it.
+func brief(text string) string {
+	if runes := []rune(text); len(runes) > 60 {
+		return fmt.Sprintf("%q…", string(runes[:60]))
+	}
+	return fmt.Sprintf("%q", text)
+}
+
+func openWeights(path string) (*weights, error) {
+	data, err := readRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	if len(data) < 8 {
+		return nil, fmt.Errorf("%s: too short for a header length", path)
+	}
+	length := binary.LittleEndian.Uint64(data)
+	if length > maxHeaderBytes || length > uint64(len(data)-8) {
 		return nil, fmt.Errorf("%s: header beyond the end", path)
 	}
-	begin := 8 + binary.LittleEndian.Uint64(data)
-	w := &weights{path: path, data: data[begin:]}
-	if err := json.Unmarshal(data[8:begin], &w.header); err != nil {
+	begin := 8 + length
+	w := &weights{path: path, tensors: map[string]weight{}, data: data[begin:]}
+	header, err := object(data[8:begin])
+	if err != nil {
+		return nil, fmt.Errorf("%s: header: %w", path, err)
+	}
+	delete(header, "__metadata__")
+	for name, entry := range header {
+		if w.tensors[name], err = parseWeight(entry, uint64(len(w.data))); err != nil {
+			return nil, fmt.Errorf("%s: tensor %s %w", path, brief(name), err)
+		}
+	}
+	if err := w.checkCover(); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return w, nil
 }
 
+// object parses a JSON object whose keys are distinct. encoding/json would keep the last of equal keys.
+func object(text []byte) (map[string]json.RawMessage, error) {
+	if !json.Valid(text) {
+		return nil, fmt.Errorf("is not JSON")
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	if token, err := decoder.Token(); err != nil || token != json.Delim('{') {
+		return nil, fmt.Errorf("is not an object")
+	}
+	members := map[string]json.RawMessage{}
+	for decoder.More() {
+		token, err := decoder.Token()
+		if err != nil {
+			return nil, err
+		}
+		key := token.(string) // as the text is valid
+		if _, twice := members[key]; twice {
+			return nil, fmt.Errorf("has the key %s twice", brief(key))
+		}
+		var value json.RawMessage
+		if err := decoder.Decode(&value); err != nil {
+			return nil, err
+		}
+		members[key] = value
+	}
+	return members, nil
+}
+
+// parseWeight reads an entry of the header and checks it against the length of the data.
+func parseWeight(entry []byte, nDataBytes uint64) (w weight, err error) {
+	members, err := object(entry)
+	if err != nil {
+		return w, err
+	}
+	var offsets []uint64
+	if json.Unmarshal(members["dtype"], &w.dtype) != nil {
+		return w, fmt.Errorf("has no dtype")
+	}
+	if json.Unmarshal(members["shape"], &w.shape) != nil || w.shape == nil {
+		return w, fmt.Errorf("has no shape of lengths")
+	}
+	if json.Unmarshal(members["data_offsets"], &offsets) != nil || len(offsets) != 2 {
+		return w, fmt.Errorf("has no data_offsets")
+	}
+	nBytes := elementBytes[w.dtype]
+	if nBytes == 0 {
+		return w, fmt.Errorf("has dtype %s, which is unknown", brief(w.dtype))
+	}
+	for _, length := range w.shape {
+		high, low := bits.Mul64(nBytes, uint64(length))
+		if length < 0 || high != 0 {
+			return w, fmt.Errorf("has a shape with a length of %d, negative or too large", length)
+		}
+		nBytes = low
+	}
+	w.first, w.end = offsets[0], offsets[1]
+	if w.first > w.end || w.end > nDataBytes {
+		return w, fmt.Errorf("has data_offsets %d outside the %d bytes of data", offsets, nDataBytes)
+	}
+	if w.end-w.first != nBytes {
+		return w, fmt.Errorf("has data_offsets %d, but its shape of %s takes %d bytes", offsets, w.dtype, nBytes)
+	}
+	return w, nil
+}
+
+// checkCover: the tensors follow one another from the first byte of the data to the last.
+func (w *weights) checkCover() error {
+	names := make([]string, 0, len(w.tensors))
+	for name := range w.tensors {
+		names = append(names, name)
+	}
+	sort.Slice(names, func(i, j int) bool {
+		a, b := w.tensors[names[i]], w.tensors[names[j]]
+		if a.first != b.first {
+			return a.first < b.first
+		}
+		return a.end < b.end || (a.end == b.end && names[i] < names[j])
+	})
+	covered, before := uint64(0), ""
+	for _, name := range names {
+		tensor := w.tensors[name]
+		if tensor.first < covered {
+			return fmt.Errorf("tensor %s overlaps tensor %s", brief(name), brief(before))
+		}
+		if tensor.first > covered {
+			return fmt.Errorf("bytes %d to %d of the data belong to no tensor", covered, tensor.first)
+		}
+		covered, before = tensor.end, name
+	}
+	if covered != uint64(len(w.data)) {
+		return fmt.Errorf("bytes %d to %d of the data belong to no tensor", covered, len(w.data))
+	}
+	return nil
+}
+
 // find gives the bytes of a tensor of this shape, and its type.
 func (w *weights) find(name string, shape ...int) ([]byte, string, error) {
-	var entry struct {
-		Dtype   string
-		Shape   []int
-		Offsets [2]uint64 `json:"data_offsets"`
-	}
-	raw, found := w.header[name]
+	tensor, found := w.tensors[name]
 	if !found {
 		return nil, "", fmt.Errorf("%s: tensor %s is missing", w.path, name)
 	}
-	if err := json.Unmarshal(raw, &entry); err != nil {
-		return nil, "", fmt.Errorf("%s: tensor %s: %w", w.path, name, err)
+	if !reflect.DeepEqual(tensor.shape, shape) {
+		return nil, "", fmt.Errorf("%s: tensor %s has shape %v, expected %v", w.path, name, tensor.shape, shape)
 	}
-	if !reflect.DeepEqual(entry.Shape, shape) {
-		return nil, "", fmt.Errorf("%s: tensor %s has shape %v, expected %v", w.path, name, entry.Shape, shape)
-	}
-	if entry.Offsets[0] > entry.Offsets[1] || entry.Offsets[1] > uint64(len(w.data)) {
-		return nil, "", fmt.Errorf("%s: tensor %s lies beyond the end", w.path, name)
-	}
-	return w.data[entry.Offsets[0]:entry.Offsets[1]], entry.Dtype, nil
+	return w.data[tensor.first:tensor.end], tensor.dtype, nil
 }
 
 // readF32 gives the same widened to f32.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -43,7 +42,7 @@ type transformer struct {
 }
 
 func (c *config) open(directory string) (*weights, error) {
-	text, err := os.ReadFile(filepath.Join(directory, "config.json"))
+	text, err := readRegular(filepath.Join(directory, "config.json"))
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,14 @@
 //! As much JSON as model files have.
 use std::collections::BTreeMap;
 
+/// A text for a message: quoted, at most 60 characters of it.
+pub fn brief(text: &str) -> String {
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json {
     Null,
@@ -114,7 +122,11 @@ impl Parser<'_> {
             if !self.take(":") {
                 return Err(self.wrong("':'"));
             }
-            members.insert(key, self.value(depth + 1)?);
+            let value = self.value(depth + 1)?;
+            if members.contains_key(&key) {
+                return Err(format!("JSON: an object has the key {} twice", brief(&key)));
+            }
+            members.insert(key, value);
             if self.take("}") {
                 return Ok(Json::Object(members));
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! A Llama-family transformer in plain Rust, f32, whose attention is Tandem's: `forward` is the whole decode loop's body.
 use crate::json::Json;
-use crate::safetensors::Weights;
+use crate::safetensors::{read_regular, Weights};
 use std::path::Path;
 use std::thread;
 use tandem::{Attend, Cache, CacheOptions, Dtype, Engine, EngineOptions, LayerOptions, Model, Rope, SequenceId, Session};
@@ -24,7 +24,7 @@ pub struct Config {
 
 impl Config {
     fn open(directory: &Path) -> Result<Self, Failure> {
-        let json = Json::parse(&std::fs::read_to_string(directory.join("config.json"))?)?;
+        let json = Json::parse(std::str::from_utf8(&read_regular(&directory.join("config.json"))?)?)?;
         let number =
             |key: &str| json.get(key).and_then(Json::number).ok_or_else(|| format!("config.json: {key} is not a number"));
         let length = |key: &str| number(key).map(|value| value as usize);
