@@ -139,7 +139,9 @@ void routes_are_the_librarys(void**) {
   assert_true(text.out.find("50000 tokens: a layer's decode") != std::string::npos);
   const ProgramRun append = run_program(plan_command(on_device({"--route", "stream", "--q-len", "700"})));
   assert_true(append.out.find("50000 tokens: a layer's append") != std::string::npos);
-  assert_true(run_program(plan_command({})).out.find("--backend cuda") != std::string::npos);
+  const ProgramRun host_alone = run_program(plan_command({}));
+  assert_true(host_alone.out.find("--backend cuda") != std::string::npos);
+  assert_true(host_alone.out.find("| device") == std::string::npos && text.out.find("| device") != std::string::npos);
 }
 
 void hidden_states_are_planned(void**) {
@@ -147,6 +149,11 @@ void hidden_states_are_planned(void**) {
   const Json kept = plan_json(on_device({"--x-type", "f16"}));
   expect_plan(kept, device.plan());
   assert_int_equal(kept["lengths"][0]["plan"]["x_token_bytes"].get<int64_t>(), 3 * 8 * 64 * 2);
+
+  device.session.route = "recompute";
+  const Json recompute = plan_json(on_device({"--x-type", "f16", "--route", "recompute"}));
+  expect_plan(recompute, device.plan());
+  assert_true(recompute["lengths"][0]["routes"]["reason"].get<std::string>().find("w_k") != std::string::npos);
 }
 
 void device_caps_are_judged(void**) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "tools/common/flags.h"
 #include "tools/common/handles.h"
@@ -137,6 +138,7 @@ std::string plans_text(const PlanOptions& options, const std::vector<PlannedLeng
     table.right_aligned.push_back(true);
   }
   for (const PlanRow& row : kPlanRows) {
+    if (!plans[0].has_routes && std::string_view(row.tier) != "host") continue;  // without a device
     table.rows.push_back({row.tier, row.what});
     for (const PlannedLength& planned : plans) table.rows.back().push_back(bytes_text(row.bytes(planned.plan)));
   }

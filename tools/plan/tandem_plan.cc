@@ -30,7 +30,9 @@ std::string plan_help() {
          "What a cache with one session will take of host and device memory, before anything is allocated; with --backend "
          "cuda\n"
          "also which processor attends the keys outside the window in the next call of a layer, and the time that takes by\n"
-         "measurements of this machine. The exit code is 1 where a plan is over its cap.\n\n"
+         "measurements of this machine. The route recompute is planned without weights: its memory, not its time. The exit "
+         "code\n"
+         "is 1 where a plan is over its cap.\n\n"
          "  tandem plan --model DIR --kv-len 131072 --kv-type q8_0\n"
          "  tandem plan --layers 32 --q-heads 32 --kv-heads 8 --head-dim 128 --kv-len 131072 --backend cuda --window "
          "8192\n\n" +
