@@ -16,6 +16,10 @@ int32_t DeviceLimits::most_blocks(int32_t shared_bytes) const {
 }
 
 int32_t refuse_types(const Layer& layer, DeviceError* error) {
+  if (layer.k_head_dim != layer.v_head_dim)
+    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "v_head_dim",
+                "k_head_dim = %d with v_head_dim = %d: this module has kernels for K and V of the same dims alone",
+                layer.k_head_dim, layer.v_head_dim);
   if (layer.rope != nullptr)
     return fail(
         error, TANDEM_ERROR_UNSUPPORTED, 0, "rope",

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
 
 #include "lib/cache.h"
 #include "lib/device_status.h"
+#include "lib/dtype.h"
 
 namespace tandem {
 namespace {
@@ -163,12 +165,26 @@ DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& lay
     layer.sliding_window = layer.sliding_window > 0 ? std::min(layer.sliding_window, window_len) : window_len;
 }
 
+Status check_layers(const Device& device, const std::vector<Layer>& layers) {
+  if (layers.size() > CallShape::kMostLayers)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "model", "model has %zu layers, sessions on a device have %d at most",
+                layers.size(), CallShape::kMostLayers);
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const Layer& layer = layers[l];
+    DeviceError error;
+    // A device that is lost answers DEVICE_LOST. Sessions on it still serve host tensors.
+    if (device.table->supports(device.self, &layer, 1, &error) != TANDEM_ERROR_UNSUPPORTED) continue;
+    char named[160];
+    std::snprintf(named, sizeof named, "layer %zu (k_type = %s, k_head_dim = %d, v_type = %s, v_head_dim = %d): device: ", l,
+                  find_dtype(layer.k_type)->name, layer.k_head_dim, find_dtype(layer.v_type)->name, layer.v_head_dim);
+    return fail_with(TANDEM_ERROR_UNSUPPORTED, error.underlying, text_of(error.field).c_str(), named + reason_of(error));
+  }
+  return {};
+}
+
 Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_len,
                              std::unique_ptr<DeviceSession>* session) {
   Engine& engine = cache.engine();
-  if (cache.layers().size() > CallShape::kMostLayers)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "model", "model has %zu layers, calls on device tensors have %d at most",
-                cache.layers().size(), CallShape::kMostLayers);
   std::unique_ptr<DeviceSession> made(
       new DeviceSession(*engine.device(), cache.layers(), policy, window_len, cache.device_tier()));
   TANDEM_TRY(made->upload_constants());

@@ -66,6 +66,9 @@ inline constexpr int64_t kLeastTasks = 64;
 int64_t n_tasks_of(size_t n_layers);  // two steps' at least
 int64_t n_steps_of(size_t n_layers);  // more than these tasks are of
 
+// UNSUPPORTED where the device could attend no call of some layer, with the module's reason, the layer's types and dims.
+Status check_layers(const Device& device, const std::vector<Layer>& layers);
+
 class DeviceSession {
  public:
   static constexpr int32_t kSlots = 4;

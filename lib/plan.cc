@@ -213,6 +213,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   if (session != nullptr) TANDEM_TRY(resolve_session_options(*session, &policy, &options));
   if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, *policy, layers, &routes));
   if (session != nullptr) TANDEM_TRY(resolve_streaming_heads(*session, *policy, layers, &heads));
+  if (engine.device() != nullptr) TANDEM_TRY(check_layers(*engine.device(), layers));
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;

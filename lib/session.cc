@@ -31,6 +31,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   const Device* device = cache->engine().device();
   if (routes.always_streams() && device == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", name_of(routes.route));
+  if (device != nullptr) TANDEM_TRY(check_layers(*device, cache->layers()));
   std::vector<RebuildLayout> rebuilt;
   if (device != nullptr)
     TANDEM_TRY(find_rebuild_layouts(*device, cache->layers(), *policy, routes, !heads.empty(), &rebuilt));

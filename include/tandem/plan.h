@@ -81,8 +81,7 @@ TANDEM_API int32_t tandem_plan(tandem_route_plan *plan, tandem_session *session,
 TANDEM_API int32_t tandem_route_report(char *buffer, size_t buffer_bytes, size_t *needed_bytes, const tandem_route_plan *plan,
                                        tandem_error **error);
 /* TANDEM_OK when an engine can serve such a layer, cache and session (NULL: not asked about), else what the create call
- * would return, *why saying the reason. Of calls on host tensors: layers and storage types that the device's module has no kernel
- * for are served there, and refused by the first attend on device tensors. */
+ * would return, *why saying the reason. */
 TANDEM_API int32_t tandem_supports(const tandem_engine *engine, const tandem_layer_options *layer,
                                    const tandem_cache_options *cache, const tandem_session_options *session, tandem_error **why);
 /* Names by index from 0, NULL past the end: policies; instruction sets of this build, best first. */

@@ -395,7 +395,10 @@ typedef struct tandem_session_options {
   { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
-/* Several sessions may read one cache. Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; routes that stream
+/* Several sessions may read one cache. Where the engine has a device, every layer must be one that the device can attend, also of a
+ * session that gets host tensors alone: UNSUPPORTED names the layer, its storage types and dims, and what the device's module
+ * lacks (an engine without a backend serves such layers on the CPU), or a model of more than 4096 layers.
+ * Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; routes that stream
  * with a policy that does not attend all keys, or without a device; "recompute" where a projection, hidden states or cuBLAS are
  * missing), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what 64 tokens of a KV head take, or with "recompute" 128 hidden
  * states in 16 bits; stream_fraction or recompute_share without its route, or "host+stream" without stream_fraction; streaming_heads of a
@@ -477,8 +480,7 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  *     V beyond an f16's 65,504 make outputs there that are not finite;
  *   - of speculation, what is appended stays in host memory: the host attends to it and the device to the window. A call has up
  *     to 512 such tokens (UNSUPPORTED), and no planned step has any (INVALID_STATE);
- *   - k and v are f32, f16 or bf16. UNSUPPORTED, with the reason: layers and storage types that the device's module has no
- *     kernel for. INVALID_STATE where the stream is being captured outside a planned step;
+ *   - k and v are f32, f16 or bf16 (UNSUPPORTED else). INVALID_STATE where the stream is being captured outside a planned step;
  *   - what the host does for a call when its turn comes may lack memory: the call's output is NaN, what it and calls since have
  *     appended is taken back in their layers (a planned step as a whole), and the next call on device tensors returns
  *     OUT_OF_MEMORY, once, when it has waited for its stream. After that the session works as before;

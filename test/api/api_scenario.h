@@ -19,7 +19,12 @@ struct Failures {
 
 class Scenario {
  public:
-  Scenario(const tandem_engine_options& options, bool is_long) : options_(options) { add_steps(is_long); }
+  // aliases: V aliases K in layer 1, which sessions on the stand-in refuse.
+  Scenario(const tandem_engine_options& options, bool is_long, bool aliases = true)
+      : options_(options), layers_(world_layers()) {
+    layers_[1].v_aliases_k = aliases;
+    add_steps(is_long);
+  }
   ~Scenario() {
     tandem_session_release(session_);
     tandem_cache_release(cache_);
@@ -131,7 +136,7 @@ class Scenario {
     args.q_lens = lens;
     args.q = &q;
     args.k = &k;
-    args.v = layer_idx == 0 ? &v : nullptr;
+    args.v = given_v(layer_idx, v);
     args.o = &o;
     args.lse = &lse;
     args.parent_idx = (flags & TANDEM_ATTEND_SPECULATIVE) != 0 ? parents : nullptr;
@@ -152,7 +157,12 @@ class Scenario {
 
   static constexpr int64_t kMaxRows = 48;
   static constexpr float kPattern = 12345.5f;
+  const tandem_tensor* given_v(int32_t layer_idx, const tandem_tensor& v) const {
+    return layers_[static_cast<size_t>(layer_idx)].v_aliases_k == 1 ? nullptr : &v;
+  }
+
   tandem_engine_options options_;
+  std::vector<tandem_layer_options> layers_;
   tandem_engine* engine_ = nullptr;
   tandem_model* model_ = nullptr;
   tandem_cache* cache_ = nullptr;
@@ -167,8 +177,7 @@ class Scenario {
 
 inline void Scenario::add_objects() {
   add("tandem_engine_create", [this](auto e) { return tandem_engine_create(&engine_, &options_, e); });
-  static const auto layers = world_layers();
-  add("tandem_model_create", [this](auto e) { return tandem_model_create(&model_, layers.data(), kLayers, e); });
+  add("tandem_model_create", [this](auto e) { return tandem_model_create(&model_, layers_.data(), kLayers, e); });
   add("tandem_cache_create", [this](auto e) {
     tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
     options.page_tokens = 16;
@@ -195,7 +204,7 @@ inline void Scenario::add_steps(bool is_long) {
     add("tandem_sequence_append", [=, this](auto e) {
       const int64_t n_tokens = is_long ? 2100 : 20;
       const tandem_tensor k = tensor(k_.data(), n_tokens, kKvHeads, kDim), v = tensor(v_.data(), n_tokens, kKvHeads, kDim);
-      return tandem_sequence_append(cache_, b_, l, &k, l == 0 ? &v : nullptr, nullptr, e);
+      return tandem_sequence_append(cache_, b_, l, &k, given_v(l, v), nullptr, e);
     });
   add_attend("two sequences", {&b_, &a_}, 1);
   add("tandem_sequence_reserve", [=, this](auto e) { return tandem_sequence_reserve(cache_, a_, is_long ? 5000 : 50, e); });

@@ -293,6 +293,9 @@ void what_has_no_kernel_is_refused(void**) {
   refused(options_of({TANDEM_F16, TANDEM_BF16}, 128, 4, {{0, 100, 1}}), "k_type");
   refused(options_of({TANDEM_F32, TANDEM_BF16}, 80, 4, {{0, 100, 1}}), "k_type");
   refused(options_of({TANDEM_F16, TANDEM_BF16}, 128, 4, {{0, 100, 17}}), "k_type");
+  WindowOptions narrow = options_of({TANDEM_BF16, TANDEM_BF16}, 192, 4, {{0, 100, 1}});
+  narrow.layer.v_head_dim = 128;
+  refused(narrow, "v_head_dim");
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ tandem_engine_options device_options() {
 }
 
 void test_same_answers(void**) {
-  Scenario reference(small_engine_options(), false), scenario(device_options(), false);
+  Scenario reference(small_engine_options(), false, false), scenario(device_options(), false, false);
   assert_int_equal(reference.run({[] {}, [] {}}), 0);
   assert_int_equal(scenario.run({[] {}, [] {}}), 0);
   expect_same_answers(reference, scenario);
