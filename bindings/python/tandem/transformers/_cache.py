@@ -2,7 +2,7 @@
 """A Transformers cache that keeps no tensors: a tandem cache, a session, and a sequence for each row of the batch."""
 import threading
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Self, Unpack
 
 import torch
@@ -11,12 +11,13 @@ from transformers.cache_utils import Cache as HuggingFaceCache
 from .. import _abi
 from .._cache import Cache, Sequence
 from .._engine import Engine
-from .._errors import InvalidStateError, invalid, of_type
+from .._errors import InvalidStateError, TandemError, invalid, of_type
 from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions, integer, listed
-from .._session import Session, Step
+from .._session import Session
 from ._attention import NOTE, Call, unsupported
-from ._rows import Rows, batch_of, read_rows, tokens_of, view_of
+from ._pass import Change, Changes, Held, Pass
+from ._rows import batch_of, read_rows, tokens_of, view_of
 
 _STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _GEOMETRY = ("n_q_heads", "n_kv_heads", "k_head_dim", "v_head_dim", "sm_scale", "soft_cap", "sliding_window_tokens")
@@ -39,17 +40,6 @@ class Update:
     cache: "TandemCache"
     layer_idx: int
     value: torch.Tensor
-
-
-@dataclass
-class _Pass:
-    """A forward pass under way: a step of the session, from the first layer's attention to the last's."""
-
-    rows: Rows
-    step: Step
-    n_columns: int
-    n_done: int = 0  # layers
-    masks: list[torch.Tensor | None] = field(default_factory=list)  # known to say the same
 
 
 def _stream_of(tensor: torch.Tensor) -> int | None:
@@ -132,15 +122,9 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         self.cache: Cache | None = None
         self.session: Session | None = None
         self._owns = False  # of those that share cache and session: the one that closes them
-        self._forget()
-
-    def _forget(self) -> None:
-        self.sequences: list[Sequence] = []
-        self._lengths: list[int] = []  # tokens of each row
-        self._mask: torch.Tensor | None = None  # of the columns; None: no padding
-        self._columns = 0
+        self._held = Held()
+        self._changes = Changes()  # of all that share the session
         self._pending: int | None = None  # a layer whose update has not been attended
-        self._pass: _Pass | None = None
 
     # ---- a forward pass ----
 
@@ -157,9 +141,11 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         """
         if torch.compiler.is_compiling():
             raise unsupported("compile", "is not possible: a TandemCache is not made of tensors")
-        if self._pending is not None:
+        # In a model with another attention the next layer's update follows. The first layer's follows a pass that was broken off,
+        # but for a model of one layer, which its last layer's update may have come from.
+        if self._pending is not None and not (layer_idx == 0 and self._pending < len(self) - 1):
             raise _state_error(f"update: keys of layer {self._pending} were not attended by Tandem: load the model with "
-                               "attn_implementation='tandem' (after a pass that was broken off: reset() or crop(0))")
+                               "attn_implementation='tandem' (after a pass that was broken off: reset())")
         setattr(key_states, NOTE, Update(self, layer_idx, value_states))
         self._pending = layer_idx
         return key_states, value_states
@@ -179,10 +165,11 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         self.session = Session(cache, **self._options)
         self.engine, self.cache, self._owns = engine, cache, True
 
-    def _begin(self, config: Any, call: Call) -> _Pass:
+    def _begin(self, config: Any, call: Call) -> Pass:
         config = _text_config(config)
-        if config is None and self._pass is not None:
-            raise _state_error(f"layer_idx: layer 0 is attended again after layer {self._pass.n_done - 1} of {len(self)}: layers= "
+        under_way = self._changes.under_way
+        if config is None and isinstance(under_way, Pass) and under_way.owner is self:
+            raise _state_error(f"layer_idx: layer 0 is attended again after layer {under_way.n_done - 1} of {len(self)}: layers= "
                                "are not the model's, or a pass was broken off, after which crop(0) goes on")
         self._settle()
         self._make(config, call)
@@ -191,33 +178,40 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         if n_layers != len(self):  # a pass would never be complete, and the next take it back
             raise invalid("layers", f"are {len(self)} in the cache, the model has {n_layers}")
         batch, n_columns = call.query.shape[0], call.query.shape[2]
-        if self.sequences and batch != len(self.sequences):
-            raise invalid("batch", f"= {batch}, the cache has {len(self.sequences)} rows")
-        rows = read_rows(self._mask, self._columns, call.mask, batch, n_columns)
+        held = self._held
+        if held.sequences and batch != len(held.sequences):
+            raise invalid("batch", f"= {batch}, the cache has {len(held.sequences)} rows")
+        rows = read_rows(held.mask, held.columns, call.mask, batch, n_columns)
         if rows.has_gaps and any(layer.sliding_window_tokens for layer in self.cache.layers):
             raise unsupported("attention_mask", "has padding between tokens of a row, and a layer has a sliding window, which "
                               "counts tokens that are stored")
-        if not self.sequences:
-            self.sequences = [self.cache.create_sequence() for _ in range(batch)]
-            self._lengths = [0] * batch
-        step = self.session.step(self.sequences, rows.q_lens)
-        step.__enter__()
-        self._pass = _Pass(rows, step, n_columns, masks=[call.mask])
-        return self._pass
+        sequences = held.sequences or [self.cache.create_sequence() for _ in range(batch)]
+        begun = Pass(self, sequences, self.session.step(sequences, rows.q_lens), rows, n_columns, masks=[call.mask])
+        self._changes.under_way = begun
+        try:
+            begun.step.__enter__()
+        except TandemError:  # refused: nothing has changed
+            self._changes.under_way = None
+            raise
+        return begun
 
     def _settle(self) -> None:
-        """Takes a pass back that was not finished."""
-        self._pending = None
-        if self._pass is not None:
-            step, self._pass = self._pass.step, None
-            step.__exit__(RuntimeError, None, None)  # the pass has raised: that the step is not complete is no news
+        """Takes a pass back that was not finished, of this cache or of one that shares its session."""
+        under_way = self._changes.under_way
+        if under_way is None:
+            return
+        if isinstance(under_way, Pass) and under_way.n_done:
+            owner = under_way.owner
+            if owner._pending == under_way.n_done:  # the layers before were attended: this layer's would have been too
+                owner._pending = None
+        self._changes.settle()
 
-    def _commit(self, done: _Pass) -> None:
-        self._pass = None
+    def _commit(self, done: Pass) -> None:
         done.step.__exit__(None, None, None)
-        self._columns += done.n_columns
-        self._lengths = [length + n for length, n in zip(self._lengths, done.rows.q_lens, strict=True)]
-        self._mask = done.rows.mask
+        lengths = self._held.lengths or [0] * len(done.sequences)
+        self._held = Held(done.sequences, [length + n for length, n in zip(lengths, done.rows.q_lens, strict=True)],
+                          self._held.columns + done.n_columns, done.rows.mask)
+        self._changes.under_way = None
 
     def _check_layer(self, layer_idx: int, call: Call) -> None:
         """The geometry was made from the configuration and the first layer: this one may be another after all."""
@@ -232,17 +226,24 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
             if mine != asked:
                 raise invalid(f"layers[{layer_idx}].{name}", f"= {mine}, the model's layer has {asked}: pass layers=")
 
+    def _under_way(self, layer_idx: int) -> Pass:
+        """The pass that this layer comes next in."""
+        under_way = self._changes.under_way
+        n_done = under_way.n_done if isinstance(under_way, Pass) and under_way.owner is self else 0
+        if not isinstance(under_way, Pass) or n_done != layer_idx:
+            raise _state_error(f"layer_idx: layer {layer_idx} is attended, expected was layer {n_done}: layers are attended in "
+                               "order, once in a pass, and a pass is taken back when the cache's rows, or the length of a layer "
+                               "that has been attended, are asked for before its last layer")
+        return under_way
+
     def _attend(self, layer_idx: int, config: Any, call: Call) -> torch.Tensor:
         """Called by the attention function, once for each layer in order."""
-        under_way = self._begin(config, call) if layer_idx == 0 else self._pass
-        if under_way is None or under_way.n_done != layer_idx:
-            raise _state_error(f"layer_idx: layer {layer_idx} is attended, expected was layer "
-                               f"{0 if under_way is None else under_way.n_done}: layers are attended in order, once in a pass")
+        under_way = self._begin(config, call) if layer_idx == 0 else self._under_way(layer_idx)
         assert self.cache is not None and self.session is not None
         self._check_layer(layer_idx, call)
         rows = under_way.rows
         if not any(call.mask is mask for mask in under_way.masks):
-            again = read_rows(self._mask, self._columns, call.mask, len(self.sequences), under_way.n_columns)
+            again = read_rows(self._held.mask, self._held.columns, call.mask, len(under_way.sequences), under_way.n_columns)
             if again.q_lens != rows.q_lens or (again.mask is None) != (rows.mask is None) or (
                     rows.mask is not None and not torch.equal(rows.mask, again.mask)):
                 raise unsupported("attention_mask", f"of layer {layer_idx} hides other tokens than that of layer 0")
@@ -251,7 +252,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         has_sinks = call.sinks is not None
         o = q.new_empty((*q.shape[:2], v.shape[2]), dtype=torch.float32 if has_sinks else q.dtype)
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if has_sinks else None
-        self.session.attend(self.sequences, view_of("query", q), view_of("key", k), view_of("value", v), layer_idx=layer_idx,
+        self.session.attend(under_way.sequences, view_of("query", q), view_of("key", k), view_of("value", v), layer_idx=layer_idx,
                             q_lens=rows.q_lens, out=view_of("out", o), lse=None if lse is None else view_of("lse", lse),
                             stream=_stream_of(q))
         if call.sinks is not None and lse is not None:  # the state (0, sink), merged: it takes its share of the weight
@@ -259,14 +260,26 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         under_way.n_done += 1
         if under_way.n_done == len(self.cache.layers):
             self._commit(under_way)
-        return batch_of(o, rows, len(self.sequences), under_way.n_columns)
+        return batch_of(o, rows, len(under_way.sequences), under_way.n_columns)
 
     # ---- what Transformers asks a cache ----
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """One for each row, without the tokens of a pass that was broken off."""
+        self._settle()
+        return list(self._held.sequences)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns of the layer, padding included."""
-        under_way = self._pass
-        return self._columns + (under_way.n_columns if under_way is not None and layer_idx < under_way.n_done else 0)
+        """Columns of the layer, padding included, of passes that are complete.
+
+        A pass is complete when its last layer has been attended. To ask in the middle of a pass for a layer that has been
+        attended takes the pass back, as one that was broken off looks the same; its next layer then raises InvalidStateError.
+        """
+        under_way = self._changes.under_way
+        if isinstance(under_way, Pass) and under_way.owner is self and layer_idx < under_way.n_done:
+            self._settle()
+        return self._held.columns
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """All columns, from the first."""
@@ -280,12 +293,13 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         return 0 if self.cache is None else len(self.cache.layers)
 
     def __repr__(self) -> str:
-        return f"<TandemCache of {len(self)} layers, {len(self.sequences)} rows, {self._columns} columns>"
+        return (f"<TandemCache of {len(self)} layers, {len(self._held.sequences)} rows, "
+                f"{self._held.columns} columns>")
 
     @property
     def batch_size(self) -> int:
         """Rows; -1 before the first pass."""
-        return len(self.sequences) or -1
+        return len(self._held.sequences) or -1
 
     @property
     def is_compileable(self) -> bool:
@@ -295,7 +309,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
     @property
     def is_initialized(self) -> bool:
         """Whether there are rows."""
-        return bool(self.sequences)
+        return bool(self._held.sequences)
 
     @property
     def is_croppable(self) -> bool:
@@ -317,63 +331,63 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Drop all rows; the next pass begins anew, with as many as it likes."""
         self._settle()
-        for sequence in self.sequences:
+        sequences, self._held, self._pending = self._held.sequences, Held(), None
+        for sequence in sequences:
             sequence.close()
-        self._forget()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last ``-tokens_to_remove`` columns, as assisted generation does; a positive number is a length to keep."""
         self._settle()
+        held = self._held
         tokens_to_remove = integer("tokens_to_remove", tokens_to_remove)  # of assisted generation a tensor, on any device
-        n_removed = -tokens_to_remove if tokens_to_remove <= 0 else max(self._columns - tokens_to_remove, 0)
-        if n_removed > self._columns:
-            raise invalid("tokens_to_remove", f"= {tokens_to_remove}, the cache has {self._columns} columns")
+        n_removed = -tokens_to_remove if tokens_to_remove <= 0 else max(held.columns - tokens_to_remove, 0)
+        if n_removed > held.columns:
+            raise invalid("tokens_to_remove", f"= {tokens_to_remove}, the cache has {held.columns} columns")
         if not n_removed:
             return
-        kept, lost = self._columns - n_removed, [n_removed] * len(self.sequences)
-        if self._mask is not None:
-            lost = self._mask[:, kept:].sum(1).tolist()
-            self._mask = self._mask[:, :kept]
-        self._lengths = [length - n for length, n in zip(self._lengths, lost, strict=True)]
-        for sequence, length in zip(self.sequences, self._lengths, strict=True):
-            sequence.truncate(length)
-        self._columns = kept
+        kept, lost, mask = held.columns - n_removed, [n_removed] * len(held.sequences), held.mask
+        if mask is not None:
+            lost = mask[:, kept:].sum(1).tolist()
+            mask = mask[:, :kept]
+        lengths = [length - n for length, n in zip(held.lengths, lost, strict=True)]
+        self._changes.under_way = Change(self, held.sequences)
+        self._held = replace(held, lengths=lengths, columns=kept, mask=mask)
+        self._settle()  # truncates
 
     def _take_rows(self, name: str, idx: list[int]) -> None:
         """Rows become those at idx: one that is used again is forked, one that is not used is dropped."""
+        held = self._held
         for i, row in enumerate(idx):
-            if not 0 <= integer(f"{name}[{i}]", row) < len(self.sequences):
-                raise invalid(f"{name}[{i}]", f"= {row}, the cache has {len(self.sequences)} rows")
+            if not 0 <= integer(f"{name}[{i}]", row) < len(held.sequences):
+                raise invalid(f"{name}[{i}]", f"= {row}, the cache has {len(held.sequences)} rows")
         self._settle()
         taken: set[int] = set()
         rows: list[Sequence] = []
         for i in idx:
-            rows.append(self.sequences[i].fork() if i in taken else self.sequences[i])
+            rows.append(held.sequences[i].fork() if i in taken else held.sequences[i])
             taken.add(i)
-        for i, sequence in enumerate(self.sequences):
+        self._held = Held(rows, [held.lengths[i] for i in idx], held.columns, None if held.mask is None else held.mask[idx])
+        for i, sequence in enumerate(held.sequences):
             if i not in taken:
                 sequence.close()
-        self.sequences, self._lengths = rows, [self._lengths[i] for i in idx]
-        if self._mask is not None:
-            self._mask = self._mask[idx]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Rows become those at `beam_idx`, by forks, which share pages."""
-        if self.sequences:
+        if self._held.sequences:
             self._take_rows("beam_idx", beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times, by forks."""
         if integer("repeats", repeats) < 1:
             raise invalid("repeats", f"= {repeats} leaves no row")
-        self._take_rows("repeats", [i for i in range(len(self.sequences)) for _ in range(repeats)])
+        self._take_rows("repeats", [i for i in range(len(self._held.sequences)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows at `indices`."""
-        if self.sequences:
+        if self._held.sequences:
             indices = indices.cpu()
-            if indices.dtype == torch.bool and tuple(indices.shape) != (len(self.sequences),):
-                raise invalid("indices", f"has shape {list(indices.shape)}, the cache has {len(self.sequences)} rows")
+            if indices.dtype == torch.bool and tuple(indices.shape) != (len(self._held.sequences),):
+                raise invalid("indices", f"has shape {list(indices.shape)}, the cache has {len(self._held.sequences)} rows")
             self._take_rows("indices", (indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices).tolist())
 
     def fork(self) -> "TandemCache":
@@ -381,10 +395,15 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         self._settle()
         other = TandemCache(engine=self.engine, layers=self._given, storage=self._storage)
         other._options, other.cache, other.session = self._options, self.cache, self.session
-        other.sequences = [sequence.fork() for sequence in self.sequences]
-        other._lengths, other._columns = list(self._lengths), self._columns
-        other._mask = None if self._mask is None else self._mask.clone()
+        held = self._held
+        other._held = Held([sequence.fork() for sequence in held.sequences], list(held.lengths), held.columns,
+                           None if held.mask is None else held.mask.clone())
+        other._changes = self._changes
         return other
+
+    def __copy__(self) -> "TandemCache":
+        """As :meth:`fork`: a copy that shared the sequences would count tokens that the other one appends, or miss them."""
+        return self.fork()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "TandemCache":
         return self.fork()
