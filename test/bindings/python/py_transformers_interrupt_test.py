@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A forward pass that is broken off counts nothing: whoever asks the cache first, and wherever the exception came from."""
 import copy
+import linecache
 import os
 import sys
 import time
@@ -154,7 +155,10 @@ PACKAGE = os.path.dirname(tandem.__file__)
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt at the n-th line that the package executes, as a signal's handler would."""
+    """Raises KeyboardInterrupt at the n-th line that the package executes, as a signal's handler would.
+
+    Lines with `with` are left out: the interpreter names them again before it leaves the block, where no signal is handled.
+    """
 
     def __init__(self, n):
         self.left, self.where = n, None
@@ -162,7 +166,7 @@ class InterruptAt:
     def __call__(self, frame, event, _):
         if not frame.f_code.co_filename.startswith(PACKAGE) or "_handle" in frame.f_code.co_filename:
             return None
-        if event == "line":
+        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
             self.left -= 1
             if self.left == 0:
                 self.where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
