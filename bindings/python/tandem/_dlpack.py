@@ -15,6 +15,9 @@ from ._tensor import _DEFAULT_STREAM, View, packed_view
 _HOST_DEVICES, _CUDA_DEVICES = (1, 3), (2, 13)  # host and pinned host; CUDA and CUDA managed
 _CODES = {(2, 32): _abi.DTYPES["f32"], (2, 16): _abi.DTYPES["f16"], (4, 16): _abi.DTYPES["bf16"]}
 _READ_ONLY, _IS_COPIED = 1, 2
+# Packages whose arrays may be written where the export does not say read-only. Others (JAX) leave the flag out although their
+# arrays never change: several of them may share the memory.
+_WRITABLE_PACKAGES = frozenset(("numpy", "torch", "cupy"))
 
 
 class _DlTensor(ctypes.Structure):
@@ -65,13 +68,28 @@ def _device_type(array: Any) -> int:
     return integer("array", device[0], 32)
 
 
+def _may_be_written(array: Any) -> bool:
+    """Whether the exporter is of a package that is known to own memory that may be written; classes derived from it count."""
+    return any(kind.__module__.partition(".")[0] in _WRITABLE_PACKAGES for kind in type(array).__mro__)
+
+
+def _resolved(array: Any) -> Any:
+    """PyTorch may hold a tensor as the negative of its memory, which its export does not say: a copy of what it stands for.
+
+    Of conjugates PyTorch refuses the export by itself.
+    """
+    is_neg = getattr(array, "is_neg", None)
+    return array.resolve_neg() if callable(is_neg) and _may_be_written(array) and is_neg() else array
+
+
 def from_dlpack(array: Any, stream: int | None) -> View:
     """A view of what `array` exports; its last member keeps the export alive."""
-    device_type = _device_type(array)
+    exported = asked_of_owner(_resolved, array)
+    device_type = _device_type(exported)
     if device_type not in _HOST_DEVICES + _CUDA_DEVICES:
         raise UnsupportedError(f"array: DLPack device type {device_type} is neither host nor CUDA memory",
                                status=_abi.STATUS["UNSUPPORTED"], field="array")
-    capsule = asked_of_owner(_capsule, array, device_type, stream)
+    capsule = asked_of_owner(_capsule, exported, device_type, stream)
     tensor, flags = _parse(capsule)
     if int(tensor.device_type) != device_type:
         raise invalid("array", f"says DLPack device type {device_type} and exports {int(tensor.device_type)}")
@@ -89,5 +107,5 @@ def from_dlpack(array: Any, stream: int | None) -> View:
     index = int(tensor.device_id) if device == _abi.DEVICE_CUDA else 0
     address = (tensor.data or 0) + tensor.byte_offset if tensor.data else 0
     packed = packed_view((device, index, address), code, shape, strides)
-    writable = not flags & (_READ_ONLY | _IS_COPIED)
+    writable = not flags & (_READ_ONLY | _IS_COPIED) and exported is array and _may_be_written(array)
     return packed, code, device, shape, writable, (array, capsule)

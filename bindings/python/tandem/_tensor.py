@@ -61,7 +61,9 @@ class Tensor(NotCopied):
     device : str
         ``"host"`` or ``"cuda"``.
     writable : bool
-        Whether it may be an output.
+        Whether it may be an output. An object that has ``__dlpack__`` alone may where it is PyTorch's or CuPy's: other packages,
+        as JAX, export arrays that never change without saying that they are read-only. A tensor that PyTorch holds as the
+        negative of its memory is copied, and may not.
     array : object
         What was given.
 
@@ -259,7 +261,10 @@ def as_tensor(name: str, array: Any, stream: int | None = None, output: bool = F
             raise type(error)(f"{name}: {error}", status=error.status,
                               field=name if error.field == "array" else f"{name}.{error.field}") from None
     if output and not tensor.writable:
-        raise invalid(name, "is an output, but the array is read-only")
+        kind = type(tensor.array)
+        raise invalid(name, f"is an output, but the {kind.__module__}.{kind.__qualname__} is read-only or does not say that it may be "
+                      "written: outputs are arrays of NumPy, PyTorch or CuPy, which from_dlpack() makes of others, and are not "
+                      "negative views")
     return tensor
 
 

@@ -22,6 +22,8 @@ CUDA, CUDA_HOST, CUDA_MANAGED = 2, 3, 13
 class Exporter:
     """What a GPU package's array does, over any memory. `ready` is its producer's work: done when a stream is made to wait."""
 
+    __module__ = "cupy"  # a package whose arrays may be written
+
     def __init__(self, address, shape, device_type=CUDA, versioned=True, ready=None):
         self.streams, self.versioned, self.ready, self.device_type, self.shape = [], versioned, ready, device_type, shape
         self.dims = (ctypes.c_int64 * len(shape))(*shape)

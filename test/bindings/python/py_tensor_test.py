@@ -50,6 +50,12 @@ class Dlpack:
         return self.device or self.array.__dlpack_device__()
 
 
+class OfCupy(Dlpack):
+    """Of a package whose arrays may be written."""
+
+    __module__ = "cupy.of_a_test"
+
+
 def attended(world, wrap, out=None):
     """Attends copies of the same numbers as wrapped by `wrap`; compares with the reference."""
     q, k, v = world.qkv(5)
@@ -85,7 +91,7 @@ def test_taken(world, wrap):
     attended(world, wrap)  # the second time by what the first has kept
 
 
-@pytest.mark.parametrize("wrap", [lambda a: a, tandem.Tensor, Interface, Dlpack])
+@pytest.mark.parametrize("wrap", [lambda a: a, tandem.Tensor, Interface, OfCupy, lambda a: OfCupy(a, old=True)])
 def test_outputs_are_written_in_place(world, wrap):
     for whole in (np.full((5, Q_HEADS, DIM), np.nan, np.float32), spread(np.zeros((5, Q_HEADS, DIM), np.float32))):
         out = wrap(whole)
@@ -99,7 +105,8 @@ def test_outputs_are_written_in_place(world, wrap):
 
 
 @pytest.mark.parametrize("wrap", [read_only, lambda a: tandem.Tensor(read_only(a)), lambda a: Interface(read_only(a)),
-                                  lambda a: Dlpack(read_only(a))])
+                                  lambda a: OfCupy(read_only(a)), Dlpack, lambda a: Dlpack(a, old=True),
+                                  lambda a: tandem.Tensor(Dlpack(a))])
 def test_outputs_must_be_writable(world, wrap):
     q, k, v = world.qkv(5)
     world.session.attend(world.sequence, q, k, v, out=np.empty_like(q))  # the shape is known to the fast path
@@ -226,6 +233,34 @@ def test_dlpack_refuses(world):
         tandem.Tensor(Dlpack(f4((1, 2, 64)), old=True, device=(2, 0)))  # exports host memory all the same
 
 
+def test_jax_arrays_are_not_written(world):
+    """They never change, and may share memory; their exports do not say so."""
+    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    attended(world, jnp.asarray)
+    q, k, v = world.qkv(5)
+    out, lse = jnp.zeros(q.shape, jnp.float32), jnp.zeros(q.shape[:2], jnp.float32)
+    for given in ({"out": out}, {"lse": lse}, {"out": tandem.Tensor(out)}):
+        with pytest.raises(tandem.InvalidArgumentError, match="outputs are arrays of NumPy, PyTorch or CuPy"):
+            world.session.attend(world.sequence, q, k, v, **given)
+    with pytest.raises(tandem.InvalidArgumentError, match="k is an output"):
+        world.sequence.read(k=jnp.asarray(k))
+    assert not np.asarray(out).any() and not np.asarray(lse).any() and world.sequence.length() == 0
+
+
+@pytest.mark.skipif(torch is None, reason="no torch")
+def test_negative_views_of_torch(world):
+    """Their memory has the other sign: inputs are copied, outputs refused."""
+    attended(world, lambda a: torch._neg_view(torch.from_numpy(-a)))
+    attended(world, lambda a: tandem.Tensor(torch._neg_view(torch.from_numpy(-a))))
+    q, k, v = world.qkv(5)
+    held = torch.full(q.shape, 7.0)
+    with pytest.raises(tandem.InvalidArgumentError, match="negative views"):
+        world.session.attend(world.sequence, q, k, v, out=torch._neg_view(held))
+    assert bool((held == 7).all()) and world.sequence.length() == 0
+    with pytest.raises(tandem.InvalidArgumentError):  # complex numbers, conjugate or not
+        tandem.Tensor(torch.zeros((1, 2, 64), dtype=torch.complex64).conj())
+
+
 @pytest.mark.skipif(torch is None, reason="no torch")
 def test_torch(world):
     attended(world, torch.from_numpy)
@@ -239,6 +274,8 @@ def test_torch(world):
 
 class CudaDlpack:
     """Exports a hand-made capsule that claims device memory: nothing reads it before the library refuses the device."""
+
+    __module__ = "cupy"  # a package whose arrays may be written
 
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)

@@ -70,6 +70,7 @@ def view_of(name: str, tensor: torch.Tensor) -> Tensor:
     code = _CODES.get(tensor.dtype)
     if code is None:
         raise invalid(name, f"is of {tensor.dtype}, not f32, f16 or bf16")
+    tensor = tensor.resolve_neg()  # else itself; an output never is a negative view
     device, index = (_abi.DEVICE_CUDA, tensor.device.index) if tensor.is_cuda else (_abi.DEVICE_HOST, 0)
     shape = tuple(tensor.shape)
     packed = packed_view((device, index, tensor.data_ptr()), code, shape, None if tensor.is_contiguous() else tensor.stride())
