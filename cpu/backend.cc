@@ -47,6 +47,7 @@ struct Watched {
   std::atomic<int32_t> answer{0};  // of progress: not 0, stop
 
   bool stops() const { return answer.load(std::memory_order_relaxed) != 0 || watch.is_cancelled(); }
+  static bool stops_of(const void* watched) { return static_cast<const Watched*>(watched)->stops(); }
   void tell(int64_t n) {
     if (watch.progress != nullptr && !stops()) answer.store(watch.progress(n, total, watch.user), std::memory_order_relaxed);
   }
@@ -156,6 +157,10 @@ void run_unit(const AttendCall& call, const AttendUnit& unit, UnitQueue& units, 
   span.first = unit.first;
   span.next = next_keys;
   span.next_context = &next;
+  if (call.watched != nullptr) {
+    span.is_cancelled = Watched::stops_of;
+    span.cancel_context = call.watched;
+  }
   if (unit.group_idx >= 0) {
     const PartialStates& states = backend.plan.group(unit.group_idx).states;
     span.o = const_cast<float*>(states.parts) + unit.part_idx * states.stride;
@@ -240,8 +245,11 @@ struct MergeCall {
   const KernelTable* kernels;
   const MergeJob* jobs;
   int32_t n_jobs;
+  const Watch* watch;
   int64_t n_rows, n_shares;
 };
+
+constexpr int64_t kMergedRows = 4096;  // from one look at the flag to the next
 
 void merge_share(void* context, int64_t share, int32_t) {
   const MergeCall& call = *static_cast<const MergeCall*>(context);
@@ -249,15 +257,16 @@ void merge_share(void* context, int64_t share, int32_t) {
   int64_t first = 0;  // of the job
   for (int32_t i = 0; i < call.n_jobs && first < end; first += call.jobs[i++].n_rows) {
     const MergeJob& job = call.jobs[i];
-    const int64_t from = std::max<int64_t>(begin - first, 0), to = std::min(end - first, job.n_rows);
-    if (from < to) call.kernels->merge(job, from, to);
+    const int64_t to = std::min(end - first, job.n_rows);
+    for (int64_t from = std::max<int64_t>(begin - first, 0); from < to && !call.watch->is_cancelled(); from += kMergedRows)
+      call.kernels->merge(job, from, std::min(from + kMergedRows, to));
   }
 }
 
-Status merge(void* self, const MergeJob* jobs, int32_t n_jobs) {
+Status merge_watched(void* self, const MergeJob* jobs, int32_t n_jobs, const Watch& watch) {
   CpuBackend& backend = backend_of(self);
   constexpr int64_t kShareFloats = 64 << 10;
-  MergeCall call{backend.kernels, jobs, n_jobs, 0, 1};
+  MergeCall call{backend.kernels, jobs, n_jobs, &watch, 0, 1};
   int64_t n_floats = 0;
   for (int32_t i = 0; i < n_jobs; ++i) {
     call.n_rows += jobs[i].n_rows;
@@ -268,8 +277,10 @@ Status merge(void* self, const MergeJob* jobs, int32_t n_jobs) {
     merge_share(&call, 0, 0);
   else
     backend.pool->run(call.n_shares, merge_share, &call);
-  return {};
+  return watch.check();
 }
+
+Status merge(void* self, const MergeJob* jobs, int32_t n_jobs) { return merge_watched(self, jobs, n_jobs, {}); }
 
 int64_t report(void* self, char* buffer, int64_t buffer_bytes) {
   const CpuBackend& backend = backend_of(self);
@@ -325,15 +336,16 @@ void keep_clear(void* self) { backend_of(self).pool->keep_clear(); }
 void destroy(void* self) { delete static_cast<CpuBackend*>(self); }
 
 constexpr BackendTable kTable = {
-    kBackendAbi, sizeof(BackendTable),
-    "cpu",       attend,
-    merge,       attn_weights,
-    observe,     to_f32,
-    from_f32,    run,
-    wake,        rest,
-    report,      n_nodes,
-    place,       destroy,
-    keep_clear,  attend_watched,
+    kBackendAbi,   sizeof(BackendTable),
+    "cpu",         attend,
+    merge,         attn_weights,
+    observe,       to_f32,
+    from_f32,      run,
+    wake,          rest,
+    report,        n_nodes,
+    place,         destroy,
+    keep_clear,    attend_watched,
+    merge_watched,
 };
 
 }  // namespace

@@ -89,6 +89,7 @@ class Block {
     KeyWalker walker(span_, tokens(0, n_rows_));
     tile_.segments = scratch_.segments;
     while (walker.next(&tile_, kTileKv)) {
+      if (span_.ends_early()) return true;
       bool partly_hidden = false;
       for (int32_t i = 0; i < n_tiles_; ++i) {
         views_[i] = view_of(job_.visibility, tile_, tokens(i * kTileQ, std::min((i + 1) * kTileQ, n_rows_)));

@@ -122,6 +122,7 @@ void Block::run() {
   while (more) {
     more = walker.next(&next_, kKeys);
     if (!more) next_.n_keys = next_.n_segments = 0;
+    if (span_.ends_early()) break;
     partly_hidden_ = tile_.n_keys != padded_keys();
     std::array<TileView, MatmulAttend::kTaskRows / kPairRows> views;
     for (int32_t row = 0; row < n_rows_; row += kPairRows) {

@@ -12,6 +12,10 @@
 //   observe    the finished weights into the moving averages
 //   commit     lengths; then settle: evict, post what judges the evicted tokens
 //   refresh    after an append: all tokens outside the window are judged anew
+//
+// A call that is given a flag to cancel it looks at the flag at least every few milliseconds, in every step up to write:
+// prepare between pieces of memory, the others between some rows or one tile of keys. After write the call cannot be undone;
+// a long refresh is then left to the engine's thread, where the next call that needs it waits for it.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -51,16 +55,19 @@ Status AttendCall::run() {
     std::unique_lock lock(cache_.mutex());
     leave();
   });
-  wait_for_refreshes();
+  TANDEM_TRY(wait_for_refreshes());
   {
     std::unique_lock lock(cache_.mutex());
     TANDEM_TRY(prepare());
   }
   append_rows();
+  TANDEM_TRY(args_.watch.check());
   pack_queries();
+  TANDEM_TRY(args_.watch.check());
   TANDEM_TRY(attend_and_merge());
-  TANDEM_TRY(args_.watch.check());  // the last time: from here on the call changes what others see
+  TANDEM_TRY(args_.watch.check());  // after this the caller's o and lse change
   write_outputs();
+  TANDEM_TRY(args_.watch.check());  // the last time: from here on the call changes what others see
   observe();
   {
     std::unique_lock lock(cache_.mutex());
@@ -86,16 +93,31 @@ void AttendCall::append_rows() {
   std::shared_lock lock(cache_.mutex());
   for (const SequenceCall& call : scratch_.calls)
     cache_.write_rows(*call.sequence, args_.layer_idx, call.first_query,
-                      {args_.k, args_.v, args_.x, call.first_row, call.q_len});
+                      {args_.k, args_.v, args_.x, call.first_row, call.q_len, args_.watch});
 }
 
-// task(this, row): every token of the call, on the pool where there is enough to do.
-void AttendCall::for_tokens(TaskFn task) {
+// (this->*visit)(row) for every token of the call, on the pool where there is enough to do; none any more when the call has
+// been cancelled.
+void AttendCall::for_tokens(void (AttendCall::*visit)(int64_t row)) {
   constexpr int64_t kWorthSpreading = 32768;  // elements
-  const int64_t n_tokens = args_.q.n_tokens;
+  constexpr int64_t kTaskTokens = 16;         // a task that ends at once takes as long to hand out as any other
+  struct Visit {
+    AttendCall* call;
+    void (AttendCall::*visit)(int64_t row);
+    int64_t n_tokens, task_tokens;
+  };
+  const int64_t n_tokens = args_.q.n_tokens, task_tokens = n_tokens < kManyTokens ? 1 : kTaskTokens;
+  Visit visits{this, visit, n_tokens, task_tokens};
+  const auto task = [](void* context, int64_t task_idx, int32_t) {
+    const Visit& of = *static_cast<const Visit*>(context);
+    if (of.call->args_.watch.is_cancelled()) return;
+    const int64_t end = std::min(of.n_tokens, (task_idx + 1) * of.task_tokens);
+    for (int64_t row = task_idx * of.task_tokens; row < end; ++row) (of.call->*of.visit)(row);
+  };
+  const int64_t n_tasks = (n_tokens + task_tokens - 1) / task_tokens;
   if (n_tokens * layer_.n_q_heads * layer_.k_head_dim >= kWorthSpreading)
-    return cpu_.table->run(cpu_.self, n_tokens, task, this);
-  for (int64_t i = 0; i < n_tokens; ++i) task(this, i, 0);
+    return cpu_.table->run(cpu_.self, n_tasks, task, &visits);
+  for (int64_t i = 0; i < n_tasks; ++i) task(&visits, i, 0);
 }
 
 namespace {
@@ -113,28 +135,27 @@ int64_t row_of(const Layer& layer, const SequenceCall& call, int64_t t, int32_t 
 
 }  // namespace
 
-void AttendCall::pack_task(void* context, int64_t row, int32_t) {
-  auto& self = *static_cast<AttendCall*>(context);
-  const Layer& layer = self.layer_;
-  const SequenceCall& call = call_of(self.scratch_, row);
+void AttendCall::pack_token(int64_t row) {
+  const Layer& layer = layer_;
+  const SequenceCall& call = call_of(scratch_, row);
   const int64_t t = row - call.first_row;
   float angles[2 * 320];  // head_dim is at most 576
   if (layer.rope != nullptr) {
     const int64_t position = call.visibility.tree_words > 0
-                                 ? self.scratch_.tree_positions[call.positions_at + static_cast<size_t>(t)]
+                                 ? scratch_.tree_positions[call.positions_at + static_cast<size_t>(t)]
                                  : call.sequence->position(call.first_query + t);
     rope_angles(*layer.rope, position, angles);
   }
   for (int32_t h = 0; h < layer.n_q_heads; ++h) {
-    float* q = self.scratch_.at(call.q_at) + row_of(layer, call, t, h) * layer.k_head_dim;
-    convert_row(self.cpu_, self.args_.q.dtype, self.args_.q.row(row, h), TANDEM_F32, q, layer.k_head_dim);
+    float* q = scratch_.at(call.q_at) + row_of(layer, call, t, h) * layer.k_head_dim;
+    convert_row(cpu_, args_.q.dtype, args_.q.row(row, h), TANDEM_F32, q, layer.k_head_dim);
     if (layer.rope != nullptr) rope_apply(*layer.rope, angles, q);
     if (layer.k_rotation == TANDEM_ROTATION_HADAMARD) hadamard_rotate(q, layer.k_head_dim);
   }
 }
 
 void AttendCall::pack_queries() {
-  if (!scratch_.calls.empty()) for_tokens(pack_task);
+  if (!scratch_.calls.empty()) for_tokens(&AttendCall::pack_token);
 }
 
 Status AttendCall::attend_and_merge() {
@@ -143,25 +164,24 @@ Status AttendCall::attend_and_merge() {
   TANDEM_TRY(args_.is_watched ? cpu_.table->attend_watched(cpu_.self, scratch_.jobs.data(), n_jobs, args_.watch)
                               : cpu_.table->attend(cpu_.self, scratch_.jobs.data(), n_jobs));
   if (scratch_.merges.empty()) return {};
-  return cpu_.table->merge(cpu_.self, scratch_.merges.data(), static_cast<int32_t>(scratch_.merges.size()));
+  return cpu_.table->merge_watched(cpu_.self, scratch_.merges.data(), static_cast<int32_t>(scratch_.merges.size()),
+                                   args_.watch);
 }
 
-void AttendCall::write_task(void* context, int64_t row, int32_t) {
-  auto& self = *static_cast<AttendCall*>(context);
-  const Layer& layer = self.layer_;
-  const AttendArgs& args = self.args_;
-  const SequenceCall& call = call_of(self.scratch_, row);
+void AttendCall::write_token(int64_t row) {
+  const Layer& layer = layer_;
+  const AttendArgs& args = args_;
+  const SequenceCall& call = call_of(scratch_, row);
   for (int32_t h = 0; h < layer.n_q_heads; ++h) {
     const int64_t at = row_of(layer, call, row - call.first_row, h);
-    convert_row(self.cpu_, TANDEM_F32, self.scratch_.at(call.o_at) + at * layer.v_head_dim, args.o.dtype, args.o.row(row, h),
+    convert_row(cpu_, TANDEM_F32, scratch_.at(call.o_at) + at * layer.v_head_dim, args.o.dtype, args.o.row(row, h),
                 layer.v_head_dim);
-    if (args.lse != nullptr)
-      args.lse[row * args.lse_token_stride + h * args.lse_head_stride] = self.scratch_.at(call.lse_at)[at];
+    if (args.lse != nullptr) args.lse[row * args.lse_token_stride + h * args.lse_head_stride] = scratch_.at(call.lse_at)[at];
   }
 }
 
 void AttendCall::write_outputs() {
-  if (!scratch_.calls.empty()) for_tokens(write_task);
+  if (!scratch_.calls.empty()) for_tokens(&AttendCall::write_token);
 }
 
 // One query head of one sequence: its only query's weights over the resident keys.
@@ -255,14 +275,24 @@ void AttendCall::settle(SequenceCall& call) {
   if (call.is_append || state.window_begin == before) return;
   state.refresh.evict_begin = before;
   state.refresh.evict_end = state.window_begin;
-  cache_.engine().worker().post(state.refresh.job);
+  post_refresh(state.refresh, judge_evicted);
 }
 
 // Outside the lock: nobody else may change a sequence that is in flight.
 void AttendCall::refresh() {
   if (!policy_.keeps_maw || args_.partial) return;
   for (const SequenceCall& call : scratch_.calls)
-    if (call.is_append) re_evaluate(call.state->refresh);
+    if (call.is_append) refresh_after(call);
+}
+
+// A short one is done at once: to hand it over takes a wake-up, and the engine's thread yields to others.
+void AttendCall::refresh_after(const SequenceCall& call) {
+  constexpr int64_t kShort = int64_t{1} << 28;  // products of numbers; some milliseconds
+  Refresh& refresh = call.state->refresh;
+  const int64_t n_rows = refresh.n_queries * layer_.n_q_heads;
+  if (args_.watch.cancel == nullptr || n_rows * call.length * layer_.k_head_dim < kShort) return re_evaluate(refresh);
+  post_refresh(refresh, [](void* context) { re_evaluate(*static_cast<Refresh*>(context)); });
+  (void)cache_.engine().worker().join(refresh.job, args_.watch);
 }
 
 void AttendCall::count_bytes(const SequenceCall& call) {

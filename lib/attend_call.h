@@ -47,6 +47,8 @@ struct CutArgs {
 DeviceAttend of_heads(const DeviceAttend& call, int32_t first_head, int32_t n_heads, Layer* layer);
 void point_states(const HeadStates& to, DeviceAttend* call);
 
+inline constexpr int64_t kManyTokens = 4096;  // of a call: to go through them takes some time
+
 class AttendCall {
  public:
   AttendCall(Session& session, const AttendArgs& args, AttendScratch& scratch);
@@ -60,8 +62,8 @@ class AttendCall {
  private:
   // Before: everything that can fail and changes nothing. The cache's mutex is held exclusively from enter() on, except
   // while waiting for refreshes.
-  Status enter();  // finds the sequences and marks them as in flight
-  void wait_for_refreshes();
+  Status enter();               // finds the sequences and marks them as in flight
+  Status wait_for_refreshes();  // or until the call is cancelled
   Status prepare();
   void clear_scratch();
   Status check_state(const SequenceCall& call) const;
@@ -75,7 +77,7 @@ class AttendCall {
   void describe_streaming_heads(const DeviceSequence* all, DeviceSequence* to) const;
   DeviceAttend of_run(const DeviceAttend& window, const HeadRun& run, Layer* layer) const;
   Status attend_window(const DeviceAttend& window, bool is_last);
-  void set_visibility(SequenceCall& call);
+  Status set_visibility(SequenceCall& call);
   void set_tree(SequenceCall& call);
   void prepare_refresh(SequenceCall& call);
   void lay_out(SequenceCall& call);
@@ -102,6 +104,7 @@ class AttendCall {
   void guess_tokens(const SequenceCall& call);
   void settle(SequenceCall& call);
   void refresh();
+  void refresh_after(const SequenceCall& call);
   void count_bytes(const SequenceCall& call);
   void leave();
 
@@ -205,10 +208,10 @@ class AttendCall {
   Status keep_window();
   int64_t prefill_pages_begin() const;
 
-  static void pack_task(void* context, int64_t task_idx, int32_t worker_idx);
-  static void write_task(void* context, int64_t task_idx, int32_t worker_idx);
+  void pack_token(int64_t row);
+  void write_token(int64_t row);
   static void observe_task(void* context, int64_t task_idx, int32_t worker_idx);
-  void for_tokens(TaskFn task);
+  void for_tokens(void (AttendCall::*visit)(int64_t row));
 
   Session& session_;
   Cache& cache_;

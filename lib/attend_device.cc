@@ -292,7 +292,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
     evict_before(&call);
     if (policy_.keeps_maw && args_.k == nullptr) fade_newer(call);
-    set_visibility(call);
+    (void)set_visibility(call);  // fails when a call is cancelled, which one on a device cannot be
     choose_keys(call);
     choose_for_streaming_heads(call);
     call.cpu_begin = call.host_begin;

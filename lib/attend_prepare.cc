@@ -70,15 +70,17 @@ Status AttendCall::check_state(const SequenceCall& call) const {
   return fail(TANDEM_ERROR_INVALID_STATE, "sequences", "sequence %lld is not part of the open step", id);
 }
 
-void AttendCall::wait_for_refreshes() {
+Status AttendCall::wait_for_refreshes() {
   for (SequenceCall& call : scratch_.calls) {
     SequenceState* state = nullptr;
     {
       std::shared_lock lock(cache_.mutex());
       state = session_.state(call.sequence->id);
     }
-    if (state != nullptr) session_.sums_.refresh_wait_ns += session_.join(*state->layers[layer_idx_]);
+    if (state != nullptr) session_.sums_.refresh_wait_ns += session_.join(*state->layers[layer_idx_], args_.watch);
+    TANDEM_TRY(args_.watch.check());
   }
+  return {};
 }
 
 void AttendCall::clear_scratch() {
@@ -98,9 +100,9 @@ Status AttendCall::prepare() {
     Sequence& sequence = *call.sequence;
     // Only what is going to be written needs pages of its own.
     if (args_.k != nullptr)
-      TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length), "q_lens"));
+      TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length), "q_lens", args_.watch));
     else
-      TANDEM_TRY(session_.reserve_state(sequence, sequence.longest()));
+      TANDEM_TRY(session_.reserve_state(sequence, sequence.longest(), args_.watch));
     if (args_.parent_idx == nullptr)
       cache_.extend_positions(sequence, call.length);
     else
@@ -109,23 +111,27 @@ Status AttendCall::prepare() {
     session_.fetch_maw(sequence);
     if (!call.is_append) TANDEM_TRY(session_.flush_layer(sequence, args_.layer_idx, *call.state));
     call.found_begin = call.window_begin = call.state->window_begin;
-    set_visibility(call);
+    TANDEM_TRY(set_visibility(call));
     choose_keys(call);
     choose_for_streaming_heads(call);
     if (policy_.keeps_maw) prepare_refresh(call);
     lay_out(call);
   }
   for (const SequenceCall& call : scratch_.calls) add_jobs(call);
-  if (scratch_.floats.size() < scratch_.n_floats) scratch_.floats.resize(scratch_.n_floats);
+  scratch_.floats.reserve(scratch_.n_floats);
   finish_jobs();
   return {};
 }
 
 // Causal: query t sees tokens up to its own, at most a sliding window back.
-void AttendCall::set_visibility(SequenceCall& call) {
+Status AttendCall::set_visibility(SequenceCall& call) {
   call.visibility_at = scratch_.begin.size();
+  const size_t n = call.visibility_at + static_cast<size_t>(call.q_len);
+  for (std::vector<int64_t>* list : {&scratch_.begin, &scratch_.end})
+    if (list->capacity() < n) list->reserve(std::max(n, 2 * list->capacity()));
   if (args_.speculative && args_.parent_idx != nullptr) set_tree(call);
   for (int64_t t = 0; t < call.q_len; ++t) {
+    if (t % kManyTokens == 0) TANDEM_TRY(args_.watch.check());
     const int64_t token = call.first_query + t;
     const bool tree = call.visibility.tree_words > 0;
     const int64_t position =
@@ -135,6 +141,7 @@ void AttendCall::set_visibility(SequenceCall& call) {
     scratch_.begin.push_back(std::min(begin, tree ? call.first_query : token));
     scratch_.end.push_back(token + 1);
   }
+  return {};
 }
 
 // A query of the tree sees its ancestors and itself among the new tokens, and sits as deep as its chain is long.

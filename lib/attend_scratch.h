@@ -9,6 +9,7 @@
 #include "lib/backend.h"
 #include "lib/cache.h"
 #include "lib/routes/call_plan.h"
+#include "lib/scratch_floats.h"
 #include "lib/sequence_state.h"
 #include "lib/streaming_heads.h"
 
@@ -78,14 +79,14 @@ struct AttendScratch {
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;
-  std::vector<float> floats;
+  ScratchFloats floats;
   std::vector<KvRun> runs;
   std::vector<AttendJob> jobs;
   std::vector<size_t> job_runs;  // [n_jobs] index of the first run
   std::vector<MergeJob> merges;
   std::vector<const float*> states;  // o and lse pointers of the merges, two of each per job
 
-  // Indices into floats, which gets its size once they are all known.
+  // Indices into floats, which gets its room once they are all known.
   size_t n_floats = 0;
   size_t take(int64_t n) {
     const size_t at = n_floats;

@@ -139,6 +139,8 @@ struct BackendTable {
   void (*keep_clear)(void* self);
   // attend() that looks at `watch` between pieces of work. CANCELLED: o, lse and logits are anything.
   Status (*attend_watched)(void* self, const AttendJob* jobs, int32_t n_jobs, const Watch& watch);
+  // merge() that looks at `watch.cancel` alone. CANCELLED: o_out and lse_out are anything.
+  Status (*merge_watched)(void* self, const MergeJob* jobs, int32_t n_jobs, const Watch& watch);
 };
 
 struct Backend {

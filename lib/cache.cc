@@ -221,7 +221,7 @@ Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_ne
   return {};
 }
 
-Status Cache::ensure(Sequence& sequence, int64_t n_tokens, const char* field) {
+Status Cache::ensure(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch) {
   if (n_tokens > INT32_MAX || sequence.position(n_tokens) > INT32_MAX)
     return fail(TANDEM_ERROR_CAPACITY, field, "%s: a sequence of %lld tokens is longer than 2^31 - 1", field,
                 static_cast<long long>(n_tokens));
@@ -231,7 +231,7 @@ Status Cache::ensure(Sequence& sequence, int64_t n_tokens, const char* field) {
   }
   const int64_t n_pages = (n_tokens + page_len() - 1) / page_len();
   const int64_t n_new = std::max<int64_t>(0, n_pages - static_cast<int64_t>(sequence.pages.size()));
-  for (Session* session : sessions_) TANDEM_TRY(session->reserve_state(sequence, n_tokens));
+  for (Session* session : sessions_) TANDEM_TRY(session->reserve_state(sequence, n_tokens, watch));
   return make_writable(sequence, sequence.shortest() / page_len(), n_new);
 }
 

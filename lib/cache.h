@@ -55,6 +55,7 @@ struct AppendedRows {
   const TensorView* x;  // null where the layer keeps none
   int64_t first_row;
   int64_t n_rows;
+  Watch watch = {};  // once cancelled, no more rows are written
 };
 
 class Cache {
@@ -85,7 +86,8 @@ class Cache {
   Status check_even(const Sequence& sequence, const char* field = "sequence") const;
   Status find_stored(int64_t id, const Sequence** sequence) const;  // whose tokens are all in the store; NOT_FOUND, BUSY
   // Room for n_tokens tokens in all, writable from the shortest layer's end on, in the store and in every session.
-  Status ensure(Sequence& sequence, int64_t n_tokens, const char* field);
+  // CANCELLED: what has been made so far stays, as reserved.
+  Status ensure(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch = {});
   // To tokens first, first + 1, ...; needs no exclusive lock: nobody reads tokens beyond the length.
   void write_rows(const Sequence& sequence, int32_t layer_idx, int64_t first, const AppendedRows& rows) const;
   void move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const;

@@ -94,6 +94,7 @@ StoredRow stored_v(const Layer& layer, const Rows& rows) { return {layer.v_type,
 void write_task(void* context, int64_t task_idx, int32_t) {
   const auto& task = *static_cast<const WriteTask*>(context);
   const AppendedRows& rows = task.rows;
+  if (rows.watch.is_cancelled()) return;
   const Cache& cache = *task.cache;
   const Layer& layer = cache.layers()[static_cast<size_t>(task.layer_idx)];
   const PageStore& store = cache.store();

@@ -226,8 +226,13 @@ void bind_refresh(Session& session, LayerState& state, const Layer& layer) {
   refresh.session = &session;
   refresh.state = &state;
   refresh.layer = &layer;
-  refresh.job.run = judge_evicted;
   refresh.job.context = &refresh;
+}
+
+void post_refresh(Refresh& refresh, void (*run)(void* refresh)) {
+  refresh.job.run = run;
+  refresh.job.is_long = run != judge_evicted;
+  refresh.session->cache().engine().worker().post(refresh.job);
 }
 
 void reserve_refresh(Refresh& refresh) {

@@ -7,11 +7,12 @@
 
 namespace tandem {
 
-Status Maw::reserve(Tier& tier, int32_t n_q_heads, int64_t n_tokens) {
+Status Maw::reserve(Tier& tier, int32_t n_q_heads, int64_t n_tokens, const Watch& watch) {
   const auto n_blocks = static_cast<size_t>((n_tokens + kBlock - 1) / kBlock);
   if (n_blocks <= blocks_.size()) return {};
   blocks_.reserve(n_blocks);
   while (blocks_.size() < n_blocks) {
+    TANDEM_TRY(watch.check());
     Buffer block;
     const int64_t bytes = int64_t{n_q_heads} * kBlock * static_cast<int64_t>(sizeof(float));
     TANDEM_TRY(Buffer::create(tier, bytes, Use::kSession, &block));

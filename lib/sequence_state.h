@@ -24,7 +24,7 @@ class Maw {
  public:
   static constexpr int64_t kBlock = 2048;
 
-  Status reserve(Tier& tier, int32_t n_q_heads, int64_t n_tokens);
+  Status reserve(Tier& tier, int32_t n_q_heads, int64_t n_tokens, const Watch& watch = {});
   int64_t capacity() const { return static_cast<int64_t>(blocks_.size()) * kBlock; }
   // Of one head from token on; valid up to the end of the token's block.
   float* at(int32_t q_head, int64_t token) const {
@@ -148,6 +148,7 @@ void count_weights(Refresh& refresh, const CountedQueries& queries);
 void re_evaluate(Refresh& refresh);  // with the queries that it holds, if any
 // Before any of them: of whom and what, and room.
 void bind_refresh(Session& session, LayerState& state, const Layer& layer);
-void reserve_refresh(Refresh& refresh);  // for its keys
+void reserve_refresh(Refresh& refresh);                           // for its keys
+void post_refresh(Refresh& refresh, void (*run)(void* refresh));  // to the engine's thread
 
 }  // namespace tandem

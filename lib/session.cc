@@ -121,15 +121,15 @@ SequenceState* Session::state(int64_t id) const {
   return found == states_.end() ? nullptr : found->second.get();
 }
 
-int64_t Session::join(LayerState& state) {
-  const int64_t waited_ns = cache_->engine().worker().join(state.refresh.job);
+int64_t Session::join(LayerState& state, const Watch& watch) {
+  const int64_t waited_ns = cache_->engine().worker().join(state.refresh.job, watch);
   if (state.refresh.uncopied.exchange(false)) {
     cache_->engine().log(TANDEM_LOG_WARNING, "no memory for a copy of the selected keys: they are read from the store");
   }
   return waited_ns;
 }
 
-Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens) {
+Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens, const Watch& watch) {
   if (has_left_) return {};
   auto slot = states_.find(sequence.id);
   if (slot == states_.end()) {
@@ -146,7 +146,8 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens) {
     LayerState& state = *found.layers[l];
     if (!layer_policy(layer).keeps_maw || n_tokens <= state.maw.capacity()) continue;
     settle_device();
-    join(state);
+    join(state, watch);
+    TANDEM_TRY(watch.check());
     // Indices first: a later call finds the capacity of the MAW short and comes here again.
     const int64_t capacity = (n_tokens + Maw::kBlock - 1) / Maw::kBlock * Maw::kBlock;
     for (HeadSelection& head : state.heads) {
@@ -157,7 +158,7 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens) {
       std::copy_n(head.token_idx.as<int32_t>(), head.n_tokens, token_idx.as<int32_t>());
       head.token_idx.swap(token_idx);
     }
-    TANDEM_TRY(state.maw.reserve(cache_->host_tier(), layer.n_q_heads, n_tokens));
+    TANDEM_TRY(state.maw.reserve(cache_->host_tier(), layer.n_q_heads, n_tokens, watch));
   }
   return {};
 }

@@ -115,7 +115,7 @@ class Session {
   const Policy& layer_policy(const Layer& layer) const;
 
   // Following the cache: called with its mutex held exclusively. Those that return a Status change nothing on failure.
-  Status reserve_state(const Sequence& sequence, int64_t n_tokens);
+  Status reserve_state(const Sequence& sequence, int64_t n_tokens, const Watch& watch = {});
   Status prepare_fork(const Sequence& from, int64_t fork_id);
   void wait(const Sequence& sequence);  // no refresh is running, and nothing on the device
   bool is_settled() const;              // nothing of this session is under way on the device; cheap, any thread
@@ -133,7 +133,7 @@ class Session {
   Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options, const RouteOptions& routes);
 
   SequenceState* state(int64_t id) const;
-  int64_t join(LayerState& state);  // returns how long it waited, in ns
+  int64_t join(LayerState& state, const Watch& watch = {});  // returns how long it waited, in ns
   Status flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state);
   void fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t begin, int64_t length, KeyRuns* keys) const;
   int64_t evicted_to(const LayerState& state, int64_t length) const;  // where the window begins after evict()

@@ -219,7 +219,7 @@ Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
     state.speculation.n_keys = 0;
     state.speculation.q.clear();
     sequence->speculative[l] = 0;
-    if (!state.heads.empty() && state.window_begin != window_before) cache_->engine().worker().post(state.refresh.job);
+    if (!state.heads.empty() && state.window_begin != window_before) post_refresh(state.refresh, judge_evicted);
   }
   sequence->parents.clear();
   sequence->speculator = nullptr;

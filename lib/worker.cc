@@ -55,12 +55,14 @@ void Worker::unlink(Job& job) {
   job.previous = job.next = nullptr;
 }
 
-int64_t Worker::join(Job& job) {
+int64_t Worker::join(Job& job) { return join(job, {}); }
+
+int64_t Worker::join(Job& job, const Watch& watch) {
   using Clock = std::chrono::steady_clock;
   std::unique_lock lock(mutex_);
   if (job.state == Job::State::kIdle) return 0;
   const auto start = Clock::now();
-  if (job.state == Job::State::kQueued) {
+  if (job.state == Job::State::kQueued && !(job.is_long && watch.cancel != nullptr)) {
     unlink(job);
     job.state = Job::State::kRunning;
     ++n_running_;
@@ -71,7 +73,11 @@ int64_t Worker::join(Job& job) {
     --n_running_;
     finished_.notify_all();
   } else {
-    finished_.wait(lock, [&] { return job.state == Job::State::kIdle; });
+    const auto is_idle = [&] { return job.state == Job::State::kIdle; };
+    constexpr std::chrono::milliseconds kBetweenLooks{2};  // at the flag, which wakes no one
+    if (watch.cancel == nullptr) finished_.wait(lock, is_idle);
+    while (!watch.is_cancelled() && !finished_.wait_for(lock, kBetweenLooks, is_idle)) {
+    }
   }
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
 }

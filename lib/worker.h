@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "lib/backend.h"
 #include "lib/status.h"
 
 namespace tandem {
@@ -18,6 +19,7 @@ namespace tandem {
 struct Job {
   void (*run)(void* context) = nullptr;
   void* context = nullptr;
+  bool is_long = false;  // may take a second: a caller that can be cancelled leaves it to the thread
 
  private:
   friend class Worker;
@@ -34,7 +36,9 @@ class Worker {
 
   void post(Job& job);     // job is idle
   int64_t join(Job& job);  // on return the job is idle; returns how long that took, in ns
-  void cancel(Job& job);   // likewise, but a job that nobody has begun is not run
+  // The same, but stops waiting when watch.cancel is set; then the job may not be idle.
+  int64_t join(Job& job, const Watch& watch);
+  void cancel(Job& job);  // likewise, but a job that nobody has begun is not run
   bool drain(int64_t timeout_ns);
 
  private:

@@ -66,10 +66,16 @@ struct Span {
   // What this thread reads after this span: asked for, once, in its last block or the one before, and prefetched there.
   NextKeys (*next)(void* context) = nullptr;
   void* next_context = nullptr;
+  // Asked by matrix products between tiles of keys, for such a span may take a second. True: the call has been cancelled,
+  // and the span may end with its results undefined. Null: never.
+  bool (*is_cancelled)(const void* context) = nullptr;
+  const void* cancel_context = nullptr;
   float* o = nullptr;    // [n_rows, v_head_dim]
   float* m = nullptr;    // [n_rows] or null. Given: o stays unnormalised, m is the largest logit and
   float* sum = nullptr;  //   sum the sum of exp(logit - m)
   float* lse = nullptr;  // [n_rows] or null. Given: o is normalised
+
+  bool ends_early() const { return is_cancelled != nullptr && is_cancelled(cancel_context); }
 };
 
 // States of the same rows over disjoint keys, as spans leave them with m and sum. Part i begins at

@@ -459,12 +459,15 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  * may stay Inf, a logit of -inf may count as no key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads
  * K and V once per KV head. Allocates only when a length or size of a call is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY,
  * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). On any error no
- * layer has grown and o is untouched (but by a call of more than 512 tokens on device tensors that fails half-way).
+ * layer has grown and o is untouched (but by a call that is cancelled while it writes, and by one of more than 512 tokens on
+ * device tensors that fails half-way).
  *
- * CANCELLED: *cancel was set, or progress asked to stop, while a call on host tensors attended; it looks between pieces of
- * work, 512 query rows of a KV head at most, and before it writes. What follows, the re-evaluation after an append too, is done to
- * its end. Pages that it has taken stay the sequence's, as after tandem_sequence_reserve(). With device tensors, where a call
- * only sends its work, cancel and progress are UNSUPPORTED.
+ * CANCELLED: *cancel was set, or progress asked to stop, during a call on host tensors. A call looks at *cancel every few
+ * milliseconds from its begin until o is written, and calls progress while it attends. When it stops while it writes, o and lse
+ * may be written in part; everything else is as before, except that the pages it has taken stay the sequence's, as after
+ * tandem_sequence_reserve(). Once o is written the call counts and returns TANDEM_OK. If *cancel is set then, it does not wait for
+ * a long re-evaluation: a thread of the library finishes it, and a later call that needs the selection waits for it. With device
+ * tensors, where a call only sends its work, cancel and progress are UNSUPPORTED.
  *
  * Tensors are in host memory or all on the engine's device; calls of the two kinds may follow each other. On the device:
  *   - the window's keys are attended there and the rest at the same time, by the CPU or from buffers on the device (routes of

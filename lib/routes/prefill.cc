@@ -158,7 +158,7 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
   clear_scratch();
   SequenceCall& call = scratch_.calls[0];
   evict_before(&call);
-  set_visibility(call);
+  (void)set_visibility(call);  // likewise never cancelled
   choose_keys(call);
   choose_for_streaming_heads(call);
   call.cpu_begin = call.has_host ? call.host_end : call.host_begin;
