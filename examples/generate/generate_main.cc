@@ -173,7 +173,7 @@ Failure serve_shapes(const Request& request) {
   GENERATE_TRY(runtime.new_sequence(&context.sequence));
   ShapesOutcome outcome;
   DeviceMemoryReport device;
-  const ShapesRun shapes{request.score_context, request.n_prefill, request.sampling.n_predict};
+  const ShapesRun shapes{request.score_context, request.n_prefill, request.sampling.n_predict, request.policy.routes.route};
   GENERATE_TRY(run_shapes(&runtime, &context, shapes, &outcome));
   GENERATE_TRY(runtime.device_memory(request.policy, context.n_tokens, &device));
   if (request.json) {

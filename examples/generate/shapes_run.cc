@@ -3,15 +3,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 
 namespace generate {
 namespace {
 
 constexpr int32_t kFirstToken = 1;
 constexpr int kWarmSteps = 3;
-// Sums over keys may be cut elsewhere between window and host, and their states are rounded to 16 bits in each layer.
-constexpr double kMostDistance = 0.02;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -22,28 +19,19 @@ Failure next_token(Runtime* runtime, const Context& context, int32_t* token) {
   return {runtime->options().name() + ": the logits after " + std::to_string(context.n_tokens) + " tokens are not finite"};
 }
 
-double distance(const std::vector<float>& a, const float* b) {
-  double difference = 0, length = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    length += std::pow(static_cast<double>(a[i]), 2);
-  }
-  return std::sqrt(difference / length);
-}
-
-// The first step of a session goes kernel by kernel, the second is captured and replayed: both at one place.
-Failure compare_routes(Runtime* runtime, Context* context, ShapesOutcome* outcome) {
+// The same step twice at one place. On the device's own K and V the first step of a session goes kernel by kernel, the
+// second is captured and replayed.
+Failure compare_routes(Runtime* runtime, Context* context, const Repeat& repeat, ShapesOutcome* outcome) {
   int32_t token = 0;
   GENERATE_TRY(runtime->step(context, kFirstToken));
   GENERATE_TRY(next_token(runtime, *context, &token));
-  const std::vector<float> first(runtime->last_logits(), runtime->last_logits() + runtime->config().vocab_size);
+  const auto n = static_cast<size_t>(runtime->config().vocab_size);
+  const std::vector<float> first(runtime->last_logits(), runtime->last_logits() + n);
   GENERATE_TRY(runtime->take_back(context, 1));
   GENERATE_TRY(runtime->step(context, kFirstToken));
   GENERATE_TRY(next_token(runtime, *context, &token));
-  outcome->replay_distance = distance(first, runtime->last_logits());
-  if (outcome->replay_distance <= kMostDistance) return {};
-  return {runtime->options().name() + ": a step gave other logits the second time, " +
-          std::to_string(outcome->replay_distance) + " of their length apart"};
+  const Failure failure = check_repeat(first, {runtime->last_logits(), n}, repeat, &outcome->replay_distance);
+  return failure ? Failure{runtime->options().name() + ": " + failure.message} : failure;
 }
 
 }  // namespace
@@ -62,13 +50,27 @@ Failure time_prefill(Runtime* runtime, Context* context, int64_t n_tokens, doubl
   return {};
 }
 
+Repeat repeat_of(const EngineOptions& engine, const ShapesRun& run, int64_t n_layers) {
+  // Calls of their own go by one plan but for route "auto", the default. Steps are replayed where nothing keeps them from
+  // it.
+  const bool by_calls = engine.kv_place == kOnHost, is_auto = run.route.empty() || run.route == "auto";
+  const bool is_replayed = !by_calls && !engine.eager && engine.weights_place == kOnDevice;
+  Repeat repeat;
+  repeat.is_one_plan = by_calls ? !is_auto : !is_replayed;
+  repeat.n_layers = n_layers;
+  repeat.n_keys = run.n_context;
+  const bool is_bf16 = engine.compute == 2 || (engine.compute == 0 && !engine.shapes.empty());
+  repeat.significant_bits = is_bf16 ? 8 : 24;
+  return repeat;
+}
+
 Failure run_shapes(Runtime* runtime, Context* context, const ShapesRun& run, ShapesOutcome* outcome) {
   const int64_t n_tokens = run.n_tokens;
   const auto begin = Clock::now();
   GENERATE_TRY(runtime->fill(context, run.n_context - run.n_prefill));
   outcome->fill_seconds = seconds_since(begin);
   if (run.n_prefill > 0) GENERATE_TRY(time_prefill(runtime, context, run.n_prefill, &outcome->prefill_tokens_per_second));
-  GENERATE_TRY(compare_routes(runtime, context, outcome));
+  GENERATE_TRY(compare_routes(runtime, context, repeat_of(runtime->options(), run, runtime->config().n_layers), outcome));
   int32_t token = kFirstToken;
   std::vector<double> ms;
   for (int64_t i = 0; i < kWarmSteps + n_tokens; ++i) {
