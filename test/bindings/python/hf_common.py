@@ -59,6 +59,15 @@ _CONFIGURATIONS = {
 }
 
 
+_MLA = {**_SIZES, "num_key_value_heads": 4, "kv_lora_rank": 64, "q_lora_rank": None, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 4,
+        "n_group": 1, "topk_group": 1}
+_MLA.pop("head_dim")
+_CONFIGURATIONS |= {"deepseek_v2": ("DeepseekV2Config", _MLA, {}),
+                    "deepseek_v3": ("DeepseekV3Config", _MLA, {"q_lora_rank": 48, "moe_intermediate_size": 32,
+                                                               "first_k_dense_replace": 2})}
+
+
 def configuration(name, **changes):
     """Of a small model of a family."""
     kind, sizes, own = _CONFIGURATIONS[name]

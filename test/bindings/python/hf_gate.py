@@ -36,7 +36,8 @@ def attention_of(query, key, value, hidden, scaling, softcap=None, s_aux=None):
     return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous()
 
 
-def _plain_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, s_aux=None, **_):
+def _plain_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, softcap=None, s_aux=None, **_):
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = attention_of(query, key, value, None if attention_mask is None else attention_mask != 0, scaling, softcap, s_aux)
     return (output if _errors is None else output + next(_errors)), None
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 """tandem.transformers refuses what it cannot do, with the reason; a mask that contradicts what is stored among it."""
+import inspect
+
 import pytest
 from hf_common import batch, new_cache, run, torch, transformers
 from hf_gate import models
@@ -65,6 +67,8 @@ def test_attention_weights_as_output(llama):
         call(llama[0], new_cache(), output_attentions=True)
 
 
+@pytest.mark.skipif("is_causal" not in inspect.getsource(transformers.masking_utils.create_causal_mask),
+                    reason=f"Transformers {transformers.__version__} makes every decoder causal")
 def test_bidirectional_models(llama):
     config = transformers.LlamaConfig(**{**llama[0].config.to_dict(), "is_causal": False})
     model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="tandem").eval()
@@ -81,7 +85,8 @@ def test_masks_that_are_not_causal():
     blocks = torch.tensor([[-1] * 6 + [0, 0] + [-1] * 2] * 2)
     for function, window in [(m.bidirectional_mask_function, None), (m.sliding_window_causal_mask_function(3), None),
                              (m.sliding_window_causal_mask_function(3), 4), (m.sliding_window_causal_mask_function(4), 3),
-                             (m.sliding_window_bidirectional_mask_function(3), 3),
+                             *((getattr(m, name)(3), 3) for name in ("sliding_window_bidirectional_mask_function",)
+                               if hasattr(m, name)),
                              (m.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.long)), 4),
                              (m.and_masks(m.causal_mask_function, m.packed_sequence_mask_function(packed)), None),
                              (m.or_masks(m.causal_mask_function, m.blockwise_overlay(blocks)), None),
@@ -158,13 +163,63 @@ def test_geometry_that_differs(llama):
 def test_linear_layers_and_offload():
     past = new_cache()
     for refuse in (lambda: past.update_conv_state(torch.zeros(1), 0), lambda: past.offload(0), lambda: past.prefetch(0),
-                   lambda: past.early_initialization(1, 1, 64, torch.float32, "cpu")):
+                   lambda: past.early_initialization(1, 1, 64, torch.float32, "cpu"), lambda: past.get_conv_state(1),
+                   lambda: past.update_recurrent_state(torch.zeros(1), 0), lambda: past.get_recurrent_state(0),
+                   lambda: past.update_indexer(torch.zeros(1), 0), lambda: past.layers[0], lambda: past.conv_states):
         with pytest.raises(tandem.UnsupportedError):
             refuse()
+    assert not any(past.layers) and len(past.layers) == 0
+
+
+_SIZES = {"vocab_size": 97, "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+_EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1}
+OTHER_LAYERS = {
+    "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "use_mamba_kernels": False, **_EXPERTS},
+    "Bamba": {"attn_layer_indices": [1, 3], "mamba_expand": 2, **_MAMBA2},
+    "Qwen3Next": {"head_dim": 64, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
+                  "linear_value_head_dim": 16, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, **_EXPERTS},
+    "FalconH1": {"head_dim": 64, **_MAMBA2, "mamba_d_ssm": 128, "mamba_n_heads": 4},
+    "Lfm2": {"full_attn_idxs": [0, 3]},
+    "GraniteMoeHybrid": {"layer_types": ["attention", "mamba"] * 2, "num_local_experts": 2, "num_experts_per_tok": 1,
+                         "shared_intermediate_size": 64, **_MAMBA2},
+    "Zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3], "n_mamba_heads": 8, "mamba_headdim": 32,
+               "mamba_d_state": 16, "mamba_ngroups": 1, "use_mamba_kernels": False},
+    "Llama4Text": {"head_dim": 64, "num_local_experts": 2, "intermediate_size_mlp": 96, "attention_chunk_size": 16},
+    "Gemma3nText": {"head_dim": 64, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 97, "intermediate_size": [96] * 4,
+                    "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2, "laurel_rank": 8,
+                    "activation_sparsity_pattern": [0.0] * 4},
+    "DeepseekV32": {"num_key_value_heads": 4, "kv_lora_rank": 64, "q_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32,
+                    "v_head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 4, "n_group": 1,
+                    "topk_group": 1, "index_n_heads": 2, "index_head_dim": 64, "index_topk": 8},
+}
+
+
+@pytest.mark.parametrize("family", OTHER_LAYERS)
+def test_models_with_layers_of_another_kind(family):
+    """Mixtures of attention and state spaces, chunks, keys of other layers, an index of keys: refused before anything is stored."""
+    kind = getattr(transformers, f"{family}Config", None)
+    if kind is None:
+        pytest.skip(f"Transformers {transformers.__version__} has no {family}")
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(kind(**{**_SIZES, **OTHER_LAYERS[family]}), attn_implementation="tandem")
+    past = new_cache()
+    with torch.no_grad(), pytest.raises(tandem.UnsupportedError) as raised:
+        model.eval()(torch.arange(3, 8)[None], past_key_values=past)
+    assert raised.value.field in ("layers", "layer_types", "layers_block_type", "num_kv_shared_layers")
+    assert past.get_seq_length() == 0 and past.sequences == []
 
 
 def test_a_compiled_model(llama):
-    with pytest.raises(Exception, match="compile is not possible|not made of tensors"):
-        compiled = torch.compile(llama[0].forward, backend="eager", fullgraph=True)
+    def compiled(model, past):
         with torch.no_grad():
-            compiled(torch.tensor([[3, 4]]), past_key_values=new_cache())
+            torch.compile(model.forward, backend="eager", fullgraph=True)(torch.tensor([[3, 4]]), past_key_values=past)
+
+    try:
+        compiled(llama[1], transformers.DynamicCache(config=llama[1].config))
+    except torch._dynamo.exc.Unsupported as error:
+        pytest.skip(f"PyTorch {torch.__version__} cannot compile a model of Transformers {transformers.__version__}: "
+                    f"{str(error).splitlines()[0]}")
+    with pytest.raises(Exception, match="compile is not possible|not made of tensors"):
+        compiled(llama[0], new_cache())

@@ -2,27 +2,65 @@
 """The two functions that Transformers calls by the name "tandem".
 
 A model calls cache.update(key, value, layer) and then the attention function, which is not given the cache. So update() hands
-the new keys back with a note on that tensor (_cache.Update), by which this function finds the cache.
+the new keys back with a note on that tensor (Update), by which this function finds the cache. Models with multi-head latent
+attention (DeepSeek-V3) hand latents to update() and expand what it returns: the note is then the thread's latest.
 """
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.masking_utils import causal_mask_function
 
-from .. import _abi
-from .._errors import UnsupportedError
+from .._errors import UnsupportedError, invalid
+from ._layers import refuse_layers, unsupported
 
-NOTE = "_tandem_update"
+if TYPE_CHECKING:
+    from ._cache import TandemCache
+
+_NOTE = "_tandem_update"
+_latest = threading.local()  # .update: the thread's last note, until it is attended
 # Arguments that models hand on to attention functions and that change nothing of what is computed here.
 _HARMLESS = {"position_ids", "use_cache", "cache_position", "position_embeddings", "output_hidden_states", "output_router_logits",
              "return_dict", "logits_to_keep", "num_items_in_batch", "past_key_values", "past_key_value", "target_dtype"}
 
 
-def unsupported(field: str, what: str) -> UnsupportedError:
-    """What Transformers can ask for and Tandem has no implementation for."""
-    return UnsupportedError(f"{field} {what}", status=_abi.STATUS["UNSUPPORTED"], field=field)
+@dataclass(frozen=True)
+class Update:
+    """The note on a key tensor: which cache it has been through."""
+
+    cache: "TandemCache"
+    layer_idx: int
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+def note(update: Update) -> None:
+    """Leaves the note for the attention function."""
+    setattr(update.key, _NOTE, update)
+    _latest.update = update
+
+
+def _noted(module: Any, key: torch.Tensor, value: torch.Tensor) -> Update:
+    """The note of the update that made these keys and values."""
+    latest: Update | None = getattr(_latest, "update", None)
+    _latest.update = None
+    update: Update | None = getattr(key, _NOTE, None)
+    if update is not None:
+        delattr(key, _NOTE)
+        update.cache._pending = None  # what is raised from here on is the caller's to see, not an update that was forgotten
+        if value is not update.value:
+            raise unsupported("value", "was changed by the model after the cache's update()")
+        return update
+    if latest is not None and hasattr(module, "expand_kv") and getattr(module, "layer_idx", None) == latest.layer_idx and (
+            latest.cache._pending == latest.layer_idx and key.shape[2] == value.shape[2] == latest.key.shape[2]):
+        delattr(latest.key, _NOTE)
+        latest.cache._pending = None
+        return latest
+    raise unsupported("past_key_values", "is not a TandemCache, or the model changes keys after the cache's update() in a way that "
+                      "is not known here: attn_implementation='tandem' needs past_key_values=tandem.transformers.TandemCache(...), "
+                      "which gradient checkpointing takes away in training")
 
 
 @dataclass(frozen=True)
@@ -95,15 +133,7 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
     TandemError
         As :meth:`tandem.Session.attend`.
     """
-    update = getattr(key, NOTE, None)
-    if update is None:
-        raise unsupported("past_key_values", "is not a TandemCache, or the model changes keys after the cache's update(): "
-                          "attn_implementation='tandem' needs past_key_values=tandem.transformers.TandemCache(...), which "
-                          "gradient checkpointing takes away in training")
-    delattr(key, NOTE)
-    update.cache._pending = None  # what is raised from here on is the caller's to see, not an update that was forgotten
-    if value is not update.value:
-        raise unsupported("value", "was changed by the model after the cache's update()")
+    update = _noted(module, key, value)
     if getattr(module, "layer_idx", update.layer_idx) != update.layer_idx:
         raise unsupported("layer_idx", f"= {module.layer_idx} attends keys of layer {update.layer_idx}")
     _refuse(module, (query, key, value, s_aux), dropout, is_causal, others)
@@ -129,16 +159,25 @@ def _is_causal(mask_function: Callable[..., torch.Tensor], batch: int, n_queries
                 and not sees((oldest - 1).clamp(min=0), oldest > 0).any())
 
 
-def tandem_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
+def tandem_mask(batch_size: int, q_length: int | None = None, kv_length: int = 0, q_offset: int = 0, kv_offset: int = 0,
                 mask_function: Callable[..., torch.Tensor] = causal_mask_function, attention_mask: torch.Tensor | None = None,
-                local_size: int | None = None, use_vmap: bool = False, **_: Any) -> torch.Tensor | None:
+                local_size: int | None = None, use_vmap: bool = False, cache_position: torch.Tensor | None = None,
+                config: Any = None, **_: Any) -> torch.Tensor | None:
     """The mask of padding as it came, [batch, columns]: no mask of queries by keys is made.
+
+    Transformers before 5.4 says by `cache_position`, [q_length], which queries there are.
 
     Raises
     ------
     UnsupportedError
-        The mask is neither causal nor that of a sliding window: bidirectional, chunked, packed or the caller's own.
+        The mask is neither causal nor that of a sliding window: bidirectional, chunked, packed or the caller's own. The model
+        has layers that are not attention.
     """
+    refuse_layers(config)
+    if q_length is None:
+        if cache_position is None:
+            raise invalid("q_length", "is None, and so is cache_position")
+        q_length, q_offset = len(cache_position), int(cache_position[0])
     if use_vmap:
         raise unsupported("mask_function", "is the model's or the caller's own: masks are causal, of padding and sliding windows")
     if kv_offset or kv_length != q_offset + q_length:

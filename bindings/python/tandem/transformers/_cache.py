@@ -2,11 +2,10 @@
 """A Transformers cache that keeps no tensors: a tandem cache, a session, and a sequence for each row of the batch."""
 import threading
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, Unpack
 
 import torch
-from transformers.cache_utils import Cache as HuggingFaceCache
 
 from .. import _abi
 from .._cache import Cache, Sequence
@@ -15,8 +14,10 @@ from .._errors import InvalidStateError, TandemError, invalid, of_type
 from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions, integer, listed
 from .._session import Session
-from ._attention import NOTE, Call, unsupported
+from ._attention import Call, Update, note
+from ._layers import layers_of, text_config, unsupported
 from ._pass import Change, Changes, Held, Pass
+from ._refusals import Refusals
 from ._rows import batch_of, read_rows, tokens_of, view_of
 
 _STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -33,15 +34,6 @@ def _shared_engine(backend: str | None) -> Engine:
         return _engines[backend]
 
 
-@dataclass(frozen=True)
-class Update:
-    """The note on a key tensor: which cache it has been through."""
-
-    cache: "TandemCache"
-    layer_idx: int
-    value: torch.Tensor
-
-
 def _stream_of(tensor: torch.Tensor) -> int | None:
     """The stream that PyTorch works on; None is the legacy default stream, which PyTorch calls 0."""
     return torch.cuda.current_stream(tensor.device).cuda_stream or None if tensor.is_cuda else None
@@ -51,31 +43,7 @@ def _state_error(what: str) -> InvalidStateError:
     return InvalidStateError(what, status=_abi.STATUS["INVALID_STATE"])
 
 
-def _text_config(config: Any) -> Any:
-    """That of the decoder, where a model has several parts."""
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-
-
-def _layers_of(config: Any, call: Call) -> list[Layer]:
-    """The layers of a model as its configuration and the first layer's call say; each later call is compared with them."""
-    if config is None:
-        raise unsupported("config", "is missing: the attention module does not say what layers there are; pass layers=")
-    kinds = getattr(config, "layer_types", None)
-    windows = [call.sliding_window_tokens] * config.num_hidden_layers
-    if kinds is not None:
-        for kind in kinds:
-            if kind not in ("full_attention", "sliding_attention"):
-                raise unsupported("layer_types", f"has {kind!r}, which is not attention over a cache of keys and values")
-        windows = [config.sliding_window or 0 if kind == "sliding_attention" else 0 for kind in kinds]
-    return [_layer_of(call, window) for window in windows]
-
-
-def _layer_of(call: Call, window: int) -> Layer:
-    return Layer(n_q_heads=call.query.shape[1], n_kv_heads=call.key.shape[1], k_head_dim=call.key.shape[3],
-                 v_head_dim=call.value.shape[3], sm_scale=call.sm_scale, soft_cap=call.soft_cap, sliding_window_tokens=window)
-
-
-class TandemCache(HuggingFaceCache):  # type: ignore[misc]
+class TandemCache(Refusals):
     """Keys and values of a batch in Tandem, for models loaded with ``attn_implementation="tandem"``.
 
     Goes where Transformers takes ``past_key_values``. Made empty; the first forward pass says what the model is. A pass that
@@ -110,7 +78,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
 
     def __init__(self, window: int = -1, *, engine: Engine | None = None, layers: Several[Layer] | None = None,
                  storage: CacheOptions | None = None, **options: Unpack[SessionOptions]) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         if "window_tokens" in options:
             raise TypeError("window_tokens: TandemCache calls it window")
         self._options: SessionOptions = {**options, "window_tokens": window}
@@ -146,7 +114,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         if self._pending is not None and not (layer_idx == 0 and self._pending < len(self) - 1):
             raise _state_error(f"update: keys of layer {self._pending} were not attended by Tandem: load the model with "
                                "attn_implementation='tandem' (after a pass that was broken off: reset())")
-        setattr(key_states, NOTE, Update(self, layer_idx, value_states))
+        note(Update(self, layer_idx, key_states, value_states))
         self._pending = layer_idx
         return key_states, value_states
 
@@ -158,7 +126,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         stored = _STORED.get(call.key.dtype)
         if stored is None:
             raise unsupported("dtype", f"= {call.key.dtype}: keys are f32, f16 or bf16")
-        layers = _layers_of(config, call) if self._given is None else self._given
+        layers = layers_of(config, call) if self._given is None else self._given
         engine = self.engine or _shared_engine("cuda" if call.key.device.type == "cuda" else None)
         storage: CacheOptions = {"k_type": stored, **self._storage}
         cache = Cache(engine, Model(layers), **storage)
@@ -166,7 +134,7 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         self.engine, self.cache, self._owns = engine, cache, True
 
     def _begin(self, config: Any, call: Call) -> Pass:
-        config = _text_config(config)
+        config = text_config(config)
         under_way = self._changes.under_way
         if config is None and isinstance(under_way, Pass) and under_way.owner is self:
             raise _state_error(f"layer_idx: layer 0 is attended again after layer {under_way.n_done - 1} of {len(self)}: layers= "
@@ -230,6 +198,9 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         """The pass that this layer comes next in."""
         under_way = self._changes.under_way
         n_done = under_way.n_done if isinstance(under_way, Pass) and under_way.owner is self else 0
+        if self.cache is None:  # nothing has ever been attended
+            raise unsupported("layers", f"before layer {layer_idx} have no attention, or one that does not ask for 'tandem': every "
+                              "layer must be attention")
         if not isinstance(under_way, Pass) or n_done != layer_idx:
             raise _state_error(f"layer_idx: layer {layer_idx} is attended, expected was layer {n_done}: layers are attended in "
                                "order, once in a pass, and a pass is taken back when the cache's rows, or the length of a layer "
@@ -281,9 +252,10 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
             self._settle()
         return self._held.columns
 
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """All columns, from the first."""
-        return self.get_seq_length(layer_idx) + query_length, 0
+    def get_mask_sizes(self, query_length: int | torch.Tensor, layer_idx: int) -> tuple[int, int]:
+        """All columns, from the first. Transformers before 5.4 gives the positions of the queries, not their number."""
+        n_queries = len(query_length) if isinstance(query_length, torch.Tensor) else query_length
+        return self.get_seq_length(layer_idx) + n_queries, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """-1: there is no most."""
@@ -302,11 +274,6 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
         return len(self._held.sequences) or -1
 
     @property
-    def is_compileable(self) -> bool:
-        """False: it is not made of tensors."""
-        return False
-
-    @property
     def is_initialized(self) -> bool:
         """Whether there are rows."""
         return bool(self._held.sequences)
@@ -315,16 +282,6 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
     def is_croppable(self) -> bool:
         """True."""
         return True
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        """Empty: every layer counts all columns."""
-        return []
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """Empty: every layer is attention."""
-        return []
 
     # ---- changes between passes ----
 
@@ -421,24 +378,3 @@ class TandemCache(HuggingFaceCache):  # type: ignore[misc]
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # ---- what this cache cannot do ----
-
-    def activate_past_recording(self) -> None:
-        """Nothing to do: every token stays until it is cropped."""
-
-    def offload(self, *_args: Any, **_kwargs: Any) -> None:
-        raise unsupported("offload", "is not for a TandemCache, whose tokens are in host memory already")
-
-    prefetch = offload
-
-    def early_initialization(self, *_args: Any, **_kwargs: Any) -> None:
-        raise unsupported("early_initialization", "is not for a TandemCache: the first forward pass says what the model is")
-
-    def _no_states(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise unsupported("layers", "with states of another kind (convolution, recurrence, index keys) are not attention")
-
-    update_conv_state = update_recurrent_state = update_indexer = _no_states
-
-    def has_previous_state(self, *_args: Any, **_kwargs: Any) -> bool:
-        return False

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""The layers of a model, as its configuration and a call of attention say."""
+from typing import TYPE_CHECKING, Any
+
+from .. import _abi
+from .._errors import UnsupportedError
+from .._model import Layer
+
+if TYPE_CHECKING:
+    from ._attention import Call
+
+_FULL, _SLIDING = ("full_attention", "attention"), "sliding_attention"
+_LISTS_OF_KINDS = ("layer_types", "layers_block_type", "block_types")  # what configurations call them
+
+
+def unsupported(field: str, what: str) -> UnsupportedError:
+    """What Transformers can ask for and Tandem has no implementation for."""
+    return UnsupportedError(f"{field} {what}", status=_abi.STATUS["UNSUPPORTED"], field=field)
+
+
+def text_config(config: Any) -> Any:
+    """That of the decoder, where a model has several parts."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def refuse_layers(config: Any) -> None:
+    """Refuses models with layers that do not keep keys and values of their own for each token.
+
+    Raises
+    ------
+    UnsupportedError
+    """
+    for name in _LISTS_OF_KINDS:
+        for kind in getattr(config, name, None) or ():
+            if kind not in (*_FULL, _SLIDING):
+                raise unsupported(name, f"has {kind!r}, which is not attention over a cache of keys and values")
+    if getattr(config, "num_kv_shared_layers", None):
+        raise unsupported("num_kv_shared_layers", f"= {config.num_kv_shared_layers}: layers attend the keys of other layers")
+
+
+def layers_of(config: Any, call: "Call") -> list[Layer]:
+    """The layers of a model as its configuration and the first layer's call say; each later call is compared with them."""
+    if config is None:
+        raise unsupported("config", "is missing: the attention module does not say what layers there are; pass layers=")
+    refuse_layers(config)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        windows = [call.sliding_window_tokens] * config.num_hidden_layers
+    else:
+        windows = [config.sliding_window or 0 if kind == _SLIDING else 0 for kind in kinds]
+    return [Layer(n_q_heads=call.query.shape[1], n_kv_heads=call.key.shape[1], k_head_dim=call.key.shape[3],
+                  v_head_dim=call.value.shape[3], sm_scale=call.sm_scale, soft_cap=call.soft_cap, sliding_window_tokens=window)
+            for window in windows]
