@@ -295,17 +295,21 @@ Status Cache::reserve(int64_t id, int64_t n_tokens) {
   if (n_tokens < 0 || n_tokens > INT32_MAX)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_tokens", "n_tokens = %lld is not in 0 to 2^31 - 1",
                 static_cast<long long>(n_tokens));
-  return ensure(*sequence, sequence->longest() + n_tokens, "n_tokens");
+  const int64_t total = sequence->longest() + n_tokens;
+  TANDEM_TRY(ensure(*sequence, total, "n_tokens"));
+  sequence->reserved = std::max(sequence->reserved, total);
+  return {};
 }
 
-void Cache::truncate_locked(Sequence& sequence, int64_t n_tokens) {
+void Cache::truncate_locked(Sequence& sequence, int64_t n_tokens, int64_t reserved) {
   for (Session* session : sessions_) session->on_truncate(sequence, n_tokens);
   std::fill(sequence.lengths.begin(), sequence.lengths.end(), n_tokens);
   std::fill(sequence.speculative.begin(), sequence.speculative.end(), 0);
   sequence.parents.clear();
   sequence.speculator = nullptr;
   if (static_cast<int64_t>(sequence.positions.size()) > n_tokens) sequence.positions.resize(static_cast<size_t>(n_tokens));
-  const auto keep = static_cast<size_t>((n_tokens + page_len() - 1) / page_len());
+  sequence.reserved = std::max(n_tokens, reserved);
+  const auto keep = static_cast<size_t>((sequence.reserved + page_len() - 1) / page_len());
   while (sequence.pages.size() > keep) {
     store_.release(sequence.pages.back());
     sequence.pages.pop_back();
@@ -358,7 +362,9 @@ Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_pos
     for (int64_t t = first + n_tokens; t < length; ++t) move_row(*sequence, static_cast<int32_t>(l), t, t - n_tokens);
   for (Session* session : sessions_) session->on_remove(*sequence, first, n_tokens);
   sequence->positions.swap(positions);
-  truncate_locked(*sequence, length - n_tokens);
+  // Pages from `first` on are the sequence's own now, so what it has reserved beyond its length is still enough. Of a tail
+  // the last page may be a shared one.
+  truncate_locked(*sequence, length - n_tokens, tail ? 0 : sequence->reserved - n_tokens);
   return {};
 }
 
@@ -383,9 +389,12 @@ void Cache::give_up(const Session* session) {
   }
 }
 
-void Cache::attach(Session* session) {
+Status Cache::attach(Session* session) {
   std::unique_lock lock(mutex_);
+  for (const auto& [id, sequence] : sequences_)
+    if (sequence->shortest() < sequence->reserved) TANDEM_TRY(session->reserve_state(*sequence, sequence->reserved));
   sessions_.push_back(session);
+  return {};
 }
 
 void Cache::stats(tandem_cache_stats* stats) const {

@@ -26,6 +26,7 @@ class Session;
 struct Sequence {
   int64_t id = 0;
   std::vector<int32_t> pages;        // page table; may hold more than the lengths need (reserved)
+  int64_t reserved = 0;              // tokens in all for which appends are promised memory, in every session
   std::vector<int64_t> lengths;      // [n_layers] committed tokens
   std::vector<int64_t> speculative;  // [n_layers] tokens beyond, until commit
   std::vector<int32_t> parents;      // of the speculative tokens; empty: a chain
@@ -93,7 +94,8 @@ class Cache {
   void move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const;
   void extend_positions(Sequence& sequence, int64_t length) const;  // these two cannot fail after ensure()
   void set_length(Sequence& sequence, int32_t layer_idx, int64_t length) const;
-  void truncate_locked(Sequence& sequence, int64_t n_tokens);
+  // reserved: tokens in all that stay reserved.
+  void truncate_locked(Sequence& sequence, int64_t n_tokens, int64_t reserved = 0);
   void spans(const Sequence& sequence, int64_t begin, int64_t end, std::vector<PageSpan>* out) const;
   // How many of n tokens, one at least, have positions that follow each other; and spans in parts of such tokens. Where the
   // library rotates, runs are of such parts: they are read while the sequence grows, and with it the list of positions
@@ -105,7 +107,8 @@ class Cache {
   KvRun run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const;
   // The first token whose position is above `position` - `distance`.
   int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;
-  void attach(Session* session);  // takes mutex() itself
+  // Takes mutex() itself. Gives the session state for what sequences have reserved, as later appends do not ask for any.
+  Status attach(Session* session);
   static void forget_speculation(Sequence& sequence);
   void give_up(const Session* session);  // what it has in flight, and its speculation
   void detach(Session* session);

@@ -42,8 +42,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   (*session)->heads_ = std::move(heads);
   (*session)->stream_layouts_ = std::move(layouts);
   (*session)->rebuild_layouts_ = std::move(rebuilt);
-  (*session)->cache_->attach(session->get());
-  return {};
+  return (*session)->cache_->attach(session->get());
 }
 
 Session::~Session() {

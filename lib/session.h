@@ -197,7 +197,8 @@ class Session {
   struct StepSequence {
     int64_t id;
     int64_t q_len;
-    std::vector<int64_t> lengths;  // [n_layers] at begin, speculative tokens not counted
+    int64_t reserved;              // by the sequence, at begin
+    std::vector<int64_t> lengths;  // [n_layers] likewise, speculative tokens not counted
   };
 
   std::shared_ptr<Cache> cache_;

@@ -20,7 +20,7 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
     Sequence* sequence = nullptr;
     TANDEM_TRY(cache_->find_free(sequences[i], nullptr, &sequence, "sequences"));
     TANDEM_TRY(cache_->check_even(*sequence, "sequences"));
-    step.push_back({sequences[i], q_lens[i], sequence->lengths});
+    step.push_back({sequences[i], q_lens[i], sequence->reserved, sequence->lengths});
     found.push_back(sequence);
   }
   for (int32_t i = 0; i < n_sequences; ++i) {
@@ -40,7 +40,10 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
       return status;
     }
   }
-  for (Sequence* sequence : found) sequence->writer = this;
+  for (size_t i = 0; i < found.size(); ++i) {
+    found[i]->writer = this;
+    found[i]->reserved = std::max(found[i]->reserved, step_[i].lengths[0] + q_lens[i]);
+  }
   in_step_ = true;
   const Backend& cpu = cache_->engine().cpu();
   cpu.table->wake(cpu.self);
@@ -82,7 +85,7 @@ Status Session::step_end(void* stream) {
   for (const StepSequence& step : ended_step) {
     Sequence& sequence = *cache_->find(step.id);
     const int64_t begun = *std::min_element(step.lengths.begin(), step.lengths.end());
-    if (!complete) cache_->truncate_locked(sequence, std::min(begun, sequence.shortest()));
+    if (!complete) cache_->truncate_locked(sequence, std::min(begun, sequence.shortest()), step.reserved);
   }
   if (complete) return ended;
   if (is_planned) TANDEM_TRY(device_->hand_over().fault());

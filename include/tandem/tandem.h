@@ -296,7 +296,9 @@ TANDEM_API int32_t tandem_sequence_fork(int64_t *fork, tandem_cache *cache, int6
 /* Frees the pages that nobody else holds. */
 TANDEM_API int32_t tandem_sequence_drop(tandem_cache *cache, int64_t sequence, tandem_error **error);
 /* Takes pages, and session state of every attached session, for n_tokens more tokens in every layer: until these are
- * used up, or given back by a truncation, no append returns an error for memory. Pages are address space until they are
+ * used up, or given back by a truncation or a removal of the last tokens, no append returns an error for memory, whatever
+ * other sequences and sessions take: tandem_session_create() takes state for the reservations it finds, or is refused. An open
+ * step's tokens are reserved in the same way. Pages are address space until they are
  * written: on a system that promises more than it has, host_cap_bytes is what keeps the process within it. Errors:
  * CAPACITY, OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_sequence_reserve(tandem_cache *cache, int64_t sequence, int64_t n_tokens, tandem_error **error);
@@ -400,7 +402,8 @@ TANDEM_API void tandem_session_options_init(tandem_session_options *options);
  * lacks (an engine without a backend serves such layers on the CPU), or a model of more than 4096 layers.
  * Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; routes that stream
  * with a policy that does not attend all keys, or without a device; "recompute" where a projection, hidden states or cuBLAS are
- * missing), CAPACITY; INVALID_ARGUMENT (stream_buffer_bytes below what 64 tokens of a KV head take, or with "recompute" 128 hidden
+ * missing), CAPACITY and OUT_OF_MEMORY (no room for its state of the tokens that sequences have reserved); INVALID_ARGUMENT
+ * (stream_buffer_bytes below what 64 tokens of a KV head take, or with "recompute" 128 hidden
  * states in 16 bits; stream_fraction or recompute_share without its route, or "host+stream" without stream_fraction; streaming_heads of a
  * layer with a sliding window). streaming_heads are for policy "all" and not for "recompute" (UNSUPPORTED), speculative calls
  * are not for layers that have any. */
