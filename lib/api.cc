@@ -104,6 +104,8 @@ int32_t report_exception(const char* function, const char* what, tandem_error** 
 }  // namespace
 
 int32_t run_guarded(const char* function, tandem_error** error, Status (*body)(void* context), void* context) noexcept {
+  if (reinterpret_cast<uintptr_t>(error) % alignof(tandem_error*) != 0)
+    return TANDEM_ERROR_INVALID_ARGUMENT;  // there is no place for an object that says so
   const DefaultFpModes modes;
   try {
     Status status = is_forked_child() ? refuse_child() : body(context);
@@ -123,9 +125,11 @@ int32_t run_guarded(const char* function, tandem_error** error, Status (*body)(v
   }
 }
 
-Status require(const void* pointer, const char* parameter) {
-  if (pointer != nullptr) return {};
-  return fail(TANDEM_ERROR_INVALID_ARGUMENT, parameter, "%s = NULL", parameter);
+Status refuse_null(const char* parameter) { return fail(TANDEM_ERROR_INVALID_ARGUMENT, parameter, "%s = NULL", parameter); }
+
+Status refuse_misaligned(const void* pointer, size_t alignment, const char* parameter) {
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, parameter, "%s = %p is not aligned to %zu bytes", parameter, pointer,
+              alignment);
 }
 
 Status require_range(const char* field, int64_t value, int64_t low, int64_t high) {
@@ -148,7 +152,8 @@ Status require_host_stream(const void* stream) {
   return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream", "stream = %p, must be NULL: nothing here runs on a device", stream);
 }
 
-Status check_text_buffer(const char* buffer, size_t buffer_bytes) {
+Status check_text_buffer(const char* buffer, size_t buffer_bytes, const size_t* needed_bytes) {
+  TANDEM_TRY(require_aligned(needed_bytes, "needed_bytes"));
   if (buffer != nullptr || buffer_bytes == 0) return {};
   return fail(TANDEM_ERROR_INVALID_ARGUMENT, "buffer", "buffer = NULL with buffer_bytes = %zu", buffer_bytes);
 }

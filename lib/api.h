@@ -11,6 +11,7 @@
 #include <string>
 #include <type_traits>
 
+#include "lib/caller_pointer.h"
 #include "lib/handle.h"
 #include "lib/status.h"
 
@@ -74,7 +75,6 @@ Public* publish(std::shared_ptr<typename HandleTraits<Public>::Object> object) {
   return static_cast<Public*>(make_handle(HandleTraits<Public>::kKind, std::const_pointer_cast<Plain>(std::move(object))));
 }
 
-Status require(const void* pointer, const char* parameter);                         // not NULL
 Status require_range(const char* field, int64_t value, int64_t low, int64_t high);  // low <= value <= high
 Status require_host_stream(const void* stream);                                     // NULL: the tensors are in host memory
 // Token counts that a caller may ask for at once: no sequence holds more.
@@ -82,7 +82,7 @@ inline constexpr int64_t kMaxTokens = INT32_MAX;
 Status require_tokens(const char* field, int64_t value);  // INVALID_ARGUMENT below 0, CAPACITY above
 
 // Texts for callers: at most buffer_bytes with the final 0, *needed_bytes (may be null) gets the whole size.
-Status check_text_buffer(const char* buffer, size_t buffer_bytes);
+Status check_text_buffer(const char* buffer, size_t buffer_bytes, const size_t* needed_bytes);
 void write_text(const std::string& text, char* buffer, size_t buffer_bytes, size_t* needed_bytes);
 
 }  // namespace tandem

@@ -21,6 +21,8 @@ struct AttendRequest {
 
 Status check_flags(const AttendRequest& call) {
   const tandem_attend_args& args = call.args;
+  TANDEM_TRY(require_aligned(args.parent_idx, "parent_idx"));
+  TANDEM_TRY(require_aligned(args.cancel, "cancel"));
   constexpr uint32_t kKnown = TANDEM_ATTEND_SPECULATIVE | TANDEM_ATTEND_PARTIAL;
   if ((args.flags & ~kKnown) != 0) return fail(kInvalid, "flags", "flags = 0x%x has unknown bits", args.flags);
   if ((args.flags & kKnown) == kKnown)

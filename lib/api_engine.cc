@@ -103,7 +103,7 @@ int32_t tandem_engine_report(char* buffer, size_t buffer_bytes, size_t* needed_b
   return guarded(__func__, error, [&]() -> Status {
     std::shared_ptr<Engine> object;
     TANDEM_TRY(resolve(engine, "engine", &object));
-    TANDEM_TRY(check_text_buffer(buffer, buffer_bytes));
+    TANDEM_TRY(check_text_buffer(buffer, buffer_bytes, needed_bytes));
     write_text(object->report(), buffer, buffer_bytes, needed_bytes);
     return {};
   });

@@ -21,7 +21,7 @@ tandem_layer_options plain_layer() {
 
 Status check_kv_lens(const int64_t* kv_lens, int64_t n_sequences) {
   TANDEM_TRY(require_range("n_sequences", n_sequences, 0, INT32_MAX));
-  if (n_sequences > 0) TANDEM_TRY(require(kv_lens, "kv_lens"));
+  TANDEM_TRY(n_sequences > 0 ? require(kv_lens, "kv_lens") : require_aligned(kv_lens, "kv_lens"));
   for (int64_t i = 0; i < n_sequences; ++i) {
     if (kv_lens[i] >= 0 && kv_lens[i] <= kMaxTokens) continue;
     const std::string field = element_name("kv_lens", i);
@@ -93,7 +93,7 @@ int32_t tandem_plan_report(char* buffer, size_t buffer_bytes, size_t* needed_byt
                            tandem_error** error) {
   return guarded(__func__, error, [&]() -> Status {
     TANDEM_TRY(check_out(plan, "plan"));
-    TANDEM_TRY(check_text_buffer(buffer, buffer_bytes));
+    TANDEM_TRY(check_text_buffer(buffer, buffer_bytes, needed_bytes));
     tandem_memory_plan known;
     TANDEM_TRY(copy_in(plan, "", &known));
     write_text(plan_json(known), buffer, buffer_bytes, needed_bytes);
@@ -109,6 +109,7 @@ int32_t tandem_plan(tandem_route_plan* plan, tandem_session* session, int32_t la
     TANDEM_TRY(call.begin(session));
     TANDEM_TRY(require_range("layer_idx", layer_idx, 0, static_cast<int64_t>(call->cache().layers().size()) - 1));
     TANDEM_TRY(check_kv_lens(kv_lens, n_sequences));
+    TANDEM_TRY(require_aligned(q_lens, "q_lens"));
     tandem_route_plan known = AbiStruct<tandem_route_plan>::defaults();
     TANDEM_TRY(call->plan({static_cast<size_t>(layer_idx), {kv_lens, static_cast<size_t>(n_sequences)}, q_lens}, &known));
     copy_out(known, plan);
@@ -120,7 +121,7 @@ int32_t tandem_route_report(char* buffer, size_t buffer_bytes, size_t* needed_by
                             tandem_error** error) {
   return guarded(__func__, error, [&]() -> Status {
     TANDEM_TRY(check_out(plan, "plan"));
-    TANDEM_TRY(check_text_buffer(buffer, buffer_bytes));
+    TANDEM_TRY(check_text_buffer(buffer, buffer_bytes, needed_bytes));
     tandem_route_plan known;
     TANDEM_TRY(copy_in(plan, "", &known));
     write_text(route_json(known), buffer, buffer_bytes, needed_bytes);

@@ -24,6 +24,8 @@ Status SessionCall::begin(const tandem_session* session) {
 
 Status check_sequences(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, std::vector<int64_t>* sorted) {
   TANDEM_TRY(require_range("n_sequences", n_sequences, 0, INT32_MAX));
+  TANDEM_TRY(require_aligned(sequences, "sequences"));
+  TANDEM_TRY(require_aligned(q_lens, "q_lens"));
   if (n_sequences == 0) return {};
   TANDEM_TRY(require(sequences, "sequences"));
   TANDEM_TRY(require(q_lens, "q_lens"));
@@ -47,7 +49,7 @@ namespace {
 
 Status check_kept(const int64_t* kept_idx, int64_t n_kept) {
   TANDEM_TRY(require_range("n_kept", n_kept, 0, kMaxTokens));
-  if (n_kept > 0) TANDEM_TRY(require(kept_idx, "kept_idx"));
+  TANDEM_TRY(n_kept > 0 ? require(kept_idx, "kept_idx") : require_aligned(kept_idx, "kept_idx"));
   for (int64_t i = 0; i < n_kept; ++i) {
     const int64_t least = i == 0 ? 0 : kept_idx[i - 1] + 1;
     if (kept_idx[i] >= least && kept_idx[i] < kMaxTokens) continue;
@@ -134,7 +136,8 @@ int32_t tandem_session_selection(int64_t* token_idx, float* maw, int64_t capacit
   return guarded(__func__, error, [&]() -> Status {
     TANDEM_TRY(require(n_kept, "n_kept"));
     TANDEM_TRY(require_range("capacity", capacity, 0, INT64_MAX));
-    if (capacity > 0) TANDEM_TRY(require(token_idx, "token_idx"));
+    TANDEM_TRY(capacity > 0 ? require(token_idx, "token_idx") : require_aligned(token_idx, "token_idx"));
+    TANDEM_TRY(require_aligned(maw, "maw"));
     SessionCall call;
     TANDEM_TRY(call.begin(session));
     const std::vector<Layer>& layers = call->cache().layers();

@@ -91,6 +91,9 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
        {std::pair{"host_cap_bytes", options.host_cap_bytes}, std::pair{"device_cap_bytes", options.device_cap_bytes}})
     if (bytes < 0)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %lld is negative", name, static_cast<long long>(bytes));
+  TANDEM_TRY(require_aligned(options.layer_k_types, "layer_k_types"));
+  TANDEM_TRY(require_aligned(options.layer_v_types, "layer_v_types"));
+  TANDEM_TRY(require_aligned(options.layer_k_rotations, "layer_k_rotations"));
   const int32_t k_type = options.k_type == 0 ? TANDEM_BF16 : options.k_type;
   const int32_t v_type = options.v_type == 0 ? k_type : options.v_type;
   for (size_t l = 0; l < layers->size(); ++l) {

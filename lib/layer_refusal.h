@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <string>
 
+#include "lib/caller_pointer.h"
 #include "lib/status.h"
 
 namespace tandem {
@@ -29,17 +30,13 @@ class LayerRefusal {
     const std::string field = std::string(prefix_) + member;
     return fail(code, field.c_str(), "%s = %s", field.c_str(), text);
   }
+  template <typename T>
+  Status misaligned(const T* array, const char* member) const {
+    return require_aligned(array, (std::string(prefix_) + member).c_str());
+  }
 
  private:
   char prefix_[40];
 };
-
-// Arrays of the caller may lie anywhere.
-template <typename T>
-T read_element(const T* array, int64_t idx) {
-  T value;
-  __builtin_memcpy(&value, reinterpret_cast<const char*>(array) + idx * static_cast<int64_t>(sizeof value), sizeof value);
-  return value;
-}
 
 }  // namespace tandem

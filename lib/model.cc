@@ -67,8 +67,9 @@ Status check_logits(const tandem_layer_options& l, const LayerRefusal& refuse) {
                   static_cast<double>(l.soft_cap));
   if (l.sliding_window_tokens < 0)
     return refuse(kInvalid, "sliding_window_tokens", "%lld is negative", static_cast<long long>(l.sliding_window_tokens));
+  TANDEM_TRY(refuse.misaligned(l.sinks, "sinks"));
   for (int32_t head = 0; l.sinks != nullptr && head < l.n_q_heads; ++head) {
-    const float sink = read_element(l.sinks, head);
+    const float sink = l.sinks[head];
     if (std::isnan(sink) || sink == INFINITY) {
       const std::string member = element_name("sinks", head);
       return refuse(kInvalid, member.c_str(), "%g is not a logit", static_cast<double>(sink));
@@ -88,6 +89,7 @@ Status check_rope(const tandem_layer_options& l, const LayerRefusal& refuse) {
     return refuse(kInvalid, "rope", "%d is not a TANDEM_ROPE_ value", l.rope);
   if (l.rope_dims < 0 || l.rope_dims > l.k_head_dim || l.rope_dims % 2 != 0)
     return refuse(kInvalid, "rope_dims", "%d is not even and from 0 to k_head_dim = %d", l.rope_dims, l.k_head_dim);
+  TANDEM_TRY(refuse.misaligned(l.rope_inv_freq, "rope_inv_freq"));
   TANDEM_TRY(check_positive(l.rope_theta, "rope_theta", refuse));
   TANDEM_TRY(check_positive(l.rope_position_scale, "rope_position_scale", refuse));
   TANDEM_TRY(check_positive(l.rope_attn_factor, "rope_attn_factor", refuse));
@@ -104,7 +106,7 @@ Status check_rope(const tandem_layer_options& l, const LayerRefusal& refuse) {
   const double scale = or_default(l.rope_position_scale, 1.0);
   for (int32_t i = 0; i < rope_dims_of(l) / 2; ++i) {
     const double frequency = l.rope_inv_freq != nullptr
-                                 ? static_cast<double>(read_element(l.rope_inv_freq, i))
+                                 ? static_cast<double>(l.rope_inv_freq[i])
                                  : std::pow(or_default(l.rope_theta, kDefaultTheta), -2.0 * i / rope_dims_of(l));
     if (std::isfinite(frequency / scale * 0x1p32)) continue;
     if (l.rope_inv_freq == nullptr)
@@ -121,7 +123,7 @@ std::vector<double> rope_frequencies(const tandem_layer_options& l) {
   const double scale = or_default(l.rope_position_scale, 1.0);
   std::vector<double> inv_freq(static_cast<size_t>(dims / 2));
   for (int32_t i = 0; i < dims / 2; ++i) {
-    const double frequency = l.rope_inv_freq != nullptr ? static_cast<double>(read_element(l.rope_inv_freq, i))
+    const double frequency = l.rope_inv_freq != nullptr ? static_cast<double>(l.rope_inv_freq[i])
                                                         : std::pow(or_default(l.rope_theta, kDefaultTheta), -2.0 * i / dims);
     inv_freq[static_cast<size_t>(i)] = frequency / scale;
   }

@@ -17,7 +17,8 @@ Status check_string(const char* field, const char* value) {
 
 template <typename T>
 void init(T* options) {
-  if (options != nullptr) *options = AbiStruct<T>::defaults();
+  constexpr T kDefaults = AbiStruct<T>::defaults();
+  if (options != nullptr) std::memcpy(static_cast<void*>(options), &kDefaults, sizeof kDefaults);  // aligned or not
 }
 
 }  // namespace
@@ -28,6 +29,9 @@ Status check_reserved(const char* field, int64_t value) {
 }
 
 Status check_struct_size(const void* data, const std::string& prefix, const StructSizes& sizes, uint32_t* struct_size) {
+  if (reinterpret_cast<uintptr_t>(data) % sizes.alignment != 0)
+    return refuse_misaligned(data, sizes.alignment,
+                             prefix.empty() ? "options" : prefix.substr(0, prefix.size() - 1).c_str());
   uint32_t size;
   std::memcpy(&size, data, sizeof size);
   const std::string field = prefix + "struct_size";

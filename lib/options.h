@@ -3,8 +3,7 @@
 //
 // A caller built against an older header passes a smaller struct: the members it lacks get their defaults. One built
 // against a newer header passes a larger struct: that is accepted when the part unknown here is zero, so nothing it
-// asks for is dropped in silence. No struct is smaller than in the version that introduced it. Structs are read byte by
-// byte; their alignment does not matter.
+// asks for is dropped in silence. No struct is smaller than in the version that introduced it.
 //
 // When a struct grows, its tandem_*_init() gets a new symbol version, so that programs built before it keep the function
 // that fills in no more than they have.
@@ -13,6 +12,7 @@
 #include <cstdint>
 #include <string>
 
+#include "lib/caller_pointer.h"
 #include "lib/status.h"
 
 namespace tandem {
@@ -53,12 +53,14 @@ TANDEM_ABI_STRUCT(tandem_weights_stats, TANDEM_WEIGHTS_STATS_INIT, 96)
 #undef TANDEM_TENSOR_INIT_
 #undef TANDEM_ABI_STRUCT
 
-// Untyped forms. `prefix` goes before "struct_size" in messages: "", "q.", "layers[3].". known holds the defaults of a
+// Untyped forms. `prefix` goes before "struct_size" in messages: "", "q.", "layers[3].". Without its dot it names the struct
+// itself, "" being "options". known holds the defaults of a
 // struct of known_bytes.
 struct StructSizes {
   const char* type_name;
   uint32_t first_bytes;
   uint32_t known_bytes;
+  uint32_t alignment;
 };
 Status check_struct_size(const void* data, const std::string& prefix, const StructSizes& sizes, uint32_t* struct_size);
 Status copy_struct_in(const void* from, const std::string& prefix, const StructSizes& sizes, void* known);
@@ -67,7 +69,7 @@ void copy_struct_out(const void* known, uint32_t known_bytes, void* to);
 template <typename T>
 constexpr StructSizes struct_sizes() {
   const uint32_t first = sizeof(void*) == 8 ? AbiStruct<T>::kFirstBytes : static_cast<uint32_t>(sizeof(T));
-  return {AbiStruct<T>::kName, first, static_cast<uint32_t>(sizeof(T))};
+  return {AbiStruct<T>::kName, first, static_cast<uint32_t>(sizeof(T)), alignof(T)};
 }
 
 Status check_reserved(const char* field, int64_t value);  // 0
@@ -89,7 +91,7 @@ Status copy_in_or_default(const T* from, const char* prefix, T* to) {
 // A struct that the library fills in: checked before anything is done, written at the end. struct_size stays as it is.
 template <typename T>
 Status check_out(const T* to, const char* parameter) {
-  if (to == nullptr) return fail(TANDEM_ERROR_INVALID_ARGUMENT, parameter, "%s = NULL", parameter);
+  TANDEM_TRY(require(to, parameter));
   T current;
   TANDEM_TRY(copy_in<T>(to, "", &current));
   return check_reserved("reserved", current.reserved);

@@ -44,6 +44,13 @@ Status check_weights(const tandem_layer_projection& p, const LayerRefusal& refus
   return {};
 }
 
+Status check_alignment(const tandem_layer_projection& p, const LayerRefusal& refuse) {
+  TANDEM_TRY(refuse.misaligned(p.b_k, "projection.b_k"));
+  TANDEM_TRY(refuse.misaligned(p.b_v, "projection.b_v"));
+  TANDEM_TRY(refuse.misaligned(p.norm_weight, "projection.norm_weight"));
+  return refuse.misaligned(p.norm_bias, "projection.norm_bias");
+}
+
 Status check_norm(const tandem_layer_projection& p, const LayerRefusal& refuse) {
   if (p.norm < TANDEM_NORM_NONE || p.norm > TANDEM_NORM_LAYER)
     return refuse(kInvalid, "projection.norm", "%d is not a TANDEM_NORM_ value", p.norm);
@@ -75,6 +82,7 @@ Status check_projection(const tandem_layer_options& layer, const LayerRefusal& r
     return refuse(TANDEM_ERROR_UNSUPPORTED, "projection", "%p, but V aliases K: MLA's latents are not made again",
                   static_cast<const void*>(layer.projection));
   TANDEM_TRY(check_weights(p, refuse));
+  TANDEM_TRY(check_alignment(p, refuse));
   TANDEM_TRY(check_norm(p, refuse));
   if (p.k_rope != 0 && p.k_rope != TANDEM_ROPE_HALVES && p.k_rope != TANDEM_ROPE_INTERLEAVED)
     return refuse(kInvalid, "projection.k_rope", "%d is not TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED or 0", p.k_rope);

@@ -191,7 +191,7 @@ Footprint array_footprint(const void* data, int64_t n, size_t element_bytes) {
 }
 
 Status check_tensor(const tandem_tensor* tensor, const TensorSpec& spec, CheckedTensor* checked) {
-  if (tensor == nullptr) return fail(kInvalid, spec.name, "%s = NULL", spec.name);
+  TANDEM_TRY(require(tensor, spec.name));
   char prefix[32];
   std::snprintf(prefix, sizeof prefix, "%s.", spec.name);
   std::snprintf(checked->name, sizeof checked->name, "%s", spec.name);

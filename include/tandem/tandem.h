@@ -11,7 +11,7 @@
  *
  *   Errors    A function returns TANDEM_OK or a negative status. The last parameter may be NULL; otherwise *error is set
  *             to NULL on success and to an object that the caller releases on failure. A failing call changes nothing.
- *             TANDEM_ERROR_INVALID_HANDLE, _INVALID_ARGUMENT (NULL, struct_size, range) and, in a child after fork(),
+ *             TANDEM_ERROR_INVALID_HANDLE, _INVALID_ARGUMENT (NULL, alignment, struct_size, range) and, in a child after fork(),
  *             _INVALID_STATE may come from every call that returns a status and are not repeated below.
  *   Threads   Engine, model and weights: any thread, at any time. Cache: any thread; changes are serialised by its writer lock.
  *             Session: one thread at a time. The caller's affinity, signal mask, floating-point mode and locale are left
@@ -20,6 +20,8 @@
  *   Structs   Their first member is struct_size = sizeof the struct; tandem_*_init() and TANDEM_*_INIT fill in defaults.
  *             Zero means default; where zero is a value of its own, -1 is the default. Structs only grow at the end; a
  *             larger one than the library knows is accepted when the rest is zero. Reserved members are zero.
+ *   Pointers  Each is aligned to the type it points to: structs, arrays, what is written. A misaligned one is refused by its
+ *             name; where `error` itself is misaligned, the status alone says so.
  *   Memory    Options, arrays and names are copied before return. Tensors are borrowed until the call returns (host) or
  *             until the stream has passed the call (device). Output tensors may not overlap inputs or each other.
  *   Units     Lengths are tokens, sizes bytes (_bytes), times nanoseconds (_ns), strides elements.

@@ -23,15 +23,15 @@ std::vector<unsigned char> bytes_of(const T& value) {
   return {data, data + sizeof value};
 }
 
-// A copy that starts at an address of no particular alignment and whose last byte is the last of its allocation.
+// A copy whose last byte is the last of its allocation.
 class Copy {
  public:
-  Copy(const std::vector<unsigned char>& bytes, size_t size, uint32_t struct_size) : data_(new unsigned char[size + 1]) {
-    std::memset(data_.get(), 0, size + 1);
+  Copy(const std::vector<unsigned char>& bytes, size_t size, uint32_t struct_size) : data_(new unsigned char[size]) {
+    std::memset(data_.get(), 0, size);
     std::memcpy(get(), bytes.data(), std::min(size, bytes.size()));
     std::memcpy(get(), &struct_size, std::min<size_t>(size, sizeof struct_size));
   }
-  unsigned char* get() { return data_.get() + 1; }
+  unsigned char* get() { return data_.get(); }
 
  private:
   std::unique_ptr<unsigned char[]> data_;
