@@ -3,12 +3,14 @@
 
 #include <hwloc.h>
 #include <omp.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -46,6 +48,20 @@ hwloc_obj_t first_node(hwloc_topology_t topology, hwloc_obj_t pu) {
   return node != nullptr ? node : hwloc_get_obj_by_type(topology, HWLOC_OBJ_NUMANODE, 0);
 }
 
+// hwloc asks for the affinity mask with ever larger sets until it gets one, and so for ever where a sandbox refuses the
+// call.
+Status check_affinity_call() {
+  constexpr size_t kMostCpus = size_t{1} << 20;  // far more than the kernel can be built for
+  int error = EINVAL;                            // the set is too small
+  for (size_t n_cpus = 1024; n_cpus <= kMostCpus && error == EINVAL; n_cpus *= 4) {
+    std::vector<unsigned long> mask(n_cpus / (8 * sizeof(unsigned long)));
+    error = sched_getaffinity(0, n_cpus / 8, reinterpret_cast<cpu_set_t*>(mask.data())) == 0 ? 0 : errno;
+  }
+  if (error == 0) return {};
+  return fail_system(TANDEM_ERROR_SYSTEM, error, "topology", "sched_getaffinity is refused to this process (topology): %s",
+                     std::strerror(error));
+}
+
 std::string plural(int n, const char* one) { return std::to_string(n) + ' ' + one + (n == 1 ? "" : "s"); }
 
 }  // namespace
@@ -56,6 +72,7 @@ Topology::~Topology() {
 }
 
 Status Topology::load(const TopologyOptions& options, std::unique_ptr<Topology>* topology) {
+  if (options.synthetic.empty()) TANDEM_TRY(check_affinity_call());
   std::unique_ptr<Topology> made(new Topology);
   if (hwloc_topology_init(&made->topology_) != 0) {
     made->topology_ = nullptr;

@@ -193,7 +193,8 @@ TANDEM_API void tandem_engine_options_init(tandem_engine_options *options);
 
 /* Starts the CPU pool and loads the device backend if one is named. options may be NULL. Starts threads; allocates.
  * Errors: NOT_FOUND (cpu_isa unknown or not on this processor), BACKEND (no module loads: every path tried, with
- * its reason; or no device of it can be used), SYSTEM (a thread could not be started), OUT_OF_MEMORY. */
+ * its reason; or no device of it can be used), SYSTEM (a thread could not be started; sched_getaffinity is refused, as by a
+ * sandbox), OUT_OF_MEMORY. */
 TANDEM_API int32_t tandem_engine_create(tandem_engine **engine, const tandem_engine_options *options, tandem_error **error);
 /* Gives up the caller's reference; caches and sessions keep the engine alive. Accepts NULL, never fails or blocks on a
  * device. A released handle is refused by later calls. */
