@@ -2,6 +2,8 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstddef>
+#include <memory>
 #include <mutex>
 #include <new>
 
@@ -29,6 +31,18 @@ struct Registry {
   Block* newest = nullptr;
   int64_t n_released = 0;
 };
+
+// The first slab is the library's own memory, so that it goes when a program unloads the library; nothing could free it
+// then, as a destructor would run at the end of the process too, where other threads may still call.
+alignas(Block) constinit std::byte first_slab[static_cast<size_t>(slab_blocks(0)) * sizeof(Block)] = {};
+
+Block* make_slab(int slab_idx) {
+  const auto n_blocks = static_cast<size_t>(slab_blocks(slab_idx));
+  if (slab_idx > 0) return new Block[n_blocks];
+  auto* const blocks = reinterpret_cast<Block*>(first_slab);
+  std::uninitialized_default_construct_n(blocks, n_blocks);
+  return blocks;
+}
 
 constinit Registry registry;
 constinit std::atomic<bool> forked{false};
@@ -58,7 +72,7 @@ Block* take_block() {
   if (registry.n_fresh == 0) {
     if (registry.n_slabs == kMaxSlabs) throw std::bad_alloc();
     const int64_t n_blocks = slab_blocks(registry.n_slabs);
-    registry.slabs[registry.n_slabs].store(new Block[static_cast<size_t>(n_blocks)], std::memory_order_release);
+    registry.slabs[registry.n_slabs].store(make_slab(registry.n_slabs), std::memory_order_release);
     ++registry.n_slabs;
     registry.n_fresh = n_blocks;
   }

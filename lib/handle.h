@@ -3,9 +3,10 @@
 // tandem_weights *.
 //
 // A handle is the address of a small block that holds a reference to an object. Blocks live in slabs that are never given
-// back, so whether an address is a handle is answered by comparing it with the slabs' ranges, without reading what it
-// points to: NULL, foreign and released handles and handles of another kind are told apart safely. A call takes its own
-// reference while it runs, so that a release by another thread ends the handle and not the object.
+// back (the first one belongs to the library itself and goes when it is unloaded). So whether an address is a handle is
+// answered by comparing it with the slabs' ranges, without reading what it points to: NULL, foreign and released handles and
+// handles of another kind are told apart safely. A call takes its own reference while it runs, so that a release by another
+// thread ends the handle and not the object.
 //
 // Released blocks are used again in the order of their release, and not before kQuarantine others wait, so that a stale
 // handle is refused and does not mean a newer object. Slabs double in size: 256 blocks, 512, ...; their addresses are in
