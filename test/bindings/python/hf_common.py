@@ -13,6 +13,8 @@ import tandem  # noqa: E402
 from tandem.transformers import TandemCache  # noqa: E402
 
 transformers.utils.logging.disable_progress_bar()
+VERSION = tuple(int(number) for number in transformers.__version__.split(".")[:2])
+OLD_MASKS = VERSION < (5, 4)  # asked for by cache_position
 _WITHOUT_BACKEND = None
 
 

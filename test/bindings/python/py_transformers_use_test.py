@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from hf_common import DEVICES, FAMILIES, MORE_FAMILIES, batch, configuration, new_cache, run, torch, transformers
+from hf_common import DEVICES, FAMILIES, MORE_FAMILIES, OLD_MASKS, batch, configuration, new_cache, run, torch, transformers
 from hf_gate import assert_within_gate, models
 
 import tandem
@@ -35,6 +35,8 @@ def test_more_families_and_types(family, dtype, device):
     ("gpt_oss", {"num_beams": 2}), ("mistral", {"prefill_chunk_size": 5, "num_beams": 2}), ("deepseek_v3", {"num_beams": 2})],
     ids=["return", "beam_sample", "all_beams", "chunks", "beams", "chunks_beams", "mla_beams"])
 def test_ways_to_generate(family, options, device):
+    if "prefill_chunk_size" in options and OLD_MASKS:
+        pytest.skip("Transformers before 5.4 counts a position twice after a prompt in chunks, which Tandem refuses")
     mine, eager, _ = models(family, torch.float32, device)
     ids, mask = batch(device)
     texts = []
@@ -112,7 +114,7 @@ def test_training(llama):
     with torch.no_grad():
         logits = call(trained, new_cache()).logits
         assert torch.equal(logits, call(llama[0], new_cache()).logits)
-    frozen = copy.deepcopy(llama[0]).requires_grad_(False)
+    frozen = models("llama", torch.float32, "cpu")[0].requires_grad_(False)
     assert torch.equal(call(frozen, new_cache()).logits, logits)
     prompt = frozen.get_input_embeddings()(torch.tensor([[3, 4]])).requires_grad_()
     with pytest.raises(tandem.UnsupportedError, match="requires_grad"):
@@ -185,6 +187,10 @@ def test_layers_that_are_not_alike():
     changes = {"scale_attn_by_inverse_layer_idx": True}
     three = models("gpt2", torch.float32, "cpu", **changes)
     ids, mask = batch("cpu")
+    if OLD_MASKS:  # which does not tell the attention the factor
+        with pytest.raises(tandem.UnsupportedError, match="scale_attn_by_inverse_layer_idx = True"):
+            run(three[0], ids, mask, [37], new_cache())
+        return
     with pytest.raises(tandem.InvalidArgumentError, match=r"layers\[1\].sm_scale = 0.125, the model's layer has 0.0625"):
         run(three[0], ids, mask, [37], new_cache())
     layers = [tandem.Layer(n_q_heads=4, n_kv_heads=4, k_head_dim=64, sm_scale=0.125 / (i + 1)) for i in range(3)]

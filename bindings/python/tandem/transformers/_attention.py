@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _NOTE = "_tandem_update"
 _latest = threading.local()  # .update: the thread's last note, until it is attended
+# Attributes of GPT-2's layers that change the factor of the logits. Old Transformers does not tell the attention that factor.
+_FACTORS = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 # Arguments that models hand on to attention functions and that change nothing of what is computed here.
 _HARMLESS = {"position_ids", "use_cache", "cache_position", "position_embeddings", "output_hidden_states", "output_router_logits",
              "return_dict", "logits_to_keep", "num_items_in_batch", "past_key_values", "past_key_value", "target_dtype"}
@@ -137,6 +139,9 @@ def tandem_attention(module: Any, query: torch.Tensor, key: torch.Tensor, value:
     if getattr(module, "layer_idx", update.layer_idx) != update.layer_idx:
         raise unsupported("layer_idx", f"= {module.layer_idx} attends keys of layer {update.layer_idx}")
     _refuse(module, (query, key, value, s_aux), dropout, is_causal, others)
+    for name, usual in _FACTORS.items() if scaling is None else ():
+        if getattr(module, name, usual) != usual:
+            raise unsupported(name, f"= {not usual}: this version of Transformers does not say the factor of the logits")
     call = Call(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else float(scaling),
                 int(sliding_window or 0), float(softcap or 0), s_aux)
     output: torch.Tensor = update.cache._attend(update.layer_idx, getattr(module, "config", None), call)
