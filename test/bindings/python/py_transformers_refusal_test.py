@@ -33,6 +33,16 @@ def test_other_attention(llama):
     refused(llama[1], new_cache(), "keys of layer 0 were not attended .* attn_implementation='tandem'", tandem.InvalidStateError)
 
 
+def test_other_attention_in_a_model_of_one_layer():
+    """Its second pass is refused whatever the cache was asked in between: the first one's keys are nowhere."""
+    eager = models("llama", torch.float32, "cpu", num_hidden_layers=1)[1]
+    for ask in (lambda past: past.get_seq_length(), lambda past: past.crop(0), lambda past: past.sequences, lambda past: past.fork()):
+        past = new_cache()
+        call(eager, past)
+        ask(past)
+        refused(eager, past, "keys of layer 0 were not attended", tandem.InvalidStateError)
+
+
 def test_gradients_and_dropout(llama):
     with pytest.raises(tandem.UnsupportedError, match="requires_grad"):
         llama[0](torch.tensor([[3, 4]]), past_key_values=new_cache())

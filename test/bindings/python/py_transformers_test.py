@@ -115,9 +115,10 @@ def test_rows_are_selected_by_forks(device):
     torch.testing.assert_close(logits[:, -1], fresh[:, -1], rtol=0, atol=2e-4)
 
 
-def test_a_copy_is_a_fork():
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+def test_a_copy_is_a_fork(make):
     mine, past, ids, mask, _ = passed()
-    other = copy.deepcopy(past)
+    other = make(past)
     more, shown = torch.full((3, 1), 7), torch.cat([mask, torch.ones((3, 1), dtype=torch.long)], 1)
     with torch.no_grad():
         first = mine(more, attention_mask=shown, past_key_values=other).logits

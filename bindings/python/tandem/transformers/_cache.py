@@ -46,9 +46,10 @@ def _state_error(what: str) -> InvalidStateError:
 class TandemCache(Refusals):
     """Keys and values of a batch in Tandem, for models loaded with ``attn_implementation="tandem"``.
 
-    Goes where Transformers takes ``past_key_values``. Made empty; the first forward pass says what the model is. A pass that
-    raises leaves the cache as it was before it. ``copy.deepcopy`` and :meth:`fork` give a cache of the same tokens that shares
-    pages with this one. Use it from one thread at a time.
+    Goes where Transformers takes ``past_key_values``. Made empty; the first forward pass says what the model is. A pass that is
+    broken off before its last layer has attended, by an exception or Ctrl-C, counts nothing: whatever the cache is asked next,
+    it answers as before the pass, and the tokens are dropped. ``copy.copy``, ``copy.deepcopy`` and :meth:`fork` give a cache of
+    the same tokens that shares pages with this one. Use it from one thread at a time.
 
     Parameters
     ----------

@@ -41,7 +41,10 @@ class Held:
 
 
 class _Owner(Protocol):
+    """A TandemCache, as a change knows it."""
+
     _held: Held
+    _pending: int | None
 
 
 @dataclass
