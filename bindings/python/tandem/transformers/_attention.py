@@ -25,7 +25,7 @@ _latest = threading.local()  # .update: the thread's last note, until it is atte
 _FACTORS = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 # Arguments that models hand on to attention functions and that change nothing of what is computed here.
 _HARMLESS = {"position_ids", "use_cache", "cache_position", "position_embeddings", "output_hidden_states", "output_router_logits",
-             "return_dict", "logits_to_keep", "num_items_in_batch", "past_key_values", "past_key_value", "target_dtype"}
+             "return_dict", "logits_to_keep", "num_items_in_batch", "past_key_values", "past_key_value", "cache", "target_dtype"}
 
 
 @dataclass(frozen=True)

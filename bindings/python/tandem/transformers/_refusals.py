@@ -55,12 +55,16 @@ class Refusals(HuggingFaceCache):  # type: ignore[misc]
         """False: it is not made of tensors."""
         return False
 
+    # A list of no layers would do for all() of them: Transformers 5.24 would take the model for one without attention, and read
+    # tokens of a prompt again that the cache holds.
     @property
     def is_sliding(self) -> list[bool]:
-        """Empty: every layer counts all columns."""
-        return []
+        """False for every layer, at least one: every layer counts all columns."""
+        return [False] * max(len(self), 1)
 
     @property
     def is_linear(self) -> list[bool]:
-        """Empty: every layer is attention."""
-        return []
+        """False for every layer, at least one: every layer is attention."""
+        return [False] * max(len(self), 1)
+
+    is_dummy = is_linear
