@@ -11,7 +11,7 @@ import (
 
 // The README's program is examples/smallest, which go_test.sh runs in a module of its own.
 func TestReadmeShowsTheSmallestExample(t *testing.T) {
-	readme := string(must(os.ReadFile(filepath.Join("..", "..", "README.md"))))
+	readme := string(must(os.ReadFile("README.md")))
 	example := string(must(os.ReadFile(filepath.Join("examples", "smallest", "main.go"))))
 	if !strings.Contains(readme, "```go\n"+strings.TrimPrefix(example, "// SPDX-License-Identifier: MIT\n")+"```\n") {
 		t.Fatal("README.md shows another program than examples/smallest/main.go")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # The Go module as its users get it: Tandem installed to a folder outside of the checkout (without a space in its name, which Go
 # 1.19 does not take from pkg-config), the module copied beside it; its tests under the strictest check of the addresses that C is
-# given, under the race detector too, what a call costs, and the README's program in a module of its own. Nothing is downloaded.
+# given, under the race detector too, what a call costs, and the program of its page in a module of its own. Nothing is downloaded.
 # MODULE is a device module in host memory.
 # go_test.sh SOURCE_DIR BUILD_DIR CMAKE CC WORK_DIR MODULE; exits 77 where there is no Go, or one older than 1.19.
 source "$(dirname "$0")/common.sh"
@@ -51,7 +51,7 @@ step 'go vet' go vet ./...
 step 'go test, addresses checked' checked ./...
 step 'go test -race' go test -race -count=1 .
 step 'what a call costs' go test -run '^$' -bench . -benchtime 1x .
-step "the README's program" smallest
+step 'the program of README.md' smallest
 written=$(find . -newer "$prefix/user/README.md")
 [ -z "$written" ] || fail "the tests have written into the module: $written"
 finish

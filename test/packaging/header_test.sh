@@ -32,7 +32,4 @@ done
 n_api=$(public_header "$include" | grep -c '^TANDEM_API ')
 n_found=$(declared_functions "$include" | wc -l)
 [ "$n_api" -eq "$n_found" ] || fail "$n_api functions are declared, $n_found are laid out 'TANDEM_API type name(' on one line"
-
-readme_program=$(awk '/^```c$/ {inside = 1; next} /^```$/ && inside {exit} inside' "$1/README.md")
-[ "$readme_program" = "$(cat "$1/examples/decode.c")" ] || fail 'the program in README.md is not examples/decode.c'
 finish

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
 # Installs into one folder, moves it to another whose name has a space, runs the installed programs by both of their names, and
-# builds the smallest program from there the way users do: pkg-config and find_package, shared and static, as C99 and as
-# C++20. Each program is run.
+# builds the examples from there the way users do: pkg-config and find_package, shared and static, as C99 and as C++20. Each
+# program is run.
 # install_test.sh SOURCE_DIR BUILD_DIR CMAKE CC CXX WORK_DIR
 source "$(dirname "$0")/common.sh"
 source=$1 build=$2 cmake=$3 cc=$4 cxx=$5 work=$6
@@ -64,6 +64,9 @@ program_from_pkg_config pkg-config-c99 tandem "$cc" -std=c99 "${strict[@]}"
 program_from_pkg_config pkg-config-cxx20 tandem "$cxx" -std=c++20 "${strict[@]}" -x c++
 program_from_pkg_config pkg-config-static tandem-static "$cc" -std=c99 "${strict[@]}"
 ! readelf -d pkg-config-static | grep -q libtandem || fail 'the static program needs libtandem.so'
+user_source=$source/examples/smallest.c
+program_from_pkg_config pkg-config-smallest tandem "$cc" -std=c99 "${strict[@]}"
+program_from_pkg_config pkg-config-smallest-cxx20 tandem "$cxx" -std=c++20 "${strict[@]}" -x c++
 user_source=$here/raii.cc
 program_from_pkg_config pkg-config-raii tandem "$cxx" -std=c++11 "${strict[@]}"
 program_from_pkg_config pkg-config-raii-static tandem-static "$cxx" -std=c++20 "${strict[@]}"

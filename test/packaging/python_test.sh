@@ -49,7 +49,7 @@ step 'what a call costs' "$python" ../../test/bindings/python/overhead_bench.py
 if "$python" -m mypy --version >/dev/null 2>&1; then
   step 'mypy --strict' "$python" -m mypy --cache-dir /dev/null tandem wheel_backend.py
   cd "$work" || exit 1 # where the package is the installed one, typed by its py.typed
-  awk '/^```python$/ {n++; next} /^```$/ {n += n % 2} n == 1' "$work/user/README.md" >example.py
+  awk '/^```python$/ {n++; next} /^```$/ {n += n % 2} n == 1' "$package/README.md" >example.py
   grep -q 'session.attend' example.py || fail 'the example of the README is not found'
   step 'mypy --strict, the example' "$python" -P -m mypy --strict --cache-dir /dev/null example.py
   echo 'reveal_type(o); o = session.attend(3)' >>example.py

@@ -24,10 +24,18 @@ def test_smallest_program(world):
     assert world.sequence.length() == 40
 
 
+def first_program(page):
+    return page.read_text().split("```python\n")[1].split("```")[0]
+
+
+def test_program_of_the_front_page(capsys):
+    exec(first_program(ROOT / "README.md"), {})
+    assert capsys.readouterr().out == "(1, 8, 64) 1.0\n"
+
+
 def test_example_of_the_readme():
-    program = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     names = {}
-    exec(program, names)
+    exec(first_program(ROOT / "bindings/python/README.md"), names)
     np.testing.assert_allclose(names["o"], 1, atol=1e-3)  # of scales in f16
     assert names["sequence"].length() == 4097
 

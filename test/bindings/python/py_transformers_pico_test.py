@@ -62,7 +62,7 @@ def test_pass_key(options, device):
 
 
 def test_readme_example(monkeypatch, capsys):
-    blocks = [block.split("```")[0] for block in (ROOT / "README.md").read_text().split("```python\n")[1:]]
+    blocks = [block.split("```")[0] for block in (ROOT / "bindings/python/README.md").read_text().split("```python\n")[1:]]
     program = next(block for block in blocks if "tandem.transformers" in block)
     monkeypatch.chdir(ROOT)
     exec(compile(program, "README.md", "exec"), {})

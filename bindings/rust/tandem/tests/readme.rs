@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-//! The README's program is the example, which the crate's documentation runs.
+//! The program in bindings/rust/README.md is the example, which the crate's documentation runs.
 
 #[test]
 fn readme_shows_the_smallest_example() {
-    let readme = include_str!("../../../../README.md");
+    let readme = include_str!("../../README.md");
     let shown = readme.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
     let example = include_str!("../examples/smallest.rs");
     assert_eq!(shown, example.strip_prefix("// SPDX-License-Identifier: MIT\n"));
