@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "cpu/backend.h"
 #include "cpu/isa.h"
+#include "cpu/onednn.h"
 
 namespace tandem {
 
 Status create_cpu_backend(const CpuOptions& options, Backend* backend) {
   const cpu::KernelTable* kernels = nullptr;
   TANDEM_TRY(cpu::choose_isa(options.isa, &kernels));
+  if (kernels->matrix == nullptr) TANDEM_TRY(cpu::prepare_sgemm());
   cpu::Crossover crossover{options.matmul_rows, options.matmul_rows};
   if (options.matmul_rows == 0) TANDEM_TRY(cpu::process_crossover(*kernels, &crossover));
   std::unique_ptr<cpu::Pool> pool;

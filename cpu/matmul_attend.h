@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
 // Attention of many query rows: append, prefill, re-evaluation, decode where very many query heads share a KV head (MLA).
 //
-// Decode is bound by reading K and V; from some tens of rows on (crossover.h) a job is bound by arithmetic, which belongs to
-// a matmul library. attend() is flash attention by tiles, all of it inside the calling thread (on a matrix unit the same,
-// laid out otherwise, without the library: matrix_block.h):
+// Decode is bound by reading K and V; from some tens of rows on (crossover.h) a job is bound by arithmetic, and is attended by
+// products of matrices. attend() is flash attention by tiles, all of it inside the calling thread (on a matrix unit the same,
+// laid out otherwise: matrix_block.h):
 //
 //   for each block of up to 512 rows of the task             q, o (f32), running max and sum stay in the worker's scratch
 //     for each tile of 512 keys that the block may see       gathered from the runs once: converted, rotated, zero-padded
 //       for each 128 rows of the block
-//         s = q k^T            oneDNN                         [128, 512], in the second-level cache
+//         s = q k^T            oneDNN, or ours in bf16        [128, 512], in the second-level cache
 //         p = softmax step     SIMD, in place                 scale, cap, mask, running max and sum, o rescaled
-//         o += p v             oneDNN
+//         o += p v             the same
 //     o / sum, max + log sum                                  to the job; or o, max and sum as they are, to be joined
 //
 // Where V aliases keys that need no rotation its tile is the first columns of theirs, converted once.
@@ -63,12 +63,12 @@ class MatmulAttend {
   static constexpr int32_t kTaskRows = 512;
 
   // kernels: whose conversions and instruction set the SIMD part uses.
+  // The first in a process makes oneDNN's code, for which it needs some MiB.
   static Status create(const KernelTable& kernels, std::unique_ptr<MatmulAttend>* attend);
   virtual ~MatmulAttend() = default;
 
-  // Makes primitives (2 ms for each pair of head dims, 4 ms with bf16) and the scratch of n_workers workers; later calls add
-  // what is missing. bf16: jobs with q_is_bf16 will come. The only function that allocates, and not to run beside attend().
-  // On failure everything prepared before is still usable.
+  // Makes the scratch of n_workers workers; later calls add what is missing. bf16: jobs with q_is_bf16 will come. The only
+  // function that allocates, and not to run beside attend(). On failure everything prepared before is still usable.
   virtual Status prepare(const Layer& layer, bool bf16, int32_t n_workers) = 0;
 
   // Computes a span of any number of rows; writes the job's logits where wanted. Concurrent for different worker_idx in

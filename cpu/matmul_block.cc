@@ -9,6 +9,7 @@
 #include <limits>
 #include <new>
 
+#include "cpu/onednn.h"
 #include "cpu/tile_rows.h"
 
 namespace tandem::cpu {
@@ -16,13 +17,13 @@ namespace tandem::cpu {
 namespace {
 constexpr float kNegativeInf = -std::numeric_limits<float>::infinity();
 constexpr int32_t kTileQ = MatmulAttend::kTileQ, kTileKv = MatmulAttend::kTileKv;
-constexpr int32_t kStep = kTileColumns[0];
+constexpr int32_t kStep = kKeyStep;
 constexpr int32_t kMaxTiles = MatmulAttend::kTaskRows / kTileQ;
 
 size_t element_bytes(bool bf16) { return bf16 ? sizeof(uint16_t) : sizeof(float); }
 }  // namespace
 
-Status Scratch::allocate(int32_t k_head_dim, int32_t v_head_dim, size_t scratchpad_bytes) {
+Status Scratch::allocate(int32_t k_head_dim, int32_t v_head_dim) {
   size_t total = 0;
   const auto place = [&](size_t bytes) {
     const size_t at = total;
@@ -34,6 +35,7 @@ Status Scratch::allocate(int32_t k_head_dim, int32_t v_head_dim, size_t scratchp
   const size_t at_o = place(kRows * dv * 4), at_s = place(size_t{kTileQ} * kStrideS * 4), at_max = place(size_t{kRows} * 4);
   const size_t at_sum = place(size_t{kRows} * 4), at_angles = place(dk * 4), at_value = place(dv * 4),
                at_visible = place(size_t{kKeys} * 4);
+  const size_t at_panels = place(kKeys * dk * 4), at_pairs = place(kKeys / 2 * dv * 4);
   const size_t at_odd = place(size_t{kKeys} * 4), at_segments = place(kKeys * sizeof(KeySegment));
   TANDEM_TRY(allocate_aligned(total, &data_));
   std::byte* base = data_.get();
@@ -41,6 +43,8 @@ Status Scratch::allocate(int32_t k_head_dim, int32_t v_head_dim, size_t scratchp
   q = base + at_q;
   k = base + at_k;
   v = base + at_v;
+  k_panels = floats(at_panels);
+  v_pairs = reinterpret_cast<uint32_t*>(base + at_pairs);
   o = floats(at_o);
   s = floats(at_s);
   row_max = floats(at_max);
@@ -50,14 +54,6 @@ Status Scratch::allocate(int32_t k_head_dim, int32_t v_head_dim, size_t scratchp
   visible = reinterpret_cast<uint32_t*>(base + at_visible);
   odd_columns = reinterpret_cast<int32_t*>(base + at_odd);
   segments = reinterpret_cast<KeySegment*>(base + at_segments);
-  return reserve_scratchpad(scratchpad_bytes);
-}
-
-Status Scratch::reserve_scratchpad(size_t bytes) {
-  if (bytes <= scratchpad_bytes_) return {};
-  TANDEM_TRY(allocate_aligned(bytes, &scratchpad_data_));
-  scratchpad = scratchpad_data_.get();
-  scratchpad_bytes_ = bytes;
   return {};
 }
 
@@ -75,16 +71,16 @@ class Block {
         k_source_(key_source(layer_)),
         v_source_(value_source(layer_)),
         n_rows_(block.span.row_end - block.span.row_begin) {
-    const bool bf16 = job_.q_is_bf16 && block.geometry.bf16 != nullptr;
+    const bool bf16 = job_.q_is_bf16 && block.bf16;
     k_bf16_ = bf16 && layer_.k_type == TANDEM_BF16 && layer_.rope == nullptr;
     v_bf16_ = bf16 && layer_.v_type == TANDEM_BF16;
     n_tiles_ = (n_rows_ + kTileQ - 1) / kTileQ;
   }
 
-  // All of the block's sums begin at 0, and what it writes outside its scratch comes last or is written again: a block can
-  // be done anew. plainly: without oneDNN. Whether every sum is right.
-  [[nodiscard]] bool run(bool plainly) {
-    plainly_ = plainly;
+  // All of the block's sums begin at 0, and it writes outside its scratch at the end, or writes again: a block can be done
+  // anew. False: oneDNN had no memory, and the sums are undefined.
+  [[nodiscard]] bool run(bool has_onednn) {
+    has_onednn_ = has_onednn;
     start();
     KeyWalker walker(span_, tokens(0, n_rows_));
     tile_.segments = scratch_.segments;
@@ -101,7 +97,8 @@ class Block {
       v_ = values_in_keys(layer_) ? k_ : load(v_source_, v_bf16_, scratch_.v);
       n_odd_ = 0;
       if (partly_hidden) take_out_nonfinite_values();
-      const SignalsHeld held(!k_bf16_ || !v_bf16_);
+      pack();
+      const SignalsHeld held(by_onednn(k_bf16_) || by_onednn(v_bf16_));
       for (int32_t i = 0; i < n_tiles_; ++i)
         if (views_[i].begin < views_[i].end && !step(i, held)) return false;
     }
@@ -121,8 +118,11 @@ class Block {
   const std::byte* load(const TileSource& source, bool bf16, std::byte* to);
   void copy_rows(const TileSource& source, std::byte* to);
   void take_out_nonfinite_values();
-  bool step(int32_t tile_idx, const SignalsHeld& held);  // false: memory was missing, and the sums are undefined
-  bool multiply(const Matmul& matmul, const std::byte* a, const std::byte* b, float* c, const SignalsHeld& held);
+  bool by_onednn(bool bf16) const { return !bf16 && has_onednn_; }
+  void pack();
+  [[nodiscard]] bool step(int32_t tile_idx, const SignalsHeld& held);
+  [[nodiscard]] bool multiply_keys(int32_t row, int32_t n_rows, int32_t begin, int32_t end, const SignalsHeld& held);
+  [[nodiscard]] bool multiply_values(int32_t row, int32_t n_rows, int32_t begin, int32_t end, const SignalsHeld& held);
   void softmax(int32_t row, int32_t n_rows, int32_t begin, int32_t end);
   void put_logits(int32_t row, int32_t n_rows, int32_t begin, int32_t end, const uint32_t* visible);
   void add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int32_t end);
@@ -142,11 +142,11 @@ class Block {
   TileView views_[kMaxTiles];
   const std::byte* k_ = nullptr;  // [padded_keys, k_head_dim]
   const std::byte* v_ = nullptr;  // [padded_keys, v_head_dim], rows v_tile_stride() apart
-  bool plainly_ = false;
-  int32_t n_odd_ = 0;  // columns whose values are not finite and were taken out of v
+  bool has_onednn_ = true;        // for f32 products
+  int32_t n_odd_ = 0;             // columns whose values are not finite and were taken out of v
 };
 
-// q in the products' type, padded with zeros to whole tiles; the empty state in every row.
+// q in the products' type; the empty state in every row.
 void Block::start() {
   const int64_t padded = int64_t{n_tiles_} * kTileQ, dims = layer_.k_head_dim, n = n_rows_ * dims;
   const float* q = job_.q + span_.row_begin * dims;
@@ -208,39 +208,72 @@ void Block::take_out_nonfinite_values() {
   }
 }
 
-bool Block::multiply(const Matmul& matmul, const std::byte* a, const std::byte* b, float* c, const SignalsHeld& held) {
-  if (!plainly_) return matmul.run(block_.worker_idx, a, b, c, scratch_.scratchpad, held);
-  matmul.run_plainly(a, b, c);
+// The tile of keys as our own products take it.
+void Block::pack() {
+  const int64_t dk_words = layer_.k_head_dim / (k_bf16_ ? 2 : 1);
+  if (!by_onednn(k_bf16_)) kernels_.pack_columns({k_, padded_keys(), dk_words, scratch_.k_panels});
+  if (v_bf16_)
+    kernels_.pack_pairs(
+        {reinterpret_cast<const uint16_t*>(v_), v_tile_stride(layer_), padded_keys(), layer_.v_head_dim, scratch_.v_pairs});
+}
+
+// oneDNN is fastest with few different numbers of rows; those behind the last one are zeros.
+int32_t padded_rows(int32_t n_rows) { return n_rows <= 32 ? 32 : n_rows <= 64 ? 64 : kTileQ; }
+
+// s = q k^T
+bool Block::multiply_keys(int32_t row, int32_t n_rows, int32_t begin, int32_t end, const SignalsHeld& held) {
+  const int64_t k_words = layer_.k_head_dim / (k_bf16_ ? 2 : 1);
+  const float* q = reinterpret_cast<const float*>(scratch_.q) + row * k_words;
+  float* s = scratch_.s + begin;
+  if (by_onednn(k_bf16_)) {
+    const float* keys = reinterpret_cast<const float*>(k_) + begin * k_words;
+    return sgemm({padded_rows(n_rows), end - begin, k_words, q, k_words, keys, k_words, true, s, kStrideS, false}, held);
+  }
+  Product product;
+  product.k = product.stride_a = k_words;
+  product.a = q;
+  product.b = scratch_.k_panels + begin * k_words;
+  product.stride_b = kPanelColumns;
+  product.panel_stride = k_words * kPanelColumns;
+  product.c = s;
+  product.stride_c = kStrideS;
+  product.m = n_rows;
+  product.n = end - begin;
+  (k_bf16_ ? kernels_.multiply_bf16 : kernels_.multiply)(product);
+  return true;
+}
+
+// o += p v
+bool Block::multiply_values(int32_t row, int32_t n_rows, int32_t begin, int32_t end, const SignalsHeld& held) {
+  const int64_t dim = layer_.v_head_dim, keys_in_word = v_bf16_ ? 2 : 1;
+  const float* p = scratch_.s + begin;
+  float* o = scratch_.o + row * dim;
+  Product product;
+  product.stride_b = v_bf16_ ? dim : v_tile_stride(layer_);
+  const float* values = (v_bf16_ ? reinterpret_cast<const float*>(scratch_.v_pairs) : reinterpret_cast<const float*>(v_)) +
+                        begin / keys_in_word * product.stride_b;
+  if (by_onednn(v_bf16_))
+    return sgemm({padded_rows(n_rows), dim, end - begin, p, kStrideS, values, product.stride_b, false, o, dim, true}, held);
+  product.k = (end - begin) / keys_in_word;
+  product.b = values;
+  product.panel_stride = kPanelColumns;
+  product.a = p;
+  product.stride_a = kStrideS;
+  product.c = o;
+  product.stride_c = product.n = dim;
+  product.m = n_rows;
+  product.accumulate = true;
+  (v_bf16_ ? kernels_.multiply_bf16 : kernels_.multiply)(product);
   return true;
 }
 
 // One tile of rows against the tile of keys.
 bool Block::step(int32_t tile_idx, const SignalsHeld& held) {
   const int32_t row = tile_idx * kTileQ, n_rows = std::min(kTileQ, n_rows_ - row);
-  const int32_t size_m = n_rows <= kTileRows[0] ? 0 : n_rows <= kTileRows[1] ? 1 : 2;
   const int32_t begin = views_[tile_idx].begin / kStep * kStep, end = (views_[tile_idx].end + kStep - 1) / kStep * kStep;
-  const auto products = [&](bool bf16) -> const TileProducts& {
-    return bf16 ? *block_.geometry.bf16 : *block_.geometry.f32;
-  };
-  const size_t k_bytes = element_bytes(k_bf16_), v_bytes = element_bytes(v_bf16_);
-  const auto dk = static_cast<size_t>(layer_.k_head_dim), dv = static_cast<size_t>(layer_.v_head_dim);
-  const auto v_stride = static_cast<size_t>(v_tile_stride(layer_));
-  const int32_t size_n = end - begin == kTileKv ? 1 : 0, width = kTileColumns[size_n];
-
-  const Matmul& qk = products(k_bf16_).qk[size_m][size_n];
-  const std::byte* q = scratch_.q + static_cast<size_t>(row) * dk * k_bytes;
-  for (int32_t c = begin; c < end; c += width)
-    if (!multiply(qk, q, k_ + static_cast<size_t>(c) * dk * k_bytes, scratch_.s + c, held)) return false;
-
+  if (!multiply_keys(row, n_rows, begin, end, held)) return false;
   softmax(row, n_rows, begin, end);
-
-  const Matmul& pv = products(v_bf16_).pv[size_m][size_n];
-  const auto* p = reinterpret_cast<const std::byte*>(scratch_.s + begin);
-  float* o = scratch_.o + static_cast<size_t>(row) * dv;
-  for (int32_t c = begin; c < end; c += width) {
-    const std::byte* v = v_ + static_cast<size_t>(c) * v_stride * v_bytes;
-    if (!multiply(pv, p + static_cast<size_t>(c - begin) * v_bytes, v, o, held)) return false;
-  }
+  if (!multiply_values(row, n_rows, begin, end, held)) return false;
   if (n_odd_ > 0) add_nonfinite_values(row, n_rows, begin, end);
   return true;
 }
@@ -335,9 +368,8 @@ void Block::finish() {
 }  // namespace
 
 void attend_block(const BlockJob& block) {
-  // Memory may have been missing for a moment. Without oneDNN it takes a hundred times as long, and needs none.
-  for (const bool plainly : {false, false, true})
-    if (Block(block).run(plainly)) return;
+  for (const bool has_onednn : {true, false})
+    if (Block(block).run(has_onednn)) return;
 }
 
 }  // namespace tandem::cpu

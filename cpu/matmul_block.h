@@ -10,44 +10,31 @@
 #include "cpu/kernels/softmax_tile.h"
 #include "cpu/matmul_attend.h"
 #include "cpu/matmul_keys.h"
-#include "cpu/onednn.h"
 #include "lib/backend.h"
 #include "lib/status.h"
 
 namespace tandem::cpu {
 
-// Shapes there are primitives for. A tile of fewer rows is padded to the next size; fewer keys are done in steps of 128.
-inline constexpr int32_t kSizesM = 3, kSizesN = 2;
-inline constexpr int32_t kTileRows[kSizesM] = {32, 64, MatmulAttend::kTileQ};
-inline constexpr int32_t kTileColumns[kSizesN] = {128, MatmulAttend::kTileKv};
+// Keys of a tile are multiplied in steps of so many.
+inline constexpr int32_t kKeyStep = 128;
 // Logits: a row is a line longer than 512 columns, so that rows do not fall on the same sets of the cache.
 inline constexpr int64_t kStrideS = MatmulAttend::kTileKv + 16;
-
-struct TileProducts {
-  Matmul qk[kSizesM][kSizesN];
-  Matmul pv[kSizesM][kSizesN];
-};
 
 // Where V is the first columns of K's tile, no tile of its own.
 inline bool values_in_keys(const Layer& layer) { return layer.v_aliases_k && layer.rope == nullptr; }
 inline int32_t v_tile_stride(const Layer& layer) { return values_in_keys(layer) ? layer.k_head_dim : layer.v_head_dim; }
 
-struct Geometry {
-  int32_t k_head_dim = 0, v_head_dim = 0, v_stride = 0;
-  std::unique_ptr<TileProducts> f32;
-  std::unique_ptr<TileProducts> bf16;  // null: not prepared, or not faster here
-};
-
 // Memory of one worker.
 struct Scratch {
   static constexpr int32_t kRows = MatmulAttend::kTaskRows, kKeys = MatmulAttend::kTileKv;
 
-  Status allocate(int32_t k_head_dim, int32_t v_head_dim, size_t scratchpad_bytes);
-  Status reserve_scratchpad(size_t bytes);
+  Status allocate(int32_t k_head_dim, int32_t v_head_dim);
 
   std::byte* q = nullptr;          // [kRows, k_head_dim] f32 or bf16
   std::byte* k = nullptr;          // [kKeys, k_head_dim] f32 or bf16
   std::byte* v = nullptr;          // [kKeys, the larger of both] f32 or bf16
+  float* k_panels = nullptr;       // [kKeys / kPanelColumns, k_head_dim, kPanelColumns], or half of it as pairs of bf16
+  uint32_t* v_pairs = nullptr;     // [kKeys / 2, v_head_dim]
   float* o = nullptr;              // [kRows, v_head_dim]
   float* s = nullptr;              // [kTileQ, kStrideS]
   float* row_max = nullptr;        // [kRows]
@@ -57,20 +44,17 @@ struct Scratch {
   uint32_t* visible = nullptr;     // [kKeys]
   int32_t* odd_columns = nullptr;  // [kKeys]
   KeySegment* segments = nullptr;  // [kKeys]
-  std::byte* scratchpad = nullptr;
 
  private:
-  AlignedBytes data_, scratchpad_data_;
-  size_t scratchpad_bytes_ = 0;
+  AlignedBytes data_;
 };
 
 struct BlockJob {
   const Span& span;  // of at most kTaskRows rows
-  const Geometry& geometry;
   const KernelTable& kernels;
   const SoftmaxTileKernels& tile_kernels;
   Scratch& scratch;
-  int32_t worker_idx;
+  bool bf16;  // where q, and keys or values, are exact in bf16, they are multiplied as that
 };
 void attend_block(const BlockJob& block);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Blocks of query rows over all their keys on a matrix unit: what matmul_block.h is with oneDNN. Used by matmul_attend.cc
-// alone.
+// Blocks of query rows over all their keys on a matrix unit: what matmul_block.h is with vector instructions. Used by
+// matmul_attend.cc alone.
 //
 // Why not oneDNN: its products want B packed and leave C by rows, and it packs what it is given anew for every tile of rows
 // (two thirds of its time here). Here K is never packed, q once, V once for all rows of a block (matrix_kernels.h).

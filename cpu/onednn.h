@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// oneDNN matmuls of fixed shape, run by many workers, each inside its own thread. The one place where the interfaces of
-// oneDNN 2 and 3 differ.
+// f32 products by oneDNN, inside the calling thread.
 //
-// A primitive costs 0.1 to 0.2 ms to create and 0.4 us to call, so shapes are few and made ahead. oneDNN may be built on
-// OpenMP, where each thread that creates or executes would start a team of its own: SingleThread keeps it to one.
+// dnnl_sgemm() makes no objects: its machine code is made once for the process, by prepare_sgemm(), and a product asks for a
+// buffer at most. oneDNN's primitives, the only way to its bf16 products, make objects and code for every shape, and an
+// allocation that fails meanwhile ends the process; so bf16 products are ours (cpu/kernels/product_tile_inl.h).
+//
+// oneDNN may be built on OpenMP, where each thread that executes would start a team of its own: SingleThread keeps it to
+// one.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 #include "cpu/signals_held.h"
 #include "lib/status.h"
@@ -28,45 +28,24 @@ class SingleThread {
   int before_;
 };
 
-// c (+)= a b, a: [m, k] and c: [m, n] with contiguous rows, b: [k, n] with any two strides, one of them 1. c is f32.
-struct MatmulShape {
+// c (+)= a b; rows are contiguous, strides are elements between rows.
+struct Sgemm {
   int64_t m = 0, n = 0, k = 0;
-  int64_t stride_a = 0;  // between rows, elements
-  int64_t stride_bk = 0, stride_bn = 0;
+  const float* a = nullptr;  // [m, k]
+  int64_t stride_a = 0;
+  const float* b = nullptr;  // [k, n], or [n, k] where b_is_transposed
+  int64_t stride_b = 0;
+  bool b_is_transposed = false;
+  float* c = nullptr;  // [m, n]
   int64_t stride_c = 0;
-  bool bf16 = false;  // a and b are bf16, else f32
   bool accumulate = false;
 };
 
-// Whether this processor multiplies bf16 faster than f32 (AVX512_BF16 or AMX).
-bool onednn_has_fast_bf16();
+// Makes oneDNN's code, where the process has not yet made it. OUT_OF_MEMORY: not enough is there for it. Called when an
+// engine is created: oneDNN ends the process if an allocation fails meanwhile, in spite of the room that was found.
+Status prepare_sgemm();
 
-class Matmul {
- public:
-  Matmul();
-  ~Matmul();
-  Matmul(Matmul&&) noexcept;
-  Matmul& operator=(Matmul&&) noexcept;
-
-  static Status create(const MatmulShape& shape, Matmul* matmul);
-  // Makes what n_workers need to run at once; the first time, the product is run once.
-  Status prepare(int32_t n_workers);
-  size_t scratchpad_bytes() const;
-  // scratchpad: scratchpad_bytes(), aligned to 64, of this worker. Where oneDNN fails, which it does when it finds no
-  // memory, a product that nothing is added to is computed by plain loops. Of a sum nobody can tell whether it failed before
-  // it added or behind that: false, and c may be either. Who has sums begins them again with run_plainly().
-  // held: the caller holds back this thread's signals; f32 products need it, bf16 products stay on the stack.
-  [[nodiscard]] bool run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad,
-                         const SignalsHeld& held) const;
-  void run_plainly(const void* a, const void* b, float* c) const;  // no memory is asked for
-
- private:
-  struct Impl;
-  Status run_first();
-  std::unique_ptr<Impl> impl_;
-};
-
-// The same by three loops.
-void plain_matmul(const MatmulShape& shape, const void* a, const void* b, float* c);
+// Needs a SingleThread, and held signals (cpu/signals_held.h). False: oneDNN had no memory, and c is undefined.
+[[nodiscard]] bool sgemm(const Sgemm& product, const SignalsHeld& held);
 
 }  // namespace tandem::cpu

@@ -17,6 +17,8 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "cpu/kernels/product_tile_inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace tandem::cpu::tile {
 namespace HWY_NAMESPACE {
@@ -250,7 +252,22 @@ void exp_array(const float* x, float* y, int64_t n) {
 }
 
 const SoftmaxTileKernels* table() {
-  static constexpr SoftmaxTileKernels kTable = {HWY_TARGET, rotate, cap_logits, softmax, has_nonfinite, exp_array};
+  static constexpr SoftmaxTileKernels kTable = {
+    HWY_TARGET,
+    rotate,
+    cap_logits,
+    softmax,
+    has_nonfinite,
+    multiply<false>,
+#if TANDEM_BF16_PRODUCTS
+    multiply<true>,
+#else
+    nullptr,
+#endif
+    pack_columns,
+    pack_pairs,
+    exp_array,
+  };
   return &kTable;
 }
 
@@ -323,6 +340,14 @@ const SoftmaxTileKernels* softmax_tile_kernels(const char* isa) {
     if (variant.target >= limit && ((supported & variant.target) != 0 || variant.target == HWY_STATIC_TARGET))
       return variant.table();
   return nullptr;
+}
+
+bool has_bf16_products(const SoftmaxTileKernels& kernels) {
+#if HWY_ARCH_X86
+  return kernels.multiply_bf16 != nullptr && __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return kernels.multiply_bf16 != nullptr;
+#endif
 }
 
 }  // namespace tandem::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// SIMD pieces around the matmuls of the append and prefill path: rotation, softmax of a tile of logits.
+// SIMD pieces of the append and prefill path: rotation, products of a tile, softmax of a tile of logits.
 //
 // Compiled once per instruction set; softmax_tile_kernels() gives the table to use. Plain C types only, so that nothing
 // compiled for one instruction set can leak into code that everybody runs.
@@ -40,6 +40,35 @@ struct RotateRows {
   bool interleaved = false;
 };
 
+// c (+)= a b. A word is an f32, or two bf16 that follow each other in k; sums are f32.
+inline constexpr int64_t kPanelColumns = 64;
+struct Product {
+  const void* a = nullptr;  // [m, k] words
+  int64_t stride_a = 0;     // words between rows
+  const void* b = nullptr;  // panels of [k, kPanelColumns] words; rows of n words are panels, too, kPanelColumns apart
+  int64_t stride_b = 0;     // words between rows of a panel
+  int64_t panel_stride = 0;
+  float* c = nullptr;  // [m, n]
+  int64_t stride_c = 0;
+  int64_t m = 0, n = 0, k = 0;  // n: a multiple of 16
+  bool accumulate = false;
+};
+
+// Rows to panels: columns of b.
+struct PackColumns {
+  const void* rows = nullptr;       // [n_rows, n_words]
+  int64_t n_rows = 0, n_words = 0;  // multiples of kPanelColumns and of 4
+  void* panels = nullptr;           // [n_rows / kPanelColumns, n_words, kPanelColumns]
+};
+
+// Rows of bf16 to rows of words: 2 rows of b.
+struct PackPairs {
+  const uint16_t* rows = nullptr;  // [n_rows, stride]
+  int64_t stride = 0;
+  int64_t n_rows = 0, n_columns = 0;  // multiples of 2 and of 16
+  uint32_t* words = nullptr;          // [n_rows / 2, n_columns]
+};
+
 struct SoftmaxTileKernels {
   int64_t target;  // HWY_AVX2, ...: what it was compiled for
   void (*rotate)(const RotateRows& job);
@@ -48,11 +77,18 @@ struct SoftmaxTileKernels {
   void (*softmax)(const SoftmaxTile& tile);
   // Whether any of n 32-bit words holds an f32 (or, packed, one of two bf16) that is Inf or NaN.
   bool (*has_nonfinite)(const void* words, int64_t n, bool packed_bf16);
+  void (*multiply)(const Product& product);
+  void (*multiply_bf16)(const Product& product);  // null: not compiled for this target; asks for has_bf16_products()
+  void (*pack_columns)(const PackColumns& job);
+  void (*pack_pairs)(const PackPairs& job);
   void (*exp)(const float* x, float* y, int64_t n);  // for x <= 0; relative error below 2^-22; below e^-87: 0
 };
 
 // Kernels of the best instruction set of this processor that is not above `isa` ("avx2", ...; null: no limit). Null
 // when the name is unknown or this processor does not have it.
 const SoftmaxTileKernels* softmax_tile_kernels(const char* isa);
+
+// Whether this processor multiplies bf16 faster than f32, by the kernels given.
+bool has_bf16_products(const SoftmaxTileKernels& kernels);
 
 }  // namespace tandem::cpu

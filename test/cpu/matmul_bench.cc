@@ -18,8 +18,8 @@
 
 #include "cpu/isa.h"
 #include "cpu/matmul_attend.h"
-#include "cpu/onednn.h"
 #include "matmul_case.h"
+#include "onednn_matmul.h"
 
 namespace tandem::test {
 namespace {
@@ -90,11 +90,9 @@ class TileRate {
   double measure(int32_t worker_idx, int n) {
     float* at = memory_[static_cast<size_t>(worker_idx)].data();
     float *s = at + (1 << 18), *k = at + (1 << 19), *o = at + (1 << 20), *scratchpad = at + (1 << 21);
-    const cpu::SignalsHeld held;
     const double start = cpu_seconds();
     for (int i = 0; i < n; ++i) {
-      if (!matmuls_[0].run(worker_idx, at, k, s, scratchpad, held) ||
-          !matmuls_[1].run(worker_idx, s, k, o, scratchpad, held))
+      if (!matmuls_[0].run(worker_idx, at, k, s, scratchpad) || !matmuls_[1].run(worker_idx, s, k, o, scratchpad))
         std::exit(1);
     }
     return (cpu_seconds() - start) / n;
@@ -199,7 +197,8 @@ double attend_all(const std::vector<Task>& tasks, int32_t n_threads, MatmulAtten
 void run(const Shape& shape, int32_t n_threads) {
   const Work work = make_work(shape);
   std::unique_ptr<MatmulAttend> attend;
-  if (!MatmulAttend::create(*cpu::isa_table(0), &attend).ok() ||
+  const cpu::KernelTable* kernels = nullptr;
+  if (!cpu::choose_isa(nullptr, &kernels).ok() || !MatmulAttend::create(*kernels, &attend).ok() ||
       !attend->prepare(work.heads[0]->layer, true, n_threads).ok())
     std::exit(1);
   TileRate tile(shape.head_dim, shape.v_head_dim(), shape.q_is_bf16 && cpu::onednn_has_fast_bf16(), n_threads);

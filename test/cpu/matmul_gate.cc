@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/onednn.h"
+#include "cpu/kernels/softmax_tile.h"
 #include "lib/dtype.h"
 #include "one_in.h"
 #include "with_cmocka.h"
@@ -25,7 +25,9 @@ std::unique_ptr<cpu::MatmulAttend> make(const Case& c, const char* isa, int32_t 
 
 namespace {
 
-bool rounds_p(const Case& c) { return c.options.q_is_bf16 && c.layer.v_type == TANDEM_BF16 && cpu::onednn_has_fast_bf16(); }
+bool rounds_p(const Case& c) {
+  return c.options.q_is_bf16 && c.layer.v_type == TANDEM_BF16 && cpu::has_bf16_products(*cpu::softmax_tile_kernels(nullptr));
+}
 
 std::set<int64_t> sample_rows(const Case& c) {
   const int64_t n = c.job.n_rows, affordable = 3'000'000 / std::max<int64_t>(1, c.job.n_keys * c.layer.k_head_dim);

@@ -122,7 +122,7 @@ void test_pieces(void**) {
 
 int main(int argc, char**) {
   using namespace tandem::test;
-  use_matrix_unit(argc == 1);  // "onednn": not
+  use_matrix_unit(argc == 1);  // "vectors": not
   const CMUnitTest tests[] = {
       cmocka_unit_test(test_latent_keys),
       cmocka_unit_test(test_large_logits),

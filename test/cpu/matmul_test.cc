@@ -13,7 +13,6 @@
 
 #include "cpu/kernels/softmax_tile.h"
 #include "cpu/matmul_attend.h"
-#include "cpu/onednn.h"
 #include "matmul_case.h"
 #include "matmul_gate.h"
 #include "one_in.h"
@@ -447,28 +446,6 @@ void test_elementary(void**) {
   }
 }
 
-// oneDNN and the loops that stand in for it.
-void test_plain_matmul(void**) {
-  std::mt19937 random(7);
-  std::normal_distribution<float> normal;
-  std::vector<float> a(32 * 64), b(64 * 128), c(32 * 130, 0.5f), scratchpad(1 << 16);
-  for (float& x : a) x = normal(random);
-  for (float& x : b) x = normal(random);
-  for (bool transposed : {false, true}) {
-    for (bool accumulate : {false, true}) {
-      const cpu::MatmulShape shape{32, 128, 64, 64, transposed ? 1 : 128, transposed ? 64 : 1, 130, false, accumulate};
-      cpu::Matmul matmul;
-      assert_true(cpu::Matmul::create(shape, &matmul).ok());
-      assert_true(matmul.prepare(1).ok());
-      assert_true(matmul.scratchpad_bytes() <= scratchpad.size() * 4);
-      std::vector<float> got = c, want = c;
-      assert_true(matmul.run(0, a.data(), b.data(), got.data(), scratchpad.data(), cpu::SignalsHeld()));
-      cpu::plain_matmul(shape, a.data(), b.data(), want.data());
-      for (size_t i = 0; i < got.size(); ++i) assert_true(std::fabs(got[i] - want[i]) < 1e-4f);
-    }
-  }
-}
-
 // Everything with everything, drawn at random; long keys.
 void test_random(void**) {
   std::mt19937 random(11);
@@ -511,7 +488,6 @@ int main(int argc, char** argv) {
   using namespace tandem::test;
   const CMUnitTest fast[] = {
       cmocka_unit_test(test_elementary),
-      cmocka_unit_test(test_plain_matmul),
       cmocka_unit_test(test_types_and_dims),
       cmocka_unit_test(test_mixed_types_and_dims),
       cmocka_unit_test(test_rows_and_keys),
@@ -530,7 +506,7 @@ int main(int argc, char** argv) {
   };
   const CMUnitTest full[] = {cmocka_unit_test(test_random)};
   for (int i = 1; i < argc; ++i)
-    if (std::strcmp(argv[i], "onednn") == 0) use_matrix_unit(false);
+    if (std::strcmp(argv[i], "vectors") == 0) use_matrix_unit(false);
   if (argc > 1 && std::strcmp(argv[1], "full") == 0) return cmocka_run_group_tests(full, nullptr, nullptr);
   return cmocka_run_group_tests(fast, nullptr, nullptr);
 }

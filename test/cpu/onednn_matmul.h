@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+// oneDNN matmuls of fixed shape, run by many workers, each inside its own thread. The one place where the interfaces of
+// oneDNN 2 and 3 differ.
+//
+// A primitive costs 0.1 to 0.2 ms to create and 0.4 us to call, so shapes are few and made ahead. oneDNN may be built on
+// OpenMP, where each thread that creates or executes would start a team of its own: SingleThread keeps it to one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cpu/onednn.h"
+#include "lib/status.h"
+
+namespace tandem::cpu {
+
+// c (+)= a b, a: [m, k] and c: [m, n] with contiguous rows, b: [k, n] with any two strides, one of them 1. c is f32.
+struct MatmulShape {
+  int64_t m = 0, n = 0, k = 0;
+  int64_t stride_a = 0;  // between rows, elements
+  int64_t stride_bk = 0, stride_bn = 0;
+  int64_t stride_c = 0;
+  bool bf16 = false;  // a and b are bf16, else f32
+  bool accumulate = false;
+};
+
+// Whether this processor multiplies bf16 faster than f32 (AVX512_BF16 or AMX).
+bool onednn_has_fast_bf16();
+
+class Matmul {
+ public:
+  Matmul();
+  ~Matmul();
+  Matmul(Matmul&&) noexcept;
+  Matmul& operator=(Matmul&&) noexcept;
+
+  static Status create(const MatmulShape& shape, Matmul* matmul);
+  // Makes what n_workers need to run at once; the first time, the product is run once.
+  Status prepare(int32_t n_workers);
+  size_t scratchpad_bytes() const;
+  // scratchpad: scratchpad_bytes(), aligned to 64, of this worker. Where oneDNN fails, which it does when it finds no
+  // memory, a product that nothing is added to is computed by plain loops. Of a sum nobody can tell whether it failed before
+  // it added or behind that: false, and c may be either. Who has sums begins them again with run_plainly().
+  [[nodiscard]] bool run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const;
+  void run_plainly(const void* a, const void* b, float* c) const;  // no memory is asked for
+
+ private:
+  struct Impl;
+  Status run_first();
+  std::unique_ptr<Impl> impl_;
+};
+
+// The same by three loops.
+void plain_matmul(const MatmulShape& shape, const void* a, const void* b, float* c);
+
+}  // namespace tandem::cpu
