@@ -3,7 +3,8 @@
 import copy
 
 import pytest
-from hf_common import DEVICES, FAMILIES, MORE_FAMILIES, OLD_MASKS, VERSION, batch, configuration, new_cache, run, torch, transformers
+from hf_common import (DEVICES, FAMILIES, MORE_FAMILIES, OLD_MASKS, VERSION, batch, configuration, needs_cuda, new_cache, run, torch,
+                       transformers)
 from hf_gate import assert_within_gate, models
 
 import tandem
@@ -19,10 +20,25 @@ def eager_cache(model):
     return transformers.DynamicCache(config=model.config)
 
 
+def skip_where_kernels_are_missing(family, device):
+    if family.startswith("deepseek") and device == "cuda":
+        pytest.skip("the CUDA module has kernels for K and V of the same dims alone: test_deepseek_on_a_device")
+
+
+@needs_cuda
+def test_deepseek_on_a_device():
+    """K and V of different dims: refused before anything is stored, and the dims are named."""
+    mine, _, _ = models("deepseek_v3", torch.float32, "cuda")
+    ids, mask = batch("cuda")
+    with pytest.raises(tandem.UnsupportedError, match=r"k_head_dim = \d+ with v_head_dim = \d+"):
+        mine(ids, attention_mask=mask, past_key_values=new_cache(8, "cuda"))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family, dtype", [*((name, torch.float32) for name in MORE_FAMILIES),
                                            *((name, torch.float16) for name in FAMILIES)])
 def test_more_families_and_types(family, dtype, device):
+    skip_where_kernels_are_missing(family, device)
     ids, mask = batch(device)
     assert_within_gate(models(family, dtype, device), ids, mask, [21, 9] + [1] * 7, new_cache(8, device),
                        soft_cap=family == "gemma2")
@@ -35,6 +51,7 @@ def test_more_families_and_types(family, dtype, device):
     ("gpt_oss", {"num_beams": 2}), ("mistral", {"prefill_chunk_size": 5, "num_beams": 2}), ("deepseek_v3", {"num_beams": 2})],
     ids=["return", "beam_sample", "all_beams", "chunks", "beams", "chunks_beams", "mla_beams"])
 def test_ways_to_generate(family, options, device):
+    skip_where_kernels_are_missing(family, device)
     if "prefill_chunk_size" in options and OLD_MASKS:
         pytest.skip("Transformers before 5.4 counts a position twice after a prompt in chunks, which Tandem refuses")
     mine, eager, _ = models(family, torch.float32, device)
