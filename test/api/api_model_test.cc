@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Geometry of layers: what is refused, with which words, and what is accepted.
+#include <algorithm>
 #include <memory>
 
 #include "api_world.h"
@@ -168,18 +169,16 @@ void test_many_layers(void**) {
 // Sinks and frequencies are copied: the caller's arrays may go, wherever they lay.
 void test_copies(void**) {
   World world;
-  auto bytes = std::make_unique<char[]>(kQHeads * sizeof(float) + 1);
-  auto frequencies = std::make_unique<char[]>(kDim / 2 * sizeof(float) + 1);
-  const float sink = std::log(3.0f);
-  for (int h = 0; h < kQHeads; ++h) std::memcpy(bytes.get() + 1 + h * static_cast<int>(sizeof sink), &sink, sizeof sink);
-  std::memset(frequencies.get(), 0, kDim / 2 * sizeof(float) + 1);
+  auto sinks = std::make_unique<float[]>(kQHeads);
+  auto frequencies = std::make_unique<float[]>(kDim / 2);
+  std::fill_n(sinks.get(), kQHeads, std::log(3.0f));
   tandem_layer_options layer = plain_layer();
-  layer.sinks = reinterpret_cast<const float*>(bytes.get() + 1);
+  layer.sinks = sinks.get();
   layer.rope = TANDEM_ROPE_HALVES;
-  layer.rope_inv_freq = reinterpret_cast<const float*>(frequencies.get() + 1);
+  layer.rope_inv_freq = frequencies.get();
   tandem_model* model = nullptr;
   OK(tandem_model_create, &model, &layer, 1);
-  bytes.reset();
+  sinks.reset();
   frequencies.reset();
 
   tandem_cache* cache = nullptr;

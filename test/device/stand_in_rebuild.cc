@@ -101,7 +101,9 @@ void check_vector(const float* vector, int64_t n) {
 int64_t rebuild_work_bytes(const Layer& layer, int64_t n_rows) { return 256 + 2 * n_rows * layer.hidden_dim(); }
 
 void check_rebuilt(const Layer& layer) {
-  check_layer(layer);
+  Layer types = layer;  // rows of K and of V are made one by one: any two dims will do
+  types.v_head_dim = types.k_head_dim;
+  check_layer(types);
   require(layer.projection != nullptr && layer.x_type != 0 && layer.rope == nullptr,
           "a layer whose keys are not made of hidden states");
 }

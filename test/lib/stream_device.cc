@@ -5,12 +5,12 @@
 
 namespace harness {
 
-bool StreamWorld::is_for_device(size_t layer) {
-  if (device_ == nullptr || !random_.chance(0.8)) return false;
-  const reference::RefLayer& geometry = layers_[layer];
-  const tandem::RopeTable table;  // which, it does not matter
-  tandem::Layer asked = tandem::test::layer_of(geometry);
-  if (geometry.rope != TANDEM_ROPE_CALLER) asked.rope = &table;
+bool StreamWorld::is_for_device() { return device_ != nullptr && random_.chance(0.8); }
+
+bool StreamWorld::device_takes(const reference::RefLayer& layer) const {
+  const tandem::RopeTable table;  // any will do
+  tandem::Layer asked = tandem::test::layer_of(layer);
+  if (layer.rope != TANDEM_ROPE_CALLER) asked.rope = &table;
   tandem::DeviceError error;
   return device_->table->supports(device_->self, &asked, 1, &error) == TANDEM_OK;
 }

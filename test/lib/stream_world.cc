@@ -89,10 +89,14 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
   // Shifting needs it in every layer; keys that cross the bus are not rotated.
   const bool rope = policies != Policies::kDeviceStream && random_.chance(device != nullptr ? 0.3 : 0.5);
   for (int64_t l = 0; l < n_layers; ++l) {
-    layers_.push_back(draw_layer(&random_, !is_exact(policies)));
-    if (rope) layers_.back().rope = random_.pick({TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED});
+    RefLayer layer;
+    do {
+      layer = draw_layer(&random_, !is_exact(policies));
+      if (rope) layer.rope = random_.pick({TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED});
+    } while (device_ != nullptr && !device_takes(layer));
+    layers_.push_back(layer);
   }
-  if (!rope && seed % 4 == 0) set_latent(&layers_.back());
+  if (!rope && seed % 4 == 0 && device_ == nullptr) set_latent(&layers_.back());
   page_tokens_ = random_.pick({16, 16, 32, 64});
   cache_ = std::make_unique<Cache>(engine, layers_, CacheSetup{page_tokens_});
   const auto add = [this](Entry entry) {
@@ -328,7 +332,7 @@ void StreamWorld::attend_layer(size_t session, size_t layer, const Pass& pass, c
   args.o = &o;
   args.lse = &lse;
   args.parent_idx = pass.tree ? call.parents.data() : nullptr;
-  if (is_for_device(layer)) return attend_on_device(session, layer, pass, args, std::move(call));
+  if (is_for_device()) return attend_on_device(session, layer, pass, args, std::move(call));
   TANDEM_EXPECT(where(), TANDEM_OK, tandem_attend(*sessions_[session].session, &args, &error));
   ++n_attends_;
   if (!pass.append_first) grow_model(pass, layer, call);

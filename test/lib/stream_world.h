@@ -109,7 +109,8 @@ class StreamWorld {
     LayerCall call;
     std::vector<DeviceTensor> tensors;
   };
-  bool is_for_device(size_t layer);
+  bool is_for_device();
+  bool device_takes(const reference::RefLayer& layer) const;  // else a session refuses it
   tandem_tensor to_device(PendingCall* pending, Tensor* tensor);
   void attend_on_device(size_t session, size_t layer, const Pass& pass, tandem_attend_args args, LayerCall call);
   void finish_pending();
