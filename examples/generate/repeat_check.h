@@ -12,10 +12,9 @@
 //              unit^2 / 12, which relative to mantissas that are even over [1, 2) is 2^(2 - 2 p) / 24. Two runs that share
 //              nothing but the exact number differ by twice that. A layer rounds its activations kRoundings times, the last
 //              norm once more.
-//   sums       Attention in f32 errs by at most 4 eps sum_k p_k |v_k|, the gate of Tandem's own tests, eps = 2^-24. Of n
-//   keys with
-//              even weights and random values that is 4 eps sqrt(n) of the output's length; two runs differ by sqrt(2) of
-//              it.
+//   sums       Attention in f32 errs by at most 4 eps sum_k p_k |v_k|, the gate of Tandem's own tests, eps = 2^-24. With n
+//              keys of even weights and random values, this is 4 eps sqrt(n) of the output's length. Two runs differ by
+//              sqrt(2) times that.
 //
 // Errors of different layers are independent, and a relative difference in a layer's input becomes no larger relative one in
 // its output, as every layer normalizes. So squares add up.
