@@ -150,7 +150,7 @@ Status check_output(const AttendRequest& call, const CheckedTensor& output) {
   return check_disjoint(output, array_footprint(args.parent_idx, call.n_tokens, sizeof(int32_t)), "parent_idx");
 }
 
-AttendArgs core_args(const AttendRequest& call) {
+AttendArgs core_args(const AttendRequest& call, int32_t* cancel_was_seen) {
   AttendArgs out;
   out.layer_idx = call.args.layer_idx;
   out.speculative = (call.args.flags & TANDEM_ATTEND_SPECULATIVE) != 0;
@@ -172,7 +172,7 @@ AttendArgs core_args(const AttendRequest& call) {
   out.on_device = call.on_device;
   out.stream = call.args.stream;
   out.is_watched = call.args.cancel != nullptr || call.args.progress != nullptr;
-  out.watch = {call.args.cancel, call.args.progress, call.args.progress_user};
+  out.watch = {call.args.cancel, call.args.progress, call.args.progress_user, cancel_was_seen};
   return out;
 }
 
@@ -205,6 +205,7 @@ int32_t tandem_attend(tandem_session* session, const tandem_attend_args* args, t
       TANDEM_TRY(check_disjoint(call.o, call.lse));
     }
     if (call.args.n_sequences == 0) return {};
-    return session_call->attend(core_args(call));
+    int32_t cancel_was_seen = 0;
+    return session_call->attend(core_args(call, &cancel_was_seen));
   });
 }

@@ -90,12 +90,22 @@ struct WeightJob {
 };
 
 // What a caller says during a call, and hears of it. done and total are in a measure of the backend's own.
+//
+// A call that has seen its flag set stays cancelled, even if the caller clears the flag at once: some thread may have left
+// work out already.
 struct Watch {
   const int32_t* cancel = nullptr;                                         // not 0: stop; set by any thread
   int32_t (*progress)(int64_t done, int64_t total, void* user) = nullptr;  // on the calling thread; not 0: stop
   void* user = nullptr;
+  int32_t* was_seen = nullptr;  // of the call, 0 at its begin: whether a thread has seen the flag set; with cancel
 
-  bool is_cancelled() const { return cancel != nullptr && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0; }
+  bool is_cancelled() const {
+    if (cancel == nullptr) return false;
+    if (__atomic_load_n(was_seen, __ATOMIC_RELAXED) != 0) return true;
+    if (__atomic_load_n(cancel, __ATOMIC_RELAXED) == 0) return false;
+    __atomic_store_n(was_seen, 1, __ATOMIC_RELAXED);
+    return true;
+  }
   Status check() const {
     return is_cancelled() ? fail(TANDEM_ERROR_CANCELLED, "cancel", "cancel is set: the call was stopped") : Status();
   }

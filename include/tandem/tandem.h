@@ -451,7 +451,8 @@ typedef struct tandem_attend_args {
   const tandem_tensor *lse;   /* written; NULL: not wanted */
   const int32_t *parent_idx;  /* [n_tokens] or NULL; with TANDEM_ATTEND_SPECULATIVE only */
   void *stream;
-  const int32_t *cancel;       /* NULL, or a flag that any thread may set (atomically) during the call: not 0 stops it */
+  const int32_t *cancel;       /* NULL, or a flag that any thread may set (atomically) during the call: not 0 stops it. Whether
+                                * a call notices a flag that is cleared again before it returns is left open */
   tandem_progress_fn progress; /* NULL: not wanted */
   void *progress_user;
   const tandem_tensor *x;      /* hidden states of the appended tokens, or NULL */

@@ -205,6 +205,39 @@ void test_a_flag_that_another_thread_sets(void**) {
   assert_true(answers(world, 0, append) == answers(other, 0, unwatched));
 }
 
+// A flag that is set for some microseconds at a time: a call either has not noticed it, and its answer is whole, or is
+// cancelled.
+void test_a_flag_that_is_cleared_again(void**) {
+  const tandem_engine_options options = options_of(3, 1);
+  World world(&options), other(&options);
+  Append whole(other, kPrompt, 0);
+  OK(tandem_attend, other.session, &whole.args);
+  std::atomic<int32_t> cancel{0};
+  std::atomic<bool> has_ended{false};
+  std::thread setter([&] {
+    for (int i = 0; !has_ended; ++i) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100 * (i % 16)));
+      cancel = 1;
+      for (const auto begin = std::chrono::steady_clock::now();
+           std::chrono::steady_clock::now() - begin < std::chrono::microseconds(5);) {
+      }
+      cancel = 0;
+    }
+  });
+  bool is_wrong = false;
+  for (int i = 0; i < 200; ++i) {
+    Append append(world, kPrompt, 0);
+    append.args.cancel = reinterpret_cast<const int32_t*>(&cancel);
+    const int32_t status = tandem_attend(world.session, &append.args, nullptr);
+    const bool is_whole = append.o.values == whole.o.values && append.lse.values == whole.lse.values;
+    is_wrong |= status == TANDEM_OK ? !is_whole : status != TANDEM_ERROR_CANCELLED;
+    OK(tandem_sequence_truncate, world.cache, world.sequence, kTokens);
+  }
+  has_ended = true;
+  setter.join();
+  assert_false(is_wrong);
+}
+
 // A step goes on after a call that was stopped.
 void test_inside_a_step(void**) {
   World world;
@@ -257,6 +290,7 @@ int main() {
       cmocka_unit_test(test_a_stop_saves_time),
       cmocka_unit_test(test_a_flag_that_is_set_before),
       cmocka_unit_test(test_a_flag_that_another_thread_sets),
+      cmocka_unit_test(test_a_flag_that_is_cleared_again),
       cmocka_unit_test(test_inside_a_step),
       cmocka_unit_test(test_progress_is_the_callers),
       cmocka_unit_test(test_refused),
