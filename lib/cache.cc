@@ -351,7 +351,7 @@ Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_pos
   std::vector<int32_t> positions;
   const bool tail = first + n_tokens == length;
   if (!tail && (!shift_positions || !sequence->positions.empty())) {
-    positions.reserve(static_cast<size_t>(length - n_tokens));
+    positions.reserve(static_cast<size_t>(std::max(length, sequence->reserved) - n_tokens));
     for (int64_t t = 0; t < length; ++t) {
       if (t >= first && t < first + n_tokens) continue;
       const int64_t moved = shift_positions && t >= first ? n_tokens : 0;
