@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "onednn_matmul.h"
 
-#include <sys/mman.h>
-
-#include <bit>
 #include <cstring>
 #include <dnnl.hpp>
-#include <new>
 
 #include "cpu/aligned_bytes.h"
 
@@ -46,22 +42,6 @@ dnnl::matmul::primitive_desc describe(const MatmulShape& shape, const dnnl::engi
 #endif
 }
 
-// oneDNN writes machine code when a primitive is made, and more when one of its kind first runs: to address 0 where it gets
-// no memory for that. So both happen in create() and prepare(), behind a look whether several times as much is there.
-constexpr size_t kCodeBytes = size_t{16} << 20;
-
-Status require_room_for_code() {
-  void* room = mmap(nullptr, kCodeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room == MAP_FAILED) return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "no memory for the code of a matrix product");
-  munmap(room, kCodeBytes);
-  return {};
-}
-
-float element(const void* data, int64_t i, bool bf16) {
-  if (!bf16) return static_cast<const float*>(data)[i];
-  return std::bit_cast<float>(static_cast<uint32_t>(static_cast<const uint16_t*>(data)[i]) << 16);
-}
-
 }  // namespace
 
 // Handles of one worker; where their data is, is set before each call.
@@ -85,7 +65,6 @@ Matmul& Matmul::operator=(Matmul&&) noexcept = default;
 
 Status Matmul::create(const MatmulShape& shape, Matmul* matmul) {
   const SingleThread single;
-  TANDEM_TRY(require_room_for_code());
   auto impl = std::make_unique<Impl>();
   try {
     impl->shape = shape;
@@ -133,7 +112,6 @@ Status Matmul::run_first() {
     TANDEM_TRY(allocate_aligned(n, &data[i]));
     std::memset(data[i].get(), 0, n);
   }
-  TANDEM_TRY(require_room_for_code());
   if (run(0, data[0].get(), data[1].get(), reinterpret_cast<float*>(data[2].get()), data[3].get())) return {};
   impl_->arguments.clear();
   return fail(TANDEM_ERROR_OUT_OF_MEMORY, "", "oneDNN had no memory for a matrix product");
@@ -141,8 +119,6 @@ Status Matmul::run_first() {
 
 size_t Matmul::scratchpad_bytes() const { return impl_->description.scratchpad_desc().get_size(); }
 
-// oneDNN's containers throw before a product is computed and behind it, and what C holds does not say which it was: a
-// product may be 0 wherever one looks.
 bool Matmul::run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const {
   Arguments& arguments = impl_->arguments[static_cast<size_t>(worker_idx)];
   const dnnl_exec_arg_t list[] = {{DNNL_ARG_SRC, arguments.a.get()},
@@ -150,31 +126,9 @@ bool Matmul::run(int32_t worker_idx, const void* a, const void* b, float* c, voi
                                   {DNNL_ARG_DST, arguments.c.get()},
                                   {DNNL_ARG_SCRATCHPAD, arguments.scratchpad.get()}};
   void* const data[] = {const_cast<void*>(a), const_cast<void*>(b), c, scratchpad};
-  bool done = true;
-  try {
-    for (int i = 0; i < 4; ++i) done = done && dnnl_memory_set_data_handle(list[i].memory, data[i]) == dnnl_success;
-    done = done && dnnl_primitive_execute(impl_->primitive.get(), arguments.stream.get(), 4, list) == dnnl_success;
-  } catch (const std::bad_alloc&) {  // of C functions
-    done = false;
-  }
-  if (done) return true;
-  if (impl_->shape.accumulate) return false;
-  run_plainly(a, b, c);
-  return true;
-}
-
-void Matmul::run_plainly(const void* a, const void* b, float* c) const { plain_matmul(impl_->shape, a, b, c); }
-
-void plain_matmul(const MatmulShape& shape, const void* a, const void* b, float* c) {
-  for (int64_t i = 0; i < shape.m; ++i) {
-    for (int64_t j = 0; j < shape.n; ++j) {
-      float sum = shape.accumulate ? c[i * shape.stride_c + j] : 0.0f;
-      for (int64_t l = 0; l < shape.k; ++l)
-        sum += element(a, i * shape.stride_a + l, shape.bf16) *
-               element(b, l * shape.stride_bk + j * shape.stride_bn, shape.bf16);
-      c[i * shape.stride_c + j] = sum;
-    }
-  }
+  for (int i = 0; i < 4; ++i)
+    if (dnnl_memory_set_data_handle(list[i].memory, data[i]) != dnnl_success) return false;
+  return dnnl_primitive_execute(impl_->primitive.get(), arguments.stream.get(), 4, list) == dnnl_success;
 }
 
 }  // namespace tandem::cpu

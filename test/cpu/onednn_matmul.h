@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// oneDNN matmuls of fixed shape, run by many workers, each inside its own thread. The one place where the interfaces of
-// oneDNN 2 and 3 differ.
+// oneDNN matmuls of fixed shape, run by many workers, each inside its own thread: what matmul_bench compares the library
+// with.
 //
 // A primitive costs 0.1 to 0.2 ms to create and 0.4 us to call, so shapes are few and made ahead. oneDNN may be built on
 // OpenMP, where each thread that creates or executes would start a team of its own: SingleThread keeps it to one.
@@ -40,19 +40,13 @@ class Matmul {
   // Makes what n_workers need to run at once; the first time, the product is run once.
   Status prepare(int32_t n_workers);
   size_t scratchpad_bytes() const;
-  // scratchpad: scratchpad_bytes(), aligned to 64, of this worker. Where oneDNN fails, which it does when it finds no
-  // memory, a product that nothing is added to is computed by plain loops. Of a sum nobody can tell whether it failed before
-  // it added or behind that: false, and c may be either. Who has sums begins them again with run_plainly().
+  // scratchpad: scratchpad_bytes(), aligned to 64, of this worker. False: oneDNN failed.
   [[nodiscard]] bool run(int32_t worker_idx, const void* a, const void* b, float* c, void* scratchpad) const;
-  void run_plainly(const void* a, const void* b, float* c) const;  // no memory is asked for
 
  private:
   struct Impl;
   Status run_first();
   std::unique_ptr<Impl> impl_;
 };
-
-// The same by three loops.
-void plain_matmul(const MatmulShape& shape, const void* a, const void* b, float* c);
 
 }  // namespace tandem::cpu
