@@ -12,7 +12,7 @@
 // and joined; below 2,048 keys that would take too long, and four (eight) pieces are alike. Their states are joined in their
 // order by the worker that finishes last.
 //
-// A job for the matmul library has hundreds of rows and is not cut where its layer has as many heads and tiles of rows.
+// A job for matrix products has hundreds of rows and is not cut where its layer has as many heads and tiles of rows.
 // Where it has fewer (decode with MLA: one KV head, one tile of 128 rows) it is cut as well, so that the units of one
 // sequence are about as many. Their states are large, 256 KiB each: all workers join them, when the last unit is done.
 //

@@ -188,11 +188,9 @@ void run_units(void* context, TaskSource& tasks, int32_t worker_idx) {
 Status prepare_matmul(CpuBackend& backend, const AttendJob* jobs, int32_t n_jobs) {
   for (int32_t i = 0; i < n_jobs; ++i) {
     if (!use_matmul(jobs[i], backend.crossover)) continue;
-    if (i > 0 && use_matmul(jobs[i - 1], backend.crossover) && jobs[i].layer == jobs[i - 1].layer &&
-        jobs[i].q_is_bf16 == jobs[i - 1].q_is_bf16)
-      continue;
+    if (i > 0 && use_matmul(jobs[i - 1], backend.crossover) && jobs[i].layer == jobs[i - 1].layer) continue;
     if (!backend.matmul) TANDEM_TRY(MatmulAttend::create(*backend.kernels, &backend.matmul));
-    TANDEM_TRY(backend.matmul->prepare(*jobs[i].layer, jobs[i].q_is_bf16, backend.pool->n_workers()));
+    TANDEM_TRY(backend.matmul->prepare(*jobs[i].layer, backend.pool->n_workers()));
   }
   return {};
 }

@@ -48,7 +48,7 @@ class Trial {
   Status prepare() {
     TANDEM_TRY(allocate_aligned(sizeof(SpanScratch), &scratch_));
     TANDEM_TRY(MatmulAttend::create(kernels_, &matmul_));
-    return matmul_->prepare(layer_, job_.q_is_bf16, 1);
+    return matmul_->prepare(layer_, 1);
   }
 
   // The least number of rows that products are faster for; past all that were tried, no product is.

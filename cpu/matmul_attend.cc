@@ -18,7 +18,7 @@ class MatmulAttendImpl final : public MatmulAttend {
       : kernels_(kernels), tile_kernels_(tile_kernels) {}
 
   // Scratch for the largest dims so far. The new one is complete before the old one goes.
-  Status prepare(const Layer& layer, bool, int32_t n_workers) override {
+  Status prepare(const Layer& layer, int32_t n_workers) override {
     n_workers = std::max(n_workers, static_cast<int32_t>(workers_.size()));
     const int32_t k_head_dim = std::max(k_head_dim_, layer.k_head_dim), v_head_dim = std::max(v_head_dim_, layer.v_head_dim);
     const bool larger = k_head_dim > k_head_dim_ || v_head_dim > v_head_dim_;

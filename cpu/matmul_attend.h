@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Attention of many query rows: append, prefill, re-evaluation, decode where very many query heads share a KV head (MLA).
 //
-// Decode is bound by reading K and V; from some tens of rows on (crossover.h) a job is bound by arithmetic, and is attended by
-// products of matrices. attend() is flash attention by tiles, all of it inside the calling thread (on a matrix unit the same,
-// laid out otherwise: matrix_block.h):
+// Decode is bound by reading K and V; from some tens of rows on (crossover.h) a job is bound by arithmetic, and is attended
+// by products of matrices. attend() is flash attention by tiles, all of it inside the calling thread (on a matrix unit the
+// same, laid out otherwise: matrix_block.h):
 //
 //   for each block of up to 512 rows of the task             q, o (f32), running max and sum stay in the worker's scratch
 //     for each tile of 512 keys that the block may see       gathered from the runs once: converted, rotated, zero-padded
@@ -20,7 +20,7 @@
 // each key, errors of either sign), as every bf16 attention kernel does. sum and lse are of the unrounded p.
 //
 // Not finite: a key or value that is NaN or Inf reaches exactly the rows that see it. Logits are masked by selection; values
-// that only some rows of a block see are taken out of the matmul, where 0 * NaN would spread, and added row by row.
+// that only some rows of a block see are taken out of the products, where 0 * NaN would spread, and added row by row.
 #pragma once
 
 #include <cstdint>
@@ -67,9 +67,9 @@ class MatmulAttend {
   static Status create(const KernelTable& kernels, std::unique_ptr<MatmulAttend>* attend);
   virtual ~MatmulAttend() = default;
 
-  // Makes the scratch of n_workers workers; later calls add what is missing. bf16: jobs with q_is_bf16 will come. The only
-  // function that allocates, and not to run beside attend(). On failure everything prepared before is still usable.
-  virtual Status prepare(const Layer& layer, bool bf16, int32_t n_workers) = 0;
+  // Makes the scratch of n_workers workers; later calls add what is missing. The only function that allocates, and not to
+  // run beside attend(). On failure everything prepared before is still usable.
+  virtual Status prepare(const Layer& layer, int32_t n_workers) = 0;
 
   // Computes a span of any number of rows; writes the job's logits where wanted. Concurrent for different worker_idx in
   // [0, n_workers). The job's layer must have been prepared.

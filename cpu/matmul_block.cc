@@ -322,7 +322,7 @@ void Block::put_logits(int32_t row, int32_t n_rows, int32_t begin, int32_t end, 
   }
 }
 
-// The part of o += p v that was taken out of the matmul, in the rows that see it.
+// The part of o += p v that was taken out of the product, in the rows that see it.
 void Block::add_nonfinite_values(int32_t row, int32_t n_rows, int32_t begin, int32_t end) {
   const int64_t dims = layer_.v_head_dim;
   int32_t segment_idx = 0;

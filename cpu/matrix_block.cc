@@ -442,7 +442,7 @@ class MatrixAttend final : public MatmulAttend {
       : kernels_(kernels), tile_kernels_(tile_kernels) {}
 
   // The new scratch is complete before the old one goes.
-  Status prepare(const Layer& layer, bool, int32_t n_workers) override {
+  Status prepare(const Layer& layer, int32_t n_workers) override {
     const int32_t k_dim = std::max(k_dim_, layer.k_head_dim), v_dim = std::max(v_dim_, layer.v_head_dim);
     const bool larger = k_dim > k_dim_ || v_dim > v_dim_;
     std::vector<std::unique_ptr<MatrixScratch>> made;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The stored rows of a tile of keys: where they lie, and as f32. Used by the blocks of the matmul path.
+// The stored rows of a tile of keys: where they lie, and as f32. Used by the blocks of matrix products.
 #pragma once
 
 #include <cstddef>

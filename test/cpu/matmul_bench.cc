@@ -199,7 +199,7 @@ void run(const Shape& shape, int32_t n_threads) {
   std::unique_ptr<MatmulAttend> attend;
   const cpu::KernelTable* kernels = nullptr;
   if (!cpu::choose_isa(nullptr, &kernels).ok() || !MatmulAttend::create(*kernels, &attend).ok() ||
-      !attend->prepare(work.heads[0]->layer, true, n_threads).ok())
+      !attend->prepare(work.heads[0]->layer, n_threads).ok())
     std::exit(1);
   TileRate tile(shape.head_dim, shape.v_head_dim(), shape.q_is_bf16 && cpu::onednn_has_fast_bf16(), n_threads);
 

@@ -19,7 +19,7 @@ namespace tandem::test {
 std::unique_ptr<cpu::MatmulAttend> make(const Case& c, const char* isa, int32_t n_workers) {
   std::unique_ptr<cpu::MatmulAttend> attend;
   assert_true(cpu::MatmulAttend::create(kernels_of(isa), &attend).ok());
-  assert_true(attend->prepare(c.layer, c.options.q_is_bf16, n_workers).ok());
+  assert_true(attend->prepare(c.layer, n_workers).ok());
   return attend;
 }
 

@@ -356,7 +356,7 @@ void test_prepare(void**) {
       options.q_is_bf16 = round == 1;
       options.seed = ++seed;
       Case c(options);
-      assert_true(attend->prepare(c.layer, options.q_is_bf16, 1 + round).ok());
+      assert_true(attend->prepare(c.layer, 1 + round).ok());
       attend->attend(cpu::whole_span(c.job, 0, c.job.n_rows), round);
       check(c);
     }
