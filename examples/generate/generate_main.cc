@@ -39,7 +39,7 @@ Failure check_shapes(const Request& request) {
 Failure check(const Request& request) {
   if (!request.engine.shapes.empty()) return check_shapes(request);
   const int n_inputs = !request.prompt.empty() + !request.prompt_file.empty() + !request.score_file.empty();
-  if (request.engine.model_directory.empty()) return {"--model: is missing (--help lists the flags)"};
+  if (request.engine.model_directory.empty()) return {"--model is missing (--help lists the flags)"};
   if (n_inputs != 1)
     return {"--prompt, --prompt-file, --score: one of the three is needed, " + std::to_string(n_inputs) + " given"};
   if (!request.score_file.empty() && request.score_context == 0) return {"--context: is missing, --score needs it"};
