@@ -8,6 +8,7 @@
 #include "cpu/matmul_block.h"
 #include "cpu/matrix_block.h"
 #include "cpu/onednn.h"
+#include "cpu/pool_modes.h"
 
 namespace tandem::cpu {
 namespace {

@@ -2,23 +2,15 @@
 #include "cpu/onednn.h"
 
 #include <dnnl.h>
-#include <omp.h>
 #include <sys/mman.h>
 
 #include <mutex>
 #include <new>
 
 #include "cpu/aligned_bytes.h"
+#include "cpu/pool_modes.h"
 
 namespace tandem::cpu {
-
-SingleThread::SingleThread() : before_(omp_get_max_threads()) {
-  if (before_ != 1) omp_set_num_threads(1);
-}
-
-SingleThread::~SingleThread() {
-  if (before_ != 1) omp_set_num_threads(before_);
-}
 
 bool sgemm(const Sgemm& product, const SignalsHeld&) {
   try {

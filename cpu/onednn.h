@@ -5,8 +5,8 @@
 // buffer at most. oneDNN's primitives, the only way to its bf16 products, make objects and code for every shape, and an
 // allocation that fails meanwhile ends the process; so bf16 products are ours (cpu/kernels/product_tile_inl.h).
 //
-// oneDNN may be built on OpenMP, where each thread that executes would start a team of its own: SingleThread keeps it to
-// one.
+// oneDNN may be built on OpenMP, where each thread that executes would start a team of its own: SingleThread
+// (cpu/pool_modes.h) keeps it to one.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,6 @@
 #include "lib/status.h"
 
 namespace tandem::cpu {
-
-// While it lives, OpenMP regions of this thread run on this thread alone; the caller's setting comes back after.
-class SingleThread {
- public:
-  SingleThread();
-  ~SingleThread();
-  SingleThread(const SingleThread&) = delete;
-  SingleThread& operator=(const SingleThread&) = delete;
-
- private:
-  int before_;
-};
 
 // c (+)= a b; rows are contiguous, strides are elements between rows.
 struct Sgemm {

@@ -25,7 +25,6 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -42,6 +41,7 @@
 
 #include "cpu/pool_modes.h"
 #include "cpu/pool_seams.h"
+#include "lib/signals.h"
 
 namespace tandem::cpu {
 namespace {
@@ -99,15 +99,6 @@ bool spin_until(Done done, Limit limit_ns) {
     }
     if (now_ns() - start >= limit_ns()) return false;
   }
-}
-
-// Signals are for the program's threads. Those that report a fault of the thread itself stay, else the program's
-// crash handler would never see it.
-void block_signals(sigset_t* before) {
-  sigset_t all;
-  sigfillset(&all);
-  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&all, fault);
-  pthread_sigmask(SIG_SETMASK, &all, before);
 }
 
 constexpr uint32_t kOut = 0;
@@ -228,15 +219,15 @@ WorkerPool::WorkerPool(const PoolOptions& options, const PoolSeams& seams, std::
 
 // Returns when every thread has bound itself and made its first allocations, so that report() is complete.
 Status WorkerPool::start() {
-  sigset_t signals;
-  block_signals(&signals);
   int error = 0;
-  while (error == 0 && n_started_ < n_workers()) {
-    Worker* worker = &workers_[n_started_];
-    error = start_thread(&worker->thread, thread_body, worker);
-    if (error == 0) ++n_started_;
+  {
+    const SignalsBlocked blocked;  // which the threads inherit
+    while (error == 0 && n_started_ < n_workers()) {
+      Worker* worker = &workers_[n_started_];
+      error = start_thread(&worker->thread, thread_body, worker);
+      if (error == 0) ++n_started_;
+    }
   }
-  pthread_sigmask(SIG_SETMASK, &signals, nullptr);
   if (error != 0) {
     return fail_system(TANDEM_ERROR_SYSTEM, error, "n_threads", "n_threads = %d: thread %d could not be started: %s",
                        n_workers(), n_started_, std::strerror(error));

@@ -11,20 +11,26 @@
 
 namespace tandem::cpu {
 
-class TaskModes {
+// While it lives, OpenMP regions of this thread run on this thread alone; the caller's setting comes back after.
+class SingleThread {
  public:
-  TaskModes() : n_omp_threads_(omp_get_max_threads()) {
-    if (n_omp_threads_ != 1) omp_set_num_threads(1);
+  SingleThread() : before_(omp_get_max_threads()) {
+    if (before_ != 1) omp_set_num_threads(1);
   }
-  ~TaskModes() {
-    if (n_omp_threads_ != 1) omp_set_num_threads(n_omp_threads_);
+  ~SingleThread() {
+    if (before_ != 1) omp_set_num_threads(before_);
   }
-  TaskModes(const TaskModes&) = delete;
-  TaskModes& operator=(const TaskModes&) = delete;
+  SingleThread(const SingleThread&) = delete;
+  SingleThread& operator=(const SingleThread&) = delete;
 
  private:
+  int before_;
+};
+
+class TaskModes {
+ private:
   DefaultFpModes fp_modes_;
-  int n_omp_threads_;
+  SingleThread single_thread_;
 };
 
 }  // namespace tandem::cpu

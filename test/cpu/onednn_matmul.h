@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/onednn.h"
+#include "cpu/pool_modes.h"
 #include "lib/status.h"
 
 namespace tandem::cpu {
