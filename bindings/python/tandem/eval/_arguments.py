@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""The command line. What is wrong with it is said before a model is loaded."""
+import argparse
+import pathlib
+from collections.abc import Callable, Sequence
+
+from ._retrieval import MAX_FACTS
+from ._settings import DEFAULTS, SettingError, check, parse
+
+TASKS = ("perplexity", "mass", "retrieval", "speed")
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        lengths = [int(word) for word in text.split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths of 2 and more, such as 2048,4096")
+    return sorted(set(lengths))
+
+
+def _tasks(text: str) -> list[str]:
+    names = [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in TASKS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(TASKS)}")
+    return [name for name in TASKS if name in names]
+
+
+def _count(least: int, most: int = 1 << 30) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {least} to {most}")
+        return value
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
+    flags = argparse.ArgumentParser(prog="python -m tandem.eval", description="Measures what policies, storage types and key "
+                                    "rotation of Tandem lose on a causal language model, against dense attention in the same run.",
+                                    epilog="Exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted.")
+    flags.add_argument("model", help="folder or hub name; a folder without tokenizer is a model of bytes")
+    flags.add_argument("--gguf-file", metavar="NAME", help="load this GGUF file of it (needs the packages gguf and accelerate)")
+    flags.add_argument("--text", type=pathlib.Path, metavar="FILE", help="text to predict and to plant facts in (needed)")
+    flags.add_argument("--setting", action="append", metavar="NAME=VALUE,...", help="options of a TandemCache, for example "
+                       "policy=hgca,window_tokens=512,k_type=q8_0; may be repeated; default: " + "; ".join(DEFAULTS))
+    flags.add_argument("--contexts", type=_lengths, default=[2048], metavar="N,N,...", help="tokens before decode (2048)")
+    flags.add_argument("--steps", type=_count(1), default=128, metavar="N", help="decode steps that are judged (128)")
+    flags.add_argument("--tasks", type=_tasks, default=list(TASKS), metavar="NAME,...", help="of " + ",".join(TASKS) + " (all)")
+    flags.add_argument("--samples", type=_count(1), default=8, metavar="N",
+                       help="decode steps at which selections and attention weights are looked at (8)")
+    flags.add_argument("--facts", type=_count(1, MAX_FACTS), default=5, metavar="N",
+                       help="depths of pass keys, and named numbers in a text (5)")
+    flags.add_argument("--seed", type=_count(0), default=1, metavar="N", help="of what is planted (1)")
+    flags.add_argument("--out", type=pathlib.Path, default=pathlib.Path("tandem-eval"), metavar="DIR",
+                       help="folder for results.jsonl, table.md and pictures (tandem-eval)")
+    flags.add_argument("--resume", action="store_true", help="go on with the results of --out")
+    return flags
+
+
+def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """The flags, settings checked by the library. Exits with 2 where something is wrong."""
+    flags = parser()
+    given = flags.parse_args(words)
+    settings = []
+    for text in given.setting or DEFAULTS:
+        try:
+            setting = parse(text)
+            check(setting)
+        except SettingError as error:
+            flags.error(f"--setting {text!r}: {error}")
+        if setting not in settings:
+            settings.append(setting)
+    given.setting = settings
+    if given.text is None:
+        flags.error("--text is missing: perplexity and retrieval need a text file")
+    try:
+        given.characters = given.text.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        flags.error(f"--text: {error}")
+    return given

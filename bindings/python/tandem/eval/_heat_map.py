@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Heat maps side by side as an SVG, for a light and for a dark page. Nothing but the standard library is needed."""
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+
+COLORS = {
+    "light": {"ink": "#1f2328", "soft": "#59636e", "edge": "#afb8c1", "back": "#ffffff",
+              "scale": ("#f0f4f8", "#a5cdf7", "#3c86d9", "#12499a", "#061d47")},
+    "dark": {"ink": "#f0f6fc", "soft": "#9198a1", "edge": "#3d444d", "back": "#0d1117",
+             "scale": ("#1a212b", "#174a8c", "#2f81f7", "#8cc4ff", "#e6f3ff")},
+}
+_LEFT, _GAP, _TOP, _PANEL_TOP, _LEGEND = 64, 22, 66, 46, 74
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One map.
+
+    Attributes
+    ----------
+    title, subtitle : str
+    rows : list of list of float or None
+        Values from 0; None: not measured.
+    """
+
+    title: str
+    subtitle: str
+    rows: list[list[float | None]]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Panels with the same rows, which are labelled once, on the left.
+
+    Attributes
+    ----------
+    title : str
+    row_name, column_name : str
+        What rows and columns are.
+    row_labels, column_labels : list of str
+        "" where a label is left out.
+    panels : list of Panel
+    most : float
+        The value of the scale's end.
+    cell : tuple of int
+        Width and height of a cell.
+    """
+
+    title: str
+    row_name: str
+    column_name: str
+    row_labels: list[str]
+    column_labels: list[str]
+    panels: list[Panel]
+    most: float
+    cell: tuple[int, int]
+
+    def svg(self, mode: str) -> str:
+        """The picture for a "light" or "dark" page."""
+        colors = COLORS[mode]
+        cell_x, cell_y = self.cell
+        panel_width = max(cell_x * len(self.column_labels), 150)
+        width = max(_LEFT + len(self.panels) * (panel_width + _GAP), 32 + 10 * len(self.title))
+        bottom = _TOP + _PANEL_TOP + cell_y * len(self.row_labels)
+        parts = [f'<rect width="{width}" height="{bottom + _LEGEND}" fill="{colors["back"]}"/>',
+                 _text(16, 30, self.title, colors["ink"], 16, "start", "bold"),
+                 _text(16, 52, f"Rows: {self.row_name}. Columns: {self.column_name}.", colors["soft"], 12, "start")]
+        for i, label in enumerate(self.row_labels):
+            y = _TOP + _PANEL_TOP + cell_y * i + cell_y / 2 + 4
+            parts.append(_text(_LEFT - 8, y, label, colors["soft"], 11, "end"))
+        for i, panel in enumerate(self.panels):
+            parts += self._panel(panel, _LEFT + i * (panel_width + _GAP), colors)
+        parts += self._legend(_LEFT, bottom + 40, colors)
+        body = "\n".join(parts)
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + _LEGEND}" width="{width}" '
+                f'height="{bottom + _LEGEND}" font-family="Helvetica, Arial, DejaVu Sans, sans-serif">\n'
+                f"<title>{escape(self.title)}</title>\n{body}\n</svg>\n")
+
+    def _panel(self, panel: Panel, x: int, colors: Mapping[str, object]) -> list[str]:
+        cell_x, cell_y = self.cell
+        parts = [_text(x, _TOP + 18, panel.title, colors["ink"], 13, "start", "bold"),
+                 _text(x, _TOP + 35, panel.subtitle, colors["soft"], 11, "start")]
+        for i, row in enumerate(panel.rows):
+            for j, value in enumerate(row):
+                place = f'x="{x + j * cell_x}" y="{_TOP + _PANEL_TOP + i * cell_y}" width="{cell_x - 1}" height="{cell_y - 1}"'
+                if value is None:
+                    parts.append(f'<rect {place} fill="none" stroke="{colors["edge"]}" stroke-dasharray="2 2"/>')
+                else:
+                    parts.append(f'<rect {place} fill="{self._color(value, colors)}"><title>{value:.1%}</title></rect>')
+        y = _TOP + _PANEL_TOP + cell_y * len(panel.rows) + 14
+        parts += [_text(x + j * cell_x + cell_x / 2, y, label, colors["soft"], 11)
+                  for j, label in enumerate(self.column_labels) if label]
+        return parts
+
+    def _color(self, value: float, colors: Mapping[str, object]) -> str:
+        scale = colors["scale"]
+        assert isinstance(scale, tuple)
+        at = min(max(value / self.most, 0.0), 1.0) * (len(scale) - 1)
+        low = min(int(at), len(scale) - 2)
+        ends = [[int(color[k:k + 2], 16) for k in (1, 3, 5)] for color in scale[low:low + 2]]
+        return "#" + "".join(f"{round(a + (b - a) * (at - low)):02x}" for a, b in zip(*ends, strict=True))
+
+    def _legend(self, x: int, y: int, colors: Mapping[str, object]) -> list[str]:
+        n_steps, step = 40, 5
+        parts = [f'<rect x="{x + i * step}" y="{y - 12}" width="{step}" height="12" '
+                 f'fill="{self._color(self.most * (i + 0.5) / n_steps, colors)}"/>' for i in range(n_steps)]
+        parts.append(f'<rect x="{x}" y="{y - 12}" width="{n_steps * step}" height="12" fill="none" stroke="{colors["edge"]}"/>')
+        return parts + [_text(x + share * n_steps * step, y + 15, f"{share * self.most:.0%}", colors["soft"], 11)
+                        for share in (0, 0.5, 1)]
+
+
+def _text(x: float, y: float, words: str, color: object, size: int, anchor: str = "middle", weight: str = "normal") -> str:
+    return (f'<text x="{x:g}" y="{y:g}" fill="{color}" font-size="{size}" text-anchor="{anchor}" '
+            f'font-weight="{weight}">{escape(words)}</text>')

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""A causal language model with two attention implementations, and the tokens of a text.
+
+The model is loaded once, in f32. Transformers asks for the attention's name in each layer's call, so the same weights run dense
+("eager") or through Tandem. A model of bytes (vocabulary of 256, no tokenizer in its folder) takes each byte as a token.
+"""
+import inspect
+import pathlib
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from .._engine import dtype_row_bytes
+from ..transformers import TandemCache
+from ._settings import Setting
+
+EAGER_CHUNK = 1024  # queries of a dense prefill at a time: its weights are [heads, queries, keys]
+
+
+class ModelError(ValueError):
+    """The model cannot be measured, or is not what Transformers can load."""
+
+
+class Tokenizer:
+    """Text to tokens and back, by the model's tokenizer or by bytes."""
+
+    def __init__(self, own: Any = None) -> None:
+        self.own = own
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether the model was taught to answer in a chat."""
+        return bool(getattr(self.own, "chat_template", None))
+
+    def tokens(self, text: str, begins: bool = True) -> list[int]:
+        """Tokens of a text, which is the beginning of the sequence or goes on in it."""
+        if self.own is None:
+            return list(text.encode())
+        return list(self.own(text, add_special_tokens=begins).input_ids)
+
+    def text(self, tokens: list[int]) -> str:
+        """The inverse, for looking at answers."""
+        if self.own is None:
+            return bytes(tokens).decode("utf-8", "replace")
+        return str(self.own.decode(tokens, skip_special_tokens=True))
+
+    def chat(self, content: str) -> str:
+        """What a user says, in the model's chat template, up to where the answer begins."""
+        return str(self.own.apply_chat_template([{"role": "user", "content": content}], tokenize=False,
+                                                add_generation_prompt=True))
+
+
+class LanguageModel:
+    """The model, and passes of it.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    tokenizer : Tokenizer
+    name : str
+        As the user gave it.
+    """
+
+    def __init__(self, model: Any, tokenizer: Tokenizer, name: str) -> None:
+        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._attention = ""
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether perplexities are those of bytes."""
+        return self.tokenizer.own is None
+
+    @property
+    def n_positions(self) -> int:
+        """Longest context that the model was made for; 0 where it does not say."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or 0)
+
+    def attend_by(self, attention: str) -> None:
+        """Chooses the attention implementation of the passes that follow."""
+        if attention != self._attention:
+            self.model.set_attn_implementation(attention)
+            self._attention = attention
+
+    def forward(self, ids: torch.Tensor, past: Any, n_logits: int = 0, **options: Any) -> Any:
+        """A pass over tokens [n_tokens]; logits of the last `n_logits`, 0: of all."""
+        self.attend_by("tandem" if isinstance(past, TandemCache) else options.pop("attention", "eager"))
+        kept = {"logits_to_keep": n_logits} if self._keeps and n_logits else {}
+        with torch.inference_mode():
+            return self.model(ids[None].to(self.model.device), past_key_values=past, use_cache=True, **kept, **options)
+
+    def prefill(self, ids: torch.Tensor, past: Any, **options: Any) -> torch.Tensor:
+        """All tokens in one call, as generate() has it; dense in chunks. Returns the last token's logits, [vocabulary]."""
+        size = len(ids) if isinstance(past, TandemCache) else EAGER_CHUNK
+        for first in range(0, len(ids), size):
+            logits = self.forward(ids[first:first + size], past, 1, **options).logits
+        last: torch.Tensor = logits[0, -1].float()
+        return last
+
+    def step(self, token: torch.Tensor, past: Any, **options: Any) -> torch.Tensor:
+        """One call over a token, or a few. Returns the last one's logits, [vocabulary]."""
+        logits: torch.Tensor = self.forward(token, past, 1, **options).logits[0, -1].float()
+        return logits
+
+    def new_cache(self, setting: Setting | None) -> Any:
+        """An empty cache; None: Transformers' own, for dense attention."""
+        if setting is None:
+            return DynamicCache(config=self.model.config)
+        options = setting.session
+        return TandemCache(window=options.pop("window_tokens", -1), storage=setting.storage, **options)  # type: ignore[arg-type]
+
+
+def memory(past: Any) -> dict[str, int]:
+    """Bytes of the rows of keys and values, and what is held for them: Tandem takes pages in larger pieces."""
+    if not isinstance(past, TandemCache):
+        n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in past.layers)
+        return {"kv_row_bytes": n_bytes, "kv_held_bytes": n_bytes}
+    assert past.cache is not None
+    rows, storage = 0, past._storage
+    k_type = storage.get("k_type", "f32")  # that of the model
+    for layer_idx, layer in enumerate(past.cache.layers):
+        row = dtype_row_bytes(k_type, layer.k_head_dim) + dtype_row_bytes(storage.get("v_type", k_type), layer.v_dim)
+        rows += sum(sequence.length(layer_idx) for sequence in past.sequences) * layer.n_kv_heads * row
+    return {"kv_row_bytes": rows, "kv_held_bytes": past.cache.stats().host_kv_bytes}
+
+
+def _has_tokenizer(name: str) -> bool:
+    folder = pathlib.Path(name)
+    return not folder.is_dir() or any(folder.glob("token*")) or any(folder.glob("*.model")) or any(folder.glob("vocab*"))
+
+
+def load(name: str, gguf_file: str | None) -> LanguageModel:
+    """Loads a model from a folder or by its hub name.
+
+    Raises
+    ------
+    ModelError
+    """
+    options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
+    try:
+        own = AutoTokenizer.from_pretrained(name, **options) if gguf_file or _has_tokenizer(name) else None
+        if own is None:
+            n_tokens = AutoConfig.from_pretrained(name).vocab_size
+            if n_tokens != 256:
+                raise ModelError(f"{name}: has no tokenizer, and vocab_size = {n_tokens} is not that of bytes, 256")
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="eager", **options)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise error if isinstance(error, ModelError) else ModelError(f"{name}: {error}") from error
+    return LanguageModel(model, Tokenizer(own), name)

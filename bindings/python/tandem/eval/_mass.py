@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""Which keys a policy keeps, by layer and KV head, and what attention weight the others have, by layer and query head.
+
+Session.selection() before a decode step names the keys that the step's query attends beside its own token. The weights are
+those of dense attention, run beside it on the same tokens: softmax over every key. What they sum to over keys that the
+selection leaves out is the mass left out. Window and sinks are in the selection, so their weight counts as kept.
+"""
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..transformers import TandemCache
+from ._settings import Setting
+
+_WINDOW, _SINKS = 4096, 64  # what -1 stands for
+
+Floats = NDArray[np.float64]
+
+
+def mass_left_out(weights: Floats, kept: list[NDArray[np.int64]], n_before: int) -> Floats:
+    """The weight of keys that are not kept, of each query head.
+
+    Parameters
+    ----------
+    weights : ndarray
+        [n_q_heads, n_keys], a softmax over the newest keys; the last one is the query's own.
+    kept : list of ndarray
+        For each KV head the indices, among all keys before the query, of those that are attended.
+    n_before : int
+        How many keys there are before the query.
+    """
+    n_q_heads, n_keys = weights.shape
+    group, masses = n_q_heads // len(kept), np.empty(n_q_heads)
+    for head in range(n_q_heads):
+        # A layer with a sliding window has weights of its newest keys alone.
+        indices = kept[head // group] - (n_before + 1 - n_keys)
+        left_out = np.ones(n_keys, bool)
+        left_out[-1] = False
+        left_out[indices[indices >= 0]] = False
+        masses[head] = weights[head, left_out].sum()
+    return masses
+
+
+@dataclass
+class Selected:
+    """What one step's queries attend: sums over sampled steps give the maps.
+
+    Attributes
+    ----------
+    kept : list of ndarray
+        [n_layers, n_kv_heads] for each sampled step: share of keys outside window and sinks that are attended; 1 if there are none.
+    read : list of ndarray
+        The same of all keys.
+    mass : list of ndarray
+        [n_layers, n_q_heads].
+    """
+
+    kept: list[Floats] = field(default_factory=list)
+    read: list[Floats] = field(default_factory=list)
+    mass: list[Floats] = field(default_factory=list)
+
+    def add(self, past: TandemCache, setting: Setting, weights: list[Floats] | None) -> None:
+        """Looks at the selection before a step. `weights` are the step's, of each layer, [n_q_heads, n_keys]."""
+        assert past.cache is not None and past.session is not None
+        sequence, layers = past.sequences[0], past.cache.layers
+        first, end = _outside(past, setting)
+        kept, read, mass = [], [], []
+        for layer_idx, layer in enumerate(layers):
+            chosen = [past.session.selection(sequence, layer_idx=layer_idx, kv_head_idx=head)[0]
+                      for head in range(layer.n_kv_heads)]
+            n_keys = sequence.length(layer_idx)
+            kept.append([((one >= first) & (one < end)).sum() / (end - first) if end > first else 1.0 for one in chosen])
+            read.append([(len(one) + 1) / (n_keys + 1) for one in chosen])
+            if weights is not None:
+                mass.append(mass_left_out(weights[layer_idx], chosen, n_keys))
+        self.kept.append(np.array(kept, np.float64))
+        self.read.append(np.array(read, np.float64))
+        if weights is not None:
+            self.mass.append(np.array(mass))
+
+    def figures(self) -> dict[str, Any]:
+        """Means over the sampled steps, as lists by layer, and what tables show of them."""
+        found: dict[str, Any] = {}
+        for name, maps in (("kept_share", self.kept), ("read_share", self.read), ("mass_left_out", self.mass)):
+            if maps:
+                mean = np.mean(maps, 0)
+                found |= {name: mean.round(6).tolist(), f"{name}_mean": float(mean.mean()), f"{name}_max": float(mean.max()),
+                          f"{name}_median": float(np.median(mean))}
+        return found
+
+
+def _outside(past: TandemCache, setting: Setting) -> tuple[int, int]:
+    """The keys outside sinks and window. hgca's window grows by up to an eighth: the statistics say where it begins."""
+    assert past.cache is not None and past.session is not None
+    options, layers = setting.session, past.cache.layers
+    sinks, window = options.get("sink_tokens", -1), options.get("window_tokens", -1)
+    sinks, window = _SINKS if sinks < 0 else sinks, _WINDOW if window < 0 else window
+    n_heads, n_host = sum(layer.n_kv_heads for layer in layers), past.session.stats().host_keys
+    if options.get("policy") == "hgca" and not any(layer.sliding_window_tokens for layer in layers):
+        return sinks, sinks + n_host // n_heads
+    return sinks, max(past.sequences[0].length(0) - window, sinks)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Perplexity and divergence from dense attention: over a prefill, and by decode with the text's own tokens.
+
+A prefill attends every key under each policy. It shows what a storage type loses. Only calls of one token show a policy.
+"""
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._language_model import LanguageModel, memory
+from ._mass import Floats, Selected
+from ._progress import Progress
+from ._scores import Scores
+from ._settings import Setting
+
+_CHUNK = 512  # tokens whose logits are in memory at a time
+
+
+def measure_prefill(model: LanguageModel, ids: torch.Tensor, settings: list[Setting],
+                    progress: Progress) -> Iterator[tuple[Setting | None, dict[str, Any]]]:
+    """All settings beside each other over ids[:-1], so that the logits of a chunk are compared and forgotten."""
+    runs = [(setting, model.new_cache(setting), Scores()) for setting in [None, *settings]]
+    n_tokens = len(ids) - 1
+    for first in range(0, n_tokens, _CHUNK):
+        chunk, targets = ids[first:min(first + _CHUNK, n_tokens)], ids[first + 1:first + 1 + _CHUNK]
+        targets = targets[:len(chunk)]
+        dense = None
+        for _, past, scores in runs:
+            logits = model.forward(chunk, past).logits[0].float()
+            dense = logits if dense is None else dense
+            scores.add(logits, dense, targets)
+            progress.prefill(len(chunk))
+    for setting, past, scores in runs:
+        yield setting, {**scores.figures(), **memory(past)}
+        _close(past)
+
+
+def _close(past: Any) -> None:
+    if hasattr(past, "close"):
+        past.close()
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Dense attention's decode, to compare with.
+
+    Attributes
+    ----------
+    logits : Tensor
+        [n_steps, vocabulary].
+    weights : dict of int to list of ndarray
+        For each sampled step, of each layer [n_q_heads, n_keys].
+    figures : dict
+        Its own line.
+    """
+
+    logits: torch.Tensor
+    weights: dict[int, list[Floats]]
+    figures: dict[str, Any]
+
+
+def sampled(n_steps: int, n_samples: int) -> list[int]:
+    """Steps at even distances, the last one among them."""
+    n_samples = min(n_samples, n_steps)
+    return [(i + 1) * n_steps // n_samples - 1 for i in range(n_samples)]
+
+
+def decode_dense(model: LanguageModel, ids: torch.Tensor, n_context: int, with_weights: list[int], progress: Progress) -> Dense:
+    """Prefills ids[:n_context], then one step for each further token but the last; weights of the steps that are named."""
+    past = model.new_cache(None)
+    model.prefill(ids[:n_context], past)
+    progress.prefill(n_context)
+    logits, weights = [], {}
+    for i in range(len(ids) - n_context - 1):
+        wanted = {"output_attentions": True} if i in with_weights else {}
+        output = model.forward(ids[n_context + i:n_context + i + 1], past, 1, **wanted)
+        logits.append(output.logits[0, -1].float())
+        if wanted:
+            weights[i] = [layer[0, :, -1].double().cpu().numpy() for layer in output.attentions]
+        progress.steps()
+    scores, stacked = Scores(), torch.stack(logits)
+    scores.add(stacked, stacked, ids[n_context + 1:])
+    return Dense(stacked, weights, {**scores.figures(), **memory(past)})
+
+
+def decode_setting(model: LanguageModel, ids: torch.Tensor, setting: Setting, dense: Dense, samples: list[int],
+                   progress: Progress) -> dict[str, Any]:
+    """The same steps under a setting, and what its selections keep at the sampled ones."""
+    n_steps = len(dense.logits)
+    n_context = len(ids) - n_steps - 1
+    past, scores, selected = model.new_cache(setting), Scores(), Selected()
+    try:
+        model.prefill(ids[:n_context], past)
+        progress.prefill(n_context)
+        before, passed = past.session.stats(), 0.0
+        for i in range(n_steps):
+            if i in samples:
+                selected.add(past, setting, dense.weights.get(i))
+            started = time.perf_counter()
+            logits = model.step(ids[n_context + i:n_context + i + 1], past)
+            passed += time.perf_counter() - started
+            scores.add(logits[None], dense.logits[i:i + 1], ids[n_context + i + 1:n_context + i + 2])
+            progress.steps()
+        after = past.session.stats()
+        read = after.resident_kv_bytes_read + after.host_kv_bytes_read - before.resident_kv_bytes_read - before.host_kv_bytes_read
+        all_of_it = after.dense_kv_bytes - before.dense_kv_bytes
+        host = past.cache.stats()
+        return {**scores.figures(), **selected.figures(), "kv_bytes_read_per_step": read / n_steps,
+                "kv_bytes_read_share": read / all_of_it, **memory(past),
+                "session_bytes": host.host_session_bytes + host.selection_bytes, "s_per_step": passed / n_steps}
+    finally:
+        past.close()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""Settings: text such as "policy=hgca,window_tokens=512,k_type=q8_0", checked by the library before a model is loaded."""
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from .._cache import Cache
+from .._engine import Engine
+from .._errors import TandemError
+from .._model import Layer, Model
+from .._options import CacheOptions, SessionOptions
+from .._session import Session
+
+_PLAIN = (str, int, float)  # lists of one value a layer have no short text
+_STORAGE = {name: kind for name, kind in get_type_hints(CacheOptions).items() if kind in _PLAIN}
+_SESSION = {name: kind for name, kind in get_type_hints(SessionOptions).items() if kind in _PLAIN}
+KNOWN = {**_SESSION, **_STORAGE}
+DEFAULTS = ("policy=all", "policy=hgca,window_tokens=512", "policy=streaming,window_tokens=512", "k_type=q8_0,k_rotation=none",
+            "k_type=q4_0,k_rotation=none", "k_type=q4_0,k_rotation=hadamard")
+
+
+class SettingError(ValueError):
+    """A setting that cannot be measured. The text names the option and its value."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Options of a TandemCache.
+
+    Attributes
+    ----------
+    options : tuple of (name, value)
+        In the order of their names, as :class:`tandem.SessionOptions` and :class:`tandem.CacheOptions` call them.
+    """
+
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def storage(self) -> dict[str, Any]:
+        """Options that say how keys and values are stored."""
+        return {name: value for name, value in self.options if name in _STORAGE}
+
+    @property
+    def session(self) -> dict[str, Any]:
+        """Options that say which keys are attended."""
+        return {name: value for name, value in self.options if name in _SESSION}
+
+    @property
+    def stores_only(self) -> "Setting":
+        """The same storage under policy "all". A prefill attends every key, so it depends on nothing else."""
+        return Setting(tuple(sorted({**self.storage, "policy": "all"}.items())))
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and pictures."""
+        given = dict(self.options)
+        k_type, v_type = given.pop("k_type", ""), given.pop("v_type", "")
+        policy, rotation = given.pop("policy", "all"), given.pop("k_rotation", "none")
+        words = [policy] if policy != "all" or not k_type + v_type else []
+        if "window_tokens" in given:
+            words.append(f"w{given.pop('window_tokens')}")
+        words += [f"{name.removesuffix('_tokens')} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
+                  for name, value in given.items()]
+        if k_type or v_type:
+            words.append(k_type if v_type in ("", k_type) else f"{k_type or 'own type'}/{v_type}")
+        return " ".join(words + ([rotation] if rotation != "none" else []))
+
+
+def _value(name: str, text: str) -> Any:
+    kind = KNOWN[name]
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingError(f"{name} = {text!r} is not {'a number' if kind is float else 'an integer'}") from None
+
+
+def parse(text: str) -> Setting:
+    """The setting of a text.
+
+    Raises
+    ------
+    SettingError
+        A name is unknown or given twice, or a value is not of the option's type.
+    """
+    options: dict[str, Any] = {}
+    for word in text.split(","):
+        name, separator, value = (part.strip() for part in word.partition("="))
+        if not separator or not value:
+            raise SettingError(f"{word.strip()!r} is not NAME=VALUE")
+        if name not in KNOWN:
+            raise SettingError(f"{name!r} is no option; options are {', '.join(sorted(KNOWN))}")
+        if name in options:
+            raise SettingError(f"{name} is given twice")
+        options[name] = _value(name, value)
+    return Setting(tuple(sorted(options.items())))
+
+
+def check(setting: Setting) -> None:
+    """Asks the library, with a small model, whether the values are possible.
+
+    Raises
+    ------
+    SettingError
+    """
+    layer = Layer(n_q_heads=2, n_kv_heads=1, k_head_dim=64)
+    try:
+        with Engine(n_threads=1) as engine, Cache(engine, Model(layer), **setting.storage) as cache:
+            Session(cache, **setting.session).close()
+    except TandemError as error:
+        raise SettingError(str(error)) from None

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""table.md: the lines of a folder of results as tables."""
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ._pictures import Line, label
+
+Column = tuple[str, Callable[[dict[str, Any]], str]]
+
+
+def _number(name: str, form: str, factor: float = 1.0) -> Callable[[dict[str, Any]], str]:
+    return lambda figures: format(figures[name] * factor, form) if name in figures else ""
+
+
+def _small(name: str) -> Callable[[dict[str, Any]], str]:
+    def shown(figures: dict[str, Any]) -> str:
+        value = figures[name]
+        if value == 0:
+            return "0"
+        return "< 1e-6" if value < 1e-6 else f"{value:.2g}" if value < 0.01 else f"{value:.3f}"
+    return shown
+
+
+def _decode_columns(of_bytes: bool) -> list[Column]:
+    quality = ("bits per byte", _number("bits_per_token", ".4f")) if of_bytes else ("perplexity", _number("perplexity", ".3f"))
+    return [quality, ("KL divergence, nats", _small("kl_divergence")), ("same top token", _number("top1_agreement", ".1%")),
+            ("most a logit differs", _small("max_logit_difference"))]
+
+
+_KEPT: list[Column] = [("KV bytes read", _number("kv_bytes_read_share", ".1%")), ("keys kept outside the window",
+                       _number("kept_share_mean", ".1%")), ("mass left out, mean", _number("mass_left_out_mean", ".2%")),
+                       ("most, of a head", _number("mass_left_out_max", ".1%"))]
+_MEMORY: list[Column] = [("K and V, MB", _number("kv_row_bytes", ".1f", 1e-6)), ("held, MB", _number("kv_held_bytes", ".1f", 1e-6))]
+_SPEED: list[Column] = [("prefill, tokens/s", _number("prefill_tokens_per_s", ".0f")),
+                        ("decode, tokens/s", _number("decode_tokens_per_s", ".1f")),
+                        ("slowest and fastest round", lambda figures: "{:.1f} to {:.1f}".format(
+                            figures["decode_tokens_per_s_slowest"], figures["decode_tokens_per_s_fastest"]))]
+
+
+def _table(title: str, lines: list[Line], columns: list[Column]) -> list[str]:
+    rows = [[label(line), *(show(line["figures"]) for _, show in columns)] for line in lines]
+    used = [i for i in range(len(columns) + 1) if any(row[i] for row in rows)]
+    heads = ["setting", *(name for name, _ in columns)]
+    return [f"## {title}", "", "| " + " | ".join(heads[i] for i in used) + " |", "|" + "---|" * len(used),
+            *("| " + " | ".join(row[i] for i in used) + " |" for row in rows), ""]
+
+
+def _retrieval(lines: list[Line]) -> list[str]:
+    def column(line: Line) -> tuple[str, int, str]:
+        return line["what"]["kind"], line["what"]["context"], line["what"]["question"]
+
+    columns = sorted({column(line) for line in lines})
+    heads = " | ".join(f"{kind}, {n:,} tokens, question {way}" for kind, n, way in columns)
+    out = ["## Retrieval: facts found", "", f"| setting | {heads} |",
+           "|" + "---|" * (len(columns) + 1)]
+    for name in dict.fromkeys(label(line) for line in lines):
+        cells = []
+        for wanted in columns:
+            right = [line["figures"]["right"] for line in lines if label(line) == name and column(line) == wanted]
+            cells.append(f"{sum(right)} of {len(right)}" if right else "")
+        out.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*out, ""]
+
+
+def write(lines: Iterable[Line]) -> str:
+    """All tables, for each measurement and context one."""
+    lines = list(lines)
+    if not lines:
+        return "Nothing was measured.\n"
+    first = lines[0]
+    out = [f"# {first['what']['model']}", "", f"{first['machine']['processor']}, {first['machine']['n_cpus']} CPUs; "
+           + ", ".join(f"{name} {number}" for name, number in first["versions"].items())
+           + ". Dense attention is Transformers' \"eager\" in f32; the divergence is KL(dense || setting).", ""]
+    shown = {"prefill": ("Prefill of {context:,} tokens", [*_decode_columns(first["what"]["of_bytes"]), *_MEMORY]),
+             "decode": ("Decode of {steps} tokens after {context:,}", [*_decode_columns(first["what"]["of_bytes"]), *_KEPT]),
+             "speed": ("Speed behind {context:,} tokens", [*_SPEED, *_MEMORY])}
+    for measurement, (title, columns) in shown.items():
+        mine = [line for line in lines if line["what"]["measurement"] == measurement]
+        for context, steps in sorted({(line["what"]["context"], line["what"].get("steps", 0)) for line in mine}):
+            rows = [line for line in mine if (line["what"]["context"], line["what"].get("steps", 0)) == (context, steps)]
+            out += _table(title.format(context=context, steps=steps), rows, columns)
+    retrieval = [line for line in lines if line["what"]["measurement"] == "retrieval"]
+    return "\n".join([*out, *(_retrieval(retrieval) if retrieval else [])])
