@@ -254,7 +254,9 @@ Failure run(int argc, char** argv) {
   Flags flags(
       "tandem generate --model DIR (--prompt TEXT | --prompt-file FILE) [flags]\n"
       "tandem generate --model DIR --score FILE --context T [--offset N] [--decode-last N] [flags]\n"
-      "tandem generate --device cuda --shapes NAME --context T [--tokens N] [flags]");
+      "tandem generate --device cuda --shapes NAME --context T [--tokens N] [flags]\n\n"
+      "The model's tokens are bytes (examples/models/pico). For models with a tokenizer take Hugging Face Transformers\n"
+      "with Tandem's Python package; python -m tandem.eval MODEL measures what a setting loses on them.");
   request.engine.declare(&flags);
   flags.text("--prompt", "TEXT", "text to continue", &request.prompt);
   flags.text("--prompt-file", "FILE", "the same from a file", &request.prompt_file);

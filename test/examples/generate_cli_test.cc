@@ -173,9 +173,13 @@ void a_device_that_is_not_there_is_refused(void**) {
 void help_lists_the_flags(void**) {
   const CommandResult result = generate_with({"--help"});
   assert_int_equal(result.exit_code, 0);
-  for (const char* flag : {"--model", "--prompt-file", "--n-predict", "--policy", "--window", "--sinks", "--alpha", "--beta",
-                           "--kv-type", "--threads", "--json", "--score", "--offset", "--context", "--decode-last",
-                           "--device", "--shapes", "--kv", "--route"})
+  for (const char* flag : {"--model",   "--prompt-file",    "--n-predict",
+                           "--policy",  "--window",         "--sinks",
+                           "--alpha",   "--beta",           "--kv-type",
+                           "--threads", "--json",           "--score",
+                           "--offset",  "--context",        "--decode-last",
+                           "--device",  "--shapes",         "--kv",
+                           "--route",   "tokens are bytes", "python -m tandem.eval"})
     assert_non_null(strstr(result.out.c_str(), flag));
 }
 
