@@ -92,7 +92,7 @@ constexpr uint32_t kLayout1[] = {
 
     SIZE(tandem_session_options),
     AT(tandem_session_options, struct_size),
-    AT(tandem_session_options, reserved),
+    AT(tandem_session_options, sleep_between_calls),
     AT(tandem_session_options, policy),
     AT(tandem_session_options, window_tokens),
     AT(tandem_session_options, sink_tokens),

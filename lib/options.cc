@@ -72,7 +72,8 @@ Status check_engine_options(const tandem_engine_options& options) {
 }
 
 Status check_session_options(const tandem_session_options& options) {
-  TANDEM_TRY(check_reserved("reserved", options.reserved));
+  if (options.sleep_between_calls != 0 && options.sleep_between_calls != 1)
+    return fail(kInvalid, "sleep_between_calls", "sleep_between_calls = %d is neither 0 nor 1", options.sleep_between_calls);
   TANDEM_TRY(check_string("policy", options.policy));
   return check_string("route", options.route);
 }

@@ -39,6 +39,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
   if (device != nullptr && routes.route != Route::kHost)
     TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes, &layouts));
   session->reset(new Session(std::move(cache), policy, resolved, routes));
+  (*session)->keeps_awake_ = options.sleep_between_calls == 0;
   (*session)->heads_ = std::move(heads);
   (*session)->stream_layouts_ = std::move(layouts);
   (*session)->rebuild_layouts_ = std::move(rebuilt);
@@ -63,7 +64,7 @@ void Session::leave() {
   if (device_ != nullptr) is_leaving_ = true;
   if (plan_.is_open)
     device_->hand_over().abandon_step();
-  else if (in_step_)
+  else if (in_step_ && keeps_awake_)
     cache_->engine().cpu().table->rest(cache_->engine().cpu().self);
   cache_->give_up(this);
 }

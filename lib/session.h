@@ -220,6 +220,7 @@ class Session {
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> forgotten_;  // it may have memory of the device
   std::unique_ptr<AttendScratch> scratch_;
   std::unique_ptr<DeviceSession> device_;  // null until a call has device tensors
+  bool keeps_awake_ = true;                // the CPU workers, between the calls of a step without a stream
   bool in_step_ = false;
   bool has_left_ = false;                // guarded by the cache's mutex
   std::atomic<bool> is_leaving_{false};  // since then, until nothing is under way

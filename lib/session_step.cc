@@ -46,7 +46,7 @@ Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int3
   }
   in_step_ = true;
   const Backend& cpu = cache_->engine().cpu();
-  cpu.table->wake(cpu.self);
+  if (plan_.is_open || keeps_awake_) cpu.table->wake(cpu.self);
   return {};
 }
 
@@ -80,7 +80,7 @@ Status Session::step_end(void* stream) {
   for (const StepSequence& step : ended_step) cache_->find(step.id)->writer = nullptr;
   in_step_ = false;
   const Backend& cpu = cache_->engine().cpu();
-  if (!is_planned) cpu.table->rest(cpu.self);
+  if (!is_planned && keeps_awake_) cpu.table->rest(cpu.self);
   if (!complete) settle_device();
   for (const StepSequence& step : ended_step) {
     Sequence& sequence = *cache_->find(step.id);

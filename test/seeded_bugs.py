@@ -24,6 +24,8 @@ BUGS = [
     ("signals during f32 products", "cpu/matmul_block.cc",
      "const SignalsHeld held(by_onednn(k_bf16_) || by_onednn(v_bf16_));", "const SignalsHeld held(false);", "api_signal_test",
      "handlers_run_on_stacks"),
+    ("a step that wakes workers which may sleep", "lib/session_step.cc", "if (plan_.is_open || keeps_awake_) cpu.table->wake",
+     "cpu.table->wake", "step_wake_test", "sleep_between_calls_wakes_nobody"),
     ("lse in base 2", "cpu/kernels/merge_inl.h", "job.lse_out[r] = sum == 0.0f ? -HUGE_VALF : m + logf(sum)",
      "job.lse_out[r] = sum == 0.0f ? -HUGE_VALF : m + log2f(sum)",
      "merge_test", "test_partitions"),

@@ -76,7 +76,12 @@ type CacheOptions struct {
 
 // SessionOptions is how a cache is attended. It begins as DefaultSessionOptions(): zero has a meaning of its own in some members.
 type SessionOptions struct {
-	structSize   uint32
+	structSize uint32
+
+	// Whether the CPU workers may sleep between the calls of a step without a stream, for programs whose own threads compute on
+	// the same cores in between; false: they spin from the step's begin to its end.
+	SleepBetweenCalls bool
+
 	Policy       string  // "all", "streaming", "hgca"; "": "all"
 	WindowTokens int64   // newest tokens, always attended, resident on the device; -1: 4096; 0: none
 	SinkTokens   int64   // first tokens, always attended; -1: 64; 0: none
@@ -262,6 +267,9 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	a.initialised(o.structSize, "Session")
 	var raw C.tandem_session_options
 	C.tandem_session_options_init(&raw)
+	if o.SleepBetweenCalls {
+		raw.sleep_between_calls = 1
+	}
 	raw.policy = a.text("policy", o.Policy)
 	raw.window_tokens = C.int64_t(o.WindowTokens)
 	raw.sink_tokens = C.int64_t(o.SinkTokens)

@@ -376,7 +376,9 @@ typedef struct tandem_session tandem_session;
  * tokens. */
 typedef struct tandem_session_options {
   uint32_t struct_size;
-  int32_t reserved;
+  int32_t sleep_between_calls; /* 1: a step without a stream does not keep the CPU workers awake between its calls; each call
+                           * wakes them, and they spin for spin_ns after it. For programs whose own threads compute on the same
+                           * cores in between, as PyTorch's do. 0: they spin from the step's begin to its end */
   const char *policy;     /* NULL: "all" */
   int64_t window_tokens;  /* newest tokens, always attended, resident on the device; -1: 4096; 0: none */
   int64_t sink_tokens;    /* first tokens, always attended; -1: 64; 0: none */
@@ -408,7 +410,7 @@ TANDEM_API void tandem_session_options_init(tandem_session_options *options);
  * missing), CAPACITY and OUT_OF_MEMORY (no room for its state of the tokens that sequences have reserved); INVALID_ARGUMENT
  * (stream_buffer_bytes below what 64 tokens of a KV head take, or with "recompute" 128 hidden
  * states in 16 bits; stream_fraction or recompute_share without its route, or "host+stream" without stream_fraction; streaming_heads of a
- * layer with a sliding window). streaming_heads are for policy "all" and not for "recompute" (UNSUPPORTED), speculative calls
+ * layer with a sliding window; sleep_between_calls that is neither 0 nor 1). streaming_heads are for policy "all" and not for "recompute" (UNSUPPORTED), speculative calls
  * are not for layers that have any. */
 TANDEM_API int32_t tandem_session_create(tandem_session **session, tandem_cache *cache, const tandem_session_options *options,
                                          tandem_error **error);
@@ -507,8 +509,8 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
                                          tandem_error **error);
 
 /* Opens a step: q_lens[i] tokens will be appended to sequences[i] in every layer, by attend calls or by a graph replay.
- * Reserves everything that needs memory, marks the sequences in flight, wakes the pool. Not captured. Errors: as
- * tandem_sequence_reserve(); INVALID_STATE (a step is open).
+ * Reserves everything that needs memory, marks the sequences in flight, and wakes the CPU workers, unless the session has
+ * sleep_between_calls. Not captured. Errors: as tandem_sequence_reserve(); INVALID_STATE (a step is open).
  *
  * With a stream (not NULL) the step is planned for device tensors on it: what the host does for each layer is made ready, and
  * lengths are those after the step. Then each layer is attended once, in order, all sequences in one call with the q_lens of
@@ -528,7 +530,7 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * on others must have ended). From then on the session and its graphs work as before. */
 TANDEM_API int32_t tandem_step_begin(tandem_session *session, const int64_t *sequences, const int64_t *q_lens,
                                      int32_t n_sequences, void *stream, tandem_error **error);
-/* Closes the step and lets the pool sleep; stream: as in tandem_step_begin(). Where a layer got fewer tokens than declared,
+/* Closes the step and lets the CPU workers sleep; stream: as in tandem_step_begin(). Where a layer got fewer tokens than declared,
  * every sequence of the step goes back to its length at tandem_step_begin() and the call returns INVALID_STATE naming the layer
  * (a planned step: a later call does, see tandem_step_begin(); but where a layer's call has failed when its rows were on their
  * way already, this one does: it waits for its stream, and until then the layers take no other call). Not captured:

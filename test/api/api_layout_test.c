@@ -96,7 +96,7 @@ static void add_layer_options(void) {
 static void add_session_options(void) {
   SIZE(tandem_session_options);
   AT(tandem_session_options, struct_size);
-  AT(tandem_session_options, reserved);
+  AT(tandem_session_options, sleep_between_calls);
   AT(tandem_session_options, policy);
   AT(tandem_session_options, window_tokens);
   AT(tandem_session_options, sink_tokens);

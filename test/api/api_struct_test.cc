@@ -207,7 +207,7 @@ void test_layer_sizes(void**) {
 void test_reserved(void**) {
   World world;
   tandem_session_options session = world_session_options();
-  session.reserved = 6;
+  session.sleep_between_calls = 6;
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
   plan.reserved = 7;
   tandem_route_plan routes = TANDEM_ROUTE_PLAN_INIT;
@@ -221,7 +221,7 @@ void test_reserved(void**) {
   Outputs out;
   constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
   const std::vector<Refused> cases = {
-      {"session", "tandem_session_create", kInvalid, "reserved", "6",
+      {"session", "tandem_session_create", kInvalid, "sleep_between_calls", "6",
        [&](tandem_error** e) { return tandem_session_create(out.at<tandem_session*>(), world.cache, &session, e); }},
       {"plan", "tandem_plan_memory", kInvalid, "reserved", "7",
        [&](tandem_error** e) {

@@ -67,7 +67,7 @@ class CacheOptionsStruct(ctypes.Structure):
 
 
 class SessionOptionsStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("policy", c_char_p), ("window_tokens", c_int64),
+    _fields_ = [("struct_size", c_uint32), ("sleep_between_calls", c_int32), ("policy", c_char_p), ("window_tokens", c_int64),
                 ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("group_mode", c_int32),
                 ("evict_by", c_int32), ("halo_tokens", c_int64), ("route", c_char_p),
                 ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double), ("append_tokens", c_int64),

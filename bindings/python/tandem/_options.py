@@ -50,6 +50,9 @@ class SessionOptions(TypedDict, total=False):
 
     Parameters
     ----------
+    sleep_between_calls : bool
+        Whether the CPU workers may sleep between the calls of a step without a stream, for programs whose own threads compute
+        on the same cores in between. Left out: they spin from the step's begin to its end.
     policy : str
         ``"all"`` (exact; the default), ``"streaming"`` or ``"hgca"``.
     window_tokens : int
@@ -83,6 +86,7 @@ class SessionOptions(TypedDict, total=False):
         For each layer, for each KV head: whether its queries see the first `sink_tokens` and the `window_tokens` newest alone.
     """
 
+    sleep_between_calls: bool
     policy: str
     window_tokens: int
     sink_tokens: int

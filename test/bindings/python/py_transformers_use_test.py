@@ -64,6 +64,23 @@ def test_ways_to_generate(family, options, device):
     assert torch.equal(*texts)
 
 
+@pytest.mark.parametrize("options, sleeps", [({}, True), ({"sleep_between_calls": False}, False)])
+def test_workers_sleep_while_pytorch_computes(llama, monkeypatch, options, sleeps):
+    """A pass is a step, which would keep Tandem's workers spinning on the cores that the model's own products need."""
+    made = []
+
+    class Watched(tandem.Session):
+        def __init__(self, cache, **options):
+            made.append(options["sleep_between_calls"])
+            super().__init__(cache, **options)
+
+    monkeypatch.setattr("tandem.transformers._cache.Session", Watched)
+    ids, mask = batch("cpu")
+    with torch.no_grad():
+        llama[0](ids, attention_mask=mask, past_key_values=TandemCache(**options))
+    assert made == [sleeps]
+
+
 def test_assisted_generation(llama):
     """A smaller model guesses, and what it guesses wrong is cropped."""
     mine, eager, _ = llama

@@ -131,7 +131,9 @@ class TandemCache(Refusals):
         engine = self.engine or _shared_engine("cuda" if call.key.device.type == "cuda" else None)
         storage: CacheOptions = {"k_type": stored, **self._storage}
         cache = Cache(engine, Model(layers), **storage)
-        self.session = Session(cache, **self._options)
+        # A pass is a step, and between the layers of one on the CPU PyTorch's threads need the cores.
+        options: SessionOptions = {"sleep_between_calls": call.key.device.type == "cpu", **self._options}
+        self.session = Session(cache, **options)
         self.engine, self.cache, self._owns = engine, cache, True
 
     def _begin(self, config: Any, call: Call) -> Pass:

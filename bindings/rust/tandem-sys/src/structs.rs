@@ -126,7 +126,7 @@ abi_structs! {
 
     struct tandem_session_options {
         struct_size: u32,
-        reserved: i32,
+        sleep_between_calls: i32,
         policy: *const c_char,
         window_tokens: i64,
         sink_tokens: i64,

@@ -278,6 +278,9 @@ impl CacheOptions {
 /// How a cache is attended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionOptions {
+    /// Whether the CPU workers may sleep between the calls of a step without a stream, for programs whose own threads compute on
+    /// the same cores in between. Else they spin from the step's begin to its end.
+    pub sleep_between_calls: bool,
     /// `"all"`, `"streaming"`, `"hgca"`: [`policy_names`](crate::policy_names).
     pub policy: String,
     /// Newest tokens, always attended, resident on the device; -1: 4096; 0: none.
@@ -315,6 +318,7 @@ pub struct SessionOptions {
 impl Default for SessionOptions {
     fn default() -> Self {
         Self {
+            sleep_between_calls: false,
             policy: "all".to_string(),
             window_tokens: -1,
             sink_tokens: -1,
@@ -342,7 +346,7 @@ impl SessionOptions {
         let flags: Vec<u8> = self.streaming_heads.iter().map(|&streams| streams.into()).collect();
         function(&sys::tandem_session_options {
             struct_size: size_of::<sys::tandem_session_options>() as u32,
-            reserved: 0,
+            sleep_between_calls: self.sleep_between_calls.into(),
             policy: policy.as_ptr(),
             window_tokens: self.window_tokens,
             sink_tokens: self.sink_tokens,
