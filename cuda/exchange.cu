@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/exchange.h"
 #include "cuda/kernel_setup.h"
@@ -53,8 +54,10 @@ int32_t check_append(const DeviceAppend& call, DeviceError* error) {
                 "hidden states come with k where the layer keeps them, and only there");
   if ((call.k.data == nullptr) != (call.v.data == nullptr))
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "v", "k and v come together: one of them is null");
-  if (call.layer->rope != nullptr && (call.rope == nullptr || call.rotated_q == nullptr || call.q.data == nullptr))
-    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "rotated keys without their angles, or without queries");
+  if (call.layer->rope != nullptr && call.rope == nullptr)
+    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "rotated keys without their angles");
+  if (rotates_queries(*call.layer) && (call.rotated_q == nullptr || call.q.data == nullptr))
+    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "rotated keys without queries, or without room for these");
   return call.k.data == nullptr ? TANDEM_OK : refuse_page_len(call.pages.page_len, error);
 }
 
@@ -87,7 +90,13 @@ AppendCall describe(const DeviceAppend& call) {
     to.token_rows += (to.x_dim + kMostDims - 1) / kMostDims;
   }
   if (layer.rope != nullptr) to.rotation = rotation_of(*layer.rope, call.rope);
+  to.hadamard_factor = 1.0f / std::sqrt(static_cast<float>(layer.k_head_dim));
   return to;
+}
+
+auto append_kernel_of(const Layer& layer) {
+  if (layer.rope != nullptr) return append_kernel<Rotates::kByPosition>;
+  return layer.k_rotation == TANDEM_ROTATION_HADAMARD ? append_kernel<Rotates::kHadamard> : append_kernel<Rotates::kNothing>;
 }
 
 }  // namespace
@@ -98,7 +107,8 @@ Rotation rotation_of(const RopeTable& table, const float* cos_sin) {
 
 int32_t load_exchange_kernels(DeviceError* error) {
   cudaFuncAttributes attributes;
-  for (const auto kernel : {append_kernel<false>, append_kernel<true>})
+  for (const auto kernel :
+       {append_kernel<Rotates::kNothing>, append_kernel<Rotates::kByPosition>, append_kernel<Rotates::kHadamard>})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(upload_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_kernel)), error);
@@ -131,7 +141,7 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
   if (n_rows >= kMostRows)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d tokens of %d rows: at most %lld rows", call.n_tokens,
                 described.token_rows, static_cast<long long>(kMostRows));
-  const auto kernel = call.layer->rope != nullptr ? append_kernel<true> : append_kernel<false>;
+  const auto kernel = append_kernel_of(*call.layer);
   if (n_rows <= kAloneRows) return launch_kernel(kernel, dim3(1), kAppendAloneWarps, described, on, error);
   if (call.leaves_room != 0) {
     constexpr int32_t kStartsNoneEarly = 0;

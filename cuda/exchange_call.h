@@ -23,7 +23,8 @@ struct AppendCall {
   int32_t token_rows;                   // of q, K and V together, that a token has here; of all tokens below 2^30
   int64_t row_bytes[kPlanes];           // as stored
   int64_t window_k_bytes;               // of a row of K in the window
-  Rotation rotation;                    // where the library rotates
+  Rotation rotation;                    // where the library applies RoPE
+  float hadamard_factor;                // 1 / sqrt(k_dim) where rows of K are rotated before they are rounded
   int32_t x_dim, x_type;                // of hidden states, which are the last of a token's rows, 256 numbers in each
   int32_t x_four_bytes, x_scale_bytes;  // of them: of four numbers' codes, of a group's scales, and
   int32_t x_group_fours;                // how many fours share these; 0: there are none

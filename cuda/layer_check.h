@@ -4,10 +4,12 @@
 
 #include "cuda/driver.h"
 #include "lib/dtype.h"
+#include "lib/hadamard.h"
 
 namespace tandem::cuda {
 
-inline constexpr int32_t kMostDims = 256;  // of a row: a warp holds one, 8 numbers a lane
+inline constexpr int32_t kMostDims = 256;    // of a row: a warp holds one, 8 numbers a lane
+inline constexpr int32_t kLeastRotated = 4;  // dims: what a lane holds side by side
 
 // Rows are rounded to these as they are appended (kernels/round.cuh).
 constexpr bool rounds_to(int32_t dtype) {
@@ -34,9 +36,10 @@ inline int32_t check_dims(int32_t dims, const char* field, DeviceError* error) {
 inline int32_t check_layer(const Layer& layer, DeviceError* error) {
   if (layer.v_aliases_k)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "v_aliases_k", "v_aliases_k = 1: this module has no kernel for MLA");
-  if (layer.k_rotation != TANDEM_ROTATION_NONE)
+  if (layer.k_rotation == TANDEM_ROTATION_HADAMARD && (!hadamard_has(layer.k_head_dim) || layer.k_head_dim < kLeastRotated))
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "k_rotation",
-                "k_rotation = %d: this module does not rotate keys before it rounds them", layer.k_rotation);
+                "k_rotation = %d with k_head_dim = %d: this module rotates rows of powers of two from %d on",
+                layer.k_rotation, layer.k_head_dim, kLeastRotated);
   if (!rounds_to(layer.k_type))
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "k_type", "k_type = %s: this module does not round to it",
                 find_dtype(layer.k_type)->name);

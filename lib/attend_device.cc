@@ -39,10 +39,10 @@ TensorView from_row(const TensorView& view, int64_t row, int64_t n_rows) {
 
 namespace {
 
-// Where the library rotates, append() has left them rotated.
+// Where keys are rotated, append() has left them rotated.
 DeviceRows attended_q(const DeviceAppend& call) {
   const Layer& layer = *call.layer;
-  if (layer.rope == nullptr) return call.q;
+  if (!rotates_queries(layer)) return call.q;
   return {call.rotated_q, TANDEM_F32, 0, int64_t{layer.n_q_heads} * layer.k_head_dim, layer.k_head_dim};
 }
 
@@ -500,7 +500,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
                             CallShape{args_.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
                             device.exchange(layer_idx_),
                             device.rope(layer_idx_),
-                            layer.rope != nullptr ? device.rotated_q() : nullptr,
+                            rotates_queries(layer) ? device.rotated_q() : nullptr,
                             guess_.positions,
                             args_.x ? rows_of(*args_.x) : DeviceRows()};
   if (task != nullptr) task->asked = std::chrono::steady_clock::now();

@@ -36,6 +36,15 @@ Status check_storage_type(const std::string& name, int32_t type) {
               storage_type_names());
 }
 
+// What TANDEM_ROTATION_DEFAULT is in a layer whose types are known. Hidden states that are kept are for route "recompute",
+// which makes keys as they were before a rotation.
+int32_t default_rotation(const Layer& layer, int32_t x_type) {
+  const bool has_4_bits = layer.k_type == TANDEM_Q4_0 || layer.k_type == TANDEM_Q4_64;
+  const bool can_rotate = hadamard_has(layer.k_head_dim) && layer.rope == nullptr && !layer.v_aliases_k;
+  const bool keeps_hidden = x_type != 0 && layer.projection != nullptr;
+  return has_4_bits && can_rotate && !keeps_hidden ? TANDEM_ROTATION_HADAMARD : TANDEM_ROTATION_NONE;
+}
+
 // name: the option that asks for layer.k_rotation in layer l.
 Status check_rotation(const Layer& layer, const char* name, size_t l) {
   if (layer.k_rotation == TANDEM_ROTATION_NONE) return {};
@@ -109,6 +118,7 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
                   "%s = %s differs from %s = %s where V aliases K (layer %zu)", v_name.c_str(),
                   find_dtype(layer.v_type)->name, k_name.c_str(), find_dtype(layer.k_type)->name, l);
     layer.k_rotation = options.layer_k_rotations != nullptr ? options.layer_k_rotations[l] : options.k_rotation;
+    if (layer.k_rotation == TANDEM_ROTATION_DEFAULT) layer.k_rotation = default_rotation(layer, options.x_type);
     TANDEM_TRY(check_rotation(
         layer, options.layer_k_rotations != nullptr ? element_name("layer_k_rotations", l).c_str() : "k_rotation", l));
   }

@@ -68,6 +68,13 @@ inline Layer window_layer(Layer layer) {
   return layer;
 }
 
+// Whether append() rotates queries. Keys that are rotated before they are stored (Layer::k_rotation) are rotated by
+// append(), too, bit for bit as lib/hadamard.h does it, and then rounded: window, slots and the host's store have the same
+// rows.
+inline bool rotates_queries(const Layer& layer) {
+  return layer.rope != nullptr || layer.k_rotation == TANDEM_ROTATION_HADAMARD;
+}
+
 // Of its cos_sin.
 inline int64_t n_floats(const RopeTable& table) { return int64_t{RopeTable::kDigits} * 256 * 2 * table.n_pairs; }
 
@@ -164,8 +171,8 @@ struct DeviceAppend {
   int32_t n_tokens = 0;  // rows of these; in replays this or fewer
   int32_t tag = 0;       // of the header
   DeviceExchange exchange;
-  // Where layer->rope is set: its cos_sin in device memory, and the rotated queries, [n_tokens, n_q_heads, k_head_dim],
-  // which are q of attend() and observe(). q.data is not null then.
+  // Where layer->rope is set: its cos_sin in device memory. Where rotates_queries(*layer): the rotated queries, [n_tokens,
+  // n_q_heads, k_head_dim], which are q of attend() and observe(). q.data is not null then.
   const float* rope = nullptr;
   float* rotated_q = nullptr;
   const int32_t* positions = nullptr;  // [n_tokens] in device memory, instead of what sequences say; null: as they say

@@ -126,7 +126,7 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
     work.slot_bytes = std::max(work.slot_bytes, make_slot_layout(layer, limits).bytes);
     o_bytes = std::max(o_bytes, n_rows * layer.v_head_dim * 4);
     lse_bytes = std::max(lse_bytes, n_rows * 4);
-    if (layer.rope != nullptr) q_bytes = std::max(q_bytes, n_rows * layer.k_head_dim * 4);
+    if (rotates_queries(layer)) q_bytes = std::max(q_bytes, n_rows * layer.k_head_dim * 4);
   }
   work.upload_bytes = device_aligned(limits.descriptor_bytes);
   work.step_bytes = device_aligned(limits.step_bytes);

@@ -156,7 +156,7 @@ Status add_prefill(const Device& device, const std::vector<Layer>& layers, const
                    const Streaming& calls, DeviceLimits* limits) {
   for (size_t l = 0; l < layers.size(); ++l)
     for (const int64_t kv_len : calls.kv_lens) {
-      if (!calls.may_stream(layers, l)) break;
+      if (!calls.may_stream(layers, l) || rotates_queries(layers[l])) break;
       const int64_t n = calls.appended(kv_len);
       const TokenRange tokens = calls.streamed(layers[l], kv_len);
       if (n <= DeviceSession::kMostTokens || tokens.begin >= tokens.end) continue;

@@ -14,11 +14,12 @@ import (
 
 // Values of options.
 const (
-	RopeCaller       int32 = C.TANDEM_ROPE_CALLER      // keys and queries arrive as they are to be used
-	RopeHalves       int32 = C.TANDEM_ROPE_HALVES      // rotated by the library: dim i pairs with i + RopeDims / 2
-	RopeInterleaved  int32 = C.TANDEM_ROPE_INTERLEAVED // likewise: dim 2 i pairs with 2 i + 1
+	RopeCaller       int32 = C.TANDEM_ROPE_CALLER       // keys and queries arrive as they are to be used
+	RopeHalves       int32 = C.TANDEM_ROPE_HALVES       // rotated by the library: dim i pairs with i + RopeDims / 2
+	RopeInterleaved  int32 = C.TANDEM_ROPE_INTERLEAVED  // likewise: dim 2 i pairs with 2 i + 1
+	RotationDefault  int32 = C.TANDEM_ROTATION_DEFAULT  // RotationHadamard for keys in 4 bits where it can be, else RotationNone
+	RotationHadamard int32 = C.TANDEM_ROTATION_HADAMARD // keys are multiplied by a Walsh-Hadamard matrix; queries follow
 	RotationNone     int32 = C.TANDEM_ROTATION_NONE
-	RotationHadamard int32 = C.TANDEM_ROTATION_HADAMARD
 	GroupUnion       int32 = C.TANDEM_GROUP_UNION     // a KV head keeps what any of its query heads keeps
 	GroupMean        int32 = C.TANDEM_GROUP_MEAN      // what their mean MAW keeps
 	EvictByWindow    int32 = C.TANDEM_EVICT_BY_WINDOW // keep when the MAW exceeds Beta / WindowTokens
@@ -69,7 +70,7 @@ type CacheOptions struct {
 	DeviceCapBytes  int64   // the same on windows and work space in device memory; 0: none
 	LayerKTypes     []Dtype // [n_layers] or nil: overrides KType per layer
 	LayerVTypes     []Dtype // [n_layers] or nil: overrides VType per layer
-	KRotation       int32   // RotationNone, ...
+	KRotation       int32   // RotationDefault, ...
 	XType           Dtype   // F16, BF16, Q8_0, ...: hidden states of layers with a projection are kept too, and appends bring them; 0: none
 	LayerKRotations []int32 // [n_layers] or nil: overrides KRotation per layer
 }

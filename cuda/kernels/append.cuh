@@ -8,8 +8,9 @@
 //   window   planes[p] + page + head * head_stride[p] + slot * row_bytes[p]      where the token is resident
 //   slot     rows_at[p] + (head * n_rows + row) * row_bytes[p]                 always: the host's store has every token
 //
-// Where the library rotates keys (rotate.cuh), the window has K as f32, rotated, and the queries go rotated to rotated_q as
-// well.
+// Where the library applies RoPE (rotate.cuh), the window has K as f32, rotated. Where keys are rotated by a Walsh-Hadamard
+// matrix, window and slot have them rotated, then rounded. In both cases the queries go rotated to rotated_q as well as to
+// the slot.
 //
 // Hidden states, where the layer keeps them, go to the host alone; they are long, and a warp takes kWarpRow numbers of one.
 //
@@ -25,6 +26,9 @@
 namespace tandem::cuda {
 
 inline constexpr int kWarpRow = kFours * kWarpNumbers;
+
+// What is done to queries, and to keys.
+enum class Rotates { kNothing, kByPosition, kHadamard };
 
 // A row, where it is from and where its sequence is.
 struct NewRow {
@@ -50,7 +54,7 @@ __device__ inline int64_t key_of(const DeviceSequence& sequence, const NewRow& r
 }
 
 // Of a row, what kernels do not write (lib/device.h). at: in the line of all rows; behind its end there is nothing.
-template <bool kRotates>
+template <Rotates kRotates>
 __device__ inline NewRow find_new_row(const AppendCall& call, int at) {
   NewRow row = {};
   row.sequence_idx = -1;
@@ -69,7 +73,7 @@ __device__ inline NewRow find_new_row(const AppendCall& call, int at) {
   if (row.sequence_idx < 0 || row.is_hidden) return row;
   const DeviceSequence& sequence = call.append.sequences.sequences[row.sequence_idx];
   if (row.is_query) {
-    if (!kRotates && sequence.has_host_part == 0) row.sequence_idx = -1;
+    if (kRotates == Rotates::kNothing && sequence.has_host_part == 0) row.sequence_idx = -1;
     return row;
   }
   const int64_t key = key_of(sequence, row), page_idx = key / call.append.pages.page_len;
@@ -89,15 +93,17 @@ __device__ inline void load_new_row(const AppendCall& call, NewRow& row) {
     if (first_of_four(j) < dim) row.fours[j] = load_four(from.data, from.dtype, first + first_of_four(j));
 }
 
-// To the slot, where the host has a part; and rotated, where the library does that: `room` is the warp's then, else null.
+// To the slot, where the host has a part; and rotated to rotated_q. room: the warp's, where positions rotate, else null.
+template <Rotates kRotates>
 __device__ inline void store_query(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   const DeviceSequence& sequence = call.append.sequences.sequences[row.sequence_idx];
-  if (sequence.has_host_part == 0 && room == nullptr) return;
+  if (sequence.has_host_part == 0 && kRotates == Rotates::kNothing) return;
   float x[kFours][kLaneNumbers];
 #pragma unroll
   for (int j = 0; j < kFours; ++j) widen_four(call.append.q.dtype, row.fours[j], x[j]);
-  if (room != nullptr) {
-    rotate_row(call.rotation, position_of(call, sequence, row.token), x, room);
+  if constexpr (kRotates == Rotates::kByPosition) rotate_row(call.rotation, position_of(call, sequence, row.token), x, room);
+  if constexpr (kRotates == Rotates::kHadamard) hadamard_row(call.k_dim, call.hadamard_factor, x);
+  if constexpr (kRotates != Rotates::kNothing) {
     store_floats(call.append.rotated_q + (int64_t{row.token} * call.n_q_heads + row.head) * call.k_dim, x, call.k_dim);
   }
   if (sequence.has_host_part == 0) return;
@@ -127,18 +133,21 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
 }
 
 // room: as above, of a row of K.
+template <Rotates kRotates>
 __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   const int lane = static_cast<int>(threadIdx.x % 32), dim = dim_of(call, row);
   const int type = row.plane == kPlaneK ? call.k_type : call.v_type;
   const int bytes = row.plane == kPlaneK ? call.k_four_bytes : call.v_four_bytes;
   const bool has_scales = call.row_bytes[row.plane + 1] > 0;
   const Destination to = find_destination(call, row, slot);
-  float kept[kFours][kLaneNumbers];
+  float x[kFours][kLaneNumbers], kept[kFours][kLaneNumbers];
+#pragma unroll
+  for (int j = 0; j < kFours; ++j) widen_four(source_of(call, row).dtype, row.fours[j], x[j]);
+  if constexpr (kRotates == Rotates::kHadamard)
+    if (row.plane == kPlaneK) hadamard_row(dim, call.hadamard_factor, x);
 #pragma unroll
   for (int j = 0; j < kFours; ++j) {
-    float x[kLaneNumbers];
-    widen_four(source_of(call, row).dtype, row.fours[j], x);
-    const StoredFour stored = round_four(type, x);
+    const StoredFour stored = round_four(type, x[j]);
     if (room != nullptr) widen_stored(type, stored, kept[j]);
     const int four = first_of_four(j) / kLaneNumbers;
     if (first_of_four(j) >= dim) continue;
@@ -181,10 +190,10 @@ __device__ inline void store_header(const AppendCall& call, Word ticket, std::by
       make_uint4(has_any ? static_cast<uint32_t>(call.append.sequences.sequences[0].step) : 0, 0, 0, 0);
 }
 
-// kRotates: the library does (rotate.cuh).
-template <bool kRotates>
+template <Rotates kRotates>
 __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __grid_constant__ AppendCall call) {
-  __shared__ float rows[kRotates ? kAppendAloneWarps : 1][kRotates ? kFours * kWarpNumbers : 1];
+  constexpr bool kHasRooms = kRotates == Rotates::kByPosition;
+  __shared__ float rows[kHasRooms ? kAppendAloneWarps : 1][kHasRooms ? kFours * kWarpNumbers : 1];
   __shared__ Word ticket;
   __shared__ bool is_free;
   let_next_start();
@@ -207,11 +216,11 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   if (blockIdx.x == 0 && threadIdx.x == 0) store_header(call, ticket, slot);
   while (at < n_rows) {
     if (row.sequence_idx >= 0 && row.is_query)
-      store_query(call, row, slot, kRotates ? rows[threadIdx.x / 32] : nullptr);
+      store_query<kRotates>(call, row, slot, kHasRooms ? rows[threadIdx.x / 32] : nullptr);
     else if (row.sequence_idx >= 0 && row.is_hidden)
       store_hidden(call, row, slot);
     else if (row.sequence_idx >= 0)
-      store_key_or_value(call, row, slot, kRotates && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
+      store_key_or_value<kRotates>(call, row, slot, kHasRooms && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
     at += step;
     row = find_new_row<kRotates>(call, at);
     load_new_row(call, row);

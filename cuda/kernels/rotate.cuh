@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Rotary embedding of new rows, by the tables that the host has (lib/rope.h): the angle of a position is a product of those
+// Rotation of new rows.
+//
+// By a Walsh-Hadamard matrix (lib/hadamard.h): the bits of a number's index are, from the highest, the lane's four (1 bit),
+// the lane (5) and the place in the four (2). The host sums over the highest bit first, and so does this: sums are the same
+// to the last bit.
+//
+// Rotary embedding, by the tables that the host has (lib/rope.h): the angle of a position is a product of those
 // of its base-256 digits, in f32, as it is there.
 #pragma once
 
@@ -50,6 +56,39 @@ __device__ inline void rotate_row(const Rotation& rotation, int64_t position, fl
       const float2 angle = angle_of(rotation, position, pair);
       x[j][i] = is_second ? room[other] * angle.y + x[j][i] * angle.x : x[j][i] * angle.x - room[other] * angle.y;
     }
+}
+
+// A warp's row of dim numbers, a power of two, in place; numbers behind them are 0. factor: 1 / sqrt(dim).
+__device__ inline void hadamard_row(int dim, float factor, float (&x)[kFours][kLaneNumbers]) {
+  static_assert(kFours == 2 && kLaneNumbers == 4);
+  const auto pair = [](float& a, float& b) {
+    const float sum = __fadd_rn(a, b);
+    b = __fsub_rn(a, b);
+    a = sum;
+  };
+  if (dim > kWarpNumbers) {
+#pragma unroll
+    for (int i = 0; i < kLaneNumbers; ++i) pair(x[0][i], x[1][i]);
+  }
+  for (unsigned lane_bit = min(dim, kWarpNumbers) / kLaneNumbers / 2; lane_bit > 0; lane_bit /= 2) {
+    const bool is_second = (threadIdx.x & lane_bit) != 0;
+#pragma unroll
+    for (int j = 0; j < kFours; ++j)
+#pragma unroll
+      for (int i = 0; i < kLaneNumbers; ++i) {
+        const float other = __shfl_xor_sync(~0u, x[j][i], lane_bit);
+        x[j][i] = is_second ? __fsub_rn(other, x[j][i]) : __fadd_rn(x[j][i], other);
+      }
+  }
+#pragma unroll
+  for (int j = 0; j < kFours; ++j) {
+    pair(x[j][0], x[j][2]);
+    pair(x[j][1], x[j][3]);
+    pair(x[j][0], x[j][1]);
+    pair(x[j][2], x[j][3]);
+#pragma unroll
+    for (int i = 0; i < kLaneNumbers; ++i) x[j][i] = __fmul_rn(x[j][i], factor);
+  }
 }
 
 __device__ inline void store_floats(float* to, const float (&x)[kFours][kLaneNumbers], int dim) {

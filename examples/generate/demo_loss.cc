@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // --loss: what each pair of storage types for K and V costs. The same text goes through the model once with f16, whose
 // predictions are kept, and once with every pair, or the one asked for: the mean divergence of its predictions from those
-// (Kullback-Leibler, in bits), and bits per byte, both over the second half of the text. With --k-rotation every pair is
-// tried once more, with K rotated.
+// (Kullback-Leibler, in bits), and bits per byte, both over the second half of the text. First K is not rotated; then pairs
+// are tried once more with K rotated: those of 4-bit keys, with --k-rotation hadamard all, with none no pair.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -121,13 +121,20 @@ std::vector<Storage> every_pair() {
   return pairs;
 }
 
+bool is_tried_rotated(const Storage& storage, const EngineOptions& engine) {
+  const bool has_4_bits = storage.k == TANDEM_Q4_0 || storage.k == TANDEM_Q4_64;
+  const bool is_default = engine.k_rotation == TANDEM_ROTATION_DEFAULT && has_4_bits && engine.rope == 0;
+  return engine.k_rotation == TANDEM_ROTATION_HADAMARD || is_default;
+}
+
 // These, or the one that was asked for; then again with K rotated.
 std::vector<Storage> storages_to_try(const DemoOptions& options) {
   const EngineOptions& engine = options.engine;
   std::vector<Storage> pairs = every_pair();
   if (options.one_pair) pairs = {{engine.k_type, engine.v_type == 0 ? engine.k_type : engine.v_type}};
-  const size_t n_pairs = engine.k_rotation == TANDEM_ROTATION_NONE ? 0 : pairs.size();
-  for (size_t i = 0; i < n_pairs; ++i) pairs.push_back({pairs[i].k, pairs[i].v, engine.k_rotation});
+  const size_t n_pairs = pairs.size();
+  for (size_t i = 0; i < n_pairs; ++i)
+    if (is_tried_rotated(pairs[i], engine)) pairs.push_back({pairs[i].k, pairs[i].v, TANDEM_ROTATION_HADAMARD});
   return pairs;
 }
 

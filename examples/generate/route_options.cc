@@ -44,7 +44,7 @@ Failure RouteOptions::check(const Flags& flags, const EngineOptions& engine, con
   if (route.empty() || route == "auto" || route == "host") return {};
   if (policy.policy != "all") return {given + " with --policy \"" + policy.policy + "\": only all keys can be sent"};
   if (engine.rope == 1) return {given + " with --rope \"library\": the host store has keys that are not rotated yet"};
-  if (recomputes() && engine.k_rotation != TANDEM_ROTATION_NONE)
+  if (recomputes() && engine.k_rotation == TANDEM_ROTATION_HADAMARD)
     return {given + " with --k-rotation \"hadamard\": the host store has keys that are rotated"};
   return {};
 }

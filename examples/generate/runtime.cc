@@ -41,8 +41,8 @@ void EngineOptions::declare(Flags* flags) {
               &model_directory);
   flags->choice("--kv-type", "storage type of keys and values (default bf16)", storage_types(), &k_type, 1);
   flags->choice("--v-type", "storage type of values where it differs", storage_types(), &v_type, 1);
-  flags->choice("--k-rotation", "rotation of keys before they are stored, for 4-bit types (default none)",
-                {"none", "hadamard"}, &k_rotation);
+  flags->choice("--k-rotation", "rotation of keys before they are stored (default: hadamard for 4-bit types, else none)",
+                {"default", "hadamard", "none"}, &k_rotation);
   flags->choice("--rope", "who rotates keys and queries (default runtime)", {"runtime", "library"}, &rope);
   flags->integer("--chunk", "tokens per prefill chunk (default 512)", 1, 65536, &chunk_tokens);
   flags->integer("--threads", "worker threads (default 0: what the process may use)", 0, 4096, &n_threads);

@@ -31,7 +31,7 @@ struct EngineOptions {
   int64_t chunk_tokens = 512;  // prefill goes in chunks of this many tokens
   int32_t k_type = TANDEM_BF16;
   int32_t v_type = 0;  // 0: k_type
-  int32_t k_rotation = TANDEM_ROTATION_NONE;
+  int32_t k_rotation = TANDEM_ROTATION_DEFAULT;
   int32_t rope = 0;  // 0: rotated here, 1: by Tandem
   int32_t place = kCpu;
   std::string backend_path;  // of Tandem's module; empty: Tandem looks for it

@@ -251,16 +251,20 @@ TANDEM_API void tandem_model_release(tandem_model *model);
 
 typedef struct tandem_cache tandem_cache;
 
-#define TANDEM_ROTATION_NONE 0
+#define TANDEM_ROTATION_DEFAULT 0
 #define TANDEM_ROTATION_HADAMARD 1
+#define TANDEM_ROTATION_NONE 2
 
-/* Rotation of keys. With TANDEM_ROTATION_HADAMARD each row of K is multiplied, in f32, by the Walsh-Hadamard matrix
+/* Rotation of keys. TANDEM_ROTATION_DEFAULT is TANDEM_ROTATION_HADAMARD for keys stored as q4_0 or q4_64 and TANDEM_ROTATION_NONE
+ * for all others. It is NONE for 4-bit keys, too, in a layer that HADAMARD is refused for (see the end of this comment), and in
+ * one whose hidden states are kept (x_type), as route "recompute" makes keys that are not rotated. With TANDEM_ROTATION_HADAMARD each row of K is multiplied, in f32, by the Walsh-Hadamard matrix
  * [k_head_dim, k_head_dim] over sqrt(k_head_dim) before it is rounded to k_type, and each row of q likewise, so that q.k stays
  * what it is. An outlier dim is then spread over all dims instead of coarsening the codes of its group (QuaRot, Ashkboos et
- * al., 2024). It pays for 4-bit keys of models with such dims; with 8 bits and more there is little to gain. The largest
+ * al., 2024). 4-bit keys of language models lose much less so; with 8 bits and more there is little to gain. The largest
  * element of a row may grow sqrt(k_head_dim) times, perhaps beyond the range of e4m3 or f16. Rotated q are f32: appends and
- * prefill in bf16 lose their bf16 products. K given in blocks is widened,
- * rotated and rounded again; tandem_sequence_read() rotates back; sizes stay the same. UNSUPPORTED where k_head_dim is not a
+ * prefill in bf16 lose their bf16 products. A device rotates keys to the same bits as the host; appends of more than 512 tokens
+ * that stream have chunks of 512 there. K given in blocks is widened,
+ * rotated and rounded again; tandem_sequence_read() rotates back; sizes stay the same. HADAMARD is UNSUPPORTED where k_head_dim is not a
  * power of two, where the library applies RoPE (at attend time: keys are stored without) and where V aliases K. */
 typedef struct tandem_cache_options {
   uint32_t struct_size;
@@ -271,7 +275,7 @@ typedef struct tandem_cache_options {
   int64_t device_cap_bytes;      /* the same on windows, buffers and work space in device memory, not on a driver's page tables; 0: none */
   const int32_t *layer_k_types;  /* [n_layers] or NULL: overrides k_type per layer */
   const int32_t *layer_v_types;  /* [n_layers] or NULL: overrides v_type per layer */
-  int32_t k_rotation;            /* TANDEM_ROTATION_* */
+  int32_t k_rotation;            /* TANDEM_ROTATION_*; 0: HADAMARD for 4-bit keys where it can be, else NONE */
   int32_t x_type;                /* f16, bf16; q8_0, q4_0, q4_64 where hidden_dim is a multiple of 64: hidden states of layers with a
                                   * projection are kept too, in this type, and every append brings them; 0: none are */
   const int32_t *layer_k_rotations;  /* [n_layers] or NULL: overrides k_rotation per layer */

@@ -48,7 +48,9 @@ Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
   for (const SequenceCall& call : scratch_.calls)
     if (longest == nullptr || std::pair(call.q_len, call.length) > std::pair(longest->q_len, longest->length))
       longest = &call;
-  if (args_.k == nullptr || session_.refuses_prefill_ || !session_.routes_.appends_at_once() ||
+  // A chunk's queries are attended as they came: rotated ones have room for a ticket's tokens alone.
+  if (args_.k == nullptr || rotates_queries(layer_)) return {};
+  if (session_.refuses_prefill_ || !session_.routes_.appends_at_once() ||
       most < std::min(longest->q_len, session_.most_of_chunk()))
     return {};
   const TokenRange tokens = streamed_tokens(*longest, most);

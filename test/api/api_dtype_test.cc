@@ -30,6 +30,7 @@ struct TypedCache {
     layer.v_head_dim = v_dim;
     OK(tandem_model_create, &model, &layer, 1);
     tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
+    options.k_rotation = TANDEM_ROTATION_NONE;  // rows are compared with what their type's arithmetic gives
     options.k_type = k_type;
     options.v_type = v_type;
     OK(tandem_cache_create, &cache, world.engine, model, &options);

@@ -340,6 +340,76 @@ double logit_error(const World& world, const Setup& setup, int32_t outlier_perio
   return std::sqrt(squares);
 }
 
+// What is stored of the same keys, by type, dims and rotation.
+uint64_t digest_of(const World& world, int32_t k_type, int32_t k_dim, int32_t k_rotation) {
+  const Lane lane(world, {k_type, TANDEM_F32, k_dim, k_rotation});
+  const int64_t sequence = lane.create();
+  lane.append(sequence, 40, 5);
+  return lane.digest(sequence);
+}
+
+void keys_of_4_bits_are_rotated_by_default(void**) {
+  const World world;
+  for (const int32_t type : kTypes)
+    for (const int32_t k_dim : {64, 96, 256}) {
+      const bool is_rotated = (type == TANDEM_Q4_0 || type == TANDEM_Q4_64) && k_dim != 96;
+      const uint64_t by_default = digest_of(world, type, k_dim, TANDEM_ROTATION_DEFAULT);
+      assert_int_equal(by_default == digest_of(world, type, k_dim, TANDEM_ROTATION_NONE), !is_rotated);
+      if (k_dim != 96) assert_int_equal(by_default == digest_of(world, type, k_dim, kHadamard), is_rotated);
+    }
+}
+
+// Of 4-bit keys of one layer. is_refused: where the rotation is asked for.
+void assert_default_is_none(const tandem_layer_options& layer, int32_t x_type, bool is_refused) {
+  const World world;
+  tandem_model* model = nullptr;
+  OK(tandem_model_create, &model, &layer, 1);
+  uint64_t digests[2] = {};
+  for (const int32_t rotation : {TANDEM_ROTATION_DEFAULT, TANDEM_ROTATION_NONE, kHadamard}) {
+    tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
+    options.k_type = TANDEM_Q4_0;
+    options.k_rotation = rotation;
+    options.x_type = x_type;
+    tandem_cache* cache = nullptr;
+    const int32_t status = tandem_cache_create(&cache, world.engine, model, &options, nullptr);
+    assert_int_equal(status, rotation == kHadamard && is_refused ? TANDEM_ERROR_UNSUPPORTED : TANDEM_OK);
+    if (rotation != kHadamard) {
+      int64_t sequence = 0;
+      const auto k = keys(40, layer.k_head_dim, 5);
+      const Rows v(40, kKvHeads, layer.k_head_dim, 1.0f, 6), x(40, 1, 128, 1.0f, 7);
+      tandem_tensor hidden = {};
+      const int64_t shape[2] = {40, 128};
+      OK(tandem_tensor_init, &hidden, TANDEM_F32, x.view.data, 2, shape);
+      OK(tandem_sequence_create, &sequence, cache);
+      const tandem_tensor* const values = layer.v_aliases_k != 0 ? nullptr : &v.view;
+      if (x_type != 0)
+        OK(tandem_sequence_append_x, cache, sequence, 0, &k->view, values, &hidden, nullptr);
+      else
+        OK(tandem_sequence_append, cache, sequence, 0, &k->view, values, nullptr);
+      OK(tandem_sequence_digest, &digests[rotation == TANDEM_ROTATION_NONE ? 1 : 0], cache, sequence);
+    }
+    tandem_cache_release(cache);
+  }
+  assert_true(digests[0] == digests[1]);
+  tandem_model_release(model);
+}
+
+void the_default_rotates_nothing_that_cannot_be(void**) {
+  tandem_layer_options layer = plain_layer();
+  layer.rope = TANDEM_ROPE_HALVES;
+  assert_default_is_none(layer, 0, true);
+  layer = plain_layer();
+  layer.v_aliases_k = 1;
+  assert_default_is_none(layer, 0, true);
+  // Hidden states are kept for route "recompute", which is for keys that are not rotated.
+  tandem_layer_projection projection = TANDEM_LAYER_PROJECTION_INIT;
+  projection.hidden_dim = 128;
+  projection.w_type = TANDEM_BF16;  // the weights are of no use here
+  layer = plain_layer();
+  layer.projection = &projection;
+  assert_default_is_none(layer, TANDEM_BF16, false);
+}
+
 // With an outlier in each group of 32 the other dims share codes with it; with one in all, only its group does.
 void outliers_cost_less(void**) {
   const World world;
@@ -457,7 +527,7 @@ void refusals(void**) {
   alias.v_aliases_k = 1;
   tandem_cache_options hadamard = TANDEM_CACHE_OPTIONS_INIT, wrong = TANDEM_CACHE_OPTIONS_INIT, by_layer = wrong;
   hadamard.k_rotation = kHadamard;
-  wrong.k_rotation = 2;
+  wrong.k_rotation = 3;
   const int32_t rotations[] = {TANDEM_ROTATION_NONE, kHadamard}, unknown[] = {-1, 0};
   by_layer.layer_k_rotations = rotations;  // layer 1 of the world: library RoPE, V aliases K
   tandem_cache_options unknown_by_layer = TANDEM_CACHE_OPTIONS_INIT;
@@ -473,13 +543,13 @@ void refusals(void**) {
   check_all_refused(
       world,
       {
-          {"value", "tandem_supports", kInvalid, "k_rotation", "2", supports(plain, wrong)},
+          {"value", "tandem_supports", kInvalid, "k_rotation", "3", supports(plain, wrong)},
           {"head_dim", "tandem_supports", kUnsupported, "k_rotation", "k_head_dim = 96 is not a power of two",
            supports(narrow, hadamard)},
           {"RoPE", "tandem_supports", kUnsupported, "k_rotation", "1, but the library applies RoPE",
            supports(rope, hadamard)},
           {"alias", "tandem_supports", kUnsupported, "k_rotation", "1, but V aliases K", supports(alias, hadamard)},
-          {"value", "tandem_cache_create", kInvalid, "k_rotation", "2", create(wrong)},
+          {"value", "tandem_cache_create", kInvalid, "k_rotation", "3", create(wrong)},
           {"layer", "tandem_cache_create", kUnsupported, "k_rotation", "(layer 1)", create(hadamard)},
           {"layer", "tandem_cache_create", kUnsupported, "layer_k_rotations[1]", "layer_k_rotations[1] = 1",
            create(by_layer)},
@@ -496,6 +566,8 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(attends_the_stored_keys),
       cmocka_unit_test(changes_no_answer),
+      cmocka_unit_test(keys_of_4_bits_are_rotated_by_default),
+      cmocka_unit_test(the_default_rotates_nothing_that_cannot_be),
       cmocka_unit_test(outliers_cost_less),
       cmocka_unit_test(rows_come_back),
       cmocka_unit_test(blocks_in_and_out),

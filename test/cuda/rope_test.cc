@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Keys and queries that a module rotates as they are appended, attended to against double precision.
+// Keys and queries that a module rotates as they are appended, attended to against double precision: by RoPE, or, where the
+// layer has none, by a Walsh-Hadamard matrix, whose rows must be the host's to the last bit.
 //
 //   rope_test [MODULE]
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "device/layer_of.h"
 #include "device/open_device.h"
 #include "lib/dtype.h"
+#include "lib/hadamard.h"
 #include "reference/gate.h"
 #include "reference/random.h"
 #include "reference/stored_row.h"
@@ -43,7 +45,10 @@ class RopeCase {
     table_ = make_rope_table(inv_freq.data(), static_cast<int32_t>(inv_freq.size()), from.rope == TANDEM_ROPE_INTERLEAVED,
                              static_cast<float>(from.attn_factor()));
     layer_ = test::layer_of(from);
-    layer_.rope = &table_;
+    if (from.rope == TANDEM_ROPE_CALLER)
+      layer_.k_rotation = TANDEM_ROTATION_HADAMARD;
+    else
+      layer_.rope = &table_;
     make_window();
     make_exchange();
   }
@@ -88,7 +93,7 @@ class RopeCase {
     append_.sequences.n_sequences = 1;
     append_.sequences.max_keys = n_tokens;
     append_.layer = &layer_;
-    append_.rope = own(table_.cos_sin.get(), n_floats(table_));
+    if (layer_.rope != nullptr) append_.rope = own(table_.cos_sin.get(), n_floats(table_));
     append_.rotated_q = own<float>(nullptr, int64_t{kMostRows} * layer_.n_q_heads * layer_.k_head_dim);
   }
 
@@ -143,6 +148,8 @@ class RopeCase {
     }
   }
 
+  bool is_hadamard() const { return layer_.k_rotation == TANDEM_ROTATION_HADAMARD; }
+
   void append(int64_t first, int32_t n) {
     DeviceSequence sequence;
     sequence.end = first + n;
@@ -160,12 +167,18 @@ class RopeCase {
     append_.k = rows(k, layer_.n_kv_heads, layer_.k_head_dim);
     append_.v = rows(v, layer_.n_kv_heads, layer_.v_head_dim);
     append_.q = rows(q_, layer_.n_q_heads, layer_.k_head_dim);
-    keep(layer_.k_type, layer_.k_head_dim, k, &k_);
+    // The reference attends rotated keys with rotated queries.
+    std::vector<float> keys = k;
+    for (std::vector<float>* rows : {&keys, &q_})
+      for (size_t at = 0; is_hadamard() && at < rows->size(); at += static_cast<size_t>(layer_.k_head_dim))
+        hadamard_rotate(rows->data() + at, layer_.k_head_dim);
+    keep(layer_.k_type, layer_.k_head_dim, keys, &k_);
     keep(layer_.v_type, layer_.v_head_dim, v, &v_);
     DeviceError error;
     device->must(device->table->append(device->self, &append_, nullptr, &error), error);
     device->wait();
     check_queries(n);
+    if (is_hadamard()) check_keys(n, keys);
     std::atomic_ref<uint64_t>(flags_->answered).store(++n_appended_);
   }
 
@@ -174,6 +187,7 @@ class RopeCase {
     const int64_t dim = layer_.k_head_dim, group = layer_.group_size;
     std::vector<float> rotated(static_cast<size_t>(n * layer_.n_q_heads * dim));
     device->download(rotated.data(), append_.rotated_q, static_cast<int64_t>(rotated.size() * sizeof(float)));
+    assert_true(!is_hadamard() || rotated == q_);
     const std::byte* slot = slots_ + static_cast<int64_t>(n_appended_ % 2) * append_.exchange.slot_bytes;
     const auto* handed = reinterpret_cast<const float*>(slot + append_.exchange.q_at);
     for (int64_t t = 0; t < n; ++t)
@@ -181,6 +195,22 @@ class RopeCase {
         const auto row = rotated.begin() + (t * layer_.n_q_heads + head) * dim;
         assert_true(std::equal(row, row + dim, handed + ((head / group * n + t) * group + head % group) * dim));
       }
+  }
+
+  // In the slot, as the host would have rounded them. keys: rotated.
+  void check_keys(int32_t n, const std::vector<float>& keys) const {
+    const int64_t dim = layer_.k_head_dim, n_heads = layer_.n_kv_heads;
+    const PlaneBytes bytes = plane_bytes(layer_);
+    const std::byte* slot = slots_ + static_cast<int64_t>(n_appended_ % 2) * append_.exchange.slot_bytes;
+    for (int64_t row = 0; row < n * n_heads; ++row) {
+      std::vector<std::byte> codes(4096), scales(4096);
+      const std::vector<double> x(keys.begin() + row * dim, keys.begin() + (row + 1) * dim);
+      reference::store_row(layer_.k_type, x.data(), dim, codes.data(), scales.data());
+      const int64_t at = row % n_heads * append_.exchange.n_rows + row / n_heads;
+      const auto in_slot = [&](Plane plane) { return slot + append_.exchange.rows_at[plane] + at * bytes.of[plane]; };
+      assert_memory_equal(in_slot(kPlaneK), codes.data(), static_cast<size_t>(bytes.of[kPlaneK]));
+      assert_memory_equal(in_slot(kPlaneKScales), scales.data(), static_cast<size_t>(bytes.of[kPlaneKScales]));
+    }
   }
 
   reference::GateVerdict attend() {
@@ -282,6 +312,19 @@ void types_and_dims(void**) {
         }
 }
 
+void rotated_before_they_are_stored(void**) {
+  uint64_t seed = 500;
+  for (const int32_t type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0})
+    for (const int32_t dim : {64, 128, 256})
+      for (const int32_t q_len : {1, 40}) {
+        RopeOptions options = options_of(type, type, dim);
+        options.layer.rope = TANDEM_ROPE_CALLER;
+        options.q_len = q_len;
+        options.seed = seed++;
+        assert_right(options);
+      }
+}
+
 void long_positions(void**) {
   for (const int64_t position : {int64_t{255}, int64_t{65'000}, int64_t{1'000'000}, int64_t{16'777'000}})
     for (const int32_t rope : {TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED})
@@ -325,8 +368,9 @@ void a_grid_of_many_rows(void**) {
 int main(int argc, char** argv) {
   const test::OpenDevice opened(argc > 1 ? argv[1] : TANDEM_MODULE);
   device = &opened;
-  const CMUnitTest tests[] = {cmocka_unit_test(types_and_dims), cmocka_unit_test(long_positions),
-                              cmocka_unit_test(parts_of_rows_factors_and_scales), cmocka_unit_test(a_grid_of_many_rows)};
+  const CMUnitTest tests[] = {cmocka_unit_test(types_and_dims), cmocka_unit_test(rotated_before_they_are_stored),
+                              cmocka_unit_test(long_positions), cmocka_unit_test(parts_of_rows_factors_and_scales),
+                              cmocka_unit_test(a_grid_of_many_rows)};
   const int n_failed = cmocka_run_group_tests(tests, nullptr, nullptr);
   std::printf("shares of the bounds used: naive %.3f, eps mass %.3f, lse %.3f\n", shares.naive, shares.mass, shares.lse);
   return n_failed;

@@ -189,7 +189,6 @@ void refusals_name_field_and_value(void**) {
        {"v_head_dim", "layer 0", "k_head_dim = 192", "v_head_dim = 128", "there is no kernel"}},
       {{.k_type = TANDEM_Q4_64}, {"k_type", "layer 0", "k_type = q4_64", "v_type = bf16"}},
       {{.v_type = TANDEM_Q4_64}, {"v_type", "layer 0", "v_type = q4_64"}},
-      {{.rotation = TANDEM_ROTATION_HADAMARD}, {"k_rotation", "layer 0", "rotates"}},
       {{.k_dim = 576, .v_dim = 512}, {"v_aliases_k", "layer 0", "v_aliases_k = 1", "k_head_dim = 576"}},
   };
   for (const auto& one : kCases) {

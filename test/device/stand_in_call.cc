@@ -12,7 +12,6 @@ void check_layer(const Layer& layer) {
     throw Failure{TANDEM_ERROR_UNSUPPORTED, 0, field, message};
   };
   if (layer.v_aliases_k) refuse("v_aliases_k", "v_aliases_k = 1: there is no kernel for MLA");
-  if (layer.k_rotation != TANDEM_ROTATION_NONE) refuse("k_rotation", "keys that the library rotates as it stores them");
   if (layer.k_head_dim == 192 && layer.v_head_dim == 128)
     refuse("v_head_dim", "k_head_dim = 192 with v_head_dim = 128: there is no kernel for these two");
   if (layer.k_type == TANDEM_Q4_64) refuse("k_type", "there is no kernel for K in q4_64");

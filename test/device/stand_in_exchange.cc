@@ -81,8 +81,9 @@ void hand_over_queries(const DeviceAppend& call, const DeviceSequence& sequence,
         const int32_t head = kv_head * layer.group_size + g;
         reference::load_all(call.q.dtype, row_at(call.q, sequence.first_row + t, head, layer.k_head_dim, kNotInQ),
                             layer.k_head_dim, q.data());
-        if (layer.rope != nullptr) {
-          rotate(*layer.rope, call.rope, position_of(call, sequence, t), q.data());
+        if (layer.rope != nullptr) rotate(*layer.rope, call.rope, position_of(call, sequence, t), q.data());
+        if (layer.k_rotation == TANDEM_ROTATION_HADAMARD) hadamard(&q);
+        if (rotates_queries(layer)) {
           const int64_t row = (sequence.first_row + t) * int64_t{layer.n_q_heads} + head;
           reference::store_all(TANDEM_F32, q.data(), layer.k_head_dim,
                                reinterpret_cast<std::byte*>(call.rotated_q + row * layer.k_head_dim));
@@ -104,6 +105,7 @@ struct NewRow {
     std::vector<double> x(static_cast<size_t>(dim));
     reference::load_all(rows.dtype, row_at(rows, sequence.first_row + t, kv_head, dim, otherwise), dim, x.data());
     const auto scales = static_cast<Plane>(codes + 1);
+    if (codes == kPlaneK && call.layer->k_rotation == TANDEM_ROTATION_HADAMARD) hadamard(&x);
     reference::store_row(dtype, x.data(), dim, in_slot(codes), in_slot(scales));
     if (codes == kPlaneK && call.layer->rope != nullptr) return put_rotated(std::move(x));
     put(codes);
@@ -245,8 +247,11 @@ void check(const DeviceAppend& call) {
           "hidden states where the layer keeps none, or none where it does");
   if (call.k.data != nullptr) check_pages(call.pages);
   if (layer.rope != nullptr) {
-    require(call.q.data != nullptr && call.rope != nullptr && call.rotated_q != nullptr, "rotation without what it needs");
+    require(call.rope != nullptr, "rotation without angles");
     on_device(call.rope, 4 * n_floats(*layer.rope), "the angles are no device memory");
+  }
+  if (rotates_queries(layer)) {
+    require(call.q.data != nullptr && call.rotated_q != nullptr, "rotation without queries, or without room for them");
     on_device(call.rotated_q, int64_t{4} * call.n_tokens * layer.n_q_heads * layer.k_head_dim,
               "rotated queries are no device memory");
   }
@@ -265,7 +270,7 @@ bool perform(const DeviceAppend& call) {
   *reinterpret_cast<SlotHeader*>(slot) = {ticket, call.tag, call.sequences.n_sequences,
                                           call.sequences.n_sequences > 0 ? call.sequences.sequences[0].step : 0};
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
-    if (sequences[i].has_host_part != 0 || call.layer->rope != nullptr) hand_over_queries(call, sequences[i], slot);
+    if (sequences[i].has_host_part != 0 || rotates_queries(*call.layer)) hand_over_queries(call, sequences[i], slot);
     if (call.k.data == nullptr) continue;
     check_table(call.sequences, sequences[i], call.pages.page_len);
     append_rows(call, sequences[i], slot);

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Rotation of rows, by a table of angles in device memory and in double precision.
+// Rotation of rows: by a table of angles in device memory, in double precision, and by a Walsh-Hadamard matrix, bit for bit
+// as the host does it.
 #pragma once
 
+#include <algorithm>
 #include <complex>
+#include <vector>
 
 #include "device/stand_in_call.h"
+#include "lib/hadamard.h"
 
 namespace stand_in {
 
@@ -21,6 +25,12 @@ inline void rotate(const tandem::RopeTable& table, const float* cos_sin, int64_t
     a = rotated.real();
     b = rotated.imag();
   }
+}
+
+inline void hadamard(std::vector<double>* x) {
+  std::vector<float> row(x->begin(), x->end());
+  tandem::hadamard_rotate(row.data(), static_cast<int64_t>(row.size()));
+  std::copy(row.begin(), row.end(), x->begin());
 }
 
 }  // namespace stand_in

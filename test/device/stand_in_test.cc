@@ -350,7 +350,6 @@ void refuses_layers(void**) {
     void (*spoil)(Layer& layer);
   } kUnsupported[] = {
       {"v_aliases_k", [](Layer& layer) { layer.v_aliases_k = true; }},
-      {"k_rotation", [](Layer& layer) { layer.k_rotation = TANDEM_ROTATION_HADAMARD; }},
       {"k_type", [](Layer& layer) { layer.k_type = TANDEM_Q4_64; }},
       {"v_type", [](Layer& layer) { layer.v_type = TANDEM_Q4_64; }},
       {"v_head_dim", [](Layer& layer) { layer.k_head_dim = 192, layer.v_head_dim = 128; }},

@@ -159,6 +159,7 @@ Cache::Cache(tandem_engine* engine, const std::vector<RefLayer>& layers, const C
                 tandem_model_create(&model_, options.data(), static_cast<int32_t>(options.size()), &error));
   tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
   cache_options.page_tokens = setup.page_tokens;
+  cache_options.k_rotation = TANDEM_ROTATION_NONE;  // the reference rounds keys as they come
   cache_options.layer_k_types = k_types.data();
   cache_options.layer_v_types = v_types.data();
   TANDEM_EXPECT("cache", TANDEM_OK, tandem_cache_create(&cache_, engine, model_, &cache_options, &error));

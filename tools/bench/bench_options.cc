@@ -37,7 +37,7 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
       choice_flag("--v-type", &options->v_type, dtype_choices(), "storage type of V where it differs"),
       choice_flag("--k-rotation", &options->k_rotation,
                   {{"none", TANDEM_ROTATION_NONE}, {"hadamard", TANDEM_ROTATION_HADAMARD}},
-                  "rotation of keys before they are stored, for 4-bit types (none)"),
+                  "rotation of keys before they are stored (hadamard for 4-bit types, else none)"),
       number_flag("--page-tokens", &options->page_tokens, 16, 4096, "tokens of a page, a power of two (128)"),
       choice_flag("--io-type", &options->io_type, {{"f32", TANDEM_F32}, {"bf16", TANDEM_BF16}}, "type of q, k, v, o (bf16)"),
       number_flag("--layers", &options->n_layers, 0, 65536, "layers taken in turns (0: until K and V leave the caches)"),
@@ -136,6 +136,13 @@ Result parse_bench_options(int argc, const char* const* argv, BenchOptions* opti
   options->output = static_cast<Output>(raw.output);
   fill_defaults(options);
   return check_together(*options);
+}
+
+int32_t BenchOptions::k_rotation_of(int32_t kv_type) const {
+  if (k_rotation != TANDEM_ROTATION_DEFAULT) return k_rotation;
+  const bool has_4_bits = kv_type == TANDEM_Q4_0 || kv_type == TANDEM_Q4_64;
+  const bool can_rotate = (head_dim & (head_dim - 1)) == 0 && rope_theta == 0 && !v_aliases_k;
+  return has_4_bits && can_rotate ? TANDEM_ROTATION_HADAMARD : TANDEM_ROTATION_NONE;
 }
 
 std::string bench_help() {

@@ -27,7 +27,7 @@ struct BenchOptions {
   int64_t q_len = 0;              // 0: the mode's default
   std::vector<int32_t> kv_types;  // empty: bf16
   int32_t v_type = 0;             // of all kv_types; 0: the keys' own
-  int32_t k_rotation = TANDEM_ROTATION_NONE;
+  int32_t k_rotation = TANDEM_ROTATION_DEFAULT;
   int64_t page_tokens = 128;
   int32_t io_type = 0;  // of q, k, v, o; 0: bf16
   int64_t batch = 1;
@@ -46,6 +46,7 @@ struct BenchOptions {
   Output output = Output::kMarkdown;
 
   int32_t v_type_beside(int32_t kv_type) const { return v_type == 0 ? kv_type : v_type; }
+  int32_t k_rotation_of(int32_t kv_type) const;  // what the library's default is, where none was asked for
 };
 
 Result parse_bench_options(int argc, const char* const* argv, BenchOptions* options);

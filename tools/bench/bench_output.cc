@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "tools/bench/bench_output.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "tools/common/engine_report.h"
@@ -21,9 +22,7 @@ double share_of(const BenchOptions& options, const Measurement& m) {
   return is_compute(options.mode) ? m.gflops / m.limit_gflops : m.read_gbps / m.limit_gbps;
 }
 
-const char* rotation_name(const BenchOptions& options) {
-  return options.k_rotation == TANDEM_ROTATION_HADAMARD ? "hadamard" : "none";
-}
+const char* rotation_name(int32_t k_rotation) { return k_rotation == TANDEM_ROTATION_HADAMARD ? "hadamard" : "none"; }
 
 // "q8_0", or "q8_0, q4_0" where V has another.
 std::string type_names(const BenchOptions& options, int32_t kv_type) {
@@ -38,7 +37,7 @@ Json record(const Bench& bench, const Measurement& m) {
   json["bench"] = options.mode_name;
   json["type"] = dtype_name(m.kv_type);
   json["v_type"] = dtype_name(options.v_type_beside(m.kv_type));
-  json["k_rotation"] = rotation_name(options);
+  json["k_rotation"] = rotation_name(options.k_rotation_of(m.kv_type));
   json["io_type"] = dtype_name(options.io_type);
   json["kv_len"] = m.kv_len;
   json["q_len"] = m.q_len;
@@ -156,7 +155,11 @@ std::string title(const Bench& bench) {
   std::string line = text("%s: one layer, %lld query heads, %lld KV heads of %lld, %d threads, %s",
                           options.mode_name.c_str(), number(options.n_q_heads), number(options.n_kv_heads),
                           number(options.head_dim), bench.n_threads, bench.isa.c_str());
-  if (options.k_rotation != TANDEM_ROTATION_NONE) line += text(", K rotated (%s)", rotation_name(options));
+  const auto is_rotated = [&](int32_t type) { return options.k_rotation_of(type) == TANDEM_ROTATION_HADAMARD; };
+  if (options.k_rotation == TANDEM_ROTATION_HADAMARD)
+    line += ", K rotated (hadamard)";
+  else if (std::any_of(options.kv_types.begin(), options.kv_types.end(), is_rotated))
+    line += ", 4-bit K rotated (hadamard)";
   if (options.policy != "all") line += text(", window %lld, sinks %lld", number(options.window), number(options.sinks));
   if (is_compute(options.mode))
     line += ". The limit is oneDNN's matrix product in the same run";

@@ -232,8 +232,8 @@ void mark_visible(const BenchOptions& options, int64_t q_len, Row* row) {
 
 // Whether this call goes through matrix products of bf16 weights, where the processor has such.
 bool weights_may_round(const BenchOptions& options, const Case& geometry, const MatmulRows& matmul_rows) {
-  const bool bf16_q =
-      options.io_type == TANDEM_BF16 && options.rope_theta == 0 && options.k_rotation == TANDEM_ROTATION_NONE;
+  const bool bf16_q = options.io_type == TANDEM_BF16 && options.rope_theta == 0 &&
+                      options.k_rotation_of(geometry.kv_type) == TANDEM_ROTATION_NONE;
   if (!bf16_q || options.v_type_beside(geometry.kv_type) != TANDEM_BF16) return false;
   const int64_t n_rows = geometry.q_len * (options.n_q_heads / options.n_kv_heads);
   return n_rows >= (geometry.kv_type == TANDEM_BF16 ? matmul_rows.bf16 : matmul_rows.other);

@@ -25,7 +25,8 @@ class CacheOptions(TypedDict, total=False):
     layer_k_types, layer_v_types : sequence of str
         One per layer, in place of ``k_type`` and ``v_type``.
     k_rotation : str
-        ``"none"`` or ``"hadamard"``: rotate keys before they are rounded.
+        ``"hadamard"``: rotate keys before they are rounded; ``"none"``; ``"default"``, as left out: ``"hadamard"`` for keys in
+        4 bits where a layer's keys can be rotated and its hidden states are not kept, else ``"none"``.
     layer_k_rotations : sequence of str
         One per layer, in place of ``k_rotation``.
     x_type : str

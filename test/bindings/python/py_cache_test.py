@@ -73,6 +73,16 @@ def test_storage_options(world, options, row):
     assert plan.report()["kv_token_bytes"] == plan.kv_token_bytes if "kv_token_bytes" in plan.report() else plan.report()
 
 
+def test_keys_of_4_bits_are_rotated_by_default(world):
+    digests = []
+    _, k, v = world.qkv(40)
+    for options in ({}, {"k_rotation": "default"}, {"k_rotation": "hadamard"}, {"k_rotation": "none"}):
+        sequence = tandem.Cache(world.engine, world.model, k_type="q4_0", **options).create_sequence()
+        sequence.append(k, v)
+        digests.append(sequence.digest())
+    assert digests[0] == digests[1] == digests[2] != digests[3]
+
+
 def test_plan_refuses_as_create_does(world):
     with pytest.raises(tandem.CapacityError):
         tandem.plan_memory(world.engine, world.model, [1 << 24], cache={"host_cap_bytes": 1 << 22})

@@ -33,11 +33,13 @@ pub enum Rope {
 #[repr(i32)]
 #[non_exhaustive]
 pub enum Rotation {
-    /// Nothing.
+    /// `Hadamard` for keys in 4 bits where a layer's keys can be rotated and its hidden states are not kept, else `None`.
     #[default]
-    None = sys::TANDEM_ROTATION_NONE,
+    Default = sys::TANDEM_ROTATION_DEFAULT,
     /// A Walsh-Hadamard matrix; queries follow.
     Hadamard = sys::TANDEM_ROTATION_HADAMARD,
+    /// Nothing.
+    None = sys::TANDEM_ROTATION_NONE,
 }
 
 /// How query heads of a KV head agree on what it keeps.
