@@ -169,9 +169,9 @@ class RopeCase {
     append_.q = rows(q_, layer_.n_q_heads, layer_.k_head_dim);
     // The reference attends rotated keys with rotated queries.
     std::vector<float> keys = k;
-    for (std::vector<float>* rows : {&keys, &q_})
-      for (size_t at = 0; is_hadamard() && at < rows->size(); at += static_cast<size_t>(layer_.k_head_dim))
-        hadamard_rotate(rows->data() + at, layer_.k_head_dim);
+    for (std::vector<float>* of : {&keys, &q_})
+      for (size_t at = 0; is_hadamard() && at < of->size(); at += static_cast<size_t>(layer_.k_head_dim))
+        hadamard_rotate(of->data() + at, layer_.k_head_dim);
     keep(layer_.k_type, layer_.k_head_dim, keys, &k_);
     keep(layer_.v_type, layer_.v_head_dim, v, &v_);
     DeviceError error;
