@@ -91,7 +91,7 @@ JobCut cut_of(const AttendJob& job, int32_t job_idx, const Crossover& crossover)
 }  // namespace
 
 bool use_matmul(const AttendJob& job, const Crossover& crossover) {
-  if (job.n_keys == 0) return false;
+  if (job.n_keys == 0 || job.bias != nullptr) return false;  // products add no bias
   const Layer& layer = *job.layer;
   const bool in_bf16 = job.q_is_bf16 && layer.k_type == TANDEM_BF16 && layer.v_type == TANDEM_BF16 && layer.rope == nullptr;
   return job.n_rows >= (in_bf16 ? crossover.rows_bf16 : crossover.rows);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cpu/backend.h"
 #include "cpu/isa.h"
+#include "cpu/lent_pool.h"
 #include "cpu/onednn.h"
 
 namespace tandem {
@@ -12,7 +13,10 @@ Status create_cpu_backend(const CpuOptions& options, Backend* backend) {
   cpu::Crossover crossover{options.matmul_rows, options.matmul_rows};
   if (options.matmul_rows == 0) TANDEM_TRY(cpu::process_crossover(*kernels, &crossover));
   std::unique_ptr<cpu::Pool> pool;
-  TANDEM_TRY(cpu::Pool::create({options.n_threads, options.spin_ns, options.pin_threads, options.n_others}, &pool));
+  if (options.run != nullptr)
+    pool = cpu::make_lent_pool({options.run, options.run_user, options.n_threads});
+  else
+    TANDEM_TRY(cpu::Pool::create({options.n_threads, options.spin_ns, options.pin_threads, options.n_others}, &pool));
   return cpu::make_cpu_backend(*kernels, crossover, std::move(pool), backend);
 }
 

@@ -170,7 +170,7 @@ void Block::start() {
 // them.)
 const std::byte* Block::load(const TileSource& source, bool bf16, std::byte* to) {
   const int64_t tile_row_bytes = source.head_dim * static_cast<int64_t>(element_bytes(bf16));
-  const bool in_place = source.dtype == (bf16 ? TANDEM_BF16 : TANDEM_F32) && source.row_bytes == tile_row_bytes &&
+  const bool in_place = source.dtype == (bf16 ? TANDEM_BF16 : TANDEM_F32) && source.stride == tile_row_bytes &&
                         (source.is_value || layer_.rope == nullptr);
   if (in_place && tile_.n_segments == 1 && tile_.n_keys == padded_keys()) return stored_row(source, tile_.segments[0], 0);
   if (bf16)

@@ -172,14 +172,14 @@ void Block::load_keys() {
     k_blocks_[column / kRows] = reinterpret_cast<const uint8_t*>(scratch_.k + column * k_stride_);
 }
 
-// Sixteen keys of one run are multiplied where they lie; where runs meet they are copied together.
+// Sixteen keys of one run are multiplied where they lie; where runs meet, or rows have gaps, they are copied together.
 void Block::use_keys_in_place() {
-  const auto row = static_cast<size_t>(k_source_.row_bytes);
+  const auto row = static_cast<size_t>(k_source_.row_bytes());
   auto* copies = reinterpret_cast<std::byte*>(scratch_.k);
   int32_t i = 0;
   for (int32_t column = 0; column < padded_keys(); column += kRows) {
     while (i < tile_.n_segments && column >= tile_.segments[i].column + tile_.segments[i].n_keys) ++i;
-    const bool whole = i < tile_.n_segments && column + kRows <= tile_.segments[i].column + tile_.segments[i].n_keys;
+    const bool whole = k_source_.side_by_side() && i < tile_.n_segments && column + kRows <= tile_.segments[i].column + tile_.segments[i].n_keys;
     const std::byte* at = copies + static_cast<size_t>(column) * row;
     if (whole) {
       at = stored_row(k_source_, tile_.segments[i], column);
@@ -202,8 +202,11 @@ void Block::split_f16_keys() {
   const int64_t plane = kKeys * k_stride_;
   for (int32_t i = 0; i < tile_.n_segments; ++i) {
     const KeySegment& segment = tile_.segments[i];
-    const auto* rows = reinterpret_cast<const uint8_t*>(stored_row(k_source_, segment, segment.column));
-    matrix_.split_halves(rows, segment.n_keys * k_stride_, scratch_.k + segment.column * k_stride_, plane);
+    const int32_t step = k_source_.side_by_side() ? segment.n_keys : 1;
+    for (int32_t column = segment.column; column < segment.column + segment.n_keys; column += step) {
+      const auto* rows = reinterpret_cast<const uint8_t*>(stored_row(k_source_, segment, column));
+      matrix_.split_halves(rows, step * k_stride_, scratch_.k + column * k_stride_, plane);
+    }
   }
   for (int32_t p = 0; p < k_planes_; ++p)
     std::fill_n(scratch_.k + p * plane + tile_.n_keys * k_stride_, (padded_keys() - tile_.n_keys) * k_stride_, uint16_t{0});
@@ -281,6 +284,7 @@ void Block::split_values() {
 // Sixteen rows each of what the next tile reads.
 void Block::list_ahead() {
   n_ahead_ = 0;
+  if (!k_source_.side_by_side() || !v_source_.side_by_side()) return;
   for (int32_t i = 0; i < next_.n_segments; ++i) {
     const KeySegment& segment = next_.segments[i];
     for (int32_t j = 0; j < segment.n_keys && n_ahead_ + 2 <= MatrixScratch::kMaxAheadBlocks; j += kRows) {
@@ -341,7 +345,7 @@ void Block::softmax(int32_t group, int32_t side, int32_t begin, int32_t end, boo
   const int32_t first = n_ahead_ * group / n_groups_;
   softmax.ahead = scratch_.ahead + first;
   softmax.n_ahead = n_ahead_ * (group + 1) / n_groups_ - first;
-  softmax.ahead_bytes = kRows * k_source_.row_bytes;
+  softmax.ahead_bytes = kRows * k_source_.row_bytes();
   matrix_.softmax(softmax);
 }
 

@@ -9,18 +9,17 @@
 namespace tandem::cpu {
 
 TileSource key_source(const Layer& layer) {
-  return {false, layer.k_type, layer.k_head_dim, row_bytes(layer.k_type, layer.k_head_dim),
-          scale_bytes(layer.k_type, layer.k_head_dim)};
+  return {false, layer.k_type, layer.k_head_dim, k_stride_of(layer), scale_bytes(layer.k_type, layer.k_head_dim)};
 }
 
 TileSource value_source(const Layer& layer) {
   const int32_t stored_dim = layer.v_aliases_k ? layer.k_head_dim : layer.v_head_dim;
-  return {true, layer.v_type, layer.v_head_dim, row_bytes(layer.v_type, stored_dim), scale_bytes(layer.v_type, stored_dim)};
+  return {true, layer.v_type, layer.v_head_dim, v_stride_of(layer), scale_bytes(layer.v_type, stored_dim)};
 }
 
 const std::byte* stored_row(const TileSource& source, const KeySegment& segment, int32_t column) {
   const void* stored = source.is_value ? segment.run->v : segment.run->k;
-  return static_cast<const std::byte*>(stored) + (segment.row + column - segment.column) * source.row_bytes;
+  return static_cast<const std::byte*>(stored) + (segment.row + column - segment.column) * source.stride;
 }
 
 void widen_row(const KernelTable& kernels, const TileSource& source, const KeySegment& segment, int32_t column, int64_t n,
@@ -32,7 +31,7 @@ void widen_row(const KernelTable& kernels, const TileSource& source, const KeySe
 }
 
 void widen_tile(const KernelTable& kernels, const TileSource& source, const KeyTile& tile, float* to) {
-  const bool compact = source.row_bytes == row_bytes(source.dtype, source.head_dim) && source.scale_bytes == 0;
+  const bool compact = source.side_by_side() && n_scales(source.dtype, source.head_dim) == 0;
   for (int32_t i = 0; i < tile.n_segments; ++i) {
     const KeySegment& segment = tile.segments[i];
     const int32_t step = compact ? segment.n_keys : 1;

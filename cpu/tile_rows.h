@@ -9,6 +9,7 @@
 #include "cpu/kernels/softmax_tile.h"
 #include "cpu/matmul_keys.h"
 #include "lib/backend.h"
+#include "lib/dtype.h"
 
 namespace tandem::cpu {
 
@@ -17,8 +18,10 @@ struct TileSource {
   bool is_value = false;
   int32_t dtype = 0;
   int32_t head_dim = 0;
-  int64_t row_bytes = 0;    // between stored rows
-  int64_t scale_bytes = 0;  // between the scales of stored rows; 0: there are none
+  int64_t stride = 0;       // bytes between stored rows
+  int64_t scale_bytes = 0;  // between the scales of stored rows; 0: they have none elsewhere
+  int64_t row_bytes() const { return tandem::row_bytes(dtype, head_dim); }
+  bool side_by_side() const { return stride == row_bytes(); }
 };
 TileSource key_source(const Layer& layer);
 TileSource value_source(const Layer& layer);

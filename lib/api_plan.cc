@@ -4,6 +4,7 @@
 
 #include "lib/api_session.h"
 #include "lib/cache.h"
+#include "lib/layer_refusal.h"
 #include "lib/options.h"
 #include "lib/plan.h"
 #include "lib/session.h"
@@ -141,7 +142,7 @@ int32_t tandem_supports(const tandem_engine* engine, const tandem_layer_options*
     if (layer != nullptr) TANDEM_TRY(copy_in(layer, "layer.", &layer_copy));
     TANDEM_TRY(copy_in_or_default(cache, "cache.", &cache_copy));
     TANDEM_TRY(copy_in_or_default(session, "session.", &session_copy));
-    TANDEM_TRY(check_layer(layer_copy, -1));
+    TANDEM_TRY(check_layer(layer_copy, LayerRefusal("layer.")));
     TANDEM_TRY(check_session_options(session_copy).in("session"));
     std::shared_ptr<const Model> model_object;
     std::shared_ptr<Cache> cache_object;

@@ -16,11 +16,11 @@ namespace tandem {
 
 inline constexpr int32_t kAllNodes = -1;  // of memory: interleaved over all NUMA nodes; of a job: its keys are, anybody's
 
-// Consecutive keys of one KV head. Rows are contiguous: row i of K is at k + i * row_bytes(k_type, k_head_dim).
+// Consecutive keys of one KV head: row i of K is at k + i * k_stride_of(layer).
 struct KvRun {
   const void* k = nullptr;         // [n_tokens, k_head_dim]
   const void* v = nullptr;         // [n_tokens, v_head_dim]; = k where V aliases K (with K's row stride)
-  const void* k_scales = nullptr;  // f16 [n_tokens, n_scales(k_type, k_head_dim)]; null for types without scales
+  const void* k_scales = nullptr;  // f16 [n_tokens, n_scales(k_type, k_head_dim)]; null for types without scales elsewhere
   const void* v_scales = nullptr;  // the same of V; = k_scales where V aliases K
   int64_t n_tokens = 0;
   int64_t token_idx = 0;               // of the first key; the others follow. -1: every query sees all keys of the run
@@ -40,6 +40,17 @@ struct Visibility {
   int32_t tree_words = 0;
 };
 
+// What is added to logits, after scale and cap: for query head g of the group, query token t and key token j,
+//   (slopes ? slopes[g] : 1) * (mask ? mask[t][j] : -|first_position + t - j|)
+// mask: f32 or f16, of which row t begins at mask + t * row_bytes.
+struct LogitBias {
+  const void* mask = nullptr;
+  int32_t mask_type = 0;
+  int64_t row_bytes = 0;
+  int64_t first_position = 0;
+  const float* slopes = nullptr;  // [group_size]
+};
+
 // One (sequence, KV head) over one set of keys. Row r of q is query head r % group_size of query token r / group_size.
 struct AttendJob {
   const Layer* layer = nullptr;
@@ -55,6 +66,7 @@ struct AttendJob {
   float* lse = nullptr;                    // [n_rows]; -inf where a row sees nothing
   float* logits = nullptr;                 // null or [n_rows, n_keys]: after scale and cap, -inf where masked
   bool runs_are_keys = false;              // every run is one key, so that the i-th key is runs[i]
+  const LogitBias* bias = nullptr;         // then every run has a token_idx
 };
 
 // States over disjoint keys into one, row by row, in the order of the array; the learned sink last, where there is one.
@@ -165,6 +177,8 @@ struct CpuOptions {
   int64_t spin_ns = 50'000;
   bool pin_threads = true;
   int32_t matmul_rows = 0;  // query rows from which a job goes through matrix products; 0: measured
+  tandem_run_fn run = nullptr;  // lends n_threads threads; null: the backend starts its own
+  void* run_user = nullptr;
 };
 
 // Names of the instruction sets of this build, best first, null past the end; whether this processor has one.

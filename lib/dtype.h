@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Storage types of K and V. One struct and one line in the list per type; everything that depends on the type is
 // instantiated from the list.
+//
+// A cache keeps the codes of a row and its scales in two places. Tensors that a caller owns have ggml's blocks instead: each
+// group's scale, and then its codes. Kernels read these too, under numbers that no caller can pass (in_blocks()).
 #pragma once
 
 #include <cstdint>
@@ -16,6 +19,7 @@ struct DtypeInfo {
   int32_t group;   // consecutive elements of a row that share scales; 0: no scales. A row's last group may be short
   int32_t scales;  // f16 numbers of a group: its scale, or its scale and then its minimum
   double epsilon;  // spacing of 1.0; with scales: of the codes, relative to the group's largest, or to its range
+  bool in_blocks = false;  // scales lie between the codes
 };
 
 inline constexpr DtypeInfo kDtypes[] = {
@@ -25,10 +29,29 @@ inline constexpr DtypeInfo kDtypes[] = {
     {TANDEM_Q4_64, "q4_64", 4, 64, 2, 0x1p-3},
 };
 
+// Of the types that a caller may pass.
 constexpr const DtypeInfo* find_dtype(int32_t dtype) {
   for (const DtypeInfo& info : kDtypes)
     if (info.dtype == dtype) return &info;
   return nullptr;
+}
+
+inline constexpr int32_t kQ8_0Blocks = 64 + TANDEM_Q8_0, kQ4_0Blocks = 64 + TANDEM_Q4_0;
+inline constexpr DtypeInfo kBlockDtypes[] = {
+    {kQ8_0Blocks, "q8_0 blocks", 8, 32, 1, 0x1p-7, true},
+    {kQ4_0Blocks, "q4_0 blocks", 4, 32, 1, 0x1p-3, true},
+};
+
+// How a tensor of that type lies in memory.
+constexpr int32_t in_blocks(int32_t dtype) {
+  return dtype == TANDEM_Q8_0 ? kQ8_0Blocks : dtype == TANDEM_Q4_0 ? kQ4_0Blocks : dtype;
+}
+
+// Of the types that kernels read.
+constexpr const DtypeInfo& stored_dtype(int32_t dtype) {
+  for (const DtypeInfo& info : kBlockDtypes)
+    if (info.dtype == dtype) return info;
+  return *find_dtype(dtype);
 }
 
 // q, o, lse and states come in these; K and V in all.
@@ -44,15 +67,20 @@ constexpr bool is_hidden_type(const DtypeInfo& info) {
 // "f32, f16, ...", of all types.
 const char* storage_type_names();
 
-// Bytes of one row of head_dim elements, without its scales.
-constexpr int64_t row_bytes(int32_t dtype, int64_t head_dim) { return (find_dtype(dtype)->bits * head_dim + 7) / 8; }
-
-// Scales of one row, minima included, and their bytes.
+// Scales of one row, minima included.
 constexpr int64_t n_scales(int32_t dtype, int64_t head_dim) {
-  const DtypeInfo& info = *find_dtype(dtype);
+  const DtypeInfo& info = stored_dtype(dtype);
   return info.group == 0 ? 0 : (head_dim + info.group - 1) / info.group * info.scales;
 }
-constexpr int64_t scale_bytes(int32_t dtype, int64_t head_dim) { return 2 * n_scales(dtype, head_dim); }
+
+// Bytes of one row of head_dim elements, and of the scales that it has elsewhere.
+constexpr int64_t row_bytes(int32_t dtype, int64_t head_dim) {
+  const DtypeInfo& info = stored_dtype(dtype);
+  return (info.bits * head_dim + 7) / 8 + (info.in_blocks ? 2 * n_scales(dtype, head_dim) : 0);
+}
+constexpr int64_t scale_bytes(int32_t dtype, int64_t head_dim) {
+  return stored_dtype(dtype).in_blocks ? 0 : 2 * n_scales(dtype, head_dim);
+}
 
 // Of the type that has most.
 constexpr int64_t max_scales(int64_t head_dim) {

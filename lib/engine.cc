@@ -8,6 +8,21 @@
 #include <cstring>
 
 namespace tandem {
+namespace {
+
+Status check_lent_threads(const tandem_engine_options& options) {
+  constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
+  if (options.run == nullptr)
+    return options.run_user == nullptr
+               ? Status()
+               : fail(kInvalid, "run_user", "run_user = %p is given without run", options.run_user);
+  if (options.n_threads == 0) return fail(kInvalid, "n_threads", "n_threads = 0 with run: say how many threads it has");
+  if (options.pin_threads == 1)
+    return fail(kInvalid, "pin_threads", "pin_threads = 1 with run: the threads are the caller's");
+  return {};
+}
+
+}  // namespace
 
 Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engine>* engine) {
   if (options.backend == nullptr && options.backend_path != nullptr)
@@ -20,6 +35,7 @@ Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engi
                 static_cast<long long>(options.spin_ns));
   if (options.pin_threads < -1 || options.pin_threads > 1)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "pin_threads", "pin_threads = %d is not -1, 0 or 1", options.pin_threads);
+  TANDEM_TRY(check_lent_threads(options));
   CpuOptions cpu;
   cpu.n_threads = options.n_threads;
   cpu.n_others = options.backend != nullptr ? 1 : 0;  // who waits for the device, while another thread calls the workers
@@ -27,6 +43,8 @@ Status Engine::create(const tandem_engine_options& options, std::shared_ptr<Engi
   if (options.spin_ns >= 0) cpu.spin_ns = options.spin_ns;
   cpu.pin_threads = options.pin_threads != 0;
   cpu.matmul_rows = options.matmul_rows;
+  cpu.run = options.run;
+  cpu.run_user = options.run_user;
   auto made = std::make_shared<Engine>();  // first: what is created has an owner, also when memory runs out
   TANDEM_TRY(create_cpu_backend(cpu, &made->cpu_));
   return complete(std::move(made), options, engine);

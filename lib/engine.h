@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "lib/attend_tensors.h"
 #include "lib/backend.h"
 #include "lib/device_owner.h"
 #include "lib/memory.h"
@@ -28,6 +29,7 @@ class Engine {
   const Allocator& allocator() const { return allocator_; }
   UnderWay& device_calls() { return device_calls_; }
   Profile& profile() { return profile_; }
+  TensorAttention& tensors() { return tensors_; }
   // Of released sessions, those whose device is waited for. Who counts down holds the engine no longer.
   const std::shared_ptr<UnderWay>& endings() const { return endings_; }
   // Until no call on device tensors is under way, and nothing is left of what they and others have posted to the worker.
@@ -43,6 +45,7 @@ class Engine {
   std::unique_ptr<DeviceOwner> device_;
   UnderWay device_calls_;
   Profile profile_;
+  TensorAttention tensors_;
   std::shared_ptr<UnderWay> endings_ = std::make_shared<UnderWay>();
   Allocator allocator_;
   tandem_log_fn log_ = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Refusals of members of one layer: "layers[3].n_q_heads = 7 ...", or "layer." where there is only one.
+// Refusals of members of one layer: "layers[3].n_q_heads = 7 ...", or with another prefix where there is only one.
 #pragma once
 
 #include <cstdarg>
@@ -15,11 +15,9 @@ namespace tandem {
 class LayerRefusal {
  public:
   explicit LayerRefusal(int64_t layer_idx) {
-    if (layer_idx >= 0)
-      std::snprintf(prefix_, sizeof prefix_, "layers[%lld].", static_cast<long long>(layer_idx));
-    else
-      std::snprintf(prefix_, sizeof prefix_, "layer.");
+    std::snprintf(prefix_, sizeof prefix_, "layers[%lld].", static_cast<long long>(layer_idx));
   }
+  explicit LayerRefusal(const char* prefix) { std::snprintf(prefix_, sizeof prefix_, "%s", prefix); }
   const char* prefix() const { return prefix_; }
   [[gnu::format(printf, 4, 5)]] Status operator()(int32_t code, const char* member, const char* format, ...) const {
     char text[256];

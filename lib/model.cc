@@ -130,6 +130,8 @@ std::vector<double> rope_frequencies(const tandem_layer_options& l) {
   return inv_freq;
 }
 
+}  // namespace
+
 Layer resolve_layer(const tandem_layer_options& l) {
   Layer layer;
   layer.n_q_heads = l.n_q_heads;
@@ -144,10 +146,7 @@ Layer resolve_layer(const tandem_layer_options& l) {
   return layer;
 }
 
-}  // namespace
-
-Status check_layer(const tandem_layer_options& layer, int64_t layer_idx) {
-  const LayerRefusal refuse(layer_idx);
+Status check_layer(const tandem_layer_options& layer, const LayerRefusal& refuse) {
   TANDEM_TRY(check_heads(layer, refuse));
   TANDEM_TRY(check_dims(layer, refuse));
   TANDEM_TRY(check_logits(layer, refuse));
@@ -175,7 +174,7 @@ Status Model::create(const std::vector<tandem_layer_options>& layers, std::share
   if (n_layers < 1 || n_layers > kMaxLayers)
     return fail(kInvalid, "n_layers", "n_layers = %lld is not from 1 to %lld", static_cast<long long>(n_layers),
                 static_cast<long long>(kMaxLayers));
-  for (int64_t i = 0; i < n_layers; ++i) TANDEM_TRY(check_layer(layers[static_cast<size_t>(i)], i));
+  for (int64_t i = 0; i < n_layers; ++i) TANDEM_TRY(check_layer(layers[static_cast<size_t>(i)], LayerRefusal(i)));
 
   auto made = std::make_shared<Model>();
   made->layers_.reserve(layers.size());

@@ -29,7 +29,10 @@ class Model {
   std::vector<std::unique_ptr<OwnedProjection>> projections_;                        // of layers that have one
 };
 
-// Checks one layer alone: INVALID_ARGUMENT or UNSUPPORTED, naming layers[layer_idx].member.
-Status check_layer(const tandem_layer_options& layer, int64_t layer_idx);
+class LayerRefusal;
+// Checks one layer alone: INVALID_ARGUMENT or UNSUPPORTED, naming the member with the refusal's prefix.
+Status check_layer(const tandem_layer_options& layer, const LayerRefusal& refuse);
+// A checked layer with its defaults filled in, but for what belongs to a model: sinks, RoPE, projection.
+Layer resolve_layer(const tandem_layer_options& layer);
 
 }  // namespace tandem

@@ -92,4 +92,6 @@ void tandem_session_options_init(tandem_session_options* options) { tandem::init
 
 void tandem_attend_args_init(tandem_attend_args* args) { tandem::init(args); }
 
+void tandem_attend_tensors_args_init(tandem_attend_tensors_args* args) { tandem::init(args); }
+
 void tandem_weights_options_init(tandem_weights_options* options) { tandem::init(options); }

@@ -113,9 +113,25 @@ Status check_blocks(const tandem_tensor& t, const char* name, const Unit& unit) 
   return {};
 }
 
+// The outer dimensions from the one that is innermost in memory on.
+struct DimOrder {
+  int32_t dims[3];
+  int32_t n = 0;
+};
+DimOrder order_of(const tandem_tensor& t, bool any_order) {
+  DimOrder order;
+  for (int32_t d = t.n_dims - 2; d >= 0; --d)
+    if (!any_order || t.shape[d] > 1) order.dims[order.n++] = d;
+  if (any_order)
+    std::stable_sort(order.dims, order.dims + order.n, [&](int32_t a, int32_t b) { return t.stride[a] < t.stride[b]; });
+  return order;
+}
+
 // Strides, and from the innermost dimension outwards the elements that a slice spans: (length - 1) * stride + inner span.
 // Without elements the span is 0 and strides only have to be positive and countable in bytes.
-Status check_strides(const tandem_tensor& t, const char* name, Footprint* footprint) {
+Status check_strides(const tandem_tensor& t, const TensorSpec& spec, Footprint* footprint) {
+  const char* name = spec.name;
+  const DimOrder order = order_of(t, spec.any_order);
   const int32_t last = t.n_dims - 1;
   const Unit unit = unit_of(t.dtype);
   const bool empty = std::any_of(t.shape, t.shape + t.n_dims, [](int64_t length) { return length == 0; });
@@ -123,11 +139,12 @@ Status check_strides(const tandem_tensor& t, const char* name, Footprint* footpr
   if (t.stride[last] != 1)
     return refuse_at(name, "stride", last, "%lld, must be 1 in the last dimension", static_cast<long long>(t.stride[last]));
   int64_t span = t.shape[last];  // elements, of one slice of dimension d + 1
-  int64_t row = span;            // elements, of one slice of dimension 0
-  for (int32_t d = last - 1; d >= 0; --d) {
+  int64_t row = span;            // elements, of one slice of the outermost dimension
+  for (int32_t d = last - 1; d >= 0; --d)
+    if (t.stride[d] <= 0) return refuse_at(name, "stride", d, "%lld is not positive", static_cast<long long>(t.stride[d]));
+  for (int32_t i = 0; i < order.n && !empty; ++i) {
+    const int32_t d = order.dims[i];
     const auto stride = static_cast<long long>(t.stride[d]);
-    if (stride <= 0) return refuse_at(name, "stride", d, "%lld is not positive", stride);
-    if (empty) continue;
     if (stride < span)
       return refuse_at(name, "stride", d, "%lld is less than the %lld elements of the inner dimensions", stride,
                        static_cast<long long>(span));
@@ -144,9 +161,10 @@ Status check_strides(const tandem_tensor& t, const char* name, Footprint* footpr
   for (int32_t d = last - 1; d >= 0; --d)  // also of dimensions that have no second element
     if (__builtin_mul_overflow(t.stride[d] / unit.n_elements, unit.bytes, &stride_bytes))
       return refuse_at(name, "stride", d, "%lld is more bytes than memory can hold", static_cast<long long>(t.stride[d]));
-  footprint->n_rows = empty ? 0 : t.n_dims == 1 ? 1 : t.shape[0];
+  const int32_t outermost = order.n > 0 ? order.dims[order.n - 1] : -1;
+  footprint->n_rows = empty ? 0 : outermost < 0 ? 1 : t.shape[outermost];
   footprint->row_bytes = row / unit.n_elements * unit.bytes;
-  footprint->row_stride = t.n_dims == 1 ? bytes : stride_bytes;
+  footprint->row_stride = outermost < 0 ? bytes : t.stride[outermost] / unit.n_elements * unit.bytes;
   return {};
 }
 
@@ -201,7 +219,7 @@ Status check_tensor(const tandem_tensor* tensor, const TensorSpec& spec, Checked
   TANDEM_TRY(check_type(t, spec));
   TANDEM_TRY(check_place(t, spec));
   TANDEM_TRY(check_shape(t, spec));
-  TANDEM_TRY(check_strides(t, spec.name, &checked->footprint));
+  TANDEM_TRY(check_strides(t, spec, &checked->footprint));
   return check_data(t, spec.name, &checked->footprint);
 }
 

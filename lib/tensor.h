@@ -45,6 +45,7 @@ struct TensorSpec {
   TensorDim dims[4];
   TensorTypes types = TensorTypes::kFloat;
   TensorPlace place = {};
+  bool any_order = false;  // strides may order the outer dimensions in any way, not just as the shape does
 };
 
 // Bytes that an argument occupies: n_rows pieces of row_bytes, row_stride apart.

@@ -103,11 +103,16 @@ HWY_INLINE void multiply_tiles(const uint8_t* k, int64_t stride, Prefetcher& ahe
   for (int i = kSteps < 4 ? kSteps : 3; i < 4; ++i) prefetch_rows<kRowBytes>(ahead);  // 4 rows of each for 16 keys
 }
 
-// logits of n keys, a multiple of 16 that is one matrix, for up to 4 rows.
+// 16 keys after another whose rows are `stride` bytes apart.
+struct KeyMatrix {
+  const uint8_t* k;
+  int64_t n, stride;
+};
+
+// logits of the matrix's keys for up to 4 rows.
 template <int kSteps>
-inline void dot_matrix(const uint32_t* tiles, int64_t n_rows, const uint8_t* k, int64_t n, Prefetcher& ahead,
-                       float* logits) {
-  constexpr int64_t stride = kSteps * kTileDims * 2;
+inline void dot_matrix(const uint32_t* tiles, int64_t n_rows, const KeyMatrix& matrix, Prefetcher& ahead, float* logits) {
+  const auto [k, n, stride] = matrix;
   alignas(64) float sums[2][kTileFloats];
   load_b<kSteps>(tiles);
   for (int64_t j = 0; j < n; j += kTileKeysAmx) {
@@ -126,10 +131,10 @@ HWY_INLINE int64_t matrix_keys(const Row* k, int64_t n, int64_t stride) {
 }
 
 template <int kSteps>
-void dot_rows_by_tiles(const uint32_t* tiles, int64_t n_rows, const KeyList& keys, Prefetcher& ahead, float* logits) {
+void dot_rows_by_tiles(const uint32_t* tiles, int64_t n_rows, const KeyMatrix& matrix, Prefetcher& ahead, float* logits) {
   Prefetcher none;
   for (int64_t r = 0; r < n_rows; r += kTileRowsAmx)
-    dot_matrix<kSteps>(tiles + r / kTileRowsAmx * kSteps * kTileFloats, n_rows - r, keys.k[0], keys.n, r == 0 ? ahead : none,
+    dot_matrix<kSteps>(tiles + r / kTileRowsAmx * kSteps * kTileFloats, n_rows - r, matrix, r == 0 ? ahead : none,
                        logits + r * kBlockKeys);
 }
 
@@ -145,22 +150,21 @@ inline void dots_of_bf16(const uint32_t* tiles, int64_t n_rows, int64_t dim, con
   Prefetcher ahead = keys.k_ahead;
   const int64_t row_bytes = 2 * dim;
   for (int64_t j = 0; j < keys.n;) {
-    KeyList part = keys;
-    part.k += j;
-    part.n = matrix_keys(part.k, n_rows > kTileRowsAmx && keys.n - j > kInL1 ? kInL1 : keys.n - j, row_bytes);
-    const Row first = copied;
-    if (part.n == 0) {
-      for (int64_t i = 0; i < kTileKeysAmx; ++i) copy_row(part.k[j + i < keys.n ? i : 0], row_bytes, copied + i * row_bytes);
-      part.k = &first;
-      part.n = kTileKeysAmx;
+    const Row* k = keys.k + j;
+    const int64_t n_left = keys.n - j;
+    KeyMatrix matrix{k[0], 0, n_left > 1 ? k[1] - k[0] : row_bytes};
+    matrix.n = matrix_keys(k, n_rows > kTileRowsAmx && n_left > kInL1 ? kInL1 : n_left, matrix.stride);
+    if (matrix.n == 0) {
+      for (int64_t i = 0; i < kTileKeysAmx; ++i) copy_row(k[i < n_left ? i : 0], row_bytes, copied + i * row_bytes);
+      matrix = {copied, kTileKeysAmx, row_bytes};
     }
     if (dim == 64)
-      dot_rows_by_tiles<2>(tiles, n_rows, part, ahead, logits + j);
+      dot_rows_by_tiles<2>(tiles, n_rows, matrix, ahead, logits + j);
     else if (dim == 96)
-      dot_rows_by_tiles<3>(tiles, n_rows, part, ahead, logits + j);
+      dot_rows_by_tiles<3>(tiles, n_rows, matrix, ahead, logits + j);
     else
-      dot_rows_by_tiles<4>(tiles, n_rows, part, ahead, logits + j);
-    j += part.n;
+      dot_rows_by_tiles<4>(tiles, n_rows, matrix, ahead, logits + j);
+    j += matrix.n;
   }
 }
 

@@ -65,6 +65,40 @@ struct CodesQ4 {
   }
 };
 
+// The same of ggml's blocks, each a scale and then its codes, in the order of the dims.
+struct CodesQ8Blocks {
+  static constexpr bool kUnpacks = true;
+  static constexpr float kUnit = 1.0f;
+  static constexpr int64_t kBytesPer64 = 2 * StoredQ8_0Blocks::kBlockBytes;
+  static HWY_INLINE void sort_dims(__m512&, __m512&) {}
+  static HWY_INLINE void unpack(Row k, int64_t dim, uint8_t* to) {
+    for (int64_t at = 0; at < dim; at += kCodeGroup, k += StoredQ8_0Blocks::kBlockBytes)
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to + at),
+                         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k + sizeof(uint16_t))));
+  }
+};
+struct CodesQ4Blocks {
+  static constexpr bool kUnpacks = true;
+  static constexpr float kUnit = 16.0f;
+  static constexpr int64_t kBytesPer64 = 2 * BlockNibbles::kBlockBytes;
+  static HWY_INLINE void sort_dims(__m512&, __m512&) {}
+  static HWY_INLINE void unpack(Row k, int64_t dim, uint8_t* to) {
+    const auto codes = [](Row block) HWY_ATTR {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + sizeof(uint16_t)));
+    };
+    for (int64_t at = 0; at < dim; at += 2 * kCodeGroup, k += kBytesPer64) {
+      __m512i raw = _mm512_castsi128_si512(codes(k));
+      const __m128i next = codes(k + BlockNibbles::kBlockBytes);
+      raw = _mm512_inserti32x4(raw, codes(k), 1);
+      raw = _mm512_inserti32x4(raw, next, 2);
+      raw = _mm512_inserti32x4(raw, next, 3);
+      constexpr int64_t kNibble = 0x0004000400040004;  // in every word
+      const __m512i shift = _mm512_setr_epi64(kNibble, kNibble, 0, 0, kNibble, kNibble, 0, 0);
+      _mm512_store_si512(to + at, signed_nibbles(_mm512_sllv_epi16(raw, shift)));
+    }
+  }
+};
+
 // B: for every 4 rows [dim / 32][16][16][4]. tile_scales: what a row's sums are to be multiplied by.
 template <class Codes>
 inline void pack_codes(const float* q, int64_t n_rows, int64_t dim, float scale, uint32_t* tiles, float* tile_scales) {

@@ -23,29 +23,39 @@ HWY_INLINE bool takes_tiles(const Layer& layer) {
   const int64_t dim = layer.k_head_dim;
   if (layer.rope != nullptr || dim > kMaxTileDim) return false;
   if (layer.k_type == TANDEM_BF16) return dim % kTileDims == 0;
-  return (layer.k_type == TANDEM_Q8_0 || layer.k_type == TANDEM_Q4_0) && dim % 64 == 0;
+  const bool is_coded = layer.k_type == TANDEM_Q8_0 || layer.k_type == TANDEM_Q4_0;
+  return (is_coded || stored_dtype(layer.k_type).in_blocks) && dim % 64 == 0;
+}
+
+// use(Codes()) for a type of codes.
+template <class Use>
+HWY_INLINE void with_codes(int32_t dtype, const Use& use) {
+  switch (dtype) {
+    case TANDEM_Q8_0:
+      return use(CodesQ8());
+    case TANDEM_Q4_0:
+      return use(CodesQ4());
+    case kQ8_0Blocks:
+      return use(CodesQ8Blocks());
+    case kQ4_0Blocks:
+      return use(CodesQ4Blocks());
+  }
 }
 
 // q [n_rows, head_dim] times sm_scale, as dots_by_tiles() reads it.
 inline void pack_tiles(const Layer& layer, const float* q, int64_t n_rows, SpanScratch& s) {
   const int64_t dim = layer.k_head_dim;
-  if (layer.k_type == TANDEM_BF16)
-    pack_bf16(q, n_rows, dim, layer.sm_scale, s.tiles);
-  else if (layer.k_type == TANDEM_Q8_0)
-    pack_codes<CodesQ8>(q, n_rows, dim, layer.sm_scale, s.tiles, s.tile_scales);
-  else
-    pack_codes<CodesQ4>(q, n_rows, dim, layer.sm_scale, s.tiles, s.tile_scales);
+  if (layer.k_type == TANDEM_BF16) return pack_bf16(q, n_rows, dim, layer.sm_scale, s.tiles);
+  with_codes(layer.k_type, [&](auto codes) HWY_ATTR {
+    pack_codes<decltype(codes)>(q, n_rows, dim, layer.sm_scale, s.tiles, s.tile_scales);
+  });
 }
 
 // As dots_of(), with the q packed last. Up to 15 logits past the last key are overwritten.
 inline void dots_by_tiles(const Layer& layer, int64_t n_rows, const KeyList& keys, SpanScratch& s) {
   const int64_t dim = layer.k_head_dim;
-  if (layer.k_type == TANDEM_BF16)
-    dots_of_bf16(s.tiles, n_rows, dim, keys, s.logits);
-  else if (layer.k_type == TANDEM_Q8_0)
-    dots_of_codes<CodesQ8>(s, n_rows, dim, keys, s.logits);
-  else
-    dots_of_codes<CodesQ4>(s, n_rows, dim, keys, s.logits);
+  if (layer.k_type == TANDEM_BF16) return dots_of_bf16(s.tiles, n_rows, dim, keys, s.logits);
+  with_codes(layer.k_type, [&](auto codes) HWY_ATTR { dots_of_codes<decltype(codes)>(s, n_rows, dim, keys, s.logits); });
 }
 
 }  // namespace

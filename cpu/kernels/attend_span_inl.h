@@ -21,8 +21,14 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Caps, and puts -inf behind the last key up to a whole vector, in place. Returns the largest logit.
-HWY_INLINE float finish_logits(const Layer& layer, float* x, int64_t n) {
+// What is added to a view's logits for one query token, times the slope of the query head.
+struct BiasRow {
+  const float* values;  // null: nothing
+  float slope;
+};
+
+// Caps, adds the bias, and puts -inf behind the last key up to a whole vector, in place. Returns the largest logit.
+HWY_INLINE float finish_logits(const Layer& layer, const BiasRow& bias, float* x, int64_t n) {
   const F32 d;
   const Vec nothing = hn::Set(d, -HUGE_VALF);
   const int64_t n_whole = n - n % int64_t{kLanes};
@@ -35,6 +41,11 @@ HWY_INLINE float finish_logits(const Layer& layer, float* x, int64_t n) {
     for (int64_t i = 0; i < n_whole; i += kLanes)
       hn::StoreU(hn::Mul(cap, tanh_of(d, hn::Mul(hn::LoadU(d, x + i), inverse))), d, x + i);
     for (int64_t i = n_whole; i < n; ++i) x[i] = layer.soft_cap * tanh_of(x[i] * (1.0f / layer.soft_cap));
+  }
+  if (bias.values != nullptr) {
+    const Vec slope = hn::Set(d, bias.slope);
+    for (int64_t i = 0; i < n; i += kLanes)
+      hn::StoreU(hn::MulAdd(slope, hn::LoadU(d, bias.values + i), hn::LoadU(d, x + i)), d, x + i);
   }
   Vec largest = nothing;
   for (int64_t i = 0; i < n; i += kLanes) largest = hn::Max(largest, hn::LoadU(d, x + i));
@@ -69,6 +80,39 @@ inline void write_logits(const View& view, const float* logits, float* out) {
     return;
   }
   for (int64_t j = 0; j < view.keys.n; ++j) out[view.picked[j]] = logits[j];
+}
+
+// Values of a row of the mask at n columns.
+template <class Stored>
+HWY_INLINE void gather_mask(const uint8_t* row, const int64_t* columns, int64_t n, float* to) {
+  using Element = typename Stored::Element;
+  if (columns[n - 1] - columns[0] == n - 1)
+    return plain_to_f32<Stored>(row + static_cast<size_t>(columns[0]) * sizeof(Element), to, n);
+  Element picked[kBlockKeys];
+  for (int64_t j = 0; j < n; ++j) memcpy(picked + j, row + static_cast<size_t>(columns[j]) * sizeof(Element), sizeof(Element));
+  plain_to_f32<Stored>(reinterpret_cast<const uint8_t*>(picked), to, n);
+}
+
+// What query token t gets for the keys of a view, and zeros behind them up to a whole vector. tokens: of the view's block.
+inline void fill_bias(const LogitBias& bias, int64_t t, const View& view, const int64_t* tokens, float* to) {
+  int64_t picked[kBlockKeys];
+  const int64_t n = view.keys.n;
+  if (view.picked != nullptr) {
+    for (int64_t j = 0; j < n; ++j) picked[j] = tokens[view.picked[j]];
+    tokens = picked;
+  }
+  if (bias.mask == nullptr) {
+    const int64_t position = bias.first_position + t;
+    for (int64_t j = 0; j < n; ++j)
+      to[j] = -static_cast<float>(position < tokens[j] ? tokens[j] - position : position - tokens[j]);
+  } else {
+    const uint8_t* row = static_cast<const uint8_t*>(bias.mask) + t * bias.row_bytes;
+    if (bias.mask_type == TANDEM_F32)
+      gather_mask<StoredF32>(row, tokens, n, to);
+    else
+      gather_mask<StoredF16>(row, tokens, n, to);
+  }
+  for (int64_t j = n; j % int64_t{kLanes} != 0; ++j) to[j] = 0.0f;
 }
 
 inline constexpr int64_t kFollowing = 8;  // keys of a run, from which on they are read as one sequence
@@ -115,10 +159,19 @@ inline void dot_view(const Layer& layer, const float* q, const View& view, bool 
   }
 }
 
+// Where a view is: its block's first key in the job, and the token of each key of the block where the job has a bias.
+struct ViewPlace {
+  int64_t key_at;
+  const int64_t* tokens;
+};
+
 // One view of a block: updates m, sum and o of its rows. r counts rows of the span.
-inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Prefetcher v_ahead, Rotator& rotator,
+inline void attend_view(const SpanOf& span, const View& view, const ViewPlace& place, Prefetcher v_ahead, Rotator& rotator,
                         SpanScratch& s) {
   const AttendJob& job = *span.job;
+  HWY_ALIGN float bias_values[kBlockKeys];
+  BiasRow bias{nullptr, 1.0f};
+  int64_t bias_token = -1;
   const Layer& layer = *job.layer;
   const int64_t n_rows = view.row_end - view.row_begin, first = view.row_begin - span.row_begin;
   const auto v_dim = static_cast<size_t>(layer.v_head_dim);
@@ -126,8 +179,14 @@ inline void attend_view(const SpanOf& span, const View& view, int64_t key_at, Pr
   for (int64_t i = 0; i < n_rows; ++i) {
     const int64_t r = first + i;
     float* logits = s.logits + i * kBlockKeys;
-    const float largest = finish_logits(layer, logits, view.keys.n);
-    if (job.logits != nullptr) write_logits(view, logits, job.logits + (view.row_begin + i) * job.n_keys + key_at);
+    if (job.bias != nullptr) {
+      const int64_t row = view.row_begin + i, t = row / layer.group_size;
+      if (t != bias_token) fill_bias(*job.bias, bias_token = t, view, place.tokens, bias_values);
+      bias.values = bias_values;
+      if (job.bias->slopes != nullptr) bias.slope = job.bias->slopes[row % layer.group_size];
+    }
+    const float largest = finish_logits(layer, bias, logits, view.keys.n);
+    if (job.logits != nullptr) write_logits(view, logits, job.logits + (view.row_begin + i) * job.n_keys + place.key_at);
     const float m_before = s.m[r];
     if (largest > m_before) s.m[r] = largest;
     s.base[i] = s.m[r] == -HUGE_VALF ? 0.0f : s.m[r];
@@ -195,6 +254,7 @@ inline void attend_blocks(const SpanOf& span, SpanScratch& s) {
       for (int64_t r = span.row_begin; r < span.row_end; ++r) fill_lowest(job.logits + r * job.n_keys + at, stream.n);
     if (loop.views.all_see_nothing) continue;
     load_block(loop, layer, s.scales);
+    if (job.bias != nullptr && !loop.views.tokens.is_listed) list_tokens(stream, loop.views.tokens);
     View view;
     bool is_fetched = false;
     while (next_view(loop.views, stream, &view)) {
@@ -202,11 +262,11 @@ inline void attend_blocks(const SpanOf& span, SpanScratch& s) {
       attach_positions(view, loop.rotator);
       Prefetcher v_ahead;
       if (view.picked == nullptr && !is_fetched) {
-        view.keys.k_ahead = start_prefetch(stream.k, stream.k_lead, stream.k_stride);
-        if (!layer.v_aliases_k) v_ahead = start_prefetch(stream.v, stream.v_lead, stream.v_stride);
+        view.keys.k_ahead = start_prefetch(stream.k, stream.k_lead, stream.k_bytes);
+        if (!layer.v_aliases_k) v_ahead = start_prefetch(stream.v, stream.v_lead, stream.v_bytes);
         is_fetched = true;
       }
-      attend_view(span, view, at, v_ahead, loop.rotator, s);
+      attend_view(span, view, {at, loop.views.tokens.idx}, v_ahead, loop.rotator, s);
     }
   }
   finish_span(span, s);

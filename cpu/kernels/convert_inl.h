@@ -53,6 +53,12 @@ HWY_INLINE void plain_to_f32(const uint8_t* from, float* to, int64_t n) {
   memcpy(to + i, wide, static_cast<size_t>(n - i) * sizeof(float));
 }
 
+// The scales in a row of blocks, f16.
+HWY_INLINE void copy_block_scales(int32_t dtype, const uint8_t* row, int64_t n, uint16_t* to) {
+  const int64_t block_bytes = row_bytes(dtype, stored_dtype(dtype).group);
+  for (int64_t i = 0; i < n; ++i) memcpy(to + i, row + i * block_bytes, sizeof(uint16_t));
+}
+
 // n f16 scales, any alignment.
 HWY_INLINE void widen_scales(const void* from, int64_t n, float* to) {
   plain_to_f32<StoredF16>(static_cast<const uint8_t*>(from), to, n);
@@ -252,7 +258,9 @@ void quantise_row(const float* from, uint8_t* codes, uint8_t* scales, int64_t n)
 
 template <class Stored>
 void row_from_f32(const float* from, uint8_t* codes, uint8_t* scales, int64_t n) {
-  if constexpr (Stored::kGroup > 0)
+  if constexpr (Stored::kInBlocks)
+    (void)from, (void)codes, (void)scales, (void)n;  // no cache has such rows
+  else if constexpr (Stored::kGroup > 0)
     quantise_row<Stored>(from, codes, scales, n);
   else
     plain_from_f32<Stored>(from, codes, n);
@@ -265,6 +273,11 @@ void row_to_f32(int32_t dtype, const uint8_t* codes, const float* scales, float*
 
 void to_f32(int32_t dtype, const void* codes, const void* scales, float* to, int64_t n) {
   float wide[kMaxScales + HWY_MAX_BYTES / sizeof(float)];
+  uint16_t in_row[kMaxScales];
+  if (stored_dtype(dtype).in_blocks) {
+    copy_block_scales(dtype, static_cast<const uint8_t*>(codes), n_scales(dtype, n), in_row);
+    scales = in_row;
+  }
   if (scales != nullptr) widen_scales(scales, n_scales(dtype, n), wide);
   row_to_f32(dtype, static_cast<const uint8_t*>(codes), wide, to, n);
 }

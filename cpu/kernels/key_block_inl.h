@@ -29,7 +29,8 @@ struct KeyStream {
   NextKeys after;  // and of the first
   NextKeys (*ask_next)(void* context);
   void* next_context;
-  int64_t k_stride, v_stride;  // bytes
+  int64_t k_stride, v_stride;  // bytes from a row to the next of its run
+  int64_t k_bytes, v_bytes;    // of a row
   Lead k_lead, v_lead;         // of what is prefetched
   // The block:
   const KvRun* block_run;  // of its first key, and its place there
@@ -113,10 +114,12 @@ inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t 
   s.n_left = s.n_remaining = n_keys;
   s.next = s.after = {};
   s.ask_next = nullptr;
-  s.k_stride = row_bytes(layer.k_type, layer.k_head_dim);
-  s.v_stride = layer.v_aliases_k ? s.k_stride : row_bytes(layer.v_type, layer.v_head_dim);
-  s.k_lead = lead_of(s.k_stride, is_scattered);
-  s.v_lead = lead_of(s.v_stride, is_scattered);
+  s.k_stride = k_stride_of(layer);
+  s.v_stride = v_stride_of(layer);
+  s.k_bytes = row_bytes(layer.k_type, layer.k_head_dim);
+  s.v_bytes = row_bytes(layer.v_type, layer.v_head_dim);
+  s.k_lead = lead_of(s.k_bytes, s.k_stride, is_scattered);
+  s.v_lead = lead_of(s.v_bytes, s.v_stride, is_scattered);
   s.n = 0;
   s.n_pointers = 0;
 }
@@ -166,7 +169,7 @@ struct BlockTokens {
 inline void find_token_range(const KeyStream& s, BlockTokens& tokens) {
   tokens.min = INT64_MAX;
   tokens.max = INT64_MIN;
-  tokens.has_numbered = tokens.has_common = tokens.is_listed = false;
+  tokens.has_numbered = tokens.has_common = false;
   const KvRun* run = s.block_run;
   int64_t offset = s.block_offset;
   for (int64_t left = s.n; left > 0; ++run, offset = 0) {
@@ -239,6 +242,7 @@ inline void open_views(Views& views, const KeyStream& s, const Visibility* vis, 
   views.row_end = row_end;
   views.all_see_all = vis == nullptr;
   views.all_see_nothing = false;
+  views.tokens.is_listed = false;
   if (vis == nullptr) return;
   find_token_range(s, views.tokens);
   // Who sees least and who sees most decide for all.

@@ -36,9 +36,9 @@ HWY_INLINE void prefetch_line(Row line) { __builtin_prefetch(line, 0, 3); }
 HWY_INLINE void prefetch_line(Row line, bool to_l2) { to_l2 ? __builtin_prefetch(line, 0, 2) : prefetch_line(line); }
 
 // Rows between two streams: a page, as a power of two, four of which fit into the list of pointers.
-HWY_INLINE int64_t rows_apart(int64_t row_bytes) {
+HWY_INLINE int64_t rows_apart(int64_t stride) {
   int64_t n = 1;
-  while (2 * n <= kMaxAhead / kStreams && 2 * n * row_bytes <= kPageBytes) n *= 2;
+  while (2 * n <= kMaxAhead / kStreams && 2 * n * stride <= kPageBytes) n *= 2;
   return n;
 }
 
@@ -52,8 +52,8 @@ struct Lead {
 inline constexpr int64_t kScatteredAhead = 64, kLargeRow = 256;
 static_assert(kScatteredAhead <= kMaxAhead);
 
-HWY_INLINE Lead lead_of(int64_t row_bytes, bool is_scattered) {
-  const int64_t apart = rows_apart(row_bytes);
+HWY_INLINE Lead lead_of(int64_t row_bytes, int64_t stride, bool is_scattered) {
+  const int64_t apart = rows_apart(stride);
   return is_scattered ? Lead{1, kScatteredAhead, true} : Lead{apart, kStreams * apart, row_bytes >= kLargeRow};
 }
 

@@ -39,8 +39,16 @@ inline void transpose_scales(const float* from, int64_t stride, int64_t n, int64
   }
 }
 
+// Of a block whose rows have their scales between the codes, [n][n_scales] in f32.
+inline void widen_in_blocks(int32_t dtype, const Row* rows, int64_t n, int64_t n_scales, float* to) {
+  uint16_t f16[kBlockKeys * kMaxScales];
+  for (int64_t j = 0; j < n; ++j) copy_block_scales(dtype, rows[j], n_scales, f16 + j * n_scales);
+  widen_scales(f16, n * n_scales, to);
+}
+
 // Of the stream's block, [n][n_scales] in f32.
-inline void widen_block(const KeyStream& s, bool of_v, int64_t n_scales, float* to) {
+inline void widen_block(const KeyStream& s, int32_t dtype, bool of_v, int64_t n_scales, float* to) {
+  if (stored_dtype(dtype).in_blocks) return widen_in_blocks(dtype, of_v ? s.v : s.k, s.n, n_scales, to);
   const KvRun* run = s.block_run;
   int64_t offset = s.block_offset;
   for (int64_t at = 0; at < s.n; ++run, offset = 0) {
@@ -82,12 +90,14 @@ inline void prefetch_next_scales(const KeyStream& s, const ScaleCounts& counts) 
 // Those of the stream's block. Where V aliases K its scales are the first of K's.
 inline void load_scales(const KeyStream& s, const Layer& layer, ScaleBlock& scales) {
   const ScaleCounts counts = scale_counts(layer);
-  if (counts.k + counts.v > 0) prefetch_next_scales(s, {counts.k, layer.v_aliases_k ? 0 : counts.v});
-  if (counts.k > 0) widen_block(s, false, counts.k, scales.k);
+  const bool k_apart = !stored_dtype(layer.k_type).in_blocks, v_apart = !stored_dtype(layer.v_type).in_blocks;
+  const ScaleCounts apart{k_apart ? counts.k : 0, v_apart && !layer.v_aliases_k ? counts.v : 0};
+  if (apart.k + apart.v > 0) prefetch_next_scales(s, apart);
+  if (counts.k > 0) widen_block(s, layer.k_type, false, counts.k, scales.k);
   if (counts.v == 0) return;
   if (layer.v_aliases_k) return transpose_scales(scales.k, counts.k, s.n, counts.v, scales.v);
   HWY_ALIGN float rows[kBlockKeys * max_scales(kMaxPlainDim)];
-  widen_block(s, true, counts.v, rows);
+  widen_block(s, layer.v_type, true, counts.v, rows);
   transpose_scales(rows, counts.v, s.n, counts.v, scales.v);
 }
 

@@ -5,6 +5,9 @@
 // Types with groups (kGroup elements that share kScales numbers: a scale, or a scale and a minimum) hand out codes, and
 // group() what makes numbers of them. kScalesWeights: of V, it is the rows' weights that are multiplied by the scale.
 //
+// Types whose scales lie between the codes (kInBlocks) are those of tensors that a caller owns: kernels read them and store
+// none.
+//
 // The tiles read rows in pairs of vectors, and a type may hand out the elements of a pair in an order of its own where that
 // is cheaper: kOddEven says that vector 0 holds the even ones and vector 1 the odd ones. q is packed in that order, and o
 // stays in it until a span is finished (sort_pairs). What is left of a row behind its pairs is in order.
@@ -13,6 +16,7 @@
 #include <string.h>
 
 #include "cpu/kernels/simd_math_inl.h"
+#include "lib/dtype.h"
 #include "tandem/tandem.h"
 
 // Instruction sets without a conversion from f16.
@@ -30,6 +34,7 @@ namespace {
 // A pair of vectors in the order of the row.
 template <class Stored>
 struct InOrder {
+  static constexpr bool kInBlocks = false;
   static constexpr bool kOddEven = false;
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
@@ -58,6 +63,7 @@ alignas(64) constexpr uint32_t kWordOfLane[16] = {0x00000, 0x10000, 0x20000, 0x3
 #endif
 
 struct StoredBf16 {
+  static constexpr bool kInBlocks = false;
   using Element = uint16_t;
   static constexpr int64_t kBits = 16, kGroup = 0, kScales = 0;
   static constexpr bool kScalesWeights = false;
@@ -210,11 +216,23 @@ struct StoredQ8_0 : InOrder<StoredQ8_0> {
   }
 };
 
+// ggml's block: a scale and then its 32 codes.
+struct StoredQ8_0Blocks : InOrder<StoredQ8_0Blocks> {
+  using Element = uint8_t;
+  static constexpr int64_t kBits = 8, kGroup = 32, kScales = 1, kBlockBytes = 34;
+  static constexpr bool kScalesWeights = true, kInBlocks = true;
+  static HWY_INLINE Scaled group(F32 d, const float* scales, int64_t) { return {hn::Set(d, scales[0])}; }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
+    return StoredQ8_0::load(d, row + (i / kGroup + 1) * (kBlockBytes - kGroup), i);
+  }
+};
+
 // Codes of 4 bits, loaded as they are: byte j of a row holds that of element 2 j below, that of element 2 j + 1 above.
 struct Nibbles {
   using Element = uint8_t;
   static constexpr int64_t kBits = 4;
-  static constexpr bool kOddEven = true;
+  static constexpr bool kOddEven = true, kInBlocks = false;
   template <class D>
   static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load_half(D, const uint8_t* row, size_t i, size_t half) {
     const hn::RebindToUnsigned<D> du32;
@@ -231,6 +249,24 @@ struct Nibbles {
     const hn::Rebind<uint8_t, decltype(du64)> half_u8;
     const auto pairs = hn::PromoteTo(du64, hn::PromoteTo(half_u32, hn::LoadU(half_u8, row + i / 2)));
     return hn::BitCast(du32, hn::And(hn::Or(pairs, hn::ShiftLeft<28>(pairs)), hn::Set(du64, 0x0000000f0000000full)));
+  }
+};
+
+// The same in ggml's block, a scale and then 16 bytes: byte j holds the code of element j below, that of j + 16 above.
+struct BlockNibbles {
+  using Element = uint8_t;
+  static constexpr int64_t kBits = 4, kBlockBytes = 18;
+  static constexpr bool kOddEven = false, kInBlocks = true;
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load(D, const uint8_t* row, size_t i) {
+    const hn::RebindToUnsigned<D> du32;
+    const hn::Rebind<uint8_t, D> du8;
+    const auto bytes = hn::PromoteTo(du32, hn::LoadU(du8, row + i / 32 * kBlockBytes + sizeof(uint16_t) + i % 16));
+    return i % 32 < 16 ? hn::And(bytes, hn::Set(du32, 15)) : hn::ShiftRight<4>(bytes);
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> load_half(D d, const uint8_t* row, size_t i, size_t half) {
+    return load(d, row, i + half * hn::Lanes(d));
   }
 };
 
@@ -256,7 +292,8 @@ struct FromMinimum {
 #endif
 
 // Stored are codes plus 8.
-struct StoredQ4_0 : Nibbles {
+template <class Codes>
+struct FourBits : Codes {
   static constexpr int64_t kGroup = 32, kScales = 1;
 #if HWY_MAX_BYTES == 64
   static constexpr bool kScalesWeights = false;
@@ -273,14 +310,16 @@ struct StoredQ4_0 : Nibbles {
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> load_half(D d, const uint8_t* row, size_t i, size_t half) {
-    return value_of(d, Nibbles::load_half(d, row, i, half));
+    return value_of(d, Codes::load_half(d, row, i, half));
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
-    return value_of(d, Nibbles::load(d, row, i));
+    return value_of(d, Codes::load(d, row, i));
   }
 #endif
 };
+using StoredQ4_0 = FourBits<Nibbles>;
+using StoredQ4_0Blocks = FourBits<BlockNibbles>;
 
 struct StoredQ4_64 : Nibbles {
   static constexpr int64_t kGroup = 64, kScales = 2;
@@ -296,15 +335,26 @@ struct StoredQ4_64 : Nibbles {
 };
 
 // clang-format off
-#define TANDEM_STORED_TYPES(X) \
-  X(TANDEM_F32, StoredF32)     \
-  X(TANDEM_F16, StoredF16)     \
-  X(TANDEM_BF16, StoredBf16)   \
-  X(TANDEM_E4M3, StoredE4m3)   \
-  X(TANDEM_Q8_0, StoredQ8_0)   \
-  X(TANDEM_Q4_0, StoredQ4_0)   \
-  X(TANDEM_Q4_64, StoredQ4_64)
+#define TANDEM_STORED_TYPES(X)     \
+  X(TANDEM_F32, StoredF32)         \
+  X(TANDEM_F16, StoredF16)         \
+  X(TANDEM_BF16, StoredBf16)       \
+  X(TANDEM_E4M3, StoredE4m3)       \
+  X(TANDEM_Q8_0, StoredQ8_0)       \
+  X(TANDEM_Q4_0, StoredQ4_0)       \
+  X(TANDEM_Q4_64, StoredQ4_64)     \
+  X(kQ8_0Blocks, StoredQ8_0Blocks) \
+  X(kQ4_0Blocks, StoredQ4_0Blocks)
 // clang-format on
+
+// Where element i of a row begins, the first of a group.
+template <class Stored>
+constexpr size_t byte_of(size_t i) {
+  if constexpr (Stored::kInBlocks)
+    return i / Stored::kGroup * Stored::kBlockBytes;
+  else
+    return i * Stored::kBits / 8;
+}
 
 // use(Stored()) with the type of that number.
 template <class Use>

@@ -202,7 +202,7 @@ HWY_NOINLINE void dot_long_tile(const float* q, size_t dim, const KeyRows& k, co
   Row rows[kKeys], streams[kKeys] = {};
   float sums[kRows][kBlockKeys];
   for (size_t first = 0; first < dim; first += length) {
-    const size_t bytes = first * Stored::kBits / 8, n = std::min(length, dim - first);
+    const size_t bytes = byte_of<Stored>(first), n = std::min(length, dim - first);
     for (int j = 0; j < kKeys; ++j) {
       rows[j] = k.rows[j] + bytes;
       if (kPrefetch) streams[j] = ahead[j * apart] + bytes;

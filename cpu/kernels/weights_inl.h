@@ -39,7 +39,7 @@ inline void weigh_view(const WeightJob& job, const View& view, int64_t key_at, b
     const float coeff = job.coeff[r / layer.group_size];
     if (!is_finite(job.lse[r]) || coeff == 0.0f) continue;
     float* row = s.logits + (r - view.row_begin) * kBlockKeys;
-    finish_logits(layer, row, view.keys.n);
+    finish_logits(layer, {nullptr, 1.0f}, row, view.keys.n);
     add_weights(view, row, job.lse[r], coeff, job.out + r % layer.group_size * job.out_stride + key_at);
   }
 }
@@ -62,7 +62,7 @@ inline void weigh_rows(const WeightJob& job, int32_t row_begin, int32_t row_end,
       attach_scales(s.scales, layer, view, s.seen_scales);
       attach_positions(view, loop.rotator);
       if (view.picked == nullptr && !is_fetched) {
-        view.keys.k_ahead = start_prefetch(stream.k, stream.k_lead, stream.k_stride);
+        view.keys.k_ahead = start_prefetch(stream.k, stream.k_lead, stream.k_bytes);
         is_fetched = true;
       }
       weigh_view(job, view, at, by_tiles, loop.rotator, s);

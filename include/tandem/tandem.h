@@ -33,8 +33,8 @@
  *             Calls of one session are ordered by the caller: one stream, or events between several.
  *   Version   Introduced in 0.1 unless said otherwise.
  *
- * This is the one file to include. At its end it brings weights.h (projections, offloaded weights) and plan.h (memory, routes,
- * what is supported, statistics), of which the same holds.
+ * This is the one file to include. At its end it brings tensors.h (attention over K and V of the caller's own), weights.h
+ * (projections, offloaded weights) and plan.h (memory, routes, what is supported, statistics), of which the same holds.
  */
 #ifndef TANDEM_TANDEM_H_
 #define TANDEM_TANDEM_H_
@@ -164,6 +164,12 @@ typedef void (*tandem_log_fn)(int32_t level, const char *message, void *user);
 /* Returns `bytes` bytes aligned to `alignment` (a power of two), or NULL. */
 typedef void *(*tandem_alloc_fn)(size_t bytes, size_t alignment, void *user);
 typedef void (*tandem_free_fn)(void *data, size_t bytes, void *user);
+/* Lends the caller's threads: calls task(i, context) once for each i from 0 to n_tasks - 1, as many at a time as there are
+ * threads for, and returns when all calls have returned. A task blocks on no other one, so that fewer threads, or one, are
+ * enough. Called from any thread that calls the library and from the library's own, by one thread at a time; n_tasks is
+ * n_threads at most. Must not fail, throw or call the library. */
+typedef void (*tandem_task_fn)(int64_t task_idx, void *context);
+typedef void (*tandem_run_fn)(int64_t n_tasks, tandem_task_fn task, void *context, void *user);
 
 typedef struct tandem_engine_options {
   uint32_t struct_size;
@@ -186,9 +192,13 @@ typedef struct tandem_engine_options {
   int32_t matmul_rows;       /* query rows (q_len * query heads) of a KV head from which a call, decode too, goes through matrix
                               * products: where bf16 queries meet bf16 V they may round weights to bf16. 0: where they are
                               * faster, as a process's first engine measures (some ms). To agree in the last bits, give it */
+  tandem_run_fn run;         /* NULL: the engine starts workers. Else it starts none, and run() does the CPU's work on threads of the
+                              * caller's own, so that no second pool competes for the cores; n_threads, which must be given, is
+                              * how many, and pin_threads is not 1. Memory is then placed on no particular NUMA node */
+  void *run_user;
 } tandem_engine_options;
 #define TANDEM_ENGINE_OPTIONS_INIT \
-  { sizeof(tandem_engine_options), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, -1, 0 }
+  { sizeof(tandem_engine_options), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, -1, 0, NULL, NULL }
 TANDEM_API void tandem_engine_options_init(tandem_engine_options *options);
 
 /* Starts the CPU pool and loads the device backend if one is named. options may be NULL. Starts threads; allocates.
@@ -556,6 +566,7 @@ TANDEM_API int32_t tandem_merge(const tandem_tensor *o_out, const tandem_tensor 
 }
 #endif
 
+#include "tandem/tensors.h"
 #include "tandem/weights.h"
 #include "tandem/plan.h"
 

@@ -223,6 +223,7 @@ class Naive {
       for (int32_t d = 0; d < dim; ++d) sum += q_[static_cast<size_t>(d)] * k[d];
       const float logit = scale * sum;
       logits_.push_back(layer.soft_cap > 0.0f ? layer.soft_cap * std::tanh(logit / layer.soft_cap) : logit);
+      if (queries_.bias) logits_.back() += static_cast<float>(queries_.bias(token, q_head, key));
     }
   }
 
@@ -284,6 +285,7 @@ Truth attend_reference(const LayerRows& rows, const Queries& queries) {
           double& magnitude = truth.logit_magnitude[static_cast<size_t>(row)];
           magnitude = std::max(magnitude, layer.scale() * product.magnitude);
           weights[i] = capped(layer, layer.scale() * product.value);
+          if (queries.bias) weights[i] += queries.bias(t, q_head, keys[i]);
         }
         finish_row(layer, wide, keys, &weights, row, &truth);
         if (queries.observe) queries.observe(t, q_head, keys, weights.data());

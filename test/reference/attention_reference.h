@@ -30,6 +30,8 @@ struct Queries {
   const float* q = nullptr;            // [n_tokens, n_q_heads, k_head_dim]
   const int64_t* positions = nullptr;  // [n_tokens]
   std::function<void(int64_t token, int32_t kv_head, std::vector<int64_t>* keys)> visible;
+  // Added to the logit of a key after the soft cap, if set.
+  std::function<double(int64_t token, int32_t q_head, int64_t key)> bias;
   // Called once per query token and head with the softmax weights of its visible keys, if set.
   std::function<void(int64_t token, int32_t q_head, const std::vector<int64_t>& keys, const double* weights)> observe;
   int64_t naive_rows = 64;  // at most so many (token, head) rows are also computed in f32
