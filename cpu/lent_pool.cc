@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Each call of the caller's run() is one round: n_threads bodies that take tasks from one counter until none is left. A body
-// that runs after the others have finished finds nothing to do, so that the caller may run them on fewer threads, or in turn.
+// that runs after the others have finished finds nothing to do, so that the caller may run them on fewer threads, or in
+// turn.
 #include "cpu/lent_pool.h"
 
 #include <algorithm>
@@ -68,9 +69,7 @@ class LentPool final : public Pool {
   void rest() override {}
   void place(void*, int64_t, int32_t) override {}
   void keep_clear() override {}
-  std::string report() const override {
-    return "{\"lent\":true,\"n_workers\":" + std::to_string(threads_.n_threads) + "}";
-  }
+  std::string report() const override { return "{\"lent\":true,\"n_workers\":" + std::to_string(threads_.n_threads) + "}"; }
 
  private:
   const LentThreads threads_;

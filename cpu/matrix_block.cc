@@ -179,7 +179,8 @@ void Block::use_keys_in_place() {
   int32_t i = 0;
   for (int32_t column = 0; column < padded_keys(); column += kRows) {
     while (i < tile_.n_segments && column >= tile_.segments[i].column + tile_.segments[i].n_keys) ++i;
-    const bool whole = k_source_.side_by_side() && i < tile_.n_segments && column + kRows <= tile_.segments[i].column + tile_.segments[i].n_keys;
+    const bool whole = k_source_.side_by_side() && i < tile_.n_segments &&
+                       column + kRows <= tile_.segments[i].column + tile_.segments[i].n_keys;
     const std::byte* at = copies + static_cast<size_t>(column) * row;
     if (whole) {
       at = stored_row(k_source_, tile_.segments[i], column);

@@ -44,7 +44,8 @@ Status check_flags(const tandem_attend_tensors_args& args) {
   TANDEM_TRY(require_aligned(args.cancel, "cancel"));
   TANDEM_TRY(check_reserved("reserved", args.reserved));
   TANDEM_TRY(require_host_stream(args.stream));
-  if ((args.flags & ~TANDEM_TENSORS_CAUSAL) != 0) return fail(kInvalid, "flags", "flags = 0x%x has unknown bits", args.flags);
+  if ((args.flags & ~TANDEM_TENSORS_CAUSAL) != 0)
+    return fail(kInvalid, "flags", "flags = 0x%x has unknown bits", args.flags);
   const bool causal = (args.flags & TANDEM_TENSORS_CAUSAL) != 0;
   if (causal && args.mask != nullptr)
     return fail(kInvalid, "mask", "mask = %p with TANDEM_TENSORS_CAUSAL: the mask says what a query sees",
@@ -85,8 +86,8 @@ Status find_form(TensorsRequest* call) {
 Status check_tensors(TensorsRequest* call) {
   const tandem_attend_tensors_args& args = call->args;
   const int32_t first = call->padded ? 1 : 0;  // dimension of the tokens
-  TANDEM_TRY(check_rows(args.q, "q", {{"", kAnyLength}, {"", kAnyLength}, {"", kAnyLength}}, TensorTypes::kFloat, *call,
-                        &call->q));
+  TANDEM_TRY(
+      check_rows(args.q, "q", {{"", kAnyLength}, {"", kAnyLength}, {"", kAnyLength}}, TensorTypes::kFloat, *call, &call->q));
   call->n_tokens = call->q.length(first);
   call->n_q_heads = call->q.length(first + 1);
   call->k_head_dim = call->q.length(first + 2);
@@ -144,7 +145,8 @@ Status check_mask(TensorsRequest* call) {
   spec.dims[rows + 1] = {"n_columns", kAnyLength};
   TANDEM_TRY(check_tensor(call->args.mask, spec, &call->mask));
   const tandem_tensor& mask = call->mask.tensor;
-  if (mask.dtype == TANDEM_BF16) return fail(kInvalid, "mask.dtype", "mask.dtype = %d (bf16), must be f32 or f16", mask.dtype);
+  if (mask.dtype == TANDEM_BF16)
+    return fail(kInvalid, "mask.dtype", "mask.dtype = %d (bf16), must be f32 or f16", mask.dtype);
   call->n_columns = mask.shape[rows + 1];
   if (call->n_columns < longest) {
     const std::string field = element_name("mask.shape", rows + 1);
@@ -155,8 +157,8 @@ Status check_mask(TensorsRequest* call) {
   for (int32_t d = 0; call->padded && d < 2; ++d) {
     if (mask.shape[d] == 1 || mask.shape[d] == most[d]) continue;
     const std::string field = element_name("mask.shape", d);
-    return fail(kInvalid, field.c_str(), "%s = %lld, must be 1 or %lld", field.c_str(), static_cast<long long>(mask.shape[d]),
-                static_cast<long long>(most[d]));
+    return fail(kInvalid, field.c_str(), "%s = %lld, must be 1 or %lld", field.c_str(),
+                static_cast<long long>(mask.shape[d]), static_cast<long long>(most[d]));
   }
   return {};
 }
@@ -266,8 +268,8 @@ void add_sequences(const TensorsRequest& call, TensorsArgs* out) {
     sequence.k = view_of_sequence(call, call.k, idx, first_key, sequence.kv_len);
     if (call.has_v()) sequence.v = view_of_sequence(call, call.v, idx, first_key, sequence.kv_len);
     if (call.args.lse != nullptr)
-      sequence.lse = static_cast<float*>(call.lse.tensor.data) +
-                     (call.padded ? idx : first_token) * call.lse.tensor.stride[0];
+      sequence.lse =
+          static_cast<float*>(call.lse.tensor.data) + (call.padded ? idx : first_token) * call.lse.tensor.stride[0];
     if (call.args.mask != nullptr) {
       const bool shared = call.padded && call.mask.length(0) == 1;
       const int64_t step = shared ? 0 : call.padded ? idx : first_token;

@@ -120,7 +120,8 @@ class TensorCall {
 
   int32_t n_masks() const { return args_.mask.per_head ? layer_.n_kv_heads : 1; }
   MaskScan& scan_of(size_t sequence_idx, int32_t head) {
-    return scratch_.scans[sequence_idx * static_cast<size_t>(n_masks()) + static_cast<size_t>(args_.mask.per_head ? head : 0)];
+    return scratch_
+        .scans[sequence_idx * static_cast<size_t>(n_masks()) + static_cast<size_t>(args_.mask.per_head ? head : 0)];
   }
   // Where query head `head` of token t is among the rows of its sequence.
   int64_t row_of(const TensorSequence& sequence, int64_t t, int32_t head) const {

@@ -30,7 +30,7 @@ struct TensorSequence {
 };
 
 struct MaskLayout {
-  int32_t dtype = 0;  // 0: no mask
+  int32_t dtype = 0;                        // 0: no mask
   int64_t head_stride = 0, row_stride = 0;  // bytes
   bool per_head = false;
 };

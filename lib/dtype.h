@@ -15,10 +15,10 @@ namespace tandem {
 struct DtypeInfo {
   int32_t dtype;
   const char* name;
-  int32_t bits;    // per element
-  int32_t group;   // consecutive elements of a row that share scales; 0: no scales. A row's last group may be short
-  int32_t scales;  // f16 numbers of a group: its scale, or its scale and then its minimum
-  double epsilon;  // spacing of 1.0; with scales: of the codes, relative to the group's largest, or to its range
+  int32_t bits;            // per element
+  int32_t group;           // consecutive elements of a row that share scales; 0: no scales. A row's last group may be short
+  int32_t scales;          // f16 numbers of a group: its scale, or its scale and then its minimum
+  double epsilon;          // spacing of 1.0; with scales: of the codes, relative to the group's largest, or to its range
   bool in_blocks = false;  // scales lie between the codes
 };
 

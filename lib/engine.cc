@@ -13,9 +13,8 @@ namespace {
 Status check_lent_threads(const tandem_engine_options& options) {
   constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
   if (options.run == nullptr)
-    return options.run_user == nullptr
-               ? Status()
-               : fail(kInvalid, "run_user", "run_user = %p is given without run", options.run_user);
+    return options.run_user == nullptr ? Status()
+                                       : fail(kInvalid, "run_user", "run_user = %p is given without run", options.run_user);
   if (options.n_threads == 0) return fail(kInvalid, "n_threads", "n_threads = 0 with run: say how many threads it has");
   if (options.pin_threads == 1)
     return fail(kInvalid, "pin_threads", "pin_threads = 1 with run: the threads are the caller's");

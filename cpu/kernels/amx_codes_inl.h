@@ -14,6 +14,7 @@
 #pragma once
 
 #include "cpu/kernels/amx_tile_inl.h"
+#include "cpu/kernels/convert_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::cpu {
@@ -44,14 +45,14 @@ HWY_INLINE float power_of_2(int exponent) {
 
 // Bytes of a row as they stand in A: the type's own for q8_0; for q4_0 the even elements of every group, then its odd ones.
 struct CodesQ8 {
-  static constexpr bool kUnpacks = false;
+  static constexpr bool kUnpacks = false, kInBlocks = false;
   static constexpr float kUnit = 1.0f;
   static constexpr int64_t kBytesPer64 = 64;
   static HWY_INLINE void sort_dims(__m512&, __m512&) {}
   static HWY_INLINE void unpack(Row k, int64_t dim, uint8_t* to) { memcpy(to, k, static_cast<size_t>(dim)); }
 };
 struct CodesQ4 {
-  static constexpr bool kUnpacks = true;
+  static constexpr bool kUnpacks = true, kInBlocks = false;
   static constexpr float kUnit = 16.0f;  // of signed_nibbles()
   static constexpr int64_t kBytesPer64 = 32;
   static HWY_INLINE void sort_dims(__m512& a, __m512& b) { split_even_odd(a, b); }
@@ -67,7 +68,8 @@ struct CodesQ4 {
 
 // The same of ggml's blocks, each a scale and then its codes, in the order of the dims.
 struct CodesQ8Blocks {
-  static constexpr bool kUnpacks = true;
+  static constexpr bool kUnpacks = true, kInBlocks = true;
+  static constexpr int64_t kBlockBytes = StoredQ8_0Blocks::kBlockBytes;
   static constexpr float kUnit = 1.0f;
   static constexpr int64_t kBytesPer64 = 2 * StoredQ8_0Blocks::kBlockBytes;
   static HWY_INLINE void sort_dims(__m512&, __m512&) {}
@@ -78,14 +80,14 @@ struct CodesQ8Blocks {
   }
 };
 struct CodesQ4Blocks {
-  static constexpr bool kUnpacks = true;
+  static constexpr bool kUnpacks = true, kInBlocks = true;
+  static constexpr int64_t kBlockBytes = BlockNibbles::kBlockBytes;
   static constexpr float kUnit = 16.0f;
   static constexpr int64_t kBytesPer64 = 2 * BlockNibbles::kBlockBytes;
   static HWY_INLINE void sort_dims(__m512&, __m512&) {}
   static HWY_INLINE void unpack(Row k, int64_t dim, uint8_t* to) {
-    const auto codes = [](Row block) HWY_ATTR {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + sizeof(uint16_t)));
-    };
+    const auto codes = [](Row block)
+                           HWY_ATTR { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + sizeof(uint16_t))); };
     for (int64_t at = 0; at < dim; at += 2 * kCodeGroup, k += kBytesPer64) {
       __m512i raw = _mm512_castsi128_si512(codes(k));
       const __m128i next = codes(k + BlockNibbles::kBlockBytes);
@@ -183,11 +185,14 @@ void dot_codes(const uint32_t* tiles, int64_t n_rows, const float* row_scales, c
   constexpr int64_t dim = int64_t{kChunks} * 64, n_groups = int64_t{kChunks} * 2, stride = dim;
   alignas(64) uint8_t codes[2][kTileKeysAmx * dim];
   alignas(64) uint8_t sums[2][n_groups * kTileBytes];
+  // Scales from between the codes: those of 16 keys while they and the 16 before are multiplied and those before sorted.
+  constexpr int64_t kPrepared = 4;
+  alignas(64) float scales[Codes::kInBlocks ? kPrepared : 1][kTileKeysAmx * n_groups];
   load_b<2 * kChunks>(tiles);
   const auto finish = [&](int64_t j) HWY_ATTR {
     const CodeSums<n_groups, kChunks * Codes::kBytesPer64> of{
-        sums[j / kTileKeysAmx % 2], keys.k_scales + j * n_groups, row_scales,
-        ahead.group == nullptr ? nullptr : ahead.group + ahead.row, ahead.apart};
+        sums[j / kTileKeysAmx % 2], Codes::kInBlocks ? scales[j / kTileKeysAmx % kPrepared] : keys.k_scales + j * n_groups,
+        row_scales, ahead.group == nullptr ? nullptr : ahead.group + ahead.row, ahead.apart};
     sort_sums(of, n_rows, logits + j);
     for (int64_t i = 0; i < kTileKeysAmx / kStreams && ahead.group != nullptr; ++i) next_row(ahead);
   };
@@ -195,6 +200,12 @@ void dot_codes(const uint32_t* tiles, int64_t n_rows, const float* row_scales, c
   const auto prepare = [&](int64_t j) HWY_ATTR -> const uint8_t* {
     if (!Codes::kUnpacks && j + kTileKeysAmx <= keys.n && is_matrix(keys.k + j, stride)) return keys.k[j];
     uint8_t* to = codes[j / kTileKeysAmx % 2];
+    if constexpr (Codes::kInBlocks) {
+      uint16_t f16[kTileKeysAmx * n_groups];
+      for (int64_t i = 0; i < kTileKeysAmx; ++i)
+        copy_block_scales(keys.k[j + i < keys.n ? j + i : j], Codes::kBlockBytes, n_groups, f16 + i * n_groups);
+      widen_scales(f16, kTileKeysAmx * n_groups, scales[j / kTileKeysAmx % kPrepared]);
+    }
     for (int64_t i = 0; i < kTileKeysAmx; ++i) Codes::unpack(keys.k[j + i < keys.n ? j + i : j], dim, to + i * dim);
     return to;
   };

@@ -89,7 +89,8 @@ HWY_INLINE void gather_mask(const uint8_t* row, const int64_t* columns, int64_t 
   if (columns[n - 1] - columns[0] == n - 1)
     return plain_to_f32<Stored>(row + static_cast<size_t>(columns[0]) * sizeof(Element), to, n);
   Element picked[kBlockKeys];
-  for (int64_t j = 0; j < n; ++j) memcpy(picked + j, row + static_cast<size_t>(columns[j]) * sizeof(Element), sizeof(Element));
+  for (int64_t j = 0; j < n; ++j)
+    memcpy(picked + j, row + static_cast<size_t>(columns[j]) * sizeof(Element), sizeof(Element));
   plain_to_f32<Stored>(reinterpret_cast<const uint8_t*>(picked), to, n);
 }
 
@@ -201,6 +202,10 @@ inline void attend_view(const SpanOf& span, const View& view, const ViewPlace& p
     keys.v += at;
     keys.v_scales += at;
     keys.n = view.keys.n - at < kGroupKeys ? view.keys.n - at : kGroupKeys;
+    if (stored_dtype(layer.v_type).in_blocks) {
+      gather_v_scales(layer, keys.v, keys.n, s.scales.v + at);
+      keys.v_scales = s.scales.v + at;
+    }
     for (int64_t i = 0; i < n_rows; ++i)
       s.sum[first + i] += exp_and_sum(s.logits + i * kBlockKeys + at, keys.n, s.base[i], v_ahead, ahead_bytes);
     const WeighRows rows{s.logits + at, span.o + static_cast<size_t>(first) * v_dim, at == 0 ? s.rescale : s.ones, n_rows,

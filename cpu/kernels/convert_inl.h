@@ -54,9 +54,11 @@ HWY_INLINE void plain_to_f32(const uint8_t* from, float* to, int64_t n) {
 }
 
 // The scales in a row of blocks, f16.
-HWY_INLINE void copy_block_scales(int32_t dtype, const uint8_t* row, int64_t n, uint16_t* to) {
-  const int64_t block_bytes = row_bytes(dtype, stored_dtype(dtype).group);
+HWY_INLINE void copy_block_scales(const uint8_t* row, int64_t block_bytes, int64_t n, uint16_t* to) {
   for (int64_t i = 0; i < n; ++i) memcpy(to + i, row + i * block_bytes, sizeof(uint16_t));
+}
+HWY_INLINE int64_t block_bytes_of(int32_t dtype) {
+  return dtype == kQ8_0Blocks ? int64_t{StoredQ8_0Blocks::kBlockBytes} : int64_t{StoredQ4_0Blocks::kBlockBytes};
 }
 
 // n f16 scales, any alignment.
@@ -275,7 +277,7 @@ void to_f32(int32_t dtype, const void* codes, const void* scales, float* to, int
   float wide[kMaxScales + HWY_MAX_BYTES / sizeof(float)];
   uint16_t in_row[kMaxScales];
   if (stored_dtype(dtype).in_blocks) {
-    copy_block_scales(dtype, static_cast<const uint8_t*>(codes), n_scales(dtype, n), in_row);
+    copy_block_scales(static_cast<const uint8_t*>(codes), block_bytes_of(dtype), n_scales(dtype, n), in_row);
     scales = in_row;
   }
   if (scales != nullptr) widen_scales(scales, n_scales(dtype, n), wide);

@@ -30,7 +30,7 @@ struct KeyStream {
   NextKeys (*ask_next)(void* context);
   void* next_context;
   int64_t k_stride, v_stride;  // bytes from a row to the next of its run
-  int64_t k_bytes, v_bytes;    // of a row
+  int64_t k_bytes, v_bytes;    // of a row, to prefetch
   Lead k_lead, v_lead;         // of what is prefetched
   // The block:
   const KvRun* block_run;  // of its first key, and its place there
@@ -106,6 +106,12 @@ inline void write_pointers(KeyStream& s, int64_t n) {
   }
 }
 
+// Of a row. A few bytes in a line of their own, behind the others, come with the row after it.
+HWY_INLINE int64_t prefetched_bytes(int32_t dtype, int64_t head_dim) {
+  const int64_t n = row_bytes(dtype, head_dim), whole = n & ~int64_t{kLine - 1};
+  return stored_dtype(dtype).in_blocks && whole > 0 ? whole : n;
+}
+
 // is_scattered: most keys do not follow the one before.
 inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t n_keys, const Layer& layer,
                   bool is_scattered) {
@@ -116,10 +122,10 @@ inline void start(KeyStream& s, const KvRun* runs, const KeyRef& first, int64_t 
   s.ask_next = nullptr;
   s.k_stride = k_stride_of(layer);
   s.v_stride = v_stride_of(layer);
-  s.k_bytes = row_bytes(layer.k_type, layer.k_head_dim);
-  s.v_bytes = row_bytes(layer.v_type, layer.v_head_dim);
-  s.k_lead = lead_of(s.k_bytes, s.k_stride, is_scattered);
-  s.v_lead = lead_of(s.v_bytes, s.v_stride, is_scattered);
+  s.k_bytes = prefetched_bytes(layer.k_type, layer.k_head_dim);
+  s.v_bytes = prefetched_bytes(layer.v_type, layer.v_head_dim);
+  s.k_lead = lead_of(row_bytes(layer.k_type, layer.k_head_dim), s.k_stride, is_scattered);
+  s.v_lead = lead_of(row_bytes(layer.v_type, layer.v_head_dim), s.v_stride, is_scattered);
   s.n = 0;
   s.n_pointers = 0;
 }

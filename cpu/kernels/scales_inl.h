@@ -10,11 +10,26 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
+// Of a row, those that lie elsewhere.
 struct ScaleCounts {
   int64_t k, v;
 };
+HWY_INLINE int64_t scales_apart(int32_t dtype, int64_t head_dim) {
+  return stored_dtype(dtype).in_blocks ? 0 : n_scales(dtype, head_dim);
+}
 HWY_INLINE ScaleCounts scale_counts(const Layer& layer) {
-  return {n_scales(layer.k_type, layer.k_head_dim), n_scales(layer.v_type, layer.v_head_dim)};
+  return {scales_apart(layer.k_type, layer.k_head_dim), scales_apart(layer.v_type, layer.v_head_dim)};
+}
+
+// Those between the codes of up to kBlockKeys rows of V, a row of kBlockKeys for each scale of a key. A few keys at a time,
+// just before V is read: rows further on have not been prefetched yet.
+inline void gather_v_scales(const Layer& layer, const Row* v, int64_t n, float* to) {
+  const int64_t n_groups = n_scales(layer.v_type, layer.v_head_dim), block_bytes = block_bytes_of(layer.v_type);
+  uint16_t f16[kBlockKeys + HWY_MAX_BYTES / sizeof(float)];
+  for (int64_t g = 0; g < n_groups; ++g) {
+    for (int64_t j = 0; j < n; ++j) memcpy(f16 + j, v[j] + g * block_bytes, sizeof(uint16_t));
+    widen_scales(f16, n, to + g * kBlockKeys);
+  }
 }
 
 // Rows of `stride` scales to a row of kBlockKeys for each of the first n_scales. Reads and writes whole vectors of keys.
@@ -39,16 +54,8 @@ inline void transpose_scales(const float* from, int64_t stride, int64_t n, int64
   }
 }
 
-// Of a block whose rows have their scales between the codes, [n][n_scales] in f32.
-inline void widen_in_blocks(int32_t dtype, const Row* rows, int64_t n, int64_t n_scales, float* to) {
-  uint16_t f16[kBlockKeys * kMaxScales];
-  for (int64_t j = 0; j < n; ++j) copy_block_scales(dtype, rows[j], n_scales, f16 + j * n_scales);
-  widen_scales(f16, n * n_scales, to);
-}
-
 // Of the stream's block, [n][n_scales] in f32.
-inline void widen_block(const KeyStream& s, int32_t dtype, bool of_v, int64_t n_scales, float* to) {
-  if (stored_dtype(dtype).in_blocks) return widen_in_blocks(dtype, of_v ? s.v : s.k, s.n, n_scales, to);
+inline void widen_block(const KeyStream& s, bool of_v, int64_t n_scales, float* to) {
   const KvRun* run = s.block_run;
   int64_t offset = s.block_offset;
   for (int64_t at = 0; at < s.n; ++run, offset = 0) {
@@ -90,14 +97,12 @@ inline void prefetch_next_scales(const KeyStream& s, const ScaleCounts& counts) 
 // Those of the stream's block. Where V aliases K its scales are the first of K's.
 inline void load_scales(const KeyStream& s, const Layer& layer, ScaleBlock& scales) {
   const ScaleCounts counts = scale_counts(layer);
-  const bool k_apart = !stored_dtype(layer.k_type).in_blocks, v_apart = !stored_dtype(layer.v_type).in_blocks;
-  const ScaleCounts apart{k_apart ? counts.k : 0, v_apart && !layer.v_aliases_k ? counts.v : 0};
-  if (apart.k + apart.v > 0) prefetch_next_scales(s, apart);
-  if (counts.k > 0) widen_block(s, layer.k_type, false, counts.k, scales.k);
+  if (counts.k + counts.v > 0) prefetch_next_scales(s, {counts.k, layer.v_aliases_k ? 0 : counts.v});
+  if (counts.k > 0) widen_block(s, false, counts.k, scales.k);
   if (counts.v == 0) return;
   if (layer.v_aliases_k) return transpose_scales(scales.k, counts.k, s.n, counts.v, scales.v);
   HWY_ALIGN float rows[kBlockKeys * max_scales(kMaxPlainDim)];
-  widen_block(s, layer.v_type, true, counts.v, rows);
+  widen_block(s, true, counts.v, rows);
   transpose_scales(rows, counts.v, s.n, counts.v, scales.v);
 }
 

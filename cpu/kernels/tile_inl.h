@@ -36,7 +36,7 @@ inline constexpr bool kManyRegisters = true;  // 32
 static_assert(kLanes >= 4 && kLanes <= 16, "tiles are cut for vectors of 4 to 16 floats");
 
 // Keys of a block: row pointers, dense, and what to prefetch of K while the logits are computed. Scales of types that have
-// them: of K key by key, of V a row of kBlockKeys for each scale of a key.
+// them: of K key by key, but for those between the codes; of V a row of kBlockKeys for each scale of a key.
 struct KeyList {
   const Row* k;
   const Row* v;
@@ -125,6 +125,32 @@ HWY_INLINE void store_sums(SizedVec (&sum)[kRows][kKeys], float* HWY_RESTRICT lo
   }
 }
 
+// The f16 that a block begins with.
+HWY_INLINE float scale_of_block(Row block) {
+  const hn::CappedTag<float, 1> d1;
+  return hn::GetLane(StoredF16::load(d1, block, 0));
+}
+
+// Which vector of a row: `half` of the pair at element `pair`.
+struct VectorAt {
+  size_t pair, half;
+  bool in_pair;
+};
+
+// That vector of the elements from `first` on, a multiple of kStep. Where whole groups are as long as kStep, the way to the
+// vector within its block is a constant.
+template <class Stored, size_t kStep, class D>
+HWY_INLINE auto load_from(D d, Row row, size_t first, const VectorAt& at) {
+  if constexpr (Stored::kInBlocks) {
+    if (kStep % Stored::kGroup == 0 && first % Stored::kGroup == 0) {
+      row += byte_of<Stored>(first);
+      first = 0;
+    }
+  }
+  return at.in_pair ? Stored::load_half(d, row, first + at.pair, at.half)
+                    : Stored::load(d, row, first + at.pair + at.half * hn::Lanes(d));
+}
+
 // logits[r][0..kKeys) = q[r] . k[0..kKeys), logits rows kBlockKeys apart. q is packed (pack_rows). ahead: the row to
 // prefetch of the first of kKeys streams.
 template <class Stored, int kRows, bool kPrefetch>
@@ -137,9 +163,11 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
   // The vec-th vector of key j from element `first` on, where a group begins, or a pair for vec < 2.
   const auto load = [&](int j, size_t first, size_t vec, bool in_pair) HWY_ATTR {
     const size_t pair = (vec & ~size_t{1}) * kLanes;
-    const auto codes =
-        in_pair ? Stored::load_half(d, k[j], first + pair, vec % 2) : Stored::load(d, k[j], first + vec * kLanes);
-    if constexpr (Stored::kGroup > 0) {
+    const auto codes = load_from<Stored, kLineVecs * kLanes>(d, k[j], first, {pair, vec % 2, in_pair});
+    if constexpr (Stored::kInBlocks) {
+      const float scale = scale_of_block(k[j] + byte_of<Stored>(first) + byte_of<Stored>(pair));
+      return Stored::group(d, &scale, 1).of(d, codes);
+    } else if constexpr (Stored::kGroup > 0) {
       const size_t group = first / Stored::kGroup + pair / Stored::kGroup;  // apart, as the second is a constant
       const float* scales = keys.scales + j * keys.n_scales + static_cast<int64_t>(group) * Stored::kScales;
       return Stored::group(d, scales, 1).of(d, codes);
@@ -208,7 +236,8 @@ HWY_NOINLINE void dot_long_tile(const float* q, size_t dim, const KeyRows& k, co
       if (kPrefetch) streams[j] = ahead[j * apart] + bytes;
     }
     const float* scales = k.scales;
-    if constexpr (Stored::kGroup > 0) scales += static_cast<int64_t>(first / Stored::kGroup) * Stored::kScales;
+    if constexpr (Stored::kGroup > 0 && !Stored::kInBlocks)
+      scales += static_cast<int64_t>(first / Stored::kGroup) * Stored::kScales;
     float* const to = first == 0 ? logits : sums[0];
     dot_tile<Stored, kRows, kPrefetch>(q + first * kRows, n, {rows, scales, k.n_scales}, streams, 1, to);
     for (int r = 0; r < kRows && first > 0; ++r)
@@ -305,7 +334,7 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
   Prefetcher next = ahead;
   const auto load = [&](int64_t j, size_t c) HWY_ATTR {
     const size_t pair = (c & ~size_t{1}) * kLanes;
-    const auto codes = kVecs == 1 ? Stored::load(d, v[j], at) : Stored::load_half(d, v[j], at + pair, c & 1);
+    const auto codes = load_from<Stored, kVecs * kLanes>(d, v[j], at, {pair, c & 1, kVecs > 1});
     if constexpr (Stored::kGroup == 0 || Stored::kScalesWeights) {
       return codes;
     } else {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // tandem_attend_tensors() against attention in double precision: types, strides, masks, several sequences.
 //
-// What no query may read is NaN: gaps between rows, keys behind a sequence's length, keys that a mask hides from every query.
-// Gaps of o keep what they had.
+// What no query may read is NaN: gaps between rows, keys behind a sequence's length, keys that a mask hides from every
+// query. Gaps of o keep what they had.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,13 +11,12 @@
 #include <limits>
 #include <vector>
 
+#include "api_world.h"
 #include "reference/attention_reference.h"
 #include "reference/gate.h"
 #include "reference/random.h"
 #include "reference/rounding.h"
 #include "reference/stored_row.h"
-
-#include "api_world.h"
 
 namespace {
 
@@ -252,8 +251,7 @@ Case make_case(uint64_t seed) {
   if (c.kind == MaskKind::kWindow) c.window = random.integer(1, 100);
   fill_mask(c, random);
   c.has_slopes = random.chance(c.kind == MaskKind::kValues ? 0.5 : 0.1);
-  for (int32_t h = 0; c.has_slopes && h < c.layer.n_q_heads; ++h)
-    c.slopes.push_back(std::exp2(-static_cast<float>(h + 1)));
+  for (int32_t h = 0; c.has_slopes && h < c.layer.n_q_heads; ++h) c.slopes.push_back(std::exp2(-static_cast<float>(h + 1)));
   c.lse.assign(static_cast<size_t>(n * q_rows * c.layer.n_q_heads), 77.0f);
   const int64_t lse_shape[3] = {n, q_rows, c.layer.n_q_heads};
   const int dims = c.padded ? 3 : 2;
@@ -326,7 +324,9 @@ void check_sequence(Case& c, int64_t i) {
     };
     const float slope = c.has_slopes ? c.slopes[static_cast<size_t>(h)] : 1.0f;
     if (c.has_mask())
-      queries.bias = [&, slope](int64_t t, int32_t, int64_t j) { return static_cast<double>(slope * c.mask_at(i, h, t, j)); };
+      queries.bias = [&, slope](int64_t t, int32_t, int64_t j) {
+        return static_cast<double>(slope * c.mask_at(i, h, t, j));
+      };
     else if (c.has_slopes)
       queries.bias = [&, slope](int64_t t, int32_t, int64_t j) {
         return -static_cast<double>(slope) * std::fabs(static_cast<double>(c.kv_lens[at] - c.q_lens[at] + t - j));
@@ -337,11 +337,10 @@ void check_sequence(Case& c, int64_t i) {
     gate.truth = &truth;
     gate.layer = &layer;
     gate.o_type = c.o_type;
-    gate.o = [&](int64_t t, int32_t, int32_t d) {
-      return reference::load(c.o_type, c.o.at(block, q_at + t, h, d));
-    };
+    gate.o = [&](int64_t t, int32_t, int32_t d) { return reference::load(c.o_type, c.o.at(block, q_at + t, h, d)); };
     gate.lse = [&](int64_t t, int32_t) {
-      return static_cast<double>(c.lse[static_cast<size_t>(((c.padded ? i * c.q.n_rows : 0) + q_at + t) * c.layer.n_q_heads + h)]);
+      return static_cast<double>(
+          c.lse[static_cast<size_t>(((c.padded ? i * c.q.n_rows : 0) + q_at + t) * c.layer.n_q_heads + h)]);
     };
     const reference::GateVerdict verdict = check_gate(gate);
     if (!verdict.pass)
@@ -363,8 +362,8 @@ void check_gaps(Case& c) {
         std::fill_n(is_row.begin() + first, n_bytes, true);
       }
   for (size_t at = 0; at < is_row.size(); ++at)
-    if (!is_row[at] && c.o.bytes[at] != 0xff) fail_msg("seed %llu: byte %zu of a gap of o was written",
-                                                       static_cast<unsigned long long>(c.seed), at);
+    if (!is_row[at] && c.o.bytes[at] != 0xff)
+      fail_msg("seed %llu: byte %zu of a gap of o was written", static_cast<unsigned long long>(c.seed), at);
 }
 
 void run_cases(tandem_engine* engine, uint64_t first, uint64_t n) {
