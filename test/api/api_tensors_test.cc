@@ -114,13 +114,14 @@ struct Case {
   bool has_mask() const { return kind >= MaskKind::kPrefix; }
 };
 
-float mask_value(Random& random, MaskKind kind, int64_t t, int64_t j, int64_t q_len, int64_t kv_len, int64_t salt) {
-  const int64_t own = kv_len - q_len + t;
-  switch (kind) {
+float mask_value(Random& random, const Case& c, size_t sequence, int64_t t, int64_t j) {
+  const int64_t q_len = c.q_lens[sequence], kv_len = c.kv_lens[sequence], own = kv_len - q_len + t;
+  const uint64_t salt = c.seed % 7;
+  switch (c.kind) {
     case MaskKind::kPrefix:
       return j <= own ? 0.0f : kHidden;
     case MaskKind::kHoles:  // the same for every query, and causal
-      return j <= own && (j * 2654435761u + static_cast<uint64_t>(salt)) % 11 > 2 ? (j % 2 == 0 ? 0.0f : -0.0f) : kHidden;
+      return j <= own && (j * 2654435761u + salt) % 11 > 2 ? (j % 2 == 0 ? 0.0f : -0.0f) : kHidden;
     case MaskKind::kSequences:  // neighbours see other cells
       return j * 4 / std::max<int64_t>(kv_len, 1) == t % 4 ? 0.0f : kHidden;
     case MaskKind::kTree:  // all share the beginning, branches differ
@@ -150,8 +151,7 @@ void fill_mask(Case& c, Random& random) {
       for (int64_t t = 0; t < c.q_lens[at]; ++t)
         for (int64_t j = 0; j < c.kv_lens[at]; ++j) {
           const int64_t row = c.padded ? m * c.n_mask_rows + t : c.first(c.q_lens, i) + t;
-          c.mask[static_cast<size_t>(row * c.n_columns + j)] =
-              mask_value(random, c.kind, t, j, c.q_lens[at], c.kv_lens[at], c.seed % 7);
+          c.mask[static_cast<size_t>(row * c.n_columns + j)] = mask_value(random, c, at, t, j);
         }
     }
   c.mask_type = random.pick({TANDEM_F32, TANDEM_F16});
