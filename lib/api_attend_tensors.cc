@@ -194,8 +194,10 @@ Status check_outputs(const TensorsRequest& call) {
   return check_disjoint(call.o, call.lse);
 }
 
-// Bytes from an index of dimension d to the next.
+// Bytes from an index of dimension d to the next. A tensor without elements has none to step to, and any strides: their
+// multiples may overflow.
 int64_t stride_bytes(const CheckedTensor& t, int32_t d) {
+  if (t.footprint.n_rows == 0) return 0;
   const int64_t elements = block_elements(t.tensor.dtype);
   if (elements > 0) return t.tensor.stride[d] / elements * block_bytes(t.tensor.dtype);
   return t.tensor.stride[d] * (find_dtype(t.tensor.dtype)->bits / 8);
@@ -216,6 +218,7 @@ Status make_layer(const TensorsRequest& call, Layer* layer) {
   options.sliding_window_tokens = args.sliding_window_tokens;
   options.sinks = args.sinks;
   TANDEM_TRY(check_layer(options, LayerRefusal("")));
+  TANDEM_TRY(check_slopes(call));  // as many as the checked n_q_heads
   if (options.v_head_dim == 0) return fail(kInvalid, "v_head_dim", "v_head_dim = 0 is not positive");
   *layer = resolve_layer(options);
   layer->sinks = args.sinks;
@@ -234,14 +237,20 @@ Status make_layer(const TensorsRequest& call, Layer* layer) {
 Status check_counts(const TensorsRequest& call) {
   TANDEM_TRY(require_tokens("n_keys", call.n_keys));
   const int64_t most = kMaxTokens / std::max<int64_t>(1, call.n_q_heads);  // rows of a KV head, of all sequences
-  const int64_t n = call.padded ? std::max(call.n_tokens, call.n_sequences * call.n_tokens) : call.n_tokens;
-  if (call.n_tokens <= most && n <= most) return {};
-  return fail(TANDEM_ERROR_CAPACITY, "n_tokens", "n_tokens = %lld is more than one call can attend (%lld)",
-              static_cast<long long>(n), static_cast<long long>(most));
+  const int64_t n_blocks = call.padded ? std::max<int64_t>(1, call.n_sequences) : 1;
+  if (call.n_tokens <= most / n_blocks) return {};
+  return fail(TANDEM_ERROR_CAPACITY, "n_tokens", "n_tokens = %lld of %lld sequences is more than one call can attend (%lld)",
+              static_cast<long long>(call.n_tokens), static_cast<long long>(n_blocks), static_cast<long long>(most));
 }
 
-// Rows of one sequence.
-TensorView view_of_sequence(const TensorsRequest& call, const CheckedTensor& t, int64_t sequence_idx, int64_t first_row,
+// Where the n_rows rows of a sequence begin, which a packed tensor has from row `row` on. Without rows it is the tensor
+// itself: behind its last row there may be no address.
+std::byte* first_row(const TensorsRequest& call, const CheckedTensor& t, int64_t sequence_idx, int64_t row, int64_t n_rows) {
+  auto* data = static_cast<std::byte*>(t.tensor.data);
+  return n_rows == 0 ? data : data + (call.padded ? sequence_idx : row) * stride_bytes(t, 0);
+}
+
+TensorView view_of_sequence(const TensorsRequest& call, const CheckedTensor& t, int64_t sequence_idx, int64_t row,
                             int64_t n_rows) {
   const int32_t tokens = call.padded ? 1 : 0;
   TensorView view;
@@ -251,8 +260,7 @@ TensorView view_of_sequence(const TensorsRequest& call, const CheckedTensor& t, 
   view.head_dim = t.length(tokens + 2);
   view.token_stride = stride_bytes(t, tokens);
   view.head_stride = stride_bytes(t, tokens + 1);
-  const int64_t at = call.padded ? sequence_idx * stride_bytes(t, 0) : first_row * view.token_stride;
-  view.data = static_cast<std::byte*>(t.tensor.data) + at;
+  view.data = first_row(call, t, sequence_idx, row, n_rows);
   return view;
 }
 
@@ -268,12 +276,10 @@ void add_sequences(const TensorsRequest& call, TensorsArgs* out) {
     sequence.k = view_of_sequence(call, call.k, idx, first_key, sequence.kv_len);
     if (call.has_v()) sequence.v = view_of_sequence(call, call.v, idx, first_key, sequence.kv_len);
     if (call.args.lse != nullptr)
-      sequence.lse =
-          static_cast<float*>(call.lse.tensor.data) + (call.padded ? idx : first_token) * call.lse.tensor.stride[0];
+      sequence.lse = reinterpret_cast<float*>(first_row(call, call.lse, idx, first_token, sequence.q_len));
     if (call.args.mask != nullptr) {
       const bool shared = call.padded && call.mask.length(0) == 1;
-      const int64_t step = shared ? 0 : call.padded ? idx : first_token;
-      sequence.mask = static_cast<const std::byte*>(call.mask.tensor.data) + step * stride_bytes(call.mask, 0);
+      sequence.mask = first_row(call, call.mask, shared ? 0 : idx, first_token, sequence.q_len);
     }
     first_token += sequence.q_len;
     first_key += sequence.kv_len;
@@ -324,7 +330,6 @@ int32_t tandem_attend_tensors(tandem_engine* engine, const tandem_attend_tensors
     TANDEM_TRY(copy_lengths(call, call.args.q_lens, "q_lens", call.n_tokens, &call.q_lens));
     TANDEM_TRY(copy_lengths(call, call.args.kv_lens, "kv_lens", call.n_keys, &call.kv_lens));
     TANDEM_TRY(check_mask(&call));
-    TANDEM_TRY(check_slopes(call));
     int32_t cancel_was_seen = 0;
     TensorsArgs core;
     TANDEM_TRY(make_args(call, &cancel_was_seen, &core));

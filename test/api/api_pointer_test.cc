@@ -369,6 +369,7 @@ void test_init(void**) {
   check_init<tandem_cache_options>(tandem_cache_options_init, TANDEM_CACHE_OPTIONS_INIT);
   check_init<tandem_session_options>(tandem_session_options_init, TANDEM_SESSION_OPTIONS_INIT);
   check_init<tandem_attend_args>(tandem_attend_args_init, TANDEM_ATTEND_ARGS_INIT);
+  check_init<tandem_attend_tensors_args>(tandem_attend_tensors_args_init, TANDEM_ATTEND_TENSORS_ARGS_INIT);
   check_init<tandem_weights_options>(tandem_weights_options_init, TANDEM_WEIGHTS_OPTIONS_INIT);
 }
 

@@ -12,6 +12,9 @@ constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT, kCapacity = TANDEM_E
 
 void* no_memory(size_t, size_t, void*) { return nullptr; }
 void no_free(void*, size_t, void*) {}
+void run_in_turn(int64_t n_tasks, tandem_task_fn task, void* context, void*) {
+  for (int64_t i = 0; i < n_tasks; ++i) task(i, context);
+}
 
 template <typename Options>
 Options changed(Options options, std::function<void(Options&)> change) {
@@ -50,6 +53,14 @@ void test_engine(void**) {
           {"pin", f, kInvalid, "pin_threads", "2", with([](auto& o) { o.pin_threads = 2; })},
           {"pin", f, kInvalid, "pin_threads", "-2", with([](auto& o) { o.pin_threads = -2; })},
           {"matmul", f, kInvalid, "matmul_rows", "-3", with([](auto& o) { o.matmul_rows = -3; })},
+          {"lent threads", f, kInvalid, "n_threads", "n_threads = 0 with run",
+           with([](auto& o) { o.run = run_in_turn, o.n_threads = 0; })},
+          {"lent threads", f, kInvalid, "n_threads", "-1", with([](auto& o) { o.run = run_in_turn, o.n_threads = -1; })},
+          {"lent threads", f, kInvalid, "n_threads", "2147483647",
+           with([](auto& o) { o.run = run_in_turn, o.n_threads = INT32_MAX; })},
+          {"lent threads", f, kInvalid, "pin_threads", "pin_threads = 1 with run",
+           with([](auto& o) { o.run = run_in_turn, o.pin_threads = 1; })},
+          {"no lent threads", f, kInvalid, "run_user", "without run", with([](auto& o) { o.run_user = &o; })},
       },
       &out);
 }
