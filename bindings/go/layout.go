@@ -24,6 +24,7 @@ var abiStructs = []struct {
 	{"tandem_cache_options", reflect.TypeOf(C.tandem_cache_options{})},
 	{"tandem_session_options", reflect.TypeOf(C.tandem_session_options{})},
 	{"tandem_attend_args", reflect.TypeOf(C.tandem_attend_args{})},
+	{"tandem_attend_tensors_args", reflect.TypeOf(C.tandem_attend_tensors_args{})},
 	{"tandem_memory_plan", reflect.TypeOf(C.tandem_memory_plan{})},
 	{"tandem_route_plan", reflect.TypeOf(C.tandem_route_plan{})},
 	{"tandem_cache_stats", reflect.TypeOf(C.tandem_cache_stats{})},

@@ -130,8 +130,13 @@ func (s *Session) Attend(a *Attend) error { return s.attend(a, nil) }
 // AttendContext is the same, stopped when the context is done: with ErrCancelled, which is the context's error too, and as if it
 // had not been made. It looks between pieces of work. Tensors in host memory only, unless the context is never done.
 func (s *Session) AttendContext(ctx context.Context, a *Attend) error {
+	return withContext(ctx, func(cancel *int32) error { return s.attend(a, cancel) })
+}
+
+// withContext calls with a flag that is set when the context is done, and nil for one that is never done.
+func withContext(ctx context.Context, call func(cancel *int32) error) error {
 	if ctx.Done() == nil {
-		return s.attend(a, nil)
+		return call(nil)
 	}
 	flag, returned := new(int32), make(chan struct{})
 	defer close(returned)
@@ -146,7 +151,7 @@ func (s *Session) AttendContext(ctx context.Context, a *Attend) error {
 			}
 		}()
 	}
-	err := s.attend(a, flag)
+	err := call(flag)
 	var e *Error
 	if errors.As(err, &e) && e.Code == ErrCancelled {
 		e.cause = ctx.Err()

@@ -53,6 +53,36 @@ tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args
   return result;
 }
 
+tandem_go_result tandem_go_attend_tensors(tandem_engine* engine, const tandem_go_attend_tensors_args* args, const int64_t* q_lens,
+                                          const int64_t* kv_lens, const float* sinks, const float* alibi_slopes,
+                                          const int32_t* cancel, char* q, char* k, char* v, char* mask, char* o, char* lse) {
+  tandem_go_result result = {TANDEM_OK, NULL};
+  tandem_tensor tensors[6];
+  tandem_attend_tensors_args all = TANDEM_ATTEND_TENSORS_ARGS_INIT;
+  all.flags = args->flags;
+  all.n_sequences = args->n_sequences;
+  all.sm_scale = args->sm_scale;
+  all.soft_cap = args->soft_cap;
+  all.sliding_window_tokens = args->sliding_window_tokens;
+  all.sinks = sinks;
+  all.alibi_slopes = alibi_slopes;
+  all.q_lens = q_lens;
+  all.kv_lens = kv_lens;
+  all.q = tensor(&tensors[0], &args->q, q);
+  all.k = tensor(&tensors[1], &args->k, k);
+  all.v = tensor(&tensors[2], &args->v, v);
+  all.mask = tensor(&tensors[3], &args->mask, mask);
+  all.o = tensor(&tensors[4], &args->o, o);
+  all.lse = tensor(&tensors[5], &args->lse, lse);
+  all.cancel = cancel;
+  if (args->progress != 0) {
+    all.progress = progress_entry;
+    all.progress_user = (void*)args->progress;
+  }
+  result.status = tandem_attend_tensors(engine, &all, &result.error);
+  return result;
+}
+
 tandem_go_result tandem_go_append(tandem_cache* cache, int64_t sequence, int32_t layer_idx,
                                   const tandem_go_tensor* description, char* k, char* v, uintptr_t stream) {
   tandem_go_result result = {TANDEM_OK, NULL};

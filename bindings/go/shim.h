@@ -24,6 +24,16 @@ typedef struct tandem_go_attend_args {
   tandem_go_tensor q, k, v, o, lse, x;
 } tandem_go_attend_args;
 
+/* tandem_attend_tensors_args without its addresses. */
+typedef struct tandem_go_attend_tensors_args {
+  uint32_t flags;
+  int32_t n_sequences;
+  float sm_scale, soft_cap;
+  int64_t sliding_window_tokens;
+  uintptr_t progress; /* number of the callback; 0: none */
+  tandem_go_tensor q, k, v, mask, o, lse;
+} tandem_go_attend_tensors_args;
+
 typedef struct tandem_go_result {
   int32_t status;
   tandem_error* error;
@@ -33,6 +43,9 @@ typedef struct tandem_go_result {
 tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args* args, const int64_t* sequences,
                                   const int64_t* q_lens, const int32_t* parent_idx, const int32_t* cancel, char* q, char* k,
                                   char* v, char* o, char* lse, char* x);
+tandem_go_result tandem_go_attend_tensors(tandem_engine* engine, const tandem_go_attend_tensors_args* args, const int64_t* q_lens,
+                                          const int64_t* kv_lens, const float* sinks, const float* alibi_slopes,
+                                          const int32_t* cancel, char* q, char* k, char* v, char* mask, char* o, char* lse);
 /* description: [2], of k and v. */
 tandem_go_result tandem_go_append(tandem_cache* cache, int64_t sequence, int32_t layer_idx,
                                   const tandem_go_tensor* description, char* k, char* v, uintptr_t stream);

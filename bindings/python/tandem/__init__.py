@@ -7,6 +7,7 @@ context managers and have ``close()``; they may be closed or collected in any or
 ``tandem.h``: lengths are tokens, sizes bytes (``_bytes``), times nanoseconds (``_ns``). While a call runs other Python threads do.
 """
 from ._abi import LOG_ERROR, LOG_INFO, LOG_WARNING
+from ._attend_tensors import attend_tensors
 from ._cache import Cache, CacheStats, Sequence
 from ._engine import Engine, cpu_isas, dtype_row_bytes, library_path, policies, version
 from ._errors import (BackendError, BusyError, CancelledError, CapacityError, CorruptError, DeviceLostError, InternalError,
@@ -27,5 +28,5 @@ __all__ = [
     "InvalidHandleError", "InvalidStateError", "IoError", "LOG_ERROR", "LOG_INFO", "LOG_WARNING", "Layer", "MemoryPlan",
     "Model", "NotFoundError", "OutOfMemoryError", "Projection", "RoutePlan", "Sequence", "Session", "SessionOptions",
     "SessionStats", "Step", "Support", "TandemError", "Tensor", "UnsupportedError", "Weights", "WeightsStats",
-    "cpu_isas", "dtype_row_bytes", "library_path", "merge", "plan_memory", "policies", "supports", "version",
+    "attend_tensors", "cpu_isas", "dtype_row_bytes", "library_path", "merge", "plan_memory", "policies", "supports", "version",
 ]

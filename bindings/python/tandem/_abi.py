@@ -27,6 +27,7 @@ ROTATIONS = {"default": 0, "hadamard": 1, "none": 2}
 GROUP_MODES = {"union": 0, "mean": 1}
 EVICT_BY = {"window": 0, "host": 1}
 ATTEND_SPECULATIVE, ATTEND_PARTIAL = 1, 2
+TENSORS_CAUSAL = 1
 
 LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
@@ -41,7 +42,7 @@ class EngineOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("n_threads", c_int32), ("cpu_isa", c_char_p), ("backend", c_char_p),
                 ("backend_path", c_char_p), ("alloc", c_void_p), ("free", c_void_p), ("alloc_user", c_void_p),
                 ("log", LogFunction), ("log_user", c_void_p), ("spin_ns", c_int64), ("pin_threads", c_int32),
-                ("matmul_rows", c_int32)]
+                ("matmul_rows", c_int32), ("run", c_void_p), ("run_user", c_void_p)]
 
 
 class LayerProjectionStruct(ctypes.Structure):
@@ -80,6 +81,14 @@ class AttendArgsStruct(ctypes.Structure):
                 ("sequences", c_void_p), ("q_lens", c_void_p), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
                 ("o", c_void_p), ("lse", c_void_p), ("parent_idx", c_void_p), ("stream", c_void_p),
                 ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("x", c_void_p)]
+
+
+class AttendTensorsArgsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("n_sequences", c_int32), ("sm_scale", c_float),
+                ("soft_cap", c_float), ("reserved", c_int32), ("sliding_window_tokens", c_int64), ("sinks", c_void_p),
+                ("alibi_slopes", c_void_p), ("q_lens", c_void_p), ("kv_lens", c_void_p), ("q", c_void_p), ("k", c_void_p),
+                ("v", c_void_p), ("mask", c_void_p), ("o", c_void_p), ("lse", c_void_p), ("stream", c_void_p),
+                ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p)]
 
 
 class MemoryPlanStruct(ctypes.Structure):
@@ -131,8 +140,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct,
     "tandem_layer_projection": LayerProjectionStruct, "tandem_layer_options": LayerOptionsStruct,
     "tandem_cache_options": CacheOptionsStruct, "tandem_session_options": SessionOptionsStruct,
-    "tandem_attend_args": AttendArgsStruct, "tandem_memory_plan": MemoryPlanStruct,
-    "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct,
+    "tandem_attend_args": AttendArgsStruct, "tandem_attend_tensors_args": AttendTensorsArgsStruct,
+    "tandem_memory_plan": MemoryPlanStruct, "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct,
     "tandem_session_stats": SessionStatsStruct, "tandem_weights_options": WeightsOptionsStruct,
     "tandem_weights_stats": WeightsStatsStruct,
 }
@@ -184,6 +193,8 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_step_begin": (_I, _P, _P, _P, _I, _P, _P),
     "tandem_step_end": (_I, _P, _P, _P),
     "tandem_merge": (_I, _P, _P, _P, _P, _I, _P, _P, _P),
+    "tandem_attend_tensors_args_init": (None, _P),
+    "tandem_attend_tensors": (_I, _P, _P, _P),
     "tandem_weights_options_init": (None, _P),
     "tandem_weights_create": (_I, _P, _P, _P, _P, _I, _P, _P),
     "tandem_weights_release": (None, _P),

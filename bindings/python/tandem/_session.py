@@ -175,7 +175,7 @@ class CancelFlag(NotCopied):
         return self._value.value != 0
 
 
-class _Listener:
+class Listener:
     """A progress callback as the library calls it. An exception stops the call, which raises it."""
 
     def __init__(self, progress: Callable[[int, int], object], engine: Handle) -> None:
@@ -337,7 +337,7 @@ class Session(Owner):
         callable_or_none("progress", progress)
         if cancel is not None:
             of_type("cancel", cancel, CancelFlag)
-        listener = None if progress is None else _Listener(progress, self.cache._engine)
+        listener = None if progress is None else Listener(progress, self.cache._engine)
         watch = 0 if cancel is None else addressof(cancel._value), 0 if listener is None else listener.address
         try:
             self._attend(numbers, (ids, lens, parents), packed, pointer, watch)

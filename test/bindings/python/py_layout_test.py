@@ -24,7 +24,8 @@ CONSTANTS |= {f"TANDEM_{kind}_{name.upper()}": code
                                   ("ROTATION", _abi.ROTATIONS), ("GROUP", _abi.GROUP_MODES),
                                   ("EVICT_BY", _abi.EVICT_BY)) for name, code in table.items()}
 CONSTANTS |= {f"TANDEM_{name}": getattr(_abi, name) for name in
-              ("DEVICE_HOST", "DEVICE_CUDA", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "ATTEND_SPECULATIVE", "ATTEND_PARTIAL")}
+              ("DEVICE_HOST", "DEVICE_CUDA", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "ATTEND_SPECULATIVE", "ATTEND_PARTIAL",
+               "TENSORS_CAUSAL")}
 
 
 @pytest.mark.skipif(CC is None, reason="no C compiler")

@@ -44,6 +44,7 @@ pub const TANDEM_EVICT_BY_WINDOW: i32 = 0;
 pub const TANDEM_EVICT_BY_HOST: i32 = 1;
 pub const TANDEM_ATTEND_SPECULATIVE: u32 = 1;
 pub const TANDEM_ATTEND_PARTIAL: u32 = 2;
+pub const TANDEM_TENSORS_CAUSAL: u32 = 1;
 pub const TANDEM_NORM_NONE: i32 = 0;
 pub const TANDEM_NORM_RMS: i32 = 1;
 pub const TANDEM_NORM_LAYER: i32 = 2;

@@ -172,6 +172,12 @@ extern "C" {
         stream: *mut c_void,
         error: *mut *mut tandem_error,
     ) -> i32;
+    pub fn tandem_attend_tensors_args_init(args: *mut tandem_attend_tensors_args);
+    pub fn tandem_attend_tensors(
+        engine: *mut tandem_engine,
+        args: *const tandem_attend_tensors_args,
+        error: *mut *mut tandem_error,
+    ) -> i32;
     pub fn tandem_layer_projection_init(projection: *mut tandem_layer_projection);
     pub fn tandem_weights_options_init(options: *mut tandem_weights_options);
     pub fn tandem_weights_create(

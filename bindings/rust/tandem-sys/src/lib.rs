@@ -17,7 +17,7 @@ pub use functions::*;
 pub use structs::*;
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xbbc5_4a9f_05a4_6f55;
+pub const FINGERPRINT: u64 = 0xcf94_fa01_8034_19b9;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(

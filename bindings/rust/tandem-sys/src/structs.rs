@@ -43,6 +43,11 @@ pub type tandem_alloc_fn = unsafe extern "C" fn(bytes: usize, alignment: usize, 
 pub type tandem_progress_fn = unsafe extern "C" fn(done: i64, total: i64, user: *mut c_void) -> i32;
 /// Takes back what `tandem_alloc_fn` gave.
 pub type tandem_free_fn = unsafe extern "C" fn(data: *mut c_void, bytes: usize, user: *mut c_void);
+/// A piece of the library's work, one for each `task_idx`.
+pub type tandem_task_fn = unsafe extern "C" fn(task_idx: i64, context: *mut c_void);
+/// Calls `task(i, context)` once for each i from 0 to `n_tasks` - 1 on threads of the caller's, and returns when all have.
+pub type tandem_run_fn =
+    unsafe extern "C" fn(n_tasks: i64, task: Option<tandem_task_fn>, context: *mut c_void, user: *mut c_void);
 
 abi_structs! {
     struct tandem_tensor {
@@ -71,6 +76,8 @@ abi_structs! {
         spin_ns: i64,
         pin_threads: i32,
         matmul_rows: i32,
+        run: Option<tandem_run_fn>,
+        run_user: *mut c_void,
     }
 
     struct tandem_layer_projection {
@@ -163,6 +170,30 @@ abi_structs! {
         progress: Option<tandem_progress_fn>,
         progress_user: *mut c_void,
         x: *const tandem_tensor,
+    }
+
+    struct tandem_attend_tensors_args {
+        struct_size: u32,
+        flags: u32,
+        n_sequences: i32,
+        sm_scale: f32,
+        soft_cap: f32,
+        reserved: i32,
+        sliding_window_tokens: i64,
+        sinks: *const f32,
+        alibi_slopes: *const f32,
+        q_lens: *const i64,
+        kv_lens: *const i64,
+        q: *const tandem_tensor,
+        k: *const tandem_tensor,
+        v: *const tandem_tensor,
+        mask: *const tandem_tensor,
+        o: *const tandem_tensor,
+        lse: *const tandem_tensor,
+        stream: *mut c_void,
+        cancel: *const i32,
+        progress: Option<tandem_progress_fn>,
+        progress_user: *mut c_void,
     }
 
     struct tandem_memory_plan {

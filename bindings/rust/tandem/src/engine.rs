@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 //! The engine, and what a build and a machine can do.
+use crate::attend_tensors::AttendTensors;
 use crate::callbacks::LogEntry;
 use crate::error::{call, static_text, text, Error, Result};
 use crate::handle::Handle;
@@ -70,6 +71,18 @@ impl Engine {
             // SAFETY: a live handle and a buffer of `bytes` bytes.
             unsafe { sys::tandem_engine_report(buffer, bytes, needed, self.as_ptr(), error) }
         })
+    }
+
+    /// o = softmax(logits) V and its lse over K and V where they lie, without a cache. Calls of one engine run one after another.
+    ///
+    /// # Errors
+    /// `InvalidArgument` (shapes, strides, an output that overlaps an input), `Unsupported` (head dims without kernels, `q4_64`),
+    /// `Capacity`, `OutOfMemory`, `Cancelled` (o and lse may be written in part).
+    #[inline]
+    pub fn attend_tensors(&self, args: AttendTensors<'_>) -> Result<()> {
+        // SAFETY: a live handle; arrays have the lengths that the struct says, tensors are of borrowed memory, outputs
+        // exclusively.
+        args.with_raw(|raw| call(|error| unsafe { sys::tandem_attend_tensors(self.as_ptr(), raw, error) }))
     }
 
     /// Merges states over disjoint keys: o `[n_tokens, n_heads, head_dim]` and lse `[n_tokens, n_heads]` of each.

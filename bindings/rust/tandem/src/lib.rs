@@ -41,6 +41,7 @@
 #![warn(missing_docs)]
 
 mod attend;
+mod attend_tensors;
 mod cache;
 mod callbacks;
 mod dtype;
@@ -57,6 +58,7 @@ mod tensor;
 mod weights;
 
 pub use attend::Attend;
+pub use attend_tensors::AttendTensors;
 pub use cache::{Cache, SequenceId};
 pub use callbacks::{Allocator, HostAllocator, Log, LogLevel, Progress};
 pub use dtype::{Bf16, BlockQ4_0, BlockQ4_64, BlockQ8_0, Dtype, E4m3, Element, F16};

@@ -137,6 +137,8 @@ impl EngineOptions {
             spin_ns: self.spin.map_or(-1, |spin| spin.as_nanos().min(longest) as i64),
             pin_threads: self.pin_threads.map_or(-1, i32::from),
             matmul_rows: self.matmul_rows,
+            run: None,
+            run_user: ptr::null_mut(),
         })
     }
 }
