@@ -86,7 +86,7 @@ func TestTensorsThatAreRefused(t *testing.T) {
 	is(ErrInvalidArgument, "sinks", "has 7 values, must have 8", func(a *AttendTensors) { a.Sinks = make([]float32, 7) })
 	is(ErrInvalidArgument, "alibi_slopes", "has 0 values", func(a *AttendTensors) { a.AlibiSlopes = []float32{} })
 	is(ErrInvalidArgument, "sm_scale", "-1", func(a *AttendTensors) { a.SmScale = -1 })
-	is(ErrInvalidArgument, "mask", "data: has 8 elements", func(a *AttendTensors) { a.Mask = Float32s(make([]float32, 8), 2, 90) })
+	is(ErrInvalidArgument, "mask", "data has 8 elements", func(a *AttendTensors) { a.Mask = Float32s(make([]float32, 8), 2, 90) })
 	is(ErrInvalidArgument, "q", "NULL", func(a *AttendTensors) { a.Q = Tensor{} })
 	refused(t, engine.AttendTensors(nil), ErrInvalidArgument, "args", "nil")
 
