@@ -103,6 +103,13 @@ inline tandem_tensor tensor(int32_t dtype, void* data, std::initializer_list<int
 }
 inline tandem_tensor tensor(float* data, std::initializer_list<int64_t> shape) { return tensor(TANDEM_F32, data, shape); }
 
+// Lends a program's own threads to the CPU's part, instead of workers: options.run and options.run_user as tandem.h describes them.
+inline void lend_threads(tandem_engine_options& options, int32_t n_threads, tandem_run_fn run, void* user = nullptr) {
+  options.n_threads = n_threads;
+  options.run = run;
+  options.run_user = user;
+}
+
 class Engine {
  public:
   Engine() : Engine(nullptr) {}
@@ -111,6 +118,8 @@ class Engine {
   // Waits for background work and everything in flight; throws TANDEM_ERROR_TIMEOUT. Less than 0: for ever.
   void drain(int64_t timeout_ns = -1) { detail::call(tandem_engine_drain, get(), timeout_ns); }
   std::string report() const { return detail::report(tandem_engine_report, static_cast<const tandem_engine*>(get())); }
+  // Attention over K and V where they lie: tandem_attend_tensors().
+  void attend_tensors(const tandem_attend_tensors_args& args) { detail::call(tandem_attend_tensors, get(), &args); }
 
  private:
   explicit Engine(const tandem_engine_options* options) {

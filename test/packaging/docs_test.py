@@ -23,7 +23,8 @@ SUFFIXES = "c cc cpp h hpp cu cuh in map md py rs sh go svg cmake".split()
 MOST_LINES, MOST_C_LINES, MOST_PYTHON_LINES = 200, 30, 8
 SPDX = "# SPDX-License-Identifier: MIT\n"
 SHOWN = [("README.md", "c", "examples/smallest.c"), ("README.md", "python", "examples/smallest.py"),
-         ("docs/attend-step-by-step.md", "c", "examples/decode.c")]  # page, language, file: the page's first block of it
+         ("docs/attend-step-by-step.md", "c", "examples/decode.c"),
+         ("docs/attend-tensors.md", "c", "examples/attend_tensors.c")]  # page, language, file: the page's first block of it
 
 
 def without_fences(text):
@@ -145,8 +146,9 @@ def check_the_checker():
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder).resolve()
-        files = {"docs/page.md": "# An `API` page\n", "docs/attend-step-by-step.md": "", "lib/here.cc": "", "README.md": good,
-                 "test/lib/here_test.cc": "", "examples/smallest.c": "", "examples/smallest.py": SPDX, "examples/decode.c": ""}
+        files = {"docs/page.md": "# An `API` page\n", "docs/attend-step-by-step.md": "", "docs/attend-tensors.md": "", "lib/here.cc": "", "README.md": good,
+                 "test/lib/here_test.cc": "", "examples/smallest.c": "", "examples/smallest.py": SPDX, "examples/decode.c": "",
+                 "examples/attend_tensors.c": ""}
         for path, text in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)

@@ -50,7 +50,44 @@ int attend_one(tandem::Session& session, int64_t sequence, float value, float* s
   return 0;
 }
 
+void run_in_turn(int64_t n_tasks, tandem_task_fn task, void* context, void* user) {
+  ++*static_cast<int*>(user);
+  for (int64_t i = 0; i < n_tasks; ++i) task(i, context);
+}
+
+// On a lent thread: each of 40 queries sees the keys up to its own, whose values are their numbers.
+int attend_tensors() {
+  const int64_t n = 40;
+  int n_rounds = 0;
+  tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
+  tandem::lend_threads(options, 2, run_in_turn, &n_rounds);
+  tandem::Engine engine(options);
+  std::vector<float> q(n * kHeads * kDim, 0.5f), k(n * kHeads * kDim, 0.25f), v(n * kHeads * kDim), o(n * kHeads * kDim);
+  for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i / (kHeads * kDim));
+  const tandem_tensor qt = tandem::tensor(q.data(), {n, kHeads, kDim}), kt = tandem::tensor(k.data(), {n, kHeads, kDim});
+  const tandem_tensor vt = tandem::tensor(v.data(), {n, kHeads, kDim}), ot = tandem::tensor(o.data(), {n, kHeads, kDim});
+  tandem_attend_tensors_args args = TANDEM_ATTEND_TENSORS_ARGS_INIT;
+  args.flags = TANDEM_TENSORS_CAUSAL;
+  args.q = &qt;
+  args.k = &kt;
+  args.v = &vt;
+  args.o = &ot;
+  engine.attend_tensors(args);
+  for (int64_t t = 0; t < n; ++t)
+    CHECK(std::fabs(o[static_cast<std::size_t>(t * kHeads * kDim)] - static_cast<float>(t) / 2) < 1e-4f);
+  CHECK(n_rounds > 0);
+  try {
+    args.o = &qt;
+    engine.attend_tensors(args);
+    CHECK(!"o overlaps q");
+  } catch (const tandem::Error& error) {
+    CHECK(error.status() == TANDEM_ERROR_INVALID_ARGUMENT && error.field() == "o.data");
+  }
+  return 0;
+}
+
 int run() {
+  CHECK(attend_tensors() == 0);
   tandem::Engine engine;
   tandem::Model model({two_heads()});
   tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
