@@ -83,7 +83,7 @@ def attend_tensors(engine: Engine, q: Any, k: Any, v: Any = None, *, causal: boo
                    sm_scale: float = 0.0, soft_cap: float = 0.0, sinks: Sequence[float] | None = None,
                    alibi_slopes: Sequence[float] | None = None, out: Any = None, lse: Any = False,
                    cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> Any:
-    """``o = softmax(logits) V`` over `k` and `v` where they lie: no cache, no session, no copy.
+    """Compute ``o = softmax(logits) V`` over `k` and `v` where they lie: no cache, no session, no copy.
 
     Arrays of four dimensions are padded, ``[n_sequences, n_tokens, n_heads, head_dim]``: sequence i has the first `q_lens[i]`
     tokens and `kv_lens[i]` keys. Arrays of three are packed: the sequences' tokens stand one after another. Strides may order
