@@ -161,8 +161,10 @@ Status check_strides(const tandem_tensor& t, const TensorSpec& spec, Footprint* 
   for (int32_t d = last - 1; d >= 0; --d)  // also of dimensions that have no second element
     if (__builtin_mul_overflow(t.stride[d] / unit.n_elements, unit.bytes, &stride_bytes))
       return refuse_at(name, "stride", d, "%lld is more bytes than memory can hold", static_cast<long long>(t.stride[d]));
+  *footprint = {};
+  if (empty) return {};  // whose last dimension may have any length: its bytes may overflow
   const int32_t outermost = order.n > 0 ? order.dims[order.n - 1] : -1;
-  footprint->n_rows = empty ? 0 : outermost < 0 ? 1 : t.shape[outermost];
+  footprint->n_rows = outermost < 0 ? 1 : t.shape[outermost];
   footprint->row_bytes = row / unit.n_elements * unit.bytes;
   footprint->row_stride = outermost < 0 ? bytes : t.stride[outermost] / unit.n_elements * unit.bytes;
   return {};
