@@ -192,10 +192,11 @@ typedef struct tandem_engine_options {
   int32_t matmul_rows;       /* query rows (q_len * query heads) of a KV head from which a call, decode too, goes through matrix
                               * products: where bf16 queries meet bf16 V they may round weights to bf16. 0: where they are
                               * faster, as a process's first engine measures (some ms). To agree in the last bits, give it */
-  tandem_run_fn run;         /* NULL: the engine starts workers. Else it starts none, and run() does the CPU's work on threads of the
-                              * caller's own, so that no second pool competes for the cores; n_threads, which must be given, is
-                              * how many, and pin_threads is not 1. Memory is then placed on no particular NUMA node */
-  void *run_user;
+  tandem_run_fn run;         /* NULL: the engine starts workers. Else it starts no workers, and run() does the CPU's work on threads
+                              * of the caller's own, so that no second pool competes for the cores; n_threads, which must be
+                              * given, is how many, and pin_threads is not 1. Memory is then placed on no particular NUMA node.
+                              * One thread stays the library's own: it makes selections, and sleeps where there are none to make */
+  void *run_user;            /* given to run(); NULL without it */
 } tandem_engine_options;
 #define TANDEM_ENGINE_OPTIONS_INIT \
   { sizeof(tandem_engine_options), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, -1, -1, 0, NULL, NULL }

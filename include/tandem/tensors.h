@@ -70,7 +70,7 @@ TANDEM_API void tandem_attend_tensors_args_init(tandem_attend_tensors_args *args
  * Calls of one engine run one after another, from any thread. Work space grows with the largest call so far and belongs to
  * the engine. Errors: INVALID_ARGUMENT (shapes that do not fit each other, overlapping strides, an output that overlaps an input,
  * sliding_window_tokens without TANDEM_TENSORS_CAUSAL, TANDEM_TENSORS_CAUSAL with a mask), UNSUPPORTED (head dims without
- * kernels; q4_64; tensors in device memory; v NULL where k_head_dim and v_head_dim are no MLA pair), CAPACITY (more tokens than
+ * kernels; 576 except with v NULL and v_head_dim 512; q4_64; tensors in device memory), CAPACITY (more tokens than
  * a call can have), OUT_OF_MEMORY, CANCELLED (o and lse may be written in part). On any other error o and lse are untouched. */
 TANDEM_API int32_t tandem_attend_tensors(tandem_engine *engine, const tandem_attend_tensors_args *args, tandem_error **error);
 
