@@ -1,0 +1,44 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# The module in llama.cpp's own ggml: downloads the sources that a version of the Python package llama-cpp-python has inside (80 MB),
+# builds ggml, its test program and the module, and runs ggml's tests of FLASH_ATTN_EXT on the module's device.
+#   TANDEM_GGML_SOURCES=llama.cpp   a folder of llama.cpp's sources, instead of the download
+# llama_test.sh SOURCE_DIR CMAKE CXX PYTHON; exits 77 (skipped) where the sources cannot be had.
+source "$(dirname "$0")/../../../packaging/common.sh"
+source=$1 cmake=$2 cxx=$3 python=$4
+package=llama-cpp-python version=0.3.36
+work=$(mktemp -d "${TMPDIR:-/tmp}/tandem-llama.XXXXXX") && trap 'rm -rf "$work"' EXIT || exit 1
+
+sources=${TANDEM_GGML_SOURCES:-}
+if [ -z "$sources" ]; then
+  if ! "$python" -m pip download --quiet --no-deps --no-binary "$package" -d "$work" "$package==$version" >"$work/log" 2>&1; then
+    echo "skipped: the sources of $package $version cannot be downloaded: $(tail -1 "$work/log")"
+    exit 77
+  fi
+  tar -xzf "$work"/*.tar.gz -C "$work" --wildcards '*/vendor/llama.cpp/ggml/*' '*/vendor/llama.cpp/tests/test-backend-ops.cpp' ||
+    exit 1
+  sources=$(echo "$work"/*/vendor/llama.cpp)
+fi
+
+ggml=$work/ggml
+step 'configure ggml' "$cmake" -S "$sources/ggml" -B "$ggml" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=OFF -DGGML_AVX2=ON \
+  -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF "-DCMAKE_CXX_COMPILER=$cxx" &&
+  step 'build ggml' "$cmake" --build "$ggml" --parallel || finish
+libs=$ggml/src
+step 'build ggml'"'"'s tests' "$cxx" -std=c++17 -O1 "-I$sources/ggml/include" "$sources/tests/test-backend-ops.cpp" \
+  -o "$work/test-backend-ops" "-L$libs" -lggml -lggml-base "-Wl,-rpath,$libs" -pthread &&
+  step 'configure the module' "$cmake" -S "$source" -B "$work/tandem" -DCMAKE_BUILD_TYPE=Release -DTANDEM_CUDA=OFF \
+    -DTANDEM_BUILD_TESTS=OFF -DTANDEM_BUILD_TOOLS=OFF -DTANDEM_BUILD_EXAMPLES=OFF "-DCMAKE_CXX_COMPILER=$cxx" \
+    "-DTANDEM_GGML_INCLUDE_DIR=$sources/ggml/include" &&
+  step 'build the module' "$cmake" --build "$work/tandem" --parallel --target ggml-tandem || finish
+
+export GGML_BACKEND_PATH TANDEM_GGML_FEWEST_PAIRS=0
+GGML_BACKEND_PATH=$(find "$work/tandem" -name libggml-tandem.so)
+step 'ggml'"'"'s tests of FLASH_ATTN_EXT' sh -c "'$work/test-backend-ops' test -o FLASH_ATTN_EXT -b TANDEM >'$work/out' 2>&1"
+sed -n '/tests passed/p' "$work/out"
+n_computed=$(grep -c 'OK' "$work/out")
+n_left=$(grep -c 'not supported' "$work/out")
+echo "$n_computed nodes were computed, $n_left left to ggml"
+[ "$n_computed" -gt 500 ] || fail "of $n_computed nodes there are too few"
+! grep -q 'FAIL' "$work/out" || fail "$(grep 'FAIL' "$work/out" | head -5)"
+finish
