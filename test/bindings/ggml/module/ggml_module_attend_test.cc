@@ -3,6 +3,7 @@
 // masks, slopes, sinks, soft cap; on ggml's threads and on the library's own.
 #include <algorithm>
 
+#include "lent_engine.h"
 #include "module_world.h"
 
 namespace {
@@ -25,8 +26,9 @@ void make_causal(const Node& of) {
 double slope_of(int64_t head, int64_t n_heads, double max_bias) {
   int64_t n_even = 1;
   while (2 * n_even <= n_heads) n_even *= 2;
-  const double exponent = head < n_even ? max_bias * static_cast<double>(head + 1) / static_cast<double>(n_even)
-                                        : max_bias / 2 * static_cast<double>(2 * (head - n_even) + 1) / static_cast<double>(n_even);
+  const double exponent = head < n_even
+                              ? max_bias * static_cast<double>(head + 1) / static_cast<double>(n_even)
+                              : max_bias / 2 * static_cast<double>(2 * (head - n_even) + 1) / static_cast<double>(n_even);
   return max_bias > 0.0 ? std::exp2(-exponent) : 1.0;
 }
 
@@ -105,6 +107,19 @@ void attends_every_type(void**) {
   expect_attends(mixed);
 }
 
+// ggml leaves any number in the stride of a dimension of length 1.
+void ignores_strides_of_single_rows(void**) {
+  Shape shape;
+  shape.n_tokens = 1, shape.n_q_heads = shape.n_kv_heads = 1;
+  const Node made(shape);
+  make_causal(made);
+  for (ggml_tensor* view : {&made.q.view, &made.k.view, &made.v.view, &made.mask->view}) view->nb[2] = view->nb[3] = 0;
+  made.q.view.nb[1] = made.mask->view.nb[1] = 0;
+  assert_true(supports(made.node()));
+  assert_int_equal(Backend().compute(&made.node()), GGML_STATUS_SUCCESS);
+  expect_truth(made, shape);
+}
+
 void attends_without_a_mask(void**) {
   Shape shape;
   shape.has_mask = false;
@@ -149,6 +164,9 @@ void gives_0_where_all_keys_are_hidden(void**) {
 void computes_on_either_ones_threads(void**) {
   for (const bool has_openmp : {true, false}) {
     state().has_openmp = has_openmp;
+#ifdef _OPENMP
+    assert_int_equal(tandem_ggml_module::ggml_lends_threads(), has_openmp);
+#endif
     for (const int n_threads : {1, 3}) {
       Shape shape;
       shape.n_keys = 2000;
@@ -173,7 +191,8 @@ void says_why_a_node_failed(void**) {
   made.node().data = made.q.view.data;  // which the library refuses
   state().log.clear();
   assert_int_equal(Backend().compute(&made.node()), GGML_STATUS_FAILED);
-  assert_non_null(std::strstr(state().log.c_str(), "tandem: node fa-7: TANDEM_ERROR_INVALID_ARGUMENT: tandem_attend_tensors: "));
+  assert_non_null(
+      std::strstr(state().log.c_str(), "tandem: node fa-7: TANDEM_ERROR_INVALID_ARGUMENT: tandem_attend_tensors: "));
 }
 
 }  // namespace
@@ -181,6 +200,7 @@ void says_why_a_node_failed(void**) {
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(attends_every_type),
+      cmocka_unit_test(ignores_strides_of_single_rows),
       cmocka_unit_test(attends_without_a_mask),
       cmocka_unit_test(attends_streams),
       cmocka_unit_test(adds_what_the_mask_says),

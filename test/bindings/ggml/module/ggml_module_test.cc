@@ -40,12 +40,12 @@ void takes_types_dims_and_parameters_with_kernels(void**) {
 
 void leaves_other_layouts_to_ggml(void**) {
   assert_true(takes({}));
-  assert_false(takes({}, [](Node& n) { n.k.view.nb[0] = 4; }));     // a transposed V or K
-  assert_false(takes({}, [](Node& n) { n.k.view.nb[1] += 1; }));    // half an element
-  assert_false(takes({}, [](Node& n) { n.v.view.nb[1] = 0; }));     // one row for all keys
-  assert_false(takes({}, [](Node& n) { n.v.view.ne[1] -= 1; }));    // fewer values than keys
-  assert_false(takes({}, [](Node& n) { n.v.view.ne[2] = 1; }));     // heads of V shared otherwise than those of K
-  assert_false(takes({}, [](Node& n) { n.q.view.ne[2] = 3; }));     // 3 query heads of 2 KV heads
+  assert_false(takes({}, [](Node& n) { n.k.view.nb[0] = 4; }));   // a transposed V or K
+  assert_false(takes({}, [](Node& n) { n.k.view.nb[1] += 1; }));  // half an element
+  assert_false(takes({}, [](Node& n) { n.v.view.nb[1] = 0; }));   // one row for all keys
+  assert_false(takes({}, [](Node& n) { n.v.view.ne[1] -= 1; }));  // fewer values than keys
+  assert_false(takes({}, [](Node& n) { n.v.view.ne[2] = 1; }));   // heads of V shared otherwise than those of K
+  assert_false(takes({}, [](Node& n) { n.q.view.ne[2] = 3; }));   // 3 query heads of 2 KV heads
   assert_false(takes({}, [](Node& n) { n.mask->view.ne[0] -= 1; }));
   assert_false(takes({}, [](Node& n) { n.mask->view.ne[1] -= 1; }));
   assert_false(takes({}, [](Node& n) { n.mask->view.type = GGML_TYPE_F32; }));

@@ -23,8 +23,8 @@ inline int32_t dtype_of(ggml_type type) {
   return types[type];
 }
 
-// [dim, n_tokens, n_heads, n_streams] as llama.cpp views its cache: a token's heads lie side by side. Behind each token is a gap
-// of one row, and behind each stream one of two tokens, which stay NaN.
+// [dim, n_tokens, n_heads, n_streams] as llama.cpp views its cache: a token's heads lie side by side. Behind each token is a
+// gap of one row, and behind each stream one of two tokens, which stay NaN.
 class Tensor {
  public:
   Tensor(ggml_type type, int64_t dim, int64_t n_tokens, int64_t n_heads = 1, int64_t n_streams = 1) {
@@ -74,7 +74,8 @@ class Tensor {
   void fill(int64_t seed) const {
     for (int64_t s = 0; s < view.ne[3]; ++s)
       for (int64_t h = 0; h < view.ne[2]; ++h)
-        for (int64_t t = 0; t < view.ne[1]; ++t) fill_row(at(t, h, s), ((s * view.ne[2] + h) * view.ne[1] + t) * view.ne[0], seed);
+        for (int64_t t = 0; t < view.ne[1]; ++t)
+          fill_row(at(t, h, s), ((s * view.ne[2] + h) * view.ne[1] + t) * view.ne[0], seed);
   }
 
   mutable ggml_tensor view = {};

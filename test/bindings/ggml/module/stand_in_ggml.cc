@@ -22,7 +22,8 @@ struct Type {
   size_t bytes;
 };
 const Type& type_of(ggml_type type) {
-  static const Type types[] = {{"f32", 1, 4}, {"f16", 1, 2}, {"bf16", 1, 2}, {"q8_0", 32, 34}, {"q4_0", 32, 18}, {"q5_1", 32, 24}};
+  static const Type types[] = {{"f32", 1, 4},    {"f16", 1, 2},    {"bf16", 1, 2},
+                               {"q8_0", 32, 34}, {"q4_0", 32, 18}, {"q5_1", 32, 24}};
   return types[type];
 }
 
