@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * A stand-in of ggml: names and members that the module of bindings/ggml/module uses, and no more, so that its logic is tested
- * where ggml is not. Numbers and sizes are not ggml's: what is compiled against this is never loaded by ggml. */
+ * A stand-in of ggml: names and members that the module of bindings/ggml/module uses, and no more, so that its logic is
+ * tested where ggml is not. Numbers and sizes are not ggml's: what is compiled against this is never loaded by ggml. */
 #ifndef STAND_IN_GGML_H_
 #define STAND_IN_GGML_H_
 
