@@ -20,11 +20,13 @@ if [ -z "$sources" ]; then
   sources=$(echo "$work"/*/vendor/llama.cpp)
 fi
 
-ggml=$work/ggml
-step 'configure ggml' "$cmake" -S "$sources/ggml" -B "$ggml" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=OFF -DGGML_AVX2=ON \
-  -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF "-DCMAKE_CXX_COMPILER=$cxx" &&
-  step 'build ggml' "$cmake" --build "$ggml" --parallel || finish
-libs=$ggml/src
+# llama.cpp's copy of ggml cannot be configured as a project of its own.
+mkdir "$work/top" && printf '%s\n' 'cmake_minimum_required(VERSION 3.25)' 'project(ggml_alone C CXX)' \
+  "add_subdirectory($sources/ggml ggml)" >"$work/top/CMakeLists.txt"
+libs=$work/libs
+step 'configure ggml' "$cmake" -S "$work/top" -B "$work/ggml" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF \
+  "-DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$libs" "-DCMAKE_CXX_COMPILER=$cxx" &&
+  step 'build ggml' "$cmake" --build "$work/ggml" --parallel || finish
 step 'build ggml'"'"'s tests' "$cxx" -std=c++17 -O1 "-I$sources/ggml/include" "$sources/tests/test-backend-ops.cpp" \
   -o "$work/test-backend-ops" "-L$libs" -lggml -lggml-base "-Wl,-rpath,$libs" -pthread &&
   step 'configure the module' "$cmake" -S "$source" -B "$work/tandem" -DCMAKE_BUILD_TYPE=Release -DTANDEM_CUDA=OFF \
