@@ -386,7 +386,10 @@ void what_has_no_kernel_is_refused(void**) {
   };
   refused("k_type", [](tandem::Layer& layer) { layer.k_type = TANDEM_Q4_64; });
   refused("v_type", [](tandem::Layer& layer) { layer.v_type = TANDEM_Q4_64; });
-  refused("k_rotation", [](tandem::Layer& layer) { layer.k_rotation = TANDEM_ROTATION_HADAMARD; });
+  refused("k_rotation", [](tandem::Layer& layer) {  // rows of no power of two
+    layer.k_rotation = TANDEM_ROTATION_HADAMARD;
+    layer.k_head_dim = 96;
+  });
   refused("v_aliases_k", [](tandem::Layer& layer) { layer.v_aliases_k = true; });
   refused("k_head_dim", [](tandem::Layer& layer) { layer.k_head_dim = 576; });
 }
