@@ -110,7 +110,7 @@ def onnxruntime_contestant(pool, n_threads, dtype, ort):
         bindings.append(binding)
         held.append((past, rows, written))
 
-    def call(layer, held=held):
+    def call(layer, held=held):  # held: the bindings' memory lives as long as the contestant
         session.run_with_iobinding(bindings[layer])
 
     return Contestant("onnxruntime", dtype, "head-major", call,
@@ -207,7 +207,7 @@ def ggml_contestants(pool, folder, n_threads):
             left_out(f"ggml {dtype} {layout}", "its CPU backend does not have it")
             continue
 
-        def call(layer, graphs=graphs, held=q):
+        def call(layer, graphs=graphs, held=q):  # held: the graphs read the queries
             if compute(ggml.backend, graphs[layer]) != 0:
                 raise RuntimeError("ggml_backend_graph_compute failed")
 
