@@ -53,9 +53,10 @@ tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args
   return result;
 }
 
-tandem_go_result tandem_go_attend_tensors(tandem_engine* engine, const tandem_go_attend_tensors_args* args, const int64_t* q_lens,
-                                          const int64_t* kv_lens, const float* sinks, const float* alibi_slopes,
-                                          const int32_t* cancel, char* q, char* k, char* v, char* mask, char* o, char* lse) {
+tandem_go_result tandem_go_attend_tensors(tandem_engine* engine, const tandem_go_attend_tensors_args* args,
+                                          const int64_t* q_lens, const int64_t* kv_lens, const float* sinks,
+                                          const float* alibi_slopes, const int32_t* cancel, char* q, char* k, char* v,
+                                          char* mask, char* o, char* lse) {
   tandem_go_result result = {TANDEM_OK, NULL};
   tandem_tensor tensors[6];
   tandem_attend_tensors_args all = TANDEM_ATTEND_TENSORS_ARGS_INIT;

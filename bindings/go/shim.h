@@ -43,9 +43,10 @@ typedef struct tandem_go_result {
 tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args* args, const int64_t* sequences,
                                   const int64_t* q_lens, const int32_t* parent_idx, const int32_t* cancel, char* q, char* k,
                                   char* v, char* o, char* lse, char* x);
-tandem_go_result tandem_go_attend_tensors(tandem_engine* engine, const tandem_go_attend_tensors_args* args, const int64_t* q_lens,
-                                          const int64_t* kv_lens, const float* sinks, const float* alibi_slopes,
-                                          const int32_t* cancel, char* q, char* k, char* v, char* mask, char* o, char* lse);
+tandem_go_result tandem_go_attend_tensors(tandem_engine* engine, const tandem_go_attend_tensors_args* args,
+                                          const int64_t* q_lens, const int64_t* kv_lens, const float* sinks,
+                                          const float* alibi_slopes, const int32_t* cancel, char* q, char* k, char* v,
+                                          char* mask, char* o, char* lse);
 /* description: [2], of k and v. */
 tandem_go_result tandem_go_append(tandem_cache* cache, int64_t sequence, int32_t layer_idx,
                                   const tandem_go_tensor* description, char* k, char* v, uintptr_t stream);

@@ -103,7 +103,8 @@ inline tandem_tensor tensor(int32_t dtype, void* data, std::initializer_list<int
 }
 inline tandem_tensor tensor(float* data, std::initializer_list<int64_t> shape) { return tensor(TANDEM_F32, data, shape); }
 
-// Lends a program's own threads to the CPU's part, instead of workers: options.run and options.run_user as tandem.h describes them.
+// Lends a program's own threads to the CPU's part, instead of workers: options.run and options.run_user as tandem.h
+// describes them.
 inline void lend_threads(tandem_engine_options& options, int32_t n_threads, tandem_run_fn run, void* user = nullptr) {
   options.n_threads = n_threads;
   options.run = run;
