@@ -27,10 +27,14 @@ _engines_lock = threading.Lock()
 
 
 def _shared_engine(backend: str | None) -> Engine:
-    """One for all caches that were given none: an engine's workers are bound to cores."""
+    """One for all caches that were given none: an engine's workers are bound to cores.
+
+    On the CPU its workers sleep as soon as they have nothing to do: PyTorch's threads need the same cores between two layers.
+    On 16 cores that takes 3.6 ms of a token's 37 away, at 256 tokens of context.
+    """
     with _engines_lock:
         if backend not in _engines or _engines[backend].closed:
-            _engines[backend] = Engine(backend=backend)
+            _engines[backend] = Engine(backend=backend, spin_ns=0 if backend is None else -1)
         return _engines[backend]
 
 
