@@ -36,7 +36,7 @@ struct Round {
   std::exception_ptr thrown{};
 };
 
-// What work throws is kept for the thread that has called the pool: the caller's threads never see it.
+// Keeps an exception for the thread that has called the pool: the lender's threads never see one.
 void run_body(int64_t worker_idx, void* round_of_call) {
   Round& round = *static_cast<Round*>(round_of_call);
   const TaskModes modes;
@@ -63,6 +63,7 @@ class LentPool final : public Pool {
       run_body(0, &round);
     else if (n_bodies > 1)
       threads_.run(n_bodies, run_body, &round, threads_.user);
+    if (round.taken.load() < n_tasks) run_body(0, &round);  // tasks that run() has not called
     if (round.thrown) std::rethrow_exception(round.thrown);
   }
   void wake() override {}

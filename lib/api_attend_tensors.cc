@@ -21,7 +21,7 @@ namespace {
 constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
 constexpr int32_t kMaxSequences = 65536;
 
-// One dimension more than a packed tensor has: that of the sequences.
+// Padded tensors have one more dimension than packed ones: that of the sequences.
 constexpr int32_t kPaddedDims = 4;
 
 struct TensorsRequest {

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kWorthSpreading = 32768;  // elements
 constexpr int64_t kTaskTokens = 16;
 
-// What the scan of one mask gives: that of a sequence, or of one of its heads.
+// Result of scanning one mask: that of a sequence, or of one of its heads.
 struct MaskScan {
   struct Part {  // of kTaskTokens tokens
     std::vector<KeyRange> ranges;
@@ -91,7 +91,7 @@ class TensorCall {
     for (int64_t i = 0; i < n; ++i) visit(i);
   }
 
-  // (this->*visit)(sequence, token) for every token, none any more when the call has been cancelled.
+  // Calls (this->*visit)(sequence, token) for every token; skips the rest once the call is cancelled.
   void for_tokens(void (TensorCall::*visit)(size_t sequence_idx, int64_t t)) {
     for (size_t i = 0; i < args_.sequences.size(); ++i) {
       const int64_t q_len = args_.sequences[i].q_len, n_tasks = (q_len + kTaskTokens - 1) / kTaskTokens;

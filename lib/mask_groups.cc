@@ -130,15 +130,20 @@ void find_chains(const std::vector<MaskRow>& rows, MaskGroups* out) {
   for (TokenGroup& group : out->groups) group.n_keys = count(group.keys);
 }
 
-// Joins neighbours where reading their keys once saves a quarter or more.
+// Ranges of fewer keys than these, on average, cost more than a bit for each key of every token: a range becomes a run of 64
+// bytes for each KV head.
+constexpr int64_t kShortRange = 16;
+
+// Joins neighbours where reading their keys once saves a quarter or more, and where their ranges are short.
 void join_neighbours(MaskGroups* out) {
   size_t last = 0;
   for (size_t i = 1; i < out->groups.size(); ++i) {
     TokenGroup &a = out->groups[last], &b = out->groups[i];
     std::vector<KeyRange> keys = union_of(a.keys, b.keys);
     const int64_t n_keys = count(keys);
-    const bool saves = n_keys > 0 && 4 * n_keys <= 3 * (a.n_keys + b.n_keys);
-    if (saves && (b.end - a.first) * (keys.back().end / 64 + 1) <= kMostWords) {
+    const bool saves = 4 * n_keys <= 3 * (a.n_keys + b.n_keys);
+    const bool short_ranges = static_cast<int64_t>(a.keys.size() + b.keys.size()) * kShortRange > n_keys;
+    if (n_keys > 0 && (saves || short_ranges) && (b.end - a.first) * (keys.back().end / 64 + 1) <= kMostWords) {
       a.keys = std::move(keys);
       a.n_keys = n_keys;
       a.end = b.end;

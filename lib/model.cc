@@ -61,7 +61,7 @@ Status check_dims(const tandem_layer_options& l, const LayerRefusal& refuse) {
 
 Status check_logits(const tandem_layer_options& l, const LayerRefusal& refuse) {
   if (!(l.sm_scale >= 0.0f) || std::isinf(l.sm_scale))
-    return refuse(kInvalid, "sm_scale", "%g is not finite and at least 0", static_cast<double>(l.sm_scale));
+    return refuse(kInvalid, "sm_scale", "%g must be finite and at least 0", static_cast<double>(l.sm_scale));
   if (!(l.soft_cap >= 0.0f) || std::isinf(l.soft_cap) || (l.soft_cap > 0.0f && std::isinf(1.0f / l.soft_cap)))
     return refuse(kInvalid, "soft_cap", "%g is not 0 or a positive number whose inverse is finite too",
                   static_cast<double>(l.soft_cap));

@@ -55,7 +55,7 @@ Status check_norm(const tandem_layer_projection& p, const LayerRefusal& refuse) 
   if (p.norm < TANDEM_NORM_NONE || p.norm > TANDEM_NORM_LAYER)
     return refuse(kInvalid, "projection.norm", "%d is not a TANDEM_NORM_ value", p.norm);
   if (!(p.norm_eps >= 0.0f) || std::isinf(p.norm_eps))
-    return refuse(kInvalid, "projection.norm_eps", "%g is not finite and at least 0", static_cast<double>(p.norm_eps));
+    return refuse(kInvalid, "projection.norm_eps", "%g must be finite and at least 0", static_cast<double>(p.norm_eps));
   if (p.norm_weight != nullptr && p.norm == TANDEM_NORM_NONE)
     return refuse(kInvalid, "projection.norm_weight", "%p without a norm", static_cast<const void*>(p.norm_weight));
   if (p.norm_bias != nullptr && p.norm != TANDEM_NORM_LAYER)

@@ -51,7 +51,7 @@ typedef struct tandem_attend_tensors_args {
   const tandem_tensor *lse;    /* written; NULL: not wanted */
   void *stream;                /* NULL: the tensors are in host memory */
   const int32_t *cancel;       /* as in tandem_attend_args */
-  tandem_progress_fn progress; /* as in tandem_attend_args */
+  tandem_progress_fn progress; /* as in tandem_attend_args; must not call this engine */
   void *progress_user;
 } tandem_attend_tensors_args;
 #define TANDEM_ATTEND_TENSORS_ARGS_INIT \
