@@ -7,7 +7,6 @@
 
 #include "lib/api.h"
 #include "lib/attend_tensors.h"
-#include "lib/block_row.h"
 #include "lib/dtype.h"
 #include "lib/engine.h"
 #include "lib/layer_refusal.h"
@@ -192,15 +191,6 @@ Status check_outputs(const TensorsRequest& call) {
   if (call.args.lse == nullptr) return {};
   TANDEM_TRY(check_output(call, call.lse));
   return check_disjoint(call.o, call.lse);
-}
-
-// Bytes from an index of dimension d to the next. A tensor without elements has none to step to, and any strides: their
-// multiples may overflow.
-int64_t stride_bytes(const CheckedTensor& t, int32_t d) {
-  if (t.footprint.n_rows == 0) return 0;
-  const int64_t elements = block_elements(t.tensor.dtype);
-  if (elements > 0) return t.tensor.stride[d] / elements * block_bytes(t.tensor.dtype);
-  return t.tensor.stride[d] * (find_dtype(t.tensor.dtype)->bits / 8);
 }
 
 // The geometry that the tensors have, checked as a model's layer is.

@@ -71,7 +71,7 @@ struct StoredPages {
   const std::vector<int32_t>& positions;
 };
 
-struct AttendScratch {
+struct AttendScratch : FloatRows {
   std::vector<SequenceCall> calls;
   CallPlan plan;  // of these
   std::vector<PageSpan> spans, host_spans, streaming_spans;
@@ -79,21 +79,11 @@ struct AttendScratch {
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;
-  ScratchFloats floats;
   std::vector<KvRun> runs;
   std::vector<AttendJob> jobs;
   std::vector<size_t> job_runs;  // [n_jobs] index of the first run
   std::vector<MergeJob> merges;
   std::vector<const float*> states;  // o and lse pointers of the merges, two of each per job
-
-  // Indices into floats, which gets its room once they are all known.
-  size_t n_floats = 0;
-  size_t take(int64_t n) {
-    const size_t at = n_floats;
-    n_floats += (static_cast<size_t>(n) + 15) / 16 * 16;  // rows start on a cache line
-    return at;
-  }
-  float* at(size_t index) { return floats.data() + index; }
 };
 
 }  // namespace tandem

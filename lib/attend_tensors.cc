@@ -35,9 +35,7 @@ struct SequenceRows {
 
 }  // namespace
 
-struct TensorAttention::Scratch {
-  ScratchFloats floats;
-  size_t n_floats = 0;
+struct TensorAttention::Scratch : FloatRows {
   std::vector<SequenceRows> sequences;
   std::vector<MaskScan> scans;      // [n_sequences][1 or n_kv_heads]
   std::vector<int64_t> begin, end;  // of all tokens, where there is no mask
@@ -48,13 +46,6 @@ struct TensorAttention::Scratch {
   std::vector<LogitBias> biases;         // [n_jobs]
   std::vector<MergeJob> merges;
   std::vector<const float*> states;  // o and lse of each merge
-
-  size_t take(int64_t n) {
-    const size_t at = n_floats;
-    n_floats += (static_cast<size_t>(n) + 15) / 16 * 16;  // rows start on a cache line
-    return at;
-  }
-  float* at(size_t index) { return floats.data() + index; }
 };
 
 namespace {

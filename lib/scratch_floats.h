@@ -35,4 +35,18 @@ class ScratchFloats {
   size_t capacity_ = 0;
 };
 
+// Floats whose rows are laid out before there is room for them: take() gives indices, and floats.reserve(n_floats) comes
+// last.
+struct FloatRows {
+  ScratchFloats floats;
+  size_t n_floats = 0;
+
+  size_t take(int64_t n) {
+    const size_t at = n_floats;
+    n_floats += (static_cast<size_t>(n) + 15) / 16 * 16;  // rows start on a cache line
+    return at;
+  }
+  float* at(size_t index) { return floats.data() + index; }
+};
+
 }  // namespace tandem

@@ -250,14 +250,25 @@ Status refuse_hidden(const Layer& layer, const tandem_tensor* x) {
               static_cast<const void*>(x), layer.projection == nullptr ? "it has no projection" : "x_type = 0");
 }
 
+// A tensor without elements has none to step to, and any strides: their multiples may overflow.
+int64_t stride_bytes(const CheckedTensor& checked, int32_t dim) {
+  if (checked.footprint.n_rows == 0) return 0;
+  const Unit unit = unit_of(checked.tensor.dtype);
+  return checked.tensor.stride[dim] / unit.n_elements * unit.bytes;
+}
+
 TensorView view_of(const CheckedTensor& checked) {
   const tandem_tensor& t = checked.tensor;
-  const Unit unit = unit_of(t.dtype);
-  const auto bytes = [&](int64_t elements) { return elements / unit.n_elements * unit.bytes; };
   if (t.n_dims == 2)
-    return {static_cast<std::byte*>(t.data), t.dtype, t.shape[0], 1, t.shape[1], bytes(t.stride[0]), bytes(t.shape[1])};
-  return {
-      static_cast<std::byte*>(t.data), t.dtype, t.shape[0], t.shape[1], t.shape[2], bytes(t.stride[0]), bytes(t.stride[1])};
+    return {static_cast<std::byte*>(t.data),
+            t.dtype,
+            t.shape[0],
+            1,
+            t.shape[1],
+            stride_bytes(checked, 0),
+            t.shape[1] / unit_of(t.dtype).n_elements * unit_of(t.dtype).bytes};
+  return {static_cast<std::byte*>(t.data), t.dtype, t.shape[0], t.shape[1], t.shape[2], stride_bytes(checked, 0),
+          stride_bytes(checked, 1)};
 }
 
 }  // namespace tandem

@@ -81,6 +81,7 @@ struct Layer;
 // INVALID_ARGUMENT where hidden states of new tokens come and the layer keeps none, or none come and it does.
 Status refuse_hidden(const Layer& layer, const tandem_tensor* x);
 
+int64_t stride_bytes(const CheckedTensor& checked, int32_t dim);  // from an index of the dimension to the next
 TensorView view_of(const CheckedTensor& checked);  // of three dimensions, or of two: a head is missing
 
 }  // namespace tandem
