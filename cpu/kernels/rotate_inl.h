@@ -309,8 +309,7 @@ void pack_rotated(Rotator& rotator, const RotatedQuery& query, int64_t base) {
     angles[pairs.n + i] *= -factor;
   }
   for (int64_t n_rows, row = 0; row < query.n_rows; row += n_rows) {
-    const int64_t left = query.n_rows - row;
-    n_rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    n_rows = tile_rows(query.n_rows - row);
     const float* q = query.q + row * query.dim;
     float* packed = query.packed + row * query.dim;
     if (pairs.are_whole) {
@@ -371,15 +370,11 @@ HWY_INLINE void rotated_dot_rows(const RotatedQuery& query, const Pairs& pairs, 
   int64_t r = 0;
   if (!pairs.are_whole) {
     rotate_rows<Stored, kInterleaved>(keys, pairs, rotated);
-  } else if (query.n_rows >= 4) {
-    rotate_four<Stored, kInterleaved, 4>(q, pairs, keys, query.n_rows > 4 ? rotated : nullptr, logits);
-    r = 4;
-  } else if (query.n_rows >= 2) {
-    rotate_four<Stored, kInterleaved, 2>(q, pairs, keys, query.n_rows > 2 ? rotated : nullptr, logits);
-    r = 2;
   } else {
-    rotate_four<Stored, kInterleaved, 1>(q, pairs, keys, nullptr, logits);
-    r = 1;
+    r = tile_rows(query.n_rows);
+    with_tile_rows(query.n_rows, [&](auto n) HWY_ATTR {
+      rotate_four<Stored, kInterleaved, n>(q, pairs, keys, query.n_rows > n ? rotated : nullptr, logits);
+    });
   }
   if (r == query.n_rows) return;
   Row rows[kFour];

@@ -19,6 +19,8 @@
 // A row's arithmetic does not depend on the other rows of its tile: results are the same for every cut along the rows.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/kernels/prefetch_inl.h"
 #include "cpu/kernels/stored_inl.h"
 
@@ -78,14 +80,35 @@ HWY_INLINE hn::Vec<hn::Full128<float>> fold(Vec a, Vec b, Vec c, Vec d) {
 #endif
 }
 
-// Rows of a tile side by side, vector by vector in the order of the keys' type, so that one pointer serves them all. Tiles
-// of 4 rows, then of 2 and of 1, each where its first row would be: q [n_rows, dim] -> packed, the same size.
+// Rows of the next tile: 4, and of what is left behind the fours 3, 2 or 1. Three rows in one tile need more than 16 registers.
+HWY_INLINE int64_t tile_rows(int64_t n_left) {
+  constexpr int64_t kMost[5] = {0, 1, 2, kManyRegisters ? 3 : 2, 4};
+  return kMost[n_left < 4 ? n_left : 4];
+}
+
+// use(std::integral_constant) with that number of rows.
+template <class Use>
+HWY_INLINE void with_tile_rows(int64_t n_left, const Use& use) {
+  switch (tile_rows(n_left)) {
+    case 4:
+      return use(std::integral_constant<int, 4>());
+    case 3:
+      return use(std::integral_constant<int, kManyRegisters ? 3 : 2>());
+    case 2:
+      return use(std::integral_constant<int, 2>());
+    default:
+      return use(std::integral_constant<int, 1>());
+  }
+}
+
+// Rows of a tile side by side, vector by vector in the order of the keys' type, so that one pointer serves them all. Each
+// tile is where its first row would be: q [n_rows, dim] -> packed, the same size.
 template <class Stored>
 void pack_rows(const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
   const F32 d;
   const Vec factor = hn::Set(d, scale);
   for (int64_t row = 0; row < n_rows;) {
-    const size_t n = n_rows - row >= 4 ? 4 : n_rows - row >= 2 ? 2 : 1;
+    const auto n = static_cast<size_t>(tile_rows(n_rows - row));
     const size_t first = static_cast<size_t>(row) * dim;
     for (size_t r = 0; r < n; ++r) {
       const float* from = q + first + r * dim;
@@ -261,26 +284,15 @@ HWY_INLINE void dot_four(const float* q, size_t dim, const KeyRows& k, const Pre
 template <class Stored, bool kPrefetch>
 HWY_INLINE void dot_rows(const float* q, int64_t n_rows, size_t dim, const KeyRows& k, const Prefetcher& ahead,
                          float* logits) {
-  int64_t r = 0;
-  if (kPrefetch) {
-    if (n_rows >= 4) {
-      dot_four<Stored, 4, true>(q, dim, k, ahead, logits);
-      r = 4;
-    } else if (n_rows >= 2) {
-      dot_four<Stored, 2, true>(q, dim, k, ahead, logits);
-      r = 2;
-    } else {
-      dot_four<Stored, 1, true>(q, dim, k, ahead, logits);
-      r = 1;
-    }
+  for (int64_t r = 0; r < n_rows; r += tile_rows(n_rows - r)) {
+    const float* rows = q + static_cast<size_t>(r) * dim;
+    with_tile_rows(n_rows - r, [&](auto n) HWY_ATTR {
+      if (kPrefetch && r == 0)
+        dot_four<Stored, n, true>(rows, dim, k, ahead, logits);
+      else
+        dot_four<Stored, n, false>(rows, dim, k, ahead, logits + r * kBlockKeys);
+    });
   }
-  const auto at = [&] { return q + static_cast<size_t>(r) * dim; };
-  for (; r + 4 <= n_rows; r += 4) dot_four<Stored, 4, false>(at(), dim, k, ahead, logits + r * kBlockKeys);
-  if (r + 2 <= n_rows) {
-    dot_four<Stored, 2, false>(at(), dim, k, ahead, logits + r * kBlockKeys);
-    r += 2;
-  }
-  if (r < n_rows) dot_four<Stored, 1, false>(at(), dim, k, ahead, logits + r * kBlockKeys);
 }
 
 // logits[r][j] = q[r] . k[j] for all rows and keys of the list, q packed. Up to three entries past the last key are
@@ -440,13 +452,9 @@ HWY_INLINE void weigh_tile(const WeighRows& rows, int64_t r, const KeyList& keys
 template <class Stored>
 void weigh(const WeighRows& rows, const KeyList& keys, Prefetcher& ahead) {
   Prefetcher none;
-  int64_t r = 0;
-  for (; r + 4 <= rows.n_rows; r += 4) weigh_tile<Stored, 4>(rows, r, keys, r == 0 ? ahead : none);
-  if (r + 2 <= rows.n_rows) {
-    weigh_tile<Stored, 2>(rows, r, keys, r == 0 ? ahead : none);
-    r += 2;
-  }
-  if (r < rows.n_rows) weigh_tile<Stored, 1>(rows, r, keys, r == 0 ? ahead : none);
+  for (int64_t r = 0; r < rows.n_rows; r += tile_rows(rows.n_rows - r))
+    with_tile_rows(rows.n_rows - r,
+                   [&](auto n) HWY_ATTR { weigh_tile<Stored, n>(rows, r, keys, r == 0 ? ahead : none); });
 }
 
 void pack_rows_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
