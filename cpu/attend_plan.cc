@@ -19,7 +19,8 @@ constexpr int64_t kEvenStep = 16;        // keys that the matrix unit takes toge
 // Where heads are interleaved a worker takes the same keys of one head after the other: few enough for its second-level
 // cache, into which the processor has fetched neighbouring heads' lines (2 to 10 % on 16 threads).
 constexpr int64_t kInterleavedKeys = 512, kMaxInterleavedPieces = 512;
-constexpr int32_t kManyHeads = 8;  // of which a quarter of what is left of each is enough for 16 workers
+constexpr int64_t kBandsOfWorker = 8;  // at least, or the last bands would keep a few workers busy while the others wait
+constexpr int32_t kManyHeads = 8;      // of which a quarter of what is left of each is enough for 16 workers
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -78,6 +79,26 @@ bool are_alike(const AttendJob& a, const AttendJob& b) {
   return a.layer == b.layer && a.n_keys == b.n_keys && a.n_rows == b.n_rows && a.q_is_bf16 == b.q_is_bf16;
 }
 
+// How many jobs, the first one included, have the same keys in rows that lie side by side and that fill a token's rows: all
+// heads of a sequence, if its K and V are token-major. 1: none but the first.
+int32_t heads_side_by_side(const AttendJob* jobs, int32_t n_jobs) {
+  const AttendJob& first = jobs[0];
+  const Layer& layer = *first.layer;
+  const int64_t k_bytes = row_bytes(layer.k_type, layer.k_head_dim), v_bytes = row_bytes(layer.v_type, layer.v_head_dim);
+  const int64_t n_heads = k_stride_of(layer) / k_bytes;
+  if (n_heads < 2 || n_heads > n_jobs || layer.v_aliases_k) return 1;
+  if (n_heads * k_bytes != k_stride_of(layer) || n_heads * v_bytes != v_stride_of(layer)) return 1;
+  const auto lies_at = [](const void* rows, const void* of_first, int64_t bytes) {
+    return rows == static_cast<const uint8_t*>(of_first) + bytes;
+  };
+  for (int64_t i = 0; i < n_heads; ++i) {
+    const AttendJob& job = jobs[i];
+    if (job.n_runs != 1 || job.node != first.node || !are_alike(first, job)) return 1;
+    if (!lies_at(job.runs->k, first.runs->k, i * k_bytes) || !lies_at(job.runs->v, first.runs->v, i * v_bytes)) return 1;
+  }
+  return static_cast<int32_t>(n_heads);
+}
+
 JobCut cut_of(const AttendJob& job, int32_t job_idx, const Crossover& crossover) {
   JobCut cut{};
   cut.job_idx = job_idx;
@@ -93,6 +114,7 @@ JobCut cut_of(const AttendJob& job, int32_t job_idx, const Crossover& crossover)
   for (int64_t left = job.n_keys; left > 0; left -= keys_of_next(cut, left)) ++cut.n_pieces;
   cut.n_pieces = std::max<int64_t>(1, cut.n_pieces);
   cut.row_bytes = stored_row_bytes(*job.layer);
+  cut.n_heads = 1;
   return cut;
 }
 
@@ -128,6 +150,7 @@ void AttendPlan::add_piece(const AttendJob& job, JobCut* cut) {
   for (int64_t tile = 0; tile < cut->n_tiles; ++tile) {
     AttendUnit& unit = units_[n_units_++];
     unit.job_idx = cut->job_idx;
+    unit.n_heads = cut->n_heads;
     unit.row_begin = static_cast<int32_t>(tile) * cut->rows;
     unit.row_end = std::min(job.n_rows, unit.row_begin + cut->rows);
     unit.part_idx = static_cast<int32_t>(cut->piece);
@@ -140,6 +163,14 @@ void AttendPlan::add_piece(const AttendJob& job, JobCut* cut) {
   }
   ++cut->piece;
   cut->key_begin += n_keys;
+}
+
+void AttendPlan::find_bands(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers) {
+  for (int32_t i = 0; i < n_jobs; i += cuts_[i].n_heads) {
+    JobCut& cut = cuts_[i];
+    if (cut.by_matmul || cut.n_tiles > 1 || cut.n_pieces < kBandsOfWorker * n_workers) continue;
+    cut.n_heads = heads_side_by_side(jobs + i, n_jobs - i);
+  }
 }
 
 void AttendPlan::find_starts(const AttendJob& job, const JobCut& cut) {
@@ -171,7 +202,7 @@ void AttendPlan::cut_tasks(const AttendJob* jobs, int32_t n_workers) {
     task_nodes_[n_tasks_++] = node;
     int64_t cost = 0;
     do {
-      cost += units_[i++].cost;
+      for (const int64_t end = i + units_[i].n_heads; i < end; ++i) cost += units_[i].cost;
     } while (i < n_units_ && jobs[units_[i].job_idx].node == node && cost + units_[i].cost <= wanted);
     left -= cost;
   }
@@ -202,6 +233,7 @@ Status AttendPlan::cut_jobs(const AttendJob* jobs, int32_t n_jobs, const Crossov
 
 Status AttendPlan::make(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers, const Crossover& crossover, Pool* pool) {
   TANDEM_TRY(cut_jobs(jobs, n_jobs, crossover));
+  find_bands(jobs, n_jobs, n_workers);
   struct Search {
     AttendPlan* plan;
     const AttendJob* jobs;

@@ -17,6 +17,10 @@
 // sequence are about as many. Their states are large, 256 KiB each: all workers join them, when the last unit is done.
 //
 // Tasks depend on the number of workers: tiny neighbours (the heads of a short sequence) share one, fewer towards the end.
+//
+// Where the rows of all heads of a token lie side by side, the units of one piece may form a band, which one worker attends
+// a block of keys of each head in turn (cpu/backend.cc): the same arithmetic in an order that suits the memory. A band is as
+// much work as all heads' units, so there are bands only if each worker gets several.
 #pragma once
 
 #include <cstdint>
@@ -42,12 +46,14 @@ struct JobCut {
   int64_t first_start, first_group;  // of the job
   int64_t piece, key_begin;          // of the piece that comes next
   int64_t row_bytes;                 // of a key and its value
+  int32_t n_heads;                   // of the bands that begin with this job's units; 1: no band begins there
 };
 
 // Whether a job goes through matrix products.
 bool use_matmul(const AttendJob& job, const Crossover& crossover);
 
 struct AttendUnit {
+  int32_t n_heads = 1;  // more: this unit and those behind it, so many in all, are a band
   int32_t job_idx = 0;
   int32_t row_begin = 0;
   int32_t row_end = 0;
@@ -111,6 +117,7 @@ class AttendPlan {
 
  private:
   Status cut_jobs(const AttendJob* jobs, int32_t n_jobs, const Crossover& crossover);
+  void find_bands(const AttendJob* jobs, int32_t n_jobs, int32_t n_workers);
   void find_starts(const AttendJob& job, const JobCut& cut);
   void add_groups(const AttendJob& job, JobCut* cut);
   void add_piece(const AttendJob& job, JobCut* cut);

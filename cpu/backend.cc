@@ -110,9 +110,10 @@ class UnitQueue {
     }
     return unit_ < end_ ? &plan_.unit(unit_) : nullptr;
   }
+  // A unit, or the first one of a band: the others of the band follow it in memory.
   const AttendUnit* take() {
     const AttendUnit* unit = next();
-    if (unit != nullptr) ++unit_;
+    if (unit != nullptr) unit_ += unit->n_heads;
     return unit;
   }
 
@@ -147,27 +148,78 @@ NextKeys next_keys(void* context) {
   return {job.runs + next->first.run_idx, next->first.offset, job.n_runs - next->first.run_idx};
 }
 
-void run_unit(const AttendCall& call, const AttendUnit& unit, UnitQueue& units, int32_t worker_idx) {
-  CpuBackend& backend = *call.backend;
-  const AttendJob& job = call.jobs[unit.job_idx];
-  NextOf next{call.jobs, job.layer, &units};
-  Span span = whole_span(job, unit.row_begin, unit.row_end);
+Span span_of(const AttendCall& call, const AttendUnit& unit) {
+  Span span = whole_span(call.jobs[unit.job_idx], unit.row_begin, unit.row_end);
   span.key_begin = unit.key_begin;
   span.key_end = unit.key_end;
   span.first = unit.first;
-  span.next = next_keys;
-  span.next_context = &next;
   if (call.watched != nullptr) {
     span.is_cancelled = Watched::stops_of;
     span.cancel_context = call.watched;
   }
   if (unit.group_idx >= 0) {
-    const PartialStates& states = backend.plan.group(unit.group_idx).states;
+    const PartialStates& states = call.backend->plan.group(unit.group_idx).states;
     span.o = const_cast<float*>(states.parts) + unit.part_idx * states.stride;
     span.m = span.o + int64_t{states.n_rows} * states.head_dim;
     span.sum = span.m + states.n_rows;
     span.lse = nullptr;
   }
+  return span;
+}
+
+// Where K and V of all heads begin at a key of a band; or nothing.
+struct BandPlace {
+  const uint8_t* k = nullptr;
+  const uint8_t* v = nullptr;
+};
+
+BandPlace place_in_band(const AttendCall& call, const AttendUnit& first, int64_t key) {
+  const AttendJob& job = call.jobs[first.job_idx];
+  const auto at = [key](const void* rows, int64_t stride) { return static_cast<const uint8_t*>(rows) + key * stride; };
+  return {at(job.runs->k, k_stride_of(*job.layer)), at(job.runs->v, v_stride_of(*job.layer))};
+}
+
+// What the worker reads after a band: the next band, if its rows are like those of this one.
+BandPlace band_after(const AttendCall& call, const AttendUnit& first, UnitQueue& units) {
+  const AttendUnit* next = units.next();
+  if (next == nullptr || next->n_heads == 1 || call.jobs[next->job_idx].layer != call.jobs[first.job_idx].layer) return {};
+  return place_in_band(call, *next, next->key_begin);
+}
+
+// Attends a block of keys of each head in turn. The rows of all heads come from memory together that way, and by one
+// prefetcher: while a block is attended, the next one is prefetched as one range, each head its share of it. Attended one
+// after another, heads take 1.2 to 1.6 times as long on two workers, for each head's rows are then apart in memory.
+void run_band(const AttendCall& call, const AttendUnit& first, UnitQueue& units, int32_t worker_idx) {
+  CpuBackend& backend = *call.backend;
+  const Layer& layer = *call.jobs[first.job_idx].layer;
+  const int64_t k_bytes = row_bytes(layer.k_type, layer.k_head_dim), v_bytes = row_bytes(layer.v_type, layer.v_head_dim);
+  for (int64_t key = first.key_begin; key < first.key_end; key += kBlockKeys) {
+    const int64_t end = std::min(key + kBlockKeys, first.key_end);
+    const BandPlace next = end < first.key_end ? place_in_band(call, first, end) : band_after(call, first, units);
+    for (int32_t head = 0; head < first.n_heads; ++head) {
+      Span span = span_of(call, (&first)[head]);
+      span.key_begin = key;
+      span.key_end = end;
+      span.first.offset += key - first.key_begin;
+      span.resumes = key > first.key_begin;
+      span.goes_on = end < first.key_end;
+      if (next.k != nullptr) {
+        span.k_ahead = next.k + head * (end - key) * k_bytes;
+        span.v_ahead = next.v + head * (end - key) * v_bytes;
+      }
+      backend.kernels->attend_span(span, backend.scratch[worker_idx]);
+    }
+  }
+  for (int32_t head = 0; head < first.n_heads; ++head) finish_unit(call, (&first)[head]);
+}
+
+void run_unit(const AttendCall& call, const AttendUnit& unit, UnitQueue& units, int32_t worker_idx) {
+  CpuBackend& backend = *call.backend;
+  const AttendJob& job = call.jobs[unit.job_idx];
+  NextOf next{call.jobs, job.layer, &units};
+  Span span = span_of(call, unit);
+  span.next = next_keys;
+  span.next_context = &next;
   if (unit.by_matmul)
     backend.matmul->attend(span, worker_idx);
   else
@@ -180,8 +232,11 @@ void run_units(void* context, TaskSource& tasks, int32_t worker_idx) {
   UnitQueue units(call.backend->plan, tasks);
   while (const AttendUnit* unit = units.take()) {
     if (call.watched != nullptr && call.watched->stops()) return;
-    run_unit(call, *unit, units, worker_idx);
-    if (call.watched != nullptr) call.watched->count(unit->cost, worker_idx);
+    if (unit->n_heads > 1)
+      run_band(call, *unit, units, worker_idx);
+    else
+      run_unit(call, *unit, units, worker_idx);
+    if (call.watched != nullptr) call.watched->count(unit->cost * unit->n_heads, worker_idx);
   }
 }
 

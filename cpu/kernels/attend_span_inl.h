@@ -219,7 +219,7 @@ inline void finish_span(const Span& span, SpanScratch& s) {
   const F32 d;
   const int64_t n_rows = span.row_end - span.row_begin, dim = span.job->layer->v_head_dim;
   for (int64_t r = 0; r < n_rows; ++r) {
-    sort_pairs_of(span.job->layer->v_type, span.o + r * dim, static_cast<size_t>(dim));
+    if (!span.goes_on) sort_pairs_of(span.job->layer->v_type, span.o + r * dim, static_cast<size_t>(dim));
     if (span.m != nullptr) {
       span.m[r] = s.m[r];
       span.sum[r] = s.sum[r];
@@ -234,14 +234,26 @@ inline void finish_span(const Span& span, SpanScratch& s) {
   }
 }
 
+// What is prefetched of K while a block is attended whose first key is the at-th of the span.
+HWY_INLINE Prefetcher k_ahead_of(const Span& span, const KeyStream& stream, int64_t at, SpanScratch& s) {
+  if (span.k_ahead == nullptr) return start_prefetch(stream.k, stream.k_lead, stream.k_bytes);
+  const Layer& layer = *span.job->layer;
+  return prefetch_consecutive(s.k_ahead, span.k_ahead, at, row_bytes(layer.k_type, layer.k_head_dim));
+}
+HWY_INLINE Prefetcher v_ahead_of(const Span& span, const KeyStream& stream, int64_t at, SpanScratch& s) {
+  if (span.v_ahead == nullptr) return start_prefetch(stream.v, stream.v_lead, stream.v_bytes);
+  const Layer& layer = *span.job->layer;
+  return prefetch_consecutive(s.v_ahead, span.v_ahead, at, row_bytes(layer.v_type, layer.v_head_dim));
+}
+
 inline void attend_blocks(const SpanOf& span, SpanScratch& s) {
   const AttendJob& job = *span.job;
   const Layer& layer = *job.layer;
   const int64_t n_rows = span.row_end - span.row_begin;
-  memset(span.o, 0, static_cast<size_t>(n_rows * layer.v_head_dim) * sizeof(float));
+  if (!span.resumes) memset(span.o, 0, static_cast<size_t>(n_rows * layer.v_head_dim) * sizeof(float));
   for (int64_t r = 0; r < n_rows; ++r) {
-    s.m[r] = -HUGE_VALF;
-    s.sum[r] = 0.0f;
+    s.m[r] = span.resumes ? span.m[r] : -HUGE_VALF;
+    s.sum[r] = span.resumes ? span.sum[r] : 0.0f;
     s.ones[r] = 1.0f;
   }
   s.packed_begin = s.packed_end = -1;
@@ -267,8 +279,8 @@ inline void attend_blocks(const SpanOf& span, SpanScratch& s) {
       attach_positions(view, loop.rotator);
       Prefetcher v_ahead;
       if (view.picked == nullptr && !is_fetched) {
-        view.keys.k_ahead = start_prefetch(stream.k, stream.k_lead, stream.k_bytes);
-        if (!layer.v_aliases_k) v_ahead = start_prefetch(stream.v, stream.v_lead, stream.v_bytes);
+        view.keys.k_ahead = k_ahead_of(span, stream, at - span.key_begin, s);
+        if (!layer.v_aliases_k) v_ahead = v_ahead_of(span, stream, at - span.key_begin, s);
         is_fetched = true;
       }
       attend_view(span, view, {at, loop.views.tokens.idx}, v_ahead, loop.rotator, s);

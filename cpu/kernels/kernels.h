@@ -45,7 +45,9 @@ struct alignas(64) SpanScratch {
   ScaleBlock scales, seen_scales;
   alignas(64) uint32_t tiles[kSpanRows * kMaxTileDim * 2];  //   or as the matrix unit does
   float tile_scales[kSpanRows];                             //   (of codes, what a row's sums are multiplied by)
-  int64_t target;                                           // KernelTable::target of the kernel that used it last
+  const void* k_ahead[kBlockKeys + kMaxAhead];              // rows that a block prefetches
+  const void* v_ahead[kBlockKeys + kMaxAhead];
+  int64_t target;  // KernelTable::target of the kernel that used it last
 };
 
 // Keys from the offset-th of a run on, and those of the runs behind it; or none.
@@ -70,6 +72,14 @@ struct Span {
   // and the span may end with its results undefined. Null: never.
   bool (*is_cancelled)(const void* context) = nullptr;
   const void* cancel_context = nullptr;
+  // Rows that the thread reads after this span, one for each key of the span: prefetched instead of the span's own rows,
+  // which have been prefetched that way themselves. Null: the rows of this span and of `next` are prefetched.
+  const void* k_ahead = nullptr;  // consecutive rows of the types of K and V
+  const void* v_ahead = nullptr;
+  // The keys of some rows may come in several spans, if m and sum are given: all but the first resume, all but the last go
+  // on.
+  bool resumes = false;
+  bool goes_on = false;
   float* o = nullptr;    // [n_rows, v_head_dim]
   float* m = nullptr;    // [n_rows] or null. Given: o stays unnormalised, m is the largest logit and
   float* sum = nullptr;  //   sum the sum of exp(logit - m)

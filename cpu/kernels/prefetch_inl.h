@@ -74,6 +74,14 @@ HWY_INLINE Prefetcher start_prefetch(const Row* pointers, const Lead& lead, int6
   return {pointers + lead.ahead, lead.apart, 0, 0, 0, static_cast<size_t>(row_bytes), lead.to_l2};
 }
 
+// Consecutive rows, from the at-th on: kBlockKeys of them, and as many more as the last group of rows may ask for.
+HWY_INLINE Prefetcher prefetch_consecutive(const void** pointers, const void* base, int64_t at, int64_t row_bytes) {
+  const uintptr_t first = reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(at * row_bytes);
+  for (int64_t i = 0; i < kBlockKeys + kMaxAhead; ++i)
+    pointers[i] = reinterpret_cast<const void*>(first + static_cast<uintptr_t>(i * row_bytes));
+  return {reinterpret_cast<const Row*>(pointers), rows_apart(row_bytes), 0, 0, 0, static_cast<size_t>(row_bytes), true};
+}
+
 HWY_INLINE void next_row(Prefetcher& p) {
   if (++p.row < p.apart) return;
   p.row = 0;
