@@ -67,8 +67,9 @@ constexpr bool is_hidden_type(const DtypeInfo& info) {
 // "f32, f16, ...", of all types.
 const char* storage_type_names();
 
-// Scales of one row, minima included.
-constexpr int64_t n_scales(int32_t dtype, int64_t head_dim) {
+// Scales of one row, minima included. Always inlined: the kernels call it, and a copy of it that a compiler puts into an
+// object for AVX-512 could be the one that the linker keeps for everybody.
+[[gnu::always_inline]] constexpr int64_t n_scales(int32_t dtype, int64_t head_dim) {
   const DtypeInfo& info = stored_dtype(dtype);
   return info.group == 0 ? 0 : (head_dim + info.group - 1) / info.group * info.scales;
 }
