@@ -15,7 +15,7 @@ namespace {
 #define SIZE(type) static_cast<uint32_t>(sizeof(type))
 #define AT(type, member) static_cast<uint32_t>(offsetof(type, member))
 
-constexpr uint32_t kLayout1[] = {
+constexpr uint32_t kLayout2[] = {
     SIZE(tandem_tensor),
     AT(tandem_tensor, struct_size),
     AT(tandem_tensor, dtype),
@@ -90,7 +90,6 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_cache_options, layer_v_types),
     AT(tandem_cache_options, k_rotation),
     AT(tandem_cache_options, x_type),
-    AT(tandem_cache_options, layer_k_rotations),
 
     SIZE(tandem_session_options),
     AT(tandem_session_options, struct_size),
@@ -100,8 +99,6 @@ constexpr uint32_t kLayout1[] = {
     AT(tandem_session_options, sink_tokens),
     AT(tandem_session_options, alpha),
     AT(tandem_session_options, beta),
-    AT(tandem_session_options, group_mode),
-    AT(tandem_session_options, evict_by),
     AT(tandem_session_options, halo_tokens),
     AT(tandem_session_options, route),
     AT(tandem_session_options, stream_buffer_bytes),
@@ -299,7 +296,7 @@ constexpr StatusName kStatusNames[] = {
 
 uint32_t tandem_version(void) { return TANDEM_VERSION_MAJOR << 16 | TANDEM_VERSION_MINOR << 8 | TANDEM_VERSION_PATCH; }
 
-uint64_t tandem_abi_fingerprint(uint32_t minor) { return minor == 1 ? tandem::fnv1a(tandem::kLayout1) : 0; }
+uint64_t tandem_abi_fingerprint(uint32_t minor) { return minor == 2 ? tandem::fnv1a(tandem::kLayout2) : 0; }
 
 const char* tandem_status_name(int32_t status) {
   for (const tandem::StatusName& entry : tandem::kStatusNames)

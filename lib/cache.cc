@@ -45,23 +45,20 @@ int32_t default_rotation(const Layer& layer, int32_t x_type) {
   return has_4_bits && can_rotate && !keeps_hidden ? TANDEM_ROTATION_HADAMARD : TANDEM_ROTATION_NONE;
 }
 
-// name: the option that asks for layer.k_rotation in layer l.
-Status check_rotation(const Layer& layer, const char* name, size_t l) {
+Status check_rotation(const Layer& layer, size_t l) {
+  constexpr const char* kName = "k_rotation";
   if (layer.k_rotation == TANDEM_ROTATION_NONE) return {};
   if (layer.k_rotation != TANDEM_ROTATION_HADAMARD)
-    return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %d is not a TANDEM_ROTATION_ value (layer %zu)", name,
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, kName, "k_rotation = %d is not a TANDEM_ROTATION_ value (layer %zu)",
                 layer.k_rotation, l);
+  const auto refuse = [&](const char* why) {
+    return fail(TANDEM_ERROR_UNSUPPORTED, kName, "k_rotation = %d, but %s (layer %zu)", layer.k_rotation, why, l);
+  };
   if (!hadamard_has(layer.k_head_dim))
-    return fail(TANDEM_ERROR_UNSUPPORTED, name, "%s = %d, but k_head_dim = %d is not a power of two (layer %zu)", name,
-                layer.k_rotation, layer.k_head_dim, l);
+    return refuse(("k_head_dim = " + std::to_string(layer.k_head_dim) + " is not a power of two").c_str());
   if (layer.rope != nullptr)
-    return fail(
-        TANDEM_ERROR_UNSUPPORTED, name,
-        "%s = %d, but the library applies RoPE at attend time: keys would be rotated before it, not after (layer %zu)", name,
-        layer.k_rotation, l);
-  if (layer.v_aliases_k)
-    return fail(TANDEM_ERROR_UNSUPPORTED, name, "%s = %d, but V aliases K and would be rotated with it (layer %zu)", name,
-                layer.k_rotation, l);
+    return refuse("the library applies RoPE at attend time: keys would be rotated before it, not after");
+  if (layer.v_aliases_k) return refuse("V aliases K and would be rotated with it");
   return {};
 }
 
@@ -102,7 +99,6 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %lld is negative", name, static_cast<long long>(bytes));
   TANDEM_TRY(require_aligned(options.layer_k_types, "layer_k_types"));
   TANDEM_TRY(require_aligned(options.layer_v_types, "layer_v_types"));
-  TANDEM_TRY(require_aligned(options.layer_k_rotations, "layer_k_rotations"));
   const int32_t k_type = options.k_type == 0 ? TANDEM_BF16 : options.k_type;
   const int32_t v_type = options.v_type == 0 ? k_type : options.v_type;
   for (size_t l = 0; l < layers->size(); ++l) {
@@ -117,10 +113,9 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, v_name.c_str(),
                   "%s = %s differs from %s = %s where V aliases K (layer %zu)", v_name.c_str(),
                   find_dtype(layer.v_type)->name, k_name.c_str(), find_dtype(layer.k_type)->name, l);
-    layer.k_rotation = options.layer_k_rotations != nullptr ? options.layer_k_rotations[l] : options.k_rotation;
+    layer.k_rotation = options.k_rotation;
     if (layer.k_rotation == TANDEM_ROTATION_DEFAULT) layer.k_rotation = default_rotation(layer, options.x_type);
-    TANDEM_TRY(check_rotation(
-        layer, options.layer_k_rotations != nullptr ? element_name("layer_k_rotations", l).c_str() : "k_rotation", l));
+    TANDEM_TRY(check_rotation(layer, l));
   }
   return resolve_x_type(options.x_type, layers);
 }

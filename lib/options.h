@@ -31,7 +31,7 @@ struct AbiStruct;
     static constexpr type defaults() { return init; }                 \
   };                                                                  \
   static_assert(sizeof(void*) != 8 || sizeof(type) >= (first_bytes)); \
-  static_assert(sizeof(void*) != 8 || TANDEM_VERSION_MINOR > 1 || sizeof(type) == (first_bytes));
+  static_assert(sizeof(void*) != 8 || TANDEM_VERSION_MINOR > 2 || sizeof(type) == (first_bytes));
 
 #define TANDEM_TENSOR_INIT_                               \
   {                                                       \
@@ -41,8 +41,8 @@ TANDEM_ABI_STRUCT(tandem_tensor, TANDEM_TENSOR_INIT_, 96)
 TANDEM_ABI_STRUCT(tandem_engine_options, TANDEM_ENGINE_OPTIONS_INIT, 104)
 TANDEM_ABI_STRUCT(tandem_layer_projection, TANDEM_LAYER_PROJECTION_INIT, 80)
 TANDEM_ABI_STRUCT(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, 96)
-TANDEM_ABI_STRUCT(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, 64)
-TANDEM_ABI_STRUCT(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 120)
+TANDEM_ABI_STRUCT(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, 56)
+TANDEM_ABI_STRUCT(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 112)
 TANDEM_ABI_STRUCT(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, 120)
 TANDEM_ABI_STRUCT(tandem_attend_tensors_args, TANDEM_ATTEND_TENSORS_ARGS_INIT, 144)
 TANDEM_ABI_STRUCT(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 88)

@@ -254,7 +254,7 @@ func TestPlansAndCapabilities(t *testing.T) {
 	l.KHeadDim = 65
 	refused(t, w.engine.Supports(&l, nil, nil), ErrUnsupported, "layer.k_head_dim", "65")
 	major, minor, _ := Version()
-	if report := must(w.engine.Report()); !strings.Contains(report, `"version":"0.1.`) || major != 0 || minor != 1 {
+	if report := must(w.engine.Report()); !strings.Contains(report, `"version":"0.2.`) || major != 0 || minor != 2 {
 		t.Fatal(report)
 	}
 	equal(t, PolicyNames(), []string{"all", "streaming", "hgca"})

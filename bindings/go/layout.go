@@ -74,9 +74,10 @@ var (
 func checkABI() error {
 	abiOnce.Do(func() {
 		here, there := fingerprint(), libraryFingerprint(C.TANDEM_VERSION_MINOR)
-		if here != there {
+		if version := uint32(C.tandem_version()); here != there {
 			abiErr = refuse("tandem", "tandem_abi_fingerprint",
-				"= %#x, this program was built for %#x: another libtandem is loaded, or was installed since (go build -a)", there, here)
+				"(%d) = %#x, this program was built for %#x: libtandem %d.%d is loaded, or was installed since (go build -a)",
+				C.TANDEM_VERSION_MINOR, there, here, version>>16, version>>8&255)
 		}
 	})
 	return abiErr

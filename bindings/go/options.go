@@ -20,10 +20,6 @@ const (
 	RotationDefault  int32 = C.TANDEM_ROTATION_DEFAULT  // RotationHadamard for keys in 4 bits where it can be, else RotationNone
 	RotationHadamard int32 = C.TANDEM_ROTATION_HADAMARD // keys are multiplied by a Walsh-Hadamard matrix; queries follow
 	RotationNone     int32 = C.TANDEM_ROTATION_NONE
-	GroupUnion       int32 = C.TANDEM_GROUP_UNION     // a KV head keeps what any of its query heads keeps
-	GroupMean        int32 = C.TANDEM_GROUP_MEAN      // what their mean MAW keeps
-	EvictByWindow    int32 = C.TANDEM_EVICT_BY_WINDOW // keep when the MAW exceeds Beta / WindowTokens
-	EvictByHost      int32 = C.TANDEM_EVICT_BY_HOST   // or Beta / tokens outside the window
 )
 
 // EngineOptions is how an engine is made. It begins as DefaultEngineOptions(): zero has a meaning of its own in some members.
@@ -72,7 +68,6 @@ type CacheOptions struct {
 	LayerVTypes     []Dtype // [n_layers] or nil: overrides VType per layer
 	KRotation       int32   // RotationDefault, ...
 	XType           Dtype   // F16, BF16, Q8_0, ...: hidden states of layers with a projection are kept too, and appends bring them; 0: none
-	LayerKRotations []int32 // [n_layers] or nil: overrides KRotation per layer
 }
 
 // SessionOptions is how a cache is attended. It begins as DefaultSessionOptions(): zero has a meaning of its own in some members.
@@ -88,8 +83,6 @@ type SessionOptions struct {
 	SinkTokens   int64   // first tokens, always attended; -1: 64; 0: none
 	Alpha        float32 // MAW factor in (0, 1]; 0: 0.3
 	Beta         float32 // MAW threshold factor, >= 0; -1: 1
-	GroupMode    int32   // GroupUnion, ...
-	EvictBy      int32   // EvictByWindow, ...
 	HaloTokens   int64   // keys kept after a strongly attended one; -1: 128; 0: none
 	Route        string  // who computes over keys outside the window for device tensors: "host", ..., "recompute"; "": "auto"
 
@@ -257,7 +250,6 @@ func (o *CacheOptions) raw(a *arena, nLayers int) *C.tandem_cache_options {
 	raw.layer_v_types = (*C.int32_t)(array(a, "layer_v_types", o.LayerVTypes, nLayers, "n_layers"))
 	raw.k_rotation = C.int32_t(o.KRotation)
 	raw.x_type = C.int32_t(o.XType)
-	raw.layer_k_rotations = (*C.int32_t)(array(a, "layer_k_rotations", o.LayerKRotations, nLayers, "n_layers"))
 	return &raw
 }
 
@@ -276,8 +268,6 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	raw.sink_tokens = C.int64_t(o.SinkTokens)
 	raw.alpha = C.float(o.Alpha)
 	raw.beta = C.float(o.Beta)
-	raw.group_mode = C.int32_t(o.GroupMode)
-	raw.evict_by = C.int32_t(o.EvictBy)
 	raw.halo_tokens = C.int64_t(o.HaloTokens)
 	raw.route = a.text("route", o.Route)
 	raw.stream_buffer_bytes = C.int64_t(o.StreamBufferBytes)

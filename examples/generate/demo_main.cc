@@ -50,7 +50,7 @@ Failure check_modes(const DemoOptions& options, const Flags& flags) {
     GENERATE_TRY(flags.refuse_given({"--decode"}, "is unused with --passkey and --numbers"));
   if (!options.loss_file.empty())
     return flags.refuse_given({"--policies", "--text", "--seed", "--window", "--sinks", "--alpha", "--beta", "--halo",
-                               "--group", "--evict-by", "--decode", "--betas", "--windows", "--pictures"},
+                               "--decode", "--betas", "--windows", "--pictures"},
                               "is unused with --loss");
   if (options.curve_file.empty()) {
     GENERATE_TRY(flags.refuse_given({"--offset"}, "is for --curve and --loss alone"));

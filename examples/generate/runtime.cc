@@ -92,11 +92,8 @@ void PolicyOptions::declare(Flags* flags) {
   flags->integer("--sinks", "first tokens, always attended (default: the library's)", 0, kMaxTokens, &sink_tokens);
   flags->real("--alpha", "hgca: factor of the moving average of attention weights, MAW", 1e-6, 1, &alpha);
   flags->real("--beta", "hgca: keep a key when its MAW > beta / tokens", 0, 1e6, &beta);
-  flags->choice("--evict-by", "hgca: tokens in the rule at eviction", {"window", "host"}, &evict_by);
   flags->integer("--halo", "hgca: keys kept after a strongly attended one (default: the library's)", 0, kMaxTokens,
                  &halo_tokens);
-  flags->choice("--group", "hgca: a KV head keeps what any, or the mean, of its query heads keeps", {"union", "mean"},
-                &group_mode);
 }
 
 Failure PolicyOptions::check(const char* flag) const {
@@ -191,8 +188,6 @@ tandem_session_options Runtime::session_options(const PolicyOptions& policy) con
   options.sink_tokens = policy.sink_tokens;
   options.alpha = static_cast<float>(policy.alpha);
   options.beta = static_cast<float>(policy.beta);
-  options.group_mode = policy.group_mode;
-  options.evict_by = policy.evict_by;
   options.halo_tokens = policy.halo_tokens;
   if (options_.kv_place != kOnHost) return options;
   const RouteOptions& routes = policy.routes;

@@ -56,7 +56,6 @@ struct PolicyOptions {
   std::string policy = "all";
   int64_t window_tokens = -1, sink_tokens = -1;  // -1: Tandem's default
   double alpha = 0, beta = -1;                   // 0, -1: likewise
-  int32_t group_mode = 0, evict_by = 0;
   int64_t halo_tokens = -1;    // -1: likewise
   RouteOptions routes;         // with kv_place kOnHost
   void declare(Flags* flags);  // all but the policy itself and its routes

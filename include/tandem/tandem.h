@@ -31,7 +31,7 @@
  *             session has calls under way on the same cache, more than two steps are (64 calls at least), keys are to be
  *             streamed that calls before have yet to bring to the host, or a route's costs are measured.
  *             Calls of one session are ordered by the caller: one stream, or events between several.
- *   Version   Introduced in 0.1 unless said otherwise.
+ *   Version   Introduced in 0.2 unless said otherwise. Programs and bindings for 0.1 are compiled again (CHANGELOG.md).
  *
  * This is the one file to include. At its end it brings tensors.h (attention over K and V of the caller's own), weights.h
  * (projections, offloaded weights) and plan.h (memory, routes, what is supported, statistics), of which the same holds.
@@ -55,7 +55,7 @@ extern "C" {
 /* ---- version ---------------------------------------------------------------------------------------------------- */
 
 #define TANDEM_VERSION_MAJOR 0
-#define TANDEM_VERSION_MINOR 1
+#define TANDEM_VERSION_MINOR 2
 #define TANDEM_VERSION_PATCH 0
 
 /* Version of the loaded library: major << 16 | minor << 8 | patch. */
@@ -289,10 +289,9 @@ typedef struct tandem_cache_options {
   int32_t k_rotation;            /* TANDEM_ROTATION_*; 0: HADAMARD for 4-bit keys where it can be, else NONE */
   int32_t x_type;                /* f16, bf16; q8_0, q4_0, q4_64 where hidden_dim is a multiple of 64: hidden states of layers with a
                                   * projection are kept too, in this type, and every append brings them; 0: none are */
-  const int32_t *layer_k_rotations;  /* [n_layers] or NULL: overrides k_rotation per layer */
 } tandem_cache_options;
 #define TANDEM_CACHE_OPTIONS_INIT \
-  { sizeof(tandem_cache_options), 0, 0, 0, 0, 0, NULL, NULL, 0, 0, NULL }
+  { sizeof(tandem_cache_options), 0, 0, 0, 0, 0, NULL, NULL, 0, 0 }
 TANDEM_API void tandem_cache_options_init(tandem_cache_options *options);
 
 /* An empty cache; memory is taken as sequences grow. Errors: UNSUPPORTED (storage type, rotation of keys, x_type),
@@ -353,16 +352,12 @@ TANDEM_API int32_t tandem_sequence_digest(uint64_t *digest, const tandem_cache *
 
 typedef struct tandem_session tandem_session;
 
-#define TANDEM_GROUP_UNION 0 /* a KV head keeps what any of its query heads keeps */
-#define TANDEM_GROUP_MEAN 1  /* a KV head keeps what the mean MAW of its query heads keeps */
-#define TANDEM_EVICT_BY_WINDOW 0 /* at eviction: keep when maw > beta / window_tokens */
-#define TANDEM_EVICT_BY_HOST 1   /* at eviction: keep when maw > beta / host tokens */
-
 /* Policies: "all" attends every key (exact); "streaming" the first sink_tokens and the last window_tokens; "hgca" these
  * and, of the rest, what each head's moving average of attention weights (MAW) calls salient (HGCA, section 3): after a
- * query with weights w, maw += alpha * (w - maw). An append of several tokens attends everything and re-evaluates every
- * token outside the window before it returns: kept when maw > beta / (tokens outside, sinks not counted). Tokens that leave
- * the window later are judged in the background, for the next call of the same layer. Outputs are never rescaled. The window
+ * query with weights w, maw += alpha * (w - maw). A KV head keeps what any of its query heads keeps. An append of several
+ * tokens attends everything and re-evaluates every token outside the window before it returns: kept when maw > beta /
+ * (tokens outside, sinks not counted). Tokens that leave the window later are judged in the background, for the next call of
+ * the same layer: kept when maw > beta / window_tokens. Outputs are never rescaled. The window
  * gives up tokens in blocks of an eighth of its length, at most a page, so that the newest window_tokens are always
  * inside. A key with a MAW above 0.01 also keeps the halo_tokens keys after it (not in the paper: heads that copy a passage
  * attend its next key at the next step). Layers with a sliding window bound their own cost: "hgca" attends all of it,
@@ -399,8 +394,6 @@ typedef struct tandem_session_options {
   int64_t sink_tokens;    /* first tokens, always attended; -1: 64; 0: none */
   float alpha;            /* MAW factor in (0, 1]; 0: 0.3 */
   float beta;             /* MAW threshold factor, >= 0; -1: 1 */
-  int32_t group_mode;     /* TANDEM_GROUP_* */
-  int32_t evict_by;       /* TANDEM_EVICT_BY_* */
   int64_t halo_tokens;    /* keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone */
   const char *route;      /* NULL: "auto" */
   int64_t stream_buffer_bytes; /* each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB */
@@ -414,7 +407,7 @@ typedef struct tandem_session_options {
   int64_t n_streaming_heads;      /* KV heads of all layers; 0 with NULL */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
-  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, 0, 0, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0 }
+  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
 /* Several sessions may read one cache. Where the engine has a device, every layer must be one that the device can attend, also of a

@@ -63,12 +63,6 @@ Status resolve_session_options(const tandem_session_options& options, const Poli
   if (!(options.beta == -1.0f || options.beta >= 0.0f) || std::isinf(options.beta))
     return out_of_range("beta", options.beta, "-1 or a finite number from 0 on");
   if (options.beta >= 0.0f) made.beta = options.beta;
-  if (options.group_mode != TANDEM_GROUP_UNION && options.group_mode != TANDEM_GROUP_MEAN)
-    return out_of_range("group_mode", int64_t{options.group_mode}, "TANDEM_GROUP_UNION or TANDEM_GROUP_MEAN");
-  if (options.evict_by != TANDEM_EVICT_BY_WINDOW && options.evict_by != TANDEM_EVICT_BY_HOST)
-    return out_of_range("evict_by", int64_t{options.evict_by}, "TANDEM_EVICT_BY_WINDOW or TANDEM_EVICT_BY_HOST");
-  made.group_mode = options.group_mode;
-  made.evict_by = options.evict_by;
   *resolved = made;
   return {};
 }

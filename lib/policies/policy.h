@@ -16,8 +16,6 @@ struct PolicyOptions {
   int64_t sink_len = 64;
   float alpha = 0.3f;
   float beta = 1.0f;
-  int32_t group_mode = TANDEM_GROUP_UNION;
-  int32_t evict_by = TANDEM_EVICT_BY_WINDOW;
   int64_t halo_len = 128;
 };
 

@@ -117,7 +117,7 @@ void test_cache_and_sequences(void**) {
   Outputs out;
   auto** cache = out.at<tandem_cache*>();
   Moved<tandem_cache_options> options(TANDEM_CACHE_OPTIONS_INIT);
-  const int32_t types[kLayers] = {TANDEM_BF16, TANDEM_BF16}, rotations[kLayers] = {};
+  const int32_t types[kLayers] = {TANDEM_BF16, TANDEM_BF16};
   const auto with = [&](std::function<void(tandem_cache_options&)> change) {
     return [&, change](tandem_error** e) {
       tandem_cache_options changed = TANDEM_CACHE_OPTIONS_INIT;
@@ -129,8 +129,7 @@ void test_cache_and_sequences(void**) {
       .add("cache", [&](auto** e) { return tandem_cache_create(moved(cache), w.engine, w.model, nullptr, e); })
       .add("options", [&](auto** e) { return tandem_cache_create(cache, w.engine, w.model, options.get(), e); })
       .add("layer_k_types", with([&](auto& o) { o.layer_k_types = moved(types); }))
-      .add("layer_v_types", with([&](auto& o) { o.layer_v_types = moved(types); }))
-      .add("layer_k_rotations", with([&](auto& o) { o.layer_k_rotations = moved(rotations); }));
+      .add("layer_v_types", with([&](auto& o) { o.layer_v_types = moved(types); }));
   auto* number = moved(out.at<int64_t>(64));
   const Tensor k({1, kKvHeads, kDim}), v({1, kKvHeads, kDim});
   Moved<tandem_tensor> moved_k(k.view), moved_v(v.view);

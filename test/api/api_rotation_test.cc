@@ -491,22 +491,20 @@ void blocks_in_and_out(void**) {
   }
 }
 
-// Sizes do not change; each layer has its own rotation.
-void per_layer(void**) {
+// The first layer's keys can be rotated and the others' cannot: sizes are those without rotation.
+void rotation_changes_no_size(void**) {
   const World world;
   std::vector<tandem_layer_options> layers(3, plain_layer());
   layers[1].k_head_dim = 80;
   layers[2].v_aliases_k = 1;
   tandem_model* model = nullptr;
   OK(tandem_model_create, &model, layers.data(), 3);
-  const int32_t rotations[] = {kHadamard, TANDEM_ROTATION_NONE, TANDEM_ROTATION_NONE};
   const int64_t kv_len = 1000;
   tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
   options.k_type = TANDEM_Q4_0;
   tandem_memory_plan plans[2] = {TANDEM_MEMORY_PLAN_INIT, TANDEM_MEMORY_PLAN_INIT};
   OK(tandem_plan_memory, &plans[0], world.engine, model, &options, nullptr, &kv_len, 1);
-  options.k_rotation = kHadamard;  // overridden by layer
-  options.layer_k_rotations = rotations;
+  options.k_rotation = TANDEM_ROTATION_NONE;
   OK(tandem_plan_memory, &plans[1], world.engine, model, &options, nullptr, &kv_len, 1);
   assert_memory_equal(&plans[0], &plans[1], sizeof plans[0]);
   tandem_cache* cache = nullptr;
@@ -525,13 +523,9 @@ void refusals(void**) {
   narrow.k_head_dim = 96;
   rope.rope = TANDEM_ROPE_INTERLEAVED;
   alias.v_aliases_k = 1;
-  tandem_cache_options hadamard = TANDEM_CACHE_OPTIONS_INIT, wrong = TANDEM_CACHE_OPTIONS_INIT, by_layer = wrong;
+  tandem_cache_options hadamard = TANDEM_CACHE_OPTIONS_INIT, wrong = TANDEM_CACHE_OPTIONS_INIT;
   hadamard.k_rotation = kHadamard;
   wrong.k_rotation = 3;
-  const int32_t rotations[] = {TANDEM_ROTATION_NONE, kHadamard}, unknown[] = {-1, 0};
-  by_layer.layer_k_rotations = rotations;  // layer 1 of the world: library RoPE, V aliases K
-  tandem_cache_options unknown_by_layer = TANDEM_CACHE_OPTIONS_INIT;
-  unknown_by_layer.layer_k_rotations = unknown;
   const auto supports = [&](const tandem_layer_options& layer, const tandem_cache_options& cache) {
     return [&](tandem_error** e) { return tandem_supports(world.engine, &layer, &cache, nullptr, e); };
   };
@@ -551,10 +545,6 @@ void refusals(void**) {
           {"alias", "tandem_supports", kUnsupported, "k_rotation", "1, but V aliases K", supports(alias, hadamard)},
           {"value", "tandem_cache_create", kInvalid, "k_rotation", "3", create(wrong)},
           {"layer", "tandem_cache_create", kUnsupported, "k_rotation", "(layer 1)", create(hadamard)},
-          {"layer", "tandem_cache_create", kUnsupported, "layer_k_rotations[1]", "layer_k_rotations[1] = 1",
-           create(by_layer)},
-          {"layer", "tandem_cache_create", kInvalid, "layer_k_rotations[0]", "layer_k_rotations[0] = -1",
-           create(unknown_by_layer)},
       },
       &out);
   OK(tandem_supports, world.engine, &plain, &hadamard, nullptr);
@@ -571,7 +561,7 @@ int main() {
       cmocka_unit_test(outliers_cost_less),
       cmocka_unit_test(rows_come_back),
       cmocka_unit_test(blocks_in_and_out),
-      cmocka_unit_test(per_layer),
+      cmocka_unit_test(rotation_changes_no_size),
       cmocka_unit_test(refusals),
   };
   return cmocka_run_group_tests_name("api_rotation_test", tests, nullptr, nullptr);

@@ -55,8 +55,6 @@ std::vector<BadInput> bad_inputs() {
       {prompt, {"--k-rotation", "left"}, {"--k-rotation", "left", "hadamard"}},
       {prompt, {"--k-rotation", "hadamard", "--rope", "library"}, {"k_rotation", "RoPE"}, 1},
       {prompt, {"--rope", "maybe"}, {"--rope", "maybe"}},
-      {prompt, {"--evict-by", "luck"}, {"--evict-by", "luck"}},
-      {prompt, {"--group", "sum"}, {"--group", "sum"}},
       {prompt, {"--threads", "-1"}, {"--threads", "\"-1\""}},
       {prompt, {"--modle", "x"}, {"--modle", "did you mean --model?"}},
       {prompt, {"--chunk", "0"}, {"--chunk", "\"0\""}},

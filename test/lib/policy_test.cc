@@ -37,11 +37,8 @@ void keeps_what_any_head_keeps(void**) {
   // Threshold 1 / 10 at eviction: strictly above.
   const std::vector<std::vector<float>> maw = {{0.0f, 0.11f, 0.1f, 0.05f, 0.0f}, {0.2f, 0.0f, 0.1f, 0.09f, 0.0f}};
   assert_true(select(options, true, 1000, maw) == (std::vector<int32_t>{0, 1}));
-  // The mean of both heads: 0.1, 0.055, 0.1, 0.07, 0.
-  options.group_mode = TANDEM_GROUP_MEAN;
-  assert_true(select(options, true, 1000, maw).empty());
-  options.beta = 0.6f;
-  assert_true(select(options, true, 1000, maw) == (std::vector<int32_t>{0, 2, 3}));
+  options.beta = 0.85f;
+  assert_true(select(options, true, 1000, maw) == (std::vector<int32_t>{0, 1, 2, 3}));
 }
 
 void threshold_follows_the_host_size(void**) {
@@ -52,8 +49,6 @@ void threshold_follows_the_host_size(void**) {
   const std::vector<std::vector<float>> maw = {{0.0f, 0.02f, 0.009f, 0.011f}};
   assert_true(select(options, false, 100, maw) == (std::vector<int32_t>{1, 3}));
   assert_true(select(options, true, 100, maw).empty());
-  options.evict_by = TANDEM_EVICT_BY_HOST;
-  assert_true(select(options, true, 100, maw) == (std::vector<int32_t>{1, 3}));
   options.beta = 0.0f;  // everything that was ever attended
   assert_true(select(options, false, 100, maw) == (std::vector<int32_t>{1, 2, 3}));
   options.beta = 1.0f;  // no division by zero
@@ -110,8 +105,6 @@ void refuses_bad_options(void**) {
   assert_int_equal(code([](auto& o) { o.alpha = NAN; }, "alpha"), TANDEM_ERROR_INVALID_ARGUMENT);
   assert_int_equal(code([](auto& o) { o.beta = -0.5f; }, "beta"), TANDEM_ERROR_INVALID_ARGUMENT);
   assert_int_equal(code([](auto& o) { o.beta = INFINITY; }, "beta"), TANDEM_ERROR_INVALID_ARGUMENT);
-  assert_int_equal(code([](auto& o) { o.group_mode = 2; }, "group_mode"), TANDEM_ERROR_INVALID_ARGUMENT);
-  assert_int_equal(code([](auto& o) { o.evict_by = -1; }, "evict_by"), TANDEM_ERROR_INVALID_ARGUMENT);
 }
 
 }  // namespace

@@ -48,8 +48,6 @@ tandem_session_options hgca_options(const reference::HgcaOptions& from) {
   options.halo_tokens = from.halo_tokens;
   options.alpha = from.alpha;
   options.beta = from.beta;
-  options.group_mode = from.mean ? TANDEM_GROUP_MEAN : TANDEM_GROUP_UNION;
-  options.evict_by = from.by_host ? TANDEM_EVICT_BY_HOST : TANDEM_EVICT_BY_WINDOW;
   return options;
 }
 
@@ -129,8 +127,6 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
                        random_.pick<int64_t>({0, 1, 4, 16}),
                        random_.pick({0.1f, 0.3f, 1.0f}),
                        random_.pick({0.0f, 0.25f, 0.5f, 1.0f, 2.0f}),
-                       random_.chance(0.3),
-                       random_.chance(0.3),
                        page_tokens_,
                        random_.pick<int64_t>({0, 0, 1, 5, 16})};
       add(std::move(entry));
@@ -145,14 +141,13 @@ std::string StreamWorld::where() const {
                      std::to_string(page_tokens_) + ";";
   for (const Entry& entry : sessions_) {
     char line[160];
-    std::snprintf(line, sizeof line, "\n  session %s window %lld sinks %lld alpha %g beta %g%s%s halo %lld",
+    std::snprintf(line, sizeof line, "\n  session %s window %lld sinks %lld alpha %g beta %g halo %lld",
                   entry.hgca              ? "hgca"
                   : entry.scope.streaming ? "streaming"
                                           : "all",
                   static_cast<long long>(entry.hgca ? entry.options.window_tokens : entry.scope.window_tokens),
                   static_cast<long long>(entry.hgca ? entry.options.sink_tokens : entry.scope.sink_tokens),
                   static_cast<double>(entry.options.alpha), static_cast<double>(entry.options.beta),
-                  entry.options.mean ? " mean" : "", entry.options.by_host ? " by-host" : "",
                   static_cast<long long>(entry.options.halo_tokens));
     text += line;
   }

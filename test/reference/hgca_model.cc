@@ -61,20 +61,16 @@ void HgcaModel::evict(size_t layer, int64_t length) {
 void HgcaModel::judge(size_t layer, int64_t begin, int64_t end, bool eviction) {
   const RefLayer& geometry = (*layers_)[layer];
   const int64_t host = std::max<int64_t>(0, states_[layer].window_begin - options_.sink_tokens);
-  const int64_t size = eviction && !options_.by_host ? options_.window_tokens : host;
+  const int64_t size = eviction ? options_.window_tokens : host;
   const double threshold = static_cast<double>(options_.beta) / static_cast<double>(std::max<int64_t>(1, size));
   for (int32_t kv_head = 0; kv_head < geometry.n_kv_heads; ++kv_head) {
     Head& head = states_[layer].heads[static_cast<size_t>(kv_head)];
     int64_t halo_end = 0, unsure_end = 0;  // tokens before these are kept, or may be, for a strong key's sake
     const int64_t first = eviction ? begin - options_.halo_tokens : begin;  // whose halo may reach in
     for (int64_t j = std::max(first, options_.sink_tokens); j < end; ++j) {
-      double most = 0.0, sum = 0.0;
-      for (int32_t g = 0; g < geometry.group_size(); ++g) {
-        const double value = maw(layer, kv_head * geometry.group_size() + g, j);
-        most = std::max(most, value);
-        sum += value;
-      }
-      const double value = options_.mean ? sum / geometry.group_size() : most;
+      double value = 0.0;
+      for (int32_t g = 0; g < geometry.group_size(); ++g)
+        value = std::max(value, maw(layer, kv_head * geometry.group_size() + g, j));
       const double strong = std::max(threshold, 0.01);
       const auto close = [value](double to) { return std::fabs(value - to) <= 1e-4 * to + 2e-7; };
       if (value > strong) halo_end = std::max(halo_end, j + options_.halo_tokens + 1);

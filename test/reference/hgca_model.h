@@ -25,8 +25,6 @@ struct HgcaOptions {
   int64_t sink_tokens = 0;
   float alpha = 0.3f;
   float beta = 0.5f;
-  bool mean = false;
-  bool by_host = false;
   int64_t page_tokens = 128;
   int64_t halo_tokens = 0;
 };

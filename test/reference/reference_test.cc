@@ -153,7 +153,7 @@ void test_visibility(void**) {
 void test_hgca_rule(void**) {
   std::vector<RefLayer> layers(1);
   for (double beta : {0.2, 0.8}) {
-    reference::HgcaModel model(&layers, {2, 0, 0.5f, static_cast<float>(beta), false, false, 16});
+    reference::HgcaModel model(&layers, {2, 0, 0.5f, static_cast<float>(beta), 16});
     const auto weights = [](int64_t n, double each) {
       return reference::QueryWeights{n, {std::vector<double>(static_cast<size_t>(n), each)}};
     };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""tandem.h of version 0.1 as ctypes sees it: constants, structs, prototypes. Nothing else is known about the library.
+"""tandem.h of version 0.2 as ctypes sees it: constants, structs, prototypes. Nothing else is known about the library.
 
 Written down by hand from the header. test/bindings/python/py_layout_test.py holds it against a C program that prints sizes,
 offsets and constants, and against the prototypes of the header; at run time the library's fingerprint decides.
@@ -8,9 +8,9 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_uint8, c_void_p
 from typing import Any
 
-MAJOR, MINOR = 0, 1
+MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0xCF94FA01803419B9  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x6593B69A52BF6BDD  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {
     "OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
@@ -24,8 +24,6 @@ ROPES = {"caller": 0, "halves": 1, "interleaved": 2}
 NORMS = {"none": 0, "rms": 1, "layer": 2}
 WEIGHTS = {"in_out": 0, "out_in": 1}
 ROTATIONS = {"default": 0, "hadamard": 1, "none": 2}
-GROUP_MODES = {"union": 0, "mean": 1}
-EVICT_BY = {"window": 0, "host": 1}
 ATTEND_SPECULATIVE, ATTEND_PARTIAL = 1, 2
 TENSORS_CAUSAL = 1
 
@@ -63,14 +61,12 @@ class LayerOptionsStruct(ctypes.Structure):
 class CacheOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("k_type", c_int32), ("v_type", c_int32), ("page_tokens", c_int32),
                 ("host_cap_bytes", c_int64), ("device_cap_bytes", c_int64), ("layer_k_types", POINTER(c_int32)),
-                ("layer_v_types", POINTER(c_int32)), ("k_rotation", c_int32), ("x_type", c_int32),
-                ("layer_k_rotations", POINTER(c_int32))]
+                ("layer_v_types", POINTER(c_int32)), ("k_rotation", c_int32), ("x_type", c_int32)]
 
 
 class SessionOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("sleep_between_calls", c_int32), ("policy", c_char_p), ("window_tokens", c_int64),
-                ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("group_mode", c_int32),
-                ("evict_by", c_int32), ("halo_tokens", c_int64), ("route", c_char_p),
+                ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("halo_tokens", c_int64), ("route", c_char_p),
                 ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double), ("append_tokens", c_int64),
                 ("stream_heads", c_int64), ("recompute_share", c_double),
                 ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64)]

@@ -70,8 +70,10 @@ def _load() -> ctypes.CDLL:
         raise ImportError(f"{library._name}: {error}: not a libtandem of version {_abi.MAJOR}.{_abi.MINOR}") from error
     fingerprint = library.tandem_abi_fingerprint(_abi.MINOR)
     if fingerprint != _abi.FINGERPRINT:
-        raise ImportError(f"{library._name}: its structs have the fingerprint {fingerprint:#x} for version "
-                          f"{_abi.MAJOR}.{_abi.MINOR}, this package was written for {_abi.FINGERPRINT:#x}")
+        version = library.tandem_version()
+        raise ImportError(f"{library._name} is libtandem {version >> 16}.{version >> 8 & 255}: its structs have the fingerprint "
+                          f"{fingerprint:#x} for version {_abi.MAJOR}.{_abi.MINOR}, this package was written for "
+                          f"{_abi.FINGERPRINT:#x}")
     return library
 
 

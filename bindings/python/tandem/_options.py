@@ -27,8 +27,6 @@ class CacheOptions(TypedDict, total=False):
     k_rotation : str
         ``"hadamard"``: rotate keys before they are rounded; ``"none"``; ``"default"``, as left out: ``"hadamard"`` for keys in
         4 bits where a layer's keys can be rotated and its hidden states are not kept, else ``"none"``.
-    layer_k_rotations : sequence of str
-        One per layer, in place of ``k_rotation``.
     x_type : str
         ``"f16"``, ``"bf16"``, ``"q8_0"``, ``"q4_0"`` or ``"q4_64"``: hidden states of layers with a projection are kept too,
         in this type, and every append brings them.
@@ -42,7 +40,6 @@ class CacheOptions(TypedDict, total=False):
     layer_k_types: Sequence[str]
     layer_v_types: Sequence[str]
     k_rotation: str
-    layer_k_rotations: Sequence[str]
     x_type: str
 
 
@@ -64,10 +61,6 @@ class SessionOptions(TypedDict, total=False):
         Factor in (0, 1] of the moving average of attention weights (MAW); 0: 0.3.
     beta : float
         Factor of its threshold, at least 0; -1: 1.
-    group_mode : str
-        ``"union"`` or ``"mean"``: what a KV head keeps of what its query heads keep.
-    evict_by : str
-        ``"window"`` or ``"host"``: which length the threshold at eviction is over.
     halo_tokens : int
         Keys kept after a strongly attended one; -1: 128; 0: none.
     route : str
@@ -93,8 +86,6 @@ class SessionOptions(TypedDict, total=False):
     sink_tokens: int
     alpha: float
     beta: float
-    group_mode: str
-    evict_by: str
     halo_tokens: int
     route: str
     stream_buffer_bytes: int
@@ -195,10 +186,10 @@ def cache_struct(options: Mapping[str, Any], n_layers: int) -> Any:
     """tandem_cache_options; keeps alive what it points to."""
     struct = _abi.CacheOptionsStruct()
     lib.tandem_cache_options_init(ctypes.byref(struct))
-    types, rotations = _names_in(_abi.DTYPES, n_layers), _names_in(_abi.ROTATIONS, n_layers)
+    types = _names_in(_abi.DTYPES, n_layers)
     fill(struct, options, {
         "k_type": _name_in(_abi.DTYPES), "v_type": _name_in(_abi.DTYPES), "k_rotation": _name_in(_abi.ROTATIONS),
-        "layer_k_types": types, "layer_v_types": types, "layer_k_rotations": rotations,
+        "layer_k_types": types, "layer_v_types": types,
         "x_type": _name_in(_abi.DTYPES)}, "a cache")
     return struct
 
@@ -228,6 +219,5 @@ def session_struct(options: Mapping[str, Any]) -> Any:
     of_type("options of a session", options, Mapping)
     if "n_streaming_heads" in options:
         raise TypeError("a session has no option 'n_streaming_heads'")
-    fill(struct, options, {"group_mode": _name_in(_abi.GROUP_MODES), "evict_by": _name_in(_abi.EVICT_BY),
-                           "streaming_heads": flags}, "a session")
+    fill(struct, options, {"streaming_heads": flags}, "a session")
     return struct

@@ -41,7 +41,7 @@ fn folder(variable: &str) -> Result<String, String> {
 }
 
 fn by_pkg_config() -> Result<Found, String> {
-    pkg_config(&["--exists", "--print-errors", "tandem >= 0.1", "tandem < 1"])?;
+    pkg_config(&["--exists", "--print-errors", "tandem >= 0.2", "tandem < 1"])?;
     let lib_dir = folder("libdir")?;
     let include_dir = folder("includedir")?;
     Ok(Found { lib_dir, include_dir })

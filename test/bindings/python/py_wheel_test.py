@@ -32,9 +32,9 @@ def names(path):
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         files = {name: archive.read(name) for name in archive.namelist()}
-    record = files.pop("tandem-0.1.0.dist-info/RECORD").decode()
+    record = files.pop("tandem-0.2.0.dist-info/RECORD").decode()
     lines = dict(line.split(",", 1) for line in record.splitlines())
-    assert lines.pop("tandem-0.1.0.dist-info/RECORD") == ","
+    assert lines.pop("tandem-0.2.0.dist-info/RECORD") == ","
     assert set(lines) == set(files)
     for name, data in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -44,11 +44,11 @@ def names(path):
 
 def test_wheel(backend, tmp_path):
     name = backend.build_wheel(str(tmp_path))
-    assert name == "tandem-0.1.0-py3-none-any.whl"
+    assert name == "tandem-0.2.0-py3-none-any.whl"
     files = names(tmp_path / name)
-    info = {f"tandem-0.1.0.dist-info/{part}" for part in ("METADATA", "WHEEL", "licenses/LICENSE")}
+    info = {f"tandem-0.2.0.dist-info/{part}" for part in ("METADATA", "WHEEL", "licenses/LICENSE")}
     assert set(files) == {f"tandem/{module}" for module in MODULES} | {"tandem/py.typed"} | info
-    metadata = files["tandem-0.1.0.dist-info/METADATA"].decode()
+    metadata = files["tandem-0.2.0.dist-info/METADATA"].decode()
     assert "\nRequires-Dist: numpy" in metadata and "\nRequires-Python: >=3.11\n" in metadata
     assert "\nLicense-Expression: MIT\nRequires" in metadata and "\nClassifier: Typing :: Typed\n" in metadata
     assert metadata.endswith((BINDING / "README.md").read_text())
@@ -60,14 +60,14 @@ def test_wheel(backend, tmp_path):
 def test_source_archive(backend, tmp_path):
     name = backend.build_sdist(str(tmp_path))
     with tarfile.open(tmp_path / name) as archive:
-        held = {name.removeprefix("tandem-0.1.0/") for name in archive.getnames()}
+        held = {name.removeprefix("tandem-0.2.0/") for name in archive.getnames()}
         archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     assert held == {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "wheel_backend.py", "tandem/py.typed",
                     *(f"tandem/{module}" for module in MODULES)}
     # The wheel of what is in it is the wheel of the checkout.
     program = "import sys; sys.path.insert(0, '.'); import wheel_backend; print(wheel_backend.build_wheel(sys.argv[1]))"
     wheels = []
-    for folder in (tmp_path / "tandem-0.1.0", BINDING):
+    for folder in (tmp_path / "tandem-0.2.0", BINDING):
         to = tmp_path / f"of_{folder.name}"
         to.mkdir()
         made = subprocess.run([sys.executable, "-B", "-c", program, str(to)], cwd=folder, check=True, capture_output=True,
@@ -139,4 +139,4 @@ def test_a_library_of_other_structs_is_refused(tmp_path):
     assert "ImportError" in said.stderr and "fingerprint 0x5" in said.stderr
     (tmp_path / "other.c").write_text("int none;\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "libtandem.so.0"), str(tmp_path / "other.c")], check=True)
-    assert "not a libtandem of version 0.1" in imported(BINDING, TANDEM_LIB_DIR=str(tmp_path)).stderr
+    assert "not a libtandem of version 0.2" in imported(BINDING, TANDEM_LIB_DIR=str(tmp_path)).stderr

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! The constants, in the order of the header.
 pub const TANDEM_VERSION_MAJOR: u32 = 0;
-pub const TANDEM_VERSION_MINOR: u32 = 1;
+pub const TANDEM_VERSION_MINOR: u32 = 2;
 pub const TANDEM_VERSION_PATCH: u32 = 0;
 pub const TANDEM_OK: i32 = 0;
 pub const TANDEM_ERROR_INVALID_ARGUMENT: i32 = -1;
@@ -38,10 +38,6 @@ pub const TANDEM_ROPE_INTERLEAVED: i32 = 2;
 pub const TANDEM_ROTATION_DEFAULT: i32 = 0;
 pub const TANDEM_ROTATION_HADAMARD: i32 = 1;
 pub const TANDEM_ROTATION_NONE: i32 = 2;
-pub const TANDEM_GROUP_UNION: i32 = 0;
-pub const TANDEM_GROUP_MEAN: i32 = 1;
-pub const TANDEM_EVICT_BY_WINDOW: i32 = 0;
-pub const TANDEM_EVICT_BY_HOST: i32 = 1;
 pub const TANDEM_ATTEND_SPECULATIVE: u32 = 1;
 pub const TANDEM_ATTEND_PARTIAL: u32 = 2;
 pub const TANDEM_TENSORS_CAUSAL: u32 = 1;

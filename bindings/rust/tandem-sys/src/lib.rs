@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-//! The C ABI of Tandem 0.1 as `tandem/tandem.h` declares it.
+//! The C ABI of Tandem 0.2 as `tandem/tandem.h` declares it.
 //!
 //! Names, types and order are the header's, and so is the documentation: the header says what each function does, which
 //! errors it returns and who owns what. Use the crate `tandem` unless it lacks something.
@@ -17,7 +17,7 @@ pub use functions::*;
 pub use structs::*;
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xcf94_fa01_8034_19b9;
+pub const FINGERPRINT: u64 = 0x6593_b69a_52bf_6bdd;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(

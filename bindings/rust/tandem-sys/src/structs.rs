@@ -128,7 +128,6 @@ abi_structs! {
         layer_v_types: *const i32,
         k_rotation: i32,
         x_type: i32,
-        layer_k_rotations: *const i32,
     }
 
     struct tandem_session_options {
@@ -139,8 +138,6 @@ abi_structs! {
         sink_tokens: i64,
         alpha: f32,
         beta: f32,
-        group_mode: i32,
-        evict_by: i32,
         halo_tokens: i64,
         route: *const c_char,
         stream_buffer_bytes: i64,

@@ -30,9 +30,13 @@ pub(crate) fn check_abi() -> Result<()> {
     if fingerprint == sys::FINGERPRINT || size_of::<usize>() != 8 {
         return Ok(());
     }
-    let expected = sys::FINGERPRINT;
-    let what =
-        format_args!("= {fingerprint:#x}, these bindings are for {expected:#x}: another version of libtandem is loaded");
+    let (expected, minor) = (sys::FINGERPRINT, sys::TANDEM_VERSION_MINOR);
+    // SAFETY: takes and returns numbers.
+    let version = unsafe { sys::tandem_version() };
+    let (major_there, minor_there) = (version >> 16, version >> 8 & 255);
+    let what = format_args!(
+        "({minor}) = {fingerprint:#x}, these bindings are for {expected:#x}: libtandem {major_there}.{minor_there} is loaded"
+    );
     Err(Error::refuse("tandem", "tandem_abi_fingerprint", what))
 }
 

@@ -65,7 +65,7 @@ pub use dtype::{Bf16, BlockQ4_0, BlockQ4_64, BlockQ8_0, Dtype, E4m3, Element, F1
 pub use engine::{cpu_isa_available, cpu_isa_names, policy_names, version, Engine};
 pub use error::{Error, Result, Status};
 pub use model::Model;
-pub use options::{CacheOptions, EngineOptions, EvictBy, GroupMode, LayerOptions, Rope, Rotation, SessionOptions};
+pub use options::{CacheOptions, EngineOptions, LayerOptions, Rope, Rotation, SessionOptions};
 pub use plan::Plan;
 pub use projection::{Norm, Projection, WeightOrder};
 pub use session::{Session, Step};

@@ -42,30 +42,6 @@ pub enum Rotation {
     None = sys::TANDEM_ROTATION_NONE,
 }
 
-/// How query heads of a KV head agree on what it keeps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(i32)]
-#[non_exhaustive]
-pub enum GroupMode {
-    /// What any of them keeps.
-    #[default]
-    Union = sys::TANDEM_GROUP_UNION,
-    /// What their mean MAW keeps.
-    Mean = sys::TANDEM_GROUP_MEAN,
-}
-
-/// What a key's MAW is compared with when it leaves the window.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(i32)]
-#[non_exhaustive]
-pub enum EvictBy {
-    /// beta / window_tokens.
-    #[default]
-    Window = sys::TANDEM_EVICT_BY_WINDOW,
-    /// beta / tokens outside the window.
-    Host = sys::TANDEM_EVICT_BY_HOST,
-}
-
 fn c_text(function: &str, field: &str, text: &str) -> Result<CString> {
     CString::new(text).map_err(|_| Error::refuse(function, field, format_args!("= {text:?} has a zero byte")))
 }
@@ -249,8 +225,6 @@ pub struct CacheOptions {
     pub layer_v_types: Option<Vec<Dtype>>,
     /// Rotation of keys before they are rounded.
     pub k_rotation: Rotation,
-    /// `[n_layers]`: overrides `k_rotation` per layer.
-    pub layer_k_rotations: Option<Vec<Rotation>>,
     /// f16, bf16, q8_0, q4_0 or q4_64: hidden states of layers with a projection are kept too, in this type, and every append
     /// brings them; `None`: none are.
     pub x_type: Option<Dtype>,
@@ -262,7 +236,6 @@ impl CacheOptions {
         let n = n_layers as i64;
         let k_types = array("layer_k_types", &self.layer_k_types, n, "n_layers")?;
         let v_types = array("layer_v_types", &self.layer_v_types, n, "n_layers")?;
-        let rotations = array("layer_k_rotations", &self.layer_k_rotations, n, "n_layers")?;
         Ok(sys::tandem_cache_options {
             struct_size: size_of::<sys::tandem_cache_options>() as u32,
             k_type: self.k_type.map_or(0, |dtype| dtype as i32),
@@ -270,11 +243,10 @@ impl CacheOptions {
             page_tokens: self.page_tokens,
             host_cap_bytes: self.host_cap_bytes,
             device_cap_bytes: self.device_cap_bytes,
-            layer_k_types: pointer(k_types).cast(), // Dtype and Rotation are repr(i32)
+            layer_k_types: pointer(k_types).cast(), // Dtype is repr(i32)
             layer_v_types: pointer(v_types).cast(),
             k_rotation: self.k_rotation as i32,
             x_type: self.x_type.map_or(0, |dtype| dtype as i32),
-            layer_k_rotations: pointer(rotations).cast(),
         })
     }
 }
@@ -295,10 +267,6 @@ pub struct SessionOptions {
     pub alpha: f32,
     /// MAW threshold factor, >= 0; -1: 1.
     pub beta: f32,
-    /// How query heads of a KV head agree.
-    pub group_mode: GroupMode,
-    /// What a MAW is compared with at eviction.
-    pub evict_by: EvictBy,
     /// Keys kept after a strongly attended one; -1: 128; 0: none.
     pub halo_tokens: i64,
     /// `"auto"`, `"host"`, `"stream"`, `"host+stream"`, `"recompute"`: who computes over keys outside the window for device
@@ -328,8 +296,6 @@ impl Default for SessionOptions {
             sink_tokens: -1,
             alpha: 0.0,
             beta: -1.0,
-            group_mode: GroupMode::Union,
-            evict_by: EvictBy::Window,
             halo_tokens: -1,
             route: "auto".to_string(),
             stream_buffer_bytes: 0,
@@ -356,8 +322,6 @@ impl SessionOptions {
             sink_tokens: self.sink_tokens,
             alpha: self.alpha,
             beta: self.beta,
-            group_mode: self.group_mode as i32,
-            evict_by: self.evict_by as i32,
             halo_tokens: self.halo_tokens,
             route: route.as_ptr(),
             stream_buffer_bytes: self.stream_buffer_bytes,

@@ -238,7 +238,7 @@ fn plans_and_capabilities() {
     engine.supports(Some(&layer()), Some(&CacheOptions::default()), Some(&SessionOptions::default())).unwrap();
     let odd = LayerOptions { k_head_dim: 65, ..layer() };
     refused(engine.supports(Some(&odd), None, None), Status::Unsupported, "layer.k_head_dim", "65");
-    assert!(engine.report().unwrap().starts_with("{\"version\":\"0.1."));
+    assert!(engine.report().unwrap().starts_with("{\"version\":\"0.2."));
     assert_eq!(version().0, 0);
     assert_eq!(policy_names().collect::<Vec<_>>(), ["all", "streaming", "hgca"]);
     assert!(cpu_isa_names().any(cpu_isa_available));
