@@ -82,7 +82,7 @@ Status check_tensors(AttendRequest* call) {
                             {"k",
                              3,
                              {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"k_head_dim", l.k_head_dim}},
-                             TensorTypes::kStored,
+                             TensorTypes::kKeys,
                              call->place},
                             &call->k));
     call->k_view = view_of(call->k);
@@ -92,7 +92,7 @@ Status check_tensors(AttendRequest* call) {
                             {"v",
                              3,
                              {{"n_tokens", n}, {"n_kv_heads", l.n_kv_heads}, {"v_head_dim", l.v_head_dim}},
-                             TensorTypes::kStored,
+                             TensorTypes::kKeys,
                              call->place},
                             &call->v));
     call->v_view = view_of(call->v);

@@ -91,7 +91,7 @@ Status check_tensors(TensorsRequest* call) {
   call->n_q_heads = call->q.length(first + 1);
   call->k_head_dim = call->q.length(first + 2);
   TANDEM_TRY(check_rows(args.k, "k", {{"", kAnyLength}, {"", kAnyLength}, {"k_head_dim", call->k_head_dim}},
-                        TensorTypes::kStored, *call, &call->k));
+                        TensorTypes::kKeys, *call, &call->k));
   call->n_keys = call->k.length(first);
   call->n_kv_heads = call->k.length(first + 1);
   TANDEM_TRY(check_rows(args.o, "o", {{"n_tokens", call->n_tokens}, {"n_q_heads", call->n_q_heads}, {"", kAnyLength}},
@@ -100,7 +100,7 @@ Status check_tensors(TensorsRequest* call) {
   if (call->has_v())
     TANDEM_TRY(check_rows(args.v, "v",
                           {{"n_keys", call->n_keys}, {"n_kv_heads", call->n_kv_heads}, {"v_head_dim", call->v_head_dim}},
-                          TensorTypes::kStored, *call, &call->v));
+                          TensorTypes::kKeys, *call, &call->v));
   if (args.lse == nullptr) return {};
   TensorSpec spec{"lse", call->padded ? 3 : 2, {}, TensorTypes::kF32};
   spec.any_order = true;
@@ -217,10 +217,6 @@ Status make_layer(const TensorsRequest& call, Layer* layer) {
   layer->v_type = call.has_v() ? in_blocks(call.v.tensor.dtype) : layer->k_type;
   layer->k_stride = stride_bytes(call.k, tokens);
   if (call.has_v()) layer->v_stride = stride_bytes(call.v, tokens);
-  for (const CheckedTensor* t : {&call.k, &call.v})
-    if (t->tensor.dtype == TANDEM_Q4_64)
-      return fail(TANDEM_ERROR_UNSUPPORTED, (std::string(t->name) + ".dtype").c_str(),
-                  "%s.dtype = %d (q4_64) is a type of caches: tensors come in the others", t->name, TANDEM_Q4_64);
   return {};
 }
 

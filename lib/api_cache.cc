@@ -26,7 +26,7 @@ Status check_key_value(const Layer& layer, const tandem_tensor* k, const tandem_
     const TensorSpec spec{"k",
                           3,
                           {{"n_tokens", kAnyLength}, {"n_kv_heads", layer.n_kv_heads}, {"k_head_dim", layer.k_head_dim}},
-                          TensorTypes::kStored};
+                          TensorTypes::kKeys};
     TANDEM_TRY(check_tensor(k, spec, &out->k));
     out->k_view = view_of(out->k);
     out->k_ptr = &out->k_view;
@@ -40,7 +40,7 @@ Status check_key_value(const Layer& layer, const tandem_tensor* k, const tandem_
     const TensorSpec spec{"v",
                           3,
                           {{"n_tokens", n_tokens}, {"n_kv_heads", layer.n_kv_heads}, {"v_head_dim", layer.v_head_dim}},
-                          TensorTypes::kStored};
+                          TensorTypes::kKeys};
     TANDEM_TRY(check_tensor(v, spec, &out->v));
     out->v_view = view_of(out->v);
     out->v_ptr = &out->v_view;

@@ -36,7 +36,7 @@ Status make_contiguous(int32_t dtype, void* data, int32_t n_dims, const int64_t*
                   static_cast<long long>(shape[d]));
   }
   CheckedTensor checked;
-  spec.types = TensorTypes::kStored;
+  spec.types = TensorTypes::kAll;
   return check_tensor(made, spec, &checked);
 }
 

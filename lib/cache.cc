@@ -33,16 +33,22 @@ namespace {
 Status check_storage_type(const std::string& name, int32_t type) {
   if (find_dtype(type) != nullptr) return {};
   return fail(TANDEM_ERROR_INVALID_ARGUMENT, name.c_str(), "%s = %d is not a storage type (%s)", name.c_str(), type,
-              storage_type_names());
+              key_type_names());
+}
+
+Status check_key_type(const std::string& name, int32_t type) {
+  TANDEM_TRY(check_storage_type(name, type));
+  if (is_key_type(type)) return {};
+  return fail(TANDEM_ERROR_UNSUPPORTED, name.c_str(), "%s = %d (%s): keys and values are stored as %s", name.c_str(), type,
+              find_dtype(type)->name, key_type_names());
 }
 
 // What TANDEM_ROTATION_DEFAULT is in a layer whose types are known. Hidden states that are kept are for route "recompute",
 // which makes keys as they were before a rotation.
 int32_t default_rotation(const Layer& layer, int32_t x_type) {
-  const bool has_4_bits = layer.k_type == TANDEM_Q4_0 || layer.k_type == TANDEM_Q4_64;
   const bool can_rotate = hadamard_has(layer.k_head_dim) && layer.rope == nullptr && !layer.v_aliases_k;
   const bool keeps_hidden = x_type != 0 && layer.projection != nullptr;
-  return has_4_bits && can_rotate && !keeps_hidden ? TANDEM_ROTATION_HADAMARD : TANDEM_ROTATION_NONE;
+  return layer.k_type == TANDEM_Q4_0 && can_rotate && !keeps_hidden ? TANDEM_ROTATION_HADAMARD : TANDEM_ROTATION_NONE;
 }
 
 Status check_rotation(const Layer& layer, size_t l) {
@@ -107,8 +113,8 @@ Status resolve_cache_options(const tandem_cache_options& options, std::vector<La
     layer.v_type = options.layer_v_types != nullptr ? options.layer_v_types[l] : options.v_type == 0 ? layer.k_type : v_type;
     const std::string k_name = options.layer_k_types != nullptr ? element_name("layer_k_types", l) : "k_type";
     const std::string v_name = options.layer_v_types != nullptr ? element_name("layer_v_types", l) : "v_type";
-    TANDEM_TRY(check_storage_type(k_name, layer.k_type));
-    TANDEM_TRY(check_storage_type(v_name, layer.v_type));
+    TANDEM_TRY(check_key_type(k_name, layer.k_type));
+    TANDEM_TRY(check_key_type(v_name, layer.v_type));
     if (layer.v_aliases_k && layer.v_type != layer.k_type)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, v_name.c_str(),
                   "%s = %s differs from %s = %s where V aliases K (layer %zu)", v_name.c_str(),

@@ -5,10 +5,11 @@
 
 namespace tandem {
 
-const char* storage_type_names() {
+const char* key_type_names() {
   static const std::string& names = *new std::string([] {  // never destroyed: calls may be made while the process ends
     std::string list;
-    for (const DtypeInfo& info : kDtypes) list += (list.empty() ? "" : ", ") + std::string(info.name);
+    for (const DtypeInfo& info : kDtypes)
+      if (is_key_type(info.dtype)) list += (list.empty() ? "" : ", ") + std::string(info.name);
     return list;
   }());
   return names.c_str();

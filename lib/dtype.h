@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Storage types of K and V. One struct and one line in the list per type; everything that depends on the type is
-// instantiated from the list.
+// Storage types of K, V and hidden states. One struct and one line in the list per type; everything that depends on the type
+// is instantiated from the list.
 //
 // A cache keeps the codes of a row and its scales in two places. Tensors that a caller owns have ggml's blocks instead: each
 // group's scale, and then its codes. Kernels read these too, under numbers that no caller can pass (in_blocks()).
@@ -64,8 +64,11 @@ constexpr bool is_hidden_type(const DtypeInfo& info) {
   return info.dtype == TANDEM_F16 || info.dtype == TANDEM_BF16 || info.group > 0;
 }
 
-// "f32, f16, ...", of all types.
-const char* storage_type_names();
+// Keys and values are in any type but q4_64.
+constexpr bool is_key_type(int32_t dtype) { return find_dtype(dtype) != nullptr && dtype != TANDEM_Q4_64; }
+
+// "f32, f16, ...", of the types of keys and values.
+const char* key_type_names();
 
 // Scales of one row, minima included. Always inlined: the kernels call it, and a copy of it that a compiler puts into an
 // object for AVX-512 could be the one that the linker keeps for everybody.

@@ -61,8 +61,12 @@ Status refuse_with(int32_t code, const char* tensor, const char* member, const c
 Status check_type(const tandem_tensor& t, const TensorSpec& spec) {
   const DtypeInfo* info = find_dtype(t.dtype);
   if (info == nullptr)
-    return refuse(kInvalid, spec.name, "dtype", "%d is not a tensor type (%s)", t.dtype,
-                  spec.types == TensorTypes::kStored ? storage_type_names() : "f32, f16, bf16");
+    return refuse(
+        kInvalid, spec.name, "dtype", "%d is not a tensor type (%s)", t.dtype,
+        spec.types == TensorTypes::kF32 || spec.types == TensorTypes::kFloat ? "f32, f16, bf16" : key_type_names());
+  if (spec.types == TensorTypes::kKeys && !is_key_type(t.dtype))
+    return refuse(TANDEM_ERROR_UNSUPPORTED, spec.name, "dtype", "%d (%s), must be one of %s: %s is for hidden states alone",
+                  t.dtype, info->name, key_type_names(), info->name);
   if (spec.types == TensorTypes::kF32 && t.dtype != TANDEM_F32)
     return refuse(kInvalid, spec.name, "dtype", "%d (%s), must be f32", t.dtype, info->name);
   if (spec.types == TensorTypes::kFloat && !is_tensor_float(t.dtype))

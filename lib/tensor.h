@@ -30,8 +30,9 @@ struct TensorDim {
 };
 enum class TensorTypes {
   kF32,
-  kFloat,   // f32, f16, bf16
-  kStored,  // these and every other storage type: K and V
+  kFloat,  // f32, f16, bf16
+  kKeys,   // these and every other type of keys and values
+  kAll,    // of hidden states too
 };
 // Where a tensor may be; device_index is that of the engine's device, -1 where it has none.
 struct TensorPlace {

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 LENGTHS = "8192,32768,131072"
-TYPES = "bf16,f16,q8_0,q4_0,q4_64,e4m3"
+TYPES = "bf16,f16,q8_0,q4_0,e4m3"
 RAGGED = 8  # sequences, of 16,384 keys in the mean
 RUNS = [["--interleave", "--kv-type", TYPES, "--kv-len", LENGTHS], ["--batch", str(RAGGED), "--ragged", "--kv-len", "16384"]]
 

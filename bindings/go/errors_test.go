@@ -102,7 +102,8 @@ func TestCacheAndSessionOptions(t *testing.T) {
 	refused(t, cache(CacheOptions{HostCapBytes: 1000}), ErrCapacity, "host_cap_bytes", "1000")
 	refused(t, cache(CacheOptions{KType: 99}), ErrInvalidArgument, "k_type", "99")
 	refused(t, cache(CacheOptions{LayerVTypes: []Dtype{F16}}), ErrInvalidArgument, "layer_v_types", "has 1 values, must have n_layers = 2")
-	check(t, cache(CacheOptions{LayerKTypes: []Dtype{F16, Q4_64}}))
+	check(t, cache(CacheOptions{LayerKTypes: []Dtype{F16, Q4_0}}))
+	refused(t, cache(CacheOptions{LayerKTypes: []Dtype{F16, Q4_64}}), ErrUnsupported, "layer_k_types[1]", "q4_64")
 
 	session := func(change func(*SessionOptions)) error {
 		options := DefaultSessionOptions()

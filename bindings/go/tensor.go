@@ -25,7 +25,7 @@ const (
 	E4M3  Dtype = C.TANDEM_E4M3  // 8-bit floats without infinities
 	Q8_0  Dtype = C.TANDEM_Q8_0  // 8-bit codes with an f16 scale for each 32 elements
 	Q4_0  Dtype = C.TANDEM_Q4_0  // 4-bit codes with an f16 scale for each 32 elements
-	Q4_64 Dtype = C.TANDEM_Q4_64 // 4-bit codes with an f16 scale and minimum for each 64 elements
+	Q4_64 Dtype = C.TANDEM_Q4_64 // 4-bit codes with an f16 scale and minimum for each 64 elements; for hidden states alone
 )
 
 // String gives "f32", "q8_0", ...

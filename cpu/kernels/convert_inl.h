@@ -31,7 +31,7 @@ HWY_INLINE void scaled_to_f32(const uint8_t* codes, const float* scales, float* 
   const F32 d;
   constexpr int64_t kStep = HWY_MAX_BYTES / sizeof(float);
   for (int64_t first = 0; first < n; first += Stored::kGroup, scales += Stored::kScales) {
-    const auto group = Stored::group(d, scales, 1);
+    const auto group = Stored::group(d, scales);
     const int64_t end = n - first < Stored::kGroup ? n : first + Stored::kGroup;
     for (int64_t i = first; i < end; i += kStep)
       hn::StoreU(group.of(d, Stored::load(d, codes, static_cast<size_t>(i))), d, to + i);

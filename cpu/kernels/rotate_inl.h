@@ -147,7 +147,7 @@ HWY_INLINE Vec load_scaled(Row codes, const float* scales, int64_t at) {
   if constexpr (Stored::kGroup == 0)
     return values;
   else
-    return Stored::group(d, scales + at / Stored::kGroup * Stored::kScales, 1).of(d, values);
+    return Stored::group(d, scales + at / Stored::kGroup).of(d, values);
 }
 
 // Vectors of the first and of the second ones of some pairs.
@@ -166,7 +166,7 @@ HWY_INLINE PairVecs load_pairs(Row codes, const float* scales, int64_t i, int64_
     if constexpr (Stored::kGroup == 0) {
       return {a, b};
     } else {
-      const auto group = Stored::group(d, scales + 2 * i / Stored::kGroup * Stored::kScales, 1);
+      const auto group = Stored::group(d, scales + 2 * i / Stored::kGroup);
       return {group.of(d, a), group.of(d, b)};
     }
   }
@@ -407,7 +407,7 @@ void rotated_dots(Rotator& rotator, const RotatedQuery& query, const KeyList& ke
 
 // logits[r][j] = q[r] . k[j], both rotated, for all rows and the keys of the view last attached.
 inline void rotated_dots_of(int32_t dtype, Rotator& rotator, const RotatedQuery& query, const KeyList& keys, float* logits) {
-  with_stored_type(dtype, [&](auto stored) HWY_ATTR {
+  with_key_type(dtype, [&](auto stored) HWY_ATTR {
     if (rotator.table->interleaved)
       rotated_dots<decltype(stored), true>(rotator, query, keys, logits);
     else

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Scales (and minima) of a block's keys, for storage types that have them: widened to f32 once, for all rows of the span.
+// Scales of a block's keys, for storage types that have them: widened to f32 once, for all rows of the span.
 #pragma once
 
 #include "cpu/kernels/convert_inl.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Storage types as the kernels see them: a struct per type that loads a vector of f32 from element i of a row and stores
-// one, and the list of all. To add a type, write its struct and its line in TANDEM_STORED_TYPES (and in lib/dtype.h).
+// one, and two lists: of the types of keys and values, and of all, hidden states' own too. To add a type, write its struct
+// and its line in one of them (and in lib/dtype.h).
 //
 // Types with groups (kGroup elements that share kScales numbers: a scale, or a scale and a minimum) hand out codes, and
 // group() what makes numbers of them. kScalesWeights: of V, it is the rows' weights that are multiplied by the scale.
@@ -207,7 +208,7 @@ struct StoredQ8_0 : InOrder<StoredQ8_0> {
   using Element = uint8_t;
   static constexpr int64_t kBits = 8, kGroup = 32, kScales = 1;
   static constexpr bool kScalesWeights = true;
-  static HWY_INLINE Scaled group(F32 d, const float* scales, int64_t) { return {hn::Set(d, scales[0])}; }
+  static HWY_INLINE Scaled group(F32 d, const float* scales) { return {hn::Set(d, scales[0])}; }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     const hn::RebindToSigned<D> di32;
@@ -221,7 +222,7 @@ struct StoredQ8_0Blocks : InOrder<StoredQ8_0Blocks> {
   using Element = uint8_t;
   static constexpr int64_t kBits = 8, kGroup = 32, kScales = 1, kBlockBytes = 34;
   static constexpr bool kScalesWeights = true, kInBlocks = true;
-  static HWY_INLINE Scaled group(F32 d, const float* scales, int64_t) { return {hn::Set(d, scales[0])}; }
+  static HWY_INLINE Scaled group(F32 d, const float* scales) { return {hn::Set(d, scales[0])}; }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const uint8_t* row, size_t i) {
     return StoredQ8_0::load(d, row + (i / kGroup + 1) * (kBlockBytes - kGroup), i);
@@ -297,12 +298,12 @@ struct FourBits : Codes {
   static constexpr int64_t kGroup = 32, kScales = 1;
 #if HWY_MAX_BYTES == 64
   static constexpr bool kScalesWeights = false;
-  static HWY_INLINE FromTable group(F32 d, const float* scales, int64_t) {
+  static HWY_INLINE FromTable group(F32 d, const float* scales) {
     return {hn::Mul(hn::Load(d, kCodesLess8), hn::Set(d, scales[0]))};
   }
 #else
   static constexpr bool kScalesWeights = true;
-  static HWY_INLINE Scaled group(F32 d, const float* scales, int64_t) { return {hn::Set(d, scales[0])}; }
+  static HWY_INLINE Scaled group(F32 d, const float* scales) { return {hn::Set(d, scales[0])}; }
   template <class D, class V = hn::Vec<hn::RebindToUnsigned<D>>>
   static HWY_INLINE hn::Vec<D> value_of(D d, V code) {
     const hn::RebindToSigned<D> di32;
@@ -321,11 +322,12 @@ struct FourBits : Codes {
 using StoredQ4_0 = FourBits<Nibbles>;
 using StoredQ4_0Blocks = FourBits<BlockNibbles>;
 
+// Of hidden states alone.
 struct StoredQ4_64 : Nibbles {
   static constexpr int64_t kGroup = 64, kScales = 2;
   static constexpr bool kScalesWeights = false;
-  static HWY_INLINE auto group(F32 d, const float* scales, int64_t apart) {
-    const auto scale = hn::Set(d, scales[0]), minimum = hn::Set(d, scales[apart]);
+  static HWY_INLINE auto group(F32 d, const float* scales) {
+    const auto scale = hn::Set(d, scales[0]), minimum = hn::Set(d, scales[1]);
 #if HWY_MAX_BYTES == 64
     return FromTable{hn::MulAdd(hn::Load(d, kCodes), scale, minimum)};
 #else
@@ -335,16 +337,18 @@ struct StoredQ4_64 : Nibbles {
 };
 
 // clang-format off
-#define TANDEM_STORED_TYPES(X)     \
+#define TANDEM_KEY_TYPES(X)        \
   X(TANDEM_F32, StoredF32)         \
   X(TANDEM_F16, StoredF16)         \
   X(TANDEM_BF16, StoredBf16)       \
   X(TANDEM_E4M3, StoredE4m3)       \
   X(TANDEM_Q8_0, StoredQ8_0)       \
   X(TANDEM_Q4_0, StoredQ4_0)       \
-  X(TANDEM_Q4_64, StoredQ4_64)     \
   X(kQ8_0Blocks, StoredQ8_0Blocks) \
   X(kQ4_0Blocks, StoredQ4_0Blocks)
+#define TANDEM_STORED_TYPES(X) \
+  TANDEM_KEY_TYPES(X)          \
+  X(TANDEM_Q4_64, StoredQ4_64)
 // clang-format on
 
 // Where element i of a row begins, the first of a group.
@@ -356,17 +360,20 @@ constexpr size_t byte_of(size_t i) {
     return i * Stored::kBits / 8;
 }
 
-// use(Stored()) with the type of that number.
-template <class Use>
-HWY_INLINE void with_stored_type(int32_t dtype, const Use& use) {
-  switch (dtype) {
 #define TANDEM_CASE(dtype_value, Stored) \
   case dtype_value:                      \
     return use(Stored());
-    TANDEM_STORED_TYPES(TANDEM_CASE)
-#undef TANDEM_CASE
-  }
+// use(Stored()) with the type of that number.
+template <class Use>
+HWY_INLINE void with_stored_type(int32_t dtype, const Use& use) {
+  switch (dtype) { TANDEM_STORED_TYPES(TANDEM_CASE) }
 }
+// The same, of keys and values.
+template <class Use>
+HWY_INLINE void with_key_type(int32_t dtype, const Use& use) {
+  switch (dtype) { TANDEM_KEY_TYPES(TANDEM_CASE) }
+}
+#undef TANDEM_CASE
 
 // The two vectors of a pair, in order, as the type hands them out.
 template <class Stored, class D>

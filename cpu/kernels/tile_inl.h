@@ -8,9 +8,9 @@
 //   weigh  4 rows x 64 dims of o in registers (two halves for head_dim 128) while 64 keys go by: a vector of V meets the
 //          4 rows' weights of its key.
 //
-// Types with groups hand out codes. Those of K become numbers as they are read. Those of V do so where groups have a
-// minimum; where they have a scale alone, it is the 4 rows' weights that are multiplied by it, once for each group, before V
-// is read.
+// Types with groups hand out codes. Those of K become numbers as they are read. Those of V do so where a table of 16 numbers
+// fits a vector; elsewhere it is the 4 rows' weights that are multiplied by the scale, once for each group, before V is
+// read.
 //
 // Rows are given by pointers, one per key, so a run's end, a page or a gap costs nothing here. While a tile is computed
 // rows in front of it are prefetched, every cache line, one prefetch at a time between the multiplications: in bursts
@@ -80,7 +80,8 @@ HWY_INLINE hn::Vec<hn::Full128<float>> fold(Vec a, Vec b, Vec c, Vec d) {
 #endif
 }
 
-// Rows of the next tile: 4, and of what is left behind the fours 3, 2 or 1. Three rows in one tile need more than 16 registers.
+// Rows of the next tile: 4, and of what is left behind the fours 3, 2 or 1. Three rows in one tile need more than 16
+// registers.
 HWY_INLINE int64_t tile_rows(int64_t n_left) {
   constexpr int64_t kMost[5] = {0, 1, 2, kManyRegisters ? 3 : 2, 4};
   return kMost[n_left < 4 ? n_left : 4];
@@ -93,7 +94,7 @@ HWY_INLINE void with_tile_rows(int64_t n_left, const Use& use) {
     case 4:
       return use(std::integral_constant<int, 4>());
     case 3:
-      return use(std::integral_constant<int, kManyRegisters ? 3 : 2>());
+      return use(std::integral_constant < int, kManyRegisters ? 3 : 2 > ());
     case 2:
       return use(std::integral_constant<int, 2>());
     default:
@@ -189,11 +190,11 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT q, size_t dim, const KeyRow
     const auto codes = load_from<Stored, kLineVecs * kLanes>(d, k[j], first, {pair, vec % 2, in_pair});
     if constexpr (Stored::kInBlocks) {
       const float scale = scale_of_block(k[j] + byte_of<Stored>(first) + byte_of<Stored>(pair));
-      return Stored::group(d, &scale, 1).of(d, codes);
+      return Stored::group(d, &scale).of(d, codes);
     } else if constexpr (Stored::kGroup > 0) {
       const size_t group = first / Stored::kGroup + pair / Stored::kGroup;  // apart, as the second is a constant
-      const float* scales = keys.scales + j * keys.n_scales + static_cast<int64_t>(group) * Stored::kScales;
-      return Stored::group(d, scales, 1).of(d, codes);
+      const float* scales = keys.scales + j * keys.n_scales + group;
+      return Stored::group(d, scales).of(d, codes);
     } else {
       return codes;
     }
@@ -259,8 +260,7 @@ HWY_NOINLINE void dot_long_tile(const float* q, size_t dim, const KeyRows& k, co
       if (kPrefetch) streams[j] = ahead[j * apart] + bytes;
     }
     const float* scales = k.scales;
-    if constexpr (Stored::kGroup > 0 && !Stored::kInBlocks)
-      scales += static_cast<int64_t>(first / Stored::kGroup) * Stored::kScales;
+    if constexpr (Stored::kGroup > 0 && !Stored::kInBlocks) scales += first / Stored::kGroup;
     float* const to = first == 0 ? logits : sums[0];
     dot_tile<Stored, kRows, kPrefetch>(q + first * kRows, n, {rows, scales, k.n_scales}, streams, 1, to);
     for (int r = 0; r < kRows && first > 0; ++r)
@@ -351,7 +351,7 @@ HWY_NOINLINE void weigh_chunk(const float* HWY_RESTRICT p, const KeyList& keys, 
       return codes;
     } else {
       const auto group = static_cast<int64_t>(at / Stored::kGroup + pair / Stored::kGroup);
-      return Stored::group(d, keys.v_scales + group * Stored::kScales * kBlockKeys + j, kBlockKeys).of(d, codes);
+      return Stored::group(d, keys.v_scales + group * kBlockKeys + j).of(d, codes);
     }
   };
   const auto add_key = [&](int64_t j) HWY_ATTR {
@@ -453,25 +453,24 @@ template <class Stored>
 void weigh(const WeighRows& rows, const KeyList& keys, Prefetcher& ahead) {
   Prefetcher none;
   for (int64_t r = 0; r < rows.n_rows; r += tile_rows(rows.n_rows - r))
-    with_tile_rows(rows.n_rows - r,
-                   [&](auto n) HWY_ATTR { weigh_tile<Stored, n>(rows, r, keys, r == 0 ? ahead : none); });
+    with_tile_rows(rows.n_rows - r, [&](auto n) HWY_ATTR { weigh_tile<Stored, n>(rows, r, keys, r == 0 ? ahead : none); });
 }
 
 void pack_rows_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, float scale, float* packed) {
-  with_stored_type(dtype, [&](auto stored) HWY_ATTR { pack_rows<decltype(stored)>(q, n_rows, dim, scale, packed); });
+  with_key_type(dtype, [&](auto stored) HWY_ATTR { pack_rows<decltype(stored)>(q, n_rows, dim, scale, packed); });
 }
 
 void dots_of(int32_t dtype, const float* q, int64_t n_rows, size_t dim, const KeyList& keys, float* logits) {
-  with_stored_type(dtype, [&](auto stored) HWY_ATTR { dots<decltype(stored)>(q, n_rows, dim, keys, logits); });
+  with_key_type(dtype, [&](auto stored) HWY_ATTR { dots<decltype(stored)>(q, n_rows, dim, keys, logits); });
 }
 
 void weigh_of(int32_t dtype, const WeighRows& rows, const KeyList& keys, Prefetcher& v_ahead) {
-  with_stored_type(dtype, [&](auto stored) HWY_ATTR { weigh<decltype(stored)>(rows, keys, v_ahead); });
+  with_key_type(dtype, [&](auto stored) HWY_ATTR { weigh<decltype(stored)>(rows, keys, v_ahead); });
 }
 
 // o back in order.
 void sort_pairs_of(int32_t dtype, float* o, size_t dim) {
-  with_stored_type(dtype, [&](auto stored) HWY_ATTR { sort_pairs<decltype(stored)>(o, dim); });
+  with_key_type(dtype, [&](auto stored) HWY_ATTR { sort_pairs<decltype(stored)>(o, dim); });
 }
 
 }  // namespace

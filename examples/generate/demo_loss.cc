@@ -112,18 +112,16 @@ void print_json(const std::vector<Loss>& losses) {
 std::vector<Storage> every_pair() {
   std::vector<Storage> pairs;
   for (int32_t type = 1; tandem_dtype_name(type) != nullptr; ++type)
-    if (type != TANDEM_F16) pairs.push_back({type, type});
+    if (type != TANDEM_F16 && type != TANDEM_Q4_64) pairs.push_back({type, type});
   pairs.push_back({TANDEM_F16, TANDEM_Q8_0});
   pairs.push_back({TANDEM_Q8_0, TANDEM_F16});
   pairs.push_back({TANDEM_Q8_0, TANDEM_Q4_0});
-  pairs.push_back({TANDEM_Q8_0, TANDEM_Q4_64});
   pairs.push_back({TANDEM_Q4_0, TANDEM_Q8_0});
   return pairs;
 }
 
 bool is_tried_rotated(const Storage& storage, const EngineOptions& engine) {
-  const bool has_4_bits = storage.k == TANDEM_Q4_0 || storage.k == TANDEM_Q4_64;
-  const bool is_default = engine.k_rotation == TANDEM_ROTATION_DEFAULT && has_4_bits && engine.rope == 0;
+  const bool is_default = engine.k_rotation == TANDEM_ROTATION_DEFAULT && storage.k == TANDEM_Q4_0 && engine.rope == 0;
   return engine.k_rotation == TANDEM_ROTATION_HADAMARD || is_default;
 }
 

@@ -36,11 +36,17 @@ std::vector<std::string> storage_types() {
   return names;
 }
 
+std::vector<std::string> key_types() {
+  std::vector<std::string> names = storage_types();
+  names.resize(TANDEM_Q4_64 - 1);  // the last is for hidden states alone
+  return names;
+}
+
 void EngineOptions::declare(Flags* flags) {
   flags->text("--model", "DIR", "Hugging Face model: config.json and model.safetensors (or its index and shards)",
               &model_directory);
-  flags->choice("--kv-type", "storage type of keys and values (default bf16)", storage_types(), &k_type, 1);
-  flags->choice("--v-type", "storage type of values where it differs", storage_types(), &v_type, 1);
+  flags->choice("--kv-type", "storage type of keys and values (default bf16)", key_types(), &k_type, 1);
+  flags->choice("--v-type", "storage type of values where it differs", key_types(), &v_type, 1);
   flags->choice("--k-rotation", "rotation of keys before they are stored (default: hadamard for 4-bit types, else none)",
                 {"default", "hadamard", "none"}, &k_rotation);
   flags->choice("--rope", "who rotates keys and queries (default runtime)", {"runtime", "library"}, &rope);

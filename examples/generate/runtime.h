@@ -23,6 +23,7 @@ constexpr int32_t kOnDevice = 0, kOnHost = 1;  // where its weights, or K and V,
 
 // Names of the storage types, numbered from 1.
 std::vector<std::string> storage_types();
+std::vector<std::string> key_types();  // of keys and values
 
 struct EngineOptions {
   std::string model_directory;
@@ -56,9 +57,9 @@ struct PolicyOptions {
   std::string policy = "all";
   int64_t window_tokens = -1, sink_tokens = -1;  // -1: Tandem's default
   double alpha = 0, beta = -1;                   // 0, -1: likewise
-  int64_t halo_tokens = -1;    // -1: likewise
-  RouteOptions routes;         // with kv_place kOnHost
-  void declare(Flags* flags);  // all but the policy itself and its routes
+  int64_t halo_tokens = -1;                      // -1: likewise
+  RouteOptions routes;                           // with kv_place kOnHost
+  void declare(Flags* flags);                    // all but the policy itself and its routes
   Failure check(const char* flag = "--policy") const;
 };
 

@@ -105,14 +105,14 @@ TANDEM_API void tandem_error_release(tandem_error *error);
 /* ---- tensor ----------------------------------------------------------------------------------------------------- */
 
 /* Element types of tensors and storage types of caches. Queries, outputs and states are f32, f16 or bf16; K and V may be
- * given, stored and read in any.
+ * given, stored and read in any but Q4_64, which a cache keeps hidden states in (x_type).
  *
  *   E4M3         8-bit floats without infinities (OCP fp8 e4m3fn): what rounds to more than 448 becomes NaN
  *   Q8_0, Q4_0   8- and 4-bit codes with one f16 scale for each 32 elements along head_dim, rounded as ggml rounds them. A
  *                tensor of such a type is rows of ggml's blocks (34 or 18 bytes for 32 elements): its last dimension and
  *                its other strides, in elements, are multiples of 32. A cache keeps codes and scales apart, and there a
  *                row's last group may be short. A group with a NaN or an infinity is all NaN.
- *   Q4_64        4-bit codes c with an f16 scale d and an f16 minimum m for each 64 elements along head_dim: d c + m.
+ *   Q4_64        4-bit codes c with an f16 scale d and an f16 minimum m for each 64 elements along hidden_dim: d c + m.
  *                From the group's least and largest number, m is the least and d a 15th of what lies between, each rounded
  *                once; c is the nearest to (x - m) / d in 0 ... 15, and 0 where d is 0, as in a group of equal numbers. A
  *                group whose d or m f16 cannot hold, a group with a NaN or an infinity among them, is all NaN. A block is
@@ -127,7 +127,7 @@ TANDEM_API void tandem_error_release(tandem_error *error);
 #define TANDEM_Q4_64 7
 /* "f32", "q8_0", ...; NULL for a number that is no type. Types are numbered from 1 without gaps. */
 TANDEM_API const char *tandem_dtype_name(int32_t dtype);
-/* Bytes that a cache keeps of head_dim elements of K or V, scales included; 0 for what is no type or no length. */
+/* Bytes that a cache keeps of head_dim elements of K, V or hidden states, scales included; 0 for what is no type or no length. */
 TANDEM_API int64_t tandem_dtype_row_bytes(int32_t dtype, int32_t head_dim);
 
 #define TANDEM_DEVICE_HOST 0
@@ -266,8 +266,8 @@ typedef struct tandem_cache tandem_cache;
 #define TANDEM_ROTATION_HADAMARD 1
 #define TANDEM_ROTATION_NONE 2
 
-/* Rotation of keys. TANDEM_ROTATION_DEFAULT is TANDEM_ROTATION_HADAMARD for keys stored as q4_0 or q4_64 and TANDEM_ROTATION_NONE
- * for all others. It is NONE for 4-bit keys, too, in a layer that HADAMARD is refused for (see the end of this comment), and in
+/* Rotation of keys. TANDEM_ROTATION_DEFAULT is TANDEM_ROTATION_HADAMARD for keys stored as q4_0 and TANDEM_ROTATION_NONE
+ * for all others. It is NONE for q4_0, too, in a layer that HADAMARD is refused for (see the end of this comment), and in
  * one whose hidden states are kept (x_type), as route "recompute" makes keys that are not rotated. With TANDEM_ROTATION_HADAMARD each row of K is multiplied, in f32, by the Walsh-Hadamard matrix
  * [k_head_dim, k_head_dim] over sqrt(k_head_dim) before it is rounded to k_type, and each row of q likewise, so that q.k stays
  * what it is. An outlier dim is then spread over all dims instead of coarsening the codes of its group (QuaRot, Ashkboos et
@@ -279,8 +279,8 @@ typedef struct tandem_cache tandem_cache;
  * power of two, where the library applies RoPE (at attend time: keys are stored without) and where V aliases K. */
 typedef struct tandem_cache_options {
   uint32_t struct_size;
-  int32_t k_type;                /* storage type of keys; 0: TANDEM_BF16 */
-  int32_t v_type;                /* storage type of values; 0: k_type */
+  int32_t k_type;                /* storage type of keys, not q4_64; 0: TANDEM_BF16 */
+  int32_t v_type;                /* likewise of values; 0: k_type */
   int32_t page_tokens;           /* tokens per page, a power of two from 16 to 4096; 0: 128 */
   int64_t host_cap_bytes;        /* hard cap on pages, MAW and selections in host memory (not on work space); 0: none */
   int64_t device_cap_bytes;      /* the same on windows, buffers and work space in device memory, not on a driver's page tables; 0: none */
@@ -326,7 +326,7 @@ TANDEM_API int32_t tandem_sequence_truncate(tandem_cache *cache, int64_t sequenc
 TANDEM_API int32_t tandem_sequence_remove(tandem_cache *cache, int64_t sequence, int64_t first, int64_t n_tokens,
                                           int32_t shift_positions, tandem_error **error);
 /* Appends k: [n_tokens, n_kv_heads, k_head_dim] and v: [n_tokens, n_kv_heads, v_head_dim] (any type; v NULL where it aliases k)
- * to one layer without attending; rounded once to the storage type, to nearest even (q8_0, q4_0, q4_64: as said above).
+ * to one layer without attending; rounded once to the storage type, to nearest even (q8_0, q4_0: as said above).
  * From host memory: stream is NULL, and tensors in device memory are UNSUPPORTED (tandem_attend() appends such). Errors: CAPACITY. */
 TANDEM_API int32_t tandem_sequence_append(tandem_cache *cache, int64_t sequence, int32_t layer_idx, const tandem_tensor *k,
                                           const tandem_tensor *v, void *stream, tandem_error **error);

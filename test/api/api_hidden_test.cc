@@ -356,6 +356,29 @@ void lose_a_group_at_most(void**) {
   }
 }
 
+// Numbers around the largest that f16 takes for a scale or a minimum: row i's first group is low[i] but in one place.
+void q4_64_ends_where_f16_does(void**) {
+  constexpr double kLow[] = {-65519, -65520, 65504, 0, 0, -65504};
+  constexpr double kHigh[] = {65504, 65504, 65520, 982700, 982900, 900000};
+  constexpr bool kFits[] = {true, false, true, true, false, true};
+  const HiddenWorld hidden(TANDEM_Q4_64, kLongHidden);
+  const Tensor k({6, kKvHeads, kDim}, 1), v({6, kKvHeads, kDim}, 2);
+  Tensor x({6, kLongHidden}, 3), got({6, kLongHidden});
+  for (size_t row = 0; row < 6; ++row)
+    for (size_t i = 0; i < 64; ++i) x.values[row * kLongHidden + i] = static_cast<float>(i == 40 ? kHigh[row] : kLow[row]);
+  int64_t id = 0;
+  OK(tandem_sequence_create, &id, hidden.cache);
+  OK(tandem_sequence_append_x, hidden.cache, id, 0, &k.view, &v.view, &x.view, nullptr);
+  OK(tandem_sequence_read_x, &got.view, hidden.cache, id, 0, 0);
+  std::vector<double> want(x.values.begin(), x.values.end());
+  for (int64_t row = 0; row < 6; ++row) reference::round_row(TANDEM_Q4_64, want.data() + row * kLongHidden, kLongHidden);
+  for (size_t i = 0; i < want.size(); ++i) {
+    const auto value = static_cast<double>(got.values[i]);
+    assert_true(std::isnan(want[i]) ? std::isnan(value) : value == want[i]);
+    assert_int_equal(std::isnan(value), i % kLongHidden < 64 && !kFits[i / kLongHidden]);
+  }
+}
+
 // Of two sequences that differ in a hidden state alone.
 void are_part_of_the_digest(void**) {
   const HiddenWorld hidden;
@@ -421,6 +444,7 @@ int main() {
                               cmocka_unit_test(stay_with_their_tokens),
                               cmocka_unit_test(stay_what_their_type_makes_them),
                               cmocka_unit_test(lose_a_group_at_most),
+                              cmocka_unit_test(q4_64_ends_where_f16_does),
                               cmocka_unit_test(are_part_of_the_digest),
                               cmocka_unit_test(are_counted)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);

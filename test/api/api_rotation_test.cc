@@ -18,7 +18,7 @@ using namespace tandem_test;
 namespace {
 
 constexpr int32_t kHadamard = TANDEM_ROTATION_HADAMARD;
-constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64};
+constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
 constexpr int32_t kVDim = 64;
 constexpr float kOutlier = 6.0f;  // every other element is within 0.5
 
@@ -352,7 +352,7 @@ void keys_of_4_bits_are_rotated_by_default(void**) {
   const World world;
   for (const int32_t type : kTypes)
     for (const int32_t k_dim : {64, 96, 256}) {
-      const bool is_rotated = (type == TANDEM_Q4_0 || type == TANDEM_Q4_64) && k_dim != 96;
+      const bool is_rotated = type == TANDEM_Q4_0 && k_dim != 96;
       const uint64_t by_default = digest_of(world, type, k_dim, TANDEM_ROTATION_DEFAULT);
       assert_int_equal(by_default == digest_of(world, type, k_dim, TANDEM_ROTATION_NONE), !is_rotated);
       if (k_dim != 96) assert_int_equal(by_default == digest_of(world, type, k_dim, kHadamard), is_rotated);
@@ -462,7 +462,7 @@ void rows_come_back(void**) {
 void blocks_in_and_out(void**) {
   const World world;
   constexpr int64_t kRows = 40 * kKvHeads;
-  for (const int32_t type : {TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64}) {
+  for (const int32_t type : {TANDEM_Q8_0, TANDEM_Q4_0}) {
     const Lane lane(world, {TANDEM_F32, TANDEM_F32, 64});
     const auto k = keys(40, 64, 9);
     const Rows v(40, kKvHeads, kVDim, 1.0f, 10);

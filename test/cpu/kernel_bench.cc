@@ -154,7 +154,8 @@ int main(int argc, char** argv) {
   const int32_t rope = argc > 6 ? std::atoi(argv[6]) : TANDEM_ROPE_CALLER;
   for (const int64_t n_keys : {32768, 131072})
     for (const DtypeInfo& dtype : kDtypes)
-      if ((keys == 0 || keys == n_keys) && (*type == '\0' ? dtype.bits <= 16 : std::strcmp(type, dtype.name) == 0))
+      if (is_key_type(dtype.dtype) && (keys == 0 || keys == n_keys) &&
+          (*type == '\0' ? dtype.bits <= 16 : std::strcmp(type, dtype.name) == 0))
         test::measure(*table, n_threads, dtype.dtype, n_keys, n_rounds, rope);
   return 0;
 }

@@ -11,7 +11,7 @@
 namespace tandem::test {
 namespace {
 
-constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64};
+constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
 constexpr int32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
 constexpr int64_t kLengths[] = {0,  1,  2,  3,  4,   5,   7,   8,   9,   15,  16,  17,  31,  32,  33,   60,   63,
                                 64, 65, 66, 70, 127, 128, 129, 255, 256, 257, 258, 511, 512, 513, 1000, 2100, 5000};

@@ -11,7 +11,7 @@
 namespace tandem::test {
 namespace {
 
-constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64};
+constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
 
 // MLA: one KV head of 576/512 dims for up to 128 query heads; lengths around the tiles of keys, several queries at once.
 void test_latent_keys(void**) {

@@ -424,7 +424,7 @@ int main(int argc, char** argv) {
   }
   bool ok = true, any = false;
   for (const DtypeInfo& dtype : kDtypes) {
-    if (*type != '\0' && std::strcmp(type, dtype.name) != 0) continue;
+    if (!is_key_type(dtype.dtype) || (*type != '\0' && std::strcmp(type, dtype.name) != 0)) continue;
     ok = test::bench_type(dtype.dtype, settings) && ok;
     any = true;
   }

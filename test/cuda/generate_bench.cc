@@ -256,7 +256,7 @@ Failure run(int argc, char** argv) {
   options.kv_place = kOnHost;
   options.chunk_tokens = wanted.chunk;
   options.compute = word(10, "bf16") == "f32" ? 1 : 2;
-  const std::vector<std::string> types = storage_types();
+  const std::vector<std::string> types = key_types();
   const auto type = std::find(types.begin(), types.end(), word(4, "bf16"));
   if (type == types.end()) return {"kv_type: \"" + word(4, "bf16") + "\" is no storage type"};
   options.k_type = static_cast<int32_t>(type - types.begin()) + 1;

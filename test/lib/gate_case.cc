@@ -51,7 +51,7 @@ RefLayer random_layer(Random* random) {
   layer.k_head_dim = random->pick({64, 80, 96, 112, 128, 192, 256});
   layer.v_head_dim = random->chance(0.6) ? layer.k_head_dim : random->pick({64, 80, 96, 112, 128, 192, 256});
   const auto storage_type = [&] {
-    return random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64});
+    return random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0});
   };
   layer.k_type = storage_type();
   layer.v_type = random->chance(0.6) ? layer.k_type : storage_type();

@@ -23,8 +23,7 @@ using reference::GateShares;
 
 constexpr int32_t kTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16};
 constexpr int32_t kInputTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3};
-constexpr int32_t kStorageTypes[] = {TANDEM_F32,  TANDEM_F16,  TANDEM_BF16, TANDEM_E4M3,
-                                     TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64};
+constexpr int32_t kStorageTypes[] = {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0};
 constexpr int32_t kHeadDims[] = {64, 80, 96, 112, 128, 192, 256};
 constexpr int32_t kRatios[] = {1, 2, 3, 4, 7, 8, 32};
 

@@ -45,7 +45,7 @@ std::vector<Layer> two_layers() {
   first.k_head_dim = 64;
   first.v_head_dim = 80;
   first.k_type = TANDEM_F16;
-  first.v_type = TANDEM_Q4_64;
+  first.v_type = TANDEM_Q4_0;
   Layer alias;
   alias.n_kv_heads = 1;
   alias.k_head_dim = 128;
@@ -60,7 +60,7 @@ std::vector<Layer> eight_heads(size_t n_layers) {
   layer.n_kv_heads = 8;
   layer.k_head_dim = layer.v_head_dim = 128;
   layer.k_type = TANDEM_BF16;
-  layer.v_type = TANDEM_Q4_64;
+  layer.v_type = TANDEM_Q4_0;
   return std::vector<Layer>(n_layers, layer);
 }
 
@@ -91,7 +91,7 @@ void rows_do_not_overlap(void**) {
   const std::vector<Layer> layers = two_layers();
   Tier tier("host_cap_bytes", 0, {});
   PageStore store(layers, 64, tier, kCpu);
-  assert_int_equal(store.geometry().token_bytes, 2 * (64 * 2 + 80 / 2 + 2 * 2 * 2) + 128 + 4 * 2);
+  assert_int_equal(store.geometry().token_bytes, 2 * (64 * 2 + 80 / 2 + 3 * 2) + 128 + 4 * 2);
   assert_int_equal(store.geometry().extent_bytes, 2048 * store.geometry().token_bytes);
   assert_true(store.make_free(40).ok());  // two extents of 32 pages
   assert_int_equal(tier.used(Use::kKv), 2 * store.geometry().extent_bytes);
@@ -104,7 +104,7 @@ void rows_do_not_overlap(void**) {
         const Rows slots = store.rows(page, slot, 0, h);
         rows.insert({slots.of[kPlaneK], slots.of[kPlaneK] + 128});
         rows.insert({slots.of[kPlaneV], slots.of[kPlaneV] + 40});
-        rows.insert({slots.of[kPlaneVScales], slots.of[kPlaneVScales] + 8});
+        rows.insert({slots.of[kPlaneVScales], slots.of[kPlaneVScales] + 6});
         assert_null(slots.of[kPlaneKScales]);
       }
       const Rows slots = store.rows(page, slot, 1, 0);

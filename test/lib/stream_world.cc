@@ -25,7 +25,7 @@ RefLayer draw_layer(reference::Random* random, bool hgca) {
   layer.k_head_dim = random->pick({64, 64, 80, 96});
   layer.v_head_dim = random->chance(0.7) ? layer.k_head_dim : 64;
   const auto storage_type = [&] {
-    return random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0, TANDEM_Q4_64});
+    return random->pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0, TANDEM_Q4_0});
   };
   layer.k_type = storage_type();
   layer.v_type = random->chance(0.7) ? layer.k_type : storage_type();

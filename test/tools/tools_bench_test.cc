@@ -162,7 +162,7 @@ void isa_and_threads_are_obeyed(void**) {
 // Bytes of the stored rows tell that both types and the pages were taken.
 void keys_and_values_have_their_own_types(void**) {
   const std::vector<std::string> flags = {"--kv-len", "600",          "--kv-type", "q8_0,bf16",     "--v-type",
-                                          "q4_64",    "--k-rotation", "hadamard",  "--page-tokens", "16"};
+                                          "q4_0",     "--k-rotation", "hadamard",  "--page-tokens", "16"};
   std::vector<std::string> as_json = flags;
   as_json.insert(as_json.end(), {"--output", "json"});
   const std::vector<Json> lines = successful_run(small_run("decode", as_json));
@@ -170,7 +170,7 @@ void keys_and_values_have_their_own_types(void**) {
   for (size_t i = 0; i < 2; ++i) {
     expect_complete(lines[i]);
     assert_string_equal(lines[i]["type"].get<std::string>().c_str(), i == 0 ? "q8_0" : "bf16");
-    assert_string_equal(lines[i]["v_type"].get<std::string>().c_str(), "q4_64");
+    assert_string_equal(lines[i]["v_type"].get<std::string>().c_str(), "q4_0");
     assert_string_equal(lines[i]["k_rotation"].get<std::string>().c_str(), "hadamard");
     assert_int_equal(lines[i]["page_tokens"].get<int64_t>(), 16);
     const int64_t k_bytes = i == 0 ? 64 + 2 * 2 : 64 * 2, token_bytes = 2 * (k_bytes + 32 + 4);  // 2 heads of 64
@@ -178,7 +178,7 @@ void keys_and_values_have_their_own_types(void**) {
     assert_in_range(lines[i]["kv_bytes"].get<int64_t>(), 600 * token_bytes, 608 * token_bytes);
   }
   const ProgramRun run = run_program(small_run("decode", flags));
-  assert_true(run.out.find("| q8_0, q4_64 |") != std::string::npos);
+  assert_true(run.out.find("| q8_0, q4_0 |") != std::string::npos);
   assert_true(run.out.find("K rotated (hadamard)") != std::string::npos);
 }
 

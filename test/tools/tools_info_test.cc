@@ -160,12 +160,12 @@ void routes_of_a_backend(void**) {
 // Codes and scales: 64 + 2 * 2 bytes of a key of 64, 64 + 2 * 4 of a value of 128.
 void values_have_a_type_of_their_own(void**) {
   std::vector<std::string> flags = kPlanFlags;
-  flags.insert(flags.end(), {"--kv-type", "q8_0", "--v-type", "q4_64"});
+  flags.insert(flags.end(), {"--kv-type", "q8_0", "--v-type", "q4_0"});
   const Json plan = info_json(flags)["plan"];
-  assert_true(plan["kv_type"] == "q8_0" && plan["v_type"] == "q4_64");
+  assert_true(plan["kv_type"] == "q8_0" && plan["v_type"] == "q4_0");
   assert_int_equal(plan["lengths"][0]["plan"]["kv_token_bytes"].get<int64_t>(), 5 * 4 * (68 + 72));
   flags.insert(flags.begin(), TANDEM_INFO);
-  assert_true(run_program(flags).out.find("K q8_0, V q4_64") != std::string::npos);
+  assert_true(run_program(flags).out.find("K q8_0, V q4_0") != std::string::npos);
   assert_true(info_json(kPlanFlags)["plan"]["v_type"] == "f16");
 }
 

@@ -33,8 +33,8 @@ std::vector<Flag> bench_flags(BenchOptions* options, RawChoices* raw) {
           "--kv-len", &options->kv_lens, 1, kMaxLen,
           "keys that the last query sees, its own included (decode 32768,131072; append, prefill 8192; wake 1,64,512)"),
       number_flag("--q-len", &options->q_len, 1, 1 << 20, "queries of a call (append 32, prefill 512)"),
-      choices_flag("--kv-type", &options->kv_types, dtype_choices(), "storage types of K and V (bf16)"),
-      choice_flag("--v-type", &options->v_type, dtype_choices(), "storage type of V where it differs"),
+      choices_flag("--kv-type", &options->kv_types, key_type_choices(), "storage types of K and V (bf16)"),
+      choice_flag("--v-type", &options->v_type, key_type_choices(), "storage type of V where it differs"),
       choice_flag("--k-rotation", &options->k_rotation,
                   {{"none", TANDEM_ROTATION_NONE}, {"hadamard", TANDEM_ROTATION_HADAMARD}},
                   "rotation of keys before they are stored (hadamard for 4-bit types, else none)"),
@@ -140,9 +140,8 @@ Result parse_bench_options(int argc, const char* const* argv, BenchOptions* opti
 
 int32_t BenchOptions::k_rotation_of(int32_t kv_type) const {
   if (k_rotation != TANDEM_ROTATION_DEFAULT) return k_rotation;
-  const bool has_4_bits = kv_type == TANDEM_Q4_0 || kv_type == TANDEM_Q4_64;
   const bool can_rotate = (head_dim & (head_dim - 1)) == 0 && rope_theta == 0 && !v_aliases_k;
-  return has_4_bits && can_rotate ? TANDEM_ROTATION_HADAMARD : TANDEM_ROTATION_NONE;
+  return kv_type == TANDEM_Q4_0 && can_rotate ? TANDEM_ROTATION_HADAMARD : TANDEM_ROTATION_NONE;
 }
 
 std::string bench_help() {

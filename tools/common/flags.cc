@@ -113,6 +113,16 @@ std::vector<Choice> library_choices(const char* (*name)(int32_t idx)) {
   return choices;
 }
 
+const std::vector<Choice>& key_type_choices() {
+  static const std::vector<Choice> choices = [] {
+    std::vector<Choice> keys;
+    for (const Choice& choice : dtype_choices())
+      if (choice.value != TANDEM_Q4_64) keys.push_back(choice);
+    return keys;
+  }();
+  return choices;
+}
+
 const std::vector<Choice>& dtype_choices() {
   static const std::vector<Choice> choices = [] {
     std::vector<Choice> all;

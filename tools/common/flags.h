@@ -42,6 +42,7 @@ std::vector<Choice> library_choices(const char* (*name)(int32_t idx));
 
 // TANDEM_F32, ... and the names of DESIGN.md.
 const std::vector<Choice>& dtype_choices();
+const std::vector<Choice>& key_type_choices();  // of keys and values
 const char* dtype_name(int32_t dtype);
 int64_t float_bytes(int32_t dtype);  // f32, f16, bf16
 

@@ -16,8 +16,8 @@ class CacheOptions(TypedDict, total=False):
     Parameters
     ----------
     k_type, v_type : str
-        Storage type: ``"f32"``, ``"f16"``, ``"bf16"``, ``"e4m3"``, ``"q8_0"``, ``"q4_0"``, ``"q4_64"``. Left out: ``"bf16"``
-        for keys, the keys' type for values.
+        Storage type: ``"f32"``, ``"f16"``, ``"bf16"``, ``"e4m3"``, ``"q8_0"``, ``"q4_0"``. Left out: ``"bf16"`` for keys,
+        the keys' type for values.
     page_tokens : int
         Tokens of a page, a power of two from 16 to 4,096; 0: 128.
     host_cap_bytes, device_cap_bytes : int

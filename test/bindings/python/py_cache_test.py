@@ -55,7 +55,7 @@ def test_read_into_parts(world):
 
 
 @pytest.mark.parametrize("options, row", [({}, 2 * 2 * DIM), ({"k_type": "q8_0", "v_type": "q4_0"}, None),
-                                          ({"k_type": "q4_64", "k_rotation": "hadamard"}, None),
+                                          ({"k_type": "q4_0", "k_rotation": "hadamard"}, None),
                                           ({"layer_k_types": ["e4m3"], "layer_v_types": ["f32"], "page_tokens": 16}, 5 * DIM)])
 def test_storage_options(world, options, row):
     cache = tandem.Cache(world.engine, world.model, **options)

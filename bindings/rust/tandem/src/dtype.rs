@@ -21,7 +21,7 @@ pub enum Dtype {
     Q8_0 = sys::TANDEM_Q8_0,
     /// 4-bit codes with an f16 scale for each 32 elements.
     Q4_0 = sys::TANDEM_Q4_0,
-    /// 4-bit codes with an f16 scale and minimum for each 64 elements.
+    /// 4-bit codes with an f16 scale and minimum for each 64 elements; for hidden states alone.
     Q4_64 = sys::TANDEM_Q4_64,
 }
 

@@ -66,8 +66,10 @@ fn cache_and_session_options() {
     refused(cache(CacheOptions { host_cap_bytes: 1000, ..Default::default() }), Status::Capacity, "host_cap_bytes", "1000");
     let short = CacheOptions { layer_v_types: Some(vec![Dtype::F16]), ..Default::default() };
     refused(cache(short), INVALID, "layer_v_types", "has 1 values, must have n_layers = 2");
-    let mixed = CacheOptions { layer_k_types: Some(vec![Dtype::F16, Dtype::Q4_64]), ..Default::default() };
+    let mixed = CacheOptions { layer_k_types: Some(vec![Dtype::F16, Dtype::Q4_0]), ..Default::default() };
     cache(mixed).unwrap();
+    let hidden = CacheOptions { layer_k_types: Some(vec![Dtype::F16, Dtype::Q4_64]), ..Default::default() };
+    refused(cache(hidden), Status::Unsupported, "layer_k_types[1]", "q4_64");
 
     let session = |options: SessionOptions| Session::new(&world.cache, &options);
     refused(session(SessionOptions { policy: "dice".into(), ..Default::default() }), Status::NotFound, "policy", "dice");
