@@ -4,7 +4,7 @@
 
   - relative links lead to files, and their anchors to headings;
   - paths in backticks exist: a path with a slash seen from the page, the source folder or include/, a file name anywhere;
-    build/test/NAME has a source in test/;
+    build/test/NAME has a source in test/, and build/bench/NAME in bench/;
   - README.md stays short, as do its programs, and the programs that pages show are the files that other tests run;
   - the pictures are what their script draws.
 
@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 SUFFIXES = "c cc cpp h hpp cu cuh in map md py rs sh go svg cmake".split()
+BUILT = re.compile(r"build/(test|bench)/")
 MOST_LINES, MOST_C_LINES, MOST_PYTHON_LINES = 200, 30, 8
 SPDX = "# SPDX-License-Identifier: MIT\n"
 SHOWN = [("README.md", "c", "examples/smallest.c"), ("README.md", "python", "examples/smallest.py"),
@@ -65,8 +66,8 @@ class Tree:
 
     def has(self, word, page):
         """Whether a word that looks like a path of the tree is one."""
-        if word.startswith("build/test/"):
-            return any(fnmatch.fnmatch(path, f"test/**/{word[11:]}.*") for path in self.paths)
+        if built := BUILT.match(word):
+            return any(fnmatch.fnmatch(path, f"{built.group(1)}/**/{word[built.end():]}.*") for path in self.paths)
         if "/" not in word:
             return any(fnmatch.fnmatch(name, word) for name in self.names)
         for folder in (page.parent, self.root, self.root / "include"):
@@ -78,7 +79,7 @@ class Tree:
 def looks_like_a_path(word):
     if re.search(r"[<>$…{}()=:,\"']", word) or word.startswith(("/", "-")):
         return False
-    if word.startswith("build/test/"):
+    if BUILT.match(word):
         return True
     return re.fullmatch(rf"[\w.*+/-]+\.({'|'.join(SUFFIXES)})", word) is not None
 
@@ -132,6 +133,7 @@ def check(root):
 MISTAKES = ["the link docs/gone.md leads nowhere", "the link docs/page.md#gone names no heading",
             "the link #gone names no heading", "the link docs/gone.svg leads nowhere", "`lib/gone.cc` is no file of the tree",
             "`gone.h` is no file of the tree", "`build/test/gone_test` is no file of the tree",
+            "`build/bench/here_test` is no file of the tree",
             f"the page has {MOST_LINES + 1} lines", f"the program in C has {MOST_C_LINES + 1} lines",
             "the program in Python has 9 lines", "its first program in c is not examples/smallest.c"]
 
@@ -139,15 +141,15 @@ MISTAKES = ["the link docs/gone.md leads nowhere", "the link docs/page.md#gone n
 def check_the_checker():
     """What it does not find, of a page that has each mistake, and what it finds in a page that has none."""
     good = ("# A page\n[a](docs/page.md#an-api-page) [b](#a-page) [c](https://gone.org/x.md) `lib/here.cc` `here.cc --x gone`\n"
-            "`build/test/here_test` `here*.cc` `<name>.cc`\n```\n[d](gone.md) `gone.h`\n```\n")
+            "`build/test/here_test` `build/bench/here_bench` `here*.cc` `<name>.cc`\n```\n[d](gone.md) `gone.h`\n```\n")
     bad = ("# A page\n[a](docs/gone.md) [b](docs/page.md#gone) [c](#gone) <img src=\"docs/gone.svg\"> `lib/gone.cc 3` `gone.h`\n"
-           "`build/test/gone_test`\n```c\n" + "x\n" * 31 + "```\n```python\n" + "x\n" * 9 + "```\n")
+           "`build/test/gone_test` `build/bench/here_test`\n```c\n" + "x\n" * 31 + "```\n```python\n" + "x\n" * 9 + "```\n")
     bad += "x\n" * (MOST_LINES + 1 - len(bad.splitlines()))
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder).resolve()
         files = {"docs/page.md": "# An `API` page\n", "docs/attend-step-by-step.md": "", "docs/attend-tensors.md": "", "lib/here.cc": "", "README.md": good,
-                 "test/lib/here_test.cc": "", "examples/smallest.c": "", "examples/smallest.py": SPDX, "examples/decode.c": "",
+                 "test/lib/here_test.cc": "", "bench/cpu/here_bench.cc": "", "examples/smallest.c": "", "examples/smallest.py": SPDX, "examples/decode.c": "",
                  "examples/attend_tensors.c": ""}
         for path, text in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cpu/bench_clock.h"
+#include "bench/cpu/bench_clock.h"
 #include "cpu/isa_backends.h"
 #include "lib/dtype.h"
 #include "lib/rope.h"

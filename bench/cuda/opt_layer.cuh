@@ -5,7 +5,7 @@
 
 #include <cuda_fp16.h>
 
-#include "hybrid_case.h"
+#include "cuda/hybrid_case.h"
 #include "reference/stored_row.h"
 
 namespace tandem::test {

@@ -12,7 +12,7 @@
 // The grid is that of HGCA's paper (figure 10): keys that stay on the device, keys that do not, sequences; how many times
 // faster a step is than bringing the keys that are not there over the bus, and the step. Its sequences are forks of one, so
 // that filling the store takes no time; what steps read of the host's keys each has for itself.
-#include "hybrid_case.h"
+#include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
 

@@ -26,7 +26,7 @@
 #include <cstring>
 #include <string>
 
-#include "cpu/bench_clock.h"
+#include "bench/cpu/bench_clock.h"
 #include "cpu/isa.h"
 #include "lib/dtype.h"
 

@@ -16,7 +16,7 @@
 #include <random>
 #include <thread>
 
-#include "hybrid_case.h"
+#include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
 

@@ -27,7 +27,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/bench_clock.h"
+#include "bench/cpu/bench_clock.h"
 #include "tandem/tandem.hpp"
 
 namespace {

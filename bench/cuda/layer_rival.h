@@ -2,8 +2,8 @@
 // What benches of streamed keys compare with: the bus, and keys that are copied a layer at a time.
 #pragma once
 
+#include "cuda/hybrid_case.h"
 #include "device/open_device.h"
-#include "hybrid_case.h"
 #include "lib/device.h"
 
 namespace tandem::test {

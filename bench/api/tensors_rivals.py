@@ -33,7 +33,7 @@ import numpy as np
 
 import rival_calls
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARIES = ("torch", "onnxruntime", "ggml")
 CHECKED_LAYERS = (0, 1, -1)
 DISTINCT_LAYERS = 2  # later layers are copies of these two in memory of their own

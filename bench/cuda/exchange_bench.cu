@@ -13,10 +13,10 @@
 #include <cstring>
 #include <utility>
 
-#include "exchange_case.h"
-#include "graph_time.h"
+#include "cuda/exchange_case.h"
+#include "cuda/graph_time.h"
+#include "cuda/observe_case.h"
 #include "lib/device_session.h"
-#include "observe_case.h"
 
 namespace {
 

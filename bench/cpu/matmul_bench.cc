@@ -18,7 +18,7 @@
 
 #include "cpu/isa.h"
 #include "cpu/matmul_attend.h"
-#include "matmul_case.h"
+#include "cpu/matmul_case.h"
 #include "onednn_matmul.h"
 
 namespace tandem::test {

@@ -8,7 +8,7 @@
 // figure: the same with all layers replayed as a graph in planned steps; what the CPU's part took inside the calls, and how
 // much longer the calls were; the same keys attended by the CPU alone (host tensors, window and all), and the calls against
 // its share of keys outside the window. Before a length is timed, an output is compared with that of the CPU alone.
-#include "hybrid_case.h"
+#include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
 

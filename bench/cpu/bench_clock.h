@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Time of stretches of work, for the benches beside the tests.
+// Time of stretches of work.
 #pragma once
 
 #include <time.h>

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "graph_time.h"
+#include "cuda/graph_time.h"
+#include "cuda/window_case.h"
 #include "lib/dtype.h"
-#include "window_case.h"
 
 namespace {
 
