@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string>
 
+#include "lib/abi_layout.h"
 #include "lib/caller_pointer.h"
 #include "lib/status.h"
 
@@ -38,19 +39,7 @@ struct AbiStruct;
     sizeof(tandem_tensor), 0, 0, 0, nullptr, 0, 0, {}, {} \
   }
 TANDEM_ABI_STRUCT(tandem_tensor, TANDEM_TENSOR_INIT_, 96)
-TANDEM_ABI_STRUCT(tandem_engine_options, TANDEM_ENGINE_OPTIONS_INIT, 104)
-TANDEM_ABI_STRUCT(tandem_layer_projection, TANDEM_LAYER_PROJECTION_INIT, 80)
-TANDEM_ABI_STRUCT(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, 96)
-TANDEM_ABI_STRUCT(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, 56)
-TANDEM_ABI_STRUCT(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 112)
-TANDEM_ABI_STRUCT(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, 120)
-TANDEM_ABI_STRUCT(tandem_attend_tensors_args, TANDEM_ATTEND_TENSORS_ARGS_INIT, 144)
-TANDEM_ABI_STRUCT(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 88)
-TANDEM_ABI_STRUCT(tandem_route_plan, TANDEM_ROUTE_PLAN_INIT, 120)
-TANDEM_ABI_STRUCT(tandem_cache_stats, TANDEM_CACHE_STATS_INIT, 112)
-TANDEM_ABI_STRUCT(tandem_session_stats, TANDEM_SESSION_STATS_INIT, 224)
-TANDEM_ABI_STRUCT(tandem_weights_options, TANDEM_WEIGHTS_OPTIONS_INIT, 40)
-TANDEM_ABI_STRUCT(tandem_weights_stats, TANDEM_WEIGHTS_STATS_INIT, 96)
+TANDEM_ABI_DEFAULTS(TANDEM_ABI_STRUCT)
 #undef TANDEM_TENSOR_INIT_
 #undef TANDEM_ABI_STRUCT
 

@@ -12,27 +12,6 @@ import (
 	"sync"
 )
 
-// abiStructs are the public structs in the order in which the library's fingerprint counts them, as cgo read them from the header.
-var abiStructs = []struct {
-	name   string
-	layout reflect.Type
-}{
-	{"tandem_tensor", reflect.TypeOf(C.tandem_tensor{})},
-	{"tandem_engine_options", reflect.TypeOf(C.tandem_engine_options{})},
-	{"tandem_layer_projection", reflect.TypeOf(C.tandem_layer_projection{})},
-	{"tandem_layer_options", reflect.TypeOf(C.tandem_layer_options{})},
-	{"tandem_cache_options", reflect.TypeOf(C.tandem_cache_options{})},
-	{"tandem_session_options", reflect.TypeOf(C.tandem_session_options{})},
-	{"tandem_attend_args", reflect.TypeOf(C.tandem_attend_args{})},
-	{"tandem_attend_tensors_args", reflect.TypeOf(C.tandem_attend_tensors_args{})},
-	{"tandem_memory_plan", reflect.TypeOf(C.tandem_memory_plan{})},
-	{"tandem_route_plan", reflect.TypeOf(C.tandem_route_plan{})},
-	{"tandem_cache_stats", reflect.TypeOf(C.tandem_cache_stats{})},
-	{"tandem_session_stats", reflect.TypeOf(C.tandem_session_stats{})},
-	{"tandem_weights_options", reflect.TypeOf(C.tandem_weights_options{})},
-	{"tandem_weights_stats", reflect.TypeOf(C.tandem_weights_stats{})},
-}
-
 // members leaves out the gaps, which cgo names "_".
 func members(layout reflect.Type) []reflect.StructField {
 	var fields []reflect.StructField

@@ -57,46 +57,6 @@ type LayerOptions struct {
 	Projection *Projection // nil: K and V are not to be made of hidden states
 }
 
-// CacheOptions is how keys and values are stored. Zero members are defaults.
-type CacheOptions struct {
-	KType           Dtype   // storage type of keys; 0: BF16
-	VType           Dtype   // storage type of values; 0: KType
-	PageTokens      int32   // tokens per page, a power of two from 16 to 4096; 0: 128
-	HostCapBytes    int64   // hard cap on pages, MAW and selections in host memory; 0: none
-	DeviceCapBytes  int64   // the same on windows and work space in device memory; 0: none
-	LayerKTypes     []Dtype // [n_layers] or nil: overrides KType per layer
-	LayerVTypes     []Dtype // [n_layers] or nil: overrides VType per layer
-	KRotation       int32   // RotationDefault, ...
-	XType           Dtype   // F16, BF16, Q8_0, ...: hidden states of layers with a projection are kept too, and appends bring them; 0: none
-}
-
-// SessionOptions is how a cache is attended. It begins as DefaultSessionOptions(): zero has a meaning of its own in some members.
-type SessionOptions struct {
-	structSize uint32
-
-	// Whether the CPU workers may sleep between the calls of a step without a stream, for programs whose own threads compute on
-	// the same cores in between; false: they spin from the step's begin to its end.
-	SleepBetweenCalls bool
-
-	Policy       string  // "all", "streaming", "hgca"; "": "all"
-	WindowTokens int64   // newest tokens, always attended, resident on the device; -1: 4096; 0: none
-	SinkTokens   int64   // first tokens, always attended; -1: 64; 0: none
-	Alpha        float32 // MAW factor in (0, 1]; 0: 0.3
-	Beta         float32 // MAW threshold factor, >= 0; -1: 1
-	HaloTokens   int64   // keys kept after a strongly attended one; -1: 128; 0: none
-	Route        string  // who computes over keys outside the window for device tensors: "host", ..., "recompute"; "": "auto"
-
-	StreamBufferBytes int64   // each of the two buffers that keys go through; 0: 16 MiB
-	StreamFraction    float64 // with "host+stream": the share of these keys that crosses the bus, 0 to 1; -1: not given
-	AppendTokens      int64   // most of an append that meet a streamed key together; 0: 16,384, and plans are of single queries
-	StreamHeads       int64   // KV heads of what is streamed at a time, at most; 0: as many as take the least time
-	RecomputeShare    float64 // with "recompute": the share, in (0, 1], of these keys that is made of hidden states; 0: 1
-
-	// Of each KV head of each layer, layer by layer, whether its queries see the first SinkTokens and the WindowTokens newest
-	// alone; nil: none does.
-	StreamingHeads []bool
-}
-
 // DefaultEngineOptions gives the library's defaults.
 func DefaultEngineOptions() EngineOptions {
 	var raw C.tandem_engine_options
@@ -105,21 +65,6 @@ func DefaultEngineOptions() EngineOptions {
 		structSize: uint32(raw.struct_size),
 		SpinNs:     int64(raw.spin_ns),
 		PinThreads: int32(raw.pin_threads),
-	}
-}
-
-// DefaultSessionOptions gives the library's defaults.
-func DefaultSessionOptions() SessionOptions {
-	var raw C.tandem_session_options
-	C.tandem_session_options_init(&raw)
-	return SessionOptions{
-		structSize:   uint32(raw.struct_size),
-		WindowTokens: int64(raw.window_tokens),
-		SinkTokens:   int64(raw.sink_tokens),
-		Beta:         float32(raw.beta),
-		HaloTokens:   int64(raw.halo_tokens),
-
-		StreamFraction: float64(raw.stream_fraction),
 	}
 }
 
@@ -178,6 +123,25 @@ func array[T ~int32 | ~float32](a *arena, field string, values []T, expected int
 	return a.bytes(unsafe.Slice((*byte)(unsafe.Pointer(&values[0])), 4*len(values)))
 }
 
+// flags is a byte for each; none: NULL.
+func (a *arena) flags(flags []bool) (*C.uint8_t, C.int64_t) {
+	if len(flags) == 0 {
+		return nil, 0
+	}
+	data := make([]byte, len(flags))
+	for i, is := range flags {
+		data[i] = byte(flag(is))
+	}
+	return (*C.uint8_t)(a.bytes(data)), C.int64_t(len(flags))
+}
+
+func flag(is bool) C.int32_t {
+	if is {
+		return 1
+	}
+	return 0
+}
+
 func (a *arena) initialised(structSize uint32, name string) {
 	if structSize == 0 {
 		a.refuse("struct_size", "= 0: %sOptions begin as Default%sOptions()", name, name)
@@ -233,57 +197,4 @@ func (o *LayerOptions) raw(a *arena) C.tandem_layer_options {
 	raw.rope_attn_factor = C.double(o.RopeAttnFactor)
 	raw.projection = o.Projection.raw(a, o)
 	return raw
-}
-
-func (o *CacheOptions) raw(a *arena, nLayers int) *C.tandem_cache_options {
-	if o == nil {
-		return nil
-	}
-	var raw C.tandem_cache_options
-	C.tandem_cache_options_init(&raw)
-	raw.k_type = C.int32_t(o.KType)
-	raw.v_type = C.int32_t(o.VType)
-	raw.page_tokens = C.int32_t(o.PageTokens)
-	raw.host_cap_bytes = C.int64_t(o.HostCapBytes)
-	raw.device_cap_bytes = C.int64_t(o.DeviceCapBytes)
-	raw.layer_k_types = (*C.int32_t)(array(a, "layer_k_types", o.LayerKTypes, nLayers, "n_layers"))
-	raw.layer_v_types = (*C.int32_t)(array(a, "layer_v_types", o.LayerVTypes, nLayers, "n_layers"))
-	raw.k_rotation = C.int32_t(o.KRotation)
-	raw.x_type = C.int32_t(o.XType)
-	return &raw
-}
-
-func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
-	if o == nil {
-		return nil
-	}
-	a.initialised(o.structSize, "Session")
-	var raw C.tandem_session_options
-	C.tandem_session_options_init(&raw)
-	if o.SleepBetweenCalls {
-		raw.sleep_between_calls = 1
-	}
-	raw.policy = a.text("policy", o.Policy)
-	raw.window_tokens = C.int64_t(o.WindowTokens)
-	raw.sink_tokens = C.int64_t(o.SinkTokens)
-	raw.alpha = C.float(o.Alpha)
-	raw.beta = C.float(o.Beta)
-	raw.halo_tokens = C.int64_t(o.HaloTokens)
-	raw.route = a.text("route", o.Route)
-	raw.stream_buffer_bytes = C.int64_t(o.StreamBufferBytes)
-	raw.stream_fraction = C.double(o.StreamFraction)
-	raw.append_tokens = C.int64_t(o.AppendTokens)
-	raw.stream_heads = C.int64_t(o.StreamHeads)
-	raw.recompute_share = C.double(o.RecomputeShare)
-	flags := make([]byte, len(o.StreamingHeads))
-	for i, streams := range o.StreamingHeads {
-		if streams {
-			flags[i] = 1
-		}
-	}
-	if len(flags) > 0 {
-		raw.streaming_heads = (*C.uint8_t)(a.bytes(flags))
-		raw.n_streaming_heads = C.int64_t(len(flags))
-	}
-	return &raw
 }

@@ -286,9 +286,9 @@ typedef struct tandem_cache_options {
   int64_t device_cap_bytes;      /* the same on windows, buffers and work space in device memory, not on a driver's page tables; 0: none */
   const int32_t *layer_k_types;  /* [n_layers] or NULL: overrides k_type per layer */
   const int32_t *layer_v_types;  /* [n_layers] or NULL: overrides v_type per layer */
-  int32_t k_rotation;            /* TANDEM_ROTATION_*; 0: HADAMARD for 4-bit keys where it can be, else NONE */
-  int32_t x_type;                /* f16, bf16; q8_0, q4_0, q4_64 where hidden_dim is a multiple of 64: hidden states of layers with a
-                                  * projection are kept too, in this type, and every append brings them; 0: none are */
+  int32_t k_rotation;            /* TANDEM_ROTATION_*; rotation of keys before they are rounded, in all layers */
+  int32_t x_type;                /* hidden states of layers with a projection are kept too, in this type, and every append brings them:
+                                  * f16, bf16; q8_0, q4_0, q4_64 where hidden_dim is a multiple of 64; 0: none are */
 } tandem_cache_options;
 #define TANDEM_CACHE_OPTIONS_INIT \
   { sizeof(tandem_cache_options), 0, 0, 0, 0, 0, NULL, NULL, 0, 0 }
@@ -389,21 +389,21 @@ typedef struct tandem_session_options {
   int32_t sleep_between_calls; /* 1: a step without a stream does not keep the CPU workers awake between its calls; each call
                            * wakes them, and they spin for spin_ns after it. For programs whose own threads compute on the same
                            * cores in between, as PyTorch's do. 0: they spin from the step's begin to its end */
-  const char *policy;     /* NULL: "all" */
+  const char *policy;     /* NULL: "all"; or "streaming", "hgca": which keys outside the window are attended */
   int64_t window_tokens;  /* newest tokens, always attended, resident on the device; -1: 4096; 0: none */
   int64_t sink_tokens;    /* first tokens, always attended; -1: 64; 0: none */
   float alpha;            /* MAW factor in (0, 1]; 0: 0.3 */
   float beta;             /* MAW threshold factor, >= 0; -1: 1 */
   int64_t halo_tokens;    /* keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone */
-  const char *route;      /* NULL: "auto" */
+  const char *route;      /* NULL: "auto"; or "host", "stream", "host+stream", "recompute": who computes over these, for device tensors */
   int64_t stream_buffer_bytes; /* each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB */
-  double stream_fraction;      /* 0 to 1, with route "host+stream" and not without it; -1: not given */
+  double stream_fraction;      /* share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given */
   int64_t append_tokens;  /* most tokens of an append that meet a streamed key together, and 32768 at most; 0: 16384, and plans
                              have room for single queries alone, else for appends of so many tokens */
   int64_t stream_heads;   /* KV heads of what is streamed at a time, at most; 0: as many as take the least time */
-  double recompute_share; /* in (0, 1], with route "recompute": of the keys outside the window; 0: 1 */
-  const uint8_t *streaming_heads; /* NULL, or [n_streaming_heads] flags of all layers' KV heads, layer by layer; copied. 1: its
-                                     queries see the first sink_tokens and the window_tokens newest up to their own */
+  double recompute_share; /* share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1 */
+  const uint8_t *streaming_heads; /* flags of all layers' KV heads, layer by layer, or NULL: none. 1: its queries see the first
+                                     sink_tokens and the window_tokens newest up to their own */
   int64_t n_streaming_heads;      /* KV heads of all layers; 0 with NULL */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \

@@ -55,8 +55,8 @@ typedef struct tandem_attend_tensors_args {
   void *progress_user;
 } tandem_attend_tensors_args;
 #define TANDEM_ATTEND_TENSORS_ARGS_INIT \
-  { sizeof(tandem_attend_tensors_args), 0, 0, 0.0f, 0.0f, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
-    NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+  { sizeof(tandem_attend_tensors_args), 0, 0, 0.0f, 0.0f, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+    NULL, NULL, NULL, NULL, NULL }
 TANDEM_API void tandem_attend_tensors_args_init(tandem_attend_tensors_args *args);
 
 /* o = softmax(logits) V and its lse, as tandem_attend() computes them, over K and V where they lie. Keys that the mask hides

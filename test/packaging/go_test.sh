@@ -36,7 +36,7 @@ without_the_library() { # the build stops and says what is missing
 formatted() { [ -z "$(gofmt -l . | tee /dev/stderr)" ]; }
 smallest() { # in a module of its own
   mkdir "$prefix/program" && cd "$prefix/program" && cp "$module/examples/smallest/main.go" . &&
-    go mod init program && go mod edit -require=tandem@v0.1.0 "-replace=tandem=$module" || return 1
+    go mod init program && go mod edit -require=tandem@v0.2.0 "-replace=tandem=$module" || return 1
   local output
   output=$(go run .)
   printf "%s\n" "$output"

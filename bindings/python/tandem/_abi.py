@@ -1,30 +1,33 @@
 # SPDX-License-Identifier: MIT
+# Made by tools/abi/generate.py from include/tandem/; not to be edited.
 """tandem.h of version 0.2 as ctypes sees it: constants, structs, prototypes. Nothing else is known about the library.
 
-Written down by hand from the header. test/bindings/python/py_layout_test.py holds it against a C program that prints sizes,
-offsets and constants, and against the prototypes of the header; at run time the library's fingerprint decides.
+test/bindings/python/py_layout_test.py holds it against a C program that prints sizes, offsets and constants; at run time
+the library's fingerprint decides.
 """
 import ctypes
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_uint8, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0x6593B69A52BF6BDD  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0xD1F192560182641D  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
-STATUS = {
-    "OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
+STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
-    "IO": -13, "CORRUPT": -14, "SYSTEM": -15, "INTERNAL": -16,
-}
+    "IO": -13, "CORRUPT": -14, "SYSTEM": -15, "INTERNAL": -16}
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "e4m3": 4, "q8_0": 5, "q4_0": 6, "q4_64": 7}
-DEVICE_HOST, DEVICE_CUDA = 0, 1
-LOG_ERROR, LOG_WARNING, LOG_INFO = 1, 2, 3
 ROPES = {"caller": 0, "halves": 1, "interleaved": 2}
 NORMS = {"none": 0, "rms": 1, "layer": 2}
 WEIGHTS = {"in_out": 0, "out_in": 1}
 ROTATIONS = {"default": 0, "hadamard": 1, "none": 2}
-ATTEND_SPECULATIVE, ATTEND_PARTIAL = 1, 2
+DEVICE_HOST = 0
+DEVICE_CUDA = 1
+LOG_ERROR = 1
+LOG_WARNING = 2
+LOG_INFO = 3
+ATTEND_SPECULATIVE = 1
+ATTEND_PARTIAL = 2
 TENSORS_CAUSAL = 1
 
 LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
@@ -65,18 +68,18 @@ class CacheOptionsStruct(ctypes.Structure):
 
 
 class SessionOptionsStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("sleep_between_calls", c_int32), ("policy", c_char_p), ("window_tokens", c_int64),
-                ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("halo_tokens", c_int64), ("route", c_char_p),
-                ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double), ("append_tokens", c_int64),
-                ("stream_heads", c_int64), ("recompute_share", c_double),
-                ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64)]
+    _fields_ = [("struct_size", c_uint32), ("sleep_between_calls", c_int32), ("policy", c_char_p),
+                ("window_tokens", c_int64), ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float),
+                ("halo_tokens", c_int64), ("route", c_char_p), ("stream_buffer_bytes", c_int64),
+                ("stream_fraction", c_double), ("append_tokens", c_int64), ("stream_heads", c_int64),
+                ("recompute_share", c_double), ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64)]
 
 
 class AttendArgsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("layer_idx", c_int32), ("n_sequences", c_int32),
                 ("sequences", c_void_p), ("q_lens", c_void_p), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
-                ("o", c_void_p), ("lse", c_void_p), ("parent_idx", c_void_p), ("stream", c_void_p),
-                ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("x", c_void_p)]
+                ("o", c_void_p), ("lse", c_void_p), ("parent_idx", c_void_p), ("stream", c_void_p), ("cancel", c_void_p),
+                ("progress", c_void_p), ("progress_user", c_void_p), ("x", c_void_p)]
 
 
 class AttendTensorsArgsStruct(ctypes.Structure):
@@ -87,60 +90,61 @@ class AttendTensorsArgsStruct(ctypes.Structure):
                 ("cancel", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p)]
 
 
-class MemoryPlanStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
-        (name, c_int64) for name in ("host_kv_bytes", "host_session_bytes", "selection_max_bytes", "device_window_bytes",
-                                     "device_work_bytes", "kv_token_bytes", "shared_bytes", "device_stream_bytes",
-                                     "device_weights_bytes", "x_token_bytes")]
-
-
-class RoutePlanStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
-        (name, c_int64) for name in ("resident_tokens", "host_tokens", "stream_tokens", "host_bytes", "stream_bytes", "host_ns",
-                                     "bus_ns", "device_ns", "total_ns", "host_alone_ns", "stream_alone_ns",
-                                     "recompute_tokens", "recompute_bytes", "recompute_alone_ns")]
-
-
-class CacheStatsStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
-        (name, c_int64) for name in ("n_sequences", "n_pages_used", "n_pages_shared", "host_kv_bytes", "host_session_bytes",
-                                     "selection_bytes", "host_peak_bytes", "device_window_bytes", "device_work_bytes",
-                                     "device_peak_bytes", "device_stream_bytes", "pinned_bytes", "device_weights_bytes")]
-
-
-class SessionStatsStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
-        (name, c_int64) for name in ("n_attends", "n_query_tokens", "resident_kv_bytes_read", "host_kv_bytes_read",
-                                     "dense_kv_bytes", "evicted_tokens", "n_refreshes", "selected_keys", "host_keys",
-                                     "attend_ns", "refresh_ns", "refresh_wait_ns", "n_device_attends", "n_host_parts",
-                                     "host_part_ns", "staged_kv_bytes", "filled_kv_bytes", "n_stream_parts",
-                                     "stream_part_ns", "streamed_kv_bytes", "n_joint_parts", "host_part_tokens",
-                                     "stream_part_tokens", "n_planned_parts", "predicted_part_ns", "planned_part_ns",
-                                     "streamed_x_bytes")]
-
-
 class WeightsOptionsStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
-        (name, c_int64) for name in ("resident_bytes", "buffer_bytes", "host_cap_bytes", "device_cap_bytes")]
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("resident_bytes", c_int64), ("buffer_bytes", c_int64),
+                ("host_cap_bytes", c_int64), ("device_cap_bytes", c_int64)]
 
 
 class WeightsStatsStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32)] + [
-        (name, c_int64) for name in ("n_blocks", "n_resident", "resident_bytes", "host_bytes", "pinned_bytes",
-                                     "device_bytes", "buffer_bytes", "n_uses", "n_streamed_uses", "n_ahead",
-                                     "streamed_bytes")]
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("n_blocks", c_int64), ("n_resident", c_int64),
+                ("resident_bytes", c_int64), ("host_bytes", c_int64), ("pinned_bytes", c_int64), ("device_bytes", c_int64),
+                ("buffer_bytes", c_int64), ("n_uses", c_int64), ("n_streamed_uses", c_int64), ("n_ahead", c_int64),
+                ("streamed_bytes", c_int64)]
+
+
+class MemoryPlanStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("host_kv_bytes", c_int64),
+                ("host_session_bytes", c_int64), ("selection_max_bytes", c_int64), ("device_window_bytes", c_int64),
+                ("device_work_bytes", c_int64), ("kv_token_bytes", c_int64), ("shared_bytes", c_int64),
+                ("device_stream_bytes", c_int64), ("device_weights_bytes", c_int64), ("x_token_bytes", c_int64)]
+
+
+class RoutePlanStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("resident_tokens", c_int64), ("host_tokens", c_int64),
+                ("stream_tokens", c_int64), ("host_bytes", c_int64), ("stream_bytes", c_int64), ("host_ns", c_int64),
+                ("bus_ns", c_int64), ("device_ns", c_int64), ("total_ns", c_int64), ("host_alone_ns", c_int64),
+                ("stream_alone_ns", c_int64), ("recompute_tokens", c_int64), ("recompute_bytes", c_int64),
+                ("recompute_alone_ns", c_int64)]
+
+
+class CacheStatsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("n_sequences", c_int64), ("n_pages_used", c_int64),
+                ("n_pages_shared", c_int64), ("host_kv_bytes", c_int64), ("host_session_bytes", c_int64),
+                ("selection_bytes", c_int64), ("host_peak_bytes", c_int64), ("device_window_bytes", c_int64),
+                ("device_work_bytes", c_int64), ("device_peak_bytes", c_int64), ("device_stream_bytes", c_int64),
+                ("pinned_bytes", c_int64), ("device_weights_bytes", c_int64)]
+
+
+class SessionStatsStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("n_attends", c_int64), ("n_query_tokens", c_int64),
+                ("resident_kv_bytes_read", c_int64), ("host_kv_bytes_read", c_int64), ("dense_kv_bytes", c_int64),
+                ("evicted_tokens", c_int64), ("n_refreshes", c_int64), ("selected_keys", c_int64), ("host_keys", c_int64),
+                ("attend_ns", c_int64), ("refresh_ns", c_int64), ("refresh_wait_ns", c_int64), ("n_device_attends", c_int64),
+                ("n_host_parts", c_int64), ("host_part_ns", c_int64), ("staged_kv_bytes", c_int64),
+                ("filled_kv_bytes", c_int64), ("n_stream_parts", c_int64), ("stream_part_ns", c_int64),
+                ("streamed_kv_bytes", c_int64), ("n_joint_parts", c_int64), ("host_part_tokens", c_int64),
+                ("stream_part_tokens", c_int64), ("n_planned_parts", c_int64), ("predicted_part_ns", c_int64),
+                ("planned_part_ns", c_int64), ("streamed_x_bytes", c_int64)]
 
 
 # Structs by their C names, in the order of the header.
-STRUCTS: dict[str, type[ctypes.Structure]] = {
-    "tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct,
-    "tandem_layer_projection": LayerProjectionStruct, "tandem_layer_options": LayerOptionsStruct,
-    "tandem_cache_options": CacheOptionsStruct, "tandem_session_options": SessionOptionsStruct,
-    "tandem_attend_args": AttendArgsStruct, "tandem_attend_tensors_args": AttendTensorsArgsStruct,
+STRUCTS: dict[str, type[ctypes.Structure]] = {"tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct,
+    "tandem_layer_options": LayerOptionsStruct, "tandem_cache_options": CacheOptionsStruct,
+    "tandem_session_options": SessionOptionsStruct, "tandem_attend_args": AttendArgsStruct,
+    "tandem_attend_tensors_args": AttendTensorsArgsStruct, "tandem_layer_projection": LayerProjectionStruct,
+    "tandem_weights_options": WeightsOptionsStruct, "tandem_weights_stats": WeightsStatsStruct,
     "tandem_memory_plan": MemoryPlanStruct, "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct,
-    "tandem_session_stats": SessionStatsStruct, "tandem_weights_options": WeightsOptionsStruct,
-    "tandem_weights_stats": WeightsStatsStruct,
-}
+    "tandem_session_stats": SessionStatsStruct}
 
 # Every pointer but that to a text is void *: byref(), an address or None. Result first.
 _P, _I, _L = c_void_p, c_int32, c_int64
@@ -161,7 +165,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_engine_release": (None, _P),
     "tandem_engine_drain": (_I, _P, _L, _P),
     "tandem_engine_report": (_I, _P, c_size_t, _P, _P, _P),
-    "tandem_layer_projection_init": (None, _P),
     "tandem_layer_options_init": (None, _P),
     "tandem_model_create": (_I, _P, _P, _I, _P),
     "tandem_model_release": (None, _P),
@@ -191,6 +194,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_merge": (_I, _P, _P, _P, _P, _I, _P, _P, _P),
     "tandem_attend_tensors_args_init": (None, _P),
     "tandem_attend_tensors": (_I, _P, _P, _P),
+    "tandem_layer_projection_init": (None, _P),
     "tandem_weights_options_init": (None, _P),
     "tandem_weights_create": (_I, _P, _P, _P, _P, _I, _P, _P),
     "tandem_weights_release": (None, _P),

@@ -3,97 +3,14 @@
 import ctypes
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from . import _abi
 from ._errors import invalid, of_type
 from ._library import lib
-
-
-class CacheOptions(TypedDict, total=False):
-    """How a cache stores keys and values. Every key may be left out.
-
-    Parameters
-    ----------
-    k_type, v_type : str
-        Storage type: ``"f32"``, ``"f16"``, ``"bf16"``, ``"e4m3"``, ``"q8_0"``, ``"q4_0"``. Left out: ``"bf16"`` for keys,
-        the keys' type for values.
-    page_tokens : int
-        Tokens of a page, a power of two from 16 to 4,096; 0: 128.
-    host_cap_bytes, device_cap_bytes : int
-        Hard caps on memory; 0: none.
-    layer_k_types, layer_v_types : sequence of str
-        One per layer, in place of ``k_type`` and ``v_type``.
-    k_rotation : str
-        ``"hadamard"``: rotate keys before they are rounded; ``"none"``; ``"default"``, as left out: ``"hadamard"`` for keys in
-        4 bits where a layer's keys can be rotated and its hidden states are not kept, else ``"none"``.
-    x_type : str
-        ``"f16"``, ``"bf16"``, ``"q8_0"``, ``"q4_0"`` or ``"q4_64"``: hidden states of layers with a projection are kept too,
-        in this type, and every append brings them.
-    """
-
-    k_type: str
-    v_type: str
-    page_tokens: int
-    host_cap_bytes: int
-    device_cap_bytes: int
-    layer_k_types: Sequence[str]
-    layer_v_types: Sequence[str]
-    k_rotation: str
-    x_type: str
-
-
-class SessionOptions(TypedDict, total=False):
-    """Which keys a session attends. Every key may be left out.
-
-    Parameters
-    ----------
-    sleep_between_calls : bool
-        Whether the CPU workers may sleep between the calls of a step without a stream, for programs whose own threads compute
-        on the same cores in between. Left out: they spin from the step's begin to its end.
-    policy : str
-        ``"all"`` (exact; the default), ``"streaming"`` or ``"hgca"``.
-    window_tokens : int
-        Newest tokens, always attended; -1: 4,096; 0: none.
-    sink_tokens : int
-        First tokens, always attended; -1: 64; 0: none.
-    alpha : float
-        Factor in (0, 1] of the moving average of attention weights (MAW); 0: 0.3.
-    beta : float
-        Factor of its threshold, at least 0; -1: 1.
-    halo_tokens : int
-        Keys kept after a strongly attended one; -1: 128; 0: none.
-    route : str
-        ``"auto"`` (the default), ``"host"``, ``"stream"``, ``"host+stream"`` or ``"recompute"``: who computes over keys outside
-        the window for device tensors.
-    stream_buffer_bytes : int
-        Each of the two buffers that keys go through; 0: 16 MiB.
-    stream_fraction : float
-        With route ``"host+stream"``: the share of these keys that crosses the bus, 0 to 1.
-    append_tokens : int
-        Most tokens of an append that meet a streamed key together; 0: 16,384, and plans have room for single queries alone.
-    stream_heads : int
-        KV heads of what is streamed at a time, at most; 0: as many as take the least time.
-    recompute_share : float
-        With route ``"recompute"``: the share, in (0, 1], of these keys that is made of hidden states; 0: 1.
-    streaming_heads : sequence of sequence of bool
-        For each layer, for each KV head: whether its queries see the first `sink_tokens` and the `window_tokens` newest alone.
-    """
-
-    sleep_between_calls: bool
-    policy: str
-    window_tokens: int
-    sink_tokens: int
-    alpha: float
-    beta: float
-    halo_tokens: int
-    route: str
-    stream_buffer_bytes: int
-    stream_fraction: float
-    append_tokens: int
-    stream_heads: int
-    recompute_share: float
-    streaming_heads: Sequence[Sequence[bool]]
+from ._option_tables import CACHE, SESSION, OptionTable
+from ._option_tables import CacheOptions as CacheOptions
+from ._option_tables import SessionOptions as SessionOptions
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:
@@ -182,18 +99,6 @@ def _names_in(table: Mapping[str, int], n_layers: int) -> Callable[[str, Any], A
     return convert
 
 
-def cache_struct(options: Mapping[str, Any], n_layers: int) -> Any:
-    """tandem_cache_options; keeps alive what it points to."""
-    struct = _abi.CacheOptionsStruct()
-    lib.tandem_cache_options_init(ctypes.byref(struct))
-    types = _names_in(_abi.DTYPES, n_layers)
-    fill(struct, options, {
-        "k_type": _name_in(_abi.DTYPES), "v_type": _name_in(_abi.DTYPES), "k_rotation": _name_in(_abi.ROTATIONS),
-        "layer_k_types": types, "layer_v_types": types,
-        "x_type": _name_in(_abi.DTYPES)}, "a cache")
-    return struct
-
-
 def _flags(name: str, layers: Any) -> Any:
     """A byte for each member of each member."""
     flags = []
@@ -206,18 +111,33 @@ def _flags(name: str, layers: Any) -> Any:
     return (ctypes.c_uint8 * len(flags))(*flags)
 
 
+def _filled(struct: Any, options: Mapping[str, Any], table: OptionTable, n_layers: int, who: str) -> Any:
+    """The struct, whose init function has been called, with the options; keeps alive what it points to."""
+    of_type(f"options of {who}", options, Mapping)
+    for count in table.flags.values():
+        if count in options:
+            raise TypeError(f"{who} has no option {count!r}")
+
+    def flags(name: str, layers: Any) -> Any:
+        made = _flags(name, layers)
+        setattr(struct, table.flags[name], len(made))
+        return made
+
+    converters = {name: _name_in(codes) for name, codes in table.names.items()}
+    converters |= {name: _names_in(codes, n_layers) for name, codes in table.names_by_layer.items()}
+    fill(struct, options, converters | dict.fromkeys(table.flags, flags), who)
+    return struct
+
+
+def cache_struct(options: Mapping[str, Any], n_layers: int) -> Any:
+    """tandem_cache_options; keeps alive what it points to."""
+    struct = _abi.CacheOptionsStruct()
+    lib.tandem_cache_options_init(ctypes.byref(struct))
+    return _filled(struct, options, CACHE, n_layers, "a cache")
+
+
 def session_struct(options: Mapping[str, Any]) -> Any:
     """tandem_session_options; keeps alive what it points to."""
     struct = _abi.SessionOptionsStruct()
     lib.tandem_session_options_init(ctypes.byref(struct))
-
-    def flags(name: str, layers: Any) -> Any:
-        made = _flags(name, layers)
-        struct.n_streaming_heads = len(made)
-        return made
-
-    of_type("options of a session", options, Mapping)
-    if "n_streaming_heads" in options:
-        raise TypeError("a session has no option 'n_streaming_heads'")
-    fill(struct, options, {"streaming_heads": flags}, "a session")
-    return struct
+    return _filled(struct, options, SESSION, 0, "a session")

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// Made by tools/abi/generate.py from include/tandem/; not to be edited.
 //! The constants, in the order of the header.
 pub const TANDEM_VERSION_MAJOR: u32 = 0;
 pub const TANDEM_VERSION_MINOR: u32 = 2;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// Made by tools/abi/generate.py from include/tandem/; not to be edited.
 //! The functions, in the order of the header.
 use super::*;
 use std::os::raw::{c_char, c_void};

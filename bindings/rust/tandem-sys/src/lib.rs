@@ -10,14 +10,14 @@
 
 mod constants;
 mod functions;
+#[macro_use]
+mod layout;
 mod structs;
 
 pub use constants::*;
 pub use functions::*;
+pub use layout::Layout;
 pub use structs::*;
-
-/// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x6593_b69a_52bf_6bdd;
 
 macro_rules! opaque {
     ($($name:ident)+) => {$(

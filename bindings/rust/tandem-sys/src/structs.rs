@@ -1,53 +1,28 @@
 // SPDX-License-Identifier: MIT
-//! The public structs. The macro that declares them also lists size and member offsets, so that the layout test and the
-//! fingerprint cannot leave a member out.
+// Made by tools/abi/generate.py from include/tandem/; not to be edited.
+//! The fingerprint, the callbacks and the structs, in the order of the header.
+use super::*;
 use std::os::raw::{c_char, c_void};
 
-/// Size, alignment and member offsets of a struct, as Rust lays it out.
-#[derive(Debug)]
-pub struct Layout {
-    /// Name in C.
-    pub name: &'static str,
-    /// Bytes.
-    pub size: usize,
-    /// Bytes.
-    pub align: usize,
-    /// Name, offset and size in bytes, in order of declaration.
-    pub members: &'static [(&'static str, usize, usize)],
-}
+/// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
+pub const FINGERPRINT: u64 = 0xd1f1_9256_0182_641d;
 
-/// Declares the structs and `LAYOUTS`, in the order in which the library's fingerprint counts them.
-macro_rules! abi_structs {
-    ($(struct $name:ident { $($member:ident: $type:ty,)+ })+) => {
-        $(
-            #[repr(C)]
-            #[derive(Clone, Copy, Debug)]
-            #[allow(missing_docs)]
-            pub struct $name { $(pub $member: $type,)+ }
-        )+
-        /// Every public struct.
-        pub const LAYOUTS: &[Layout] = &[$(Layout {
-            name: stringify!($name),
-            size: std::mem::size_of::<$name>(),
-            align: std::mem::align_of::<$name>(),
-            members: &[$((stringify!($member), std::mem::offset_of!($name, $member), std::mem::size_of::<$type>()),)+],
-        },)+];
-    };
-}
-
-/// `level` is `TANDEM_LOG_*`.
+/// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
-/// Returns `bytes` bytes aligned to `alignment`, or NULL.
+/// Returns `bytes` bytes aligned to `alignment` (a power of two), or NULL.
 pub type tandem_alloc_fn = unsafe extern "C" fn(bytes: usize, alignment: usize, user: *mut c_void) -> *mut c_void;
-/// Not 0: the call is to stop.
-pub type tandem_progress_fn = unsafe extern "C" fn(done: i64, total: i64, user: *mut c_void) -> i32;
-/// Takes back what `tandem_alloc_fn` gave.
 pub type tandem_free_fn = unsafe extern "C" fn(data: *mut c_void, bytes: usize, user: *mut c_void);
-/// A piece of the library's work, one for each `task_idx`.
+/// Lends the caller's threads: calls `task(i, context)` once for each i from 0 to `n_tasks` - 1, as many at a time as there
+/// are threads for, and returns when all calls have returned. A task blocks on no other one, so that fewer threads, or one,
+/// are enough. Called from any thread that calls the library and from the library's own, by one thread at a time; `n_tasks`
+/// is `n_threads` at most. Must not fail, throw or call the library.
 pub type tandem_task_fn = unsafe extern "C" fn(task_idx: i64, context: *mut c_void);
-/// Calls `task(i, context)` once for each i from 0 to `n_tasks` - 1 on threads of the caller's, and returns when all have.
 pub type tandem_run_fn =
     unsafe extern "C" fn(n_tasks: i64, task: Option<tandem_task_fn>, context: *mut c_void, user: *mut c_void);
+/// How much of a call is done, `total` at its end; in units of work, of no fixed size. Called from the thread that made the
+/// call, which must get its own return: no longjmp, no exception, no call into the library for this session or engine. Not
+/// 0: the call is to stop.
+pub type tandem_progress_fn = unsafe extern "C" fn(done: i64, total: i64, user: *mut c_void) -> i32;
 
 abi_structs! {
     struct tandem_tensor {
@@ -78,23 +53,6 @@ abi_structs! {
         matmul_rows: i32,
         run: Option<tandem_run_fn>,
         run_user: *mut c_void,
-    }
-
-    struct tandem_layer_projection {
-        struct_size: u32,
-        hidden_dim: i32,
-        w_type: i32,
-        w_order: i32,
-        device_type: i32,
-        norm: i32,
-        norm_eps: f32,
-        k_rope: i32,
-        w_k: *const c_void,
-        w_v: *const c_void,
-        b_k: *const f32,
-        b_v: *const f32,
-        norm_weight: *const f32,
-        norm_bias: *const f32,
     }
 
     struct tandem_layer_options {
@@ -193,6 +151,48 @@ abi_structs! {
         progress_user: *mut c_void,
     }
 
+    struct tandem_layer_projection {
+        struct_size: u32,
+        hidden_dim: i32,
+        w_type: i32,
+        w_order: i32,
+        device_type: i32,
+        norm: i32,
+        norm_eps: f32,
+        k_rope: i32,
+        w_k: *const c_void,
+        w_v: *const c_void,
+        b_k: *const f32,
+        b_v: *const f32,
+        norm_weight: *const f32,
+        norm_bias: *const f32,
+    }
+
+    struct tandem_weights_options {
+        struct_size: u32,
+        reserved: i32,
+        resident_bytes: i64,
+        buffer_bytes: i64,
+        host_cap_bytes: i64,
+        device_cap_bytes: i64,
+    }
+
+    struct tandem_weights_stats {
+        struct_size: u32,
+        reserved: i32,
+        n_blocks: i64,
+        n_resident: i64,
+        resident_bytes: i64,
+        host_bytes: i64,
+        pinned_bytes: i64,
+        device_bytes: i64,
+        buffer_bytes: i64,
+        n_uses: i64,
+        n_streamed_uses: i64,
+        n_ahead: i64,
+        streamed_bytes: i64,
+    }
+
     struct tandem_memory_plan {
         struct_size: u32,
         reserved: i32,
@@ -275,30 +275,5 @@ abi_structs! {
         predicted_part_ns: i64,
         planned_part_ns: i64,
         streamed_x_bytes: i64,
-    }
-
-    struct tandem_weights_options {
-        struct_size: u32,
-        reserved: i32,
-        resident_bytes: i64,
-        buffer_bytes: i64,
-        host_cap_bytes: i64,
-        device_cap_bytes: i64,
-    }
-
-    struct tandem_weights_stats {
-        struct_size: u32,
-        reserved: i32,
-        n_blocks: i64,
-        n_resident: i64,
-        resident_bytes: i64,
-        host_bytes: i64,
-        pinned_bytes: i64,
-        device_bytes: i64,
-        buffer_bytes: i64,
-        n_uses: i64,
-        n_streamed_uses: i64,
-        n_ahead: i64,
-        streamed_bytes: i64,
     }
 }

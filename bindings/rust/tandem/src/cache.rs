@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::error::{call, Result};
 use crate::handle::Handle;
 use crate::model::Model;
-use crate::options::CacheOptions;
+use crate::option_tables::CacheOptions;
 use crate::stats::CacheStats;
 use crate::tensor::{TensorMut, TensorRef};
 use std::ptr;

@@ -49,6 +49,7 @@ mod engine;
 mod error;
 mod handle;
 mod model;
+mod option_tables;
 mod options;
 mod plan;
 mod projection;
@@ -65,7 +66,8 @@ pub use dtype::{Bf16, BlockQ4_0, BlockQ4_64, BlockQ8_0, Dtype, E4m3, Element, F1
 pub use engine::{cpu_isa_available, cpu_isa_names, policy_names, version, Engine};
 pub use error::{Error, Result, Status};
 pub use model::Model;
-pub use options::{CacheOptions, EngineOptions, LayerOptions, Rope, Rotation, SessionOptions};
+pub use option_tables::{CacheOptions, SessionOptions};
+pub use options::{EngineOptions, LayerOptions, Rope, Rotation};
 pub use plan::Plan;
 pub use projection::{Norm, Projection, WeightOrder};
 pub use session::{Session, Step};

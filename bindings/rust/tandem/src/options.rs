@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-//! Options as plain structs: `SessionOptions { policy: "hgca".into(), ..Default::default() }`.
+//! Options as plain structs: those of engines and layers, and what the tables of the others (option_tables.rs) are made of.
 //!
 //! Members have the names and meanings of the C ABI, and numbers its defaults. Each struct is turned into its C counterpart,
 //! which borrows from it, for the time of one call.
 use crate::callbacks::{Allocator, Log, LogEntry};
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::projection::Projection;
 use std::ffi::{c_char, CString};
@@ -42,7 +41,7 @@ pub enum Rotation {
     None = sys::TANDEM_ROTATION_NONE,
 }
 
-fn c_text(function: &str, field: &str, text: &str) -> Result<CString> {
+pub(crate) fn c_text(function: &str, field: &str, text: &str) -> Result<CString> {
     CString::new(text).map_err(|_| Error::refuse(function, field, format_args!("= {text:?} has a zero byte")))
 }
 
@@ -206,138 +205,10 @@ impl LayerOptions {
     }
 }
 
-/// How keys and values are stored.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct CacheOptions {
-    /// Storage type of keys; `None`: bf16.
-    pub k_type: Option<Dtype>,
-    /// Storage type of values; `None`: `k_type`.
-    pub v_type: Option<Dtype>,
-    /// Tokens per page, a power of two from 16 to 4096; 0: 128.
-    pub page_tokens: i32,
-    /// Hard cap on pages, MAW and selections in host memory; 0: none.
-    pub host_cap_bytes: i64,
-    /// The same on windows and work space in device memory; 0: none.
-    pub device_cap_bytes: i64,
-    /// `[n_layers]`: overrides `k_type` per layer.
-    pub layer_k_types: Option<Vec<Dtype>>,
-    /// `[n_layers]`: overrides `v_type` per layer.
-    pub layer_v_types: Option<Vec<Dtype>>,
-    /// Rotation of keys before they are rounded.
-    pub k_rotation: Rotation,
-    /// f16, bf16, q8_0, q4_0 or q4_64: hidden states of layers with a projection are kept too, in this type, and every append
-    /// brings them; `None`: none are.
-    pub x_type: Option<Dtype>,
-}
-
-impl CacheOptions {
-    /// The C struct, which points into `self`.
-    pub(crate) fn raw(&self, n_layers: usize) -> Result<sys::tandem_cache_options> {
-        let n = n_layers as i64;
-        let k_types = array("layer_k_types", &self.layer_k_types, n, "n_layers")?;
-        let v_types = array("layer_v_types", &self.layer_v_types, n, "n_layers")?;
-        Ok(sys::tandem_cache_options {
-            struct_size: size_of::<sys::tandem_cache_options>() as u32,
-            k_type: self.k_type.map_or(0, |dtype| dtype as i32),
-            v_type: self.v_type.map_or(0, |dtype| dtype as i32),
-            page_tokens: self.page_tokens,
-            host_cap_bytes: self.host_cap_bytes,
-            device_cap_bytes: self.device_cap_bytes,
-            layer_k_types: pointer(k_types).cast(), // Dtype is repr(i32)
-            layer_v_types: pointer(v_types).cast(),
-            k_rotation: self.k_rotation as i32,
-            x_type: self.x_type.map_or(0, |dtype| dtype as i32),
-        })
-    }
-}
-
-/// How a cache is attended.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SessionOptions {
-    /// Whether the CPU workers may sleep between the calls of a step without a stream, for programs whose own threads compute on
-    /// the same cores in between. Else they spin from the step's begin to its end.
-    pub sleep_between_calls: bool,
-    /// `"all"`, `"streaming"`, `"hgca"`: [`policy_names`](crate::policy_names).
-    pub policy: String,
-    /// Newest tokens, always attended, resident on the device; -1: 4096; 0: none.
-    pub window_tokens: i64,
-    /// First tokens, always attended; -1: 64; 0: none.
-    pub sink_tokens: i64,
-    /// MAW factor in (0, 1]; 0: 0.3.
-    pub alpha: f32,
-    /// MAW threshold factor, >= 0; -1: 1.
-    pub beta: f32,
-    /// Keys kept after a strongly attended one; -1: 128; 0: none.
-    pub halo_tokens: i64,
-    /// `"auto"`, `"host"`, `"stream"`, `"host+stream"`, `"recompute"`: who computes over keys outside the window for device
-    /// tensors.
-    pub route: String,
-    /// Each of the two buffers that keys go through; 0: 16 MiB.
-    pub stream_buffer_bytes: i64,
-    /// With `"host+stream"`: the share of these keys that crosses the bus, 0 to 1; -1: not given.
-    pub stream_fraction: f64,
-    /// Most tokens of an append that meet a streamed key together; 0: 16,384, and plans have room for single queries alone.
-    pub append_tokens: i64,
-    /// KV heads of what is streamed at a time, at most; 0: as many as take the least time.
-    pub stream_heads: i64,
-    /// With `"recompute"`: the share, in (0, 1], of these keys that is made of hidden states; 0: 1.
-    pub recompute_share: f64,
-    /// Empty, or for each KV head of each layer, layer by layer, whether its queries see the first `sink_tokens` and the
-    /// `window_tokens` newest alone.
-    pub streaming_heads: Vec<bool>,
-}
-
-impl Default for SessionOptions {
-    fn default() -> Self {
-        Self {
-            sleep_between_calls: false,
-            policy: "all".to_string(),
-            window_tokens: -1,
-            sink_tokens: -1,
-            alpha: 0.0,
-            beta: -1.0,
-            halo_tokens: -1,
-            route: "auto".to_string(),
-            stream_buffer_bytes: 0,
-            stream_fraction: -1.0,
-            append_tokens: 0,
-            stream_heads: 0,
-            recompute_share: 0.0,
-            streaming_heads: Vec::new(),
-        }
-    }
-}
-
-impl SessionOptions {
-    /// Calls `function` with the C struct.
-    pub(crate) fn with_raw<R>(&self, function: impl FnOnce(&sys::tandem_session_options) -> Result<R>) -> Result<R> {
-        let policy = c_text("tandem_session_create", "policy", &self.policy)?;
-        let route = c_text("tandem_session_create", "route", &self.route)?;
-        let flags: Vec<u8> = self.streaming_heads.iter().map(|&streams| streams.into()).collect();
-        function(&sys::tandem_session_options {
-            struct_size: size_of::<sys::tandem_session_options>() as u32,
-            sleep_between_calls: self.sleep_between_calls.into(),
-            policy: policy.as_ptr(),
-            window_tokens: self.window_tokens,
-            sink_tokens: self.sink_tokens,
-            alpha: self.alpha,
-            beta: self.beta,
-            halo_tokens: self.halo_tokens,
-            route: route.as_ptr(),
-            stream_buffer_bytes: self.stream_buffer_bytes,
-            stream_fraction: self.stream_fraction,
-            append_tokens: self.append_tokens,
-            stream_heads: self.stream_heads,
-            recompute_share: self.recompute_share,
-            streaming_heads: pointer(Some(&flags[..]).filter(|flags| !flags.is_empty())),
-            n_streaming_heads: flags.len() as i64,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::option_tables::{CacheOptions, SessionOptions};
     use std::mem::MaybeUninit;
 
     /// What the library's init function fills in.

@@ -5,7 +5,7 @@ use crate::cache::{Cache, SequenceId};
 use crate::callbacks::LogEntry;
 use crate::error::{call, Error, Result};
 use crate::handle::Handle;
-use crate::options::SessionOptions;
+use crate::option_tables::SessionOptions;
 use crate::stats::{RoutePlan, SessionStats};
 use crate::weights::Weights;
 use std::ffi::c_void;

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+# Made by tools/abi/generate.py from include/tandem/; not to be edited.
+"""Options of caches and sessions, and how each is turned into a member of the struct of C."""
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypedDict
+
+from . import _abi
+
+
+class OptionTable(NamedTuple):
+    """Options that are no numbers or texts: by name, a name for each layer, flags with the member that counts them."""
+
+    names: Mapping[str, Mapping[str, int]]
+    names_by_layer: Mapping[str, Mapping[str, int]]
+    flags: Mapping[str, str]
+
+
+class CacheOptions(TypedDict, total=False):
+    """How keys and values are stored. Every key may be left out.
+
+    Parameters
+    ----------
+    k_type : str
+        Storage type of keys, not ``q4_64``; left out: bf16.
+    v_type : str
+        Likewise of values; left out: ``k_type``.
+    page_tokens : int
+        Tokens per page, a power of two from 16 to 4096; 0: 128.
+    host_cap_bytes : int
+        Hard cap on pages, MAW and selections in host memory (not on work space); 0: none.
+    device_cap_bytes : int
+        The same on windows, buffers and work space in device memory, not on a driver's page tables; 0: none.
+    layer_k_types : sequence of str
+        ``[n_layers]`` or None: overrides ``k_type`` per layer.
+    layer_v_types : sequence of str
+        ``[n_layers]`` or None: overrides ``v_type`` per layer.
+    k_rotation : str
+        Rotation of keys before they are rounded, in all layers.
+    x_type : str
+        Hidden states of layers with a projection are kept too, in this type, and every append brings them: f16, bf16;
+        ``q8_0``, ``q4_0``, ``q4_64`` where ``hidden_dim`` is a multiple of 64; left out: none are.
+    """
+
+    k_type: str
+    v_type: str
+    page_tokens: int
+    host_cap_bytes: int
+    device_cap_bytes: int
+    layer_k_types: Sequence[str]
+    layer_v_types: Sequence[str]
+    k_rotation: str
+    x_type: str
+
+
+CACHE = OptionTable(
+    {"k_type": _abi.DTYPES, "v_type": _abi.DTYPES, "k_rotation": _abi.ROTATIONS, "x_type": _abi.DTYPES},
+    {"layer_k_types": _abi.DTYPES, "layer_v_types": _abi.DTYPES},
+    {})
+
+
+class SessionOptions(TypedDict, total=False):
+    """How a cache is attended. Every key may be left out.
+
+    Parameters
+    ----------
+    sleep_between_calls : bool
+        True: a step without a stream does not keep the CPU workers awake between its calls; each call wakes them, and they
+        spin for ``spin_ns`` after it. For programs whose own threads compute on the same cores in between, as PyTorch's do.
+        False: they spin from the step's begin to its end.
+    policy : str
+        Default: "all"; or "streaming", "hgca": which keys outside the window are attended.
+    window_tokens : int
+        Newest tokens, always attended, resident on the device; -1: 4096; 0: none.
+    sink_tokens : int
+        First tokens, always attended; -1: 64; 0: none.
+    alpha : float
+        MAW factor in (0, 1]; 0: 0.3.
+    beta : float
+        MAW threshold factor, >= 0; -1: 1.
+    halo_tokens : int
+        Keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone.
+    route : str
+        Default: "auto"; or "host", "stream", "host+stream", "recompute": who computes over these, for device tensors.
+    stream_buffer_bytes : int
+        Each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB.
+    stream_fraction : float
+        Share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given.
+    append_tokens : int
+        Most tokens of an append that meet a streamed key together, and 32768 at most; 0: 16384, and plans have room for
+        single queries alone, else for appends of so many tokens.
+    stream_heads : int
+        KV heads of what is streamed at a time, at most; 0: as many as take the least time.
+    recompute_share : float
+        Share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1.
+    streaming_heads : sequence of sequence of bool
+        Flags of all layers' KV heads, layer by layer, or None: none. True: its queries see the first ``sink_tokens`` and the
+        ``window_tokens`` newest up to their own.
+    """
+
+    sleep_between_calls: bool
+    policy: str
+    window_tokens: int
+    sink_tokens: int
+    alpha: float
+    beta: float
+    halo_tokens: int
+    route: str
+    stream_buffer_bytes: int
+    stream_fraction: float
+    append_tokens: int
+    stream_heads: int
+    recompute_share: float
+    streaming_heads: Sequence[Sequence[bool]]
+
+
+SESSION = OptionTable(
+    {},
+    {},
+    {"streaming_heads": "n_streaming_heads"})

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+// Made by tools/abi/generate.py from include/tandem/; not to be edited.
+//! Options of caches and sessions: `SessionOptions { policy: "hgca".into(), ..Default::default() }`.
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::options::{array, c_text, pointer, Rotation};
+use std::mem::size_of;
+use tandem_sys as sys;
+
+/// How keys and values are stored.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CacheOptions {
+    /// Storage type of keys, not `q4_64`; `None`: bf16.
+    pub k_type: Option<Dtype>,
+    /// Likewise of values; `None`: `k_type`.
+    pub v_type: Option<Dtype>,
+    /// Tokens per page, a power of two from 16 to 4096; 0: 128.
+    pub page_tokens: i32,
+    /// Hard cap on pages, MAW and selections in host memory (not on work space); 0: none.
+    pub host_cap_bytes: i64,
+    /// The same on windows, buffers and work space in device memory, not on a driver's page tables; 0: none.
+    pub device_cap_bytes: i64,
+    /// `[n_layers]` or `None`: overrides `k_type` per layer.
+    pub layer_k_types: Option<Vec<Dtype>>,
+    /// `[n_layers]` or `None`: overrides `v_type` per layer.
+    pub layer_v_types: Option<Vec<Dtype>>,
+    /// Rotation of keys before they are rounded, in all layers.
+    pub k_rotation: Rotation,
+    /// Hidden states of layers with a projection are kept too, in this type, and every append brings them: f16, bf16;
+    /// `q8_0`, `q4_0`, `q4_64` where `hidden_dim` is a multiple of 64; `None`: none are.
+    pub x_type: Option<Dtype>,
+}
+
+impl CacheOptions {
+    /// The C struct, which points into `self`.
+    pub(crate) fn raw(&self, n_layers: usize) -> Result<sys::tandem_cache_options> {
+        let layer_k_types = array("layer_k_types", &self.layer_k_types, n_layers as i64, "n_layers")?;
+        let layer_v_types = array("layer_v_types", &self.layer_v_types, n_layers as i64, "n_layers")?;
+        Ok(sys::tandem_cache_options {
+            struct_size: size_of::<sys::tandem_cache_options>() as u32,
+            k_type: self.k_type.map_or(0, |dtype| dtype as i32),
+            v_type: self.v_type.map_or(0, |dtype| dtype as i32),
+            page_tokens: self.page_tokens,
+            host_cap_bytes: self.host_cap_bytes,
+            device_cap_bytes: self.device_cap_bytes,
+            layer_k_types: pointer(layer_k_types).cast(),
+            layer_v_types: pointer(layer_v_types).cast(),
+            k_rotation: self.k_rotation as i32,
+            x_type: self.x_type.map_or(0, |dtype| dtype as i32),
+        })
+    }
+}
+
+/// How a cache is attended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SessionOptions {
+    /// `true`: a step without a stream does not keep the CPU workers awake between its calls; each call wakes them, and
+    /// they spin for `spin_ns` after it. For programs whose own threads compute on the same cores in between, as PyTorch's
+    /// do. `false`: they spin from the step's begin to its end.
+    pub sleep_between_calls: bool,
+    /// Default: "all"; or "streaming", "hgca": which keys outside the window are attended.
+    pub policy: String,
+    /// Newest tokens, always attended, resident on the device; -1: 4096; 0: none.
+    pub window_tokens: i64,
+    /// First tokens, always attended; -1: 64; 0: none.
+    pub sink_tokens: i64,
+    /// MAW factor in (0, 1]; 0: 0.3.
+    pub alpha: f32,
+    /// MAW threshold factor, >= 0; -1: 1.
+    pub beta: f32,
+    /// Keys kept after a strongly attended one; -1: 128; 0: none, the rule of the paper alone.
+    pub halo_tokens: i64,
+    /// Default: "auto"; or "host", "stream", "host+stream", "recompute": who computes over these, for device tensors.
+    pub route: String,
+    /// Each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB.
+    pub stream_buffer_bytes: i64,
+    /// Share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given.
+    pub stream_fraction: f64,
+    /// Most tokens of an append that meet a streamed key together, and 32768 at most; 0: 16384, and plans have room for
+    /// single queries alone, else for appends of so many tokens.
+    pub append_tokens: i64,
+    /// KV heads of what is streamed at a time, at most; 0: as many as take the least time.
+    pub stream_heads: i64,
+    /// Share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1.
+    pub recompute_share: f64,
+    /// Flags of all layers' KV heads, layer by layer, or `None`: none. `true`: its queries see the first `sink_tokens` and
+    /// the `window_tokens` newest up to their own.
+    pub streaming_heads: Vec<bool>,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        Self {
+            sleep_between_calls: false,
+            policy: "all".to_string(),
+            window_tokens: -1,
+            sink_tokens: -1,
+            alpha: 0.0,
+            beta: -1.0,
+            halo_tokens: -1,
+            route: "auto".to_string(),
+            stream_buffer_bytes: 0,
+            stream_fraction: -1.0,
+            append_tokens: 0,
+            stream_heads: 0,
+            recompute_share: 0.0,
+            streaming_heads: Vec::new(),
+        }
+    }
+}
+
+impl SessionOptions {
+    /// Calls `function` with the C struct.
+    pub(crate) fn with_raw<R>(&self, function: impl FnOnce(&sys::tandem_session_options) -> Result<R>) -> Result<R> {
+        let policy = c_text("tandem_session_create", "policy", &self.policy)?;
+        let route = c_text("tandem_session_create", "route", &self.route)?;
+        let streaming_heads = self.streaming_heads.iter().map(|&flag| flag.into()).collect::<Vec<u8>>();
+        function(&sys::tandem_session_options {
+            struct_size: size_of::<sys::tandem_session_options>() as u32,
+            sleep_between_calls: self.sleep_between_calls.into(),
+            policy: policy.as_ptr(),
+            window_tokens: self.window_tokens,
+            sink_tokens: self.sink_tokens,
+            alpha: self.alpha,
+            beta: self.beta,
+            halo_tokens: self.halo_tokens,
+            route: route.as_ptr(),
+            stream_buffer_bytes: self.stream_buffer_bytes,
+            stream_fraction: self.stream_fraction,
+            append_tokens: self.append_tokens,
+            stream_heads: self.stream_heads,
+            recompute_share: self.recompute_share,
+            streaming_heads: pointer(Some(&streaming_heads[..]).filter(|flags| !flags.is_empty())),
+            n_streaming_heads: streaming_heads.len() as i64,
+        })
+    }
+}

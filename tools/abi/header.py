@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""Reads include/tandem/tandem.h and the parts that it includes at its end: constants, callbacks, structs, functions.
+
+Not a parser of C: it knows the few forms in which the header is written, and stops at what it does not know.
+"""
+import dataclasses
+import re
+
+SIZES = {"uint8_t": 1, "int32_t": 4, "uint32_t": 4, "int64_t": 8, "uint64_t": 8, "size_t": 8, "float": 4, "double": 8}
+POINTER_BYTES = 8  # layouts are those of machines with 64-bit pointers
+COMMENT = re.compile(r"/\*.*?\*/", re.S)
+MEMBER = re.compile(r"\s*(?P<type>(?:const )?(?:struct )?\w+(?: \*+(?:const \*)?| ))(?P<name>\w+)(?:\[(?P<length>\d+)\])?;"
+                    r"[ ]*(?P<comment>/\*.*?\*/)?", re.S)
+
+
+@dataclasses.dataclass(frozen=True)
+class Type:
+    """A type of C: `name` without const, struct and stars; how many stars; whether what is pointed to is const."""
+    name: str
+    stars: int
+    is_const: bool
+
+    def size(self):
+        return POINTER_BYTES if self.stars or self.name.endswith("_fn") else SIZES[self.name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A member of a struct, or a parameter."""
+    type: Type
+    name: str
+    length: int = 0  # of an array; 0: none
+    comment: str = ""
+
+    @property
+    def default(self):
+        """Zero means default; where zero is a value of its own, the comment says what -1 is."""
+        return -1 if re.search(r"(^|\s)-1: ", self.comment) else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Struct:
+    name: str
+    members: tuple
+
+    def layout(self):
+        """Bytes, and the offset of each member."""
+        offsets, end, widest = [], 0, 1
+        for member in self.members:
+            size = member.type.size()
+            end = -(-end // size) * size
+            offsets.append(end)
+            end += size * max(1, member.length)
+            widest = max(widest, size)
+        return -(-end // widest) * widest, offsets
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    result: Type
+    name: str
+    parameters: tuple
+    comment: str = ""  # of callbacks
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    constants: dict  # name: text of its value, in the order of the header
+    callbacks: tuple
+    structs: tuple
+    functions: tuple
+    handles: tuple
+
+    def version(self):
+        return tuple(int(self.constants[f"TANDEM_VERSION_{part}"]) for part in ("MAJOR", "MINOR", "PATCH"))
+
+    def struct(self, name):
+        return next(struct for struct in self.structs if struct.name == name)
+
+    def fingerprint(self):
+        """What tandem_abi_fingerprint() gives: FNV-1a over size and member offsets of every struct, four bytes each."""
+        numbers, value = [], 0xCBF29CE484222325
+        for struct in self.structs:
+            size, offsets = struct.layout()
+            numbers += [size, *offsets]
+        for number in numbers:
+            for byte in number.to_bytes(4, "little"):
+                value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+        return value
+
+
+def words_of(comment):
+    """The text of a comment, on one line."""
+    return " ".join(line.strip().lstrip("*").strip() for line in comment[2:-2].strip().splitlines()) if comment else ""
+
+
+def type_of(text):
+    """'const struct tandem_layer_projection *' and the like."""
+    name = re.sub(r"\b(const|struct)\b|\*", " ", text).split()
+    if len(name) != 1:
+        raise SystemExit(f"header.py: {text!r} is no type that it knows")
+    return Type(name[0], text.count("*"), "const" in text.split("*")[0])
+
+
+def members_of(name, body):
+    members, at = [], 0
+    body = body.strip("\n")
+    while body[at:].strip():
+        match = MEMBER.match(body, at)
+        if match is None:
+            raise SystemExit(f"header.py: {name} has a member in a form that it does not know: {body[at:].strip()[:60]!r}")
+        members.append(Field(type_of(match["type"]), match["name"], int(match["length"] or 0), words_of(match["comment"])))
+        at = match.end()
+    if members[0].name != "struct_size":
+        raise SystemExit(f"header.py: {name} does not begin with struct_size")
+    return tuple(members)
+
+
+def parameters_of(text):
+    parameters = []
+    for part in [] if text.strip() == "void" else text.split(","):
+        kind, name = re.fullmatch(r"(.*?)(\w+)", part.strip()).groups()
+        parameters.append(Field(type_of(kind), name))
+    return tuple(parameters)
+
+
+def function_of(match, comment=""):
+    return Function(type_of(match[1]), match[2], parameters_of(" ".join(match[3].split())), comment)
+
+
+def comment_before(text, line):
+    """The comment that ends on the line before the one that begins so; "" where there is none."""
+    before = text[:text.index(line)].rstrip("\n")
+    return words_of(before[before.rindex("/*"):]) if before.endswith("*/") else ""
+
+
+def parse(texts):
+    """texts: of the files, in the order in which tandem.h brings them."""
+    text = "\n".join(texts)
+    plain = COMMENT.sub("", text)
+    constants = dict(re.findall(r"^#define (TANDEM_\w+) (-?\d+u?)[ ]*$", plain, re.M))
+    structs = [Struct(found[1], members_of(found[1], found[2]))
+               for found in re.finditer(r"^typedef struct (tandem_\w+) \{\n(.*?)^\} \1;", text, re.M | re.S)]
+    callbacks = [function_of(found, comment_before(text, found[0]))
+                 for found in re.finditer(r"^typedef ([^;{]*?)\(\*(tandem_\w+)\)\(([^)]*)\);", plain, re.M)]
+    functions = [function_of(found) for found in re.finditer(r"^TANDEM_API ([^(;]*?)(tandem_\w+)\(([^)]*)\);", plain, re.M)]
+    handles = re.findall(r"^typedef struct (tandem_\w+) \1;", plain, re.M)
+    if len(functions) != plain.count("\nTANDEM_API ") or len(structs) != plain.count("\ntypedef struct ") - len(handles):
+        raise SystemExit("header.py: a function or a struct is in a form that it does not know")
+    return Header(constants, tuple(callbacks), tuple(structs), tuple(functions), tuple(handles))
+
+
+def includes_of(text):
+    """The parts that tandem.h includes at its end, in order."""
+    return re.findall(r'^#include "tandem/(\w+\.h)"$', text, re.M)
