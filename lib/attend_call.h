@@ -5,7 +5,7 @@
 #include "lib/attend_scratch.h"
 #include "lib/device_session.h"
 #include "lib/device_status.h"
-#include "lib/routes/prefill_size.h"
+#include "lib/routes/routes_taken.h"
 #include "lib/session.h"
 #include "lib/trace.h"
 
@@ -116,6 +116,7 @@ class AttendCall {
   Status check_device_call(bool* captures) const;
   Status check_planned(bool captures) const;
   Status run_in_plan(bool captures);
+  CallShape make_shape();
   Status reserve_on_device(int64_t* most);
   void take_back();
   void evict_before(SequenceCall* call);
@@ -133,7 +134,6 @@ class AttendCall {
   static void rotate_task(void* context, int64_t task_idx, int32_t worker_idx);
   // Speculation (lib/speculate_device.cc).
   Status check_guess() const;
-  void add_guess(CallSize* size) const;
   static void leave_guess_to_host(SequenceCall* call);
   int64_t describe_guess(std::byte* upload, int64_t bytes, const DeviceSequences& sequences);
   void keep_guess(const SequenceCall& call);
@@ -156,11 +156,9 @@ class AttendCall {
   }
   Status launch(const DeviceSequences& sequences, bool merges, HandOverTask* task);
   // Who computes over the keys outside the window (lib/routes/choose.cc).
-  TokenRange streamed_tokens(const SequenceCall& call, int64_t most) const;
-  Status reserve_stream(int64_t most, CallSize* size);
+  Status take_routes(const CallShape& shape);
   Status give_streams_up(Status status);
-  Status try_unknown_routes(int64_t most);
-  int64_t longest_query() const;
+  Status try_unknown_routes(int64_t longest);
   void choose_route(HandOverTask* task);
   bool pin_streamed();
   bool accept_pins(bool is_pinned);
@@ -177,7 +175,7 @@ class AttendCall {
   Status attend_streamed(const DeviceAttend& window, const HandOverTask& task, size_t idx);
   Status add_part(DeviceAccumulate sum);
   // Keys that are made of hidden states (lib/routes/recompute.cc).
-  Status reserve_rebuilt(int64_t most, CallSize* size);
+  Status take_rebuilds(const CallShape& shape);
   int64_t follow_positions(const Sequence& sequence, TokenRange tokens) const;
   void cut_rebuilt(const RebuildLayout& layout, size_t i, TokenRange tokens, RebuiltPieces* pieces) const;
   int64_t choose_rebuilt(HandOverTask* task);
@@ -193,7 +191,7 @@ class AttendCall {
   Status merge_and_observe(const DeviceAppend& append);
   // Appends of more tokens than a ticket has, where keys are streamed (lib/routes/prefill.cc).
   struct Prefill;
-  Status reserve_prefill(int64_t most, DeviceLimits* limits);
+  Status take_prefill(const CallShape& shape);
   bool take_less_for_prefill(const Status& status);
   int64_t prefill_len(const ChunkPlace& place) const;  // of the next chunk; 0: it is none of these
   Status run_prefill(int64_t n_tokens, ChunkPlace* place);
@@ -225,7 +223,7 @@ class AttendCall {
   const Backend& cpu_;
   AttendScratch& scratch_;
   const DeviceSequence* streaming_sequences_ = nullptr;  // on the device: descriptors for streaming heads
-  PrefillSize prefill_;                                  // of the call's long appends, if there are any
+  RoutesTaken taken_;                                    // by the call, or by the chunk at hand
   // Of a speculative call on a device: its queries, and the positions of all tokens.
   struct {
     DeviceSequences queries;

@@ -78,7 +78,7 @@ Status AttendCall::run_on_device() {
   {
     const auto lock = cache_.lock_settled(&session_);
     if (session_.device_ == nullptr)
-      TANDEM_TRY(DeviceSession::create(cache_, session_.policy(), session_.exact_window(), &session_.device_));
+      TANDEM_TRY(DeviceSession::create(cache_, session_.policy(), session_.terms().exact_window(), &session_.device_));
     TANDEM_TRY(enter());
   }
   const AtEnd in_flight([this] {
@@ -131,58 +131,58 @@ CutArgs::CutArgs(const AttendArgs& whole, int64_t first_row, int64_t n_rows) : a
   if (args.lse != nullptr) args.lse += first_row * args.lse_token_stride;
 }
 
+// Without what follows from windows.
+CallShape AttendCall::make_shape() {
+  scratch_.shapes.assign(scratch_.calls.size(), {});
+  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
+    const SequenceCall& call = scratch_.calls[i];
+    scratch_.shapes[i].q_len = call.q_len;
+    scratch_.shapes[i].length = call.length;
+    scratch_.shapes[i].has_gaps = !call.sequence->positions.empty();
+  }
+  CallShape shape{&layer_, layer_idx_, scratch_.shapes};
+  shape.appends = args_.k != nullptr;
+  shape.is_speculative = args_.speculative;
+  // What graphs hold does not grow any more: steps larger than that are refused.
+  shape.has_room_to_step = !session_.device_->is_frozen();
+  return shape;
+}
+
 // most: queries of a sequence in one chunk.
 Status AttendCall::reserve_on_device(int64_t* most) {
   DeviceSession& device = *session_.device_;
-  int64_t longest = 0, n_tokens = 0;
-  bool is_single = false;
-  for (const SequenceCall& call : scratch_.calls) {
-    longest = std::max(longest, call.q_len);
-    n_tokens += call.q_len;
-    is_single = is_single || args_.speculative || session_.takes_single_queries(layer_, *call.sequence);
-  }
-  const int64_t wanted = session_.most_of_chunk();
-  TANDEM_TRY(device.most_queries(layer_idx_, is_single ? 1 : std::min(longest, wanted), most));
-  int64_t n_pages = 0;
-  for (SequenceCall& call : scratch_.calls) {
+  CallShape shape = make_shape();
+  TANDEM_TRY(device.most_queries(layer_idx_, session_.terms().wanted_queries(shape), most));
+  shape.most_queries = *most;
+  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
+    SequenceCall& call = scratch_.calls[i];
+    SequenceShape& sized = scratch_.shapes[i];
     Sequence& sequence = *call.sequence;
     if (args_.k != nullptr) TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length), "q_lens"));
     if (args_.parent_idx == nullptr)
       cache_.extend_positions(sequence, call.length);
     else
       sequence.parents.reserve(static_cast<size_t>(call.q_len));
-    TANDEM_TRY(session_.reserve_window(sequence, *most, &n_pages));
+    TANDEM_TRY(session_.reserve_window(sequence, *most, &sized.window_pages));
     SequenceState& state = *session_.state(sequence.id);
     call.state = state.layers[layer_idx_].get();
     call.window = &state.window;
     TANDEM_TRY(flush_host_appends(call));
+    sized.window_begin = call.state->window_begin;
+    if (layer_.sliding_window > 0)
+      sized.first_seen = cache_.first_within(sequence, sequence.position(call.first_query), layer_.sliding_window);
   }
-  CallSize size{n_tokens,
-                static_cast<int64_t>(scratch_.calls.size()),
-                *most,
-                n_pages,
-                evicted_at_once(policy_, session_.options_, cache_.page_len()),
-                static_cast<int64_t>(session_.n_described())};
-  const DeviceLimits step = session_.room_for_steps(size);
-  if (args_.speculative) add_guess(&size);
-  CallSize with_stream = size;
-  TANDEM_TRY(reserve_stream(*most, &with_stream));
-  TANDEM_TRY(reserve_rebuilt(*most, &with_stream));
-  if (session_.may_stream_) {
-    DeviceLimits shorter = device_limits(device.device(), layer_, with_stream);
-    shorter.include(step);
+  TANDEM_TRY(take_routes(shape));
+  if (taken_.streams) {
     Status status;
     do {
-      DeviceLimits limits = shorter;
-      TANDEM_TRY(reserve_prefill(*most, &limits));
-      status = device.reserve(limits, args_.stream);
+      TANDEM_TRY(take_prefill(shape));
+      status = device.hold(reserve_call(session_.terms(), shape, taken_), args_.stream);
     } while (!status.ok() && take_less_for_prefill(status));
     if (status.ok()) return {};
     TANDEM_TRY(give_streams_up(std::move(status)));
   }
-  DeviceLimits limits = device_limits(device.device(), layer_, size);
-  limits.include(step);
-  return device.reserve(limits, args_.stream);
+  return device.hold(reserve_call(session_.terms(), shape, taken_), args_.stream);
 }
 
 // The next rows of the caller's tensors, up to kMostTokens and `most` of a sequence.
@@ -214,7 +214,10 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
     place->query = 0;
   }
   const CutArgs cut(args_, first_row, n_rows);
-  return AttendCall(session_, cut.args, task.scratch).attend_chunk(&task);
+  AttendCall chunk(session_, cut.args, task.scratch);
+  if (!session_.refuses_streams_) chunk.taken_ = taken_;  // a chunk before it may have found that memory cannot be pinned
+  chunk.taken_.prefill = {};
+  return chunk.attend_chunk(&task);
 }
 
 Status AttendCall::attend_chunk(HandOverTask* task) {
@@ -299,7 +302,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     if (args_.speculative) leave_guess_to_host(&call);
   }
   choose_route(task);
-  if (!task->pieces.empty()) task->layout = session_.stream_layout_;
+  if (!task->pieces.empty()) task->layout = taken_.layout;
   for (const SequenceCall& call : scratch_.calls) {
     add_host_jobs(call);
     if (args_.k != nullptr) add_row_copies(call, exchange, task);
@@ -452,8 +455,8 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
 Status AttendCall::upload_descriptors(HandOverTask* task, DeviceSequences* sequences) {
   DeviceSession& device = *session_.device_;
   std::byte* upload = device.upload(task->idx);
-  const size_t n_described =
-      scratch_.calls.size() * session_.n_described() + (args_.speculative ? static_cast<size_t>(args_.q.n_tokens) : 0);
+  const size_t n_described = scratch_.calls.size() * static_cast<size_t>(session_.terms().n_described()) +
+                             (args_.speculative ? static_cast<size_t>(args_.q.n_tokens) : 0);
   const auto sequence_bytes = static_cast<int64_t>(n_described * sizeof(DeviceSequence));
   int64_t n_entries = 0;
   describe_sequences(reinterpret_cast<DeviceSequence*>(upload), reinterpret_cast<int64_t*>(upload + sequence_bytes),
@@ -497,7 +500,7 @@ Status AttendCall::launch(const DeviceSequences& sequences, bool merges, HandOve
                             args_.k ? rows_of(*args_.k) : DeviceRows(),
                             args_.v ? rows_of(*args_.v) : DeviceRows(),
                             n_tokens,
-                            CallShape{args_.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
+                            TicketShape{args_.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
                             device.exchange(layer_idx_),
                             device.rope(layer_idx_),
                             rotates_queries(layer) ? device.rotated_q() : nullptr,

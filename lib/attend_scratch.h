@@ -8,6 +8,7 @@
 
 #include "lib/backend.h"
 #include "lib/cache.h"
+#include "lib/call_shape.h"
 #include "lib/routes/call_plan.h"
 #include "lib/scratch_floats.h"
 #include "lib/sequence_state.h"
@@ -73,7 +74,8 @@ struct StoredPages {
 
 struct AttendScratch : FloatRows {
   std::vector<SequenceCall> calls;
-  CallPlan plan;  // of these
+  std::vector<SequenceShape> shapes;  // [n_calls] of a call on device tensors
+  CallPlan plan;                      // of these
   std::vector<PageSpan> spans, host_spans, streaming_spans;
   std::vector<int64_t> begin, end;
   std::vector<uint64_t> tree_bits;

@@ -2,7 +2,6 @@
 #include "lib/device_session.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdio>
 
 #include "lib/cache.h"
@@ -14,15 +13,13 @@ namespace {
 
 constexpr int64_t kTimeoutNs = 30'000'000'000;  // a host that has not answered by then is dead
 
-int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); }
-
 // Where things are in a slot of calls of n_tokens rows.
 struct SlotLayout {
   int64_t q_at = 0, o_at = 0, lse_at = 0, rows_at[kPlanes] = {}, x_at = 0, maw_at = 0, bytes = 0;
 };
 
-SlotLayout make_slot_layout(const Layer& layer, const DeviceLimits& limits) {
-  const int64_t n_tokens = limits.n_tokens;
+SlotLayout make_slot_layout(const Layer& layer, const Reservation& needs) {
+  const int64_t n_tokens = needs.slot_rows;
   SlotLayout slot;
   slot.bytes = device_aligned(sizeof(SlotHeader));
   const auto take = [&](int64_t bytes) {
@@ -37,52 +34,39 @@ SlotLayout make_slot_layout(const Layer& layer, const DeviceLimits& limits) {
   const PlaneBytes bytes = plane_bytes(layer);
   for (int32_t p = 0; p < kPlanes; ++p) slot.rows_at[p] = take(n_tokens * layer.n_kv_heads * bytes.of[p]);
   slot.x_at = take(n_tokens * layer.x_bytes());
-  slot.maw_at = take(limits.n_evicted * layer.n_q_heads * 4);
+  slot.maw_at = take(needs.n_evicted * layer.n_q_heads * 4);
   return slot;
 }
 
 }  // namespace
 
-void DeviceLimits::include(const DeviceLimits& other) {
-  n_tokens = std::max(n_tokens, other.n_tokens);
-  descriptor_bytes = std::max(descriptor_bytes, other.descriptor_bytes);
-  workspace_bytes = std::max(workspace_bytes, other.workspace_bytes);
-  step_sequences = std::max(step_sequences, other.step_sequences);
-  step_described = std::max(step_described, other.step_described);
-  step_bytes = std::max(step_bytes, other.step_bytes);
-  n_evicted = std::max(n_evicted, other.n_evicted);
-  streams = std::max(streams, other.streams);
-  prefill_bytes = std::max(prefill_bytes, other.prefill_bytes);
-}
-
-DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size) {
-  constexpr int64_t kLeastTokens = 16;
+int64_t workspace_bytes(const Device& device, const Layer& layer, int64_t n_sequences, int64_t q_len) {
   DeviceAttend call;
   call.layer = &layer;
   call.pages.page_len = kDevicePageLen;
-  call.sequences.n_sequences = static_cast<int32_t>(size.n_sequences);
-  call.sequences.max_q_len = static_cast<int32_t>(size.q_len);
-  DeviceLimits limits;
-  limits.n_tokens = power_of_two(std::clamp(size.n_tokens, kLeastTokens, DeviceSession::kMostTokens));
-  limits.descriptor_bytes =
-      power_of_two((size.n_sequences * size.n_described + size.n_pieces + size.n_rebuilt_parts) *
-                       static_cast<int64_t>(sizeof(DeviceSequence)) +
-                   (size.n_pages + size.n_stream_pages + 2 * size.n_rebuilt_pages) * static_cast<int64_t>(sizeof(int64_t)));
-  limits.streams = size.n_pieces + size.n_rebuilt_parts > 0 ? 1 : 0;
-  limits.workspace_bytes = device.table->workspace_bytes(device.self, &call);
-  // Less than evict_len tokens are too many in a window before a call.
-  if (size.evict_len > 0) limits.n_evicted = power_of_two(limits.n_tokens + size.n_sequences * (size.evict_len - 1));
-  return limits;
+  call.sequences.n_sequences = static_cast<int32_t>(n_sequences);
+  call.sequences.max_q_len = static_cast<int32_t>(q_len);
+  return device.table->workspace_bytes(device.self, &call);
 }
 
-DeviceLimits step_limits(const std::vector<Layer>& layers, const CallSize& size, const DeviceLimits& before) {
-  DeviceLimits limits;
-  limits.step_sequences = std::max(power_of_two(std::max<int64_t>(size.n_sequences, 1)), before.step_sequences);
-  limits.step_described = size.n_described;
-  limits.step_bytes = static_cast<int64_t>(layers.size()) * size.n_described * limits.step_sequences *
-                          static_cast<int64_t>(sizeof(DeviceSequence)) +
-                      power_of_two(std::max<int64_t>(size.n_pages, 1)) * static_cast<int64_t>(sizeof(int64_t));
-  return limits;
+void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
+  constexpr int64_t kLeastTokens = 16;
+  const auto n_sequences = static_cast<int64_t>(shape.sequences.size());
+  const int64_t page_len = terms.store.page_len, n_pages = ring_pages(terms.options, page_len, shape.most_queries);
+  for (const SequenceShape& sequence : shape.sequences) needs->window_pages += std::max(sequence.window_pages, n_pages);
+  needs->slot_rows = power_of_two(std::clamp(shape.n_tokens(), kLeastTokens, DeviceSession::kMostTokens));
+  needs->add_descriptors(n_sequences * terms.n_described(), needs->window_pages);
+  needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, n_sequences, shape.most_queries);
+  // Less than evict_len tokens are too many in a window before a call.
+  const int64_t evict_len = evicted_at_once(policy_of_layer(terms.policy, *shape.layer), terms.options, page_len);
+  if (evict_len > 0) needs->n_evicted = power_of_two(needs->slot_rows + n_sequences * (evict_len - 1));
+}
+
+// All layers' descriptors have one size. needs: those of the ticket.
+void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
+  needs->step_sequences = power_of_two(std::max<int64_t>(std::ssize(shape.sequences), 1));
+  needs->step_described = terms.n_described();
+  needs->step_pages = power_of_two(std::max<int64_t>(needs->window_pages, 1));
 }
 
 namespace {
@@ -118,18 +102,20 @@ int64_t n_tasks_of(size_t n_layers) { return power_of_two(std::max(kLeastTasks, 
 
 int64_t n_steps_of(size_t n_layers) { return n_tasks_of(n_layers) / static_cast<int64_t>(n_layers) + 1; }
 
-SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits) {
+SessionWork make_session_work(const std::vector<Layer>& layers, const Reservation& needs) {
   SessionWork work;
   int64_t o_bytes = 0, lse_bytes = 0, q_bytes = 0;
   for (const Layer& layer : layers) {
-    const int64_t n_rows = limits.n_tokens * layer.n_q_heads;
-    work.slot_bytes = std::max(work.slot_bytes, make_slot_layout(layer, limits).bytes);
+    const int64_t n_rows = needs.slot_rows * layer.n_q_heads;
+    work.slot_bytes = std::max(work.slot_bytes, make_slot_layout(layer, needs).bytes);
     o_bytes = std::max(o_bytes, n_rows * layer.v_head_dim * 4);
     lse_bytes = std::max(lse_bytes, n_rows * 4);
     if (rotates_queries(layer)) q_bytes = std::max(q_bytes, n_rows * layer.k_head_dim * 4);
   }
-  work.upload_bytes = device_aligned(limits.descriptor_bytes);
-  work.step_bytes = device_aligned(limits.step_bytes);
+  work.upload_bytes = device_aligned(needs.descriptor_bytes);
+  const int64_t n_of_step = static_cast<int64_t>(layers.size()) * needs.step_described * needs.step_sequences;
+  work.step_bytes = device_aligned(n_of_step * static_cast<int64_t>(sizeof(DeviceSequence)) +
+                                   needs.step_pages * static_cast<int64_t>(sizeof(int64_t)));
   work.shared_bytes = device_aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
                       n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;
   work.streamed_at = work.shared_bytes;
@@ -140,10 +126,10 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimi
   work.lse_at = work.o_at + device_aligned(o_bytes);
   work.q_at = work.lse_at + device_aligned(lse_bytes);
   work.part_o_at = work.q_at + device_aligned(q_bytes);
-  work.part_lse_at = work.part_o_at + limits.streams * device_aligned(o_bytes);
-  work.prefill_at = work.part_lse_at + limits.streams * device_aligned(lse_bytes);
-  work.workspace_at = work.prefill_at + device_aligned(limits.prefill_bytes);
-  work.work_bytes = work.workspace_at + device_aligned(limits.workspace_bytes);
+  work.part_lse_at = work.part_o_at + needs.has_part_states * device_aligned(o_bytes);
+  work.prefill_at = work.part_lse_at + needs.has_part_states * device_aligned(lse_bytes);
+  work.workspace_at = work.prefill_at + device_aligned(needs.prefill_bytes);
+  work.work_bytes = work.workspace_at + device_aligned(needs.workspace_bytes);
   return work;
 }
 
@@ -160,15 +146,20 @@ DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& lay
     if (geometry_.layers[l].maw_at >= 0) most_heads = std::max<int64_t>(most_heads, layers[l].n_q_heads);
   maw_page_.resize(static_cast<size_t>(most_heads * kDevicePageLen));
   for (Layer& layer : plain_layers_) layer.sliding_window = 0;
-  if (window_len <= 0) return;
-  for (Layer& layer : windowed_layers_)
-    layer.sliding_window = layer.sliding_window > 0 ? std::min(layer.sliding_window, window_len) : window_len;
+  for (Layer& layer : windowed_layers_) layer = windowed_layer(layer, window_len);
+}
+
+Layer windowed_layer(const Layer& layer, int64_t window_len) {
+  Layer windowed = layer;
+  if (window_len > 0)
+    windowed.sliding_window = layer.sliding_window > 0 ? std::min(layer.sliding_window, window_len) : window_len;
+  return windowed;
 }
 
 Status check_layers(const Device& device, const std::vector<Layer>& layers) {
-  if (layers.size() > CallShape::kMostLayers)
+  if (layers.size() > TicketShape::kMostLayers)
     return fail(TANDEM_ERROR_UNSUPPORTED, "model", "model has %zu layers, sessions on a device have %d at most",
-                layers.size(), CallShape::kMostLayers);
+                layers.size(), TicketShape::kMostLayers);
   for (size_t l = 0; l < layers.size(); ++l) {
     const Layer& layer = layers[l];
     DeviceError error;
@@ -220,16 +211,19 @@ Status DeviceSession::upload_constants() {
   return call_device(device_, &DeviceTable::wait, stream);
 }
 
-Status DeviceSession::most_queries(size_t layer_idx, int64_t wanted, int64_t* n) {
-  int64_t& most = most_queries_[layer_idx];
+Status most_queries(const Device& device, const Layer& windowed, int64_t* n) {
   DeviceError error;
   const auto asks = [&](int64_t q_len) {
-    return device_.table->supports(device_.self, &windowed_layers_[layer_idx], static_cast<int32_t>(q_len), &error);
+    return device.table->supports(device.self, &windowed, static_cast<int32_t>(q_len), &error);
   };
-  if (most == 0) {
-    if (const int32_t code = asks(1); code != TANDEM_OK) return device_status(code, error);
-    for (most = kMostTokens; most > 1 && asks(most) != TANDEM_OK;) most /= 2;
-  }
+  if (const int32_t code = asks(1); code != TANDEM_OK) return device_status(code, error);
+  for (*n = DeviceSession::kMostTokens; *n > 1 && asks(*n) != TANDEM_OK;) *n /= 2;
+  return {};
+}
+
+Status DeviceSession::most_queries(size_t layer_idx, int64_t wanted, int64_t* n) {
+  int64_t& most = most_queries_[layer_idx];
+  if (most == 0) TANDEM_TRY(tandem::most_queries(device_, windowed_layers_[layer_idx], &most));
   *n = std::min(most, wanted);
   return {};
 }
@@ -240,15 +234,16 @@ Status DeviceSession::reserve_window(DeviceWindow& window, int64_t n_pages, int6
   return {};
 }
 
-Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
-  DeviceLimits all = limits_;
-  all.include(limits);
-  if (all == limits_) return {};
+Status DeviceSession::hold(const Reservation& needs, void* stream) {
+  Reservation all = held_;
+  all.include(needs);
+  all.window_pages = 0;  // windows are the sequences' own
+  if (all == held_) return {};
   if (is_frozen_)
     return fail(TANDEM_ERROR_CAPACITY, "q_lens",
                 "more tokens, sequences or pages than before the session's first captured call: graphs hold what there was "
                 "(%lld tokens, %lld sequences)",
-                static_cast<long long>(limits_.n_tokens), static_cast<long long>(limits_.step_sequences));
+                static_cast<long long>(held_.slot_rows), static_cast<long long>(held_.step_sequences));
   const SessionWork layout = make_session_work(plain_layers_, all);
   void *shared = nullptr, *shared_device = nullptr;
   TANDEM_TRY(call_device(device_, &DeviceTable::allocate_shared, layout.shared_bytes, &shared, &shared_device));
@@ -261,7 +256,7 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   if (status.ok()) status = call_device(device_, &DeviceTable::wait, stream);
   if (!status.ok()) {
     device_.table->release_shared(device_.self, shared);
-    if (work_.bytes() == 0) limits_ = {};  // it made room in vain: the next call begins with nothing
+    if (work_.bytes() == 0) held_ = {};  // it made room in vain: the next call begins with nothing
     return status;
   }
   hand_over_->restart(static_cast<ExchangeFlags*>(shared));
@@ -269,7 +264,7 @@ Status DeviceSession::reserve(const DeviceLimits& limits, void* stream) {
   shared_ = static_cast<std::byte*>(shared);
   shared_device_ = static_cast<std::byte*>(shared_device);
   work_.swap(work);
-  limits_ = all;
+  held_ = all;
   layout_ = layout;
   return {};
 }
@@ -288,7 +283,7 @@ Status DeviceSession::make_room_for_work(Status lack, int64_t bytes, void* strea
   if (restored.ok()) restored = start_over(stream);
   if (!restored.ok()) {  // the next call begins with nothing
     work_ = Buffer();
-    limits_ = {};
+    held_ = {};
   }
   return lack;
 }
@@ -302,7 +297,7 @@ Status DeviceSession::start_over(void* stream) {
 }
 
 DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
-  const SlotLayout slot = make_slot_layout(plain_layers_[layer_idx], limits_);
+  const SlotLayout slot = make_slot_layout(plain_layers_[layer_idx], held_);
   DeviceExchange exchange;
   exchange.flags = reinterpret_cast<ExchangeFlags*>(shared_device_);
   exchange.slots = shared_device_ + device_aligned(sizeof(ExchangeFlags));
@@ -310,14 +305,14 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
   exchange.slot_bytes = layout_.slot_bytes;
   exchange.timeout_ns = kTimeoutNs;
   exchange.n_slots = kSlots;
-  exchange.n_rows = static_cast<int32_t>(limits_.n_tokens);
+  exchange.n_rows = static_cast<int32_t>(held_.slot_rows);
   exchange.q_at = slot.q_at;
   exchange.o_at = slot.o_at;
   exchange.lse_at = slot.lse_at;
   std::copy(std::begin(slot.rows_at), std::end(slot.rows_at), exchange.rows_at);
   exchange.x_at = slot.x_at;
   exchange.maw_at = slot.maw_at;
-  exchange.n_evicted = static_cast<int32_t>(limits_.n_evicted);
+  exchange.n_evicted = static_cast<int32_t>(held_.n_evicted);
   return exchange;
 }
 

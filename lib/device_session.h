@@ -18,6 +18,7 @@
 
 #include "lib/device_window.h"
 #include "lib/hand_over.h"
+#include "lib/reserve.h"
 #include "lib/routes/recompute.h"
 #include "lib/routes/side_stream.h"
 #include "lib/routes/stream_buffers.h"
@@ -26,32 +27,8 @@ namespace tandem {
 
 class Cache;
 
-// What calls may come to; grows alone.
-struct DeviceLimits {
-  int64_t n_tokens = 0;                        // of a call
-  int64_t descriptor_bytes = 0;                // DeviceSequences and page tables
-  int64_t workspace_bytes = 0;                 // of attend()
-  int64_t step_sequences = 0, step_bytes = 0;  // of a planned step: in each layer; descriptors of all layers
-  int64_t step_described = 0;                  // of a sequence and layer of it
-  int64_t n_evicted = 0;                       // tokens that leave windows with a call, where their MAW are kept
-  int64_t streams = 0;                         // 1: a call's keys may come in pieces, whose states need room
-  int64_t prefill_bytes = 0;                   // of long appends' keys and states (lib/routes/prefill_size.h)
-
-  void include(const DeviceLimits& other);
-  bool operator==(const DeviceLimits& other) const = default;
-};
-
-// What a call comes to.
-struct CallSize {
-  int64_t n_tokens = 0, n_sequences = 0, q_len = 0, n_pages = 0;  // q_len: the most of a sequence; n_pages: of all windows
-  int64_t evict_len = 0;                                          // tokens that leave a window at once; 0: nobody asks
-  int64_t n_described = 1;                                        // descriptors of a sequence: 2 with streaming heads
-  int64_t n_pieces = 0, n_stream_pages = 0;                       // of a call that streams: pieces; pages of a buffer
-  int64_t n_rebuilt_parts = 0, n_rebuilt_pages = 0;               // of a call that rebuilds: in all pieces
-};
-DeviceLimits device_limits(const Device& device, const Layer& layer, const CallSize& size);
-// Of all layers at once, with room for `before` as well: descriptors of layers have one size.
-DeviceLimits step_limits(const std::vector<Layer>& layers, const CallSize& size, const DeviceLimits& before);
+// Of attend() for calls of up to q_len queries in each of n_sequences sequences.
+int64_t workspace_bytes(const Device& device, const Layer& layer, int64_t n_sequences, int64_t q_len);
 int64_t constants_bytes(const std::vector<Layer>& layers);  // learned sinks, and angles of RoPE
 
 struct SessionWork {
@@ -61,13 +38,17 @@ struct SessionWork {
           workspace_at = 0;
   int64_t work_bytes = 0;
 };
-SessionWork make_session_work(const std::vector<Layer>& layers, const DeviceLimits& limits);
+SessionWork make_session_work(const std::vector<Layer>& layers, const Reservation& needs);
 inline constexpr int64_t kLeastTasks = 64;
 int64_t n_tasks_of(size_t n_layers);  // two steps' at least
 int64_t n_steps_of(size_t n_layers);  // more than these tasks are of
 
 // UNSUPPORTED where the device could attend no call of some layer, with the module's reason, the layer's types and dims.
 Status check_layers(const Device& device, const std::vector<Layer>& layers);
+// As kernels are told of a layer in calls of several queries a sequence. window_len: SizeTerms::exact_window().
+Layer windowed_layer(const Layer& layer, int64_t window_len);
+// The most queries of a sequence, a power of two up to kMostTokens, that the module has kernels for. UNSUPPORTED.
+Status most_queries(const Device& device, const Layer& windowed, int64_t* n);
 
 class DeviceSession {
  public:
@@ -86,11 +67,11 @@ class DeviceSession {
   const Layer& layer(size_t layer_idx, bool has_several) const {
     return has_several ? windowed_layers_[layer_idx] : plain_layers_[layer_idx];
   }
-  // The most queries of a sequence, a power of two up to kMostTokens, that the module has kernels for. UNSUPPORTED.
+  // As many as wanted, or as the module has kernels for.
   Status most_queries(size_t layer_idx, int64_t wanted, int64_t* n);
-  // Room for calls of these limits: waits for the stream where there was less. CAPACITY once it is frozen.
-  Status reserve(const DeviceLimits& limits, void* stream);
-  const DeviceLimits& limits() const { return limits_; }
+  // Allocates memory for calls of this size: waits for the stream where there was less. CAPACITY once it is frozen.
+  Status hold(const Reservation& needs, void* stream);
+  const Reservation& held() const { return held_; }
   void freeze() { is_frozen_ = true; }
   bool is_frozen() const { return is_frozen_; }
   // After a step that was not done as planned, when the stream is idle: tickets begin again, in the memory that graphs hold.
@@ -104,15 +85,13 @@ class DeviceSession {
   std::byte* step_descriptors() const { return work_.data() + layout_.step_at; }
   // In either: descriptors of each layer, then the page tables.
   int64_t step_layer_at(int64_t layer_idx) const {
-    return layer_idx * limits_.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence));
+    return layer_idx * held_.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence));
   }
   // Those of streaming heads, behind all others, where there are any.
   int64_t step_streaming_at(int64_t layer_idx) const {
     return step_layer_at(static_cast<int64_t>(plain_layers_.size()) + layer_idx);
   }
-  int64_t step_tables_at() const {
-    return step_layer_at(static_cast<int64_t>(plain_layers_.size()) * limits_.step_described);
-  }
+  int64_t step_tables_at() const { return step_layer_at(static_cast<int64_t>(plain_layers_.size()) * held_.step_described); }
   // Null until reserve_stream(). What says that a task's keys have left the host: as the host sees it, as the device does.
   StreamBuffers* stream() const { return stream_.get(); }
   Status reserve_side();  // likewise
@@ -159,7 +138,7 @@ class DeviceSession {
   std::vector<Layer> plain_layers_, windowed_layers_;
   Tier& device_tier_;
   WindowGeometry geometry_;
-  DeviceLimits limits_;
+  Reservation held_;
   bool is_frozen_ = false;
   SessionWork layout_;
   std::byte* shared_ = nullptr;         // as the host sees it

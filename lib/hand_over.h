@@ -64,7 +64,7 @@ struct LateCall {
 };
 
 // What a call was made for, as its slot's header says: a graph that was captured for less than a step has is of no use.
-struct CallShape {
+struct TicketShape {
   static constexpr int32_t kMostLayers = 4096;
   int32_t layer_idx = 0;  // below that
   int32_t n_sequences = 0;
@@ -102,7 +102,7 @@ struct HandOverPart {
 struct HandOverTask {
   uint64_t idx = 0;     // of all tasks
   uint64_t ticket = 0;  // as the device counts
-  CallShape shape;
+  TicketShape shape;
   const SlotHeader* header = nullptr;
   uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
   const StoreGeometry::LayerPlanes* planes = nullptr;

@@ -6,13 +6,8 @@
 #include "lib/cache.h"
 #include "lib/device_projections.h"
 #include "lib/device_session.h"
-#include "lib/dtype.h"
 #include "lib/placement.h"
-#include "lib/routes/call_plan.h"
-#include "lib/routes/prefill_size.h"
-#include "lib/routes/recompute.h"
-#include "lib/routes/route.h"
-#include "lib/routes/stream_pieces.h"
+#include "lib/routes/routes_taken.h"
 #include "lib/sequence_state.h"
 
 namespace tandem {
@@ -41,163 +36,83 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry
   return bytes;
 }
 
-// Sessions take these at the first calls of as many sequences (lib/device_session.h). page_bytes: of windows; limits: what
-// calls and steps come to beside `size`.
-Status plan_device(const Engine& engine, const std::vector<Layer>& layers, int64_t page_bytes, const CallSize& size,
-                   DeviceLimits limits, tandem_memory_plan* plan) {
-  plan->device_window_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
-  if (engine.device() == nullptr || size.n_sequences == 0) return {};
-  const int64_t window_len = size.n_pages / size.n_sequences * kDevicePageLen;
-  if (static_cast<double>(size.n_pages) * static_cast<double>(page_bytes) > 0x1p61)
-    return fail(TANDEM_ERROR_CAPACITY, "window_tokens", "windows of %lld tokens in %lld sequences are more than 2^61 bytes",
-                static_cast<long long>(window_len), static_cast<long long>(size.n_sequences));
-  plan->device_window_bytes = size.n_pages * page_bytes;
-  for (const Layer& layer : layers) limits.include(device_limits(*engine.device(), layer, size));
-  const SessionWork work = make_session_work(layers, limits);
-  plan->device_work_bytes = work.work_bytes + constants_bytes(layers);
-  plan->shared_bytes = work.shared_bytes;
+// What calls need that append the last tokens of each sequence.
+struct PlannedCalls {
+  const SizeTerms& terms;
+  Reservation needs;
+  bool streams_keys = false;
+  std::vector<Layer> rebuilt = {};  // layers whose keys are made of hidden states
+
+  // One call. Returns whether keys cross the bus.
+  Status add(const CallShape& shape, bool* streams) {
+    RoutesTaken taken = possible_routes(terms, shape);
+    *streams = taken.streams;
+    if (taken.streams) TANDEM_TRY(size_long(terms, shape, &taken.prefill));
+    needs.include(reserve_call(terms, shape, taken));
+    streams_keys = streams_keys || (taken.streams && terms.routes.streams_keys());
+    if (taken.rebuilds && (rebuilt.empty() || rebuilt.back().projection != shape.layer->projection))
+      rebuilt.push_back(*shape.layer);
+    return {};
+  }
+};
+
+// The calls of a layer: one of all sequences and, where keys cross the bus, one of each, whose pieces may be laid out
+// otherwise.
+Status add_layer(const CallShape& all, PlannedCalls* calls) {
+  bool streams = false;
+  TANDEM_TRY(calls->add(all, &streams));
+  for (size_t i = 0; streams && i < all.sequences.size(); ++i) {
+    CallShape one = all;
+    one.sequences = all.sequences.subspan(i, 1);
+    one.most_queries = std::min(all.most_queries, calls->terms.wanted_queries(one));
+    bool ignored = false;
+    if (i == 0 || one.sequences[0].length != all.sequences[i - 1].length) TANDEM_TRY(calls->add(one, &ignored));
+  }
   return {};
 }
 
-// What calls may stream of sequences of kv_lens, whose last tokens they append.
-struct Streaming {
-  const Policy& policy;
-  const PolicyOptions& options;
-  const RouteOptions& routes;
-  const StoreGeometry& store;
-  std::span<const int64_t> kv_lens;
-  std::span<const HeadKinds> heads;
-
-  const HeadKinds* kinds(size_t l) const { return kinds_of_layer(heads, l); }
-  int64_t appended(int64_t kv_len) const { return std::min(kv_len, std::max<int64_t>(1, routes.append_tokens)); }
-  // "auto" has a layer's keys sent where it is worth planning, unless the CPU is faster, which is not known here.
-  bool may_stream(const std::vector<Layer>& layers, size_t l) const {
-    const Layer& layer = retrieval_layer(kinds(l), layers[l]);
-    if (layer.n_kv_heads == 0) return false;
-    if (routes.route == Route::kHost || layer.rope != nullptr || !can_stream(policy_of_layer(policy, layer))) return false;
-    int64_t n_tokens = 0;
+// Sequences have a token at least.
+Status plan_calls(const SizeTerms& terms, std::span<const int64_t> kv_lens, PlannedCalls* calls) {
+  std::vector<std::vector<SequenceShape>> sequences(terms.layers.size());
+  std::vector<CallShape> shapes;
+  int64_t n_pages = 0;
+  for (size_t l = 0; l < terms.layers.size(); ++l) {
+    const Layer& layer = terms.layers[l];
     for (const int64_t kv_len : kv_lens) {
-      const TokenRange tokens = streamed(layer, kv_len);
-      n_tokens += tokens.end - tokens.begin;
+      const int64_t length = std::max<int64_t>(1, kv_len), q_len = std::max<int64_t>(1, terms.routes.append_tokens);
+      sequences[l].push_back(planned_sequence(layer, length, std::min(length, q_len)));
     }
-    return routes.always_streams() || is_worth_planning(n_tokens * token_kv_bytes(layer));
+    CallShape& shape = shapes.emplace_back(CallShape{&layer, l, sequences[l]});
+    TANDEM_TRY(most_queries(*terms.device, windowed_layer(layer, terms.exact_window()), &shape.most_queries));
+    shape.most_queries = std::min(shape.most_queries, terms.wanted_queries(shape));
+    n_pages = std::max(n_pages, ring_pages(terms.options, terms.store.page_len, shape.most_queries));
   }
-  bool may_stream(const std::vector<Layer>& layers) const {
-    for (size_t l = 0; l < layers.size(); ++l)
-      if (may_stream(layers, l)) return true;
-    return false;
+  const auto n_sequences = static_cast<int64_t>(kv_lens.size());
+  if (static_cast<double>(n_sequences * n_pages) * static_cast<double>(terms.window->page_bytes) > 0x1p61)
+    return fail(TANDEM_ERROR_CAPACITY, "window_tokens", "windows of %lld tokens in %lld sequences are more than 2^61 bytes",
+                static_cast<long long>(n_pages * kDevicePageLen), static_cast<long long>(n_sequences));
+  for (size_t l = 0; l < shapes.size(); ++l) {
+    for (SequenceShape& sequence : sequences[l]) sequence.window_pages = n_pages;  // a window serves all layers
+    TANDEM_TRY(add_layer(shapes[l], calls));
   }
-  TokenRange streamed(const Layer& layer, int64_t kv_len) const {
-    const int64_t n = appended(kv_len);
-    const int64_t last = n > DeviceSession::kMostTokens ? kv_len - 1 : kv_len - n;  // the first query of the last chunk
-    return outside_of(layer, options, store.page_len, kv_len - n, last);
-  }
-};
-
-// Of the layer that takes most of each.
-void add_pieces(const std::vector<Layer>& layers, const std::vector<StreamLayout>& streams, const Streaming& calls,
-                CallSize* size) {
-  for (size_t l = 0; l < layers.size(); ++l) {
-    if (!calls.may_stream(layers, l)) continue;
-    int64_t n = 0, longest = 0;
-    for (const int64_t kv_len : calls.kv_lens) {
-      const TokenRange tokens = calls.streamed(layers[l], kv_len);
-      longest = std::max(longest, tokens.end - tokens.begin);
-    }
-    const StreamLayout layout = shorten_pages(layers[l], streams[l], longest);
-    for (const int64_t kv_len : calls.kv_lens) {
-      const TokenRange tokens = calls.streamed(layers[l], kv_len);
-      n += count_pieces(layout, HeadRuns::retrieval(calls.kinds(l), layers[l]).get(), tokens.begin, tokens.end);
-    }
-    size->n_pieces = std::max(size->n_pieces, n);
-    size->n_stream_pages = std::max(size->n_stream_pages, layout.n_pages);
-  }
+  return {};
 }
 
-// Likewise.
-void add_rebuilt_parts(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts, const Streaming& calls,
-                       CallSize* size) {
-  for (size_t l = 0; l < layers.size(); ++l) {
-    if (!calls.may_stream(layers, l)) continue;
-    RebuiltCount count;
-    for (const int64_t kv_len : calls.kv_lens) {
-      const TokenRange tokens = calls.streamed(layers[l], kv_len);
-      count.add(tokens.end - tokens.begin, 1);
-    }
-    size->n_rebuilt_parts = std::max(size->n_rebuilt_parts, count.all_parts(layouts[l]));
-    size->n_rebuilt_pages = std::max(size->n_rebuilt_pages, count.n_pages);
-  }
-}
-
-// What crosses the bus, and what a session takes for that.
-struct RouteLayouts {
-  std::vector<StreamLayout> streams;
-  std::vector<RebuildLayout> rebuilt;
-};
-
-Status plan_routes(const Engine& engine, const std::vector<Layer>& layers, const Policy& policy, const Streaming& calls,
-                   RouteLayouts* made, tandem_memory_plan* plan) {
-  const RouteOptions& routes = calls.routes;
+Status plan_device(const SizeTerms& terms, std::span<const int64_t> kv_lens, tandem_memory_plan* plan) {
+  plan->device_window_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
   plan->device_stream_bytes = plan->device_weights_bytes = 0;
-  if (engine.device() == nullptr || routes.route == Route::kHost) return {};
-  TANDEM_TRY(make_stream_layouts(layers, policy, calls.store.extent_len(), routes, &made->streams));
-  TANDEM_TRY(find_rebuild_layouts(*engine.device(), layers, policy, routes, !calls.heads.empty(), &made->rebuilt));
-  if (calls.kv_lens.empty() || (routes.route == Route::kAuto && !calls.may_stream(layers))) return {};
-  if (!made->streams.empty() && routes.streams_keys())
-    plan->device_stream_bytes = StreamBuffers::kBuffers * routes.buffer_bytes;
-  if (made->rebuilt.empty()) return {};
-  plan->device_stream_bytes += RebuildBuffers::bytes_of(*engine.device(), layers, made->rebuilt);
-  plan->device_weights_bytes = ProjectionsOnDevice::bytes_of(layers);
+  if (terms.device == nullptr || kv_lens.empty()) return {};
+  PlannedCalls calls{terms, {}};
+  TANDEM_TRY(plan_calls(terms, kv_lens, &calls));
+  const SessionWork work = make_session_work(terms.layers, calls.needs);
+  plan->device_window_bytes = calls.needs.window_pages * terms.window->page_bytes;
+  plan->device_work_bytes = work.work_bytes + constants_bytes(terms.layers);
+  plan->shared_bytes = work.shared_bytes;
+  if (calls.streams_keys) plan->device_stream_bytes = StreamBuffers::kBuffers * terms.routes.buffer_bytes;
+  if (calls.rebuilt.empty()) return {};
+  plan->device_stream_bytes += RebuildBuffers::bytes_of(*terms.device, terms.layers, terms.rebuilt);
+  plan->device_weights_bytes = ProjectionsOnDevice::bytes_of(calls.rebuilt);
   return {};
-}
-
-// Long appends, each in a call of its own (lib/routes/prefill.cc).
-Status add_prefill(const Device& device, const std::vector<Layer>& layers, const WindowGeometry& window,
-                   const Streaming& calls, DeviceLimits* limits) {
-  for (size_t l = 0; l < layers.size(); ++l)
-    for (const int64_t kv_len : calls.kv_lens) {
-      if (!calls.may_stream(layers, l) || rotates_queries(layers[l])) break;
-      const int64_t n = calls.appended(kv_len);
-      const TokenRange tokens = calls.streamed(layers[l], kv_len);
-      if (n <= DeviceSession::kMostTokens || tokens.begin >= tokens.end) continue;
-      const PrefillTerms terms{calls.store.extent_len(), calls.routes.buffer_bytes,  device.info.n_multiprocessors,
-                               calls.routes.piece_heads, calls.routes.append_tokens, window.layers[l].bytes};
-      PrefillSize size;
-      TANDEM_TRY(size_prefill(layers[l], terms, n, keys_of_append(layers[l], calls.options, calls.store.page_len, kv_len, n),
-                              &size));
-      limits->include(
-          prefill_limits(device, layers[l], size,
-                         count_prefill_pieces(size.layout, calls.kinds(l), layers[l], tokens, calls.options.sink_len),
-                         ring_pages(calls.options, calls.store.page_len, size.room_tokens)));
-    }
-  return {};
-}
-
-// Of the first calls of all sequences.
-Status plan_calls(const Engine& engine, const std::vector<Layer>& layers, const Policy& policy, const Streaming& calls,
-                  const RouteLayouts& made, tandem_memory_plan* plan) {
-  const auto n_sequences = static_cast<int64_t>(calls.kv_lens.size());
-  const int64_t page_len = calls.store.page_len;
-  int64_t q_len = 1, n_tokens = 0;
-  for (const int64_t kv_len : calls.kv_lens) {
-    n_tokens += std::max<int64_t>(1, calls.appended(kv_len));
-    q_len = std::max(q_len, std::min(calls.appended(kv_len), DeviceSession::kMostTokens));
-  }
-  CallSize size{n_tokens,
-                n_sequences,
-                q_len,
-                n_sequences * ring_pages(calls.options, page_len, q_len),
-                evicted_at_once(policy, calls.options, page_len),
-                calls.heads.empty() ? 1 : 2};
-  const WindowGeometry window = make_window_geometry(layers, policy);
-  DeviceLimits limits;
-  if (calls.routes.plans_steps()) limits = step_limits(layers, size, limits);
-  if (!made.streams.empty()) {
-    if (calls.routes.streams_keys()) add_pieces(layers, made.streams, calls, &size);
-    if (!made.rebuilt.empty()) add_rebuilt_parts(layers, made.rebuilt, calls, &size);
-    if (calls.routes.appends_at_once()) TANDEM_TRY(add_prefill(*engine.device(), layers, window, calls, &limits));
-  }
-  return plan_device(engine, layers, window.page_bytes, size, limits, plan);
 }
 
 }  // namespace
@@ -239,10 +154,15 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->host_kv_bytes = n_extents * geometry.extent_bytes;
   plan->host_session_bytes = bytes.state;
   plan->selection_max_bytes = bytes.selection;
-  const Streaming calls{*policy, options, routes, geometry, kv_lens, heads};
-  RouteLayouts made;
-  TANDEM_TRY(plan_routes(engine, layers, *policy, calls, &made, plan));
-  TANDEM_TRY(plan_calls(engine, layers, *policy, calls, made, plan));
+  std::vector<StreamLayout> streams;
+  std::vector<RebuildLayout> rebuilt;
+  if (engine.device() != nullptr && routes.route != Route::kHost) {
+    TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes, &streams));
+    TANDEM_TRY(find_rebuild_layouts(*engine.device(), layers, *policy, routes, !heads.empty(), &rebuilt));
+  }
+  const WindowGeometry window = make_window_geometry(layers, *policy);
+  TANDEM_TRY(plan_device({engine.device(), layers, geometry, *policy, options, routes, heads, streams, rebuilt, &window},
+                         kv_lens, plan));
   plan->kv_token_bytes = geometry.token_bytes;
   plan->x_token_bytes = geometry.x_token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;

@@ -114,7 +114,19 @@ void Session::take_step_back() {
 
 const Policy& Session::layer_policy(const Layer& layer) const { return policy_of_layer(*policy_, layer); }
 
-int64_t Session::exact_window() const { return policy_->host_keys(false) == HostKeys::kSinks ? options_.window_len : -1; }
+SizeTerms Session::terms() const {
+  return {cache_->engine().device(),
+          cache_->layers(),
+          cache_->store().geometry(),
+          *policy_,
+          options_,
+          routes_,
+          heads_,
+          stream_layouts_,
+          rebuild_layouts_,
+          device_ != nullptr ? &device_->geometry() : nullptr,
+          most_prefill_bytes_};
+}
 
 SequenceState* Session::state(int64_t id) const {
   const auto found = states_.find(id);
@@ -235,21 +247,6 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
     }
   }
   return {};
-}
-
-int64_t Session::most_of_chunk() const {
-  const bool is_asked_for = routes_.append_tokens > 0 && !stream_layouts_.empty();
-  return is_asked_for ? std::min(routes_.append_tokens, DeviceSession::kMostTokens) : DeviceSession::kMostTokens;
-}
-
-PrefillTerms Session::prefill_terms(size_t layer_idx) const {
-  return {cache_->store().geometry().extent_len(),
-          routes_.buffer_bytes,
-          cache_->engine().device()->info.n_multiprocessors,
-          routes_.piece_heads,
-          routes_.append_tokens,
-          device_ != nullptr ? device_->geometry().layers[layer_idx].bytes : 0,
-          most_prefill_bytes_};
 }
 
 bool Session::is_settled() const {
@@ -397,11 +394,8 @@ void Session::on_remove(const Sequence& sequence, int64_t first, int64_t n_token
   }
 }
 
-// Where the window has outgrown its length: its begin moves, in whole blocks.
 int64_t Session::evicted_to(const LayerState& state, int64_t length) const {
-  const int64_t block = evict_len(options_.window_len, cache_->page_len());
-  const int64_t over = length - state.window_begin - options_.window_len;
-  return state.window_begin + (over >= block ? over / block * block : 0);
+  return outside_window(options_.window_len, cache_->page_len(), length, state.window_begin);
 }
 
 void Session::evict(LayerState& state, int64_t length) const { state.window_begin = evicted_to(state, length); }

@@ -17,8 +17,8 @@
 #include "lib/device_session.h"
 #include "lib/policies/policy.h"
 #include "lib/routes/call_plan.h"
-#include "lib/routes/prefill_size.h"
 #include "lib/routes/route.h"
+#include "lib/routes/routes_taken.h"
 #include "lib/sequence_state.h"
 #include "lib/streaming_heads.h"
 #include "lib/tensor.h"
@@ -160,8 +160,7 @@ class Session {
   void cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_tokens);
   // Of what is under way on the device, said once where calls may follow it: they start over. The cache's mutex is held.
   Status meet_fault(void* stream);
-  int64_t most_of_chunk() const;  // tokens of an append that has one ticket
-  PrefillTerms prefill_terms(size_t layer_idx) const;
+  SizeTerms terms() const;
   struct LongParts;
   Status try_long(const Layer& layer) const;
   Status plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64_t* n, LongParts* parts) const;
@@ -182,13 +181,9 @@ class Session {
   const Layer& outside_layer(size_t layer_idx) const {
     return retrieval_layer(head_kinds(layer_idx), cache_->layers()[layer_idx]);
   }
-  size_t n_described() const { return heads_.empty() ? 1 : 2; }  // descriptors of a sequence
-  int64_t exact_window() const;  // of a policy whose queries see sinks and the newest tokens alone; -1: they see more
-  bool takes_single_queries(const Layer& layer, const Sequence& sequence) const;
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
   void leave();
   void forget_all();
-  DeviceLimits room_for_steps(const CallSize& call) const;
   Status reserve_step(void* stream);
   Status plan_step(void* stream);
   Status end_plan(void* stream);
@@ -205,17 +200,13 @@ class Session {
   const Policy* policy_;
   PolicyOptions options_;
   RouteOptions routes_;
-  std::vector<HeadKinds> heads_;                  // [n_layers]; empty: no head streams
-  std::vector<StreamLayout> stream_layouts_;      // [n_layers]; empty: nothing is ever streamed
-  StreamLayout stream_layout_;                    // of the call at hand
-  std::vector<RebuildLayout> rebuild_layouts_;    // [n_layers]; empty: no keys are made of hidden states
-  std::vector<ProjectionBlocks> blocks_;          // [n_layers] or empty
-  const DeviceProjection* projection_ = nullptr;  // of the call at hand, where its keys are rebuilt
-  bool may_stream_ = false;                       // the call at hand: it has what that takes
-  bool may_rebuild_ = false;                      // likewise, for keys that are made of hidden states
-  bool refuses_streams_ = false;                  // there was no memory for them, which is said once
-  bool refuses_prefill_ = false;                  // likewise, for long appends' own chunks
-  int64_t most_prefill_bytes_ = INT64_MAX;        // of what these take: there was no memory for more
+  std::vector<HeadKinds> heads_;                // [n_layers]; empty: no head streams
+  std::vector<StreamLayout> stream_layouts_;    // [n_layers]; empty: nothing is ever streamed
+  std::vector<RebuildLayout> rebuild_layouts_;  // [n_layers]; empty: no keys are made of hidden states
+  std::vector<ProjectionBlocks> blocks_;        // [n_layers] or empty
+  bool refuses_streams_ = false;                // there was no memory for them, which is said once
+  bool refuses_prefill_ = false;                // likewise, for long appends' own chunks
+  int64_t most_prefill_bytes_ = INT64_MAX;      // of what these take: there was no memory for more
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> forgotten_;  // it may have memory of the device
   std::unique_ptr<AttendScratch> scratch_;

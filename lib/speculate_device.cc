@@ -25,11 +25,12 @@ Status AttendCall::check_guess() const {
               static_cast<long long>(args_.q.n_tokens), static_cast<long long>(DeviceSession::kMostTokens));
 }
 
-// Descriptors of each query, and positions. Nothing of a guess leaves a window.
-void AttendCall::add_guess(CallSize* size) const {
-  size->n_sequences += args_.q.n_tokens;
-  size->evict_len = 0;
-  size->n_pages += (args_.q.n_tokens + 1) / 2;
+// Descriptors of each query, and positions, half as long as a page table's entry. Nothing of a guess leaves a window.
+void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
+  const int64_t n_queries = shape.n_tokens(), n_all = n_queries + static_cast<int64_t>(shape.sequences.size());
+  needs->add_descriptors(n_queries, (n_queries + 1) / 2);
+  needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, n_all, shape.most_queries);
+  needs->n_evicted = 0;
 }
 
 void AttendCall::leave_guess_to_host(SequenceCall* call) {

@@ -18,13 +18,7 @@ constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
 
 }  // namespace
 
-// Windows of several queries are told apart by token indices, and hold something: sliding windows reach back in positions.
-bool Session::takes_single_queries(const Layer& layer, const Sequence& sequence) const {
-  return exact_window() == 0 || (!heads_.empty() && options_.window_len == 0) ||
-         (layer.sliding_window > 0 && !sequence.positions.empty());
-}
-
-// For calls of up to q_len queries. *n_pages: of windows, this one added.
+// For calls of up to q_len queries. *n_pages: of the window then.
 Status Session::reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages) {
   TANDEM_TRY(reserve_state(sequence, sequence.longest()));
   DeviceWindow& window = state(sequence.id)->window;
@@ -34,40 +28,34 @@ Status Session::reserve_window(const Sequence& sequence, int64_t q_len, int64_t*
   const bool grows = window.n_pages() > 0 && window.n_pages() < n_wanted;
   if (grows && sequence.shortest() < sequence.longest()) fetch_maw(sequence);
   TANDEM_TRY(device_->reserve_window(window, n_wanted, sequence.longest()));
-  *n_pages += window.n_pages();
+  *n_pages = window.n_pages();
   return {};
-}
-
-// Of as many sequences as the call has. What graphs hold does not grow any more: steps larger than that are refused.
-DeviceLimits Session::room_for_steps(const CallSize& call) const {
-  if (!routes_.plans_steps() || device_->is_frozen()) return {};
-  return step_limits(cache_->layers(), call, device_->limits());
 }
 
 // Windows and work space for the step. plan_: its sizes.
 Status Session::reserve_step(void* stream) {
-  const std::vector<Layer>& layers = cache_->layers();
-  for (size_t l = 0; l < layers.size(); ++l) {
+  const SizeTerms terms = this->terms();
+  std::vector<SequenceShape> sequences(step_.size());
+  std::vector<CallShape> shapes;
+  for (size_t i = 0; i < step_.size(); ++i) {
+    sequences[i].q_len = step_[i].q_len;
+    sequences[i].has_gaps = !cache_->find(step_[i].id)->positions.empty();
+  }
+  for (size_t l = 0; l < terms.layers.size(); ++l) {
+    shapes.push_back({&terms.layers[l], l, sequences, plan_.max_q_len});
     int64_t most = 0;
-    TANDEM_TRY(device_->most_queries(l, DeviceSession::kMostTokens, &most));
-    for (const StepSequence& step : step_)
-      if (takes_single_queries(layers[l], *cache_->find(step.id))) most = 1;
+    TANDEM_TRY(device_->most_queries(l, terms.takes_single_queries(shapes[l]) ? 1 : DeviceSession::kMostTokens, &most));
     if (plan_.max_q_len > most || plan_.n_tokens > DeviceSession::kMostTokens)
       return fail(TANDEM_ERROR_CAPACITY, "q_lens",
                   "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",
                   static_cast<long long>(plan_.max_q_len), static_cast<long long>(plan_.n_tokens),
                   static_cast<long long>(most), static_cast<long long>(DeviceSession::kMostTokens));
   }
-  CallSize size{plan_.n_tokens,
-                static_cast<int64_t>(step_.size()),
-                plan_.max_q_len,
-                0,
-                evicted_at_once(*policy_, options_, cache_->page_len()),
-                static_cast<int64_t>(n_described())};
-  for (const StepSequence& step : step_) TANDEM_TRY(reserve_window(*cache_->find(step.id), plan_.max_q_len, &size.n_pages));
-  DeviceLimits limits = step_limits(layers, size, device_->limits());
-  for (const Layer& layer : layers) limits.include(device_limits(device_->device(), layer, size));
-  return device_->reserve(limits, stream);
+  for (size_t i = 0; i < step_.size(); ++i)
+    TANDEM_TRY(reserve_window(*cache_->find(step_[i].id), plan_.max_q_len, &sequences[i].window_pages));
+  Reservation needs;
+  for (const CallShape& shape : shapes) needs.include(reserve_call(terms, shape, {}));
+  return device_->hold(needs, stream);
 }
 
 // The cache's mutex is held exclusively; the sequences of step_ have their pages.
@@ -77,8 +65,7 @@ Status Session::plan_step(void* stream) {
                 name_of(routes_.route));
   if (step_.empty())
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_sequences", "n_sequences = 0: a step on a stream has one at least");
-  may_stream_ = false;
-  if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, *policy_, exact_window(), &device_));
+  if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, *policy_, terms().exact_window(), &device_));
   HandOver& hand_over = device_->hand_over();
   bool captures = false;
   TANDEM_TRY(is_capturing(device_->device(), stream, &captures));
@@ -203,7 +190,7 @@ Status AttendCall::run_in_plan(bool captures) {
   sequences.page_tables = reinterpret_cast<const int64_t*>(device.step_descriptors() + device.step_tables_at());
   streaming_sequences_ =
       reinterpret_cast<const DeviceSequence*>(device.step_descriptors() + device.step_streaming_at(args_.layer_idx));
-  sequences.n_sequences = static_cast<int32_t>(device.limits().step_sequences);
+  sequences.n_sequences = static_cast<int32_t>(device.held().step_sequences);
   sequences.max_q_len = static_cast<int32_t>(session_.plan_.max_q_len);
   sequences.max_keys = kAnyKeys;
   TANDEM_TRY(launch(sequences, true, nullptr));

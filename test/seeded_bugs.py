@@ -139,8 +139,8 @@ BUGS = [
      "push_back(std::max<int64_t>(0, token -", "streaming_heads_test", "attends_on_the_host"),
     ("streaming heads have the others' first keys", "lib/streaming_heads.cc",
      "    to->begin = call.streaming_heads.keys.newest_begin;\n", "", "streaming_heads_test", "attends_on_a_device"),
-    ("keys of streaming heads cross the bus", "lib/routes/choose.cc", "cut_pieces(session_.stream_layout_, outside_runs_.get(),",
-     "cut_pieces(session_.stream_layout_, HeadRuns::retrieval(nullptr, layer_).get(),", "streaming_heads_test",
+    ("keys of streaming heads cross the bus", "lib/routes/choose.cc", "cut_pieces(taken_.layout, outside_runs_.get(),",
+     "cut_pieces(taken_.layout, HeadRuns::retrieval(nullptr, layer_).get(),", "streaming_heads_test",
      "streams_retrieval_heads_alone"),
 ]
 

@@ -58,10 +58,10 @@ constexpr int64_t evict_len(int64_t window_len, int64_t page_len) {
   const int64_t eighth = window_len / 8;
   return eighth < 1 ? 1 : eighth < page_len ? eighth : page_len;
 }
-// Where it begins before a call's tokens come, in a sequence of so many that has always been attended by one session.
-constexpr int64_t outside_window(int64_t window_len, int64_t page_len, int64_t length) {
-  const int64_t block = evict_len(window_len, page_len);
-  return length > window_len ? (length - window_len) / block * block : 0;
+// Where the window begins before tokens come to a sequence of `length` tokens, if it began at `begin` before.
+constexpr int64_t outside_window(int64_t window_len, int64_t page_len, int64_t length, int64_t begin = 0) {
+  const int64_t block = evict_len(window_len, page_len), over = length - begin - window_len;
+  return begin + (over >= block ? over / block * block : 0);
 }
 
 // Tokens whose MAW is looked at as they leave a window.

@@ -11,64 +11,62 @@
 #include <algorithm>
 
 #include "lib/attend_call.h"
+#include "lib/routes/routes_taken.h"
 #include "lib/routes/trial.h"
 
 namespace tandem {
 
-// What the last part of a call may find outside its window, where each has up to `most` queries of a sequence.
-TokenRange AttendCall::streamed_tokens(const SequenceCall& call, int64_t most) const {
-  const bool is_whole = call.q_len <= most && args_.q.n_tokens <= DeviceSession::kMostTokens;
-  const int64_t end = session_.evicted_to(*call.state, is_whole ? call.first_query : call.length - 1);
-  int64_t begin = outside_.n_kv_heads > 0 ? 0 : end;
-  if (layer_.sliding_window > 0)
-    begin = cache_.first_within(*call.sequence, call.sequence->position(call.first_query), layer_.sliding_window);
-  return {std::min(begin, end), end};
-}
-
-// size: gets what streaming takes, if anything will be streamed. Memory that "auto" cannot have leaves it with the CPU.
-Status AttendCall::reserve_stream(int64_t most, CallSize* size) {
-  session_.may_stream_ = false;
-  const Route route = session_.routes_.route;
-  if (route == Route::kHost || session_.stream_layouts_.empty() || !can_stream(policy_)) return {};
-  if (layer_.rope != nullptr || args_.speculative)
-    return {};  // the store has keys as they were before; a guess is the host's
-  int64_t n_tokens = 0, n_pieces = 0, longest = 0;
-  for (const SequenceCall& call : scratch_.calls) {
-    const TokenRange tokens = streamed_tokens(call, most);
+// The store has keys as they were before they are rotated; a guess is the host's.
+RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
+  const Layer& layer = *shape.layer;
+  const Layer& outside = retrieval_layer(terms.kinds(shape.layer_idx), layer);
+  if (terms.streams.empty() || !can_stream(policy_of_layer(terms.policy, layer)) || layer.rope != nullptr ||
+      shape.is_speculative || outside.n_kv_heads == 0)
+    return {};
+  int64_t n_tokens = 0, longest = 0;
+  for (const SequenceShape& sequence : shape.sequences) {
+    const TokenRange tokens = terms.streamed(shape, sequence);
     n_tokens += tokens.end - tokens.begin;
     longest = std::max(longest, tokens.end - tokens.begin);
   }
   if (n_tokens == 0) return {};
-  const StreamLayout layout = shorten_pages(layer_, session_.stream_layouts_[layer_idx_], longest);
-  for (const SequenceCall& call : scratch_.calls) {
-    const TokenRange tokens = streamed_tokens(call, most);
-    n_pieces += count_pieces(layout, outside_runs_.get(), tokens.begin, tokens.end);
-  }
-  session_.stream_layout_ = layout;
-  if (route == Route::kAuto) {
-    if (!is_worth_planning(n_tokens * token_kv_bytes(outside_)) || session_.refuses_streams_) return {};
-    if (Status status = try_unknown_routes(most); !status.ok()) return give_streams_up(std::move(status));
+  if (!terms.routes.always_streams() && !is_worth_planning(n_tokens * token_kv_bytes(outside))) return {};
+  RoutesTaken taken;
+  taken.streams = true;
+  taken.rebuilds = !terms.rebuilt.empty();
+  taken.layout = shorten_pages(layer, terms.streams[shape.layer_idx], longest);
+  return taken;
+}
+
+// Buffers for the routes of the call. Memory that "auto" cannot have leaves the keys with the CPU.
+Status AttendCall::take_routes(const CallShape& shape) {
+  const SizeTerms terms = session_.terms();
+  const RoutesTaken possible = possible_routes(terms, shape);
+  taken_ = {};
+  if (!possible.streams) return {};
+  if (session_.routes_.route == Route::kAuto) {
+    if (session_.refuses_streams_) return {};
+    const int64_t longest = std::min(shape.most_queries, shape.max_q_len());
+    if (Status status = try_unknown_routes(longest); !status.ok()) return give_streams_up(std::move(status));
     TANDEM_TRY(session_.try_rebuild(layer_idx_));
     CallPlan& plan = scratch_.plan;
-    plan.clear(session_.bus_ahead(layer_idx_, std::min(most, longest_query())));
-    for (size_t i = 0; i < scratch_.calls.size(); ++i) {
-      const TokenRange tokens = streamed_tokens(scratch_.calls[i], most);
-      plan.add(i, std::min(most, scratch_.calls[i].q_len), tokens.begin, tokens.end);
+    plan.clear(session_.bus_ahead(layer_idx_, longest));
+    for (size_t i = 0; i < shape.sequences.size(); ++i) {
+      const TokenRange tokens = terms.streamed(shape, shape.sequences[i]);
+      plan.add(i, std::min(shape.most_queries, shape.sequences[i].q_len), tokens.begin, tokens.end);
     }
     plan.make(cache_.engine().profile(), outside_, token_kv_bytes(outside_), session_.rebuild_terms(layer_idx_, true));
     if (plan.n_streamed() == 0) return {};
   }
-  session_.may_stream_ = true;
-  if (!session_.routes_.streams_keys()) return {};
-  if (Status status = session_.device_->reserve_stream(session_.routes_.buffer_bytes); !status.ok())
-    return give_streams_up(std::move(status));
-  size->n_pieces = n_pieces;
-  size->n_stream_pages = layout.n_pages;
-  return {};
+  if (session_.routes_.streams_keys())
+    if (Status status = session_.device_->reserve_stream(session_.routes_.buffer_bytes); !status.ok())
+      return give_streams_up(std::move(status));
+  taken_ = possible;
+  return take_rebuilds(shape);
 }
 
 Status AttendCall::give_streams_up(Status status) {
-  session_.may_stream_ = false;
+  taken_ = {};
   if (session_.routes_.route != Route::kAuto || !is_for_lack_of_memory(status)) return status;
   session_.refuses_streams_ = true;
   cache_.engine().log(TANDEM_LOG_WARNING,
@@ -77,16 +75,9 @@ Status AttendCall::give_streams_up(Status status) {
   return {};
 }
 
-int64_t AttendCall::longest_query() const {
-  int64_t longest = 1;
-  for (const SequenceCall& call : scratch_.calls) longest = std::max(longest, call.q_len);
-  return longest;
-}
-
-// What the engine does not know yet: once for a shape of heads and a power of two of queries.
-Status AttendCall::try_unknown_routes(int64_t most) {
+// What the engine does not know yet: once for a shape of heads and a power of two of queries. longest: of a sequence.
+Status AttendCall::try_unknown_routes(int64_t longest) {
   Engine& engine = cache_.engine();
-  const int64_t longest = std::min(most, longest_query());
   if (engine.profile().knows_bus() && engine.profile().knows_host(outside_, longest)) return {};
   session_.device_->hand_over().drain();
   return try_routes(engine, cache_.device_tier(), outside_, longest, session_.routes_.buffer_bytes);
@@ -105,12 +96,12 @@ void AttendCall::choose_route(HandOverTask* task) {
   if (plan.keys().empty() || session_.stream_layouts_.empty()) return;
   const RouteOptions& routes = session_.routes_;
   const Profile& profile = cache_.engine().profile();
-  const bool plans = session_.may_stream_ && routes.route == Route::kAuto;
-  const RebuildTerms rebuild = session_.rebuild_terms(layer_idx_, session_.may_stream_ && session_.may_rebuild_);
+  const bool plans = taken_.streams && routes.route == Route::kAuto;
+  const RebuildTerms rebuild = session_.rebuild_terms(layer_idx_, taken_.rebuilds);
   if (plans)
     plan.make(profile, outside_, token_kv_bytes(outside_), rebuild);
   else
-    plan.give(profile, outside_, token_kv_bytes(outside_), session_.may_stream_ ? routes.given_share() : 0.0, rebuild);
+    plan.give(profile, outside_, token_kv_bytes(outside_), taken_.streams ? routes.given_share() : 0.0, rebuild);
   if (!pin_streamed()) plan.give(profile, outside_, token_kv_bytes(outside_), 0.0);
   for (const PlannedKeys& keys : plan.keys()) {
     scratch_.calls[keys.call].cpu_begin = keys.cpu_begin;
@@ -124,8 +115,8 @@ void AttendCall::choose_route(HandOverTask* task) {
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     const SequenceCall& call = scratch_.calls[i];
     if (call.streams())
-      cut_pieces(session_.stream_layout_, outside_runs_.get(), i,
-                 {std::max(call.host_begin, call.rebuilt_end), call.cpu_begin}, &task->pieces);
+      cut_pieces(taken_.layout, outside_runs_.get(), i, {std::max(call.host_begin, call.rebuilt_end), call.cpu_begin},
+                 &task->pieces);
   }
   if (!task->rebuilt.empty())  // hidden states have buffers of their own
     task->part.ahead_bytes =
@@ -151,7 +142,7 @@ bool AttendCall::pin_streamed() {
 bool AttendCall::accept_pins(bool is_pinned) {
   if (is_pinned || session_.routes_.route != Route::kAuto) return true;
   session_.refuses_streams_ = true;
-  session_.may_stream_ = false;
+  taken_ = {};
   cache_.engine().log(TANDEM_LOG_WARNING, "the device refuses to pin the host store: the CPU attends all of it");
   return false;
 }

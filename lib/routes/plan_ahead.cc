@@ -61,11 +61,12 @@ Status Session::plan_long(size_t layer_idx, int64_t kv_len, int64_t q_len, int64
   const Layer& outside_heads = outside_layer(layer_idx);
   const int64_t key_bytes = token_kv_bytes(outside_heads);
   PrefillSize size;
-  const PrefillTerms terms = prefill_terms(layer_idx);
-  TANDEM_TRY(size_prefill(layer, terms, q_len, keys_of_append(layer, options_, cache_->page_len(), kv_len, q_len), &size));
+  const PrefillTerms terms = prefill_terms(this->terms(), layer_idx);
+  const KeysOfAppend all = keys_of_append(options_, cache_->page_len(), planned_sequence(layer, kv_len, q_len));
+  TANDEM_TRY(size_prefill(layer, terms, q_len, all, &size));
   *n = (q_len - 1) % size.n_tokens + 1;
   if (*n <= DeviceSession::kMostTokens) return {};
-  const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len - *n, kv_len - *n);
+  const TokenRange keys = outside_of(options_, cache_->page_len(), planned_sequence(layer, kv_len, *n), kv_len - *n);
   const int64_t n_keys = keys.end - keys.begin;
   parts->resident_tokens += kv_len - keys.end;
   if (n_keys == 0) return {};
@@ -101,7 +102,7 @@ Status Session::plan_calls(const PlannedCalls& calls, bool may_stream, CallPlan*
       if (streams_long && q_len > DeviceSession::kMostTokens)
         TANDEM_TRY(plan_long(calls.layer_idx, kv_len, q_len, &n, parts));
       if (n > DeviceSession::kMostTokens) continue;
-      const TokenRange keys = outside_of(layer, options_, cache_->page_len(), kv_len - n, kv_len - n);
+      const TokenRange keys = outside_of(options_, cache_->page_len(), planned_sequence(layer, kv_len, n), kv_len - n);
       split->add(i, n, keys.begin, keys.end);
       n_outside += keys.end - keys.begin;
       parts->resident_tokens += kv_len - keys.end;

@@ -37,54 +37,30 @@ struct AttendCall::Prefill {
 namespace {
 
 constexpr int64_t kTicket = DeviceSession::kMostTokens;
-constexpr int64_t kFewRows = 64;  // of queries, whose weights no kernel rounds: those that add states may
 
 }  // namespace
 
-// most: queries of a chunk that are not long. limits: get what the call's long appends take.
-Status AttendCall::reserve_prefill(int64_t most, DeviceLimits* limits) {
-  const DeviceSession& device = *session_.device_;
-  const SequenceCall* longest = nullptr;  // of equal ones that with the most keys, as which memory is planned
-  for (const SequenceCall& call : scratch_.calls)
-    if (longest == nullptr || std::pair(call.q_len, call.length) > std::pair(longest->q_len, longest->length))
-      longest = &call;
-  // A chunk's queries are attended as they came: rotated ones have room for a ticket's tokens alone.
-  if (args_.k == nullptr || rotates_queries(layer_)) return {};
-  if (session_.refuses_prefill_ || !session_.routes_.appends_at_once() ||
-      most < std::min(longest->q_len, session_.most_of_chunk()))
-    return {};
-  const TokenRange tokens = streamed_tokens(*longest, most);
+// The call's long appends, if there is memory for them and the store can be pinned.
+Status AttendCall::take_prefill(const CallShape& shape) {
+  if (session_.refuses_prefill_) return {};
+  const SizeTerms terms = session_.terms();
   PrefillSize size;
-  const int64_t first_end = std::max(tokens.begin, session_.evicted_to(*longest->state, longest->first_query));
-  TANDEM_TRY(size_prefill(layer_, session_.prefill_terms(layer_idx_), longest->q_len,
-                          {first_end - tokens.begin, tokens.end - tokens.begin}, &size));
-  if (longest->q_len <= std::min(size.n_tokens, kTicket)) return {};
-  if (longest->q_len * layer_.group_size <= kFewRows) return {};
-  DeviceError ignored;
-  if (device.device().table->supports(device.device().self, &device.layer(layer_idx_, true),
-                                      static_cast<int32_t>(size.n_tokens), &ignored) != TANDEM_OK)
-    return {};
-  int64_t n_pieces = 0;
-  for (const SequenceCall& call : scratch_.calls) {
-    const TokenRange streamed = streamed_tokens(call, most);
-    n_pieces = std::max(n_pieces, count_prefill_pieces(size.layout, heads_, layer_, streamed, session_.options_.sink_len));
-  }
+  TANDEM_TRY(size_long(terms, shape, &size));
+  if (size.n_tokens == 0) return {};
   bool is_pinned = true;
-  for (const SequenceCall& call : scratch_.calls)
-    is_pinned = cache_.pin(*call.sequence, streamed_tokens(call, most).end) && is_pinned;
+  for (size_t i = 0; i < scratch_.calls.size(); ++i)
+    is_pinned = cache_.pin(*scratch_.calls[i].sequence, terms.streamed(shape, scratch_.shapes[i]).end) && is_pinned;
   if (!accept_pins(is_pinned)) return {};
   TANDEM_TRY(session_.device_->reserve_side());
-  prefill_ = size;
-  limits->include(prefill_limits(device.device(), layer_, size, n_pieces,
-                                 ring_pages(session_.options_, cache_.page_len(), size.room_tokens)));
+  taken_.prefill = size;
   return {};
 }
 
 // Groups of fewer KV heads take less memory, and chunks of a ticket each less still: what there is a plan for may be an
 // append to more keys, of which a group has fewer heads.
 bool AttendCall::take_less_for_prefill(const Status& status) {
-  if (prefill_.n_tokens == 0 || !is_for_lack_of_memory(status)) return false;
-  const PrefillSize lacking = std::exchange(prefill_, {});
+  if (taken_.prefill.n_tokens == 0 || !is_for_lack_of_memory(status)) return false;
+  const PrefillSize lacking = std::exchange(taken_.prefill, {});
   if (lacking.layout.n_heads > 1 && session_.routes_.piece_heads == 0) {
     session_.most_prefill_bytes_ = lacking.area_bytes - 1;
     cache_.engine().log(TANDEM_LOG_INFO, "long appends attend to fewer KV heads at a time, as there is no memory for %d: %s",
@@ -103,7 +79,7 @@ int64_t AttendCall::prefill_len(const ChunkPlace& place) const {
   const int64_t first_query = scratch_.calls[place.call].first_query + place.query;
   if (heads_ != nullptr && first_query < session_.options_.sink_len) return 0;
   const int64_t n_left = scratch_.calls[place.call].q_len - place.query;
-  return n_left > std::min(prefill_.n_tokens, kTicket) ? std::min(n_left, prefill_.n_tokens) : 0;
+  return n_left > std::min(taken_.prefill.n_tokens, kTicket) ? std::min(n_left, taken_.prefill.n_tokens) : 0;
 }
 
 Status AttendCall::run_prefill(int64_t n_tokens, ChunkPlace* place) {
@@ -122,7 +98,7 @@ Status AttendCall::run_prefill(int64_t n_tokens, ChunkPlace* place) {
   place->query += n_tokens;
   if (place->query == whole.q_len) *place = {place->call + 1, 0};
   AttendCall chunk(session_, cut.args, task.scratch);
-  chunk.prefill_ = prefill_;
+  chunk.taken_ = taken_;
   return chunk.attend_prefill(&task);
 }
 
@@ -180,7 +156,7 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
     add_row_copies(rows, exchange, &taking);
     taking.touched.push_back({call.sequence->id, rows.first_query, call.found_begin});
   }
-  task->layout = prefill_.layout;
+  task->layout = taken_.prefill.layout;
   for (const HeadRun& run : all_runs_.get())
     cut_pieces(task->layout, {&run, 1}, 0,
                run.streams ? TokenRange{0, call.streaming_heads.keys.sink_end} : TokenRange{call.host_begin, call.cpu_begin},
@@ -220,7 +196,7 @@ void AttendCall::expect_pieces(HandOverTask* task) const {
 
 // The first token of a long append's chunk that lies in the work space: those before it in its page are in the window.
 int64_t AttendCall::prefill_pages_begin() const {
-  if (prefill_.n_tokens == 0) return INT64_MAX;
+  if (taken_.prefill.n_tokens == 0) return INT64_MAX;
   return (scratch_.calls[0].first_query + kDevicePageLen - 1) / kDevicePageLen * kDevicePageLen;
 }
 
@@ -257,8 +233,9 @@ Status AttendCall::describe_prefill(HandOverTask* task, Prefill* prefill) {
   const int64_t area = reinterpret_cast<intptr_t>(device.prefill_area()) - device.geometry().layers[layer_idx_].at[0];
   const int64_t first_own = prefill_pages_begin() / kDevicePageLen;
   for (int64_t page = first_page; page <= last_page; ++page)
-    table[page % chunk.table_len] = device.page_offset(page < first_own ? call.window->page_of(page * kDevicePageLen)
-                                                                        : area + (page - first_own) * prefill_.page_bytes);
+    table[page % chunk.table_len] =
+        device.page_offset(page < first_own ? call.window->page_of(page * kDevicePageLen)
+                                            : area + (page - first_own) * taken_.prefill.page_bytes);
   auto* const there = reinterpret_cast<DeviceSequence*>(device.descriptors());
   prefill->chunk.sequences = there;
   prefill->chunk.page_tables = reinterpret_cast<const int64_t*>(device.descriptors() + table_at);
@@ -288,9 +265,9 @@ Status AttendCall::hand_over_rows(const Prefill& prefill) {
     append.k = rows_of(from_row(*args_.k, first, n));
     if (args_.v != nullptr) append.v = rows_of(from_row(*args_.v, first, n));
     if (args_.x != nullptr) append.x = rows_of(from_row(*args_.x, first, n));
-    append.tag = CallShape{args_.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
+    append.tag = TicketShape{args_.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
     append.exchange = device.exchange(layer_idx_);
-    append.leaves_room = prefill_.rows_have_time ? 2 : 1;
+    append.leaves_room = taken_.prefill.rows_have_time ? 2 : 1;
     TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, device.side()->get()));
     device.hand_over().post();
   }
@@ -317,7 +294,8 @@ Status AttendCall::launch_prefill(Prefill& prefill) {
   }
   prefill.n_sent = std::min(task.pieces.size(), static_cast<size_t>(StreamBuffers::kBuffers));
   std::byte* const area = device.prefill_area();
-  prefill.states = {reinterpret_cast<float*>(area + prefill_.o_at), reinterpret_cast<float*>(area + prefill_.lse_at), 0};
+  prefill.states = {reinterpret_cast<float*>(area + taken_.prefill.o_at),
+                    reinterpret_cast<float*>(area + taken_.prefill.lse_at), 0};
   for (const HeadRun& run : all_runs_.get())
     for (int32_t h = 0; h < run.n; h += task.layout.n_heads)
       TANDEM_TRY(attend_group(prefill, {run.first + h, std::min(task.layout.n_heads, run.n - h), run.streams}));
@@ -379,7 +357,7 @@ Status AttendCall::keep_window() {
     if (to != before + device.geometry().page_bytes) copies.cut();  // a ring has one memory or several
     before = to;
     copies.add(reinterpret_cast<std::byte*>(to) + planes.at[0],
-               device.prefill_area() + (page - first_own) * prefill_.page_bytes, planes.bytes);
+               device.prefill_area() + (page - first_own) * taken_.prefill.page_bytes, planes.bytes);
   }
   for (const StridedCopy& copy : copies.copies())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, args_.stream));

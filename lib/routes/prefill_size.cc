@@ -2,6 +2,7 @@
 #include "lib/routes/prefill_size.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace tandem {
 namespace {
@@ -88,15 +89,10 @@ double prefill_ns(const Layer& layer, const StreamLayout& layout, int64_t n_quer
   return ns;
 }
 
-TokenRange outside_of(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t first, int64_t length) {
-  const int64_t end = outside_window(options.window_len, page_len, length);
-  return {layer.sliding_window > 0 ? std::clamp<int64_t>(first + 1 - layer.sliding_window, 0, end) : 0, end};
-}
-
-KeysOfAppend keys_of_append(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n) {
-  const int64_t first = kv_len - n;
-  const TokenRange all = outside_of(layer, options, page_len, first, kv_len - 1);
-  return {std::max(all.begin, outside_window(options.window_len, page_len, first)) - all.begin, all.end - all.begin};
+KeysOfAppend keys_of_append(const PolicyOptions& options, int64_t page_len, const SequenceShape& sequence) {
+  const TokenRange all = outside_of(options, page_len, sequence, sequence.length - 1);
+  const int64_t first_end = outside_of(options, page_len, sequence, sequence.first_query()).end;
+  return {std::max(all.begin, first_end) - all.begin, all.end - all.begin};
 }
 
 // Of groups that take equally long the largest: fewer, longer copies.
@@ -140,23 +136,56 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   return {};
 }
 
-DeviceLimits prefill_limits(const Device& device, const Layer& layer, const PrefillSize& size, int64_t n_pieces,
-                            int64_t n_pages) {
-  DeviceLimits limits = device_limits(
-      device, layer,
-      {kTicket, 1, size.room_tokens, n_pages, 0, n_pieces + tickets_of(size.room_tokens), size.layout.n_pages});
-  limits.prefill_bytes = size.area_bytes;
-  return limits;
+PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
+  return {terms.store.extent_len(),
+          terms.routes.buffer_bytes,
+          terms.device->info.n_multiprocessors,
+          terms.routes.piece_heads,
+          terms.routes.append_tokens,
+          terms.window != nullptr ? terms.window->layers[layer_idx].bytes : 0,
+          terms.most_prefill_bytes};
 }
 
-int64_t count_prefill_pieces(const StreamLayout& layout, const HeadKinds* kinds, const Layer& layer, TokenRange tokens,
-                             int64_t sink_len) {
-  int64_t n = kinds != nullptr ? 1 : 0;
-  const HeadRuns runs = HeadRuns::all(kinds, layer);
-  for (const HeadRun& run : runs.get())
-    n += run.streams ? count_pieces(layout, {&run, 1}, 0, sink_len)
-                     : count_pieces(layout, {&run, 1}, tokens.begin, tokens.end);
-  return n;
+// By the longest append; of equal ones, by the one with the most keys.
+Status size_long(const SizeTerms& terms, const CallShape& shape, PrefillSize* size) {
+  constexpr int64_t kFewRows = 64;  // of queries, whose weights no kernel rounds: those that add states may
+  const auto is_shorter = [](const SequenceShape& a, const SequenceShape& b) {
+    return std::pair(a.q_len, a.length) < std::pair(b.q_len, b.length);
+  };
+  const SequenceShape& longest = *std::max_element(shape.sequences.begin(), shape.sequences.end(), is_shorter);
+  const Layer& layer = *shape.layer;
+  *size = {};
+  // A chunk's queries are attended as they came: rotated ones have room for a ticket's tokens alone.
+  if (!shape.appends || rotates_queries(layer) || !terms.routes.appends_at_once() ||
+      shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
+    return {};
+  PrefillSize made;
+  TANDEM_TRY(size_prefill(layer, prefill_terms(terms, shape.layer_idx), longest.q_len,
+                          keys_of_append(terms.options, terms.store.page_len, longest), &made));
+  if (longest.q_len <= std::min(made.n_tokens, kTicket) || longest.q_len * layer.group_size <= kFewRows) return {};
+  DeviceError ignored;
+  const auto n_tokens = static_cast<int32_t>(made.n_tokens);
+  if (terms.device->table->supports(terms.device->self, &layer, n_tokens, &ignored) == TANDEM_OK) *size = made;
+  return {};
+}
+
+// Descriptors: of the chunk, once more for its streaming heads, of its tickets and pieces; page tables of pieces and of
+// window and chunk.
+void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs) {
+  const HeadRuns runs = HeadRuns::all(terms.kinds(shape.layer_idx), *shape.layer);
+  int64_t n_pieces = 0;
+  for (const SequenceShape& sequence : shape.sequences) {
+    int64_t n = 0;
+    for (const HeadRun& run : runs.get()) {
+      const TokenRange tokens = run.streams ? TokenRange{0, terms.options.sink_len} : terms.streamed(shape, sequence);
+      n += count_pieces(size.layout, {&run, 1}, tokens.begin, tokens.end);
+    }
+    n_pieces = std::max(n_pieces, n);
+  }
+  needs->add_descriptors(terms.n_described() + tickets_of(size.room_tokens) + n_pieces,
+                         size.layout.n_pages + ring_pages(terms.options, terms.store.page_len, size.room_tokens));
+  needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, 1, size.room_tokens);
+  needs->prefill_bytes = size.area_bytes;
 }
 
 }  // namespace tandem

@@ -27,7 +27,7 @@ struct PrefillSize {
   int64_t page_bytes = 0, o_at = 0, lse_at = 0, area_bytes = 0;
 };
 
-// What streaming is measured by: of the device, and what a session was asked for.
+// What the sizes of a layer's long appends depend on.
 struct PrefillTerms {
   int64_t extent_len = 0, buffer_bytes = 0;
   int32_t n_multiprocessors = 0;
@@ -45,25 +45,16 @@ struct KeysOfAppend {
   int64_t first = 0, end = 0;
 };
 
-// Of a layer's keys, those outside the window of a query that comes to a sequence of `length` tokens, as far back as a query
-// at `first` sees. Here and below: of sequences that have always been attended by one session.
-TokenRange outside_of(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t first, int64_t length);
-
-// Of the last n tokens of a sequence of kv_len.
-KeysOfAppend keys_of_append(const Layer& layer, const PolicyOptions& options, int64_t page_len, int64_t kv_len, int64_t n);
+KeysOfAppend keys_of_append(const PolicyOptions& options, int64_t page_len, const SequenceShape& sequence);
 
 // Of an append of n_queries tokens. Chunks are equally long, and laid out for as many keys as they find on average; where
 // append_tokens is given, by which memory is planned, as the last of so many tokens would be, so that they take no more.
 Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
                     PrefillSize* size);
 
-// What such appends take beside what calls of tickets do. n_pieces: of a chunk; n_pages: of window and chunk.
-DeviceLimits prefill_limits(const Device& device, const Layer& layer, const PrefillSize& size, int64_t n_pieces,
-                            int64_t n_pages);
-// Of a chunk, for prefill_limits(): tokens are those outside the window; sinks come to streaming heads, which have a
-// descriptor of the chunk.
-int64_t count_prefill_pieces(const StreamLayout& layout, const HeadKinds* kinds, const Layer& layer, TokenRange tokens,
-                             int64_t sink_len);
+PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx);
+// The long appends of a call that streams; size->n_tokens is 0 where it has none.
+Status size_long(const SizeTerms& terms, const CallShape& shape, PrefillSize* size);
 inline int64_t tickets_of(int64_t n_tokens) {
   return (n_tokens + DeviceSession::kMostTokens - 1) / DeviceSession::kMostTokens;
 }

@@ -12,7 +12,7 @@ namespace {
 struct RebuildBytes {
   int64_t x = 0, pages = 0, workspace = 0;
 
-  RebuildBytes(const Device& device, const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts) {
+  RebuildBytes(const Device& device, const std::vector<Layer>& layers, std::span<const RebuildLayout> layouts) {
     for (size_t l = 0; l < layers.size(); ++l) {
       const int64_t positions = layers[l].projection->rope != nullptr ? device_aligned(layouts[l].n_pages * 8) : 0;
       x = std::max(x, layouts[l].positions_at() + positions);
@@ -26,7 +26,7 @@ struct RebuildBytes {
 }  // namespace
 
 int64_t RebuildBuffers::bytes_of(const Device& device, const std::vector<Layer>& layers,
-                                 const std::vector<RebuildLayout>& layouts) {
+                                 std::span<const RebuildLayout> layouts) {
   const RebuildBytes bytes(device, layers, layouts);
   return kBuffers * bytes.x + kLanes * (bytes.pages + bytes.workspace);
 }

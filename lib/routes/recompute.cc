@@ -124,25 +124,35 @@ int64_t AttendCall::follow_positions(const Sequence& sequence, TokenRange tokens
   return layer_.projection->rope != nullptr ? Cache::consecutive(sequence, tokens.begin, n) : n;
 }
 
-// For what the last part of a call may find outside its window, as for streams; with "auto", where the plan has any.
-Status AttendCall::reserve_rebuilt(int64_t most, CallSize* size) {
+// Descriptors and page tables of all parts, and positions of pages. Memory is for what the last chunk of a call may find
+// outside its windows.
+void reserve_rebuilt(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
+  RebuiltCount count;
+  for (const SequenceShape& sequence : shape.sequences) {
+    const TokenRange tokens = terms.streamed(shape, sequence);
+    count.add(tokens.end - tokens.begin, sequence.n_runs);
+  }
+  needs->add_descriptors(count.all_parts(terms.rebuilt[shape.layer_idx]), 2 * count.n_pages);
+  needs->has_part_states = 1;
+}
+
+// Weights and buffers. With "auto" only where the plan has anything to rebuild.
+Status AttendCall::take_rebuilds(const CallShape& shape) {
   const bool is_auto = session_.routes_.route == Route::kAuto;
-  session_.may_rebuild_ = false;
-  if (session_.rebuild_layouts_.empty() || !session_.may_stream_ || (is_auto && scratch_.plan.n_rebuilt() == 0)) return {};
+  taken_.rebuilds = false;
+  if (session_.rebuild_layouts_.empty() || (is_auto && scratch_.plan.n_rebuilt() == 0)) return {};
   TANDEM_TRY(session_.check_weights(layer_idx_));
-  Status status = cache_.projections().get(session_.device_->device(), cache_.device_tier(), layer_, &session_.projection_);
+  Status status = cache_.projections().get(session_.device_->device(), cache_.device_tier(), layer_, &taken_.projection);
   if (status.ok()) status = session_.device_->reserve_rebuild(cache_.layers(), session_.rebuild_layouts_);
   if (!status.ok()) return session_.give_rebuilds_up(std::move(status));
-  session_.may_rebuild_ = true;
-  RebuiltCount count;
-  for (const SequenceCall& call : scratch_.calls) {
-    const TokenRange tokens = streamed_tokens(call, most);
-    int64_t n_runs = 0;
-    for (int64_t t = tokens.begin; t < tokens.end; ++n_runs) t += follow_positions(*call.sequence, {t, tokens.end});
-    count.add(tokens.end - tokens.begin, n_runs);
+  taken_.rebuilds = true;
+  const SizeTerms terms = session_.terms();
+  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
+    const TokenRange tokens = terms.streamed(shape, scratch_.shapes[i]);
+    int64_t& n_runs = scratch_.shapes[i].n_runs = 0;
+    for (int64_t t = tokens.begin; t < tokens.end; ++n_runs)
+      t += follow_positions(*scratch_.calls[i].sequence, {t, tokens.end});
   }
-  size->n_rebuilt_parts = count.all_parts(session_.rebuild_layouts_[layer_idx_]);
-  size->n_rebuilt_pages = count.n_pages;
   return {};
 }
 
@@ -278,12 +288,12 @@ void AttendCall::order_pages(RebuiltPieces* rebuilt) const {
 int64_t AttendCall::choose_rebuilt(HandOverTask* task) {
   int64_t n_tokens = 0;
   for (const SequenceCall& call : scratch_.calls)
-    for (int64_t t = call.host_begin; session_.may_rebuild_ && call.has_host && t < call.rebuilt_end;) {
+    for (int64_t t = call.host_begin; taken_.rebuilds && call.has_host && t < call.rebuilt_end;) {
       const int64_t end = t + follow_positions(*call.sequence, {t, call.rebuilt_end});
       task->rebuilt.planned_pages += RebuiltPart{0, t, end, 0}.n_pages();
       t = end;
     }
-  for (size_t i = 0; i < scratch_.calls.size() && session_.may_rebuild_; ++i) {
+  for (size_t i = 0; i < scratch_.calls.size() && taken_.rebuilds; ++i) {
     const SequenceCall& call = scratch_.calls[i];
     if (!call.has_host || call.rebuilt_end <= call.host_begin) continue;
     n_tokens += call.rebuilt_end - call.host_begin;
@@ -440,7 +450,7 @@ Status AttendCall::attend_moved(const DeviceAttend& window, const HandOverTask& 
   DeviceProjection projection;
   WeightsInUse weights(n_rebuilt > 0 ? session_.device_->rebuild()->first_stream() : nullptr);
   if (n_rebuilt > 0) {
-    projection = *session_.projection_;
+    projection = *taken_.projection;
     TANDEM_TRY(session_.use_weights(layer_idx_, &weights, &projection));
   }
   const bool has_weights = weights.any();

@@ -29,6 +29,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "lib/device_window.h"
@@ -120,7 +121,7 @@ class RebuildBuffers {
 
   ~RebuildBuffers();
   RebuildBuffers(const RebuildBuffers&) = delete;
-  static int64_t bytes_of(const Device& device, const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts);
+  static int64_t bytes_of(const Device& device, const std::vector<Layer>& layers, std::span<const RebuildLayout> layouts);
   static Status create(const Device& device, Tier& tier, const std::vector<Layer>& layers,
                        const std::vector<RebuildLayout>& layouts, std::unique_ptr<RebuildBuffers>* buffers);
   // ns that making K and V of a hidden state takes, where a buffer is full of them. What is in the pages is lost, nothing is

@@ -24,7 +24,7 @@ void AttendCall::wait_for_streamed_rows() {
   for (const SequenceCall& call : scratch_.calls)
     if (call.streams()) session_.device_->hand_over().wait_for_rows(call.sequence->id, args_.layer_idx, call.cpu_begin);
   for (const SequenceCall& call : scratch_.calls)
-    if (prefill_.n_tokens > 0 && call.streaming_heads.keys.sink_end > 0)
+    if (taken_.prefill.n_tokens > 0 && call.streaming_heads.keys.sink_end > 0)
       session_.device_->hand_over().wait_for_rows(call.sequence->id, args_.layer_idx, call.streaming_heads.keys.sink_end);
 }
 

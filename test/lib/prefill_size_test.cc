@@ -84,7 +84,7 @@ void takes_what_is_planned(void**) {
           const auto of = [&](int64_t n) {
             PrefillSize size;
             const Status status = size_prefill(layer, terms_of(layer, 0, append_tokens), n,
-                                               keys_of_append(layer, options, 128, kv_len, n), &size);
+                                               keys_of_append(options, 128, planned_sequence(layer, kv_len, n)), &size);
             assert_true(status.ok());
             return size;
           };
@@ -102,7 +102,9 @@ void keys_of_appends(void**) {
   PolicyOptions options;
   options.window_len = 1024;
   Layer layer = layer_of(8, 4);
-  const auto of = [&](int64_t kv_len, int64_t n) { return keys_of_append(layer, options, 128, kv_len, n); };
+  const auto of = [&](int64_t kv_len, int64_t n) {
+    return keys_of_append(options, 128, planned_sequence(layer, kv_len, n));
+  };
   assert_true(of(1000, 600).first == 0 && of(1000, 600).end == 0);
   assert_true(of(1024 + 1280 + 1, 640).first == 640 && of(1024 + 1280 + 1, 640).end == 1280);
   layer.sliding_window = 512;
