@@ -18,7 +18,6 @@
 // a long refresh is then left to the engine's thread, where the next call that needs it waits for it.
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <iterator>
 #include <mutex>
 
@@ -64,11 +63,11 @@ Status AttendCall::run() {
   TANDEM_TRY(args_.watch.check());
   pack_queries();
   TANDEM_TRY(args_.watch.check());
-  TANDEM_TRY(attend_and_merge());
+  TANDEM_TRY(scratch_.host.attend(args_.is_watched ? &args_.watch : nullptr));
   TANDEM_TRY(args_.watch.check());  // after this the caller's o and lse change
   write_outputs();
   TANDEM_TRY(args_.watch.check());  // the last time: from here on the call changes what others see
-  observe();
+  scratch_.host.observe();
   {
     std::unique_lock lock(cache_.mutex());
     commit_and_settle();
@@ -141,13 +140,12 @@ void AttendCall::pack_token(int64_t row) {
   const int64_t t = row - call.first_row;
   float angles[2 * 320];  // head_dim is at most 576
   if (layer.rope != nullptr) {
-    const int64_t position = call.visibility.tree_words > 0
-                                 ? scratch_.tree_positions[call.positions_at + static_cast<size_t>(t)]
-                                 : call.sequence->position(call.first_query + t);
+    const int64_t position =
+        call.visibility.tree_words > 0 ? call.tree_positions[t] : call.sequence->position(call.first_query + t);
     rope_angles(*layer.rope, position, angles);
   }
   for (int32_t h = 0; h < layer.n_q_heads; ++h) {
-    float* q = scratch_.at(call.q_at) + row_of(layer, call, t, h) * layer.k_head_dim;
+    float* q = call.q + row_of(layer, call, t, h) * layer.k_head_dim;
     convert_row(cpu_, args_.q.dtype, args_.q.row(row, h), TANDEM_F32, q, layer.k_head_dim);
     if (layer.rope != nullptr) rope_apply(*layer.rope, angles, q);
     if (layer.k_rotation == TANDEM_ROTATION_HADAMARD) hadamard_rotate(q, layer.k_head_dim);
@@ -158,90 +156,19 @@ void AttendCall::pack_queries() {
   if (!scratch_.calls.empty()) for_tokens(&AttendCall::pack_token);
 }
 
-Status AttendCall::attend_and_merge() {
-  if (scratch_.jobs.empty()) return {};
-  const auto n_jobs = static_cast<int32_t>(scratch_.jobs.size());
-  TANDEM_TRY(args_.is_watched ? cpu_.table->attend_watched(cpu_.self, scratch_.jobs.data(), n_jobs, args_.watch)
-                              : cpu_.table->attend(cpu_.self, scratch_.jobs.data(), n_jobs));
-  if (scratch_.merges.empty()) return {};
-  return cpu_.table->merge_watched(cpu_.self, scratch_.merges.data(), static_cast<int32_t>(scratch_.merges.size()),
-                                   args_.watch);
-}
-
 void AttendCall::write_token(int64_t row) {
   const Layer& layer = layer_;
   const AttendArgs& args = args_;
   const SequenceCall& call = call_of(scratch_, row);
   for (int32_t h = 0; h < layer.n_q_heads; ++h) {
     const int64_t at = row_of(layer, call, row - call.first_row, h);
-    convert_row(cpu_, TANDEM_F32, scratch_.at(call.o_at) + at * layer.v_head_dim, args.o.dtype, args.o.row(row, h),
-                layer.v_head_dim);
-    if (args.lse != nullptr) args.lse[row * args.lse_token_stride + h * args.lse_head_stride] = scratch_.at(call.lse_at)[at];
+    convert_row(cpu_, TANDEM_F32, call.o + at * layer.v_head_dim, args.o.dtype, args.o.row(row, h), layer.v_head_dim);
+    if (args.lse != nullptr) args.lse[row * args.lse_token_stride + h * args.lse_head_stride] = call.lse[at];
   }
 }
 
 void AttendCall::write_outputs() {
   if (!scratch_.calls.empty()) for_tokens(&AttendCall::write_token);
-}
-
-// One query head of one sequence: its only query's weights over the resident keys.
-void AttendCall::observe_task(void* context, int64_t task_idx, int32_t) {
-  auto& self = *static_cast<AttendCall*>(context);
-  const SequenceCall& call = self.scratch_.calls[static_cast<size_t>(task_idx / self.layer_.n_q_heads)];
-  if (!call.observes) return;
-  const auto head = static_cast<int32_t>(task_idx % self.layer_.n_q_heads);
-  const int64_t n_keys = call.length - call.resident_begin;
-  const float* logits = self.scratch_.at(call.logits_at) + head * n_keys;
-  const float lse = self.scratch_.at(call.lse_at)[head];
-  for (int64_t j = 0; j < n_keys;) {
-    const int64_t token = call.resident_begin + j;
-    const int64_t n = std::min(Maw::kBlock - token % Maw::kBlock, n_keys - j);
-    self.cpu_.table->observe(self.cpu_.self, call.state->maw.at(head, token), logits + j, n, lse,
-                             self.session_.options_.alpha);
-    j += n;
-  }
-}
-
-void AttendCall::observe() {
-  int64_t n_weights = 0;
-  for (const SequenceCall& call : scratch_.calls) {
-    if (call.observes) n_weights += layer_.n_q_heads * (call.length - call.resident_begin);
-    if (!policy_.keeps_maw) continue;
-    if (call.is_append) save_queries(call);
-    if (args_.speculative)
-      std::copy_n(scratch_.at(call.lse_at), call.state->speculation.lse.size(), call.state->speculation.lse.data());
-  }
-  if (n_weights == 0) return;
-  constexpr int64_t kWorthSpreading = 16384;
-  const int64_t n_tasks = static_cast<int64_t>(scratch_.calls.size()) * layer_.n_q_heads;
-  if (n_weights >= kWorthSpreading) return cpu_.table->run(cpu_.self, n_tasks, observe_task, this);
-  for (int64_t i = 0; i < n_tasks; ++i) observe_task(this, i, 0);
-}
-
-// The last queries of an append go to the refresh; older ones it still holds (from earlier chunks) move up or fade.
-void AttendCall::save_queries(const SequenceCall& call) {
-  Refresh& refresh = call.state->refresh;
-  const auto capacity = static_cast<int64_t>(refresh.begin.size());
-  const int64_t n_new = std::min(call.q_len, capacity);
-  const int64_t n_old = std::min(refresh.n_queries, capacity - n_new);
-  const int64_t n_gone = refresh.n_queries - n_old;
-  const int64_t row = int64_t{layer_.group_size} * layer_.k_head_dim, first = call.q_len - n_new;
-  for (int64_t h = 0; h < layer_.n_kv_heads; ++h) {
-    float* q = refresh.q.data() + h * capacity * row;
-    float* lse = refresh.lse.data() + h * capacity * layer_.group_size;
-    std::memmove(q, q + n_gone * row, static_cast<size_t>(n_old * row) * sizeof(float));
-    std::memmove(lse, lse + n_gone * layer_.group_size, static_cast<size_t>(n_old * layer_.group_size) * sizeof(float));
-    std::copy_n(scratch_.at(call.q_at) + (h * call.q_len + first) * row, n_new * row, q + n_old * row);
-    std::copy_n(scratch_.at(call.lse_at) + (h * call.q_len + first) * layer_.group_size, n_new * layer_.group_size,
-                lse + n_old * layer_.group_size);
-  }
-  std::memmove(refresh.begin.data(), refresh.begin.data() + n_gone, static_cast<size_t>(n_old) * sizeof(int64_t));
-  std::memmove(refresh.end.data(), refresh.end.data() + n_gone, static_cast<size_t>(n_old) * sizeof(int64_t));
-  std::copy_n(call.visibility.begin + first, n_new, refresh.begin.data() + n_old);
-  std::copy_n(call.visibility.end + first, n_new, refresh.end.data() + n_old);
-  refresh.n_queries = n_old + n_new;
-  refresh.n_skipped += n_gone + first;
-  refresh.due = true;
 }
 
 void AttendCall::commit_and_settle() {

@@ -71,33 +71,22 @@ class AttendCall {
   void choose_streaming(SequenceCall& call);
   // Layers with heads of two kinds (lib/streaming_heads.cc).
   void choose_for_streaming_heads(SequenceCall& call);
-  bool streams(int32_t kv_head) const { return heads_ != nullptr && heads_->streams(kv_head); }
-  void find_streaming_spans(const SequenceCall& call, std::vector<PageSpan>* spans) const;
-  const Visibility* visibility_of(const SequenceCall& call, int32_t kv_head, bool masks) const;
   void describe_streaming_heads(const DeviceSequence* all, DeviceSequence* to) const;
   DeviceAttend of_run(const DeviceAttend& window, const HeadRun& run, Layer* layer) const;
   Status attend_window(const DeviceAttend& window, bool is_last);
   Status set_visibility(SequenceCall& call);
   void set_tree(SequenceCall& call);
   void prepare_refresh(SequenceCall& call);
-  void lay_out(SequenceCall& call);
-  void add_jobs(const SequenceCall& call);
-  void find_spans(const SequenceCall& call, int64_t begin, int64_t end, std::vector<PageSpan>* spans) const;
-  void add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head);
-  void add_selected_runs(const SequenceCall& call, const StoredPages& stored, int32_t kv_head);
-  AttendJob plain_job(const SequenceCall& call, int32_t kv_head) const;
-  AttendJob& finish_runs(size_t j);
-  void point_visibility(SequenceCall* call);
-  bool is_host_masked(const SequenceCall& call) const;
-  void finish_jobs();
+  template <typename F>
+  void lay_out(SequenceCall& call, F take) const;
+  void lay_out_floats();
+  void point_visibility();
+  HostPart::Facts host_facts() const;
 
   // The work.
   void append_rows();
   void pack_queries();
-  Status attend_and_merge();
-  void observe();
   void write_outputs();
-  void save_queries(const SequenceCall& call);
 
   // After: cannot fail.
   void commit_and_settle();
@@ -124,9 +113,6 @@ class AttendCall {
   void begin_task(HandOverTask* task) const;
   Status attend_chunk(HandOverTask* task);
   void prepare_chunk(HandOverTask* task);
-  void add_host_jobs(const SequenceCall& call);
-  void add_row_copies(const SequenceCall& call, const DeviceExchange& exchange, HandOverTask* task);
-  void finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange);
   Status fill_window(const SequenceCall& call);
   Status copy_to_window(const SequenceCall& call, TokenRange range);
   // Where the library rotates keys (lib/window_rope.cc).
@@ -138,15 +124,11 @@ class AttendCall {
   int64_t describe_guess(std::byte* upload, int64_t bytes, const DeviceSequences& sequences);
   void keep_guess(const SequenceCall& call);
   void prepare_guess();
-  void take_guess(const HandOverTask& task);
   // Where MAW are kept (lib/observe_device.cc).
   Status flush_host_appends(const SequenceCall& call);
   Status give_maw(const SequenceCall& call);
   void fade_newer(const SequenceCall& call);
-  void prepare_observation(HandOverTask* task);
-  void choose_late(HandOverTask* task);
-  void take_observation(HandOverTask* task);
-  void count_host_weights(const SequenceCall& call, const DeviceExchange& exchange, const std::byte* slot);
+  void prepare_observation();
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
   Status upload_descriptors(HandOverTask* task, DeviceSequences* sequences);
   template <typename Function, typename DeviceCall>
@@ -208,7 +190,6 @@ class AttendCall {
 
   void pack_token(int64_t row);
   void write_token(int64_t row);
-  static void observe_task(void* context, int64_t task_idx, int32_t worker_idx);
   void for_tokens(void (AttendCall::*visit)(int64_t row));
 
   Session& session_;

@@ -270,9 +270,7 @@ void AttendCall::commit_chunk() {
 void AttendCall::begin_task(HandOverTask* task) const {
   task->shape = {args_.layer_idx, static_cast<int32_t>(scratch_.calls.size()), 0, 0};
   task->header = reinterpret_cast<const SlotHeader*>(session_.device_->slot(task->ticket));
-  task->planes = &cache_.store().planes(args_.layer_idx);
-  task->rows.clear();
-  task->hidden.clear();
+  task->scratch.host.begin(host_facts(), {session_.device_->slot(task->ticket), session_.device_->exchange(layer_idx_)});
   task->touched.clear();
   task->pieces.clear();
   task->rebuilt.clear();
@@ -281,15 +279,11 @@ void AttendCall::begin_task(HandOverTask* task) const {
   task->streamed_x_bytes = 0;
   task->part = {};
   task->is_cut = false;
-  task->arrived = task->observed = nullptr;
 }
 
 void AttendCall::prepare_chunk(HandOverTask* task) {
   clear_scratch();
   begin_task(task);
-  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
-  if (args_.parent_idx != nullptr)
-    scratch_.tree_positions.reserve(static_cast<size_t>(args_.q.n_tokens));  // runs point there
   for (SequenceCall& call : scratch_.calls) {
     task->shape.n_tokens += static_cast<int32_t>(call.q_len);
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(call.q_len));
@@ -303,13 +297,13 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
   }
   choose_route(task);
   if (!task->pieces.empty()) task->layout = taken_.layout;
+  point_visibility();
+  scratch_.host.lay_out(scratch_.calls);
   for (const SequenceCall& call : scratch_.calls) {
-    add_host_jobs(call);
-    if (args_.k != nullptr) add_row_copies(call, exchange, task);
+    if (args_.k != nullptr) scratch_.host.add_rows(call);
     task->touched.push_back({call.sequence->id, args_.k != nullptr ? call.first_query : call.length, call.found_begin});
   }
-  finish_host_jobs(*task, exchange);
-  if (policy_.keeps_maw) prepare_observation(task);
+  if (policy_.keeps_maw) prepare_observation();
 }
 
 // A session may find a sequence long: its window is not to hold all of it. The state follows when the call is committed.
@@ -317,66 +311,6 @@ void AttendCall::evict_before(SequenceCall* call) {
   call->found_begin = call->state->window_begin;
   call->window_begin = session_.evicted_to(*call->state, call->first_query);
   if (call->window_begin > call->found_begin && policy_.keeps_maw) session_.fetch_maw(*call->sequence);
-}
-
-void AttendCall::add_host_jobs(const SequenceCall& call) {
-  if (!call.has_cpu_part()) return;
-  find_spans(call, call.cpu_begin, call.host_end, &scratch_.host_spans);
-  scratch_.spans.clear();
-  if (call.selected) find_spans(call, call.first_found(), call.resident_begin, &scratch_.spans);
-  find_streaming_spans(call, &scratch_.streaming_spans);
-  std::vector<PageSpan> guessed;
-  if (args_.speculative) find_spans(call, call.first_query, call.length, &guessed);
-  for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
-    scratch_.job_runs.push_back(scratch_.runs.size());
-    add_runs(call, streams(h) ? scratch_.streaming_spans : scratch_.host_spans, h);
-    add_runs(call, scratch_.spans, h);
-    add_runs(call, guessed, h);
-    scratch_.jobs.push_back(plain_job(call, h));
-  }
-}
-
-void AttendCall::add_row_copies(const SequenceCall& call, const DeviceExchange& exchange, HandOverTask* task) {
-  constexpr int64_t kMostRows = 32;  // of a copy, as all of a ticket's may be side by side and workers share the copies
-  std::byte* slot = session_.device_->slot(task->ticket);
-  scratch_.spans.clear();
-  cache_.spans(*call.sequence, call.first_query, call.length, &scratch_.spans);
-  Rows from;
-  for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot + exchange.rows_at[p];
-  task->slot_rows = exchange.n_rows;
-  const int64_t x_bytes = layer_.x_bytes();
-  for (const PageSpan& span : scratch_.spans)
-    for (int64_t first = 0; first < span.n_tokens; first += kMostRows) {
-      const int64_t n = std::min(kMostRows, span.n_tokens - first);
-      const int64_t in_slot = call.first_row + span.token_idx - call.first_query + first;
-      task->rows.push_back({from.after(task->planes->row_bytes, in_slot), cache_.store().extent_of(span.page),
-                            cache_.store().geometry().row_of(span.page, span.slot) + first, n});
-      if (x_bytes > 0)
-        task->hidden.push_back({slot + exchange.x_at + in_slot * x_bytes,
-                                cache_.store().x_row(span.page, span.slot, args_.layer_idx) + first * x_bytes, n * x_bytes});
-    }
-}
-
-void AttendCall::finish_host_jobs(const HandOverTask& task, const DeviceExchange& exchange) {
-  scratch_.job_runs.push_back(scratch_.runs.size());
-  std::byte* slot = session_.device_->slot(task.ticket);
-  const auto floats = [&](int64_t at) { return reinterpret_cast<float*>(slot + at); };
-  size_t j = 0;
-  for (SequenceCall& call : scratch_.calls) {
-    point_visibility(&call);
-    if (!call.has_cpu_part()) continue;
-    const int64_t rows = call.q_len * layer_.group_size, first = call.first_row * layer_.n_q_heads;
-    for (int64_t h = 0; h < layer_.n_kv_heads; ++h, ++j) {
-      AttendJob& job = finish_runs(j);
-      job.q = floats(exchange.q_at) + (first + h * rows) * layer_.k_head_dim;
-      job.o = floats(exchange.o_at) + (first + h * rows) * layer_.v_head_dim;
-      job.lse = floats(exchange.lse_at) + first + h * rows;
-      const bool masks = streams(static_cast<int32_t>(h))
-                             ? call.q_len > 1 && call.streaming_heads.keys.sink_end > call.first_query
-                             : args_.speculative || is_host_masked(call);
-      job.visibility = visibility_of(call, static_cast<int32_t>(h), masks);
-    }
-  }
 }
 
 // Rows that the window should have before the call's own.

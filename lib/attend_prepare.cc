@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "lib/attend_call.h"
-#include "lib/placement.h"
 
 namespace tandem {
 
@@ -84,14 +83,10 @@ Status AttendCall::wait_for_refreshes() {
 }
 
 void AttendCall::clear_scratch() {
-  scratch_.n_floats = 0;
   scratch_.begin.clear();
   scratch_.end.clear();
   scratch_.tree_bits.clear();
   scratch_.tree_positions.clear();
-  scratch_.runs.clear();
-  scratch_.jobs.clear();
-  scratch_.job_runs.clear();
 }
 
 Status AttendCall::prepare() {
@@ -115,11 +110,11 @@ Status AttendCall::prepare() {
     choose_keys(call);
     choose_for_streaming_heads(call);
     if (policy_.keeps_maw) prepare_refresh(call);
-    lay_out(call);
   }
-  for (const SequenceCall& call : scratch_.calls) add_jobs(call);
-  scratch_.floats.reserve(scratch_.n_floats);
-  finish_jobs();
+  lay_out_floats();
+  point_visibility();
+  scratch_.host.begin(host_facts(), {});
+  scratch_.host.lay_out(scratch_.calls);
   return {};
 }
 
@@ -248,172 +243,46 @@ void AttendCall::prepare_refresh(SequenceCall& call) {
   reserve_refresh(refresh);
 }
 
-void AttendCall::lay_out(SequenceCall& call) {
+// Rows of floats of a call on host tensors: take(n) is asked for each.
+template <typename F>
+void AttendCall::lay_out(SequenceCall& call, F take) const {
   const int64_t n_rows = layer_.n_q_heads * call.q_len;
-  call.q_at = scratch_.take(n_rows * layer_.k_head_dim);
-  call.o_at = scratch_.take(n_rows * layer_.v_head_dim);
-  call.lse_at = scratch_.take(n_rows);
+  call.q = take(n_rows * layer_.k_head_dim);
+  call.o = take(n_rows * layer_.v_head_dim);
+  call.lse = take(n_rows);
   if (call.has_host) {
-    call.host_o_at = scratch_.take(n_rows * layer_.v_head_dim);
-    call.host_lse_at = scratch_.take(n_rows);
+    call.host_o = take(n_rows * layer_.v_head_dim);
+    call.host_lse = take(n_rows);
   }
-  if (call.observes) call.logits_at = scratch_.take(n_rows * (call.length - call.resident_begin));
+  if (call.observes) call.logits = take(n_rows * (call.length - call.resident_begin));
+  if (args_.speculative && policy_.keeps_maw) call.logits = call.state->speculation.logits.data();
 }
 
-// Where the contiguous keys of a part are: the same for every KV head.
-void AttendCall::find_spans(const SequenceCall& call, int64_t begin, int64_t end, std::vector<PageSpan>* spans) const {
-  spans->clear();
-  // The tokens of a tree have positions of their own: a run ends where they begin.
-  const bool tree = call.visibility.tree_words > 0 && layer_.rope != nullptr;
-  const int64_t split = tree ? std::clamp(call.first_query, begin, end) : end;
-  cache_.spans(*call.sequence, begin, split, spans);
-  if (split < end) cache_.spans(*call.sequence, split, end, spans);
-  if (layer_.rope != nullptr) Cache::split_at_gaps(*call.sequence, spans);
+// Once for how many there are, then for where they are.
+void AttendCall::lay_out_floats() {
+  scratch_.n_floats = 0;
+  for (SequenceCall& call : scratch_.calls) lay_out(call, [&](int64_t n) -> float* { return scratch_.take(n), nullptr; });
+  scratch_.floats.reserve(scratch_.n_floats);
+  scratch_.n_floats = 0;
+  for (SequenceCall& call : scratch_.calls) lay_out(call, [&](int64_t n) { return scratch_.at(scratch_.take(n)); });
 }
 
-void AttendCall::add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head) {
-  const bool tree = call.visibility.tree_words > 0 && layer_.rope != nullptr;
-  for (const PageSpan& span : spans) {
-    KvRun run = cache_.run(*call.sequence, span, args_.layer_idx, kv_head);
-    if (tree && span.token_idx >= call.first_query)
-      run.positions = scratch_.tree_positions.data() + call.positions_at + (span.token_idx - call.first_query);
-    scratch_.runs.push_back(run);
-  }
-}
-
-void AttendCall::add_selected_runs(const SequenceCall& call, const StoredPages& stored, int32_t kv_head) {
-  const HeadSelection& head = call.state->heads[static_cast<size_t>(kv_head)];
-  if (head.n_tokens == 0) return;
-  const auto* token_idx = head.token_idx.as<int32_t>();
-  const bool by_position = layer_.rope != nullptr && !stored.positions.empty();
-  if (head.n_copied == head.n_tokens && !by_position) {
-    const PlaneBytes& bytes = cache_.store().row_bytes(args_.layer_idx);
-    for (const SelectionChunk& chunk : head.chunks) {
-      if (chunk.first >= head.n_tokens) break;
-      KvRun run;
-      point_run(chunk.row(bytes, chunk.first), layer_, &run);
-      run.n_tokens = std::min(chunk.n_rows, head.n_tokens - chunk.first);
-      run.token_idx = -1;
-      run.positions = token_idx + chunk.first;
-      scratch_.runs.push_back(run);
-    }
-    return;
-  }
-  for (int64_t i = 0; i < head.n_tokens;) {
-    const int64_t token = token_idx[i], slot = token % cache_.page_len();
-    int64_t n = 1;
-    while (i + n < head.n_tokens && token_idx[i + n] == token + n && slot + n < cache_.page_len()) ++n;
-    KvRun run;
-    const int32_t page = stored.pages[static_cast<size_t>(token / cache_.page_len())];
-    point_run(cache_.store().rows(stored.bases, page, slot, args_.layer_idx, kv_head), layer_, &run);
-    run.n_tokens = n;
-    run.token_idx = -1;
-    run.first_position = token;
-    if (by_position) run.positions = stored.positions.data() + token;
-    scratch_.runs.push_back(run);
-    i += n;
-  }
-}
-
-AttendJob AttendCall::plain_job(const SequenceCall& call, int32_t kv_head) const {
-  AttendJob job;
-  job.layer = &layer_;
-  job.n_rows = static_cast<int32_t>(call.q_len * layer_.group_size);
-  job.q_is_bf16 = args_.q.dtype == TANDEM_BF16 && layer_.rope == nullptr && layer_.k_rotation == TANDEM_ROTATION_NONE;
-  job.node = node_of_head(kv_head, layer_.n_kv_heads, n_nodes(cpu_));
-  return job;
-}
-
-// Jobs point into vectors that still grow: indices now, pointers in finish_jobs().
-void AttendCall::add_jobs(const SequenceCall& call) {
-  find_spans(call, call.first_job_key, call.length, &scratch_.spans);
-  find_spans(call, call.host_begin, call.host_end, &scratch_.host_spans);
-  find_streaming_spans(call, &scratch_.streaming_spans);
-  for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
-    const AttendJob job = plain_job(call, h);
-    scratch_.job_runs.push_back(scratch_.runs.size());
-    add_runs(call, streams(h) ? scratch_.streaming_spans : scratch_.spans, h);
-    scratch_.jobs.push_back(job);
-    if (!call.has_host) continue;
-    scratch_.job_runs.push_back(scratch_.runs.size());
-    add_runs(call, scratch_.host_spans, h);
-    if (call.selected) add_selected_runs(call, {call.sequence->pages, cache_.store().bases(), call.sequence->positions}, h);
-    scratch_.jobs.push_back(job);
-  }
-}
-
-// Job j, once all runs are known.
-AttendJob& AttendCall::finish_runs(size_t j) {
-  AttendJob& job = scratch_.jobs[j];
-  job.runs = scratch_.runs.data() + scratch_.job_runs[j];
-  job.n_runs = static_cast<int32_t>(scratch_.job_runs[j + 1] - scratch_.job_runs[j]);
-  job.n_keys = 0;
-  job.runs_are_keys = job.n_runs > 0;
-  for (int32_t r = 0; r < job.n_runs; ++r) {
-    job.n_keys += job.runs[r].n_tokens;
-    job.runs_are_keys = job.runs_are_keys && job.runs[r].n_tokens == 1;
-  }
-  return job;
-}
-
-void AttendCall::point_visibility(SequenceCall* call) {
-  call->visibility.begin = scratch_.begin.data() + call->visibility_at;
-  call->visibility.end = scratch_.end.data() + call->visibility_at;
-  if (call->visibility.tree_words > 0) call->visibility.tree_bits = scratch_.tree_bits.data() + call->tree_at;
-  call->streaming_heads.visibility.begin = scratch_.begin.data() + call->streaming_heads.visibility_at;
-  call->streaming_heads.visibility.end = scratch_.end.data() + call->streaming_heads.visibility_at;
-}
-
-// A single query sees every key that was chosen for it.
-bool AttendCall::is_host_masked(const SequenceCall& call) const {
-  return call.q_len > 1 && (layer_.sliding_window > 0 || call.host_end > call.first_query);
-}
-
-void AttendCall::finish_jobs() {
-  scratch_.job_runs.push_back(scratch_.runs.size());
-  scratch_.merges.clear();
-  scratch_.merges.reserve(scratch_.calls.size() * static_cast<size_t>(layer_.n_kv_heads));
-  scratch_.states.resize(4 * scratch_.calls.size() * static_cast<size_t>(layer_.n_kv_heads));
-  size_t j = 0;
+// Their vectors have grown to their end.
+void AttendCall::point_visibility() {
   for (SequenceCall& call : scratch_.calls) {
-    point_visibility(&call);
-    const int64_t rows = call.q_len * layer_.group_size, n_keys = call.length - call.resident_begin;
-    for (int64_t h = 0; h < layer_.n_kv_heads; ++h) {
-      AttendJob& resident = finish_runs(j++);
-      resident.q = scratch_.at(call.q_at) + h * rows * layer_.k_head_dim;
-      resident.visibility = visibility_of(call, static_cast<int32_t>(h), call.q_len > 1 || call.visibility.tree_words > 0);
-      resident.o = scratch_.at(call.o_at) + h * rows * layer_.v_head_dim;
-      resident.lse = scratch_.at(call.lse_at) + h * rows;
-      if (call.observes) resident.logits = scratch_.at(call.logits_at) + h * rows * n_keys;
-      if (args_.speculative && policy_.keeps_maw)
-        resident.logits = call.state->speculation.logits.data() + h * rows * n_keys;
-      if (!call.has_host && layer_.sinks == nullptr) continue;
-      MergeJob merge;
-      const float** states = scratch_.states.data() + 4 * scratch_.merges.size();
-      states[0] = resident.o;
-      states[2] = resident.lse;
-      merge.n_states = 1;
-      if (call.has_host) {
-        AttendJob& host = finish_runs(j++);
-        host.q = resident.q;
-        host.visibility = is_host_masked(call) ? &call.visibility : nullptr;
-        host.o = scratch_.at(call.host_o_at) + h * rows * layer_.v_head_dim;
-        host.lse = scratch_.at(call.host_lse_at) + h * rows;
-        states[1] = host.o;
-        states[3] = host.lse;
-        merge.n_states = 2;
-      }
-      merge.n_rows = rows;
-      merge.head_dim = layer_.v_head_dim;
-      merge.o = states;
-      merge.lse = states + 2;
-      if (layer_.sinks != nullptr) merge.sinks = layer_.sinks + h * layer_.group_size;
-      merge.sink_period = layer_.group_size;
-      merge.o_out = resident.o;
-      merge.lse_out = resident.lse;
-      scratch_.merges.push_back(merge);
-    }
+    call.visibility.begin = scratch_.begin.data() + call.visibility_at;
+    call.visibility.end = scratch_.end.data() + call.visibility_at;
+    call.streaming_heads.visibility.begin = scratch_.begin.data() + call.streaming_heads.visibility_at;
+    call.streaming_heads.visibility.end = scratch_.end.data() + call.streaming_heads.visibility_at;
+    if (call.visibility.tree_words == 0) continue;
+    call.visibility.tree_bits = scratch_.tree_bits.data() + call.tree_at;
+    call.tree_positions = scratch_.tree_positions.data() + call.positions_at;
   }
+}
+
+HostPart::Facts AttendCall::host_facts() const {
+  return {&cache_,         &session_.options_, &layer_,           heads_,
+          args_.layer_idx, policy_.keeps_maw,  args_.speculative, args_.q.dtype == TANDEM_BF16};
 }
 
 }  // namespace tandem

@@ -2,90 +2,27 @@
 // Work space of attend calls, kept between them: after the first call of a shape nothing is allocated.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "lib/backend.h"
-#include "lib/cache.h"
 #include "lib/call_shape.h"
+#include "lib/host_part.h"
 #include "lib/routes/call_plan.h"
 #include "lib/scratch_floats.h"
-#include "lib/sequence_state.h"
-#include "lib/streaming_heads.h"
+#include "lib/sequence_call.h"
 
 namespace tandem {
-
-// One sequence of a call. Query t sits at token first_query + t; rows of q, o, lse and logits are ordered
-// [n_kv_heads][q_len][group_size].
-struct SequenceCall {
-  Sequence* sequence = nullptr;
-  LayerState* state = nullptr;
-  DeviceWindow* window = nullptr;  // of a call on device tensors
-  Session* writer_before = nullptr;
-  int64_t q_len = 0;
-  int64_t first_row = 0;       // in the caller's tensors
-  int64_t first_query = 0;     // token index
-  int64_t length = 0;          // tokens of the layer with the new ones
-  bool is_append = false;      // several committed queries: everything is attended and re-evaluated
-  bool is_last = true;         // of a device call's parts: with it the append is complete
-  bool observes = false;       // a decode query whose weights go into the MAW
-  int64_t window_begin = 0;    // before the call's own rows
-  int64_t dense_begin = 0;     // keys [dense_begin, length) are what policy "all" would attend
-  int64_t resident_begin = 0;  // keys [resident_begin, length)
-  int64_t first_job_key = 0;   // of the resident part's job: before resident_begin where it does the host part as well
-  int64_t host_begin = 0;      // keys [host_begin, host_end), and the selected ones
-  int64_t host_end = 0;
-  int64_t rebuilt_end = 0;  // of these the first, up to here, are made of hidden states; 0: none
-  int64_t n_selected = 0;   // over all KV heads
-  bool has_host = false;
-  int64_t cpu_begin = 0;   // of the host's keys, those before it go to the device (lib/routes/choose.cc)
-  int64_t kept_begin = 0;  // of the call's keys, what the window has after it begins no sooner
-  bool selected = false;
-  // On a device, where MAW are kept. Tokens [found_begin, resident_begin) were there before the session looked, and the host
-  // has them; [resident_begin, evict_end) leave the window with the call.
-  int64_t found_begin = 0, evict_end = 0, first_evicted = 0;
-  bool flushes = false;  // appends before it wait to be judged
-  // The first of these that the host attends beside the others.
-  int64_t first_found() const { return selected ? std::max(found_begin, host_end) : resident_begin; }
-  struct StreamingHeads {  // of a layer that has any
-    SinksAndNewest keys;
-    Visibility visibility;
-    size_t visibility_at = 0;
-  } streaming_heads;
-  bool streams() const { return cpu_begin > host_begin; }
-  bool has_cpu_part() const {
-    return has_host && (streaming_heads.keys.sink_end > 0 || !(streams() && cpu_begin == host_end));
-  }
-  bool counts_on_host() const { return has_host && (is_append || found_begin < resident_begin); }
-  Visibility visibility;
-  size_t visibility_at = 0;  // index into begin and end; trees into tree_bits
-  size_t tree_at = 0;
-  size_t positions_at = 0;                                                               // positions of a tree's tokens
-  size_t q_at = 0, o_at = 0, lse_at = 0, host_o_at = 0, host_lse_at = 0, logits_at = 0;  // indices into floats
-};
-
-// Where the rows of a sequence's tokens are: its page table, and the store's extents; and its positions.
-struct StoredPages {
-  const std::vector<int32_t>& pages;
-  const std::vector<std::byte*>& bases;
-  const std::vector<int32_t>& positions;
-};
 
 struct AttendScratch : FloatRows {
   std::vector<SequenceCall> calls;
   std::vector<SequenceShape> shapes;  // [n_calls] of a call on device tensors
   CallPlan plan;                      // of these
-  std::vector<PageSpan> spans, host_spans, streaming_spans;
-  std::vector<int64_t> begin, end;
+  std::vector<PageSpan> spans;
+  std::vector<int64_t> begin, end;  // of the keys that each query sees
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;
-  std::vector<KvRun> runs;
-  std::vector<AttendJob> jobs;
-  std::vector<size_t> job_runs;  // [n_jobs] index of the first run
-  std::vector<MergeJob> merges;
-  std::vector<const float*> states;  // o and lse pointers of the merges, two of each per job
+  HostPart host;  // of the calls
 };
 
 }  // namespace tandem

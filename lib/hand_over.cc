@@ -28,6 +28,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kEager(100), kSpin(2000), kNap(50), kBetweenChecks(20'000);
 constexpr int kPausesPerLook = 32;
 
+constexpr char kNoSelection[] = "no memory for a refresh of the selections";
 constexpr int32_t kOfStep = TANDEM_ERROR_INVALID_STATE;  // faults that nothing else has
 
 void pause_once() {
@@ -159,7 +160,7 @@ void HandOver::wait_for_rows(int64_t sequence, int32_t layer_idx, int64_t end) {
   const uint64_t posted = posted_.load(std::memory_order_relaxed);
   for (uint64_t idx = posted; idx > finished_.load(std::memory_order_acquire);) {
     const HandOverTask& task = tasks_[static_cast<size_t>(--idx % tasks_.size())];
-    if (task.shape.layer_idx != layer_idx || task.rows.empty()) continue;
+    if (task.shape.layer_idx != layer_idx || !task.scratch.host.has_rows()) continue;
     const bool has_some = std::any_of(task.touched.begin(), task.touched.end(), [&](const TouchedSequence& one) {
       return one.sequence == sequence && one.length < end;
     });
@@ -214,19 +215,20 @@ void HandOver::loop() {
     const bool has_arrived = !is_of_step() && wait_for_arrival(task, &times.stream);
     bool is_lost = !has_arrived || can_start_over();
     const TraceRange range("answer", task.shape.layer_idx, "host");
-    times.has_host = !is_lost && !task.scratch.jobs.empty();
+    HostPart& part = task.scratch.host;
+    times.has_host = !is_lost && part.has_jobs();
     times.has_arrived = !is_lost;
     times.stream.look();  // what is there by now was there before
     times.begin = Clock::now();
-    const int64_t staged_bytes = is_lost ? 0 : take_rows(task);
-    if (!is_lost) run(task.arrived, task);
-    if (times.has_host) attend(task, &times.stream);
+    const int64_t staged_bytes = is_lost ? 0 : part.take_rows();
+    if (!is_lost && part.observes()) while_busy(kNoSelection, [&] { part.choose(); });
+    if (times.has_host) attend(part, &times.stream);
     times.host_end = Clock::now();
     answer(task);
-    if (has_arrived && task.observed != nullptr) {
+    if (has_arrived && part.observes()) {
       const bool is_observed = wait_for_observation(task);
       if (is_observed && !can_start_over())
-        run(task.observed, task);
+        while_busy(kNoSelection, [&] { part.observe(); });
       else if (!is_observed && !can_start_over() && !task.is_cut)
         task.is_unseen = true, has_lost_.store(true, std::memory_order_release);
       answer(task);
@@ -375,10 +377,6 @@ void HandOver::while_busy(const char* no_memory, F action) {
   busy.store(0, std::memory_order_release);
 }
 
-void HandOver::run(void (*hook)(HandOverTask&), HandOverTask& task) {
-  if (hook != nullptr) while_busy("no memory for a refresh of the selections", [&] { hook(task); });
-}
-
 void HandOver::check_device() {
   DeviceError error;
   const int32_t code = device_.table->check(device_.self, &error);
@@ -403,73 +401,17 @@ void HandOver::fault_of_step(const HandOverTask& task) {
   set_fault(kOfStep, 0, text);
 }
 
-namespace {
-
-constexpr int64_t kWorthSpreading = 65536;  // bytes
-
-// What workers take of a ticket's rows: of each copy so many ranges of heads, then the hidden states.
-struct RowShares {
-  const HandOverTask& task;
-  int64_t n_of_copy = 1;
-
-  explicit RowShares(const HandOverTask& of) : task(of) {
-    int64_t most_rows = 0;
-    for (const RowCopy& copy : task.rows) most_rows = std::max(most_rows, copy.n_rows);
-    n_of_copy = std::clamp<int64_t>(most_rows * task.token_bytes() / kWorthSpreading, 1, n_heads());
-  }
-  int64_t n_heads() const { return static_cast<int64_t>(task.planes->heads.size()); }
-  int64_t n_of_rows() const { return n_of_copy * static_cast<int64_t>(task.rows.size()); }
-  int64_t n() const { return n_of_rows() + static_cast<int64_t>(task.hidden.size()); }
-
-  void take(int64_t idx) const {
-    if (idx >= n_of_rows()) {
-      const HiddenCopy& copy = task.hidden[static_cast<size_t>(idx - n_of_rows())];
-      std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-      return;
-    }
-    const RowCopy& copy = task.rows[static_cast<size_t>(idx / n_of_copy)];
-    const PlaneBytes& bytes = task.planes->row_bytes;
-    const int64_t share = idx % n_of_copy, end = (share + 1) * n_heads() / n_of_copy;
-    for (int64_t h = share * n_heads() / n_of_copy; h < end; ++h)
-      copy_rows(copy.from.after(bytes, h * task.slot_rows),
-                task.planes->row_of(copy.extent, static_cast<int32_t>(h), copy.row), bytes, copy.n_rows);
-  }
-};
-
-void take_share(void* shares, int64_t idx, int32_t) { static_cast<const RowShares*>(shares)->take(idx); }
-
-}  // namespace
-
-int64_t HandOver::take_rows(HandOverTask& task) {
-  RowShares shares(task);
-  int64_t bytes = 0;
-  for (const RowCopy& copy : task.rows) bytes += copy.n_rows * task.token_bytes();
-  for (const HiddenCopy& copy : task.hidden) bytes += copy.bytes;
-  if (bytes >= kWorthSpreading)
-    cpu_.table->run(cpu_.self, shares.n(), take_share, &shares);
-  else
-    for (int64_t i = 0; i < shares.n(); ++i) shares.take(i);
-  return bytes;
-}
-
 // Where keys are streamed at the same time, the calling thread looks now and then whether that has ended.
-void HandOver::attend(const HandOverTask& task, StreamEnd* stream) {
-  const std::vector<AttendJob>& jobs = task.scratch.jobs;
-  const auto n_jobs = static_cast<int32_t>(jobs.size());
+void HandOver::attend(HostPart& part, StreamEnd* stream) {
   bool is_done = false;
   while_busy("no memory for the host's part", [&] {
     if (faulted_.load(std::memory_order_relaxed)) return;
     const Watch watch{nullptr, look_at_stream, stream};
-    const Status status = stream->is_awaited() ? cpu_.table->attend_watched(cpu_.self, jobs.data(), n_jobs, watch)
-                                               : cpu_.table->attend(cpu_.self, jobs.data(), n_jobs);
+    const Status status = part.attend(stream->is_awaited() ? &watch : nullptr);
     is_done = status.ok();
     if (!is_done) set_fault(status.code(), status.info().underlying, status.info().message.c_str());
   });
-  if (is_done) return;
-  for (const AttendJob& job : jobs) {  // the device does not wait for what will not come
-    std::fill_n(job.o, int64_t{job.n_rows} * job.layer->v_head_dim, NAN);
-    std::fill_n(job.lse, job.n_rows, NAN);
-  }
+  if (!is_done) part.lose();  // the device does not wait for what will not come
 }
 
 void HandOver::set_fault(int32_t code, int64_t underlying, const char* text) {

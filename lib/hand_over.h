@@ -34,33 +34,12 @@
 
 namespace tandem {
 
-// n rows of each KV head, from a slot to an extent of the store.
-struct RowCopy {
-  Rows from;  // of the first head
-  std::byte* extent = nullptr;
-  int64_t row = 0, n_rows = 0;
-};
-
-// Hidden states, likewise.
-struct HiddenCopy {
-  const std::byte* from = nullptr;
-  std::byte* to = nullptr;
-  int64_t bytes = 0;
-};
-
 // A sequence before a call: what it is again, in the call's layer, when the ticket never arrives. What arrived and was not
 // observed leaves keys that nobody has judged: the window begins again where it did.
 struct TouchedSequence {
   int64_t sequence = 0;
   int64_t length = 0;
   int64_t window_begin = 0;
-};
-
-// What a call is to know of its sequence when its ticket has arrived, as it was when it was made.
-struct LateCall {
-  KeyRuns keys;                    // for a refresh
-  std::vector<int32_t> pages;      // the sequence's
-  std::vector<int32_t> positions;  // likewise, where the library rotates
 };
 
 // What a call was made for, as its slot's header says: a graph that was captured for less than a step has is of no use.
@@ -105,27 +84,14 @@ struct HandOverTask {
   TicketShape shape;
   const SlotHeader* header = nullptr;
   uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
-  const StoreGeometry::LayerPlanes* planes = nullptr;
-  int64_t slot_rows = 0;  // from a KV head's to the next one's
-  std::vector<RowCopy> rows;
-  std::vector<HiddenCopy> hidden;
   std::vector<TouchedSequence> touched;
-  AttendScratch scratch;  // jobs: q, o and lse are in the slot
-  // Of sessions that select keys, on the thread: before the attend, when the selections before are known; and when the MAW
-  // of tokens that have left the window are in the slot. They may throw bad_alloc. Null: nothing to do.
-  class Session* session = nullptr;
-  void (*arrived)(HandOverTask& task) = nullptr;
-  void (*observed)(HandOverTask& task) = nullptr;
-  std::vector<LateCall> late;           // [n_calls] or more
-  std::vector<std::byte*> bases;        // of the store's extents
-  std::vector<KvRun> runs;              // of the jobs, when their keys are chosen late
-  std::vector<struct Refresh*> judged;  // of evictions
-  int64_t selected_kv_bytes = 0;        // that these have of selected keys
+  AttendScratch scratch;
   // Keys that the device gets of the host while the task is under way: so long nobody may change them.
   std::vector<StreamPiece> pieces;
-  StreamLayout layout;          // of these
-  int64_t pieces_at = 0;        // their descriptors: bytes behind those of the call
-  uint8_t* streamed = nullptr;  // 1: all have been sent; null: there are none
+  StreamLayout layout;            // of these
+  std::vector<std::byte*> bases;  // of the store's extents, where they are
+  int64_t pieces_at = 0;          // their descriptors: bytes behind those of the call
+  uint8_t* streamed = nullptr;    // 1: all have been sent; null: there are none
   // Keys that the device makes of hidden states, likewise.
   RebuiltPieces rebuilt;
   int64_t rebuilt_at = 0;
@@ -140,7 +106,6 @@ struct HandOverTask {
   std::atomic<bool> is_cut{false};     // what was to come after its arrival was not launched
   bool is_last = false;                // of a step that is closed; guarded by the hand-over's mutex
 
-  int64_t token_bytes() const { return static_cast<int64_t>(planes->heads.size()) * planes->row_bytes.total(); }
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
 };
@@ -261,15 +226,13 @@ class HandOver {
   void finish(HandOverTask& task, const TaskTimes& times, int64_t staged_bytes);
   template <typename F>
   void while_busy(const char* no_memory, F action);
-  void run(void (*hook)(HandOverTask&), HandOverTask& task);
   void check_device();
   void check_flags();
   bool is_over(const HandOverTask& task) const;
   bool is_abandoned(const HandOverTask& task) const { return task.idx >= abandoned_from_.load(std::memory_order_acquire); }
   void fault_of_step(const HandOverTask& task);
-  int64_t take_rows(HandOverTask& task);  // returns their bytes
   void answer(const HandOverTask& task);
-  void attend(const HandOverTask& task, StreamEnd* stream);
+  void attend(HostPart& part, StreamEnd* stream);
   void set_fault(int32_t code, int64_t underlying, const char* text);
 
   const Device& device_;

@@ -90,7 +90,7 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
     ++sums_.n_host_parts;
     sums_.host_part_ns += static_cast<int64_t>(reading.host);
     sums_.host_part_tokens += part.host_tokens;
-    sums_.selected_kv_bytes += task.selected_kv_bytes;
+    sums_.selected_kv_bytes += task.scratch.host.selected_kv_bytes();
   }
   if (times.stream.is_seen) {
     ++sums_.n_stream_parts;

@@ -3,17 +3,13 @@
 // keys, the host those of all others, each counting what its own processor attends; a call hands over the MAW of the keys
 // that leave the window with it.
 //
-// Calls are prepared long before their turn, and what they attend depends on what was selected by then. So the thread that
-// meets the device completes them (lib/hand_over.h):
+// Calls are prepared long before their turn, and what they attend depends on what was selected by then. So their host part
+// completes them when the ticket has arrived, and learns from them when the device has observed (lib/host_part.h,
+// lib/host_observe.cc).
 //
-//   arrived    refreshes of earlier calls are joined, or done where appends have waited for it; the selected keys become
-//              part of the jobs
-//   observed   an append's queries count in the MAW of the host's keys; those handed over are taken; then the evicted keys
-//              are judged, or after an append all keys. The pool's workers are awake and have nothing else to do until the
-//              next call's part: a background thread would have to get a CPU first, and the next call to wait for it
-//
-// The results are those of calls on host tensors but for rounding. While anything is under way the state is the thread's;
-// the caller's looks at it when nothing is (Session::settle_device), and at window_begin and is_unjudged, which are its own.
+// The results are those of calls on host tensors but for rounding. While tickets are under way the state belongs to the
+// thread that meets the device. The calling thread looks at the state when none is (Session::settle_device), and at
+// window_begin and is_unjudged, which are its own.
 #include <algorithm>
 #include <cmath>
 
@@ -23,13 +19,6 @@
 
 namespace tandem {
 namespace {
-
-void take_keys(LateCall* late, Refresh* refresh) {
-  if (late->keys.length == 0) return;
-  std::swap(refresh->keys, late->keys);
-  late->keys.length = 0;
-  reserve_refresh(*refresh);
-}
 
 // Rows of [n_q_heads][kDevicePageLen] from or to the MAW of a page's tokens [begin, end).
 template <typename F>
@@ -115,33 +104,12 @@ void AttendCall::fade_newer(const SequenceCall& call) {
     for (int64_t t = call.length; t < end; ++t) *call.state->maw.at(h, t) *= keep;
 }
 
-void AttendCall::prepare_observation(HandOverTask* task) {
-  task->session = &session_;
-  task->arrived = [](HandOverTask& arrived) {
-    AttendArgs args;
-    args.layer_idx = arrived.shape.layer_idx;
-    AttendCall(*arrived.session, args, arrived.scratch).choose_late(&arrived);
-  };
-  task->observed = [](HandOverTask& observed) {
-    AttendArgs args;
-    args.layer_idx = observed.shape.layer_idx;
-    AttendCall(*observed.session, args, observed.scratch).take_observation(&observed);
-  };
-  if (args_.speculative) {
-    prepare_guess();
-    task->observed = [](HandOverTask& observed) {
-      AttendArgs args;
-      args.layer_idx = observed.shape.layer_idx;
-      AttendCall(*observed.session, args, observed.scratch).take_guess(observed);
-    };
-  }
-  if (task->late.size() < scratch_.calls.size()) task->late.resize(scratch_.calls.size());
-  task->bases = cache_.store().bases();
-  task->judged.reserve(scratch_.calls.size());  // no memory is asked for once keys have left
+void AttendCall::prepare_observation() {
+  if (args_.speculative) prepare_guess();
   int64_t n_evicted = 0;
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     SequenceCall& call = scratch_.calls[i];
-    LateCall& late = task->late[i];
+    LateCall& late = scratch_.host.keep_late(i, call.selected);
     const bool evicts = !args_.speculative;  // when it is committed
     // Queries of tokens that are there already may all be older than the window: from these nothing leaves.
     const int64_t evicted = evicts ? std::min(session_.evicted_to(*call.state, call.length), call.length) : 0;
@@ -149,93 +117,11 @@ void AttendCall::prepare_observation(HandOverTask* task) {
     call.first_evicted = n_evicted;
     n_evicted += call.evict_end - call.resident_begin;
     call.flushes = !call.is_append && call.state->is_unjudged;
-    late.keys.length = 0;
     const bool needs_all = call.is_append || call.flushes || call.state->refresh.wants_all;
     if (call.is_append || call.flushes || (evicts && call.evict_end > call.found_begin))
       session_.fill_runs(*call.sequence, args_.layer_idx, needs_all ? 0 : call.found_begin, call.length, &late.keys);
-    if (call.selected) late.pages = call.sequence->pages;
-    if (call.selected && layer_.rope != nullptr) late.positions = call.sequence->positions;
     bind_refresh(session_, *call.state, layer_);
   }
-}
-
-// The jobs' runs again, with those of the selected keys.
-void AttendCall::choose_late(HandOverTask* task) {
-  task->runs.clear();
-  task->selected_kv_bytes = 0;
-  size_t j = 0;
-  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
-    const SequenceCall& call = scratch_.calls[i];
-    Refresh& refresh = call.state->refresh;
-    session_.join(*call.state);
-    if (call.flushes && refresh.due) {
-      take_keys(&task->late[i], &refresh);
-      refresh.host_end = call.found_begin;
-      re_evaluate(refresh);
-    }
-    if (!call.has_host) continue;
-    for (int32_t h = 0; h < layer_.n_kv_heads; ++h, ++j) {
-      const size_t first = task->runs.size();
-      task->runs.insert(task->runs.end(), scratch_.jobs[j].runs, scratch_.jobs[j].runs + scratch_.jobs[j].n_runs);
-      scratch_.job_runs[j] = first;
-      if (!call.selected) continue;
-      scratch_.runs.swap(task->runs);
-      add_selected_runs(call, {task->late[i].pages, task->bases, task->late[i].positions}, h);
-      scratch_.runs.swap(task->runs);
-      task->selected_kv_bytes += call.state->heads[static_cast<size_t>(h)].n_tokens * task->planes->row_bytes.total();
-    }
-  }
-  scratch_.job_runs[j] = task->runs.size();
-  scratch_.runs.swap(task->runs);
-  for (size_t job = 0; job < j; ++job) finish_runs(job);
-}
-
-void AttendCall::take_observation(HandOverTask* task) {
-  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
-  const std::byte* slot = session_.device_->slot(task->ticket);
-  const auto* maw = reinterpret_cast<const float*>(slot + exchange.maw_at);
-  task->judged.clear();
-  for (size_t i = 0; i < scratch_.calls.size(); ++i) {
-    const SequenceCall& call = scratch_.calls[i];
-    Refresh& refresh = call.state->refresh;
-    session_.join(*call.state);
-    take_keys(&task->late[i], &refresh);
-    if (call.counts_on_host()) count_host_weights(call, exchange, slot);
-    for (int64_t t = call.resident_begin; t < call.evict_end;) {
-      const int64_t n = std::min(Maw::kBlock - t % Maw::kBlock, call.evict_end - t);
-      for (int32_t h = 0; h < layer_.n_q_heads; ++h)
-        std::copy_n(maw + h * int64_t{exchange.n_evicted} + call.first_evicted + t - call.resident_begin, n,
-                    call.state->maw.at(h, t));
-      t += n;
-    }
-    refresh.host_end = call.evict_end;
-    if (call.is_append) {
-      refresh.due = true;
-      if (call.is_last) re_evaluate(refresh);
-    } else if (call.evict_end > call.found_begin) {
-      refresh.evict_begin = call.found_begin;
-      refresh.evict_end = call.evict_end;
-      task->judged.push_back(&refresh);
-    }
-  }
-  judge_evicted_by_all(task->judged);
-}
-
-// Of an append over all the host's keys; of a single query over those that the session has just found.
-void AttendCall::count_host_weights(const SequenceCall& call, const DeviceExchange& exchange, const std::byte* slot) {
-  const int64_t n = std::min(call.q_len, refresh_queries(session_.options_.alpha)), skipped = call.q_len - n;
-  const int64_t row = (call.first_row * layer_.n_kv_heads + skipped) * layer_.group_size;
-  CountedQueries queries;
-  queries.q = reinterpret_cast<const float*>(slot + exchange.q_at) + row * layer_.k_head_dim;
-  queries.lse = reinterpret_cast<const float*>(slot + exchange.lse_at) + row;
-  queries.head_stride = call.q_len * layer_.group_size;
-  queries.n = n;
-  queries.n_skipped = skipped;
-  queries.begin = call.visibility.begin + skipped;
-  queries.end = call.visibility.end + skipped;
-  queries.first_token = call.is_append ? 0 : call.found_begin;
-  queries.end_token = call.resident_begin;
-  count_weights(call.state->refresh, queries);
 }
 
 }  // namespace tandem

@@ -229,6 +229,13 @@ void bind_refresh(Session& session, LayerState& state, const Layer& layer) {
   refresh.job.context = &refresh;
 }
 
+void Refresh::take_keys(KeyRuns* late) {
+  if (late->length == 0) return;
+  std::swap(keys, *late);
+  late->length = 0;
+  reserve_refresh(*this);
+}
+
 void post_refresh(Refresh& refresh, void (*run)(void* refresh)) {
   refresh.job.run = run;
   refresh.job.is_long = run != judge_evicted;

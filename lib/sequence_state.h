@@ -101,6 +101,8 @@ struct Refresh {
   std::vector<int32_t> discarded;      // [n_kv_heads][halo_reach]
   std::atomic<bool> uncopied{false};   // the job found no room for a copy: logged by the next call
   std::atomic<bool> wants_all{false};  // since then an eviction too is to say where the rows of all tokens are
+
+  void take_keys(KeyRuns* late);  // and room for them; none: it keeps its own
 };
 
 // Speculative tokens: the weights of their queries, to be counted if they stay.

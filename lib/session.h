@@ -113,6 +113,7 @@ class Session {
   const Policy& policy() const { return *policy_; }
   const PolicyOptions& options() const { return options_; }
   const Policy& layer_policy(const Layer& layer) const;
+  int64_t join(LayerState& state, const Watch& watch = {});  // with its refresh; returns how long that took, in ns
 
   // Following the cache: called with its mutex held exclusively. Those that return a Status change nothing on failure.
   Status reserve_state(const Sequence& sequence, int64_t n_tokens, const Watch& watch = {});
@@ -133,7 +134,6 @@ class Session {
   Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options, const RouteOptions& routes);
 
   SequenceState* state(int64_t id) const;
-  int64_t join(LayerState& state, const Watch& watch = {});  // returns how long it waited, in ns
   Status flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state);
   void fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t begin, int64_t length, KeyRuns* keys) const;
   int64_t evicted_to(const LayerState& state, int64_t length) const;  // where the window begins after evict()

@@ -56,7 +56,7 @@ int64_t AttendCall::describe_guess(std::byte* upload, int64_t bytes, const Devic
       query->begin = call.first_query == 0
                          ? 1
                          : std::clamp(scratch_.begin[call.visibility_at + at], call.resident_begin, call.first_query);
-      *position = call.visibility.tree_words > 0 ? scratch_.tree_positions[call.positions_at + at]
+      *position = call.visibility.tree_words > 0 ? call.tree_positions[t]
                                                  : static_cast<int32_t>(call.sequence->position(call.first_query + t));
     }
     ++own;
@@ -82,19 +82,6 @@ void AttendCall::prepare_guess() {
     const auto n_rows = static_cast<size_t>(call.q_len * layer_.n_q_heads);
     speculation.q.resize(n_rows * static_cast<size_t>(layer_.k_head_dim));
     speculation.lse.resize(n_rows);
-  }
-}
-
-void AttendCall::take_guess(const HandOverTask& task) {
-  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
-  const std::byte* slot = session_.device_->slot(task.ticket);
-  for (const SequenceCall& call : scratch_.calls) {
-    Speculation& speculation = call.state->speculation;
-    const int64_t first = call.first_row * layer_.n_q_heads;
-    std::copy_n(reinterpret_cast<const float*>(slot + exchange.q_at) + first * layer_.k_head_dim, speculation.q.size(),
-                speculation.q.data());
-    std::copy_n(reinterpret_cast<const float*>(slot + exchange.lse_at) + first, speculation.lse.size(),
-                speculation.lse.data());
   }
 }
 

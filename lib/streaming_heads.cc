@@ -96,21 +96,6 @@ void AttendCall::choose_for_streaming_heads(SequenceCall& call) {
   if (args_.on_device) call.has_host = call.host_end > call.host_begin || own.keys.sink_end > 0;
 }
 
-// Keys of a streaming head's job: on the host all it sees, for a device what the window does not have.
-void AttendCall::find_streaming_spans(const SequenceCall& call, std::vector<PageSpan>* spans) const {
-  spans->clear();
-  if (heads_ == nullptr) return;
-  const SinksAndNewest& keys = call.streaming_heads.keys;
-  cache_.spans(*call.sequence, 0, keys.sink_end, spans);
-  if (!args_.on_device) cache_.spans(*call.sequence, keys.newest_begin, call.length, spans);
-  if (layer_.rope != nullptr) Cache::split_at_gaps(*call.sequence, spans);
-}
-
-const Visibility* AttendCall::visibility_of(const SequenceCall& call, int32_t kv_head, bool masks) const {
-  if (!masks) return nullptr;
-  return streams(kv_head) ? &call.streaming_heads.visibility : &call.visibility;
-}
-
 // The window's descriptors once more, with the streaming heads' first keys.
 void AttendCall::describe_streaming_heads(const DeviceSequence* all, DeviceSequence* to) const {
   for (const SequenceCall& call : scratch_.calls) {

@@ -132,7 +132,6 @@ Status AttendCall::attend_prefill(HandOverTask* task) {
 // The tasks of all tickets. The last one is this chunk's own: it has the pieces.
 void AttendCall::prepare_prefill(HandOverTask* task) {
   HandOver& hand_over = session_.device_->hand_over();
-  const DeviceExchange exchange = session_.device_->exchange(layer_idx_);
   clear_scratch();
   SequenceCall& call = scratch_.calls[0];
   evict_before(&call);
@@ -148,12 +147,11 @@ void AttendCall::prepare_prefill(HandOverTask* task) {
     rows.q_len = std::min(kTicket, call.length - rows.first_query);
     rows.length = rows.first_query + rows.q_len;
     taking.step = 0;
-    taking.scratch.jobs.clear();
     begin_task(&taking);
     taking.part.is_rows = true;
     taking.part.begins_long = i == 0;
     taking.shape.n_tokens = taking.shape.max_q_len = static_cast<int32_t>(rows.q_len);
-    add_row_copies(rows, exchange, &taking);
+    taking.scratch.host.add_rows(rows);
     taking.touched.push_back({call.sequence->id, rows.first_query, call.found_begin});
   }
   task->layout = taken_.prefill.layout;

@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: MIT
+#include "lib/host_part.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "lib/placement.h"
+#include "lib/session.h"
+
+namespace tandem {
+namespace {
+
+// A single query sees every key that was chosen for it.
+bool is_host_masked(const Layer& layer, const SequenceCall& call) {
+  return call.q_len > 1 && (layer.sliding_window > 0 || call.host_end > call.first_query);
+}
+
+// The runs of the tokens that a KV head has selected. pages, bases and positions: as far as these tokens go.
+struct SelectedRuns {
+  const PageStore& store;
+  const Layer& layer;
+  int32_t layer_idx, kv_head;
+  const std::vector<int32_t>& pages;
+  const std::vector<std::byte*>& bases;
+  const std::vector<int32_t>& positions;
+
+  void add(const HeadSelection& head, std::vector<KvRun>* runs) const {
+    const bool by_position = layer.rope != nullptr && !positions.empty();
+    if (head.n_copied == head.n_tokens && !by_position)
+      add_copied(head, runs);
+    else
+      add_stored(head, by_position, runs);
+  }
+  void add_copied(const HeadSelection& head, std::vector<KvRun>* runs) const {
+    const PlaneBytes& bytes = store.row_bytes(layer_idx);
+    for (const SelectionChunk& chunk : head.chunks) {
+      if (chunk.first >= head.n_tokens) break;
+      KvRun run;
+      point_run(chunk.row(bytes, chunk.first), layer, &run);
+      run.n_tokens = std::min(chunk.n_rows, head.n_tokens - chunk.first);
+      run.token_idx = -1;
+      run.positions = head.token_idx.as<int32_t>() + chunk.first;
+      runs->push_back(run);
+    }
+  }
+  void add_stored(const HeadSelection& head, bool by_position, std::vector<KvRun>* runs) const {
+    const auto* token_idx = head.token_idx.as<int32_t>();
+    const int64_t page_len = store.page_len();
+    for (int64_t i = 0; i < head.n_tokens;) {
+      const int64_t token = token_idx[i], slot = token % page_len;
+      int64_t n = 1;
+      while (i + n < head.n_tokens && token_idx[i + n] == token + n && slot + n < page_len) ++n;
+      KvRun run;
+      const int32_t page = pages[static_cast<size_t>(token / page_len)];
+      point_run(store.rows(bases, page, slot, layer_idx, kv_head), layer, &run);
+      run.n_tokens = n;
+      run.token_idx = -1;
+      run.first_position = token;
+      if (by_position) run.positions = positions.data() + token;
+      runs->push_back(run);
+      i += n;
+    }
+  }
+};
+
+}  // namespace
+
+void HostPart::begin(const Facts& facts, const HostSlot& slot) {
+  facts_ = facts;
+  slot_ = slot;
+  calls_ = {};
+  rows_.clear();
+  hidden_.clear();
+  runs_.clear();
+  jobs_.clear();
+  first_runs_.clear();
+  merges_.clear();
+  selected_kv_bytes_ = 0;
+}
+
+void HostPart::lay_out(std::span<SequenceCall> calls) {
+  calls_ = calls;
+  if (facts_.keeps_maw) judged_.reserve(calls.size());  // no memory is asked for once keys have left
+  const size_t n_heads = calls.size() * static_cast<size_t>(facts_.layer->n_kv_heads);
+  jobs_.reserve(2 * n_heads);
+  merges_.reserve(n_heads);
+  states_.resize(4 * n_heads);
+  for (SequenceCall& call : calls) {
+    find_streaming_spans(call);
+    if (is_on_device()) point_to_slot(&call);
+    if (!is_on_device())
+      lay_out_window(call);
+    else if (call.has_cpu_part())
+      lay_out_for_device(call);
+  }
+  finish_runs();
+}
+
+// Rows are those of the ticket: queries that it brings, states that the device takes. The final lse come where the states'
+// were.
+void HostPart::point_to_slot(SequenceCall* call) const {
+  const auto floats = [&](int64_t at, int64_t n) {
+    return reinterpret_cast<float*>(slot_.data + at) + call->first_row * facts_.layer->n_q_heads * n;
+  };
+  call->q = floats(slot_.exchange.q_at, facts_.layer->k_head_dim);
+  call->host_o = floats(slot_.exchange.o_at, facts_.layer->v_head_dim);
+  call->lse = call->host_lse = floats(slot_.exchange.lse_at, 1);
+}
+
+// Window and host part of a call whose tensors are in host memory.
+void HostPart::lay_out_window(const SequenceCall& call) {
+  const Layer& layer = *facts_.layer;
+  const PageStore& store = facts_.cache->store();
+  find_spans(call, {call.first_job_key, call.length}, &spans_);
+  find_spans(call, {call.host_begin, call.host_end}, &host_spans_);
+  const int64_t n_logits = layer.group_size * call.q_len * (call.length - call.resident_begin);
+  for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
+    AttendJob& window = add_job(call, h, call.o, call.lse);
+    if (call.q_len > 1 || call.visibility.tree_words > 0)
+      window.visibility = streams(h) ? &call.streaming_heads.visibility : &call.visibility;
+    if (call.logits != nullptr) window.logits = call.logits + h * n_logits;
+    add_runs(call, streams(h) ? streaming_spans_ : spans_, h);
+    if (call.has_host) {
+      AttendJob& host = add_job(call, h, call.host_o, call.host_lse);
+      if (is_host_masked(layer, call)) host.visibility = &call.visibility;
+      add_runs(call, host_spans_, h);
+      if (call.selected)
+        SelectedRuns{store, layer, facts_.layer_idx, h, call.sequence->pages, store.bases(), call.sequence->positions}.add(
+            call.state->heads[static_cast<size_t>(h)], &runs_);
+    }
+    if (call.has_host || layer.sinks != nullptr) add_merge(call, h);
+  }
+}
+
+// What the window of a call on device tensors does not have.
+void HostPart::lay_out_for_device(const SequenceCall& call) {
+  find_spans(call, {call.cpu_begin, call.host_end}, &host_spans_);
+  spans_.clear();
+  guessed_spans_.clear();
+  if (call.selected) find_spans(call, {call.first_found(), call.resident_begin}, &spans_);
+  if (facts_.is_speculative) find_spans(call, {call.first_query, call.length}, &guessed_spans_);
+  for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) {
+    AttendJob& job = add_job(call, h, call.host_o, call.host_lse);
+    if (streams(h) && call.q_len > 1 && call.streaming_heads.keys.sink_end > call.first_query)
+      job.visibility = &call.streaming_heads.visibility;
+    if (!streams(h) && (facts_.is_speculative || is_host_masked(*facts_.layer, call))) job.visibility = &call.visibility;
+    add_runs(call, streams(h) ? streaming_spans_ : host_spans_, h);
+    add_runs(call, spans_, h);
+    add_runs(call, guessed_spans_, h);
+  }
+}
+
+// Where contiguous keys are: the same for every KV head.
+void HostPart::find_spans(const SequenceCall& call, TokenRange range, std::vector<PageSpan>* spans) const {
+  const Cache& cache = *facts_.cache;
+  spans->clear();
+  // The tokens of a tree have positions of their own: a run ends where they begin.
+  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
+  const int64_t split = tree ? std::clamp(call.first_query, range.begin, range.end) : range.end;
+  cache.spans(*call.sequence, range.begin, split, spans);
+  if (split < range.end) cache.spans(*call.sequence, split, range.end, spans);
+  if (facts_.layer->rope != nullptr) Cache::split_at_gaps(*call.sequence, spans);
+}
+
+// Keys of a streaming head's job: on the host all it sees, for a device what the window does not have.
+void HostPart::find_streaming_spans(const SequenceCall& call) {
+  streaming_spans_.clear();
+  if (facts_.heads == nullptr) return;
+  const SinksAndNewest& keys = call.streaming_heads.keys;
+  facts_.cache->spans(*call.sequence, 0, keys.sink_end, &streaming_spans_);
+  if (!is_on_device()) facts_.cache->spans(*call.sequence, keys.newest_begin, call.length, &streaming_spans_);
+  if (facts_.layer->rope != nullptr) Cache::split_at_gaps(*call.sequence, &streaming_spans_);
+}
+
+// Its runs are those that are added before the next job is.
+AttendJob& HostPart::add_job(const SequenceCall& call, int32_t kv_head, float* o, float* lse) {
+  const Layer& layer = *facts_.layer;
+  const int64_t n_rows = call.q_len * layer.group_size;
+  AttendJob job;
+  job.layer = &layer;
+  job.n_rows = static_cast<int32_t>(n_rows);
+  job.q_is_bf16 = facts_.q_is_bf16 && layer.rope == nullptr && layer.k_rotation == TANDEM_ROTATION_NONE;
+  job.node = node_of_head(kv_head, layer.n_kv_heads, n_nodes(facts_.cache->engine().cpu()));
+  job.q = call.q + kv_head * n_rows * layer.k_head_dim;
+  job.o = o + kv_head * n_rows * layer.v_head_dim;
+  job.lse = lse + kv_head * n_rows;
+  first_runs_.push_back(runs_.size());
+  return jobs_.emplace_back(job);
+}
+
+void HostPart::add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head) {
+  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
+  for (const PageSpan& span : spans) {
+    KvRun run = facts_.cache->run(*call.sequence, span, facts_.layer_idx, kv_head);
+    if (tree && span.token_idx >= call.first_query)
+      run.positions = call.tree_positions + (span.token_idx - call.first_query);
+    runs_.push_back(run);
+  }
+}
+
+// Of the job that was added last, and of the window's before it where the call has both.
+void HostPart::add_merge(const SequenceCall& call, int32_t kv_head) {
+  const Layer& layer = *facts_.layer;
+  const int64_t n_rows = call.q_len * layer.group_size, first = kv_head * n_rows;
+  const float** states = states_.data() + 4 * merges_.size();
+  states[0] = call.o + first * layer.v_head_dim;
+  states[2] = call.lse + first;
+  if (call.has_host) {
+    states[1] = call.host_o + first * layer.v_head_dim;
+    states[3] = call.host_lse + first;
+  }
+  MergeJob merge;
+  merge.n_states = call.has_host ? 2 : 1;
+  merge.n_rows = n_rows;
+  merge.head_dim = layer.v_head_dim;
+  merge.o = states;
+  merge.lse = states + 2;
+  if (layer.sinks != nullptr) merge.sinks = layer.sinks + int64_t{kv_head} * layer.group_size;
+  merge.sink_period = layer.group_size;
+  merge.o_out = call.o + first * layer.v_head_dim;
+  merge.lse_out = call.lse + first;
+  merges_.push_back(merge);
+}
+
+// The vector of runs has grown to its end, so jobs may point there.
+void HostPart::finish_runs() {
+  for (size_t j = 0; j < jobs_.size(); ++j) {
+    AttendJob& job = jobs_[j];
+    const size_t end = j + 1 < jobs_.size() ? first_runs_[j + 1] : runs_.size();
+    job.runs = runs_.data() + first_runs_[j];
+    job.n_runs = static_cast<int32_t>(end - first_runs_[j]);
+    job.n_keys = 0;
+    job.runs_are_keys = job.n_runs > 0;
+    for (int32_t r = 0; r < job.n_runs; ++r) {
+      job.n_keys += job.runs[r].n_tokens;
+      job.runs_are_keys = job.runs_are_keys && job.runs[r].n_tokens == 1;
+    }
+  }
+}
+
+void HostPart::add_rows(const SequenceCall& call) {
+  constexpr int64_t kMostRows = 32;  // of a copy, as all of a ticket's may be side by side and workers share the copies
+  const Cache& cache = *facts_.cache;
+  const PageStore& store = cache.store();
+  const PlaneBytes& row_bytes = store.row_bytes(facts_.layer_idx);
+  spans_.clear();
+  cache.spans(*call.sequence, call.first_query, call.length, &spans_);
+  Rows from;
+  for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot_.data + slot_.exchange.rows_at[p];
+  const int64_t x_bytes = facts_.layer->x_bytes();
+  for (const PageSpan& span : spans_)
+    for (int64_t first = 0; first < span.n_tokens; first += kMostRows) {
+      const int64_t n = std::min(kMostRows, span.n_tokens - first);
+      const int64_t in_slot = call.first_row + span.token_idx - call.first_query + first;
+      rows_.push_back({from.after(row_bytes, in_slot), store.extent_of(span.page),
+                       store.geometry().row_of(span.page, span.slot) + first, n});
+      if (x_bytes > 0)
+        hidden_.push_back({slot_.data + slot_.exchange.x_at + in_slot * x_bytes,
+                           store.x_row(span.page, span.slot, facts_.layer_idx) + first * x_bytes, n * x_bytes});
+    }
+}
+
+LateCall& HostPart::keep_late(size_t call, bool keeps_pages) {
+  if (late_.size() < calls_.size()) late_.resize(calls_.size());
+  LateCall& late = late_[call];
+  late.keys.length = 0;
+  if (!keeps_pages) return late;
+  if (call == 0 || bases_.size() != facts_.cache->store().bases().size()) bases_ = facts_.cache->store().bases();
+  late.pages = calls_[call].sequence->pages;
+  if (facts_.layer->rope != nullptr) late.positions = calls_[call].sequence->positions;
+  return late;
+}
+
+int64_t HostPart::token_bytes() const {
+  return int64_t{facts_.layer->n_kv_heads} * facts_.cache->store().row_bytes(facts_.layer_idx).total();
+}
+
+namespace {
+
+constexpr int64_t kWorthSpreading = 65536;  // bytes
+
+// What workers take of a ticket's rows: of each copy so many ranges of heads, then the hidden states.
+struct RowShares {
+  const std::vector<RowCopy>& rows;
+  const std::vector<HiddenCopy>& hidden;
+  const StoreGeometry::LayerPlanes& planes;
+  int64_t slot_rows;  // from a KV head's to the next one's
+  int64_t n_of_copy = 1;
+
+  int64_t n_heads() const { return static_cast<int64_t>(planes.heads.size()); }
+  int64_t n_of_rows() const { return n_of_copy * static_cast<int64_t>(rows.size()); }
+  int64_t n() const { return n_of_rows() + static_cast<int64_t>(hidden.size()); }
+
+  void take(int64_t idx) const {
+    if (idx >= n_of_rows()) {
+      const HiddenCopy& copy = hidden[static_cast<size_t>(idx - n_of_rows())];
+      std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+      return;
+    }
+    const RowCopy& copy = rows[static_cast<size_t>(idx / n_of_copy)];
+    const int64_t share = idx % n_of_copy, end = (share + 1) * n_heads() / n_of_copy;
+    for (int64_t h = share * n_heads() / n_of_copy; h < end; ++h)
+      copy_rows(copy.from.after(planes.row_bytes, h * slot_rows),
+                planes.row_of(copy.extent, static_cast<int32_t>(h), copy.row), planes.row_bytes, copy.n_rows);
+  }
+};
+
+}  // namespace
+
+int64_t HostPart::take_rows() {
+  const Backend& cpu = facts_.cache->engine().cpu();
+  RowShares shares{rows_, hidden_, facts_.cache->store().planes(facts_.layer_idx), slot_.exchange.n_rows};
+  int64_t bytes = 0, most_rows = 0;
+  for (const RowCopy& copy : rows_) {
+    bytes += copy.n_rows * token_bytes();
+    most_rows = std::max(most_rows, copy.n_rows);
+  }
+  shares.n_of_copy = std::clamp<int64_t>(most_rows * token_bytes() / kWorthSpreading, 1, shares.n_heads());
+  for (const HiddenCopy& copy : hidden_) bytes += copy.bytes;
+  const auto take_share = [](void* all, int64_t idx, int32_t) { static_cast<const RowShares*>(all)->take(idx); };
+  if (bytes >= kWorthSpreading)
+    cpu.table->run(cpu.self, shares.n(), take_share, &shares);
+  else
+    for (int64_t i = 0; i < shares.n(); ++i) shares.take(i);
+  return bytes;
+}
+
+// Refreshes of earlier calls are joined, or done where appends have waited for this. Then the jobs get their runs again,
+// with those of the selected keys.
+void HostPart::choose() {
+  const PageStore& store = facts_.cache->store();
+  late_runs_.clear();
+  size_t j = 0;
+  for (size_t i = 0; i < calls_.size(); ++i) {
+    const SequenceCall& call = calls_[i];
+    Refresh& refresh = call.state->refresh;
+    refresh.session->join(*call.state);
+    if (call.flushes && refresh.due) {
+      refresh.take_keys(&late_[i].keys);
+      refresh.host_end = call.found_begin;
+      re_evaluate(refresh);
+    }
+    if (!call.has_cpu_part()) continue;
+    for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h, ++j) {
+      first_runs_[j] = late_runs_.size();
+      late_runs_.insert(late_runs_.end(), jobs_[j].runs, jobs_[j].runs + jobs_[j].n_runs);
+      const HeadSelection& head = call.state->heads[static_cast<size_t>(h)];
+      if (!call.selected) continue;
+      SelectedRuns{store, *facts_.layer, facts_.layer_idx, h, late_[i].pages, bases_, late_[i].positions}.add(head,
+                                                                                                              &late_runs_);
+      selected_kv_bytes_ += head.n_tokens * store.row_bytes(facts_.layer_idx).total();
+    }
+  }
+  runs_.swap(late_runs_);
+  finish_runs();
+}
+
+Status HostPart::attend(const Watch* watch) {
+  if (jobs_.empty()) return {};
+  const Backend& cpu = facts_.cache->engine().cpu();
+  const auto n_jobs = static_cast<int32_t>(jobs_.size());
+  TANDEM_TRY(watch != nullptr ? cpu.table->attend_watched(cpu.self, jobs_.data(), n_jobs, *watch)
+                              : cpu.table->attend(cpu.self, jobs_.data(), n_jobs));
+  if (merges_.empty()) return {};
+  return cpu.table->merge_watched(cpu.self, merges_.data(), static_cast<int32_t>(merges_.size()),
+                                  watch != nullptr ? *watch : Watch{});
+}
+
+void HostPart::lose() {
+  for (const AttendJob& job : jobs_) {
+    std::fill_n(job.o, int64_t{job.n_rows} * job.layer->v_head_dim, NAN);
+    std::fill_n(job.lse, job.n_rows, NAN);
+  }
+}
+
+}  // namespace tandem

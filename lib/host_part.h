@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// The host part of an attend call: everything that the host does for it once its queries are there. Where tensors are in
+// host memory the calling thread runs it. Where they are in device memory each chunk of the call has a host part, and the
+// thread that meets the device runs it when the chunk's ticket has arrived (lib/hand_over.h).
+//
+//   lay out    the calling thread says what is attended: jobs with addresses, and the runs of all keys that are known by
+//   then take rows  new rows go from the ticket's slot to the store choose     selected keys join the jobs: on a device what
+//   was selected is known only when the ticket has arrived attend     the jobs; then states over different keys are merged,
+//   where the host has both observe    weights and last queries go to what the session knows of the sequences, and evicted
+//   keys are judged
+//
+// From lay out on a host part holds addresses, and copies of what later calls change. So it takes no lock of the cache's.
+// Only choose() and observe() may ask for memory after that.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/backend.h"
+#include "lib/device.h"
+#include "lib/page_store.h"
+#include "lib/planes.h"
+#include "lib/sequence_call.h"
+
+namespace tandem {
+
+// n rows of each KV head, from a slot to an extent of the store.
+struct RowCopy {
+  Rows from;  // of the first head
+  std::byte* extent = nullptr;
+  int64_t row = 0, n_rows = 0;
+};
+
+// Hidden states, likewise.
+struct HiddenCopy {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t bytes = 0;
+};
+
+// What a ticket's host part needs of a sequence, as it was when the call was prepared: the sequence may grow before the
+// ticket arrives.
+struct LateCall {
+  KeyRuns keys;                    // for a refresh
+  std::vector<int32_t> pages;      // the sequence's
+  std::vector<int32_t> positions;  // likewise, where the library rotates
+};
+
+// A ticket's part of the memory that host and device share.
+struct HostSlot {
+  std::byte* data = nullptr;  // null: tensors are in host memory
+  DeviceExchange exchange;
+};
+
+class HostPart {
+ public:
+  // Of the call.
+  struct Facts {
+    const Cache* cache = nullptr;
+    const PolicyOptions* options = nullptr;
+    const Layer* layer = nullptr;
+    const HeadKinds* heads = nullptr;  // null: the layer has no streaming heads
+    int32_t layer_idx = 0;
+    bool keeps_maw = false, is_speculative = false;
+    bool q_is_bf16 = false;  // the caller's queries are exact in bf16
+  };
+
+  // Forgets the call before, and keeps its memory.
+  void begin(const Facts& facts, const HostSlot& slot);
+  // The cache's mutex is held. calls: stay where they are; their addresses (q, o, ...) are set, but for a slot's.
+  void lay_out(std::span<SequenceCall> calls);
+  void add_rows(const SequenceCall& call);             // its new ones, which the slot has
+  LateCall& keep_late(size_t call, bool keeps_pages);  // of one that is laid out; with keeps_pages its pages are copied
+  bool has_jobs() const { return !jobs_.empty(); }
+  bool has_rows() const { return !rows_.empty(); }
+  // On a device: choose() has keys to add, and observe() comes when the device has observed.
+  bool observes() const { return slot_.data != nullptr && facts_.keeps_maw && !calls_.empty(); }
+
+  int64_t take_rows();                // returns how many bytes these have
+  void choose();                      // may throw bad_alloc
+  Status attend(const Watch* watch);  // null: nobody watches
+  void lose();                        // the states of what was not attended become NaN
+  void observe();                     // may throw bad_alloc
+
+  int64_t token_bytes() const;                                      // of a row in all heads
+  int64_t selected_kv_bytes() const { return selected_kv_bytes_; }  // of the keys that choose() added
+
+ private:
+  bool is_on_device() const { return slot_.data != nullptr; }
+  bool streams(int32_t kv_head) const { return facts_.heads != nullptr && facts_.heads->streams(kv_head); }
+  void point_to_slot(SequenceCall* call) const;
+  void lay_out_window(const SequenceCall& call);
+  void lay_out_for_device(const SequenceCall& call);
+  void find_spans(const SequenceCall& call, TokenRange range, std::vector<PageSpan>* spans) const;
+  void find_streaming_spans(const SequenceCall& call);
+  AttendJob& add_job(const SequenceCall& call, int32_t kv_head, float* o, float* lse);
+  void add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head);
+  void add_merge(const SequenceCall& call, int32_t kv_head);
+  void finish_runs();
+
+  // lib/host_observe.cc
+  void observe_on_host();
+  static void observe_head(void* part, int64_t task_idx, int32_t worker_idx);
+  void save_queries(const SequenceCall& call) const;
+  void take_guess() const;
+  void take_observation();
+  void take_evicted(const SequenceCall& call) const;
+  void count_host_weights(const SequenceCall& call) const;
+
+  Facts facts_;
+  HostSlot slot_;
+  std::span<SequenceCall> calls_;
+  std::vector<RowCopy> rows_;
+  std::vector<HiddenCopy> hidden_;
+  std::vector<PageSpan> spans_, host_spans_, streaming_spans_, guessed_spans_;
+  std::vector<KvRun> runs_, late_runs_;
+  std::vector<AttendJob> jobs_;
+  std::vector<size_t> first_runs_;  // [n_jobs] index into runs_
+  std::vector<MergeJob> merges_;
+  std::vector<const float*> states_;  // o and lse pointers of the merges, two of each per job
+  std::vector<LateCall> late_;        // [n_calls] or more
+  std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
+  std::vector<Refresh*> judged_;      // of evictions
+  int64_t selected_kv_bytes_ = 0;
+};
+
+}  // namespace tandem
