@@ -206,7 +206,6 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
     part.first_row = n_rows;
     part.first_query = first_query;
     part.length = part.first_query + n;
-    part.is_last = !args_.partial && place->query + n == whole.q_len;
     n_rows += n;
     place->query += n;
     if (place->query < whole.q_len) break;
@@ -259,10 +258,7 @@ void AttendCall::commit_chunk() {
     count_bytes(call);
     if (!policy_.keeps_maw) continue;
     call.window->set_maw(layer_idx_, call.window_begin);
-    if (call.is_append)
-      call.state->is_unjudged = !call.is_last;
-    else if (call.flushes)
-      call.state->is_unjudged = false;
+    call.state->is_unjudged = call.is_append || (call.state->is_unjudged && !call.flushes);
   }
 }
 

@@ -104,7 +104,8 @@ Status AttendCall::prepare() {
       sequence.parents.reserve(static_cast<size_t>(call.q_len));
     call.state = session_.state(sequence.id)->layers[layer_idx_].get();
     session_.fetch_maw(sequence);
-    if (!call.is_append) TANDEM_TRY(session_.flush_layer(sequence, args_.layer_idx, *call.state));
+    // An append goes on with the queries of the appends before it, unless a device has counted these in a part of the keys.
+    if (!call.is_append || call.state->is_unjudged) TANDEM_TRY(session_.flush_layer(sequence, args_.layer_idx, *call.state));
     call.found_begin = call.window_begin = call.state->window_begin;
     TANDEM_TRY(set_visibility(call));
     choose_keys(call);
@@ -228,13 +229,7 @@ void AttendCall::prepare_refresh(SequenceCall& call) {
     speculation.lse.resize(heads * static_cast<size_t>(call.q_len));
     return;
   }
-  if (call.is_append) {
-    const auto capacity = static_cast<size_t>(refresh_queries(session_.options_.alpha));
-    refresh.q.resize(capacity * heads * static_cast<size_t>(layer_.k_head_dim));
-    refresh.lse.resize(capacity * heads);
-    refresh.begin.resize(capacity);
-    refresh.end.resize(capacity);
-  }
+  if (call.is_append) reserve_held(refresh);
   const bool evicts = call.length - call.state->window_begin >=
                       session_.options_.window_len + evict_len(session_.options_.window_len, cache_.page_len());
   if (!call.is_append && !evicts) return;

@@ -78,6 +78,7 @@ void HostPart::save_queries(const SequenceCall& call) const {
   std::copy_n(call.visibility.end + first, n_new, refresh.end.data() + n_old);
   refresh.n_queries = n_old + n_new;
   refresh.n_skipped += n_gone + first;
+  refresh.held_end = call.length;
   refresh.due = true;
 }
 
@@ -97,19 +98,35 @@ void HostPart::take_observation() {
     Refresh& refresh = call.state->refresh;
     refresh.session->join(*call.state);
     refresh.take_keys(&late_[i].keys);
-    if (call.counts_on_host()) count_host_weights(call);
+    if (call.is_append)
+      keep_append(call);
+    else if (call.counts_on_host())
+      count_host_weights(call);
     take_evicted(call);
     refresh.host_end = call.evict_end;
-    if (call.is_append) {
-      refresh.due = true;
-      if (call.is_last) re_evaluate(refresh);
-    } else if (call.evict_end > call.found_begin) {
+    if (!call.is_append && call.evict_end > call.found_begin) {
       refresh.evict_begin = call.found_begin;
       refresh.evict_end = call.evict_end;
       judged_.push_back(&refresh);
     }
   }
   judge_evicted_by_all(judged_);
+}
+
+// All keys are judged after an append, at the next query that is not of an append: a prompt in chunks has them judged once.
+// Where the append has as many queries as matter, these are held until then, and replace the queries of appends before it.
+void HostPart::keep_append(const SequenceCall& call) const {
+  Refresh& refresh = call.state->refresh;
+  refresh.due = true;
+  if (call.q_len >= refresh_queries(facts_.options->alpha)) {
+    refresh.n_queries = refresh.n_skipped = 0;
+    if (!call.counts_on_host()) return;
+    save_queries(call);
+    refresh.held_end = call.resident_begin;
+    return;
+  }
+  count_held(refresh);
+  if (call.counts_on_host()) count_host_weights(call);
 }
 
 // The MAW of the keys that leave the window, which the device has left in the slot: [n_q_heads][n_evicted] of all sequences.

@@ -105,6 +105,7 @@ class HostPart {
   void save_queries(const SequenceCall& call) const;
   void take_guess() const;
   void take_observation();
+  void keep_append(const SequenceCall& call) const;
   void take_evicted(const SequenceCall& call) const;
   void count_host_weights(const SequenceCall& call) const;
 

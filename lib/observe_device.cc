@@ -121,6 +121,7 @@ void AttendCall::prepare_observation() {
     if (call.is_append || call.flushes || (evicts && call.evict_end > call.found_begin))
       session_.fill_runs(*call.sequence, args_.layer_idx, needs_all ? 0 : call.found_begin, call.length, &late.keys);
     bind_refresh(session_, *call.state, layer_);
+    if (call.is_append) reserve_held(call.state->refresh);
   }
 }
 

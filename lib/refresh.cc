@@ -200,22 +200,27 @@ void count_weights(Refresh& refresh, const CountedQueries& queries) {
   cpu.table->attn_weights(cpu.self, refresh.weight_jobs.data(), static_cast<int32_t>(refresh.weight_jobs.size()));
 }
 
+void count_held(Refresh& refresh) {
+  if (refresh.n_queries > 0) {
+    const auto capacity = static_cast<int64_t>(refresh.begin.size());
+    count_weights(refresh, {refresh.q.data(), refresh.lse.data(), capacity * refresh.layer->group_size, refresh.n_queries,
+                            refresh.n_skipped, refresh.begin.data(), refresh.end.data(), 0,
+                            std::min(refresh.held_end, refresh.keys.length)});
+  }
+  refresh.n_queries = refresh.n_skipped = 0;
+}
+
 void re_evaluate(Refresh& refresh) {
   Session& session = *refresh.session;
   const RefreshTimer timer(session);
   const Backend& cpu = session.cache().engine().cpu();
-  if (refresh.n_queries > 0) {
-    const auto capacity = static_cast<int64_t>(refresh.begin.size());
-    count_weights(refresh, {refresh.q.data(), refresh.lse.data(), capacity * refresh.layer->group_size, refresh.n_queries,
-                            refresh.n_skipped, refresh.begin.data(), refresh.end.data(), 0, refresh.keys.length});
-  }
+  count_held(refresh);
   refresh.eviction = false;
   const auto judge_head = [](void* context, int64_t kv_head, int32_t) {
     refresh_head(*static_cast<Refresh*>(context), static_cast<int32_t>(kv_head));
   };
   cpu.table->run(cpu.self, refresh.layer->n_kv_heads, judge_head, &refresh);
   note_copies(refresh);
-  refresh.n_queries = refresh.n_skipped = 0;
   refresh.due = false;
 }
 
@@ -227,6 +232,15 @@ void bind_refresh(Session& session, LayerState& state, const Layer& layer) {
   refresh.state = &state;
   refresh.layer = &layer;
   refresh.job.context = &refresh;
+}
+
+void reserve_held(Refresh& refresh) {
+  const auto capacity = static_cast<size_t>(refresh_queries(refresh.session->options().alpha));
+  const size_t n_rows = capacity * static_cast<size_t>(refresh.layer->n_q_heads);
+  refresh.q.resize(n_rows * static_cast<size_t>(refresh.layer->k_head_dim));
+  refresh.lse.resize(n_rows);
+  refresh.begin.resize(capacity);
+  refresh.end.resize(capacity);
 }
 
 void Refresh::take_keys(KeyRuns* late) {

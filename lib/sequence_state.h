@@ -89,6 +89,7 @@ struct Refresh {
   int64_t evict_begin = 0, evict_end = 0;
   int64_t n_queries = 0;               // held
   int64_t n_skipped = 0;               // older queries of the same appends, whose weight has faded
+  int64_t held_end = 0;                // the held ones are to count in keys before it: a device has counted them in others
   int64_t host_end = 0;                // where the window begins
   std::vector<float> q;                // [n_kv_heads][capacity][group_size][k_head_dim], rotated
   std::vector<float> lse;              // [n_kv_heads][capacity][group_size]
@@ -147,10 +148,12 @@ struct CountedQueries {
 void judge_evicted(void* refresh);
 void judge_evicted_by_all(const std::vector<Refresh*>& refreshes);  // of one layer
 void count_weights(Refresh& refresh, const CountedQueries& queries);
-void re_evaluate(Refresh& refresh);  // with the queries that it holds, if any
+void count_held(Refresh& refresh);   // the queries that it holds, if any; it holds none then
+void re_evaluate(Refresh& refresh);  // with these
 // Before any of them: of whom and what, and room.
 void bind_refresh(Session& session, LayerState& state, const Layer& layer);
 void reserve_refresh(Refresh& refresh);                           // for its keys
+void reserve_held(Refresh& refresh);                              // for the queries that it holds
 void post_refresh(Refresh& refresh, void (*run)(void* refresh));  // to the engine's thread
 
 }  // namespace tandem

@@ -348,9 +348,23 @@ void Session::on_truncate(const Sequence& sequence, int64_t n_tokens) {
   }
 }
 
+// The device has counted these queries in the window's keys, whether their tokens stay or not.
+void Session::count_held_of_device(const Sequence& sequence, size_t layer_idx, LayerState& state) {
+  if (state.refresh.n_queries == 0) return;
+  try {
+    fill_runs(sequence, static_cast<int32_t>(layer_idx), 0, sequence.lengths[layer_idx], &state.refresh.keys);
+    reserve_refresh(state.refresh);
+    count_held(state.refresh);
+  } catch (const std::bad_alloc&) {
+    state.refresh.n_queries = state.refresh.n_skipped = 0;
+    cache_->engine().log(TANDEM_LOG_WARNING, "no memory to count an append's attention weights: they are forgotten");
+  }
+}
+
 void Session::cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_tokens) {
   LayerState& state = *this->state(sequence.id)->layers[layer_idx];
   join(state);
+  if (state.is_unjudged) count_held_of_device(sequence, layer_idx, state);
   state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, n_tokens - options_.window_len));
   Refresh& refresh = state.refresh;
   while (refresh.n_queries > 0 && refresh.end[static_cast<size_t>(refresh.n_queries) - 1] > n_tokens) --refresh.n_queries;

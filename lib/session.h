@@ -157,6 +157,7 @@ class Session {
   void shorten(Sequence& sequence, size_t layer_idx, int64_t length);
   void restore_window(const HandOverTask& task);
   void take_back(const HandOverTask& task);
+  void count_held_of_device(const Sequence& sequence, size_t layer_idx, LayerState& state);
   void cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_tokens);
   // Of what is under way on the device, said once where calls may follow it: they start over. The cache's mutex is held.
   Status meet_fault(void* stream);

@@ -93,7 +93,6 @@ Status AttendCall::run_prefill(int64_t n_tokens, ChunkPlace* place) {
   part.first_row = 0;
   part.first_query = whole.first_query + place->query;
   part.length = part.first_query + n_tokens;
-  part.is_last = !args_.partial && place->query + n_tokens == whole.q_len;
   const CutArgs cut(args_, whole.first_row + place->query, n_tokens);
   place->query += n_tokens;
   if (place->query == whole.q_len) *place = {place->call + 1, 0};

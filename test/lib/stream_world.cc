@@ -404,7 +404,8 @@ void StreamWorld::compare_sequence(Entry& entry, size_t layer, const Pass& pass,
   } else if (decode) {
     state.after_decode(layer, weights[0], total);
   } else {
-    state.after_append(layer, std::move(weights), total, pass.partial);
+    // Appends on a device are judged with the next query that is not of an append.
+    state.after_append(layer, std::move(weights), total, pass.partial || call.on_device);
     if (call.on_device) state.count_pending(layer);
   }
   // A key too close to the threshold to call: take the library's word, once it is known to be only those.
