@@ -175,6 +175,7 @@ class AttendCall {
   struct Prefill;
   Status take_prefill(const CallShape& shape);
   bool take_less_for_prefill(const Status& status);
+  int64_t counted_tail() const;
   int64_t prefill_len(const ChunkPlace& place) const;  // of the next chunk; 0: it is none of these
   Status run_prefill(int64_t n_tokens, ChunkPlace* place);
   Status attend_prefill(HandOverTask* task);

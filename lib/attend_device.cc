@@ -289,6 +289,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     choose_keys(call);
     choose_for_streaming_heads(call);
     call.cpu_begin = call.host_begin;
+    call.gives_queries = policy_.keeps_maw && call.is_append;
     if (args_.speculative) leave_guess_to_host(&call);
   }
   choose_route(task);

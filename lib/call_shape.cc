@@ -50,6 +50,7 @@ int64_t SizeTerms::wanted_queries(const CallShape& shape) const {
 }
 
 TokenRange SizeTerms::streamed(const CallShape& shape, const SequenceShape& sequence) const {
+  if (!can_stream(policy_of_layer(policy, *shape.layer), sequence.q_len > 1)) return {};
   const bool is_whole = sequence.q_len <= shape.most_queries && shape.n_tokens() <= DeviceSession::kMostTokens;
   return outside_of(options, store.page_len, sequence, is_whole ? sequence.first_query() : sequence.length - 1);
 }

@@ -20,7 +20,7 @@ namespace tandem {
 RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
   const Layer& layer = *shape.layer;
   const Layer& outside = retrieval_layer(terms.kinds(shape.layer_idx), layer);
-  if (terms.streams.empty() || !can_stream(policy_of_layer(terms.policy, layer)) || layer.rope != nullptr ||
+  if (terms.streams.empty() || layer.rope != nullptr ||
       shape.is_speculative || outside.n_kv_heads == 0)
     return {};
   int64_t n_tokens = 0, longest = 0;
@@ -87,10 +87,10 @@ Status AttendCall::try_unknown_routes(int64_t longest) {
 void AttendCall::choose_route(HandOverTask* task) {
   CallPlan& plan = scratch_.plan;
   plan.clear(session_.bus_ahead(layer_idx_, task->shape.max_q_len));
-  if (!can_stream(policy_)) return;
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     const SequenceCall& call = scratch_.calls[i];
-    if (call.host_end > call.host_begin) plan.add(i, call.q_len, call.host_begin, call.host_end);
+    if (call.host_end > call.host_begin && can_stream(policy_, call.q_len > 1))
+      plan.add(i, call.q_len, call.host_begin, call.host_end);
   }
   describe_part(task);
   if (plan.keys().empty() || session_.stream_layouts_.empty()) return;
@@ -172,8 +172,10 @@ void AttendCall::describe_part(HandOverTask* task) const {
   part.key_bytes = token_kv_bytes(outside_);
   if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
   part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
-  // Beside streamed keys alone, the CPU's sinks of streaming heads would be taken for a part of the others.
-  part.tells = !session_.device_->device().bus->has_weights() && (heads_ == nullptr || part.host_tokens > 0);
+  // Beside streamed keys alone, the CPU's sinks of streaming heads would be taken for a part of the others. Where weights
+  // are counted, the CPU does more than attend.
+  part.tells =
+      !session_.device_->device().bus->has_weights() && (heads_ == nullptr || part.host_tokens > 0) && !policy_.keeps_maw;
   part.ahead_bytes = scratch_.plan.ahead().bytes;
   const RoutePlan& plan = scratch_.plan.plan();
   part.predicted_ns = plan.total_ns > 0.0 ? std::max(1.0, plan.seen_ns) : 0.0;

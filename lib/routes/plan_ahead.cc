@@ -122,7 +122,7 @@ Status Session::plan(const PlannedCalls& calls, tandem_route_plan* plan) {
   TANDEM_TRY(check_lens(calls.kv_lens, calls.q_lens));
   if (engine.device() == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: the engine has no device, there is one route");
-  if (!can_stream(layer_policy(layer)))
+  if (!can_stream(layer_policy(layer), false))
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: policy \"%s\" chooses keys of layer %zu when a call is made",
                 layer_policy(layer).name, calls.layer_idx);
   if (layer.n_kv_heads == 0)

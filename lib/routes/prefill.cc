@@ -78,8 +78,15 @@ bool AttendCall::take_less_for_prefill(const Status& status) {
 int64_t AttendCall::prefill_len(const ChunkPlace& place) const {
   const int64_t first_query = scratch_.calls[place.call].first_query + place.query;
   if (heads_ != nullptr && first_query < session_.options_.sink_len) return 0;
-  const int64_t n_left = scratch_.calls[place.call].q_len - place.query;
+  const int64_t n_left = scratch_.calls[place.call].q_len - place.query - counted_tail();
   return n_left > std::min(taken_.prefill.n_tokens, kTicket) ? std::min(n_left, taken_.prefill.n_tokens) : 0;
+}
+
+// Tokens at the end of a long append whose queries count in moving averages of attention weights: they have tickets of their
+// own, which bring the queries to the host. Weights of the queries before them have faded by then.
+int64_t AttendCall::counted_tail() const {
+  constexpr int64_t kTile = 64;  // queries
+  return policy_.keeps_maw ? (refresh_queries(session_.options_.alpha) + kTile - 1) / kTile * kTile : 0;
 }
 
 Status AttendCall::run_prefill(int64_t n_tokens, ChunkPlace* place) {
@@ -358,6 +365,12 @@ Status AttendCall::keep_window() {
   }
   for (const StridedCopy& copy : copies.copies())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, args_.stream));
+  if (planes.maw_at < 0) return {};
+  // Nobody has counted this chunk's queries, and weights of older ones have faded when those behind it are counted.
+  const int64_t bytes = int64_t{layer_.n_q_heads} * kDevicePageLen * static_cast<int64_t>(sizeof(float));
+  for (const int64_t page : call.window->table())
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::fill, reinterpret_cast<std::byte*>(page) + planes.maw_at, 0, bytes,
+                           args_.stream));
   return {};
 }
 

@@ -67,8 +67,8 @@ Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& laye
     return fail(TANDEM_ERROR_UNSUPPORTED, "streaming_heads",
                 "streaming_heads with route \"recompute\": all heads of a layer are made at once");
   if (has_streaming_heads) return {};
-  if (!is_asked &&
-      (routes.route != Route::kAuto || !can_stream(policy) || !std::any_of(layers.begin(), layers.end(), is_rebuild_less)))
+  if (!is_asked && (routes.route != Route::kAuto || !can_stream(policy, false) ||
+                    !std::any_of(layers.begin(), layers.end(), is_rebuild_less)))
     return {};
   Status status = make_rebuild_layouts(layers, routes.buffer_bytes, layouts);
   for (size_t l = 0; l < layers.size() && status.ok(); ++l)

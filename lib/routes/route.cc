@@ -96,10 +96,14 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_heads", "stream_heads = %lld is negative",
                 static_cast<long long>(options.stream_heads));
   made.piece_heads = static_cast<int32_t>(std::min<int64_t>(options.stream_heads, INT32_MAX));
-  if (made.always_streams() && !can_stream(policy))
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\" with policy \"%s\": %s", name_of(made.route), policy.name,
-                policy.keeps_maw ? "the CPU has to see the queries, as it keeps the moving averages of the host's keys"
-                                 : "it attends sinks alone outside the window");
+  if (made.always_streams() && !can_stream(policy, true))
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route",
+                "route = \"%s\" with policy \"%s\": it attends sinks alone outside the window", name_of(made.route),
+                policy.name);
+  if (made.route == Route::kRecompute && policy.keeps_maw)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route",
+                "route = \"%s\" with policy \"%s\": the host counts attention weights of the keys outside the window",
+                name_of(made.route), policy.name);
   if (made.always_streams()) TANDEM_TRY(refuse_rotated(name_of(made.route), layers));
   *resolved = made;
   return {};

@@ -41,10 +41,9 @@ struct RouteOptions {
 Status resolve_route_options(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
                              RouteOptions* resolved);
 
-// Only keys that are attended in full and whose weights nobody counts on the host can leave it unseen.
-inline bool can_stream(const Policy& layer_policy) {
-  return !layer_policy.keeps_maw && layer_policy.host_keys(false) == HostKeys::kAll &&
-         layer_policy.host_keys(true) == HostKeys::kAll;
+// Keys that queries attend in full can cross the bus. Those that a policy chooses for a query, head by head, are the host's.
+inline bool can_stream(const Policy& layer_policy, bool is_append) {
+  return layer_policy.host_keys(is_append) == HostKeys::kAll;
 }
 
 // K and V of a token, in all KV heads.

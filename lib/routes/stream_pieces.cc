@@ -61,7 +61,7 @@ StreamLayout shorten_pages(const Layer& layer, const StreamLayout& layout, int64
 Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len,
                            const RouteOptions& routes, std::vector<StreamLayout>* layouts) {
   const auto streams = [&](const Layer& layer) {
-    return layer.rope == nullptr && can_stream(policy_of_layer(policy, layer));
+    return layer.rope == nullptr && can_stream(policy_of_layer(policy, layer), true);
   };
   if (std::none_of(layers.begin(), layers.end(), streams)) return {};
   for (const Layer& layer : layers)

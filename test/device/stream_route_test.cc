@@ -88,8 +88,6 @@ void refuses_in(const char* route) {
   refuse(
       side, [](auto& o) { o.route = ""; }, TANDEM_ERROR_INVALID_ARGUMENT, "route", "\"\"");
   refuse(
-      side, [](auto& o) { o.policy = "hgca"; }, TANDEM_ERROR_UNSUPPORTED, "route", "moving averages");
-  refuse(
       side, [](auto& o) { o.policy = "streaming"; }, TANDEM_ERROR_UNSUPPORTED, "route", "sinks alone");
   refuse(
       side, [](auto& o) { o.stream_buffer_bytes = -1; }, TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "-1");
