@@ -355,11 +355,12 @@ typedef struct tandem_session tandem_session;
 /* Policies: "all" attends every key (exact); "streaming" the first sink_tokens and the last window_tokens; "hgca" these
  * and, of the rest, what each head's moving average of attention weights (MAW) calls salient (HGCA, section 3): after a
  * query with weights w, maw += alpha * (w - maw). A KV head keeps what any of its query heads keeps. An append of several
- * tokens attends everything and re-evaluates every token outside the window before it returns: kept when maw > beta /
- * (tokens outside, sinks not counted). Tokens that leave the window later are judged in the background, for the next call of
- * the same layer: kept when maw > beta / window_tokens. Outputs are never rescaled. The window
- * gives up tokens in blocks of an eighth of its length, at most a page, so that the newest window_tokens are always
- * inside. A key with a MAW above 0.01 also keeps the halo_tokens keys after it (not in the paper: heads that copy a passage
+ * tokens attends everything, and after it every token outside the window is judged anew: kept when maw > beta / (tokens
+ * outside, sinks not counted). With host tensors the append judges them before it returns. With device tensors the next query
+ * does that is not of an append, and takes longer: so a prompt in chunks has them judged once. Tokens that leave the window
+ * later are judged in the background, for the next call of the same layer: kept when maw > beta / window_tokens. Outputs are
+ * never rescaled. The window gives up tokens in blocks of an eighth of its length, at most a page, so that the newest
+ * window_tokens are always inside. A key with a MAW above 0.01 also keeps the halo_tokens keys after it (not in the paper: heads that copy a passage
  * attend its next key at the next step). Layers with a sliding window bound their own cost: "hgca" attends all of it,
  * "streaming" has no sinks there.
  *
@@ -376,8 +377,9 @@ typedef struct tandem_session tandem_session;
  * split at which all end (tandem_plan; KVPR's linear program), hidden states included where they are less than K and V, anew in
  * each call, as the last bits of outputs are; "host" below 4 MiB, in planned steps (a graph's copies cannot follow a sequence),
  * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
- * attends in full are streamed: those of "all", and of layers with a sliding window under "hgca"; not those that the library
- * rotates, nor in speculative calls. The statistics say which route served.
+ * attends in full are streamed: those of "all", of layers with a sliding window, and of appends under "hgca", whose last tokens
+ * go by themselves, as the host counts their queries' weights; not those that the library rotates, nor in speculative calls.
+ * The keys that "hgca" has selected are the CPU's, whatever the route; it has no route "recompute". The statistics say which route served.
  *
  * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
  * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not
