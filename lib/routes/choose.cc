@@ -20,9 +20,7 @@ namespace tandem {
 RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
   const Layer& layer = *shape.layer;
   const Layer& outside = retrieval_layer(terms.kinds(shape.layer_idx), layer);
-  if (terms.streams.empty() || layer.rope != nullptr ||
-      shape.is_speculative || outside.n_kv_heads == 0)
-    return {};
+  if (terms.streams.empty() || layer.rope != nullptr || shape.is_speculative || outside.n_kv_heads == 0) return {};
   int64_t n_tokens = 0, longest = 0;
   for (const SequenceShape& sequence : shape.sequences) {
     const TokenRange tokens = terms.streamed(shape, sequence);

@@ -35,6 +35,7 @@ struct Drawn {
   explicit Drawn(uint64_t seed) : random(seed) {
     const char* policy = random.pick({"all", "all", "all", "streaming", "hgca"});
     if (*policy == 'a') route = random.pick({"auto", "host", "stream", "stream", "host+stream", "recompute", "recompute"});
+    if (*policy == 'h') route = random.pick({"auto", "host", "stream", "stream", "host+stream"});
     draw_layers();
     draw_session(policy);
     const bool is_long = route == "auto" && random.chance(0.4);  // enough for keys to be worth streaming
