@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0xd1f192560182641d)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0x3cdde51b9bcf3bf5)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -65,23 +65,25 @@
   MEMBER(tandem_cache_options, layer_v_types, 40) \
   MEMBER(tandem_cache_options, k_rotation, 48) \
   MEMBER(tandem_cache_options, x_type, 52) \
-  STRUCT(tandem_session_options, 112) \
+  STRUCT(tandem_session_options, 128) \
   MEMBER(tandem_session_options, struct_size, 0) \
   MEMBER(tandem_session_options, sleep_between_calls, 4) \
   MEMBER(tandem_session_options, policy, 8) \
-  MEMBER(tandem_session_options, window_tokens, 16) \
-  MEMBER(tandem_session_options, sink_tokens, 24) \
-  MEMBER(tandem_session_options, alpha, 32) \
-  MEMBER(tandem_session_options, beta, 36) \
-  MEMBER(tandem_session_options, halo_tokens, 40) \
-  MEMBER(tandem_session_options, route, 48) \
-  MEMBER(tandem_session_options, stream_buffer_bytes, 56) \
-  MEMBER(tandem_session_options, stream_fraction, 64) \
-  MEMBER(tandem_session_options, append_tokens, 72) \
-  MEMBER(tandem_session_options, stream_heads, 80) \
-  MEMBER(tandem_session_options, recompute_share, 88) \
-  MEMBER(tandem_session_options, streaming_heads, 96) \
-  MEMBER(tandem_session_options, n_streaming_heads, 104) \
+  MEMBER(tandem_session_options, layer_policies, 16) \
+  MEMBER(tandem_session_options, n_layer_policies, 24) \
+  MEMBER(tandem_session_options, window_tokens, 32) \
+  MEMBER(tandem_session_options, sink_tokens, 40) \
+  MEMBER(tandem_session_options, alpha, 48) \
+  MEMBER(tandem_session_options, beta, 52) \
+  MEMBER(tandem_session_options, halo_tokens, 56) \
+  MEMBER(tandem_session_options, route, 64) \
+  MEMBER(tandem_session_options, stream_buffer_bytes, 72) \
+  MEMBER(tandem_session_options, stream_fraction, 80) \
+  MEMBER(tandem_session_options, append_tokens, 88) \
+  MEMBER(tandem_session_options, stream_heads, 96) \
+  MEMBER(tandem_session_options, recompute_share, 104) \
+  MEMBER(tandem_session_options, streaming_heads, 112) \
+  MEMBER(tandem_session_options, n_streaming_heads, 120) \
   STRUCT(tandem_attend_args, 120) \
   MEMBER(tandem_attend_args, struct_size, 0) \
   MEMBER(tandem_attend_args, flags, 4) \
@@ -239,7 +241,7 @@
   DEFAULTS(tandem_engine_options, TANDEM_ENGINE_OPTIONS_INIT, 104) \
   DEFAULTS(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, 96) \
   DEFAULTS(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, 56) \
-  DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 112) \
+  DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 128) \
   DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, 120) \
   DEFAULTS(tandem_attend_tensors_args, TANDEM_ATTEND_TENSORS_ARGS_INIT, 144) \
   DEFAULTS(tandem_layer_projection, TANDEM_LAYER_PROJECTION_INIT, 80) \

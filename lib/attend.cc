@@ -38,7 +38,7 @@ AttendCall::AttendCall(Session& session, const AttendArgs& args, AttendScratch& 
       outside_(session.outside_layer(layer_idx_)),
       outside_runs_(HeadRuns::retrieval(heads_, layer_)),
       all_runs_(HeadRuns::all(heads_, layer_)),
-      policy_(session.layer_policy(layer_)),
+      policy_(session.layer_policy(layer_idx_)),
       cpu_(cache_.engine().cpu()),
       scratch_(scratch) {}
 

@@ -78,7 +78,7 @@ Status AttendCall::run_on_device() {
   {
     const auto lock = cache_.lock_settled(&session_);
     if (session_.device_ == nullptr)
-      TANDEM_TRY(DeviceSession::create(cache_, session_.policy(), session_.terms().exact_window(), &session_.device_));
+      TANDEM_TRY(DeviceSession::create(cache_, session_.policies_, session_.options_, &session_.device_));
     TANDEM_TRY(enter());
   }
   const AtEnd in_flight([this] {

@@ -218,7 +218,7 @@ void AttendCall::choose_streaming(SequenceCall& call) {
 // Room for what the refresh after this call will need.
 void AttendCall::prepare_refresh(SequenceCall& call) {
   Refresh& refresh = call.state->refresh;
-  bind_refresh(session_, *call.state, layer_);
+  bind_refresh(session_, *call.state, layer_idx_);
   const auto heads = static_cast<size_t>(layer_.n_q_heads);
   if (args_.speculative) {
     Speculation& speculation = call.state->speculation;

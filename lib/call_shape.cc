@@ -41,8 +41,8 @@ int64_t SizeTerms::most_of_chunk() const {
 bool SizeTerms::takes_single_queries(const CallShape& shape) const {
   const bool has_gaps =
       std::any_of(shape.sequences.begin(), shape.sequences.end(), [](const auto& s) { return s.has_gaps; });
-  return shape.is_speculative || exact_window() == 0 || (!heads.empty() && options.window_len == 0) ||
-         (shape.layer->sliding_window > 0 && has_gaps);
+  return shape.is_speculative || exact_window(policies[shape.layer_idx], options) == 0 ||
+         (!heads.empty() && options.window_len == 0) || (shape.layer->sliding_window > 0 && has_gaps);
 }
 
 int64_t SizeTerms::wanted_queries(const CallShape& shape) const {
@@ -50,7 +50,7 @@ int64_t SizeTerms::wanted_queries(const CallShape& shape) const {
 }
 
 TokenRange SizeTerms::streamed(const CallShape& shape, const SequenceShape& sequence) const {
-  if (!can_stream(policy_of_layer(policy, *shape.layer), sequence.q_len > 1)) return {};
+  if (!can_stream(policies[shape.layer_idx], sequence.q_len > 1)) return {};
   const bool is_whole = sequence.q_len <= shape.most_queries && shape.n_tokens() <= DeviceSession::kMostTokens;
   return outside_of(options, store.page_len, sequence, is_whole ? sequence.first_query() : sequence.length - 1);
 }

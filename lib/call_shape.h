@@ -57,7 +57,7 @@ struct SizeTerms {
   const Device* device = nullptr;
   const std::vector<Layer>& layers;
   const StoreGeometry& store;
-  const Policy& policy;
+  const LayerPolicies& policies;
   const PolicyOptions& options;
   const RouteOptions& routes;
   std::span<const HeadKinds> heads;        // [n_layers]; empty: no head streams
@@ -68,9 +68,7 @@ struct SizeTerms {
 
   const HeadKinds* kinds(size_t l) const { return kinds_of_layer(heads, l); }
   int64_t n_described() const { return heads.empty() ? 1 : 2; }  // descriptors of a sequence
-  // For a policy whose queries see sinks and the newest tokens alone; -1: they see more.
-  int64_t exact_window() const { return policy.host_keys(false) == HostKeys::kSinks ? options.window_len : -1; }
-  int64_t most_of_chunk() const;  // tokens of an append that has one ticket
+  int64_t most_of_chunk() const;                                 // tokens of an append that has one ticket
   bool takes_single_queries(const CallShape& shape) const;
   int64_t wanted_queries(const CallShape& shape) const;  // of a sequence in a chunk, if the device has kernels for so many
   // What the last chunk of the call may find outside the window.

@@ -58,7 +58,7 @@ void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation*
   needs->add_descriptors(n_sequences * terms.n_described(), needs->window_pages);
   needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, n_sequences, shape.most_queries);
   // Less than evict_len tokens are too many in a window before a call.
-  const int64_t evict_len = evicted_at_once(policy_of_layer(terms.policy, *shape.layer), terms.options, page_len);
+  const int64_t evict_len = evicted_at_once(terms.policies[shape.layer_idx], terms.options, page_len);
   if (evict_len > 0) needs->n_evicted = power_of_two(needs->slot_rows + n_sequences * (evict_len - 1));
 }
 
@@ -133,24 +133,25 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const Reservatio
   return work;
 }
 
-DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& layers, const Policy& policy,
-                             int64_t window_len, Tier& device_tier)
+DeviceSession::DeviceSession(const Device& device, const std::vector<Layer>& layers, const LayerPolicies& policies,
+                             const PolicyOptions& options, Tier& device_tier)
     : device_(device),
       plain_layers_(layers),
       windowed_layers_(layers),
       device_tier_(device_tier),
-      geometry_(make_window_geometry(layers, policy)),
+      geometry_(make_window_geometry(layers, policies)),
       most_queries_(layers.size(), 0) {
   int64_t most_heads = 0;
   for (size_t l = 0; l < layers.size(); ++l)
     if (geometry_.layers[l].maw_at >= 0) most_heads = std::max<int64_t>(most_heads, layers[l].n_q_heads);
   maw_page_.resize(static_cast<size_t>(most_heads * kDevicePageLen));
   for (Layer& layer : plain_layers_) layer.sliding_window = 0;
-  for (Layer& layer : windowed_layers_) layer = windowed_layer(layer, window_len);
+  for (size_t l = 0; l < layers.size(); ++l) windowed_layers_[l] = windowed_layer(layers[l], policies[l], options);
 }
 
-Layer windowed_layer(const Layer& layer, int64_t window_len) {
+Layer windowed_layer(const Layer& layer, const Policy& policy, const PolicyOptions& options) {
   Layer windowed = layer;
+  const int64_t window_len = exact_window(policy, options);
   if (window_len > 0)
     windowed.sliding_window = layer.sliding_window > 0 ? std::min(layer.sliding_window, window_len) : window_len;
   return windowed;
@@ -173,11 +174,11 @@ Status check_layers(const Device& device, const std::vector<Layer>& layers) {
   return {};
 }
 
-Status DeviceSession::create(Cache& cache, const Policy& policy, int64_t window_len,
+Status DeviceSession::create(Cache& cache, const LayerPolicies& policies, const PolicyOptions& options,
                              std::unique_ptr<DeviceSession>* session) {
   Engine& engine = cache.engine();
   std::unique_ptr<DeviceSession> made(
-      new DeviceSession(*engine.device(), cache.layers(), policy, window_len, cache.device_tier()));
+      new DeviceSession(*engine.device(), cache.layers(), policies, options, cache.device_tier()));
   TANDEM_TRY(made->upload_constants());
   TANDEM_TRY(HandOver::create(made->device_, engine.cpu(), n_tasks_of(cache.layers().size()),
                               {&engine.device_calls(), &engine.profile()}, &made->hand_over_));

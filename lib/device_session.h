@@ -45,8 +45,8 @@ int64_t n_steps_of(size_t n_layers);  // more than these tasks are of
 
 // UNSUPPORTED where the device could attend no call of some layer, with the module's reason, the layer's types and dims.
 Status check_layers(const Device& device, const std::vector<Layer>& layers);
-// As kernels are told of a layer in calls of several queries a sequence. window_len: SizeTerms::exact_window().
-Layer windowed_layer(const Layer& layer, int64_t window_len);
+// As kernels are told of a layer in calls of several queries a sequence.
+Layer windowed_layer(const Layer& layer, const Policy& policy, const PolicyOptions& options);
 // The most queries of a sequence, a power of two up to kMostTokens, that the module has kernels for. UNSUPPORTED.
 Status most_queries(const Device& device, const Layer& windowed, int64_t* n);
 
@@ -56,7 +56,8 @@ class DeviceSession {
   static constexpr int64_t kMostTokens = 512;  // of a call; longer appends are cut
 
   // window_len: of a policy whose queries see no more than sinks and window; -1: queries see all.
-  static Status create(Cache& cache, const Policy& policy, int64_t window_len, std::unique_ptr<DeviceSession>* session);
+  static Status create(Cache& cache, const LayerPolicies& policies, const PolicyOptions& options,
+                       std::unique_ptr<DeviceSession>* session);
   ~DeviceSession();
 
   const Device& device() const { return device_; }
@@ -128,8 +129,8 @@ class DeviceSession {
   float* rotated_q() const { return reinterpret_cast<float*>(work_.data() + layout_.q_at); }
 
  private:
-  DeviceSession(const Device& device, const std::vector<Layer>& layers, const Policy& policy, int64_t window_len,
-                Tier& device_tier);
+  DeviceSession(const Device& device, const std::vector<Layer>& layers, const LayerPolicies& policies,
+                const PolicyOptions& options, Tier& device_tier);
   Status upload_constants();
   Status make_room_for_work(Status lack, int64_t bytes, void* stream, Buffer* work);
   const float* constant(int64_t at) const { return at < 0 ? nullptr : constants_.as<float>() + at; }

@@ -5,9 +5,10 @@
 
 namespace tandem {
 
-WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Policy& policy) {
+WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const LayerPolicies& policies) {
   WindowGeometry geometry;
-  for (const Layer& layer : layers) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const Layer& layer = layers[l];
     WindowGeometry::LayerPlanes& planes = geometry.layers.emplace_back();
     planes.row_bytes = plane_bytes(window_layer(layer));
     for (int32_t p = 0; p < kPlanes; ++p) {
@@ -15,7 +16,7 @@ WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Poli
       planes.head_stride[p] = kDevicePageLen * planes.row_bytes.of[p];
       geometry.page_bytes = device_aligned(geometry.page_bytes + layer.n_kv_heads * planes.head_stride[p]);
     }
-    if (policy_of_layer(policy, layer).keeps_maw) {
+    if (policies[l].keeps_maw) {
       planes.maw_at = geometry.page_bytes;
       geometry.page_bytes += int64_t{4} * layer.n_q_heads * kDevicePageLen;  // a multiple of the alignment
     }

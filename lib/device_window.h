@@ -34,7 +34,7 @@ struct WindowGeometry {
   };
   std::vector<LayerPlanes> layers;
 };
-WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Policy& policy);
+WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const LayerPolicies& policies);
 
 // Pages of a ring for calls of up to q_len queries.
 int64_t ring_pages(const PolicyOptions& options, int64_t cache_page_len, int64_t q_len);

@@ -120,7 +120,7 @@ void AttendCall::prepare_observation() {
     const bool needs_all = call.is_append || call.flushes || call.state->refresh.wants_all;
     if (call.is_append || call.flushes || (evicts && call.evict_end > call.found_begin))
       session_.fill_runs(*call.sequence, args_.layer_idx, needs_all ? 0 : call.found_begin, call.length, &late.keys);
-    bind_refresh(session_, *call.state, layer_);
+    bind_refresh(session_, *call.state, layer_idx_);
     if (call.is_append) reserve_held(call.state->refresh);
   }
 }

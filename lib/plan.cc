@@ -19,14 +19,14 @@ struct SessionBytes {
 };
 
 // One sequence. A selection is copied to a larger buffer when it grows: at that moment one KV head has both.
-SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry& geometry, const PolicyOptions& options,
-                           int64_t kv_len) {
+SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry& geometry, const LayerPolicies& policies,
+                           const PolicyOptions& options, int64_t kv_len) {
   SessionBytes bytes;
   const int64_t n_blocks = (kv_len + Maw::kBlock - 1) / Maw::kBlock;
   const int64_t host_len = std::max<int64_t>(0, kv_len - options.window_len);
   int64_t largest_head = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
-    if (layers[l].sliding_window > 0) continue;
+    if (!policies[l].keeps_maw) continue;
     const int64_t key_bytes = geometry.layers[l].row_bytes.total();
     bytes.state += n_blocks * Maw::kBlock * (layers[l].n_q_heads + layers[l].n_kv_heads) * 4;
     bytes.selection += host_len * layers[l].n_kv_heads * key_bytes;
@@ -83,7 +83,7 @@ Status plan_calls(const SizeTerms& terms, std::span<const int64_t> kv_lens, Plan
       sequences[l].push_back(planned_sequence(layer, length, std::min(length, q_len)));
     }
     CallShape& shape = shapes.emplace_back(CallShape{&layer, l, sequences[l]});
-    TANDEM_TRY(most_queries(*terms.device, windowed_layer(layer, terms.exact_window()), &shape.most_queries));
+    TANDEM_TRY(most_queries(*terms.device, windowed_layer(layer, terms.policies[l], terms.options), &shape.most_queries));
     shape.most_queries = std::min(shape.most_queries, terms.wanted_queries(shape));
     n_pages = std::max(n_pages, ring_pages(terms.options, terms.store.page_len, shape.most_queries));
   }
@@ -121,13 +121,14 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
                    const tandem_session_options* session, std::span<const int64_t> kv_lens, tandem_memory_plan* plan) {
   int64_t page_len = 0;
   TANDEM_TRY(resolve_cache_options(cache, &layers, &page_len));
-  const Policy* policy = &kPolicyAll;
+  LayerPolicies policies = LayerPolicies::all_of(kPolicyAll, layers);
   PolicyOptions options;
   RouteOptions routes;
   std::vector<HeadKinds> heads;
-  if (session != nullptr) TANDEM_TRY(resolve_session_options(*session, &policy, &options));
-  if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, *policy, layers, &routes));
-  if (session != nullptr) TANDEM_TRY(resolve_streaming_heads(*session, *policy, layers, &heads));
+  if (session != nullptr) TANDEM_TRY(resolve_policy_options(*session, &options));
+  if (session != nullptr) TANDEM_TRY(LayerPolicies::resolve(*session, layers, &policies));
+  if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, policies, layers, &routes));
+  if (session != nullptr) TANDEM_TRY(resolve_streaming_heads(*session, policies, layers, &heads));
   if (engine.device() != nullptr) TANDEM_TRY(check_layers(*engine.device(), layers));
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
@@ -145,8 +146,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
       return fail(TANDEM_ERROR_CAPACITY, "kv_lens", "kv_lens up to [%zu] = %lld add up to more than 2^62 bytes", i,
                   static_cast<long long>(kv_lens[i]));
     n_pages += (kv_lens[i] + page_len - 1) / page_len;
-    if (!policy->keeps_maw) continue;
-    const SessionBytes one = session_bytes(layers, geometry, options, kv_lens[i]);
+    const SessionBytes one = session_bytes(layers, geometry, policies, options, kv_lens[i]);
     bytes.state += one.state;
     bytes.selection += one.selection;
   }
@@ -157,11 +157,11 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   std::vector<StreamLayout> streams;
   std::vector<RebuildLayout> rebuilt;
   if (engine.device() != nullptr && routes.route != Route::kHost) {
-    TANDEM_TRY(make_stream_layouts(layers, *policy, geometry.extent_len(), routes, &streams));
-    TANDEM_TRY(find_rebuild_layouts(*engine.device(), layers, *policy, routes, !heads.empty(), &rebuilt));
+    TANDEM_TRY(make_stream_layouts(layers, policies, geometry.extent_len(), routes, &streams));
+    TANDEM_TRY(find_rebuild_layouts(*engine.device(), layers, policies, routes, !heads.empty(), &rebuilt));
   }
-  const WindowGeometry window = make_window_geometry(layers, *policy);
-  TANDEM_TRY(plan_device({engine.device(), layers, geometry, *policy, options, routes, heads, streams, rebuilt, &window},
+  const WindowGeometry window = make_window_geometry(layers, policies);
+  TANDEM_TRY(plan_device({engine.device(), layers, geometry, policies, options, routes, heads, streams, rebuilt, &window},
                          kv_lens, plan));
   plan->kv_token_bytes = geometry.token_bytes;
   plan->x_token_bytes = geometry.x_token_bytes;

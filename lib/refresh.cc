@@ -42,7 +42,7 @@ int64_t judge(Refresh& refresh, int32_t kv_head, int64_t begin, int64_t end, int
     input.maw = maw;
     input.halo_left = halo_left;
     int32_t* kept = kept_tokens + n_tokens;
-    const int64_t n_kept = session.policy().select(input, kept);
+    const int64_t n_kept = refresh.policy->select(input, kept);
     for (int64_t i = 0; i < n_kept; ++i) kept[i] += static_cast<int32_t>(t);
     n_tokens += n_kept;
     t += input.n_tokens;
@@ -224,13 +224,15 @@ void re_evaluate(Refresh& refresh) {
   refresh.due = false;
 }
 
-void bind_refresh(Session& session, LayerState& state, const Layer& layer) {
+void bind_refresh(Session& session, LayerState& state, size_t layer_idx) {
+  const Layer& layer = session.cache().layers()[layer_idx];
   Refresh& refresh = state.refresh;
   if (refresh.session != nullptr) return;
   refresh.maw_rows.resize(static_cast<size_t>(layer.n_q_heads));
   refresh.session = &session;
   refresh.state = &state;
   refresh.layer = &layer;
+  refresh.policy = &session.layer_policy(layer_idx);
   refresh.job.context = &refresh;
 }
 

@@ -84,6 +84,7 @@ struct Refresh {
   Session* session = nullptr;
   struct LayerState* state = nullptr;
   const Layer* layer = nullptr;
+  const Policy* policy = nullptr;
   bool due = false;       // queries wait for a refresh that nobody has posted yet
   bool eviction = false;  // only tokens [evict_begin, evict_end) are judged; else all outside the window
   int64_t evict_begin = 0, evict_end = 0;
@@ -151,7 +152,7 @@ void count_weights(Refresh& refresh, const CountedQueries& queries);
 void count_held(Refresh& refresh);   // the queries that it holds, if any; it holds none then
 void re_evaluate(Refresh& refresh);  // with these
 // Before any of them: of whom and what, and room.
-void bind_refresh(Session& session, LayerState& state, const Layer& layer);
+void bind_refresh(Session& session, LayerState& state, size_t layer_idx);
 void reserve_refresh(Refresh& refresh);                           // for its keys
 void reserve_held(Refresh& refresh);                              // for the queries that it holds
 void post_refresh(Refresh& refresh, void (*run)(void* refresh));  // to the engine's thread

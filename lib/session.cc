@@ -11,34 +11,35 @@
 
 namespace tandem {
 
-Session::Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options,
+Session::Session(std::shared_ptr<Cache> cache, LayerPolicies policies, const PolicyOptions& options,
                  const RouteOptions& routes)
     : cache_(std::move(cache)),
-      policy_(policy),
+      policies_(std::move(policies)),
       options_(options),
       routes_(routes),
       scratch_(std::make_unique<AttendScratch>()) {}
 
 Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
                        std::unique_ptr<Session>* session) {
-  const Policy* policy = nullptr;
+  LayerPolicies policies;
   PolicyOptions resolved;
-  TANDEM_TRY(resolve_session_options(options, &policy, &resolved));
+  TANDEM_TRY(LayerPolicies::resolve(options, cache->layers(), &policies));
+  TANDEM_TRY(resolve_policy_options(options, &resolved));
   RouteOptions routes;
-  TANDEM_TRY(resolve_route_options(options, *policy, cache->layers(), &routes));
+  TANDEM_TRY(resolve_route_options(options, policies, cache->layers(), &routes));
   std::vector<HeadKinds> heads;
-  TANDEM_TRY(resolve_streaming_heads(options, *policy, cache->layers(), &heads));
+  TANDEM_TRY(resolve_streaming_heads(options, policies, cache->layers(), &heads));
   const Device* device = cache->engine().device();
   if (routes.always_streams() && device == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", name_of(routes.route));
   if (device != nullptr) TANDEM_TRY(check_layers(*device, cache->layers()));
   std::vector<RebuildLayout> rebuilt;
   if (device != nullptr)
-    TANDEM_TRY(find_rebuild_layouts(*device, cache->layers(), *policy, routes, !heads.empty(), &rebuilt));
+    TANDEM_TRY(find_rebuild_layouts(*device, cache->layers(), policies, routes, !heads.empty(), &rebuilt));
   std::vector<StreamLayout> layouts;
   if (device != nullptr && routes.route != Route::kHost)
-    TANDEM_TRY(make_stream_layouts(cache->layers(), *policy, cache->store().geometry().extent_len(), routes, &layouts));
-  session->reset(new Session(std::move(cache), policy, resolved, routes));
+    TANDEM_TRY(make_stream_layouts(cache->layers(), policies, cache->store().geometry().extent_len(), routes, &layouts));
+  session->reset(new Session(std::move(cache), std::move(policies), resolved, routes));
   (*session)->keeps_awake_ = options.sleep_between_calls == 0;
   (*session)->heads_ = std::move(heads);
   (*session)->stream_layouts_ = std::move(layouts);
@@ -112,13 +113,11 @@ void Session::take_step_back() {
   plan_.is_open = false;
 }
 
-const Policy& Session::layer_policy(const Layer& layer) const { return policy_of_layer(*policy_, layer); }
-
 SizeTerms Session::terms() const {
   return {cache_->engine().device(),
           cache_->layers(),
           cache_->store().geometry(),
-          *policy_,
+          policies_,
           options_,
           routes_,
           heads_,
@@ -146,9 +145,9 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens, const 
   auto slot = states_.find(sequence.id);
   if (slot == states_.end()) {
     auto made = std::make_unique<SequenceState>();
-    for (const Layer& layer : cache_->layers()) {
+    for (size_t l = 0; l < cache_->layers().size(); ++l) {
       made->layers.push_back(std::make_unique<LayerState>());
-      if (layer_policy(layer).keeps_maw) made->layers.back()->heads.resize(static_cast<size_t>(layer.n_kv_heads));
+      if (policies_[l].keeps_maw) made->layers.back()->heads.resize(static_cast<size_t>(cache_->layers()[l].n_kv_heads));
     }
     slot = states_.emplace(sequence.id, std::move(made)).first;
   }
@@ -156,7 +155,7 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens, const 
   for (size_t l = 0; l < found.layers.size(); ++l) {
     const Layer& layer = cache_->layers()[l];
     LayerState& state = *found.layers[l];
-    if (!layer_policy(layer).keeps_maw || n_tokens <= state.maw.capacity()) continue;
+    if (!policies_[l].keeps_maw || n_tokens <= state.maw.capacity()) continue;
     settle_device();
     join(state, watch);
     TANDEM_TRY(watch.check());
@@ -462,7 +461,7 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   LayerState& state = *this->state(head.sequence)->layers[l];
   TANDEM_TRY(flush_layer(*found, head.layer_idx, state));
   const int64_t length = found->lengths[l];
-  const Policy& policy = layer_policy(layer);
+  const Policy& policy = policies_[l];
   const HeadKinds* const kinds = head_kinds(l);
   const HostKeys host = kinds != nullptr && kinds->streams(head.kv_head) ? HostKeys::kSinks : policy.host_keys(false);
   // The next query sits at `length`: it sees itself too, which is not a key yet.

@@ -110,9 +110,8 @@ class Session {
   Status set_weights(size_t layer_idx, const ProjectionBlocks& blocks);  // lib/routes/recompute.cc
 
   Cache& cache() const { return *cache_; }
-  const Policy& policy() const { return *policy_; }
   const PolicyOptions& options() const { return options_; }
-  const Policy& layer_policy(const Layer& layer) const;
+  const Policy& layer_policy(size_t layer_idx) const { return policies_[layer_idx]; }
   int64_t join(LayerState& state, const Watch& watch = {});  // with its refresh; returns how long that took, in ns
 
   // Following the cache: called with its mutex held exclusively. Those that return a Status change nothing on failure.
@@ -131,7 +130,7 @@ class Session {
  private:
   friend class AttendCall;
   friend class RefreshTimer;
-  Session(std::shared_ptr<Cache> cache, const Policy* policy, const PolicyOptions& options, const RouteOptions& routes);
+  Session(std::shared_ptr<Cache> cache, LayerPolicies policies, const PolicyOptions& options, const RouteOptions& routes);
 
   SequenceState* state(int64_t id) const;
   Status flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state);
@@ -198,7 +197,7 @@ class Session {
   };
 
   std::shared_ptr<Cache> cache_;
-  const Policy* policy_;
+  LayerPolicies policies_;
   PolicyOptions options_;
   RouteOptions routes_;
   std::vector<HeadKinds> heads_;                // [n_layers]; empty: no head streams

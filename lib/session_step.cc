@@ -160,7 +160,7 @@ void Session::count_guessed(const Sequence& sequence, int32_t layer_idx, LayerSt
   const auto l = static_cast<size_t>(layer_idx);
   const Layer& layer = cache_->layers()[l];
   const int64_t length = sequence.lengths[l], group = layer.group_size, before = state.window_begin, begin = 0;
-  bind_refresh(*this, state, layer);
+  bind_refresh(*this, state, l);
   CountedQueries query;
   query.head_stride = sequence.speculative[l] * group;
   query.n = 1;

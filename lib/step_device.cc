@@ -65,7 +65,7 @@ Status Session::plan_step(void* stream) {
                 name_of(routes_.route));
   if (step_.empty())
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_sequences", "n_sequences = 0: a step on a stream has one at least");
-  if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, *policy_, terms().exact_window(), &device_));
+  if (device_ == nullptr) TANDEM_TRY(DeviceSession::create(*cache_, policies_, options_, &device_));
   HandOver& hand_over = device_->hand_over();
   bool captures = false;
   TANDEM_TRY(is_capturing(device_->device(), stream, &captures));

@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-Status check_flags(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers) {
+Status check_flags(const tandem_session_options& options, const LayerPolicies& policies, const std::vector<Layer>& layers) {
   int64_t n_heads = 0;
   for (const Layer& layer : layers) n_heads += layer.n_kv_heads;
   if (options.n_streaming_heads != n_heads)
@@ -17,7 +17,11 @@ Status check_flags(const tandem_session_options& options, const Policy& policy, 
                 "n_streaming_heads = %lld, the layers have %lld KV heads in all",
                 static_cast<long long>(options.n_streaming_heads), static_cast<long long>(n_heads));
   size_t i = 0;
-  for (const Layer& layer : layers)
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const Layer& layer = layers[l];
+    if (policies[l].host_keys(false) != HostKeys::kAll)
+      return fail(TANDEM_ERROR_UNSUPPORTED, "streaming_heads",
+                  "streaming_heads with policy \"%s\" in layer %zu: they are for \"all\"", policies[l].name, l);
     for (int32_t h = 0; h < layer.n_kv_heads; ++h, ++i) {
       const uint8_t flag = options.streaming_heads[i];
       if (flag == 0 || (flag == 1 && layer.sliding_window == 0)) continue;
@@ -25,9 +29,8 @@ Status check_flags(const tandem_session_options& options, const Policy& policy, 
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, field.c_str(), "%s = %d: %s", field.c_str(), flag,
                   flag == 1 ? "its layer has a sliding window" : "neither 0 nor 1");
     }
-  if (policy.host_keys(false) == HostKeys::kAll) return {};
-  return fail(TANDEM_ERROR_UNSUPPORTED, "streaming_heads", "streaming_heads with policy \"%s\": they are for \"all\"",
-              policy.name);
+  }
+  return {};
 }
 
 HeadKinds kinds_of(const Layer& layer, const uint8_t* flags) {
@@ -50,15 +53,15 @@ HeadKinds kinds_of(const Layer& layer, const uint8_t* flags) {
 
 }  // namespace
 
-Status resolve_streaming_heads(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
-                               std::vector<HeadKinds>* kinds) {
+Status resolve_streaming_heads(const tandem_session_options& options, const LayerPolicies& policies,
+                               const std::vector<Layer>& layers, std::vector<HeadKinds>* kinds) {
   kinds->clear();
   if (options.streaming_heads == nullptr) {
     if (options.n_streaming_heads == 0) return {};
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "streaming_heads", "streaming_heads = NULL with n_streaming_heads = %lld",
                 static_cast<long long>(options.n_streaming_heads));
   }
-  TANDEM_TRY(check_flags(options, policy, layers));
+  TANDEM_TRY(check_flags(options, policies, layers));
   const uint8_t* flags = options.streaming_heads;
   std::vector<HeadKinds> made;
   for (const Layer& layer : layers) {

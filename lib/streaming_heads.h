@@ -48,8 +48,8 @@ SinksAndNewest sinks_and_newest(const PolicyOptions& options, int64_t sink_len, 
 
 // kinds: [n_layers], or empty where no head streams. INVALID_ARGUMENT (n_streaming_heads, streaming_heads[i]), UNSUPPORTED
 // (streaming_heads: with another policy than "all").
-Status resolve_streaming_heads(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
-                               std::vector<HeadKinds>* kinds);
+Status resolve_streaming_heads(const tandem_session_options& options, const LayerPolicies& policies,
+                               const std::vector<Layer>& layers, std::vector<HeadKinds>* kinds);
 
 // Of layer l: its kinds, where any head streams; what keys outside the window are of, and where its heads are.
 inline const HeadKinds* kinds_of_layer(std::span<const HeadKinds> kinds, size_t l) {

@@ -70,6 +70,10 @@ type SessionOptions struct {
 	// Default: "all"; or "streaming", "hgca": which keys outside the window are attended.
 	Policy string
 
+	// Names of policies, one for each layer, or nil: policy is for all layers. Layers whose attention no few keys can hold are
+	// best left to "all".
+	LayerPolicies []string
+
 	// Newest tokens, always attended, resident on the device; -1: 4096; 0: none.
 	WindowTokens int64
 
@@ -131,6 +135,7 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	C.tandem_session_options_init(&raw)
 	raw.sleep_between_calls = flag(o.SleepBetweenCalls)
 	raw.policy = a.text("policy", o.Policy)
+	raw.layer_policies, raw.n_layer_policies = a.texts("layer_policies", o.LayerPolicies)
 	raw.window_tokens = C.int64_t(o.WindowTokens)
 	raw.sink_tokens = C.int64_t(o.SinkTokens)
 	raw.alpha = C.float(o.Alpha)

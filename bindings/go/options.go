@@ -8,6 +8,7 @@ package tandem
 import "C"
 
 import (
+	"fmt"
 	"strings"
 	"unsafe"
 )
@@ -106,6 +107,19 @@ func (a *arena) text(field, text string) *C.char {
 		return nil
 	}
 	return (*C.char)(a.bytes(append([]byte(text), 0)))
+}
+
+// texts are names in an array of C, of which "" is NULL.
+func (a *arena) texts(field string, texts []string) (**C.char, C.int64_t) {
+	if len(texts) == 0 {
+		return nil, 0
+	}
+	block := C.calloc(C.size_t(len(texts)), C.size_t(unsafe.Sizeof((*C.char)(nil))))
+	a.blocks = append(a.blocks, block)
+	for i, text := range texts {
+		unsafe.Slice((**C.char)(block), len(texts))[i] = a.text(fmt.Sprintf("%s[%d]", field, i), text)
+	}
+	return (**C.char)(block), C.int64_t(len(texts))
 }
 
 // array is a copy of values, of which there must be `expected`; nil: NULL.

@@ -392,6 +392,9 @@ typedef struct tandem_session_options {
                            * wakes them, and they spin for spin_ns after it. For programs whose own threads compute on the same
                            * cores in between, as PyTorch's do. 0: they spin from the step's begin to its end */
   const char *policy;     /* NULL: "all"; or "streaming", "hgca": which keys outside the window are attended */
+  const char *const *layer_policies; /* names of policies, one for each layer, or NULL: policy is for all layers. Layers whose
+                                        attention no few keys can hold are best left to "all" */
+  int64_t n_layer_policies;          /* layers of the model; 0 with NULL */
   int64_t window_tokens;  /* newest tokens, always attended, resident on the device; -1: 4096; 0: none */
   int64_t sink_tokens;    /* first tokens, always attended; -1: 64; 0: none */
   float alpha;            /* MAW factor in (0, 1]; 0: 0.3 */
@@ -409,7 +412,7 @@ typedef struct tandem_session_options {
   int64_t n_streaming_heads;      /* KV heads of all layers; 0 with NULL */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
-  { sizeof(tandem_session_options), 0, NULL, -1, -1, 0.0f, -1.0f, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0 }
+  { sizeof(tandem_session_options), 0, NULL, NULL, 0, -1, -1, 0.0f, -1.0f, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
 /* Several sessions may read one cache. Where the engine has a device, every layer must be one that the device can attend, also of a

@@ -24,10 +24,43 @@ Status out_of_range(const char* field, int64_t value, const char* wanted) {
   return fail(TANDEM_ERROR_INVALID_ARGUMENT, field, "%s = %lld is not %s", field, static_cast<long long>(value), wanted);
 }
 
+Status find_named(const char* field, const char* name, const Policy** policy) {
+  *policy = find_policy(name);
+  if (*policy != nullptr) return {};
+  std::string names;
+  for (const Policy* known : kPolicies) names += names.empty() ? known->name : std::string(", ") + known->name;
+  return fail(TANDEM_ERROR_NOT_FOUND, field, "%s = \"%.64s\" is not one of %s", field, name, names.c_str());
+}
+
 }  // namespace
 
-const Policy& policy_of_layer(const Policy& policy, const Layer& layer) {
-  return layer.sliding_window > 0 && policy.keeps_maw ? kPolicyAll : policy;
+LayerPolicies LayerPolicies::all_of(const Policy& policy, const std::vector<Layer>& layers) {
+  LayerPolicies made;
+  for (const Layer& layer : layers)
+    made.policies_.push_back(layer.sliding_window > 0 && policy.keeps_maw ? &kPolicyAll : &policy);
+  return made;
+}
+
+Status LayerPolicies::resolve(const tandem_session_options& options, const std::vector<Layer>& layers,
+                              LayerPolicies* policies) {
+  const Policy* policy = nullptr;
+  TANDEM_TRY(find_named("policy", options.policy != nullptr ? options.policy : "all", &policy));
+  LayerPolicies made = all_of(*policy, layers);
+  const auto n = static_cast<long long>(options.n_layer_policies);
+  if (options.layer_policies == nullptr && n != 0)
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "layer_policies", "layer_policies = NULL with n_layer_policies = %lld", n);
+  if (options.layer_policies != nullptr && n != std::ssize(layers))
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_layer_policies", "n_layer_policies = %lld, the model has %zu layers", n,
+                layers.size());
+  for (size_t l = 0; l < static_cast<size_t>(n); ++l) {
+    const char* name = options.layer_policies[l];
+    const std::string field = element_name("layer_policies", static_cast<int64_t>(l));
+    if (name == nullptr) return fail(TANDEM_ERROR_INVALID_ARGUMENT, field.c_str(), "%s = NULL", field.c_str());
+    TANDEM_TRY(find_named(field.c_str(), name, &policy));
+    made.policies_[l] = all_of(*policy, {layers[l]}).policies_[0];
+  }
+  *policies = std::move(made);
+  return {};
 }
 
 const Policy* policy_at(int32_t idx) {
@@ -40,14 +73,7 @@ const Policy* find_policy(const char* name) {
   return nullptr;
 }
 
-Status resolve_session_options(const tandem_session_options& options, const Policy** policy, PolicyOptions* resolved) {
-  const char* name = options.policy != nullptr ? options.policy : "all";
-  *policy = find_policy(name);
-  if (*policy == nullptr) {
-    std::string names;
-    for (const Policy* known : kPolicies) names += names.empty() ? known->name : std::string(", ") + known->name;
-    return fail(TANDEM_ERROR_NOT_FOUND, "policy", "policy = \"%.64s\" is not one of %s", name, names.c_str());
-  }
+Status resolve_policy_options(const tandem_session_options& options, PolicyOptions* resolved) {
   PolicyOptions made;
   if (options.window_tokens < -1 || options.window_tokens > INT32_MAX)
     return out_of_range("window_tokens", options.window_tokens, kTokens);

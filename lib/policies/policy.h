@@ -3,7 +3,9 @@
 // the table of policy.cc. It never touches a cache; the session does what the policy says.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "lib/layer.h"
 #include "lib/status.h"
@@ -45,12 +47,27 @@ struct Policy {
   int64_t (*select)(const SelectInput& input, int32_t* kept);
 };
 
-// Sliding-window layers bound their own cost: every policy but "streaming" attends their whole sliding window.
-const Policy& policy_of_layer(const Policy& policy, const Layer& layer);
+// The policy of each layer of a session, [n_layers]. Sliding-window layers bound their own cost: every policy but
+// "streaming" attends their whole sliding window, as "all" does.
+class LayerPolicies {
+ public:
+  // NOT_FOUND (policy, layer_policies[i]), INVALID_ARGUMENT (n_layer_policies, layer_policies).
+  static Status resolve(const tandem_session_options& options, const std::vector<Layer>& layers, LayerPolicies* policies);
+  static LayerPolicies all_of(const Policy& policy, const std::vector<Layer>& layers);
+
+  const Policy& operator[](size_t layer_idx) const { return *policies_[layer_idx]; }
+  template <typename F>
+  bool any(F is_wanted) const {
+    return std::any_of(policies_.begin(), policies_.end(), [&](const Policy* policy) { return is_wanted(*policy); });
+  }
+
+ private:
+  std::vector<const Policy*> policies_;
+};
 
 const Policy* policy_at(int32_t idx);  // null past the end
 const Policy* find_policy(const char* name);
-Status resolve_session_options(const tandem_session_options& options, const Policy** policy, PolicyOptions* resolved);
+Status resolve_policy_options(const tandem_session_options& options, PolicyOptions* resolved);
 
 // The window grows to window_len + evict_len - 1 and then gives up evict_len tokens, so that the newest window_len are
 // always inside and evictions come in blocks.
@@ -62,6 +79,11 @@ constexpr int64_t evict_len(int64_t window_len, int64_t page_len) {
 constexpr int64_t outside_window(int64_t window_len, int64_t page_len, int64_t length, int64_t begin = 0) {
   const int64_t block = evict_len(window_len, page_len), over = length - begin - window_len;
   return begin + (over >= block ? over / block * block : 0);
+}
+
+// Of a policy whose queries see sinks and the newest tokens alone; -1: they see more.
+inline int64_t exact_window(const Policy& policy, const PolicyOptions& options) {
+  return policy.host_keys(false) == HostKeys::kSinks ? options.window_len : -1;
 }
 
 // Tokens whose MAW is looked at as they leave a window.

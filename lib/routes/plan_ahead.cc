@@ -122,9 +122,9 @@ Status Session::plan(const PlannedCalls& calls, tandem_route_plan* plan) {
   TANDEM_TRY(check_lens(calls.kv_lens, calls.q_lens));
   if (engine.device() == nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: the engine has no device, there is one route");
-  if (!can_stream(layer_policy(layer), false))
+  if (!can_stream(policies_[calls.layer_idx], false))
     return fail(TANDEM_ERROR_UNSUPPORTED, "session", "session: policy \"%s\" chooses keys of layer %zu when a call is made",
-                layer_policy(layer).name, calls.layer_idx);
+                policies_[calls.layer_idx].name, calls.layer_idx);
   if (layer.n_kv_heads == 0)
     return fail(TANDEM_ERROR_UNSUPPORTED, "layer_idx", "layer_idx = %zu: all of its heads stream, there is nothing to plan",
                 calls.layer_idx);

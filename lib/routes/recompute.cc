@@ -60,15 +60,16 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
 
 bool is_rebuild_less(const Layer& layer) { return layer.x_type != 0 && layer.x_bytes() < token_kv_bytes(layer); }
 
-Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& layers, const Policy& policy,
+Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& layers, const LayerPolicies& policies,
                             const RouteOptions& routes, bool has_streaming_heads, std::vector<RebuildLayout>* layouts) {
   const bool is_asked = routes.route == Route::kRecompute;
   if (has_streaming_heads && is_asked)
     return fail(TANDEM_ERROR_UNSUPPORTED, "streaming_heads",
                 "streaming_heads with route \"recompute\": all heads of a layer are made at once");
   if (has_streaming_heads) return {};
-  if (!is_asked && (routes.route != Route::kAuto || !can_stream(policy, false) ||
-                    !std::any_of(layers.begin(), layers.end(), is_rebuild_less)))
+  if (!is_asked && (routes.route != Route::kAuto || policies.any([](const Policy& policy) {
+        return !can_stream(policy, false);
+      }) || !std::any_of(layers.begin(), layers.end(), is_rebuild_less)))
     return {};
   Status status = make_rebuild_layouts(layers, routes.buffer_bytes, layouts);
   for (size_t l = 0; l < layers.size() && status.ok(); ++l)

@@ -62,7 +62,7 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
 
 // The layouts of sessions that may rebuild keys: of route "recompute", where the device must be able to, and of "auto",
 // where a layer might gain by it; empty else. UNSUPPORTED with streaming heads where it was asked for.
-Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& layers, const Policy& policy,
+Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& layers, const LayerPolicies& policies,
                             const RouteOptions& routes, bool has_streaming_heads, std::vector<RebuildLayout>* layouts);
 // Whether the bus has less to carry than of K and V, which it must for the route to take less time.
 bool is_rebuild_less(const Layer& layer);

@@ -74,8 +74,8 @@ const char* name_of(Route route) {
   return "";
 }
 
-Status resolve_route_options(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
-                             RouteOptions* resolved) {
+Status resolve_route_options(const tandem_session_options& options, const LayerPolicies& policies,
+                             const std::vector<Layer>& layers, RouteOptions* resolved) {
   RouteOptions made;
   if (options.route != nullptr) TANDEM_TRY(find_route(options.route, &made.route));
   if (options.stream_buffer_bytes < 0)
@@ -96,14 +96,14 @@ Status resolve_route_options(const tandem_session_options& options, const Policy
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_heads", "stream_heads = %lld is negative",
                 static_cast<long long>(options.stream_heads));
   made.piece_heads = static_cast<int32_t>(std::min<int64_t>(options.stream_heads, INT32_MAX));
-  if (made.always_streams() && !can_stream(policy, true))
+  if (made.always_streams() && !policies.any([](const Policy& policy) { return can_stream(policy, true); }))
     return fail(TANDEM_ERROR_UNSUPPORTED, "route",
                 "route = \"%s\" with policy \"%s\": it attends sinks alone outside the window", name_of(made.route),
-                policy.name);
-  if (made.route == Route::kRecompute && policy.keeps_maw)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "route",
-                "route = \"%s\" with policy \"%s\": the host counts attention weights of the keys outside the window",
-                name_of(made.route), policy.name);
+                policies[0].name);
+  for (size_t l = 0; made.route == Route::kRecompute && l < layers.size(); ++l)
+    if (!can_stream(policies[l], false))
+      return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\" with policy \"%s\" in layer %zu: %s",
+                  name_of(made.route), policies[l].name, l, "keys are made for queries that attend all of them");
   if (made.always_streams()) TANDEM_TRY(refuse_rotated(name_of(made.route), layers));
   *resolved = made;
   return {};

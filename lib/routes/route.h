@@ -38,8 +38,8 @@ struct RouteOptions {
 };
 
 // NOT_FOUND, INVALID_ARGUMENT, and UNSUPPORTED where the policy leaves nothing to stream or the library rotates keys.
-Status resolve_route_options(const tandem_session_options& options, const Policy& policy, const std::vector<Layer>& layers,
-                             RouteOptions* resolved);
+Status resolve_route_options(const tandem_session_options& options, const LayerPolicies& policies,
+                             const std::vector<Layer>& layers, RouteOptions* resolved);
 
 // Keys that queries attend in full can cross the bus. Those that a policy chooses for a query, head by head, are the host's.
 inline bool can_stream(const Policy& layer_policy, bool is_append) {

@@ -58,12 +58,12 @@ StreamLayout shorten_pages(const Layer& layer, const StreamLayout& layout, int64
   return page_len < layout.page_len ? layout_of(layer, page_len, layout.buffer_bytes, layout.most_heads) : layout;
 }
 
-Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len,
+Status make_stream_layouts(const std::vector<Layer>& layers, const LayerPolicies& policies, int64_t extent_len,
                            const RouteOptions& routes, std::vector<StreamLayout>* layouts) {
-  const auto streams = [&](const Layer& layer) {
-    return layer.rope == nullptr && can_stream(policy_of_layer(policy, layer), true);
-  };
-  if (std::none_of(layers.begin(), layers.end(), streams)) return {};
+  bool streams = false;
+  for (size_t l = 0; l < layers.size(); ++l)
+    streams = streams || (layers[l].rope == nullptr && can_stream(policies[l], true));
+  if (!streams) return {};
   for (const Layer& layer : layers)
     TANDEM_TRY(make_stream_layout(layer, extent_len, routes.buffer_bytes, &layouts->emplace_back(),
                                   routes.piece_heads > 0 ? routes.piece_heads : layer.n_kv_heads));

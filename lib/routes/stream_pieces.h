@@ -44,7 +44,7 @@ Status make_stream_layout(const Layer& layer, int64_t extent_len, int64_t buffer
 StreamLayout shorten_pages(const Layer& layer, const StreamLayout& layout, int64_t longest);
 
 // [n_layers]; empty where the policy leaves nothing to stream in any layer.
-Status make_stream_layouts(const std::vector<Layer>& layers, const Policy& policy, int64_t extent_len,
+Status make_stream_layouts(const std::vector<Layer>& layers, const LayerPolicies& policies, int64_t extent_len,
                            const RouteOptions& routes, std::vector<StreamLayout>* layouts);
 
 struct StreamPiece {

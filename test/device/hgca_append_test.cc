@@ -88,7 +88,7 @@ void streams_keys_once_for_a_chunk(void**) {
 
 void refuses_what_it_cannot(void**) {
   const Side side(true, "hgca");
-  refuse_session(side, options_of("recompute", 0), TANDEM_ERROR_UNSUPPORTED, "route", "counts attention weights");
+  refuse_session(side, options_of("recompute", 0), TANDEM_ERROR_UNSUPPORTED, "route", "attend all of them");
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ void refuses(void**) {
   refuse(
       without, [](auto&) {}, kUnsupported, "route", "route = \"recompute\": the engine has no device");
   refuse(
-      side, [](auto& o) { o.policy = "hgca"; }, kUnsupported, "route", "moving averages");
+      side, [](auto& o) { o.policy = "hgca"; }, kUnsupported, "route", "attend all of them");
   refuse(
       side, [](auto& o) { o.stream_buffer_bytes = 1 << 13; }, kInvalid, "stream_buffer_bytes", "128 hidden states");
   for (const double share : {-0.5, 1.5, static_cast<double>(NAN)})

@@ -90,14 +90,25 @@ void refuses_bad_options(void**) {
   const auto code = [](void (*change)(tandem_session_options&), const char* field) {
     tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
     change(options);
-    const Policy* policy = nullptr;
+    LayerPolicies policies;
     PolicyOptions resolved;
-    Status status = resolve_session_options(options, &policy, &resolved);
+    Status status = LayerPolicies::resolve(options, {Layer(), Layer()}, &policies);
+    if (status.ok()) status = resolve_policy_options(options, &resolved);
     if (field != nullptr) assert_string_equal(status.info().field.c_str(), field);
     return status.code();
   };
   assert_int_equal(code([](auto&) {}, nullptr), TANDEM_OK);
   assert_int_equal(code([](auto& o) { o.policy = "nothing"; }, "policy"), TANDEM_ERROR_NOT_FOUND);
+  static const char* const names[] = {"hgca", "nothing"};
+  static const char* const missing[] = {"all", nullptr};
+  static const auto set = [](tandem_session_options& o, const char* const* policies, int64_t n) {
+    o.layer_policies = policies;
+    o.n_layer_policies = n;
+  };
+  assert_int_equal(code([](auto& o) { set(o, names, 2); }, "layer_policies[1]"), TANDEM_ERROR_NOT_FOUND);
+  assert_int_equal(code([](auto& o) { set(o, missing, 2); }, "layer_policies[1]"), TANDEM_ERROR_INVALID_ARGUMENT);
+  assert_int_equal(code([](auto& o) { set(o, names, 1); }, "n_layer_policies"), TANDEM_ERROR_INVALID_ARGUMENT);
+  assert_int_equal(code([](auto& o) { set(o, nullptr, 2); }, "layer_policies"), TANDEM_ERROR_INVALID_ARGUMENT);
   assert_int_equal(code([](auto& o) { o.window_tokens = -2; }, "window_tokens"), TANDEM_ERROR_INVALID_ARGUMENT);
   assert_int_equal(code([](auto& o) { o.sink_tokens = INT64_MAX; }, "sink_tokens"), TANDEM_ERROR_INVALID_ARGUMENT);
   assert_int_equal(code([](auto& o) { o.halo_tokens = -2; }, "halo_tokens"), TANDEM_ERROR_INVALID_ARGUMENT);

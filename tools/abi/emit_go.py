@@ -33,7 +33,7 @@ def abi_structs(header):
 
 def field_type(option):
     return {"text": "string", "dtype": "Dtype", "dtypes": "[]Dtype", "enum": "int32", "flag": "bool",
-            "flags": "[]bool"}.get(option.kind) or NUMBERS[option.kind]
+            "flags": "[]bool", "texts": "[]string"}.get(option.kind) or NUMBERS[option.kind]
 
 
 def raw_line(option):
@@ -45,6 +45,7 @@ def raw_line(option):
         "enum": f"raw.{name} = C.int32_t({value})",
         "flag": f"raw.{name} = flag({value})",
         "flags": f"raw.{name}, raw.{option.count} = a.flags({value})",
+        "texts": f'raw.{name}, raw.{option.count} = a.texts("{name}", {value})',
     }.get(option.kind) or f"raw.{name} = C.{option.kind}({value})"
 
 

@@ -60,6 +60,8 @@ def member_kind(struct, member):
         return "LogFunction"
     if kind.name == "char" and kind.stars == 1:
         return "c_char_p"
+    if kind.name == "char" and kind.stars == 2 and struct.name.endswith("_options"):
+        return "POINTER(c_char_p)"
     if kind.stars and (struct.name.endswith("_args") or kind.stars > 1 or kind.name == "void"):
         return "c_void_p"
     if kind.stars:
@@ -124,7 +126,7 @@ def abi(header):
 
 def option_type(option):
     return {"text": "str", "dtype": "str", "dtypes": "Sequence[str]", "enum": "str", "flag": "bool", "float": "float",
-            "double": "float", "flags": "Sequence[Sequence[bool]]"}.get(option.kind, "int")
+            "double": "float", "flags": "Sequence[Sequence[bool]]", "texts": "Sequence[str]"}.get(option.kind, "int")
 
 
 def option_doc(option):
@@ -138,9 +140,9 @@ def option_tables(header):
     lines = [HEAD + '"""Options of caches and sessions, and how each is turned into a member of the struct of C."""',
              "from collections.abc import Mapping, Sequence", "from typing import NamedTuple, TypedDict", "", "from . import _abi",
              "", "", "class OptionTable(NamedTuple):",
-             '    """Options that are no numbers or texts: by name, a name for each layer, flags with the member that counts them."""',
+             '    """Options that are no numbers or texts: by name, a name for each layer, flags and texts with the member that counts them."""',
              "", "    names: Mapping[str, Mapping[str, int]]", "    names_by_layer: Mapping[str, Mapping[str, int]]",
-             "    flags: Mapping[str, str]"]
+             "    flags: Mapping[str, str]", "    texts: Mapping[str, str]"]
     for name in TABLES:
         options = options_of(header.struct(name))
         short = name.removeprefix("tandem_").removesuffix("_options")
@@ -152,8 +154,9 @@ def option_tables(header):
         tables = {"dtype": "_abi.DTYPES", "dtypes": "_abi.DTYPES"}
         named = {kind: [f'"{option.name}": {tables.get(option.kind) or "_abi." + option.enum + "S"}' for option in options
                         if option.kind in kinds] for kind, kinds in (("one", ("dtype", "enum")), ("each", ("dtypes",)))}
-        flags = [f'"{option.name}": "{option.count}"' for option in options if option.kind == "flags"]
-        rows = [f"    {{{', '.join(part)}}}" for part in (named["one"], named["each"], flags)]
+        flags, texts = ([f'"{option.name}": "{option.count}"' for option in options if option.kind == kind]
+                        for kind in ("flags", "texts"))
+        rows = [f"    {{{', '.join(part)}}}" for part in (named["one"], named["each"], flags, texts)]
         lines += ["", "", f"{short.upper()} = OptionTable(", ",\n".join(rows) + ")"]
     return "\n".join(lines) + "\n"
 

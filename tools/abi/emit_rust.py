@@ -79,7 +79,7 @@ def camel(name):
 
 
 def field_type(option):
-    return {"text": "String", "dtype": "Option<Dtype>", "dtypes": "Option<Vec<Dtype>>", "flag": "bool", "flags": "Vec<bool>",
+    return {"text": "String", "dtype": "Option<Dtype>", "dtypes": "Option<Vec<Dtype>>", "flag": "bool", "flags": "Vec<bool>", "texts": "Vec<String>",
             "enum": camel(option.enum.lower())}.get(option.kind) or NUMBERS[option.kind]
 
 
@@ -88,7 +88,7 @@ def default_of(option):
         return f'"{option.default}".to_string()'
     if option.kind in ("float", "double"):
         return f"{option.default}.0"
-    return {"dtype": "None", "dtypes": "None", "flag": "false", "flags": "Vec::new()",
+    return {"dtype": "None", "dtypes": "None", "flag": "false", "flags": "Vec::new()", "texts": "Vec::new()",
             "enum": f"{field_type(option)}::default()"}.get(option.kind, str(option.default))
 
 
@@ -97,6 +97,8 @@ def raw_lines(option):
     name, value = option.name, f"self.{option.name}"
     if option.kind == "flags":
         return [f"{name}: pointer(Some(&{name}[..]).filter(|flags| !flags.is_empty())),", f"{option.count}: {name}.len() as i64,"]
+    if option.kind == "texts":
+        return [f"{name}: pointer(Some(&{name}_c[..]).filter(|texts| !texts.is_empty())),", f"{option.count}: {name}_c.len() as i64,"]
     text = {"text": f"{name}.as_ptr()", "dtype": f"{value}.map_or(0, |dtype| dtype as i32)", "flag": f"{value}.into()",
             "dtypes": f"pointer({name}).cast()", "enum": f"{value} as i32"}.get(option.kind, value)
     return [f"{name}: {text},"]
@@ -104,7 +106,7 @@ def raw_lines(option):
 
 def conversion(struct, options):
     """The function that makes the struct of C: it gets arrays' lengths, or lends what it has made for the time of a call."""
-    is_lent = any(option.kind in ("text", "flags") for option in options)
+    is_lent = any(option.kind in ("text", "texts", "flags") for option in options)
     raw = f"sys::{struct.name}"
     indent, lines = "        ", []
     if is_lent:
@@ -117,11 +119,15 @@ def conversion(struct, options):
         name, made = option.name, None
         if option.kind == "text":
             made = f'c_text("{struct.name.replace("_options", "_create")}", "{name}", &self.{name})?'
+        if option.kind == "texts":
+            made = f'c_texts("{struct.name.replace("_options", "_create")}", "{name}", &self.{name})?'
         if option.kind == "flags":
             made = f"self.{name}.iter().map(|&flag| flag.into()).collect::<Vec<u8>>()"
         if option.kind == "dtypes":
             made = f'array("{name}", &self.{name}, n_layers as i64, "n_layers")?'
         lines += [f"{indent}let {name} = {made};"] if made else []
+        if option.kind == "texts":
+            lines.append(f"{indent}let {name}_c = {name}.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();")
     lines += [f"{indent}{'function(&' if is_lent else 'Ok('}{raw} {{", f"{indent}    struct_size: size_of::<{raw}>() as u32,"]
     for option in options:
         lines += [f"{indent}    {line}" for line in raw_lines(option)]
@@ -130,7 +136,7 @@ def conversion(struct, options):
 
 def option_tables(header):
     lines = [HEAD + "//! Options of caches and sessions: `SessionOptions { policy: \"hgca\".into(), ..Default::default() }`.",
-             "use crate::dtype::Dtype;", "use crate::error::Result;", "use crate::options::{array, c_text, pointer, Rotation};",
+             "use crate::dtype::Dtype;", "use crate::error::Result;", "use crate::options::{array, c_text, c_texts, pointer, Rotation};",
              "use std::mem::size_of;", "use tandem_sys as sys;"]
     for name in TABLES:
         struct = header.struct(name)

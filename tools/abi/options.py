@@ -10,7 +10,7 @@ TITLES = {"tandem_cache_options": "How keys and values are stored", "tandem_sess
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """kind: text, dtype, dtypes (one a layer), enum, flag, flags (with a count behind them), or a number's type of C."""
+    """kind: text, texts (with a count behind them), dtype, dtypes (one a layer), enum, flag, flags (with a count behind them), or a number's type of C."""
     name: str
     kind: str
     default: object  # a number, or a text
@@ -25,6 +25,8 @@ def kind_of(member, following):
         return "text"
     if kind.stars == 1 and kind.is_const and following is not None and following.name == "n_" + member.name:
         return "flags" if kind.name == "uint8_t" else None
+    if kind.stars == 2 and kind.name == "char" and following is not None and following.name == "n_" + member.name:
+        return "texts"
     if kind.stars == 1 and kind.name == "int32_t" and member.name.endswith("_types"):
         return "dtypes"
     if kind.stars:
@@ -56,7 +58,7 @@ def options_of(struct):
             default = found[1]
         if kind == "enum":
             enum = re.match(r"TANDEM_(\w+)_\*", member.comment)[1]
-        if kind == "flags":
+        if kind in ("flags", "texts"):
             counts.add(count := following.name)
         if kind == "flag" and default:
             raise SystemExit(f"options.py: {struct.name}.{member.name} is a flag with a default of -1")

@@ -8,11 +8,12 @@ from . import _abi
 
 
 class OptionTable(NamedTuple):
-    """Options that are no numbers or texts: by name, a name for each layer, flags with the member that counts them."""
+    """Options that are no numbers or texts: by name, a name for each layer, flags and texts with the member that counts them."""
 
     names: Mapping[str, Mapping[str, int]]
     names_by_layer: Mapping[str, Mapping[str, int]]
     flags: Mapping[str, str]
+    texts: Mapping[str, str]
 
 
 class CacheOptions(TypedDict, total=False):
@@ -55,6 +56,7 @@ class CacheOptions(TypedDict, total=False):
 CACHE = OptionTable(
     {"k_type": _abi.DTYPES, "v_type": _abi.DTYPES, "k_rotation": _abi.ROTATIONS, "x_type": _abi.DTYPES},
     {"layer_k_types": _abi.DTYPES, "layer_v_types": _abi.DTYPES},
+    {},
     {})
 
 
@@ -69,6 +71,9 @@ class SessionOptions(TypedDict, total=False):
         False: they spin from the step's begin to its end.
     policy : str
         Default: "all"; or "streaming", "hgca": which keys outside the window are attended.
+    layer_policies : sequence of str
+        Names of policies, one for each layer, or None: policy is for all layers. Layers whose attention no few keys can hold
+        are best left to "all".
     window_tokens : int
         Newest tokens, always attended, resident on the device; -1: 4096; 0: none.
     sink_tokens : int
@@ -99,6 +104,7 @@ class SessionOptions(TypedDict, total=False):
 
     sleep_between_calls: bool
     policy: str
+    layer_policies: Sequence[str]
     window_tokens: int
     sink_tokens: int
     alpha: float
@@ -116,4 +122,5 @@ class SessionOptions(TypedDict, total=False):
 SESSION = OptionTable(
     {},
     {},
-    {"streaming_heads": "n_streaming_heads"})
+    {"streaming_heads": "n_streaming_heads"},
+    {"layer_policies": "n_layer_policies"})

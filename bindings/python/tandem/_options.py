@@ -111,21 +111,32 @@ def _flags(name: str, layers: Any) -> Any:
     return (ctypes.c_uint8 * len(flags))(*flags)
 
 
+def _texts(name: str, texts: Any) -> Any:
+    if isinstance(texts, str):
+        raise invalid(name, f"= {texts!r} is not a sequence of texts")
+    made = [encoded(f"{name}[{i}]", text) for i, text in enumerate(listed(name, texts))]
+    return (ctypes.c_char_p * len(made))(*made)
+
+
 def _filled(struct: Any, options: Mapping[str, Any], table: OptionTable, n_layers: int, who: str) -> Any:
     """The struct, whose init function has been called, with the options; keeps alive what it points to."""
     of_type(f"options of {who}", options, Mapping)
-    for count in table.flags.values():
+    counts = {**table.flags, **table.texts}
+    for count in counts.values():
         if count in options:
             raise TypeError(f"{who} has no option {count!r}")
 
-    def flags(name: str, layers: Any) -> Any:
-        made = _flags(name, layers)
-        setattr(struct, table.flags[name], len(made))
-        return made
+    def counted(convert: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+        def converted(name: str, values: Any) -> Any:
+            made = convert(name, values)
+            setattr(struct, counts[name], len(made))
+            return made
+        return converted
 
     converters = {name: _name_in(codes) for name, codes in table.names.items()}
     converters |= {name: _names_in(codes, n_layers) for name, codes in table.names_by_layer.items()}
-    fill(struct, options, converters | dict.fromkeys(table.flags, flags), who)
+    converters |= dict.fromkeys(table.flags, counted(_flags)) | dict.fromkeys(table.texts, counted(_texts))
+    fill(struct, options, converters, who)
     return struct
 
 

@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xd1f1_9256_0182_641d;
+pub const FINGERPRINT: u64 = 0x3cdd_e51b_9bcf_3bf5;
 
 /// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -92,6 +92,8 @@ abi_structs! {
         struct_size: u32,
         sleep_between_calls: i32,
         policy: *const c_char,
+        layer_policies: *const *const c_char,
+        n_layer_policies: i64,
         window_tokens: i64,
         sink_tokens: i64,
         alpha: f32,

@@ -3,7 +3,7 @@
 //! Options of caches and sessions: `SessionOptions { policy: "hgca".into(), ..Default::default() }`.
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::options::{array, c_text, pointer, Rotation};
+use crate::options::{array, c_text, c_texts, pointer, Rotation};
 use std::mem::size_of;
 use tandem_sys as sys;
 
@@ -60,6 +60,9 @@ pub struct SessionOptions {
     pub sleep_between_calls: bool,
     /// Default: "all"; or "streaming", "hgca": which keys outside the window are attended.
     pub policy: String,
+    /// Names of policies, one for each layer, or `None`: policy is for all layers. Layers whose attention no few keys can
+    /// hold are best left to "all".
+    pub layer_policies: Vec<String>,
     /// Newest tokens, always attended, resident on the device; -1: 4096; 0: none.
     pub window_tokens: i64,
     /// First tokens, always attended; -1: 64; 0: none.
@@ -93,6 +96,7 @@ impl Default for SessionOptions {
         Self {
             sleep_between_calls: false,
             policy: "all".to_string(),
+            layer_policies: Vec::new(),
             window_tokens: -1,
             sink_tokens: -1,
             alpha: 0.0,
@@ -113,12 +117,16 @@ impl SessionOptions {
     /// Calls `function` with the C struct.
     pub(crate) fn with_raw<R>(&self, function: impl FnOnce(&sys::tandem_session_options) -> Result<R>) -> Result<R> {
         let policy = c_text("tandem_session_create", "policy", &self.policy)?;
+        let layer_policies = c_texts("tandem_session_create", "layer_policies", &self.layer_policies)?;
+        let layer_policies_c = layer_policies.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let route = c_text("tandem_session_create", "route", &self.route)?;
         let streaming_heads = self.streaming_heads.iter().map(|&flag| flag.into()).collect::<Vec<u8>>();
         function(&sys::tandem_session_options {
             struct_size: size_of::<sys::tandem_session_options>() as u32,
             sleep_between_calls: self.sleep_between_calls.into(),
             policy: policy.as_ptr(),
+            layer_policies: pointer(Some(&layer_policies_c[..]).filter(|texts| !texts.is_empty())),
+            n_layer_policies: layer_policies_c.len() as i64,
             window_tokens: self.window_tokens,
             sink_tokens: self.sink_tokens,
             alpha: self.alpha,

@@ -45,6 +45,10 @@ pub(crate) fn c_text(function: &str, field: &str, text: &str) -> Result<CString>
     CString::new(text).map_err(|_| Error::refuse(function, field, format_args!("= {text:?} has a zero byte")))
 }
 
+pub(crate) fn c_texts(function: &str, field: &str, texts: &[String]) -> Result<Vec<CString>> {
+    texts.iter().enumerate().map(|(i, text)| c_text(function, &format!("{field}[{i}]"), text)).collect()
+}
+
 fn c_text_or_null(field: &str, text: &Option<String>) -> Result<Option<CString>> {
     text.as_deref().map(|text| c_text("tandem_engine_create", field, text)).transpose()
 }
