@@ -83,7 +83,8 @@ struct Drawn {
     session.stream_heads = random.pick({0, 0, 1, 2});
     if (*policy != 'a' || route == "recompute" || random.chance(0.7)) return;
     for (const tandem_layer_options& layer : layers)
-      for (int32_t h = 0; h < layer.n_kv_heads; ++h) streaming_heads.push_back(random.chance(0.5) ? 1 : 0);
+      for (int32_t h = 0; h < layer.n_kv_heads; ++h)
+        streaming_heads.push_back(layer.sliding_window_tokens == 0 && random.chance(0.5) ? 1 : 0);
     session.streaming_heads = streaming_heads.data();
     session.n_streaming_heads = static_cast<int64_t>(streaming_heads.size());
   }
@@ -214,7 +215,7 @@ class Held {
 
 // What a trial was of, for the sums at the end.
 struct Seen {
-  int n_trials = 0, n_refused = 0, n_streamed = 0, n_rebuilt = 0, n_long = 0, n_steps = 0;
+  int n_streamed = 0, n_rebuilt = 0, n_long = 0, n_steps = 0;
 };
 
 void run_trial(uint64_t seed, Seen* seen) {
@@ -223,17 +224,8 @@ void run_trial(uint64_t seed, Seen* seen) {
   tandem_model* model = nullptr;
   OK(tandem_model_create, &model, of.layers.data(), static_cast<int32_t>(of.layers.size()));
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-  tandem_error* error = nullptr;
-  const int32_t status = tandem_plan_memory(&plan, engine, model, &of.cache, &of.session, of.lengths.data(),
-                                            static_cast<int64_t>(of.lengths.size()), &error);
-  if (status != TANDEM_OK) {
-    ++seen->n_refused;
-    const std::string message = tandem_error_message(error);
-    tandem_error_release(error);
-    if (status != TANDEM_ERROR_UNSUPPORTED && status != TANDEM_ERROR_INVALID_ARGUMENT)
-      fail_msg("%s: %s", where.c_str(), message.c_str());
-    return tandem_model_release(model);
-  }
+  OK(tandem_plan_memory, &plan, engine, model, &of.cache, &of.session, of.lengths.data(),
+     static_cast<int64_t>(of.lengths.size()));
   {
     Held held(of, model);
     held.make_sequences();
@@ -251,7 +243,6 @@ void run_trial(uint64_t seed, Seen* seen) {
       ++seen->n_steps;
     }
   }
-  ++seen->n_trials;
   seen->n_streamed += plan.device_stream_bytes > 0;
   seen->n_rebuilt += plan.device_weights_bytes > 0;
   seen->n_long += plan.device_stream_bytes > 0 && of.route == "stream" && of.appended(0) > 512;
@@ -264,10 +255,9 @@ void holds_what_is_planned(void**) {
   Seen seen;
   for (int64_t i = 0; i < n_trials; ++i)
     run_trial(only != nullptr ? std::strtoull(only, nullptr, 10) : 700'001 + static_cast<uint64_t>(i), &seen);
-  print_message("%d trials, %d refused; %d streamed keys, %d rebuilt some, %d had long appends, %d had steps\n",
-                seen.n_trials, seen.n_refused, seen.n_streamed, seen.n_rebuilt, seen.n_long, seen.n_steps);
+  print_message("%lld trials; %d streamed keys, %d rebuilt some, %d had long appends, %d had steps\n",
+                static_cast<long long>(n_trials), seen.n_streamed, seen.n_rebuilt, seen.n_long, seen.n_steps);
   if (n_trials < 50) return;
-  assert_true(4 * seen.n_refused < n_trials);
   assert_true(seen.n_streamed > 0 && seen.n_rebuilt > 0 && seen.n_long > 0 && seen.n_steps > 0);
 }
 

@@ -147,22 +147,26 @@ tandem_layer_options layer_options(const RefLayer& layer) {
   return options;
 }
 
-Cache::Cache(tandem_engine* engine, const std::vector<RefLayer>& layers, const CacheSetup& setup) {
+Cache::Cache(tandem_engine* engine, const std::vector<RefLayer>& layers, const CacheSetup& setup) : engine_(engine) {
   std::vector<tandem_layer_options> options;
-  std::vector<int32_t> k_types, v_types;
   for (const RefLayer& layer : layers) {
     options.push_back(layer_options(layer));
-    k_types.push_back(layer.k_type);
-    v_types.push_back(layer.v_aliases_k ? layer.k_type : layer.v_type);
+    k_types_.push_back(layer.k_type);
+    v_types_.push_back(layer.v_aliases_k ? layer.k_type : layer.v_type);
   }
   TANDEM_EXPECT("model", TANDEM_OK,
                 tandem_model_create(&model_, options.data(), static_cast<int32_t>(options.size()), &error));
-  tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
-  cache_options.page_tokens = setup.page_tokens;
-  cache_options.k_rotation = TANDEM_ROTATION_NONE;  // the reference rounds keys as they come
-  cache_options.layer_k_types = k_types.data();
-  cache_options.layer_v_types = v_types.data();
-  TANDEM_EXPECT("cache", TANDEM_OK, tandem_cache_create(&cache_, engine, model_, &cache_options, &error));
+  options_.page_tokens = setup.page_tokens;
+  options_.k_rotation = TANDEM_ROTATION_NONE;  // the reference rounds keys as they come
+  options_.layer_k_types = k_types_.data();
+  options_.layer_v_types = v_types_.data();
+  TANDEM_EXPECT("cache", TANDEM_OK, tandem_cache_create(&cache_, engine, model_, &options_, &error));
+}
+
+tandem_memory_plan Cache::plan(const tandem_session_options& session, int64_t kv_len) const {
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  TANDEM_EXPECT("plan", TANDEM_OK, tandem_plan_memory(&plan, engine_, model_, &options_, &session, &kv_len, 1, &error));
+  return plan;
 }
 
 Cache::~Cache() {

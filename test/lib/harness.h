@@ -96,8 +96,13 @@ class Cache {
   Cache(const Cache&) = delete;
   operator tandem_cache*() const { return cache_; }  // NOLINT(google-explicit-constructor)
   int64_t create_sequence(const std::string& context);
+  // Of a session, and of one sequence.
+  tandem_memory_plan plan(const tandem_session_options& session, int64_t kv_len) const;
 
  private:
+  tandem_engine* engine_;
+  std::vector<int32_t> k_types_, v_types_;
+  tandem_cache_options options_ = TANDEM_CACHE_OPTIONS_INIT;
   tandem_model* model_ = nullptr;
   tandem_cache* cache_ = nullptr;
 };

@@ -5,8 +5,6 @@
 
 namespace harness {
 
-bool StreamWorld::is_for_device() { return device_ != nullptr && random_.chance(0.8); }
-
 bool StreamWorld::device_takes(const reference::RefLayer& layer) const {
   const tandem::RopeTable table;  // any will do
   tandem::Layer asked = tandem::test::layer_of(layer);
@@ -41,6 +39,31 @@ void StreamWorld::attend_on_device(size_t session, size_t layer, const Pass& pas
   TANDEM_EXPECT(where(), TANDEM_OK, tandem_attend(*sessions_[session].session, &args, &error));
   ++n_attends_;
   if (!pass.append_first) grow_model(pass, layer, pending.call);
+}
+
+void StreamWorld::check_plans() {
+  tandem_memory_plan all = TANDEM_MEMORY_PLAN_INIT;
+  for (size_t s = 0; s < sessions_.size(); ++s) {
+    tandem_session_options options = sessions_[s].options_of_session;
+    if (options.append_tokens == 0) options.append_tokens = random_.pick({1, 1, 7, 40});
+    const int64_t id = create(), before = random_.integer(0, 400), n = options.append_tokens;
+    for (size_t l = 0; before > 0 && l < layers_.size(); ++l) append(id, l, before);
+    Pass pass;
+    pass.ids = {id};
+    pass.q_lens = {n};
+    is_on_device_alone_ = true;
+    forward(s, pass);
+    is_on_device_alone_ = false;
+    const tandem_memory_plan plan = cache_->plan(options, before + n);
+    all.device_window_bytes += plan.device_window_bytes;
+    all.device_work_bytes += plan.device_work_bytes;
+    all.device_stream_bytes += plan.device_stream_bytes;
+    tandem_cache_stats held = TANDEM_CACHE_STATS_INIT;
+    TANDEM_EXPECT(where(), TANDEM_OK, tandem_cache_get_stats(&held, *cache_, &error));
+    TANDEM_CHECK(held.device_window_bytes == all.device_window_bytes, where() + "windows are not as planned");
+    TANDEM_CHECK(held.device_work_bytes == all.device_work_bytes, where() + "work space is not as planned");
+    TANDEM_CHECK(held.device_stream_bytes == all.device_stream_bytes, where() + "buffers are not as planned");
+  }
 }
 
 void StreamWorld::finish_pending() {

@@ -102,6 +102,7 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
     if (policies_ != Policies::kExact && is_exact(policies_) && !entry.scope.streaming)
       options.window_tokens = random_.integer(0, 300);
     if (policies_ == Policies::kDeviceStream && !entry.scope.streaming) draw_streaming(layers_, seed_, &random_, &options);
+    entry.options_of_session = options;
     entry.session = std::make_unique<Session>(*cache_, options);
     sessions_.push_back(std::move(entry));
   };

@@ -50,6 +50,8 @@ class StreamWorld {
   StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies, const tandem::test::OpenDevice* device = nullptr);
   void run(int64_t n_operations);  // random ones
   void check_everything();         // lengths, rows and digests of every sequence, selections of every session
+  // A sequence for each session, attended on the device: what the cache then holds there is what was planned. Comes first.
+  void check_plans();
 
   // Single operations, for tests that know what they want.
   int64_t create();
@@ -72,6 +74,7 @@ class StreamWorld {
  private:
   struct Entry {
     std::unique_ptr<Session> session;
+    tandem_session_options options_of_session = TANDEM_SESSION_OPTIONS_INIT;
     reference::Scope scope;
     bool hgca = false;
     reference::HgcaOptions options;
@@ -109,7 +112,7 @@ class StreamWorld {
     LayerCall call;
     std::vector<DeviceTensor> tensors;
   };
-  bool is_for_device();
+  bool is_for_device() { return device_ != nullptr && (is_on_device_alone_ || random_.chance(0.8)); }
   bool device_takes(const reference::RefLayer& layer) const;  // else a session refuses it
   tandem_tensor to_device(PendingCall* pending, Tensor* tensor);
   void attend_on_device(size_t session, size_t layer, const Pass& pass, tandem_attend_args args, LayerCall call);
@@ -156,6 +159,7 @@ class StreamWorld {
   std::vector<std::string> history_;
   reference::GateShares shares_;
   const tandem::test::OpenDevice* device_;
+  bool is_on_device_alone_ = false;
   std::deque<PendingCall> pending_;  // stay where they are
   uint64_t output_hash_ = 0;
   int64_t n_attends_ = 0, n_uncertain_ = 0;
