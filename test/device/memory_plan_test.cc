@@ -29,6 +29,7 @@ struct Drawn {
   tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
   tandem_session_options session = TANDEM_SESSION_OPTIONS_INIT;
   std::vector<uint8_t> streaming_heads;
+  std::vector<const char*> layer_policies;
   std::vector<int64_t> lengths;
   std::string route = "auto";
 
@@ -81,6 +82,13 @@ struct Drawn {
     session.stream_buffer_bytes = random.pick<int64_t>({1 << 16, 100'000, 1 << 18, 1 << 20});
     session.append_tokens = random.pick<int64_t>({0, 0, 1, 3, 40, 300, 600});
     session.stream_heads = random.pick({0, 0, 1, 2});
+    if (route != "recompute" && random.chance(0.3)) {
+      for (size_t l = 0; l < layers.size(); ++l) layer_policies.push_back(random.pick({"all", "hgca", "streaming"}));
+      if (route != "auto" && route != "host") layer_policies[0] = "all";  // something is to be streamed
+      session.layer_policies = layer_policies.data();
+      session.n_layer_policies = static_cast<int64_t>(layers.size());
+      return;
+    }
     if (*policy != 'a' || route == "recompute" || random.chance(0.7)) return;
     for (const tandem_layer_options& layer : layers)
       for (int32_t h = 0; h < layer.n_kv_heads; ++h)
@@ -97,6 +105,7 @@ std::string describe(uint64_t seed, const Drawn& of) {
                      std::to_string(of.session.window_tokens) + ", append " + std::to_string(of.session.append_tokens) +
                      ", heads " + std::to_string(of.streaming_heads.size()) + ", lengths";
   for (const int64_t length : of.lengths) text += " " + std::to_string(length);
+  for (const char* policy : of.layer_policies) text += std::string(", ") + policy;
   for (const tandem_layer_options& layer : of.layers) text += ", sliding " + std::to_string(layer.sliding_window_tokens);
   return text;
 }
