@@ -91,12 +91,18 @@ std::vector<std::vector<int64_t>> selection_of(const HybridSession& session, int
   return selected;
 }
 
+struct Terms {
+  int64_t call_len, window;
+  int32_t n_layers;
+};
+
 // The prompt in calls of call_len, and decodes after it.
-Run run_once(tandem_engine* engine, const Prompt& prompt, const Prompt& decoded, const char* policy, int32_t n_layers,
-             int64_t call_len, int64_t window) {
+Run run_once(tandem_engine* engine, const Prompt& prompt, const Prompt& decoded, const char* policy, const Terms& terms) {
+  const int64_t call_len = terms.call_len;
+  const int32_t n_layers = terms.n_layers;
   const HybridCache cache(engine, n_layers, 0, 1);
   TANDEM(tandem_sequence_reserve, cache.cache, cache.sequences[0], prompt.n + 1000);
-  HybridSession session(cache, options_of(policy, window));
+  HybridSession session(cache, options_of(policy, terms.window));
   Run run;
   auto begin = Clock::now();
   for (int64_t first = 0; first < prompt.n; first += call_len)
@@ -155,13 +161,12 @@ double distance(const std::vector<__nv_bfloat16>& a, const std::vector<__nv_bflo
   return std::sqrt(error / size);
 }
 
-void measure(tandem_engine* engine, const Prompt& prompt, int32_t n_layers, int64_t call_len, int64_t window) {
+void measure(tandem_engine* engine, const Prompt& prompt, const Terms& terms) {
   const Prompt decoded(9, 77);
   const char* policies[] = {"all", "hgca"};
   std::vector<Run> runs[2];
   for (int round = 0; round < kRounds; ++round)
-    for (int i = 0; i < 2; ++i)
-      runs[i].push_back(run_once(engine, prompt, decoded, policies[i], n_layers, call_len, window));
+    for (int i = 0; i < 2; ++i) runs[i].push_back(run_once(engine, prompt, decoded, policies[i], terms));
   const double far = distance(runs[1].back().last, runs[0].back().last);
   if (!(far < 0.01)) {
     std::printf("relative distance of outputs: %.2e\n", far);
@@ -179,7 +184,7 @@ void measure(tandem_engine* engine, const Prompt& prompt, int32_t n_layers, int6
     std::printf(
         "  %-5s calls of %6lld: prompt %8.2f ms  first token %7.2f ms  later %6.2f ms  streamed %7.0f MB  by the CPU "
         "%7.0f MB\n",
-        policies[i], static_cast<long long>(call_len), prompt_ms, first_ms, middle(&Run::later_ms),
+        policies[i], static_cast<long long>(terms.call_len), prompt_ms, first_ms, middle(&Run::later_ms),
         runs[i].back().streamed_mb, runs[i].back().host_mb);
   }
   std::printf("  hgca / all, prompt and first token: %.3f (outputs differ by %.1e)\n", sums[1] / sums[0], far);
@@ -195,11 +200,12 @@ int main(int argc, char** argv) {
   }
   tandem_engine* engine = make_engine(argv[1], argc > 2 ? std::atoi(argv[2]) : 0);
   const int64_t window = argc > 6 ? std::atoll(argv[6]) : 4096;
+  const int32_t n_layers = argc > 5 ? std::atoi(argv[5]) : 1;
   for (const int64_t n : numbers_of(argc > 3 ? argv[3] : "131072")) {
     const Prompt prompt(n, 5);
     compare_selections(engine, prompt, window);
     for (const int64_t call_len : numbers_of(argc > 4 ? argv[4] : "0,4096"))
-      measure(engine, prompt, argc > 5 ? std::atoi(argv[5]) : 1, call_len == 0 ? n : call_len, window);
+      measure(engine, prompt, {call_len == 0 ? n : call_len, window, n_layers});
   }
   tandem_engine_release(engine);
   return 0;
