@@ -109,6 +109,7 @@ class AttendCall {
   Status reserve_on_device(int64_t* most);
   void take_back();
   void evict_before(SequenceCall* call);
+  size_t first_of_last_kind() const;
   Status run_chunk(int64_t most, ChunkPlace* place);
   void begin_task(HandOverTask* task) const;
   Status attend_chunk(HandOverTask* task);

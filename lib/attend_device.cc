@@ -185,6 +185,14 @@ Status AttendCall::reserve_on_device(int64_t* most) {
   return device.hold(reserve_call(session_.terms(), shape, taken_), args_.stream);
 }
 
+// Where the sequences begin that are of the last one's kind: single queries, or appends. Kernels for several queries would
+// take single ones as if they were several, so a call that has the single queries together goes in chunks of one kind.
+size_t AttendCall::first_of_last_kind() const {
+  size_t first = scratch_.calls.size() - 1;
+  while (first > 0 && scratch_.calls[first - 1].is_append == scratch_.calls[first].is_append) --first;
+  return first;
+}
+
 // The next rows of the caller's tensors, up to kMostTokens and `most` of a sequence.
 Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
   HandOver& hand_over = session_.device_->hand_over();
@@ -194,8 +202,9 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
   std::vector<SequenceCall>& calls = task.scratch.calls;
   calls.clear();
   const int64_t first_row = scratch_.calls[place->call].first_row + place->query;
+  const size_t last_kind = first_of_last_kind(), end = place->call < last_kind ? last_kind : scratch_.calls.size();
   int64_t n_rows = 0;
-  while (place->call < scratch_.calls.size() && n_rows < DeviceSession::kMostTokens) {
+  while (place->call < end && n_rows < DeviceSession::kMostTokens) {
     const SequenceCall& whole = scratch_.calls[place->call];
     const int64_t first_query = whole.first_query + place->query;
     const int64_t n_left = std::min({whole.q_len - place->query, most, DeviceSession::kMostTokens - n_rows});

@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "hybrid_case.h"
+#include "cuda/hybrid_case.h"
 
 using namespace tandem::test;
 
