@@ -93,15 +93,18 @@ Status grow(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
   return {};
 }
 
-void copy_selected(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
+// The rows of selected tokens [first, end).
+void copy_selected(const HeadSelection& head, const Refresh& refresh, int32_t kv_head, int64_t first, int64_t end) {
   const PlaneBytes bytes = plane_bytes(*refresh.layer);
-  const KvRun* run = refresh.keys.runs.data() + kv_head * refresh.keys.n_runs;
-  for (int64_t i = head.n_copied; i < head.n_tokens; ++i) {
-    const int64_t token = head.token_idx.as<int32_t>()[i];
-    while (token >= run->token_idx + run->n_tokens) ++run;
-    copy_rows(rows_of(*run).after(bytes, token - run->token_idx), head.row(bytes, i), bytes, 1);
+  const auto* tokens = head.token_idx.as<int32_t>();
+  const KvRun* const runs = refresh.keys.runs.data() + kv_head * refresh.keys.n_runs;
+  const auto begins_after = [](int64_t token, const KvRun& run) { return token < run.token_idx; };
+  const KvRun* run =
+      first < end ? std::upper_bound(runs, runs + refresh.keys.n_runs, tokens[first], begins_after) - 1 : runs;
+  for (int64_t i = first; i < end; ++i) {
+    while (tokens[i] >= run->token_idx + run->n_tokens) ++run;
+    copy_rows(rows_of(*run).after(bytes, tokens[i] - run->token_idx), head.row(bytes, i), bytes, 1);
   }
-  head.n_copied = head.n_tokens;
 }
 
 bool has_room(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
@@ -112,7 +115,8 @@ bool has_room(HeadSelection& head, const Refresh& refresh, int32_t kv_head) {
   }
 }
 
-void refresh_head(Refresh& refresh, int32_t kv_head) {
+// Whether the rows of the tokens that are selected now can be copied: there is room for them.
+bool judge_head(Refresh& refresh, int32_t kv_head) {
   Session& session = *refresh.session;
   HeadSelection& head = refresh.state->heads[static_cast<size_t>(kv_head)];
   const int64_t sink_len = session.options().sink_len;
@@ -122,14 +126,45 @@ void refresh_head(Refresh& refresh, int32_t kv_head) {
     head.n_tokens = head.n_copied = 0;
     select_tokens(refresh, kv_head, sink_len, refresh.host_end);
   }
-  if (refresh.keys.keeps_positions) return;  // rotated by position at attend time: read from the store, token by token
+  if (refresh.keys.keeps_positions) return false;  // rotated by position at attend time: read from the store, one by one
   const bool reaches = head.n_copied == head.n_tokens || head.token_idx.as<int32_t>()[head.n_copied] >= refresh.keys.begin;
-  if (reaches && has_room(head, refresh, kv_head)) {
-    copy_selected(head, refresh, kv_head);
-  } else {
-    refresh.uncopied = true;
-    head.n_copied = 0;
-  }
+  if (reaches && has_room(head, refresh, kv_head)) return true;
+  refresh.uncopied = true;
+  head.n_copied = 0;
+  return false;
+}
+
+void refresh_head(Refresh& refresh, int32_t kv_head) {
+  if (!judge_head(refresh, kv_head)) return;
+  HeadSelection& head = refresh.state->heads[static_cast<size_t>(kv_head)];
+  copy_selected(head, refresh, kv_head, head.n_copied, head.n_tokens);
+  head.n_copied = head.n_tokens;
+}
+
+// All heads, of which each may have most of its keys selected: their rows are copied a piece at a time, by all workers.
+void refresh_all_heads(Refresh& refresh, const Backend& cpu) {
+  constexpr int64_t kPiece = 1024;  // rows
+  struct Pieces {
+    Refresh& refresh;
+    int64_t n_of_head;
+  };
+  std::vector<HeadSelection>& heads = refresh.state->heads;
+  const auto judge = [](void* context, int64_t kv_head, int32_t) {
+    auto& of = *static_cast<Refresh*>(context);
+    HeadSelection& head = of.state->heads[static_cast<size_t>(kv_head)];
+    if (judge_head(of, static_cast<int32_t>(kv_head))) head.n_copied = head.n_tokens;
+  };
+  cpu.table->run(cpu.self, std::ssize(heads), judge, &refresh);
+  int64_t most = 0;
+  for (const HeadSelection& head : heads) most = std::max(most, head.n_copied);
+  Pieces pieces{refresh, (most + kPiece - 1) / kPiece};
+  const auto copy = [](void* context, int64_t idx, int32_t) {
+    const auto& [of, n_of_head] = *static_cast<const Pieces*>(context);
+    const int64_t kv_head = idx / n_of_head, first = idx % n_of_head * kPiece;
+    const HeadSelection& head = of.state->heads[static_cast<size_t>(kv_head)];
+    copy_selected(head, of, static_cast<int32_t>(kv_head), first, std::min(first + kPiece, head.n_copied));
+  };
+  cpu.table->run(cpu.self, pieces.n_of_head * std::ssize(heads), copy, &pieces);
 }
 
 // Until every head has a copy again, by whatever refresh.
@@ -216,10 +251,7 @@ void re_evaluate(Refresh& refresh) {
   const Backend& cpu = session.cache().engine().cpu();
   count_held(refresh);
   refresh.eviction = false;
-  const auto judge_head = [](void* context, int64_t kv_head, int32_t) {
-    refresh_head(*static_cast<Refresh*>(context), static_cast<int32_t>(kv_head));
-  };
-  cpu.table->run(cpu.self, refresh.layer->n_kv_heads, judge_head, &refresh);
+  refresh_all_heads(refresh, cpu);
   note_copies(refresh);
   refresh.due = false;
 }
