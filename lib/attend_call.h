@@ -172,11 +172,11 @@ class AttendCall {
                         size_t idx);
   Status attend_moved(const DeviceAttend& window, const HandOverTask& task);
   Status merge_and_observe(const DeviceAppend& append);
+  Status observe(const DeviceAppend& append, const float* lse);
   // Appends of more tokens than a ticket has, where keys are streamed (lib/routes/prefill.cc).
   struct Prefill;
   Status take_prefill(const CallShape& shape);
   bool take_less_for_prefill(const Status& status);
-  int64_t counted_tail() const;
   int64_t prefill_len(const ChunkPlace& place) const;  // of the next chunk; 0: it is none of these
   Status run_prefill(int64_t n_tokens, ChunkPlace* place);
   Status attend_prefill(HandOverTask* task);
@@ -188,6 +188,11 @@ class AttendCall {
   Status attend_group(Prefill& prefill, const HeadRun& heads);
   void point_output(int32_t first_head, DeviceAttend* call) const;
   Status keep_window();
+  float* row_lse() const;
+  Status give_lse() const;
+  Status count_tail();
+  void prepare_count(HandOverTask* task);
+  Status launch_count(const float* lse, HandOverTask* task);
   int64_t prefill_pages_begin() const;
 
   void pack_token(int64_t row);

@@ -382,7 +382,7 @@ void AttendCall::describe_sequences(DeviceSequence* to, int64_t* tables, int64_t
     to->first_row = static_cast<int32_t>(call.first_row);
     to->table_begin = static_cast<int32_t>(*n_entries);
     to->table_len = static_cast<int32_t>(call.window->n_pages());
-    to->has_host_part = call.has_cpu_part() ? 1 : 0;
+    to->has_host_part = call.has_cpu_part() || call.only_counts ? 1 : 0;
     to->evict_end = std::max(call.evict_end, call.resident_begin);
     to->first_evicted = static_cast<int32_t>(call.first_evicted);
     to->wants_lse = policy_.keeps_maw && (args_.speculative || call.counts_on_host()) ? 1 : 0;
@@ -494,13 +494,17 @@ Status AttendCall::merge_and_observe(const DeviceAppend& append) {
   merge.sinks = device.sinks(layer_idx_);
   merge.exchange = append.exchange;
   TANDEM_TRY(ask_device("merge", &DeviceTable::merge, &merge));
-  if (!policy_.keeps_maw) return {};
+  return policy_.keeps_maw ? observe(append, device.lse()) : Status();
+}
+
+// lse: of the call's rows, [n_tokens, n_q_heads].
+Status AttendCall::observe(const DeviceAppend& append, const float* lse) {
   DeviceObserve observe;
   observe.layer = append.layer;
   observe.pages = append.pages;
   observe.sequences = append.sequences;
   observe.q = attended_q(append);
-  observe.lse = device.lse();
+  observe.lse = lse;
   observe.n_tokens = append.n_tokens;
   observe.has_appended = append.k.data != nullptr;
   observe.alpha = session_.options_.alpha;

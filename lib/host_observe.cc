@@ -94,9 +94,10 @@ void HostPart::take_guess() const {
 void HostPart::take_observation() {
   judged_.clear();
   for (size_t i = 0; i < calls_.size(); ++i) {
-    const SequenceCall& call = calls_[i];
+    SequenceCall& call = calls_[i];
     Refresh& refresh = call.state->refresh;
     refresh.session->join(*call.state);
+    if (call.only_counts) sort_lse(&call);
     refresh.take_keys(&late_[i].keys);
     if (call.is_append)
       keep_append(call);
@@ -111,6 +112,16 @@ void HostPart::take_observation() {
     }
   }
   judge_evicted_by_all(judged_);
+}
+
+// From [q_len][n_q_heads], as the device has them, to [n_kv_heads][q_len][group_size].
+void HostPart::sort_lse(SequenceCall* call) {
+  const int64_t group = facts_.layer->group_size, n_q_heads = facts_.layer->n_q_heads;
+  sorted_lse_.resize(static_cast<size_t>(call->q_len * n_q_heads));
+  float* to = sorted_lse_.data();
+  for (int64_t h = 0; h < facts_.layer->n_kv_heads; ++h)
+    for (int64_t t = 0; t < call->q_len; ++t, to += group) std::copy_n(call->lse + t * n_q_heads + h * group, group, to);
+  call->lse = sorted_lse_.data();
 }
 
 // All keys are judged after an append, at the next query that is not of an append: a prompt in chunks has them judged once.

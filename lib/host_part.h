@@ -105,6 +105,7 @@ class HostPart {
   void save_queries(const SequenceCall& call) const;
   void take_guess() const;
   void take_observation();
+  void sort_lse(SequenceCall* call);
   void keep_append(const SequenceCall& call) const;
   void take_evicted(const SequenceCall& call) const;
   void count_host_weights(const SequenceCall& call) const;
@@ -123,6 +124,7 @@ class HostPart {
   std::vector<LateCall> late_;        // [n_calls] or more
   std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
   std::vector<Refresh*> judged_;      // of evictions
+  std::vector<float> sorted_lse_;     // of a call that only counts
   int64_t selected_kv_bytes_ = 0;
 };
 

@@ -49,10 +49,12 @@ struct SequenceCall {
     Visibility visibility;
     size_t visibility_at = 0;
   } streaming_heads;
+  bool only_counts = false;    // its queries have been attended
   bool gives_queries = false;  // to the host, whether this attends any of their keys or not
   bool streams() const { return cpu_begin > host_begin; }
   bool has_cpu_part() const {
-    return has_host && (gives_queries || streaming_heads.keys.sink_end > 0 || !(streams() && cpu_begin == host_end));
+    return has_host && !only_counts &&
+           (gives_queries || streaming_heads.keys.sink_end > 0 || !(streams() && cpu_begin == host_end));
   }
   bool counts_on_host() const { return has_host && (is_append || found_begin < resident_begin); }
   Visibility visibility;

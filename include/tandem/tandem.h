@@ -377,9 +377,9 @@ typedef struct tandem_session tandem_session;
  * split at which all end (tandem_plan; KVPR's linear program), hidden states included where they are less than K and V, anew in
  * each call, as the last bits of outputs are; "host" below 4 MiB, in planned steps (a graph's copies cannot follow a sequence),
  * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
- * attends in full are streamed: those of "all", of layers with a sliding window, and of appends under "hgca", whose last tokens
- * go by themselves, as the host counts their queries' weights; not those that the library rotates, nor in speculative calls.
- * The keys that "hgca" has selected are the CPU's, whatever the route; it has no route "recompute". The statistics say which route served.
+ * attends in full are streamed: those of "all", of layers with a sliding window, and of appends under "hgca"; not those that
+ * the library rotates, nor in speculative calls. The keys that "hgca" has selected are the CPU's, whatever the route; it has
+ * no route "recompute". The statistics say which route served.
  *
  * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
  * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not

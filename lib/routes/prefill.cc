@@ -8,6 +8,7 @@
 //     chunk    attend to the window and the chunk's own keys, with the         |
 //              states of the pieces, into the caller's tensors        <- join -'
 //   keep       what of the chunk the window is to have
+//   count      where the policy counts attention weights: the last queries, by a ticket of their own
 // clang-format on
 //
 // The tasks of the tickets take rows alone; the last of them is also the one that is not finished while pieces are on their
@@ -78,15 +79,8 @@ bool AttendCall::take_less_for_prefill(const Status& status) {
 int64_t AttendCall::prefill_len(const ChunkPlace& place) const {
   const int64_t first_query = scratch_.calls[place.call].first_query + place.query;
   if (heads_ != nullptr && first_query < session_.options_.sink_len) return 0;
-  const int64_t n_left = scratch_.calls[place.call].q_len - place.query - counted_tail();
+  const int64_t n_left = scratch_.calls[place.call].q_len - place.query;
   return n_left > std::min(taken_.prefill.n_tokens, kTicket) ? std::min(n_left, taken_.prefill.n_tokens) : 0;
-}
-
-// Tokens at the end of a long append whose queries count in moving averages of attention weights: they have tickets of their
-// own, which bring the queries to the host. Weights of the queries before them have faded by then.
-int64_t AttendCall::counted_tail() const {
-  constexpr int64_t kTile = 64;  // queries
-  return policy_.keeps_maw ? (refresh_queries(session_.options_.alpha) + kTile - 1) / kTile * kTile : 0;
 }
 
 Status AttendCall::run_prefill(int64_t n_tokens, ChunkPlace* place) {
@@ -128,6 +122,7 @@ Status AttendCall::attend_prefill(HandOverTask* task) {
     task->is_cut = !is_launched;
   });
   TANDEM_TRY(launch_prefill(prefill));
+  if (policy_.keeps_maw) TANDEM_TRY(count_tail());
   is_launched = true;
   std::unique_lock lock(cache_.mutex());
   TANDEM_TRY(session_.device_->hand_over().fault());  // what is lost is not committed
@@ -344,6 +339,11 @@ void AttendCall::point_output(int32_t first_head, DeviceAttend* call) const {
   call->lse = args_.lse != nullptr ? args_.lse + first * args_.lse_head_stride : nullptr;
   call->lse_token_stride = args_.lse_token_stride;
   call->lse_head_stride = args_.lse_head_stride;
+  if (taken_.prefill.row_lse_at > 0) {
+    call->lse = row_lse() + first;
+    call->lse_token_stride = layer_.n_q_heads;
+    call->lse_head_stride = 1;
+  }
   call->sinks = sinks != nullptr ? sinks + first : nullptr;
 }
 
@@ -366,12 +366,92 @@ Status AttendCall::keep_window() {
   for (const StridedCopy& copy : copies.copies())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, args_.stream));
   if (planes.maw_at < 0) return {};
-  // Nobody has counted this chunk's queries, and weights of older ones have faded when those behind it are counted.
+  // Nobody has counted this chunk's queries yet, and weights of older ones have faded when the last of these are counted.
   const int64_t bytes = int64_t{layer_.n_q_heads} * kDevicePageLen * static_cast<int64_t>(sizeof(float));
   for (const int64_t page : call.window->table())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::fill, reinterpret_cast<std::byte*>(page) + planes.maw_at, 0, bytes,
                            args_.stream));
   return {};
+}
+
+float* AttendCall::row_lse() const {
+  return reinterpret_cast<float*>(session_.device_->prefill_area() + taken_.prefill.row_lse_at);
+}
+
+// To the caller, who may want it too.
+Status AttendCall::give_lse() const {
+  if (args_.lse == nullptr) return {};
+  StridedCopy copy;
+  copy.to = args_.lse;
+  copy.from = row_lse();
+  copy.row_bytes = copy.from_stride = int64_t{layer_.n_q_heads} * 4;  // heads lie side by side at the caller's, too
+  copy.n_rows = args_.q.n_tokens;
+  copy.to_stride = args_.lse_token_stride * 4;
+  return call_device(session_.device_->device(), &DeviceTable::copy_strided, &copy, args_.stream);
+}
+
+// Attention weights of an append count with its last queries alone, as those of older ones have faded. These queries, which
+// have been attended with the chunk, have a ticket of their own: it brings them and their lse to the host, which counts them
+// when keys are judged, and the device counts them for the window's keys.
+Status AttendCall::count_tail() {
+  constexpr int64_t kTile = 64;  // queries
+  TANDEM_TRY(give_lse());
+  HandOver& hand_over = session_.device_->hand_over();
+  HandOverTask& task = hand_over.next_task();
+  TANDEM_TRY(hand_over.fault());
+  task.step = 0;
+  task.scratch.calls.assign(1, scratch_.calls[0]);
+  SequenceCall& tail = task.scratch.calls[0];
+  const int64_t n_counted = refresh_queries(session_.options_.alpha);
+  const int64_t n = std::min({tail.q_len, kTicket, (n_counted + kTile - 1) / kTile * kTile}), first = tail.q_len - n;
+  tail.q_len = n;
+  tail.first_row = 0;
+  tail.first_query = tail.length - n;
+  tail.host_begin = tail.cpu_begin = tail.host_end = tail.resident_begin = tail.kept_begin;
+  tail.has_host = tail.kept_begin > 0;
+  tail.only_counts = true;
+  CutArgs cut(args_, first, n);
+  cut.args.k = cut.args.v = cut.args.x = nullptr;
+  AttendCall counted(session_, cut.args, task.scratch);
+  {
+    std::unique_lock lock(cache_.mutex());
+    counted.prepare_count(&task);
+  }
+  bool is_launched = false;
+  const AtEnd cut_off([&] { task.is_cut = !is_launched; });
+  TANDEM_TRY(counted.launch_count(row_lse() + first * layer_.n_q_heads, &task));
+  is_launched = true;
+  return {};
+}
+
+void AttendCall::prepare_count(HandOverTask* task) {
+  clear_scratch();
+  begin_task(task);
+  SequenceCall& call = scratch_.calls[0];
+  task->shape.n_tokens = task->shape.max_q_len = static_cast<int32_t>(call.q_len);
+  (void)set_visibility(call);  // never cancelled
+  point_visibility();
+  scratch_.host.lay_out(scratch_.calls);
+  task->touched.push_back({call.sequence->id, call.length, call.found_begin});
+  prepare_observation();
+}
+
+// lse: of these queries.
+Status AttendCall::launch_count(const float* lse, HandOverTask* task) {
+  DeviceSession& device = *session_.device_;
+  DeviceAppend append;
+  TANDEM_TRY(upload_descriptors(task, &append.sequences));
+  append.layer = &device.layer(layer_idx_, true);
+  append.pages = device.pages(layer_idx_);
+  append.q = rows_of(args_.q);
+  append.n_tokens = static_cast<int32_t>(args_.q.n_tokens);
+  append.tag = TicketShape{args_.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
+  append.exchange = device.exchange(layer_idx_);
+  TANDEM_TRY(ask_device("append", &DeviceTable::append, &append));
+  device.hand_over().post();
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.slot(task->ticket) + append.exchange.lse_at, lse,
+                         append.n_tokens * layer_.n_q_heads * int64_t{4}, args_.stream));
+  return observe(append, lse);
 }
 
 }  // namespace tandem

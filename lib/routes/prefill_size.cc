@@ -69,13 +69,14 @@ double rows_ns(double first_group_ns, int64_t n_tickets, bool* have_time) {
 
 // Of chunks of n_tokens and groups of n_heads KV heads.
 struct Area {
-  int64_t o_bytes, o_at, lse_at, bytes;
+  int64_t o_bytes, o_at, lse_at, row_lse_at, bytes;
 
   Area(const Layer& layer, const PrefillTerms& terms, int64_t n_heads, int64_t n_tokens)
       : o_bytes(tandem::o_bytes(layer, n_heads, n_tokens)),
         o_at(ceil_div(n_tokens, kDevicePageLen) * terms.layer_page_bytes),
         lse_at(o_at + device_aligned(o_bytes)),
-        bytes(lse_at + device_aligned(n_tokens * n_heads * layer.group_size * 4)) {}
+        row_lse_at(lse_at + device_aligned(n_tokens * n_heads * layer.group_size * 4)),
+        bytes(row_lse_at + (terms.keeps_lse ? device_aligned(n_tokens * layer.n_q_heads * 4) : 0)) {}
 };
 
 }  // namespace
@@ -132,6 +133,7 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   made.o_at = area.o_at;
   made.lse_at = area.lse_at;
   made.area_bytes = area.bytes;
+  made.row_lse_at = terms.keeps_lse ? area.row_lse_at : 0;
   *size = made;
   return {};
 }
@@ -143,6 +145,7 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
           terms.routes.piece_heads,
           terms.routes.append_tokens,
           terms.window != nullptr ? terms.window->layers[layer_idx].bytes : 0,
+          terms.policies[layer_idx].keeps_maw,
           terms.most_prefill_bytes};
 }
 
@@ -159,6 +162,8 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, PrefillSize* si
   if (!shape.appends || rotates_queries(layer) || !terms.routes.appends_at_once() ||
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};
+  // The queries whose weights count have one ticket.
+  if (terms.policies[shape.layer_idx].keeps_maw && refresh_queries(terms.options.alpha) > kTicket) return {};
   PrefillSize made;
   TANDEM_TRY(size_prefill(layer, prefill_terms(terms, shape.layer_idx), longest.q_len,
                           keys_of_append(terms.options, terms.store.page_len, longest), &made));

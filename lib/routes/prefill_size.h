@@ -25,6 +25,7 @@ struct PrefillSize {
   double assumed_ns = 0.0;  // by which it was chosen: pieces, and what rows add
   // In the area, bytes.
   int64_t page_bytes = 0, o_at = 0, lse_at = 0, area_bytes = 0;
+  int64_t row_lse_at = 0;  // of all heads, [room_tokens, n_q_heads]; 0: nobody wants them
 };
 
 // What the sizes of a layer's long appends depend on.
@@ -34,6 +35,7 @@ struct PrefillTerms {
   int32_t piece_heads = 0;         // KV heads of a piece, at most; 0: as many as take least time
   int64_t append_tokens = 0;       // of a chunk, at most; 0: kMostAppend
   int64_t layer_page_bytes = 0;    // of a window's page
+  bool keeps_lse = false;          // of all queries: those of the last ones are counted
   int64_t most_bytes = INT64_MAX;  // of the area, as far as groups of fewer KV heads keep to that
 };
 inline constexpr int64_t kMostAppend = 16384;
