@@ -142,6 +142,13 @@ BUGS = [
     ("keys of streaming heads cross the bus", "lib/routes/choose.cc", "cut_pieces(taken_.layout, outside_runs_.get(),",
      "cut_pieces(taken_.layout, HeadRuns::retrieval(nullptr, layer_).get(),", "streaming_heads_test",
      "streams_retrieval_heads_alone"),
+    ("queries that a device has counted count again", "lib/host_observe.cc", "refresh.held_end = call.resident_begin;",
+     "refresh.held_end = call.length;", "device_stream_test", "hgca_streams"),
+    ("lse of a long append's last queries stay by token", "lib/host_observe.cc",
+     "    if (call.only_counts) sort_lse(&call);\n", "", "hgca_append_test", "selects_as_on_the_host"),
+    ("a layer has the next one's policy", "lib/session.h", "return policies_[layer_idx]; }",
+     "return policies_[(layer_idx + 1) % cache_->layers().size()]; }", "layer_policies_test",
+     "attends_as_each_on_the_host"),
     ("a size in two places", "lib/attend_device.cc", "  return device.hold(reserve_call(session_.terms(), shape, taken_), args_.stream);",
      "  Reservation needs = reserve_call(session_.terms(), shape, taken_);\n  needs.workspace_bytes += 256;\n"
      "  return device.hold(needs, args_.stream);", "memory_plan_test", "holds_what_is_planned"),
