@@ -223,7 +223,7 @@ void AttendCall::refresh_after(const SequenceCall& call) {
 }
 
 void AttendCall::count_bytes(const SequenceCall& call) {
-  const int64_t key_bytes = cache_.store().row_bytes(args_.layer_idx).total();
+  const int64_t key_bytes = plane_bytes(layer_).total();
   const int64_t per_token = key_bytes * outside_.n_kv_heads;
   tandem_session_stats& sums = session_.sums_;
   sums.n_query_tokens += call.q_len;

@@ -209,7 +209,7 @@ Status AttendCall::run_chunk(int64_t most, ChunkPlace* place) {
     const int64_t first_query = whole.first_query + place->query;
     const int64_t n_left = std::min({whole.q_len - place->query, most, DeviceSession::kMostTokens - n_rows});
     // Kernels are told the position of the first.
-    const int64_t n = layer_.rope != nullptr ? Cache::consecutive(*whole.sequence, first_query, n_left) : n_left;
+    const int64_t n = layer_.rope != nullptr ? consecutive(whole.sequence->positions, first_query, n_left) : n_left;
     SequenceCall& part = calls.emplace_back(whole);
     part.q_len = n;
     part.first_row = n_rows;
@@ -339,36 +339,27 @@ Status AttendCall::fill_window(const SequenceCall& call) {
 
 // Of each head and plane, pages side by side in an extent of the store and in the ring are one copy.
 Status AttendCall::copy_to_window(const SequenceCall& call, TokenRange range) {
-  const Device& device = session_.device_->device();
   const WindowGeometry::LayerPlanes& planes = session_.device_->geometry().layers[layer_idx_];
-  const PageStore& store = cache_.store();
-  std::vector<PageSpan> spans;  // none beyond a page of the window
-  for (int64_t t = range.begin, n = 0; t < range.end; t += n) {
-    n = std::min(kDevicePageLen - t % kDevicePageLen, range.end - t);
-    cache_.spans(*call.sequence, t, t + n, &spans);
-    if (layer_.rope != nullptr) TANDEM_TRY(copy_rotated(call, {t, t + n}));
+  const int64_t page_bytes = session_.device_->geometry().page_bytes;
+  const PlaneSet unrotated =
+      layer_.rope != nullptr ? kHeadPlanes & ~PlaneSet{1 << kPlaneK | 1 << kPlaneKScales} : kHeadPlanes;
+  for (int64_t t = range.begin, end = 0; layer_.rope != nullptr && t < range.end; t = end) {
+    end = std::min(t - t % kDevicePageLen + kDevicePageLen, range.end);
+    TANDEM_TRY(copy_rotated(call, {t, end}));
   }
   session_.sums_.filled_kv_bytes += (range.end - range.begin) * layer_.n_kv_heads * planes.row_bytes.total();
   CopyList copies;
-  for (int32_t h = 0; h < layer_.n_kv_heads; ++h)
-    for (int32_t p = 0; p < kPlanes; ++p) {
-      const int64_t bytes = planes.row_bytes.of[p];
-      if (bytes == 0 || (p == kPlaneK && layer_.rope != nullptr)) continue;
-      const std::byte* extent = nullptr;
-      int64_t before = 0;
-      for (const PageSpan& span : spans) {
-        const int64_t page = call.window->page_of(span.token_idx);
-        const bool is_next = page == before || page == before + session_.device_->geometry().page_bytes;
-        if (!is_next || store.extent_of(span.page) != extent) copies.cut();
-        before = page;
-        extent = store.extent_of(span.page);
-        copies.add(reinterpret_cast<std::byte*>(page) + planes.at[p] + h * planes.head_stride[p] +
-                       span.token_idx % kDevicePageLen * bytes,
-                   store.rows(span.page, span.slot, args_.layer_idx, h).of[p], span.n_tokens * bytes);
-      }
-    }
+  RowCursor rows(cache_.view(*call.sequence), args_.layer_idx, {0, layer_.n_kv_heads}, range, unrotated, RowOrder::kByHead);
+  rows.stop_at_multiples(kDevicePageLen);
+  int64_t before = 0;
+  for (RowRun run; rows.next(&run);) {
+    const int64_t page = call.window->page_of(run.token);
+    if (run.token == range.begin || (page != before && page != before + page_bytes)) copies.cut();
+    before = page;
+    copies.add(planes.row(reinterpret_cast<std::byte*>(page), run.plane, run.head, run.token % kDevicePageLen), run);
+  }
   for (const StridedCopy& copy : copies.copies())
-    TANDEM_TRY(call_device(device, &DeviceTable::copy_strided, &copy, args_.stream));
+    TANDEM_TRY(call_device(session_.device_->device(), &DeviceTable::copy_strided, &copy, args_.stream));
   return {};
 }
 

@@ -17,8 +17,7 @@ struct AttendScratch : FloatRows {
   std::vector<SequenceCall> calls;
   std::vector<SequenceShape> shapes;  // [n_calls] of a call on device tensors
   CallPlan plan;                      // of these
-  std::vector<PageSpan> spans;
-  std::vector<int64_t> begin, end;  // of the keys that each query sees
+  std::vector<int64_t> begin, end;    // of the keys that each query sees
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;

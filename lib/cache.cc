@@ -22,12 +22,6 @@ int64_t Sequence::longest() const {
 
 int64_t Sequence::shortest() const { return *std::min_element(lengths.begin(), lengths.end()); }
 
-int64_t Sequence::position(int64_t token) const {
-  if (positions.empty()) return token;
-  const auto n = static_cast<int64_t>(positions.size());
-  return token < n ? positions[static_cast<size_t>(token)] : int64_t{positions.back()} + 1 + token - n;
-}
-
 namespace {
 
 Status check_storage_type(const std::string& name, int32_t type) {

@@ -36,17 +36,9 @@ struct Sequence {
   int32_t n_readers = 0;             // attends in progress
 
   int64_t total(size_t layer_idx) const { return lengths[layer_idx] + speculative[layer_idx]; }
-  int64_t longest() const;                // of any layer, speculative tokens included
-  int64_t shortest() const;               // committed tokens of the shortest layer
-  int64_t position(int64_t token) const;  // also of tokens not there yet: they count on from the last
-};
-
-// One page's part of a token range; adjacent pages are joined.
-struct PageSpan {
-  int32_t page;
-  int64_t slot;
-  int64_t token_idx;
-  int64_t n_tokens;
+  int64_t longest() const;   // of any layer, speculative tokens included
+  int64_t shortest() const;  // committed tokens of the shortest layer
+  int64_t position(int64_t token) const { return position_of(positions, token); }
 };
 
 // Consecutive rows of an append's K, V and hidden states.
@@ -91,20 +83,19 @@ class Cache {
   Status ensure(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch = {});
   // To tokens first, first + 1, ...; needs no exclusive lock: nobody reads tokens beyond the length.
   void write_rows(const Sequence& sequence, int32_t layer_idx, int64_t first, const AppendedRows& rows) const;
-  void move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const;
+  void move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const {
+    copy_tokens(view(sequence), from, view(sequence), to, layer_idx, 1);
+  }
   void extend_positions(Sequence& sequence, int64_t length) const;  // these two cannot fail after ensure()
   void set_length(Sequence& sequence, int32_t layer_idx, int64_t length) const;
   // reserved: tokens in all that stay reserved.
   void truncate_locked(Sequence& sequence, int64_t n_tokens, int64_t reserved = 0);
-  void spans(const Sequence& sequence, int64_t begin, int64_t end, std::vector<PageSpan>* out) const;
-  // How many of n tokens, one at least, have positions that follow each other; and spans in parts of such tokens. Where the
-  // library rotates, runs are of such parts: they are read while the sequence grows, and with it the list of positions
-  // moves.
-  static int64_t consecutive(const Sequence& sequence, int64_t first, int64_t n);
-  static void split_at_gaps(const Sequence& sequence, std::vector<PageSpan>* spans);
+  StoreView view(const Sequence& sequence) const { return store_.view(sequence.pages, sequence.positions, store_.bases()); }
   // Pins what tokens [0, end) lie in, for streams to the engine's device; false where it refuses.
   bool pin(const Sequence& sequence, int64_t end);
-  KvRun run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const;
+  // Keys of one KV head, as kernels read them: the first of `tokens`, as many as lie side by side and, where the library
+  // rotates, have positions that follow each other.
+  KvRun keys(const Sequence& sequence, TokenRange tokens, int32_t layer_idx, int32_t kv_head) const;
   // The first token whose position is above `position` - `distance`.
   int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;
   // Takes mutex() itself. Gives the session state for what sequences have reserved, as later appends do not ask for any.

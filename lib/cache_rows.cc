@@ -15,53 +15,14 @@ bool Cache::pin(const Sequence& sequence, int64_t end) {
   return store_.pin(pages.first(static_cast<size_t>((end + page_len() - 1) / page_len())), *engine_->device());
 }
 
-void Cache::spans(const Sequence& sequence, int64_t begin, int64_t end, std::vector<PageSpan>* out) const {
-  for (int64_t t = begin; t < end;) {
-    const int64_t slot = t % page_len();
-    const int64_t n = std::min(page_len() - slot, end - t);
-    const int32_t page = sequence.pages[static_cast<size_t>(t / page_len())];
-    const bool joins = !out->empty() && t > begin && slot == 0 &&
-                       store_.adjacent(sequence.pages[static_cast<size_t>(t / page_len()) - 1], page);
-    if (joins)
-      out->back().n_tokens += n;
-    else
-      out->push_back({page, slot, t, n});
-    t += n;
-  }
-}
-
-int64_t Cache::consecutive(const Sequence& sequence, int64_t first, int64_t n) {
-  if (sequence.positions.empty() || n <= 1) return n;
-  const int64_t ahead = sequence.position(first) - first;  // of a later token it is never less
-  int64_t found = 1;
-  for (int64_t end = n; found < end;) {
-    const int64_t middle = found + (end - found + 1) / 2, last = first + middle - 1;
-    if (sequence.position(last) - last == ahead)
-      found = middle;
-    else
-      end = middle - 1;
-  }
-  return found;
-}
-
-void Cache::split_at_gaps(const Sequence& sequence, std::vector<PageSpan>* spans) {
-  if (sequence.positions.empty()) return;
-  std::vector<PageSpan> parts;
-  for (const PageSpan& span : *spans)
-    for (int64_t i = 0; i < span.n_tokens;) {
-      const int64_t n = consecutive(sequence, span.token_idx + i, span.n_tokens - i);
-      parts.push_back({span.page, span.slot + i, span.token_idx + i, n});
-      i += n;
-    }
-  spans->swap(parts);
-}
-
-KvRun Cache::run(const Sequence& sequence, const PageSpan& span, int32_t layer_idx, int32_t kv_head) const {
+KvRun Cache::keys(const Sequence& sequence, TokenRange tokens, int32_t layer_idx, int32_t kv_head) const {
+  const Layer& layer = layers_[static_cast<size_t>(layer_idx)];
+  const TokenRun at = view(sequence).run_at(tokens.begin, tokens.end);
   KvRun run;
-  point_run(store_.rows(span.page, span.slot, layer_idx, kv_head), layers_[static_cast<size_t>(layer_idx)], &run);
-  run.n_tokens = span.n_tokens;
-  run.token_idx = span.token_idx;
-  run.first_position = sequence.position(span.token_idx);
+  point_run(store_.planes(layer_idx).rows(at, kv_head), layer, &run);
+  run.n_tokens = layer.rope != nullptr ? consecutive(sequence.positions, at.token, at.n) : at.n;
+  run.token_idx = at.token;
+  run.first_position = sequence.position(at.token);
   return run;
 }
 
@@ -97,17 +58,16 @@ void write_task(void* context, int64_t task_idx, int32_t) {
   if (rows.watch.is_cancelled()) return;
   const Cache& cache = *task.cache;
   const Layer& layer = cache.layers()[static_cast<size_t>(task.layer_idx)];
-  const PageStore& store = cache.store();
+  const LayerPlanes& planes = cache.store().planes(task.layer_idx);
   const Backend& cpu = cache.engine().cpu();
   const int64_t end = std::min(rows.n_rows, (task_idx + 1) * kRowsPerTask);
   for (int64_t i = task_idx * kRowsPerTask; i < end; ++i) {
-    const int64_t token = task.first + i, slot = token % store.page_len();
-    const int32_t page = task.sequence->pages[static_cast<size_t>(token / store.page_len())];
+    const TokenRun at = cache.view(*task.sequence).run_at(task.first + i, task.first + i + 1);
     if (rows.x != nullptr)
       store_hidden(cpu, rows.x->dtype, rows.x->row(rows.first_row + i, 0), layer.x_type,
-                   store.x_row(page, slot, task.layer_idx), layer.hidden_dim());
+                   planes.planes[kPlaneHidden].row(at, 0), layer.hidden_dim());
     for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
-      const Rows to = store.rows(page, slot, task.layer_idx, h);
+      const Rows to = planes.rows(at, h);
       store_row(cpu, rows.k->dtype, rows.k->row(rows.first_row + i, h), stored_k(layer, to), layer.k_head_dim);
       if (!layer.v_aliases_k)
         store_row(cpu, rows.v->dtype, rows.v->row(rows.first_row + i, h), stored_v(layer, to), layer.v_head_dim);
@@ -146,17 +106,6 @@ void Cache::write_rows(const Sequence& sequence, int32_t layer_idx, int64_t firs
   }
   const Backend& cpu = engine_->cpu();
   cpu.table->run(cpu.self, n_tasks, write_task, &task);
-}
-
-void Cache::move_row(const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) const {
-  const auto l = static_cast<size_t>(layer_idx);
-  const auto page = [&](int64_t token) { return sequence.pages[static_cast<size_t>(token / page_len())]; };
-  for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h)
-    copy_rows(store_.rows(page(from), from % page_len(), layer_idx, h), store_.rows(page(to), to % page_len(), layer_idx, h),
-              store_.row_bytes(layer_idx), 1);
-  if (const int64_t bytes = store_.x_bytes(layer_idx); bytes > 0)
-    std::memcpy(store_.x_row(page(to), to % page_len(), layer_idx), store_.x_row(page(from), from % page_len(), layer_idx),
-                static_cast<size_t>(bytes));
 }
 
 void Cache::extend_positions(Sequence& sequence, int64_t length) const {
@@ -210,10 +159,10 @@ Status Cache::read_x(int64_t id, int32_t layer_idx, int64_t first, const TensorV
   const Sequence* sequence = nullptr;
   TANDEM_TRY(find_tokens(id, layer_idx, first, x.n_tokens, &sequence));
   const Layer& layer = layers_[static_cast<size_t>(layer_idx)];
-  for (int64_t t = first; t < first + x.n_tokens; ++t)
-    load_hidden(engine_->cpu(), layer.x_type,
-                store_.x_row(sequence->pages[static_cast<size_t>(t / page_len())], t % page_len(), layer_idx), x.dtype,
-                x.row(t - first, 0), layer.hidden_dim());
+  RowCursor rows(view(*sequence), layer_idx, {}, {first, first + x.n_tokens}, kHiddenPlane, RowOrder::kByHead);
+  rows.stop_at_multiples(1);
+  for (RowRun run; rows.next(&run);)
+    load_hidden(engine_->cpu(), layer.x_type, run.data, x.dtype, x.row(run.token - first, 0), layer.hidden_dim());
   return {};
 }
 
@@ -223,14 +172,12 @@ Status Cache::read(int64_t id, int32_t layer_idx, int64_t first, const TensorVie
   const Layer& layer = layers_[static_cast<size_t>(layer_idx)];
   const int64_t n = k ? k->n_tokens : v ? v->n_tokens : 0;
   TANDEM_TRY(find_tokens(id, layer_idx, first, n, &sequence));
-  for (int64_t t = first; t < first + n; ++t) {
-    const int32_t page = sequence->pages[static_cast<size_t>(t / page_len())];
+  for (int64_t t = first; t < first + n; ++t)
     for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
-      const Rows rows = store_.rows(page, t % page_len(), layer_idx, h);
+      const Rows rows = store_.planes(layer_idx).rows(view(*sequence).run_at(t, t + 1), h);
       if (k != nullptr) load_row(engine_->cpu(), stored_k(layer, rows), k->dtype, k->row(t - first, h), layer.k_head_dim);
       if (v != nullptr) load_row(engine_->cpu(), stored_v(layer, rows), v->dtype, v->row(t - first, h), layer.v_head_dim);
     }
-  }
   return {};
 }
 
@@ -259,20 +206,12 @@ Status Cache::digest(int64_t id, uint64_t* digest) const {
   const Sequence* sequence = nullptr;
   TANDEM_TRY(find_stored(id, &sequence));
   Hash hash;
-  std::vector<PageSpan> parts;
   for (size_t l = 0; l < layers_.size(); ++l) {
-    const auto layer_idx = static_cast<int32_t>(l);
     const int64_t length = sequence->lengths[l];
     hash.add(static_cast<uint64_t>(length));
-    parts.clear();
-    spans(*sequence, 0, length, &parts);
-    for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h) {
-      for (int32_t p = 0; p < kPlanes; ++p)
-        for (const PageSpan& part : parts)
-          hash.add(store_.rows(part.page, part.slot, layer_idx, h).of[p], part.n_tokens * store_.row_bytes(layer_idx).of[p]);
-    }
-    for (const PageSpan& part : parts)
-      hash.add(store_.x_row(part.page, part.slot, layer_idx), part.n_tokens * store_.x_bytes(layer_idx));
+    RowCursor rows(view(*sequence), static_cast<int32_t>(l), {0, layers_[l].n_kv_heads}, {0, length}, kAllPlanes,
+                   RowOrder::kByHead);
+    for (RowRun run; rows.next(&run);) hash.add(run.data, run.bytes);
   }
   const int64_t length = *std::max_element(sequence->lengths.begin(), sequence->lengths.end());  // committed tokens alone
   for (int64_t t = 0; t < length; ++t) hash.add(static_cast<uint64_t>(sequence->position(t)));

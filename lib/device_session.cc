@@ -378,12 +378,7 @@ Status DeviceSession::end_step(uint64_t step, void* stream) const {
 
 DevicePages DeviceSession::pages(size_t layer_idx) const {
   const WindowGeometry::LayerPlanes& planes = geometry_.layers[layer_idx];
-  DevicePages pages;
-  pages.page_len = kDevicePageLen;
-  for (int32_t p = 0; p < kPlanes; ++p) {
-    pages.head_stride[p] = planes.head_stride[p];
-    if (planes.row_bytes.of[p] > 0) pages.planes[p] = reinterpret_cast<std::byte*>(base_ + planes.at[p]);
-  }
+  DevicePages pages = planes.pages(reinterpret_cast<std::byte*>(base_), kDevicePageLen);
   if (planes.maw_at >= 0) pages.maw = reinterpret_cast<float*>(base_ + planes.maw_at);
   return pages;
 }

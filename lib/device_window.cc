@@ -5,17 +5,33 @@
 
 namespace tandem {
 
+int64_t PagePlanes::lay_out(const Layer& layer, int64_t n_heads, int64_t page_len, int64_t begin, int64_t unit) {
+  row_bytes = plane_bytes(layer);
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    at[p] = begin;
+    head_stride[p] = page_len * row_bytes.of[p];
+    begin += (n_heads * head_stride[p] + unit - 1) / unit * unit;
+  }
+  return begin;
+}
+
+DevicePages PagePlanes::pages(std::byte* first, int32_t page_len) const {
+  DevicePages pages;
+  pages.page_len = page_len;
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    pages.head_stride[p] = head_stride[p];
+    if (row_bytes.of[p] > 0) pages.planes[p] = first + at[p];
+  }
+  return pages;
+}
+
 WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const LayerPolicies& policies) {
   WindowGeometry geometry;
   for (size_t l = 0; l < layers.size(); ++l) {
     const Layer& layer = layers[l];
     WindowGeometry::LayerPlanes& planes = geometry.layers.emplace_back();
-    planes.row_bytes = plane_bytes(window_layer(layer));
-    for (int32_t p = 0; p < kPlanes; ++p) {
-      planes.at[p] = geometry.page_bytes;
-      planes.head_stride[p] = kDevicePageLen * planes.row_bytes.of[p];
-      geometry.page_bytes = device_aligned(geometry.page_bytes + layer.n_kv_heads * planes.head_stride[p]);
-    }
+    geometry.page_bytes =
+        planes.lay_out(window_layer(layer), layer.n_kv_heads, kDevicePageLen, geometry.page_bytes, kDeviceAlignment);
     if (policies[l].keeps_maw) {
       planes.maw_at = geometry.page_bytes;
       geometry.page_bytes += int64_t{4} * layer.n_q_heads * kDevicePageLen;  // a multiple of the alignment

@@ -14,6 +14,7 @@
 #include "lib/device.h"
 #include "lib/memory.h"
 #include "lib/policies/policy.h"
+#include "lib/row_cursor.h"
 
 namespace tandem {
 
@@ -23,14 +24,25 @@ inline constexpr int32_t kDevicePageLen = 128;
 inline constexpr int64_t kDeviceAlignment = 256;
 inline int64_t device_aligned(int64_t bytes) { return (bytes + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment; }
 
+// Planes of a layer in a page of device memory: one behind the other, and in each its heads side by side.
+struct PagePlanes {
+  PlaneBytes row_bytes;
+  int64_t at[kPlanes] = {};           // of the first KV head in a page
+  int64_t head_stride[kPlanes] = {};  // bytes
+
+  // From byte `begin` of a page on, each plane at a multiple of `unit` behind the first. Returns where they end.
+  int64_t lay_out(const Layer& layer, int64_t n_heads, int64_t page_len, int64_t begin = 0, int64_t unit = 1);
+  std::byte* row(std::byte* page, int32_t plane, int64_t head, int64_t slot) const {
+    return page + at[plane] + head * head_stride[plane] + slot * row_bytes.of[plane];
+  }
+  DevicePages pages(std::byte* first, int32_t page_len) const;  // as kernels read them
+};
+
 struct WindowGeometry {
   int64_t page_bytes = 0;
-  struct LayerPlanes {
-    PlaneBytes row_bytes;
-    int64_t at[kPlanes] = {};           // of KV head 0 in a page
-    int64_t head_stride[kPlanes] = {};  // bytes
-    int64_t bytes = 0;                  // of the layer's part of a page
-    int64_t maw_at = -1;                // f32 [n_q_heads][page_len]; -1: none are kept
+  struct LayerPlanes : PagePlanes {
+    int64_t bytes = 0;    // of the layer's part of a page
+    int64_t maw_at = -1;  // f32 [n_q_heads][page_len]; -1: none are kept
   };
   std::vector<LayerPlanes> layers;
 };
@@ -38,10 +50,6 @@ WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const Laye
 
 // Pages of a ring for calls of up to q_len queries.
 int64_t ring_pages(const PolicyOptions& options, int64_t cache_page_len, int64_t q_len);
-
-struct TokenRange {
-  int64_t begin = 0, end = 0;
-};
 
 class DeviceWindow {
  public:

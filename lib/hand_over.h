@@ -25,7 +25,6 @@
 #include "lib/attend_scratch.h"
 #include "lib/device_owner.h"
 #include "lib/page_store.h"
-#include "lib/planes.h"
 #include "lib/routes/part_times.h"
 #include "lib/routes/profile.h"
 #include "lib/routes/recompute.h"

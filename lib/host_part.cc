@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "lib/host_part.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 #include "lib/placement.h"
 #include "lib/session.h"
@@ -15,24 +17,21 @@ bool is_host_masked(const Layer& layer, const SequenceCall& call) {
   return call.q_len > 1 && (layer.sliding_window > 0 || call.host_end > call.first_query);
 }
 
-// The runs of the tokens that a KV head has selected. pages, bases and positions: as far as these tokens go.
+// The runs of the tokens that a KV head has selected. The view goes as far as these tokens.
 struct SelectedRuns {
-  const PageStore& store;
+  const StoreView stored;
   const Layer& layer;
   int32_t layer_idx, kv_head;
-  const std::vector<int32_t>& pages;
-  const std::vector<std::byte*>& bases;
-  const std::vector<int32_t>& positions;
 
   void add(const HeadSelection& head, std::vector<KvRun>* runs) const {
-    const bool by_position = layer.rope != nullptr && !positions.empty();
+    const bool by_position = layer.rope != nullptr && !stored.positions.empty();
     if (head.n_copied == head.n_tokens && !by_position)
       add_copied(head, runs);
     else
       add_stored(head, by_position, runs);
   }
   void add_copied(const HeadSelection& head, std::vector<KvRun>* runs) const {
-    const PlaneBytes& bytes = store.row_bytes(layer_idx);
+    const PlaneBytes bytes = plane_bytes(layer);
     for (const SelectionChunk& chunk : head.chunks) {
       if (chunk.first >= head.n_tokens) break;
       KvRun run;
@@ -45,18 +44,16 @@ struct SelectedRuns {
   }
   void add_stored(const HeadSelection& head, bool by_position, std::vector<KvRun>* runs) const {
     const auto* token_idx = head.token_idx.as<int32_t>();
-    const int64_t page_len = store.page_len();
     for (int64_t i = 0; i < head.n_tokens;) {
-      const int64_t token = token_idx[i], slot = token % page_len;
+      const int64_t token = token_idx[i], slot = token % stored.page_len;
       int64_t n = 1;
-      while (i + n < head.n_tokens && token_idx[i + n] == token + n && slot + n < page_len) ++n;
+      while (i + n < head.n_tokens && token_idx[i + n] == token + n && slot + n < stored.page_len) ++n;
       KvRun run;
-      const int32_t page = pages[static_cast<size_t>(token / page_len)];
-      point_run(store.rows(bases, page, slot, layer_idx, kv_head), layer, &run);
+      point_run(stored.layers[layer_idx].rows(stored.run_at(token, token + 1), kv_head), layer, &run);
       run.n_tokens = n;
       run.token_idx = -1;
       run.first_position = token;
-      if (by_position) run.positions = positions.data() + token;
+      if (by_position) run.positions = stored.positions.data() + token;
       runs->push_back(run);
       i += n;
     }
@@ -70,7 +67,6 @@ void HostPart::begin(const Facts& facts, const HostSlot& slot) {
   slot_ = slot;
   calls_ = {};
   rows_.clear();
-  hidden_.clear();
   runs_.clear();
   jobs_.clear();
   first_runs_.clear();
@@ -86,7 +82,6 @@ void HostPart::lay_out(std::span<SequenceCall> calls) {
   merges_.reserve(n_heads);
   states_.resize(4 * n_heads);
   for (SequenceCall& call : calls) {
-    find_streaming_spans(call);
     if (is_on_device()) point_to_slot(&call);
     if (!is_on_device())
       lay_out_window(call);
@@ -110,22 +105,19 @@ void HostPart::point_to_slot(SequenceCall* call) const {
 // Window and host part of a call whose tensors are in host memory.
 void HostPart::lay_out_window(const SequenceCall& call) {
   const Layer& layer = *facts_.layer;
-  const PageStore& store = facts_.cache->store();
-  find_spans(call, {call.first_job_key, call.length}, &spans_);
-  find_spans(call, {call.host_begin, call.host_end}, &host_spans_);
   const int64_t n_logits = layer.group_size * call.q_len * (call.length - call.resident_begin);
   for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
     AttendJob& window = add_job(call, h, call.o, call.lse);
     if (call.q_len > 1 || call.visibility.tree_words > 0)
       window.visibility = streams(h) ? &call.streaming_heads.visibility : &call.visibility;
     if (call.logits != nullptr) window.logits = call.logits + h * n_logits;
-    add_runs(call, streams(h) ? streaming_spans_ : spans_, h);
+    add_runs_of_head(call, {call.first_job_key, call.length}, h);
     if (call.has_host) {
       AttendJob& host = add_job(call, h, call.host_o, call.host_lse);
       if (is_host_masked(layer, call)) host.visibility = &call.visibility;
-      add_runs(call, host_spans_, h);
+      add_runs(call, {call.host_begin, call.host_end}, h);
       if (call.selected)
-        SelectedRuns{store, layer, facts_.layer_idx, h, call.sequence->pages, store.bases(), call.sequence->positions}.add(
+        SelectedRuns{facts_.cache->view(*call.sequence), layer, facts_.layer_idx, h}.add(
             call.state->heads[static_cast<size_t>(h)], &runs_);
     }
     if (call.has_host || layer.sinks != nullptr) add_merge(call, h);
@@ -134,42 +126,15 @@ void HostPart::lay_out_window(const SequenceCall& call) {
 
 // What the window of a call on device tensors does not have.
 void HostPart::lay_out_for_device(const SequenceCall& call) {
-  find_spans(call, {call.cpu_begin, call.host_end}, &host_spans_);
-  spans_.clear();
-  guessed_spans_.clear();
-  if (call.selected) find_spans(call, {call.first_found(), call.resident_begin}, &spans_);
-  if (facts_.is_speculative) find_spans(call, {call.first_query, call.length}, &guessed_spans_);
   for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) {
     AttendJob& job = add_job(call, h, call.host_o, call.host_lse);
     if (streams(h) && call.q_len > 1 && call.streaming_heads.keys.sink_end > call.first_query)
       job.visibility = &call.streaming_heads.visibility;
     if (!streams(h) && (facts_.is_speculative || is_host_masked(*facts_.layer, call))) job.visibility = &call.visibility;
-    add_runs(call, streams(h) ? streaming_spans_ : host_spans_, h);
-    add_runs(call, spans_, h);
-    add_runs(call, guessed_spans_, h);
+    add_runs_of_head(call, {call.cpu_begin, call.host_end}, h);
+    if (call.selected) add_runs(call, {call.first_found(), call.resident_begin}, h);
+    if (facts_.is_speculative) add_runs(call, {call.first_query, call.length}, h);
   }
-}
-
-// Where contiguous keys are: the same for every KV head.
-void HostPart::find_spans(const SequenceCall& call, TokenRange range, std::vector<PageSpan>* spans) const {
-  const Cache& cache = *facts_.cache;
-  spans->clear();
-  // The tokens of a tree have positions of their own: a run ends where they begin.
-  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
-  const int64_t split = tree ? std::clamp(call.first_query, range.begin, range.end) : range.end;
-  cache.spans(*call.sequence, range.begin, split, spans);
-  if (split < range.end) cache.spans(*call.sequence, split, range.end, spans);
-  if (facts_.layer->rope != nullptr) Cache::split_at_gaps(*call.sequence, spans);
-}
-
-// Keys of a streaming head's job: on the host all it sees, for a device what the window does not have.
-void HostPart::find_streaming_spans(const SequenceCall& call) {
-  streaming_spans_.clear();
-  if (facts_.heads == nullptr) return;
-  const SinksAndNewest& keys = call.streaming_heads.keys;
-  facts_.cache->spans(*call.sequence, 0, keys.sink_end, &streaming_spans_);
-  if (!is_on_device()) facts_.cache->spans(*call.sequence, keys.newest_begin, call.length, &streaming_spans_);
-  if (facts_.layer->rope != nullptr) Cache::split_at_gaps(*call.sequence, &streaming_spans_);
 }
 
 // Its runs are those that are added before the next job is.
@@ -188,14 +153,22 @@ AttendJob& HostPart::add_job(const SequenceCall& call, int32_t kv_head, float* o
   return jobs_.emplace_back(job);
 }
 
-void HostPart::add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head) {
+// The tokens of a tree have positions of their own: a run ends where they begin.
+void HostPart::add_runs(const SequenceCall& call, TokenRange tokens, int32_t kv_head) {
   const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
-  for (const PageSpan& span : spans) {
-    KvRun run = facts_.cache->run(*call.sequence, span, facts_.layer_idx, kv_head);
-    if (tree && span.token_idx >= call.first_query)
-      run.positions = call.tree_positions + (span.token_idx - call.first_query);
-    runs_.push_back(run);
+  for (int64_t t = tokens.begin; t < tokens.end; t += runs_.back().n_tokens) {
+    const int64_t end = tree && t < call.first_query ? std::min(call.first_query, tokens.end) : tokens.end;
+    runs_.push_back(facts_.cache->keys(*call.sequence, {t, end}, facts_.layer_idx, kv_head));
+    if (tree && t >= call.first_query) runs_.back().positions = call.tree_positions + (t - call.first_query);
   }
+}
+
+// Of a streaming head other tokens: on the host all it sees, for a device what the window does not have.
+void HostPart::add_runs_of_head(const SequenceCall& call, TokenRange tokens, int32_t kv_head) {
+  if (!streams(kv_head)) return add_runs(call, tokens, kv_head);
+  const SinksAndNewest& keys = call.streaming_heads.keys;
+  add_runs(call, {0, keys.sink_end}, kv_head);
+  if (!is_on_device()) add_runs(call, {keys.newest_begin, call.length}, kv_head);
 }
 
 // Of the job that was added last, and of the window's before it where the call has both.
@@ -240,24 +213,9 @@ void HostPart::finish_runs() {
 
 void HostPart::add_rows(const SequenceCall& call) {
   constexpr int64_t kMostRows = 32;  // of a copy, as all of a ticket's may be side by side and workers share the copies
-  const Cache& cache = *facts_.cache;
-  const PageStore& store = cache.store();
-  const PlaneBytes& row_bytes = store.row_bytes(facts_.layer_idx);
-  spans_.clear();
-  cache.spans(*call.sequence, call.first_query, call.length, &spans_);
-  Rows from;
-  for (int32_t p = 0; p < kPlanes; ++p) from.of[p] = slot_.data + slot_.exchange.rows_at[p];
-  const int64_t x_bytes = facts_.layer->x_bytes();
-  for (const PageSpan& span : spans_)
-    for (int64_t first = 0; first < span.n_tokens; first += kMostRows) {
-      const int64_t n = std::min(kMostRows, span.n_tokens - first);
-      const int64_t in_slot = call.first_row + span.token_idx - call.first_query + first;
-      rows_.push_back({from.after(row_bytes, in_slot), store.extent_of(span.page),
-                       store.geometry().row_of(span.page, span.slot) + first, n});
-      if (x_bytes > 0)
-        hidden_.push_back({slot_.data + slot_.exchange.x_at + in_slot * x_bytes,
-                           store.x_row(span.page, span.slot, facts_.layer_idx) + first * x_bytes, n * x_bytes});
-    }
+  const StoreView view = facts_.cache->view(*call.sequence);
+  for (int64_t t = call.first_query; t < call.length; t += rows_.back().to.n)
+    rows_.push_back({view.run_at(t, std::min(t + kMostRows, call.length)), call.first_row + t - call.first_query});
 }
 
 LateCall& HostPart::keep_late(size_t call, bool keeps_pages) {
@@ -271,37 +229,37 @@ LateCall& HostPart::keep_late(size_t call, bool keeps_pages) {
   return late;
 }
 
-int64_t HostPart::token_bytes() const {
-  return int64_t{facts_.layer->n_kv_heads} * facts_.cache->store().row_bytes(facts_.layer_idx).total();
-}
-
 namespace {
 
 constexpr int64_t kWorthSpreading = 65536;  // bytes
 
-// What workers take of a ticket's rows: of each copy so many ranges of heads, then the hidden states.
+// What workers take of a ticket's rows: of each copy so many ranges of heads; of the planes of the layer the first has all.
 struct RowShares {
   const std::vector<RowCopy>& rows;
-  const std::vector<HiddenCopy>& hidden;
-  const StoreGeometry::LayerPlanes& planes;
-  int64_t slot_rows;  // from a KV head's to the next one's
-  int64_t n_of_copy = 1;
+  const LayerPlanes& planes;
+  const HostSlot& slot;
+  int64_t bytes = 0, n_of_copy = 1;
 
-  int64_t n_heads() const { return static_cast<int64_t>(planes.heads.size()); }
-  int64_t n_of_rows() const { return n_of_copy * static_cast<int64_t>(rows.size()); }
-  int64_t n() const { return n_of_rows() + static_cast<int64_t>(hidden.size()); }
+  RowShares(const std::vector<RowCopy>& of, const LayerPlanes& layer, const HostSlot& from)
+      : rows(of), planes(layer), slot(from) {
+    for (const RowCopy& copy : rows)
+      bytes += copy.to.n * (planes.token_bytes(Scope::kHead) + planes.token_bytes(Scope::kLayer));
+    n_of_copy = std::clamp<int64_t>(bytes / std::max<int64_t>(1, std::ssize(rows)) / kWorthSpreading, 1, planes.heads().n);
+  }
+  int64_t n() const { return n_of_copy * std::ssize(rows); }
 
   void take(int64_t idx) const {
-    if (idx >= n_of_rows()) {
-      const HiddenCopy& copy = hidden[static_cast<size_t>(idx - n_of_rows())];
-      std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-      return;
+    const auto& [to, in_slot] = rows[static_cast<size_t>(idx / n_of_copy)];
+    const int64_t share = idx % n_of_copy, n_heads = planes.heads().n;
+    for (int32_t p = 0; p < kStoredPlanes; ++p) {
+      const StoredPlane& plane = planes.planes[p];
+      const bool is_whole = plane.scope == Scope::kLayer;
+      const std::byte* const from = slot.data + (is_whole ? slot.exchange.x_at : slot.exchange.rows_at[p]);
+      const int64_t end = is_whole ? 1 : (share + 1) * n_heads / n_of_copy;
+      for (int64_t h = is_whole ? share : share * n_heads / n_of_copy; h < end && plane.row_bytes > 0; ++h)
+        std::memcpy(plane.row(to, h), from + (h * slot.exchange.n_rows + in_slot) * plane.row_bytes,
+                    static_cast<size_t>(to.n * plane.row_bytes));
     }
-    const RowCopy& copy = rows[static_cast<size_t>(idx / n_of_copy)];
-    const int64_t share = idx % n_of_copy, end = (share + 1) * n_heads() / n_of_copy;
-    for (int64_t h = share * n_heads() / n_of_copy; h < end; ++h)
-      copy_rows(copy.from.after(planes.row_bytes, h * slot_rows),
-                planes.row_of(copy.extent, static_cast<int32_t>(h), copy.row), planes.row_bytes, copy.n_rows);
   }
 };
 
@@ -309,20 +267,13 @@ struct RowShares {
 
 int64_t HostPart::take_rows() {
   const Backend& cpu = facts_.cache->engine().cpu();
-  RowShares shares{rows_, hidden_, facts_.cache->store().planes(facts_.layer_idx), slot_.exchange.n_rows};
-  int64_t bytes = 0, most_rows = 0;
-  for (const RowCopy& copy : rows_) {
-    bytes += copy.n_rows * token_bytes();
-    most_rows = std::max(most_rows, copy.n_rows);
-  }
-  shares.n_of_copy = std::clamp<int64_t>(most_rows * token_bytes() / kWorthSpreading, 1, shares.n_heads());
-  for (const HiddenCopy& copy : hidden_) bytes += copy.bytes;
+  RowShares shares(rows_, facts_.cache->store().planes(facts_.layer_idx), slot_);
   const auto take_share = [](void* all, int64_t idx, int32_t) { static_cast<const RowShares*>(all)->take(idx); };
-  if (bytes >= kWorthSpreading)
+  if (shares.bytes >= kWorthSpreading)
     cpu.table->run(cpu.self, shares.n(), take_share, &shares);
   else
     for (int64_t i = 0; i < shares.n(); ++i) shares.take(i);
-  return bytes;
+  return shares.bytes;
 }
 
 // Refreshes of earlier calls are joined, or done where appends have waited for this. Then the jobs get their runs again,
@@ -346,9 +297,9 @@ void HostPart::choose() {
       late_runs_.insert(late_runs_.end(), jobs_[j].runs, jobs_[j].runs + jobs_[j].n_runs);
       const HeadSelection& head = call.state->heads[static_cast<size_t>(h)];
       if (!call.selected) continue;
-      SelectedRuns{store, *facts_.layer, facts_.layer_idx, h, late_[i].pages, bases_, late_[i].positions}.add(head,
-                                                                                                              &late_runs_);
-      selected_kv_bytes_ += head.n_tokens * store.row_bytes(facts_.layer_idx).total();
+      SelectedRuns{store.view(late_[i].pages, late_[i].positions, bases_), *facts_.layer, facts_.layer_idx, h}.add(
+          head, &late_runs_);
+      selected_kv_bytes_ += head.n_tokens * plane_bytes(*facts_.layer).total();
     }
   }
   runs_.swap(late_runs_);

@@ -19,24 +19,15 @@
 
 #include "lib/backend.h"
 #include "lib/device.h"
-#include "lib/page_store.h"
-#include "lib/planes.h"
+#include "lib/row_cursor.h"
 #include "lib/sequence_call.h"
 
 namespace tandem {
 
-// n rows of each KV head, from a slot to an extent of the store.
+// Rows of a slot, from in_slot on, in every plane.
 struct RowCopy {
-  Rows from;  // of the first head
-  std::byte* extent = nullptr;
-  int64_t row = 0, n_rows = 0;
-};
-
-// Hidden states, likewise.
-struct HiddenCopy {
-  const std::byte* from = nullptr;
-  std::byte* to = nullptr;
-  int64_t bytes = 0;
+  TokenRun to;
+  int64_t in_slot = 0;
 };
 
 // What a ticket's host part needs of a sequence, as it was when the call was prepared: the sequence may grow before the
@@ -83,7 +74,6 @@ class HostPart {
   void lose();                        // the states of what was not attended become NaN
   void observe();                     // may throw bad_alloc
 
-  int64_t token_bytes() const;                                      // of a row in all heads
   int64_t selected_kv_bytes() const { return selected_kv_bytes_; }  // of the keys that choose() added
 
  private:
@@ -92,10 +82,9 @@ class HostPart {
   void point_to_slot(SequenceCall* call) const;
   void lay_out_window(const SequenceCall& call);
   void lay_out_for_device(const SequenceCall& call);
-  void find_spans(const SequenceCall& call, TokenRange range, std::vector<PageSpan>* spans) const;
-  void find_streaming_spans(const SequenceCall& call);
   AttendJob& add_job(const SequenceCall& call, int32_t kv_head, float* o, float* lse);
-  void add_runs(const SequenceCall& call, const std::vector<PageSpan>& spans, int32_t kv_head);
+  void add_runs(const SequenceCall& call, TokenRange tokens, int32_t kv_head);
+  void add_runs_of_head(const SequenceCall& call, TokenRange tokens, int32_t kv_head);
   void add_merge(const SequenceCall& call, int32_t kv_head);
   void finish_runs();
 
@@ -114,8 +103,6 @@ class HostPart {
   HostSlot slot_;
   std::span<SequenceCall> calls_;
   std::vector<RowCopy> rows_;
-  std::vector<HiddenCopy> hidden_;
-  std::vector<PageSpan> spans_, host_spans_, streaming_spans_, guessed_spans_;
   std::vector<KvRun> runs_, late_runs_;
   std::vector<AttendJob> jobs_;
   std::vector<size_t> first_runs_;  // [n_jobs] index into runs_

@@ -24,20 +24,17 @@ void make_room(std::vector<T>& list, size_t n) {
   if (n > list.capacity()) list.reserve(std::max(n, 2 * list.capacity()));
 }
 
-// The planes of a layer's heads on the part's node, behind what the part has.
-void lay_out(const Layer& layer, int32_t n_nodes, int64_t tokens, StoreGeometry::LayerPlanes* planes,
-             StoreGeometry::Part* part) {
-  for (int32_t p = 0; p < kPlanes; ++p) {
-    for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
-      if (node_of_head(h, layer.n_kv_heads, n_nodes) != part->node) continue;
-      planes->heads[static_cast<size_t>(h)].offset[p] = part->offset + part->bytes;
-      part->bytes += tokens * planes->row_bytes.of[p];
+// The planes of a layer's heads on the part's node, behind what the part has. Planes of the layer are no head's.
+void lay_out(int32_t n_nodes, int64_t tokens, LayerPlanes* layer, StoreGeometry::Part* part) {
+  const int32_t n_heads = layer->heads().n;
+  for (StoredPlane& plane : layer->planes) {
+    for (int32_t i = 0; i < static_cast<int32_t>(plane.at.size()); ++i) {
+      if (part->node != (plane.scope == Scope::kLayer ? kAllNodes : node_of_head(i, n_heads, n_nodes))) continue;
+      plane.at[i] = part->offset + part->bytes;
+      part->bytes += tokens * plane.row_bytes;
     }
     part->bytes = round_up(part->bytes, kSliceAlignment);
   }
-  if (part->node != kAllNodes || planes->x_bytes == 0) return;  // hidden states are no head's
-  planes->x_offset = part->offset + part->bytes;
-  part->bytes = round_up(part->bytes + tokens * planes->x_bytes, kSliceAlignment);
 }
 
 StoreGeometry lay_out_extent(const std::vector<Layer>& layers, int64_t page_len, int64_t pages_per_extent, int32_t n_nodes) {
@@ -45,12 +42,9 @@ StoreGeometry lay_out_extent(const std::vector<Layer>& layers, int64_t page_len,
   geometry.page_len = page_len;
   geometry.pages_per_extent = pages_per_extent;
   for (const Layer& layer : layers) {
-    StoreGeometry::LayerPlanes& planes = geometry.layers.emplace_back();
-    planes.row_bytes = plane_bytes(layer);
-    planes.heads.resize(static_cast<size_t>(layer.n_kv_heads));
-    geometry.token_bytes += layer.n_kv_heads * planes.row_bytes.total();
-    planes.x_bytes = layer.x_bytes();
-    geometry.x_token_bytes += planes.x_bytes;
+    const LayerPlanes& planes = geometry.layers.emplace_back(layer);
+    geometry.token_bytes += planes.token_bytes(Scope::kHead);
+    geometry.x_token_bytes += planes.token_bytes(Scope::kLayer);
   }
   const int64_t tokens = geometry.pages_per_extent * page_len;
   int64_t unit = 1;  // of a part
@@ -58,7 +52,7 @@ StoreGeometry lay_out_extent(const std::vector<Layer>& layers, int64_t page_len,
     unit = tokens * (geometry.token_bytes + geometry.x_token_bytes) < n_nodes * kLargePart ? kPageBytes : kHugePageBytes;
   for (int32_t node = kAllNodes; node < n_nodes; ++node) {
     StoreGeometry::Part part{node, geometry.extent_bytes, 0};
-    for (size_t l = 0; l < layers.size(); ++l) lay_out(layers[l], n_nodes, tokens, &geometry.layers[l], &part);
+    for (LayerPlanes& layer : geometry.layers) lay_out(n_nodes, tokens, &layer, &part);
     part.bytes = round_up(part.bytes, unit);
     geometry.extent_bytes += part.bytes;
     if (part.bytes > 0) geometry.parts.push_back(part);
@@ -80,7 +74,7 @@ StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page
 }
 
 PageStore::PageStore(const std::vector<Layer>& layers, int64_t page_len, Tier& tier, const Backend& cpu)
-    : layers_(layers), geometry_(make_store_geometry(layers, page_len, n_nodes(cpu))), tier_(tier), cpu_(cpu) {}
+    : geometry_(make_store_geometry(layers, page_len, n_nodes(cpu))), tier_(tier), cpu_(cpu) {}
 
 PageStore::~PageStore() {
   for (size_t i = 0; i < pins_.size(); ++i)
@@ -128,18 +122,6 @@ Status PageStore::make_free(int64_t n_pages) {
   references_.resize(static_cast<size_t>(total + n_extents * geometry_.pages_per_extent), 0);
   used_of_extent_.resize(extents_.size(), 0);
   return {};
-}
-
-Rows PageStore::rows(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx,
-                     int32_t kv_head) const {
-  return planes(layer_idx).row_of(bases[static_cast<size_t>(page / geometry_.pages_per_extent)], kv_head,
-                                  geometry_.row_of(page, slot));
-}
-
-std::byte* PageStore::x_row(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx) const {
-  const StoreGeometry::LayerPlanes& planes = geometry_.layers[static_cast<size_t>(layer_idx)];
-  const int64_t row = page % geometry_.pages_per_extent * geometry_.page_len + slot;
-  return bases[static_cast<size_t>(page / geometry_.pages_per_extent)] + planes.x_offset + row * planes.x_bytes;
 }
 
 int32_t PageStore::take(int32_t after, int64_t n) {
@@ -191,13 +173,8 @@ void PageStore::release(int32_t page) {
 }
 
 void PageStore::copy_page(int32_t from, int32_t to, int64_t n_tokens) {
-  for (size_t l = 0; l < layers_.size(); ++l) {
-    const auto layer_idx = static_cast<int32_t>(l);
-    for (int32_t h = 0; h < layers_[l].n_kv_heads; ++h)
-      copy_rows(rows(from, 0, layer_idx, h), rows(to, 0, layer_idx, h), row_bytes(layer_idx), n_tokens);
-    if (const int64_t bytes = n_tokens * x_bytes(layer_idx); bytes > 0)
-      std::memcpy(x_row(to, 0, layer_idx), x_row(from, 0, layer_idx), static_cast<size_t>(bytes));
-  }
+  for (size_t l = 0; l < geometry_.layers.size(); ++l)
+    copy_tokens(view({&from, 1}, {}, bases_), 0, view({&to, 1}, {}, bases_), 0, static_cast<int32_t>(l), n_tokens);
 }
 
 int64_t PageStore::n_shared() const {

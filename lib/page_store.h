@@ -23,9 +23,8 @@
 
 #include "lib/backend.h"
 #include "lib/device_owner.h"
-#include "lib/layer.h"
 #include "lib/memory.h"
-#include "lib/planes.h"
+#include "lib/row_cursor.h"
 
 namespace tandem {
 
@@ -33,21 +32,6 @@ struct StoreGeometry {
   int64_t page_len = 0;
   int64_t pages_per_extent = 0;
   int64_t extent_bytes = 0;
-  struct HeadPlanes {
-    int64_t offset[kPlanes] = {};  // of the first row in an extent
-  };
-  struct LayerPlanes {
-    PlaneBytes row_bytes;
-    std::vector<HeadPlanes> heads;      // [n_kv_heads]
-    int64_t x_offset = 0, x_bytes = 0;  // of hidden states: the first row in an extent; of a row, 0 where there are none
-
-    Rows row_of(std::byte* extent, int32_t kv_head, int64_t row) const {
-      Rows rows;
-      for (int32_t p = 0; p < kPlanes; ++p)
-        if (row_bytes.of[p] > 0) rows.of[p] = extent + heads[static_cast<size_t>(kv_head)].offset[p] + row * row_bytes.of[p];
-      return rows;
-    }
-  };
   std::vector<LayerPlanes> layers;
   struct Part {
     int32_t node = 0;  // or kAllNodes
@@ -57,8 +41,7 @@ struct StoreGeometry {
   int64_t token_bytes = 0;    // K and V of one token in all layers
   int64_t x_token_bytes = 0;  // hidden states, likewise
 
-  int64_t extent_len() const { return pages_per_extent * page_len; }                                      // tokens
-  int64_t row_of(int32_t page, int64_t slot) const { return page % pages_per_extent * page_len + slot; }  // in its extent
+  int64_t extent_len() const { return pages_per_extent * page_len; }  // tokens
 };
 StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes);
 
@@ -78,27 +61,18 @@ class PageStore {
   void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
   void release(int32_t page);
   bool shared(int32_t page) const { return references_[static_cast<size_t>(page)] > 1; }
-  bool in_one_extent(int32_t a, int32_t b) const { return a / geometry_.pages_per_extent == b / geometry_.pages_per_extent; }
   bool adjacent(int32_t a, int32_t b) const { return b == a + 1 && b % geometry_.pages_per_extent != 0; }
   // Copies the first n_tokens slots of a page in every layer.
   void copy_page(int32_t from, int32_t to, int64_t n_tokens);
 
-  // Of a slot and, within an extent, those behind it.
-  Rows rows(int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const {
-    return rows(bases_, page, slot, layer_idx, kv_head);
+  // positions: of the sequence whose pages these are. extents: bases(), or a copy for who is not to look here while the
+  // store may grow.
+  StoreView view(std::span<const int32_t> pages, std::span<const int32_t> positions,
+                 std::span<std::byte* const> extents) const {
+    return {geometry_.layers.data(), extents, pages, positions, geometry_.page_len, geometry_.pages_per_extent};
   }
-  // The same with bases() of before: for who is not to look here while the store may grow.
-  Rows rows(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) const;
-  // The hidden state of a slot and, within an extent, those behind it.
-  std::byte* x_row(const std::vector<std::byte*>& bases, int32_t page, int64_t slot, int32_t layer_idx) const;
-  std::byte* x_row(int32_t page, int64_t slot, int32_t layer_idx) const { return x_row(bases_, page, slot, layer_idx); }
-  int64_t x_bytes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)].x_bytes; }
   const std::vector<std::byte*>& bases() const { return bases_; }
-  std::byte* extent_of(int32_t page) const { return bases_[static_cast<size_t>(page / geometry_.pages_per_extent)]; }
-  const StoreGeometry::LayerPlanes& planes(int32_t layer_idx) const {
-    return geometry_.layers[static_cast<size_t>(layer_idx)];
-  }
-  const PlaneBytes& row_bytes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)].row_bytes; }
+  const LayerPlanes& planes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)]; }
   int64_t n_used() const { return n_used_; }
   int64_t n_shared() const;
   // Pins the extents of these pages, for as long as the store is there; false where the device refuses one.
@@ -114,7 +88,6 @@ class PageStore {
   Gap longest_gap();
   int32_t per_extent() const { return static_cast<int32_t>(geometry_.pages_per_extent); }
 
-  const std::vector<Layer>& layers_;
   StoreGeometry geometry_;
   Tier& tier_;
   Backend cpu_;

@@ -19,15 +19,15 @@ struct SessionBytes {
 };
 
 // One sequence. A selection is copied to a larger buffer when it grows: at that moment one KV head has both.
-SessionBytes session_bytes(const std::vector<Layer>& layers, const StoreGeometry& geometry, const LayerPolicies& policies,
-                           const PolicyOptions& options, int64_t kv_len) {
+SessionBytes session_bytes(const std::vector<Layer>& layers, const LayerPolicies& policies, const PolicyOptions& options,
+                           int64_t kv_len) {
   SessionBytes bytes;
   const int64_t n_blocks = (kv_len + Maw::kBlock - 1) / Maw::kBlock;
   const int64_t host_len = std::max<int64_t>(0, kv_len - options.window_len);
   int64_t largest_head = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
     if (!policies[l].keeps_maw) continue;
-    const int64_t key_bytes = geometry.layers[l].row_bytes.total();
+    const int64_t key_bytes = plane_bytes(layers[l]).total();
     bytes.state += n_blocks * Maw::kBlock * (layers[l].n_q_heads + layers[l].n_kv_heads) * 4;
     bytes.selection += host_len * layers[l].n_kv_heads * key_bytes;
     largest_head = std::max(largest_head, host_len * key_bytes);
@@ -146,7 +146,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
       return fail(TANDEM_ERROR_CAPACITY, "kv_lens", "kv_lens up to [%zu] = %lld add up to more than 2^62 bytes", i,
                   static_cast<long long>(kv_lens[i]));
     n_pages += (kv_lens[i] + page_len - 1) / page_len;
-    const SessionBytes one = session_bytes(layers, geometry, policies, options, kv_lens[i]);
+    const SessionBytes one = session_bytes(layers, policies, options, kv_lens[i]);
     bytes.state += one.state;
     bytes.selection += one.selection;
   }

@@ -176,15 +176,11 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens, const 
 
 void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t begin, int64_t length, KeyRuns* keys) const {
   const Layer& layer = cache_->layers()[static_cast<size_t>(layer_idx)];
-  std::vector<PageSpan>& parts = scratch_->spans;
-  parts.clear();
-  cache_->spans(sequence, begin, length, &parts);
-  if (layer.rope != nullptr) Cache::split_at_gaps(sequence, &parts);
-  keys->n_runs = static_cast<int64_t>(parts.size());
-  keys->runs.resize(parts.size() * static_cast<size_t>(layer.n_kv_heads));
+  keys->runs.clear();
   for (int32_t h = 0; h < layer.n_kv_heads; ++h)
-    for (size_t i = 0; i < parts.size(); ++i)
-      keys->runs[static_cast<size_t>(h) * parts.size() + i] = cache_->run(sequence, parts[i], layer_idx, h);
+    for (int64_t t = begin; t < length; t += keys->runs.back().n_tokens)
+      keys->runs.push_back(cache_->keys(sequence, {t, length}, layer_idx, h));
+  keys->n_runs = std::ssize(keys->runs) / layer.n_kv_heads;
   keys->begin = begin;
   keys->length = length;
   keys->keeps_positions = layer.rope != nullptr && !sequence.positions.empty();
@@ -234,7 +230,7 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
       }
       head.n_tokens = was.n_tokens;
       if (was.n_copied == 0) continue;
-      const PlaneBytes& bytes = cache_->store().row_bytes(static_cast<int32_t>(l));
+      const PlaneBytes bytes = plane_bytes(cache_->layers()[l]);
       for (const SelectionChunk& chunk : was.chunks) {
         SelectionChunk copy;
         TANDEM_TRY(SelectionChunk::create(tier, bytes, chunk.first, chunk.n_rows, &copy));
@@ -389,7 +385,7 @@ void Session::on_remove(const Sequence& sequence, int64_t first, int64_t n_token
     if (state.heads.empty()) continue;
     state.maw.erase(layer.n_q_heads, first, n_tokens, sequence.lengths[l]);
     for (HeadSelection& head : state.heads) {
-      const PlaneBytes& bytes = cache_->store().row_bytes(static_cast<int32_t>(l));
+      const PlaneBytes bytes = plane_bytes(cache_->layers()[l]);
       auto* idx = head.token_idx.as<int32_t>();
       int64_t n = 0, n_copied = 0;
       for (int64_t i = 0; i < head.n_tokens; ++i) {

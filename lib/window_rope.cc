@@ -26,11 +26,11 @@ void AttendCall::rotate_task(void* context, int64_t task_idx, int32_t) {
   const Cache& cache = *task.cache;
   const Layer& layer = cache.layers()[static_cast<size_t>(task.layer_idx)];
   const int64_t token = task.range.begin + task_idx, n = task.range.end - task.range.begin;
-  const int32_t page = task.sequence->pages[static_cast<size_t>(token / cache.page_len())];
+  const TokenRun at = cache.view(*task.sequence).run_at(token, token + 1);
   float angles[kMostAngles];
   rope_angles(*layer.rope, task.sequence->position(token), angles);
   for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
-    const Rows rows = cache.store().rows(page, token % cache.page_len(), task.layer_idx, h);
+    const Rows rows = cache.store().planes(task.layer_idx).rows(at, h);
     float* to = task.rows + (h * n + task_idx) * layer.k_head_dim;
     load_row(cache.engine().cpu(), {layer.k_type, rows.of[kPlaneK], rows.of[kPlaneKScales]}, TANDEM_F32, to,
              layer.k_head_dim);
@@ -46,8 +46,8 @@ Status AttendCall::copy_rotated(const SequenceCall& call, TokenRange range) {
   RotateTask task{&cache_, call.sequence, args_.layer_idx, range, rows.data()};
   cpu_.table->run(cpu_.self, n, rotate_task, &task);
   for (int32_t h = 0; h < layer_.n_kv_heads; ++h) {
-    auto* to = reinterpret_cast<std::byte*>(call.window->page_of(range.begin)) + planes.at[kPlaneK] +
-               h * planes.head_stride[kPlaneK] + range.begin % kDevicePageLen * planes.row_bytes.of[kPlaneK];
+    auto* const page = reinterpret_cast<std::byte*>(call.window->page_of(range.begin));
+    std::byte* const to = planes.row(page, kPlaneK, h, range.begin % kDevicePageLen);
     TANDEM_TRY(call_device(session_.device_->device(), &DeviceTable::copy, to, rows.data() + h * n * row, n * row * 4,
                            args_.stream));
   }

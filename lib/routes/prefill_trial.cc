@@ -70,22 +70,17 @@ class PrefillTrial {
   }
 
   Status create(Tier& tier) {
-    const PlaneBytes bytes = plane_bytes(layer_);
+    PagePlanes planes;
     const int64_t n_rows = n_queries_ * layer_.n_q_heads;
-    int64_t at[kPlanes] = {}, end = 0;
+    int64_t end = planes.lay_out(layer_, layer_.n_kv_heads, kKeys, 0, kDeviceAlignment);
     const auto take = [&end](int64_t n) { return std::exchange(end, end + device_aligned(n)); };
-    for (int32_t p = 0; p < kPlanes; ++p) at[p] = take(layer_.n_kv_heads * kKeys * bytes.of[p]);
     const int64_t q_at = take(n_rows * row_bytes(query_type(layer_), layer_.k_head_dim)), n_filled = end;
     const int64_t o_at = take(n_rows * layer_.v_head_dim * 4), lse_at = take(n_rows * 4);
     const int64_t described_at = take(sizeof(Described)), workspace_at = end;
     const int64_t workspace_bytes = device_.table->workspace_bytes(device_.self, &call_);
     TANDEM_TRY(Buffer::create(tier, end + device_aligned(workspace_bytes), Use::kStream, &memory_));
     std::byte* const data = memory_.data();
-    for (int32_t p = 0; p < kPlanes; ++p) {
-      if (bytes.of[p] == 0) continue;
-      call_.pages.planes[p] = data + at[p];
-      call_.pages.head_stride[p] = kKeys * bytes.of[p];
-    }
+    call_.pages = planes.pages(data, kKeys);
     call_.q = {data + q_at, query_type(layer_), 0, int64_t{layer_.n_q_heads} * layer_.k_head_dim, layer_.k_head_dim};
     call_.o = {data + o_at, TANDEM_F32, 0, int64_t{layer_.n_q_heads} * layer_.v_head_dim, layer_.v_head_dim};
     call_.lse = reinterpret_cast<float*>(data + lse_at);
@@ -96,7 +91,7 @@ class PrefillTrial {
     std::vector<std::byte> numbers(static_cast<size_t>(n_filled));
     make_numbers(numbers.data(), n_filled);
     for (const Plane p : {kPlaneKScales, kPlaneVScales})
-      make_scales(numbers.data() + at[p], layer_.n_kv_heads * kKeys * bytes.of[p]);
+      make_scales(numbers.data() + planes.at[p], layer_.n_kv_heads * planes.head_stride[p]);
     TANDEM_TRY(call_device(device_, &DeviceTable::copy, data, numbers.data(), n_filled, kStream));
     return describe(data + described_at);
   }

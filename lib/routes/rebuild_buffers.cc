@@ -75,7 +75,7 @@ DeviceRebuild RebuildBuffers::call_of(const Layer& layer, const RebuildLayout& l
   DeviceRebuild call;
   call.layer = &layer;
   call.projection = projection;
-  call.pages = pages_of(layout, pages());
+  call.pages = layout.pages(pages(), RebuildLayout::kPageLen);
   call.page_bytes = layout.page_bytes;
   call.workspace = pages() + workspace_at_;
   return call;

@@ -47,12 +47,7 @@ Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_byt
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes",
                   "stream_buffer_bytes = %lld is less than the %lld bytes of %d hidden states in 16 bits",
                   static_cast<long long>(buffer_bytes), static_cast<long long>(least_bytes), RebuildLayout::kPageLen);
-    const PlaneBytes bytes = plane_bytes(layers[l]);
-    for (int32_t p = 0; p < kPlanes; ++p) {
-      made.at[p] = made.page_bytes;
-      made.head_stride[p] = RebuildLayout::kPageLen * bytes.of[p];
-      made.page_bytes += layers[l].n_kv_heads * made.head_stride[p];
-    }
+    made.page_bytes = made.lay_out(layers[l], layers[l].n_kv_heads, RebuildLayout::kPageLen);
     layouts->push_back(made);
   }
   return {};
@@ -78,16 +73,6 @@ Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& laye
   layouts->clear();
   if (is_asked) return status;
   return {};
-}
-
-DevicePages pages_of(const RebuildLayout& layout, std::byte* first) {
-  DevicePages pages;
-  pages.page_len = RebuildLayout::kPageLen;
-  for (int32_t p = 0; p < kPlanes; ++p) {
-    pages.head_stride[p] = layout.head_stride[p];
-    if (layout.head_stride[p] > 0) pages.planes[p] = first + layout.at[p];
-  }
-  return pages;
 }
 
 int64_t rebuilt_tokens(int64_t wanted, int64_t begin, int64_t end) {
@@ -122,7 +107,7 @@ void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bo
 // How many of these tokens, from the first on, one piece may have: keys that are rotated have positions.
 int64_t AttendCall::follow_positions(const Sequence& sequence, TokenRange tokens) const {
   const int64_t n = tokens.end - tokens.begin;
-  return layer_.projection->rope != nullptr ? Cache::consecutive(sequence, tokens.begin, n) : n;
+  return layer_.projection->rope != nullptr ? consecutive(sequence.positions, tokens.begin, n) : n;
 }
 
 // Descriptors and page tables of all parts, and positions of pages. Memory is for what the last chunk of a call may find
@@ -353,19 +338,13 @@ Status AttendCall::send_hidden(const HandOverTask& task, const RebuiltPiece& pie
   for (size_t i = piece.first_part; i < piece.first_part + piece.n_parts; ++i) parts.push_back(&task.rebuilt.parts[i]);
   std::sort(parts.begin(), parts.end(),
             [](const RebuiltPart* a, const RebuiltPart* b) { return a->first_page < b->first_page; });
-  int32_t before = -1;
   for (const RebuiltPart* part : parts) {
     std::byte* const first =
         buffer + (part->first_page * RebuildLayout::kPageLen + part->begin % RebuildLayout::kPageLen) * layout.x_bytes;
-    scratch_.spans.clear();
-    cache_.spans(*scratch_.calls[part->call].sequence, part->begin, part->end, &scratch_.spans);
-    for (const PageSpan& span : scratch_.spans) {
-      if (before < 0 || !cache_.store().in_one_extent(before, span.page))
-        copies.cut();  // extents are pinned each for itself
-      copies.add(first + (span.token_idx - part->begin) * layout.x_bytes,
-                 cache_.store().x_row(task.bases, span.page, span.slot, args_.layer_idx), span.n_tokens * layout.x_bytes);
-      before = span.page;
-    }
+    const Sequence& sequence = *scratch_.calls[part->call].sequence;
+    RowCursor rows(cache_.store().view(sequence.pages, {}, task.bases), args_.layer_idx, {}, {part->begin, part->end},
+                   kHiddenPlane, RowOrder::kByRun);
+    for (RowRun run; rows.next(&run);) copies.add(first + (run.token - part->begin) * layout.x_bytes, run);
   }
   if (layer_.projection->rope != nullptr) {
     const std::byte* const described = session_.device_->upload(task.idx) + task.rebuilt_at;
@@ -414,7 +393,7 @@ Status AttendCall::attend_pages(const DeviceAttend& window, const HandOverTask& 
   layer.sinks = nullptr;
   DeviceAttend attend = window;
   attend.layer = &layer;
-  attend.pages = pages_of(session_.rebuild_layouts_[layer_idx_], device.rebuild()->pages());
+  attend.pages = session_.rebuild_layouts_[layer_idx_].pages(device.rebuild()->pages(), RebuildLayout::kPageLen);
   attend.sequences.sequences = described + piece.first_part;
   attend.sequences.page_tables = tables;
   attend.sequences.n_sequences = static_cast<int32_t>(piece.n_parts);

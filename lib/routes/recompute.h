@@ -40,22 +40,17 @@
 
 namespace tandem {
 
-struct RebuildLayout {
+struct RebuildLayout : PagePlanes {
   static constexpr int32_t kPageLen = kDevicePageLen;
   static constexpr int64_t kMostPages = (int64_t{1} << 24) / kPageLen;  // of a piece: modules take so many rows at once
   int64_t n_pages = 0;                                                  // of a buffer
   int64_t x_bytes = 0;                                                  // of a hidden state
-  int64_t at[kPlanes] = {};
-  int64_t head_stride[kPlanes] = {};
   int64_t page_bytes = 0;
 
   int64_t n_rows() const { return n_pages * kPageLen; }
   int64_t few_pages() const { return (n_pages + 2) / 3; }                      // of pieces that somebody waits for
   int64_t positions_at() const { return device_aligned(n_rows() * x_bytes); }  // of pages, in a buffer
 };
-// Those of a layer's planes in rebuilt pages, from the first one on.
-DevicePages pages_of(const RebuildLayout& layout, std::byte* first);
-
 // [n_layers]. INVALID_ARGUMENT where a buffer has no room for a page of hidden states; UNSUPPORTED, naming the layer, where
 // keys cannot be made of hidden states: no projection, none kept, keys that the library rotates or has rotated.
 Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_bytes, std::vector<RebuildLayout>* layouts);

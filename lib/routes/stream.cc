@@ -53,23 +53,13 @@ Status AttendCall::send_piece(const HandOverTask& task, const StreamPiece& piece
   StreamBuffers& buffers = *session_.device_->stream();
   CopyList copies;
   std::byte* const buffer = buffers.next();
-  scratch_.spans.clear();
-  cache_.spans(*scratch_.calls[piece.call].sequence, piece.begin, piece.end, &scratch_.spans);
-  for (const PageSpan& span : scratch_.spans) {
-    copies.cut();
-    for (int64_t t = span.token_idx; t < span.token_idx + span.n_tokens;) {
-      const int64_t slot = t % layout.page_len;
-      const int64_t n = std::min(layout.page_len - slot, span.token_idx + span.n_tokens - t);
-      std::byte* const page = buffer + t / layout.page_len % layout.n_pages * layout.page_bytes;
-      for (int32_t p = 0; p < kPlanes; ++p)
-        for (int32_t h = 0; h < piece.n_heads && layout.row_bytes.of[p] > 0; ++h) {
-          const Rows rows = cache_.store().rows(task.bases, span.page, span.slot + t - span.token_idx, args_.layer_idx,
-                                                piece.first_head + h);
-          copies.add(page + layout.at[p] + h * layout.head_stride[p] + slot * layout.row_bytes.of[p], rows.of[p],
-                     n * layout.row_bytes.of[p]);
-        }
-      t += n;
-    }
+  const Sequence& sequence = *scratch_.calls[piece.call].sequence;
+  RowCursor rows(cache_.store().view(sequence.pages, {}, task.bases), args_.layer_idx, {piece.first_head, piece.n_heads},
+                 {piece.begin, piece.end}, kHeadPlanes, RowOrder::kByRun);
+  rows.stop_at_multiples(layout.page_len);
+  for (RowRun run; rows.next(&run);) {
+    std::byte* const page = buffer + run.token / layout.page_len % layout.n_pages * layout.page_bytes;
+    copies.add(layout.row(page, run.plane, run.head - piece.first_head, run.token % layout.page_len), run);
   }
   return buffers.send(copies.copies());
 }
@@ -115,12 +105,7 @@ Status AttendCall::attend_piece(const DeviceAttend& window, const HandOverTask& 
   const StreamLayout& layout = task.layout;
   Layer layer;
   DeviceAttend attend = of_heads(window, piece.first_head, piece.n_heads, &layer);
-  attend.pages = {};
-  attend.pages.page_len = layout.page_len;
-  for (int32_t p = 0; p < kPlanes; ++p) {
-    attend.pages.head_stride[p] = layout.head_stride[p];
-    if (layout.row_bytes.of[p] > 0) attend.pages.planes[p] = const_cast<std::byte*>(buffer) + layout.at[p];
-  }
+  attend.pages = layout.pages(const_cast<std::byte*>(buffer), layout.page_len);
   attend.sequences.sequences = described;
   attend.sequences.n_sequences = 1;
   attend.sequences.max_keys = piece.end - piece.begin;

@@ -20,19 +20,14 @@ int64_t count_groups(const StreamLayout& layout, std::span<const HeadRun> heads)
 // A buffer has room for a page of a head.
 StreamLayout layout_of(const Layer& layer, int32_t page_len, int64_t buffer_bytes, int32_t most_heads) {
   StreamLayout made;
-  made.row_bytes = plane_bytes(layer);
   made.page_len = page_len;
   made.buffer_bytes = buffer_bytes;
   made.most_heads = most_heads;
-  const int64_t n_fit = buffer_bytes / (page_len * made.row_bytes.total());
+  const int64_t n_fit = buffer_bytes / (page_len * plane_bytes(layer).total());
   const int64_t n_at_once = std::min(n_fit, int64_t{most_heads}), n_kv_heads = layer.n_kv_heads;
   const int64_t n_groups = (n_kv_heads + n_at_once - 1) / n_at_once;
   made.n_heads = static_cast<int32_t>((n_kv_heads + n_groups - 1) / n_groups);
-  for (int32_t p = 0; p < kPlanes; ++p) {
-    made.at[p] = made.page_bytes;
-    made.head_stride[p] = page_len * made.row_bytes.of[p];
-    made.page_bytes += made.n_heads * made.head_stride[p];
-  }
+  made.page_bytes = made.lay_out(layer, made.n_heads, page_len);
   made.n_pages = buffer_bytes / made.page_bytes;
   return made;
 }
@@ -95,6 +90,11 @@ void cut_pieces(const StreamLayout& layout, std::span<const HeadRun> heads, size
       for (int64_t t = tokens.begin; t < tokens.end; t = (t / length + 1) * length)
         pieces->push_back(
             {call, run.first + h, std::min(layout.n_heads, run.n - h), t, std::min((t / length + 1) * length, tokens.end)});
+}
+
+void CopyList::add(std::byte* to, const RowRun& from) {
+  if (std::exchange(extent_, from.extent) != from.extent) cut();
+  add(to, from.data, from.bytes);
 }
 
 // Rows side by side become one row; rows of a length at one distance from each other, one copy.

@@ -21,13 +21,10 @@
 
 namespace tandem {
 
-struct StreamLayout {
+struct StreamLayout : PagePlanes {
   int32_t page_len = 0;  // a multiple of 64
   int32_t n_heads = 0;   // KV heads of a piece, but for the last group
   int64_t n_pages = 0;   // of a buffer
-  PlaneBytes row_bytes;
-  int64_t at[kPlanes] = {};  // of a piece's first head, in a page
-  int64_t head_stride[kPlanes] = {};
   int64_t page_bytes = 0;
   int64_t buffer_bytes = 0;
   int32_t most_heads = 0;
@@ -65,10 +62,13 @@ class CopyList {
   // What is added next is a copy of its own: memory may be pinned in parts, and no copy is to reach over their ends.
   void cut() { is_cut_ = true; }
   void add(std::byte* to, const std::byte* from, int64_t bytes);
+  // Stored rows; a copy has those of one extent.
+  void add(std::byte* to, const RowRun& from);
   const std::vector<StridedCopy>& copies() const { return copies_; }
 
  private:
   std::vector<StridedCopy> copies_;
+  const std::byte* extent_ = nullptr;  // of the last rows
   bool is_cut_ = false;
 };
 

@@ -64,6 +64,14 @@ std::vector<Layer> eight_heads(size_t n_layers) {
   return std::vector<Layer>(n_layers, layer);
 }
 
+Rows rows_of(const PageStore& store, int32_t page, int64_t slot, int32_t layer_idx, int32_t kv_head) {
+  return store.planes(layer_idx).rows(store.view({&page, 1}, {}, store.bases()).run_at(slot, slot + 1), kv_head);
+}
+std::byte* hidden_of(const PageStore& store, int32_t page, int64_t slot, int32_t layer_idx) {
+  return store.planes(layer_idx).planes[kPlaneHidden].row(store.view({&page, 1}, {}, store.bases()).run_at(slot, slot + 1),
+                                                          0);
+}
+
 // Extents are pinned whole, a GiB of them at most.
 void large_models_have_short_extents(void**) {
   constexpr int64_t kGiB = int64_t{1} << 30;
@@ -101,13 +109,13 @@ void rows_do_not_overlap(void**) {
   for (const int32_t page : {first, second})
     for (int64_t slot = 0; slot < 64; ++slot) {
       for (int32_t h = 0; h < 2; ++h) {
-        const Rows slots = store.rows(page, slot, 0, h);
+        const Rows slots = rows_of(store, page, slot, 0, h);
         rows.insert({slots.of[kPlaneK], slots.of[kPlaneK] + 128});
         rows.insert({slots.of[kPlaneV], slots.of[kPlaneV] + 40});
         rows.insert({slots.of[kPlaneVScales], slots.of[kPlaneVScales] + 6});
         assert_null(slots.of[kPlaneKScales]);
       }
-      const Rows slots = store.rows(page, slot, 1, 0);
+      const Rows slots = rows_of(store, page, slot, 1, 0);
       rows.insert({slots.of[kPlaneK], slots.of[kPlaneK] + 128});
       rows.insert({slots.of[kPlaneKScales], slots.of[kPlaneKScales] + 8});
       assert_null(slots.of[kPlaneV]);
@@ -121,11 +129,11 @@ void rows_do_not_overlap(void**) {
     last = end;
   }
   // The heads of a plane are side by side, the planes behind each other.
-  const std::byte* begin = store.rows(first, 0, 0, 0).of[kPlaneK];
-  assert_ptr_equal(store.rows(first, 0, 0, 1).of[kPlaneK], begin + 2048 * 128);
-  assert_ptr_equal(store.rows(first, 0, 0, 0).of[kPlaneV], begin + 2 * 2048 * 128);
+  const std::byte* begin = rows_of(store, first, 0, 0, 0).of[kPlaneK];
+  assert_ptr_equal(rows_of(store, first, 0, 0, 1).of[kPlaneK], begin + 2048 * 128);
+  assert_ptr_equal(rows_of(store, first, 0, 0, 0).of[kPlaneV], begin + 2 * 2048 * 128);
   // Adjacent pages continue each other.
-  assert_ptr_equal(store.rows(first, 63, 0, 1).of[kPlaneK] + 128, store.rows(second, 0, 0, 1).of[kPlaneK]);
+  assert_ptr_equal(rows_of(store, first, 63, 0, 1).of[kPlaneK] + 128, rows_of(store, second, 0, 0, 1).of[kPlaneK]);
 }
 
 // Beside rows, on any number of nodes; of some layers.
@@ -143,21 +151,21 @@ void hidden_states_have_rows_of_their_own(void**) {
     Tier tier("host_cap_bytes", 0, {});
     PageStore store(layers, 64, tier, {&kNodes, &nodes});
     assert_int_equal(store.geometry().x_token_bytes, 2 * 176);
-    assert_int_equal(store.x_bytes(1), 0);
+    assert_int_equal(store.planes(1).planes[kPlaneHidden].row_bytes, 0);
     assert_true(store.make_free(40).ok());
     const int32_t first = store.take(-1), second = store.take(first);
     std::set<std::pair<const std::byte*, const std::byte*>> rows;
     for (const int32_t page : {first, second})
       for (int64_t slot = 0; slot < 64; ++slot)
         for (int32_t l = 0; l < 3; ++l) {
-          const PlaneBytes& bytes = store.row_bytes(l);
+          const PlaneBytes bytes = plane_bytes(layers[static_cast<size_t>(l)]);
           for (int32_t h = 0; h < 8; ++h)
             for (int32_t p = 0; p < kPlanes; ++p)
               if (bytes.of[p] > 0) {
-                const std::byte* row = store.rows(page, slot, l, h).of[p];
+                const std::byte* row = rows_of(store, page, slot, l, h).of[p];
                 rows.insert({row, row + bytes.of[p]});
               }
-          if (l != 1) rows.insert({store.x_row(page, slot, l), store.x_row(page, slot, l) + 176});
+          if (l != 1) rows.insert({hidden_of(store, page, slot, l), hidden_of(store, page, slot, l) + 176});
         }
     assert_int_equal(rows.size(), 128 * (3 * 8 * 3 + 2));
     const std::byte* last = nullptr;
@@ -165,11 +173,11 @@ void hidden_states_have_rows_of_their_own(void**) {
       assert_true(begin >= last);
       last = end;
     }
-    assert_ptr_equal(store.x_row(first, 63, 2) + 176, store.x_row(second, 0, 2));
-    for (int32_t i = 0; i < 176; ++i) store.x_row(first, 5, 2)[i] = static_cast<std::byte>(i);
+    assert_ptr_equal(hidden_of(store, first, 63, 2) + 176, hidden_of(store, second, 0, 2));
+    for (int32_t i = 0; i < 176; ++i) hidden_of(store, first, 5, 2)[i] = static_cast<std::byte>(i);
     const int32_t copy = store.take(-1);
     store.copy_page(first, copy, 6);
-    for (int32_t i = 0; i < 176; ++i) assert_true(store.x_row(copy, 5, 2)[i] == static_cast<std::byte>(i));
+    for (int32_t i = 0; i < 176; ++i) assert_true(hidden_of(store, copy, 5, 2)[i] == static_cast<std::byte>(i));
   }
 }
 
@@ -253,10 +261,10 @@ void every_row_is_placed_once_on_the_node_of_its_jobs(void**) {
           for (int32_t h = 0; h < layers[static_cast<size_t>(l)].n_kv_heads; ++h)
             for (int32_t p = 0; p < kPlanes; ++p) {
               const int32_t want = layers[static_cast<size_t>(l)].n_kv_heads == 1 ? kAllNodes : of_head[n_nodes - 2][h];
-              const std::byte* row = store.rows(page, 63, l, h).of[p];
+              const std::byte* row = rows_of(store, page, 63, l, h).of[p];
               if (row == nullptr) continue;
               assert_int_equal(node_of(row), want);
-              assert_int_equal(node_of(row + store.row_bytes(l).of[p] - 1), want);
+              assert_int_equal(node_of(row + store.planes(l).planes[static_cast<size_t>(p)].row_bytes - 1), want);
             }
     }
   }
