@@ -3,11 +3,13 @@
 // host memory the calling thread runs it. Where they are in device memory each chunk of the call has a host part, and the
 // thread that meets the device runs it when the chunk's ticket has arrived (lib/hand_over.h).
 //
-//   lay out    the calling thread says what is attended: jobs with addresses, and the runs of all keys that are known by
-//   then take rows  new rows go from the ticket's slot to the store choose     selected keys join the jobs: on a device what
-//   was selected is known only when the ticket has arrived attend     the jobs; then states over different keys are merged,
-//   where the host has both observe    weights and last queries go to what the session knows of the sequences, and evicted
-//   keys are judged
+// clang-format off
+//   lay out    the calling thread says what is attended: jobs with addresses, and the runs of all keys that are known by then
+//   take rows  new rows go from the ticket's slot to the store
+//   choose     selected keys join the jobs: on a device nobody knows what was selected before the ticket has arrived
+//   attend     the jobs; then states over different keys are merged, where the host has both
+//   observe    weights and last queries go to what the session knows of the sequences, and evicted keys are judged
+// clang-format on
 //
 // From lay out on a host part holds addresses, and copies of what later calls change. So it takes no lock of the cache's.
 // Only choose() and observe() may ask for memory after that.
