@@ -93,9 +93,10 @@ class Cache {
   StoreView view(const Sequence& sequence) const { return store_.view(sequence.pages, sequence.positions, store_.bases()); }
   // Pins what tokens [0, end) lie in, for streams to the engine's device; false where it refuses.
   bool pin(const Sequence& sequence, int64_t end);
-  // Keys of one KV head, as kernels read them: the first of `tokens`, as many as lie side by side and, where the library
-  // rotates, have positions that follow each other.
-  KvRun keys(const Sequence& sequence, TokenRange tokens, int32_t layer_idx, int32_t kv_head) const;
+  // The first of `tokens`, as many as lie side by side and, where the library rotates, have positions that follow each
+  // other: the same for all heads. And the keys of one head there, as kernels read them.
+  TokenRun key_tokens(const Sequence& sequence, TokenRange tokens, int32_t layer_idx) const;
+  KvRun keys(const Sequence& sequence, const TokenRun& at, int32_t layer_idx, int32_t kv_head) const;
   // The first token whose position is above `position` - `distance`.
   int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;
   // Takes mutex() itself. Gives the session state for what sequences have reserved, as later appends do not ask for any.

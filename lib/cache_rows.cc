@@ -15,12 +15,16 @@ bool Cache::pin(const Sequence& sequence, int64_t end) {
   return store_.pin(pages.first(static_cast<size_t>((end + page_len() - 1) / page_len())), *engine_->device());
 }
 
-KvRun Cache::keys(const Sequence& sequence, TokenRange tokens, int32_t layer_idx, int32_t kv_head) const {
-  const Layer& layer = layers_[static_cast<size_t>(layer_idx)];
-  const TokenRun at = view(sequence).run_at(tokens.begin, tokens.end);
+TokenRun Cache::key_tokens(const Sequence& sequence, TokenRange tokens, int32_t layer_idx) const {
+  TokenRun run = view(sequence).run_at(tokens.begin, tokens.end);
+  if (layers_[static_cast<size_t>(layer_idx)].rope != nullptr) run.n = consecutive(sequence.positions, run.token, run.n);
+  return run;
+}
+
+KvRun Cache::keys(const Sequence& sequence, const TokenRun& at, int32_t layer_idx, int32_t kv_head) const {
   KvRun run;
-  point_run(store_.planes(layer_idx).rows(at, kv_head), layer, &run);
-  run.n_tokens = layer.rope != nullptr ? consecutive(sequence.positions, at.token, at.n) : at.n;
+  point_run(store_.planes(layer_idx).rows(at, kv_head), layers_[static_cast<size_t>(layer_idx)], &run);
+  run.n_tokens = at.n;
   run.token_idx = at.token;
   run.first_position = sequence.position(at.token);
   return run;

@@ -105,17 +105,22 @@ void HostPart::point_to_slot(SequenceCall* call) const {
 // Window and host part of a call whose tensors are in host memory.
 void HostPart::lay_out_window(const SequenceCall& call) {
   const Layer& layer = *facts_.layer;
+  tokens_.clear();
+  host_tokens_.clear();
+  find_streaming_tokens(call);
+  find_tokens(call, {call.first_job_key, call.length}, &tokens_);
+  if (call.has_host) find_tokens(call, {call.host_begin, call.host_end}, &host_tokens_);
   const int64_t n_logits = layer.group_size * call.q_len * (call.length - call.resident_begin);
   for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
     AttendJob& window = add_job(call, h, call.o, call.lse);
     if (call.q_len > 1 || call.visibility.tree_words > 0)
       window.visibility = streams(h) ? &call.streaming_heads.visibility : &call.visibility;
     if (call.logits != nullptr) window.logits = call.logits + h * n_logits;
-    add_runs_of_head(call, {call.first_job_key, call.length}, h);
+    add_runs(call, streams(h) ? streaming_tokens_ : tokens_, h);
     if (call.has_host) {
       AttendJob& host = add_job(call, h, call.host_o, call.host_lse);
       if (is_host_masked(layer, call)) host.visibility = &call.visibility;
-      add_runs(call, {call.host_begin, call.host_end}, h);
+      add_runs(call, host_tokens_, h);
       if (call.selected)
         SelectedRuns{facts_.cache->view(*call.sequence), layer, facts_.layer_idx, h}.add(
             call.state->heads[static_cast<size_t>(h)], &runs_);
@@ -126,14 +131,19 @@ void HostPart::lay_out_window(const SequenceCall& call) {
 
 // What the window of a call on device tensors does not have.
 void HostPart::lay_out_for_device(const SequenceCall& call) {
+  tokens_.clear();
+  host_tokens_.clear();
+  find_streaming_tokens(call);
+  find_tokens(call, {call.cpu_begin, call.host_end}, &host_tokens_);
+  if (call.selected) find_tokens(call, {call.first_found(), call.resident_begin}, &tokens_);
+  if (facts_.is_speculative) find_tokens(call, {call.first_query, call.length}, &tokens_);
   for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) {
     AttendJob& job = add_job(call, h, call.host_o, call.host_lse);
     if (streams(h) && call.q_len > 1 && call.streaming_heads.keys.sink_end > call.first_query)
       job.visibility = &call.streaming_heads.visibility;
     if (!streams(h) && (facts_.is_speculative || is_host_masked(*facts_.layer, call))) job.visibility = &call.visibility;
-    add_runs_of_head(call, {call.cpu_begin, call.host_end}, h);
-    if (call.selected) add_runs(call, {call.first_found(), call.resident_begin}, h);
-    if (facts_.is_speculative) add_runs(call, {call.first_query, call.length}, h);
+    add_runs(call, streams(h) ? streaming_tokens_ : host_tokens_, h);
+    add_runs(call, tokens_, h);
   }
 }
 
@@ -153,22 +163,31 @@ AttendJob& HostPart::add_job(const SequenceCall& call, int32_t kv_head, float* o
   return jobs_.emplace_back(job);
 }
 
-// The tokens of a tree have positions of their own: a run ends where they begin.
-void HostPart::add_runs(const SequenceCall& call, TokenRange tokens, int32_t kv_head) {
+// Adds where contiguous keys are, which is the same for every KV head. The tokens of a tree have positions of their own: a
+// run ends where they begin.
+void HostPart::find_tokens(const SequenceCall& call, TokenRange tokens, std::vector<TokenRun>* found) const {
   const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
-  for (int64_t t = tokens.begin; t < tokens.end; t += runs_.back().n_tokens) {
+  for (int64_t t = tokens.begin; t < tokens.end; t += found->back().n) {
     const int64_t end = tree && t < call.first_query ? std::min(call.first_query, tokens.end) : tokens.end;
-    runs_.push_back(facts_.cache->keys(*call.sequence, {t, end}, facts_.layer_idx, kv_head));
-    if (tree && t >= call.first_query) runs_.back().positions = call.tree_positions + (t - call.first_query);
+    found->push_back(facts_.cache->key_tokens(*call.sequence, {t, end}, facts_.layer_idx));
   }
 }
 
-// Of a streaming head other tokens: on the host all it sees, for a device what the window does not have.
-void HostPart::add_runs_of_head(const SequenceCall& call, TokenRange tokens, int32_t kv_head) {
-  if (!streams(kv_head)) return add_runs(call, tokens, kv_head);
+// Of a streaming head: on the host all that it sees, for a device what the window does not have.
+void HostPart::find_streaming_tokens(const SequenceCall& call) {
+  streaming_tokens_.clear();
+  if (facts_.heads == nullptr) return;
   const SinksAndNewest& keys = call.streaming_heads.keys;
-  add_runs(call, {0, keys.sink_end}, kv_head);
-  if (!is_on_device()) add_runs(call, {keys.newest_begin, call.length}, kv_head);
+  find_tokens(call, {0, keys.sink_end}, &streaming_tokens_);
+  if (!is_on_device()) find_tokens(call, {keys.newest_begin, call.length}, &streaming_tokens_);
+}
+
+void HostPart::add_runs(const SequenceCall& call, const std::vector<TokenRun>& found, int32_t kv_head) {
+  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
+  for (const TokenRun& at : found) {
+    runs_.push_back(facts_.cache->keys(*call.sequence, at, facts_.layer_idx, kv_head));
+    if (tree && at.token >= call.first_query) runs_.back().positions = call.tree_positions + (at.token - call.first_query);
+  }
 }
 
 // Of the job that was added last, and of the window's before it where the call has both.

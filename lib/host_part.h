@@ -85,8 +85,9 @@ class HostPart {
   void lay_out_window(const SequenceCall& call);
   void lay_out_for_device(const SequenceCall& call);
   AttendJob& add_job(const SequenceCall& call, int32_t kv_head, float* o, float* lse);
-  void add_runs(const SequenceCall& call, TokenRange tokens, int32_t kv_head);
-  void add_runs_of_head(const SequenceCall& call, TokenRange tokens, int32_t kv_head);
+  void find_tokens(const SequenceCall& call, TokenRange tokens, std::vector<TokenRun>* found) const;
+  void find_streaming_tokens(const SequenceCall& call);
+  void add_runs(const SequenceCall& call, const std::vector<TokenRun>& found, int32_t kv_head);
   void add_merge(const SequenceCall& call, int32_t kv_head);
   void finish_runs();
 
@@ -105,6 +106,7 @@ class HostPart {
   HostSlot slot_;
   std::span<SequenceCall> calls_;
   std::vector<RowCopy> rows_;
+  std::vector<TokenRun> tokens_, host_tokens_, streaming_tokens_;  // of the call that is laid out
   std::vector<KvRun> runs_, late_runs_;
   std::vector<AttendJob> jobs_;
   std::vector<size_t> first_runs_;  // [n_jobs] index into runs_

@@ -179,7 +179,7 @@ void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t beg
   keys->runs.clear();
   for (int32_t h = 0; h < layer.n_kv_heads; ++h)
     for (int64_t t = begin; t < length; t += keys->runs.back().n_tokens)
-      keys->runs.push_back(cache_->keys(sequence, {t, length}, layer_idx, h));
+      keys->runs.push_back(cache_->keys(sequence, cache_->key_tokens(sequence, {t, length}, layer_idx), layer_idx, h));
   keys->n_runs = std::ssize(keys->runs) / layer.n_kv_heads;
   keys->begin = begin;
   keys->length = length;
