@@ -291,6 +291,16 @@ func TestStreamingHeadsSeeSinksAndWindow(t *testing.T) {
 		}
 	}
 	equal(t, must(session.Selection(w.sequence, 0, 1)), expected)
+	streaming := must(session.Selection(w.sequence, 0, 1))
+	options.StreamingHeads, options.LayerPolicies = nil, []string{"streaming"}
+	byLayer := must(NewSession(w.cache, options))
+	defer byLayer.Close()
+	equal(t, must(byLayer.Selection(w.sequence, 0, 0)), streaming)
+	options.LayerPolicies = []string{"nothing"}
+	if _, err := NewSession(w.cache, options); err == nil || !strings.Contains(err.Error(), "layer_policies[0]") {
+		t.Fatal(err)
+	}
+	options.LayerPolicies = nil
 	options.StreamingHeads = make([]bool, kvHeads+1)
 	if _, err := NewSession(w.cache, options); err == nil || !strings.Contains(err.Error(), "n_streaming_heads") {
 		t.Fatal(err)
@@ -319,7 +329,7 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 		var expected, got []string
 		for _, member := range members(abiStruct(name)) {
 			switch member.Name {
-			case "struct_size", "reserved", "free", "alloc_user", "log_user", "n_streaming_heads":
+			case "struct_size", "reserved", "free", "alloc_user", "log_user", "n_streaming_heads", "n_layer_policies":
 			case "device_type": // of the projection's tensors
 			case "run", "run_user": // Go's functions are slow and unsafe to call on threads of others
 			case "alloc":

@@ -192,6 +192,18 @@ def test_streaming_heads_see_sinks_and_window(world):
         tandem.Session(world.cache, n_streaming_heads=3)
 
 
+def test_layers_have_policies_of_their_own(world):
+    session = tandem.Session(world.cache, window_tokens=16, sink_tokens=2, layer_policies=["streaming"])
+    q, k, v = world.qkv(100)
+    session.attend(world.sequence, q[:99], k[:99], v[:99])
+    assert list(session.selection(world.sequence)[0]) == [0, 1, *range(84, 99)]
+    for bad, field, kind in ((["nothing"], "layer_policies[0]", tandem.NotFoundError), (["all"] * 2, "n_layer_policies", None),
+                             ("all", "layer_policies", None), ([3], "layer_policies[0]", None)):
+        with pytest.raises(kind or tandem.InvalidArgumentError) as caught:
+            tandem.Session(world.cache, layer_policies=bad)
+        assert caught.value.field == field
+
+
 def test_eight_threads_on_one_engine(world):
     failures = []
 

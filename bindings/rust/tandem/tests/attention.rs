@@ -217,6 +217,12 @@ fn policies_select_and_count() {
     let mut session = Session::new(&world.cache, &options).unwrap();
     assert_eq!(session.selection(world.sequence, 0, 0).unwrap().len(), 300);
     assert_eq!(session.selection(world.sequence, 0, 1).unwrap(), (0..16).chain(237..300).collect::<Vec<i64>>());
+    let by_layer = SessionOptions { layer_policies: vec!["streaming".into()], ..options.clone() };
+    let by_layer = SessionOptions { streaming_heads: Vec::new(), ..by_layer };
+    let mut session = Session::new(&world.cache, &by_layer).unwrap();
+    assert_eq!(session.selection(world.sequence, 0, 0).unwrap(), (0..16).chain(237..300).collect::<Vec<i64>>());
+    let unknown = SessionOptions { layer_policies: vec!["nothing".into()], ..by_layer };
+    refused(Session::new(&world.cache, &unknown), Status::NotFound, "layer_policies[0]", "nothing");
     options.streaming_heads.push(false);
     refused(Session::new(&world.cache, &options), Status::InvalidArgument, "n_streaming_heads", "3");
     world.engine.drain(None).unwrap();
