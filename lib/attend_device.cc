@@ -116,10 +116,7 @@ void AttendCall::take_back() {
   if (args_.k == nullptr) return;
   std::unique_lock lock(cache_.mutex());
   session_.device_->hand_over().drain();
-  for (const SequenceCall& call : scratch_.calls) {
-    session_.fetch_maw(*call.sequence);
-    session_.shorten(*call.sequence, layer_idx_, call.first_query);
-  }
+  for (const SequenceCall& call : scratch_.calls) cache_.cut_layer(session_, *call.sequence, layer_idx_, call.first_query);
 }
 
 CutArgs::CutArgs(const AttendArgs& whole, int64_t first_row, int64_t n_rows) : args(whole) {

@@ -97,7 +97,7 @@ Status AttendCall::prepare() {
     if (args_.k != nullptr)
       TANDEM_TRY(cache_.ensure(sequence, std::max(sequence.longest(), call.length), "q_lens", args_.watch));
     else
-      TANDEM_TRY(session_.reserve_state(sequence, sequence.longest(), args_.watch));
+      TANDEM_TRY(session_.on_reserve(sequence, sequence.longest(), args_.watch));
     if (args_.parent_idx == nullptr)
       cache_.extend_positions(sequence, call.length);
     else

@@ -10,7 +10,6 @@
 #include "lib/hadamard.h"
 #include "lib/options.h"
 #include "lib/placement.h"
-#include "lib/session.h"
 
 namespace tandem {
 
@@ -143,20 +142,53 @@ Status Cache::create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model
   return {};
 }
 
-std::unique_lock<std::shared_mutex> Cache::lock_settled(const Session* but_for) {
+std::unique_lock<std::shared_mutex> Cache::lock_settled(const CacheListener* but_for) {
   std::unique_lock lock(mutex_);
-  for (Session* session : sessions_)
-    if (session != but_for) session->settle_device();
+  for (CacheListener* listener : listeners_)
+    if (listener != but_for) settle(*listener);
   return lock;
 }
 
 std::shared_lock<std::shared_mutex> Cache::lock_settled() const {
   for (;;) {
     std::shared_lock lock(mutex_);
-    const auto is_settled = [](const Session* session) { return session->is_settled(); };
-    if (std::all_of(sessions_.begin(), sessions_.end(), is_settled)) return lock;
+    const auto is_settled = [](const CacheListener* listener) { return listener->is_settled(); };
+    if (std::all_of(listeners_.begin(), listeners_.end(), is_settled)) return lock;
     lock.unlock();
     const_cast<Cache*>(this)->lock_settled();
+  }
+}
+
+// Windows come first: attention weights that listeners fetch before a cut are of tokens behind their begin.
+void Cache::settle(CacheListener& listener) {
+  if (listener.is_settled()) return;
+  listener.settle();
+  listener.for_rollbacks([&](const Rollback& rollback) { listener.restore_window(rollback); });
+  listener.for_rollbacks([this, &listener](const Rollback& rollback) {
+    Sequence* sequence = find(rollback.sequence);
+    if (sequence == nullptr) return;
+    const auto l = static_cast<size_t>(rollback.layer_idx);
+    cut_layer(listener, *sequence, l, rollback.length);
+    sequence->speculative[l] = 0;  // of a guess, not all has come
+    const auto is_none = [](int64_t n) { return n == 0; };
+    if (sequence->speculator == &listener &&
+        std::all_of(sequence->speculative.begin(), sequence->speculative.end(), is_none))
+      forget_speculation(*sequence);
+  });
+  listener.on_settled();
+}
+
+void Cache::cut_layer(CacheListener& listener, Sequence& sequence, size_t layer_idx, int64_t length) {
+  int64_t& own = sequence.lengths[layer_idx];
+  listener.on_cut(sequence, layer_idx, std::min(own, length));
+  own = std::min(own, length);
+}
+
+// Its pages are about to be let go, or its positions to move: a refresh in the background may still read them.
+void Cache::quiesce(const Sequence& sequence) {
+  for (CacheListener* listener : listeners_) {
+    settle(*listener);
+    listener->quiesce(sequence);
   }
 }
 
@@ -165,7 +197,7 @@ Sequence* Cache::find(int64_t id) const {
   return found == sequences_.end() ? nullptr : found->second.get();
 }
 
-Status Cache::find_free(int64_t id, const Session* by, Sequence** sequence, const char* field) const {
+Status Cache::find_free(int64_t id, const CacheListener* by, Sequence** sequence, const char* field) const {
   Sequence* found = find(id);
   if (found == nullptr)
     return fail(TANDEM_ERROR_NOT_FOUND, field, "%s = %lld is not in this cache", field, static_cast<long long>(id));
@@ -212,9 +244,7 @@ Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_ne
   if (n_copies + n_new_pages == 0) return {};
   sequence.pages.reserve(static_cast<size_t>(n_pages + n_new_pages));
   TANDEM_TRY(store_.make_free(n_copies + n_new_pages));
-  // A refresh in the background may still read the shared pages that are about to be let go.
-  if (n_copies > 0)
-    for (Session* session : sessions_) session->wait(sequence);
+  if (n_copies > 0) quiesce(sequence);
   for (int64_t p = first_page; p < n_pages && n_copies > 0; ++p) {
     int32_t& page = sequence.pages[static_cast<size_t>(p)];
     if (!store_.shared(page)) continue;
@@ -234,12 +264,12 @@ Status Cache::ensure(Sequence& sequence, int64_t n_tokens, const char* field, co
     return fail(TANDEM_ERROR_CAPACITY, field, "%s: a sequence of %lld tokens is longer than 2^31 - 1", field,
                 static_cast<long long>(n_tokens));
   if (!sequence.positions.empty() && sequence.positions.capacity() < static_cast<size_t>(n_tokens)) {
-    for (Session* session : sessions_) session->wait(sequence);  // a refresh may be reading them
+    quiesce(sequence);
     sequence.positions.reserve(static_cast<size_t>(n_tokens));
   }
   const int64_t n_pages = (n_tokens + page_len() - 1) / page_len();
   const int64_t n_new = std::max<int64_t>(0, n_pages - static_cast<int64_t>(sequence.pages.size()));
-  for (Session* session : sessions_) TANDEM_TRY(session->reserve_state(sequence, n_tokens, watch));
+  for (CacheListener* listener : listeners_) TANDEM_TRY(listener->on_reserve(sequence, n_tokens, watch));
   return make_writable(sequence, sequence.shortest() / page_len(), n_new);
 }
 
@@ -259,15 +289,15 @@ Status Cache::fork(int64_t id, int64_t* fork_id) {
   size_t n_prepared = 0;
   Status status;
   try {
-    for (; n_prepared < sessions_.size() && status.ok(); ++n_prepared)
-      status = sessions_[n_prepared]->prepare_fork(*from, next_id_);
+    for (; n_prepared < listeners_.size() && status.ok(); ++n_prepared)
+      status = listeners_[n_prepared]->prepare_fork(*from, next_id_);
     if (status.ok()) sequences_.emplace(next_id_, nullptr);
   } catch (...) {
-    for (Session* session : sessions_) session->on_drop(next_id_);
+    for (CacheListener* listener : listeners_) listener->on_drop(next_id_);
     throw;
   }
   if (!status.ok()) {
-    for (Session* session : sessions_) session->on_drop(next_id_);
+    for (CacheListener* listener : listeners_) listener->on_drop(next_id_);
     return status;
   }
   // Whole pages are shared. The page that both would go on writing is copied now, so that what either side has reserved
@@ -290,7 +320,7 @@ Status Cache::drop(int64_t id) {
   const auto lock = lock_settled();
   Sequence* sequence = nullptr;
   TANDEM_TRY(find_free(id, nullptr, &sequence));
-  for (Session* session : sessions_) session->on_drop(id);
+  for (CacheListener* listener : listeners_) listener->on_drop(id);
   for (const int32_t page : sequence->pages) store_.release(page);
   sequences_.erase(id);
   return {};
@@ -310,7 +340,8 @@ Status Cache::reserve(int64_t id, int64_t n_tokens) {
 }
 
 void Cache::truncate_locked(Sequence& sequence, int64_t n_tokens, int64_t reserved) {
-  for (Session* session : sessions_) session->on_truncate(sequence, n_tokens);
+  for (CacheListener* listener : listeners_)
+    for (size_t l = 0; l < layers_.size(); ++l) listener->on_cut(sequence, l, n_tokens);
   std::fill(sequence.lengths.begin(), sequence.lengths.end(), n_tokens);
   std::fill(sequence.speculative.begin(), sequence.speculative.end(), 0);
   sequence.parents.clear();
@@ -352,7 +383,7 @@ Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_pos
       return fail(TANDEM_ERROR_UNSUPPORTED, "shift_positions",
                   "shift_positions = 1: the keys of layer %zu were rotated by the caller and carry their position", l);
   if (n_tokens == 0) return {};
-  for (Session* session : sessions_) TANDEM_TRY(session->flush(*sequence));
+  for (CacheListener* listener : listeners_) TANDEM_TRY(listener->flush(*sequence));
   std::vector<int32_t> positions;
   const bool tail = first + n_tokens == length;
   if (!tail && (!shift_positions || !sequence->positions.empty())) {
@@ -368,7 +399,7 @@ Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_pos
   if (!tail) TANDEM_TRY(make_writable(*sequence, first / page_len(), 0));
   for (size_t l = 0; l < layers_.size(); ++l)
     for (int64_t t = first + n_tokens; t < length; ++t) move_row(*sequence, static_cast<int32_t>(l), t, t - n_tokens);
-  for (Session* session : sessions_) session->on_remove(*sequence, first, n_tokens);
+  for (CacheListener* listener : listeners_) listener->on_erase(*sequence, first, n_tokens);
   sequence->positions.swap(positions);
   // Pages from `first` on are the sequence's own now, so what it has reserved beyond its length is still enough. Of a tail
   // the last page may be a shared one.
@@ -385,23 +416,23 @@ void Cache::forget_speculation(Sequence& sequence) {
   if (sequence.positions.size() > length) sequence.positions.resize(length);
 }
 
-void Cache::detach(Session* session) {
-  std::erase(sessions_, session);
-  give_up(session);
+void Cache::detach(CacheListener* listener) {
+  std::erase(listeners_, listener);
+  give_up(listener);
 }
 
-void Cache::give_up(const Session* session) {
+void Cache::give_up(const CacheListener* listener) {
   for (auto& [id, sequence] : sequences_) {
-    if (sequence->writer == session) sequence->writer = nullptr;
-    if (sequence->speculator == session) forget_speculation(*sequence);
+    if (sequence->writer == listener) sequence->writer = nullptr;
+    if (sequence->speculator == listener) forget_speculation(*sequence);
   }
 }
 
-Status Cache::attach(Session* session) {
+Status Cache::attach(CacheListener* listener) {
   std::unique_lock lock(mutex_);
   for (const auto& [id, sequence] : sequences_)
-    if (sequence->shortest() < sequence->reserved) TANDEM_TRY(session->reserve_state(*sequence, sequence->reserved));
-  sessions_.push_back(session);
+    if (sequence->shortest() < sequence->reserved) TANDEM_TRY(listener->on_reserve(*sequence, sequence->reserved, {}));
+  listeners_.push_back(listener);
   return {};
 }
 

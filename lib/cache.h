@@ -3,7 +3,7 @@
 //
 // A change goes in two steps: first everything that can fail (looking up, reserving pages and session state), then the
 // change itself, which cannot. Structure (sequences, pages, references) is guarded by mutex(): exclusive to change,
-// shared while an attend reads. Attached sessions keep per-sequence state that follows each change.
+// shared while an attend reads. Listeners keep data of sequences that follow each change.
 #pragma once
 
 #include <cstdint>
@@ -13,27 +13,27 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lib/device_projections.h"
+#include "lib/cache_listener.h"
 #include "lib/engine.h"
 #include "lib/model.h"
 #include "lib/page_store.h"
-#include "lib/tensor.h"
+#include "lib/tensor_view.h"
 
 namespace tandem {
 
-class Session;
+class ProjectionsOnDevice;
 
 struct Sequence {
   int64_t id = 0;
-  std::vector<int32_t> pages;        // page table; may hold more than the lengths need (reserved)
-  int64_t reserved = 0;              // tokens in all for which appends are promised memory, in every session
-  std::vector<int64_t> lengths;      // [n_layers] committed tokens
-  std::vector<int64_t> speculative;  // [n_layers] tokens beyond, until commit
-  std::vector<int32_t> parents;      // of the speculative tokens; empty: a chain
-  Session* speculator = nullptr;     // whose they are
-  std::vector<int32_t> positions;    // [longest layer]; empty: token i has position i
-  Session* writer = nullptr;         // has it in flight: a step, or an attend that appends
-  int32_t n_readers = 0;             // attends in progress
+  std::vector<int32_t> pages;           // page table; may hold more than the lengths need (reserved)
+  int64_t reserved = 0;                 // tokens in all for which appends are promised memory, in every session
+  std::vector<int64_t> lengths;         // [n_layers] committed tokens
+  std::vector<int64_t> speculative;     // [n_layers] tokens beyond, until commit
+  std::vector<int32_t> parents;         // of the speculative tokens; empty: a chain
+  CacheListener* speculator = nullptr;  // whose they are
+  std::vector<int32_t> positions;       // [longest layer]; empty: token i has position i
+  CacheListener* writer = nullptr;      // has it in flight: a step, or an attend that appends
+  int32_t n_readers = 0;                // attends in progress
 
   int64_t total(size_t layer_idx) const { return lengths[layer_idx] + speculative[layer_idx]; }
   int64_t longest() const;   // of any layer, speculative tokens included
@@ -74,7 +74,7 @@ class Cache {
   std::shared_mutex& mutex() const { return mutex_; }
   Sequence* find(int64_t id) const;
   // field: what the caller of the library calls the argument that names the sequence, or asks for tokens.
-  Status find_free(int64_t id, const Session* by, Sequence** sequence,
+  Status find_free(int64_t id, const CacheListener* by, Sequence** sequence,
                    const char* field = "sequence") const;  // NOT_FOUND, BUSY
   Status check_even(const Sequence& sequence, const char* field = "sequence") const;
   Status find_stored(int64_t id, const Sequence** sequence) const;  // whose tokens are all in the store; NOT_FOUND, BUSY
@@ -99,11 +99,12 @@ class Cache {
   KvRun keys(const Sequence& sequence, const TokenRun& at, int32_t layer_idx, int32_t kv_head) const;
   // The first token whose position is above `position` - `distance`.
   int64_t first_within(const Sequence& sequence, int64_t position, int64_t distance) const;
-  // Takes mutex() itself. Gives the session state for what sequences have reserved, as later appends do not ask for any.
-  Status attach(Session* session);
-  static void forget_speculation(Sequence& sequence);
-  void give_up(const Session* session);  // what it has in flight, and its speculation
-  void detach(Session* session);
+  // Takes mutex() itself. Tells the listener what sequences have reserved, as later appends do not ask for any.
+  Status attach(CacheListener* listener);
+  void give_up(const CacheListener* listener);  // what it has in flight, and its speculation
+  void detach(CacheListener* listener);
+  void settle(CacheListener& listener);  // what it has under way has ended, and what of it was lost is rolled back
+  void cut_layer(CacheListener& listener, Sequence& sequence, size_t layer_idx, int64_t length);  // to that at most
 
   Engine& engine() const { return *engine_; }
   const std::vector<Layer>& layers() const { return layers_; }
@@ -111,16 +112,19 @@ class Cache {
   int64_t page_len() const { return store_.page_len(); }
   Tier& host_tier() { return host_tier_; }
   Tier& device_tier() { return device_tier_; }
-  ProjectionsOnDevice& projections() { return projections_; }  // mutex() held exclusively
+  // Of the route that needs them, which makes them; shared by sessions. mutex() held exclusively.
+  std::shared_ptr<ProjectionsOnDevice>& projections() { return projections_; }
   // mutex(), when every token within the lengths is in the store: none is still on its way from a device.
-  // but_for: a session whose own do not matter, as it does all in order.
-  std::unique_lock<std::shared_mutex> lock_settled(const Session* but_for = nullptr);
+  // but_for: a listener whose own do not matter, as it does all in order.
+  std::unique_lock<std::shared_mutex> lock_settled(const CacheListener* but_for = nullptr);
   std::shared_lock<std::shared_mutex> lock_settled() const;
 
  private:
   Cache(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers, int64_t page_len,
         const tandem_cache_options& options);
   Status make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages);
+  void quiesce(const Sequence& sequence);
+  static void forget_speculation(Sequence& sequence);
   Status find_even(int64_t id, Sequence** sequence) const;
   Status find_tokens(int64_t id, int32_t layer_idx, int64_t first, int64_t n, const Sequence** sequence) const;
 
@@ -129,10 +133,10 @@ class Cache {
   std::vector<Layer> layers_;  // the model's, with storage types
   mutable std::shared_mutex mutex_;
   Tier host_tier_, device_tier_;
-  ProjectionsOnDevice projections_;
+  std::shared_ptr<ProjectionsOnDevice> projections_;
   PageStore store_;
   std::unordered_map<int64_t, std::unique_ptr<Sequence>> sequences_;
-  std::vector<Session*> sessions_;
+  std::vector<CacheListener*> listeners_;
   int64_t next_id_ = 1;
 };
 

@@ -6,7 +6,6 @@
 
 #include "lib/cache.h"
 #include "lib/convert.h"
-#include "lib/session.h"
 
 namespace tandem {
 
@@ -142,7 +141,7 @@ Status Cache::find_stored(int64_t id, const Sequence** sequence) const {
   const Sequence* found = find(id);
   if (found == nullptr)
     return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
-  if (found->writer != nullptr && found->writer->has_open_plan())
+  if (found->writer != nullptr && found->writer->has_open_step())
     return fail(TANDEM_ERROR_BUSY, "sequence", "sequence = %lld is in flight in a step on a device",
                 static_cast<long long>(id));
   *sequence = found;
@@ -188,13 +187,13 @@ Status Cache::read(int64_t id, int32_t layer_idx, int64_t first, const TensorVie
 // Waits for nothing: tokens count from their call on, until it is known that they are lost.
 Status Cache::length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const {
   std::shared_lock lock(mutex_);
-  const auto has_lost = [](const Session* session) { return session->has_lost(); };
-  if (std::any_of(sessions_.begin(), sessions_.end(), has_lost)) {
+  const auto has_lost = [](const CacheListener* listener) { return listener->has_lost(); };
+  if (std::any_of(listeners_.begin(), listeners_.end(), has_lost)) {
     lock.unlock();
     {
       std::unique_lock to_change(mutex_);
-      for (Session* session : sessions_)
-        if (has_lost(session)) session->settle_device();
+      for (CacheListener* listener : listeners_)
+        if (has_lost(listener)) const_cast<Cache*>(this)->settle(*listener);
     }
     lock.lock();
   }

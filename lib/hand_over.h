@@ -100,10 +100,11 @@ struct HandOverTask {
   int64_t streamed_x_bytes = 0;
   std::chrono::steady_clock::time_point asked;  // the call was about to ask for copies, if there are any
   HandOverPart part;
-  std::atomic<bool> is_lost{false};    // it never arrived
-  std::atomic<bool> is_unseen{false};  // it arrived and was not observed
-  std::atomic<bool> is_cut{false};     // what was to come after its arrival was not launched
-  bool is_last = false;                // of a step that is closed; guarded by the hand-over's mutex
+  std::atomic<bool> is_lost{false};                    // it never arrived
+  std::atomic<bool> is_unseen{false};                  // it arrived and was not observed
+  std::atomic<bool> is_cut{false};                     // what was to come after its arrival was not launched
+  bool rolls_back = false, moves_window_back = false;  // it was the one or the other; guarded by the cache's mutex
+  bool is_last = false;                                // of a step that is closed; guarded by the hand-over's mutex
 
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
@@ -157,21 +158,26 @@ class HandOver {
   Status fault();
   // The fault is of a step, or of memory: the device is well.
   bool can_start_over() const { return can_start_over_.load(std::memory_order_acquire); }
-  // restore(task) of all tasks that never arrived or were not observed, then take_back(task) of each; it is idle.
-  template <typename F, typename G>
-  void take_lost(F restore, G take_back) {
+  // Tasks that never arrived or were not observed by now are marked until forget_lost(); it is idle. Of a step that is open
+  // more may be lost at any time: they wait to be marked.
+  void mark_lost() {
+    if (!has_lost_.load(std::memory_order_acquire)) return;
+    for (HandOverTask& task : tasks_) {
+      if (task.is_lost.exchange(false)) task.rolls_back = true;
+      if (task.is_unseen.exchange(false)) task.moves_window_back = true;
+    }
+  }
+  template <typename F>
+  void for_marked(F note) const {
+    if (!has_lost_.load(std::memory_order_acquire)) return;
+    for (const HandOverTask& task : tasks_)
+      if (task.rolls_back || task.moves_window_back) note(task);
+  }
+  void forget_lost() {
     if (!has_lost_.exchange(false, std::memory_order_acq_rel)) return;
-    try {
-      for (const HandOverTask& task : tasks_)
-        if (task.is_lost || task.is_unseen) restore(task);
-      for (HandOverTask& task : tasks_) {
-        if (!task.is_lost && !task.is_unseen) continue;
-        take_back(std::as_const(task));
-        task.is_lost = task.is_unseen = false;
-      }
-    } catch (...) {
-      has_lost_ = true;
-      throw;
+    for (HandOverTask& task : tasks_) {
+      task.rolls_back = task.moves_window_back = false;
+      if (task.is_lost || task.is_unseen) has_lost_ = true;  // since then
     }
   }
 

@@ -8,8 +8,8 @@
 // lib/host_observe.cc).
 //
 // The results are those of calls on host tensors but for rounding. While tickets are under way the state belongs to the
-// thread that meets the device. The calling thread looks at the state when none is (Session::settle_device), and at
-// window_begin and is_unjudged, which are its own.
+// thread that meets the device. The calling thread looks at the state when none is (Cache::settle), and at window_begin and
+// is_unjudged, which are its own.
 #include <algorithm>
 #include <cmath>
 

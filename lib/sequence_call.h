@@ -19,7 +19,7 @@ struct SequenceCall {
   Sequence* sequence = nullptr;
   LayerState* state = nullptr;
   DeviceWindow* window = nullptr;  // of a call on device tensors
-  Session* writer_before = nullptr;
+  CacheListener* writer_before = nullptr;
   int64_t q_len = 0;
   int64_t first_row = 0;       // in the caller's tensors
   int64_t first_query = 0;     // token index

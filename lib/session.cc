@@ -50,7 +50,7 @@ Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_option
 Session::~Session() {
   leave();
   std::unique_lock lock(cache_->mutex());
-  settle_device();
+  cache_->settle(*this);
   forget_all();
   cache_->detach(this);
 }
@@ -104,15 +104,6 @@ void Session::forget_all() {
   if (forgotten_.empty()) states_.swap(forgotten_);
 }
 
-// Of a planned step that nobody will end: its tokens count since it began, and not all of their rows may have come.
-void Session::take_step_back() {
-  for (const StepSequence& step : step_) {
-    Sequence& sequence = *cache_->find(step.id);
-    for (size_t l = 0; l < step.lengths.size(); ++l) shorten(sequence, l, step.lengths[l]);
-  }
-  plan_.is_open = false;
-}
-
 SizeTerms Session::terms() const {
   return {cache_->engine().device(),
           cache_->layers(),
@@ -140,7 +131,7 @@ int64_t Session::join(LayerState& state, const Watch& watch) {
   return waited_ns;
 }
 
-Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens, const Watch& watch) {
+Status Session::on_reserve(const Sequence& sequence, int64_t n_tokens, const Watch& watch) {
   if (has_left_) return {};
   auto slot = states_.find(sequence.id);
   if (slot == states_.end()) {
@@ -156,7 +147,7 @@ Status Session::reserve_state(const Sequence& sequence, int64_t n_tokens, const 
     const Layer& layer = cache_->layers()[l];
     LayerState& state = *found.layers[l];
     if (!policies_[l].keeps_maw || n_tokens <= state.maw.capacity()) continue;
-    settle_device();
+    cache_->settle(*this);
     join(state, watch);
     TANDEM_TRY(watch.check());
     // Indices first: a later call finds the capacity of the MAW short and comes here again.
@@ -200,7 +191,6 @@ Status Session::flush_layer(const Sequence& sequence, int32_t layer_idx, LayerSt
 Status Session::flush(const Sequence& sequence) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return {};
-  settle_device();
   fetch_maw(sequence);
   for (size_t l = 0; l < found->layers.size(); ++l)
     TANDEM_TRY(flush_layer(sequence, static_cast<int32_t>(l), *found->layers[l]));
@@ -213,7 +203,7 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
   TANDEM_TRY(flush(from));
   Sequence twin;
   twin.id = fork_id;
-  TANDEM_TRY(reserve_state(twin, 0));
+  TANDEM_TRY(on_reserve(twin, 0, {}));
   Tier& tier = cache_->host_tier();
   SequenceState& made = *state(fork_id);
   for (size_t l = 0; l < made.layers.size(); ++l) {
@@ -250,54 +240,42 @@ bool Session::is_settled() const {
 
 bool Session::has_lost() const { return device_ != nullptr && device_->hand_over().is_idle() && !is_settled(); }
 
-// Sequences whose last tokens never left the device end before them.
-void Session::settle_device() {
-  if (is_settled()) return;
+void Session::settle() {
   device_->hand_over().drain();
-  device_->hand_over().take_lost([this](const HandOverTask& task) { restore_window(task); },
-                                 [this](const HandOverTask& task) { take_back(task); });
+  device_->hand_over().mark_lost();
+}
+
+// A step that was lost is rolled back as a whole; else the layer alone, which may leave the sequence uneven. What has come
+// and was not observed stays, but what the call was to evict has not been judged. Of a planned step that nobody will end not
+// all rows may have come.
+void Session::for_rollbacks(const std::function<void(const Rollback&)>& note) const {
+  device_->hand_over().for_marked([&](const HandOverTask& task) {
+    for (const TouchedSequence& was : task.touched)
+      for (int32_t l = 0; l < static_cast<int32_t>(cache_->layers().size()); ++l) {
+        const bool is_own = l == task.shape.layer_idx;
+        if (!is_own && (task.step == 0 || !task.rolls_back)) continue;
+        note({was.sequence, l, task.rolls_back ? was.length : INT64_MAX, is_own ? was.window_begin : INT64_MAX});
+      }
+  });
+  if (!is_leaving_ || !plan_.is_open) return;
+  for (const StepSequence& step : step_)
+    for (size_t l = 0; l < step.lengths.size(); ++l) note({step.id, static_cast<int32_t>(l), step.lengths[l], INT64_MAX});
+}
+
+void Session::restore_window(const Rollback& rollback) {
+  SequenceState* found = state(rollback.sequence);
+  if (found == nullptr) return;
+  int64_t& begin = found->layers[static_cast<size_t>(rollback.layer_idx)]->window_begin;
+  sums_.evicted_tokens -= std::max<int64_t>(0, begin - rollback.window_begin);
+  begin = std::min(begin, rollback.window_begin);
+}
+
+void Session::on_settled() {
+  device_->hand_over().forget_lost();
   if (!is_leaving_) return;
-  if (plan_.is_open) take_step_back();
+  plan_.is_open = false;
   forget_all();
   is_leaving_.store(false, std::memory_order_release);
-}
-
-// What a call that did not come, or was not observed, was to evict has not been judged.
-void Session::restore_window(const HandOverTask& task) {
-  for (const TouchedSequence& was : task.touched) {
-    SequenceState* found = state(was.sequence);
-    if (found == nullptr) continue;
-    LayerState& state = *found->layers[static_cast<size_t>(task.shape.layer_idx)];
-    sums_.evicted_tokens -= std::max<int64_t>(0, state.window_begin - was.window_begin);
-    state.window_begin = std::min(state.window_begin, was.window_begin);
-  }
-}
-
-// A step as a whole; else the layer alone, which may leave the sequence uneven.
-void Session::take_back(const HandOverTask& task) {
-  for (const TouchedSequence& was : task.touched) {
-    Sequence* sequence = cache_->find(was.sequence);
-    if (sequence == nullptr) continue;
-    fetch_maw(*sequence);
-    for (size_t l = 0; l < sequence->lengths.size(); ++l) {
-      const bool is_own = static_cast<int32_t>(l) == task.shape.layer_idx;
-      if (!is_own && (task.step == 0 || !task.is_lost)) continue;
-      shorten(*sequence, l, task.is_lost ? was.length : sequence->lengths[l]);
-      sequence->speculative[l] = 0;  // of a guess, not all has come
-    }
-    const auto is_none = [](int64_t n) { return n == 0; };
-    if (sequence->speculator == this && std::all_of(sequence->speculative.begin(), sequence->speculative.end(), is_none))
-      Cache::forget_speculation(*sequence);
-  }
-}
-
-void Session::shorten(Sequence& sequence, size_t layer_idx, int64_t length) {
-  if (SequenceState* found = state(sequence.id); found != nullptr) {
-    found->window.cut(layer_idx, length);
-    found->window.forget_maw(layer_idx);
-    cut_layer(sequence, layer_idx, length);
-  }
-  sequence.lengths[layer_idx] = std::min(sequence.lengths[layer_idx], length);
 }
 
 Status Session::meet_fault(void* stream) {
@@ -307,7 +285,7 @@ Status Session::meet_fault(void* stream) {
   TANDEM_TRY(is_capturing(device_->device(), stream, &captures));
   if (captures) return fault;
   TANDEM_TRY(call_device(device_->device(), &DeviceTable::wait, stream));
-  settle_device();
+  cache_->settle(*this);
   // Replays that nobody expected may have written to any window: rows come from the store again.
   for (auto& [id, state] : states_) {
     if (const Sequence* sequence = cache_->find(id); sequence != nullptr) fetch_maw(*sequence);
@@ -317,8 +295,7 @@ Status Session::meet_fault(void* stream) {
   return fault;
 }
 
-void Session::wait(const Sequence& sequence) {
-  settle_device();
+void Session::quiesce(const Sequence& sequence) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
   for (auto& layer : found->layers) join(*layer);
@@ -329,18 +306,6 @@ void Session::on_drop(int64_t id) {
   if (found == nullptr) return;
   for (auto& layer : found->layers) cache_->engine().worker().cancel(layer->refresh.job);
   states_.erase(id);
-}
-
-// Tokens that come back into the window leave the selections; whatever is cut off is forgotten.
-void Session::on_truncate(const Sequence& sequence, int64_t n_tokens) {
-  SequenceState* found = state(sequence.id);
-  if (found == nullptr) return;
-  fetch_maw(sequence);
-  found->window.cut(n_tokens);
-  for (size_t l = 0; l < found->layers.size(); ++l) {
-    found->layers[l]->speculation = Speculation();
-    cut_layer(sequence, l, n_tokens);
-  }
 }
 
 // The device has counted these queries in the window's keys, whether their tokens stay or not.
@@ -356,8 +321,14 @@ void Session::count_held_of_device(const Sequence& sequence, size_t layer_idx, L
   }
 }
 
-void Session::cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_tokens) {
-  LayerState& state = *this->state(sequence.id)->layers[layer_idx];
+// Tokens that come back into the window leave the selections; whatever is cut off is forgotten.
+void Session::on_cut(const Sequence& sequence, size_t layer_idx, int64_t n_tokens) {
+  SequenceState* found = state(sequence.id);
+  if (found == nullptr) return;
+  fetch_maw(sequence);
+  found->window.cut(layer_idx, n_tokens);
+  LayerState& state = *found->layers[layer_idx];
+  state.speculation = Speculation();
   join(state);
   if (state.is_unjudged) count_held_of_device(sequence, layer_idx, state);
   state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, n_tokens - options_.window_len));
@@ -369,8 +340,7 @@ void Session::cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_to
   for (HeadSelection& head : state.heads) head.cut(state.window_begin);
 }
 
-// Called when the rows have moved and lengths are still the old ones; a truncation to the new length follows.
-void Session::on_remove(const Sequence& sequence, int64_t first, int64_t n_tokens) {
+void Session::on_erase(const Sequence& sequence, int64_t first, int64_t n_tokens) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
   found->window.cut(first);
@@ -411,7 +381,7 @@ void Session::evict(LayerState& state, int64_t length) const { state.window_begi
 
 Status Session::stats(tandem_session_stats* stats) {
   std::unique_lock lock(cache_->mutex());
-  settle_device();
+  cache_->settle(*this);
   if (!plan_.is_open) sums_.selected_keys = sums_.host_keys = 0;  // while a step is under way, what was there before it
   for (auto& [id, found] : states_) {
     for (size_t l = 0; l < found->layers.size() && !plan_.is_open; ++l) {
@@ -450,8 +420,8 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   const auto lock = cache_->lock_settled();
   Sequence* found = nullptr;
   // Selections of a planned step's sequences change while it is open.
-  TANDEM_TRY(cache_->find_free(head.sequence, has_open_plan() ? nullptr : this, &found));
-  TANDEM_TRY(reserve_state(*found, found->longest()));
+  TANDEM_TRY(cache_->find_free(head.sequence, has_open_step() ? nullptr : this, &found));
+  TANDEM_TRY(on_reserve(*found, found->longest(), {}));
   const auto l = static_cast<size_t>(head.layer_idx);
   const Layer& layer = cache_->layers()[l];
   LayerState& state = *this->state(head.sequence)->layers[l];

@@ -89,11 +89,11 @@ struct ProjectionBlocks {
   int32_t w_k = 0, w_v = 0;
 };
 
-class Session {
+class Session final : public CacheListener {
  public:
   static Status create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
                        std::unique_ptr<Session>* session);
-  ~Session();
+  ~Session() override;
   // The end of a session that nobody has any more: at once for whoever looks at the cache. What its device still does is
   // waited for by the thread that meets it, without the cache's mutex, and its memory is given back after that.
   static void let_go(std::unique_ptr<Session> session);
@@ -114,18 +114,21 @@ class Session {
   const Policy& layer_policy(size_t layer_idx) const { return policies_[layer_idx]; }
   int64_t join(LayerState& state, const Watch& watch = {});  // with its refresh; returns how long that took, in ns
 
-  // Following the cache: called with its mutex held exclusively. Those that return a Status change nothing on failure.
-  Status reserve_state(const Sequence& sequence, int64_t n_tokens, const Watch& watch = {});
-  Status prepare_fork(const Sequence& from, int64_t fork_id);
-  void wait(const Sequence& sequence);  // no refresh is running, and nothing on the device
-  bool is_settled() const;              // nothing of this session is under way on the device; cheap, any thread
-  bool has_lost() const;                // nothing is, but what never arrived has yet to be taken back
-  bool has_open_plan() const { return plan_.is_open.load(std::memory_order_relaxed); }
-  void settle_device();                    // until then; what the device lost is taken back
-  Status flush(const Sequence& sequence);  // every refresh that is posted or due has happened
-  void on_truncate(const Sequence& sequence, int64_t n_tokens);
-  void on_remove(const Sequence& sequence, int64_t first, int64_t n_tokens);
-  void on_drop(int64_t id);
+  // Following the cache (lib/cache_listener.h).
+  Status on_reserve(const Sequence& sequence, int64_t n_tokens, const Watch& watch) override;
+  Status prepare_fork(const Sequence& from, int64_t fork_id) override;
+  Status flush(const Sequence& sequence) override;
+  void quiesce(const Sequence& sequence) override;
+  void on_cut(const Sequence& sequence, size_t layer_idx, int64_t n_tokens) override;
+  void on_erase(const Sequence& sequence, int64_t first, int64_t n_tokens) override;
+  void on_drop(int64_t id) override;
+  bool is_settled() const override;
+  bool has_lost() const override;
+  bool has_open_step() const override { return plan_.is_open.load(std::memory_order_relaxed); }
+  void settle() override;
+  void for_rollbacks(const std::function<void(const Rollback&)>& note) const override;
+  void restore_window(const Rollback& rollback) override;
+  void on_settled() override;
 
  private:
   friend class AttendCall;
@@ -153,11 +156,7 @@ class Session {
 
     bool has_failed() const { return n_appended > next_layer; }  // a layer's call has, when its rows were sent
   };
-  void shorten(Sequence& sequence, size_t layer_idx, int64_t length);
-  void restore_window(const HandOverTask& task);
-  void take_back(const HandOverTask& task);
   void count_held_of_device(const Sequence& sequence, size_t layer_idx, LayerState& state);
-  void cut_layer(const Sequence& sequence, size_t layer_idx, int64_t n_tokens);
   // Of what is under way on the device, said once where calls may follow it: they start over. The cache's mutex is held.
   Status meet_fault(void* stream);
   SizeTerms terms() const;
@@ -187,7 +186,6 @@ class Session {
   Status reserve_step(void* stream);
   Status plan_step(void* stream);
   Status end_plan(void* stream);
-  void take_step_back();
 
   struct StepSequence {
     int64_t id;

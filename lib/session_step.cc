@@ -12,8 +12,8 @@ namespace tandem {
 Status Session::step_begin(const int64_t* sequences, const int64_t* q_lens, int32_t n_sequences, void* stream) {
   const auto lock = cache_->lock_settled(this);
   if (in_step_) return fail(TANDEM_ERROR_INVALID_STATE, "session", "a step is open already");
-  if (device_ != nullptr && stream != nullptr) TANDEM_TRY(meet_fault(stream));    // before anyone looks at what is lost
-  if (device_ != nullptr && !device_->hand_over().fault().ok()) settle_device();  // lengths are not what they were
+  if (device_ != nullptr && stream != nullptr) TANDEM_TRY(meet_fault(stream));  // before anyone looks at what is lost
+  if (device_ != nullptr && !device_->hand_over().fault().ok()) cache_->settle(*this);  // lengths are not what they were
   std::vector<StepSequence> step;
   std::vector<Sequence*> found;
   for (int32_t i = 0; i < n_sequences; ++i) {
@@ -81,7 +81,7 @@ Status Session::step_end(void* stream) {
   in_step_ = false;
   const Backend& cpu = cache_->engine().cpu();
   if (!is_planned && keeps_awake_) cpu.table->rest(cpu.self);
-  if (!complete) settle_device();
+  if (!complete) cache_->settle(*this);
   for (const StepSequence& step : ended_step) {
     Sequence& sequence = *cache_->find(step.id);
     const int64_t begun = *std::min_element(step.lengths.begin(), step.lengths.end());

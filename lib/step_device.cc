@@ -20,7 +20,7 @@ constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
 
 // For calls of up to q_len queries. *n_pages: of the window then.
 Status Session::reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages) {
-  TANDEM_TRY(reserve_state(sequence, sequence.longest()));
+  TANDEM_TRY(on_reserve(sequence, sequence.longest(), {}));
   DeviceWindow& window = state(sequence.id)->window;
   const int64_t n_wanted = ring_pages(options_, cache_->page_len(), q_len);
   // Where a ring grows it keeps its last pages, which those of a layer that is behind may not be among. Rows come from the

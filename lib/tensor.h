@@ -6,21 +6,9 @@
 #include <cstdint>
 
 #include "lib/status.h"
+#include "lib/tensor_view.h"
 
 namespace tandem {
-
-// A checked tensor [n_tokens, n_heads, head_dim]; rows are contiguous (elements, or blocks), strides in bytes.
-struct TensorView {
-  std::byte* data = nullptr;
-  int32_t dtype = 0;
-  int64_t n_tokens = 0;
-  int64_t n_heads = 0;
-  int64_t head_dim = 0;
-  int64_t token_stride = 0;  // bytes
-  int64_t head_stride = 0;   // bytes
-
-  std::byte* row(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
-};
 
 // What a call expects of a tensor: dimensions by name, kAnyLength where the tensor itself decides.
 inline constexpr int64_t kAnyLength = -1;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lib/attend_call.h"
+#include "lib/device_projections.h"
 #include "lib/device_status.h"
 
 namespace tandem {
@@ -31,6 +32,13 @@ int64_t most_pages(const RebuildLayout& layout, const RebuiltPieces& pieces) {
   const int64_t few = layout.few_pages(), left = pieces.planned_pages - pieces.pieces.back().first_page;
   if (pieces.pieces.size() == 1 || left <= few) return few;
   return std::min(left - few, layout.n_pages);
+}
+
+// In device memory, once for all sessions of the cache.
+Status projection_of(Cache& cache, const Layer& layer, const DeviceProjection** projection) {
+  std::shared_ptr<ProjectionsOnDevice>& all = cache.projections();
+  if (all == nullptr) all = std::make_shared<ProjectionsOnDevice>();
+  return all->get(*cache.engine().device(), cache.device_tier(), layer, projection);
 }
 
 }  // namespace
@@ -128,7 +136,7 @@ Status AttendCall::take_rebuilds(const CallShape& shape) {
   taken_.rebuilds = false;
   if (session_.rebuild_layouts_.empty() || (is_auto && scratch_.plan.n_rebuilt() == 0)) return {};
   TANDEM_TRY(session_.check_weights(layer_idx_));
-  Status status = cache_.projections().get(session_.device_->device(), cache_.device_tier(), layer_, &taken_.projection);
+  Status status = projection_of(cache_, layer_, &taken_.projection);
   if (status.ok()) status = session_.device_->reserve_rebuild(cache_.layers(), session_.rebuild_layouts_);
   if (!status.ok()) return session_.give_rebuilds_up(std::move(status));
   taken_.rebuilds = true;
@@ -166,7 +174,7 @@ Status Session::try_rebuild(size_t layer_idx) {
     const DeviceProjection* projection = nullptr;
     std::unique_ptr<RebuildBuffers> buffers;
     double ns = 0.0;
-    TANDEM_TRY(cache_->projections().get(device, cache_->device_tier(), layer, &projection));
+    TANDEM_TRY(projection_of(*cache_, layer, &projection));
     TANDEM_TRY(RebuildBuffers::create(device, cache_->device_tier(), cache_->layers(), rebuild_layouts_, &buffers));
     DeviceProjection with_weights = *projection;
     WeightsInUse weights(nullptr);
