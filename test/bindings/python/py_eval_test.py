@@ -11,13 +11,14 @@ from conftest import ROOT, reference
 from hf_common import torch, transformers
 
 import tandem
-from tandem.eval import _evaluation, _mass, _retrieval
+from tandem.eval import _dense_layers, _evaluation, _mass, _retrieval
 from tandem.eval.__main__ import main
 from tandem.eval._heat_map import HeatMap, Panel
 from tandem.eval._language_model import Tokenizer, load
 from tandem.eval._progress import Progress
 from tandem.eval._scores import Scores
 from tandem.eval._settings import SettingError, check, parse
+from tandem.eval._trade_off import Point, TradeOff, best_of
 
 PICO = ROOT / "examples/models/pico"
 TEXT = "".join(chr(32 + (7 * i * i + i // 3) % 90) for i in range(3000))
@@ -58,7 +59,8 @@ def figures_of(out, measurement, **options):
 @pytest.fixture(scope="module")
 def measured(model, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
-    assert run(model, out, "--setting", "policy=all", "--setting", HGCA, "--setting", "k_type=q4_0,k_rotation=none", "--setting",
+    assert run(model, out, "--find-dense-layers", "--setting", "policy=all", "--setting", HGCA, "--setting",
+               HGCA + ",dense_layers=1", "--setting", HGCA + ",dense_layers=0+1", "--setting", "k_type=q4_0,k_rotation=none", "--setting",
                "k_type=q8_0,k_rotation=none") == 0
     return out
 
@@ -103,6 +105,44 @@ def test_a_policy_leaves_out_and_types_lose(measured):
     assert by_type["q4_0"]["kv_row_bytes"] == 2 * 2 * 2 * CONTEXT * tandem.dtype_row_bytes("q4_0", 64)
 
 
+def test_a_dense_layer_leaves_nothing_out(measured):
+    options = dict(parse(HGCA).options)
+    none, one, both = (figures_of(measured, "decode", **options, **more) for more in (
+        {}, {"dense_layers": [1]}, {"dense_layers": [0, 1]}))
+    assert np.all(np.array(one["kept_share"])[1] == 1) and np.all(np.array(one["mass_left_out"])[1] == 0)
+    for name in ("kept_share", "read_share", "mass_left_out"):  # layer 0 selects as it did: nothing before it has changed
+        assert one[name][0] == none[name][0]
+    assert max(none["mass_left_out"][1]) > 0
+    assert none["kv_bytes_read_share"] < one["kv_bytes_read_share"] < both["kv_bytes_read_share"] == 1
+    assert both["kl_divergence"] < 1e-6 < one["kl_divergence"]
+
+
+def test_dense_layers_that_are_found_cost_what_is_said(measured):
+    none = figures_of(measured, "decode", **dict(parse(HGCA).options))
+    best = _dense_layers.best_dense_layers(none)
+    assert sorted(one.layer_idx for one in best) == [0, 1]
+    n_bytes = (CONTEXT + 4) * 2 * 2 * 64 * 4  # queries of the sampled steps, 2nd, 4th and 6th, see 162, 164 and 166 keys
+    for one in best:
+        assert math.isclose(one.mass_left_out, np.mean(none["mass_left_out"][one.layer_idx]), rel_tol=1e-9)
+        assert math.isclose(one.read_bytes + one.more_bytes, n_bytes, rel_tol=1e-9)
+        assert math.isclose(one.read_bytes, n_bytes * np.mean(none["read_share"][one.layer_idx]), rel_tol=1e-9)
+    table = (measured / "table.md").read_text().split("## Layers best left dense: ")
+    assert len(table) == 2 and table[1].startswith("hgca w32 halo 2 sink 4, 160 tokens")  # not of settings with dense layers
+    rows = [row.split("|")[1].strip() for row in table[1].splitlines() if row.startswith("| ")]
+    assert rows[1:] == [str(one.layer_idx) for one in best] and "`dense_layers=0+1`" in table[1]
+    more = (figures_of(measured, "decode", **dict(parse(HGCA).options), dense_layers=[1])["kv_bytes_read_share"]
+            - none["kv_bytes_read_share"]) * sum(none["dense_bytes"])
+    assert math.isclose(next(one.more_bytes for one in best if one.layer_idx == 1), more, rel_tol=0.05)  # 3 of 6 steps
+
+
+def test_dense_layers_are_ordered_by_mass_for_a_byte():
+    figures = {"dense_bytes": [1000.0, 1000.0, 1000.0, 1000.0], "mass_left_out": [[0.3, 0.3], [0.1, 0.3], [0.0, 0.0], [0.2, 0.3]],
+               "read_share": [[0.2], [0.8], [0.1], [0.4, 0.6]]}
+    best = _dense_layers.best_dense_layers(figures)
+    assert [one.layer_idx for one in best] == [1, 3, 0]  # 0.2 for 200 bytes, 0.25 for 500, 0.3 for 800; layer 2 gains nothing
+    assert [round(one.more_bytes) for one in best] == [200, 500, 800]
+
+
 def test_scores_of_known_distributions():
     p, q = np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.5, 0.25])
     scores = Scores()
@@ -145,6 +185,9 @@ def test_selection_names_what_the_next_step_attends(world, policy):
 @pytest.mark.parametrize("text, names", [
     ("polisy=hgca", ["'polisy'"]), ("policy=hcga", ["policy", "hcga"]), ("window_tokens=big", ["window_tokens", "'big'"]),
     ("k_type=q5_0", ["k_type", "q5_0"]), ("k_rotation=fourier", ["k_rotation", "fourier"]), ("policy", ["'policy'", "NAME=VALUE"]),
+    ("policy=hgca,dense_layers=0+x", ["dense_layers", "'0+x'"]), ("policy=hgca,dense_layers=-1", ["dense_layers", "'-1'"]),
+    ("policy=hgca,dense_layers=3+1+3", ["dense_layers", "layer 3 twice"]), ("dense_layers=1", ["dense_layers", "policy"]),
+    ("policy=all,dense_layers=1", ["dense_layers", "policy"]),
     ("beta=-3", ["beta", "-3"]), ("policy=all,policy=hgca", ["policy", "twice"]), ("streaming_heads=1", ["'streaming_heads'"])])
 def test_bad_settings_are_refused_before_the_model_is_loaded(tmp_path, capsys, text, names):
     (tmp_path / "words.txt").write_text(TEXT)
@@ -158,6 +201,7 @@ def test_bad_settings_are_refused_before_the_model_is_loaded(tmp_path, capsys, t
 
 @pytest.mark.parametrize("words, names", [
     ([], ["--text"]), (["--text", "gone.txt"], ["--text", "gone.txt"]), (["--contexts", "1,x"], ["--contexts", "1,x"]),
+    (["--tasks", "speed", "--find-dense-layers"], ["--find-dense-layers", "mass"]),
     (["--tasks", "speed,sped"], ["--tasks", "'sped'"]), (["--steps", "0"], ["--steps", "'0'"])])
 def test_bad_flags_are_refused(tmp_path, capsys, words, names):
     with pytest.raises(SystemExit) as ended:
@@ -169,6 +213,8 @@ def test_bad_flags_are_refused(tmp_path, capsys, words, names):
 def test_what_needs_the_model_is_refused_too(model, tmp_path, capsys):
     assert run(model, tmp_path / "a", "--contexts", "2990") == 2
     assert "--text has 3000 tokens" in capsys.readouterr().err
+    assert run(model, tmp_path / "e", "--setting", HGCA + ",dense_layers=0+2") == 2
+    assert "dense_layers = 2, the model has layers 0 to 1" in capsys.readouterr().err
     assert main(["no/such/model", "--text", str(model / "words.txt"), "--out", str(tmp_path / "b")]) == 2
     assert "no/such/model" in capsys.readouterr().err
     transformers.LlamaConfig(vocab_size=97, num_hidden_layers=1).save_pretrained(tmp_path / "c")
@@ -186,8 +232,9 @@ def test_default_settings_are_possible():
 
 def test_labels():
     assert [parse(text).label for text in ("policy=all", HGCA, "k_type=q8_0,v_type=q4_0,k_rotation=none",
-                                           "k_type=q4_0,k_rotation=hadamard", "policy=hgca,beta=0.5,window_tokens=-1")] == [
-        "all", "hgca w32 halo 2 sink 4", "q8_0/q4_0", "q4_0 hadamard", "hgca w-1 beta 0.5"]
+                                           "k_type=q4_0,k_rotation=hadamard", "policy=hgca,beta=0.5,window_tokens=-1",
+                                           "policy=hgca,dense_layers=11+0+1,window_tokens=512,k_type=q8_0")] == [
+        "all", "hgca w32 halo 2 sink 4", "q8_0/q4_0", "q4_0 hadamard", "hgca w-1 beta 0.5", "hgca w512 dense 0+1+11 q8_0"]
 
 
 def test_interrupt_and_resume(model, tmp_path, monkeypatch, capsys):
@@ -236,12 +283,28 @@ def test_table_and_pictures(measured):
     for words in ("Prefill of 160 tokens", "Decode of 6 tokens after 160", "hgca w32 halo 2 sink 4", "bits per byte"):
         assert words in table
     names = sorted(path.name for path in measured.glob("*.svg"))
-    assert names == ["kept-160-dark.svg", "kept-160-light.svg", "mass-160-dark.svg", "mass-160-light.svg"]
-    for name in names:
+    assert names == [f"{name}-160-{mode}.svg" for name in ("kept", "mass", "trade-off") for mode in ("dark", "light")]
+    for name in names[:4]:
         tree = xml.etree.ElementTree.parse(measured / name)
         cells = [cell for cell in tree.iter("{http://www.w3.org/2000/svg}rect") if len(cell)]
-        assert len(cells) == (2 * 4 if name.startswith("mass") else 2 * 2)  # of hgca; the others leave nothing out
+        # Two settings leave something out.
+        assert len(cells) == 2 * (2 * 4 if name.startswith("mass") else 2 * 2)
+    for name in names[4:]:
+        points = [point for point in xml.etree.ElementTree.parse(measured / name).iter("{http://www.w3.org/2000/svg}circle")
+                  if len(point)]
+        assert [point[0].text.split(":")[0] for point in points] == [
+            "hgca w32 halo 2 sink 4", "hgca w32 halo 2 sink 4 dense 1", "hgca w32 halo 2 sink 4 dense 0+1"]
 
+
+def test_a_line_joins_what_is_not_beaten():
+    points = [Point("a", 0.4, 0.02), Point("b", 0.2, 0.08), Point("c", 0.3, 0.09), Point("d", 0.3, 0.04), Point("e", 0.5, 0.03)]
+    assert [point.name for point in best_of(points)] == ["b", "d", "a"]
+    tree = xml.etree.ElementTree.fromstring(TradeOff("t", {"g": points, "h": [Point("f", 0.2, 0.02)]}).svg("light"))
+    lines = [line.get("points").split() for line in tree.iter("{http://www.w3.org/2000/svg}polyline")]
+    places = [[tuple(map(float, place.split(","))) for place in line] for line in lines]
+    (b, d, a), (f,) = places
+    assert f == (b[0], a[1]) and d[0] - b[0] == a[0] - d[0] > 0  # shares are linear
+    assert abs((d[1] - b[1]) - (a[1] - d[1])) <= 0.2 and d[1] > b[1]  # losses that halve go down by the same
 
 def test_colors_follow_values():
     heat_map = HeatMap("t", "r", "c", ["0"], ["0", "1", "2"], [Panel("p", "s", [[0.0, 0.5, None]])], 0.5, (16, 14))

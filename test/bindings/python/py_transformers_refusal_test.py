@@ -61,10 +61,14 @@ def test_arguments(llama):
     with pytest.raises(TypeError, match="window_tokens"):
         TandemCache(window_tokens=5)
     refused(llama[0], TandemCache(policy="none"), "none", tandem.NotFoundError)
-    for options, field in (({"layers": 5}, "layers"), ({"storage": 5}, "storage")):
+    for options, field in (({"layers": 5}, "layers"), ({"storage": 5}, "storage"), ({"dense_layers": 5}, "dense_layers"),
+                           ({"dense_layers": [0, "x"]}, "dense_layers[1]"),
+                           ({"dense_layers": [0], "layer_policies": ["all"] * 4}, "dense_layers")):
         with pytest.raises(tandem.InvalidArgumentError) as raised:
             TandemCache(**options)
         assert raised.value.field == field
+    for dense_layers, field in (([0, 4], r"dense_layers\[1\] = 4, the model has layers 0 to 3"), ([-1], r"dense_layers\[0\] = -1")):
+        refused(llama[0], TandemCache(policy="hgca", dense_layers=dense_layers), field, tandem.InvalidArgumentError)
     refused(llama[0], TandemCache(engine=5), "engine is a int", tandem.InvalidArgumentError)
     refused(llama[0], TandemCache("x"), "window_tokens = 'x' is not", tandem.InvalidArgumentError)
     refused(llama[0], TandemCache(storage={"k_type": "x"}), "k_type", tandem.InvalidArgumentError)

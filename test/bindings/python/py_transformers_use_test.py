@@ -81,6 +81,27 @@ def test_workers_sleep_while_pytorch_computes(llama, monkeypatch, options, sleep
     assert made == [sleeps]
 
 
+def test_dense_layers_attend_every_key(llama):
+    """All layers dense: exact under any policy. Some: what layer_policies with the same layers gives, and a fork too."""
+    mine, eager, _ = llama
+    ids, mask = (tensor[:1] for tensor in batch("cpu"))
+    options = {"policy": "streaming", "sink_tokens": 2}
+    lens = [20] + [1] * (ids.shape[1] - 20)
+
+    def logits(model, past):
+        return run(model, ids, mask, lens, past)
+
+    n_layers = mine.config.num_hidden_layers
+    exact, sparse = logits(eager, eager_cache(eager)), logits(mine, new_cache(4, **options))
+    assert (logits(mine, new_cache(4, dense_layers=range(n_layers), **options)) - exact).abs().max() < 1e-4
+    some = logits(mine, new_cache(4, dense_layers=[2, 0], **options))
+    by_name = logits(mine, new_cache(4, layer_policies=["all", "streaming", "all", "streaming"], sink_tokens=2))
+    assert n_layers == 4 and torch.equal(some, by_name)
+    assert (some - exact).abs().max() > 1e-3 and (some - sparse).abs().max() > 1e-3
+    forked = new_cache(4, dense_layers=[0, 2], **options).fork()
+    assert torch.equal(logits(mine, forked), some)
+
+
 def test_assisted_generation(llama):
     """A smaller model guesses, and what it guesses wrong is cropped."""
     mine, eager, _ = llama

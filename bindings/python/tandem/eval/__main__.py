@@ -41,10 +41,11 @@ def main(words: Sequence[str] | None = None) -> int:
     longest = max(given.contexts) + given.steps
     if 0 < model.n_positions < longest:
         _say(f"the model was made for {model.n_positions} tokens; {longest} are measured")
-    return _measure(evaluation, results)
+    return _measure(evaluation, results, given.find_dense_layers)
 
 
-def _measure(evaluation: "Evaluation", results: "Results") -> int:  # type: ignore[name-defined] # noqa: F821
+def _measure(evaluation: "Evaluation", results: "Results", dense_layers: bool) -> int:  # type: ignore[name-defined] # noqa: F821
+    from ._dense_layers import write_dense_layers
     from ._pictures import draw
     from ._tables import write
 
@@ -56,6 +57,8 @@ def _measure(evaluation: "Evaluation", results: "Results") -> int:  # type: igno
         code = 130
     folder = results.path.parent
     table = write(results.lines)
+    if dense_layers:
+        table += "\n" + write_dense_layers(results.lines)
     (folder / "table.md").write_text(table)
     draw(results.lines, folder)
     print(table)

@@ -49,12 +49,15 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--gguf-file", metavar="NAME", help="load this GGUF file of it (needs the packages gguf and accelerate)")
     flags.add_argument("--text", type=pathlib.Path, metavar="FILE", help="text to predict and to plant facts in (needed)")
     flags.add_argument("--setting", action="append", metavar="NAME=VALUE,...", help="options of a TandemCache, for example "
-                       "policy=hgca,window_tokens=512,k_type=q8_0; may be repeated; default: " + "; ".join(DEFAULTS))
+                       "policy=hgca,window_tokens=512,k_type=q8_0, and dense_layers=0+1 for layers that attend every key; may be "
+                       "repeated; default: " + "; ".join(DEFAULTS))
     flags.add_argument("--contexts", type=_lengths, default=[2048], metavar="N,N,...", help="tokens before decode (2048)")
     flags.add_argument("--steps", type=_count(1), default=128, metavar="N", help="decode steps that are judged (128)")
     flags.add_argument("--tasks", type=_tasks, default=list(TASKS), metavar="NAME,...", help="of " + ",".join(TASKS) + " (all)")
     flags.add_argument("--samples", type=_count(1), default=8, metavar="N",
                        help="decode steps at which selections and attention weights are looked at (8)")
+    flags.add_argument("--find-dense-layers", action="store_true", help="name the layers best left dense (dense_layers=0+1+11 "
+                       "in a setting), by the attention weight that each setting leaves out there, and the bytes each costs")
     flags.add_argument("--facts", type=_count(1, MAX_FACTS), default=5, metavar="N",
                        help="depths of pass keys, and named numbers in a text (5)")
     flags.add_argument("--seed", type=_count(0), default=1, metavar="N", help="of what is planted (1)")
@@ -78,6 +81,8 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         if setting not in settings:
             settings.append(setting)
     given.setting = settings
+    if given.find_dense_layers and "mass" not in given.tasks:
+        flags.error("--find-dense-layers needs the task mass")
     if given.text is None:
         flags.error("--text is missing: perplexity and retrieval need a text file")
     try:

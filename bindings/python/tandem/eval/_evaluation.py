@@ -32,7 +32,7 @@ class Evaluation:
     Raises
     ------
     ValueError
-        The text is too short for a context.
+        The text is too short for a context, or a setting names a layer that is not there.
     """
 
     def __init__(self, model: LanguageModel, given: argparse.Namespace, results: Results) -> None:
@@ -43,6 +43,10 @@ class Evaluation:
         if len(self._ids) < needed:
             raise ValueError(f"--text has {len(self._ids)} tokens; --contexts {max(given.contexts)} and --steps {given.steps} need "
                              f"{needed}")
+        for setting in self._settings:
+            if setting.dense_layers and setting.dense_layers[-1] >= model.n_layers:
+                raise ValueError(f"--setting: dense_layers = {setting.dense_layers[-1]}, the model has layers 0 to "
+                                 f"{model.n_layers - 1}")
         self._common = {"model": model.name, "gguf_file": given.gguf_file, "of_bytes": model.is_of_bytes, "seed": given.seed,
                         "text_sha256": hashlib.sha256(given.characters.encode()).hexdigest()}
         self._progress = Progress(1)

@@ -64,11 +64,11 @@ class HeatMap:
         width = max(_LEFT + len(self.panels) * (panel_width + _GAP), 32 + 10 * len(self.title))
         bottom = _TOP + _PANEL_TOP + cell_y * len(self.row_labels)
         parts = [f'<rect width="{width}" height="{bottom + _LEGEND}" fill="{colors["back"]}"/>',
-                 _text(16, 30, self.title, colors["ink"], 16, "start", "bold"),
-                 _text(16, 52, f"Rows: {self.row_name}. Columns: {self.column_name}.", colors["soft"], 12, "start")]
+                 text(16, 30, self.title, colors["ink"], 16, "start", "bold"),
+                 text(16, 52, f"Rows: {self.row_name}. Columns: {self.column_name}.", colors["soft"], 12, "start")]
         for i, label in enumerate(self.row_labels):
             y = _TOP + _PANEL_TOP + cell_y * i + cell_y / 2 + 4
-            parts.append(_text(_LEFT - 8, y, label, colors["soft"], 11, "end"))
+            parts.append(text(_LEFT - 8, y, label, colors["soft"], 11, "end"))
         for i, panel in enumerate(self.panels):
             parts += self._panel(panel, _LEFT + i * (panel_width + _GAP), colors)
         parts += self._legend(_LEFT, bottom + 40, colors)
@@ -79,8 +79,8 @@ class HeatMap:
 
     def _panel(self, panel: Panel, x: int, colors: Mapping[str, object]) -> list[str]:
         cell_x, cell_y = self.cell
-        parts = [_text(x, _TOP + 18, panel.title, colors["ink"], 13, "start", "bold"),
-                 _text(x, _TOP + 35, panel.subtitle, colors["soft"], 11, "start")]
+        parts = [text(x, _TOP + 18, panel.title, colors["ink"], 13, "start", "bold"),
+                 text(x, _TOP + 35, panel.subtitle, colors["soft"], 11, "start")]
         for i, row in enumerate(panel.rows):
             for j, value in enumerate(row):
                 place = f'x="{x + j * cell_x}" y="{_TOP + _PANEL_TOP + i * cell_y}" width="{cell_x - 1}" height="{cell_y - 1}"'
@@ -89,7 +89,7 @@ class HeatMap:
                 else:
                     parts.append(f'<rect {place} fill="{self._color(value, colors)}"><title>{value:.1%}</title></rect>')
         y = _TOP + _PANEL_TOP + cell_y * len(panel.rows) + 14
-        parts += [_text(x + j * cell_x + cell_x / 2, y, label, colors["soft"], 11)
+        parts += [text(x + j * cell_x + cell_x / 2, y, label, colors["soft"], 11)
                   for j, label in enumerate(self.column_labels) if label]
         return parts
 
@@ -106,10 +106,11 @@ class HeatMap:
         parts = [f'<rect x="{x + i * step}" y="{y - 12}" width="{step}" height="12" '
                  f'fill="{self._color(self.most * (i + 0.5) / n_steps, colors)}"/>' for i in range(n_steps)]
         parts.append(f'<rect x="{x}" y="{y - 12}" width="{n_steps * step}" height="12" fill="none" stroke="{colors["edge"]}"/>')
-        return parts + [_text(x + share * n_steps * step, y + 15, f"{share * self.most:.0%}", colors["soft"], 11)
+        return parts + [text(x + share * n_steps * step, y + 15, f"{share * self.most:.0%}", colors["soft"], 11)
                         for share in (0, 0.5, 1)]
 
 
-def _text(x: float, y: float, words: str, color: object, size: int, anchor: str = "middle", weight: str = "normal") -> str:
+def text(x: float, y: float, words: str, color: object, size: int, anchor: str = "middle", weight: str = "normal") -> str:
+    """Words at a place of a picture."""
     return (f'<text x="{x:g}" y="{y:g}" fill="{color}" font-size="{size}" text-anchor="{anchor}" '
             f'font-weight="{weight}">{escape(words)}</text>')

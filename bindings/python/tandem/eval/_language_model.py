@@ -73,6 +73,11 @@ class LanguageModel:
         return self.tokenizer.own is None
 
     @property
+    def n_layers(self) -> int:
+        """Layers of the decoder."""
+        return int(self.model.config.get_text_config(decoder=True).num_hidden_layers)
+
+    @property
     def n_positions(self) -> int:
         """Longest context that the model was made for; 0 where it does not say."""
         return int(getattr(self.model.config, "max_position_embeddings", 0) or 0)
@@ -108,7 +113,17 @@ class LanguageModel:
         if setting is None:
             return DynamicCache(config=self.model.config)
         options = setting.session
-        return TandemCache(window=options.pop("window_tokens", -1), storage=setting.storage, **options)  # type: ignore[arg-type]
+        return TandemCache(window=options.pop("window_tokens", -1), storage=setting.storage,  # type: ignore[arg-type]
+                           dense_layers=setting.dense_layers, **options)
+
+
+def token_bytes(past: TandemCache) -> list[int]:
+    """Bytes of a token's keys and values in each layer."""
+    assert past.cache is not None
+    k_type = past._storage.get("k_type", "f32")  # that of the model
+    v_type = past._storage.get("v_type", k_type)
+    return [layer.n_kv_heads * (dtype_row_bytes(k_type, layer.k_head_dim) + dtype_row_bytes(v_type, layer.v_dim))
+            for layer in past.cache.layers]
 
 
 def memory(past: Any) -> dict[str, int]:
@@ -117,11 +132,8 @@ def memory(past: Any) -> dict[str, int]:
         n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in past.layers)
         return {"kv_row_bytes": n_bytes, "kv_held_bytes": n_bytes}
     assert past.cache is not None
-    rows, storage = 0, past._storage
-    k_type = storage.get("k_type", "f32")  # that of the model
-    for layer_idx, layer in enumerate(past.cache.layers):
-        row = dtype_row_bytes(k_type, layer.k_head_dim) + dtype_row_bytes(storage.get("v_type", k_type), layer.v_dim)
-        rows += sum(sequence.length(layer_idx) for sequence in past.sequences) * layer.n_kv_heads * row
+    rows = sum(sequence.length(layer_idx) * n_bytes for layer_idx, n_bytes in enumerate(token_bytes(past))
+               for sequence in past.sequences)
     return {"kv_row_bytes": rows, "kv_held_bytes": past.cache.stats().host_kv_bytes}
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..transformers import TandemCache
+from ._language_model import token_bytes
 from ._settings import Setting
 
 _WINDOW, _SINKS = 4096, 64  # what -1 stands for
@@ -55,11 +56,14 @@ class Selected:
         The same of all keys.
     mass : list of ndarray
         [n_layers, n_q_heads].
+    dense_bytes : list of ndarray
+        [n_layers]: what a step reads of a layer that attends every key.
     """
 
     kept: list[Floats] = field(default_factory=list)
     read: list[Floats] = field(default_factory=list)
     mass: list[Floats] = field(default_factory=list)
+    dense_bytes: list[Floats] = field(default_factory=list)
 
     def add(self, past: TandemCache, setting: Setting, weights: list[Floats] | None) -> None:
         """Looks at the selection before a step. `weights` are the step's, of each layer, [n_q_heads, n_keys]."""
@@ -77,12 +81,14 @@ class Selected:
                 mass.append(mass_left_out(weights[layer_idx], chosen, n_keys))
         self.kept.append(np.array(kept, np.float64))
         self.read.append(np.array(read, np.float64))
+        self.dense_bytes.append(np.array([(sequence.length(layer_idx) + 1) * n_bytes
+                                          for layer_idx, n_bytes in enumerate(token_bytes(past))], np.float64))
         if weights is not None:
             self.mass.append(np.array(mass))
 
     def figures(self) -> dict[str, Any]:
         """Means over the sampled steps, as lists by layer, and what tables show of them."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"dense_bytes": np.mean(self.dense_bytes, 0).tolist()} if self.dense_bytes else {}
         for name, maps in (("kept_share", self.kept), ("read_share", self.read), ("mass_left_out", self.mass)):
             if maps:
                 mean = np.mean(maps, 0)
@@ -97,7 +103,9 @@ def _outside(past: TandemCache, setting: Setting) -> tuple[int, int]:
     options, layers = setting.session, past.cache.layers
     sinks, window = options.get("sink_tokens", -1), options.get("window_tokens", -1)
     sinks, window = _SINKS if sinks < 0 else sinks, _WINDOW if window < 0 else window
-    n_heads, n_host = sum(layer.n_kv_heads for layer in layers), past.session.stats().host_keys
+    # The statistics count the layers that select keys.
+    n_heads = sum(layer.n_kv_heads for layer_idx, layer in enumerate(layers) if layer_idx not in setting.dense_layers)
+    n_host = past.session.stats().host_keys
     if options.get("policy") == "hgca" and not any(layer.sliding_window_tokens for layer in layers):
-        return sinks, sinks + n_host // n_heads
+        return sinks, sinks + n_host // max(n_heads, 1)
     return sinks, max(past.sequences[0].length(0) - window, sinks)

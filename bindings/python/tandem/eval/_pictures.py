@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The pictures of a folder of results: what heads keep and leave out, and which facts are found."""
+"""The pictures of a folder of results: what heads keep and leave out, what settings lose, and which facts are found."""
 import math
 import pathlib
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from typing import Any
 
 from ._heat_map import COLORS, HeatMap, Panel
 from ._settings import Setting
+from ._trade_off import Point, TradeOff
 
 Line = dict[str, Any]
 
@@ -57,26 +58,41 @@ def _of_retrieval(lines: list[Line], kind: str, way: str) -> HeatMap:
                    [f"{depth:.0%}" for depth in where], [str(context) for context in contexts], panels, 1.0, (56, 24))
 
 
-def maps(lines: Iterable[Line]) -> dict[str, HeatMap]:
+def _trade_off(lines: list[Line]) -> TradeOff | None:
+    """Settings that select keys; None where two are too few for a line."""
+    groups: dict[int, list[Point]] = {}
+    for line in lines:
+        setting, figures = line["what"]["setting"], line["figures"]
+        if isinstance(setting, dict) and setting.get("policy", "all") != "all" and figures["kl_divergence"] > 0:
+            groups.setdefault(len(setting.get("dense_layers", ())), []).append(
+                Point(label(line), figures["kv_bytes_read_share"], figures["kl_divergence"]))
+    if sum(map(len, groups.values())) < 3:
+        return None
+    named = {f"{n} dense layer{'' if n == 1 else 's'}" if n else "no dense layer": groups[n] for n in sorted(groups)}
+    return TradeOff(f"{_model(lines)}: what settings lose and read, {lines[0]['what']['context']:,} tokens", named)
+
+
+def maps(lines: Iterable[Line]) -> dict[str, HeatMap | TradeOff]:
     """All pictures by the name of their file."""
-    lines, found = list(lines), {}
+    lines, found = list(lines), dict[str, HeatMap | TradeOff | None]()
     decode = [line for line in lines if line["what"]["measurement"] == "decode"]
     for context in sorted({line["what"]["context"] for line in decode}):
         mine = [line for line in decode if line["what"]["context"] == context]
+        found[f"trade-off-{context}"] = _trade_off(mine)
         found[f"mass-{context}"] = _by_head(mine, "mass_left_out", f"attention mass left out, {context:,} tokens", "query heads")
         found[f"kept-{context}"] = _by_head(mine, "kept_share", f"keys kept outside window and sinks, {context:,} tokens",
                                             "KV heads")
     retrieval = [line for line in lines if line["what"]["measurement"] == "retrieval"]
     for kind, way in dict.fromkeys((line["what"]["kind"], line["what"]["question"]) for line in retrieval):
         found[f"{kind.replace(' ', '-')}-{way}"] = _of_retrieval(retrieval, kind, way)
-    return {name: heat_map for name, heat_map in found.items() if heat_map is not None}
+    return {name: picture for name, picture in found.items() if picture is not None}
 
 
 def draw(lines: Iterable[Line], folder: pathlib.Path) -> list[pathlib.Path]:
     """Writes NAME-light.svg and NAME-dark.svg of each picture."""
     written = []
-    for name, heat_map in maps(lines).items():
+    for name, picture in maps(lines).items():
         for mode in COLORS:
             written.append(folder / f"{name}-{mode}.svg")
-            written[-1].write_text(heat_map.svg(mode))
+            written[-1].write_text(picture.svg(mode))
     return written

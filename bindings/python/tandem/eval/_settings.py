@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Settings: text such as "policy=hgca,window_tokens=512,k_type=q8_0", checked by the library before a model is loaded."""
+"""Settings: text such as "policy=hgca,window_tokens=512,k_type=q8_0", checked by the library before a model is loaded.
+
+"dense_layers=0+1+11" names layers that attend every key; the setting's policy is for the others.
+"""
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -13,7 +16,8 @@ from .._session import Session
 _PLAIN = (str, int, float)  # lists of one value a layer have no short text
 _STORAGE = {name: kind for name, kind in get_type_hints(CacheOptions).items() if kind in _PLAIN}
 _SESSION = {name: kind for name, kind in get_type_hints(SessionOptions).items() if kind in _PLAIN}
-KNOWN = {**_SESSION, **_STORAGE}
+_DENSE = "dense_layers"  # of a TandemCache, which makes layer_policies of it
+KNOWN = {**_SESSION, **_STORAGE, _DENSE: tuple}
 DEFAULTS = ("policy=all", "policy=hgca,window_tokens=512", "policy=streaming,window_tokens=512", "k_type=q8_0,k_rotation=none",
             "k_type=q4_0,k_rotation=none", "k_type=q4_0,k_rotation=hadamard")
 
@@ -29,7 +33,8 @@ class Setting:
     Attributes
     ----------
     options : tuple of (name, value)
-        In the order of their names, as :class:`tandem.SessionOptions` and :class:`tandem.CacheOptions` call them.
+        In the order of their names, as :class:`tandem.SessionOptions`, :class:`tandem.CacheOptions` and
+        :class:`tandem.transformers.TandemCache` call them.
     """
 
     options: tuple[tuple[str, Any], ...]
@@ -45,6 +50,11 @@ class Setting:
         return {name: value for name, value in self.options if name in _SESSION}
 
     @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """Layers that attend every key, in order."""
+        return tuple(dict(self.options).get(_DENSE, ()))
+
+    @property
     def stores_only(self) -> "Setting":
         """The same storage under policy "all". A prefill attends every key, so it depends on nothing else."""
         return Setting(tuple(sorted({**self.storage, "policy": "all"}.items())))
@@ -54,19 +64,35 @@ class Setting:
         """A short name for tables and pictures."""
         given = dict(self.options)
         k_type, v_type = given.pop("k_type", ""), given.pop("v_type", "")
+        dense_layers = given.pop(_DENSE, ())
         policy, rotation = given.pop("policy", "all"), given.pop("k_rotation", "none")
         words = [policy] if policy != "all" or not k_type + v_type else []
         if "window_tokens" in given:
             words.append(f"w{given.pop('window_tokens')}")
         words += [f"{name.removesuffix('_tokens')} {value:g}" if isinstance(value, (int, float)) else f"{name} {value}"
                   for name, value in given.items()]
+        if dense_layers:
+            words.append("dense " + "+".join(map(str, dense_layers)))
         if k_type or v_type:
             words.append(k_type if v_type in ("", k_type) else f"{k_type or 'own type'}/{v_type}")
         return " ".join(words + ([rotation] if rotation != "none" else []))
 
 
+def _layers(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split("+")]
+    if not all(word.isdecimal() for word in words):
+        raise SettingError(f"{_DENSE} = {text!r} is not a list of layers such as 0+1+11")
+    indices = sorted(map(int, words))
+    for before, index in zip(indices, indices[1:], strict=False):
+        if before == index:
+            raise SettingError(f"{_DENSE} = {text!r} names layer {index} twice")
+    return tuple(indices)
+
+
 def _value(name: str, text: str) -> Any:
     kind = KNOWN[name]
+    if name == _DENSE:
+        return _layers(text)
     try:
         return kind(text)
     except ValueError:
@@ -91,6 +117,8 @@ def parse(text: str) -> Setting:
         if name in options:
             raise SettingError(f"{name} is given twice")
         options[name] = _value(name, value)
+    if _DENSE in options and options.get("policy", "all") == "all":
+        raise SettingError(f"{_DENSE} needs a policy for the other layers, such as policy=hgca")
     return Setting(tuple(sorted(options.items())))
 
 

@@ -15,7 +15,7 @@ from .._model import Layer, Model
 from .._options import CacheOptions, SessionOptions, integer, listed
 from .._session import Session
 from ._attention import Call, Update, note
-from ._layers import layers_of, text_config, unsupported
+from ._layers import dense_layers_of, layers_of, policies_of, text_config, unsupported
 from ._pass import Change, Changes, Held, Pass
 from ._refusals import Refusals
 from ._rows import batch_of, read_rows, tokens_of, view_of
@@ -65,6 +65,9 @@ class TandemCache(Refusals):
         Geometry, for models whose configuration does not tell it; each call must agree with it.
     storage : CacheOptions, optional
         How keys and values are stored; types left out are those of the model's keys.
+    dense_layers : sequence of int, optional
+        Layers that attend every key (policy ``"all"``); ``policy`` is for the others. ``python -m tandem.eval
+        --find-dense-layers`` finds them. Not beside ``layer_policies``, which names each layer's policy.
     **options
         The other :class:`tandem.SessionOptions`, as ``policy``: ``"all"`` (exact), ``"streaming"`` or ``"hgca"``.
 
@@ -82,7 +85,8 @@ class TandemCache(Refusals):
     """
 
     def __init__(self, window: int = -1, *, engine: Engine | None = None, layers: Several[Layer] | None = None,
-                 storage: CacheOptions | None = None, **options: Unpack[SessionOptions]) -> None:
+                 storage: CacheOptions | None = None, dense_layers: Several[int] | None = None,
+                 **options: Unpack[SessionOptions]) -> None:
         super().__init__()
         if "window_tokens" in options:
             raise TypeError("window_tokens: TandemCache calls it window")
@@ -90,6 +94,7 @@ class TandemCache(Refusals):
         if storage is not None:
             of_type("storage", storage, dict)
         self._storage: CacheOptions = {} if storage is None else storage
+        self._dense_layers = dense_layers_of(dense_layers, options)
         self._given = None if layers is None else list(listed("layers", layers))
         self.engine = engine
         self.cache: Cache | None = None
@@ -134,9 +139,12 @@ class TandemCache(Refusals):
         layers = layers_of(config, call) if self._given is None else self._given
         engine = self.engine or _shared_engine("cuda" if call.key.device.type == "cuda" else None)
         storage: CacheOptions = {"k_type": stored, **self._storage}
+        by_layer: SessionOptions = {}
+        if self._dense_layers:
+            by_layer["layer_policies"] = policies_of(self._dense_layers, self._options.get("policy") or "all", len(layers))
         cache = Cache(engine, Model(layers), **storage)
         # A pass is a step, and between the layers of one on the CPU PyTorch's threads need the cores.
-        options: SessionOptions = {"sleep_between_calls": call.key.device.type == "cpu", **self._options}
+        options: SessionOptions = {"sleep_between_calls": call.key.device.type == "cpu", **self._options, **by_layer}
         self.session = Session(cache, **options)
         self.engine, self.cache, self._owns = engine, cache, True
 
@@ -357,7 +365,7 @@ class TandemCache(Refusals):
     def fork(self) -> "TandemCache":
         """A cache of the same tokens; pages are shared, and copied when one side writes. It shares the session too."""
         self._settle()
-        other = TandemCache(engine=self.engine, layers=self._given, storage=self._storage)
+        other = TandemCache(engine=self.engine, layers=self._given, storage=self._storage, dense_layers=self._dense_layers)
         other._options, other.cache, other.session = self._options, self.cache, self.session
         held = self._held
         other._held = Held([sequence.fork() for sequence in held.sequences], list(held.lengths), held.columns,

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The layers of a model, as its configuration and a call of attention say."""
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import _abi
-from .._errors import UnsupportedError
+from .._errors import UnsupportedError, invalid
 from .._model import Layer
+from .._options import SessionOptions, integer, listed
 
 if TYPE_CHECKING:
     from ._attention import Call
@@ -51,3 +53,32 @@ def layers_of(config: Any, call: "Call") -> list[Layer]:
     return [Layer(n_q_heads=call.query.shape[1], n_kv_heads=call.key.shape[1], k_head_dim=call.key.shape[3],
                   v_head_dim=call.value.shape[3], sm_scale=call.sm_scale, soft_cap=call.soft_cap, sliding_window_tokens=window)
             for window in windows]
+
+
+def dense_layers_of(dense_layers: Any, options: SessionOptions) -> list[int]:
+    """The indices that a cache was given, checked as far as no model is known.
+
+    Raises
+    ------
+    InvalidArgumentError
+    """
+    if dense_layers is None:
+        return []
+    indices = [integer(f"dense_layers[{i}]", one) for i, one in enumerate(listed("dense_layers", dense_layers))]
+    if options.get("layer_policies") is not None:
+        raise invalid("dense_layers", "are given beside layer_policies, which names the policy of each layer already")
+    return indices
+
+
+def policies_of(dense_layers: Sequence[int], policy: str, n_layers: int) -> list[str]:
+    """A policy for each layer: "all" for the dense layers.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The model has no such layer.
+    """
+    for i, layer_idx in enumerate(dense_layers):
+        if not 0 <= layer_idx < n_layers:
+            raise invalid(f"dense_layers[{i}]", f"= {layer_idx}, the model has layers 0 to {n_layers - 1}")
+    return ["all" if layer_idx in dense_layers else policy for layer_idx in range(n_layers)]
