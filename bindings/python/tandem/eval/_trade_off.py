@@ -98,8 +98,8 @@ class TradeOff:
         axes = _axes([point for group in self.groups.values() for point in group])
         parts = [f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="{colors["back"]}"/>',
                  text(16, 30, self.title, colors["ink"], 16, "start", "bold"),
-                 text(16, 52, "KL divergence from dense attention, nats (logarithmic), against the share of KV bytes read. Lines join "
-                      "the best settings.", colors["soft"], 12, "start"), *axes.lines(colors)]
+                 text(16, 52, "KL divergence from dense attention in nats, logarithmic, by KV bytes read. Lines join the best settings.",
+                      colors["soft"], 12, "start"), *axes.lines(colors)]
         for i, (name, group) in enumerate(self.groups.items()):
             color, row = _LINES[mode][i % len(_LINES[mode])], _TOP + 20 * i + 8
             line = " ".join(f"{axes.x(point.read):g},{axes.y(point.loss):g}" for point in best_of(group))
