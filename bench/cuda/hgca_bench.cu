@@ -38,6 +38,10 @@ void judge(HybridSession& session, int32_t n_layers) {
   for (int32_t l = 0; l < n_layers; ++l) session.attend(l, call.device_view, false, true);
   session.wait();
   session.q_lens.assign(session.on.sequences.size(), 1);
+  int64_t n = 0;
+  for (int32_t l = 0; l < n_layers; ++l)  // who asks for a selection has the keys judged
+    for (const int64_t id : session.on.sequences)
+      TANDEM(tandem_session_selection, nullptr, nullptr, 0, &n, session.session, id, l, 0, 0);
 }
 
 double share_of(const HybridSession& session) {
