@@ -3,9 +3,10 @@
 // queries go into the MAW, and the last queries of an append to the refresh that judges all keys.
 //
 // On host tensors weights are those that the jobs have left as logits; keys are judged after the call. On a device the host
-// counts weights of the keys that the window does not have; the device hands over the MAW of the keys that leave the window,
-// and these are judged at once, or all keys after an append. The pool's workers are awake then and have nothing else to do
-// until the next call's part: a background thread would have to get a CPU first, and the next call to wait for it.
+// counts weights of the keys that the window does not have, and the device hands over the MAW of the keys that leave the
+// window. After a single query these keys are judged at once: the pool's workers are awake then and have nothing else to do
+// until the next call's part, while a background thread would have to get a CPU first, and the next call to wait for it.
+// After an append all keys are judged, by the next query that is not of an append (HostPart::choose).
 #include <algorithm>
 #include <cstring>
 

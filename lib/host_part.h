@@ -63,8 +63,9 @@ class HostPart {
   void begin(const Facts& facts, const HostSlot& slot);
   // The cache's mutex is held. calls: stay where they are; their addresses (q, o, ...) are set, but for a slot's.
   void lay_out(std::span<SequenceCall> calls);
-  void add_rows(const SequenceCall& call);             // its new ones, which the slot has
-  LateCall& keep_late(size_t call, bool keeps_pages);  // of one that is laid out; with keeps_pages its pages are copied
+  void add_rows(const SequenceCall& call);  // its new ones, which the slot has
+  // What the ticket needs of a call that is laid out, to be filled; with keeps_pages its page table is copied already.
+  LateCall& keep_late(size_t call, bool keeps_pages);
   bool has_jobs() const { return !jobs_.empty(); }
   bool has_rows() const { return !rows_.empty(); }
   // On a device: choose() has keys to add, and observe() comes when the device has observed.

@@ -75,8 +75,7 @@ tandem_session_options options_of(const char* policy, int64_t window) {
 
 struct Run {
   double prompt_ms = 0.0, first_ms = 0.0, later_ms = 0.0, streamed_mb = 0.0, host_mb = 0.0;
-  std::vector<__nv_bfloat16> last;  // outputs of the last call
-  std::vector<std::vector<int64_t>> selected;
+  std::vector<__nv_bfloat16> last;  // the last 4,096 outputs
 };
 
 std::vector<std::vector<int64_t>> selection_of(const HybridSession& session, int64_t sequence, int64_t n_tokens) {
