@@ -53,7 +53,9 @@ fn with(strides: Option<&[usize]>) -> String {
     strides.map_or(String::new(), |strides| format!(" with strides {strides:?}"))
 }
 
-/// Shape and strides in elements, and the elements from the first to the last that they reach.
+/// Shape and strides in elements, and the elements from the first to the last that they reach. Inlined, so that a shape of
+/// constants is checked when the caller is compiled.
+#[inline]
 fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_tensor, usize)> {
     let n_dims = shape.len();
     if n_dims == 0 || n_dims > 4 {
@@ -88,6 +90,7 @@ fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_t
 }
 
 /// The description of a view into `len` values of T at `data`.
+#[inline]
 fn view<T: Element>(data: *mut T, len: usize, shape: &[usize], strides: Option<&[usize]>) -> Result<sys::tandem_tensor> {
     let (mut raw, span) = describe(shape, strides)?;
     if span.div_ceil(T::LEN) > len {
