@@ -9,7 +9,7 @@
 #include "lib/engine.h"
 #include "lib/model.h"
 #include "lib/options.h"
-#include "lib/policies/policy.h"
+#include "lib/select/policy.h"
 #include "lib/tensor.h"
 
 namespace tandem {
@@ -138,7 +138,8 @@ int64_t tandem_dtype_row_bytes(int32_t dtype, int32_t head_dim) {
 }
 
 const char* tandem_policy_name(int32_t idx) {
-  const Policy* policy = idx < 0 ? nullptr : policy_at(idx);
+  const std::span<const Policy* const> table = policy_table();
+  const Policy* policy = idx >= 0 && idx < std::ssize(table) ? table[static_cast<size_t>(idx)] : nullptr;
   return policy == nullptr ? nullptr : policy->name;
 }
 

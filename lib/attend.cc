@@ -63,16 +63,22 @@ Status AttendCall::run() {
   TANDEM_TRY(args_.watch.check());
   pack_queries();
   TANDEM_TRY(args_.watch.check());
+  if (scratch_.host.selects()) {
+    std::shared_lock lock(cache_.mutex());
+    scratch_.host.choose();
+  }
   TANDEM_TRY(scratch_.host.attend(args_.is_watched ? &args_.watch : nullptr));
   TANDEM_TRY(args_.watch.check());  // after this the caller's o and lse change
   write_outputs();
   TANDEM_TRY(args_.watch.check());  // the last time: from here on the call changes what others see
-  scratch_.host.observe();
+  if (policy_.keeps_maw) scratch_.host.observe();
   {
     std::unique_lock lock(cache_.mutex());
     commit_and_settle();
   }
-  refresh();
+  // Outside the lock: nobody else may change a sequence that is in flight.
+  if (!args_.partial)
+    for (const SequenceCall& call : scratch_.calls) call.state->selection->finish(call, args_.watch);
   return {};
 }
 
@@ -179,8 +185,10 @@ void AttendCall::commit_and_settle() {
       if (args_.k != nullptr) cache_.set_length(*call.sequence, args_.layer_idx, call.length);
       settle(call);
     }
+    call.state->selection->committed(call, args_.speculative);
     count_bytes(call);
   }
+  session_.sums_.host_kv_bytes_read += scratch_.host.selected_kv_bytes();
 }
 
 void AttendCall::guess_tokens(const SequenceCall& call) {
@@ -197,29 +205,6 @@ void AttendCall::settle(SequenceCall& call) {
   const int64_t before = state.window_begin;
   session_.evict(state, call.length);
   session_.sums_.evicted_tokens += state.window_begin - before;
-  if (!policy_.keeps_maw || args_.on_device) return;
-  state.refresh.host_end = state.window_begin;
-  if (call.is_append || state.window_begin == before) return;
-  state.refresh.evict_begin = before;
-  state.refresh.evict_end = state.window_begin;
-  post_refresh(state.refresh, judge_evicted);
-}
-
-// Outside the lock: nobody else may change a sequence that is in flight.
-void AttendCall::refresh() {
-  if (!policy_.keeps_maw || args_.partial) return;
-  for (const SequenceCall& call : scratch_.calls)
-    if (call.is_append) refresh_after(call);
-}
-
-// A short one is done at once: to hand it over takes a wake-up, and the engine's thread yields to others.
-void AttendCall::refresh_after(const SequenceCall& call) {
-  constexpr int64_t kShort = int64_t{1} << 28;  // products of numbers; some milliseconds
-  Refresh& refresh = call.state->refresh;
-  const int64_t n_rows = refresh.n_queries * layer_.n_q_heads;
-  if (args_.watch.cancel == nullptr || n_rows * call.length * layer_.k_head_dim < kShort) return re_evaluate(refresh);
-  post_refresh(refresh, [](void* context) { re_evaluate(*static_cast<Refresh*>(context)); });
-  (void)cache_.engine().worker().join(refresh.job, args_.watch);
 }
 
 void AttendCall::count_bytes(const SequenceCall& call) {
@@ -229,7 +214,7 @@ void AttendCall::count_bytes(const SequenceCall& call) {
   sums.n_query_tokens += call.q_len;
   sums.resident_kv_bytes_read += (call.length - call.resident_begin) * per_token;
   const int64_t n_found = std::max<int64_t>(0, call.resident_begin - call.first_found());
-  sums.host_kv_bytes_read += (call.host_end - call.host_begin + n_found) * per_token + call.n_selected * key_bytes;
+  sums.host_kv_bytes_read += (call.host_end - call.host_begin + n_found) * per_token;
   sums.dense_kv_bytes += (call.length - call.dense_begin) * key_bytes * layer_.n_kv_heads;
   if (heads_ == nullptr) return;
   const int64_t streaming_bytes = heads_->n_streaming(layer_) * key_bytes;

@@ -76,7 +76,6 @@ class AttendCall {
   Status attend_window(const DeviceAttend& window, bool is_last);
   Status set_visibility(SequenceCall& call);
   void set_tree(SequenceCall& call);
-  void prepare_refresh(SequenceCall& call);
   template <typename F>
   void lay_out(SequenceCall& call, F take) const;
   void lay_out_floats();
@@ -92,8 +91,6 @@ class AttendCall {
   void commit_and_settle();
   void guess_tokens(const SequenceCall& call);
   void settle(SequenceCall& call);
-  void refresh();
-  void refresh_after(const SequenceCall& call);
   void count_bytes(const SequenceCall& call);
   void leave();
 
@@ -124,12 +121,11 @@ class AttendCall {
   static void leave_guess_to_host(SequenceCall* call);
   int64_t describe_guess(std::byte* upload, int64_t bytes, const DeviceSequences& sequences);
   void keep_guess(const SequenceCall& call);
-  void prepare_guess();
   // Where MAW are kept (lib/observe_device.cc).
   Status flush_host_appends(const SequenceCall& call);
   Status give_maw(const SequenceCall& call);
   void fade_newer(const SequenceCall& call);
-  void prepare_observation();
+  void prepare_selection();
   void describe_sequences(DeviceSequence* to, int64_t* tables, int64_t* n_entries) const;
   Status upload_descriptors(HandOverTask* task, DeviceSequences* sequences);
   template <typename Function, typename DeviceCall>

@@ -162,7 +162,7 @@ Status AttendCall::reserve_on_device(int64_t* most) {
       sequence.parents.reserve(static_cast<size_t>(call.q_len));
     TANDEM_TRY(session_.reserve_window(sequence, *most, &sized.window_pages));
     SequenceState& state = *session_.state(sequence.id);
-    call.state = state.layers[layer_idx_].get();
+    call.state = &state.layers[layer_idx_];
     call.window = &state.window;
     TANDEM_TRY(flush_host_appends(call));
     sized.window_begin = call.state->window_begin;
@@ -264,7 +264,7 @@ void AttendCall::commit_chunk() {
     count_bytes(call);
     if (!policy_.keeps_maw) continue;
     call.window->set_maw(layer_idx_, call.window_begin);
-    call.state->is_unjudged = call.is_append || (call.state->is_unjudged && !call.flushes);
+    call.state->selection->committed(call, false);
   }
 }
 
@@ -306,7 +306,7 @@ void AttendCall::prepare_chunk(HandOverTask* task) {
     if (args_.k != nullptr) scratch_.host.add_rows(call);
     task->touched.push_back({call.sequence->id, args_.k != nullptr ? call.first_query : call.length, call.found_begin});
   }
-  if (policy_.keeps_maw) prepare_observation();
+  if (scratch_.host.selects()) prepare_selection();
 }
 
 // A session may find a sequence long: its window is not to hold all of it. The state follows when the call is committed.
@@ -496,7 +496,7 @@ Status AttendCall::observe(const DeviceAppend& append, const float* lse) {
   observe.n_tokens = append.n_tokens;
   observe.has_appended = append.k.data != nullptr;
   observe.alpha = session_.options_.alpha;
-  observe.n_counted = static_cast<int32_t>(refresh_queries(observe.alpha));
+  observe.n_counted = static_cast<int32_t>(counted_queries(observe.alpha));
   observe.exchange = append.exchange;
   if (args_.speculative) {  // nobody's, for now: the lse are handed over
     observe.sequences.n_sequences = 0;

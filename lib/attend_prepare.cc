@@ -76,7 +76,7 @@ Status AttendCall::wait_for_refreshes() {
       std::shared_lock lock(cache_.mutex());
       state = session_.state(call.sequence->id);
     }
-    if (state != nullptr) session_.sums_.refresh_wait_ns += session_.join(*state->layers[layer_idx_], args_.watch);
+    if (state != nullptr) session_.sums_.refresh_wait_ns += state->layers[layer_idx_].selection->join(args_.watch);
     TANDEM_TRY(args_.watch.check());
   }
   return {};
@@ -102,15 +102,13 @@ Status AttendCall::prepare() {
       cache_.extend_positions(sequence, call.length);
     else
       sequence.parents.reserve(static_cast<size_t>(call.q_len));
-    call.state = session_.state(sequence.id)->layers[layer_idx_].get();
+    call.state = &session_.state(sequence.id)->layers[layer_idx_];
     session_.fetch_maw(sequence);
-    // An append goes on with the queries of the appends before it, unless a device has counted these in a part of the keys.
-    if (!call.is_append || call.state->is_unjudged) TANDEM_TRY(session_.flush_layer(sequence, args_.layer_idx, *call.state));
     call.found_begin = call.window_begin = call.state->window_begin;
     TANDEM_TRY(set_visibility(call));
     choose_keys(call);
     choose_for_streaming_heads(call);
-    if (policy_.keeps_maw) prepare_refresh(call);
+    TANDEM_TRY(call.state->selection->prepare_on_host(&call, args_.speculative));
   }
   lay_out_floats();
   point_visibility();
@@ -180,10 +178,8 @@ void AttendCall::choose_keys(SequenceCall& call) {
   if (host == HostKeys::kSelected) {
     call.host_end = std::min(session_.options_.sink_len, call.resident_begin);
     call.selected = true;
-    // On a device nobody knows yet what will have been selected when the call's turn comes.
-    for (const HeadSelection& head : call.state->heads) call.n_selected += args_.on_device ? 0 : head.n_tokens;
   }
-  call.has_host = call.host_end > call.host_begin || call.n_selected > 0 || (args_.on_device && call.resident_begin > least);
+  call.has_host = call.resident_begin > least;  // nobody knows yet what will be selected when the queries are there
   call.first_job_key = call.resident_begin;
   // One processor has both parts, and they are one range: one job, and nothing to merge.
   if (host == HostKeys::kAll && !args_.on_device) {
@@ -215,29 +211,6 @@ void AttendCall::choose_streaming(SequenceCall& call) {
   call.first_job_key = call.resident_begin;
 }
 
-// Room for what the refresh after this call will need.
-void AttendCall::prepare_refresh(SequenceCall& call) {
-  Refresh& refresh = call.state->refresh;
-  bind_refresh(session_, *call.state, layer_idx_);
-  const auto heads = static_cast<size_t>(layer_.n_q_heads);
-  if (args_.speculative) {
-    Speculation& speculation = call.state->speculation;
-    speculation.q.clear();
-    speculation.first_key = call.resident_begin;
-    speculation.n_keys = call.length - call.resident_begin;
-    speculation.logits.resize(heads * static_cast<size_t>(call.q_len * speculation.n_keys));
-    speculation.lse.resize(heads * static_cast<size_t>(call.q_len));
-    return;
-  }
-  if (call.is_append) reserve_held(refresh);
-  const bool evicts = call.length - call.state->window_begin >=
-                      session_.options_.window_len + evict_len(session_.options_.window_len, cache_.page_len());
-  if (!call.is_append && !evicts) return;
-  const int64_t first = call.is_append || refresh.wants_all ? 0 : call.state->window_begin;
-  session_.fill_runs(*call.sequence, args_.layer_idx, first, call.length, &refresh.keys);
-  reserve_refresh(refresh);
-}
-
 // Rows of floats of a call on host tensors: take(n) is asked for each.
 template <typename F>
 void AttendCall::lay_out(SequenceCall& call, F take) const {
@@ -250,7 +223,6 @@ void AttendCall::lay_out(SequenceCall& call, F take) const {
     call.host_lse = take(n_rows);
   }
   if (call.observes) call.logits = take(n_rows * (call.length - call.resident_begin));
-  if (args_.speculative && policy_.keeps_maw) call.logits = call.state->speculation.logits.data();
 }
 
 // Once for how many there are, then for where they are.
@@ -276,8 +248,15 @@ void AttendCall::point_visibility() {
 }
 
 HostPart::Facts AttendCall::host_facts() const {
-  return {&cache_,         &session_.options_, &layer_,           heads_,
-          args_.layer_idx, policy_.keeps_maw,  args_.speculative, args_.q.dtype == TANDEM_BF16};
+  return {.cache = &cache_,
+          .layer = &layer_,
+          .heads = heads_,
+          .layer_idx = args_.layer_idx,
+          .selector = session_.selectors_[layer_idx_].get(),
+          .selects = policy_.make != nullptr,
+          .keeps_maw = policy_.keeps_maw,
+          .is_speculative = args_.speculative,
+          .q_is_bf16 = args_.q.dtype == TANDEM_BF16};
 }
 
 }  // namespace tandem

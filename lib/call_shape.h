@@ -11,7 +11,7 @@
 #include "lib/device_owner.h"
 #include "lib/device_window.h"
 #include "lib/page_store.h"
-#include "lib/policies/policy.h"
+#include "lib/select/policy.h"
 #include "lib/routes/recompute.h"
 #include "lib/routes/route.h"
 #include "lib/routes/stream_pieces.h"

@@ -13,7 +13,7 @@
 
 #include "lib/device.h"
 #include "lib/memory.h"
-#include "lib/policies/policy.h"
+#include "lib/select/policy.h"
 #include "lib/row_cursor.h"
 
 namespace tandem {

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <iterator>
 
+#include "lib/cache.h"
 #include "lib/placement.h"
-#include "lib/session.h"
 
 namespace tandem {
 namespace {
@@ -23,31 +23,33 @@ struct SelectedRuns {
   const Layer& layer;
   int32_t layer_idx, kv_head;
 
-  void add(const HeadSelection& head, std::vector<KvRun>* runs) const {
+  void add(const SelectedTokens& selected, std::vector<KvRun>* runs) const {
     const bool by_position = layer.rope != nullptr && !stored.positions.empty();
-    if (head.n_copied == head.n_tokens && !by_position)
-      add_copied(head, runs);
+    if (!selected.copies.empty() && !by_position)
+      add_copied(selected, runs);
     else
-      add_stored(head, by_position, runs);
+      add_stored(selected.tokens, by_position, runs);
   }
-  void add_copied(const HeadSelection& head, std::vector<KvRun>* runs) const {
+  void add_copied(const SelectedTokens& selected, std::vector<KvRun>* runs) const {
     const PlaneBytes bytes = plane_bytes(layer);
-    for (const SelectionChunk& chunk : head.chunks) {
-      if (chunk.first >= head.n_tokens) break;
+    const int64_t n_tokens = std::ssize(selected.tokens);
+    for (const CopiedRows& block : selected.copies) {
+      if (block.first >= n_tokens) break;
       KvRun run;
-      point_run(chunk.row(bytes, chunk.first), layer, &run);
-      run.n_tokens = std::min(chunk.n_rows, head.n_tokens - chunk.first);
+      point_run(block.row(bytes, block.first), layer, &run);
+      run.n_tokens = std::min(block.n_rows, n_tokens - block.first);
       run.token_idx = -1;
-      run.positions = head.token_idx.as<int32_t>() + chunk.first;
+      run.positions = selected.tokens.data() + block.first;
       runs->push_back(run);
     }
   }
-  void add_stored(const HeadSelection& head, bool by_position, std::vector<KvRun>* runs) const {
-    const auto* token_idx = head.token_idx.as<int32_t>();
-    for (int64_t i = 0; i < head.n_tokens;) {
+  void add_stored(std::span<const int32_t> tokens, bool by_position, std::vector<KvRun>* runs) const {
+    const int32_t* const token_idx = tokens.data();
+    const int64_t n_tokens = std::ssize(tokens);
+    for (int64_t i = 0; i < n_tokens;) {
       const int64_t token = token_idx[i], slot = token % stored.page_len;
       int64_t n = 1;
-      while (i + n < head.n_tokens && token_idx[i + n] == token + n && slot + n < stored.page_len) ++n;
+      while (i + n < n_tokens && token_idx[i + n] == token + n && slot + n < stored.page_len) ++n;
       KvRun run;
       point_run(stored.layers[layer_idx].rows(stored.run_at(token, token + 1), kv_head), layer, &run);
       run.n_tokens = n;
@@ -70,13 +72,14 @@ void HostPart::begin(const Facts& facts, const HostSlot& slot) {
   runs_.clear();
   jobs_.clear();
   first_runs_.clear();
+  late_jobs_.clear();
   merges_.clear();
   selected_kv_bytes_ = 0;
 }
 
 void HostPart::lay_out(std::span<SequenceCall> calls) {
   calls_ = calls;
-  if (facts_.keeps_maw) judged_.reserve(calls.size());  // no memory is asked for once keys have left
+  if (facts_.keeps_maw) observed_.states.reserve(calls.size());
   const size_t n_heads = calls.size() * static_cast<size_t>(facts_.layer->n_kv_heads);
   jobs_.reserve(2 * n_heads);
   merges_.reserve(n_heads);
@@ -121,9 +124,7 @@ void HostPart::lay_out_window(const SequenceCall& call) {
       AttendJob& host = add_job(call, h, call.host_o, call.host_lse);
       if (is_host_masked(layer, call)) host.visibility = &call.visibility;
       add_runs(call, host_tokens_, h);
-      if (call.selected)
-        SelectedRuns{facts_.cache->view(*call.sequence), layer, facts_.layer_idx, h}.add(
-            call.state->heads[static_cast<size_t>(h)], &runs_);
+      if (call.selected) late_jobs_.push_back({jobs_.size() - 1, call_idx_of(call), h});
     }
     if (call.has_host || layer.sinks != nullptr) add_merge(call, h);
   }
@@ -144,6 +145,7 @@ void HostPart::lay_out_for_device(const SequenceCall& call) {
     if (!streams(h) && (facts_.is_speculative || is_host_masked(*facts_.layer, call))) job.visibility = &call.visibility;
     add_runs(call, streams(h) ? streaming_tokens_ : host_tokens_, h);
     add_runs(call, tokens_, h);
+    if (call.selected) late_jobs_.push_back({jobs_.size() - 1, call_idx_of(call), h});
   }
 }
 
@@ -295,34 +297,33 @@ int64_t HostPart::take_rows() {
   return shares.bytes;
 }
 
-// Refreshes of earlier calls are joined, or done where appends have waited for this. Then the jobs get their runs again,
-// with those of the selected keys.
+// Selections are brought up to date. Then the jobs get their runs again, with those of the selected keys.
 void HostPart::choose() {
+  for (size_t i = 0; i < calls_.size(); ++i)
+    calls_[i].state->selection->select(calls_[i], is_on_device() ? &late_[i] : nullptr);
+  if (late_jobs_.empty()) return;
   const PageStore& store = facts_.cache->store();
   late_runs_.clear();
-  size_t j = 0;
-  for (size_t i = 0; i < calls_.size(); ++i) {
-    const SequenceCall& call = calls_[i];
-    Refresh& refresh = call.state->refresh;
-    refresh.session->join(*call.state);
-    if (call.flushes && refresh.due) {
-      refresh.take_keys(&late_[i].keys);
-      refresh.host_end = call.found_begin;
-      re_evaluate(refresh);
-    }
-    if (!call.has_cpu_part()) continue;
-    for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h, ++j) {
-      first_runs_[j] = late_runs_.size();
-      late_runs_.insert(late_runs_.end(), jobs_[j].runs, jobs_[j].runs + jobs_[j].n_runs);
-      const HeadSelection& head = call.state->heads[static_cast<size_t>(h)];
-      if (!call.selected) continue;
-      SelectedRuns{store.view(late_[i].pages, late_[i].positions, bases_), *facts_.layer, facts_.layer_idx, h}.add(
-          head, &late_runs_);
-      selected_kv_bytes_ += head.n_tokens * plane_bytes(*facts_.layer).total();
-    }
+  auto late = late_jobs_.begin();
+  for (size_t j = 0; j < jobs_.size(); ++j) {
+    first_runs_[j] = late_runs_.size();
+    late_runs_.insert(late_runs_.end(), jobs_[j].runs, jobs_[j].runs + jobs_[j].n_runs);
+    if (late == late_jobs_.end() || late->job != j) continue;
+    const SequenceCall& call = calls_[late->call];
+    const StoreView stored = is_on_device() ? store.view(late_[late->call].pages, late_[late->call].positions, bases_)
+                                            : facts_.cache->view(*call.sequence);
+    const SelectedTokens selected = call.state->selection->selected(late->kv_head);
+    SelectedRuns{stored, *facts_.layer, facts_.layer_idx, late->kv_head}.add(selected, &late_runs_);
+    selected_kv_bytes_ += std::ssize(selected.tokens) * plane_bytes(*facts_.layer).total();
+    ++late;
   }
   runs_.swap(late_runs_);
   finish_runs();
+}
+
+void HostPart::observe() {
+  const std::span<LateCall> late = is_on_device() ? std::span(late_).first(calls_.size()) : std::span<LateCall>();
+  facts_.selector->observe({calls_, late, is_on_device() ? &slot_ : nullptr, facts_.is_speculative, &observed_});
 }
 
 Status HostPart::attend(const Watch* watch) {

@@ -6,9 +6,9 @@
 // clang-format off
 //   lay out    the calling thread says what is attended: jobs with addresses, and the runs of all keys that are known by then
 //   take rows  new rows go from the ticket's slot to the store
-//   choose     selected keys join the jobs: on a device nobody knows what was selected before the ticket has arrived
+//   choose     selected keys join the jobs: nobody knows what is selected before the queries are there
 //   attend     the jobs; then states over different keys are merged, where the host has both
-//   observe    weights and last queries go to what the session knows of the sequences, and evicted keys are judged
+//   observe    the selectors learn from the call: weights and queries go to what they know of the sequences
 // clang-format on
 //
 // From lay out on a host part holds addresses, and copies of what later calls change. So it takes no lock of the cache's.
@@ -32,30 +32,18 @@ struct RowCopy {
   int64_t in_slot = 0;
 };
 
-// What a ticket's host part needs of a sequence, as it was when the call was prepared: the sequence may grow before the
-// ticket arrives.
-struct LateCall {
-  KeyRuns keys;                    // for a refresh
-  std::vector<int32_t> pages;      // the sequence's
-  std::vector<int32_t> positions;  // likewise, where the library rotates
-};
-
-// A ticket's part of the memory that host and device share.
-struct HostSlot {
-  std::byte* data = nullptr;  // null: tensors are in host memory
-  DeviceExchange exchange;
-};
-
 class HostPart {
  public:
   // Of the call.
   struct Facts {
     const Cache* cache = nullptr;
-    const PolicyOptions* options = nullptr;
     const Layer* layer = nullptr;
     const HeadKinds* heads = nullptr;  // null: the layer has no streaming heads
     int32_t layer_idx = 0;
-    bool keeps_maw = false, is_speculative = false;
+    Selector* selector = nullptr;
+    bool selects = false;    // the policy selects keys head by head
+    bool keeps_maw = false;  // the selector learns of each call
+    bool is_speculative = false;
     bool q_is_bf16 = false;  // the caller's queries are exact in bf16
   };
 
@@ -68,11 +56,13 @@ class HostPart {
   LateCall& keep_late(size_t call, bool keeps_pages);
   bool has_jobs() const { return !jobs_.empty(); }
   bool has_rows() const { return !rows_.empty(); }
-  // On a device: choose() has keys to add, and observe() comes when the device has observed.
+  bool selects() const { return facts_.selects && !calls_.empty(); }  // choose() has keys to add
+  // On a device: observe() comes when the device has observed.
   bool observes() const { return slot_.data != nullptr && facts_.keeps_maw && !calls_.empty(); }
 
-  int64_t take_rows();                // returns how many bytes these have
-  void choose();                      // may throw bad_alloc
+  int64_t take_rows();  // returns how many bytes these have
+  // May throw bad_alloc. Tensors in host memory: the cache's mutex is held, shared.
+  void choose();
   Status attend(const Watch* watch);  // null: nobody watches
   void lose();                        // the states of what was not attended become NaN
   void observe();                     // may throw bad_alloc
@@ -91,17 +81,7 @@ class HostPart {
   void add_runs(const SequenceCall& call, const std::vector<TokenRun>& found, int32_t kv_head);
   void add_merge(const SequenceCall& call, int32_t kv_head);
   void finish_runs();
-
-  // lib/host_observe.cc
-  void observe_on_host();
-  static void observe_head(void* part, int64_t task_idx, int32_t worker_idx);
-  void save_queries(const SequenceCall& call) const;
-  void take_guess() const;
-  void take_observation();
-  void sort_lse(SequenceCall* call);
-  void keep_append(const SequenceCall& call) const;
-  void take_evicted(const SequenceCall& call) const;
-  void count_host_weights(const SequenceCall& call) const;
+  size_t call_idx_of(const SequenceCall& call) const { return static_cast<size_t>(&call - calls_.data()); }
 
   Facts facts_;
   HostSlot slot_;
@@ -111,12 +91,16 @@ class HostPart {
   std::vector<KvRun> runs_, late_runs_;
   std::vector<AttendJob> jobs_;
   std::vector<size_t> first_runs_;  // [n_jobs] index into runs_
+  struct LateJob {                  // gets what a KV head of a call has selected
+    size_t job, call;
+    int32_t kv_head;
+  };
+  std::vector<LateJob> late_jobs_;
   std::vector<MergeJob> merges_;
   std::vector<const float*> states_;  // o and lse pointers of the merges, two of each per job
   std::vector<LateCall> late_;        // [n_calls] or more
   std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
-  std::vector<Refresh*> judged_;      // of evictions
-  std::vector<float> sorted_lse_;     // of a call that only counts
+  ObserveScratch observed_;
   int64_t selected_kv_bytes_ = 0;
 };
 

@@ -5,7 +5,7 @@
 //
 // Calls are prepared long before their turn, and what they attend depends on what was selected by then. So their host part
 // completes them when the ticket has arrived, and learns from them when the device has observed (lib/host_part.h,
-// lib/host_observe.cc).
+// lib/select/hgca_observe.cc).
 //
 // The results are those of calls on host tensors but for rounding. While tickets are under way the state belongs to the
 // thread that meets the device. The calling thread looks at the state when none is (Cache::settle), and at window_begin and
@@ -22,9 +22,10 @@ namespace {
 
 // Rows of [n_q_heads][kDevicePageLen] from or to the MAW of a page's tokens [begin, end).
 template <typename F>
-void for_page(const Maw& maw, int32_t n_q_heads, TokenRange range, float* page, F move) {
+void for_page(const SelectState& state, int32_t n_q_heads, TokenRange range, float* page, F move) {
   for (int32_t h = 0; h < n_q_heads; ++h)
-    move(maw.at(h, range.begin), page + int64_t{h} * kDevicePageLen + range.begin % kDevicePageLen, range.end - range.begin);
+    move(state.weights(h, range.begin), page + int64_t{h} * kDevicePageLen + range.begin % kDevicePageLen,
+         range.end - range.begin);
 }
 
 // part(range) for the parts of [begin, end) in each page.
@@ -47,7 +48,7 @@ void Session::fetch_maw(const Sequence& sequence) {
   for (size_t l = 0; l < found->layers.size(); ++l) {
     if (!window.has_maw(l)) continue;
     device_->hand_over().drain();
-    const LayerState& state = *found->layers[l];
+    const LayerState& state = found->layers[l];
     const int32_t n_q_heads = cache_->layers()[l].n_q_heads;
     const TokenRange valid = window.valid(l);
     // Where a call is taken back, the window begins before what it had given to the device.
@@ -60,7 +61,8 @@ void Session::fetch_maw(const Sequence& sequence) {
       void* const stream = nullptr;
       TANDEM_TRY(call_device(device_->device(), &DeviceTable::copy, page, from,
                              int64_t{n_q_heads} * kDevicePageLen * static_cast<int64_t>(sizeof(float)), stream));
-      for_page(state.maw, n_q_heads, range, page, [](float* to, const float* of, int64_t n) { std::copy_n(of, n, to); });
+      for_page(*state.selection, n_q_heads, range, page,
+               [](float* to, const float* of, int64_t n) { std::copy_n(of, n, to); });
       return Status();
     });
     if (!fetched.ok())
@@ -71,7 +73,7 @@ void Session::fetch_maw(const Sequence& sequence) {
 // Appends on the host that wait to be counted: nothing of the layer is under way then.
 Status AttendCall::flush_host_appends(const SequenceCall& call) {
   if (!policy_.keeps_maw || call.window->has_maw(layer_idx_)) return {};
-  return session_.flush_layer(*call.sequence, args_.layer_idx, *call.state);
+  return session_.flush_layer(*call.sequence, *call.state);
 }
 
 // Of all tokens that the window has before the call's own, where those there are out of date: queries of tokens that are
@@ -83,7 +85,7 @@ Status AttendCall::give_maw(const SequenceCall& call) {
   device.hand_over().drain();
   std::vector<float> page(static_cast<size_t>(int64_t{layer_.n_q_heads} * kDevicePageLen), 0.0f);
   return for_pages({call.window_begin, end}, [&](TokenRange range) {
-    for_page(call.state->maw, layer_.n_q_heads, range, page.data(),
+    for_page(*call.state->selection, layer_.n_q_heads, range, page.data(),
              [](const float* from, float* to, int64_t n) { std::copy_n(from, n, to); });
     auto* to = reinterpret_cast<std::byte*>(call.window->page_of(range.begin)) + device.geometry().layers[layer_idx_].maw_at;
     return call_device(device.device(), &DeviceTable::copy, to, page.data(),
@@ -96,32 +98,21 @@ Status AttendCall::give_maw(const SequenceCall& call) {
 void AttendCall::fade_newer(const SequenceCall& call) {
   const int64_t end = call.sequence->lengths[layer_idx_], n_left = end - call.length;
   const float alpha = session_.options_.alpha;
-  if (n_left <= 0 || n_left >= refresh_queries(alpha)) return;
+  if (n_left <= 0 || n_left >= counted_queries(alpha)) return;
   session_.device_->hand_over().drain();
   session_.fetch_maw(*call.sequence);
   const auto keep = static_cast<float>(std::pow(1.0 - alpha, static_cast<double>(call.q_len)));
   for (int32_t h = 0; h < layer_.n_q_heads; ++h)
-    for (int64_t t = call.length; t < end; ++t) *call.state->maw.at(h, t) *= keep;
+    for (int64_t t = call.length; t < end; ++t) *call.state->selection->weights(h, t) *= keep;
 }
 
-void AttendCall::prepare_observation() {
-  if (args_.speculative) prepare_guess();
+// Copies of what the ticket's host part needs, while the sequences cannot grow.
+void AttendCall::prepare_selection() {
   int64_t n_evicted = 0;
   for (size_t i = 0; i < scratch_.calls.size(); ++i) {
     SequenceCall& call = scratch_.calls[i];
-    LateCall& late = scratch_.host.keep_late(i, call.selected);
-    const bool evicts = !args_.speculative;  // when it is committed
-    // Queries of tokens that are there already may all be older than the window: from these nothing leaves.
-    const int64_t evicted = evicts ? std::min(session_.evicted_to(*call.state, call.length), call.length) : 0;
-    call.evict_end = std::max(evicted, call.resident_begin);
-    call.first_evicted = n_evicted;
-    n_evicted += call.evict_end - call.resident_begin;
-    call.flushes = !call.is_append && call.state->is_unjudged;
-    const bool needs_all = call.is_append || call.flushes || call.state->refresh.wants_all;
-    if (call.is_append || call.flushes || (evicts && call.evict_end > call.found_begin))
-      session_.fill_runs(*call.sequence, args_.layer_idx, needs_all ? 0 : call.found_begin, call.length, &late.keys);
-    bind_refresh(session_, *call.state, layer_idx_);
-    if (call.is_append) reserve_held(call.state->refresh);
+    call.state->selection->prepare_on_device(&call, args_.speculative, &scratch_.host.keep_late(i, call.selected),
+                                             &n_evicted);
   }
 }
 

@@ -8,7 +8,6 @@
 #include "lib/device_session.h"
 #include "lib/placement.h"
 #include "lib/routes/routes_taken.h"
-#include "lib/sequence_state.h"
 
 namespace tandem {
 namespace {
@@ -18,21 +17,19 @@ struct SessionBytes {
   int64_t selection = 0;
 };
 
-// One sequence. A selection is copied to a larger buffer when it grows: at that moment one KV head has both.
+// One sequence.
 SessionBytes session_bytes(const std::vector<Layer>& layers, const LayerPolicies& policies, const PolicyOptions& options,
                            int64_t kv_len) {
   SessionBytes bytes;
-  const int64_t n_blocks = (kv_len + Maw::kBlock - 1) / Maw::kBlock;
-  const int64_t host_len = std::max<int64_t>(0, kv_len - options.window_len);
-  int64_t largest_head = 0;
+  int64_t growth = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
-    if (!policies[l].keeps_maw) continue;
-    const int64_t key_bytes = plane_bytes(layers[l]).total();
-    bytes.state += n_blocks * Maw::kBlock * (layers[l].n_q_heads + layers[l].n_kv_heads) * 4;
-    bytes.selection += host_len * layers[l].n_kv_heads * key_bytes;
-    largest_head = std::max(largest_head, host_len * key_bytes);
+    if (policies[l].bytes == nullptr) continue;
+    const SelectorBytes of_layer = policies[l].bytes(layers[l], options, kv_len);
+    bytes.state += of_layer.state;
+    bytes.selection += of_layer.selection;
+    growth = std::max(growth, of_layer.growth);
   }
-  bytes.selection += largest_head;
+  bytes.selection += growth;
   return bytes;
 }
 
@@ -133,6 +130,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   const StoreGeometry geometry = make_store_geometry(layers, page_len, n_nodes(engine.cpu()));
   int64_t n_pages = 0;
   SessionBytes bytes;
+  constexpr int64_t kMostRounding = 2048;  // tokens that a policy may take memory for beyond the length
   double longest = 0.0;
   double bytes_at_most =
       3.0 * static_cast<double>(geometry.token_bytes + geometry.x_token_bytes);  // nothing below overflows
@@ -141,7 +139,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
     if (kv_lens[i] < 0 || kv_lens[i] > INT32_MAX)
       return fail(TANDEM_ERROR_INVALID_ARGUMENT, "kv_lens", "kv_lens[%zu] = %lld is not in 0 to 2^31 - 1", i,
                   static_cast<long long>(kv_lens[i]));
-    longest += static_cast<double>(kv_lens[i] + geometry.page_len * geometry.pages_per_extent + Maw::kBlock);
+    longest += static_cast<double>(kv_lens[i] + geometry.page_len * geometry.pages_per_extent + kMostRounding);
     if (longest * bytes_at_most > 0x1p62)
       return fail(TANDEM_ERROR_CAPACITY, "kv_lens", "kv_lens up to [%zu] = %lld add up to more than 2^62 bytes", i,
                   static_cast<long long>(kv_lens[i]));

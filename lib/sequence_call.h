@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One sequence of an attend call: which of its keys the call attends, and who does.
+// One sequence of an attend call: which of its keys the call attends, and who does. And what the host part of a call on
+// device tensors has of it.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +9,8 @@
 
 #include "lib/backend.h"
 #include "lib/cache.h"
+#include "lib/device.h"
+#include "lib/select/key_runs.h"
 #include "lib/sequence_state.h"
 #include "lib/streaming_heads.h"
 
@@ -33,7 +36,6 @@ struct SequenceCall {
   int64_t host_begin = 0;      // keys [host_begin, host_end), and the selected ones
   int64_t host_end = 0;
   int64_t rebuilt_end = 0;  // of these the first, up to here, are made of hidden states; 0: none
-  int64_t n_selected = 0;   // over all KV heads
   bool has_host = false;
   int64_t cpu_begin = 0;   // of the host's keys, those before it go to the device (lib/routes/choose.cc)
   int64_t kept_begin = 0;  // of the call's keys, what the window has after it begins no sooner
@@ -51,6 +53,7 @@ struct SequenceCall {
   } streaming_heads;
   bool only_counts = false;    // its queries have been attended
   bool gives_queries = false;  // to the host, whether this attends any of their keys or not
+  bool is_on_device() const { return window != nullptr; }
   bool streams() const { return cpu_begin > host_begin; }
   bool has_cpu_part() const {
     return has_host && !only_counts &&
@@ -65,6 +68,20 @@ struct SequenceCall {
   // f32 rows, in work space; of a call on a device in the ticket's slot, which has no states of the window's part. o and lse
   // are those of the window's part, and then the result's.
   float *q = nullptr, *o = nullptr, *lse = nullptr, *host_o = nullptr, *host_lse = nullptr, *logits = nullptr;
+};
+
+// A copy of what a ticket's host part needs of a sequence, as it was when the call was prepared: the sequence may grow
+// before the ticket arrives.
+struct LateCall {
+  KeyRuns keys;                    // where keys are judged
+  std::vector<int32_t> pages;      // the sequence's
+  std::vector<int32_t> positions;  // likewise, where the library rotates
+};
+
+// A ticket's part of the memory that host and device share.
+struct HostSlot {
+  std::byte* data = nullptr;  // null: tensors are in host memory
+  DeviceExchange exchange;
 };
 
 }  // namespace tandem

@@ -17,7 +17,11 @@ Session::Session(std::shared_ptr<Cache> cache, LayerPolicies policies, const Pol
       policies_(std::move(policies)),
       options_(options),
       routes_(routes),
-      scratch_(std::make_unique<AttendScratch>()) {}
+      scratch_(std::make_unique<AttendScratch>()) {
+  for (size_t l = 0; l < cache_->layers().size(); ++l)
+    selectors_.push_back(policies_[l].make != nullptr ? policies_[l].make({cache_.get(), &options_, l, &selector_sums_})
+                                                      : std::make_unique<Selector>());
+}
 
 Status Session::create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
                        std::unique_ptr<Session>* session) {
@@ -100,7 +104,7 @@ void Session::let_go(std::unique_ptr<Session> session) {
 // Jobs end while the cache still tells this session about changes: they read its pages and positions.
 void Session::forget_all() {
   for (auto& [id, state] : states_)
-    for (auto& layer : state->layers) cache_->engine().worker().cancel(layer->refresh.job);
+    for (LayerState& layer : state->layers) layer.selection->cancel();
   if (forgotten_.empty()) states_.swap(forgotten_);
 }
 
@@ -123,77 +127,32 @@ SequenceState* Session::state(int64_t id) const {
   return found == states_.end() ? nullptr : found->second.get();
 }
 
-int64_t Session::join(LayerState& state, const Watch& watch) {
-  const int64_t waited_ns = cache_->engine().worker().join(state.refresh.job, watch);
-  if (state.refresh.uncopied.exchange(false)) {
-    cache_->engine().log(TANDEM_LOG_WARNING, "no memory for a copy of the selected keys: they are read from the store");
-  }
-  return waited_ns;
-}
-
 Status Session::on_reserve(const Sequence& sequence, int64_t n_tokens, const Watch& watch) {
   if (has_left_) return {};
   auto slot = states_.find(sequence.id);
   if (slot == states_.end()) {
     auto made = std::make_unique<SequenceState>();
-    for (size_t l = 0; l < cache_->layers().size(); ++l) {
-      made->layers.push_back(std::make_unique<LayerState>());
-      if (policies_[l].keeps_maw) made->layers.back()->heads.resize(static_cast<size_t>(cache_->layers()[l].n_kv_heads));
-    }
+    for (const auto& selector : selectors_) made->layers.push_back({0, selector->make_state()});
     slot = states_.emplace(sequence.id, std::move(made)).first;
   }
   SequenceState& found = *slot->second;
-  for (size_t l = 0; l < found.layers.size(); ++l) {
-    const Layer& layer = cache_->layers()[l];
-    LayerState& state = *found.layers[l];
-    if (!policies_[l].keeps_maw || n_tokens <= state.maw.capacity()) continue;
+  for (LayerState& state : found.layers) {
+    if (state.selection->has_room(n_tokens)) continue;
     cache_->settle(*this);
-    join(state, watch);
-    TANDEM_TRY(watch.check());
-    // Indices first: a later call finds the capacity of the MAW short and comes here again.
-    const int64_t capacity = (n_tokens + Maw::kBlock - 1) / Maw::kBlock * Maw::kBlock;
-    for (HeadSelection& head : state.heads) {
-      Buffer token_idx;
-      if (head.token_idx.bytes() >= capacity * static_cast<int64_t>(sizeof(int32_t))) continue;
-      TANDEM_TRY(
-          Buffer::create(cache_->host_tier(), capacity * static_cast<int64_t>(sizeof(int32_t)), Use::kSession, &token_idx));
-      std::copy_n(head.token_idx.as<int32_t>(), head.n_tokens, token_idx.as<int32_t>());
-      head.token_idx.swap(token_idx);
-    }
-    TANDEM_TRY(state.maw.reserve(cache_->host_tier(), layer.n_q_heads, n_tokens, watch));
+    TANDEM_TRY(state.selection->grow(n_tokens, watch));
   }
   return {};
 }
 
-void Session::fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t begin, int64_t length, KeyRuns* keys) const {
-  const Layer& layer = cache_->layers()[static_cast<size_t>(layer_idx)];
-  keys->runs.clear();
-  for (int32_t h = 0; h < layer.n_kv_heads; ++h)
-    for (int64_t t = begin; t < length; t += keys->runs.back().n_tokens)
-      keys->runs.push_back(cache_->keys(sequence, cache_->key_tokens(sequence, {t, length}, layer_idx), layer_idx, h));
-  keys->n_runs = std::ssize(keys->runs) / layer.n_kv_heads;
-  keys->begin = begin;
-  keys->length = length;
-  keys->keeps_positions = layer.rope != nullptr && !sequence.positions.empty();
-}
-
-Status Session::flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state) {
-  join(state);
-  if (!state.refresh.due) return {};
-  fill_runs(sequence, layer_idx, 0, sequence.lengths[static_cast<size_t>(layer_idx)], &state.refresh.keys);
-  reserve_refresh(state.refresh);
-  state.refresh.host_end = state.window_begin;
-  re_evaluate(state.refresh);
-  state.is_unjudged = false;
-  return {};
+Status Session::flush_layer(const Sequence& sequence, LayerState& state) {
+  return state.selection->catch_up(sequence, state.window_begin);
 }
 
 Status Session::flush(const Sequence& sequence) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return {};
   fetch_maw(sequence);
-  for (size_t l = 0; l < found->layers.size(); ++l)
-    TANDEM_TRY(flush_layer(sequence, static_cast<int32_t>(l), *found->layers[l]));
+  for (LayerState& state : found->layers) TANDEM_TRY(flush_layer(sequence, state));
   return {};
 }
 
@@ -204,32 +163,10 @@ Status Session::prepare_fork(const Sequence& from, int64_t fork_id) {
   Sequence twin;
   twin.id = fork_id;
   TANDEM_TRY(on_reserve(twin, 0, {}));
-  Tier& tier = cache_->host_tier();
   SequenceState& made = *state(fork_id);
   for (size_t l = 0; l < made.layers.size(); ++l) {
-    LayerState& to = *made.layers[l];
-    const LayerState& old = *source->layers[l];
-    to.window_begin = old.window_begin;
-    TANDEM_TRY(to.maw.copy_from(tier, old.maw));
-    for (size_t h = 0; h < to.heads.size(); ++h) {
-      const HeadSelection& was = old.heads[h];
-      HeadSelection& head = to.heads[h];
-      if (was.token_idx.bytes() > 0) {
-        TANDEM_TRY(Buffer::create(tier, was.token_idx.bytes(), Use::kSession, &head.token_idx));
-        std::copy_n(was.token_idx.as<int32_t>(), was.n_tokens, head.token_idx.as<int32_t>());
-      }
-      head.n_tokens = was.n_tokens;
-      if (was.n_copied == 0) continue;
-      const PlaneBytes bytes = plane_bytes(cache_->layers()[l]);
-      for (const SelectionChunk& chunk : was.chunks) {
-        SelectionChunk copy;
-        TANDEM_TRY(SelectionChunk::create(tier, bytes, chunk.first, chunk.n_rows, &copy));
-        const int64_t n = std::min(chunk.n_rows, was.n_copied - chunk.first);
-        if (n > 0) copy_rows(chunk.row(bytes, chunk.first), copy.row(bytes, chunk.first), bytes, n);
-        head.chunks.push_back(std::move(copy));
-      }
-      head.n_copied = was.n_copied;
-    }
+    made.layers[l].window_begin = source->layers[l].window_begin;
+    TANDEM_TRY(made.layers[l].selection->copy_from(*source->layers[l].selection));
   }
   return {};
 }
@@ -265,7 +202,7 @@ void Session::for_rollbacks(const std::function<void(const Rollback&)>& note) co
 void Session::restore_window(const Rollback& rollback) {
   SequenceState* found = state(rollback.sequence);
   if (found == nullptr) return;
-  int64_t& begin = found->layers[static_cast<size_t>(rollback.layer_idx)]->window_begin;
+  int64_t& begin = found->layers[static_cast<size_t>(rollback.layer_idx)].window_begin;
   sums_.evicted_tokens -= std::max<int64_t>(0, begin - rollback.window_begin);
   begin = std::min(begin, rollback.window_begin);
 }
@@ -298,78 +235,36 @@ Status Session::meet_fault(void* stream) {
 void Session::quiesce(const Sequence& sequence) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
-  for (auto& layer : found->layers) join(*layer);
+  for (LayerState& layer : found->layers) layer.selection->join();
 }
 
 void Session::on_drop(int64_t id) {
   SequenceState* found = state(id);
   if (found == nullptr) return;
-  for (auto& layer : found->layers) cache_->engine().worker().cancel(layer->refresh.job);
+  for (LayerState& layer : found->layers) layer.selection->cancel();
   states_.erase(id);
 }
 
-// The device has counted these queries in the window's keys, whether their tokens stay or not.
-void Session::count_held_of_device(const Sequence& sequence, size_t layer_idx, LayerState& state) {
-  if (state.refresh.n_queries == 0) return;
-  try {
-    fill_runs(sequence, static_cast<int32_t>(layer_idx), 0, sequence.lengths[layer_idx], &state.refresh.keys);
-    reserve_refresh(state.refresh);
-    count_held(state.refresh);
-  } catch (const std::bad_alloc&) {
-    state.refresh.n_queries = state.refresh.n_skipped = 0;
-    cache_->engine().log(TANDEM_LOG_WARNING, "no memory to count an append's attention weights: they are forgotten");
-  }
-}
-
-// Tokens that come back into the window leave the selections; whatever is cut off is forgotten.
 void Session::on_cut(const Sequence& sequence, size_t layer_idx, int64_t n_tokens) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
   fetch_maw(sequence);
   found->window.cut(layer_idx, n_tokens);
-  LayerState& state = *found->layers[layer_idx];
-  state.speculation = Speculation();
-  join(state);
-  if (state.is_unjudged) count_held_of_device(sequence, layer_idx, state);
+  LayerState& state = found->layers[layer_idx];
   state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, n_tokens - options_.window_len));
-  Refresh& refresh = state.refresh;
-  while (refresh.n_queries > 0 && refresh.end[static_cast<size_t>(refresh.n_queries) - 1] > n_tokens) --refresh.n_queries;
-  if (refresh.n_queries == 0) refresh.n_skipped = 0;
-  if (state.heads.empty()) return;
-  state.maw.clear(cache_->layers()[layer_idx].n_q_heads, n_tokens, sequence.longest());
-  for (HeadSelection& head : state.heads) head.cut(state.window_begin);
+  state.selection->cut(sequence, n_tokens, state.window_begin);
 }
 
 void Session::on_erase(const Sequence& sequence, int64_t first, int64_t n_tokens) {
   SequenceState* found = state(sequence.id);
   if (found == nullptr) return;
   found->window.cut(first);
-  for (size_t l = 0; l < found->layers.size(); ++l) {
-    const Layer& layer = cache_->layers()[l];
-    LayerState& state = *found->layers[l];
-    const int64_t last = first + n_tokens;
-    if (state.window_begin >= last)
+  for (LayerState& state : found->layers) {
+    if (state.window_begin >= first + n_tokens)
       state.window_begin -= n_tokens;
     else
       state.window_begin = std::min(state.window_begin, first);
-    if (state.heads.empty()) continue;
-    state.maw.erase(layer.n_q_heads, first, n_tokens, sequence.lengths[l]);
-    for (HeadSelection& head : state.heads) {
-      const PlaneBytes bytes = plane_bytes(cache_->layers()[l]);
-      auto* idx = head.token_idx.as<int32_t>();
-      int64_t n = 0, n_copied = 0;
-      for (int64_t i = 0; i < head.n_tokens; ++i) {
-        const int64_t moved = idx[i] >= last ? idx[i] - n_tokens : idx[i];
-        if ((idx[i] >= first && idx[i] < last) || moved < options_.sink_len) continue;
-        if (i < head.n_copied) {
-          if (n != i) copy_rows(head.row(bytes, i), head.row(bytes, n), bytes, 1);
-          n_copied = n + 1;
-        }
-        idx[n++] = static_cast<int32_t>(moved);
-      }
-      head.n_tokens = n;
-      head.n_copied = n_copied;
-    }
+    state.selection->erase(sequence, first, n_tokens);
   }
 }
 
@@ -385,18 +280,19 @@ Status Session::stats(tandem_session_stats* stats) {
   if (!plan_.is_open) sums_.selected_keys = sums_.host_keys = 0;  // while a step is under way, what was there before it
   for (auto& [id, found] : states_) {
     for (size_t l = 0; l < found->layers.size() && !plan_.is_open; ++l) {
-      LayerState& state = *found->layers[l];
-      join(state);
-      if (!state.heads.empty())
-        sums_.host_keys += std::max<int64_t>(0, state.window_begin - options_.sink_len) * cache_->layers()[l].n_kv_heads;
-      for (const HeadSelection& head : state.heads) sums_.selected_keys += head.n_tokens;
+      const LayerState& state = found->layers[l];
+      const int32_t n_kv_heads = cache_->layers()[l].n_kv_heads;
+      state.selection->join();
+      if (policies_[l].make == nullptr) continue;
+      sums_.host_keys += std::max<int64_t>(0, state.window_begin - options_.sink_len) * n_kv_heads;
+      for (int32_t h = 0; h < n_kv_heads; ++h) sums_.selected_keys += std::ssize(state.selection->selected(h).tokens);
     }
   }
   const uint32_t struct_size = stats->struct_size;
   *stats = sums_;
   stats->struct_size = struct_size;
-  stats->n_refreshes = n_refreshes_.load();
-  stats->refresh_ns = refresh_ns_.load();
+  stats->n_refreshes = selector_sums_.n_refreshes.load();
+  stats->refresh_ns = selector_sums_.refresh_ns.load();
   if (device_ == nullptr) return {};
   const HandOver::Sums sums = device_->hand_over().sums();
   stats->n_host_parts = sums.n_host_parts;
@@ -424,8 +320,8 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   TANDEM_TRY(on_reserve(*found, found->longest(), {}));
   const auto l = static_cast<size_t>(head.layer_idx);
   const Layer& layer = cache_->layers()[l];
-  LayerState& state = *this->state(head.sequence)->layers[l];
-  TANDEM_TRY(flush_layer(*found, head.layer_idx, state));
+  LayerState& state = this->state(head.sequence)->layers[l];
+  TANDEM_TRY(flush_layer(*found, state));
   const int64_t length = found->lengths[l];
   const Policy& policy = policies_[l];
   const HeadKinds* const kinds = head_kinds(l);
@@ -441,13 +337,15 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
       layer.sliding_window > 0 ? cache_->first_within(*found, found->position(length), layer.sliding_window) : 0;
   for (int64_t t = least; t < sink_end; ++t) kept->put(t, 0.0f);
   if (host == HostKeys::kSelected) {
-    const HeadSelection& chosen = state.heads[static_cast<size_t>(head.kv_head)];
-    const int32_t* idx = chosen.token_idx.as<int32_t>();
+    const std::span<const int32_t> tokens = state.selection->selected(head.kv_head).tokens;
     const int32_t q_head = head.kv_head * layer.group_size + head.q_head_of_group;
+    const auto weight = [&](int32_t token) {
+      const float* weights = state.selection->weights(q_head, token);
+      return weights != nullptr ? *weights : 0.0f;
+    };
     double sum = 0.0;
-    for (int64_t i = 0; i < chosen.n_tokens; ++i) sum += *state.maw.at(q_head, idx[i]);
-    for (int64_t i = 0; i < chosen.n_tokens; ++i)
-      kept->put(idx[i], sum > 0.0 ? static_cast<float>(*state.maw.at(q_head, idx[i]) / sum) : 0.0f);
+    for (const int32_t token : tokens) sum += weight(token);
+    for (const int32_t token : tokens) kept->put(token, sum > 0.0 ? static_cast<float>(weight(token) / sum) : 0.0f);
   }
   for (int64_t t = std::max(window_begin, least); t < length; ++t) kept->put(t, 0.0f);
   return {};

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,10 +14,11 @@
 
 #include "lib/cache.h"
 #include "lib/device_session.h"
-#include "lib/policies/policy.h"
 #include "lib/routes/call_plan.h"
 #include "lib/routes/route.h"
 #include "lib/routes/routes_taken.h"
+#include "lib/select/policy.h"
+#include "lib/select/selector.h"
 #include "lib/sequence_state.h"
 #include "lib/streaming_heads.h"
 #include "lib/tensor.h"
@@ -112,7 +112,6 @@ class Session final : public CacheListener {
   Cache& cache() const { return *cache_; }
   const PolicyOptions& options() const { return options_; }
   const Policy& layer_policy(size_t layer_idx) const { return policies_[layer_idx]; }
-  int64_t join(LayerState& state, const Watch& watch = {});  // with its refresh; returns how long that took, in ns
 
   // Following the cache (lib/cache_listener.h).
   Status on_reserve(const Sequence& sequence, int64_t n_tokens, const Watch& watch) override;
@@ -132,20 +131,14 @@ class Session final : public CacheListener {
 
  private:
   friend class AttendCall;
-  friend class RefreshTimer;
   Session(std::shared_ptr<Cache> cache, LayerPolicies policies, const PolicyOptions& options, const RouteOptions& routes);
 
   SequenceState* state(int64_t id) const;
-  Status flush_layer(const Sequence& sequence, int32_t layer_idx, LayerState& state);
-  void fill_runs(const Sequence& sequence, int32_t layer_idx, int64_t begin, int64_t length, KeyRuns* keys) const;
+  Status flush_layer(const Sequence& sequence, LayerState& state);
   int64_t evicted_to(const LayerState& state, int64_t length) const;  // where the window begins after evict()
   void evict(LayerState& state, int64_t length) const;
   // MAW of the window, which the device has the newest of: to where those of other tokens are. Nothing is under way.
   void fetch_maw(const Sequence& sequence);
-  void count_guessed(const Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx,
-                     int64_t n_kept);
-  void judge_kept(LayerState& state, int64_t window_before);
-  void count_kept(Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx, int64_t n_kept);
 
   // A step whose every layer has been prepared, for device tensors.
   struct Plan {
@@ -156,7 +149,6 @@ class Session final : public CacheListener {
 
     bool has_failed() const { return n_appended > next_layer; }  // a layer's call has, when its rows were sent
   };
-  void count_held_of_device(const Sequence& sequence, size_t layer_idx, LayerState& state);
   // Of what is under way on the device, said once where calls may follow it: they start over. The cache's mutex is held.
   Status meet_fault(void* stream);
   SizeTerms terms() const;
@@ -197,6 +189,7 @@ class Session final : public CacheListener {
   std::shared_ptr<Cache> cache_;
   LayerPolicies policies_;
   PolicyOptions options_;
+  std::vector<std::unique_ptr<Selector>> selectors_;  // [n_layers]
   RouteOptions routes_;
   std::vector<HeadKinds> heads_;                // [n_layers]; empty: no head streams
   std::vector<StreamLayout> stream_layouts_;    // [n_layers]; empty: nothing is ever streamed
@@ -217,26 +210,7 @@ class Session final : public CacheListener {
   Plan plan_;
   uint64_t n_planned_ = 0;  // steps
   tandem_session_stats sums_ = {};
-  std::atomic<int64_t> n_refreshes_{0};
-  std::atomic<int64_t> refresh_ns_{0};
-};
-
-// Counts a refresh and its time.
-class RefreshTimer {
- public:
-  explicit RefreshTimer(Session& session, int64_t n_refreshes = 1)
-      : session_(session), n_refreshes_(n_refreshes), start_(std::chrono::steady_clock::now()) {}
-  ~RefreshTimer() {
-    session_.n_refreshes_.fetch_add(n_refreshes_, std::memory_order_relaxed);
-    const auto spent = std::chrono::steady_clock::now() - start_;
-    session_.refresh_ns_.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count(),
-                                   std::memory_order_relaxed);
-  }
-
- private:
-  Session& session_;
-  int64_t n_refreshes_;
-  std::chrono::steady_clock::time_point start_;
+  SelectorSums selector_sums_;
 };
 
 }  // namespace tandem

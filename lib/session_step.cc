@@ -124,67 +124,6 @@ Status check_chain(const Sequence& sequence, const int64_t* kept_idx, int64_t n_
 
 }  // namespace
 
-// As if the kept tokens had been decoded one by one: each query's weights, then an eviction where the window overflows.
-void Session::count_kept(Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx, int64_t n_kept) {
-  const auto l = static_cast<size_t>(layer_idx);
-  const Layer& layer = cache_->layers()[l];
-  const Speculation& speculation = state.speculation;
-  const int64_t n_spec = sequence.speculative[l], length = sequence.lengths[l], group = layer.group_size;
-  const int64_t before = state.window_begin;
-  const Backend& cpu = cache_->engine().cpu();
-  for (int64_t i = 0; i < n_kept; ++i) {
-    for (int64_t h = 0; h < layer.n_q_heads; ++h) {
-      const int64_t row = (h / group * n_spec + kept_idx[i]) * group + h % group;
-      const float* logits = speculation.logits.data() + row * speculation.n_keys;
-      const float lse = speculation.lse[static_cast<size_t>(row)];
-      const auto count = [&](int64_t token, int64_t key, int64_t n) {
-        cpu.table->observe(cpu.self, state.maw.at(static_cast<int32_t>(h), token), logits + key - speculation.first_key, n,
-                           lse, options_.alpha);
-      };
-      for (int64_t t = state.window_begin; t < length;) {
-        const int64_t n = std::min(Maw::kBlock - t % Maw::kBlock, length - t);
-        count(t, t, n);
-        t += n;
-      }
-      for (int64_t m = 0; m <= i; ++m)
-        if (length + m >= state.window_begin) count(length + m, length + kept_idx[m], 1);
-    }
-    evict(state, length + i + 1);
-  }
-  judge_kept(state, before);
-}
-
-// The same of a guess on device tensors, whose kept rows are in their places: weights over the store's keys.
-void Session::count_guessed(const Sequence& sequence, int32_t layer_idx, LayerState& state, const int64_t* kept_idx,
-                            int64_t n_kept) {
-  const auto l = static_cast<size_t>(layer_idx);
-  const Layer& layer = cache_->layers()[l];
-  const int64_t length = sequence.lengths[l], group = layer.group_size, before = state.window_begin, begin = 0;
-  bind_refresh(*this, state, l);
-  CountedQueries query;
-  query.head_stride = sequence.speculative[l] * group;
-  query.n = 1;
-  query.begin = &begin;
-  for (int64_t i = 0; i < n_kept; ++i) {
-    const int64_t row = kept_idx[i] * group, end = length + i + 1;
-    query.q = state.speculation.q.data() + row * layer.k_head_dim;
-    query.lse = state.speculation.lse.data() + row;
-    query.end = &end;
-    query.first_token = state.window_begin;
-    query.end_token = end;
-    count_weights(state.refresh, query);
-    evict(state, end);
-  }
-  judge_kept(state, before);
-}
-
-void Session::judge_kept(LayerState& state, int64_t window_before) {
-  sums_.evicted_tokens += state.window_begin - window_before;
-  if (state.window_begin == window_before) return;
-  state.refresh.evict_begin = window_before;
-  state.refresh.evict_end = state.refresh.host_end = state.window_begin;
-}
-
 Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
   const auto lock = cache_->lock_settled();
   Sequence* sequence = nullptr;
@@ -196,33 +135,21 @@ Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
                 static_cast<long long>(id));
   const int64_t length = sequence->lengths[0] + n_kept;
   fetch_maw(*sequence);
-  for (size_t l = 0; l < found->layers.size(); ++l) {
-    LayerState& state = *found->layers[l];
-    join(state);
-    // The runs that a refresh would read, while this can still fail.
-    if (!state.heads.empty() && n_kept > 0) {
-      fill_runs(*sequence, static_cast<int32_t>(l), 0, length, &state.refresh.keys);
-      reserve_refresh(state.refresh);
-    }
-  }
+  const KeptGuess kept{*sequence, {kept_idx, static_cast<size_t>(n_kept)}};
+  for (const LayerState& state : found->layers) TANDEM_TRY(state.selection->prepare_guess(kept));
   for (size_t l = 0; l < found->layers.size(); ++l) {
     const auto layer_idx = static_cast<int32_t>(l);
-    LayerState& state = *found->layers[l];
+    LayerState& state = found->layers[l];
     const int64_t window_before = state.window_begin;
-    const bool is_of_device = !state.speculation.q.empty();
-    if (state.heads.empty())
-      evict(state, length);
-    else if (!is_of_device)
-      count_kept(*sequence, layer_idx, state, kept_idx, n_kept);
-    if (state.heads.empty()) sums_.evicted_tokens += state.window_begin - window_before;
+    state.selection->count_guess(kept, false, &state.window_begin);
     for (int64_t i = 0; i < n_kept; ++i)
       if (kept_idx[i] != i)
         cache_->move_row(*sequence, layer_idx, sequence->lengths[l] + kept_idx[i], sequence->lengths[l] + i);
-    if (!state.heads.empty() && is_of_device) count_guessed(*sequence, layer_idx, state, kept_idx, n_kept);
-    state.speculation.n_keys = 0;
-    state.speculation.q.clear();
+    state.selection->count_guess(kept, true, &state.window_begin);
+    if (!policies_[l].keeps_maw) evict(state, length);
+    sums_.evicted_tokens += state.window_begin - window_before;
     sequence->speculative[l] = 0;
-    if (!state.heads.empty() && state.window_begin != window_before) post_refresh(state.refresh, judge_evicted);
+    state.selection->end_guess(window_before, state.window_begin);
   }
   sequence->parents.clear();
   sequence->speculator = nullptr;

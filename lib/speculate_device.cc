@@ -73,16 +73,7 @@ void AttendCall::keep_guess(const SequenceCall& call) {
   call.window->extend(layer_idx_, call.resident_begin, call.first_query);
   guess_tokens(call);
   count_bytes(call);
-  if (call.flushes) call.state->is_unjudged = false;
-}
-
-void AttendCall::prepare_guess() {
-  for (const SequenceCall& call : scratch_.calls) {
-    Speculation& speculation = call.state->speculation;
-    const auto n_rows = static_cast<size_t>(call.q_len * layer_.n_q_heads);
-    speculation.q.resize(n_rows * static_cast<size_t>(layer_.k_head_dim));
-    speculation.lse.resize(n_rows);
-  }
+  call.state->selection->committed(call, true);
 }
 
 }  // namespace tandem

@@ -143,7 +143,7 @@ Status AttendCall::plan_layer(HandOverTask* task, DeviceSequence* to, DeviceSequ
     call.is_append = call.q_len > 1;
     cache_.extend_positions(*call.sequence, call.length);
     SequenceState& state = *session_.state(step.id);
-    call.state = state.layers[layer_idx_].get();
+    call.state = &state.layers[layer_idx_];
     call.window = &state.window;
     TANDEM_TRY(flush_host_appends(call));
     scratch_.calls.push_back(call);

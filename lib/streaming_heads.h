@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "lib/layer.h"
-#include "lib/policies/policy.h"
+#include "lib/select/policy.h"
 #include "lib/status.h"
 
 namespace tandem {

@@ -402,7 +402,7 @@ Status AttendCall::count_tail() {
   task.step = 0;
   task.scratch.calls.assign(1, scratch_.calls[0]);
   SequenceCall& tail = task.scratch.calls[0];
-  const int64_t n_counted = refresh_queries(session_.options_.alpha);
+  const int64_t n_counted = counted_queries(session_.options_.alpha);
   const int64_t n = std::min({tail.q_len, kTicket, (n_counted + kTile - 1) / kTile * kTile}), first = tail.q_len - n;
   tail.q_len = n;
   tail.first_row = 0;
@@ -433,7 +433,7 @@ void AttendCall::prepare_count(HandOverTask* task) {
   point_visibility();
   scratch_.host.lay_out(scratch_.calls);
   task->touched.push_back({call.sequence->id, call.length, call.found_begin});
-  prepare_observation();
+  prepare_selection();
 }
 
 // lse: of these queries.

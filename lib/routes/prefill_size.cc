@@ -163,7 +163,7 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, PrefillSize* si
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};
   // The queries whose weights count have one ticket.
-  if (terms.policies[shape.layer_idx].keeps_maw && refresh_queries(terms.options.alpha) > kTicket) return {};
+  if (terms.policies[shape.layer_idx].keeps_maw && counted_queries(terms.options.alpha) > kTicket) return {};
   PrefillSize made;
   TANDEM_TRY(size_prefill(layer, prefill_terms(terms, shape.layer_idx), longest.q_len,
                           keys_of_append(terms.options, terms.store.page_len, longest), &made));

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lib/planes.h"
-#include "lib/policies/policy.h"
+#include "lib/select/policy.h"
 
 namespace tandem {
 

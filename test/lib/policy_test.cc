@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The HGCA rule on plain data, the options of sessions, the length of evictions.
-#include "lib/policies/policy.h"
+#include "lib/select/policy.h"
 
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "lib/select/hgca.h"
 #include "with_cmocka.h"
 
 namespace tandem {
@@ -25,7 +26,7 @@ std::vector<int32_t> select(const PolicyOptions& options, bool eviction, int64_t
   int64_t halo_left = 0;
   input.halo_left = &halo_left;
   std::vector<int32_t> kept(maw[0].size());
-  kept.resize(static_cast<size_t>(kPolicyHgca.select(input, kept.data())));
+  kept.resize(static_cast<size_t>(hgca_select(input, kept.data())));
   return kept;
 }
 
@@ -74,7 +75,7 @@ void strong_keys_keep_their_halo(void**) {
   input.n_tokens = 3;
   input.halo_left = &halo_left;
   int32_t kept[3];
-  assert_int_equal(kPolicyHgca.select(input, kept), 2);
+  assert_int_equal(hgca_select(input, kept), 2);
   assert_int_equal(halo_left, 0);
 }
 

@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-MOST_LINES = {"lib/session": 4100, "lib/engine": 1100}  # of a knot, by a module in it; no other module is in a knot
+MOST_LINES = {"lib/device_session": 2150, "lib/engine": 1100}  # of a knot, by a module in it; no other module is in a knot
 
 
 def owner_of(path, text):

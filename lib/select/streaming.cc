@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Attention sinks and a sliding window (Xiao et al., "Efficient streaming language models with attention sinks"): each query
 // sees the first sink_len tokens and the window_len newest up to its own, in appends as in decode.
-#include "lib/policies/policy.h"
+#include "lib/select/policy.h"
 
 namespace tandem {
 
@@ -9,7 +9,8 @@ const Policy kPolicyStreaming = {
     .name = "streaming",
     .keeps_maw = false,
     .host_keys = [](bool) { return HostKeys::kSinks; },
-    .select = nullptr,
+    .make = nullptr,
+    .bytes = nullptr,
 };
 
 }  // namespace tandem

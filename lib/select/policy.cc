@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "lib/policies/policy.h"
+#include "lib/select/policy.h"
 
 #include <cmath>
 #include <cstring>
@@ -7,12 +7,6 @@
 
 namespace tandem {
 namespace {
-
-constexpr const Policy* kPolicies[] = {
-    &kPolicyAll,
-    &kPolicyStreaming,
-    &kPolicyHgca,
-};
 
 constexpr const char* kTokens = "-1 or in 0 to 2^31 - 1";
 
@@ -25,10 +19,13 @@ Status out_of_range(const char* field, int64_t value, const char* wanted) {
 }
 
 Status find_named(const char* field, const char* name, const Policy** policy) {
-  *policy = find_policy(name);
-  if (*policy != nullptr) return {};
+  for (const Policy* known : policy_table())
+    if (std::strcmp(known->name, name) == 0) {
+      *policy = known;
+      return {};
+    }
   std::string names;
-  for (const Policy* known : kPolicies) names += names.empty() ? known->name : std::string(", ") + known->name;
+  for (const Policy* known : policy_table()) names += names.empty() ? known->name : std::string(", ") + known->name;
   return fail(TANDEM_ERROR_NOT_FOUND, field, "%s = \"%.64s\" is not one of %s", field, name, names.c_str());
 }
 
@@ -63,14 +60,11 @@ Status LayerPolicies::resolve(const tandem_session_options& options, const std::
   return {};
 }
 
-const Policy* policy_at(int32_t idx) {
-  return idx >= 0 && idx < static_cast<int32_t>(std::size(kPolicies)) ? kPolicies[idx] : nullptr;
-}
-
-const Policy* find_policy(const char* name) {
-  for (const Policy* policy : kPolicies)
-    if (std::strcmp(policy->name, name) == 0) return policy;
-  return nullptr;
+int64_t counted_queries(float alpha) {
+  constexpr int64_t kLeast = 64, kMost = 4096;
+  if (alpha >= 1.0f) return kLeast;
+  const double n = std::ceil(std::log(1e-6) / std::log1p(-static_cast<double>(alpha)));
+  return std::clamp(n < static_cast<double>(kMost) ? static_cast<int64_t>(n) : kMost, kLeast, kMost);
 }
 
 Status resolve_policy_options(const tandem_session_options& options, PolicyOptions* resolved) {

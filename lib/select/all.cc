@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Every key: exact attention. The window only says where keys are.
-#include "lib/policies/policy.h"
+#include "lib/select/policy.h"
 
 namespace tandem {
 
@@ -8,7 +8,8 @@ const Policy kPolicyAll = {
     .name = "all",
     .keeps_maw = false,
     .host_keys = [](bool) { return HostKeys::kAll; },
-    .select = nullptr,
+    .make = nullptr,
+    .bytes = nullptr,
 };
 
 }  // namespace tandem

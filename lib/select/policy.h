@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Which keys a query attends. A policy is a name, a few facts and pure functions over plain data: one file, and one line in
-// the table of policy.cc. It never touches a cache; the session does what the policy says.
+// Which keys a query attends. A policy is a name and a few facts: one file, and one line in lib/select/policy_table.cc.
+// Where it selects keys head by head, it makes the selectors that do so (lib/select/selector.h).
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "lib/layer.h"
@@ -28,23 +30,23 @@ enum class HostKeys {
   kSelected,  // the sinks and what was selected
 };
 
-// One KV head, to choose among tokens that have left the window.
-struct SelectInput {
-  const PolicyOptions* options = nullptr;
-  bool eviction = false;  // these tokens leave the window now; else all of them are re-evaluated
-  int64_t host_len = 0;   // tokens outside the window, sinks not counted
-  int32_t group_size = 0;
-  const float* const* maw = nullptr;  // [group_size] -> [n_tokens]
-  int64_t n_tokens = 0;
-  int64_t* halo_left = nullptr;  // tokens that the one before the first still keeps; carried on to the next call
+class Selector;
+struct SelectorSetup;
+
+// Host memory that a policy takes for a sequence of a layer, at most.
+struct SelectorBytes {
+  int64_t state = 0;
+  int64_t selection = 0;  // copies of selected rows
+  int64_t growth = 0;     // more for a moment, in one layer at a time
 };
 
 struct Policy {
   const char* name;
-  bool keeps_maw;  // the session keeps a MAW per query head and token, and selections
+  bool keeps_maw;  // a MAW per query head and token: calls count the attention weights of their queries
   HostKeys (*host_keys)(bool is_append);
-  // Writes the indices of the kept tokens, ascending, to kept [n_tokens]; returns how many. Null without keeps_maw.
-  int64_t (*select)(const SelectInput& input, int32_t* kept);
+  // Of policies with HostKeys::kSelected, else null.
+  std::unique_ptr<Selector> (*make)(const SelectorSetup& setup);
+  SelectorBytes (*bytes)(const Layer& layer, const PolicyOptions& options, int64_t kv_len);
 };
 
 // The policy of each layer of a session, [n_layers]. Sliding-window layers bound their own cost: every policy but
@@ -65,8 +67,6 @@ class LayerPolicies {
   std::vector<const Policy*> policies_;
 };
 
-const Policy* policy_at(int32_t idx);  // null past the end
-const Policy* find_policy(const char* name);
 Status resolve_policy_options(const tandem_session_options& options, PolicyOptions* resolved);
 
 // The window grows to window_len + evict_len - 1 and then gives up evict_len tokens, so that the newest window_len are
@@ -91,6 +91,10 @@ inline int64_t evicted_at_once(const Policy& policy, const PolicyOptions& option
   return policy.keeps_maw ? evict_len(options.window_len, page_len) : 0;
 }
 
+// Number of last queries whose weights count: those of older ones have faded below 1e-6.
+int64_t counted_queries(float alpha);
+
+std::span<const Policy* const> policy_table();
 extern const Policy kPolicyAll, kPolicyStreaming, kPolicyHgca;
 
 }  // namespace tandem

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: MIT
+// What the policy "hgca" keeps of a sequence in a layer, and what it does with it. The rule is in lib/select/hgca.cc.
+//
+// clang-format off
+//   Maw            the moving average of the attention weight of every query head and token
+//   HeadSelection  the tokens outside the window that a KV head has selected, and copies of their rows
+//   HeldQueries    the last queries of an append, which are counted when keys are judged
+//   HeldGuess      queries of speculative tokens, which are counted if the tokens stay
+// clang-format on
+//
+// To judge keys is to apply the rule to their averages: to keys that leave the window (judge_evicted), or to all keys
+// outside the window, after an append (re_evaluate).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lib/select/key_runs.h"
+#include "lib/select/policy.h"
+#include "lib/select/selector.h"
+#include "lib/sequence_call.h"
+#include "lib/worker.h"
+
+namespace tandem {
+
+// One KV head, to choose among tokens that have left the window.
+struct SelectInput {
+  const PolicyOptions* options = nullptr;
+  bool eviction = false;  // these tokens leave the window now; else all of them are re-evaluated
+  int64_t host_len = 0;   // tokens outside the window, sinks not counted
+  int32_t group_size = 0;
+  const float* const* maw = nullptr;  // [group_size] -> [n_tokens]
+  int64_t n_tokens = 0;
+  int64_t* halo_left = nullptr;  // tokens that the one before the first still keeps; carried on to the next call
+};
+// The rule. Writes the indices of the kept tokens, ascending, to kept [n_tokens]; returns how many.
+int64_t hgca_select(const SelectInput& input, int32_t* kept);
+
+// In blocks of kBlock tokens, so that growing never copies. New tokens start at 0.
+class Maw {
+ public:
+  static constexpr int64_t kBlock = 2048;
+
+  Status reserve(Tier& tier, int32_t n_q_heads, int64_t n_tokens, const Watch& watch = {});
+  int64_t capacity() const { return static_cast<int64_t>(blocks_.size()) * kBlock; }
+  // Of one head from token on; valid up to the end of the token's block.
+  float* at(int32_t q_head, int64_t token) const {
+    return blocks_[static_cast<size_t>(token / kBlock)].as<float>() + q_head * kBlock + token % kBlock;
+  }
+  void clear(int32_t n_q_heads, int64_t begin, int64_t end);
+  void erase(int32_t n_q_heads, int64_t first, int64_t n_tokens, int64_t length);
+  Status copy_from(Tier& tier, const Maw& from);
+
+ private:
+  std::vector<Buffer> blocks_;
+};
+
+// Ascending tokens. Their rows are copied together so that attention scans them linearly, in a few blocks so that growing
+// copies little. The indices are the truth: where the tier has no room for the copy, attention reads the store token by
+// token.
+struct HeadSelection {
+  Buffer token_idx;  // [capacity of the layer] int32
+  int64_t n_tokens = 0;
+  std::vector<CopiedRows> blocks;  // one behind the other
+  int64_t n_copied = 0;            // leading tokens whose rows are in the blocks; all of them, or the copy is not used
+
+  int64_t room() const { return token_idx.bytes() / static_cast<int64_t>(sizeof(int32_t)); }
+  Status reserve(Tier& tier, int64_t n_tokens);
+  Status copy_from(Tier& tier, const PlaneBytes& bytes, const HeadSelection& from);
+  void cut(int64_t end);                                                                   // tokens from `end` on go
+  void erase(const PlaneBytes& bytes, int64_t first, int64_t n_tokens, int64_t sink_len);  // later ones move up
+  int64_t capacity() const { return blocks.empty() ? 0 : blocks.back().first + blocks.back().n_rows; }
+  Rows row(const PlaneBytes& bytes, int64_t i) const {  // of token i < capacity()
+    size_t b = blocks.size() - 1;
+    while (blocks[b].first > i) --b;
+    return blocks[b].row(bytes, i);
+  }
+};
+
+// Queries to be counted in the MAW of tokens [first_token, end_token), the newest last.
+struct CountedQueries {
+  const float* q = nullptr;    // of KV head 0, [n][group_size][k_head_dim]
+  const float* lse = nullptr;  // likewise
+  int64_t head_stride = 0;     // rows from one KV head to the next
+  int64_t n = 0;
+  int64_t n_skipped = 0;
+  const int64_t* begin = nullptr;  // [n] visible range of each
+  const int64_t* end = nullptr;
+  int64_t first_token = 0, end_token = 0;
+};
+
+// The newest last; as many as count.
+struct HeldQueries {
+  int64_t n = 0;
+  int64_t n_skipped = 0;            // older queries of the same appends, whose weight has faded
+  int64_t end_token = 0;            // they are to count in keys before it: a device has counted them in others
+  std::vector<float> q;             // [n_kv_heads][capacity][group_size][k_head_dim], rotated
+  std::vector<float> lse;           // [n_kv_heads][capacity][group_size]
+  std::vector<int64_t> begin, end;  // [capacity] visible range of each query
+
+  void reserve(const Layer& layer, int64_t capacity);
+  void add(const Layer& layer, const SequenceCall& call);  // its last queries; older ones move up or fade
+  void cut(int64_t n_tokens);                              // queries of tokens from n_tokens on go
+  void clear() { n = n_skipped = 0; }
+};
+
+// Weights of the queries of speculative tokens.
+struct HeldGuess {
+  int64_t first_key = 0;  // of the keys that the logits are of
+  int64_t n_keys = 0;
+  std::vector<float> logits;  // [n_kv_heads][q_len][group_size][n_keys]
+  std::vector<float> lse;     // [n_kv_heads][q_len][group_size]
+  std::vector<float> q;       // [n_kv_heads][q_len][group_size][k_head_dim] of a call on a device, which gives no logits
+
+  void end() { n_keys = 0, q.clear(); }
+};
+
+class Hgca;
+
+struct HgcaState final : SelectState {
+  explicit HgcaState(Hgca& hgca);
+
+  bool has_room(int64_t n_tokens) const override { return n_tokens <= maw.capacity(); }
+  Status grow(int64_t n_tokens, const Watch& watch) override;
+  Status copy_from(const SelectState& from) override;
+  void cut(const Sequence& sequence, int64_t n_tokens, int64_t window_begin) override;
+  void erase(const Sequence& sequence, int64_t first, int64_t n_tokens) override;
+  Status catch_up(const Sequence& sequence, int64_t window_begin) override;
+  int64_t join(const Watch& watch = {}) override;
+  void cancel() override;
+  SelectedTokens selected(int32_t kv_head) const override;
+  float* weights(int32_t q_head, int64_t token) const override { return maw.at(q_head, token); }
+  Status prepare_on_host(SequenceCall* call, bool is_speculative) override;
+  void prepare_on_device(SequenceCall* call, bool is_speculative, LateCall* late, int64_t* n_evicted) override;
+  void select(const SequenceCall& call, LateCall* late) override;
+  void committed(const SequenceCall& call, bool is_speculative) override;
+  void finish(const SequenceCall& call, const Watch& watch) override;
+  Status prepare_guess(const KeptGuess& kept) override;
+  void count_guess(const KeptGuess& kept, bool have_moved, int64_t* window_begin) override;
+  void end_guess(int64_t old_window_begin, int64_t window_begin) override;
+
+  // lib/select/hgca_judge.cc. They read and write this state alone, and use the room that reserve_work() has taken.
+  void judge_evicted();  // on the calling thread
+  void re_evaluate();    // on the pool, as what follows: counts the held queries, then judges all keys
+  void count_weights(const CountedQueries& queries);
+  void count_held();  // if there are any
+  void note_copies();
+  void reserve_work();                             // for the keys
+  void take_keys(KeyRuns* late);                   // and room for them; none: it keeps its own
+  void post_eviction(int64_t begin, int64_t end);  // tokens that have left the window, to the engine's thread
+
+  Hgca& hgca;
+  Maw maw;
+  std::vector<HeadSelection> heads;  // [n_kv_heads]
+  HeldQueries held;
+  HeldGuess guess;
+  bool is_unjudged = false;  // the calling thread's: appends on the device have been counted, and nothing selected since
+  bool due = false;          // queries wait to be counted and keys to be judged, which nobody has posted yet
+  Job job;
+  bool eviction = false;  // only tokens [evict_begin, evict_end) are judged; else all outside the window
+  int64_t evict_begin = 0, evict_end = 0;
+  int64_t host_end = 0;                // where the window begins
+  KeyRuns keys;                        // of all tokens at the time of posting; of an eviction from evict_begin on, at least
+  std::atomic<bool> uncopied{false};   // there was no room for a copy: logged by the next call
+  std::atomic<bool> wants_all{false};  // since then an eviction too is to say where the rows of all tokens are
+  // Work space.
+  std::vector<float> coeff;            // [queries that count]
+  std::vector<WeightJob> weight_jobs;  // a head's tokens of a block of the MAW each
+  std::vector<const float*> maw_rows;  // [n_q_heads]
+  int64_t halo_reach = 0;              // tokens before an evicted block that may still cast a halo into it
+  std::vector<int32_t> discarded;      // [n_kv_heads][halo_reach]
+
+ private:
+  void count_held_of_device(const Sequence& sequence);
+  void count_guess_of_host(const KeptGuess& kept, int64_t* window_begin);
+  void count_guess_of_device(const KeptGuess& kept, int64_t* window_begin);
+};
+
+class Hgca final : public Selector {
+ public:
+  explicit Hgca(const SelectorSetup& setup);
+  std::unique_ptr<SelectState> make_state() override { return std::make_unique<HgcaState>(*this); }
+  void observe(const Observation& seen) override;  // lib/select/hgca_observe.cc
+
+  Cache& cache() const { return *setup_.cache; }
+  const Backend& cpu() const;
+  const Layer& layer() const { return layer_; }
+  int32_t layer_idx() const { return static_cast<int32_t>(setup_.layer_idx); }
+  const PolicyOptions& options() const { return *setup_.options; }
+  SelectorSums& sums() const { return *setup_.sums; }
+  int64_t n_counted() const { return counted_queries(setup_.options->alpha); }
+  int64_t evicted_to(int64_t window_begin, int64_t length) const;  // where the window begins with so many tokens
+
+ private:
+  const SelectorSetup setup_;
+  const Layer& layer_;
+};
+
+// Heads of states of one layer side by side.
+void judge_evicted_by_all(std::span<SelectState* const> states);
+
+}  // namespace tandem
