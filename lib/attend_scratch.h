@@ -2,12 +2,14 @@
 // Work space of attend calls, kept between them: after the first call of a shape nothing is allocated.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "lib/call_shape.h"
 #include "lib/host_part.h"
 #include "lib/routes/call_plan.h"
+#include "lib/routes/key_route.h"
 #include "lib/scratch_floats.h"
 #include "lib/sequence_call.h"
 
@@ -17,7 +19,8 @@ struct AttendScratch : FloatRows {
   std::vector<SequenceCall> calls;
   std::vector<SequenceShape> shapes;  // [n_calls] of a call on device tensors
   CallPlan plan;                      // of these
-  std::vector<int64_t> begin, end;    // of the keys that each query sees
+  std::array<std::vector<KeyPart>, kMostRoutes> parts;
+  std::vector<int64_t> begin, end;  // of the keys that each query sees
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;

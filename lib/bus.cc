@@ -3,16 +3,14 @@
 
 #include <algorithm>
 
-#include "lib/weights.h"
-
 namespace tandem {
 
-void Bus::join(Weights* weights) {
+void Bus::join(BusFollower* weights) {
   const std::lock_guard lock(mutex_);
   weights_.push_back(weights);
 }
 
-void Bus::leave(Weights* weights) {
+void Bus::leave(BusFollower* weights) {
   const std::lock_guard lock(mutex_);
   std::erase(weights_, weights);
 }
@@ -24,7 +22,7 @@ bool Bus::has_weights() const {
 
 void Bus::sent(int64_t bytes, void* event) {
   const std::lock_guard lock(mutex_);
-  for (Weights* weights : weights_) weights->follow(bytes, event);
+  for (BusFollower* weights : weights_) weights->follow(bytes, event);
 }
 
 }  // namespace tandem

@@ -16,12 +16,19 @@
 
 namespace tandem {
 
-class Weights;
+// Of offloaded weights: told of each piece.
+class BusFollower {
+ public:
+  virtual void follow(int64_t bytes, void* event) = 0;
+
+ protected:
+  ~BusFollower() = default;
+};
 
 class Bus {
  public:
-  void join(Weights* weights);
-  void leave(Weights* weights);
+  void join(BusFollower* weights);
+  void leave(BusFollower* weights);
   // A piece of so many bytes has been sent, and has come when `event` has happened.
   void sent(int64_t bytes, void* event);
   // What a piece takes says little of the bus then.
@@ -29,7 +36,7 @@ class Bus {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<Weights*> weights_;
+  std::vector<BusFollower*> weights_;
 };
 
 }  // namespace tandem

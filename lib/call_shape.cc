@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "lib/device_session.h"
+#include "lib/ticket.h"
 
 namespace tandem {
 
@@ -33,8 +33,8 @@ TokenRange outside_of(const PolicyOptions& options, int64_t page_len, const Sequ
 }
 
 int64_t SizeTerms::most_of_chunk() const {
-  const bool is_asked_for = routes.append_tokens > 0 && !streams.empty();
-  return is_asked_for ? std::min(routes.append_tokens, DeviceSession::kMostTokens) : DeviceSession::kMostTokens;
+  const bool is_asked_for = routes.append_tokens > 0 && !layouts.empty();
+  return is_asked_for ? std::min(routes.append_tokens, kMostTicketTokens) : kMostTicketTokens;
 }
 
 // Windows of several queries are told apart by token indices, and hold something: sliding windows reach back in positions.
@@ -51,7 +51,7 @@ int64_t SizeTerms::wanted_queries(const CallShape& shape) const {
 
 TokenRange SizeTerms::streamed(const CallShape& shape, const SequenceShape& sequence) const {
   if (!can_stream(policies[shape.layer_idx], sequence.q_len > 1)) return {};
-  const bool is_whole = sequence.q_len <= shape.most_queries && shape.n_tokens() <= DeviceSession::kMostTokens;
+  const bool is_whole = sequence.q_len <= shape.most_queries && shape.n_tokens() <= kMostTicketTokens;
   return outside_of(options, store.page_len, sequence, is_whole ? sequence.first_query() : sequence.length - 1);
 }
 

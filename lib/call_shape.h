@@ -11,10 +11,10 @@
 #include "lib/device_owner.h"
 #include "lib/device_window.h"
 #include "lib/page_store.h"
-#include "lib/select/policy.h"
-#include "lib/routes/recompute.h"
-#include "lib/routes/route.h"
+#include "lib/routes/key_route.h"
+#include "lib/routes/route_options.h"
 #include "lib/routes/stream_pieces.h"
+#include "lib/select/policy.h"
 #include "lib/streaming_heads.h"
 
 namespace tandem {
@@ -60,11 +60,11 @@ struct SizeTerms {
   const LayerPolicies& policies;
   const PolicyOptions& options;
   const RouteOptions& routes;
-  std::span<const HeadKinds> heads;        // [n_layers]; empty: no head streams
-  std::span<const StreamLayout> streams;   // [n_layers]; empty: nothing is ever streamed
-  std::span<const RebuildLayout> rebuilt;  // [n_layers]; empty: no keys are made of hidden states
+  std::span<const HeadKinds> heads;       // [n_layers]; empty: no head streams
+  const Routes& key_routes;               // null where the session cannot use one
+  std::span<const StreamLayout> layouts;  // of pieces of K and V, [n_layers]; empty: none are ever sent
   const WindowGeometry* window = nullptr;
-  int64_t most_prefill_bytes = INT64_MAX;  // memory that long appends may take
+  int64_t most_long_bytes = INT64_MAX;  // memory that long appends may take
 
   const HeadKinds* kinds(size_t l) const { return kinds_of_layer(heads, l); }
   int64_t n_described() const { return heads.empty() ? 1 : 2; }  // descriptors of a sequence

@@ -2,7 +2,7 @@
 // Memory of a device as that of a tier (lib/memory.h).
 #pragma once
 
-#include "lib/device_owner.h"
+#include "lib/device_ref.h"
 #include "lib/memory.h"
 
 namespace tandem {

@@ -8,16 +8,9 @@
 
 #include "lib/bus.h"
 #include "lib/device_module.h"
+#include "lib/device_ref.h"
 
 namespace tandem {
-
-struct Device {
-  const DeviceTable* table = nullptr;
-  void* self = nullptr;
-  int32_t idx = 0;  // among the module's devices
-  DeviceInfo info;
-  Bus* bus = nullptr;  // the engine's
-};
 
 class DeviceOwner {
  public:

@@ -40,21 +40,12 @@ SlotLayout make_slot_layout(const Layer& layer, const Reservation& needs) {
 
 }  // namespace
 
-int64_t workspace_bytes(const Device& device, const Layer& layer, int64_t n_sequences, int64_t q_len) {
-  DeviceAttend call;
-  call.layer = &layer;
-  call.pages.page_len = kDevicePageLen;
-  call.sequences.n_sequences = static_cast<int32_t>(n_sequences);
-  call.sequences.max_q_len = static_cast<int32_t>(q_len);
-  return device.table->workspace_bytes(device.self, &call);
-}
-
 void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
   constexpr int64_t kLeastTokens = 16;
   const auto n_sequences = static_cast<int64_t>(shape.sequences.size());
   const int64_t page_len = terms.store.page_len, n_pages = ring_pages(terms.options, page_len, shape.most_queries);
   for (const SequenceShape& sequence : shape.sequences) needs->window_pages += std::max(sequence.window_pages, n_pages);
-  needs->slot_rows = power_of_two(std::clamp(shape.n_tokens(), kLeastTokens, DeviceSession::kMostTokens));
+  needs->slot_rows = power_of_two(std::clamp(shape.n_tokens(), kLeastTokens, kMostTicketTokens));
   needs->add_descriptors(n_sequences * terms.n_described(), needs->window_pages);
   needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, n_sequences, shape.most_queries);
   // Less than evict_len tokens are too many in a window before a call.
@@ -118,8 +109,8 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const Reservatio
                                    needs.step_pages * static_cast<int64_t>(sizeof(int64_t)));
   work.shared_bytes = device_aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
                       n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;
-  work.streamed_at = work.shared_bytes;
-  work.shared_bytes += 3 * device_aligned(n_tasks_of(layers.size()));
+  work.flags_at = work.shared_bytes;
+  work.shared_bytes += static_cast<int64_t>(kTaskFlags) * device_aligned(n_tasks_of(layers.size()));
   work.descriptors_at = device_aligned(kExchangeWords * static_cast<int64_t>(sizeof(int64_t)));
   work.step_at = work.descriptors_at + work.upload_bytes;
   work.o_at = work.step_at + work.step_bytes;
@@ -188,9 +179,7 @@ Status DeviceSession::create(Cache& cache, const LayerPolicies& policies, const 
 
 DeviceSession::~DeviceSession() {
   hand_over_.reset();
-  rebuild_.reset();
   side_.reset();
-  stream_.reset();  // waits for copies, whose end is marked in the shared memory
   if (shared_ != nullptr) device_.table->release_shared(device_.self, shared_);
 }
 
@@ -218,7 +207,7 @@ Status most_queries(const Device& device, const Layer& windowed, int64_t* n) {
     return device.table->supports(device.self, &windowed, static_cast<int32_t>(q_len), &error);
   };
   if (const int32_t code = asks(1); code != TANDEM_OK) return device_status(code, error);
-  for (*n = DeviceSession::kMostTokens; *n > 1 && asks(*n) != TANDEM_OK;) *n /= 2;
+  for (*n = kMostTicketTokens; *n > 1 && asks(*n) != TANDEM_OK;) *n /= 2;
   return {};
 }
 
@@ -331,35 +320,16 @@ std::byte* DeviceSession::step_upload(uint64_t step) const {
          static_cast<int64_t>(step) % n_steps_of(plain_layers_.size()) * layout_.step_bytes;
 }
 
-Status DeviceSession::reserve_stream(int64_t buffer_bytes) {
-  if (stream_ != nullptr) return {};
-  return StreamBuffers::create(device_, device_tier_, buffer_bytes, StreamBuffers::kBuffers, &stream_);
-}
-
 Status DeviceSession::reserve_side() { return side_ != nullptr ? Status() : SideStream::create(device_, &side_); }
 
-uint8_t* DeviceSession::streamed(uint64_t task_idx) const {
-  return reinterpret_cast<uint8_t*>(shared_ + layout_.streamed_at) + static_cast<int64_t>(task_idx) % hand_over_->n_tasks();
+uint8_t* DeviceSession::flag(size_t kind, uint64_t task_idx) const {
+  const int64_t at = static_cast<int64_t>(kind) * device_aligned(hand_over_->n_tasks());
+  return reinterpret_cast<uint8_t*>(shared_ + layout_.flags_at + at) +
+         static_cast<int64_t>(task_idx) % hand_over_->n_tasks();
 }
 
-std::byte* DeviceSession::streamed_on_device(uint64_t task_idx) const {
-  return shared_device_ + layout_.streamed_at + static_cast<int64_t>(task_idx) % hand_over_->n_tasks();
-}
-
-Status DeviceSession::reserve_rebuild(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts) {
-  return rebuild_ != nullptr ? Status() : RebuildBuffers::create(device_, device_tier_, layers, layouts, &rebuild_);
-}
-
-uint8_t* DeviceSession::sent_hidden(uint64_t task_idx) const {
-  return streamed(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
-}
-
-std::byte* DeviceSession::sent_hidden_on_device(uint64_t task_idx) const {
-  return streamed_on_device(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
-}
-
-uint8_t* DeviceSession::merged(uint64_t task_idx) const {
-  return sent_hidden(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
+std::byte* DeviceSession::flag_on_device(size_t kind, uint64_t task_idx) const {
+  return shared_device_ + (reinterpret_cast<std::byte*>(flag(kind, task_idx)) - shared_);
 }
 
 uint8_t DeviceSession::merged_mark(uint64_t task_idx) const {
@@ -367,8 +337,8 @@ uint8_t DeviceSession::merged_mark(uint64_t task_idx) const {
 }
 
 Status DeviceSession::mark_merged(uint64_t task_idx, void* stream) const {
-  std::byte* const flag = sent_hidden_on_device(task_idx) + device_aligned(n_tasks_of(plain_layers_.size()));
-  return call_device(device_, &DeviceTable::fill, flag, merged_mark(task_idx), int64_t{1}, stream);
+  return call_device(device_, &DeviceTable::fill, flag_on_device(kMergedFlag, task_idx), merged_mark(task_idx), int64_t{1},
+                     stream);
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {

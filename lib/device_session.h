@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 // What a session has on its device: windows of its sequences, memory that device and host share, work space of calls.
 //
-//   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps | what has
-//                   been streamed, a byte for each task, and another for its hidden states
+//   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps | flags of
+//                   tasks, a byte each
 //   work space      the module's words | descriptors of a call | of a step | states of the window | rotated queries |
-//                   states of a piece, where keys are streamed | what long appends take | what attend() asks for
-//   buffers         of streamed keys (lib/routes/stream_buffers.h), and of rebuilt ones (lib/routes/recompute.h)
+//                   states of a piece, where keys come in pieces | what long appends take | what attend() asks for
 //
 // All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
 // a graph holds addresses. Calls make room for a planned step of their sequences, so that a session takes as much whether
@@ -19,27 +18,25 @@
 #include "lib/device_window.h"
 #include "lib/hand_over.h"
 #include "lib/reserve.h"
-#include "lib/routes/recompute.h"
 #include "lib/routes/side_stream.h"
-#include "lib/routes/stream_buffers.h"
 
 namespace tandem {
 
 class Cache;
 
-// Of attend() for calls of up to q_len queries in each of n_sequences sequences.
-int64_t workspace_bytes(const Device& device, const Layer& layer, int64_t n_sequences, int64_t q_len);
 int64_t constants_bytes(const std::vector<Layer>& layers);  // learned sinks, and angles of RoPE
 
 struct SessionWork {
   int64_t slot_bytes = 0, upload_bytes = 0, step_bytes = 0, shared_bytes = 0;
-  int64_t streamed_at = 0;  // in the shared memory: a byte for each task
+  int64_t flags_at = 0;  // in the shared memory: [kTaskFlags], a byte for each task
   int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, q_at = 0, part_o_at = 0, part_lse_at = 0, prefill_at = 0,
           workspace_at = 0;
   int64_t work_bytes = 0;
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const Reservation& needs);
-inline constexpr int64_t kLeastTasks = 64;
+// Bytes of a task that tell the host, in the order of a stream, what has been done: of each route that all its pieces have
+// left the host, and that the states of the task are one.
+inline constexpr size_t kMergedFlag = kMostRoutes, kTaskFlags = kMostRoutes + 1;
 int64_t n_tasks_of(size_t n_layers);  // two steps' at least
 int64_t n_steps_of(size_t n_layers);  // more than these tasks are of
 
@@ -53,7 +50,6 @@ Status most_queries(const Device& device, const Layer& windowed, int64_t* n);
 class DeviceSession {
  public:
   static constexpr int32_t kSlots = 4;
-  static constexpr int64_t kMostTokens = 512;  // of a call; longer appends are cut
 
   // window_len: of a policy whose queries see no more than sinks and window; -1: queries see all.
   static Status create(Cache& cache, const LayerPolicies& policies, const PolicyOptions& options,
@@ -93,21 +89,13 @@ class DeviceSession {
     return step_layer_at(static_cast<int64_t>(plain_layers_.size()) + layer_idx);
   }
   int64_t step_tables_at() const { return step_layer_at(static_cast<int64_t>(plain_layers_.size()) * held_.step_described); }
-  // Null until reserve_stream(). What says that a task's keys have left the host: as the host sees it, as the device does.
-  StreamBuffers* stream() const { return stream_.get(); }
-  Status reserve_side();  // likewise
-  SideStream* side() const { return side_.get(); }
-  Status reserve_stream(int64_t buffer_bytes);
-  uint8_t* streamed(uint64_t task_idx) const;
-  std::byte* streamed_on_device(uint64_t task_idx) const;
-  // Null until reserve_rebuild(). Of hidden states likewise.
-  RebuildBuffers* rebuild() const { return rebuild_.get(); }
-  Status reserve_rebuild(const std::vector<Layer>& layers, const std::vector<RebuildLayout>& layouts);
-  uint8_t* sent_hidden(uint64_t task_idx) const;
-  std::byte* sent_hidden_on_device(uint64_t task_idx) const;
-  // That a task's states are one: as the host sees it, and what it is then; told in the stream's order. A task may be done
-  // with before that, so the next one in its place may find it told late: they have other marks.
-  uint8_t* merged(uint64_t task_idx) const;
+  Status reserve_side();
+  SideStream* side() const { return side_.get(); }  // null until reserve_side()
+  // A flag of a task: as the host sees it, as the device does.
+  uint8_t* flag(size_t kind, uint64_t task_idx) const;
+  std::byte* flag_on_device(size_t kind, uint64_t task_idx) const;
+  // What kMergedFlag is then. A task may be done with before that, so the next one in its place may find it told late: they
+  // have other marks.
   uint8_t merged_mark(uint64_t task_idx) const;
   Status mark_merged(uint64_t task_idx, void* stream) const;
   // The host sees, in the stream's order, that a step has ended.
@@ -145,9 +133,7 @@ class DeviceSession {
   std::byte* shared_ = nullptr;         // as the host sees it
   std::byte* shared_device_ = nullptr;  // as the device does
   Buffer work_, constants_;
-  std::unique_ptr<StreamBuffers> stream_;
   std::unique_ptr<SideStream> side_;
-  std::unique_ptr<RebuildBuffers> rebuild_;
   std::vector<int64_t> sinks_at_, rope_at_;  // [n_layers] floats in constants_; -1: none
   std::vector<int64_t> most_queries_;        // [n_layers] 0: not asked yet
   std::vector<float> maw_page_;              // [most query heads][kDevicePageLen], where MAW are kept

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "lib/device_owner.h"
+#include "lib/device_ref.h"
 #include "lib/status.h"
 
 namespace tandem {

@@ -211,7 +211,7 @@ void HandOver::loop() {
       continue;
     }
     TaskTimes times;
-    times.stream.keys = task.streamed, times.stream.hidden = task.sent_hidden;
+    times.stream.sent = task.sent;
     const bool has_arrived = !is_of_step() && wait_for_arrival(task, &times.stream);
     bool is_lost = !has_arrived || can_start_over();
     const TraceRange range("answer", task.shape.layer_idx, "host");
@@ -344,7 +344,7 @@ void HandOver::StreamEnd::look() {
   const auto is_set = [](uint8_t* flag) {
     return flag == nullptr || std::atomic_ref(*flag).load(std::memory_order_acquire) != 0;
   };
-  if (is_seen || !is_awaited() || !is_set(keys) || !is_set(hidden)) return;
+  if (is_seen || !is_awaited() || !std::all_of(sent.begin(), sent.end(), is_set)) return;
   is_seen = true;
   seen = Clock::now();
 }

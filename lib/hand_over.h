@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -25,10 +26,10 @@
 #include "lib/attend_scratch.h"
 #include "lib/device_owner.h"
 #include "lib/page_store.h"
+#include "lib/routes/key_route.h"
 #include "lib/routes/part_times.h"
 #include "lib/routes/profile.h"
-#include "lib/routes/recompute.h"
-#include "lib/routes/stream_pieces.h"
+#include "lib/ticket.h"
 #include "lib/under_way.h"
 
 namespace tandem {
@@ -39,23 +40,6 @@ struct TouchedSequence {
   int64_t sequence = 0;
   int64_t length = 0;
   int64_t window_begin = 0;
-};
-
-// What a call was made for, as its slot's header says: a graph that was captured for less than a step has is of no use.
-struct TicketShape {
-  static constexpr int32_t kMostLayers = 4096;
-  int32_t layer_idx = 0;  // below that
-  int32_t n_sequences = 0;
-  int32_t n_tokens = 0, max_q_len = 0;  // below 1,024
-
-  int32_t tag() const {
-    return static_cast<int32_t>(static_cast<uint32_t>(layer_idx | max_q_len << 12) | static_cast<uint32_t>(n_tokens) << 22);
-  }
-  bool is_served_by(const SlotHeader& header) const {
-    const auto tag = static_cast<uint32_t>(header.tag);
-    return static_cast<int32_t>(tag & 0xfff) == layer_idx && static_cast<int32_t>(tag >> 12 & 0x3ff) >= max_q_len &&
-           static_cast<int32_t>(tag >> 22) >= n_tokens && header.n_sequences >= n_sequences;
-  }
 };
 
 // The keys outside the window, of calls that could stream: who has them, and what is to be learned from it.
@@ -69,6 +53,9 @@ struct HandOverPart {
   bool tells = false;         // there are enough of them
   bool bus_tells = true;      // false: the device makes keys of what it brings, more slowly than that comes
   bool keeps_hidden = false;  // the plan might have had keys made of hidden states, and has none
+  int64_t n_pieces = 0;       // that cross the bus, of all routes
+  int64_t x_bytes = 0;        // of hidden states that cross the bus
+  int64_t n_made_rows = 0;    // of keys that the device makes of them
   bool is_rows = false;       // of a long append, whose queries do not come with its tickets
   double predicted_ns = 0.0;  // 0: nobody knew
   // Of a long append: its first rows, which come when its queries are there; what is to be learned of its pieces: from then
@@ -86,18 +73,13 @@ struct HandOverTask {
   std::vector<TouchedSequence> touched;
   AttendScratch scratch;
   // Keys that the device gets of the host while the task is under way: so long nobody may change them.
-  std::vector<StreamPiece> pieces;
-  StreamLayout layout;            // of these
-  std::vector<std::byte*> bases;  // of the store's extents, where they are
-  int64_t pieces_at = 0;          // their descriptors: bytes behind those of the call
-  uint8_t* streamed = nullptr;    // 1: all have been sent; null: there are none
-  // Keys that the device makes of hidden states, likewise.
-  RebuiltPieces rebuilt;
-  int64_t rebuilt_at = 0;
-  uint8_t* sent_hidden = nullptr;
-  uint8_t* merged = nullptr;  // merged_mark: the call's states are one; null: nobody says so
-  uint8_t merged_mark = 0;    // another one than that of the task before in this place, whose comes when that is done with
-  int64_t streamed_x_bytes = 0;
+  std::array<std::unique_ptr<RouteNotes>, kMostRoutes> notes;
+  std::array<size_t, kMostRoutes> n_pieces{};
+  std::array<uint8_t*, kMostRoutes> sent{};  // 1: all of a route's pieces have left the host; null: there are none
+  std::vector<std::byte*> bases;             // of the store's extents, where they are
+  std::vector<Launch> launches;              // behind the window
+  uint8_t* merged = nullptr;                 // merged_mark: the call's states are one; null: nobody says so
+  uint8_t merged_mark = 0;  // another one than that of the task before in this place, whose comes when that is done with
   std::chrono::steady_clock::time_point asked;  // the call was about to ask for copies, if there are any
   HandOverPart part;
   std::atomic<bool> is_lost{false};                    // it never arrived
@@ -194,13 +176,15 @@ class HandOver {
   bool is_hopeless() const { return faulted_.load(std::memory_order_acquire) && !can_start_over(); }
   template <typename F>
   bool wait_for(F has_come);
-  // When a task's pieces had been sent, of K and V and of hidden states, as far as somebody has looked.
+  // When the pieces of a task had been sent, of all routes, as far as somebody has looked.
   struct StreamEnd {
-    uint8_t *keys = nullptr, *hidden = nullptr;
+    std::array<uint8_t*, kMostRoutes> sent{};
     std::chrono::steady_clock::time_point seen;
     bool is_seen = false;
 
-    bool is_awaited() const { return keys != nullptr || hidden != nullptr; }
+    bool is_awaited() const {
+      return std::any_of(sent.begin(), sent.end(), [](const uint8_t* flag) { return flag != nullptr; });
+    }
     void look();
   };
   bool wait_for_arrival(const HandOverTask& task, StreamEnd* stream);

@@ -33,7 +33,7 @@ PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& time
   part.host_end = ns(times.host_end);
   part.has_stream = times.stream.is_seen;
   part.is_rows = task.part.is_rows;
-  part.n_pieces = static_cast<int64_t>(task.pieces.size() + task.rebuilt.pieces.size());
+  part.n_pieces = task.part.n_pieces;
   part.streamed = ns(times.stream.seen);
   if (times.has_arrived) try {
       return part_times_.note(part);
@@ -53,8 +53,8 @@ void HandOver::await_merged(const HandOverTask& task, const TaskTimes& times, co
   unmerged_.begin = times.begin;
   unmerged_.looked = Clock::now();
   unmerged_.layer = task.part.layer;
-  unmerged_.times = {is_alone ? task.streamed_x_bytes : 0,
-                     task.rebuilt.n_pages() * RebuildLayout::kPageLen,
+  unmerged_.times = {is_alone ? task.part.x_bytes : 0,
+                     task.part.n_made_rows,
                      reading.bus,
                      reading.late,
                      reading.host,
@@ -97,16 +97,16 @@ void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
     sums_.stream_part_ns += static_cast<int64_t>(reading.bus);
     sums_.stream_part_tokens += part.streamed_tokens;
     sums_.streamed_kv_bytes += part.streamed_tokens * part.key_bytes;
-    sums_.streamed_x_bytes += task.streamed_x_bytes;
+    sums_.streamed_x_bytes += part.x_bytes;
     sums_.n_joint_parts += times.has_host;
   }
   if (part.begins_long) long_began_ = times.begin;
   if (part.expected_ns > 0.0 && times.stream.is_seen)
     profile_.note_prefill(*part.layer, part.tile_ns, part.expected_ns,
                           ns_between(long_began_, times.stream.seen) - part.fixed_ns);
-  const bool has_keys = part.streamed_tokens > 0, has_streamed = has_keys || task.streamed_x_bytes > 0;
+  const bool has_keys = part.streamed_tokens > 0, has_streamed = has_keys || part.x_bytes > 0;
   if (!part.tells || has_streamed != times.stream.is_seen || faulted_.load(std::memory_order_relaxed)) return;
-  const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + profile_.as_keys(*part.layer, task.streamed_x_bytes);
+  const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + profile_.as_keys(*part.layer, part.x_bytes);
   const JointPart joint = {part.n_queries, part.weighed_keys, reading.host,     bus_bytes,
                            reading.late,   reading.ahead,     part.ahead_bytes, part.bus_tells};
   if (times.has_host && !has_streamed)

@@ -2,9 +2,9 @@
 #include "lib/plan.h"
 
 #include <algorithm>
+#include <array>
 
 #include "lib/cache.h"
-#include "lib/device_projections.h"
 #include "lib/device_session.h"
 #include "lib/placement.h"
 #include "lib/routes/routes_taken.h"
@@ -37,18 +37,21 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const LayerPolicies
 struct PlannedCalls {
   const SizeTerms& terms;
   Reservation needs;
-  bool streams_keys = false;
-  std::vector<Layer> rebuilt = {};  // layers whose keys are made of hidden states
+  std::array<bool, kMostRoutes> uses = {};
+  std::array<std::vector<Layer>, kMostRoutes> served = {};  // layers whose calls take a route; one of each projection
 
-  // One call. Returns whether keys cross the bus.
-  Status add(const CallShape& shape, bool* streams) {
+  // One call. Returns whether keys move to the device.
+  Status add(const CallShape& shape, bool* moves) {
     RoutesTaken taken = possible_routes(terms, shape);
-    *streams = taken.streams;
-    if (taken.streams) TANDEM_TRY(size_long(terms, shape, &taken.prefill));
+    *moves = taken.any();
+    if (*moves) TANDEM_TRY(size_long(terms, shape, &taken.prefill));
     needs.include(reserve_call(terms, shape, taken));
-    streams_keys = streams_keys || (taken.streams && terms.routes.streams_keys());
-    if (taken.rebuilds && (rebuilt.empty() || rebuilt.back().projection != shape.layer->projection))
-      rebuilt.push_back(*shape.layer);
+    for (size_t r = 0; r < kMostRoutes; ++r) {
+      std::vector<Layer>& layers = served[r];
+      uses[r] = uses[r] || taken.uses[r];
+      if (taken.uses[r] && (layers.empty() || layers.back().projection != shape.layer->projection))
+        layers.push_back(*shape.layer);
+    }
     return {};
   }
 };
@@ -105,10 +108,12 @@ Status plan_device(const SizeTerms& terms, std::span<const int64_t> kv_lens, tan
   plan->device_window_bytes = calls.needs.window_pages * terms.window->page_bytes;
   plan->device_work_bytes = work.work_bytes + constants_bytes(terms.layers);
   plan->shared_bytes = work.shared_bytes;
-  if (calls.streams_keys) plan->device_stream_bytes = StreamBuffers::kBuffers * terms.routes.buffer_bytes;
-  if (calls.rebuilt.empty()) return {};
-  plan->device_stream_bytes += RebuildBuffers::bytes_of(*terms.device, terms.layers, terms.rebuilt);
-  plan->device_weights_bytes = ProjectionsOnDevice::bytes_of(calls.rebuilt);
+  for (size_t r = 0; r < kMostRoutes; ++r) {
+    if (!calls.uses[r]) continue;
+    const RouteBytes bytes = terms.key_routes[r]->bytes(terms, calls.served[r]);
+    plan->device_stream_bytes += bytes.buffers;
+    plan->device_weights_bytes += bytes.weights;
+  }
   return {};
 }
 
@@ -152,15 +157,14 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   plan->host_kv_bytes = n_extents * geometry.extent_bytes;
   plan->host_session_bytes = bytes.state;
   plan->selection_max_bytes = bytes.selection;
-  std::vector<StreamLayout> streams;
-  std::vector<RebuildLayout> rebuilt;
-  if (engine.device() != nullptr && routes.route != Route::kHost) {
-    TANDEM_TRY(make_stream_layouts(layers, policies, geometry.extent_len(), routes, &streams));
-    TANDEM_TRY(find_rebuild_layouts(*engine.device(), layers, policies, routes, !heads.empty(), &rebuilt));
-  }
+  Routes key_routes;
+  if (engine.device() != nullptr)
+    TANDEM_TRY(make_routes({*engine.device(), layers, policies, routes, geometry.extent_len(), !heads.empty(), nullptr},
+                           &key_routes));
   const WindowGeometry window = make_window_geometry(layers, policies);
-  TANDEM_TRY(plan_device({engine.device(), layers, geometry, policies, options, routes, heads, streams, rebuilt, &window},
-                         kv_lens, plan));
+  TANDEM_TRY(plan_device(
+      {engine.device(), layers, geometry, policies, options, routes, heads, key_routes, layouts_of(key_routes), &window},
+      kv_lens, plan));
   plan->kv_token_bytes = geometry.token_bytes;
   plan->x_token_bytes = geometry.x_token_bytes;
   const int64_t needed = plan->host_kv_bytes + plan->host_session_bytes;

@@ -7,8 +7,7 @@
 //   what                               whose reserve function           defined in
 //   windows, slots, descriptors        reserve_ticket(), reserve_step() lib/device_session.cc
 //   speculative queries                reserve_guess()                  lib/speculate_device.cc
-//   pieces of K and V                  reserve_stream()                 lib/routes/stream_pieces.cc
-//   pieces of hidden states            reserve_rebuilt()                lib/routes/recompute.cc
+//   pieces of the routes               KeyRoute::reserve()              lib/routes/
 //   chunks of long appends             reserve_long()                   lib/routes/prefill_size.cc
 #pragma once
 
@@ -17,7 +16,6 @@
 namespace tandem {
 
 struct PrefillSize;
-struct RoutesTaken;
 
 struct Reservation {
   int64_t window_pages = 0;                                        // of all sequences
@@ -33,16 +31,13 @@ struct Reservation {
   void include(const Reservation& other);
   bool operator==(const Reservation& other) const = default;
 };
+// Of attend() for calls of up to q_len queries in each of n_sequences sequences.
+int64_t workspace_bytes(const Device& device, const Layer& layer, int64_t n_sequences, int64_t q_len);
 int64_t power_of_two(int64_t n);  // the least that is not less
 
 void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
-void reserve_stream(const SizeTerms& terms, const CallShape& shape, const StreamLayout& layout, Reservation* needs);
-void reserve_rebuilt(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs);
-
-// All of a call's chunks.
-Reservation reserve_call(const SizeTerms& terms, const CallShape& shape, const RoutesTaken& taken);
 
 }  // namespace tandem

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "lib/attend_call.h"
+#include "lib/options.h"
 
 namespace tandem {
 namespace {
@@ -77,62 +77,6 @@ SinksAndNewest sinks_and_newest(const PolicyOptions& options, int64_t sink_len, 
   if (!on_device) return least > sink_len ? SinksAndNewest{sink_len, least} : SinksAndNewest{};
   const int64_t sink_end = length > options.window_len ? std::min(sink_len, length) : 0;
   return {sink_end, std::min(std::max({least, sink_end, int64_t{0}}), length)};
-}
-
-// As policy "streaming" has it for all heads (choose_streaming).
-void AttendCall::choose_for_streaming_heads(SequenceCall& call) {
-  if (heads_ == nullptr) return;
-  const PolicyOptions& options = session_.options_;
-  SequenceCall::StreamingHeads& own = call.streaming_heads;
-  own.visibility.sink_end = options.sink_len;
-  own.visibility_at = scratch_.begin.size();
-  for (int64_t t = 0; t < call.q_len; ++t) {
-    const int64_t token = call.first_query + t;
-    scratch_.begin.push_back(std::max<int64_t>(0, token + 1 - options.window_len));
-    scratch_.end.push_back(token + 1);
-  }
-  own.keys = sinks_and_newest(options, options.sink_len, scratch_.begin[own.visibility_at], call.length, args_.on_device);
-  // Queries of tokens that are there already may look further back than the window begins: all heads' keys then begin there.
-  if (args_.on_device) call.resident_begin = std::min(call.resident_begin, own.keys.newest_begin);
-  call.host_end = std::min(call.host_end, call.resident_begin);
-  if (heads_->retrieval.n_kv_heads == 0) call.host_begin = call.host_end = call.resident_begin;
-  if (args_.on_device) call.has_host = call.host_end > call.host_begin || own.keys.sink_end > 0;
-}
-
-// The window's descriptors once more, with the streaming heads' first keys.
-void AttendCall::describe_streaming_heads(const DeviceSequence* all, DeviceSequence* to) const {
-  for (const SequenceCall& call : scratch_.calls) {
-    *to = *all++;
-    to->begin = call.streaming_heads.keys.newest_begin;
-    ++to;
-  }
-}
-
-// The window's part, or a long append's over window and chunk, of heads of one kind. layer: becomes theirs.
-DeviceAttend AttendCall::of_run(const DeviceAttend& window, const HeadRun& run, Layer* layer) const {
-  DeviceAttend attend = of_heads(window, run.first, run.n, layer);
-  if (!run.streams) return attend;
-  attend.sequences.sequences = streaming_sequences_;
-  if (window.sequences.max_q_len > 1) layer->sliding_window = session_.options_.window_len;
-  return attend;
-}
-
-// The window, a run of heads of one kind after the other. is_last: the answer is left, and no states.
-Status AttendCall::attend_window(const DeviceAttend& window, bool is_last) {
-  if (heads_ == nullptr) return ask_device("attend", &DeviceTable::attend, &window);
-  for (const HeadRun& run : heads_->runs) {
-    Layer layer;
-    DeviceAttend attend = of_run(window, run, &layer);
-    if (is_last) {
-      point_output(run.first, &attend);
-    } else {
-      const int64_t first = int64_t{run.first} * layer_.group_size;
-      attend.o.data = static_cast<float*>(attend.o.data) + first * layer_.v_head_dim;
-      attend.lse += first;
-    }
-    TANDEM_TRY(ask_device("attend", &DeviceTable::attend, &attend));
-  }
-  return {};
 }
 
 }  // namespace tandem

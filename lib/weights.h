@@ -33,7 +33,7 @@ struct WeightBlock {
   int64_t bytes = 0;
 };
 
-class Weights {
+class Weights final : public BusFollower {
  public:
   // options: complete. Errors: UNSUPPORTED (no device), INVALID_ARGUMENT, OUT_OF_MEMORY, those of the device.
   static Status create(std::shared_ptr<Engine> engine, const std::vector<WeightBlock>& blocks,
@@ -49,7 +49,7 @@ class Weights {
   const Engine* engine() const { return engine_.get(); }
   // A piece of others' has been sent, and has come when `event` has happened: what is due of the blocks goes behind it. What
   // fails is tried again where the block is used.
-  void follow(int64_t bytes, void* event);
+  void follow(int64_t bytes, void* event) override;
 
  private:
   struct Block {

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "lib/reserve.h"
+
 namespace tandem {
 namespace {
 
 constexpr int64_t kMostStates = int64_t{96} << 20;  // bytes of a group's o
-constexpr int64_t kTicket = DeviceSession::kMostTokens;
+constexpr int64_t kTicket = kMostTicketTokens;
 // What long appends over bf16 take on an H200.
 constexpr int64_t kTileRows = 128, kTileKeys = 128;  // of a block's step
 constexpr double kTileNs = 1650.0;                   // of that, for heads of 128 dims
@@ -146,7 +148,7 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
           terms.routes.append_tokens,
           terms.window != nullptr ? terms.window->layers[layer_idx].bytes : 0,
           terms.policies[layer_idx].keeps_maw,
-          terms.most_prefill_bytes};
+          terms.most_long_bytes};
 }
 
 // By the longest append; of equal ones, by the one with the most keys.

@@ -11,8 +11,9 @@
 
 #include <cstdint>
 
-#include "lib/device_session.h"
+#include "lib/call_shape.h"
 #include "lib/routes/stream_pieces.h"
+#include "lib/ticket.h"
 
 namespace tandem {
 
@@ -40,7 +41,7 @@ struct PrefillTerms {
 };
 inline constexpr int64_t kMostAppend = 16384;
 // Tasks of all of a chunk's tickets are filled before the first of them is posted.
-inline constexpr int64_t kLongestChunk = kLeastTasks * DeviceSession::kMostTokens;
+inline constexpr int64_t kLongestChunk = kLeastTasks * kMostTicketTokens;
 
 // Keys outside the window of a long append: of its first queries, and by its end. A chunk's own are in the work space.
 struct KeysOfAppend {
@@ -57,9 +58,6 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
 PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx);
 // The long appends of a call that streams; size->n_tokens is 0 where it has none.
 Status size_long(const SizeTerms& terms, const CallShape& shape, PrefillSize* size);
-inline int64_t tickets_of(int64_t n_tokens) {
-  return (n_tokens + DeviceSession::kMostTokens - 1) / DeviceSession::kMostTokens;
-}
 
 // Nanoseconds of a chunk over n_keys, as far as they depend on the layout of its pieces. tile_ns: of a block's step; sizes
 // go by what is assumed, as memory is planned before anything is measured.

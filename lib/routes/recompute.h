@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "lib/device_window.h"
-#include "lib/routes/route.h"
+#include "lib/routes/route_options.h"
 #include "lib/routes/side_stream.h"
 #include "lib/routes/stream_buffers.h"
 #include "lib/status.h"
@@ -55,10 +55,6 @@ struct RebuildLayout : PagePlanes {
 // keys cannot be made of hidden states: no projection, none kept, keys that the library rotates or has rotated.
 Status make_rebuild_layouts(const std::vector<Layer>& layers, int64_t buffer_bytes, std::vector<RebuildLayout>* layouts);
 
-// The layouts of sessions that may rebuild keys: of route "recompute", where the device must be able to, and of "auto",
-// where a layer might gain by it; empty else. UNSUPPORTED with streaming heads where it was asked for.
-Status find_rebuild_layouts(const Device& device, const std::vector<Layer>& layers, const LayerPolicies& policies,
-                            const RouteOptions& routes, bool has_streaming_heads, std::vector<RebuildLayout>* layouts);
 // Whether the bus has less to carry than of K and V, which it must for the route to take less time.
 bool is_rebuild_less(const Layer& layer);
 
@@ -94,10 +90,6 @@ struct RebuiltPieces {
 void add_rebuilt(const RebuildLayout& layout, size_t call, TokenRange tokens, bool continues, RebuiltPieces* pieces);
 // How many tokens of [begin, end) are rebuilt where `wanted` are to be, the first ones: whole pages, or all.
 int64_t rebuilt_tokens(int64_t wanted, int64_t begin, int64_t end);
-// Of pieces of both kinds, r and s of which have had their turn: whether one that is rebuilt is next.
-inline bool is_rebuilt_next(size_t r, size_t n_rebuilt, size_t s, size_t n_streamed) {
-  return r < n_rebuilt && r * n_streamed <= s * n_rebuilt;
-}
 // What there may be in all pieces of a call, wherever its chunks begin.
 struct RebuiltCount {
   int64_t n_pages = 0, n_parts = 0;

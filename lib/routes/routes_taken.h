@@ -3,20 +3,27 @@
 // memory; a memory plan assumes it.
 #pragma once
 
+#include <algorithm>
+#include <array>
+
+#include "lib/reserve.h"
 #include "lib/routes/prefill_size.h"
 
 namespace tandem {
 
 struct RoutesTaken {
-  bool streams = false;                          // keys cross the bus, in one form or another
-  bool rebuilds = false;                         // hidden states do
-  StreamLayout layout;                           // of pieces of K and V
-  PrefillSize prefill;                           // of long appends; n_tokens is 0 where there are none
-  const DeviceProjection* projection = nullptr;  // where keys are rebuilt
+  std::array<bool, kMostRoutes> uses{};  // routes of the table
+  StreamLayout layout;                   // of pieces of K and V
+  PrefillSize prefill;                   // of long appends; n_tokens is 0 where there are none
+
+  bool any() const { return std::find(uses.begin(), uses.end(), true) != uses.end(); }
 };
 
-// By what the session was asked for and by the shape alone (lib/routes/choose.cc). "auto" takes a route where it is worth
-// planning; the call may find the CPU faster. Long appends are not sized here.
+// By what the session was asked for and by the shape alone (lib/split.cc). "auto" takes a route where it is worth planning;
+// the call may find the CPU faster. Long appends are not sized here.
 RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape);
+
+// The memory of all of a call's chunks.
+Reservation reserve_call(const SizeTerms& terms, const CallShape& shape, const RoutesTaken& taken);
 
 }  // namespace tandem

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "lib/reserve.h"
-
 namespace tandem {
 namespace {
 
@@ -69,17 +67,6 @@ int64_t count_pieces(const StreamLayout& layout, std::span<const HeadRun> heads,
   if (begin >= end) return 0;
   const int64_t length = layout.piece_len();
   return count_groups(layout, heads) * ((end + length - 1) / length - begin / length);
-}
-
-void reserve_stream(const SizeTerms& terms, const CallShape& shape, const StreamLayout& layout, Reservation* needs) {
-  const HeadRuns runs = HeadRuns::retrieval(terms.kinds(shape.layer_idx), *shape.layer);
-  int64_t n_pieces = 0;
-  for (const SequenceShape& sequence : shape.sequences) {
-    const TokenRange tokens = terms.streamed(shape, sequence);
-    n_pieces += count_pieces(layout, runs.get(), tokens.begin, tokens.end);
-  }
-  needs->add_descriptors(n_pieces, layout.n_pages);
-  needs->has_part_states = 1;
 }
 
 void cut_pieces(const StreamLayout& layout, std::span<const HeadRun> heads, size_t call, TokenRange tokens,

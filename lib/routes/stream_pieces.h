@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lib/device_window.h"
-#include "lib/routes/route.h"
+#include "lib/routes/route_options.h"
 #include "lib/status.h"
 #include "lib/streaming_heads.h"
 

@@ -8,7 +8,7 @@
 #include "lib/device_status.h"
 #include "lib/placement.h"
 #include "lib/planes.h"
-#include "lib/routes/route.h"
+#include "lib/routes/route_options.h"
 
 namespace tandem {
 namespace {

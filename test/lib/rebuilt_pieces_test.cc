@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "lib/routes/key_route.h"
 #include "lib/routes/recompute.h"
 #include "reference/random.h"
 #include "with_cmocka.h"
@@ -108,15 +109,20 @@ void pieces_at_the_ends_are_short(void**) {
 
 // All of both, and never more of one than there is of the other, but for a piece.
 void pieces_take_turns(void**) {
-  for (size_t n_rebuilt = 0; n_rebuilt <= 12; ++n_rebuilt)
-    for (size_t n_streamed = 0; n_streamed <= 12; ++n_streamed) {
-      size_t r = 0, s = 0;
-      while (r + s < n_rebuilt + n_streamed) {
-        ++(is_rebuilt_next(r, n_rebuilt, s, n_streamed) ? r : s);
-        assert_true(r <= n_rebuilt && s <= n_streamed);
+  std::vector<Launch> launches;
+  for (size_t n_streamed = 0; n_streamed <= 12; ++n_streamed)
+    for (size_t n_rebuilt = 0; n_rebuilt <= 12; ++n_rebuilt) {
+      order_launches({n_streamed, n_rebuilt}, &launches);
+      assert_int_equal(launches.size(), n_streamed + n_rebuilt);
+      size_t done[2] = {0, 0};
+      for (const Launch& launch : launches) {
+        assert_in_range(launch.route, 0, 1);
+        assert_int_equal(launch.piece, done[launch.route]++);
         if (n_rebuilt == 0 || n_streamed == 0) continue;
-        assert_true(r * n_streamed <= s * n_rebuilt + n_streamed && s * n_rebuilt <= r * n_streamed + n_rebuilt);
+        const size_t s = done[0] * n_rebuilt, r = done[1] * n_streamed;
+        assert_true(r <= s + n_streamed && s <= r + n_rebuilt);
       }
+      assert_true(done[0] == n_streamed && done[1] == n_rebuilt);
     }
 }
 

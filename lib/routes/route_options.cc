@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "lib/routes/route.h"
+#include "lib/routes/route_options.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,25 +8,29 @@
 namespace tandem {
 namespace {
 
-struct RouteName {
-  const char* name;
-  Route route;
-};
-constexpr RouteName kRoutes[] = {{"auto", Route::kAuto},
-                                 {"host", Route::kHost},
-                                 {"stream", Route::kStream},
-                                 {"host+stream", Route::kHostStream},
-                                 {"recompute", Route::kRecompute}};
+constexpr char kShared[] = "host+stream";
 
-Status find_route(const char* name, Route* route) {
+Status find_route(const char* name, RouteOptions* options) {
+  using Choice = RouteOptions::Choice;
   std::string names;
-  for (const RouteName& known : kRoutes) {
-    if (std::strcmp(known.name, name) == 0) {
-      *route = known.route;
-      return {};
-    }
-    names += names.empty() ? known.name : std::string(", ") + known.name;
+  bool is_found = false;
+  const auto look_at = [&](const char* known, Choice choice, size_t route, bool has_share) {
+    names += names.empty() ? known : std::string(", ") + known;
+    if (std::strcmp(known, name) != 0) return;
+    options->name = known;
+    options->choice = choice;
+    options->route = route;
+    options->has_share = has_share;
+    is_found = true;
+  };
+  look_at("auto", Choice::kAuto, 0, false);
+  look_at("host", Choice::kHost, 0, false);
+  const std::span<const char* const> table = route_names();
+  for (size_t r = 0; r < table.size(); ++r) {
+    look_at(table[r], Choice::kGiven, r, false);
+    if (r == kPlanStream) look_at(kShared, Choice::kGiven, r, true);
   }
+  if (is_found) return {};
   return fail(TANDEM_ERROR_NOT_FOUND, "route", "route = \"%.64s\" is not one of %s", name, names.c_str());
 }
 
@@ -35,9 +39,9 @@ Status resolve_recompute_share(double share, RouteOptions* options) {
   if (!(share > 0.0 && share <= 1.0))
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "recompute_share", "recompute_share = %g is not above 0 and at most 1",
                 share);
-  if (options->route != Route::kRecompute)
+  if (!options->asks_for(kPlanRecompute))
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "recompute_share",
-                "recompute_share = %g with route \"%s\", not \"recompute\"", share, name_of(options->route));
+                "recompute_share = %g with route \"%s\", not \"recompute\"", share, options->name);
   options->rebuilt_share = share;
   return {};
 }
@@ -55,29 +59,23 @@ Status refuse_rotated(const char* route, const std::vector<Layer>& layers) {
 // Given where it is asked for, and there alone.
 Status resolve_stream_share(const tandem_session_options& options, RouteOptions* made) {
   const double share = options.stream_fraction;
-  if (made->route != Route::kHostStream && share == -1.0) return {};
-  if (made->route != Route::kHostStream)
+  if (!made->has_share && share == -1.0) return {};
+  if (!made->has_share)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction",
-                "stream_fraction = %g is for route \"host+stream\" alone, route = \"%s\"", share, name_of(made->route));
+                "stream_fraction = %g is for route \"host+stream\" alone, route = \"%s\"", share, made->name);
   if (!(share >= 0.0 && share <= 1.0))
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_fraction",
                 "stream_fraction = %g is not from 0 to 1, which route \"host+stream\" needs (\"auto\" measures it)", share);
-  made->stream_share = share;
+  made->moved_share = share;
   return {};
 }
 
 }  // namespace
 
-const char* name_of(Route route) {
-  for (const RouteName& known : kRoutes)
-    if (known.route == route) return known.name;
-  return "";
-}
-
 Status resolve_route_options(const tandem_session_options& options, const LayerPolicies& policies,
                              const std::vector<Layer>& layers, RouteOptions* resolved) {
   RouteOptions made;
-  if (options.route != nullptr) TANDEM_TRY(find_route(options.route, &made.route));
+  if (options.route != nullptr) TANDEM_TRY(find_route(options.route, &made));
   if (options.stream_buffer_bytes < 0)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_buffer_bytes", "stream_buffer_bytes = %lld is negative",
                 static_cast<long long>(options.stream_buffer_bytes));
@@ -96,15 +94,14 @@ Status resolve_route_options(const tandem_session_options& options, const LayerP
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "stream_heads", "stream_heads = %lld is negative",
                 static_cast<long long>(options.stream_heads));
   made.piece_heads = static_cast<int32_t>(std::min<int64_t>(options.stream_heads, INT32_MAX));
-  if (made.always_streams() && !policies.any([](const Policy& policy) { return can_stream(policy, true); }))
+  if (made.is_given() && !policies.any([](const Policy& policy) { return can_stream(policy, true); }))
     return fail(TANDEM_ERROR_UNSUPPORTED, "route",
-                "route = \"%s\" with policy \"%s\": it attends sinks alone outside the window", name_of(made.route),
-                policies[0].name);
-  for (size_t l = 0; made.route == Route::kRecompute && l < layers.size(); ++l)
+                "route = \"%s\" with policy \"%s\": it attends sinks alone outside the window", made.name, policies[0].name);
+  for (size_t l = 0; made.asks_for(kPlanRecompute) && l < layers.size(); ++l)
     if (!can_stream(policies[l], false))
-      return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\" with policy \"%s\" in layer %zu: %s",
-                  name_of(made.route), policies[l].name, l, "keys are made for queries that attend all of them");
-  if (made.always_streams()) TANDEM_TRY(refuse_rotated(name_of(made.route), layers));
+      return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\" with policy \"%s\" in layer %zu: %s", made.name,
+                  policies[l].name, l, "keys are made for queries that attend all of them");
+  if (made.is_given()) TANDEM_TRY(refuse_rotated(made.name, layers));
   *resolved = made;
   return {};
 }

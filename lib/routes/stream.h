@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// The route "stream" (HeadInfer): keys outside the window cross the bus in pieces and are attended on the device.
+//
+//   send       a piece: copies on a stream of the session's own, into the buffer that is free next
+//   attend     the piece as if it were a window; its states are added to those of the window, which come first, in the order
+//              of the pieces: the sum does not depend on what is there first
+//
+// The host part lies before the queries, but for queries whose tokens were there already: causal order is the kernels' to
+// keep, as for the window (DeviceSequence::n_after). Sinks are merged once, last, as ever.
+//
+// While anything is on its way the task is not finished, so nobody changes the pages (lib/hand_over.h).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lib/routes/key_route.h"
+#include "lib/routes/stream_buffers.h"
+#include "lib/routes/stream_pieces.h"
+
+namespace tandem {
+
+class StreamRoute final : public KeyRoute {
+ public:
+  static Status make(const RouteSetup& setup, size_t idx, std::unique_ptr<KeyRoute>* route);
+
+  std::span<const StreamLayout> layouts() const override { return layouts_; }
+  Status hold(const RouteHold& call) override;
+  bool give_up(Cache& cache, const Status& why) override;
+  void reserve(const SizeTerms& terms, const CallShape& shape, const RoutesTaken& taken, Reservation* needs) const override;
+  RouteBytes bytes(const SizeTerms& terms, const std::vector<Layer>& layers) const override;
+  std::unique_ptr<RouteNotes> make_notes() const override;
+  void choose(const RouteCall& call, std::span<const KeyPart> parts, const StreamLayout& layout) override;
+  int64_t describe(const RouteCall& call, std::byte* upload, const std::byte* descriptors) override;
+  Status begin(const RouteCall& call) override;
+  Status attend(const RouteCall& call, const DeviceAttend& window, size_t piece, const HeadStates& to) override;
+  DeviceAccumulate states_of(const RouteCall& call, size_t piece) const override;
+  void settle(const RouteCall& call) override;
+
+ private:
+  struct Notes;
+  StreamRoute(size_t idx, std::vector<StreamLayout> layouts, int64_t buffer_bytes)
+      : KeyRoute(idx), layouts_(std::move(layouts)), buffer_bytes_(buffer_bytes) {}
+  Notes& notes_of(const RouteCall& call) const;
+  Status send_next(const RouteCall& call);
+
+  const std::vector<StreamLayout> layouts_;
+  const int64_t buffer_bytes_;
+  std::unique_ptr<StreamBuffers> buffers_;  // null until a call needs them
+};
+
+}  // namespace tandem
