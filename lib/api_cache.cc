@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Entry points: cache and its sequences.
 #include "lib/api.h"
-#include "lib/cache.h"
+#include "lib/cache_read.h"
 #include "lib/options.h"
 #include "lib/tensor.h"
 
@@ -180,7 +180,7 @@ int32_t tandem_sequence_read_x(const tandem_tensor* x, const tandem_cache* cache
     TANDEM_TRY(require(x, "x"));
     CheckedTensor checked;
     TANDEM_TRY(check_hidden(object->layers()[static_cast<size_t>(layer_idx)], x, kAnyLength, &checked));
-    return object->read_x(sequence, layer_idx, first, view_of(checked));
+    return read_hidden(*object, sequence, layer_idx, first, view_of(checked));
   });
 }
 
@@ -194,7 +194,7 @@ int32_t tandem_sequence_read(const tandem_tensor* k, const tandem_tensor* v, con
     KeyValue kv;
     TANDEM_TRY(check_key_value(object->layers()[static_cast<size_t>(layer_idx)], k, v, &kv));
     if (k != nullptr && v != nullptr) TANDEM_TRY(check_disjoint(kv.k, kv.v));
-    return object->read(sequence, layer_idx, first, kv.k_ptr, kv.v_ptr);
+    return read_rows(*object, sequence, layer_idx, first, kv.k_ptr, kv.v_ptr);
   });
 }
 
@@ -214,7 +214,7 @@ int32_t tandem_sequence_digest(uint64_t* digest, const tandem_cache* cache, int6
     TANDEM_TRY(require(digest, "digest"));
     std::shared_ptr<Cache> object;
     TANDEM_TRY(resolve(cache, "cache", &object));
-    return object->digest(sequence, digest);
+    return hash_rows(*object, sequence, digest);
   });
 }
 

@@ -5,128 +5,11 @@
 #include <mutex>
 #include <string>
 
-#include "lib/device_memory.h"
-#include "lib/dtype.h"
-#include "lib/hadamard.h"
-#include "lib/options.h"
+#include "lib/cache_options.h"
+#include "lib/cache_rows.h"
 #include "lib/placement.h"
 
 namespace tandem {
-
-int64_t Sequence::longest() const {
-  int64_t longest = 0;
-  for (size_t l = 0; l < lengths.size(); ++l) longest = std::max(longest, total(l));
-  return longest;
-}
-
-int64_t Sequence::shortest() const { return *std::min_element(lengths.begin(), lengths.end()); }
-
-namespace {
-
-Status check_storage_type(const std::string& name, int32_t type) {
-  if (find_dtype(type) != nullptr) return {};
-  return fail(TANDEM_ERROR_INVALID_ARGUMENT, name.c_str(), "%s = %d is not a storage type (%s)", name.c_str(), type,
-              key_type_names());
-}
-
-Status check_key_type(const std::string& name, int32_t type) {
-  TANDEM_TRY(check_storage_type(name, type));
-  if (is_key_type(type)) return {};
-  return fail(TANDEM_ERROR_UNSUPPORTED, name.c_str(), "%s = %d (%s): keys and values are stored as %s", name.c_str(), type,
-              find_dtype(type)->name, key_type_names());
-}
-
-// What TANDEM_ROTATION_DEFAULT is in a layer whose types are known. Hidden states that are kept are for route "recompute",
-// which makes keys as they were before a rotation.
-int32_t default_rotation(const Layer& layer, int32_t x_type) {
-  const bool can_rotate = hadamard_has(layer.k_head_dim) && layer.rope == nullptr && !layer.v_aliases_k;
-  const bool keeps_hidden = x_type != 0 && layer.projection != nullptr;
-  return layer.k_type == TANDEM_Q4_0 && can_rotate && !keeps_hidden ? TANDEM_ROTATION_HADAMARD : TANDEM_ROTATION_NONE;
-}
-
-Status check_rotation(const Layer& layer, size_t l) {
-  constexpr const char* kName = "k_rotation";
-  if (layer.k_rotation == TANDEM_ROTATION_NONE) return {};
-  if (layer.k_rotation != TANDEM_ROTATION_HADAMARD)
-    return fail(TANDEM_ERROR_INVALID_ARGUMENT, kName, "k_rotation = %d is not a TANDEM_ROTATION_ value (layer %zu)",
-                layer.k_rotation, l);
-  const auto refuse = [&](const char* why) {
-    return fail(TANDEM_ERROR_UNSUPPORTED, kName, "k_rotation = %d, but %s (layer %zu)", layer.k_rotation, why, l);
-  };
-  if (!hadamard_has(layer.k_head_dim))
-    return refuse(("k_head_dim = " + std::to_string(layer.k_head_dim) + " is not a power of two").c_str());
-  if (layer.rope != nullptr)
-    return refuse("the library applies RoPE at attend time: keys would be rotated before it, not after");
-  if (layer.v_aliases_k) return refuse("V aliases K and would be rotated with it");
-  return {};
-}
-
-// Of layers that have a projection.
-Status resolve_x_type(int32_t x_type, std::vector<Layer>* layers) {
-  if (x_type == 0) return {};
-  TANDEM_TRY(check_storage_type("x_type", x_type));
-  const DtypeInfo& info = *find_dtype(x_type);
-  if (!is_hidden_type(info))
-    return fail(TANDEM_ERROR_UNSUPPORTED, "x_type",
-                "x_type = %d (%s): hidden states are kept as f16, bf16, q8_0, q4_0 or q4_64", x_type, info.name);
-  bool is_any = false;
-  for (size_t l = 0; l < layers->size(); ++l) {
-    Layer& layer = (*layers)[l];
-    if (layer.projection == nullptr) continue;
-    layer.x_type = x_type;
-    if (info.group > 0 && layer.hidden_dim() % kHiddenUnit != 0)
-      return fail(TANDEM_ERROR_UNSUPPORTED, "x_type",
-                  "x_type = %d (%s), but hidden_dim = %d is not a multiple of %d (layer %zu)", x_type, info.name,
-                  layer.hidden_dim(), kHiddenUnit, l);
-    is_any = true;
-  }
-  if (is_any) return {};
-  return fail(TANDEM_ERROR_INVALID_ARGUMENT, "x_type", "x_type = %d (%s), but no layer has a projection", x_type,
-              find_dtype(x_type)->name);
-}
-
-}  // namespace
-
-Status resolve_cache_options(const tandem_cache_options& options, std::vector<Layer>* layers, int64_t* page_len) {
-  *page_len = options.page_tokens == 0 ? 128 : options.page_tokens;
-  if (*page_len < 16 || *page_len > 4096 || (*page_len & (*page_len - 1)) != 0)
-    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "page_tokens", "page_tokens = %d is not a power of two from 16 to 4096",
-                options.page_tokens);
-  for (const auto& [name, bytes] :
-       {std::pair{"host_cap_bytes", options.host_cap_bytes}, std::pair{"device_cap_bytes", options.device_cap_bytes}})
-    if (bytes < 0)
-      return fail(TANDEM_ERROR_INVALID_ARGUMENT, name, "%s = %lld is negative", name, static_cast<long long>(bytes));
-  TANDEM_TRY(require_aligned(options.layer_k_types, "layer_k_types"));
-  TANDEM_TRY(require_aligned(options.layer_v_types, "layer_v_types"));
-  const int32_t k_type = options.k_type == 0 ? TANDEM_BF16 : options.k_type;
-  const int32_t v_type = options.v_type == 0 ? k_type : options.v_type;
-  for (size_t l = 0; l < layers->size(); ++l) {
-    Layer& layer = (*layers)[l];
-    layer.k_type = options.layer_k_types != nullptr ? options.layer_k_types[l] : k_type;
-    layer.v_type = options.layer_v_types != nullptr ? options.layer_v_types[l] : options.v_type == 0 ? layer.k_type : v_type;
-    const std::string k_name = options.layer_k_types != nullptr ? element_name("layer_k_types", l) : "k_type";
-    const std::string v_name = options.layer_v_types != nullptr ? element_name("layer_v_types", l) : "v_type";
-    TANDEM_TRY(check_key_type(k_name, layer.k_type));
-    TANDEM_TRY(check_key_type(v_name, layer.v_type));
-    if (layer.v_aliases_k && layer.v_type != layer.k_type)
-      return fail(TANDEM_ERROR_INVALID_ARGUMENT, v_name.c_str(),
-                  "%s = %s differs from %s = %s where V aliases K (layer %zu)", v_name.c_str(),
-                  find_dtype(layer.v_type)->name, k_name.c_str(), find_dtype(layer.k_type)->name, l);
-    layer.k_rotation = options.k_rotation;
-    if (layer.k_rotation == TANDEM_ROTATION_DEFAULT) layer.k_rotation = default_rotation(layer, options.x_type);
-    TANDEM_TRY(check_rotation(layer, l));
-  }
-  return resolve_x_type(options.x_type, layers);
-}
-
-Cache::Cache(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers, int64_t page_len,
-             const tandem_cache_options& options)
-    : engine_(std::move(engine)),
-      model_(std::move(model)),
-      layers_(std::move(layers)),
-      host_tier_("host_cap_bytes", options.host_cap_bytes, engine_->allocator()),
-      device_tier_("device_cap_bytes", options.device_cap_bytes, device_allocator(engine_->device())),
-      store_(layers_, page_len, host_tier_, engine_->cpu()) {}
 
 Status Cache::create(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, const tandem_cache_options& options,
                      std::shared_ptr<Cache>* cache) {
@@ -173,7 +56,7 @@ void Cache::settle(CacheListener& listener) {
     const auto is_none = [](int64_t n) { return n == 0; };
     if (sequence->speculator == &listener &&
         std::all_of(sequence->speculative.begin(), sequence->speculative.end(), is_none))
-      forget_speculation(*sequence);
+      sequence->forget_speculation();
   });
   listener.on_settled();
 }
@@ -190,39 +73,6 @@ void Cache::quiesce(const Sequence& sequence) {
     settle(*listener);
     listener->quiesce(sequence);
   }
-}
-
-Sequence* Cache::find(int64_t id) const {
-  const auto found = sequences_.find(id);
-  return found == sequences_.end() ? nullptr : found->second.get();
-}
-
-Status Cache::find_free(int64_t id, const CacheListener* by, Sequence** sequence, const char* field) const {
-  Sequence* found = find(id);
-  if (found == nullptr)
-    return fail(TANDEM_ERROR_NOT_FOUND, field, "%s = %lld is not in this cache", field, static_cast<long long>(id));
-  if ((found->writer != nullptr && found->writer != by) || found->n_readers > 0)
-    return fail(TANDEM_ERROR_BUSY, field, "%s = %lld is in flight", field, static_cast<long long>(id));
-  *sequence = found;
-  return {};
-}
-
-Status Cache::find_even(int64_t id, Sequence** sequence) const {
-  TANDEM_TRY(find_free(id, nullptr, sequence));
-  return check_even(**sequence);
-}
-
-Status Cache::check_even(const Sequence& found, const char* field) const {
-  for (size_t l = 0; l < found.lengths.size(); ++l) {
-    if (found.speculative[l] != 0)
-      return fail(TANDEM_ERROR_INVALID_STATE, field, "%s = %lld has %lld speculative tokens in layer %zu", field,
-                  static_cast<long long>(found.id), static_cast<long long>(found.speculative[l]), l);
-    if (found.lengths[l] != found.lengths[0])
-      return fail(TANDEM_ERROR_INVALID_STATE, field, "%s = %lld is uneven: layer %zu has %lld tokens, layer 0 %lld", field,
-                  static_cast<long long>(found.id), l, static_cast<long long>(found.lengths[l]),
-                  static_cast<long long>(found.lengths[0]));
-  }
-  return {};
 }
 
 Status Cache::create_sequence(int64_t* id) {
@@ -398,7 +248,7 @@ Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_pos
   }
   if (!tail) TANDEM_TRY(make_writable(*sequence, first / page_len(), 0));
   for (size_t l = 0; l < layers_.size(); ++l)
-    for (int64_t t = first + n_tokens; t < length; ++t) move_row(*sequence, static_cast<int32_t>(l), t, t - n_tokens);
+    for (int64_t t = first + n_tokens; t < length; ++t) move_row(*this, *sequence, static_cast<int32_t>(l), t, t - n_tokens);
   for (CacheListener* listener : listeners_) listener->on_erase(*sequence, first, n_tokens);
   sequence->positions.swap(positions);
   // Pages from `first` on are the sequence's own now, so what it has reserved beyond its length is still enough. Of a tail
@@ -407,13 +257,39 @@ Status Cache::remove(int64_t id, int64_t first, int64_t n_tokens, bool shift_pos
   return {};
 }
 
-// Nobody is left who could commit its speculative tokens.
-void Cache::forget_speculation(Sequence& sequence) {
-  std::fill(sequence.speculative.begin(), sequence.speculative.end(), 0);
-  sequence.parents.clear();
-  sequence.speculator = nullptr;
-  const auto length = static_cast<size_t>(sequence.longest());
-  if (sequence.positions.size() > length) sequence.positions.resize(length);
+Status Cache::append(int64_t id, int32_t layer_idx, const AppendedRows& rows) {
+  const auto lock = lock_settled();
+  Sequence* sequence = nullptr;
+  TANDEM_TRY(find_free(id, nullptr, &sequence));
+  const auto l = static_cast<size_t>(layer_idx);
+  if (sequence->speculative[l] != 0)
+    return fail(TANDEM_ERROR_INVALID_STATE, "sequence", "sequence = %lld has speculative tokens in layer %d",
+                static_cast<long long>(id), layer_idx);
+  const int64_t first = sequence->lengths[l];
+  TANDEM_TRY(ensure(*sequence, std::max(sequence->longest(), first + rows.n_rows), "k.shape[0]"));
+  write_rows(*this, *sequence, layer_idx, first, rows);
+  sequence->set_length(l, first + rows.n_rows);
+  return {};
+}
+
+// Waits for nothing: tokens count from their call on, until it is known that they are lost.
+Status Cache::length(int64_t id, int32_t layer_idx, int64_t* n_tokens) const {
+  std::shared_lock lock(mutex_);
+  const auto has_lost = [](const CacheListener* listener) { return listener->has_lost(); };
+  if (std::any_of(listeners_.begin(), listeners_.end(), has_lost)) {
+    lock.unlock();
+    {
+      std::unique_lock to_change(mutex_);
+      for (CacheListener* listener : listeners_)
+        if (has_lost(listener)) const_cast<Cache*>(this)->settle(*listener);
+    }
+    lock.lock();
+  }
+  const Sequence* sequence = find(id);
+  if (sequence == nullptr)
+    return fail(TANDEM_ERROR_NOT_FOUND, "sequence", "sequence = %lld is not in this cache", static_cast<long long>(id));
+  *n_tokens = sequence->lengths[static_cast<size_t>(layer_idx)];
+  return {};
 }
 
 void Cache::detach(CacheListener* listener) {
@@ -424,7 +300,7 @@ void Cache::detach(CacheListener* listener) {
 void Cache::give_up(const CacheListener* listener) {
   for (auto& [id, sequence] : sequences_) {
     if (sequence->writer == listener) sequence->writer = nullptr;
-    if (sequence->speculator == listener) forget_speculation(*sequence);
+    if (sequence->speculator == listener) sequence->forget_speculation();
   }
 }
 

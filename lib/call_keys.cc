@@ -125,7 +125,7 @@ Status set_visibility(const Call& call, SequenceCall& of) {
     const bool tree = of.visibility.tree_words > 0;
     const int64_t position =
         tree ? scratch.tree_positions[of.positions_at + static_cast<size_t>(t)] : of.sequence->position(token);
-    const int64_t begin = sliding_window > 0 ? call.cache().first_within(*of.sequence, position, sliding_window) : 0;
+    const int64_t begin = sliding_window > 0 ? of.sequence->first_within(position, sliding_window) : 0;
     scratch.begin.push_back(std::min(begin, tree ? of.first_query : token));
     scratch.end.push_back(token + 1);
   }

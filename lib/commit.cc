@@ -8,7 +8,7 @@
 namespace tandem {
 
 void settle(const Call& call, SequenceCall& of) {
-  if (call.appends()) call.cache().set_length(*of.sequence, call.args.layer_idx, of.length);
+  if (call.appends()) of.sequence->set_length(call.of.idx, of.length);
   call.session.evict(&of.state->window_begin, of.length);
 }
 

@@ -38,7 +38,7 @@ void describe_streaming_heads(const Call& chunk, const DeviceSequence* all, Devi
 Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   const DeviceSession& device = chunk.device();
   const std::vector<SequenceCall>& calls = chunk.calls();
-  std::byte* const upload = device.upload(chunk.task->idx);
+  std::byte* const upload = device.shared().upload(chunk.task->idx);
   const size_t n_described = calls.size() * (chunk.session.heads.empty() ? 1 : 2) +
                              (chunk.args.speculative ? static_cast<size_t>(chunk.args.q.n_tokens) : 0);
   const auto sequence_bytes = static_cast<int64_t>(n_described * sizeof(DeviceSequence));
@@ -46,20 +46,21 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   int64_t n_entries = 0;
   describe_sequences(chunk, described, reinterpret_cast<int64_t*>(upload + sequence_bytes), &n_entries);
   sequences->n_sequences = static_cast<int32_t>(calls.size());
-  sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.descriptors());
+  sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.work().descriptors());
   if (chunk.of.heads != nullptr) {
     describe_streaming_heads(chunk, described, described + calls.size());
     chunk.streaming_sequences = sequences->sequences + calls.size();
   }
-  sequences->page_tables = reinterpret_cast<const int64_t*>(device.descriptors() + sequence_bytes);
+  sequences->page_tables = reinterpret_cast<const int64_t*>(device.work().descriptors() + sequence_bytes);
   sequences->max_q_len = chunk.task->shape.max_q_len;
   for (const SequenceCall& of : calls) sequences->max_keys = std::max(sequences->max_keys, of.length - of.resident_begin);
   int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
   if (chunk.args.speculative) bytes = describe_guess(chunk, upload, bytes, *sequences);
   for (size_t r = 0; r < kMostRoutes; ++r)
     if (chunk.task->n_pieces[r] > 0)
-      bytes += chunk.session.key_routes[r]->describe(chunk.route_call(), upload + bytes, device.descriptors() + bytes);
-  return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload, bytes, chunk.args.stream);
+      bytes +=
+          chunk.session.key_routes[r]->describe(chunk.route_call(), upload + bytes, device.work().descriptors() + bytes);
+  return call_device(device.device(), &DeviceTable::copy, device.work().descriptors(), upload, bytes, chunk.args.stream);
 }
 
 }  // namespace tandem

@@ -114,15 +114,14 @@ Status DeviceLane::reserve_sequences(Call& call, CallShape* shape) {
     Sequence& sequence = *of.sequence;
     if (call.appends()) TANDEM_TRY(call.cache().ensure(sequence, std::max(sequence.longest(), of.length), "q_lens"));
     if (call.args.parent_idx == nullptr)
-      call.cache().extend_positions(sequence, of.length);
+      sequence.extend_positions(of.length);
     else
       sequence.parents.reserve(static_cast<size_t>(of.q_len));
     TANDEM_TRY(call.session.states->reserve_window(sequence, shape->most_queries, &sized.window_pages));
     TANDEM_TRY(find_state(call, &of));
     sized.window_begin = of.state->window_begin;
     const int64_t sliding_window = call.layer().sliding_window;
-    if (sliding_window > 0)
-      sized.first_seen = call.cache().first_within(sequence, sequence.position(of.first_query), sliding_window);
+    if (sliding_window > 0) sized.first_seen = sequence.first_within(sequence.position(of.first_query), sliding_window);
   }
   return {};
 }
@@ -256,13 +255,13 @@ Status DeviceLane::launch_kernels(Call& call, const DeviceSequences& sequences, 
   attend.pages = append.pages;
   attend.sequences = args.speculative ? call.guess.queries : sequences;
   attend.q = attended_q(append);
-  attend.workspace = device.workspace();
+  attend.workspace = device.work().workspace();
   if (!merges && !call.of.policy.keeps_maw) {
     point_output(call, 0, &attend);
     return attend_window(call, attend, true);
   }
   const int32_t n_q_heads = call.layer().n_q_heads;
-  point_states({device.o(), device.lse(), n_q_heads}, &attend);
+  point_states({device.work().o(), device.work().lse(), n_q_heads}, &attend);
   TANDEM_TRY(attend_window(call, attend, false));
   if (task != nullptr) TANDEM_TRY(attend_pieces(call, attend));
   TANDEM_TRY(merge_and_observe(call, append));
@@ -275,11 +274,11 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   DeviceSession& device = call.device();
   if (captures) device.freeze();
   const int32_t layer_idx = call.args.layer_idx;
-  const std::byte* const described = device.step_descriptors();
+  const std::byte* const described = device.work().step_descriptors();
   DeviceSequences sequences;
-  sequences.sequences = reinterpret_cast<const DeviceSequence*>(described + device.step_layer_at(layer_idx));
-  sequences.page_tables = reinterpret_cast<const int64_t*>(described + device.step_tables_at());
-  call.streaming_sequences = reinterpret_cast<const DeviceSequence*>(described + device.step_streaming_at(layer_idx));
+  sequences.sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().layer_at(layer_idx));
+  sequences.page_tables = reinterpret_cast<const int64_t*>(described + device.steps().tables_at());
+  call.streaming_sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().streaming_at(layer_idx));
   sequences.n_sequences = static_cast<int32_t>(device.held().step_sequences);
   sequences.max_q_len = static_cast<int32_t>(call.session.step.max_q_len);
   sequences.max_keys = kAnyKeys;

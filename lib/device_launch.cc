@@ -8,8 +8,8 @@ namespace tandem {
 void begin_task(const Call& chunk, HandOverTask* task) {
   const DeviceSession& device = chunk.device();
   task->shape = {chunk.args.layer_idx, static_cast<int32_t>(chunk.calls().size()), 0, 0};
-  task->header = reinterpret_cast<const SlotHeader*>(device.slot(task->ticket));
-  task->scratch.host.begin(chunk.host_facts(), {device.slot(task->ticket), device.exchange(chunk.of.idx)});
+  task->header = reinterpret_cast<const SlotHeader*>(device.shared().slot(task->ticket));
+  task->scratch.host.begin(chunk.host_facts(), {device.shared().slot(task->ticket), device.exchange(chunk.of.idx)});
   task->touched.clear();
   task->n_pieces.fill(0);
   task->sent.fill(nullptr);
@@ -44,7 +44,7 @@ DeviceAppend append_of(const Call& call, const DeviceSequences& sequences) {
           TicketShape{args.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
           device.exchange(l),
           device.rope(l),
-          rotates_queries(layer) ? device.rotated_q() : nullptr,
+          rotates_queries(layer) ? device.work().rotated_q() : nullptr,
           call.guess.positions,
           args.x ? rows_of(*args.x) : DeviceRows()};
 }
@@ -99,13 +99,13 @@ Status attend_pieces(const Call& chunk, const DeviceAttend& window) {
     KeyRoute& route = *chunk.session.key_routes[at.route];
     DeviceAccumulate sum = route.states_of(seen, at.piece);
     TANDEM_TRY(route.attend(seen, window, at.piece,
-                            {device.part_o() + int64_t{sum.first_head} * chunk.layer().v_head_dim,
-                             device.part_lse() + sum.first_head, chunk.layer().n_q_heads}));
+                            {device.work().part_o() + int64_t{sum.first_head} * chunk.layer().v_head_dim,
+                             device.work().part_lse() + sum.first_head, chunk.layer().n_q_heads}));
     sum.layer = window.layer;
-    sum.o = device.o();
-    sum.lse = device.lse();
-    sum.part_o = device.part_o();
-    sum.part_lse = device.part_lse();
+    sum.o = device.work().o();
+    sum.lse = device.work().lse();
+    sum.part_o = device.work().part_o();
+    sum.part_lse = device.work().part_lse();
     TANDEM_TRY(call_device(device.device(), &DeviceTable::accumulate, &sum, chunk.args.stream));
   }
   return for_routes(&KeyRoute::close);
@@ -119,8 +119,8 @@ Status merge_and_observe(const Call& call, const DeviceAppend& append) {
   merge.sequences = append.sequences;
   merge.n_tokens = append.n_tokens;
   merge.is_observed = call.of.policy.keeps_maw;
-  merge.o = device.o();
-  merge.lse = device.lse();
+  merge.o = device.work().o();
+  merge.lse = device.work().lse();
   merge.o_out = rows_of(args.o);
   merge.lse_out = args.lse;
   merge.lse_token_stride = args.lse_token_stride;
@@ -128,7 +128,7 @@ Status merge_and_observe(const Call& call, const DeviceAppend& append) {
   merge.sinks = device.sinks(call.of.idx);
   merge.exchange = append.exchange;
   TANDEM_TRY(ask_device(call, "merge", &DeviceTable::merge, &merge));
-  return call.of.policy.keeps_maw ? observe(call, append, device.lse()) : Status();
+  return call.of.policy.keeps_maw ? observe(call, append, device.work().lse()) : Status();
 }
 
 Status observe(const Call& call, const DeviceAppend& append, const float* lse) {

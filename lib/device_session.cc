@@ -107,7 +107,7 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const Reservatio
   const int64_t n_of_step = static_cast<int64_t>(layers.size()) * needs.step_described * needs.step_sequences;
   work.step_bytes = device_aligned(n_of_step * static_cast<int64_t>(sizeof(DeviceSequence)) +
                                    needs.step_pages * static_cast<int64_t>(sizeof(int64_t)));
-  work.shared_bytes = device_aligned(sizeof(ExchangeFlags)) + DeviceSession::kSlots * work.slot_bytes +
+  work.shared_bytes = device_aligned(sizeof(ExchangeFlags)) + SharedArea::kSlots * work.slot_bytes +
                       n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;
   work.flags_at = work.shared_bytes;
   work.shared_bytes += static_cast<int64_t>(kTaskFlags) * device_aligned(n_tasks_of(layers.size()));
@@ -294,7 +294,7 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
   exchange.state = work_.as<int64_t>();
   exchange.slot_bytes = layout_.slot_bytes;
   exchange.timeout_ns = kTimeoutNs;
-  exchange.n_slots = kSlots;
+  exchange.n_slots = SharedArea::kSlots;
   exchange.n_rows = static_cast<int32_t>(held_.slot_rows);
   exchange.q_at = slot.q_at;
   exchange.o_at = slot.o_at;
@@ -306,39 +306,37 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
   return exchange;
 }
 
-std::byte* DeviceSession::slot(uint64_t ticket) const {
-  return shared_ + device_aligned(sizeof(ExchangeFlags)) + static_cast<int64_t>(ticket % kSlots) * layout_.slot_bytes;
+SharedArea DeviceSession::shared() const {
+  return {shared_, shared_device_, layout_, hand_over_->n_tasks(), n_steps_of(plain_layers_.size())};
 }
 
-std::byte* DeviceSession::upload(uint64_t task_idx) const {
-  return shared_ + device_aligned(sizeof(ExchangeFlags)) + kSlots * layout_.slot_bytes +
-         static_cast<int64_t>(task_idx) % hand_over_->n_tasks() * layout_.upload_bytes;
+std::byte* SharedArea::slot(uint64_t ticket) const {
+  return host + device_aligned(sizeof(ExchangeFlags)) + static_cast<int64_t>(ticket % kSlots) * at.slot_bytes;
 }
 
-std::byte* DeviceSession::step_upload(uint64_t step) const {
-  return upload(0) + hand_over_->n_tasks() * layout_.upload_bytes +
-         static_cast<int64_t>(step) % n_steps_of(plain_layers_.size()) * layout_.step_bytes;
+std::byte* SharedArea::upload(uint64_t task_idx) const {
+  return host + device_aligned(sizeof(ExchangeFlags)) + kSlots * at.slot_bytes +
+         static_cast<int64_t>(task_idx) % n_tasks * at.upload_bytes;
+}
+
+std::byte* SharedArea::step_upload(uint64_t step) const {
+  return upload(0) + n_tasks * at.upload_bytes + static_cast<int64_t>(step) % n_steps * at.step_bytes;
 }
 
 Status DeviceSession::reserve_side() { return side_ != nullptr ? Status() : SideStream::create(device_, &side_); }
 
-uint8_t* DeviceSession::flag(size_t kind, uint64_t task_idx) const {
-  const int64_t at = static_cast<int64_t>(kind) * device_aligned(hand_over_->n_tasks());
-  return reinterpret_cast<uint8_t*>(shared_ + layout_.flags_at + at) +
-         static_cast<int64_t>(task_idx) % hand_over_->n_tasks();
+uint8_t* SharedArea::flag(size_t kind, uint64_t task_idx) const {
+  return reinterpret_cast<uint8_t*>(host + at.flags_at + static_cast<int64_t>(kind) * device_aligned(n_tasks)) +
+         static_cast<int64_t>(task_idx) % n_tasks;
 }
 
-std::byte* DeviceSession::flag_on_device(size_t kind, uint64_t task_idx) const {
-  return shared_device_ + (reinterpret_cast<std::byte*>(flag(kind, task_idx)) - shared_);
-}
-
-uint8_t DeviceSession::merged_mark(uint64_t task_idx) const {
-  return static_cast<uint8_t>(1 + task_idx / static_cast<uint64_t>(hand_over_->n_tasks()) % 255);
+std::byte* SharedArea::flag_on_device(size_t kind, uint64_t task_idx) const {
+  return device + (reinterpret_cast<std::byte*>(flag(kind, task_idx)) - host);
 }
 
 Status DeviceSession::mark_merged(uint64_t task_idx, void* stream) const {
-  return call_device(device_, &DeviceTable::fill, flag_on_device(kMergedFlag, task_idx), merged_mark(task_idx), int64_t{1},
-                     stream);
+  return call_device(device_, &DeviceTable::fill, shared().flag_on_device(kMergedFlag, task_idx),
+                     shared().merged_mark(task_idx), int64_t{1}, stream);
 }
 
 Status DeviceSession::end_step(uint64_t step, void* stream) const {

@@ -47,10 +47,59 @@ Layer windowed_layer(const Layer& layer, const Policy& policy, const PolicyOptio
 // The most queries of a sequence, a power of two up to kMostTokens, that the module has kernels for. UNSUPPORTED.
 Status most_queries(const Device& device, const Layer& windowed, int64_t* n);
 
+// Memory that host and device share, as the host sees it.
+struct SharedArea {
+  static constexpr int32_t kSlots = 4;
+  std::byte *host, *device;  // where it begins
+  const SessionWork& at;
+  int64_t n_tasks, n_steps;
+
+  std::byte* slot(uint64_t ticket) const;
+  std::byte* upload(uint64_t task_idx) const;
+  std::byte* step_upload(uint64_t step) const;
+  // A flag of a task: as the host sees it, as the device does.
+  uint8_t* flag(size_t kind, uint64_t task_idx) const;
+  std::byte* flag_on_device(size_t kind, uint64_t task_idx) const;
+  // What kMergedFlag is when it is told. A task may be done with before that, so the next one in its place may find it told
+  // late: they have other marks.
+  uint8_t merged_mark(uint64_t task_idx) const {
+    return static_cast<uint8_t>(1 + task_idx / static_cast<uint64_t>(n_tasks) % 255);
+  }
+};
+
+// Device memory of a session for the chunk at hand; null addresses where nothing is held yet.
+struct WorkSpace {
+  std::byte* begin;
+  const SessionWork& at;
+
+  std::byte* descriptors() const { return begin + at.descriptors_at; }
+  std::byte* step_descriptors() const { return begin + at.step_at; }
+  float* o() const { return floats(at.o_at); }
+  float* lse() const { return floats(at.lse_at); }
+  float* part_o() const { return floats(at.part_o_at); }
+  float* part_lse() const { return floats(at.part_lse_at); }
+  float* rotated_q() const { return floats(at.q_at); }
+  std::byte* prefill_area() const { return begin + at.prefill_at; }
+  void* workspace() const { return begin + at.workspace_at; }
+
+ private:
+  float* floats(int64_t offset) const { return reinterpret_cast<float*>(begin + offset); }
+};
+
+// In a step's upload and in its descriptors: those of each layer, those of streaming heads behind all others, page tables.
+struct StepLayout {
+  size_t n_layers;
+  const Reservation& held;
+
+  int64_t layer_at(size_t layer_idx) const {
+    return static_cast<int64_t>(layer_idx) * held.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence));
+  }
+  int64_t streaming_at(size_t layer_idx) const { return layer_at(n_layers + layer_idx); }
+  int64_t tables_at() const { return layer_at(n_layers * static_cast<size_t>(held.step_described)); }
+};
+
 class DeviceSession {
  public:
-  static constexpr int32_t kSlots = 4;
-
   // window_len: of a policy whose queries see no more than sinks and window; -1: queries see all.
   static Status create(Cache& cache, const LayerPolicies& policies, const PolicyOptions& options,
                        std::unique_ptr<DeviceSession>* session);
@@ -76,27 +125,11 @@ class DeviceSession {
   Status reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end);
 
   DeviceExchange exchange(size_t layer_idx) const;
-  std::byte* slot(uint64_t ticket) const;  // as the host sees it
-  std::byte* upload(uint64_t task_idx) const;
-  std::byte* step_upload(uint64_t step) const;
-  std::byte* step_descriptors() const { return work_.data() + layout_.step_at; }
-  // In either: descriptors of each layer, then the page tables.
-  int64_t step_layer_at(int64_t layer_idx) const {
-    return layer_idx * held_.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence));
-  }
-  // Those of streaming heads, behind all others, where there are any.
-  int64_t step_streaming_at(int64_t layer_idx) const {
-    return step_layer_at(static_cast<int64_t>(plain_layers_.size()) + layer_idx);
-  }
-  int64_t step_tables_at() const { return step_layer_at(static_cast<int64_t>(plain_layers_.size()) * held_.step_described); }
+  SharedArea shared() const;
+  WorkSpace work() const { return {work_.data(), layout_}; }
+  StepLayout steps() const { return {plain_layers_.size(), held_}; }
   Status reserve_side();
   SideStream* side() const { return side_.get(); }  // null until reserve_side()
-  // A flag of a task: as the host sees it, as the device does.
-  uint8_t* flag(size_t kind, uint64_t task_idx) const;
-  std::byte* flag_on_device(size_t kind, uint64_t task_idx) const;
-  // What kMergedFlag is then. A task may be done with before that, so the next one in its place may find it told late: they
-  // have other marks.
-  uint8_t merged_mark(uint64_t task_idx) const;
   Status mark_merged(uint64_t task_idx, void* stream) const;
   // The host sees, in the stream's order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;
@@ -105,16 +138,8 @@ class DeviceSession {
   std::vector<float>& maw_page() { return maw_page_; }
   // Bytes from the page called 0: what page tables of this session hold.
   int64_t page_offset(int64_t page) const { return page - base_; }
-  std::byte* descriptors() const { return work_.data() + layout_.descriptors_at; }
-  float* o() const { return reinterpret_cast<float*>(work_.data() + layout_.o_at); }
-  float* lse() const { return reinterpret_cast<float*>(work_.data() + layout_.lse_at); }
-  float* part_o() const { return reinterpret_cast<float*>(work_.data() + layout_.part_o_at); }
-  float* part_lse() const { return reinterpret_cast<float*>(work_.data() + layout_.part_lse_at); }
-  std::byte* prefill_area() const { return work_.data() + layout_.prefill_at; }
-  void* workspace() const { return work_.data() + layout_.workspace_at; }
   const float* sinks(size_t layer_idx) const { return constant(sinks_at_[layer_idx]); }  // in device memory, or null
   const float* rope(size_t layer_idx) const { return constant(rope_at_[layer_idx]); }
-  float* rotated_q() const { return reinterpret_cast<float*>(work_.data() + layout_.q_at); }
 
  private:
   DeviceSession(const Device& device, const std::vector<Layer>& layers, const LayerPolicies& policies,

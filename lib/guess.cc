@@ -54,7 +54,7 @@ int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes, const Devi
   chunk.guess.queries.sequences = sequences.sequences + calls.size();
   chunk.guess.queries.n_sequences = static_cast<int32_t>(chunk.args.q.n_tokens);
   chunk.guess.queries.max_q_len = 1;
-  chunk.guess.positions = reinterpret_cast<const int32_t*>(chunk.device().descriptors() + bytes);
+  chunk.guess.positions = reinterpret_cast<const int32_t*>(chunk.device().work().descriptors() + bytes);
   return bytes + chunk.args.q.n_tokens * static_cast<int64_t>(sizeof(int32_t));
 }
 

@@ -143,7 +143,7 @@ Status HostLane::prepare(Call& call) {
     else
       TANDEM_TRY(states.on_reserve(sequence, sequence.longest(), watch));
     if (call.args.parent_idx == nullptr)
-      call.cache().extend_positions(sequence, of.length);
+      sequence.extend_positions(of.length);
     else
       sequence.parents.reserve(static_cast<size_t>(of.q_len));
     of.state = &states.find(sequence.id)->layers[call.of.idx];
@@ -163,8 +163,8 @@ Status HostLane::fill(Call& call) {
   const AttendArgs& args = call.args;
   if (call.appends())
     for (const SequenceCall& of : call.calls())
-      call.cache().write_rows(*of.sequence, args.layer_idx, of.first_query,
-                              {args.k, args.v, args.x, of.first_row, of.q_len, args.watch});
+      write_rows(call.cache(), *of.sequence, args.layer_idx, of.first_query,
+                 {args.k, args.v, args.x, of.first_row, of.q_len, args.watch});
   return args.watch.check();
 }
 

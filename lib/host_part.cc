@@ -171,7 +171,7 @@ void HostPart::find_tokens(const SequenceCall& call, TokenRange tokens, std::vec
   const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
   for (int64_t t = tokens.begin; t < tokens.end; t += found->back().n) {
     const int64_t end = tree && t < call.first_query ? std::min(call.first_query, tokens.end) : tokens.end;
-    found->push_back(facts_.cache->key_tokens(*call.sequence, {t, end}, facts_.layer_idx));
+    found->push_back(key_tokens(*facts_.cache, *call.sequence, {t, end}, facts_.layer_idx));
   }
 }
 
@@ -187,7 +187,7 @@ void HostPart::find_streaming_tokens(const SequenceCall& call) {
 void HostPart::add_runs(const SequenceCall& call, const std::vector<TokenRun>& found, int32_t kv_head) {
   const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
   for (const TokenRun& at : found) {
-    runs_.push_back(facts_.cache->keys(*call.sequence, at, facts_.layer_idx, kv_head));
+    runs_.push_back(keys_of(*facts_.cache, *call.sequence, at, facts_.layer_idx, kv_head));
     if (tree && at.token >= call.first_query) runs_.back().positions = call.tree_positions + (at.token - call.first_query);
   }
 }

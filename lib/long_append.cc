@@ -38,7 +38,7 @@ int64_t own_pages_begin(const Call& chunk) {
 }
 
 float* row_lse(const Call& chunk) {
-  return reinterpret_cast<float*>(chunk.device().prefill_area() + chunk.taken.prefill.row_lse_at);
+  return reinterpret_cast<float*>(chunk.device().work().prefill_area() + chunk.taken.prefill.row_lse_at);
 }
 
 // Heads' answer goes to the caller's tensors; where lse of all queries are kept, these stay in the work space for now.
@@ -220,7 +220,7 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   DeviceSession& device = chunk.device();
   const SequenceCall& of = sequence_of(chunk);
   work->n_tickets = tickets_of(of.q_len);
-  std::byte* const upload = device.upload(chunk.task->idx);
+  std::byte* const upload = device.shared().upload(chunk.task->idx);
   auto* const first = reinterpret_cast<DeviceSequence*>(upload);
   DeviceSequence* to = first;
   DeviceSequence described;
@@ -241,23 +241,24 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   }
   int64_t bytes = reinterpret_cast<std::byte*>(to) - upload;
   if (chunk.task->n_pieces[kPlanStream] > 0)
-    bytes += route().describe(chunk.route_call(), upload + bytes, device.descriptors() + bytes);
+    bytes += route().describe(chunk.route_call(), upload + bytes, device.work().descriptors() + bytes);
   auto* const table = reinterpret_cast<int64_t*>(upload + bytes);
-  const int64_t area = reinterpret_cast<intptr_t>(device.prefill_area()) - device.geometry().layers[chunk.of.idx].at[0];
+  const int64_t area =
+      reinterpret_cast<intptr_t>(device.work().prefill_area()) - device.geometry().layers[chunk.of.idx].at[0];
   const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen;
   for (int64_t page = first_page; page <= last_page; ++page)
     table[page % described.table_len] =
         device.page_offset(page < first_own ? of.window->page_of(page * kDevicePageLen)
                                             : area + (page - first_own) * chunk.taken.prefill.page_bytes);
-  auto* const there = reinterpret_cast<DeviceSequence*>(device.descriptors());
+  auto* const there = reinterpret_cast<DeviceSequence*>(device.work().descriptors());
   work->chunk.sequences = there;
-  work->chunk.page_tables = reinterpret_cast<const int64_t*>(device.descriptors() + bytes);
+  work->chunk.page_tables = reinterpret_cast<const int64_t*>(device.work().descriptors() + bytes);
   work->chunk.n_sequences = 1;
   work->chunk.max_q_len = described.q_len;
   work->chunk.max_keys = of.length - of.resident_begin;
   work->described = there + n_chunks;
   chunk.streaming_sequences = there + 1;
-  return call_device(device.device(), &DeviceTable::copy, device.descriptors(), upload,
+  return call_device(device.device(), &DeviceTable::copy, device.work().descriptors(), upload,
                      bytes + described.table_len * static_cast<int64_t>(sizeof(int64_t)), chunk.args.stream);
 }
 
@@ -295,7 +296,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) const {
   attend.pages = device.pages(chunk.of.idx);
   attend.sequences = work.chunk;
   attend.q = rows_of(chunk.args.q);
-  attend.workspace = device.workspace();
+  attend.workspace = device.work().workspace();
   const bool has_pieces = task.n_pieces[kPlanStream] > 0;
   task.asked = std::chrono::steady_clock::now();
   if (has_pieces) TANDEM_TRY(route().begin(chunk.route_call()));
@@ -306,7 +307,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) const {
     TANDEM_TRY(attend_window(chunk, attend, true));
     return keep_window(chunk);
   }
-  std::byte* const area = device.prefill_area();
+  std::byte* const area = device.work().prefill_area();
   const PrefillSize& size = chunk.taken.prefill;
   work.states = {reinterpret_cast<float*>(area + size.o_at), reinterpret_cast<float*>(area + size.lse_at), 0};
   for (const HeadRun& run : chunk.of.all_runs.get())
@@ -350,7 +351,7 @@ Status LongAppend::keep_window(const Call& chunk) const {
     if (to != before + device.geometry().page_bytes) copies.cut();  // a ring has one memory or several
     before = to;
     copies.add(reinterpret_cast<std::byte*>(to) + planes.at[0],
-               device.prefill_area() + (page - first_own) * chunk.taken.prefill.page_bytes, planes.bytes);
+               device.work().prefill_area() + (page - first_own) * chunk.taken.prefill.page_bytes, planes.bytes);
   }
   for (const StridedCopy& copy : copies.copies())
     TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, chunk.args.stream));
@@ -436,7 +437,8 @@ Status LongAppend::launch_count(Call& tail, const float* lse) const {
   append.exchange = device.exchange(tail.of.idx);
   TANDEM_TRY(ask_device(tail, "append", &DeviceTable::append, &append));
   device.hand_over().post();
-  TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.slot(tail.task->ticket) + append.exchange.lse_at, lse,
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::copy,
+                         device.shared().slot(tail.task->ticket) + append.exchange.lse_at, lse,
                          append.n_tokens * tail.layer().n_q_heads * int64_t{4}, tail.args.stream));
   return observe(tail, append, lse);
 }

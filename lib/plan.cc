@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "lib/cache.h"
+#include "lib/cache_options.h"
 #include "lib/device_session.h"
 #include "lib/placement.h"
 #include "lib/routes/routes_taken.h"

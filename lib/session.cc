@@ -95,7 +95,7 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->n_refreshes = core.selector_sums.n_refreshes.load();
   stats->refresh_ns = core.selector_sums.refresh_ns.load();
   if (core.device == nullptr) return {};
-  const HandOver::Sums sums = core.hand_over().sums();
+  const TaskSums sums = core.hand_over().sums();
   stats->n_host_parts = sums.n_host_parts;
   stats->host_part_ns = sums.host_part_ns;
   stats->staged_kv_bytes = sums.staged_kv_bytes;
@@ -135,8 +135,7 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
     sink_end = layer.sliding_window > 0 ? 0 : std::min({core.options.sink_len, window_begin, length});
   }
   if (host == HostKeys::kAll) sink_end = window_begin;
-  const int64_t least =
-      layer.sliding_window > 0 ? core.cache->first_within(*found, found->position(length), layer.sliding_window) : 0;
+  const int64_t least = layer.sliding_window > 0 ? found->first_within(found->position(length), layer.sliding_window) : 0;
   for (int64_t t = least; t < sink_end; ++t) kept->put(t, 0.0f);
   if (host == HostKeys::kSelected) {
     const std::span<const int32_t> tokens = state.selection->selected(head.kv_head).tokens;

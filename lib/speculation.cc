@@ -57,7 +57,7 @@ Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
     state.selection->count_guess(kept, false, &state.window_begin);
     for (int64_t i = 0; i < n_kept; ++i)
       if (kept_idx[i] != i)
-        cache.move_row(*sequence, layer_idx, sequence->lengths[l] + kept_idx[i], sequence->lengths[l] + i);
+        move_row(cache, *sequence, layer_idx, sequence->lengths[l] + kept_idx[i], sequence->lengths[l] + i);
     state.selection->count_guess(kept, true, &state.window_begin);
     if (core.policies[l].keeps_maw)
       core.sums.evicted_tokens += state.window_begin - window_before;
@@ -70,7 +70,7 @@ Status Session::commit(int64_t id, const int64_t* kept_idx, int64_t n_kept) {
   sequence->speculator = nullptr;
   const auto committed = static_cast<size_t>(length - n_kept);
   if (sequence->positions.size() > committed) sequence->positions.resize(committed);
-  for (size_t l = 0; l < found->layers.size(); ++l) cache.set_length(*sequence, static_cast<int32_t>(l), length);
+  for (size_t l = 0; l < found->layers.size(); ++l) sequence->set_length(l, length);
   return {};
 }
 

@@ -188,9 +188,9 @@ Status Steps::plan(void* stream) {
   const auto n_layers = static_cast<int64_t>(core_.layers.size());
   hand_over.next_task(n_layers - 1);  // waits: of the step that had this place, a ticket has arrived, and so has its upload
   TANDEM_TRY(core_.states->meet_fault(stream));  // or that step is lost
-  std::byte* upload = device.step_upload(step);
-  std::fill_n(upload, device.step_tables_at(), std::byte{0});
-  auto* tables = reinterpret_cast<int64_t*>(upload + device.step_tables_at());
+  std::byte* upload = device.shared().step_upload(step);
+  std::fill_n(upload, device.steps().tables_at(), std::byte{0});
+  auto* tables = reinterpret_cast<int64_t*>(upload + device.steps().tables_at());
   int64_t n_entries = 0;
   AttendArgs args;
   TensorView appended;  // tells that there is something to append; where it is, kernels are told
@@ -203,11 +203,11 @@ Status Steps::plan(void* stream) {
     args.layer_idx = l;
     n_entries = 0;
     Call call(core_, args, task.scratch, &task);
-    TANDEM_TRY(plan_layer(call, reinterpret_cast<DeviceSequence*>(upload + device.step_layer_at(l)),
-                          reinterpret_cast<DeviceSequence*>(upload + device.step_streaming_at(l)), tables, &n_entries));
+    TANDEM_TRY(plan_layer(call, reinterpret_cast<DeviceSequence*>(upload + device.steps().layer_at(l)),
+                          reinterpret_cast<DeviceSequence*>(upload + device.steps().streaming_at(l)), tables, &n_entries));
   }
-  const int64_t bytes = device.step_tables_at() + n_entries * static_cast<int64_t>(sizeof(int64_t));
-  TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.step_descriptors(), upload, bytes, stream));
+  const int64_t bytes = device.steps().tables_at() + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.work().step_descriptors(), upload, bytes, stream));
   for (int32_t l = 0; l < n_layers; ++l) {
     args.layer_idx = l;
     HandOverTask& task = hand_over.next_task(l);
@@ -236,7 +236,7 @@ Status Steps::plan_layer(Call& call, DeviceSequence* to, DeviceSequence* streami
     of.first_query = of.sequence->lengths[l];
     of.length = of.first_query + of.q_len;
     of.is_append = of.q_len > 1;
-    core_.cache->extend_positions(*of.sequence, of.length);
+    of.sequence->extend_positions(of.length);
     TANDEM_TRY(lane_.find_state(call, &of));
     calls.push_back(of);
   }

@@ -232,8 +232,6 @@ Status Weights::send_due(int64_t bytes) {
   return {};
 }
 
-Status Weights::send_all() { return send_due(INT64_MAX); }
-
 // Small copies are slow: pieces are counted until enough is due.
 void Weights::follow(int64_t bytes, void* event) {
   const std::lock_guard lock(mutex_);
@@ -341,7 +339,7 @@ Status Weights::use(int32_t block_idx, void* stream, void** data) {
     if (!is_ahead) earlier.behind.clear();
     free(&earlier);
   }
-  if (!is_ahead) TANDEM_TRY(send_all());
+  if (!is_ahead) TANDEM_TRY(send_due(INT64_MAX));
   TANDEM_TRY(call_device(device_, &DeviceTable::wait_event, events_[place->events].filled, stream));
   retire();
   try_ahead();

@@ -92,7 +92,6 @@ class Weights final : public BusFollower {
   Status send_ahead();
   void try_ahead() noexcept;
   Status place_now(int32_t block_idx);
-  Status send_all();
   Status note_use_ends(Place* place, void* stream);
   Status wait_for_uses(std::vector<size_t>* places);
   void free(Place* place);

@@ -2,6 +2,7 @@
 #include "lib/routes/key_route.h"
 
 #include "lib/dtype.h"
+#include "lib/routes/route_line.h"
 
 namespace tandem {
 
@@ -42,9 +43,9 @@ DeviceAttend of_heads(const DeviceAttend& call, int32_t first_head, int32_t n_he
 }
 
 Status make_routes(const RouteSetup& setup, Routes* routes) {
-  const std::span<const RouteMaker> makers = route_makers();
+  const std::span<const RouteLine> table = route_table();
   // The last one first: what it lacks is more telling than what the ones before it lack.
-  for (size_t r = makers.size(); r-- > 0;) TANDEM_TRY(makers[r](setup, r, &(*routes)[r]));
+  for (size_t r = table.size(); r-- > 0;) TANDEM_TRY(table[r].make(setup, r, &(*routes)[r]));
   return {};
 }
 

@@ -158,10 +158,6 @@ struct RouteSetup {
   const ProjectionWeights* weights = nullptr;  // null: of a memory plan
 };
 
-// Leaves null where the session cannot use the route. Errors are those of sessions that asked for it.
-using RouteMaker = Status (*)(const RouteSetup& setup, size_t idx, std::unique_ptr<KeyRoute>* route);
-std::span<const RouteMaker> route_makers();  // lib/routes/route_table.cc
-
 using Routes = std::array<std::unique_ptr<KeyRoute>, kMostRoutes>;
 Status make_routes(const RouteSetup& setup, Routes* routes);
 // Of those that send K and V; empty where nothing is ever sent.

@@ -63,23 +63,27 @@ double slowed_ns(double units, double ns, double others_ns, double alone_ns) {
   return units_before > kLeastShare * units ? std::min(others_ns / units_before, kMostChange * ns / units) : ns / units;
 }
 
-}  // namespace
-
-int64_t Profile::class_of(int64_t n_queries) {
+int64_t class_of(int64_t n_queries) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n_queries < 1 ? 1 : n_queries)));
 }
 
-Profile::Shape Profile::shape_of(const Layer& layer) {
+LayerShape shape_of(const Layer& layer) {
   return {layer.k_type, layer.v_type, layer.k_head_dim, layer.v_head_dim, layer.n_kv_heads, layer.group_size};
 }
 
-Profile::RebuiltShape Profile::rebuilt_shape_of(const Layer& layer) {
+RebuiltShape rebuilt_shape_of(const Layer& layer) {
   RebuiltShape shape;
-  const Shape keys = shape_of(layer);
+  const LayerShape keys = shape_of(layer);
   std::copy(keys.begin(), keys.end(), shape.begin());
   shape[6] = layer.hidden_dim();
   shape[7] = layer.x_type;
   return shape;
+}
+
+}  // namespace
+
+Profile::Costs& Profile::costs(const Layer& layer, int64_t n_queries) {
+  return costs_[shape_of(layer)][class_of(n_queries)];
 }
 
 bool Profile::knows_rebuild(const Layer& layer) const {

@@ -61,6 +61,10 @@ struct Slowed {
   double host = 1.0, bus = 1.0;
 };
 
+// Heads, dims and types of a layer; the same, and of its hidden states.
+using LayerShape = std::array<int32_t, 6>;
+using RebuiltShape = std::array<int32_t, 8>;
+
 class Profile {
  public:
   bool knows_host(const Layer& layer, int64_t n_queries) const;
@@ -106,7 +110,6 @@ class Profile {
   PlanRates rates(const Layer& layer, int64_t n_queries, int64_t key_bytes) const;
 
  private:
-  using Shape = std::array<int32_t, 6>;
   struct Costs {
     double ns = 0.0;         // of a key, the CPU alone
     double slowed_ns = 0.0;  // while the bus is busy; 0: no part has said
@@ -120,17 +123,13 @@ class Profile {
     double host_ns() const;
     void note_due(double keys, double taken_ns);
   };
-  static Shape shape_of(const Layer& layer);
-  using RebuiltShape = std::array<int32_t, 8>;  // the same, and of its hidden states
-  static RebuiltShape rebuilt_shape_of(const Layer& layer);
   Costs* costs_or_null(const Layer& layer, int64_t n_queries) noexcept;
-  Costs& costs(const Layer& layer, int64_t n_queries) { return costs_[shape_of(layer)][class_of(n_queries)]; }
+  Costs& costs(const Layer& layer, int64_t n_queries);
   const Costs* find_own(const Layer& layer, int64_t n_queries) const;  // of that power of two, or null
   const Costs* find(const Layer& layer, int64_t n_queries, int64_t* of_class) const;
-  static int64_t class_of(int64_t n_queries);
 
   mutable std::mutex mutex_;
-  std::map<Shape, std::map<int64_t, Costs>> costs_;  // by the power of two
+  std::map<LayerShape, std::map<int64_t, Costs>> costs_;  // by the power of two
   struct Rebuilt {
     double key_ns = 0.0;       // the device
     double tried_ns = 0.0;     // that, as the trial said
@@ -141,7 +140,7 @@ class Profile {
   double x_ns(const Rebuilt& known) const;
 
   std::map<RebuiltShape, Rebuilt> rebuilt_;
-  std::map<Shape, double> prefill_tile_ns_;
+  std::map<LayerShape, double> prefill_tile_ns_;
   double bus_ns_ = 0.0;  // of a byte; 0: not measured
 };
 

@@ -222,9 +222,9 @@ void RecomputeRoute::choose(const RouteCall& call, std::span<const KeyPart> part
   order_pages(call, &pieces);
   task.part.x_bytes = n_tokens * call.layer.x_bytes();
   task.part.n_made_rows = pieces.n_pages() * RebuildLayout::kPageLen;
-  task.sent[idx()] = call.device.flag(idx(), task.idx);
-  task.merged = call.device.flag(kMergedFlag, task.idx);
-  task.merged_mark = call.device.merged_mark(task.idx);
+  task.sent[idx()] = call.device.shared().flag(idx(), task.idx);
+  task.merged = call.device.shared().flag(kMergedFlag, task.idx);
+  task.merged_mark = call.device.shared().merged_mark(task.idx);
   for (uint8_t* flag : {task.sent[idx()], task.merged}) std::atomic_ref(*flag).store(0, std::memory_order_relaxed);
 }
 
@@ -286,7 +286,7 @@ Status RecomputeRoute::send(const RouteCall& call, const RebuiltPiece& piece) {
   }
   TANDEM_TRY(buffers.send(copies.copies()));
   if (&piece != &notes.pieces.pieces.back()) return {};
-  return buffers.mark(call.device.flag_on_device(idx(), call.task.idx));
+  return buffers.mark(call.device.shared().flag_on_device(idx(), call.task.idx));
 }
 
 Status RecomputeRoute::begin(const RouteCall& call) {

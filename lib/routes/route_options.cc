@@ -5,6 +5,8 @@
 #include <cstring>
 #include <string>
 
+#include "lib/routes/route_line.h"
+
 namespace tandem {
 namespace {
 
@@ -25,9 +27,9 @@ Status find_route(const char* name, RouteOptions* options) {
   };
   look_at("auto", Choice::kAuto, 0, false);
   look_at("host", Choice::kHost, 0, false);
-  const std::span<const char* const> table = route_names();
+  const std::span<const RouteLine> table = route_table();
   for (size_t r = 0; r < table.size(); ++r) {
-    look_at(table[r], Choice::kGiven, r, false);
+    look_at(table[r].name, Choice::kGiven, r, false);
     if (r == kPlanStream) look_at(kShared, Choice::kGiven, r, true);
   }
   if (is_found) return {};

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "lib/planes.h"
@@ -43,9 +42,6 @@ struct RouteOptions {
     return asks_for(idx);
   }
 };
-
-// Of the table, as sessions ask for one route alone.
-std::span<const char* const> route_names();
 
 // NOT_FOUND, INVALID_ARGUMENT, and UNSUPPORTED where the policy leaves nothing to stream or the library rotates keys.
 Status resolve_route_options(const tandem_session_options& options, const LayerPolicies& policies,

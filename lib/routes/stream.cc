@@ -72,7 +72,7 @@ void StreamRoute::choose(const RouteCall& call, std::span<const KeyPart> parts, 
   for (const KeyPart& part : parts) cut_pieces(layout, part.heads, part.call, part.tokens, &notes.pieces);
   call.task.n_pieces[idx()] = notes.pieces.size();
   if (notes.pieces.empty()) return;
-  call.task.sent[idx()] = call.device.flag(idx(), call.task.idx);
+  call.task.sent[idx()] = call.device.shared().flag(idx(), call.task.idx);
   std::atomic_ref(*call.task.sent[idx()]).store(0, std::memory_order_relaxed);
 }
 
@@ -118,7 +118,7 @@ Status StreamRoute::send_next(const RouteCall& call) {
   }
   TANDEM_TRY(buffers_->send(copies.copies()));
   if (notes.n_sent < notes.pieces.size()) return {};
-  return buffers_->mark(call.device.flag_on_device(idx(), call.task.idx));
+  return buffers_->mark(call.device.shared().flag_on_device(idx(), call.task.idx));
 }
 
 Status StreamRoute::begin(const RouteCall& call) {

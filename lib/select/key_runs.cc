@@ -12,7 +12,7 @@ void KeyRuns::fill(const Cache& cache, const Sequence& sequence, int32_t layer_i
   runs.clear();
   for (int32_t h = 0; h < layer.n_kv_heads; ++h)
     for (int64_t t = first; t < end; t += runs.back().n_tokens)
-      runs.push_back(cache.keys(sequence, cache.key_tokens(sequence, {t, end}, layer_idx), layer_idx, h));
+      runs.push_back(keys_of(cache, sequence, key_tokens(cache, sequence, {t, end}, layer_idx), layer_idx, h));
   n_runs = std::ssize(runs) / layer.n_kv_heads;
   begin = first;
   length = end;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What the thread that meets the device learns of parts: sums for statistics, and times for the profile.
-#include <atomic>
-#include <chrono>
-#include <new>
+#include "lib/part_learner.h"
 
-#include "lib/hand_over.h"
+#include <algorithm>
+#include <atomic>
+#include <new>
 
 namespace tandem {
 namespace {
@@ -22,7 +21,20 @@ double ns_between(Clock::time_point begin, Clock::time_point end) {
 
 }  // namespace
 
-PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& times) {
+bool StreamEnd::is_awaited() const {
+  return std::any_of(sent.begin(), sent.end(), [](const uint8_t* flag) { return flag != nullptr; });
+}
+
+void StreamEnd::look() {
+  const auto is_set = [](uint8_t* flag) {
+    return flag == nullptr || std::atomic_ref(*flag).load(std::memory_order_acquire) != 0;
+  };
+  if (is_seen || !is_awaited() || !std::all_of(sent.begin(), sent.end(), is_set)) return;
+  is_seen = true;
+  seen = Clock::now();
+}
+
+PartReading PartLearner::read_times(const HandOverTask& task, const TaskTimes& times) {
   const auto ns = [](Clock::time_point at) { return ns_between({}, at); };
   PartMoments part;
   part.layer_idx = task.shape.layer_idx;
@@ -44,7 +56,7 @@ PartReading HandOver::read_times(const HandOverTask& task, const TaskTimes& time
   return reading;
 }
 
-void HandOver::await_merged(const HandOverTask& task, const TaskTimes& times, const PartReading& reading) {
+void PartLearner::await_merged(const HandOverTask& task, const TaskTimes& times, const PartReading& reading) {
   unmerged_ = {};
   if (task.merged == nullptr || !task.part.tells || !times.stream.is_seen) return;
   const bool is_alone = !times.has_host && task.part.streamed_tokens == 0;
@@ -63,7 +75,7 @@ void HandOver::await_merged(const HandOverTask& task, const TaskTimes& times, co
 }
 
 // When nobody has looked for a while it is not known when it was.
-void HandOver::look_at_merged() {
+void PartLearner::look_at_merged() {
   if (unmerged_.flag == nullptr || unmerged_.is_merged) return;
   const auto now = Clock::now();
   unmerged_.is_merged = std::atomic_ref(*unmerged_.flag).load(std::memory_order_acquire) == unmerged_.mark;
@@ -72,7 +84,7 @@ void HandOver::look_at_merged() {
 }
 
 // Where nothing to speak of lies between two parts, the next one's way to its queries is what this one's was.
-void HandOver::note_merged() {
+void PartLearner::note_merged() {
   if (!unmerged_.is_merged) return;
   const auto between = Clock::now() - unmerged_.merged;
   unmerged_.times.total_ns = ns_between(unmerged_.begin, unmerged_.merged) +
@@ -81,31 +93,34 @@ void HandOver::note_merged() {
   unmerged_ = {};
 }
 
-// Sums, and what the profile can make of it.
-void HandOver::learn(const HandOverTask& task, const TaskTimes& times) {
+void PartLearner::add_sums(const HandOverTask& task, const TaskTimes& times, const PartReading& reading) {
   const HandOverPart& part = task.part;
-  const PartReading reading = read_times(task, times);
-  await_merged(task, times, reading);
   if (times.has_host) {
     ++sums_.n_host_parts;
     sums_.host_part_ns += static_cast<int64_t>(reading.host);
     sums_.host_part_tokens += part.host_tokens;
     sums_.selected_kv_bytes += task.scratch.host.selected_kv_bytes();
   }
-  if (times.stream.is_seen) {
-    ++sums_.n_stream_parts;
-    sums_.stream_part_ns += static_cast<int64_t>(reading.bus);
-    sums_.stream_part_tokens += part.streamed_tokens;
-    sums_.streamed_kv_bytes += part.streamed_tokens * part.key_bytes;
-    sums_.streamed_x_bytes += part.x_bytes;
-    sums_.n_joint_parts += times.has_host;
-  }
+  if (!times.stream.is_seen) return;
+  ++sums_.n_stream_parts;
+  sums_.stream_part_ns += static_cast<int64_t>(reading.bus);
+  sums_.stream_part_tokens += part.streamed_tokens;
+  sums_.streamed_kv_bytes += part.streamed_tokens * part.key_bytes;
+  sums_.streamed_x_bytes += part.x_bytes;
+  sums_.n_joint_parts += times.has_host;
+}
+
+void PartLearner::learn(const HandOverTask& task, const TaskTimes& times, bool learns) {
+  const HandOverPart& part = task.part;
+  const PartReading reading = read_times(task, times);
+  await_merged(task, times, reading);
+  add_sums(task, times, reading);
   if (part.begins_long) long_began_ = times.begin;
   if (part.expected_ns > 0.0 && times.stream.is_seen)
     profile_.note_prefill(*part.layer, part.tile_ns, part.expected_ns,
                           ns_between(long_began_, times.stream.seen) - part.fixed_ns);
   const bool has_keys = part.streamed_tokens > 0, has_streamed = has_keys || part.x_bytes > 0;
-  if (!part.tells || has_streamed != times.stream.is_seen || faulted_.load(std::memory_order_relaxed)) return;
+  if (!part.tells || has_streamed != times.stream.is_seen || !learns) return;
   const int64_t bus_bytes = part.streamed_tokens * part.key_bytes + profile_.as_keys(*part.layer, part.x_bytes);
   const JointPart joint = {part.n_queries, part.weighed_keys, reading.host,     bus_bytes,
                            reading.late,   reading.ahead,     part.ahead_bytes, part.bus_tells};
