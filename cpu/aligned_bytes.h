@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "lib/status.h"
+#include "lib/base/status.h"
 
 namespace tandem::cpu {
 

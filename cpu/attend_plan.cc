@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 
 namespace tandem::cpu {
 namespace {

@@ -30,7 +30,7 @@
 #include "cpu/crossover.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/pool.h"
-#include "lib/status.h"
+#include "lib/base/status.h"
 
 namespace tandem::cpu {
 

@@ -7,7 +7,7 @@
 // shape is first seen, before any work begins.
 //
 // One attend or attn_weights at a time: the mutex guards plan, partial states and the workers' scratch. Everything marked
-// concurrent in lib/backend.h uses the calling thread's stack alone.
+// concurrent in lib/tables/backend.h uses the calling thread's stack alone.
 #include "cpu/backend.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 #include "cpu/attend_plan.h"
 #include "cpu/matmul_attend.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 
 namespace tandem::cpu {
 

@@ -7,7 +7,7 @@
 #include "cpu/crossover.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/pool.h"
-#include "lib/backend.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::cpu {
 

@@ -9,7 +9,7 @@
 
 #include "cpu/aligned_bytes.h"
 #include "cpu/matmul_attend.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 
 namespace tandem::cpu {
 namespace {

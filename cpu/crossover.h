@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/kernels.h"
-#include "lib/status.h"
+#include "lib/base/status.h"
 
 namespace tandem::cpu {
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cpu/kernels/kernels.h"
-#include "lib/status.h"
+#include "lib/base/status.h"
 
 namespace tandem::cpu {
 

@@ -27,8 +27,8 @@
 #include <memory>
 
 #include "cpu/kernels/kernels.h"
-#include "lib/backend.h"
-#include "lib/status.h"
+#include "lib/base/status.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::cpu {
 

@@ -10,8 +10,8 @@
 #include "cpu/kernels/softmax_tile.h"
 #include "cpu/matmul_attend.h"
 #include "cpu/matmul_keys.h"
-#include "lib/backend.h"
-#include "lib/status.h"
+#include "lib/base/status.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::cpu {
 

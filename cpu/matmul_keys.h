@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/kernels.h"
-#include "lib/backend.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::cpu {
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "cpu/signals_held.h"
-#include "lib/status.h"
+#include "lib/base/status.h"
 
 namespace tandem::cpu {
 

@@ -41,7 +41,7 @@
 
 #include "cpu/pool_modes.h"
 #include "cpu/pool_seams.h"
-#include "lib/signals.h"
+#include "lib/base/signals.h"
 
 namespace tandem::cpu {
 namespace {

@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
-#include "lib/backend.h"
-#include "lib/status.h"
+#include "lib/base/status.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::cpu {
 
@@ -62,7 +62,7 @@ class Pool {
   // rest() without its wake() does nothing.
   virtual void wake() = 0;
   virtual void rest() = 0;
-  // As in lib/backend.h.
+  // As in lib/tables/backend.h.
   virtual void place(void* data, int64_t bytes, int32_t node) = 0;
   virtual void keep_clear() = 0;
   virtual std::string report() const = 0;  // JSON object

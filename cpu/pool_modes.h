@@ -7,7 +7,7 @@
 
 #include <omp.h>
 
-#include "lib/fp_modes.h"
+#include "lib/base/fp_modes.h"
 
 namespace tandem::cpu {
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "lib/dtype.h"
-#include "lib/rope.h"
+#include "lib/model/dtype.h"
+#include "lib/model/rope.h"
 
 namespace tandem::cpu {
 

@@ -8,8 +8,8 @@
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/softmax_tile.h"
 #include "cpu/matmul_keys.h"
-#include "lib/backend.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::cpu {
 

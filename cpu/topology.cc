@@ -15,7 +15,7 @@
 #include <tuple>
 #include <utility>
 
-#include "lib/backend.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::cpu {
 namespace {

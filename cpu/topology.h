@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/status.h"
+#include "lib/base/status.h"
 
 struct hwloc_topology;
 struct hwloc_bitmap_s;

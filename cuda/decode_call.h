@@ -5,7 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "lib/device.h"
+#include "lib/tables/device.h"
 
 namespace tandem::cuda {
 

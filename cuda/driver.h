@@ -8,7 +8,7 @@
 #include <cstdarg>
 #include <cstdio>
 
-#include "lib/device.h"
+#include "lib/tables/device.h"
 
 namespace tandem::cuda {
 

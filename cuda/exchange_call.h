@@ -3,7 +3,7 @@
 // them.
 #pragma once
 
-#include "lib/device.h"
+#include "lib/tables/device.h"
 
 namespace tandem::cuda {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "cuda/kernel_setup.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 
 namespace tandem::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/driver.h"
-#include "lib/dtype.h"
-#include "lib/hadamard.h"
+#include "lib/model/dtype.h"
+#include "lib/model/hadamard.h"
 
 namespace tandem::cuda {
 

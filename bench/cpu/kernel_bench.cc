@@ -16,8 +16,8 @@
 
 #include "bench/cpu/bench_clock.h"
 #include "cpu/isa_backends.h"
-#include "lib/dtype.h"
-#include "lib/rope.h"
+#include "lib/model/dtype.h"
+#include "lib/model/rope.h"
 
 namespace tandem::test {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "cpu/onednn.h"
 #include "cpu/pool_modes.h"
-#include "lib/status.h"
+#include "lib/base/status.h"
 
 namespace tandem::cpu {
 

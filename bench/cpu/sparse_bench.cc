@@ -28,7 +28,7 @@
 
 #include "bench/cpu/bench_clock.h"
 #include "cpu/isa.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 
 namespace tandem::test {
 namespace {

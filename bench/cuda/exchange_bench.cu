@@ -16,7 +16,7 @@
 #include "cuda/exchange_case.h"
 #include "cuda/graph_time.h"
 #include "cuda/observe_case.h"
-#include "lib/device_session.h"
+#include "lib/device/device_session.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include "device/open_device.h"
 #include "layer_rival.h"
-#include "lib/device.h"
+#include "lib/tables/device.h"
 #include "opt_step.cuh"
 
 namespace tandem::test {

@@ -4,7 +4,7 @@
 
 #include "cuda/hybrid_case.h"
 #include "device/open_device.h"
-#include "lib/device.h"
+#include "lib/tables/device.h"
 
 namespace tandem::test {
 

@@ -14,7 +14,7 @@
 
 #include "cuda/graph_time.h"
 #include "cuda/window_case.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 
 namespace {
 

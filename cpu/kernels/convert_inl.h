@@ -18,7 +18,7 @@
 
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/stored_inl.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::cpu {

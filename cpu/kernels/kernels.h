@@ -7,8 +7,8 @@
 
 #include <cstdint>
 
-#include "lib/backend.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::cpu {
 

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "cpu/kernels/tile_inl.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tandem::cpu {

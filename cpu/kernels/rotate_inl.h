@@ -7,7 +7,7 @@
 //
 // Keys mostly stand at consecutive positions. Of each stretch of them q is rotated, back by the position of the first, and
 // the keys by the few positions that they are ahead of it. The angles of those are rows of the table's lowest digit as they
-// stand there (lib/rope.h): none are computed key by key, nothing accumulates, and the rows stay in the caches.
+// stand there (lib/model/rope.h): none are computed key by key, nothing accumulates, and the rows stay in the caches.
 //
 //   positions      1000 1001 ... 1127 | 1128 1129 ... 1255 | 1256 ...
 //   q, packed      R(-1000) q         | R(-1128) q         | R(-1256) q

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Storage types as the kernels see them: a struct per type that loads a vector of f32 from element i of a row and stores
 // one, and two lists: of the types of keys and values, and of all, hidden states' own too. To add a type, write its struct
-// and its line in one of them (and in lib/dtype.h).
+// and its line in one of them (and in lib/model/dtype.h).
 //
 // Types with groups (kGroup elements that share kScales numbers: a scale, or a scale and a minimum) hand out codes, and
 // group() what makes numbers of them. kScalesWeights: of V, it is the rows' weights that are multiplied by the scale.
@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "cpu/kernels/simd_math_inl.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "tandem/tandem.h"
 
 // Instruction sets without a conversion from f16.

@@ -70,8 +70,8 @@ inline void weigh_rows(const WeightJob& job, int32_t row_begin, int32_t row_end,
   }
 }
 
-// The keys of a job fit into the second level of caches (lib/refresh.cc) and are read again for each tile of rows, whose
-// queries are packed once.
+// The keys of a job fit into the second level of caches (lib/select/hgca_judge.cc) and are read again for each tile of rows,
+// whose queries are packed once.
 void attn_weights(const WeightJob& job, SpanScratch& s) {
   const Layer& layer = *job.layer;
   for (int64_t g = 0; g < layer.group_size; ++g) {

@@ -53,7 +53,7 @@ __device__ inline int64_t key_of(const DeviceSequence& sequence, const NewRow& r
   return sequence.end - sequence.q_len + (row.token - sequence.first_row);
 }
 
-// Of a row, what kernels do not write (lib/device.h). at: in the line of all rows; behind its end there is nothing.
+// Of a row, what kernels do not write (lib/tables/device.h). at: in the line of all rows; behind its end there is nothing.
 template <Rotates kRotates>
 __device__ inline NewRow find_new_row(const AppendCall& call, int at) {
   NewRow row = {};

@@ -419,7 +419,7 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
 }
 
 // What the block will ask for first, into the cache of the second level, while the kernel before still ends: whatever that
-// writes to the same lines is written there. Sequences and page tables are not written by kernels (lib/device.h).
+// writes to the same lines is written there. Sequences and page tables are not written by kernels (lib/tables/device.h).
 template <class Shape>
 __device__ void prefetch_piece(const DecodeCall& call) {
   const Share share = Share::make<Shape>(call);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The device's side of the hand-over (lib/device.h): whose turn it is, waiting for the host, and telling it.
+// The device's side of the hand-over (lib/tables/device.h): whose turn it is, waiting for the host, and telling it.
 //
 // A ticket is counted in device memory, so that a replayed graph goes on where the call before it stopped. Reading over the
 // bus takes a microsecond: what was last seen of `answered` is kept beside the ticket, and only where that is too old is the
@@ -18,8 +18,8 @@
 #include <cstdint>
 
 #include "cuda/kernels/bulk_copy.cuh"
-#include "lib/device.h"
-#include "lib/lost_tickets.h"
+#include "lib/tables/device.h"
+#include "lib/tables/lost_tickets.h"
 
 namespace tandem::cuda {
 
@@ -34,7 +34,7 @@ enum ExchangeWord : int32_t {
 
 using Word = unsigned long long;  // what atomic operations take
 
-// Of what the host has answered: whether it lost this ticket (lib/lost_tickets.h).
+// Of what the host has answered: whether it lost this ticket (lib/tables/lost_tickets.h).
 __device__ inline bool is_lost(Word answered, Word ticket) {
   return answered >= kLostTickets && ticket >= answered - kLostTickets;
 }

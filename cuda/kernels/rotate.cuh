@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Rotation of new rows.
 //
-// By a Walsh-Hadamard matrix (lib/hadamard.h): the bits of a number's index are, from the highest, the lane's four (1 bit),
-// the lane (5) and the place in the four (2). The host sums over the highest bit first, and so does this: sums are the same
-// to the last bit.
+// By a Walsh-Hadamard matrix (lib/model/hadamard.h): the bits of a number's index are, from the highest, the lane's four (1
+// bit), the lane (5) and the place in the four (2). The host sums over the highest bit first, and so does this: sums are the
+// same to the last bit.
 //
-// Rotary embedding, by the tables that the host has (lib/rope.h): the angle of a position is a product of those
+// Rotary embedding, by the tables that the host has (lib/model/rope.h): the angle of a position is a product of those
 // of its base-256 digits, in f32, as it is there.
 #pragma once
 

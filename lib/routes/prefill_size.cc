@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "lib/reserve.h"
+#include "lib/call/reserve.h"
 
 namespace tandem {
 namespace {

@@ -11,9 +11,9 @@
 
 #include <cstdint>
 
-#include "lib/call_shape.h"
-#include "lib/routes/stream_pieces.h"
-#include "lib/ticket.h"
+#include "lib/call/call_shape.h"
+#include "lib/call/ticket.h"
+#include "lib/pieces/stream_pieces.h"
 
 namespace tandem {
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "lib/device_session.h"
-#include "lib/device_status.h"
+#include "lib/device/device_session.h"
+#include "lib/machine/device_status.h"
 #include "lib/routes/prefill_size.h"
 
 namespace tandem {

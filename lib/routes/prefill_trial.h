@@ -4,9 +4,9 @@
 // some thousand keys of two KV heads.
 #pragma once
 
-#include "lib/device_owner.h"
-#include "lib/layer.h"
-#include "lib/memory.h"
+#include "lib/base/memory.h"
+#include "lib/machine/device_owner.h"
+#include "lib/model/layer.h"
 
 namespace tandem {
 

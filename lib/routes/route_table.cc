@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// All routes, in the order of the planner's columns (lib/routes/planner.h). A route that the planner has no column for is
+// All routes, in the order of the planner's columns (lib/rates/planner.h). A route that the planner has no column for is
 // taken where a session asks for it.
-#include "lib/routes/recompute_route.h"
-#include "lib/routes/route_line.h"
+#include "lib/pieces/route_line.h"
+#include "lib/routes/recompute.h"
 #include "lib/routes/stream.h"
 
 namespace tandem {

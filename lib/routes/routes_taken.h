@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "lib/reserve.h"
+#include "lib/call/reserve.h"
 #include "lib/routes/prefill_size.h"
 
 namespace tandem {
@@ -19,8 +19,8 @@ struct RoutesTaken {
   bool any() const { return std::find(uses.begin(), uses.end(), true) != uses.end(); }
 };
 
-// By what the session was asked for and by the shape alone (lib/split.cc). "auto" takes a route where it is worth planning;
-// the call may find the CPU faster. Long appends are not sized here.
+// By what the session was asked for and by the shape alone (lib/attend/split.cc). "auto" takes a route where it is worth
+// planning; the call may find the CPU faster. Long appends are not sized here.
 RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape);
 
 // The memory of all of a call's chunks.

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <atomic>
 
-#include "lib/cache.h"
-#include "lib/device_session.h"
-#include "lib/device_status.h"
+#include "lib/base/trace.h"
+#include "lib/device/device_session.h"
+#include "lib/machine/device_status.h"
 #include "lib/routes/routes_taken.h"
-#include "lib/trace.h"
+#include "lib/store/cache.h"
 
 namespace tandem {
 

@@ -8,15 +8,15 @@
 // The host part lies before the queries, but for queries whose tokens were there already: causal order is the kernels' to
 // keep, as for the window (DeviceSequence::n_after). Sinks are merged once, last, as ever.
 //
-// While anything is on its way the task is not finished, so nobody changes the pages (lib/hand_over.h).
+// While anything is on its way the task is not finished, so nobody changes the pages (lib/device/hand_over.h).
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "lib/routes/key_route.h"
-#include "lib/routes/stream_buffers.h"
-#include "lib/routes/stream_pieces.h"
+#include "lib/call/key_route.h"
+#include "lib/pieces/stream_buffers.h"
+#include "lib/pieces/stream_pieces.h"
 
 namespace tandem {
 

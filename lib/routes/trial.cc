@@ -5,10 +5,10 @@
 #include <chrono>
 #include <vector>
 
-#include "lib/device_status.h"
-#include "lib/placement.h"
-#include "lib/planes.h"
-#include "lib/routes/route_options.h"
+#include "lib/machine/device_status.h"
+#include "lib/machine/placement.h"
+#include "lib/pieces/route_options.h"
+#include "lib/tables/planes.h"
 
 namespace tandem {
 namespace {

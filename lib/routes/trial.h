@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Measures what the engine's profile lacks for calls of a shape and number of queries (lib/routes/profile.h): copies to the
+// Measures what the engine's profile lacks for calls of a shape and number of queries (lib/rates/profile.h): copies to the
 // device, the CPU over keys of its own, and both at once. Some ms, once for each.
 #pragma once
 
 #include <cstdint>
 
-#include "lib/engine.h"
+#include "lib/machine/engine.h"
 
 namespace tandem {
 

@@ -19,7 +19,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lib/cache.h"
+#include "lib/store/cache.h"
 
 namespace tandem {
 namespace {

@@ -15,11 +15,11 @@
 #include <memory>
 #include <vector>
 
-#include "lib/select/key_runs.h"
-#include "lib/select/policy.h"
-#include "lib/select/selector.h"
-#include "lib/sequence_call.h"
-#include "lib/worker.h"
+#include "lib/call/key_runs.h"
+#include "lib/call/sequence_call.h"
+#include "lib/machine/worker.h"
+#include "lib/policy/policy.h"
+#include "lib/policy/selector.h"
 
 namespace tandem {
 

@@ -2,8 +2,8 @@
 // The end of a guess under "hgca": weights of the queries whose tokens stay are counted, as if these had been decoded one by
 // one. A guess on host tensors has left logits, over keys at the places where they were guessed; a guess on device tensors
 // has left queries, which are multiplied with the store's keys once these are in their places.
-#include "lib/cache.h"
 #include "lib/select/hgca.h"
+#include "lib/store/cache.h"
 
 namespace tandem {
 

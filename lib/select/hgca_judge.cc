@@ -19,9 +19,9 @@
 #include <chrono>
 #include <cmath>
 
-#include "lib/cache.h"
-#include "lib/placement.h"
+#include "lib/machine/placement.h"
 #include "lib/select/hgca.h"
+#include "lib/store/cache.h"
 
 namespace tandem {
 namespace {

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "lib/abi_layout.h"
+#include "lib/base/abi_layout.h"
 #include "tandem/tandem.h"
 
 #include <cmocka.h>
@@ -24,14 +24,14 @@ static void add(size_t number) {
   }
 }
 
-/* What lib/abi_layout.h says of sizes and offsets was computed from the header's text, for pointers of 64 bits. */
+/* What lib/base/abi_layout.h says of sizes and offsets was computed from the header's text, for pointers of 64 bits. */
 #define STRUCT(type, bytes) add_checked(#type, "", sizeof(type), bytes);
 #define MEMBER(type, member, offset) add_checked(#type, #member, offsetof(type, member), offset);
 
 static void add_checked(const char* type, const char* member, size_t here, size_t written) {
   add(here);
   if (sizeof(void*) == 8 && here != written)
-    fail_msg("%s %s: %lu, lib/abi_layout.h has %lu", type, member, (unsigned long)here, (unsigned long)written);
+    fail_msg("%s %s: %lu, lib/base/abi_layout.h has %lu", type, member, (unsigned long)here, (unsigned long)written);
 }
 
 static void test_fingerprint(void** state) {

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "reference/stored_row.h"
 
 namespace tandem::test {

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/backend.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::test {
 

@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "cpu/isa.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "reference/stored_row.h"
 
 namespace tandem::test {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cpu/kernels/kernels.h"
-#include "lib/backend.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
+#include "lib/tables/backend.h"
 
 namespace tandem::test {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cpu/kernels/softmax_tile.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "one_in.h"
 #include "with_cmocka.h"
 

@@ -8,7 +8,7 @@
 #include "cpu/kernels/softmax_tile.h"
 #include "cpu/onednn.h"
 #include "cpu/pool_modes.h"
-#include "lib/backend.h"
+#include "lib/tables/backend.h"
 #include "with_cmocka.h"
 
 namespace tandem::test {

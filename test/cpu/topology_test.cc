@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/backend.h"
+#include "lib/tables/backend.h"
 #include "with_cmocka.h"
 
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "reference/stored_row.h"
 #include "window_checks.h"
 #include "with_cmocka.h"

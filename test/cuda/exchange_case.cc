@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "device/layer_of.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "reference/rounding.h"
 #include "reference/stored_row.h"
 

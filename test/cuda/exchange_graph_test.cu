@@ -8,7 +8,7 @@
 
 #include "exchange_case.h"
 #include "graph_time.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "observe_case.h"
 #include "with_cmocka.h"
 

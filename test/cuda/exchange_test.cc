@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "exchange_case.h"
-#include "lib/dtype.h"
-#include "lib/lost_tickets.h"
+#include "lib/model/dtype.h"
+#include "lib/tables/lost_tickets.h"
 #include "reference/stored_row.h"
 #include "with_cmocka.h"
 

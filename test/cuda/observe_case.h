@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "device/open_device.h"
-#include "lib/device.h"
+#include "lib/tables/device.h"
 #include "reference/random.h"
 #include "reference/reference_layer.h"
 

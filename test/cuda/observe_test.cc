@@ -9,8 +9,8 @@
 #include <functional>
 
 #include "exchange_case.h"
-#include "lib/dtype.h"
-#include "lib/lost_tickets.h"
+#include "lib/model/dtype.h"
+#include "lib/tables/lost_tickets.h"
 #include "observe_case.h"
 #include "with_cmocka.h"
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "window_checks.h"
 #include "with_cmocka.h"
 

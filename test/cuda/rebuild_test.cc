@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "device/open_device.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "reference/random.h"
 #include "reference/rounding.h"
 #include "reference/stored_row.h"

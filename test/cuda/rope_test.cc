@@ -12,8 +12,8 @@
 
 #include "device/layer_of.h"
 #include "device/open_device.h"
-#include "lib/dtype.h"
-#include "lib/hadamard.h"
+#include "lib/model/dtype.h"
+#include "lib/model/hadamard.h"
 #include "reference/gate.h"
 #include "reference/random.h"
 #include "reference/stored_row.h"

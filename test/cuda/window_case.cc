@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "device/layer_of.h"
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 #include "reference/attention_reference.h"
 #include "reference/random.h"
 #include "reference/rounding.h"

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "lib/dtype.h"
+#include "lib/model/dtype.h"
 
 namespace tandem::test {
 

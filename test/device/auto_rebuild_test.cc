@@ -2,8 +2,8 @@
 // Route "auto" where a cache keeps hidden states: it makes keys of them when that takes less than sending K and V, as far as
 // it does, and goes without where it cannot. What the machine takes is given, as the stand-in makes keys slowly.
 #include "device/hidden_side.h"
-#include "lib/api_session.h"
-#include "lib/cache.h"
+#include "lib/abi/api_session.h"
+#include "lib/store/cache.h"
 
 using namespace tandem_test;
 

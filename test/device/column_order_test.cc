@@ -8,7 +8,7 @@
 
 #include "device/gate.h"
 #include "device/hidden_side.h"
-#include "lib/routes/recompute.h"
+#include "lib/pieces/rebuilt_pieces.h"
 
 using namespace tandem_test;
 

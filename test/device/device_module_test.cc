@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Where modules are looked for, what is said of those that are of no use, and an engine with one that is.
-#include "lib/device_module.h"
+#include "lib/machine/device_module.h"
 
 #include <dlfcn.h>
 #include <elf.h>

@@ -7,7 +7,7 @@
 #include "device/stand_in_host.h"
 #include "device/step_runner.h"
 #include "failing_new.h"
-#include "lib/routes/profile.h"
+#include "lib/rates/profile.h"
 
 using namespace tandem_test;
 using namespace failing_new;

@@ -3,8 +3,8 @@
 #include <atomic>
 
 #include "device/step_runner.h"
-#include "lib/engine.h"
-#include "lib/handle.h"
+#include "lib/base/handle.h"
+#include "lib/machine/engine.h"
 
 using namespace tandem_test;
 using tandem::Backend;

@@ -2,7 +2,7 @@
 // The oracle's layer as backends are told of it; `from` stays where it is. Without a table for RoPE, which is the library's.
 #pragma once
 
-#include "lib/layer.h"
+#include "lib/model/layer.h"
 #include "reference/reference_layer.h"
 
 namespace tandem::test {

@@ -2,7 +2,7 @@
 // A device of a module that is opened as a file, for tests and benches.
 #pragma once
 
-#include "lib/device.h"
+#include "lib/tables/device.h"
 
 namespace tandem::test {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Memory that a device pins is asked for in pieces, here of 256 KiB, and no copy is of more than one of them.
 #include "device/device_side.h"
-#include "lib/device_memory.h"
+#include "lib/machine/device_memory.h"
 
 using namespace tandem_test;
 

@@ -2,8 +2,8 @@
 // What the route "recompute" has on a device, on the stand-in: projections, uploaded once for all who ask, and the time that
 // making keys takes.
 #include "device/stand_in_tier.h"
-#include "lib/device_projections.h"
-#include "lib/routes/recompute.h"
+#include "lib/pieces/device_projections.h"
+#include "lib/pieces/rebuilt_pieces.h"
 
 namespace {
 

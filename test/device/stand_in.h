@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // A device module without a device: its memory is the host's and its streams are threads, but what it does, it does as
-// lib/device.h says and as a device would: later than it is asked to, with addresses of its own, on what memory holds when
-// an operation runs. Where a device would read anything, it checks what it is handed. Compiled once as it should be and once
-// for each way in which a module is of no use.
+// lib/tables/device.h says and as a device would: later than it is asked to, with addresses of its own, on what memory holds
+// when an operation runs. Where a device would read anything, it checks what it is handed. Compiled once as it should be and
+// once for each way in which a module is of no use.
 //
 //   stand_in_module.cc     the table, and what tests control
 //   stand_in_stream.h      streams, graphs, the loss of the device
@@ -14,7 +14,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "lib/device.h"
+#include "lib/tables/device.h"
 
 namespace stand_in {
 

@@ -11,7 +11,7 @@
 #include "device/stand_in.h"
 #include "device/stand_in_memory.h"
 #include "device/stand_in_stream.h"
-#include "lib/device.h"
+#include "lib/tables/device.h"
 #include "reference/rounding.h"
 
 namespace stand_in {

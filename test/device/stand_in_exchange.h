@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/stand_in_call.h"
-#include "lib/lost_tickets.h"
+#include "lib/tables/lost_tickets.h"
 
 namespace stand_in {
 

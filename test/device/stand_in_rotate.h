@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/stand_in_call.h"
-#include "lib/hadamard.h"
+#include "lib/model/hadamard.h"
 
 namespace stand_in {
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "device/stand_in_host.h"
-#include "lib/device_owner.h"
-#include "lib/memory.h"
+#include "lib/base/memory.h"
+#include "lib/machine/device_owner.h"
 
 namespace stand_in {
 

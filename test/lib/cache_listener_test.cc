@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // A cache and a listener that is no session: what the cache tells, in which order, and what it rolls back.
-#include "lib/cache_listener.h"
+#include "lib/store/cache_listener.h"
 
 #include <new>
 #include <string>
 #include <utility>
 
-#include "lib/cache.h"
+#include "lib/store/cache.h"
 #include "with_cmocka.h"
 
 namespace tandem {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Masks to groups of tokens: what every token sees is what its row shows, and masks of the common kinds become as few jobs
 // as they should.
-#include "lib/mask_groups.h"
+#include "lib/tensors/mask_groups.h"
 
 #include <cmath>
 #include <limits>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Pages, references, caps and the layout of extents; background jobs.
-#include "lib/page_store.h"
+#include "lib/store/page_store.h"
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <set>
 
-#include "lib/worker.h"
+#include "lib/machine/worker.h"
 #include "with_cmocka.h"
 
 namespace tandem {

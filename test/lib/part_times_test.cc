@@ -2,13 +2,13 @@
 // What the times of parts say of CPU and bus, on a clock of the test's own; and steps of a machine whose rates nobody knows,
 // planned by what its parts say: as fast as the best split there is, at no length slower than one route alone, and as
 // predicted.
-#include "lib/routes/part_times.h"
+#include "lib/rates/part_times.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "lib/routes/call_plan.h"
+#include "lib/call/call_plan.h"
 #include "with_cmocka.h"
 
 using namespace tandem;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Where the jobs of a session say that their keys are, against where that memory was placed, on machines of several nodes: a
 // CPU backend that says it has them and looks at what it is given.
-#include "lib/placement.h"
+#include "lib/machine/placement.h"
 
 #include <memory>
 #include <mutex>
 #include <set>
 #include <vector>
 
-#include "lib/session.h"
+#include "lib/attend/session.h"
 #include "with_cmocka.h"
 
 namespace tandem {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Splits of keys against all others there are: none takes less time than the planner's.
-#include "lib/routes/planner.h"
+#include "lib/rates/planner.h"
 
 #include <algorithm>
 #include <array>

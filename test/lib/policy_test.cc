@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The HGCA rule on plain data, the options of sessions, the length of evictions.
-#include "lib/select/policy.h"
+#include "lib/policy/policy.h"
 
 #include <cmath>
 #include <cstring>

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "lib/device_session.h"
+#include "lib/device/device_session.h"
 #include "with_cmocka.h"
 
 using namespace tandem;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // What the engine knows of its routes, and how parts of calls correct it; the plans that come of it.
-#include "lib/routes/profile.h"
+#include "lib/rates/profile.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "lib/routes/call_plan.h"
-#include "lib/routes/recompute.h"
+#include "lib/call/call_plan.h"
+#include "lib/pieces/rebuilt_pieces.h"
 #include "with_cmocka.h"
 
 using namespace tandem;
@@ -133,7 +133,7 @@ struct Layers {
   Machine machine;
   double host_begin_ns, bus_end_ns, gap_ns;
 
-  // As lib/hand_over.cc tells what a part of so many keys took. Returns that.
+  // As lib/device/hand_over.cc tells what a part of so many keys took. Returns that.
   double run(Profile* profile, const Layer& layer, int64_t n_keys) const {
     CallPlan plan;
     constexpr int64_t kRoom = int64_t{32} << 20;

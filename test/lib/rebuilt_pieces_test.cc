@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // How tokens are cut into the pieces that the route "recompute" makes keys of.
+#include "lib/pieces/rebuilt_pieces.h"
+
 #include <algorithm>
 #include <set>
 
-#include "lib/routes/key_route.h"
-#include "lib/routes/recompute.h"
+#include "lib/call/key_route.h"
 #include "reference/random.h"
 #include "with_cmocka.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Walks over stored rows, compared with the address of each row by itself.
-#include "lib/row_cursor.h"
+#include "lib/store/row_cursor.h"
 
 #include <random>
 #include <string>

@@ -2,8 +2,8 @@
 // A step on host tensors keeps the CPU workers awake between its calls, unless its session has sleep_between_calls. Then no
 // step wakes them: not one that ends, not one that is taken back, not one that is open when its session is released.
 #include "api/api_world.h"
-#include "lib/engine.h"
-#include "lib/handle.h"
+#include "lib/base/handle.h"
+#include "lib/machine/engine.h"
 
 using namespace tandem_test;
 using tandem::Backend;

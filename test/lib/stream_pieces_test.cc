@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Pieces of streamed keys: every key of every head once, in its place; copies that are as few as they can be.
-#include "lib/routes/stream_pieces.h"
+#include "lib/pieces/stream_pieces.h"
 
 #include <array>
 #include <cstring>

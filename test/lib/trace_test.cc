@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Ranges with and without NVTX: compiled for both. With it, the test is the tool that they are reported to.
-#include "lib/trace.h"
+#include "lib/base/trace.h"
 
 #include <string>
 #include <vector>

@@ -12,10 +12,10 @@ import subprocess
 import sys
 
 ROOT, CC, WORK = pathlib.Path(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
-COPIED = ("tools/abi", "include", "lib/abi_layout.h", "bindings/rust/tandem-sys/src", "bindings/rust/tandem/src", "bindings/go",
+COPIED = ("tools/abi", "include", "lib/base/abi_layout.h", "bindings/rust/tandem-sys/src", "bindings/rust/tandem/src", "bindings/go",
           "bindings/python/tandem")
 # What one more option of a session changes, all of it made.
-CHANGED = {"include/tandem/tandem.h", "lib/abi_layout.h", "bindings/rust/tandem-sys/src/structs.rs",
+CHANGED = {"include/tandem/tandem.h", "lib/base/abi_layout.h", "bindings/rust/tandem-sys/src/structs.rs",
            "bindings/rust/tandem/src/option_tables.rs", "bindings/go/option_tables.go", "bindings/python/tandem/_abi.py",
            "bindings/python/tandem/_option_tables.py"}
 END = "} tandem_session_options;"

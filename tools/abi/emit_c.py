@@ -36,7 +36,7 @@ def with_defaults(text, structs):
 
 
 def layout(header):
-    """lib/abi_layout.h: read by the library, which hashes it, and by a test, which compares it with what a compiler does."""
+    """lib/base/abi_layout.h: read by the library, which hashes it, and by a test, which compares it with what a compiler does."""
     lines = ["/* SPDX-License-Identifier: MIT", f" * {MADE}", " *",
              " * The public structs where pointers have 64 bits: STRUCT(type, bytes) and MEMBER(type, member, offset), in the order of",
              " * the header; DEFAULTS(type, macro of its defaults, bytes in the version that introduced it). */",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// lib/select/policy_table.cc with one line more.
-#include "lib/select/policy.h"
+// lib/policy/policy_table.cc with one line more.
+#include "lib/policy/policy.h"
 
 namespace tandem {
 

@@ -3,10 +3,10 @@
 // that a counter's hash picks, half of them. This file is all of it, and one line of policy_table.cc.
 #include <algorithm>
 
-#include "lib/cache.h"
-#include "lib/select/policy.h"
-#include "lib/select/selector.h"
-#include "lib/sequence_call.h"
+#include "lib/call/sequence_call.h"
+#include "lib/policy/policy.h"
+#include "lib/policy/selector.h"
+#include "lib/store/cache.h"
 
 namespace tandem {
 namespace {

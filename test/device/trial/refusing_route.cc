@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // A route that was made to see what a route takes: it refuses every call whose keys would have to take it. This file is all
 // of it, and one line of route_table.cc.
-#include "lib/routes/key_route.h"
-#include "lib/routes/route_options.h"
-#include "lib/routes/stream_pieces.h"
+#include "lib/call/key_route.h"
+#include "lib/pieces/route_options.h"
+#include "lib/pieces/stream_pieces.h"
 
 namespace tandem {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // lib/routes/route_table.cc with one line more.
-#include "lib/routes/recompute_route.h"
-#include "lib/routes/route_line.h"
+#include "lib/pieces/route_line.h"
+#include "lib/routes/recompute.h"
 #include "lib/routes/stream.h"
 
 namespace tandem {

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+// An attend call, or a chunk of one, while it is under way: what was asked for, and what has been decided so far. Data
+// alone; lib/attend/executor.h has the order of work.
+#pragma once
+
+#include "lib/attend/session_core.h"
+#include "lib/call/call_args.h"
+#include "lib/routes/routes_taken.h"
+
+namespace tandem {
+
+// Runs `action` at the end of a scope.
+template <typename F>
+class AtEnd {
+ public:
+  explicit AtEnd(F action) : action_(action) {}
+  ~AtEnd() { action_(); }
+  AtEnd(const AtEnd&) = delete;
+
+ private:
+  F action_;
+};
+
+inline constexpr int64_t kManyTokens = 4096;  // of a call: to go through them takes some time
+
+struct Call {
+  Call(SessionCore& core, const AttendArgs& asked, AttendScratch& work, HandOverTask* ticket = nullptr)
+      : session(core), args(asked), of(core.layers[static_cast<size_t>(asked.layer_idx)]), scratch(work), task(ticket) {}
+  Call(const Call&) = delete;
+
+  Cache& cache() const { return *session.cache; }
+  const Layer& layer() const { return of.layer; }
+  const Backend& cpu() const { return session.cache->engine().cpu(); }
+  DeviceSession& device() const { return *session.device; }
+  std::vector<SequenceCall>& calls() const { return scratch.calls; }
+  bool appends() const { return args.k != nullptr; }
+  HostPart::Facts host_facts() const {
+    return {.cache = &cache(),
+            .layer = &layer(),
+            .heads = of.heads,
+            .layer_idx = args.layer_idx,
+            .selector = of.selector.get(),
+            .selects = of.policy.make != nullptr,
+            .keeps_maw = of.policy.keeps_maw,
+            .is_speculative = args.speculative,
+            .q_is_bf16 = args.q.dtype == TANDEM_BF16};
+  }
+  RouteCall route_call() const { return {device(), cache(), layer(), of.idx, scratch.calls, *task, args.stream}; }
+
+  SessionCore& session;
+  const AttendArgs& args;
+  const SessionLayer& of;
+  AttendScratch& scratch;
+  HandOverTask* const task;  // of a chunk on device tensors; of a planned step null once the step has begun
+  RoutesTaken taken;         // by the call, or by the chunk
+  int64_t most_queries = 0;  // of a sequence in one chunk
+  const DeviceSequence* streaming_sequences = nullptr;  // on the device: descriptors for streaming heads
+  // Of a speculative call on a device: its queries, and the positions of all tokens.
+  struct {
+    DeviceSequences queries;
+    const int32_t* positions = nullptr;
+  } guess;
+};
+
+}  // namespace tandem

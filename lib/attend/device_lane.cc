@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: MIT
+#include "lib/attend/device_lane.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+
+#include "lib/attend/call_keys.h"
+#include "lib/attend/descriptors.h"
+#include "lib/attend/device_chunk.h"
+#include "lib/attend/device_launch.h"
+#include "lib/attend/guess.h"
+#include "lib/attend/session_states.h"
+#include "lib/attend/split.h"
+#include "lib/attend/window_fill.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
+
+Status check_rows(const TensorView* view, const char* name) {
+  if (view == nullptr || is_tensor_float(view->dtype)) return {};
+  const std::string field = std::string(name) + ".dtype";
+  return fail(TANDEM_ERROR_UNSUPPORTED, field.c_str(), "%s = %d (%s): in device memory f32, f16 and bf16 are appended",
+              field.c_str(), view->dtype, find_dtype(view->dtype)->name);
+}
+
+// Of a layer of the step that is open and planned.
+Status check_planned(const Call& call, bool captures) {
+  const OpenStep& step = call.session.step;
+  const AttendArgs& args = call.args;
+  if (args.partial)
+    return fail(TANDEM_ERROR_INVALID_STATE, "flags", "flags = TANDEM_ATTEND_PARTIAL in a step that was planned as a whole");
+  if (!captures && args.stream != step.stream)
+    return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p, the step was begun on %p", args.stream, step.stream);
+  if (!call.appends()) return fail(TANDEM_ERROR_INVALID_STATE, "k", "k = NULL in a step that was planned with new tokens");
+  if (step.has_failed())
+    return fail(TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = %d: layer %d of the step has failed, which is to end",
+                args.layer_idx, step.next_layer);
+  if (args.layer_idx != step.next_layer)
+    return fail(TANDEM_ERROR_INVALID_STATE, "layer_idx", "layer_idx = %d, the step is at layer %d", args.layer_idx,
+                step.next_layer);
+  bool is_same = args.n_sequences == static_cast<int32_t>(step.sequences.size());
+  for (int32_t i = 0; is_same && i < args.n_sequences; ++i) {
+    const OpenStep::Sequence& of = step.sequences[static_cast<size_t>(i)];
+    is_same = args.sequences[i] == of.id && args.q_lens[i] == of.q_len;
+  }
+  if (is_same) return {};
+  return fail(TANDEM_ERROR_INVALID_STATE, "sequences", "sequences and q_lens are not those that the step was begun with");
+}
+
+// Without what follows from windows.
+CallShape make_shape(const Call& call) {
+  AttendScratch& scratch = call.scratch;
+  scratch.shapes.assign(scratch.calls.size(), {});
+  for (size_t i = 0; i < scratch.calls.size(); ++i) {
+    scratch.shapes[i].q_len = scratch.calls[i].q_len;
+    scratch.shapes[i].length = scratch.calls[i].length;
+    scratch.shapes[i].has_gaps = !scratch.calls[i].sequence->positions.empty();
+  }
+  CallShape shape{&call.layer(), call.of.idx, scratch.shapes};
+  shape.appends = call.appends();
+  shape.is_speculative = call.args.speculative;
+  // What graphs hold does not grow any more: steps larger than that are refused.
+  shape.has_room_to_step = !call.device().is_frozen();
+  return shape;
+}
+
+// Where the sequences begin that are of the last one's kind: single queries, or appends. Kernels for several queries would
+// take single ones as if they were several, so a call that has the single queries together goes in chunks of one kind.
+size_t first_of_last_kind(const std::vector<SequenceCall>& calls) {
+  size_t first = calls.size() - 1;
+  while (first > 0 && calls[first - 1].is_append == calls[first].is_append) --first;
+  return first;
+}
+
+}  // namespace
+
+Status DeviceLane::check(Call& call, bool* is_done) {
+  SessionCore& session = call.session;
+  const Status fault = session.device != nullptr ? session.hand_over().fault() : Status();
+  if (!fault.ok()) {
+    if (session.step.is_planned) return session.hand_over().fault();
+    std::unique_lock lock(call.cache().mutex());
+    return session.states->meet_fault(call.args.stream);
+  }
+  bool captures = false;
+  TANDEM_TRY(is_capturing(*call.cache().engine().device(), call.args.stream, &captures));
+  if (captures && !session.step.is_planned)
+    return fail(TANDEM_ERROR_INVALID_STATE, "stream",
+                "stream = %p is being captured, and no step is open that was begun on a stream", call.args.stream);
+  if (call.args.speculative) TANDEM_TRY(check_guess(call));
+  TANDEM_TRY(check_rows(call.args.k, "k"));
+  TANDEM_TRY(check_rows(call.args.v, "v"));
+  *is_done = session.step.is_planned;
+  return *is_done ? launch_planned(call, captures) : Status();
+}
+
+// Appends on the host that wait to be counted are: nothing of the layer is under way then.
+Status DeviceLane::find_state(const Call& call, SequenceCall* of) const {
+  SequenceState& state = *call.session.states->find(of->sequence->id);
+  of->state = &state.layers[call.of.idx];
+  of->window = &state.window;
+  if (!call.of.policy.keeps_maw || of->window->has_maw(call.of.idx)) return {};
+  return of->state->selection->catch_up(*of->sequence, of->state->window_begin);
+}
+
+Status DeviceLane::reserve_sequences(Call& call, CallShape* shape) {
+  AttendScratch& scratch = call.scratch;
+  for (size_t i = 0; i < scratch.calls.size(); ++i) {
+    SequenceCall& of = scratch.calls[i];
+    SequenceShape& sized = scratch.shapes[i];
+    Sequence& sequence = *of.sequence;
+    if (call.appends()) TANDEM_TRY(call.cache().ensure(sequence, std::max(sequence.longest(), of.length), "q_lens"));
+    if (call.args.parent_idx == nullptr)
+      sequence.extend_positions(of.length);
+    else
+      sequence.parents.reserve(static_cast<size_t>(of.q_len));
+    TANDEM_TRY(call.session.states->reserve_window(sequence, shape->most_queries, &sized.window_pages));
+    TANDEM_TRY(find_state(call, &of));
+    sized.window_begin = of.state->window_begin;
+    const int64_t sliding_window = call.layer().sliding_window;
+    if (sliding_window > 0) sized.first_seen = sequence.first_within(sequence.position(of.first_query), sliding_window);
+  }
+  return {};
+}
+
+Status DeviceLane::reserve(Call& call) {
+  std::unique_lock lock(call.cache().mutex());
+  DeviceSession& device = call.device();
+  CallShape shape = make_shape(call);
+  TANDEM_TRY(device.most_queries(call.of.idx, call.session.terms().wanted_queries(shape), &shape.most_queries));
+  call.most_queries = call.args.speculative ? kMostTicketTokens : shape.most_queries;  // each query is a sequence of its own
+  TANDEM_TRY(reserve_sequences(call, &shape));
+  TANDEM_TRY(take_routes(call, shape));
+  if (call.taken.any()) {
+    Status status;
+    do {
+      TANDEM_TRY(long_append_.take(call, shape));
+      status = device.hold(reserve_call(call.session.terms(), shape, call.taken), call.args.stream);
+    } while (!status.ok() && long_append_.take_less(call, status));
+    if (status.ok()) return {};
+    TANDEM_TRY(give_streams_up(call, std::move(status)));
+  }
+  return device.hold(reserve_call(call.session.terms(), shape, call.taken), call.args.stream);
+}
+
+// The next rows of the caller's tensors, up to those of a ticket and most_queries of a sequence.
+Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
+  if (const int64_t n = long_append_.chunk_len(call, *place); n > 0) return long_append_.cut(call, n, place, chunk);
+  HandOver& hand_over = call.session.hand_over();
+  HandOverTask& task = hand_over.next_task();
+  TANDEM_TRY(hand_over.fault());  // its place may be free because what had it is lost: the device has yet to read its upload
+  task.step = 0;
+  const std::vector<SequenceCall>& all = call.calls();
+  std::vector<SequenceCall>& calls = task.scratch.calls;
+  calls.clear();
+  const int64_t first_row = all[place->call].first_row + place->query;
+  const size_t last_kind = first_of_last_kind(all), end = place->call < last_kind ? last_kind : all.size();
+  int64_t n_rows = 0;
+  while (place->call < end && n_rows < kMostTicketTokens) {
+    const SequenceCall& whole = all[place->call];
+    const int64_t first_query = whole.first_query + place->query;
+    const int64_t n_left = std::min({whole.q_len - place->query, call.most_queries, kMostTicketTokens - n_rows});
+    // Kernels are told the position of the first.
+    const int64_t n = call.layer().rope != nullptr ? consecutive(whole.sequence->positions, first_query, n_left) : n_left;
+    SequenceCall& part = calls.emplace_back(whole);
+    part.q_len = n;
+    part.first_row = n_rows;
+    part.first_query = first_query;
+    part.length = part.first_query + n;
+    n_rows += n;
+    place->query += n;
+    if (place->query < whole.q_len) break;
+    ++place->call;
+    place->query = 0;
+  }
+  chunk->cut.emplace(call.args, first_row, n_rows);
+  chunk->own.emplace(call.session, chunk->cut->args, task.scratch, &task);
+  chunk->call = &*chunk->own;
+  chunk->work = this;
+  // A chunk before it may have found that memory cannot be pinned.
+  if (!call.session.refuses_streams) chunk->call->taken = call.taken;
+  chunk->call->taken.prefill = {};
+  return {};
+}
+
+Status DeviceLane::prepare(Call& chunk) {
+  HandOverTask* const task = chunk.task;
+  const AttendArgs& args = chunk.args;
+  clear_visibility(chunk.scratch);
+  begin_task(chunk, task);
+  for (SequenceCall& of : chunk.calls()) {
+    task->shape.n_tokens += static_cast<int32_t>(of.q_len);
+    task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(of.q_len));
+    evict_before(chunk, &of);
+    if (chunk.of.policy.keeps_maw && !chunk.appends()) fade_newer(chunk, of);
+    (void)see_keys(chunk, of);  // fails when a call is cancelled, which one on a device cannot be
+    of.cpu_begin = of.host_begin;
+    of.gives_queries = chunk.of.policy.keeps_maw && of.is_append;
+    if (args.speculative) leave_guess_to_host(&of);
+  }
+  choose_routes(chunk);
+  point_visibility(chunk.scratch);
+  chunk.scratch.host.lay_out(chunk.scratch.calls);
+  for (const SequenceCall& of : chunk.calls()) {
+    if (chunk.appends()) chunk.scratch.host.add_rows(of);
+    task->touched.push_back({of.sequence->id, chunk.appends() ? of.first_query : of.length, of.found_begin});
+  }
+  if (chunk.scratch.host.selects()) prepare_selection(chunk);
+  return {};
+}
+
+Status DeviceLane::fill(Call& chunk) {
+  for (const SequenceCall& of : chunk.calls()) TANDEM_TRY(fill_window(chunk, of, INT64_MAX));
+  wait_for_sent_rows(chunk);
+  return {};
+}
+
+Status DeviceLane::launch(Call& chunk) {
+  DeviceSequences sequences;
+  TANDEM_TRY(upload_descriptors(chunk, &sequences));
+  const auto has_host = [](const SequenceCall& of) { return of.has_host; };
+  bool is_launched = false;
+  const AtEnd cut([&] {
+    if (is_launched) return;
+    for (size_t r = 0; r < kMostRoutes; ++r)
+      if (chunk.task->n_pieces[r] > 0) chunk.session.key_routes[r]->settle(chunk.route_call());
+    chunk.task->is_cut = true;
+  });
+  TANDEM_TRY(launch_kernels(chunk, sequences, std::any_of(chunk.calls().begin(), chunk.calls().end(), has_host)));
+  is_launched = true;
+  return {};
+}
+
+// In a planned step, which has posted the tasks of all layers, the call has none of its own.
+Status DeviceLane::launch_kernels(Call& call, const DeviceSequences& sequences, bool merges) {
+  DeviceSession& device = call.device();
+  HandOverTask* const task = call.task;
+  const AttendArgs& args = call.args;
+  const DeviceAppend append = append_of(call, sequences);
+  if (task != nullptr) {
+    task->asked = std::chrono::steady_clock::now();
+    for (size_t r = kMostRoutes; r-- > 0;)
+      if (task->n_pieces[r] > 0) TANDEM_TRY(call.session.key_routes[r]->begin(call.route_call()));
+  }
+  TANDEM_TRY(ask_device(call, "append", &DeviceTable::append, &append));
+  if (task != nullptr)
+    device.hand_over().post();
+  else
+    call.session.step.n_appended = args.layer_idx + 1;
+  DeviceAttend attend;
+  attend.layer = args.speculative ? &device.layer(call.of.idx, false) : append.layer;
+  attend.pages = append.pages;
+  attend.sequences = args.speculative ? call.guess.queries : sequences;
+  attend.q = attended_q(append);
+  attend.workspace = device.work().workspace();
+  if (!merges && !call.of.policy.keeps_maw) {
+    point_output(call, 0, &attend);
+    return attend_window(call, attend, true);
+  }
+  const int32_t n_q_heads = call.layer().n_q_heads;
+  point_states({device.work().o(), device.work().lse(), n_q_heads}, &attend);
+  TANDEM_TRY(attend_window(call, attend, false));
+  if (task != nullptr) TANDEM_TRY(attend_pieces(call, attend));
+  TANDEM_TRY(merge_and_observe(call, append));
+  return task != nullptr && task->merged != nullptr ? device.mark_merged(task->idx, args.stream) : Status();
+}
+
+// All of a layer at once, also where the step has fewer sequences than a graph was made for: descriptors say so.
+Status DeviceLane::launch_planned(Call& call, bool captures) {
+  TANDEM_TRY(check_planned(call, captures));
+  DeviceSession& device = call.device();
+  if (captures) device.freeze();
+  const int32_t layer_idx = call.args.layer_idx;
+  const std::byte* const described = device.work().step_descriptors();
+  DeviceSequences sequences;
+  sequences.sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().layer_at(layer_idx));
+  sequences.page_tables = reinterpret_cast<const int64_t*>(described + device.steps().tables_at());
+  call.streaming_sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().streaming_at(layer_idx));
+  sequences.n_sequences = static_cast<int32_t>(device.held().step_sequences);
+  sequences.max_q_len = static_cast<int32_t>(call.session.step.max_q_len);
+  sequences.max_keys = kAnyKeys;
+  TANDEM_TRY(launch_kernels(call, sequences, true));
+  ++call.session.step.next_layer;
+  return {};
+}
+
+Status DeviceLane::commit(Call& chunk) {
+  TANDEM_TRY(chunk.session.hand_over().fault());  // what is lost is not committed
+  commit_sequences(chunk);
+  return {};
+}
+
+// What is under way may still write to the state.
+Status DeviceLane::take_back(Call& call, Status why) {
+  HandOver& hand_over = call.session.hand_over();
+  std::unique_lock lock(call.cache().mutex());
+  if (call.appends()) {
+    hand_over.drain();
+    for (const SequenceCall& of : call.calls())
+      call.cache().cut_layer(*call.session.states, *of.sequence, call.of.idx, of.first_query);
+  }
+  // A fault that this call tells of is not told again.
+  if (!hand_over.can_start_over() || why.code() != hand_over.fault().code()) return why;
+  return call.session.states->meet_fault(call.args.stream);
+}
+
+}  // namespace tandem

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+#include "lib/attend/device_launch.h"
+
+#include <algorithm>
+
+namespace tandem {
+
+void begin_task(const Call& chunk, HandOverTask* task) {
+  const DeviceSession& device = chunk.device();
+  task->shape = {chunk.args.layer_idx, static_cast<int32_t>(chunk.calls().size()), 0, 0};
+  task->header = reinterpret_cast<const SlotHeader*>(device.shared().slot(task->ticket));
+  task->scratch.host.begin(chunk.host_facts(), {device.shared().slot(task->ticket), device.exchange(chunk.of.idx)});
+  task->touched.clear();
+  task->n_pieces.fill(0);
+  task->sent.fill(nullptr);
+  task->launches.clear();
+  task->merged = nullptr;
+  task->part = {};
+  task->is_cut = false;
+  for (size_t r = 0; r < kMostRoutes; ++r)
+    if (task->notes[r] == nullptr && chunk.session.key_routes[r] != nullptr)
+      task->notes[r] = chunk.session.key_routes[r]->make_notes();
+}
+
+DeviceRows attended_q(const DeviceAppend& append) {
+  const Layer& layer = *append.layer;
+  if (!rotates_queries(layer)) return append.q;
+  return {append.rotated_q, TANDEM_F32, 0, int64_t{layer.n_q_heads} * layer.k_head_dim, layer.k_head_dim};
+}
+
+DeviceAppend append_of(const Call& call, const DeviceSequences& sequences) {
+  const DeviceSession& device = call.device();
+  const AttendArgs& args = call.args;
+  const size_t l = call.of.idx;
+  const Layer& layer = device.layer(l, sequences.max_q_len > 1);
+  const auto n_tokens = static_cast<int32_t>(args.q.n_tokens);
+  return {&layer,
+          device.pages(l),
+          sequences,
+          rows_of(args.q),
+          args.k ? rows_of(*args.k) : DeviceRows(),
+          args.v ? rows_of(*args.v) : DeviceRows(),
+          n_tokens,
+          TicketShape{args.layer_idx, 0, n_tokens, sequences.max_q_len}.tag(),
+          device.exchange(l),
+          device.rope(l),
+          rotates_queries(layer) ? device.work().rotated_q() : nullptr,
+          call.guess.positions,
+          args.x ? rows_of(*args.x) : DeviceRows()};
+}
+
+DeviceAttend of_run(const Call& call, const DeviceAttend& window, const HeadRun& run, Layer* layer) {
+  DeviceAttend attend = of_heads(window, run.first, run.n, layer);
+  if (!run.streams) return attend;
+  attend.sequences.sequences = call.streaming_sequences;
+  if (window.sequences.max_q_len > 1) layer->sliding_window = call.session.options.window_len;
+  return attend;
+}
+
+void point_output(const Call& call, int32_t first_head, DeviceAttend* attend) {
+  const AttendArgs& args = call.args;
+  const float* sinks = call.device().sinks(call.of.idx);
+  const int64_t first = int64_t{first_head} * call.layer().group_size;
+  attend->o = rows_of(args.o);
+  attend->o.data = static_cast<std::byte*>(attend->o.data) + first * args.o.head_stride;
+  attend->lse = args.lse != nullptr ? args.lse + first * args.lse_head_stride : nullptr;
+  attend->lse_token_stride = args.lse_token_stride;
+  attend->lse_head_stride = args.lse_head_stride;
+  attend->sinks = sinks != nullptr ? sinks + first : nullptr;
+}
+
+Status attend_window(const Call& call, const DeviceAttend& window, bool is_last) {
+  if (call.of.heads == nullptr) return ask_device(call, "attend", &DeviceTable::attend, &window);
+  for (const HeadRun& run : call.of.heads->runs) {
+    Layer layer;
+    DeviceAttend attend = of_run(call, window, run, &layer);
+    if (is_last) {
+      point_output(call, run.first, &attend);
+    } else {
+      const int64_t first = int64_t{run.first} * call.layer().group_size;
+      attend.o.data = static_cast<float*>(attend.o.data) + first * call.layer().v_head_dim;
+      attend.lse += first;
+    }
+    TANDEM_TRY(ask_device(call, "attend", &DeviceTable::attend, &attend));
+  }
+  return {};
+}
+
+Status attend_pieces(const Call& chunk, const DeviceAttend& window) {
+  const DeviceSession& device = chunk.device();
+  const RouteCall seen = chunk.route_call();
+  const auto for_routes = [&](Status (KeyRoute::*visit)(const RouteCall&)) -> Status {
+    for (size_t r = 0; r < kMostRoutes; ++r)
+      if (seen.task.n_pieces[r] > 0) TANDEM_TRY((chunk.session.key_routes[r].get()->*visit)(seen));
+    return {};
+  };
+  TANDEM_TRY(for_routes(&KeyRoute::open));
+  for (const Launch& at : seen.task.launches) {
+    KeyRoute& route = *chunk.session.key_routes[at.route];
+    DeviceAccumulate sum = route.states_of(seen, at.piece);
+    TANDEM_TRY(route.attend(seen, window, at.piece,
+                            {device.work().part_o() + int64_t{sum.first_head} * chunk.layer().v_head_dim,
+                             device.work().part_lse() + sum.first_head, chunk.layer().n_q_heads}));
+    sum.layer = window.layer;
+    sum.o = device.work().o();
+    sum.lse = device.work().lse();
+    sum.part_o = device.work().part_o();
+    sum.part_lse = device.work().part_lse();
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::accumulate, &sum, chunk.args.stream));
+  }
+  return for_routes(&KeyRoute::close);
+}
+
+Status merge_and_observe(const Call& call, const DeviceAppend& append) {
+  const DeviceSession& device = call.device();
+  const AttendArgs& args = call.args;
+  DeviceMerge merge;
+  merge.layer = append.layer;
+  merge.sequences = append.sequences;
+  merge.n_tokens = append.n_tokens;
+  merge.is_observed = call.of.policy.keeps_maw;
+  merge.o = device.work().o();
+  merge.lse = device.work().lse();
+  merge.o_out = rows_of(args.o);
+  merge.lse_out = args.lse;
+  merge.lse_token_stride = args.lse_token_stride;
+  merge.lse_head_stride = args.lse_head_stride;
+  merge.sinks = device.sinks(call.of.idx);
+  merge.exchange = append.exchange;
+  TANDEM_TRY(ask_device(call, "merge", &DeviceTable::merge, &merge));
+  return call.of.policy.keeps_maw ? observe(call, append, device.work().lse()) : Status();
+}
+
+Status observe(const Call& call, const DeviceAppend& append, const float* lse) {
+  DeviceObserve observe;
+  observe.layer = append.layer;
+  observe.pages = append.pages;
+  observe.sequences = append.sequences;
+  observe.q = attended_q(append);
+  observe.lse = lse;
+  observe.n_tokens = append.n_tokens;
+  observe.has_appended = append.k.data != nullptr;
+  observe.alpha = call.session.options.alpha;
+  observe.n_counted = static_cast<int32_t>(counted_queries(observe.alpha));
+  observe.exchange = append.exchange;
+  if (call.args.speculative) {  // nobody's, for now: the lse are handed over
+    observe.sequences.n_sequences = 0;
+    observe.sequences.max_keys = 0;
+    observe.has_appended = 0;
+  }
+  return ask_device(call, "observe", &DeviceTable::observe, &observe);
+}
+
+}  // namespace tandem

@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: MIT
+#include "lib/attend/long_append.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <utility>
+
+#include "lib/attend/call_keys.h"
+#include "lib/attend/descriptors.h"
+#include "lib/attend/device_chunk.h"
+#include "lib/attend/device_launch.h"
+#include "lib/attend/session_states.h"
+#include "lib/attend/split.h"
+#include "lib/attend/window_fill.h"
+#include "lib/pieces/stream_pieces.h"
+
+namespace tandem {
+
+struct LongAppend::Work {
+  int64_t n_tickets = 0;
+  DeviceSequences chunk;                      // all queries, over window and chunk
+  const DeviceSequence* described = nullptr;  // of each ticket, in device memory
+  DeviceAttend attend;                        // to window and chunk
+  size_t n_taken = 0;                         // pieces
+  HeadStates states;                          // of a group of heads
+};
+
+namespace {
+
+constexpr int64_t kTicket = kMostTicketTokens;
+
+const SequenceCall& sequence_of(const Call& chunk) { return chunk.calls()[0]; }
+
+// The first token of the chunk that lies in the work space: those before it in its page are in the window.
+int64_t own_pages_begin(const Call& chunk) {
+  return (sequence_of(chunk).first_query + kDevicePageLen - 1) / kDevicePageLen * kDevicePageLen;
+}
+
+float* row_lse(const Call& chunk) {
+  return reinterpret_cast<float*>(chunk.device().work().prefill_area() + chunk.taken.prefill.row_lse_at);
+}
+
+// Heads' answer goes to the caller's tensors; where lse of all queries are kept, these stay in the work space for now.
+void point_answer(const Call& chunk, int32_t first_head, DeviceAttend* attend) {
+  point_output(chunk, first_head, attend);
+  if (chunk.taken.prefill.row_lse_at == 0) return;
+  attend->lse = row_lse(chunk) + int64_t{first_head} * chunk.layer().group_size;
+  attend->lse_token_stride = chunk.layer().n_q_heads;
+  attend->lse_head_stride = 1;
+}
+
+}  // namespace
+
+Status LongAppend::take(Call& call, const CallShape& shape) {
+  if (core_.refuses_long || !call.taken.uses[kPlanStream]) return {};
+  const SizeTerms terms = core_.terms();
+  PrefillSize size;
+  TANDEM_TRY(size_long(terms, shape, &size));
+  if (size.n_tokens == 0) return {};
+  bool is_pinned = true;
+  for (size_t i = 0; i < call.calls().size(); ++i)
+    is_pinned = call.cache().pin(*call.calls()[i].sequence, terms.streamed(shape, call.scratch.shapes[i]).end) && is_pinned;
+  if (!accept_pins(call, is_pinned)) return {};
+  TANDEM_TRY(call.device().reserve_side());
+  call.taken.prefill = size;
+  return {};
+}
+
+// Groups of fewer KV heads take less memory, and chunks of a ticket each less still: what there is a plan for may be an
+// append to more keys, of which a group has fewer heads.
+bool LongAppend::take_less(Call& call, const Status& lack) {
+  if (call.taken.prefill.n_tokens == 0 || !is_for_lack_of_memory(lack)) return false;
+  const PrefillSize lacking = std::exchange(call.taken.prefill, {});
+  if (lacking.layout.n_heads > 1 && core_.routes.piece_heads == 0) {
+    core_.most_long_bytes = lacking.area_bytes - 1;
+    call.cache().engine().log(TANDEM_LOG_INFO,
+                              "long appends attend to fewer KV heads at a time, as there is no memory for %d: %s",
+                              lacking.layout.n_heads, lack.info().message.c_str());
+    return true;
+  }
+  core_.refuses_long = true;
+  call.cache().engine().log(TANDEM_LOG_WARNING,
+                            "long appends stream all keys for every %lld tokens, as there is no memory for more: %s",
+                            static_cast<long long>(kTicket), lack.info().message.c_str());
+  return true;
+}
+
+// Sinks of streaming heads come from the store: queries that see them otherwise are no long chunk's.
+int64_t LongAppend::chunk_len(const Call& call, const ChunkPlace& place) const {
+  const SequenceCall& whole = call.calls()[place.call];
+  if (call.of.heads != nullptr && whole.first_query + place.query < core_.options.sink_len) return 0;
+  const int64_t n_left = whole.q_len - place.query, n_tokens = call.taken.prefill.n_tokens;
+  return n_left > std::min(n_tokens, kTicket) ? std::min(n_left, n_tokens) : 0;
+}
+
+Status LongAppend::cut(Call& call, int64_t n_tokens, ChunkPlace* place, Chunk* chunk) {
+  HandOver& hand_over = core_.hand_over();
+  HandOverTask& task = hand_over.next_task(tickets_of(n_tokens) - 1);
+  TANDEM_TRY(hand_over.fault());  // as in DeviceLane::next_chunk()
+  const SequenceCall& whole = call.calls()[place->call];
+  task.scratch.calls.assign(1, whole);
+  SequenceCall& part = task.scratch.calls[0];
+  part.q_len = n_tokens;
+  part.first_row = 0;
+  part.first_query = whole.first_query + place->query;
+  part.length = part.first_query + n_tokens;
+  chunk->cut.emplace(call.args, whole.first_row + place->query, n_tokens);
+  place->query += n_tokens;
+  if (place->query == whole.q_len) *place = {place->call + 1, 0};
+  chunk->own.emplace(core_, chunk->cut->args, task.scratch, &task);
+  chunk->call = &*chunk->own;
+  chunk->call->taken = call.taken;
+  chunk->work = this;
+  return {};
+}
+
+// The tasks of all tickets. The last one is this chunk's own: it has the pieces.
+Status LongAppend::prepare(Call& chunk) {
+  HandOverTask& task = *chunk.task;
+  clear_visibility(chunk.scratch);
+  SequenceCall& of = chunk.calls()[0];
+  evict_before(chunk, &of);
+  (void)see_keys(chunk, of);  // fails when a call is cancelled, which one on a device cannot be
+  of.cpu_begin = of.has_host ? of.host_end : of.host_begin;
+  of.kept_begin = core_.evicted_to(of.state->window_begin, of.length);
+  for (int64_t i = 0; i < tickets_of(of.q_len); ++i) {
+    HandOverTask& taking = core_.hand_over().next_task(i);
+    SequenceCall rows = of;
+    rows.first_query = of.first_query + i * kTicket;
+    rows.q_len = std::min(kTicket, of.length - rows.first_query);
+    rows.length = rows.first_query + rows.q_len;
+    taking.step = 0;
+    begin_task(chunk, &taking);
+    taking.part.is_rows = true;
+    taking.part.begins_long = i == 0;
+    taking.shape.n_tokens = taking.shape.max_q_len = static_cast<int32_t>(rows.q_len);
+    taking.scratch.host.add_rows(rows);
+    taking.touched.push_back({of.sequence->id, rows.first_query, of.found_begin});
+  }
+  std::vector<KeyPart>& parts = chunk.scratch.parts[kPlanStream];
+  parts.clear();
+  for (const HeadRun& run : chunk.of.all_runs.get())
+    parts.push_back(
+        {0,
+         {&run, 1},
+         run.streams ? TokenRange{0, of.streaming_heads.keys.sink_end} : TokenRange{of.host_begin, of.cpu_begin}});
+  route().choose(chunk.route_call(), parts, chunk.taken.prefill.layout);
+  if (task.n_pieces[kPlanStream] == 0) return {};
+  task.bases = chunk.cache().store().bases();
+  task.part.layer = &chunk.of.outside;
+  task.part.key_bytes = token_kv_bytes(chunk.of.outside);
+  task.part.streamed_tokens = of.cpu_begin - of.host_begin;
+  task.part.n_pieces = static_cast<int64_t>(task.n_pieces[kPlanStream]);
+  task.part.n_queries = of.q_len;  // the attention may take longer than the bus, of which nothing is learned
+  expect_pieces(chunk);
+  return {};
+}
+
+Status LongAppend::fill(Call& chunk) {
+  const SequenceCall& of = sequence_of(chunk);
+  TANDEM_TRY(fill_window(chunk, of, own_pages_begin(chunk)));
+  wait_for_sent_rows(chunk);
+  const int64_t sink_end = of.streaming_heads.keys.sink_end;
+  if (sink_end > 0) core_.hand_over().wait_for_rows(of.sequence->id, chunk.args.layer_idx, sink_end);
+  return {};
+}
+
+Status LongAppend::launch(Call& chunk) {
+  Work work;
+  TANDEM_TRY(describe(chunk, &work));
+  bool is_launched = false;
+  const AtEnd cut([&] {
+    if (is_launched) return;
+    chunk.device().side()->settle();
+    if (chunk.task->n_pieces[kPlanStream] > 0) route().settle(chunk.route_call());
+    chunk.task->is_cut = true;
+  });
+  TANDEM_TRY(launch_all(chunk, work));
+  if (chunk.of.policy.keeps_maw) TANDEM_TRY(count_tail(chunk));
+  is_launched = true;
+  return {};
+}
+
+Status LongAppend::commit(Call& chunk) {
+  TANDEM_TRY(core_.hand_over().fault());  // what is lost is not committed
+  commit_sequences(chunk);
+  return {};
+}
+
+// When the last piece has crossed the bus, which waits for a buffer, the device has attended all but two. That tells of its
+// pace where pieces are many and take longer than the bus, which nothing else uses, and where there are few other keys.
+void LongAppend::expect_pieces(const Call& chunk) const {
+  constexpr double kLeastPieces = 8.0;
+  constexpr int64_t kMostOthers = 20;  // the latter: in parts of the keys that are streamed
+  constexpr double kLonger = 1.2;
+  HandOverTask& task = *chunk.task;
+  const SequenceCall& of = sequence_of(chunk);
+  const Layer& layer = chunk.layer();
+  const Engine& engine = chunk.cache().engine();
+  const auto n_pieces = static_cast<double>(task.n_pieces[kPlanStream]);
+  const int64_t n_keys = of.cpu_begin - of.host_begin;
+  if (chunk.of.heads != nullptr || chunk.device().device().bus->has_weights()) return;
+  if (n_pieces < kLeastPieces) return;
+  if ((of.length - of.cpu_begin) * kMostOthers > n_keys) return;
+  const double known_ns = chunk.cache().engine().profile().prefill_tile_ns(layer);
+  const double tile_ns = known_ns > 0.0 ? known_ns : assumed_tile_ns(layer);
+  const auto ns_of = [&](double of_tile) {
+    return prefill_ns(layer, chunk.taken.prefill.layout, of.q_len, n_keys, engine.device()->info.n_multiprocessors, of_tile);
+  };
+  const double ns = ns_of(tile_ns), least_ns = ns_of(0.0);
+  if (ns < kLonger * least_ns) return;
+  task.part.tile_ns = tile_ns;
+  task.part.fixed_ns = least_ns * (n_pieces - 1.0) / n_pieces;
+  task.part.expected_ns = (ns - least_ns) * (n_pieces - 2.0) / n_pieces;
+}
+
+// In one copy: the chunk, its tickets, its pieces with their page table; that of window and chunk.
+Status LongAppend::describe(Call& chunk, Work* work) const {
+  DeviceSession& device = chunk.device();
+  const SequenceCall& of = sequence_of(chunk);
+  work->n_tickets = tickets_of(of.q_len);
+  std::byte* const upload = device.shared().upload(chunk.task->idx);
+  auto* const first = reinterpret_cast<DeviceSequence*>(upload);
+  DeviceSequence* to = first;
+  DeviceSequence described;
+  described.begin = of.resident_begin;
+  described.end = of.length;
+  described.q_len = static_cast<int32_t>(of.q_len);
+  described.evict_end = of.resident_begin;
+  described.position = of.sequence->position(of.first_query);
+  const int64_t first_page = of.resident_begin / kDevicePageLen, last_page = (of.length - 1) / kDevicePageLen;
+  described.table_len = static_cast<int32_t>(last_page - first_page + 1);
+  *to++ = described;
+  if (chunk.of.heads != nullptr) describe_streaming_heads(chunk, first, to++);
+  const int64_t n_chunks = to - first;
+  for (int64_t i = 0; i < work->n_tickets; ++i) {
+    DeviceSequence& rows = *to++ = described;
+    rows.end = std::min(of.length, of.first_query + (i + 1) * kTicket);
+    rows.q_len = static_cast<int32_t>(rows.end - of.first_query - i * kTicket);
+  }
+  int64_t bytes = reinterpret_cast<std::byte*>(to) - upload;
+  if (chunk.task->n_pieces[kPlanStream] > 0)
+    bytes += route().describe(chunk.route_call(), upload + bytes, device.work().descriptors() + bytes);
+  auto* const table = reinterpret_cast<int64_t*>(upload + bytes);
+  const int64_t area =
+      reinterpret_cast<intptr_t>(device.work().prefill_area()) - device.geometry().layers[chunk.of.idx].at[0];
+  const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen;
+  for (int64_t page = first_page; page <= last_page; ++page)
+    table[page % described.table_len] =
+        device.page_offset(page < first_own ? of.window->page_of(page * kDevicePageLen)
+                                            : area + (page - first_own) * chunk.taken.prefill.page_bytes);
+  auto* const there = reinterpret_cast<DeviceSequence*>(device.work().descriptors());
+  work->chunk.sequences = there;
+  work->chunk.page_tables = reinterpret_cast<const int64_t*>(device.work().descriptors() + bytes);
+  work->chunk.n_sequences = 1;
+  work->chunk.max_q_len = described.q_len;
+  work->chunk.max_keys = of.length - of.resident_begin;
+  work->described = there + n_chunks;
+  chunk.streaming_sequences = there + 1;
+  return call_device(device.device(), &DeviceTable::copy, device.work().descriptors(), upload,
+                     bytes + described.table_len * static_cast<int64_t>(sizeof(int64_t)), chunk.args.stream);
+}
+
+// Rows of all tickets, to the work space and to the host, which takes them while pieces are attended.
+Status LongAppend::hand_over_rows(const Call& chunk, const Work& work) const {
+  DeviceSession& device = chunk.device();
+  const AttendArgs& args = chunk.args;
+  const TraceRange range("append", args.layer_idx, "resident");
+  TANDEM_TRY(device.side()->fork(args.stream));
+  for (int64_t i = 0; i < work.n_tickets; ++i) {
+    const int64_t first = i * kTicket, n = std::min(kTicket, args.q.n_tokens - first);
+    DeviceAppend append;
+    append.layer = work.attend.layer;
+    append.pages = device.pages(chunk.of.idx);
+    append.sequences = work.chunk;
+    append.sequences.sequences = work.described + i;
+    append.sequences.max_q_len = append.n_tokens = static_cast<int32_t>(n);
+    append.k = rows_of(from_row(*args.k, first, n));
+    if (args.v != nullptr) append.v = rows_of(from_row(*args.v, first, n));
+    if (args.x != nullptr) append.x = rows_of(from_row(*args.x, first, n));
+    append.tag = TicketShape{args.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
+    append.exchange = device.exchange(chunk.of.idx);
+    append.leaves_room = chunk.taken.prefill.rows_have_time ? 2 : 1;
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, device.side()->get()));
+    device.hand_over().post();
+  }
+  return {};
+}
+
+Status LongAppend::launch_all(Call& chunk, Work& work) const {
+  DeviceSession& device = chunk.device();
+  HandOverTask& task = *chunk.task;
+  DeviceAttend& attend = work.attend;
+  attend.layer = &device.layer(chunk.of.idx, true);
+  attend.pages = device.pages(chunk.of.idx);
+  attend.sequences = work.chunk;
+  attend.q = rows_of(chunk.args.q);
+  attend.workspace = device.work().workspace();
+  const bool has_pieces = task.n_pieces[kPlanStream] > 0;
+  task.asked = std::chrono::steady_clock::now();
+  if (has_pieces) TANDEM_TRY(route().begin(chunk.route_call()));
+  TANDEM_TRY(hand_over_rows(chunk, work));
+  if (!has_pieces) {
+    TANDEM_TRY(device.side()->join(chunk.args.stream));
+    point_answer(chunk, 0, &attend);
+    TANDEM_TRY(attend_window(chunk, attend, true));
+    return keep_window(chunk);
+  }
+  std::byte* const area = device.work().prefill_area();
+  const PrefillSize& size = chunk.taken.prefill;
+  work.states = {reinterpret_cast<float*>(area + size.o_at), reinterpret_cast<float*>(area + size.lse_at), 0};
+  for (const HeadRun& run : chunk.of.all_runs.get())
+    for (int32_t h = 0; h < run.n; h += size.layout.n_heads)
+      TANDEM_TRY(attend_group(chunk, work, {run.first + h, std::min(size.layout.n_heads, run.n - h), run.streams}));
+  return keep_window(chunk);
+}
+
+// Each piece's states come to those of the pieces before; the chunk comes last and leaves the answer.
+Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& heads) const {
+  const RouteCall seen = chunk.route_call();
+  Layer layer;
+  DeviceAttend of_chunk = of_run(chunk, work.attend, heads, &layer);
+  work.states.n_heads = layer.n_q_heads;
+  DeviceAttend of_pieces = work.attend;
+  while (work.n_taken < chunk.task->n_pieces[kPlanStream]) {
+    if (route().states_of(seen, work.n_taken).first_head != heads.first * chunk.layer().group_size) break;
+    TANDEM_TRY(route().attend(seen, of_pieces, work.n_taken++, work.states));
+    of_pieces.before_o = work.states.o;
+    of_pieces.before_lse = work.states.lse;
+  }
+  if (heads.first == 0) TANDEM_TRY(chunk.device().side()->join(chunk.args.stream));
+  of_chunk.before_o = of_pieces.before_o;
+  of_chunk.before_lse = of_pieces.before_lse;
+  point_answer(chunk, heads.first, &of_chunk);
+  return ask_device(chunk, "attend", &DeviceTable::attend, &of_chunk);
+}
+
+// Pages of the chunk take the place of those that have left the window.
+Status LongAppend::keep_window(const Call& chunk) const {
+  const DeviceSession& device = chunk.device();
+  const SequenceCall& of = sequence_of(chunk);
+  const size_t l = chunk.of.idx;
+  const WindowGeometry::LayerPlanes& planes = device.geometry().layers[l];
+  const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen;
+  of.window->make_way(l, of.length);
+  CopyList copies;
+  int64_t before = 0;
+  for (int64_t page = std::max(first_own, of.kept_begin / kDevicePageLen); page * kDevicePageLen < of.length; ++page) {
+    const int64_t to = of.window->page_of(page * kDevicePageLen);
+    if (to != before + device.geometry().page_bytes) copies.cut();  // a ring has one memory or several
+    before = to;
+    copies.add(reinterpret_cast<std::byte*>(to) + planes.at[0],
+               device.work().prefill_area() + (page - first_own) * chunk.taken.prefill.page_bytes, planes.bytes);
+  }
+  for (const StridedCopy& copy : copies.copies())
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, chunk.args.stream));
+  if (planes.maw_at < 0) return {};
+  // Nobody has counted this chunk's queries yet, and weights of older ones have faded when the last of these are counted.
+  const int64_t bytes = int64_t{chunk.layer().n_q_heads} * kDevicePageLen * static_cast<int64_t>(sizeof(float));
+  for (const int64_t page : of.window->table())
+    TANDEM_TRY(call_device(device.device(), &DeviceTable::fill, reinterpret_cast<std::byte*>(page) + planes.maw_at, 0, bytes,
+                           chunk.args.stream));
+  return {};
+}
+
+// To the caller, who may want it too.
+Status LongAppend::give_lse(const Call& chunk) const {
+  const AttendArgs& args = chunk.args;
+  if (args.lse == nullptr) return {};
+  StridedCopy copy;
+  copy.to = args.lse;
+  copy.from = row_lse(chunk);
+  copy.row_bytes = copy.from_stride = int64_t{chunk.layer().n_q_heads} * 4;  // heads lie side by side at the caller's, too
+  copy.n_rows = args.q.n_tokens;
+  copy.to_stride = args.lse_token_stride * 4;
+  return call_device(chunk.device().device(), &DeviceTable::copy_strided, &copy, args.stream);
+}
+
+// Attention weights of an append count with its last queries alone, as those of older ones have faded. These queries, which
+// have been attended with the chunk, have a ticket of their own: it brings them and their lse to the host, which counts them
+// when keys are judged, and the device counts them for the window's keys.
+Status LongAppend::count_tail(const Call& chunk) const {
+  constexpr int64_t kTile = 64;  // queries
+  TANDEM_TRY(give_lse(chunk));
+  HandOver& hand_over = core_.hand_over();
+  HandOverTask& task = hand_over.next_task();
+  TANDEM_TRY(hand_over.fault());
+  task.step = 0;
+  task.scratch.calls.assign(1, sequence_of(chunk));
+  SequenceCall& tail = task.scratch.calls[0];
+  const int64_t n_counted = counted_queries(core_.options.alpha);
+  const int64_t n = std::min({tail.q_len, kTicket, (n_counted + kTile - 1) / kTile * kTile}), first = tail.q_len - n;
+  tail.q_len = n;
+  tail.first_row = 0;
+  tail.first_query = tail.length - n;
+  tail.host_begin = tail.cpu_begin = tail.host_end = tail.resident_begin = tail.kept_begin;
+  tail.has_host = tail.kept_begin > 0;
+  tail.only_counts = true;
+  CutArgs cut(chunk.args, first, n);
+  cut.args.k = cut.args.v = cut.args.x = nullptr;
+  Call counted(core_, cut.args, task.scratch, &task);
+  {
+    std::unique_lock lock(chunk.cache().mutex());
+    prepare_count(counted);
+  }
+  bool is_launched = false;
+  const AtEnd cut_off([&] { task.is_cut = !is_launched; });
+  TANDEM_TRY(launch_count(counted, row_lse(chunk) + first * chunk.layer().n_q_heads));
+  is_launched = true;
+  return {};
+}
+
+void LongAppend::prepare_count(Call& tail) const {
+  HandOverTask& task = *tail.task;
+  clear_visibility(tail.scratch);
+  begin_task(tail, &task);
+  SequenceCall& of = tail.calls()[0];
+  task.shape.n_tokens = task.shape.max_q_len = static_cast<int32_t>(of.q_len);
+  (void)set_visibility(tail, of);  // never cancelled
+  point_visibility(tail.scratch);
+  tail.scratch.host.lay_out(tail.scratch.calls);
+  task.touched.push_back({of.sequence->id, of.length, of.found_begin});
+  prepare_selection(tail);
+}
+
+// lse: of these queries.
+Status LongAppend::launch_count(Call& tail, const float* lse) const {
+  DeviceSession& device = tail.device();
+  DeviceAppend append;
+  TANDEM_TRY(upload_descriptors(tail, &append.sequences));
+  append.layer = &device.layer(tail.of.idx, true);
+  append.pages = device.pages(tail.of.idx);
+  append.q = rows_of(tail.args.q);
+  append.n_tokens = static_cast<int32_t>(tail.args.q.n_tokens);
+  append.tag = TicketShape{tail.args.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
+  append.exchange = device.exchange(tail.of.idx);
+  TANDEM_TRY(ask_device(tail, "append", &DeviceTable::append, &append));
+  device.hand_over().post();
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::copy,
+                         device.shared().slot(tail.task->ticket) + append.exchange.lse_at, lse,
+                         append.n_tokens * tail.layer().n_q_heads * int64_t{4}, tail.args.stream));
+  return observe(tail, append, lse);
+}
+
+}  // namespace tandem

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#include "lib/attend/session_core.h"
+
+#include "lib/pieces/stream_buffers.h"
+
+namespace tandem {
+
+Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
+                           std::unique_ptr<SessionCore>* core) {
+  auto made = std::make_unique<SessionCore>(std::move(cache));
+  const std::vector<Layer>& layers = made->cache->layers();
+  TANDEM_TRY(LayerPolicies::resolve(options, layers, &made->policies));
+  TANDEM_TRY(resolve_policy_options(options, &made->options));
+  TANDEM_TRY(resolve_route_options(options, made->policies, layers, &made->routes));
+  TANDEM_TRY(resolve_streaming_heads(options, made->policies, layers, &made->heads));
+  const Device* device = made->cache->engine().device();
+  if (made->routes.is_given() && device == nullptr)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": the engine has no device", made->routes.name);
+  if (device != nullptr) {
+    TANDEM_TRY(check_layers(*device, layers));
+    TANDEM_TRY(make_routes({*device, layers, made->policies, made->routes, made->cache->store().geometry().extent_len(),
+                            !made->heads.empty(), &made->weights},
+                           &made->key_routes));
+  }
+  made->keeps_awake = options.sleep_between_calls == 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const HeadKinds* const kinds = kinds_of_layer(made->heads, l);
+    const Policy& policy = made->policies[l];
+    made->layers.push_back({l, layers[l], kinds, retrieval_layer(kinds, layers[l]), HeadRuns::retrieval(kinds, layers[l]),
+                            HeadRuns::all(kinds, layers[l]), policy,
+                            policy.make != nullptr
+                                ? policy.make({made->cache.get(), &made->options, l, &made->selector_sums})
+                                : std::make_unique<Selector>()});
+  }
+  *core = std::move(made);
+  return {};
+}
+
+SizeTerms SessionCore::terms() const {
+  return {cache->engine().device(),
+          cache->layers(),
+          cache->store().geometry(),
+          policies,
+          options,
+          routes,
+          heads,
+          key_routes,
+          layouts_of(key_routes),
+          device != nullptr ? &device->geometry() : nullptr,
+          most_long_bytes};
+}
+
+Status SessionCore::need_device() {
+  return device != nullptr ? Status() : DeviceSession::create(*cache, policies, options, &device);
+}
+
+BusAhead SessionCore::bus_ahead(size_t layer_idx, int64_t n_queries) const {
+  const std::span<const StreamLayout> layouts = layouts_of(key_routes);
+  if (device == nullptr || layouts.empty()) return {};
+  const StreamLayout& layout = layouts[layer_idx];
+  return {device->hand_over().bus_ahead_ns(static_cast<int32_t>(layer_idx), n_queries),
+          StreamBuffers::kBuffers * layout.n_pages * layout.page_bytes};
+}
+
+RebuildTerms SessionCore::rebuild_terms(size_t layer_idx, bool may) const {
+  const KeyRoute* const route = key_routes[kPlanRecompute].get();
+  return may && route != nullptr ? route->terms(layer_idx) : RebuildTerms();
+}
+
+}  // namespace tandem

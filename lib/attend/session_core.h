@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// What the parts of a session share: what it was asked for, what it knows of its cache's sequences, and its device.
+//
+// clang-format off
+//   Session          what callers of the library see (lib/attend/session.h)
+//   SessionStates    follows the cache; has what is known of each sequence (lib/attend/session_states.h)
+//   Executor         attend calls (lib/attend/executor.h)
+//   Steps            steps (lib/attend/steps.h)
+// clang-format on
+//
+// A session is used by one thread at a time, but the cache may tell it about changes from another thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lib/call/attend_scratch.h"
+#include "lib/call/key_route.h"
+#include "lib/device/device_session.h"
+#include "lib/pieces/projection_weights.h"
+#include "lib/pieces/route_options.h"
+#include "lib/policy/policy.h"
+#include "lib/policy/selector.h"
+#include "lib/policy/streaming_heads.h"
+#include "lib/store/cache.h"
+
+namespace tandem {
+
+class SessionStates;
+
+// What calls of one layer have in common.
+struct SessionLayer {
+  size_t idx;
+  const Layer& layer;
+  const HeadKinds* heads;  // null where the layer has no streaming heads
+  const Layer& outside;    // the heads that keys outside the window are of
+  HeadRuns outside_runs, all_runs;
+  const Policy& policy;
+  std::unique_ptr<Selector> selector;
+};
+
+// The step that is open, if any.
+struct OpenStep {
+  struct Sequence {
+    int64_t id;
+    int64_t q_len;
+    int64_t reserved;              // by the sequence, at begin
+    std::vector<int64_t> lengths;  // [n_layers] likewise, speculative tokens not counted
+  };
+  bool is_open = false;
+  std::vector<Sequence> sequences;
+  // For device tensors: every layer has been prepared.
+  std::atomic<bool> is_planned{false};
+  void* stream = nullptr;
+  int32_t next_layer = 0, n_appended = 0;  // of layers: rows are sent before anything else is
+  int64_t n_tokens = 0, max_q_len = 0;
+  uint64_t n_planned = 0;  // steps of the session, up to this one
+
+  bool has_failed() const { return n_appended > next_layer; }  // a layer's call has, when its rows were sent
+};
+
+struct SessionCore {
+  // NOT_FOUND, INVALID_ARGUMENT, UNSUPPORTED: what the options ask for.
+  static Status create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
+                       std::unique_ptr<SessionCore>* core);
+  explicit SessionCore(std::shared_ptr<Cache> of) : cache(std::move(of)), weights(cache->layers()) {}
+  SessionCore(const SessionCore&) = delete;
+
+  SizeTerms terms() const;
+  HandOver& hand_over() const { return device->hand_over(); }
+  // Where the window begins with `length` tokens, if it begins at window_begin before.
+  int64_t evicted_to(int64_t window_begin, int64_t length) const {
+    return outside_window(options.window_len, cache->page_len(), length, window_begin);
+  }
+  void evict(int64_t* window_begin, int64_t length) {
+    const int64_t before = *window_begin;
+    *window_begin = evicted_to(before, length);
+    sums.evicted_tokens += *window_begin - before;
+  }
+  Status need_device();  // makes what the session has there, once
+  // For how long a layer's calls keep the bus busy before their queries come, and with how many bytes at most.
+  BusAhead bus_ahead(size_t layer_idx, int64_t n_queries) const;
+  RebuildTerms rebuild_terms(size_t layer_idx, bool may) const;
+
+  const std::shared_ptr<Cache> cache;
+  LayerPolicies policies;
+  PolicyOptions options;
+  RouteOptions routes;
+  bool keeps_awake = true;              // the CPU workers, between the calls of a step without a stream
+  std::vector<HeadKinds> heads;         // [n_layers]; empty: no head streams
+  std::vector<SessionLayer> layers;     // [n_layers]
+  ProjectionWeights weights;            // of layers whose model has none
+  Routes key_routes;                    // null where the session cannot use one
+  bool refuses_streams = false;         // there was no memory for them, which is said once
+  bool refuses_long = false;            // likewise, for long appends' own chunks
+  int64_t most_long_bytes = INT64_MAX;  // of what these take: there was no memory for more
+  SessionStates* states = nullptr;
+  std::unique_ptr<DeviceSession> device;  // null until a call has device tensors
+  AttendScratch scratch;                  // of calls on host tensors, and of whole calls on device tensors
+  OpenStep step;
+  tandem_session_stats sums = {};
+  SelectorSums selector_sums;
+};
+
+}  // namespace tandem

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// What a session knows of its cache's sequences, which follows the cache's changes.
+//
+// The states are touched under the cache's mutex alone, and a sequence in flight cannot change.
+//
+// Of a device: while tickets are under way the selections belong to the thread that meets the device. The calling thread
+// looks at them when none is (Cache::settle). The device keeps the moving averages of attention weights (MAW) of the
+// window's keys, the host those of all others, each counting what its own processor attends; a call hands over the MAW of
+// the keys that leave the window with it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <unordered_map>
+
+#include "lib/attend/session_core.h"
+#include "lib/call/sequence_state.h"
+
+namespace tandem {
+
+class SessionStates final : public CacheListener {
+ public:
+  explicit SessionStates(SessionCore& core) : core_(core) {}
+
+  SequenceState* find(int64_t id) const;  // null: the session has not seen the sequence
+  // MAW of the window, which the device has the newest of: to where those of other tokens are. Nothing is under way.
+  void fetch_maw(const Sequence& sequence);
+  // Pages for calls of up to q_len queries of the sequence. *n_pages: of the window then.
+  Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
+  // What is under way on the device has failed, which is said once where calls may follow it: they start over. The cache's
+  // mutex is held exclusively.
+  Status meet_fault(void* stream);
+  // What others see of the session is gone. What is under way is not: they wait for it before they look, as ever.
+  void leave();
+  // Jobs end while the cache still tells this session about changes: they read its pages and positions.
+  void forget_all();
+
+  // Following the cache (lib/store/cache_listener.h).
+  Status on_reserve(const Sequence& sequence, int64_t n_tokens, const Watch& watch) override;
+  Status prepare_fork(const Sequence& from, int64_t fork_id) override;
+  Status flush(const Sequence& sequence) override;
+  void quiesce(const Sequence& sequence) override;
+  void on_cut(const Sequence& sequence, size_t layer_idx, int64_t n_tokens) override;
+  void on_erase(const Sequence& sequence, int64_t first, int64_t n_tokens) override;
+  void on_drop(int64_t id) override;
+  bool is_settled() const override;
+  bool has_lost() const override;
+  bool has_open_step() const override { return core_.step.is_planned.load(std::memory_order_relaxed); }
+  void settle() override;
+  void for_rollbacks(const std::function<void(const Rollback&)>& note) const override;
+  void restore_window(const Rollback& rollback) override;
+  void on_settled() override;
+
+  // visit(id, state) of all.
+  template <typename F>
+  void for_all(F visit) const {
+    for (const auto& [id, state] : states_) visit(id, *state);
+  }
+
+ private:
+  SessionCore& core_;
+  std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
+  std::unordered_map<int64_t, std::unique_ptr<SequenceState>> forgotten_;  // it may have memory of the device
+  bool has_left_ = false;                                                  // guarded by the cache's mutex
+  std::atomic<bool> is_leaving_{false};                                    // since then, until nothing is under way
+};
+
+// Rows of [n_q_heads][kDevicePageLen] from or to the MAW of a page's tokens: move(the selector's, the page's, n).
+template <typename F>
+void for_maw_of_page(const SelectState& state, int32_t n_q_heads, TokenRange range, float* page, F move) {
+  for (int32_t h = 0; h < n_q_heads; ++h)
+    move(state.weights(h, range.begin), page + int64_t{h} * kDevicePageLen + range.begin % kDevicePageLen,
+         range.end - range.begin);
+}
+
+// part(range) for the parts of [begin, end) in each page of a window.
+template <typename F>
+Status for_window_pages(TokenRange range, F part) {
+  for (int64_t t = range.begin; t < range.end;) {
+    const int64_t end = std::min(range.end, (t / kDevicePageLen + 1) * kDevicePageLen);
+    TANDEM_TRY(part(TokenRange{t, end}));
+    t = end;
+  }
+  return {};
+}
+
+}  // namespace tandem

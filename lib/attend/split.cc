@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: MIT
+#include "lib/attend/split.h"
+
+#include <algorithm>
+
+#include "lib/routes/trial.h"
+
+namespace tandem {
+
+// The store has keys as they were before they are rotated; a guess is the host's.
+RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
+  const Layer& layer = *shape.layer;
+  const Layer& outside = retrieval_layer(terms.kinds(shape.layer_idx), layer);
+  if (terms.layouts.empty() || layer.rope != nullptr || shape.is_speculative || outside.n_kv_heads == 0) return {};
+  int64_t n_tokens = 0, longest = 0;
+  for (const SequenceShape& sequence : shape.sequences) {
+    const TokenRange tokens = terms.streamed(shape, sequence);
+    n_tokens += tokens.end - tokens.begin;
+    longest = std::max(longest, tokens.end - tokens.begin);
+  }
+  if (n_tokens == 0) return {};
+  if (!terms.routes.is_given() && !is_worth_planning(n_tokens * token_kv_bytes(outside))) return {};
+  RoutesTaken taken;
+  for (size_t r = 0; r < kMostRoutes; ++r) taken.uses[r] = terms.key_routes[r] != nullptr && terms.routes.may_take(r);
+  taken.layout = shorten_pages(layer, terms.layouts[shape.layer_idx], longest);
+  return taken;
+}
+
+namespace {
+
+// What the engine does not know yet: once for a shape of heads and a power of two of queries. longest: of a sequence.
+Status try_unknown_routes(const Call& call, int64_t longest) {
+  Engine& engine = call.cache().engine();
+  const Layer& outside = call.of.outside;
+  if (!engine.profile().knows_bus() || !engine.profile().knows_host(outside, longest)) {
+    call.session.hand_over().drain();
+    TANDEM_TRY(try_routes(engine, call.cache().device_tier(), outside, longest, call.session.routes.buffer_bytes));
+  }
+  return {};
+}
+
+// Of "auto". *moves: by the plan any keys do; routes that get none are taken out of *taken.
+Status plan_call(Call& call, const CallShape& shape, RoutesTaken* taken, bool* moves) {
+  const SessionCore& session = call.session;
+  const SizeTerms terms = session.terms();
+  const Layer& outside = call.of.outside;
+  const int64_t longest = std::min(shape.most_queries, shape.max_q_len());
+  for (const auto& route : session.key_routes)
+    if (route != nullptr) TANDEM_TRY(route->try_out(call.cache(), session.device.get(), call.of.idx));
+  CallPlan& plan = call.scratch.plan;
+  plan.clear(session.bus_ahead(call.of.idx, longest));
+  for (size_t i = 0; i < shape.sequences.size(); ++i) {
+    const TokenRange tokens = terms.streamed(shape, shape.sequences[i]);
+    plan.add(i, std::min(shape.most_queries, shape.sequences[i].q_len), tokens.begin, tokens.end);
+  }
+  plan.make(call.cache().engine().profile(), outside, token_kv_bytes(outside), session.rebuild_terms(call.of.idx, true));
+  *moves = plan.n_streamed() > 0;
+  taken->uses[kPlanRecompute] = taken->uses[kPlanRecompute] && plan.n_rebuilt() > 0;
+  return {};
+}
+
+// What is to be learned of a part. Small parts say nothing.
+void describe_part(const Call& chunk) {
+  HandOverPart& part = chunk.task->part;
+  const CallPlan& split = chunk.scratch.plan;
+  part = {};
+  double key_queries = 0.0;
+  part.n_queries = 1;
+  for (const PlannedKeys& keys : split.keys()) {
+    part.streamed_tokens += keys.cpu_begin - keys.begin;
+    part.host_tokens += keys.end - keys.cpu_begin;
+    part.n_queries = std::max(part.n_queries, keys.n_queries);
+    key_queries += static_cast<double>((keys.end - keys.cpu_begin) * keys.n_queries);
+  }
+  if (layouts_of(chunk.session.key_routes).empty()) return;
+  part.layer = &chunk.of.outside;
+  part.key_bytes = token_kv_bytes(chunk.of.outside);
+  if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
+  part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
+  // Beside streamed keys alone, the CPU's sinks of streaming heads would be taken for a part of the others. Where weights
+  // are counted, the CPU does more than attend.
+  part.tells = !chunk.device().device().bus->has_weights() && (chunk.of.heads == nullptr || part.host_tokens > 0) &&
+               !chunk.of.policy.keeps_maw;
+  part.ahead_bytes = split.ahead().bytes;
+  const RoutePlan& plan = split.plan();
+  part.predicted_ns = plan.total_ns > 0.0 ? std::max(1.0, plan.seen_ns) : 0.0;
+}
+
+// What "auto" streams may become more with the next calls: an eighth is pinned in advance.
+bool pin_moved(Call& chunk) {
+  bool is_pinned = true;
+  for (const PlannedKeys& keys : chunk.scratch.plan.keys()) {
+    if (keys.cpu_begin == keys.begin) continue;
+    const int64_t ahead = chunk.session.routes.is_auto() ? (keys.cpu_begin - keys.begin) / 8 : 0;
+    const Sequence& sequence = *chunk.calls()[keys.call].sequence;
+    is_pinned = chunk.cache().pin(sequence, std::min(keys.cpu_begin + ahead, keys.end)) && is_pinned;
+  }
+  return accept_pins(chunk, is_pinned);
+}
+
+// Pieces of the keys that move, and the order in which they are attended.
+void cut_parts(const Call& chunk) {
+  const RouteOptions& options = chunk.session.routes;
+  const size_t rest = options.is_given() && options.route != kPlanRecompute ? options.route : size_t{kPlanStream};
+  const std::span<const HeadRun> heads = chunk.of.outside_runs.get();
+  std::array<std::vector<KeyPart>, kMostRoutes>& parts = chunk.scratch.parts;
+  for (std::vector<KeyPart>& of_route : parts) of_route.clear();
+  for (size_t i = 0; i < chunk.calls().size(); ++i) {
+    const SequenceCall& of = chunk.calls()[i];
+    const int64_t rebuilt_end = std::max(of.host_begin, of.rebuilt_end);
+    if (of.host_begin < rebuilt_end) parts[kPlanRecompute].push_back({i, heads, {of.host_begin, rebuilt_end}});
+    if (rebuilt_end < of.cpu_begin) parts[rest].push_back({i, heads, {rebuilt_end, of.cpu_begin}});
+  }
+  for (size_t r = 0; r < kMostRoutes; ++r)
+    if (!parts[r].empty()) chunk.session.key_routes[r]->choose(chunk.route_call(), parts[r], chunk.taken.layout);
+  order_launches(chunk.task->n_pieces, &chunk.task->launches);
+  chunk.task->part.n_pieces = std::ssize(chunk.task->launches);
+}
+
+}  // namespace
+
+Status give_streams_up(Call& call, Status why) {
+  call.taken = {};
+  SessionCore& session = call.session;
+  if (!session.routes.is_auto() || !is_for_lack_of_memory(why)) return why;
+  session.refuses_streams = true;
+  (void)session.key_routes[kPlanStream]->give_up(call.cache(), why);
+  return {};
+}
+
+Status take_routes(Call& call, const CallShape& shape) {
+  SessionCore& session = call.session;
+  const SizeTerms terms = session.terms();
+  const bool is_auto = session.routes.is_auto();
+  RoutesTaken possible = possible_routes(terms, shape);
+  call.taken = {};
+  if (!possible.any() || (is_auto && session.refuses_streams)) return {};
+  if (is_auto) {
+    const int64_t longest = std::min(shape.most_queries, shape.max_q_len());
+    if (Status status = try_unknown_routes(call, longest); !status.ok()) return give_streams_up(call, std::move(status));
+    bool moves = false;
+    TANDEM_TRY(plan_call(call, shape, &possible, &moves));
+    if (!moves) return {};
+  }
+  for (size_t r = 0; r < kMostRoutes; ++r) {
+    if (!possible.uses[r]) continue;
+    Status status =
+        session.key_routes[r]->hold({call.device(), call.cache(), terms, shape, call.scratch.shapes, call.calls()});
+    if (status.ok()) continue;
+    if (!is_auto || !is_for_lack_of_memory(status)) return status;
+    if (r == kPlanStream) return give_streams_up(call, std::move(status));
+    (void)session.key_routes[r]->give_up(call.cache(), status);
+    possible.uses[r] = false;
+  }
+  call.taken = possible;
+  return {};
+}
+
+void choose_routes(Call& chunk) {
+  SessionCore& session = chunk.session;
+  HandOverTask& task = *chunk.task;
+  CallPlan& plan = chunk.scratch.plan;
+  const Layer& outside = chunk.of.outside;
+  const int64_t key_bytes = token_kv_bytes(outside);
+  plan.clear(session.bus_ahead(chunk.of.idx, task.shape.max_q_len));
+  for (size_t i = 0; i < chunk.calls().size(); ++i) {
+    const SequenceCall& of = chunk.calls()[i];
+    if (of.host_end > of.host_begin && can_stream(chunk.of.policy, of.q_len > 1))
+      plan.add(i, of.q_len, of.host_begin, of.host_end);
+  }
+  describe_part(chunk);
+  if (plan.keys().empty() || layouts_of(session.key_routes).empty()) return;
+  const Profile& profile = chunk.cache().engine().profile();
+  const bool moves = chunk.taken.any(), plans = moves && session.routes.is_auto();
+  const RebuildTerms rebuild = session.rebuild_terms(chunk.of.idx, chunk.taken.uses[kPlanRecompute]);
+  if (plans)
+    plan.make(profile, outside, key_bytes, rebuild);
+  else
+    plan.give(profile, outside, key_bytes, moves ? session.routes.moved_share : 0.0, rebuild);
+  if (!pin_moved(chunk)) plan.give(profile, outside, key_bytes, 0.0);
+  for (const PlannedKeys& keys : plan.keys()) {
+    chunk.calls()[keys.call].cpu_begin = keys.cpu_begin;
+    chunk.calls()[keys.call].rebuilt_end = keys.rebuilt_end;
+  }
+  describe_part(chunk);
+  HandOverPart& part = task.part;
+  part.keeps_hidden = plans && plan.n_rebuilt() == 0 && session.rebuild_terms(chunk.of.idx, true).may;
+  if (part.streamed_tokens == 0) return;
+  task.bases = chunk.cache().store().bases();
+  cut_parts(chunk);
+  part.streamed_tokens -= plan.n_rebuilt();
+  if (part.x_bytes == 0) return;
+  if (!plan.is_rebuilt_by_bus()) part.bus_tells = false;  // the device makes keys
+  // Hidden states have buffers of their own.
+  part.ahead_bytes = profile.as_keys(outside, rebuild.ahead_keys * outside.x_bytes()) +
+                     (task.n_pieces[kPlanStream] == 0 ? 0 : plan.ahead().bytes);
+}
+
+bool accept_pins(Call& call, bool is_pinned) {
+  if (is_pinned || !call.session.routes.is_auto()) return true;
+  call.session.refuses_streams = true;
+  call.taken = {};
+  call.cache().engine().log(TANDEM_LOG_WARNING, "the device refuses to pin the host store: the CPU attends all of it");
+  return false;
+}
+
+void wait_for_sent_rows(const Call& chunk) {
+  HandOver& hand_over = chunk.session.hand_over();
+  for (const SequenceCall& of : chunk.calls())
+    if (of.streams()) hand_over.wait_for_rows(of.sequence->id, chunk.args.layer_idx, of.cpu_begin);
+}
+
+}  // namespace tandem

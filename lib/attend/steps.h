@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// Steps: the same number of tokens appended in every layer, or in none.
+//
+// Of device tensors a step is planned: all that it needs on the host's side is done when the step begins, so that what
+// remains is three kernels a layer, whether called one by one or replayed as a graph.
+//
+//   begin    of every layer: keys, rows, jobs; descriptors of all layers in one copy; lengths; all tasks posted, in order
+//   attend   launches the kernels of the next layer, on descriptors whose place never changes
+//   end      leaves a mark on the stream: a layer that has not come by then will not come (lib/device/hand_over.cc)
+#pragma once
+
+#include <span>
+
+#include "lib/attend/device_lane.h"
+
+namespace tandem {
+
+class Steps {
+ public:
+  Steps(SessionCore& core, DeviceLane& lane) : core_(core), lane_(lane) {}
+
+  // q_lens: [sequences.size()]. stream: null where the step is not planned.
+  Status begin(std::span<const int64_t> sequences, const int64_t* q_lens, void* stream);
+  Status end(void* stream);
+
+ private:
+  Status find_sequences(std::span<const int64_t> sequences, const int64_t* q_lens, std::vector<Sequence*>* found,
+                        std::vector<OpenStep::Sequence>* step);
+  Status plan(void* stream);
+  Status check_plan(void* stream) const;
+  Status reserve(void* stream);
+  Status plan_layer(Call& call, DeviceSequence* to, DeviceSequence* streaming, int64_t* tables, int64_t* n_entries);
+  Status end_plan(void* stream);
+  // The first layer of a sequence that got another number of tokens than the step declared.
+  struct Missing {
+    bool any = false;
+    int64_t sequence = 0;
+    size_t layer_idx = 0;
+    int64_t n_got = 0, n_declared = 0;
+  };
+  Missing find_missing(const std::vector<OpenStep::Sequence>& sequences) const;
+  void take_back(const std::vector<OpenStep::Sequence>& ended);
+
+  SessionCore& core_;
+  DeviceLane& lane_;
+};
+
+}  // namespace tandem

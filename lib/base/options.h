@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+// Structs that cross the ABI, copied in and out by the rule of struct_size.
+//
+// A caller built against an older header passes a smaller struct: the members it lacks get their defaults. One built
+// against a newer header passes a larger struct: that is accepted when the part unknown here is zero, so nothing it
+// asks for is dropped in silence. No struct is smaller than in the version that introduced it.
+//
+// When a struct grows, its tandem_*_init() gets a new symbol version, so that programs built before it keep the function
+// that fills in no more than they have.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "lib/base/abi_layout.h"
+#include "lib/base/caller_pointer.h"
+#include "lib/base/status.h"
+
+namespace tandem {
+
+inline constexpr uint32_t kMaxStructBytes = 4096;
+
+// What the ABI says of a struct: its size in the version that introduced it, and its defaults now.
+template <typename T>
+struct AbiStruct;
+
+#define TANDEM_ABI_STRUCT(type, init, first_bytes)                    \
+  template <>                                                         \
+  struct AbiStruct<type> {                                            \
+    static constexpr const char* kName = #type;                       \
+    static constexpr uint32_t kFirstBytes = first_bytes;              \
+    static constexpr type defaults() { return init; }                 \
+  };                                                                  \
+  static_assert(sizeof(void*) != 8 || sizeof(type) >= (first_bytes)); \
+  static_assert(sizeof(void*) != 8 || TANDEM_VERSION_MINOR > 2 || sizeof(type) == (first_bytes));
+
+#define TANDEM_TENSOR_INIT_                               \
+  {                                                       \
+    sizeof(tandem_tensor), 0, 0, 0, nullptr, 0, 0, {}, {} \
+  }
+TANDEM_ABI_STRUCT(tandem_tensor, TANDEM_TENSOR_INIT_, 96)
+TANDEM_ABI_DEFAULTS(TANDEM_ABI_STRUCT)
+#undef TANDEM_TENSOR_INIT_
+#undef TANDEM_ABI_STRUCT
+
+// Untyped forms. `prefix` goes before "struct_size" in messages: "", "q.", "layers[3].". Without its dot it names the struct
+// itself, "" being "options". known holds the defaults of a
+// struct of known_bytes.
+struct StructSizes {
+  const char* type_name;
+  uint32_t first_bytes;
+  uint32_t known_bytes;
+  uint32_t alignment;
+};
+Status check_struct_size(const void* data, const std::string& prefix, const StructSizes& sizes, uint32_t* struct_size);
+Status copy_struct_in(const void* from, const std::string& prefix, const StructSizes& sizes, void* known);
+void copy_struct_out(const void* known, uint32_t known_bytes, void* to);
+
+template <typename T>
+constexpr StructSizes struct_sizes() {
+  const uint32_t first = sizeof(void*) == 8 ? AbiStruct<T>::kFirstBytes : static_cast<uint32_t>(sizeof(T));
+  return {AbiStruct<T>::kName, first, static_cast<uint32_t>(sizeof(T)), alignof(T)};
+}
+
+Status check_reserved(const char* field, int64_t value);  // 0
+
+// *to is the caller's struct in this version's size; from must not be null.
+template <typename T>
+Status copy_in(const void* from, const char* prefix, T* to) {
+  *to = AbiStruct<T>::defaults();
+  return copy_struct_in(from, prefix, struct_sizes<T>(), to);
+}
+
+// The same, null meaning all defaults.
+template <typename T>
+Status copy_in_or_default(const T* from, const char* prefix, T* to) {
+  *to = AbiStruct<T>::defaults();
+  return from == nullptr ? Status() : copy_struct_in(from, prefix, struct_sizes<T>(), to);
+}
+
+// A struct that the library fills in: checked before anything is done, written at the end. struct_size stays as it is.
+template <typename T>
+Status check_out(const T* to, const char* parameter) {
+  TANDEM_TRY(require(to, parameter));
+  T current;
+  TANDEM_TRY(copy_in<T>(to, "", &current));
+  return check_reserved("reserved", current.reserved);
+}
+template <typename T>
+void copy_out(const T& known, T* to) {
+  copy_struct_out(&known, sizeof(T), to);
+}
+
+// What the core does not look at itself: reserved members, empty strings, sizes that no machine has.
+Status check_engine_options(const tandem_engine_options& options);
+Status check_session_options(const tandem_session_options& options);
+
+}  // namespace tandem

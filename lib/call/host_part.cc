@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: MIT
+#include "lib/call/host_part.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+
+#include "lib/machine/placement.h"
+#include "lib/store/cache.h"
+
+namespace tandem {
+namespace {
+
+// A single query sees every key that was chosen for it.
+bool is_host_masked(const Layer& layer, const SequenceCall& call) {
+  return call.q_len > 1 && (layer.sliding_window > 0 || call.host_end > call.first_query);
+}
+
+// The runs of the tokens that a KV head has selected. The view goes as far as these tokens.
+struct SelectedRuns {
+  const StoreView stored;
+  const Layer& layer;
+  int32_t layer_idx, kv_head;
+
+  void add(const SelectedTokens& selected, std::vector<KvRun>* runs) const {
+    const bool by_position = layer.rope != nullptr && !stored.positions.empty();
+    if (!selected.copies.empty() && !by_position)
+      add_copied(selected, runs);
+    else
+      add_stored(selected.tokens, by_position, runs);
+  }
+  void add_copied(const SelectedTokens& selected, std::vector<KvRun>* runs) const {
+    const PlaneBytes bytes = plane_bytes(layer);
+    const int64_t n_tokens = std::ssize(selected.tokens);
+    for (const CopiedRows& block : selected.copies) {
+      if (block.first >= n_tokens) break;
+      KvRun run;
+      point_run(block.row(bytes, block.first), layer, &run);
+      run.n_tokens = std::min(block.n_rows, n_tokens - block.first);
+      run.token_idx = -1;
+      run.positions = selected.tokens.data() + block.first;
+      runs->push_back(run);
+    }
+  }
+  void add_stored(std::span<const int32_t> tokens, bool by_position, std::vector<KvRun>* runs) const {
+    const int32_t* const token_idx = tokens.data();
+    const int64_t n_tokens = std::ssize(tokens);
+    for (int64_t i = 0; i < n_tokens;) {
+      const int64_t token = token_idx[i], slot = token % stored.page_len;
+      int64_t n = 1;
+      while (i + n < n_tokens && token_idx[i + n] == token + n && slot + n < stored.page_len) ++n;
+      KvRun run;
+      point_run(stored.layers[layer_idx].rows(stored.run_at(token, token + 1), kv_head), layer, &run);
+      run.n_tokens = n;
+      run.token_idx = -1;
+      run.first_position = token;
+      if (by_position) run.positions = stored.positions.data() + token;
+      runs->push_back(run);
+      i += n;
+    }
+  }
+};
+
+}  // namespace
+
+void HostPart::begin(const Facts& facts, const HostSlot& slot) {
+  facts_ = facts;
+  slot_ = slot;
+  calls_ = {};
+  rows_.clear();
+  runs_.clear();
+  jobs_.clear();
+  first_runs_.clear();
+  late_jobs_.clear();
+  merges_.clear();
+  selected_kv_bytes_ = 0;
+}
+
+void HostPart::lay_out(std::span<SequenceCall> calls) {
+  calls_ = calls;
+  if (facts_.keeps_maw) observed_.states.reserve(calls.size());
+  const size_t n_heads = calls.size() * static_cast<size_t>(facts_.layer->n_kv_heads);
+  jobs_.reserve(2 * n_heads);
+  merges_.reserve(n_heads);
+  states_.resize(4 * n_heads);
+  for (SequenceCall& call : calls) {
+    if (is_on_device()) point_to_slot(&call);
+    if (!is_on_device())
+      lay_out_window(call);
+    else if (call.has_cpu_part())
+      lay_out_for_device(call);
+  }
+  finish_runs();
+}
+
+// Rows are those of the ticket: queries that it brings, states that the device takes. The final lse come where the states'
+// were.
+void HostPart::point_to_slot(SequenceCall* call) const {
+  const auto floats = [&](int64_t at, int64_t n) {
+    return reinterpret_cast<float*>(slot_.data + at) + call->first_row * facts_.layer->n_q_heads * n;
+  };
+  call->q = floats(slot_.exchange.q_at, facts_.layer->k_head_dim);
+  call->host_o = floats(slot_.exchange.o_at, facts_.layer->v_head_dim);
+  call->lse = call->host_lse = floats(slot_.exchange.lse_at, 1);
+}
+
+// Window and host part of a call whose tensors are in host memory.
+void HostPart::lay_out_window(const SequenceCall& call) {
+  const Layer& layer = *facts_.layer;
+  tokens_.clear();
+  host_tokens_.clear();
+  find_streaming_tokens(call);
+  find_tokens(call, {call.first_job_key, call.length}, &tokens_);
+  if (call.has_host) find_tokens(call, {call.host_begin, call.host_end}, &host_tokens_);
+  const int64_t n_logits = layer.group_size * call.q_len * (call.length - call.resident_begin);
+  for (int32_t h = 0; h < layer.n_kv_heads; ++h) {
+    AttendJob& window = add_job(call, h, call.o, call.lse);
+    if (call.q_len > 1 || call.visibility.tree_words > 0)
+      window.visibility = streams(h) ? &call.streaming_heads.visibility : &call.visibility;
+    if (call.logits != nullptr) window.logits = call.logits + h * n_logits;
+    add_runs(call, streams(h) ? streaming_tokens_ : tokens_, h);
+    if (call.has_host) {
+      AttendJob& host = add_job(call, h, call.host_o, call.host_lse);
+      if (is_host_masked(layer, call)) host.visibility = &call.visibility;
+      add_runs(call, host_tokens_, h);
+      if (call.selected) late_jobs_.push_back({jobs_.size() - 1, call_idx_of(call), h});
+    }
+    if (call.has_host || layer.sinks != nullptr) add_merge(call, h);
+  }
+}
+
+// What the window of a call on device tensors does not have.
+void HostPart::lay_out_for_device(const SequenceCall& call) {
+  tokens_.clear();
+  host_tokens_.clear();
+  find_streaming_tokens(call);
+  find_tokens(call, {call.cpu_begin, call.host_end}, &host_tokens_);
+  if (call.selected) find_tokens(call, {call.first_found(), call.resident_begin}, &tokens_);
+  if (facts_.is_speculative) find_tokens(call, {call.first_query, call.length}, &tokens_);
+  for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) {
+    AttendJob& job = add_job(call, h, call.host_o, call.host_lse);
+    if (streams(h) && call.q_len > 1 && call.streaming_heads.keys.sink_end > call.first_query)
+      job.visibility = &call.streaming_heads.visibility;
+    if (!streams(h) && (facts_.is_speculative || is_host_masked(*facts_.layer, call))) job.visibility = &call.visibility;
+    add_runs(call, streams(h) ? streaming_tokens_ : host_tokens_, h);
+    add_runs(call, tokens_, h);
+    if (call.selected) late_jobs_.push_back({jobs_.size() - 1, call_idx_of(call), h});
+  }
+}
+
+// Its runs are those that are added before the next job is.
+AttendJob& HostPart::add_job(const SequenceCall& call, int32_t kv_head, float* o, float* lse) {
+  const Layer& layer = *facts_.layer;
+  const int64_t n_rows = call.q_len * layer.group_size;
+  AttendJob job;
+  job.layer = &layer;
+  job.n_rows = static_cast<int32_t>(n_rows);
+  job.q_is_bf16 = facts_.q_is_bf16 && layer.rope == nullptr && layer.k_rotation == TANDEM_ROTATION_NONE;
+  job.node = node_of_head(kv_head, layer.n_kv_heads, n_nodes(facts_.cache->engine().cpu()));
+  job.q = call.q + kv_head * n_rows * layer.k_head_dim;
+  job.o = o + kv_head * n_rows * layer.v_head_dim;
+  job.lse = lse + kv_head * n_rows;
+  first_runs_.push_back(runs_.size());
+  return jobs_.emplace_back(job);
+}
+
+// Adds where contiguous keys are, which is the same for every KV head. The tokens of a tree have positions of their own: a
+// run ends where they begin.
+void HostPart::find_tokens(const SequenceCall& call, TokenRange tokens, std::vector<TokenRun>* found) const {
+  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
+  for (int64_t t = tokens.begin; t < tokens.end; t += found->back().n) {
+    const int64_t end = tree && t < call.first_query ? std::min(call.first_query, tokens.end) : tokens.end;
+    found->push_back(key_tokens(*facts_.cache, *call.sequence, {t, end}, facts_.layer_idx));
+  }
+}
+
+// Of a streaming head: on the host all that it sees, for a device what the window does not have.
+void HostPart::find_streaming_tokens(const SequenceCall& call) {
+  streaming_tokens_.clear();
+  if (facts_.heads == nullptr) return;
+  const SinksAndNewest& keys = call.streaming_heads.keys;
+  find_tokens(call, {0, keys.sink_end}, &streaming_tokens_);
+  if (!is_on_device()) find_tokens(call, {keys.newest_begin, call.length}, &streaming_tokens_);
+}
+
+void HostPart::add_runs(const SequenceCall& call, const std::vector<TokenRun>& found, int32_t kv_head) {
+  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
+  for (const TokenRun& at : found) {
+    runs_.push_back(keys_of(*facts_.cache, *call.sequence, at, facts_.layer_idx, kv_head));
+    if (tree && at.token >= call.first_query) runs_.back().positions = call.tree_positions + (at.token - call.first_query);
+  }
+}
+
+// Of the job that was added last, and of the window's before it where the call has both.
+void HostPart::add_merge(const SequenceCall& call, int32_t kv_head) {
+  const Layer& layer = *facts_.layer;
+  const int64_t n_rows = call.q_len * layer.group_size, first = kv_head * n_rows;
+  const float** states = states_.data() + 4 * merges_.size();
+  states[0] = call.o + first * layer.v_head_dim;
+  states[2] = call.lse + first;
+  if (call.has_host) {
+    states[1] = call.host_o + first * layer.v_head_dim;
+    states[3] = call.host_lse + first;
+  }
+  MergeJob merge;
+  merge.n_states = call.has_host ? 2 : 1;
+  merge.n_rows = n_rows;
+  merge.head_dim = layer.v_head_dim;
+  merge.o = states;
+  merge.lse = states + 2;
+  if (layer.sinks != nullptr) merge.sinks = layer.sinks + int64_t{kv_head} * layer.group_size;
+  merge.sink_period = layer.group_size;
+  merge.o_out = call.o + first * layer.v_head_dim;
+  merge.lse_out = call.lse + first;
+  merges_.push_back(merge);
+}
+
+// The vector of runs has grown to its end, so jobs may point there.
+void HostPart::finish_runs() {
+  for (size_t j = 0; j < jobs_.size(); ++j) {
+    AttendJob& job = jobs_[j];
+    const size_t end = j + 1 < jobs_.size() ? first_runs_[j + 1] : runs_.size();
+    job.runs = runs_.data() + first_runs_[j];
+    job.n_runs = static_cast<int32_t>(end - first_runs_[j]);
+    job.n_keys = 0;
+    job.runs_are_keys = job.n_runs > 0;
+    for (int32_t r = 0; r < job.n_runs; ++r) {
+      job.n_keys += job.runs[r].n_tokens;
+      job.runs_are_keys = job.runs_are_keys && job.runs[r].n_tokens == 1;
+    }
+  }
+}
+
+void HostPart::add_rows(const SequenceCall& call) {
+  constexpr int64_t kMostRows = 32;  // of a copy, as all of a ticket's may be side by side and workers share the copies
+  const StoreView view = facts_.cache->view(*call.sequence);
+  for (int64_t t = call.first_query; t < call.length; t += rows_.back().to.n)
+    rows_.push_back({view.run_at(t, std::min(t + kMostRows, call.length)), call.first_row + t - call.first_query});
+}
+
+LateCall& HostPart::keep_late(size_t call, bool keeps_pages) {
+  if (late_.size() < calls_.size()) late_.resize(calls_.size());
+  LateCall& late = late_[call];
+  late.keys.length = 0;
+  if (!keeps_pages) return late;
+  if (call == 0 || bases_.size() != facts_.cache->store().bases().size()) bases_ = facts_.cache->store().bases();
+  late.pages = calls_[call].sequence->pages;
+  if (facts_.layer->rope != nullptr) late.positions = calls_[call].sequence->positions;
+  return late;
+}
+
+namespace {
+
+constexpr int64_t kWorthSpreading = 65536;  // bytes
+
+// What workers take of a ticket's rows: of each copy so many ranges of heads; of the planes of the layer the first has all.
+struct RowShares {
+  const std::vector<RowCopy>& rows;
+  const LayerPlanes& planes;
+  const HostSlot& slot;
+  int64_t bytes = 0, n_of_copy = 1;
+
+  RowShares(const std::vector<RowCopy>& of, const LayerPlanes& layer, const HostSlot& from)
+      : rows(of), planes(layer), slot(from) {
+    for (const RowCopy& copy : rows)
+      bytes += copy.to.n * (planes.token_bytes(Scope::kHead) + planes.token_bytes(Scope::kLayer));
+    n_of_copy = std::clamp<int64_t>(bytes / std::max<int64_t>(1, std::ssize(rows)) / kWorthSpreading, 1, planes.heads().n);
+  }
+  int64_t n() const { return n_of_copy * std::ssize(rows); }
+
+  void take(int64_t idx) const {
+    const auto& [to, in_slot] = rows[static_cast<size_t>(idx / n_of_copy)];
+    const int64_t share = idx % n_of_copy, n_heads = planes.heads().n;
+    for (int32_t p = 0; p < kStoredPlanes; ++p) {
+      const StoredPlane& plane = planes.planes[p];
+      const bool is_whole = plane.scope == Scope::kLayer;
+      const std::byte* const from = slot.data + (is_whole ? slot.exchange.x_at : slot.exchange.rows_at[p]);
+      const int64_t end = is_whole ? 1 : (share + 1) * n_heads / n_of_copy;
+      for (int64_t h = is_whole ? share : share * n_heads / n_of_copy; h < end && plane.row_bytes > 0; ++h)
+        std::memcpy(plane.row(to, h), from + (h * slot.exchange.n_rows + in_slot) * plane.row_bytes,
+                    static_cast<size_t>(to.n * plane.row_bytes));
+    }
+  }
+};
+
+}  // namespace
+
+int64_t HostPart::take_rows() {
+  const Backend& cpu = facts_.cache->engine().cpu();
+  RowShares shares(rows_, facts_.cache->store().planes(facts_.layer_idx), slot_);
+  const auto take_share = [](void* all, int64_t idx, int32_t) { static_cast<const RowShares*>(all)->take(idx); };
+  if (shares.bytes >= kWorthSpreading)
+    cpu.table->run(cpu.self, shares.n(), take_share, &shares);
+  else
+    for (int64_t i = 0; i < shares.n(); ++i) shares.take(i);
+  return shares.bytes;
+}
+
+// Selections are brought up to date. Then the jobs get their runs again, with those of the selected keys.
+void HostPart::choose() {
+  for (size_t i = 0; i < calls_.size(); ++i)
+    calls_[i].state->selection->select(calls_[i], is_on_device() ? &late_[i] : nullptr);
+  if (late_jobs_.empty()) return;
+  const PageStore& store = facts_.cache->store();
+  late_runs_.clear();
+  auto late = late_jobs_.begin();
+  for (size_t j = 0; j < jobs_.size(); ++j) {
+    first_runs_[j] = late_runs_.size();
+    late_runs_.insert(late_runs_.end(), jobs_[j].runs, jobs_[j].runs + jobs_[j].n_runs);
+    if (late == late_jobs_.end() || late->job != j) continue;
+    const SequenceCall& call = calls_[late->call];
+    const StoreView stored = is_on_device() ? store.view(late_[late->call].pages, late_[late->call].positions, bases_)
+                                            : facts_.cache->view(*call.sequence);
+    const SelectedTokens selected = call.state->selection->selected(late->kv_head);
+    SelectedRuns{stored, *facts_.layer, facts_.layer_idx, late->kv_head}.add(selected, &late_runs_);
+    selected_kv_bytes_ += std::ssize(selected.tokens) * plane_bytes(*facts_.layer).total();
+    ++late;
+  }
+  runs_.swap(late_runs_);
+  finish_runs();
+}
+
+void HostPart::observe() {
+  const std::span<LateCall> late = is_on_device() ? std::span(late_).first(calls_.size()) : std::span<LateCall>();
+  facts_.selector->observe({calls_, late, is_on_device() ? &slot_ : nullptr, facts_.is_speculative, &observed_});
+}
+
+Status HostPart::attend(const Watch* watch) {
+  if (jobs_.empty()) return {};
+  const Backend& cpu = facts_.cache->engine().cpu();
+  const auto n_jobs = static_cast<int32_t>(jobs_.size());
+  TANDEM_TRY(watch != nullptr ? cpu.table->attend_watched(cpu.self, jobs_.data(), n_jobs, *watch)
+                              : cpu.table->attend(cpu.self, jobs_.data(), n_jobs));
+  if (merges_.empty()) return {};
+  return cpu.table->merge_watched(cpu.self, merges_.data(), static_cast<int32_t>(merges_.size()),
+                                  watch != nullptr ? *watch : Watch{});
+}
+
+void HostPart::lose() {
+  for (const AttendJob& job : jobs_) {
+    std::fill_n(job.o, int64_t{job.n_rows} * job.layer->v_head_dim, NAN);
+    std::fill_n(job.lse, job.n_rows, NAN);
+  }
+}
+
+}  // namespace tandem

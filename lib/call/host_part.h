@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// The host part of an attend call: everything that the host does for it once its queries are there. Where tensors are in
+// host memory the calling thread runs it. Where they are in device memory each chunk of the call has a host part, and the
+// thread that meets the device runs it when the chunk's ticket has arrived (lib/device/hand_over.h).
+//
+// clang-format off
+//   lay out    the calling thread says what is attended: jobs with addresses, and the runs of all keys that are known by then
+//   take rows  new rows go from the ticket's slot to the store
+//   choose     selected keys join the jobs: nobody knows what is selected before the queries are there
+//   attend     the jobs; then states over different keys are merged, where the host has both
+//   observe    the selectors learn from the call: weights and queries go to what they know of the sequences
+// clang-format on
+//
+// From lay out on a host part holds addresses, and copies of what later calls change. So it takes no lock of the cache's.
+// Only choose() and observe() may ask for memory after that.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/call/sequence_call.h"
+#include "lib/store/row_cursor.h"
+#include "lib/tables/backend.h"
+#include "lib/tables/device.h"
+
+namespace tandem {
+
+// Rows of a slot, from in_slot on, in every plane.
+struct RowCopy {
+  TokenRun to;
+  int64_t in_slot = 0;
+};
+
+class HostPart {
+ public:
+  // Of the call.
+  struct Facts {
+    const Cache* cache = nullptr;
+    const Layer* layer = nullptr;
+    const HeadKinds* heads = nullptr;  // null: the layer has no streaming heads
+    int32_t layer_idx = 0;
+    Selector* selector = nullptr;
+    bool selects = false;    // the policy selects keys head by head
+    bool keeps_maw = false;  // the selector learns of each call
+    bool is_speculative = false;
+    bool q_is_bf16 = false;  // the caller's queries are exact in bf16
+  };
+
+  // Forgets the call before, and keeps its memory.
+  void begin(const Facts& facts, const HostSlot& slot);
+  // The cache's mutex is held. calls: stay where they are; their addresses (q, o, ...) are set, but for a slot's.
+  void lay_out(std::span<SequenceCall> calls);
+  void add_rows(const SequenceCall& call);  // its new ones, which the slot has
+  // What the ticket needs of a call that is laid out, to be filled; with keeps_pages its page table is copied already.
+  LateCall& keep_late(size_t call, bool keeps_pages);
+  bool has_jobs() const { return !jobs_.empty(); }
+  bool has_rows() const { return !rows_.empty(); }
+  bool selects() const { return facts_.selects && !calls_.empty(); }  // choose() has keys to add
+  // On a device: observe() comes when the device has observed.
+  bool observes() const { return slot_.data != nullptr && facts_.keeps_maw && !calls_.empty(); }
+
+  int64_t take_rows();  // returns how many bytes these have
+  // May throw bad_alloc. Tensors in host memory: the cache's mutex is held, shared.
+  void choose();
+  Status attend(const Watch* watch);  // null: nobody watches
+  void lose();                        // the states of what was not attended become NaN
+  void observe();                     // may throw bad_alloc
+
+  int64_t selected_kv_bytes() const { return selected_kv_bytes_; }  // of the keys that choose() added
+
+ private:
+  bool is_on_device() const { return slot_.data != nullptr; }
+  bool streams(int32_t kv_head) const { return facts_.heads != nullptr && facts_.heads->streams(kv_head); }
+  void point_to_slot(SequenceCall* call) const;
+  void lay_out_window(const SequenceCall& call);
+  void lay_out_for_device(const SequenceCall& call);
+  AttendJob& add_job(const SequenceCall& call, int32_t kv_head, float* o, float* lse);
+  void find_tokens(const SequenceCall& call, TokenRange tokens, std::vector<TokenRun>* found) const;
+  void find_streaming_tokens(const SequenceCall& call);
+  void add_runs(const SequenceCall& call, const std::vector<TokenRun>& found, int32_t kv_head);
+  void add_merge(const SequenceCall& call, int32_t kv_head);
+  void finish_runs();
+  size_t call_idx_of(const SequenceCall& call) const { return static_cast<size_t>(&call - calls_.data()); }
+
+  Facts facts_;
+  HostSlot slot_;
+  std::span<SequenceCall> calls_;
+  std::vector<RowCopy> rows_;
+  std::vector<TokenRun> tokens_, host_tokens_, streaming_tokens_;  // of the call that is laid out
+  std::vector<KvRun> runs_, late_runs_;
+  std::vector<AttendJob> jobs_;
+  std::vector<size_t> first_runs_;  // [n_jobs] index into runs_
+  struct LateJob {                  // gets what a KV head of a call has selected
+    size_t job, call;
+    int32_t kv_head;
+  };
+  std::vector<LateJob> late_jobs_;
+  std::vector<MergeJob> merges_;
+  std::vector<const float*> states_;  // o and lse pointers of the merges, two of each per job
+  std::vector<LateCall> late_;        // [n_calls] or more
+  std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
+  ObserveScratch observed_;
+  int64_t selected_kv_bytes_ = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// The memory that calls need of a session's device. The memory plan and the calls ask the same functions.
+//
+// A Reservation has named counts, and areas in bytes. Within a chunk the reserve functions add to it. Between chunks, layers
+// and calls include() takes the larger, since they follow each other. DeviceSession::hold() allocates the memory.
+//
+//   what                               whose reserve function           defined in
+//   windows, slots, descriptors        reserve_ticket(), reserve_step() lib/device/device_session.cc
+//   speculative queries                reserve_guess()                  lib/attend/guess.cc
+//   pieces of the routes               KeyRoute::reserve()              lib/routes/
+//   chunks of long appends             reserve_long()                   lib/routes/prefill_size.cc
+#pragma once
+
+#include "lib/call/call_shape.h"
+
+namespace tandem {
+
+struct PrefillSize;
+
+struct Reservation {
+  int64_t window_pages = 0;                                        // of all sequences
+  int64_t slot_rows = 0;                                           // tokens that a ticket's slot has room for
+  int64_t n_evicted = 0;                                           // tokens whose MAW a slot has room for
+  int64_t descriptor_bytes = 0;                                    // DeviceSequences and page tables of an eager call
+  int64_t step_sequences = 0, step_described = 0, step_pages = 0;  // of a planned step; descriptors of a sequence and layer
+  int64_t has_part_states = 0;                                     // 1: states of keys that come in pieces have room too
+  int64_t prefill_bytes = 0;                                       // area of long appends
+  int64_t workspace_bytes = 0;                                     // of the device's module
+
+  void add_descriptors(int64_t n_sequences, int64_t n_table_entries);
+  void include(const Reservation& other);
+  bool operator==(const Reservation& other) const = default;
+};
+// Of attend() for calls of up to q_len queries in each of n_sequences sequences.
+int64_t workspace_bytes(const Device& device, const Layer& layer, int64_t n_sequences, int64_t q_len);
+int64_t power_of_two(int64_t n);  // the least that is not less
+
+void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
+void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
+void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
+void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs);
+
+}  // namespace tandem

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// What has gone wrong on a session's device. Of a device that is lost it is for good. A step that was not done as planned,
+// and a lack of memory on the host, are got over.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "lib/base/status.h"
+
+namespace tandem {
+
+class DeviceFault {
+ public:
+  static constexpr int32_t kOfStep = TANDEM_ERROR_INVALID_STATE;  // faults that nothing else has
+
+  bool any() const { return faulted_.load(std::memory_order_acquire); }
+  bool can_start_over() const { return can_start_over_.load(std::memory_order_acquire); }  // the device is well
+  bool is_of_step() const { return can_start_over() && code_ == kOfStep; }
+  bool is_hopeless() const { return any() && !can_start_over(); }
+  void set(int32_t code, int64_t underlying, const char* text);  // unless one is known already that is not got over
+  void clear();
+  Status status() const;  // ok where there is none
+
+ private:
+  std::atomic<bool> faulted_{false}, can_start_over_{false};
+  std::atomic<int32_t> code_{TANDEM_OK};
+  mutable std::mutex mutex_;
+  int64_t underlying_ = 0;  // guarded by the mutex, as what follows
+  char text_[256] = "";
+};
+
+}  // namespace tandem

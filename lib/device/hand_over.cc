@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: MIT
+#include "lib/device/hand_over.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <system_error>
+
+#include "lib/base/fp_modes.h"
+#include "lib/base/process_end.h"
+#include "lib/base/signals.h"
+#include "lib/base/trace.h"
+#include "lib/tables/lost_tickets.h"
+
+namespace tandem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A step's next ticket comes within tens of microseconds. Where it does not, other threads may have better use of the CPU:
+// those of other sessions are kept on the same few. What takes longer still is a device busy with other things: the thread
+// then naps, and looks whether the device is still there.
+constexpr std::chrono::microseconds kEager(100), kSpin(2000), kNap(50), kBetweenChecks(20'000);
+constexpr int kPausesPerLook = 32;
+
+constexpr char kNoSelection[] = "no memory for a refresh of the selections";
+
+void pause_once() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void pause(Clock::duration waited) {
+  if (waited > kEager) std::this_thread::yield();
+  for (int i = 0; i < kPausesPerLook; ++i) pause_once();
+}
+
+}  // namespace
+
+Status HandOver::create(const Device& device, const Backend& cpu, int64_t n_tasks, const Counters& counters,
+                        std::unique_ptr<HandOver>* hand_over) {
+  std::unique_ptr<HandOver> made(new HandOver(device, cpu, n_tasks, counters));
+  const SignalsBlocked blocked;
+  int error = 0;
+  try {
+    made->thread_ = std::thread([h = made.get()] {
+      h->loop();
+      if (h->end_ != nullptr) h->end_(h->end_context_);  // the last of it
+    });
+  } catch (const std::system_error& e) {
+    error = e.code().value();
+  }
+  if (error != 0)
+    return fail_system(TANDEM_ERROR_SYSTEM, error, "", "the thread that meets the device could not be started");
+  *hand_over = std::move(made);
+  return {};
+}
+
+void HandOver::stop() {
+  drain();
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_posted_.notify_all();
+  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
+  if (thread_.joinable()) thread_.join();
+}
+
+void HandOver::retire(void (*end)(void* context), void* context) {
+  std::lock_guard lock(mutex_);
+  end_ = end;
+  end_context_ = context;
+  retires_.store(true, std::memory_order_release);
+  changed_posted_.notify_all();  // with the mutex held: without it this may be gone
+}
+
+void HandOver::restart(ExchangeFlags* flags) {
+  std::lock_guard lock(mutex_);
+  if (flags_ != nullptr) flags->ended = flags_->ended;  // steps are counted on
+  flags_ = flags;
+  learner_.forget_merged();
+  restart_locked();
+}
+
+void HandOver::start_over() {
+  std::lock_guard lock(mutex_);
+  for (uint64_t* count : {&flags_->arrived, &flags_->answered, &flags_->observed}) std::atomic_ref(*count).store(0);
+  std::atomic_ref(flags_->fault).store(0);
+  restart_locked();
+  fault_.clear();
+}
+
+Status HandOver::fault() {
+  if (flags_ != nullptr) check_flags();
+  return fault_.status();
+}
+
+double HandOver::bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const {
+  std::lock_guard lock(mutex_);
+  return learner_.bus_ahead_ns(layer_idx, n_queries);
+}
+
+TaskSums HandOver::sums() const {
+  std::lock_guard lock(mutex_);
+  return learner_.sums();
+}
+
+// ---- the thread --------------------------------------------------------------------------------------------------------
+
+void HandOver::loop() {
+  const DefaultFpModes modes;  // a thread starts with those of the thread that made it
+  pthread_setname_np(pthread_self(), "tandem-device");
+  cpu_.table->keep_clear(cpu_.self);
+  while (wait_for_post()) {
+    HandOverTask& task = first_task();
+    const AtWork at_work;
+    if (at_work.may_begin()) {
+      meet(task);
+    } else {
+      lose(&task);
+      finish(task, {}, 0);
+    }
+  }
+}
+
+void HandOver::meet(HandOverTask& task) {
+  TaskTimes times;
+  times.stream.sent = task.sent;
+  const bool has_arrived = !fault_.is_of_step() && wait_for_arrival(task, &times.stream);
+  bool is_lost = !has_arrived || can_start_over();
+  const TraceRange range("answer", task.shape.layer_idx, "host");
+  HostPart& part = task.scratch.host;
+  times.has_host = !is_lost && part.has_jobs();
+  times.has_arrived = !is_lost;
+  times.stream.look();  // what is there by now was there before
+  times.begin = Clock::now();
+  const int64_t staged_bytes = is_lost ? 0 : part.take_rows();
+  if (!is_lost && part.selects()) while_busy(kNoSelection, [&] { part.choose(); });
+  if (times.has_host) attend(part, &times.stream);
+  times.host_end = Clock::now();
+  answer(task);
+  if (has_arrived && part.observes()) {
+    const bool is_observed = wait_for_observation(task);
+    if (is_observed && !can_start_over())
+      while_busy(kNoSelection, [&] { part.observe(); });
+    else if (!is_observed && !can_start_over() && !task.is_cut)
+      task.is_unseen = true, note_lost();
+    answer(task);
+  }
+  is_lost = is_lost || can_start_over();
+  if (times.stream.is_awaited()) wait_for_stream(task, &times.stream);
+  if (is_lost) {
+    times.stream = {};
+    times.has_arrived = false;
+    lose(&task);
+  }
+  finish(task, times, staged_bytes);
+}
+
+void HandOver::lose(HandOverTask* task) {
+  task->is_lost = true;
+  note_lost();
+}
+
+void HandOver::finish(HandOverTask& task, const TaskTimes& times, int64_t staged_bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    learner_.sums().staged_kv_bytes += staged_bytes;
+    learner_.learn(task, times, !fault_.any());
+    finish_locked(task);
+  }
+  changed_finished_.notify_all();
+}
+
+// Once tasks are lost there may be tickets that nobody expects: no one is to wait for their answers.
+void HandOver::answer(const HandOverTask& task) {
+  const std::atomic_ref answered(flags_->answered);
+  if (!can_start_over())
+    answered.store(task.ticket + 1, std::memory_order_release);
+  else if (answered.load(std::memory_order_relaxed) < kLostTickets)
+    answered.store(kLostTickets + task.ticket, std::memory_order_release);
+}
+
+bool HandOver::wait_for_post() {
+  const auto begin = Clock::now();
+  for (auto now = begin; now - begin < kSpin; now = Clock::now()) {
+    if (has_posted()) return true;
+    if (stop_.load(std::memory_order_relaxed) || retires_.load(std::memory_order_relaxed)) break;
+    pause(now - begin);
+  }
+  std::unique_lock lock(mutex_);
+  changed_posted_.wait(lock, [&] { return stop_ || retires_ || has_posted(); });
+  return has_posted();
+}
+
+// Until then, or until there is no hope.
+template <typename F>
+bool HandOver::wait_for(F has_come) {
+  const auto begin = Clock::now();
+  auto next_check = begin + kBetweenChecks;
+  while (!fault_.is_hopeless() && !stop_.load(std::memory_order_relaxed)) {
+    if (has_come()) return true;
+    if (process_ends()) fault_.set(TANDEM_ERROR_DEVICE_LOST, 0, "the process ends");
+    const auto now = Clock::now();
+    if (now - begin < kSpin) {
+      pause(now - begin);
+      continue;
+    }
+    std::this_thread::sleep_for(kNap);
+    if (now < next_check) continue;
+    next_check = now + kBetweenChecks;
+    check_device();
+  }
+  return has_come();
+}
+
+// Its copies may be done before it comes.
+bool HandOver::wait_for_arrival(const HandOverTask& task, StreamEnd* stream) {
+  const std::atomic_ref arrived(flags_->arrived);
+  const auto has_come = [&] { return arrived.load(std::memory_order_acquire) > task.ticket; };
+  const bool has_arrived = wait_for([&] {
+                             learner_.look_at_merged();
+                             if (has_come() || is_abandoned(task)) return true;
+                             stream->look();
+                             if (!is_over(task) || has_come()) return false;
+                             fault_of_step(task);
+                             return true;
+                           }) &&
+                           has_come();
+  if (has_arrived) learner_.note_merged();
+  if (!has_arrived || task.is_its_own()) return has_arrived;
+  fault_.set(DeviceFault::kOfStep, 0,
+             "a graph was replayed twice in a step, outside one, with other layers or for fewer tokens than the step has");
+  return false;
+}
+
+bool HandOver::wait_for_observation(const HandOverTask& task) {
+  const std::atomic_ref observed(flags_->observed);
+  const auto has_come = [&] { return observed.load(std::memory_order_acquire) > task.ticket; };
+  wait_for([&] {
+    if (has_come() || task.is_cut.load(std::memory_order_acquire) || is_abandoned(task)) return true;
+    if (!is_over(task) || has_come()) return false;
+    fault_of_step(task);
+    return true;
+  });
+  return has_come() && !task.is_cut.load(std::memory_order_acquire);  // else a later ticket's has come
+}
+
+// Until nobody reads what is streamed any more, of tasks that are lost too. Where the device is lost, nobody does.
+void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
+  wait_for([&] {
+    end->look();
+    return end->is_seen || task.is_cut.load(std::memory_order_acquire);
+  });
+  end->look();
+}
+
+// What may take long, as who else has the pool may keep it: the device is told that its turn will come. no_memory: the fault
+// where there is none.
+template <typename F>
+void HandOver::while_busy(const char* no_memory, F action) {
+  const std::atomic_ref busy(flags_->busy);
+  busy.store(1, std::memory_order_release);
+  try {
+    action();
+  } catch (const std::bad_alloc&) {
+    fault_.set(TANDEM_ERROR_OUT_OF_MEMORY, 0, no_memory);
+  }
+  busy.store(0, std::memory_order_release);
+}
+
+void HandOver::check_device() {
+  DeviceError error;
+  const int32_t code = device_.table->check(device_.self, &error);
+  if (code != TANDEM_OK) return fault_.set(code, error.underlying, error.message);
+  check_flags();
+}
+
+void HandOver::check_flags() {
+  if (std::atomic_ref(flags_->fault).load(std::memory_order_acquire) != 0)
+    fault_.set(TANDEM_ERROR_DEVICE_LOST, 0, "the device waited for the host in vain");
+}
+
+// Whether the step that it is a part of has ended on the device.
+bool HandOver::is_over(const HandOverTask& task) const {
+  const auto ended = std::atomic_ref(flags_->ended).load(std::memory_order_acquire);
+  return task.step > 0 && static_cast<uint8_t>(ended - task.step) < 128;
+}
+
+void HandOver::fault_of_step(const HandOverTask& task) {
+  char text[96];
+  std::snprintf(text, sizeof text, "a step ended before layer %d was attended", task.shape.layer_idx);
+  fault_.set(DeviceFault::kOfStep, 0, text);
+}
+
+// Where keys are streamed at the same time, the calling thread looks now and then whether that has ended.
+void HandOver::attend(HostPart& part, StreamEnd* stream) {
+  bool is_done = false;
+  while_busy("no memory for the host's part", [&] {
+    if (fault_.any()) return;
+    const Watch watch{nullptr,
+                      [](int64_t, int64_t, void* end) {
+                        static_cast<StreamEnd*>(end)->look();
+                        return int32_t{0};
+                      },
+                      stream};
+    const Status status = part.attend(stream->is_awaited() ? &watch : nullptr);
+    is_done = status.ok();
+    if (!is_done) fault_.set(status.code(), status.info().underlying, status.info().message.c_str());
+  });
+  if (!is_done) part.lose();  // the device does not wait for what will not come
+}
+
+}  // namespace tandem

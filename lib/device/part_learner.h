@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// What the thread that meets the device learns of parts outside the window: sums for statistics, and times for the profile.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+
+#include "lib/device/task_ring.h"
+#include "lib/rates/part_times.h"
+#include "lib/rates/profile.h"
+
+namespace tandem {
+
+// When the pieces of a task had been sent, of all routes, as far as somebody has looked.
+struct StreamEnd {
+  std::array<uint8_t*, kMostRoutes> sent{};
+  std::chrono::steady_clock::time_point seen;
+  bool is_seen = false;
+
+  bool is_awaited() const;
+  void look();
+};
+
+struct TaskTimes {
+  std::chrono::steady_clock::time_point begin, host_end;
+  bool has_arrived = false, has_host = false;
+  StreamEnd stream;
+};
+
+// Sums of tasks that are done.
+struct TaskSums {
+  int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0, selected_kv_bytes = 0;
+  int64_t n_stream_parts = 0, stream_part_ns = 0, streamed_kv_bytes = 0, streamed_x_bytes = 0;
+  int64_t n_joint_parts = 0, host_part_tokens = 0, stream_part_tokens = 0;
+  int64_t n_planned_parts = 0, planned_part_ns = 0, predicted_part_ns = 0;
+};
+
+class PartLearner {
+ public:
+  explicit PartLearner(Profile& profile) : profile_(profile) {}
+
+  // The ring's mutex is held. A task has ended; learns: the profile may go by its times.
+  void learn(const HandOverTask& task, const TaskTimes& times, bool learns);
+  TaskSums& sums() { return sums_; }
+  const TaskSums& sums() const { return sums_; }
+  double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const { return part_times_.ahead_ns(layer_idx, n_queries); }
+  // The thread's, while no task is being learned.
+  void look_at_merged();
+  void note_merged();  // and now the next part's queries are there
+  void forget_merged() { unmerged_ = {}; }
+
+ private:
+  // The last part whose keys were made on the device, until its states are one: behind that the next one arrives, for which
+  // the thread waits, and sees both.
+  struct Unmerged {
+    uint8_t* flag = nullptr;
+    uint8_t mark = 0;  // what it is then
+    std::chrono::steady_clock::time_point begin, looked, merged;
+    bool is_merged = false;
+    const Layer* layer = nullptr;
+    RebuiltTimes times;
+  };
+  PartReading read_times(const HandOverTask& task, const TaskTimes& times);
+  void await_merged(const HandOverTask& task, const TaskTimes& times, const PartReading& reading);
+  void add_sums(const HandOverTask& task, const TaskTimes& times, const PartReading& reading);
+
+  Profile& profile_;
+  TaskSums sums_;
+  PartTimes part_times_;
+  Unmerged unmerged_;
+  std::chrono::steady_clock::time_point long_began_;  // the last long append's attention
+};
+
+}  // namespace tandem

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+// Tasks of a session on a device, in the order of their tickets: filled by the calling thread, done by the thread that meets
+// the device (lib/device/hand_over.h).
+//
+// A task says what to do about a ticket. It is complete when it is posted: it holds addresses and nothing that later calls
+// change, so the thread takes no lock of the cache's. Tasks are answered in the order of posting.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lib/base/under_way.h"
+#include "lib/call/attend_scratch.h"
+#include "lib/call/key_route.h"
+#include "lib/call/ticket.h"
+
+namespace tandem {
+
+// A sequence before a call: what it is again, in the call's layer, when the ticket never arrives. What arrived and was not
+// observed leaves keys that nobody has judged: the window begins again where it did.
+struct TouchedSequence {
+  int64_t sequence = 0;
+  int64_t length = 0;
+  int64_t window_begin = 0;
+};
+
+// The keys outside the window, of calls that could stream: who has them, and what is to be learned from it.
+struct HandOverPart {
+  const Layer* layer = nullptr;
+  int64_t key_bytes = 0;  // of a token, in all KV heads
+  int64_t host_tokens = 0, streamed_tokens = 0;
+  int64_t n_queries = 0;      // the most of a sequence
+  int64_t weighed_keys = 0;   // the CPU's, if all were under so many
+  int64_t ahead_bytes = 0;    // that buffers have room for before the queries come
+  bool tells = false;         // there are enough of them
+  bool bus_tells = true;      // false: the device makes keys of what it brings, more slowly than that comes
+  bool keeps_hidden = false;  // the plan might have had keys made of hidden states, and has none
+  int64_t n_pieces = 0;       // that cross the bus, of all routes
+  int64_t x_bytes = 0;        // of hidden states that cross the bus
+  int64_t n_made_rows = 0;    // of keys that the device makes of them
+  bool is_rows = false;       // of a long append, whose queries do not come with its tickets
+  double predicted_ns = 0.0;  // 0: nobody knew
+  // Of a long append: its first rows, which come when its queries are there; what is to be learned of its pieces: from then
+  // until the last one has crossed the bus it takes fixed_ns and, where a tile takes tile_ns, expected_ns. 0: nothing.
+  bool begins_long = false;
+  double tile_ns = 0.0, expected_ns = 0.0, fixed_ns = 0.0;
+};
+
+struct HandOverTask {
+  uint64_t idx = 0;     // of all tasks
+  uint64_t ticket = 0;  // as the device counts
+  TicketShape shape;
+  const SlotHeader* header = nullptr;
+  uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
+  std::vector<TouchedSequence> touched;
+  AttendScratch scratch;
+  // Keys that the device gets of the host while the task is under way: so long nobody may change them.
+  std::array<std::unique_ptr<RouteNotes>, kMostRoutes> notes;
+  std::array<size_t, kMostRoutes> n_pieces{};
+  std::array<uint8_t*, kMostRoutes> sent{};  // 1: all of a route's pieces have left the host; null: there are none
+  std::vector<std::byte*> bases;             // of the store's extents, where they are
+  std::vector<Launch> launches;              // behind the window
+  uint8_t* merged = nullptr;                 // merged_mark: the call's states are one; null: nobody says so
+  uint8_t merged_mark = 0;  // another one than that of the task before in this place, whose comes when that is done with
+  std::chrono::steady_clock::time_point asked;  // the call was about to ask for copies, if there are any
+  HandOverPart part;
+  std::atomic<bool> is_lost{false};                    // it never arrived
+  std::atomic<bool> is_unseen{false};                  // it arrived and was not observed
+  std::atomic<bool> is_cut{false};                     // what was to come after its arrival was not launched
+  bool rolls_back = false, moves_window_back = false;  // it was the one or the other; guarded by the cache's mutex
+  bool is_last = false;                                // of a step that is closed; guarded by the hand-over's mutex
+
+  int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
+  bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
+};
+
+class TaskRing {
+ public:
+  // n_tasks: at most at a time, a power of two. cpu: whose workers are awake while a step is open. under_way: counts tasks.
+  TaskRing(const Backend& cpu, int64_t n_tasks, UnderWay& under_way)
+      : cpu_(cpu), under_way_(under_way), tasks_(static_cast<size_t>(n_tasks)) {}
+  TaskRing(const TaskRing&) = delete;
+
+  // The task of the next ticket, or of one behind it, to be filled and posted; waits while its place is taken.
+  HandOverTask& next_task(int64_t ahead = 0);
+  void post();
+  int64_t n_tasks() const { return static_cast<int64_t>(tasks_.size()); }
+  // While a step is open that has posted tasks and may not have launched anything yet, nobody waits for these.
+  void open_step(int64_t n_tasks);
+  void close_step();    // the workers, awake since it began, rest when the last of these is done
+  void abandon_step();  // likewise; what has not arrived by now is lost
+  bool is_idle() const {
+    const uint64_t posted = posted_.load(std::memory_order_acquire), open_from = open_from_.load(std::memory_order_acquire);
+    return finished_.load(std::memory_order_acquire) >= std::min(posted, open_from);
+  }
+  void drain();  // until it is idle
+  // Until the store has the rows of tokens before `end` that earlier calls of a layer append to a sequence.
+  void wait_for_rows(int64_t sequence, int32_t layer_idx, int64_t end);
+  bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
+  // Tasks that never arrived or were not observed by now are marked until forget_lost(); it is idle. Of a step that is open
+  // more may be lost at any time: they wait to be marked.
+  void mark_lost();
+  template <typename F>
+  void for_marked(F note) const {
+    if (!has_lost_.load(std::memory_order_acquire)) return;
+    for (const HandOverTask& task : tasks_)
+      if (task.rolls_back || task.moves_window_back) note(task);
+  }
+  void forget_lost();
+
+ protected:
+  ~TaskRing() = default;
+  // The thread's. The oldest task that is not finished; and that it is.
+  HandOverTask& first_task() {
+    return tasks_[static_cast<size_t>(finished_.load(std::memory_order_relaxed) % tasks_.size())];
+  }
+  bool has_posted() const { return finished_.load(std::memory_order_relaxed) != posted_.load(std::memory_order_acquire); }
+  void finish_locked(HandOverTask& task);
+  void restart_locked() { first_idx_ = posted_.load(std::memory_order_relaxed); }  // tickets begin with 0 again
+  void note_lost() { has_lost_.store(true, std::memory_order_release); }
+  bool is_abandoned(const HandOverTask& task) const { return task.idx >= abandoned_from_.load(std::memory_order_acquire); }
+
+  Backend cpu_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_posted_, changed_finished_;
+  uint64_t first_idx_ = 0;  // of the task whose ticket is 0
+
+ private:
+  UnderWay& under_way_;
+  std::vector<HandOverTask> tasks_;  // of index i: i % n_tasks
+  std::atomic<uint64_t> posted_{0}, finished_{0}, open_from_{UINT64_MAX}, abandoned_from_{UINT64_MAX};
+  std::atomic<bool> has_lost_{false};
+};
+
+}  // namespace tandem

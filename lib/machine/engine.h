@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// The processors of one embedding: CPU backend, device, background worker, allocator, log.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "lib/base/memory.h"
+#include "lib/base/under_way.h"
+#include "lib/machine/device_owner.h"
+#include "lib/machine/worker.h"
+#include "lib/rates/profile.h"
+#include "lib/tables/backend.h"
+#include "lib/tensors/attend_tensors.h"
+
+namespace tandem {
+
+class Engine {
+ public:
+  // options: complete and checked for struct_size; strings still belong to the caller.
+  static Status create(const tandem_engine_options& options, std::shared_ptr<Engine>* engine);
+  // The rest of it around a CPU backend, which the engine takes over; tests give one that watches.
+  static Status create_on(const Backend& cpu, const tandem_engine_options& options, std::shared_ptr<Engine>* engine);
+  ~Engine();
+
+  const Backend& cpu() const { return cpu_; }
+  const Device* device() const { return device_ != nullptr ? &device_->device() : nullptr; }  // null: the CPU alone
+  Worker& worker() const { return *worker_; }
+  const Allocator& allocator() const { return allocator_; }
+  UnderWay& device_calls() { return device_calls_; }
+  Profile& profile() { return profile_; }
+  TensorAttention& tensors() { return tensors_; }
+  // Of released sessions, those whose device is waited for. Who counts down holds the engine no longer.
+  const std::shared_ptr<UnderWay>& endings() const { return endings_; }
+  // Until no call on device tensors is under way, and nothing is left of what they and others have posted to the worker.
+  Status drain(int64_t timeout_ns);
+  std::string report() const;  // JSON
+  [[gnu::format(printf, 3, 4)]] void log(int32_t level, const char* format, ...) const;
+
+ private:
+  static Status complete(std::shared_ptr<Engine> made, const tandem_engine_options& options,
+                         std::shared_ptr<Engine>* engine);
+
+  Backend cpu_;
+  std::unique_ptr<DeviceOwner> device_;
+  UnderWay device_calls_;
+  Profile profile_;
+  TensorAttention tensors_;
+  std::shared_ptr<UnderWay> endings_ = std::make_shared<UnderWay>();
+  Allocator allocator_;
+  tandem_log_fn log_ = nullptr;
+  void* log_user_ = nullptr;
+  std::unique_ptr<Worker> worker_;  // declared last: stops first
+};
+
+}  // namespace tandem

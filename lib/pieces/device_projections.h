@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+// What makes keys and values of hidden states (lib/model/projection.h), in device memory.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "lib/base/memory.h"
+#include "lib/machine/device_owner.h"
+
+namespace tandem {
+
+// Projections in device memory, each layer's when it is first asked for; of one cache.
+class ProjectionsOnDevice {
+ public:
+  static int64_t bytes_of(const std::vector<Layer>& layers);  // of all
+  Status get(const Device& device, Tier& tier, const Layer& layer, const DeviceProjection** projection);
+
+ private:
+  struct Uploaded {
+    Buffer memory;
+    DeviceProjection projection;
+  };
+  Status upload(const Device& device, Tier& tier, const Layer& layer, Uploaded* to);
+
+  std::map<const Projection*, Uploaded> uploaded_;
+  std::map<const RopeTable*, Buffer> angles_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+// Where a sequence's newest tokens lie in device memory: a ring of pages through which they go round, so that eviction moves
+// nothing. A page has every layer, so one table serves them all:
+//
+//   page:  layer 0: K head 0 [page_len rows] | K head 1 | ... | K scales | V head 0 | ... | MAW   layer 1: ...
+//
+// The rows of a token are valid from the call that appended it, or from a copy out of the host store, until its slot is
+// written again; what is missing is copied when it is needed (lib/attend/window_fill.h).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lib/base/memory.h"
+#include "lib/policy/policy.h"
+#include "lib/store/row_cursor.h"
+#include "lib/tables/device.h"
+
+namespace tandem {
+
+inline constexpr int32_t kDevicePageLen = 128;
+
+// Where things begin in device memory, and in memory that a device shares: multiples of this many bytes.
+inline constexpr int64_t kDeviceAlignment = 256;
+inline int64_t device_aligned(int64_t bytes) { return (bytes + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment; }
+
+// Planes of a layer in a page of device memory: one behind the other, and in each its heads side by side.
+struct PagePlanes {
+  PlaneBytes row_bytes;
+  int64_t at[kPlanes] = {};           // of the first KV head in a page
+  int64_t head_stride[kPlanes] = {};  // bytes
+
+  // From byte `begin` of a page on, each plane at a multiple of `unit` behind the first. Returns where they end.
+  int64_t lay_out(const Layer& layer, int64_t n_heads, int64_t page_len, int64_t begin = 0, int64_t unit = 1);
+  std::byte* row(std::byte* page, int32_t plane, int64_t head, int64_t slot) const {
+    return page + at[plane] + head * head_stride[plane] + slot * row_bytes.of[plane];
+  }
+  DevicePages pages(std::byte* first, int32_t page_len) const;  // as kernels read them
+};
+
+struct WindowGeometry {
+  int64_t page_bytes = 0;
+  struct LayerPlanes : PagePlanes {
+    int64_t bytes = 0;    // of the layer's part of a page
+    int64_t maw_at = -1;  // f32 [n_q_heads][page_len]; -1: none are kept
+  };
+  std::vector<LayerPlanes> layers;
+};
+WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const LayerPolicies& policies);
+
+// Pages of a ring for calls of up to q_len queries.
+int64_t ring_pages(const PolicyOptions& options, int64_t cache_page_len, int64_t q_len);
+
+class DeviceWindow {
+ public:
+  // Room for n_pages pages in all; tokens of [0, end) that are valid stay so. Strong.
+  Status reserve(Tier& device_tier, const WindowGeometry& geometry, int64_t n_pages, int64_t end);
+  int64_t n_pages() const { return static_cast<int64_t>(table_.size()); }
+  const std::vector<int64_t>& table() const { return table_; }  // addresses of pages: token t is in entry t / page_len % n
+  int64_t page_of(int64_t token) const { return table_[static_cast<size_t>(token / kDevicePageLen % n_pages())]; }
+
+  TokenRange valid(size_t layer_idx) const { return valid_.empty() ? TokenRange() : valid_[layer_idx]; }
+  // Tokens [begin, end) have been written: next to the valid ones or instead of them.
+  void extend(size_t layer_idx, int64_t begin, int64_t end);
+  // Tokens up to `end` are about to be written: what shares slots with them is not valid any more.
+  void make_way(size_t layer_idx, int64_t end);
+  // Likewise, of tokens from `begin` on that are older than valid ones.
+  void make_way_for_older(size_t layer_idx, int64_t begin);
+  void cut(int64_t end);  // no token from `end` on is valid any more, in any layer
+  void cut(size_t layer_idx, int64_t end);
+  // Where the tokens begin whose newest MAW are here; of others the session has them.
+  static constexpr int64_t kNoMaw = INT64_MAX;
+  int64_t maw_begin(size_t layer_idx) const { return maw_begin_.empty() ? kNoMaw : maw_begin_[layer_idx]; }
+  bool has_maw(size_t layer_idx) const { return maw_begin(layer_idx) != kNoMaw; }
+  void set_maw(size_t layer_idx, int64_t begin) {
+    if (!has_maw(layer_idx)) maw_begin_[layer_idx] = begin;
+  }
+  void forget_maw(size_t layer_idx) {
+    if (!maw_begin_.empty()) maw_begin_[layer_idx] = kNoMaw;
+  }
+
+ private:
+  std::vector<Buffer> pages_;  // several where it has grown
+  std::vector<int64_t> table_;
+  std::vector<TokenRange> valid_;  // [n_layers], as what follows
+  std::vector<int64_t> maw_begin_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+// Which keys a query attends. A policy is a name and a few facts: one file, and one line in lib/policy/policy_table.cc.
+// Where it selects keys head by head, it makes the selectors that do so (lib/policy/selector.h).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/base/status.h"
+#include "lib/model/layer.h"
+
+namespace tandem {
+
+// Session options with defaults filled in.
+struct PolicyOptions {
+  int64_t window_len = 4096;
+  int64_t sink_len = 64;
+  float alpha = 0.3f;
+  float beta = 1.0f;
+  int64_t halo_len = 128;
+};
+
+// Tokens outside the window that a call attends.
+enum class HostKeys {
+  kAll,
+  kSinks,     // the first sink_len alone, the window being exact for each query
+  kSelected,  // the sinks and what was selected
+};
+
+class Selector;
+struct SelectorSetup;
+
+// Host memory that a policy takes for a sequence of a layer, at most.
+struct SelectorBytes {
+  int64_t state = 0;
+  int64_t selection = 0;  // copies of selected rows
+  int64_t growth = 0;     // more for a moment, in one layer at a time
+};
+
+struct Policy {
+  const char* name;
+  bool keeps_maw;  // a MAW per query head and token: calls count the attention weights of their queries
+  HostKeys (*host_keys)(bool is_append);
+  // Of policies with HostKeys::kSelected, else null.
+  std::unique_ptr<Selector> (*make)(const SelectorSetup& setup);
+  SelectorBytes (*bytes)(const Layer& layer, const PolicyOptions& options, int64_t kv_len);
+};
+
+// The policy of each layer of a session, [n_layers]. Sliding-window layers bound their own cost: every policy but
+// "streaming" attends their whole sliding window, as "all" does.
+class LayerPolicies {
+ public:
+  // NOT_FOUND (policy, layer_policies[i]), INVALID_ARGUMENT (n_layer_policies, layer_policies).
+  static Status resolve(const tandem_session_options& options, const std::vector<Layer>& layers, LayerPolicies* policies);
+  static LayerPolicies all_of(const Policy& policy, const std::vector<Layer>& layers);
+
+  const Policy& operator[](size_t layer_idx) const { return *policies_[layer_idx]; }
+  template <typename F>
+  bool any(F is_wanted) const {
+    return std::any_of(policies_.begin(), policies_.end(), [&](const Policy* policy) { return is_wanted(*policy); });
+  }
+
+ private:
+  std::vector<const Policy*> policies_;
+};
+
+Status resolve_policy_options(const tandem_session_options& options, PolicyOptions* resolved);
+
+// The window grows to window_len + evict_len - 1 and then gives up evict_len tokens, so that the newest window_len are
+// always inside and evictions come in blocks.
+constexpr int64_t evict_len(int64_t window_len, int64_t page_len) {
+  const int64_t eighth = window_len / 8;
+  return eighth < 1 ? 1 : eighth < page_len ? eighth : page_len;
+}
+// Where the window begins before tokens come to a sequence of `length` tokens, if it began at `begin` before.
+constexpr int64_t outside_window(int64_t window_len, int64_t page_len, int64_t length, int64_t begin = 0) {
+  const int64_t block = evict_len(window_len, page_len), over = length - begin - window_len;
+  return begin + (over >= block ? over / block * block : 0);
+}
+
+// Of a policy whose queries see sinks and the newest tokens alone; -1: they see more.
+inline int64_t exact_window(const Policy& policy, const PolicyOptions& options) {
+  return policy.host_keys(false) == HostKeys::kSinks ? options.window_len : -1;
+}
+
+// Tokens whose MAW is looked at as they leave a window.
+inline int64_t evicted_at_once(const Policy& policy, const PolicyOptions& options, int64_t page_len) {
+  return policy.keeps_maw ? evict_len(options.window_len, page_len) : 0;
+}
+
+// Number of last queries whose weights count: those of older ones have faded below 1e-6.
+int64_t counted_queries(float alpha);
+
+std::span<const Policy* const> policy_table();
+extern const Policy kPolicyAll, kPolicyStreaming, kPolicyHgca;
+
+}  // namespace tandem

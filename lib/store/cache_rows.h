@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+// The rows of a cache: where keys are, and how rows are written and moved.
+#pragma once
+
+#include <cstdint>
+
+#include "lib/base/tensor_view.h"
+#include "lib/store/sequence_table.h"
+#include "lib/tensors/convert.h"
+
+namespace tandem {
+
+// Consecutive rows of an append's K, V and hidden states.
+struct AppendedRows {
+  const TensorView* k;
+  const TensorView* v;  // null where V aliases K
+  const TensorView* x;  // null where the layer keeps none
+  int64_t first_row;
+  int64_t n_rows;
+  Watch watch = {};  // once cancelled, no more rows are written
+};
+
+// The first of `tokens`, as many as lie side by side and, where the library rotates, have positions that follow each other:
+// the same for all heads. And the keys of one head there, as kernels read them. mutex() is held, at least shared.
+TokenRun key_tokens(const SequenceTable& cache, const Sequence& sequence, TokenRange tokens, int32_t layer_idx);
+KvRun keys_of(const SequenceTable& cache, const Sequence& sequence, const TokenRun& at, int32_t layer_idx, int32_t kv_head);
+// To tokens first, first + 1, ...; needs no exclusive lock: nobody reads tokens beyond the length.
+void write_rows(const SequenceTable& cache, const Sequence& sequence, int32_t layer_idx, int64_t first,
+                const AppendedRows& rows);
+inline void move_row(const SequenceTable& cache, const Sequence& sequence, int32_t layer_idx, int64_t from, int64_t to) {
+  copy_tokens(cache.view(sequence), from, cache.view(sequence), to, layer_idx, 1);
+}
+
+// K and V of a token, in planes of a store.
+inline StoredRow stored_k(const Layer& layer, const Rows& rows) {
+  return {layer.k_type, rows.of[kPlaneK], rows.of[kPlaneKScales], layer.k_rotation};
+}
+inline StoredRow stored_v(const Layer& layer, const Rows& rows) {
+  return {layer.v_type, rows.v(layer), rows.v_scales(layer)};
+}
+
+}  // namespace tandem

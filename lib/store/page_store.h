@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// The host store: K and V of every token, head-major, in pages with reference counts.
+//
+// A page is page_len token slots in every layer, KV head, K and V at once, so one page table serves a whole sequence.
+// Pages are cut from extents of about 2,048 tokens, fewer where these would be more than a GiB:
+//
+//   extent:  layer 0: K head 0 [2048 rows] | K head 1 | ... | V head 0 | V head 1 | ...   layer 1: ...
+//            (with the planes of scales behind their codes, where a type has them)
+//            | hidden states [2048 rows], of layers that keep them
+//
+// With several NUMA nodes an extent is one such part for each: the same with the heads of that node alone
+// (lib/machine/placement.h). A part begins on a huge page, or on a page where extents are too small for that.
+//
+// Consecutive pages of an extent are contiguous for each head, so a sequence that grows alone is scanned linearly and
+// copied in large pieces. An extent is allocated whole and never moves; page p is slot range p % pages_per_extent of
+// extent p / pages_per_extent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "lib/base/memory.h"
+#include "lib/machine/device_owner.h"
+#include "lib/store/row_cursor.h"
+#include "lib/tables/backend.h"
+
+namespace tandem {
+
+struct StoreGeometry {
+  int64_t page_len = 0;
+  int64_t pages_per_extent = 0;
+  int64_t extent_bytes = 0;
+  std::vector<LayerPlanes> layers;
+  struct Part {
+    int32_t node = 0;  // or kAllNodes
+    int64_t offset = 0, bytes = 0;
+  };
+  std::vector<Part> parts;    // of an extent, side by side
+  int64_t token_bytes = 0;    // K and V of one token in all layers
+  int64_t x_token_bytes = 0;  // hidden states, likewise
+
+  int64_t extent_len() const { return pages_per_extent * page_len; }  // tokens
+};
+StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes);
+
+class PageStore {
+ public:
+  PageStore(const std::vector<Layer>& layers, int64_t page_len, Tier& tier, const Backend& cpu);
+  ~PageStore();
+  PageStore(const PageStore&) = delete;
+
+  const StoreGeometry& geometry() const { return geometry_; }
+  int64_t page_len() const { return geometry_.page_len; }
+  // Makes sure that n_pages pages can be taken. Strong: on failure nothing has changed.
+  Status make_free(int64_t n_pages);
+  // A page with one reference; after make_free() it cannot fail. Prefers the successor of `after` (-1: none). n: the pages
+  // that are about to be taken one after the other, this one among them.
+  int32_t take(int32_t after, int64_t n = 1);
+  void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
+  void release(int32_t page);
+  bool shared(int32_t page) const { return references_[static_cast<size_t>(page)] > 1; }
+  bool adjacent(int32_t a, int32_t b) const { return b == a + 1 && b % geometry_.pages_per_extent != 0; }
+  // Copies the first n_tokens slots of a page in every layer.
+  void copy_page(int32_t from, int32_t to, int64_t n_tokens);
+
+  // positions: of the sequence whose pages these are. extents: bases(), or a copy for who is not to look here while the
+  // store may grow.
+  StoreView view(std::span<const int32_t> pages, std::span<const int32_t> positions,
+                 std::span<std::byte* const> extents) const {
+    return {geometry_.layers.data(), extents, pages, positions, geometry_.page_len, geometry_.pages_per_extent};
+  }
+  const std::vector<std::byte*>& bases() const { return bases_; }
+  const LayerPlanes& planes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)]; }
+  int64_t n_used() const { return n_used_; }
+  int64_t n_shared() const;
+  // Pins the extents of these pages, for as long as the store is there; false where the device refuses one.
+  bool pin(std::span<const int32_t> pages, const Device& device);
+  int64_t pinned_bytes() const { return pinned_bytes_; }
+
+ private:
+  struct Gap {  // consecutive free pages of an extent
+    int32_t begin = -1;
+    int32_t n_pages = 0;
+  };
+
+  Gap longest_gap();
+  int32_t per_extent() const { return static_cast<int32_t>(geometry_.pages_per_extent); }
+
+  StoreGeometry geometry_;
+  Tier& tier_;
+  Backend cpu_;
+  std::vector<Buffer> extents_;
+  std::vector<std::byte*> bases_;        // of the extents
+  std::vector<int32_t> references_;      // [n_pages]
+  std::vector<int32_t> used_of_extent_;  // pages taken
+  enum class Pin : uint8_t { kNotAsked, kPinned, kRefused };
+  std::vector<Pin> pins_;  // of the extents, or of the first of them
+  const Device* pinned_by_ = nullptr;
+  int64_t pinned_bytes_ = 0;
+  size_t first_free_extent_ = 0;  // none before it is wholly free
+  int64_t n_used_ = 0;
+};
+
+}  // namespace tandem

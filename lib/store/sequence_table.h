@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+// The sequences of a cache, and the store that their rows are in.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/machine/engine.h"
+#include "lib/model/model.h"
+#include "lib/store/cache_listener.h"
+#include "lib/store/page_store.h"
+
+namespace tandem {
+
+class ProjectionsOnDevice;
+
+struct Sequence {
+  int64_t id = 0;
+  std::vector<int32_t> pages;           // page table; may hold more than the lengths need (reserved)
+  int64_t reserved = 0;                 // tokens in all for which appends are promised memory, in every session
+  std::vector<int64_t> lengths;         // [n_layers] committed tokens
+  std::vector<int64_t> speculative;     // [n_layers] tokens beyond, until commit
+  std::vector<int32_t> parents;         // of the speculative tokens; empty: a chain
+  CacheListener* speculator = nullptr;  // whose they are
+  std::vector<int32_t> positions;       // [longest layer]; empty: token i has position i
+  CacheListener* writer = nullptr;      // has it in flight: a step, or an attend that appends
+  int32_t n_readers = 0;                // attends in progress
+
+  int64_t total(size_t layer_idx) const { return lengths[layer_idx] + speculative[layer_idx]; }
+  int64_t longest() const;   // of any layer, speculative tokens included
+  int64_t shortest() const;  // committed tokens of the shortest layer
+  int64_t position(int64_t token) const { return position_of(positions, token); }
+  int64_t first_within(int64_t position, int64_t distance) const;  // the first token whose position is above the difference
+  // These two cannot fail where the cache has ensured room for so many tokens.
+  void extend_positions(int64_t length);
+  void set_length(size_t layer_idx, int64_t length);
+  void forget_speculation();  // nobody is left who could commit the speculative tokens
+};
+
+class SequenceTable {
+ public:
+  SequenceTable(const SequenceTable&) = delete;
+
+  // Guards structure (sequences, pages, references): exclusive to change, shared while an attend reads.
+  std::shared_mutex& mutex() const { return mutex_; }
+  Sequence* find(int64_t id) const;
+  // field: what the caller of the library calls the argument that names the sequence. NOT_FOUND, BUSY.
+  Status find_free(int64_t id, const CacheListener* by, Sequence** sequence, const char* field = "sequence") const;
+  Status check_even(const Sequence& sequence, const char* field = "sequence") const;
+  StoreView view(const Sequence& sequence) const { return store_.view(sequence.pages, sequence.positions, store_.bases()); }
+  // Pins what tokens [0, end) lie in, for copies to the engine's device; false where it refuses.
+  bool pin(const Sequence& sequence, int64_t end);
+
+  Engine& engine() const { return *engine_; }
+  const std::vector<Layer>& layers() const { return layers_; }
+  const PageStore& store() const { return store_; }
+  int64_t page_len() const { return store_.page_len(); }
+  Tier& host_tier() { return host_tier_; }
+  Tier& device_tier() { return device_tier_; }
+  // Of the route that needs them, which makes them; shared by sessions. mutex() held exclusively.
+  std::shared_ptr<ProjectionsOnDevice>& projections() { return projections_; }
+
+ protected:
+  SequenceTable(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers,
+                int64_t page_len, const tandem_cache_options& options);
+  ~SequenceTable() = default;
+  Status find_even(int64_t id, Sequence** sequence) const;
+
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<const Model> model_;
+  std::vector<Layer> layers_;  // the model's, with storage types
+  mutable std::shared_mutex mutex_;
+  Tier host_tier_, device_tier_;
+  std::shared_ptr<ProjectionsOnDevice> projections_;
+  PageStore store_;
+  std::unordered_map<int64_t, std::unique_ptr<Sequence>> sequences_;
+};
+
+}  // namespace tandem

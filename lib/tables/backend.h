@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: MIT
+// The table between the core and the processors.
+//
+// The core decides which keys a query sees and where they are; a backend is handed plain data, lists of jobs over runs of
+// consecutive rows, and returns states. It never learns a policy's name and never calls back. The CPU backend is part
+// of the library; a device backend is a module that fills the same table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/base/status.h"
+#include "lib/model/layer.h"
+
+namespace tandem {
+
+inline constexpr int32_t kAllNodes = -1;  // of memory: interleaved over all NUMA nodes; of a job: its keys are, anybody's
+
+// Consecutive keys of one KV head: row i of K is at k + i * k_stride_of(layer).
+struct KvRun {
+  const void* k = nullptr;         // [n_tokens, k_head_dim]
+  const void* v = nullptr;         // [n_tokens, v_head_dim]; = k where V aliases K (with K's row stride)
+  const void* k_scales = nullptr;  // f16 [n_tokens, n_scales(k_type, k_head_dim)]; null for types without scales elsewhere
+  const void* v_scales = nullptr;  // the same of V; = k_scales where V aliases K
+  int64_t n_tokens = 0;
+  int64_t token_idx = 0;               // of the first key; the others follow. -1: every query sees all keys of the run
+  const int32_t* positions = nullptr;  // [n_tokens] for library RoPE; null: first_position + i
+  int64_t first_position = 0;
+};
+
+// Which tokens a query token t of a call may see:
+//   (j < sink_end || j >= begin[t]) && j < end[t] && (j < tree_begin || bit j - tree_begin of tree_bits[t])
+// end never decreases with t; begin neither, except in a tree, where siblings reach back to the same token.
+struct Visibility {
+  int64_t sink_end = 0;
+  const int64_t* begin = nullptr;       // [q_len]
+  const int64_t* end = nullptr;         // [q_len]
+  int64_t tree_begin = INT64_MAX;       // first speculative token
+  const uint64_t* tree_bits = nullptr;  // [q_len][tree_words]
+  int32_t tree_words = 0;
+};
+
+// What is added to logits, after scale and cap: for query head g of the group, query token t and key token j,
+//   (slopes ? slopes[g] : 1) * (mask ? mask[t][j] : -|first_position + t - j|)
+// mask: f32 or f16, of which row t begins at mask + t * row_bytes.
+struct LogitBias {
+  const void* mask = nullptr;
+  int32_t mask_type = 0;
+  int64_t row_bytes = 0;
+  int64_t first_position = 0;
+  const float* slopes = nullptr;  // [group_size]
+};
+
+// One (sequence, KV head) over one set of keys. Row r of q is query head r % group_size of query token r / group_size.
+struct AttendJob {
+  const Layer* layer = nullptr;
+  const float* q = nullptr;  // [n_rows, k_head_dim], rotated where the library rotates, not scaled
+  int32_t n_rows = 0;        // q_len * group_size
+  bool q_is_bf16 = false;    // every element of q is a bf16 number: bf16 products lose nothing
+  int32_t node = 0;          // NUMA node of the keys, or kAllNodes
+  int32_t n_runs = 0;
+  const KvRun* runs = nullptr;             // ascending in token_idx
+  int64_t n_keys = 0;                      // sum of n_tokens
+  const Visibility* visibility = nullptr;  // null: every row sees every key
+  float* o = nullptr;                      // [n_rows, v_head_dim], normalised within the job; 0 where a row sees nothing
+  float* lse = nullptr;                    // [n_rows]; -inf where a row sees nothing
+  float* logits = nullptr;                 // null or [n_rows, n_keys]: after scale and cap, -inf where masked
+  bool runs_are_keys = false;              // every run is one key, so that the i-th key is runs[i]
+  const LogitBias* bias = nullptr;         // then every run has a token_idx
+};
+
+// States over disjoint keys into one, row by row, in the order of the array; the learned sink last, where there is one.
+struct MergeJob {
+  int64_t n_rows = 0;
+  int32_t head_dim = 0;
+  int32_t n_states = 0;
+  const float* const* o = nullptr;    // [n_states] -> [n_rows, head_dim]
+  const float* const* lse = nullptr;  // [n_states] -> [n_rows]
+  const float* sinks = nullptr;       // [sink_period] or null: row r merges (0, sinks[r % sink_period])
+  int32_t sink_period = 1;
+  float* o_out = nullptr;    // [n_rows, head_dim]; may be o[0]
+  float* lse_out = nullptr;  // [n_rows]; may be lse[0]
+};
+
+// Attention weights of finished queries, into moving averages: for query head g of the group and key j,
+//   out[g][j] = keep * out[g][j] + sum over tokens t of coeff[t] * exp(logit(t, g, j) - lse(t, g))
+// (no weight where masked or lse is not finite; with keep = 0 it does not matter what out held).
+struct WeightJob {
+  const Layer* layer = nullptr;
+  const float* q = nullptr;  // as in AttendJob
+  int32_t n_rows = 0;
+  int32_t node = 0;             // NUMA node of the keys, or kAllNodes
+  const KvRun* runs = nullptr;  // as many as n_keys keys take
+  int64_t first_offset = 0;     // of the first key in runs[0]
+  int64_t n_keys = 0;
+  const Visibility* visibility = nullptr;
+  const float* lse = nullptr;    // [n_rows], over all keys
+  const float* coeff = nullptr;  // [n_rows / group_size]
+  float keep = 0.0f;
+  float* out = nullptr;  // [group_size] rows of n_keys
+  int64_t out_stride = 0;
+};
+
+// What a caller says during a call, and hears of it. done and total are in a measure of the backend's own.
+//
+// A call that has seen its flag set stays cancelled, even if the caller clears the flag at once: some thread may have left
+// work out already.
+struct Watch {
+  const int32_t* cancel = nullptr;                                         // not 0: stop; set by any thread
+  int32_t (*progress)(int64_t done, int64_t total, void* user) = nullptr;  // on the calling thread; not 0: stop
+  void* user = nullptr;
+  int32_t* was_seen = nullptr;  // of the call, 0 at its begin: whether a thread has seen the flag set; with cancel
+
+  bool is_cancelled() const {
+    if (cancel == nullptr) return false;
+    if (__atomic_load_n(was_seen, __ATOMIC_RELAXED) != 0) return true;
+    if (__atomic_load_n(cancel, __ATOMIC_RELAXED) == 0) return false;
+    __atomic_store_n(was_seen, 1, __ATOMIC_RELAXED);
+    return true;
+  }
+  Status check() const {
+    return is_cancelled() ? fail(TANDEM_ERROR_CANCELLED, "cancel", "cancel is set: the call was stopped") : Status();
+  }
+};
+
+using TaskFn = void (*)(void* context, int64_t task_idx, int32_t worker_idx);
+
+inline constexpr uint32_t kBackendAbi = 1;
+
+// Tables only grow at the end; struct_size says how much of one there is. Calls may come from any thread; a backend runs
+// them one after another, except those marked concurrent.
+struct BackendTable {
+  uint32_t abi;
+  uint32_t struct_size;
+  const char* name;
+  // Computes every job; reads nothing outside the runs, writes o, lse and logits alone. Finished on return.
+  Status (*attend)(void* self, const AttendJob* jobs, int32_t n_jobs);
+  Status (*merge)(void* self, const MergeJob* jobs, int32_t n_jobs);
+  // Computes every job, one worker each, as attend() does.
+  void (*attn_weights)(void* self, const WeightJob* jobs, int32_t n_jobs);
+  // maw[j] = (1 - alpha) * maw[j] + alpha * exp(logits[j] - lse); an lse that is not finite gives weights of 0. Concurrent.
+  void (*observe)(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha);
+  // n elements from and to f32, rounded to nearest even; NaN stays NaN. scales: null for types without; with scales the n
+  // elements are one row (how they are rounded: tandem.h), and a NaN or infinity makes NaN of its group. Concurrent.
+  void (*to_f32)(void* self, int32_t dtype, const void* from, const void* scales, float* to, int64_t n);
+  void (*from_f32)(void* self, int32_t dtype, const float* from, void* to, void* scales, int64_t n);
+  // task(context, i, worker) for i in [0, n_tasks), spread over the workers, the caller being one of them.
+  void (*run)(void* self, int64_t n_tasks, TaskFn task, void* context);
+  // Keeps the workers awake between the two (around a step).
+  void (*wake)(void* self);
+  void (*rest)(void* self);
+  // Text for the engine report: a JSON object. Same contract as snprintf.
+  int64_t (*report)(void* self, char* buffer, int64_t buffer_bytes);
+  // Lets memory be placed on NUMA node `node` of n_nodes() >= 1, or on kAllNodes; best effort, what fails is counted in the
+  // report. place is concurrent.
+  int32_t (*n_nodes)(void* self);
+  void (*place)(void* self, void* data, int64_t bytes, int32_t node);
+  void (*destroy)(void* self);
+  // Keeps the calling thread, which calls attend() and run() all the time, on CPUs that no worker is bound to, where there
+  // are enough; best effort. Concurrent.
+  void (*keep_clear)(void* self);
+  // attend() that looks at `watch` between pieces of work. CANCELLED: o, lse and logits are anything.
+  Status (*attend_watched)(void* self, const AttendJob* jobs, int32_t n_jobs, const Watch& watch);
+  // merge() that looks at `watch.cancel` alone. CANCELLED: o_out and lse_out are anything.
+  Status (*merge_watched)(void* self, const MergeJob* jobs, int32_t n_jobs, const Watch& watch);
+};
+
+struct Backend {
+  const BackendTable* table = nullptr;
+  void* self = nullptr;
+};
+
+struct CpuOptions {
+  int32_t n_threads = 0;      // 0: affinity mask and quota, less n_others
+  int32_t n_others = 0;       // threads that are busy while the workers and their caller are
+  const char* isa = nullptr;  // null: the best
+  int64_t spin_ns = 50'000;
+  bool pin_threads = true;
+  int32_t matmul_rows = 0;      // query rows from which a job goes through matrix products; 0: measured
+  tandem_run_fn run = nullptr;  // lends n_threads threads; null: the backend starts its own
+  void* run_user = nullptr;
+};
+
+// Names of the instruction sets of this build, best first, null past the end; whether this processor has one.
+const char* cpu_isa_name(int32_t idx);
+bool cpu_isa_available(const char* name);
+Status create_cpu_backend(const CpuOptions& options, Backend* backend);
+
+}  // namespace tandem
