@@ -142,7 +142,7 @@ BUGS = [
      "push_back(std::max<int64_t>(0, token -", "streaming_heads_test", "attends_on_the_host"),
     ("streaming heads have the others' first keys", "lib/attend/descriptors.cc",
      "    to->begin = of.streaming_heads.keys.newest_begin;\n", "", "streaming_heads_test", "attends_on_a_device"),
-    ("keys of streaming heads cross the bus", "lib/attend/split.cc", "const std::span<const HeadRun> heads = chunk.of.outside_runs.get();",
+    ("keys of streaming heads cross the bus", "lib/attend/split.cc", "const std::span<const HeadRun> heads = chunk.facts.outside_runs.get();",
      "static const HeadRuns all = HeadRuns::retrieval(nullptr, chunk.layer());\n  const std::span<const HeadRun> heads = all.get();", "streaming_heads_test",
      "streams_retrieval_heads_alone"),
     ("queries that a device has counted count again", "lib/select/hgca_observe.cc", "state.held.end_token = call.resident_begin;",
@@ -153,9 +153,9 @@ BUGS = [
      "const Policy& policy = made->policies[(l + 1) % layers.size()];", "layer_policies_test",
      "attends_as_each_on_the_host"),
     ("a size in two places", "lib/attend/device_lane.cc",
-     "  return device.hold(reserve_call(call.session.terms(), shape, call.taken), call.args.stream);",
-     "  Reservation needs = reserve_call(call.session.terms(), shape, call.taken);\n  needs.workspace_bytes += 256;\n"
-     "  return device.hold(needs, call.args.stream);", "memory_plan_test", "holds_what_is_planned"),
+     "return device.hold(reserve_call(call.session.terms(), shape, call.taken), call.args.stream); };",
+     "Reservation needs = reserve_call(call.session.terms(), shape, call.taken);\n    needs.workspace_bytes += 256;\n"
+     "    return device.hold(needs, call.args.stream); };", "memory_plan_test", "holds_what_is_planned"),
 ]
 
 

@@ -25,11 +25,11 @@ inline constexpr int64_t kManyTokens = 4096;  // of a call: to go through them t
 
 struct Call {
   Call(SessionCore& core, const AttendArgs& asked, AttendScratch& work, HandOverTask* ticket = nullptr)
-      : session(core), args(asked), of(core.layers[static_cast<size_t>(asked.layer_idx)]), scratch(work), task(ticket) {}
+      : session(core), args(asked), facts(core.layers[static_cast<size_t>(asked.layer_idx)]), scratch(work), task(ticket) {}
   Call(const Call&) = delete;
 
   Cache& cache() const { return *session.cache; }
-  const Layer& layer() const { return of.layer; }
+  const Layer& layer() const { return facts.layer; }
   const Backend& cpu() const { return session.cache->engine().cpu(); }
   DeviceSession& device() const { return *session.device; }
   std::vector<SequenceCall>& calls() const { return scratch.calls; }
@@ -37,19 +37,19 @@ struct Call {
   HostPart::Facts host_facts() const {
     return {.cache = &cache(),
             .layer = &layer(),
-            .heads = of.heads,
+            .heads = facts.heads,
             .layer_idx = args.layer_idx,
-            .selector = of.selector.get(),
-            .selects = of.policy.make != nullptr,
-            .keeps_maw = of.policy.keeps_maw,
+            .selector = facts.selector.get(),
+            .selects = facts.policy.make != nullptr,
+            .keeps_maw = facts.policy.keeps_maw,
             .is_speculative = args.speculative,
             .q_is_bf16 = args.q.dtype == TANDEM_BF16};
   }
-  RouteCall route_call() const { return {device(), cache(), layer(), of.idx, scratch.calls, *task, args.stream}; }
+  RouteCall route_call() const { return {device(), cache(), layer(), facts.idx, scratch.calls, *task, args.stream}; }
 
   SessionCore& session;
   const AttendArgs& args;
-  const SessionLayer& of;
+  const SessionLayer& facts;
   AttendScratch& scratch;
   HandOverTask* const task;  // of a chunk on device tensors; of a planned step null once the step has begun
   RoutesTaken taken;         // by the call, or by the chunk

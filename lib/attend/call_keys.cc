@@ -19,7 +19,7 @@ void set_tree(const Call& call, SequenceCall& of) {
   scratch.depths.assign(static_cast<size_t>(of.q_len), 0);
   const int64_t root = of.sequence->position(of.first_query), sliding_window = call.layer().sliding_window;
   // Within the tree, windows reach back along the chain.
-  const bool streaming = call.of.policy.host_keys(false) == HostKeys::kSinks;
+  const bool streaming = call.facts.policy.host_keys(false) == HostKeys::kSinks;
   int64_t reach = sliding_window > 0 ? sliding_window : INT64_MAX;
   if (streaming) reach = std::min(reach, call.session.options.window_len);
   const int64_t sink_end = streaming && sliding_window == 0 ? call.session.options.sink_len : 0;
@@ -59,7 +59,7 @@ void see_sinks_and_newest(const Call& call, SequenceCall& of) {
 }
 
 void choose_keys(const Call& call, SequenceCall& of) {
-  const HostKeys host = call.of.policy.host_keys(of.is_append);
+  const HostKeys host = call.facts.policy.host_keys(of.is_append);
   const std::vector<int64_t>& begin = call.scratch.begin;
   const int64_t least = *std::min_element(begin.begin() + static_cast<std::ptrdiff_t>(of.visibility_at), begin.end());
   of.dense_begin = least;
@@ -76,12 +76,12 @@ void choose_keys(const Call& call, SequenceCall& of) {
     of.first_job_key = of.host_begin;
     of.has_host = false;
   }
-  of.observes = call.of.policy.keeps_maw && !of.is_append && !call.args.speculative;
+  of.observes = call.facts.policy.keeps_maw && !of.is_append && !call.args.speculative;
 }
 
 // Sinks and newest keys for the heads of the layer that stream.
 void see_for_streaming_heads(const Call& call, SequenceCall& of) {
-  if (call.of.heads == nullptr) return;
+  if (call.facts.heads == nullptr) return;
   AttendScratch& scratch = call.scratch;
   const PolicyOptions& options = call.session.options;
   SequenceCall::StreamingHeads& own = of.streaming_heads;
@@ -97,7 +97,7 @@ void see_for_streaming_heads(const Call& call, SequenceCall& of) {
   // Queries of tokens that are there already may look further back than the window begins: all heads' keys then begin there.
   if (on_device) of.resident_begin = std::min(of.resident_begin, own.keys.newest_begin);
   of.host_end = std::min(of.host_end, of.resident_begin);
-  if (call.of.heads->retrieval.n_kv_heads == 0) of.host_begin = of.host_end = of.resident_begin;
+  if (call.facts.heads->retrieval.n_kv_heads == 0) of.host_begin = of.host_end = of.resident_begin;
   if (on_device) of.has_host = of.host_end > of.host_begin || own.keys.sink_end > 0;
 }
 

@@ -7,14 +7,14 @@
 
 namespace tandem {
 
-void settle(const Call& call, SequenceCall& of) {
-  if (call.appends()) of.sequence->set_length(call.of.idx, of.length);
+void commit_tokens(const Call& call, SequenceCall& of) {
+  if (call.appends()) of.sequence->set_length(call.facts.idx, of.length);
   call.session.evict(&of.state->window_begin, of.length);
 }
 
 void guess_tokens(const Call& call, const SequenceCall& of) {
   Sequence& sequence = *of.sequence;
-  sequence.speculative[call.of.idx] = of.q_len;
+  sequence.speculative[call.facts.idx] = of.q_len;
   sequence.speculator = call.session.states;
   sequence.parents.clear();
   const int32_t* const parent_idx = call.args.parent_idx;
@@ -23,15 +23,15 @@ void guess_tokens(const Call& call, const SequenceCall& of) {
 
 void count_bytes(const Call& call, const SequenceCall& of) {
   const int64_t key_bytes = plane_bytes(call.layer()).total();
-  const int64_t per_token = key_bytes * call.of.outside.n_kv_heads;
+  const int64_t per_token = key_bytes * call.facts.outside.n_kv_heads;
   tandem_session_stats& sums = call.session.sums;
   sums.n_query_tokens += of.q_len;
   sums.resident_kv_bytes_read += (of.length - of.resident_begin) * per_token;
-  const int64_t n_found = std::max<int64_t>(0, of.resident_begin - of.first_found());
+  const int64_t n_found = std::max<int64_t>(0, of.resident_begin - of.first_foreign());
   sums.host_kv_bytes_read += (of.host_end - of.host_begin + n_found) * per_token;
   sums.dense_kv_bytes += (of.length - of.dense_begin) * key_bytes * call.layer().n_kv_heads;
-  if (call.of.heads == nullptr) return;
-  const int64_t streaming_bytes = call.of.heads->n_streaming(call.layer()) * key_bytes;
+  if (call.facts.heads == nullptr) return;
+  const int64_t streaming_bytes = call.facts.heads->n_streaming(call.layer()) * key_bytes;
   sums.resident_kv_bytes_read += (of.length - of.streaming_heads.keys.newest_begin) * streaming_bytes;
   sums.host_kv_bytes_read += of.streaming_heads.keys.sink_end * streaming_bytes;
 }

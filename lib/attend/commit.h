@@ -8,7 +8,7 @@
 namespace tandem {
 
 // The sequence's new tokens count, and the oldest leave the window.
-void settle(const Call& call, SequenceCall& of);
+void commit_tokens(const Call& call, SequenceCall& of);
 // The new tokens are a guess, which Session::commit() ends.
 void guess_tokens(const Call& call, const SequenceCall& of);
 void count_bytes(const Call& call, const SequenceCall& of);

@@ -20,7 +20,7 @@ void describe_sequences(const Call& chunk, DeviceSequence* to, int64_t* tables, 
     to->has_host_part = of.has_cpu_part() || of.only_counts ? 1 : 0;
     to->evict_end = std::max(of.evict_end, of.resident_begin);
     to->first_evicted = static_cast<int32_t>(of.first_evicted);
-    to->wants_lse = chunk.of.policy.keeps_maw && (chunk.args.speculative || of.counts_on_host()) ? 1 : 0;
+    to->wants_lse = chunk.facts.policy.keeps_maw && (chunk.args.speculative || of.counts_on_host()) ? 1 : 0;
     to->position = of.sequence->position(of.first_query);
     for (const int64_t page : of.window->table()) tables[(*n_entries)++] = chunk.device().page_offset(page);
     ++to;
@@ -47,7 +47,7 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   describe_sequences(chunk, described, reinterpret_cast<int64_t*>(upload + sequence_bytes), &n_entries);
   sequences->n_sequences = static_cast<int32_t>(calls.size());
   sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.work().descriptors());
-  if (chunk.of.heads != nullptr) {
+  if (chunk.facts.heads != nullptr) {
     describe_streaming_heads(chunk, described, described + calls.size());
     chunk.streaming_sequences = sequences->sequences + calls.size();
   }

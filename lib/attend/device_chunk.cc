@@ -9,9 +9,9 @@
 namespace tandem {
 
 void evict_before(const Call& chunk, SequenceCall* of) {
-  of->found_begin = of->state->window_begin;
-  of->window_begin = chunk.session.evicted_to(of->found_begin, of->first_query);
-  if (of->window_begin > of->found_begin && chunk.of.policy.keeps_maw) chunk.session.states->fetch_maw(*of->sequence);
+  of->foreign_begin = of->state->window_begin;
+  of->window_begin = chunk.session.evicted_to(of->foreign_begin, of->first_query);
+  if (of->window_begin > of->foreign_begin && chunk.facts.policy.keeps_maw) chunk.session.states->fetch_maw(*of->sequence);
 }
 
 void prepare_selection(const Call& chunk) {
@@ -19,20 +19,20 @@ void prepare_selection(const Call& chunk) {
   HostPart& host = chunk.scratch.host;
   for (size_t i = 0; i < chunk.calls().size(); ++i) {
     SequenceCall& of = chunk.calls()[i];
-    of.state->selection->prepare_on_device(&of, chunk.args.speculative, &host.keep_late(i, of.selected), &n_evicted);
+    of.state->selection->prepare_on_device(&of, chunk.args.speculative, &host.keep_copy(i, of.selected), &n_evicted);
   }
 }
 
 void commit_sequences(Call& chunk) {
-  const size_t l = chunk.of.idx;
+  const size_t l = chunk.facts.idx;
   for (SequenceCall& of : chunk.calls()) {
     if (chunk.args.speculative) {
       of.window->extend(l, of.resident_begin, of.first_query);
       guess_tokens(chunk, of);
     } else {
       of.window->extend(l, std::max(of.resident_begin, of.kept_begin), of.length);
-      settle(chunk, of);
-      if (chunk.of.policy.keeps_maw) of.window->set_maw(l, of.window_begin);
+      commit_tokens(chunk, of);
+      if (chunk.facts.policy.keeps_maw) of.window->set_maw(l, of.window_begin);
     }
     of.state->selection->committed(of, chunk.args.speculative);
     count_bytes(chunk, of);

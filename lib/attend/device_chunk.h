@@ -7,12 +7,12 @@
 
 namespace tandem {
 
-// Where the window begins before the chunk. A session may find a sequence long: its window is not to hold all of it. The
-// state follows when the chunk is committed.
+// Evicts tokens that were appended without this session, so that the window need not hold them. The state changes in
+// commit_sequences().
 void evict_before(const Call& chunk, SequenceCall* of);
 // Copies of what the ticket's host part needs, while the sequences cannot grow.
 void prepare_selection(const Call& chunk);
-// Lengths and windows. Nothing of the chunk can be lost before the next chunk is prepared.
+// Sets lengths and windows. If the chunk is lost later, the cache rolls it back by the task's list of touched sequences.
 void commit_sequences(Call& chunk);
 
 }  // namespace tandem

@@ -59,7 +59,7 @@ CallShape make_shape(const Call& call) {
     scratch.shapes[i].length = scratch.calls[i].length;
     scratch.shapes[i].has_gaps = !scratch.calls[i].sequence->positions.empty();
   }
-  CallShape shape{&call.layer(), call.of.idx, scratch.shapes};
+  CallShape shape{&call.layer(), call.facts.idx, scratch.shapes};
   shape.appends = call.appends();
   shape.is_speculative = call.args.speculative;
   // What graphs hold does not grow any more: steps larger than that are refused.
@@ -77,11 +77,11 @@ size_t first_of_last_kind(const std::vector<SequenceCall>& calls) {
 
 }  // namespace
 
-Status DeviceLane::check(Call& call, bool* is_done) {
+Status DeviceLane::start(Call& call, bool* was_launched) {
   SessionCore& session = call.session;
-  const Status fault = session.device != nullptr ? session.hand_over().fault() : Status();
+  Status fault = session.device != nullptr ? session.hand_over().fault() : Status();
   if (!fault.ok()) {
-    if (session.step.is_planned) return session.hand_over().fault();
+    if (session.step.is_planned) return fault;
     std::unique_lock lock(call.cache().mutex());
     return session.states->meet_fault(call.args.stream);
   }
@@ -93,16 +93,16 @@ Status DeviceLane::check(Call& call, bool* is_done) {
   if (call.args.speculative) TANDEM_TRY(check_guess(call));
   TANDEM_TRY(check_rows(call.args.k, "k"));
   TANDEM_TRY(check_rows(call.args.v, "v"));
-  *is_done = session.step.is_planned;
-  return *is_done ? launch_planned(call, captures) : Status();
+  *was_launched = session.step.is_planned;
+  return *was_launched ? launch_planned(call, captures) : Status();
 }
 
 // Appends on the host that wait to be counted are: nothing of the layer is under way then.
 Status DeviceLane::find_state(const Call& call, SequenceCall* of) const {
   SequenceState& state = *call.session.states->find(of->sequence->id);
-  of->state = &state.layers[call.of.idx];
+  of->state = &state.layers[call.facts.idx];
   of->window = &state.window;
-  if (!call.of.policy.keeps_maw || of->window->has_maw(call.of.idx)) return {};
+  if (!call.facts.policy.keeps_maw || of->window->has_maw(call.facts.idx)) return {};
   return of->state->selection->catch_up(*of->sequence, of->state->window_begin);
 }
 
@@ -130,25 +130,31 @@ Status DeviceLane::reserve(Call& call) {
   std::unique_lock lock(call.cache().mutex());
   DeviceSession& device = call.device();
   CallShape shape = make_shape(call);
-  TANDEM_TRY(device.most_queries(call.of.idx, call.session.terms().wanted_queries(shape), &shape.most_queries));
+  TANDEM_TRY(device.most_queries(call.facts.idx, call.session.terms().wanted_queries(shape), &shape.most_queries));
   call.most_queries = call.args.speculative ? kMostTicketTokens : shape.most_queries;  // each query is a sequence of its own
   TANDEM_TRY(reserve_sequences(call, &shape));
+  return hold(call, shape);
+}
+
+// Long appends take as much memory as there is; where there is none for the routes at all, the CPU attends.
+Status DeviceLane::hold(Call& call, const CallShape& shape) {
+  DeviceSession& device = call.device();
+  const auto hold_all = [&] { return device.hold(reserve_call(call.session.terms(), shape, call.taken), call.args.stream); };
   TANDEM_TRY(take_routes(call, shape));
-  if (call.taken.any()) {
-    Status status;
-    do {
-      TANDEM_TRY(long_append_.take(call, shape));
-      status = device.hold(reserve_call(call.session.terms(), shape, call.taken), call.args.stream);
-    } while (!status.ok() && long_append_.take_less(call, status));
-    if (status.ok()) return {};
-    TANDEM_TRY(give_streams_up(call, std::move(status)));
-  }
-  return device.hold(reserve_call(call.session.terms(), shape, call.taken), call.args.stream);
+  if (!call.taken.any()) return hold_all();
+  Status status;
+  do {
+    TANDEM_TRY(long_append_.size_and_pin(call, shape));
+    status = hold_all();
+  } while (!status.ok() && long_append_.retry_smaller(call, status));
+  if (status.ok()) return status;
+  TANDEM_TRY(give_streams_up(call, std::move(status)));
+  return hold_all();
 }
 
 // The next rows of the caller's tensors, up to those of a ticket and most_queries of a sequence.
 Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
-  if (const int64_t n = long_append_.chunk_len(call, *place); n > 0) return long_append_.cut(call, n, place, chunk);
+  if (const int64_t n = long_append_.chunk_len(call, *place); n > 0) return long_append_.next_chunk(call, n, place, chunk);
   HandOver& hand_over = call.session.hand_over();
   HandOverTask& task = hand_over.next_task();
   TANDEM_TRY(hand_over.fault());  // its place may be free because what had it is lost: the device has yet to read its upload
@@ -176,8 +182,8 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
     ++place->call;
     place->query = 0;
   }
-  chunk->cut.emplace(call.args, first_row, n_rows);
-  chunk->own.emplace(call.session, chunk->cut->args, task.scratch, &task);
+  chunk->args.emplace(call.args, first_row, n_rows);
+  chunk->own.emplace(call.session, chunk->args->args, task.scratch, &task);
   chunk->call = &*chunk->own;
   chunk->work = this;
   // A chunk before it may have found that memory cannot be pinned.
@@ -195,10 +201,10 @@ Status DeviceLane::prepare(Call& chunk) {
     task->shape.n_tokens += static_cast<int32_t>(of.q_len);
     task->shape.max_q_len = std::max(task->shape.max_q_len, static_cast<int32_t>(of.q_len));
     evict_before(chunk, &of);
-    if (chunk.of.policy.keeps_maw && !chunk.appends()) fade_newer(chunk, of);
+    if (chunk.facts.policy.keeps_maw && !chunk.appends()) fade_newer(chunk, of);
     (void)see_keys(chunk, of);  // fails when a call is cancelled, which one on a device cannot be
     of.cpu_begin = of.host_begin;
-    of.gives_queries = chunk.of.policy.keeps_maw && of.is_append;
+    of.gives_queries = chunk.facts.policy.keeps_maw && of.is_append;
     if (args.speculative) leave_guess_to_host(&of);
   }
   choose_routes(chunk);
@@ -206,7 +212,7 @@ Status DeviceLane::prepare(Call& chunk) {
   chunk.scratch.host.lay_out(chunk.scratch.calls);
   for (const SequenceCall& of : chunk.calls()) {
     if (chunk.appends()) chunk.scratch.host.add_rows(of);
-    task->touched.push_back({of.sequence->id, chunk.appends() ? of.first_query : of.length, of.found_begin});
+    task->touched.push_back({of.sequence->id, chunk.appends() ? of.first_query : of.length, of.foreign_begin});
   }
   if (chunk.scratch.host.selects()) prepare_selection(chunk);
   return {};
@@ -219,70 +225,54 @@ Status DeviceLane::fill(Call& chunk) {
 }
 
 Status DeviceLane::launch(Call& chunk) {
+  HandOverTask& task = *chunk.task;
   DeviceSequences sequences;
   TANDEM_TRY(upload_descriptors(chunk, &sequences));
-  const auto has_host = [](const SequenceCall& of) { return of.has_host; };
+  const bool merges = chunk.facts.policy.keeps_maw || std::any_of(chunk.calls().begin(), chunk.calls().end(),
+                                                                  [](const SequenceCall& of) { return of.has_host; });
   bool is_launched = false;
-  const AtEnd cut([&] {
+  const AtEnd undo([&] {
     if (is_launched) return;
     for (size_t r = 0; r < kMostRoutes; ++r)
-      if (chunk.task->n_pieces[r] > 0) chunk.session.key_routes[r]->settle(chunk.route_call());
-    chunk.task->is_cut = true;
+      if (task.n_pieces[r] > 0) chunk.session.key_routes[r]->wait_after_failure(chunk.route_call());
+    task.launch_failed = true;
   });
-  TANDEM_TRY(launch_kernels(chunk, sequences, std::any_of(chunk.calls().begin(), chunk.calls().end(), has_host)));
+  task.asked = std::chrono::steady_clock::now();
+  TANDEM_TRY(begin_routes(chunk));
+  const DeviceAppend append = append_of(chunk, sequences);
+  TANDEM_TRY(launch_append(chunk, append));
+  chunk.session.hand_over().post();
+  const DeviceAttend window = window_of(chunk, append, merges);
+  TANDEM_TRY(attend_window(chunk, window, !merges));
+  if (merges) {
+    TANDEM_TRY(attend_pieces(chunk, window));
+    TANDEM_TRY(merge_and_observe(chunk, append));
+    if (task.merged != nullptr) TANDEM_TRY(chunk.device().mark_merged(task.idx, chunk.args.stream));
+  }
   is_launched = true;
   return {};
 }
 
-// In a planned step, which has posted the tasks of all layers, the call has none of its own.
-Status DeviceLane::launch_kernels(Call& call, const DeviceSequences& sequences, bool merges) {
-  DeviceSession& device = call.device();
-  HandOverTask* const task = call.task;
-  const AttendArgs& args = call.args;
-  const DeviceAppend append = append_of(call, sequences);
-  if (task != nullptr) {
-    task->asked = std::chrono::steady_clock::now();
-    for (size_t r = kMostRoutes; r-- > 0;)
-      if (task->n_pieces[r] > 0) TANDEM_TRY(call.session.key_routes[r]->begin(call.route_call()));
-  }
-  TANDEM_TRY(ask_device(call, "append", &DeviceTable::append, &append));
-  if (task != nullptr)
-    device.hand_over().post();
-  else
-    call.session.step.n_appended = args.layer_idx + 1;
-  DeviceAttend attend;
-  attend.layer = args.speculative ? &device.layer(call.of.idx, false) : append.layer;
-  attend.pages = append.pages;
-  attend.sequences = args.speculative ? call.guess.queries : sequences;
-  attend.q = attended_q(append);
-  attend.workspace = device.work().workspace();
-  if (!merges && !call.of.policy.keeps_maw) {
-    point_output(call, 0, &attend);
-    return attend_window(call, attend, true);
-  }
-  const int32_t n_q_heads = call.layer().n_q_heads;
-  point_states({device.work().o(), device.work().lse(), n_q_heads}, &attend);
-  TANDEM_TRY(attend_window(call, attend, false));
-  if (task != nullptr) TANDEM_TRY(attend_pieces(call, attend));
-  TANDEM_TRY(merge_and_observe(call, append));
-  return task != nullptr && task->merged != nullptr ? device.mark_merged(task->idx, args.stream) : Status();
-}
-
-// All of a layer at once, also where the step has fewer sequences than a graph was made for: descriptors say so.
+// The step has posted the tasks of all its layers. A layer is launched as a whole, also where the step has fewer sequences
+// than a graph was made for: descriptors say so.
 Status DeviceLane::launch_planned(Call& call, bool captures) {
   TANDEM_TRY(check_planned(call, captures));
   DeviceSession& device = call.device();
   if (captures) device.freeze();
-  const int32_t layer_idx = call.args.layer_idx;
+  const size_t l = call.facts.idx;
   const std::byte* const described = device.work().step_descriptors();
   DeviceSequences sequences;
-  sequences.sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().layer_at(layer_idx));
+  sequences.sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().layer_at(l));
   sequences.page_tables = reinterpret_cast<const int64_t*>(described + device.steps().tables_at());
-  call.streaming_sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().streaming_at(layer_idx));
+  call.streaming_sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().streaming_at(l));
   sequences.n_sequences = static_cast<int32_t>(device.held().step_sequences);
   sequences.max_q_len = static_cast<int32_t>(call.session.step.max_q_len);
   sequences.max_keys = kAnyKeys;
-  TANDEM_TRY(launch_kernels(call, sequences, true));
+  const DeviceAppend append = append_of(call, sequences);
+  TANDEM_TRY(launch_append(call, append));
+  call.session.step.n_appended = call.args.layer_idx + 1;
+  TANDEM_TRY(attend_window(call, window_of(call, append, true), false));
+  TANDEM_TRY(merge_and_observe(call, append));
   ++call.session.step.next_layer;
   return {};
 }
@@ -300,7 +290,7 @@ Status DeviceLane::take_back(Call& call, Status why) {
   if (call.appends()) {
     hand_over.drain();
     for (const SequenceCall& of : call.calls())
-      call.cache().cut_layer(*call.session.states, *of.sequence, call.of.idx, of.first_query);
+      call.cache().cut_layer(*call.session.states, *of.sequence, call.facts.idx, of.first_query);
   }
   // A fault that this call tells of is not told again.
   if (!hand_over.can_start_over() || why.code() != hand_over.fault().code()) return why;

@@ -7,13 +7,13 @@
 //   prepare    which keys, where they are, who attends to those outside the window; the task: what the host's part computes,
 //              where the new rows go
 //   fill       what the window should have and has not, after appends on the host, forks, truncations: from the store
-//   launch     append | post the task | attend to the window | to pieces of the routes, in the order of the task's launches |
-//              merge, where the host has a part | observe, where attention weights are kept
+//   launch     first pieces of the routes | append | post the task | attend to the window | to the other pieces, in the order of
+//              the task's launches | merge, where the host has a part | observe, where attention weights are kept
 //   commit     lengths
 // clang-format on
 //
 // A call waits for the device where memory has to grow, a window to be filled, or more tasks are under way than there is
-// room for. Long appends whose keys come over the bus are another lane's (lib/attend/long_append.h).
+// room for. Long appends whose keys cross the bus are chunks of another kind (lib/attend/long_append.h).
 #pragma once
 
 #include "lib/attend/lane.h"
@@ -25,7 +25,7 @@ class DeviceLane final : public Lane {
  public:
   explicit DeviceLane(SessionCore& core) : long_append_(core) {}
 
-  Status check(Call& call, bool* is_done) override;
+  Status start(Call& call, bool* was_launched) override;
   Status reserve(Call& call) override;
   Status next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) override;
   Status prepare(Call& chunk) override;
@@ -39,7 +39,7 @@ class DeviceLane final : public Lane {
 
  private:
   Status launch_planned(Call& call, bool captures);
-  Status launch_kernels(Call& call, const DeviceSequences& sequences, bool merges);
+  Status hold(Call& call, const CallShape& shape);
   Status reserve_sequences(Call& call, CallShape* shape);
 
   LongAppend long_append_;

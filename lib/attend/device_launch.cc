@@ -9,14 +9,14 @@ void begin_task(const Call& chunk, HandOverTask* task) {
   const DeviceSession& device = chunk.device();
   task->shape = {chunk.args.layer_idx, static_cast<int32_t>(chunk.calls().size()), 0, 0};
   task->header = reinterpret_cast<const SlotHeader*>(device.shared().slot(task->ticket));
-  task->scratch.host.begin(chunk.host_facts(), {device.shared().slot(task->ticket), device.exchange(chunk.of.idx)});
+  task->scratch.host.begin(chunk.host_facts(), {device.shared().slot(task->ticket), device.exchange(chunk.facts.idx)});
   task->touched.clear();
   task->n_pieces.fill(0);
   task->sent.fill(nullptr);
   task->launches.clear();
   task->merged = nullptr;
   task->part = {};
-  task->is_cut = false;
+  task->launch_failed = false;
   for (size_t r = 0; r < kMostRoutes; ++r)
     if (task->notes[r] == nullptr && chunk.session.key_routes[r] != nullptr)
       task->notes[r] = chunk.session.key_routes[r]->make_notes();
@@ -31,7 +31,7 @@ DeviceRows attended_q(const DeviceAppend& append) {
 DeviceAppend append_of(const Call& call, const DeviceSequences& sequences) {
   const DeviceSession& device = call.device();
   const AttendArgs& args = call.args;
-  const size_t l = call.of.idx;
+  const size_t l = call.facts.idx;
   const Layer& layer = device.layer(l, sequences.max_q_len > 1);
   const auto n_tokens = static_cast<int32_t>(args.q.n_tokens);
   return {&layer,
@@ -49,17 +49,44 @@ DeviceAppend append_of(const Call& call, const DeviceSequences& sequences) {
           args.x ? rows_of(*args.x) : DeviceRows()};
 }
 
-DeviceAttend of_run(const Call& call, const DeviceAttend& window, const HeadRun& run, Layer* layer) {
-  DeviceAttend attend = of_heads(window, run.first, run.n, layer);
+Status begin_routes(const Call& chunk) {
+  for (size_t r = kMostRoutes; r-- > 0;)
+    if (chunk.task->n_pieces[r] > 0) TANDEM_TRY(chunk.session.key_routes[r]->begin(chunk.route_call()));
+  return {};
+}
+
+DeviceAttend for_heads(const Call& call, const DeviceAttend& window, const HeadRun& run, Layer* layer) {
+  DeviceAttend attend = restrict_to_heads(window, run.first, run.n, layer);
   if (!run.streams) return attend;
   attend.sequences.sequences = call.streaming_sequences;
   if (window.sequences.max_q_len > 1) layer->sliding_window = call.session.options.window_len;
   return attend;
 }
 
+Status launch_append(const Call& call, const DeviceAppend& append) {
+  const TraceRange range("append", call.args.layer_idx, "resident");
+  return call_device(call.device().device(), &DeviceTable::append, &append, call.args.stream);
+}
+
+DeviceAttend window_of(const Call& call, const DeviceAppend& append, bool merges) {
+  const DeviceSession& device = call.device();
+  const bool is_guess = call.args.speculative;
+  DeviceAttend attend;
+  attend.layer = is_guess ? &device.layer(call.facts.idx, false) : append.layer;
+  attend.pages = append.pages;
+  attend.sequences = is_guess ? call.guess.queries : append.sequences;
+  attend.q = attended_q(append);
+  attend.workspace = device.work().workspace();
+  if (merges)
+    point_states({device.work().o(), device.work().lse(), call.layer().n_q_heads}, &attend);
+  else
+    point_output(call, 0, &attend);
+  return attend;
+}
+
 void point_output(const Call& call, int32_t first_head, DeviceAttend* attend) {
   const AttendArgs& args = call.args;
-  const float* sinks = call.device().sinks(call.of.idx);
+  const float* sinks = call.device().sinks(call.facts.idx);
   const int64_t first = int64_t{first_head} * call.layer().group_size;
   attend->o = rows_of(args.o);
   attend->o.data = static_cast<std::byte*>(attend->o.data) + first * args.o.head_stride;
@@ -70,10 +97,12 @@ void point_output(const Call& call, int32_t first_head, DeviceAttend* attend) {
 }
 
 Status attend_window(const Call& call, const DeviceAttend& window, bool is_last) {
-  if (call.of.heads == nullptr) return ask_device(call, "attend", &DeviceTable::attend, &window);
-  for (const HeadRun& run : call.of.heads->runs) {
+  const TraceRange range("attend", call.args.layer_idx, "resident");
+  if (call.facts.heads == nullptr)
+    return call_device(call.device().device(), &DeviceTable::attend, &window, call.args.stream);
+  for (const HeadRun& run : call.facts.heads->runs) {
     Layer layer;
-    DeviceAttend attend = of_run(call, window, run, &layer);
+    DeviceAttend attend = for_heads(call, window, run, &layer);
     if (is_last) {
       point_output(call, run.first, &attend);
     } else {
@@ -81,7 +110,7 @@ Status attend_window(const Call& call, const DeviceAttend& window, bool is_last)
       attend.o.data = static_cast<float*>(attend.o.data) + first * call.layer().v_head_dim;
       attend.lse += first;
     }
-    TANDEM_TRY(ask_device(call, "attend", &DeviceTable::attend, &attend));
+    TANDEM_TRY(call_device(call.device().device(), &DeviceTable::attend, &attend, call.args.stream));
   }
   return {};
 }
@@ -112,26 +141,28 @@ Status attend_pieces(const Call& chunk, const DeviceAttend& window) {
 }
 
 Status merge_and_observe(const Call& call, const DeviceAppend& append) {
+  const TraceRange range("merge", call.args.layer_idx, "resident");
   const DeviceSession& device = call.device();
   const AttendArgs& args = call.args;
   DeviceMerge merge;
   merge.layer = append.layer;
   merge.sequences = append.sequences;
   merge.n_tokens = append.n_tokens;
-  merge.is_observed = call.of.policy.keeps_maw;
+  merge.is_observed = call.facts.policy.keeps_maw;
   merge.o = device.work().o();
   merge.lse = device.work().lse();
   merge.o_out = rows_of(args.o);
   merge.lse_out = args.lse;
   merge.lse_token_stride = args.lse_token_stride;
   merge.lse_head_stride = args.lse_head_stride;
-  merge.sinks = device.sinks(call.of.idx);
+  merge.sinks = device.sinks(call.facts.idx);
   merge.exchange = append.exchange;
-  TANDEM_TRY(ask_device(call, "merge", &DeviceTable::merge, &merge));
-  return call.of.policy.keeps_maw ? observe(call, append, device.work().lse()) : Status();
+  TANDEM_TRY(call_device(call.device().device(), &DeviceTable::merge, &merge, call.args.stream));
+  return call.facts.policy.keeps_maw ? observe(call, append, device.work().lse()) : Status();
 }
 
 Status observe(const Call& call, const DeviceAppend& append, const float* lse) {
+  const TraceRange range("observe", call.args.layer_idx, "resident");
   DeviceObserve observe;
   observe.layer = append.layer;
   observe.pages = append.pages;
@@ -148,7 +179,7 @@ Status observe(const Call& call, const DeviceAppend& append, const float* lse) {
     observe.sequences.max_keys = 0;
     observe.has_appended = 0;
   }
-  return ask_device(call, "observe", &DeviceTable::observe, &observe);
+  return call_device(call.device().device(), &DeviceTable::observe, &observe, call.args.stream);
 }
 
 }  // namespace tandem

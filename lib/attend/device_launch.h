@@ -8,24 +8,23 @@
 
 namespace tandem {
 
-template <typename Function, typename DeviceCall>
-Status ask_device(const Call& call, const char* name, Function function, const DeviceCall* args) {
-  const TraceRange range(name, call.args.layer_idx, "resident");
-  return call_device(call.device().device(), function, args, call.args.stream);
-}
-
-// A task that has nothing to do but to meet a ticket of the chunk's sequences.
+// Resets the task: so far it only waits for its ticket.
 void begin_task(const Call& chunk, HandOverTask* task);
 
+// First pieces of the routes, before anything else of the chunk is launched.
+Status begin_routes(const Call& chunk);
 // Rows and queries of the call.
 DeviceAppend append_of(const Call& call, const DeviceSequences& sequences);
-// The queries that are attended: append has left them rotated where keys are.
+Status launch_append(const Call& call, const DeviceAppend& append);
+// The queries that attend() reads: append() has rotated them where the layer rotates.
 DeviceRows attended_q(const DeviceAppend& append);
-// The window, or a long append's window and chunk, for a run of heads. layer: becomes theirs.
-DeviceAttend of_run(const Call& call, const DeviceAttend& window, const HeadRun& run, Layer* layer);
+// The attention call for one run of heads of a kind. layer: filled with these heads alone.
+DeviceAttend for_heads(const Call& call, const DeviceAttend& window, const HeadRun& run, Layer* layer);
 // The answer of heads from first_head on goes to the caller's tensors.
 void point_output(const Call& call, int32_t first_head, DeviceAttend* attend);
-// The window, a run of heads of one kind after the other. is_last: the answer is left, and no states.
+// Attention over the window. merges: it leaves states in the session's o() and lse(), else the caller's o and lse.
+DeviceAttend window_of(const Call& call, const DeviceAppend& append, bool merges);
+// Attends the window, one launch for each run of heads. is_last: writes o and lse of the caller; else states.
 Status attend_window(const Call& call, const DeviceAttend& window, bool is_last);
 // The pieces of the task's launches, whose states are added to those of the window in the session's o() and lse().
 Status attend_pieces(const Call& chunk, const DeviceAttend& window);

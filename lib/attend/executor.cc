@@ -16,9 +16,9 @@ Status Executor::attend(const AttendArgs& args) {
   const TraceRange range("call", args.layer_idx, args.on_device ? "on device tensors" : "on host tensors");
   Lane& lane = args.on_device ? static_cast<Lane&>(device_) : host_;
   Call call(core_, args, core_.scratch);
-  bool is_done = false;
-  TANDEM_TRY(lane.check(call, &is_done));
-  if (!is_done) TANDEM_TRY(run(lane, call));
+  bool was_launched = false;
+  TANDEM_TRY(lane.start(call, &was_launched));
+  if (!was_launched) TANDEM_TRY(run(lane, call));
   ++core_.sums.n_attends;
   core_.sums.n_device_attends += args.on_device;
   core_.sums.attend_ns +=
@@ -39,21 +39,16 @@ Status Executor::run(Lane& lane, Call& call) {
   TANDEM_TRY(lane.reserve(call));
   Status status;
   try {
-    status = run_chunks(lane, call);
+    for (ChunkPlace place; status.ok() && place.call < call.calls().size();) {
+      Chunk chunk;
+      status = lane.next_chunk(call, &place, &chunk);
+      if (status.ok()) status = run_chunk(*chunk.work, *chunk.call);
+    }
   } catch (...) {
     (void)lane.take_back(call, {});
     throw;
   }
   return status.ok() ? Status() : lane.take_back(call, std::move(status));
-}
-
-Status Executor::run_chunks(Lane& lane, Call& call) {
-  for (ChunkPlace place; place.call < call.calls().size();) {
-    Chunk chunk;
-    TANDEM_TRY(lane.next_chunk(call, &place, &chunk));
-    TANDEM_TRY(run_chunk(*chunk.work, *chunk.call));
-  }
-  return {};
 }
 
 Status Executor::run_chunk(ChunkWork& work, Call& chunk) {

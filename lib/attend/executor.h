@@ -3,12 +3,12 @@
 // host memory or on a device:
 //
 // clang-format off
-//   check     what can be refused at once
+//   start     what can be refused at once; a layer of a planned step is launched here, and nothing else follows
 //   enter     the sequences are found and marked as in flight (lib/attend/passage.h)
 //   join      background work that the call needs is awaited
-//   reserve   memory for the whole call
+//   reserve   on a device, memory for the whole call
 //   then for each chunk:
-//     prepare   which keys, where they are, who attends them: what can fail happens here and changes nothing
+//     prepare   which keys, where they are, who attends them; changes nothing that others see
 //     fill      rows that have to be in their places before
 //     launch    append, attend, merge, observe
 //     commit    lengths and windows
@@ -33,7 +33,6 @@ class Executor {
 
  private:
   Status run(Lane& lane, Call& call);
-  Status run_chunks(Lane& lane, Call& call);
   Status run_chunk(ChunkWork& work, Call& chunk);
 
   SessionCore& core_;

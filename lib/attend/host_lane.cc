@@ -17,7 +17,7 @@ namespace {
 
 // Rows of floats: take(n) is asked for each.
 template <typename F>
-void lay_out(const Call& call, SequenceCall& of, F take) {
+void place_rows(const Call& call, SequenceCall& of, F take) {
   const Layer& layer = call.layer();
   const int64_t n_rows = layer.n_q_heads * of.q_len;
   of.q = take(n_rows * layer.k_head_dim);
@@ -31,13 +31,13 @@ void lay_out(const Call& call, SequenceCall& of, F take) {
 }
 
 // Once for how many there are, then for where they are.
-void lay_out_floats(const Call& call) {
+void place_all_rows(const Call& call) {
   AttendScratch& scratch = call.scratch;
   scratch.n_floats = 0;
-  for (SequenceCall& of : scratch.calls) lay_out(call, of, [&](int64_t n) -> float* { return scratch.take(n), nullptr; });
+  for (SequenceCall& of : scratch.calls) place_rows(call, of, [&](int64_t n) -> float* { return scratch.take(n), nullptr; });
   scratch.floats.reserve(scratch.n_floats);
   scratch.n_floats = 0;
-  for (SequenceCall& of : scratch.calls) lay_out(call, of, [&](int64_t n) { return scratch.at(scratch.take(n)); });
+  for (SequenceCall& of : scratch.calls) place_rows(call, of, [&](int64_t n) { return scratch.at(scratch.take(n)); });
 }
 
 const SequenceCall& call_of(const AttendScratch& scratch, int64_t row) {
@@ -51,18 +51,22 @@ int64_t row_of(const Layer& layer, const SequenceCall& of, int64_t t, int32_t he
   return (head / layer.group_size * of.q_len + t) * layer.group_size + head % layer.group_size;
 }
 
+constexpr int64_t kMostAngles = int64_t{2} * 320;  // cos and sin of the pairs of a row of at most 576 dims, and some more
+
 void pack_token(const Call& call, int64_t row) {
   const Layer& layer = call.layer();
+  const Backend& cpu = call.cpu();
+  const TensorView& from = call.args.q;
   const SequenceCall& of = call_of(call.scratch, row);
   const int64_t t = row - of.first_row;
-  float angles[2 * 320];  // head_dim is at most 576
+  float angles[kMostAngles];
   if (layer.rope != nullptr) {
     const int64_t position = of.visibility.tree_words > 0 ? of.tree_positions[t] : of.sequence->position(of.first_query + t);
     rope_angles(*layer.rope, position, angles);
   }
   for (int32_t h = 0; h < layer.n_q_heads; ++h) {
     float* q = of.q + row_of(layer, of, t, h) * layer.k_head_dim;
-    convert_row(call.cpu(), call.args.q.dtype, call.args.q.row(row, h), TANDEM_F32, q, layer.k_head_dim);
+    convert_row(cpu, from.dtype, from.row(row, h), TANDEM_F32, q, layer.k_head_dim);
     if (layer.rope != nullptr) rope_apply(*layer.rope, angles, q);
     if (layer.k_rotation == TANDEM_ROTATION_HADAMARD) hadamard_rotate(q, layer.k_head_dim);
   }
@@ -70,11 +74,12 @@ void pack_token(const Call& call, int64_t row) {
 
 void write_token(const Call& call, int64_t row) {
   const Layer& layer = call.layer();
+  const Backend& cpu = call.cpu();
   const AttendArgs& args = call.args;
   const SequenceCall& of = call_of(call.scratch, row);
   for (int32_t h = 0; h < layer.n_q_heads; ++h) {
     const int64_t at = row_of(layer, of, row - of.first_row, h);
-    convert_row(call.cpu(), TANDEM_F32, of.o + at * layer.v_head_dim, args.o.dtype, args.o.row(row, h), layer.v_head_dim);
+    convert_row(cpu, TANDEM_F32, of.o + at * layer.v_head_dim, args.o.dtype, args.o.row(row, h), layer.v_head_dim);
     if (args.lse != nullptr) args.lse[row * args.lse_token_stride + h * args.lse_head_stride] = of.lse[at];
   }
 }
@@ -105,7 +110,7 @@ void for_tokens(const Call& call, void (*visit)(const Call& call, int64_t row)) 
 
 }  // namespace
 
-Status HostLane::check(Call& call, bool*) {
+Status HostLane::start(Call& call, bool*) {
   if (call.session.step.is_planned)
     return fail(TANDEM_ERROR_INVALID_STATE, "q.device_type", "q is in host memory, and the open step was begun on a stream");
   return call.args.watch.check();
@@ -118,7 +123,8 @@ Status HostLane::join(Call& call) {
       std::shared_lock lock(call.cache().mutex());
       state = call.session.states->find(of.sequence->id);
     }
-    if (state != nullptr) call.session.sums.refresh_wait_ns += state->layers[call.of.idx].selection->join(call.args.watch);
+    if (state != nullptr)
+      call.session.sums.refresh_wait_ns += state->layers[call.facts.idx].selection->join(call.args.watch);
     TANDEM_TRY(call.args.watch.check());
   }
   return {};
@@ -146,13 +152,13 @@ Status HostLane::prepare(Call& call) {
       sequence.extend_positions(of.length);
     else
       sequence.parents.reserve(static_cast<size_t>(of.q_len));
-    of.state = &states.find(sequence.id)->layers[call.of.idx];
+    of.state = &states.find(sequence.id)->layers[call.facts.idx];
     states.fetch_maw(sequence);
-    of.found_begin = of.window_begin = of.state->window_begin;
+    of.foreign_begin = of.window_begin = of.state->window_begin;
     TANDEM_TRY(see_keys(call, of));
     TANDEM_TRY(of.state->selection->prepare_on_host(&of, call.args.speculative));
   }
-  lay_out_floats(call);
+  place_all_rows(call);
   point_visibility(call.scratch);
   call.scratch.host.begin(call.host_facts(), {});
   call.scratch.host.lay_out(call.scratch.calls);
@@ -181,7 +187,7 @@ Status HostLane::launch(Call& call) {
   TANDEM_TRY(watch.check());  // after this the caller's o and lse change
   if (!call.calls().empty()) for_tokens(call, write_token);
   TANDEM_TRY(watch.check());  // the last time: from here on the call changes what others see
-  if (call.of.policy.keeps_maw) host.observe();
+  if (call.facts.policy.keeps_maw) host.observe();
   return {};
 }
 
@@ -190,7 +196,7 @@ Status HostLane::commit(Call& call) {
     if (call.args.speculative)
       guess_tokens(call, of);
     else
-      settle(call, of);
+      commit_tokens(call, of);
     of.state->selection->committed(of, call.args.speculative);
     count_bytes(call, of);
   }

@@ -3,12 +3,12 @@
 //
 // clang-format off
 //   join       the background work that the previous call of this layer has posted
-//   prepare    memory, which keys, where they are: what can fail happens here and changes nothing
+//   prepare    memory, which keys, where they are; changes nothing that others see
 //   fill       K and V rows, rounded to the storage type, beyond the length: nobody sees them yet
 //   launch     queries to f32, grouped by KV head, rotated where the library applies RoPE or stored keys are rotated (what
 //              follows sees no others) | selections | attention to window and host part, one state each; merge, with the
 //              learned sinks last | o and lse in the caller's types | selectors observe
-//   commit     lengths, eviction
+//   commit     lengths, eviction; what comes before may fail where the call is cancelled or there is no memory for selected keys
 //   finish     selectors do what the call has left to do
 // clang-format on
 //
@@ -24,7 +24,7 @@ namespace tandem {
 
 class HostLane final : public Lane {
  public:
-  Status check(Call& call, bool* is_done) override;
+  Status start(Call& call, bool* was_launched) override;
   Status join(Call& call) override;
   Status next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) override;
   Status prepare(Call& call) override;

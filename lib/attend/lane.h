@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What differs between calls by where their tensors are: one lane for host memory, lanes for a device. lib/attend/executor.h
+// What differs between calls by where their tensors are: one lane for host memory, one for a device. lib/attend/executor.h
 // has the order in which their functions are called.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// What has been done so far of a call that goes in chunks.
+// How far a call has been cut into chunks.
 struct ChunkPlace {
   size_t call = 0;    // of the call's sequences
   int64_t query = 0;  // of that sequence's
@@ -29,7 +29,7 @@ class ChunkWork {
 
 // Some rows of a call: a call of its own, unless it is the whole one.
 struct Chunk {
-  std::optional<CutArgs> cut;
+  std::optional<CutArgs> args;
   std::optional<Call> own;
   Call* call = nullptr;
   ChunkWork* work = nullptr;
@@ -37,14 +37,14 @@ struct Chunk {
 
 class Lane : public ChunkWork {
  public:
-  // What may be refused at once. *is_done: the call was the next layer of a planned step, and all of it has been launched.
-  virtual Status check(Call& call, bool* is_done) = 0;
+  // What may be refused at once. A call of the next layer of a planned step is launched: *was_launched.
+  virtual Status start(Call& call, bool* was_launched) = 0;
   // Of the whole call. Background work that it needs; the cache's mutex is not held.
   virtual Status join(Call&) { return {}; }
   virtual Status reserve(Call&) { return {}; }  // memory for all chunks
   // The next rows of the call; the place moves behind them.
   virtual Status next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) = 0;
-  // After a failure: no layer has grown. Returns the call's error.
+  // After a failure: takes back what the call has appended. Returns the error to report.
   virtual Status take_back(Call&, Status why) { return why; }
 };
 

@@ -52,7 +52,7 @@ void point_answer(const Call& chunk, int32_t first_head, DeviceAttend* attend) {
 
 }  // namespace
 
-Status LongAppend::take(Call& call, const CallShape& shape) {
+Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
   if (core_.refuses_long || !call.taken.uses[kPlanStream]) return {};
   const SizeTerms terms = core_.terms();
   PrefillSize size;
@@ -69,7 +69,7 @@ Status LongAppend::take(Call& call, const CallShape& shape) {
 
 // Groups of fewer KV heads take less memory, and chunks of a ticket each less still: what there is a plan for may be an
 // append to more keys, of which a group has fewer heads.
-bool LongAppend::take_less(Call& call, const Status& lack) {
+bool LongAppend::retry_smaller(Call& call, const Status& lack) {
   if (call.taken.prefill.n_tokens == 0 || !is_for_lack_of_memory(lack)) return false;
   const PrefillSize lacking = std::exchange(call.taken.prefill, {});
   if (lacking.layout.n_heads > 1 && core_.routes.piece_heads == 0) {
@@ -89,12 +89,12 @@ bool LongAppend::take_less(Call& call, const Status& lack) {
 // Sinks of streaming heads come from the store: queries that see them otherwise are no long chunk's.
 int64_t LongAppend::chunk_len(const Call& call, const ChunkPlace& place) const {
   const SequenceCall& whole = call.calls()[place.call];
-  if (call.of.heads != nullptr && whole.first_query + place.query < core_.options.sink_len) return 0;
+  if (call.facts.heads != nullptr && whole.first_query + place.query < core_.options.sink_len) return 0;
   const int64_t n_left = whole.q_len - place.query, n_tokens = call.taken.prefill.n_tokens;
   return n_left > std::min(n_tokens, kTicket) ? std::min(n_left, n_tokens) : 0;
 }
 
-Status LongAppend::cut(Call& call, int64_t n_tokens, ChunkPlace* place, Chunk* chunk) {
+Status LongAppend::next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, Chunk* chunk) {
   HandOver& hand_over = core_.hand_over();
   HandOverTask& task = hand_over.next_task(tickets_of(n_tokens) - 1);
   TANDEM_TRY(hand_over.fault());  // as in DeviceLane::next_chunk()
@@ -105,10 +105,10 @@ Status LongAppend::cut(Call& call, int64_t n_tokens, ChunkPlace* place, Chunk* c
   part.first_row = 0;
   part.first_query = whole.first_query + place->query;
   part.length = part.first_query + n_tokens;
-  chunk->cut.emplace(call.args, whole.first_row + place->query, n_tokens);
+  chunk->args.emplace(call.args, whole.first_row + place->query, n_tokens);
   place->query += n_tokens;
   if (place->query == whole.q_len) *place = {place->call + 1, 0};
-  chunk->own.emplace(core_, chunk->cut->args, task.scratch, &task);
+  chunk->own.emplace(core_, chunk->args->args, task.scratch, &task);
   chunk->call = &*chunk->own;
   chunk->call->taken = call.taken;
   chunk->work = this;
@@ -136,11 +136,11 @@ Status LongAppend::prepare(Call& chunk) {
     taking.part.begins_long = i == 0;
     taking.shape.n_tokens = taking.shape.max_q_len = static_cast<int32_t>(rows.q_len);
     taking.scratch.host.add_rows(rows);
-    taking.touched.push_back({of.sequence->id, rows.first_query, of.found_begin});
+    taking.touched.push_back({of.sequence->id, rows.first_query, of.foreign_begin});
   }
   std::vector<KeyPart>& parts = chunk.scratch.parts[kPlanStream];
   parts.clear();
-  for (const HeadRun& run : chunk.of.all_runs.get())
+  for (const HeadRun& run : chunk.facts.all_runs.get())
     parts.push_back(
         {0,
          {&run, 1},
@@ -148,8 +148,8 @@ Status LongAppend::prepare(Call& chunk) {
   route().choose(chunk.route_call(), parts, chunk.taken.prefill.layout);
   if (task.n_pieces[kPlanStream] == 0) return {};
   task.bases = chunk.cache().store().bases();
-  task.part.layer = &chunk.of.outside;
-  task.part.key_bytes = token_kv_bytes(chunk.of.outside);
+  task.part.layer = &chunk.facts.outside;
+  task.part.key_bytes = token_kv_bytes(chunk.facts.outside);
   task.part.streamed_tokens = of.cpu_begin - of.host_begin;
   task.part.n_pieces = static_cast<int64_t>(task.n_pieces[kPlanStream]);
   task.part.n_queries = of.q_len;  // the attention may take longer than the bus, of which nothing is learned
@@ -170,14 +170,14 @@ Status LongAppend::launch(Call& chunk) {
   Work work;
   TANDEM_TRY(describe(chunk, &work));
   bool is_launched = false;
-  const AtEnd cut([&] {
+  const AtEnd undo([&] {
     if (is_launched) return;
     chunk.device().side()->settle();
-    if (chunk.task->n_pieces[kPlanStream] > 0) route().settle(chunk.route_call());
-    chunk.task->is_cut = true;
+    if (chunk.task->n_pieces[kPlanStream] > 0) route().wait_after_failure(chunk.route_call());
+    chunk.task->launch_failed = true;
   });
   TANDEM_TRY(launch_all(chunk, work));
-  if (chunk.of.policy.keeps_maw) TANDEM_TRY(count_tail(chunk));
+  if (chunk.facts.policy.keeps_maw) TANDEM_TRY(count_tail(chunk));
   is_launched = true;
   return {};
 }
@@ -200,7 +200,7 @@ void LongAppend::expect_pieces(const Call& chunk) const {
   const Engine& engine = chunk.cache().engine();
   const auto n_pieces = static_cast<double>(task.n_pieces[kPlanStream]);
   const int64_t n_keys = of.cpu_begin - of.host_begin;
-  if (chunk.of.heads != nullptr || chunk.device().device().bus->has_weights()) return;
+  if (chunk.facts.heads != nullptr || chunk.device().device().bus->has_weights()) return;
   if (n_pieces < kLeastPieces) return;
   if ((of.length - of.cpu_begin) * kMostOthers > n_keys) return;
   const double known_ns = chunk.cache().engine().profile().prefill_tile_ns(layer);
@@ -232,7 +232,7 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   const int64_t first_page = of.resident_begin / kDevicePageLen, last_page = (of.length - 1) / kDevicePageLen;
   described.table_len = static_cast<int32_t>(last_page - first_page + 1);
   *to++ = described;
-  if (chunk.of.heads != nullptr) describe_streaming_heads(chunk, first, to++);
+  if (chunk.facts.heads != nullptr) describe_streaming_heads(chunk, first, to++);
   const int64_t n_chunks = to - first;
   for (int64_t i = 0; i < work->n_tickets; ++i) {
     DeviceSequence& rows = *to++ = described;
@@ -244,7 +244,7 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
     bytes += route().describe(chunk.route_call(), upload + bytes, device.work().descriptors() + bytes);
   auto* const table = reinterpret_cast<int64_t*>(upload + bytes);
   const int64_t area =
-      reinterpret_cast<intptr_t>(device.work().prefill_area()) - device.geometry().layers[chunk.of.idx].at[0];
+      reinterpret_cast<intptr_t>(device.work().prefill_area()) - device.geometry().layers[chunk.facts.idx].at[0];
   const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen;
   for (int64_t page = first_page; page <= last_page; ++page)
     table[page % described.table_len] =
@@ -272,7 +272,7 @@ Status LongAppend::hand_over_rows(const Call& chunk, const Work& work) const {
     const int64_t first = i * kTicket, n = std::min(kTicket, args.q.n_tokens - first);
     DeviceAppend append;
     append.layer = work.attend.layer;
-    append.pages = device.pages(chunk.of.idx);
+    append.pages = device.pages(chunk.facts.idx);
     append.sequences = work.chunk;
     append.sequences.sequences = work.described + i;
     append.sequences.max_q_len = append.n_tokens = static_cast<int32_t>(n);
@@ -280,7 +280,7 @@ Status LongAppend::hand_over_rows(const Call& chunk, const Work& work) const {
     if (args.v != nullptr) append.v = rows_of(from_row(*args.v, first, n));
     if (args.x != nullptr) append.x = rows_of(from_row(*args.x, first, n));
     append.tag = TicketShape{args.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
-    append.exchange = device.exchange(chunk.of.idx);
+    append.exchange = device.exchange(chunk.facts.idx);
     append.leaves_room = chunk.taken.prefill.rows_have_time ? 2 : 1;
     TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, device.side()->get()));
     device.hand_over().post();
@@ -292,8 +292,8 @@ Status LongAppend::launch_all(Call& chunk, Work& work) const {
   DeviceSession& device = chunk.device();
   HandOverTask& task = *chunk.task;
   DeviceAttend& attend = work.attend;
-  attend.layer = &device.layer(chunk.of.idx, true);
-  attend.pages = device.pages(chunk.of.idx);
+  attend.layer = &device.layer(chunk.facts.idx, true);
+  attend.pages = device.pages(chunk.facts.idx);
   attend.sequences = work.chunk;
   attend.q = rows_of(chunk.args.q);
   attend.workspace = device.work().workspace();
@@ -310,7 +310,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) const {
   std::byte* const area = device.work().prefill_area();
   const PrefillSize& size = chunk.taken.prefill;
   work.states = {reinterpret_cast<float*>(area + size.o_at), reinterpret_cast<float*>(area + size.lse_at), 0};
-  for (const HeadRun& run : chunk.of.all_runs.get())
+  for (const HeadRun& run : chunk.facts.all_runs.get())
     for (int32_t h = 0; h < run.n; h += size.layout.n_heads)
       TANDEM_TRY(attend_group(chunk, work, {run.first + h, std::min(size.layout.n_heads, run.n - h), run.streams}));
   return keep_window(chunk);
@@ -320,7 +320,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) const {
 Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& heads) const {
   const RouteCall seen = chunk.route_call();
   Layer layer;
-  DeviceAttend of_chunk = of_run(chunk, work.attend, heads, &layer);
+  DeviceAttend of_chunk = for_heads(chunk, work.attend, heads, &layer);
   work.states.n_heads = layer.n_q_heads;
   DeviceAttend of_pieces = work.attend;
   while (work.n_taken < chunk.task->n_pieces[kPlanStream]) {
@@ -333,14 +333,14 @@ Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& he
   of_chunk.before_o = of_pieces.before_o;
   of_chunk.before_lse = of_pieces.before_lse;
   point_answer(chunk, heads.first, &of_chunk);
-  return ask_device(chunk, "attend", &DeviceTable::attend, &of_chunk);
+  return call_device(chunk.device().device(), &DeviceTable::attend, &of_chunk, chunk.args.stream);
 }
 
 // Pages of the chunk take the place of those that have left the window.
 Status LongAppend::keep_window(const Call& chunk) const {
   const DeviceSession& device = chunk.device();
   const SequenceCall& of = sequence_of(chunk);
-  const size_t l = chunk.of.idx;
+  const size_t l = chunk.facts.idx;
   const WindowGeometry::LayerPlanes& planes = device.geometry().layers[l];
   const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen;
   of.window->make_way(l, of.length);
@@ -405,7 +405,7 @@ Status LongAppend::count_tail(const Call& chunk) const {
     prepare_count(counted);
   }
   bool is_launched = false;
-  const AtEnd cut_off([&] { task.is_cut = !is_launched; });
+  const AtEnd undo([&] { task.launch_failed = !is_launched; });
   TANDEM_TRY(launch_count(counted, row_lse(chunk) + first * chunk.layer().n_q_heads));
   is_launched = true;
   return {};
@@ -420,7 +420,7 @@ void LongAppend::prepare_count(Call& tail) const {
   (void)set_visibility(tail, of);  // never cancelled
   point_visibility(tail.scratch);
   tail.scratch.host.lay_out(tail.scratch.calls);
-  task.touched.push_back({of.sequence->id, of.length, of.found_begin});
+  task.touched.push_back({of.sequence->id, of.length, of.foreign_begin});
   prepare_selection(tail);
 }
 
@@ -429,13 +429,13 @@ Status LongAppend::launch_count(Call& tail, const float* lse) const {
   DeviceSession& device = tail.device();
   DeviceAppend append;
   TANDEM_TRY(upload_descriptors(tail, &append.sequences));
-  append.layer = &device.layer(tail.of.idx, true);
-  append.pages = device.pages(tail.of.idx);
+  append.layer = &device.layer(tail.facts.idx, true);
+  append.pages = device.pages(tail.facts.idx);
   append.q = rows_of(tail.args.q);
   append.n_tokens = static_cast<int32_t>(tail.args.q.n_tokens);
   append.tag = TicketShape{tail.args.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
-  append.exchange = device.exchange(tail.of.idx);
-  TANDEM_TRY(ask_device(tail, "append", &DeviceTable::append, &append));
+  append.exchange = device.exchange(tail.facts.idx);
+  TANDEM_TRY(launch_append(tail, append));
   device.hand_over().post();
   TANDEM_TRY(call_device(device.device(), &DeviceTable::copy,
                          device.shared().slot(tail.task->ticket) + append.exchange.lse_at, lse,

@@ -11,8 +11,8 @@
 //   count      where the policy counts attention weights: the last queries, by a ticket of their own
 // clang-format on
 //
-// The tasks of the tickets take rows alone; the last of them is also the one that is not finished while pieces are on their
-// way, for the others' slots are waited for meanwhile. Where nothing is streamed yet, a chunk is attended in one go.
+// The tickets' tasks only take rows. The last task also stays unfinished until all pieces have left the host: the slots of
+// the others are needed earlier. Where nothing is streamed yet, a chunk is attended in one go.
 #pragma once
 
 #include "lib/attend/lane.h"
@@ -23,14 +23,14 @@ class LongAppend final : public ChunkWork {
  public:
   explicit LongAppend(SessionCore& core) : core_(core) {}
 
-  // The call's long appends, if there is memory for them and the store can be pinned; call.taken says so. The cache's mutex
-  // is held exclusively.
-  Status take(Call& call, const CallShape& shape);
-  // There was no memory for what the call needs: less is taken for its long appends. False: there is no less.
-  bool take_less(Call& call, const Status& lack);
-  // Tokens of the next chunk; 0: it is none of these.
+  // Sizes the call's long appends and pins the store, if the device allows that; call.taken.prefill says so. The cache's
+  // mutex is held exclusively.
+  Status size_and_pin(Call& call, const CallShape& shape);
+  // After a lack of memory: a smaller size is to be tried. False: there is none.
+  bool retry_smaller(Call& call, const Status& lack);
+  // Tokens of the next long chunk; 0: the next chunk is an ordinary one.
   int64_t chunk_len(const Call& call, const ChunkPlace& place) const;
-  Status cut(Call& call, int64_t n_tokens, ChunkPlace* place, Chunk* chunk);
+  Status next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, Chunk* chunk);
 
   Status prepare(Call& chunk) override;
   Status fill(Call& chunk) override;

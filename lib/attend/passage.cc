@@ -7,7 +7,7 @@ namespace tandem {
 
 Status Passage::enter() {
   const AttendArgs& args = call_.args;
-  const size_t l = call_.of.idx;
+  const size_t l = call_.facts.idx;
   std::vector<SequenceCall>& calls = call_.calls();
   calls.clear();
   calls.reserve(static_cast<size_t>(args.n_sequences));
@@ -48,9 +48,9 @@ Status Passage::enter() {
 Status Passage::check_state(const SequenceCall& of) const {
   const Sequence& sequence = *of.sequence;
   const AttendArgs& args = call_.args;
-  const size_t l = call_.of.idx;
+  const size_t l = call_.facts.idx;
   const auto id = static_cast<long long>(sequence.id);
-  if (args.speculative && call_.of.heads != nullptr)
+  if (args.speculative && call_.facts.heads != nullptr)
     return fail(TANDEM_ERROR_UNSUPPORTED, "flags", "flags = TANDEM_ATTEND_SPECULATIVE: layer %d has streaming heads",
                 args.layer_idx);
   if (sequence.speculative[l] != 0)

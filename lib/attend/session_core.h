@@ -35,7 +35,7 @@ struct SessionLayer {
   size_t idx;
   const Layer& layer;
   const HeadKinds* heads;  // null where the layer has no streaming heads
-  const Layer& outside;    // the heads that keys outside the window are of
+  const Layer& outside;    // the layer with only the heads that attend keys outside the window
   HeadRuns outside_runs, all_runs;
   const Policy& policy;
   std::unique_ptr<Selector> selector;
@@ -58,7 +58,8 @@ struct OpenStep {
   int64_t n_tokens = 0, max_q_len = 0;
   uint64_t n_planned = 0;  // steps of the session, up to this one
 
-  bool has_failed() const { return n_appended > next_layer; }  // a layer's call has, when its rows were sent
+  // A layer's append was launched and a later kernel of it was not.
+  bool has_failed() const { return n_appended > next_layer; }
 };
 
 struct SessionCore {
@@ -80,7 +81,7 @@ struct SessionCore {
     sums.evicted_tokens += *window_begin - before;
   }
   Status need_device();  // makes what the session has there, once
-  // For how long a layer's calls keep the bus busy before their queries come, and with how many bytes at most.
+  // How long the bus can work before a call's queries arrive, as earlier calls went, and how many bytes the buffers take.
   BusAhead bus_ahead(size_t layer_idx, int64_t n_queries) const;
   RebuildTerms rebuild_terms(size_t layer_idx, bool may) const;
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
 // What a session knows of its cache's sequences, which follows the cache's changes.
 //
-// The states are touched under the cache's mutex alone, and a sequence in flight cannot change.
-//
-// Of a device: while tickets are under way the selections belong to the thread that meets the device. The calling thread
-// looks at them when none is (Cache::settle). The device keeps the moving averages of attention weights (MAW) of the
-// window's keys, the host those of all others, each counting what its own processor attends; a call hands over the MAW of
-// the keys that leave the window with it.
+// The map is touched under the cache's mutex alone, and a sequence in flight keeps its state. While tickets are in flight,
+// the device's thread changes selections; the calling thread reads them after Cache::settle(). The device keeps the moving
+// averages of attention weights (MAW) of the window's keys, the host those of all others, each counting what its own
+// processor attends; a call hands over the MAW of the keys that leave the window with it.
 #pragma once
 
 #include <atomic>
@@ -23,16 +21,17 @@ class SessionStates final : public CacheListener {
   explicit SessionStates(SessionCore& core) : core_(core) {}
 
   SequenceState* find(int64_t id) const;  // null: the session has not seen the sequence
-  // MAW of the window, which the device has the newest of: to where those of other tokens are. Nothing is under way.
+  // Copies MAW of the window from the device to the selector's state, where the device has newer ones. Drains the ring
+  // first.
   void fetch_maw(const Sequence& sequence);
   // Pages for calls of up to q_len queries of the sequence. *n_pages: of the window then.
   Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
-  // What is under way on the device has failed, which is said once where calls may follow it: they start over. The cache's
-  // mutex is held exclusively.
+  // Returns the fault of the device. Where calls may follow it: waits for the stream, rolls back, and tickets begin again.
+  // The cache's mutex is held exclusively.
   Status meet_fault(void* stream);
-  // What others see of the session is gone. What is under way is not: they wait for it before they look, as ever.
+  // Detaches the session from what others see. Its device work may still run; readers of the cache wait for it as usual.
   void leave();
-  // Jobs end while the cache still tells this session about changes: they read its pages and positions.
+  // Cancels background jobs and keeps the states' device memory. Comes before detach(): jobs read the cache's pages.
   void forget_all();
 
   // Following the cache (lib/store/cache_listener.h).
@@ -60,9 +59,10 @@ class SessionStates final : public CacheListener {
  private:
   SessionCore& core_;
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
-  std::unordered_map<int64_t, std::unique_ptr<SequenceState>> forgotten_;  // it may have memory of the device
-  bool has_left_ = false;                                                  // guarded by the cache's mutex
-  std::atomic<bool> is_leaving_{false};                                    // since then, until nothing is under way
+  std::unordered_map<int64_t, std::unique_ptr<SequenceState>>
+      forgotten_;                        // dropped states, whose windows still own device memory
+  bool has_left_ = false;                // guarded by the cache's mutex
+  std::atomic<bool> is_leaving_{false};  // from leave() until the device work is settled
 };
 
 // Rows of [n_q_heads][kDevicePageLen] from or to the MAW of a page's tokens: move(the selector's, the page's, n).

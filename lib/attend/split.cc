@@ -31,7 +31,7 @@ namespace {
 // What the engine does not know yet: once for a shape of heads and a power of two of queries. longest: of a sequence.
 Status try_unknown_routes(const Call& call, int64_t longest) {
   Engine& engine = call.cache().engine();
-  const Layer& outside = call.of.outside;
+  const Layer& outside = call.facts.outside;
   if (!engine.profile().knows_bus() || !engine.profile().knows_host(outside, longest)) {
     call.session.hand_over().drain();
     TANDEM_TRY(try_routes(engine, call.cache().device_tier(), outside, longest, call.session.routes.buffer_bytes));
@@ -43,17 +43,17 @@ Status try_unknown_routes(const Call& call, int64_t longest) {
 Status plan_call(Call& call, const CallShape& shape, RoutesTaken* taken, bool* moves) {
   const SessionCore& session = call.session;
   const SizeTerms terms = session.terms();
-  const Layer& outside = call.of.outside;
+  const Layer& outside = call.facts.outside;
   const int64_t longest = std::min(shape.most_queries, shape.max_q_len());
   for (const auto& route : session.key_routes)
-    if (route != nullptr) TANDEM_TRY(route->try_out(call.cache(), session.device.get(), call.of.idx));
+    if (route != nullptr) TANDEM_TRY(route->try_out(call.cache(), session.device.get(), call.facts.idx));
   CallPlan& plan = call.scratch.plan;
-  plan.clear(session.bus_ahead(call.of.idx, longest));
+  plan.clear(session.bus_ahead(call.facts.idx, longest));
   for (size_t i = 0; i < shape.sequences.size(); ++i) {
     const TokenRange tokens = terms.streamed(shape, shape.sequences[i]);
     plan.add(i, std::min(shape.most_queries, shape.sequences[i].q_len), tokens.begin, tokens.end);
   }
-  plan.make(call.cache().engine().profile(), outside, token_kv_bytes(outside), session.rebuild_terms(call.of.idx, true));
+  plan.make(call.cache().engine().profile(), outside, token_kv_bytes(outside), session.rebuild_terms(call.facts.idx, true));
   *moves = plan.n_streamed() > 0;
   taken->uses[kPlanRecompute] = taken->uses[kPlanRecompute] && plan.n_rebuilt() > 0;
   return {};
@@ -73,14 +73,14 @@ void describe_part(const Call& chunk) {
     key_queries += static_cast<double>((keys.end - keys.cpu_begin) * keys.n_queries);
   }
   if (layouts_of(chunk.session.key_routes).empty()) return;
-  part.layer = &chunk.of.outside;
-  part.key_bytes = token_kv_bytes(chunk.of.outside);
+  part.layer = &chunk.facts.outside;
+  part.key_bytes = token_kv_bytes(chunk.facts.outside);
   if (!is_worth_planning((part.streamed_tokens + part.host_tokens) * part.key_bytes)) return;
   part.weighed_keys = static_cast<int64_t>(key_queries / static_cast<double>(part.n_queries));
   // Beside streamed keys alone, the CPU's sinks of streaming heads would be taken for a part of the others. Where weights
   // are counted, the CPU does more than attend.
-  part.tells = !chunk.device().device().bus->has_weights() && (chunk.of.heads == nullptr || part.host_tokens > 0) &&
-               !chunk.of.policy.keeps_maw;
+  part.tells = !chunk.device().device().bus->has_weights() && (chunk.facts.heads == nullptr || part.host_tokens > 0) &&
+               !chunk.facts.policy.keeps_maw;
   part.ahead_bytes = split.ahead().bytes;
   const RoutePlan& plan = split.plan();
   part.predicted_ns = plan.total_ns > 0.0 ? std::max(1.0, plan.seen_ns) : 0.0;
@@ -102,7 +102,7 @@ bool pin_moved(Call& chunk) {
 void cut_parts(const Call& chunk) {
   const RouteOptions& options = chunk.session.routes;
   const size_t rest = options.is_given() && options.route != kPlanRecompute ? options.route : size_t{kPlanStream};
-  const std::span<const HeadRun> heads = chunk.of.outside_runs.get();
+  const std::span<const HeadRun> heads = chunk.facts.outside_runs.get();
   std::array<std::vector<KeyPart>, kMostRoutes>& parts = chunk.scratch.parts;
   for (std::vector<KeyPart>& of_route : parts) of_route.clear();
   for (size_t i = 0; i < chunk.calls().size(); ++i) {
@@ -160,19 +160,19 @@ void choose_routes(Call& chunk) {
   SessionCore& session = chunk.session;
   HandOverTask& task = *chunk.task;
   CallPlan& plan = chunk.scratch.plan;
-  const Layer& outside = chunk.of.outside;
+  const Layer& outside = chunk.facts.outside;
   const int64_t key_bytes = token_kv_bytes(outside);
-  plan.clear(session.bus_ahead(chunk.of.idx, task.shape.max_q_len));
+  plan.clear(session.bus_ahead(chunk.facts.idx, task.shape.max_q_len));
   for (size_t i = 0; i < chunk.calls().size(); ++i) {
     const SequenceCall& of = chunk.calls()[i];
-    if (of.host_end > of.host_begin && can_stream(chunk.of.policy, of.q_len > 1))
+    if (of.host_end > of.host_begin && can_stream(chunk.facts.policy, of.is_append))
       plan.add(i, of.q_len, of.host_begin, of.host_end);
   }
   describe_part(chunk);
   if (plan.keys().empty() || layouts_of(session.key_routes).empty()) return;
   const Profile& profile = chunk.cache().engine().profile();
   const bool moves = chunk.taken.any(), plans = moves && session.routes.is_auto();
-  const RebuildTerms rebuild = session.rebuild_terms(chunk.of.idx, chunk.taken.uses[kPlanRecompute]);
+  const RebuildTerms rebuild = session.rebuild_terms(chunk.facts.idx, chunk.taken.uses[kPlanRecompute]);
   if (plans)
     plan.make(profile, outside, key_bytes, rebuild);
   else
@@ -184,7 +184,7 @@ void choose_routes(Call& chunk) {
   }
   describe_part(chunk);
   HandOverPart& part = task.part;
-  part.keeps_hidden = plans && plan.n_rebuilt() == 0 && session.rebuild_terms(chunk.of.idx, true).may;
+  part.keeps_hidden = plans && plan.n_rebuilt() == 0 && session.rebuild_terms(chunk.facts.idx, true).may;
   if (part.streamed_tokens == 0) return;
   task.bases = chunk.cache().store().bases();
   cut_parts(chunk);

@@ -222,7 +222,7 @@ Status Steps::plan(void* stream) {
 
 // streaming: descriptors for streaming heads, where the session has any.
 Status Steps::plan_layer(Call& call, DeviceSequence* to, DeviceSequence* streaming, int64_t* tables, int64_t* n_entries) {
-  const size_t l = call.of.idx;
+  const size_t l = call.facts.idx;
   std::vector<SequenceCall>& calls = call.calls();
   calls.clear();
   int64_t first_row = 0;
@@ -243,7 +243,7 @@ Status Steps::plan_layer(Call& call, DeviceSequence* to, DeviceSequence* streami
   TANDEM_TRY(lane_.prepare(call));
   TANDEM_TRY(lane_.fill(call));
   describe_sequences(call, to, tables, n_entries);
-  if (call.of.heads != nullptr) describe_streaming_heads(call, to, streaming);
+  if (call.facts.heads != nullptr) describe_streaming_heads(call, to, streaming);
   to->step = call.task->step_tag();
   return {};
 }

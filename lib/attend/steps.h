@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Steps: the same number of tokens appended in every layer, or in none.
 //
-// Of device tensors a step is planned: all that it needs on the host's side is done when the step begins, so that what
-// remains is three kernels a layer, whether called one by one or replayed as a graph.
+// Of device tensors a step is planned: all that it needs on the host's side is done when the step begins, so that only
+// a few kernels a layer remain, whether called one by one or replayed as a graph.
 //
 //   begin    of every layer: keys, rows, jobs; descriptors of all layers in one copy; lengths; all tasks posted, in order
 //   attend   launches the kernels of the next layer, on descriptors whose place never changes

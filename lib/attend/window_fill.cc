@@ -46,7 +46,7 @@ void rotate_task(void* context, int64_t task_idx, int32_t) {
 Status copy_rotated(const Call& chunk, const SequenceCall& of, TokenRange range) {
   const DeviceSession& device = chunk.device();
   const Layer& layer = chunk.layer();
-  const WindowGeometry::LayerPlanes& planes = device.geometry().layers[chunk.of.idx];
+  const WindowGeometry::LayerPlanes& planes = device.geometry().layers[chunk.facts.idx];
   const int64_t n = range.end - range.begin, row = layer.k_head_dim;
   std::vector<float> rows(static_cast<size_t>(layer.n_kv_heads * n * row));
   RotateTask task{&chunk.cache(), of.sequence, chunk.args.layer_idx, range, rows.data()};
@@ -64,7 +64,7 @@ Status copy_rotated(const Call& chunk, const SequenceCall& of, TokenRange range)
 Status copy_to_window(const Call& chunk, const SequenceCall& of, TokenRange range) {
   const DeviceSession& device = chunk.device();
   const Layer& layer = chunk.layer();
-  const WindowGeometry::LayerPlanes& planes = device.geometry().layers[chunk.of.idx];
+  const WindowGeometry::LayerPlanes& planes = device.geometry().layers[chunk.facts.idx];
   const int64_t page_bytes = device.geometry().page_bytes;
   const PlaneSet unrotated =
       layer.rope != nullptr ? kHeadPlanes & ~PlaneSet{1 << kPlaneK | 1 << kPlaneKScales} : kHeadPlanes;
@@ -92,8 +92,8 @@ Status copy_to_window(const Call& chunk, const SequenceCall& of, TokenRange rang
 // MAW of all tokens that the window has before the chunk's own, where those there are out of date: queries of tokens that
 // are there already may not see the newest.
 Status give_maw(const Call& chunk, const SequenceCall& of) {
-  const int64_t end = chunk.appends() ? of.first_query : of.sequence->lengths[chunk.of.idx];
-  if (of.window->has_maw(chunk.of.idx) || of.window_begin >= end) return {};
+  const int64_t end = chunk.appends() ? of.first_query : of.sequence->lengths[chunk.facts.idx];
+  if (of.window->has_maw(chunk.facts.idx) || of.window_begin >= end) return {};
   DeviceSession& device = chunk.device();
   device.hand_over().drain();
   const int32_t n_q_heads = chunk.layer().n_q_heads;
@@ -101,7 +101,8 @@ Status give_maw(const Call& chunk, const SequenceCall& of) {
   return for_window_pages({of.window_begin, end}, [&](TokenRange range) {
     for_maw_of_page(*of.state->selection, n_q_heads, range, page.data(),
                     [](const float* from, float* to, int64_t n) { std::copy_n(from, n, to); });
-    auto* to = reinterpret_cast<std::byte*>(of.window->page_of(range.begin)) + device.geometry().layers[chunk.of.idx].maw_at;
+    auto* to =
+        reinterpret_cast<std::byte*>(of.window->page_of(range.begin)) + device.geometry().layers[chunk.facts.idx].maw_at;
     return call_device(device.device(), &DeviceTable::copy, to, page.data(),
                        static_cast<int64_t>(page.size() * sizeof(float)), chunk.args.stream);
   });
@@ -110,7 +111,7 @@ Status give_maw(const Call& chunk, const SequenceCall& of) {
 }  // namespace
 
 Status fill_window(const Call& chunk, const SequenceCall& of, int64_t rows_end) {
-  const size_t l = chunk.of.idx;
+  const size_t l = chunk.facts.idx;
   const int64_t end = chunk.appends() ? of.first_query : of.length;
   const int64_t in_ring = std::min(of.length, rows_end);  // what is written there meanwhile
   of.window->make_way(l, chunk.args.speculative ? end : in_ring);
@@ -124,12 +125,12 @@ Status fill_window(const Call& chunk, const SequenceCall& of, int64_t rows_end) 
     chunk.session.states->fetch_maw(*of.sequence);
     TANDEM_TRY(copy_to_window(chunk, of, range));
   }
-  return chunk.of.policy.keeps_maw && !chunk.args.speculative ? give_maw(chunk, of) : Status();
+  return chunk.facts.policy.keeps_maw && !chunk.args.speculative ? give_maw(chunk, of) : Status();
 }
 
 // Where enough queries follow nothing would be left of the older weights anyway.
 void fade_newer(const Call& chunk, const SequenceCall& of) {
-  const int64_t end = of.sequence->lengths[chunk.of.idx], n_left = end - of.length;
+  const int64_t end = of.sequence->lengths[chunk.facts.idx], n_left = end - of.length;
   const float alpha = chunk.session.options.alpha;
   if (n_left <= 0 || n_left >= counted_queries(alpha)) return;
   chunk.session.hand_over().drain();

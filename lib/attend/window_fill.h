@@ -7,11 +7,11 @@
 
 namespace tandem {
 
-// Rows of one sequence before the chunk's own. rows_end: tokens from there on lie elsewhere than in the window's ring, as
-// those of long appends do. The cache's mutex is held, at least shared.
+// Copies missing rows of a sequence into its window, up to the chunk's own. Tokens from rows_end on are not in the ring: a
+// long append keeps them in its work space. The cache's mutex is held, at least shared.
 Status fill_window(const Call& chunk, const SequenceCall& of, int64_t rows_end);
-// Queries of tokens that are there already, in several parts: to the keys behind a part its queries give nothing, but older
-// weights fade with them.
+// For a call that queries old tokens in several chunks: weights of the keys behind this chunk fade as if its queries had
+// given them nothing.
 void fade_newer(const Call& chunk, const SequenceCall& of);
 
 }  // namespace tandem

@@ -27,12 +27,12 @@ struct AttendArgs {
   int64_t lse_token_stride = 0;         // elements
   int64_t lse_head_stride = 0;
   bool on_device = false;   // every tensor is in the device's memory
-  void* stream = nullptr;   // then; NULL is a stream too
-  bool is_watched = false;  // then there is something in:
+  void* stream = nullptr;   // with on_device, the stream of the call; NULL is the default stream
+  bool is_watched = false;  // `watch` has a flag to cancel the call or a function that is told of progress
   Watch watch;
 };
 
-// As kernels are told of a tensor; and n_rows rows of one.
+// A tensor as kernels take it; and its rows [row, row + n_rows).
 inline DeviceRows rows_of(const TensorView& view) {
   const int64_t bytes = row_bytes(view.dtype, 1);
   return {view.data, view.dtype, 0, view.token_stride / bytes, view.head_stride / bytes};
@@ -77,7 +77,7 @@ struct HeadOfSequence {
   int32_t q_head_of_group;
 };
 
-// Kept keys, ascending, in arrays of the caller: as many as fit, counted all.
+// Takes kept keys in ascending order: stores as many as fit into the caller's arrays and counts all.
 struct KeptKeys {
   int64_t* token_idx;  // [capacity]
   float* maw;          // [capacity], or null: not wanted

@@ -67,12 +67,13 @@ struct SelectedRuns {
 void HostPart::begin(const Facts& facts, const HostSlot& slot) {
   facts_ = facts;
   slot_ = slot;
+  n_nodes_ = n_nodes(facts.cache->engine().cpu());
   calls_ = {};
   rows_.clear();
   runs_.clear();
   jobs_.clear();
   first_runs_.clear();
-  late_jobs_.clear();
+  selected_jobs_.clear();
   merges_.clear();
   selected_kv_bytes_ = 0;
 }
@@ -124,7 +125,7 @@ void HostPart::lay_out_window(const SequenceCall& call) {
       AttendJob& host = add_job(call, h, call.host_o, call.host_lse);
       if (is_host_masked(layer, call)) host.visibility = &call.visibility;
       add_runs(call, host_tokens_, h);
-      if (call.selected) late_jobs_.push_back({jobs_.size() - 1, call_idx_of(call), h});
+      if (call.selected) selected_jobs_.push_back({jobs_.size() - 1, call_idx_of(call), h});
     }
     if (call.has_host || layer.sinks != nullptr) add_merge(call, h);
   }
@@ -136,7 +137,7 @@ void HostPart::lay_out_for_device(const SequenceCall& call) {
   host_tokens_.clear();
   find_streaming_tokens(call);
   find_tokens(call, {call.cpu_begin, call.host_end}, &host_tokens_);
-  if (call.selected) find_tokens(call, {call.first_found(), call.resident_begin}, &tokens_);
+  if (call.selected) find_tokens(call, {call.first_foreign(), call.resident_begin}, &tokens_);
   if (facts_.is_speculative) find_tokens(call, {call.first_query, call.length}, &tokens_);
   for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) {
     AttendJob& job = add_job(call, h, call.host_o, call.host_lse);
@@ -145,7 +146,7 @@ void HostPart::lay_out_for_device(const SequenceCall& call) {
     if (!streams(h) && (facts_.is_speculative || is_host_masked(*facts_.layer, call))) job.visibility = &call.visibility;
     add_runs(call, streams(h) ? streaming_tokens_ : host_tokens_, h);
     add_runs(call, tokens_, h);
-    if (call.selected) late_jobs_.push_back({jobs_.size() - 1, call_idx_of(call), h});
+    if (call.selected) selected_jobs_.push_back({jobs_.size() - 1, call_idx_of(call), h});
   }
 }
 
@@ -157,7 +158,7 @@ AttendJob& HostPart::add_job(const SequenceCall& call, int32_t kv_head, float* o
   job.layer = &layer;
   job.n_rows = static_cast<int32_t>(n_rows);
   job.q_is_bf16 = facts_.q_is_bf16 && layer.rope == nullptr && layer.k_rotation == TANDEM_ROTATION_NONE;
-  job.node = node_of_head(kv_head, layer.n_kv_heads, n_nodes(facts_.cache->engine().cpu()));
+  job.node = node_of_head(kv_head, layer.n_kv_heads, n_nodes_);
   job.q = call.q + kv_head * n_rows * layer.k_head_dim;
   job.o = o + kv_head * n_rows * layer.v_head_dim;
   job.lse = lse + kv_head * n_rows;
@@ -239,9 +240,9 @@ void HostPart::add_rows(const SequenceCall& call) {
     rows_.push_back({view.run_at(t, std::min(t + kMostRows, call.length)), call.first_row + t - call.first_query});
 }
 
-LateCall& HostPart::keep_late(size_t call, bool keeps_pages) {
+TicketCopy& HostPart::keep_copy(size_t call, bool keeps_pages) {
   if (late_.size() < calls_.size()) late_.resize(calls_.size());
-  LateCall& late = late_[call];
+  TicketCopy& late = late_[call];
   late.keys.length = 0;
   if (!keeps_pages) return late;
   if (call == 0 || bases_.size() != facts_.cache->store().bases().size()) bases_ = facts_.cache->store().bases();
@@ -301,14 +302,14 @@ int64_t HostPart::take_rows() {
 void HostPart::choose() {
   for (size_t i = 0; i < calls_.size(); ++i)
     calls_[i].state->selection->select(calls_[i], is_on_device() ? &late_[i] : nullptr);
-  if (late_jobs_.empty()) return;
+  if (selected_jobs_.empty()) return;
   const PageStore& store = facts_.cache->store();
   late_runs_.clear();
-  auto late = late_jobs_.begin();
+  auto late = selected_jobs_.begin();
   for (size_t j = 0; j < jobs_.size(); ++j) {
     first_runs_[j] = late_runs_.size();
     late_runs_.insert(late_runs_.end(), jobs_[j].runs, jobs_[j].runs + jobs_[j].n_runs);
-    if (late == late_jobs_.end() || late->job != j) continue;
+    if (late == selected_jobs_.end() || late->job != j) continue;
     const SequenceCall& call = calls_[late->call];
     const StoreView stored = is_on_device() ? store.view(late_[late->call].pages, late_[late->call].positions, bases_)
                                             : facts_.cache->view(*call.sequence);
@@ -322,7 +323,7 @@ void HostPart::choose() {
 }
 
 void HostPart::observe() {
-  const std::span<LateCall> late = is_on_device() ? std::span(late_).first(calls_.size()) : std::span<LateCall>();
+  const std::span<TicketCopy> late = is_on_device() ? std::span(late_).first(calls_.size()) : std::span<TicketCopy>();
   facts_.selector->observe({calls_, late, is_on_device() ? &slot_ : nullptr, facts_.is_speculative, &observed_});
 }
 

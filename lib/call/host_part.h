@@ -53,7 +53,7 @@ class HostPart {
   void lay_out(std::span<SequenceCall> calls);
   void add_rows(const SequenceCall& call);  // its new ones, which the slot has
   // What the ticket needs of a call that is laid out, to be filled; with keeps_pages its page table is copied already.
-  LateCall& keep_late(size_t call, bool keeps_pages);
+  TicketCopy& keep_copy(size_t call, bool keeps_pages);
   bool has_jobs() const { return !jobs_.empty(); }
   bool has_rows() const { return !rows_.empty(); }
   bool selects() const { return facts_.selects && !calls_.empty(); }  // choose() has keys to add
@@ -84,6 +84,7 @@ class HostPart {
   size_t call_idx_of(const SequenceCall& call) const { return static_cast<size_t>(&call - calls_.data()); }
 
   Facts facts_;
+  int32_t n_nodes_ = 1;  // of the machine
   HostSlot slot_;
   std::span<SequenceCall> calls_;
   std::vector<RowCopy> rows_;
@@ -91,14 +92,14 @@ class HostPart {
   std::vector<KvRun> runs_, late_runs_;
   std::vector<AttendJob> jobs_;
   std::vector<size_t> first_runs_;  // [n_jobs] index into runs_
-  struct LateJob {                  // gets what a KV head of a call has selected
+  struct SelectedJob {              // gets what a KV head of a call has selected
     size_t job, call;
     int32_t kv_head;
   };
-  std::vector<LateJob> late_jobs_;
+  std::vector<SelectedJob> selected_jobs_;
   std::vector<MergeJob> merges_;
   std::vector<const float*> states_;  // o and lse pointers of the merges, two of each per job
-  std::vector<LateCall> late_;        // [n_calls] or more
+  std::vector<TicketCopy> late_;      // [n_calls] or more
   std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
   ObserveScratch observed_;
   int64_t selected_kv_bytes_ = 0;

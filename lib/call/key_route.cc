@@ -28,7 +28,7 @@ void point_states(const HeadStates& to, DeviceAttend* call) {
   call->lse_head_stride = 1;
 }
 
-DeviceAttend of_heads(const DeviceAttend& call, int32_t first_head, int32_t n_heads, Layer* layer) {
+DeviceAttend restrict_to_heads(const DeviceAttend& call, int32_t first_head, int32_t n_heads, Layer* layer) {
   *layer = *call.layer;
   layer->n_kv_heads = n_heads;
   layer->n_q_heads = n_heads * layer->group_size;

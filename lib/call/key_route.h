@@ -14,7 +14,7 @@
 //   open       behind the window, before the first piece
 //   attend     to a piece; sends a piece that has had no room before
 //   close      behind the last piece
-//   settle     after a failure: nothing of the route is under way any more
+//   wait_after_failure    the device has done with all that the route asked of it
 // clang-format on
 //
 // A route owns its buffers and streams. It sees the chunk and the session's device, and knows no session and no selector.
@@ -58,13 +58,12 @@ struct KeyPart {
   TokenRange tokens;
 };
 
-// What the device attends, one after the other: the window, or a piece of a route.
+// One launch of attention over a piece of a route.
 struct Launch {
   size_t route = 0;
   size_t piece = 0;
 };
-// Of a chunk whose states are added one by one: routes take turns, each as often as it has pieces, so that the engines that
-// work on them end together.
+// Orders the pieces of all routes. Routes take turns in proportion to their pieces, so bus and device finish together.
 void order_launches(const std::array<size_t, kMostRoutes>& n_pieces, std::vector<Launch>* launches);
 
 // What a route keeps of a chunk until all of it has been launched; in a task, and used again.
@@ -79,8 +78,8 @@ struct HeadStates {
   int64_t n_heads = 0;
 };
 void point_states(const HeadStates& to, DeviceAttend* call);
-// The call for the KV heads [first_head, first_head + n_heads) alone. layer: becomes theirs.
-DeviceAttend of_heads(const DeviceAttend& call, int32_t first_head, int32_t n_heads, Layer* layer);
+// The call for the KV heads [first_head, first_head + n_heads) alone. layer: filled with these heads alone.
+DeviceAttend restrict_to_heads(const DeviceAttend& call, int32_t first_head, int32_t n_heads, Layer* layer);
 
 // A chunk as routes see it.
 struct RouteCall {
@@ -141,7 +140,7 @@ class KeyRoute {
   // Which of the states of a chunk a piece has: rows and query heads.
   virtual DeviceAccumulate states_of(const RouteCall& call, size_t piece) const = 0;
   virtual Status close(const RouteCall&) { return {}; }
-  virtual void settle(const RouteCall& call) = 0;
+  virtual void wait_after_failure(const RouteCall& call) noexcept = 0;
 
  private:
   const size_t idx_;

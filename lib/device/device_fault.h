@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What has gone wrong on a session's device. Of a device that is lost it is for good. A step that was not done as planned,
-// and a lack of memory on the host, are got over.
+// Why a session's tickets stopped. The loss of a device is final. After a step that did not go as planned, or a lack of host
+// memory, the session starts over.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ class DeviceFault {
   bool can_start_over() const { return can_start_over_.load(std::memory_order_acquire); }  // the device is well
   bool is_of_step() const { return can_start_over() && code_ == kOfStep; }
   bool is_hopeless() const { return any() && !can_start_over(); }
-  void set(int32_t code, int64_t underlying, const char* text);  // unless one is known already that is not got over
+  void set(int32_t code, int64_t underlying, const char* text);  // a known fault is replaced by the loss of the device alone
   void clear();
   Status status() const;  // ok where there is none
 

@@ -34,8 +34,8 @@ struct SessionWork {
   int64_t work_bytes = 0;
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const Reservation& needs);
-// Bytes of a task that tell the host, in the order of a stream, what has been done: of each route that all its pieces have
-// left the host, and that the states of the task are one.
+// Flags of a task in shared memory, set by the device in stream order. One for each route: all its pieces have left the
+// host. kMergedFlag: the task's states are merged.
 inline constexpr size_t kMergedFlag = kMostRoutes, kTaskFlags = kMostRoutes + 1;
 int64_t n_tasks_of(size_t n_layers);  // two steps' at least
 int64_t n_steps_of(size_t n_layers);  // more than these tasks are of
@@ -44,7 +44,7 @@ int64_t n_steps_of(size_t n_layers);  // more than these tasks are of
 Status check_layers(const Device& device, const std::vector<Layer>& layers);
 // As kernels are told of a layer in calls of several queries a sequence.
 Layer windowed_layer(const Layer& layer, const Policy& policy, const PolicyOptions& options);
-// The most queries of a sequence, a power of two up to kMostTokens, that the module has kernels for. UNSUPPORTED.
+// The most queries of a sequence, a power of two up to kMostTicketTokens, that the module has kernels for. UNSUPPORTED.
 Status most_queries(const Device& device, const Layer& windowed, int64_t* n);
 
 // Memory that host and device share, as the host sees it.
@@ -60,8 +60,8 @@ struct SharedArea {
   // A flag of a task: as the host sees it, as the device does.
   uint8_t* flag(size_t kind, uint64_t task_idx) const;
   std::byte* flag_on_device(size_t kind, uint64_t task_idx) const;
-  // What kMergedFlag is when it is told. A task may be done with before that, so the next one in its place may find it told
-  // late: they have other marks.
+  // The value of kMergedFlag once it is set. A task may end before its flag is set, so the next one there uses another
+  // value.
   uint8_t merged_mark(uint64_t task_idx) const {
     return static_cast<uint8_t>(1 + task_idx / static_cast<uint64_t>(n_tasks) % 255);
   }
@@ -100,7 +100,7 @@ struct StepLayout {
 
 class DeviceSession {
  public:
-  // window_len: of a policy whose queries see no more than sinks and window; -1: queries see all.
+  // The cache's mutex is held exclusively.
   static Status create(Cache& cache, const LayerPolicies& policies, const PolicyOptions& options,
                        std::unique_ptr<DeviceSession>* session);
   ~DeviceSession();
@@ -108,8 +108,8 @@ class DeviceSession {
   const Device& device() const { return device_; }
   HandOver& hand_over() { return *hand_over_; }
   const WindowGeometry& geometry() const { return geometry_; }
-  // As kernels are told of it: sliding windows count for calls of several queries a sequence. A single one's keys begin
-  // where its descriptor says.
+  // The layer as kernels see it. For several queries a sequence they apply the sliding window; for a single query the
+  // descriptor says where the keys begin.
   const Layer& layer(size_t layer_idx, bool has_several) const {
     return has_several ? windowed_layers_[layer_idx] : plain_layers_[layer_idx];
   }
@@ -120,7 +120,8 @@ class DeviceSession {
   const Reservation& held() const { return held_; }
   void freeze() { is_frozen_ = true; }
   bool is_frozen() const { return is_frozen_; }
-  // After a step that was not done as planned, when the stream is idle: tickets begin again, in the memory that graphs hold.
+  // After a fault that calls may follow, or where the work space has moved; the stream is idle. Tickets begin with 0, in the
+  // memory whose addresses graphs hold.
   Status start_over(void* stream);
   Status reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end);
 
@@ -134,7 +135,7 @@ class DeviceSession {
   // The host sees, in the stream's order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;
   DevicePages pages(size_t layer_idx) const;
-  // For the MAW of a page of any layer on their way to the host: what takes calls back asks for no memory.
+  // Room for a page of MAW on its way to the host, taken in advance: rolling back must not allocate.
   std::vector<float>& maw_page() { return maw_page_; }
   // Bytes from the page called 0: what page tables of this session hold.
   int64_t page_offset(int64_t page) const { return page - base_; }

@@ -152,7 +152,7 @@ void HandOver::meet(HandOverTask& task) {
     const bool is_observed = wait_for_observation(task);
     if (is_observed && !can_start_over())
       while_busy(kNoSelection, [&] { part.observe(); });
-    else if (!is_observed && !can_start_over() && !task.is_cut)
+    else if (!is_observed && !can_start_over() && !task.launch_failed)
       task.is_unseen = true, note_lost();
     answer(task);
   }
@@ -247,19 +247,19 @@ bool HandOver::wait_for_observation(const HandOverTask& task) {
   const std::atomic_ref observed(flags_->observed);
   const auto has_come = [&] { return observed.load(std::memory_order_acquire) > task.ticket; };
   wait_for([&] {
-    if (has_come() || task.is_cut.load(std::memory_order_acquire) || is_abandoned(task)) return true;
+    if (has_come() || task.launch_failed.load(std::memory_order_acquire) || is_abandoned(task)) return true;
     if (!is_over(task) || has_come()) return false;
     fault_of_step(task);
     return true;
   });
-  return has_come() && !task.is_cut.load(std::memory_order_acquire);  // else a later ticket's has come
+  return has_come() && !task.launch_failed.load(std::memory_order_acquire);  // else a later ticket's has come
 }
 
 // Until nobody reads what is streamed any more, of tasks that are lost too. Where the device is lost, nobody does.
 void HandOver::wait_for_stream(const HandOverTask& task, StreamEnd* end) {
   wait_for([&] {
     end->look();
-    return end->is_seen || task.is_cut.load(std::memory_order_acquire);
+    return end->is_seen || task.launch_failed.load(std::memory_order_acquire);
   });
   end->look();
 }

@@ -2,10 +2,10 @@
 // The host's side of calls on device tensors: a thread that waits for each ticket to arrive (lib/tables/device.h has the
 // protocol), takes its rows into the store, attends to the keys outside the window on the CPU's pool, and answers.
 //
-// What goes wrong is a fault (lib/device/device_fault.h). Where it is got over, that task and all behind it are lost,
-// whether they arrive or not, and taken back by who looks next; nobody waits for their answers; and when the device has done
-// with them tickets begin again. For lack of memory the device does all the same what it was asked for, and a task ends when
-// it has; of a step nobody knows what comes.
+// An error becomes a fault (lib/device/device_fault.h). After a fault that calls may follow, this task and all later ones
+// are lost, even if their tickets arrive, and the next settle() rolls them back. All answers are given, so no kernel waits.
+// When the device is idle, tickets begin with 0 again. After a lack of memory a task still ends only when the device is done
+// with it; after a fault of a step the thread does not wait for tickets.
 #pragma once
 
 #include <thread>
@@ -32,9 +32,9 @@ class HandOver final : public TaskRing {
   // When nothing is under way any more the thread does end(context) and is over; `end` may destroy this.
   void retire(void (*end)(void* context), void* context);
 
-  // Flags that the device has written nothing to yet; tickets begin with 0. Nothing is under way; those of before are there.
+  // New flags, all zero: tickets begin with 0. The ring is idle. The old flags must still be allocated.
   void restart(ExchangeFlags* flags);
-  // The same flags from the beginning, and no fault any more. Nothing is under way here or on the device.
+  // The same flags: tickets begin with 0, and there is no fault any more. Ring and device are idle.
   void start_over();
   TaskSums sums() const;
   double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const;  // lib/rates/part_times.h

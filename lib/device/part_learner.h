@@ -45,14 +45,14 @@ class PartLearner {
   TaskSums& sums() { return sums_; }
   const TaskSums& sums() const { return sums_; }
   double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const { return part_times_.ahead_ns(layer_idx, n_queries); }
-  // The thread's, while no task is being learned.
+  // For the device's thread, while learn() does not run. Looks whether the last part's states are merged.
   void look_at_merged();
-  void note_merged();  // and now the next part's queries are there
+  void note_merged();  // the next part's queries have arrived: the last part's time is known
   void forget_merged() { unmerged_ = {}; }
 
  private:
-  // The last part whose keys were made on the device, until its states are one: behind that the next one arrives, for which
-  // the thread waits, and sees both.
+  // The last part whose keys the device made, until its states are merged. The next ticket arrives after that, so the thread
+  // can watch for both.
   struct Unmerged {
     uint8_t* flag = nullptr;
     uint8_t mark = 0;  // what it is then

@@ -23,25 +23,25 @@
 
 namespace tandem {
 
-// A sequence before a call: what it is again, in the call's layer, when the ticket never arrives. What arrived and was not
-// observed leaves keys that nobody has judged: the window begins again where it did.
+// A sequence as it was before a call, in the call's layer. If the ticket never arrives, the cache restores length and window
+// begin. If it arrived but was not observed, the window begin alone is restored: nobody has judged the keys that left.
 struct TouchedSequence {
   int64_t sequence = 0;
   int64_t length = 0;
   int64_t window_begin = 0;
 };
 
-// The keys outside the window, of calls that could stream: who has them, and what is to be learned from it.
+// Who attends a chunk's keys outside the window, and what the profile may learn from the time that this takes.
 struct HandOverPart {
   const Layer* layer = nullptr;
   int64_t key_bytes = 0;  // of a token, in all KV heads
   int64_t host_tokens = 0, streamed_tokens = 0;
   int64_t n_queries = 0;      // the most of a sequence
-  int64_t weighed_keys = 0;   // the CPU's, if all were under so many
-  int64_t ahead_bytes = 0;    // that buffers have room for before the queries come
-  bool tells = false;         // there are enough of them
-  bool bus_tells = true;      // false: the device makes keys of what it brings, more slowly than that comes
-  bool keeps_hidden = false;  // the plan might have had keys made of hidden states, and has none
+  int64_t weighed_keys = 0;   // the CPU's keys, as if each met n_queries queries
+  int64_t ahead_bytes = 0;    // that the buffers can take before the queries arrive
+  bool tells = false;         // the part is large and undisturbed enough to learn from
+  bool bus_tells = true;      // false: making keys takes longer than the bus, so the time says nothing of the bus
+  bool keeps_hidden = false;  // the plan could have made keys of hidden states and chose not to
   int64_t n_pieces = 0;       // that cross the bus, of all routes
   int64_t x_bytes = 0;        // of hidden states that cross the bus
   int64_t n_made_rows = 0;    // of keys that the device makes of them
@@ -61,21 +61,22 @@ struct HandOverTask {
   uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
   std::vector<TouchedSequence> touched;
   AttendScratch scratch;
-  // Keys that the device gets of the host while the task is under way: so long nobody may change them.
+  // Each route's notes of the chunk. Until the task is finished nobody may change the pages that they point to.
   std::array<std::unique_ptr<RouteNotes>, kMostRoutes> notes;
   std::array<size_t, kMostRoutes> n_pieces{};
   std::array<uint8_t*, kMostRoutes> sent{};  // 1: all of a route's pieces have left the host; null: there are none
   std::vector<std::byte*> bases;             // of the store's extents, where they are
   std::vector<Launch> launches;              // behind the window
-  uint8_t* merged = nullptr;                 // merged_mark: the call's states are one; null: nobody says so
-  uint8_t merged_mark = 0;  // another one than that of the task before in this place, whose comes when that is done with
-  std::chrono::steady_clock::time_point asked;  // the call was about to ask for copies, if there are any
+  uint8_t* merged = nullptr;  // the device sets it to merged_mark once the chunk's states are merged; null: it does not
+  uint8_t merged_mark = 0;    // differs from the mark of the task that had this place before, which may be set late
+  std::chrono::steady_clock::time_point asked;  // when the call was about to ask for copies
   HandOverPart part;
-  std::atomic<bool> is_lost{false};                    // it never arrived
-  std::atomic<bool> is_unseen{false};                  // it arrived and was not observed
-  std::atomic<bool> is_cut{false};                     // what was to come after its arrival was not launched
-  bool rolls_back = false, moves_window_back = false;  // it was the one or the other; guarded by the cache's mutex
-  bool is_last = false;                                // of a step that is closed; guarded by the hand-over's mutex
+  std::atomic<bool> is_lost{false};        // its ticket never arrived
+  std::atomic<bool> is_unseen{false};      // it arrived and was never observed
+  std::atomic<bool> launch_failed{false};  // a launch behind append() failed: nothing more comes
+  bool rolls_back = false,
+       moves_window_back = false;  // copies of the first two, made by mark_lost(); guarded by the cache's mutex
+  bool is_last = false;  // the last task of a closed step: the CPU workers rest after it; guarded by the ring's mutex
 
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
@@ -92,10 +93,10 @@ class TaskRing {
   HandOverTask& next_task(int64_t ahead = 0);
   void post();
   int64_t n_tasks() const { return static_cast<int64_t>(tasks_.size()); }
-  // While a step is open that has posted tasks and may not have launched anything yet, nobody waits for these.
+  // Tasks of an open step are posted before their kernels are launched: drain() and is_idle() leave them out.
   void open_step(int64_t n_tasks);
-  void close_step();    // the workers, awake since it began, rest when the last of these is done
-  void abandon_step();  // likewise; what has not arrived by now is lost
+  void close_step();    // the step's tasks count as in flight from here on; the CPU workers rest after the last of them
+  void abandon_step();  // the same; tickets that have not arrived by now are lost
   bool is_idle() const {
     const uint64_t posted = posted_.load(std::memory_order_acquire), open_from = open_from_.load(std::memory_order_acquire);
     return finished_.load(std::memory_order_acquire) >= std::min(posted, open_from);
@@ -104,8 +105,8 @@ class TaskRing {
   // Until the store has the rows of tokens before `end` that earlier calls of a layer append to a sequence.
   void wait_for_rows(int64_t sequence, int32_t layer_idx, int64_t end);
   bool is_settled() const { return is_idle() && !has_lost_.load(std::memory_order_acquire); }
-  // Tasks that never arrived or were not observed by now are marked until forget_lost(); it is idle. Of a step that is open
-  // more may be lost at any time: they wait to be marked.
+  // Marks lost and unobserved tasks until forget_lost(). The ring is idle. An open step may lose more later, which are
+  // marked by the next call.
   void mark_lost();
   template <typename F>
   void for_marked(F note) const {

@@ -37,7 +37,7 @@ struct RouteOptions {
   bool plans_steps() const { return !is_given(); }  // copies in a graph could not follow a sequence that grows
   // Whether any of the moved keys take the route: by a plan they may.
   bool may_take(size_t idx) const {
-    if (is_auto()) return true;
+    if (is_auto()) return idx < static_cast<size_t>(kPlanColumns);  // others are taken where a session asks for them
     if (asks_for(kPlanRecompute)) return idx == kPlanRecompute || (idx == kPlanStream && rebuilt_share < 1.0);
     return asks_for(idx);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Which keys a query attends. A policy is a name and a few facts: one file, and one line in lib/policy/policy_table.cc.
-// Where it selects keys head by head, it makes the selectors that do so (lib/policy/selector.h).
+// Which keys a query attends. A policy is a name and a few facts: its file, a line and a declaration in the source of the
+// table (lib/policy/policy_table.cc), and a line in lib/CMakeLists.txt. Where it selects keys head by head, it makes the
+// selectors that do so (lib/policy/selector.h).
 #pragma once
 
 #include <algorithm>
@@ -44,7 +45,7 @@ struct Policy {
   const char* name;
   bool keeps_maw;  // a MAW per query head and token: calls count the attention weights of their queries
   HostKeys (*host_keys)(bool is_append);
-  // Of policies with HostKeys::kSelected, else null.
+  // Makes the selectors; null unless host_keys() may be kSelected. bytes may be null: no memory is counted then.
   std::unique_ptr<Selector> (*make)(const SelectorSetup& setup);
   SelectorBytes (*bytes)(const Layer& layer, const PolicyOptions& options, int64_t kv_len);
 };

@@ -6,15 +6,16 @@
 // order:
 //
 // clang-format off
-//   prepare    the calling thread, before the call changes anything: takes the memory that the rest needs
+//   prepare    the calling thread, before the call changes anything: takes the memory that can be known now
 //   select     the thread of the host part, when the queries are there: the selection is up to date afterwards
 //   selected   the same thread: the tokens, for each KV head
 //   observe    the same thread, when all keys have been attended: weights of the call's queries are counted
 //   committed  the calling thread, when the call has succeeded; finish follows outside of all locks
 // clang-format on
 //
-// Of one state these never run at the same time on two threads. A selector uses the processors and the memory of the cache
-// that it was made for. It knows no session, no window and no route.
+// While tickets are in flight, prepare_on_device() and committed() of a state may run beside its select() and observe():
+// they use fields of the calling thread alone. A selector uses the processors and the memory of the cache that it was made
+// for. It knows no session, no window and no route.
 #pragma once
 
 #include <atomic>
@@ -32,7 +33,7 @@ namespace tandem {
 
 class Cache;
 struct HostSlot;
-struct LateCall;
+struct TicketCopy;
 struct PolicyOptions;
 struct Sequence;
 struct SequenceCall;
@@ -68,7 +69,8 @@ class SelectState {
  public:
   virtual ~SelectState() = default;
 
-  // The cache's mutex is held exclusively. Room for n_tokens tokens in all; on failure nothing has changed.
+  // The cache's mutex is held exclusively. Room for n_tokens tokens in all; after a failure some parts may have grown, which
+  // does no harm.
   virtual bool has_room(int64_t n_tokens) const { return n_tokens >= 0; }
   virtual Status grow(int64_t, const Watch&) { return {}; }
   virtual Status copy_from(const SelectState&) { return {}; }  // of the same selector; this one is new
@@ -90,8 +92,9 @@ class SelectState {
   // A call, in the order above. On host tensors the queries of a call before it may have to be counted first.
   virtual Status prepare_on_host(SequenceCall*, bool /*is_speculative*/) { return {}; }
   // *n_evicted: tokens that leave windows with the call, of the sequences before this one and with it.
-  virtual void prepare_on_device(SequenceCall*, bool /*is_speculative*/, LateCall*, int64_t* /*n_evicted*/) {}
-  virtual void select(const SequenceCall&, LateCall*) {}  // may throw bad_alloc
+  virtual void prepare_on_device(SequenceCall*, bool /*is_speculative*/, TicketCopy*, int64_t* /*n_evicted*/) {}
+  virtual void select(const SequenceCall&, TicketCopy*) {}  // may throw bad_alloc
+  // These two must not throw: the call has succeeded.
   virtual void committed(const SequenceCall&, bool /*is_speculative*/) {}
   virtual void finish(const SequenceCall&, const Watch&) {}
 
@@ -112,7 +115,7 @@ struct ObserveScratch {
 // What a call has left for selectors to learn from.
 struct Observation {
   std::span<SequenceCall> calls;
-  std::span<LateCall> late;        // [n_calls], of a call on device tensors
+  std::span<TicketCopy> late;      // [n_calls], of a call on device tensors
   const HostSlot* slot = nullptr;  // null: tensors are in host memory
   bool is_speculative = false;
   ObserveScratch* scratch = nullptr;
@@ -122,7 +125,8 @@ class Selector {
  public:
   virtual ~Selector() = default;
   virtual std::unique_ptr<SelectState> make_state() { return std::make_unique<SelectState>(); }
-  virtual void observe(const Observation&) {}  // may throw bad_alloc
+  // On device tensors it may throw bad_alloc. On host tensors it must not: the caller's outputs are written.
+  virtual void observe(const Observation&) {}
 };
 
 // Sums of the background work of a session's selectors.

@@ -152,6 +152,7 @@ bool RecomputeRoute::give_up(Cache& cache, const Status& why) {
 // Descriptors and page tables of all parts, and positions of pages. Memory is for what the last chunk of a call may find
 // outside its windows.
 void RecomputeRoute::reserve(const SizeTerms& terms, const CallShape& shape, const RoutesTaken&, Reservation* needs) const {
+  if (layouts_.empty()) return;  // given up
   RebuiltCount count;
   for (const SequenceShape& sequence : shape.sequences) {
     const TokenRange tokens = terms.streamed(shape, sequence);
@@ -370,7 +371,7 @@ DeviceAccumulate RecomputeRoute::states_of(const RouteCall& call, size_t piece_i
   return states;
 }
 
-void RecomputeRoute::settle(const RouteCall& call) {
+void RecomputeRoute::wait_after_failure(const RouteCall& call) noexcept {
   buffers_->settle(call.stream);
   notes_of(call).weights.reset();
 }

@@ -29,7 +29,7 @@ class RecomputeRoute final : public KeyRoute {
   Status attend(const RouteCall& call, const DeviceAttend& window, size_t piece, const HeadStates& to) override;
   DeviceAccumulate states_of(const RouteCall& call, size_t piece) const override;
   Status close(const RouteCall& call) override;
-  void settle(const RouteCall& call) override;
+  void wait_after_failure(const RouteCall& call) noexcept override;
 
  private:
   struct Notes;

@@ -132,7 +132,7 @@ Status StreamRoute::attend(const RouteCall& call, const DeviceAttend& window, si
   std::byte* buffer = nullptr;
   TANDEM_TRY(buffers_->take(call.stream, &buffer));
   Layer layer;
-  DeviceAttend attend = of_heads(window, piece.first_head, piece.n_heads, &layer);
+  DeviceAttend attend = restrict_to_heads(window, piece.first_head, piece.n_heads, &layer);
   attend.pages = notes.layout.pages(buffer, notes.layout.page_len);
   attend.sequences.sequences = notes.described + piece_idx;
   attend.sequences.page_tables = notes.page_table;
@@ -155,6 +155,6 @@ DeviceAccumulate StreamRoute::states_of(const RouteCall& call, size_t piece_idx)
   return states;
 }
 
-void StreamRoute::settle(const RouteCall& call) { buffers_->settle(call.stream); }
+void StreamRoute::wait_after_failure(const RouteCall& call) noexcept { buffers_->settle(call.stream); }
 
 }  // namespace tandem

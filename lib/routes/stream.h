@@ -35,7 +35,7 @@ class StreamRoute final : public KeyRoute {
   Status begin(const RouteCall& call) override;
   Status attend(const RouteCall& call, const DeviceAttend& window, size_t piece, const HeadStates& to) override;
   DeviceAccumulate states_of(const RouteCall& call, size_t piece) const override;
-  void settle(const RouteCall& call) override;
+  void wait_after_failure(const RouteCall& call) noexcept override;
 
  private:
   struct Notes;

@@ -168,7 +168,7 @@ Status HgcaState::prepare_on_host(SequenceCall* call, bool is_speculative) {
 }
 
 // While calls are under way the state is the device's thread's. late: the keys as they are now.
-void HgcaState::prepare_on_device(SequenceCall* call, bool is_speculative, LateCall* late, int64_t* n_evicted) {
+void HgcaState::prepare_on_device(SequenceCall* call, bool is_speculative, TicketCopy* late, int64_t* n_evicted) {
   const Layer& layer = hgca.layer();
   if (is_speculative) {
     const auto n_rows = static_cast<size_t>(call->q_len * layer.n_q_heads);
@@ -184,17 +184,17 @@ void HgcaState::prepare_on_device(SequenceCall* call, bool is_speculative, LateC
   *n_evicted += call->evict_end - call->resident_begin;
   call->flushes = !call->is_append && is_unjudged;
   const bool needs_all = call->is_append || call->flushes || wants_all;
-  if (call->is_append || call->flushes || (evicts && call->evict_end > call->found_begin))
-    late->keys.fill(hgca.cache(), *call->sequence, hgca.layer_idx(), needs_all ? 0 : call->found_begin, call->length);
+  if (call->is_append || call->flushes || (evicts && call->evict_end > call->foreign_begin))
+    late->keys.fill(hgca.cache(), *call->sequence, hgca.layer_idx(), needs_all ? 0 : call->foreign_begin, call->length);
   if (call->is_append) held.reserve(layer, hgca.n_counted());
 }
 
-// Refreshes of earlier calls are joined, or done where appends have waited for this call.
-void HgcaState::select(const SequenceCall& call, LateCall* late) {
+// Waits for background work. Judges all keys now, where appends on the device have waited for this query.
+void HgcaState::select(const SequenceCall& call, TicketCopy* late) {
   join();
   if (!call.flushes || !due) return;
   take_keys(&late->keys);
-  host_end = call.found_begin;
+  host_end = call.foreign_begin;
   re_evaluate();
 }
 

@@ -92,10 +92,10 @@ struct CountedQueries {
 // The newest last; as many as count.
 struct HeldQueries {
   int64_t n = 0;
-  int64_t n_skipped = 0;            // older queries of the same appends, whose weight has faded
-  int64_t end_token = 0;            // they are to count in keys before it: a device has counted them in others
-  std::vector<float> q;             // [n_kv_heads][capacity][group_size][k_head_dim], rotated
-  std::vector<float> lse;           // [n_kv_heads][capacity][group_size]
+  int64_t n_skipped = 0;   // older queries of the same appends, whose weight has faded
+  int64_t end_token = 0;   // they still count in keys before this token; the device has counted them in the later ones
+  std::vector<float> q;    // [n_kv_heads][capacity][group_size][k_head_dim], rotated
+  std::vector<float> lse;  // [n_kv_heads][capacity][group_size]
   std::vector<int64_t> begin, end;  // [capacity] visible range of each query
 
   void reserve(const Layer& layer, int64_t capacity);
@@ -131,8 +131,8 @@ struct HgcaState final : SelectState {
   SelectedTokens selected(int32_t kv_head) const override;
   float* weights(int32_t q_head, int64_t token) const override { return maw.at(q_head, token); }
   Status prepare_on_host(SequenceCall* call, bool is_speculative) override;
-  void prepare_on_device(SequenceCall* call, bool is_speculative, LateCall* late, int64_t* n_evicted) override;
-  void select(const SequenceCall& call, LateCall* late) override;
+  void prepare_on_device(SequenceCall* call, bool is_speculative, TicketCopy* late, int64_t* n_evicted) override;
+  void select(const SequenceCall& call, TicketCopy* late) override;
   void committed(const SequenceCall& call, bool is_speculative) override;
   void finish(const SequenceCall& call, const Watch& watch) override;
   Status prepare_guess(const KeptGuess& kept) override;
@@ -147,22 +147,22 @@ struct HgcaState final : SelectState {
   void note_copies();
   void reserve_work();                             // for the keys
   void take_keys(KeyRuns* late);                   // and room for them; none: it keeps its own
-  void post_eviction(int64_t begin, int64_t end);  // tokens that have left the window, to the engine's thread
+  void post_eviction(int64_t begin, int64_t end);  // posts a job that judges these tokens, which have left the window
 
   Hgca& hgca;
   Maw maw;
   std::vector<HeadSelection> heads;  // [n_kv_heads]
   HeldQueries held;
   HeldGuess guess;
-  bool is_unjudged = false;  // the calling thread's: appends on the device have been counted, and nothing selected since
-  bool due = false;          // queries wait to be counted and keys to be judged, which nobody has posted yet
+  bool is_unjudged = false;  // calling thread: the device has counted an append, and no keys were judged since
+  bool due = false;          // queries wait to be counted; no job is posted yet
   Job job;
   bool eviction = false;  // only tokens [evict_begin, evict_end) are judged; else all outside the window
   int64_t evict_begin = 0, evict_end = 0;
   int64_t host_end = 0;                // where the window begins
   KeyRuns keys;                        // of all tokens at the time of posting; of an eviction from evict_begin on, at least
-  std::atomic<bool> uncopied{false};   // there was no room for a copy: logged by the next call
-  std::atomic<bool> wants_all{false};  // since then an eviction too is to say where the rows of all tokens are
+  std::atomic<bool> uncopied{false};   // a copy of selected rows found no memory; the next join() logs it
+  std::atomic<bool> wants_all{false};  // some head lacks its copy: the next eviction also needs the rows of all tokens
   // Work space.
   std::vector<float> coeff;            // [queries that count]
   std::vector<WeightJob> weight_jobs;  // a head's tokens of a block of the MAW each

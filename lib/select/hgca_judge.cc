@@ -6,10 +6,9 @@
 //   select    the policy judges the evicted tokens, or all tokens outside the window
 //   copy      the rows of the kept tokens, side by side for each KV head
 //
-// No decode step is to wait for that. In decode the MAW of the window is up to date and only the evicted block is judged:
-// microseconds, for which a background job has the time from one attend of the layer to the next, which joins it; of calls
-// on a device it is done when they have been observed, by all workers. Copies grow by new blocks, for moving all rows that
-// are there already would take longer than a step.
+// Decode must not wait for this. A decode step judges the evicted block alone, which takes microseconds. On host tensors a
+// background job does that before the layer's next call joins it. On device tensors all workers do it after observe().
+// Copies grow by new blocks: moving all rows would take longer than a step.
 //
 // A re-evaluation is of another size. It multiplies the last queries with all keys: as much as the append's own attention
 // over these queries, and as tens to hundreds of decode steps. No lag hides that where the steps use all cores. So it
@@ -185,7 +184,7 @@ class RefreshTimer {
 
 }  // namespace
 
-// Until every head has a copy again, by whatever refresh.
+// From now on, until every head has a copy again, evictions must bring the rows of all tokens.
 void HgcaState::note_copies() {
   const auto lacks_copy = [](const HeadSelection& head) { return head.n_copied < head.n_tokens; };
   wants_all = !keys.keeps_positions && std::any_of(heads.begin(), heads.end(), lacks_copy);

@@ -96,7 +96,7 @@ void count_host_weights(const Hgca& hgca, const SequenceCall& call) {
   queries.n_skipped = skipped;
   queries.begin = call.visibility.begin + skipped;
   queries.end = call.visibility.end + skipped;
-  queries.first_token = call.is_append ? 0 : call.found_begin;
+  queries.first_token = call.is_append ? 0 : call.foreign_begin;
   queries.end_token = call.resident_begin;
   state_of(call).count_weights(queries);
 }
@@ -148,8 +148,8 @@ void Hgca::observe(const Observation& seen) {
       count_host_weights(*this, call);
     take_evicted(*this, call, *seen.slot);
     state.host_end = call.evict_end;
-    if (call.is_append || call.evict_end <= call.found_begin) continue;
-    state.evict_begin = call.found_begin;
+    if (call.is_append || call.evict_end <= call.foreign_begin) continue;
+    state.evict_begin = call.foreign_begin;
     state.evict_end = call.evict_end;
     judged.push_back(&state);
   }

@@ -20,8 +20,8 @@ struct AppendedRows {
   Watch watch = {};  // once cancelled, no more rows are written
 };
 
-// The first of `tokens`, as many as lie side by side and, where the library rotates, have positions that follow each other:
-// the same for all heads. And the keys of one head there, as kernels read them. mutex() is held, at least shared.
+// The longest prefix of `tokens` that lies side by side in memory and, where the library rotates, has consecutive positions.
+// And one head's keys there, as kernels read them. mutex() is held, at least shared.
 TokenRun key_tokens(const SequenceTable& cache, const Sequence& sequence, TokenRange tokens, int32_t layer_idx);
 KvRun keys_of(const SequenceTable& cache, const Sequence& sequence, const TokenRun& at, int32_t layer_idx, int32_t kv_head);
 // To tokens first, first + 1, ...; needs no exclusive lock: nobody reads tokens beyond the length.

@@ -33,7 +33,7 @@ struct Sequence {
   int64_t longest() const;   // of any layer, speculative tokens included
   int64_t shortest() const;  // committed tokens of the shortest layer
   int64_t position(int64_t token) const { return position_of(positions, token); }
-  int64_t first_within(int64_t position, int64_t distance) const;  // the first token whose position is above the difference
+  int64_t first_within(int64_t position, int64_t distance) const;  // the first token less than `distance` before `position`
   // These two cannot fail where the cache has ensured room for so many tokens.
   void extend_positions(int64_t length);
   void set_length(size_t layer_idx, int64_t length);

@@ -119,9 +119,9 @@ struct ExchangeFlags {
   alignas(64) uint64_t arrived = 0;   // device
   alignas(64) uint64_t answered = 0;  // host
   alignas(64) uint64_t observed = 0;  // device; of tickets without observe() nothing is said
-  alignas(64) uint32_t busy = 0;      // host: it computes a part; as long as it does, nobody waits in vain
+  alignas(64) uint32_t busy = 0;      // host: it is computing. The device must not time out while this is 1
   alignas(64) uint8_t ended = 0;      // device, by fill(): the last step that has ended, counted modulo 256
-  alignas(64) uint32_t fault = 0;     // device: what it waited for did not come in time (kFault...), and nothing works now
+  alignas(64) uint32_t fault = 0;     // device: it has waited too long for the host (kFault...) and does no more work
 };
 inline constexpr uint32_t kFaultSlot = 1, kFaultAnswer = 2;
 
@@ -313,8 +313,8 @@ struct DeviceTable {
   // only, its calls come before those of streams that were made elsewhere.
   int32_t (*create_stream)(void* self, void** stream, DeviceError* error);
   void (*destroy_stream)(void* self, void* stream);
-  // What was asked of a stream up to record_event() has happened for who is asked of another stream after wait_event(). An
-  // event that was never recorded is waited for by nobody.
+  // Work after wait_event() starts once all work before record_event() has finished. An event that was never recorded is not
+  // waited for.
   int32_t (*create_event)(void* self, void** event, DeviceError* error);
   void (*destroy_event)(void* self, void* event);
   int32_t (*record_event)(void* self, void* event, void* stream, DeviceError* error);

@@ -85,6 +85,19 @@ void streams_keys_once_for_a_chunk(void**) {
   assert_int_equal(side.stats().streamed_kv_bytes - before, outside_of(1000) * token_bytes);
 }
 
+// An append's last chunk may be a single query, whose keys are streamed as those of the queries before it.
+void streams_to_the_last_query(void**) {
+  Side side(true, "hgca", 0, kLayers);
+  change_session(&side, options_of("stream", 100));
+  const Side twin(false, "hgca", 0, kLayers);
+  attend_both(side, twin, 700, 1);
+  const int64_t before = side.stats().host_part_tokens;
+  attend_both(side, twin, 201, 10);
+  assert_int_equal(side.stats().host_part_tokens, before);
+  attend_both(side, twin, 1, 20);
+  assert_same_selection(side, twin);
+}
+
 // With room between rows, too; the library wants them itself.
 void gives_lse(void**) {
   constexpr int64_t n = 900;
@@ -128,6 +141,7 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test_teardown(selects_as_on_the_host, forget),
       cmocka_unit_test_teardown(streams_keys_once_for_a_chunk, forget),
+      cmocka_unit_test_teardown(streams_to_the_last_query, forget),
       cmocka_unit_test_teardown(gives_lse, forget),
       cmocka_unit_test_teardown(refuses_what_it_cannot, forget),
   };

@@ -23,7 +23,7 @@ struct PickedBlocks final : SelectState {
   std::vector<std::vector<int32_t>> tokens;  // [n_kv_heads]
 
   explicit PickedBlocks(int32_t n_kv_heads) : tokens(static_cast<size_t>(n_kv_heads)) {}
-  void select(const SequenceCall& call, LateCall*) override {
+  void select(const SequenceCall& call, TicketCopy*) override {
     for (size_t h = 0; h < tokens.size(); ++h) {
       tokens[h].clear();
       for (int64_t t = call.host_end; t < call.resident_begin; ++t)

@@ -22,7 +22,7 @@ struct RefusingRoute final : KeyRoute {
   Status begin(const RouteCall&) override { return {}; }
   Status attend(const RouteCall&, const DeviceAttend&, size_t, const HeadStates&) override { return {}; }
   DeviceAccumulate states_of(const RouteCall&, size_t) const override { return {}; }
-  void settle(const RouteCall&) override {}
+  void wait_after_failure(const RouteCall&) noexcept override {}
 };
 
 }  // namespace
