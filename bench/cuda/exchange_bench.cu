@@ -66,7 +66,7 @@ bool measure(const OpenDevice& device, const ExchangeOptions& options) {
   const bool right = c.flags->fault == 0 && is_right(device, options);
   std::printf("%-22s %-9s %d slots%s %8.2f us a pair  %s\n", has_host_part ? "queries out, states in" : "no host part",
               options.has_rows ? "new rows" : "no rows", options.n_slots,
-              options.n_slots == DeviceSession::kSlots ? ", a session's" : "", us, right ? "ok" : "WRONG");
+              options.n_slots == SharedArea::kSlots ? ", a session's" : "", us, right ? "ok" : "WRONG");
   return right;
 }
 
@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
   bool all_right = true;
   for (const bool has_host_part : {false, true})
     for (const bool has_rows : {false, true})
-      for (const int n_slots : {2, DeviceSession::kSlots, 8})
+      for (const int n_slots : {2, SharedArea::kSlots, 8})
         all_right &= measure(device, options_of(has_host_part, has_rows, n_slots));
   for (const auto& [n_sequences, n_copies] : {std::pair{1, 32}, std::pair{1, 1}, std::pair{32, 2}})
     all_right &= measure_observe(device, n_sequences, n_copies);
