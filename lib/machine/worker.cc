@@ -55,6 +55,18 @@ void Worker::unlink(Job& job) {
   job.previous = job.next = nullptr;
 }
 
+void Worker::run_queued(Job& job, std::unique_lock<std::mutex>* lock) {
+  unlink(job);
+  job.state = Job::State::kRunning;
+  ++n_running_;
+  lock->unlock();
+  job.run(job.context);
+  lock->lock();
+  job.state = Job::State::kIdle;
+  --n_running_;
+  finished_.notify_all();
+}
+
 int64_t Worker::join(Job& job) { return join(job, {}); }
 
 int64_t Worker::join(Job& job, const Watch& watch) {
@@ -63,15 +75,7 @@ int64_t Worker::join(Job& job, const Watch& watch) {
   if (job.state == Job::State::kIdle) return 0;
   const auto start = Clock::now();
   if (job.state == Job::State::kQueued && !(job.is_long && watch.cancel != nullptr)) {
-    unlink(job);
-    job.state = Job::State::kRunning;
-    ++n_running_;
-    lock.unlock();
-    job.run(job.context);
-    lock.lock();
-    job.state = Job::State::kIdle;
-    --n_running_;
-    finished_.notify_all();
+    run_queued(job, &lock);
   } else {
     const auto is_idle = [&] { return job.state == Job::State::kIdle; };
     constexpr std::chrono::milliseconds kBetweenLooks{2};  // at the flag, which wakes no one
@@ -113,16 +117,7 @@ void Worker::loop() {
   for (;;) {
     posted_.wait(lock, [&] { return stop_ || first_ != nullptr; });
     if (stop_) return;
-    Job& job = *first_;
-    unlink(job);
-    job.state = Job::State::kRunning;
-    ++n_running_;
-    lock.unlock();
-    job.run(job.context);
-    lock.lock();
-    job.state = Job::State::kIdle;
-    --n_running_;
-    finished_.notify_all();
+    run_queued(*first_, &lock);
   }
 }
 

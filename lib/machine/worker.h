@@ -44,6 +44,8 @@ class Worker {
  private:
   void loop();
   void unlink(Job& job);
+  // Runs a queued job on the calling thread. The mutex is held before and after, and not while the job runs.
+  void run_queued(Job& job, std::unique_lock<std::mutex>* lock);
 
   std::mutex mutex_;
   std::condition_variable posted_;

@@ -3,7 +3,7 @@
 """Makes what is written down of the C ABI in more than one place, from include/tandem/tandem.h and the parts it includes:
 
   include/tandem/*.h               the macros of defaults, TANDEM_*_INIT
-  lib/base/abi_layout.h                 sizes, offsets, the fingerprint
+  lib/base/abi_layout.h            sizes, offsets, the fingerprint
   bindings/rust, go, python        constants, structs, prototypes; the tables of the options of caches and sessions
 
 A struct's defaults are zero, or -1 where the comment of a member says what -1 is. A new option is a line in the header.
