@@ -17,6 +17,20 @@ bool is_decode(const DeviceAttend& call) {
   return call.before_o == nullptr && is_decode(*call.layer, call.sequences.max_q_len);
 }
 
+int32_t refuse_lists(const DeviceAttend& call, DeviceError* error) {
+  const DeviceLists& lists = call.lists;
+  if (lists.keys == nullptr) return TANDEM_OK;
+  if (lists.n_heads != 1 && lists.n_heads != call.layer->n_kv_heads)
+    return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "lists", "lists.n_heads = %d: 1 or the layer's %d KV heads",
+                lists.n_heads, call.layer->n_kv_heads);
+  if (lists.has_granules != 0 && !is_decode(call))
+    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "lists",
+                "lists.has_granules = 1 with %d queries of %d heads a KV head, or states of before: prefill kernels take "
+                "ranges alone",
+                call.sequences.max_q_len, call.layer->group_size);
+  return TANDEM_OK;
+}
+
 }  // namespace
 
 // States have the room that any kernel needs on this device: calls of different shapes may share a workspace, and none may
@@ -32,7 +46,7 @@ int32_t AttendLauncher::supports(const Layer& stored, int32_t max_q_len, DeviceE
   int32_t n_blocks = 0;
   if (is_decode(layer, max_q_len)) {
     const DecodeKernel* kernel = nullptr;
-    return decode_.choose(layer, max_q_len, &kernel, &n_blocks, error);
+    return decode_.choose(layer, max_q_len, false, &kernel, &n_blocks, error);
   }
   for (const int32_t q_type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16}) {
     const PrefillKernel* kernel = nullptr;
@@ -56,6 +70,7 @@ int32_t AttendLauncher::launch(const DeviceAttend& of, cudaStream_t stream, Devi
   DeviceAttend call = of;
   call.layer = &layer;
   if (const int32_t code = refuse_page_len(call.pages.page_len, error); code != TANDEM_OK) return code;
+  if (const int32_t code = refuse_lists(call, error); code != TANDEM_OK) return code;
   return is_decode(call) ? decode_.launch(call, states_bytes_, stream, error)
                          : prefill_.launch(call, states_bytes_, stream, error);
 }

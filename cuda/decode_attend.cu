@@ -24,6 +24,17 @@ int64_t max_tiles(const DeviceAttend& call, const DecodeKernel& kernel) {
 
 bool takes_maps(const DecodeKernel& kernel) { return kernel.k_box.keys > 0; }
 
+int32_t make_maps(const DecodeKernel& kernel, CUtensorMap (&maps)[4], DeviceError* error) {
+  if (!takes_maps(kernel)) return TANDEM_OK;
+  const BoxShape boxes[] = {kernel.k_box,
+                            kernel.v_box,
+                            {kernel.k_box.row_bytes, kernel.k_box.panel_bytes, kGranuleKeys},
+                            {kernel.v_box.row_bytes, kernel.v_box.panel_bytes, kGranuleKeys}};
+  for (int i = 0; i < (kernel.takes_lists ? 4 : 2); ++i)
+    if (const int32_t code = make_map(boxes[i], &maps[i], error); code != TANDEM_OK) return code;
+  return TANDEM_OK;
+}
+
 // Is a better than b for n_rows? The one for this device, then the one with the fewest rows that these fit into, then the
 // one with most.
 bool is_better(const DecodeKernel& a, const DecodeKernel& b, int64_t n_rows) {
@@ -40,7 +51,7 @@ bool DecodeLauncher::serves_maps(const DecodeKernel& kernel) const {
   return limits_.capability >= 90 && kernel.shared_bytes + kStatic <= limits_.shared_of_block;
 }
 
-const DecodeKernel* DecodeLauncher::find(const Layer& layer, int32_t max_q_len) const {
+const DecodeKernel* DecodeLauncher::find(const Layer& layer, int32_t max_q_len, bool has_lists) const {
   const int64_t n_rows = int64_t{max_q_len} * layer.group_size;
   const DecodeKernel* found = nullptr;
   for (const DecodeKernel* kernel : kPairs)
@@ -48,16 +59,17 @@ const DecodeKernel* DecodeLauncher::find(const Layer& layer, int32_t max_q_len) 
       if (kernel->k_type != layer.k_type || kernel->v_type != layer.v_type || kernel->k_dim != layer.k_head_dim ||
           kernel->v_dim != layer.v_head_dim)
         continue;
+      if (kernel->takes_lists != has_lists) continue;
       if (takes_maps(*kernel) && !serves_maps(*kernel)) continue;
       if (found == nullptr || is_better(*kernel, *found, n_rows)) found = kernel;
     }
   return found;
 }
 
-int32_t DecodeLauncher::choose(const Layer& layer, int32_t max_q_len, const DecodeKernel** kernel, int32_t* n_blocks,
-                               DeviceError* error) const {
+int32_t DecodeLauncher::choose(const Layer& layer, int32_t max_q_len, bool has_lists, const DecodeKernel** kernel,
+                               int32_t* n_blocks, DeviceError* error) const {
   if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
-  *kernel = find(layer, max_q_len);
+  *kernel = find(layer, max_q_len, has_lists);
   if (*kernel == nullptr) return refuse_types(layer, error);
   const DecodeKernel& found = **kernel;
   int32_t n_fit = 0;
@@ -82,7 +94,7 @@ int64_t DecodeLauncher::counters_bytes(const DeviceAttend& of) const {
   DeviceAttend call = of;
   call.sequences.max_q_len =
       std::min(call.sequences.max_q_len, static_cast<int32_t>(kMostRows / std::max(call.layer->group_size, 1)));
-  const DecodeKernel* kernel = find(*call.layer, call.sequences.max_q_len);
+  const DecodeKernel* kernel = find(*call.layer, call.sequences.max_q_len, call.lists.keys != nullptr);
   if (kernel == nullptr) return 0;
   return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4;
 }
@@ -91,18 +103,17 @@ int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, c
                                DeviceError* error) const {
   const DecodeKernel* kernel = nullptr;
   int32_t n_blocks = 0;
-  if (const int32_t code = choose(*call.layer, call.sequences.max_q_len, &kernel, &n_blocks, error); code != TANDEM_OK)
+  const bool has_lists = call.lists.keys != nullptr;
+  if (const int32_t code = choose(*call.layer, call.sequences.max_q_len, has_lists, &kernel, &n_blocks, error);
+      code != TANDEM_OK)
     return code;
   DecodeCall described = describe_call(call, kernel->is_narrow);
   described.max_tiles = static_cast<int32_t>(max_tiles(call, *kernel));
   described.states = static_cast<float*>(call.workspace);
   described.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
-  CUtensorMap k_map, v_map;
-  if (takes_maps(*kernel)) {
-    if (const int32_t code = make_map(kernel->k_box, &k_map, error); code != TANDEM_OK) return code;
-    if (const int32_t code = make_map(kernel->v_box, &v_map, error); code != TANDEM_OK) return code;
-  }
-  void* arguments[] = {&described, &k_map, &v_map};
+  CUtensorMap maps[4];  // of K and V; with lists those of granules, too
+  if (const int32_t code = make_maps(*kernel, maps, error); code != TANDEM_OK) return code;
+  void* arguments[] = {&described, &maps[0], &maps[1], &maps[2], &maps[3]};  // a kernel takes as many as it has
   // Kernels that take maps may start before the kernel before them has ended, and wait for that themselves.
   cudaLaunchAttribute starts_early = {};
   starts_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -15,7 +15,7 @@ class DecodeLauncher {
   explicit DecodeLauncher(const DeviceLimits& limits) : limits_(limits) {}
 
   // The kernel for calls of up to max_q_len queries a sequence, and the blocks that run at once.
-  int32_t choose(const Layer& layer, int32_t max_q_len, const DecodeKernel** kernel, int32_t* n_blocks,
+  int32_t choose(const Layer& layer, int32_t max_q_len, bool has_lists, const DecodeKernel** kernel, int32_t* n_blocks,
                  DeviceError* error) const;
   int64_t states_bytes() const;  // that any of its calls needs on this device
   // For calls of no more sequences, and of no more queries of each, of which others may be another launcher's.
@@ -24,7 +24,7 @@ class DecodeLauncher {
 
  private:
   // The best that there is for a layer and calls of up to max_q_len queries a sequence; null: there is none.
-  const DecodeKernel* find(const Layer& layer, int32_t max_q_len) const;
+  const DecodeKernel* find(const Layer& layer, int32_t max_q_len, bool has_lists) const;
 
   bool serves_maps(const DecodeKernel& kernel) const;
 

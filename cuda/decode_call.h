@@ -27,6 +27,7 @@ struct DecodeCall {
   int32_t max_tiles;  // of query rows, of a sequence and KV head
   float* states;      // [n_blocks][2][state_floats]
   int32_t* counters;  // [n_sequences][n_kv_heads][max_tiles], all 0
+  DeviceLists lists;
 };
 
 // What a map of the copy engine is for: boxes of `keys` rows, a panel wide (kernels/bulk_copy.cuh).
@@ -43,7 +44,8 @@ struct DecodeKernel {
   int32_t n_threads;     // of a block
   int32_t shared_bytes;  // dynamic
   int32_t state_floats;
-  bool is_narrow;  // q is multiplied as f16, else as bf16
+  bool is_narrow;    // q is multiplied as f16, else as bf16
+  bool takes_lists;  // it serves calls with key lists, and no others
   const void* function;
   BoxShape k_box, v_box;  // of kernels for compute capability 9.0, which take maps of these; else 0
 };

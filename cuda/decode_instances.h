@@ -17,6 +17,7 @@ DecodeKernel describe_decode_kernel(const void* function, const BoxShape& k_box,
           Shape::kSharedBytes,
           Shape::kStateFloats,
           Shape::K::KeyNumber::kNarrow,
+          Shape::kHasLists,
           function,
           k_box,
           v_box};
@@ -33,13 +34,22 @@ DecodeKernel make_decode_kernel() {
 template <class Shape>
 __global__ void decode_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
                                    const __grid_constant__ CUtensorMap v_map);
+template <class Shape>
+__global__ void decode_lists_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
+                                         const __grid_constant__ CUtensorMap v_map,
+                                         const __grid_constant__ CUtensorMap k_granule_map,
+                                         const __grid_constant__ CUtensorMap v_granule_map);
 
 template <class Shape>
 DecodeKernel make_decode_sm90_kernel() {
   using K = typename Shape::KRows;
   using V = typename Shape::VRows;
-  return describe_decode_kernel<Shape>(reinterpret_cast<const void*>(decode_sm90_kernel<Shape>),
-                                       {K::kRowBytes, K::kWidth, K::kKeys}, {V::kRowBytes, V::kWidth, V::kKeys});
+  const void* function;
+  if constexpr (Shape::kHasLists)
+    function = reinterpret_cast<const void*>(decode_lists_sm90_kernel<Shape>);
+  else
+    function = reinterpret_cast<const void*>(decode_sm90_kernel<Shape>);
+  return describe_decode_kernel<Shape>(function, {K::kRowBytes, K::kWidth, K::kKeys}, {V::kRowBytes, V::kWidth, V::kKeys});
 }
 
 }  // namespace tandem::cuda

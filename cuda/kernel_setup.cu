@@ -64,6 +64,7 @@ DecodeCall describe_call(const DeviceAttend& call, bool is_narrow) {
   to.n_kv_heads = layer.n_kv_heads;
   to.group_size = layer.group_size;
   to.n_q_parts = count_q_parts(call.q.dtype, is_narrow);
+  to.lists = call.lists;
   return to;
 }
 

@@ -141,7 +141,20 @@ BUGS = [
     ("streaming heads see a key more", "lib/attend/call_keys.cc", "push_back(std::max<int64_t>(0, token + 1 -",
      "push_back(std::max<int64_t>(0, token -", "streaming_heads_test", "attends_on_the_host"),
     ("streaming heads have the others' first keys", "lib/attend/descriptors.cc",
-     "    to->begin = of.streaming_heads.keys.newest_begin;\n", "", "streaming_heads_test", "attends_on_a_device"),
+     "      to->begin = static_cast<int32_t>(of.streaming_heads.keys.newest_begin);\n", "", "streaming_heads_test",
+     "attends_on_a_device"),
+    ("a stale list in a replay", "lib/attend/steps.cc",
+     "  describe_lists(call, reinterpret_cast<DeviceKeys*>(upload + layout.lists_at(l)));",
+     "  static std::vector<DeviceKeys> of_first_step(4096);\n"
+     "  if (core_.step.n_planned == 0) describe_lists(call, of_first_step.data() + 64 * l);\n"
+     "  std::copy_n(of_first_step.data() + 64 * l, layout.held.step_sequences * layout.held.step_lists,\n"
+     "              reinterpret_cast<DeviceKeys*>(upload + layout.lists_at(l)));",
+     "streaming_heads_test", "attends_in_planned_steps"),
+    ("a key list of the head before", "lib/call/key_route.cc", "    part.lists.keys += first_head;\n", "", "streaming_heads_test",
+     "attends_long_appends"),
+    ("a streaming head without its window", "lib/attend/descriptors.cc",
+     "      to->sliding_window = static_cast<int32_t>(chunk.session.options.window_len);\n", "", "streaming_heads_test",
+     "attends_on_a_device"),
     ("keys of streaming heads cross the bus", "lib/attend/split.cc", "const std::span<const HeadRun> heads = chunk.facts.outside_runs.get();",
      "static const HeadRuns all = HeadRuns::retrieval(nullptr, chunk.layer());\n  const std::span<const HeadRun> heads = all.get();", "streaming_heads_test",
      "streams_retrieval_heads_alone"),

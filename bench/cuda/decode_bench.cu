@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Speed of decode from the window: microseconds a call and the share of what copying memory gives in the same run.
 //
-//   decode_bench MODULE [types [lengths [batches]]]     lists with commas; types: bf16, q8_0, ...; or of K and of V, with q
-//                                                       in f32: f32/bf16, the window of a layer whose keys are rotated
+//   decode_bench MODULE [types [lengths [batches [lists]]]]   each with commas; types: bf16, q8_0, ...; or of K and of V,
+//                                                             with q in f32: f32/bf16, the window of a layer whose keys
+//                                                             are rotated; lists: units of random key lists that name a
+//                                                             tenth of the keys, a list for each KV head; 0: no lists,
+//                                                             -1: lists of the whole range
 //
 // Calls rotate over windows that total many times the cache of the second level, as a graph of 32 calls; a line is the
 // median of nine replays. Cases of up to 70,000 keys are checked against double precision.
@@ -57,6 +60,7 @@ struct Line {
   int64_t length;
   int batch;
   bool shuffled;
+  int unit = 0;  // of lists
 };
 
 bool measure(const OpenDevice& device, const Line& line, double copy) {
@@ -77,6 +81,8 @@ bool measure(const OpenDevice& device, const Line& line, double copy) {
       8.0 * 128 * 2 * static_cast<double>(line.length * line.batch) * find_dtype(options.layer.k_type)->bits / 8;
   options.n_layers = std::clamp(static_cast<int>(600e6 / bytes) + 1, 2, kCalls);
   options.o_type = TANDEM_BF16;
+  if (line.unit != 0)
+    options.lists = {8, std::max(line.unit, 1), line.unit > 0 ? 0.1 : 0.0, line.unit > 0 ? 0 : INT32_MAX, 0, false};
   WindowCase window(device, options);
   window.attend(0);
   const double us = time_of([&](cudaStream_t stream) {
@@ -87,9 +93,10 @@ bool measure(const OpenDevice& device, const Line& line, double copy) {
   window.attend(0);
   const bool is_checked = line.length * line.batch <= kMostChecked, is_right = !is_checked || window.check().pass;
   const double rate = static_cast<double>(window.kv_bytes()) / us * 1e-3;
-  std::printf("tandem %-8s %7lld x %2d %-10s %9.2f us %7.0f GB/s  %.3f of copy  %s\n", line.type.c_str(),
+  std::printf("tandem %-8s %7lld x %2d %-10s %9.2f us %7.0f GB/s  %.3f of copy  %s%s\n", line.type.c_str(),
               static_cast<long long>(line.length), line.batch, line.shuffled ? "shuffled" : "contiguous", us, rate,
-              rate / copy, is_checked ? (is_right ? "ok" : "WRONG") : "unchecked");
+              rate / copy, is_checked ? (is_right ? "ok" : "WRONG") : "unchecked",
+              line.unit != 0 ? (", lists of units of " + std::to_string(line.unit)).c_str() : "");
   std::fflush(stdout);
   return is_right;
 }
@@ -98,7 +105,7 @@ bool measure(const OpenDevice& device, const Line& line, double copy) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "decode_bench MODULE [types [lengths [batches]]]\n");
+    std::fprintf(stderr, "decode_bench MODULE [types [lengths [batches [lists]]]]\n");
     return 2;
   }
   const OpenDevice device(argv[1]);
@@ -108,11 +115,12 @@ int main(int argc, char** argv) {
   for (const std::string& batch : words_of(argc > 4 ? argv[4] : "1,16"))
     for (const std::string& type : words_of(argc > 2 ? argv[2] : "bf16,f16,e4m3,q8_0,q4_0"))
       for (const std::string& length : words_of(argc > 3 ? argv[3] : "4096,16384,65536,131072,262144"))
-        for (const bool shuffled : {false, true}) {
-          const Line line{type, std::atoll(length.c_str()), std::atoi(batch.c_str()), shuffled};
-          if (line.length * line.batch > 4 << 20) continue;
-          if (shuffled && type != "bf16") continue;
-          all_right &= measure(device, line, copy);
-        }
+        for (const std::string& unit : words_of(argc > 5 ? argv[5] : "0"))
+          for (const bool shuffled : {false, true}) {
+            const Line line{type, std::atoll(length.c_str()), std::atoi(batch.c_str()), shuffled, std::atoi(unit.c_str())};
+            if (line.length * line.batch > 4 << 20) continue;
+            if (shuffled && (type != "bf16" || line.unit != 0)) continue;
+            all_right &= measure(device, line, copy);
+          }
   return all_right ? 0 : 1;
 }

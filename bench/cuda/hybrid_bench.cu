@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Decode with the newest tokens on the device and the rest in host memory, through the C ABI: microseconds a call.
 //
-//   hybrid_bench MODULE [threads [lengths [batches]]]     lists with commas
+//   hybrid_bench MODULE [threads [lengths [batches [streaming]]]]     lists with commas
 //
+// streaming: 0, or n: every n-th KV head streams, and is compared with the CPU under the same options.
 // One layer shape of 32 query heads and 8 KV heads of 128 dims in bf16, window 4,096; one query a sequence. Layers are as
 // many as it takes for K and V to be many times the cache of the last level, and calls go through them in turn. Beside each
 // figure: the same with all layers replayed as a graph in planned steps; what the CPU's part took inside the calls, and how
@@ -26,12 +27,17 @@ double check(HybridSession& session, Call& call) {
   return distance_of(call);
 }
 
-void measure(tandem_engine* engine, int64_t length, int64_t batch) {
+void measure(tandem_engine* engine, int64_t length, int64_t batch, int64_t streaming) {
   const int64_t layer_bytes = length * batch * kTokenBytes;
   const HybridCache cache(engine, static_cast<int32_t>(std::max<int64_t>(2, (kLeastBytes + layer_bytes - 1) / layer_bytes)),
                           length, batch);
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
   options.window_tokens = kWindow;
+  std::vector<uint8_t> flags;
+  for (int64_t h = 0; streaming > 0 && h < int64_t{cache.n_layers} * kKvHeads; ++h)
+    flags.push_back(h % streaming == 0 ? 1 : 0);
+  options.streaming_heads = flags.empty() ? nullptr : flags.data();
+  options.n_streaming_heads = static_cast<int64_t>(flags.size());
   HybridSession session(cache, options);
   Call call(batch);
   const double error = check(session, call);
@@ -66,23 +72,26 @@ void measure(tandem_engine* engine, int64_t length, int64_t batch) {
   std::printf(
       "%8lld keys x %-3lld %3d layers  hybrid %9.1f us  most %9.1f  replayed %9.1f  CPU part %9.1f  hybrid / part %.3f  CPU "
       "alone %9.1f"
-      "  hybrid / its share %.3f  GB/s %.0f  error %.1e\n",
+      "  hybrid / its share %.3f  GB/s %.0f  error %.1e  streaming %lld\n",
       static_cast<long long>(length), static_cast<long long>(batch), cache.n_layers, median(hybrid),
       *std::max_element(hybrid.begin(), hybrid.end()), median(replayed), host, host > 0 ? median(hybrid) / host : 0.0,
       median(alone), share > 0 ? median(hybrid) / (median(alone) * share) : 0.0,
-      static_cast<double>((length - kWindow) * batch * kTokenBytes) / median(hybrid) * 1e-3, error);
+      static_cast<double>((length - kWindow) * batch * kTokenBytes) / median(hybrid) * 1e-3, error,
+      static_cast<long long>(streaming));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "hybrid_bench MODULE [threads [lengths [batches]]]\n");
+    std::fprintf(stderr, "hybrid_bench MODULE [threads [lengths [batches [streaming]]]]\n");
     return 2;
   }
   tandem_engine* engine = make_engine(argv[1], argc > 2 ? std::atoi(argv[2]) : 0);
-  for (const int64_t batch : numbers_of(argc > 4 ? argv[4] : "1,8"))
-    for (const int64_t length : numbers_of(argc > 3 ? argv[3] : "4096,65536,131072")) measure(engine, length, batch);
+  for (const int64_t streaming : numbers_of(argc > 5 ? argv[5] : "0"))
+    for (const int64_t batch : numbers_of(argc > 4 ? argv[4] : "1,8"))
+      for (const int64_t length : numbers_of(argc > 3 ? argv[3] : "4096,65536,131072"))
+        measure(engine, length, batch, streaming);
   tandem_engine_release(engine);
   return 0;
 }

@@ -16,6 +16,7 @@
 // as f32 sums.
 #pragma once
 
+#include "cuda/kernels/decode_lists.cuh"
 #include "cuda/kernels/decode_work.cuh"
 #include "cuda/kernels/far_weights.cuh"
 #include "cuda/kernels/query_rows.cuh"
@@ -28,6 +29,7 @@ template <class K_, class V_, int kKDim_, int kVDim_, int kTiles_>
 struct DecodeShape {
   using K = K_;
   using V = V_;
+  static constexpr bool kHasLists = false;
   static constexpr int kKDim = kKDim_, kVDim = kVDim_, kTiles = kTiles_, kRows = 8 * kTiles_;
   using KRow = RowShape<K, kKDim>;
   using VRow = RowShape<V, kVDim>;
@@ -131,6 +133,12 @@ struct PageWalk {
   int64_t page = 0;  // bytes from the page called 0
 };
 
+// The block's first unit: of the sequence, from token 0 on. With lists: of the item.
+template <class Shape>
+__device__ inline int first_unit(const Piece& piece) {
+  return (Shape::kHasLists ? 0 : static_cast<int>(piece.key_begin / Shape::kUnitKeys)) + piece.first_unit;
+}
+
 // unit: of the sequence, from token 0 on. Behind the last key it is in the page called 0, of which
 // nothing will be read.
 template <class Shape>
@@ -161,6 +169,36 @@ __device__ inline void copy_keys(const DecodeCall& call, const Piece& piece, int
   copy_slice<typename Shape::VRow>(stage + Shape::KRow::kSliceBytes, plane(kPlaneV, Shape::VRow::kBytes),
                                    plane(kPlaneVScales, 2 * Shape::VRow::kScales), lo, hi);
 }
+
+// 16 keys in shared memory, from token `key` on.
+struct Slice {
+  bool is_whole;  // every row sees all of them
+  int64_t key;
+  int lo, hi;  // [lo, hi) of them are there
+
+  // [from, to): the tokens that a row sees.
+  __device__ bool is_seen(int at, int64_t from, int64_t to) const { return key + at >= from && key + at < to; }
+  __device__ bool is_named(int at) const { return at >= lo && at < hi; }
+  __device__ bool has_all() const { return lo <= 0 && hi >= 16; }
+};
+
+// The warp's slice of a unit. [all_lo, all_hi): what every row sees.
+template <class Shape>
+__device__ inline Slice find_slice(const Piece& piece, int64_t all_lo, int64_t all_hi, int unit, const PageWalk&) {
+  const int64_t key = int64_t{unit} * Shape::kUnitKeys + threadIdx.x / 32 * 16;
+  const bool is_whole = key >= all_lo && key + 16 <= all_hi;
+  return {is_whole, key, is_whole ? 0 : static_cast<int>(max(piece.sequence.begin - key, int64_t{0})),
+          is_whole ? 16 : static_cast<int>(min(piece.sequence.end - key, int64_t{16}))};
+}
+
+template <class Shape>
+struct WalkOf {
+  using Type = PageWalk;
+};
+template <class Shape>
+requires(Shape::kHasLists) struct WalkOf<Shape> {
+  using Type = ListWalk;
+};
 
 // ---- softmax -----------------------------------------------------------------------------------------------------------
 
@@ -218,9 +256,9 @@ __device__ inline void multiply_keys(uint32_t k, const uint2* fragments, float (
   }
 }
 
-// o += V P. p: as s. Keys are inside [lo, hi), of 16; what the scales of the others are is not known.
-template <class Shape>
-__device__ inline void multiply_values(uint32_t v, const float (&p)[Shape::kTiles][4], int lo, int hi,
+// o += V P. p: as s. What the scales of keys are that nobody names is not known.
+template <class Shape, class Slice>
+__device__ inline void multiply_values(uint32_t v, const float (&p)[Shape::kTiles][4], const Slice& slice,
                                        WarpState<Shape>& state) {
   using Stored = typename Shape::V;
   using Number = typename Stored::ValueNumber;
@@ -234,9 +272,9 @@ __device__ inline void multiply_values(uint32_t v, const float (&p)[Shape::kTile
     if (Stored::kGroup > 0)
       for (int i = 0; i < 2; ++i)
         scale[i] = load_scale(v + 16 * Row::kStride + 2 * ((lane / 4 + 8 * i) * Row::kScales + first / kGroupSteps));
-    if (Stored::kGroup > 0 && (lo > 0 || hi < 16))
+    if (Stored::kGroup > 0 && !slice.has_all())
       for (int i = 0; i < 2; ++i)
-        if (lane / 4 + 8 * i < lo || lane / 4 + 8 * i >= hi) scale[i] = 0.0f;
+        if (!slice.is_named(lane / 4 + 8 * i)) scale[i] = 0.0f;
 #pragma unroll
     for (int n = 0; n < Shape::kTiles; ++n)
 #pragma unroll
@@ -305,33 +343,33 @@ struct RowView {
   float scale[Shape::kTiles][2];
   int64_t lo[Shape::kTiles][2], hi[Shape::kTiles][2];
   int64_t all_lo, all_hi;  // what every row sees
-  int64_t begin, end;      // what there is
 };
 
 template <class Shape>
 __device__ RowView<Shape> view_rows(const DecodeCall& call, const Piece& piece, const float* scale) {
   RowView<Shape> view;
   const DeviceSequence& sequence = piece.sequence;
-  view.begin = view.all_lo = sequence.begin;
-  view.end = sequence.end;
+  const int64_t begin = Shape::kHasLists ? 0 : sequence.begin;
+  const int64_t sliding_window = Shape::kHasLists ? piece.sliding_window : call.sliding_window;
+  view.all_lo = begin;
   const int64_t queries_end = sequence.end + sequence.n_after;
   view.all_hi = min(sequence.end, queries_end - sequence.q_len + 1);
-  if (call.sliding_window > 0) view.all_lo = max(view.all_lo, queries_end - call.sliding_window);
+  if (sliding_window > 0) view.all_lo = max(view.all_lo, queries_end - sliding_window);
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n)
     for (int i = 0; i < 2; ++i) {
       const int r = 8 * n + threadIdx.x % 4 * 2 + i, token = (piece.first_row + r) / call.group_size;
       view.scale[n][i] = scale[r];
       const int64_t hi = queries_end - sequence.q_len + 1 + token;
-      view.lo[n][i] = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
+      view.lo[n][i] = sliding_window > 0 ? max(begin, hi - sliding_window) : begin;
       view.hi[n][i] = min(hi, sequence.end);
     }
   return view;
 }
 
-// One slice of 16 keys from `key` on into the warp's state.
-template <class Shape>
-__device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>& view, int64_t key, uint32_t stage,
+// One slice of 16 keys into the warp's state.
+template <class Shape, class Slice>
+__device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>& view, const Slice& slice, uint32_t stage,
                                     const uint2* fragments, WarpState<Shape>& state) {
   float s[Shape::kTiles][4] = {};
   if (call.n_q_parts == 1)
@@ -339,7 +377,6 @@ __device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>
   else
     multiply_keys<Shape, Shape::kQParts>(stage, fragments, s);
   const int lane = threadIdx.x % 32;
-  const bool is_whole = key >= view.all_lo && key + 16 <= view.all_hi;
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n)
     for (int i = 0; i < 4; ++i) s[n][i] *= view.scale[n][i % 2];
@@ -348,13 +385,11 @@ __device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>
     for (int n = 0; n < Shape::kTiles; ++n)
       for (int i = 0; i < 4; ++i) s[n][i] = call.soft_cap * tanhf(s[n][i] / call.soft_cap) * kLog2E;
   }
-  if (!is_whole) {
+  if (!slice.is_whole) {
 #pragma unroll
     for (int n = 0; n < Shape::kTiles; ++n)
-      for (int i = 0; i < 4; ++i) {
-        const int64_t token = key + lane / 4 + i / 2 * 8;
-        if (token < view.lo[n][i % 2] || token >= view.hi[n][i % 2]) s[n][i] = -INFINITY;
-      }
+      for (int i = 0; i < 4; ++i)
+        if (!slice.is_seen(lane / 4 + i / 2 * 8, view.lo[n][i % 2], view.hi[n][i % 2])) s[n][i] = -INFINITY;
   }
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n) {
@@ -376,10 +411,8 @@ __device__ inline void attend_slice(const DecodeCall& call, const RowView<Shape>
         for (int i = 0; i < 4; ++i) state.o[n][b][i] *= faded[i % 2];
     }
   }
-  const int lo = is_whole ? 0 : static_cast<int>(max(view.begin - key, int64_t{0}));
-  const int hi = is_whole ? 16 : static_cast<int>(min(view.end - key, int64_t{16}));
   if constexpr (kHasFar<typename Shape::V>) multiply_far<Shape>(stage + Shape::KRow::kSliceBytes, s, state);
-  multiply_values<Shape>(stage + Shape::KRow::kSliceBytes, s, lo, hi, state);
+  multiply_values<Shape>(stage + Shape::KRow::kSliceBytes, s, slice, state);
 }
 
 // ---- states ------------------------------------------------------------------------------------------------------------
@@ -448,9 +481,8 @@ __device__ void attend_piece(const DecodeCall& call, const Piece& piece, std::by
                              WarpState<Shape>& state) {
   const int warp = threadIdx.x / 32;
   const uint32_t stages = shared_address(pipeline) + warp * Shape::kStages * Shape::kStageBytes;
-  const int n_units = piece.end_unit - piece.first_unit;
-  const int first = static_cast<int>(piece.key_begin / Shape::kUnitKeys) + piece.first_unit;
-  PageWalk walk;
+  const int n_units = piece.end_unit - piece.first_unit, first = first_unit<Shape>(piece);
+  typename WalkOf<Shape>::Type walk;
   int n_copied = 0;
   const auto copy_next = [&] {
     if (n_copied < n_units)
@@ -467,7 +499,7 @@ __device__ void attend_piece(const DecodeCall& call, const Piece& piece, std::by
     wait_for_copies<Shape::kStages - 2>();
     __syncwarp();
     copy_next();
-    attend_slice<Shape>(call, view, int64_t{first + i} * Shape::kUnitKeys + warp * 16,
+    attend_slice<Shape>(call, view, find_slice<Shape>(piece, view.all_lo, view.all_hi, first + i, walk),
                         stages + i % Shape::kStages * Shape::kStageBytes, fragments, state);
     __syncwarp();
   }

@@ -17,103 +17,9 @@
 #pragma once
 
 #include "cuda/kernels/decode_sm90_few.cuh"
+#include "cuda/kernels/decode_sm90_lists.cuh"
 
 namespace tandem::cuda {
-
-// ---- keys --------------------------------------------------------------------------------------------------------------
-
-// A unit in shared memory, and room for its scales of V as they are multiplied.
-struct Stage {
-  uint32_t boxes, scales, scaled;
-};
-
-// A warp's stages: of boxes, of scales, and a barrier each.
-template <class Shape>
-struct Pipeline {
-  uint32_t boxes, scales, scaled, barriers;
-  int stage = 0, parity = 0;  // of the unit that is read next
-
-  __device__ uint32_t box(int s) const { return boxes + s * Shape::kBoxBytes; }
-  __device__ uint32_t scale(int s) const { return scales + s * Shape::kScaleBytes; }
-  __device__ uint32_t barrier(int s) const { return barriers + 8 * s; }
-  __device__ void advance() {
-    if (++stage == Shape::kStages) stage = 0, parity ^= 1;
-  }
-};
-
-struct KeyMaps {
-  const CUtensorMap* k;
-  const CUtensorMap* v;
-};
-
-// A warp's way through the pages: lane i knows where its i-th unit from `base` on is. At first none is known.
-struct UnitPlaces {
-  const std::byte* head[kPlanes];  // of the page called 0
-  int base = -32;
-  int slot = 0;
-  int64_t page = 0;  // bytes from the page called 0
-};
-
-// first: the warp's first unit, of the sequence's from token 0 on.
-template <class Shape>
-__device__ inline void look_up(const DecodeCall& call, const Piece& piece, int first, int i, UnitPlaces& places) {
-  places.base = i;
-  const int unit = first + (i + static_cast<int>(threadIdx.x % 32)) * piece.stride;
-  const int page_units = call.page_len / Shape::kKeys, page_idx = divide(unit, page_units);
-  places.slot = (unit - page_idx * page_units) * Shape::kKeys;
-  if (piece.sequence.begin < piece.sequence.end && int64_t{unit} * Shape::kKeys < piece.sequence.end) {
-    const int table_len = piece.sequence.table_len, rounds = page_idx < table_len ? 0 : page_idx / table_len;
-    places.page = call.page_tables[piece.sequence.table_begin + page_idx - rounds * table_len];
-  }
-}
-
-// Asks for the warp's i-th unit.
-template <class Shape>
-__device__ inline void ask_for_keys(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, int first, int i,
-                                    UnitPlaces& places, const Pipeline<Shape>& pipeline, int stage) {
-  if (i - places.base >= 32) look_up<Shape>(call, piece, first, i, places);
-  const int64_t page = __shfl_sync(~0u, places.page, i - places.base);
-  const int slot = __shfl_sync(~0u, places.slot, i - places.base);
-  if (!is_elected()) return;
-  const uint32_t barrier = pipeline.barrier(stage);
-  const auto rows_of = [&](int p, int row_bytes) { return places.head[p] + page + slot * row_bytes; };
-  const uint64_t policy = streaming_policy();
-  expect_bytes(barrier, Shape::kStageBytes);
-  const auto ask = [&](auto rows, const CUtensorMap* map, int p, uint32_t to) {
-    using Rows = decltype(rows);
-    const std::byte* const at = rows_of(p, Rows::kRowBytes);
-#pragma unroll
-    for (int panel = 0; panel < Rows::kCount; ++panel)
-      copy_box(to + panel * Rows::kPanelBytes, map, panel * Rows::kWidth, at, barrier, policy);
-  };
-  ask(typename Shape::KRows{}, maps.k, kPlaneK, pipeline.box(stage));
-  ask(typename Shape::VRows{}, maps.v, kPlaneV, pipeline.box(stage) + Shape::KRows::kBytes);
-  const auto ask_scales = [&](int n_scales, int p, uint32_t to) {
-    if (n_scales > 0) copy_bytes(to, rows_of(p, 2 * n_scales), static_cast<uint32_t>(2 * n_scales * Shape::kKeys), barrier);
-  };
-  ask_scales(Shape::kKScales, kPlaneKScales, pipeline.scale(stage));
-  ask_scales(Shape::kVScales, kPlaneVScales, pipeline.scale(stage) + 2 * Shape::kKeys * Shape::kKScales);
-}
-
-// Values outside [lo, hi), which may be NaN, become 0: of rows, or of their scales where codes have some.
-template <class Shape>
-__device__ inline void clear_values(uint32_t values, uint32_t scales, int lo, int hi) {
-  using Rows = typename Shape::VRows;
-  constexpr int kPieces = Rows::kWidth / 16;
-  const int lane = threadIdx.x % 32;
-  const auto is_outside = [&](int key) { return key < lo || key >= hi; };
-  if (Shape::kVScales > 0) {
-    for (int at = lane; at < Shape::kKeys * Shape::kVScales; at += 32)
-      if (is_outside(at / (Shape::kVScales > 0 ? Shape::kVScales : 1)))
-        asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(scales + 2 * at), "h"(uint16_t{0}) : "memory");
-  } else {
-    for (int at = lane; at < Rows::kBytes / 16; at += 32)
-      if (is_outside(at / kPieces % Shape::kKeys))
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(values + 16 * at), "r"(0) : "memory");
-  }
-  order_before_copies();
-  __syncwarp();
-}
 
 // ---- products ----------------------------------------------------------------------------------------------------------
 
@@ -228,25 +134,25 @@ template <class Shape>
 __device__ SeenKeys<Shape> see_keys(const DecodeCall& call, const Piece& piece, const float* scale) {
   SeenKeys<Shape> seen;
   const DeviceSequence& sequence = piece.sequence;
-  seen.all_lo = sequence.begin;
+  const int64_t begin = Shape::kHasLists ? 0 : sequence.begin, sliding_window = sliding_window_of<Shape>(call, piece);
+  seen.all_lo = begin;
   const int64_t queries_end = sequence.end + sequence.n_after, first_hi = queries_end - sequence.q_len + 1;
   seen.all_hi = min(sequence.end, first_hi);
-  if (call.sliding_window > 0) seen.all_lo = max(seen.all_lo, queries_end - call.sliding_window);
+  if (sliding_window > 0) seen.all_lo = max(seen.all_lo, queries_end - sliding_window);
 #pragma unroll
   for (int n = 0; n < Shape::kTiles; ++n) {
     const int r = Shape::kIsFew ? threadIdx.x % 4 : 8 * n + threadIdx.x % 32 / 4;
     seen.scale[n] = scale[r];
     const int64_t hi = first_hi + (piece.first_row + r) / call.group_size;
-    seen.lo[n] = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
+    seen.lo[n] = sliding_window > 0 ? max(begin, hi - sliding_window) : begin;
     seen.hi[n] = min(hi, sequence.end);
   }
   return seen;
 }
 
 // Products to logits in units of ln 2; -inf where a row does not see the key.
-template <class Shape>
-__device__ inline void make_logits(const DecodeCall& call, const SeenKeys<Shape>& seen, int64_t key, bool is_whole,
-                                   Logits<Shape>& s) {
+template <class Shape, class Unit>
+__device__ inline void make_logits(const DecodeCall& call, const SeenKeys<Shape>& seen, const Unit& unit, Logits<Shape>& s) {
 #pragma unroll
   for (int tile = 0; tile < Shape::kTiles; ++tile)
     for (int n = 0; n < Shape::kKeys / 8; ++n)
@@ -257,18 +163,20 @@ __device__ inline void make_logits(const DecodeCall& call, const SeenKeys<Shape>
       for (int n = 0; n < Shape::kKeys / 8; ++n)
         for (int i = 0; i < 2; ++i) s[tile][n][i] = call.soft_cap * tanhf(s[tile][n][i] / call.soft_cap) * kLog2E;
   }
-  if (is_whole) return;
+  if (unit.is_whole) return;
 #pragma unroll
   for (int tile = 0; tile < Shape::kTiles; ++tile)
-    for (int n = 0; n < Shape::kKeys / 8; ++n)
+    for (int n = 0; n < Shape::kKeys / 8; ++n) {
+      const auto eight = unit.eight(n);
       for (int i = 0; i < 2; ++i) {
-        const int64_t token = key + 8 * n + Shape::K::key_of(static_cast<int>(threadIdx.x % 4) * 2 + i);
-        if (token < seen.lo[tile] || token >= seen.hi[tile]) s[tile][n][i] = -INFINITY;
+        const int key = Shape::K::key_of(static_cast<int>(threadIdx.x % 4) * 2 + i);
+        if (!eight.is_seen(key, seen.lo[tile], seen.hi[tile])) s[tile][n][i] = -INFINITY;
       }
+    }
 }
 
-template <class Shape>
-__device__ inline void make_few_logits(const DecodeCall& call, const SeenKeys<Shape>& seen, int64_t key, bool is_whole,
+template <class Shape, class Unit>
+__device__ inline void make_few_logits(const DecodeCall& call, const SeenKeys<Shape>& seen, const Unit& unit,
                                        FewLogits<Shape>& s) {
 #pragma unroll
   for (int n = 0; n < Shape::kKeys / 8; ++n) s[n] *= seen.scale[0];
@@ -276,11 +184,11 @@ __device__ inline void make_few_logits(const DecodeCall& call, const SeenKeys<Sh
 #pragma unroll
     for (int n = 0; n < Shape::kKeys / 8; ++n) s[n] = call.soft_cap * tanhf(s[n] / call.soft_cap) * kLog2E;
   }
-  if (is_whole) return;
+  if (unit.is_whole) return;
 #pragma unroll
   for (int n = 0; n < Shape::kKeys / 8; ++n) {
-    const int64_t token = key + 8 * n + Shape::K::key_of(static_cast<int>(threadIdx.x % 32 / 4));
-    if (token < seen.lo[0] || token >= seen.hi[0]) s[n] = -INFINITY;
+    const int key = Shape::K::key_of(static_cast<int>(threadIdx.x % 32 / 4));
+    if (!unit.eight(n).is_seen(key, seen.lo[0], seen.hi[0])) s[n] = -INFINITY;
   }
 }
 
@@ -315,25 +223,18 @@ __device__ inline void weigh(Logits<Shape>& s, RowState<Shape>& state) {
   }
 }
 
-// A unit in shared memory, from `key` on. is_whole: every row sees all of its keys.
-struct Unit {
-  Stage stage;
-  int64_t key;
-  bool is_whole;
-};
-
-template <class Shape>
+template <class Shape, class Unit>
 __device__ inline void attend_few(const DecodeCall& call, const SeenKeys<Shape>& seen, const Unit& unit,
                                   const StagedQueries& staged, RowState<Shape>& state) {
   FewLogits<Shape> s;
   multiply_few_keys<Shape>(unit.stage.boxes, unit.stage.scales, staged, s);
-  make_few_logits<Shape>(call, seen, unit.key, unit.is_whole, s);
+  make_few_logits<Shape>(call, seen, unit, s);
   weigh_few<Shape>(s, state);
   multiply_few_values<Shape>(unit.stage.boxes + Shape::KRows::kBytes, unit.stage.scales + 2 * Shape::kKeys * Shape::kKScales,
                              s, state);
 }
 
-template <class Shape>
+template <class Shape, class Unit>
 __device__ inline void attend_rows(const DecodeCall& call, const SeenKeys<Shape>& seen, const Unit& unit,
                                    const StagedQueries& staged, RowState<Shape>& state) {
   const uint32_t values = unit.stage.boxes + Shape::KRows::kBytes;
@@ -341,7 +242,7 @@ __device__ inline void attend_rows(const DecodeCall& call, const SeenKeys<Shape>
   if constexpr (Shape::kVScales > 0) scales.begin(state);
   Logits<Shape> s;
   multiply_keys<Shape>(call, unit.stage.boxes, unit.stage.scales, staged, s);
-  make_logits<Shape>(call, seen, unit.key, unit.is_whole, s);
+  make_logits<Shape>(call, seen, unit, s);
   weigh<Shape>(s, state);
   if constexpr (kHasFar<typename Shape::V>)
     attend_far<Shape>(values, unit.stage.scales + 2 * Shape::kKeys * Shape::kKScales, s, state);
@@ -360,15 +261,13 @@ __device__ inline void attend_rows(const DecodeCall& call, const SeenKeys<Shape>
   }
 }
 
-// A unit, from `key` on, into the warp's state.
-template <class Shape>
-__device__ inline void attend_unit(const DecodeCall& call, const Piece& piece, const SeenKeys<Shape>& seen, int64_t key,
-                                   const Stage& stage, const StagedQueries& staged, RowState<Shape>& state) {
-  const Unit unit = {stage, key, key >= seen.all_lo && key + Shape::kKeys <= seen.all_hi};
+// A unit into the warp's state.
+template <class Shape, class Unit>
+__device__ inline void attend_unit(const DecodeCall& call, const SeenKeys<Shape>& seen, const Unit& unit,
+                                   const StagedQueries& staged, RowState<Shape>& state) {
   if (!unit.is_whole)
-    clear_values<Shape>(stage.boxes + Shape::KRows::kBytes, stage.scales + 2 * Shape::kKeys * Shape::kKScales,
-                        static_cast<int>(max(piece.sequence.begin - key, int64_t{0})),
-                        static_cast<int>(min(piece.sequence.end - key, int64_t{Shape::kKeys})));
+    clear_values<Shape>(unit.stage.boxes + Shape::KRows::kBytes, unit.stage.scales + 2 * Shape::kKeys * Shape::kKScales,
+                        unit.named());
   if constexpr (Shape::kIsFew)
     attend_few<Shape>(call, seen, unit, staged, state);
   else
@@ -380,7 +279,7 @@ __device__ inline void attend_unit(const DecodeCall& call, const Piece& piece, c
 // Of a sequence without keys a piece has a unit, as somebody has to write the empty state, and that is nowhere: the place
 // called 0 may be no memory.
 __device__ inline int units_of_warp(const Piece& piece, int warp) {
-  if (piece.sequence.begin >= piece.sequence.end) return 0;
+  if (!piece.has_keys()) return 0;
   return divide(max(0, piece.end_unit - piece.first_unit - warp + piece.stride - 1), piece.stride);
 }
 
@@ -389,8 +288,8 @@ template <class Shape>
 __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const Piece& piece, const StagedQueries& staged,
                              Pipeline<Shape>& pipeline, RowState<Shape>& state) {
   const int warp = static_cast<int>(threadIdx.x / 32), n_units = units_of_warp(piece, warp);
-  const int first = static_cast<int>(piece.key_begin / Shape::kKeys) + piece.first_unit + warp;
-  UnitPlaces places;
+  const int first = first_unit<Shape>(piece, warp);
+  Places<Shape> places;
 #pragma unroll
   for (int p = 0; p < kPlanes; ++p) places.head[p] = call.planes[p] + piece.head * call.head_stride[p];
   const auto ask = [&](int i, int stage) {
@@ -410,8 +309,8 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
   for (int i = 0; i < n_units; ++i) {
     const int stage = pipeline.stage;
     wait_for_phase(pipeline.barrier(stage), static_cast<uint32_t>(pipeline.parity));
-    attend_unit<Shape>(call, piece, seen, int64_t{first + i * piece.stride} * Shape::kKeys,
-                       {pipeline.box(stage), pipeline.scale(stage), pipeline.scaled}, staged, state);
+    const Stage at = {pipeline.box(stage), pipeline.scale(stage), pipeline.scaled};
+    attend_unit<Shape>(call, seen, find_unit<Shape>(piece, seen.all_lo, seen.all_hi, first, i, places, at), staged, state);
     __syncwarp();
     ask(i + Shape::kStages, stage);
     pipeline.advance();
@@ -419,21 +318,24 @@ __device__ void attend_piece(const DecodeCall& call, const KeyMaps& maps, const 
 }
 
 // What the block will ask for first, into the cache of the second level, while the kernel before still ends: whatever that
-// writes to the same lines is written there. Sequences and page tables are not written by kernels (lib/tables/device.h).
+// writes to the same lines is written there. Sequences and page tables are not written by kernels (lib/tables/device.h), key
+// lists may be.
 template <class Shape>
 __device__ void prefetch_piece(const DecodeCall& call) {
+  if (Shape::kHasLists && call.lists.are_written_by_kernels != 0) return;
   const Share share = Share::make<Shape>(call);
   const int block = static_cast<int>(blockIdx.x), warp = static_cast<int>(threadIdx.x / 32);
   const int at = share.is_by_item ? 0 : share.begin_of(block);
   if (!share.is_by_item && at >= share.begin_of(block + 1)) return;
   const Piece piece = find_piece<Shape>(call, share, at);
   const int n_units = units_of_warp(piece, warp);
-  UnitPlaces places;
-  look_up<Shape>(call, piece, static_cast<int>(piece.key_begin / Shape::kKeys) + piece.first_unit + warp, 0, places);
-  if (static_cast<int>(threadIdx.x % 32) >= min(n_units, Shape::kStages)) return;
+  Places<Shape> places;
+  look_up<Shape>(call, piece, first_unit<Shape>(piece, warp), 0, places);
+  constexpr int kLanes = Places<Shape>::kLanes, kRows = Shape::kKeys / kLanes;  // of a unit, of each of these
+  if (static_cast<int>(threadIdx.x % 32) >= kLanes * min(n_units, Shape::kStages)) return;
   const auto prefetch = [&](int p, int row_bytes) {
     const std::byte* const head = call.planes[p] + piece.head * call.head_stride[p];
-    if (row_bytes > 0) prefetch_bytes(head + places.page + places.slot * row_bytes, row_bytes * Shape::kKeys);
+    if (row_bytes > 0) prefetch_bytes(head + places.page + places.slot * row_bytes, row_bytes * kRows);
   };
   prefetch(kPlaneK, Shape::KRows::kRowBytes);
   prefetch(kPlaneKScales, 2 * Shape::kKScales);
@@ -442,16 +344,13 @@ __device__ void prefetch_piece(const DecodeCall& call) {
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
-    decode_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
-                       const __grid_constant__ CUtensorMap v_map) {
+__device__ __forceinline__ void decode(const DecodeCall& call, const KeyMaps& maps) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ __align__(8) uint64_t barriers[Shape::kWarps * Shape::kStages];
   __shared__ float scale[Shape::kRows];
   __shared__ int is_last;
   const int warp = static_cast<int>(threadIdx.x / 32), block = static_cast<int>(blockIdx.x);
-  const KeyMaps maps = {&k_map, &v_map};
   const StagedQueries staged = {reinterpret_cast<uint4*>(shared + Shape::kQAt), scale};
   auto* const warp_states = reinterpret_cast<float*>(shared);
   const uint32_t base = shared_address(shared);
@@ -463,6 +362,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     publish_barriers();
     if (warp == 0) {
       prefetch_map(maps.k), prefetch_map(maps.v);
+      if (Shape::kHasLists) prefetch_map(maps.k_granule), prefetch_map(maps.v_granule);
       prefetch_line(call.sequences), prefetch_line(call.page_tables), prefetch_line(call.q.data);
     }
   }
@@ -493,6 +393,22 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     at = share.is_by_item ? end : at + n_units;
   }
 #endif
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    decode_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
+                       const __grid_constant__ CUtensorMap v_map) {
+  decode<Shape>(call, {&k_map, &v_map});
+}
+
+// With key lists. The maps of granules bring eight rows, the others a unit.
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    decode_lists_sm90_kernel(const __grid_constant__ DecodeCall call, const __grid_constant__ CUtensorMap k_map,
+                             const __grid_constant__ CUtensorMap v_map, const __grid_constant__ CUtensorMap k_granule_map,
+                             const __grid_constant__ CUtensorMap v_granule_map) {
+  decode<Shape>(call, {&k_map, &v_map, &k_granule_map, &v_granule_map});
 }
 
 }  // namespace tandem::cuda

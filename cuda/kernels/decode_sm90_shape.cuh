@@ -16,6 +16,7 @@ struct DecodeSm90Shape {
   using K = K_;
   using V = V_;
   static constexpr int kKDim = kKDim_, kVDim = kVDim_, kRows = kRows_, kTiles = (kRows + 7) / 8;
+  static constexpr bool kHasLists = false;
   static constexpr bool kIsFew = kRows == 4;
   static constexpr bool kIsLong = kIsFew && K::kBits < 8 && kKDim + kVDim <= 256;  // with long units
   static constexpr int kKeys = kIsLong ? 64 : K::kBits < 16 ? 32 : 16, kUnitKeys = kKeys;

@@ -14,13 +14,21 @@
 // at any time. Where each reads a part of its own, the fastest multiprocessors end a quarter sooner than the others, which
 // then cannot use all of the memory's bandwidth.
 //
-// Lanes look at 32 sequences at a time: a loop over all of them would be as long as the attention of a short one.
+// Lanes look at 32 sequences at a time: a loop over all of them would be as long as the attention of a short one. With key
+// lists (Shape::kHasLists) each (sequence, list) stands in the line as a sequence does without. The units of its granules
+// come first, then those of its range.
 #pragma once
 
 #include "cuda/decode_call.h"
 #include "cuda/kernels/warp_ops.cuh"
 
 namespace tandem::cuda {
+
+// The kernel of a shape for calls with key lists.
+template <class Shape>
+struct WithLists : Shape {
+  static constexpr bool kHasLists = true;
+};
 
 // An item and the part of its keys that this block has.
 struct Piece {
@@ -30,35 +38,35 @@ struct Piece {
   int first_unit = 0, end_unit = 0;    // of the item's, those of this piece; none: the block has nothing to do
   int stride = 0;                      // from one unit of a warp to its next; more than kWarps: others have some between
   int first_block = 0, end_block = 0;  // that have pieces of the item
-  int64_t key_begin = 0;               // of the item: a multiple of the unit
+  int64_t key_begin = 0;               // of the item's range: a multiple of the unit
+  // Of an item with a key list, or of a prefill kernel's.
+  const KeyGranule* granules = nullptr;
+  int n_granules = 0, list_units = 0;
+  int64_t sliding_window = 0;
+
+  __device__ bool has_keys() const { return list_units > 0 || sequence.begin < sequence.end; }
 };
 
-// A sequence in units.
+// The entry of a call's key lists for a sequence and a KV head.
+__device__ inline const DeviceKeys& keys_of_head(const DeviceLists& lists, int sequence, int head) {
+  return lists.keys[sequence * lists.per_sequence + (lists.n_heads == 1 ? 0 : head)];
+}
+
+// A sequence, or one of its lists, in units.
 struct Extent {
-  int64_t begin = 0;  // first key that a query sees
+  int64_t begin = 0;  // first key of the range that a query sees
   int64_t key_begin = 0;
   int units = 0;  // of an item; one at least: somebody has to write the empty state
   int n_tiles = 0;
-  int n_items = 0;  // 0 behind the last sequence
+  int n_items = 0;     // 0 behind the last sequence
+  int list_units = 0;  // of granules: the first of `units`
 };
 
+// What stands in the line: sequences, or their lists.
 template <class Shape>
-__device__ inline Extent extent_of(const DecodeCall& call, int s) {
-  Extent extent;
-  if (s >= call.n_sequences) return extent;
-  const DeviceSequence& sequence = call.sequences[s];
-  const int64_t within = sequence.end + sequence.n_after - sequence.q_len + 1 - call.sliding_window;
-  const int64_t begin = call.sliding_window > 0 && within > sequence.begin ? min(within, sequence.end) : sequence.begin;
-  extent.begin = begin;
-  extent.key_begin = begin / Shape::kUnitKeys * Shape::kUnitKeys;
-  extent.units = max(1, static_cast<int>((sequence.end - extent.key_begin + Shape::kUnitKeys - 1) / Shape::kUnitKeys));
-  extent.n_tiles = (sequence.q_len * call.group_size + Shape::kRows - 1) / Shape::kRows;
-  extent.n_items = extent.n_tiles * call.n_kv_heads;
-  return extent;
+__device__ inline int n_entries(const DecodeCall& call) {
+  return Shape::kHasLists ? call.n_sequences * call.lists.n_heads : call.n_sequences;
 }
-
-__device__ inline int sum_of_lanes(int x) { return static_cast<int>(__reduce_add_sync(~0u, static_cast<unsigned>(x))); }
-__device__ inline int most_of_lanes(int x) { return __reduce_max_sync(~0u, x); }
 
 // a / b of numbers that are not negative. What is below 2^22 is off by one at most before it is corrected; the instructions
 // for any integer take several times as long, and a short call waits for them.
@@ -69,6 +77,34 @@ __device__ inline int divide(int a, int b) {
   return about + (rest >= b ? 1 : 0) - (rest < 0 ? 1 : 0);
 }
 
+template <class Shape>
+__device__ inline Extent extent_of(const DecodeCall& call, int entry) {
+  Extent extent;
+  if (entry >= n_entries<Shape>(call)) return extent;
+  const int s = Shape::kHasLists ? divide(entry, call.lists.n_heads) : entry;
+  const DeviceSequence& sequence = call.sequences[s];
+  int64_t first = sequence.begin, sliding_window = call.sliding_window;
+  if constexpr (Shape::kHasLists) {
+    const DeviceKeys& keys = keys_of_head(call.lists, s, entry - s * call.lists.n_heads);
+    first = keys.begin;
+    if (keys.sliding_window > 0) sliding_window = keys.sliding_window;
+    extent.list_units = (keys.n * kGranuleKeys + Shape::kUnitKeys - 1) / Shape::kUnitKeys;
+  }
+  const int64_t within = sequence.end + sequence.n_after - sequence.q_len + 1 - sliding_window;
+  const int64_t begin = sliding_window > 0 && within > first ? min(within, sequence.end) : first;
+  extent.begin = begin;
+  extent.key_begin = begin / Shape::kUnitKeys * Shape::kUnitKeys;
+  extent.units = static_cast<int>((sequence.end - extent.key_begin + Shape::kUnitKeys - 1) / Shape::kUnitKeys);
+  if (Shape::kHasLists) extent.units = extent.list_units + (begin < sequence.end ? extent.units : 0);
+  extent.units = max(1, extent.units);
+  extent.n_tiles = (sequence.q_len * call.group_size + Shape::kRows - 1) / Shape::kRows;
+  extent.n_items = extent.n_tiles * (Shape::kHasLists ? divide(call.n_kv_heads, call.lists.n_heads) : call.n_kv_heads);
+  return extent;
+}
+
+__device__ inline int sum_of_lanes(int x) { return static_cast<int>(__reduce_add_sync(~0u, static_cast<unsigned>(x))); }
+__device__ inline int most_of_lanes(int x) { return __reduce_max_sync(~0u, x); }
+
 struct Share {
   int n_units = 0, n_blocks = 0;
   bool is_by_item = false;
@@ -77,13 +113,13 @@ struct Share {
   __device__ static Share make(const DecodeCall& call) {
     Share share;
     const int lane = threadIdx.x % 32;
-    for (int s = 0; s < call.n_sequences; s += 32) {
+    for (int s = 0; s < n_entries<Shape>(call); s += 32) {
       const Extent extent = extent_of<Shape>(call, s + lane);
       share.n_units += sum_of_lanes(extent.units * extent.n_items);
     }
     share.n_blocks = min(static_cast<int>(gridDim.x), max(share.n_units / Shape::kLeastUnits, 1));
     int n_used = 0, most = 0;
-    for (int s = 0; s < call.n_sequences && n_used <= static_cast<int>(gridDim.x); s += 32) {
+    for (int s = 0; s < n_entries<Shape>(call) && n_used <= static_cast<int>(gridDim.x); s += 32) {
       const Extent extent = extent_of<Shape>(call, s + lane);
       const int of_item = share.of_item(extent.units);
       n_used += sum_of_lanes(of_item * extent.n_items);
@@ -114,18 +150,29 @@ struct Share {
   }
 };
 
+// What a piece has of its item's list.
+template <class Shape>
+__device__ inline void take_list(const DecodeCall& call, const Extent& extent, int sequence, int list, Piece& piece) {
+  const DeviceKeys& keys = keys_of_head(call.lists, sequence, list);
+  piece.granules = call.lists.granules + keys.first;
+  piece.n_granules = keys.n;
+  piece.list_units = extent.list_units;
+  piece.sliding_window = keys.sliding_window > 0 ? keys.sliding_window : call.sliding_window;
+}
+
 // The piece of this block at a place in the line, or, by item, its only one.
 template <class Shape>
 __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, int at) {
   Piece piece;
   const int block = static_cast<int>(blockIdx.x), lane = threadIdx.x % 32;
   const int target = share.is_by_item ? block : at;
-  int first = 0;  // blocks or units of the sequences before
-  for (int s = 0; s < call.n_sequences; s += 32) {
+  const int n = n_entries<Shape>(call);
+  int first = 0;  // blocks or units of the entries before
+  for (int s = 0; s < n; s += 32) {
     const Extent own = extent_of<Shape>(call, s + lane);
     const int each = share.is_by_item ? share.of_item(own.units) : own.units;
     int end = each * own.n_items;
-    for (int step = 1; step < min(32, call.n_sequences); step *= 2) {
+    for (int step = 1; step < min(32, n); step *= 2) {
       const int before = __shfl_up_sync(~0u, end, step);
       if (lane >= step) end += before;
     }
@@ -138,12 +185,20 @@ __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, i
     const int begin = first + __shfl_sync(~0u, end - each * own.n_items, found), idx = divide(target - begin, per_item);
     const Extent extent = extent_of<Shape>(call, s + found);
     const int first_of_item = begin + idx * per_item;
-    piece.sequence = call.sequences[s + found];
+    const int sequence = Shape::kHasLists ? divide(s + found, call.lists.n_heads) : s + found;
+    piece.sequence = call.sequences[sequence];
     piece.sequence.begin = extent.begin;  // what is before it is not read: it may be NaN
     piece.head = extent.n_tiles == 1 ? idx : idx / extent.n_tiles;
     piece.first_row = (idx - piece.head * extent.n_tiles) * Shape::kRows;
     piece.n_rows = min(piece.sequence.q_len * call.group_size - piece.first_row, Shape::kRows);
-    piece.item = (s + found) * call.n_kv_heads * call.max_tiles + idx;
+    if constexpr (Shape::kHasLists) {
+      const int list = s + found - sequence * call.lists.n_heads;
+      take_list<Shape>(call, extent, sequence, list, piece);
+      if (call.lists.n_heads > 1) piece.head = list;
+      piece.item = (sequence * call.n_kv_heads + piece.head) * call.max_tiles + piece.first_row / Shape::kRows;
+    } else {
+      piece.item = sequence * call.n_kv_heads * call.max_tiles + idx;
+    }
     piece.stride = Shape::kWarps;
     piece.key_begin = extent.key_begin;
     if (share.is_by_item) {

@@ -32,6 +32,12 @@ __device__ inline PrefillItem find_item(const PrefillCall& call) {
   const int from_last = piece.item % call.max_tiles, list = piece.item / call.max_tiles;
   piece.sequence = call.sequences[list / call.n_kv_heads];
   piece.head = list % call.n_kv_heads;
+  piece.sliding_window = call.sliding_window;
+  if (call.lists.keys != nullptr) {
+    const DeviceKeys& keys = keys_of_head(call.lists, list / call.n_kv_heads, piece.head);
+    piece.sequence.begin = keys.begin;
+    if (keys.sliding_window > 0) piece.sliding_window = keys.sliding_window;
+  }
   const int n_rows = piece.sequence.q_len * call.group_size;
   piece.first_row = ((n_rows + Shape::kRows - 1) / Shape::kRows - 1 - from_last) * Shape::kRows;
   if (piece.first_row < 0) return item;
@@ -41,8 +47,8 @@ __device__ inline PrefillItem find_item(const PrefillCall& call) {
   const int64_t first_hi = end + piece.sequence.n_after - piece.sequence.q_len + 1 + piece.first_row / call.group_size;
   const int64_t last_hi =
       first_hi - piece.first_row / call.group_size + (piece.first_row + piece.n_rows - 1) / call.group_size;
-  const int64_t lo = call.sliding_window > 0 ? max(begin, first_hi - call.sliding_window) : begin;
-  const int64_t most_lo = call.sliding_window > 0 ? max(begin, last_hi - call.sliding_window) : begin;
+  const int64_t lo = piece.sliding_window > 0 ? max(begin, first_hi - piece.sliding_window) : begin;
+  const int64_t most_lo = piece.sliding_window > 0 ? max(begin, last_hi - piece.sliding_window) : begin;
   const int64_t hi = min(end, last_hi), least_hi = min(end, first_hi);
   if (hi <= lo) return item;
   item.first_key = lo / Shape::kTileKeys * Shape::kTileKeys;
@@ -63,7 +69,8 @@ struct RowKeys {
 __device__ inline RowKeys keys_of_row(const PrefillCall& call, const PrefillItem& item, int r) {
   const DeviceSequence& sequence = item.piece.sequence;
   const int64_t hi = sequence.end + sequence.n_after - sequence.q_len + 1 + (item.piece.first_row + r) / call.group_size;
-  const int64_t lo = call.sliding_window > 0 ? max(sequence.begin, hi - call.sliding_window) : sequence.begin;
+  const int64_t sliding_window = item.piece.sliding_window;
+  const int64_t lo = sliding_window > 0 ? max(sequence.begin, hi - sliding_window) : sequence.begin;
   return {static_cast<int>(min(lo, sequence.end) - item.first_key),
           static_cast<int>(min(hi, sequence.end) - item.first_key)};
 }

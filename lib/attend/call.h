@@ -54,7 +54,7 @@ struct Call {
   HandOverTask* const task;  // of a chunk on device tensors; of a planned step null once the step has begun
   RoutesTaken taken;         // by the call, or by the chunk
   int64_t most_queries = 0;  // of a sequence in one chunk
-  const DeviceSequence* streaming_sequences = nullptr;  // on the device: descriptors for streaming heads
+  DeviceLists lists;         // on the device, where heads of the layer stream
   // Of a speculative call on a device: its queries, and the positions of all tokens.
   struct {
     DeviceSequences queries;

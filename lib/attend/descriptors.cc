@@ -27,40 +27,53 @@ void describe_sequences(const Call& chunk, DeviceSequence* to, int64_t* tables, 
   }
 }
 
-void describe_streaming_heads(const Call& chunk, const DeviceSequence* all, DeviceSequence* to) {
-  for (const SequenceCall& of : chunk.calls()) {
-    *to = *all++;
-    to->begin = of.streaming_heads.keys.newest_begin;
-    ++to;
-  }
+// Lists are written by copies, as sequences are.
+DeviceLists lists_at(const Call& chunk, const std::byte* place) {
+  DeviceLists lists;
+  if (chunk.facts.heads == nullptr) return lists;
+  lists.keys = reinterpret_cast<const DeviceKeys*>(place);
+  lists.n_heads = lists.per_sequence = chunk.layer().n_kv_heads;
+  return lists;
 }
 
+int64_t describe_lists(const Call& chunk, DeviceKeys* to) {
+  if (chunk.facts.heads == nullptr) return 0;
+  const DeviceKeys* const first = to;
+  for (const SequenceCall& of : chunk.calls())
+    for (int32_t h = 0; h < chunk.layer().n_kv_heads; ++h, ++to) {
+      *to = {};
+      to->begin = static_cast<int32_t>(of.resident_begin);
+      if (!chunk.facts.heads->streams(h)) continue;
+      to->begin = static_cast<int32_t>(of.streaming_heads.keys.newest_begin);
+      to->sliding_window = static_cast<int32_t>(chunk.session.options.window_len);
+    }
+  return to - first;
+}
+
+// Sequences, then the queries of a guess, lists, page tables, positions of a guess, pieces.
 Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   const DeviceSession& device = chunk.device();
   const std::vector<SequenceCall>& calls = chunk.calls();
   std::byte* const upload = device.shared().upload(chunk.task->idx);
-  const size_t n_described = calls.size() * (chunk.session.heads.empty() ? 1 : 2) +
-                             (chunk.args.speculative ? static_cast<size_t>(chunk.args.q.n_tokens) : 0);
-  const auto sequence_bytes = static_cast<int64_t>(n_described * sizeof(DeviceSequence));
-  auto* const described = reinterpret_cast<DeviceSequence*>(upload);
+  std::byte* const there = device.work().descriptors();
+  const auto n_described = static_cast<int64_t>(calls.size()) + (chunk.args.speculative ? chunk.args.q.n_tokens : 0);
+  int64_t bytes = n_described * static_cast<int64_t>(sizeof(DeviceSequence));
+  chunk.lists = lists_at(chunk, there + bytes);
+  bytes += describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload + bytes)) * static_cast<int64_t>(sizeof(DeviceKeys));
   int64_t n_entries = 0;
-  describe_sequences(chunk, described, reinterpret_cast<int64_t*>(upload + sequence_bytes), &n_entries);
+  describe_sequences(chunk, reinterpret_cast<DeviceSequence*>(upload), reinterpret_cast<int64_t*>(upload + bytes),
+                     &n_entries);
   sequences->n_sequences = static_cast<int32_t>(calls.size());
-  sequences->sequences = reinterpret_cast<const DeviceSequence*>(device.work().descriptors());
-  if (chunk.facts.heads != nullptr) {
-    describe_streaming_heads(chunk, described, described + calls.size());
-    chunk.streaming_sequences = sequences->sequences + calls.size();
-  }
-  sequences->page_tables = reinterpret_cast<const int64_t*>(device.work().descriptors() + sequence_bytes);
+  sequences->sequences = reinterpret_cast<const DeviceSequence*>(there);
+  sequences->page_tables = reinterpret_cast<const int64_t*>(there + bytes);
   sequences->max_q_len = chunk.task->shape.max_q_len;
   for (const SequenceCall& of : calls) sequences->max_keys = std::max(sequences->max_keys, of.length - of.resident_begin);
-  int64_t bytes = sequence_bytes + n_entries * static_cast<int64_t>(sizeof(int64_t));
+  bytes += n_entries * static_cast<int64_t>(sizeof(int64_t));
   if (chunk.args.speculative) bytes = describe_guess(chunk, upload, bytes, *sequences);
   for (size_t r = 0; r < kMostRoutes; ++r)
     if (chunk.task->n_pieces[r] > 0)
-      bytes +=
-          chunk.session.key_routes[r]->describe(chunk.route_call(), upload + bytes, device.work().descriptors() + bytes);
-  return call_device(device.device(), &DeviceTable::copy, device.work().descriptors(), upload, bytes, chunk.args.stream);
+      bytes += chunk.session.key_routes[r]->describe(chunk.route_call(), upload + bytes, there + bytes);
+  return call_device(device.device(), &DeviceTable::copy, there, upload, bytes, chunk.args.stream);
 }
 
 }  // namespace tandem

@@ -243,7 +243,7 @@ Status DeviceLane::launch(Call& chunk) {
   TANDEM_TRY(launch_append(chunk, append));
   chunk.session.hand_over().post();
   const DeviceAttend window = window_of(chunk, append, merges);
-  TANDEM_TRY(attend_window(chunk, window, !merges));
+  TANDEM_TRY(attend_window(chunk, window));
   if (merges) {
     TANDEM_TRY(attend_pieces(chunk, window));
     TANDEM_TRY(merge_and_observe(chunk, append));
@@ -264,14 +264,14 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   DeviceSequences sequences;
   sequences.sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().layer_at(l));
   sequences.page_tables = reinterpret_cast<const int64_t*>(described + device.steps().tables_at());
-  call.streaming_sequences = reinterpret_cast<const DeviceSequence*>(described + device.steps().streaming_at(l));
+  call.lists = lists_at(call, described + device.steps().lists_at(l));
   sequences.n_sequences = static_cast<int32_t>(device.held().step_sequences);
   sequences.max_q_len = static_cast<int32_t>(call.session.step.max_q_len);
   sequences.max_keys = kAnyKeys;
   const DeviceAppend append = append_of(call, sequences);
   TANDEM_TRY(launch_append(call, append));
   call.session.step.n_appended = call.args.layer_idx + 1;
-  TANDEM_TRY(attend_window(call, window_of(call, append, true), false));
+  TANDEM_TRY(attend_window(call, window_of(call, append, true)));
   TANDEM_TRY(merge_and_observe(call, append));
   ++call.session.step.next_layer;
   return {};

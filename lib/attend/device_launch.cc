@@ -55,14 +55,6 @@ Status begin_routes(const Call& chunk) {
   return {};
 }
 
-DeviceAttend for_heads(const Call& call, const DeviceAttend& window, const HeadRun& run, Layer* layer) {
-  DeviceAttend attend = restrict_to_heads(window, run.first, run.n, layer);
-  if (!run.streams) return attend;
-  attend.sequences.sequences = call.streaming_sequences;
-  if (window.sequences.max_q_len > 1) layer->sliding_window = call.session.options.window_len;
-  return attend;
-}
-
 Status launch_append(const Call& call, const DeviceAppend& append) {
   const TraceRange range("append", call.args.layer_idx, "resident");
   return call_device(call.device().device(), &DeviceTable::append, &append, call.args.stream);
@@ -77,6 +69,7 @@ DeviceAttend window_of(const Call& call, const DeviceAppend& append, bool merges
   attend.sequences = is_guess ? call.guess.queries : append.sequences;
   attend.q = attended_q(append);
   attend.workspace = device.work().workspace();
+  attend.lists = call.lists;
   if (merges)
     point_states({device.work().o(), device.work().lse(), call.layer().n_q_heads}, &attend);
   else
@@ -96,28 +89,16 @@ void point_output(const Call& call, int32_t first_head, DeviceAttend* attend) {
   attend->sinks = sinks != nullptr ? sinks + first : nullptr;
 }
 
-Status attend_window(const Call& call, const DeviceAttend& window, bool is_last) {
+Status attend_window(const Call& call, const DeviceAttend& window) {
   const TraceRange range("attend", call.args.layer_idx, "resident");
-  if (call.facts.heads == nullptr)
-    return call_device(call.device().device(), &DeviceTable::attend, &window, call.args.stream);
-  for (const HeadRun& run : call.facts.heads->runs) {
-    Layer layer;
-    DeviceAttend attend = for_heads(call, window, run, &layer);
-    if (is_last) {
-      point_output(call, run.first, &attend);
-    } else {
-      const int64_t first = int64_t{run.first} * call.layer().group_size;
-      attend.o.data = static_cast<float*>(attend.o.data) + first * call.layer().v_head_dim;
-      attend.lse += first;
-    }
-    TANDEM_TRY(call_device(call.device().device(), &DeviceTable::attend, &attend, call.args.stream));
-  }
-  return {};
+  return call_device(call.device().device(), &DeviceTable::attend, &window, call.args.stream);
 }
 
 Status attend_pieces(const Call& chunk, const DeviceAttend& window) {
   const DeviceSession& device = chunk.device();
   const RouteCall seen = chunk.route_call();
+  DeviceAttend of_pieces = window;
+  of_pieces.lists = {};  // a piece is of heads that attend all of it
   const auto for_routes = [&](Status (KeyRoute::*visit)(const RouteCall&)) -> Status {
     for (size_t r = 0; r < kMostRoutes; ++r)
       if (seen.task.n_pieces[r] > 0) TANDEM_TRY((chunk.session.key_routes[r].get()->*visit)(seen));
@@ -127,7 +108,7 @@ Status attend_pieces(const Call& chunk, const DeviceAttend& window) {
   for (const Launch& at : seen.task.launches) {
     KeyRoute& route = *chunk.session.key_routes[at.route];
     DeviceAccumulate sum = route.states_of(seen, at.piece);
-    TANDEM_TRY(route.attend(seen, window, at.piece,
+    TANDEM_TRY(route.attend(seen, of_pieces, at.piece,
                             {device.work().part_o() + int64_t{sum.first_head} * chunk.layer().v_head_dim,
                              device.work().part_lse() + sum.first_head, chunk.layer().n_q_heads}));
     sum.layer = window.layer;

@@ -18,14 +18,11 @@ DeviceAppend append_of(const Call& call, const DeviceSequences& sequences);
 Status launch_append(const Call& call, const DeviceAppend& append);
 // The queries that attend() reads: append() has rotated them where the layer rotates.
 DeviceRows attended_q(const DeviceAppend& append);
-// The attention call for one run of heads of a kind. layer: filled with these heads alone.
-DeviceAttend for_heads(const Call& call, const DeviceAttend& window, const HeadRun& run, Layer* layer);
 // The answer of heads from first_head on goes to the caller's tensors.
 void point_output(const Call& call, int32_t first_head, DeviceAttend* attend);
 // Attention over the window. merges: it leaves states in the session's o() and lse(), else the caller's o and lse.
 DeviceAttend window_of(const Call& call, const DeviceAppend& append, bool merges);
-// Attends the window, one launch for each run of heads. is_last: writes o and lse of the caller; else states.
-Status attend_window(const Call& call, const DeviceAttend& window, bool is_last);
+Status attend_window(const Call& call, const DeviceAttend& window);
 // The pieces of the task's launches, whose states are added to those of the window in the session's o() and lse().
 Status attend_pieces(const Call& chunk, const DeviceAttend& window);
 Status merge_and_observe(const Call& call, const DeviceAppend& append);

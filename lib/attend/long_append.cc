@@ -215,14 +215,13 @@ void LongAppend::expect_pieces(const Call& chunk) const {
   task.part.expected_ns = (ns - least_ns) * (n_pieces - 2.0) / n_pieces;
 }
 
-// In one copy: the chunk, its tickets, its pieces with their page table; that of window and chunk.
+// In one copy: the chunk, its tickets, its key lists, its pieces with their page table; that of window and chunk.
 Status LongAppend::describe(Call& chunk, Work* work) const {
   DeviceSession& device = chunk.device();
   const SequenceCall& of = sequence_of(chunk);
   work->n_tickets = tickets_of(of.q_len);
   std::byte* const upload = device.shared().upload(chunk.task->idx);
-  auto* const first = reinterpret_cast<DeviceSequence*>(upload);
-  DeviceSequence* to = first;
+  auto* to = reinterpret_cast<DeviceSequence*>(upload);
   DeviceSequence described;
   described.begin = of.resident_begin;
   described.end = of.length;
@@ -232,14 +231,14 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   const int64_t first_page = of.resident_begin / kDevicePageLen, last_page = (of.length - 1) / kDevicePageLen;
   described.table_len = static_cast<int32_t>(last_page - first_page + 1);
   *to++ = described;
-  if (chunk.facts.heads != nullptr) describe_streaming_heads(chunk, first, to++);
-  const int64_t n_chunks = to - first;
   for (int64_t i = 0; i < work->n_tickets; ++i) {
     DeviceSequence& rows = *to++ = described;
     rows.end = std::min(of.length, of.first_query + (i + 1) * kTicket);
     rows.q_len = static_cast<int32_t>(rows.end - of.first_query - i * kTicket);
   }
   int64_t bytes = reinterpret_cast<std::byte*>(to) - upload;
+  chunk.lists = lists_at(chunk, device.work().descriptors() + bytes);
+  bytes += describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload + bytes)) * static_cast<int64_t>(sizeof(DeviceKeys));
   if (chunk.task->n_pieces[kPlanStream] > 0)
     bytes += route().describe(chunk.route_call(), upload + bytes, device.work().descriptors() + bytes);
   auto* const table = reinterpret_cast<int64_t*>(upload + bytes);
@@ -256,8 +255,7 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   work->chunk.n_sequences = 1;
   work->chunk.max_q_len = described.q_len;
   work->chunk.max_keys = of.length - of.resident_begin;
-  work->described = there + n_chunks;
-  chunk.streaming_sequences = there + 1;
+  work->described = there + 1;
   return call_device(device.device(), &DeviceTable::copy, device.work().descriptors(), upload,
                      bytes + described.table_len * static_cast<int64_t>(sizeof(int64_t)), chunk.args.stream);
 }
@@ -297,6 +295,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) const {
   attend.sequences = work.chunk;
   attend.q = rows_of(chunk.args.q);
   attend.workspace = device.work().workspace();
+  attend.lists = chunk.lists;
   const bool has_pieces = task.n_pieces[kPlanStream] > 0;
   task.asked = std::chrono::steady_clock::now();
   if (has_pieces) TANDEM_TRY(route().begin(chunk.route_call()));
@@ -304,7 +303,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) const {
   if (!has_pieces) {
     TANDEM_TRY(device.side()->join(chunk.args.stream));
     point_answer(chunk, 0, &attend);
-    TANDEM_TRY(attend_window(chunk, attend, true));
+    TANDEM_TRY(attend_window(chunk, attend));
     return keep_window(chunk);
   }
   std::byte* const area = device.work().prefill_area();
@@ -320,9 +319,10 @@ Status LongAppend::launch_all(Call& chunk, Work& work) const {
 Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& heads) const {
   const RouteCall seen = chunk.route_call();
   Layer layer;
-  DeviceAttend of_chunk = for_heads(chunk, work.attend, heads, &layer);
+  DeviceAttend of_chunk = restrict_to_heads(work.attend, heads.first, heads.n, &layer);
   work.states.n_heads = layer.n_q_heads;
   DeviceAttend of_pieces = work.attend;
+  of_pieces.lists = {};  // a piece is of heads that attend all of it
   while (work.n_taken < chunk.task->n_pieces[kPlanStream]) {
     if (route().states_of(seen, work.n_taken).first_head != heads.first * chunk.layer().group_size) break;
     TANDEM_TRY(route().attend(seen, of_pieces, work.n_taken++, work.states));

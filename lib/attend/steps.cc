@@ -190,7 +190,6 @@ Status Steps::plan(void* stream) {
   TANDEM_TRY(core_.states->meet_fault(stream));  // or that step is lost
   std::byte* upload = device.shared().step_upload(step);
   std::fill_n(upload, device.steps().tables_at(), std::byte{0});
-  auto* tables = reinterpret_cast<int64_t*>(upload + device.steps().tables_at());
   int64_t n_entries = 0;
   AttendArgs args;
   TensorView appended;  // tells that there is something to append; where it is, kernels are told
@@ -203,8 +202,7 @@ Status Steps::plan(void* stream) {
     args.layer_idx = l;
     n_entries = 0;
     Call call(core_, args, task.scratch, &task);
-    TANDEM_TRY(plan_layer(call, reinterpret_cast<DeviceSequence*>(upload + device.steps().layer_at(l)),
-                          reinterpret_cast<DeviceSequence*>(upload + device.steps().streaming_at(l)), tables, &n_entries));
+    TANDEM_TRY(plan_layer(call, upload, &n_entries));
   }
   const int64_t bytes = device.steps().tables_at() + n_entries * static_cast<int64_t>(sizeof(int64_t));
   TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.work().step_descriptors(), upload, bytes, stream));
@@ -220,9 +218,10 @@ Status Steps::plan(void* stream) {
   return {};
 }
 
-// streaming: descriptors for streaming heads, where the session has any.
-Status Steps::plan_layer(Call& call, DeviceSequence* to, DeviceSequence* streaming, int64_t* tables, int64_t* n_entries) {
+// upload: of the step, on its way to the device. *n_entries: of its page tables, which all layers share.
+Status Steps::plan_layer(Call& call, std::byte* upload, int64_t* n_entries) {
   const size_t l = call.facts.idx;
+  const StepLayout layout = core_.device->steps();
   std::vector<SequenceCall>& calls = call.calls();
   calls.clear();
   int64_t first_row = 0;
@@ -242,8 +241,9 @@ Status Steps::plan_layer(Call& call, DeviceSequence* to, DeviceSequence* streami
   }
   TANDEM_TRY(lane_.prepare(call));
   TANDEM_TRY(lane_.fill(call));
-  describe_sequences(call, to, tables, n_entries);
-  if (call.facts.heads != nullptr) describe_streaming_heads(call, to, streaming);
+  auto* const to = reinterpret_cast<DeviceSequence*>(upload + layout.layer_at(l));
+  describe_sequences(call, to, reinterpret_cast<int64_t*>(upload + layout.tables_at()), n_entries);
+  describe_lists(call, reinterpret_cast<DeviceKeys*>(upload + layout.lists_at(l)));
   to->step = call.task->step_tag();
   return {};
 }

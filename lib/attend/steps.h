@@ -29,7 +29,7 @@ class Steps {
   Status plan(void* stream);
   Status check_plan(void* stream) const;
   Status reserve(void* stream);
-  Status plan_layer(Call& call, DeviceSequence* to, DeviceSequence* streaming, int64_t* tables, int64_t* n_entries);
+  Status plan_layer(Call& call, std::byte* upload, int64_t* n_entries);
   Status end_plan(void* stream);
   // The first layer of a sequence that got another number of tokens than the step declared.
   struct Missing {

@@ -67,8 +67,8 @@ struct SizeTerms {
   int64_t most_long_bytes = INT64_MAX;  // memory that long appends may take
 
   const HeadKinds* kinds(size_t l) const { return kinds_of_layer(heads, l); }
-  int64_t n_described() const { return heads.empty() ? 1 : 2; }  // descriptors of a sequence
-  int64_t most_of_chunk() const;                                 // tokens of an append that has one ticket
+  int64_t n_lists(size_t l) const { return kinds(l) == nullptr ? 0 : layers[l].n_kv_heads; }  // of a sequence
+  int64_t most_of_chunk() const;  // tokens of an append that has one ticket
   bool takes_single_queries(const CallShape& shape) const;
   int64_t wanted_queries(const CallShape& shape) const;  // of a sequence in a chunk, if the device has kernels for so many
   // What the last chunk of the call may find outside the window.

@@ -39,6 +39,10 @@ DeviceAttend restrict_to_heads(const DeviceAttend& call, int32_t first_head, int
                 int64_t{first_head} * layer->group_size * row_bytes(call.q.dtype, 1) * call.q.head_stride;
   for (int32_t p = 0; p < kPlanes; ++p)
     if (call.pages.planes[p] != nullptr) part.pages.planes[p] += first_head * call.pages.head_stride[p];
+  if (call.lists.n_heads > 1) {
+    part.lists.keys += first_head;
+    part.lists.n_heads = n_heads;
+  }
   return part;
 }
 

@@ -18,16 +18,17 @@ namespace tandem {
 struct PrefillSize;
 
 struct Reservation {
-  int64_t window_pages = 0;                                        // of all sequences
-  int64_t slot_rows = 0;                                           // tokens that a ticket's slot has room for
-  int64_t n_evicted = 0;                                           // tokens whose MAW a slot has room for
-  int64_t descriptor_bytes = 0;                                    // DeviceSequences and page tables of an eager call
-  int64_t step_sequences = 0, step_described = 0, step_pages = 0;  // of a planned step; descriptors of a sequence and layer
-  int64_t has_part_states = 0;                                     // 1: states of keys that come in pieces have room too
-  int64_t prefill_bytes = 0;                                       // area of long appends
-  int64_t workspace_bytes = 0;                                     // of the device's module
+  int64_t window_pages = 0;                                    // of all sequences
+  int64_t slot_rows = 0;                                       // tokens that a ticket's slot has room for
+  int64_t n_evicted = 0;                                       // tokens whose MAW a slot has room for
+  int64_t descriptor_bytes = 0;                                // DeviceSequences, key lists and page tables of an eager call
+  int64_t step_sequences = 0, step_lists = 0, step_pages = 0;  // of a planned step; key lists of a sequence and layer
+  int64_t has_part_states = 0;                                 // 1: states of keys that come in pieces have room too
+  int64_t prefill_bytes = 0;                                   // area of long appends
+  int64_t workspace_bytes = 0;                                 // of the device's module
 
   void add_descriptors(int64_t n_sequences, int64_t n_table_entries);
+  void add_lists(int64_t n_lists);
   void include(const Reservation& other);
   bool operator==(const Reservation& other) const = default;
 };

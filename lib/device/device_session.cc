@@ -46,7 +46,8 @@ void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation*
   const int64_t page_len = terms.store.page_len, n_pages = ring_pages(terms.options, page_len, shape.most_queries);
   for (const SequenceShape& sequence : shape.sequences) needs->window_pages += std::max(sequence.window_pages, n_pages);
   needs->slot_rows = power_of_two(std::clamp(shape.n_tokens(), kLeastTokens, kMostTicketTokens));
-  needs->add_descriptors(n_sequences * terms.n_described(), needs->window_pages);
+  needs->add_descriptors(n_sequences, needs->window_pages);
+  needs->add_lists(n_sequences * terms.n_lists(shape.layer_idx));
   needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, n_sequences, shape.most_queries);
   // Less than evict_len tokens are too many in a window before a call.
   const int64_t evict_len = evicted_at_once(terms.policies[shape.layer_idx], terms.options, page_len);
@@ -56,7 +57,7 @@ void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation*
 // All layers' descriptors have one size. needs: those of the ticket.
 void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
   needs->step_sequences = power_of_two(std::max<int64_t>(std::ssize(shape.sequences), 1));
-  needs->step_described = terms.n_described();
+  needs->step_lists = terms.n_lists(shape.layer_idx);
   needs->step_pages = power_of_two(std::max<int64_t>(needs->window_pages, 1));
 }
 
@@ -104,8 +105,7 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const Reservatio
     if (rotates_queries(layer)) q_bytes = std::max(q_bytes, n_rows * layer.k_head_dim * 4);
   }
   work.upload_bytes = device_aligned(needs.descriptor_bytes);
-  const int64_t n_of_step = static_cast<int64_t>(layers.size()) * needs.step_described * needs.step_sequences;
-  work.step_bytes = device_aligned(n_of_step * static_cast<int64_t>(sizeof(DeviceSequence)) +
+  work.step_bytes = device_aligned(StepLayout{layers.size(), needs}.tables_at() +
                                    needs.step_pages * static_cast<int64_t>(sizeof(int64_t)));
   work.shared_bytes = device_aligned(sizeof(ExchangeFlags)) + SharedArea::kSlots * work.slot_bytes +
                       n_tasks_of(layers.size()) * work.upload_bytes + n_steps_of(layers.size()) * work.step_bytes;

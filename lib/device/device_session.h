@@ -86,7 +86,7 @@ struct WorkSpace {
   float* floats(int64_t offset) const { return reinterpret_cast<float*>(begin + offset); }
 };
 
-// In a step's upload and in its descriptors: those of each layer, those of streaming heads behind all others, page tables.
+// In a step's upload and in its descriptors: sequences of each layer, key lists of each layer, page tables.
 struct StepLayout {
   size_t n_layers;
   const Reservation& held;
@@ -94,8 +94,11 @@ struct StepLayout {
   int64_t layer_at(size_t layer_idx) const {
     return static_cast<int64_t>(layer_idx) * held.step_sequences * static_cast<int64_t>(sizeof(DeviceSequence));
   }
-  int64_t streaming_at(size_t layer_idx) const { return layer_at(n_layers + layer_idx); }
-  int64_t tables_at() const { return layer_at(n_layers * static_cast<size_t>(held.step_described)); }
+  int64_t lists_at(size_t layer_idx) const {
+    return layer_at(n_layers) + static_cast<int64_t>(layer_idx) * held.step_sequences * held.step_lists *
+                                    static_cast<int64_t>(sizeof(DeviceKeys));
+  }
+  int64_t tables_at() const { return lists_at(n_layers); }
 };
 
 class DeviceSession {

@@ -4,8 +4,8 @@
 // every key, and theirs alone are the keys outside the window that routes and planner know of.
 //
 //   on the host      a job of a streaming head has its sinks and its newest keys, instead of all
-//   on a device      the window's kernels run once for each run of heads of one kind: those that stream have descriptors of
-//                    their own, with newer first keys; their sinks are the CPU's, beside what it has of the others
+//   on a device      each head has a key list: of one that streams a range that begins later, and a sliding window. One
+//                    launch serves all heads. The sinks of heads that stream are the CPU's, beside what it has of the others
 //   over the bus     pieces are of retrieval heads alone
 #pragma once
 

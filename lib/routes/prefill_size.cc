@@ -176,8 +176,8 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, PrefillSize* si
   return {};
 }
 
-// Descriptors: of the chunk, once more for its streaming heads, of its tickets and pieces; page tables of pieces and of
-// window and chunk.
+// Descriptors: of the chunk, of its tickets and pieces; key lists of the chunk; page tables of pieces and of window and
+// chunk.
 void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs) {
   const HeadRuns runs = HeadRuns::all(terms.kinds(shape.layer_idx), *shape.layer);
   int64_t n_pieces = 0;
@@ -189,7 +189,8 @@ void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillS
     }
     n_pieces = std::max(n_pieces, n);
   }
-  needs->add_descriptors(terms.n_described() + tickets_of(size.room_tokens) + n_pieces,
+  needs->add_lists(terms.n_lists(shape.layer_idx));
+  needs->add_descriptors(1 + tickets_of(size.room_tokens) + n_pieces,
                          size.layout.n_pages + ring_pages(terms.options, terms.store.page_len, size.room_tokens));
   needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, 1, size.room_tokens);
   needs->prefill_bytes = size.area_bytes;

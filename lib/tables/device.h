@@ -28,6 +28,7 @@
 #include <cstdint>
 
 #include "lib/model/layer.h"
+#include "lib/tables/key_list.h"
 #include "lib/tables/planes.h"
 
 namespace tandem {
@@ -40,7 +41,7 @@ namespace tandem {
 // makes rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 8;
+inline constexpr uint32_t kDeviceAbi = 9;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -198,6 +199,9 @@ struct DeviceAttend {
   const float *before_o = nullptr, *before_lse = nullptr;
   // As workspace_bytes() of a call of as many or more sequences and queries; zeroed once, then for one call after another.
   void* workspace = nullptr;
+  // Which of the keys each head attends; without: all. Calls whose queries times group_size are more than 64 take ranges
+  // alone.
+  DeviceLists lists;
 };
 
 // States of the window and of the host into one, the learned sinks last.

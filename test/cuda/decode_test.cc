@@ -188,6 +188,85 @@ void a_workspace_serves_every_call(void**) {
   device->table->release(device->self, workspace);
 }
 
+// Lists of one head or of all, of single tokens and of long units, in front of a range or without one.
+void key_lists(void**) {
+  uint64_t seed = 1;
+  for (const TypePair types : pairs)
+    for (const int32_t dim : {64, 80, 96, 112, 128, 192, 256})
+      for (const int32_t group : {1, 4, 8, 16})
+        for (const int64_t unit : {1, 8, 50, 256}) {
+          if (!tandem::test::has_kernels(types, dim)) continue;
+          WindowOptions options = options_of(types, dim, group, {{0, 333, 1}, {70, 2500, 1}, {64, 64, 1}, {0, 1, 1}});
+          options.q_type = seed % 3 == 0 ? TANDEM_F32 : seed % 3 == 1 ? TANDEM_BF16 : TANDEM_F16;
+          options.lists.n_heads = seed % 4 == 0 ? 1 : 3;
+          options.lists.unit = unit;
+          options.lists.share = seed % 5 == 0 ? 1.0 : seed % 5 == 1 ? 0.02 : 0.4;
+          options.lists.newest = seed % 3 == 0 ? 0 : 200;
+          options.has_no_page_0 = seed % 2 == 0;
+          options.lists.by_kernels = seed % 7 == 0;
+          options.seed = seed++;
+          assert_right(options);
+        }
+}
+
+void key_lists_of_several_queries(void**) {
+  uint64_t seed = 1;
+  for (const TypePair types : pairs)
+    for (const int32_t q_len : {2, 5, 11})
+      for (const int64_t window : {0, 100, 700})
+        for (const float cap : {0.0f, 5.0f}) {
+          WindowOptions options =
+              options_of(types, 128, 4, {{0, 900, q_len}, {37, 640, 1}, {10, 10 + q_len, q_len}, {0, 700, 0}});
+          options.layer.sliding_window = window;
+          options.layer.soft_cap = cap;
+          options.layer.sinks.assign(static_cast<size_t>(options.layer.n_q_heads), 0.5f);
+          options.lists.n_heads = seed % 3 == 0 ? 1 : 3;
+          options.lists.sliding_window = seed % 2 == 0 ? 150 : 0;
+          options.lists.unit = seed % 4 == 0 ? 1 : 16;
+          options.lists.newest = 2 * q_len;
+          options.seed = seed++;
+          assert_right(options);
+        }
+}
+
+// Lists that are the whole range give the same bits as no lists do.
+void lists_of_ranges_are_bit_equal(void**) {
+  for (const TypePair types : pairs)
+    for (const int32_t n_heads : {1, 3}) {
+      WindowOptions options = options_of(types, 128, 4, {{0, 333, 1}, {70, 9000, 1}, {10, 200, 3}});
+      WindowCase dense(*device, options);
+      dense.clear_output();
+      dense.attend(0);
+      options.lists.n_heads = n_heads;
+      options.lists.share = 0.0;
+      options.lists.newest = 20'000;
+      WindowCase listed(*device, options);
+      listed.clear_output();
+      listed.attend(0);
+      // The range of every list begins somewhere in the sequence or at its begin: at its begin, for such a newest.
+      assert_true(dense.output() == listed.output());
+    }
+}
+
+// What a graph is replayed with: the launch is the same, lists in device memory are not.
+void lists_change_between_calls(void**) {
+  for (const TypePair types : pairs) {
+    WindowOptions options = options_of(types, 128, 4, {{0, 3000, 1}, {50, 900, 2}, {0, 5000, 1}});
+    options.lists.n_heads = 3;
+    options.lists.share = 0.2;
+    options.lists.unit = 4;
+    options.lists.newest = 100;
+    options.lists.hides_others = false;
+    WindowCase c(*device, options);
+    for (const uint64_t seed : {11, 12, 13, 14}) {
+      c.name_others(seed);
+      c.clear_output();
+      c.attend(0);
+      assert_left_right(c, options);
+    }
+  }
+}
+
 void sizes_of_queries(void**) {
   for (const TypePair types : pairs)
     for (const double size : {1e-10, 1e-3, 10.0, 3000.0}) {
@@ -319,6 +398,10 @@ int main(int argc, char** argv) {
       cmocka_unit_test(pages_of_other_lengths),
       cmocka_unit_test(lengths_change_between_calls),
       cmocka_unit_test(a_workspace_serves_every_call),
+      cmocka_unit_test(key_lists),
+      cmocka_unit_test(key_lists_of_several_queries),
+      cmocka_unit_test(lists_of_ranges_are_bit_equal),
+      cmocka_unit_test(lists_change_between_calls),
       cmocka_unit_test(sizes_of_queries),
       cmocka_unit_test(long_diffuse_attention),
       cmocka_unit_test(scales_of_all_sizes),

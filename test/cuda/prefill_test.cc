@@ -117,6 +117,33 @@ void sliding_windows_soft_caps_and_sinks(void**) {
       }
 }
 
+// A range and a sliding window of each head's own.
+void lists_of_ranges(void**) {
+  uint64_t seed = 1;
+  for (const TypePair types : pairs)
+    for (const int32_t dim : {64, 128, 256})
+      for (const int32_t q_type : {TANDEM_BF16, TANDEM_F32})
+        for (const int64_t newest : {40, 300, 5000}) {
+          WindowOptions options = options_of(types, dim, 4, {{0, 333, 90}, {70, 1200, 21}, {64, 64, 3}, {0, 700, 300}});
+          options.q_type = q_type;
+          options.lists.n_heads = seed % 3 == 0 ? 1 : 2;
+          options.lists.share = 0.0;
+          options.lists.newest = newest;
+          options.lists.sliding_window = seed % 2 == 0 ? 60 : 0;
+          options.seed = seed++;
+          assert_right_twice(options);
+        }
+}
+
+void granules_are_refused(void**) {
+  WindowOptions options = options_of({TANDEM_BF16, TANDEM_BF16}, 128, 4, {{0, 333, 90}});
+  options.lists.n_heads = 2;
+  WindowCase c(*device, options);
+  tandem::DeviceError error;
+  assert_int_equal(c.try_attend(&error), TANDEM_ERROR_UNSUPPORTED);
+  assert_string_equal(error.field, "lists");
+}
+
 void keys_behind_the_window_may_be_nan(void**) {
   for (const TypePair types : pairs)
     for (const int32_t q_len : {17, 150}) {
@@ -292,6 +319,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(lengths_and_begins),
       cmocka_unit_test(ragged_batches),
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
+      cmocka_unit_test(lists_of_ranges),
+      cmocka_unit_test(granules_are_refused),
       cmocka_unit_test(keys_behind_the_window_may_be_nan),
       cmocka_unit_test(rows_that_see_nothing),
       cmocka_unit_test(bad_numbers_stay_where_they_are),

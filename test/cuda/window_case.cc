@@ -60,6 +60,13 @@ void WindowCase::make_pages(reference::Random& random) {
   }
   for (int64_t& page : tables_) page *= page_bytes_;
   pool_.assign(static_cast<size_t>(page_bytes_ * n_pages_), std::byte{0xff});
+  // The page called 0 is the first sequence's first one, as in a session: others lie before it.
+  const int64_t called_0 = options_.has_no_page_0 ? -(INT64_C(1) << 40) : tables_[0];
+  for (const int64_t page : tables_) from_first_.push_back(page - called_0);
+  if (options_.lists.n_heads > 0) {
+    reference::Random of_lists(options_.seed + 1000);  // keys and queries are what they are without lists
+    named_ = std::make_unique<NamedKeys>(options_.lists, descriptors_, from_first_, options_.page_len, of_lists);
+  }
 }
 
 // K's rows are constants that give the logits -bits ln 2, and little noise. V's have the fewest bits of a dim in turn.
@@ -116,6 +123,8 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
       for (int32_t p = 0; p < 2; ++p) {
         const int64_t bytes = row_bytes_.of[plane + p];
         if (bytes == 0) continue;
+        const auto nth = static_cast<size_t>(&sequence - descriptors_.data());
+        if (named_ != nullptr && options_.lists.hides_others && !named_->has(nth, h, token)) continue;
         std::byte* to = pool_.data() + page + plane_at_[plane + p] + h * pages_.head_stride[plane + p];
         std::memcpy(to + slot * bytes, rows[p].data() + (i % n_made * n_heads + h) * bytes, static_cast<size_t>(bytes));
       }
@@ -152,10 +161,7 @@ void WindowCase::make_call() {
     if (from != nullptr) device_.upload(owned_.back(), from, bytes);
     return owned_.back();
   };
-  // The page called 0 is the first sequence's first one, as in a session: others lie before it.
-  const int64_t called_0 = options_.has_no_page_0 ? -(INT64_C(1) << 40) : tables_[0];
-  std::vector<int64_t> from_first = tables_;
-  for (int64_t& page : from_first) page -= called_0;
+  const int64_t called_0 = tables_[0] - from_first_[0];
   layers_.assign(static_cast<size_t>(options_.n_layers), pages_);
   for (DevicePages& layer : layers_) {
     auto* base = static_cast<std::byte*>(own(pool_.data(), static_cast<int64_t>(pool_.size())));
@@ -169,7 +175,7 @@ void WindowCase::make_call() {
   call_.sequences.sequences = static_cast<const DeviceSequence*>(
       own(descriptors_.data(), static_cast<int64_t>(descriptors_.size() * sizeof(DeviceSequence))));
   call_.sequences.page_tables =
-      static_cast<const int64_t*>(own(from_first.data(), static_cast<int64_t>(from_first.size() * sizeof(int64_t))));
+      static_cast<const int64_t*>(own(from_first_.data(), static_cast<int64_t>(from_first_.size() * sizeof(int64_t))));
   call_.sequences.n_sequences = static_cast<int32_t>(descriptors_.size());
   for (const DeviceSequence& sequence : descriptors_) {
     call_.sequences.max_q_len = std::max(call_.sequences.max_q_len, sequence.q_len);
@@ -184,8 +190,35 @@ void WindowCase::make_call() {
   call_.lse_token_stride = layer_.n_q_heads;
   call_.lse_head_stride = 1;
   if (layer_.sinks != nullptr) call_.sinks = static_cast<const float*>(own(layer_.sinks, layer_.n_q_heads * 4));
+  if (named_ != nullptr) {
+    DeviceLists& lists = call_.lists;
+    lists.keys =
+        static_cast<const DeviceKeys*>(own(nullptr, static_cast<int64_t>(named_->keys().size() * sizeof(DeviceKeys))));
+    lists.granules = static_cast<const KeyGranule*>(
+        own(nullptr, NamedKeys::most_granules(options_.lists, descriptors_) * static_cast<int64_t>(sizeof(KeyGranule))));
+    lists.n_heads = lists.per_sequence = options_.lists.n_heads;
+    lists.has_granules = options_.lists.share > 0.0 ? 1 : 0;
+    lists.are_written_by_kernels = options_.lists.by_kernels ? 1 : 0;
+    upload_lists();
+  }
   const int64_t workspace = device_.table->workspace_bytes(device_.self, &call_);
   call_.workspace = own(std::vector<std::byte>(static_cast<size_t>(workspace)).data(), workspace);
+}
+
+void WindowCase::upload_lists() {
+  const auto upload = [&](const auto* to, const auto& from) {
+    if (!from.empty())
+      device_.upload(const_cast<std::remove_const_t<std::remove_pointer_t<decltype(to)>>*>(to), from.data(),
+                     static_cast<int64_t>(from.size() * sizeof from[0]));
+  };
+  upload(call_.lists.keys, named_->keys());
+  upload(call_.lists.granules, named_->granules());
+}
+
+void WindowCase::name_others(uint64_t seed) {
+  reference::Random random(seed);
+  named_ = std::make_unique<NamedKeys>(options_.lists, descriptors_, from_first_, options_.page_len, random);
+  if (!options_.lists.by_kernels) upload_lists();
 }
 
 int32_t WindowCase::supports(DeviceError* error) const {
@@ -197,6 +230,11 @@ void WindowCase::attend(int32_t layer_idx, void* stream) {
   call_.pages = layers_[static_cast<size_t>(layer_idx)];
   in_parts_ = false;
   device_.must(device_.table->attend(device_.self, &call_, stream, &error), error);
+}
+
+int32_t WindowCase::try_attend(DeviceError* error) {
+  call_.pages = layers_[0];
+  return device_.table->attend(device_.self, &call_, nullptr, error);
 }
 
 // The first has empty states, whose o nobody may look at. States are in one place.
@@ -294,8 +332,20 @@ void WindowCase::use_workspace(void* zeroed) { call_.workspace = zeroed; }
 
 int64_t WindowCase::kv_bytes() const {
   int64_t n = 0;
-  for (const DeviceSequence& sequence : descriptors_) n += (sequence.end - sequence.begin) * layer_.n_kv_heads;
+  for (size_t s = 0; s < descriptors_.size(); ++s)
+    n += named_ != nullptr ? named_->n_keys(s) * layer_.n_kv_heads / options_.lists.n_heads
+                           : (descriptors_[s].end - descriptors_[s].begin) * layer_.n_kv_heads;
   return n * row_bytes_.total();
+}
+
+// The keys of a query, counted from its sequence's begin.
+void WindowCase::see(size_t sequence, int64_t token, int32_t kv_head, std::vector<int64_t>* keys) const {
+  const DeviceSequence& of = descriptors_[sequence];
+  const int64_t end = of.end - of.q_len + token + 1;
+  const auto of_layer = static_cast<int32_t>(layer_.sliding_window);
+  const int64_t window = named_ != nullptr ? named_->sliding_window(kv_head, of_layer) : of_layer;
+  for (int64_t t = std::max(of.begin, window > 0 ? end - window : 0); t < end; ++t)
+    if (named_ == nullptr || named_->has(sequence, kv_head, t)) keys->push_back(t - of.begin);
 }
 
 reference::GateVerdict WindowCase::check() const {
@@ -331,11 +381,8 @@ reference::GateVerdict WindowCase::check() const {
     queries.positions = q_positions.data();
     queries.naive_rounds_p = rounds_p;
     queries.naive_rows = 64 + 40'000'000 / ((n_keys + 1) * (layer_.k_head_dim + layer_.v_head_dim));
-    queries.visible = [&](int64_t token, int32_t, std::vector<int64_t>* keys) {
-      const int64_t end = sequence.end - sequence.q_len + token + 1;
-      const int64_t within = layer_.sliding_window > 0 ? end - layer_.sliding_window : 0;
-      for (int64_t t = std::max(sequence.begin, within); t < end; ++t) keys->push_back(t - sequence.begin);
-    };
+    if (named_ != nullptr) queries.naive_rows *= 8;  // many see few keys, or none
+    queries.visible = [&](int64_t token, int32_t kv_head, std::vector<int64_t>* keys) { see(s, token, kv_head, keys); };
     const reference::LayerRows rows{&options_.layer, n_keys, k.data(), v.data(), positions.data()};
     const reference::Truth truth = reference::attend_reference(rows, queries);
     reference::GateCall call;

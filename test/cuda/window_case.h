@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "device/named_keys.h"
 #include "device/open_device.h"
 #include "lib/tables/device.h"
 #include "reference/gate.h"
@@ -41,6 +43,7 @@ struct WindowOptions {
   double bad_value = 0.0;
   int32_t n_distinct = 0;  // keys, and queries; the others repeat these. 0: all are
   int32_t n_layers = 1;    // copies of the window, for benches
+  ListOptions lists;
   uint64_t seed = 1;
 };
 
@@ -52,14 +55,19 @@ class WindowCase {
 
   int32_t supports(DeviceError* error) const;
   void attend(int32_t layer_idx, void* stream = nullptr);  // the launch alone
-  void attend_parts(int64_t n_parts);                      // of the keys, each with the states of those before
-  std::vector<uint8_t> output() const;                     // o, then lse, as they are
+  int32_t try_attend(DeviceError* error);
+  void attend_parts(int64_t n_parts);   // of the keys, each with the states of those before
+  std::vector<uint8_t> output() const;  // o, then lse, as they are
   void clear_output() const;
   reference::GateVerdict check() const;  // against double precision
   // Against the same without the bad number: what sees it is NaN (a logit of -inf may be no key), the rest as it was. "": so
   // it is. o is f32.
   std::string check_bad(const WindowCase& good) const;
-  void shorten(int64_t n_keys);  // every sequence, in device memory alone: as between two replays
+  void shorten(int64_t n_keys);     // every sequence, in device memory alone: as between two replays
+  void name_others(uint64_t seed);  // other keys, in device memory alone: as between two replays
+  // The lists of the call in device memory, and what name_others() would write there.
+  const DeviceLists& lists() const { return call_.lists; }
+  const NamedKeys& named() const { return *named_; }
   int64_t workspace_bytes() const;
   void use_workspace(void* zeroed);  // of another, and as large
   int64_t kv_bytes() const;          // that an attend reads
@@ -71,6 +79,8 @@ class WindowCase {
   std::vector<double> make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane);
   void spread_weights(reference::Random& random, int64_t n_made, int32_t plane, std::vector<double>* made);
   void make_call();
+  void see(size_t sequence, int64_t token, int32_t kv_head, std::vector<int64_t>* keys) const;
+  void upload_lists();
 
   const OpenDevice& device_;
   WindowOptions options_;
@@ -85,6 +95,8 @@ class WindowCase {
   std::vector<int64_t> tables_;             // bytes from page 0
   int64_t page_bytes_ = 0;
   std::vector<DeviceSequence> descriptors_;
+  std::vector<int64_t> from_first_;   // tables_, from the page called 0 on
+  std::unique_ptr<NamedKeys> named_;  // null: the call has no lists
   std::vector<void*> owned_;
   int64_t plane_at_[kPlanes] = {};  // in a page
   DevicePages pages_;

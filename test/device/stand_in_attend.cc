@@ -16,24 +16,65 @@ namespace {
 
 using namespace tandem;
 
-// What the queries of one sequence and KV head read: row i is token begin + i.
+// What the queries of one sequence and KV head read: row i is token tokens[i].
 struct Keys {
+  std::vector<int64_t> tokens;
   std::vector<double> k;  // [n, k_head_dim]
   std::vector<double> v;  // [n, v_head_dim]
+  int64_t sliding_window;
 };
+
+// The tokens of granules, each in the page that the sequence's table has for it.
+void add_granules(const DeviceAttend& call, const DeviceSequence& sequence, const DeviceKeys& own, Keys* keys) {
+  const int64_t* table = call.sequences.page_tables + sequence.table_begin;
+  require(own.n == 0 || call.lists.has_granules == 1, "there are granules that the call has not announced");
+  for (int32_t i = 0; i < own.n; ++i) {
+    const KeyGranule& granule =
+        *on_device(call.lists.granules + own.first + i, sizeof(KeyGranule), "a granule is no device memory");
+    require(granule.token % kGranuleKeys == 0 && granule.keys < 256, "a granule does not begin where one may");
+    require(granule.page == table[granule.token / call.pages.page_len % sequence.table_len],
+            "a granule's page is not its token's");
+    for (int32_t bit = 0; bit < kGranuleKeys; ++bit) {
+      if ((granule.keys >> bit & 1) == 0) continue;
+      const int64_t token = granule.token + bit;
+      require(token >= sequence.begin && token < own.begin && (keys->tokens.empty() || keys->tokens.back() < token),
+              "tokens of a list do not ascend, or are not before its range");
+      keys->tokens.push_back(token);
+    }
+  }
+}
+
+void name_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head, Keys* keys) {
+  const DeviceLists& lists = call.lists;
+  int64_t begin = sequence.begin;
+  keys->sliding_window = call.layer->sliding_window;
+  if (lists.keys != nullptr) {
+    const int64_t entry = (&sequence - call.sequences.sequences) * lists.per_sequence + (lists.n_heads == 1 ? 0 : kv_head);
+    const DeviceKeys& own = *on_device(lists.keys + entry, sizeof(DeviceKeys), "a key list is no device memory");
+    require(own.begin >= sequence.begin && own.begin <= sequence.end, "a list's range begins outside the sequence");
+    require(own.n >= 0 && own.sliding_window >= 0, "a negative number of granules, or sliding window");
+    add_granules(call, sequence, own, keys);
+    begin = own.begin;
+    if (own.sliding_window > 0) keys->sliding_window = own.sliding_window;
+  }
+  for (int64_t token = begin; token < sequence.end; ++token) keys->tokens.push_back(token);
+}
 
 Keys load_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head) {
   const Layer& layer = *call.layer;
-  const auto n = static_cast<size_t>(sequence.end - sequence.begin);
+  Keys keys;
+  name_keys(call, sequence, kv_head, &keys);
+  const size_t n = keys.tokens.size();
   const auto k_dim = static_cast<size_t>(layer.k_head_dim), v_dim = static_cast<size_t>(layer.v_head_dim);
   const WindowRows window(call, sequence);
-  Keys keys{std::vector<double>(n * k_dim), std::vector<double>(n * v_dim)};
+  keys.k.resize(n * k_dim);
+  keys.v.resize(n * v_dim);
   const auto load = [&](Plane codes, Plane scales, int32_t dtype, int64_t token, double* to, int32_t dim) {
     const std::byte* of_scales = reference::has_groups(dtype) ? window.row(scales, kv_head, token) : nullptr;
     reference::load_row(dtype, window.row(codes, kv_head, token), of_scales, dim, to);
   };
   for (size_t i = 0; i < n; ++i) {
-    const int64_t token = sequence.begin + static_cast<int64_t>(i);
+    const int64_t token = keys.tokens[i];
     load(kPlaneK, kPlaneKScales, window_layer(layer).k_type, token, keys.k.data() + i * k_dim, layer.k_head_dim);
     load(kPlaneV, kPlaneVScales, layer.v_type, token, keys.v.data() + i * v_dim, layer.v_head_dim);
   }
@@ -66,15 +107,17 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
   std::vector<double> q(static_cast<size_t>(layer.k_head_dim)), o(static_cast<size_t>(layer.v_head_dim), 0.0);
   reference::load_all(call.q.dtype, row_at(call.q, row, head, layer.k_head_dim, "q is no device memory"), layer.k_head_dim,
                       q.data());
-  const int64_t reach = layer.sliding_window > 0 ? layer.sliding_window : std::numeric_limits<int64_t>::max();
-  const int64_t first = std::max(sequence.begin, reach > self ? 0 : self - reach + 1);
+  const int64_t reach = keys.sliding_window > 0 ? keys.sliding_window : std::numeric_limits<int64_t>::max();
+  const auto find = [&](int64_t token) { return std::lower_bound(keys.tokens.begin(), keys.tokens.end(), token); };
+  const auto first = static_cast<size_t>(find(reach > self ? 0 : self - reach + 1) - keys.tokens.begin());
+  const auto end = static_cast<size_t>(find(self + 1) - keys.tokens.begin());
 
   const Before before = find_before(call, row, head);
   double m = call.sinks != nullptr ? static_cast<double>(call.sinks[head]) : -INFINITY;
   std::vector<double> logits;
-  logits.reserve(static_cast<size_t>(std::max<int64_t>(0, sequence.end - first)));
-  for (int64_t token = first; token <= std::min(self, sequence.end - 1); ++token) {
-    logits.push_back(logit(layer, q, keys.k.data() + (token - sequence.begin) * layer.k_head_dim));
+  logits.reserve(end > first ? end - first : 0);
+  for (size_t i = first; i < end; ++i) {
+    logits.push_back(logit(layer, q, keys.k.data() + i * q.size()));
     m = std::max(m, logits.back());
   }
   m = std::max(m, before.lse);
@@ -82,7 +125,7 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
   double sum = call.sinks != nullptr ? std::exp(static_cast<double>(call.sinks[head]) - from) : 0.0;
   for (size_t i = 0; i < logits.size(); ++i) {
     const double p = std::exp(logits[i] - from);
-    const double* v = keys.v.data() + (first - sequence.begin + static_cast<int64_t>(i)) * layer.v_head_dim;
+    const double* v = keys.v.data() + (first + i) * o.size();
     sum += p;
     add_scaled(o.data(), p, v, o.size());
   }
@@ -109,6 +152,11 @@ void check(const DeviceAttend& call) {
   require(call.workspace != nullptr, "there is no workspace");
   on_device(call.workspace, kWorkspaceBytes, "the workspace is no device memory");
   require((call.before_o == nullptr) == (call.before_lse == nullptr), "half a state of before");
+  const DeviceLists& lists = call.lists;
+  require(lists.keys == nullptr || lists.n_heads == 1 || lists.n_heads == call.layer->n_kv_heads,
+          "there are lists for other heads than the layer's");
+  const int64_t n_rows = int64_t{call.sequences.max_q_len} * call.layer->group_size;
+  require(lists.has_granules == 0 || (n_rows <= 64 && call.before_o == nullptr), "granules of a call for prefill kernels");
   on_device(call.sinks, call.sinks != nullptr ? int64_t{4} * call.layer->n_q_heads : 0, "the sinks are no device memory");
 }
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <string>
 
+#include "device/named_keys.h"
 #include "device/stand_in_host.h"
 #include "reference/attention_reference.h"
 #include "reference/random.h"
@@ -36,6 +37,7 @@ struct Case {
   float soft_cap = 0.0f;
   bool has_sinks = false, has_lse = true;
   std::vector<Span> spans;
+  tandem::test::ListOptions lists = {};
 };
 
 class Problem {
@@ -47,6 +49,7 @@ class Problem {
     make_rows(&call.q, case_.q_type, case_.k_dim, 3);
     make_rows(&call.o, case_.o_type, case_.v_dim, 5);
     fill_queries();
+    if (case_.lists.n_heads > 0) name_keys();
     finish_call();
   }
 
@@ -172,6 +175,14 @@ class Problem {
     }
   }
 
+  void name_keys() {
+    named_ = std::make_unique<tandem::test::NamedKeys>(case_.lists, sequences_, page_tables_, case_.page_len, random_);
+    call.lists.keys = host.upload(named_->keys());
+    call.lists.granules = host.upload(named_->granules());
+    call.lists.n_heads = call.lists.per_sequence = case_.lists.n_heads;
+    call.lists.has_granules = case_.lists.share > 0.0 ? 1 : 0;
+  }
+
   void finish_call() {
     call.layer = &layer_;
     call.sequences.sequences = sequences = host.upload(sequences_);
@@ -208,11 +219,13 @@ class Problem {
     queries.n_tokens = span.q_len;
     queries.q = q_.data() + static_cast<int64_t>(sequences[idx].first_row) * case_.n_q_heads * case_.k_dim;
     queries.positions = positions.data() + first_query;
-    queries.visible = [&](int64_t t, int32_t, std::vector<int64_t>* keys) {
+    queries.visible = [&](int64_t t, int32_t kv_head, std::vector<int64_t>* keys) {
       const int64_t self = first_query + t;
+      const auto of_layer = static_cast<int32_t>(case_.sliding_window);
+      const int32_t window = named_ == nullptr ? of_layer : named_->sliding_window(kv_head, of_layer);
       keys->clear();
       for (int64_t j = span.begin; j <= self; ++j)
-        if (case_.sliding_window == 0 || self - j < case_.sliding_window) keys->push_back(j);
+        if ((window == 0 || self - j < window) && (named_ == nullptr || named_->has(idx, kv_head, j))) keys->push_back(j);
     };
     const reference::Truth truth = reference::attend_reference(rows, queries);
     for (int64_t t = 0; t < span.q_len; ++t)
@@ -271,6 +284,7 @@ class Problem {
   int64_t page_bytes_ = 0;
   std::vector<Stored> stored_;
   std::vector<float> sinks_, q_;
+  std::unique_ptr<tandem::test::NamedKeys> named_;  // null: the call has no lists
   int64_t n_tokens_ = 0;
 };
 
@@ -292,6 +306,11 @@ std::vector<Case> cases() {
   all.push_back({.name = "soft cap", .soft_cap = 1.5f, .spans = kRagged});
   all.push_back({.name = "sinks", .sliding_window = 30, .has_sinks = true, .spans = kRagged});
   all.push_back({.name = "longer pages", .page_len = 128, .table_len = 3, .spans = {{1000, 1270, 40}, {0, 384, 384}}});
+  all.push_back({.name = "lists", .spans = kDecode, .lists = {.n_heads = 2, .newest = 20}});
+  all.push_back({.name = "a list of units", .sliding_window = 90, .spans = kRagged, .lists = {.n_heads = 1, .unit = 16}});
+  all.push_back({.name = "lists of ranges",
+                 .spans = kRagged,
+                 .lists = {.n_heads = 2, .share = 0.0, .newest = 80, .sliding_window = 9}});
   // Queries whose own tokens are no longer, or not, resident: the first see nothing.
   all.push_back({.name = "empty rows", .spans = {{40, 60, 30}, {9, 9, 5}}});
   all.push_back({.name = "empty rows, sinks", .has_sinks = true, .spans = {{40, 60, 30}, {9, 9, 5}}});
