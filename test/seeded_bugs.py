@@ -158,8 +158,6 @@ BUGS = [
     ("keys of streaming heads cross the bus", "lib/attend/split.cc", "const std::span<const HeadRun> heads = chunk.facts.outside_runs.get();",
      "static const HeadRuns all = HeadRuns::retrieval(nullptr, chunk.layer());\n  const std::span<const HeadRun> heads = all.get();", "streaming_heads_test",
      "streams_retrieval_heads_alone"),
-    ("queries that a device has counted count again", "lib/select/hgca_observe.cc", "state.held.end_token = call.resident_begin;",
-     "state.held.end_token = call.length;", "device_stream_test", "hgca_streams"),
     ("lse of a long append's last queries stay by token", "lib/select/hgca_observe.cc",
      "    if (call.only_counts) sort_lse(layer_, &call, &seen.scratch->lse);\n", "", "hgca_append_test", "selects_as_on_the_host"),
     ("a layer has the next one's policy", "lib/attend/session_core.cc", "const Policy& policy = made->policies[l];",

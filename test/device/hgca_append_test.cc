@@ -20,22 +20,33 @@ tandem_session_options options_of(const char* route, int64_t append_tokens) {
   return options;
 }
 
-std::vector<int64_t> selection(const Side& side, int32_t layer, int32_t kv_head) {
-  int64_t n = 0;
-  std::vector<int64_t> tokens(static_cast<size_t>(side.length(layer)));
-  OK(tandem_session_selection, tokens.data(), nullptr, static_cast<int64_t>(tokens.size()), &n, side.session, side.sequence,
-     layer, kv_head, 0);
-  tokens.resize(static_cast<size_t>(n));
-  return tokens;
-}
+// The tokens that a KV head has selected, and how much the first query head of its group has attended to each.
+struct Selection {
+  std::vector<int64_t> tokens;
+  std::vector<float> maw;
+
+  Selection(const Side& side, int32_t layer, int32_t kv_head) {
+    int64_t n = 0;
+    const auto most = static_cast<size_t>(side.length(layer));
+    tokens.resize(most);
+    maw.resize(most);
+    OK(tandem_session_selection, tokens.data(), maw.data(), side.length(layer), &n, side.session, side.sequence, layer,
+       kv_head, 0);
+    tokens.resize(static_cast<size_t>(n));
+    maw.resize(static_cast<size_t>(n));
+  }
+};
 
 void assert_same_selection(const Side& side, const Side& twin) {
   size_t n = 0;
   for (int32_t layer = 0; layer < kLayers; ++layer)
     for (int32_t h = 0; h < kKvHeads; ++h) {
-      const std::vector<int64_t> got = selection(side, layer, h), wanted = selection(twin, layer, h);
-      assert_true(got == wanted);
-      n += wanted.size();
+      const Selection got(side, layer, h), wanted(twin, layer, h);
+      assert_true(got.tokens == wanted.tokens);
+      for (size_t i = 0; i < wanted.maw.size(); ++i)
+        if (!(std::fabs(got.maw[i] - wanted.maw[i]) <= 1e-3f * wanted.maw[i] + 1e-9f))
+          fail_msg("token %lld has %g, not %g", static_cast<long long>(wanted.tokens[i]), got.maw[i], wanted.maw[i]);
+      n += wanted.tokens.size();
     }
   assert_true(n > 0);
 }
@@ -59,7 +70,7 @@ void selects_as_on_the_host(void**) {
       change_session(&side, options_of("stream", append_tokens));
       const Side twin(false, "hgca", 0, kLayers);
       int64_t seed = 1;
-      for (const int64_t n : {700, 1, 1300, 1, 1, 20, 1, 20, 600, 3, 1, 80, 90, 1}) {
+      for (const int64_t n : {700, 1, 1300, 1, 1, 20, 1, 20, 600, 3, 1, 80, 90, 1, 300, 2, 1}) {
         attend_both(side, twin, n, seed);
         if (looks) assert_same_selection(side, twin);
         seed += 10;
