@@ -22,6 +22,7 @@ var abiStructs = []struct {
 	{"tandem_layer_options", reflect.TypeOf(C.tandem_layer_options{})},
 	{"tandem_cache_options", reflect.TypeOf(C.tandem_cache_options{})},
 	{"tandem_session_options", reflect.TypeOf(C.tandem_session_options{})},
+	{"tandem_selection", reflect.TypeOf(C.tandem_selection{})},
 	{"tandem_attend_args", reflect.TypeOf(C.tandem_attend_args{})},
 	{"tandem_attend_tensors_args", reflect.TypeOf(C.tandem_attend_tensors_args{})},
 	{"tandem_layer_projection", reflect.TypeOf(C.tandem_layer_projection{})},

@@ -159,6 +159,68 @@ func TestSpeculationKeepsAChainOfTheTree(t *testing.T) {
 	closeTo(t, again, expected)
 }
 
+// attendsNamed is that each query of each KV head gives what attention over its keys alone gives.
+func attendsNamed(t *testing.T, w *world, q []float32, selection *Selection, named func(query, kvHead int) []int) {
+	t.Helper()
+	o, group := unset(len(q)), qToken/kvHeads
+	check(t, w.session(t, "all").Attend(&Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{int64(len(q) / qToken)},
+		Q: heads(q), O: heads(o), Selection: selection}))
+	for i := 0; i < len(q)/qToken; i++ {
+		for head := 0; head < kvHeads; head++ {
+			var k, v []float32
+			for _, key := range named(i, head) {
+				k, v = append(k, w.k[key*kvToken:][:kvToken]...), append(v, w.v[key*kvToken:][:kvToken]...)
+			}
+			expected, _ := reference(q[i*qToken:], k, v)
+			closeTo(t, o[i*qToken+head*group:][:group], expected[head*group:][:group])
+		}
+	}
+}
+
+func between(first, end int) (tokens []int) {
+	for ; first < end; first++ {
+		tokens = append(tokens, first)
+	}
+	return tokens
+}
+
+func TestNamedKeysAreAttendedAlone(t *testing.T) {
+	w := newWorld(t, n, 1)
+	q := numbers(2*qToken, 18) // of tokens 298 and 299
+	idx := []int32{3, 40, 298, 7, 8, -1, 5, 6, 299, 0, -1, -1}
+	named := func(i, head int) (keys []int) {
+		for _, key := range idx[(i*kvHeads+head)*3:][:3] {
+			if key >= 0 {
+				keys = append(keys, int(key))
+			}
+		}
+		return keys
+	}
+	attendsNamed(t, w, q, &Selection{Idx: Int32s(idx, 2, kvHeads, 3)}, named)
+	apart := make([]int32, 4*5) // the same rows among other numbers
+	for i := range apart {
+		apart[i] = 9999
+		if i%5 < 3 {
+			apart[i] = idx[i/5*3+i%5]
+		}
+	}
+	attendsNamed(t, w, q, &Selection{Idx: Int32s(apart, 2, kvHeads, 3).Strided(10, 5, 1)}, named)
+	// Pages of 32 tokens, for all KV heads the same: a query sees those of the last page that are not behind it.
+	pages := &Selection{Idx: Int32s([]int32{9, 2, 2, 9}, 2, 1, 2), UnitTokens: 32, AnyOrder: true}
+	attendsNamed(t, w, q, pages, func(i, _ int) []int { return joined(between(64, 96), between(288, 299+i)) })
+	pages.PlusWindow = true
+	attendsNamed(t, w, q, pages, func(i, _ int) []int { return joined(between(0, 16), between(64, 96), between(235+i, 299+i)) })
+	// The next call of the session has no selection.
+	session, o := w.session(t, "all"), unset(qToken)
+	args := Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{1}, Q: heads(q[qToken:]), O: heads(o),
+		Selection: &Selection{Idx: Int32s([]int32{-1}, 1, 1, 1)}}
+	check(t, session.Attend(&args))
+	equal(t, o, make([]float32, qToken))
+	again, _ := decode(t, session, w.sequence, q[qToken:])
+	expected, _ := reference(q[qToken:], w.k, w.v)
+	closeTo(t, again, expected)
+}
+
 // A chunk of a longer append is not judged: no selection is made before the last.
 func TestPartialAppendsAreJudgedOnce(t *testing.T) {
 	w := newWorld(t, 0, 1)

@@ -179,6 +179,44 @@ func TestAttendArguments(t *testing.T) {
 	refused(t, w.engine.Merge(State{O: Float32s(o, 9, 9, 9)}, out), ErrInvalidArgument, "o_out", "has 512 elements")
 }
 
+func TestNamedKeysAreChecked(t *testing.T) {
+	w := newWorld(t, 10, 1)
+	q, o := numbers(qToken, 3), unset(qToken)
+	attend := func(policy string, selection Selection) error {
+		return w.session(t, policy).Attend(&Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{1}, Q: heads(q), O: heads(o),
+			Selection: &selection})
+	}
+	for _, bad := range []struct {
+		idx            Tensor
+		field, message string
+	}{
+		{Int32s([]int32{0, 1, 2, 10}, 1, 2, 2), "selection.idx", "selection.idx[0, 1, 1] = 10 names no token"},
+		{Int32s([]int32{4, 3}, 1, 1, 2), "selection.idx", "selection.idx[0, 0, 1] = 3 is less"},
+		{Int32s([]int32{-1, 3}, 1, 1, 2), "selection.idx", "stands behind a pad of -1"},
+		{Int32s([]int32{0, 1, 2}, 1, 3, 1), "selection.idx.shape[1]", "3, must be 1 or n_kv_heads = 2"},
+		{Int32s([]int32{0, 1}, 2, 1, 1), "selection.idx.shape[0]", "2"},
+		{Int32s([]int32{0, 1}, 1, 2), "selection.idx.n_dims", "2"},
+		{Int32s([]int32{0, 1}, 1, 1, 3), "selection.idx", "selection.idx: tensor: data has 2 elements"},
+		{heads(q), "selection.idx.dtype", "must be TANDEM_I32"},
+		{Tensor{}, "selection.idx", "is none"},
+	} {
+		refused(t, attend("all", Selection{Idx: bad.idx}), ErrInvalidArgument, bad.field, bad.message)
+	}
+	twice := Selection{Idx: Int32s([]int32{4, 2, 4}, 1, 1, 3), AnyOrder: true}
+	refused(t, attend("all", twice), ErrInvalidArgument, "selection.idx", "= 4 stands there twice")
+	one := Int32s([]int32{0}, 1, 1, 1)
+	refused(t, attend("all", Selection{Idx: one, UnitTokens: 3}), ErrInvalidArgument, "selection.unit_tokens", "3")
+	refused(t, attend("streaming", Selection{Idx: one}), ErrUnsupported, "selection", "streaming")
+	err := w.session(t, "all").Attend(&Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{1},
+		Q: Int32s(make([]int32, qToken), 1, qHeads, dim), O: heads(o)})
+	refused(t, err, ErrInvalidArgument, "q.dtype", "i32")
+	for _, x := range o {
+		if x == x {
+			t.Fatal("a refused call has written")
+		}
+	}
+}
+
 func TestASequenceInFlightIsBusy(t *testing.T) {
 	w := newWorld(t, 10, 1)
 	one, other, ids := w.session(t, "all"), w.session(t, "all"), []SequenceID{w.sequence}

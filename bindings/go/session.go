@@ -87,6 +87,7 @@ type Attend struct {
 	X           Tensor       // [n_tokens, hidden_dim] with K where the layer keeps hidden states
 	Speculative bool         // the appended tokens are a guess, kept apart until Commit
 	ParentIdx   []int32      // and a tree: within the token's sequence in this call; -1: a child of the last token before
+	Selection   *Selection   // the keys that queries attend; nil: those of the session's policy
 	Partial     bool         // a chunk of a longer append: the last chunk judges all keys anew
 	Stream      uintptr      // a CUDA stream, for tensors in device memory
 
@@ -94,6 +95,42 @@ type Attend struct {
 	// It may not call the session or its engine. A panic, or runtime.Goexit as t.FailNow calls it, stops the call, as a context
 	// does, and goes on, on the calling goroutine, when it has ended.
 	Progress func(done, total int64)
+}
+
+// Selection is the keys that each query attends, for models with an indexer of their own. Index i names the tokens i * UnitTokens to
+// (i + 1) * UnitTokens - 1 of the query's sequence. A query attends those of them that it could see without a selection. Indices of
+// a row ascend, and -1 fills the rest of it; a row of -1 attends no key. For layers of policy "all" without streaming heads, and for
+// tensors in host memory.
+type Selection struct {
+	Idx        Tensor // Int32s: [n_tokens, n_kv_heads, n_idx], or [n_tokens, 1, n_idx] where all KV heads attend the same keys
+	UnitTokens int64  // a power of two from 1 to 256; 0: 1
+	AnyOrder   bool   // indices of a row may stand in any order: the library sorts a copy of each row
+	PlusWindow bool   // also the session's SinkTokens first keys, and the WindowTokens newest up to the query
+}
+
+// check refuses what the library cannot see: no indices at all, a slice that is too short.
+func (s *Selection) check(function string) error {
+	if s.Idx.description.n_dims == 0 && s.Idx.err == nil {
+		return refuse(function, "selection.idx", "is none")
+	}
+	return firstErr(function, []string{"selection.idx"}, &s.Idx)
+}
+
+// put describes the selection in the arguments of a call; nil: none.
+func (s *Selection) put(args *C.tandem_go_attend_args) *C.char {
+	if s == nil {
+		args.idx.n_dims = 0
+		return nil
+	}
+	args.selection_flags = 0
+	if s.AnyOrder {
+		args.selection_flags |= C.TANDEM_SELECTION_ANY_ORDER
+	}
+	if s.PlusWindow {
+		args.selection_flags |= C.TANDEM_SELECTION_PLUS_WINDOW
+	}
+	args.selection_unit_tokens, args.idx = C.int64_t(s.UnitTokens), s.Idx.description
+	return s.Idx.at()
 }
 
 var attendNames = []string{"q", "k", "v", "o", "lse", "x"}
@@ -105,6 +142,11 @@ func (a *Attend) check(function string) error {
 	}
 	if len(a.Sequences) != len(a.QLens) || len(a.Sequences) > math.MaxInt32 {
 		return refuse(function, "q_lens", "has %d values for %d sequences", len(a.QLens), len(a.Sequences))
+	}
+	if a.Selection != nil {
+		if err := a.Selection.check(function); err != nil {
+			return err
+		}
 	}
 	if a.ParentIdx == nil {
 		return nil
@@ -183,6 +225,7 @@ func (s *Session) attend(a *Attend, cancel *int32) error {
 	args.stream = C.uintptr_t(a.Stream)
 	args.q, args.k, args.v = a.Q.description, a.K.description, a.V.description
 	args.o, args.lse, args.x = a.O.description, a.Lse.description, a.X.description
+	idx := a.Selection.put(args)
 	var parents *C.int32_t
 	if len(a.ParentIdx) > 0 {
 		parents = (*C.int32_t)(&a.ParentIdx[0])
@@ -198,7 +241,7 @@ func (s *Session) attend(a *Attend, cancel *int32) error {
 		}()
 	}
 	result := C.tandem_go_attend(C.uintptr_t(uintptr(s.handle.pointer)), args, sequences(a.Sequences), int64s(a.QLens), parents,
-		(*C.int32_t)(cancel), a.Q.at(), a.K.at(), a.V.at(), a.O.at(), a.Lse.at(), a.X.at())
+		(*C.int32_t)(cancel), a.Q.at(), a.K.at(), a.V.at(), a.O.at(), a.Lse.at(), a.X.at(), idx)
 	return failure(result.status, result.error)
 }
 

@@ -27,10 +27,11 @@ static int32_t progress_entry(int64_t done, int64_t total, void* user) {
 
 tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args* args, const int64_t* sequences,
                                   const int64_t* q_lens, const int32_t* parent_idx, const int32_t* cancel, char* q, char* k,
-                                  char* v, char* o, char* lse, char* x) {
+                                  char* v, char* o, char* lse, char* x, char* idx) {
   tandem_go_result result = {TANDEM_OK, NULL};
-  tandem_tensor tensors[6];
+  tandem_tensor tensors[7];
   tandem_attend_args all = TANDEM_ATTEND_ARGS_INIT;
+  tandem_selection selection = TANDEM_SELECTION_INIT;
   all.flags = args->flags;
   all.layer_idx = args->layer_idx;
   all.n_sequences = args->n_sequences;
@@ -42,6 +43,12 @@ tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args
   all.o = tensor(&tensors[3], &args->o, o);
   all.lse = tensor(&tensors[4], &args->lse, lse);
   all.x = tensor(&tensors[5], &args->x, x);
+  selection.idx = tensor(&tensors[6], &args->idx, idx);
+  if (selection.idx != NULL) {
+    selection.flags = args->selection_flags;
+    selection.unit_tokens = args->selection_unit_tokens;
+    all.selection = &selection;
+  }
   all.parent_idx = parent_idx;
   all.stream = (void*)args->stream;
   all.cancel = cancel;

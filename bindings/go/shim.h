@@ -22,6 +22,9 @@ typedef struct tandem_go_attend_args {
   uintptr_t stream;
   uintptr_t progress; /* number of the callback; 0: none */
   tandem_go_tensor q, k, v, o, lse, x;
+  uint32_t selection_flags;
+  int64_t selection_unit_tokens;
+  tandem_go_tensor idx; /* of the selection; none: no selection */
 } tandem_go_attend_args;
 
 /* tandem_attend_tensors_args without its addresses. */
@@ -42,7 +45,7 @@ typedef struct tandem_go_result {
 /* session: as a number, since cgo would box a pointer on the heap to look what it points to. */
 tandem_go_result tandem_go_attend(uintptr_t session, const tandem_go_attend_args* args, const int64_t* sequences,
                                   const int64_t* q_lens, const int32_t* parent_idx, const int32_t* cancel, char* q, char* k,
-                                  char* v, char* o, char* lse, char* x);
+                                  char* v, char* o, char* lse, char* x, char* idx);
 tandem_go_result tandem_go_attend_tensors(tandem_engine* engine, const tandem_go_attend_tensors_args* args,
                                           const int64_t* q_lens, const int64_t* kv_lens, const float* sinks,
                                           const float* alibi_slopes, const int32_t* cancel, char* q, char* k, char* v,

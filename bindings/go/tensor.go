@@ -28,6 +28,8 @@ const (
 	Q4_64 Dtype = C.TANDEM_Q4_64 // 4-bit codes with an f16 scale and minimum for each 64 elements; for hidden states alone
 )
 
+const indices Dtype = C.TANDEM_I32 // of a Selection, which no other tensor consists of
+
 // String gives "f32", "q8_0", ...
 func (d Dtype) String() string {
 	if name := C.tandem_dtype_name(C.int32_t(d)); name != nil {
@@ -73,6 +75,15 @@ func Float32s(data []float32, shape ...int) Tensor {
 		first = unsafe.Pointer(&data[0])
 	}
 	return view(F32, first, len(data), shape)
+}
+
+// Int32s is a view of indices, for a Selection.
+func Int32s(data []int32, shape ...int) Tensor {
+	var first unsafe.Pointer
+	if len(data) > 0 {
+		first = unsafe.Pointer(&data[0])
+	}
+	return view(indices, first, len(data), shape)
 }
 
 // Uint16s is a view of the bits of F16 or BF16.
@@ -238,7 +249,7 @@ func (t *Tensor) span() int {
 	if bytes, elements := dtype.block(); bytes != 0 {
 		return (last/elements + 1) * bytes
 	}
-	if dtype == F32 {
+	if dtype == F32 || dtype == indices {
 		return 4 * (last + 1)
 	}
 	return 2 * (last + 1)

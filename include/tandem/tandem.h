@@ -125,7 +125,8 @@ TANDEM_API void tandem_error_release(tandem_error *error);
 #define TANDEM_Q8_0 5
 #define TANDEM_Q4_0 6
 #define TANDEM_Q4_64 7
-/* "f32", "q8_0", ...; NULL for a number that is no type. Types are numbered from 1 without gaps. */
+#define TANDEM_I32 16 /* signed integers, of tandem_selection.idx alone: no type of rows */
+/* "f32", "q8_0", ...; NULL for a number that is no type of rows. These are numbered from 1 without gaps. */
 TANDEM_API const char *tandem_dtype_name(int32_t dtype);
 /* Bytes that a cache keeps of head_dim elements of K, V or hidden states, scales included; 0 for what is no type or no length. */
 TANDEM_API int64_t tandem_dtype_row_bytes(int32_t dtype, int32_t head_dim);
@@ -444,6 +445,27 @@ TANDEM_API void tandem_session_release(tandem_session *session);
  * the call is to stop. */
 typedef int32_t (*tandem_progress_fn)(int64_t done, int64_t total, void *user);
 
+#define TANDEM_SELECTION_ANY_ORDER 1u   /* indices of a row may stand in any order: the library sorts a copy of each row */
+#define TANDEM_SELECTION_PLUS_WINDOW 2u /* beside the named keys those of policy "streaming", each key once: sink_tokens and
+                                         * the window_tokens newest up to the query */
+
+/* The keys that each query attends, named by the caller: for models with an indexer of their own, whose attention over these
+ * keys alone is exact. idx is TANDEM_I32 [n_tokens, n_kv_heads, n_idx], or [n_tokens, 1, n_idx] where all KV heads attend the
+ * same keys. Index i names the tokens i * unit_tokens to (i + 1) * unit_tokens - 1 of the query's sequence, counted as
+ * tandem_sequence_read() counts them after this call's append. A query attends those of them that it could see without a
+ * selection: none behind its own token, in a layer with a sliding window none before that, of speculative tokens its own
+ * ancestors. Its own token is attended where it is named. Indices ascend, and -1 fills the rest of a row. A row of -1 attends
+ * no key: o = 0 and lse = -inf, but for a learned sink, which counts as always. */
+typedef struct tandem_selection {
+  uint32_t struct_size;
+  uint32_t flags;            /* TANDEM_SELECTION_* */
+  int64_t unit_tokens;       /* a power of two from 1 to 256; 0: 1 */
+  const tandem_tensor *idx;  /* in host memory, read until the call returns */
+} tandem_selection;
+#define TANDEM_SELECTION_INIT \
+  { sizeof(tandem_selection), 0, 0, NULL }
+TANDEM_API void tandem_selection_init(tandem_selection *selection);
+
 /* One layer, several sequences. Tokens of all sequences stand one after another in q, k, v and o:
  *   q [n_tokens, n_q_heads, k_head_dim]    k [n_tokens, n_kv_heads, k_head_dim]    v [n_tokens, n_kv_heads, v_head_dim]
  *   o [n_tokens, n_q_heads, v_head_dim]    lse [n_tokens, n_q_heads], f32 or NULL  with n_tokens = sum of q_lens
@@ -471,16 +493,21 @@ typedef struct tandem_attend_args {
   tandem_progress_fn progress; /* NULL: not wanted */
   void *progress_user;
   const tandem_tensor *x;      /* hidden states of the appended tokens, or NULL */
+  const tandem_selection *selection; /* the keys that queries attend, or NULL: those of the session's policy. For layers of
+                                * policy "all" without streaming heads, and for tensors in host memory */
 } tandem_attend_args;
 #define TANDEM_ATTEND_ARGS_INIT \
-  { sizeof(tandem_attend_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+  { sizeof(tandem_attend_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+    NULL }
 TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
 
 /* Appends k and v, then o = softmax(logits) V over the keys that the policy selects, and its lse. Logits, sums and lse in
  * f32, weights too but for what matmul_rows says. NaN or Inf in q, k or v reaches the rows that see it (as NaN; Inf in v
  * may stay Inf, a logit of -inf may count as no key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads
  * K and V once per KV head. Allocates only when a length or size of a call is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY,
- * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). On any error no
+ * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). With a selection also UNSUPPORTED (another
+ * policy, streaming heads, device tensors) and INVALID_ARGUMENT (selection.idx: an index that is repeated, does not ascend or
+ * names a token behind the query's own, with row, head and place). On any error no
  * layer has grown and o is untouched (but by a call that is cancelled while it writes, and by one of more than 512 tokens on
  * device tensors that fails half-way).
  *

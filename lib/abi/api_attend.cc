@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Entry point: attend. Everything that can be said about its arguments without looking at a sequence is said here.
+#include <bit>
+
 #include "lib/abi/api_session.h"
 #include "lib/base/options.h"
 #include "lib/tensors/tensor.h"
@@ -17,6 +19,10 @@ struct AttendRequest {
   TensorPlace place;  // of all but q
   CheckedTensor q, k, v, x, o, lse;
   TensorView k_view, v_view, x_view;
+  tandem_selection selection;  // where has_selection
+  bool has_selection = false;
+  CheckedTensor idx;
+  NamedKeys named;
 };
 
 Status check_flags(const AttendRequest& call) {
@@ -115,6 +121,48 @@ Status check_tensors(AttendRequest* call) {
   return {};
 }
 
+Status check_selection(AttendRequest* call) {
+  constexpr uint32_t kKnown = TANDEM_SELECTION_ANY_ORDER | TANDEM_SELECTION_PLUS_WINDOW;
+  constexpr int64_t kMostUnit = 256;
+  call->has_selection = call->args.selection != nullptr;
+  if (!call->has_selection) return {};
+  tandem_selection& selection = call->selection;
+  TANDEM_TRY(copy_in(call->args.selection, "selection.", &selection));
+  if ((selection.flags & ~kKnown) != 0)
+    return fail(kInvalid, "selection.flags", "selection.flags = 0x%x has unknown bits", selection.flags);
+  const int64_t unit = selection.unit_tokens == 0 ? 1 : selection.unit_tokens;
+  if (unit < 1 || unit > kMostUnit || (unit & (unit - 1)) != 0)
+    return fail(kInvalid, "selection.unit_tokens", "selection.unit_tokens = %lld is no power of two from 1 to %lld",
+                static_cast<long long>(selection.unit_tokens), static_cast<long long>(kMostUnit));
+  if (call->on_device)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "selection",
+                "selection = %p and q is in device memory: keys are named for tensors in host memory alone",
+                static_cast<const void*>(call->args.selection));
+  TensorSpec spec{"selection.idx",
+                  3,
+                  {{"n_tokens", call->n_tokens}, {"n_kv_heads", kAnyLength}, {"n_idx", kAnyLength}},
+                  TensorTypes::kIndices,
+                  call->place};
+  TANDEM_TRY(check_tensor(selection.idx, spec, &call->idx));
+  const int64_t n_heads = call->idx.length(1), n_kv_heads = call->layer->n_kv_heads;
+  if (n_heads != 1 && n_heads != n_kv_heads)
+    return fail(kInvalid, "selection.idx.shape[1]", "selection.idx.shape[1] = %lld, must be 1 or n_kv_heads = %lld",
+                static_cast<long long>(n_heads), static_cast<long long>(n_kv_heads));
+  if (call->idx.length(2) > kMaxTokens)
+    return fail(kInvalid, "selection.idx.shape[2]",
+                "selection.idx.shape[2] = %lld is more than a sequence has tokens (%lld)",
+                static_cast<long long>(call->idx.length(2)), static_cast<long long>(kMaxTokens));
+  call->named = {static_cast<const int32_t*>(call->idx.tensor.data),
+                 stride_bytes(call->idx, 0) / 4,
+                 stride_bytes(call->idx, 1) / 4,
+                 call->idx.length(2),
+                 static_cast<int32_t>(n_heads),
+                 std::countr_zero(static_cast<uint64_t>(unit)),
+                 (selection.flags & TANDEM_SELECTION_ANY_ORDER) != 0,
+                 (selection.flags & TANDEM_SELECTION_PLUS_WINDOW) != 0};
+  return {};
+}
+
 Status check_lengths(const AttendRequest& call) {
   int64_t sum = 0;  // below 2^62: both factors are below 2^31
   for (int32_t i = 0; i < call.args.n_sequences; ++i) sum += call.args.q_lens[i];
@@ -143,6 +191,7 @@ Status check_output(const AttendRequest& call, const CheckedTensor& output) {
   if (call.has_k) TANDEM_TRY(check_disjoint(output, call.k));
   if (call.has_v) TANDEM_TRY(check_disjoint(output, call.v));
   if (call.has_x) TANDEM_TRY(check_disjoint(output, call.x));
+  if (call.has_selection) TANDEM_TRY(check_disjoint(output, call.idx));
   const tandem_attend_args& args = call.args;
   TANDEM_TRY(check_disjoint(output, array_footprint(args.sequences, args.n_sequences, sizeof(int64_t)), "sequences"));
   TANDEM_TRY(check_disjoint(output, array_footprint(args.q_lens, args.n_sequences, sizeof(int64_t)), "q_lens"));
@@ -171,6 +220,7 @@ AttendArgs core_args(const AttendRequest& call, int32_t* cancel_was_seen) {
   }
   out.on_device = call.on_device;
   out.stream = call.args.stream;
+  out.named = call.has_selection ? &call.named : nullptr;
   out.is_watched = call.args.cancel != nullptr || call.args.progress != nullptr;
   out.watch = {call.args.cancel, call.args.progress, call.args.progress_user, cancel_was_seen};
   return out;
@@ -197,6 +247,7 @@ int32_t tandem_attend(tandem_session* session, const tandem_attend_args* args, t
     TANDEM_TRY(check_q(session_call->cache().engine().device(), &call));
     TANDEM_TRY(check_watch(call));
     TANDEM_TRY(check_tensors(&call));
+    TANDEM_TRY(check_selection(&call));
     TANDEM_TRY(check_lengths(call));
     TANDEM_TRY(check_parents(call));
     TANDEM_TRY(check_output(call, call.o));

@@ -43,7 +43,10 @@ struct Call {
             .selects = facts.policy.make != nullptr,
             .keeps_maw = facts.policy.keeps_maw,
             .is_speculative = args.speculative,
-            .q_is_bf16 = args.q.dtype == TANDEM_BF16};
+            .q_is_bf16 = args.q.dtype == TANDEM_BF16,
+            .named = args.named != nullptr ? &scratch.named : nullptr,
+            .sink_len = session.options.sink_len,
+            .window_len = session.options.window_len};
   }
   RouteCall route_call() const { return {device(), cache(), layer(), facts.idx, scratch.calls, *task, args.stream}; }
 

@@ -108,11 +108,37 @@ void for_tokens(const Call& call, void (*visit)(const Call& call, int64_t row)) 
   for (int64_t i = 0; i < n_tasks; ++i) task(&visits, i, 0);
 }
 
+Status check_named_layer(const Call& call) {
+  if (call.args.named == nullptr) return {};
+  const Policy& policy = call.facts.policy;
+  if (policy.host_keys(false) != HostKeys::kAll)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "selection",
+                "selection with policy \"%s\" in layer %d: keys are named under \"all\"", policy.name, call.args.layer_idx);
+  if (call.facts.heads == nullptr) return {};
+  return fail(TANDEM_ERROR_UNSUPPORTED, "selection", "selection in layer %d, which has streaming_heads",
+              call.args.layer_idx);
+}
+
+// The queries of the call, a batch of them after another.
+Status attend_named(const Call& call) {
+  HostPart& host = call.scratch.host;
+  const Watch* const watch = call.args.is_watched ? &call.args.watch : nullptr;
+  for (;;) {
+    {
+      std::shared_lock lock(call.cache().mutex());
+      if (!host.lay_out_named()) return {};
+    }
+    TANDEM_TRY(host.attend_named(watch));
+    TANDEM_TRY(call.args.watch.check());
+  }
+}
+
 }  // namespace
 
 Status HostLane::start(Call& call, bool*) {
   if (call.session.step.is_planned)
     return fail(TANDEM_ERROR_INVALID_STATE, "q.device_type", "q is in host memory, and the open step was begun on a stream");
+  TANDEM_TRY(check_named_layer(call));
   return call.args.watch.check();
 }
 
@@ -127,6 +153,21 @@ Status HostLane::join(Call& call) {
       call.session.sums.refresh_wait_ns += state->layers[call.facts.idx].selection->join(call.args.watch);
     TANDEM_TRY(call.args.watch.check());
   }
+  return {};
+}
+
+Status HostLane::reserve(Call& call) {
+  const NamedKeys* const given = call.args.named;
+  if (given == nullptr) return {};
+  AttendScratch& scratch = call.scratch;
+  scratch.named = *given;
+  if (given->any_order) sort_named(call.args.q.n_tokens, &scratch.named, &scratch.sorted_idx);
+  for (const SequenceCall& of : call.calls())
+    for (int64_t t = 0; t < of.q_len; t += kManyTokens) {
+      TANDEM_TRY(call.args.watch.check());
+      TANDEM_TRY(
+          check_named(scratch.named, *given, of.first_row + t, std::min(kManyTokens, of.q_len - t), of.first_query + t));
+    }
   return {};
 }
 
@@ -183,6 +224,7 @@ Status HostLane::launch(Call& call) {
     std::shared_lock lock(call.cache().mutex());
     host.choose();
   }
+  if (call.args.named != nullptr) TANDEM_TRY(attend_named(call));
   TANDEM_TRY(host.attend(call.args.is_watched ? &watch : nullptr));
   TANDEM_TRY(watch.check());  // after this the caller's o and lse change
   if (!call.calls().empty()) for_tokens(call, write_token);
@@ -200,7 +242,13 @@ Status HostLane::commit(Call& call) {
     of.state->selection->committed(of, call.args.speculative);
     count_bytes(call, of);
   }
-  call.session.sums.host_kv_bytes_read += call.scratch.host.selected_kv_bytes();
+  const HostPart& host = call.scratch.host;
+  call.session.sums.host_kv_bytes_read += host.selected_kv_bytes();
+  if (call.args.named != nullptr) {
+    const int64_t key_bytes = plane_bytes(call.layer()).total();
+    call.session.sums.resident_kv_bytes_read += host.named().n_resident() * key_bytes;
+    call.session.sums.host_kv_bytes_read += (host.named().n_keys() - host.named().n_resident()) * key_bytes;
+  }
   return {};
 }
 

@@ -3,6 +3,7 @@
 //
 // clang-format off
 //   join       the background work that the previous call of this layer has posted
+//   reserve    keys that the caller names are checked, and put in order where they may stand in any
 //   prepare    memory, which keys, where they are; changes nothing that others see
 //   fill       K and V rows, rounded to the storage type, beyond the length: nobody sees them yet
 //   launch     queries to f32, grouped by KV head, rotated where the library applies RoPE or stored keys are rotated (what
@@ -26,6 +27,7 @@ class HostLane final : public Lane {
  public:
   Status start(Call& call, bool* was_launched) override;
   Status join(Call& call) override;
+  Status reserve(Call& call) override;
   Status next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) override;
   Status prepare(Call& call) override;
   Status fill(Call& call) override;

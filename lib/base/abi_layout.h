@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0x3cdde51b9bcf3bf5)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0xe9bc9d97601382d1)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -84,7 +84,12 @@
   MEMBER(tandem_session_options, recompute_share, 104) \
   MEMBER(tandem_session_options, streaming_heads, 112) \
   MEMBER(tandem_session_options, n_streaming_heads, 120) \
-  STRUCT(tandem_attend_args, 120) \
+  STRUCT(tandem_selection, 24) \
+  MEMBER(tandem_selection, struct_size, 0) \
+  MEMBER(tandem_selection, flags, 4) \
+  MEMBER(tandem_selection, unit_tokens, 8) \
+  MEMBER(tandem_selection, idx, 16) \
+  STRUCT(tandem_attend_args, 128) \
   MEMBER(tandem_attend_args, struct_size, 0) \
   MEMBER(tandem_attend_args, flags, 4) \
   MEMBER(tandem_attend_args, layer_idx, 8) \
@@ -102,6 +107,7 @@
   MEMBER(tandem_attend_args, progress, 96) \
   MEMBER(tandem_attend_args, progress_user, 104) \
   MEMBER(tandem_attend_args, x, 112) \
+  MEMBER(tandem_attend_args, selection, 120) \
   STRUCT(tandem_attend_tensors_args, 144) \
   MEMBER(tandem_attend_tensors_args, struct_size, 0) \
   MEMBER(tandem_attend_tensors_args, flags, 4) \
@@ -242,7 +248,8 @@
   DEFAULTS(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, 96) \
   DEFAULTS(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, 56) \
   DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 128) \
-  DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, 120) \
+  DEFAULTS(tandem_selection, TANDEM_SELECTION_INIT, 24) \
+  DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, 128) \
   DEFAULTS(tandem_attend_tensors_args, TANDEM_ATTEND_TENSORS_ARGS_INIT, 144) \
   DEFAULTS(tandem_layer_projection, TANDEM_LAYER_PROJECTION_INIT, 80) \
   DEFAULTS(tandem_weights_options, TANDEM_WEIGHTS_OPTIONS_INIT, 40) \

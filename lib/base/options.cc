@@ -91,6 +91,7 @@ void tandem_cache_options_init(tandem_cache_options* options) { tandem::init(opt
 void tandem_session_options_init(tandem_session_options* options) { tandem::init(options); }
 
 void tandem_attend_args_init(tandem_attend_args* args) { tandem::init(args); }
+void tandem_selection_init(tandem_selection* selection) { tandem::init(selection); }
 
 void tandem_attend_tensors_args_init(tandem_attend_tensors_args* args) { tandem::init(args); }
 

@@ -24,6 +24,8 @@ struct AttendScratch : FloatRows {
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;
+  NamedKeys named;  // where the caller names keys: rows that ascend, the caller's or these
+  std::vector<int32_t> sorted_idx;
   HostPart host;  // of the calls
 };
 

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "lib/base/tensor_view.h"
+#include "lib/call/named_keys.h"
 #include "lib/tables/backend.h"
 #include "lib/tables/device.h"
 
@@ -28,6 +29,7 @@ struct AttendArgs {
   int64_t lse_head_stride = 0;
   bool on_device = false;   // every tensor is in the device's memory
   void* stream = nullptr;   // with on_device, the stream of the call; NULL is the default stream
+  const NamedKeys* named = nullptr;  // the keys that queries attend; null: those of the policy
   bool is_watched = false;  // `watch` has a flag to cancel the call or a function that is told of progress
   Watch watch;
 };

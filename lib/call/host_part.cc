@@ -85,6 +85,7 @@ void HostPart::lay_out(std::span<SequenceCall> calls) {
   jobs_.reserve(2 * n_heads);
   merges_.reserve(n_heads);
   states_.resize(4 * n_heads);
+  if (facts_.named != nullptr) return begin_named();
   for (SequenceCall& call : calls) {
     if (is_on_device()) point_to_slot(&call);
     if (!is_on_device())
@@ -93,6 +94,16 @@ void HostPart::lay_out(std::span<SequenceCall> calls) {
       lay_out_for_device(call);
   }
   finish_runs();
+}
+
+// Learned sinks are merged when all queries have been attended.
+void HostPart::begin_named() {
+  named_.begin({facts_.cache, facts_.layer, facts_.layer_idx, facts_.named, facts_.sink_len, facts_.window_len,
+                facts_.q_is_bf16, n_nodes_},
+               calls_);
+  if (facts_.layer->sinks == nullptr) return;
+  for (const SequenceCall& call : calls_)
+    for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) add_merge(call, h);
 }
 
 // Rows are those of the ticket: queries that it brings, states that the device takes. The final lse come where the states'
@@ -328,11 +339,11 @@ void HostPart::observe() {
 }
 
 Status HostPart::attend(const Watch* watch) {
-  if (jobs_.empty()) return {};
   const Backend& cpu = facts_.cache->engine().cpu();
   const auto n_jobs = static_cast<int32_t>(jobs_.size());
-  TANDEM_TRY(watch != nullptr ? cpu.table->attend_watched(cpu.self, jobs_.data(), n_jobs, *watch)
-                              : cpu.table->attend(cpu.self, jobs_.data(), n_jobs));
+  if (n_jobs > 0)
+    TANDEM_TRY(watch != nullptr ? cpu.table->attend_watched(cpu.self, jobs_.data(), n_jobs, *watch)
+                                : cpu.table->attend(cpu.self, jobs_.data(), n_jobs));
   if (merges_.empty()) return {};
   return cpu.table->merge_watched(cpu.self, merges_.data(), static_cast<int32_t>(merges_.size()),
                                   watch != nullptr ? *watch : Watch{});

@@ -19,6 +19,7 @@
 #include <span>
 #include <vector>
 
+#include "lib/call/named_jobs.h"
 #include "lib/call/sequence_call.h"
 #include "lib/store/row_cursor.h"
 #include "lib/tables/backend.h"
@@ -45,6 +46,9 @@ class HostPart {
     bool keeps_maw = false;  // the selector learns of each call
     bool is_speculative = false;
     bool q_is_bf16 = false;  // the caller's queries are exact in bf16
+    // The keys that the caller names; null: those of the policy. On host tensors alone.
+    const NamedKeys* named = nullptr;
+    int64_t sink_len = 0, window_len = 0;
   };
 
   // Forgets the call before, and keeps its memory.
@@ -63,6 +67,12 @@ class HostPart {
   int64_t take_rows();  // returns how many bytes these have
   // May throw bad_alloc. Tensors in host memory: the cache's mutex is held, shared.
   void choose();
+  // Of a call with named keys: their jobs, batch by batch, each laid out and then attended; attend() comes behind the last.
+  bool lay_out_named() {
+    return named_.next();
+  }  // the cache's mutex is held, shared; false: there is no more. May throw bad_alloc
+  Status attend_named(const Watch* watch) { return named_.attend(watch); }
+  const NamedJobs& named() const { return named_; }
   Status attend(const Watch* watch);  // null: nobody watches
   void lose();                        // the states of what was not attended become NaN
   void observe();                     // may throw bad_alloc
@@ -72,6 +82,7 @@ class HostPart {
  private:
   bool is_on_device() const { return slot_.data != nullptr; }
   bool streams(int32_t kv_head) const { return facts_.heads != nullptr && facts_.heads->streams(kv_head); }
+  void begin_named();
   void point_to_slot(SequenceCall* call) const;
   void lay_out_window(const SequenceCall& call);
   void lay_out_for_device(const SequenceCall& call);
@@ -102,6 +113,7 @@ class HostPart {
   std::vector<TicketCopy> late_;      // [n_calls] or more
   std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
   ObserveScratch observed_;
+  NamedJobs named_;
   int64_t selected_kv_bytes_ = 0;
 };
 

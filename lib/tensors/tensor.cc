@@ -24,6 +24,7 @@ struct Unit {
   int64_t alignment;
 };
 Unit unit_of(int32_t dtype) {
+  if (dtype == TANDEM_I32) return {1, 4, 4};
   if (block_elements(dtype) > 0) return {block_elements(dtype), block_bytes(dtype), 2};
   const int64_t bytes = find_dtype(dtype)->bits / 8;
   return {1, bytes, bytes};
@@ -60,6 +61,14 @@ Status refuse_with(int32_t code, const char* tensor, const char* member, const c
 
 Status check_type(const tandem_tensor& t, const TensorSpec& spec) {
   const DtypeInfo* info = find_dtype(t.dtype);
+  if (spec.types == TensorTypes::kIndices) {
+    if (t.dtype == TANDEM_I32) return {};
+    return refuse(kInvalid, spec.name, "dtype", "%d (%s), must be TANDEM_I32", t.dtype,
+                  info != nullptr ? info->name : "no type");
+  }
+  if (t.dtype == TANDEM_I32 && spec.types == TensorTypes::kAll) return {};
+  if (t.dtype == TANDEM_I32)
+    return refuse(kInvalid, spec.name, "dtype", "%d (i32) is for the indices of a selection alone", t.dtype);
   if (info == nullptr)
     return refuse(
         kInvalid, spec.name, "dtype", "%d is not a tensor type (%s)", t.dtype,

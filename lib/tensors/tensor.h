@@ -19,9 +19,10 @@ struct TensorDim {
 };
 enum class TensorTypes {
   kF32,
-  kFloat,  // f32, f16, bf16
-  kKeys,   // these and every other type of keys and values
-  kAll,    // of hidden states too
+  kFloat,    // f32, f16, bf16
+  kKeys,     // these and every other type of keys and values
+  kAll,      // of hidden states too
+  kIndices,  // i32
 };
 // Where a tensor may be; device_index is that of the engine's device, -1 where it has none.
 struct TensorPlace {

@@ -66,6 +66,7 @@ static void test_defaults(void** state) {
   SAME_DEFAULTS(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, tandem_cache_options_init);
   SAME_DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, tandem_session_options_init);
   SAME_DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, tandem_attend_args_init);
+  SAME_DEFAULTS(tandem_selection, TANDEM_SELECTION_INIT, tandem_selection_init);
   SAME_DEFAULTS(tandem_attend_tensors_args, TANDEM_ATTEND_TENSORS_ARGS_INIT, tandem_attend_tensors_args_init);
   SAME_DEFAULTS(tandem_weights_options, TANDEM_WEIGHTS_OPTIONS_INIT, tandem_weights_options_init);
 }

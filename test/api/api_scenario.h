@@ -26,6 +26,7 @@ class Scenario {
     add_steps(is_long);
   }
   ~Scenario() {
+    tandem_session_release(dense_);
     tandem_session_release(session_);
     tandem_cache_release(cache_);
     tandem_model_release(model_);
@@ -74,7 +75,7 @@ class Scenario {
     std::map<int64_t, uint64_t> digests;
     std::vector<int64_t> lengths;
     std::vector<float> output;
-    const void* handles[4];
+    const void* handles[5];
     bool operator==(const State& other) const {
       return digests == other.digests && lengths == other.lengths &&
              std::memcmp(output.data(), other.output.data(), output.size() * sizeof(float)) == 0 &&
@@ -93,7 +94,7 @@ class Scenario {
       }
     }
     now.output = output_;
-    const void* handles[] = {engine_, model_, cache_, session_};
+    const void* handles[] = {engine_, model_, cache_, session_, dense_};
     std::memcpy(now.handles, handles, sizeof handles);
     return now;
   }
@@ -152,6 +153,36 @@ class Scenario {
       });
   }
 
+  // Two queries of a sequence with keys that the caller names, in any order.
+  void add_named() {
+    add("tandem_session_create", [this](auto e) {
+      tandem_session_options options = world_session_options();
+      options.policy = "all";
+      return tandem_session_create(&dense_, cache_, &options, e);
+    });
+    for (int32_t l = 0; l < kLayers; ++l)
+      add("named keys", [=, this](tandem_error** e) {
+        static const int32_t named[2][8] = {{9, 3, 21, 4, -1, 0, 5, 17}, {2, 1, 30, 16, 12, 8, -1, -1}};
+        const int64_t q_len = 2;
+        const tandem_tensor q = tensor(q_.data(), 2, kQHeads, kDim), o = tensor(output_.data(), 2, kQHeads, kDim);
+        tandem_tensor idx = tensor(nullptr, 2, 1, 8);
+        idx.dtype = TANDEM_I32;
+        idx.data = const_cast<int32_t*>(named[0]);
+        tandem_selection selection = TANDEM_SELECTION_INIT;
+        selection.flags = TANDEM_SELECTION_ANY_ORDER | TANDEM_SELECTION_PLUS_WINDOW;
+        selection.idx = &idx;
+        tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+        args.layer_idx = l;
+        args.n_sequences = 1;
+        args.sequences = &a_;
+        args.q_lens = &q_len;
+        args.q = &q;
+        args.o = &o;
+        args.selection = &selection;
+        return tandem_attend(dense_, &args, e);
+      });
+  }
+
   void add_steps(bool is_long);
   void add_objects();
 
@@ -166,7 +197,7 @@ class Scenario {
   tandem_engine* engine_ = nullptr;
   tandem_model* model_ = nullptr;
   tandem_cache* cache_ = nullptr;
-  tandem_session* session_ = nullptr;
+  tandem_session *session_ = nullptr, *dense_ = nullptr;
   int64_t a_ = 0, b_ = 0;
   std::vector<int64_t> ids_ = std::vector<int64_t>(8);
   std::vector<Step> steps_;
@@ -223,6 +254,7 @@ inline void Scenario::add_steps(bool is_long) {
   add("tandem_sequence_remove", [this](auto e) { return tandem_sequence_remove(cache_, a_, 7, 5, 0, e); });
   add("tandem_sequence_truncate", [this](auto e) { return tandem_sequence_truncate(cache_, b_, 50, e); });
   for (int i = 0; i < 3; ++i) add_attend("decode", {&b_, &a_}, 1);
+  add_named();
   add("tandem_session_selection", [this](auto e) {
     int64_t idx[64], n_kept = 0;
     const int32_t status = tandem_session_selection(idx, nullptr, 64, &n_kept, session_, a_, 0, 1, 0, e);

@@ -97,6 +97,10 @@ std::string describe(const GateCase& c) {
   if (c.chain) text += " chain";
   if (c.no_append) text += " no-append";
   if (c.shift) text += " removed-range";
+  if (c.named.unit > 0)
+    text += " named units of " + std::to_string(c.named.unit) + ", " + std::to_string(c.named.n_idx) + " of share " +
+            std::to_string(c.named.share) + (c.named.shared ? " shared" : "") + (c.named.any_order ? " any-order" : "") +
+            (c.named.plus_window ? " plus-window" : "");
   return text;
 }
 
@@ -242,7 +246,47 @@ struct CallTensors {
   Tensor q, k, v, o, lse;
   std::vector<float> q_dense;
   std::vector<int32_t> parents;
+  std::vector<int32_t> idx;  // [n_tokens][n_heads or 1][n_idx]
 };
+
+int64_t n_lists(const GateCase& c) { return c.named.shared ? 1 : c.layer.n_kv_heads; }
+
+// A row of indices: units that begin no later than the query's own token, in order or not, and pads.
+void draw_row(const NamedCase& named, int64_t own, Random* random, int32_t* row) {
+  const int64_t n_units = own / named.unit + 1;
+  const auto n = std::min(n_units, static_cast<int64_t>(static_cast<double>(named.n_idx) * named.share));
+  std::vector<int32_t> units;
+  while (std::ssize(units) < n) {
+    const auto unit = static_cast<int32_t>(random->integer(0, n_units - 1));
+    if (std::find(units.begin(), units.end(), unit) == units.end()) units.push_back(unit);
+  }
+  std::fill_n(row, named.n_idx, -1);
+  if (!named.any_order) std::sort(units.begin(), units.end());
+  std::copy(units.begin(), units.end(), row);
+  if (named.any_order)
+    for (int64_t i = named.n_idx; i > 1; --i) std::swap(row[i - 1], row[random->integer(0, i - 1)]);
+}
+
+void draw_indices(const Bench& bench, CallTensors* call) {
+  const GateCase& c = bench.c;
+  if (c.named.unit == 0) return;
+  Random random(c.seed ^ 0x1d8);
+  for (size_t i = 0; i < c.q_lens.size(); ++i) {
+    const auto layer = static_cast<size_t>(bench.layer);
+    const int64_t length = bench.models[i].length(layer) + bench.models[i].pending_in(layer);
+    for (int64_t t = 0; t < c.q_lens[i]; ++t)
+      for (int64_t list = 0; list < n_lists(c); ++list) {
+        call->idx.resize(call->idx.size() + static_cast<size_t>(c.named.n_idx));
+        draw_row(c.named, length - c.q_lens[i] + t, &random, call->idx.data() + call->idx.size() - c.named.n_idx);
+      }
+  }
+}
+
+bool is_named(const GateCase& c, const CallTensors& call, int64_t token, int32_t kv_head, int64_t key) {
+  const int64_t row = token * n_lists(c) + (c.named.shared ? 0 : kv_head);
+  const auto first = call.idx.begin() + row * c.named.n_idx;
+  return std::find(first, first + c.named.n_idx, static_cast<int32_t>(key / c.named.unit)) != first + c.named.n_idx;
+}
 
 // Draws the inputs of the call and lets the models append.
 CallTensors draw_call(Bench* bench) {
@@ -274,6 +318,7 @@ CallTensors draw_call(Bench* bench) {
   }
   call.k = std::move(k.tensor);
   call.v = std::move(v.tensor);
+  draw_indices(*bench, &call);
   return call;
 }
 
@@ -292,6 +337,18 @@ void attend_call(Bench* bench, tandem_session* session, const CallTensors& call)
   args.o = &o;
   args.lse = c.want_lse ? &lse : nullptr;
   args.parent_idx = c.tree ? call.parents.data() : nullptr;
+  tandem_selection selection = TANDEM_SELECTION_INIT;
+  tandem_tensor idx;
+  if (c.named.unit > 0) {
+    const int64_t shape[] = {call.q.n_tokens(), n_lists(c), c.named.n_idx};
+    TANDEM_EXPECT(describe(c), TANDEM_OK,
+                  tandem_tensor_init(&idx, TANDEM_I32, const_cast<int32_t*>(call.idx.data()), 3, shape, &error));
+    selection.idx = &idx;
+    selection.unit_tokens = c.named.unit;
+    selection.flags =
+        (c.named.any_order ? TANDEM_SELECTION_ANY_ORDER : 0) | (c.named.plus_window ? TANDEM_SELECTION_PLUS_WINDOW : 0);
+    args.selection = &selection;
+  }
   TANDEM_EXPECT(describe(c), TANDEM_OK, tandem_attend(session, &args, &error));
 }
 
@@ -309,7 +366,10 @@ GateShares compare(const Bench& bench, const CallTensors& call) {
     const int64_t q_len = c.q_lens[i];
     const float* q = call.q_dense.data() + first * c.layer.n_q_heads * c.layer.k_head_dim;
     reference::AttendHooks hooks;
-    hooks.naive_rounds_p = rounds_p(c.layer, c.q_type, q_len);
+    hooks.naive_rounds_p = rounds_p(c.layer, c.q_type, c.named.unit > 0 ? 1 : q_len);
+    if (c.named.unit > 0)
+      hooks.named = [&](int64_t t, int32_t kv_head, int64_t key) { return is_named(c, call, first + t, kv_head, key); };
+    hooks.plus_scope = c.named.plus_window;
     const reference::Truth truth =
         bench.models[i].attend(static_cast<size_t>(bench.layer), q_len, q, c.scope, naive_rows(c, i), hooks);
     reference::GateCall gate_call;
@@ -357,7 +417,9 @@ GateShares run_case(const GateCase& c, tandem_engine* engine) {
   if (c.shift) remove_range(&bench);
   GateShares shares;
   {
-    const Session session(cache, scope_options(c.scope));
+    tandem_session_options options = scope_options(c.scope);
+    if (c.named.unit > 0) options.policy = "all";
+    const Session session(cache, options);
     const CallTensors call = draw_call(&bench);
     attend_call(&bench, session, call);
     shares = compare(bench, call);

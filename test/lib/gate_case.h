@@ -14,6 +14,14 @@ namespace harness {
 // What the numbers look like. Peaked and rising logits move the running maximum of a kernel by more than exp can carry.
 enum class Data { kNormal, kPeaked, kDiffuse, kRising, kFalling };
 
+// Keys that the caller names (tandem_selection).
+struct NamedCase {
+  int64_t unit = 0;  // tokens; 0: none are named
+  int64_t n_idx = 0;
+  double share = 0.5;  // of the indices of a row; the others are pads
+  bool shared = false, any_order = false, plus_window = false;
+};
+
 struct GateCase {
   uint64_t seed = 0;
   reference::RefLayer layer;
@@ -28,6 +36,7 @@ struct GateCase {
   bool no_append = false;  // k and v NULL: queries are tokens already there
   bool want_lse = true;
   bool one_layer = false;  // else an empty layer of another shape stands before it
+  NamedCase named;
   bool shift = false;      // removes a range first, positions shifted (library RoPE) or kept
 };
 

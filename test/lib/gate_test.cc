@@ -328,6 +328,24 @@ void test_latent_keys(void**) {
   report("MLA", shares);
 }
 
+// Keys that the caller names, drawn with everything else; in trees and sliding windows, too.
+void test_named_keys(void**) {
+  sweep("named keys", 19000, 240, [](GateCase* c, int64_t i) {
+    constexpr int64_t kUnits[] = {1, 1, 2, 8, 16, 64, 256};
+    c->named.unit = kUnits[i % 7];
+    c->named.n_idx = i % 11 == 0 ? 0 : 1 + i * 37 % 300 / c->named.unit;
+    c->named.share = i % 5 == 0 ? 1.0 : i % 5 == 1 ? 0.0 : 0.6;
+    c->named.shared = i % 3 == 0;
+    c->named.any_order = i % 4 == 0;
+    c->named.plus_window = i % 2 == 0;
+    c->scope = {c->named.plus_window, 1 + i * 13 % 150, i % 6};
+    c->tree = i % 8 == 3 || i % 8 == 4;
+    c->chain = !c->tree && i % 8 == 5;
+    c->no_append = !c->tree && !c->chain && c->no_append;
+    if (i % 9 == 0) c->layer.sliding_window = 1 + i * 29 % 300;
+  });
+}
+
 void test_hard_data(void**) {
   sweep("peaked, diffuse, rising", 18000, 120, [](GateCase* c, int64_t i) { c->data = static_cast<Data>(1 + i % 4); });
 }
@@ -414,6 +432,7 @@ int main() {
       cmocka_unit_test(test_rope),
       cmocka_unit_test(test_v_aliases_k),
       cmocka_unit_test(test_latent_keys),
+      cmocka_unit_test(test_named_keys),
       cmocka_unit_test(test_hard_data),
       cmocka_unit_test(test_drawn),
       cmocka_unit_test(test_batch_mates),

@@ -186,7 +186,14 @@ Truth SequenceModel::attend(size_t layer, int64_t q_len, const float* q, const S
   queries.q = q;
   queries.positions = positions_.data() + first;
   queries.visible = [&](int64_t t, int32_t kv_head, std::vector<int64_t>* keys) {
-    visible(layer, first + t, scope, keys);
+    visible(layer, first + t, hooks.named ? Scope() : scope, keys);
+    if (hooks.named) {
+      std::vector<int64_t> in_scope;
+      if (hooks.plus_scope) visible(layer, first + t, scope, &in_scope);
+      std::erase_if(*keys, [&](int64_t j) {
+        return !hooks.named(t, kv_head, j) && !std::binary_search(in_scope.begin(), in_scope.end(), j);
+      });
+    }
     if (hooks.attended) std::erase_if(*keys, [&](int64_t j) { return !hooks.attended(kv_head, j); });
   };
   queries.observe = hooks.observe;

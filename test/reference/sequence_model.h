@@ -29,6 +29,9 @@ struct AttendHooks {
   std::function<bool(int32_t kv_head, int64_t token)> attended;
   std::function<void(int64_t token, int32_t q_head, const std::vector<int64_t>& keys, const double* weights)> observe;
   bool naive_rounds_p = false;
+  // Of query token t of the call: the keys that the caller names. A key of `scope` is attended as well where plus_scope.
+  std::function<bool(int64_t t, int32_t kv_head, int64_t key)> named;
+  bool plus_scope = false;
 };
 // Whether a call's products are between bf16 numbers: bf16 queries as they are, bf16 values, enough rows for a matmul.
 // Engines under test are given this as matmul_rows.

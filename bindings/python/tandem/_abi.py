@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0x3CDDE51B9BCF3BF5  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0xE9BC9D97601382D1  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -21,6 +21,7 @@ ROPES = {"caller": 0, "halves": 1, "interleaved": 2}
 NORMS = {"none": 0, "rms": 1, "layer": 2}
 WEIGHTS = {"in_out": 0, "out_in": 1}
 ROTATIONS = {"default": 0, "hadamard": 1, "none": 2}
+I32 = 16
 DEVICE_HOST = 0
 DEVICE_CUDA = 1
 LOG_ERROR = 1
@@ -28,6 +29,8 @@ LOG_WARNING = 2
 LOG_INFO = 3
 ATTEND_SPECULATIVE = 1
 ATTEND_PARTIAL = 2
+SELECTION_ANY_ORDER = 1
+SELECTION_PLUS_WINDOW = 2
 TENSORS_CAUSAL = 1
 
 LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
@@ -76,11 +79,15 @@ class SessionOptionsStruct(ctypes.Structure):
                 ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64)]
 
 
+class SelectionStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("unit_tokens", c_int64), ("idx", POINTER(TensorStruct))]
+
+
 class AttendArgsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("layer_idx", c_int32), ("n_sequences", c_int32),
                 ("sequences", c_void_p), ("q_lens", c_void_p), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
                 ("o", c_void_p), ("lse", c_void_p), ("parent_idx", c_void_p), ("stream", c_void_p), ("cancel", c_void_p),
-                ("progress", c_void_p), ("progress_user", c_void_p), ("x", c_void_p)]
+                ("progress", c_void_p), ("progress_user", c_void_p), ("x", c_void_p), ("selection", c_void_p)]
 
 
 class AttendTensorsArgsStruct(ctypes.Structure):
@@ -141,11 +148,11 @@ class SessionStatsStruct(ctypes.Structure):
 # Structs by their C names, in the order of the header.
 STRUCTS: dict[str, type[ctypes.Structure]] = {"tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct,
     "tandem_layer_options": LayerOptionsStruct, "tandem_cache_options": CacheOptionsStruct,
-    "tandem_session_options": SessionOptionsStruct, "tandem_attend_args": AttendArgsStruct,
-    "tandem_attend_tensors_args": AttendTensorsArgsStruct, "tandem_layer_projection": LayerProjectionStruct,
-    "tandem_weights_options": WeightsOptionsStruct, "tandem_weights_stats": WeightsStatsStruct,
-    "tandem_memory_plan": MemoryPlanStruct, "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct,
-    "tandem_session_stats": SessionStatsStruct}
+    "tandem_session_options": SessionOptionsStruct, "tandem_selection": SelectionStruct,
+    "tandem_attend_args": AttendArgsStruct, "tandem_attend_tensors_args": AttendTensorsArgsStruct,
+    "tandem_layer_projection": LayerProjectionStruct, "tandem_weights_options": WeightsOptionsStruct,
+    "tandem_weights_stats": WeightsStatsStruct, "tandem_memory_plan": MemoryPlanStruct, "tandem_route_plan": RoutePlanStruct,
+    "tandem_cache_stats": CacheStatsStruct, "tandem_session_stats": SessionStatsStruct}
 
 # Every pointer but that to a text is void *: byref(), an address or None. Result first.
 _P, _I, _L = c_void_p, c_int32, c_int64
@@ -187,6 +194,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_session_options_init": (None, _P),
     "tandem_session_create": (_I, _P, _P, _P, _P),
     "tandem_session_release": (None, _P),
+    "tandem_selection_init": (None, _P),
     "tandem_attend_args_init": (None, _P),
     "tandem_attend": (_I, _P, _P, _P),
     "tandem_session_commit": (_I, _P, _L, _P, _L, _P),

@@ -13,7 +13,7 @@ from ._options import integer
 from ._tensor import _DEFAULT_STREAM, View, packed_view
 
 _HOST_DEVICES, _CUDA_DEVICES = (1, 3), (2, 13)  # host and pinned host; CUDA and CUDA managed
-_CODES = {(2, 32): _abi.DTYPES["f32"], (2, 16): _abi.DTYPES["f16"], (4, 16): _abi.DTYPES["bf16"]}
+_CODES = {(0, 32): _abi.I32, (2, 32): _abi.DTYPES["f32"], (2, 16): _abi.DTYPES["f16"], (4, 16): _abi.DTYPES["bf16"]}
 _READ_ONLY, _IS_COPIED = 1, 2
 # Packages whose arrays may be written where the export does not say read-only. Others (JAX) leave the flag out although their
 # arrays never change: several of them may share the memory.
@@ -95,7 +95,8 @@ def from_dlpack(array: Any, stream: int | None) -> View:
         raise invalid("array", f"says DLPack device type {device_type} and exports {int(tensor.device_type)}")
     code = _CODES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if code is None:
-        raise invalid("dtype", f"of the array is DLPack's ({tensor.code}, {tensor.bits}, {tensor.lanes}), not f32, f16 or bf16")
+        raise invalid("dtype", f"of the array is DLPack's ({tensor.code}, {tensor.bits}, {tensor.lanes}), not f32, f16, bf16 or "
+                      "int32")
     n_dims = int(tensor.ndim)
     if not 1 <= n_dims <= 4:
         raise invalid("n_dims", f"= {n_dims}, must be 1 to 4")

@@ -23,13 +23,14 @@ from ._errors import (CancelledError, InvalidStateError, NotCopied, OutOfMemoryE
 from ._handle import Handle, Owner, create, pointer_of, refuse_in_callback, telling
 from ._library import lib
 from ._options import SessionOptions, array_of, integer, listed, session_struct
+from ._selection import Selection, SelectionArgument
 from ._tensor import TENSOR_BYTES, Tensor, pack
 from ._weights import Weights
 
 Output = TypeVar("Output")
 _attend = lib.tandem_attend
 _ARGS_BYTES = ctypes.sizeof(_abi.AttendArgsStruct)
-_ARGS = struct.Struct("=IIii13Q")
+_ARGS = struct.Struct("=IIii14Q")
 _Progress = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
@@ -254,18 +255,21 @@ class Session(Owner):
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
                q_lens: Several[int] | None = None, out: None = None, lse: Any = None, x: Any = None, speculative: bool = False,
                partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
-               cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> NDArray[Any]: ...
+               cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None,
+               selection: Selection | None = None) -> NDArray[Any]: ...
 
     @overload
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
                q_lens: Several[int] | None = None, out: Output, lse: Any = None, x: Any = None, speculative: bool = False,
                partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
-               cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> Output: ...
+               cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None,
+               selection: Selection | None = None) -> Output: ...
 
     def attend(self, sequences: Sequence | Several[Sequence], q: Any, k: Any = None, v: Any = None, *, layer_idx: int = 0,
                q_lens: Several[int] | None = None, out: Any = None, lse: Any = None, x: Any = None, speculative: bool = False,
                partial: bool = False, parent_idx: Several[int] | None = None, stream: int | None = None,
-               cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None) -> Any:
+               cancel: CancelFlag | None = None, progress: Callable[[int, int], object] | None = None,
+               selection: Selection | None = None) -> Any:
         """Append `k` and `v` to one layer, then ``o = softmax(logits) V`` over the keys that the policy selects.
 
         Tokens of all sequences stand one after another; n_tokens is the sum of `q_lens`.
@@ -303,6 +307,9 @@ class Session(Owner):
         progress : callable, optional
             Called by this thread with the work done and the work there is, in units of no fixed size. When it raises, the call
             stops, as by `cancel`, and raises that. It may not use this session, nor its engine to attend, append or merge.
+        selection : Selection, optional
+            The keys that queries attend, in place of those of the session's policy. For layers of policy "all" without
+            streaming heads, and for arrays in host memory.
 
         Returns
         -------
@@ -328,11 +335,12 @@ class Session(Owner):
         n_tokens = (held_q if isinstance(held_q, Tensor) else q).shape[0]
         lens = _lens(len(ids), q_lens, n_tokens)
         parents = None if parent_idx is None else _parents(parent_idx, n_tokens)
+        named = None if selection is None else SelectionArgument(selection)
         flags = (_abi.ATTEND_SPECULATIVE if speculative else 0) | (_abi.ATTEND_PARTIAL if partial else 0)
         numbers = flags, integer("layer_idx", layer_idx, 32), len(ids)
         pointer = stream and stream_pointer(stream)
         if cancel is None and progress is None:
-            self._attend(numbers, (ids, lens, parents), packed, pointer)
+            self._attend(numbers, (ids, lens, parents, named), packed, pointer)
             return out
         callable_or_none("progress", progress)
         if cancel is not None:
@@ -340,7 +348,7 @@ class Session(Owner):
         listener = None if progress is None else Listener(progress, self.cache._engine)
         watch = 0 if cancel is None else addressof(cancel._value), 0 if listener is None else listener.address
         try:
-            self._attend(numbers, (ids, lens, parents), packed, pointer, watch)
+            self._attend(numbers, (ids, lens, parents, named), packed, pointer, watch)
         except CancelledError:
             if listener is None or listener.raised is None:
                 raise
@@ -348,9 +356,9 @@ class Session(Owner):
             raise listener.raised
         return out
 
-    def _attend(self, numbers: tuple[int, int, int], arrays: tuple[Any, Any, Any],
+    def _attend(self, numbers: tuple[int, int, int], arrays: tuple[Any, Any, Any, SelectionArgument | None],
                 packed: list[tuple[bytes, object] | None], stream: int | None, watch: tuple[int, int] = (0, 0)) -> None:
-        ids, lens, parents = arrays
+        ids, lens, parents, named = arrays
         error = ctypes.c_void_p()
         if telling:
             refuse_in_callback(self.cache._engine)
@@ -362,7 +370,8 @@ class Session(Owner):
                     places[i] = self._places[i]
                 at += TENSOR_BYTES
             _ARGS.pack_into(memory, at, _ARGS_BYTES, *numbers, addressof(ids), addressof(lens), *places[:5],
-                            0 if parents is None else addressof(parents), stream or 0, *watch, 0, places[5])
+                            0 if parents is None else addressof(parents), stream or 0, *watch, 0, places[5],
+                            0 if named is None else named.address)
             status = _attend(self._handle.pointer, self._places[6], byref(error))
         if status:
             raise taken_error(status, error)

@@ -23,10 +23,10 @@ TENSOR_BYTES = ctypes.sizeof(_abi.TensorStruct)
 _PACKERS = [struct.Struct("")] + [struct.Struct(f"=IiiiQii{n}q{8 * (4 - n)}x{n}q{8 * (4 - n)}x") for n in (1, 2, 3, 4)]
 _F32, _F16, _BF16 = (_abi.DTYPES[name] for name in ("f32", "f16", "bf16"))
 _NATIVE = "<" if np.little_endian else ">"
-_TYPESTRS = {f"{_NATIVE}f4": _F32, f"{_NATIVE}f2": _F16}
+_TYPESTRS = {f"{_NATIVE}f4": _F32, f"{_NATIVE}f2": _F16, f"{_NATIVE}i4": _abi.I32}
 _EXTENSION_NAMES = {"bfloat16": _BF16, "float8_e4m3fn": _abi.DTYPES["e4m3"]}  # of ml_dtypes, whose typestr is an opaque one
 # Elements and bytes of the smallest unit that an element type is addressed in: blocks of codes.
-_UNITS = {_F32: (1, 4), _F16: (1, 2), _BF16: (1, 2), _abi.DTYPES["e4m3"]: (1, 1), _abi.DTYPES["q8_0"]: (32, 34),
+_UNITS = {_F32: (1, 4), _abi.I32: (1, 4), _F16: (1, 2), _BF16: (1, 2), _abi.DTYPES["e4m3"]: (1, 1), _abi.DTYPES["q8_0"]: (32, 34),
           _abi.DTYPES["q4_0"]: (32, 18), _abi.DTYPES["q4_64"]: (64, 36)}
 # Element types that an array of plain numbers may be declared to hold.
 _DECLARED = {"bf16": ("u2", "i2"), "e4m3": ("u1", "i1"), "q8_0": ("u1", "i1"), "q4_0": ("u1", "i1"), "q4_64": ("u1", "i1")}
@@ -57,7 +57,7 @@ class Tensor(NotCopied):
     shape : tuple of int
         In elements.
     dtype : str
-        Element type, e.g. ``"f32"``.
+        Element type, e.g. ``"f32"``; ``"i32"`` for the indices of a :class:`Selection`, which no other array may be.
     device : str
         ``"host"`` or ``"cuda"``.
     writable : bool
@@ -106,7 +106,7 @@ class Tensor(NotCopied):
     @property
     def dtype(self) -> str:
         """Element type, e.g. ``"f32"``."""
-        return next(name for name, code in _abi.DTYPES.items() if code == self._code)
+        return "i32" if self._code == _abi.I32 else next(name for name, code in _abi.DTYPES.items() if code == self._code)
 
     @property
     def device(self) -> str:
@@ -163,7 +163,7 @@ def _code_of(array: Any, typestr: str, dtype: str | None) -> int:
             own = None
     if dtype is None:
         if own is None:
-            raise invalid("dtype", f"of the array is {typestr}, not f32 or f16 of this machine's byte order or bf16 or e4m3 "
+            raise invalid("dtype", f"of the array is {typestr}, not f32, f16 or int32 of this machine's byte order or bf16 or e4m3 "
                           "of ml_dtypes; plain integers are declared by Tensor(array, dtype=...)")
         return own
     code = named("dtype", dtype, _abi.DTYPES)

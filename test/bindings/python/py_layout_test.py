@@ -24,7 +24,7 @@ CONSTANTS |= {f"TANDEM_{kind}_{name.upper()}": code
                                   ("ROTATION", _abi.ROTATIONS)) for name, code in table.items()}
 CONSTANTS |= {f"TANDEM_{name}": getattr(_abi, name) for name in
               ("DEVICE_HOST", "DEVICE_CUDA", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "ATTEND_SPECULATIVE", "ATTEND_PARTIAL",
-               "TENSORS_CAUSAL")}
+               "SELECTION_ANY_ORDER", "SELECTION_PLUS_WINDOW", "I32", "TENSORS_CAUSAL")}
 
 
 @pytest.mark.skipif(CC is None, reason="no C compiler")

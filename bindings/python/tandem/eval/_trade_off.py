@@ -59,14 +59,15 @@ class _Axes:
         return round(_FLOOR - math.log(loss / self.low) / math.log(self.high / self.low) * (_FLOOR - _TOP), 1)
 
     def lines(self, colors: dict[str, Any]) -> list[str]:
-        """The grid and its labels: losses of 1, 2 and 5 times a power of ten."""
+        """The grid and its labels: losses of 1, 2 and 5 times a power of ten, and more of them where the range is small."""
         edge, parts = f'stroke="{colors["edge"]}" stroke-width="0.5"', []
         for step in self.steps:
             x = self.x(step / 20)
             parts += [f'<line x1="{x:g}" y1="{_TOP}" x2="{x:g}" y2="{_FLOOR}" {edge}/>',
                       text(x, _FLOOR + 18, f"{step / 20:.0%}", colors["soft"], 11)]
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        for tick in (digit * 10.0 ** power for power in powers for digit in (1, 2, 5)):
+        digits = (1, 2, 5) if self.high > 5 * self.low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+        for tick in (round(digit * 10.0 ** power, 12) for power in powers for digit in digits):
             if self.low <= tick <= self.high:
                 parts += [f'<line x1="{_LEFT}" y1="{self.y(tick):g}" x2="{_END}" y2="{self.y(tick):g}" {edge}/>',
                           text(_LEFT - 8, self.y(tick) + 4, f"{tick:g}", colors["soft"], 11, "end")]

@@ -141,6 +141,7 @@ extern "C" {
         error: *mut *mut tandem_error,
     ) -> i32;
     pub fn tandem_session_release(session: *mut tandem_session);
+    pub fn tandem_selection_init(selection: *mut tandem_selection);
     pub fn tandem_attend_args_init(args: *mut tandem_attend_args);
     pub fn tandem_attend(
         session: *mut tandem_session,

@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x3cdd_e51b_9bcf_3bf5;
+pub const FINGERPRINT: u64 = 0xe9bc_9d97_6013_82d1;
 
 /// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -109,6 +109,13 @@ abi_structs! {
         n_streaming_heads: i64,
     }
 
+    struct tandem_selection {
+        struct_size: u32,
+        flags: u32,
+        unit_tokens: i64,
+        idx: *const tandem_tensor,
+    }
+
     struct tandem_attend_args {
         struct_size: u32,
         flags: u32,
@@ -127,6 +134,7 @@ abi_structs! {
         progress: Option<tandem_progress_fn>,
         progress_user: *mut c_void,
         x: *const tandem_tensor,
+        selection: *const tandem_selection,
     }
 
     struct tandem_attend_tensors_args {

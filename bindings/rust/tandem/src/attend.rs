@@ -3,6 +3,7 @@
 use crate::cache::SequenceId;
 use crate::callbacks::{progress_entry, Progress};
 use crate::error::{Error, Result};
+use crate::selection::Selection;
 use crate::tensor::{TensorMut, TensorRef};
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -33,6 +34,7 @@ pub struct Attend<'a> {
     o: TensorMut<'a>,
     lse: Option<TensorMut<'a>>,
     x: Option<TensorRef<'a>>,
+    selection: Option<Selection<'a>>,
     watch: PhantomData<(&'a AtomicI32, &'a mut ())>,
 }
 
@@ -59,8 +61,10 @@ impl<'a> Attend<'a> {
             progress: None,
             progress_user: ptr::null_mut(),
             x: ptr::null(),
+            selection: ptr::null(),
         };
-        Self { raw, sequences, q_lens, parents: None, q, k: None, v: None, o, lse: None, x: None, watch: PhantomData }
+        let (parents, k, v, lse, x, selection) = (None, None, None, None, None, None);
+        Self { raw, sequences, q_lens, parents, q, k, v, o, lse, x, selection, watch: PhantomData }
     }
     /// Appends k `[n_tokens, n_kv_heads, k_head_dim]` and v `[n_tokens, n_kv_heads, v_head_dim]` first.
     #[inline]
@@ -88,6 +92,14 @@ impl<'a> Attend<'a> {
     #[must_use]
     pub fn lse(mut self, lse: TensorMut<'a>) -> Self {
         self.lse = Some(lse);
+        self
+    }
+    /// Queries attend the keys that the caller names, in place of those of the session's policy. For layers of policy "all"
+    /// without streaming heads, and for tensors in host memory.
+    #[inline]
+    #[must_use]
+    pub fn selection(mut self, selection: Selection<'a>) -> Self {
+        self.selection = Some(selection);
         self
     }
     /// The appended tokens are a guess, kept apart until [`Session::commit`](crate::Session::commit).
@@ -146,6 +158,8 @@ impl<'a> Attend<'a> {
         self.raw.o = self.o.as_raw();
         self.raw.lse = self.lse.as_ref().map_or(ptr::null(), |lse| ptr::from_ref(lse.as_raw()));
         self.raw.x = self.x.as_ref().map_or(ptr::null(), |x| ptr::from_ref(x.as_raw()));
+        let selection = self.selection.as_ref().map(Selection::as_raw);
+        self.raw.selection = selection.as_ref().map_or(ptr::null(), ptr::from_ref);
         if let Some(parents) = self.parents {
             let n_tokens = self.q_lens.iter().try_fold(0i64, |sum, &n| sum.checked_add(n));
             if n_tokens != Some(parents.len() as i64) {

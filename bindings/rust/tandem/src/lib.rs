@@ -23,7 +23,7 @@
 //! | [`Session`] | yes | yes | one thread at a time: every call takes `&mut self` |
 //! | [`Step`] | yes | yes | as the session that it borrows |
 //! | [`WeightsBlock`] | yes | yes | a reference to weights, an address and a stream |
-//! | [`TensorRef`], [`TensorMut`] | yes | yes | as `&[T]` and `&mut [T]` |
+//! | [`TensorRef`], [`TensorMut`], [`Selection`] | yes | yes | as `&[T]` and `&mut [T]` |
 //!
 //! # Memory
 //!
@@ -53,6 +53,7 @@ mod option_tables;
 mod options;
 mod plan;
 mod projection;
+mod selection;
 mod session;
 mod stats;
 mod tensor;
@@ -70,6 +71,7 @@ pub use option_tables::{CacheOptions, SessionOptions};
 pub use options::{EngineOptions, LayerOptions, Rope, Rotation};
 pub use plan::Plan;
 pub use projection::{Norm, Projection, WeightOrder};
+pub use selection::Selection;
 pub use session::{Session, Step};
 pub use stats::{CacheStats, MemoryPlan, RoutePlan, SessionStats, WeightsStats};
 pub use tandem_sys as sys;

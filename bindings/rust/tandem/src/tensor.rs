@@ -93,13 +93,20 @@ fn describe(shape: &[usize], strides: Option<&[usize]>) -> Result<(sys::tandem_t
 #[inline]
 fn view<T: Element>(data: *mut T, len: usize, shape: &[usize], strides: Option<&[usize]>) -> Result<sys::tandem_tensor> {
     let (mut raw, span) = describe(shape, strides)?;
-    if span.div_ceil(T::LEN) > len {
-        let held = len.saturating_mul(T::LEN);
-        return refuse("data", format_args!("has {held} elements, shape {shape:?}{} reaches {span}", with(strides)));
-    }
+    check_span(len, T::LEN, span, shape, strides)?;
     raw.dtype = T::DTYPE as i32;
     raw.data = data.cast();
     Ok(raw)
+}
+
+/// Refuses a view of `span` elements into `len` values of `n_elements` elements each that are fewer.
+#[inline]
+fn check_span(len: usize, n_elements: usize, span: usize, shape: &[usize], strides: Option<&[usize]>) -> Result<()> {
+    if span.div_ceil(n_elements) > len {
+        let held = len.saturating_mul(n_elements);
+        return refuse("data", format_args!("has {held} elements, shape {shape:?}{} reaches {span}", with(strides)));
+    }
+    Ok(())
 }
 
 macro_rules! accessors {
@@ -149,6 +156,15 @@ impl<'a> TensorRef<'a> {
     #[inline]
     pub fn strided<T: Element>(data: &'a [T], shape: &[usize], strides: &[usize]) -> Result<Self> {
         Ok(Self { raw: view(data.as_ptr().cast_mut(), data.len(), shape, Some(strides))?, data: PhantomData })
+    }
+    /// A view of indices. They are no [`Element`], since no other tensor consists of them.
+    #[inline]
+    pub(crate) fn of_indices(data: &'a [i32], shape: &[usize], strides: Option<&[usize]>) -> Result<Self> {
+        let (mut raw, span) = describe(shape, strides)?;
+        check_span(data.len(), 1, span, shape, strides)?;
+        raw.dtype = sys::TANDEM_I32;
+        raw.data = data.as_ptr().cast_mut().cast();
+        Ok(Self { raw, data: PhantomData })
     }
     accessors!();
 }

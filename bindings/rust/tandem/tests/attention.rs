@@ -162,6 +162,55 @@ fn speculation_keeps_a_chain_of_the_tree() {
     close(&decode(&mut session, world.sequence, &q[2 * Q_HEADS * DIM..]).0, &expected);
 }
 
+/// Each query of each KV head gives what attention over its keys alone gives.
+fn attends_named(world: &World, q: &[f32], selection: Selection<'_>, named: impl Fn(usize, usize) -> Vec<usize>) {
+    let (n, mut o) = (q.len() / (Q_HEADS * DIM), vec![f32::NAN; q.len()]);
+    let (ids, lens) = ([world.sequence], [n as i64]);
+    let args = Attend::new(0, &ids, &lens, heads(q), heads_mut(&mut o));
+    world.session("all").attend(args.selection(selection)).unwrap();
+    let (token, group) = (KV_HEADS * DIM, Q_HEADS / KV_HEADS * DIM);
+    for (i, (q, o)) in q.chunks(Q_HEADS * DIM).zip(o.chunks(Q_HEADS * DIM)).enumerate() {
+        for head in 0..KV_HEADS {
+            let rows = |all: &[f32]| {
+                named(i, head).iter().flat_map(|&key| all[key * token..][..token].to_vec()).collect::<Vec<_>>()
+            };
+            let expected = reference(q, &rows(&world.k), &rows(&world.v)).0;
+            close(&o[head * group..][..group], &expected[head * group..][..group]);
+        }
+    }
+}
+
+#[test]
+fn named_keys_are_attended_alone() {
+    let world = World::new(N, 1);
+    let q = numbers(2 * Q_HEADS * DIM, 18); // of tokens 298 and 299
+    let idx = [3, 40, 298, 7, 8, -1, 5, 6, 299, 0, -1, -1]; // [2, 2, 3]
+    let named = |i: usize, head: usize| {
+        let row = &idx[(i * KV_HEADS + head) * 3..][..3];
+        row.iter().filter(|&&key| key >= 0).map(|&key| key as usize).collect()
+    };
+    attends_named(&world, &q, Selection::new(&idx, &[2, 2, 3]).unwrap(), named);
+    // The same rows among other numbers.
+    let apart: Vec<i32> = idx.chunks(3).flat_map(|row| [row, &[9999, 9999]].concat()).collect();
+    attends_named(&world, &q, Selection::strided(&apart, &[2, 2, 3], &[10, 5, 1]).unwrap(), named);
+    // Pages of 32 tokens, for all KV heads the same: a query sees those of the last page that are not behind it.
+    let pages = [9, 2, 2, 9];
+    let selection = Selection::new(&pages, &[2, 1, 2]).unwrap().unit_tokens(32).any_order();
+    attends_named(&world, &q, selection, |i, _| (64..96).chain(288..299 + i).collect());
+    let sinks_and_window = |i: usize, _| (0..16).chain(64..96).chain(235 + i..299 + i).collect();
+    attends_named(&world, &q, selection.plus_window(), sinks_and_window);
+}
+
+#[test]
+fn a_query_without_named_keys_gives_nothing() {
+    let world = World::new(N, 1);
+    let (q, mut o, mut lse) = (numbers(Q_HEADS * DIM, 19), vec![f32::NAN; Q_HEADS * DIM], [f32::NAN; Q_HEADS]);
+    let (ids, lse_view) = ([world.sequence], TensorMut::new(&mut lse, &[1, Q_HEADS]).unwrap());
+    let args = Attend::new(0, &ids, &[1], heads(&q), heads_mut(&mut o)).lse(lse_view);
+    world.session("all").attend(args.selection(Selection::new(&[-1, -1], &[1, 2, 1]).unwrap())).unwrap();
+    assert!(o.iter().all(|&x| x == 0.0) && lse.iter().all(|&x| x == f32::NEG_INFINITY));
+}
+
 /// States over two halves merge into the state over both, into other memory and into the first.
 #[test]
 fn states_merge() {

@@ -128,6 +128,31 @@ fn attend_arguments() {
     );
 }
 
+#[test]
+fn named_keys() {
+    let world = World::new(10, 1);
+    let (q, mut o, ids) = (numbers(Q_HEADS * DIM, 3), vec![f32::NAN; Q_HEADS * DIM], [world.sequence]);
+    let mut attend = |policy: &str, selection: Selection<'_>| {
+        let args = Attend::new(0, &ids, &[1], heads(&q), heads_mut(&mut o));
+        world.session(policy).attend(args.selection(selection))
+    };
+    let idx = |idx: &'static [i32], n_heads: usize| Selection::new(idx, &[1, n_heads, idx.len() / n_heads]).unwrap();
+    refused(attend("all", idx(&[0, 1, 2, 10], 2)), INVALID, "selection.idx", "selection.idx[0, 1, 1] = 10 names no token");
+    refused(attend("all", idx(&[4, 3], 1)), INVALID, "selection.idx", "selection.idx[0, 0, 1] = 3 is less");
+    refused(attend("all", idx(&[4, 2, 4], 1).any_order()), INVALID, "selection.idx", "= 4 stands there twice");
+    refused(attend("all", idx(&[-1, 3], 1)), INVALID, "selection.idx", "stands behind a pad of -1");
+    refused(attend("all", idx(&[0, 1, 2], 3)), INVALID, "selection.idx.shape[1]", "3, must be 1 or n_kv_heads = 2");
+    let of_two = Selection::new(&[0, 1], &[2, 1, 1]).unwrap();
+    refused(attend("all", of_two), INVALID, "selection.idx.shape[0]", "2");
+    refused(attend("all", idx(&[0], 1).unit_tokens(3)), INVALID, "selection.unit_tokens", "3");
+    refused(attend("streaming", idx(&[0], 1)), Status::Unsupported, "selection", "streaming");
+    assert!(o.iter().all(|x| x.is_nan()));
+    refused(Selection::new(&[0; 5], &[1, 2, 3]), INVALID, "data", "has 5 elements, shape [1, 2, 3] reaches 6");
+    refused(Selection::strided(&[0; 6], &[2, 1, 3], &[4, 3, 1]), INVALID, "data", "strides [4, 3, 1] reaches 7");
+    let too_many = Selection::new(&[0], &[1 << 40, 1 << 40, 1]);
+    refused(too_many, INVALID, "shape", "more than memory");
+}
+
 /// By a flag and by the callback, whose panic comes out of the call; then the same call goes through.
 #[test]
 fn a_call_that_is_stopped() {

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""Keys that the caller of an attend call names."""
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from . import _abi
+from ._errors import of_type
+from ._options import integer
+from ._tensor import TensorArgument, as_tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The keys that each query of :meth:`Session.attend` attends, for models with an indexer of their own.
+
+    Index i names the tokens ``i * unit_tokens`` to ``(i + 1) * unit_tokens - 1`` of the query's sequence. A query attends those of
+    them that it could see without a selection. Indices of a row ascend, and -1 fills the rest of it; a row of -1 attends no key.
+
+    Parameters
+    ----------
+    idx : array_like
+        [n_tokens, n_kv_heads, n_idx] int32 in host memory, or [n_tokens, 1, n_idx] where all KV heads attend the same keys.
+    unit_tokens : int
+        A power of two from 1 to 256.
+    any_order : bool
+        Indices of a row may stand in any order: the library sorts a copy of each row.
+    plus_window : bool
+        Queries also attend the session's `sink_tokens` first keys and the `window_tokens` newest up to their own.
+    """
+
+    idx: Any
+    unit_tokens: int = 1
+    any_order: bool = False
+    plus_window: bool = False
+
+
+class SelectionArgument:
+    """A tandem_selection in C memory, and what keeps its indices alive."""
+
+    __slots__ = ("_idx", "_struct")
+
+    def __init__(self, selection: Selection) -> None:
+        of_type("selection", selection, Selection)
+        self._idx = TensorArgument(as_tensor("selection.idx", selection.idx))
+        self._struct = _abi.SelectionStruct(
+            struct_size=ctypes.sizeof(_abi.SelectionStruct),
+            flags=(_abi.SELECTION_ANY_ORDER if selection.any_order else 0) |
+                  (_abi.SELECTION_PLUS_WINDOW if selection.plus_window else 0),
+            unit_tokens=integer("selection.unit_tokens", selection.unit_tokens, 64),
+            idx=ctypes.cast(self._idx.address, ctypes.POINTER(_abi.TensorStruct)))
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._struct)

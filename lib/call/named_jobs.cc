@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT
+#include "lib/call/named_jobs.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "lib/machine/placement.h"
+#include "lib/store/cache.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kMostRuns = int64_t{1} << 17;  // of a batch: some 10 MB. A job that may have more is a batch of its own
+constexpr int64_t kMostJobs = 4096;
+
+}  // namespace
+
+void NamedJobs::begin(const Facts& facts, std::span<const SequenceCall> calls) {
+  facts_ = facts;
+  calls_ = calls;
+  call_ = 0;
+  query_ = 0;
+  kv_head_ = 0;
+  n_done_ = n_keys_ = n_resident_ = 0;
+}
+
+int64_t NamedJobs::n_jobs() const {
+  int64_t n = 0;
+  for (const SequenceCall& call : calls_) n += call.q_len * facts_.layer->n_kv_heads;
+  return n;
+}
+
+// Of a job: a range ends where a page does, or where positions do not go on.
+int64_t NamedJobs::most_runs(const SequenceCall& call) const {
+  const int64_t page_len = facts_.cache->store().geometry().page_len, unit = int64_t{1} << facts_.named->unit_shift;
+  const bool by_position = facts_.layer->rope != nullptr && !call.sequence->positions.empty();
+  const bool in_tree = call.visibility.tree_words > 0;
+  const int64_t of_unit = by_position || in_tree ? unit : (unit + page_len - 1) / page_len + 1;
+  int64_t n = facts_.named->n_idx * of_unit;
+  if (facts_.named->plus_window)
+    n += by_position ? facts_.sink_len + facts_.window_len : (facts_.sink_len + facts_.window_len) / page_len + 4;
+  return std::min(n + (in_tree ? call.q_len : 0), call.length);
+}
+
+SeenTokens NamedJobs::seen_by(const SequenceCall& call, int64_t query) const {
+  SeenTokens seen;
+  seen.own = call.first_query + query;
+  seen.begin = call.visibility.begin[query];
+  int64_t newest = seen.own;  // its number in its chain of tokens
+  if (call.visibility.tree_words > 0) {
+    seen.tree_begin = call.visibility.tree_begin;
+    seen.tree_bits = call.visibility.tree_bits + query * call.visibility.tree_words;
+    int64_t n_ancestors = 0;
+    for (int32_t w = 0; w < call.visibility.tree_words; ++w) n_ancestors += std::popcount(seen.tree_bits[w]);
+    newest = call.first_query + n_ancestors - 1;
+  }
+  if (!facts_.named->plus_window) return seen;
+  seen.sink_end = facts_.layer->sliding_window > 0 ? 0 : facts_.sink_len;
+  seen.newest_begin = std::max<int64_t>(0, newest + 1 - facts_.window_len);
+  seen.n_first_ancestors = std::max<int64_t>(0, seen.sink_end - call.first_query);
+  seen.n_newest_ancestors = facts_.window_len;
+  return seen;
+}
+
+void NamedJobs::add_runs(const SequenceCall& call, TokenRange tokens, Job* job) {
+  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
+  for (int64_t t = tokens.begin; t < tokens.end;) {
+    const int64_t end = tree && t < call.first_query ? std::min(call.first_query, tokens.end) : tokens.end;
+    const TokenRun at = key_tokens(*facts_.cache, *call.sequence, {t, end}, facts_.layer_idx);
+    KvRun& run = runs_[job->first_run + job->n_runs++];
+    run = keys_of(*facts_.cache, *call.sequence, at, facts_.layer_idx, job->kv_head);
+    if (tree && at.token >= call.first_query) run.positions = call.tree_positions + (at.token - call.first_query);
+    t += at.n;
+  }
+  job->n_keys += tokens.end - tokens.begin;
+  job->n_resident += std::max<int64_t>(0, tokens.end - std::max(tokens.begin, call.resident_begin));
+}
+
+void NamedJobs::fill(Job* job) {
+  const SequenceCall& call = calls_[job->call];
+  const std::span<const int32_t> row = facts_.named->row(call.first_row + job->query, job->kv_head);
+  for_named_tokens(*facts_.named, row, seen_by(call, job->query), [&](TokenRange tokens) { add_runs(call, tokens, job); });
+}
+
+AttendJob NamedJobs::attend_job(const Job& job) const {
+  const Layer& layer = *facts_.layer;
+  const SequenceCall& call = calls_[job.call];
+  const int64_t first = (job.kv_head * call.q_len + job.query) * layer.group_size;
+  AttendJob made;
+  made.layer = &layer;
+  made.n_rows = layer.group_size;
+  made.q_is_bf16 = facts_.q_is_bf16 && layer.rope == nullptr && layer.k_rotation == TANDEM_ROTATION_NONE;
+  made.node = node_of_head(job.kv_head, layer.n_kv_heads, facts_.n_nodes);
+  made.q = call.q + first * layer.k_head_dim;
+  made.o = call.o + first * layer.v_head_dim;
+  made.lse = call.lse + first;
+  made.runs = runs_.data() + job.first_run;
+  made.n_runs = static_cast<int32_t>(job.n_runs);
+  made.n_keys = job.n_keys;
+  made.runs_are_keys = job.n_runs > 0 && std::cmp_equal(job.n_keys, job.n_runs);
+  return made;
+}
+
+bool NamedJobs::next() {
+  batch_.clear();
+  int64_t n_runs = 0;
+  while (call_ < calls_.size() && std::ssize(batch_) < kMostJobs) {
+    const SequenceCall& call = calls_[call_];
+    const int64_t most = most_runs(call);
+    if (!batch_.empty() && n_runs + most > kMostRuns) break;
+    batch_.push_back({call_, query_, kv_head_, static_cast<size_t>(n_runs)});
+    n_runs += most;
+    if (++kv_head_ < facts_.layer->n_kv_heads) continue;
+    kv_head_ = 0;
+    if (++query_ < call.q_len) continue;
+    query_ = 0;
+    ++call_;
+  }
+  if (batch_.empty()) return false;
+  if (std::ssize(runs_) < n_runs) runs_.resize(static_cast<size_t>(n_runs));
+  jobs_.resize(batch_.size());
+  const Backend& cpu = facts_.cache->engine().cpu();
+  const auto fill_one = [](void* all, int64_t idx, int32_t) {
+    auto* const jobs = static_cast<NamedJobs*>(all);
+    Job& job = jobs->batch_[static_cast<size_t>(idx)];
+    jobs->fill(&job);
+    jobs->jobs_[static_cast<size_t>(idx)] = jobs->attend_job(job);
+  };
+  cpu.table->run(cpu.self, std::ssize(batch_), fill_one, this);
+  for (const Job& job : batch_) {
+    n_keys_ += job.n_keys;
+    n_resident_ += job.n_resident;
+  }
+  return true;
+}
+
+Status NamedJobs::attend(const Watch* watch) {
+  const Backend& cpu = facts_.cache->engine().cpu();
+  const auto n = static_cast<int32_t>(jobs_.size());
+  const bool is_whole = n_done_ == 0 && call_ == calls_.size();
+  n_done_ += n;
+  if (watch == nullptr) return cpu.table->attend(cpu.self, jobs_.data(), n);
+  if (is_whole) return cpu.table->attend_watched(cpu.self, jobs_.data(), n, *watch);
+  Watch of_batch = *watch;  // what is done of the call is told here
+  of_batch.progress = nullptr;
+  TANDEM_TRY(cpu.table->attend_watched(cpu.self, jobs_.data(), n, of_batch));
+  const int32_t answer = watch->progress == nullptr ? 0 : watch->progress(n_done_, n_jobs(), watch->user);
+  if (answer == 0) return {};
+  return fail(TANDEM_ERROR_CANCELLED, "progress", "progress returned %d: the call was stopped", answer);
+}
+
+}  // namespace tandem

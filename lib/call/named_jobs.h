@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+// Jobs of a call on host tensors whose keys the caller names (lib/call/named_keys.h): one for each query and KV head. They
+// are made in batches, by the pool, as the runs of all of them may take more memory than the keys.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/call/named_keys.h"
+#include "lib/call/sequence_call.h"
+
+namespace tandem {
+
+class Cache;
+
+class NamedJobs {
+ public:
+  struct Facts {
+    const Cache* cache = nullptr;
+    const Layer* layer = nullptr;
+    int32_t layer_idx = 0;
+    const NamedKeys* named = nullptr;
+    int64_t sink_len = 0, window_len = 0;  // of the session: what plus_window adds
+    bool q_is_bf16 = false;
+    int32_t n_nodes = 1;
+  };
+
+  // calls: stay where they are; their addresses (q, o, lse) are set.
+  void begin(const Facts& facts, std::span<const SequenceCall> calls);
+  // The cache's mutex is held, shared. Makes the next batch; false: all queries have had theirs. May throw bad_alloc.
+  bool next();
+  // Attends the batch. watch: null, or of the call, which is told of all batches.
+  Status attend(const Watch* watch);
+
+  int64_t n_keys() const { return n_keys_; }          // of all jobs so far
+  int64_t n_resident() const { return n_resident_; }  // of these, in the window
+
+ private:
+  struct Job {
+    size_t call;
+    int64_t query;
+    int32_t kv_head;
+    size_t first_run = 0, n_runs = 0;
+    int64_t n_keys = 0, n_resident = 0;
+  };
+
+  int64_t n_jobs() const;  // of the call
+  int64_t most_runs(const SequenceCall& call) const;
+  SeenTokens seen_by(const SequenceCall& call, int64_t query) const;
+  void fill(Job* job);
+  void add_runs(const SequenceCall& call, TokenRange tokens, Job* job);
+  AttendJob attend_job(const Job& job) const;
+
+  Facts facts_;
+  std::span<const SequenceCall> calls_;
+  size_t call_ = 0;  // the next job
+  int64_t query_ = 0;
+  int32_t kv_head_ = 0;
+  int64_t n_done_ = 0, n_keys_ = 0, n_resident_ = 0;
+  std::vector<Job> batch_;
+  std::vector<KvRun> runs_;
+  std::vector<AttendJob> jobs_;
+};
+
+}  // namespace tandem

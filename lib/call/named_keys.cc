@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+#include "lib/call/named_keys.h"
+
+namespace tandem {
+namespace {
+
+Status refuse(const NamedKeys& as_given, int64_t token, int32_t head, int64_t place, const char* why, int64_t own) {
+  const std::span<const int32_t> row = as_given.row(token, head);
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, "selection.idx",
+              "selection.idx[%lld, %d, %lld] = %d %s (units of %d tokens; the query is token %lld of its sequence)",
+              static_cast<long long>(token), head, static_cast<long long>(place), row[static_cast<size_t>(place)], why,
+              1 << as_given.unit_shift, static_cast<long long>(own));
+}
+
+// The place of the last of the caller's indices that has this value.
+int64_t place_of(std::span<const int32_t> row, int32_t value) {
+  const auto found = std::find(row.rbegin(), row.rend(), value);
+  return std::distance(found, row.rend()) - 1;
+}
+
+Status check_row(const NamedKeys& named, const NamedKeys& as_given, int64_t token, int32_t head, int64_t own) {
+  const std::span<const int32_t> row = named.row(token, head);
+  int32_t before = -1;
+  bool has_ended = false;
+  for (size_t i = 0; i < row.size(); ++i) {
+    const int32_t unit = row[i];
+    if (unit == -1) {
+      has_ended = true;
+      continue;
+    }
+    const char* why = nullptr;
+    if (unit < -1 || int64_t{unit} << named.unit_shift > own)
+      why = "names no token up to the query's own";
+    else if (has_ended)
+      why = "stands behind a pad of -1";
+    else if (unit == before)
+      why = "stands there twice";
+    else if (unit < before)
+      why = "is less than the index before it: without TANDEM_SELECTION_ANY_ORDER indices ascend";
+    if (why != nullptr) {
+      const int64_t place = named.any_order ? place_of(as_given.row(token, head), unit) : static_cast<int64_t>(i);
+      return refuse(as_given, token, head, place, why, own);
+    }
+    before = unit;
+  }
+  return {};
+}
+
+}  // namespace
+
+void sort_named(int64_t n_tokens, NamedKeys* named, std::vector<int32_t>* sorted) {
+  const NamedKeys given = *named;
+  sorted->resize(static_cast<size_t>(n_tokens * given.n_heads * given.n_idx));
+  int32_t* to = sorted->data();
+  for (int64_t token = 0; token < n_tokens; ++token)
+    for (int32_t head = 0; head < given.n_heads; ++head, to += given.n_idx) {
+      const std::span<const int32_t> row = given.row(token, head);
+      std::copy(row.begin(), row.end(), to);
+      // A pad is more than every index.
+      std::sort(to, to + given.n_idx, [](int32_t a, int32_t b) {
+        const auto order = [](int32_t x) { return x == -1 ? INT64_MAX : int64_t{x}; };
+        return order(a) < order(b);
+      });
+    }
+  named->idx = sorted->data();
+  named->head_stride = given.n_idx;
+  named->token_stride = given.n_heads * given.n_idx;
+}
+
+Status check_named(const NamedKeys& named, const NamedKeys& as_given, int64_t token, int64_t n, int64_t own_of_first) {
+  for (int64_t t = 0; t < n; ++t)
+    for (int32_t head = 0; head < named.n_heads; ++head)
+      TANDEM_TRY(check_row(named, as_given, token + t, head, own_of_first + t));
+  return {};
+}
+
+}  // namespace tandem

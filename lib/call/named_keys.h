@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT
+// Keys that the caller of a call names, for each query (tandem_selection in tandem.h).
+//
+// A row has the indices of units: 2^unit_shift tokens side by side. What a query attends of them is what it could see
+// without a selection. for_named_tokens() walks over these tokens, range by range.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lib/base/status.h"
+#include "lib/store/row_cursor.h"
+
+namespace tandem {
+
+struct NamedKeys {
+  const int32_t* idx = nullptr;  // [n_tokens, n_heads, n_idx], the last dimension side by side
+  int64_t token_stride = 0, head_stride = 0;
+  int64_t n_idx = 0;
+  int32_t n_heads = 1;  // 1: all KV heads attend the same keys
+  int32_t unit_shift = 0;
+  bool any_order = false;    // indices of a row do not ascend
+  bool plus_window = false;  // sinks and newest keys are attended as well
+
+  std::span<const int32_t> row(int64_t token, int32_t kv_head) const {
+    return {idx + token * token_stride + (n_heads == 1 ? 0 : kv_head) * head_stride, static_cast<size_t>(n_idx)};
+  }
+};
+
+// What a query could see without a selection: tokens [begin, own], and of those from tree_begin on its ancestors.
+struct SeenTokens {
+  int64_t begin = 0, own = 0;
+  int64_t tree_begin = INT64_MAX;
+  const uint64_t* tree_bits = nullptr;  // bit i: token tree_begin + i is an ancestor, or the query's own
+  // With plus_window: [0, sink_end) and [newest_begin, tree_begin), and of the ancestors the first and the newest so many.
+  int64_t sink_end = 0, newest_begin = INT64_MAX, n_first_ancestors = 0, n_newest_ancestors = 0;
+
+  bool is_ancestor(int64_t token) const {
+    const auto bit = static_cast<uint64_t>(token - tree_begin);
+    return (tree_bits[bit / 64] >> (bit % 64) & 1) != 0;
+  }
+};
+
+// Copies indices, each row in order and its pads last, and points `named` there.
+void sort_named(int64_t n_tokens, NamedKeys* named, std::vector<int32_t>* sorted);
+// Of the rows of n queries from `token` on, whose first query is token own_of_first of its sequence. INVALID_ARGUMENT
+// (selection.idx): an index is repeated, does not ascend, or names a token behind the query's own. as_given: the caller's.
+Status check_named(const NamedKeys& named, const NamedKeys& as_given, int64_t token, int64_t n, int64_t own_of_first);
+
+// visit(TokenRange) for each range of tokens that a query attends, in their order; ranges do not touch each other, unless a
+// tree is in between.
+template <typename Visit>
+void for_named_tokens(const NamedKeys& named, std::span<const int32_t> row, const SeenTokens& seen, Visit visit) {
+  TokenRange pending{0, 0};
+  const auto put = [&](int64_t begin, int64_t end) {
+    begin = std::max(begin, pending.end);
+    if (begin >= end) return;
+    if (pending.begin < pending.end && begin == pending.end) {
+      pending.end = end;
+      return;
+    }
+    if (pending.begin < pending.end) visit(pending);
+    pending = {begin, end};
+  };
+  const int64_t before_tree = std::min(seen.tree_begin, seen.own + 1),
+                end_of_named = std::min(seen.newest_begin, before_tree);
+  const auto put_ancestors = [&](int64_t begin, int64_t end) {
+    for (int64_t token = std::max(begin, seen.tree_begin); token < std::min(end, seen.own + 1); ++token)
+      if (seen.is_ancestor(token)) put(token, token + 1);
+  };
+  int64_t newest_ancestor = seen.own + 1;  // the first of those that plus_window adds
+  for (int64_t n = seen.n_newest_ancestors; n > 0 && newest_ancestor > seen.tree_begin; --newest_ancestor)
+    if (seen.is_ancestor(newest_ancestor - 1)) --n;
+  int64_t first_ancestors_end = seen.tree_begin;
+  for (int64_t n = seen.n_first_ancestors; n > 0 && first_ancestors_end <= seen.own; ++first_ancestors_end)
+    if (seen.is_ancestor(first_ancestors_end)) --n;
+  put(seen.begin, std::min(seen.sink_end, before_tree));
+  bool is_in_tree = false;
+  const auto enter_tree = [&] {
+    if (is_in_tree) return;
+    is_in_tree = true;
+    put(std::max(seen.newest_begin, seen.begin), before_tree);
+    put_ancestors(seen.tree_begin, first_ancestors_end);
+  };
+  for (const int32_t unit : row) {
+    if (unit < 0) break;
+    const int64_t begin = int64_t{unit} << named.unit_shift, end = begin + (int64_t{1} << named.unit_shift);
+    put(std::max(begin, seen.begin), std::min(end, end_of_named));
+    if (end <= seen.tree_begin) continue;
+    enter_tree();
+    put_ancestors(begin, std::min(end, newest_ancestor));
+  }
+  enter_tree();
+  put_ancestors(newest_ancestor, seen.own + 1);
+  if (pending.begin < pending.end) visit(pending);
+}
+
+}  // namespace tandem
