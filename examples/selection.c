@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
- * A small indexer. It keeps the mean of the keys of each unit of 64 tokens, and lets a query attend the units whose mean has the
- * largest product with it, and the newest unit. The answer is compared with attention over all keys.
- * cc selection.c $(pkg-config --cflags --libs tandem) -lm && ./a.out */
+ * A small indexer. It keeps the mean of the keys of each unit of 64 tokens, and lets a query attend the units whose mean has
+ * the largest product with it, and the newest unit. The answer is compared with attention over all keys. cc selection.c
+ * $(pkg-config --cflags --libs tandem) -lm && ./a.out */
 #include <math.h>
 #include <stdio.h>
 #include <tandem/tandem.h>
@@ -63,7 +63,8 @@ int main(void) {
   tandem_selection selection = TANDEM_SELECTION_INIT;
   tandem_tensor tq, tdense, tsparse, tk, tv, tidx;
   int64_t sequence = 0, q_len = 1;
-  const int64_t q_shape[3] = {1, kQHeads, kDim}, kv_shape[3] = {kTokens, kKvHeads, kDim}, idx_shape[3] = {1, kKvHeads, kChosen};
+  const int64_t q_shape[3] = {1, kQHeads, kDim}, kv_shape[3] = {kTokens, kKvHeads, kDim},
+                idx_shape[3] = {1, kKvHeads, kChosen};
   float most = 0;
 
   make_rows();
