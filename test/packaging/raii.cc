@@ -50,6 +50,33 @@ int attend_one(tandem::Session& session, int64_t sequence, float value, float* s
   return 0;
 }
 
+// The last token attends the key that is named, and gets its value. An index that names no token is refused.
+int attend_named(tandem::Session& session, int64_t sequence, int32_t named, float expected) {
+  std::vector<float> q(kHeads * kDim, 0.5f), o(kHeads * kDim);
+  const tandem_tensor qt = tandem::tensor(q.data(), {1, kHeads, kDim}), ot = tandem::tensor(o.data(), {1, kHeads, kDim});
+  const tandem_tensor idx = tandem::tensor(TANDEM_I32, &named, {1, 1, 1});
+  const int64_t q_len = 1;
+  tandem_selection selection = TANDEM_SELECTION_INIT;
+  selection.idx = &idx;
+  tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  args.n_sequences = 1;
+  args.sequences = &sequence;
+  args.q_lens = &q_len;
+  args.q = &qt;
+  args.o = &ot;
+  args.selection = &selection;
+  session.attend(args);
+  CHECK(std::fabs(o[0] - expected) < 1e-6f);
+  try {
+    named = 1000;
+    session.attend(args);
+    CHECK(!"there is no token 1000");
+  } catch (const tandem::Error& error) {
+    CHECK(error.status() == TANDEM_ERROR_INVALID_ARGUMENT && error.field() == "selection.idx");
+  }
+  return 0;
+}
+
 void run_in_turn(int64_t n_tasks, tandem_task_fn task, void* context, void* user) {
   ++*static_cast<int*>(user);
   for (int64_t i = 0; i < n_tasks; ++i) task(i, context);
@@ -102,6 +129,7 @@ int run() {
   CHECK(attend_one(session, sequence, 3.0f, &seen) == 0 && std::fabs(seen - 3.0f) < 1e-6f);
   CHECK(attend_one(session, sequence, 5.0f, &seen) == 0 && std::fabs(seen - 4.0f) < 1e-6f);
   CHECK(cache.length(sequence) == 2 && session.stats().n_attends == 2);
+  CHECK(attend_named(session, sequence, 0, 3.0f) == 0 && attend_named(session, sequence, 1, 5.0f) == 0);
   CHECK(session.selection(sequence, 0, 0).size() == 2);
   const int64_t fork = cache.fork(sequence);
   CHECK(cache.digest(fork) == cache.digest(sequence));
