@@ -19,15 +19,30 @@ bool is_decode(const DeviceAttend& call) {
 
 int32_t refuse_lists(const DeviceAttend& call, DeviceError* error) {
   const DeviceLists& lists = call.lists;
-  if (lists.keys == nullptr) return TANDEM_OK;
+  if (lists.keys == nullptr && lists.n_heads == 0 && lists.granules == nullptr && lists.has_granules == 0) return TANDEM_OK;
+  if (lists.keys == nullptr || reinterpret_cast<uintptr_t>(lists.keys) % alignof(DeviceKeys) != 0)
+    return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "lists", "lists.keys = %p with lists.n_heads = %d",
+                static_cast<const void*>(lists.keys), lists.n_heads);
+  if ((lists.has_granules & ~1) != 0 || (lists.are_written_by_kernels & ~1) != 0)
+    return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "lists",
+                "lists.has_granules = %d and lists.are_written_by_kernels = %d: each is 0 or 1", lists.has_granules,
+                lists.are_written_by_kernels);
+  if (lists.has_granules != 0 &&
+      (lists.granules == nullptr || reinterpret_cast<uintptr_t>(lists.granules) % alignof(KeyGranule) != 0))
+    return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "lists", "lists.granules = %p with lists.has_granules = 1",
+                static_cast<const void*>(lists.granules));
+  if (call.sequences.n_sequences > 1 && lists.per_sequence < lists.n_heads)
+    return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "lists", "lists.per_sequence = %d is less than lists.n_heads = %d",
+                lists.per_sequence, lists.n_heads);
   if (lists.n_heads != 1 && lists.n_heads != call.layer->n_kv_heads)
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "lists", "lists.n_heads = %d: 1 or the layer's %d KV heads",
                 lists.n_heads, call.layer->n_kv_heads);
   if (lists.has_granules != 0 && !is_decode(call))
-    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "lists",
-                "lists.has_granules = 1 with %d queries of %d heads a KV head, or states of before: prefill kernels take "
-                "ranges alone",
-                call.sequences.max_q_len, call.layer->group_size);
+    return fail(
+        error, TANDEM_ERROR_UNSUPPORTED, 0, "lists",
+        "lists.has_granules = 1 with %d queries of a sequence and %d heads of a KV head: prefill kernels, which also "
+        "serve calls with before_o, take ranges alone",
+        call.sequences.max_q_len, call.layer->group_size);
   return TANDEM_OK;
 }
 

@@ -57,7 +57,7 @@ struct Call {
   HandOverTask* const task;  // of a chunk on device tensors; of a planned step null once the step has begun
   RoutesTaken taken;         // by the call, or by the chunk
   int64_t most_queries = 0;  // of a sequence in one chunk
-  DeviceLists lists;         // on the device, where heads of the layer stream
+  DeviceLists lists;         // key lists in device memory; null where no head of the layer streams
   // Of a speculative call on a device: its queries, and the positions of all tokens.
   struct {
     DeviceSequences queries;

@@ -27,7 +27,7 @@ void describe_sequences(const Call& chunk, DeviceSequence* to, int64_t* tables, 
   }
 }
 
-// Lists are written by copies, as sequences are.
+// Copies write these lists, so are_written_by_kernels is 0.
 DeviceLists lists_at(const Call& chunk, const std::byte* place) {
   DeviceLists lists;
   if (chunk.facts.heads == nullptr) return lists;

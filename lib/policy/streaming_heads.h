@@ -4,8 +4,8 @@
 // every key, and theirs alone are the keys outside the window that routes and planner know of.
 //
 //   on the host      a job of a streaming head has its sinks and its newest keys, instead of all
-//   on a device      each head has a key list: of one that streams a range that begins later, and a sliding window. One
-//                    launch serves all heads. The sinks of heads that stream are the CPU's, beside what it has of the others
+//   on a device      each KV head has a key list. A streaming head's range begins later and has a sliding window. One launch
+//                    serves all heads, except in long appends with pieces. Sinks of streaming heads are the CPU's
 //   over the bus     pieces are of retrieval heads alone
 #pragma once
 

@@ -199,8 +199,8 @@ struct DeviceAttend {
   const float *before_o = nullptr, *before_lse = nullptr;
   // As workspace_bytes() of a call of as many or more sequences and queries; zeroed once, then for one call after another.
   void* workspace = nullptr;
-  // Which of the keys each head attends; without: all. Calls whose queries times group_size are more than 64 take ranges
-  // alone.
+  // Without lists each head attends all keys. With granules, queries of a sequence times group_size are at most 64, and
+  // before_o is null.
   DeviceLists lists;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Key lists: which keys of a window each KV head attends, as device kernels read it.
+// Key lists: which keys of a window each KV head attends, in the form that device kernels read. kDeviceAbi changes with the
+// structs here, too.
 //
 // Without lists every head attends the tokens [begin, end) of its DeviceSequence. With lists, each head has an entry of its
 // own: granules, which name up to eight neighbouring tokens each, and behind them a range up to the sequence's end.
@@ -8,14 +9,16 @@
 //     |x.x...xx|    |xxxxxxxx|   tokens not attended   [ every token  )
 //
 // A list does not express causality or a sliding window. Kernels apply both: a query sees a named key only up to its own
-// token, and only within the window. A key that no list names is never part of a result, whatever its row holds.
+// token, and only within the window. A key that no list names is never part of a result, whatever its row holds. A key that
+// a list names has numbers in its row, also where the sliding window hides it from every query: its value is multiplied by
+// 0.
 #pragma once
 
 #include <cstdint>
 
 namespace tandem {
 
-// Eight is the fewest rows that the copy engine brings in the layout that kernels read.
+// The copy engine's swizzle repeats every eight rows, so eight rows are the smallest box.
 inline constexpr int32_t kGranuleKeys = 8;
 
 // Tokens of one page. Bit i of `keys` names token + i.
@@ -28,8 +31,8 @@ struct KeyGranule {
 // The keys of one KV head of a sequence: granules[first .. first + n), in the order of their tokens, each token once; then
 // tokens [begin, end of the sequence).
 struct DeviceKeys {
-  int32_t first = 0, n = 0;
-  int32_t begin = 0;           // not before the sequence's begin; the sequence's end: there is no range
+  int32_t first = 0, n = 0;    // n is not negative
+  int32_t begin = 0;           // first token of the range, not before the sequence's begin. The sequence's end: no range
   int32_t sliding_window = 0;  // tokens, for this head; 0: the layer's sliding window
 };
 
@@ -39,8 +42,8 @@ struct DeviceLists {
   const KeyGranule* granules = nullptr;
   int32_t n_heads = 0;       // entries of a sequence: 1, which all KV heads share, or as many as the layer has KV heads
   int32_t per_sequence = 0;  // entries from one sequence's first to the next one's
-  int32_t has_granules = 0;  // 0: ranges alone, now and in every replay
-  // 1: kernels write them. A kernel then looks at them only when the kernel before it in the stream has ended.
+  int32_t has_granules = 0;  // 0: n is 0 in every entry, in this call and in every replay
+  // 1: kernels write the lists, so attend() reads none of them before the kernel in front of it has ended.
   int32_t are_written_by_kernels = 0;
 };
 
