@@ -243,7 +243,7 @@ void lists_of_ranges_are_bit_equal(void**) {
       WindowCase listed(*device, options);
       listed.clear_output();
       listed.attend(0);
-      // The range of every list begins somewhere in the sequence or at its begin: at its begin, for such a newest.
+      // `newest` is more than every sequence has, so each range begins where its sequence begins.
       assert_true(dense.output() == listed.output());
     }
 }
