@@ -204,15 +204,19 @@ std::string Topology::summary() const {
          plural(count(HWLOC_OBJ_PU), "PU");
 }
 
+// By glibc, not by hwloc_set_cpubind(): hwloc 2.8 does not check whether it got memory for the set of CPUs, so that a
+// thread that starts while memory is short would end the process.
 int Topology::bind_this_thread(const Seat* seats, size_t n_seats) const {
   if (!this_system_) return ENOTSUP;
-  hwloc_bitmap_t cpus = hwloc_bitmap_alloc();
+  int32_t last_cpu = 0;
+  for (size_t i = 0; i < n_seats; ++i) last_cpu = std::max(last_cpu, seats[i].cpu);
+  cpu_set_t* const cpus = CPU_ALLOC(static_cast<size_t>(last_cpu) + 1);
   if (cpus == nullptr) return ENOMEM;
-  for (size_t i = 0; i < n_seats; ++i) hwloc_bitmap_set(cpus, static_cast<unsigned>(seats[i].cpu));
-  errno = 0;
-  const int rc = hwloc_set_cpubind(topology_, cpus, HWLOC_CPUBIND_THREAD);
-  const int error = rc == 0 ? 0 : (errno != 0 ? errno : EINVAL);
-  hwloc_bitmap_free(cpus);
+  const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(last_cpu) + 1);
+  CPU_ZERO_S(bytes, cpus);
+  for (size_t i = 0; i < n_seats; ++i) CPU_SET_S(static_cast<size_t>(seats[i].cpu), bytes, cpus);
+  const int error = sched_setaffinity(0, bytes, cpus) == 0 ? 0 : errno;  // 0: the calling thread
+  CPU_FREE(cpus);
   return error;
 }
 
