@@ -214,6 +214,12 @@ int32_t observe(void* self, const DeviceObserve* call, void* stream, DeviceError
   return launch_observe(*call, on_stream(self, stream), error);
 }
 
+int32_t name_keys(void* self, const DeviceNames* call, void* stream, DeviceError* error) {
+  const OnDevice on(device_of(self).idx);
+  TANDEM_CUDA_TRY(on.result(), error);
+  return launch_name_keys(*call, on_stream(self, stream), error);
+}
+
 int32_t accumulate(void* self, const DeviceAccumulate* call, void* stream, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
@@ -361,6 +367,7 @@ constexpr DeviceTable kTable = {
     supports_rebuild,
     rebuild_bytes,
     rebuild,
+    name_keys,
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "cuda/kernel_setup.h"
 #include "cuda/kernels/append.cuh"
 #include "cuda/kernels/merge.cuh"
+#include "cuda/kernels/name_keys.cuh"
 #include "cuda/kernels/upload.cuh"
 #include "cuda/layer_check.h"
 
@@ -32,7 +33,7 @@ int32_t check_rows(const DeviceRows& rows, const char* field, DeviceError* error
 int32_t check_exchange(const DeviceExchange& exchange, DeviceError* error) {
   int64_t offsets = exchange.slot_bytes | exchange.q_at | exchange.o_at | exchange.x_at;
   for (const int64_t at : exchange.rows_at) offsets |= at;
-  if (exchange.n_slots > 1 && offsets % 16 == 0 && exchange.maw_at % 4 == 0) return TANDEM_OK;
+  if (exchange.n_slots > 1 && offsets % 16 == 0 && exchange.maw_at % 4 == 0 && exchange.idx_at % 4 == 0) return TANDEM_OK;
   return fail(error, TANDEM_ERROR_INTERNAL, 0, "",
               "an exchange of %d slots of %lld bytes: they are two at least, and multiples of 16 as are places in them",
               exchange.n_slots, static_cast<long long>(exchange.slot_bytes));
@@ -48,6 +49,9 @@ int32_t check_append(const DeviceAppend& call, DeviceError* error) {
   if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
   if (call.n_tokens > call.exchange.n_rows)
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d tokens, and slots of %d rows", call.n_tokens, call.exchange.n_rows);
+  if (int64_t{call.idx.n_heads} * call.idx.n_idx > call.exchange.n_token_idx)
+    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d x %d indices of a token, and slots with room for %d",
+                call.idx.n_heads, call.idx.n_idx, call.exchange.n_token_idx);
   if (const int32_t code = check_rows(call.x, "x", error); code != TANDEM_OK) return code;
   if ((call.x.data != nullptr) != (call.k.data != nullptr && call.layer->x_type != 0))
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "x",
@@ -113,6 +117,7 @@ int32_t load_exchange_kernels(DeviceError* error) {
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(upload_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(accumulate_kernel)), error);
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(name_keys_kernel)), error);
   return load_observe_kernels(error);
 }
 
@@ -159,6 +164,17 @@ int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, Devi
   const AccumulateCall described = {call, call.layer->n_q_heads, call.layer->v_head_dim};
   const int64_t n_blocks = std::min((n_rows + kMergeWarps - 1) / kMergeWarps, kMostBlocks);
   return launch_kernel(accumulate_kernel, dim3(static_cast<unsigned>(n_blocks)), kMergeWarps, described, on, error);
+}
+
+int32_t launch_name_keys(const DeviceNames& call, const LaunchOn& on, DeviceError* error) {
+  if (const int32_t code = refuse_page_len(call.page_len, error); code != TANDEM_OK) return code;
+  if ((int64_t{call.idx.n_idx} << call.idx.unit_shift) > INT32_MAX)
+    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "selection.idx.shape[2]",
+                "selection.idx.shape[2] = %d units of %d tokens: at most 2^31 - 1 tokens", call.idx.n_idx,
+                1 << call.idx.unit_shift);
+  if (call.sequences.n_sequences == 0) return TANDEM_OK;
+  const dim3 n_blocks(static_cast<unsigned>(call.sequences.n_sequences), static_cast<unsigned>(call.idx.n_heads));
+  return launch_kernel(name_keys_kernel, n_blocks, kNameWarps, call, on, error);
 }
 
 int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error) {

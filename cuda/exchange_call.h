@@ -54,6 +54,7 @@ struct ObserveCall {
 
 inline constexpr int kAppendWarps = 8, kAppendAloneWarps = 32;  // of a block; of the only block
 inline constexpr int kMergeWarps = 8;
+inline constexpr int kNameWarps = 8;
 inline constexpr int kObserveWarps = 4, kObserveBlocks = 4;  // of a block; of a multiprocessor
 
 }  // namespace tandem::cuda

@@ -136,7 +136,7 @@ BUGS = [
      "keeps_descriptors_until_they_are_read"),
     ("a CPU that was slow is never tried again", "lib/rates/profile.cc", "  ++known.n_idle;\n", "", "profile_test",
      "what_was_slow_is_tried_again"),
-    ("a ticket's rows are copies of the first of them", "lib/call/host_part.cc", "call.first_row + t - call.first_query});",
+    ("a ticket's rows are copies of the first of them", "lib/call/ticket_rows.cc", "call.first_row + t - call.first_query});",
      "call.first_row});", "long_append_test", "chunks_of_all_lengths"),
     ("streaming heads see a key more", "lib/attend/call_keys.cc", "push_back(std::max<int64_t>(0, token + 1 -",
      "push_back(std::max<int64_t>(0, token -", "streaming_heads_test", "attends_on_the_host"),
@@ -153,6 +153,20 @@ BUGS = [
      "job->query", "gate_test", "test_named_keys"),
     ("siblings are attended where they are named", "lib/call/named_keys.h", "      if (seen.is_ancestor(token)) put(token, token + 1);",
      "      put(token, token + 1);", "gate_test", "test_named_keys"),
+    ("the CPU attends named keys of the window as well", "lib/call/named_jobs.cc", "  if (facts_.on_device && tokens.begin <",
+     "  if (false && tokens.begin <", "device_selection_test", "answers_are_those_of_host_tensors"),
+    ("indices of an earlier ticket", "lib/call/host_part.cc",
+     "  brought_.idx = reinterpret_cast<const int32_t*>(slot_.data + slot_.exchange.idx_at);",
+     "  static std::vector<int32_t> first(1 << 20, -1);\n"
+     "  const auto* own = reinterpret_cast<const int32_t*>(slot_.data + slot_.exchange.idx_at);\n"
+     "  if (first[0] == -1) std::copy_n(own, header.idx_heads * header.n_idx, first.begin());\n"
+     "  brought_.idx = first.data();",
+     "device_selection_test", "attends_in_planned_steps"),
+    ("queries of an append name what its first one names", "lib/attend/named_call.cc",
+     "      query->first_row += static_cast<int32_t>(t);\n", "", "device_selection_test", "answers_are_those_of_host_tensors"),
+    ("a wrong index is not told", "lib/attend/device_lane.cc",
+     "TANDEM_TRY(session.hand_over().take_bad_index());", "(void)session.hand_over().take_bad_index();",
+     "device_selection_test", "wrong_indices_are_told_later"),
     ("a stale list in a replay", "lib/attend/steps.cc",
      "  describe_lists(call, reinterpret_cast<DeviceKeys*>(upload + layout.lists_at(l)));",
      "  static std::vector<DeviceKeys> of_first_step(4096);\n"

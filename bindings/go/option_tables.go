@@ -111,6 +111,10 @@ type SessionOptions struct {
 	// Flags of all layers' KV heads, layer by layer, or nil: none. true: its queries see the first SinkTokens and the
 	// WindowTokens newest up to their own.
 	StreamingHeads []bool
+
+	// Room in planned steps for so many indices of a tandem_selection, per query and KV head; 0: calls of planned steps name
+	// no keys.
+	SelectionIndices int64
 }
 
 // DefaultSessionOptions gives the library's defaults.
@@ -148,5 +152,6 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	raw.stream_heads = C.int64_t(o.StreamHeads)
 	raw.recompute_share = C.double(o.RecomputeShare)
 	raw.streaming_heads, raw.n_streaming_heads = a.flags(o.StreamingHeads)
+	raw.selection_indices = C.int64_t(o.SelectionIndices)
 	return &raw
 }

@@ -16,6 +16,8 @@
 //
 //   slot     x_at + row * row bytes: codes, behind a row's codes its scales
 //
+// Indices of keys that the caller names go to the host as they are, a warp for each token and head.
+//
 // The first rows are on their way while a block waits for its slot.
 #pragma once
 
@@ -186,8 +188,25 @@ __device__ inline void store_header(const AppendCall& call, Word ticket, std::by
       make_uint4(static_cast<uint32_t>(ticket), static_cast<uint32_t>(ticket >> 32), static_cast<uint32_t>(call.append.tag),
                  static_cast<uint32_t>(call.append.sequences.n_sequences));
   const bool has_any = call.append.sequences.n_sequences > 0;
-  reinterpret_cast<uint4*>(slot)[1] =
-      make_uint4(has_any ? static_cast<uint32_t>(call.append.sequences.sequences[0].step) : 0, 0, 0, 0);
+  const DeviceIndices& idx = call.append.idx;
+  static_assert(offsetof(SlotHeader, n_idx) == 20 && offsetof(SlotHeader, unit_shift) == 26);
+  reinterpret_cast<uint4*>(slot)[1] = make_uint4(
+      has_any ? static_cast<uint32_t>(call.append.sequences.sequences[0].step) : 0, static_cast<uint32_t>(idx.n_idx),
+      static_cast<uint32_t>(idx.n_heads) | static_cast<uint32_t>(idx.unit_shift) << 16,
+      static_cast<uint32_t>(idx.plus_window));
+}
+
+// warp, n_warps: of the grid.
+__device__ inline void store_indices(const AppendCall& call, std::byte* slot, int warp, int n_warps) {
+  const DeviceIndices& idx = call.append.idx;
+  for (int list = warp; list < call.append.n_tokens * idx.n_heads; list += n_warps) {
+    const int token = list / idx.n_heads, head = list - token * idx.n_heads;
+    const int sequence_idx = find_sequence(call.append.sequences, token);
+    if (sequence_idx < 0 || call.append.sequences.sequences[sequence_idx].has_host_part == 0) continue;
+    const int32_t* const from = idx.data + token * idx.token_stride + head * idx.head_stride;
+    auto* const to = reinterpret_cast<int32_t*>(slot + call.append.exchange.idx_at) + int64_t{list} * idx.n_idx;
+    for (int i = static_cast<int>(threadIdx.x % 32); i < idx.n_idx; i += 32) to[i] = from[i];
+  }
 }
 
 template <Rotates kRotates>
@@ -200,7 +219,8 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   const DeviceExchange& exchange = call.append.exchange;
   const int n_warps = static_cast<int>(blockDim.x / 32), step = static_cast<int>(gridDim.x) * n_warps;
   const int n_rows = call.append.n_tokens * call.token_rows;
-  int at = static_cast<int>(blockIdx.x) * n_warps + static_cast<int>(threadIdx.x / 32);
+  const int warp = static_cast<int>(blockIdx.x) * n_warps + static_cast<int>(threadIdx.x / 32);
+  int at = warp;
   NewRow row = find_new_row<kRotates>(call, at);
   wait_for_before();
   Standing standing = {};
@@ -214,6 +234,7 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   if (!is_free) return;
   std::byte* const slot = slot_of(exchange, ticket);
   if (blockIdx.x == 0 && threadIdx.x == 0) store_header(call, ticket, slot);
+  if (call.append.idx.n_heads > 0) store_indices(call, slot, warp, step);
   while (at < n_rows) {
     if (row.sequence_idx >= 0 && row.is_query)
       store_query<kRotates>(call, row, slot, kHasRooms ? rows[threadIdx.x / 32] : nullptr);

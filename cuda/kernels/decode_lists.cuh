@@ -32,7 +32,8 @@ __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int u
   if (own < piece.list_units) {
     const int at = own * (Shape::kUnitKeys / kGranuleKeys) + 2 * warp + lane % 2;
     const KeyGranule granule = piece.granules[min(at, piece.n_granules - 1)];
-    walk.now = {granule.token, at < piece.n_granules ? granule.keys & 0xffu : 0u};
+    const uint32_t seen = granule_bits(granule.token, piece.seen_begin, INT64_MAX);
+    walk.now = {granule.token, at < piece.n_granules ? granule.keys & seen : 0u};
     walk.slot = granule.token % call.page_len;
     walk.page = granule.page;
     return;
@@ -40,9 +41,7 @@ __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int u
   const DeviceSequence& sequence = piece.sequence;
   const auto first = static_cast<int>(piece.key_begin) + (own - piece.list_units) * Shape::kUnitKeys;
   const int token = first + warp * 16 + lane % 2 * kGranuleKeys;
-  const int lo = static_cast<int>(min(max(sequence.begin - token, int64_t{0}), int64_t{kGranuleKeys}));
-  const int hi = static_cast<int>(max(min(sequence.end - token, int64_t{kGranuleKeys}), int64_t{0}));
-  walk.now = {token, hi > lo ? (1u << hi) - (1u << lo) : 0u};
+  walk.now = {token, granule_bits(token, sequence.begin, sequence.end)};
   walk.slot = token % call.page_len;
   walk.page = sequence.begin < sequence.end && first < sequence.end
                   ? call.page_tables[sequence.table_begin + token / call.page_len % sequence.table_len]

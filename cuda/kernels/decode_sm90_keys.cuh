@@ -102,7 +102,7 @@ __device__ inline void ask_for_keys(const DecodeCall& call, const KeyMaps& maps,
 }
 
 // Eight neighbouring keys.
-struct Eight {
+struct EightKeys {
   int64_t token;  // of the first
 
   // [lo, hi): the tokens that a row sees.
@@ -115,7 +115,7 @@ struct Unit {
   bool is_whole;  // every row sees all of its keys
   int64_t key, begin, end;
 
-  __device__ Eight eight(int n) const { return {key + 8 * n}; }
+  __device__ EightKeys eight(int n) const { return {key + 8 * n}; }
   // Which keys there are: a function of a key's place in the unit.
   __device__ auto named() const {
     const int lo = static_cast<int>(max(begin - key, int64_t{0}));

@@ -32,9 +32,7 @@ struct ListPlaces {
 template <class Shape>
 __device__ inline void look_up_range(const DecodeCall& call, const Piece& piece, int token, ListPlaces<Shape>& places) {
   const DeviceSequence& sequence = piece.sequence;
-  const int lo = static_cast<int>(min(max(sequence.begin - token, int64_t{0}), int64_t{kGranuleKeys}));
-  const int hi = static_cast<int>(max(min(sequence.end - token, int64_t{kGranuleKeys}), int64_t{0}));
-  places.now = {token, hi > lo ? (1u << hi) - (1u << lo) : 0u};
+  places.now = {token, granule_bits(token, sequence.begin, sequence.end)};
   const int first = token / Shape::kKeys * Shape::kKeys;  // of its unit, which lies in one page
   const int page_idx = divide(token, call.page_len);
   places.slot = token - page_idx * call.page_len;
@@ -56,7 +54,8 @@ __device__ inline void look_up(const DecodeCall& call, const Piece& piece, int f
   }
   const int at = unit * Places::kLanes + lane % Places::kLanes;
   const KeyGranule granule = piece.granules[min(at, piece.n_granules - 1)];
-  places.now = {granule.token, at < piece.n_granules ? granule.keys & 0xffu : 0u};
+  const uint32_t seen = granule_bits(granule.token, piece.seen_begin, INT64_MAX);
+  places.now = {granule.token, at < piece.n_granules ? granule.keys & seen : 0u};
   places.slot = granule.token - divide(granule.token, call.page_len) * call.page_len;
   places.page = granule.page;
 }
@@ -84,7 +83,7 @@ __device__ __forceinline__ void ask_for_keys(const DecodeCall& call, const KeyMa
 }
 
 // Eight neighbouring keys, of which bits say whether they are named.
-struct NamedEight {
+struct NamedEightKeys {
   int token;
   uint32_t keys;
 
@@ -102,7 +101,7 @@ struct ListUnit {
   uint32_t keys;
   int first_lane;  // of those that know the unit
 
-  __device__ NamedEight eight(int n) const {
+  __device__ NamedEightKeys eight(int n) const {
     return {__shfl_sync(~0u, token, first_lane + n), __shfl_sync(~0u, keys, first_lane + n)};
   }
   __device__ auto named() const {

@@ -187,7 +187,7 @@ __device__ inline void merge_warps(int n_rows, const float* states, Out out) {
 template <class Shape>
 __device__ void write_row(const DecodeCall& call, const Piece& piece, int r, const MergedRow<Shape>& row) {
   const int lane = threadIdx.x % 32;
-  const RowEnd end = end_row(call, piece.head * call.group_size + (piece.first_row + r) % call.group_size, row.m, row.l, 0);
+  const RowEnd end = end_row(call, piece, r, row.m, row.l, 0);
   const int64_t at = row_offset(call, piece, r, call.o.token_stride, call.o.head_stride) + 4 * lane;
 #pragma unroll
   for (int k = 0; k < MergedRow<Shape>::kOfLane; ++k)

@@ -41,8 +41,10 @@ struct Piece {
   int64_t key_begin = 0;               // of the item's range: a multiple of the unit
   // Of an item with a key list, or of a prefill kernel's.
   const KeyGranule* granules = nullptr;
-  int n_granules = 0, list_units = 0;
+  int n_granules = 0;  // -1: the list is wrong
+  int list_units = 0;
   int64_t sliding_window = 0;
+  int64_t seen_begin = 0;  // no query sees a key before this token
 
   __device__ bool has_keys() const { return list_units > 0 || sequence.begin < sequence.end; }
 };
@@ -52,14 +54,22 @@ __device__ inline const DeviceKeys& keys_of_head(const DeviceLists& lists, int s
   return lists.keys[sequence * lists.per_sequence + (lists.n_heads == 1 ? 0 : head)];
 }
 
+// Which of the kGranuleKeys tokens from `token` on are in [begin, end): bit i is token + i.
+__device__ inline uint32_t granule_bits(int64_t token, int64_t begin, int64_t end) {
+  const int lo = static_cast<int>(min(max(begin - token, int64_t{0}), int64_t{kGranuleKeys}));
+  const int hi = static_cast<int>(max(min(end - token, int64_t{kGranuleKeys}), int64_t{0}));
+  return hi > lo ? (1u << hi) - (1u << lo) : 0u;
+}
+
 // A sequence, or one of its lists, in units.
 struct Extent {
   int64_t begin = 0;  // first key of the range that a query sees
   int64_t key_begin = 0;
   int units = 0;  // of an item; one at least: somebody has to write the empty state
   int n_tiles = 0;
-  int n_items = 0;     // 0 behind the last sequence
-  int list_units = 0;  // of granules: the first of `units`
+  int n_items = 0;         // 0 behind the last sequence
+  int list_units = 0;      // of granules: the first of `units`
+  int64_t seen_begin = 0;  // no query sees a key before this token
 };
 
 // What stands in the line: sequences, or their lists.
@@ -88,10 +98,12 @@ __device__ inline Extent extent_of(const DecodeCall& call, int entry) {
     const DeviceKeys& keys = keys_of_head(call.lists, s, entry - s * call.lists.n_heads);
     first = keys.begin;
     if (keys.sliding_window > 0) sliding_window = keys.sliding_window;
-    extent.list_units = (keys.n * kGranuleKeys + Shape::kUnitKeys - 1) / Shape::kUnitKeys;
+    if (call.lists.has_granules != 0)
+      extent.list_units = (max(keys.n, 0) * kGranuleKeys + Shape::kUnitKeys - 1) / Shape::kUnitKeys;
   }
   const int64_t within = sequence.end + sequence.n_after - sequence.q_len + 1 - sliding_window;
   const int64_t begin = sliding_window > 0 && within > first ? min(within, sequence.end) : first;
+  if (sliding_window > 0) extent.seen_begin = max(within, int64_t{0});
   extent.begin = begin;
   extent.key_begin = begin / Shape::kUnitKeys * Shape::kUnitKeys;
   extent.units = static_cast<int>((sequence.end - extent.key_begin + Shape::kUnitKeys - 1) / Shape::kUnitKeys);
@@ -150,14 +162,14 @@ struct Share {
   }
 };
 
-// What a piece has of its item's list.
 template <class Shape>
-__device__ inline void take_list(const DecodeCall& call, const Extent& extent, int sequence, int list, Piece& piece) {
+__device__ inline void copy_list(const DecodeCall& call, const Extent& extent, int sequence, int list, Piece& piece) {
   const DeviceKeys& keys = keys_of_head(call.lists, sequence, list);
   piece.granules = call.lists.granules + keys.first;
   piece.n_granules = keys.n;
   piece.list_units = extent.list_units;
   piece.sliding_window = keys.sliding_window > 0 ? keys.sliding_window : call.sliding_window;
+  piece.seen_begin = extent.seen_begin;
 }
 
 // The piece of this block at a place in the line, or, by item, its only one.
@@ -193,7 +205,7 @@ __device__ inline Piece find_piece(const DecodeCall& call, const Share& share, i
     piece.n_rows = min(piece.sequence.q_len * call.group_size - piece.first_row, Shape::kRows);
     if constexpr (Shape::kHasLists) {
       const int list = s + found - sequence * call.lists.n_heads;
-      take_list<Shape>(call, extent, sequence, list, piece);
+      copy_list<Shape>(call, extent, sequence, list, piece);
       if (call.lists.n_heads > 1) piece.head = list;
       piece.item = (sequence * call.n_kv_heads + piece.head) * call.max_tiles + piece.first_row / Shape::kRows;
     } else {

@@ -96,6 +96,12 @@ __device__ inline RowEnd end_row(const DecodeCall& call, int q_head, float m, fl
   return end;
 }
 
+// Row r of a piece.
+__device__ inline RowEnd end_row(const DecodeCall& call, const Piece& piece, int r, float m, float l, int shift) {
+  if (piece.n_granules < 0) return {NAN, NAN};
+  return end_row(call, piece.head * call.group_size + (piece.first_row + r) % call.group_size, m, l, shift);
+}
+
 // Writes finished rows, a warp each.
 struct RowWriter {
   const DecodeCall* call;
@@ -105,8 +111,7 @@ struct RowWriter {
   template <int kOfLane>
   __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
     const int lane = threadIdx.x % 32;
-    const RowEnd end =
-        end_row(*call, piece->head * call->group_size + (piece->first_row + r) % call->group_size, m, l, shift);
+    const RowEnd end = end_row(*call, *piece, r, m, l, shift);
     const int64_t at = row_offset(*call, *piece, r, call->o.token_stride, call->o.head_stride);
 #pragma unroll
     for (int k = 0; k < kOfLane; ++k)

@@ -204,8 +204,8 @@ struct RowShape {
   static constexpr int kSliceBytes = 16 * kStride + 32 * kScales;                                 // of 16 keys
 };
 
-// 16 rows of a plane and their scales. Rows outside [lo, hi), which may reach beyond the 16, become zeros, their scales
-// stay: whoever uses these masks.
+// 16 rows of a plane and their scales. Rows outside [lo, hi), which may reach beyond the 16, become zeros, and the kernel
+// does not use their scales. Where there is no row, nothing is read.
 template <class Row>
 __device__ inline void copy_slice(uint32_t to, const std::byte* rows, const std::byte* scales, int lo, int hi) {
   const int lane = threadIdx.x % 32;
@@ -219,7 +219,8 @@ __device__ inline void copy_slice(uint32_t to, const std::byte* rows, const std:
     else
       copy_async<Row::kPiece>(to + key * Row::kStride + piece * Row::kPiece, rows + at * Row::kPiece, key >= lo && key < hi);
   }
-  if (Row::kScales > 0 && lane < 2 * Row::kScales) copy_async<16>(to + 16 * Row::kStride + 16 * lane, scales + 16 * lane);
+  if (Row::kScales > 0 && lane < 2 * Row::kScales)
+    copy_async<16>(to + 16 * Row::kStride + 16 * lane, scales + 16 * lane, lo < hi);
 }
 
 __device__ inline float load_scale(uint32_t at) {

@@ -411,9 +411,11 @@ typedef struct tandem_session_options {
   const uint8_t *streaming_heads; /* flags of all layers' KV heads, layer by layer, or NULL: none. 1: its queries see the first
                                      sink_tokens and the window_tokens newest up to their own */
   int64_t n_streaming_heads;      /* KV heads of all layers; 0 with NULL */
+  int64_t selection_indices;      /* room in planned steps for so many indices of a tandem_selection, per query and KV head; 0: calls
+                                     of planned steps name no keys */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
-  { sizeof(tandem_session_options), 0, NULL, NULL, 0, -1, -1, 0.0f, -1.0f, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0 }
+  { sizeof(tandem_session_options), 0, NULL, NULL, 0, -1, -1, 0.0f, -1.0f, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0, 0 }
 TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
 /* Several sessions may read one cache. Where the engine has a device, every layer must be one that the device can attend, also of a
@@ -460,8 +462,16 @@ typedef struct tandem_selection {
   uint32_t struct_size;
   uint32_t flags;            /* TANDEM_SELECTION_* */
   int64_t unit_tokens;       /* a power of two from 1 to 256; 0: 1 */
-  const tandem_tensor *idx;  /* in host memory, read until the call returns */
+  const tandem_tensor *idx;  /* in host memory, read until the call returns; or, of a call on device tensors, in device memory */
 } tandem_selection;
+/* Calls on device tensors: keys in the window are attended there, the others by the CPU, whatever the route. Indices in host
+ * memory are checked before anything is done, as with host tensors. Those in device memory are read in the stream's order, with
+ * no wait; with ANY_ORDER they come to the host first, and the call waits for the stream. A row of them that does not ascend,
+ * repeats an index or names a token behind the query's own gives o and lse of NaN for the query, in the KV heads whose row it is,
+ * and the session's next call on device tensors, or next step on a stream, does nothing but return INVALID_ARGUMENT
+ * (selection.idx) with row, head, place and value. In steps that were begun on a stream indices are in device memory, ascend,
+ * are at most the session's selection_indices, and each sequence has one query; a graph may be replayed with other indices in
+ * the same memory. Speculative calls are as without a stream. Groups of more than 64 query heads to a KV head are UNSUPPORTED. */
 #define TANDEM_SELECTION_INIT \
   { sizeof(tandem_selection), 0, 0, NULL }
 TANDEM_API void tandem_selection_init(tandem_selection *selection);
@@ -494,7 +504,7 @@ typedef struct tandem_attend_args {
   void *progress_user;
   const tandem_tensor *x;      /* hidden states of the appended tokens, or NULL */
   const tandem_selection *selection; /* the keys that queries attend, or NULL: those of the session's policy. For layers of
-                                * policy "all" without streaming heads, and for tensors in host memory */
+                                * policy "all" without streaming heads */
 } tandem_attend_args;
 #define TANDEM_ATTEND_ARGS_INIT \
   { sizeof(tandem_attend_args), 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
@@ -506,7 +516,7 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  * may stay Inf, a logit of -inf may count as no key) and no other; a query that sees no key gives o = 0, lse = -inf. Reads
  * K and V once per KV head. Allocates only when a length or size of a call is reached for the first time. Errors: NOT_FOUND, BUSY, CAPACITY,
  * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). With a selection also UNSUPPORTED (another
- * policy, streaming heads, device tensors) and INVALID_ARGUMENT (selection.idx: an index that is repeated, does not ascend or
+ * policy, streaming heads, groups of more than 64 query heads on device tensors) and INVALID_ARGUMENT (selection.idx: an index that is repeated, does not ascend or
  * names a token behind the query's own, with row, head and place). On any error no
  * layer has grown and o is untouched (but by a call that is cancelled while it writes, and by one of more than 512 tokens on
  * device tensors that fails half-way).

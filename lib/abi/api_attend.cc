@@ -123,7 +123,6 @@ Status check_tensors(AttendRequest* call) {
 
 Status check_selection(AttendRequest* call) {
   constexpr uint32_t kKnown = TANDEM_SELECTION_ANY_ORDER | TANDEM_SELECTION_PLUS_WINDOW;
-  constexpr int64_t kMostUnit = 256;
   call->has_selection = call->args.selection != nullptr;
   if (!call->has_selection) return {};
   tandem_selection& selection = call->selection;
@@ -131,18 +130,15 @@ Status check_selection(AttendRequest* call) {
   if ((selection.flags & ~kKnown) != 0)
     return fail(kInvalid, "selection.flags", "selection.flags = 0x%x has unknown bits", selection.flags);
   const int64_t unit = selection.unit_tokens == 0 ? 1 : selection.unit_tokens;
-  if (unit < 1 || unit > kMostUnit || (unit & (unit - 1)) != 0)
+  if (unit < 1 || unit > kMostUnitTokens || (unit & (unit - 1)) != 0)
     return fail(kInvalid, "selection.unit_tokens", "selection.unit_tokens = %lld is no power of two from 1 to %lld",
-                static_cast<long long>(selection.unit_tokens), static_cast<long long>(kMostUnit));
-  if (call->on_device)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "selection",
-                "selection = %p and q is in device memory: keys are named for tensors in host memory alone",
-                static_cast<const void*>(call->args.selection));
+                static_cast<long long>(selection.unit_tokens), static_cast<long long>(kMostUnitTokens));
   TensorSpec spec{"selection.idx",
                   3,
                   {{"n_tokens", call->n_tokens}, {"n_kv_heads", kAnyLength}, {"n_idx", kAnyLength}},
                   TensorTypes::kIndices,
                   call->place};
+  spec.place.host = true;  // a call on device tensors takes indices from either
   TANDEM_TRY(check_tensor(selection.idx, spec, &call->idx));
   const int64_t n_heads = call->idx.length(1), n_kv_heads = call->layer->n_kv_heads;
   if (n_heads != 1 && n_heads != n_kv_heads)
@@ -158,6 +154,7 @@ Status check_selection(AttendRequest* call) {
                  call->idx.length(2),
                  static_cast<int32_t>(n_heads),
                  std::countr_zero(static_cast<uint64_t>(unit)),
+                 call->idx.tensor.device_type != TANDEM_DEVICE_HOST,
                  (selection.flags & TANDEM_SELECTION_ANY_ORDER) != 0,
                  (selection.flags & TANDEM_SELECTION_PLUS_WINDOW) != 0};
   return {};

@@ -34,6 +34,10 @@ struct Call {
   DeviceSession& device() const { return *session.device; }
   std::vector<SequenceCall>& calls() const { return scratch.calls; }
   bool appends() const { return args.k != nullptr; }
+  // Its ticket brings indices of named keys, or may do so in a planned step.
+  bool may_name() const {
+    return task != nullptr && (args.named != nullptr || (task->step > 0 && session.terms().names_in_steps(facts.idx)));
+  }
   HostPart::Facts host_facts() const {
     return {.cache = &cache(),
             .layer = &layer(),
@@ -45,6 +49,7 @@ struct Call {
             .is_speculative = args.speculative,
             .q_is_bf16 = args.q.dtype == TANDEM_BF16,
             .named = args.named != nullptr ? &scratch.named : nullptr,
+            .may_name = may_name(),
             .sink_len = session.options.sink_len,
             .window_len = session.options.window_len};
   }
@@ -57,12 +62,15 @@ struct Call {
   HandOverTask* const task;  // of a chunk on device tensors; of a planned step null once the step has begun
   RoutesTaken taken;         // by the call, or by the chunk
   int64_t most_queries = 0;  // of a sequence in one chunk
-  DeviceLists lists;         // key lists in device memory; null where no head of the layer streams
-  // Of a speculative call on a device: its queries, and the positions of all tokens.
-  struct {
-    DeviceSequences queries;
-    const int32_t* positions = nullptr;
-  } guess;
+  DeviceLists lists;         // key lists in device memory; null where each KV head attends all that the window has
+  // Of a speculative call on a device, and where the caller names keys: each query as a sequence of its own.
+  DeviceSequences queries;
+  const int32_t* positions = nullptr;  // of a speculative call on a device, of all tokens
+  // Where the caller names keys, on a device: their indices; the call's row that is the chunk's first.
+  DeviceIndices idx;
+  bool has_host_idx = false;  // they are in host memory, until send_indices()
+  int64_t first_row = 0;
+  int64_t most_tokens = kMostTicketTokens;  // of a chunk
 };
 
 }  // namespace tandem

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "lib/attend/guess.h"
+#include "lib/attend/named_call.h"
 #include "lib/machine/device_status.h"
 
 namespace tandem {
@@ -56,7 +57,8 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   const std::vector<SequenceCall>& calls = chunk.calls();
   std::byte* const upload = device.shared().upload(chunk.task->idx);
   std::byte* const there = device.work().descriptors();
-  const auto n_described = static_cast<int64_t>(calls.size()) + (chunk.args.speculative ? chunk.args.q.n_tokens : 0);
+  const bool has_queries = chunk.args.speculative || (chunk.args.named != nullptr && chunk.task->shape.max_q_len > 1);
+  const auto n_described = static_cast<int64_t>(calls.size()) + (has_queries ? chunk.args.q.n_tokens : 0);
   int64_t bytes = n_described * static_cast<int64_t>(sizeof(DeviceSequence));
   chunk.lists = lists_at(chunk, there + bytes);
   bytes += describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload + bytes)) * static_cast<int64_t>(sizeof(DeviceKeys));
@@ -69,7 +71,16 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   sequences->max_q_len = chunk.task->shape.max_q_len;
   for (const SequenceCall& of : calls) sequences->max_keys = std::max(sequences->max_keys, of.length - of.resident_begin);
   bytes += n_entries * static_cast<int64_t>(sizeof(int64_t));
-  if (chunk.args.speculative) bytes = describe_guess(chunk, upload, bytes, *sequences);
+  if (has_queries) {
+    chunk.queries = *sequences;
+    chunk.queries.sequences += calls.size();
+    chunk.queries.n_sequences = static_cast<int32_t>(chunk.args.q.n_tokens);
+    chunk.queries.max_q_len = 1;
+  }
+  if (chunk.args.speculative)
+    bytes = describe_guess(chunk, upload, bytes);
+  else if (has_queries)
+    describe_named(chunk, reinterpret_cast<DeviceSequence*>(upload));
   for (size_t r = 0; r < kMostRoutes; ++r)
     if (chunk.task->n_pieces[r] > 0)
       bytes += chunk.session.key_routes[r]->describe(chunk.route_call(), upload + bytes, there + bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What kernels read of a chunk's sequences: ranges of keys, page tables, positions.
+// What kernels read of a chunk's sequences: ranges of keys, key lists, page tables, positions.
 #pragma once
 
 #include "lib/attend/call.h"

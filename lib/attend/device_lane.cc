@@ -10,6 +10,7 @@
 #include "lib/attend/device_chunk.h"
 #include "lib/attend/device_launch.h"
 #include "lib/attend/guess.h"
+#include "lib/attend/named_call.h"
 #include "lib/attend/session_states.h"
 #include "lib/attend/split.h"
 #include "lib/attend/window_fill.h"
@@ -79,6 +80,7 @@ size_t first_of_last_kind(const std::vector<SequenceCall>& calls) {
 
 Status DeviceLane::start(Call& call, bool* was_launched) {
   SessionCore& session = call.session;
+  if (session.device != nullptr && !session.step.is_planned) TANDEM_TRY(session.hand_over().take_bad_index());
   Status fault = session.device != nullptr ? session.hand_over().fault() : Status();
   if (!fault.ok()) {
     if (session.step.is_planned) return fault;
@@ -90,6 +92,7 @@ Status DeviceLane::start(Call& call, bool* was_launched) {
   if (captures && !session.step.is_planned)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream",
                 "stream = %p is being captured, and no step is open that was begun on a stream", call.args.stream);
+  TANDEM_TRY(check_named_layer(call));
   if (call.args.speculative) TANDEM_TRY(check_guess(call));
   TANDEM_TRY(check_rows(call.args.k, "k"));
   TANDEM_TRY(check_rows(call.args.v, "v"));
@@ -127,11 +130,14 @@ Status DeviceLane::reserve_sequences(Call& call, CallShape* shape) {
 }
 
 Status DeviceLane::reserve(Call& call) {
+  TANDEM_TRY(take_named_on_device(call));
   std::unique_lock lock(call.cache().mutex());
   DeviceSession& device = call.device();
   CallShape shape = make_shape(call);
   TANDEM_TRY(device.most_queries(call.facts.idx, call.session.terms().wanted_queries(shape), &shape.most_queries));
   call.most_queries = call.args.speculative ? kMostTicketTokens : shape.most_queries;  // each query is a sequence of its own
+  size_named(call, &shape);
+  call.most_tokens = shape.most_tokens;
   TANDEM_TRY(reserve_sequences(call, &shape));
   return hold(call, shape);
 }
@@ -165,10 +171,10 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   const int64_t first_row = all[place->call].first_row + place->query;
   const size_t last_kind = first_of_last_kind(all), end = place->call < last_kind ? last_kind : all.size();
   int64_t n_rows = 0;
-  while (place->call < end && n_rows < kMostTicketTokens) {
+  while (place->call < end && n_rows < call.most_tokens) {
     const SequenceCall& whole = all[place->call];
     const int64_t first_query = whole.first_query + place->query;
-    const int64_t n_left = std::min({whole.q_len - place->query, call.most_queries, kMostTicketTokens - n_rows});
+    const int64_t n_left = std::min({whole.q_len - place->query, call.most_queries, call.most_tokens - n_rows});
     // Kernels are told the position of the first.
     const int64_t n = call.layer().rope != nullptr ? consecutive(whole.sequence->positions, first_query, n_left) : n_left;
     SequenceCall& part = calls.emplace_back(whole);
@@ -186,6 +192,11 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   chunk->own.emplace(call.session, chunk->args->args, task.scratch, &task);
   chunk->call = &*chunk->own;
   chunk->work = this;
+  if (call.args.named != nullptr) {
+    chunk->call->idx = indices_of(call.scratch.named, first_row);
+    chunk->call->has_host_idx = !call.scratch.named.on_device;
+    chunk->call->first_row = first_row;
+  }
   // A chunk before it may have found that memory cannot be pinned.
   if (!call.session.refuses_streams) chunk->call->taken = call.taken;
   chunk->call->taken.prefill = {};
@@ -207,11 +218,12 @@ Status DeviceLane::prepare(Call& chunk) {
     of.gives_queries = chunk.facts.policy.keeps_maw && of.is_append;
     if (args.speculative) leave_guess_to_host(&of);
   }
-  choose_routes(chunk);
+  if (args.named == nullptr) choose_routes(chunk);
   point_visibility(chunk.scratch);
   chunk.scratch.host.lay_out(chunk.scratch.calls);
+  for (size_t i = 0; i < chunk.calls().size() && chunk.may_name(); ++i) chunk.scratch.host.keep_copy(i, true);
   for (const SequenceCall& of : chunk.calls()) {
-    if (chunk.appends()) chunk.scratch.host.add_rows(of);
+    if (chunk.appends()) chunk.scratch.host.rows().add(chunk.cache().view(*of.sequence), of);
     task->touched.push_back({of.sequence->id, chunk.appends() ? of.first_query : of.length, of.foreign_begin});
   }
   if (chunk.scratch.host.selects()) prepare_selection(chunk);
@@ -228,6 +240,7 @@ Status DeviceLane::launch(Call& chunk) {
   HandOverTask& task = *chunk.task;
   DeviceSequences sequences;
   TANDEM_TRY(upload_descriptors(chunk, &sequences));
+  TANDEM_TRY(send_indices(chunk));
   const bool merges = chunk.facts.policy.keeps_maw || std::any_of(chunk.calls().begin(), chunk.calls().end(),
                                                                   [](const SequenceCall& of) { return of.has_host; });
   bool is_launched = false;
@@ -242,6 +255,7 @@ Status DeviceLane::launch(Call& chunk) {
   const DeviceAppend append = append_of(chunk, sequences);
   TANDEM_TRY(launch_append(chunk, append));
   chunk.session.hand_over().post();
+  TANDEM_TRY(name_keys(chunk, sequences));
   const DeviceAttend window = window_of(chunk, append, merges);
   TANDEM_TRY(attend_window(chunk, window));
   if (merges) {
@@ -257,6 +271,8 @@ Status DeviceLane::launch(Call& chunk) {
 // than a graph was made for: descriptors say so.
 Status DeviceLane::launch_planned(Call& call, bool captures) {
   TANDEM_TRY(check_planned(call, captures));
+  TANDEM_TRY(check_named_in_step(call));
+  if (call.args.named != nullptr) call.idx = indices_of(*call.args.named, 0);
   DeviceSession& device = call.device();
   if (captures) device.freeze();
   const size_t l = call.facts.idx;
@@ -271,6 +287,7 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   const DeviceAppend append = append_of(call, sequences);
   TANDEM_TRY(launch_append(call, append));
   call.session.step.n_appended = call.args.layer_idx + 1;
+  TANDEM_TRY(name_keys(call, sequences));
   TANDEM_TRY(attend_window(call, window_of(call, append, true)));
   TANDEM_TRY(merge_and_observe(call, append));
   ++call.session.step.next_layer;

@@ -45,8 +45,11 @@ DeviceAppend append_of(const Call& call, const DeviceSequences& sequences) {
           device.exchange(l),
           device.rope(l),
           rotates_queries(layer) ? device.work().rotated_q() : nullptr,
-          call.guess.positions,
-          args.x ? rows_of(*args.x) : DeviceRows()};
+          call.positions,
+          args.x ? rows_of(*args.x) : DeviceRows(),
+          0,
+          0,
+          call.idx};
 }
 
 Status begin_routes(const Call& chunk) {
@@ -62,11 +65,11 @@ Status launch_append(const Call& call, const DeviceAppend& append) {
 
 DeviceAttend window_of(const Call& call, const DeviceAppend& append, bool merges) {
   const DeviceSession& device = call.device();
-  const bool is_guess = call.args.speculative;
+  const bool is_by_query = call.queries.sequences != nullptr;
   DeviceAttend attend;
-  attend.layer = is_guess ? &device.layer(call.facts.idx, false) : append.layer;
+  attend.layer = is_by_query ? &device.layer(call.facts.idx, false) : append.layer;
   attend.pages = append.pages;
-  attend.sequences = is_guess ? call.guess.queries : append.sequences;
+  attend.sequences = is_by_query ? call.queries : append.sequences;
   attend.q = attended_q(append);
   attend.workspace = device.work().workspace();
   attend.lists = call.lists;

@@ -29,7 +29,7 @@ void leave_guess_to_host(SequenceCall* of) {
   of->has_host = true;
 }
 
-int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes, const DeviceSequences& sequences) {
+int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes) {
   const std::vector<SequenceCall>& calls = chunk.calls();
   auto* own = reinterpret_cast<DeviceSequence*>(upload);
   DeviceSequence* query = own + calls.size();
@@ -42,6 +42,7 @@ int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes, const Devi
       query->q_len = 1;
       query->first_row += static_cast<int32_t>(t);
       query->end = std::max<int64_t>(of.first_query, 1);  // a query is a token
+      query->n_after = of.first_query + t + 1 - query->end;
       query->begin = of.first_query == 0
                          ? 1
                          : std::clamp(chunk.scratch.begin[of.visibility_at + at], of.resident_begin, of.first_query);
@@ -50,11 +51,7 @@ int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes, const Devi
     }
     ++own;
   }
-  chunk.guess.queries = sequences;
-  chunk.guess.queries.sequences = sequences.sequences + calls.size();
-  chunk.guess.queries.n_sequences = static_cast<int32_t>(chunk.args.q.n_tokens);
-  chunk.guess.queries.max_q_len = 1;
-  chunk.guess.positions = reinterpret_cast<const int32_t*>(chunk.device().work().descriptors() + bytes);
+  chunk.positions = reinterpret_cast<const int32_t*>(chunk.device().work().descriptors() + bytes);
   return bytes + chunk.args.q.n_tokens * static_cast<int64_t>(sizeof(int32_t));
 }
 

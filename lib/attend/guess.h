@@ -20,6 +20,6 @@ Status check_guess(const Call& call);
 void leave_guess_to_host(SequenceCall* of);
 // Descriptors of the queries behind the sequences' own, which have no resident keys; positions behind `bytes` bytes. Returns
 // how many bytes there are then.
-int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes, const DeviceSequences& sequences);
+int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes);
 
 }  // namespace tandem

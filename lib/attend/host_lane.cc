@@ -8,6 +8,7 @@
 
 #include "lib/attend/call_keys.h"
 #include "lib/attend/commit.h"
+#include "lib/attend/named_call.h"
 #include "lib/attend/session_states.h"
 #include "lib/model/hadamard.h"
 #include "lib/tensors/convert.h"
@@ -108,17 +109,6 @@ void for_tokens(const Call& call, void (*visit)(const Call& call, int64_t row)) 
   for (int64_t i = 0; i < n_tasks; ++i) task(&visits, i, 0);
 }
 
-Status check_named_layer(const Call& call) {
-  if (call.args.named == nullptr) return {};
-  const Policy& policy = call.facts.policy;
-  if (policy.host_keys(false) != HostKeys::kAll)
-    return fail(TANDEM_ERROR_UNSUPPORTED, "selection",
-                "selection with policy \"%s\" in layer %d: keys are named under \"all\"", policy.name, call.args.layer_idx);
-  if (call.facts.heads == nullptr) return {};
-  return fail(TANDEM_ERROR_UNSUPPORTED, "selection", "selection in layer %d, which has streaming_heads",
-              call.args.layer_idx);
-}
-
 // The queries of the call, a batch of them after another.
 Status attend_named(const Call& call) {
   HostPart& host = call.scratch.host;
@@ -126,9 +116,9 @@ Status attend_named(const Call& call) {
   for (;;) {
     {
       std::shared_lock lock(call.cache().mutex());
-      if (!host.lay_out_named()) return {};
+      if (!host.named().next(call.cache())) return {};
     }
-    TANDEM_TRY(host.attend_named(watch));
+    TANDEM_TRY(host.named().attend(watch));
     TANDEM_TRY(call.args.watch.check());
   }
 }
@@ -156,20 +146,7 @@ Status HostLane::join(Call& call) {
   return {};
 }
 
-Status HostLane::reserve(Call& call) {
-  const NamedKeys* const given = call.args.named;
-  if (given == nullptr) return {};
-  AttendScratch& scratch = call.scratch;
-  scratch.named = *given;
-  if (given->any_order) sort_named(call.args.q.n_tokens, &scratch.named, &scratch.sorted_idx);
-  for (const SequenceCall& of : call.calls())
-    for (int64_t t = 0; t < of.q_len; t += kManyTokens) {
-      TANDEM_TRY(call.args.watch.check());
-      TANDEM_TRY(
-          check_named(scratch.named, *given, of.first_row + t, std::min(kManyTokens, of.q_len - t), of.first_query + t));
-    }
-  return {};
-}
+Status HostLane::reserve(Call& call) { return take_named_on_host(call); }
 
 Status HostLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   place->call = call.calls().size();
@@ -242,7 +219,7 @@ Status HostLane::commit(Call& call) {
     of.state->selection->committed(of, call.args.speculative);
     count_bytes(call, of);
   }
-  const HostPart& host = call.scratch.host;
+  HostPart& host = call.scratch.host;
   call.session.sums.host_kv_bytes_read += host.selected_kv_bytes();
   if (call.args.named != nullptr) {
     const int64_t key_bytes = plane_bytes(call.layer()).total();

@@ -135,7 +135,7 @@ Status LongAppend::prepare(Call& chunk) {
     taking.part.is_rows = true;
     taking.part.begins_long = i == 0;
     taking.shape.n_tokens = taking.shape.max_q_len = static_cast<int32_t>(rows.q_len);
-    taking.scratch.host.add_rows(rows);
+    taking.scratch.host.rows().add(chunk.cache().view(*rows.sequence), rows);
     taking.touched.push_back({of.sequence->id, rows.first_query, of.foreign_begin});
   }
   std::vector<KeyPart>& parts = chunk.scratch.parts[kPlanStream];

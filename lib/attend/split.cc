@@ -7,11 +7,13 @@
 
 namespace tandem {
 
-// The store has keys as they were before they are rotated; a guess is the host's.
+// The store has keys as they were before they are rotated; a guess is the host's, and so are keys that the caller names.
 RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
   const Layer& layer = *shape.layer;
   const Layer& outside = retrieval_layer(terms.kinds(shape.layer_idx), layer);
-  if (terms.layouts.empty() || layer.rope != nullptr || shape.is_speculative || outside.n_kv_heads == 0) return {};
+  if (terms.layouts.empty() || layer.rope != nullptr || shape.is_speculative || shape.idx_heads > 0 ||
+      outside.n_kv_heads == 0)
+    return {};
   int64_t n_tokens = 0, longest = 0;
   for (const SequenceShape& sequence : shape.sequences) {
     const TokenRange tokens = terms.streamed(shape, sequence);

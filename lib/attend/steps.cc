@@ -40,8 +40,10 @@ Status Steps::begin(std::span<const int64_t> sequences, const int64_t* q_lens, v
   OpenStep& open = core_.step;
   const auto lock = cache.lock_settled(core_.states);
   if (open.is_open) return fail(TANDEM_ERROR_INVALID_STATE, "session", "a step is open already");
-  if (core_.device != nullptr && stream != nullptr)
+  if (core_.device != nullptr && stream != nullptr) {
+    TANDEM_TRY(core_.hand_over().take_bad_index());
     TANDEM_TRY(core_.states->meet_fault(stream));  // before anyone looks at what is lost
+  }
   if (core_.device != nullptr && !core_.hand_over().fault().ok())
     cache.settle(*core_.states);  // lengths are not what they were
   std::vector<OpenStep::Sequence> step;

@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0xe9bc9d97601382d1)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0x9a710e6c724d1069)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -65,7 +65,7 @@
   MEMBER(tandem_cache_options, layer_v_types, 40) \
   MEMBER(tandem_cache_options, k_rotation, 48) \
   MEMBER(tandem_cache_options, x_type, 52) \
-  STRUCT(tandem_session_options, 128) \
+  STRUCT(tandem_session_options, 136) \
   MEMBER(tandem_session_options, struct_size, 0) \
   MEMBER(tandem_session_options, sleep_between_calls, 4) \
   MEMBER(tandem_session_options, policy, 8) \
@@ -84,6 +84,7 @@
   MEMBER(tandem_session_options, recompute_share, 104) \
   MEMBER(tandem_session_options, streaming_heads, 112) \
   MEMBER(tandem_session_options, n_streaming_heads, 120) \
+  MEMBER(tandem_session_options, selection_indices, 128) \
   STRUCT(tandem_selection, 24) \
   MEMBER(tandem_selection, struct_size, 0) \
   MEMBER(tandem_selection, flags, 4) \
@@ -247,7 +248,7 @@
   DEFAULTS(tandem_engine_options, TANDEM_ENGINE_OPTIONS_INIT, 104) \
   DEFAULTS(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, 96) \
   DEFAULTS(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, 56) \
-  DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 128) \
+  DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 136) \
   DEFAULTS(tandem_selection, TANDEM_SELECTION_INIT, 24) \
   DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, 128) \
   DEFAULTS(tandem_attend_tensors_args, TANDEM_ATTEND_TENSORS_ARGS_INIT, 144) \

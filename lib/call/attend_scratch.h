@@ -24,9 +24,9 @@ struct AttendScratch : FloatRows {
   std::vector<uint64_t> tree_bits;
   std::vector<int32_t> depths;
   std::vector<int32_t> tree_positions;
-  NamedKeys named;  // where the caller names keys: rows that ascend, the caller's or these
-  std::vector<int32_t> sorted_idx;
-  HostPart host;  // of the calls
+  NamedKeys named;                              // where the caller names keys: rows that ascend, the caller's or these
+  std::vector<int32_t> named_idx, brought_idx;  // copies of indices: in order, and as a device had them
+  HostPart host;                                // of the calls
 };
 
 }  // namespace tandem

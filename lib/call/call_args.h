@@ -27,10 +27,10 @@ struct AttendArgs {
   float* lse = nullptr;                 // null: not wanted
   int64_t lse_token_stride = 0;         // elements
   int64_t lse_head_stride = 0;
-  bool on_device = false;   // every tensor is in the device's memory
-  void* stream = nullptr;   // with on_device, the stream of the call; NULL is the default stream
+  bool on_device = false;            // every tensor is in the device's memory
+  void* stream = nullptr;            // with on_device, the stream of the call; NULL is the default stream
   const NamedKeys* named = nullptr;  // the keys that queries attend; null: those of the policy
-  bool is_watched = false;  // `watch` has a flag to cancel the call or a function that is told of progress
+  bool is_watched = false;           // `watch` has a flag to cancel the call or a function that is told of progress
   Watch watch;
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lib/call/key_route.h"
+#include "lib/call/ticket.h"
 #include "lib/machine/device_owner.h"
 #include "lib/pieces/device_window.h"
 #include "lib/pieces/route_options.h"
@@ -18,6 +19,8 @@
 #include "lib/store/page_store.h"
 
 namespace tandem {
+
+inline constexpr int32_t kMostListRows = 64;  // of a query and KV head: what decode kernels with key lists take
 
 struct SequenceShape {
   int64_t q_len = 0;
@@ -39,6 +42,10 @@ struct CallShape {
   bool appends = true;           // the call brings K and V
   bool is_speculative = false;   // each query is described as a sequence of its own
   bool has_room_to_step = true;  // planned steps of the same sequences get room too, if the route allows them
+  // Where the caller names keys: of a query, the heads that have indices of their own, and indices of each.
+  int64_t idx_heads = 0, n_idx = 0;
+  bool has_host_idx = false;                // they are in host memory
+  int64_t most_tokens = kMostTicketTokens;  // of a chunk
 
   int64_t n_tokens() const;
   int64_t max_q_len() const;
@@ -66,6 +73,11 @@ struct SizeTerms {
   const WindowGeometry* window = nullptr;
   int64_t most_long_bytes = INT64_MAX;  // memory that long appends may take
 
+  // Calls of the layer may name keys in planned steps.
+  bool names_in_steps(size_t l) const {
+    return options.selection_len > 0 && kinds(l) == nullptr && policies[l].host_keys(false) == HostKeys::kAll &&
+           layers[l].group_size <= kMostListRows;
+  }
   const HeadKinds* kinds(size_t l) const { return kinds_of_layer(heads, l); }
   int64_t n_lists(size_t l) const { return kinds(l) == nullptr ? 0 : layers[l].n_kv_heads; }  // of a sequence
   int64_t most_of_chunk() const;  // tokens of an append that has one ticket

@@ -85,9 +85,17 @@ void HostPart::lay_out(std::span<SequenceCall> calls) {
   jobs_.reserve(2 * n_heads);
   merges_.reserve(n_heads);
   states_.resize(4 * n_heads);
-  if (facts_.named != nullptr) return begin_named();
-  for (SequenceCall& call : calls) {
-    if (is_on_device()) point_to_slot(&call);
+  if (is_on_device())
+    for (SequenceCall& call : calls) point_to_slot(&call);
+  views_.resize(calls.size());
+  if (facts_.may_name) return;
+  if (facts_.named != nullptr) return begin_named(*facts_.named);
+  for (size_t i = 0; i < calls.size(); ++i) views_[i] = facts_.cache->view(*calls[i].sequence);
+  lay_out_jobs();
+}
+
+void HostPart::lay_out_jobs() {
+  for (const SequenceCall& call : calls_) {
     if (!is_on_device())
       lay_out_window(call);
     else if (call.has_cpu_part())
@@ -96,12 +104,12 @@ void HostPart::lay_out(std::span<SequenceCall> calls) {
   finish_runs();
 }
 
-// Learned sinks are merged when all queries have been attended.
-void HostPart::begin_named() {
-  named_.begin({facts_.cache, facts_.layer, facts_.layer_idx, facts_.named, facts_.sink_len, facts_.window_len,
-                facts_.q_is_bf16, n_nodes_},
+// Learned sinks are merged when all queries have been attended; on a device, there.
+void HostPart::begin_named(const NamedKeys& named) {
+  named_.begin({&facts_.cache->engine().cpu(), facts_.layer, facts_.layer_idx, &named, facts_.sink_len, facts_.window_len,
+                facts_.q_is_bf16, is_on_device(), facts_.is_speculative, n_nodes_},
                calls_);
-  if (facts_.layer->sinks == nullptr) return;
+  if (facts_.layer->sinks == nullptr || is_on_device()) return;
   for (const SequenceCall& call : calls_)
     for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) add_merge(call, h);
 }
@@ -183,7 +191,7 @@ void HostPart::find_tokens(const SequenceCall& call, TokenRange tokens, std::vec
   const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
   for (int64_t t = tokens.begin; t < tokens.end; t += found->back().n) {
     const int64_t end = tree && t < call.first_query ? std::min(call.first_query, tokens.end) : tokens.end;
-    found->push_back(key_tokens(*facts_.cache, *call.sequence, {t, end}, facts_.layer_idx));
+    found->push_back(key_tokens(views_[call_idx_of(call)], *facts_.layer, {t, end}));
   }
 }
 
@@ -199,7 +207,7 @@ void HostPart::find_streaming_tokens(const SequenceCall& call) {
 void HostPart::add_runs(const SequenceCall& call, const std::vector<TokenRun>& found, int32_t kv_head) {
   const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
   for (const TokenRun& at : found) {
-    runs_.push_back(keys_of(*facts_.cache, *call.sequence, at, facts_.layer_idx, kv_head));
+    runs_.push_back(keys_of(views_[call_idx_of(call)], *facts_.layer, facts_.layer_idx, at, kv_head));
     if (tree && at.token >= call.first_query) runs_.back().positions = call.tree_positions + (at.token - call.first_query);
   }
 }
@@ -244,13 +252,6 @@ void HostPart::finish_runs() {
   }
 }
 
-void HostPart::add_rows(const SequenceCall& call) {
-  constexpr int64_t kMostRows = 32;  // of a copy, as all of a ticket's may be side by side and workers share the copies
-  const StoreView view = facts_.cache->view(*call.sequence);
-  for (int64_t t = call.first_query; t < call.length; t += rows_.back().to.n)
-    rows_.push_back({view.run_at(t, std::min(t + kMostRows, call.length)), call.first_row + t - call.first_query});
-}
-
 TicketCopy& HostPart::keep_copy(size_t call, bool keeps_pages) {
   if (late_.size() < calls_.size()) late_.resize(calls_.size());
   TicketCopy& late = late_[call];
@@ -260,53 +261,6 @@ TicketCopy& HostPart::keep_copy(size_t call, bool keeps_pages) {
   late.pages = calls_[call].sequence->pages;
   if (facts_.layer->rope != nullptr) late.positions = calls_[call].sequence->positions;
   return late;
-}
-
-namespace {
-
-constexpr int64_t kWorthSpreading = 65536;  // bytes
-
-// What workers take of a ticket's rows: of each copy so many ranges of heads; of the planes of the layer the first has all.
-struct RowShares {
-  const std::vector<RowCopy>& rows;
-  const LayerPlanes& planes;
-  const HostSlot& slot;
-  int64_t bytes = 0, n_of_copy = 1;
-
-  RowShares(const std::vector<RowCopy>& of, const LayerPlanes& layer, const HostSlot& from)
-      : rows(of), planes(layer), slot(from) {
-    for (const RowCopy& copy : rows)
-      bytes += copy.to.n * (planes.token_bytes(Scope::kHead) + planes.token_bytes(Scope::kLayer));
-    n_of_copy = std::clamp<int64_t>(bytes / std::max<int64_t>(1, std::ssize(rows)) / kWorthSpreading, 1, planes.heads().n);
-  }
-  int64_t n() const { return n_of_copy * std::ssize(rows); }
-
-  void take(int64_t idx) const {
-    const auto& [to, in_slot] = rows[static_cast<size_t>(idx / n_of_copy)];
-    const int64_t share = idx % n_of_copy, n_heads = planes.heads().n;
-    for (int32_t p = 0; p < kStoredPlanes; ++p) {
-      const StoredPlane& plane = planes.planes[p];
-      const bool is_whole = plane.scope == Scope::kLayer;
-      const std::byte* const from = slot.data + (is_whole ? slot.exchange.x_at : slot.exchange.rows_at[p]);
-      const int64_t end = is_whole ? 1 : (share + 1) * n_heads / n_of_copy;
-      for (int64_t h = is_whole ? share : share * n_heads / n_of_copy; h < end && plane.row_bytes > 0; ++h)
-        std::memcpy(plane.row(to, h), from + (h * slot.exchange.n_rows + in_slot) * plane.row_bytes,
-                    static_cast<size_t>(to.n * plane.row_bytes));
-    }
-  }
-};
-
-}  // namespace
-
-int64_t HostPart::take_rows() {
-  const Backend& cpu = facts_.cache->engine().cpu();
-  RowShares shares(rows_, facts_.cache->store().planes(facts_.layer_idx), slot_);
-  const auto take_share = [](void* all, int64_t idx, int32_t) { static_cast<const RowShares*>(all)->take(idx); };
-  if (shares.bytes >= kWorthSpreading)
-    cpu.table->run(cpu.self, shares.n(), take_share, &shares);
-  else
-    for (int64_t i = 0; i < shares.n(); ++i) shares.take(i);
-  return shares.bytes;
 }
 
 // Selections are brought up to date. Then the jobs get their runs again, with those of the selected keys.
@@ -338,7 +292,32 @@ void HostPart::observe() {
   facts_.selector->observe({calls_, late, is_on_device() ? &slot_ : nullptr, facts_.is_speculative, &observed_});
 }
 
+bool HostPart::brings_named() const {
+  return is_on_device() && reinterpret_cast<const SlotHeader*>(slot_.data)->idx_heads > 0;
+}
+
+Status HostPart::attend_brought(const Watch* watch) {
+  const auto& header = *reinterpret_cast<const SlotHeader*>(slot_.data);
+  brought_ = {};
+  brought_.idx = reinterpret_cast<const int32_t*>(slot_.data + slot_.exchange.idx_at);
+  brought_.head_stride = brought_.n_idx = header.n_idx;
+  brought_.token_stride = int64_t{header.idx_heads} * header.n_idx;
+  brought_.n_heads = header.idx_heads;
+  brought_.unit_shift = header.unit_shift;
+  brought_.plus_window = header.plus_window != 0;
+  begin_named(brought_);
+  while (named_.next(views_)) TANDEM_TRY(named_.attend(watch));
+  selected_kv_bytes_ += named_.n_keys() * plane_bytes(*facts_.layer).total();
+  return {};
+}
+
 Status HostPart::attend(const Watch* watch) {
+  if (facts_.may_name) {
+    const PageStore& store = facts_.cache->store();
+    for (size_t i = 0; i < calls_.size(); ++i) views_[i] = store.view(late_[i].pages, late_[i].positions, bases_);
+    if (brings_named()) return attend_brought(watch);
+    lay_out_jobs();
+  }
   const Backend& cpu = facts_.cache->engine().cpu();
   const auto n_jobs = static_cast<int32_t>(jobs_.size());
   if (n_jobs > 0)
@@ -349,10 +328,13 @@ Status HostPart::attend(const Watch* watch) {
                                   watch != nullptr ? *watch : Watch{});
 }
 
+// Of a ticket.
 void HostPart::lose() {
-  for (const AttendJob& job : jobs_) {
-    std::fill_n(job.o, int64_t{job.n_rows} * job.layer->v_head_dim, NAN);
-    std::fill_n(job.lse, job.n_rows, NAN);
+  for (const SequenceCall& call : calls_) {
+    if (!call.has_cpu_part()) continue;
+    const int64_t n_rows = call.q_len * facts_.layer->n_q_heads;
+    std::fill_n(call.host_o, n_rows * facts_.layer->v_head_dim, NAN);
+    std::fill_n(call.host_lse, n_rows, NAN);
   }
 }
 

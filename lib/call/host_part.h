@@ -21,17 +21,12 @@
 
 #include "lib/call/named_jobs.h"
 #include "lib/call/sequence_call.h"
+#include "lib/call/ticket_rows.h"
 #include "lib/store/row_cursor.h"
 #include "lib/tables/backend.h"
 #include "lib/tables/device.h"
 
 namespace tandem {
-
-// Rows of a slot, from in_slot on, in every plane.
-struct RowCopy {
-  TokenRun to;
-  int64_t in_slot = 0;
-};
 
 class HostPart {
  public:
@@ -46,8 +41,10 @@ class HostPart {
     bool keeps_maw = false;  // the selector learns of each call
     bool is_speculative = false;
     bool q_is_bf16 = false;  // the caller's queries are exact in bf16
-    // The keys that the caller names; null: those of the policy. On host tensors alone.
+    // The keys that the caller names; null: those of the policy. Of a ticket its slot brings the indices, and this says no
+    // more than that there are some.
     const NamedKeys* named = nullptr;
+    bool may_name = false;  // a ticket may bring indices; whether it does is known when it arrives
     int64_t sink_len = 0, window_len = 0;
   };
 
@@ -55,34 +52,33 @@ class HostPart {
   void begin(const Facts& facts, const HostSlot& slot);
   // The cache's mutex is held. calls: stay where they are; their addresses (q, o, ...) are set, but for a slot's.
   void lay_out(std::span<SequenceCall> calls);
-  void add_rows(const SequenceCall& call);  // its new ones, which the slot has
+  TicketRows& rows() { return rows_; }
   // What the ticket needs of a call that is laid out, to be filled; with keeps_pages its page table is copied already.
   TicketCopy& keep_copy(size_t call, bool keeps_pages);
-  bool has_jobs() const { return !jobs_.empty(); }
-  bool has_rows() const { return !rows_.empty(); }
+  bool has_jobs() const { return !jobs_.empty() || (facts_.may_name && has_cpu_part(calls_)); }
   bool selects() const { return facts_.selects && !calls_.empty(); }  // choose() has keys to add
   // On a device: observe() comes when the device has observed.
   bool observes() const { return slot_.data != nullptr && facts_.keeps_maw && !calls_.empty(); }
 
-  int64_t take_rows();  // returns how many bytes these have
+  int64_t take_rows() const {  // returns how many bytes these have
+    return rows_.take(facts_.cache->engine().cpu(), facts_.cache->store().planes(facts_.layer_idx), slot_);
+  }
   // May throw bad_alloc. Tensors in host memory: the cache's mutex is held, shared.
   void choose();
-  // Of a call with named keys: their jobs, batch by batch, each laid out and then attended; attend() comes behind the last.
-  bool lay_out_named() {
-    return named_.next();
-  }  // the cache's mutex is held, shared; false: there is no more. May throw bad_alloc
-  Status attend_named(const Watch* watch) { return named_.attend(watch); }
-  const NamedJobs& named() const { return named_; }
-  Status attend(const Watch* watch);  // null: nobody watches
-  void lose();                        // the states of what was not attended become NaN
-  void observe();                     // may throw bad_alloc
+  NamedJobs& named() { return named_; }  // of a call on host tensors; attend() comes behind their last batch
+  bool brings_named() const;             // the ticket that has arrived brings indices of named keys
+  Status attend(const Watch* watch);     // null: nobody watches
+  void lose();                           // the states of what was not attended become NaN
+  void observe();                        // may throw bad_alloc
 
   int64_t selected_kv_bytes() const { return selected_kv_bytes_; }  // of the keys that choose() added
 
  private:
   bool is_on_device() const { return slot_.data != nullptr; }
   bool streams(int32_t kv_head) const { return facts_.heads != nullptr && facts_.heads->streams(kv_head); }
-  void begin_named();
+  void lay_out_jobs();
+  void begin_named(const NamedKeys& named);
+  Status attend_brought(const Watch* watch);
   void point_to_slot(SequenceCall* call) const;
   void lay_out_window(const SequenceCall& call);
   void lay_out_for_device(const SequenceCall& call);
@@ -98,7 +94,7 @@ class HostPart {
   int32_t n_nodes_ = 1;  // of the machine
   HostSlot slot_;
   std::span<SequenceCall> calls_;
-  std::vector<RowCopy> rows_;
+  TicketRows rows_;
   std::vector<TokenRun> tokens_, host_tokens_, streaming_tokens_;  // of the call that is laid out
   std::vector<KvRun> runs_, late_runs_;
   std::vector<AttendJob> jobs_;
@@ -114,6 +110,8 @@ class HostPart {
   std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
   ObserveScratch observed_;
   NamedJobs named_;
+  NamedKeys brought_;             // of a ticket's slot
+  std::vector<StoreView> views_;  // [n_calls]
   int64_t selected_kv_bytes_ = 0;
 };
 

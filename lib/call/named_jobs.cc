@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "lib/machine/placement.h"
-#include "lib/store/cache.h"
 
 namespace tandem {
 namespace {
@@ -27,20 +26,22 @@ void NamedJobs::begin(const Facts& facts, std::span<const SequenceCall> calls) {
 
 int64_t NamedJobs::n_jobs() const {
   int64_t n = 0;
-  for (const SequenceCall& call : calls_) n += call.q_len * facts_.layer->n_kv_heads;
+  for (const SequenceCall& call : calls_)
+    if (has_jobs(call)) n += call.q_len * facts_.layer->n_kv_heads;
   return n;
 }
 
 // Of a job: a range ends where a page does, or where positions do not go on.
-int64_t NamedJobs::most_runs(const SequenceCall& call) const {
-  const int64_t page_len = facts_.cache->store().geometry().page_len, unit = int64_t{1} << facts_.named->unit_shift;
-  const bool by_position = facts_.layer->rope != nullptr && !call.sequence->positions.empty();
-  const bool in_tree = call.visibility.tree_words > 0;
+int64_t NamedJobs::most_runs(size_t call) const {
+  const SequenceCall& of = calls_[call];
+  const int64_t page_len = views_[call].page_len, unit = int64_t{1} << facts_.named->unit_shift;
+  const bool by_position = facts_.layer->rope != nullptr && !views_[call].positions.empty();
+  const bool in_tree = of.visibility.tree_words > 0;
   const int64_t of_unit = by_position || in_tree ? unit : (unit + page_len - 1) / page_len + 1;
   int64_t n = facts_.named->n_idx * of_unit;
   if (facts_.named->plus_window)
     n += by_position ? facts_.sink_len + facts_.window_len : (facts_.sink_len + facts_.window_len) / page_len + 4;
-  return std::min(n + (in_tree ? call.q_len : 0), call.length);
+  return std::min(n + (in_tree ? of.q_len : 0), of.length);
 }
 
 SeenTokens NamedJobs::seen_by(const SequenceCall& call, int64_t query) const {
@@ -63,24 +64,35 @@ SeenTokens NamedJobs::seen_by(const SequenceCall& call, int64_t query) const {
   return seen;
 }
 
-void NamedJobs::add_runs(const SequenceCall& call, TokenRange tokens, Job* job) {
+// On a device the window has tokens [resident_begin, end of the window), where a guess is not in windows.
+void NamedJobs::add_runs(TokenRange tokens, Job* job) {
+  const SequenceCall& call = calls_[job->call];
+  const StoreView& view = views_[job->call];
   const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
+  const int64_t window_end = facts_.is_speculative ? call.first_query : call.length;
+  if (facts_.on_device && tokens.begin < window_end && tokens.end > call.resident_begin) {
+    if (tokens.begin < call.resident_begin) add_runs({tokens.begin, call.resident_begin}, job);
+    if (tokens.end > window_end) add_runs({window_end, tokens.end}, job);
+    return;
+  }
   for (int64_t t = tokens.begin; t < tokens.end;) {
     const int64_t end = tree && t < call.first_query ? std::min(call.first_query, tokens.end) : tokens.end;
-    const TokenRun at = key_tokens(*facts_.cache, *call.sequence, {t, end}, facts_.layer_idx);
+    const TokenRun at = key_tokens(view, *facts_.layer, {t, end});
     KvRun& run = runs_[job->first_run + job->n_runs++];
-    run = keys_of(*facts_.cache, *call.sequence, at, facts_.layer_idx, job->kv_head);
-    if (tree && at.token >= call.first_query) run.positions = call.tree_positions + (at.token - call.first_query);
+    run = keys_of(view, *facts_.layer, facts_.layer_idx, at, job->kv_head);
+    if (tree && t >= call.first_query) run.positions = call.tree_positions + (t - call.first_query);
     t += at.n;
   }
   job->n_keys += tokens.end - tokens.begin;
-  job->n_resident += std::max<int64_t>(0, tokens.end - std::max(tokens.begin, call.resident_begin));
+  if (!facts_.on_device) job->n_resident += std::max<int64_t>(0, tokens.end - std::max(tokens.begin, call.resident_begin));
 }
 
 void NamedJobs::fill(Job* job) {
   const SequenceCall& call = calls_[job->call];
   const std::span<const int32_t> row = facts_.named->row(call.first_row + job->query, job->kv_head);
-  for_named_tokens(*facts_.named, row, seen_by(call, job->query), [&](TokenRange tokens) { add_runs(call, tokens, job); });
+  const SeenTokens seen = seen_by(call, job->query);
+  if (facts_.on_device && first_wrong(row, facts_.named->unit_shift, seen.own) >= 0) return;
+  for_named_tokens(*facts_.named, row, seen, [&](TokenRange tokens) { add_runs(tokens, job); });
 }
 
 AttendJob NamedJobs::attend_job(const Job& job) const {
@@ -93,8 +105,8 @@ AttendJob NamedJobs::attend_job(const Job& job) const {
   made.q_is_bf16 = facts_.q_is_bf16 && layer.rope == nullptr && layer.k_rotation == TANDEM_ROTATION_NONE;
   made.node = node_of_head(job.kv_head, layer.n_kv_heads, facts_.n_nodes);
   made.q = call.q + first * layer.k_head_dim;
-  made.o = call.o + first * layer.v_head_dim;
-  made.lse = call.lse + first;
+  made.o = (facts_.on_device ? call.host_o : call.o) + first * layer.v_head_dim;
+  made.lse = (facts_.on_device ? call.host_lse : call.lse) + first;
   made.runs = runs_.data() + job.first_run;
   made.n_runs = static_cast<int32_t>(job.n_runs);
   made.n_keys = job.n_keys;
@@ -102,12 +114,23 @@ AttendJob NamedJobs::attend_job(const Job& job) const {
   return made;
 }
 
-bool NamedJobs::next() {
+bool NamedJobs::next(const Cache& cache) {
+  own_views_.clear();
+  for (const SequenceCall& call : calls_) own_views_.push_back(cache.view(*call.sequence));
+  return next(own_views_);
+}
+
+bool NamedJobs::next(std::span<const StoreView> views) {
+  views_ = views;
   batch_.clear();
   int64_t n_runs = 0;
   while (call_ < calls_.size() && std::ssize(batch_) < kMostJobs) {
     const SequenceCall& call = calls_[call_];
-    const int64_t most = most_runs(call);
+    if (!has_jobs(call)) {
+      ++call_;
+      continue;
+    }
+    const int64_t most = most_runs(call_);
     if (!batch_.empty() && n_runs + most > kMostRuns) break;
     batch_.push_back({call_, query_, kv_head_, static_cast<size_t>(n_runs)});
     n_runs += most;
@@ -120,7 +143,7 @@ bool NamedJobs::next() {
   if (batch_.empty()) return false;
   if (std::ssize(runs_) < n_runs) runs_.resize(static_cast<size_t>(n_runs));
   jobs_.resize(batch_.size());
-  const Backend& cpu = facts_.cache->engine().cpu();
+  const Backend& cpu = *facts_.cpu;
   const auto fill_one = [](void* all, int64_t idx, int32_t) {
     auto* const jobs = static_cast<NamedJobs*>(all);
     Job& job = jobs->batch_[static_cast<size_t>(idx)];
@@ -136,7 +159,7 @@ bool NamedJobs::next() {
 }
 
 Status NamedJobs::attend(const Watch* watch) {
-  const Backend& cpu = facts_.cache->engine().cpu();
+  const Backend& cpu = *facts_.cpu;
   const auto n = static_cast<int32_t>(jobs_.size());
   const bool is_whole = n_done_ == 0 && call_ == calls_.size();
   n_done_ += n;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Jobs of a call on host tensors whose keys the caller names (lib/call/named_keys.h): one for each query and KV head. They
-// are made in batches, by the pool, as the runs of all of them may take more memory than the keys.
+// Jobs of a call whose keys the caller names (lib/call/named_keys.h): one for each query and KV head. They are made in
+// batches, by the pool, as the runs of all of them may take more memory than the keys.
+//
+// Of a call on device tensors the jobs have the named keys that its window does not have, and of a row of indices that is
+// wrong none: the device's part of the answer is NaN then.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +20,20 @@ class Cache;
 class NamedJobs {
  public:
   struct Facts {
-    const Cache* cache = nullptr;
+    const Backend* cpu = nullptr;
     const Layer* layer = nullptr;
     int32_t layer_idx = 0;
     const NamedKeys* named = nullptr;
     int64_t sink_len = 0, window_len = 0;  // of the session: what plus_window adds
-    bool q_is_bf16 = false;
+    bool q_is_bf16 = false, on_device = false, is_speculative = false;
     int32_t n_nodes = 1;
   };
 
-  // calls: stay where they are; their addresses (q, o, lse) are set.
+  // calls: stay where they are; their addresses (q, o, lse, or host_o, host_lse on a device) are set.
   void begin(const Facts& facts, std::span<const SequenceCall> calls);
-  // The cache's mutex is held, shared. Makes the next batch; false: all queries have had theirs. May throw bad_alloc.
-  bool next();
+  // Makes the next batch; false: all queries have had theirs. views: of the calls' sequences. May throw bad_alloc.
+  bool next(std::span<const StoreView> views);
+  bool next(const Cache& cache);  // its mutex is held, shared
   // Attends the batch. watch: null, or of the call, which is told of all batches.
   Status attend(const Watch* watch);
 
@@ -46,14 +50,17 @@ class NamedJobs {
   };
 
   int64_t n_jobs() const;  // of the call
-  int64_t most_runs(const SequenceCall& call) const;
+  bool has_jobs(const SequenceCall& call) const { return !facts_.on_device || call.has_cpu_part(); }
+  int64_t most_runs(size_t call) const;
   SeenTokens seen_by(const SequenceCall& call, int64_t query) const;
   void fill(Job* job);
-  void add_runs(const SequenceCall& call, TokenRange tokens, Job* job);
+  void add_runs(TokenRange tokens, Job* job);
   AttendJob attend_job(const Job& job) const;
 
   Facts facts_;
   std::span<const SequenceCall> calls_;
+  std::span<const StoreView> views_;  // of the batch
+  std::vector<StoreView> own_views_;
   size_t call_ = 0;  // the next job
   int64_t query_ = 0;
   int32_t kv_head_ = 0;

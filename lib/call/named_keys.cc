@@ -18,51 +18,51 @@ int64_t place_of(std::span<const int32_t> row, int32_t value) {
   return std::distance(found, row.rend()) - 1;
 }
 
+const char* reason_of(std::span<const int32_t> row, int64_t place, int32_t unit_shift, int64_t own) {
+  const int32_t unit = row[static_cast<size_t>(place)], before = place > 0 ? row[static_cast<size_t>(place - 1)] : -2;
+  if (unit < 0 || int64_t{unit} << unit_shift > own) return "names no token up to the query's own";
+  if (before == -1) return "stands behind a pad of -1";
+  if (unit == before) return "stands there twice";
+  return "is less than the index before it: without TANDEM_SELECTION_ANY_ORDER indices ascend";
+}
+
 Status check_row(const NamedKeys& named, const NamedKeys& as_given, int64_t token, int32_t head, int64_t own) {
   const std::span<const int32_t> row = named.row(token, head);
-  int32_t before = -1;
-  bool has_ended = false;
-  for (size_t i = 0; i < row.size(); ++i) {
-    const int32_t unit = row[i];
-    if (unit == -1) {
-      has_ended = true;
-      continue;
-    }
-    const char* why = nullptr;
-    if (unit < -1 || int64_t{unit} << named.unit_shift > own)
-      why = "names no token up to the query's own";
-    else if (has_ended)
-      why = "stands behind a pad of -1";
-    else if (unit == before)
-      why = "stands there twice";
-    else if (unit < before)
-      why = "is less than the index before it: without TANDEM_SELECTION_ANY_ORDER indices ascend";
-    if (why != nullptr) {
-      const int64_t place = named.any_order ? place_of(as_given.row(token, head), unit) : static_cast<int64_t>(i);
-      return refuse(as_given, token, head, place, why, own);
-    }
-    before = unit;
-  }
-  return {};
+  const int64_t wrong = first_wrong(row, named.unit_shift, own);
+  if (wrong < 0) return {};
+  const int64_t place = named.any_order ? place_of(as_given.row(token, head), row[static_cast<size_t>(wrong)]) : wrong;
+  return refuse(as_given, token, head, place, reason_of(row, wrong, named.unit_shift, own), own);
 }
 
 }  // namespace
 
-void sort_named(int64_t n_tokens, NamedKeys* named, std::vector<int32_t>* sorted) {
+int64_t first_wrong(std::span<const int32_t> row, int32_t unit_shift, int64_t own) {
+  int32_t before = -2;
+  for (size_t i = 0; i < row.size(); ++i) {
+    const int32_t unit = row[i];
+    const bool is_right = unit == -1 || (unit >= 0 && unit > before && before != -1 && int64_t{unit} << unit_shift <= own);
+    if (!is_right) return static_cast<int64_t>(i);
+    before = unit;
+  }
+  return -1;
+}
+
+void copy_named(int64_t n_tokens, NamedKeys* named, std::vector<int32_t>* copy) {
   const NamedKeys given = *named;
-  sorted->resize(static_cast<size_t>(n_tokens * given.n_heads * given.n_idx));
-  int32_t* to = sorted->data();
+  copy->resize(static_cast<size_t>(n_tokens * given.n_heads * given.n_idx));
+  int32_t* to = copy->data();
   for (int64_t token = 0; token < n_tokens; ++token)
     for (int32_t head = 0; head < given.n_heads; ++head, to += given.n_idx) {
       const std::span<const int32_t> row = given.row(token, head);
       std::copy(row.begin(), row.end(), to);
+      if (!given.any_order) continue;
       // A pad is more than every index.
       std::sort(to, to + given.n_idx, [](int32_t a, int32_t b) {
         const auto order = [](int32_t x) { return x == -1 ? INT64_MAX : int64_t{x}; };
         return order(a) < order(b);
       });
     }
-  named->idx = sorted->data();
+  named->idx = copy->data();
   named->head_stride = given.n_idx;
   named->token_stride = given.n_heads * given.n_idx;
 }

@@ -15,12 +15,15 @@
 
 namespace tandem {
 
+inline constexpr int64_t kMostUnitTokens = 256;
+
 struct NamedKeys {
   const int32_t* idx = nullptr;  // [n_tokens, n_heads, n_idx], the last dimension side by side
   int64_t token_stride = 0, head_stride = 0;
   int64_t n_idx = 0;
   int32_t n_heads = 1;  // 1: all KV heads attend the same keys
   int32_t unit_shift = 0;
+  bool on_device = false;    // idx is an address there
   bool any_order = false;    // indices of a row do not ascend
   bool plus_window = false;  // sinks and newest keys are attended as well
 
@@ -43,8 +46,11 @@ struct SeenTokens {
   }
 };
 
-// Copies indices, each row in order and its pads last, and points `named` there.
-void sort_named(int64_t n_tokens, NamedKeys* named, std::vector<int32_t>* sorted);
+// Copies indices, rows side by side, and points `named` there. With any_order each row is put in order, its pads last.
+void copy_named(int64_t n_tokens, NamedKeys* named, std::vector<int32_t>* copy);
+// The first place of a row, in order, whose index does not ascend, stands behind a pad or names no token up to the query's
+// own; -1: there is none.
+int64_t first_wrong(std::span<const int32_t> row, int32_t unit_shift, int64_t own);
 // Of the rows of n queries from `token` on, whose first query is token own_of_first of its sequence. INVALID_ARGUMENT
 // (selection.idx): an index is repeated, does not ascend, or names a token behind the query's own. as_given: the caller's.
 Status check_named(const NamedKeys& named, const NamedKeys& as_given, int64_t token, int64_t n, int64_t own_of_first);

@@ -22,13 +22,13 @@ void Reservation::add_descriptors(int64_t n_sequences, int64_t n_table_entries) 
       n_sequences * static_cast<int64_t>(sizeof(DeviceSequence)) + n_table_entries * static_cast<int64_t>(sizeof(int64_t));
 }
 
-void Reservation::add_lists(int64_t n_lists) { descriptor_bytes += n_lists * static_cast<int64_t>(sizeof(DeviceKeys)); }
+void Reservation::add_lists(int64_t n) { descriptor_bytes += n * static_cast<int64_t>(sizeof(DeviceKeys)); }
 
 void Reservation::include(const Reservation& other) {
   using R = Reservation;
-  for (int64_t R::*const count :
-       {&R::window_pages, &R::slot_rows, &R::n_evicted, &R::descriptor_bytes, &R::step_sequences, &R::step_lists,
-        &R::step_pages, &R::has_part_states, &R::prefill_bytes, &R::workspace_bytes})
+  for (int64_t R::*const count : {&R::window_pages, &R::slot_rows, &R::n_evicted, &R::descriptor_bytes, &R::step_sequences,
+                                  &R::step_lists, &R::step_pages, &R::token_idx, &R::sent_idx, &R::n_lists,
+                                  &R::list_granules, &R::has_part_states, &R::prefill_bytes, &R::workspace_bytes})
     this->*count = std::max(this->*count, other.*count);
 }
 

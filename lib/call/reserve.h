@@ -7,6 +7,7 @@
 //   what                               whose reserve function           defined in
 //   windows, slots, descriptors        reserve_ticket(), reserve_step() lib/device/device_session.cc
 //   speculative queries                reserve_guess()                  lib/attend/guess.cc
+//   keys that callers name             reserve_named()                  lib/attend/named_call.cc
 //   pieces of the routes               KeyRoute::reserve()              lib/routes/
 //   chunks of long appends             reserve_long()                   lib/routes/prefill_size.cc
 #pragma once
@@ -23,12 +24,15 @@ struct Reservation {
   int64_t n_evicted = 0;                                       // tokens whose MAW a slot has room for
   int64_t descriptor_bytes = 0;                                // DeviceSequences, key lists and page tables of an eager call
   int64_t step_sequences = 0, step_lists = 0, step_pages = 0;  // of a planned step; key lists of a sequence and layer
+  int64_t token_idx = 0;                                       // indices of named keys that a slot has for a token
+  int64_t sent_idx = 0;                                        // indices that come from host memory
+  int64_t n_lists = 0, list_granules = 0;                      // key lists made of indices; granules of each
   int64_t has_part_states = 0;                                 // 1: states of keys that come in pieces have room too
   int64_t prefill_bytes = 0;                                   // area of long appends
   int64_t workspace_bytes = 0;                                 // of the device's module
 
   void add_descriptors(int64_t n_sequences, int64_t n_table_entries);
-  void add_lists(int64_t n_lists);
+  void add_lists(int64_t n);
   void include(const Reservation& other);
   bool operator==(const Reservation& other) const = default;
 };
@@ -39,6 +43,7 @@ int64_t power_of_two(int64_t n);  // the least that is not less
 void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_step(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_guess(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
+void reserve_named(const SizeTerms& terms, const CallShape& shape, Reservation* needs);
 void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillSize& size, Reservation* needs);
 
 }  // namespace tandem

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "lib/call/key_runs.h"
@@ -72,6 +73,10 @@ struct SequenceCall {
   // lse hold the window's part, then the result.
   float *q = nullptr, *o = nullptr, *lse = nullptr, *host_o = nullptr, *host_lse = nullptr, *logits = nullptr;
 };
+
+inline bool has_cpu_part(std::span<const SequenceCall> calls) {
+  return std::any_of(calls.begin(), calls.end(), [](const SequenceCall& call) { return call.has_cpu_part(); });
+}
 
 // A copy of what a ticket's host part needs of a sequence, as it was when the call was prepared: the sequence may grow
 // before the ticket arrives.

@@ -15,7 +15,7 @@ constexpr int64_t kTimeoutNs = 30'000'000'000;  // a host that has not answered 
 
 // Where things are in a slot of calls of n_tokens rows.
 struct SlotLayout {
-  int64_t q_at = 0, o_at = 0, lse_at = 0, rows_at[kPlanes] = {}, x_at = 0, maw_at = 0, bytes = 0;
+  int64_t q_at = 0, o_at = 0, lse_at = 0, rows_at[kPlanes] = {}, x_at = 0, maw_at = 0, idx_at = 0, bytes = 0;
 };
 
 SlotLayout make_slot_layout(const Layer& layer, const Reservation& needs) {
@@ -35,6 +35,7 @@ SlotLayout make_slot_layout(const Layer& layer, const Reservation& needs) {
   for (int32_t p = 0; p < kPlanes; ++p) slot.rows_at[p] = take(n_tokens * layer.n_kv_heads * bytes.of[p]);
   slot.x_at = take(n_tokens * layer.x_bytes());
   slot.maw_at = take(needs.n_evicted * layer.n_q_heads * 4);
+  slot.idx_at = take(n_tokens * needs.token_idx * 4);
   return slot;
 }
 
@@ -45,7 +46,8 @@ void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation*
   const auto n_sequences = static_cast<int64_t>(shape.sequences.size());
   const int64_t page_len = terms.store.page_len, n_pages = ring_pages(terms.options, page_len, shape.most_queries);
   for (const SequenceShape& sequence : shape.sequences) needs->window_pages += std::max(sequence.window_pages, n_pages);
-  needs->slot_rows = power_of_two(std::clamp(shape.n_tokens(), kLeastTokens, kMostTicketTokens));
+  const int64_t most_tokens = std::max(kLeastTokens, shape.most_tokens);
+  needs->slot_rows = power_of_two(std::clamp(shape.n_tokens(), kLeastTokens, most_tokens));
   needs->add_descriptors(n_sequences, needs->window_pages);
   needs->add_lists(n_sequences * terms.n_lists(shape.layer_idx));
   needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, n_sequences, shape.most_queries);
@@ -119,7 +121,11 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const Reservatio
   work.part_o_at = work.q_at + device_aligned(q_bytes);
   work.part_lse_at = work.part_o_at + needs.has_part_states * device_aligned(o_bytes);
   work.prefill_at = work.part_lse_at + needs.has_part_states * device_aligned(lse_bytes);
-  work.workspace_at = work.prefill_at + device_aligned(needs.prefill_bytes);
+  work.list_keys_at = work.prefill_at + device_aligned(needs.prefill_bytes);
+  work.granules_at = work.list_keys_at + device_aligned(needs.n_lists * static_cast<int64_t>(sizeof(DeviceKeys)));
+  work.sent_idx_at =
+      work.granules_at + device_aligned(needs.n_lists * needs.list_granules * static_cast<int64_t>(sizeof(KeyGranule)));
+  work.workspace_at = work.sent_idx_at + device_aligned(needs.sent_idx * static_cast<int64_t>(sizeof(int32_t)));
   work.work_bytes = work.workspace_at + device_aligned(needs.workspace_bytes);
   return work;
 }
@@ -302,6 +308,8 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
   std::copy(std::begin(slot.rows_at), std::end(slot.rows_at), exchange.rows_at);
   exchange.x_at = slot.x_at;
   exchange.maw_at = slot.maw_at;
+  exchange.idx_at = slot.idx_at;
+  exchange.n_token_idx = static_cast<int32_t>(held_.token_idx);
   exchange.n_evicted = static_cast<int32_t>(held_.n_evicted);
   return exchange;
 }

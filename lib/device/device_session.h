@@ -4,7 +4,8 @@
 //   shared memory   flags | kSlots slots | uploads, descriptors on their way to the device: of tasks | of steps | flags of
 //                   tasks, a byte each
 //   work space      the module's words | descriptors of a call | of a step | states of the window | rotated queries |
-//                   states of a piece, where keys come in pieces | what long appends take | what attend() asks for
+//                   states of a piece, where keys come in pieces | what long appends take | key lists of named keys, and
+//                   indices from host memory | what attend() asks for
 //
 // All of it is taken when a call is larger than any before, never in between, and not at all once a call has been captured:
 // a graph holds addresses. Calls make room for a planned step of their sequences, so that a session takes as much whether
@@ -30,7 +31,7 @@ struct SessionWork {
   int64_t slot_bytes = 0, upload_bytes = 0, step_bytes = 0, shared_bytes = 0;
   int64_t flags_at = 0;  // in the shared memory: [kTaskFlags], a byte for each task
   int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, q_at = 0, part_o_at = 0, part_lse_at = 0, prefill_at = 0,
-          workspace_at = 0;
+          list_keys_at = 0, granules_at = 0, sent_idx_at = 0, workspace_at = 0;
   int64_t work_bytes = 0;
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const Reservation& needs);
@@ -80,6 +81,9 @@ struct WorkSpace {
   float* part_lse() const { return floats(at.part_lse_at); }
   float* rotated_q() const { return floats(at.q_at); }
   std::byte* prefill_area() const { return begin + at.prefill_at; }
+  DeviceKeys* list_keys() const { return reinterpret_cast<DeviceKeys*>(begin + at.list_keys_at); }
+  KeyGranule* granules() const { return reinterpret_cast<KeyGranule*>(begin + at.granules_at); }
+  int32_t* sent_idx() const { return reinterpret_cast<int32_t*>(begin + at.sent_idx_at); }
   void* workspace() const { return begin + at.workspace_at; }
 
  private:

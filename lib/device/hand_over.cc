@@ -85,7 +85,10 @@ void HandOver::retire(void (*end)(void* context), void* context) {
 
 void HandOver::restart(ExchangeFlags* flags) {
   std::lock_guard lock(mutex_);
-  if (flags_ != nullptr) flags->ended = flags_->ended;  // steps are counted on
+  if (flags_ != nullptr) {
+    flags->ended = flags_->ended;  // steps are counted on
+    flags->bad_index = flags_->bad_index;
+  }
   flags_ = flags;
   learner_.forget_merged();
   restart_locked();
@@ -102,6 +105,21 @@ void HandOver::start_over() {
 Status HandOver::fault() {
   if (flags_ != nullptr) check_flags();
   return fault_.status();
+}
+
+Status HandOver::take_bad_index() {
+  constexpr uint32_t kIsWritten = 2;
+  if (flags_ == nullptr) return {};
+  const std::atomic_ref is_there(flags_->bad_index.is_there);
+  if (is_there.load(std::memory_order_acquire) != kIsWritten) return {};
+  const BadIndex bad = flags_->bad_index;
+  is_there.store(0, std::memory_order_release);
+  return fail(
+      TANDEM_ERROR_INVALID_ARGUMENT, "selection.idx",
+      "an earlier call of layer %d: selection.idx[%lld, %d, %lld] = %d names no token up to the query's own, %lld, or "
+      "does not ascend: the row's o and lse are NaN",
+      bad.layer_idx, static_cast<long long>(bad.row), bad.head, static_cast<long long>(bad.place), bad.value,
+      static_cast<long long>(bad.own));
 }
 
 double HandOver::bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const {
@@ -145,6 +163,7 @@ void HandOver::meet(HandOverTask& task) {
   times.begin = Clock::now();
   const int64_t staged_bytes = is_lost ? 0 : part.take_rows();
   if (!is_lost && part.selects()) while_busy(kNoSelection, [&] { part.choose(); });
+  if (times.has_host && part.brings_named()) task.part = {};  // what it takes says nothing of keys in a row
   if (times.has_host) attend(part, &times.stream);
   times.host_end = Clock::now();
   answer(task);

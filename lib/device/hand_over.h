@@ -38,6 +38,8 @@ class HandOver final : public TaskRing {
   void start_over();
   TaskSums sums() const;
   double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const;  // lib/rates/part_times.h
+  // What a kernel has found wrong with the indices of an earlier call (INVALID_ARGUMENT, selection.idx), told once.
+  Status take_bad_index();
   // Why no ticket will arrive any more; ok as long as they do.
   Status fault();
   // The fault is of a step, or of memory: the device is well.

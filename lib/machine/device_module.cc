@@ -162,6 +162,7 @@ std::string table_refusal(const DeviceTable* table, const char* name) {
       {"supports_rebuild", table->supports_rebuild != nullptr},
       {"rebuild_bytes", table->rebuild_bytes != nullptr},
       {"rebuild", table->rebuild != nullptr},
+      {"name_keys", table->name_keys != nullptr},
       {"accumulate", table->accumulate != nullptr},
       {"create_stream", table->create_stream != nullptr},
       {"destroy_stream", table->destroy_stream != nullptr},

@@ -68,6 +68,7 @@ int64_t counted_queries(float alpha) {
 }
 
 Status resolve_policy_options(const tandem_session_options& options, PolicyOptions* resolved) {
+  constexpr int64_t kMostSelection = int64_t{1} << 20;
   PolicyOptions made;
   if (options.window_tokens < -1 || options.window_tokens > INT32_MAX)
     return out_of_range("window_tokens", options.window_tokens, kTokens);
@@ -78,6 +79,9 @@ Status resolve_policy_options(const tandem_session_options& options, PolicyOptio
   if (options.halo_tokens < -1 || options.halo_tokens > INT32_MAX)
     return out_of_range("halo_tokens", options.halo_tokens, kTokens);
   if (options.halo_tokens >= 0) made.halo_len = options.halo_tokens;
+  if (options.selection_indices < 0 || options.selection_indices > kMostSelection)
+    return out_of_range("selection_indices", options.selection_indices, "in 0 to 2^20");
+  made.selection_len = options.selection_indices;
   if (!(options.alpha >= 0.0f && options.alpha <= 1.0f)) return out_of_range("alpha", options.alpha, "in 0 to 1");
   if (options.alpha > 0.0f) made.alpha = options.alpha;
   if (!(options.beta == -1.0f || options.beta >= 0.0f) || std::isinf(options.beta))

@@ -22,6 +22,7 @@ struct PolicyOptions {
   float alpha = 0.3f;
   float beta = 1.0f;
   int64_t halo_len = 128;
+  int64_t selection_len = 0;  // indices that a query of a planned step names for a KV head, at most
 };
 
 // Tokens outside the window that a call attends.

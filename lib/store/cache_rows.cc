@@ -5,19 +5,18 @@
 
 namespace tandem {
 
-TokenRun key_tokens(const SequenceTable& cache, const Sequence& sequence, TokenRange tokens, int32_t layer_idx) {
-  TokenRun run = cache.view(sequence).run_at(tokens.begin, tokens.end);
-  if (cache.layers()[static_cast<size_t>(layer_idx)].rope != nullptr)
-    run.n = consecutive(sequence.positions, run.token, run.n);
+TokenRun key_tokens(const StoreView& view, const Layer& layer, TokenRange tokens) {
+  TokenRun run = view.run_at(tokens.begin, tokens.end);
+  if (layer.rope != nullptr) run.n = consecutive(view.positions, run.token, run.n);
   return run;
 }
 
-KvRun keys_of(const SequenceTable& cache, const Sequence& sequence, const TokenRun& at, int32_t layer_idx, int32_t kv_head) {
+KvRun keys_of(const StoreView& view, const Layer& layer, int32_t layer_idx, const TokenRun& at, int32_t kv_head) {
   KvRun run;
-  point_run(cache.store().planes(layer_idx).rows(at, kv_head), cache.layers()[static_cast<size_t>(layer_idx)], &run);
+  point_run(view.layers[layer_idx].rows(at, kv_head), layer, &run);
   run.n_tokens = at.n;
   run.token_idx = at.token;
-  run.first_position = sequence.position(at.token);
+  run.first_position = position_of(view.positions, at.token);
   return run;
 }
 

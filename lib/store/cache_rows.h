@@ -21,9 +21,9 @@ struct AppendedRows {
 };
 
 // The longest prefix of `tokens` that lies side by side in memory and, where the library rotates, has consecutive positions.
-// And one head's keys there, as kernels read them. mutex() is held, at least shared.
-TokenRun key_tokens(const SequenceTable& cache, const Sequence& sequence, TokenRange tokens, int32_t layer_idx);
-KvRun keys_of(const SequenceTable& cache, const Sequence& sequence, const TokenRun& at, int32_t layer_idx, int32_t kv_head);
+// And one head's keys there, as kernels read them.
+TokenRun key_tokens(const StoreView& view, const Layer& layer, TokenRange tokens);
+KvRun keys_of(const StoreView& view, const Layer& layer, int32_t layer_idx, const TokenRun& at, int32_t kv_head);
 // To tokens first, first + 1, ...; needs no exclusive lock: nobody reads tokens beyond the length.
 void write_rows(const SequenceTable& cache, const Sequence& sequence, int32_t layer_idx, int64_t first,
                 const AppendedRows& rows);

@@ -16,7 +16,7 @@
 // too. Each append() is a ticket, the host answers tickets in their order:
 //
 //   append()   waits until the ticket's slot is free (ticket + 1 < answered + n_slots); writes the new rows to the window
-//              and, with the queries, to the slot; arrived = ticket + 1
+//              and, with the queries and the indices of the keys that the caller names, to the slot; arrived = ticket + 1
 //   host       waits for arrived > ticket; takes the rows into its store; leaves its states in the slot;
 //              answered = ticket + 1
 //   merge()    where there is a host part: waits for answered > ticket, merges its states with those of the window
@@ -41,7 +41,7 @@ namespace tandem {
 // makes rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 9;
+inline constexpr uint32_t kDeviceAbi = 10;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -115,6 +115,13 @@ struct DeviceSequences {
   int64_t max_keys = 0;   // likewise
 };
 
+// An index of a call that names no unit of the sequence up to the query's own token, or that is out of order.
+struct BadIndex {
+  uint32_t is_there = 0;  // 1: being written, 2: written
+  int32_t layer_idx = 0, head = 0, value = 0;
+  int64_t row = 0, place = 0, own = 0;  // of the call's tensor: token, index in the row; the query's token in its sequence
+};
+
 // Counts in memory that both see, each written by one side alone; zero at first.
 struct ExchangeFlags {
   alignas(64) uint64_t arrived = 0;   // device
@@ -123,6 +130,7 @@ struct ExchangeFlags {
   alignas(64) uint32_t busy = 0;      // host: it is computing. The device must not time out while this is 1
   alignas(64) uint8_t ended = 0;      // device, by fill(): the last step that has ended, counted modulo 256
   alignas(64) uint32_t fault = 0;     // device: it has waited too long for the host (kFault...) and does no more work
+  alignas(64) BadIndex bad_index;     // device: the first index that was wrong since the host has set is_there to 0
 };
 inline constexpr uint32_t kFaultSlot = 1, kFaultAnswer = 2;
 
@@ -132,7 +140,10 @@ struct SlotHeader {
   int32_t tag = 0;
   int32_t n_sequences = 0;
   int32_t step = 0;  // of the first sequence; 0 where there is none
-  int32_t reserved[3] = {};
+  // Of the call's DeviceIndices. idx_heads = 0: the call names no keys.
+  int32_t n_idx = 0;
+  int16_t idx_heads = 0, unit_shift = 0;
+  int32_t plus_window = 0;
 };
 
 // All addresses are the device's. Rows of q, o and lse in a slot begin with those of the sequence's first_row; within a
@@ -151,8 +162,9 @@ struct DeviceExchange {
   int64_t rows_at[kPlanes] = {};  // the new rows [n_kv_heads][n_tokens] of each plane, as stored
   int64_t x_at = 0;               // the new hidden states [n_tokens][hidden_dim], as stored
   int64_t maw_at = 0;             // f32 [n_q_heads][n_evicted]
+  int64_t idx_at = 0;             // int32 [n_tokens][idx_heads][n_idx], of tokens of sequences with a host part
   int32_t n_evicted = 0;          // tokens that a slot has room for
-  int32_t reserved = 0;
+  int32_t n_token_idx = 0;        // likewise, indices of a token
 };
 inline constexpr int32_t kExchangeWords = 16;
 
@@ -181,6 +193,28 @@ struct DeviceAppend {
   DeviceRows x;  // [n_tokens, 1, hidden_dim], to the host alone; data null where the layer keeps none or nothing is appended
   int32_t leaves_room = 0;  // for calls that run beside it. 1: it takes an eighth of the device, 2: as little as it can
   int32_t reserved = 0;
+  DeviceIndices idx;  // handed over as they are
+};
+
+// Makes key lists of indices. Each query is a sequence of its own here: of one query, whose own token is end + n_after - 1
+// and which can see no key before `begin` and none from `end` on. What its list names: of the units those tokens; with
+// plus_window the first sink_len tokens of the sequence and the newest window_len up to the query's own. A row that is
+// wrong makes a list that is wrong (DeviceKeys::n) and a BadIndex.
+struct DeviceNames {
+  int32_t page_len = 0;
+  int32_t layer_idx = 0;      // for BadIndex, as
+  int64_t first_row = 0;      // of the call's tensor: the row of the first token here
+  DeviceSequences sequences;  // the queries, in the order of their rows
+  DeviceIndices idx;
+  int64_t sink_len = 0, window_len = 0;
+  // [n_tokens] in device memory: of speculative tokens, whose newest tokens are those of their chains. Null: all tokens up
+  // to the query's own are.
+  const int32_t* positions = nullptr;
+  DeviceKeys* keys = nullptr;      // [n_sequences][idx.n_heads]
+  KeyGranule* granules = nullptr;  // [n_sequences][idx.n_heads][n_granules]
+  int32_t n_granules = 0;          // that a list has room for
+  int32_t reserved = 0;
+  ExchangeFlags* flags = nullptr;
 };
 
 // One layer, several sequences over their resident keys. Query t of a sequence is token end + n_after - q_len + t, sees
@@ -334,6 +368,7 @@ struct DeviceTable {
   int32_t (*supports_rebuild)(void* self, const Layer* layer, DeviceError* error);
   int64_t (*rebuild_bytes)(void* self, const Layer* layer, int64_t n_rows);  // of work space
   int32_t (*rebuild)(void* self, const DeviceRebuild* call, void* stream, DeviceError* error);
+  int32_t (*name_keys)(void* self, const DeviceNames* call, void* stream, DeviceError* error);
 };
 
 // The symbol a module exports, named kDeviceEntry: its table where it serves this core's ABI number, else null.

@@ -9,9 +9,10 @@
 //     |x.x...xx|    |xxxxxxxx|   tokens not attended   [ every token  )
 //
 // A list does not express causality or a sliding window. Kernels apply both: a query sees a named key only up to its own
-// token, and only within the window. A key that no list names is never part of a result, whatever its row holds. A key that
-// a list names has numbers in its row, also where the sliding window hides it from every query: its value is multiplied by
-// 0.
+// token, and only within the window. A key that no list names, or that the sliding window hides from every query of the
+// call, is never part of a result, whatever its row holds.
+//
+// Lists come from the host, or a kernel makes them of the units that the caller of a call names (DeviceIndices).
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ struct KeyGranule {
 // The keys of one KV head of a sequence: granules[first .. first + n), in the order of their tokens, each token once; then
 // tokens [begin, end of the sequence).
 struct DeviceKeys {
-  int32_t first = 0, n = 0;    // n is not negative
+  int32_t first = 0, n = 0;    // n = -1: the list is wrong, and o and lse of the queries that have it become NaN
   int32_t begin = 0;           // first token of the range, not before the sequence's begin. The sequence's end: no range
   int32_t sliding_window = 0;  // tokens, for this head; 0: the layer's sliding window
 };
@@ -45,6 +46,17 @@ struct DeviceLists {
   int32_t has_granules = 0;  // 0: n is 0 in every entry, in this call and in every replay
   // 1: kernels write the lists, so attend() reads none of them before the kernel in front of it has ended.
   int32_t are_written_by_kernels = 0;
+};
+
+// The units of 2^unit_shift tokens that the caller names for each query (tandem_selection in tandem.h), in device memory:
+// unit i is tokens [i << unit_shift, (i + 1) << unit_shift). The indices of a row ascend; pads of -1 are its last.
+struct DeviceIndices {
+  const int32_t* data = nullptr;              // [n_tokens, n_heads, n_idx], the indices of a row side by side
+  int64_t token_stride = 0, head_stride = 0;  // elements
+  int32_t n_idx = 0;
+  int32_t n_heads = 0;  // 1: all KV heads attend the same keys. 0: the call names no keys
+  int32_t unit_shift = 0;
+  int32_t plus_window = 0;  // 1: sinks and the newest tokens are attended as well
 };
 
 }  // namespace tandem

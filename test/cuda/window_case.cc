@@ -124,7 +124,7 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
         const int64_t bytes = row_bytes_.of[plane + p];
         if (bytes == 0) continue;
         const auto nth = static_cast<size_t>(&sequence - descriptors_.data());
-        if (named_ != nullptr && options_.lists.hides_others && !named_->has(nth, h, token)) continue;
+        if (named_ != nullptr && options_.lists.hides_others && !is_attended(nth, h, token)) continue;
         std::byte* to = pool_.data() + page + plane_at_[plane + p] + h * pages_.head_stride[plane + p];
         std::memcpy(to + slot * bytes, rows[p].data() + (i % n_made * n_heads + h) * bytes, static_cast<size_t>(bytes));
       }
@@ -336,6 +336,13 @@ int64_t WindowCase::kv_bytes() const {
     n += named_ != nullptr ? named_->n_keys(s) * layer_.n_kv_heads / options_.lists.n_heads
                            : (descriptors_[s].end - descriptors_[s].begin) * layer_.n_kv_heads;
   return n * row_bytes_.total();
+}
+
+// By some query of the sequence.
+bool WindowCase::is_attended(size_t sequence, int64_t kv_head, int64_t token) const {
+  const DeviceSequence& of = descriptors_[sequence];
+  const int64_t window = named_->sliding_window(kv_head, static_cast<int32_t>(layer_.sliding_window));
+  return named_->has(sequence, kv_head, token) && (window == 0 || token >= of.end - of.q_len + 1 - window);
 }
 
 // The keys of a query, counted from its sequence's begin.

@@ -79,6 +79,7 @@ class WindowCase {
   std::vector<double> make_plane(reference::Random& random, const DeviceSequence& sequence, int32_t plane);
   void spread_weights(reference::Random& random, int64_t n_made, int32_t plane, std::vector<double>* made);
   void make_call();
+  bool is_attended(size_t sequence, int64_t kv_head, int64_t token) const;
   void see(size_t sequence, int64_t token, int32_t kv_head, std::vector<int64_t>* keys) const;
   void upload_lists();
 

@@ -28,7 +28,7 @@ struct Counts {
   std::atomic<int64_t> n_shared{0}, n_unshared{0};
   std::atomic<int64_t> n_copied{0}, copied_bytes{0};
   std::atomic<int64_t> n_waits{0};  // calls of wait()
-  std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0}, n_observed{0};
+  std::atomic<int64_t> n_appended{0}, n_attended{0}, n_merged{0}, n_observed{0}, n_named{0};
   std::atomic<int64_t> window_bytes{0};  // written to pages by append()
   std::atomic<int64_t> n_accumulated{0}, n_strided{0}, strided_bytes{0};
   std::atomic<int64_t> n_rebuilt{0}, n_rebuilt_rows{0};
@@ -66,6 +66,7 @@ enum Call : int32_t {
   kPin,
   kSupportsRebuild,
   kRebuild,
+  kNameKeys,
 };
 inline constexpr int64_t kLostUnderlying = 700, kCaptureUnderlying = 900, kInjectedUnderlying = 999;
 

@@ -22,12 +22,13 @@ struct Keys {
   std::vector<double> k;  // [n, k_head_dim]
   std::vector<double> v;  // [n, v_head_dim]
   int64_t sliding_window;
+  bool is_wrong = false;  // the list: answers are NaN
 };
 
 // The tokens of granules, each in the page that the sequence's table has for it.
 void add_granules(const DeviceAttend& call, const DeviceSequence& sequence, const DeviceKeys& own, Keys* keys) {
   const int64_t* table = call.sequences.page_tables + sequence.table_begin;
-  require(own.n == 0 || call.lists.has_granules == 1, "there are granules that the call has not announced");
+  require(own.n <= 0 || call.lists.has_granules == 1, "there are granules that the call has not announced");
   for (int32_t i = 0; i < own.n; ++i) {
     const KeyGranule& granule =
         *on_device(call.lists.granules + own.first + i, sizeof(KeyGranule), "a granule is no device memory");
@@ -52,7 +53,8 @@ void name_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t
     const int64_t entry = (&sequence - call.sequences.sequences) * lists.per_sequence + (lists.n_heads == 1 ? 0 : kv_head);
     const DeviceKeys& own = *on_device(lists.keys + entry, sizeof(DeviceKeys), "a key list is no device memory");
     require(own.begin >= sequence.begin && own.begin <= sequence.end, "a list's range begins outside the sequence");
-    require(own.n >= 0 && own.sliding_window >= 0, "a negative number of granules, or sliding window");
+    require(own.n >= -1 && own.sliding_window >= 0, "a negative number of granules, or sliding window");
+    keys->is_wrong = own.n == -1;
     add_granules(call, sequence, own, keys);
     begin = own.begin;
     if (own.sliding_window > 0) keys->sliding_window = own.sliding_window;
@@ -134,6 +136,7 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
     sum += p;
     for (size_t c = 0; c < o.size(); ++c) o[c] += p * static_cast<double>(before.o[c]);
   }
+  if (keys.is_wrong) sum = NAN;
   if (sum != 0.0)  // NaN is no empty state
     for (double& x : o) x /= sum;
   reference::store_all(call.o.dtype, o.data(), layer.v_head_dim,

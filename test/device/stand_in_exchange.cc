@@ -33,7 +33,8 @@ std::vector<Part> state_parts(const Layer& layer, const DeviceExchange& exchange
   const int64_t n_rows = n_tokens * layer.n_q_heads;
   return {{exchange.o_at, n_rows * layer.v_head_dim * 4},
           {exchange.lse_at, n_rows * 4},
-          {exchange.maw_at, int64_t{4} * layer.n_q_heads * exchange.n_evicted}};
+          {exchange.maw_at, int64_t{4} * layer.n_q_heads * exchange.n_evicted},
+          {exchange.idx_at, int64_t{4} * n_tokens * exchange.n_token_idx}};
 }
 
 std::vector<Part> row_parts(const Layer& layer, const DeviceExchange& exchange, int64_t n_tokens, bool has_rows) {
@@ -147,6 +148,17 @@ void hand_over_hidden(const DeviceAppend& call, const DeviceSequence& sequence, 
   }
 }
 
+void hand_over_indices(const DeviceAppend& call, const DeviceSequence& sequence, std::byte* slot) {
+  const DeviceIndices& idx = call.idx;
+  for (int32_t t = sequence.first_row; t < sequence.first_row + sequence.q_len; ++t)
+    for (int32_t head = 0; head < idx.n_heads && idx.n_idx > 0; ++head) {
+      const int32_t* from = idx.data + t * idx.token_stride + head * idx.head_stride;
+      on_device(from, idx.n_idx * int64_t{4}, "indices are no device memory");
+      std::copy_n(from, idx.n_idx,
+                  reinterpret_cast<int32_t*>(slot + call.exchange.idx_at) + (int64_t{t} * idx.n_heads + head) * idx.n_idx);
+    }
+}
+
 void append_rows(const DeviceAppend& call, const DeviceSequence& sequence, std::byte* slot) {
   const Layer& layer = *call.layer;
   hand_over_hidden(call, sequence, slot);
@@ -242,6 +254,8 @@ void check(const DeviceAppend& call) {
   check_exchange(call.exchange);
   require(call.n_tokens >= 0, "a negative number of tokens");
   require(call.n_tokens <= call.exchange.n_rows, "more tokens than a slot has rows for");
+  require(int64_t{call.idx.n_heads} * call.idx.n_idx <= call.exchange.n_token_idx,
+          "a token has more indices than a slot has room for");
   require((call.k.data == nullptr) == (call.v.data == nullptr), "one of k and v is appended");
   require((call.x.data != nullptr) == (call.k.data != nullptr && layer.x_type != 0),
           "hidden states where the layer keeps none, or none where it does");
@@ -267,10 +281,18 @@ bool perform(const DeviceAppend& call) {
   const DeviceSequence* sequences = read_sequences(call.sequences, call.n_tokens);
   std::byte* slot = exchange.slot(ticket);
   std::memset(slot, 0xff, static_cast<size_t>(call.exchange.slot_bytes));
-  *reinterpret_cast<SlotHeader*>(slot) = {ticket, call.tag, call.sequences.n_sequences,
-                                          call.sequences.n_sequences > 0 ? call.sequences.sequences[0].step : 0};
+  const DeviceIndices& idx = call.idx;
+  *reinterpret_cast<SlotHeader*>(slot) = {ticket,
+                                          call.tag,
+                                          call.sequences.n_sequences,
+                                          call.sequences.n_sequences > 0 ? call.sequences.sequences[0].step : 0,
+                                          idx.n_idx,
+                                          static_cast<int16_t>(idx.n_heads),
+                                          static_cast<int16_t>(idx.unit_shift),
+                                          idx.plus_window};
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
     if (sequences[i].has_host_part != 0 || rotates_queries(*call.layer)) hand_over_queries(call, sequences[i], slot);
+    if (sequences[i].has_host_part != 0) hand_over_indices(call, sequences[i], slot);
     if (call.k.data == nullptr) continue;
     check_table(call.sequences, sequences[i], call.pages.page_len);
     append_rows(call, sequences[i], slot);

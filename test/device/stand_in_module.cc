@@ -280,6 +280,13 @@ int32_t observe(void*, const DeviceObserve* call, void* stream, DeviceError* err
   return submit(kObserve, call, &counts.n_observed, stream, error);
 }
 
+int32_t name_keys(void*, const DeviceNames* call, void* stream, DeviceError* error) {
+  return guarded(kNameKeys, error, [&] {
+    stand_in::check(*call);
+    find_stream(stream)->submit([copy = *call] { counts.n_named += perform(copy) ? 1 : 0; });
+  });
+}
+
 int32_t accumulate(void*, const DeviceAccumulate* call, void* stream, DeviceError* error) {
   return submit(kAccumulate, call, &counts.n_accumulated, stream, error);
 }
@@ -434,6 +441,7 @@ constexpr DeviceTable kTable = {
     supports_rebuild,
     rebuild_bytes,
     rebuild,
+    name_keys,
 };
 
 void obey_memlock() { obeys_memlock = true; }

@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0xE9BC9D97601382D1  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x9A710E6C724D1069  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -76,7 +76,7 @@ class SessionOptionsStruct(ctypes.Structure):
                 ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("halo_tokens", c_int64),
                 ("route", c_char_p), ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double),
                 ("append_tokens", c_int64), ("stream_heads", c_int64), ("recompute_share", c_double),
-                ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64)]
+                ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64), ("selection_indices", c_int64)]
 
 
 class SelectionStruct(ctypes.Structure):

@@ -100,6 +100,9 @@ class SessionOptions(TypedDict, total=False):
     streaming_heads : sequence of sequence of bool
         Flags of all layers' KV heads, layer by layer, or None: none. True: its queries see the first ``sink_tokens`` and the
         ``window_tokens`` newest up to their own.
+    selection_indices : int
+        Room in planned steps for so many indices of a ``tandem_selection``, per query and KV head; 0: calls of planned steps
+        name no keys.
     """
 
     sleep_between_calls: bool
@@ -117,6 +120,7 @@ class SessionOptions(TypedDict, total=False):
     stream_heads: int
     recompute_share: float
     streaming_heads: Sequence[Sequence[bool]]
+    selection_indices: int
 
 
 SESSION = OptionTable(

@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xe9bc_9d97_6013_82d1;
+pub const FINGERPRINT: u64 = 0x9a71_0e6c_724d_1069;
 
 /// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -107,6 +107,7 @@ abi_structs! {
         recompute_share: f64,
         streaming_heads: *const u8,
         n_streaming_heads: i64,
+        selection_indices: i64,
     }
 
     struct tandem_selection {

@@ -89,6 +89,9 @@ pub struct SessionOptions {
     /// Flags of all layers' KV heads, layer by layer, or `None`: none. `true`: its queries see the first `sink_tokens` and
     /// the `window_tokens` newest up to their own.
     pub streaming_heads: Vec<bool>,
+    /// Room in planned steps for so many indices of a `tandem_selection`, per query and KV head; 0: calls of planned steps
+    /// name no keys.
+    pub selection_indices: i64,
 }
 
 impl Default for SessionOptions {
@@ -109,6 +112,7 @@ impl Default for SessionOptions {
             stream_heads: 0,
             recompute_share: 0.0,
             streaming_heads: Vec::new(),
+            selection_indices: 0,
         }
     }
 }
@@ -140,6 +144,7 @@ impl SessionOptions {
             recompute_share: self.recompute_share,
             streaming_heads: pointer(Some(&streaming_heads[..]).filter(|flags| !flags.is_empty())),
             n_streaming_heads: streaming_heads.len() as i64,
+            selection_indices: self.selection_indices,
         })
     }
 }

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+#include "lib/attend/named_call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/machine/device_status.h"
+
+namespace tandem {
+namespace {
+
+Status check_all(const Call& call, const NamedKeys& as_given) {
+  for (const SequenceCall& of : call.calls())
+    for (int64_t t = 0; t < of.q_len; t += kManyTokens) {
+      TANDEM_TRY(call.args.watch.check());
+      TANDEM_TRY(check_named(call.scratch.named, as_given, of.first_row + t, std::min(kManyTokens, of.q_len - t),
+                             of.first_query + t));
+    }
+  return {};
+}
+
+}  // namespace
+
+Status check_named_layer(const Call& call) {
+  if (call.args.named == nullptr) return {};
+  const Policy& policy = call.facts.policy;
+  if (policy.host_keys(false) != HostKeys::kAll)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "selection",
+                "selection with policy \"%s\" in layer %d: keys are named under \"all\"", policy.name, call.args.layer_idx);
+  if (call.facts.heads != nullptr)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "selection", "selection in layer %d, which has streaming_heads",
+                call.args.layer_idx);
+  if (!call.args.on_device || call.layer().group_size <= kMostListRows) return {};
+  return fail(
+      TANDEM_ERROR_UNSUPPORTED, "selection",
+      "selection in layer %d, which has %d query heads to a KV head: on device tensors keys are named for %d at most",
+      call.args.layer_idx, call.layer().group_size, kMostListRows);
+}
+
+Status take_named_on_host(Call& call) {
+  const NamedKeys* const given = call.args.named;
+  if (given == nullptr) return {};
+  AttendScratch& scratch = call.scratch;
+  scratch.named = *given;
+  if (given->any_order) copy_named(call.args.q.n_tokens, &scratch.named, &scratch.named_idx);
+  return check_all(call, *given);
+}
+
+Status take_named_on_device(Call& call) {
+  const NamedKeys* const given = call.args.named;
+  if (given == nullptr) return {};
+  AttendScratch& scratch = call.scratch;
+  scratch.named = *given;
+  if (given->on_device && !given->any_order) return {};
+  NamedKeys as_given = *given;
+  const int64_t n_tokens = call.args.q.n_tokens;
+  if (given->on_device) {
+    scratch.brought_idx.resize(static_cast<size_t>(n_tokens * given->n_heads * given->n_idx));
+    int32_t* to = scratch.brought_idx.data();
+    const Device& device = *call.cache().engine().device();
+    for (int64_t t = 0; t < n_tokens; ++t)
+      for (int32_t head = 0; head < given->n_heads; ++head, to += given->n_idx)
+        TANDEM_TRY(call_device(device, &DeviceTable::copy, to, given->row(t, head).data(),
+                               given->n_idx * static_cast<int64_t>(sizeof(int32_t)), call.args.stream));
+    TANDEM_TRY(call_device(device, &DeviceTable::wait, call.args.stream));
+    as_given.idx = scratch.brought_idx.data();
+    as_given.head_stride = given->n_idx;
+    as_given.token_stride = given->n_heads * given->n_idx;
+    as_given.on_device = false;
+    scratch.named = as_given;
+  }
+  copy_named(n_tokens, &scratch.named, &scratch.named_idx);
+  return check_all(call, as_given);
+}
+
+namespace {
+
+// Of a list of n_idx indices over a window of n_pages pages, with sinks or without: whatever a unit's length is.
+int64_t most_granules(int64_t n_idx, int64_t sink_len, int64_t n_pages) {
+  constexpr int64_t kOfUnit = kMostUnitTokens / kGranuleKeys;
+  return std::min(n_idx * kOfUnit + sink_len / kGranuleKeys + 2, n_pages * kDevicePageLen / kGranuleKeys + 1);
+}
+
+}  // namespace
+
+void size_named(const Call& call, CallShape* shape) {
+  const NamedKeys* const named = call.args.named;
+  if (named == nullptr) return;
+  constexpr int64_t kMostBytes = int64_t{32} << 20;  // of a chunk's lists and indices
+  const SizeTerms terms = call.session.terms();
+  shape->idx_heads = named->n_heads;
+  shape->n_idx = named->n_idx;
+  shape->has_host_idx = !call.scratch.named.on_device;
+  const int64_t n_pages = ring_pages(terms.options, terms.store.page_len, shape->most_queries);
+  const int64_t of_list =
+      most_granules(named->n_idx, terms.options.sink_len, n_pages) * static_cast<int64_t>(sizeof(KeyGranule)) +
+      2 * named->n_idx * static_cast<int64_t>(sizeof(int32_t));
+  if (call.args.speculative) return;  // never cut
+  shape->most_tokens = std::clamp<int64_t>(kMostBytes / (of_list * named->n_heads), 1, kMostTicketTokens);
+}
+
+// Of calls that name keys, and of the layer's calls in planned steps that may.
+void reserve_named(const SizeTerms& terms, const CallShape& shape, Reservation* needs) {
+  const int64_t in_steps = terms.names_in_steps(shape.layer_idx) ? terms.options.selection_len : 0;
+  if (shape.idx_heads == 0 && in_steps == 0) return;
+  const int64_t n_kv_heads = shape.layer->n_kv_heads, n_rows = std::min(shape.n_tokens(), shape.most_tokens);
+  const int64_t n_pages = ring_pages(terms.options, terms.store.page_len, shape.most_queries);
+  needs->token_idx = std::max(shape.idx_heads * shape.n_idx, in_steps > 0 ? n_kv_heads * in_steps : 0);
+  needs->n_lists = std::max(n_rows * shape.idx_heads, in_steps > 0 ? needs->step_sequences * n_kv_heads : 0);
+  needs->list_granules = most_granules(std::max(shape.n_idx, in_steps), terms.options.sink_len, n_pages);
+  if (shape.idx_heads == 0) return;
+  if (shape.has_host_idx) needs->sent_idx = n_rows * shape.idx_heads * shape.n_idx;
+  if (shape.max_q_len() == 1) return;
+  needs->add_descriptors(n_rows, 0);
+  const int64_t n_queries = n_rows + static_cast<int64_t>(shape.sequences.size());
+  needs->workspace_bytes = std::max(needs->workspace_bytes, workspace_bytes(*terms.device, *shape.layer, n_queries, 1));
+}
+
+Status check_named_in_step(const Call& call) {
+  const NamedKeys* const named = call.args.named;
+  if (named == nullptr) return {};
+  if (!named->on_device)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "selection.idx.device_type",
+                "selection.idx is in host memory, in a step that was begun on a stream: it would not be read in a replay");
+  if (named->any_order)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "selection.flags",
+                "selection.flags = TANDEM_SELECTION_ANY_ORDER in a step that was begun on a stream: indices ascend there");
+  if (call.session.step.max_q_len > 1)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "selection",
+                "selection in a step that was begun on a stream, with %lld queries of a sequence: it has one of each",
+                static_cast<long long>(call.session.step.max_q_len));
+  const int64_t most = call.session.options.selection_len;
+  if (named->n_idx <= most) return {};
+  return fail(TANDEM_ERROR_CAPACITY, "selection.idx.shape[2]",
+              "selection.idx.shape[2] = %lld in a step that was begun on a stream: the session's selection_indices has room "
+              "for %lld",
+              static_cast<long long>(named->n_idx), static_cast<long long>(most));
+}
+
+DeviceIndices indices_of(const NamedKeys& named, int64_t first_row) {
+  return {named.idx + first_row * named.token_stride,
+          named.token_stride,
+          named.head_stride,
+          static_cast<int32_t>(named.n_idx),
+          named.n_heads,
+          named.unit_shift,
+          named.plus_window ? 1 : 0};
+}
+
+void describe_named(const Call& chunk, DeviceSequence* sequences) {
+  const DeviceSequence* own = sequences;
+  DeviceSequence* query = sequences + chunk.calls().size();
+  for (const SequenceCall& of : chunk.calls()) {
+    for (int64_t t = 0; t < of.q_len; ++t, ++query) {
+      *query = *own;
+      query->q_len = 1;
+      query->first_row += static_cast<int32_t>(t);
+      query->end = of.first_query + t + 1;
+      query->begin =
+          std::clamp(chunk.scratch.begin[of.visibility_at + static_cast<size_t>(t)], of.resident_begin, query->end);
+    }
+    ++own;
+  }
+}
+
+Status send_indices(Call& chunk) {
+  if (chunk.args.named == nullptr || !chunk.has_host_idx) return {};
+  const int64_t bytes = chunk.args.q.n_tokens * chunk.idx.token_stride * static_cast<int64_t>(sizeof(int32_t));
+  int32_t* const to = chunk.device().work().sent_idx();
+  const int32_t* const from = std::exchange(chunk.idx.data, to);
+  if (bytes == 0) return {};
+  return call_device(chunk.device().device(), &DeviceTable::copy, to, from, bytes, chunk.args.stream);
+}
+
+Status name_keys(Call& call, const DeviceSequences& sequences) {
+  if (call.args.named == nullptr) return {};
+  const DeviceSession& device = call.device();
+  if (call.queries.sequences == nullptr) call.queries = sequences;
+  DeviceNames names;
+  names.page_len = kDevicePageLen;
+  names.layer_idx = call.args.layer_idx;
+  names.first_row = call.first_row;
+  names.sequences = call.queries;
+  names.idx = call.idx;
+  names.sink_len = call.layer().sliding_window > 0 ? 0 : call.session.options.sink_len;
+  names.window_len = call.session.options.window_len;
+  names.positions = call.positions;
+  names.keys = device.work().list_keys();
+  names.granules = device.work().granules();
+  names.n_granules = static_cast<int32_t>(device.held().list_granules);
+  names.flags = device.exchange(call.facts.idx).flags;
+  call.lists = {names.keys, names.granules, call.idx.n_heads, call.idx.n_heads, 1, 1};
+  return call_device(device.device(), &DeviceTable::name_keys, &names, call.args.stream);
+}
+
+}  // namespace tandem

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+// Calls whose keys the caller names (tandem_selection in tandem.h), up to their kernels.
+//
+// On host tensors the CPU attends them all (lib/call/named_jobs.h). On device tensors each query is described as a sequence
+// of its own, and a kernel makes its key lists of the indices: of what the window has. The indices go to the host with the
+// queries, and the CPU attends the named keys that the window does not have. Indices that are in host memory are checked,
+// and copied to the device; those in device memory are looked at by the kernel and by the CPU alone, so a wrong one is
+// reported by the session's next call.
+//
+//   work space    key lists | granules | indices that came from host memory
+#pragma once
+
+#include "lib/attend/call.h"
+
+namespace tandem {
+
+// UNSUPPORTED (selection): another policy than "all", streaming heads, groups that no kernel with lists serves.
+Status check_named_layer(const Call& call);
+// Indices in host memory: checks them, and copies rows that may stand in any order into order. INVALID_ARGUMENT
+// (selection.idx).
+Status take_named_on_host(Call& call);
+// Likewise of a call on device tensors; indices in device memory that are in any order come to the host for that, which
+// waits for the stream.
+Status take_named_on_device(Call& call);
+// Adds the sizes that the indices of a call on device tensors have to its shape.
+void size_named(const Call& call, CallShape* shape);
+// Of a call of a planned step that names keys. UNSUPPORTED (selection), CAPACITY (selection.idx.shape).
+Status check_named_in_step(const Call& call);
+// The rows of a chunk's indices, from row first_row of the call's on.
+DeviceIndices indices_of(const NamedKeys& named, int64_t first_row);
+// Descriptors of each query, behind those of the sequences, which are written already.
+void describe_named(const Call& chunk, DeviceSequence* sequences);
+// Copies indices that are in host memory to the device.
+Status send_indices(Call& chunk);
+// Makes the call's key lists of its indices.
+Status name_keys(Call& call, const DeviceSequences& sequences);
+
+}  // namespace tandem
