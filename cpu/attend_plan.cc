@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kMinTaskCost = 64 << 10;  // bytes: some microseconds, what handing a task over is worth
 constexpr int64_t kMatmulTaskRows = 512, kMatmulTileKeys = 512, kMaxMatmulPieces = 128;
+constexpr int64_t kFewMatmulRows = 64, kLeastMatmulUnits = 16;
 constexpr int64_t kMaxLargePieces = 64;  // of 1M keys and more
 constexpr int64_t kManyRuns = 4096;      // some microseconds to walk through, more than handing that out costs
 constexpr int64_t kUncutKeys = 1024;     // below, a job is one piece
@@ -31,11 +32,15 @@ int64_t whole_tiles(int64_t n_keys) {
   return std::max<int64_t>(1, (n_keys + kMatmulTileKeys / 2) / kMatmulTileKeys) * kMatmulTileKeys;
 }
 
-// As many keys more as the layer has heads and the job tiles of rows: so many units there are anyway.
+// As many keys more as the layer has heads and the job tiles of rows: so many units there are anyway. Of few rows over few
+// keys (a decoded token of a layer with few heads, over keys that were selected) there would be fewer units than workers:
+// there a piece is no more than a tile of keys, until the heads of a sequence make kLeastMatmulUnits.
 int64_t matmul_piece_keys(const AttendJob& job, int64_t n_tiles) {
   const int64_t alone = whole_tiles(std::max(wanted_piece(job.n_keys), job.n_keys / kMaxMatmulPieces));
-  const int64_t wanted = alone * n_tiles * job.layer->n_kv_heads;
-  const int64_t n_pieces = (job.n_keys + wanted / 2) / wanted;
+  const int64_t n_units = n_tiles * job.layer->n_kv_heads, wanted = alone * n_units;
+  int64_t n_pieces = (job.n_keys + wanted / 2) / wanted;
+  if (job.n_rows <= kFewMatmulRows)
+    n_pieces = std::max(n_pieces, std::min(job.n_keys / kMatmulTileKeys, divide_up(kLeastMatmulUnits, n_units)));
   return n_pieces > 1 ? whole_tiles(divide_up(job.n_keys, n_pieces)) : job.n_keys;
 }
 
