@@ -20,7 +20,7 @@ function(tandem_target_defaults target)
   endif()
 endfunction()
 
-# tandem_test(NAME name SOURCES a.cc… [LABEL fast|full|device] [INTERNAL] [HOT] [EMULATED] [TIMEOUT s] [ENVIRONMENT A=b…])
+# tandem_test(NAME name SOURCES a.cc… [LABEL fast|package|full|device] [INTERNAL] [HOT] [EMULATED] [TIMEOUT s] [ENVIRONMENT A=b…])
 # A cmocka program. INTERNAL links the objects of the library (private symbols), otherwise the shared library. HOT: it computes
 # much itself and is optimised as the library is; the others are sooner built than run. EMULATED: part of what runs on an
 # emulated processor too (label and target `emulated`). The target `fast` builds what the tests of label fast need.
