@@ -11,16 +11,17 @@ import "errors"
 
 // MemoryPlan is what a cache with one session will hold.
 type MemoryPlan struct {
-	HostKvBytes        int64 // pages of K and V, and of hidden states
-	HostSessionBytes   int64 // MAW and selection tables of one session
-	SelectionMaxBytes  int64 // upper bound
-	DeviceWindowBytes  int64 // windows, for calls of one query a sequence
-	DeviceWorkBytes    int64 // states, descriptors, work space, for the same calls
-	KvTokenBytes       int64 // K and V of one token in all layers
-	SharedBytes        int64 // pinned host memory through which device and host hand over
-	DeviceStreamBytes  int64 // buffers of a session that may stream or rebuild keys
-	DeviceWeightsBytes int64 // projections of the route "recompute"
-	XTokenBytes        int64 // hidden states of one token in all layers
+	HostKvBytes          int64 // pages of K and V, and of hidden states
+	HostSessionBytes     int64 // MAW and selection tables of one session
+	SelectionMaxBytes    int64 // upper bound
+	DeviceWindowBytes    int64 // windows, for calls of one query a sequence: as many pages as the tokens fill
+	DeviceWorkBytes      int64 // states, descriptors, work space, for the same calls
+	KvTokenBytes         int64 // K and V of one token in all layers
+	SharedBytes          int64 // pinned host memory through which device and host hand over
+	DeviceStreamBytes    int64 // buffers of a session that may stream or rebuild keys
+	DeviceWeightsBytes   int64 // projections of the route "recompute"
+	XTokenBytes          int64 // hidden states of one token in all layers
+	DeviceWindowMaxBytes int64 // windows once each sequence has filled its own
 }
 
 // CacheStats is what a cache holds.
@@ -97,33 +98,35 @@ func (e *Engine) PlanMemory(model *Model, cache *CacheOptions, session *SessionO
 		return MemoryPlan{}, err
 	}
 	return MemoryPlan{
-		HostKvBytes:        int64(raw.host_kv_bytes),
-		HostSessionBytes:   int64(raw.host_session_bytes),
-		SelectionMaxBytes:  int64(raw.selection_max_bytes),
-		DeviceWindowBytes:  int64(raw.device_window_bytes),
-		DeviceWorkBytes:    int64(raw.device_work_bytes),
-		KvTokenBytes:       int64(raw.kv_token_bytes),
-		SharedBytes:        int64(raw.shared_bytes),
-		DeviceStreamBytes:  int64(raw.device_stream_bytes),
-		DeviceWeightsBytes: int64(raw.device_weights_bytes),
-		XTokenBytes:        int64(raw.x_token_bytes),
+		HostKvBytes:          int64(raw.host_kv_bytes),
+		HostSessionBytes:     int64(raw.host_session_bytes),
+		SelectionMaxBytes:    int64(raw.selection_max_bytes),
+		DeviceWindowBytes:    int64(raw.device_window_bytes),
+		DeviceWorkBytes:      int64(raw.device_work_bytes),
+		KvTokenBytes:         int64(raw.kv_token_bytes),
+		SharedBytes:          int64(raw.shared_bytes),
+		DeviceStreamBytes:    int64(raw.device_stream_bytes),
+		DeviceWeightsBytes:   int64(raw.device_weights_bytes),
+		XTokenBytes:          int64(raw.x_token_bytes),
+		DeviceWindowMaxBytes: int64(raw.device_window_max_bytes),
 	}, err
 }
 
 // Report is the plan as JSON.
 func (p MemoryPlan) Report() (string, error) {
 	raw := C.tandem_memory_plan{
-		struct_size:          C.sizeof_tandem_memory_plan,
-		host_kv_bytes:        C.int64_t(p.HostKvBytes),
-		host_session_bytes:   C.int64_t(p.HostSessionBytes),
-		selection_max_bytes:  C.int64_t(p.SelectionMaxBytes),
-		device_window_bytes:  C.int64_t(p.DeviceWindowBytes),
-		device_work_bytes:    C.int64_t(p.DeviceWorkBytes),
-		kv_token_bytes:       C.int64_t(p.KvTokenBytes),
-		shared_bytes:         C.int64_t(p.SharedBytes),
-		device_stream_bytes:  C.int64_t(p.DeviceStreamBytes),
-		device_weights_bytes: C.int64_t(p.DeviceWeightsBytes),
-		x_token_bytes:        C.int64_t(p.XTokenBytes),
+		struct_size:             C.sizeof_tandem_memory_plan,
+		host_kv_bytes:           C.int64_t(p.HostKvBytes),
+		host_session_bytes:      C.int64_t(p.HostSessionBytes),
+		selection_max_bytes:     C.int64_t(p.SelectionMaxBytes),
+		device_window_bytes:     C.int64_t(p.DeviceWindowBytes),
+		device_work_bytes:       C.int64_t(p.DeviceWorkBytes),
+		kv_token_bytes:          C.int64_t(p.KvTokenBytes),
+		shared_bytes:            C.int64_t(p.SharedBytes),
+		device_stream_bytes:     C.int64_t(p.DeviceStreamBytes),
+		device_weights_bytes:    C.int64_t(p.DeviceWeightsBytes),
+		x_token_bytes:           C.int64_t(p.XTokenBytes),
+		device_window_max_bytes: C.int64_t(p.DeviceWindowMaxBytes),
 	}
 	return text(func(buffer *C.char, bytes C.size_t, needed *C.size_t, rawErr **C.tandem_error) C.int32_t {
 		return C.tandem_plan_report(buffer, bytes, needed, &raw, rawErr)

@@ -22,7 +22,8 @@ typedef struct tandem_memory_plan {
   int64_t host_kv_bytes;       /* pages of K and V, and of hidden states */
   int64_t host_session_bytes;  /* MAW and selection tables of one session */
   int64_t selection_max_bytes; /* upper bound */
-  int64_t device_window_bytes; /* windows, for calls of one query a sequence; 0 without a device backend */
+  int64_t device_window_bytes; /* windows, for calls of one query a sequence: as many pages as the tokens fill; 0 without a device
+                                * backend */
   int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls, in planned steps or not */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
   int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
@@ -31,9 +32,10 @@ typedef struct tandem_memory_plan {
                                 * said here for it, work space too, unless the CPU alone is faster or steps are planned */
   int64_t device_weights_bytes; /* projections of the route "recompute", taken once for a cache by the first such session */
   int64_t x_token_bytes;        /* hidden states of one token in all layers */
+  int64_t device_window_max_bytes; /* windows once each sequence has filled its own, however long it becomes */
 } tandem_memory_plan;
 #define TANDEM_MEMORY_PLAN_INIT \
-  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(tandem_memory_plan), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Plan for n_sequences sequences of kv_lens [n_sequences] tokens, without allocating anything. cache and session options
  * may be NULL. Errors: those of the create calls; CAPACITY where a cap is exceeded (*plan is filled in all the same), with

@@ -120,7 +120,7 @@ Status DeviceLane::reserve_sequences(Call& call, CallShape* shape) {
       sequence.extend_positions(of.length);
     else
       sequence.parents.reserve(static_cast<size_t>(of.q_len));
-    TANDEM_TRY(call.session.states->reserve_window(sequence, shape->most_queries, &sized.window_pages));
+    TANDEM_TRY(call.session.states->reserve_window(sequence, shape->most_queries, of.length, &sized.window_pages));
     TANDEM_TRY(find_state(call, &of));
     sized.window_begin = of.state->window_begin;
     const int64_t sliding_window = call.layer().sliding_window;

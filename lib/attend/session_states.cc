@@ -45,7 +45,7 @@ void SessionStates::fetch_maw(const Sequence& sequence) {
   }
 }
 
-Status SessionStates::reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages) {
+Status SessionStates::reserve_window(const Sequence& sequence, int64_t q_len, int64_t length, int64_t* n_places) {
   TANDEM_TRY(on_reserve(sequence, sequence.longest(), {}));
   DeviceWindow& window = find(sequence.id)->window;
   const int64_t n_wanted = ring_pages(core_.options, core_.cache->page_len(), q_len);
@@ -53,8 +53,9 @@ Status SessionStates::reserve_window(const Sequence& sequence, int64_t q_len, in
   // store again, averages are here alone.
   const bool grows = window.n_pages() > 0 && window.n_pages() < n_wanted;
   if (grows && sequence.shortest() < sequence.longest()) fetch_maw(sequence);
-  TANDEM_TRY(core_.device->reserve_window(window, n_wanted, sequence.longest()));
-  *n_pages = window.n_pages();
+  const int64_t longest = sequence.longest();
+  TANDEM_TRY(core_.device->reserve_window(window, n_wanted, longest, std::max({longest, length, int64_t{1}})));
+  *n_places = window.n_pages();
   return {};
 }
 

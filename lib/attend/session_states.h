@@ -24,8 +24,8 @@ class SessionStates final : public CacheListener {
   // Copies MAW of the window from the device to the selector's state, where the device has newer ones. Drains the ring
   // first.
   void fetch_maw(const Sequence& sequence);
-  // Pages for calls of up to q_len queries of the sequence. *n_pages: of the window then.
-  Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t* n_pages);
+  // Pages for calls of up to q_len queries of the sequence, which has `length` tokens then. *n_places: of the window's ring.
+  Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t length, int64_t* n_places);
   // Returns the fault of the device. Where calls may follow it: waits for the stream, rolls back, and tickets begin again.
   // The cache's mutex is held exclusively.
   Status meet_fault(void* stream);

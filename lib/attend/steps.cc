@@ -150,9 +150,11 @@ Status Steps::reserve(void* stream) {
                   static_cast<long long>(open.max_q_len), static_cast<long long>(open.n_tokens),
                   static_cast<long long>(most), static_cast<long long>(kMostTicketTokens));
   }
-  for (size_t i = 0; i < sequences.size(); ++i)
-    TANDEM_TRY(
-        core_.states->reserve_window(*core_.cache->find(open.sequences[i].id), open.max_q_len, &sequences[i].window_pages));
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Sequence& sequence = *core_.cache->find(open.sequences[i].id);
+    TANDEM_TRY(core_.states->reserve_window(sequence, open.max_q_len, sequence.longest() + sequences[i].q_len,
+                                            &sequences[i].window_pages));
+  }
   Reservation needs;
   for (const CallShape& shape : shapes) needs.include(reserve_call(terms, shape, {}));
   return core_.device->hold(needs, stream);

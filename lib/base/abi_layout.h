@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0x9a710e6c724d1069)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0x50de1ea388120bd9)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -167,7 +167,7 @@
   MEMBER(tandem_weights_stats, n_streamed_uses, 72) \
   MEMBER(tandem_weights_stats, n_ahead, 80) \
   MEMBER(tandem_weights_stats, streamed_bytes, 88) \
-  STRUCT(tandem_memory_plan, 88) \
+  STRUCT(tandem_memory_plan, 96) \
   MEMBER(tandem_memory_plan, struct_size, 0) \
   MEMBER(tandem_memory_plan, reserved, 4) \
   MEMBER(tandem_memory_plan, host_kv_bytes, 8) \
@@ -180,6 +180,7 @@
   MEMBER(tandem_memory_plan, device_stream_bytes, 64) \
   MEMBER(tandem_memory_plan, device_weights_bytes, 72) \
   MEMBER(tandem_memory_plan, x_token_bytes, 80) \
+  MEMBER(tandem_memory_plan, device_window_max_bytes, 88) \
   STRUCT(tandem_route_plan, 120) \
   MEMBER(tandem_route_plan, struct_size, 0) \
   MEMBER(tandem_route_plan, reserved, 4) \
@@ -255,7 +256,7 @@
   DEFAULTS(tandem_layer_projection, TANDEM_LAYER_PROJECTION_INIT, 80) \
   DEFAULTS(tandem_weights_options, TANDEM_WEIGHTS_OPTIONS_INIT, 40) \
   DEFAULTS(tandem_weights_stats, TANDEM_WEIGHTS_STATS_INIT, 96) \
-  DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 88) \
+  DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 96) \
   DEFAULTS(tandem_route_plan, TANDEM_ROUTE_PLAN_INIT, 120) \
   DEFAULTS(tandem_cache_stats, TANDEM_CACHE_STATS_INIT, 112) \
   DEFAULTS(tandem_session_stats, TANDEM_SESSION_STATS_INIT, 224)

@@ -27,7 +27,7 @@ struct SequenceShape {
   int64_t length = 0;        // tokens with the new ones; the queries are the last q_len tokens
   int64_t window_begin = 0;  // first token of the window before the call
   int64_t first_seen = 0;    // first token that the first query sees; above 0 in layers with a sliding window
-  int64_t window_pages = 0;  // pages that the window has already
+  int64_t window_pages = 0;  // places of the window's ring, as it is
   int64_t n_runs = 1;        // runs of tokens outside the window whose positions follow each other
   bool has_gaps = false;     // positions do not follow each other everywhere
 

@@ -19,7 +19,7 @@ namespace tandem {
 struct PrefillSize;
 
 struct Reservation {
-  int64_t window_pages = 0;                                    // of all sequences
+  int64_t window_pages = 0;                                    // places in the rings of all sequences
   int64_t slot_rows = 0;                                       // tokens that a ticket's slot has room for
   int64_t n_evicted = 0;                                       // tokens whose MAW a slot has room for
   int64_t descriptor_bytes = 0;                                // DeviceSequences, key lists and page tables of an eager call

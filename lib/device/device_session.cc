@@ -224,9 +224,9 @@ Status DeviceSession::most_queries(size_t layer_idx, int64_t wanted, int64_t* n)
   return {};
 }
 
-Status DeviceSession::reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end) {
-  TANDEM_TRY(window.reserve(device_tier_, geometry_, n_pages, end));
-  if (base_ == 0) base_ = window.table()[0];
+Status DeviceSession::reserve_window(DeviceWindow& window, int64_t n_places, int64_t end, int64_t length) {
+  TANDEM_TRY(window.reserve(device_tier_, geometry_, n_places, end, length));
+  if (base_ == 0) base_ = window.any_page();
   return {};
 }
 

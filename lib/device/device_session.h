@@ -130,7 +130,8 @@ class DeviceSession {
   // After a fault that calls may follow, or where the work space has moved; the stream is idle. Tickets begin with 0, in the
   // memory whose addresses graphs hold.
   Status start_over(void* stream);
-  Status reserve_window(DeviceWindow& window, int64_t n_pages, int64_t end);
+  // As DeviceWindow::reserve(); length is 1 at least.
+  Status reserve_window(DeviceWindow& window, int64_t n_places, int64_t end, int64_t length);
 
   DeviceExchange exchange(size_t layer_idx) const;
   SharedArea shared() const;
@@ -144,8 +145,8 @@ class DeviceSession {
   DevicePages pages(size_t layer_idx) const;
   // Room for a page of MAW on its way to the host, taken in advance: rolling back must not allocate.
   std::vector<float>& maw_page() { return maw_page_; }
-  // Bytes from the page called 0: what page tables of this session hold.
-  int64_t page_offset(int64_t page) const { return page - base_; }
+  // Bytes from the page called 0: what page tables of this session hold. Of a place that has no page nobody reads it.
+  int64_t page_offset(int64_t page) const { return page == 0 ? 0 : page - base_; }
   const float* sinks(size_t layer_idx) const { return constant(sinks_at_[layer_idx]); }  // in device memory, or null
   const float* rope(size_t layer_idx) const { return constant(rope_at_[layer_idx]); }
 

@@ -2,6 +2,8 @@
 #include "lib/pieces/device_window.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace tandem {
 
@@ -47,35 +49,72 @@ int64_t ring_pages(const PolicyOptions& options, int64_t cache_page_len, int64_t
   return (n + kDevicePageLen - 2) / kDevicePageLen + 1;
 }
 
-Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, int64_t n_pages, int64_t end) {
-  const int64_t n_old = this->n_pages();
-  if (n_pages <= n_old) return {};
+int64_t DeviceWindow::any_page() const {
+  return *std::find_if(table_.begin(), table_.end(), [](int64_t page) { return page != 0; });
+}
+
+// Places that the last tokens of [0, length) need.
+template <typename Visit>
+static void for_places(int64_t n_places, int64_t length, Visit visit) {
+  const int64_t end = (length + kDevicePageLen - 1) / kDevicePageLen;
+  for (int64_t page_idx = end - filled_pages(n_places, length); page_idx < end; ++page_idx)
+    visit(static_cast<size_t>(page_idx % n_places));
+}
+
+bool DeviceWindow::has_pages(int64_t length) const {
+  bool has_all = true;
+  for_places(n_pages(), length, [&](size_t place) { has_all = has_all && table_[place] != 0; });
+  return has_all;
+}
+
+// To the table of a longer ring: pages with the last tokens of [0, end) keep these. Those of the others go to *others.
+void DeviceWindow::move_pages(std::vector<int64_t>* table, std::vector<int64_t>* others, int64_t end) const {
+  std::vector<bool> is_kept(table_.size(), false);
+  const int64_t n_old = n_pages(), last = end > 0 ? (end - 1) / kDevicePageLen : -1;
+  for (int64_t page_idx = std::max<int64_t>(0, last - n_old + 1); page_idx <= last && n_old > 0; ++page_idx) {
+    const auto from = static_cast<size_t>(page_idx % n_old);
+    (*table)[static_cast<size_t>(page_idx % std::ssize(*table))] = table_[from];
+    is_kept[from] = true;
+  }
+  for (size_t i = 0; i < table_.size(); ++i)
+    if (!is_kept[i] && table_[i] != 0) others->push_back(table_[i]);
+}
+
+Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, int64_t n_places, int64_t end,
+                             int64_t length) {
+  const int64_t n_old = n_pages();
+  n_places = std::max(n_places, n_old);
+  if (n_places == n_old && has_pages(length)) return {};
+  std::vector<int64_t> table(static_cast<size_t>(n_places), 0), others;
+  if (n_places == n_old)
+    table = table_;
+  else
+    move_pages(&table, &others, end);
+  int64_t n_missing = 0;
+  for_places(n_places, length, [&](size_t place) { n_missing += table[place] == 0 ? 1 : 0; });
+  const int64_t n_made = std::max<int64_t>(0, n_missing - std::ssize(others));
   Buffer made;
-  std::vector<int64_t> table(static_cast<size_t>(n_pages), 0);
   pages_.reserve(pages_.size() + 1);
   valid_.resize(geometry.layers.size());
   maw_begin_.resize(geometry.layers.size(), kNoMaw);
-  TANDEM_TRY(Buffer::create(device_tier, (n_pages - n_old) * geometry.page_bytes, Use::kKv, &made));
-  // The last pages keep their tokens; the others, new ones among them, fill the places between.
-  std::vector<bool> is_kept(static_cast<size_t>(n_old), false);
-  const int64_t last = end > 0 ? (end - 1) / kDevicePageLen : -1;
-  for (int64_t page_idx = std::max<int64_t>(0, last - n_old + 1); page_idx <= last && n_old > 0; ++page_idx) {
-    table[static_cast<size_t>(page_idx % n_pages)] = table_[static_cast<size_t>(page_idx % n_old)];
-    is_kept[static_cast<size_t>(page_idx % n_old)] = true;
-  }
-  for (TokenRange& valid : valid_) {  // a layer that is behind may have kept older ones
-    valid.begin = std::max(valid.begin, (last - n_old + 1) * kDevicePageLen);
-    if (valid.begin >= valid.end) valid = {};
-  }
-  std::vector<int64_t> others;
-  for (int64_t i = 0; i < n_old; ++i)
-    if (!is_kept[static_cast<size_t>(i)]) others.push_back(table_[static_cast<size_t>(i)]);
+  if (n_made > 0) TANDEM_TRY(Buffer::create(device_tier, n_made * geometry.page_bytes, Use::kKv, &made));
   const auto first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(made.data()));
-  for (int64_t i = 0; i < n_pages - n_old; ++i) others.push_back(first + i * geometry.page_bytes);
-  auto next = others.begin();
-  for (int64_t& page : table)
-    if (page == 0) page = *next++;
-  pages_.push_back(std::move(made));
+  for (int64_t i = 0; i < n_made; ++i) others.push_back(first + i * geometry.page_bytes);
+  const auto take = [&](int64_t* page) {
+    if (*page != 0 || others.empty()) return;
+    *page = others.back();
+    others.pop_back();
+  };
+  for_places(n_places, length, [&](size_t place) { take(&table[place]); });
+  for (int64_t& page : table) take(&page);  // what is left
+  if (n_places > n_old) {
+    const int64_t last = end > 0 ? (end - 1) / kDevicePageLen : -1;
+    for (TokenRange& valid : valid_) {  // a layer that is behind may have kept older ones
+      valid.begin = std::max(valid.begin, (last - n_old + 1) * kDevicePageLen);
+      if (valid.begin >= valid.end) valid = {};
+    }
+  }
+  if (n_made > 0) pages_.push_back(std::move(made));
   table_.swap(table);
   return {};
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Where a sequence's newest tokens lie in device memory: a ring of pages through which they go round, so that eviction moves
-// nothing. A page has every layer, so one table serves them all:
+// nothing. The ring has its length from the beginning, and its places get pages as tokens come: a short sequence has as many
+// as its tokens fill. A page has every layer, so one table serves them all:
 //
 //   page:  layer 0: K head 0 [page_len rows] | K head 1 | ... | K scales | V head 0 | ... | MAW   layer 1: ...
 //
@@ -8,6 +9,7 @@
 // written again; what is missing is copied when it is needed (lib/attend/window_fill.h).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -48,15 +50,22 @@ struct WindowGeometry {
 };
 WindowGeometry make_window_geometry(const std::vector<Layer>& layers, const LayerPolicies& policies);
 
-// Pages of a ring for calls of up to q_len queries.
+// Places of a ring for calls of up to q_len queries.
 int64_t ring_pages(const PolicyOptions& options, int64_t cache_page_len, int64_t q_len);
+// How many of the places have pages, of a sequence of `length` tokens.
+constexpr int64_t filled_pages(int64_t n_places, int64_t length) {
+  return std::min(n_places, (length + kDevicePageLen - 1) / kDevicePageLen);
+}
 
 class DeviceWindow {
  public:
-  // Room for n_pages pages in all; tokens of [0, end) that are valid stay so. Strong.
-  Status reserve(Tier& device_tier, const WindowGeometry& geometry, int64_t n_pages, int64_t end);
-  int64_t n_pages() const { return static_cast<int64_t>(table_.size()); }
-  const std::vector<int64_t>& table() const { return table_; }  // addresses of pages: token t is in entry t / page_len % n
+  // A ring of n_places places at least, with pages for the last tokens of [0, length). Tokens of [0, end) that are valid
+  // stay so. Strong.
+  Status reserve(Tier& device_tier, const WindowGeometry& geometry, int64_t n_places, int64_t end, int64_t length);
+  int64_t n_pages() const { return static_cast<int64_t>(table_.size()); }  // places of the ring
+  // Addresses of pages: token t is in entry t / page_len % n. 0: the place has no page yet.
+  const std::vector<int64_t>& table() const { return table_; }
+  int64_t any_page() const;  // the address of some page; there is one
   int64_t page_of(int64_t token) const { return table_[static_cast<size_t>(token / kDevicePageLen % n_pages())]; }
 
   TokenRange valid(size_t layer_idx) const { return valid_.empty() ? TokenRange() : valid_[layer_idx]; }
@@ -80,6 +89,9 @@ class DeviceWindow {
   }
 
  private:
+  bool has_pages(int64_t length) const;
+  void move_pages(std::vector<int64_t>* table, std::vector<int64_t>* others, int64_t end) const;
+
   std::vector<Buffer> pages_;  // several where it has grown
   std::vector<int64_t> table_;
   std::vector<TokenRange> valid_;  // [n_layers], as what follows

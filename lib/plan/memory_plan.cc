@@ -37,6 +37,7 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const LayerPolicies
 struct PlannedCalls {
   const SizeTerms& terms;
   Reservation needs;
+  int64_t n_window_pages = 0;  // of all sequences, at these lengths
   std::array<bool, kMostRoutes> uses = {};
   std::array<std::vector<Layer>, kMostRoutes> served = {};  // layers whose calls take a route; one of each projection
 
@@ -91,6 +92,7 @@ Status plan_calls(const SizeTerms& terms, std::span<const int64_t> kv_lens, Plan
   if (static_cast<double>(n_sequences * n_pages) * static_cast<double>(terms.window->page_bytes) > 0x1p61)
     return fail(TANDEM_ERROR_CAPACITY, "window_tokens", "windows of %lld tokens in %lld sequences are more than 2^61 bytes",
                 static_cast<long long>(n_pages * kDevicePageLen), static_cast<long long>(n_sequences));
+  for (const int64_t kv_len : kv_lens) calls->n_window_pages += filled_pages(n_pages, std::max<int64_t>(1, kv_len));
   for (size_t l = 0; l < shapes.size(); ++l) {
     for (SequenceShape& sequence : sequences[l]) sequence.window_pages = n_pages;  // a window serves all layers
     TANDEM_TRY(add_layer(shapes[l], calls));
@@ -99,13 +101,14 @@ Status plan_calls(const SizeTerms& terms, std::span<const int64_t> kv_lens, Plan
 }
 
 Status plan_device(const SizeTerms& terms, std::span<const int64_t> kv_lens, tandem_memory_plan* plan) {
-  plan->device_window_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
+  plan->device_window_bytes = plan->device_window_max_bytes = plan->device_work_bytes = plan->shared_bytes = 0;
   plan->device_stream_bytes = plan->device_weights_bytes = 0;
   if (terms.device == nullptr || kv_lens.empty()) return {};
   PlannedCalls calls{terms, {}};
   TANDEM_TRY(plan_calls(terms, kv_lens, &calls));
   const SessionWork work = make_session_work(terms.layers, calls.needs);
-  plan->device_window_bytes = calls.needs.window_pages * terms.window->page_bytes;
+  plan->device_window_bytes = calls.n_window_pages * terms.window->page_bytes;
+  plan->device_window_max_bytes = calls.needs.window_pages * terms.window->page_bytes;
   plan->device_work_bytes = work.work_bytes + constants_bytes(terms.layers);
   plan->shared_bytes = work.shared_bytes;
   for (size_t r = 0; r < kMostRoutes; ++r) {

@@ -88,7 +88,7 @@ void compare_with_plan(const char* policy) {
   attend_twins(side, twin, 1, 1);
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
   const tandem_session_options options = Side::options_of(policy);
-  const int64_t kv_len = kPrompt;
+  const int64_t kv_len = 1;
   OK(tandem_plan_memory, &plan, side.engine, side.model, nullptr, &options, &kv_len, 1);
   assert_true(plan.device_window_bytes > 0);
   assert_never_more(side, plan);
@@ -96,6 +96,74 @@ void compare_with_plan(const char* policy) {
 
 void takes_what_is_planned(void**) {
   for (const char* policy : {"all", "streaming", "hgca"}) compare_with_plan(policy);
+}
+
+constexpr int64_t kWindowPage = 128;  // tokens
+
+tandem_memory_plan plan_of(const Side& side, const tandem_session_options& options, int64_t kv_len) {
+  tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
+  OK(tandem_plan_memory, &plan, side.engine, side.model, nullptr, &options, &kv_len, 1);
+  return plan;
+}
+
+int64_t held_window(const Side& side) {
+  tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;
+  OK(tandem_cache_get_stats, &stats, side.cache);
+  return stats.device_window_bytes;
+}
+
+// A window has a page for each 128 tokens, up to its length, as the plan says; answers do not change where it grows.
+void windows_grow_with_their_sequences(void**) {
+  for (const char* policy : {"all", "hgca"}) {
+    const Side side(true, policy, 0, 1, 500), twin(false, policy, 0, 1, 500);
+    tandem_session_options options = Side::options_of(policy);
+    options.window_tokens = 500;
+    const int64_t page = plan_of(side, options, 1).device_window_bytes;
+    int64_t seed = 1, length = 0, filled = 0;
+    for (const int64_t n : {1, 63, 63, 1, 1, 1, 60, 1, 70, 1, 60, 60, 60, 60, 60, 60, 60, 1, 1, 60, 60, 60, 60, 1}) {
+      attend_twins(side, twin, n, seed += 10);
+      length += n;
+      const tandem_memory_plan plan = plan_of(side, options, length);
+      filled = std::max(filled, plan.device_window_bytes);
+      if (n == 1) assert_int_equal(held_window(side), filled);
+      const int64_t n_pages = (length + kWindowPage - 1) / kWindowPage;
+      assert_int_equal(plan.device_window_bytes, std::min(n_pages * page, plan.device_window_max_bytes));
+    }
+    assert_int_equal(filled, plan_of(side, options, 1).device_window_max_bytes);
+  }
+}
+
+// A page that there is no room for is refused, and nothing has changed.
+void windows_grow_up_to_the_cap(void**) {
+  const Side planner(true);
+  tandem_session_options options = Side::options_of("all");
+  options.window_tokens = 500;
+  const tandem_memory_plan plan = plan_of(planner, options, 1);
+  const Side side(true, "all", plan.device_window_bytes + plan.device_work_bytes, 1, 500);
+  const Side twin(false, "all", 0, 1, 500);
+  for (int64_t i = 0; i < kWindowPage; ++i) attend_twins(side, twin, 1, i);
+  Call call(1, 500), on_host(1, 500), on_twin(1, 500);
+  call.to_device();
+  assert_refused(side, call.args(side), TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes");
+  assert_int_equal(side.length(), kWindowPage);
+  attend(side, on_host);
+  attend(twin, on_twin);
+  assert_close(on_host.output(), on_twin.output());
+  OK(tandem_sequence_truncate, side.cache, side.sequence, 100);
+  OK(tandem_sequence_truncate, twin.cache, twin.sequence, 100);
+  attend_twins(side, twin, 1, 600);
+}
+
+// A session that comes to a long sequence takes what its window can hold, wherever in the ring that lies.
+void windows_of_long_sequences_are_full(void**) {
+  const Side side(true, "all", 0, 1, 300), twin(false, "all", 0, 1, 300);
+  Call there(900, 1), here(900, 1);
+  attend(side, there);
+  attend(twin, here);
+  for (int64_t i = 0; i < 300; ++i) attend_twins(side, twin, 1, 10 + i);
+  tandem_session_options options = Side::options_of("all");
+  options.window_tokens = 300;
+  assert_int_equal(held_window(side), plan_of(side, options, 1200).device_window_max_bytes);
 }
 
 // A step in the steady state waits for nothing and allocates nothing, though the device does not even begin.
@@ -296,10 +364,10 @@ void queries_may_be_apart(void**) {
 }
 
 void caps_hold(void**) {
-  const Side side(true, "all", 100'000);
+  const Side side(true, "all", 10'000);
   Call call(1, 1);
   call.to_device();
-  assert_refused(side, call.args(side), TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = 100000");
+  assert_refused(side, call.args(side), TANDEM_ERROR_CAPACITY, "device_cap_bytes", "device_cap_bytes = 10000");
   assert_int_equal(side.length(), 0);
   Call on_host(1, 1);
   attend(side, on_host);
@@ -425,6 +493,9 @@ int main() {
       cmocka_unit_test_teardown(refuses, forget),
       cmocka_unit_test_teardown(refuses_what_tickets_cannot_name, forget),
       cmocka_unit_test_teardown(takes_what_is_planned, forget),
+      cmocka_unit_test_teardown(windows_grow_with_their_sequences, forget),
+      cmocka_unit_test_teardown(windows_grow_up_to_the_cap, forget),
+      cmocka_unit_test_teardown(windows_of_long_sequences_are_full, forget),
       cmocka_unit_test_teardown(takes_nothing_later, forget),
       cmocka_unit_test_teardown(survives_failing_calls, forget),
       cmocka_unit_test_teardown(survives_failing_calls_that_select, forget),

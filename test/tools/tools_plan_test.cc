@@ -85,7 +85,8 @@ void expect_plan(const Json& json, const tandem_memory_plan& plan) {
                                                       {"device_weights_bytes", plan.device_weights_bytes},
                                                       {"shared_bytes", plan.shared_bytes},
                                                       {"kv_token_bytes", plan.kv_token_bytes},
-                                                      {"x_token_bytes", plan.x_token_bytes}};
+                                                      {"x_token_bytes", plan.x_token_bytes},
+                                                      {"device_window_max_bytes", plan.device_window_max_bytes}};
   for (const auto& [name, bytes] : kMembers)
     if (printed[name].get<int64_t>() != bytes)
       fail_test("%s: %s, not %lld", name, printed[name].dump().c_str(), static_cast<long long>(bytes));

@@ -30,6 +30,8 @@ class MemoryPlan:
         Compacted copies of selected keys: an upper bound, the rest is exact.
     device_window_bytes, device_work_bytes, device_stream_bytes, device_weights_bytes : int
         In device memory, as in :class:`tandem.CacheStats`; 0 without a device.
+    device_window_max_bytes : int
+        Windows once each sequence has filled its own, however long it becomes.
     kv_token_bytes, x_token_bytes : int
         K and V of one token in all layers, and its hidden states.
     shared_bytes : int
@@ -46,6 +48,7 @@ class MemoryPlan:
     device_stream_bytes: int
     device_weights_bytes: int
     x_token_bytes: int
+    device_window_max_bytes: int
 
     def report(self) -> dict[str, Any]:
         """The same as the library says it in JSON."""

@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x9a71_0e6c_724d_1069;
+pub const FINGERPRINT: u64 = 0x50de_1ea3_8812_0bd9;
 
 /// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -217,6 +217,7 @@ abi_structs! {
         device_stream_bytes: i64,
         device_weights_bytes: i64,
         x_token_bytes: i64,
+        device_window_max_bytes: i64,
     }
 
     struct tandem_route_plan {

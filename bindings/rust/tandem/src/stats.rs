@@ -29,7 +29,7 @@ numbers! {
         host_session_bytes,
         /// Compacted copies of selected keys: upper bound.
         selection_max_bytes,
-        /// Windows, for calls of one query a sequence.
+        /// Windows, for calls of one query a sequence: as many pages as the tokens fill.
         device_window_bytes,
         /// States, descriptors and work space for the same calls.
         device_work_bytes,
@@ -43,6 +43,8 @@ numbers! {
         device_weights_bytes,
         /// Hidden states of one token in all layers.
         x_token_bytes,
+        /// Windows once each sequence has filled its own, however long it becomes.
+        device_window_max_bytes,
     }
     /// Who will compute over the keys of a call on device tensors, and what that takes, by what the engine has measured. Times end
     /// where an engine has ended, counted from when the call's queries are there, with CPU and bus as slow as they make each other;
