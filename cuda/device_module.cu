@@ -214,7 +214,7 @@ int32_t observe(void* self, const DeviceObserve* call, void* stream, DeviceError
   return launch_observe(*call, on_stream(self, stream), error);
 }
 
-int32_t name_keys(void* self, const DeviceNames* call, void* stream, DeviceError* error) {
+int32_t name_keys(void* self, const DeviceNamedKeys* call, void* stream, DeviceError* error) {
   const OnDevice on(device_of(self).idx);
   TANDEM_CUDA_TRY(on.result(), error);
   return launch_name_keys(*call, on_stream(self, stream), error);

@@ -49,9 +49,9 @@ int32_t check_append(const DeviceAppend& call, DeviceError* error) {
   if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
   if (call.n_tokens > call.exchange.n_rows)
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d tokens, and slots of %d rows", call.n_tokens, call.exchange.n_rows);
-  if (int64_t{call.idx.n_heads} * call.idx.n_idx > call.exchange.n_token_idx)
-    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d x %d indices of a token, and slots with room for %d",
-                call.idx.n_heads, call.idx.n_idx, call.exchange.n_token_idx);
+  if (int64_t{call.n_tokens} * call.idx.n_heads * call.idx.n_idx > call.exchange.n_idx)
+    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d tokens of %d x %d indices, and slots with room for %lld",
+                call.n_tokens, call.idx.n_heads, call.idx.n_idx, static_cast<long long>(call.exchange.n_idx));
   if (const int32_t code = check_rows(call.x, "x", error); code != TANDEM_OK) return code;
   if ((call.x.data != nullptr) != (call.k.data != nullptr && call.layer->x_type != 0))
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "x",
@@ -166,12 +166,12 @@ int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, Devi
   return launch_kernel(accumulate_kernel, dim3(static_cast<unsigned>(n_blocks)), kMergeWarps, described, on, error);
 }
 
-int32_t launch_name_keys(const DeviceNames& call, const LaunchOn& on, DeviceError* error) {
+int32_t launch_name_keys(const DeviceNamedKeys& call, const LaunchOn& on, DeviceError* error) {
   if (const int32_t code = refuse_page_len(call.page_len, error); code != TANDEM_OK) return code;
-  if ((int64_t{call.idx.n_idx} << call.idx.unit_shift) > INT32_MAX)
-    return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "selection.idx.shape[2]",
-                "selection.idx.shape[2] = %d units of %d tokens: at most 2^31 - 1 tokens", call.idx.n_idx,
-                1 << call.idx.unit_shift);
+  const int64_t n_lists = int64_t{call.sequences.n_sequences} * call.idx.n_heads;
+  if (n_lists > call.n_lists || (int64_t{call.idx.n_idx} << call.idx.unit_shift) > INT32_MAX)
+    return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%lld lists, and room for %d; %d units of %d tokens",
+                static_cast<long long>(n_lists), call.n_lists, call.idx.n_idx, 1 << call.idx.unit_shift);
   if (call.sequences.n_sequences == 0) return TANDEM_OK;
   const dim3 n_blocks(static_cast<unsigned>(call.sequences.n_sequences), static_cast<unsigned>(call.idx.n_heads));
   return launch_kernel(name_keys_kernel, n_blocks, kNameWarps, call, on, error);

@@ -24,7 +24,7 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
 int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_observe(const DeviceObserve& call, const LaunchOn& on, DeviceError* error);
-int32_t launch_name_keys(const DeviceNames& call, const LaunchOn& on, DeviceError* error);
+int32_t launch_name_keys(const DeviceNamedKeys& call, const LaunchOn& on, DeviceError* error);
 
 Rotation rotation_of(const RopeTable& table, const float* cos_sin);
 int32_t check_rows(const DeviceRows& rows, const char* field, DeviceError* error);

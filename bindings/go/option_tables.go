@@ -113,7 +113,8 @@ type SessionOptions struct {
 	StreamingHeads []bool
 
 	// Room in planned steps for so many indices of a tandem_selection, per query and KV head; 0: calls of planned steps name
-	// no keys.
+	// no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as nobody knows
+	// before which keys it has.
 	SelectionIndices int64
 }
 

@@ -189,11 +189,11 @@ __device__ inline void store_header(const AppendCall& call, Word ticket, std::by
                  static_cast<uint32_t>(call.append.sequences.n_sequences));
   const bool has_any = call.append.sequences.n_sequences > 0;
   const DeviceIndices& idx = call.append.idx;
-  static_assert(offsetof(SlotHeader, n_idx) == 20 && offsetof(SlotHeader, unit_shift) == 26);
-  reinterpret_cast<uint4*>(slot)[1] = make_uint4(
-      has_any ? static_cast<uint32_t>(call.append.sequences.sequences[0].step) : 0, static_cast<uint32_t>(idx.n_idx),
-      static_cast<uint32_t>(idx.n_heads) | static_cast<uint32_t>(idx.unit_shift) << 16,
-      static_cast<uint32_t>(idx.plus_window));
+  static_assert(offsetof(SlotHeader, n_idx) == 20 && offsetof(SlotHeader, unit_shift) == 28);
+  reinterpret_cast<uint4*>(slot)[1] =
+      make_uint4(has_any ? static_cast<uint32_t>(call.append.sequences.sequences[0].step) : 0,
+                 static_cast<uint32_t>(idx.n_idx), static_cast<uint32_t>(idx.n_heads),
+                 static_cast<uint32_t>(idx.unit_shift) | static_cast<uint32_t>(idx.plus_window) << 16);
 }
 
 // warp, n_warps: of the grid.

@@ -30,6 +30,7 @@ enum ExchangeWord : int32_t {
   kFault,           // kFault..., or 0
   kBlocksDone,      // of the append that runs
   kBlocksObserved,  // of the observe that runs
+  kBadIndices,      // indices told to the host as wrong, or about to be
 };
 
 using Word = unsigned long long;  // what atomic operations take

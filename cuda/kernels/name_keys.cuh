@@ -24,7 +24,7 @@ struct NamingQuery {
   int list = 0;                           // of all lists
 };
 
-__device__ inline NamingQuery find_query(const DeviceNames& call, const DeviceSequence& sequence, int head) {
+__device__ inline NamingQuery find_query(const DeviceNamedKeys& call, const DeviceSequence& sequence, int head) {
   NamingQuery query;
   query.own = sequence.end + sequence.n_after - 1;
   query.begin = sequence.begin;
@@ -41,18 +41,19 @@ __device__ inline NamingQuery find_query(const DeviceNames& call, const DeviceSe
   return query;
 }
 
-// Why a row is wrong at place i, if it is: its index names no token up to the query's own, or does not ascend, or stands
-// behind a pad.
+// Whether index i is wrong: it names no token up to the query's own, does not ascend, or stands behind a pad.
 __device__ inline bool is_bad_index(const DeviceIndices& idx, const NamingQuery& query, int i) {
   const int32_t unit = query.idx[i], before = i > 0 ? query.idx[i - 1] : -2;
   if (unit == -1) return false;
   return unit < 0 || (int64_t{unit} << idx.unit_shift) > query.own || (i > 0 && unit <= before) || before == -1;
 }
 
-__device__ inline void report_bad_index(const DeviceNames& call, const DeviceSequence& sequence, const NamingQuery& query,
-                                        int head, int place) {
+__device__ inline void report_bad_index(const DeviceNamedKeys& call, const DeviceSequence& sequence,
+                                        const NamingQuery& query, int head, int place) {
   BadIndex* const bad = &call.flags->bad_index;
-  if (atomicCAS_system(&bad->is_there, 0u, 1u) != 0) return;
+  Word* const n_told = reinterpret_cast<Word*>(call.state + kBadIndices);
+  const Word n_taken = load_busy(&bad->n_taken);
+  if (atomicCAS(n_told, n_taken, n_taken + 1) != n_taken) return;  // the host has not taken the one before
   bad->layer_idx = call.layer_idx;
   bad->head = head;
   bad->value = query.idx[place];
@@ -60,7 +61,7 @@ __device__ inline void report_bad_index(const DeviceNames& call, const DeviceSeq
   bad->place = place;
   bad->own = query.own;
   fence_system();
-  store_system(&bad->is_there, 2u);
+  store_system(&bad->n_told, static_cast<uint32_t>(n_taken) + 1);
 }
 
 // Where the block's threads that have something to write put it, behind *n. All threads take part.
@@ -103,7 +104,7 @@ __device__ inline KeyGranule find_granule(const DeviceIndices& idx, const Naming
   return {static_cast<int32_t>(token), bits & granule_bits(token, begin, end), 0};
 }
 
-__global__ void __launch_bounds__(32 * kNameWarps) name_keys_kernel(const __grid_constant__ DeviceNames call) {
+__global__ void __launch_bounds__(32 * kNameWarps) name_keys_kernel(const __grid_constant__ DeviceNamedKeys call) {
   __shared__ int of_warps[kNameWarps];
   __shared__ int first_bad;
   let_next_start();

@@ -412,7 +412,8 @@ typedef struct tandem_session_options {
                                      sink_tokens and the window_tokens newest up to their own */
   int64_t n_streaming_heads;      /* KV heads of all layers; 0 with NULL */
   int64_t selection_indices;      /* room in planned steps for so many indices of a tandem_selection, per query and KV head; 0: calls
-                                     of planned steps name no keys */
+                                     of planned steps name no keys. With it the CPU's part of a step begins when the layer's queries
+                                     have come, not with the step, as nobody knows before which keys it has */
 } tandem_session_options;
 #define TANDEM_SESSION_OPTIONS_INIT \
   { sizeof(tandem_session_options), 0, NULL, NULL, 0, -1, -1, 0.0f, -1.0f, -1, NULL, 0, -1.0, 0, 0, 0.0, NULL, 0, 0 }
@@ -468,10 +469,11 @@ typedef struct tandem_selection {
  * memory are checked before anything is done, as with host tensors. Those in device memory are read in the stream's order, with
  * no wait; with ANY_ORDER they come to the host first, and the call waits for the stream. A row of them that does not ascend,
  * repeats an index or names a token behind the query's own gives o and lse of NaN for the query, in the KV heads whose row it is,
- * and the session's next call on device tensors, or next step on a stream, does nothing but return INVALID_ARGUMENT
- * (selection.idx) with row, head, place and value. In steps that were begun on a stream indices are in device memory, ascend,
+ * and the session tells it once: the first call on device tensors outside such a step, or the first step on a stream, that begins
+ * after the row was read does nothing but return INVALID_ARGUMENT (selection.idx) with row, head, place and value of the first
+ * wrong index. Tokens that the wrong call has appended stay. In steps that were begun on a stream indices are in device memory, ascend,
  * are at most the session's selection_indices, and each sequence has one query; a graph may be replayed with other indices in
- * the same memory. Speculative calls are as without a stream. Groups of more than 64 query heads to a KV head are UNSUPPORTED. */
+ * the same memory. Once a step has been captured, calls that name more keys than any before are CAPACITY. Groups of more than 64 query heads to a KV head are UNSUPPORTED. */
 #define TANDEM_SELECTION_INIT \
   { sizeof(tandem_selection), 0, 0, NULL }
 TANDEM_API void tandem_selection_init(tandem_selection *selection);
@@ -518,8 +520,8 @@ TANDEM_API void tandem_attend_args_init(tandem_attend_args *args);
  * OUT_OF_MEMORY, UNSUPPORTED, INVALID_STATE (speculative tokens pending, q_len beyond what the step declared). With a selection also UNSUPPORTED (another
  * policy, streaming heads, groups of more than 64 query heads on device tensors) and INVALID_ARGUMENT (selection.idx: an index that is repeated, does not ascend or
  * names a token behind the query's own, with row, head and place). On any error no
- * layer has grown and o is untouched (but by a call that is cancelled while it writes, and by one of more than 512 tokens on
- * device tensors that fails half-way).
+ * layer has grown and o is untouched (but by a call that is cancelled while it writes, and by one on device tensors that is done
+ * in several chunks, as it has more than 512 tokens or names very many keys, and fails half-way).
  *
  * CANCELLED: *cancel was set, or progress asked to stop, during a call on host tensors. A call looks at *cancel every few
  * milliseconds from its begin until o is written, and calls progress while it attends. When it stops while it writes, o and lse

@@ -66,10 +66,11 @@ struct Call {
   // Of a speculative call on a device, and where the caller names keys: each query as a sequence of its own.
   DeviceSequences queries;
   const int32_t* positions = nullptr;  // of a speculative call on a device, of all tokens
-  // Where the caller names keys, on a device: their indices; the call's row that is the chunk's first.
-  DeviceIndices idx;
-  bool has_host_idx = false;  // they are in host memory, until send_indices()
-  int64_t first_row = 0;
+  // Where the caller names keys, on a device: their indices. They are the caller's, or, where has_host_idx says so, in host
+  // memory until send_indices() has copied them.
+  DeviceIndices indices;
+  bool has_host_idx = false;
+  int64_t first_row = 0;                    // the call's row that is the chunk's first
   int64_t most_tokens = kMostTicketTokens;  // of a chunk
 };
 

@@ -51,7 +51,7 @@ int64_t describe_lists(const Call& chunk, DeviceKeys* to) {
   return to - first;
 }
 
-// Sequences, then the queries of a guess, lists, page tables, positions of a guess, pieces.
+// Sequences, then queries where each is described by itself, lists, page tables, positions of a guess, pieces.
 Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   const DeviceSession& device = chunk.device();
   const std::vector<SequenceCall>& calls = chunk.calls();

@@ -12,7 +12,7 @@ void describe_sequences(const Call& chunk, DeviceSequence* to, int64_t* tables, 
 int64_t describe_lists(const Call& chunk, DeviceKeys* to);
 // The same lists as kernels see them at `place`.
 DeviceLists lists_at(const Call& chunk, const std::byte* place);
-// All of a chunk, in one copy: its sequences, the queries of a guess, the pieces of its routes.
+// All of a chunk, in one copy: its sequences, its queries where each is described by itself, the pieces of its routes.
 Status upload_descriptors(Call& chunk, DeviceSequences* sequences);
 
 }  // namespace tandem

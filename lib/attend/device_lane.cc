@@ -193,7 +193,7 @@ Status DeviceLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   chunk->call = &*chunk->own;
   chunk->work = this;
   if (call.args.named != nullptr) {
-    chunk->call->idx = indices_of(call.scratch.named, first_row);
+    chunk->call->indices = indices_of(call.scratch.named, first_row);
     chunk->call->has_host_idx = !call.scratch.named.on_device;
     chunk->call->first_row = first_row;
   }
@@ -272,7 +272,7 @@ Status DeviceLane::launch(Call& chunk) {
 Status DeviceLane::launch_planned(Call& call, bool captures) {
   TANDEM_TRY(check_planned(call, captures));
   TANDEM_TRY(check_named_in_step(call));
-  if (call.args.named != nullptr) call.idx = indices_of(*call.args.named, 0);
+  if (call.args.named != nullptr) call.indices = indices_of(*call.args.named, 0);
   DeviceSession& device = call.device();
   if (captures) device.freeze();
   const size_t l = call.facts.idx;

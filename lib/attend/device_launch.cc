@@ -49,7 +49,7 @@ DeviceAppend append_of(const Call& call, const DeviceSequences& sequences) {
           args.x ? rows_of(*args.x) : DeviceRows(),
           0,
           0,
-          call.idx};
+          call.indices};
 }
 
 Status begin_routes(const Call& chunk) {

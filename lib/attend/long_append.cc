@@ -124,6 +124,7 @@ Status LongAppend::prepare(Call& chunk) {
   (void)see_keys(chunk, of);  // fails when a call is cancelled, which one on a device cannot be
   of.cpu_begin = of.has_host ? of.host_end : of.host_begin;
   of.kept_begin = core_.evicted_to(of.state->window_begin, of.length);
+  chunk.task->step = 0;
   for (int64_t i = 0; i < tickets_of(of.q_len); ++i) {
     HandOverTask& taking = core_.hand_over().next_task(i);
     SequenceCall rows = of;

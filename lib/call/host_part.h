@@ -4,7 +4,8 @@
 // thread that meets the device runs it when the chunk's ticket has arrived (lib/device/hand_over.h).
 //
 // clang-format off
-//   lay out    the calling thread says what is attended: jobs with addresses, and the runs of all keys that are known by then
+//   lay out    the calling thread says what is attended: jobs with addresses, and the runs of all keys that are known by then.
+//              Where the ticket may bring indices of named keys, jobs are made when it has arrived
 //   take rows  new rows go from the ticket's slot to the store
 //   choose     selected keys join the jobs: nobody knows what is selected before the queries are there
 //   attend     the jobs; then states over different keys are merged, where the host has both
@@ -12,7 +13,7 @@
 // clang-format on
 //
 // From lay out on a host part holds addresses, and copies of what later calls change. So it takes no lock of the cache's.
-// Only choose() and observe() may ask for memory after that.
+// After that choose() and observe() may ask for memory, and attend() where the ticket may bring indices.
 #pragma once
 
 #include <cstdint>

@@ -24,9 +24,10 @@ struct Reservation {
   int64_t n_evicted = 0;                                       // tokens whose MAW a slot has room for
   int64_t descriptor_bytes = 0;                                // DeviceSequences, key lists and page tables of an eager call
   int64_t step_sequences = 0, step_lists = 0, step_pages = 0;  // of a planned step; key lists of a sequence and layer
-  int64_t token_idx = 0;                                       // indices of named keys that a slot has for a token
+  int64_t slot_idx = 0;                                        // indices of named keys that a slot has room for
   int64_t sent_idx = 0;                                        // indices that come from host memory
-  int64_t n_lists = 0, list_granules = 0;                      // key lists made of indices; granules of each
+  int64_t n_lists = 0, n_granules = 0;                         // key lists made of indices, of an eager call; their granules
+  int64_t step_named = 0, step_granules = 0;                   // likewise of a planned step: of a sequence; of each list
   int64_t has_part_states = 0;                                 // 1: states of keys that come in pieces have room too
   int64_t prefill_bytes = 0;                                   // area of long appends
   int64_t workspace_bytes = 0;                                 // of the device's module

@@ -35,7 +35,7 @@ SlotLayout make_slot_layout(const Layer& layer, const Reservation& needs) {
   for (int32_t p = 0; p < kPlanes; ++p) slot.rows_at[p] = take(n_tokens * layer.n_kv_heads * bytes.of[p]);
   slot.x_at = take(n_tokens * layer.x_bytes());
   slot.maw_at = take(needs.n_evicted * layer.n_q_heads * 4);
-  slot.idx_at = take(n_tokens * needs.token_idx * 4);
+  slot.idx_at = take(needs.slot_idx * 4);
   return slot;
 }
 
@@ -122,9 +122,11 @@ SessionWork make_session_work(const std::vector<Layer>& layers, const Reservatio
   work.part_lse_at = work.part_o_at + needs.has_part_states * device_aligned(o_bytes);
   work.prefill_at = work.part_lse_at + needs.has_part_states * device_aligned(lse_bytes);
   work.list_keys_at = work.prefill_at + device_aligned(needs.prefill_bytes);
-  work.granules_at = work.list_keys_at + device_aligned(needs.n_lists * static_cast<int64_t>(sizeof(DeviceKeys)));
-  work.sent_idx_at =
-      work.granules_at + device_aligned(needs.n_lists * needs.list_granules * static_cast<int64_t>(sizeof(KeyGranule)));
+  const int64_t step_lists = needs.step_sequences * needs.step_named;
+  work.n_lists = std::max(needs.n_lists, step_lists);
+  work.n_granules = std::max(needs.n_granules, step_lists * needs.step_granules);
+  work.granules_at = work.list_keys_at + device_aligned(work.n_lists * static_cast<int64_t>(sizeof(DeviceKeys)));
+  work.sent_idx_at = work.granules_at + device_aligned(work.n_granules * static_cast<int64_t>(sizeof(KeyGranule)));
   work.workspace_at = work.sent_idx_at + device_aligned(needs.sent_idx * static_cast<int64_t>(sizeof(int32_t)));
   work.work_bytes = work.workspace_at + device_aligned(needs.workspace_bytes);
   return work;
@@ -236,10 +238,11 @@ Status DeviceSession::hold(const Reservation& needs, void* stream) {
   all.window_pages = 0;  // windows are the sequences' own
   if (all == held_) return {};
   if (is_frozen_)
-    return fail(TANDEM_ERROR_CAPACITY, "q_lens",
-                "more tokens, sequences or pages than before the session's first captured call: graphs hold what there was "
-                "(%lld tokens, %lld sequences)",
-                static_cast<long long>(held_.slot_rows), static_cast<long long>(held_.step_sequences));
+    return fail(
+        TANDEM_ERROR_CAPACITY, "q_lens",
+        "more tokens, sequences, pages or indices than before the session's first captured call: graphs hold what there "
+        "was (%lld tokens, %lld sequences)",
+        static_cast<long long>(held_.slot_rows), static_cast<long long>(held_.step_sequences));
   const SessionWork layout = make_session_work(plain_layers_, all);
   void *shared = nullptr, *shared_device = nullptr;
   TANDEM_TRY(call_device(device_, &DeviceTable::allocate_shared, layout.shared_bytes, &shared, &shared_device));
@@ -309,7 +312,7 @@ DeviceExchange DeviceSession::exchange(size_t layer_idx) const {
   exchange.x_at = slot.x_at;
   exchange.maw_at = slot.maw_at;
   exchange.idx_at = slot.idx_at;
-  exchange.n_token_idx = static_cast<int32_t>(held_.token_idx);
+  exchange.n_idx = held_.slot_idx;
   exchange.n_evicted = static_cast<int32_t>(held_.n_evicted);
   return exchange;
 }

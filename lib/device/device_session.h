@@ -32,6 +32,7 @@ struct SessionWork {
   int64_t flags_at = 0;  // in the shared memory: [kTaskFlags], a byte for each task
   int64_t descriptors_at = 0, step_at = 0, o_at = 0, lse_at = 0, q_at = 0, part_o_at = 0, part_lse_at = 0, prefill_at = 0,
           list_keys_at = 0, granules_at = 0, sent_idx_at = 0, workspace_at = 0;
+  int64_t n_lists = 0, n_granules = 0;  // key lists of named keys
   int64_t work_bytes = 0;
 };
 SessionWork make_session_work(const std::vector<Layer>& layers, const Reservation& needs);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "lib/base/fp_modes.h"
 #include "lib/base/process_end.h"
@@ -87,7 +88,7 @@ void HandOver::restart(ExchangeFlags* flags) {
   std::lock_guard lock(mutex_);
   if (flags_ != nullptr) {
     flags->ended = flags_->ended;  // steps are counted on
-    flags->bad_index = flags_->bad_index;
+    if (flags_->bad_index.n_told != flags_->bad_index.n_taken) bad_index_ = flags_->bad_index;
   }
   flags_ = flags;
   learner_.forget_merged();
@@ -98,6 +99,7 @@ void HandOver::start_over() {
   std::lock_guard lock(mutex_);
   for (uint64_t* count : {&flags_->arrived, &flags_->answered, &flags_->observed}) std::atomic_ref(*count).store(0);
   std::atomic_ref(flags_->fault).store(0);
+  flags_->bad_index = {};
   restart_locked();
   fault_.clear();
 }
@@ -108,12 +110,15 @@ Status HandOver::fault() {
 }
 
 Status HandOver::take_bad_index() {
-  constexpr uint32_t kIsWritten = 2;
   if (flags_ == nullptr) return {};
-  const std::atomic_ref is_there(flags_->bad_index.is_there);
-  if (is_there.load(std::memory_order_acquire) != kIsWritten) return {};
-  const BadIndex bad = flags_->bad_index;
-  is_there.store(0, std::memory_order_release);
+  if (bad_index_.n_told == 0) {
+    const std::atomic_ref n_told(flags_->bad_index.n_told), n_taken(flags_->bad_index.n_taken);
+    const uint32_t n = n_told.load(std::memory_order_acquire);
+    if (n == n_taken.load(std::memory_order_relaxed)) return {};
+    bad_index_ = flags_->bad_index;
+    n_taken.store(n, std::memory_order_release);
+  }
+  const BadIndex bad = std::exchange(bad_index_, {});
   return fail(
       TANDEM_ERROR_INVALID_ARGUMENT, "selection.idx",
       "an earlier call of layer %d: selection.idx[%lld, %d, %lld] = %d names no token up to the query's own, %lld, or "
@@ -163,7 +168,7 @@ void HandOver::meet(HandOverTask& task) {
   times.begin = Clock::now();
   const int64_t staged_bytes = is_lost ? 0 : part.take_rows();
   if (!is_lost && part.selects()) while_busy(kNoSelection, [&] { part.choose(); });
-  if (times.has_host && part.brings_named()) task.part = {};  // what it takes says nothing of keys in a row
+  if (times.has_host && part.brings_named()) task.part = {};  // named keys lie scattered: their time says nothing of others
   if (times.has_host) attend(part, &times.stream);
   times.host_end = Clock::now();
   answer(task);

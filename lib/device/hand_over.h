@@ -69,6 +69,7 @@ class HandOver final : public TaskRing {
 
   const Device& device_;
   ExchangeFlags* flags_ = nullptr;
+  BadIndex bad_index_;  // found in flags that are gone, if n_told is not 0
   DeviceFault fault_;
   PartLearner learner_;  // guarded by the ring's mutex, but for what is the thread's
   std::atomic<bool> stop_{false}, retires_{false};

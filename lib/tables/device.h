@@ -115,9 +115,10 @@ struct DeviceSequences {
   int64_t max_keys = 0;   // likewise
 };
 
-// An index of a call that names no unit of the sequence up to the query's own token, or that is out of order.
+// An index of a call that names no unit of the sequence up to the query's own token, or that is out of order. The device
+// writes one where n_told = n_taken, and adds 1 to n_told; the host takes it, and adds 1 to n_taken.
 struct BadIndex {
-  uint32_t is_there = 0;  // 1: being written, 2: written
+  uint32_t n_told = 0, n_taken = 0;
   int32_t layer_idx = 0, head = 0, value = 0;
   int64_t row = 0, place = 0, own = 0;  // of the call's tensor: token, index in the row; the query's token in its sequence
 };
@@ -130,7 +131,7 @@ struct ExchangeFlags {
   alignas(64) uint32_t busy = 0;      // host: it is computing. The device must not time out while this is 1
   alignas(64) uint8_t ended = 0;      // device, by fill(): the last step that has ended, counted modulo 256
   alignas(64) uint32_t fault = 0;     // device: it has waited too long for the host (kFault...) and does no more work
-  alignas(64) BadIndex bad_index;     // device: the first index that was wrong since the host has set is_there to 0
+  alignas(64) BadIndex bad_index;     // the first that was wrong since the host has taken the one before
 };
 inline constexpr uint32_t kFaultSlot = 1, kFaultAnswer = 2;
 
@@ -141,9 +142,8 @@ struct SlotHeader {
   int32_t n_sequences = 0;
   int32_t step = 0;  // of the first sequence; 0 where there is none
   // Of the call's DeviceIndices. idx_heads = 0: the call names no keys.
-  int32_t n_idx = 0;
-  int16_t idx_heads = 0, unit_shift = 0;
-  int32_t plus_window = 0;
+  int32_t n_idx = 0, idx_heads = 0;
+  int16_t unit_shift = 0, plus_window = 0;
 };
 
 // All addresses are the device's. Rows of q, o and lse in a slot begin with those of the sequence's first_row; within a
@@ -163,8 +163,9 @@ struct DeviceExchange {
   int64_t x_at = 0;               // the new hidden states [n_tokens][hidden_dim], as stored
   int64_t maw_at = 0;             // f32 [n_q_heads][n_evicted]
   int64_t idx_at = 0;             // int32 [n_tokens][idx_heads][n_idx], of tokens of sequences with a host part
-  int32_t n_evicted = 0;          // tokens that a slot has room for
-  int32_t n_token_idx = 0;        // likewise, indices of a token
+  int64_t n_idx = 0;              // indices that a slot has room for
+  int32_t n_evicted = 0;          // likewise, tokens whose MAW are handed over
+  int32_t reserved = 0;
 };
 inline constexpr int32_t kExchangeWords = 16;
 
@@ -197,24 +198,25 @@ struct DeviceAppend {
 };
 
 // Makes key lists of indices. Each query is a sequence of its own here: of one query, whose own token is end + n_after - 1
-// and which can see no key before `begin` and none from `end` on. What its list names: of the units those tokens; with
-// plus_window the first sink_len tokens of the sequence and the newest window_len up to the query's own. A row that is
-// wrong makes a list that is wrong (DeviceKeys::n) and a BadIndex.
-struct DeviceNames {
+// and which can see no key before `begin` and none from `end` on. Its list has the tokens of the named units in [begin, end)
+// and, with plus_window, of the first sink_len tokens of the sequence and of the newest window_len up to the query's own. A
+// row that is wrong makes a list that is wrong (DeviceKeys::n) and a BadIndex.
+struct DeviceNamedKeys {
   int32_t page_len = 0;
   int32_t layer_idx = 0;      // for BadIndex, as
   int64_t first_row = 0;      // of the call's tensor: the row of the first token here
   DeviceSequences sequences;  // the queries, in the order of their rows
   DeviceIndices idx;
   int64_t sink_len = 0, window_len = 0;
-  // [n_tokens] in device memory: of speculative tokens, whose newest tokens are those of their chains. Null: all tokens up
-  // to the query's own are.
+  // [n_tokens] in device memory: positions of speculative tokens, which count their newest tokens along their chains. Null:
+  // the newest tokens of a query are those up to its own.
   const int32_t* positions = nullptr;
   DeviceKeys* keys = nullptr;      // [n_sequences][idx.n_heads]
   KeyGranule* granules = nullptr;  // [n_sequences][idx.n_heads][n_granules]
   int32_t n_granules = 0;          // that a list has room for
-  int32_t reserved = 0;
+  int32_t n_lists = 0;             // that there is room for
   ExchangeFlags* flags = nullptr;
+  int64_t* state = nullptr;  // of the exchange
 };
 
 // One layer, several sequences over their resident keys. Query t of a sequence is token end + n_after - q_len + t, sees
@@ -368,7 +370,7 @@ struct DeviceTable {
   int32_t (*supports_rebuild)(void* self, const Layer* layer, DeviceError* error);
   int64_t (*rebuild_bytes)(void* self, const Layer* layer, int64_t n_rows);  // of work space
   int32_t (*rebuild)(void* self, const DeviceRebuild* call, void* stream, DeviceError* error);
-  int32_t (*name_keys)(void* self, const DeviceNames* call, void* stream, DeviceError* error);
+  int32_t (*name_keys)(void* self, const DeviceNamedKeys* call, void* stream, DeviceError* error);
 };
 
 // The symbol a module exports, named kDeviceEntry: its table where it serves this core's ABI number, else null.

@@ -192,7 +192,8 @@ Status check_data(const tandem_tensor& t, const char* name, Footprint* footprint
   if (t.data == nullptr)
     return refuse(kInvalid, name, "data", "NULL, but %lld bytes are needed", static_cast<long long>(bytes));
   if (footprint->begin % static_cast<uintptr_t>(unit_of(t.dtype).alignment) != 0)
-    return refuse(kInvalid, name, "data", "%p is not aligned to %s", t.data, find_dtype(t.dtype)->name);
+    return refuse(kInvalid, name, "data", "%p is not aligned to %s", t.data,
+                  t.dtype == TANDEM_I32 ? "i32" : find_dtype(t.dtype)->name);
   if (footprint->begin > UINTPTR_MAX - static_cast<uintptr_t>(bytes))
     return refuse(kInvalid, name, "data", "%p + %lld bytes is past the end of memory", t.data,
                   static_cast<long long>(bytes));

@@ -73,6 +73,8 @@ void refuses_structs(void**) {
       {kInvalid, "selection.unit_tokens", "512", [](Named& n) { n.selection.unit_tokens = 512; }},
       {kInvalid, "selection.idx", "NULL", [](Named& n) { n.selection.idx = nullptr; }},
       {kInvalid, "selection.idx.dtype", "1 (f32)", [](Named& n) { n.idx_view.dtype = TANDEM_F32; }},
+      {kInvalid, "selection.idx.data", "is not aligned to i32",
+       [](Named& n) { n.idx_view.data = reinterpret_cast<std::byte*>(n.idx_view.data) + 2; }},
       {kInvalid, "selection.idx.n_dims", "2", [](Named& n) { n.idx_view.n_dims = 2; }},
       {kInvalid, "selection.idx.shape[0]", "2", [](Named& n) { n.idx_view.shape[0] = 2; }},
       {kInvalid, "selection.idx.shape[1]", "4, must be 1 or n_kv_heads = 2",

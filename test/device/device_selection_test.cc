@@ -28,6 +28,10 @@ struct Setup {
   int32_t rope = TANDEM_ROPE_CALLER;
   bool has_learned = false;
   int64_t in_steps = 0;
+  int32_t first_heads = kHeads;  // KV heads of the first layer; query heads are as many in both
+
+  int32_t n_heads(int32_t layer) const { return layer == 0 ? first_heads : kHeads; }
+  int32_t n_lists(int32_t layer) const { return shared ? 1 : n_heads(layer); }
 };
 
 // Tensors of a call and its indices, for either place.
@@ -41,12 +45,12 @@ struct NamedCall {
   tandem_selection selection = TANDEM_SELECTION_INIT;
   std::vector<void*> memory;
 
-  NamedCall(std::array<int64_t, 2> lens, int64_t seed)
+  NamedCall(std::array<int64_t, 2> lens, int64_t seed, int32_t n_kv_heads = kHeads)
       : q_lens(lens),
         n(lens[0] + lens[1]),
         q({n, kHeads * kGroup, kDim}, seed),
-        k({n, kHeads, kDim}, seed + 1),
-        v({n, kHeads, kDim}, seed + 2),
+        k({n, n_kv_heads, kDim}, seed + 1),
+        v({n, n_kv_heads, kDim}, seed + 2),
         o({n, kHeads * kGroup, kDim}, seed + 3),
         lse({n, kHeads * kGroup}, seed + 4) {
     for (float& x : q.values) x *= 4.0f;
@@ -65,7 +69,7 @@ struct NamedCall {
   }
   void view_idx(const Setup& setup, std::vector<int32_t> indices) {
     idx = std::move(indices);
-    const int64_t shape[] = {n, setup.shared ? 1 : kHeads, setup.n_idx};
+    const int64_t n_lists = setup.n_idx == 0 ? 1 : std::ssize(idx) / (n * setup.n_idx), shape[] = {n, n_lists, setup.n_idx};
     OK(tandem_tensor_init, &idx_view, TANDEM_I32, idx.data(), 3, shape);
     selection.idx = &idx_view;
     selection.unit_tokens = setup.unit;
@@ -136,6 +140,7 @@ class Twins {
       layer.rope = setup.rope;
       if (setup.has_learned) layer.sinks = learned.data();
     }
+    layers[0].n_kv_heads = setup.first_heads;
     layers[1].sliding_window_tokens = setup.sliding;
     OK(tandem_model_create, &model, layers.data(), kNamedLayers);
     tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
@@ -179,7 +184,7 @@ class Twins {
     std::copy(units.begin(), units.end(), row);
   }
   std::vector<int32_t> draw(int32_t layer, std::array<int64_t, 2> n, int64_t ahead = 0) {
-    const int32_t n_heads = setup.shared ? 1 : kHeads;
+    const int32_t n_heads = setup.n_lists(layer);
     std::vector<int32_t> idx(static_cast<size_t>((n[0] + n[1]) * n_heads * setup.n_idx));
     int32_t* row = idx.data();
     for (size_t s = 0; s < 2; ++s)
@@ -189,7 +194,7 @@ class Twins {
   }
   // A call on both, of keys that are named or of all, and the same answers.
   void attend(int32_t layer, std::array<int64_t, 2> n, int64_t seed, bool names, std::vector<int32_t> parents = {}) {
-    NamedCall there(n, seed), here(n, seed);
+    NamedCall there(n, seed, setup.n_heads(layer)), here(n, seed, setup.n_heads(layer));
     for (NamedCall* call : {&there, &here}) call->parents = parents;
     if (names) {
       const std::vector<int32_t> idx = draw(layer, n);
@@ -441,6 +446,147 @@ void attends_in_planned_steps(void**) {
   }
 }
 
+void* make_stream() {
+  void* stream = nullptr;
+  tandem::DeviceError error;
+  device->must(device->table->create_stream(device->self, &stream, &error), error);
+  return stream;
+}
+
+// A step of one sequence behind calls of two, in layers of one KV head and of two: lists lie where they have room.
+void steps_may_have_fewer_sequences(void**) {
+  Setup setup;
+  setup.first_heads = 1;
+  setup.in_steps = setup.n_idx;
+  Twins twins(setup);
+  twins.attend_all({150, 120}, 50, false);
+  twins.attend(0, {1, 1}, 70, true);
+  twins.attend(1, {1, 1}, 80, false);
+  void* stream = make_stream();
+  const int64_t one = 1;
+  for (int64_t i = 0; i < 3; ++i) {
+    OK(tandem_step_begin, twins.on_device.session, twins.on_device.ids.data(), &one, 1, stream);
+    for (int32_t l = 0; l < kNamedLayers; ++l) {
+      NamedCall there({1, 0}, 100 + 10 * i + l, setup.n_heads(l)), here({1, 0}, 100 + 10 * i + l, setup.n_heads(l));
+      here.view_idx(setup, twins.draw(l, {1, 0}));
+      there.view_idx(setup, here.idx);
+      there.to_device(true);
+      tandem_attend_args args = there.args(l, twins.on_device.ids), host_args = here.args(l, twins.on_host.ids);
+      args.stream = stream;
+      args.n_sequences = host_args.n_sequences = 1;
+      OK(tandem_attend, twins.on_device.session, &args);
+      OK(tandem_attend, twins.on_host.session, &host_args);
+      wait_for(stream);
+      there.read_back();
+      assert_same(there.o.values, here.o.values, "o of a step", i);
+    }
+    OK(tandem_step_end, twins.on_device.session, stream);
+    wait_for(stream);
+  }
+  device->table->destroy_stream(device->self, stream);
+}
+
+// Sinks and window alone.
+void steps_may_name_no_units(void**) {
+  Setup setup;
+  setup.n_idx = 0;
+  setup.plus_window = true;
+  for (const int64_t in_steps : {2, 0}) {
+    setup.in_steps = in_steps;
+    Twins twins(setup);
+    twins.attend_all({150, 120}, 50, false);
+    void* stream = make_stream();
+    const std::array<int64_t, 2> one = {1, 1};
+    OK(tandem_step_begin, twins.on_device.session, twins.on_device.ids.data(), one.data(), 2, stream);
+    for (int32_t l = 0; l < kNamedLayers; ++l) {
+      NamedCall there(one, 100 + l), here(one, 100 + l);
+      if (in_steps > 0) there.view_idx(setup, {});
+      if (in_steps > 0) here.view_idx(setup, {});
+      there.to_device(true);
+      tandem_attend_args args = there.args(l, twins.on_device.ids);
+      args.stream = stream;
+      if (in_steps == 0) {
+        NamedCall refused(one, 100 + l);
+        refused.view_idx(setup, {});
+        refused.to_device(true);
+        tandem_attend_args with_none = refused.args(l, twins.on_device.ids);
+        with_none.stream = stream;
+        tandem_error* error = nullptr;
+        const int32_t got = tandem_attend(twins.on_device.session, &with_none, &error);
+        assert_refused(got, error, TANDEM_ERROR_CAPACITY, "selection.idx.shape[2]", "has room for 0");
+      }
+      OK(tandem_attend, twins.on_device.session, &args);
+      wait_for(stream);
+      there.read_back();
+      const tandem_attend_args host_args = here.args(l, twins.on_host.ids);
+      OK(tandem_attend, twins.on_host.session, &host_args);
+      assert_same(there.o.values, here.o.values, "o of a step", l);
+    }
+    OK(tandem_step_end, twins.on_device.session, stream);
+    wait_for(stream);
+    device->table->destroy_stream(device->self, stream);
+  }
+}
+
+// The next step does not begin, and the one after it does.
+void steps_tell_of_wrong_indices(void**) {
+  Setup setup;
+  setup.in_steps = setup.n_idx;
+  Twins twins(setup);
+  twins.attend_all({150, 120}, 50, false);
+  void* stream = make_stream();
+  const std::array<int64_t, 2> one = {1, 1};
+  const auto begin = [&](tandem_error** error) {
+    return tandem_step_begin(twins.on_device.session, twins.on_device.ids.data(), one.data(), 2, stream, error);
+  };
+  tandem_error* error = nullptr;
+  assert_int_equal(begin(&error), TANDEM_OK);
+  for (int32_t l = 0; l < kNamedLayers; ++l) {
+    NamedCall call(one, 70 + l);
+    std::vector<int32_t> idx = twins.draw(l, one);
+    if (l == 1) idx[static_cast<size_t>(3 * setup.n_idx)] = 1000;  // of the second sequence, head 1
+    call.view_idx(setup, idx);
+    call.to_device(true);
+    tandem_attend_args args = call.args(l, twins.on_device.ids);
+    args.stream = stream;
+    OK(tandem_attend, twins.on_device.session, &args);
+    wait_for(stream);
+  }
+  OK(tandem_step_end, twins.on_device.session, stream);
+  wait_for(stream);
+  const int32_t got = begin(&error);
+  assert_refused(got, error, kInvalid, "selection.idx", "layer 1: selection.idx[1, 1, 0] = 1000");
+  error = nullptr;
+  assert_int_equal(begin(&error), TANDEM_OK);
+  OK(tandem_step_end, twins.on_device.session, stream);  // nothing of it came: it is taken back
+  device->table->destroy_stream(device->self, stream);
+}
+
+// Where a kernel is not launched, or indices are not sent, nothing has been appended, and later calls are right.
+void failures_leave_nothing(void**) {
+  if (cuda_module != nullptr) return;
+  for (const stand_in::Call failing : {stand_in::kNameKeys, stand_in::kCopy, stand_in::kAppend, stand_in::kAttend})
+    for (const bool host_idx : {false, true}) {
+      Setup setup;
+      setup.host_idx = host_idx;
+      Twins twins(setup);
+      twins.attend_all({90, 60}, 50, true);
+      NamedCall call({2, 1}, 70);
+      call.view_idx(setup, twins.draw(0, {2, 1}));
+      call.to_device(!host_idx);
+      const tandem_attend_args args = call.args(0, twins.on_device.ids);
+      controls.fail_call(failing, 1, TANDEM_ERROR_BACKEND);
+      tandem_error* error = nullptr;
+      assert_int_equal(tandem_attend(twins.on_device.session, &args, &error), TANDEM_ERROR_BACKEND);
+      tandem_error_release(error);
+      controls.fail_call(failing, INT64_MAX, TANDEM_OK);
+      int64_t n = 0;
+      OK(tandem_sequence_length, &n, twins.on_device.cache, twins.on_device.ids[0], 0);
+      assert_int_equal(n, 90);
+      twins.attend_all({2, 1}, 90, true);
+    }
+}
+
 void refuses_in_planned_steps(void**) {
   Twins twins({TANDEM_F32, 64, 0, 1, 3, false, false, false, false, 0, TANDEM_ROPE_CALLER, false, 2});
   twins.attend_all({100, 100}, 50, true);
@@ -495,6 +641,10 @@ int main(int argc, char** argv) {
       cmocka_unit_test_teardown(wrong_indices_are_told_later, forget),
       cmocka_unit_test_teardown(refuses, forget),
       cmocka_unit_test_teardown(attends_in_planned_steps, forget),
+      cmocka_unit_test_teardown(steps_may_have_fewer_sequences, forget),
+      cmocka_unit_test_teardown(steps_may_name_no_units, forget),
+      cmocka_unit_test_teardown(steps_tell_of_wrong_indices, forget),
+      cmocka_unit_test_teardown(failures_leave_nothing, forget),
       cmocka_unit_test_teardown(refuses_in_planned_steps, forget),
   };
   return cmocka_run_group_tests(tests, open_device, close_stand_in);

@@ -23,14 +23,14 @@ void check(const tandem::DeviceAttend& call);
 void check(const tandem::DeviceMerge& call);
 void check(const tandem::DeviceObserve& call);
 void check(const tandem::DeviceAccumulate& call);
-void check(const tandem::DeviceNames& call);
+void check(const tandem::DeviceNamedKeys& call);
 void check(const tandem::DeviceRebuild& call);
 bool perform(const tandem::DeviceAppend& call);
 bool perform(const tandem::DeviceAttend& call);
 bool perform(const tandem::DeviceMerge& call);
 bool perform(const tandem::DeviceObserve& call);
 bool perform(const tandem::DeviceAccumulate& call);
-bool perform(const tandem::DeviceNames& call);
+bool perform(const tandem::DeviceNamedKeys& call);
 
 // A rebuild in two steps: what the products take, and the rows that come of it.
 using HiddenRows = std::vector<std::vector<double>>;

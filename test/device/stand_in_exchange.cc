@@ -34,7 +34,7 @@ std::vector<Part> state_parts(const Layer& layer, const DeviceExchange& exchange
   return {{exchange.o_at, n_rows * layer.v_head_dim * 4},
           {exchange.lse_at, n_rows * 4},
           {exchange.maw_at, int64_t{4} * layer.n_q_heads * exchange.n_evicted},
-          {exchange.idx_at, int64_t{4} * n_tokens * exchange.n_token_idx}};
+          {exchange.idx_at, 4 * exchange.n_idx}};
 }
 
 std::vector<Part> row_parts(const Layer& layer, const DeviceExchange& exchange, int64_t n_tokens, bool has_rows) {
@@ -254,8 +254,8 @@ void check(const DeviceAppend& call) {
   check_exchange(call.exchange);
   require(call.n_tokens >= 0, "a negative number of tokens");
   require(call.n_tokens <= call.exchange.n_rows, "more tokens than a slot has rows for");
-  require(int64_t{call.idx.n_heads} * call.idx.n_idx <= call.exchange.n_token_idx,
-          "a token has more indices than a slot has room for");
+  require(int64_t{call.n_tokens} * call.idx.n_heads * call.idx.n_idx <= call.exchange.n_idx,
+          "there are more indices than a slot has room for");
   require((call.k.data == nullptr) == (call.v.data == nullptr), "one of k and v is appended");
   require((call.x.data != nullptr) == (call.k.data != nullptr && layer.x_type != 0),
           "hidden states where the layer keeps none, or none where it does");
@@ -287,9 +287,9 @@ bool perform(const DeviceAppend& call) {
                                           call.sequences.n_sequences,
                                           call.sequences.n_sequences > 0 ? call.sequences.sequences[0].step : 0,
                                           idx.n_idx,
-                                          static_cast<int16_t>(idx.n_heads),
+                                          idx.n_heads,
                                           static_cast<int16_t>(idx.unit_shift),
-                                          idx.plus_window};
+                                          static_cast<int16_t>(idx.plus_window)};
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
     if (sequences[i].has_host_part != 0 || rotates_queries(*call.layer)) hand_over_queries(call, sequences[i], slot);
     if (sequences[i].has_host_part != 0) hand_over_indices(call, sequences[i], slot);

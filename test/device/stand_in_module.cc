@@ -280,7 +280,7 @@ int32_t observe(void*, const DeviceObserve* call, void* stream, DeviceError* err
   return submit(kObserve, call, &counts.n_observed, stream, error);
 }
 
-int32_t name_keys(void*, const DeviceNames* call, void* stream, DeviceError* error) {
+int32_t name_keys(void*, const DeviceNamedKeys* call, void* stream, DeviceError* error) {
   return guarded(kNameKeys, error, [&] {
     stand_in::check(*call);
     find_stream(stream)->submit([copy = *call] { counts.n_named += perform(copy) ? 1 : 0; });

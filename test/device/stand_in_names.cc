@@ -30,21 +30,22 @@ struct Row {
   }
 };
 
-void report(const DeviceNames& call, const DeviceSequence& query, const Row& row, int32_t head, int32_t place) {
+void report(const DeviceNamedKeys& call, const DeviceSequence& query, const Row& row, int32_t head, int32_t place) {
   BadIndex& bad = call.flags->bad_index;
-  const std::atomic_ref is_there(bad.is_there);
-  if (is_there.load(std::memory_order_acquire) != 0) return;
+  const std::atomic_ref n_told(bad.n_told);
+  const uint32_t n = n_told.load(std::memory_order_relaxed);
+  if (n != std::atomic_ref(bad.n_taken).load(std::memory_order_acquire)) return;
   bad.layer_idx = call.layer_idx;
   bad.head = head;
   bad.value = row.idx[place];
   bad.row = call.first_row + query.first_row;
   bad.place = place;
   bad.own = query.end + query.n_after - 1;
-  is_there.store(2, std::memory_order_release);
+  n_told.store(n + 1, std::memory_order_release);
 }
 
 // The tokens of the list, in their order, and where its range begins.
-std::vector<int64_t> find_tokens(const DeviceNames& call, const DeviceSequence& query, const Row& row,
+std::vector<int64_t> find_tokens(const DeviceNamedKeys& call, const DeviceSequence& query, const Row& row,
                                  int64_t* range_begin) {
   int64_t newest = query.end + query.n_after - 1;
   if (call.positions != nullptr)
@@ -57,7 +58,7 @@ std::vector<int64_t> find_tokens(const DeviceNames& call, const DeviceSequence& 
   return tokens;
 }
 
-void write_list(const DeviceNames& call, const DeviceSequence& query, const std::vector<int64_t>& tokens,
+void write_list(const DeviceNamedKeys& call, const DeviceSequence& query, const std::vector<int64_t>& tokens,
                 KeyGranule* granules, DeviceKeys* keys) {
   const int64_t* table = call.sequences.page_tables + query.table_begin;
   for (const int64_t token : tokens) {
@@ -72,19 +73,21 @@ void write_list(const DeviceNames& call, const DeviceSequence& query, const std:
 
 }  // namespace
 
-void check(const DeviceNames& call) {
+void check(const DeviceNamedKeys& call) {
   check_sequences(call.sequences);
   require(call.page_len > 0 && call.page_len % 64 == 0, "page_len is no multiple of 64");
   require(call.idx.n_heads > 0 && call.idx.n_idx >= 0 && call.idx.unit_shift >= 0 && call.idx.unit_shift <= 8,
           "indices of no heads, fewer than none, or of units that there are not");
   const int64_t n_lists = int64_t{call.sequences.n_sequences} * call.idx.n_heads;
+  require(n_lists <= call.n_lists, "more lists than there is room for");
+  require((int64_t{call.idx.n_idx} << call.idx.unit_shift) <= INT32_MAX, "units of more tokens than a sequence has");
   on_device(call.keys, n_lists * static_cast<int64_t>(sizeof(DeviceKeys)), "key lists are no device memory");
   on_device(call.granules, n_lists * call.n_granules * static_cast<int64_t>(sizeof(KeyGranule)),
             "granules are no device memory");
   on_device(call.flags, sizeof *call.flags, "the flags are no device memory");
 }
 
-bool perform(const DeviceNames& call) {
+bool perform(const DeviceNamedKeys& call) {
   const DeviceSequence* queries = read_sequences(call.sequences, -1);
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
     const DeviceSequence& query = queries[i];

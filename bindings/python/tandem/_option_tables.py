@@ -102,7 +102,8 @@ class SessionOptions(TypedDict, total=False):
         ``window_tokens`` newest up to their own.
     selection_indices : int
         Room in planned steps for so many indices of a ``tandem_selection``, per query and KV head; 0: calls of planned steps
-        name no keys.
+        name no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as
+        nobody knows before which keys it has.
     """
 
     sleep_between_calls: bool

@@ -90,7 +90,8 @@ pub struct SessionOptions {
     /// the `window_tokens` newest up to their own.
     pub streaming_heads: Vec<bool>,
     /// Room in planned steps for so many indices of a `tandem_selection`, per query and KV head; 0: calls of planned steps
-    /// name no keys.
+    /// name no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as
+    /// nobody knows before which keys it has.
     pub selection_indices: i64,
 }
 
