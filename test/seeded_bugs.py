@@ -161,7 +161,7 @@ BUGS = [
      "  const auto* own = reinterpret_cast<const int32_t*>(slot_.data + slot_.exchange.idx_at);\n"
      "  if (first[0] == -1) std::copy_n(own, header.idx_heads * header.n_idx, first.begin());\n"
      "  brought_.idx = first.data();",
-     "device_selection_test", "attends_in_planned_steps"),
+     "selection_step_test", "attends_in_planned_steps"),
     ("queries of an append name what its first one names", "lib/attend/named_call.cc",
      "      query->first_row += static_cast<int32_t>(t);\n", "", "device_selection_test", "answers_are_those_of_host_tensors"),
     ("a wrong index is not told", "lib/attend/device_lane.cc",

@@ -34,7 +34,8 @@
  *   Version   Introduced in 0.2 unless said otherwise. Programs and bindings for 0.1 are compiled again (CHANGELOG.md).
  *
  * This is the one file to include. At its end it brings tensors.h (attention over K and V of the caller's own), weights.h
- * (projections, offloaded weights) and plan.h (memory, routes, what is supported, statistics), of which the same holds.
+ * (projections, offloaded weights), selection.h (keys that the caller names) and plan.h (memory, routes, what is supported,
+ * statistics), of which the same holds.
  */
 #ifndef TANDEM_TANDEM_H_
 #define TANDEM_TANDEM_H_
@@ -448,36 +449,6 @@ TANDEM_API void tandem_session_release(tandem_session *session);
  * the call is to stop. */
 typedef int32_t (*tandem_progress_fn)(int64_t done, int64_t total, void *user);
 
-#define TANDEM_SELECTION_ANY_ORDER 1u   /* indices of a row may stand in any order: the library sorts a copy of each row */
-#define TANDEM_SELECTION_PLUS_WINDOW 2u /* beside the named keys those of policy "streaming", each key once: sink_tokens and
-                                         * the window_tokens newest up to the query */
-
-/* The keys that each query attends, named by the caller: for models with an indexer of their own, whose attention over these
- * keys alone is exact. idx is TANDEM_I32 [n_tokens, n_kv_heads, n_idx], or [n_tokens, 1, n_idx] where all KV heads attend the
- * same keys. Index i names the tokens i * unit_tokens to (i + 1) * unit_tokens - 1 of the query's sequence, counted as
- * tandem_sequence_read() counts them after this call's append. A query attends those of them that it could see without a
- * selection: none behind its own token, in a layer with a sliding window none before that, of speculative tokens its own
- * ancestors. Its own token is attended where it is named. Indices ascend, and -1 fills the rest of a row. A row of -1 attends
- * no key: o = 0 and lse = -inf, but for a learned sink, which counts as always. */
-typedef struct tandem_selection {
-  uint32_t struct_size;
-  uint32_t flags;            /* TANDEM_SELECTION_* */
-  int64_t unit_tokens;       /* a power of two from 1 to 256; 0: 1 */
-  const tandem_tensor *idx;  /* in host memory, read until the call returns; or, of a call on device tensors, in device memory */
-} tandem_selection;
-/* Calls on device tensors: keys in the window are attended there, the others by the CPU, whatever the route. Indices in host
- * memory are checked before anything is done, as with host tensors. Those in device memory are read in the stream's order, with
- * no wait; with ANY_ORDER they come to the host first, and the call waits for the stream. A row of them that does not ascend,
- * repeats an index or names a token behind the query's own gives o and lse of NaN for the query, in the KV heads whose row it is,
- * and the session tells it once: the first call on device tensors outside such a step, or the first step on a stream, that begins
- * after the row was read does nothing but return INVALID_ARGUMENT (selection.idx) with row, head, place and value of the first
- * wrong index. Tokens that the wrong call has appended stay. In steps that were begun on a stream indices are in device memory, ascend,
- * are at most the session's selection_indices, and each sequence has one query; a graph may be replayed with other indices in
- * the same memory. Once a step has been captured, calls that name more keys than any before are CAPACITY. Groups of more than 64 query heads to a KV head are UNSUPPORTED. */
-#define TANDEM_SELECTION_INIT \
-  { sizeof(tandem_selection), 0, 0, NULL }
-TANDEM_API void tandem_selection_init(tandem_selection *selection);
-
 /* One layer, several sequences. Tokens of all sequences stand one after another in q, k, v and o:
  *   q [n_tokens, n_q_heads, k_head_dim]    k [n_tokens, n_kv_heads, k_head_dim]    v [n_tokens, n_kv_heads, v_head_dim]
  *   o [n_tokens, n_q_heads, v_head_dim]    lse [n_tokens, n_q_heads], f32 or NULL  with n_tokens = sum of q_lens
@@ -505,7 +476,7 @@ typedef struct tandem_attend_args {
   tandem_progress_fn progress; /* NULL: not wanted */
   void *progress_user;
   const tandem_tensor *x;      /* hidden states of the appended tokens, or NULL */
-  const tandem_selection *selection; /* the keys that queries attend, or NULL: those of the session's policy. For layers of
+  const struct tandem_selection *selection; /* selection.h: the keys that queries attend, or NULL: those of the session's policy. For layers of
                                 * policy "all" without streaming heads */
 } tandem_attend_args;
 #define TANDEM_ATTEND_ARGS_INIT \
@@ -606,6 +577,7 @@ TANDEM_API int32_t tandem_merge(const tandem_tensor *o_out, const tandem_tensor 
 
 #include "tandem/tensors.h"
 #include "tandem/weights.h"
+#include "tandem/selection.h"
 #include "tandem/plan.h"
 
 #endif /* TANDEM_TANDEM_H_ */

@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0x50de1ea388120bd9)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0xad8060f696d45839)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -85,11 +85,6 @@
   MEMBER(tandem_session_options, streaming_heads, 112) \
   MEMBER(tandem_session_options, n_streaming_heads, 120) \
   MEMBER(tandem_session_options, selection_indices, 128) \
-  STRUCT(tandem_selection, 24) \
-  MEMBER(tandem_selection, struct_size, 0) \
-  MEMBER(tandem_selection, flags, 4) \
-  MEMBER(tandem_selection, unit_tokens, 8) \
-  MEMBER(tandem_selection, idx, 16) \
   STRUCT(tandem_attend_args, 128) \
   MEMBER(tandem_attend_args, struct_size, 0) \
   MEMBER(tandem_attend_args, flags, 4) \
@@ -167,6 +162,11 @@
   MEMBER(tandem_weights_stats, n_streamed_uses, 72) \
   MEMBER(tandem_weights_stats, n_ahead, 80) \
   MEMBER(tandem_weights_stats, streamed_bytes, 88) \
+  STRUCT(tandem_selection, 24) \
+  MEMBER(tandem_selection, struct_size, 0) \
+  MEMBER(tandem_selection, flags, 4) \
+  MEMBER(tandem_selection, unit_tokens, 8) \
+  MEMBER(tandem_selection, idx, 16) \
   STRUCT(tandem_memory_plan, 96) \
   MEMBER(tandem_memory_plan, struct_size, 0) \
   MEMBER(tandem_memory_plan, reserved, 4) \
@@ -250,12 +250,12 @@
   DEFAULTS(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, 96) \
   DEFAULTS(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, 56) \
   DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 136) \
-  DEFAULTS(tandem_selection, TANDEM_SELECTION_INIT, 24) \
   DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, 128) \
   DEFAULTS(tandem_attend_tensors_args, TANDEM_ATTEND_TENSORS_ARGS_INIT, 144) \
   DEFAULTS(tandem_layer_projection, TANDEM_LAYER_PROJECTION_INIT, 80) \
   DEFAULTS(tandem_weights_options, TANDEM_WEIGHTS_OPTIONS_INIT, 40) \
   DEFAULTS(tandem_weights_stats, TANDEM_WEIGHTS_STATS_INIT, 96) \
+  DEFAULTS(tandem_selection, TANDEM_SELECTION_INIT, 24) \
   DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 96) \
   DEFAULTS(tandem_route_plan, TANDEM_ROUTE_PLAN_INIT, 120) \
   DEFAULTS(tandem_cache_stats, TANDEM_CACHE_STATS_INIT, 112) \

@@ -47,11 +47,14 @@ void streams(void**) { run_streams("prompt", 500001, n_streams_of(40, 400)); }
 
 void streams_of_pieces(void**) { run_streams("pieces", 520001, n_streams_of(40, 400), Policies::kDeviceStream); }
 
+void streams_of_hidden_states(void**) { run_streams("hidden", 540001, n_streams_of(30, 300), Policies::kDeviceRebuild); }
+
 void hgca_streams(void**) { run_streams("hgca", 510001, n_streams_of(40, 400), Policies::kDeviceHgca); }
 
 // Of every world's sessions, before anything else is asked of them.
 void worlds_hold_what_is_planned(void**) {
-  for (const Policies policies : {Policies::kDevice, Policies::kDeviceStream, Policies::kDeviceHgca})
+  for (const Policies policies :
+       {Policies::kDevice, Policies::kDeviceStream, Policies::kDeviceRebuild, Policies::kDeviceHgca})
     for (int64_t i = 0; i < n_streams_of(30, 300); ++i) {
       const uint64_t only = harness::seed_override(0);
       StreamWorld world(only ? only : 530001 + static_cast<uint64_t>(i), *engine, policies, device.get());
@@ -92,7 +95,11 @@ int tear_down(void**) {
 
 int main(int argc, char** argv) {
   if (argc > 1) module_path = argv[1];
-  const CMUnitTest tests[] = {cmocka_unit_test(streams), cmocka_unit_test(streams_of_pieces), cmocka_unit_test(hgca_streams),
-                              cmocka_unit_test(worlds_hold_what_is_planned), cmocka_unit_test(streams_of_a_slow_device)};
+  const CMUnitTest tests[] = {cmocka_unit_test(streams),
+                              cmocka_unit_test(streams_of_pieces),
+                              cmocka_unit_test(streams_of_hidden_states),
+                              cmocka_unit_test(hgca_streams),
+                              cmocka_unit_test(worlds_hold_what_is_planned),
+                              cmocka_unit_test(streams_of_a_slow_device)};
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

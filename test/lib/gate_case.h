@@ -37,7 +37,7 @@ struct GateCase {
   bool want_lse = true;
   bool one_layer = false;  // else an empty layer of another shape stands before it
   NamedCase named;
-  bool shift = false;      // removes a range first, positions shifted (library RoPE) or kept
+  bool shift = false;  // removes a range first, positions shifted (library RoPE) or kept
 };
 
 std::string describe(const GateCase& gate_case);

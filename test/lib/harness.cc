@@ -147,16 +147,33 @@ tandem_layer_options layer_options(const RefLayer& layer) {
   return options;
 }
 
+Cache::Picking::Picking(const RefLayer& layer) {
+  const int32_t dims[] = {layer.n_kv_heads * layer.k_head_dim, layer.n_kv_heads * layer.v_head_dim};
+  options.hidden_dim = dims[0] + dims[1];
+  options.w_type = TANDEM_BF16;
+  options.w_order = TANDEM_WEIGHTS_OUT_IN;
+  const void** const weights[] = {&options.w_k, &options.w_v};
+  for (int32_t i = 0, first = 0; i < 2; first += dims[i++]) {
+    constexpr uint16_t kOne = 0x3f80;
+    rows[i].resize(static_cast<size_t>(dims[i]) * static_cast<size_t>(options.hidden_dim));
+    for (int32_t row = 0; row < dims[i]; ++row)
+      rows[i][static_cast<size_t>(row) * static_cast<size_t>(options.hidden_dim) + static_cast<size_t>(first + row)] = kOne;
+    *weights[i] = rows[i].data();
+  }
+}
+
 Cache::Cache(tandem_engine* engine, const std::vector<RefLayer>& layers, const CacheSetup& setup) : engine_(engine) {
   std::vector<tandem_layer_options> options;
   for (const RefLayer& layer : layers) {
     options.push_back(layer_options(layer));
+    if (setup.keeps_hidden) options.back().projection = &projections_.emplace_back(layer).options;
     k_types_.push_back(layer.k_type);
     v_types_.push_back(layer.v_aliases_k ? layer.k_type : layer.v_type);
   }
   TANDEM_EXPECT("model", TANDEM_OK,
                 tandem_model_create(&model_, options.data(), static_cast<int32_t>(options.size()), &error));
   options_.page_tokens = setup.page_tokens;
+  if (setup.keeps_hidden) options_.x_type = TANDEM_BF16;
   options_.k_rotation = TANDEM_ROTATION_NONE;  // the reference rounds keys as they come
   options_.layer_k_types = k_types_.data();
   options_.layer_v_types = v_types_.data();

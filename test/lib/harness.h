@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -86,6 +87,8 @@ class Engine {
 
 struct CacheSetup {
   int32_t page_tokens = 0;
+  // Hidden states in bf16: a token's keys and values of all heads, side by side, which projections pick.
+  bool keeps_hidden = false;
 };
 
 // A model and a cache over it; storage types come from the layers.
@@ -100,6 +103,13 @@ class Cache {
   tandem_memory_plan plan(const tandem_session_options& session, int64_t kv_len) const;
 
  private:
+  struct Picking {  // a projection
+    explicit Picking(const reference::RefLayer& layer);
+    Picking(const Picking&) = delete;
+    std::vector<uint16_t> rows[2];
+    tandem_layer_projection options = TANDEM_LAYER_PROJECTION_INIT;
+  };
+  std::deque<Picking> projections_;
   tandem_engine* engine_;
   std::vector<int32_t> k_types_, v_types_;
   tandem_cache_options options_ = TANDEM_CACHE_OPTIONS_INIT;

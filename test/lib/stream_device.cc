@@ -30,12 +30,13 @@ void StreamWorld::attend_on_device(size_t session, size_t layer, const Pass& pas
   pending.call.on_device = true;
   const tandem_tensor q = to_device(&pending, &pending.call.q), o = to_device(&pending, &pending.call.o),
                       lse = to_device(&pending, &pending.call.lse);
-  tandem_tensor k = {}, v = {};
+  tandem_tensor k = {}, v = {}, x = {};
   args.q = &q;
   args.o = &o;
   args.lse = &lse;
   if (args.k != nullptr) k = to_device(&pending, &pending.call.rows.k), args.k = &k;
   if (args.v != nullptr) v = to_device(&pending, &pending.call.rows.v), args.v = &v;
+  if (args.x != nullptr) x = to_device(&pending, &pending.call.rows.x), args.x = &x;
   TANDEM_EXPECT(where(), TANDEM_OK, tandem_attend(*sessions_[session].session, &args, &error));
   ++n_attends_;
   if (!pass.append_first) grow_model(pass, layer, pending.call);

@@ -52,7 +52,8 @@ tandem_session_options hgca_options(const reference::HgcaOptions& from) {
 }
 
 bool is_exact(Policies policies) {
-  return policies == Policies::kExact || policies == Policies::kDevice || policies == Policies::kDeviceStream;
+  return policies == Policies::kExact || policies == Policies::kDevice || policies == Policies::kDeviceStream ||
+         policies == Policies::kDeviceRebuild;
 }
 
 // From what 64 tokens of a KV head take on, which is the least.
@@ -62,6 +63,17 @@ int64_t draw_buffer_bytes(const std::vector<RefLayer>& layers, reference::Random
     row_bytes = std::max(row_bytes, tandem_dtype_row_bytes(layer.k_type, layer.k_head_dim) +
                                         (layer.v_aliases_k ? 0 : tandem_dtype_row_bytes(layer.v_type, layer.v_head_dim)));
   return 64 * row_bytes * random->pick({1, 1, 2, 3, 8}) + random->integer(0, row_bytes);
+}
+
+// Keys that are made of hidden states, all or some of them.
+void draw_rebuilding(const std::vector<RefLayer>& layers, reference::Random* random, tandem_session_options* options) {
+  options->window_tokens = random->pick<int64_t>({0, 1, 5, 20, 100});
+  options->route = random->chance(0.9) ? "recompute" : "auto";
+  if (random->chance(0.5) && options->route[0] == 'r') options->recompute_share = random->pick({0.1, 0.5, 0.9});
+  int64_t x_bytes = 0;
+  for (const RefLayer& layer : layers)
+    x_bytes = std::max<int64_t>(x_bytes, 2 * layer.n_kv_heads * (layer.k_head_dim + layer.v_head_dim));
+  options->stream_buffer_bytes = 128 * x_bytes * random->pick({4, 5, 8}) + random->integer(0, x_bytes);
 }
 
 // How keys cross the bus.
@@ -85,22 +97,23 @@ StreamWorld::StreamWorld(uint64_t seed, tandem_engine* engine, Policies policies
     : seed_(seed), policies_(policies), random_(seed), device_(device) {
   const int64_t n_layers = random_.integer(1, 3);
   // Shifting needs it in every layer; keys that cross the bus are not rotated.
-  const bool rope = policies != Policies::kDeviceStream && random_.chance(device != nullptr ? 0.3 : 0.5);
+  const bool rope = policies != Policies::kDeviceStream && !keeps_hidden() && random_.chance(device != nullptr ? 0.3 : 0.5);
   for (int64_t l = 0; l < n_layers; ++l) {
     RefLayer layer;
     do {
       layer = draw_layer(&random_, !is_exact(policies));
       if (rope) layer.rope = random_.pick({TANDEM_ROPE_HALVES, TANDEM_ROPE_INTERLEAVED});
-    } while (device_ != nullptr && !device_takes(layer));
+    } while (device_ != nullptr && (!device_takes(layer) || (keeps_hidden() && layer.v_aliases_k)));
     layers_.push_back(layer);
   }
   if (!rope && seed % 4 == 0 && device_ == nullptr) set_latent(&layers_.back());
   page_tokens_ = random_.pick({16, 16, 32, 64});
-  cache_ = std::make_unique<Cache>(engine, layers_, CacheSetup{page_tokens_});
+  cache_ = std::make_unique<Cache>(engine, layers_, CacheSetup{page_tokens_, keeps_hidden()});
   const auto add = [this](Entry entry) {
     tandem_session_options options = entry.hgca ? hgca_options(entry.options) : scope_options(entry.scope);
     if (policies_ != Policies::kExact && is_exact(policies_) && !entry.scope.streaming)
       options.window_tokens = random_.integer(0, 300);
+    if (keeps_hidden() && !entry.scope.streaming) draw_rebuilding(layers_, &random_, &options);
     if (policies_ == Policies::kDeviceStream && !entry.scope.streaming) draw_streaming(layers_, seed_, &random_, &options);
     entry.options_of_session = options;
     entry.session = std::make_unique<Session>(*cache_, options);
@@ -183,7 +196,9 @@ reference::HgcaModel& StreamWorld::hgca(Entry& entry, int64_t id) {
 
 StreamWorld::Rows StreamWorld::draw_rows(size_t layer, int64_t n_tokens) {
   const RefLayer& geometry = layers_[layer];
-  const auto any_type = [this] { return random_.pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16}); };
+  const auto any_type = [this] {
+    return keeps_hidden() ? TANDEM_BF16 : random_.pick({TANDEM_F32, TANDEM_F16, TANDEM_BF16});
+  };
   Rows rows;
   rows.k = Tensor(any_type(), n_tokens, geometry.n_kv_heads, geometry.k_head_dim, random_layout(&random_));
   rows.v = Tensor(any_type(), n_tokens, geometry.n_kv_heads, geometry.v_head_dim, random_layout(&random_));
@@ -191,7 +206,20 @@ StreamWorld::Rows StreamWorld::draw_rows(size_t layer, int64_t n_tokens) {
   const double scale = random_.chance(0.3) ? 3.0 : 1.0;
   rows.k_dense = fill(&rows.k, geometry.n_kv_heads, geometry.k_head_dim, draw_normal, scale, &random_);
   rows.v_dense = fill(&rows.v, geometry.n_kv_heads, geometry.v_head_dim, draw_normal, 1.0, &random_);
+  if (keeps_hidden()) join_rows(layer, n_tokens, &rows);
   return rows;
+}
+
+// Numbers in bf16, and projections that pick them: what the device makes is what the caller gives.
+void StreamWorld::join_rows(size_t layer, int64_t n_tokens, Rows* rows) {
+  const RefLayer& geometry = layers_[layer];
+  const int32_t k_dims = geometry.n_kv_heads * geometry.k_head_dim, v_dims = geometry.n_kv_heads * geometry.v_head_dim;
+  rows->x = Tensor(TANDEM_BF16, n_tokens, k_dims + v_dims, 0, random_layout(&random_));
+  for (int64_t t = 0; t < n_tokens; ++t)
+    for (int32_t i = 0; i < k_dims + v_dims; ++i)
+      rows->x.set(t, i, 0,
+                  i < k_dims ? rows->k_dense[static_cast<size_t>(t * k_dims + i)]
+                             : rows->v_dense[static_cast<size_t>(t * v_dims + i - k_dims)]);
 }
 
 // ---- sequences ----
@@ -277,9 +305,14 @@ void StreamWorld::append(int64_t id, size_t layer, int64_t n_tokens) {
   const Rows rows = draw_rows(layer, n_tokens);
   const tandem_tensor k = rows.k.view(), v = rows.v.view();
   const bool pending = models_.at(id).pending_in(layer) > 0;
-  TANDEM_EXPECT(where(), pending ? TANDEM_ERROR_INVALID_STATE : TANDEM_OK,
-                tandem_sequence_append(*cache_, id, static_cast<int32_t>(layer), &k,
-                                       layers_[layer].v_aliases_k ? nullptr : &v, nullptr, &error));
+  const tandem_tensor* const given_v = layers_[layer].v_aliases_k ? nullptr : &v;
+  const int32_t wanted = pending ? TANDEM_ERROR_INVALID_STATE : TANDEM_OK, at = static_cast<int32_t>(layer);
+  if (keeps_hidden()) {
+    const tandem_tensor x = rows.x.view();
+    TANDEM_EXPECT(where(), wanted, tandem_sequence_append_x(*cache_, id, at, &k, given_v, &x, nullptr, &error));
+  } else {
+    TANDEM_EXPECT(where(), wanted, tandem_sequence_append(*cache_, id, at, &k, given_v, nullptr, &error));
+  }
   if (!pending) models_.at(id).append(layer, n_tokens, rows.k_dense.data(), rows.v_dense.data());
 }
 
@@ -315,8 +348,9 @@ void StreamWorld::attend_layer(size_t session, size_t layer, const Pass& pass, c
   call.o = Tensor(TANDEM_F32, n_tokens, geometry.n_q_heads, geometry.v_head_dim, random_layout(&random_));
   call.lse = Tensor(TANDEM_F32, n_tokens, geometry.n_q_heads, 0, random_layout(&random_));
   const tandem_tensor q = call.q.view(), k = call.rows.k.view(), v = call.rows.v.view(), o = call.o.view(),
-                      lse = call.lse.view();
+                      lse = call.lse.view(), x = keeps_hidden() ? call.rows.x.view() : tandem_tensor();
   tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+  args.x = keeps_hidden() && !pass.append_first ? &x : nullptr;
   args.flags = (pass.speculative ? TANDEM_ATTEND_SPECULATIVE : 0u) | (pass.partial ? TANDEM_ATTEND_PARTIAL : 0u);
   args.layer_idx = static_cast<int32_t>(layer);
   args.n_sequences = static_cast<int32_t>(pass.ids.size());

@@ -22,8 +22,9 @@ namespace harness {
 
 enum class Policies {
   kExact,
-  kDevice,        // the same, with tensors in device memory
-  kDeviceStream,  // and the route "stream" where all keys are attended, through buffers of a few tokens
+  kDevice,         // the same, with tensors in device memory
+  kDeviceStream,   // and the route "stream" where all keys are attended, through buffers of a few tokens
+  kDeviceRebuild,  // and the route "recompute" there, of hidden states that are a token's keys and values side by side
   kDeviceHgca,
   kHgca,
   // What ordinary hgca streams leave out, so that other failures show: trees that are longer than the window, and partial
@@ -84,6 +85,7 @@ class StreamWorld {
   struct Rows {
     Tensor k, v;
     std::vector<double> k_dense, v_dense;
+    Tensor x;  // of layers that keep hidden states
   };
   // What a session says that the next query of one head would see.
   struct Listed {
@@ -135,6 +137,8 @@ class StreamWorld {
   void check_shares(reference::HgcaModel& state, const Listed& listed, const std::vector<int64_t>& chosen);
   void expect_refusal(size_t session, const Pass& pass);
   Rows draw_rows(size_t layer, int64_t n_tokens);
+  void join_rows(size_t layer, int64_t n_tokens, Rows* rows);
+  bool keeps_hidden() const { return policies_ == Policies::kDeviceRebuild; }
   reference::HgcaModel& hgca(Entry& entry, int64_t id);
   void check_digest(int64_t id);
   void check_rows(int64_t id, size_t layer);

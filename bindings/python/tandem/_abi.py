@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0x50DE1EA388120BD9  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0xAD8060F696D45839  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -29,9 +29,9 @@ LOG_WARNING = 2
 LOG_INFO = 3
 ATTEND_SPECULATIVE = 1
 ATTEND_PARTIAL = 2
+TENSORS_CAUSAL = 1
 SELECTION_ANY_ORDER = 1
 SELECTION_PLUS_WINDOW = 2
-TENSORS_CAUSAL = 1
 
 LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
@@ -79,10 +79,6 @@ class SessionOptionsStruct(ctypes.Structure):
                 ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64), ("selection_indices", c_int64)]
 
 
-class SelectionStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("unit_tokens", c_int64), ("idx", POINTER(TensorStruct))]
-
-
 class AttendArgsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("layer_idx", c_int32), ("n_sequences", c_int32),
                 ("sequences", c_void_p), ("q_lens", c_void_p), ("q", c_void_p), ("k", c_void_p), ("v", c_void_p),
@@ -108,6 +104,10 @@ class WeightsStatsStruct(ctypes.Structure):
                 ("resident_bytes", c_int64), ("host_bytes", c_int64), ("pinned_bytes", c_int64), ("device_bytes", c_int64),
                 ("buffer_bytes", c_int64), ("n_uses", c_int64), ("n_streamed_uses", c_int64), ("n_ahead", c_int64),
                 ("streamed_bytes", c_int64)]
+
+
+class SelectionStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("unit_tokens", c_int64), ("idx", POINTER(TensorStruct))]
 
 
 class MemoryPlanStruct(ctypes.Structure):
@@ -149,10 +149,10 @@ class SessionStatsStruct(ctypes.Structure):
 # Structs by their C names, in the order of the header.
 STRUCTS: dict[str, type[ctypes.Structure]] = {"tandem_tensor": TensorStruct, "tandem_engine_options": EngineOptionsStruct,
     "tandem_layer_options": LayerOptionsStruct, "tandem_cache_options": CacheOptionsStruct,
-    "tandem_session_options": SessionOptionsStruct, "tandem_selection": SelectionStruct,
-    "tandem_attend_args": AttendArgsStruct, "tandem_attend_tensors_args": AttendTensorsArgsStruct,
-    "tandem_layer_projection": LayerProjectionStruct, "tandem_weights_options": WeightsOptionsStruct,
-    "tandem_weights_stats": WeightsStatsStruct, "tandem_memory_plan": MemoryPlanStruct, "tandem_route_plan": RoutePlanStruct,
+    "tandem_session_options": SessionOptionsStruct, "tandem_attend_args": AttendArgsStruct,
+    "tandem_attend_tensors_args": AttendTensorsArgsStruct, "tandem_layer_projection": LayerProjectionStruct,
+    "tandem_weights_options": WeightsOptionsStruct, "tandem_weights_stats": WeightsStatsStruct,
+    "tandem_selection": SelectionStruct, "tandem_memory_plan": MemoryPlanStruct, "tandem_route_plan": RoutePlanStruct,
     "tandem_cache_stats": CacheStatsStruct, "tandem_session_stats": SessionStatsStruct}
 
 # Every pointer but that to a text is void *: byref(), an address or None. Result first.
@@ -195,7 +195,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_session_options_init": (None, _P),
     "tandem_session_create": (_I, _P, _P, _P, _P),
     "tandem_session_release": (None, _P),
-    "tandem_selection_init": (None, _P),
     "tandem_attend_args_init": (None, _P),
     "tandem_attend": (_I, _P, _P, _P),
     "tandem_session_commit": (_I, _P, _L, _P, _L, _P),
@@ -212,6 +211,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_weights_done": (_I, _P, _I, _P, _P),
     "tandem_session_use_weights": (_I, _P, _I, _P, _I, _I, _P),
     "tandem_weights_get_stats": (_I, _P, _P, _P),
+    "tandem_selection_init": (None, _P),
     "tandem_plan_memory": (_I, _P, _P, _P, _P, _P, _P, _L, _P),
     "tandem_plan_report": (_I, _P, c_size_t, _P, _P, _P),
     "tandem_plan": (_I, _P, _P, _I, _P, _P, _L, _P),

@@ -141,7 +141,6 @@ extern "C" {
         error: *mut *mut tandem_error,
     ) -> i32;
     pub fn tandem_session_release(session: *mut tandem_session);
-    pub fn tandem_selection_init(selection: *mut tandem_selection);
     pub fn tandem_attend_args_init(args: *mut tandem_attend_args);
     pub fn tandem_attend(
         session: *mut tandem_session,
@@ -218,6 +217,7 @@ extern "C" {
         weights: *const tandem_weights,
         error: *mut *mut tandem_error,
     ) -> i32;
+    pub fn tandem_selection_init(selection: *mut tandem_selection);
     pub fn tandem_plan_memory(
         plan: *mut tandem_memory_plan,
         engine: *const tandem_engine,

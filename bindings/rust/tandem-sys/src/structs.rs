@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0x50de_1ea3_8812_0bd9;
+pub const FINGERPRINT: u64 = 0xad80_60f6_96d4_5839;
 
 /// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -110,13 +110,6 @@ abi_structs! {
         selection_indices: i64,
     }
 
-    struct tandem_selection {
-        struct_size: u32,
-        flags: u32,
-        unit_tokens: i64,
-        idx: *const tandem_tensor,
-    }
-
     struct tandem_attend_args {
         struct_size: u32,
         flags: u32,
@@ -202,6 +195,13 @@ abi_structs! {
         n_streamed_uses: i64,
         n_ahead: i64,
         streamed_bytes: i64,
+    }
+
+    struct tandem_selection {
+        struct_size: u32,
+        flags: u32,
+        unit_tokens: i64,
+        idx: *const tandem_tensor,
     }
 
     struct tandem_memory_plan {
