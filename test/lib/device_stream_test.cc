@@ -21,6 +21,7 @@ std::unique_ptr<tandem::test::OpenDevice> device;
 std::unique_ptr<harness::Engine> engine;
 harness::NanAllocator* allocator = nullptr;
 const stand_in::Controls* controls = nullptr;
+const stand_in::Counts* counts = nullptr;
 
 void run_streams(const char* name, uint64_t first_seed, int64_t n_streams, Policies policies = Policies::kDevice) {
   reference::GateShares shares;
@@ -47,7 +48,12 @@ void streams(void**) { run_streams("prompt", 500001, n_streams_of(40, 400)); }
 
 void streams_of_pieces(void**) { run_streams("pieces", 520001, n_streams_of(40, 400), Policies::kDeviceStream); }
 
-void streams_of_hidden_states(void**) { run_streams("hidden", 540001, n_streams_of(30, 300), Policies::kDeviceRebuild); }
+// Most of them make keys on the device.
+void streams_of_hidden_states(void**) {
+  const int64_t n_before = counts != nullptr ? counts->n_rebuilt.load() : 0;
+  run_streams("hidden", 540001, n_streams_of(30, 300), Policies::kDeviceRebuild);
+  if (counts != nullptr) assert_true(counts->n_rebuilt - n_before > n_streams_of(30, 300));
+}
 
 void hgca_streams(void**) { run_streams("hgca", 510001, n_streams_of(40, 400), Policies::kDeviceHgca); }
 
@@ -80,6 +86,7 @@ int set_up(void**) {
   engine = std::make_unique<harness::Engine>(harness::EngineSetup{2, nullptr, allocator, device->table->name, module_path});
   void* module = dlopen(module_path, RTLD_NOW | RTLD_NOLOAD);
   if (auto* found = reinterpret_cast<stand_in::ControlsFn>(dlsym(module, stand_in::kControlsSymbol))) controls = found();
+  if (auto* found = reinterpret_cast<stand_in::CountsFn>(dlsym(module, stand_in::kCountsSymbol))) counts = found();
   return 0;
 }
 
