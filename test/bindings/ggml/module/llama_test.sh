@@ -26,13 +26,13 @@ mkdir "$work/top" && printf '%s\n' 'cmake_minimum_required(VERSION 3.25)' 'proje
 libs=$work/libs
 step 'configure ggml' "$cmake" -S "$work/top" -B "$work/ggml" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF \
   "-DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$libs" "-DCMAKE_CXX_COMPILER=$cxx" &&
-  step 'build ggml' "$cmake" --build "$work/ggml" --parallel || finish
+  step 'build ggml' "$cmake" --build "$work/ggml" --parallel "$(nproc)" || finish
 step 'build ggml'"'"'s tests' "$cxx" -std=c++17 -O1 "-I$sources/ggml/include" "$sources/tests/test-backend-ops.cpp" \
   -o "$work/test-backend-ops" "-L$libs" -lggml -lggml-base "-Wl,-rpath,$libs" -pthread &&
   step 'configure the module' "$cmake" -S "$source" -B "$work/tandem" -DCMAKE_BUILD_TYPE=Release -DTANDEM_CUDA=OFF \
     -DTANDEM_BUILD_TESTS=OFF -DTANDEM_BUILD_TOOLS=OFF -DTANDEM_BUILD_EXAMPLES=OFF "-DCMAKE_CXX_COMPILER=$cxx" \
     "-DTANDEM_GGML_INCLUDE_DIR=$sources/ggml/include" &&
-  step 'build the module' "$cmake" --build "$work/tandem" --parallel --target ggml-tandem || finish
+  step 'build the module' "$cmake" --build "$work/tandem" --parallel "$(nproc)" --target ggml-tandem || finish
 
 export GGML_BACKEND_PATH TANDEM_GGML_FEWEST_PAIRS=0
 GGML_BACKEND_PATH=$(find "$work/tandem" -name libggml-tandem.so)
