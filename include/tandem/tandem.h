@@ -422,7 +422,7 @@ TANDEM_API void tandem_session_options_init(tandem_session_options *options);
 
 /* Several sessions may read one cache. Where the engine has a device, every layer must be one that the device can attend, also of a
  * session that gets host tensors alone: UNSUPPORTED names the layer, its storage types and dims, and what the device's module
- * lacks (an engine without a backend serves such layers on the CPU), or a model of more than 4096 layers.
+ * lacks (an engine without a backend serves such layers on the CPU), or a model of more than 2048 layers.
  * Errors: NOT_FOUND (policy, route), UNSUPPORTED (policy and model; routes that stream
  * with a policy that does not attend all keys, or without a device; "recompute" where a projection, hidden states or cuBLAS are
  * missing), CAPACITY and OUT_OF_MEMORY (no room for its state of the tokens that sequences have reserved); INVALID_ARGUMENT
@@ -540,8 +540,8 @@ TANDEM_API int32_t tandem_session_commit(tandem_session *session, int64_t sequen
  * the step; these calls launch kernels and do nothing else, may be captured in a CUDA graph, and in later steps a replay of
  * the graph stands for them. A graph serves steps of at most as many tokens, and tokens of a sequence, as the one it was
  * captured in; it may be replayed once a step. From the first captured call on a session takes no larger steps than before:
- * CAPACITY, as is more than one token of a sequence with policy "streaming" and window_tokens = 0, and in layers with a sliding
- * window where tokens have been removed before. n_sequences is not 0, attend calls that are not captured are on the same stream,
+ * CAPACITY, as are more than 1,024 tokens, and more than one token of a sequence with policy "streaming" and window_tokens = 0, and
+ * in layers with a sliding window where tokens have been removed before. n_sequences is not 0, attend calls that are not captured are on the same stream,
  * and none is TANDEM_ATTEND_PARTIAL. UNSUPPORTED as tandem_attend() with device tensors, and with routes "stream",
  * "host+stream" and "recompute". Until the step ends its sequences are neither read nor hashed
  * (BUSY).

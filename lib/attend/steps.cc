@@ -142,13 +142,14 @@ Status Steps::reserve(void* stream) {
   }
   for (size_t l = 0; l < terms.layers.size(); ++l) {
     shapes.push_back({&terms.layers[l], l, sequences, open.max_q_len});
+    shapes.back().most_tokens = kMostStepTokens;
     int64_t most = 0;
     TANDEM_TRY(core_.device->most_queries(l, terms.takes_single_queries(shapes[l]) ? 1 : kMostTicketTokens, &most));
-    if (open.max_q_len > most || open.n_tokens > kMostTicketTokens)
+    if (open.max_q_len > most || open.n_tokens > kMostStepTokens)
       return fail(TANDEM_ERROR_CAPACITY, "q_lens",
                   "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",
                   static_cast<long long>(open.max_q_len), static_cast<long long>(open.n_tokens),
-                  static_cast<long long>(most), static_cast<long long>(kMostTicketTokens));
+                  static_cast<long long>(most), static_cast<long long>(kMostStepTokens));
   }
   for (size_t i = 0; i < sequences.size(); ++i) {
     const Sequence& sequence = *core_.cache->find(open.sequences[i].id);

@@ -46,8 +46,10 @@ void reserve_ticket(const SizeTerms& terms, const CallShape& shape, Reservation*
   const auto n_sequences = static_cast<int64_t>(shape.sequences.size());
   const int64_t page_len = terms.store.page_len, n_pages = ring_pages(terms.options, page_len, shape.most_queries);
   for (const SequenceShape& sequence : shape.sequences) needs->window_pages += std::max(sequence.window_pages, n_pages);
-  const int64_t most_tokens = std::max(kLeastTokens, shape.most_tokens);
-  needs->slot_rows = power_of_two(std::clamp(shape.n_tokens(), kLeastTokens, most_tokens));
+  int64_t n_rows = std::min(shape.n_tokens(), shape.most_tokens);
+  if (terms.routes.plans_steps() && shape.has_room_to_step)
+    n_rows = std::max(n_rows, std::min(n_sequences, kMostStepTokens));
+  needs->slot_rows = power_of_two(std::max(kLeastTokens, n_rows));
   needs->add_descriptors(n_sequences, needs->window_pages);
   needs->add_lists(n_sequences * terms.n_lists(shape.layer_idx));
   needs->workspace_bytes = workspace_bytes(*terms.device, *shape.layer, n_sequences, shape.most_queries);

@@ -21,7 +21,7 @@ void assert_refused(const Side& side, const tandem_attend_args& args, int32_t st
 // ---- tests -------------------------------------------------------------------------------------------------------------
 
 void refuses_what_tickets_cannot_name(void**) {
-  constexpr int32_t kMostLayers = 4096, kLast = kMostLayers - 1;
+  constexpr int32_t kMostLayers = 2048, kLast = kMostLayers - 1;
   const Side side(true, "all", 0, kMostLayers);
   Call call(1, 1);
   call.to_device();

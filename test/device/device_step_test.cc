@@ -210,6 +210,43 @@ void graphs_are_not_outgrown(void**) {
   assert_int_equal(runner.side.length(), 21);
 }
 
+// A step has up to 1,024 sequences, though calls are cut into parts of 512.
+void steps_have_many_sequences(void**) {
+  constexpr int64_t kMany = 1024;
+  const Side side(true), twin(false);
+  std::vector<int64_t> ids = {side.sequence}, twins = {twin.sequence};
+  while (std::ssize(ids) <= kMany) {
+    int64_t id = 0;
+    OK(tandem_sequence_create, &id, side.cache);
+    ids.push_back(id);
+    OK(tandem_sequence_create, &id, twin.cache);
+    twins.push_back(id);
+  }
+  const std::vector<int64_t> ones(ids.size(), 1);
+  void* stream = controls.create_stream();
+  tandem_error* error = nullptr;
+  const int32_t got = tandem_step_begin(side.session, ids.data(), ones.data(), kMany + 1, stream, &error);
+  assert_refused(got, error, TANDEM_ERROR_CAPACITY, "q_lens", "takes 512 of 1024");
+  for (int64_t step = 0; step < 3; ++step) {
+    Call call(kMany, 10 * step), here(kMany, 10 * step);
+    call.to_device();
+    OK(tandem_step_begin, side.session, ids.data(), ones.data(), kMany, stream);
+    tandem_attend_args args = call.args(side), host_args = here.args(twin);
+    args.n_sequences = host_args.n_sequences = kMany;
+    args.q_lens = host_args.q_lens = ones.data();
+    args.sequences = ids.data();
+    args.stream = stream;
+    host_args.sequences = twins.data();
+    OK(tandem_attend, side.session, &args);
+    OK(tandem_step_end, side.session, stream);
+    OK(tandem_attend, twin.session, &host_args);
+    tandem::DeviceError device_error;
+    device->must(device->table->wait(device->self, stream, &device_error), device_error);
+    assert_close(call.output(), here.output());
+  }
+  assert_true(controls.destroy_stream(stream));
+}
+
 // A graph that is replayed twice leaves tickets that nobody waits for: the next step finds them and does not take them for
 // its own.
 void a_graph_replayed_twice_is_noticed(void**) {
@@ -354,6 +391,7 @@ int main() {
       cmocka_unit_test_teardown(a_step_that_stays_undone_is_taken_back, forget),
       cmocka_unit_test_teardown(a_session_may_end_in_a_step, forget),
       cmocka_unit_test_teardown(graphs_are_not_outgrown, forget),
+      cmocka_unit_test_teardown(steps_have_many_sequences, forget),
       cmocka_unit_test_teardown(steps_take_what_is_planned, forget),
       cmocka_unit_test_teardown(steps_without_room_change_nothing, forget),
       cmocka_unit_test_teardown(work_space_that_went_comes_back, forget),
