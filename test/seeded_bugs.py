@@ -147,18 +147,18 @@ BUGS = [
      "end = begin + (int64_t{1} << named.unit_shift) + 1;", "gate_test", "test_named_keys"),
     ("a pad is index 0", "lib/call/named_keys.h", "  for (const int32_t unit : row) {\n    if (unit < 0) break;",
      "  for (const int32_t given : row) {\n    const int32_t unit = std::max(given, 0);", "gate_test", "test_named_keys"),
-    ("named keys of the KV head before", "lib/call/named_jobs.cc", "row(call.first_row + job->query, job->kv_head)",
-     "row(call.first_row + job->query, std::max(job->kv_head - 1, 0))", "gate_test", "test_named_keys"),
-    ("named keys are those of the call's first queries", "lib/call/named_jobs.cc", "call.first_row + job->query",
-     "job->query", "gate_test", "test_named_keys"),
+    ("named keys of the KV head before", "lib/call/named_jobs.cc", "row(call.first_row + query, kv_head)",
+     "row(call.first_row + query, std::max(kv_head - 1, 0))", "gate_test", "test_named_keys"),
+    ("named keys are those of the call's first queries", "lib/call/named_jobs.cc", "call.first_row + query",
+     "query", "gate_test", "test_named_keys"),
     ("siblings are attended where they are named", "lib/call/named_keys.h", "      if (seen.is_ancestor(token)) put(token, token + 1);",
      "      put(token, token + 1);", "gate_test", "test_named_keys"),
-    ("the CPU attends named keys of the window as well", "lib/call/named_jobs.cc", "  if (facts_.on_device && tokens.begin <",
-     "  if (false && tokens.begin <", "device_selection_test", "answers_are_those_of_host_tensors"),
-    ("indices of an earlier ticket", "lib/call/host_part.cc",
-     "  brought_.idx = reinterpret_cast<const int32_t*>(slot_.data + slot_.exchange.idx_at);",
+    ("the CPU attends named keys of the window as well", "lib/call/named_jobs.cc", "  if (facts_.on_device && n_resident > 0) {",
+     "  if (false) {", "device_selection_test", "answers_are_those_of_host_tensors"),
+    ("indices of an earlier ticket", "lib/call/named_jobs.cc",
+     "  brought_.idx = reinterpret_cast<const int32_t*>(slot.data + slot.exchange.idx_at);",
      "  static std::vector<int32_t> first(1 << 20, -1);\n"
-     "  const auto* own = reinterpret_cast<const int32_t*>(slot_.data + slot_.exchange.idx_at);\n"
+     "  const auto* own = reinterpret_cast<const int32_t*>(slot.data + slot.exchange.idx_at);\n"
      "  if (first[0] == -1) std::copy_n(own, header.idx_heads * header.n_idx, first.begin());\n"
      "  brought_.idx = first.data();",
      "selection_step_test", "attends_in_planned_steps"),

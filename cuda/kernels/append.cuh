@@ -201,8 +201,7 @@ __device__ inline void store_indices(const AppendCall& call, std::byte* slot, in
   const DeviceIndices& idx = call.append.idx;
   for (int list = warp; list < call.append.n_tokens * idx.n_heads; list += n_warps) {
     const int token = list / idx.n_heads, head = list - token * idx.n_heads;
-    const int sequence_idx = find_sequence(call.append.sequences, token);
-    if (sequence_idx < 0 || call.append.sequences.sequences[sequence_idx].has_host_part == 0) continue;
+    if (find_sequence(call.append.sequences, token) < 0) continue;  // in replays with fewer tokens
     const int32_t* const from = idx.data + token * idx.token_stride + head * idx.head_stride;
     auto* const to = reinterpret_cast<int32_t*>(slot + call.append.exchange.idx_at) + int64_t{list} * idx.n_idx;
     for (int i = static_cast<int>(threadIdx.x % 32); i < idx.n_idx; i += 32) to[i] = from[i];

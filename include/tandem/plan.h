@@ -155,7 +155,8 @@ TANDEM_API int32_t tandem_session_get_stats(tandem_session_stats *stats, const t
 /* The keys that the next decode query of one KV head would attend: token indices, ascending, sinks and window included.
  * Writes at most `capacity`; *n_kept gets their number. Waits for a refresh in flight. maw (NULL: not wanted) gets, for
  * query head q_head_idx of the group, the share of each key selected outside window and sinks: they sum to 1 over these
- * keys; 0 for the others. Errors: BUSY (the sequence is part of an open planned step). */
+ * keys; 0 for the others. After a call that has named its keys (selection.h), those of the sequence's last query in it, until
+ * the next call of the layer or a change of the sequence. Errors: BUSY (the sequence is part of an open planned step). */
 TANDEM_API int32_t tandem_session_selection(int64_t *token_idx, float *maw, int64_t capacity, int64_t *n_kept,
                                             tandem_session *session, int64_t sequence, int32_t layer_idx, int32_t kv_head_idx,
                                             int32_t q_head_idx, tandem_error **error);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <mutex>
+#include <new>
 #include <shared_mutex>
 
 #include "lib/attend/call_keys.h"
@@ -116,10 +117,20 @@ Status attend_named(const Call& call) {
   for (;;) {
     {
       std::shared_lock lock(call.cache().mutex());
-      if (!host.named().next(call.cache())) return {};
+      if (!host.named().next(call.cache())) break;
     }
     TANDEM_TRY(host.named().attend(watch));
     TANDEM_TRY(call.args.watch.check());
+  }
+  return {};
+}
+
+// The call counts already: without memory for the lists of its keys nobody can ask for them.
+void note_named(const Call& call) {
+  try {
+    call.scratch.host.named().note();
+  } catch (const std::bad_alloc&) {
+    for (const SequenceCall& of : call.calls()) of.state->named.clear();
   }
 }
 
@@ -220,7 +231,9 @@ Status HostLane::commit(Call& call) {
     count_bytes(call, of);
   }
   HostPart& host = call.scratch.host;
-  call.session.sums.host_kv_bytes_read += host.selected_kv_bytes();
+  call.session.sums.host_kv_bytes_read += host.read().host;
+  for (SequenceCall& of : call.calls())
+    if (call.args.named == nullptr) of.state->named.clear();
   if (call.args.named != nullptr) {
     const int64_t key_bytes = plane_bytes(call.layer()).total();
     call.session.sums.resident_kv_bytes_read += host.named().n_resident() * key_bytes;
@@ -231,6 +244,7 @@ Status HostLane::commit(Call& call) {
 
 // Nobody else may change a sequence that is in flight.
 void HostLane::finish(Call& call) {
+  if (call.args.named != nullptr) note_named(call);
   if (call.args.partial) return;
   for (const SequenceCall& of : call.calls()) of.state->selection->finish(of, call.args.watch);
 }

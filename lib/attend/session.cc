@@ -110,6 +110,7 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->planned_part_ns = sums.planned_part_ns;
   stats->streamed_x_bytes = sums.streamed_x_bytes;
   stats->host_kv_bytes_read += sums.selected_kv_bytes;
+  stats->resident_kv_bytes_read += sums.resident_kv_bytes;
   return {};
 }
 
@@ -135,6 +136,11 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
     sink_end = layer.sliding_window > 0 ? 0 : std::min({core.options.sink_len, window_begin, length});
   }
   if (host == HostKeys::kAll) sink_end = window_begin;
+  if (!state.named.empty()) {
+    for (const TokenRange& range : state.named[state.named.size() == 1 ? 0 : static_cast<size_t>(head.kv_head)])
+      for (int64_t t = range.begin; t < range.end; ++t) kept->put(t, 0.0f);
+    return {};
+  }
   const int64_t least = layer.sliding_window > 0 ? found->first_within(found->position(length), layer.sliding_window) : 0;
   for (int64_t t = least; t < sink_end; ++t) kept->put(t, 0.0f);
   if (host == HostKeys::kSelected) {

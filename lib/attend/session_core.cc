@@ -4,6 +4,20 @@
 #include "lib/pieces/stream_buffers.h"
 
 namespace tandem {
+namespace {
+
+// Room for indices in planned steps is asked for; some layer has to be one whose calls may name keys there.
+Status check_may_name(const SessionCore& core) {
+  const SizeTerms terms = core.terms();
+  for (size_t l = 0; l < terms.layers.size(); ++l)
+    if (terms.names_in_steps(l)) return {};
+  return fail(
+      TANDEM_ERROR_UNSUPPORTED, "selection_indices",
+      "selection_indices = %lld: no layer has policy \"all\", no streaming heads and at most %d query heads to a KV head",
+      static_cast<long long>(terms.options.selection_len), kMostListRows);
+}
+
+}  // namespace
 
 Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_options& options,
                            std::unique_ptr<SessionCore>* core) {
@@ -22,6 +36,7 @@ Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_op
                             !made->heads.empty(), &made->weights},
                            &made->key_routes));
   }
+  if (device != nullptr && made->options.selection_len > 0) TANDEM_TRY(check_may_name(*made));
   made->keeps_awake = options.sleep_between_calls == 0;
   for (size_t l = 0; l < layers.size(); ++l) {
     const HeadKinds* const kinds = kinds_of_layer(made->heads, l);

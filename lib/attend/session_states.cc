@@ -158,6 +158,7 @@ void SessionStates::on_cut(const Sequence& sequence, size_t layer_idx, int64_t n
   LayerState& state = found->layers[layer_idx];
   state.window_begin = std::min(state.window_begin, std::max<int64_t>(0, n_tokens - core_.options.window_len));
   state.selection->cut(sequence, n_tokens, state.window_begin);
+  state.named.clear();
 }
 
 void SessionStates::on_erase(const Sequence& sequence, int64_t first, int64_t n_tokens) {
@@ -170,6 +171,7 @@ void SessionStates::on_erase(const Sequence& sequence, int64_t first, int64_t n_
     else
       state.window_begin = std::min(state.window_begin, first);
     state.selection->erase(sequence, first, n_tokens);
+    state.named.clear();
   }
 }
 

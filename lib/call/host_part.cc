@@ -75,7 +75,7 @@ void HostPart::begin(const Facts& facts, const HostSlot& slot) {
   first_runs_.clear();
   selected_jobs_.clear();
   merges_.clear();
-  selected_kv_bytes_ = 0;
+  read_ = {};
 }
 
 void HostPart::lay_out(std::span<SequenceCall> calls) {
@@ -89,7 +89,7 @@ void HostPart::lay_out(std::span<SequenceCall> calls) {
     for (SequenceCall& call : calls) point_to_slot(&call);
   views_.resize(calls.size());
   if (facts_.may_name) return;
-  if (facts_.named != nullptr) return begin_named(*facts_.named);
+  if (facts_.named != nullptr) return begin_named();
   for (size_t i = 0; i < calls.size(); ++i) views_[i] = facts_.cache->view(*calls[i].sequence);
   lay_out_jobs();
 }
@@ -105,11 +105,20 @@ void HostPart::lay_out_jobs() {
 }
 
 // Learned sinks are merged when all queries have been attended; on a device, there.
-void HostPart::begin_named(const NamedKeys& named) {
-  named_.begin({&facts_.cache->engine().cpu(), facts_.layer, facts_.layer_idx, &named, facts_.sink_len, facts_.window_len,
-                facts_.q_is_bf16, is_on_device(), facts_.is_speculative, n_nodes_},
-               calls_);
-  if (facts_.layer->sinks == nullptr || is_on_device()) return;
+void HostPart::begin_named() {
+  const NamedJobs::Facts facts = {&facts_.cache->engine().cpu(),
+                                  facts_.layer,
+                                  facts_.layer_idx,
+                                  facts_.named,
+                                  facts_.sink_len,
+                                  facts_.window_len,
+                                  facts_.q_is_bf16,
+                                  is_on_device(),
+                                  facts_.is_speculative,
+                                  n_nodes_};
+  if (is_on_device()) return named_.begin_brought(facts, slot_, calls_);
+  named_.begin(facts, calls_);
+  if (facts_.layer->sinks == nullptr) return;
   for (const SequenceCall& call : calls_)
     for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h) add_merge(call, h);
 }
@@ -280,7 +289,7 @@ void HostPart::choose() {
                                             : facts_.cache->view(*call.sequence);
     const SelectedTokens selected = call.state->selection->selected(late->kv_head);
     SelectedRuns{stored, *facts_.layer, facts_.layer_idx, late->kv_head}.add(selected, &late_runs_);
-    selected_kv_bytes_ += std::ssize(selected.tokens) * plane_bytes(*facts_.layer).total();
+    read_.host += std::ssize(selected.tokens) * plane_bytes(*facts_.layer).total();
     ++late;
   }
   runs_.swap(late_runs_);
@@ -292,31 +301,37 @@ void HostPart::observe() {
   facts_.selector->observe({calls_, late, is_on_device() ? &slot_ : nullptr, facts_.is_speculative, &observed_});
 }
 
-bool HostPart::brings_named() const {
-  return is_on_device() && reinterpret_cast<const SlotHeader*>(slot_.data)->idx_heads > 0;
-}
+bool HostPart::brings_named() const { return is_on_device() && NamedJobs::are_brought(slot_); }
 
-Status HostPart::attend_brought(const Watch* watch) {
-  const auto& header = *reinterpret_cast<const SlotHeader*>(slot_.data);
-  brought_ = {};
-  brought_.idx = reinterpret_cast<const int32_t*>(slot_.data + slot_.exchange.idx_at);
-  brought_.head_stride = brought_.n_idx = header.n_idx;
-  brought_.token_stride = int64_t{header.idx_heads} * header.n_idx;
-  brought_.n_heads = header.idx_heads;
-  brought_.unit_shift = header.unit_shift;
-  brought_.plus_window = header.plus_window != 0;
-  begin_named(brought_);
-  while (named_.next(views_)) TANDEM_TRY(named_.attend(watch));
-  selected_kv_bytes_ += named_.n_keys() * plane_bytes(*facts_.layer).total();
-  return {};
+// A planned step has counted the keys that its calls would attend if they named none.
+void HostPart::note_named() {
+  if (!brings_named()) {
+    for (const SequenceCall& call : calls_) call.state->named.clear();
+    return;
+  }
+  if (!has_cpu_part(calls_)) begin_named();
+  named_.note();
+  const int64_t key_bytes = plane_bytes(*facts_.layer).total();
+  read_ = {named_.n_keys() * key_bytes, named_.n_resident() * key_bytes};
+  for (const SequenceCall& call : calls_) {
+    if (facts_.named != nullptr) break;
+    const int64_t of_token = key_bytes * facts_.layer->n_kv_heads;
+    read_.host -= (call.host_end - call.host_begin) * of_token;
+    read_.resident -= (call.length - call.resident_begin) * of_token;
+  }
 }
 
 Status HostPart::attend(const Watch* watch) {
   if (facts_.may_name) {
     const PageStore& store = facts_.cache->store();
     for (size_t i = 0; i < calls_.size(); ++i) views_[i] = store.view(late_[i].pages, late_[i].positions, bases_);
-    if (brings_named()) return attend_brought(watch);
-    lay_out_jobs();
+    if (!brings_named()) {
+      lay_out_jobs();
+    } else {
+      begin_named();
+      while (named_.next(views_)) TANDEM_TRY(named_.attend(watch));
+      return {};
+    }
   }
   const Backend& cpu = facts_.cache->engine().cpu();
   const auto n_jobs = static_cast<int32_t>(jobs_.size());

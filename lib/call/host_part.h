@@ -72,14 +72,19 @@ class HostPart {
   void lose();                           // the states of what was not attended become NaN
   void observe();                        // may throw bad_alloc
 
-  int64_t selected_kv_bytes() const { return selected_kv_bytes_; }  // of the keys that choose() added
+  // Of a ticket, when it is answered: what its call has named, if it has named keys. May throw bad_alloc.
+  void note_named();
+  // What nobody could count before: keys that choose() has added, and keys that a ticket's call has named.
+  struct ReadBytes {
+    int64_t host = 0, resident = 0;
+  };
+  const ReadBytes& read() const { return read_; }
 
  private:
   bool is_on_device() const { return slot_.data != nullptr; }
   bool streams(int32_t kv_head) const { return facts_.heads != nullptr && facts_.heads->streams(kv_head); }
   void lay_out_jobs();
-  void begin_named(const NamedKeys& named);
-  Status attend_brought(const Watch* watch);
+  void begin_named();
   void point_to_slot(SequenceCall* call) const;
   void lay_out_window(const SequenceCall& call);
   void lay_out_for_device(const SequenceCall& call);
@@ -111,9 +116,8 @@ class HostPart {
   std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
   ObserveScratch observed_;
   NamedJobs named_;
-  NamedKeys brought_;             // of a ticket's slot
   std::vector<StoreView> views_;  // [n_calls]
-  int64_t selected_kv_bytes_ = 0;
+  ReadBytes read_;
 };
 
 }  // namespace tandem

@@ -24,6 +24,19 @@ void NamedJobs::begin(const Facts& facts, std::span<const SequenceCall> calls) {
   n_done_ = n_keys_ = n_resident_ = 0;
 }
 
+void NamedJobs::begin_brought(Facts facts, const HostSlot& slot, std::span<const SequenceCall> calls) {
+  const SlotHeader& header = header_of(slot);
+  brought_ = {};
+  brought_.idx = reinterpret_cast<const int32_t*>(slot.data + slot.exchange.idx_at);
+  brought_.head_stride = brought_.n_idx = header.n_idx;
+  brought_.token_stride = int64_t{header.idx_heads} * header.n_idx;
+  brought_.n_heads = header.idx_heads;
+  brought_.unit_shift = header.unit_shift;
+  brought_.plus_window = header.plus_window != 0;
+  facts.named = &brought_;
+  begin(facts, calls);
+}
+
 int64_t NamedJobs::n_jobs() const {
   int64_t n = 0;
   for (const SequenceCall& call : calls_)
@@ -64,15 +77,31 @@ SeenTokens NamedJobs::seen_by(const SequenceCall& call, int64_t query) const {
   return seen;
 }
 
-// On a device the window has tokens [resident_begin, end of the window), where a guess is not in windows.
+// Tokens in the window; a guess on a device is not.
+TokenRange NamedJobs::window_of(const SequenceCall& call) const {
+  return {call.resident_begin, facts_.on_device && facts_.is_speculative ? call.first_query : call.length};
+}
+
+// Of a row on a device that is wrong there are none.
+template <typename Visit>
+void NamedJobs::for_tokens(const SequenceCall& call, int64_t query, int32_t kv_head, Visit visit) const {
+  const std::span<const int32_t> row = facts_.named->row(call.first_row + query, kv_head);
+  const SeenTokens seen = seen_by(call, query);
+  if (facts_.on_device && first_wrong(row, facts_.named->unit_shift, seen.own) >= 0) return;
+  for_named_tokens(*facts_.named, row, seen, visit);
+}
+
+// What the window has is the device's, if there is one.
 void NamedJobs::add_runs(TokenRange tokens, Job* job) {
   const SequenceCall& call = calls_[job->call];
   const StoreView& view = views_[job->call];
   const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
-  const int64_t window_end = facts_.is_speculative ? call.first_query : call.length;
-  if (facts_.on_device && tokens.begin < window_end && tokens.end > call.resident_begin) {
-    if (tokens.begin < call.resident_begin) add_runs({tokens.begin, call.resident_begin}, job);
-    if (tokens.end > window_end) add_runs({window_end, tokens.end}, job);
+  const TokenRange window = window_of(call);
+  const int64_t n_resident = std::max<int64_t>(0, std::min(tokens.end, window.end) - std::max(tokens.begin, window.begin));
+  job->n_resident += n_resident;
+  if (facts_.on_device && n_resident > 0) {
+    if (tokens.begin < window.begin) add_runs({tokens.begin, window.begin}, job);
+    if (tokens.end > window.end) add_runs({window.end, tokens.end}, job);
     return;
   }
   for (int64_t t = tokens.begin; t < tokens.end;) {
@@ -84,15 +113,27 @@ void NamedJobs::add_runs(TokenRange tokens, Job* job) {
     t += at.n;
   }
   job->n_keys += tokens.end - tokens.begin;
-  if (!facts_.on_device) job->n_resident += std::max<int64_t>(0, tokens.end - std::max(tokens.begin, call.resident_begin));
 }
 
 void NamedJobs::fill(Job* job) {
   const SequenceCall& call = calls_[job->call];
-  const std::span<const int32_t> row = facts_.named->row(call.first_row + job->query, job->kv_head);
-  const SeenTokens seen = seen_by(call, job->query);
-  if (facts_.on_device && first_wrong(row, facts_.named->unit_shift, seen.own) >= 0) return;
-  for_named_tokens(*facts_.named, row, seen, [&](TokenRange tokens) { add_runs(tokens, job); });
+  for_tokens(call, job->query, job->kv_head, [&](TokenRange tokens) { add_runs(tokens, job); });
+}
+
+void NamedJobs::note() {
+  for (const SequenceCall& call : calls_) {
+    for (int64_t t = 0; t < call.q_len && !has_jobs(call); ++t)
+      for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h)
+        for_tokens(call, t, h, [&](TokenRange tokens) {
+          const TokenRange window = window_of(call);
+          n_resident_ += std::max<int64_t>(0, std::min(tokens.end, window.end) - std::max(tokens.begin, window.begin));
+        });
+    if (facts_.is_speculative) continue;
+    std::vector<std::vector<TokenRange>>& named = call.state->named;
+    named.assign(static_cast<size_t>(facts_.named->n_heads), {});
+    for (size_t h = 0; h < named.size(); ++h)
+      for_tokens(call, call.q_len - 1, static_cast<int32_t>(h), [&](TokenRange tokens) { named[h].push_back(tokens); });
+  }
 }
 
 AttendJob NamedJobs::attend_job(const Job& job) const {

@@ -31,16 +31,23 @@ class NamedJobs {
 
   // calls: stay where they are; their addresses (q, o, lse, or host_o, host_lse on a device) are set.
   void begin(const Facts& facts, std::span<const SequenceCall> calls);
+  // Likewise of a ticket, whose slot has brought the indices.
+  void begin_brought(Facts facts, const HostSlot& slot, std::span<const SequenceCall> calls);
+  static bool are_brought(const HostSlot& slot) { return header_of(slot).idx_heads > 0; }
   // Makes the next batch; false: all queries have had theirs. views: of the calls' sequences. May throw bad_alloc.
   bool next(std::span<const StoreView> views);
   bool next(const Cache& cache);  // its mutex is held, shared
   // Attends the batch. watch: null, or of the call, which is told of all batches.
   Status attend(const Watch* watch);
 
-  int64_t n_keys() const { return n_keys_; }          // of all jobs so far
-  int64_t n_resident() const { return n_resident_; }  // of these, in the window
+  // When all queries have had theirs: counts the keys of calls that have no jobs here, and notes what each sequence's last
+  // query has named. May throw bad_alloc.
+  void note();
+  int64_t n_keys() const { return n_keys_; }          // that are attended here, of all jobs so far
+  int64_t n_resident() const { return n_resident_; }  // in windows: of these, or, on a device, beside these
 
  private:
+  static const SlotHeader& header_of(const HostSlot& slot) { return *reinterpret_cast<const SlotHeader*>(slot.data); }
   struct Job {
     size_t call;
     int64_t query;
@@ -53,11 +60,15 @@ class NamedJobs {
   bool has_jobs(const SequenceCall& call) const { return !facts_.on_device || call.has_cpu_part(); }
   int64_t most_runs(size_t call) const;
   SeenTokens seen_by(const SequenceCall& call, int64_t query) const;
+  template <typename Visit>
+  void for_tokens(const SequenceCall& call, int64_t query, int32_t kv_head, Visit visit) const;
+  TokenRange window_of(const SequenceCall& call) const;
   void fill(Job* job);
   void add_runs(TokenRange tokens, Job* job);
   AttendJob attend_job(const Job& job) const;
 
   Facts facts_;
+  NamedKeys brought_;
   std::span<const SequenceCall> calls_;
   std::span<const StoreView> views_;  // of the batch
   std::vector<StoreView> own_views_;

@@ -15,6 +15,9 @@ namespace tandem {
 struct LayerState {
   int64_t window_begin = 0;
   std::unique_ptr<SelectState> selection;
+  // The keys that the last call has named for its last query, [1 or n_kv_heads]; empty: it has named none. Of calls on
+  // device tensors the thread that meets the device writes them.
+  std::vector<std::vector<TokenRange>> named{};
 };
 
 struct SequenceState {

@@ -99,7 +99,10 @@ void PartLearner::add_sums(const HandOverTask& task, const TaskTimes& times, con
     ++sums_.n_host_parts;
     sums_.host_part_ns += static_cast<int64_t>(reading.host);
     sums_.host_part_tokens += part.host_tokens;
-    sums_.selected_kv_bytes += task.scratch.host.selected_kv_bytes();
+  }
+  if (times.has_arrived) {
+    sums_.selected_kv_bytes += task.scratch.host.read().host;
+    sums_.resident_kv_bytes += task.scratch.host.read().resident;
   }
   if (!times.stream.is_seen) return;
   ++sums_.n_stream_parts;

@@ -30,7 +30,7 @@ struct TaskTimes {
 
 // Sums of tasks that are done.
 struct TaskSums {
-  int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0, selected_kv_bytes = 0;
+  int64_t n_host_parts = 0, host_part_ns = 0, staged_kv_bytes = 0, selected_kv_bytes = 0, resident_kv_bytes = 0;
   int64_t n_stream_parts = 0, stream_part_ns = 0, streamed_kv_bytes = 0, streamed_x_bytes = 0;
   int64_t n_joint_parts = 0, host_part_tokens = 0, stream_part_tokens = 0;
   int64_t n_planned_parts = 0, planned_part_ns = 0, predicted_part_ns = 0;

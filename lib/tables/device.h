@@ -162,7 +162,7 @@ struct DeviceExchange {
   int64_t rows_at[kPlanes] = {};  // the new rows [n_kv_heads][n_tokens] of each plane, as stored
   int64_t x_at = 0;               // the new hidden states [n_tokens][hidden_dim], as stored
   int64_t maw_at = 0;             // f32 [n_q_heads][n_evicted]
-  int64_t idx_at = 0;             // int32 [n_tokens][idx_heads][n_idx], of tokens of sequences with a host part
+  int64_t idx_at = 0;             // int32 [n_tokens][idx_heads][n_idx], of all sequences
   int64_t n_idx = 0;              // indices that a slot has room for
   int32_t n_evicted = 0;          // likewise, tokens whose MAW are handed over
   int32_t reserved = 0;

@@ -261,6 +261,30 @@ void goes_on_in_batches(void**) {
 }
 
 // A truncation makes the sequence shorter, and with it what may be named.
+// The last call's keys, of its last query; of a call that names none, those of the policy.
+void lists_what_was_named(void**) {
+  const Dense dense;
+  const auto listed = [&](int32_t head) {
+    std::vector<int64_t> tokens(kTokens);
+    int64_t n = 0;
+    OK(tandem_session_selection, tokens.data(), nullptr, kTokens, &n, dense.session, dense.world.sequence, 0, head, 0);
+    tokens.resize(static_cast<size_t>(n));
+    return tokens;
+  };
+  Named named(dense.world.sequence, 2, 2, {0, 1, -1, 2, 3, 4, 1, 3, -1, 44, -1, -1});
+  named.selection.unit_tokens = 2;
+  OK(tandem_attend, dense.session, &named.args);
+  assert_true(listed(0) == std::vector<int64_t>({2, 3, 6, 7}));
+  assert_true(listed(1) == std::vector<int64_t>({88, 89}));
+  named.args.selection = nullptr;
+  OK(tandem_attend, dense.session, &named.args);
+  assert_int_equal(listed(0).size(), kTokens);
+  named.args.selection = &named.selection;
+  OK(tandem_attend, dense.session, &named.args);
+  OK(tandem_sequence_truncate, dense.world.cache, dense.world.sequence, 50);
+  assert_int_equal(listed(1).size(), 50);
+}
+
 void follows_truncations(void**) {
   const Dense dense;
   Named named(dense.world.sequence, 1, 1, {3, 80});
@@ -283,6 +307,7 @@ int main() {
       cmocka_unit_test(reads_named_keys_alone),
       cmocka_unit_test(a_row_of_pads_attends_nothing),
       cmocka_unit_test(goes_on_in_batches),
+      cmocka_unit_test(lists_what_was_named),
       cmocka_unit_test(follows_truncations),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

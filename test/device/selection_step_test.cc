@@ -47,6 +47,7 @@ void attend_steps(const Setup& setup, int64_t seed) {
   const bool captures = cuda_module == nullptr;
   void* graph = nullptr;
   StepCalls calls[kNamedLayers];
+  const std::array<int64_t, 2> bytes_before = {twins.bytes_read(twins.on_device), twins.bytes_read(twins.on_host)};
   for (int64_t i = 0; i < 12; ++i) {
     for (int32_t l = 0; l < kNamedLayers; ++l)
       calls[l].draw(&twins, l, seed += 10, l == 0 || i % 3 != 0 || captures, graph != nullptr);
@@ -71,6 +72,7 @@ void attend_steps(const Setup& setup, int64_t seed) {
       assert_same(calls[l].there->lse.values, calls[l].here->lse.values, "lse of a step", seed);
     }
   }
+  for (int32_t l = 0; l < kNamedLayers; ++l) twins.assert_listed_alike(l, seed, bytes_before);
   if (graph != nullptr) controls.free_graph(graph);
   device->table->destroy_stream(device->self, stream);
 }

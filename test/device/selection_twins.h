@@ -199,6 +199,7 @@ class Twins {
       for (NamedCall* call : {&there, &here}) call->view_idx(setup, idx);
     }
     there.to_device(!setup.host_idx);
+    const std::array<int64_t, 2> bytes_before = {bytes_read(on_device), bytes_read(on_host)};
     const tandem_attend_args device_args = there.args(layer, on_device.ids), host_args = here.args(layer, on_host.ids);
     OK(tandem_attend, on_device.session, &device_args);
     OK(tandem_attend, on_host.session, &host_args);
@@ -206,6 +207,31 @@ class Twins {
     there.read_back();
     assert_same(there.o.values, here.o.values, "o", seed);
     assert_same(there.lse.values, here.lse.values, "lse", seed);
+    if (parents.empty()) assert_listed_alike(layer, seed, bytes_before);
+  }
+  std::vector<int64_t> listed(const Half& half, size_t sequence, int32_t layer, int32_t head) const {
+    std::vector<int64_t> tokens(static_cast<size_t>(length(sequence, layer)) + 1);
+    int64_t n = 0;
+    OK(tandem_session_selection, tokens.data(), nullptr, std::ssize(tokens), &n, half.session, half.ids[sequence], layer,
+       head, 0);
+    tokens.resize(static_cast<size_t>(n));
+    return tokens;
+  }
+  int64_t bytes_read(const Half& half) const {
+    tandem_session_stats stats = TANDEM_SESSION_STATS_INIT;
+    OK(tandem_session_get_stats, &stats, half.session);
+    return stats.resident_kv_bytes_read + stats.host_kv_bytes_read;
+  }
+  // What the sessions say of the last call, and how much it has read. bytes_before: on the device's side, on the host's.
+  void assert_listed_alike(int32_t layer, int64_t seed, const std::array<int64_t, 2>& bytes_before) const {
+    for (size_t s = 0; s < 2; ++s)
+      for (int32_t head = 0; head < setup.n_heads(layer); ++head)
+        if (listed(on_device, s, layer, head) != listed(on_host, s, layer, head))
+          fail_msg("call %lld: other keys are listed for sequence %zu, head %d", static_cast<long long>(seed), s, head);
+    const int64_t got = bytes_read(on_device) - bytes_before[0], wanted = bytes_read(on_host) - bytes_before[1];
+    if (got != wanted)
+      fail_msg("call %lld: %lld bytes read, not %lld", static_cast<long long>(seed), static_cast<long long>(got),
+               static_cast<long long>(wanted));
   }
   void attend_all(std::array<int64_t, 2> n, int64_t seed, bool names) {
     for (int32_t l = 0; l < kNamedLayers; ++l) attend(l, n, seed + 10 * l, names);

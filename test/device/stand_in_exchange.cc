@@ -292,7 +292,7 @@ bool perform(const DeviceAppend& call) {
                                           static_cast<int16_t>(idx.plus_window)};
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
     if (sequences[i].has_host_part != 0 || rotates_queries(*call.layer)) hand_over_queries(call, sequences[i], slot);
-    if (sequences[i].has_host_part != 0) hand_over_indices(call, sequences[i], slot);
+    hand_over_indices(call, sequences[i], slot);
     if (call.k.data == nullptr) continue;
     check_table(call.sequences, sequences[i], call.pages.page_len);
     append_rows(call, sequences[i], slot);
