@@ -221,7 +221,8 @@ Status DeviceLane::prepare(Call& chunk) {
   if (args.named == nullptr) choose_routes(chunk);
   point_visibility(chunk.scratch);
   chunk.scratch.host.lay_out(chunk.scratch.calls);
-  for (size_t i = 0; i < chunk.calls().size() && chunk.may_name(); ++i) chunk.scratch.host.keep_copy(i, true);
+  if (chunk.may_name())
+    for (size_t i = 0; i < chunk.calls().size(); ++i) chunk.scratch.host.keep_copy(i, true);
   for (const SequenceCall& of : chunk.calls()) {
     if (chunk.appends()) chunk.scratch.host.rows().add(chunk.cache().view(*of.sequence), of);
     task->touched.push_back({of.sequence->id, chunk.appends() ? of.first_query : of.length, of.foreign_begin});

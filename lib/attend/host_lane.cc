@@ -232,13 +232,13 @@ Status HostLane::commit(Call& call) {
   }
   HostPart& host = call.scratch.host;
   call.session.sums.host_kv_bytes_read += host.read().host;
-  for (SequenceCall& of : call.calls())
-    if (call.args.named == nullptr) of.state->named.clear();
-  if (call.args.named != nullptr) {
-    const int64_t key_bytes = plane_bytes(call.layer()).total();
-    call.session.sums.resident_kv_bytes_read += host.named().n_resident() * key_bytes;
-    call.session.sums.host_kv_bytes_read += (host.named().n_keys() - host.named().n_resident()) * key_bytes;
+  if (call.args.named == nullptr) {
+    for (const SequenceCall& of : call.calls()) of.state->named.clear();
+    return {};
   }
+  const int64_t key_bytes = plane_bytes(call.layer()).total();
+  call.session.sums.resident_kv_bytes_read += host.named().n_resident() * key_bytes;
+  call.session.sums.host_kv_bytes_read += (host.named().n_keys() - host.named().n_resident()) * key_bytes;
   return {};
 }
 

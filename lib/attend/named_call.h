@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Calls whose keys the caller names (tandem_selection in tandem.h), up to their kernels.
+// Calls whose keys the caller names (tandem_selection in selection.h), up to their kernels.
 //
 // On host tensors the CPU attends them all (lib/call/named_jobs.h). On device tensors each query is described as a sequence
 // of its own, and a kernel makes its key lists of the indices: of what the window has. The indices go to the host with the
 // queries, and the CPU attends the named keys that the window does not have. Indices that are in host memory are checked,
 // and copied to the device; those in device memory are looked at by the kernel and by the CPU alone, so a wrong one is
-// reported by the session's next call.
+// told by a later call.
 //
 //   work space    key lists | granules | indices that came from host memory
 #pragma once

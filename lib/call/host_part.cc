@@ -313,8 +313,8 @@ void HostPart::note_named() {
   named_.note();
   const int64_t key_bytes = plane_bytes(*facts_.layer).total();
   read_ = {named_.n_keys() * key_bytes, named_.n_resident() * key_bytes};
+  if (facts_.named != nullptr) return;
   for (const SequenceCall& call : calls_) {
-    if (facts_.named != nullptr) break;
     const int64_t of_token = key_bytes * facts_.layer->n_kv_heads;
     read_.host -= (call.host_end - call.host_begin) * of_token;
     read_.resident -= (call.length - call.resident_begin) * of_token;

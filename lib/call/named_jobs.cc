@@ -82,6 +82,11 @@ TokenRange NamedJobs::window_of(const SequenceCall& call) const {
   return {call.resident_begin, facts_.on_device && facts_.is_speculative ? call.first_query : call.length};
 }
 
+int64_t NamedJobs::n_in_window(const SequenceCall& call, TokenRange tokens) const {
+  const TokenRange window = window_of(call);
+  return std::max<int64_t>(0, std::min(tokens.end, window.end) - std::max(tokens.begin, window.begin));
+}
+
 // Of a row on a device that is wrong there are none.
 template <typename Visit>
 void NamedJobs::for_tokens(const SequenceCall& call, int64_t query, int32_t kv_head, Visit visit) const {
@@ -97,7 +102,7 @@ void NamedJobs::add_runs(TokenRange tokens, Job* job) {
   const StoreView& view = views_[job->call];
   const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
   const TokenRange window = window_of(call);
-  const int64_t n_resident = std::max<int64_t>(0, std::min(tokens.end, window.end) - std::max(tokens.begin, window.begin));
+  const int64_t n_resident = n_in_window(call, tokens);
   job->n_resident += n_resident;
   if (facts_.on_device && n_resident > 0) {
     if (tokens.begin < window.begin) add_runs({tokens.begin, window.begin}, job);
@@ -124,10 +129,7 @@ void NamedJobs::note() {
   for (const SequenceCall& call : calls_) {
     for (int64_t t = 0; t < call.q_len && !has_jobs(call); ++t)
       for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h)
-        for_tokens(call, t, h, [&](TokenRange tokens) {
-          const TokenRange window = window_of(call);
-          n_resident_ += std::max<int64_t>(0, std::min(tokens.end, window.end) - std::max(tokens.begin, window.begin));
-        });
+        for_tokens(call, t, h, [&](TokenRange tokens) { n_resident_ += n_in_window(call, tokens); });
     if (facts_.is_speculative) continue;
     std::vector<std::vector<TokenRange>>& named = call.state->named;
     named.assign(static_cast<size_t>(facts_.named->n_heads), {});

@@ -63,6 +63,7 @@ class NamedJobs {
   template <typename Visit>
   void for_tokens(const SequenceCall& call, int64_t query, int32_t kv_head, Visit visit) const;
   TokenRange window_of(const SequenceCall& call) const;
+  int64_t n_in_window(const SequenceCall& call, TokenRange tokens) const;
   void fill(Job* job);
   void add_runs(TokenRange tokens, Job* job);
   AttendJob attend_job(const Job& job) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Keys that the caller of a call names, for each query (tandem_selection in tandem.h).
+// Keys that the caller of a call names, for each query (tandem_selection in selection.h).
 //
 // A row has the indices of units: 2^unit_shift tokens side by side. What a query attends of them is what it could see
 // without a selection. for_named_tokens() walks over these tokens, range by range.

@@ -48,7 +48,7 @@ struct DeviceLists {
   int32_t are_written_by_kernels = 0;
 };
 
-// The units of 2^unit_shift tokens that the caller names for each query (tandem_selection in tandem.h), in device memory:
+// The units of 2^unit_shift tokens that the caller names for each query (tandem_selection in selection.h), in device memory:
 // unit i is tokens [i << unit_shift, (i + 1) << unit_shift). The indices of a row ascend; pads of -1 are its last.
 struct DeviceIndices {
   const int32_t* data = nullptr;              // [n_tokens, n_heads, n_idx], the indices of a row side by side

@@ -120,11 +120,6 @@ struct Turn {
   }
 };
 
-void wait_for(void* stream) {
-  tandem::DeviceError error;
-  device->must(device->table->wait(device->self, stream, &error), error);
-}
-
 // The same on both sides: a call, or a planned step in which the other session may have calls of its own (`between`).
 template <typename F>
 void take_turn(const Turn& turn, const Turn& twin_turn, int64_t n, int64_t seed, bool is_step, F between) {

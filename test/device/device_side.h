@@ -18,6 +18,12 @@ inline constexpr int32_t kLayer = 0;
 inline int64_t outside_of(int64_t length) { return std::max<int64_t>(0, length - kWindow) / (kWindow / 8) * (kWindow / 8); }
 
 inline std::unique_ptr<tandem::test::OpenDevice> device;
+
+inline void wait_for(void* stream) {
+  tandem::DeviceError error;
+  device->must(device->table->wait(device->self, stream, &error), error);
+}
+
 inline const stand_in::Controls& controls = *stand_in::find_function<stand_in::ControlsFn>(stand_in::kControlsSymbol)();
 inline const stand_in::Counts& counts = *stand_in::find_function<stand_in::CountsFn>(stand_in::kCountsSymbol)();
 

@@ -14,6 +14,14 @@ void* make_stream() {
   return stream;
 }
 
+// A layer of an open step, on the stream that it was begun on.
+void attend_in_step(const Twins& twins, const NamedCall& call, int32_t layer, void* stream, int32_t n_sequences = 2) {
+  tandem_attend_args args = call.args(layer, twins.on_device.ids);
+  args.stream = stream;
+  args.n_sequences = n_sequences;
+  OK(tandem_attend, twins.on_device.session, &args);
+}
+
 // The tensors of a layer's call in a step: for the host, and for the device, where a graph has the addresses of those
 // before.
 struct StepCalls {
@@ -54,11 +62,7 @@ void attend_steps(const Setup& setup, int64_t seed) {
     OK(tandem_step_begin, twins.on_device.session, twins.on_device.ids.data(), one.data(), 2, stream);
     if (graph == nullptr) {
       if (captures) assert_true(controls.begin_capture(stream));
-      for (int32_t l = 0; l < kNamedLayers; ++l) {
-        tandem_attend_args args = calls[l].there->args(l, twins.on_device.ids);
-        args.stream = stream;
-        OK(tandem_attend, twins.on_device.session, &args);
-      }
+      for (int32_t l = 0; l < kNamedLayers; ++l) attend_in_step(twins, *calls[l].there, l, stream);
       if (captures) graph = controls.end_capture(stream);
     }
     if (captures) assert_true(controls.launch(graph, stream));
@@ -105,10 +109,9 @@ void steps_may_have_fewer_sequences(void**) {
       here.view_idx(setup, twins.draw(l, {1, 0}));
       there.view_idx(setup, here.idx);
       there.to_device(true);
-      tandem_attend_args args = there.args(l, twins.on_device.ids), host_args = here.args(l, twins.on_host.ids);
-      args.stream = stream;
-      args.n_sequences = host_args.n_sequences = 1;
-      OK(tandem_attend, twins.on_device.session, &args);
+      attend_in_step(twins, there, l, stream, 1);
+      tandem_attend_args host_args = here.args(l, twins.on_host.ids);
+      host_args.n_sequences = 1;
       OK(tandem_attend, twins.on_host.session, &host_args);
       wait_for(stream);
       there.read_back();
@@ -137,8 +140,6 @@ void steps_may_name_no_units(void**) {
       if (in_steps > 0) there.view_idx(setup, {});
       if (in_steps > 0) here.view_idx(setup, {});
       there.to_device(true);
-      tandem_attend_args args = there.args(l, twins.on_device.ids);
-      args.stream = stream;
       if (in_steps == 0) {
         NamedCall refused(one, 100 + l);
         refused.view_idx(setup, {});
@@ -149,7 +150,7 @@ void steps_may_name_no_units(void**) {
         const int32_t got = tandem_attend(twins.on_device.session, &with_none, &error);
         assert_refused(got, error, TANDEM_ERROR_CAPACITY, "selection.idx.shape[2]", "has room for 0");
       }
-      OK(tandem_attend, twins.on_device.session, &args);
+      attend_in_step(twins, there, l, stream);
       wait_for(stream);
       there.read_back();
       const tandem_attend_args host_args = here.args(l, twins.on_host.ids);
@@ -181,9 +182,7 @@ void steps_tell_of_wrong_indices(void**) {
     if (l == 1) idx[static_cast<size_t>(3 * setup.n_idx)] = 1000;  // of the second sequence, head 1
     call.view_idx(setup, idx);
     call.to_device(true);
-    tandem_attend_args args = call.args(l, twins.on_device.ids);
-    args.stream = stream;
-    OK(tandem_attend, twins.on_device.session, &args);
+    attend_in_step(twins, call, l, stream);
     wait_for(stream);
   }
   OK(tandem_step_end, twins.on_device.session, stream);
@@ -199,9 +198,7 @@ void steps_tell_of_wrong_indices(void**) {
 void refuses_in_planned_steps(void**) {
   Twins twins({TANDEM_F32, 64, 0, 1, 3, false, false, false, false, 0, TANDEM_ROPE_CALLER, false, 2});
   twins.attend_all({100, 100}, 50, true);
-  void* stream = nullptr;
-  tandem::DeviceError device_error;
-  device->must(device->table->create_stream(device->self, &stream, &device_error), device_error);
+  void* stream = make_stream();
   const std::array<int64_t, 2> one = {1, 1};
   OK(tandem_step_begin, twins.on_device.session, twins.on_device.ids.data(), one.data(), 2, stream);
   const auto refuse = [&](int32_t status, const char* field, const char* text, auto change) {
@@ -224,9 +221,7 @@ void refuses_in_planned_steps(void**) {
   for (int32_t l = 0; l < kNamedLayers; ++l) {
     NamedCall call(one, 80 + l);
     call.to_device(false);
-    tandem_attend_args args = call.args(l, twins.on_device.ids);
-    args.stream = stream;
-    OK(tandem_attend, twins.on_device.session, &args);
+    attend_in_step(twins, call, l, stream);
     wait_for(stream);
   }
   OK(tandem_step_end, twins.on_device.session, stream);

@@ -99,11 +99,6 @@ struct NamedCall {
   }
 };
 
-inline void wait_for(void* stream) {
-  tandem::DeviceError error;
-  device->must(device->table->wait(device->self, stream, &error), error);
-}
-
 inline void assert_same(const std::vector<float>& got, const std::vector<float>& wanted, const char* what, int64_t seed) {
   for (size_t i = 0; i < got.size(); ++i) {
     if (got[i] == wanted[i] || (std::isnan(got[i]) && std::isnan(wanted[i]))) continue;

@@ -29,11 +29,6 @@ struct Options {
   bool rotates = false;          // the library, with a soft cap
 };
 
-void wait_for(void* stream) {
-  tandem::DeviceError error;
-  device->must(device->table->wait(device->self, stream, &error), error);
-}
-
 // All keys and values of a sequence, layer by layer, as they were given.
 struct History {
   std::vector<float> k[kHeadLayers], v[kHeadLayers];
