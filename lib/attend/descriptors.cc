@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "lib/attend/guess.h"
-#include "lib/attend/named_call.h"
 #include "lib/machine/device_status.h"
 
 namespace tandem {
@@ -51,6 +50,31 @@ int64_t describe_lists(const Call& chunk, DeviceKeys* to) {
   return to - first;
 }
 
+namespace {
+
+// Each query as a sequence of its own, behind the sequences, which are written already. Of a guess the window has none of
+// the new tokens.
+void describe_queries(const Call& chunk, DeviceSequence* sequences) {
+  const DeviceSequence* own = sequences;
+  DeviceSequence* query = sequences + chunk.calls().size();
+  for (const SequenceCall& of : chunk.calls()) {
+    for (int64_t t = 0; t < of.q_len; ++t, ++query) {
+      const int64_t own_end = of.first_query + t + 1,
+                    seen_begin = chunk.scratch.begin[of.visibility_at + static_cast<size_t>(t)];
+      const int64_t window_end = chunk.args.speculative ? of.first_query : own_end;
+      *query = *own;
+      query->q_len = 1;
+      query->first_row += static_cast<int32_t>(t);
+      query->end = std::max<int64_t>(window_end, 1);  // a query is a token
+      query->n_after = own_end - query->end;
+      query->begin = window_end == 0 ? query->end : std::clamp(seen_begin, of.resident_begin, window_end);
+    }
+    ++own;
+  }
+}
+
+}  // namespace
+
 // Sequences, then queries where each is described by itself, lists, page tables, positions of a guess, pieces.
 Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   const DeviceSession& device = chunk.device();
@@ -76,11 +100,9 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
     chunk.queries.sequences += calls.size();
     chunk.queries.n_sequences = static_cast<int32_t>(chunk.args.q.n_tokens);
     chunk.queries.max_q_len = 1;
+    describe_queries(chunk, reinterpret_cast<DeviceSequence*>(upload));
   }
-  if (chunk.args.speculative)
-    bytes = describe_guess(chunk, upload, bytes);
-  else if (has_queries)
-    describe_named(chunk, reinterpret_cast<DeviceSequence*>(upload));
+  if (chunk.args.speculative) bytes = describe_guess(chunk, upload, bytes);
   for (size_t r = 0; r < kMostRoutes; ++r)
     if (chunk.task->n_pieces[r] > 0)
       bytes += chunk.session.key_routes[r]->describe(chunk.route_call(), upload + bytes, there + bytes);

@@ -130,7 +130,7 @@ Status DeviceLane::reserve_sequences(Call& call, CallShape* shape) {
 }
 
 Status DeviceLane::reserve(Call& call) {
-  TANDEM_TRY(take_named_on_device(call));
+  TANDEM_TRY(take_named(call));
   std::unique_lock lock(call.cache().mutex());
   DeviceSession& device = call.device();
   CallShape shape = make_shape(call);

@@ -30,26 +30,14 @@ void leave_guess_to_host(SequenceCall* of) {
 }
 
 int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes) {
-  const std::vector<SequenceCall>& calls = chunk.calls();
   auto* own = reinterpret_cast<DeviceSequence*>(upload);
-  DeviceSequence* query = own + calls.size();
   auto* position = reinterpret_cast<int32_t*>(upload + bytes);
-  for (const SequenceCall& of : calls) {
+  for (const SequenceCall& of : chunk.calls()) {
     own->begin = own->end;
-    for (int64_t t = 0; t < of.q_len; ++t, ++query, ++position) {
-      const auto at = static_cast<size_t>(t);
-      *query = *own;
-      query->q_len = 1;
-      query->first_row += static_cast<int32_t>(t);
-      query->end = std::max<int64_t>(of.first_query, 1);  // a query is a token
-      query->n_after = of.first_query + t + 1 - query->end;
-      query->begin = of.first_query == 0
-                         ? 1
-                         : std::clamp(chunk.scratch.begin[of.visibility_at + at], of.resident_begin, of.first_query);
-      *position = of.visibility.tree_words > 0 ? of.tree_positions[t]
-                                               : static_cast<int32_t>(of.sequence->position(of.first_query + t));
-    }
     ++own;
+    for (int64_t t = 0; t < of.q_len; ++t)
+      *position++ = of.visibility.tree_words > 0 ? of.tree_positions[t]
+                                                 : static_cast<int32_t>(of.sequence->position(of.first_query + t));
   }
   chunk.positions = reinterpret_cast<const int32_t*>(chunk.device().work().descriptors() + bytes);
   return bytes + chunk.args.q.n_tokens * static_cast<int64_t>(sizeof(int32_t));

@@ -18,8 +18,8 @@ namespace tandem {
 // INVALID_STATE (flags), UNSUPPORTED (q_lens).
 Status check_guess(const Call& call);
 void leave_guess_to_host(SequenceCall* of);
-// Descriptors of the queries behind the sequences' own, which have no resident keys; positions behind `bytes` bytes. Returns
-// how many bytes there are then.
+// Of a call whose queries are described: the sequences' own descriptors get no resident keys, and positions come behind
+// `bytes` bytes. Returns how many bytes there are then.
 int64_t describe_guess(Call& chunk, std::byte* upload, int64_t bytes);
 
 }  // namespace tandem

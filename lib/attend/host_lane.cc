@@ -157,7 +157,7 @@ Status HostLane::join(Call& call) {
   return {};
 }
 
-Status HostLane::reserve(Call& call) { return take_named_on_host(call); }
+Status HostLane::reserve(Call& call) { return take_named(call); }
 
 Status HostLane::next_chunk(Call& call, ChunkPlace* place, Chunk* chunk) {
   place->call = call.calls().size();

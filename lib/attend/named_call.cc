@@ -19,6 +19,25 @@ Status check_all(const Call& call, const NamedKeys& as_given) {
   return {};
 }
 
+// From the device to scratch.brought_idx, rows side by side, in as few copies as the strides allow. Waits for the stream.
+Status bring_indices(Call& call, const NamedKeys& named) {
+  const Device& device = *call.cache().engine().device();
+  const int64_t n_tokens = call.args.q.n_tokens, of_token = named.n_heads * named.n_idx;
+  std::vector<int32_t>& brought = call.scratch.brought_idx;
+  brought.resize(static_cast<size_t>(n_tokens * of_token));
+  const bool has_dense_tokens = named.head_stride == named.n_idx || named.n_heads == 1;
+  const bool is_dense = has_dense_tokens && named.token_stride == of_token;
+  const int64_t n_copies = is_dense ? 1 : has_dense_tokens ? n_tokens : n_tokens * named.n_heads;
+  const int64_t n_of_copy = std::ssize(brought) / std::max<int64_t>(1, n_copies);
+  for (int64_t i = 0; i < n_copies && n_of_copy > 0; ++i) {
+    const int64_t token = is_dense ? 0 : has_dense_tokens ? i : i / named.n_heads;
+    const auto head = static_cast<int32_t>(has_dense_tokens ? 0 : i % named.n_heads);
+    TANDEM_TRY(call_device(device, &DeviceTable::copy, brought.data() + i * n_of_copy, named.row(token, head).data(),
+                           n_of_copy * static_cast<int64_t>(sizeof(int32_t)), call.args.stream));
+  }
+  return call_device(device, &DeviceTable::wait, call.args.stream);
+}
+
 }  // namespace
 
 Status check_named_layer(const Call& call) {
@@ -43,46 +62,13 @@ Status check_named_layer(const Call& call) {
       call.args.layer_idx, call.layer().group_size, kMostListRows);
 }
 
-Status take_named_on_host(Call& call) {
-  const NamedKeys* const given = call.args.named;
-  if (given == nullptr) return {};
-  AttendScratch& scratch = call.scratch;
-  scratch.named = *given;
-  if (given->any_order) copy_named(call.args.q.n_tokens, &scratch.named, &scratch.named_idx);
-  return check_all(call, *given);
-}
-
-namespace {
-
-// From the device to scratch.brought_idx, rows side by side, in as few copies as the strides allow. Waits for the stream.
-Status bring_indices(Call& call, const NamedKeys& named) {
-  const Device& device = *call.cache().engine().device();
-  const int64_t n_tokens = call.args.q.n_tokens, of_token = named.n_heads * named.n_idx;
-  std::vector<int32_t>& brought = call.scratch.brought_idx;
-  brought.resize(static_cast<size_t>(n_tokens * of_token));
-  const bool has_dense_tokens = named.head_stride == named.n_idx || named.n_heads == 1;
-  const bool is_dense = has_dense_tokens && named.token_stride == of_token;
-  const int64_t n_copies = is_dense ? 1 : has_dense_tokens ? n_tokens : n_tokens * named.n_heads;
-  const int64_t n_of_copy = std::ssize(brought) / std::max<int64_t>(1, n_copies);
-  for (int64_t i = 0; i < n_copies && n_of_copy > 0; ++i) {
-    const int64_t token = is_dense ? 0 : has_dense_tokens ? i : i / named.n_heads;
-    const auto head = static_cast<int32_t>(has_dense_tokens ? 0 : i % named.n_heads);
-    TANDEM_TRY(call_device(device, &DeviceTable::copy, brought.data() + i * n_of_copy, named.row(token, head).data(),
-                           n_of_copy * static_cast<int64_t>(sizeof(int32_t)), call.args.stream));
-  }
-  return call_device(device, &DeviceTable::wait, call.args.stream);
-}
-
-}  // namespace
-
-Status take_named_on_device(Call& call) {
+Status take_named(Call& call) {
   const NamedKeys* const given = call.args.named;
   if (given == nullptr) return {};
   AttendScratch& scratch = call.scratch;
   scratch.named = *given;
   if (given->on_device && !given->any_order) return {};
   NamedKeys as_given = *given;
-  const int64_t n_tokens = call.args.q.n_tokens;
   if (given->on_device) {
     TANDEM_TRY(bring_indices(call, *given));
     as_given.idx = scratch.brought_idx.data();
@@ -91,7 +77,8 @@ Status take_named_on_device(Call& call) {
     as_given.on_device = false;
     scratch.named = as_given;
   }
-  copy_named(n_tokens, &scratch.named, &scratch.named_idx);
+  // A call on device tensors sends its rows side by side.
+  if (call.args.on_device || given->any_order) copy_named(call.args.q.n_tokens, &scratch.named, &scratch.named_idx);
   return check_all(call, as_given);
 }
 
@@ -172,22 +159,6 @@ DeviceIndices indices_of(const NamedKeys& named, int64_t first_row) {
           named.n_heads,
           named.unit_shift,
           named.plus_window ? 1 : 0};
-}
-
-void describe_named(const Call& chunk, DeviceSequence* sequences) {
-  const DeviceSequence* own = sequences;
-  DeviceSequence* query = sequences + chunk.calls().size();
-  for (const SequenceCall& of : chunk.calls()) {
-    for (int64_t t = 0; t < of.q_len; ++t, ++query) {
-      *query = *own;
-      query->q_len = 1;
-      query->first_row += static_cast<int32_t>(t);
-      query->end = of.first_query + t + 1;
-      query->begin =
-          std::clamp(chunk.scratch.begin[of.visibility_at + static_cast<size_t>(t)], of.resident_begin, query->end);
-    }
-    ++own;
-  }
 }
 
 Status send_indices(Call& chunk) {

@@ -17,19 +17,15 @@ namespace tandem {
 // UNSUPPORTED (selection): another policy than "all", streaming heads, groups that no kernel with lists serves.
 Status check_named_layer(const Call& call);
 // Indices in host memory: checks them, and copies rows that may stand in any order into order. INVALID_ARGUMENT
-// (selection.idx).
-Status take_named_on_host(Call& call);
-// Likewise of a call on device tensors; indices in device memory that are in any order come to the host for that, which
-// waits for the stream.
-Status take_named_on_device(Call& call);
+// (selection.idx). Indices in device memory that may stand in any order come to the host for that, which waits for the
+// stream; others in device memory stay as they are, unchecked.
+Status take_named(Call& call);
 // Adds the sizes that the indices of a call on device tensors have to its shape.
 void size_named(const Call& call, CallShape* shape);
 // Of a call of a planned step that names keys. UNSUPPORTED (selection), CAPACITY (selection.idx.shape).
 Status check_named_in_step(const Call& call);
 // The rows of a chunk's indices, from row first_row of the call's on.
 DeviceIndices indices_of(const NamedKeys& named, int64_t first_row);
-// Descriptors of each query, behind those of the sequences, which are written already.
-void describe_named(const Call& chunk, DeviceSequence* sequences);
 // Copies indices that are in host memory to the device.
 Status send_indices(Call& chunk);
 // Makes the call's key lists of its indices.

@@ -126,6 +126,11 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
   const Layer& layer = of.layer;
   LayerState& state = states_.find(head.sequence)->layers[l];
   TANDEM_TRY(state.selection->catch_up(*found, state.window_begin));
+  if (!state.named.empty()) {
+    for (const TokenRange& range : state.named[state.named.size() == 1 ? 0 : static_cast<size_t>(head.kv_head)])
+      for (int64_t t = range.begin; t < range.end; ++t) kept->put(t, 0.0f);
+    return {};
+  }
   const int64_t length = found->lengths[l];
   const bool streams = of.heads != nullptr && of.heads->streams(head.kv_head);
   const HostKeys host = streams ? HostKeys::kSinks : of.policy.host_keys(false);
@@ -136,11 +141,6 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
     sink_end = layer.sliding_window > 0 ? 0 : std::min({core.options.sink_len, window_begin, length});
   }
   if (host == HostKeys::kAll) sink_end = window_begin;
-  if (!state.named.empty()) {
-    for (const TokenRange& range : state.named[state.named.size() == 1 ? 0 : static_cast<size_t>(head.kv_head)])
-      for (int64_t t = range.begin; t < range.end; ++t) kept->put(t, 0.0f);
-    return {};
-  }
   const int64_t least = layer.sliding_window > 0 ? found->first_within(found->position(length), layer.sliding_window) : 0;
   for (int64_t t = least; t < sink_end; ++t) kept->put(t, 0.0f);
   if (host == HostKeys::kSelected) {
