@@ -162,7 +162,7 @@ BUGS = [
      "  if (first[0] == -1) std::copy_n(own, header.idx_heads * header.n_idx, first.begin());\n"
      "  brought_.idx = first.data();",
      "selection_step_test", "attends_in_planned_steps"),
-    ("queries of an append name what its first one names", "lib/attend/named_call.cc",
+    ("queries of an append name what its first one names", "lib/attend/descriptors.cc",
      "      query->first_row += static_cast<int32_t>(t);\n", "", "device_selection_test", "answers_are_those_of_host_tensors"),
     ("a wrong index is not told", "lib/attend/device_lane.cc",
      "TANDEM_TRY(session.hand_over().take_bad_index());", "(void)session.hand_over().take_bad_index();",
