@@ -238,7 +238,7 @@ Status HostLane::commit(Call& call) {
   }
   const int64_t key_bytes = plane_bytes(call.layer()).total();
   call.session.sums.resident_kv_bytes_read += host.named().n_resident() * key_bytes;
-  call.session.sums.host_kv_bytes_read += (host.named().n_keys() - host.named().n_resident()) * key_bytes;
+  call.session.sums.host_kv_bytes_read += host.named().n_outside() * key_bytes;
   return {};
 }
 

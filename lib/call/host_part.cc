@@ -194,14 +194,9 @@ AttendJob& HostPart::add_job(const SequenceCall& call, int32_t kv_head, float* o
   return jobs_.emplace_back(job);
 }
 
-// Adds where contiguous keys are, which is the same for every KV head. The tokens of a tree have positions of their own: a
-// run ends where they begin.
 void HostPart::find_tokens(const SequenceCall& call, TokenRange tokens, std::vector<TokenRun>* found) const {
-  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
-  for (int64_t t = tokens.begin; t < tokens.end; t += found->back().n) {
-    const int64_t end = tree && t < call.first_query ? std::min(call.first_query, tokens.end) : tokens.end;
-    found->push_back(key_tokens(views_[call_idx_of(call)], *facts_.layer, {t, end}));
-  }
+  for (int64_t t = tokens.begin; t < tokens.end; t += found->back().n)
+    found->push_back(first_tokens(call, views_[call_idx_of(call)], *facts_.layer, {t, tokens.end}));
 }
 
 // Of a streaming head: on the host all that it sees, for a device what the window does not have.
@@ -214,11 +209,8 @@ void HostPart::find_streaming_tokens(const SequenceCall& call) {
 }
 
 void HostPart::add_runs(const SequenceCall& call, const std::vector<TokenRun>& found, int32_t kv_head) {
-  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
-  for (const TokenRun& at : found) {
-    runs_.push_back(keys_of(views_[call_idx_of(call)], *facts_.layer, facts_.layer_idx, at, kv_head));
-    if (tree && at.token >= call.first_query) runs_.back().positions = call.tree_positions + (at.token - call.first_query);
-  }
+  for (const TokenRun& at : found)
+    runs_.push_back(run_of(call, views_[call_idx_of(call)], *facts_.layer, facts_.layer_idx, at, kv_head));
 }
 
 // Of the job that was added last, and of the window's before it where the call has both.
@@ -312,7 +304,7 @@ void HostPart::note_named() {
   if (!has_cpu_part(calls_)) begin_named();
   named_.note();
   const int64_t key_bytes = plane_bytes(*facts_.layer).total();
-  read_ = {named_.n_keys() * key_bytes, named_.n_resident() * key_bytes};
+  read_ = {named_.n_outside() * key_bytes, named_.n_resident() * key_bytes};
   if (facts_.named != nullptr) return;
   for (const SequenceCall& call : calls_) {
     const int64_t of_token = key_bytes * facts_.layer->n_kv_heads;

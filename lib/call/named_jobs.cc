@@ -21,7 +21,7 @@ void NamedJobs::begin(const Facts& facts, std::span<const SequenceCall> calls) {
   call_ = 0;
   query_ = 0;
   kv_head_ = 0;
-  n_done_ = n_keys_ = n_resident_ = 0;
+  n_done_ = n_outside_ = n_resident_ = 0;
 }
 
 void NamedJobs::begin_brought(Facts facts, const HostSlot& slot, std::span<const SequenceCall> calls) {
@@ -100,7 +100,6 @@ void NamedJobs::for_tokens(const SequenceCall& call, int64_t query, int32_t kv_h
 void NamedJobs::add_runs(TokenRange tokens, Job* job) {
   const SequenceCall& call = calls_[job->call];
   const StoreView& view = views_[job->call];
-  const bool tree = call.visibility.tree_words > 0 && facts_.layer->rope != nullptr;
   const TokenRange window = window_of(call);
   const int64_t n_resident = n_in_window(call, tokens);
   job->n_resident += n_resident;
@@ -110,11 +109,8 @@ void NamedJobs::add_runs(TokenRange tokens, Job* job) {
     return;
   }
   for (int64_t t = tokens.begin; t < tokens.end;) {
-    const int64_t end = tree && t < call.first_query ? std::min(call.first_query, tokens.end) : tokens.end;
-    const TokenRun at = key_tokens(view, *facts_.layer, {t, end});
-    KvRun& run = runs_[job->first_run + job->n_runs++];
-    run = keys_of(view, *facts_.layer, facts_.layer_idx, at, job->kv_head);
-    if (tree && t >= call.first_query) run.positions = call.tree_positions + (t - call.first_query);
+    const TokenRun at = first_tokens(call, view, *facts_.layer, {t, tokens.end});
+    runs_[job->first_run + job->n_runs++] = run_of(call, view, *facts_.layer, facts_.layer_idx, at, job->kv_head);
     t += at.n;
   }
   job->n_keys += tokens.end - tokens.begin;
@@ -195,7 +191,7 @@ bool NamedJobs::next(std::span<const StoreView> views) {
   };
   cpu.table->run(cpu.self, std::ssize(batch_), fill_one, this);
   for (const Job& job : batch_) {
-    n_keys_ += job.n_keys;
+    n_outside_ += job.n_keys - (facts_.on_device ? 0 : job.n_resident);
     n_resident_ += job.n_resident;
   }
   return true;

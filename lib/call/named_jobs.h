@@ -43,8 +43,9 @@ class NamedJobs {
   // When all queries have had theirs: counts the keys of calls that have no jobs here, and notes what each sequence's last
   // query has named. May throw bad_alloc.
   void note();
-  int64_t n_keys() const { return n_keys_; }          // that are attended here, of all jobs so far
-  int64_t n_resident() const { return n_resident_; }  // in windows: of these, or, on a device, beside these
+  // Named keys of all jobs so far: outside the windows, and in them. On host tensors the jobs attend both.
+  int64_t n_outside() const { return n_outside_; }
+  int64_t n_resident() const { return n_resident_; }
 
  private:
   static const SlotHeader& header_of(const HostSlot& slot) { return *reinterpret_cast<const SlotHeader*>(slot.data); }
@@ -76,7 +77,7 @@ class NamedJobs {
   size_t call_ = 0;  // the next job
   int64_t query_ = 0;
   int32_t kv_head_ = 0;
-  int64_t n_done_ = 0, n_keys_ = 0, n_resident_ = 0;
+  int64_t n_done_ = 0, n_outside_ = 0, n_resident_ = 0;
   std::vector<Job> batch_;
   std::vector<KvRun> runs_;
   std::vector<AttendJob> jobs_;

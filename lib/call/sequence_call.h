@@ -78,6 +78,13 @@ inline bool has_cpu_part(std::span<const SequenceCall> calls) {
   return std::any_of(calls.begin(), calls.end(), [](const SequenceCall& call) { return call.has_cpu_part(); });
 }
 
+// The first of `tokens` whose keys are contiguous, which are the same for every KV head. The tokens of a tree have positions
+// of their own: a run ends where they begin.
+TokenRun first_tokens(const SequenceCall& call, const StoreView& view, const Layer& layer, TokenRange tokens);
+// The keys that one head has there.
+KvRun run_of(const SequenceCall& call, const StoreView& view, const Layer& layer, int32_t layer_idx, const TokenRun& at,
+             int32_t kv_head);
+
 // A copy of what a ticket's host part needs of a sequence, as it was when the call was prepared: the sequence may grow
 // before the ticket arrives.
 struct TicketCopy {
