@@ -215,9 +215,9 @@ void measure(tandem_engine* engine, int64_t length, int64_t n_idx, int64_t unit,
   }
   const double bytes = static_cast<double>(kListHeads * n_idx * unit * kRowBytes), read_us = bytes / rate * 1e6;
   std::printf(
-      "%8lld keys, %lld x %lld for each of %d KV heads: graph %7.1f us a layer, hand-over alone %6.1f, reading %.2f MB at "
-      "%.0f "
-      "GB/s %6.1f: (graph - hand-over) / reading %.2f  calls %7.1f  host tensors %7.1f  error %.1e\n",
+      "%8lld keys, %lld x %lld for each of %d KV heads: graph %7.1f us a layer, hand-over alone %6.1f, "
+      "reading %.2f MB at %.0f GB/s %6.1f: (graph - hand-over) / reading %.2f  calls %7.1f  host tensors %7.1f  "
+      "error %.1e\n",
       static_cast<long long>(length), static_cast<long long>(n_idx), static_cast<long long>(unit), kListHeads, median(named),
       median(bare), bytes * 1e-6, rate * 1e-9, read_us, (median(named) - median(bare)) / read_us, median(eager),
       median(host), error);

@@ -99,8 +99,8 @@ type Attend struct {
 
 // Selection is the keys that each query attends, for models with an indexer of their own. Index i names the tokens i * UnitTokens to
 // (i + 1) * UnitTokens - 1 of the query's sequence. A query attends those of them that it could see without a selection. Indices of
-// a row ascend, and -1 fills the rest of it; a row of -1 attends no key. For layers of policy "all" without streaming heads, and for
-// tensors in host memory.
+// a row ascend, and -1 fills the rest of it; a row of -1 attends no key. For layers of policy "all" without streaming heads. A call on
+// device tensors takes indices in host memory, too; a step on a stream does not.
 type Selection struct {
 	Idx        Tensor // Int32s: [n_tokens, n_kv_heads, n_idx], or [n_tokens, 1, n_idx] where all KV heads attend the same keys
 	UnitTokens int64  // a power of two from 1 to 256; 0: 1

@@ -20,7 +20,9 @@ class Selection:
     Parameters
     ----------
     idx : array_like
-        [n_tokens, n_kv_heads, n_idx] int32 in host memory, or [n_tokens, 1, n_idx] where all KV heads attend the same keys.
+        [n_tokens, n_kv_heads, n_idx] int32, or [n_tokens, 1, n_idx] where all KV heads attend the same keys. In host memory or, of
+        a call on arrays in device memory, there: on the stream of the call, without waiting. A row of these that is wrong makes
+        the query's o and lse NaN, and a later call raises InvalidArgumentError. A step on a stream takes no others.
     unit_tokens : int
         A power of two from 1 to 256.
     any_order : bool
@@ -40,9 +42,9 @@ class SelectionArgument:
 
     __slots__ = ("_idx", "_struct")
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: Selection, stream: int | None) -> None:
         of_type("selection", selection, Selection)
-        self._idx = TensorArgument(as_tensor("selection.idx", selection.idx))
+        self._idx = TensorArgument(as_tensor("selection.idx", selection.idx, stream))
         self._struct = _abi.SelectionStruct(
             struct_size=ctypes.sizeof(_abi.SelectionStruct),
             flags=(_abi.SELECTION_ANY_ORDER if selection.any_order else 0) |

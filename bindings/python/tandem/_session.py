@@ -309,7 +309,7 @@ class Session(Owner):
             stops, as by `cancel`, and raises that. It may not use this session, nor its engine to attend, append or merge.
         selection : Selection, optional
             The keys that queries attend, in place of those of the session's policy. For layers of policy "all" without
-            streaming heads, and for arrays in host memory.
+            streaming heads.
 
         Returns
         -------
@@ -335,7 +335,7 @@ class Session(Owner):
         n_tokens = (held_q if isinstance(held_q, Tensor) else q).shape[0]
         lens = _lens(len(ids), q_lens, n_tokens)
         parents = None if parent_idx is None else _parents(parent_idx, n_tokens)
-        named = None if selection is None else SelectionArgument(selection)
+        named = None if selection is None else SelectionArgument(selection, stream)
         flags = (_abi.ATTEND_SPECULATIVE if speculative else 0) | (_abi.ATTEND_PARTIAL if partial else 0)
         numbers = flags, integer("layer_idx", layer_idx, 32), len(ids)
         pointer = stream and stream_pointer(stream)

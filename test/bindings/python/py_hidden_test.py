@@ -152,7 +152,8 @@ class OnDevice:
     class Array:
         def __init__(self, block, like):
             self.block, self.shape = block, like.shape
-            self.__cuda_array_interface__ = {**block.__cuda_array_interface__, "shape": like.shape, "typestr": "<f4"}
+            self.__cuda_array_interface__ = {**block.__cuda_array_interface__, "shape": like.shape,
+                                             "typestr": like.dtype.str}
 
         def read(self):
             """Its values, once there is no NaN among them: the stand-in's memory is the host's."""

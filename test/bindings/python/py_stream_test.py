@@ -24,10 +24,10 @@ class Exporter:
 
     __module__ = "cupy"  # a package whose arrays may be written
 
-    def __init__(self, address, shape, device_type=CUDA, versioned=True, ready=None):
+    def __init__(self, address, shape, device_type=CUDA, versioned=True, ready=None, code=2):
         self.streams, self.versioned, self.ready, self.device_type, self.shape = [], versioned, ready, device_type, shape
         self.dims = (ctypes.c_int64 * len(shape))(*shape)
-        tensor = _DlTensor(data=address, device_type=device_type, ndim=len(shape), code=2, bits=32, lanes=1, shape=self.dims)
+        tensor = _DlTensor(data=address, device_type=device_type, ndim=len(shape), code=code, bits=32, lanes=1, shape=self.dims)
         self.managed = _Versioned(major=1, tensor=tensor) if versioned else tensor
 
     def __dlpack__(self, **arguments):
@@ -146,3 +146,26 @@ def test_attends_what_is_ready_on_the_stream(controls, export, is_default):  # n
     for owner in (session, sequence, cache, memory.weights, engine):
         owner.close()
     assert stream is None or controls.destroy_stream(stream)
+
+
+def test_indices_are_read_on_the_stream_of_the_call(controls):  # noqa: F811
+    """They name no key until their producer is asked to let the stream wait."""
+    engine, stream, random = device_engine(), controls.create_stream(), np.random.default_rng(9)
+    cache = tandem.Cache(engine, tandem.Model(tandem.Layer(n_q_heads=Q_HEADS, n_kv_heads=KV_HEADS, k_head_dim=DIM)), k_type="f32")
+    session, sequence = tandem.Session(cache, window_tokens=64), cache.create_sequence()
+    q, k, v = (random.standard_normal((n, heads, DIM)).astype(np.float32)
+               for n, heads in ((1, Q_HEADS), (300, KV_HEADS), (300, KV_HEADS)))
+    sequence.append(k, v)
+    idx = np.array([[[3, 40, 290]] * KV_HEADS], np.int32)  # in host memory and in the window
+    memory = OnDevice(engine, q, np.full_like(q, np.nan), np.full_like(idx, -1), stream=stream)
+    engine.drain()
+    block = memory.arrays[2].block
+    given = Exporter(block.data, idx.shape, ready=lambda: ctypes.memmove(block.data, idx.ctypes.data, idx.nbytes), code=0)
+    session.attend(sequence, memory.arrays[0], out=memory.arrays[1], stream=stream, selection=tandem.Selection(given))
+    np.testing.assert_allclose(memory.arrays[1].read(), reference(q, k[idx[0, 0]], v[idx[0, 0]])[0], rtol=1e-4, atol=1e-4)
+    assert given.streams == [stream] and session.stats().n_device_attends == 1 and controls.fault() == b""
+    for array in memory.arrays:
+        array.block.done()
+    for owner in (session, sequence, cache, memory.weights, engine):
+        owner.close()
+    assert controls.destroy_stream(stream)

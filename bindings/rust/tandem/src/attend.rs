@@ -95,7 +95,8 @@ impl<'a> Attend<'a> {
         self
     }
     /// Queries attend the keys that the caller names, in place of those of the session's policy. For layers of policy "all"
-    /// without streaming heads, and for tensors in host memory.
+    /// without streaming heads. The indices are in host memory, of calls on device tensors, too; a step on a stream takes
+    /// none of these.
     #[inline]
     #[must_use]
     pub fn selection(mut self, selection: Selection<'a>) -> Self {
