@@ -46,7 +46,8 @@ int32_t check_append(const DeviceAppend& call, DeviceError* error) {
   if (const int32_t code = check_rows(call.q, "q", error); code != TANDEM_OK) return code;
   if (const int32_t code = check_rows(call.k, "k", error); code != TANDEM_OK) return code;
   if (const int32_t code = check_rows(call.v, "v", error); code != TANDEM_OK) return code;
-  if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
+  if (call.exchange.flags != nullptr)
+    if (const int32_t code = check_exchange(call.exchange, error); code != TANDEM_OK) return code;
   if (call.n_tokens > call.exchange.n_rows)
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "%d tokens, and slots of %d rows", call.n_tokens, call.exchange.n_rows);
   if (int64_t{call.n_tokens} * call.idx.n_heads * call.idx.n_idx > call.exchange.n_idx)
@@ -58,9 +59,9 @@ int32_t check_append(const DeviceAppend& call, DeviceError* error) {
                 "hidden states come with k where the layer keeps them, and only there");
   if ((call.k.data == nullptr) != (call.v.data == nullptr))
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "v", "k and v come together: one of them is null");
-  if (call.layer->rope != nullptr && call.rope == nullptr)
+  if (call.n_tokens > 0 && call.layer->rope != nullptr && call.rope == nullptr)
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "rotated keys without their angles");
-  if (rotates_queries(*call.layer) && (call.rotated_q == nullptr || call.q.data == nullptr))
+  if (call.n_tokens > 0 && rotates_queries(*call.layer) && (call.rotated_q == nullptr || call.q.data == nullptr))
     return fail(error, TANDEM_ERROR_INTERNAL, 0, "", "rotated keys without queries, or without room for these");
   return call.k.data == nullptr ? TANDEM_OK : refuse_page_len(call.pages.page_len, error);
 }

@@ -222,17 +222,18 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   int at = warp;
   NewRow row = find_new_row<kRotates>(call, at);
   wait_for_before();
+  const bool takes_ticket = exchange.flags != nullptr;
   Standing standing = {};
-  if (threadIdx.x == 0) standing = load_standing(exchange);
+  if (takes_ticket && threadIdx.x == 0) standing = load_standing(exchange);
   load_new_row(call, row);
   if (threadIdx.x == 0) {
     ticket = standing.next_ticket;
-    is_free = wait_for_slot(exchange, standing);
+    is_free = !takes_ticket || wait_for_slot(exchange, standing);
   }
   __syncthreads();
   if (!is_free) return;
-  std::byte* const slot = slot_of(exchange, ticket);
-  if (blockIdx.x == 0 && threadIdx.x == 0) store_header(call, ticket, slot);
+  std::byte* const slot = takes_ticket ? slot_of(exchange, ticket) : exchange.slots;
+  if (takes_ticket && blockIdx.x == 0 && threadIdx.x == 0) store_header(call, ticket, slot);
   if (call.append.idx.n_heads > 0) store_indices(call, slot, warp, step);
   while (at < n_rows) {
     if (row.sequence_idx >= 0 && row.is_query)
@@ -245,7 +246,7 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
     row = find_new_row<kRotates>(call, at);
     load_new_row(call, row);
   }
-  hand_over(exchange, ticket);
+  if (takes_ticket) hand_over(exchange, ticket);
 }
 
 }  // namespace tandem::cuda

@@ -147,13 +147,12 @@ Status DeviceLane::hold(Call& call, const CallShape& shape) {
   DeviceSession& device = call.device();
   const auto hold_all = [&] { return device.hold(reserve_call(call.session.terms(), shape, call.taken), call.args.stream); };
   TANDEM_TRY(take_routes(call, shape));
-  if (!call.taken.any()) return hold_all();
   Status status;
   do {
     TANDEM_TRY(long_append_.size_and_pin(call, shape));
     status = hold_all();
   } while (!status.ok() && long_append_.retry_smaller(call, status));
-  if (status.ok()) return status;
+  if (status.ok() || !call.taken.any()) return status;
   TANDEM_TRY(give_streams_up(call, std::move(status)));
   return hold_all();
 }
@@ -251,6 +250,7 @@ Status DeviceLane::launch(Call& chunk) {
       if (task.n_pieces[r] > 0) chunk.session.key_routes[r]->wait_after_failure(chunk.route_call());
     task.launch_failed = true;
   });
+  TANDEM_TRY(chunk.device().join_side(chunk.args.stream));
   task.asked = std::chrono::steady_clock::now();
   TANDEM_TRY(begin_routes(chunk));
   const DeviceAppend append = append_of(chunk, sequences);

@@ -18,12 +18,11 @@
 namespace tandem {
 
 struct LongAppend::Work {
-  int64_t n_tickets = 0;
-  DeviceSequences chunk;                      // all queries, over window and chunk
-  const DeviceSequence* described = nullptr;  // of each ticket, in device memory
-  DeviceAttend attend;                        // to window and chunk
-  size_t n_taken = 0;                         // pieces
-  HeadStates states;                          // of a group of heads
+  DeviceSequences chunk;                    // all queries, over window and chunk
+  const DeviceSequence* tickets = nullptr;  // in device memory, of tickets that bring rows
+  DeviceAttend attend;                      // to window and chunk
+  size_t n_taken = 0;                       // pieces
+  HeadStates states;                        // of a group of heads
 };
 
 namespace {
@@ -32,9 +31,13 @@ constexpr int64_t kTicket = kMostTicketTokens;
 
 const SequenceCall& sequence_of(const Call& chunk) { return chunk.calls()[0]; }
 
-// The first token of the chunk that lies in the work space: those before it in its page are in the window.
+// The first token of the chunk that lies in the work space: those before it in its page are in the window. INT64_MAX where
+// the window's ring has room for the whole chunk.
 int64_t own_pages_begin(const Call& chunk) {
-  return (sequence_of(chunk).first_query + kDevicePageLen - 1) / kDevicePageLen * kDevicePageLen;
+  const SequenceCall& of = sequence_of(chunk);
+  const int64_t n_pages = (of.length - 1) / kDevicePageLen - of.resident_begin / kDevicePageLen + 1;
+  if (n_pages <= of.window->n_pages()) return INT64_MAX;
+  return (of.first_query + kDevicePageLen - 1) / kDevicePageLen * kDevicePageLen;
 }
 
 float* row_lse(const Call& chunk) {
@@ -50,20 +53,33 @@ void point_answer(const Call& chunk, int32_t first_head, DeviceAttend* attend) {
   attend->lse_head_stride = 1;
 }
 
+// Whether the query has keys outside the window.
+bool sees_outside(const Call& call, const SequenceCall& of, int64_t query) {
+  const int64_t sliding_window = call.layer().sliding_window;
+  const int64_t first_seen =
+      sliding_window > 0 ? of.sequence->first_within(of.sequence->position(query), sliding_window) : 0;
+  return call.session.evicted_to(of.state->window_begin, query) > first_seen;
+}
+
 }  // namespace
 
 Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
-  if (core_.refuses_long || !call.taken.uses[kPlanStream]) return {};
+  if (core_.refuses_long) return {};
   const SizeTerms terms = core_.terms();
   PrefillSize size;
-  TANDEM_TRY(size_long(terms, shape, &size));
+  TANDEM_TRY(size_long(terms, shape, call.taken.uses[kPlanStream], &size));
   if (size.n_tokens == 0) return {};
   bool is_pinned = true;
-  for (size_t i = 0; i < call.calls().size(); ++i)
+  for (size_t i = 0; size.streams() && i < call.calls().size(); ++i)
     is_pinned = call.cache().pin(*call.calls()[i].sequence, terms.streamed(shape, call.scratch.shapes[i]).end) && is_pinned;
   if (!accept_pins(call, is_pinned)) return {};
+  RoutesTaken taken = call.taken;
+  taken.prefill = size;
+  // Graphs hold what there is: such a call goes as it would have gone before.
+  if (call.device().is_frozen() && !call.device().has_room(reserve_call(terms, shape, taken))) return {};
   TANDEM_TRY(call.device().reserve_side());
   call.taken.prefill = size;
+  rows_.choose_way(call);
   return {};
 }
 
@@ -81,22 +97,27 @@ bool LongAppend::retry_smaller(Call& call, const Status& lack) {
   }
   core_.refuses_long = true;
   call.cache().engine().log(TANDEM_LOG_WARNING,
-                            "long appends stream all keys for every %lld tokens, as there is no memory for more: %s",
+                            "long appends are attended %lld tokens at a time, as there is no memory for more: %s",
                             static_cast<long long>(kTicket), lack.info().message.c_str());
   return true;
 }
 
-// Sinks of streaming heads come from the store: queries that see them otherwise are no long chunk's.
+// Sinks of streaming heads come from the store: queries that see them otherwise are no long chunk's. Kernels that rotate are
+// told the position of the first query.
 int64_t LongAppend::chunk_len(const Call& call, const ChunkPlace& place) const {
+  const PrefillSize& size = call.taken.prefill;
   const SequenceCall& whole = call.calls()[place.call];
-  if (call.facts.heads != nullptr && whole.first_query + place.query < core_.options.sink_len) return 0;
-  const int64_t n_left = whole.q_len - place.query, n_tokens = call.taken.prefill.n_tokens;
-  return n_left > std::min(n_tokens, kTicket) ? std::min(n_left, n_tokens) : 0;
+  const int64_t first_query = whole.first_query + place.query;
+  if (size.n_tokens == 0 || (call.facts.heads != nullptr && first_query < core_.options.sink_len)) return 0;
+  if (!size.streams() && sees_outside(call, whole, first_query)) return 0;
+  int64_t n_left = whole.q_len - place.query;
+  if (call.layer().rope != nullptr) n_left = consecutive(whole.sequence->positions, first_query, n_left);
+  return n_left > std::min(size.n_tokens, kTicket) ? std::min(n_left, size.n_tokens) : 0;
 }
 
 Status LongAppend::next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, Chunk* chunk) {
   HandOver& hand_over = core_.hand_over();
-  HandOverTask& task = hand_over.next_task(tickets_of(n_tokens) - 1);
+  HandOverTask& task = hand_over.next_task(ChunkRows::n_tasks(call.taken.prefill, n_tokens) - 1);
   TANDEM_TRY(hand_over.fault());  // as in DeviceLane::next_chunk()
   const SequenceCall& whole = call.calls()[place->call];
   task.scratch.calls.assign(1, whole);
@@ -115,30 +136,22 @@ Status LongAppend::next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, C
   return {};
 }
 
-// The tasks of all tickets. The last one is this chunk's own: it has the pieces.
+// The chunk's own task has the pieces.
 Status LongAppend::prepare(Call& chunk) {
-  HandOverTask& task = *chunk.task;
   clear_visibility(chunk.scratch);
   SequenceCall& of = chunk.calls()[0];
   evict_before(chunk, &of);
   (void)see_keys(chunk, of);  // fails when a call is cancelled, which one on a device cannot be
   of.cpu_begin = of.has_host ? of.host_end : of.host_begin;
   of.kept_begin = core_.evicted_to(of.state->window_begin, of.length);
-  chunk.task->step = 0;
-  for (int64_t i = 0; i < tickets_of(of.q_len); ++i) {
-    HandOverTask& taking = core_.hand_over().next_task(i);
-    SequenceCall rows = of;
-    rows.first_query = of.first_query + i * kTicket;
-    rows.q_len = std::min(kTicket, of.length - rows.first_query);
-    rows.length = rows.first_query + rows.q_len;
-    taking.step = 0;
-    begin_task(chunk, &taking);
-    taking.part.is_rows = true;
-    taking.part.begins_long = i == 0;
-    taking.shape.n_tokens = taking.shape.max_q_len = static_cast<int32_t>(rows.q_len);
-    taking.scratch.host.rows().add(chunk.cache().view(*rows.sequence), rows);
-    taking.touched.push_back({of.sequence->id, rows.first_query, of.foreign_begin});
-  }
+  rows_.prepare(chunk);
+  if (chunk.taken.prefill.streams()) choose_pieces(chunk);
+  return {};
+}
+
+void LongAppend::choose_pieces(Call& chunk) const {
+  HandOverTask& task = *chunk.task;
+  const SequenceCall& of = sequence_of(chunk);
   std::vector<KeyPart>& parts = chunk.scratch.parts[kPlanStream];
   parts.clear();
   for (const HeadRun& run : chunk.facts.all_runs.get())
@@ -147,7 +160,7 @@ Status LongAppend::prepare(Call& chunk) {
          {&run, 1},
          run.streams ? TokenRange{0, of.streaming_heads.keys.sink_end} : TokenRange{of.host_begin, of.cpu_begin}});
   route().choose(chunk.route_call(), parts, chunk.taken.prefill.layout);
-  if (task.n_pieces[kPlanStream] == 0) return {};
+  if (task.n_pieces[kPlanStream] == 0) return;
   task.bases = chunk.cache().store().bases();
   task.part.layer = &chunk.facts.outside;
   task.part.key_bytes = token_kv_bytes(chunk.facts.outside);
@@ -155,7 +168,6 @@ Status LongAppend::prepare(Call& chunk) {
   task.part.n_pieces = static_cast<int64_t>(task.n_pieces[kPlanStream]);
   task.part.n_queries = of.q_len;  // the attention may take longer than the bus, of which nothing is learned
   expect_pieces(chunk);
-  return {};
 }
 
 Status LongAppend::fill(Call& chunk) {
@@ -216,11 +228,11 @@ void LongAppend::expect_pieces(const Call& chunk) const {
   task.part.expected_ns = (ns - least_ns) * (n_pieces - 2.0) / n_pieces;
 }
 
-// In one copy: the chunk, its tickets, its key lists, its pieces with their page table; that of window and chunk.
+// In one copy: the chunk, tickets that bring its rows, its key lists, its pieces with their page table; that of window and
+// chunk.
 Status LongAppend::describe(Call& chunk, Work* work) const {
   DeviceSession& device = chunk.device();
   const SequenceCall& of = sequence_of(chunk);
-  work->n_tickets = tickets_of(of.q_len);
   std::byte* const upload = device.shared().upload(chunk.task->idx);
   auto* to = reinterpret_cast<DeviceSequence*>(upload);
   DeviceSequence described;
@@ -232,11 +244,7 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   const int64_t first_page = of.resident_begin / kDevicePageLen, last_page = (of.length - 1) / kDevicePageLen;
   described.table_len = static_cast<int32_t>(last_page - first_page + 1);
   *to++ = described;
-  for (int64_t i = 0; i < work->n_tickets; ++i) {
-    DeviceSequence& rows = *to++ = described;
-    rows.end = std::min(of.length, of.first_query + (i + 1) * kTicket);
-    rows.q_len = static_cast<int32_t>(rows.end - of.first_query - i * kTicket);
-  }
+  to += ChunkRows::describe_tickets(chunk, described, to);
   int64_t bytes = reinterpret_cast<std::byte*>(to) - upload;
   chunk.lists = lists_at(chunk, device.work().descriptors() + bytes);
   bytes += describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload + bytes)) * static_cast<int64_t>(sizeof(DeviceKeys));
@@ -256,53 +264,46 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   work->chunk.n_sequences = 1;
   work->chunk.max_q_len = described.q_len;
   work->chunk.max_keys = of.length - of.resident_begin;
-  work->described = there + 1;
+  work->tickets = there + 1;
   return call_device(device.device(), &DeviceTable::copy, device.work().descriptors(), upload,
                      bytes + described.table_len * static_cast<int64_t>(sizeof(int64_t)), chunk.args.stream);
 }
 
-// Rows of all tickets, to the work space and to the host, which takes them while pieces are attended.
-Status LongAppend::hand_over_rows(const Call& chunk, const Work& work) const {
-  DeviceSession& device = chunk.device();
+DeviceAppend LongAppend::append_of_chunk(const Call& chunk, const Work& work) const {
+  const DeviceSession& device = chunk.device();
   const AttendArgs& args = chunk.args;
-  const TraceRange range("append", args.layer_idx, "resident");
-  TANDEM_TRY(device.side()->fork(args.stream));
-  for (int64_t i = 0; i < work.n_tickets; ++i) {
-    const int64_t first = i * kTicket, n = std::min(kTicket, args.q.n_tokens - first);
-    DeviceAppend append;
-    append.layer = work.attend.layer;
-    append.pages = device.pages(chunk.facts.idx);
-    append.sequences = work.chunk;
-    append.sequences.sequences = work.described + i;
-    append.sequences.max_q_len = append.n_tokens = static_cast<int32_t>(n);
-    append.k = rows_of(from_row(*args.k, first, n));
-    if (args.v != nullptr) append.v = rows_of(from_row(*args.v, first, n));
-    if (args.x != nullptr) append.x = rows_of(from_row(*args.x, first, n));
-    append.tag = TicketShape{args.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
-    append.exchange = device.exchange(chunk.facts.idx);
-    append.leaves_room = chunk.taken.prefill.rows_have_time ? 2 : 1;
-    TANDEM_TRY(call_device(device.device(), &DeviceTable::append, &append, device.side()->get()));
-    device.hand_over().post();
-  }
-  return {};
+  DeviceAppend append;
+  append.layer = work.attend.layer;
+  append.pages = work.attend.pages;
+  append.sequences = work.chunk;
+  append.n_tokens = static_cast<int32_t>(args.q.n_tokens);
+  append.k = rows_of(*args.k);
+  if (args.v != nullptr) append.v = rows_of(*args.v);
+  if (args.x != nullptr) append.x = rows_of(*args.x);
+  if (!rotates_queries(chunk.layer())) return append;
+  append.q = rows_of(args.q);
+  append.rope = device.rope(chunk.facts.idx);
+  append.rotated_q = reinterpret_cast<float*>(device.work().prefill_area() + chunk.taken.prefill.q_at);
+  return append;
 }
 
-Status LongAppend::launch_all(Call& chunk, Work& work) const {
+Status LongAppend::launch_all(Call& chunk, Work& work) {
   DeviceSession& device = chunk.device();
   HandOverTask& task = *chunk.task;
   DeviceAttend& attend = work.attend;
   attend.layer = &device.layer(chunk.facts.idx, true);
   attend.pages = device.pages(chunk.facts.idx);
   attend.sequences = work.chunk;
-  attend.q = rows_of(chunk.args.q);
+  const DeviceAppend append = append_of_chunk(chunk, work);
+  attend.q = append.q.data != nullptr ? attended_q(append) : rows_of(chunk.args.q);
   attend.workspace = device.work().workspace();
   attend.lists = chunk.lists;
   const bool has_pieces = task.n_pieces[kPlanStream] > 0;
   task.asked = std::chrono::steady_clock::now();
   if (has_pieces) TANDEM_TRY(route().begin(chunk.route_call()));
-  TANDEM_TRY(hand_over_rows(chunk, work));
+  TANDEM_TRY(rows_.send(chunk, append, work.tickets));
   if (!has_pieces) {
-    TANDEM_TRY(device.side()->join(chunk.args.stream));
+    TANDEM_TRY(wait_for_rows(chunk));
     point_answer(chunk, 0, &attend);
     TANDEM_TRY(attend_window(chunk, attend));
     return keep_window(chunk);
@@ -314,6 +315,11 @@ Status LongAppend::launch_all(Call& chunk, Work& work) const {
     for (int32_t h = 0; h < run.n; h += size.layout.n_heads)
       TANDEM_TRY(attend_group(chunk, work, {run.first + h, std::min(size.layout.n_heads, run.n - h), run.streams}));
   return keep_window(chunk);
+}
+
+// Rows that tickets bring are written on the side stream.
+Status LongAppend::wait_for_rows(const Call& chunk) const {
+  return chunk.taken.prefill.copies_rows ? Status() : chunk.device().join_side(chunk.args.stream);
 }
 
 // Each piece's states come to those of the pieces before; the chunk comes last and leaves the answer.
@@ -330,7 +336,7 @@ Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& he
     of_pieces.before_o = work.states.o;
     of_pieces.before_lse = work.states.lse;
   }
-  if (heads.first == 0) TANDEM_TRY(chunk.device().side()->join(chunk.args.stream));
+  if (heads.first == 0) TANDEM_TRY(wait_for_rows(chunk));
   of_chunk.before_o = of_pieces.before_o;
   of_chunk.before_lse = of_pieces.before_lse;
   point_answer(chunk, heads.first, &of_chunk);
@@ -343,11 +349,11 @@ Status LongAppend::keep_window(const Call& chunk) const {
   const SequenceCall& of = sequence_of(chunk);
   const size_t l = chunk.facts.idx;
   const WindowGeometry::LayerPlanes& planes = device.geometry().layers[l];
-  const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen;
+  const int64_t first_own = own_pages_begin(chunk) / kDevicePageLen, n_pages = (of.length - 1) / kDevicePageLen + 1;
   of.window->make_way(l, of.length);
   CopyList copies;
   int64_t before = 0;
-  for (int64_t page = std::max(first_own, of.kept_begin / kDevicePageLen); page * kDevicePageLen < of.length; ++page) {
+  for (int64_t page = std::max(first_own, of.kept_begin / kDevicePageLen); page < n_pages; ++page) {
     const int64_t to = of.window->page_of(page * kDevicePageLen);
     if (to != before + device.geometry().page_bytes) copies.cut();  // a ring has one memory or several
     before = to;
@@ -360,8 +366,9 @@ Status LongAppend::keep_window(const Call& chunk) const {
   // Nobody has counted this chunk's queries yet, and weights of older ones have faded when the last of these are counted.
   const int64_t bytes = int64_t{chunk.layer().n_q_heads} * kDevicePageLen * static_cast<int64_t>(sizeof(float));
   for (const int64_t page : of.window->table())
-    TANDEM_TRY(call_device(device.device(), &DeviceTable::fill, reinterpret_cast<std::byte*>(page) + planes.maw_at, 0, bytes,
-                           chunk.args.stream));
+    if (page != 0)
+      TANDEM_TRY(call_device(device.device(), &DeviceTable::fill, reinterpret_cast<std::byte*>(page) + planes.maw_at, 0,
+                             bytes, chunk.args.stream));
   return {};
 }
 
@@ -436,6 +443,7 @@ Status LongAppend::launch_count(Call& tail, const float* lse) const {
   append.n_tokens = static_cast<int32_t>(tail.args.q.n_tokens);
   append.tag = TicketShape{tail.args.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
   append.exchange = device.exchange(tail.facts.idx);
+  TANDEM_TRY(device.join_side(tail.args.stream));
   TANDEM_TRY(launch_append(tail, append));
   device.hand_over().post();
   TANDEM_TRY(call_device(device.device(), &DeviceTable::copy,

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: MIT
-// Long appends where keys come over the bus, a chunk of thousands of tokens at a time (lib/routes/prefill_size.h):
+// Long appends, a chunk of thousands of tokens at a time (lib/routes/prefill_size.h), whose keys outside the window come
+// over the bus, if there are any:
 //
 // clang-format off
-//   caller's stream                                                            side stream
-//   for a group of KV heads:                                                   rows: append of all tickets, into pages
-//     pieces   attend, with the states of those before | send the next piece   of the work space and to the host
-//     chunk    attend to the window and the chunk's own keys, with the         |
-//              states of the pieces, into the caller's tensors        <- join -'
-//   keep       what of the chunk the window is to have
+//   rows       to pages of the window, or of the work space where the ring is too short, and to the host (chunk_rows.h)
+//   for a group of KV heads:
+//     pieces   attend, with the states of those before | send the next piece
+//     chunk    attend to the window and the chunk's own keys, with the states of the pieces, into the caller's tensors
+//   keep       what of the chunk the window is to have, from pages of the work space
 //   count      where the policy counts attention weights: the last queries, by a ticket of their own
 // clang-format on
 //
-// The tickets' tasks only take rows. The last task also stays unfinished until all pieces have left the host: the slots of
-// the others are needed earlier. Where nothing is streamed yet, a chunk is attended in one go.
+// The chunk's own task stays unfinished until all pieces have left the host. Where nothing is streamed, a chunk is attended
+// in one go.
 #pragma once
 
+#include "lib/attend/chunk_rows.h"
 #include "lib/attend/lane.h"
 
 namespace tandem {
 
 class LongAppend final : public ChunkWork {
  public:
-  explicit LongAppend(SessionCore& core) : core_(core) {}
+  explicit LongAppend(SessionCore& core) : core_(core), rows_(core) {}
 
   // Sizes the call's long appends and pins the store, if the device allows that; call.taken.prefill says so. The cache's
   // mutex is held exclusively.
@@ -40,10 +41,12 @@ class LongAppend final : public ChunkWork {
  private:
   struct Work;  // of launch()
   KeyRoute& route() const { return *core_.key_routes[kPlanStream]; }
+  void choose_pieces(Call& chunk) const;
   void expect_pieces(const Call& chunk) const;
   Status describe(Call& chunk, Work* work) const;
-  Status launch_all(Call& chunk, Work& work) const;
-  Status hand_over_rows(const Call& chunk, const Work& work) const;
+  DeviceAppend append_of_chunk(const Call& chunk, const Work& work) const;
+  Status launch_all(Call& chunk, Work& work);
+  Status wait_for_rows(const Call& chunk) const;
   Status attend_group(const Call& chunk, Work& work, const HeadRun& heads) const;
   Status keep_window(const Call& chunk) const;
   Status give_lse(const Call& chunk) const;
@@ -52,6 +55,7 @@ class LongAppend final : public ChunkWork {
   Status launch_count(Call& tail, const float* lse) const;
 
   SessionCore& core_;
+  ChunkRows rows_;
 };
 
 }  // namespace tandem

@@ -96,6 +96,7 @@ struct SessionCore {
   Routes key_routes;                    // null where the session cannot use one
   bool refuses_streams = false;         // there was no memory for them, which is said once
   bool refuses_long = false;            // likewise, for long appends' own chunks
+  bool refuses_row_copies = false;      // likewise, for copies of their rows to the store
   int64_t most_long_bytes = INT64_MAX;  // of what these take: there was no memory for more
   SessionStates* states = nullptr;
   std::unique_ptr<DeviceSession> device;  // null until a call has device tensors

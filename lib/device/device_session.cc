@@ -234,11 +234,23 @@ Status DeviceSession::reserve_window(DeviceWindow& window, int64_t n_places, int
   return {};
 }
 
-Status DeviceSession::hold(const Reservation& needs, void* stream) {
-  Reservation all = held_;
+namespace {
+
+// What a session holds, with what a call needs. Windows are the sequences' own.
+Reservation together(const Reservation& held, const Reservation& needs) {
+  Reservation all = held;
   all.include(needs);
-  all.window_pages = 0;  // windows are the sequences' own
-  if (all == held_) return {};
+  all.window_pages = 0;
+  return all;
+}
+
+}  // namespace
+
+bool DeviceSession::has_room(const Reservation& needs) const { return together(held_, needs) == held_; }
+
+Status DeviceSession::hold(const Reservation& needs, void* stream) {
+  if (has_room(needs)) return {};
+  const Reservation all = together(held_, needs);
   if (is_frozen_)
     return fail(
         TANDEM_ERROR_CAPACITY, "q_lens",
@@ -291,6 +303,7 @@ Status DeviceSession::make_room_for_work(Status lack, int64_t bytes, void* strea
 
 Status DeviceSession::start_over(void* stream) {
   constexpr auto kBytes = int64_t{kExchangeWords} * static_cast<int64_t>(sizeof(int64_t));
+  if (side_ != nullptr) side_->settle();
   TANDEM_TRY(call_device(device_, &DeviceTable::fill, work_.data(), 0, kBytes, stream));
   TANDEM_TRY(call_device(device_, &DeviceTable::wait, stream));
   hand_over_->start_over();

@@ -166,7 +166,7 @@ void HandOver::meet(HandOverTask& task) {
   times.has_arrived = !is_lost;
   times.stream.look();  // what is there by now was there before
   times.begin = Clock::now();
-  const int64_t staged_bytes = is_lost ? 0 : part.take_rows();
+  const int64_t staged_bytes = is_lost ? 0 : part.take_rows() + task.copied_bytes;
   if (!is_lost && part.selects()) while_busy(kNoSelection, [&] { part.choose(); });
   if (times.has_host && part.brings_named()) task.part = {};  // named keys lie scattered: their time says nothing of others
   if (times.has_host) attend(part, &times.stream);

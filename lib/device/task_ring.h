@@ -71,6 +71,7 @@ struct HandOverTask {
   uint8_t merged_mark = 0;    // differs from the mark of the task that had this place before, which may be set late
   std::chrono::steady_clock::time_point asked;  // when the call was about to ask for copies
   HandOverPart part;
+  int64_t copied_bytes = 0;  // of rows that are in the store when the ticket arrives: the device has copied them
   std::atomic<bool> is_lost{false};        // its ticket never arrived
   std::atomic<bool> is_unseen{false};      // it arrived and was never observed
   std::atomic<bool> launch_failed{false};  // a launch behind append() failed: nothing more comes

@@ -3,6 +3,9 @@
 //
 //   caller's   what comes before | ... attend ... attend ... |  what comes behind
 //   side                         fork()  append, append ...  join()
+//
+// What the side stream has to send may lie in one of two buffers that take turns: the caller's stream fills a buffer when
+// what it had before has been sent, while the other one's is on its way.
 #pragma once
 
 #include <memory>
@@ -18,16 +21,22 @@ class SideStream {
   SideStream(const SideStream&) = delete;
 
   void* get() const { return stream_; }
-  Status fork(void* stream);        // what is asked of this one comes behind what `stream` was asked for
-  Status join(void* stream) const;  // and what `stream` is asked for, behind what this one was
-  void settle();                    // after a failure: nothing is under way here any more
+  Status fork(void* stream);  // what is asked of this one comes behind what `stream` was asked for
+  Status join(void* stream);  // and what `stream` is asked for, behind what this one was
+  Status join_if_ahead(void* stream) { return is_ahead_ ? join(stream) : Status(); }  // if none has since the last fork()
+  void settle();                                                                      // nothing is under way here any more
+
+  int turn() const { return turn_; }      // the buffer whose turn it is, 0 or 1
+  Status begin_turn(void* stream) const;  // `stream` waits until what was sent from that buffer is there
+  Status end_turn();                      // all of that buffer has been asked for here
 
  private:
   explicit SideStream(const Device& device) : device_(device) {}
 
   const Device& device_;
-  void *stream_ = nullptr, *forked_ = nullptr, *joined_ = nullptr;
-  bool has_stream_ = false;
+  void *stream_ = nullptr, *forked_ = nullptr, *joined_ = nullptr, *sent_[2] = {};
+  int turn_ = 0;
+  bool has_stream_ = false, is_ahead_ = false;
 };
 
 }  // namespace tandem

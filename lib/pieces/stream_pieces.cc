@@ -84,6 +84,11 @@ void CopyList::add(std::byte* to, const RowRun& from) {
   add(to, from.data, from.bytes);
 }
 
+void CopyList::add(const RowRun& to, const std::byte* from) {
+  if (std::exchange(extent_, to.extent) != to.extent) cut();
+  add(to.data, from, to.bytes);
+}
+
 // Rows side by side become one row; rows of a length at one distance from each other, one copy.
 void CopyList::add(std::byte* to, const std::byte* from, int64_t bytes) {
   if (!std::exchange(is_cut_, false) && !copies_.empty()) {

@@ -65,6 +65,7 @@ class CopyList {
   void add(std::byte* to, const std::byte* from, int64_t bytes);
   // Stored rows; a copy has those of one extent.
   void add(std::byte* to, const RowRun& from);
+  void add(const RowRun& to, const std::byte* from);
   const std::vector<StridedCopy>& copies() const { return copies_; }
 
  private:

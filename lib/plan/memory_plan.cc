@@ -45,7 +45,7 @@ struct PlannedCalls {
   Status add(const CallShape& shape, bool* moves) {
     RoutesTaken taken = possible_routes(terms, shape);
     *moves = taken.any();
-    if (*moves) TANDEM_TRY(size_long(terms, shape, &taken.prefill));
+    TANDEM_TRY(size_long(terms, shape, taken.uses[kPlanStream], &taken.prefill));
     needs.include(reserve_call(terms, shape, taken));
     for (size_t r = 0; r < kMostRoutes; ++r) {
       std::vector<Layer>& layers = served[r];

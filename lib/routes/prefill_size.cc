@@ -9,7 +9,8 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostStates = int64_t{96} << 20;  // bytes of a group's o
+constexpr int64_t kMostStates = int64_t{96} << 20;    // bytes of a group's o
+constexpr int64_t kMostRotated = int64_t{128} << 20;  // bytes of a chunk's rotated queries
 constexpr int64_t kTicket = kMostTicketTokens;
 // What long appends over bf16 take on an H200.
 constexpr int64_t kTileRows = 128, kTileKeys = 128;  // of a block's step
@@ -23,6 +24,7 @@ constexpr double kRowsNs = 300000.0, kRowsOnPartNs = 70000.0, kPartNs = 15000.0;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 double n_tiles_of_keys(int64_t n_keys) { return static_cast<double>(n_keys) / kTileKeys; }
+int64_t rotated_bytes(const Layer& layer) { return int64_t{layer.n_q_heads} * layer.k_head_dim * 4; }  // of a token
 int64_t o_bytes(const Layer& layer, int64_t n_heads, int64_t n_tokens) {
   return n_tokens * n_heads * layer.group_size * layer.v_head_dim * 4;
 }
@@ -71,15 +73,25 @@ double rows_ns(double first_group_ns, int64_t n_tickets, bool* have_time) {
 
 // Of chunks of n_tokens and groups of n_heads KV heads.
 struct Area {
-  int64_t o_bytes, o_at, lse_at, row_lse_at, bytes;
+  int64_t o_bytes, o_at, lse_at, row_lse_at, q_at, rows_at, rows_bytes, bytes;
 
   Area(const Layer& layer, const PrefillTerms& terms, int64_t n_heads, int64_t n_tokens)
       : o_bytes(tandem::o_bytes(layer, n_heads, n_tokens)),
         o_at(ceil_div(n_tokens, kDevicePageLen) * terms.layer_page_bytes),
         lse_at(o_at + device_aligned(o_bytes)),
         row_lse_at(lse_at + device_aligned(n_tokens * n_heads * layer.group_size * 4)),
-        bytes(row_lse_at + (terms.keeps_lse ? device_aligned(n_tokens * layer.n_q_heads * 4) : 0)) {}
+        q_at(row_lse_at + (terms.keeps_lse ? device_aligned(n_tokens * layer.n_q_heads * 4) : 0)),
+        rows_at(device_aligned(q_at + (rotates_queries(layer) ? n_tokens * rotated_bytes(layer) : 0))),
+        rows_bytes(ChunkRowsLayout(layer, n_tokens).bytes),
+        bytes(rows_at + 2 * rows_bytes) {}
 };
+
+// Tokens of a chunk, at most.
+int64_t most_tokens(const Layer& layer, int64_t wanted, int64_t unit) {
+  int64_t most = std::min(wanted, kMostStates / o_bytes(layer, 1, 1));
+  if (rotates_queries(layer)) most = std::min(most, kMostRotated / rotated_bytes(layer));
+  return std::max(unit, most / unit * unit);
+}
 
 }  // namespace
 
@@ -98,18 +110,22 @@ KeysOfAppend keys_of_append(const PolicyOptions& options, int64_t page_len, cons
   return {std::max(all.begin, first_end) - all.begin, all.end - all.begin};
 }
 
-// Of groups that take equally long the largest: fewer, longer copies.
-Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
-                    PrefillSize* size) {
-  PrefillSize made;
-  const int64_t wanted = terms.append_tokens > 0 ? std::min(terms.append_tokens, kLongestChunk) : kMostAppend;
-  const int64_t unit = std::min(kTicket, wanted);
-  const int64_t most = std::max(unit, std::min(wanted, kMostStates / o_bytes(layer, 1, 1)) / unit * unit);
-  made.n_tokens = ceil_div(ceil_div(n_queries, ceil_div(n_queries, most)), unit) * unit;
-  const bool is_planned = terms.append_tokens > 0 && n_queries >= most;
-  const int64_t n_chunk = is_planned ? most : made.n_tokens, n_at_once = std::min(n_chunk, n_queries);
-  const int64_t of_last = keys.end - n_chunk;
-  const int64_t n_keys = std::max<int64_t>(1, is_planned ? of_last : (keys.first + std::max(keys.first, of_last)) / 2);
+ChunkRowsLayout::ChunkRowsLayout(const Layer& layer, int64_t n_tokens) {
+  const PlaneBytes row = plane_bytes(layer);
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    at[p] = bytes;
+    bytes += device_aligned(n_tokens * layer.n_kv_heads * row.of[p]);
+  }
+  x_at = bytes;
+  bytes += device_aligned(n_tokens * layer.x_bytes());
+}
+
+namespace {
+
+// Of groups that take equally long the largest: fewer, longer copies. n_chunk: tokens that there is memory for, of which
+// n_at_once meet n_keys at a time.
+Status choose_layout(const Layer& layer, const PrefillTerms& terms, int64_t n_chunk, int64_t n_at_once, int64_t n_keys,
+                     PrefillSize* made) {
   const double tile_ns = assumed_tile_ns(layer);
   for (int32_t n = terms.piece_heads > 0 ? terms.piece_heads : layer.n_kv_heads; n > 0; --n) {
     const bool is_last = n == 1 || terms.piece_heads > 0;
@@ -122,13 +138,29 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
                       rows_ns(first_ns, tickets_of(n_at_once), &have_time);
     const Area area(layer, terms, layout.n_heads, n_chunk);
     if (is_last || (area.o_bytes <= kMostStates && area.bytes <= terms.most_bytes))
-      if (made.assumed_ns == 0.0 || ns < made.assumed_ns) {
-        made.assumed_ns = ns;
-        made.layout = layout;
-        made.rows_have_time = have_time;
+      if (made->assumed_ns == 0.0 || ns < made->assumed_ns) {
+        made->assumed_ns = ns;
+        made->layout = layout;
+        made->rows_have_time = have_time;
       }
     if (is_last) break;
   }
+  return {};
+}
+
+}  // namespace
+
+Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_queries, const KeysOfAppend& keys,
+                    PrefillSize* size) {
+  PrefillSize made;
+  const int64_t wanted = terms.append_tokens > 0 ? std::min(terms.append_tokens, kLongestChunk) : kMostAppend;
+  const int64_t unit = std::min(kTicket, wanted), most = most_tokens(layer, wanted, unit);
+  made.n_tokens = ceil_div(ceil_div(n_queries, ceil_div(n_queries, most)), unit) * unit;
+  const bool is_planned = terms.append_tokens > 0 && n_queries >= most;
+  const int64_t n_chunk = is_planned ? most : made.n_tokens, n_at_once = std::min(n_chunk, n_queries);
+  const int64_t of_last = keys.end - n_chunk;
+  const int64_t n_keys = std::max<int64_t>(1, is_planned ? of_last : (keys.first + std::max(keys.first, of_last)) / 2);
+  if (terms.streams) TANDEM_TRY(choose_layout(layer, terms, n_chunk, n_at_once, n_keys, &made));
   const Area area(layer, terms, made.layout.n_heads, n_chunk);
   made.room_tokens = n_chunk;
   made.page_bytes = terms.layer_page_bytes;
@@ -136,6 +168,9 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   made.lse_at = area.lse_at;
   made.area_bytes = area.bytes;
   made.row_lse_at = terms.keeps_lse ? area.row_lse_at : 0;
+  made.q_at = area.q_at;
+  made.rows_at = area.rows_at;
+  made.rows_bytes = area.rows_bytes;
   *size = made;
   return {};
 }
@@ -148,27 +183,32 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
           terms.routes.append_tokens,
           terms.window != nullptr ? terms.window->layers[layer_idx].bytes : 0,
           terms.policies[layer_idx].keeps_maw,
+          true,
           terms.most_long_bytes};
 }
 
 // By the longest append; of equal ones, by the one with the most keys.
-Status size_long(const SizeTerms& terms, const CallShape& shape, PrefillSize* size) {
+Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size) {
   constexpr int64_t kFewRows = 64;  // of queries, whose weights no kernel rounds: those that add states may
   const auto is_shorter = [](const SequenceShape& a, const SequenceShape& b) {
     return std::pair(a.q_len, a.length) < std::pair(b.q_len, b.length);
   };
   const SequenceShape& longest = *std::max_element(shape.sequences.begin(), shape.sequences.end(), is_shorter);
   const Layer& layer = *shape.layer;
+  const Policy& policy = terms.policies[shape.layer_idx];
   *size = {};
-  // A chunk's queries are attended as they came: rotated ones have room for a ticket's tokens alone.
-  if (!shape.appends || rotates_queries(layer) || !terms.routes.appends_at_once() ||
+  if (!shape.appends || shape.is_speculative || shape.idx_heads > 0 || !can_stream(policy, true) ||
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};
+  streams = streams && !rotates_queries(layer) && terms.routes.appends_at_once();
+  if (!streams && terms.kinds(shape.layer_idx) != nullptr) return {};  // their sinks would have to be sent
   // The queries whose weights count have one ticket.
-  if (terms.policies[shape.layer_idx].keeps_maw && counted_queries(terms.options.alpha) > kTicket) return {};
+  if (policy.keeps_maw && counted_queries(terms.options.alpha) > kTicket) return {};
+  PrefillTerms of_layer = prefill_terms(terms, shape.layer_idx);
+  of_layer.streams = streams;
   PrefillSize made;
-  TANDEM_TRY(size_prefill(layer, prefill_terms(terms, shape.layer_idx), longest.q_len,
-                          keys_of_append(terms.options, terms.store.page_len, longest), &made));
+  TANDEM_TRY(
+      size_prefill(layer, of_layer, longest.q_len, keys_of_append(terms.options, terms.store.page_len, longest), &made));
   if (longest.q_len <= std::min(made.n_tokens, kTicket) || longest.q_len * layer.group_size <= kFewRows) return {};
   DeviceError ignored;
   const auto n_tokens = static_cast<int32_t>(made.n_tokens);
@@ -183,6 +223,7 @@ void reserve_long(const SizeTerms& terms, const CallShape& shape, const PrefillS
   int64_t n_pieces = 0;
   for (const SequenceShape& sequence : shape.sequences) {
     int64_t n = 0;
+    if (!size.streams()) break;
     for (const HeadRun& run : runs.get()) {
       const TokenRange tokens = run.streams ? TokenRange{0, terms.options.sink_len} : terms.streamed(shape, sequence);
       n += count_pieces(size.layout, {&run, 1}, tokens.begin, tokens.end);

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Appends of more tokens than a ticket has, over keys that are streamed: all queries of a chunk meet a piece while it is on
-// the device, so that the keys cross the bus once for thousands of queries. What decides about sizes.
+// Appends of more tokens than a ticket has: all queries of a chunk, thousands of them, meet a key at once. What decides
+// about sizes.
 //
-// The keys of a chunk, longer than a window, are in pages of the session's work space until the chunk is done: of one layer
-// alone, each as the layer's part of a window's page. A group of KV heads goes through all of its keys before the next one
-// begins, so there are states of one group.
+// Keys outside the window are streamed: all queries meet a piece while it is on the device, so that the keys cross the bus
+// once a chunk. A group of KV heads goes through all of its keys before the next one begins, so there are states of one
+// group. Where the queries see no key outside the window, nothing is streamed and there are no states.
 //
-//   area   pages of the chunk | o, lse of a group's heads
+// The keys of a chunk that is longer than its window's ring are in pages of the session's work space until the chunk is
+// done: of one layer alone, each as the layer's part of a window's page. The rows of a chunk leave for the host from one of
+// two buffers, which take turns (lib/attend/chunk_rows.h).
+//
+//   area   pages of the chunk | o, lse of a group's heads | lse of all heads | rotated queries | rows | rows
 #pragma once
 
 #include <cstdint>
@@ -20,13 +24,25 @@ namespace tandem {
 struct PrefillSize {
   int64_t n_tokens = 0;     // of a chunk, at most; 0: there are no such chunks
   int64_t room_tokens = 0;  // what memory is taken for: where that is planned, the longest chunk that appends may have
-  StreamLayout layout;      // of its pieces
+  StreamLayout layout;      // of its pieces; without heads where nothing is streamed
   // The pieces of the first group take about as long as the chunk's rows to the host, which then leave them the device.
   bool rows_have_time = false;
-  double assumed_ns = 0.0;  // by which it was chosen: pieces, and what rows add
+  bool copies_rows = false;  // rows leave by copies; the call decides
+  double assumed_ns = 0.0;   // by which it was chosen: pieces, and what rows add
   // In the area, bytes.
   int64_t page_bytes = 0, o_at = 0, lse_at = 0, area_bytes = 0;
-  int64_t row_lse_at = 0;  // of all heads, [room_tokens, n_q_heads]; 0: nobody wants them
+  int64_t row_lse_at = 0;               // of all heads, [room_tokens, n_q_heads]; 0: nobody wants them
+  int64_t q_at = 0;                     // f32 [room_tokens, n_q_heads, k_head_dim], where the layer rotates queries
+  int64_t rows_at = 0, rows_bytes = 0;  // the two buffers of rows lie side by side
+
+  bool streams() const { return layout.n_heads > 0; }
+};
+
+// Where the rows of a chunk of n_tokens lie in a buffer: of each plane [n_kv_heads][n_tokens], then hidden states.
+struct ChunkRowsLayout {
+  int64_t at[kPlanes] = {}, x_at = 0, bytes = 0;
+
+  ChunkRowsLayout(const Layer& layer, int64_t n_tokens);
 };
 
 // What the sizes of a layer's long appends depend on.
@@ -37,6 +53,7 @@ struct PrefillTerms {
   int64_t append_tokens = 0;       // of a chunk, at most; 0: kMostAppend
   int64_t layer_page_bytes = 0;    // of a window's page
   bool keeps_lse = false;          // of all queries: those of the last ones are counted
+  bool streams = true;             // keys outside the window
   int64_t most_bytes = INT64_MAX;  // of the area, as far as groups of fewer KV heads keep to that
 };
 inline constexpr int64_t kMostAppend = 16384;
@@ -56,8 +73,10 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
                     PrefillSize* size);
 
 PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx);
-// The long appends of a call that streams; size->n_tokens is 0 where it has none.
-Status size_long(const SizeTerms& terms, const CallShape& shape, PrefillSize* size);
+// The long appends of a call; size->n_tokens is 0 where it has none. streams: its keys outside the window may cross the bus.
+// Where they do not, long chunks are those whose queries see no such keys: sizes do not ask whether there are any, as the
+// appends that a memory plan is for begin anywhere in a sequence.
+Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, PrefillSize* size);
 
 // Nanoseconds of a chunk over n_keys, as far as they depend on the layout of its pieces. tile_ns: of a block's step; sizes
 // go by what is assumed, as memory is planned before anything is measured.

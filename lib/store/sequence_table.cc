@@ -83,9 +83,12 @@ Status SequenceTable::check_even(const Sequence& found, const char* field) const
   return {};
 }
 
-bool SequenceTable::pin(const Sequence& sequence, int64_t end) {
-  const std::span<const int32_t> pages(sequence.pages);
-  return store_.pin(pages.first(static_cast<size_t>((end + page_len() - 1) / page_len())), *engine_->device());
+bool SequenceTable::pin(const Sequence& sequence, int64_t end) { return pin_tokens(sequence, {0, end}); }
+
+bool SequenceTable::pin_tokens(const Sequence& sequence, TokenRange tokens) {
+  const auto first = static_cast<size_t>(tokens.begin / page_len()),
+             last = static_cast<size_t>((tokens.end + page_len() - 1) / page_len());
+  return store_.pin(std::span<const int32_t>(sequence.pages).subspan(first, last - first), *engine_->device());
 }
 
 }  // namespace tandem

@@ -53,6 +53,8 @@ class SequenceTable {
   StoreView view(const Sequence& sequence) const { return store_.view(sequence.pages, sequence.positions, store_.bases()); }
   // Pins what tokens [0, end) lie in, for copies to the engine's device; false where it refuses.
   bool pin(const Sequence& sequence, int64_t end);
+  // Likewise, of the pages of these tokens alone.
+  bool pin_tokens(const Sequence& sequence, TokenRange tokens);
 
   Engine& engine() const { return *engine_; }
   const std::vector<Layer>& layers() const { return layers_; }

@@ -247,11 +247,24 @@ bool perform(const DeviceAccumulate& call) {
   return true;
 }
 
+// Of an append that takes no ticket.
+static void check_buffer(const DeviceAppend& call) {
+  const DeviceExchange& to = call.exchange;
+  const PlaneBytes bytes = plane_bytes(*call.layer);
+  for (int32_t p = 0; p < kPlanes; ++p)
+    on_device(to.slots + to.rows_at[p], int64_t{to.n_rows} * call.layer->n_kv_heads * bytes.of[p],
+              "a buffer of rows is no device memory");
+  on_device(to.slots + to.x_at, call.n_tokens * call.layer->x_bytes(), "a buffer of hidden states is no device memory");
+}
+
 void check(const DeviceAppend& call) {
   const Layer& layer = *call.layer;
   check_layer(layer);
   check_sequences(call.sequences);
-  check_exchange(call.exchange);
+  if (call.exchange.flags != nullptr)
+    check_exchange(call.exchange);
+  else
+    check_buffer(call);
   require(call.n_tokens >= 0, "a negative number of tokens");
   require(call.n_tokens <= call.exchange.n_rows, "more tokens than a slot has rows for");
   require(int64_t{call.n_tokens} * call.idx.n_heads * call.idx.n_idx <= call.exchange.n_idx,
@@ -260,21 +273,39 @@ void check(const DeviceAppend& call) {
   require((call.x.data != nullptr) == (call.k.data != nullptr && layer.x_type != 0),
           "hidden states where the layer keeps none, or none where it does");
   if (call.k.data != nullptr) check_pages(call.pages);
-  if (layer.rope != nullptr) {
+  if (layer.rope != nullptr && call.n_tokens > 0) {
     require(call.rope != nullptr, "rotation without angles");
     on_device(call.rope, 4 * n_floats(*layer.rope), "the angles are no device memory");
   }
-  if (rotates_queries(layer)) {
+  if (rotates_queries(layer) && call.n_tokens > 0) {
     require(call.q.data != nullptr && call.rotated_q != nullptr, "rotation without queries, or without room for them");
     on_device(call.rotated_q, int64_t{4} * call.n_tokens * layer.n_q_heads * layer.k_head_dim,
               "rotated queries are no device memory");
   }
+  if (call.exchange.flags == nullptr) return;
   std::vector<Part> parts = state_parts(layer, call.exchange, call.n_tokens);
   for (const Part& part : row_parts(layer, call.exchange, call.n_tokens, call.k.data != nullptr)) parts.push_back(part);
   check_parts(parts, call.exchange.slot_bytes);
 }
 
+static void write_new(const DeviceAppend& call, const DeviceSequence* sequences, std::byte* slot) {
+  for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
+    if (sequences[i].has_host_part != 0 || rotates_queries(*call.layer)) hand_over_queries(call, sequences[i], slot);
+    hand_over_indices(call, sequences[i], slot);
+    if (call.k.data == nullptr) continue;
+    check_table(call.sequences, sequences[i], call.pages.page_len);
+    append_rows(call, sequences[i], slot);
+  }
+}
+
 bool perform(const DeviceAppend& call) {
+  if (call.exchange.flags == nullptr) {
+    const DeviceSequence* sequences = read_sequences(call.sequences, call.n_tokens);
+    for (int32_t i = 0; i < call.sequences.n_sequences; ++i)
+      require(sequences[i].has_host_part == 0, "a host part without a ticket");
+    write_new(call, sequences, call.exchange.slots);
+    return true;
+  }
   const Exchange exchange(call.exchange);
   const uint64_t ticket = exchange.next_ticket();
   if (!exchange.wait_for(static_cast<int64_t>(ticket) + 2 - call.exchange.n_slots, kFaultSlot)) return false;
@@ -290,13 +321,7 @@ bool perform(const DeviceAppend& call) {
                                           idx.n_heads,
                                           static_cast<int16_t>(idx.unit_shift),
                                           static_cast<int16_t>(idx.plus_window)};
-  for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
-    if (sequences[i].has_host_part != 0 || rotates_queries(*call.layer)) hand_over_queries(call, sequences[i], slot);
-    hand_over_indices(call, sequences[i], slot);
-    if (call.k.data == nullptr) continue;
-    check_table(call.sequences, sequences[i], call.pages.page_len);
-    append_rows(call, sequences[i], slot);
-  }
+  write_new(call, sequences, slot);
   exchange.take_ticket();
   exchange.arrive(ticket + 1);
   return true;

@@ -333,7 +333,9 @@ int32_t copy_strided(void*, const StridedCopy* copy, void* handle, DeviceError* 
         c.row_bytes > 0 && c.n_rows > 0 && (c.n_rows == 1 || (c.to_stride >= c.row_bytes && c.from_stride >= c.row_bytes)),
         "rows of a copy overlap");
     const int64_t from_bytes = (c.n_rows - 1) * c.from_stride + c.row_bytes;
-    require(is_device_memory(c.to, (c.n_rows - 1) * c.to_stride + c.row_bytes), "a copy to what is no device memory");
+    const int64_t to_bytes = (c.n_rows - 1) * c.to_stride + c.row_bytes;
+    require(is_device_memory(c.to, to_bytes) || (is_known_memory(c.to, to_bytes) && is_device_memory(c.from, from_bytes)),
+            "a copy to what is neither device memory nor pinned");
     const bool is_pinned = is_known_memory(c.from, from_bytes);
     const auto* first = static_cast<const std::byte*>(c.from);
     std::vector<std::byte> staged;  // the rows alone: who writes between them is not in the way
