@@ -4,7 +4,7 @@
 
 #include "cuda/exchange.h"
 #include "cuda/kernel_setup.h"
-#include "cuda/kernels/append.cuh"
+#include "cuda/kernels/append_chunk.cuh"
 #include "cuda/kernels/merge.cuh"
 #include "cuda/kernels/name_keys.cuh"
 #include "cuda/kernels/upload.cuh"
@@ -115,6 +115,7 @@ int32_t load_exchange_kernels(DeviceError* error) {
   for (const auto kernel :
        {append_kernel<Rotates::kNothing>, append_kernel<Rotates::kByPosition>, append_kernel<Rotates::kHadamard>})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
+  TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(append_chunk_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(upload_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(merge_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(accumulate_kernel)), error);
@@ -140,6 +141,13 @@ int32_t launch_upload(void* to, const void* from, int64_t bytes, const LaunchOn&
   return launch_kernel(upload_kernel, dim3(static_cast<unsigned>(n_blocks)), kUploadWarps, call, on, error);
 }
 
+// The chunk may begin within a page.
+static int32_t launch_append_chunk(const AppendCall& call, const LaunchOn& on, DeviceError* error) {
+  const int32_t page_len = call.append.pages.page_len, n_pages = (call.append.n_tokens + page_len - 1) / page_len + 1;
+  return launch_kernel(append_chunk_kernel, dim3(static_cast<unsigned>(n_pages), static_cast<unsigned>(2 * call.n_kv_heads)),
+                       kAppendWarps, call, on, error);
+}
+
 int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error) {
   if (const int32_t code = check_append(call, error); code != TANDEM_OK) return code;
   const AppendCall described = describe(call);
@@ -147,6 +155,8 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
   if (n_rows >= kMostRows)
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d tokens of %d rows: at most %lld rows", call.n_tokens,
                 described.token_rows, static_cast<long long>(kMostRows));
+  if (call.exchange.flags == nullptr && !rotates_queries(*call.layer) && call.x.data == nullptr)
+    return launch_append_chunk(described, on, error);
   const auto kernel = append_kernel_of(*call.layer);
   if (n_rows <= kAloneRows) return launch_kernel(kernel, dim3(1), kAppendAloneWarps, described, on, error);
   if (call.leaves_room != 0) {

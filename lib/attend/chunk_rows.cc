@@ -99,7 +99,7 @@ Status ChunkRows::copy(const Call& chunk, const DeviceAppend& append) {
   DeviceSession& device = chunk.device();
   SideStream& side = *device.side();
   const PrefillSize& size = chunk.taken.prefill;
-  if (buffers_at_ != size.rows_at || buffer_bytes_ != size.rows_bytes) TANDEM_TRY(device.join_side(chunk.args.stream));
+  if (buffers_at_ != size.rows_at || buffer_bytes_ != size.rows_bytes) TANDEM_TRY(join_side(device, chunk.args.stream));
   buffers_at_ = size.rows_at;
   buffer_bytes_ = size.rows_bytes;
   TANDEM_TRY(side.begin_turn(chunk.args.stream));

@@ -250,7 +250,7 @@ Status DeviceLane::launch(Call& chunk) {
       if (task.n_pieces[r] > 0) chunk.session.key_routes[r]->wait_after_failure(chunk.route_call());
     task.launch_failed = true;
   });
-  TANDEM_TRY(chunk.device().join_side(chunk.args.stream));
+  TANDEM_TRY(join_side(chunk.device(), chunk.args.stream));
   task.asked = std::chrono::steady_clock::now();
   TANDEM_TRY(begin_routes(chunk));
   const DeviceAppend append = append_of(chunk, sequences);

@@ -76,7 +76,7 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
   RoutesTaken taken = call.taken;
   taken.prefill = size;
   // Graphs hold what there is: such a call goes as it would have gone before.
-  if (call.device().is_frozen() && !call.device().has_room(reserve_call(terms, shape, taken))) return {};
+  if (call.device().is_frozen() && !call.device().held().has_room(reserve_call(terms, shape, taken))) return {};
   TANDEM_TRY(call.device().reserve_side());
   call.taken.prefill = size;
   rows_.choose_way(call);
@@ -319,7 +319,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) {
 
 // Rows that tickets bring are written on the side stream.
 Status LongAppend::wait_for_rows(const Call& chunk) const {
-  return chunk.taken.prefill.copies_rows ? Status() : chunk.device().join_side(chunk.args.stream);
+  return chunk.taken.prefill.copies_rows ? Status() : join_side(chunk.device(), chunk.args.stream);
 }
 
 // Each piece's states come to those of the pieces before; the chunk comes last and leaves the answer.
@@ -443,7 +443,7 @@ Status LongAppend::launch_count(Call& tail, const float* lse) const {
   append.n_tokens = static_cast<int32_t>(tail.args.q.n_tokens);
   append.tag = TicketShape{tail.args.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
   append.exchange = device.exchange(tail.facts.idx);
-  TANDEM_TRY(device.join_side(tail.args.stream));
+  TANDEM_TRY(join_side(device, tail.args.stream));
   TANDEM_TRY(launch_append(tail, append));
   device.hand_over().post();
   TANDEM_TRY(call_device(device.device(), &DeviceTable::copy,

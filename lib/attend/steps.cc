@@ -209,7 +209,7 @@ Status Steps::plan(void* stream) {
     Call call(core_, args, task.scratch, &task);
     TANDEM_TRY(plan_layer(call, upload, &n_entries));
   }
-  TANDEM_TRY(device.join_side(stream));
+  TANDEM_TRY(join_side(device, stream));
   const int64_t bytes = device.steps().tables_at() + n_entries * static_cast<int64_t>(sizeof(int64_t));
   TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.work().step_descriptors(), upload, bytes, stream));
   for (int32_t l = 0; l < n_layers; ++l) {

@@ -33,4 +33,11 @@ void Reservation::include(const Reservation& other) {
     this->*count = std::max(this->*count, other.*count);
 }
 
+bool Reservation::has_room(const Reservation& call) const {
+  Reservation all = *this;
+  all.include(call);
+  all.window_pages = window_pages;
+  return all == *this;
+}
+
 }  // namespace tandem

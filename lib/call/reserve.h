@@ -35,6 +35,8 @@ struct Reservation {
   void add_descriptors(int64_t n_sequences, int64_t n_table_entries);
   void add_lists(int64_t n);
   void include(const Reservation& other);
+  // Whether what is held has room for a call. Windows are the sequences' own.
+  bool has_room(const Reservation& call) const;
   bool operator==(const Reservation& other) const = default;
 };
 // Of attend() for calls of up to q_len queries in each of n_sequences sequences.

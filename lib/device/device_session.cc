@@ -234,23 +234,11 @@ Status DeviceSession::reserve_window(DeviceWindow& window, int64_t n_places, int
   return {};
 }
 
-namespace {
-
-// What a session holds, with what a call needs. Windows are the sequences' own.
-Reservation together(const Reservation& held, const Reservation& needs) {
-  Reservation all = held;
+Status DeviceSession::hold(const Reservation& needs, void* stream) {
+  if (held_.has_room(needs)) return {};
+  Reservation all = held_;
   all.include(needs);
   all.window_pages = 0;
-  return all;
-}
-
-}  // namespace
-
-bool DeviceSession::has_room(const Reservation& needs) const { return together(held_, needs) == held_; }
-
-Status DeviceSession::hold(const Reservation& needs, void* stream) {
-  if (has_room(needs)) return {};
-  const Reservation all = together(held_, needs);
   if (is_frozen_)
     return fail(
         TANDEM_ERROR_CAPACITY, "q_lens",

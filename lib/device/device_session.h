@@ -125,7 +125,6 @@ class DeviceSession {
   Status most_queries(size_t layer_idx, int64_t wanted, int64_t* n);
   // Allocates memory for calls of this size: waits for the stream where there was less. CAPACITY once it is frozen.
   Status hold(const Reservation& needs, void* stream);
-  bool has_room(const Reservation& needs) const;  // hold() would allocate nothing
   const Reservation& held() const { return held_; }
   void freeze() { is_frozen_ = true; }
   bool is_frozen() const { return is_frozen_; }
@@ -141,8 +140,6 @@ class DeviceSession {
   StepLayout steps() const { return {plain_layers_.size(), held_}; }
   Status reserve_side();
   SideStream* side() const { return side_.get(); }  // null until reserve_side()
-  // Before a call takes a ticket on `stream`: tickets that the side stream has yet to take come first.
-  Status join_side(void* stream) const { return side_ != nullptr ? side_->join_if_ahead(stream) : Status(); }
   Status mark_merged(uint64_t task_idx, void* stream) const;
   // The host sees, in the stream's order, that a step has ended.
   Status end_step(uint64_t step, void* stream) const;
@@ -178,5 +175,10 @@ class DeviceSession {
   int64_t base_ = 0;
   std::unique_ptr<HandOver> hand_over_;  // declared last: stops first
 };
+
+// Before a call takes a ticket on `stream`: tickets that the side stream has yet to take come first.
+inline Status join_side(const DeviceSession& device, void* stream) {
+  return device.side() != nullptr ? device.side()->join_if_ahead(stream) : Status();
+}
 
 }  // namespace tandem

@@ -247,16 +247,16 @@ void take_back(const char* policy) {
   constexpr int64_t kLong = 1200;
   for (const stand_in::Call failing : {stand_in::kAppend, stand_in::kAttend, stand_in::kMerge}) {
     const Side side(true, policy), twin(false, policy);
-    attend_twins(side, twin, 5, 1);
+    attend_twins(side, twin, kPrompt, 1);  // more than a window: the CPU attends them, a ticket of queries at a time
     Call call(kLong, 2), call_host(kLong, 2);
     call.to_device();
     controls.fail_call(failing, 2, TANDEM_ERROR_BACKEND);
     fails(side, call);
-    assert_int_equal(side.length(), 5);
+    assert_int_equal(side.length(), kPrompt);
     attend(side, call);
     attend(twin, call_host);
     assert_close(call.output(), call_host.output());
-    assert_int_equal(side.length(), 5 + kLong);
+    assert_int_equal(side.length(), kPrompt + kLong);
   }
 }
 

@@ -312,15 +312,16 @@ void check_planned(int32_t x_type) {
   const Projected projected(TANDEM_ROPE_HALVES, TANDEM_NORM_LAYER, 71, x_type);
   for (const double share : {1.0, 0.5})
     for (const auto& [length, appended] : {std::pair<int64_t, int64_t>{200, 1}, {1000, 1}, {1000, 40}, {1400, 700}}) {
-      const Rebuilding side(projected, share);
+      Rebuilding side(projected, share);
+      tandem_session_options options = route_options(share);
+      options.append_tokens = appended;
+      change_session(&side, options);
       const HiddenCall prompt(projected, length - appended, 0, 1);
       append_hidden(side, prompt);
       HiddenCall call(projected, appended, length - appended, 3);
       call.to_device();
       attend_hidden(side, call);
       tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-      tandem_session_options options = route_options(share);
-      options.append_tokens = appended;
       tandem_cache_options cache = TANDEM_CACHE_OPTIONS_INIT;
       cache.x_type = x_type;
       OK(tandem_plan_memory, &plan, side.engine, side.model, &cache, &options, &length, 1);

@@ -51,7 +51,10 @@ void chunks(void**) {
         assert_in_range(size.room_tokens, size.n_tokens, std::max(ticket, most));
         if (wanted == 0) assert_int_equal(size.room_tokens, size.n_tokens);
         const int64_t lse_bytes = size.room_tokens * size.layout.n_heads * group_size * 4;
-        assert_in_range(size.area_bytes - size.lse_at, lse_bytes, lse_bytes + 255);
+        assert_in_range(size.rows_at - size.lse_at, lse_bytes, lse_bytes + 255);
+        const int64_t row_bytes = plane_bytes(layer).total() * layer.n_kv_heads * size.room_tokens;
+        assert_in_range(size.rows_bytes, row_bytes, row_bytes + kPlanes * 255);
+        assert_int_equal(size.area_bytes, size.rows_at + 2 * size.rows_bytes);
         assert_int_equal(size.o_at, (size.room_tokens + kDevicePageLen - 1) / kDevicePageLen * size.page_bytes);
       }
 }
