@@ -104,6 +104,38 @@ void many_tokens(void**) {
     }
 }
 
+// Without a ticket: pages and a buffer get what pages and a slot get with one.
+void rows_of_chunks_are_those_of_tickets(void**) {
+  uint64_t seed = 1;
+  for (const int32_t type : kTypes)
+    for (const int32_t dim : kDims)
+      for (const int32_t tensor_type : kTensorTypes) {
+        const int64_t begin = seed % 3 == 0 ? 200 : 0;  // the first new tokens may be older than the window
+        ExchangeOptions options = options_of(type, dim, {{begin, 345, 201, false}});
+        options.tensor_type = tensor_type;
+        options.gap = static_cast<int32_t>(seed % 5);
+        options.table_len = 6;
+        options.is_wild = true;
+        options.seed = seed++;
+        ExchangeCase by_ticket(*device, options), chunk(*device, options);
+        must_run(by_ticket, by_ticket.append());
+        tandem::DeviceExchange& to = chunk.append_call.exchange;
+        std::vector<std::byte> rows(static_cast<size_t>(to.slot_bytes), std::byte{0xff});
+        void* const buffer = device->allocate(to.slot_bytes);
+        device->upload(buffer, rows.data(), to.slot_bytes);
+        to.flags = nullptr;
+        to.slots = static_cast<std::byte*>(buffer);
+        must_run(chunk, chunk.append());
+        device->wait();
+        device->download(rows.data(), buffer, to.slot_bytes);
+        assert_true(chunk.pool() == by_ticket.pool());
+        constexpr size_t kHeader = sizeof(tandem::SlotHeader);
+        assert_memory_equal(rows.data() + kHeader, by_ticket.host_slot(0) + kHeader, rows.size() - kHeader);
+        assert_int_equal(chunk.arrived(), 0);
+        device->release(buffer);
+      }
+}
+
 void without_rows_only_queries_go_out(void**) {
   ExchangeOptions options = options_of(TANDEM_BF16, 128, kRagged);
   options.has_rows = false;
@@ -462,6 +494,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(rows_are_rounded_as_the_host_rounds_them),
       cmocka_unit_test(types_and_dims_of_k_and_v_may_differ),
       cmocka_unit_test(many_tokens),
+      cmocka_unit_test(rows_of_chunks_are_those_of_tickets),
       cmocka_unit_test(without_rows_only_queries_go_out),
       cmocka_unit_test(hidden_states_go_out_with_new_rows),
       cmocka_unit_test(states_merge),
