@@ -23,7 +23,8 @@ __device__ inline uint32_t quiet_pair(int32_t type, uint32_t pair) {
 struct ChunkRows {
   int plane, head, n_rows;
   int first_row;               // of the tensor
-  std::byte *window, *buffer;  // of the first row; window null: the tokens are not resident
+  int first_resident;          // of these rows; those before it go to the buffer alone
+  std::byte *window, *buffer;  // of the first row
   std::byte *window_scales, *buffer_scales;
 };
 
@@ -41,13 +42,13 @@ __device__ inline ChunkRows rows_of_block(const AppendCall& call) {
   rows.n_rows = static_cast<int>(end - begin);
   rows.first_row = sequence.first_row + static_cast<int>(begin - first_key);
   std::byte** const to[2][2] = {{&rows.window, &rows.buffer}, {&rows.window_scales, &rows.buffer_scales}};
+  rows.first_resident = static_cast<int>(min(max(sequence.begin - begin, int64_t{0}), end - begin));
   const int64_t page = append.sequences.page_tables[sequence.table_begin + page_idx % sequence.table_len];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int p = rows.plane + i;
     const int64_t bytes = call.row_bytes[p];
-    if (begin >= sequence.begin)
-      *to[i][0] = append.pages.planes[p] + page + rows.head * append.pages.head_stride[p] + (begin - page_begin) * bytes;
+    *to[i][0] = append.pages.planes[p] + page + rows.head * append.pages.head_stride[p] + (begin - page_begin) * bytes;
     *to[i][1] = append.exchange.slots + append.exchange.rows_at[p] +
                 (int64_t{rows.head} * append.exchange.n_rows + rows.first_row) * bytes;
   }
@@ -77,7 +78,7 @@ __device__ inline void copy_chunk_rows(const ChunkRows& rows, const DeviceRows& 
       if (type != TANDEM_F32)
         x = make_uint4(quiet_pair(type, x.x), quiet_pair(type, x.y), quiet_pair(type, x.z), quiet_pair(type, x.w));
       *reinterpret_cast<uint4*>(rows.buffer + unit * 16) = x;
-      if (rows.window != nullptr) *reinterpret_cast<uint4*>(rows.window + unit * 16) = x;
+      if (unit >= rows.first_resident * units) *reinterpret_cast<uint4*>(rows.window + unit * 16) = x;
     }
   }
 }
@@ -104,7 +105,7 @@ __device__ inline void round_chunk_rows(const AppendCall& call, const ChunkRows&
       for (int to = 0; to < 2; ++to) {
         std::byte* const codes = to == 0 ? rows.buffer : rows.window;
         std::byte* const scales = to == 0 ? rows.buffer_scales : rows.window_scales;
-        if (codes == nullptr) continue;
+        if (to == 1 && r < rows.first_resident) continue;
         store_codes(codes + r * row_bytes + four * bytes, stored.codes, bytes);
         if (leads) store_codes(scales + r * scale_bytes + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
       }
