@@ -14,7 +14,7 @@ bool is_decode(const Layer& layer, int32_t max_q_len) {
 }
 
 bool is_decode(const DeviceAttend& call) {
-  return call.before_o == nullptr && is_decode(*call.layer, call.sequences.max_q_len);
+  return call.before_o == nullptr && call.tiles.lists == nullptr && is_decode(*call.layer, call.sequences.max_q_len);
 }
 
 int32_t refuse_lists(const DeviceAttend& call, DeviceError* error) {
@@ -46,6 +46,35 @@ int32_t refuse_lists(const DeviceAttend& call, DeviceError* error) {
   return TANDEM_OK;
 }
 
+int32_t refuse_tiles(const DeviceAttend& call, DeviceError* error) {
+  const DeviceTileLists& tiles = call.tiles;
+  const auto refuse = [&](int32_t code, const char* field, int64_t value, const char* why) {
+    return fail(error, code, 0, "tiles", "tiles.%s = %lld: %s", field, static_cast<long long>(value), why);
+  };
+  constexpr int32_t kInvalid = TANDEM_ERROR_INVALID_ARGUMENT;
+  const auto at = [](const auto* address) { return reinterpret_cast<intptr_t>(address); };
+  if (tiles.lists == nullptr && tiles.keys == nullptr && tiles.n_heads == 0) return TANDEM_OK;
+  if (tiles.lists == nullptr || at(tiles.lists) % alignof(DeviceTiles) != 0)
+    return refuse(kInvalid, "lists", at(tiles.lists), "not the address of lists of tiles");
+  if (tiles.keys == nullptr || at(tiles.keys) % sizeof(KeyTile) != 0)
+    return refuse(kInvalid, "keys", at(tiles.keys), "not an address of tiles, a multiple of 16");
+  if (call.lists.keys != nullptr) return refuse(kInvalid, "lists", at(tiles.lists), "the call has lists.keys as well");
+  if (tiles.n_heads != 1 && tiles.n_heads != call.layer->n_kv_heads)
+    return refuse(kInvalid, "n_heads", tiles.n_heads, "1 or the layer's KV heads");
+  const int64_t n_lists = (int64_t{call.sequences.max_q_len} * call.layer->group_size + kTileRows - 1) / kTileRows;
+  if (tiles.per_head < n_lists)
+    return refuse(kInvalid, "per_head", tiles.per_head, "less than a list for every 128 rows of max_q_len * group_size");
+  if (call.sequences.n_sequences > 1 && tiles.per_sequence < int64_t{tiles.n_heads} * tiles.per_head)
+    return refuse(kInvalid, "per_sequence", tiles.per_sequence, "less than n_heads * per_head");
+  if (tiles.most_tiles < 0) return refuse(kInvalid, "most_tiles", tiles.most_tiles, "negative");
+  if (tiles.classes_by != kByQuery && tiles.classes_by != kByHead)
+    return refuse(kInvalid, "classes_by", tiles.classes_by, "0 (queries) or 1 (heads)");
+  if (tiles.classes_by == kByHead && call.layer->group_size > 32)
+    return refuse(TANDEM_ERROR_UNSUPPORTED, "classes_by", tiles.classes_by,
+                  "classes by head are for groups of up to 32 heads of a KV head, as a tile has so many bits");
+  return TANDEM_OK;
+}
+
 }  // namespace
 
 // States have the room that any kernel needs on this device: calls of different shapes may share a workspace, and none may
@@ -67,7 +96,7 @@ int32_t AttendLauncher::supports(const Layer& stored, int32_t max_q_len, DeviceE
     const PrefillKernel* kernel = nullptr;
     DeviceRows q;
     q.dtype = q_type;
-    if (const int32_t code = prefill_.choose(layer, q, &kernel, &n_blocks, error); code != TANDEM_OK) return code;
+    if (const int32_t code = prefill_.choose(layer, q, false, &kernel, &n_blocks, error); code != TANDEM_OK) return code;
   }
   return TANDEM_OK;
 }
@@ -86,6 +115,7 @@ int32_t AttendLauncher::launch(const DeviceAttend& of, cudaStream_t stream, Devi
   call.layer = &layer;
   if (const int32_t code = refuse_page_len(call.pages.page_len, error); code != TANDEM_OK) return code;
   if (const int32_t code = refuse_lists(call, error); code != TANDEM_OK) return code;
+  if (const int32_t code = refuse_tiles(call, error); code != TANDEM_OK) return code;
   return is_decode(call) ? decode_.launch(call, states_bytes_, stream, error)
                          : prefill_.launch(call, states_bytes_, stream, error);
 }

@@ -45,11 +45,12 @@ bool is_better(const PrefillKernel& a, const PrefillKernel& b) {
 
 }  // namespace
 
-const PrefillKernel* PrefillLauncher::find(const Layer& layer, const DeviceRows& q) const {
+const PrefillKernel* PrefillLauncher::find(const Layer& layer, const DeviceRows& q, bool has_tiles) const {
   const PrefillKernel* found = nullptr;
   for (const PrefillKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel) {
       if (!serves(*kernel, layer)) continue;
+      if (has_tiles ? !kernel->takes_tiles : !kernel->takes_dense) continue;
       if (kernel->is_sm90 && limits_.capability != 90) continue;
       if (!kernel->takes_caps && layer.soft_cap > 0.0f) continue;
       if (kernel->copies_q && (q.dtype != layer.k_type || !is_of_pieces(q))) continue;
@@ -59,10 +60,10 @@ const PrefillKernel* PrefillLauncher::find(const Layer& layer, const DeviceRows&
   return found;
 }
 
-int32_t PrefillLauncher::choose(const Layer& layer, const DeviceRows& q, const PrefillKernel** kernel, int32_t* n_blocks,
-                                DeviceError* error) const {
+int32_t PrefillLauncher::choose(const Layer& layer, const DeviceRows& q, bool has_tiles, const PrefillKernel** kernel,
+                                int32_t* n_blocks, DeviceError* error) const {
   if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
-  *kernel = find(layer, q);
+  *kernel = find(layer, q, has_tiles);
   if (*kernel == nullptr) return refuse_types(layer, error);
   const PrefillKernel& found = **kernel;
   int32_t n_fit = 0;
@@ -93,19 +94,27 @@ int64_t PrefillLauncher::counters_bytes(const DeviceAttend& call) const {
 
 int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream,
                                 DeviceError* error) const {
+  const bool has_tiles = call.tiles.lists != nullptr;
   const PrefillKernel* kernel = nullptr;
   int32_t n_at_once = 0;
-  if (const int32_t code = choose(*call.layer, call.q, &kernel, &n_at_once, error); code != TANDEM_OK) return code;
+  if (const int32_t code = choose(*call.layer, call.q, has_tiles, &kernel, &n_at_once, error); code != TANDEM_OK)
+    return code;
   const int64_t n_items = max_items(call, *kernel);
   if (n_items > std::numeric_limits<int32_t>::max())
     return fail(error, TANDEM_ERROR_UNSUPPORTED, 0, "q_lens", "%d sequences of up to %d queries are more than a grid has",
                 call.sequences.n_sequences, call.sequences.max_q_len);
   if (n_items == 0) return TANDEM_OK;
-  PrefillCall described = {describe_call(call, kernel->is_narrow), 1, call.before_o, call.before_lse};
+  PrefillCall described = {describe_call(call, kernel->is_narrow),
+                           1,
+                           call.before_o,
+                           call.before_lse,
+                           call.tiles,
+                           tile_words(call.layer->group_size, call.tiles.classes_by)};
   described.max_tiles = static_cast<int32_t>(max_tiles(call, *kernel));
   described.states = static_cast<float*>(call.workspace);
   described.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
-  const int64_t most_splits = call.sequences.max_keys / (kLeastTiles * kernel->tile_keys);
+  const int64_t most_keys = has_tiles ? int64_t{call.tiles.most_tiles} * kTileTokens : call.sequences.max_keys;
+  const int64_t most_splits = most_keys / (kLeastTiles * kernel->tile_keys);
   described.n_splits = static_cast<int32_t>(std::max<int64_t>(std::min(n_at_once / n_items, most_splits), 1));
   void* arguments[] = {&described};
   TANDEM_CUDA_TRY(cudaLaunchKernel(kernel->function, dim3(static_cast<unsigned>(n_items * described.n_splits)),

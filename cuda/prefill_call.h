@@ -9,6 +9,8 @@ namespace tandem::cuda {
 struct PrefillCall : DecodeCall {
   int32_t n_splits;  // parts of an item's keys, a block each; max_tiles counts this kernel's tiles
   const float *before_o, *before_lse;
+  DeviceTileLists tiles;
+  int32_t tile_words;  // of the tiles' lists
 };
 
 // A compiled kernel.
@@ -21,11 +23,12 @@ struct PrefillKernel {
   int32_t n_blocks;      // of a multiprocessor, at most
   int32_t shared_bytes;  // dynamic
   int32_t state_floats;
-  int32_t most_q_parts;  // summands of a query's numbers that it multiplies
-  bool is_narrow;        // q is multiplied as f16, else as bf16
-  bool is_sm90;          // for compute capability 9.0 alone
-  bool takes_caps;       // soft caps
-  bool copies_q;         // for q of K's type in rows of 16-byte pieces alone
+  int32_t most_q_parts;           // summands of a query's numbers that it multiplies
+  bool is_narrow;                 // q is multiplied as f16, else as bf16
+  bool is_sm90;                   // for compute capability 9.0 alone
+  bool takes_caps;                // soft caps
+  bool copies_q;                  // for q of K's type in rows of 16-byte pieces alone
+  bool takes_dense, takes_tiles;  // calls without tiles, and calls with tiles
   const void* function;
 };
 

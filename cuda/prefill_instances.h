@@ -26,12 +26,14 @@ PrefillKernel make_prefill_kernel() {
           false,
           true,
           false,
+          true,
+          true,
           reinterpret_cast<const void*>(prefill_kernel<Shape>)};
 }
 
 // Of the kernels of compute capability 9.0, of queries that are one number each.
 template <class Shape>
-PrefillKernel make_groups_kernel(bool copies_q, const void* function) {
+PrefillKernel make_groups_kernel(bool copies_q, bool has_tiles, const void* function) {
   return {Shape::K::kDtype,
           Shape::V::kDtype,
           Shape::kDim,
@@ -47,6 +49,8 @@ PrefillKernel make_groups_kernel(bool copies_q, const void* function) {
           true,
           false,
           copies_q,
+          !has_tiles,
+          has_tiles,
           function};
 }
 
@@ -54,16 +58,16 @@ template <class Shape>
 __global__ void prefill_sm90_kernel(const __grid_constant__ PrefillCall call);
 
 template <class Shape>
-PrefillKernel make_prefill_sm90_kernel() {
-  return make_groups_kernel<Shape>(true, reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>));
+PrefillKernel make_prefill_sm90_kernel(bool has_tiles) {
+  return make_groups_kernel<Shape>(true, has_tiles, reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>));
 }
 
 template <class Shape>
 __global__ void prefill_codes_kernel(const __grid_constant__ PrefillCall call);
 
 template <class Shape>
-PrefillKernel make_prefill_codes_kernel() {
-  return make_groups_kernel<Shape>(false, reinterpret_cast<const void*>(prefill_codes_kernel<Shape>));
+PrefillKernel make_prefill_codes_kernel(bool has_tiles) {
+  return make_groups_kernel<Shape>(false, has_tiles, reinterpret_cast<const void*>(prefill_codes_kernel<Shape>));
 }
 
 }  // namespace tandem::cuda

@@ -44,6 +44,7 @@ struct PrefillShape {
   static constexpr int kUsedBytes = kQBytes + kStages * kStageBytes;
   static constexpr int kSharedBytes = kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats;
   static constexpr int kBlocks = kSharedBytes <= 112 * 1024 ? 2 : 1;  // of a multiprocessor: bounds registers
+  __device__ static bool has_tiles(const PrefillCall& call) { return call.tiles.lists != nullptr; }
   __device__ static void sync() { __syncthreads(); }
   __device__ static bool sync_any(bool x) { return __syncthreads_or(x) != 0; }
 };
@@ -104,8 +105,7 @@ __device__ void stage_rows(const PrefillCall& call, const Piece& piece, uint4* f
 
 // A tile's rows of K and V: slices of 16 keys, K's first, dealt to the warps.
 template <class Shape>
-__device__ inline void copy_tile(const PrefillCall& call, const PrefillItem& item, int tile, TilePlace place,
-                                 uint32_t stage) {
+__device__ inline void copy_tile(const PrefillCall& call, const PrefillItem& item, TilePlace place, uint32_t stage) {
   using KRow = typename Shape::KRow;
   using VRow = typename Shape::VRow;
   const auto plane = [&](int p, int row_bytes, int slot) {
@@ -114,7 +114,7 @@ __device__ inline void copy_tile(const PrefillCall& call, const PrefillItem& ite
 #pragma unroll
   for (int first = 0; first < 2 * Shape::kSlices; first += Shape::kWarps) {
     const int job = first + static_cast<int>(threadIdx.x / 32), slice = job % Shape::kSlices;
-    const int key = tile * Shape::kTileKeys + 16 * slice, slot = place.slot + 16 * slice;
+    const int key = place.key + 16 * slice, slot = place.slot + 16 * slice;
     const int lo = item.lo - key, hi = item.hi - key;
     if (job < Shape::kSlices)
       copy_slice<KRow>(stage + slice * KRow::kSliceBytes, plane(kPlaneK, KRow::kBytes, slot),
@@ -333,15 +333,22 @@ __device__ inline void weigh(const float (&scale)[Shape::kMTiles][2], Logits<Sha
 template <class Shape>
 struct RowsView {
   RowKeys keys[Shape::kMTiles][2];
+  int classes[Shape::kMTiles][2];
   float scale[Shape::kMTiles][2];
 };
 
 template <class Shape>
 __device__ inline void attend_tile(const PrefillCall& call, const PrefillItem& item, const RowsView<Shape>& view, int tile,
                                    uint32_t stage, const uint4* fragments, RowsState<Shape>& state) {
+  NamedUnit named[Shape::kMTiles][2];
+  if (Shape::has_tiles(call)) {
+#pragma unroll
+    for (int m = 0; m < Shape::kMTiles; ++m)
+      for (int i = 0; i < 2; ++i) named[m][i] = find_named<Shape::kTileKeys>(call, item, tile, view.classes[m][i]);
+  }
   Logits<Shape> s = {};
   multiply_queries<Shape>(stage, fragments, call.n_q_parts, s);
-  const int base = tile * Shape::kTileKeys, lane = threadIdx.x % 32;
+  const int base = Shape::has_tiles(call) ? named[0][0].token : tile * Shape::kTileKeys, lane = threadIdx.x % 32;
   if (call.soft_cap > 0.0f) {
 #pragma unroll
     for (int m = 0; m < Shape::kMTiles; ++m)
@@ -349,14 +356,15 @@ __device__ inline void attend_tile(const PrefillCall& call, const PrefillItem& i
       for (int n = 0; n < 2 * Shape::kSlices; ++n)
         for (int i = 0; i < 4; ++i) s[m][n][i] = call.soft_cap * kLog2E * tanhf(s[m][n][i] * view.scale[m][i / 2]);
   }
-  if (base < item.common_lo || base + Shape::kTileKeys > item.common_hi) {
+  if (Shape::has_tiles(call) || base < item.common_lo || base + Shape::kTileKeys > item.common_hi) {
 #pragma unroll
     for (int m = 0; m < Shape::kMTiles; ++m)
 #pragma unroll
       for (int n = 0; n < 2 * Shape::kSlices; ++n)
         for (int i = 0; i < 4; ++i) {
           const int key = base + 8 * n + lane % 4 * 2 + i % 2;
-          if (key < view.keys[m][i / 2].lo || key >= view.keys[m][i / 2].hi) s[m][n][i] = -INFINITY;
+          const bool is_named = !Shape::has_tiles(call) || named[m][i / 2].has(view.classes[m][i / 2]);
+          if (!is_named || key < view.keys[m][i / 2].lo || key >= view.keys[m][i / 2].hi) s[m][n][i] = -INFINITY;
         }
   }
   if (call.soft_cap > 0.0f) {
@@ -408,10 +416,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prefill_kerne
   auto* const fragments = reinterpret_cast<uint4*>(shared);
   const uint32_t stages = shared_address(shared + Shape::kQBytes);
   const auto place = [&](int tile) {
-    return tile < item.end_tile ? place_of<Shape::kTileKeys>(call, item, tile) : TilePlace{0, 0};
+    return tile < item.end_tile ? place_of<Shape, Shape::kTileKeys>(call, item, tile) : TilePlace{0, 0, 0};
   };
   const auto copy = [&](int tile, TilePlace at) {
-    if (tile < item.end_tile) copy_tile<Shape>(call, item, tile, at, stages + tile % 2 * Shape::kStageBytes);
+    if (tile < item.end_tile) copy_tile<Shape>(call, item, at, stages + tile % 2 * Shape::kStageBytes);
     commit_copies();
   };
   copy(item.first_tile, place(item.first_tile));
@@ -420,8 +428,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) prefill_kerne
 #pragma unroll
   for (int m = 0; m < Shape::kMTiles; ++m)
     for (int i = 0; i < 2; ++i) {
-      view.keys[m][i] = keys_of_row(
-          call, item, (static_cast<int>(threadIdx.x / 32) * Shape::kMTiles + m) * 16 + 8 * i + threadIdx.x % 32 / 4);
+      const int row = (static_cast<int>(threadIdx.x / 32) * Shape::kMTiles + m) * 16 + 8 * i + threadIdx.x % 32 / 4;
+      view.keys[m][i] = keys_of_row(call, item, row);
+      view.classes[m][i] = class_of_row(call, item, row);
       view.scale[m][i] *= logit_scale(call);
     }
   RowsState<Shape> state = {};

@@ -148,8 +148,9 @@ struct TileStream {
     if (item.first_tile + n >= item.end_tile) return;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      const int unit = (item.first_tile + n) * kUnits + i, first = unit * Shape::kUnitKeys;
-      units[i].load(call, item, find_unit<Shape::kUnitKeys>(call, item, unit, walk), item.lo - first, item.hi - first);
+      const int unit = (item.first_tile + n) * kUnits + i;
+      const TilePlace place = find_unit<Shape, Shape::kUnitKeys>(call, item, unit, walk);
+      units[i].load(call, item, place, item.lo - place.key, item.hi - place.key);
     }
   }
   // The n-th tile, and asks for the next. Who multiplies fences: a fence here would wait for what is on its way.

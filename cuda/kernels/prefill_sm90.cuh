@@ -34,6 +34,7 @@ struct GroupsShape {
   static constexpr int kSharedBytes = 1024 + (kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats);
   static constexpr int kBlocks = 1;
   static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; of the last two each warpgroup has one
+  __device__ static constexpr bool has_tiles(const PrefillCall&) { return false; }
   __device__ static void sync() { sync_threads(kSyncAll, 32 * kWarps); }
   __device__ static bool sync_any(bool x) { return any_of_threads(kSyncAll, 32 * kWarps, x); }
   // k: of the first tile of K; V's are behind K's.
@@ -73,17 +74,20 @@ __device__ inline void init_barriers(TileBarriers<Shape> barriers) {
 // Where the keys of a unit are, 64 or fewer: lane i knows it of the i-th unit from `base` on. At first none is known.
 struct UnitWalk {
   int base = -32;
-  TilePlace place = {0, 0};
+  TilePlace place = {0, 0, 0};
 };
 
-template <int kKeys>
+template <class Shape, int kKeys>
 __device__ inline TilePlace find_unit(const PrefillCall& call, const PrefillItem& item, int unit, UnitWalk& walk) {
   if (unit - walk.base >= 32) {
     walk.base = unit;
     const int own = unit + static_cast<int>(threadIdx.x % 32);
-    walk.place = kKeys * own < item.hi ? place_of<kKeys>(call, item, own) : TilePlace{0, 0};  // of others nothing is read
+    const TilePlace none = {0, 0, item.hi};  // of these nothing is read
+    walk.place = kKeys * own < item.end_place ? place_of<Shape, kKeys>(call, item, own) : none;
   }
-  return {__shfl_sync(~0u, walk.place.page, unit - walk.base), __shfl_sync(~0u, walk.place.slot, unit - walk.base)};
+  const int lane = unit - walk.base;
+  return {__shfl_sync(~0u, walk.place.page, lane), __shfl_sync(~0u, walk.place.slot, lane),
+          Shape::has_tiles(call) ? __shfl_sync(~0u, walk.place.key, lane) : kKeys * unit};
 }
 
 // A tile's rows of K or V, 64 at a time, as pages may be that short. A thread has the same piece of every 16th row in each
@@ -95,12 +99,13 @@ __device__ inline void bring_tile(const PrefillCall& call, const PrefillItem& it
   const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 8, piece = thread % 8;
 #pragma unroll
   for (int half = 0; half < Shape::kTileKeys / 64; ++half) {
-    const int unit = tile * (Shape::kTileKeys / 64) + half, key = 64 * unit + row;
-    const TilePlace place = find_unit<64>(call, item, unit, walk);
+    const int unit = tile * (Shape::kTileKeys / 64) + half;
+    const TilePlace place = find_unit<Shape, 64>(call, item, unit, walk);
+    const int key = place.key + row;
     const std::byte* from = call.planes[plane] + place.page + item.piece.head * call.head_stride[plane] +
                             (place.slot + row) * kRowBytes + 16 * piece;
     const uint32_t dest = to + half * 64 * 128 + swizzled(row, piece);
-    const bool is_whole = 64 * unit >= item.lo && 64 * unit + 64 <= item.hi;
+    const bool is_whole = place.key >= item.lo && place.key + 64 <= item.hi;
 #pragma unroll
     for (int block = 0; block < Shape::kBlocksOf64; ++block) {
       if (8 * block + piece >= kRowBytes / 16) continue;
@@ -172,6 +177,24 @@ struct GroupSums {
     for (int i = 0; i < 2; ++i) m[i] = -INFINITY, l[i] = 0.0f;
   }
 };
+// The units that a tile of keys has in a list of tiles.
+template <class Shape>
+struct TileUnits {
+  static constexpr int kKeys = Shape::kTileKeys < kTileTokens ? Shape::kTileKeys : kTileTokens;
+  static constexpr int kUnits = Shape::kTileKeys / kKeys;
+  using Named = NamedUnit[kUnits][2];  // for a thread's rows
+};
+
+template <class Shape>
+__device__ inline void find_tile(const PrefillCall& call, const PrefillItem& item, int tile, const int (&classes)[2],
+                                 typename TileUnits<Shape>::Named& named) {
+#pragma unroll
+  for (int unit = 0; unit < TileUnits<Shape>::kUnits; ++unit)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      named[unit][i] = find_named<TileUnits<Shape>::kKeys>(call, item, tile * TileUnits<Shape>::kUnits + unit, classes[i]);
+}
+
 template <class Shape>
 struct GroupState : GroupSums<Shape> {
   uint32_t p[Shape::kTileKeys / 16][4];  // weights of the tile before
@@ -229,6 +252,36 @@ __device__ inline void weigh(const float (&scale)[2], float (&s)[Shape::kTileKey
   }
 }
 
+// What a thread's rows do not see of a tile, by its list. A unit that a row sees as a whole or not at all, as most are,
+// takes no comparison of keys.
+template <class Shape>
+__device__ inline void mask_named(const RowKeys (&keys)[2], const int (&classes)[2],
+                                  const typename TileUnits<Shape>::Named& named, float (&s)[Shape::kTileKeys / 2]) {
+  using Units = TileUnits<Shape>;
+#pragma unroll
+  for (int unit = 0; unit < Units::kUnits; ++unit) {
+    RowKeys seen[2];
+    bool sees_all[2], is_cut = false;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const NamedUnit& of = named[unit][i];
+      seen[i] = {keys[i].lo - of.token, of.has(classes[i]) ? keys[i].hi - of.token : 0};
+      sees_all[i] = seen[i].lo <= 0 && seen[i].hi >= Units::kKeys;
+      is_cut |= !sees_all[i] && seen[i].hi > 0;
+    }
+    if (__all_sync(~0u, sees_all[0] && sees_all[1])) continue;
+    const bool has_cut = __any_sync(~0u, is_cut);
+#pragma unroll
+    for (int n = 0; n < Units::kKeys / 8; ++n)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int key = 8 * n + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
+        const bool is_seen = has_cut ? key >= seen[k / 2].lo && key < seen[k / 2].hi : sees_all[k / 2];
+        if (!is_seen) s[unit * Units::kKeys / 2 + 4 * n + k] = -INFINITY;
+      }
+  }
+}
+
 template <class Shape>
 __device__ inline void mask_tile(const RowKeys (&keys)[2], int base, float (&s)[Shape::kTileKeys / 2]) {
 #pragma unroll
@@ -262,6 +315,7 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
   const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
   const RowKeys keys[2] = {keys_of_row(call, item, row), keys_of_row(call, item, row + 8)};
+  const int classes[2] = {class_of_row(call, item, row), class_of_row(call, item, row + 8)};
   const auto tile_at = [&](bool is_v, int n) { return Shape::tile_at(q + Shape::kQBytes, is_v, n % Shape::kStages); };
   const auto wait_full = [&](bool is_v, int n) {
     wait_barrier(barriers.full(is_v, n % Shape::kStages), n / Shape::kStages % 2);
@@ -275,6 +329,8 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
   if (group == 1) arrive_threads(Shape::kTurn, 256);  // the first turn is warpgroup 0's
   for (int n = 0; n < n_tiles; ++n) {
     float s[Shape::kTileKeys / 2], faded[2];
+    typename TileUnits<Shape>::Named named;
+    if (Shape::has_tiles(call)) find_tile<Shape>(call, item, item.first_tile + n, classes, named);
     wait_full(false, n);
     sync_threads(Shape::kTurn + group, 256);
     begin_products();
@@ -291,7 +347,10 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
     pin(s);
     release(false, n);
     const int base = (item.first_tile + n) * Shape::kTileKeys;
-    if (base < item.common_lo || base + Shape::kTileKeys > item.common_hi) mask_tile<Shape>(keys, base, s);
+    if (Shape::has_tiles(call))
+      mask_named<Shape>(keys, classes, named, s);
+    else if (base < item.common_lo || base + Shape::kTileKeys > item.common_hi)
+      mask_tile<Shape>(keys, base, s);
     weigh<Shape>(scale, s, state, faded);
     wait_for_products<0>();
     pin(state.o);

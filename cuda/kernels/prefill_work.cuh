@@ -6,6 +6,9 @@
 // lengths in device memory. A sequence's last tile, which sees most keys, comes first, and neighbours in the grid have a KV
 // head in common: they read the same keys at about the same time, from the cache of the second level.
 //
+// With tiles (DeviceTileLists) an item's keys are those of its list, one tile after another, and the token of a key is what
+// its tile says. Which rows see a tile is known by their class.
+//
 // Where items are fewer than the blocks that run at once, an item's keys are split evenly among n_splits blocks. Each leaves
 // a state, and the block that comes last merges them, in the order of the keys.
 #pragma once
@@ -15,16 +18,31 @@
 
 namespace tandem::cuda {
 
+// The kernel of a shape for calls with tiles. Shape::has_tiles(): whether a call has tiles, which most shapes leave to this.
+template <class Shape>
+struct WithTiles : Shape {
+  __device__ static constexpr bool has_tiles(const PrefillCall&) { return true; }
+};
+
 struct PrefillItem {
   Piece piece;
-  int64_t first_key = 0;             // of tile 0: a multiple of the tile
+  int64_t first_key = 0;             // of tile 0: a multiple of the tile; 0 with a list of tiles
   int lo = 0, hi = 0;                // what any of the rows sees, from first_key on
   int common_lo = 0, common_hi = 0;  // what all of them see
   int first_tile = 0, end_tile = 0;  // of keys
+  int end_place = 0;                 // behind the last key, as the item counts them: hi, or what its list has
+  const KeyTile* list = nullptr;
 };
+
+__device__ inline const DeviceTiles& tiles_of(const PrefillCall& call, int sequence, const Piece& piece) {
+  const DeviceTileLists& tiles = call.tiles;
+  return tiles.lists[sequence * tiles.per_sequence + (tiles.n_heads == 1 ? 0 : piece.head * tiles.per_head) +
+                     piece.first_row / kTileRows];
+}
 
 template <class Shape>
 __device__ inline PrefillItem find_item(const PrefillCall& call) {
+  static_assert(kTileRows % Shape::kRows == 0);
   PrefillItem item;
   Piece& piece = item.piece;
   const int block = static_cast<int>(blockIdx.x), split = block % call.n_splits;
@@ -51,12 +69,18 @@ __device__ inline PrefillItem find_item(const PrefillCall& call) {
   const int64_t most_lo = piece.sliding_window > 0 ? max(begin, last_hi - piece.sliding_window) : begin;
   const int64_t hi = min(end, last_hi), least_hi = min(end, first_hi);
   if (hi <= lo) return item;
-  item.first_key = lo / Shape::kTileKeys * Shape::kTileKeys;
+  item.first_key = Shape::has_tiles(call) ? 0 : lo / Shape::kTileKeys * Shape::kTileKeys;
   item.lo = static_cast<int>(lo - item.first_key);
   item.hi = static_cast<int>(hi - item.first_key);
   item.common_lo = static_cast<int>(min(most_lo, end) - item.first_key);
   item.common_hi = static_cast<int>(max(least_hi - item.first_key, int64_t{0}));
-  const int n_tiles = (item.hi + Shape::kTileKeys - 1) / Shape::kTileKeys;
+  item.end_place = item.hi;
+  if (Shape::has_tiles(call)) {
+    const DeviceTiles& tiles = tiles_of(call, list / call.n_kv_heads, piece);
+    item.list = call.tiles.keys + tiles.first;
+    item.end_place = tiles.n * kTileTokens;
+  }
+  const int n_tiles = (item.end_place + Shape::kTileKeys - 1) / Shape::kTileKeys;
   item.first_tile = Share::begin(n_tiles, call.n_splits, split);
   item.end_tile = Share::begin(n_tiles, call.n_splits, split + 1);
   return item;
@@ -75,18 +99,50 @@ __device__ inline RowKeys keys_of_row(const PrefillCall& call, const PrefillItem
           static_cast<int>(min(hi, sequence.end) - item.first_key)};
 }
 
-// Where a tile of keys is: bytes from the page called 0, and its first slot there.
+// Where the keys of a unit are: bytes from the page called 0, the first slot there, and the first key, counted from the
+// item's first_key.
 struct TilePlace {
   int64_t page;
   int slot;
+  int key;
 };
-template <int kKeys>
+
+template <class Shape, int kKeys>
 __device__ inline TilePlace place_of(const PrefillCall& call, const PrefillItem& item, int tile) {
+  static_assert(kTileTokens % kKeys == 0);
+  if (Shape::has_tiles(call)) {
+    const int at = tile * kKeys;
+    const KeyTile& named = item.list[at / kTileTokens * call.tile_words];
+    const int key = named.token + at % kTileTokens;
+    return {named.page, static_cast<int>(static_cast<uint32_t>(key) % static_cast<uint32_t>(call.page_len)), key};
+  }
   const auto unit = static_cast<uint32_t>(item.first_key / kKeys) + static_cast<uint32_t>(tile);
   const uint32_t page_units = static_cast<uint32_t>(call.page_len) / kKeys, page_idx = unit / page_units;
   const uint32_t entry = page_idx % static_cast<uint32_t>(item.piece.sequence.table_len);
   return {call.page_tables[item.piece.sequence.table_begin + entry],
-          static_cast<int>((unit - page_idx * page_units) * kKeys)};
+          static_cast<int>((unit - page_idx * page_units) * kKeys), tile * kKeys};
+}
+
+// Of an item with tiles.
+__device__ inline int class_of_row(const PrefillCall& call, const PrefillItem& item, int r) {
+  const int row = item.piece.first_row + r, first_of_list = item.piece.first_row / kTileRows * kTileRows;
+  return call.tiles.classes_by == kByHead ? row % call.group_size : row / call.group_size - first_of_list / call.group_size;
+}
+
+// What the list says of a unit, to rows of one class. It is loaded long before it is used.
+struct NamedUnit {
+  int token;  // the first
+  uint32_t classes;
+
+  __device__ bool has(int row_class) const { return (classes >> row_class % 32 & 1) != 0; }
+};
+template <int kKeys>
+__device__ inline NamedUnit find_named(const PrefillCall& call, const PrefillItem& item, int unit, int row_class) {
+  const int at = unit * kKeys;
+  if (at >= item.end_place) return {0, 0};
+  const KeyTile* tile = item.list + at / kTileTokens * call.tile_words + row_class / 32;
+  const int2 head = __ldg(reinterpret_cast<const int2*>(tile));  // token and classes
+  return {head.x + at % kTileTokens, static_cast<uint32_t>(head.y)};
 }
 
 // What takes a row's products to logits: in units of ln 2 where there is no soft cap, else in units of the cap.

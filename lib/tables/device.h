@@ -41,7 +41,7 @@ namespace tandem {
 // makes rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 10;
+inline constexpr uint32_t kDeviceAbi = 11;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -238,6 +238,9 @@ struct DeviceAttend {
   // Without lists each head attends all keys. With granules, queries of a sequence times group_size are at most 64, and
   // before_o is null.
   DeviceLists lists;
+  // With tiles, of which `lists` has none then, a kernel reads their keys alone: what of them is in [begin, end) of the
+  // sequence, which may be a piece of its keys.
+  DeviceTileLists tiles;
 };
 
 // States of the window and of the host into one, the learned sinks last.

@@ -13,6 +13,9 @@
 // call, is never part of a result, whatever its row holds.
 //
 // Lists come from the host, or a kernel makes them of the units that the caller of a call names (DeviceIndices).
+//
+// Where each of many queries names keys of its own, prefill kernels read tiles instead: lists of 64 tokens each, one list
+// for every 128 query rows.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +60,50 @@ struct DeviceIndices {
   int32_t n_heads = 0;  // 1: all KV heads attend the same keys. 0: the call names no keys
   int32_t unit_shift = 0;
   int32_t plus_window = 0;  // 1: sinks and the newest tokens are attended as well
+};
+
+// A list of tiles is for kTileRows query rows of one sequence and KV head: row r is query r / group_size and head r %
+// group_size of the KV head. Its tiles are all keys that any of these rows attends.
+inline constexpr int32_t kTileRows = 128;
+inline constexpr int32_t kTileTokens = 64;  // the shortest page
+
+// kTileTokens tokens of one page, of which a sequence's begin and end may cut some off.
+struct KeyTile {
+  int32_t token = 0;     // the first, a multiple of kTileTokens
+  uint32_t classes = 0;  // bit c: rows of class c attend these tokens
+  int64_t page = 0;      // where the page is: bytes from the page called 0, as in page tables
+};
+
+// n tiles, which are entries [first, first + n * tile_words()) of DeviceTileLists::keys, in the order of their tokens, each
+// token once.
+struct DeviceTiles {
+  int32_t first = 0, n = 0;
+};
+
+// What a class of rows is. kByQuery: class c is the list's c-th query, where the query of its first row is number 0.
+// kByHead: class c is head c of the KV head's group, which has at most 32.
+enum TileClasses : int32_t { kByQuery = 0, kByHead = 1 };
+
+// Entries of a list for each of its tiles, alike but for their bits: those of classes 32 w .. 32 w + 31 are in entry w.
+// Only groups of fewer than four heads have more than 32 queries in a list.
+constexpr int32_t tile_words(int32_t group_size, int32_t classes_by) {
+  if (classes_by == kByHead) return 1;
+  const int32_t n_split = kTileRows % group_size > 0 ? 1 : 0;  // a list may begin within a query
+  return ((kTileRows - n_split + group_size - 1) / group_size + n_split + 31) / 32;
+}
+
+// The tiles of a call, in device memory: as sequences do, they may change between the replays of a graph. A list does not
+// express causality or a sliding window, as above.
+struct DeviceTileLists {
+  // List t of head h of sequence s, of the rows from kTileRows t on, is lists[s * per_sequence + h * per_head + t]. Null:
+  // the call has no tiles.
+  const DeviceTiles* lists = nullptr;
+  const KeyTile* keys = nullptr;
+  int32_t n_heads = 0;  // that have lists: 1, which all KV heads share, or as many as the layer has KV heads
+  int32_t per_head = 0, per_sequence = 0;
+  int32_t most_tiles = 0;  // of a list, now and in every replay
+  int32_t classes_by = kByQuery;
+  int32_t reserved = 0;
 };
 
 }  // namespace tandem

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -142,6 +143,130 @@ void granules_are_refused(void**) {
   tandem::DeviceError error;
   assert_int_equal(c.try_attend(&error), TANDEM_ERROR_UNSUPPORTED);
   assert_string_equal(error.field, "lists");
+}
+
+// Keys that each query names for itself. Those that no query names are NaN.
+WindowOptions tiles_of(TypePair types, int32_t dim, int32_t group, std::vector<WindowSequence> sequences,
+                       const tandem::test::TileOptions& tiles) {
+  WindowOptions options = options_of(types, dim, group, std::move(sequences));
+  options.tiles = tiles;
+  return options;
+}
+
+void tiles_of_types_and_dims(void**) {
+  uint64_t seed = 1;
+  for (const TypePair types : pairs)
+    for (const int32_t dim : {64, 96, 128, 192, 256})
+      for (const int32_t q_type : {TANDEM_BF16, TANDEM_F16, TANDEM_F32})
+        for (const int32_t n_heads : {1, 2}) {
+          const int32_t group = seed % 4 == 0 ? 1 : seed % 4 == 1 ? 4 : seed % 4 == 2 ? 16 : 5;
+          WindowOptions options = tiles_of(types, dim, group, {{0, 333, 90}, {70, 1200, 21}, {64, 64, 3}, {0, 5, 0}},
+                                           {.n_heads = n_heads, .unit = n_heads * 64, .share = seed % 3 == 0 ? 0.1 : 0.4});
+          options.q_type = q_type;
+          options.o_type = seed % 5 == 0 ? TANDEM_BF16 : TANDEM_F32;
+          if (seed % 7 == 0) options.layer.soft_cap = 5.0f;
+          options.seed = seed++;
+          assert_right_twice(options);
+        }
+}
+
+// A few keys of many: only by lists are the others, which are NaN, not read.
+void tiles_of_long_sequences(void**) {
+  for (const TypePair types : pairs)
+    for (const int32_t dim : {64, 128, 256})
+      for (const int32_t unit : {64, 128, 256})
+        assert_right_twice(tiles_of(types, dim, 8, {{0, 9000, 33}, {1000, 7777, 100}, {0, 300, 300}},
+                                    {.n_heads = 2, .unit = unit, .share = unit == 64 ? 0.5 : 0.03, .n_shared = 5}));
+}
+
+// One to 128 queries a list, and groups that divide none.
+void tiles_of_groups(void**) {
+  for (const TypePair types : pairs)
+    for (const int32_t group : {1, 2, 3, 5, 7, 16, 32, 48}) {
+      WindowOptions options =
+          tiles_of(types, 128, group, {{0, 700, 200}, {30, 200, 1}, {64, 64, 0}}, {.n_heads = 2, .share = 0.2});
+      assert_right_twice(options);
+      options.tiles.classes_by = tandem::kByHead;
+      if (group <= 32) assert_right_twice(options);
+    }
+}
+
+void tiles_with_windows_caps_and_sinks(void**) {
+  for (const TypePair types : pairs)
+    for (const int64_t window : {16, 700})
+      for (const float cap : {0.0f, 5.0f}) {
+        WindowOptions options = tiles_of(types, 128, 4, {{0, 900, 70}, {37, 240, 200}, {0, 5, 2}},
+                                         {.n_heads = 1, .unit = 128, .share = 0.5, .n_shared = 3});
+        options.layer.sliding_window = window;
+        options.layer.soft_cap = cap;
+        for (int32_t i = 0; i < options.layer.n_q_heads; ++i)
+          options.layer.sinks.push_back(0.5f * static_cast<float>(i) - 2.0f);
+        assert_right_twice(options);
+      }
+}
+
+void tiles_in_pages_of_other_lengths(void**) {
+  for (const TypePair types : pairs)
+    for (const int32_t page_len : {64, 192, 256}) {
+      WindowOptions options = tiles_of(types, 128, 4, {{0, 700, 40}, {100, 1500, 30}}, {.n_heads = 2, .unit = 256});
+      options.page_len = page_len;
+      assert_right_twice(options);
+    }
+}
+
+// Each part has lists of its own, which may be empty.
+void tiles_go_into_states(void**) {
+  for (const TypePair types : pairs)
+    for (const int32_t q_type : {TANDEM_F32, TANDEM_BF16})
+      for (const int64_t n_parts : {1, 2, 5}) {
+        WindowOptions options = tiles_of(types, n_parts == 2 ? 128 : 80, 4, {{0, 900, 70}, {70, 1200, 300}, {0, 3, 1}},
+                                         {.n_heads = 2, .unit = 128, .share = 0.2});
+        options.q_type = q_type;
+        if (n_parts == 5) options.layer.sliding_window = 600;
+        for (int32_t i = 0; i < options.layer.n_q_heads && n_parts != 1; ++i)
+          options.layer.sinks.push_back(0.5f * static_cast<float>(i) - 2.0f);
+        WindowCase c(*device, options);
+        c.clear_output();
+        c.attend_parts(n_parts);
+        assert_left_right(c, options);
+      }
+}
+
+void tiles_over_few_keys(void**) {
+  constexpr tandem::test::KernelCall kCalls[] = {{4, TANDEM_BF16, 0.0f}, {4, TANDEM_F16, 0.0f}, {4, TANDEM_F32, 5.0f}};
+  for (const TypePair types : pairs)
+    tandem::test::for_every_kernel(types, {{0, 512, 70}, {70, 333, 21}, {10, 10, 3}}, kCalls, [](WindowOptions options) {
+      options.tiles = {.n_heads = 2};
+      WindowCase c(*device, options);
+      assert_right(c, options);
+    });
+}
+
+void tiles_that_are_wrong_are_refused(void**) {
+  const struct {
+    int32_t code;
+    const char* text;
+    void (*spoil)(tandem::DeviceAttend& call);
+  } kBad[] = {
+      {TANDEM_ERROR_INVALID_ARGUMENT, "tiles.lists = 0", [](tandem::DeviceAttend& call) { call.tiles.lists = nullptr; }},
+      {TANDEM_ERROR_INVALID_ARGUMENT, "tiles.keys = 0", [](tandem::DeviceAttend& call) { call.tiles.keys = nullptr; }},
+      {TANDEM_ERROR_INVALID_ARGUMENT, "tiles.n_heads = 3", [](tandem::DeviceAttend& call) { call.tiles.n_heads = 3; }},
+      {TANDEM_ERROR_INVALID_ARGUMENT, "tiles.per_head = 1", [](tandem::DeviceAttend& call) { call.tiles.per_head = 1; }},
+      {TANDEM_ERROR_INVALID_ARGUMENT, "tiles.per_sequence = 5",
+       [](tandem::DeviceAttend& call) { call.tiles.per_sequence = 5; }},
+      {TANDEM_ERROR_INVALID_ARGUMENT, "tiles.most_tiles = -1",
+       [](tandem::DeviceAttend& call) { call.tiles.most_tiles = -1; }},
+      {TANDEM_ERROR_INVALID_ARGUMENT, "tiles.classes_by = 2", [](tandem::DeviceAttend& call) { call.tiles.classes_by = 2; }},
+      {TANDEM_ERROR_UNSUPPORTED, "tiles.classes_by = 1", [](tandem::DeviceAttend& call) { call.tiles.classes_by = 1; }},
+  };
+  for (const auto& bad : kBad) {
+    WindowCase c(*device, tiles_of({TANDEM_BF16, TANDEM_BF16}, 128, 48, {{0, 333, 7}, {0, 333, 2}}, {.n_heads = 2}));
+    bad.spoil(c.call());
+    tandem::DeviceError error;
+    assert_int_equal(c.try_attend(&error), bad.code);
+    assert_string_equal(error.field, "tiles");
+    if (std::strstr(error.message, bad.text) == nullptr) fail_msg("%s: %s", bad.text, error.message);
+  }
 }
 
 void keys_behind_the_window_may_be_nan(void**) {
@@ -321,6 +446,14 @@ int main(int argc, char** argv) {
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
       cmocka_unit_test(lists_of_ranges),
       cmocka_unit_test(granules_are_refused),
+      cmocka_unit_test(tiles_of_types_and_dims),
+      cmocka_unit_test(tiles_of_long_sequences),
+      cmocka_unit_test(tiles_of_groups),
+      cmocka_unit_test(tiles_with_windows_caps_and_sinks),
+      cmocka_unit_test(tiles_in_pages_of_other_lengths),
+      cmocka_unit_test(tiles_go_into_states),
+      cmocka_unit_test(tiles_over_few_keys),
+      cmocka_unit_test(tiles_that_are_wrong_are_refused),
       cmocka_unit_test(keys_behind_the_window_may_be_nan),
       cmocka_unit_test(rows_that_see_nothing),
       cmocka_unit_test(bad_numbers_stay_where_they_are),

@@ -63,6 +63,12 @@ void WindowCase::make_pages(reference::Random& random) {
   // The page called 0 is the first sequence's first one, as in a session: others lie before it.
   const int64_t called_0 = options_.has_no_page_0 ? -(INT64_C(1) << 40) : tables_[0];
   for (const int64_t page : tables_) from_first_.push_back(page - called_0);
+  if (options_.tiles.n_heads > 0) {
+    int32_t max_q_len = 0;
+    for (const WindowSequence& sequence : options_.sequences) max_q_len = std::max(max_q_len, sequence.q_len);
+    reference::Random of_tiles(options_.seed + 2000);
+    tiles_ = std::make_unique<NamedTiles>(options_.tiles, layer_.group_size, max_q_len, descriptors_, of_tiles);
+  }
   if (options_.lists.n_heads > 0) {
     reference::Random of_lists(options_.seed + 1000);  // keys and queries are what they are without lists
     named_ = std::make_unique<NamedKeys>(options_.lists, descriptors_, from_first_, options_.page_len, of_lists);
@@ -125,6 +131,7 @@ std::vector<double> WindowCase::make_plane(reference::Random& random, const Devi
         if (bytes == 0) continue;
         const auto nth = static_cast<size_t>(&sequence - descriptors_.data());
         if (named_ != nullptr && options_.lists.hides_others && !is_attended(nth, h, token)) continue;
+        if (tiles_ != nullptr && options_.tiles.hides_others && !tiles_->has_any(nth, h, token)) continue;
         std::byte* to = pool_.data() + page + plane_at_[plane + p] + h * pages_.head_stride[plane + p];
         std::memcpy(to + slot * bytes, rows[p].data() + (i % n_made * n_heads + h) * bytes, static_cast<size_t>(bytes));
       }
@@ -201,6 +208,7 @@ void WindowCase::make_call() {
     lists.are_written_by_kernels = options_.lists.by_kernels ? 1 : 0;
     upload_lists();
   }
+  if (tiles_ != nullptr) call_.tiles = upload_tiles(descriptors_, &owned_);
   const int64_t workspace = device_.table->workspace_bytes(device_.self, &call_);
   call_.workspace = own(std::vector<std::byte>(static_cast<size_t>(workspace)).data(), workspace);
 }
@@ -213,6 +221,20 @@ void WindowCase::upload_lists() {
   };
   upload(call_.lists.keys, named_->keys());
   upload(call_.lists.granules, named_->granules());
+}
+
+DeviceTileLists WindowCase::upload_tiles(const std::vector<DeviceSequence>& sequences, std::vector<void*>* owned) const {
+  const NamedTiles::Made made = tiles_->make(sequences, from_first_, options_.page_len);
+  DeviceTileLists tiles = made.described;
+  const auto upload = [&](const auto& from) {
+    const auto bytes = static_cast<int64_t>((from.size() + 1) * sizeof from[0]);
+    owned->push_back(device_.allocate(bytes));
+    if (!from.empty()) device_.upload(owned->back(), from.data(), bytes - static_cast<int64_t>(sizeof from[0]));
+    return owned->back();
+  };
+  tiles.lists = static_cast<const DeviceTiles*>(upload(made.lists));
+  tiles.keys = static_cast<const KeyTile*>(upload(made.keys));
+  return tiles;
 }
 
 void WindowCase::name_others(uint64_t seed) {
@@ -260,14 +282,17 @@ void WindowCase::attend_parts(int64_t n_parts) {
       sequence.n_after += end - sequence.end;
     }
     device_.upload(described, sequences.data(), bytes);
+    std::vector<void*> owned;
+    if (tiles_ != nullptr) part.tiles = upload_tiles(sequences, &owned);
     const bool is_last = i == n_parts - 1;
     part.o = is_last ? call_.o : DeviceRows{states, TANDEM_F32, 0, int64_t{layer_.n_q_heads} * dim, dim};
     part.lse = is_last ? call_.lse : static_cast<float*>(of_states);
     part.sinks = is_last ? call_.sinks : nullptr;
     DeviceError error;
     device_.must(device_.table->attend(device_.self, &part, nullptr, &error), error);
+    device_.wait();
+    for (void* data : owned) device_.table->release(device_.self, data);
   }
-  device_.wait();
   in_parts_ = true;
   for (void* data : {states, of_states, described}) device_.table->release(device_.self, data);
 }
@@ -346,22 +371,27 @@ bool WindowCase::is_attended(size_t sequence, int64_t kv_head, int64_t token) co
 }
 
 // The keys of a query, counted from its sequence's begin.
-void WindowCase::see(size_t sequence, int64_t token, int32_t kv_head, std::vector<int64_t>* keys) const {
+void WindowCase::see(size_t sequence, int64_t token, int32_t head, std::vector<int64_t>* keys) const {
+  const int32_t per_kv = has_heads() ? layer_.group_size : 1, kv_head = head / per_kv;
   const DeviceSequence& of = descriptors_[sequence];
   const int64_t end = of.end - of.q_len + token + 1;
   const auto of_layer = static_cast<int32_t>(layer_.sliding_window);
   const int64_t window = named_ != nullptr ? named_->sliding_window(kv_head, of_layer) : of_layer;
   for (int64_t t = std::max(of.begin, window > 0 ? end - window : 0); t < end; ++t)
-    if (named_ == nullptr || named_->has(sequence, kv_head, t)) keys->push_back(t - of.begin);
+    if ((named_ == nullptr || named_->has(sequence, kv_head, t)) &&
+        (tiles_ == nullptr || tiles_->has(sequence, kv_head, token, head % per_kv, t)))
+      keys->push_back(t - of.begin);
 }
 
 reference::GateVerdict WindowCase::check() const {
   // States are added to by prefill kernels, however few the queries are.
-  const int64_t most_q_len = in_parts_ ? INT32_MAX : call_.sequences.max_q_len;
+  const int64_t most_q_len = in_parts_ || tiles_ != nullptr ? INT32_MAX : call_.sequences.max_q_len;
   const bool rounds_p = reference::device_rounds_p(options_.layer, options_.q_type, most_q_len);
   const std::vector<uint8_t> bytes = output();
   const auto* lse = reinterpret_cast<const float*>(bytes.data() + o_bytes_);
   reference::GateVerdict all;
+  reference::RefLayer layer = options_.layer;
+  if (has_heads()) layer.n_kv_heads = layer.n_q_heads;
   for (size_t s = 0; s < descriptors_.size() && all.pass; ++s) {
     const DeviceSequence& sequence = descriptors_[s];
     const int64_t n_keys = sequence.end - sequence.begin,
@@ -372,7 +402,7 @@ reference::GateVerdict WindowCase::check() const {
         const auto from = made.begin() + i % n_made * layer_.n_kv_heads * dim;
         rows.insert(rows.end(), from, from + layer_.n_kv_heads * dim);
       }
-      return rows;
+      return has_heads() ? repeat_heads(rows, layer_.group_size, dim) : rows;
     };
     const std::vector<float> k = widen(k_[s], layer_.k_head_dim), v = widen(v_[s], layer_.v_head_dim);
     const int64_t q_row = int64_t{layer_.n_q_heads} * layer_.k_head_dim;
@@ -388,9 +418,9 @@ reference::GateVerdict WindowCase::check() const {
     queries.positions = q_positions.data();
     queries.naive_rounds_p = rounds_p;
     queries.naive_rows = 64 + 40'000'000 / ((n_keys + 1) * (layer_.k_head_dim + layer_.v_head_dim));
-    if (named_ != nullptr) queries.naive_rows *= 8;  // many see few keys, or none
+    if (named_ != nullptr || tiles_ != nullptr) queries.naive_rows *= 8;  // many see few keys, or none
     queries.visible = [&](int64_t token, int32_t kv_head, std::vector<int64_t>* keys) { see(s, token, kv_head, keys); };
-    const reference::LayerRows rows{&options_.layer, n_keys, k.data(), v.data(), positions.data()};
+    const reference::LayerRows rows{&layer, n_keys, k.data(), v.data(), positions.data()};
     const reference::Truth truth = reference::attend_reference(rows, queries);
     reference::GateCall call;
     call.truth = &truth;

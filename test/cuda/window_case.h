@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/named_keys.h"
+#include "device/named_tiles.h"
 #include "device/open_device.h"
 #include "lib/tables/device.h"
 #include "reference/gate.h"
@@ -44,6 +45,7 @@ struct WindowOptions {
   int32_t n_distinct = 0;  // keys, and queries; the others repeat these. 0: all are
   int32_t n_layers = 1;    // copies of the window, for benches
   ListOptions lists;
+  TileOptions tiles;
   uint64_t seed = 1;
 };
 
@@ -56,6 +58,7 @@ class WindowCase {
   int32_t supports(DeviceError* error) const;
   void attend(int32_t layer_idx, void* stream = nullptr);  // the launch alone
   int32_t try_attend(DeviceError* error);
+  DeviceAttend& call() { return call_; }
   void attend_parts(int64_t n_parts);   // of the keys, each with the states of those before
   std::vector<uint8_t> output() const;  // o, then lse, as they are
   void clear_output() const;
@@ -80,8 +83,11 @@ class WindowCase {
   void spread_weights(reference::Random& random, int64_t n_made, int32_t plane, std::vector<double>* made);
   void make_call();
   bool is_attended(size_t sequence, int64_t kv_head, int64_t token) const;
-  void see(size_t sequence, int64_t token, int32_t kv_head, std::vector<int64_t>* keys) const;
+  // head: a query head where each has tiles of its own, else a KV head.
+  void see(size_t sequence, int64_t token, int32_t head, std::vector<int64_t>* keys) const;
+  bool has_heads() const { return tiles_ != nullptr && options_.tiles.classes_by == kByHead; }
   void upload_lists();
+  DeviceTileLists upload_tiles(const std::vector<DeviceSequence>& sequences, std::vector<void*>* owned) const;
 
   const OpenDevice& device_;
   WindowOptions options_;
@@ -96,8 +102,9 @@ class WindowCase {
   std::vector<int64_t> tables_;             // bytes from page 0
   int64_t page_bytes_ = 0;
   std::vector<DeviceSequence> descriptors_;
-  std::vector<int64_t> from_first_;   // tables_, from the page called 0 on
-  std::unique_ptr<NamedKeys> named_;  // null: the call has no lists
+  std::vector<int64_t> from_first_;    // tables_, from the page called 0 on
+  std::unique_ptr<NamedKeys> named_;   // null: the call has no lists
+  std::unique_ptr<NamedTiles> tiles_;  // null: it has no tiles
   std::vector<void*> owned_;
   int64_t plane_at_[kPlanes] = {};  // in a page
   DevicePages pages_;

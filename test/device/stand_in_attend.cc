@@ -16,7 +16,7 @@ namespace {
 
 using namespace tandem;
 
-// What the queries of one sequence and KV head read: row i is token tokens[i].
+// What queries of one sequence and KV head read: row i is token tokens[i].
 struct Keys {
   std::vector<int64_t> tokens;
   std::vector<double> k;  // [n, k_head_dim]
@@ -45,10 +45,47 @@ void add_granules(const DeviceAttend& call, const DeviceSequence& sequence, cons
   }
 }
 
-void name_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head, Keys* keys) {
+const DeviceTiles& tiles_of(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head, int32_t row) {
+  const DeviceTileLists& tiles = call.tiles;
+  const int64_t s = &sequence - call.sequences.sequences, head = tiles.n_heads == 1 ? 0 : kv_head;
+  return *on_device(tiles.lists + s * tiles.per_sequence + head * tiles.per_head + row / kTileRows, sizeof(DeviceTiles),
+                    "a list of tiles is no device memory");
+}
+
+// All entries of a list, whoever reads them.
+void check_tiles(const DeviceAttend& call, const DeviceSequence& sequence, const DeviceTiles& list) {
+  const int64_t* table = call.sequences.page_tables + sequence.table_begin;
+  const int32_t n_words = tile_words(call.layer->group_size, call.tiles.classes_by);
+  require(list.n >= 0 && list.n <= call.tiles.most_tiles, "a list of tiles is longer than the call has said");
+  int64_t before = -1;
+  for (int32_t i = 0; i < list.n * n_words; ++i) {
+    const KeyTile& tile = *on_device(call.tiles.keys + list.first + i, sizeof(KeyTile), "a tile is no device memory");
+    require(tile.token % kTileTokens == 0, "a tile does not begin where one may");
+    require(i % n_words == 0 ? tile.token > before : tile.token == before, "tiles do not ascend");
+    require(tile.page == table[tile.token / call.pages.page_len % sequence.table_len], "a tile's page is not its token's");
+    before = tile.token;
+  }
+}
+
+// The tokens of the tiles that name a row's class.
+void add_tiles(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head, int32_t row, Keys* keys) {
+  const DeviceTiles& list = tiles_of(call, sequence, kv_head, row);
+  const int32_t group = call.layer->group_size, n_words = tile_words(group, call.tiles.classes_by);
+  const int32_t own = call.tiles.classes_by == kByHead ? row % group : row / group - row / kTileRows * kTileRows / group;
+  for (int32_t i = 0; i < list.n; ++i) {
+    const KeyTile& tile = call.tiles.keys[list.first + i * n_words + own / 32];
+    if ((tile.classes >> own % 32 & 1) == 0) continue;
+    for (int64_t token = tile.token; token < tile.token + kTileTokens; ++token)
+      if (token >= sequence.begin && token < sequence.end) keys->tokens.push_back(token);
+  }
+}
+
+// row: of the sequence's q_len * group_size rows.
+void name_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head, int32_t row, Keys* keys) {
   const DeviceLists& lists = call.lists;
   int64_t begin = sequence.begin;
   keys->sliding_window = call.layer->sliding_window;
+  if (call.tiles.lists != nullptr) return add_tiles(call, sequence, kv_head, row, keys);
   if (lists.keys != nullptr) {
     const int64_t entry = (&sequence - call.sequences.sequences) * lists.per_sequence + (lists.n_heads == 1 ? 0 : kv_head);
     const DeviceKeys& own = *on_device(lists.keys + entry, sizeof(DeviceKeys), "a key list is no device memory");
@@ -62,10 +99,10 @@ void name_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t
   for (int64_t token = begin; token < sequence.end; ++token) keys->tokens.push_back(token);
 }
 
-Keys load_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head) {
+Keys load_keys(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head, int32_t row) {
   const Layer& layer = *call.layer;
   Keys keys;
-  name_keys(call, sequence, kv_head, &keys);
+  name_keys(call, sequence, kv_head, row, &keys);
   const size_t n = keys.tokens.size();
   const auto k_dim = static_cast<size_t>(layer.k_head_dim), v_dim = static_cast<size_t>(layer.v_head_dim);
   const WindowRows window(call, sequence);
@@ -146,6 +183,33 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
         sum != 0.0 ? static_cast<float>(from + std::log(sum)) : -std::numeric_limits<float>::infinity();
 }
 
+// The rows of a sequence and KV head. Those of one query have the same keys, unless they have tiles of different lists or
+// heads.
+void attend_rows(const DeviceAttend& call, const DeviceSequence& sequence, int32_t kv_head) {
+  const int32_t group = call.layer->group_size, n_rows = sequence.q_len * group;
+  const bool has_tiles = call.tiles.lists != nullptr;
+  for (int32_t row = 0; has_tiles && row < n_rows; row += kTileRows)
+    check_tiles(call, sequence, tiles_of(call, sequence, kv_head, row));
+  Keys keys;
+  for (int32_t row = 0; row < n_rows; ++row) {
+    const bool is_new = row % group == 0 || row % kTileRows == 0 || call.tiles.classes_by == kByHead;
+    if (row == 0 || (has_tiles && is_new)) keys = load_keys(call, sequence, kv_head, row);
+    attend_row(call, sequence, keys, row / group, kv_head * group + row % group);
+  }
+}
+
+void check_lists(const DeviceTileLists& tiles, const DeviceAttend& call) {
+  if (tiles.lists == nullptr) return require(tiles.keys == nullptr && tiles.n_heads == 0, "tiles without lists");
+  const int64_t n_rows = int64_t{call.sequences.max_q_len} * call.layer->group_size;
+  require(tiles.n_heads == 1 || tiles.n_heads == call.layer->n_kv_heads, "there are tiles for other heads than the layer's");
+  require(call.lists.keys == nullptr, "there are both granules and tiles");
+  require(tiles.per_head >= (n_rows + kTileRows - 1) / kTileRows, "a head has fewer lists of tiles than rows need");
+  require(call.sequences.n_sequences <= 1 || tiles.per_sequence >= tiles.n_heads * tiles.per_head,
+          "lists of tiles of two sequences are in one place");
+  require(tiles.classes_by == kByQuery || (tiles.classes_by == kByHead && call.layer->group_size <= 32),
+          "classes of tiles are neither queries nor up to 32 heads");
+}
+
 }  // namespace
 
 void check(const DeviceAttend& call) {
@@ -159,6 +223,7 @@ void check(const DeviceAttend& call) {
   require(lists.keys == nullptr || lists.n_heads == 1 || lists.n_heads == call.layer->n_kv_heads,
           "there are lists for other heads than the layer's");
   const int64_t n_rows = int64_t{call.sequences.max_q_len} * call.layer->group_size;
+  check_lists(call.tiles, call);
   require(lists.has_granules == 0 || (n_rows <= 64 && call.before_o == nullptr), "granules of a call for prefill kernels");
   on_device(call.sinks, call.sinks != nullptr ? int64_t{4} * call.layer->n_q_heads : 0, "the sinks are no device memory");
 }
@@ -170,12 +235,7 @@ bool perform(const DeviceAttend& call) {
   const DeviceSequence* sequences = read_sequences(call.sequences, -1);
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) check_table(call.sequences, sequences[i], call.pages.page_len);
   for (int32_t i = 0; i < call.sequences.n_sequences; ++i) {
-    for (int32_t kv_head = 0; kv_head < call.layer->n_kv_heads; ++kv_head) {
-      const Keys keys = load_keys(call, sequences[i], kv_head);
-      for (int32_t t = 0; t < sequences[i].q_len; ++t)
-        for (int32_t g = 0; g < call.layer->group_size; ++g)
-          attend_row(call, sequences[i], keys, t, kv_head * call.layer->group_size + g);
-    }
+    for (int32_t kv_head = 0; kv_head < call.layer->n_kv_heads; ++kv_head) attend_rows(call, sequences[i], kv_head);
   }
   return true;
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "device/named_keys.h"
+#include "device/named_tiles.h"
 #include "device/stand_in_host.h"
 #include "reference/attention_reference.h"
 #include "reference/random.h"
@@ -38,6 +39,7 @@ struct Case {
   bool has_sinks = false, has_lse = true;
   std::vector<Span> spans;
   tandem::test::ListOptions lists = {};
+  tandem::test::TileOptions tiles = {};
 };
 
 class Problem {
@@ -50,6 +52,7 @@ class Problem {
     make_rows(&call.o, case_.o_type, case_.v_dim, 5);
     fill_queries();
     if (case_.lists.n_heads > 0) name_keys();
+    if (case_.tiles.n_heads > 0) name_tiles();
     finish_call();
   }
 
@@ -60,6 +63,8 @@ class Problem {
     for (size_t i = 0; i < case_.spans.size(); ++i) check_sequence(i);
     check_between();
   }
+
+  KeyTile& tile() { return const_cast<KeyTile&>(*call.tiles.keys); }  // the first
 
   Host host;
   DeviceAttend call;
@@ -183,6 +188,36 @@ class Problem {
     call.lists.has_granules = case_.lists.share > 0.0 ? 1 : 0;
   }
 
+  // Keys that no row names become NaN.
+  void name_tiles() {
+    int32_t max_q_len = 0;
+    for (const Span& span : case_.spans) max_q_len = std::max(max_q_len, span.q_len);
+    tiles_ = std::make_unique<tandem::test::NamedTiles>(case_.tiles, layer_.group_size, max_q_len, sequences_, random_);
+    const tandem::test::NamedTiles::Made made = tiles_->make(sequences_, page_tables_, case_.page_len);
+    call.tiles = made.described;
+    call.tiles.lists = host.upload(made.lists);
+    call.tiles.keys = host.upload(made.keys);
+    const int64_t bytes = plane_bytes(layer_).of[kPlaneK];
+    for (size_t i = 0; i < sequences_.size(); ++i)
+      for (int64_t token = sequences_[i].begin; token < sequences_[i].end; ++token)
+        for (int32_t head = 0; head < case_.n_kv_heads; ++head) {
+          if (tiles_->has_any(i, head, token)) continue;
+          const int64_t entry = sequences_[i].table_begin + token / case_.page_len % case_.table_len;
+          std::memset(call.pages.planes[kPlaneK] + page_tables_[static_cast<size_t>(entry)] +
+                          head * call.pages.head_stride[kPlaneK] + token % case_.page_len * bytes,
+                      0xff, static_cast<size_t>(bytes));
+        }
+  }
+
+  bool is_by_head() const { return case_.tiles.n_heads > 0 && case_.tiles.classes_by == kByHead; }
+
+  // head: of the reference, which has a KV head for each query head where these have keys of their own.
+  bool names(size_t idx, int64_t query, int32_t head, int64_t token) const {
+    const int32_t per_kv = is_by_head() ? layer_.group_size : 1;
+    return (named_ == nullptr || named_->has(idx, head, token)) &&
+           (tiles_ == nullptr || tiles_->has(idx, head / per_kv, query, head % per_kv, token));
+  }
+
   void finish_call() {
     call.layer = &layer_;
     call.sequences.sequences = sequences = host.upload(sequences_);
@@ -209,11 +244,18 @@ class Problem {
     std::vector<int64_t> positions(static_cast<size_t>(span.end));
     std::iota(positions.begin(), positions.end(), 0);
     const int64_t first_query = span.end - span.q_len;
+    Stored stored = stored_[idx];
+    reference::RefLayer layer = reference_;
+    if (is_by_head()) {
+      layer.n_kv_heads = layer.n_q_heads;
+      stored = {tandem::test::repeat_heads(stored.k, layer_.group_size, case_.k_dim),
+                tandem::test::repeat_heads(stored.v, layer_.group_size, case_.v_dim)};
+    }
     reference::LayerRows rows;
-    rows.layer = &reference_;
+    rows.layer = &layer;
     rows.n_tokens = span.end;
-    rows.k = stored_[idx].k.data();
-    rows.v = stored_[idx].v.data();
+    rows.k = stored.k.data();
+    rows.v = stored.v.data();
     rows.positions = positions.data();
     reference::Queries queries;
     queries.n_tokens = span.q_len;
@@ -225,7 +267,7 @@ class Problem {
       const int32_t window = named_ == nullptr ? of_layer : named_->sliding_window(kv_head, of_layer);
       keys->clear();
       for (int64_t j = span.begin; j <= self; ++j)
-        if ((window == 0 || self - j < window) && (named_ == nullptr || named_->has(idx, kv_head, j))) keys->push_back(j);
+        if ((window == 0 || self - j < window) && names(idx, t, kv_head, j)) keys->push_back(j);
     };
     const reference::Truth truth = reference::attend_reference(rows, queries);
     for (int64_t t = 0; t < span.q_len; ++t)
@@ -284,7 +326,8 @@ class Problem {
   int64_t page_bytes_ = 0;
   std::vector<Stored> stored_;
   std::vector<float> sinks_, q_;
-  std::unique_ptr<tandem::test::NamedKeys> named_;  // null: the call has no lists
+  std::unique_ptr<tandem::test::NamedKeys> named_;   // null: the call has no lists
+  std::unique_ptr<tandem::test::NamedTiles> tiles_;  // null: it has no tiles
   int64_t n_tokens_ = 0;
 };
 
@@ -311,6 +354,26 @@ std::vector<Case> cases() {
   all.push_back({.name = "lists of ranges",
                  .spans = kRagged,
                  .lists = {.n_heads = 2, .share = 0.0, .newest = 80, .sliding_window = 9}});
+  const std::vector<Span> long_ones = {{0, 7, 7}, {257, 490, 70}, {100, 100, 0}, {64, 300, 150}};
+  all.push_back({.name = "tiles", .spans = long_ones, .tiles = {.n_heads = 2}});
+  all.push_back({.name = "tiles of all heads",
+                 .sliding_window = 90,
+                 .has_sinks = true,
+                 .spans = long_ones,
+                 .tiles = {.n_heads = 1, .unit = 128}});
+  for (const int32_t n_q_heads : {2, 6, 10, 64})  // groups of 1, 3, 5 and 32
+    all.push_back({.name = "tiles of groups",
+                   .k_dim = 8,
+                   .v_dim = 8,
+                   .n_q_heads = n_q_heads,
+                   .spans = long_ones,
+                   .tiles = {.n_heads = 2}});
+  all.push_back({.name = "tiles by heads",
+                 .k_dim = 16,
+                 .v_dim = 16,
+                 .n_q_heads = 10,
+                 .spans = long_ones,
+                 .tiles = {.n_heads = 2, .classes_by = kByHead}});
   // Queries whose own tokens are no longer, or not, resident: the first see nothing.
   all.push_back({.name = "empty rows", .spans = {{40, 60, 30}, {9, 9, 5}}});
   all.push_back({.name = "empty rows, sinks", .has_sinks = true, .spans = {{40, 60, 30}, {9, 9, 5}}});
@@ -346,10 +409,15 @@ void checks_calls(void**) {
       {"no workspace", true, [](Problem& p) { p.call.workspace = nullptr; }},
       {"workspace is no", true, [](Problem& p) { p.call.workspace = of_host; }},
       {"page_len", true, [](Problem& p) { p.call.pages.page_len = 32; }},
+      {"fewer lists of tiles", true, [](Problem& p) { p.call.tiles.per_head = 0; }},
+      {"other heads than", true, [](Problem& p) { p.call.tiles.n_heads = 3; }},
+      {"longer than the call", false, [](Problem& p) { p.call.tiles.most_tiles -= 1; }},
+      {"not its token's", false, [](Problem& p) { p.tile().page += 1; }},
+      {"do not ascend", false, [](Problem& p) { (&p.tile())[2] = p.tile(); }},
       {"16 bytes", true, [](Problem& p) { p.call.pages.head_stride[kPlaneK] += 4; }},
   };
   for (const auto& bad : kBad) {
-    Problem problem({.name = "bad", .spans = {{0, 256, 8}}}, 7);
+    Problem problem({.name = "bad", .spans = {{0, 256, 8}}, .tiles = {.n_heads = 1, .share = 1.0}}, 7);
     Host& host = problem.host;
     bad.spoil(problem);
     const int32_t status = host.table.attend(host.self, &problem.call, nullptr, &host.error);

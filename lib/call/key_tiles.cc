@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#include "lib/call/key_tiles.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace tandem {
+
+void TileMaker::begin(const TileQueries& queries) {
+  queries_ = queries;
+  const int64_t begin = queries.tokens.begin, end = std::max(queries.tokens.end, begin);
+  const int64_t unit = int64_t{1} << queries.named->unit_shift;
+  first_unit_ = begin / unit;
+  end_unit_ = end > begin ? (end + unit - 1) / unit : first_unit_;
+  first_tile_ = begin / kTileTokens;
+  end_tile_ = end > begin ? (end + kTileTokens - 1) / kTileTokens : first_tile_;
+  n_words_ = tile_words(queries.group_size, kByQuery);
+  pages_.clear();
+  for (int64_t tile = first_tile_; tile < end_tile_; ++tile)
+    pages_.push_back(queries.page_table[tile * kTileTokens / queries.page_len % queries.table_len]);
+  const int64_t n_units = end_unit_ - first_unit_;
+  named_.assign(static_cast<size_t>((n_units + 63) / 64), 0);
+  classes_.assign(static_cast<size_t>(n_units * n_words_), 0);
+}
+
+int32_t TileMaker::n_lists() const {
+  return static_cast<int32_t>((int64_t{queries_.n_queries} * queries_.group_size + kTileRows - 1) / kTileRows);
+}
+
+int64_t TileMaker::most_tiles() const {
+  const int64_t n_queries = std::min<int64_t>(queries_.n_queries, (kTileRows - 1) / queries_.group_size + 2);
+  const int64_t per_unit = (int64_t{1} << queries_.named->unit_shift) / kTileTokens;
+  return std::min(end_tile_ - first_tile_, n_queries * queries_.named->n_idx * per_unit);
+}
+
+int64_t TileMaker::most_entries() const { return n_lists() * most_tiles() * n_words_; }
+
+int64_t TileMaker::make(int32_t list_head, int64_t first, DeviceTiles* lists, KeyTile* keys) {
+  if (n_words_ == 1) return make_of<1>(list_head, first, lists, keys);
+  return n_words_ == 2 ? make_of<2>(list_head, first, lists, keys) : make_of<4>(list_head, first, lists, keys);
+}
+
+template <int kWords>
+int64_t TileMaker::make_of(int32_t list_head, int64_t first, DeviceTiles* lists, KeyTile* keys) {
+  const int64_t n_rows = int64_t{queries_.n_queries} * queries_.group_size;
+  KeyTile* to = keys + first;
+  for (int64_t row = 0; row < n_rows; row += kTileRows) {
+    const KeyTile* const begin = to;
+    count<kWords>(list_head, row / queries_.group_size, (std::min(row + kTileRows, n_rows) - 1) / queries_.group_size + 1);
+    to = write<kWords>(to);
+    *lists++ = {static_cast<int32_t>(begin - keys), static_cast<int32_t>((to - begin) / kWords)};
+  }
+  return to - keys;
+}
+
+template <int kWords>
+void TileMaker::count(int32_t list_head, int64_t first_query, int64_t end_query) {
+  const auto first_unit = static_cast<uint32_t>(first_unit_);
+  const uint32_t n_units = static_cast<uint32_t>(end_unit_) - first_unit;
+  for (int64_t query = first_query; query < end_query; ++query) {
+    const std::span<const int32_t> row = queries_.named->row(queries_.first_row + query, list_head);
+    const auto word = static_cast<size_t>(query - first_query) / 32;
+    const uint32_t bit = uint32_t{1} << (query - first_query) % 32;
+    // Pads, of -1, stand behind every unit.
+    const auto is_before = [](int32_t unit, uint32_t from) { return static_cast<uint32_t>(unit) < from; };
+    auto idx = first_unit == 0 ? row.begin() : std::lower_bound(row.begin(), row.end(), first_unit, is_before);
+    for (; idx != row.end(); ++idx) {
+      const uint32_t unit = static_cast<uint32_t>(*idx) - first_unit;
+      if (unit >= n_units) break;
+      named_[unit / 64] |= uint64_t{1} << unit % 64;
+      classes_[size_t{unit} * kWords + word] |= bit;
+    }
+  }
+}
+
+template <int kWords>
+KeyTile* TileMaker::write(KeyTile* to) {
+  const int shift = queries_.named->unit_shift - std::countr_zero(static_cast<uint32_t>(kTileTokens));
+  for (size_t i = 0; i < named_.size(); ++i) {
+    uint64_t units = named_[i];
+    named_[i] = 0;
+    for (; units != 0; units &= units - 1) {
+      const size_t unit = 64 * i + static_cast<size_t>(std::countr_zero(units));
+      const int64_t first = (first_unit_ + static_cast<int64_t>(unit)) << shift;
+      uint32_t* const classes = classes_.data() + unit * kWords;
+      for (int64_t tile = std::max(first, first_tile_); tile < std::min(first + (int64_t{1} << shift), end_tile_); ++tile)
+        for (int word = 0; word < kWords; ++word)
+          *to++ = {static_cast<int32_t>(tile * kTileTokens), classes[word], pages_[static_cast<size_t>(tile - first_tile_)]};
+      std::fill_n(classes, kWords, 0);
+    }
+  }
+  return to;
+}
+
+}  // namespace tandem
