@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace tandem {
 
@@ -53,13 +54,15 @@ int64_t TileMaker::make_of(int32_t list_head, int64_t first, DeviceTiles* lists,
   return to - keys;
 }
 
+// What both loops below read is in locals: for the compiler, numbers that they write could be members.
 template <int kWords>
 void TileMaker::count(int32_t list_head, int64_t first_query, int64_t end_query) {
   const auto first_unit = static_cast<uint32_t>(first_unit_);
   const uint32_t n_units = static_cast<uint32_t>(end_unit_) - first_unit;
+  uint64_t* const named = named_.data();
   for (int64_t query = first_query; query < end_query; ++query) {
     const std::span<const int32_t> row = queries_.named->row(queries_.first_row + query, list_head);
-    const auto word = static_cast<size_t>(query - first_query) / 32;
+    uint32_t* const classes = classes_.data() + (query - first_query) / 32;
     const uint32_t bit = uint32_t{1} << (query - first_query) % 32;
     // Pads, of -1, stand behind every unit.
     const auto is_before = [](int32_t unit, uint32_t from) { return static_cast<uint32_t>(unit) < from; };
@@ -67,8 +70,8 @@ void TileMaker::count(int32_t list_head, int64_t first_query, int64_t end_query)
     for (; idx != row.end(); ++idx) {
       const uint32_t unit = static_cast<uint32_t>(*idx) - first_unit;
       if (unit >= n_units) break;
-      named_[unit / 64] |= uint64_t{1} << unit % 64;
-      classes_[size_t{unit} * kWords + word] |= bit;
+      named[unit / 64] |= uint64_t{1} << unit % 64;
+      classes[size_t{unit} * kWords] |= bit;
     }
   }
 }
@@ -76,18 +79,22 @@ void TileMaker::count(int32_t list_head, int64_t first_query, int64_t end_query)
 template <int kWords>
 KeyTile* TileMaker::write(KeyTile* to) {
   const int shift = queries_.named->unit_shift - std::countr_zero(static_cast<uint32_t>(kTileTokens));
-  for (size_t i = 0; i < named_.size(); ++i) {
-    uint64_t units = named_[i];
-    named_[i] = 0;
+  int64_t first_unit = first_unit_;
+  const int64_t first_tile = first_tile_, end_tile = end_tile_;
+  const int64_t* const pages = pages_.data();
+  uint32_t* classes = classes_.data();
+  for (uint64_t& word : named_) {
+    uint64_t units = std::exchange(word, 0);
     for (; units != 0; units &= units - 1) {
-      const size_t unit = 64 * i + static_cast<size_t>(std::countr_zero(units));
-      const int64_t first = (first_unit_ + static_cast<int64_t>(unit)) << shift;
-      uint32_t* const classes = classes_.data() + unit * kWords;
-      for (int64_t tile = std::max(first, first_tile_); tile < std::min(first + (int64_t{1} << shift), end_tile_); ++tile)
-        for (int word = 0; word < kWords; ++word)
-          *to++ = {static_cast<int32_t>(tile * kTileTokens), classes[word], pages_[static_cast<size_t>(tile - first_tile_)]};
-      std::fill_n(classes, kWords, 0);
+      const int64_t unit = std::countr_zero(units);
+      uint32_t* const own = classes + unit * kWords;
+      const int64_t first = (first_unit + unit) << shift, end = std::min(first + (int64_t{1} << shift), end_tile);
+      for (int64_t tile = std::max(first, first_tile); tile < end; ++tile)
+        for (int i = 0; i < kWords; ++i) *to++ = {static_cast<int32_t>(tile * kTileTokens), own[i], pages[tile - first_tile]};
+      std::fill_n(own, kWords, 0);
     }
+    classes += 64 * kWords;
+    first_unit += 64;
   }
   return to;
 }
