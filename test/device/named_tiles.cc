@@ -58,8 +58,7 @@ std::vector<int32_t> NamedTiles::indices(size_t sequence, int32_t list_head, int
   return idx;
 }
 
-void NamedTiles::add_list(const DeviceSequence& sequence, size_t nth, int32_t list_head, int64_t list, const int64_t* table,
-                          int32_t page_len, Made* made) const {
+void NamedTiles::add_list(const DeviceSequence& sequence, size_t nth, int32_t list_head, int64_t list, Made* made) const {
   const int32_t n_words = tile_words(group_size_, options_.classes_by);
   const int64_t first_row = list * kTileRows,
                 end_row = std::min(first_row + kTileRows, int64_t{sequence.q_len} * group_size_);
@@ -74,8 +73,7 @@ void NamedTiles::add_list(const DeviceSequence& sequence, size_t nth, int32_t li
       if (has(nth, list_head, query, head, token)) classes[of / 32] |= 1u << of % 32;
     }
     if (std::all_of(classes, classes + 4, [](uint32_t word) { return word == 0; })) continue;
-    for (int32_t word = 0; word < n_words; ++word)
-      made->keys.push_back({static_cast<int32_t>(token), classes[word], table[token / page_len % sequence.table_len]});
+    for (int32_t word = 0; word < n_words; ++word) made->keys.push_back({static_cast<int32_t>(token), classes[word], 0});
     ++own.n;
   }
   made->described.most_tiles = std::max(made->described.most_tiles, own.n);
@@ -88,10 +86,15 @@ NamedTiles::Made NamedTiles::make(const std::vector<DeviceSequence>& sequences, 
   made.described.per_head = (max_q_len_ * group_size_ + kTileRows - 1) / kTileRows;
   made.described.per_sequence = options_.n_heads * made.described.per_head;
   made.described.classes_by = options_.classes_by;
-  for (size_t i = 0; i < sequences.size(); ++i)
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const size_t first = made.keys.size();
     for (int32_t head = 0; head < options_.n_heads; ++head)
-      for (int64_t list = 0; list < made.described.per_head; ++list)
-        add_list(sequences[i], i, head, list, tables.data() + sequences[i].table_begin, page_len, &made);
+      for (int64_t list = 0; list < made.described.per_head; ++list) add_list(sequences[i], i, head, list, &made);
+    for (size_t at = first; at < made.keys.size(); ++at) {
+      const int64_t entry = made.keys[at].token / page_len % sequences[i].table_len;
+      made.keys[at].page = tables[static_cast<size_t>(sequences[i].table_begin + entry)];
+    }
+  }
   return made;
 }
 

@@ -45,8 +45,7 @@ class NamedTiles {
 
  private:
   size_t row_of(size_t sequence, int64_t list_head, int64_t query, int64_t head) const;
-  void add_list(const DeviceSequence& sequence, size_t nth, int32_t list_head, int64_t list, const int64_t* table,
-                int32_t page_len, Made* made) const;
+  void add_list(const DeviceSequence& sequence, size_t nth, int32_t list_head, int64_t list, Made* made) const;
 
   TileOptions options_;
   int32_t group_size_, max_q_len_, n_idx_ = 0;
