@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Time to make lists of tiles (lib/call/key_tiles.h) of what 4,096 queries of 64 heads over 4 KV heads name of 131,072 keys:
-// 16 units of 128 tokens for each query and KV head, on one thread. Each line is first checked against sets of units.
+// 16 units of 128 tokens for each query and KV head. On one thread, and on one for each KV head, which includes starting
+// them. Each line is first checked against sets of units.
 //
 //   random     units of each query's own
 //   clustered  64 queries side by side share 14 of their units
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <set>
+#include <thread>
 
 #include "bench/cpu/bench_clock.h"
 #include "lib/call/key_tiles.h"
@@ -58,15 +60,33 @@ struct Problem {
 struct Tiles {
   std::vector<DeviceTiles> lists;
   std::vector<KeyTile> keys;
-  int64_t n = 0;
+  TileMaker makers[kHeads];
 
-  void make(const Problem& problem, TileMaker* maker) {
-    maker->begin(problem.queries);
-    lists.resize(static_cast<size_t>(kHeads * maker->n_lists()));
-    keys.resize(static_cast<size_t>(kHeads * maker->most_entries()));
-    n = 0;
+  explicit Tiles(const Problem& problem) {
+    makers[0].begin(problem.queries);
+    lists.resize(static_cast<size_t>(kHeads * makers[0].n_lists()));
+    keys.resize(static_cast<size_t>(kHeads * makers[0].most_entries()));
+  }
+  void make_head(int32_t head, TileMaker* maker) {
+    maker->make(head, head * maker->most_entries(), lists.data() + head * maker->n_lists(), keys.data());
+  }
+  void make(const Problem& problem) {
+    makers[0].begin(problem.queries);
+    for (int32_t head = 0; head < kHeads; ++head) make_head(head, &makers[0]);
+  }
+  void make_by_threads(const Problem& problem) {
+    std::vector<std::thread> threads;
     for (int32_t head = 0; head < kHeads; ++head)
-      n = maker->make(head, n, lists.data() + head * maker->n_lists(), keys.data());
+      threads.emplace_back([&, head] {
+        makers[head].begin(problem.queries);
+        make_head(head, &makers[head]);
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+  int64_t n() const {
+    int64_t sum = 0;
+    for (const DeviceTiles& list : lists) sum += list.n;
+    return sum;
   }
   // Each list has the units of its queries, twice as tiles, and as many class bits as they have indices.
   bool are_right(const Problem& problem) const {
@@ -94,28 +114,25 @@ struct Tiles {
 
 int run(int n_rounds) {
   bool all_right = true;
-  for (const int32_t n_shared : {0, 14}) {
-    const Problem problem(n_shared);
-    TileMaker maker;
-    Tiles tiles;
-    tiles.make(problem, &maker);
-    const char* name = n_shared == 0 ? "random" : "clustered";
-    if (!tiles.are_right(problem)) {
-      std::printf("%-9s WRONG\n", name);
-      all_right = false;
-      continue;
+  for (const int32_t n_shared : {0, 14})
+    for (const bool by_threads : {false, true}) {
+      const Problem problem(n_shared);
+      Tiles tiles(problem);
+      const auto make = [&] { by_threads ? tiles.make_by_threads(problem) : tiles.make(problem); };
+      const char* name = n_shared == 0 ? "random" : "clustered";
+      make();
+      if (!tiles.are_right(problem)) std::printf("%-9s WRONG\n", name), all_right = false;
+      std::vector<double> ns;
+      for (int i = 0; i < n_rounds; ++i) {
+        Stretch stretch;
+        make();
+        stretch.end();
+        ns.push_back(stretch.wall);
+      }
+      if (all_right && n_rounds > 0)
+        std::printf("%-9s %d threads %8lld tiles  median %6.3f ms, least %6.3f ms\n", name, by_threads ? kHeads : 1,
+                    static_cast<long long>(tiles.n()), median(ns) * 1e-6, *std::min_element(ns.begin(), ns.end()) * 1e-6);
     }
-    std::vector<double> ns;
-    for (int i = 0; i < n_rounds; ++i) {
-      Stretch stretch;
-      tiles.make(problem, &maker);
-      stretch.end();
-      ns.push_back(stretch.wall);
-    }
-    if (n_rounds == 0) continue;
-    std::printf("%-9s %8lld tiles  median %6.3f ms, least %6.3f ms\n", name, static_cast<long long>(tiles.n),
-                median(ns) * 1e-6, *std::min_element(ns.begin(), ns.end()) * 1e-6);
-  }
   return all_right ? 0 : 1;
 }
 

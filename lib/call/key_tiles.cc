@@ -3,9 +3,27 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 namespace tandem {
+
+namespace {
+
+// A tile's entries, each as two numbers of 64 bits, which compilers write by one store: three stores take twice as long.
+template <int kWords>
+KeyTile* put(int64_t token, const uint32_t (&classes)[kWords], int64_t page, KeyTile* to) {
+  static_assert(sizeof(KeyTile) == 16 && offsetof(KeyTile, classes) == 4 && offsetof(KeyTile, page) == 8);
+  static_assert(std::endian::native == std::endian::little);
+  for (const uint32_t word : classes) {
+    const uint64_t both[2] = {static_cast<uint64_t>(token) | uint64_t{word} << 32, static_cast<uint64_t>(page)};
+    std::memcpy(to++, both, sizeof both);
+  }
+  return to;
+}
+
+}  // namespace
 
 void TileMaker::begin(const TileQueries& queries) {
   queries_ = queries;
@@ -44,11 +62,15 @@ int64_t TileMaker::make(int32_t list_head, int64_t first, DeviceTiles* lists, Ke
 template <int kWords>
 int64_t TileMaker::make_of(int32_t list_head, int64_t first, DeviceTiles* lists, KeyTile* keys) {
   const int64_t n_rows = int64_t{queries_.n_queries} * queries_.group_size;
+  const int32_t shift = queries_.named->unit_shift;
+  const auto write = shift == 6   ? &TileMaker::write<kWords, 1>
+                     : shift == 7 ? &TileMaker::write<kWords, 2>
+                                  : &TileMaker::write<kWords, 4>;
   KeyTile* to = keys + first;
   for (int64_t row = 0; row < n_rows; row += kTileRows) {
     const KeyTile* const begin = to;
     count<kWords>(list_head, row / queries_.group_size, (std::min(row + kTileRows, n_rows) - 1) / queries_.group_size + 1);
-    to = write<kWords>(to);
+    to = (this->*write)(to);
     *lists++ = {static_cast<int32_t>(begin - keys), static_cast<int32_t>((to - begin) / kWords)};
   }
   return to - keys;
@@ -76,25 +98,30 @@ void TileMaker::count(int32_t list_head, int64_t first_query, int64_t end_query)
   }
 }
 
-template <int kWords>
+template <int kWords, int kTilesOfUnit>
 KeyTile* TileMaker::write(KeyTile* to) {
-  const int shift = queries_.named->unit_shift - std::countr_zero(static_cast<uint32_t>(kTileTokens));
-  int64_t first_unit = first_unit_;
-  const int64_t first_tile = first_tile_, end_tile = end_tile_;
+  const int64_t n_tiles = end_tile_ - first_tile_;
   const int64_t* const pages = pages_.data();
   uint32_t* classes = classes_.data();
+  const int64_t first_token = first_tile_ * kTileTokens;
+  int64_t first = first_unit_ * kTilesOfUnit - first_tile_;  // tile of the word's first unit, in the piece
   for (uint64_t& word : named_) {
-    uint64_t units = std::exchange(word, 0);
-    for (; units != 0; units &= units - 1) {
-      const int64_t unit = std::countr_zero(units);
-      uint32_t* const own = classes + unit * kWords;
-      const int64_t first = (first_unit + unit) << shift, end = std::min(first + (int64_t{1} << shift), end_tile);
-      for (int64_t tile = std::max(first, first_tile); tile < end; ++tile)
-        for (int i = 0; i < kWords; ++i) *to++ = {static_cast<int32_t>(tile * kTileTokens), own[i], pages[tile - first_tile]};
-      std::fill_n(own, kWords, 0);
+    for (uint64_t units = std::exchange(word, 0); units != 0; units &= units - 1) {
+      const int unit = std::countr_zero(units);
+      uint32_t own[kWords];
+      std::copy_n(classes + unit * kWords, kWords, own);
+      std::fill_n(classes + unit * kWords, kWords, 0);
+      const int64_t tile = first + unit * kTilesOfUnit;
+      if (tile >= 0 && tile + kTilesOfUnit <= n_tiles) [[likely]] {
+        for (int i = 0; i < kTilesOfUnit; ++i)
+          to = put<kWords>(first_token + (tile + i) * kTileTokens, own, pages[tile + i], to);
+      } else {
+        for (int64_t i = std::max<int64_t>(tile, 0); i < std::min(tile + kTilesOfUnit, n_tiles); ++i)
+          to = put<kWords>(first_token + i * kTileTokens, own, pages[i], to);
+      }
     }
     classes += 64 * kWords;
-    first_unit += 64;
+    first += 64 * kTilesOfUnit;
   }
   return to;
 }

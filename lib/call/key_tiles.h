@@ -16,7 +16,7 @@ namespace tandem {
 
 // Queries of one sequence in one call of attend(), and the keys that they have there: all of its window, or a piece.
 struct TileQueries {
-  const NamedKeys* named = nullptr;  // in host memory, rows in order; units of 64 tokens or more
+  const NamedKeys* named = nullptr;  // in host memory, rows in order; units of 64, 128 or 256 tokens
   int64_t first_row = 0;             // of the queries, in `named`
   int32_t n_queries = 0;
   int32_t group_size = 0;               // query heads of a KV head
@@ -25,7 +25,8 @@ struct TileQueries {
   int32_t table_len = 0, page_len = 0;
 };
 
-// Of one thread. Each list head may have a maker and a thread of its own.
+// Of one thread. Each list head may have a maker and a thread of its own: what comes of random units is bound by the memory
+// that it is written to.
 class TileMaker {
  public:
   void begin(const TileQueries& queries);  // may throw bad_alloc
@@ -42,7 +43,7 @@ class TileMaker {
   int64_t make_of(int32_t list_head, int64_t first, DeviceTiles* lists, KeyTile* keys);
   template <int kWords>
   void count(int32_t list_head, int64_t first_query, int64_t end_query);
-  template <int kWords>
+  template <int kWords, int kTilesOfUnit>
   KeyTile* write(KeyTile* to);
 
   TileQueries queries_;
