@@ -270,15 +270,18 @@ __device__ inline void mask_named(const RowKeys (&keys)[2], const int (&classes)
       is_cut |= !sees_all[i] && seen[i].hi > 0;
     }
     if (__all_sync(~0u, sees_all[0] && sees_all[1])) continue;
-    const bool has_cut = __any_sync(~0u, is_cut);
+    float* const own = s + unit * Units::kKeys / 2;
+    if (__any_sync(~0u, is_cut)) {
 #pragma unroll
-    for (int n = 0; n < Units::kKeys / 8; ++n)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int key = 8 * n + static_cast<int>(threadIdx.x) % 4 * 2 + k % 2;
-        const bool is_seen = has_cut ? key >= seen[k / 2].lo && key < seen[k / 2].hi : sees_all[k / 2];
-        if (!is_seen) s[unit * Units::kKeys / 2 + 4 * n + k] = -INFINITY;
+      for (int i = 0; i < Units::kKeys / 2; ++i) {
+        const int key = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2, row = i / 2 % 2;
+        if (key < seen[row].lo || key >= seen[row].hi) own[i] = -INFINITY;
       }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Units::kKeys / 2; ++i)
+        if (!sees_all[i / 2 % 2]) own[i] = -INFINITY;
+    }
   }
 }
 

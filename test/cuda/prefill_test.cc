@@ -4,7 +4,7 @@
 //
 //   prefill_test [MODULE [PAIR]]    PAIR: index of the only pair of types, so that several can be tested at once
 //
-// TANDEM_TEST_FILTER=every_kernel_over_few_keys: for tools that look at every access.
+// TANDEM_TEST_FILTER=every_kernel_over_few_keys, or tiles_over_few_keys: for tools that look at every access.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
