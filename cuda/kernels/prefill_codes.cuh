@@ -37,6 +37,19 @@ struct CodesShape : GroupsShape<kDim_, Tile::kKeys, Tile::kKParts, Tile::kStages
                 (2 + kConverters) * (65536 / kThreads / 8 * 8));
 };
 
+template <class Shape>
+struct GroupRegisters {
+  static constexpr int kMultiplier = Shape::kMultiplierRegisters, kConverter = Shape::kConverterRegisters;
+};
+// Lists of tiles take registers of the warps that multiply. What these have no room for would be in local memory, which the
+// rows of keys push out of the cache with every tile.
+template <class Shape>
+struct GroupRegisters<WithTiles<Shape>> {
+  static constexpr int kMoved = Shape::kConverters == 2 ? 8 : 0;
+  static constexpr int kMultiplier = Shape::kMultiplierRegisters + kMoved;
+  static constexpr int kConverter = Shape::kConverterRegisters - kMoved;
+};
+
 // A warp's 16 rows: [blocks of 64 dims][128 rows], as f16. scale: what undoes what moved a row into an f16's range, of rows
 // g and g + 8.
 template <class Shape>
@@ -96,10 +109,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_codes_kernel(const
   if (threadIdx.x == 0) init_barriers(barriers);
   __syncthreads();
   if (threadIdx.x >= 256) {
-    give_registers<Shape::kConverterRegisters>();
+    give_registers<GroupRegisters<Shape>::kConverter>();
     convert_tiles<Shape>(call, item, q + Shape::kQBytes, barriers);
   } else {
-    take_registers<Shape::kMultiplierRegisters>();
+    take_registers<GroupRegisters<Shape>::kMultiplier>();
     float scale[2];
     bring_rows<Shape>(call, item.piece, q, scale);
     for (float& x : scale) x *= logit_scale(call);

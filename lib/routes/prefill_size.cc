@@ -13,8 +13,8 @@ constexpr int64_t kMostStates = int64_t{96} << 20;    // bytes of a group's o
 constexpr int64_t kMostRotated = int64_t{128} << 20;  // bytes of a chunk's rotated queries
 constexpr int64_t kTicket = kMostTicketTokens;
 // What long appends over bf16 take on an H200.
-constexpr int64_t kTileKeys = 128;  // of a block's step
-constexpr double kTileNs = 1650.0;                   // of that, for heads of 128 dims
+constexpr int64_t kTileKeys = 128;   // of a block's step
+constexpr double kTileNs = 1650.0;   // of that, for heads of 128 dims
 constexpr double kStateNs = 8500.0;  // of a tile of rows: to begin and to end a block, with the states of those before
 constexpr double kPieceNs = 7000.0;  // of a piece, between its first block and the last one of the piece before
 constexpr double kBusBytes = 54.0;   // in a nanosecond
