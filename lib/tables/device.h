@@ -178,6 +178,9 @@ struct DeviceRows {
 };
 
 // Writes k and v, rounded as the host's backend rounds them, to the last q_len tokens of each sequence, and hands over.
+//
+// Where exchange.flags is null it takes no ticket and hands nothing over: the rows that a slot would get go to exchange.slots,
+// which is device memory then, by rows_at, x_at and n_rows. No sequence has a host part.
 struct DeviceAppend {
   const Layer* layer = nullptr;
   DevicePages pages;
