@@ -20,6 +20,7 @@ namespace tandem {
 struct LongAppend::Work {
   DeviceSequences chunk;                    // all queries, over window and chunk
   const DeviceSequence* tickets = nullptr;  // in device memory, of tickets that bring rows
+  TilePages pages;                          // of window and chunk
   DeviceAttend attend;                      // to window and chunk
   size_t n_taken = 0;                       // pieces
   HeadStates states;                        // of a group of heads
@@ -126,7 +127,15 @@ Status LongAppend::next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, C
   part.first_row = 0;
   part.first_query = whole.first_query + place->query;
   part.length = part.first_query + n_tokens;
-  chunk->args.emplace(call.args, whole.first_row + place->query, n_tokens);
+  const int64_t first_row = whole.first_row + place->query;
+  chunk->args.emplace(call.args, first_row, n_tokens);
+  if (std::exchange(chunk->args->args.named, nullptr) != nullptr) {  // its tickets bring no indices
+    task.scratch.named = call.scratch.named;
+    task.scratch.named.idx += first_row * task.scratch.named.token_stride;
+    tiles_.begin(&task.scratch.named, part, call.layer());
+  } else {
+    tiles_.begin(nullptr, part, call.layer());
+  }
   place->query += n_tokens;
   if (place->query == whole.q_len) *place = {place->call + 1, 0};
   chunk->own.emplace(core_, chunk->args->args, task.scratch, &task);
@@ -145,29 +154,48 @@ Status LongAppend::prepare(Call& chunk) {
   of.cpu_begin = of.has_host ? of.host_end : of.host_begin;
   of.kept_begin = core_.evicted_to(of.state->window_begin, of.length);
   rows_.prepare(chunk);
+  chunk.scratch.host.keep_named(of.state, tiles_.of_last_query(chunk));
   if (chunk.taken.prefill.streams()) choose_pieces(chunk);
   return {};
 }
 
-void LongAppend::choose_pieces(Call& chunk) const {
+// Pieces of named keys are of a group of heads each, as its queries attend them, with what any of these heads names.
+void LongAppend::choose_pieces(Call& chunk) {
   HandOverTask& task = *chunk.task;
   const SequenceCall& of = sequence_of(chunk);
+  const StreamLayout& layout = chunk.taken.prefill.layout;
+  const TokenRange outside{of.host_begin, of.cpu_begin};
+  const auto choose = [&](std::span<const KeyPart> parts) { route().choose(chunk.route_call(), parts, layout); };
   std::vector<KeyPart>& parts = chunk.scratch.parts[kPlanStream];
   parts.clear();
-  for (const HeadRun& run : chunk.facts.all_runs.get())
-    parts.push_back(
-        {0,
-         {&run, 1},
-         run.streams ? TokenRange{0, of.streaming_heads.keys.sink_end} : TokenRange{of.host_begin, of.cpu_begin}});
-  route().choose(chunk.route_call(), parts, chunk.taken.prefill.layout);
+  int64_t n_sent = outside.end - outside.begin;
+  if (tiles_.any()) {
+    std::vector<HeadRun> groups;
+    std::vector<std::vector<TokenRange>> named;
+    n_sent = 0;
+    for (int32_t h = 0; h < chunk.layer().n_kv_heads; h += layout.n_heads) {
+      groups.push_back({h, std::min(layout.n_heads, chunk.layer().n_kv_heads - h), false});
+      const std::span<const TokenRange> ranges = tiles_.named_of({h, groups.back().n}, outside);
+      for (const TokenRange& range : ranges) n_sent += (range.end - range.begin) * groups.back().n;
+      named.emplace_back(ranges.begin(), ranges.end());
+    }
+    n_sent /= chunk.layer().n_kv_heads;
+    for (size_t i = 0; i < groups.size(); ++i) parts.push_back({0, {&groups[i], 1}, outside, true, named[i]});
+    choose(parts);
+    parts.clear();  // they point to what ends here
+  } else {
+    for (const HeadRun& run : chunk.facts.all_runs.get())
+      parts.push_back({0, {&run, 1}, run.streams ? TokenRange{0, of.streaming_heads.keys.sink_end} : outside});
+    choose(parts);
+  }
   if (task.n_pieces[kPlanStream] == 0) return;
   task.bases = chunk.cache().store().bases();
   task.part.layer = &chunk.facts.outside;
   task.part.key_bytes = token_kv_bytes(chunk.facts.outside);
-  task.part.streamed_tokens = of.cpu_begin - of.host_begin;
+  task.part.streamed_tokens = n_sent;
   task.part.n_pieces = static_cast<int64_t>(task.n_pieces[kPlanStream]);
   task.part.n_queries = of.q_len;  // the attention may take longer than the bus, of which nothing is learned
-  expect_pieces(chunk);
+  if (!tiles_.any()) expect_pieces(chunk);
 }
 
 Status LongAppend::fill(Call& chunk) {
@@ -198,7 +226,22 @@ Status LongAppend::launch(Call& chunk) {
 Status LongAppend::commit(Call& chunk) {
   TANDEM_TRY(core_.hand_over().fault());  // what is lost is not committed
   commit_sequences(chunk);
+  if (tiles_.any()) count_named(chunk);
   return {};
+}
+
+// Statistics count a key of a chunk once for each KV head that reads it.
+void LongAppend::count_named(const Call& chunk) {
+  const SequenceCall& of = sequence_of(chunk);
+  const int64_t key_bytes = plane_bytes(chunk.layer()).total();
+  const auto add = [&](TokenRange tokens, int64_t* sum) {
+    for (int32_t h = 0; h < chunk.layer().n_kv_heads; ++h) {
+      *sum -= (tokens.end - tokens.begin) * key_bytes;  // all of them are counted
+      for (const TokenRange& named : tiles_.named_of({h, 1}, tokens)) *sum += (named.end - named.begin) * key_bytes;
+    }
+  };
+  add({of.resident_begin, of.length}, &chunk.session.sums.resident_kv_bytes_read);
+  add({of.host_begin, of.host_end}, &chunk.session.sums.host_kv_bytes_read);
 }
 
 // When the last piece has crossed the bus, which waits for a buffer, the device has attended all but two. That tells of its
@@ -265,6 +308,7 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
   work->chunk.max_q_len = described.q_len;
   work->chunk.max_keys = of.length - of.resident_begin;
   work->tickets = there + 1;
+  work->pages = {table, described.table_len, kDevicePageLen};
   return call_device(device.device(), &DeviceTable::copy, device.work().descriptors(), upload,
                      bytes + described.table_len * static_cast<int64_t>(sizeof(int64_t)), chunk.args.stream);
 }
@@ -305,6 +349,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) {
   if (!has_pieces) {
     TANDEM_TRY(wait_for_rows(chunk));
     point_answer(chunk, 0, &attend);
+    TANDEM_TRY(name_window(chunk, work, {0, chunk.layer().n_kv_heads}, &attend));
     TANDEM_TRY(attend_window(chunk, attend));
     return keep_window(chunk);
   }
@@ -322,8 +367,23 @@ Status LongAppend::wait_for_rows(const Call& chunk) const {
   return chunk.taken.prefill.copies_rows ? Status() : join_side(chunk.device(), chunk.args.stream);
 }
 
+Status LongAppend::name_window(const Call& chunk, const Work& work, HeadRange heads, DeviceAttend* launch) {
+  if (!tiles_.any()) return {};
+  return tiles_.send(chunk, heads, {sequence_of(chunk).resident_begin, sequence_of(chunk).length}, work.pages, launch);
+}
+
+Status LongAppend::name_piece(const Call& chunk, size_t piece, HeadRange heads, DeviceAttend* launch) {
+  if (!tiles_.any()) return {};
+  const StreamLayout& layout = chunk.taken.prefill.layout;
+  std::vector<int64_t>& table = piece_table_;
+  table.resize(static_cast<size_t>(layout.n_pages));
+  for (int64_t i = 0; i < layout.n_pages; ++i) table[static_cast<size_t>(i)] = i * layout.page_bytes;
+  return tiles_.send(chunk, heads, route().tokens_of(chunk.route_call(), piece),
+                     {table.data(), static_cast<int32_t>(table.size()), layout.page_len}, launch);
+}
+
 // Each piece's states come to those of the pieces before; the chunk comes last and leaves the answer.
-Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& heads) const {
+Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& heads) {
   const RouteCall seen = chunk.route_call();
   Layer layer;
   DeviceAttend of_chunk = restrict_to_heads(work.attend, heads.first, heads.n, &layer);
@@ -332,6 +392,7 @@ Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& he
   of_pieces.lists = {};  // a piece is of heads that attend all of it
   while (work.n_taken < chunk.task->n_pieces[kPlanStream]) {
     if (route().states_of(seen, work.n_taken).first_head != heads.first * chunk.layer().group_size) break;
+    TANDEM_TRY(name_piece(chunk, work.n_taken, {heads.first, heads.n}, &of_pieces));
     TANDEM_TRY(route().attend(seen, of_pieces, work.n_taken++, work.states));
     of_pieces.before_o = work.states.o;
     of_pieces.before_lse = work.states.lse;
@@ -340,6 +401,7 @@ Status LongAppend::attend_group(const Call& chunk, Work& work, const HeadRun& he
   of_chunk.before_o = of_pieces.before_o;
   of_chunk.before_lse = of_pieces.before_lse;
   point_answer(chunk, heads.first, &of_chunk);
+  TANDEM_TRY(name_window(chunk, work, {heads.first, heads.n}, &of_chunk));
   return call_device(chunk.device().device(), &DeviceTable::attend, &of_chunk, chunk.args.stream);
 }
 

@@ -17,6 +17,7 @@
 
 #include "lib/attend/chunk_rows.h"
 #include "lib/attend/lane.h"
+#include "lib/attend/named_tiles.h"
 
 namespace tandem {
 
@@ -41,13 +42,16 @@ class LongAppend final : public ChunkWork {
  private:
   struct Work;  // of launch()
   KeyRoute& route() const { return *core_.key_routes[kPlanStream]; }
-  void choose_pieces(Call& chunk) const;
+  void choose_pieces(Call& chunk);
   void expect_pieces(const Call& chunk) const;
+  void count_named(const Call& chunk);
   Status describe(Call& chunk, Work* work) const;
   DeviceAppend append_of_chunk(const Call& chunk, const Work& work) const;
   Status launch_all(Call& chunk, Work& work);
   Status wait_for_rows(const Call& chunk) const;
-  Status attend_group(const Call& chunk, Work& work, const HeadRun& heads) const;
+  Status name_window(const Call& chunk, const Work& work, HeadRange heads, DeviceAttend* launch);
+  Status name_piece(const Call& chunk, size_t piece, HeadRange heads, DeviceAttend* launch);
+  Status attend_group(const Call& chunk, Work& work, const HeadRun& heads);
   Status keep_window(const Call& chunk) const;
   Status give_lse(const Call& chunk) const;
   Status count_tail(const Call& chunk) const;
@@ -56,6 +60,8 @@ class LongAppend final : public ChunkWork {
 
   SessionCore& core_;
   ChunkRows rows_;
+  NamedTiles tiles_;                  // of the chunk
+  std::vector<int64_t> piece_table_;  // pages of a buffer
 };
 
 }  // namespace tandem

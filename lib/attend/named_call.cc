@@ -62,12 +62,25 @@ Status check_named_layer(const Call& call) {
       call.args.layer_idx, call.layer().group_size, kMostListRows);
 }
 
+namespace {
+
+// Lists of tiles are made on the host, of units that a tile is part of, and have no sinks and no newest keys.
+bool may_have_tiles(const Call& call) {
+  const NamedKeys& named = *call.args.named;
+  if (!call.args.on_device || !call.appends() || call.args.speculative || named.plus_window) return false;
+  if (int64_t{1} << named.unit_shift < kTileTokens || named.n_idx == 0) return false;
+  return std::any_of(call.calls().begin(), call.calls().end(),
+                     [](const SequenceCall& of) { return of.q_len > kMostTicketTokens; });
+}
+
+}  // namespace
+
 Status take_named(Call& call) {
   const NamedKeys* const given = call.args.named;
   if (given == nullptr) return {};
   AttendScratch& scratch = call.scratch;
   scratch.named = *given;
-  if (given->on_device && !given->any_order) return {};
+  if (given->on_device && !given->any_order && !may_have_tiles(call)) return {};
   NamedKeys as_given = *given;
   if (given->on_device) {
     TANDEM_TRY(bring_indices(call, *given));
@@ -99,6 +112,8 @@ void size_named(const Call& call, CallShape* shape) {
   const SizeTerms terms = call.session.terms();
   shape->idx_heads = named->n_heads;
   shape->n_idx = named->n_idx;
+  shape->idx_unit_shift = named->unit_shift;
+  shape->may_be_long = may_have_tiles(call);
   shape->has_host_idx = !call.scratch.named.on_device;
   const int64_t n_pages = ring_pages(terms.options, terms.store.page_len, shape->most_queries);
   const int64_t of_list =

@@ -17,8 +17,8 @@ namespace tandem {
 // UNSUPPORTED (selection): another policy than "all", streaming heads, groups that no kernel with lists serves.
 Status check_named_layer(const Call& call);
 // Indices in host memory: checks them, and copies rows that may stand in any order into order. INVALID_ARGUMENT
-// (selection.idx). Indices in device memory that may stand in any order come to the host for that, which waits for the
-// stream; others in device memory stay as they are, unchecked.
+// (selection.idx). Indices in device memory come to the host, which waits for the stream, if they may stand in any order or
+// if appends are long enough for chunks with lists of tiles (named_tiles.h); others stay as they are, unchecked.
 Status take_named(Call& call);
 // Adds the sizes that the indices of a call on device tensors have to its shape.
 void size_named(const Call& call, CallShape* shape);

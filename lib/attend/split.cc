@@ -11,9 +11,8 @@ namespace tandem {
 RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
   const Layer& layer = *shape.layer;
   const Layer& outside = retrieval_layer(terms.kinds(shape.layer_idx), layer);
-  if (terms.layouts.empty() || layer.rope != nullptr || shape.is_speculative || shape.idx_heads > 0 ||
-      outside.n_kv_heads == 0)
-    return {};
+  if (terms.layouts.empty() || layer.rope != nullptr || shape.is_speculative || outside.n_kv_heads == 0) return {};
+  if (shape.idx_heads > 0 && !(shape.may_be_long && terms.routes.appends_at_once())) return {};
   int64_t n_tokens = 0, longest = 0;
   for (const SequenceShape& sequence : shape.sequences) {
     const TokenRange tokens = terms.streamed(shape, sequence);
@@ -24,6 +23,8 @@ RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
   if (!terms.routes.is_given() && !is_worth_planning(n_tokens * token_kv_bytes(outside))) return {};
   RoutesTaken taken;
   for (size_t r = 0; r < kMostRoutes; ++r) taken.uses[r] = terms.key_routes[r] != nullptr && terms.routes.may_take(r);
+  if (shape.idx_heads > 0)
+    for (size_t r = 0; r < kMostRoutes; ++r) taken.uses[r] = taken.uses[r] && r == kPlanStream;
   taken.layout = shorten_pages(layer, terms.layouts[shape.layer_idx], longest);
   return taken;
 }
@@ -137,7 +138,7 @@ Status take_routes(Call& call, const CallShape& shape) {
   RoutesTaken possible = possible_routes(terms, shape);
   call.taken = {};
   if (!possible.any() || (is_auto && session.refuses_streams)) return {};
-  if (is_auto) {
+  if (is_auto && shape.idx_heads == 0) {  // the units of thousands of queries cross the bus in less time than the CPU takes
     const int64_t longest = std::min(shape.most_queries, shape.max_q_len());
     if (Status status = try_unknown_routes(call, longest); !status.ok()) return give_streams_up(call, std::move(status));
     bool moves = false;

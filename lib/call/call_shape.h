@@ -44,6 +44,8 @@ struct CallShape {
   bool has_room_to_step = true;  // planned steps of the same sequences get room too, if the route allows them
   // Where the caller names keys: of a query, the heads that have indices of their own, and indices of each.
   int64_t idx_heads = 0, n_idx = 0;
+  int32_t idx_unit_shift = 0;               // each names 2^this tokens
+  bool may_be_long = false;                 // their queries may share chunks longer than a ticket, with lists of tiles
   bool has_host_idx = false;                // they are in host memory
   int64_t most_tokens = kMostTicketTokens;  // of a chunk
 

@@ -56,6 +56,9 @@ struct KeyPart {
   size_t call = 0;  // index in the chunk
   std::span<const HeadRun> heads;
   TokenRange tokens;
+  // Where only some of the tokens are attended: these, in order. The others are not sent.
+  bool has_ranges = false;
+  std::span<const TokenRange> ranges = {};
 };
 
 // One launch of attention over a piece of a route.
@@ -137,6 +140,8 @@ class KeyRoute {
   virtual Status begin(const RouteCall& call) = 0;
   virtual Status open(const RouteCall&) { return {}; }
   virtual Status attend(const RouteCall& call, const DeviceAttend& window, size_t piece, const HeadStates& to) = 0;
+  // The tokens of a piece.
+  virtual TokenRange tokens_of(const RouteCall&, size_t /*piece*/) const { return {}; }
   // Which of the states of a chunk a piece has: rows and query heads.
   virtual DeviceAccumulate states_of(const RouteCall& call, size_t piece) const = 0;
   virtual Status close(const RouteCall&) { return {}; }

@@ -49,6 +49,7 @@ struct StreamPiece {
   size_t call = 0;  // of the task's
   int32_t first_head = 0, n_heads = 0;
   int64_t begin = 0, end = 0;
+  size_t first_range = 0, n_ranges = 0;  // of the chunk's ranges, what is sent of these tokens; none: all of them
 };
 // heads: runs of those that are sent.
 int64_t count_pieces(const StreamLayout& layout, std::span<const HeadRun> heads, int64_t begin, int64_t end);

@@ -71,9 +71,18 @@ double rows_ns(double first_group_ns, int64_t n_tickets, bool* have_time) {
   return std::min(on_rest, on_part);
 }
 
+// Of the lists of one launch, with their tiles (lib/call/key_tiles.h).
+int64_t tile_bytes(const Layer& layer, const PrefillTerms& terms, int64_t n_tokens) {
+  const int64_t n_lists = ceil_div(n_tokens * layer.group_size, kTileRows) * terms.n_list_heads;
+  const int64_t n_queries = (kTileRows - 1) / layer.group_size + 2;  // of a list, at most
+  const int64_t of_list = n_queries * terms.n_units * terms.tiles_of_unit * tile_words(layer.group_size, kByQuery);
+  return device_aligned(n_lists * static_cast<int64_t>(sizeof(DeviceTiles))) +
+         n_lists * of_list * static_cast<int64_t>(sizeof(KeyTile));
+}
+
 // Of chunks of n_tokens and groups of n_heads KV heads.
 struct Area {
-  int64_t o_bytes, o_at, lse_at, row_lse_at, q_at, rows_at, rows_bytes, bytes;
+  int64_t o_bytes, o_at, lse_at, row_lse_at, q_at, tiles_at, rows_at, rows_bytes, bytes;
 
   Area(const Layer& layer, const PrefillTerms& terms, int64_t n_heads, int64_t n_tokens)
       : o_bytes(tandem::o_bytes(layer, n_heads, n_tokens)),
@@ -81,7 +90,8 @@ struct Area {
         lse_at(o_at + device_aligned(o_bytes)),
         row_lse_at(lse_at + device_aligned(n_tokens * n_heads * layer.group_size * 4)),
         q_at(row_lse_at + (terms.keeps_lse ? device_aligned(n_tokens * layer.n_q_heads * 4) : 0)),
-        rows_at(device_aligned(q_at + (rotates_queries(layer) ? n_tokens * rotated_bytes(layer) : 0))),
+        tiles_at(device_aligned(q_at + (rotates_queries(layer) ? n_tokens * rotated_bytes(layer) : 0))),
+        rows_at(tiles_at + device_aligned(tile_bytes(layer, terms, n_tokens))),
         rows_bytes(ChunkRowsLayout(layer, n_tokens).bytes),
         bytes(rows_at + 2 * rows_bytes) {}
 };
@@ -169,6 +179,7 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
   made.area_bytes = area.bytes;
   made.row_lse_at = terms.keeps_lse ? area.row_lse_at : 0;
   made.q_at = area.q_at;
+  made.tiles_at = area.tiles_at;
   made.rows_at = area.rows_at;
   made.rows_bytes = area.rows_bytes;
   *size = made;
@@ -184,6 +195,9 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
           terms.window != nullptr ? terms.window->layers[layer_idx].bytes : 0,
           terms.policies[layer_idx].keeps_maw,
           true,
+          0,
+          0,
+          0,
           terms.most_long_bytes};
 }
 
@@ -197,7 +211,8 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   const Layer& layer = *shape.layer;
   const Policy& policy = terms.policies[shape.layer_idx];
   *size = {};
-  if (!shape.appends || shape.is_speculative || shape.idx_heads > 0 || !can_stream(policy, true) ||
+  const bool names = shape.idx_heads > 0;
+  if (!shape.appends || shape.is_speculative || (names && !shape.may_be_long) || !can_stream(policy, true) ||
       shape.most_queries < std::min(longest.q_len, terms.most_of_chunk()))
     return {};
   streams = streams && !rotates_queries(layer) && terms.routes.appends_at_once();
@@ -206,6 +221,11 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   if (policy.keeps_maw && counted_queries(terms.options.alpha) > kTicket) return {};
   PrefillTerms of_layer = prefill_terms(terms, shape.layer_idx);
   of_layer.streams = streams;
+  if (names) {
+    of_layer.n_units = shape.n_idx;
+    of_layer.tiles_of_unit = (int64_t{1} << shape.idx_unit_shift) / kTileTokens;
+    of_layer.n_list_heads = static_cast<int32_t>(shape.idx_heads);
+  }
   PrefillSize made;
   TANDEM_TRY(
       size_prefill(layer, of_layer, longest.q_len, keys_of_append(terms.options, terms.store.page_len, longest), &made));

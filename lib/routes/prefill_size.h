@@ -10,7 +10,8 @@
 // done: of one layer alone, each as the layer's part of a window's page. The rows of a chunk leave for the host from one of
 // two buffers, which take turns (lib/attend/chunk_rows.h).
 //
-//   area   pages of the chunk | o, lse of a group's heads | lse of all heads | rotated queries | rows | rows
+//   area   pages of the chunk | o, lse of a group's heads | lse of all heads | rotated queries | lists of tiles | rows |
+//   rows
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,7 @@ struct PrefillSize {
   int64_t page_bytes = 0, o_at = 0, lse_at = 0, area_bytes = 0;
   int64_t row_lse_at = 0;               // of all heads, [room_tokens, n_q_heads]; 0: nobody wants them
   int64_t q_at = 0;                     // f32 [room_tokens, n_q_heads, k_head_dim], where the layer rotates queries
+  int64_t tiles_at = 0;                 // where keys are named: lists, then tiles, of one launch
   int64_t rows_at = 0, rows_bytes = 0;  // the two buffers of rows lie side by side
 
   bool streams() const { return layout.n_heads > 0; }
@@ -49,11 +51,14 @@ struct ChunkRowsLayout {
 struct PrefillTerms {
   int64_t extent_len = 0, buffer_bytes = 0;
   int32_t n_multiprocessors = 0;
-  int32_t piece_heads = 0;         // KV heads of a piece, at most; 0: as many as take least time
-  int64_t append_tokens = 0;       // of a chunk, at most; 0: kMostAppend
-  int64_t layer_page_bytes = 0;    // of a window's page
-  bool keeps_lse = false;          // of all queries: those of the last ones are counted
-  bool streams = true;             // keys outside the window
+  int32_t piece_heads = 0;       // KV heads of a piece, at most; 0: as many as take least time
+  int64_t append_tokens = 0;     // of a chunk, at most; 0: kMostAppend
+  int64_t layer_page_bytes = 0;  // of a window's page
+  bool keeps_lse = false;        // of all queries: those of the last ones are counted
+  bool streams = true;           // keys outside the window
+  // Where keys are named: units of a query in each of its lists, tiles of a unit, KV heads that have lists.
+  int64_t n_units = 0, tiles_of_unit = 0;
+  int32_t n_list_heads = 0;
   int64_t most_bytes = INT64_MAX;  // of the area, as far as groups of fewer KV heads keep to that
 };
 inline constexpr int64_t kMostAppend = 16384;

@@ -15,6 +15,7 @@ namespace tandem {
 struct StreamRoute::Notes final : RouteNotes {
   StreamLayout layout;
   std::vector<StreamPiece> pieces;
+  std::vector<TokenRange> ranges;  // of pieces of which some tokens are sent
   size_t n_sent = 0;
   const DeviceSequence* described = nullptr;  // in device memory: of each piece
   const int64_t* page_table = nullptr;        // of all of them
@@ -64,12 +65,33 @@ StreamRoute::Notes& StreamRoute::notes_of(const RouteCall& call) const {
   return static_cast<Notes&>(*call.task.notes[idx()]);
 }
 
+// Of each piece, the tokens that are sent; a piece without any is dropped.
+void StreamRoute::keep_ranges(const KeyPart& part, size_t first_piece, Notes* notes) {
+  size_t n_kept = first_piece;
+  for (size_t i = first_piece; i < notes->pieces.size(); ++i) {
+    StreamPiece piece = notes->pieces[i];
+    piece.first_range = notes->ranges.size();
+    auto range = std::partition_point(part.ranges.begin(), part.ranges.end(),
+                                      [&](const TokenRange& one) { return one.end <= piece.begin; });
+    for (; range != part.ranges.end() && range->begin < piece.end; ++range)
+      notes->ranges.push_back({std::max(range->begin, piece.begin), std::min(range->end, piece.end)});
+    piece.n_ranges = notes->ranges.size() - piece.first_range;
+    if (piece.n_ranges > 0) notes->pieces[n_kept++] = piece;
+  }
+  notes->pieces.resize(n_kept);
+}
+
 void StreamRoute::choose(const RouteCall& call, std::span<const KeyPart> parts, const StreamLayout& layout) {
   Notes& notes = notes_of(call);
   notes.layout = layout;
   notes.pieces.clear();
   notes.n_sent = 0;
-  for (const KeyPart& part : parts) cut_pieces(layout, part.heads, part.call, part.tokens, &notes.pieces);
+  notes.ranges.clear();
+  for (const KeyPart& part : parts) {
+    const size_t first = notes.pieces.size();
+    cut_pieces(layout, part.heads, part.call, part.tokens, &notes.pieces);
+    if (part.has_ranges) keep_ranges(part, first, &notes);
+  }
   call.task.n_pieces[idx()] = notes.pieces.size();
   if (notes.pieces.empty()) return;
   call.task.sent[idx()] = call.device.shared().flag(idx(), call.task.idx);
@@ -100,22 +122,28 @@ int64_t StreamRoute::describe(const RouteCall& call, std::byte* upload, const st
 }
 
 // The store may grow meanwhile: it is asked for nothing but what the task has of it.
+void StreamRoute::list_copies(const RouteCall& call, const StreamPiece& piece, TokenRange tokens, std::byte* buffer,
+                              CopyList* copies) const {
+  const StreamLayout& layout = notes_of(call).layout;
+  RowCursor rows(call.cache.store().view(call.calls[piece.call].sequence->pages, {}, call.task.bases),
+                 static_cast<int32_t>(call.layer_idx), {piece.first_head, piece.n_heads}, tokens, kHeadPlanes,
+                 RowOrder::kByRun);
+  rows.stop_at_multiples(layout.page_len);
+  for (RowRun run; rows.next(&run);) {
+    std::byte* const page = buffer + run.token / layout.page_len % layout.n_pages * layout.page_bytes;
+    copies->add(layout.row(page, run.plane, run.head - piece.first_head, run.token % layout.page_len), run);
+  }
+}
+
 Status StreamRoute::send_next(const RouteCall& call) {
   Notes& notes = notes_of(call);
   if (notes.n_sent == notes.pieces.size()) return {};
   const TraceRange range("load k v", static_cast<int32_t>(call.layer_idx), "stream");
   const StreamPiece& piece = notes.pieces[notes.n_sent++];
-  const StreamLayout& layout = notes.layout;
   CopyList copies;
   std::byte* const buffer = buffers_->next();
-  RowCursor rows(call.cache.store().view(call.calls[piece.call].sequence->pages, {}, call.task.bases),
-                 static_cast<int32_t>(call.layer_idx), {piece.first_head, piece.n_heads}, {piece.begin, piece.end},
-                 kHeadPlanes, RowOrder::kByRun);
-  rows.stop_at_multiples(layout.page_len);
-  for (RowRun run; rows.next(&run);) {
-    std::byte* const page = buffer + run.token / layout.page_len % layout.n_pages * layout.page_bytes;
-    copies.add(layout.row(page, run.plane, run.head - piece.first_head, run.token % layout.page_len), run);
-  }
+  if (piece.n_ranges == 0) list_copies(call, piece, {piece.begin, piece.end}, buffer, &copies);
+  for (size_t i = 0; i < piece.n_ranges; ++i) list_copies(call, piece, notes.ranges[piece.first_range + i], buffer, &copies);
   TANDEM_TRY(buffers_->send(copies.copies()));
   if (notes.n_sent < notes.pieces.size()) return {};
   return buffers_->mark(call.device.shared().flag_on_device(idx(), call.task.idx));
@@ -142,6 +170,11 @@ Status StreamRoute::attend(const RouteCall& call, const DeviceAttend& window, si
   TANDEM_TRY(call_device(call.device.device(), &DeviceTable::attend, &attend, call.stream));
   TANDEM_TRY(buffers_->done_with(call.stream));
   return send_next(call);
+}
+
+TokenRange StreamRoute::tokens_of(const RouteCall& call, size_t piece_idx) const {
+  const StreamPiece& piece = notes_of(call).pieces[piece_idx];
+  return {piece.begin, piece.end};
 }
 
 DeviceAccumulate StreamRoute::states_of(const RouteCall& call, size_t piece_idx) const {

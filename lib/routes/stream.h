@@ -34,6 +34,7 @@ class StreamRoute final : public KeyRoute {
   int64_t describe(const RouteCall& call, std::byte* upload, const std::byte* descriptors) override;
   Status begin(const RouteCall& call) override;
   Status attend(const RouteCall& call, const DeviceAttend& window, size_t piece, const HeadStates& to) override;
+  TokenRange tokens_of(const RouteCall& call, size_t piece) const override;
   DeviceAccumulate states_of(const RouteCall& call, size_t piece) const override;
   void wait_after_failure(const RouteCall& call) noexcept override;
 
@@ -42,6 +43,9 @@ class StreamRoute final : public KeyRoute {
   StreamRoute(size_t idx, std::vector<StreamLayout> layouts, int64_t buffer_bytes)
       : KeyRoute(idx), layouts_(std::move(layouts)), buffer_bytes_(buffer_bytes) {}
   Notes& notes_of(const RouteCall& call) const;
+  static void keep_ranges(const KeyPart& part, size_t first_piece, Notes* notes);
+  void list_copies(const RouteCall& call, const StreamPiece& piece, TokenRange tokens, std::byte* buffer,
+                   CopyList* copies) const;
   Status send_next(const RouteCall& call);
 
   const std::vector<StreamLayout> layouts_;
