@@ -26,7 +26,7 @@ typedef struct tandem_memory_plan {
                                 * backend */
   int64_t device_work_bytes;   /* states, descriptors, work space, for the same calls, in planned steps or not */
   int64_t kv_token_bytes;      /* K and V of one token in all layers */
-  int64_t shared_bytes;        /* pinned host memory through which device and host hand over; 0 without a device backend */
+  int64_t shared_bytes;        /* pinned host memory: to hand over, and 32 MiB to fill windows, taken by the first call that does */
   int64_t device_stream_bytes; /* buffers of a session that may stream or rebuild keys, taken by the first call that does. "auto"
                                 * does where there are 4 MiB of keys and more outside the windows of a layer, and has all that is
                                 * said here for it, work space too, unless the CPU alone is faster or steps are planned */

@@ -366,22 +366,23 @@ typedef struct tandem_session tandem_session;
  * attend its next key at the next step). Layers with a sliding window bound their own cost: "hgca" attends all of it,
  * "streaming" has no sinks there.
  *
- * Routes: who computes over the keys outside the window, in calls on device tensors. "host": the CPU, where they are.
- * "stream": the device, to which they cross the bus in pieces through two buffers that do not grow with the length (HeadInfer);
- * the host store is pinned as far as it is read. "host+stream": both at the same time; of each sequence, stream_fraction of the
- * keys outside the window, the oldest, cross the bus (to the nearest 16 tokens). "recompute": the device as with "stream", but of
- * the first recompute_share of these keys the hidden states cross the bus, and K and V are made of them there, by cuBLAS (KVPR);
- * the others are streamed. It pays where a hidden state is smaller than K and V, as with as many KV heads as query heads: half of
- * them. Keys and values made so agree with those in the store as far as the caller's do with the layer's projection: to the
- * rounding of products in w_type. Every layer needs a projection, and the cache an x_type. "auto": each call as takes the least
- * time by measurements of the bus, of the CPU and of both at once, which the first calls that could stream take (some tens of ms,
- * once in an engine for a shape of heads and a power of two of queries) and later calls correct: one of them, or both with the
- * split at which all end (tandem_plan; KVPR's linear program), hidden states included where they are less than K and V, anew in
- * each call, as the last bits of outputs are; "host" below 4 MiB, in planned steps (a graph's copies cannot follow a sequence),
- * where the store cannot be pinned and where there is no memory for the buffers (said in the log). Only keys that a policy
- * attends in full are streamed: those of "all", of layers with a sliding window, and of appends under "hgca"; not those that
- * the library rotates, nor in speculative calls. The keys that "hgca" has selected are the CPU's, whatever the route; it has
- * no route "recompute". The statistics say which route served.
+ * Routes: who computes over the keys outside the window, in calls on device tensors. "host": the CPU, where they are. "stream":
+ * the device, to which they cross the bus in pieces through two buffers that do not grow with the length (HeadInfer); the host
+ * store is pinned as far as it is read, which calls wait for. "host+stream": both at the same time; of each sequence,
+ * stream_fraction of the keys outside the window, the oldest, cross the bus (to the nearest 16 tokens). "recompute": the device as
+ * with "stream", but of the first recompute_share of these keys the hidden states cross the bus, and K and V are made of them
+ * there, by cuBLAS (KVPR); the others are streamed. It pays where a hidden state is smaller than K and V, as with as many KV heads
+ * as query heads: half of them. Keys and values made so agree with those in the store as far as the caller's do with the layer's
+ * projection: to the rounding of products in w_type. Every layer needs a projection, and the cache an x_type. "auto": each call as
+ * takes the least time by measurements of the bus, of the CPU and of both at once, which the first calls that could stream take,
+ * but not a first token that fills its window (some tens of ms, once in an engine for a shape of heads and a power of two of
+ * queries), and later calls correct: one of them, or both with the split at which all end (tandem_plan; KVPR's linear program),
+ * hidden states included where they are less than K and V, anew in each call, as the last bits of outputs are; "host" below 4 MiB,
+ * in planned steps (a graph's copies cannot follow a sequence), where the store cannot be pinned and where there is no memory for
+ * the buffers (said in the log); it is pinned in the background, and the CPU attends what is not yet. Only keys that a policy
+ * attends in full are streamed: those of "all", of layers with a sliding window, and of appends under "hgca"; not those that the
+ * library rotates, nor in speculative calls. The keys that "hgca" has selected are the CPU's, whatever the route; it has no route
+ * "recompute". The statistics say which route served.
  *
  * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
  * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not

@@ -39,7 +39,7 @@ void ChunkRows::choose_way(Call& call) {
   if (core_.refuses_row_copies) return;
   bool is_pinned = true;
   for (const SequenceCall& of : call.calls())
-    is_pinned = call.cache().pin_tokens(*of.sequence, {of.first_query, of.length}) && is_pinned;
+    is_pinned = call.cache().pin(*of.sequence, call.args.layer_idx, {of.first_query, of.length}) && is_pinned;
   call.taken.prefill.copies_rows = is_pinned;
   if (is_pinned) return;
   core_.refuses_row_copies = true;

@@ -72,12 +72,19 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
   if (size.n_tokens == 0) return {};
   bool is_pinned = true;
   for (size_t i = 0; size.streams() && i < call.calls().size(); ++i)
-    is_pinned = call.cache().pin(*call.calls()[i].sequence, terms.streamed(shape, call.scratch.shapes[i]).end) && is_pinned;
+    is_pinned = call.cache().pin(*call.calls()[i].sequence, call.args.layer_idx,
+                                 {0, terms.streamed(shape, call.scratch.shapes[i]).end}) &&
+                is_pinned;
   if (!accept_pins(call, is_pinned)) return {};
   RoutesTaken taken = call.taken;
   taken.prefill = size;
-  // Graphs hold what there is: such a call goes as it would have gone before.
-  if (call.device().is_frozen() && !call.device().held().has_room(reserve_call(terms, shape, taken))) return {};
+  if (call.device().is_frozen() && !call.device().held().has_room(reserve_call(terms, shape, taken))) {
+    if (!std::exchange(core_.has_told_of_graphs, true))
+      call.cache().engine().log(
+          TANDEM_LOG_INFO, "long appends are attended %lld tokens at a time, as graphs hold the session's memory as it is",
+          static_cast<long long>(kTicket));
+    return {};
+  }
   TANDEM_TRY(call.device().reserve_side());
   call.taken.prefill = size;
   rows_.choose_way(call);

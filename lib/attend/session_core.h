@@ -21,6 +21,7 @@
 #include "lib/device/device_session.h"
 #include "lib/pieces/projection_weights.h"
 #include "lib/pieces/route_options.h"
+#include "lib/pieces/window_staging.h"
 #include "lib/policy/policy.h"
 #include "lib/policy/selector.h"
 #include "lib/policy/streaming_heads.h"
@@ -96,11 +97,13 @@ struct SessionCore {
   Routes key_routes;                    // null where the session cannot use one
   bool refuses_streams = false;         // there was no memory for them, which is said once
   bool refuses_long = false;            // likewise, for long appends' own chunks
+  bool has_told_of_graphs = false;      // that long appends have no room, as captured calls hold the memory
   bool refuses_row_copies = false;      // likewise, for copies of their rows to the store
   int64_t most_long_bytes = INT64_MAX;  // of what these take: there was no memory for more
   SessionStates* states = nullptr;
-  std::unique_ptr<DeviceSession> device;  // null until a call has device tensors
-  AttendScratch scratch;                  // of calls on host tensors, and of whole calls on device tensors
+  std::unique_ptr<DeviceSession> device;   // null until a call has device tensors
+  std::unique_ptr<WindowStaging> staging;  // null until a window lacks rows
+  AttendScratch scratch;                   // of calls on host tensors, and of whole calls on device tensors
   OpenStep step;
   tandem_session_stats sums = {};
   SelectorSums selector_sums;

@@ -42,6 +42,16 @@ Status try_unknown_routes(const Call& call, int64_t longest) {
   return {};
 }
 
+// A call of single queries that has to fill a window, as first tokens have: the CPU attends all keys, and the next call
+// takes the trials.
+bool is_first(const Call& call, const CallShape& shape) {
+  const auto lacks_rows = [&](const SequenceCall& of) {
+    const TokenRange valid = of.window->valid(call.facts.idx);
+    return valid.begin >= valid.end || valid.begin > of.state->window_begin || valid.end < of.first_query;
+  };
+  return shape.max_q_len() == 1 && std::any_of(call.calls().begin(), call.calls().end(), lacks_rows);
+}
+
 // Of "auto". *moves: by the plan any keys do; routes that get none are taken out of *taken.
 Status plan_call(Call& call, const CallShape& shape, RoutesTaken* taken, bool* moves) {
   const SessionCore& session = call.session;
@@ -89,16 +99,39 @@ void describe_part(const Call& chunk) {
   part.predicted_ns = plan.total_ns > 0.0 ? std::max(1.0, plan.seen_ns) : 0.0;
 }
 
-// What "auto" streams may become more with the next calls: an eighth is pinned in advance.
-bool pin_moved(Call& chunk) {
+// Routes that the caller has named wait for what they move to be pinned.
+bool pin_moved(const Call& chunk) {
   bool is_pinned = true;
-  for (const PlannedKeys& keys : chunk.scratch.plan.keys()) {
-    if (keys.cpu_begin == keys.begin) continue;
-    const int64_t ahead = chunk.session.routes.is_auto() ? (keys.cpu_begin - keys.begin) / 8 : 0;
+  for (const PlannedKeys& keys : chunk.scratch.plan.keys())
+    if (keys.begin < keys.cpu_begin)
+      is_pinned =
+          chunk.cache().pin(*chunk.calls()[keys.call].sequence, chunk.args.layer_idx, {keys.begin, keys.cpu_begin}) &&
+          is_pinned;
+  return is_pinned;
+}
+
+// "auto" moves what is pinned by now, and has the rest pinned for calls to come: an eighth more, as splits change. It waits
+// where that takes less than the CPU does over these keys, as with many queries.
+bool move_pinned(Call& chunk) {
+  CallPlan& plan = chunk.scratch.plan;
+  std::vector<int64_t>& ends = chunk.scratch.pinned_ends;
+  ends.clear();
+  double missing_ns = 0.0;
+  for (const PlannedKeys& keys : plan.keys()) {
+    ends.push_back(keys.end);
+    if (keys.begin == keys.cpu_begin) continue;
     const Sequence& sequence = *chunk.calls()[keys.call].sequence;
-    is_pinned = chunk.cache().pin(sequence, std::min(keys.cpu_begin + ahead, keys.end)) && is_pinned;
+    const int64_t ahead = (keys.cpu_begin - keys.begin) / 8;
+    const auto pinned =
+        chunk.cache().pin_ahead(sequence, chunk.args.layer_idx, {keys.begin, std::min(keys.cpu_begin + ahead, keys.end)});
+    if (pinned.is_refused) return false;
+    ends.back() = pinned.end;
+    missing_ns += pinned.missing_ns;
   }
-  return accept_pins(chunk, is_pinned);
+  if (missing_ns == 0.0) return true;
+  if (plan.predict_ns(0.0) - plan.plan().total_ns > missing_ns) return pin_moved(chunk);
+  for (size_t i = 0; i < ends.size(); ++i) plan.keep_from(i, ends[i]);
+  return true;
 }
 
 // Pieces of the keys that move, and the order in which they are attended.
@@ -138,6 +171,7 @@ Status take_routes(Call& call, const CallShape& shape) {
   RoutesTaken possible = possible_routes(terms, shape);
   call.taken = {};
   if (!possible.any() || (is_auto && session.refuses_streams)) return {};
+  if (is_auto && is_first(call, shape)) return {};
   if (is_auto && shape.idx_heads == 0) {  // the units of thousands of queries cross the bus in less time than the CPU takes
     const int64_t longest = std::min(shape.most_queries, shape.max_q_len());
     if (Status status = try_unknown_routes(call, longest); !status.ok()) return give_streams_up(call, std::move(status));
@@ -180,7 +214,7 @@ void choose_routes(Call& chunk) {
     plan.make(profile, outside, key_bytes, rebuild);
   else
     plan.give(profile, outside, key_bytes, moves ? session.routes.moved_share : 0.0, rebuild);
-  if (!pin_moved(chunk)) plan.give(profile, outside, key_bytes, 0.0);
+  if (!accept_pins(chunk, plans ? move_pinned(chunk) : pin_moved(chunk))) plan.give(profile, outside, key_bytes, 0.0);
   for (const PlannedKeys& keys : plan.keys()) {
     chunk.calls()[keys.call].cpu_begin = keys.cpu_begin;
     chunk.calls()[keys.call].rebuilt_end = keys.rebuilt_end;

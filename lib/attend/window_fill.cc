@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "lib/attend/session_states.h"
 #include "lib/machine/device_status.h"
@@ -60,32 +62,92 @@ Status copy_rotated(const Call& chunk, const SequenceCall& of, TokenRange range)
   return {};
 }
 
-// Of each head and plane, pages side by side in an extent of the store and in the ring are one copy.
-Status copy_to_window(const Call& chunk, const SequenceCall& of, TokenRange range) {
+// Rows on their way through a buffer of pinned memory, in which they lie as in the window's pages.
+class StagedRows {
+ public:
+  StagedRows(const Call& chunk, const SequenceCall& of, PlaneSet planes)
+      : chunk_(chunk), of_(of), planes_(planes), at_(chunk.device().geometry().layers[chunk.facts.idx]) {}
+
+  // From the first of them on, as many pages as there is room for.
+  Status send(TokenRange* range) {
+    WindowStaging& staging = *chunk_.session.staging;
+    TANDEM_TRY(staging.next(&buffer_));
+    runs_.clear();
+    copies_.clear();
+    std::byte* part = buffer_;
+    for (; range->begin < range->end && part + at_.bytes <= buffer_ + staging.buffer_bytes(); part += at_.bytes) {
+      const int64_t end = std::min(range->begin - range->begin % kDevicePageLen + kDevicePageLen, range->end);
+      add_page({range->begin, end}, part);
+      range->begin = end;
+    }
+    // While the pool attends for the layer before, this thread need not wait for it.
+    if (chunk_.session.hand_over().is_computing())
+      for (int64_t i = 0; i < std::ssize(runs_); ++i) copy_run(this, i, 0);
+    else
+      chunk_.cpu().table->run(chunk_.cpu().self, std::ssize(runs_), copy_run, this);
+    return staging.send(copies_);
+  }
+
+ private:
+  struct StagedRun {
+    const std::byte* from;
+    std::byte* to;
+    int64_t bytes;
+  };
+  static void copy_run(void* context, int64_t task_idx, int32_t) {
+    const StagedRun& run = static_cast<StagedRows*>(context)->runs_[static_cast<size_t>(task_idx)];
+    std::memcpy(run.to, run.from, static_cast<size_t>(run.bytes));
+  }
+
+  // part: of the layer in a page. Whole pages are one row each; of others each head's tokens are.
+  void add_page(TokenRange tokens, std::byte* part) {
+    auto* const page = reinterpret_cast<std::byte*>(of_.window->page_of(tokens.begin));
+    const bool is_whole = tokens.end - tokens.begin == kDevicePageLen;
+    int64_t first = INT64_MAX, end = 0;
+    RowCursor rows(chunk_.cache().view(*of_.sequence), chunk_.args.layer_idx, {0, chunk_.layer().n_kv_heads}, tokens,
+                   planes_, RowOrder::kByRun);
+    for (RowRun run; rows.next(&run);) {
+      std::byte* const to = at_.row(page, run.plane, run.head, run.token % kDevicePageLen);
+      const int64_t offset = to - page - at_.at[0];
+      runs_.push_back({run.data, part + offset, run.bytes});
+      first = std::min(first, offset);
+      end = std::max(end, offset + run.bytes);
+      if (!is_whole) copies_.cut();
+      if (!is_whole) copies_.add(to, part + offset, run.bytes);
+    }
+    if (is_whole) copies_.add(page + at_.at[0] + first, part + first, end - first);
+  }
+
+  const Call& chunk_;
+  const SequenceCall& of_;
+  const PlaneSet planes_;
+  const WindowGeometry::LayerPlanes& at_;
+  std::byte* buffer_ = nullptr;
+  std::vector<StagedRun> runs_;
+  CopyList copies_;
+};
+
+// is_new: no work that was asked for on the device uses the layer's part of the window, so copies need not wait for any.
+Status copy_to_window(const Call& chunk, const SequenceCall& of, TokenRange range, bool is_new) {
   const DeviceSession& device = chunk.device();
   const Layer& layer = chunk.layer();
-  const WindowGeometry::LayerPlanes& planes = device.geometry().layers[chunk.facts.idx];
-  const int64_t page_bytes = device.geometry().page_bytes;
   const PlaneSet unrotated =
       layer.rope != nullptr ? kHeadPlanes & ~PlaneSet{1 << kPlaneK | 1 << kPlaneKScales} : kHeadPlanes;
-  for (int64_t t = range.begin, end = 0; layer.rope != nullptr && t < range.end; t = end) {
-    end = std::min(t - t % kDevicePageLen + kDevicePageLen, range.end);
-    TANDEM_TRY(copy_rotated(chunk, of, {t, end}));
-  }
-  chunk.session.sums.filled_kv_bytes += (range.end - range.begin) * layer.n_kv_heads * planes.row_bytes.total();
-  CopyList copies;
-  RowCursor rows(chunk.cache().view(*of.sequence), chunk.args.layer_idx, {0, layer.n_kv_heads}, range, unrotated,
-                 RowOrder::kByHead);
-  rows.stop_at_multiples(kDevicePageLen);
-  int64_t before = 0;
-  for (RowRun run; rows.next(&run);) {
-    const int64_t page = of.window->page_of(run.token);
-    if (run.token == range.begin || (page != before && page != before + page_bytes)) copies.cut();
-    before = page;
-    copies.add(planes.row(reinterpret_cast<std::byte*>(page), run.plane, run.head, run.token % kDevicePageLen), run);
-  }
-  for (const StridedCopy& copy : copies.copies())
-    TANDEM_TRY(call_device(device.device(), &DeviceTable::copy_strided, &copy, chunk.args.stream));
+  if (layer.rope != nullptr)
+    TANDEM_TRY(for_window_pages(range, [&](TokenRange page) { return copy_rotated(chunk, of, page); }));
+  chunk.session.sums.filled_kv_bytes +=
+      (range.end - range.begin) * layer.n_kv_heads * device.geometry().layers[chunk.facts.idx].row_bytes.total();
+  if (chunk.session.staging == nullptr)
+    TANDEM_TRY(WindowStaging::create(device.device(), chunk.cpu(), device.geometry(), &chunk.session.staging));
+  WindowStaging& staging = *chunk.session.staging;
+  bool is_sent = false;
+  const AtEnd undo([&] {
+    if (!is_sent) staging.settle();
+  });
+  if (!is_new) TANDEM_TRY(staging.fork(chunk.args.stream));
+  for (StagedRows rows(chunk, of, unrotated); range.begin < range.end;) TANDEM_TRY(rows.send(&range));
+  TANDEM_TRY(staging.join(chunk.args.stream));
+  is_sent = true;
   return {};
 }
 
@@ -114,6 +176,7 @@ Status fill_window(const Call& chunk, const SequenceCall& of, int64_t rows_end) 
   const size_t l = chunk.facts.idx;
   const int64_t end = chunk.appends() ? of.first_query : of.length;
   const int64_t in_ring = std::min(of.length, rows_end);  // what is written there meanwhile
+  bool is_new = of.window->begin_use(l);
   of.window->make_way(l, chunk.args.speculative ? end : in_ring);
   if (of.resident_begin < end) of.window->make_way_for_older(l, of.resident_begin);
   TokenRange valid = of.window->valid(l);
@@ -121,9 +184,9 @@ Status fill_window(const Call& chunk, const SequenceCall& of, int64_t rows_end) 
   const TokenRange missing[] = {{of.resident_begin, std::min(valid.begin, end)}, {valid.end, end}};
   for (const TokenRange& range : missing) {
     if (range.begin >= range.end) continue;
-    chunk.session.hand_over().drain();  // the store has the rows
+    chunk.session.hand_over().wait_for_rows(of.sequence->id, chunk.args.layer_idx, range.end);
     chunk.session.states->fetch_maw(*of.sequence);
-    TANDEM_TRY(copy_to_window(chunk, of, range));
+    TANDEM_TRY(copy_to_window(chunk, of, range, std::exchange(is_new, false)));
   }
   return chunk.facts.policy.keeps_maw && !chunk.args.speculative ? give_maw(chunk, of) : Status();
 }

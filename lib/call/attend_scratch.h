@@ -19,6 +19,7 @@ struct AttendScratch : FloatRows {
   std::vector<SequenceCall> calls;
   std::vector<SequenceShape> shapes;  // [n_calls] of a call on device tensors
   CallPlan plan;                      // of these
+  std::vector<int64_t> pinned_ends;   // of the plan's keys: tokens
   std::array<std::vector<KeyPart>, kMostRoutes> parts;
   std::vector<int64_t> begin, end;  // of the keys that each query sees
   std::vector<uint64_t> tree_bits;

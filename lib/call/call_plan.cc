@@ -127,6 +127,14 @@ void CallPlan::give(const Profile& profile, const Layer& layer, int64_t key_byte
   plan_ = predict(n_streamed(), n_rebuilt());
 }
 
+void CallPlan::keep_from(size_t i, int64_t token) {
+  PlannedKeys& keys = keys_[i];
+  if (token >= keys.cpu_begin) return;
+  keys.cpu_begin = token - keys.begin < kLeastKeys ? keys.begin : token;
+  keys.rebuilt_end = std::min(keys.rebuilt_end, keys.cpu_begin);
+  plan_ = predict(n_streamed(), n_rebuilt());
+}
+
 // Of all that move: sequences as a whole, as long as there are any, since pages are much of a short one.
 void CallPlan::choose_rebuilt(double share) {
   auto left = static_cast<int64_t>(std::ceil(share * static_cast<double>(n_streamed())));

@@ -51,6 +51,9 @@ class CallPlan {
   void give(const Profile& profile, const Layer& layer, int64_t key_bytes, double streamed_share,
             const RebuildTerms& rebuild = {});
 
+  // Of the i-th of keys(), those from `token` on stay with the CPU; all do where few are left.
+  void keep_from(size_t i, int64_t token);
+
   const std::vector<PlannedKeys>& keys() const { return keys_; }
   const BusAhead& ahead() const { return ahead_; }
   const RoutePlan& plan() const { return plan_; }  // what it will take; of total_ns 0, nobody knows

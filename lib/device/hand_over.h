@@ -37,6 +37,8 @@ class HandOver final : public TaskRing {
   // The same flags: tickets begin with 0, and there is no fault any more. Ring and device are idle.
   void start_over();
   TaskSums sums() const;
+  // Whether the CPU's pool attends for a ticket just now.
+  bool is_computing() const { return std::atomic_ref(flags_->busy).load(std::memory_order_relaxed) != 0; }
   double bus_ahead_ns(int32_t layer_idx, int64_t n_queries) const;  // lib/rates/part_times.h
   // What a kernel has found wrong with the indices of an earlier call (INVALID_ARGUMENT, selection.idx), told once.
   Status take_bad_index();

@@ -10,6 +10,8 @@ namespace tandem {
 // What is pinned is pinned in pieces of at most so much: where the system refuses more, a part has been had. Tests make it
 // less.
 inline constinit int64_t most_pinned_bytes = int64_t{1} << 30;
+// The store is pinned in pieces of at least so much. Tests make it less.
+inline constinit int64_t least_pinned_bytes = int64_t{8} << 20;
 
 // device: null where nothing will be asked for.
 Allocator device_allocator(const Device* device);

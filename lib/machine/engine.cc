@@ -61,13 +61,15 @@ Status Engine::complete(std::shared_ptr<Engine> made, const tandem_engine_option
   made->log_ = options.log;
   made->log_user_ = options.log_user;
   if (options.backend != nullptr) TANDEM_TRY(DeviceOwner::open(options.backend, options.backend_path, &made->device_));
-  TANDEM_TRY(Worker::create(&made->worker_));
+  TANDEM_TRY(Worker::create("tandem-bg", true, &made->worker_));
+  if (made->device_ != nullptr) TANDEM_TRY(Worker::create("tandem-pin", false, &made->pinner_));
   *engine = std::move(made);
   return {};
 }
 
 Engine::~Engine() {
   worker_.reset();
+  pinner_.reset();
   device_.reset();
   if (cpu_.table != nullptr) cpu_.table->destroy(cpu_.self);
 }

@@ -26,6 +26,9 @@ class Engine {
   const Backend& cpu() const { return cpu_; }
   const Device* device() const { return device_ != nullptr ? &device_->device() : nullptr; }  // null: the CPU alone
   Worker& worker() const { return *worker_; }
+  // Pins memory: of an engine that has a device. A thread that yields would be stopped while the device's driver waits for
+  // it.
+  Worker& pinner() const { return *pinner_; }
   const Allocator& allocator() const { return allocator_; }
   UnderWay& device_calls() { return device_calls_; }
   Profile& profile() { return profile_; }
@@ -50,7 +53,7 @@ class Engine {
   Allocator allocator_;
   tandem_log_fn log_ = nullptr;
   void* log_user_ = nullptr;
-  std::unique_ptr<Worker> worker_;  // declared last: stops first
+  std::unique_ptr<Worker> worker_, pinner_;  // declared last: stop first
 };
 
 }  // namespace tandem

@@ -8,18 +8,19 @@
 #include <algorithm>
 #include <chrono>
 #include <system_error>
+#include <utility>
 
 #include "lib/base/fp_modes.h"
 #include "lib/base/signals.h"
 
 namespace tandem {
 
-Status Worker::create(std::unique_ptr<Worker>* worker) {
+Status Worker::create(const char* name, bool yields, std::unique_ptr<Worker>* worker) {
   auto made = std::make_unique<Worker>();
   const SignalsBlocked blocked;
   int error = 0;
   try {
-    made->thread_ = std::thread([w = made.get()] { w->loop(); });
+    made->thread_ = std::thread([w = made.get(), name, yields] { w->loop(name, yields); });
   } catch (const std::system_error& e) {
     error = e.code().value();
   }
@@ -40,13 +41,19 @@ Worker::~Worker() {
 void Worker::post(Job& job) {
   {
     std::lock_guard lock(mutex_);
-    job.state = Job::State::kQueued;
-    job.previous = last_;
-    job.next = nullptr;
-    (last_ ? last_->next : first_) = &job;
-    last_ = &job;
+    if (job.state == Job::State::kRunning) job.again = true;
+    if (job.state != Job::State::kIdle) return;
+    queue(job);
   }
   posted_.notify_one();
+}
+
+void Worker::queue(Job& job) {
+  job.state = Job::State::kQueued;
+  job.previous = last_;
+  job.next = nullptr;
+  (last_ ? last_->next : first_) = &job;
+  last_ = &job;
 }
 
 void Worker::unlink(Job& job) {
@@ -64,6 +71,10 @@ void Worker::run_queued(Job& job, std::unique_lock<std::mutex>* lock) {
   lock->lock();
   job.state = Job::State::kIdle;
   --n_running_;
+  if (std::exchange(job.again, false)) {
+    queue(job);
+    posted_.notify_one();
+  }
   finished_.notify_all();
 }
 
@@ -107,12 +118,11 @@ bool Worker::drain(int64_t timeout_ns) {
   return finished_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), empty);
 }
 
-void Worker::loop() {
+void Worker::loop(const char* name, bool yields) {
   const DefaultFpModes modes;  // a thread starts with those of the thread that made it
-  pthread_setname_np(pthread_self(), "tandem-bg");
-  // Refreshing yields to the threads that decode. Best effort: it only changes who goes first.
+  pthread_setname_np(pthread_self(), name);
   const auto thread = static_cast<id_t>(syscall(SYS_gettid));
-  (void)setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + 10);
+  if (yields) (void)setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + 10);
   std::unique_lock lock(mutex_);
   for (;;) {
     posted_.wait(lock, [&] { return stop_ || first_ != nullptr; });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One background thread for work off the critical path (selecting and compacting keys).
+// One background thread for work off the critical path: selecting and compacting keys, or pinning memory.
 //
 // A job lives inside the object it works on, so posting allocates nothing and cannot fail. Who needs a result calls
 // join(): a job that nobody has begun is then run by the caller itself instead of waiting for its turn.
@@ -24,17 +24,20 @@ struct Job {
  private:
   friend class Worker;
   enum class State { kIdle, kQueued, kRunning };
-  State state = State::kIdle;  // guarded by Worker::mutex_
+  State state = State::kIdle;  // guarded by Worker::mutex_, as what follows
+  bool again = false;          // posted while it ran
   Job* previous = nullptr;
   Job* next = nullptr;
 };
 
 class Worker {
  public:
-  static Status create(std::unique_ptr<Worker>* worker);
+  // name: of the thread. yields: to the threads that decode; best effort, it only changes who goes first.
+  static Status create(const char* name, bool yields, std::unique_ptr<Worker>* worker);
   ~Worker();  // runs nothing more; waits for the job in progress
 
-  void post(Job& job);     // job is idle
+  // A job that runs is run once more, one that is queued is not queued again.
+  void post(Job& job);
   int64_t join(Job& job);  // on return the job is idle; returns how long that took, in ns
   // The same, but stops waiting when watch.cancel is set; then the job may not be idle.
   int64_t join(Job& job, const Watch& watch);
@@ -42,7 +45,8 @@ class Worker {
   bool drain(int64_t timeout_ns);
 
  private:
-  void loop();
+  void loop(const char* name, bool yields);
+  void queue(Job& job);
   void unlink(Job& job);
   // Runs a queued job on the calling thread. The mutex is held before and after, and not while the job runs.
   void run_queued(Job& job, std::unique_lock<std::mutex>* lock);

@@ -97,9 +97,10 @@ Status DeviceWindow::reserve(Tier& device_tier, const WindowGeometry& geometry, 
   pages_.reserve(pages_.size() + 1);
   valid_.resize(geometry.layers.size());
   maw_begin_.resize(geometry.layers.size(), kNoMaw);
+  is_used_.resize(geometry.layers.size(), 0);
   if (n_made > 0) TANDEM_TRY(Buffer::create(device_tier, n_made * geometry.page_bytes, Use::kKv, &made));
   const auto first = static_cast<int64_t>(reinterpret_cast<uintptr_t>(made.data()));
-  for (int64_t i = 0; i < n_made; ++i) others.push_back(first + i * geometry.page_bytes);
+  for (int64_t i = n_made; i-- > 0;) others.push_back(first + i * geometry.page_bytes);  // the last one is taken first
   const auto take = [&](int64_t* page) {
     if (*page != 0 || others.empty()) return;
     *page = others.back();

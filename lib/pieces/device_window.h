@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "lib/base/memory.h"
@@ -68,6 +69,8 @@ class DeviceWindow {
   int64_t any_page() const;  // the address of some page; there is one
   int64_t page_of(int64_t token) const { return table_[static_cast<size_t>(token / kDevicePageLen % n_pages())]; }
 
+  // Says once of each layer that no device work has been asked for on its part of the pages so far.
+  bool begin_use(size_t layer_idx) { return !std::exchange(is_used_[layer_idx], uint8_t{1}); }
   TokenRange valid(size_t layer_idx) const { return valid_.empty() ? TokenRange() : valid_[layer_idx]; }
   // Tokens [begin, end) have been written: next to the valid ones or instead of them.
   void extend(size_t layer_idx, int64_t begin, int64_t end);
@@ -96,6 +99,7 @@ class DeviceWindow {
   std::vector<int64_t> table_;
   std::vector<TokenRange> valid_;  // [n_layers], as what follows
   std::vector<int64_t> maw_begin_;
+  std::vector<uint8_t> is_used_;
 };
 
 }  // namespace tandem

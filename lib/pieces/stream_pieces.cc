@@ -80,12 +80,12 @@ void cut_pieces(const StreamLayout& layout, std::span<const HeadRun> heads, size
 }
 
 void CopyList::add(std::byte* to, const RowRun& from) {
-  if (std::exchange(extent_, from.extent) != from.extent) cut();
+  if (std::exchange(piece_, from.piece) != from.piece) cut();
   add(to, from.data, from.bytes);
 }
 
 void CopyList::add(const RowRun& to, const std::byte* from) {
-  if (std::exchange(extent_, to.extent) != to.extent) cut();
+  if (std::exchange(piece_, to.piece) != to.piece) cut();
   add(to.data, from, to.bytes);
 }
 

@@ -64,14 +64,14 @@ class CopyList {
   // What is added next is a copy of its own: memory may be pinned in parts, and no copy is to reach over their ends.
   void cut() { is_cut_ = true; }
   void add(std::byte* to, const std::byte* from, int64_t bytes);
-  // Stored rows; a copy has those of one extent.
+  // Stored rows; a copy has those of one piece that is pinned.
   void add(std::byte* to, const RowRun& from);
   void add(const RowRun& to, const std::byte* from);
   const std::vector<StridedCopy>& copies() const { return copies_; }
 
  private:
   std::vector<StridedCopy> copies_;
-  const std::byte* extent_ = nullptr;  // of the last rows
+  const std::byte* piece_ = nullptr;  // of the last rows
   bool is_cut_ = false;
 };
 

@@ -6,6 +6,7 @@
 
 #include "lib/device/device_session.h"
 #include "lib/machine/placement.h"
+#include "lib/pieces/window_staging.h"
 #include "lib/routes/routes_taken.h"
 #include "lib/store/cache_options.h"
 
@@ -110,7 +111,7 @@ Status plan_device(const SizeTerms& terms, std::span<const int64_t> kv_lens, tan
   plan->device_window_bytes = calls.n_window_pages * terms.window->page_bytes;
   plan->device_window_max_bytes = calls.needs.window_pages * terms.window->page_bytes;
   plan->device_work_bytes = work.work_bytes + constants_bytes(terms.layers);
-  plan->shared_bytes = work.shared_bytes;
+  plan->shared_bytes = work.shared_bytes + WindowStaging::bytes_of(*terms.window);
   for (size_t r = 0; r < kMostRoutes; ++r) {
     if (!calls.uses[r]) continue;
     const RouteBytes bytes = terms.key_routes[r]->bytes(terms, calls.served[r]);

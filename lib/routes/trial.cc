@@ -88,7 +88,6 @@ class HostTrial {
       TANDEM_TRY(Buffer::create(*tier_, n_keys_ * bytes.total() + int64_t{64} * kPlanes, Use::kKv, &keys_[i]));
       const int32_t node = node_of_head(h, layer_.n_kv_heads, n_nodes(cpu_));
       place(cpu_, *tier_, keys_[i].data(), keys_[i].bytes(), node);
-      std::fill_n(keys_[i].data(), keys_[i].bytes(), std::byte{0});
       Rows rows;
       std::byte* at = keys_[i].data();
       for (int32_t p = 0; p < kPlanes; ++p) {
@@ -107,6 +106,7 @@ class HostTrial {
       job.o = o_.data() + h * rows_ * layer_.v_head_dim;
       job.lse = lse_.data() + h * rows_;
     }
+    cpu_.table->run(cpu_.self, std::ssize(keys_) * kClearedAtOnce, clear, this);
     double ns = 0.0;
     return time(std::min<int64_t>(n_keys_, 256), &ns);  // what is done once
   }
@@ -119,6 +119,14 @@ class HostTrial {
   }
 
  private:
+  // By all workers: the system clears memory as well when it is first written to, and a first token waits for that.
+  static constexpr int64_t kClearedAtOnce = 8;  // parts of a head's keys
+  static void clear(void* self, int64_t task_idx, int32_t) {
+    const Buffer& keys = static_cast<HostTrial*>(self)->keys_[static_cast<size_t>(task_idx / kClearedAtOnce)];
+    const int64_t part = task_idx % kClearedAtOnce, begin = keys.bytes() * part / kClearedAtOnce;
+    std::fill_n(keys.data() + begin, keys.bytes() * (part + 1) / kClearedAtOnce - begin, std::byte{0});
+  }
+
   const Backend& cpu_;
   Layer layer_;
   int64_t n_keys_, rows_;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lib/base/process_end.h"
 #include "lib/machine/device_memory.h"
 #include "lib/machine/placement.h"
 
@@ -22,6 +21,34 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 template <class T>
 void make_room(std::vector<T>& list, size_t n) {
   if (n > list.capacity()) list.reserve(std::max(n, 2 * list.capacity()));
+}
+
+// Pieces begin where layers do, at pages of the system, and none is small.
+void begin_piece(StoreGeometry* geometry, int64_t offset) {
+  if (offset % kPageBytes != 0) return;
+  if (geometry->pieces.empty() || offset - geometry->pieces.back().offset >= least_pinned_bytes)
+    geometry->pieces.push_back({offset, 0});
+}
+
+// Once all layers have been laid out.
+void end_pieces(StoreGeometry* geometry) {
+  std::vector<StoreGeometry::Piece>& pieces = geometry->pieces;
+  for (size_t i = 0; i < pieces.size(); ++i)
+    pieces[i].bytes = (i + 1 < pieces.size() ? pieces[i + 1].offset : geometry->extent_bytes) - pieces[i].offset;
+  for (LayerPlanes& layer : geometry->layers) {
+    std::vector<size_t>& of_layer = geometry->pieces_of.emplace_back();
+    for (StoredPlane& plane : layer.planes) {
+      for (size_t i = 0; i < plane.at.size() && plane.row_bytes > 0; ++i) {
+        const auto behind =
+            std::upper_bound(pieces.begin(), pieces.end(), plane.at[i],
+                             [](int64_t at, const StoreGeometry::Piece& piece) { return at < piece.offset; });
+        plane.piece[i] = (behind - 1)->offset;
+        of_layer.push_back(static_cast<size_t>(behind - 1 - pieces.begin()));
+      }
+    }
+    std::sort(of_layer.begin(), of_layer.end());
+    of_layer.erase(std::unique(of_layer.begin(), of_layer.end()), of_layer.end());
+  }
 }
 
 // The planes of a layer's heads on the part's node, behind what the part has. Planes of the layer are no head's.
@@ -52,18 +79,22 @@ StoreGeometry lay_out_extent(const std::vector<Layer>& layers, int64_t page_len,
     unit = tokens * (geometry.token_bytes + geometry.x_token_bytes) < n_nodes * kLargePart ? kPageBytes : kHugePageBytes;
   for (int32_t node = kAllNodes; node < n_nodes; ++node) {
     StoreGeometry::Part part{node, geometry.extent_bytes, 0};
-    for (LayerPlanes& layer : geometry.layers) lay_out(n_nodes, tokens, &layer, &part);
+    for (LayerPlanes& layer : geometry.layers) {
+      begin_piece(&geometry, part.offset + part.bytes);
+      lay_out(n_nodes, tokens, &layer, &part);
+    }
     part.bytes = round_up(part.bytes, unit);
     geometry.extent_bytes += part.bytes;
     if (part.bytes > 0) geometry.parts.push_back(part);
   }
+  end_pieces(&geometry);
   return geometry;
 }
 
 }  // namespace
 
-// An extent is pinned whole, as a copy may not begin in one pinned piece and end in another: where it would be more than is
-// pinned at a time it has fewer tokens, down to the shortest runs that are scanned and copied at full speed.
+// A copy may not begin in one pinned piece and end in another. Where an extent, which may be one piece, would be more than
+// is pinned at a time it has fewer tokens, down to the shortest runs that are scanned and copied at full speed.
 StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes) {
   constexpr int64_t kLeastTokens = 128;
   int64_t n_pages = std::max<int64_t>(1, kExtentTokens / page_len);
@@ -76,29 +107,54 @@ StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page
 PageStore::PageStore(const std::vector<Layer>& layers, int64_t page_len, Tier& tier, const Backend& cpu)
     : geometry_(make_store_geometry(layers, page_len, n_nodes(cpu))), tier_(tier), cpu_(cpu) {}
 
-PageStore::~PageStore() {
-  for (size_t i = 0; i < pins_.size(); ++i)
-    if (pins_[i] == Pin::kPinned && !process_ends()) pinned_by_->table->unpin(pinned_by_->self, extents_[i].data());
+PageStore::~PageStore() = default;
+
+StorePins& PageStore::pins(const Pinner& by) {
+  if (pins_ == nullptr) pins_ = std::make_unique<StorePins>(by.device, by.worker);
+  pins_->grow(extents_.size() * geometry_.pieces.size());
+  return *pins_;
 }
 
-bool PageStore::pin(std::span<const int32_t> pages, const Device& device) {
-  if (pins_.size() < extents_.size()) pins_.resize(extents_.size(), Pin::kNotAsked);
-  pinned_by_ = &device;
+// visit(number of a piece, the piece): of the extent that the page is in.
+template <typename Visit>
+void PageStore::for_pieces(int32_t page, int32_t layer_idx, Visit visit) const {
+  const auto extent = static_cast<size_t>(page / per_extent());
+  const Buffer& memory = extents_[extent];
+  const bool may_be_pinned = owns_pages(tier_, memory) && geometry_.extent_bytes <= most_pinned_bytes;
+  const size_t n_pieces = geometry_.pieces.size();
+  for (const size_t i : geometry_.pieces_of[static_cast<size_t>(layer_idx)]) {
+    const StoreGeometry::Piece& piece = geometry_.pieces[i];
+    visit(extent * n_pieces + i, StorePins::Piece{memory.data() + piece.offset, piece.bytes, may_be_pinned});
+  }
+}
+
+bool PageStore::pin(std::span<const int32_t> pages, int32_t layer_idx, const Pinner& by) {
+  StorePins& pins = this->pins(by);
   bool are_pinned = true;
-  for (const int32_t page : pages) {
-    const auto extent = static_cast<size_t>(page / per_extent());
-    Pin& pin = pins_[extent];
-    if (pin == Pin::kNotAsked) {
-      DeviceError error;
-      pin = owns_pages(tier_, extents_[extent]) && geometry_.extent_bytes <= most_pinned_bytes &&
-                    device.table->pin(device.self, extents_[extent].data(), geometry_.extent_bytes, &error) == TANDEM_OK
-                ? Pin::kPinned
-                : Pin::kRefused;
-      if (pin == Pin::kPinned) pinned_bytes_ += geometry_.extent_bytes;
-    }
-    are_pinned = are_pinned && pin == Pin::kPinned;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (i > 0 && pages[i] / per_extent() == pages[i - 1] / per_extent()) continue;
+    for_pieces(pages[i], layer_idx,
+               [&](size_t idx, const StorePins::Piece& piece) { are_pinned = pins.pin(idx, piece) && are_pinned; });
   }
   return are_pinned;
+}
+
+PinnedPages PageStore::pin_ahead(std::span<const int32_t> pages, int32_t layer_idx, const Pinner& by) {
+  StorePins& pins = this->pins(by);
+  PinnedPages found{std::ssize(pages)};
+  int64_t missing_bytes = 0;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (i > 0 && pages[i] / per_extent() == pages[i - 1] / per_extent()) continue;
+    for_pieces(pages[i], layer_idx, [&](size_t idx, const StorePins::Piece& piece) {
+      const StorePins::State state = pins.ask(idx, piece);
+      if (state == StorePins::State::kPinned) return;
+      found.n = std::min(found.n, static_cast<int64_t>(i));
+      found.is_refused = found.is_refused || state == StorePins::State::kRefused;
+      missing_bytes += piece.bytes;
+    });
+  }
+  if (missing_bytes > 0) found.missing_ns = pins.ns_of(missing_bytes);
+  return found;
 }
 
 Status PageStore::make_free(int64_t n_pages) {

@@ -11,6 +11,8 @@
 // With several NUMA nodes an extent is one such part for each: the same with the heads of that node alone
 // (lib/machine/placement.h). A part begins on a huge page, or on a page where extents are too small for that.
 //
+// An extent is pinned in pieces, each of consecutive layers of a part (lib/store/store_pins.h).
+//
 // Consecutive pages of an extent are contiguous for each head, so a sequence that grows alone is scanned linearly and
 // copied in large pieces. An extent is allocated whole and never moves; page p is slot range p % pages_per_extent of
 // extent p / pages_per_extent.
@@ -24,6 +26,7 @@
 #include "lib/base/memory.h"
 #include "lib/machine/device_owner.h"
 #include "lib/store/row_cursor.h"
+#include "lib/store/store_pins.h"
 #include "lib/tables/backend.h"
 
 namespace tandem {
@@ -37,13 +40,32 @@ struct StoreGeometry {
     int32_t node = 0;  // or kAllNodes
     int64_t offset = 0, bytes = 0;
   };
-  std::vector<Part> parts;    // of an extent, side by side
-  int64_t token_bytes = 0;    // K and V of one token in all layers
-  int64_t x_token_bytes = 0;  // hidden states, likewise
+  std::vector<Part> parts;  // of an extent, side by side
+  struct Piece {
+    int64_t offset = 0, bytes = 0;
+  };
+  std::vector<Piece> pieces;                   // likewise, that are pinned one by one
+  std::vector<std::vector<size_t>> pieces_of;  // [n_layers], ascending: those that have rows of the layer
+  int64_t token_bytes = 0;                     // K and V of one token in all layers
+  int64_t x_token_bytes = 0;                   // hidden states, likewise
 
   int64_t extent_len() const { return pages_per_extent * page_len; }  // tokens
 };
 StoreGeometry make_store_geometry(const std::vector<Layer>& layers, int64_t page_len, int32_t n_nodes);
+
+// Who pins: the engine's.
+struct Pinner {
+  const Device& device;
+  Worker& worker;
+};
+
+// Of some pages, in their order: how many of the first are pinned. What is missing of the others, and how long it takes to
+// pin that.
+struct PinnedPages {
+  int64_t n = 0;
+  double missing_ns = 0.0;
+  bool is_refused = false;
+};
 
 class PageStore {
  public:
@@ -75,9 +97,11 @@ class PageStore {
   const LayerPlanes& planes(int32_t layer_idx) const { return geometry_.layers[static_cast<size_t>(layer_idx)]; }
   int64_t n_used() const { return n_used_; }
   int64_t n_shared() const;
-  // Pins the extents of these pages, for as long as the store is there; false where the device refuses one.
-  bool pin(std::span<const int32_t> pages, const Device& device);
-  int64_t pinned_bytes() const { return pinned_bytes_; }
+  // What these pages have of a layer. Pins it, and waits for that; false where the device refuses some.
+  bool pin(std::span<const int32_t> pages, int32_t layer_idx, const Pinner& by);
+  // The same in the background.
+  PinnedPages pin_ahead(std::span<const int32_t> pages, int32_t layer_idx, const Pinner& by);
+  int64_t pinned_bytes() const { return pins_ != nullptr ? pins_->pinned_bytes() : 0; }
 
  private:
   struct Gap {  // consecutive free pages of an extent
@@ -86,6 +110,9 @@ class PageStore {
   };
 
   Gap longest_gap();
+  StorePins& pins(const Pinner& by);
+  template <typename Visit>
+  void for_pieces(int32_t page, int32_t layer_idx, Visit visit) const;
   int32_t per_extent() const { return static_cast<int32_t>(geometry_.pages_per_extent); }
 
   StoreGeometry geometry_;
@@ -95,12 +122,9 @@ class PageStore {
   std::vector<std::byte*> bases_;        // of the extents
   std::vector<int32_t> references_;      // [n_pages]
   std::vector<int32_t> used_of_extent_;  // pages taken
-  enum class Pin : uint8_t { kNotAsked, kPinned, kRefused };
-  std::vector<Pin> pins_;  // of the extents, or of the first of them
-  const Device* pinned_by_ = nullptr;
-  int64_t pinned_bytes_ = 0;
-  size_t first_free_extent_ = 0;  // none before it is wholly free
+  size_t first_free_extent_ = 0;         // none before it is wholly free
   int64_t n_used_ = 0;
+  std::unique_ptr<StorePins> pins_;  // null until something is to be pinned. Declared last: ends first
 };
 
 }  // namespace tandem

@@ -10,8 +10,8 @@ LayerPlanes::LayerPlanes(const Layer& layer) {
   constexpr const char* kNames[kStoredPlanes] = {"k", "k_scales", "v", "v_scales", "hidden"};
   const PlaneBytes bytes = plane_bytes(layer);
   const std::vector<int64_t> heads(static_cast<size_t>(layer.n_kv_heads));
-  for (int32_t p = 0; p < kPlanes; ++p) planes.push_back({kNames[p], Scope::kHead, true, bytes.of[p], heads});
-  planes.push_back({kNames[kPlaneHidden], Scope::kLayer, false, layer.x_bytes(), {0}});
+  for (int32_t p = 0; p < kPlanes; ++p) planes.push_back({kNames[p], Scope::kHead, true, bytes.of[p], heads, heads});
+  planes.push_back({kNames[kPlaneHidden], Scope::kLayer, false, layer.x_bytes(), {0}, {0}});
 }
 
 int64_t LayerPlanes::token_bytes(Scope scope) const {
@@ -96,7 +96,7 @@ bool RowCursor::next(RowRun* run) {
   }
   const StoredPlane& plane = layer_.planes[plane_];
   const int32_t head = plane.scope == Scope::kHead ? head_ : 0;
-  *run = {plane_, head, at_.token, at_.n, plane.row(at_, head), at_.n * plane.row_bytes, at_.extent};
+  *run = {plane_, head, at_.token, at_.n, plane.row(at_, head), at_.n * plane.row_bytes, at_.extent + plane.piece[head]};
   return true;
 }
 

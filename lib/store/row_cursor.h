@@ -31,9 +31,10 @@ enum class Scope : uint8_t { kHead, kLayer };
 struct StoredPlane {
   const char* name = "";  // the same in every build: for files and messages
   Scope scope = Scope::kHead;
-  bool on_device = false;   // also in windows; else on the host alone
-  int64_t row_bytes = 0;    // 0: the layer has no such rows
-  std::vector<int64_t> at;  // bytes from the begin of an extent to the first row: [n_kv_heads]; of scope kLayer: [1]
+  bool on_device = false;      // also in windows; else on the host alone
+  int64_t row_bytes = 0;       // 0: the layer has no such rows
+  std::vector<int64_t> at;     // bytes from the begin of an extent to the first row: [n_kv_heads]; of scope kLayer: [1]
+  std::vector<int64_t> piece;  // likewise, to the begin of what is pinned with these rows (lib/store/store_pins.h)
 
   std::byte* row(const TokenRun& run, int64_t head) const { return run.extent + at[head] + run.row * row_bytes; }
 };
@@ -75,7 +76,7 @@ struct RowRun {
   int64_t token = 0, n = 0;  // tokens
   std::byte* data = nullptr;
   int64_t bytes = 0;
-  const std::byte* extent = nullptr;  // copies join within one alone, as memory is pinned extent by extent
+  const std::byte* piece = nullptr;  // copies join within one alone, as memory is pinned piece by piece
 };
 
 enum class RowOrder : uint8_t {

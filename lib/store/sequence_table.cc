@@ -83,12 +83,19 @@ Status SequenceTable::check_even(const Sequence& found, const char* field) const
   return {};
 }
 
-bool SequenceTable::pin(const Sequence& sequence, int64_t end) { return pin_tokens(sequence, {0, end}); }
+std::span<const int32_t> SequenceTable::pages_of(const Sequence& sequence, TokenRange tokens) const {
+  const int64_t first = tokens.begin / page_len(), end = (tokens.end + page_len() - 1) / page_len();
+  return std::span(sequence.pages).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first));
+}
 
-bool SequenceTable::pin_tokens(const Sequence& sequence, TokenRange tokens) {
-  const auto first = static_cast<size_t>(tokens.begin / page_len()),
-             last = static_cast<size_t>((tokens.end + page_len() - 1) / page_len());
-  return store_.pin(std::span<const int32_t>(sequence.pages).subspan(first, last - first), *engine_->device());
+bool SequenceTable::pin(const Sequence& sequence, int32_t layer_idx, TokenRange tokens) {
+  return store_.pin(pages_of(sequence, tokens), layer_idx, pinner());
+}
+
+SequenceTable::PinnedTokens SequenceTable::pin_ahead(const Sequence& sequence, int32_t layer_idx, TokenRange tokens) {
+  const PinnedPages pinned = store_.pin_ahead(pages_of(sequence, tokens), layer_idx, pinner());
+  const int64_t end = (tokens.begin / page_len() + pinned.n) * page_len();
+  return {std::clamp(end, tokens.begin, tokens.end), pinned.missing_ns, pinned.is_refused};
 }
 
 }  // namespace tandem

@@ -51,10 +51,16 @@ class SequenceTable {
   Status find_free(int64_t id, const CacheListener* by, Sequence** sequence, const char* field = "sequence") const;
   Status check_even(const Sequence& sequence, const char* field = "sequence") const;
   StoreView view(const Sequence& sequence) const { return store_.view(sequence.pages, sequence.positions, store_.bases()); }
-  // Pins what tokens [0, end) lie in, for copies to the engine's device; false where it refuses.
-  bool pin(const Sequence& sequence, int64_t end);
-  // Likewise, of the pages of these tokens alone.
-  bool pin_tokens(const Sequence& sequence, TokenRange tokens);
+  // Pins what these tokens have of a layer, for copies to the engine's device, and waits for that; false where the device
+  // refuses.
+  bool pin(const Sequence& sequence, int32_t layer_idx, TokenRange tokens);
+  // The same in the background. Rows of tokens before `end` are pinned; missing_ns: what it takes to pin the others.
+  struct PinnedTokens {
+    int64_t end = 0;
+    double missing_ns = 0.0;
+    bool is_refused = false;
+  };
+  PinnedTokens pin_ahead(const Sequence& sequence, int32_t layer_idx, TokenRange tokens);
 
   Engine& engine() const { return *engine_; }
   const std::vector<Layer>& layers() const { return layers_; }
@@ -64,6 +70,10 @@ class SequenceTable {
   Tier& device_tier() { return device_tier_; }
   // Of the route that needs them, which makes them; shared by sessions. mutex() held exclusively.
   std::shared_ptr<ProjectionsOnDevice>& projections() { return projections_; }
+
+ private:
+  std::span<const int32_t> pages_of(const Sequence& sequence, TokenRange tokens) const;
+  Pinner pinner() const { return {*engine_->device(), engine_->pinner()}; }
 
  protected:
   SequenceTable(std::shared_ptr<Engine> engine, std::shared_ptr<const Model> model, std::vector<Layer> layers,

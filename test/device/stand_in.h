@@ -91,6 +91,8 @@ struct Controls {
   // From now on it ends with the process, as a driver does: in a handler of exit() that is registered here. What is queued
   // does not run, memory is gone, and a call that is made then or has not returned ends the process by abort().
   void (*end_with_process)();
+  // Until reset(): how long pin() takes.
+  void (*set_pin_delay)(int64_t ns);
   // Until reset(): what is pinned counts as locked memory, of which RLIMIT_MEMLOCK allows so much, and pin() fails beyond.
   void (*obey_memlock)();
 };

@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <new>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "device/stand_in.h"
@@ -57,6 +59,7 @@ void check_injected(Call call) {
 }
 
 std::atomic<bool> obeys_memlock{false};
+std::atomic<int64_t> pin_delay_ns{0};
 
 // The end of the process, where a test wants the device to end with it.
 constinit std::atomic<bool> is_gone{false};
@@ -366,6 +369,7 @@ void note_pinned(int64_t bytes) {
 
 int32_t pin(void*, void* data, int64_t bytes, DeviceError* error) {
   return guarded(kPin, error, [&] {
+    if (pin_delay_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(pin_delay_ns));
     rlimit limit = {};
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (obeys_memlock && static_cast<rlim_t>(memory_bytes().pinned + bytes) > limit.rlim_cur) throw kNoMemory;
@@ -448,8 +452,11 @@ constexpr DeviceTable kTable = {
 
 void obey_memlock() { obeys_memlock = true; }
 
+void set_pin_delay(int64_t ns) { pin_delay_ns = ns; }
+
 void reset() {
   obeys_memlock = false;
+  pin_delay_ns = 0;
   fail_call(kAnyCall, 0, TANDEM_OK);
   reset_device();
 }
@@ -486,7 +493,7 @@ int64_t shared_bytes() { return memory_bytes().shared; }
 
 constexpr Controls kControls = {
     reset,       set_delay, lose_device, fail_call,    fault,        create_stream,    destroy_stream, begin_capture,
-    end_capture, launch,    free_graph,  device_bytes, shared_bytes, end_with_process, obey_memlock,
+    end_capture, launch,    free_graph,  device_bytes, shared_bytes, end_with_process, set_pin_delay,  obey_memlock,
 };
 
 }  // namespace

@@ -2,11 +2,14 @@
 // Pages, references, caps and the layout of extents; background jobs.
 #include "lib/store/page_store.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <utility>
 
+#include "lib/machine/device_memory.h"
 #include "lib/machine/worker.h"
 #include "with_cmocka.h"
 
@@ -304,9 +307,40 @@ void memory_of_the_caller_is_not_placed(void**) {
   }
 }
 
+// Of any geometry: side by side, at pages of the system, none small, and each row of a layer in one of that layer's.
+void pieces_end_where_layers_do(void**) {
+  const int64_t least_before = std::exchange(least_pinned_bytes, int64_t{64} << 10);
+  for (const int32_t n_nodes : {1, 2})
+    for (const int32_t n_layers : {1, 2, 7}) {
+      std::vector<Layer> layers;
+      for (int32_t l = 0; l < n_layers; ++l) layers.push_back(two_layers()[static_cast<size_t>(l % 2)]);
+      const StoreGeometry geometry = make_store_geometry(layers, 64, n_nodes);
+      int64_t end = 0;
+      for (const StoreGeometry::Piece& piece : geometry.pieces) {
+        assert_int_equal(piece.offset, end);
+        assert_int_equal(piece.offset % kPageBytes, 0);
+        end += piece.bytes;
+        if (end < geometry.extent_bytes) assert_true(piece.bytes >= least_pinned_bytes);
+      }
+      assert_int_equal(end, geometry.extent_bytes);
+      if (n_layers == 7) assert_true(geometry.pieces.size() > 1);
+      for (size_t l = 0; l < layers.size(); ++l)
+        for (const StoredPlane& plane : geometry.layers[l].planes)
+          for (size_t h = 0; h < plane.at.size() && plane.row_bytes > 0; ++h) {
+            const auto holds = [&](size_t i) {
+              const StoreGeometry::Piece& piece = geometry.pieces[i];
+              return plane.piece[h] == piece.offset && plane.at[h] >= piece.offset &&
+                     plane.at[h] + geometry.extent_len() * plane.row_bytes <= piece.offset + piece.bytes;
+            };
+            assert_int_equal(std::count_if(geometry.pieces_of[l].begin(), geometry.pieces_of[l].end(), holds), 1);
+          }
+    }
+  least_pinned_bytes = least_before;
+}
+
 void jobs_run_once_and_are_joined(void**) {
   std::unique_ptr<Worker> worker;
-  assert_true(Worker::create(&worker).ok());
+  assert_true(Worker::create("tandem-bg", true, &worker).ok());
   static std::atomic<int> n_runs;
   n_runs = 0;
   Job jobs[50];
@@ -330,6 +364,32 @@ void jobs_run_once_and_are_joined(void**) {
   assert_int_equal(worker->join(slow), 0);
 }
 
+// By itself, or while another thread runs it: once more, not twice, and cancel() ends that.
+void a_job_that_runs_may_be_posted(void**) {
+  std::unique_ptr<Worker> worker;
+  assert_true(Worker::create("tandem-bg", true, &worker).ok());
+  struct Again {
+    Worker& worker;
+    Job job;
+    int n_left;
+    int n_runs = 0;
+  } again{*worker, {}, 10};
+  again.job.context = &again;
+  again.job.run = [](void* context) {
+    Again& self = *static_cast<Again*>(context);
+    ++self.n_runs;
+    if (self.n_left-- > 0)
+      for (int i = 0; i < 2; ++i) self.worker.post(self.job);
+  };
+  worker->post(again.job);
+  assert_true(worker->drain(-1));
+  assert_int_equal(again.n_runs, 11);
+  again.n_left = 0;
+  worker->post(again.job);
+  worker->cancel(again.job);
+  assert_in_range(again.n_runs, 11, 12);
+}
+
 }  // namespace
 }  // namespace tandem
 
@@ -344,7 +404,9 @@ int main() {
       cmocka_unit_test(tandem::every_row_is_placed_once_on_the_node_of_its_jobs),
       cmocka_unit_test(tandem::a_long_context_stays_within_the_mappings_of_a_process),
       cmocka_unit_test(tandem::memory_of_the_caller_is_not_placed),
+      cmocka_unit_test(tandem::pieces_end_where_layers_do),
       cmocka_unit_test(tandem::jobs_run_once_and_are_joined),
+      cmocka_unit_test(tandem::a_job_that_runs_may_be_posted),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

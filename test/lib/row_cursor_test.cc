@@ -72,7 +72,7 @@ class Case {
     for (RowRun run; cursor.next(&run);) {
       const int64_t bytes = planes_.planes[run.plane].row_bytes;
       assert_true(run.n > 0 && run.bytes == run.n * bytes);
-      assert_true(run.data >= run.extent && run.data + run.bytes <= run.extent + memory_[0].size());
+      assert_true(run.data >= run.piece && run.data + run.bytes <= run.piece + memory_[0].size());
       for (int64_t i = 0; i < run.n; ++i) rows.push_back({run.plane, run.head, run.token + i, run.data + i * bytes});
     }
     return rows;

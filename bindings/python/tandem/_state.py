@@ -35,7 +35,7 @@ class MemoryPlan:
     kv_token_bytes, x_token_bytes : int
         K and V of one token in all layers, and its hidden states.
     shared_bytes : int
-        Pinned host memory through which device and host hand over.
+        Pinned host memory: device and host hand over there, and windows are filled through it.
     """
 
     host_kv_bytes: int
