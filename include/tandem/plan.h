@@ -135,7 +135,7 @@ typedef struct tandem_session_stats {
   int64_t n_host_parts;           /* parts that the CPU computed for these: one a call, or for each 512 tokens */
   int64_t host_part_ns;           /* that: from its queries having arrived to its states being there */
   int64_t staged_kv_bytes;        /* appended K and V that came from the device to the host store: through pinned slots and a
-                                     worker, or, of long appends, by copies */
+                                     worker, and by copies, as those of long appends do */
   int64_t filled_kv_bytes;        /* K and V copied from the host store into windows that lacked them */
   int64_t n_stream_parts;         /* parts outside the window that the device computed: as n_host_parts */
   int64_t stream_part_ns;         /* that: from when the bus could begin to the last key being on the device */

@@ -275,8 +275,8 @@ typedef struct tandem_cache tandem_cache;
  * what it is. An outlier dim is then spread over all dims instead of coarsening the codes of its group (QuaRot, Ashkboos et
  * al., 2024). 4-bit keys of language models lose much less so; with 8 bits and more there is little to gain. The largest
  * element of a row may grow sqrt(k_head_dim) times, perhaps beyond the range of e4m3 or f16. Rotated q are f32: appends and
- * prefill in bf16 lose their bf16 products. A device rotates keys to the same bits as the host; appends of more than 512 tokens
- * that stream have chunks of 512 there. K given in blocks is widened,
+ * prefill in bf16 lose their bf16 products. A device rotates keys to the same bits as the host; an append is attended 512
+ * tokens at a time there once its queries see keys outside the window. K given in blocks is widened,
  * rotated and rounded again; tandem_sequence_read() rotates back; sizes stay the same. HADAMARD is UNSUPPORTED where k_head_dim is not a
  * power of two, where the library applies RoPE (at attend time: keys are stored without) and where V aliases K. */
 typedef struct tandem_cache_options {
@@ -384,11 +384,17 @@ typedef struct tandem_session tandem_session;
  * library rotates, nor in speculative calls. The keys that "hgca" has selected are the CPU's, whatever the route; it has no route
  * "recompute". The statistics say which route served.
  *
- * An append of more than 512 tokens that streams is attended in chunks of up to append_tokens, whose queries all meet a piece
- * while it is on the device: keys outside the window cross the bus once a chunk. What a chunk takes of device memory does not
- * grow with the length: its keys of one layer, and the states of stream_heads KV heads. All of its keys outside the window
- * cross the bus then; with "host+stream" and "recompute", and where there is no memory for that (said in the log), chunks have 512
- * tokens. */
+ * An append of more than 512 tokens is attended in chunks of up to append_tokens. Where it streams ("stream", "auto"), all
+ * queries of a chunk meet a piece while it is on the device: keys outside the window cross the bus once a chunk, all of them.
+ * Whatever the route, a chunk may also have so many tokens where its queries see no key outside the window, as the first
+ * chunk of a prompt: also under "hgca", where the library rotates keys, and with sliding windows. Other chunks have up to 512
+ * tokens: with "host", "host+stream" and "recompute", and in layers with rotated keys, those whose queries see keys outside the
+ * window; all chunks under policy "streaming", in calls with a selection, in layers with streaming heads where nothing is
+ * streamed, in a session that has captured a graph and has no room for longer ones, and where there is no memory for these
+ * (said in the log). What a chunk takes of device memory does not grow with the length: its keys of one layer, two buffers
+ * for its rows, and, where it streams, the states of stream_heads KV heads. Copies bring its rows to the host store, which is
+ * pinned for that, while the chunk is attended; where the device refuses to pin it, rows go through pinned slots, 512 tokens
+ * at a time (said in the log, once). */
 typedef struct tandem_session_options {
   uint32_t struct_size;
   int32_t sleep_between_calls; /* 1: a step without a stream does not keep the CPU workers awake between its calls; each call
@@ -406,8 +412,8 @@ typedef struct tandem_session_options {
   const char *route;      /* NULL: "auto"; or "host", "stream", "host+stream", "recompute": who computes over these, for device tensors */
   int64_t stream_buffer_bytes; /* each of the buffers that keys, or hidden states in 16 bits, go through; 0: 16 MiB */
   double stream_fraction;      /* share of these keys that crosses the bus, 0 to 1; with route "host+stream" and not without it; -1: not given */
-  int64_t append_tokens;  /* most tokens of an append that meet a streamed key together, and 32768 at most; 0: 16384, and plans
-                             have room for single queries alone, else for appends of so many tokens */
+  int64_t append_tokens;  /* most tokens of an append that are attended together, and 32768 at most; 0: 16384, and memory plans
+                             have room for single queries alone, else, whatever the route, for appends of so many tokens */
   int64_t stream_heads;   /* KV heads of what is streamed at a time, at most; 0: as many as take the least time */
   double recompute_share; /* share of these keys that is made of hidden states, in (0, 1]; with route "recompute"; 0: 1 */
   const uint8_t *streaming_heads; /* flags of all layers' KV heads, layer by layer, or NULL: none. 1: its queries see the first

@@ -17,6 +17,7 @@ void begin_task(const Call& chunk, HandOverTask* task) {
   task->merged = nullptr;
   task->part = {};
   task->copied_bytes = 0;
+  task->named_in = nullptr;
   task->launch_failed = false;
   for (size_t r = 0; r < kMostRoutes; ++r)
     if (task->notes[r] == nullptr && chunk.session.key_routes[r] != nullptr)

@@ -161,7 +161,8 @@ Status LongAppend::prepare(Call& chunk) {
   of.cpu_begin = of.has_host ? of.host_end : of.host_begin;
   of.kept_begin = core_.evicted_to(of.state->window_begin, of.length);
   rows_.prepare(chunk);
-  chunk.scratch.host.keep_named(of.state, tiles_.of_last_query(chunk));
+  chunk.task->named_in = of.state;
+  chunk.task->named = tiles_.of_last_query(chunk);
   if (chunk.taken.prefill.streams()) choose_pieces(chunk);
   return {};
 }

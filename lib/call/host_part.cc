@@ -76,7 +76,6 @@ void HostPart::begin(const Facts& facts, const HostSlot& slot) {
   selected_jobs_.clear();
   merges_.clear();
   read_ = {};
-  kept_for_ = nullptr;
 }
 
 void HostPart::lay_out(std::span<SequenceCall> calls) {
@@ -298,10 +297,6 @@ bool HostPart::brings_named() const { return is_on_device() && NamedJobs::are_br
 
 // A planned step has counted the keys that its calls would attend if they named none.
 void HostPart::note_named() {
-  if (kept_for_ != nullptr) {
-    kept_for_->named = std::move(kept_named_);
-    return;
-  }
   if (!brings_named()) {
     for (const SequenceCall& call : calls_) call.state->named.clear();
     return;

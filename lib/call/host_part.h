@@ -74,11 +74,6 @@ class HostPart {
 
   // Of a ticket, when it is answered: what its call has named, if it has named keys. May throw bad_alloc.
   void note_named();
-  // What note_named() is to note of a sequence whose long chunk ends with this ticket; empty: it has named nothing.
-  void keep_named(LayerState* state, std::vector<std::vector<TokenRange>> named) {
-    kept_for_ = state;
-    kept_named_ = std::move(named);
-  }
   // What nobody could count before: keys that choose() has added, and keys that a ticket's call has named.
   struct ReadBytes {
     int64_t host = 0, resident = 0;
@@ -121,8 +116,6 @@ class HostPart {
   std::vector<std::byte*> bases_;     // of the store's extents, for calls that are late
   ObserveScratch observed_;
   NamedJobs named_;
-  LayerState* kept_for_ = nullptr;
-  std::vector<std::vector<TokenRange>> kept_named_;
   std::vector<StoreView> views_;  // [n_calls]
   ReadBytes read_;
 };

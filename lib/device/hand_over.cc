@@ -172,7 +172,10 @@ void HandOver::meet(HandOverTask& task) {
   if (times.has_host) attend(part, &times.stream);
   times.host_end = Clock::now();
   answer(task);
-  if (!is_lost && !part.selects()) while_busy("no memory for the keys that a call has named", [&] { part.note_named(); });
+  if (!is_lost && task.named_in != nullptr)
+    task.named_in->named = std::move(task.named);
+  else if (!is_lost && !part.selects())
+    while_busy("no memory for the keys that a call has named", [&] { part.note_named(); });
   if (has_arrived && part.observes()) {
     const bool is_observed = wait_for_observation(task);
     if (is_observed && !can_start_over())
