@@ -24,9 +24,11 @@ extern "C" {
  * no key: o = 0 and lse = -inf, but for a learned sink, which counts as always.
  *
  * Calls on device tensors: keys in the window are attended there, the others by the CPU, whatever the route. Groups of more than
- * 64 query heads to a KV head are UNSUPPORTED.
+ * 64 query heads to a KV head are UNSUPPORTED. Appends of more than 512 tokens with units of 64 tokens and more, without
+ * PLUS_WINDOW, go in long chunks (append_tokens): under routes "auto" and "stream" the units outside the window that any query
+ * of a chunk names cross the bus, once a chunk, and the device attends them.
  *   - Indices in host memory are checked before anything is done, as with host tensors. So are those in device memory with
- *     ANY_ORDER: they come to the host first, and the call waits for the stream.
+ *     ANY_ORDER, and those of such an append: they come to the host first, and the call waits for the stream.
  *   - Other indices in device memory are read in the stream's order, with no wait. A row of them that does not ascend, repeats an
  *     index or names a token behind the query's own gives o and lse of NaN for the query, in the KV heads whose row it is; tokens
  *     that the call has appended stay. The session tells it once: the first call on device tensors, or the first step on a
