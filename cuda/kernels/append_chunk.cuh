@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The rows of a long chunk: one sequence, thousands of tokens, no ticket (lib/tables/device.h, DeviceAppend). append.cuh
-// looks up where each row goes; here a block has the tokens of one page, of one head of K or V, whose rows lie side by side
-// both in the page and in the buffer. What the tensor has in the storage type is copied 16 bytes at a time; of other types a
-// warp rounds a row at a time.
+// The rows of a long chunk: one sequence, thousands of tokens, no ticket (lib/tables/device.h, DeviceAppend). append.cuh looks
+// up where each row goes; here a block has the tokens of one page, of one head of K or V, whose rows lie side by side both in
+// the page and in the buffer. Rows that are in the storage type already are copied 16 bytes at a time; others are rounded, one
+// warp a row.
 //
 // Rows that are rotated, and hidden states, go through append.cuh.
 #pragma once
@@ -55,7 +55,7 @@ __device__ inline ChunkRows rows_of_block(const AppendCall& call) {
   return rows;
 }
 
-// Of 16-byte units.
+// Copies the rows as they are, in units of 16 bytes.
 __device__ inline void copy_chunk_rows(const ChunkRows& rows, const DeviceRows& from, int32_t type, int row_bytes) {
   constexpr int kAtOnce = 4;
   const int units = row_bytes / 16, n = rows.n_rows * units, step = static_cast<int>(blockDim.x);

@@ -389,7 +389,8 @@ typedef struct tandem_session tandem_session;
  * Whatever the route, a chunk may also have so many tokens where its queries see no key outside the window, as the first
  * chunk of a prompt: also under "hgca", where the library rotates keys, and with sliding windows. Other chunks have up to 512
  * tokens: with "host", "host+stream" and "recompute", and in layers with rotated keys, those whose queries see keys outside the
- * window; all chunks under policy "streaming", in calls with a selection, in layers with streaming heads where nothing is
+ * window; all chunks under policy "streaming", where queries name keys in units of less
+ * than 64 tokens or with PLUS_WINDOW, in layers with streaming heads where nothing is
  * streamed, in a session that has captured a graph and has no room for longer ones, and where there is no memory for these
  * (said in the log). What a chunk takes of device memory does not grow with the length: its keys of one layer, two buffers
  * for its rows, and, where it streams, the states of stream_heads KV heads. Copies bring its rows to the host store, which is

@@ -70,6 +70,7 @@ struct Call {
   // memory until send_indices() has copied them.
   DeviceIndices indices;
   bool has_host_idx = false;
+  bool goes_short = false;                  // there was no memory for its long chunks
   int64_t first_row = 0;                    // the call's row that is the chunk's first
   int64_t most_tokens = kMostTicketTokens;  // of a chunk
 };

@@ -16,7 +16,7 @@ std::byte* buffer_of(const Call& chunk) {
   return chunk.device().work().prefill_area() + size.rows_at + chunk.device().side()->turn() * size.rows_bytes;
 }
 
-// From the buffer whose turn it is to the store; a copy has rows of one extent. Returns how many bytes.
+// From the buffer whose turn it is to the store; a copy has rows of one pinned piece. Returns how many bytes.
 int64_t list_copies(const Call& chunk, const SequenceCall& of, CopyList* copies) {
   const ChunkRowsLayout layout(chunk.layer(), of.q_len);
   std::byte* const buffer = buffer_of(chunk);
@@ -89,19 +89,21 @@ int64_t ChunkRows::describe_tickets(const Call& chunk, const DeviceSequence& of_
   return n;
 }
 
+// The last chunk's buffers may overlap other parts of this chunk's area: where they lay elsewhere, they are copied first.
 Status ChunkRows::send(const Call& chunk, const DeviceAppend& append, const DeviceSequence* tickets) {
   const TraceRange range("append", chunk.args.layer_idx, "resident");
+  const PrefillSize& size = chunk.taken.prefill;
+  if (buffers_at_ != size.rows_at || buffer_bytes_ != size.rows_bytes)
+    TANDEM_TRY(join_side(chunk.device(), chunk.args.stream));
+  buffers_at_ = size.rows_at;
+  buffer_bytes_ = size.rows_bytes;
   return chunk.taken.prefill.copies_rows ? copy(chunk, append) : send_by_tickets(chunk, append, tickets);
 }
 
-// Where a chunk of another size had the buffers, they were elsewhere, and something of this one's may lie there.
 Status ChunkRows::copy(const Call& chunk, const DeviceAppend& append) {
   DeviceSession& device = chunk.device();
   SideStream& side = *device.side();
   const PrefillSize& size = chunk.taken.prefill;
-  if (buffers_at_ != size.rows_at || buffer_bytes_ != size.rows_bytes) TANDEM_TRY(join_side(device, chunk.args.stream));
-  buffers_at_ = size.rows_at;
-  buffer_bytes_ = size.rows_bytes;
   TANDEM_TRY(side.begin_turn(chunk.args.stream));
   const ChunkRowsLayout layout(chunk.layer(), append.n_tokens);
   DeviceAppend rows = append;

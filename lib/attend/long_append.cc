@@ -65,7 +65,7 @@ bool sees_outside(const Call& call, const SequenceCall& of, int64_t query) {
 }  // namespace
 
 Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
-  if (core_.refuses_long) return {};
+  if (core_.refuses_long || call.goes_short) return {};
   const SizeTerms terms = core_.terms();
   PrefillSize size;
   TANDEM_TRY(size_long(terms, shape, call.taken.uses[kPlanStream], &size));
@@ -96,6 +96,13 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
 bool LongAppend::retry_smaller(Call& call, const Status& lack) {
   if (call.taken.prefill.n_tokens == 0 || !is_for_lack_of_memory(lack)) return false;
   const PrefillSize lacking = std::exchange(call.taken.prefill, {});
+  if (call.args.named != nullptr) {  // whose lists may take more than all else: others may have room
+    call.goes_short = true;
+    call.cache().engine().log(TANDEM_LOG_WARNING,
+                              "the CPU attends the keys that a long append names, as there is no memory for their lists: %s",
+                              lack.info().message.c_str());
+    return true;
+  }
   if (lacking.layout.n_heads > 1 && core_.routes.piece_heads == 0) {
     core_.most_long_bytes = lacking.area_bytes - 1;
     call.cache().engine().log(TANDEM_LOG_INFO,
@@ -511,6 +518,10 @@ Status LongAppend::launch_count(Call& tail, const float* lse) const {
   append.pages = device.pages(tail.facts.idx);
   append.q = rows_of(tail.args.q);
   append.n_tokens = static_cast<int32_t>(tail.args.q.n_tokens);
+  if (rotates_queries(tail.layer())) {
+    append.rope = device.rope(tail.facts.idx);
+    append.rotated_q = device.work().rotated_q();
+  }
   append.tag = TicketShape{tail.args.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
   append.exchange = device.exchange(tail.facts.idx);
   TANDEM_TRY(join_side(device, tail.args.stream));

@@ -27,8 +27,8 @@ class NamedTiles {
   // Which of the tokens any query of the chunk names for any of these heads, in order; ranges do not touch. Valid until the
   // chunk ends, or the next call.
   std::span<const TokenRange> named_of(HeadRange heads, TokenRange tokens);
-  // Copies the lists of these heads, as far as they name the tokens, to the device, and points the launch there, which is of
-  // these heads alone.
+  // Copies the lists of these heads, as far as they name the tokens, to the device, and makes the launch use them. The
+  // launch must be for these heads alone.
   Status send(const Call& chunk, HeadRange heads, TokenRange tokens, const TilePages& pages, DeviceAttend* launch);
   // The keys that the chunk's last query attends, [n_heads]; none where its queries name no keys.
   std::vector<std::vector<TokenRange>> of_last_query(const Call& chunk) const;

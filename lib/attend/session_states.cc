@@ -183,6 +183,8 @@ bool SessionStates::has_lost() const { return core_.device != nullptr && core_.h
 
 void SessionStates::settle() {
   core_.hand_over().drain();
+  // Copies of rows whose ticket is lost may be under way: nobody else is to have their pages before they have ended.
+  if (!core_.hand_over().is_settled() && core_.device->side() != nullptr) core_.device->side()->wait();
   core_.hand_over().mark_lost();
 }
 

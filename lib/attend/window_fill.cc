@@ -115,14 +115,17 @@ class StagedRows {
       if (!is_whole) copies_.cut();
       if (!is_whole) copies_.add(to, part + offset, run.bytes);
     }
-    if (is_whole) copies_.add(page + at_.at[0] + first, part + first, end - first);
+    if (!is_whole) return;
+    if (page != before_ + chunk_.device().geometry().page_bytes) copies_.cut();  // a ring has one memory or several
+    before_ = page;
+    copies_.add(page + at_.at[0] + first, part + first, end - first);
   }
 
   const Call& chunk_;
   const SequenceCall& of_;
   const PlaneSet planes_;
   const WindowGeometry::LayerPlanes& at_;
-  std::byte* buffer_ = nullptr;
+  std::byte *buffer_ = nullptr, *before_ = nullptr;  // before_: the page before
   std::vector<StagedRun> runs_;
   CopyList copies_;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Lists of tiles (lib/tables/key_list.h) of the units that the queries of a long append name, each for itself.
 //
-// For each 128 query rows, their units are counted in: a bit of a set for each unit that any of these queries names, and the
-// bits of its classes. The set is then read in order. So the time is that of the indices, of the tiles that come of them,
+// For each 128 query rows, their units are collected: one bit for each unit that any of these queries names, and the class
+// bits of that unit. The set is then read in order. So the time is that of the indices, of the tiles that come of them,
 // and of a word of the set for every 64 units of the piece.
 #pragma once
 
@@ -25,8 +25,8 @@ struct TileQueries {
   int32_t table_len = 0, page_len = 0;
 };
 
-// Of one thread. Each list head may have a maker and a thread of its own: what comes of random units is bound by the memory
-// that it is written to.
+// Of one thread. Each list head may have a maker and a thread of its own: with random units, memory
+// bandwidth limits the speed.
 class TileMaker {
  public:
   void begin(const TileQueries& queries);  // may throw bad_alloc

@@ -250,6 +250,7 @@ Status DeviceSession::hold(const Reservation& needs, void* stream) {
   TANDEM_TRY(call_device(device_, &DeviceTable::allocate_shared, layout.shared_bytes, &shared, &shared_device));
   // What is under way still uses the old memory.
   hand_over_->drain();
+  if (side_ != nullptr) side_->settle();
   Buffer work;
   Status status = Buffer::create(device_tier_, layout.work_bytes, Use::kSession, &work);
   if (is_for_lack_of_memory(status)) status = make_room_for_work(std::move(status), layout.work_bytes, stream, &work);

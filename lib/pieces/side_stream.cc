@@ -47,9 +47,13 @@ Status SideStream::end_turn() {
 }
 
 // A device that is lost does nothing any more either.
-void SideStream::settle() {
+void SideStream::wait() const {
   DeviceError ignored;
   if (has_stream_) device_.table->wait(device_.self, stream_, &ignored);
+}
+
+void SideStream::settle() {
+  wait();
   is_ahead_ = false;
 }
 

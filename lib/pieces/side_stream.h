@@ -4,8 +4,8 @@
 //   caller's   what comes before | ... attend ... attend ... |  what comes behind
 //   side                         fork()  append, append ...  join()
 //
-// What the side stream has to send may lie in one of two buffers that take turns: the caller's stream fills a buffer when
-// what it had before has been sent, while the other one's is on its way.
+// What the side stream has to send may lie in one of two buffers that take turns. The caller's stream fills a buffer once
+// the buffer's earlier contents have been copied; the other buffer may still be copied meanwhile.
 #pragma once
 
 #include <memory>
@@ -23,8 +23,11 @@ class SideStream {
   void* get() const { return stream_; }
   Status fork(void* stream);  // what is asked of this one comes behind what `stream` was asked for
   Status join(void* stream);  // and what `stream` is asked for, behind what this one was
-  Status join_if_ahead(void* stream) { return is_ahead_ ? join(stream) : Status(); }  // if none has since the last fork()
-  void settle();                                                                      // nothing is under way here any more
+  Status join_if_ahead(void* stream) {
+    return is_ahead_ ? join(stream) : Status();
+  }                   // unless a stream has joined since the last fork()
+  void settle();      // nothing is under way here any more
+  void wait() const;  // likewise, for a thread that is not the session's
 
   int turn() const { return turn_; }      // the buffer whose turn it is, 0 or 1
   Status begin_turn(void* stream) const;  // `stream` waits until what was sent from that buffer is there

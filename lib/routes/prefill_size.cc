@@ -75,7 +75,8 @@ double rows_ns(double first_group_ns, int64_t n_tickets, bool* have_time) {
 int64_t tile_bytes(const Layer& layer, const PrefillTerms& terms, int64_t n_tokens) {
   const int64_t n_lists = ceil_div(n_tokens * layer.group_size, kTileRows) * terms.n_list_heads;
   const int64_t n_queries = (kTileRows - 1) / layer.group_size + 2;  // of a list, at most
-  const int64_t of_list = n_queries * terms.n_units * terms.tiles_of_unit * tile_words(layer.group_size, kByQuery);
+  const int64_t n_tiles = std::min(n_queries * terms.n_units * terms.tiles_of_unit, terms.most_tiles);
+  const int64_t of_list = n_tiles * tile_words(layer.group_size, kByQuery);
   return device_aligned(n_lists * static_cast<int64_t>(sizeof(DeviceTiles))) +
          n_lists * of_list * static_cast<int64_t>(sizeof(KeyTile));
 }
@@ -198,6 +199,7 @@ PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
           0,
           0,
           0,
+          0,
           terms.most_long_bytes};
 }
 
@@ -224,6 +226,8 @@ Status size_long(const SizeTerms& terms, const CallShape& shape, bool streams, P
   if (names) {
     of_layer.n_units = shape.n_idx;
     of_layer.tiles_of_unit = (int64_t{1} << shape.idx_unit_shift) / kTileTokens;
+    for (const SequenceShape& sequence : shape.sequences)
+      of_layer.most_tiles = std::max(of_layer.most_tiles, sequence.length / kTileTokens + 2);
     of_layer.n_list_heads = static_cast<int32_t>(shape.idx_heads);
   }
   PrefillSize made;

@@ -32,7 +32,7 @@ struct PrefillSize {
   double assumed_ns = 0.0;   // by which it was chosen: pieces, and what rows add
   // In the area, bytes.
   int64_t page_bytes = 0, o_at = 0, lse_at = 0, area_bytes = 0;
-  int64_t row_lse_at = 0;               // of all heads, [room_tokens, n_q_heads]; 0: nobody wants them
+  int64_t row_lse_at = 0;               // of all heads, [room_tokens, n_q_heads]; 0: the policy does not need them
   int64_t q_at = 0;                     // f32 [room_tokens, n_q_heads, k_head_dim], where the layer rotates queries
   int64_t tiles_at = 0;                 // where keys are named: lists, then tiles, of one launch
   int64_t rows_at = 0, rows_bytes = 0;  // the two buffers of rows lie side by side
@@ -57,7 +57,7 @@ struct PrefillTerms {
   bool keeps_lse = false;        // of all queries: those of the last ones are counted
   bool streams = true;           // keys outside the window
   // Where keys are named: units of a query in each of its lists, tiles of a unit, KV heads that have lists.
-  int64_t n_units = 0, tiles_of_unit = 0;
+  int64_t n_units = 0, tiles_of_unit = 0, most_tiles = 0;  // most_tiles: that any sequence has
   int32_t n_list_heads = 0;
   int64_t most_bytes = INT64_MAX;  // of the area, as far as groups of fewer KV heads keep to that
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Pins the store's memory for copies to a device, piece by piece.
 //
-// A piece is what some layers have of an extent (StoreGeometry::pieces), 8 MiB and more, so a copy, which is of one layer,
-// is of one piece. A call that is about to stream rows asks for their pieces and goes on with those that are pinned by then;
-// a thread of the engine pins the others. While memory is pinned the CUDA driver lets no other call in: 0.3 ms for 8 MiB on
-// an H100's host. So the thread pauses after each piece for twice as long as that took. A piece that a caller waits for is
-// pinned by the caller, at once.
+// A piece is what some layers have of an extent (StoreGeometry::pieces), 8 MiB and more, so a copy, which moves rows of
+// one layer, never crosses from one pinned piece to another. A call that is about to stream rows asks for their pieces and
+// goes on with those that are pinned by then; a thread of the engine pins the others. While memory is pinned the CUDA driver
+// lets no other call in: 0.3 ms for 8 MiB on an H100's host. So the thread pauses after each piece for twice as long as that
+// took. A piece that a caller waits for is pinned by the caller, at once.
 //
 // What is pinned stays pinned as long as the store is there. What the device has refused is not asked for again.
 #pragma once

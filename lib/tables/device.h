@@ -241,8 +241,8 @@ struct DeviceAttend {
   // Without lists each head attends all keys. With granules, queries of a sequence times group_size are at most 64, and
   // before_o is null.
   DeviceLists lists;
-  // With tiles, of which `lists` has none then, a kernel reads their keys alone: what of them is in [begin, end) of the
-  // sequence, which may be a piece of its keys.
+  // With tiles, of which `lists` has none then, a kernel reads their keys alone: only tokens in [begin, end) of the
+  // DeviceSequence, which may cover one piece of the keys.
   DeviceTileLists tiles;
 };
 

@@ -84,6 +84,9 @@ const Setup kSetups[] = {
     {.window = 128, .policy = "hgca"},
     {.window = 4096, .policy = "hgca"},
     {.policy = "streaming"},
+    {.rope = TANDEM_ROPE_HALVES, .window = 128, .policy = "hgca"},
+    {.rope = TANDEM_ROPE_HALVES, .window = 4096, .policy = "hgca"},
+    {.k_rotation = TANDEM_ROTATION_HADAMARD, .window = 4096, .policy = "hgca"},
 };
 
 // Prompts, and what may come after them: single tokens at once, another long chunk, which may see keys outside the window,
@@ -93,13 +96,13 @@ void answers_are_the_hosts(void**) {
   for (const Setup& setup : kSetups) {
     if (!is_taken()) continue;
     const Twins both(setup);
-    both.attend(1300, 1);
+    both.attend(1030, 1);
     both.attend(1, 10);
     both.attend(2, 12);
-    both.attend(700, 14);
+    both.attend(560, 14);
     both.assert_same_rows();
     for (const Side* one : {static_cast<const Side*>(&both.side), static_cast<const Side*>(&both.twin)})
-      OK(tandem_sequence_truncate, one->cache, one->sequence, 900);
+      OK(tandem_sequence_truncate, one->cache, one->sequence, 700);
     both.attend(530, 20);
     both.attend(1, 22);
     both.assert_same_rows();
@@ -125,10 +128,10 @@ void without_pins_by_tickets(void**) {
   for (const Setup& setup : kSetups) {
     const Twins both(setup);
     controls.fail_call(stand_in::kPin, 1, TANDEM_ERROR_OUT_OF_MEMORY);
-    both.attend(1300, 1);
+    both.attend(700, 1);
     controls.fail_call(stand_in::kPin, INT64_MAX, TANDEM_OK);
     both.attend(1, 10);
-    both.attend(600, 12);
+    both.attend(520, 12);
     both.assert_same_rows();
   }
 }
