@@ -98,10 +98,11 @@ tandem_memory_plan plan_of(const Side& side, bool keeps_x, int64_t append_tokens
   return plan;
 }
 
-// What it takes of the device is in the plan: single queries, appends of a ticket and long ones, with hidden states.
+// What it takes of the device is in the plan: few queries (a single one that fills its window takes no route), appends of a
+// ticket and long ones, with hidden states.
 void takes_what_is_planned(void**) {
   const Projected projected;
-  for (const int64_t appended : {1, 40, 1024, 2048}) {
+  for (const int64_t appended : {2, 40, 1024, 2048}) {
     const Auto side(projected, kRebuilds, appended);
     const Rebuilding twin(projected, 1.0, kBuffer, false);
     append_both(side, twin, HiddenCall(projected, kLong, 0, 1));
@@ -116,7 +117,7 @@ void takes_what_is_planned(void**) {
 // byte less it is refused, and a session goes without what takes the most.
 void holds_to_its_cap(void**) {
   for (const int64_t before : {kLong, kPrompt})
-    for (const int64_t appended : {1, 40, 1024, 2048}) {
+    for (const int64_t appended : {2, 40, 1024, 2048}) {
       tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
       for (const int64_t more : {INT64_C(0), INT64_C(0), INT64_C(-1)}) {  // none at first, then as planned, then less
         const int64_t cap = plan.device_window_bytes == 0 ? 0 : planned_bytes(plan) + more;
@@ -149,7 +150,7 @@ void goes_without_memory(void**) {
     const Auto side(projected, {100'000, 1000, 1});
     const Rebuilding twin(projected, 1.0, kBuffer, false);
     append_both(side, twin, HiddenCall(projected, kLong, 0, 1));
-    HiddenCall call(projected, 1, kLong, 5), on_host(projected, 1, kLong, 5);
+    HiddenCall call(projected, 2, kLong, 5), on_host(projected, 2, kLong, 5);
     call.to_device();
     const int32_t status = attend_failing(side, call.args(side), stand_in::kAllocate, nth, 0, TANDEM_ERROR_OUT_OF_MEMORY);
     if (status != TANDEM_OK) {
