@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "lib/attend/device_launch.h"
+#include "lib/call/ticket_rows.h"
 
 namespace tandem {
 namespace {
@@ -18,7 +19,7 @@ std::byte* buffer_of(const Call& chunk) {
 
 // From the buffer whose turn it is to the store; a copy has rows of one pinned piece. Returns how many bytes.
 int64_t list_copies(const Call& chunk, const SequenceCall& of, CopyList* copies) {
-  const ChunkRowsLayout layout(chunk.layer(), of.q_len);
+  const NewRowsLayout layout(chunk.layer(), of.q_len);
   std::byte* const buffer = buffer_of(chunk);
   copies->clear();
   copies->cut();
@@ -97,7 +98,7 @@ Status ChunkRows::send(const Call& chunk, const DeviceAppend& append, const Devi
     TANDEM_TRY(join_side(chunk.device(), chunk.args.stream));
   buffers_at_ = size.rows_at;
   buffer_bytes_ = size.rows_bytes;
-  return chunk.taken.prefill.copies_rows ? copy(chunk, append) : send_by_tickets(chunk, append, tickets);
+  return size.copies_rows ? copy(chunk, append) : send_by_tickets(chunk, append, tickets);
 }
 
 Status ChunkRows::copy(const Call& chunk, const DeviceAppend& append) {
@@ -105,7 +106,7 @@ Status ChunkRows::copy(const Call& chunk, const DeviceAppend& append) {
   SideStream& side = *device.side();
   const PrefillSize& size = chunk.taken.prefill;
   TANDEM_TRY(side.begin_turn(chunk.args.stream));
-  const ChunkRowsLayout layout(chunk.layer(), append.n_tokens);
+  const NewRowsLayout layout(chunk.layer(), append.n_tokens);
   DeviceAppend rows = append;
   rows.exchange = {};
   rows.exchange.slots = buffer_of(chunk);

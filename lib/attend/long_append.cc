@@ -70,12 +70,6 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
   PrefillSize size;
   TANDEM_TRY(size_long(terms, shape, call.taken.uses[kPlanStream], &size));
   if (size.n_tokens == 0) return {};
-  bool is_pinned = true;
-  for (size_t i = 0; size.streams() && i < call.calls().size(); ++i)
-    is_pinned = call.cache().pin(*call.calls()[i].sequence, call.args.layer_idx,
-                                 {0, terms.streamed(shape, call.scratch.shapes[i]).end}) &&
-                is_pinned;
-  if (!accept_pins(call, is_pinned)) return {};
   RoutesTaken taken = call.taken;
   taken.prefill = size;
   if (call.device().is_frozen() && !call.device().held().has_room(reserve_call(terms, shape, taken))) {
@@ -85,6 +79,12 @@ Status LongAppend::size_and_pin(Call& call, const CallShape& shape) {
           static_cast<long long>(kTicket));
     return {};
   }
+  bool is_pinned = true;
+  for (size_t i = 0; size.streams() && i < call.calls().size(); ++i)
+    is_pinned = call.cache().pin(*call.calls()[i].sequence, call.args.layer_idx,
+                                 {0, terms.streamed(shape, call.scratch.shapes[i]).end}) &&
+                is_pinned;
+  if (!accept_pins(call, is_pinned)) return {};
   TANDEM_TRY(call.device().reserve_side());
   call.taken.prefill = size;
   rows_.choose_way(call);
@@ -143,13 +143,10 @@ Status LongAppend::next_chunk(Call& call, int64_t n_tokens, ChunkPlace* place, C
   part.length = part.first_query + n_tokens;
   const int64_t first_row = whole.first_row + place->query;
   chunk->args.emplace(call.args, first_row, n_tokens);
-  if (std::exchange(chunk->args->args.named, nullptr) != nullptr) {  // its tickets bring no indices
-    task.scratch.named = call.scratch.named;
-    task.scratch.named.idx += first_row * task.scratch.named.token_stride;
-    tiles_.begin(&task.scratch.named, part, call.layer());
-  } else {
-    tiles_.begin(nullptr, part, call.layer());
-  }
+  const bool names = std::exchange(chunk->args->args.named, nullptr) != nullptr;  // its tickets bring no indices
+  task.scratch.named = call.scratch.named;
+  task.scratch.named.idx += first_row * task.scratch.named.token_stride;
+  tiles_.begin(names ? &task.scratch.named : nullptr, part, call.layer());
   place->query += n_tokens;
   if (place->query == whole.q_len) *place = {place->call + 1, 0};
   chunk->own.emplace(core_, chunk->args->args, task.scratch, &task);
@@ -328,21 +325,13 @@ Status LongAppend::describe(Call& chunk, Work* work) const {
                      bytes + described.table_len * static_cast<int64_t>(sizeof(int64_t)), chunk.args.stream);
 }
 
-DeviceAppend LongAppend::append_of_chunk(const Call& chunk, const Work& work) const {
-  const DeviceSession& device = chunk.device();
-  const AttendArgs& args = chunk.args;
-  DeviceAppend append;
-  append.layer = work.attend.layer;
-  append.pages = work.attend.pages;
-  append.sequences = work.chunk;
-  append.n_tokens = static_cast<int32_t>(args.q.n_tokens);
-  append.k = rows_of(*args.k);
-  if (args.v != nullptr) append.v = rows_of(*args.v);
-  if (args.x != nullptr) append.x = rows_of(*args.x);
-  if (!rotates_queries(chunk.layer())) return append;
-  append.q = rows_of(args.q);
-  append.rope = device.rope(chunk.facts.idx);
-  append.rotated_q = reinterpret_cast<float*>(device.work().prefill_area() + chunk.taken.prefill.q_at);
+// The queries stay where they are, unless they are rotated.
+DeviceAppend LongAppend::append_of_chunk(const Call& chunk, const DeviceSequences& sequences) const {
+  DeviceAppend append = append_of(chunk, sequences);
+  if (rotates_queries(chunk.layer()))
+    append.rotated_q = reinterpret_cast<float*>(chunk.device().work().prefill_area() + chunk.taken.prefill.q_at);
+  else
+    append.q = {};
   return append;
 }
 
@@ -353,7 +342,7 @@ Status LongAppend::launch_all(Call& chunk, Work& work) {
   attend.layer = &device.layer(chunk.facts.idx, true);
   attend.pages = device.pages(chunk.facts.idx);
   attend.sequences = work.chunk;
-  const DeviceAppend append = append_of_chunk(chunk, work);
+  const DeviceAppend append = append_of_chunk(chunk, work.chunk);
   attend.q = append.q.data != nullptr ? attended_q(append) : rows_of(chunk.args.q);
   attend.workspace = device.work().workspace();
   attend.lists = chunk.lists;
@@ -512,18 +501,9 @@ void LongAppend::prepare_count(Call& tail) const {
 // lse: of these queries.
 Status LongAppend::launch_count(Call& tail, const float* lse) const {
   DeviceSession& device = tail.device();
-  DeviceAppend append;
-  TANDEM_TRY(upload_descriptors(tail, &append.sequences));
-  append.layer = &device.layer(tail.facts.idx, true);
-  append.pages = device.pages(tail.facts.idx);
-  append.q = rows_of(tail.args.q);
-  append.n_tokens = static_cast<int32_t>(tail.args.q.n_tokens);
-  if (rotates_queries(tail.layer())) {
-    append.rope = device.rope(tail.facts.idx);
-    append.rotated_q = device.work().rotated_q();
-  }
-  append.tag = TicketShape{tail.args.layer_idx, 0, append.n_tokens, append.n_tokens}.tag();
-  append.exchange = device.exchange(tail.facts.idx);
+  DeviceSequences sequences;
+  TANDEM_TRY(upload_descriptors(tail, &sequences));
+  const DeviceAppend append = append_of(tail, sequences);
   TANDEM_TRY(join_side(device, tail.args.stream));
   TANDEM_TRY(launch_append(tail, append));
   device.hand_over().post();

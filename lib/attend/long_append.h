@@ -46,7 +46,7 @@ class LongAppend final : public ChunkWork {
   void expect_pieces(const Call& chunk) const;
   void count_named(const Call& chunk);
   Status describe(Call& chunk, Work* work) const;
-  DeviceAppend append_of_chunk(const Call& chunk, const Work& work) const;
+  DeviceAppend append_of_chunk(const Call& chunk, const DeviceSequences& sequences) const;
   Status launch_all(Call& chunk, Work& work);
   Status wait_for_rows(const Call& chunk) const;
   Status name_window(const Call& chunk, const Work& work, HeadRange heads, DeviceAttend* launch);

@@ -22,9 +22,8 @@ RoutesTaken possible_routes(const SizeTerms& terms, const CallShape& shape) {
   if (n_tokens == 0) return {};
   if (!terms.routes.is_given() && !is_worth_planning(n_tokens * token_kv_bytes(outside))) return {};
   RoutesTaken taken;
-  for (size_t r = 0; r < kMostRoutes; ++r) taken.uses[r] = terms.key_routes[r] != nullptr && terms.routes.may_take(r);
-  if (shape.idx_heads > 0)
-    for (size_t r = 0; r < kMostRoutes; ++r) taken.uses[r] = taken.uses[r] && r == kPlanStream;
+  for (size_t r = 0; r < kMostRoutes; ++r)
+    taken.uses[r] = terms.key_routes[r] != nullptr && terms.routes.may_take(r) && (shape.idx_heads == 0 || r == kPlanStream);
   taken.layout = shorten_pages(layer, terms.layouts[shape.layer_idx], longest);
   return taken;
 }

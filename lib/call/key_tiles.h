@@ -25,8 +25,8 @@ struct TileQueries {
   int32_t table_len = 0, page_len = 0;
 };
 
-// Of one thread. Each list head may have a maker and a thread of its own: with random units, memory
-// bandwidth limits the speed.
+// Of one thread. Each list head may have a maker and a thread of its own: with random units, memory bandwidth limits the
+// speed.
 class TileMaker {
  public:
   void begin(const TileQueries& queries);  // may throw bad_alloc

@@ -42,6 +42,16 @@ struct RowShares {
 
 }  // namespace
 
+NewRowsLayout::NewRowsLayout(const Layer& layer, int64_t n_tokens, int64_t begin) : end(begin) {
+  const PlaneBytes row = plane_bytes(layer);
+  for (int32_t p = 0; p < kPlanes; ++p) {
+    at[p] = end;
+    end += device_aligned(n_tokens * layer.n_kv_heads * row.of[p]);
+  }
+  x_at = end;
+  end += device_aligned(n_tokens * layer.x_bytes());
+}
+
 void TicketRows::add(const StoreView& view, const SequenceCall& call) {
   constexpr int64_t kMostRows = 32;  // of a copy, as all of a ticket's may be side by side and workers share the copies
   for (int64_t t = call.first_query; t < call.length; t += rows_.back().to.n)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The new rows of a ticket: copies from its slot to the store.
+// The new rows of a call: where they lie in a slot, or in a buffer of a long chunk; and copies from a ticket's slot to the
+// store.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,13 @@
 #include "lib/tables/backend.h"
 
 namespace tandem {
+
+// New rows of n_tokens, from byte `begin` on: of each plane [n_kv_heads][n_tokens], then hidden states.
+struct NewRowsLayout {
+  int64_t at[kPlanes] = {}, x_at = 0, end = 0;
+
+  NewRowsLayout(const Layer& layer, int64_t n_tokens, int64_t begin = 0);
+};
 
 // Rows of a slot, from in_slot on, in every plane.
 struct RowCopy {

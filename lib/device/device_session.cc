@@ -31,9 +31,10 @@ SlotLayout make_slot_layout(const Layer& layer, const Reservation& needs) {
   slot.q_at = take(n_rows * layer.k_head_dim * 4);
   slot.o_at = take(n_rows * layer.v_head_dim * 4);
   slot.lse_at = take(n_rows * 4);
-  const PlaneBytes bytes = plane_bytes(layer);
-  for (int32_t p = 0; p < kPlanes; ++p) slot.rows_at[p] = take(n_tokens * layer.n_kv_heads * bytes.of[p]);
-  slot.x_at = take(n_tokens * layer.x_bytes());
+  const NewRowsLayout rows(layer, n_tokens, slot.bytes);
+  std::copy(std::begin(rows.at), std::end(rows.at), slot.rows_at);
+  slot.x_at = rows.x_at;
+  slot.bytes = rows.end;
   slot.maw_at = take(needs.n_evicted * layer.n_q_heads * 4);
   slot.idx_at = take(needs.slot_idx * 4);
   return slot;

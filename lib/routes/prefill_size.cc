@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lib/call/reserve.h"
+#include "lib/call/ticket_rows.h"
 
 namespace tandem {
 namespace {
@@ -93,7 +94,7 @@ struct Area {
         q_at(row_lse_at + (terms.keeps_lse ? device_aligned(n_tokens * layer.n_q_heads * 4) : 0)),
         tiles_at(device_aligned(q_at + (rotates_queries(layer) ? n_tokens * rotated_bytes(layer) : 0))),
         rows_at(tiles_at + device_aligned(tile_bytes(layer, terms, n_tokens))),
-        rows_bytes(ChunkRowsLayout(layer, n_tokens).bytes),
+        rows_bytes(NewRowsLayout(layer, n_tokens).end),
         bytes(rows_at + 2 * rows_bytes) {}
 };
 
@@ -119,16 +120,6 @@ KeysOfAppend keys_of_append(const PolicyOptions& options, int64_t page_len, cons
   const TokenRange all = outside_of(options, page_len, sequence, sequence.length - 1);
   const int64_t first_end = outside_of(options, page_len, sequence, sequence.first_query()).end;
   return {std::max(all.begin, first_end) - all.begin, all.end - all.begin};
-}
-
-ChunkRowsLayout::ChunkRowsLayout(const Layer& layer, int64_t n_tokens) {
-  const PlaneBytes row = plane_bytes(layer);
-  for (int32_t p = 0; p < kPlanes; ++p) {
-    at[p] = bytes;
-    bytes += device_aligned(n_tokens * layer.n_kv_heads * row.of[p]);
-  }
-  x_at = bytes;
-  bytes += device_aligned(n_tokens * layer.x_bytes());
 }
 
 namespace {
@@ -188,19 +179,14 @@ Status size_prefill(const Layer& layer, const PrefillTerms& terms, int64_t n_que
 }
 
 PrefillTerms prefill_terms(const SizeTerms& terms, size_t layer_idx) {
-  return {terms.store.extent_len(),
-          terms.routes.buffer_bytes,
-          terms.device->info.n_multiprocessors,
-          terms.routes.piece_heads,
-          terms.routes.append_tokens,
-          terms.window != nullptr ? terms.window->layers[layer_idx].bytes : 0,
-          terms.policies[layer_idx].keeps_maw,
-          true,
-          0,
-          0,
-          0,
-          0,
-          terms.most_long_bytes};
+  return {.extent_len = terms.store.extent_len(),
+          .buffer_bytes = terms.routes.buffer_bytes,
+          .n_multiprocessors = terms.device->info.n_multiprocessors,
+          .piece_heads = terms.routes.piece_heads,
+          .append_tokens = terms.routes.append_tokens,
+          .layer_page_bytes = terms.window != nullptr ? terms.window->layers[layer_idx].bytes : 0,
+          .keeps_lse = terms.policies[layer_idx].keeps_maw,
+          .most_bytes = terms.most_long_bytes};
 }
 
 // By the longest append; of equal ones, by the one with the most keys.

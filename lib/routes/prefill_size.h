@@ -40,13 +40,6 @@ struct PrefillSize {
   bool streams() const { return layout.n_heads > 0; }
 };
 
-// Where the rows of a chunk of n_tokens lie in a buffer: of each plane [n_kv_heads][n_tokens], then hidden states.
-struct ChunkRowsLayout {
-  int64_t at[kPlanes] = {}, x_at = 0, bytes = 0;
-
-  ChunkRowsLayout(const Layer& layer, int64_t n_tokens);
-};
-
 // What the sizes of a layer's long appends depend on.
 struct PrefillTerms {
   int64_t extent_len = 0, buffer_bytes = 0;

@@ -318,7 +318,8 @@ struct DeviceRebuild {
   void* writable = nullptr;                 // event, or null: it is waited for before pages are written to, not before that
 };
 
-// n_rows rows of row_bytes bytes, each a stride behind the one before. To device memory, from anywhere.
+// n_rows rows of row_bytes bytes, each a stride behind the one before. To device memory from anywhere, or
+// from there to memory that is pinned.
 struct StridedCopy {
   void* to = nullptr;
   const void* from = nullptr;
