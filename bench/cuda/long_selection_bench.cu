@@ -9,51 +9,26 @@
 // all there are, and clustered ones, where 64 queries in a row have 14 blocks in common and all queries draw from 256.
 // Rounds of both take turns, in layers of their own that are longer by a call each. Before that, the last query's answer is
 // compared with that of the CPU.
-#include "cuda/hybrid_case.h"
+#include "listed_cache.cuh"
 
 using namespace tandem::test;
 
 namespace {
 
-constexpr int32_t kQueryHeads = 64, kListHeads = 4;
 constexpr int64_t kUnit = 128, kIdx = 16;
 constexpr int kRounds = 5, kUncounted = 2;
 
-struct Side {
-  tandem_model* model = nullptr;
-  tandem_cache* cache = nullptr;
+struct Side : ListedCache {
   tandem_session* session = nullptr;
-  int64_t sequence = 0, length;
+  int64_t length;
 
-  Side(tandem_engine* engine, int64_t n_keys, int64_t n_more) : length(n_keys) {
-    tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
-    layer.n_q_heads = kQueryHeads;
-    layer.n_kv_heads = kListHeads;
-    layer.k_head_dim = kDim;
-    TANDEM(tandem_model_create, &model, &layer, 1);
-    TANDEM(tandem_cache_create, &cache, engine, model, nullptr);
-    TANDEM(tandem_sequence_create, &sequence, cache);
-    TANDEM(tandem_sequence_reserve, cache, sequence, length + n_more);
-    constexpr int64_t kPiece = 8192;
-    const std::vector<__nv_bfloat16> k = random_rows(kPiece * kListHeads * kDim, 4),
-                                     v = random_rows(kPiece * kListHeads * kDim, 5);
-    for (int64_t t = 0; t < length; t += kPiece) {
-      const int64_t n = std::min(kPiece, length - t);
-      const tandem_tensor k_view = tensor_of(const_cast<__nv_bfloat16*>(k.data()), n, kListHeads, false),
-                          v_view = tensor_of(const_cast<__nv_bfloat16*>(v.data()), n, kListHeads, false);
-      TANDEM(tandem_sequence_append, cache, sequence, 0, &k_view, &v_view, nullptr);
-    }
+  Side(tandem_engine* engine, int64_t n_keys, int64_t n_more) : ListedCache(engine, 1, n_keys, n_more), length(n_keys) {
     tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
     options.window_tokens = 4096;
     options.route = "stream";
     TANDEM(tandem_session_create, &session, cache, &options);
   }
-  Side(const Side&) = delete;
-  ~Side() {
-    tandem_session_release(session);
-    tandem_cache_release(cache);
-    tandem_model_release(model);
-  }
+  ~Side() { tandem_session_release(session); }
   // Milliseconds. selection: null, or of the call.
   double append(const tandem_tensor* views, int64_t n, const tandem_selection* selection, cudaStream_t stream) {
     const auto begin = Clock::now();
@@ -166,13 +141,7 @@ double check(Side& side, const Tensors& call, const std::vector<int32_t>& idx) {
   args.o = &o_view;
   args.selection = &selection;
   TANDEM(tandem_attend, side.session, &args);
-  double error = 0.0, size = 0.0;
-  for (size_t i = 0; i < o.size(); ++i) {
-    const double x = __bfloat162float(wanted[i]);
-    error += std::pow(__bfloat162float(o[i]) - x, 2);
-    size += x * x;
-  }
-  return std::sqrt(error / size);
+  return distance(o, wanted);
 }
 
 bool measure(tandem_engine* engine, int64_t n_keys, int64_t n, bool is_clustered) {

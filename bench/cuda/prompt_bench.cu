@@ -150,16 +150,6 @@ void compare_selections(tandem_engine* engine, const Prompt& prompt, int64_t win
   if (!(share > 0.999) || n_both == 0) std::exit(1);
 }
 
-double distance(const std::vector<__nv_bfloat16>& a, const std::vector<__nv_bfloat16>& b) {
-  double error = 0.0, size = 0.0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const double x = __bfloat162float(a[i]), y = __bfloat162float(b[i]);
-    error += (x - y) * (x - y);
-    size += y * y;
-  }
-  return std::sqrt(error / size);
-}
-
 void measure(tandem_engine* engine, const Prompt& prompt, const Terms& terms) {
   const Prompt decoded(9, 77);
   const char* policies[] = {"all", "hgca"};

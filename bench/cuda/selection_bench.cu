@@ -11,13 +11,13 @@
 // the CPU.
 #include <thread>
 
-#include "cuda/hybrid_case.h"
+#include "listed_cache.cuh"
 
 using namespace tandem::test;
 
 namespace {
 
-constexpr int32_t kQueryHeads = 64, kListHeads = 4, kLayers = 16;
+constexpr int32_t kLayers = 16;
 constexpr int64_t kRowBytes = int64_t{2} * kDim * 2;  // of a token's K and V in a KV head
 constexpr int kRounds = 41;
 
@@ -47,13 +47,9 @@ double read_rate(int n) {
   return static_cast<double>(n) * kBytes / median(us) * 1e6;
 }
 
-struct Selected {
-  tandem_engine* engine;
+struct Selected : ListedCache {
   int64_t length, n_idx, unit;
-  tandem_model* model = nullptr;
-  tandem_cache* cache = nullptr;
   tandem_session* session = nullptr;
-  int64_t sequence = 0;
   cudaStream_t stream;
   cudaGraphExec_t replay = nullptr;
   std::vector<__nv_bfloat16> host[4];
@@ -64,26 +60,7 @@ struct Selected {
   std::mt19937_64 bits{7};
 
   Selected(tandem_engine* on, int64_t kv_len, int64_t indices, int64_t of_unit)
-      : engine(on), length(kv_len), n_idx(indices), unit(of_unit) {
-    tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
-    layer.n_q_heads = kQueryHeads;
-    layer.n_kv_heads = kListHeads;
-    layer.k_head_dim = kDim;
-    const std::vector<tandem_layer_options> shapes(kLayers, layer);
-    TANDEM(tandem_model_create, &model, shapes.data(), kLayers);
-    TANDEM(tandem_cache_create, &cache, engine, model, nullptr);
-    TANDEM(tandem_sequence_create, &sequence, cache);
-    TANDEM(tandem_sequence_reserve, cache, sequence, length + 1000);
-    constexpr int64_t kPiece = 8192;
-    std::vector<__nv_bfloat16> k = random_rows(kPiece * kListHeads * kDim, 4),
-                               v = random_rows(kPiece * kListHeads * kDim, 5);
-    for (int32_t l = 0; l < kLayers; ++l)
-      for (int64_t t = 0; t < length; t += kPiece) {
-        const int64_t n = std::min(kPiece, length - t);
-        const tandem_tensor k_view = tensor_of(k.data(), n, kListHeads, false),
-                            v_view = tensor_of(v.data(), n, kListHeads, false);
-        TANDEM(tandem_sequence_append, cache, sequence, l, &k_view, &v_view, nullptr);
-      }
+      : ListedCache(on, kLayers, kv_len, 1000), length(kv_len), n_idx(indices), unit(of_unit) {
     tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
     options.window_tokens = 4096;
     options.selection_indices = n_idx;
@@ -111,11 +88,8 @@ struct Selected {
       on_host[l].unit_tokens = on_device[l].unit_tokens = unit;
     }
   }
-  Selected(const Selected&) = delete;
   ~Selected() {
     tandem_session_release(session);
-    tandem_cache_release(cache);
-    tandem_model_release(model);
     if (replay != nullptr) cudaGraphExecDestroy(replay);
     for (void* data : device) cudaFree(data);
     for (const tandem_tensor& view : device_idx) cudaFree(view.data);
@@ -186,13 +160,7 @@ struct Selected {
     attend(3, false, false);
     std::vector<__nv_bfloat16> o(host[3].size());
     must(cudaMemcpy(o.data(), device[3], o.size() * 2, cudaMemcpyDeviceToHost));
-    double error = 0.0, size = 0.0;
-    for (size_t i = 0; i < o.size(); ++i) {
-      const double wanted = __bfloat162float(host[3][i]);
-      error += std::pow(__bfloat162float(o[i]) - wanted, 2);
-      size += wanted * wanted;
-    }
-    return std::sqrt(error / size);
+    return distance(o, host[3]);
   }
 };
 

@@ -50,15 +50,6 @@ Measured time_route(const HybridCache& cache, const Call& call, int64_t n_querie
   return measured;
 }
 
-double distance(const std::vector<__nv_bfloat16>& a, const std::vector<__nv_bfloat16>& b) {
-  double error = 0.0, size = 0.0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    error += std::pow(__bfloat162float(a[i]) - __bfloat162float(b[i]), 2);
-    size += std::pow(__bfloat162float(b[i]), 2);
-  }
-  return std::sqrt(error / size);
-}
-
 void measure(const OpenDevice& device, const HybridCache& cache, int64_t n_queries, const std::vector<int64_t>& buffers) {
   constexpr double kMostDistance = 0.01;
   const Call call(n_queries, 7);

@@ -242,16 +242,18 @@ struct HybridSession {
   void wait() const { must(cudaStreamSynchronize(stream)); }
 };
 
-// The relative distance of what a device call has left from what a host call has. NaN where either has written nothing.
-inline double distance_of(const Call& call) {
-  const std::vector<__nv_bfloat16> o = call.device_output();
+// The relative distance of rows from those that are wanted. NaN where any number is.
+inline double distance(const std::vector<__nv_bfloat16>& got, const std::vector<__nv_bfloat16>& all_wanted) {
   double error = 0.0, size = 0.0;
-  for (size_t i = 0; i < o.size(); ++i) {
-    const double wanted = __bfloat162float(call.o[i]);
-    error += std::pow(__bfloat162float(o[i]) - wanted, 2);
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double wanted = __bfloat162float(all_wanted[i]);
+    error += std::pow(__bfloat162float(got[i]) - wanted, 2);
     size += wanted * wanted;
   }
   return std::sqrt(error / size);
 }
+
+// Of what a device call has left from what a host call has; NaN where either has written nothing.
+inline double distance_of(const Call& call) { return distance(call.device_output(), call.o); }
 
 }  // namespace tandem::test

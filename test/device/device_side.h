@@ -134,6 +134,24 @@ inline void assert_never_more(const Side& side, const tandem_memory_plan& plan) 
   assert_int_equal(stats.device_peak_bytes, planned_bytes(plan));
 }
 
+// Another model, cache, session and sequence in place of the side's. layer: its types and so on; heads and dims are the
+// side's.
+inline void make_anew(Side* side, tandem_layer_options layer, int32_t n_layers, const tandem_cache_options& cache_options,
+                      const tandem_session_options& session_options) {
+  tandem_session_release(side->session);
+  tandem_cache_release(side->cache);
+  tandem_model_release(side->model);
+  side->session = nullptr;
+  layer.n_q_heads = kQHeads;
+  layer.n_kv_heads = kKvHeads;
+  layer.k_head_dim = kDim;
+  const std::vector<tandem_layer_options> layers(static_cast<size_t>(n_layers), layer);
+  OK(tandem_model_create, &side->model, layers.data(), n_layers);
+  OK(tandem_cache_create, &side->cache, side->engine, side->model, &cache_options);
+  OK(tandem_session_create, &side->session, side->cache, &session_options);
+  OK(tandem_sequence_create, &side->sequence, side->cache);
+}
+
 inline void change_session(Side* side, const tandem_session_options& options) {
   tandem_session_release(side->session);
   side->session = nullptr;
@@ -241,6 +259,52 @@ inline void assert_close(const std::vector<float>& got, const std::vector<float>
   assert_int_equal(got.size(), wanted.size());
   for (size_t i = 0; i < got.size(); ++i)
     if (!(std::fabs(got[i] - wanted[i]) <= 1e-5f)) fail_msg("element %zu is %g, not %g", i, got[i], wanted[i]);
+}
+
+// A call and the one behind it, on both sides; the host's have their outputs.
+struct RetriedCalls {
+  Call call, next, on_host, next_on_host;
+
+  // twin: has no device; the same calls each time need its answers once.
+  RetriedCalls(const Side& twin, int64_t n, int64_t n_next)
+      : call(n, 2), next(n_next, 7), on_host(n, 2), next_on_host(n_next, 7) {
+    for (Call* one : {&call, &next}) one->to_device();
+    for (Call* one : {&on_host, &next_on_host}) attend(twin, *one);
+  }
+};
+
+// Wherever a call to the device fails, of each kind in turn: it says so, what had been appended is gone, and the next try
+// succeeds. make: a side that is ready for the calls. next_nth: of which call to a device fails after the nth.
+template <typename Make>
+void take_back_what_fails(std::initializer_list<stand_in::Call> kinds, const RetriedCalls& calls, Make make,
+                          int64_t (*next_nth)(int64_t nth)) {
+  for (const stand_in::Call failing : kinds) {
+    int n_failed = 0;
+    for (int64_t nth = 1;; nth = next_nth(nth)) {
+      const auto side = make();
+      const int64_t length = side->length();
+      const uint64_t before = side->digest();
+      for (const Call* one : {&calls.call, &calls.next}) one->forget_output();
+      const auto attend_again = [&](const Call& call) {
+        const tandem_attend_args args = call.args(*side);
+        OK(tandem_attend, side->session, &args);
+      };
+      const int32_t status = attend_failing(*side, calls.call.args(*side), failing, nth, nth % 2 * 50'000);
+      controls.set_delay(0);
+      if (status != TANDEM_OK) {
+        ++n_failed;
+        assert_int_equal(status, TANDEM_ERROR_BACKEND);
+        assert_int_equal(side->length(), length);
+        assert_true(side->digest() == before);
+        attend_again(calls.call);
+      }
+      assert_close(calls.call.output(), calls.on_host.output());
+      attend_again(calls.next);
+      assert_close(calls.next.output(), calls.next_on_host.output());
+      if (status == TANDEM_OK) break;
+    }
+    if (n_failed == 0) fail_msg("call %d was never made to fail", failing);
+  }
 }
 
 // The same calls on both sides, and the same results.

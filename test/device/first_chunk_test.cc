@@ -23,29 +23,18 @@ struct Setup {
 // A side of such a layer; the stand-in's one has a device.
 struct Prompted : Side {
   Prompted(bool has_device, const Setup& setup, int32_t n_layers = 2) : Side(has_device, "all", 0, n_layers) {
-    tandem_session_release(session);
-    tandem_cache_release(cache);
-    tandem_model_release(model);
-    session = nullptr;
     tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
-    layer.n_q_heads = kQHeads;
-    layer.n_kv_heads = kKvHeads;
-    layer.k_head_dim = kDim;
     layer.rope = setup.rope;
     layer.sliding_window_tokens = setup.sliding_window;
-    const std::vector<tandem_layer_options> layers(static_cast<size_t>(n_layers), layer);
-    OK(tandem_model_create, &model, layers.data(), n_layers);
     tandem_cache_options cache_options = TANDEM_CACHE_OPTIONS_INIT;
     cache_options.k_type = setup.k_type;
     cache_options.v_type = setup.v_type;
     cache_options.k_rotation = setup.k_rotation;
-    OK(tandem_cache_create, &cache, engine, model, &cache_options);
     tandem_session_options options = options_of(setup.policy);
     options.window_tokens = setup.window;
     if (has_device) options.route = setup.route;
     if (has_device) options.stream_fraction = setup.stream_fraction;
-    OK(tandem_session_create, &session, cache, &options);
-    OK(tandem_sequence_create, &sequence, cache);
+    make_anew(this, layer, n_layers, cache_options, options);
   }
 };
 
@@ -146,36 +135,15 @@ void slow_copies(void**) {
   both.assert_same_rows();
 }
 
-// Whatever call to the device fails, what had been appended is gone, and the next try succeeds.
 void failures_take_all_back(void**) {
   using namespace stand_in;
   const Twins expected({.window = 700});
-  tandem_test::Call call(600, 2), on_host(600, 2), next(1, 7), next_on_host(1, 7);
-  call.to_device();
-  next.to_device();
-  attend(expected.twin, on_host);
-  attend(expected.twin, next_on_host);
-  for (const stand_in::Call failing : {kAllocateShared, kAllocate, kCopy, kFill, kAppend, kAttend, kCreateStream,
-                                       kCreateEvent, kRecordEvent, kWaitEvent, kCopyStrided}) {
-    int n_failed = 0;
-    for (int64_t nth = 1;; nth += tandem::test::one_in()) {
-      const Prompted side(true, {.window = 700});
-      for (const tandem_test::Call* one : {&call, &next}) one->forget_output();
-      const int32_t status = attend_failing(side, call.args(side), failing, nth, nth % 2 * 50'000);
-      controls.set_delay(0);
-      if (status != TANDEM_OK) {
-        ++n_failed;
-        assert_int_equal(status, TANDEM_ERROR_BACKEND);
-        assert_int_equal(side.length(), 0);
-        attend(side, call);
-      }
-      assert_close(call.output(), on_host.output());
-      attend(side, next);
-      assert_close(next.output(), next_on_host.output());
-      if (status == TANDEM_OK) break;
-    }
-    if (n_failed == 0) fail_msg("call %d was never made to fail", failing);
-  }
+  const RetriedCalls calls(expected.twin, 600, 1);
+  take_back_what_fails(
+      {kAllocateShared, kAllocate, kCopy, kFill, kAppend, kAttend, kCreateStream, kCreateEvent, kRecordEvent, kWaitEvent,
+       kCopyStrided},
+      calls, [] { return std::make_unique<Prompted>(true, Setup{.window = 700}); },
+      [](int64_t nth) { return nth + tandem::test::one_in(); });
 }
 
 // With append_tokens, plans have room for first chunks as well.

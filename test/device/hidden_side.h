@@ -108,22 +108,12 @@ struct Rebuilding : Side {
   Rebuilding(const Projected& projected, const tandem_session_options& session_options, bool has_device = true,
              int64_t host_cap_bytes = 0)
       : Side(has_device, "all") {
-    tandem_session_release(session);
-    tandem_cache_release(cache);
-    tandem_model_release(model);
-    session = nullptr;
     tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
-    layer.n_q_heads = kQHeads;
-    layer.n_kv_heads = kKvHeads;
-    layer.k_head_dim = kDim;
     layer.projection = &projected.options;
-    OK(tandem_model_create, &model, &layer, 1);
     tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
     options.x_type = projected.x_type;
     options.host_cap_bytes = host_cap_bytes;
-    OK(tandem_cache_create, &cache, engine, model, &options);
-    OK(tandem_session_create, &session, cache, &session_options);
-    OK(tandem_sequence_create, &sequence, cache);
+    make_anew(this, layer, 1, options, session_options);
   }
 };
 

@@ -166,8 +166,7 @@ void plans_go_by_what_appends_took(void**) {
     fail_msg("%g ns were planned of %g", planned, taken.count());
 }
 
-// In the first chunk, between chunks and in the last one, wherever a call to the device fails: it says so, what had been
-// appended is gone, and the next try succeeds.
+// In the first chunk, between chunks and in the last one.
 void takes_all_chunks_back(void**) {
   using namespace stand_in;
   constexpr int64_t kBefore = 200, kAppended = 420;
@@ -175,36 +174,17 @@ void takes_all_chunks_back(void**) {
   const auto append = [&](const Side& side) {
     OK(tandem_sequence_append, side.cache, side.sequence, kLayer, &k.view, &v.view, nullptr);
   };
-  // The same calls each time: one twin's answers.
   const Side twin(false);
   append(twin);
-  tandem_test::Call call(kAppended, 2), next(2, 7), on_host(kAppended, 2), next_on_host(2, 7);
-  for (tandem_test::Call* one : {&call, &next}) one->to_device();
-  for (tandem_test::Call* one : {&on_host, &next_on_host}) attend(twin, *one);
-  for (const stand_in::Call failing :
-       {kAllocateShared, kCopy, kFill, kAppend, kAttend, kMerge, kAccumulate, kRecordEvent, kWaitEvent, kCopyStrided}) {
-    int n_failed = 0;
-    for (int64_t nth = 1;; nth += (nth + 3) / 4 + tandem::test::one_in() - 1) {
-      const Streaming side({150, 1});
-      append(side);
-      const uint64_t before = side.digest();
-      for (const tandem_test::Call* one : {&call, &next}) one->forget_output();
-      const int32_t status = attend_failing(side, call.args(side), failing, nth, nth % 2 * 50'000);
-      controls.set_delay(0);
-      if (status != TANDEM_OK) {
-        ++n_failed;
-        assert_int_equal(status, TANDEM_ERROR_BACKEND);
-        assert_int_equal(side.length(), kBefore);
-        assert_true(side.digest() == before);
-        attend(side, call);
-      }
-      assert_close(call.output(), on_host.output());
-      attend(side, next);
-      assert_close(next.output(), next_on_host.output());
-      if (status == TANDEM_OK) break;
-    }
-    if (n_failed == 0) fail_msg("call %d was never made to fail", failing);
-  }
+  const RetriedCalls calls(twin, kAppended, 2);
+  const auto make = [&] {
+    auto side = std::make_unique<Streaming>(Terms{150, 1});
+    append(*side);
+    return side;
+  };
+  take_back_what_fails(
+      {kAllocateShared, kCopy, kFill, kAppend, kAttend, kMerge, kAccumulate, kRecordEvent, kWaitEvent, kCopyStrided}, calls,
+      make, [](int64_t nth) { return nth + (nth + 3) / 4 + tandem::test::one_in() - 1; });
 }
 
 // tandem_plan() speaks of the last part of an append, which may be all of it.
