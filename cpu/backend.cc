@@ -6,8 +6,8 @@
 // order (those of the matmul library all workers do, at the end). What a call needs beyond the jobs grows when a larger
 // shape is first seen, before any work begins.
 //
-// One attend or attn_weights at a time: the mutex guards plan, partial states and the workers' scratch. Everything marked
-// concurrent in lib/tables/backend.h uses the calling thread's stack alone.
+// One attend, attn_weights or run_alone at a time: the mutex guards plan, partial states and the workers' scratch.
+// Everything marked concurrent in lib/tables/backend.h uses the calling thread's stack alone.
 #include "cpu/backend.h"
 
 #include <algorithm>
@@ -368,6 +368,17 @@ void attn_weights(void* self, const WeightJob* jobs, int32_t n_jobs) {
   if (n_jobs > 0) backend.pool->run(n_jobs, weigh_task, &call, has_nodes ? backend.weight_nodes.data() : nullptr);
 }
 
+void run_alone(void* self, int64_t n_tasks, TaskFn task, void* context) {
+  CpuBackend& backend = backend_of(self);
+  const std::lock_guard lock(backend.attend_mutex);
+  backend.pool->run(n_tasks, task, context);
+}
+
+void judge_chunks(void* self, const ChunkJob& job, int32_t worker_idx) {
+  const CpuBackend& backend = backend_of(self);
+  backend.kernels->judge_chunks(job, backend.scratch[worker_idx]);
+}
+
 void observe(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha) {
   backend_of(self).kernels->observe(maw, logits, n_keys, lse, alpha);
 }
@@ -398,7 +409,8 @@ constexpr BackendTable kTable = {
     report,        n_nodes,
     place,         destroy,
     keep_clear,    attend_watched,
-    merge_watched,
+    merge_watched, run_alone,
+    judge_chunks,
 };
 
 }  // namespace

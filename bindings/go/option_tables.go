@@ -67,7 +67,7 @@ type SessionOptions struct {
 	// spin from the step's begin to its end.
 	SleepBetweenCalls bool
 
-	// Default: "all"; or "streaming", "hgca": which keys outside the window are attended.
+	// Default: "all"; or "streaming", "hgca", "hip": which keys outside the window are attended.
 	Policy string
 
 	// Names of policies, one for each layer, or nil: policy is for all layers. Layers whose attention no few keys can hold are

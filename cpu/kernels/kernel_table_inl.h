@@ -5,6 +5,7 @@
 // copy that the linker keeps for everybody (test/cpu/weak_symbols.sh looks for them).
 #pragma once
 
+#include "cpu/kernels/chunks_inl.h"
 #include "cpu/kernels/merge_inl.h"
 #include "cpu/kernels/weights_inl.h"
 
@@ -47,8 +48,8 @@ void tanh_all(const float* x, float* y, int64_t n) {
 }
 
 constexpr KernelTable make_table(const char* name) {
-  return {name,    kTarget,   &attend_span, &combine, &merge,    &attn_weights, &observe,
-          &to_f32, &from_f32, &read_sum,    &exp_all, &tanh_all, kMatrix};
+  return {name,     kTarget, &attend_span, &combine,  &merge,   &attn_weights, &judge_chunks,
+          &observe, &to_f32, &from_f32,    &read_sum, &exp_all, &tanh_all,     kMatrix};
 }
 
 }  // namespace

@@ -40,24 +40,6 @@ Status make_contiguous(int32_t dtype, void* data, int32_t n_dims, const int64_t*
   return check_tensor(made, spec, &checked);
 }
 
-// The caller's array has the stride of the caller's struct, which need not be ours.
-Status copy_layers(const tandem_layer_options* layers, int32_t n_layers, std::vector<tandem_layer_options>* copies) {
-  uint32_t stride = 0;
-  TANDEM_TRY(check_struct_size(layers, "layers[0].", struct_sizes<tandem_layer_options>(), &stride));
-  copies->resize(static_cast<size_t>(n_layers));
-  for (int32_t i = 0; i < n_layers; ++i) {
-    const char* layer = reinterpret_cast<const char*>(layers) + static_cast<int64_t>(i) * stride;
-    uint32_t size;
-    std::memcpy(&size, layer, sizeof size);
-    const std::string prefix = "layers[" + std::to_string(i) + "].";
-    if (size != stride)
-      return fail(TANDEM_ERROR_INVALID_ARGUMENT, (prefix + "struct_size").c_str(),
-                  "%sstruct_size = %u differs from layers[0].struct_size = %u", prefix.c_str(), size, stride);
-    TANDEM_TRY(copy_in(layer, prefix.c_str(), &(*copies)[static_cast<size_t>(i)]));
-  }
-  return {};
-}
-
 }  // namespace
 }  // namespace tandem
 
@@ -116,7 +98,7 @@ int32_t tandem_model_create(tandem_model** model, const tandem_layer_options* la
     TANDEM_TRY(require(layers, "layers"));
     TANDEM_TRY(require_range("n_layers", n_layers, 1, kMaxLayers));
     std::vector<tandem_layer_options> copies;
-    TANDEM_TRY(copy_layers(layers, n_layers, &copies));
+    TANDEM_TRY(copy_array_in(layers, "layers", n_layers, &copies));
     watch_fork();
     std::shared_ptr<const Model> object;
     TANDEM_TRY(Model::create(copies, &object));

@@ -34,6 +34,7 @@ struct Call {
   DeviceSession& device() const { return *session.device; }
   std::vector<SequenceCall>& calls() const { return scratch.calls; }
   bool appends() const { return args.k != nullptr; }
+  bool names_keys() const { return args.named != nullptr || facts.policy.names_keys(); }  // the caller does, or the selector
   // Its ticket brings indices of named keys, or may do so in a planned step.
   bool may_name() const {
     return task != nullptr && (args.named != nullptr || (task->step > 0 && session.terms().names_in_steps(facts.idx)));
@@ -44,7 +45,8 @@ struct Call {
             .heads = facts.heads,
             .layer_idx = args.layer_idx,
             .selector = facts.selector.get(),
-            .selects = facts.policy.make != nullptr,
+            .selects = facts.policy.make != nullptr && !facts.policy.names_keys(),
+            .selector_names = facts.policy.names_keys(),
             .keeps_maw = facts.policy.keeps_maw,
             .is_speculative = args.speculative,
             .q_is_bf16 = args.q.dtype == TANDEM_BF16,

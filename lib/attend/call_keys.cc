@@ -72,7 +72,7 @@ void choose_keys(const Call& call, SequenceCall& of) {
   of.has_host = of.resident_begin > least;  // nobody knows yet what will be selected when the queries are there
   of.first_job_key = of.resident_begin;
   // One processor has both parts, and they are one range: one job, and nothing to merge.
-  if (host == HostKeys::kAll && !call.args.on_device) {
+  if ((host == HostKeys::kAll || host == HostKeys::kNamed) && !call.args.on_device) {
     of.first_job_key = of.host_begin;
     of.has_host = false;
   }

@@ -27,7 +27,7 @@ void count_bytes(const Call& call, const SequenceCall& of) {
   tandem_session_stats& sums = call.session.sums;
   sums.n_query_tokens += of.q_len;
   sums.dense_kv_bytes += (of.length - of.dense_begin) * key_bytes * call.layer().n_kv_heads;
-  if (call.args.named != nullptr) return;  // which keys were read the call's host part has counted
+  if (call.names_keys()) return;  // which keys were read the call's host part has counted
   sums.resident_kv_bytes_read += (of.length - of.resident_begin) * per_token;
   const int64_t n_found = std::max<int64_t>(0, of.resident_begin - of.first_foreign());
   sums.host_kv_bytes_read += (of.host_end - of.host_begin + n_found) * per_token;

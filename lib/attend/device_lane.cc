@@ -92,6 +92,10 @@ Status DeviceLane::start(Call& call, bool* was_launched) {
   if (captures && !session.step.is_planned)
     return fail(TANDEM_ERROR_INVALID_STATE, "stream",
                 "stream = %p is being captured, and no step is open that was begun on a stream", call.args.stream);
+  if (call.facts.policy.names_keys())
+    return fail(TANDEM_ERROR_UNSUPPORTED, "q.device_type",
+                "q is in device memory, and layer %d has policy \"%s\": its queries are attended in host memory alone",
+                call.args.layer_idx, call.facts.policy.name);
   TANDEM_TRY(check_named_layer(call));
   if (call.args.speculative) TANDEM_TRY(check_guess(call));
   TANDEM_TRY(check_rows(call.args.k, "k"));

@@ -140,6 +140,10 @@ Status HostLane::start(Call& call, bool*) {
   if (call.session.step.is_planned)
     return fail(TANDEM_ERROR_INVALID_STATE, "q.device_type", "q is in host memory, and the open step was begun on a stream");
   TANDEM_TRY(check_named_layer(call));
+  if (call.facts.policy.names_keys() && call.args.parent_idx != nullptr)
+    return fail(TANDEM_ERROR_UNSUPPORTED, "parent_idx",
+                "parent_idx in layer %d, which has policy \"%s\": a block of its queries is a chain of tokens",
+                call.args.layer_idx, call.facts.policy.name);
   return call.args.watch.check();
 }
 
@@ -212,7 +216,8 @@ Status HostLane::launch(Call& call) {
     std::shared_lock lock(call.cache().mutex());
     host.choose();
   }
-  if (call.args.named != nullptr) TANDEM_TRY(attend_named(call));
+  if (call.facts.policy.names_keys()) TANDEM_TRY(host.name_keys(watch));
+  if (call.names_keys()) TANDEM_TRY(attend_named(call));
   TANDEM_TRY(host.attend(call.args.is_watched ? &watch : nullptr));
   TANDEM_TRY(watch.check());  // after this the caller's o and lse change
   if (!call.calls().empty()) for_tokens(call, write_token);
@@ -232,7 +237,7 @@ Status HostLane::commit(Call& call) {
   }
   HostPart& host = call.scratch.host;
   call.session.sums.host_kv_bytes_read += host.read().host;
-  if (call.args.named == nullptr) {
+  if (!call.names_keys()) {
     for (const SequenceCall& of : call.calls()) of.state->named.clear();
     return {};
   }
@@ -244,7 +249,7 @@ Status HostLane::commit(Call& call) {
 
 // Nobody else may change a sequence that is in flight.
 void HostLane::finish(Call& call) {
-  if (call.args.named != nullptr) note_named(call);
+  if (call.names_keys()) note_named(call);
   if (call.args.partial) return;
   for (const SequenceCall& of : call.calls()) of.state->selection->finish(of, call.args.watch);
 }

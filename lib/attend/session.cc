@@ -86,7 +86,7 @@ Status Session::stats(tandem_session_stats* stats) {
       state.selection->join();
       if (core.policies[l].make == nullptr) continue;
       all.host_keys += std::max<int64_t>(0, state.window_begin - core.options.sink_len) * n_kv_heads;
-      for (int32_t h = 0; h < n_kv_heads; ++h) all.selected_keys += std::ssize(state.selection->selected(h).tokens);
+      for (int32_t h = 0; h < n_kv_heads; ++h) all.selected_keys += state.selection->n_selected(h);
     }
   });
   const uint32_t struct_size = stats->struct_size;
@@ -140,7 +140,7 @@ Status Session::selection(const HeadOfSequence& head, KeptKeys* kept) {
     window_begin = std::max<int64_t>(0, length + 1 - core.options.window_len);
     sink_end = layer.sliding_window > 0 ? 0 : std::min({core.options.sink_len, window_begin, length});
   }
-  if (host == HostKeys::kAll) sink_end = window_begin;
+  if (host == HostKeys::kAll || host == HostKeys::kNamed) sink_end = window_begin;  // nothing has been named yet
   const int64_t least = layer.sliding_window > 0 ? found->first_within(found->position(length), layer.sliding_window) : 0;
   for (int64_t t = least; t < sink_end; ++t) kept->put(t, 0.0f);
   if (host == HostKeys::kSelected) {

@@ -165,6 +165,11 @@ Status Steps::check_plan(void* stream) const {
   if (!core_.routes.plans_steps())
     return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": planned steps take \"host\" or \"auto\"",
                 core_.routes.name);
+  for (const SessionLayer& layer : core_.layers)
+    if (layer.policy.names_keys())
+      return fail(TANDEM_ERROR_UNSUPPORTED, "stream",
+                  "a step on a stream, and layer %zu has policy \"%s\": its queries are attended in host memory alone",
+                  layer.idx, layer.policy.name);
   if (core_.step.sequences.empty())
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_sequences", "n_sequences = 0: a step on a stream has one at least");
   bool captures = false;

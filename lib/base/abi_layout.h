@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0xad8060f696d45839)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0xb4a703c1ad550191)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -65,7 +65,7 @@
   MEMBER(tandem_cache_options, layer_v_types, 40) \
   MEMBER(tandem_cache_options, k_rotation, 48) \
   MEMBER(tandem_cache_options, x_type, 52) \
-  STRUCT(tandem_session_options, 136) \
+  STRUCT(tandem_session_options, 144) \
   MEMBER(tandem_session_options, struct_size, 0) \
   MEMBER(tandem_session_options, sleep_between_calls, 4) \
   MEMBER(tandem_session_options, policy, 8) \
@@ -85,6 +85,7 @@
   MEMBER(tandem_session_options, streaming_heads, 112) \
   MEMBER(tandem_session_options, n_streaming_heads, 120) \
   MEMBER(tandem_session_options, selection_indices, 128) \
+  MEMBER(tandem_session_options, pruning, 136) \
   STRUCT(tandem_attend_args, 128) \
   MEMBER(tandem_attend_args, struct_size, 0) \
   MEMBER(tandem_attend_args, flags, 4) \
@@ -167,6 +168,31 @@
   MEMBER(tandem_selection, flags, 4) \
   MEMBER(tandem_selection, unit_tokens, 8) \
   MEMBER(tandem_selection, idx, 16) \
+  STRUCT(tandem_pruning_stage, 56) \
+  MEMBER(tandem_pruning_stage, struct_size, 0) \
+  MEMBER(tandem_pruning_stage, judge, 4) \
+  MEMBER(tandem_pruning_stage, query_block, 8) \
+  MEMBER(tandem_pruning_stage, plus_next, 12) \
+  MEMBER(tandem_pruning_stage, chunk_tokens, 16) \
+  MEMBER(tandem_pruning_stage, keep_tokens, 24) \
+  MEMBER(tandem_pruning_stage, refresh_interval, 32) \
+  MEMBER(tandem_pruning_stage, from_tokens, 40) \
+  MEMBER(tandem_pruning_stage, to_tokens, 48) \
+  STRUCT(tandem_pruning_record, 40) \
+  MEMBER(tandem_pruning_record, struct_size, 0) \
+  MEMBER(tandem_pruning_record, reserved, 4) \
+  MEMBER(tandem_pruning_record, sink_tokens, 8) \
+  MEMBER(tandem_pruning_record, window_tokens, 16) \
+  MEMBER(tandem_pruning_record, stages, 24) \
+  MEMBER(tandem_pruning_record, n_stages, 32) \
+  STRUCT(tandem_pruning, 48) \
+  MEMBER(tandem_pruning, struct_size, 0) \
+  MEMBER(tandem_pruning, shared_lists, 4) \
+  MEMBER(tandem_pruning, preset, 8) \
+  MEMBER(tandem_pruning, decode, 16) \
+  MEMBER(tandem_pruning, n_decode, 24) \
+  MEMBER(tandem_pruning, append, 32) \
+  MEMBER(tandem_pruning, n_append, 40) \
   STRUCT(tandem_memory_plan, 96) \
   MEMBER(tandem_memory_plan, struct_size, 0) \
   MEMBER(tandem_memory_plan, reserved, 4) \
@@ -249,13 +275,16 @@
   DEFAULTS(tandem_engine_options, TANDEM_ENGINE_OPTIONS_INIT, 104) \
   DEFAULTS(tandem_layer_options, TANDEM_LAYER_OPTIONS_INIT, 96) \
   DEFAULTS(tandem_cache_options, TANDEM_CACHE_OPTIONS_INIT, 56) \
-  DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 136) \
+  DEFAULTS(tandem_session_options, TANDEM_SESSION_OPTIONS_INIT, 144) \
   DEFAULTS(tandem_attend_args, TANDEM_ATTEND_ARGS_INIT, 128) \
   DEFAULTS(tandem_attend_tensors_args, TANDEM_ATTEND_TENSORS_ARGS_INIT, 144) \
   DEFAULTS(tandem_layer_projection, TANDEM_LAYER_PROJECTION_INIT, 80) \
   DEFAULTS(tandem_weights_options, TANDEM_WEIGHTS_OPTIONS_INIT, 40) \
   DEFAULTS(tandem_weights_stats, TANDEM_WEIGHTS_STATS_INIT, 96) \
   DEFAULTS(tandem_selection, TANDEM_SELECTION_INIT, 24) \
+  DEFAULTS(tandem_pruning_stage, TANDEM_PRUNING_STAGE_INIT, 56) \
+  DEFAULTS(tandem_pruning_record, TANDEM_PRUNING_RECORD_INIT, 40) \
+  DEFAULTS(tandem_pruning, TANDEM_PRUNING_INIT, 48) \
   DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 96) \
   DEFAULTS(tandem_route_plan, TANDEM_ROUTE_PLAN_INIT, 120) \
   DEFAULTS(tandem_cache_stats, TANDEM_CACHE_STATS_INIT, 112) \

@@ -47,6 +47,14 @@ Status check_struct_size(const void* data, const std::string& prefix, const Stru
   return {};
 }
 
+Status check_stride(const void* element, const std::string& prefix, const std::string& array, uint32_t stride) {
+  uint32_t size = 0;
+  std::memcpy(&size, element, sizeof size);
+  if (size == stride) return {};
+  return fail(kInvalid, (prefix + "struct_size").c_str(), "%sstruct_size = %u differs from %s[0].struct_size = %u", prefix.c_str(),
+              size, array.c_str(), stride);
+}
+
 Status copy_struct_in(const void* from, const std::string& prefix, const StructSizes& sizes, void* known) {
   uint32_t size = 0;
   TANDEM_TRY(check_struct_size(from, prefix, sizes, &size));
@@ -92,6 +100,10 @@ void tandem_session_options_init(tandem_session_options* options) { tandem::init
 
 void tandem_attend_args_init(tandem_attend_args* args) { tandem::init(args); }
 void tandem_selection_init(tandem_selection* selection) { tandem::init(selection); }
+
+void tandem_pruning_stage_init(tandem_pruning_stage* stage) { tandem::init(stage); }
+void tandem_pruning_record_init(tandem_pruning_record* record) { tandem::init(record); }
+void tandem_pruning_init(tandem_pruning* pruning) { tandem::init(pruning); }
 
 void tandem_attend_tensors_args_init(tandem_attend_tensors_args* args) { tandem::init(args); }
 

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "lib/base/abi_layout.h"
 #include "lib/base/caller_pointer.h"
@@ -53,6 +54,7 @@ struct StructSizes {
   uint32_t alignment;
 };
 Status check_struct_size(const void* data, const std::string& prefix, const StructSizes& sizes, uint32_t* struct_size);
+Status check_stride(const void* element, const std::string& prefix, const std::string& array, uint32_t stride);
 Status copy_struct_in(const void* from, const std::string& prefix, const StructSizes& sizes, void* known);
 void copy_struct_out(const void* known, uint32_t known_bytes, void* to);
 
@@ -69,6 +71,21 @@ template <typename T>
 Status copy_in(const void* from, const char* prefix, T* to) {
   *to = AbiStruct<T>::defaults();
   return copy_struct_in(from, prefix, struct_sizes<T>(), to);
+}
+
+// The caller's array of n structs, n > 0, has the stride of the caller's struct, which need not be ours. name: "layers".
+template <typename T>
+Status copy_array_in(const T* from, const std::string& name, int64_t n, std::vector<T>* to) {
+  uint32_t stride = 0;
+  TANDEM_TRY(check_struct_size(from, name + "[0].", struct_sizes<T>(), &stride));
+  to->resize(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    const char* const element = reinterpret_cast<const char*>(from) + i * stride;
+    const std::string prefix = name + "[" + std::to_string(i) + "].";
+    TANDEM_TRY(check_stride(element, prefix, name, stride));
+    TANDEM_TRY(copy_in(element, prefix.c_str(), &(*to)[static_cast<size_t>(i)]));
+  }
+  return {};
 }
 
 // The same, null meaning all defaults.

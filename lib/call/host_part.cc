@@ -89,7 +89,7 @@ void HostPart::lay_out(std::span<SequenceCall> calls) {
     for (SequenceCall& call : calls) point_to_slot(&call);
   views_.resize(calls.size());
   if (facts_.may_name) return;
-  if (facts_.named != nullptr) return begin_named();
+  if (facts_.named != nullptr || facts_.selector_names) return begin_named();
   for (size_t i = 0; i < calls.size(); ++i) views_[i] = facts_.cache->view(*calls[i].sequence);
   lay_out_jobs();
 }
@@ -286,6 +286,11 @@ void HostPart::choose() {
   }
   runs_.swap(late_runs_);
   finish_runs();
+}
+
+Status HostPart::name_keys(const Watch& watch) {
+  for (const SequenceCall& call : calls_) TANDEM_TRY(call.state->selection->name_keys(call, watch));
+  return {};
 }
 
 void HostPart::observe() {

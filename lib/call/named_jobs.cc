@@ -39,29 +39,37 @@ void NamedJobs::begin_brought(Facts facts, const HostSlot& slot, std::span<const
 
 int64_t NamedJobs::n_jobs() const {
   int64_t n = 0;
-  for (const SequenceCall& call : calls_)
-    if (has_jobs(call)) n += call.q_len * facts_.layer->n_kv_heads;
+  for (const SequenceCall& call : calls_) {
+    const int64_t of_block = names_of(call).query_block;
+    if (has_jobs(call)) n += (call.q_len + of_block - 1) / of_block * facts_.layer->n_kv_heads;
+  }
   return n;
+}
+
+QueryNames NamedJobs::names_of(const SequenceCall& call) const {
+  if (facts_.named == nullptr) return *call.state->selection->names();
+  return {*facts_.named, call.first_row, 1, facts_.sink_len, facts_.window_len};
 }
 
 // Of a job: a range ends where a page does, or where positions do not go on.
 int64_t NamedJobs::most_runs(size_t call) const {
   const SequenceCall& of = calls_[call];
-  const int64_t page_len = views_[call].page_len, unit = int64_t{1} << facts_.named->unit_shift;
+  const QueryNames names = names_of(of);
+  const int64_t page_len = views_[call].page_len, unit = int64_t{1} << names.keys.unit_shift;
   const bool by_position = facts_.layer->rope != nullptr && !views_[call].positions.empty();
   const bool in_tree = of.visibility.tree_words > 0;
   const int64_t of_unit = by_position || in_tree ? unit : (unit + page_len - 1) / page_len + 1;
-  int64_t n = facts_.named->n_idx * of_unit;
-  if (facts_.named->plus_window)
-    n += by_position ? facts_.sink_len + facts_.window_len : (facts_.sink_len + facts_.window_len) / page_len + 4;
+  int64_t n = names.keys.n_idx * of_unit;
+  const int64_t n_added = names.sink_len + names.window_len + names.query_block;
+  if (names.keys.plus_window) n += by_position ? n_added : n_added / page_len + 4;
   return std::min(n + (in_tree ? of.q_len : 0), of.length);
 }
 
-SeenTokens NamedJobs::seen_by(const SequenceCall& call, int64_t query) const {
+SeenTokens NamedJobs::seen_by(const SequenceCall& call, const QueryNames& names, int64_t query, int64_t n_queries) const {
   SeenTokens seen;
-  seen.own = call.first_query + query;
+  seen.own = call.first_query + query + n_queries - 1;
   seen.begin = call.visibility.begin[query];
-  int64_t newest = seen.own;  // its number in its chain of tokens
+  int64_t newest = call.first_query + query;  // its number in its chain of tokens
   if (call.visibility.tree_words > 0) {
     seen.tree_begin = call.visibility.tree_begin;
     seen.tree_bits = call.visibility.tree_bits + query * call.visibility.tree_words;
@@ -69,11 +77,11 @@ SeenTokens NamedJobs::seen_by(const SequenceCall& call, int64_t query) const {
     for (int32_t w = 0; w < call.visibility.tree_words; ++w) n_ancestors += std::popcount(seen.tree_bits[w]);
     newest = call.first_query + n_ancestors - 1;
   }
-  if (!facts_.named->plus_window) return seen;
-  seen.sink_end = facts_.layer->sliding_window > 0 ? 0 : facts_.sink_len;
-  seen.newest_begin = std::max<int64_t>(0, newest + 1 - facts_.window_len);
+  if (!names.keys.plus_window) return seen;
+  seen.sink_end = facts_.layer->sliding_window > 0 ? 0 : names.sink_len;
+  seen.newest_begin = std::max<int64_t>(0, newest + 1 - names.window_len);
   seen.n_first_ancestors = std::max<int64_t>(0, seen.sink_end - call.first_query);
-  seen.n_newest_ancestors = facts_.window_len;
+  seen.n_newest_ancestors = names.window_len;
   return seen;
 }
 
@@ -89,11 +97,12 @@ int64_t NamedJobs::n_in_window(const SequenceCall& call, TokenRange tokens) cons
 
 // Of a row on a device that is wrong there are none.
 template <typename Visit>
-void NamedJobs::for_tokens(const SequenceCall& call, int64_t query, int32_t kv_head, Visit visit) const {
-  const std::span<const int32_t> row = facts_.named->row(call.first_row + query, kv_head);
-  const SeenTokens seen = seen_by(call, query);
-  if (facts_.on_device && first_wrong(row, facts_.named->unit_shift, seen.own) >= 0) return;
-  for_named_tokens(*facts_.named, row, seen, visit);
+void NamedJobs::for_tokens(const SequenceCall& call, int64_t query, int64_t n_queries, int32_t kv_head, Visit visit) const {
+  const QueryNames names = names_of(call);
+  const std::span<const int32_t> row = names.row(query, kv_head);
+  const SeenTokens seen = seen_by(call, names, query, n_queries);
+  if (facts_.on_device && first_wrong(row, names.keys.unit_shift, seen.own) >= 0) return;
+  for_named_tokens(names.keys, row, seen, visit);
 }
 
 // What the window has is the device's, if there is one.
@@ -118,19 +127,26 @@ void NamedJobs::add_runs(TokenRange tokens, Job* job) {
 
 void NamedJobs::fill(Job* job) {
   const SequenceCall& call = calls_[job->call];
-  for_tokens(call, job->query, job->kv_head, [&](TokenRange tokens) { add_runs(tokens, job); });
+  for_tokens(call, job->query, job->n_queries, job->kv_head, [&](TokenRange tokens) { add_runs(tokens, job); });
+  job->visibility.begin = call.visibility.begin + job->query;
+  job->visibility.end = call.visibility.end + job->query;
 }
 
 void NamedJobs::note() {
   for (const SequenceCall& call : calls_) {
+    const QueryNames names = names_of(call);
     for (int64_t t = 0; t < call.q_len && !has_jobs(call); ++t)
       for (int32_t h = 0; h < facts_.layer->n_kv_heads; ++h)
-        for_tokens(call, t, h, [&](TokenRange tokens) { n_resident_ += n_in_window(call, tokens); });
+        for_tokens(call, t, 1, h, [&](TokenRange tokens) { n_resident_ += n_in_window(call, tokens); });
     if (facts_.is_speculative) continue;
+    const int64_t last = (call.q_len - 1) / names.query_block * names.query_block;
     std::vector<std::vector<TokenRange>>& named = call.state->named;
-    named.assign(static_cast<size_t>(facts_.named->n_heads), {});
-    for (size_t h = 0; h < named.size(); ++h)
-      for_tokens(call, call.q_len - 1, static_cast<int32_t>(h), [&](TokenRange tokens) { named[h].push_back(tokens); });
+    named.resize(static_cast<size_t>(names.keys.n_heads));
+    for (size_t h = 0; h < named.size(); ++h) {
+      named[h].clear();
+      for_tokens(call, last, call.q_len - last, static_cast<int32_t>(h),
+                 [&](TokenRange tokens) { named[h].push_back(tokens); });
+    }
   }
 }
 
@@ -140,7 +156,7 @@ AttendJob NamedJobs::attend_job(const Job& job) const {
   const int64_t first = (job.kv_head * call.q_len + job.query) * layer.group_size;
   AttendJob made;
   made.layer = &layer;
-  made.n_rows = layer.group_size;
+  made.n_rows = static_cast<int32_t>(job.n_queries * layer.group_size);
   made.q_is_bf16 = facts_.q_is_bf16 && layer.rope == nullptr && layer.k_rotation == TANDEM_ROTATION_NONE;
   made.node = node_of_head(job.kv_head, layer.n_kv_heads, facts_.n_nodes);
   made.q = call.q + first * layer.k_head_dim;
@@ -150,6 +166,7 @@ AttendJob NamedJobs::attend_job(const Job& job) const {
   made.n_runs = static_cast<int32_t>(job.n_runs);
   made.n_keys = job.n_keys;
   made.runs_are_keys = job.n_runs > 0 && std::cmp_equal(job.n_keys, job.n_runs);
+  if (job.n_queries > 1) made.visibility = &job.visibility;
   return made;
 }
 
@@ -171,11 +188,13 @@ bool NamedJobs::next(std::span<const StoreView> views) {
     }
     const int64_t most = most_runs(call_);
     if (!batch_.empty() && n_runs + most > kMostRuns) break;
-    batch_.push_back({call_, query_, kv_head_, static_cast<size_t>(n_runs)});
+    const int64_t n_queries = std::min(names_of(call).query_block, call.q_len - query_);
+    batch_.push_back({call_, query_, n_queries, kv_head_, static_cast<size_t>(n_runs)});
     n_runs += most;
     if (++kv_head_ < facts_.layer->n_kv_heads) continue;
     kv_head_ = 0;
-    if (++query_ < call.q_len) continue;
+    query_ += n_queries;
+    if (query_ < call.q_len) continue;
     query_ = 0;
     ++call_;
   }

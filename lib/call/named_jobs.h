@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Jobs of a call whose keys the caller names (lib/call/named_keys.h): one for each query and KV head. They are made in
-// batches, by the pool, as the runs of all of them may take more memory than the keys.
+// Jobs of a call whose keys are named (lib/call/named_keys.h), by the caller or by a selector: one for each KV head and block of
+// queries that share their names. They are made in batches, by the pool, as the runs of all of them may take more memory than
+// the keys.
 //
 // Of a call on device tensors the jobs have the named keys that its window does not have, and of a row of indices that is
 // wrong none: the device's part of the answer is NaN then.
@@ -23,8 +24,8 @@ class NamedJobs {
     const Backend* cpu = nullptr;
     const Layer* layer = nullptr;
     int32_t layer_idx = 0;
-    const NamedKeys* named = nullptr;
-    int64_t sink_len = 0, window_len = 0;  // of the session: what plus_window adds
+    const NamedKeys* named = nullptr;      // the caller's; null: each sequence's selector has named its keys
+    int64_t sink_len = 0, window_len = 0;  // of the session: what plus_window adds to the caller's
     bool q_is_bf16 = false, on_device = false, is_speculative = false;
     int32_t n_nodes = 1;
   };
@@ -51,18 +52,21 @@ class NamedJobs {
   static const SlotHeader& header_of(const HostSlot& slot) { return *reinterpret_cast<const SlotHeader*>(slot.data); }
   struct Job {
     size_t call;
-    int64_t query;
+    int64_t query, n_queries;
     int32_t kv_head;
     size_t first_run = 0, n_runs = 0;
     int64_t n_keys = 0, n_resident = 0;
+    Visibility visibility{};  // of several queries
   };
 
   int64_t n_jobs() const;  // of the call
   bool has_jobs(const SequenceCall& call) const { return !facts_.on_device || call.has_cpu_part(); }
   int64_t most_runs(size_t call) const;
-  SeenTokens seen_by(const SequenceCall& call, int64_t query) const;
+  QueryNames names_of(const SequenceCall& call) const;
+  // Of the block of queries that begins with `query`.
+  SeenTokens seen_by(const SequenceCall& call, const QueryNames& names, int64_t query, int64_t n_queries) const;
   template <typename Visit>
-  void for_tokens(const SequenceCall& call, int64_t query, int32_t kv_head, Visit visit) const;
+  void for_tokens(const SequenceCall& call, int64_t query, int64_t n_queries, int32_t kv_head, Visit visit) const;
   TokenRange window_of(const SequenceCall& call) const;
   int64_t n_in_window(const SequenceCall& call, TokenRange tokens) const;
   void fill(Job* job);

@@ -32,6 +32,19 @@ struct NamedKeys {
   }
 };
 
+// The rows of one sequence's queries in a call. query_block queries share a row; the first block has the row `first`. What
+// plus_window adds counts from a block's first query.
+struct QueryNames {
+  NamedKeys keys;
+  int64_t first = 0;
+  int64_t query_block = 1;  // the last block of a call may have fewer
+  int64_t sink_len = 0, window_len = 0;  // what plus_window adds
+
+  std::span<const int32_t> row(int64_t query, int32_t kv_head) const {
+    return keys.row(first + query / query_block, kv_head);
+  }
+};
+
 // What a query could see without a selection: tokens [begin, own], and of those from tree_begin on its ancestors.
 struct SeenTokens {
   int64_t begin = 0, own = 0;

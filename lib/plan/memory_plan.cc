@@ -25,7 +25,7 @@ SessionBytes session_bytes(const std::vector<Layer>& layers, const LayerPolicies
   int64_t growth = 0;
   for (size_t l = 0; l < layers.size(); ++l) {
     if (policies[l].bytes == nullptr) continue;
-    const SelectorBytes of_layer = policies[l].bytes(layers[l], options, kv_len);
+    const SelectorBytes of_layer = policies[l].bytes(layers[l], options, l, kv_len);
     bytes.state += of_layer.state;
     bytes.selection += of_layer.selection;
     growth = std::max(growth, of_layer.growth);
@@ -133,6 +133,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   std::vector<HeadKinds> heads;
   if (session != nullptr) TANDEM_TRY(resolve_policy_options(*session, &options));
   if (session != nullptr) TANDEM_TRY(LayerPolicies::resolve(*session, layers, &policies));
+  if (session != nullptr) TANDEM_TRY(resolve_pruning(*session, policies, layers, &options.pruning));
   if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, policies, layers, &routes));
   if (session != nullptr) TANDEM_TRY(resolve_streaming_heads(*session, policies, layers, &heads));
   if (engine.device() != nullptr) TANDEM_TRY(check_layers(*engine.device(), layers));

@@ -34,7 +34,7 @@ Status find_named(const char* field, const char* name, const Policy** policy) {
 LayerPolicies LayerPolicies::all_of(const Policy& policy, const std::vector<Layer>& layers) {
   LayerPolicies made;
   for (const Layer& layer : layers)
-    made.policies_.push_back(layer.sliding_window > 0 && policy.keeps_maw ? &kPolicyAll : &policy);
+    made.policies_.push_back(layer.sliding_window > 0 && policy.make != nullptr ? &kPolicyAll : &policy);
   return made;
 }
 

@@ -12,6 +12,7 @@
 
 #include "lib/base/status.h"
 #include "lib/model/layer.h"
+#include "lib/policy/pruning.h"
 
 namespace tandem {
 
@@ -23,6 +24,7 @@ struct PolicyOptions {
   float beta = 1.0f;
   int64_t halo_len = 128;
   int64_t selection_len = 0;  // indices that a query of a planned step names for a KV head, at most
+  Pruning pruning;
 };
 
 // Tokens outside the window that a call attends.
@@ -30,6 +32,7 @@ enum class HostKeys {
   kAll,
   kSinks,     // the first sink_len alone, the window being exact for each query
   kSelected,  // the sinks and what was selected
+  kNamed,     // those that the selector names, block of queries by block of queries; in the window too it attends no others
 };
 
 class Selector;
@@ -46,9 +49,11 @@ struct Policy {
   const char* name;
   bool keeps_maw;  // a MAW per query head and token: calls count the attention weights of their queries
   HostKeys (*host_keys)(bool is_append);
-  // Makes the selectors; null unless host_keys() may be kSelected. bytes may be null: no memory is counted then.
+  // Makes the selectors; null unless host_keys() may be kSelected or kNamed. bytes may be null: no memory is counted then.
   std::unique_ptr<Selector> (*make)(const SelectorSetup& setup);
-  SelectorBytes (*bytes)(const Layer& layer, const PolicyOptions& options, int64_t kv_len);
+  SelectorBytes (*bytes)(const Layer& layer, const PolicyOptions& options, size_t layer_idx, int64_t kv_len);
+
+  bool names_keys() const { return host_keys(false) == HostKeys::kNamed; }
 };
 
 // The policy of each layer of a session, [n_layers]. Sliding-window layers bound their own cost: every policy but
@@ -97,6 +102,6 @@ inline int64_t evicted_at_once(const Policy& policy, const PolicyOptions& option
 int64_t counted_queries(float alpha);
 
 std::span<const Policy* const> policy_table();
-extern const Policy kPolicyAll, kPolicyStreaming, kPolicyHgca;
+extern const Policy kPolicyAll, kPolicyStreaming, kPolicyHgca, kPolicyHip;
 
 }  // namespace tandem

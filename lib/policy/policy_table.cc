@@ -9,6 +9,7 @@ std::span<const Policy* const> policy_table() {
       &kPolicyAll,
       &kPolicyStreaming,
       &kPolicyHgca,
+      &kPolicyHip,
   };
   return kPolicies;
 }

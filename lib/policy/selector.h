@@ -9,6 +9,7 @@
 //   prepare    the calling thread, before the call changes anything: takes the memory that can be known now
 //   select     the thread of the host part, when the queries are there: the selection is up to date afterwards
 //   selected   the same thread: the tokens, for each KV head
+//   name_keys  instead of these two: keys for each block of queries, which names() has then
 //   observe    the same thread, when all keys have been attended: weights of the call's queries are counted
 //   committed  the calling thread, when the call has succeeded; finish follows outside of all locks
 // clang-format on
@@ -35,6 +36,7 @@ class Cache;
 struct HostSlot;
 struct TicketCopy;
 struct PolicyOptions;
+struct QueryNames;
 struct Sequence;
 struct SequenceCall;
 
@@ -85,6 +87,7 @@ class SelectState {
   virtual void cancel() {}                               // background work: none begins any more
 
   virtual SelectedTokens selected(int32_t /*kv_head*/) const { return {}; }
+  virtual int64_t n_selected(int32_t kv_head) const { return std::ssize(selected(kv_head).tokens); }
   // Of policies that keep moving averages of attention weights: of one query head from `token` on, as far as a multiple of
   // 2,048 tokens.
   virtual float* weights(int32_t /*q_head*/, int64_t /*token*/) const { return nullptr; }
@@ -94,6 +97,10 @@ class SelectState {
   // *n_evicted: tokens that leave windows with the call, of the sequences before this one and with it.
   virtual void prepare_on_device(SequenceCall*, bool /*is_speculative*/, TicketCopy*, int64_t* /*n_evicted*/) {}
   virtual void select(const SequenceCall&, TicketCopy*) {}  // may throw bad_alloc
+  // Instead of select() and selected(), of policies that name keys for blocks of queries: CANCELLED; may throw bad_alloc. What
+  // has been named is there up to the next call.
+  virtual Status name_keys(const SequenceCall&, const Watch&) { return {}; }
+  virtual const QueryNames* names() const { return nullptr; }
   // These two must not throw: the call has succeeded.
   virtual void committed(const SequenceCall&, bool /*is_speculative*/) {}
   virtual void finish(const SequenceCall&, const Watch&) {}

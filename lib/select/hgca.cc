@@ -27,7 +27,7 @@ namespace {
 constexpr float kStrong = 0.01f;  // of the moving average: at most 100 keys of a head are
 
 // A selection is copied to a larger buffer when it grows: at that moment one KV head has both.
-SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, int64_t kv_len) {
+SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, size_t, int64_t kv_len) {
   const int64_t key_bytes = plane_bytes(layer).total(), host_len = std::max<int64_t>(0, kv_len - options.window_len);
   const int64_t n_tokens = (kv_len + Maw::kBlock - 1) / Maw::kBlock * Maw::kBlock;
   return {n_tokens * (layer.n_q_heads + layer.n_kv_heads) * 4, host_len * layer.n_kv_heads * key_bytes,

@@ -101,6 +101,24 @@ struct WeightJob {
   int64_t out_stride = 0;
 };
 
+// How high the logits of some query rows rise in each chunk of keys: over all rows r and the keys j of chunk c,
+//   largest[c] = max of sm_scale * q[r] . k[j] - shift[r]
+// before the soft cap. shift is 0, or with `normalises` the logarithm of the sum over all n_keys keys of exp(logit of the
+// row). Chunk c is the keys [c * chunk_keys, (c + 1) * chunk_keys) of the runs; keys behind the last chunk count in the sums
+// alone. A NaN logit makes its chunk's largest NaN.
+struct ChunkJob {
+  const Layer* layer = nullptr;
+  const float* q = nullptr;  // [n_rows, k_head_dim], as in AttendJob; which query heads the rows are of does not matter
+  int32_t n_rows = 0;
+  const KvRun* runs = nullptr;  // v is not read
+  int64_t n_keys = 0;
+  int64_t chunk_keys = 1;  // a power of two up to 256
+  int64_t n_chunks = 0;
+  bool normalises = false;
+  float* row_largest = nullptr;  // work space with normalises: [min(n_rows, 64), n_chunks]
+  float* largest = nullptr;      // [n_chunks]
+};
+
 // What a caller says during a call, and hears of it. done and total are in a measure of the backend's own.
 //
 // A call that has seen its flag set stays cancelled, even if the caller clears the flag at once: some thread may have left
@@ -163,6 +181,10 @@ struct BackendTable {
   Status (*attend_watched)(void* self, const AttendJob* jobs, int32_t n_jobs, const Watch& watch);
   // merge() that looks at `watch.cancel` alone. CANCELLED: o_out and lse_out are anything.
   Status (*merge_watched)(void* self, const MergeJob* jobs, int32_t n_jobs, const Watch& watch);
+  // As run(), and nothing is attended meanwhile, so that its tasks may call judge_chunks().
+  void (*run_alone)(void* self, int64_t n_tasks, TaskFn task, void* context);
+  // From a task of run_alone(), with its worker_idx.
+  void (*judge_chunks)(void* self, const ChunkJob& job, int32_t worker_idx);
 };
 
 struct Backend {

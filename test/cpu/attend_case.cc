@@ -346,6 +346,51 @@ std::string AttendCase::check_weights(const Backend& backend) const {
   return "";
 }
 
+std::string AttendCase::check_chunks(const Backend& backend) const {
+  if (options.mask != Mask::kNone || options.soft_cap != 0.0f) return "";
+  const AttendJob attend = job(nullptr, nullptr, nullptr);
+  for (const int64_t chunk_keys : {1, 2, 8, 64, 256}) {
+    ChunkJob one;
+    one.layer = &layer;
+    one.q = attend.q;
+    one.n_rows = attend.n_rows;
+    one.runs = attend.runs;
+    one.n_keys = attend.n_keys;
+    one.chunk_keys = chunk_keys;
+    one.n_chunks = std::max<int64_t>(0, attend.n_keys / chunk_keys - (chunk_keys == 8 ? 1 : 0));  // or all keys are judged
+    const auto n = static_cast<size_t>(one.n_chunks);
+    std::vector<float> of_rows(64 * n, NAN), largest(n + 1, 777.0f);
+    one.row_largest = of_rows.data();
+    one.largest = largest.data();
+    for (const bool normalises : {false, true}) {
+      one.normalises = normalises;
+      struct Judged {
+        const Backend& backend;
+        const ChunkJob& job;
+      } judged{backend, one};
+      const auto judge = [](void* of, int64_t, int32_t worker_idx) {
+        const Judged& each = *static_cast<const Judged*>(of);
+        each.backend.table->judge_chunks(each.backend.self, each.job, worker_idx);
+      };
+      backend.table->run_alone(backend.self, 1, judge, &judged);
+      if (largest.back() != 777.0f) return "chunks written past the end: " + options.text();
+      for (size_t c = 0; c < n; ++c) {
+        double want = -INFINITY, condition = 0.0;
+        for (const RowAnswer& row : answers_) {
+          const auto first = row.logits.begin() + static_cast<std::ptrdiff_t>(c) * chunk_keys;
+          want = std::max(want, *std::max_element(first, first + chunk_keys) - (normalises ? row.lse : 0.0));
+          condition = std::max(condition, row.condition + std::fabs(row.lse));
+        }
+        const auto got = static_cast<double>(largest[c]);
+        if (!(std::fabs(got - want) <= 1e-5 + 0x1p-22 * condition))
+          return "largest " + std::to_string(got) + " for " + std::to_string(want) + " of a chunk of " +
+                 std::to_string(chunk_keys) + ": " + options.text();
+      }
+    }
+  }
+  return "";
+}
+
 void AttendCase::poison(int64_t key, bool in_v) {
   const int32_t type = in_v ? options.v_type : options.k_type, dim = in_v ? options.v_dim : options.k_dim;
   const auto j = static_cast<size_t>(key);

@@ -63,6 +63,9 @@ class AttendCase {
   std::string check(const Backend& backend, bool with_logits) const;
   // Sums of attention weights against the reference.
   std::string check_weights(const Backend& backend) const;
+  // The largest logits of chunks against the reference, with and without the rows' sums taken off; of cases without mask and
+  // soft cap.
+  std::string check_chunks(const Backend& backend) const;
   // Overwrites one key's K or V with NaN, leaving the reference as it was.
   void poison(int64_t key, bool in_v);
   bool sees(int64_t row, int64_t key) const { return visible_[static_cast<size_t>(row * options.n_keys + key)]; }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// attend, attention weights and logits against double precision, for every instruction set of this processor.
+// attend, attention weights, chunks' largest logits and logits against double precision, for every instruction set of this
+// processor.
 
 #include <cmath>
 
@@ -29,6 +30,7 @@ void check_all(std::vector<IsaBackend>& backends, const CaseOptions& options, bo
   for (IsaBackend& isa : backends) {
     std::string wrong = attend.check(isa.backend, options.seed % 3 == 0);
     if (wrong.empty() && with_weights) wrong = attend.check_weights(isa.backend);
+    if (wrong.empty() && with_weights) wrong = attend.check_chunks(isa.backend);
     if (!wrong.empty()) fail_msg("%s: %s", isa.kernels->name, wrong.c_str());
   }
 }

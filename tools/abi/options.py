@@ -29,6 +29,8 @@ def kind_of(member, following):
         return "texts"
     if kind.stars == 1 and kind.name == "int32_t" and member.name.endswith("_types"):
         return "dtypes"
+    if kind.stars == 1 and kind.name.startswith("tandem_"):
+        return "struct"
     if kind.stars:
         return None
     if kind.name == "int32_t" and member.name.endswith("_type"):
@@ -41,7 +43,8 @@ def kind_of(member, following):
 
 
 def options_of(struct):
-    """Options in the order of their members, without struct_size, counts and reserved members."""
+    """Options in the order of their members, without struct_size, counts and reserved members. Structs that an option points to
+    each binding writes by hand."""
     options, members = [], struct.members[1:]
     counts = set()
     for member, following in zip(members, (*members[1:], None)):
@@ -50,6 +53,8 @@ def options_of(struct):
         kind = kind_of(member, following)
         if kind is None:
             raise SystemExit(f"options.py: {struct.name}.{member.name} is of a kind that bindings have no rule for")
+        if kind == "struct":
+            continue
         default, enum, count = member.default, "", ""
         if kind == "text":
             found = re.match(r'NULL: "(.*?)"', member.comment)

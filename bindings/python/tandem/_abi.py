@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0xAD8060F696D45839  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0xB4A703C1AD550191  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -32,6 +32,9 @@ ATTEND_PARTIAL = 2
 TENSORS_CAUSAL = 1
 SELECTION_ANY_ORDER = 1
 SELECTION_PLUS_WINDOW = 2
+JUDGE_DESCENT = 1
+JUDGE_BOUNDS = 2
+JUDGE_EXACT = 3
 
 LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
@@ -70,13 +73,20 @@ class CacheOptionsStruct(ctypes.Structure):
                 ("layer_v_types", POINTER(c_int32)), ("k_rotation", c_int32), ("x_type", c_int32)]
 
 
+class PruningStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("shared_lists", c_int32), ("preset", c_char_p),
+                ("decode", POINTER(PruningRecordStruct)), ("n_decode", c_int64), ("append", POINTER(PruningRecordStruct)),
+                ("n_append", c_int64)]
+
+
 class SessionOptionsStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("sleep_between_calls", c_int32), ("policy", c_char_p),
                 ("layer_policies", POINTER(c_char_p)), ("n_layer_policies", c_int64), ("window_tokens", c_int64),
                 ("sink_tokens", c_int64), ("alpha", c_float), ("beta", c_float), ("halo_tokens", c_int64),
                 ("route", c_char_p), ("stream_buffer_bytes", c_int64), ("stream_fraction", c_double),
                 ("append_tokens", c_int64), ("stream_heads", c_int64), ("recompute_share", c_double),
-                ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64), ("selection_indices", c_int64)]
+                ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64), ("selection_indices", c_int64),
+                ("pruning", POINTER(PruningStruct))]
 
 
 class AttendArgsStruct(ctypes.Structure):
@@ -108,6 +118,17 @@ class WeightsStatsStruct(ctypes.Structure):
 
 class SelectionStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("unit_tokens", c_int64), ("idx", POINTER(TensorStruct))]
+
+
+class PruningStageStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("judge", c_int32), ("query_block", c_int32), ("plus_next", c_int32),
+                ("chunk_tokens", c_int64), ("keep_tokens", c_int64), ("refresh_interval", c_int64), ("from_tokens", c_int64),
+                ("to_tokens", c_int64)]
+
+
+class PruningRecordStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("sink_tokens", c_int64), ("window_tokens", c_int64),
+                ("stages", POINTER(PruningStageStruct)), ("n_stages", c_int64)]
 
 
 class MemoryPlanStruct(ctypes.Structure):
@@ -152,8 +173,9 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {"tandem_tensor": TensorStruct, "ta
     "tandem_session_options": SessionOptionsStruct, "tandem_attend_args": AttendArgsStruct,
     "tandem_attend_tensors_args": AttendTensorsArgsStruct, "tandem_layer_projection": LayerProjectionStruct,
     "tandem_weights_options": WeightsOptionsStruct, "tandem_weights_stats": WeightsStatsStruct,
-    "tandem_selection": SelectionStruct, "tandem_memory_plan": MemoryPlanStruct, "tandem_route_plan": RoutePlanStruct,
-    "tandem_cache_stats": CacheStatsStruct, "tandem_session_stats": SessionStatsStruct}
+    "tandem_selection": SelectionStruct, "tandem_pruning_stage": PruningStageStruct,
+    "tandem_pruning_record": PruningRecordStruct, "tandem_pruning": PruningStruct, "tandem_memory_plan": MemoryPlanStruct,
+    "tandem_route_plan": RoutePlanStruct, "tandem_cache_stats": CacheStatsStruct, "tandem_session_stats": SessionStatsStruct}
 
 # Every pointer but that to a text is void *: byref(), an address or None. Result first.
 _P, _I, _L = c_void_p, c_int32, c_int64
@@ -212,6 +234,9 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "tandem_session_use_weights": (_I, _P, _I, _P, _I, _I, _P),
     "tandem_weights_get_stats": (_I, _P, _P, _P),
     "tandem_selection_init": (None, _P),
+    "tandem_pruning_stage_init": (None, _P),
+    "tandem_pruning_record_init": (None, _P),
+    "tandem_pruning_init": (None, _P),
     "tandem_plan_memory": (_I, _P, _P, _P, _P, _P, _P, _L, _P),
     "tandem_plan_report": (_I, _P, c_size_t, _P, _P, _P),
     "tandem_plan": (_I, _P, _P, _I, _P, _P, _L, _P),

@@ -70,7 +70,7 @@ class SessionOptions(TypedDict, total=False):
         spin for ``spin_ns`` after it. For programs whose own threads compute on the same cores in between, as PyTorch's do.
         False: they spin from the step's begin to its end.
     policy : str
-        Default: "all"; or "streaming", "hgca": which keys outside the window are attended.
+        Default: "all"; or "streaming", "hgca", "hip": which keys outside the window are attended.
     layer_policies : sequence of str
         Names of policies, one for each layer, or None: policy is for all layers. Layers whose attention no few keys can hold
         are best left to "all".

@@ -50,3 +50,6 @@ pub const TANDEM_WEIGHTS_IN_OUT: i32 = 0;
 pub const TANDEM_WEIGHTS_OUT_IN: i32 = 1;
 pub const TANDEM_SELECTION_ANY_ORDER: u32 = 1;
 pub const TANDEM_SELECTION_PLUS_WINDOW: u32 = 2;
+pub const TANDEM_JUDGE_DESCENT: i32 = 1;
+pub const TANDEM_JUDGE_BOUNDS: i32 = 2;
+pub const TANDEM_JUDGE_EXACT: i32 = 3;

@@ -218,6 +218,9 @@ extern "C" {
         error: *mut *mut tandem_error,
     ) -> i32;
     pub fn tandem_selection_init(selection: *mut tandem_selection);
+    pub fn tandem_pruning_stage_init(stage: *mut tandem_pruning_stage);
+    pub fn tandem_pruning_record_init(record: *mut tandem_pruning_record);
+    pub fn tandem_pruning_init(pruning: *mut tandem_pruning);
     pub fn tandem_plan_memory(
         plan: *mut tandem_memory_plan,
         engine: *const tandem_engine,

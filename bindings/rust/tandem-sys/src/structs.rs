@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xad80_60f6_96d4_5839;
+pub const FINGERPRINT: u64 = 0xb4a7_03c1_ad55_0191;
 
 /// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -108,6 +108,7 @@ abi_structs! {
         streaming_heads: *const u8,
         n_streaming_heads: i64,
         selection_indices: i64,
+        pruning: *const tandem_pruning,
     }
 
     struct tandem_attend_args {
@@ -202,6 +203,37 @@ abi_structs! {
         flags: u32,
         unit_tokens: i64,
         idx: *const tandem_tensor,
+    }
+
+    struct tandem_pruning_stage {
+        struct_size: u32,
+        judge: i32,
+        query_block: i32,
+        plus_next: i32,
+        chunk_tokens: i64,
+        keep_tokens: i64,
+        refresh_interval: i64,
+        from_tokens: i64,
+        to_tokens: i64,
+    }
+
+    struct tandem_pruning_record {
+        struct_size: u32,
+        reserved: i32,
+        sink_tokens: i64,
+        window_tokens: i64,
+        stages: *const tandem_pruning_stage,
+        n_stages: i64,
+    }
+
+    struct tandem_pruning {
+        struct_size: u32,
+        shared_lists: i32,
+        preset: *const c_char,
+        decode: *const tandem_pruning_record,
+        n_decode: i64,
+        append: *const tandem_pruning_record,
+        n_append: i64,
     }
 
     struct tandem_memory_plan {

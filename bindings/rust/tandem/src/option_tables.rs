@@ -58,7 +58,7 @@ pub struct SessionOptions {
     /// they spin for `spin_ns` after it. For programs whose own threads compute on the same cores in between, as PyTorch's
     /// do. `false`: they spin from the step's begin to its end.
     pub sleep_between_calls: bool,
-    /// Default: "all"; or "streaming", "hgca": which keys outside the window are attended.
+    /// Default: "all"; or "streaming", "hgca", "hip": which keys outside the window are attended.
     pub policy: String,
     /// Names of policies, one for each layer, or `None`: policy is for all layers. Layers whose attention no few keys can
     /// hold are best left to "all".

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+// Presets of policy "hip". "small" is ours, the others are those of the paper (InfiniteHiP, arXiv 2502.08910, appendix F; the refresh
+// intervals of "5k", and all but chunk and window of "16k-shallow", are not printed there and are assumed).
+#include <cstring>
+#include <iterator>
+
+#include "lib/policy/pruning.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kK = 1024;
+constexpr size_t kFirstLayers = 3;  // of these the paper keeps more
+
+PruningStage stage(Judge judge, int64_t chunk_len, int64_t keep_len, int64_t interval) {
+  PruningStage made;
+  made.judge = judge;
+  made.chunk_len = chunk_len;
+  made.keep_len = keep_len;
+  made.interval = interval;
+  return made;
+}
+
+PruningRecord paper_3k(size_t layer_idx, int64_t first, int64_t second, int64_t third) {
+  const int64_t keep_len = layer_idx < kFirstLayers ? 4 * kK : 2 * kK;
+  return {256,
+          kK,
+          {stage(Judge::kDescent, 256, 32 * kK, first), stage(Judge::kDescent, 32, 8 * kK, second),
+           stage(Judge::kDescent, 8, keep_len, third)}};
+}
+
+PruningRecord paper_5k(size_t) {
+  return {256,
+          kK,
+          {stage(Judge::kDescent, 64, 32 * kK, 16), stage(Judge::kDescent, 32, 16 * kK, 8),
+           stage(Judge::kDescent, 16, 4 * kK, 4)}};
+}
+
+PruningRecord paper_16k_shallow(size_t layer_idx) {
+  return {256, layer_idx < kFirstLayers ? 128 * kK : kK, {stage(Judge::kDescent, 32, 16 * kK, 16)}};
+}
+
+// One stage of bounds finds keys whose neighbours score low. From 32K tokens on it would read more than three stages do.
+PruningRecord small(size_t) {
+  constexpr int64_t kShort = 32 * kK;
+  PruningRecord made{64,
+                     kK,
+                     {stage(Judge::kBounds, 64, 16 * kK, 16), stage(Judge::kBounds, 16, 4 * kK, 8),
+                      stage(Judge::kExact, 8, 2 * kK, 4), stage(Judge::kBounds, 8, 2 * kK, 4)}};
+  for (PruningStage& each : made.stages) each.from_len = kShort;
+  made.stages[2].plus_next = true;
+  made.stages[3].from_len = 0;
+  made.stages[3].to_len = kShort;
+  return made;
+}
+
+struct Preset {
+  const char* name;
+  PruningRecord (*decode)(size_t layer_idx);
+  PruningRecord (*append)(size_t layer_idx);
+};
+
+PruningRecord usual_3k(size_t layer_idx) { return paper_3k(layer_idx, 16, 8, 4); }
+PruningRecord fast_3k(size_t layer_idx) { return paper_3k(layer_idx, 32, 16, 8); }
+PruningRecord flash_3k(size_t layer_idx) { return paper_3k(layer_idx, 96, 24, 8); }
+
+constexpr Preset kPresets[] = {
+    {"small", small, small},
+    {"3k", usual_3k, usual_3k},
+    {"3k-fast", fast_3k, fast_3k},
+    {"3k-flash", flash_3k, flash_3k},
+    {"5k", paper_5k, paper_5k},
+    {"3k-5k", paper_5k, usual_3k},
+    {"16k-shallow", paper_16k_shallow, paper_16k_shallow},
+};
+
+}  // namespace
+
+bool find_pruning_preset(const char* name, size_t layer_idx, PruningOfLayer* found) {
+  for (const Preset& preset : kPresets) {
+    if (std::strcmp(preset.name, name) != 0) continue;
+    *found = {preset.decode(layer_idx), preset.append(layer_idx)};
+    return true;
+  }
+  return false;
+}
+
+const char* pruning_preset_names() { return "small, 3k, 3k-fast, 3k-flash, 5k, 3k-5k, 16k-shallow"; }
+
+}  // namespace tandem

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+// Hierarchical pruning with cached lists (Lee et al., "InfiniteHiP: extending language model context up to 3 million tokens on a single
+// GPU", arXiv 2502.08910, algorithms 1 to 4).
+//
+// Beyond the paper: a stage may judge chunks by bounds of their keys or by all of their keys, for the paper's search misses single
+// keys whose neighbours score low; each KV head has a list of its own; where a list serves several query heads the last exact stage
+// weighs logits against what each head attends. The window of a query block begins window_tokens - 1 tokens before its first query,
+// for all of its queries, so that no key is in neither window nor candidates.
+#include "lib/select/hip.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "lib/store/cache.h"
+
+namespace tandem {
+namespace {
+
+// The lengths of chunk that bounds are kept of.
+std::vector<int64_t> bounded_lens(const PruningOfLayer& pruning) {
+  std::vector<int64_t> lens;
+  for (const PruningRecord* record : {&pruning.decode, &pruning.append})
+    for (const PruningStage& stage : record->stages)
+      if (stage.judge == Judge::kBounds && std::find(lens.begin(), lens.end(), stage.chunk_len) == lens.end())
+        lens.push_back(stage.chunk_len);
+  return lens;
+}
+
+SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, size_t layer_idx, int64_t kv_len) {
+  SelectorBytes bytes;
+  for (const int64_t len : bounded_lens(options.pruning.layers[layer_idx])) bytes.state += ChunkBounds::bytes(layer, len, kv_len);
+  return bytes;
+}
+
+bool has_one_block(const PruningRecord& record, int64_t q_len) {
+  return std::all_of(record.stages.begin(), record.stages.end(),
+                     [&](const PruningStage& stage) { return q_len <= stage.query_block; });
+}
+
+}  // namespace
+
+const Policy kPolicyHip = {
+    .name = "hip",
+    .keeps_maw = false,
+    .host_keys = [](bool) { return HostKeys::kNamed; },
+    .make = [](const SelectorSetup& setup) -> std::unique_ptr<Selector> { return std::make_unique<Hip>(setup); },
+    .bytes = bytes_of,
+};
+
+const Backend& Hip::cpu() const { return cache().engine().cpu(); }
+
+HipState::HipState(Hip& of) : hip_(of) {
+  for (const int64_t len : bounded_lens(of.pruning())) bounds_.emplace_back(len);
+}
+
+bool HipState::has_room(int64_t n_tokens) const {
+  return std::all_of(bounds_.begin(), bounds_.end(), [&](const ChunkBounds& of) { return of.has_room(n_tokens); });
+}
+
+Status HipState::grow(int64_t n_tokens, const Watch& watch) {
+  for (ChunkBounds& of : bounds_) TANDEM_TRY(of.reserve(hip_.cache().host_tier(), hip_.layer(), n_tokens, watch));
+  return {};
+}
+
+Status HipState::copy_from(const SelectState& other) {
+  const auto& from = static_cast<const HipState&>(other);
+  for (size_t i = 0; i < bounds_.size(); ++i)
+    TANDEM_TRY(bounds_[i].copy_from(hip_.cache().host_tier(), hip_.layer(), from.bounds_[i]));
+  cached_ = from.cached_;
+  return {};
+}
+
+void HipState::cut(const Sequence&, int64_t n_tokens, int64_t) {
+  for (ChunkBounds& of : bounds_) of.cut(n_tokens);
+  cached_.are_valid = false;
+}
+
+void HipState::erase(const Sequence&, int64_t first, int64_t) {
+  for (ChunkBounds& of : bounds_) of.cut(first);
+  cached_.are_valid = false;
+}
+
+int64_t HipState::n_selected(int32_t kv_head) const {
+  if (!cached_.are_valid || cached_.stages.empty()) return 0;
+  const CachedLists::Stage& last = cached_.stages.back();
+  const ChunkList& list = last.of_list[last.of_list.size() == 1 ? 0 : static_cast<size_t>(kv_head)];
+  return std::ssize(list) * hip_.pruning().decode.stages[last.place].chunk_len;
+}
+
+// What the search reads may grow in other calls: extents are copied. The sequence itself is in flight.
+Status HipState::prepare_on_host(SequenceCall* call, bool is_speculative) {
+  const auto l = static_cast<size_t>(hip_.layer_idx());
+  const Sequence& sequence = *call->sequence;
+  const PageStore& store = hip_.cache().store();
+  is_guess_ = is_speculative;
+  is_decode_ = !is_speculative && call->q_len == 1 && sequence.lengths[l] == call->first_query;
+  extents_.assign(store.bases().begin(), store.bases().end());
+  stored_ = store.view(sequence.pages, sequence.positions, extents_);
+  return {};
+}
+
+// Keys that stages may look at get their bounds: those of the call's last block at most.
+Status HipState::bound_chunks(const SequenceCall& call, const Watch& watch) {
+  for (ChunkBounds& of : bounds_) {
+    const int64_t n_complete = call.first_query / of.chunk_len();
+    int64_t end = n_complete;
+    if (!is_guess_ && call.q_len > 1) end = call.length / of.chunk_len();
+    TANDEM_TRY(of.fill(hip_.cpu(), hip_.layer(), stored_, hip_.layer_idx(), end, watch));
+  }
+  return {};
+}
+
+Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
+  const bool is_single = call.q_len == 1 || is_guess_;
+  const PruningRecord& record = is_single ? hip_.pruning().decode : hip_.pruning().append;
+  SearchedCall searched;
+  searched.cpu = &hip_.cpu();
+  searched.layer = &hip_.layer();
+  searched.layer_idx = hip_.layer_idx();
+  searched.stored = &stored_;
+  searched.bounds = bounds_;
+  searched.record = &record;
+  searched.shares_lists = hip_.shares_lists();
+  searched.q = call.q;
+  searched.q_len = call.q_len;
+  searched.first_query = call.first_query;
+  searched.overlaps = is_single;
+  TANDEM_TRY(bound_chunks(call, watch));
+  const bool is_cached = is_guess_ && has_one_block(record, call.q_len) && HipSearch::is_fresh(record, cached_, call.first_query);
+  if (is_decode_ || is_cached) {
+    int64_t n_run = 0;
+    TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &next_, &lists_, &n_run));
+    hip_.sums().n_refreshes += n_run;
+  } else {
+    TANDEM_TRY(hip_.search().search(searched, watch, &lists_));
+  }
+  write_names(record);
+  return {};
+}
+
+void HipState::write_names(const PruningRecord& record) {
+  const auto n_lists = static_cast<size_t>(hip_.shares_lists() ? 1 : hip_.layer().n_kv_heads);
+  size_t n_idx = 1;
+  for (const ChunkList& list : lists_.of_block) n_idx = std::max(n_idx, list.size());
+  idx_.assign(lists_.of_block.size() * n_idx, -1);
+  for (size_t i = 0; i < lists_.of_block.size(); ++i)
+    std::copy(lists_.of_block[i].begin(), lists_.of_block[i].end(), idx_.begin() + static_cast<std::ptrdiff_t>(i * n_idx));
+  names_ = {};
+  names_.keys.idx = idx_.data();
+  names_.keys.n_idx = names_.keys.head_stride = static_cast<int64_t>(n_idx);
+  names_.keys.token_stride = static_cast<int64_t>(n_lists * n_idx);
+  names_.keys.n_heads = static_cast<int32_t>(n_lists);
+  names_.keys.unit_shift = std::countr_zero(static_cast<uint64_t>(lists_.chunk_len));
+  names_.keys.plus_window = true;
+  names_.query_block = lists_.query_block;
+  names_.sink_len = record.sink_len;
+  names_.window_len = record.window_len;
+}
+
+void HipState::committed(const SequenceCall& call, bool is_speculative) {
+  if (is_speculative) return;
+  if (is_decode_)
+    std::swap(cached_, next_);
+  else if (call.length > call.first_query && call.is_append)
+    cached_.are_valid = false;
+}
+
+}  // namespace tandem

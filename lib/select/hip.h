@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+// What the policy "hip" keeps of a sequence in a layer: bounds of chunks, and the lists of the last decode calls. What it does with
+// them is in lib/select/hip_search.h; the rules are in pruning.h of the ABI.
+//
+// clang-format off
+//   name_keys   the lists of a call's query blocks: from the cached ones where no stage is due, else by a search
+//   committed   the lists of a decode call become the cached ones; after any other call that has appended none are cached
+// clang-format on
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lib/call/named_keys.h"
+#include "lib/call/sequence_call.h"
+#include "lib/policy/policy.h"
+#include "lib/policy/selector.h"
+#include "lib/select/chunk_bounds.h"
+#include "lib/select/hip_search.h"
+
+namespace tandem {
+
+class Hip;
+
+struct HipState final : SelectState {
+  explicit HipState(Hip& hip);
+
+  bool has_room(int64_t n_tokens) const override;
+  Status grow(int64_t n_tokens, const Watch& watch) override;
+  Status copy_from(const SelectState& from) override;
+  void cut(const Sequence& sequence, int64_t n_tokens, int64_t window_begin) override;
+  void erase(const Sequence& sequence, int64_t first, int64_t n_tokens) override;
+  int64_t n_selected(int32_t kv_head) const override;
+  Status prepare_on_host(SequenceCall* call, bool is_speculative) override;
+  Status name_keys(const SequenceCall& call, const Watch& watch) override;
+  const QueryNames* names() const override { return &names_; }
+  void committed(const SequenceCall& call, bool is_speculative) override;
+
+ private:
+  Status bound_chunks(const SequenceCall& call, const Watch& watch);
+  void write_names(const PruningRecord& record);
+
+  Hip& hip_;
+  std::vector<ChunkBounds> bounds_;  // of each length of chunk that a stage wants bounds of
+  CachedLists cached_, next_;        // of the last decode call, and of the call under way
+  // Of the call under way.
+  bool is_guess_ = false;
+  bool is_decode_ = false;  // one query, of a token that the call appends
+  StoreView stored_;
+  std::vector<std::byte*> extents_;
+  BlockLists lists_;
+  QueryNames names_;
+  std::vector<int32_t> idx_;  // of names_
+};
+
+class Hip final : public Selector {
+ public:
+  explicit Hip(const SelectorSetup& setup) : setup_(setup), layer_(setup.cache->layers()[setup.layer_idx]) {}
+  std::unique_ptr<SelectState> make_state() override { return std::make_unique<HipState>(*this); }
+
+  Cache& cache() const { return *setup_.cache; }
+  const Backend& cpu() const;
+  const Layer& layer() const { return layer_; }
+  int32_t layer_idx() const { return static_cast<int32_t>(setup_.layer_idx); }
+  bool shares_lists() const { return setup_.options->pruning.shares_lists; }
+  const PruningOfLayer& pruning() const { return setup_.options->pruning.layers[setup_.layer_idx]; }
+  SelectorSums& sums() const { return *setup_.sums; }
+  HipSearch& search() { return search_; }
+
+ private:
+  const SelectorSetup setup_;
+  const Layer& layer_;
+  HipSearch search_;  // one call at a time
+};
+
+}  // namespace tandem

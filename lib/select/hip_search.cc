@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: MIT
+#include "lib/select/hip_search.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "lib/store/cache_rows.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kBatchQueries = 512;  // of a call that are searched at a time
+constexpr int64_t kWantedPieces = 64;   // more than processors have cores, mostly
+constexpr int64_t kLeastOfPiece = 128;  // chunks
+constexpr int64_t kMostSpanRows = 64;   // of queries that kernels take at a time (ChunkJob::row_largest)
+
+std::vector<size_t> stages_there(const PruningRecord& record, int64_t n_seen) {
+  std::vector<size_t> places;
+  for (size_t i = 0; i < record.stages.size(); ++i)
+    if (record.stages[i].is_there(n_seen)) places.push_back(i);
+  return places;
+}
+
+// Of all stages, whether they are there or not: what the lists of a call are made of.
+const PruningStage& finest(const PruningRecord& record) {
+  return *std::min_element(record.stages.begin(), record.stages.end(),
+                           [](const auto& a, const auto& b) { return a.chunk_len < b.chunk_len; });
+}
+int64_t least_block(const PruningRecord& record) {
+  int64_t least = INT64_MAX;
+  for (const PruningStage& stage : record.stages) least = std::min(least, stage.query_block);
+  return least;
+}
+
+// Parts of chunk_len tokens of chunks of whole_len tokens, but for those that begin at `end` or behind it.
+void split_chunks(const ChunkList& whole, int64_t whole_len, int64_t chunk_len, int64_t end, ChunkList* parts) {
+  const int64_t n = whole_len / chunk_len;
+  parts->clear();
+  for (const int32_t chunk : whole)
+    for (int64_t part = chunk * n; part < (chunk + 1) * n && part * chunk_len < end; ++part)
+      parts->push_back(static_cast<int32_t>(part));
+}
+
+// Orders as the float does, NaN behind all others.
+uint32_t ordered(float score) {
+  if (std::isnan(score)) return UINT32_MAX;
+  const auto bits = std::bit_cast<uint32_t>(score + 0.0f);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+}  // namespace
+
+int64_t candidates_end(const PruningRecord& record, int64_t p0, bool overlaps) {
+  int64_t overlap = 0;
+  for (const PruningStage& stage : record.stages)
+    if (overlaps && stage.is_there(p0 + 1)) overlap = std::max(overlap, stage.interval - 1);
+  return p0 + 1 - record.window_len + overlap;
+}
+
+const float* HipSearch::queries_of(const Block& block, int32_t kv_head) const {
+  const Layer& layer = *call_->layer;
+  return call_->q + (kv_head * call_->q_len + block.query) * layer.group_size * layer.k_head_dim;
+}
+
+float* HipSearch::scores_of(const Piece& piece) {
+  const Block& block = blocks_[static_cast<size_t>(piece.block)];
+  const int64_t head = call_->shares_lists ? piece.kv_head : 0;
+  return scores_.data() + block.scores_at + head * block.from.n + piece.begin;
+}
+
+void HipSearch::add_first_blocks(const PruningStage& stage, int64_t query, int64_t n_queries, std::vector<ChunkList>* kept) {
+  for (int64_t t = 0; t < n_queries; t += stage.query_block)
+    for (int32_t list = 0; list < call_->n_lists(); ++list) {
+      Block block;
+      block.query = query + t;
+      block.n_queries = std::min(stage.query_block, n_queries - t);
+      block.list = list;
+      const int64_t end = candidates_end(*call_->record, call_->first_query + block.query, call_->overlaps);
+      block.from.first = call_->record->sink_len / stage.chunk_len;
+      block.from.n = std::max<int64_t>(0, (end + stage.chunk_len - 1) / stage.chunk_len - block.from.first);
+      block.kept = &(*kept)[blocks_.size()];
+      blocks_.push_back(block);
+    }
+}
+
+// A block takes its candidates from the block of the stage before that has its queries.
+void HipSearch::add_blocks(const PruningStage& stage, const PruningStage& before, int64_t query, int64_t n_queries,
+                           const std::vector<ChunkList>& parents, std::vector<ChunkList>* kept) {
+  const int64_t n_lists = call_->n_lists();
+  for (int64_t t = 0; t < n_queries; t += stage.query_block)
+    for (int32_t list = 0; list < n_lists; ++list) {
+      Block block;
+      block.query = query + t;
+      block.n_queries = std::min(stage.query_block, n_queries - t);
+      block.list = list;
+      ChunkList& listed = split_[blocks_.size()];
+      split_chunks(parents[static_cast<size_t>(t / before.query_block * n_lists + list)], before.chunk_len, stage.chunk_len,
+                   candidates_end(*call_->record, call_->first_query + block.query, call_->overlaps), &listed);
+      block.from.listed = listed.data();
+      block.from.n = std::ssize(listed);
+      block.kept = &(*kept)[blocks_.size()];
+      blocks_.push_back(block);
+    }
+}
+
+// A row's sum over all keys cannot be put together of pieces.
+void HipSearch::cut_pieces() {
+  pieces_.clear();
+  int64_t n_scores = 0, n_judged = 0;
+  const int32_t n_heads = call_->shares_lists ? call_->layer->n_kv_heads : 1;
+  for (Block& block : blocks_) {
+    if (is_skipped(block)) continue;
+    block.scores_at = n_scores;
+    n_scores += block.from.n * n_heads;
+    n_judged += n_heads;
+  }
+  scores_.resize(static_cast<size_t>(n_scores));
+  const int64_t wanted = normalises() ? 1 : (kWantedPieces + n_judged - 1) / std::max<int64_t>(1, n_judged);
+  for (int64_t b = 0; b < std::ssize(blocks_); ++b) {
+    const Block& block = blocks_[static_cast<size_t>(b)];
+    if (is_skipped(block)) continue;
+    const int64_t n_pieces = std::clamp<int64_t>(block.from.n / kLeastOfPiece, 1, wanted);
+    for (int32_t h = 0; h < n_heads; ++h)
+      for (int64_t p = 0; p < n_pieces; ++p)
+        pieces_.push_back({b, call_->shares_lists ? h : block.list, block.from.n * p / n_pieces,
+                           block.from.n * (p + 1) / n_pieces});
+  }
+  const size_t n_tasks = std::max(pieces_.size(), blocks_.size());
+  if (scratch_.size() < n_tasks) scratch_.resize(n_tasks);
+}
+
+void HipSearch::add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>* runs) const {
+  for (int64_t t = tokens.begin; t < tokens.end; t += runs->back().n_tokens)
+    runs->push_back(keys_of(*call_->stored, *call_->layer, call_->layer_idx,
+                            key_tokens(*call_->stored, *call_->layer, {t, tokens.end}), kv_head));
+}
+
+void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
+  const Block& block = blocks_[static_cast<size_t>(piece.block)];
+  const Layer& layer = *call_->layer;
+  const ChunkBounds& bounds = *std::find_if(call_->bounds.begin(), call_->bounds.end(), [&](const ChunkBounds& of) {
+    return of.chunk_len() == stage_->chunk_len;
+  });
+  scratch.q.resize(static_cast<size_t>(rows_of(block) * 2 * layer.k_head_dim));
+  bounded_queries(queries_of(block, piece.kv_head), rows_of(block), layer.k_head_dim, scratch.q.data());
+  scratch.runs.clear();
+  for (int64_t i = piece.begin; i < piece.end; i += scratch.runs.back().n_tokens) {
+    int64_t n = 1;
+    const int64_t first = block.from.chunk(i);
+    while (i + n < piece.end && block.from.chunk(i + n) == first + n) ++n;
+    scratch.runs.push_back(bounds.run(layer, piece.kv_head, first, n));
+  }
+  ChunkJob job;
+  job.layer = &bounded_;
+  job.q = scratch.q.data();
+  job.n_rows = static_cast<int32_t>(rows_of(block));
+  job.runs = scratch.runs.data();
+  job.n_keys = job.n_chunks = piece.end - piece.begin;
+  job.largest = const_cast<float*>(scores_of(piece));
+  call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
+}
+
+// With normalising, what the block attends beside the list counts in the sums: sinks and window, each token once.
+void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
+  const Block& block = blocks_[static_cast<size_t>(piece.block)];
+  const int64_t len = stage_->chunk_len, p0 = call_->first_query + block.query;
+  const int64_t window = std::max(call_->record->sink_len, p0 + 1 - call_->record->window_len);
+  scratch.runs.clear();
+  int64_t n_keys = (piece.end - piece.begin) * len, newest = window;
+  for (int64_t i = piece.begin; i < piece.end;) {
+    const int64_t first = block.from.chunk(i);
+    int64_t n = 1;
+    while (i + n < piece.end && block.from.chunk(i + n) == first + n) ++n;
+    add_keys({first * len, (first + n) * len}, piece.kv_head, &scratch.runs);
+    i += n;
+  }
+  if (normalises()) {
+    const auto count = [&](int64_t begin, int64_t end) {
+      if (begin >= end) return;
+      add_keys({begin, end}, piece.kv_head, &scratch.runs);
+      n_keys += end - begin;
+    };
+    count(0, std::min(call_->record->sink_len, p0 + 1));
+    for (int64_t i = piece.begin; i < piece.end; ++i) {
+      const int64_t first = block.from.chunk(i) * len;
+      if (first + len <= window) continue;
+      count(newest, first);
+      newest = std::max(newest, first + len);
+    }
+    count(newest, p0 + 1);
+    scratch.of_rows.resize(static_cast<size_t>(std::min(kMostSpanRows, rows_of(block)) * (piece.end - piece.begin)));
+  }
+  ChunkJob job;
+  job.layer = call_->layer;
+  job.q = queries_of(block, piece.kv_head);
+  job.n_rows = static_cast<int32_t>(rows_of(block));
+  job.runs = scratch.runs.data();
+  job.n_keys = n_keys;
+  job.chunk_keys = len;
+  job.n_chunks = piece.end - piece.begin;
+  job.normalises = normalises();
+  job.row_largest = scratch.of_rows.data();
+  job.largest = const_cast<float*>(scores_of(piece));
+  call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
+}
+
+// The largest logit of some rows at one key of each chunk of the piece: at the offset that is given for it.
+void HipSearch::largest_of(const float* q, int32_t n_rows, const std::vector<int32_t>& offsets, const Piece& piece,
+                           Scratch& scratch, int32_t worker_idx, float* to) const {
+  const Block& block = blocks_[static_cast<size_t>(piece.block)];
+  scratch.runs.clear();
+  for (int64_t i = piece.begin; i < piece.end; ++i) {
+    const int64_t token = block.from.chunk(i) * stage_->chunk_len + offsets[static_cast<size_t>(i - piece.begin)];
+    add_keys({token, token + 1}, piece.kv_head, &scratch.runs);
+  }
+  ChunkJob job;
+  job.layer = call_->layer;
+  job.q = q;
+  job.n_rows = n_rows;
+  job.runs = scratch.runs.data();
+  job.n_keys = job.n_chunks = piece.end - piece.begin;
+  job.largest = to;
+  call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
+}
+
+// Each query head goes its own way through a chunk: to the half whose first key has the larger logit. The logit of the first
+// half's first key is known from the step before.
+void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
+  const Block& block = blocks_[static_cast<size_t>(piece.block)];
+  const Layer& layer = *call_->layer;
+  const auto n = static_cast<size_t>(piece.end - piece.begin);
+  const auto dim = static_cast<size_t>(layer.k_head_dim), group = static_cast<size_t>(layer.group_size);
+  float* const scores = const_cast<float*>(scores_of(piece));
+  std::fill_n(scores, n, -INFINITY);
+  scratch.q.resize(static_cast<size_t>(block.n_queries) * dim);
+  for (size_t g = 0; g < group; ++g) {
+    const float* const q = queries_of(block, piece.kv_head);
+    for (size_t t = 0; t < static_cast<size_t>(block.n_queries); ++t)
+      std::copy_n(q + (t * group + g) * dim, dim, scratch.q.data() + t * dim);
+    const auto n_rows = static_cast<int32_t>(block.n_queries);
+    scratch.low.assign(n, 0);
+    scratch.of_low.resize(n);
+    scratch.of_high.resize(n);
+    largest_of(scratch.q.data(), n_rows, scratch.low, piece, scratch, worker_idx, scratch.of_low.data());
+    for (auto half = static_cast<int32_t>(stage_->chunk_len / 2); half > 0; half /= 2) {
+      for (int32_t& low : scratch.low) low += half;
+      largest_of(scratch.q.data(), n_rows, scratch.low, piece, scratch, worker_idx, scratch.of_high.data());
+      for (size_t i = 0; i < n; ++i) {
+        if (scratch.of_high[i] > scratch.of_low[i])
+          scratch.of_low[i] = scratch.of_high[i];
+        else
+          scratch.low[i] -= half;
+      }
+    }
+    for (size_t i = 0; i < n; ++i) scores[i] = ordered(scratch.of_low[i]) > ordered(scores[i]) ? scratch.of_low[i] : scores[i];
+  }
+}
+
+void HipSearch::judge(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
+  switch (stage_->judge) {
+    case Judge::kBounds:
+      return judge_bounds(piece, scratch, worker_idx);
+    case Judge::kExact:
+      return judge_exact(piece, scratch, worker_idx);
+    case Judge::kDescent:
+      return judge_descent(piece, scratch, worker_idx);
+  }
+}
+
+// Of equal scores the lower chunk is kept: places are the lower half of the numbers that are ordered.
+void HipSearch::keep_best(const Block& block, Scratch& scratch) {
+  ChunkList& kept = *block.kept;
+  kept.clear();
+  if (is_skipped(block)) {
+    for (int64_t i = 0; i < block.from.n; ++i) kept.push_back(static_cast<int32_t>(block.from.chunk(i)));
+    return;
+  }
+  const int64_t n = block.from.n, len = stage_->chunk_len;
+  const int64_t n_kept = stage_->keep_len / (stage_->plus_next ? 2 * len : len);
+  const float* const scores = scores_.data() + block.scores_at;
+  const int32_t n_heads = call_->shares_lists ? call_->layer->n_kv_heads : 1;
+  scratch.order.resize(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t most = 0;
+    for (int32_t h = 0; h < n_heads; ++h) most = std::max(most, ordered(scores[h * n + i]));
+    scratch.order[static_cast<size_t>(i)] = uint64_t{most} << 32 | static_cast<uint32_t>(UINT32_MAX - static_cast<uint32_t>(i));
+  }
+  const auto last = scratch.order.begin() + static_cast<std::ptrdiff_t>(n_kept);
+  std::nth_element(scratch.order.begin(), last - 1, scratch.order.end(), std::greater<>());
+  const int64_t end = candidates_end(*call_->record, call_->first_query + block.query, call_->overlaps);
+  for (auto best = scratch.order.begin(); best != last; ++best) {
+    const int64_t chunk = block.from.chunk(UINT32_MAX - static_cast<uint32_t>(*best));
+    kept.push_back(static_cast<int32_t>(chunk));
+    if (stage_->plus_next && (chunk + 1) * len < end) kept.push_back(static_cast<int32_t>(chunk + 1));
+  }
+  std::sort(kept.begin(), kept.end());
+  kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
+}
+
+Status HipSearch::run_stage(const PruningStage& stage, bool is_last, const Watch& watch) {
+  stage_ = &stage;
+  is_last_ = is_last;
+  cut_pieces();
+  struct Run {
+    HipSearch& search;
+    const Watch& watch;
+  } run{*this, watch};
+  const auto judge_one = [](void* of, int64_t idx, int32_t worker_idx) {
+    const Run& all = *static_cast<const Run*>(of);
+    if (all.watch.is_cancelled()) return;
+    const auto i = static_cast<size_t>(idx);
+    all.search.judge(all.search.pieces_[i], all.search.scratch_[i], worker_idx);
+  };
+  const auto keep_one = [](void* of, int64_t idx, int32_t) {
+    HipSearch& search = static_cast<Run*>(of)->search;
+    const auto i = static_cast<size_t>(idx);
+    search.keep_best(search.blocks_[i], search.scratch_[i]);
+  };
+  const BackendTable& cpu = *call_->cpu->table;
+  if (!pieces_.empty()) cpu.run_alone(call_->cpu->self, std::ssize(pieces_), judge_one, &run);
+  TANDEM_TRY(watch.check());
+  if (!pieces_.empty())
+    cpu.run(call_->cpu->self, std::ssize(blocks_), keep_one, &run);
+  else
+    for (int64_t i = 0; i < std::ssize(blocks_); ++i) keep_one(&run, i, 0);
+  return {};
+}
+
+// Queries [query, query + n_queries), which the same stages are there for.
+Status HipSearch::search_range(int64_t query, int64_t n_queries, const std::vector<size_t>& places, const Watch& watch,
+                               BlockLists* lists) {
+  const PruningRecord& record = *call_->record;
+  const auto n_lists = static_cast<size_t>(call_->n_lists());
+  const PruningStage* before = nullptr;
+  for (const size_t place : places) {
+    const PruningStage& stage = record.stages[place];
+    const auto n_blocks = static_cast<size_t>((n_queries + stage.query_block - 1) / stage.query_block) * n_lists;
+    blocks_.clear();
+    parents_.swap(kept_);
+    if (kept_.size() < n_blocks) kept_.resize(n_blocks);
+    if (split_.size() < n_blocks) split_.resize(n_blocks);
+    if (before == nullptr)
+      add_first_blocks(stage, query, n_queries, &kept_);
+    else
+      add_blocks(stage, *before, query, n_queries, parents_, &kept_);
+    TANDEM_TRY(run_stage(stage, place == places.back(), watch));
+    before = &stage;
+  }
+  for (int64_t t = 0; t < n_queries; t += lists->query_block)
+    for (size_t list = 0; list < n_lists; ++list) {
+      const int64_t p0 = call_->first_query + query + t, end = candidates_end(record, p0, call_->overlaps);
+      ChunkList& to = lists->of_block[static_cast<size_t>((query + t) / lists->query_block) * n_lists + list];
+      if (before != nullptr) {
+        split_chunks(kept_[static_cast<size_t>(t / before->query_block) * n_lists + list], before->chunk_len, lists->chunk_len,
+                     end, &to);
+        continue;
+      }
+      to.clear();  // all that lies between sinks and window
+      for (int64_t chunk = record.sink_len / lists->chunk_len; chunk * lists->chunk_len < end; ++chunk)
+        to.push_back(static_cast<int32_t>(chunk));
+    }
+  return {};
+}
+
+Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockLists* lists) {
+  call_ = &call;
+  bounded_ = bounded_layer(*call.layer);
+  const PruningRecord& record = *call.record;
+  lists->query_block = least_block(record);
+  lists->chunk_len = finest(record).chunk_len;
+  lists->of_block.resize(
+      static_cast<size_t>((call.q_len + lists->query_block - 1) / lists->query_block * call.n_lists()));
+  constexpr int64_t kMostBlock = 64;  // a multiple of every stage's blocks
+  for (int64_t query = 0; query < call.q_len;) {
+    const std::vector<size_t> places = stages_there(record, call.first_query + query + 1);
+    int64_t end = query;
+    while (end < call.q_len && end - query < kBatchQueries && stages_there(record, call.first_query + end + 1) == places)
+      end = std::min(call.q_len, end + kMostBlock);
+    TANDEM_TRY(search_range(query, end - query, places, watch, lists));
+    query = end;
+  }
+  return {};
+}
+
+bool HipSearch::is_fresh(const PruningRecord& record, const CachedLists& cached, int64_t p0) {
+  if (!cached.are_valid) return false;
+  size_t n = 0;
+  for (size_t i = 0; i < record.stages.size(); ++i) {
+    if (!record.stages[i].is_there(p0 + 1)) continue;
+    if (n == cached.stages.size() || cached.stages[n].place != i) return false;
+    if (p0 - cached.stages[n].ran_at >= record.stages[i].interval) return false;
+    ++n;
+  }
+  return n == cached.stages.size();
+}
+
+Status HipSearch::search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* after,
+                                BlockLists* lists, int64_t* n_run) {
+  call_ = &call;
+  bounded_ = bounded_layer(*call.layer);
+  const PruningRecord& record = *call.record;
+  const int64_t p0 = call.first_query, n_lists = call.n_lists();
+  const std::vector<size_t> places = stages_there(record, p0 + 1);
+  bool runs = !before.are_valid || before.stages.size() != places.size();
+  for (size_t i = 0; i < places.size() && !runs; ++i) runs = before.stages[i].place != places[i];
+  after->stages.resize(places.size());
+  after->are_valid = true;
+  *n_run = 0;
+  if (split_.size() < static_cast<size_t>(n_lists)) split_.resize(static_cast<size_t>(n_lists));
+  for (size_t i = 0; i < places.size(); ++i) {
+    const PruningStage& stage = record.stages[places[i]];
+    CachedLists::Stage& to = after->stages[i];
+    runs = runs || p0 - before.stages[i].ran_at >= stage.interval;
+    if (!runs) {
+      to = before.stages[i];
+      continue;
+    }
+    to.place = places[i];
+    to.ran_at = p0;
+    to.of_list.resize(static_cast<size_t>(n_lists));
+    blocks_.clear();
+    if (i == 0)
+      add_first_blocks(stage, 0, 1, &to.of_list);
+    else
+      add_blocks(stage, record.stages[places[i - 1]], 0, 1, after->stages[i - 1].of_list, &to.of_list);
+    TANDEM_TRY(run_stage(stage, i + 1 == places.size(), watch));
+    ++*n_run;
+  }
+  lists->query_block = least_block(record);
+  lists->chunk_len = finest(record).chunk_len;
+  lists->of_block.resize(static_cast<size_t>(n_lists));
+  for (int64_t list = 0; list < n_lists; ++list) {
+    ChunkList& to = lists->of_block[static_cast<size_t>(list)];
+    if (!places.empty()) {
+      split_chunks(after->stages.back().of_list[static_cast<size_t>(list)], record.stages[places.back()].chunk_len,
+                   lists->chunk_len, INT64_MAX, &to);
+      continue;
+    }
+    to.clear();
+    for (int64_t chunk = record.sink_len / lists->chunk_len; chunk * lists->chunk_len < p0 + 1 - record.window_len; ++chunk)
+      to.push_back(static_cast<int32_t>(chunk));
+  }
+  return {};
+}
+
+}  // namespace tandem

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// The search for the chunks that query blocks attend (pruning.h of the ABI has the rules): stage after stage, for some blocks of a
+// call at a time, on the pool.
+//
+// A stage has tasks for each query block, list and piece of the block's candidates, which give the candidates scores, and then one
+// task for each block and list, which keeps the best. Candidates of the first stage are a range, those of others are listed.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "lib/base/status.h"
+#include "lib/policy/pruning.h"
+#include "lib/select/chunk_bounds.h"
+#include "lib/store/row_cursor.h"
+#include "lib/tables/backend.h"
+
+namespace tandem {
+
+using ChunkList = std::vector<int32_t>;  // ascending
+
+// What decode calls keep of their stages.
+struct CachedLists {
+  struct Stage {
+    size_t place = 0;                // in the record
+    int64_t ran_at = 0;              // token of the query
+    std::vector<ChunkList> of_list;  // [n_lists]
+  };
+  std::vector<Stage> stages;  // those that were there
+  bool are_valid = false;
+};
+
+// The queries of one sequence in a call, and its keys.
+struct SearchedCall {
+  const Backend* cpu = nullptr;
+  const Layer* layer = nullptr;
+  int32_t layer_idx = 0;
+  const StoreView* stored = nullptr;
+  std::span<const ChunkBounds> bounds;
+  const PruningRecord* record = nullptr;
+  bool shares_lists = false;
+  const float* q = nullptr;  // [n_kv_heads][q_len][group_size][k_head_dim]
+  int64_t q_len = 0;
+  int64_t first_query = 0;  // token of the first
+  bool overlaps = false;    // lists are for later calls too: candidates reach into the window
+
+  int64_t n_lists() const { return shares_lists ? 1 : layer->n_kv_heads; }
+};
+
+// The first token that is no candidate, for a block whose first query is token p0.
+int64_t candidates_end(const PruningRecord& record, int64_t p0, bool overlaps);
+// Tokens of the longest chunk of a stage that is there for the query of token p0; 0: no stage is.
+int64_t largest_chunk(const PruningRecord& record, int64_t p0);
+
+// The lists of a call's query blocks.
+struct BlockLists {
+  int64_t query_block = 1;          // queries of a block; the last may have fewer
+  int64_t chunk_len = 1;            // of the lists' chunks
+  std::vector<ChunkList> of_block;  // [n_blocks][n_lists]
+};
+
+class HipSearch {
+ public:
+  // All blocks of the call. CANCELLED. Throws bad_alloc, as search_cached() does.
+  Status search(const SearchedCall& call, const Watch& watch, BlockLists* lists);
+  // One query, whose stages run where they are due after `before`. *after: to be cached. *n_run: stages that have run.
+  Status search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* after,
+                       BlockLists* lists, int64_t* n_run);
+  // Whether no stage is due for the query.
+  static bool is_fresh(const PruningRecord& record, const CachedLists& cached, int64_t p0);
+
+ private:
+  // Candidates of a block: chunks [first, first + n), or those that are listed.
+  struct Candidates {
+    int64_t first = 0, n = 0;
+    const int32_t* listed = nullptr;
+    int64_t chunk(int64_t i) const { return listed != nullptr ? listed[i] : first + i; }
+  };
+  struct Block {  // of a stage, for one list
+    int64_t query = 0, n_queries = 0;
+    int32_t list = 0;
+    Candidates from;
+    int64_t scores_at = 0;  // in scores_: [KV heads of the list][from.n]
+    ChunkList* kept = nullptr;
+  };
+  struct Scratch {
+    std::vector<KvRun> runs;
+    std::vector<float> q, of_rows, of_low, of_high;
+    std::vector<int32_t> low;
+    std::vector<uint64_t> order;
+  };
+  struct Piece {  // of a block's candidates, for one KV head
+    int64_t block = 0;
+    int32_t kv_head = 0;
+    int64_t begin = 0, end = 0;
+  };
+
+  Status search_range(int64_t query, int64_t n_queries, const std::vector<size_t>& places, const Watch& watch,
+                      BlockLists* lists);
+  Status run_stage(const PruningStage& stage, bool is_last, const Watch& watch);
+  void add_first_blocks(const PruningStage& stage, int64_t query, int64_t n_queries, std::vector<ChunkList>* kept);
+  void add_blocks(const PruningStage& stage, const PruningStage& before, int64_t query, int64_t n_queries,
+                  const std::vector<ChunkList>& parents, std::vector<ChunkList>* kept);
+  void cut_pieces();
+  void judge(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
+  void judge_bounds(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
+  void judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
+  void judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
+  void keep_best(const Block& block, Scratch& scratch);
+  void add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>* runs) const;
+  void largest_of(const float* q, int32_t n_rows, const std::vector<int32_t>& offsets, const Piece& piece, Scratch& scratch,
+                  int32_t worker_idx, float* to) const;
+  bool is_skipped(const Block& block) const { return block.from.n * stage_->chunk_len <= stage_->keep_len; }
+  bool normalises() const {
+    return is_last_ && stage_->judge == Judge::kExact && (call_->shares_lists || call_->layer->group_size > 1);
+  }
+  int64_t rows_of(const Block& block) const { return block.n_queries * call_->layer->group_size; }
+  const float* queries_of(const Block& block, int32_t kv_head) const;
+  float* scores_of(const Piece& piece);
+  const float* scores_of(const Piece& piece) const { return const_cast<HipSearch*>(this)->scores_of(piece); }
+
+  // Of the call under way.
+  const SearchedCall* call_ = nullptr;
+  Layer bounded_;
+  // Of the stage under way.
+  const PruningStage* stage_ = nullptr;
+  bool is_last_ = false;
+  std::vector<Block> blocks_;
+  std::vector<Piece> pieces_;
+  std::vector<float> scores_;
+  std::vector<ChunkList> split_;  // candidates that are listed, [n_blocks]
+  std::vector<ChunkList> kept_, parents_;
+  std::vector<Scratch> scratch_;  // [n_tasks]: kept from call to call
+};
+
+}  // namespace tandem
