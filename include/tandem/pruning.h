@@ -55,7 +55,7 @@ typedef struct tandem_pruning_record {
   int32_t reserved;       /* 0 */
   int64_t sink_tokens;    /* first tokens, always attended: a multiple of the first stage's chunk_tokens; -1: 64 */
   int64_t window_tokens;  /* newest tokens, always attended: at least twice the first stage's chunk_tokens and the longest
-                             refresh_interval; -1: 1024 */
+                             refresh_interval - 1; -1: 1024 */
   const tandem_pruning_stage *stages; /* [n_stages], each with its own struct_size (all equal) */
   int64_t n_stages;                   /* 1 to 8 */
 } tandem_pruning_record;

@@ -77,9 +77,9 @@ Status check_stages(const PruningRecord& record, const std::string& name) {
   }
   if (record.sink_len % largest != 0)
     return refuse(name + ".sink_tokens", record.sink_len, "is not a multiple of the first stage's chunk_tokens");
-  if (record.window_len < 2 * largest + longest)
+  if (record.window_len < 2 * largest + longest - 1)
     return refuse(name + ".window_tokens", record.window_len,
-                  "is less than twice the first stage's chunk_tokens and the longest refresh_interval");
+                  "is less than twice the first stage's chunk_tokens and the longest refresh_interval - 1");
   return {};
 }
 

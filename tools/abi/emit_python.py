@@ -73,11 +73,18 @@ def member_kind(struct, member):
 
 def in_order_of_use(structs):
     """Those that others point to come before them."""
-    ordered = []
+    by_name, ordered = {struct.name: struct for struct in structs}, []
+
+    def add(struct):
+        if struct in ordered:
+            return
+        for member in struct.members:
+            if member.type.stars and member.type.name in by_name:
+                add(by_name[member.type.name])
+        ordered.append(struct)
+
     for struct in structs:
-        named = {member.type.name for member in struct.members if not struct.name.endswith("_args")}
-        ordered += [other for other in structs if other.name in named and other not in ordered]
-        ordered += [] if struct in ordered else [struct]
+        add(struct)
     return ordered
 
 

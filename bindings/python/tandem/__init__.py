@@ -16,6 +16,7 @@ from ._errors import (BackendError, BusyError, CancelledError, CapacityError, Co
 from ._model import Layer, Model
 from ._options import CacheOptions, SessionOptions
 from ._projection import Projection
+from ._pruning import Pruning, PruningRecord, PruningStage
 from ._selection import Selection
 from ._session import CancelFlag, RoutePlan, Session, SessionStats, Step
 from ._state import MemoryPlan, Support, merge, plan_memory, supports
@@ -27,7 +28,8 @@ __all__ = [
     "BackendError", "Block", "BusyError", "Cache", "CacheOptions", "CacheStats", "CancelFlag", "CancelledError",
     "CapacityError", "CorruptError", "DeviceLostError", "Engine", "InternalError", "InvalidArgumentError",
     "InvalidHandleError", "InvalidStateError", "IoError", "LOG_ERROR", "LOG_INFO", "LOG_WARNING", "Layer", "MemoryPlan",
-    "Model", "NotFoundError", "OutOfMemoryError", "Projection", "RoutePlan", "Selection", "Sequence", "Session",
+    "Model", "NotFoundError", "OutOfMemoryError", "Projection", "Pruning", "PruningRecord",
+    "PruningStage", "RoutePlan", "Selection", "Sequence", "Session",
     "SessionOptions", "SessionStats", "Step", "Support", "TandemError", "Tensor", "UnsupportedError", "Weights", "WeightsStats",
     "attend_tensors", "cpu_isas", "dtype_row_bytes", "library_path", "merge", "plan_memory", "policies", "supports", "version",
 ]

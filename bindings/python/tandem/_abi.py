@@ -73,6 +73,17 @@ class CacheOptionsStruct(ctypes.Structure):
                 ("layer_v_types", POINTER(c_int32)), ("k_rotation", c_int32), ("x_type", c_int32)]
 
 
+class PruningStageStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("judge", c_int32), ("query_block", c_int32), ("plus_next", c_int32),
+                ("chunk_tokens", c_int64), ("keep_tokens", c_int64), ("refresh_interval", c_int64), ("from_tokens", c_int64),
+                ("to_tokens", c_int64)]
+
+
+class PruningRecordStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("sink_tokens", c_int64), ("window_tokens", c_int64),
+                ("stages", POINTER(PruningStageStruct)), ("n_stages", c_int64)]
+
+
 class PruningStruct(ctypes.Structure):
     _fields_ = [("struct_size", c_uint32), ("shared_lists", c_int32), ("preset", c_char_p),
                 ("decode", POINTER(PruningRecordStruct)), ("n_decode", c_int64), ("append", POINTER(PruningRecordStruct)),
@@ -87,6 +98,10 @@ class SessionOptionsStruct(ctypes.Structure):
                 ("append_tokens", c_int64), ("stream_heads", c_int64), ("recompute_share", c_double),
                 ("streaming_heads", POINTER(c_uint8)), ("n_streaming_heads", c_int64), ("selection_indices", c_int64),
                 ("pruning", POINTER(PruningStruct))]
+
+
+class SelectionStruct(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("unit_tokens", c_int64), ("idx", POINTER(TensorStruct))]
 
 
 class AttendArgsStruct(ctypes.Structure):
@@ -114,21 +129,6 @@ class WeightsStatsStruct(ctypes.Structure):
                 ("resident_bytes", c_int64), ("host_bytes", c_int64), ("pinned_bytes", c_int64), ("device_bytes", c_int64),
                 ("buffer_bytes", c_int64), ("n_uses", c_int64), ("n_streamed_uses", c_int64), ("n_ahead", c_int64),
                 ("streamed_bytes", c_int64)]
-
-
-class SelectionStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("unit_tokens", c_int64), ("idx", POINTER(TensorStruct))]
-
-
-class PruningStageStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("judge", c_int32), ("query_block", c_int32), ("plus_next", c_int32),
-                ("chunk_tokens", c_int64), ("keep_tokens", c_int64), ("refresh_interval", c_int64), ("from_tokens", c_int64),
-                ("to_tokens", c_int64)]
-
-
-class PruningRecordStruct(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("sink_tokens", c_int64), ("window_tokens", c_int64),
-                ("stages", POINTER(PruningStageStruct)), ("n_stages", c_int64)]
 
 
 class MemoryPlanStruct(ctypes.Structure):

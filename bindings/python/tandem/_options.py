@@ -10,7 +10,16 @@ from ._errors import invalid, of_type
 from ._library import lib
 from ._option_tables import CACHE, SESSION, OptionTable
 from ._option_tables import CacheOptions as CacheOptions
-from ._option_tables import SessionOptions as SessionOptions
+from ._option_tables import SessionOptions as _SessionOptions
+from ._pruning import Pruning, pruning_struct
+
+
+class SessionOptions(_SessionOptions, total=False):
+    __doc__ = (_SessionOptions.__doc__ or "") + """pruning : Pruning or str
+        What the policy "hip" prunes; a text is the name of a preset.
+    """
+
+    pruning: Pruning | str
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:
@@ -135,6 +144,7 @@ def _filled(struct: Any, options: Mapping[str, Any], table: OptionTable, n_layer
 
     converters = {name: _name_in(codes) for name, codes in table.names.items()}
     converters |= {name: _names_in(codes, n_layers) for name, codes in table.names_by_layer.items()}
+    converters["pruning"] = lambda _, value: value
     converters |= dict.fromkeys(table.flags, counted(_flags)) | dict.fromkeys(table.texts, counted(_texts))
     fill(struct, options, converters, who)
     return struct
@@ -151,4 +161,5 @@ def session_struct(options: Mapping[str, Any]) -> Any:
     """tandem_session_options; keeps alive what it points to."""
     struct = _abi.SessionOptionsStruct()
     lib.tandem_session_options_init(ctypes.byref(struct))
-    return _filled(struct, options, SESSION, 0, "a session")
+    own = {**options, "pruning": pruning_struct("pruning", options["pruning"])} if options.get("pruning") is not None else options
+    return _filled(struct, own, SESSION, 0, "a session")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""What the policy "hip" prunes."""
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _abi
+from ._errors import invalid, of_type
+from ._library import lib
+
+_JUDGES = {"descent": _abi.JUDGE_DESCENT, "bounds": _abi.JUDGE_BOUNDS, "exact": _abi.JUDGE_EXACT}
+
+
+@dataclass(frozen=True)
+class PruningStage:
+    """One stage of hierarchical pruning: it gives chunks of keys scores and keeps the best.
+
+    Parameters
+    ----------
+    judge : str
+        "descent" (a representative of each chunk, found by halving: the paper's), "bounds" (an upper bound of every logit in the chunk)
+        or "exact" (the largest logit of the chunk's keys).
+    chunk_tokens : int
+        A power of two up to 256; of each stage at least as many as of the stage behind it.
+    keep_tokens : int
+        Tokens of the chunks that the stage keeps.
+    refresh_interval : int
+        Tokens from one run to the next in decode calls.
+    query_block : int
+        Queries of an append that share a list: a power of two up to 64.
+    plus_next : bool
+        Of the last stage: half of `keep_tokens` is kept by score, and with each such chunk the chunk behind it.
+    from_tokens, to_tokens : int
+        The stage is there for queries that see so many tokens and more, and fewer than `to_tokens`; 0: there is no limit.
+    """
+
+    judge: str
+    chunk_tokens: int
+    keep_tokens: int
+    refresh_interval: int = 1
+    query_block: int = 64
+    plus_next: bool = False
+    from_tokens: int = 0
+    to_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class PruningRecord:
+    """What a layer's queries attend: the first `sink_tokens` tokens, the `window_tokens` newest, and what the stages keep."""
+
+    stages: Sequence[PruningStage]
+    sink_tokens: int = 64
+    window_tokens: int = 1024
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What the policy "hip" prunes.
+
+    Parameters
+    ----------
+    preset : str
+        "small", or one of the paper's: "3k", "3k-fast", "3k-flash", "5k", "3k-5k", "16k-shallow".
+    decode : sequence of PruningRecord or None
+        Of calls with one query of a sequence, and of guesses: one for all layers, or one for each. None: the preset's.
+    append : sequence of PruningRecord or None
+        Likewise of calls with several queries of a sequence.
+    shared_lists : bool
+        One list for all KV heads, as in the paper, instead of one for each.
+    """
+
+    preset: str | None = None
+    decode: Sequence[PruningRecord] | None = None
+    append: Sequence[PruningRecord] | None = None
+    shared_lists: bool = False
+
+
+def pruning_struct(name: str, value: Any) -> Any:
+    """A pointer to tandem_pruning, which keeps alive what it points to. A text is the name of a preset."""
+    from ._options import encoded, fill, integer, listed, named
+
+    def struct_of(kind: Any, options: dict[str, Any], who: str) -> Any:
+        struct = kind()
+        getattr(lib, f"tandem_{who}_init")(ctypes.byref(struct))
+        fill(struct, options, {}, who)
+        return struct
+
+    def stage_struct(field: str, stage: PruningStage) -> Any:
+        of_type(field, stage, PruningStage)
+        options = {key: getattr(stage, key) for key in ("chunk_tokens", "keep_tokens", "refresh_interval", "query_block",
+                                                        "from_tokens", "to_tokens")}
+        for key, number in options.items():
+            options[key] = integer(f"{field}.{key}", number)
+        return struct_of(_abi.PruningStageStruct, options | {"judge": named(f"{field}.judge", stage.judge, _JUDGES),
+                                                             "plus_next": int(bool(stage.plus_next))}, "pruning_stage")
+
+    def record_struct(field: str, record: PruningRecord) -> Any:
+        of_type(field, record, PruningRecord)
+        stages = [stage_struct(f"{field}.stages[{i}]", stage) for i, stage in enumerate(listed(f"{field}.stages", record.stages))]
+        struct = struct_of(_abi.PruningRecordStruct, {
+            "sink_tokens": integer(f"{field}.sink_tokens", record.sink_tokens),
+            "window_tokens": integer(f"{field}.window_tokens", record.window_tokens)}, "pruning_record")
+        struct.stages = (_abi.PruningStageStruct * len(stages))(*stages)
+        struct.n_stages = len(stages)
+        return struct
+
+    pruning = Pruning(preset=value) if isinstance(value, str) else value
+    if not isinstance(pruning, Pruning):
+        raise invalid(name, f"= {value!r} is neither a Pruning nor the name of a preset")
+    struct = struct_of(_abi.PruningStruct, {"shared_lists": int(bool(pruning.shared_lists))}, "pruning")
+    struct.preset = encoded(f"{name}.preset", pruning.preset)
+    for kind in ("decode", "append"):
+        records = getattr(pruning, kind)
+        if records is None:
+            continue
+        made = [record_struct(f"{name}.{kind}[{i}]", record) for i, record in enumerate(listed(f"{name}.{kind}", records))]
+        setattr(struct, kind, (_abi.PruningRecordStruct * len(made))(*made))
+        setattr(struct, f"n_{kind}", len(made))
+    return ctypes.pointer(struct)
