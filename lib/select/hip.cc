@@ -32,11 +32,6 @@ SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, size_t 
   return bytes;
 }
 
-bool has_one_block(const PruningRecord& record, int64_t q_len) {
-  return std::all_of(record.stages.begin(), record.stages.end(),
-                     [&](const PruningStage& stage) { return q_len <= stage.query_block; });
-}
-
 }  // namespace
 
 const Policy kPolicyHip = {
@@ -126,8 +121,7 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   searched.first_query = call.first_query;
   searched.overlaps = is_single;
   TANDEM_TRY(bound_chunks(call, watch));
-  const bool is_cached = is_guess_ && has_one_block(record, call.q_len) && HipSearch::is_fresh(record, cached_, call.first_query);
-  if (is_decode_ || is_cached) {
+  if (is_decode_ || (is_guess_ && searched.has_one_block())) {
     int64_t n_run = 0;
     TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &next_, &lists_, &n_run));
     hip_.sums().n_refreshes += n_run;
@@ -153,6 +147,7 @@ void HipState::write_names(const PruningRecord& record) {
   names_.keys.unit_shift = std::countr_zero(static_cast<uint64_t>(lists_.chunk_len));
   names_.keys.plus_window = true;
   names_.query_block = lists_.query_block;
+  names_.window_block = lists_.window_block;
   names_.sink_len = record.sink_len;
   names_.window_len = record.window_len;
 }

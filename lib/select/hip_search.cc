@@ -27,10 +27,13 @@ const PruningStage& finest(const PruningRecord& record) {
   return *std::min_element(record.stages.begin(), record.stages.end(),
                            [](const auto& a, const auto& b) { return a.chunk_len < b.chunk_len; });
 }
-int64_t least_block(const PruningRecord& record) {
-  int64_t least = INT64_MAX;
-  for (const PruningStage& stage : record.stages) least = std::min(least, stage.query_block);
-  return least;
+// Query blocks of all stages: the lists of a call are made of the smallest, its windows of the largest.
+void set_blocks(const PruningRecord& record, BlockLists* lists) {
+  lists->query_block = lists->window_block = record.stages[0].query_block;
+  for (const PruningStage& stage : record.stages) {
+    lists->query_block = std::min(lists->query_block, stage.query_block);
+    lists->window_block = std::max(lists->window_block, stage.query_block);
+  }
 }
 
 // Parts of chunk_len tokens of chunks of whole_len tokens, but for those that begin at `end` or behind it.
@@ -56,6 +59,11 @@ int64_t candidates_end(const PruningRecord& record, int64_t p0, bool overlaps) {
   for (const PruningStage& stage : record.stages)
     if (overlaps && stage.is_there(p0 + 1)) overlap = std::max(overlap, stage.interval - 1);
   return p0 + 1 - record.window_len + overlap;
+}
+
+bool SearchedCall::has_one_block() const {
+  return std::all_of(record->stages.begin(), record->stages.end(),
+                     [&](const PruningStage& stage) { return q_len <= stage.query_block; });
 }
 
 const float* HipSearch::queries_of(const Block& block, int32_t kv_head) const {
@@ -367,7 +375,7 @@ Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockList
   call_ = &call;
   bounded_ = bounded_layer(*call.layer);
   const PruningRecord& record = *call.record;
-  lists->query_block = least_block(record);
+  set_blocks(record, lists);
   lists->chunk_len = finest(record).chunk_len;
   lists->of_block.resize(
       static_cast<size_t>((call.q_len + lists->query_block - 1) / lists->query_block * call.n_lists()));
@@ -381,18 +389,6 @@ Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockList
     query = end;
   }
   return {};
-}
-
-bool HipSearch::is_fresh(const PruningRecord& record, const CachedLists& cached, int64_t p0) {
-  if (!cached.are_valid) return false;
-  size_t n = 0;
-  for (size_t i = 0; i < record.stages.size(); ++i) {
-    if (!record.stages[i].is_there(p0 + 1)) continue;
-    if (n == cached.stages.size() || cached.stages[n].place != i) return false;
-    if (p0 - cached.stages[n].ran_at >= record.stages[i].interval) return false;
-    ++n;
-  }
-  return n == cached.stages.size();
 }
 
 Status HipSearch::search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* after,
@@ -421,13 +417,13 @@ Status HipSearch::search_cached(const SearchedCall& call, const CachedLists& bef
     to.of_list.resize(static_cast<size_t>(n_lists));
     blocks_.clear();
     if (i == 0)
-      add_first_blocks(stage, 0, 1, &to.of_list);
+      add_first_blocks(stage, 0, call.q_len, &to.of_list);
     else
-      add_blocks(stage, record.stages[places[i - 1]], 0, 1, after->stages[i - 1].of_list, &to.of_list);
+      add_blocks(stage, record.stages[places[i - 1]], 0, call.q_len, after->stages[i - 1].of_list, &to.of_list);
     TANDEM_TRY(run_stage(stage, i + 1 == places.size(), watch));
     ++*n_run;
   }
-  lists->query_block = least_block(record);
+  set_blocks(record, lists);
   lists->chunk_len = finest(record).chunk_len;
   lists->of_block.resize(static_cast<size_t>(n_lists));
   for (int64_t list = 0; list < n_lists; ++list) {

@@ -45,16 +45,16 @@ struct SearchedCall {
   bool overlaps = false;    // lists are for later calls too: candidates reach into the window
 
   int64_t n_lists() const { return shares_lists ? 1 : layer->n_kv_heads; }
+  bool has_one_block() const;  // in every stage
 };
 
 // The first token that is no candidate, for a block whose first query is token p0.
 int64_t candidates_end(const PruningRecord& record, int64_t p0, bool overlaps);
-// Tokens of the longest chunk of a stage that is there for the query of token p0; 0: no stage is.
-int64_t largest_chunk(const PruningRecord& record, int64_t p0);
 
 // The lists of a call's query blocks.
 struct BlockLists {
   int64_t query_block = 1;          // queries of a block; the last may have fewer
+  int64_t window_block = 1;         // queries whose window begins with the first one's
   int64_t chunk_len = 1;            // of the lists' chunks
   std::vector<ChunkList> of_block;  // [n_blocks][n_lists]
 };
@@ -63,11 +63,9 @@ class HipSearch {
  public:
   // All blocks of the call. CANCELLED. Throws bad_alloc, as search_cached() does.
   Status search(const SearchedCall& call, const Watch& watch, BlockLists* lists);
-  // One query, whose stages run where they are due after `before`. *after: to be cached. *n_run: stages that have run.
+  // One block of queries, whose stages run where they are due after `before`. *after: to be cached. *n_run: stages that have run.
   Status search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* after,
                        BlockLists* lists, int64_t* n_run);
-  // Whether no stage is due for the query.
-  static bool is_fresh(const PruningRecord& record, const CachedLists& cached, int64_t p0);
 
  private:
   // Candidates of a block: chunks [first, first + n), or those that are listed.

@@ -38,7 +38,7 @@ class Variants:
     rope: Callable | None = None      # rope(rows [..., d], positions that broadcast to [...]) -> rotated rows
     pooling: str = "minus_lse"        # "raw": the last exact stage compares the logits of several heads as they are
     window: str = "block"             # "query": each query has the window of W tokens up to itself, candidates end at P1 + 1 - W
-    append_window: str = "own"        # of a block of the last stage: from its own P0; "outer": from P0 of the first stage's block
+    append_window: str = "outer"      # of a block of the last stage: from P0 of the first stage's block; "own": from its own P0
 
     def __post_init__(self):
         allowed = {"representative": ("first", "middle"), "chunk_score": ("last", "running_max"), "pooling": ("minus_lse", "raw"),

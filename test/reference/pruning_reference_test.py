@@ -95,7 +95,7 @@ def test_everything_kept_is_dense(n_queries, shared):
     q, k, v = world(260, n_queries)
     options = {"soft_cap": 3.0, "sink_logits": np.array([0.5, -1.0, 2.0, 0.0])}
     rules = three_stages(blocks=(16, 8, 8))
-    blocks = prune_append(q, k, len(k) - n_queries, rules, sm_scale=SCALE, shared=shared, options=Variants(append_window="outer"))
+    blocks = prune_append(q, k, len(k) - n_queries, rules, sm_scale=SCALE, shared=shared)
     for given in ({}, options):
         o, lse = attend(q, k, v, blocks, sm_scale=SCALE, **given)
         expected_o, expected_lse = dense(q, k, v, **given)
@@ -322,11 +322,11 @@ def test_appends_lose_no_key():
 
 
 def test_windows_of_smaller_blocks():
-    """Where later stages have smaller blocks, candidates of stage 1 end before the windows of all but the first of them begin."""
+    """Their windows begin where that of the first stage's block does: candidates of stage 1 end there."""
     q, k, _ = world(400, 64, heads=1, kv_heads=1)
     rules = record(Stage("exact", 64, 8, ALL), Stage("exact", 8, 4, ALL))
-    assert unseen(prune_append(q, k, 336, rules, sm_scale=SCALE, options=Variants(append_window="outer"))) == 0
-    assert unseen(prune_append(q, k, 336, rules, sm_scale=SCALE)) > 0
+    assert unseen(prune_append(q, k, 336, rules, sm_scale=SCALE)) == 0
+    assert unseen(prune_append(q, k, 336, rules, sm_scale=SCALE, options=Variants(append_window="own"))) > 0
 
 
 def test_stages_are_active_by_the_first_query_of_a_block():
