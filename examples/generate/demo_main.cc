@@ -26,7 +26,7 @@ Failure check(const DemoOptions& options) {
     return {"--numbers: " + number(options.n_numbers) + " do not fit into --context = " + std::to_string(options.context)};
   for (const std::string& name : split_names(options.policies)) {
     PolicyOptions policy;
-    policy.policy = name;
+    policy.set(name);
     GENERATE_TRY(policy.check("--policies"));
   }
   return options.engine.check();
@@ -50,13 +50,13 @@ Failure check_modes(const DemoOptions& options, const Flags& flags) {
     GENERATE_TRY(flags.refuse_given({"--decode"}, "is unused with --passkey and --numbers"));
   if (!options.loss_file.empty())
     return flags.refuse_given({"--policies", "--text", "--seed", "--window", "--sinks", "--alpha", "--beta", "--halo",
-                               "--decode", "--betas", "--windows", "--pictures"},
+                               "--pruning", "--decode", "--betas", "--windows", "--pictures"},
                               "is unused with --loss");
   if (options.curve_file.empty()) {
     GENERATE_TRY(flags.refuse_given({"--offset"}, "is for --curve and --loss alone"));
     return flags.refuse_given({"--betas", "--windows"}, "is for --curve alone");
   }
-  return flags.refuse_given({"--policies", "--text", "--seed", "--window", "--beta"},
+  return flags.refuse_given({"--policies", "--text", "--seed", "--window", "--beta", "--pruning"},
                             "is unused with --curve (--windows and --betas are its settings)");
 }
 
@@ -101,7 +101,7 @@ Failure run(int argc, char** argv) {
                 &options.text_offset);
   flags.reals("--betas", "settings of --curve (default 0.25,0.5,1,2)", 0, 1e6, &options.betas);
   flags.reals("--windows", "likewise, % of the context (default 5,12.5,25,50)", 0, 100, &options.windows);
-  flags.text("--policies", "A,B", "who competes (default all,hgca)", &options.policies);
+  flags.text("--policies", "A,B", "who competes (default all,hgca); hip=PRUNING as with --pruning", &options.policies);
   flags.text("--text", "FILE", "text to hide facts in (default examples/data/haystack.txt)", &options.text_file);
   flags.text("--pictures", "DIR", "folder for pictures (default: demo/ in the build folder)", &options.picture_directory);
   flags.integer("--seed", "of the facts (default 1)", 0, INT64_MAX, &options.seed);

@@ -273,7 +273,7 @@ Failure run(int argc, char** argv) {
   flags.integer("--context", "bytes to score over; with --shapes: tokens that are there", 2, kMax, &request.score_context);
   flags.integer("--decode-last", "instead of the second half: the last N bytes, one decode step each", 1, kMax,
                 &request.decode_last);
-  flags.text("--policy", "NAME", "which keys are attended: all (default), streaming, hgca", &request.policy.policy);
+  flags.text("--policy", "NAME", "which keys are attended: all (default), streaming, hgca, hip", &request.policy.policy);
   request.policy.declare(&flags);
   request.policy.routes.declare(&flags);
   flags.toggle("--json", "one JSON object instead of text", &request.json);
@@ -291,6 +291,7 @@ Failure run(int argc, char** argv) {
     GENERATE_TRY(
         flags.refuse_given({"--n-predict", "--temperature", "--offset", "--decode-last"}, "is unused with --shapes"));
   GENERATE_TRY(as_usage(request.policy.routes.check(flags, request.engine, request.policy)));
+  if (request.policy.policy != "hip") GENERATE_TRY(flags.refuse_given({"--pruning"}, "is for --policy hip alone"));
   request.engine.keeps_hidden = request.policy.routes.recomputes();
   request.engine.x_type = request.policy.routes.x_type;
   request.engine.seed = request.sampling.seed;

@@ -20,7 +20,7 @@ Failure make_contestants(Runtime* runtime, const std::string& names, const Polic
   for (const std::string& name : split_names(names)) {
     Contestant contestant;
     contestant.policy = common;
-    contestant.policy.policy = name;
+    contestant.policy.set(name);
     GENERATE_TRY(runtime->new_session(contestant.policy, &contestant.session));
     contestants->push_back(std::move(contestant));
   }

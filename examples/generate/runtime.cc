@@ -12,6 +12,7 @@
 #include "cuda/cuda_transformer.h"
 #include "model_shapes.h"
 #include "progress_bar.h"
+#include "pruning_options.h"
 
 namespace generate {
 namespace {
@@ -100,12 +101,24 @@ void PolicyOptions::declare(Flags* flags) {
   flags->real("--beta", "hgca: keep a key when its MAW > beta / tokens", 0, 1e6, &beta);
   flags->integer("--halo", "hgca: keys kept after a strongly attended one (default: the library's)", 0, kMaxTokens,
                  &halo_tokens);
+  flags->text("--pruning", "PRUNING",
+              "hip: what it prunes, a preset (small, the default, 3k, 3k-fast, 3k-flash, 5k, 3k-5k, 16k-shallow)\n"
+              "or SINKS/WINDOW/STAGE..., each stage JUDGE:CHUNK:KEEP:INTERVAL with descent, bounds or exact as judge,\n"
+              "+next behind the last: 64/1024/bounds:64:16384:16/exact:8:2048:4+next",
+              &pruning);
+}
+
+void PolicyOptions::set(const std::string& name) {
+  const size_t end = std::min(name.find('='), name.size());
+  policy = name.substr(0, end);
+  if (end < name.size()) pruning = name.substr(end + 1);
 }
 
 Failure PolicyOptions::check(const char* flag) const {
   std::string known;
   if (!is_known(policy, tandem_policy_name, &known)) return {std::string(flag) + ": \"" + policy + "\" is none of " + known};
-  return {};
+  Pruning parsed;
+  return parsed.parse(pruning, "--pruning");
 }
 
 Failure Runtime::open(const EngineOptions& options) {
@@ -187,7 +200,7 @@ Failure Runtime::open_transformer(const ModelConfig& config) {
   return make_cuda_transformer(config, cuda, &transformer_);
 }
 
-tandem_session_options Runtime::session_options(const PolicyOptions& policy) const {
+tandem_session_options Runtime::session_options(const PolicyOptions& policy, const tandem_pruning& pruning) const {
   tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
   options.policy = policy.policy.c_str();
   options.window_tokens = policy.window_tokens;
@@ -195,6 +208,7 @@ tandem_session_options Runtime::session_options(const PolicyOptions& policy) con
   options.alpha = static_cast<float>(policy.alpha);
   options.beta = static_cast<float>(policy.beta);
   options.halo_tokens = policy.halo_tokens;
+  if (policy.policy == "hip") options.pruning = &pruning;
   if (options_.kv_place != kOnHost) return options;
   const RouteOptions& routes = policy.routes;
   if (!routes.route.empty()) options.route = routes.route.c_str();
@@ -206,7 +220,10 @@ tandem_session_options Runtime::session_options(const PolicyOptions& policy) con
 }
 
 Failure Runtime::new_session(const PolicyOptions& policy, Session* session) {
-  const tandem_session_options options = session_options(policy);
+  Pruning parsed;
+  GENERATE_TRY(parsed.parse(policy.pruning, "--pruning"));
+  const tandem_pruning pruning = parsed.get();
+  const tandem_session_options options = session_options(policy, pruning);
   tandem_session* created = nullptr;
   GENERATE_TANDEM(tandem_session_create(&created, cache_.get(), &options, &error));
   session->reset(created);
@@ -302,7 +319,10 @@ Failure Runtime::take_back(Context* context, int64_t n_tokens) {
 Failure Runtime::device_memory(const PolicyOptions& policy, int64_t n_tokens, DeviceMemoryReport* report) {
   report->use = transformer_->device_use();
   tandem_memory_plan plan = TANDEM_MEMORY_PLAN_INIT;
-  const tandem_session_options session = session_options(policy);
+  Pruning parsed;
+  GENERATE_TRY(parsed.parse(policy.pruning, "--pruning"));
+  const tandem_pruning pruning = parsed.get();
+  const tandem_session_options session = session_options(policy, pruning);
   GENERATE_TANDEM(tandem_plan_memory(&plan, engine_.get(), model_.get(), &cache_options_, &session, &n_tokens, 1, &error));
   report->planned = {plan.device_window_bytes, plan.device_work_bytes, plan.device_stream_bytes, plan.device_weights_bytes};
   tandem_cache_stats stats = TANDEM_CACHE_STATS_INIT;

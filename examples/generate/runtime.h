@@ -58,9 +58,11 @@ struct PolicyOptions {
   int64_t window_tokens = -1, sink_tokens = -1;  // -1: Tandem's default
   double alpha = 0, beta = -1;                   // 0, -1: likewise
   int64_t halo_tokens = -1;                      // -1: likewise
+  std::string pruning;                           // of policy "hip" (pruning_options.h); empty: likewise
   RouteOptions routes;                           // with kv_place kOnHost
   void declare(Flags* flags);                    // all but the policy itself and its routes
   Failure check(const char* flag = "--policy") const;
+  void set(const std::string& name);  // "hgca", or "hip=PRUNING"
 };
 
 struct ReleaseTandem {
@@ -135,7 +137,7 @@ class Runtime {
   Failure open_engine();
   Failure open_transformer(const ModelConfig& config);
   Failure open_model(const ModelConfig& config);
-  tandem_session_options session_options(const PolicyOptions& policy) const;
+  tandem_session_options session_options(const PolicyOptions& policy, const tandem_pruning& pruning) const;
 
   EngineOptions options_;
   std::unique_ptr<Transformer> transformer_;

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// --pruning: what policy "hip" prunes, as a preset's name or written out.
+#ifndef EXAMPLES_GENERATE_PRUNING_OPTIONS_H_
+#define EXAMPLES_GENERATE_PRUNING_OPTIONS_H_
+
+#include <tandem/tandem.h>
+
+#include <string>
+#include <vector>
+
+#include "failure.h"
+
+namespace generate {
+
+// "3k", or SINKS/WINDOW/STAGE/STAGE... with each stage as JUDGE:CHUNK:KEEP:INTERVAL, and +next behind the last one:
+// "64/1024/bounds:64:16384:16/exact:8:2048:4+next". Such a record is for decode and appends.
+class Pruning {
+ public:
+  // flag: named in the failure. "" is Tandem's default.
+  Failure parse(const std::string& text, const char* flag);
+  // Points into this object.
+  tandem_pruning get() const;
+
+ private:
+  Failure parse_stage(const std::string& text, const std::string& where);
+
+  std::string preset_;
+  tandem_pruning_record record_ = TANDEM_PRUNING_RECORD_INIT;
+  std::vector<tandem_pruning_stage> stages_;
+};
+
+}  // namespace generate
+
+#endif  // EXAMPLES_GENERATE_PRUNING_OPTIONS_H_
