@@ -319,7 +319,7 @@ func TestPlansAndCapabilities(t *testing.T) {
 	if report := must(w.engine.Report()); !strings.Contains(report, `"version":"0.2.`) || major != 0 || minor != 2 {
 		t.Fatal(report)
 	}
-	equal(t, PolicyNames(), []string{"all", "streaming", "hgca"})
+	equal(t, PolicyNames(), []string{"all", "streaming", "hgca", "hip"})
 	available := 0
 	for _, name := range CpuIsaNames() {
 		if CpuIsaAvailable(name) {
@@ -386,12 +386,19 @@ func TestOptionsAreTheLibrarys(t *testing.T) {
 		"tandem_engine_options": EngineOptions{}, "tandem_layer_options": LayerOptions{}, "tandem_cache_options": CacheOptions{},
 		"tandem_session_options": SessionOptions{}, "tandem_memory_plan": MemoryPlan{}, "tandem_cache_stats": CacheStats{},
 		"tandem_session_stats": SessionStats{}, "tandem_layer_projection": Projection{}, "tandem_route_plan": RoutePlan{},
-		"tandem_weights_options": WeightsOptions{}, "tandem_weights_stats": WeightsStats{},
+		"tandem_weights_options": WeightsOptions{}, "tandem_weights_stats": WeightsStats{}, "tandem_pruning": Pruning{},
+		"tandem_pruning_record": PruningRecord{}, "tandem_pruning_stage": PruningStage{},
 	} {
 		var expected, got []string
 		for _, member := range members(abiStruct(name)) {
 			switch member.Name {
-			case "struct_size", "reserved", "free", "alloc_user", "log_user", "n_streaming_heads", "n_layer_policies":
+			case "struct_size", "reserved", "free", "alloc_user", "log_user", "n_streaming_heads", "n_layer_policies",
+				"n_decode", "n_append", "n_stages":
+			case "sink_tokens":
+				expected = append(expected, "SinkTokens")
+				if name == "tandem_pruning_record" {
+					expected = append(expected, "NoSinks")
+				}
 			case "device_type": // of the projection's tensors
 			case "run", "run_user": // Go's functions are slow and unsafe to call on threads of others
 			case "alloc":

@@ -116,6 +116,10 @@ type SessionOptions struct {
 	// no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as nobody knows
 	// before which keys it has.
 	SelectionIndices int64
+
+	// What policy "hip" prunes (pruning.h), nil: its defaults; INVALID_ARGUMENT where no layer has that policy. Read when the
+	// session is created.
+	Pruning *Pruning
 }
 
 // DefaultSessionOptions gives the library's defaults.
@@ -154,5 +158,6 @@ func (o *SessionOptions) raw(a *arena) *C.tandem_session_options {
 	raw.recompute_share = C.double(o.RecomputeShare)
 	raw.streaming_heads, raw.n_streaming_heads = a.flags(o.StreamingHeads)
 	raw.selection_indices = C.int64_t(o.SelectionIndices)
+	raw.pruning = o.Pruning.raw(a)
 	return &raw
 }

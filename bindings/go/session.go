@@ -25,8 +25,8 @@ type Session struct {
 	args   C.tandem_go_attend_args // of the call under way
 }
 
-// NewSession makes a session of the cache. nil: defaults. Errors: ErrNotFound (policy), ErrUnsupported (policy and model),
-// ErrCapacity, ErrInvalidArgument.
+// NewSession makes a session of the cache. nil: defaults. Errors: ErrNotFound (policy, pruning.preset), ErrUnsupported (policy and
+// model), ErrCapacity, ErrInvalidArgument.
 func NewSession(cache *Cache, options *SessionOptions) (*Session, error) {
 	a := arena{function: "tandem_session_create"}
 	defer a.free()

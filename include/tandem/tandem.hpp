@@ -206,12 +206,105 @@ class Cache {
   std::unique_ptr<tandem_cache, detail::Release<tandem_cache, tandem_cache_release>> handle_;
 };
 
+// How a stage gives a chunk its score: TANDEM_JUDGE_* in pruning.h.
+enum class Judge : int32_t { kDescent = TANDEM_JUDGE_DESCENT, kBounds = TANDEM_JUDGE_BOUNDS, kExact = TANDEM_JUDGE_EXACT };
+
+// A stage scores chunks of tokens and keeps the best.
+struct PruningStage {
+  PruningStage(Judge how, int64_t chunk, int64_t keep) : judge(how), chunk_tokens(chunk), keep_tokens(keep) {}
+
+  Judge judge;
+  int64_t chunk_tokens;          // a power of two up to 256, no more than in the stage before
+  int64_t keep_tokens;           // a multiple of chunk_tokens, with plus_next a multiple of twice that
+  int64_t refresh_interval = 0;  // tokens between two runs in decode calls; 0: 1, the stage runs in every call
+  int32_t query_block = 0;       // queries of an append that share a list: a power of two up to 64; 0: 64
+  bool plus_next = false;        // last stage: half of keep_tokens is kept by score, with each such chunk the one behind it
+  int64_t from_tokens = 0;       // the stage applies to queries that see at least this many tokens,
+  int64_t to_tokens = 0;         // and fewer than these; 0: no limit
+};
+
+// Which keys a layer's queries attend: sinks, window, and the chunks that the last stage has kept.
+struct PruningRecord {
+  int64_t sink_tokens = -1;    // first tokens, a multiple of the first stage's chunk_tokens; -1: 64
+  int64_t window_tokens = -1;  // newest, at least 2 * chunk_tokens + refresh_interval - 1, the largest of each; -1: 1024
+  std::vector<PruningStage> stages;  // 1 to 8, one after another
+};
+
+// What policy "hip" prunes. Records: one for all layers or one per layer; none: the preset's.
+struct Pruning {
+  bool shared_lists = false;          // all KV heads share one list
+  std::string preset = "small";       // or "3k", "3k-fast", "3k-flash", "5k", "3k-5k", "16k-shallow"
+  std::vector<PruningRecord> decode;  // of calls with one query of a sequence, and of speculative tokens
+  std::vector<PruningRecord> append;  // of calls with several queries of a sequence
+};
+
+// A copy of a Pruning as functions of tandem.h take it: options.pruning = copy.get(), valid as long as the copy.
+class PruningCopy {
+ public:
+  explicit PruningCopy(const Pruning& from) : preset_(from.preset) {
+    raw_.shared_lists = from.shared_lists ? 1 : 0;
+    raw_.preset = preset_.c_str();
+    decode_.assign(from.decode);
+    append_.assign(from.append);
+    raw_.decode = decode_.get();
+    raw_.n_decode = static_cast<int64_t>(from.decode.size());
+    raw_.append = append_.get();
+    raw_.n_append = static_cast<int64_t>(from.append.size());
+  }
+  PruningCopy(const PruningCopy&) = delete;
+  PruningCopy& operator=(const PruningCopy&) = delete;
+  const tandem_pruning* get() const { return &raw_; }
+
+ private:
+  class Records {
+   public:
+    void assign(const std::vector<PruningRecord>& from) {
+      stages_.resize(from.size());
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        for (const PruningStage& stage : from[i].stages) stages_[i].push_back(raw(stage));
+        tandem_pruning_record record = TANDEM_PRUNING_RECORD_INIT;
+        record.sink_tokens = from[i].sink_tokens;
+        record.window_tokens = from[i].window_tokens;
+        record.stages = stages_[i].data();
+        record.n_stages = static_cast<int64_t>(stages_[i].size());
+        records_.push_back(record);
+      }
+    }
+    const tandem_pruning_record* get() const { return records_.empty() ? nullptr : records_.data(); }
+
+   private:
+    static tandem_pruning_stage raw(const PruningStage& from) {
+      tandem_pruning_stage stage = TANDEM_PRUNING_STAGE_INIT;
+      stage.judge = static_cast<int32_t>(from.judge);
+      stage.query_block = from.query_block;
+      stage.plus_next = from.plus_next ? 1 : 0;
+      stage.chunk_tokens = from.chunk_tokens;
+      stage.keep_tokens = from.keep_tokens;
+      stage.refresh_interval = from.refresh_interval;
+      stage.from_tokens = from.from_tokens;
+      stage.to_tokens = from.to_tokens;
+      return stage;
+    }
+    std::vector<std::vector<tandem_pruning_stage>> stages_;  // [n_records]
+    std::vector<tandem_pruning_record> records_;
+  };
+  std::string preset_;
+  Records decode_, append_;
+  tandem_pruning raw_ = TANDEM_PRUNING_INIT;
+};
+
 class Weights;
 
 class Session {
  public:
   explicit Session(Cache& cache) : Session(cache, nullptr) {}
   Session(Cache& cache, const tandem_session_options& options) : Session(cache, &options) {}
+  // Policy "hip" prunes this, whatever options.pruning says.
+  Session(Cache& cache, tandem_session_options options, const Pruning& pruning) {
+    const PruningCopy copy(pruning);
+    options.pruning = copy.get();
+    create(cache, &options);
+  }
   tandem_session* get() const { return handle_.get(); }
 
   void attend(const tandem_attend_args& args) { detail::call(tandem_attend, get(), &args); }
@@ -247,7 +340,8 @@ class Session {
   }
 
  private:
-  Session(Cache& cache, const tandem_session_options* options) {
+  Session(Cache& cache, const tandem_session_options* options) { create(cache, options); }
+  void create(Cache& cache, const tandem_session_options* options) {
     tandem_session* handle = nullptr;
     detail::call(tandem_session_create, &handle, cache.get(), options);
     handle_.reset(handle);

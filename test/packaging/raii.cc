@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A program on tandem.hpp: one decode step, a refused one, and everything released in the wrong order.
+// A program on tandem.hpp: one decode step, a refused one, pruned keys, and everything released in the wrong order.
 #include <cmath>
 #include <cstdio>
 #include <type_traits>
@@ -113,6 +113,126 @@ int attend_tensors() {
   return 0;
 }
 
+constexpr int64_t kPruned = 3000, kNeedle = 1234;  // tokens; kNeedle is outside of sinks and window
+
+// 16 sinks, a window of 64 tokens, and as many others as are said, in chunks of 8.
+tandem::Pruning pruning_that_keeps(int64_t keep_tokens) {
+  tandem::PruningRecord record;
+  record.sink_tokens = 16;
+  record.window_tokens = 64;
+  record.stages = {{tandem::Judge::kBounds, 8, keep_tokens}};
+  tandem::Pruning pruning;
+  pruning.decode = pruning.append = {record};
+  return pruning;
+}
+
+tandem_session_options with_policy(const char* policy) {
+  tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
+  options.policy = policy;
+  return options;
+}
+
+// Numbers from -1 to 1.
+std::vector<float> numbers(int64_t n, uint32_t seed) {
+  std::vector<float> made(static_cast<std::size_t>(n));
+  for (float& x : made)
+    x = static_cast<float>((seed = seed * 1664525u + 1013904223u) >> 8) / static_cast<float>(1 << 23) - 1.0f;
+  return made;
+}
+
+// Appends kPruned tokens to a sequence of its own, then one more, whose o it gives. In the first head the key of kNeedle is
+// a multiple of the last query; *needle is its value.
+std::vector<float> append_and_decode(tandem::Cache& cache, tandem::Session& session, std::vector<float>* needle) {
+  constexpr int64_t kToken = kHeads * kDim;
+  std::vector<float> q = numbers((kPruned + 1) * kToken, 1), k = numbers((kPruned + 1) * kToken, 2);
+  std::vector<float> v = numbers((kPruned + 1) * kToken, 3), o(q.size(), NAN);
+  for (int64_t i = 0; i < kDim; ++i)
+    k[static_cast<std::size_t>(kNeedle * kToken + i)] = 16.0f * q[static_cast<std::size_t>(kPruned * kToken + i)];
+  needle->assign(v.begin() + kNeedle * kToken, v.begin() + kNeedle * kToken + kDim);
+  const int64_t sequence = cache.create_sequence();
+  for (const int64_t first : {int64_t{0}, kPruned}) {
+    const int64_t q_len = first == 0 ? kPruned : 1;
+    const auto view = [&](std::vector<float>& of) {
+      return tandem::tensor(&of[static_cast<std::size_t>(first * kToken)], {q_len, kHeads, kDim});
+    };
+    const tandem_tensor qt = view(q), kt = view(k), vt = view(v), ot = view(o);
+    tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+    args.n_sequences = 1;
+    args.sequences = &sequence;
+    args.q_lens = &q_len;
+    args.q = &qt;
+    args.k = &kt;
+    args.v = &vt;
+    args.o = &ot;
+    session.attend(args);
+  }
+  return std::vector<float>(o.begin() + kPruned * kToken, o.end());
+}
+
+// The largest, over the numbers that both have; NaN where one is.
+float difference(const std::vector<float>& a, const std::vector<float>& b) {
+  float most = 0.0f;
+  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {
+    const float apart = std::fabs(a[i] - b[i]);
+    if (apart > most || std::isnan(apart)) most = apart;
+    if (std::isnan(most)) break;
+  }
+  return most;
+}
+
+int refused_pruning(tandem::Cache& cache, const char* policy, const tandem::Pruning& pruning, int32_t status,
+                    const char* field) {
+  try {
+    tandem::Session refused(cache, with_policy(policy), pruning);
+    CHECK(!"was not refused");
+  } catch (const tandem::Error& error) {
+    CHECK(error.status() == status && error.field() == field);
+  }
+  return 0;
+}
+
+int refuse_prunings(tandem::Cache& cache) {
+  tandem::Pruning pruning;
+  CHECK(refused_pruning(cache, "all", pruning, TANDEM_ERROR_INVALID_ARGUMENT, "pruning") == 0);
+  pruning.preset = "4k";
+  CHECK(refused_pruning(cache, "hip", pruning, TANDEM_ERROR_NOT_FOUND, "pruning.preset") == 0);
+  pruning = pruning_that_keeps(64);
+  pruning.append.resize(2);
+  CHECK(refused_pruning(cache, "hip", pruning, TANDEM_ERROR_INVALID_ARGUMENT, "pruning.n_append") == 0);
+  pruning = pruning_that_keeps(64);
+  pruning.decode[0].stages.push_back({tandem::Judge::kDescent, 3, 64});
+  const char* const field = "pruning.decode[0].stages[1].chunk_tokens";
+  CHECK(refused_pruning(cache, "hip", pruning, TANDEM_ERROR_INVALID_ARGUMENT, field) == 0);
+  return 0;
+}
+
+int attend_pruned(tandem::Cache& cache) {
+  std::vector<float> needle;
+  tandem::Session dense(cache, with_policy("all"));
+  const std::vector<float> all = append_and_decode(cache, dense, &needle);
+  tandem::Session everything(cache, with_policy("hip"), pruning_that_keeps(4096));
+  CHECK(difference(append_and_decode(cache, everything, &needle), all) < 1e-5f);
+  tandem::Pruning pruning;
+  pruning.preset = "3k";  // keeps 4096 tokens in a model's first layers
+  tandem::Session paper(cache, with_policy("hip"), pruning);
+  CHECK(difference(append_and_decode(cache, paper, &needle), all) < 1e-5f);
+  pruning = pruning_that_keeps(64);
+  pruning.preset = "5k";
+  tandem::Session few(cache, with_policy("hip"), pruning);
+  pruning = tandem::Pruning();  // it is not read any more
+  const std::vector<float> pruned = append_and_decode(cache, few, &needle);
+  CHECK(difference(pruned, needle) < 1e-5f && difference(pruned, all) > 1e-2f);
+  CHECK(few.stats().n_refreshes > 0);
+
+  // A copy is a struct of C.
+  const tandem::PruningCopy copy(pruning_that_keeps(64));
+  tandem_session_options session_options = with_policy("hip");
+  session_options.pruning = copy.get();
+  tandem::Session of_copy(cache, session_options);
+  CHECK(append_and_decode(cache, of_copy, &needle) == pruned);
+  return 0;
+}
+
 int run() {
   CHECK(attend_tensors() == 0);
   tandem::Engine engine;
@@ -120,6 +240,7 @@ int run() {
   tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
   options.k_type = TANDEM_F32;
   tandem::Cache cache(engine, model, options);
+  CHECK(attend_pruned(cache) == 0 && refuse_prunings(cache) == 0);
   tandem::Session first(cache);
   tandem::Session session(std::move(first));
   CHECK(first.get() == nullptr && session.get() != nullptr);  // NOLINT(bugprone-use-after-move): null by its contract

@@ -33,7 +33,7 @@ def abi_structs(header):
 
 def field_type(option):
     return {"text": "string", "dtype": "Dtype", "dtypes": "[]Dtype", "enum": "int32", "flag": "bool",
-            "flags": "[]bool", "texts": "[]string"}.get(option.kind) or NUMBERS[option.kind]
+            "flags": "[]bool", "texts": "[]string", "struct": "*" + camel(option.struct.removeprefix("tandem_"))}.get(option.kind) or NUMBERS[option.kind]
 
 
 def raw_line(option):
@@ -46,11 +46,12 @@ def raw_line(option):
         "flag": f"raw.{name} = flag({value})",
         "flags": f"raw.{name}, raw.{option.count} = a.flags({value})",
         "texts": f'raw.{name}, raw.{option.count} = a.texts("{name}", {value})',
+        "struct": f"raw.{name} = {value}.raw(a)",
     }.get(option.kind) or f"raw.{name} = C.{option.kind}({value})"
 
 
 def table(struct):
-    options = options_of(struct)
+    options = options_of(struct, with_structs=True)
     short = camel(struct.name.removeprefix("tandem_").removesuffix("_options"))
     go, raw = short + "Options", f"C.{struct.name}"
     names = {option.name for option in options}

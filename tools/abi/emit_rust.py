@@ -78,9 +78,13 @@ def camel(name):
     return "".join(part.capitalize() for part in name.split("_"))
 
 
+def pointed_type(option):
+    return camel(option.struct.removeprefix("tandem_"))
+
+
 def field_type(option):
     return {"text": "String", "dtype": "Option<Dtype>", "dtypes": "Option<Vec<Dtype>>", "flag": "bool", "flags": "Vec<bool>", "texts": "Vec<String>",
-            "enum": camel(option.enum.lower())}.get(option.kind) or NUMBERS[option.kind]
+            "struct": f"Option<{pointed_type(option)}>", "enum": camel(option.enum.lower())}.get(option.kind) or NUMBERS[option.kind]
 
 
 def default_of(option):
@@ -88,7 +92,7 @@ def default_of(option):
         return f'"{option.default}".to_string()'
     if option.kind in ("float", "double"):
         return f"{option.default}.0"
-    return {"dtype": "None", "dtypes": "None", "flag": "false", "flags": "Vec::new()", "texts": "Vec::new()",
+    return {"dtype": "None", "dtypes": "None", "struct": "None", "flag": "false", "flags": "Vec::new()", "texts": "Vec::new()",
             "enum": f"{field_type(option)}::default()"}.get(option.kind, str(option.default))
 
 
@@ -100,13 +104,13 @@ def raw_lines(option):
     if option.kind == "texts":
         return [f"{name}: pointer(Some(&{name}_c[..]).filter(|texts| !texts.is_empty())),", f"{option.count}: {name}_c.len() as i64,"]
     text = {"text": f"{name}.as_ptr()", "dtype": f"{value}.map_or(0, |dtype| dtype as i32)", "flag": f"{value}.into()",
-            "dtypes": f"pointer({name}).cast()", "enum": f"{value} as i32"}.get(option.kind, value)
+            "dtypes": f"pointer({name}).cast()", "struct": f"{name}.as_ref().map_or(ptr::null(), |made| ptr::from_ref(&made.raw))", "enum": f"{value} as i32"}.get(option.kind, value)
     return [f"{name}: {text},"]
 
 
 def conversion(struct, options):
     """The function that makes the struct of C: it gets arrays' lengths, or lends what it has made for the time of a call."""
-    is_lent = any(option.kind in ("text", "texts", "flags") for option in options)
+    is_lent = any(option.kind in ("text", "texts", "flags", "struct") for option in options)
     raw = f"sys::{struct.name}"
     indent, lines = "        ", []
     if is_lent:
@@ -123,6 +127,8 @@ def conversion(struct, options):
             made = f'c_texts("{struct.name.replace("_options", "_create")}", "{name}", &self.{name})?'
         if option.kind == "flags":
             made = f"self.{name}.iter().map(|&flag| flag.into()).collect::<Vec<u8>>()"
+        if option.kind == "struct":
+            made = f"self.{name}.as_ref().map({pointed_type(option)}::raw).transpose()?"
         if option.kind == "dtypes":
             made = f'array("{name}", &self.{name}, n_layers as i64, "n_layers")?'
         lines += [f"{indent}let {name} = {made};"] if made else []
@@ -135,12 +141,13 @@ def conversion(struct, options):
 
 
 def option_tables(header):
+    tables = {name: options_of(header.struct(name), with_structs=True) for name in TABLES}
     lines = [HEAD + "//! Options of caches and sessions: `SessionOptions { policy: \"hgca\".into(), ..Default::default() }`.",
              "use crate::dtype::Dtype;", "use crate::error::Result;", "use crate::options::{array, c_text, c_texts, pointer, Rotation};",
-             "use std::mem::size_of;", "use tandem_sys as sys;"]
-    for name in TABLES:
+             *(f"use crate::{option.struct.removeprefix('tandem_')}::{pointed_type(option)};" for options in tables.values()
+               for option in options if option.kind == "struct"), "use std::mem::size_of;", "use std::ptr;", "use tandem_sys as sys;"]
+    for name, options in tables.items():
         struct = header.struct(name)
-        options = options_of(struct)
         rust = camel(name.removeprefix("tandem_"))
         is_zero = all(default_of(o) in ("0", "0.0", "None", "false", "Vec::new()", f"{field_type(o)}::default()") for o in options)
         lines += ["", f"/// {TITLES[name]}.", f"#[derive(Clone, Debug,{' Default,' if is_zero else ''} PartialEq)]",

@@ -10,13 +10,14 @@ TITLES = {"tandem_cache_options": "How keys and values are stored", "tandem_sess
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """kind: text, texts (with a count behind them), dtype, dtypes (one a layer), enum, flag, flags (with a count behind them), or a number's type of C."""
+    """kind: text, texts (with a count behind them), dtype, dtypes (one a layer), enum, flag, flags (with a count behind them), struct, or a number's type of C."""
     name: str
     kind: str
     default: object  # a number, or a text
     enum: str = ""   # "ROTATION" of TANDEM_ROTATION_*
     comment: str = ""
     count: str = ""  # the member that has the length
+    struct: str = ""  # "tandem_pruning" that the member points to
 
 
 def kind_of(member, following):
@@ -42,9 +43,9 @@ def kind_of(member, following):
     return kind.name if kind.name in ("int32_t", "int64_t", "float", "double") else None
 
 
-def options_of(struct):
-    """Options in the order of their members, without struct_size, counts and reserved members. Structs that an option points to
-    each binding writes by hand."""
+def options_of(struct, with_structs=False):
+    """Options in the order of their members, without struct_size, counts and reserved members. Types for structs that an option
+    points to are written by hand in each binding: with_structs is for those whose tables have such options."""
     options, members = [], struct.members[1:]
     counts = set()
     for member, following in zip(members, (*members[1:], None)):
@@ -53,7 +54,7 @@ def options_of(struct):
         kind = kind_of(member, following)
         if kind is None:
             raise SystemExit(f"options.py: {struct.name}.{member.name} is of a kind that bindings have no rule for")
-        if kind == "struct":
+        if kind == "struct" and not with_structs:
             continue
         default, enum, count = member.default, "", ""
         if kind == "text":
@@ -67,7 +68,8 @@ def options_of(struct):
             counts.add(count := following.name)
         if kind == "flag" and default:
             raise SystemExit(f"options.py: {struct.name}.{member.name} is a flag with a default of -1")
-        options.append(Option(member.name, kind, default, enum, member.comment, count))
+        pointed_to = member.type.name if kind == "struct" else ""
+        options.append(Option(member.name, kind, default, enum, member.comment, count, pointed_to))
     return options
 
 

@@ -4,7 +4,9 @@
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::options::{array, c_text, c_texts, pointer, Rotation};
+use crate::pruning::Pruning;
 use std::mem::size_of;
+use std::ptr;
 use tandem_sys as sys;
 
 /// How keys and values are stored.
@@ -93,6 +95,9 @@ pub struct SessionOptions {
     /// name no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as
     /// nobody knows before which keys it has.
     pub selection_indices: i64,
+    /// What policy "hip" prunes (pruning.h), `None`: its defaults; INVALID_ARGUMENT where no layer has that policy. Read
+    /// when the session is created.
+    pub pruning: Option<Pruning>,
 }
 
 impl Default for SessionOptions {
@@ -114,6 +119,7 @@ impl Default for SessionOptions {
             recompute_share: 0.0,
             streaming_heads: Vec::new(),
             selection_indices: 0,
+            pruning: None,
         }
     }
 }
@@ -126,6 +132,7 @@ impl SessionOptions {
         let layer_policies_c = layer_policies.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let route = c_text("tandem_session_create", "route", &self.route)?;
         let streaming_heads = self.streaming_heads.iter().map(|&flag| flag.into()).collect::<Vec<u8>>();
+        let pruning = self.pruning.as_ref().map(Pruning::raw).transpose()?;
         function(&sys::tandem_session_options {
             struct_size: size_of::<sys::tandem_session_options>() as u32,
             sleep_between_calls: self.sleep_between_calls.into(),
@@ -146,6 +153,7 @@ impl SessionOptions {
             streaming_heads: pointer(Some(&streaming_heads[..]).filter(|flags| !flags.is_empty())),
             n_streaming_heads: streaming_heads.len() as i64,
             selection_indices: self.selection_indices,
+            pruning: pruning.as_ref().map_or(ptr::null(), |made| ptr::from_ref(&made.raw)),
         })
     }
 }

@@ -210,13 +210,13 @@ impl LayerOptions {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::option_tables::{CacheOptions, SessionOptions};
     use std::mem::MaybeUninit;
 
     /// What the library's init function fills in.
-    fn initialised<T>(init: unsafe extern "C" fn(*mut T)) -> T {
+    pub(crate) fn initialised<T>(init: unsafe extern "C" fn(*mut T)) -> T {
         let mut options = MaybeUninit::uninit();
         // SAFETY: the function fills in the whole struct.
         unsafe {

@@ -24,10 +24,10 @@ impl Session {
     /// A session of the cache.
     ///
     /// # Errors
-    /// `NotFound` (policy), `Unsupported` (policy and model), `Capacity`, `InvalidArgument`.
+    /// `NotFound` (policy, `pruning.preset`), `Unsupported` (policy and model), `Capacity`, `InvalidArgument`.
     pub fn new(cache: &Cache, options: &SessionOptions) -> Result<Self> {
         let handle = options.with_raw(|raw| {
-            // SAFETY: a live handle; the policy's name lives during the call.
+            // SAFETY: a live handle; what the options point to lives during the call.
             Handle::create(|session, error| unsafe { sys::tandem_session_create(session, cache.as_ptr(), raw, error) })
         })?;
         Ok(Self { handle, _log: cache.log.clone() })

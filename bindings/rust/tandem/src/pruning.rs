@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: MIT
+//! What the policy `"hip"` prunes.
+use crate::error::Result;
+use crate::options::{c_text, pointer};
+use std::ffi::CString;
+use std::mem::size_of;
+use tandem_sys as sys;
+
+/// How a stage gives a chunk its score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+#[non_exhaustive]
+pub enum Judge {
+    /// The logit of one key, which each query head finds by halving the chunk. Reads few keys; may miss a single strong key.
+    Descent = sys::TANDEM_JUDGE_DESCENT,
+    /// An upper bound of the chunk's logits. The library keeps 4 * `k_head_dim` bytes per chunk and KV head for it.
+    Bounds = sys::TANDEM_JUDGE_BOUNDS,
+    /// The largest logit in the chunk. Reads every key.
+    Exact = sys::TANDEM_JUDGE_EXACT,
+}
+
+/// A stage scores chunks of tokens and keeps the best.
+///
+/// ```
+/// # use tandem::{Judge, PruningStage};
+/// let stage = PruningStage { refresh_interval: 4, ..PruningStage::new(Judge::Bounds, 8, 2048) };
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PruningStage {
+    /// How chunks get their scores.
+    pub judge: Judge,
+    /// Queries of an append that share a list: a power of two up to 64, and no more than in the stage before; 0: 64.
+    pub query_block: i32,
+    /// For the last stage: half of `keep_tokens` is kept by score, and with each such chunk the chunk behind it.
+    pub plus_next: bool,
+    /// Tokens of a chunk: a power of two up to 256, and no more than in the stage before.
+    pub chunk_tokens: i64,
+    /// Tokens that the stage keeps: a multiple of `chunk_tokens`, with `plus_next` a multiple of twice that.
+    pub keep_tokens: i64,
+    /// Tokens between two runs in decode calls; 0: 1, the stage runs in every call.
+    pub refresh_interval: i64,
+    /// The stage applies to queries that see at least this many tokens,
+    pub from_tokens: i64,
+    /// and fewer than these; 0: no limit.
+    pub to_tokens: i64,
+}
+
+impl PruningStage {
+    /// A stage for queries of every length, which runs in every decode call.
+    pub const fn new(judge: Judge, chunk_tokens: i64, keep_tokens: i64) -> Self {
+        Self {
+            judge,
+            query_block: 0,
+            plus_next: false,
+            chunk_tokens,
+            keep_tokens,
+            refresh_interval: 0,
+            from_tokens: 0,
+            to_tokens: 0,
+        }
+    }
+
+    fn raw(&self) -> sys::tandem_pruning_stage {
+        sys::tandem_pruning_stage {
+            struct_size: size_of::<sys::tandem_pruning_stage>() as u32,
+            judge: self.judge as i32,
+            query_block: self.query_block,
+            plus_next: self.plus_next.into(),
+            chunk_tokens: self.chunk_tokens,
+            keep_tokens: self.keep_tokens,
+            refresh_interval: self.refresh_interval,
+            from_tokens: self.from_tokens,
+            to_tokens: self.to_tokens,
+        }
+    }
+}
+
+/// Which keys a layer's queries attend: sinks, window, and the chunks that the last stage has kept.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PruningRecord {
+    /// First tokens, always attended: a multiple of the first stage's `chunk_tokens`; -1: 64.
+    pub sink_tokens: i64,
+    /// Newest tokens, always attended: at least twice the first stage's `chunk_tokens` plus the longest
+    /// `refresh_interval` - 1; -1: 1024.
+    pub window_tokens: i64,
+    /// 1 to 8, one after another.
+    pub stages: Vec<PruningStage>,
+}
+
+impl Default for PruningRecord {
+    fn default() -> Self {
+        Self { sink_tokens: -1, window_tokens: -1, stages: Vec::new() }
+    }
+}
+
+impl PruningRecord {
+    fn raw(&self, stages: &[sys::tandem_pruning_stage]) -> sys::tandem_pruning_record {
+        sys::tandem_pruning_record {
+            struct_size: size_of::<sys::tandem_pruning_record>() as u32,
+            reserved: 0,
+            sink_tokens: self.sink_tokens,
+            window_tokens: self.window_tokens,
+            stages: stages.as_ptr(),
+            n_stages: stages.len() as i64,
+        }
+    }
+}
+
+/// What the policy `"hip"` prunes: [`SessionOptions::pruning`](crate::SessionOptions::pruning).
+///
+/// ```
+/// # use tandem::{Judge, Pruning, PruningRecord, PruningStage, SessionOptions};
+/// let paper = Pruning { preset: "3k-fast".into(), ..Default::default() };
+/// let stages = vec![PruningStage::new(Judge::Bounds, 16, 2048)];
+/// let own = Pruning { decode: vec![PruningRecord { stages, ..Default::default() }], ..paper };
+/// let options = SessionOptions { policy: "hip".into(), pruning: Some(own), ..Default::default() };
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pruning {
+    /// All KV heads share one list; else each has its own.
+    pub shared_lists: bool,
+    /// Records of calls for which none are given: default: `"small"`; or `"3k"`, `"3k-fast"`, `"3k-flash"`, `"5k"`,
+    /// `"3k-5k"`, `"16k-shallow"`, those of the paper.
+    pub preset: String,
+    /// For calls with one query of a sequence, and for speculative tokens: one record for all layers or one per layer;
+    /// empty: the preset's.
+    pub decode: Vec<PruningRecord>,
+    /// Likewise for calls with several queries of a sequence.
+    pub append: Vec<PruningRecord>,
+}
+
+impl Default for Pruning {
+    fn default() -> Self {
+        Self { shared_lists: false, preset: "small".to_string(), decode: Vec::new(), append: Vec::new() }
+    }
+}
+
+/// The C structs of records, and the stages that they point to.
+struct RawRecords {
+    raw: Vec<sys::tandem_pruning_record>,
+    _stages: Vec<sys::tandem_pruning_stage>,
+}
+
+impl RawRecords {
+    fn new(records: &[PruningRecord]) -> Self {
+        let stages: Vec<_> = records.iter().flat_map(|record| &record.stages).map(PruningStage::raw).collect();
+        let mut rest = &stages[..];
+        let raw = records.iter().map(|record| {
+            let (own, others) = rest.split_at(record.stages.len());
+            rest = others;
+            record.raw(own)
+        });
+        Self { raw: raw.collect(), _stages: stages }
+    }
+    fn as_ptr(&self) -> *const sys::tandem_pruning_record {
+        pointer(Some(&self.raw[..]).filter(|records| !records.is_empty()))
+    }
+}
+
+/// The C struct, and what it points to.
+pub(crate) struct RawPruning {
+    pub(crate) raw: sys::tandem_pruning,
+    _preset: CString,
+    _records: [RawRecords; 2],
+}
+
+impl Pruning {
+    pub(crate) fn raw(&self) -> Result<RawPruning> {
+        let preset = c_text("tandem_session_create", "pruning.preset", &self.preset)?;
+        let records = [&self.decode, &self.append].map(|records| RawRecords::new(records));
+        let raw = sys::tandem_pruning {
+            struct_size: size_of::<sys::tandem_pruning>() as u32,
+            shared_lists: self.shared_lists.into(),
+            preset: preset.as_ptr(),
+            decode: records[0].as_ptr(),
+            n_decode: self.decode.len() as i64,
+            append: records[1].as_ptr(),
+            n_append: self.append.len() as i64,
+        };
+        Ok(RawPruning { raw, _preset: preset, _records: records })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::tests::initialised;
+
+    #[test]
+    fn defaults_are_the_library_s() {
+        let mut stage = initialised(sys::tandem_pruning_stage_init);
+        (stage.judge, stage.chunk_tokens, stage.keep_tokens) = (Judge::Exact as i32, 8, 64);
+        assert_eq!(format!("{:?}", PruningStage::new(Judge::Exact, 8, 64).raw()), format!("{stage:?}"));
+        let mut record = initialised(sys::tandem_pruning_record_init);
+        assert!(record.stages.is_null());
+        let made = PruningRecord::default().raw(&[]);
+        record.stages = made.stages; // which is not read: there are none
+        assert_eq!(format!("{made:?}"), format!("{record:?}"));
+        let mut pruning = initialised(sys::tandem_pruning_init);
+        assert!(pruning.preset.is_null()); // which is "small"
+        let made = Pruning::default().raw().unwrap();
+        pruning.preset = made.raw.preset;
+        assert_eq!(format!("{:?}", made.raw), format!("{pruning:?}"));
+    }
+}
