@@ -216,7 +216,8 @@ Status HostLane::launch(Call& call) {
     std::shared_lock lock(call.cache().mutex());
     host.choose();
   }
-  if (call.facts.policy.names_keys()) TANDEM_TRY(host.name_keys(watch));
+  if (call.facts.policy.names_keys())
+    for (const SequenceCall& of : call.calls()) TANDEM_TRY(of.state->selection->name_keys(of, watch));
   if (call.names_keys()) TANDEM_TRY(attend_named(call));
   TANDEM_TRY(host.attend(call.args.is_watched ? &watch : nullptr));
   TANDEM_TRY(watch.check());  // after this the caller's o and lse change

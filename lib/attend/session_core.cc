@@ -25,7 +25,7 @@ Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_op
   const std::vector<Layer>& layers = made->cache->layers();
   TANDEM_TRY(LayerPolicies::resolve(options, layers, &made->policies));
   TANDEM_TRY(resolve_policy_options(options, &made->options));
-  TANDEM_TRY(resolve_pruning(options, made->policies, layers, &made->options.pruning));
+  TANDEM_TRY(resolve_pruning(options, made->policies.names_keys(), layers, &made->options.pruning));
   TANDEM_TRY(resolve_route_options(options, made->policies, layers, &made->routes));
   TANDEM_TRY(resolve_streaming_heads(options, made->policies, layers, &made->heads));
   const Device* device = made->cache->engine().device();

@@ -51,8 +51,8 @@ Status check_stride(const void* element, const std::string& prefix, const std::s
   uint32_t size = 0;
   std::memcpy(&size, element, sizeof size);
   if (size == stride) return {};
-  return fail(kInvalid, (prefix + "struct_size").c_str(), "%sstruct_size = %u differs from %s[0].struct_size = %u", prefix.c_str(),
-              size, array.c_str(), stride);
+  return fail(kInvalid, (prefix + "struct_size").c_str(), "%sstruct_size = %u differs from %s[0].struct_size = %u",
+              prefix.c_str(), size, array.c_str(), stride);
 }
 
 Status copy_struct_in(const void* from, const std::string& prefix, const StructSizes& sizes, void* known) {

@@ -288,11 +288,6 @@ void HostPart::choose() {
   finish_runs();
 }
 
-Status HostPart::name_keys(const Watch& watch) {
-  for (const SequenceCall& call : calls_) TANDEM_TRY(call.state->selection->name_keys(call, watch));
-  return {};
-}
-
 void HostPart::observe() {
   const std::span<TicketCopy> late = is_on_device() ? std::span(late_).first(calls_.size()) : std::span<TicketCopy>();
   facts_.selector->observe({calls_, late, is_on_device() ? &slot_ : nullptr, facts_.is_speculative, &observed_});

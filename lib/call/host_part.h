@@ -38,9 +38,9 @@ class HostPart {
     const HeadKinds* heads = nullptr;  // null: the layer has no streaming heads
     int32_t layer_idx = 0;
     Selector* selector = nullptr;
-    bool selects = false;    // the policy selects keys head by head
+    bool selects = false;         // the policy selects keys head by head
     bool selector_names = false;  // or names them, block of queries by block of queries
-    bool keeps_maw = false;  // the selector learns of each call
+    bool keeps_maw = false;       // the selector learns of each call
     bool is_speculative = false;
     bool q_is_bf16 = false;  // the caller's queries are exact in bf16
     // The keys that the caller names; null: those of the policy. Of a ticket its slot brings the indices, and this says no
@@ -67,8 +67,6 @@ class HostPart {
   }
   // May throw bad_alloc. Tensors in host memory: the cache's mutex is held, shared.
   void choose();
-  // Instead of choose(), of a call on host tensors whose selector names keys: without a lock. CANCELLED.
-  Status name_keys(const Watch& watch);
   NamedJobs& named() { return named_; }  // of a call on host tensors; attend() comes behind their last batch
   bool brings_named() const;             // the ticket that has arrived brings indices of named keys
   Status attend(const Watch* watch);     // null: nobody watches

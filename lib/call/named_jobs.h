@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Jobs of a call whose keys are named (lib/call/named_keys.h), by the caller or by a selector: one for each KV head and block of
-// queries that share their names. They are made in batches, by the pool, as the runs of all of them may take more memory than
-// the keys.
+// Jobs of a call whose keys are named (lib/call/named_keys.h), by the caller or by a selector: one for each KV head and
+// block of queries that share their names. They are made in batches, by the pool, as the runs of all of them may take more
+// memory than the keys.
 //
 // Of a call on device tensors the jobs have the named keys that its window does not have, and of a row of indices that is
 // wrong none: the device's part of the answer is NaN then.

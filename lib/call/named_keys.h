@@ -37,8 +37,8 @@ struct NamedKeys {
 struct QueryNames {
   NamedKeys keys;
   int64_t first = 0;
-  int64_t query_block = 1;  // the last block of a call may have fewer
-  int64_t window_block = 1;  // a multiple of query_block: queries that share a window, too
+  int64_t query_block = 1;               // the last block of a call may have fewer
+  int64_t window_block = 1;              // a multiple of query_block: queries that share a window, too
   int64_t sink_len = 0, window_len = 0;  // what plus_window adds
 
   std::span<const int32_t> row(int64_t query, int32_t kv_head) const {

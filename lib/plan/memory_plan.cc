@@ -133,7 +133,7 @@ Status plan_memory(const Engine& engine, std::vector<Layer> layers, const tandem
   std::vector<HeadKinds> heads;
   if (session != nullptr) TANDEM_TRY(resolve_policy_options(*session, &options));
   if (session != nullptr) TANDEM_TRY(LayerPolicies::resolve(*session, layers, &policies));
-  if (session != nullptr) TANDEM_TRY(resolve_pruning(*session, policies, layers, &options.pruning));
+  if (session != nullptr) TANDEM_TRY(resolve_pruning(*session, policies.names_keys(), layers, &options.pruning));
   if (session != nullptr) TANDEM_TRY(resolve_route_options(*session, policies, layers, &routes));
   if (session != nullptr) TANDEM_TRY(resolve_streaming_heads(*session, policies, layers, &heads));
   if (engine.device() != nullptr) TANDEM_TRY(check_layers(*engine.device(), layers));

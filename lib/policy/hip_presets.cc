@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Presets of policy "hip". "small" is ours, the others are those of the paper (InfiniteHiP, arXiv 2502.08910, appendix F; the refresh
-// intervals of "5k", and all but chunk and window of "16k-shallow", are not printed there and are assumed).
+// Presets of policy "hip". "small" is ours, the others are those of the paper (InfiniteHiP, arXiv 2502.08910, appendix F;
+// the refresh intervals of "5k", and all but chunk and window of "16k-shallow", are not printed there and are assumed).
 #include <cstring>
 #include <iterator>
 

@@ -38,6 +38,12 @@ LayerPolicies LayerPolicies::all_of(const Policy& policy, const std::vector<Laye
   return made;
 }
 
+std::vector<bool> LayerPolicies::names_keys() const {
+  std::vector<bool> names;
+  for (const Policy* policy : policies_) names.push_back(policy->names_keys());
+  return names;
+}
+
 Status LayerPolicies::resolve(const tandem_session_options& options, const std::vector<Layer>& layers,
                               LayerPolicies* policies) {
   const Policy* policy = nullptr;

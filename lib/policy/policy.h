@@ -65,6 +65,7 @@ class LayerPolicies {
   static LayerPolicies all_of(const Policy& policy, const std::vector<Layer>& layers);
 
   const Policy& operator[](size_t layer_idx) const { return *policies_[layer_idx]; }
+  std::vector<bool> names_keys() const;  // [n_layers]
   template <typename F>
   bool any(F is_wanted) const {
     return std::any_of(policies_.begin(), policies_.end(), [&](const Policy* policy) { return is_wanted(*policy); });

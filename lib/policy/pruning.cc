@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <bit>
 #include <string>
 
 #include "lib/base/options.h"
-#include "lib/policy/policy.h"
 
 namespace tandem {
 namespace {
@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t kMostStages = 8, kMostChunk = 256, kMostQueryBlock = 64;
 
 Status refuse(const std::string& field, int64_t value, const char* why) {
-  return fail(TANDEM_ERROR_INVALID_ARGUMENT, field.c_str(), "%s = %lld %s", field.c_str(), static_cast<long long>(value), why);
+  return fail(TANDEM_ERROR_INVALID_ARGUMENT, field.c_str(), "%s = %lld %s", field.c_str(), static_cast<long long>(value),
+              why);
 }
 
 bool is_power_of_two(int64_t n) { return n > 0 && std::has_single_bit(static_cast<uint64_t>(n)); }
@@ -89,7 +90,8 @@ Status take_record(const tandem_pruning_record& from, const std::string& name, P
     return refuse(name + ".sink_tokens", from.sink_tokens, "is not -1 or in 0 to 2^31 - 1");
   if (from.window_tokens < -1 || from.window_tokens > INT32_MAX)
     return refuse(name + ".window_tokens", from.window_tokens, "is not -1 or in 0 to 2^31 - 1");
-  if (from.n_stages < 1 || from.n_stages > kMostStages) return refuse(name + ".n_stages", from.n_stages, "is not from 1 to 8");
+  if (from.n_stages < 1 || from.n_stages > kMostStages)
+    return refuse(name + ".n_stages", from.n_stages, "is not from 1 to 8");
   const std::string stages = name + ".stages";
   if (from.stages == nullptr)
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, stages.c_str(), "%s = NULL with n_stages = %lld", stages.c_str(),
@@ -104,46 +106,61 @@ Status take_record(const tandem_pruning_record& from, const std::string& name, P
   return check_stages(*to, name);
 }
 
-// The caller's records of one kind, into the layers'.
-Status take_records(const tandem_pruning_record* from, int64_t n, const char* kind, PruningRecord PruningOfLayer::*of,
-                    std::vector<PruningOfLayer>* layers) {
+// What resolving needs to know of the layers.
+struct PrunedLayers {
+  const std::vector<bool>& prunes;
+  const std::vector<Layer>& layers;
+
+  // The first stage of the record that a layer has no kernels for; -1: there is none.
+  int64_t first_unsupported(const PruningRecord& record, size_t l) const {
+    if (!prunes[l] || layers[l].k_head_dim <= kMostBoundedDim) return -1;
+    const auto found = std::find_if(record.stages.begin(), record.stages.end(),
+                                    [](const PruningStage& stage) { return stage.judge == Judge::kBounds; });
+    return found == record.stages.end() ? -1 : found - record.stages.begin();
+  }
+  Status refuse_bounds(const std::string& field, size_t l) const {
+    return fail(TANDEM_ERROR_UNSUPPORTED, field.c_str(),
+                "%s wants bounds of keys: those of layer %zu have %d dimensions, and bounds are kept of up to %d",
+                field.c_str(), l, layers[l].k_head_dim, kMostBoundedDim);
+  }
+};
+
+// The records of one kind: the caller's, or those of the preset that are there already.
+Status take_records(const tandem_pruning_record* from, int64_t n, const char* kind, const PrunedLayers& of,
+                    PruningRecord PruningOfLayer::*record, std::vector<PruningOfLayer>* to) {
   const std::string field = std::string("pruning.") + kind, count = std::string("pruning.n_") + kind;
-  if (from == nullptr)
-    return n == 0 ? Status() : refuse(count, n, "with NULL for the records");
-  if (n != 1 && n != std::ssize(*layers)) return refuse(count, n, "is neither 1 nor the model's number of layers");
+  if (from == nullptr) {
+    if (n != 0) return refuse(count, n, "with NULL for the records");
+    for (size_t l = 0; l < to->size(); ++l)
+      if (of.first_unsupported((*to)[l].*record, l) >= 0) return of.refuse_bounds("pruning.preset", l);
+    return {};
+  }
+  if (n != 1 && n != std::ssize(*to)) return refuse(count, n, "is neither 1 nor the model's number of layers");
   std::vector<tandem_pruning_record> given;
   TANDEM_TRY(copy_array_in(from, field, n, &given));
   for (size_t i = 0; i < given.size(); ++i) {
-    PruningRecord record;
-    TANDEM_TRY(take_record(given[i], element_name(field.c_str(), static_cast<int64_t>(i)), &record));
-    for (size_t l = 0; l < layers->size(); ++l)
-      if (n == 1 || l == i) (*layers)[l].*of = record;
-  }
-  return {};
-}
-
-Status check_dims(const PruningRecord& record, const char* kind, size_t layer_idx, const Layer& layer) {
-  for (size_t j = 0; j < record.stages.size(); ++j) {
-    if (record.stages[j].judge != Judge::kBounds || layer.k_head_dim <= kMostBoundedDim) continue;
-    const std::string field = element_name((element_name((std::string("pruning.") + kind).c_str(),
-                                                         static_cast<int64_t>(layer_idx)) +
-                                            ".stages").c_str(), static_cast<int64_t>(j)) + ".judge";
-    return fail(TANDEM_ERROR_UNSUPPORTED, field.c_str(),
-                "%s = TANDEM_JUDGE_BOUNDS: the keys of layer %zu have %d dimensions, and bounds are kept of up to %d",
-                field.c_str(), layer_idx, layer.k_head_dim, kMostBoundedDim);
+    const std::string name = element_name(field.c_str(), static_cast<int64_t>(i));
+    PruningRecord taken;
+    TANDEM_TRY(take_record(given[i], name, &taken));
+    for (size_t l = 0; l < to->size(); ++l) {
+      if (n != 1 && l != i) continue;
+      const int64_t stage = of.first_unsupported(taken, l);
+      if (stage >= 0) return of.refuse_bounds(element_name((name + ".stages").c_str(), stage) + ".judge", l);
+      (*to)[l].*record = taken;
+    }
   }
   return {};
 }
 
 }  // namespace
 
-Status resolve_pruning(const tandem_session_options& options, const LayerPolicies& policies, const std::vector<Layer>& layers,
-                       Pruning* pruning) {
+Status resolve_pruning(const tandem_session_options& options, const std::vector<bool>& prunes,
+                       const std::vector<Layer>& layers, Pruning* pruning) {
   *pruning = {};
-  const bool prunes = policies.any([](const Policy& policy) { return policy.names_keys(); });
-  if (!prunes && options.pruning != nullptr)
+  if (std::find(prunes.begin(), prunes.end(), true) == prunes.end()) {
+    if (options.pruning == nullptr) return {};
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "pruning", "pruning is given, and no layer has a policy that prunes");
-  if (!prunes) return {};
+  }
   tandem_pruning given;
   TANDEM_TRY(copy_in_or_default(options.pruning, "pruning.", &given));
   if (given.shared_lists != 0 && given.shared_lists != 1)
@@ -156,13 +173,9 @@ Status resolve_pruning(const tandem_session_options& options, const LayerPolicie
     if (!find_pruning_preset(preset, l, &made.layers[l]))
       return fail(TANDEM_ERROR_NOT_FOUND, "pruning.preset", "pruning.preset = \"%.64s\" is not one of %s", preset,
                   pruning_preset_names());
-  TANDEM_TRY(take_records(given.decode, given.n_decode, "decode", &PruningOfLayer::decode, &made.layers));
-  TANDEM_TRY(take_records(given.append, given.n_append, "append", &PruningOfLayer::append, &made.layers));
-  for (size_t l = 0; l < layers.size(); ++l) {
-    if (!policies[l].names_keys()) continue;
-    TANDEM_TRY(check_dims(made.layers[l].decode, "decode", l, layers[l]));
-    TANDEM_TRY(check_dims(made.layers[l].append, "append", l, layers[l]));
-  }
+  const PrunedLayers of{prunes, layers};
+  TANDEM_TRY(take_records(given.decode, given.n_decode, "decode", of, &PruningOfLayer::decode, &made.layers));
+  TANDEM_TRY(take_records(given.append, given.n_append, "append", of, &PruningOfLayer::append, &made.layers));
   *pruning = std::move(made);
   return {};
 }

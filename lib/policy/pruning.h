@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a policy that prunes keys hierarchically is told (pruning.h of the ABI says what each number means): one record for calls
-// with one query of a sequence and for guesses, and one for calls with several queries, in each layer.
+// What a policy that prunes keys hierarchically is told (pruning.h of the ABI says what each number means): one record for
+// calls with one query of a sequence and for guesses, and one for calls with several queries, in each layer.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,6 @@
 #include "lib/model/layer.h"
 
 namespace tandem {
-
-class LayerPolicies;
 
 inline constexpr int32_t kMostBoundedDim = 288;  // a row of bounds has two numbers for each: as many as kernels take
 
@@ -46,8 +44,8 @@ struct Pruning {
 bool find_pruning_preset(const char* name, size_t layer_idx, PruningOfLayer* found);
 const char* pruning_preset_names();  // with commas between them
 
-// INVALID_ARGUMENT, NOT_FOUND, UNSUPPORTED (pruning and its members).
-Status resolve_pruning(const tandem_session_options& options, const LayerPolicies& policies, const std::vector<Layer>& layers,
-                       Pruning* pruning);
+// prunes: [n_layers], whether the layer's policy does. INVALID_ARGUMENT, NOT_FOUND, UNSUPPORTED (pruning and its members).
+Status resolve_pruning(const tandem_session_options& options, const std::vector<bool>& prunes,
+                       const std::vector<Layer>& layers, Pruning* pruning);
 
 }  // namespace tandem

@@ -97,8 +97,8 @@ class SelectState {
   // *n_evicted: tokens that leave windows with the call, of the sequences before this one and with it.
   virtual void prepare_on_device(SequenceCall*, bool /*is_speculative*/, TicketCopy*, int64_t* /*n_evicted*/) {}
   virtual void select(const SequenceCall&, TicketCopy*) {}  // may throw bad_alloc
-  // Instead of select() and selected(), of policies that name keys for blocks of queries: CANCELLED; may throw bad_alloc. What
-  // has been named is there up to the next call.
+  // Instead of select() and selected(), of policies that name keys for blocks of queries: CANCELLED; may throw bad_alloc.
+  // What has been named is there up to the next call.
   virtual Status name_keys(const SequenceCall&, const Watch&) { return {}; }
   virtual const QueryNames* names() const { return nullptr; }
   // These two must not throw: the call has succeeded.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Of each chunk of consecutive keys, the smallest and the largest number that its keys have in each dimension: with them goes an
-// upper bound of every logit in the chunk. As Quest's pages (Tang et al.), in a tree's upper levels.
+// Of each chunk of consecutive keys, the smallest and the largest number that its keys have in each dimension: with them
+// goes an upper bound of every logit in the chunk. As Quest's pages (Tang et al.), in a tree's upper levels.
 //
-// A row of bounds is [smallest of each dimension | largest of each dimension] in bf16, rounded outward, so that the bound holds.
-// Keys are as attention sees them: rotated where the library rotates. Against a row [min(q, 0) | max(q, 0)] the dot product is the
-// bound, so kernels for keys read bounds too (bounded_layer(), bounded_queries()).
+// A row of bounds is [smallest of each dimension | largest of each dimension] in bf16, rounded outward, so that the bound
+// holds. Keys are as attention sees them: rotated where the library rotates. Against a row [min(q, 0) | max(q, 0)] the dot
+// product is the bound, so kernels for keys read bounds too (bounded_layer(), bounded_queries()).
 //
 //   blocks of 2,048 tokens, so that growing never copies:  KV head 0: its chunks' rows | KV head 1 | ...
 #pragma once
@@ -37,7 +37,8 @@ class ChunkBounds {
   void cut(int64_t n_tokens) { n_chunks_ = std::min(n_chunks_, n_tokens / chunk_len_); }
 
   // Chunks up to the n-th get their bounds, if they have none. All of their keys are in the store.
-  Status fill(const Backend& cpu, const Layer& layer, const StoreView& stored, int32_t layer_idx, int64_t n, const Watch& watch);
+  Status fill(const Backend& cpu, const Layer& layer, const StoreView& stored, int32_t layer_idx, int64_t n,
+              const Watch& watch);
   // The rows of chunks [first, first + n), as many as lie side by side.
   KvRun run(const Layer& layer, int32_t kv_head, int64_t first, int64_t n) const;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Hierarchical pruning with cached lists (Lee et al., "InfiniteHiP: extending language model context up to 3 million tokens on a single
-// GPU", arXiv 2502.08910, algorithms 1 to 4).
+// Hierarchical pruning with cached lists (Lee et al., "InfiniteHiP: extending language model context up to 3 million tokens
+// on a single GPU", arXiv 2502.08910, algorithms 1 to 4).
 //
-// Beyond the paper: a stage may judge chunks by bounds of their keys or by all of their keys, for the paper's search misses single
-// keys whose neighbours score low; each KV head has a list of its own; where a list serves several query heads the last exact stage
-// weighs logits against what each head attends. The window of a query block begins window_tokens - 1 tokens before its first query,
-// for all of its queries, so that no key is in neither window nor candidates.
+// Beyond the paper: a stage may judge chunks by bounds of their keys or by all of their keys, for the paper's search misses
+// single keys whose neighbours score low; each KV head has a list of its own; where a list serves several query heads the
+// last exact stage weighs logits against what each head attends. The window of a query block begins window_tokens - 1 tokens
+// before its first query, for all of its queries, so that no key is in neither window nor candidates.
 #include "lib/select/hip.h"
 
 #include <algorithm>
@@ -28,7 +28,8 @@ std::vector<int64_t> bounded_lens(const PruningOfLayer& pruning) {
 
 SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, size_t layer_idx, int64_t kv_len) {
   SelectorBytes bytes;
-  for (const int64_t len : bounded_lens(options.pruning.layers[layer_idx])) bytes.state += ChunkBounds::bytes(layer, len, kv_len);
+  for (const int64_t len : bounded_lens(options.pruning.layers[layer_idx]))
+    bytes.state += ChunkBounds::bytes(layer, len, kv_len);
   return bytes;
 }
 

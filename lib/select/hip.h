@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the policy "hip" keeps of a sequence in a layer: bounds of chunks, and the lists of the last decode calls. What it does with
-// them is in lib/select/hip_search.h; the rules are in pruning.h of the ABI.
+// What the policy "hip" keeps of a sequence in a layer: bounds of chunks, and the lists of the last decode calls. What it
+// does with them is in lib/select/hip_search.h; the rules are in pruning.h of the ABI.
 //
 // clang-format off
 //   name_keys   the lists of a call's query blocks: from the cached ones where no stage is due, else by a search

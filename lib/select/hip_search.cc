@@ -131,8 +131,8 @@ void HipSearch::cut_pieces() {
     const int64_t n_pieces = std::clamp<int64_t>(block.from.n / kLeastOfPiece, 1, wanted);
     for (int32_t h = 0; h < n_heads; ++h)
       for (int64_t p = 0; p < n_pieces; ++p)
-        pieces_.push_back({b, call_->shares_lists ? h : block.list, block.from.n * p / n_pieces,
-                           block.from.n * (p + 1) / n_pieces});
+        pieces_.push_back(
+            {b, call_->shares_lists ? h : block.list, block.from.n * p / n_pieces, block.from.n * (p + 1) / n_pieces});
   }
   const size_t n_tasks = std::max(pieces_.size(), blocks_.size());
   if (scratch_.size() < n_tasks) scratch_.resize(n_tasks);
@@ -147,9 +147,8 @@ void HipSearch::add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>*
 void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
   const Layer& layer = *call_->layer;
-  const ChunkBounds& bounds = *std::find_if(call_->bounds.begin(), call_->bounds.end(), [&](const ChunkBounds& of) {
-    return of.chunk_len() == stage_->chunk_len;
-  });
+  const ChunkBounds& bounds = *std::find_if(call_->bounds.begin(), call_->bounds.end(),
+                                            [&](const ChunkBounds& of) { return of.chunk_len() == stage_->chunk_len; });
   scratch.q.resize(static_cast<size_t>(rows_of(block) * 2 * layer.k_head_dim));
   bounded_queries(queries_of(block, piece.kv_head), rows_of(block), layer.k_head_dim, scratch.q.data());
   scratch.runs.clear();
@@ -213,18 +212,17 @@ void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
 }
 
-// The largest logit of some rows at one key of each chunk of the piece: at the offset that is given for it.
-void HipSearch::largest_of(const float* q, int32_t n_rows, const std::vector<int32_t>& offsets, const Piece& piece,
-                           Scratch& scratch, int32_t worker_idx, float* to) const {
+// The largest logit of the scratch's rows at one key of each chunk of the piece: the one at the scratch's offset for it.
+void HipSearch::largest_of(const Piece& piece, int32_t n_rows, Scratch& scratch, int32_t worker_idx, float* to) const {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
   scratch.runs.clear();
   for (int64_t i = piece.begin; i < piece.end; ++i) {
-    const int64_t token = block.from.chunk(i) * stage_->chunk_len + offsets[static_cast<size_t>(i - piece.begin)];
+    const int64_t token = block.from.chunk(i) * stage_->chunk_len + scratch.low[static_cast<size_t>(i - piece.begin)];
     add_keys({token, token + 1}, piece.kv_head, &scratch.runs);
   }
   ChunkJob job;
   job.layer = call_->layer;
-  job.q = q;
+  job.q = scratch.q.data();
   job.n_rows = n_rows;
   job.runs = scratch.runs.data();
   job.n_keys = job.n_chunks = piece.end - piece.begin;
@@ -250,10 +248,10 @@ void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t work
     scratch.low.assign(n, 0);
     scratch.of_low.resize(n);
     scratch.of_high.resize(n);
-    largest_of(scratch.q.data(), n_rows, scratch.low, piece, scratch, worker_idx, scratch.of_low.data());
+    largest_of(piece, n_rows, scratch, worker_idx, scratch.of_low.data());
     for (auto half = static_cast<int32_t>(stage_->chunk_len / 2); half > 0; half /= 2) {
       for (int32_t& low : scratch.low) low += half;
-      largest_of(scratch.q.data(), n_rows, scratch.low, piece, scratch, worker_idx, scratch.of_high.data());
+      largest_of(piece, n_rows, scratch, worker_idx, scratch.of_high.data());
       for (size_t i = 0; i < n; ++i) {
         if (scratch.of_high[i] > scratch.of_low[i])
           scratch.of_low[i] = scratch.of_high[i];
@@ -261,7 +259,8 @@ void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t work
           scratch.low[i] -= half;
       }
     }
-    for (size_t i = 0; i < n; ++i) scores[i] = ordered(scratch.of_low[i]) > ordered(scores[i]) ? scratch.of_low[i] : scores[i];
+    for (size_t i = 0; i < n; ++i)
+      scores[i] = ordered(scratch.of_low[i]) > ordered(scores[i]) ? scratch.of_low[i] : scores[i];
   }
 }
 
@@ -292,7 +291,8 @@ void HipSearch::keep_best(const Block& block, Scratch& scratch) {
   for (int64_t i = 0; i < n; ++i) {
     uint32_t most = 0;
     for (int32_t h = 0; h < n_heads; ++h) most = std::max(most, ordered(scores[h * n + i]));
-    scratch.order[static_cast<size_t>(i)] = uint64_t{most} << 32 | static_cast<uint32_t>(UINT32_MAX - static_cast<uint32_t>(i));
+    scratch.order[static_cast<size_t>(i)] =
+        uint64_t{most} << 32 | static_cast<uint32_t>(UINT32_MAX - static_cast<uint32_t>(i));
   }
   const auto last = scratch.order.begin() + static_cast<std::ptrdiff_t>(n_kept);
   std::nth_element(scratch.order.begin(), last - 1, scratch.order.end(), std::greater<>());
@@ -360,8 +360,8 @@ Status HipSearch::search_range(int64_t query, int64_t n_queries, const std::vect
       const int64_t p0 = call_->first_query + query + t, end = candidates_end(record, p0, call_->overlaps);
       ChunkList& to = lists->of_block[static_cast<size_t>((query + t) / lists->query_block) * n_lists + list];
       if (before != nullptr) {
-        split_chunks(kept_[static_cast<size_t>(t / before->query_block) * n_lists + list], before->chunk_len, lists->chunk_len,
-                     end, &to);
+        split_chunks(kept_[static_cast<size_t>(t / before->query_block) * n_lists + list], before->chunk_len,
+                     lists->chunk_len, end, &to);
         continue;
       }
       to.clear();  // all that lies between sinks and window
@@ -377,8 +377,7 @@ Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockList
   const PruningRecord& record = *call.record;
   set_blocks(record, lists);
   lists->chunk_len = finest(record).chunk_len;
-  lists->of_block.resize(
-      static_cast<size_t>((call.q_len + lists->query_block - 1) / lists->query_block * call.n_lists()));
+  lists->of_block.resize(static_cast<size_t>((call.q_len + lists->query_block - 1) / lists->query_block * call.n_lists()));
   constexpr int64_t kMostBlock = 64;  // a multiple of every stage's blocks
   for (int64_t query = 0; query < call.q_len;) {
     const std::vector<size_t> places = stages_there(record, call.first_query + query + 1);

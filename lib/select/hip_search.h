@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The search for the chunks that query blocks attend (pruning.h of the ABI has the rules): stage after stage, for some blocks of a
-// call at a time, on the pool.
+// The search for the chunks that query blocks attend (pruning.h of the ABI has the rules): stage after stage, for some
+// blocks of a call at a time, on the pool.
 //
-// A stage has tasks for each query block, list and piece of the block's candidates, which give the candidates scores, and then one
-// task for each block and list, which keeps the best. Candidates of the first stage are a range, those of others are listed.
+// A stage has tasks for each query block, list and piece of the block's candidates, which give the candidates scores, and
+// then one task for each block and list, which keeps the best. Candidates of the first stage are a range, those of others
+// are listed.
 #pragma once
 
 #include <span>
@@ -63,7 +64,8 @@ class HipSearch {
  public:
   // All blocks of the call. CANCELLED. Throws bad_alloc, as search_cached() does.
   Status search(const SearchedCall& call, const Watch& watch, BlockLists* lists);
-  // One block of queries, whose stages run where they are due after `before`. *after: to be cached. *n_run: stages that have run.
+  // One block of queries, whose stages run where they are due after `before`. *after: to be cached. *n_run: stages that have
+  // run.
   Status search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* after,
                        BlockLists* lists, int64_t* n_run);
 
@@ -106,8 +108,7 @@ class HipSearch {
   void judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
   void keep_best(const Block& block, Scratch& scratch);
   void add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>* runs) const;
-  void largest_of(const float* q, int32_t n_rows, const std::vector<int32_t>& offsets, const Piece& piece, Scratch& scratch,
-                  int32_t worker_idx, float* to) const;
+  void largest_of(const Piece& piece, int32_t n_rows, Scratch& scratch, int32_t worker_idx, float* to) const;
   bool is_skipped(const Block& block) const { return block.from.n * stage_->chunk_len <= stage_->keep_len; }
   bool normalises() const {
     return is_last_ && stage_->judge == Judge::kExact && (call_->shares_lists || call_->layer->group_size > 1);
