@@ -15,7 +15,7 @@ from .._session import Session
 
 _PLAIN = (str, int, float)  # lists of one value a layer have no short text
 _STORAGE = {name: kind for name, kind in get_type_hints(CacheOptions).items() if kind in _PLAIN}
-_SESSION = {name: kind for name, kind in get_type_hints(SessionOptions).items() if kind in _PLAIN}
+_SESSION = {name: kind for name, kind in get_type_hints(SessionOptions).items() if kind in _PLAIN} | {"pruning": str}  # a preset
 _DENSE = "dense_layers"  # of a TandemCache, which makes layer_policies of it
 KNOWN = {**_SESSION, **_STORAGE, _DENSE: tuple}
 DEFAULTS = ("policy=all", "policy=hgca,window_tokens=512", "policy=streaming,window_tokens=512", "k_type=q8_0,k_rotation=none",

@@ -69,7 +69,8 @@ class TandemCache(Refusals):
         Layers that attend every key (policy ``"all"``); ``policy`` is for the others. ``python -m tandem.eval
         --find-dense-layers`` finds them. Not beside ``layer_policies``, which names each layer's policy.
     **options
-        The other :class:`tandem.SessionOptions`, as ``policy``: ``"all"`` (exact), ``"streaming"`` or ``"hgca"``.
+        The other :class:`tandem.SessionOptions`, as ``policy``: ``"all"`` (exact), ``"streaming"``, ``"hgca"``, or ``"hip"`` with
+        ``pruning`` (models on the CPU alone).
 
     Attributes
     ----------
