@@ -37,7 +37,7 @@ declared_functions() { # include folder
 # What a user of the bindings has beside the installed library: their folders, tests and models, without headers and core.
 copy_bindings() { # source, to
   local folder
-  for folder in bindings test/bindings examples/models examples/data; do
+  for folder in bindings test/bindings test/reference examples/models examples/data; do
     mkdir -p "$(dirname "$2/$folder")" && cp -R "$1/$folder" "$2/$folder" || return 1
   done
   cp "$1/README.md" "$2"

@@ -43,6 +43,7 @@ cd "$package" || exit 1
 the_installed_one() { "$python" -P -c 'import sys, tandem; sys.exit(not tandem.__file__.startswith(sys.prefix))'; }
 step 'the installed package' the_installed_one
 "$python" -P -m pytest -q -p no:cacheprovider -rs || fail 'pytest'
+step 'the reference of pruning' "$python" -P -m pytest -q -p no:cacheprovider ../../test/reference
 step 'what a call costs' "$python" ../../test/bindings/python/overhead_bench.py
 "$python" -m mypy --version >/dev/null 2>&1 ||
   timeout 40 "$python" -m pip install --quiet --retries 0 --timeout 10 mypy >/dev/null 2>&1

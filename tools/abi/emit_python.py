@@ -133,7 +133,8 @@ def abi(header):
 
 def option_type(option):
     return {"text": "str", "dtype": "str", "dtypes": "Sequence[str]", "enum": "str", "flag": "bool", "float": "float",
-            "double": "float", "flags": "Sequence[Sequence[bool]]", "texts": "Sequence[str]"}.get(option.kind, "int")
+            "double": "float", "flags": "Sequence[Sequence[bool]]", "texts": "Sequence[str]",
+            "struct": f"{camel(option.name)} | str"}.get(option.kind, "int")
 
 
 def option_doc(option):
@@ -146,12 +147,12 @@ def option_doc(option):
 def option_tables(header):
     lines = [HEAD + '"""Options of caches and sessions, and how each is turned into a member of the struct of C."""',
              "from collections.abc import Mapping, Sequence", "from typing import NamedTuple, TypedDict", "", "from . import _abi",
-             "", "", "class OptionTable(NamedTuple):",
+             "from ._pruning import Pruning", "", "", "class OptionTable(NamedTuple):",
              '    """Options that are no numbers or texts: by name, a name for each layer, flags and texts with the member that counts them."""',
              "", "    names: Mapping[str, Mapping[str, int]]", "    names_by_layer: Mapping[str, Mapping[str, int]]",
              "    flags: Mapping[str, str]", "    texts: Mapping[str, str]"]
     for name in TABLES:
-        options = options_of(header.struct(name))
+        options = options_of(header.struct(name), with_structs=True)  # each has a module of its own; a text is short for it
         short = name.removeprefix("tandem_").removesuffix("_options")
         lines += ["", "", f"class {camel(short)}Options(TypedDict, total=False):",
                   f'    """{TITLES[name]}. Every key may be left out.', "", "    Parameters", "    ----------"]

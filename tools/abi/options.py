@@ -45,7 +45,7 @@ def kind_of(member, following):
 
 def options_of(struct, with_structs=False):
     """Options in the order of their members, without struct_size, counts and reserved members. Types for structs that an option
-    points to are written by hand in each binding: with_structs is for those whose tables have such options."""
+    points to are written by hand in each binding; with_structs leaves such options in."""
     options, members = [], struct.members[1:]
     counts = set()
     for member, following in zip(members, (*members[1:], None)):

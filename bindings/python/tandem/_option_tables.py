@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 from . import _abi
+from ._pruning import Pruning
 
 
 class OptionTable(NamedTuple):
@@ -104,6 +105,9 @@ class SessionOptions(TypedDict, total=False):
         Room in planned steps for so many indices of a ``tandem_selection``, per query and KV head; 0: calls of planned steps
         name no keys. With it the CPU's part of a step begins when the layer's queries have come, not with the step, as
         nobody knows before which keys it has.
+    pruning : Pruning | str
+        What policy "hip" prunes (pruning.h), None: its defaults; INVALID_ARGUMENT where no layer has that policy. Read when
+        the session is created.
     """
 
     sleep_between_calls: bool
@@ -122,6 +126,7 @@ class SessionOptions(TypedDict, total=False):
     recompute_share: float
     streaming_heads: Sequence[Sequence[bool]]
     selection_indices: int
+    pruning: Pruning | str
 
 
 SESSION = OptionTable(

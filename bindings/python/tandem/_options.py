@@ -10,16 +10,8 @@ from ._errors import invalid, of_type
 from ._library import lib
 from ._option_tables import CACHE, SESSION, OptionTable
 from ._option_tables import CacheOptions as CacheOptions
-from ._option_tables import SessionOptions as _SessionOptions
-from ._pruning import Pruning, pruning_struct
-
-
-class SessionOptions(_SessionOptions, total=False):
-    __doc__ = (_SessionOptions.__doc__ or "") + """pruning : Pruning or str
-        What the policy "hip" prunes; a text is the name of a preset.
-    """
-
-    pruning: Pruning | str
+from ._option_tables import SessionOptions as SessionOptions
+from ._pruning import pruning_struct
 
 
 def integer(name: str, value: Any, bits: int = 64) -> int:
