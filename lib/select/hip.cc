@@ -154,6 +154,7 @@ void HipState::write_names(const PruningRecord& record) {
 }
 
 void HipState::committed(const SequenceCall& call, bool is_speculative) {
+  for (ChunkBounds& of : bounds_) of.keep();
   if (is_speculative) return;
   if (is_decode_)
     std::swap(cached_, next_);
