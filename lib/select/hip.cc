@@ -122,10 +122,9 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   searched.first_query = call.first_query;
   searched.overlaps = is_single;
   TANDEM_TRY(bound_chunks(call, watch));
+  n_run_ = 0;
   if (is_decode_ || (is_guess_ && searched.has_one_block())) {
-    int64_t n_run = 0;
-    TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &next_, &lists_, &n_run));
-    hip_.sums().n_refreshes += n_run;
+    TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &next_, &lists_, &n_run_));
   } else {
     TANDEM_TRY(hip_.search().search(searched, watch, &lists_));
   }
@@ -155,6 +154,7 @@ void HipState::write_names(const PruningRecord& record) {
 
 void HipState::committed(const SequenceCall& call, bool is_speculative) {
   for (ChunkBounds& of : bounds_) of.keep();
+  hip_.sums().n_refreshes += n_run_;
   if (is_speculative) return;
   if (is_decode_)
     std::swap(cached_, next_);

@@ -48,6 +48,7 @@ struct HipState final : SelectState {
   bool is_decode_ = false;  // one query, of a token that the call appends
   StoreView stored_;
   std::vector<std::byte*> extents_;
+  int64_t n_run_ = 0;  // stages, of those whose lists are cached
   BlockLists lists_;
   QueryNames names_;
   std::vector<int32_t> idx_;  // of names_
