@@ -89,7 +89,8 @@ Status HipState::prepare_on_host(SequenceCall* call, bool is_speculative) {
   const Sequence& sequence = *call->sequence;
   const PageStore& store = hip_.cache().store();
   is_guess_ = is_speculative;
-  is_decode_ = !is_speculative && call->q_len == 1 && sequence.lengths[l] == call->first_query;
+  appends_ = !is_speculative && sequence.lengths[l] == call->first_query;
+  is_decode_ = appends_ && call->q_len == 1;
   extents_.assign(store.bases().begin(), store.bases().end());
   stored_ = store.view(sequence.pages, sequence.positions, extents_);
   return {};
@@ -152,13 +153,12 @@ void HipState::write_names(const PruningRecord& record) {
   names_.window_len = record.window_len;
 }
 
-void HipState::committed(const SequenceCall& call, bool is_speculative) {
+void HipState::committed(const SequenceCall&, bool) {
   for (ChunkBounds& of : bounds_) of.keep();
   hip_.sums().n_refreshes += n_run_;
-  if (is_speculative) return;
   if (is_decode_)
     std::swap(cached_, next_);
-  else if (call.length > call.first_query && call.is_append)
+  else if (appends_)
     cached_.are_valid = false;
 }
 
