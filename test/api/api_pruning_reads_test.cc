@@ -157,7 +157,8 @@ void reads_nothing_behind_a_query(void**) {
     rows.call.sequences = with_nan.ids;
     OK(tandem_attend, with_nan.session, &rows.call.args);
     assert_finite(wanted);
-    assert_same_bits({rows.call.o.values.begin(), rows.call.o.values.begin() + kGood * kQHeads * kDim}, wanted, "NaN behind");
+    assert_same_bits({rows.call.o.values.begin(), rows.call.o.values.begin() + kGood * kQHeads * kDim}, wanted,
+                     "NaN behind");
   }
 }
 

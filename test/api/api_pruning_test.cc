@@ -69,7 +69,8 @@ std::vector<Case> logit_options() {
   with_sinks.sinks = sinks.data();
   capped.soft_cap = 1.5f;
   sliding.sliding_window_tokens = 100;
-  return {{"learned sinks", {with_sinks}}, {"soft cap", {capped}}, {"sliding windows beside", {capped, sliding, with_sinks}}};
+  return {
+      {"learned sinks", {with_sinks}}, {"soft cap", {capped}}, {"sliding windows beside", {capped, sliding, with_sinks}}};
 }
 
 bool has_bounds(const Case& of) { return of.layers[0].k_head_dim <= 288; }
@@ -78,7 +79,8 @@ bool has_bounds(const Case& of) { return of.layers[0].k_head_dim <= 288; }
 // there; decode calls over more than one refresh. visit(q_lens, seed, appends)
 template <typename Visit>
 void converse(Visit visit) {
-  const std::vector<std::vector<int64_t>> turns = {{200, 65, 0}, {1, 64, 63}, {1, 1, 1}, {2, 1, 200}, {1, 130, 1}, {64, 2, 1}};
+  const std::vector<std::vector<int64_t>> turns = {{200, 65, 0}, {1, 64, 63}, {1, 1, 1},
+                                                   {2, 1, 200},  {1, 130, 1}, {64, 2, 1}};
   int64_t seed = 1;
   for (const auto& q_lens : turns) visit(q_lens, seed++ * 1000, true);
   visit({3, 1, 70}, seed++ * 1000, false);
@@ -146,8 +148,8 @@ void attends_what_it_tells(void**) {
       if (is_taken()) answers_over_lists(of);
 }
 
-// Scores of keys for a KV head by their judge: logits as attention with a single key tells them, less the head's lse over all
-// keys where the judge normalises.
+// Scores of keys for a KV head by their judge: logits as attention with a single key tells them, less the head's lse over
+// all keys where the judge normalises.
 std::vector<float> scores_of(const std::vector<std::vector<float>>& logits, const std::vector<float>& less, int32_t kv_head,
                              int32_t group) {
   std::vector<float> scores;
@@ -205,7 +207,8 @@ void judges_keys_as_attention_sees_them(void**) {
       if (!is_taken()) continue;
       judges_single_keys(of, kDescent, 1e-4f);
       judges_single_keys(of, kExact, 1e-4f);
-      if (has_bounds(of)) judges_single_keys(of, kBounds, 0.06f * std::sqrt(static_cast<float>(of.layers[0].k_head_dim) / 64));
+      if (has_bounds(of))
+        judges_single_keys(of, kBounds, 0.06f * std::sqrt(static_cast<float>(of.layers[0].k_head_dim) / 64));
     }
 }
 
@@ -213,10 +216,8 @@ void judges_keys_as_attention_sees_them(void**) {
 
 int main() {
   const CMUnitTest tests[] = {
-      cmocka_unit_test(keeps_everything_of_shapes),
-      cmocka_unit_test(keeps_everything_of_types),
-      cmocka_unit_test(keeps_everything_of_logit_options),
-      cmocka_unit_test(attends_what_it_tells),
+      cmocka_unit_test(keeps_everything_of_shapes),         cmocka_unit_test(keeps_everything_of_types),
+      cmocka_unit_test(keeps_everything_of_logit_options),  cmocka_unit_test(attends_what_it_tells),
       cmocka_unit_test(judges_keys_as_attention_sees_them),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
