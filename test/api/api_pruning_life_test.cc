@@ -160,7 +160,7 @@ void keeps_lists_when_nothing_comes(void**) {
   }
 }
 
-// ---- threads -------------------------------------------------------------------------------------------------------------
+// ---- threads ----------------------------------------------------------------------------------------------------------
 
 std::vector<float> talk(const Keeper& keeper, tandem_session* session, int64_t id, int64_t seed) {
   std::vector<float> all;
