@@ -379,6 +379,11 @@ void judge_chunks(void* self, const ChunkJob& job, int32_t worker_idx) {
   backend.kernels->judge_chunks(job, backend.scratch[worker_idx]);
 }
 
+void descend_chunks(void* self, const DescentJob& job, int32_t worker_idx) {
+  const CpuBackend& backend = backend_of(self);
+  backend.kernels->descend_chunks(job, backend.scratch[worker_idx]);
+}
+
 void observe(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha) {
   backend_of(self).kernels->observe(maw, logits, n_keys, lse, alpha);
 }
@@ -410,7 +415,7 @@ constexpr BackendTable kTable = {
     place,         destroy,
     keep_clear,    attend_watched,
     merge_watched, run_alone,
-    judge_chunks,
+    judge_chunks,  descend_chunks,
 };
 
 }  // namespace

@@ -48,7 +48,7 @@ void tanh_all(const float* x, float* y, int64_t n) {
 }
 
 constexpr KernelTable make_table(const char* name) {
-  return {name,     kTarget, &attend_span, &combine,  &merge,   &attn_weights, &judge_chunks,
+  return {name,     kTarget, &attend_span, &combine,  &merge,   &attn_weights, &judge_chunks, &descend_chunks,
           &observe, &to_f32, &from_f32,    &read_sum, &exp_all, &tanh_all,     kMatrix};
 }
 

@@ -111,6 +111,7 @@ struct KernelTable {
   void (*merge)(const MergeJob& job, int64_t row_begin, int64_t row_end);
   void (*attn_weights)(const WeightJob& job, SpanScratch& scratch);
   void (*judge_chunks)(const ChunkJob& job, SpanScratch& scratch);
+  void (*descend_chunks)(const DescentJob& job, SpanScratch& scratch);
   void (*observe)(float* maw, const float* logits, int64_t n_keys, float lse, float alpha);
   void (*to_f32)(int32_t dtype, const void* from, const void* scales, float* to, int64_t n);  // as in BackendTable
   void (*from_f32)(int32_t dtype, const float* from, void* to, void* scales, int64_t n);

@@ -51,29 +51,42 @@ Failure Pruning::parse_stage(const std::string& text, const std::string& where) 
 }
 
 Failure Pruning::parse(const std::string& text, const char* flag) {
+  constexpr std::string_view kDense = "dense+";
   const std::string where = std::string(flag) + ": ";
   *this = {};
-  if (text.find('/') == std::string::npos) {
-    preset_ = text;
+  appends_all_ = text.starts_with(kDense);
+  const std::string rest = appends_all_ ? text.substr(kDense.size()) : text;
+  if (rest.find('/') == std::string::npos) {
+    preset_ = rest;
     return {};
   }
-  const std::vector<std::string> parts = split(text, '/');
-  if (parts.size() < 3) return {where + "\"" + text + "\" is neither a preset nor SINKS/WINDOW/STAGE..."};
+  const std::vector<std::string> parts = split(rest, '/');
+  if (parts.size() < 3) return {where + "\"" + rest + "\" is neither a preset nor SINKS/WINDOW/STAGE..."};
   GENERATE_TRY(number(parts[0], where, &record_.sink_tokens));
   GENERATE_TRY(number(parts[1], where, &record_.window_tokens));
   for (size_t i = 2; i < parts.size(); ++i) GENERATE_TRY(parse_stage(parts[i], where));
   return {};
 }
 
-tandem_pruning Pruning::get() const {
+tandem_pruning Pruning::get() {
+  constexpr int64_t kAll = int64_t{1} << 30;  // tokens
   tandem_pruning pruning = TANDEM_PRUNING_INIT;
   if (!preset_.empty()) pruning.preset = preset_.c_str();
-  if (stages_.empty()) return pruning;
-  auto& record = const_cast<tandem_pruning_record&>(record_);
-  record.stages = stages_.data();
-  record.n_stages = static_cast<int64_t>(stages_.size());
-  pruning.decode = pruning.append = &record_;
-  pruning.n_decode = pruning.n_append = 1;
+  if (!stages_.empty()) {
+    record_.stages = stages_.data();
+    record_.n_stages = static_cast<int64_t>(stages_.size());
+    pruning.decode = pruning.append = &record_;
+    pruning.n_decode = pruning.n_append = 1;
+  }
+  if (appends_all_) {
+    all_stage_.judge = TANDEM_JUDGE_EXACT;
+    all_stage_.chunk_tokens = 64;
+    all_stage_.keep_tokens = kAll;
+    all_.stages = &all_stage_;
+    all_.n_stages = 1;
+    pruning.append = &all_;
+    pruning.n_append = 1;
+  }
   return pruning;
 }
 

@@ -13,13 +13,14 @@
 namespace generate {
 
 // "3k", or SINKS/WINDOW/STAGE/STAGE... with each stage as JUDGE:CHUNK:KEEP:INTERVAL, and +next behind the last one:
-// "64/1024/bounds:64:16384:16/exact:8:2048:4+next". Such a record is for decode and appends.
+// "64/1024/bounds:64:16384:16/exact:8:2048:4+next". dense+ before either: appends attend everything, and decode alone is
+// pruned.
 class Pruning {
  public:
   // flag: named in the failure. "" is Tandem's default.
   Failure parse(const std::string& text, const char* flag);
   // Points into this object.
-  tandem_pruning get() const;
+  tandem_pruning get();
 
  private:
   Failure parse_stage(const std::string& text, const std::string& where);
@@ -27,6 +28,9 @@ class Pruning {
   std::string preset_;
   tandem_pruning_record record_ = TANDEM_PRUNING_RECORD_INIT;
   std::vector<tandem_pruning_stage> stages_;
+  bool appends_all_ = false;
+  tandem_pruning_record all_ = TANDEM_PRUNING_RECORD_INIT;
+  tandem_pruning_stage all_stage_ = TANDEM_PRUNING_STAGE_INIT;
 };
 
 }  // namespace generate

@@ -94,6 +94,7 @@ Status Session::stats(tandem_session_stats* stats) {
   stats->struct_size = struct_size;
   stats->n_refreshes = core.selector_sums.n_refreshes.load();
   stats->refresh_ns = core.selector_sums.refresh_ns.load();
+  stats->judged_kv_bytes = core.selector_sums.judged_bytes.load();
   if (core.device == nullptr) return {};
   const TaskSums sums = core.hand_over().sums();
   stats->n_host_parts = sums.n_host_parts;

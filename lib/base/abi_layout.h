@@ -7,7 +7,7 @@
 #define TANDEM_LIB_ABI_LAYOUT_H_
 
 /* clang-format off */
-#define TANDEM_ABI_FINGERPRINT UINT64_C(0xb4a703c1ad550191)
+#define TANDEM_ABI_FINGERPRINT UINT64_C(0x5e20b283ef84f889)
 
 #define TANDEM_ABI_LAYOUT(STRUCT, MEMBER) \
   STRUCT(tandem_tensor, 96) \
@@ -240,7 +240,7 @@
   MEMBER(tandem_cache_stats, device_stream_bytes, 88) \
   MEMBER(tandem_cache_stats, pinned_bytes, 96) \
   MEMBER(tandem_cache_stats, device_weights_bytes, 104) \
-  STRUCT(tandem_session_stats, 224) \
+  STRUCT(tandem_session_stats, 232) \
   MEMBER(tandem_session_stats, struct_size, 0) \
   MEMBER(tandem_session_stats, reserved, 4) \
   MEMBER(tandem_session_stats, n_attends, 8) \
@@ -269,7 +269,8 @@
   MEMBER(tandem_session_stats, n_planned_parts, 192) \
   MEMBER(tandem_session_stats, predicted_part_ns, 200) \
   MEMBER(tandem_session_stats, planned_part_ns, 208) \
-  MEMBER(tandem_session_stats, streamed_x_bytes, 216)
+  MEMBER(tandem_session_stats, streamed_x_bytes, 216) \
+  MEMBER(tandem_session_stats, judged_kv_bytes, 224)
 
 #define TANDEM_ABI_DEFAULTS(DEFAULTS) \
   DEFAULTS(tandem_engine_options, TANDEM_ENGINE_OPTIONS_INIT, 104) \
@@ -288,7 +289,7 @@
   DEFAULTS(tandem_memory_plan, TANDEM_MEMORY_PLAN_INIT, 96) \
   DEFAULTS(tandem_route_plan, TANDEM_ROUTE_PLAN_INIT, 120) \
   DEFAULTS(tandem_cache_stats, TANDEM_CACHE_STATS_INIT, 112) \
-  DEFAULTS(tandem_session_stats, TANDEM_SESSION_STATS_INIT, 224)
+  DEFAULTS(tandem_session_stats, TANDEM_SESSION_STATS_INIT, 232)
 /* clang-format on */
 
 #endif /* TANDEM_LIB_ABI_LAYOUT_H_ */

@@ -139,6 +139,7 @@ class Selector {
 // Sums of the background work of a session's selectors.
 struct SelectorSums {
   std::atomic<int64_t> n_refreshes{0}, refresh_ns{0};
+  std::atomic<int64_t> judged_bytes{0};  // read to choose keys
 };
 
 // What a selector is made for. All of it outlives the selector.

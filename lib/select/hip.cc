@@ -129,6 +129,7 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   } else {
     TANDEM_TRY(hip_.search().search(searched, watch, &lists_));
   }
+  hip_.sums().judged_bytes += hip_.search().take_judged_bytes();
   write_names(record);
   return {};
 }

@@ -136,6 +136,23 @@ void HipSearch::cut_pieces() {
   if (scratch_.size() < n_tasks) scratch_.resize(n_tasks);
 }
 
+int64_t HipSearch::bytes_of(const Piece& piece) const {
+  const Layer& layer = *call_->layer;
+  const int64_t n = piece.end - piece.begin, len = stage_->chunk_len;
+  const int64_t of_key = row_bytes(layer.k_type, layer.k_head_dim) + scale_bytes(layer.k_type, layer.k_head_dim);
+  const int64_t n_steps = std::countr_zero(static_cast<uint64_t>(len));
+  const int64_t n_beside = normalises() ? call_->record->sink_len + call_->record->window_len : 0;
+  switch (stage_->judge) {
+    case Judge::kBounds:
+      return n * row_bytes(bounded_.k_type, bounded_.k_head_dim);
+    case Judge::kExact:
+      return (n * len + n_beside) * of_key;
+    case Judge::kDescent:
+      return n * (1 + n_steps) * of_key;
+  }
+  return 0;
+}
+
 void HipSearch::add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>* runs) const {
   for (int64_t t = tokens.begin; t < tokens.end; t += runs->back().n_tokens)
     runs->push_back(keys_of(*call_->stored, *call_->layer, call_->layer_idx,
@@ -210,8 +227,9 @@ void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
 }
 
-// The largest logit of the scratch's rows at one key of each chunk of the piece: the one at the scratch's offset for it.
-void HipSearch::largest_of(const Piece& piece, int32_t n_rows, Scratch& scratch, int32_t worker_idx, float* to) const {
+// The largest logit of the rows of a query head at one key of each chunk of the piece: the one at the scratch's offset for
+// it.
+void HipSearch::largest_of(const Piece& piece, int32_t head, Scratch& scratch, int32_t worker_idx, float* to) const {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
   scratch.runs.clear();
   for (int64_t i = piece.begin; i < piece.end; ++i) {
@@ -220,36 +238,67 @@ void HipSearch::largest_of(const Piece& piece, int32_t n_rows, Scratch& scratch,
   }
   ChunkJob job;
   job.layer = call_->layer;
-  job.q = scratch.q.data();
-  job.n_rows = n_rows;
+  job.q = scratch.q.data() + head * block.n_queries * call_->layer->k_head_dim;
+  job.n_rows = static_cast<int32_t>(block.n_queries);
   job.runs = scratch.runs.data();
   job.n_keys = job.n_chunks = piece.end - piece.begin;
   job.largest = to;
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
 }
 
-// Each query head goes its own way through a chunk: to the half whose first key has the larger logit. The logit of the first
-// half's first key is known from the step before.
+// The first key of each chunk of the piece, where kernels can go on from there: all keys of a chunk lie side by side, and
+// are read as they are.
+bool HipSearch::point_at_chunks(const Piece& piece, Scratch& scratch) const {
+  const Layer& layer = *call_->layer;
+  if (layer.rope != nullptr || scale_bytes(layer.k_type, layer.k_head_dim) > 0) return false;
+  const Block& block = blocks_[static_cast<size_t>(piece.block)];
+  scratch.first_keys.clear();
+  for (int64_t i = piece.begin; i < piece.end; ++i) {
+    const int64_t token = block.from.chunk(i) * stage_->chunk_len;
+    const TokenRun at = key_tokens(*call_->stored, layer, {token, token + stage_->chunk_len});
+    if (at.n < stage_->chunk_len) return false;
+    scratch.first_keys.push_back(keys_of(*call_->stored, layer, call_->layer_idx, at, piece.kv_head).k);
+  }
+  return true;
+}
+
+// Each query head goes its own way through a chunk: its rows side by side.
 void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
-  const Layer& layer = *call_->layer;
+  const auto dim = static_cast<size_t>(call_->layer->k_head_dim), group = static_cast<size_t>(call_->layer->group_size);
+  const auto n_queries = static_cast<size_t>(block.n_queries);
+  const float* const q = queries_of(block, piece.kv_head);
+  scratch.q.resize(group * n_queries * dim);
+  for (size_t g = 0; g < group; ++g)
+    for (size_t t = 0; t < n_queries; ++t)
+      std::copy_n(q + (t * group + g) * dim, dim, scratch.q.data() + (g * n_queries + t) * dim);
+  if (!point_at_chunks(piece, scratch)) return descend_step_by_step(piece, scratch, worker_idx);
+  DescentJob job;
+  job.layer = call_->layer;
+  job.q = scratch.q.data();
+  job.n_heads = call_->layer->group_size;
+  job.n_rows = static_cast<int32_t>(block.n_queries);
+  job.first_keys = scratch.first_keys.data();
+  job.chunk_keys = stage_->chunk_len;
+  job.n_chunks = piece.end - piece.begin;
+  job.largest = const_cast<float*>(scores_of(piece));
+  call_->cpu->table->descend_chunks(call_->cpu->self, job, worker_idx);
+}
+
+// The same where keys do not lie side by side or are not read as they are. The logit of the first half's first key is known
+// from the step before.
+void HipSearch::descend_step_by_step(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
   const auto n = static_cast<size_t>(piece.end - piece.begin);
-  const auto dim = static_cast<size_t>(layer.k_head_dim), group = static_cast<size_t>(layer.group_size);
   float* const scores = const_cast<float*>(scores_of(piece));
   std::fill_n(scores, n, -INFINITY);
-  scratch.q.resize(static_cast<size_t>(block.n_queries) * dim);
-  for (size_t g = 0; g < group; ++g) {
-    const float* const q = queries_of(block, piece.kv_head);
-    for (size_t t = 0; t < static_cast<size_t>(block.n_queries); ++t)
-      std::copy_n(q + (t * group + g) * dim, dim, scratch.q.data() + t * dim);
-    const auto n_rows = static_cast<int32_t>(block.n_queries);
+  scratch.of_low.resize(n);
+  scratch.of_high.resize(n);
+  for (int32_t g = 0; g < call_->layer->group_size; ++g) {
     scratch.low.assign(n, 0);
-    scratch.of_low.resize(n);
-    scratch.of_high.resize(n);
-    largest_of(piece, n_rows, scratch, worker_idx, scratch.of_low.data());
+    largest_of(piece, g, scratch, worker_idx, scratch.of_low.data());
     for (auto half = static_cast<int32_t>(stage_->chunk_len / 2); half > 0; half /= 2) {
       for (int32_t& low : scratch.low) low += half;
-      largest_of(piece, n_rows, scratch, worker_idx, scratch.of_high.data());
+      largest_of(piece, g, scratch, worker_idx, scratch.of_high.data());
       for (size_t i = 0; i < n; ++i) {
         if (scratch.of_high[i] > scratch.of_low[i])
           scratch.of_low[i] = scratch.of_high[i];
@@ -257,8 +306,7 @@ void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t work
           scratch.low[i] -= half;
       }
     }
-    for (size_t i = 0; i < n; ++i)
-      scores[i] = ordered(scratch.of_low[i]) > ordered(scores[i]) ? scratch.of_low[i] : scores[i];
+    for (size_t i = 0; i < n; ++i) scores[i] = std::max(scores[i], scratch.of_low[i]);
   }
 }
 
@@ -324,6 +372,7 @@ Status HipSearch::run_stage(const PruningStage& stage, bool is_last, const Watch
     search.keep_best(search.blocks_[i], search.scratch_[i]);
   };
   const BackendTable& cpu = *call_->cpu->table;
+  for (const Piece& piece : pieces_) judged_bytes_ += bytes_of(piece);
   if (!pieces_.empty()) cpu.run_alone(call_->cpu->self, std::ssize(pieces_), judge_one, &run);
   TANDEM_TRY(watch.check());
   if (!pieces_.empty())

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "lib/base/status.h"
@@ -80,6 +81,8 @@ class HipSearch {
  public:
   // All blocks of the call. CANCELLED. Throws bad_alloc, as search_cached() does.
   Status search(const SearchedCall& call, const Watch& watch, BlockLists* lists);
+  // K, and bounds, that searches have read since this was asked last. A descent's are counted of one query head.
+  int64_t take_judged_bytes() { return std::exchange(judged_bytes_, 0); }
   // One block of queries, whose stages run where they are due after `before`. *after: to be cached. *n_run: stages that have
   // run.
   Status search_cached(const SearchedCall& call, const CachedLists& before, const Watch& watch, CachedLists* after,
@@ -103,6 +106,7 @@ class HipSearch {
     std::vector<KvRun> runs;
     std::vector<float> q, of_rows, of_low, of_high;
     std::vector<int32_t> low;
+    std::vector<const void*> first_keys;
     std::vector<uint64_t> order;
   };
   struct Piece {  // of a block's candidates, for one KV head
@@ -123,11 +127,14 @@ class HipSearch {
   void judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
   void keep_best(const Block& block, Scratch& scratch);
   void add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>* runs) const;
-  void largest_of(const Piece& piece, int32_t n_rows, Scratch& scratch, int32_t worker_idx, float* to) const;
+  bool point_at_chunks(const Piece& piece, Scratch& scratch) const;
+  void descend_step_by_step(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
+  void largest_of(const Piece& piece, int32_t head, Scratch& scratch, int32_t worker_idx, float* to) const;
   bool is_skipped(const Block& block) const { return block.from.n * stage_->chunk_len <= stage_->keep_len; }
   bool normalises() const {
     return is_last_ && stage_->judge == Judge::kExact && (call_->shares_lists || call_->layer->group_size > 1);
   }
+  int64_t bytes_of(const Piece& piece) const;
   int64_t rows_of(const Block& block) const { return block.n_queries * call_->layer->group_size; }
   const float* queries_of(const Block& block, int32_t kv_head) const;
   float* scores_of(const Piece& piece);
@@ -145,6 +152,7 @@ class HipSearch {
   std::vector<ChunkList> split_;  // candidates that are listed, [n_blocks]
   std::vector<ChunkList> kept_, parents_;
   std::vector<Scratch> scratch_;  // [n_tasks]: kept from call to call
+  int64_t judged_bytes_ = 0;
 };
 
 }  // namespace tandem

@@ -105,7 +105,8 @@ struct WeightJob {
 //   largest[c] = max of sm_scale * q[r] . k[j] - shift[r]
 // before the soft cap. shift is 0, or with `normalises` the logarithm of the sum over all n_keys keys of exp(logit of the
 // row). Chunk c is the keys [c * chunk_keys, (c + 1) * chunk_keys) of the runs; keys behind the last chunk count in the sums
-// alone. A NaN logit makes its chunk's largest NaN.
+// alone. Where a logit is NaN, its chunk's
+// largest is anything.
 struct ChunkJob {
   const Layer* layer = nullptr;
   const float* q = nullptr;  // [n_rows, k_head_dim], as in AttendJob; which query heads the rows are of does not matter
@@ -117,6 +118,20 @@ struct ChunkJob {
   bool normalises = false;
   float* row_largest = nullptr;  // work space with normalises: [min(n_rows, 64), n_chunks]
   float* largest = nullptr;      // [n_chunks]
+};
+
+// Goes from each chunk of keys to a representative by halving, each query head for itself: of the two halves of what is left
+// to the one whose first key has the larger logit, to the first half if both are equal. A key's logit is its largest over
+// the rows of the head. largest[c]: over the heads, the logit of the representative. Keys of types without scales elsewhere,
+// without library RoPE.
+struct DescentJob {
+  const Layer* layer = nullptr;
+  const float* q = nullptr;                 // [n_heads, n_rows, k_head_dim], as in AttendJob
+  int32_t n_heads = 0, n_rows = 0;          // n_rows: up to 64
+  const void* const* first_keys = nullptr;  // [n_chunks]; the other keys of a chunk follow
+  int64_t chunk_keys = 1;                   // a power of two
+  int64_t n_chunks = 0;
+  float* largest = nullptr;  // [n_chunks]
 };
 
 // What a caller says during a call, and hears of it. done and total are in a measure of the backend's own.
@@ -185,6 +200,7 @@ struct BackendTable {
   void (*run_alone)(void* self, int64_t n_tasks, TaskFn task, void* context);
   // From a task of run_alone(), with its worker_idx.
   void (*judge_chunks)(void* self, const ChunkJob& job, int32_t worker_idx);
+  void (*descend_chunks)(void* self, const DescentJob& job, int32_t worker_idx);
 };
 
 struct Backend {

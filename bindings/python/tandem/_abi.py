@@ -11,7 +11,7 @@ from typing import Any
 
 MAJOR, MINOR = 0, 2
 SONAME = f"libtandem.so.{MAJOR}"
-FINGERPRINT = 0xB4A703C1AD550191  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
+FINGERPRINT = 0x5E20B283EF84F889  # tandem_abi_fingerprint(MINOR) where pointers have 64 bits
 
 STATUS = {"OK": 0, "INVALID_ARGUMENT": -1, "INVALID_HANDLE": -2, "INVALID_STATE": -3, "UNSUPPORTED": -4, "OUT_OF_MEMORY": -5,
     "CAPACITY": -6, "BUSY": -7, "NOT_FOUND": -8, "CANCELLED": -9, "TIMEOUT": -10, "DEVICE_LOST": -11, "BACKEND": -12,
@@ -164,7 +164,7 @@ class SessionStatsStruct(ctypes.Structure):
                 ("filled_kv_bytes", c_int64), ("n_stream_parts", c_int64), ("stream_part_ns", c_int64),
                 ("streamed_kv_bytes", c_int64), ("n_joint_parts", c_int64), ("host_part_tokens", c_int64),
                 ("stream_part_tokens", c_int64), ("n_planned_parts", c_int64), ("predicted_part_ns", c_int64),
-                ("planned_part_ns", c_int64), ("streamed_x_bytes", c_int64)]
+                ("planned_part_ns", c_int64), ("streamed_x_bytes", c_int64), ("judged_kv_bytes", c_int64)]
 
 
 # Structs by their C names, in the order of the header.

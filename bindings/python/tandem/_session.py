@@ -59,6 +59,8 @@ class SessionStats:
         those of which the CPU computed some keys.
     staged_kv_bytes, filled_kv_bytes, streamed_kv_bytes, streamed_x_bytes : int
         K and V that went to the host store, to windows that lacked them, across the bus; hidden states that crossed it.
+    judged_kv_bytes : int
+        K, and bounds of K, that policy "hip" read to choose keys.
     n_planned_parts, predicted_part_ns, planned_part_ns : int
         Parts of which the engine knew what they would take, that, and what they took.
     """
@@ -90,6 +92,7 @@ class SessionStats:
     predicted_part_ns: int
     planned_part_ns: int
     streamed_x_bytes: int
+    judged_kv_bytes: int
 
 
 @dataclass(frozen=True)

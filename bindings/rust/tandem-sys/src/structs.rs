@@ -5,7 +5,7 @@ use super::*;
 use std::os::raw::{c_char, c_void};
 
 /// `tandem_abi_fingerprint(TANDEM_VERSION_MINOR)` that these declarations were written for (64-bit pointers).
-pub const FINGERPRINT: u64 = 0xb4a7_03c1_ad55_0191;
+pub const FINGERPRINT: u64 = 0x5e20_b283_ef84_f889;
 
 /// Called from any thread of the library; must not call back into it.
 pub type tandem_log_fn = unsafe extern "C" fn(level: i32, message: *const c_char, user: *mut c_void);
@@ -319,5 +319,6 @@ abi_structs! {
         predicted_part_ns: i64,
         planned_part_ns: i64,
         streamed_x_bytes: i64,
+        judged_kv_bytes: i64,
     }
 }
