@@ -97,6 +97,7 @@ KvRun ChunkBounds::run(const Layer& layer, int32_t kv_head, int64_t first, int64
 Status ChunkBounds::fill(const Backend& cpu, const Layer& layer, const StoreView& stored, int32_t layer_idx, int64_t n,
                          const Watch& watch) {
   constexpr int64_t kOfTask = 256;  // tokens
+  n_filled_ = n_chunks_;
   if (n <= n_chunks_) return {};
   struct Fill {
     const ChunkBounds& bounds;
@@ -145,7 +146,7 @@ Status ChunkBounds::fill(const Backend& cpu, const Layer& layer, const StoreView
   else
     cpu.table->run(cpu.self, n_tasks, task, &fill);
   TANDEM_TRY(watch.check());
-  n_chunks_ = n;
+  n_filled_ = n;
   return {};
 }
 

@@ -36,9 +36,11 @@ class ChunkBounds {
   Status copy_from(Tier& tier, const Layer& layer, const ChunkBounds& from);
   void cut(int64_t n_tokens) { n_chunks_ = std::min(n_chunks_, n_tokens / chunk_len_); }
 
-  // Chunks up to the n-th get their bounds, if they have none. All of their keys are in the store.
+  // Chunks up to the n-th get their bounds, if they have none. All of their keys are in the store, but a call may yet take
+  // them back: keep() says that it has succeeded.
   Status fill(const Backend& cpu, const Layer& layer, const StoreView& stored, int32_t layer_idx, int64_t n,
               const Watch& watch);
+  void keep() { n_chunks_ = n_filled_; }
   // The rows of chunks [first, first + n), as many as lie side by side.
   KvRun run(const Layer& layer, int32_t kv_head, int64_t first, int64_t n) const;
 
@@ -49,6 +51,7 @@ class ChunkBounds {
   int64_t chunk_len_;
   std::vector<Buffer> blocks_;
   int64_t n_chunks_ = 0;  // that have bounds
+  int64_t n_filled_ = 0;  // with those of the call under way
 };
 
 }  // namespace tandem

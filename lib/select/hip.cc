@@ -89,7 +89,8 @@ Status HipState::prepare_on_host(SequenceCall* call, bool is_speculative) {
   const Sequence& sequence = *call->sequence;
   const PageStore& store = hip_.cache().store();
   is_guess_ = is_speculative;
-  is_decode_ = !is_speculative && call->q_len == 1 && sequence.lengths[l] == call->first_query;
+  appends_ = !is_speculative && sequence.lengths[l] == call->first_query;
+  is_decode_ = appends_ && call->q_len == 1;
   extents_.assign(store.bases().begin(), store.bases().end());
   stored_ = store.view(sequence.pages, sequence.positions, extents_);
   return {};
@@ -122,10 +123,9 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   searched.first_query = call.first_query;
   searched.overlaps = is_single;
   TANDEM_TRY(bound_chunks(call, watch));
+  n_run_ = 0;
   if (is_decode_ || (is_guess_ && searched.has_one_block())) {
-    int64_t n_run = 0;
-    TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &next_, &lists_, &n_run));
-    hip_.sums().n_refreshes += n_run;
+    TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &next_, &lists_, &n_run_));
   } else {
     TANDEM_TRY(hip_.search().search(searched, watch, &lists_));
   }
@@ -154,11 +154,12 @@ void HipState::write_names(const PruningRecord& record) {
   names_.window_len = record.window_len;
 }
 
-void HipState::committed(const SequenceCall& call, bool is_speculative) {
-  if (is_speculative) return;
+void HipState::committed(const SequenceCall&, bool) {
+  for (ChunkBounds& of : bounds_) of.keep();
+  hip_.sums().n_refreshes += n_run_;
   if (is_decode_)
     std::swap(cached_, next_);
-  else if (call.length > call.first_query && call.is_append)
+  else if (appends_)
     cached_.are_valid = false;
 }
 

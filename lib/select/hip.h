@@ -45,9 +45,11 @@ struct HipState final : SelectState {
   CachedLists cached_, next_;        // of the last decode call, and of the call under way
   // Of the call under way.
   bool is_guess_ = false;
+  bool appends_ = false;    // tokens that are no guess
   bool is_decode_ = false;  // one query, of a token that the call appends
   StoreView stored_;
   std::vector<std::byte*> extents_;
+  int64_t n_run_ = 0;  // stages, of those whose lists are cached
   BlockLists lists_;
   QueryNames names_;
   std::vector<int32_t> idx_;  // of names_

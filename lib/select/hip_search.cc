@@ -15,13 +15,6 @@ constexpr int64_t kWantedPieces = 64;   // more than processors have cores, most
 constexpr int64_t kLeastOfPiece = 128;  // chunks
 constexpr int64_t kMostSpanRows = 64;   // of queries that kernels take at a time (ChunkJob::row_largest)
 
-std::vector<size_t> stages_there(const PruningRecord& record, int64_t n_seen) {
-  std::vector<size_t> places;
-  for (size_t i = 0; i < record.stages.size(); ++i)
-    if (record.stages[i].is_there(n_seen)) places.push_back(i);
-  return places;
-}
-
 // Of all stages, whether they are there or not: what the lists of a call are made of.
 const PruningStage& finest(const PruningRecord& record) {
   return *std::min_element(record.stages.begin(), record.stages.end(),
@@ -53,6 +46,11 @@ uint32_t ordered(float score) {
 }
 
 }  // namespace
+
+StagePlaces::StagePlaces(const PruningRecord& record, int64_t n_seen) {
+  for (size_t i = 0; i < record.stages.size(); ++i)
+    if (record.stages[i].is_there(n_seen)) places_[n_++] = i;
+}
 
 int64_t candidates_end(const PruningRecord& record, int64_t p0, bool overlaps) {
   int64_t overlap = 0;
@@ -385,7 +383,7 @@ Status HipSearch::run_stage(const PruningStage& stage, bool is_last, const Watch
 }
 
 // Queries [query, query + n_queries), which the same stages are there for.
-Status HipSearch::search_range(int64_t query, int64_t n_queries, const std::vector<size_t>& places, const Watch& watch,
+Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlaces& places, const Watch& watch,
                                BlockLists* lists) {
   const PruningRecord& record = *call_->record;
   const auto n_lists = static_cast<size_t>(call_->n_lists());
@@ -401,7 +399,7 @@ Status HipSearch::search_range(int64_t query, int64_t n_queries, const std::vect
       add_first_blocks(stage, query, n_queries, &kept_);
     else
       add_blocks(stage, *before, query, n_queries, parents_, &kept_);
-    TANDEM_TRY(run_stage(stage, place == places.back(), watch));
+    TANDEM_TRY(run_stage(stage, place == places[places.size() - 1], watch));
     before = &stage;
   }
   for (int64_t t = 0; t < n_queries; t += lists->query_block)
@@ -429,9 +427,9 @@ Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockList
   lists->of_block.resize(static_cast<size_t>((call.q_len + lists->query_block - 1) / lists->query_block * call.n_lists()));
   constexpr int64_t kMostBlock = 64;  // a multiple of every stage's blocks
   for (int64_t query = 0; query < call.q_len;) {
-    const std::vector<size_t> places = stages_there(record, call.first_query + query + 1);
+    const StagePlaces places(record, call.first_query + query + 1);
     int64_t end = query;
-    while (end < call.q_len && end - query < kBatchQueries && stages_there(record, call.first_query + end + 1) == places)
+    while (end < call.q_len && end - query < kBatchQueries && StagePlaces(record, call.first_query + end + 1) == places)
       end = std::min(call.q_len, end + kMostBlock);
     TANDEM_TRY(search_range(query, end - query, places, watch, lists));
     query = end;
@@ -445,7 +443,7 @@ Status HipSearch::search_cached(const SearchedCall& call, const CachedLists& bef
   bounded_ = bounded_layer(*call.layer);
   const PruningRecord& record = *call.record;
   const int64_t p0 = call.first_query, n_lists = call.n_lists();
-  const std::vector<size_t> places = stages_there(record, p0 + 1);
+  const StagePlaces places(record, p0 + 1);
   bool runs = !before.are_valid || before.stages.size() != places.size();
   for (size_t i = 0; i < places.size() && !runs; ++i) runs = before.stages[i].place != places[i];
   after->stages.resize(places.size());
@@ -476,9 +474,9 @@ Status HipSearch::search_cached(const SearchedCall& call, const CachedLists& bef
   lists->of_block.resize(static_cast<size_t>(n_lists));
   for (int64_t list = 0; list < n_lists; ++list) {
     ChunkList& to = lists->of_block[static_cast<size_t>(list)];
-    if (!places.empty()) {
-      split_chunks(after->stages.back().of_list[static_cast<size_t>(list)], record.stages[places.back()].chunk_len,
-                   lists->chunk_len, INT64_MAX, &to);
+    if (places.size() > 0) {
+      split_chunks(after->stages.back().of_list[static_cast<size_t>(list)],
+                   record.stages[places[places.size() - 1]].chunk_len, lists->chunk_len, INT64_MAX, &to);
       continue;
     }
     to.clear();

@@ -7,6 +7,7 @@
 // are listed.
 #pragma once
 
+#include <array>
 #include <span>
 #include <utility>
 #include <vector>
@@ -30,6 +31,21 @@ struct CachedLists {
   };
   std::vector<Stage> stages;  // those that were there
   bool are_valid = false;
+};
+
+// Which stages of a record are there for a query. Takes no memory: decode calls of a length that has been reached take none.
+class StagePlaces {
+ public:
+  StagePlaces(const PruningRecord& record, int64_t n_seen);
+  const size_t* begin() const { return places_.data(); }
+  const size_t* end() const { return places_.data() + n_; }
+  size_t size() const { return n_; }
+  size_t operator[](size_t i) const { return places_[i]; }
+  bool operator==(const StagePlaces&) const = default;
+
+ private:
+  std::array<size_t, kMostStages> places_{};
+  size_t n_ = 0;
 };
 
 // The queries of one sequence in a call, and its keys.
@@ -99,8 +115,7 @@ class HipSearch {
     int64_t begin = 0, end = 0;
   };
 
-  Status search_range(int64_t query, int64_t n_queries, const std::vector<size_t>& places, const Watch& watch,
-                      BlockLists* lists);
+  Status search_range(int64_t query, int64_t n_queries, const StagePlaces& places, const Watch& watch, BlockLists* lists);
   Status run_stage(const PruningStage& stage, bool is_last, const Watch& watch);
   void add_first_blocks(const PruningStage& stage, int64_t query, int64_t n_queries, std::vector<ChunkList>* kept);
   void add_blocks(const PruningStage& stage, const PruningStage& before, int64_t query, int64_t n_queries,

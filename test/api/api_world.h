@@ -65,6 +65,7 @@ struct Tensor {
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
   Tensor(Tensor&&) = default;
+  Tensor& operator=(Tensor&&) = default;
 };
 
 constexpr int32_t kQHeads = 4, kKvHeads = 2, kDim = 64, kLayers = 2;
