@@ -54,26 +54,37 @@ void bounded_queries(const float* q, int64_t n_rows, int64_t head_dim, float* to
     }
 }
 
-int64_t ChunkBounds::bytes(const Layer& layer, int64_t chunk_len, int64_t n_tokens) {
-  const int64_t n_blocks = (n_tokens + kBlock - 1) / kBlock;
-  return n_blocks * (kBlock / chunk_len) * layer.n_kv_heads * 2 * layer.k_head_dim * static_cast<int64_t>(sizeof(uint16_t));
+void ChunkBounds::include(int64_t from_len, int64_t to_len) {
+  from_len_ = std::min(from_len_, from_len);
+  to_len_ = to_len == 0 || to_len_ == 0 ? 0 : std::max(to_len_, to_len);
 }
 
-Status ChunkBounds::reserve(Tier& tier, const Layer& layer, int64_t n_tokens, const Watch& watch) {
-  const auto n_blocks = static_cast<size_t>((n_tokens + kBlock - 1) / kBlock);
-  if (n_blocks <= blocks_.size()) return {};
-  blocks_.reserve(n_blocks);
-  while (blocks_.size() < n_blocks) {
+int64_t ChunkBounds::block_bytes(const Layer& layer) const {
+  return kBlock / chunk_len_ * layer.n_kv_heads * 2 * layer.k_head_dim * static_cast<int64_t>(sizeof(uint16_t));
+}
+
+int64_t ChunkBounds::bytes(const Layer& layer, int64_t n_tokens) const {
+  return n_blocks(wanted(n_tokens)) * block_bytes(layer);
+}
+
+Status ChunkBounds::take_blocks(Tier& tier, const Layer& layer, int64_t n, const Watch& watch) {
+  blocks_.reserve(static_cast<size_t>(n));
+  while (std::ssize(blocks_) < n) {
     TANDEM_TRY(watch.check());
     Buffer block;
-    TANDEM_TRY(Buffer::create(tier, bytes(layer, chunk_len_, kBlock), Use::kSession, &block));
+    TANDEM_TRY(Buffer::create(tier, block_bytes(layer), Use::kSession, &block));
     blocks_.push_back(std::move(block));
   }
   return {};
 }
 
+Status ChunkBounds::reserve(Tier& tier, const Layer& layer, int64_t n_tokens, const Watch& watch) {
+  const int64_t n = n_blocks(wanted(n_tokens));
+  return n <= std::ssize(blocks_) ? Status() : take_blocks(tier, layer, n, watch);
+}
+
 Status ChunkBounds::copy_from(Tier& tier, const Layer& layer, const ChunkBounds& from) {
-  TANDEM_TRY(reserve(tier, layer, from.capacity(), {}));
+  TANDEM_TRY(take_blocks(tier, layer, std::ssize(from.blocks_), {}));
   for (size_t b = 0; b < from.blocks_.size(); ++b)
     std::memcpy(blocks_[b].data(), from.blocks_[b].data(), static_cast<size_t>(from.blocks_[b].bytes()));
   n_chunks_ = from.n_chunks_;

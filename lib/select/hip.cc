@@ -16,20 +16,25 @@
 namespace tandem {
 namespace {
 
-// The lengths of chunk that bounds are kept of.
-std::vector<int64_t> bounded_lens(const PruningOfLayer& pruning) {
-  std::vector<int64_t> lens;
+// Of each length of chunk that a stage wants bounds of.
+std::vector<ChunkBounds> bounds_of(const PruningOfLayer& pruning) {
+  std::vector<ChunkBounds> made;
   for (const PruningRecord* record : {&pruning.decode, &pruning.append})
-    for (const PruningStage& stage : record->stages)
-      if (stage.judge == Judge::kBounds && std::find(lens.begin(), lens.end(), stage.chunk_len) == lens.end())
-        lens.push_back(stage.chunk_len);
-  return lens;
+    for (const PruningStage& stage : record->stages) {
+      if (stage.judge != Judge::kBounds) continue;
+      const auto found =
+          std::find_if(made.begin(), made.end(), [&](const ChunkBounds& of) { return of.chunk_len() == stage.chunk_len; });
+      if (found == made.end())
+        made.emplace_back(stage.chunk_len, stage.from_len, stage.to_len);
+      else
+        found->include(stage.from_len, stage.to_len);
+    }
+  return made;
 }
 
 SelectorBytes bytes_of(const Layer& layer, const PolicyOptions& options, size_t layer_idx, int64_t kv_len) {
   SelectorBytes bytes;
-  for (const int64_t len : bounded_lens(options.pruning.layers[layer_idx]))
-    bytes.state += ChunkBounds::bytes(layer, len, kv_len);
+  for (const ChunkBounds& of : bounds_of(options.pruning.layers[layer_idx])) bytes.state += of.bytes(layer, kv_len);
   return bytes;
 }
 
@@ -45,9 +50,7 @@ const Policy kPolicyHip = {
 
 const Backend& Hip::cpu() const { return cache().engine().cpu(); }
 
-HipState::HipState(Hip& of) : hip_(of) {
-  for (const int64_t len : bounded_lens(of.pruning())) bounds_.emplace_back(len);
-}
+HipState::HipState(Hip& of) : hip_(of), bounds_(bounds_of(of.pruning())) {}
 
 bool HipState::has_room(int64_t n_tokens) const {
   return std::all_of(bounds_.begin(), bounds_.end(), [&](const ChunkBounds& of) { return of.has_room(n_tokens); });
@@ -98,11 +101,10 @@ Status HipState::prepare_on_host(SequenceCall* call, bool is_speculative) {
 
 // Keys that stages may look at get their bounds: those of the call's last block at most.
 Status HipState::bound_chunks(const SequenceCall& call, const Watch& watch) {
+  const int64_t end = !is_guess_ && call.q_len > 1 ? call.length : call.first_query;
   for (ChunkBounds& of : bounds_) {
-    const int64_t n_complete = call.first_query / of.chunk_len();
-    int64_t end = n_complete;
-    if (!is_guess_ && call.q_len > 1) end = call.length / of.chunk_len();
-    TANDEM_TRY(of.fill(hip_.cpu(), hip_.layer(), stored_, hip_.layer_idx(), end, watch));
+    const int64_t n = std::min(end, of.wanted(call.length)) / of.chunk_len();
+    TANDEM_TRY(of.fill(hip_.cpu(), hip_.layer(), stored_, hip_.layer_idx(), n, watch));
   }
   return {};
 }
