@@ -124,12 +124,13 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   searched.overlaps = is_single;
   TANDEM_TRY(bound_chunks(call, watch));
   n_run_ = 0;
+  (void)hip_.search().take_judged_bytes();  // of a call that has failed
   if (is_decode_ || (is_guess_ && searched.has_one_block())) {
     TANDEM_TRY(hip_.search().search_cached(searched, cached_, watch, &next_, &lists_, &n_run_));
   } else {
     TANDEM_TRY(hip_.search().search(searched, watch, &lists_));
   }
-  hip_.sums().judged_bytes += hip_.search().take_judged_bytes();
+  judged_bytes_ = hip_.search().take_judged_bytes();
   write_names(record);
   return {};
 }
@@ -157,6 +158,7 @@ void HipState::write_names(const PruningRecord& record) {
 void HipState::committed(const SequenceCall&, bool) {
   for (ChunkBounds& of : bounds_) of.keep();
   hip_.sums().n_refreshes += n_run_;
+  hip_.sums().judged_bytes += judged_bytes_;
   if (is_decode_)
     std::swap(cached_, next_);
   else if (appends_)

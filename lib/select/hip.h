@@ -50,6 +50,7 @@ struct HipState final : SelectState {
   StoreView stored_;
   std::vector<std::byte*> extents_;
   int64_t n_run_ = 0;  // stages, of those whose lists are cached
+  int64_t judged_bytes_ = 0;
   BlockLists lists_;
   QueryNames names_;
   std::vector<int32_t> idx_;  // of names_
