@@ -212,13 +212,32 @@ void judges_keys_as_attention_sees_them(void**) {
     }
 }
 
+// Descents of chunks that lie in one page, and of those that lie in several.
+void descends_alike_in_any_pages(void**) {
+  const Pruned pruned(64, 160, {stage_of(kDescent, 64, 256, 1), stage_of(kDescent, 32, 96, 1, 32)});
+  tandem::test::TakesOneIn is_taken;
+  for (const int32_t dim : {64, 80, 256})
+    for (const int32_t k_type : {TANDEM_F32, TANDEM_F16, TANDEM_BF16, TANDEM_E4M3, TANDEM_Q8_0}) {
+      if (!is_taken()) continue;
+      const Machine machine({layer_of(4, 2, dim)});
+      tandem_cache_options long_pages = short_pages(k_type);
+      long_pages.page_tokens = 128;
+      const Keeper in_many(machine, pruned.options, short_pages(k_type)), in_few(machine, pruned.options, long_pages);
+      for (const Keeper* each : {&in_many, &in_few}) each->append(each->ids[0], 900, 7);
+      for (const int64_t n : {1, 40}) {
+        assert_close_to(in_many.turn({n}, 50), in_few.turn({n}, 50), tandem_dtype_name(k_type));
+        for (int32_t h = 0; h < 2; ++h) assert_true(in_many.listed(in_many.ids[0], h) == in_few.listed(in_few.ids[0], h));
+      }
+    }
+}
+
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(keeps_everything_of_shapes),         cmocka_unit_test(keeps_everything_of_types),
       cmocka_unit_test(keeps_everything_of_logit_options),  cmocka_unit_test(attends_what_it_tells),
-      cmocka_unit_test(judges_keys_as_attention_sees_them),
+      cmocka_unit_test(judges_keys_as_attention_sees_them), cmocka_unit_test(descends_alike_in_any_pages),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
