@@ -192,13 +192,17 @@ void forgets_truncated_rows(void**) {
 
 // ---- descent ----------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kChunk = 16, kKept = 64;
+constexpr int64_t kKept = 64;
+
+struct TokenSpan {
+  int64_t begin, n;
+};
 
 // The tokens of a chunk that one query head's descent looks at; *score: of the last of them.
-std::vector<int64_t> path_of(const std::vector<std::vector<float>>& logits, int64_t chunk, size_t q_head, float* score) {
-  std::vector<int64_t> path = {chunk * kChunk};
+std::vector<int64_t> path_of(const std::vector<std::vector<float>>& logits, TokenSpan chunk, size_t q_head, float* score) {
+  std::vector<int64_t> path = {chunk.begin};
   int64_t low = path[0];
-  for (int64_t half = kChunk / 2; half > 0; half /= 2) {
+  for (int64_t half = chunk.n / 2; half > 0; half /= 2) {
     path.push_back(low + half);
     if (logits[static_cast<size_t>(low + half)][q_head] > logits[static_cast<size_t>(low)][q_head]) low += half;
   }
@@ -207,23 +211,23 @@ std::vector<int64_t> path_of(const std::vector<std::vector<float>>& logits, int6
 }
 
 // Keys of one KV head that a stage of descent, and an exact one over what it keeps, may read; those of sinks and window too.
-std::vector<int64_t> readable(const std::vector<std::vector<float>>& logits, size_t kv_head) {
-  const int64_t p0 = kPrompt, end = p0 + 1 - kWindow, n_chunks = (end + kChunk - 1) / kChunk;
+std::vector<int64_t> readable(const std::vector<std::vector<float>>& logits, size_t kv_head, int64_t chunk_len) {
+  const int64_t p0 = kPrompt, end = p0 + 1 - kWindow, n_chunks = (end + chunk_len - 1) / chunk_len;
   std::vector<int64_t> tokens;
   std::vector<std::pair<float, int64_t>> scores;
-  for (int64_t chunk = kSinks / kChunk; chunk < n_chunks; ++chunk) {
+  for (int64_t chunk = kSinks / chunk_len; chunk < n_chunks; ++chunk) {
     float best = -INFINITY;
     for (size_t h = 2 * kv_head; h < 2 * (kv_head + 1); ++h) {
       float score = 0;
-      const auto path = path_of(logits, chunk, h, &score);
+      const auto path = path_of(logits, {chunk * chunk_len, chunk_len}, h, &score);
       tokens.insert(tokens.end(), path.begin(), path.end());
       best = std::max(best, score);
     }
     scores.emplace_back(-best, chunk);
   }
   std::sort(scores.begin(), scores.end());
-  for (int64_t i = 0; i < kKept / kChunk; ++i)
-    for (int64_t t = 0; t < kChunk; ++t) tokens.push_back(scores[static_cast<size_t>(i)].second * kChunk + t);
+  for (int64_t i = 0; i < kKept / chunk_len; ++i)
+    for (int64_t t = 0; t < chunk_len; ++t) tokens.push_back(scores[static_cast<size_t>(i)].second * chunk_len + t);
   for (int64_t t = 0; t <= p0; ++t)
     if (t < kSinks || t >= end) tokens.push_back(t);
   std::sort(tokens.begin(), tokens.end());
@@ -231,10 +235,9 @@ std::vector<int64_t> readable(const std::vector<std::vector<float>>& logits, siz
 }
 
 // A descent reads the keys of its paths, and an exact stage behind it the chunks that were kept.
-void descends_along_its_paths(void**) {
-  const NanMachine machine;
+void descend(const Machine& machine, int64_t chunk_len) {
   for (const bool has_second : {false, true}) {
-    std::vector<tandem_pruning_stage> stages = {stage_of(kDescent, kChunk, kKept)};
+    std::vector<tandem_pruning_stage> stages = {stage_of(kDescent, chunk_len, kKept)};
     if (has_second) stages.push_back(stage_of(kExact, 8, 32));
     const Pruned pruned(kSinks, kWindow, stages);
     Keeper whole(machine, pruned.options, short_pages());
@@ -245,7 +248,7 @@ void descends_along_its_paths(void**) {
     const std::vector<float> wanted = rows.call.answers();
     std::vector<std::vector<float>> logits(kPrompt + 1);
     for (int64_t t = 0; t <= kPrompt; ++t) (void)whole.over(rows.call, {{t}}, &logits[static_cast<size_t>(t)]);
-    const Places read = {readable(logits, 0), readable(logits, 1)};
+    const Places read = {readable(logits, 0, chunk_len), readable(logits, 1, chunk_len)};
     for (Batch* batch : {&rows.prompt, &rows.call}) {
       const int64_t first = batch == &rows.call ? kPrompt : 0;
       forget_others(&batch->k, first, read);
@@ -257,6 +260,12 @@ void descends_along_its_paths(void**) {
     assert_finite(wanted);
     assert_same_bits(rows.call.answers(), wanted, has_second ? "descent, then exact" : "descent");
   }
+}
+
+// Chunks that lie in one page, and in two.
+void descends_along_its_paths(void**) {
+  const NanMachine machine;
+  for (const int64_t chunk_len : {16, 32}) descend(machine, chunk_len);
 }
 
 }  // namespace
