@@ -104,7 +104,8 @@ void PolicyOptions::declare(Flags* flags) {
   flags->text("--pruning", "PRUNING",
               "hip: what it prunes, a preset (small, the default, 3k, 3k-fast, 3k-flash, 5k, 3k-5k, 16k-shallow)\n"
               "or SINKS/WINDOW/STAGE..., each stage JUDGE:CHUNK:KEEP:INTERVAL with descent, bounds or exact as judge,\n"
-              "+next behind the last; with dense+ before it appends are not pruned: dense+64/1024/bounds:64:16384:16/exact:8:2048:4+next",
+              "+next behind the last; with dense+ before it appends are not pruned: "
+              "dense+64/1024/bounds:64:16384:16/exact:8:2048:4+next",
               &pruning);
 }
 
