@@ -50,6 +50,7 @@ const std::vector<BadInput> kBadBench = {
      {"--kv-len", "2147483647", "GiB"},
      1},
     {{"decode", "--q-len", "4"}, {"--q-len", "4"}},
+    {{"decode", "--policy", "hip"}, {"--policy", "hip", "pruning_bench"}},
     {{"append", "--kv-len", "16"}, {"--kv-len", "16", "--q-len", "32"}},
     {{"append", "--q-len", "0"}, {"--q-len", "0"}},
     {{"decode", "--q-heads", "7"}, {"--q-heads", "7", "--kv-heads", "8"}},
