@@ -89,7 +89,8 @@ Result check_together(const BenchOptions& options) {
   if (options.q_len != 1 && (options.mode == Mode::kDecode || options.mode == Mode::kWake))
     return usage_error("--q-len = %lld: %s has one query per sequence (append and prefill have more)", number(options.q_len),
                        options.mode_name.c_str());
-  if (options.policy == "hip") return usage_error("--policy hip: is not timed here (the tree's bench/api/pruning_bench does)");
+  if (options.policy == "hip")
+    return usage_error("--policy hip: is not timed here (the tree's bench/api/pruning_bench does)");
   for (const int64_t kv_len : options.kv_lens) {
     if (options.ragged && kv_len % options.batch != 0)
       return usage_error("--kv-len = %lld is not a multiple of --batch = %lld, as --ragged needs", number(kv_len),
