@@ -43,6 +43,7 @@ void forget_others(Tensor* tensor, int64_t first, const Places& listed) {
 }
 
 void append_rows(const Keeper& to, const Batch& rows) {
+  to.scatter();
   OK(tandem_sequence_append, to.cache, to.ids[0], 0, &rows.k.view, &rows.v.view, nullptr);
 }
 
