@@ -36,6 +36,7 @@ struct Shared {
   Shared() {
     OK(tandem_session_create, &whole, keeper.cache, &keeping.options);
     (void)keeper.beside();
+    keeper.scatter();
   }
   ~Shared() { tandem_session_release(whole); }
   Shared(const Shared&) = delete;

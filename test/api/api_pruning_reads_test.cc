@@ -43,6 +43,7 @@ void forget_others(Tensor* tensor, int64_t first, const Places& listed) {
 }
 
 void append_rows(const Keeper& to, const Batch& rows) {
+  to.scatter();
   OK(tandem_sequence_append, to.cache, to.ids[0], 0, &rows.k.view, &rows.v.view, nullptr);
 }
 
@@ -211,7 +212,9 @@ std::vector<int64_t> path_of(const std::vector<std::vector<float>>& logits, Toke
 }
 
 // Keys of one KV head that a stage of descent, and an exact one over what it keeps, may read; those of sinks and window too.
-std::vector<int64_t> readable(const std::vector<std::vector<float>>& logits, size_t kv_head, int64_t chunk_len) {
+// *attended: what is attended where there is no other stage.
+std::vector<int64_t> readable(const std::vector<std::vector<float>>& logits, size_t kv_head, int64_t chunk_len,
+                              std::vector<int64_t>* attended) {
   const int64_t p0 = kPrompt, end = p0 + 1 - kWindow, n_chunks = (end + chunk_len - 1) / chunk_len;
   std::vector<int64_t> tokens;
   std::vector<std::pair<float, int64_t>> scores;
@@ -227,9 +230,12 @@ std::vector<int64_t> readable(const std::vector<std::vector<float>>& logits, siz
   }
   std::sort(scores.begin(), scores.end());
   for (int64_t i = 0; i < kKept / chunk_len; ++i)
-    for (int64_t t = 0; t < chunk_len; ++t) tokens.push_back(scores[static_cast<size_t>(i)].second * chunk_len + t);
+    for (int64_t t = 0; t < chunk_len; ++t) attended->push_back(scores[static_cast<size_t>(i)].second * chunk_len + t);
   for (int64_t t = 0; t <= p0; ++t)
-    if (t < kSinks || t >= end) tokens.push_back(t);
+    if (t < kSinks || t >= end) attended->push_back(t);
+  std::sort(attended->begin(), attended->end());
+  attended->erase(std::unique(attended->begin(), attended->end()), attended->end());
+  tokens.insert(tokens.end(), attended->begin(), attended->end());
   std::sort(tokens.begin(), tokens.end());
   return tokens;
 }
@@ -248,7 +254,9 @@ void descend(const Machine& machine, int64_t chunk_len) {
     const std::vector<float> wanted = rows.call.answers();
     std::vector<std::vector<float>> logits(kPrompt + 1);
     for (int64_t t = 0; t <= kPrompt; ++t) (void)whole.over(rows.call, {{t}}, &logits[static_cast<size_t>(t)]);
-    const Places read = {readable(logits, 0, chunk_len), readable(logits, 1, chunk_len)};
+    Places read, attended(kKvHeads);
+    for (size_t h = 0; h < kKvHeads; ++h) read.push_back(readable(logits, h, chunk_len, &attended[h]));
+    if (!has_second) assert_true(lists_of(whole, whole.ids[0]) == attended);
     for (Batch* batch : {&rows.prompt, &rows.call}) {
       const int64_t first = batch == &rows.call ? kPrompt : 0;
       forget_others(&batch->k, first, read);

@@ -91,6 +91,7 @@ void answers_as_all(const Case& of, int32_t first_judge, int32_t last_judge) {
   const Machine machine(of.layers);
   const Pruned kept(16, 64, keeping_stages(first_judge, last_judge));
   const Keeper hip(machine, kept.options, of.cache, 3), all(machine, dense_options(), of.cache, 3);
+  hip.scatter();
   converse([&](const std::vector<int64_t>& q_lens, int64_t seed, bool appends) {
     assert_close_to(hip.turn(q_lens, seed, appends), all.turn(q_lens, seed, appends),
                     of.name + ", turn " + std::to_string(seed / 1000));
@@ -132,6 +133,7 @@ void answers_over_lists(const Case& of) {
                       {stage_of(has_bounds(of) ? kBounds : kExact, 16, 128, 4), stage_of(kDescent, 8, 64, 2, 32),
                        stage_of(kExact, 4, 32, 1, 16)});
   Keeper hip(machine, pruned.options, of.cache);
+  hip.scatter();
   int64_t seed = 1;
   for (const int64_t n : {400, 1, 1, 65, 1, 1, 1, 1, 1, 200, 1})
     for (int32_t l = 0; l < static_cast<int32_t>(of.layers.size()); ++l) {
@@ -169,6 +171,7 @@ void judges_single_keys(const Case& of, int32_t judge, float slack) {
   const Machine machine(of.layers);
   const Pruned pruned(kSinks, kWindow, {stage_of(judge, 1, kKept, 1)});
   Keeper hip(machine, pruned.options, of.cache);
+  hip.scatter();
   hip.append(hip.ids[0], kLength - 1, 7);
   const Batch batch(machine, 0, {{hip.ids[0], 1}}, 70);
   OK(tandem_attend, hip.session, &batch.args);
@@ -223,6 +226,7 @@ void descends_alike_in_any_pages(void**) {
       tandem_cache_options long_pages = short_pages(k_type);
       long_pages.page_tokens = 128;
       const Keeper in_many(machine, pruned.options, short_pages(k_type)), in_few(machine, pruned.options, long_pages);
+      in_many.scatter();
       for (const Keeper* each : {&in_many, &in_few}) each->append(each->ids[0], 900, 7);
       for (const int64_t n : {1, 40}) {
         assert_close_to(in_many.turn({n}, 50), in_few.turn({n}, 50), tandem_dtype_name(k_type));

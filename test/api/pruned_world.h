@@ -74,7 +74,7 @@ struct Machine {
   Machine(const Machine&) = delete;
 };
 
-// Pages are short, so that keys lie in many of them.
+// Pages are short, so that keys lie in many of them; see Keeper::scatter().
 inline tandem_cache_options short_pages(int32_t k_type = TANDEM_F32, int32_t v_type = 0) {
   tandem_cache_options options = TANDEM_CACHE_OPTIONS_INIT;
   options.page_tokens = 16;
@@ -172,6 +172,19 @@ struct Keeper {
       const Batch batch(machine, l, {{id, n}}, seed + 100 * l);
       OK(tandem_sequence_append, cache, id, l, &batch.k.view, batch.args.v, nullptr);
     }
+  }
+  // Leaves holes of a page each in the store, for pages side by side are read as one. They have held NaN.
+  void scatter() const {
+    std::vector<int64_t> fillers(100);
+    for (int64_t& filler : fillers) {
+      OK(tandem_sequence_create, &filler, cache);
+      for (int32_t l = 0; l < static_cast<int32_t>(machine.layers.size()); ++l) {
+        Batch batch(machine, l, {{filler, 1}}, 0);
+        for (Tensor* of : {&batch.k, &batch.v}) std::fill(of->values.begin(), of->values.end(), NAN);
+        OK(tandem_sequence_append, cache, filler, l, &batch.k.view, batch.args.v, nullptr);
+      }
+    }
+    for (size_t i = 0; i < fillers.size(); i += 2) OK(tandem_sequence_drop, cache, fillers[i]);
   }
   int64_t length(int64_t id, int32_t layer_idx = 0) const {
     int64_t n = -1;
