@@ -412,6 +412,6 @@ func (s *Session) Stats() (SessionStats, error) {
 		PredictedPartNs:     int64(raw.predicted_part_ns),
 		PlannedPartNs:       int64(raw.planned_part_ns),
 		StreamedXBytes:      int64(raw.streamed_x_bytes),
-		JudgedKVBytes:       int64(raw.judged_kv_bytes),
+		JudgedKvBytes:       int64(raw.judged_kv_bytes),
 	}, err
 }

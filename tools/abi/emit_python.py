@@ -10,7 +10,7 @@ WIDTH = 125
 NUMBERS = {"uint8_t": "c_uint8", "int32_t": "c_int32", "uint32_t": "c_uint32", "int64_t": "c_int64", "uint64_t": "c_uint64",
            "size_t": "c_size_t", "float": "c_float", "double": "c_double"}
 DTYPE = re.compile(r"TANDEM_(F\d+|BF16|E\dM\d|Q\d+_\d+)$")
-GROUPS = {"TANDEM_ROPE_": "ROPES", "TANDEM_NORM_": "NORMS", "TANDEM_WEIGHTS_": "WEIGHTS", "TANDEM_ROTATION_": "ROTATIONS"}
+GROUPS = {"TANDEM_ROPE_": "ROPES", "TANDEM_NORM_": "NORMS", "TANDEM_WEIGHTS_": "WEIGHTS", "TANDEM_ROTATION_": "ROTATIONS", "TANDEM_JUDGE_": "JUDGES"}
 HEAD = f"# SPDX-License-Identifier: MIT\n# {MADE}\n"
 
 

@@ -21,6 +21,7 @@ ROPES = {"caller": 0, "halves": 1, "interleaved": 2}
 NORMS = {"none": 0, "rms": 1, "layer": 2}
 WEIGHTS = {"in_out": 0, "out_in": 1}
 ROTATIONS = {"default": 0, "hadamard": 1, "none": 2}
+JUDGES = {"descent": 1, "bounds": 2, "exact": 3}
 I32 = 16
 DEVICE_HOST = 0
 DEVICE_CUDA = 1
@@ -32,9 +33,6 @@ ATTEND_PARTIAL = 2
 TENSORS_CAUSAL = 1
 SELECTION_ANY_ORDER = 1
 SELECTION_PLUS_WINDOW = 2
-JUDGE_DESCENT = 1
-JUDGE_BOUNDS = 2
-JUDGE_EXACT = 3
 
 LogFunction = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 

@@ -9,8 +9,6 @@ from . import _abi
 from ._errors import invalid, of_type
 from ._library import lib
 
-_JUDGES = {"descent": _abi.JUDGE_DESCENT, "bounds": _abi.JUDGE_BOUNDS, "exact": _abi.JUDGE_EXACT}
-
 
 @dataclass(frozen=True)
 class PruningStage:
@@ -47,7 +45,17 @@ class PruningStage:
 
 @dataclass(frozen=True)
 class PruningRecord:
-    """What a layer's queries attend: the first `sink_tokens` tokens, the `window_tokens` newest, and what the stages keep."""
+    """What a layer's queries attend.
+
+    Parameters
+    ----------
+    stages : sequence of PruningStage
+        What they keep is attended: at most eight.
+    sink_tokens : int
+        First tokens, always attended: a multiple of the first stage's `chunk_tokens`.
+    window_tokens : int
+        Newest tokens, always attended.
+    """
 
     stages: Sequence[PruningStage]
     sink_tokens: int = 64
@@ -92,7 +100,7 @@ def pruning_struct(name: str, value: Any) -> Any:
                                                         "from_tokens", "to_tokens")}
         for key, number in options.items():
             options[key] = integer(f"{field}.{key}", number)
-        return struct_of(_abi.PruningStageStruct, options | {"judge": named(f"{field}.judge", stage.judge, _JUDGES),
+        return struct_of(_abi.PruningStageStruct, options | {"judge": named(f"{field}.judge", stage.judge, _abi.JUDGES),
                                                              "plus_next": int(bool(stage.plus_next))}, "pruning_stage")
 
     def record_struct(field: str, record: PruningRecord) -> Any:

@@ -21,7 +21,7 @@ CONSTANTS = {f"TANDEM_{'ERROR_' if code else ''}{name}": code for name, code in 
 CONSTANTS |= {f"TANDEM_{name.upper()}": code for name, code in _abi.DTYPES.items()}
 CONSTANTS |= {f"TANDEM_{kind}_{name.upper()}": code
               for kind, table in (("ROPE", _abi.ROPES), ("NORM", _abi.NORMS), ("WEIGHTS", _abi.WEIGHTS),
-                                  ("ROTATION", _abi.ROTATIONS)) for name, code in table.items()}
+                                  ("ROTATION", _abi.ROTATIONS), ("JUDGE", _abi.JUDGES)) for name, code in table.items()}
 CONSTANTS |= {f"TANDEM_{name}": getattr(_abi, name) for name in
               ("DEVICE_HOST", "DEVICE_CUDA", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "ATTEND_SPECULATIVE", "ATTEND_PARTIAL",
                "SELECTION_ANY_ORDER", "SELECTION_PLUS_WINDOW", "I32", "TENSORS_CAUSAL")}
