@@ -57,10 +57,10 @@ void forgets_no_key(void**) {
       if (judge == kDescent && place % 8 != 0) continue;  // a descent looks at first keys of halves that score high
       const Pruned pruned(32, 64, {stage_of(judge, 8, 16, 5)});
       Planted planted(pruned);
-      planted.append(431, {{place, 4.0f}}, false);
+      using Keys = std::vector<std::pair<int64_t, float>>;
+      planted.append(431, place < 431 ? Keys{{place, 4.0f}} : Keys{}, false);
       for (int i = 0; i < 70; ++i) {
-        planted.append(1, place == 431 && i == 0 ? std::vector<std::pair<int64_t, float>>{{431, 4.0f}}
-                                                 : std::vector<std::pair<int64_t, float>>{});
+        planted.append(1, i == 0 && place == 431 ? Keys{{place, 4.0f}} : Keys{});
         assert_true(planted.lists(place));
       }
     }
