@@ -384,6 +384,8 @@ void descend_chunks(void* self, const DescentJob& job, int32_t worker_idx) {
   backend.kernels->descend_chunks(job, backend.scratch[worker_idx]);
 }
 
+int32_t n_workers(void* self) { return backend_of(self).pool->n_workers(); }
+
 void observe(void* self, float* maw, const float* logits, int64_t n_keys, float lse, float alpha) {
   backend_of(self).kernels->observe(maw, logits, n_keys, lse, alpha);
 }
@@ -416,6 +418,7 @@ constexpr BackendTable kTable = {
     keep_clear,    attend_watched,
     merge_watched, run_alone,
     judge_chunks,  descend_chunks,
+    n_workers,
 };
 
 }  // namespace

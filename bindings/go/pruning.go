@@ -38,7 +38,7 @@ type PruningStage struct {
 // PruningRecord is which keys a layer's queries attend: sinks, window, and the chunks that the last stage has kept. Stages are given,
 // other zero members are defaults.
 type PruningRecord struct {
-	SinkTokens   int64          // first tokens, always attended: a multiple of the first stage's ChunkTokens; 0: 64
+	SinkTokens   int64          // first tokens, always attended: a multiple of the largest ChunkTokens; 0: 64
 	NoSinks      bool           // no first tokens; SinkTokens is 0
 	WindowTokens int64          // newest tokens: at least 2 * ChunkTokens + RefreshInterval - 1, the largest of each; 0: 1024
 	Stages       []PruningStage // 1 to 8, one after another

@@ -5,7 +5,9 @@
  *
  * A query block is one query of a decode call, or up to query_block consecutive queries of an append. Its queries attend the
  * first sink_tokens tokens, the window, and a list of chunks that was made for the block: one list for each KV head. The window
- * of a block begins window_tokens - 1 tokens before its first query and ends, for each query, with its own token.
+ * of a block begins window_tokens - 1 tokens before its first query, and ends for each query with its own token. Where stages have
+ * blocks of different lengths, the window begins by the first query of the first stage's block. The tokens of a guess (SPECULATIVE)
+ * all have the window, and look at the chunks, of the first of them.
  *
  * Stages make the list, one after another. A chunk is chunk_tokens consecutive tokens and begins at a multiple of that. The first
  * stage looks at all chunks between the sinks and the window, each later stage at the parts of the chunks that the stage before
@@ -43,7 +45,7 @@ typedef struct tandem_pruning_stage {
   int64_t chunk_tokens;     /* a power of two up to 256. Of each stage at least as many as of the stage behind it */
   int64_t keep_tokens;      /* a multiple of chunk_tokens; with plus_next of twice as many */
   int64_t refresh_interval; /* tokens from one run to the next in decode calls; 0: 1, it runs in every call */
-  int64_t from_tokens;      /* the stage is there for queries that see so many tokens and more, */
+  int64_t from_tokens;      /* the stage is there for blocks whose first query sees so many tokens and more, */
   int64_t to_tokens;        /*   and fewer than these; 0: there is no limit */
 } tandem_pruning_stage;
 #define TANDEM_PRUNING_STAGE_INIT \
@@ -53,8 +55,8 @@ typedef struct tandem_pruning_stage {
 typedef struct tandem_pruning_record {
   uint32_t struct_size;
   int32_t reserved;       /* 0 */
-  int64_t sink_tokens;    /* first tokens, always attended: a multiple of the first stage's chunk_tokens; -1: 64 */
-  int64_t window_tokens;  /* newest tokens, always attended: at least twice the first stage's chunk_tokens and the longest
+  int64_t sink_tokens;    /* first tokens, always attended: a multiple of the largest chunk_tokens; -1: 64 */
+  int64_t window_tokens;  /* newest tokens, always attended: at least twice the largest chunk_tokens and the longest
                              refresh_interval - 1; -1: 1024 */
   const tandem_pruning_stage *stages; /* [n_stages], each with its own struct_size (all equal) */
   int64_t n_stages;                   /* 1 to 8 */
@@ -62,8 +64,8 @@ typedef struct tandem_pruning_record {
 #define TANDEM_PRUNING_RECORD_INIT \
   { sizeof(tandem_pruning_record), 0, -1, -1, NULL, 0 }
 
-/* Read when the session is created. Errors: NOT_FOUND (pruning.preset), INVALID_ARGUMENT (the member), UNSUPPORTED
- * (pruning.decode[i].stages[j].judge: bounds of keys of more than 288 dimensions). */
+/* Read when the session is created. Errors: NOT_FOUND (pruning.preset, also where both kinds of records are given), INVALID_ARGUMENT
+ * (the member), UNSUPPORTED (pruning.decode[i].stages[j].judge, or pruning.preset: bounds of keys of more than 288 dimensions). */
 typedef struct tandem_pruning {
   uint32_t struct_size;
   int32_t shared_lists;   /* 1: one list for all KV heads, as in the paper; 0: one for each */

@@ -48,7 +48,7 @@ int64_t NamedJobs::n_jobs() const {
 
 QueryNames NamedJobs::names_of(const SequenceCall& call) const {
   if (facts_.named == nullptr) return *call.state->selection->names();
-  return {*facts_.named, call.first_row, 1, 1, facts_.sink_len, facts_.window_len};
+  return {*facts_.named, call.first_row, 1, nullptr, facts_.sink_len, facts_.window_len};
 }
 
 // Of a job: a range ends where a page does, or where positions do not go on.
@@ -60,7 +60,7 @@ int64_t NamedJobs::most_runs(size_t call) const {
   const bool in_tree = of.visibility.tree_words > 0;
   const int64_t of_unit = by_position || in_tree ? unit : (unit + page_len - 1) / page_len + 1;
   int64_t n = names.keys.n_idx * of_unit;
-  const int64_t n_added = names.sink_len + names.window_len + names.window_block;
+  const int64_t n_added = names.sink_len + names.window_len + 2 * kMostQueryBlock;
   if (names.keys.plus_window) n += by_position ? n_added : n_added / page_len + 4;
   return std::min(n + (in_tree ? of.q_len : 0), of.length);
 }
@@ -69,7 +69,7 @@ SeenTokens NamedJobs::seen_by(const SequenceCall& call, const QueryNames& names,
   SeenTokens seen;
   seen.own = call.first_query + query + n_queries - 1;
   seen.begin = call.visibility.begin[query];
-  int64_t newest = call.first_query + query / names.window_block * names.window_block;  // its number in its chain of tokens
+  int64_t newest = call.first_query + names.window_query(query);  // its number in its chain of tokens
   if (call.visibility.tree_words > 0) {
     seen.tree_begin = call.visibility.tree_begin;
     seen.tree_bits = call.visibility.tree_bits + query * call.visibility.tree_words;

@@ -16,6 +16,7 @@
 namespace tandem {
 
 inline constexpr int64_t kMostUnitTokens = 256;
+inline constexpr int64_t kMostQueryBlock = 64;
 
 struct NamedKeys {
   const int32_t* idx = nullptr;  // [n_tokens, n_heads, n_idx], the last dimension side by side
@@ -33,14 +34,19 @@ struct NamedKeys {
 };
 
 // The rows of one sequence's queries in a call. query_block queries share a row; the first block has the row `first`. What
-// plus_window adds counts from the first of window_block queries.
+// plus_window adds counts from a block's first query, or from one before it.
 struct QueryNames {
   NamedKeys keys;
   int64_t first = 0;
-  int64_t query_block = 1;               // the last block of a call may have fewer
-  int64_t window_block = 1;              // a multiple of query_block: queries that share a window, too
+  int64_t query_block = 1;  // the last block of a call may have fewer
+  // Of each block the query that the window begins by, window_len - 1 tokens before it; null: the block's first. It is at
+  // most kMostQueryBlock - 1 queries before that.
+  const int64_t* window_queries = nullptr;
   int64_t sink_len = 0, window_len = 0;  // what plus_window adds
 
+  int64_t window_query(int64_t query) const {
+    return window_queries != nullptr ? window_queries[query / query_block] : query;
+  }
   std::span<const int32_t> row(int64_t query, int32_t kv_head) const {
     return keys.row(first + query / query_block, kv_head);
   }

@@ -76,10 +76,15 @@ Status check_stages(const PruningRecord& record, const std::string& name) {
     }
   }
   if (record.sink_len % largest != 0)
-    return refuse(name + ".sink_tokens", record.sink_len, "is not a multiple of the first stage's chunk_tokens");
-  if (record.window_len < 2 * largest + longest - 1)
-    return refuse(name + ".window_tokens", record.window_len,
-                  "is less than twice the first stage's chunk_tokens and the longest refresh_interval - 1");
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, (name + ".sink_tokens").c_str(),
+                "%s.sink_tokens = %lld is not a multiple of %lld, the largest chunk_tokens", name.c_str(),
+                static_cast<long long>(record.sink_len), static_cast<long long>(largest));
+  const int64_t least = 2 * largest + longest - 1;
+  if (record.window_len < least)
+    return fail(
+        TANDEM_ERROR_INVALID_ARGUMENT, (name + ".window_tokens").c_str(),
+        "%s.window_tokens = %lld is less than %lld: twice the largest chunk_tokens and the longest refresh_interval - 1",
+        name.c_str(), static_cast<long long>(record.window_len), static_cast<long long>(least));
   return {};
 }
 

@@ -99,7 +99,8 @@ Status HipState::prepare_on_host(SequenceCall* call, bool is_speculative) {
   return {};
 }
 
-// Keys that stages may look at get their bounds: those of the call's last block at most.
+// Keys that stages may look at get their bounds: of an append up to its last block's, of a guess those before its first
+// query.
 Status HipState::bound_chunks(const SequenceCall& call, const Watch& watch) {
   const int64_t end = !is_guess_ && call.q_len > 1 ? call.length : call.first_query;
   for (ChunkBounds& of : bounds_) {
@@ -124,6 +125,7 @@ Status HipState::name_keys(const SequenceCall& call, const Watch& watch) {
   searched.q_len = call.q_len;
   searched.first_query = call.first_query;
   searched.overlaps = is_single;
+  searched.is_guess = is_guess_;
   TANDEM_TRY(bound_chunks(call, watch));
   n_run_ = 0;
   (void)hip_.search().take_judged_bytes();  // of a call that has failed
@@ -152,7 +154,7 @@ void HipState::write_names(const PruningRecord& record) {
   names_.keys.unit_shift = std::countr_zero(static_cast<uint64_t>(lists_.chunk_len));
   names_.keys.plus_window = true;
   names_.query_block = lists_.query_block;
-  names_.window_block = lists_.window_block;
+  names_.window_queries = lists_.window_queries.data();
   names_.sink_len = record.sink_len;
   names_.window_len = record.window_len;
 }
@@ -165,6 +167,14 @@ void HipState::committed(const SequenceCall&, bool) {
     std::swap(cached_, next_);
   else if (appends_)
     cached_.are_valid = false;
+}
+
+// The lists of an append may be long, and nobody asks for them any more.
+void HipState::finish(const SequenceCall& call, const Watch&) {
+  if (call.q_len <= kMostQueryBlock) return;
+  lists_ = {};
+  idx_ = {};
+  names_ = {};
 }
 
 }  // namespace tandem

@@ -35,6 +35,7 @@ struct HipState final : SelectState {
   Status name_keys(const SequenceCall& call, const Watch& watch) override;
   const QueryNames* names() const override { return &names_; }
   void committed(const SequenceCall& call, bool is_speculative) override;
+  void finish(const SequenceCall& call, const Watch& watch) override;
 
  private:
   Status bound_chunks(const SequenceCall& call, const Watch& watch);

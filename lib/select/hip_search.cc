@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "lib/call/named_keys.h"
 #include "lib/store/cache_rows.h"
 
 namespace tandem {
@@ -20,13 +21,15 @@ const PruningStage& finest(const PruningRecord& record) {
   return *std::min_element(record.stages.begin(), record.stages.end(),
                            [](const auto& a, const auto& b) { return a.chunk_len < b.chunk_len; });
 }
-// Query blocks of all stages: the lists of a call are made of the smallest, its windows of the largest.
-void set_blocks(const PruningRecord& record, BlockLists* lists) {
-  lists->query_block = lists->window_block = record.stages[0].query_block;
-  for (const PruningStage& stage : record.stages) {
-    lists->query_block = std::min(lists->query_block, stage.query_block);
-    lists->window_block = std::max(lists->window_block, stage.query_block);
-  }
+// The lists of a call are made of the smallest query blocks of all stages, and of their finest chunks.
+void set_blocks(const SearchedCall& call, BlockLists* lists) {
+  const PruningRecord& record = *call.record;
+  lists->query_block = record.stages[0].query_block;
+  for (const PruningStage& stage : record.stages) lists->query_block = std::min(lists->query_block, stage.query_block);
+  lists->chunk_len = finest(record).chunk_len;
+  const int64_t n_blocks = (call.q_len + lists->query_block - 1) / lists->query_block;
+  lists->of_block.resize(static_cast<size_t>(n_blocks * call.n_lists()));
+  lists->window_queries.assign(static_cast<size_t>(n_blocks), 0);
 }
 
 // Parts of chunk_len tokens of chunks of whole_len tokens, but for those that begin at `end` or behind it.
@@ -38,7 +41,7 @@ void split_chunks(const ChunkList& whole, int64_t whole_len, int64_t chunk_len, 
       parts->push_back(static_cast<int32_t>(part));
 }
 
-// Orders as the float does, NaN behind all others.
+// Orders as the float does, NaN above all others: such a chunk is kept.
 uint32_t ordered(float score) {
   if (std::isnan(score)) return UINT32_MAX;
   const auto bits = std::bit_cast<uint32_t>(score + 0.0f);
@@ -82,7 +85,7 @@ void HipSearch::add_first_blocks(const PruningStage& stage, int64_t query, int64
       block.query = query + t;
       block.n_queries = std::min(stage.query_block, n_queries - t);
       block.list = list;
-      const int64_t end = candidates_end(*call_->record, call_->first_query + block.query, call_->overlaps);
+      const int64_t end = candidates_end(*call_->record, call_->p0(block.query), call_->overlaps);
       block.from.first = call_->record->sink_len / stage.chunk_len;
       block.from.n = std::max<int64_t>(0, (end + stage.chunk_len - 1) / stage.chunk_len - block.from.first);
       block.kept = &(*kept)[blocks_.size()];
@@ -102,7 +105,7 @@ void HipSearch::add_blocks(const PruningStage& stage, const PruningStage& before
       block.list = list;
       ChunkList& listed = split_[blocks_.size()];
       split_chunks(parents[static_cast<size_t>(t / before.query_block * n_lists + list)], before.chunk_len, stage.chunk_len,
-                   candidates_end(*call_->record, call_->first_query + block.query, call_->overlaps), &listed);
+                   candidates_end(*call_->record, call_->p0(block.query), call_->overlaps), &listed);
       block.from.listed = listed.data();
       block.from.n = std::ssize(listed);
       block.kept = &(*kept)[blocks_.size()];
@@ -132,8 +135,8 @@ void HipSearch::cut_pieces() {
         pieces_.push_back(
             {b, call_->shares_lists ? h : block.list, block.from.n * p / n_pieces, block.from.n * (p + 1) / n_pieces});
   }
-  const size_t n_tasks = std::max(pieces_.size(), blocks_.size());
-  if (scratch_.size() < n_tasks) scratch_.resize(n_tasks);
+  const auto n_workers = static_cast<size_t>(call_->cpu->table->n_workers(call_->cpu->self));
+  if (scratch_.size() < n_workers) scratch_.resize(n_workers);
 }
 
 int64_t HipSearch::bytes_of(const Piece& piece) const {
@@ -186,7 +189,7 @@ void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worke
 // With normalising, what the block attends beside the list counts in the sums: sinks and window, each token once.
 void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
-  const int64_t len = stage_->chunk_len, p0 = call_->first_query + block.query;
+  const int64_t len = stage_->chunk_len, p0 = call_->p0(block.query);
   const int64_t window = std::max(call_->record->sink_len, p0 + 1 - call_->record->window_len);
   scratch.runs.clear();
   int64_t n_keys = (piece.end - piece.begin) * len, newest = window;
@@ -342,7 +345,7 @@ void HipSearch::keep_best(const Block& block, Scratch& scratch) {
   }
   const auto last = scratch.order.begin() + static_cast<std::ptrdiff_t>(n_kept);
   std::nth_element(scratch.order.begin(), last - 1, scratch.order.end(), std::greater<>());
-  const int64_t end = candidates_end(*call_->record, call_->first_query + block.query, call_->overlaps);
+  const int64_t end = candidates_end(*call_->record, call_->p0(block.query), call_->overlaps);
   for (auto best = scratch.order.begin(); best != last; ++best) {
     const int64_t chunk = block.from.chunk(UINT32_MAX - static_cast<uint32_t>(*best));
     kept.push_back(static_cast<int32_t>(chunk));
@@ -363,13 +366,12 @@ Status HipSearch::run_stage(const PruningStage& stage, bool is_last, const Watch
   const auto judge_one = [](void* of, int64_t idx, int32_t worker_idx) {
     const Run& all = *static_cast<const Run*>(of);
     if (all.watch.is_cancelled()) return;
-    const auto i = static_cast<size_t>(idx);
-    all.search.judge(all.search.pieces_[i], all.search.scratch_[i], worker_idx);
+    all.search.judge(all.search.pieces_[static_cast<size_t>(idx)], all.search.scratch_[static_cast<size_t>(worker_idx)],
+                     worker_idx);
   };
-  const auto keep_one = [](void* of, int64_t idx, int32_t) {
+  const auto keep_one = [](void* of, int64_t idx, int32_t worker_idx) {
     HipSearch& search = static_cast<Run*>(of)->search;
-    const auto i = static_cast<size_t>(idx);
-    search.keep_best(search.blocks_[i], search.scratch_[i]);
+    search.keep_best(search.blocks_[static_cast<size_t>(idx)], search.scratch_[static_cast<size_t>(worker_idx)]);
   };
   const BackendTable& cpu = *call_->cpu->table;
   for (const Piece& piece : pieces_) judged_bytes_ += bytes_of(piece);
@@ -404,8 +406,11 @@ Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlac
   }
   for (int64_t t = 0; t < n_queries; t += lists->query_block)
     for (size_t list = 0; list < n_lists; ++list) {
-      const int64_t p0 = call_->first_query + query + t, end = candidates_end(record, p0, call_->overlaps);
-      ChunkList& to = lists->of_block[static_cast<size_t>((query + t) / lists->query_block) * n_lists + list];
+      const int64_t end = candidates_end(record, call_->p0(query + t), call_->overlaps);
+      const auto block = static_cast<size_t>((query + t) / lists->query_block);
+      ChunkList& to = lists->of_block[block * n_lists + list];
+      const int64_t outer = places.size() > 0 ? record.stages[places[0]].query_block : kMostQueryBlock;
+      lists->window_queries[block] = call_->is_guess ? 0 : query + t / outer * outer;
       if (before != nullptr) {
         split_chunks(kept_[static_cast<size_t>(t / before->query_block) * n_lists + list], before->chunk_len,
                      lists->chunk_len, end, &to);
@@ -418,19 +423,24 @@ Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlac
   return {};
 }
 
+// Blocks of the first stage that is there follow each other from the call's first query on. Which stages are there is
+// decided by the first query of each. Some blocks that have the same stages are searched together.
 Status HipSearch::search(const SearchedCall& call, const Watch& watch, BlockLists* lists) {
+  constexpr int64_t kMostScores = int64_t{1} << 22;  // of blocks that are searched together
   call_ = &call;
   bounded_ = bounded_layer(*call.layer);
   const PruningRecord& record = *call.record;
-  set_blocks(record, lists);
-  lists->chunk_len = finest(record).chunk_len;
-  lists->of_block.resize(static_cast<size_t>((call.q_len + lists->query_block - 1) / lists->query_block * call.n_lists()));
-  constexpr int64_t kMostBlock = 64;  // a multiple of every stage's blocks
+  set_blocks(call, lists);
   for (int64_t query = 0; query < call.q_len;) {
-    const StagePlaces places(record, call.first_query + query + 1);
+    const StagePlaces places(record, call.p0(query) + 1);
+    const bool has_stage = places.size() > 0;
+    const int64_t block = has_stage ? record.stages[places[0]].query_block : kMostQueryBlock;
+    const int64_t n_chunks = has_stage ? (call.first_query + query) / record.stages[places[0]].chunk_len + 1 : 1;
+    const int64_t n_most = std::max<int64_t>(1, kMostScores / (n_chunks * call.layer->n_kv_heads)) * block;
+    const int64_t most = query + std::min(kBatchQueries, n_most);
     int64_t end = query;
-    while (end < call.q_len && end - query < kBatchQueries && StagePlaces(record, call.first_query + end + 1) == places)
-      end = std::min(call.q_len, end + kMostBlock);
+    while (end < call.q_len && end < most && StagePlaces(record, call.p0(end) + 1) == places)
+      end = std::min(call.q_len, end + block);
     TANDEM_TRY(search_range(query, end - query, places, watch, lists));
     query = end;
   }
@@ -469,9 +479,7 @@ Status HipSearch::search_cached(const SearchedCall& call, const CachedLists& bef
     TANDEM_TRY(run_stage(stage, i + 1 == places.size(), watch));
     ++*n_run;
   }
-  set_blocks(record, lists);
-  lists->chunk_len = finest(record).chunk_len;
-  lists->of_block.resize(static_cast<size_t>(n_lists));
+  set_blocks(call, lists);
   for (int64_t list = 0; list < n_lists; ++list) {
     ChunkList& to = lists->of_block[static_cast<size_t>(list)];
     if (places.size() > 0) {

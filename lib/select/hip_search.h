@@ -61,6 +61,10 @@ struct SearchedCall {
   int64_t q_len = 0;
   int64_t first_query = 0;  // token of the first
   bool overlaps = false;    // lists are for later calls too: candidates reach into the window
+  bool is_guess = false;    // all blocks have the window and the candidates of the first query
+
+  // The token that decides what the block of a query looks at.
+  int64_t p0(int64_t query) const { return is_guess ? first_query : first_query + query; }
 
   int64_t n_lists() const { return shares_lists ? 1 : layer->n_kv_heads; }
   bool has_one_block() const;  // in every stage
@@ -71,10 +75,10 @@ int64_t candidates_end(const PruningRecord& record, int64_t p0, bool overlaps);
 
 // The lists of a call's query blocks.
 struct BlockLists {
-  int64_t query_block = 1;          // queries of a block; the last may have fewer
-  int64_t window_block = 1;         // queries whose window begins with the first one's
-  int64_t chunk_len = 1;            // of the lists' chunks
-  std::vector<ChunkList> of_block;  // [n_blocks][n_lists]
+  int64_t query_block = 1;              // queries of a block; the last may have fewer
+  std::vector<int64_t> window_queries;  // [n_blocks] as QueryNames has them
+  int64_t chunk_len = 1;                // of the lists' chunks
+  std::vector<ChunkList> of_block;      // [n_blocks][n_lists]
 };
 
 class HipSearch {
@@ -132,7 +136,8 @@ class HipSearch {
   void largest_of(const Piece& piece, int32_t head, Scratch& scratch, int32_t worker_idx, float* to) const;
   bool is_skipped(const Block& block) const { return block.from.n * stage_->chunk_len <= stage_->keep_len; }
   bool normalises() const {
-    return is_last_ && stage_->judge == Judge::kExact && (call_->shares_lists || call_->layer->group_size > 1);
+    const Layer& layer = *call_->layer;
+    return is_last_ && stage_->judge == Judge::kExact && (call_->shares_lists ? layer.n_q_heads : layer.group_size) > 1;
   }
   int64_t bytes_of(const Piece& piece) const;
   int64_t rows_of(const Block& block) const { return block.n_queries * call_->layer->group_size; }
@@ -151,7 +156,7 @@ class HipSearch {
   std::vector<float> scores_;
   std::vector<ChunkList> split_;  // candidates that are listed, [n_blocks]
   std::vector<ChunkList> kept_, parents_;
-  std::vector<Scratch> scratch_;  // [n_tasks]: kept from call to call
+  std::vector<Scratch> scratch_;  // [n_workers]: kept from call to call
   int64_t judged_bytes_ = 0;
 };
 

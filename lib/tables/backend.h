@@ -105,8 +105,8 @@ struct WeightJob {
 //   largest[c] = max of sm_scale * q[r] . k[j] - shift[r]
 // before the soft cap. shift is 0, or with `normalises` the logarithm of the sum over all n_keys keys of exp(logit of the
 // row). Chunk c is the keys [c * chunk_keys, (c + 1) * chunk_keys) of the runs; keys behind the last chunk count in the sums
-// alone. Where a logit is NaN, its chunk's
-// largest is anything.
+// alone. The largest logit of
+// a chunk with a NaN is undefined.
 struct ChunkJob {
   const Layer* layer = nullptr;
   const float* q = nullptr;  // [n_rows, k_head_dim], as in AttendJob; which query heads the rows are of does not matter
@@ -201,6 +201,7 @@ struct BackendTable {
   // From a task of run_alone(), with its worker_idx.
   void (*judge_chunks)(void* self, const ChunkJob& job, int32_t worker_idx);
   void (*descend_chunks)(void* self, const DescentJob& job, int32_t worker_idx);
+  int32_t (*n_workers)(void* self);  // worker_idx is less
 };
 
 struct Backend {

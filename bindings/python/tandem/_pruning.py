@@ -52,7 +52,7 @@ class PruningRecord:
     stages : sequence of PruningStage
         What they keep is attended: at most eight.
     sink_tokens : int
-        First tokens, always attended: a multiple of the first stage's `chunk_tokens`.
+        First tokens, always attended: a multiple of the largest `chunk_tokens`.
     window_tokens : int
         Newest tokens, always attended.
     """
@@ -88,6 +88,12 @@ def pruning_struct(name: str, value: Any) -> Any:
     """A pointer to tandem_pruning, which keeps alive what it points to. A text is the name of a preset."""
     from ._options import encoded, fill, integer, listed, named
 
+    def flag(field: str, given: Any) -> int:
+        number = integer(field, given)
+        if number not in (0, 1):
+            raise invalid(field, f"= {given!r} is neither True nor False")
+        return number
+
     def struct_of(kind: Any, options: dict[str, Any], who: str) -> Any:
         struct = kind()
         getattr(lib, f"tandem_{who}_init")(ctypes.byref(struct))
@@ -99,9 +105,9 @@ def pruning_struct(name: str, value: Any) -> Any:
         options = {key: getattr(stage, key) for key in ("chunk_tokens", "keep_tokens", "refresh_interval", "query_block",
                                                         "from_tokens", "to_tokens")}
         for key, number in options.items():
-            options[key] = integer(f"{field}.{key}", number)
+            options[key] = integer(f"{field}.{key}", number, 32 if key == "query_block" else 64)
         return struct_of(_abi.PruningStageStruct, options | {"judge": named(f"{field}.judge", stage.judge, _abi.JUDGES),
-                                                             "plus_next": int(bool(stage.plus_next))}, "pruning_stage")
+                                                             "plus_next": flag(f"{field}.plus_next", stage.plus_next)}, "pruning_stage")
 
     def record_struct(field: str, record: PruningRecord) -> Any:
         of_type(field, record, PruningRecord)
@@ -116,7 +122,7 @@ def pruning_struct(name: str, value: Any) -> Any:
     pruning = Pruning(preset=value) if isinstance(value, str) else value
     if not isinstance(pruning, Pruning):
         raise invalid(name, f"= {value!r} is neither a Pruning nor the name of a preset")
-    struct = struct_of(_abi.PruningStruct, {"shared_lists": int(bool(pruning.shared_lists))}, "pruning")
+    struct = struct_of(_abi.PruningStruct, {"shared_lists": flag(f"{name}.shared_lists", pruning.shared_lists)}, "pruning")
     struct.preset = encoded(f"{name}.preset", pruning.preset)
     for kind in ("decode", "append"):
         records = getattr(pruning, kind)

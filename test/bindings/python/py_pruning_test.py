@@ -199,6 +199,52 @@ def test_keys_are_judged_as_they_are_stored(options):
         append_stored(1)
 
 
+@pytest.mark.parametrize("query_block", [1, 8, 64])
+def test_stages_begin_and_end_within_an_append(query_block):
+    """The first query of each block decides which stages are there, and bounds are made up to there."""
+    beside = Beside(Record(16, 24, (Stage("bounds", query_block, 8, 64, to_tokens=2048),)))
+    beside.append(2028)
+    beside.append(90)
+    beside.append(1)
+
+
+def test_a_guess_of_several_blocks_does_not_see_what_was_truncated():
+    answers = []
+    for appends_before in (False, True):
+        beside = Beside(Record(16, 24, (Stage("bounds", 8, 8, 64),)))
+        beside.append(300)
+        random = np.random.default_rng(5)
+        if appends_before:
+            beside.append(200)
+            beside.sequence.truncate(300)
+        q, k, v = (random.standard_normal((40, heads, DIM)).astype(np.float32) for heads in (Q_HEADS, KV_HEADS, KV_HEADS))
+        answers.append(np.asarray(beside.session.attend(beside.sequence, q, k, v, speculative=True)))
+    np.testing.assert_array_equal(*answers)
+
+
+def test_a_list_of_one_query_head_is_the_same_shared_or_not():
+    engine, answers = tandem.Engine(n_threads=2), []
+    model = tandem.Model([tandem.Layer(n_q_heads=1, n_kv_heads=1, k_head_dim=DIM)])
+    record = PruningRecord([PruningStage("exact", 8, 64)], 16, 64)
+    q, k, v = np.random.default_rng(3).standard_normal((3, 500, 1, DIM)).astype(np.float32)
+    for shared in (False, True):
+        cache = tandem.Cache(engine, model, k_type="f32")
+        session = tandem.Session(cache, policy="hip", pruning=Pruning(decode=[record], append=[record], shared_lists=shared))
+        answers.append(np.asarray(session.attend(cache.create_sequence(), 3 * q, k, v)))
+    np.testing.assert_array_equal(*answers)
+
+
+@pytest.mark.parametrize("pruning, field", [
+    (Pruning(shared_lists=2), "pruning.shared_lists"),
+    (Pruning(decode=[PruningRecord([PruningStage("exact", 8, 64, plus_next="no")])]), "pruning.decode[0].stages[0].plus_next"),
+    (Pruning(decode=[PruningRecord([PruningStage("exact", 8, 64, query_block=2**40)])]), "pruning.decode[0].stages[0].query_block"),
+])
+def test_flags_and_numbers_are_refused_by_their_field(world, pruning, field):
+    with pytest.raises(tandem.InvalidArgumentError) as told:
+        tandem.Session(world.cache, policy="hip", pruning=pruning)
+    assert told.value.field == field
+
+
 def test_a_planted_key_is_found():
     """One key that its query points to, among keys that score low: bounds and exact stages find it, wherever it lies."""
     beside = Beside(RECORDS["bounds, bounds, exact"])

@@ -78,9 +78,9 @@ impl PruningStage {
 /// Which keys a layer's queries attend: sinks, window, and the chunks that the last stage has kept.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PruningRecord {
-    /// First tokens, always attended: a multiple of the first stage's `chunk_tokens`; -1: 64.
+    /// First tokens, always attended: a multiple of the largest `chunk_tokens`; -1: 64.
     pub sink_tokens: i64,
-    /// Newest tokens, always attended: at least twice the first stage's `chunk_tokens` plus the longest
+    /// Newest tokens, always attended: at least twice the largest `chunk_tokens` plus the longest
     /// `refresh_interval` - 1; -1: 1024.
     pub window_tokens: i64,
     /// 1 to 8, one after another.
