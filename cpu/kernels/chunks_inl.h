@@ -14,6 +14,8 @@ namespace tandem::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
+static_assert(kSpanRows == kJudgedRows);
+
 // to[i] = the largest of to[i] and from[i] - shift.
 inline void raise(const float* from, float shift, int64_t n, float* to) {
   const F32 d;
@@ -50,8 +52,7 @@ struct RunningSum {
 };
 
 inline void count_logits(RunningSum& of, int64_t row, float* logits, int64_t n) {
-  Layer plain;
-  plain.soft_cap = 0.0f;
+  const Layer plain;  // logits are judged before the soft cap
   const float most = finish_logits(plain, {nullptr, 1.0f}, logits, n);
   if (!(most > -HUGE_VALF)) return;
   if (most > of.largest[row]) {

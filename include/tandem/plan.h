@@ -147,8 +147,8 @@ typedef struct tandem_session_stats {
   int64_t predicted_part_ns;      /* that, by tandem_plan's program */
   int64_t planned_part_ns;        /* and what they took, from the queries having arrived to the last of CPU and bus */
   int64_t streamed_x_bytes;       /* hidden states that crossed the bus, of which K and V were made on the device */
-  int64_t judged_kv_bytes;        /* K, and bounds of K, that policy "hip" read to choose keys: of keys that several query heads go by
-                                     in a descent those of one */
+  int64_t judged_kv_bytes;        /* K, and bounds of K, that policy "hip" read to choose keys. In a descent each query head reads keys of
+                                     its own; this counts those of one query head */
 } tandem_session_stats;
 #define TANDEM_SESSION_STATS_INIT \
   { sizeof(tandem_session_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \

@@ -39,11 +39,11 @@ extern "C" {
 typedef struct tandem_pruning_stage {
   uint32_t struct_size;
   int32_t judge;            /* TANDEM_JUDGE_* */
-  int32_t query_block;      /* queries of an append that share a list: a power of two up to 64; 0: 64. Of each stage at least as
-                               many as of the stage behind it */
+  int32_t query_block;      /* queries of an append that share a list: a power of two up to 64; 0: 64. Not more than in
+                               the stage before */
   int32_t plus_next;        /* 1: of the last stage: half of keep_tokens is kept by score, and with each such chunk the chunk behind it */
-  int64_t chunk_tokens;     /* a power of two up to 256. Of each stage at least as many as of the stage behind it */
-  int64_t keep_tokens;      /* a multiple of chunk_tokens; with plus_next of twice as many */
+  int64_t chunk_tokens;     /* a power of two up to 256, and not more than in the stage before */
+  int64_t keep_tokens;      /* a multiple of chunk_tokens; with plus_next a multiple of twice chunk_tokens */
   int64_t refresh_interval; /* tokens from one run to the next in decode calls; 0: 1, it runs in every call */
   int64_t from_tokens;      /* the stage is there for blocks whose first query sees so many tokens and more, */
   int64_t to_tokens;        /*   and fewer than these; 0: there is no limit */

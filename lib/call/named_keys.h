@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "lib/base/status.h"
+#include "lib/policy/pruning.h"
 #include "lib/store/row_cursor.h"
 
 namespace tandem {
 
 inline constexpr int64_t kMostUnitTokens = 256;
-inline constexpr int64_t kMostQueryBlock = 64;
 
 struct NamedKeys {
   const int32_t* idx = nullptr;  // [n_tokens, n_heads, n_idx], the last dimension side by side

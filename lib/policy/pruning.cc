@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMostChunk = 256, kMostQueryBlock = 64;
+constexpr int64_t kMostChunk = 256;
 
 Status refuse(const std::string& field, int64_t value, const char* why) {
   return fail(TANDEM_ERROR_INVALID_ARGUMENT, field.c_str(), "%s = %lld %s", field.c_str(), static_cast<long long>(value),

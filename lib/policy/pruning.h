@@ -11,7 +11,8 @@
 
 namespace tandem {
 
-inline constexpr int64_t kMostStages = 8;        // of a record
+inline constexpr int64_t kMostStages = 8;  // of a record
+inline constexpr int64_t kMostQueryBlock = 64;
 inline constexpr int32_t kMostBoundedDim = 288;  // a row of bounds has two numbers for each: as many as kernels take
 
 enum class Judge : int32_t { kDescent = TANDEM_JUDGE_DESCENT, kBounds = TANDEM_JUDGE_BOUNDS, kExact = TANDEM_JUDGE_EXACT };

@@ -14,14 +14,14 @@ namespace {
 constexpr int64_t kBatchQueries = 512;  // of a call that are searched at a time
 constexpr int64_t kWantedPieces = 64;   // more than processors have cores, mostly
 constexpr int64_t kLeastOfPiece = 128;  // chunks
-constexpr int64_t kMostSpanRows = 64;   // of queries that kernels take at a time (ChunkJob::row_largest)
 
-// Of all stages, whether they are there or not: what the lists of a call are made of.
 const PruningStage& finest(const PruningRecord& record) {
   return *std::min_element(record.stages.begin(), record.stages.end(),
                            [](const auto& a, const auto& b) { return a.chunk_len < b.chunk_len; });
 }
-// The lists of a call are made of the smallest query blocks of all stages, and of their finest chunks.
+
+// The lists of a call are made of the smallest query blocks and the finest chunks of all stages, whether these are there or
+// not.
 void set_blocks(const SearchedCall& call, BlockLists* lists) {
   const PruningRecord& record = *call.record;
   lists->query_block = record.stages[0].query_block;
@@ -78,42 +78,36 @@ float* HipSearch::scores_of(const Piece& piece) {
   return scores_.data() + block.scores_at + head * block.from.n + piece.begin;
 }
 
-void HipSearch::add_first_blocks(const PruningStage& stage, int64_t query, int64_t n_queries, std::vector<ChunkList>* kept) {
-  for (int64_t t = 0; t < n_queries; t += stage.query_block)
-    for (int32_t list = 0; list < call_->n_lists(); ++list) {
-      Block block;
-      block.query = query + t;
-      block.n_queries = std::min(stage.query_block, n_queries - t);
-      block.list = list;
-      const int64_t end = candidates_end(*call_->record, call_->p0(block.query), call_->overlaps);
-      block.from.first = call_->record->sink_len / stage.chunk_len;
-      block.from.n = std::max<int64_t>(0, (end + stage.chunk_len - 1) / stage.chunk_len - block.from.first);
-      block.kept = &(*kept)[blocks_.size()];
-      blocks_.push_back(block);
-    }
-}
-
-// A block takes its candidates from the block of the stage before that has its queries.
-void HipSearch::add_blocks(const PruningStage& stage, const PruningStage& before, int64_t query, int64_t n_queries,
+// A block of the first stage (before is null) looks at all chunks, others at parts of what was kept for the block of the
+// stage before that has their queries.
+void HipSearch::add_blocks(const PruningStage& stage, const PruningStage* before, TokenRange queries,
                            const std::vector<ChunkList>& parents, std::vector<ChunkList>* kept) {
-  const int64_t n_lists = call_->n_lists();
-  for (int64_t t = 0; t < n_queries; t += stage.query_block)
+  const int64_t n_lists = call_->n_lists(), len = stage.chunk_len;
+  blocks_.clear();
+  for (int64_t query = queries.begin; query < queries.end; query += stage.query_block)
     for (int32_t list = 0; list < n_lists; ++list) {
       Block block;
-      block.query = query + t;
-      block.n_queries = std::min(stage.query_block, n_queries - t);
+      block.query = query;
+      block.n_queries = std::min(stage.query_block, queries.end - query);
       block.list = list;
-      ChunkList& listed = split_[blocks_.size()];
-      split_chunks(parents[static_cast<size_t>(t / before.query_block * n_lists + list)], before.chunk_len, stage.chunk_len,
-                   candidates_end(*call_->record, call_->p0(block.query), call_->overlaps), &listed);
-      block.from.listed = listed.data();
-      block.from.n = std::ssize(listed);
+      const int64_t end = candidates_end(*call_->record, call_->p0(query), call_->overlaps);
+      if (before == nullptr) {
+        block.from.first = call_->record->sink_len / len;
+        block.from.n = std::max<int64_t>(0, (end + len - 1) / len - block.from.first);
+      } else {
+        ChunkList& listed = split_[blocks_.size()];
+        const int64_t parent = (query - queries.begin) / before->query_block;
+        split_chunks(parents[static_cast<size_t>(parent * n_lists + list)], before->chunk_len, len, end, &listed);
+        block.from.listed = listed.data();
+        block.from.n = std::ssize(listed);
+      }
       block.kept = &(*kept)[blocks_.size()];
       blocks_.push_back(block);
     }
 }
 
-// A row's sum over all keys cannot be put together of pieces.
+// A stage that normalises has one piece for each KV head of a block: the sum over all keys of a row cannot be put together
+// of pieces.
 void HipSearch::cut_pieces() {
   pieces_.clear();
   int64_t n_scores = 0, n_judged = 0;
@@ -156,13 +150,19 @@ int64_t HipSearch::bytes_of(const Piece& piece) const {
   return 0;
 }
 
+int64_t HipSearch::n_following(const Candidates& from, int64_t i, int64_t end) {
+  int64_t n = 1;
+  while (i + n < end && from.chunk(i + n) == from.chunk(i) + n) ++n;
+  return n;
+}
+
 void HipSearch::add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>* runs) const {
   for (int64_t t = tokens.begin; t < tokens.end; t += runs->back().n_tokens)
     runs->push_back(keys_of(*call_->stored, *call_->layer, call_->layer_idx,
                             key_tokens(*call_->stored, *call_->layer, {t, tokens.end}), kv_head));
 }
 
-void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
+void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worker_idx) {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
   const Layer& layer = *call_->layer;
   const ChunkBounds& bounds = *std::find_if(call_->bounds.begin(), call_->bounds.end(),
@@ -171,10 +171,8 @@ void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worke
   bounded_queries(queries_of(block, piece.kv_head), rows_of(block), layer.k_head_dim, scratch.q.data());
   scratch.runs.clear();
   for (int64_t i = piece.begin; i < piece.end; i += scratch.runs.back().n_tokens) {
-    int64_t n = 1;
-    const int64_t first = block.from.chunk(i);
-    while (i + n < piece.end && block.from.chunk(i + n) == first + n) ++n;
-    scratch.runs.push_back(bounds.run(layer, piece.kv_head, first, n));
+    const int64_t n = n_following(block.from, i, piece.end);
+    scratch.runs.push_back(bounds.run(layer, piece.kv_head, block.from.chunk(i), n));
   }
   ChunkJob job;
   job.layer = &bounded_;
@@ -182,21 +180,19 @@ void HipSearch::judge_bounds(const Piece& piece, Scratch& scratch, int32_t worke
   job.n_rows = static_cast<int32_t>(rows_of(block));
   job.runs = scratch.runs.data();
   job.n_keys = job.n_chunks = piece.end - piece.begin;
-  job.largest = const_cast<float*>(scores_of(piece));
+  job.largest = scores_of(piece);
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
 }
 
 // With normalising, what the block attends beside the list counts in the sums: sinks and window, each token once.
-void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
+void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx) {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
   const int64_t len = stage_->chunk_len, p0 = call_->p0(block.query);
   const int64_t window = std::max(call_->record->sink_len, p0 + 1 - call_->record->window_len);
   scratch.runs.clear();
   int64_t n_keys = (piece.end - piece.begin) * len, newest = window;
   for (int64_t i = piece.begin; i < piece.end;) {
-    const int64_t first = block.from.chunk(i);
-    int64_t n = 1;
-    while (i + n < piece.end && block.from.chunk(i + n) == first + n) ++n;
+    const int64_t first = block.from.chunk(i), n = n_following(block.from, i, piece.end);
     add_keys({first * len, (first + n) * len}, piece.kv_head, &scratch.runs);
     i += n;
   }
@@ -214,7 +210,7 @@ void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker
       newest = std::max(newest, first + len);
     }
     count(newest, p0 + 1);
-    scratch.of_rows.resize(static_cast<size_t>(std::min(kMostSpanRows, rows_of(block)) * (piece.end - piece.begin)));
+    scratch.of_rows.resize(static_cast<size_t>(std::min<int64_t>(kJudgedRows, rows_of(block)) * (piece.end - piece.begin)));
   }
   ChunkJob job;
   job.layer = call_->layer;
@@ -226,7 +222,7 @@ void HipSearch::judge_exact(const Piece& piece, Scratch& scratch, int32_t worker
   job.n_chunks = piece.end - piece.begin;
   job.normalises = normalises();
   job.row_largest = scratch.of_rows.data();
-  job.largest = const_cast<float*>(scores_of(piece));
+  job.largest = scores_of(piece);
   call_->cpu->table->judge_chunks(call_->cpu->self, job, worker_idx);
 }
 
@@ -266,7 +262,7 @@ bool HipSearch::point_at_chunks(const Piece& piece, Scratch& scratch) const {
 }
 
 // Each query head goes its own way through a chunk: its rows side by side.
-void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
+void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx) {
   const Block& block = blocks_[static_cast<size_t>(piece.block)];
   const auto dim = static_cast<size_t>(call_->layer->k_head_dim), group = static_cast<size_t>(call_->layer->group_size);
   const auto n_queries = static_cast<size_t>(block.n_queries);
@@ -284,15 +280,15 @@ void HipSearch::judge_descent(const Piece& piece, Scratch& scratch, int32_t work
   job.first_keys = scratch.first_keys.data();
   job.chunk_keys = stage_->chunk_len;
   job.n_chunks = piece.end - piece.begin;
-  job.largest = const_cast<float*>(scores_of(piece));
+  job.largest = scores_of(piece);
   call_->cpu->table->descend_chunks(call_->cpu->self, job, worker_idx);
 }
 
 // The same where keys do not lie side by side or are not read as they are. The logit of the first half's first key is known
 // from the step before.
-void HipSearch::descend_step_by_step(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
+void HipSearch::descend_step_by_step(const Piece& piece, Scratch& scratch, int32_t worker_idx) {
   const auto n = static_cast<size_t>(piece.end - piece.begin);
-  float* const scores = const_cast<float*>(scores_of(piece));
+  float* const scores = scores_of(piece);
   std::fill_n(scores, n, -INFINITY);
   scratch.of_low.resize(n);
   scratch.of_high.resize(n);
@@ -313,7 +309,7 @@ void HipSearch::descend_step_by_step(const Piece& piece, Scratch& scratch, int32
   }
 }
 
-void HipSearch::judge(const Piece& piece, Scratch& scratch, int32_t worker_idx) const {
+void HipSearch::judge(const Piece& piece, Scratch& scratch, int32_t worker_idx) {
   switch (stage_->judge) {
     case Judge::kBounds:
       return judge_bounds(piece, scratch, worker_idx);
@@ -384,6 +380,17 @@ Status HipSearch::run_stage(const PruningStage& stage, bool is_last, const Watch
   return {};
 }
 
+// What the last stage has kept, in the call's finest chunks. Where no stage is there (last is null): all that lies between
+// sinks and window.
+void HipSearch::write_list(const PruningStage* last, const ChunkList* kept, int64_t end, BlockLists* lists,
+                           size_t place) const {
+  ChunkList& to = lists->of_block[place];
+  if (last != nullptr) return split_chunks(*kept, last->chunk_len, lists->chunk_len, end, &to);
+  to.clear();
+  for (int64_t chunk = call_->record->sink_len / lists->chunk_len; chunk * lists->chunk_len < end; ++chunk)
+    to.push_back(static_cast<int32_t>(chunk));
+}
+
 // Queries [query, query + n_queries), which the same stages are there for.
 Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlaces& places, const Watch& watch,
                                BlockLists* lists) {
@@ -393,14 +400,10 @@ Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlac
   for (const size_t place : places) {
     const PruningStage& stage = record.stages[place];
     const auto n_blocks = static_cast<size_t>((n_queries + stage.query_block - 1) / stage.query_block) * n_lists;
-    blocks_.clear();
     parents_.swap(kept_);
     if (kept_.size() < n_blocks) kept_.resize(n_blocks);
     if (split_.size() < n_blocks) split_.resize(n_blocks);
-    if (before == nullptr)
-      add_first_blocks(stage, query, n_queries, &kept_);
-    else
-      add_blocks(stage, *before, query, n_queries, parents_, &kept_);
+    add_blocks(stage, before, {query, query + n_queries}, parents_, &kept_);
     TANDEM_TRY(run_stage(stage, place == places[places.size() - 1], watch));
     before = &stage;
   }
@@ -408,17 +411,11 @@ Status HipSearch::search_range(int64_t query, int64_t n_queries, const StagePlac
     for (size_t list = 0; list < n_lists; ++list) {
       const int64_t end = candidates_end(record, call_->p0(query + t), call_->overlaps);
       const auto block = static_cast<size_t>((query + t) / lists->query_block);
-      ChunkList& to = lists->of_block[block * n_lists + list];
       const int64_t outer = places.size() > 0 ? record.stages[places[0]].query_block : kMostQueryBlock;
       lists->window_queries[block] = call_->is_guess ? 0 : query + t / outer * outer;
-      if (before != nullptr) {
-        split_chunks(kept_[static_cast<size_t>(t / before->query_block) * n_lists + list], before->chunk_len,
-                     lists->chunk_len, end, &to);
-        continue;
-      }
-      to.clear();  // all that lies between sinks and window
-      for (int64_t chunk = record.sink_len / lists->chunk_len; chunk * lists->chunk_len < end; ++chunk)
-        to.push_back(static_cast<int32_t>(chunk));
+      const ChunkList* const kept =
+          before == nullptr ? nullptr : &kept_[static_cast<size_t>(t / before->query_block) * n_lists + list];
+      write_list(before, kept, end, lists, block * n_lists + list);
     }
   return {};
 }
@@ -471,26 +468,16 @@ Status HipSearch::search_cached(const SearchedCall& call, const CachedLists& bef
     to.place = places[i];
     to.ran_at = p0;
     to.of_list.resize(static_cast<size_t>(n_lists));
-    blocks_.clear();
-    if (i == 0)
-      add_first_blocks(stage, 0, call.q_len, &to.of_list);
-    else
-      add_blocks(stage, record.stages[places[i - 1]], 0, call.q_len, after->stages[i - 1].of_list, &to.of_list);
+    const PruningStage* const stage_before = i == 0 ? nullptr : &record.stages[places[i - 1]];
+    add_blocks(stage, stage_before, {0, call.q_len}, i == 0 ? kept_ : after->stages[i - 1].of_list, &to.of_list);
     TANDEM_TRY(run_stage(stage, i + 1 == places.size(), watch));
     ++*n_run;
   }
   set_blocks(call, lists);
-  for (int64_t list = 0; list < n_lists; ++list) {
-    ChunkList& to = lists->of_block[static_cast<size_t>(list)];
-    if (places.size() > 0) {
-      split_chunks(after->stages.back().of_list[static_cast<size_t>(list)],
-                   record.stages[places[places.size() - 1]].chunk_len, lists->chunk_len, INT64_MAX, &to);
-      continue;
-    }
-    to.clear();
-    for (int64_t chunk = record.sink_len / lists->chunk_len; chunk * lists->chunk_len < p0 + 1 - record.window_len; ++chunk)
-      to.push_back(static_cast<int32_t>(chunk));
-  }
+  const PruningStage* const last = places.size() == 0 ? nullptr : &record.stages[places[places.size() - 1]];
+  for (size_t list = 0; list < static_cast<size_t>(n_lists); ++list)
+    write_list(last, last == nullptr ? nullptr : &after->stages.back().of_list[list],
+               candidates_end(record, p0, call.overlaps), lists, list);
   return {};
 }
 

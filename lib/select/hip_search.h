@@ -121,18 +121,20 @@ class HipSearch {
 
   Status search_range(int64_t query, int64_t n_queries, const StagePlaces& places, const Watch& watch, BlockLists* lists);
   Status run_stage(const PruningStage& stage, bool is_last, const Watch& watch);
-  void add_first_blocks(const PruningStage& stage, int64_t query, int64_t n_queries, std::vector<ChunkList>* kept);
-  void add_blocks(const PruningStage& stage, const PruningStage& before, int64_t query, int64_t n_queries,
+  void add_blocks(const PruningStage& stage, const PruningStage* before, TokenRange queries,
                   const std::vector<ChunkList>& parents, std::vector<ChunkList>* kept);
+  void write_list(const PruningStage* last, const ChunkList* kept, int64_t end, BlockLists* lists, size_t place) const;
   void cut_pieces();
-  void judge(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
-  void judge_bounds(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
-  void judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
-  void judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
+  void judge(const Piece& piece, Scratch& scratch, int32_t worker_idx);
+  void judge_bounds(const Piece& piece, Scratch& scratch, int32_t worker_idx);
+  void judge_exact(const Piece& piece, Scratch& scratch, int32_t worker_idx);
+  void judge_descent(const Piece& piece, Scratch& scratch, int32_t worker_idx);
   void keep_best(const Block& block, Scratch& scratch);
+  // Candidates from the i-th on that follow each other, of those before `end`.
+  static int64_t n_following(const Candidates& from, int64_t i, int64_t end);
   void add_keys(TokenRange tokens, int32_t kv_head, std::vector<KvRun>* runs) const;
   bool point_at_chunks(const Piece& piece, Scratch& scratch) const;
-  void descend_step_by_step(const Piece& piece, Scratch& scratch, int32_t worker_idx) const;
+  void descend_step_by_step(const Piece& piece, Scratch& scratch, int32_t worker_idx);
   void largest_of(const Piece& piece, int32_t head, Scratch& scratch, int32_t worker_idx, float* to) const;
   bool is_skipped(const Block& block) const { return block.from.n * stage_->chunk_len <= stage_->keep_len; }
   bool normalises() const {
@@ -143,7 +145,6 @@ class HipSearch {
   int64_t rows_of(const Block& block) const { return block.n_queries * call_->layer->group_size; }
   const float* queries_of(const Block& block, int32_t kv_head) const;
   float* scores_of(const Piece& piece);
-  const float* scores_of(const Piece& piece) const { return const_cast<HipSearch*>(this)->scores_of(piece); }
 
   // Of the call under way.
   const SearchedCall* call_ = nullptr;

@@ -101,6 +101,8 @@ struct WeightJob {
   int64_t out_stride = 0;
 };
 
+inline constexpr int32_t kJudgedRows = 64;  // query rows that a ChunkJob takes at a time, and a DescentJob at most
+
 // How high the logits of some query rows rise in each chunk of keys: over all rows r and the keys j of chunk c,
 //   largest[c] = max of sm_scale * q[r] . k[j] - shift[r]
 // before the soft cap. shift is 0, or with `normalises` the logarithm of the sum over all n_keys keys of exp(logit of the
@@ -116,7 +118,7 @@ struct ChunkJob {
   int64_t chunk_keys = 1;  // a power of two up to 256
   int64_t n_chunks = 0;
   bool normalises = false;
-  float* row_largest = nullptr;  // work space with normalises: [min(n_rows, 64), n_chunks]
+  float* row_largest = nullptr;  // work space with normalises: [min(n_rows, kJudgedRows), n_chunks]
   float* largest = nullptr;      // [n_chunks]
 };
 
@@ -127,7 +129,7 @@ struct ChunkJob {
 struct DescentJob {
   const Layer* layer = nullptr;
   const float* q = nullptr;                 // [n_heads, n_rows, k_head_dim], as in AttendJob
-  int32_t n_heads = 0, n_rows = 0;          // n_rows: up to 64
+  int32_t n_heads = 0, n_rows = 0;          // n_rows: up to kJudgedRows
   const void* const* first_keys = nullptr;  // [n_chunks]; the other keys of a chunk follow
   int64_t chunk_keys = 1;                   // a power of two
   int64_t n_chunks = 0;
