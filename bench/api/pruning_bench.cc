@@ -3,7 +3,8 @@
 // heads of 128, K and V in bf16, beside policy "all" and beside what the memory gives.
 //
 //   bytes    K, V and bounds that the call reads: of the session's statistics
-//   limit    the time that reading these bytes takes at the speed at which all threads read 1 GiB in this run
+//   limit    the time that reading these bytes takes at the speed at which as many threads read memory in this run
+//            (tools/bench/read_bandwidth.h)
 //   call     median over decode steps of the mean over layers. "due": steps in which all stages run; "cached": in which none
 //            does; "mean": over whole schedules of refresh intervals
 //
@@ -12,23 +13,22 @@
 //
 //   pruning_bench [threads] [tokens] [pruning,pruning...] [layers] [steps]
 //
-// pruning: a preset of pruning.h. Not a test.
+// threads: 2 where none is given. pruning: a preset of pruning.h, or all. Not a test.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "bench/cpu/bench_clock.h"
-#include "cpu/isa.h"
 #include "tandem/tandem.h"
+#include "tools/bench/read_bandwidth.h"
 
 namespace tandem::test {
 namespace {
 
 constexpr int32_t kQHeads = 32, kKvHeads = 8, kDim = 128;
-constexpr int64_t kRead = int64_t{1} << 30;
 
 void check(int32_t status, tandem_error* error) {
   if (status == TANDEM_OK) return;
@@ -51,7 +51,7 @@ struct Noise {
 };
 
 struct Settings {
-  int32_t n_threads = 0, n_layers = 2;
+  int32_t n_threads = 2, n_layers = 2;
   int64_t n_tokens = 131072, n_steps = 0;
   std::vector<std::string> prunings{"3k", "small"};
 };
@@ -168,31 +168,14 @@ class Decoder {
   std::vector<float> q_ = std::vector<float>(kQHeads * kDim), o_ = q_, k_ = std::vector<float>(kKvHeads * kDim), v_ = k_;
 };
 
-// Bytes a nanosecond that all threads of a pool like the engine's read together.
+// Bytes a nanosecond: the best of some passes.
 double read_rate(const Settings& settings) {
-  constexpr int64_t kPiece = 1 << 20;
-  Backend backend;
-  CpuOptions options;
-  options.n_threads = settings.n_threads;
-  if (!create_cpu_backend(options, &backend).ok()) std::exit(1);
-  const cpu::KernelTable* kernels = nullptr;
-  if (!cpu::choose_isa(nullptr, &kernels).ok()) std::exit(1);
-  struct Read {
-    const cpu::KernelTable* kernels;
-    std::vector<uint8_t> bytes;
-    std::vector<uint64_t> sums;
-  } read{kernels, std::vector<uint8_t>(kRead, 1), std::vector<uint64_t>(kRead / kPiece)};
-  const auto task = [](void* of, int64_t i, int32_t) {
-    Read& all = *static_cast<Read*>(of);
-    all.sums[static_cast<size_t>(i)] = all.kernels->read_sum(all.bytes.data() + i * kPiece, kPiece);
-  };
+  constexpr int64_t kRead = int64_t{1} << 30;
+  tools::PinnedTeam team(settings.n_threads);
+  std::unique_ptr<tools::ReadBandwidth> read;
+  if (!tools::ReadBandwidth::create(&team, kRead, &read).ok()) std::exit(1);
   double best = 0;
-  for (int i = 0; i < 5; ++i) {
-    const double begin = now_ns();
-    backend.table->run(backend.self, kRead / kPiece, task, &read);
-    best = std::max(best, static_cast<double>(kRead) / (now_ns() - begin));
-  }
-  backend.table->destroy(backend.self);
+  for (int i = 0; i < 5; ++i) best = std::max(best, read->measure());
   return best;
 }
 
