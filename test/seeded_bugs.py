@@ -81,6 +81,8 @@ BUGS = [
      "static_cast<double>(queries.n + queries.n_skipped - 1)", "stream_test", "test_hgca_streams"),
     ("selection misses the last kept key", "lib/select/hgca.cc", "  *input.halo_left = halo_left;",
      "  *input.halo_left = halo_left;\n  if (n_kept > 3) --n_kept;", "stream_test", "test_hgca_streams"),
+    ("extents ahead are left to the token that begins them", "lib/store/cache.cc", "page + std::max<int64_t>(1, extent_pages / 4)",
+     "page + 0 * extent_pages", "store_population_test", "*extents_ahead_are_populated_and_no_more"),
     ("pages are all on node 0", "lib/store/page_store.cc", "part.bytes, part.node);", "part.bytes, 0);", "page_store_test", ""),
     ("jobs go to the next head's node", "lib/call/host_part.cc", "job.node = node_of_head(kv_head,",
      "job.node = node_of_head((kv_head + 1) % layer.n_kv_heads,", "placement_test", ""),

@@ -277,6 +277,35 @@ func (r *rebuilt) check(t *testing.T, m *module) {
 	}
 }
 
+// A model's indexer leaves its indices in device memory.
+func TestKeysAreNamedInDeviceMemory(t *testing.T) {
+	m := openModule(t)
+	w := newWorldOn(t, m.engine(t), n, 1)
+	q, idx := numbers(qToken, 18), []int32{3, 40, 298, 7, 8, -1} // of two KV heads
+	bits := make([]float32, len(idx))
+	for i, key := range idx {
+		bits[i] = math.Float32frombits(uint32(key))
+	}
+	at := onDevice(t, w.engine, q, bits, unset(qToken))
+	options := DefaultSessionOptions()
+	options.WindowTokens = 64
+	session := must(NewSession(w.cache, &options))
+	defer session.Close()
+	check(t, session.Attend(&Attend{Sequences: []SequenceID{w.sequence}, QLens: []int64{1}, Q: OnDevice(F32, 0, at[0], 1, qHeads, dim),
+		O: OnDevice(F32, 0, at[2], 1, qHeads, dim), Selection: &Selection{Idx: OnDevice(I32, 0, at[1], 1, kvHeads, 3)}}))
+	o, group := m.fromDevice(at[2], qToken), qToken/kvHeads
+	for head := 0; head < kvHeads; head++ {
+		var k, v []float32
+		for _, key := range idx[head*3:][:3] {
+			if key >= 0 {
+				k, v = append(k, w.k[key*kvToken:][:kvToken]...), append(v, w.v[key*kvToken:][:kvToken]...)
+			}
+		}
+		expected, _ := reference(q, k, v)
+		closeTo(t, o[head*group:][:group], expected[head*group:][:group])
+	}
+}
+
 func TestKeysAreMadeOfHiddenStates(t *testing.T) {
 	m := openModule(t)
 	r := newRebuilt(t, m.engine(t), newProjected())

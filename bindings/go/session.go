@@ -100,9 +100,10 @@ type Attend struct {
 // Selection is the keys that each query attends, for models with an indexer of their own. Index i names the tokens i * UnitTokens to
 // (i + 1) * UnitTokens - 1 of the query's sequence. A query attends those of them that it could see without a selection. Indices of
 // a row ascend, and -1 fills the rest of it; a row of -1 attends no key. For layers of policy "all" without streaming heads. A call on
-// device tensors takes indices in host memory, too; a step on a stream does not.
+// device tensors takes indices in host memory or in device memory; a step on a stream takes those in device memory alone, and the
+// session needs SelectionIndices for it.
 type Selection struct {
-	Idx        Tensor // Int32s: [n_tokens, n_kv_heads, n_idx], or [n_tokens, 1, n_idx] where all KV heads attend the same keys
+	Idx        Tensor // Int32s, or OnDevice of I32: [n_tokens, n_kv_heads, n_idx], or [n_tokens, 1, n_idx] where all KV heads attend the same keys
 	UnitTokens int64  // a power of two from 1 to 256; 0: 1
 	AnyOrder   bool   // indices of a row may stand in any order: the library sorts a copy of each row
 	PlusWindow bool   // also the session's SinkTokens first keys, and the WindowTokens newest up to the query

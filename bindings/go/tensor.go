@@ -26,9 +26,8 @@ const (
 	Q8_0  Dtype = C.TANDEM_Q8_0  // 8-bit codes with an f16 scale for each 32 elements
 	Q4_0  Dtype = C.TANDEM_Q4_0  // 4-bit codes with an f16 scale for each 32 elements
 	Q4_64 Dtype = C.TANDEM_Q4_64 // 4-bit codes with an f16 scale and minimum for each 64 elements; for hidden states alone
+	I32   Dtype = C.TANDEM_I32   // indices of a Selection, and nothing else
 )
-
-const indices Dtype = C.TANDEM_I32 // of a Selection, which no other tensor consists of
 
 // String gives "f32", "q8_0", ...
 func (d Dtype) String() string {
@@ -77,13 +76,13 @@ func Float32s(data []float32, shape ...int) Tensor {
 	return view(F32, first, len(data), shape)
 }
 
-// Int32s is a view of indices, for a Selection.
+// Int32s is a view of indices in host memory, for a Selection. OnDevice with I32 is one of indices in device memory.
 func Int32s(data []int32, shape ...int) Tensor {
 	var first unsafe.Pointer
 	if len(data) > 0 {
 		first = unsafe.Pointer(&data[0])
 	}
-	return view(indices, first, len(data), shape)
+	return view(I32, first, len(data), shape)
 }
 
 // Uint16s is a view of the bits of F16 or BF16.
@@ -249,7 +248,7 @@ func (t *Tensor) span() int {
 	if bytes, elements := dtype.block(); bytes != 0 {
 		return (last/elements + 1) * bytes
 	}
-	if dtype == F32 || dtype == indices {
+	if dtype == F32 || dtype == I32 {
 		return 4 * (last + 1)
 	}
 	return 2 * (last + 1)

@@ -110,6 +110,17 @@ Status Cache::make_writable(Sequence& sequence, int64_t first_page, int64_t n_ne
 }
 
 Status Cache::ensure(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch) {
+  TANDEM_TRY(hold_room(sequence, n_tokens, field, watch));
+  // The extents of the last of these tokens and of some behind them, as far as the sequence has pages there.
+  const int64_t last = std::ssize(sequence.pages) - 1, extent_pages = store_.geometry().pages_per_extent;
+  const int64_t page = std::min((n_tokens - 1) / page_len(), last);
+  if (page < 0) return {};
+  const int64_t ahead = std::min(page + std::max<int64_t>(1, extent_pages / 4), last);
+  for (const int64_t p : {page, ahead}) store_.populate(sequence.pages[static_cast<size_t>(p)], engine_->worker());
+  return {};
+}
+
+Status Cache::hold_room(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch) {
   if (n_tokens > INT32_MAX || sequence.position(n_tokens) > INT32_MAX)
     return fail(TANDEM_ERROR_CAPACITY, field, "%s: a sequence of %lld tokens is longer than 2^31 - 1", field,
                 static_cast<long long>(n_tokens));
@@ -184,7 +195,7 @@ Status Cache::reserve(int64_t id, int64_t n_tokens) {
     return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_tokens", "n_tokens = %lld is not in 0 to 2^31 - 1",
                 static_cast<long long>(n_tokens));
   const int64_t total = sequence->longest() + n_tokens;
-  TANDEM_TRY(ensure(*sequence, total, "n_tokens"));
+  TANDEM_TRY(hold_room(*sequence, total, "n_tokens", {}));
   sequence->reserved = std::max(sequence->reserved, total);
   return {};
 }

@@ -32,7 +32,8 @@ class Cache final : public SequenceTable {
   void stats(tandem_cache_stats* stats) const;
 
   // For sessions. The caller holds mutex(), exclusively.
-  // Room for n_tokens tokens in all, writable from the shortest layer's end on, in the store and in every session.
+  // Room for n_tokens tokens in all, which a call is about to have, writable from the shortest layer's end on, in the store
+  // and in every session.
   // CANCELLED: what has been made so far stays, as reserved.
   Status ensure(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch = {});
   // reserved: tokens in all that stay reserved.
@@ -51,6 +52,7 @@ class Cache final : public SequenceTable {
 
  private:
   using SequenceTable::SequenceTable;
+  Status hold_room(Sequence& sequence, int64_t n_tokens, const char* field, const Watch& watch);
   Status make_writable(Sequence& sequence, int64_t first_page, int64_t n_new_pages);
   void quiesce(const Sequence& sequence);
 

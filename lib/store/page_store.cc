@@ -157,6 +157,14 @@ PinnedPages PageStore::pin_ahead(std::span<const int32_t> pages, int32_t layer_i
   return found;
 }
 
+void PageStore::populate(int32_t page, Worker& by) {
+  if (!tier_.maps()) return;
+  if (population_ == nullptr) population_ = std::make_unique<StorePopulation>(by);
+  const auto extent = static_cast<size_t>(page / per_extent());
+  population_->grow(extents_.size());
+  population_->ask(extent, extents_[extent].data(), geometry_.extent_bytes);
+}
+
 Status PageStore::make_free(int64_t n_pages) {
   const auto total = static_cast<int64_t>(references_.size());
   const int64_t missing = n_pages - (total - n_used_);

@@ -27,6 +27,7 @@
 #include "lib/machine/device_owner.h"
 #include "lib/store/row_cursor.h"
 #include "lib/store/store_pins.h"
+#include "lib/store/store_population.h"
 #include "lib/tables/backend.h"
 
 namespace tandem {
@@ -101,6 +102,8 @@ class PageStore {
   bool pin(std::span<const int32_t> pages, int32_t layer_idx, const Pinner& by);
   // The same in the background.
   PinnedPages pin_ahead(std::span<const int32_t> pages, int32_t layer_idx, const Pinner& by);
+  // Has a background thread give the page's extent its memory, unless it has been asked for that before.
+  void populate(int32_t page, Worker& by);
   int64_t pinned_bytes() const { return pins_ != nullptr ? pins_->pinned_bytes() : 0; }
 
  private:
@@ -124,7 +127,8 @@ class PageStore {
   std::vector<int32_t> used_of_extent_;  // pages taken
   size_t first_free_extent_ = 0;         // none before it is wholly free
   int64_t n_used_ = 0;
-  std::unique_ptr<StorePins> pins_;  // null until something is to be pinned. Declared last: ends first
+  std::unique_ptr<StorePins> pins_;  // null until something is to be pinned. These two are declared last: they end first
+  std::unique_ptr<StorePopulation> population_;  // null until something is to be populated
 };
 
 }  // namespace tandem

@@ -95,8 +95,8 @@ impl<'a> Attend<'a> {
         self
     }
     /// Queries attend the keys that the caller names, in place of those of the session's policy. For layers of policy "all"
-    /// without streaming heads. The indices are in host memory, of calls on device tensors, too; a step on a stream takes
-    /// none of these.
+    /// without streaming heads. Calls on device tensors take indices in host memory or in device memory, steps on a stream
+    /// those in device memory alone ([`Selection::of_tensor`]).
     #[inline]
     #[must_use]
     pub fn selection(mut self, selection: Selection<'a>) -> Self {

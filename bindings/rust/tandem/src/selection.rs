@@ -40,6 +40,12 @@ impl<'a> Selection<'a> {
     pub fn strided(idx: &'a [i32], shape: &[usize; 3], strides: &[usize; 3]) -> Result<Self> {
         Ok(Self { idx: TensorRef::of_indices(idx, shape, Some(strides))?, unit_tokens: 1, flags: 0 })
     }
+    /// The same of a tensor of [`TANDEM_I32`](tandem_sys::TANDEM_I32): of indices that the model's indexer has left in device
+    /// memory, by [`TensorRef::from_raw`]. Steps on a stream take these alone, where the session has `selection_indices`.
+    #[inline]
+    pub fn of_tensor(idx: TensorRef<'a>) -> Self {
+        Self { idx, unit_tokens: 1, flags: 0 }
+    }
     /// An index names this many tokens side by side: a power of two from 1 to 256.
     #[must_use]
     pub fn unit_tokens(mut self, unit_tokens: i64) -> Self {

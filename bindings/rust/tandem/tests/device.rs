@@ -299,6 +299,36 @@ impl Rebuilt {
     }
 }
 
+/// A model's indexer leaves its indices in device memory.
+#[test]
+fn keys_are_named_in_device_memory() {
+    let Some(module) = Module::open() else { return };
+    let world = World::on(module.engine(), 300, 1);
+    let (q, idx) = (numbers(Q_HEADS * DIM, 18), [3, 40, 298, 7, 8, -1]); // of two KV heads
+    let bits = idx.map(|key: i32| f32::from_bits(key as u32));
+    let o = vec![f32::NAN; q.len()];
+    let memory = OnDevice::new(&world.engine, &[&q, &bits, &o]);
+    let options = SessionOptions { window_tokens: WINDOW as i64, ..Default::default() };
+    let mut session = Session::new(&world.cache, &options).unwrap();
+    // SAFETY: memory of the device, which lives longer than the call is under way.
+    unsafe {
+        let like = memory.tensor(1, &[1, KV_HEADS, 3]);
+        let named = TensorRef::from_raw(sys::tandem_tensor { dtype: sys::TANDEM_I32, ..like });
+        let (q, o) = (TensorRef::from_raw(memory.tensor(0, &Q_SHAPE)), TensorMut::from_raw(memory.tensor(2, &Q_SHAPE)));
+        let args = Attend::new(0, std::slice::from_ref(&world.sequence), &[1], q, o);
+        session.attend(args.selection(Selection::of_tensor(named))).unwrap();
+    }
+    let o = memory.read(&module, 2, q.len());
+    let (token, group) = (KV_HEADS * DIM, Q_HEADS / KV_HEADS * DIM);
+    for head in 0..KV_HEADS {
+        let named = idx[head * 3..][..3].iter().filter(|&&key| key >= 0);
+        let rows =
+            |all: &[f32]| named.clone().flat_map(|&key| all[key as usize * token..][..token].to_vec()).collect::<Vec<_>>();
+        let expected = reference(&q, &rows(&world.k), &rows(&world.v)).0;
+        close(&o[head * group..][..group], &expected[head * group..][..group]);
+    }
+}
+
 #[test]
 fn keys_are_made_of_hidden_states() {
     let Some(module) = Module::open() else { return };

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+#include "lib/store/store_population.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // of Linux 5.14; the C library's headers may be older than the kernel
+#endif
+
+namespace tandem {
+
+StorePopulation::StorePopulation(Worker& worker) : worker_(worker) {
+  job_.run = [](void* self) { static_cast<StorePopulation*>(self)->populate_next(); };
+  job_.context = this;
+}
+
+StorePopulation::~StorePopulation() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  worker_.cancel(job_);
+}
+
+void StorePopulation::grow(size_t n) {
+  const std::lock_guard lock(mutex_);
+  if (n <= is_asked_.size()) return;
+  stretches_.reserve(n);
+  is_asked_.resize(n, false);
+}
+
+void StorePopulation::ask(size_t extent, std::byte* data, int64_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_asked_[extent]) return;
+    is_asked_[extent] = true;
+    stretches_.push_back({data, bytes});
+  }
+  worker_.post(job_);
+}
+
+void StorePopulation::populate_next() {
+  constexpr int64_t kSliceBytes = int64_t{8} << 20;  // 2 ms
+  Stretch slice{};
+  {
+    const std::lock_guard lock(mutex_);
+    if (stops_ || stretches_.empty()) return;
+    Stretch& rest = stretches_.back();
+    slice = {rest.data, std::min(kSliceBytes, rest.bytes)};
+    rest = {rest.data + slice.bytes, rest.bytes - slice.bytes};
+    if (rest.bytes == 0) stretches_.pop_back();
+  }
+  const bool is_populated = madvise(slice.data, static_cast<size_t>(slice.bytes), MADV_POPULATE_WRITE) == 0;
+  const std::lock_guard lock(mutex_);
+  if (!is_populated) stretches_.clear();  // the kernel is too old, or short of memory
+  if (!stops_ && !stretches_.empty()) worker_.post(job_);
+}
+
+}  // namespace tandem
