@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/decode_attend.h"
+#include "cuda/exchange.h"
 #include "cuda/layer_check.h"
 
 namespace tandem::cuda {
@@ -109,6 +110,11 @@ int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, c
     return code;
   DecodeCall described = describe_call(call, kernel->is_narrow);
   described.max_tiles = static_cast<int32_t>(max_tiles(call, *kernel));
+  // Rows that are rotated are written with all else (kernels/append.cuh).
+  if (call.append != nullptr && takes_maps(*kernel) && !rotates_queries(*call.append->layer)) {
+    described.rows_written = rows_written(call.append->exchange);
+    described.epoch = call.append->epoch;
+  }
   described.states = static_cast<float*>(call.workspace);
   described.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
   CUtensorMap maps[4];  // of K and V; with lists those of granules, too

@@ -16,10 +16,8 @@ struct DecodeCall {
   int32_t n_sequences;
   const DeviceSequence* sequences;
   const int64_t* page_tables;
-  DeviceRows q, o;
-  float* lse;
-  int64_t lse_token_stride, lse_head_stride;
-  const float* sinks;
+  DeviceRows q;
+  DeviceOutput out, finished;
   int64_t sliding_window;
   float sm_scale, soft_cap;
   int32_t n_kv_heads, group_size;
@@ -28,6 +26,10 @@ struct DecodeCall {
   float* states;      // [n_blocks][2][state_floats]
   int32_t* counters;  // [n_sequences][n_kv_heads][max_tiles], all 0
   DeviceLists lists;
+  // Where an append that runs beside the kernel says that the window has its rows: this is `epoch` then. Null: there is
+  // none.
+  const int64_t* rows_written;
+  int64_t epoch;
 };
 
 // What a map of the copy engine is for: boxes of `keys` rows, a panel wide (kernels/bulk_copy.cuh).

@@ -148,6 +148,8 @@ static int32_t launch_append_chunk(const AppendCall& call, const LaunchOn& on, D
                        kAppendWarps, call, on, error);
 }
 
+const int64_t* rows_written(const DeviceExchange& exchange) { return exchange.state + kRowsWritten; }
+
 int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error) {
   if (const int32_t code = check_append(call, error); code != TANDEM_OK) return code;
   const AppendCall described = describe(call);

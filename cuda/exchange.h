@@ -20,6 +20,8 @@ struct LaunchOn {
 // A little from pinned memory to the device's, past what the copy engine has to do (kernels/upload.cuh).
 bool may_upload(const void* to, const void* from, int64_t bytes);
 int32_t launch_upload(void* to, const void* from, int64_t bytes, const LaunchOn& on, DeviceError* error);
+// Where an append with an epoch says that the window has its rows.
+const int64_t* rows_written(const DeviceExchange& exchange);
 int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_accumulate(const DeviceAccumulate& call, const LaunchOn& on, DeviceError* error);
 int32_t launch_merge(const DeviceMerge& call, const LaunchOn& on, DeviceError* error);

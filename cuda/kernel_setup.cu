@@ -53,11 +53,8 @@ DecodeCall describe_call(const DeviceAttend& call, bool is_narrow) {
   to.sequences = call.sequences.sequences;
   to.page_tables = call.sequences.page_tables;
   to.q = call.q;
-  to.o = call.o;
-  to.lse = call.lse;
-  to.lse_token_stride = call.lse_token_stride;
-  to.lse_head_stride = call.lse_head_stride;
-  to.sinks = call.sinks;
+  to.out = {call.o, call.lse, call.lse_token_stride, call.lse_head_stride, call.sinks};
+  to.finished = call.finished;
   to.sliding_window = layer.sliding_window;
   to.sm_scale = layer.sm_scale;
   to.soft_cap = layer.soft_cap;

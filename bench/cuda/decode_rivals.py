@@ -4,7 +4,9 @@
 
 usage: decode_rivals.py [lengths [batches]]     lists with commas
 
-32 query heads and 8 KV heads of 128, bf16, calls of a graph that rotate over many times the cache of the second level.
+32 query heads and 8 KV heads of 128, bf16, calls of a graph that rotate over many times the cache of the second level. In the
+lines "+rows" two copies write the new token's rows of K and V before each call, as a decode step does: for the lines of
+decode_call_bench.
 """
 
 import statistics
@@ -51,16 +53,21 @@ def main():
                 for _ in range(n_layers)
             ]
             q = torch.randn(batch, 32, 1, 128, device="cuda", dtype=torch.bfloat16)
-            for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
+            row = torch.randn(batch, 8, 1, 128, device="cuda", dtype=torch.bfloat16)
+            cudnn, flash = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
+            for name, backend, writes in (("cudnn", cudnn, False), ("flash", flash, False), ("cudnn+rows", cudnn, True)):
                 def call(i):
                     k, v = layers[i % n_layers]
+                    if writes:
+                        k[:, :, -1:].copy_(row)
+                        v[:, :, -1:].copy_(row)
                     with sdpa_kernel([backend]):
                         return scaled_dot_product_attention(q, k, v, enable_gqa=True)
                 try:
                     us = time_of(call)
-                    print(f"{name:6} bf16  {length:7} x {batch:2} {us:9.2f} us {n_bytes / us * 1e-3:7.0f} GB/s", flush=True)
+                    print(f"{name:10} bf16  {length:7} x {batch:2} {us:9.2f} us {n_bytes / us * 1e-3:7.0f} GB/s", flush=True)
                 except RuntimeError as error:
-                    print(f"{name:6} bf16  {length:7} x {batch:2} {str(error).splitlines()[0][:80]}", flush=True)
+                    print(f"{name:10} bf16  {length:7} x {batch:2} {str(error).splitlines()[0][:80]}", flush=True)
 
 
 if __name__ == "__main__":

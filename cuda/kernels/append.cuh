@@ -19,6 +19,9 @@
 // Indices of keys that the caller names go to the host as they are, a warp for each token and head.
 //
 // The first rows are on their way while a block waits for its slot.
+//
+// Where attention runs beside it (DeviceAppend::epoch) the window gets its rows first, which is what attention waits for;
+// the rest, which crosses the bus, takes longer.
 #pragma once
 
 #include "cuda/exchange_call.h"
@@ -113,7 +116,8 @@ __device__ inline void store_query(const AppendCall& call, const NewRow& row, st
   store_floats(reinterpret_cast<float*>(slot + call.append.exchange.q_at) + to * call.k_dim, x, call.k_dim);
 }
 
-// Where a row of K or V goes in the plane of its codes and in that of its scales: to the host and, or null, to the window.
+// Where a row of K or V goes in the plane of its codes and in that of its scales: to the host and to the window; null where
+// it does not go there.
 struct Destination {
   std::byte *host[2], *window[2];
 };
@@ -126,7 +130,9 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
   for (int i = 0; i < 2; ++i) {
     const int p = row.plane + i;
     const int64_t bytes = call.row_bytes[p], in_window = p == kPlaneK ? call.window_k_bytes : bytes;
-    to.host[i] = slot + append.exchange.rows_at[p] + (int64_t{row.head} * append.exchange.n_rows + row.token) * bytes;
+    to.host[i] = slot == nullptr
+                     ? nullptr
+                     : slot + append.exchange.rows_at[p] + (int64_t{row.head} * append.exchange.n_rows + row.token) * bytes;
     to.window[i] = row.is_resident ? append.pages.planes[p] + row.page + row.head * append.pages.head_stride[p] +
                                          slot_in_page * in_window
                                    : nullptr;
@@ -134,7 +140,7 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
   return to;
 }
 
-// room: as above, of a row of K.
+// room: as above, of a row of K. slot null: to the window alone.
 template <Rotates kRotates>
 __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   const int lane = static_cast<int>(threadIdx.x % 32), dim = dim_of(call, row);
@@ -154,8 +160,8 @@ __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& 
     const int four = first_of_four(j) / kLaneNumbers;
     if (first_of_four(j) >= dim) continue;
     const bool leads = has_scales && lane % 8 == 0;
-    store_codes(to.host[0] + four * bytes, stored.codes, bytes);
-    if (leads) store_codes(to.host[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
+    if (slot != nullptr) store_codes(to.host[0] + four * bytes, stored.codes, bytes);
+    if (slot != nullptr && leads) store_codes(to.host[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
     if (to.window[0] == nullptr || room != nullptr) continue;
     store_codes(to.window[0] + four * bytes, stored.codes, bytes);
     if (leads) store_codes(to.window[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
@@ -208,6 +214,23 @@ __device__ inline void store_indices(const AppendCall& call, std::byte* slot, in
   }
 }
 
+// The warp's rows to the window alone, of which `first` at `at` is loaded; that one is left to be written to the slot.
+__device__ inline void write_window(const AppendCall& call, NewRow& first, int at, int step) {
+  const int n_rows = call.append.n_tokens * call.token_rows;
+  const auto write = [&](const NewRow& row) {
+    if (row.sequence_idx >= 0 && !row.is_query && !row.is_hidden && row.is_resident)
+      store_key_or_value<Rotates::kNothing>(call, row, nullptr, nullptr);
+  };
+  write(first);
+  for (at += step; at < n_rows; at += step) {
+    NewRow row = find_new_row<Rotates::kNothing>(call, at);
+    if (row.sequence_idx < 0 || row.is_query || row.is_hidden) continue;
+    load_new_row(call, row);
+    write(row);
+  }
+  first.is_resident = false;
+}
+
 template <Rotates kRotates>
 __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __grid_constant__ AppendCall call) {
   constexpr bool kHasRooms = kRotates == Rotates::kByPosition;
@@ -226,6 +249,10 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   Standing standing = {};
   if (takes_ticket && threadIdx.x == 0) standing = load_standing(exchange);
   load_new_row(call, row);
+  if (kRotates == Rotates::kNothing && call.append.epoch != 0) {
+    write_window(call, row, at, step);
+    say_rows_written(exchange, call.append.epoch);
+  }
   if (threadIdx.x == 0) {
     ticket = standing.next_ticket;
     is_free = !takes_ticket || wait_for_slot(exchange, standing);
@@ -244,6 +271,7 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
       store_key_or_value<kRotates>(call, row, slot, kHasRooms && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
     at += step;
     row = find_new_row<kRotates>(call, at);
+    if (call.append.epoch != 0) row.is_resident = false;  // the window has it
     load_new_row(call, row);
   }
   if (takes_ticket) hand_over(exchange, ticket);

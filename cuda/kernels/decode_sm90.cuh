@@ -343,6 +343,25 @@ __device__ void prefetch_piece(const DecodeCall& call) {
   prefetch(kPlaneVScales, 2 * Shape::kVScales);
 }
 
+// For what the kernel before has written; where that is an append that runs beside this one, for its rows alone: behind
+// these is all that was before the append.
+__device__ inline void wait_for_rows(const DecodeCall& call) {
+  if (call.rows_written == nullptr) return wait_for_kernel_before();
+  if (threadIdx.x == 0) {
+    int64_t written = 0;
+    do asm volatile("ld.acquire.gpu.s64 %0, [%1];\n" : "=l"(written) : "l"(call.rows_written) : "memory");
+    while (written != call.epoch);
+  }
+  __syncthreads();
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async;\n" ::: "memory");
+#endif
+}
+// At the end: a kernel behind this one takes the append for done as well.
+__device__ inline void wait_for_append(const DecodeCall& call) {
+  if (call.rows_written != nullptr) wait_for_kernel_before();
+}
+
 template <class Shape>
 __device__ __forceinline__ void decode(const DecodeCall& call, const KeyMaps& maps) {
 #if __CUDA_ARCH__ >= 900
@@ -369,7 +388,7 @@ __device__ __forceinline__ void decode(const DecodeCall& call, const KeyMaps& ma
   __syncwarp();
   let_next_kernel_start();
   prefetch_piece<Shape>(call);
-  wait_for_kernel_before();
+  wait_for_rows(call);
   const Share share = Share::make<Shape>(call);
   int at = share.is_by_item ? 0 : share.begin_of(block);
   const int end = share.is_by_item ? 1 : share.begin_of(block + 1);
@@ -377,7 +396,7 @@ __device__ __forceinline__ void decode(const DecodeCall& call, const KeyMaps& ma
   while (at < end) {
     const Piece piece = find_piece<Shape>(call, share, at);
     const int n_units = piece.end_unit - piece.first_unit;
-    if (n_units == 0) return;  // more blocks than there is work for
+    if (n_units == 0) break;  // more blocks than there is work for
     clear(state);
     attend_piece<Shape>(call, maps, piece, staged, pipeline, state);
     __syncthreads();
@@ -392,6 +411,7 @@ __device__ __forceinline__ void decode(const DecodeCall& call, const KeyMaps& ma
     __syncthreads();
     at = share.is_by_item ? end : at + n_units;
   }
+  wait_for_append(call);
 #endif
 }
 

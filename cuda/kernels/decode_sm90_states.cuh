@@ -187,18 +187,19 @@ __device__ inline void merge_warps(int n_rows, const float* states, Out out) {
 template <class Shape>
 __device__ void write_row(const DecodeCall& call, const Piece& piece, int r, const MergedRow<Shape>& row) {
   const int lane = threadIdx.x % 32;
-  const RowEnd end = end_row(call, piece, r, row.m, row.l, 0);
-  const int64_t at = row_offset(call, piece, r, call.o.token_stride, call.o.head_stride) + 4 * lane;
+  const DeviceOutput& out = output_of(call, piece);
+  const RowEnd end = end_row(call, piece, out, r, row.m, row.l, 0);
+  const int64_t at = row_offset(call, piece, r, out.o.token_stride, out.o.head_stride) + 4 * lane;
 #pragma unroll
   for (int k = 0; k < MergedRow<Shape>::kOfLane; ++k)
     if (4 * lane + 128 * k < Shape::kVDim) {
       const float x[4] = {row.o[k].x, row.o[k].y, row.o[k].z, row.o[k].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        store_number(call.o.data, call.o.dtype, at + 128 * k + i, end.factor == 0.0f ? 0.0f : x[i] * end.factor);
+        store_number(out.o.data, out.o.dtype, at + 128 * k + i, end.factor == 0.0f ? 0.0f : x[i] * end.factor);
     }
-  if (lane == 0 && call.lse != nullptr)
-    call.lse[row_offset(call, piece, r, call.lse_token_stride, call.lse_head_stride)] = end.lse;
+  if (lane == 0 && out.lse != nullptr)
+    out.lse[row_offset(call, piece, r, out.lse_token_stride, out.lse_head_stride)] = end.lse;
 }
 
 // The block's piece is one of several: leaves its state, and merges all of them if it is the last to do so.

@@ -31,6 +31,8 @@ enum ExchangeWord : int32_t {
   kBlocksDone,      // of the append that runs
   kBlocksObserved,  // of the observe that runs
   kBadIndices,      // indices told to the host as wrong, or about to be
+  kRowsWritten,     // the epoch of the append whose rows the window has, until a merge behind it; or 0
+  kBlocksWritten,   // of an append with an epoch
 };
 
 using Word = unsigned long long;  // what atomic operations take
@@ -155,6 +157,23 @@ __device__ inline bool wait_for_slot(const DeviceExchange& exchange, const Stand
   const auto n_slots = static_cast<Word>(exchange.n_slots), ticket = standing.next_ticket;
   if (ticket + 2 <= n_slots) return standing.fault == 0;
   return wait_for_answers(exchange, standing, ticket + 2 - n_slots, kFaultSlot, blockIdx.x == 0) != 0;
+}
+
+// Of every thread of every block of an append, behind its writes to the window: the last block says that it has the rows.
+// The copy engine may read them: the fence of kinds of access is for that.
+__device__ inline void say_rows_written(const DeviceExchange& exchange, int64_t epoch) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async;\n" ::: "memory");
+#endif
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  fence_device();
+  if (gridDim.x > 1) {
+    if (atomicAdd(word(exchange, kBlocksWritten), Word{1}) + 1 < gridDim.x) return;
+    *word(exchange, kBlocksWritten) = 0;
+    fence_device();
+  }
+  *reinterpret_cast<volatile Word*>(word(exchange, kRowsWritten)) = static_cast<Word>(epoch);
 }
 
 // Of every thread of every block of an append, behind its writes: the last block hands over.

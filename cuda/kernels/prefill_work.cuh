@@ -156,12 +156,12 @@ struct JoinedEnd {
   float before = 0.0f;
 };
 
-__device__ inline JoinedEnd join_row(const PrefillCall& call, int q_head, int64_t state_row, float m, float l, int shift) {
-  if (call.before_lse == nullptr) return {end_row(call, q_head, m, l, shift)};
+__device__ inline JoinedEnd join_row(const PrefillCall& call, const float* sinks, int q_head, int64_t state_row, float m, float l, int shift) {
+  if (call.before_lse == nullptr) return {end_row(sinks, q_head, m, l, shift)};
   const float before = call.before_lse[state_row];
   const bool is_empty = m == -INFINITY && l == 0.0f;
   const float lse = is_empty ? -INFINITY : (m - static_cast<float>(shift)) * kLn2 + logf(l);
-  const float sink = call.sinks == nullptr ? -INFINITY : call.sinks[q_head];
+  const float sink = sinks == nullptr ? -INFINITY : sinks[q_head];
   const float most = fmaxf(fmaxf(before, lse), sink);
   const auto weight = [&](float x) { return x == -INFINITY ? 0.0f : expf(x - most); };
   const float of_before = weight(before), of_own = weight(lse), sum = of_before + of_own + weight(sink);
@@ -180,16 +180,17 @@ __device__ void write_rows(const PrefillCall& call, const Piece& piece, const fl
   constexpr int kRowsOfWarp = Shape::kRows / Shape::kWarps, kAtOnce = 4, kOfLane = (Shape::kVDim + 31) / 32;
   static_assert(kRowsOfWarp <= 32 && kRowsOfWarp % kAtOnce == 0);
   const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x / 32) * kRowsOfWarp, own = first + lane;
+  const DeviceOutput& out = output_of(call, piece);
   JoinedEnd end;
   int64_t own_at = 0, own_before = 0;
   if (lane < kRowsOfWarp && own < piece.n_rows) {
     const float* rest = state + Shape::kRows * Shape::kStateStride + 2 * own;
     const int q_head = piece.head * call.group_size + (piece.first_row + own) % call.group_size;
     own_before = state_row(call, piece, own);
-    end = join_row(call, q_head, own_before, rest[0], rest[1], Shape::Number::kShift);
-    own_at = row_offset(call, piece, own, call.o.token_stride, call.o.head_stride);
-    if (call.lse != nullptr)
-      call.lse[row_offset(call, piece, own, call.lse_token_stride, call.lse_head_stride)] = end.own.lse;
+    end = join_row(call, out.sinks, q_head, own_before, rest[0], rest[1], Shape::Number::kShift);
+    own_at = row_offset(call, piece, own, out.o.token_stride, out.o.head_stride);
+    if (out.lse != nullptr)
+      out.lse[row_offset(call, piece, own, out.lse_token_stride, out.lse_head_stride)] = end.own.lse;
   }
   const int n_rows = min(kRowsOfWarp, piece.n_rows - first);
   for (int i = 0; i < n_rows; i += kAtOnce) {
@@ -205,7 +206,7 @@ __device__ void write_rows(const PrefillCall& call, const Piece& piece, const fl
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const float factor = __shfl_sync(~0u, end.own.factor, i + j);
-      Number* to = static_cast<Number*>(call.o.data) + __shfl_sync(~0u, own_at, i + j);
+      Number* to = static_cast<Number*>(out.o.data) + __shfl_sync(~0u, own_at, i + j);
       const float* from = state + (first + i + j) * Shape::kStateStride;
 #pragma unroll
       for (int k = 0; k < kOfLane; ++k)
@@ -226,18 +227,19 @@ struct JoinedWriter {
     const int lane = threadIdx.x % 32;
     const int64_t before = state_row(*call, *piece, r);
     const int q_head = piece->head * call->group_size + (piece->first_row + r) % call->group_size;
-    const JoinedEnd end = join_row(*call, q_head, before, m, l, shift);
+    const DeviceOutput& out = output_of(*call, *piece);
+    const JoinedEnd end = join_row(*call, out.sinks, q_head, before, m, l, shift);
     __syncwarp();  // all lanes have read what one is about to write
-    const int64_t at = row_offset(*call, *piece, r, call->o.token_stride, call->o.head_stride);
+    const int64_t at = row_offset(*call, *piece, r, out.o.token_stride, out.o.head_stride);
 #pragma unroll
     for (int k = 0; k < kOfLane; ++k)
       if (lane + 32 * k < dim) {
         float x = end.own.factor == 0.0f ? 0.0f : o[k] * end.own.factor;
         if (end.before != 0.0f) x = fmaf(end.before, call->before_o[before * dim + lane + 32 * k], x);
-        store_number(call->o.data, call->o.dtype, at + lane + 32 * k, x);
+        store_number(out.o.data, out.o.dtype, at + lane + 32 * k, x);
       }
-    if (lane == 0 && call->lse != nullptr)
-      call->lse[row_offset(*call, *piece, r, call->lse_token_stride, call->lse_head_stride)] = end.own.lse;
+    if (lane == 0 && out.lse != nullptr)
+      out.lse[row_offset(*call, *piece, r, out.lse_token_stride, out.lse_head_stride)] = end.own.lse;
   }
 };
 
@@ -246,9 +248,10 @@ template <class Shape>
 __device__ void finish_item(const PrefillCall& call, const PrefillItem& item, const float* own) {
   if (call.n_splits == 1) {
     Shape::sync();
-    if (call.o.dtype == TANDEM_BF16)
+    const int32_t dtype = output_of(call, item.piece).o.dtype;
+    if (dtype == TANDEM_BF16)
       write_rows<Shape, __nv_bfloat16>(call, item.piece, own);
-    else if (call.o.dtype == TANDEM_F16)
+    else if (dtype == TANDEM_F16)
       write_rows<Shape, __half>(call, item.piece, own);
     else
       write_rows<Shape, float>(call, item.piece, own);

@@ -84,22 +84,28 @@ struct RowEnd {
   float factor = 0.0f, lse = -INFINITY;
 };
 
+// Where the rows of a piece go.
+__device__ inline const DeviceOutput& output_of(const DecodeCall& call, const Piece& piece) {
+  return call.finished.o.data != nullptr && piece.sequence.has_host_part == 0 ? call.finished : call.out;
+}
+
 // m, l: of the row's state; weights were multiplied by 2^shift.
-__device__ inline RowEnd end_row(const DecodeCall& call, int q_head, float m, float l, int shift) {
+__device__ inline RowEnd end_row(const float* sinks, int q_head, float m, float l, int shift) {
   RowEnd end;
   const bool is_empty = m == -INFINITY && l == 0.0f;
   if (!is_empty) end = {1.0f / l, (m - static_cast<float>(shift)) * kLn2 + logf(l)};
-  if (call.sinks == nullptr || call.sinks[q_head] == -INFINITY) return end;
-  const float sink = call.sinks[q_head], most = fmaxf(sink, end.lse);
+  if (sinks == nullptr || sinks[q_head] == -INFINITY) return end;
+  const float sink = sinks[q_head], most = fmaxf(sink, end.lse);
   const float share = is_empty ? 0.0f : expf(end.lse - most), sum = share + expf(sink - most);
   if (sum > 0.0f || isnan(sum)) end = {end.factor * (share / sum), most + logf(sum)};
   return end;
 }
 
 // Row r of a piece.
-__device__ inline RowEnd end_row(const DecodeCall& call, const Piece& piece, int r, float m, float l, int shift) {
+__device__ inline RowEnd end_row(const DecodeCall& call, const Piece& piece, const DeviceOutput& out, int r, float m, float l,
+                                 int shift) {
   if (piece.n_granules < 0) return {NAN, NAN};
-  return end_row(call, piece.head * call.group_size + (piece.first_row + r) % call.group_size, m, l, shift);
+  return end_row(out.sinks, piece.head * call.group_size + (piece.first_row + r) % call.group_size, m, l, shift);
 }
 
 // Writes finished rows, a warp each.
@@ -111,14 +117,15 @@ struct RowWriter {
   template <int kOfLane>
   __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
     const int lane = threadIdx.x % 32;
-    const RowEnd end = end_row(*call, *piece, r, m, l, shift);
-    const int64_t at = row_offset(*call, *piece, r, call->o.token_stride, call->o.head_stride);
+    const DeviceOutput& out = output_of(*call, *piece);
+    const RowEnd end = end_row(*call, *piece, out, r, m, l, shift);
+    const int64_t at = row_offset(*call, *piece, r, out.o.token_stride, out.o.head_stride);
 #pragma unroll
     for (int k = 0; k < kOfLane; ++k)
       if (lane + 32 * k < dim)
-        store_number(call->o.data, call->o.dtype, at + lane + 32 * k, end.factor == 0.0f ? 0.0f : o[k] * end.factor);
-    if (lane == 0 && call->lse != nullptr)
-      call->lse[row_offset(*call, *piece, r, call->lse_token_stride, call->lse_head_stride)] = end.lse;
+        store_number(out.o.data, out.o.dtype, at + lane + 32 * k, end.factor == 0.0f ? 0.0f : o[k] * end.factor);
+    if (lane == 0 && out.lse != nullptr)
+      out.lse[row_offset(*call, *piece, r, out.lse_token_stride, out.lse_head_stride)] = end.lse;
   }
 };
 

@@ -19,6 +19,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
+constexpr int64_t kFewRows = 64;         // of a sequence and KV head: more are for prefill kernels
 
 Status check_rows(const TensorView* view, const char* name) {
   if (view == nullptr || is_tensor_float(view->dtype)) return {};
@@ -265,7 +266,7 @@ Status DeviceLane::launch(Call& chunk) {
   TANDEM_TRY(attend_window(chunk, window));
   if (merges) {
     TANDEM_TRY(attend_pieces(chunk, window));
-    TANDEM_TRY(merge_and_observe(chunk, append));
+    TANDEM_TRY(merge_and_observe(chunk, append, false));
     if (task.merged != nullptr) TANDEM_TRY(chunk.device().mark_merged(task.idx, chunk.args.stream));
   }
   is_launched = true;
@@ -273,7 +274,9 @@ Status DeviceLane::launch(Call& chunk) {
 }
 
 // The step has posted the tasks of all its layers. A layer is launched as a whole, also where the step has fewer sequences
-// than a graph was made for: descriptors say so.
+// than a graph was made for: descriptors say so. Attention may run beside the append where it has few rows, as in decode. Of
+// calls one by one it may not: no merge follows where the window has all keys, and the next call's append would wait until
+// this one's rows are across the bus.
 Status DeviceLane::launch_planned(Call& call, bool captures) {
   TANDEM_TRY(check_planned(call, captures));
   TANDEM_TRY(check_named_in_step(call));
@@ -289,12 +292,18 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   sequences.n_sequences = static_cast<int32_t>(device.held().step_sequences);
   sequences.max_q_len = static_cast<int32_t>(call.session.step.max_q_len);
   sequences.max_keys = kAnyKeys;
-  const DeviceAppend append = append_of(call, sequences);
+  DeviceAppend append = append_of(call, sequences);
+  const bool names_keys = call.indices.data != nullptr;  // by a kernel that comes between the two
+  if (!names_keys && int64_t{sequences.max_q_len} * call.layer().group_size <= kFewRows) append.epoch = device.next_epoch();
   TANDEM_TRY(launch_append(call, append));
   call.session.step.n_appended = call.args.layer_idx + 1;
   TANDEM_TRY(name_keys(call, sequences));
-  TANDEM_TRY(attend_window(call, window_of(call, append, true)));
-  TANDEM_TRY(merge_and_observe(call, append));
+  DeviceAttend window = window_of(call, append, true);
+  if (append.epoch != 0) window.append = &append;
+  const bool finishes = !call.facts.policy.keeps_maw && call.queries.sequences == nullptr;
+  if (finishes) window.finished = output_of(call, 0);
+  TANDEM_TRY(attend_window(call, window));
+  TANDEM_TRY(merge_and_observe(call, append, finishes));
   ++call.session.step.next_layer;
   return {};
 }

@@ -78,20 +78,27 @@ DeviceAttend window_of(const Call& call, const DeviceAppend& append, bool merges
   if (merges)
     point_states({device.work().o(), device.work().lse(), call.layer().n_q_heads}, &attend);
   else
-    point_output(call, 0, &attend);
+    point_to(output_of(call, 0), &attend);
   return attend;
 }
 
-void point_output(const Call& call, int32_t first_head, DeviceAttend* attend) {
+DeviceOutput output_of(const Call& call, int32_t first_head) {
   const AttendArgs& args = call.args;
   const float* sinks = call.device().sinks(call.facts.idx);
   const int64_t first = int64_t{first_head} * call.layer().group_size;
-  attend->o = rows_of(args.o);
-  attend->o.data = static_cast<std::byte*>(attend->o.data) + first * args.o.head_stride;
-  attend->lse = args.lse != nullptr ? args.lse + first * args.lse_head_stride : nullptr;
-  attend->lse_token_stride = args.lse_token_stride;
-  attend->lse_head_stride = args.lse_head_stride;
-  attend->sinks = sinks != nullptr ? sinks + first : nullptr;
+  DeviceOutput to = {rows_of(args.o), nullptr, args.lse_token_stride, args.lse_head_stride, nullptr};
+  to.o.data = static_cast<std::byte*>(to.o.data) + first * args.o.head_stride;
+  if (args.lse != nullptr) to.lse = args.lse + first * args.lse_head_stride;
+  if (sinks != nullptr) to.sinks = sinks + first;
+  return to;
+}
+
+void point_to(const DeviceOutput& output, DeviceAttend* attend) {
+  attend->o = output.o;
+  attend->lse = output.lse;
+  attend->lse_token_stride = output.lse_token_stride;
+  attend->lse_head_stride = output.lse_head_stride;
+  attend->sinks = output.sinks;
 }
 
 Status attend_window(const Call& call, const DeviceAttend& window) {
@@ -126,22 +133,23 @@ Status attend_pieces(const Call& chunk, const DeviceAttend& window) {
   return for_routes(&KeyRoute::close);
 }
 
-Status merge_and_observe(const Call& call, const DeviceAppend& append) {
+Status merge_and_observe(const Call& call, const DeviceAppend& append, bool leaves_finished) {
   const TraceRange range("merge", call.args.layer_idx, "resident");
   const DeviceSession& device = call.device();
-  const AttendArgs& args = call.args;
   DeviceMerge merge;
   merge.layer = append.layer;
   merge.sequences = append.sequences;
   merge.n_tokens = append.n_tokens;
   merge.is_observed = call.facts.policy.keeps_maw;
+  merge.leaves_finished = leaves_finished;
   merge.o = device.work().o();
   merge.lse = device.work().lse();
-  merge.o_out = rows_of(args.o);
-  merge.lse_out = args.lse;
-  merge.lse_token_stride = args.lse_token_stride;
-  merge.lse_head_stride = args.lse_head_stride;
-  merge.sinks = device.sinks(call.facts.idx);
+  const DeviceOutput to = output_of(call, 0);
+  merge.o_out = to.o;
+  merge.lse_out = to.lse;
+  merge.lse_token_stride = to.lse_token_stride;
+  merge.lse_head_stride = to.lse_head_stride;
+  merge.sinks = to.sinks;
   merge.exchange = append.exchange;
   TANDEM_TRY(call_device(call.device().device(), &DeviceTable::merge, &merge, call.args.stream));
   return call.facts.policy.keeps_maw ? observe(call, append, device.work().lse()) : Status();

@@ -19,13 +19,15 @@ Status launch_append(const Call& call, const DeviceAppend& append);
 // The queries that attend() reads: append() has rotated them where the layer rotates.
 DeviceRows attended_q(const DeviceAppend& append);
 // The answer of heads from first_head on goes to the caller's tensors.
-void point_output(const Call& call, int32_t first_head, DeviceAttend* attend);
+DeviceOutput output_of(const Call& call, int32_t first_head);
+void point_to(const DeviceOutput& output, DeviceAttend* attend);
 // Attention over the window. merges: it leaves states in the session's o() and lse(), else the caller's o and lse.
 DeviceAttend window_of(const Call& call, const DeviceAppend& append, bool merges);
 Status attend_window(const Call& call, const DeviceAttend& window);
 // The pieces of the task's launches, whose states are added to those of the window in the session's o() and lse().
 Status attend_pieces(const Call& chunk, const DeviceAttend& window);
-Status merge_and_observe(const Call& call, const DeviceAppend& append);
+// leaves_finished: attend_window() has finished the rows of sequences without a host part.
+Status merge_and_observe(const Call& call, const DeviceAppend& append, bool leaves_finished);
 // lse: of the call's rows, [n_tokens, n_q_heads].
 Status observe(const Call& call, const DeviceAppend& append, const float* lse);
 

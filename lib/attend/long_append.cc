@@ -47,7 +47,7 @@ float* row_lse(const Call& chunk) {
 
 // Heads' answer goes to the caller's tensors; where lse of all queries are kept, these stay in the work space for now.
 void point_answer(const Call& chunk, int32_t first_head, DeviceAttend* attend) {
-  point_output(chunk, first_head, attend);
+  point_to(output_of(chunk, first_head), attend);
   if (chunk.taken.prefill.row_lse_at == 0) return;
   attend->lse = row_lse(chunk) + int64_t{first_head} * chunk.layer().group_size;
   attend->lse_token_stride = chunk.layer().n_q_heads;

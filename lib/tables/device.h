@@ -11,9 +11,9 @@
 // table_len].
 //
 // A call on device tensors is append(), attend(), merge() and, where moving averages of attention weights (MAW) are kept,
-// observe(), one after another on a stream; meanwhile the host attends to the keys outside the window. The two hand over
-// through memory of the host that both see, by counting and not by waiting for streams, so that a captured graph can do it
-// too. Each append() is a ticket, the host answers tickets in their order:
+// observe(), one after another on a stream; meanwhile the host attends to the
+// keys outside the window. The two hand over through memory of the host that both see, by counting and not by waiting for
+// streams, so that a captured graph can do it too. Each append() is a ticket, the host answers tickets in their order:
 //
 //   append()   waits until the ticket's slot is free (ticket + 1 < answered + n_slots); writes the new rows to the window
 //              and, with the queries and the indices of the keys that the caller names, to the slot; arrived = ticket + 1
@@ -41,7 +41,7 @@ namespace tandem {
 // makes rows of K and V of them as they would lie in pages, and these are attended like any others.
 
 // Changes with every struct here and with Layer, unless they only grow at the end and say how far they are filled.
-inline constexpr uint32_t kDeviceAbi = 11;
+inline constexpr uint32_t kDeviceAbi = 12;
 inline constexpr char kDeviceEntry[] = "tandem_device_module";
 
 // Why a call failed; code is a TANDEM_ERROR_*, underlying the driver's.
@@ -179,8 +179,8 @@ struct DeviceRows {
 
 // Writes k and v, rounded as the host's backend rounds them, to the last q_len tokens of each sequence, and hands over.
 //
-// Where exchange.flags is null it takes no ticket and hands nothing over: the rows that a slot would get go to exchange.slots,
-// which is device memory then, by rows_at, x_at and n_rows. No sequence has a host part.
+// Where exchange.flags is null it takes no ticket and hands nothing over: the rows that a slot would get go to
+// exchange.slots, which is device memory then, by rows_at, x_at and n_rows. No sequence has a host part.
 struct DeviceAppend {
   const Layer* layer = nullptr;
   DevicePages pages;
@@ -198,6 +198,10 @@ struct DeviceAppend {
   int32_t leaves_room = 0;  // for calls that run beside it. 1: it takes an eighth of the device, 2: as little as it can
   int32_t reserved = 0;
   DeviceIndices idx;  // handed over as they are
+  // Not 0: the window gets its rows before the slot does, and is told to have them by this number, which no other such call
+  // of the exchange has, so that attend() may run beside it (DeviceAttend::append). merge() follows them. Replays of one
+  // call have the same.
+  int64_t epoch = 0;
 };
 
 // Makes key lists of indices. Each query is a sequence of its own here: of one query, whose own token is end + n_after - 1
@@ -222,6 +226,15 @@ struct DeviceNamedKeys {
   int64_t* state = nullptr;  // of the exchange
 };
 
+// Where rows of an output go: [n_tokens, n_q_heads, v_head_dim], and their lse with these strides, or null. The learned
+// sinks [n_q_heads], merged once, where these are the last keys there are; null: none.
+struct DeviceOutput {
+  DeviceRows o;
+  float* lse = nullptr;
+  int64_t lse_token_stride = 0, lse_head_stride = 0;
+  const float* sinks = nullptr;
+};
+
 // One layer, several sequences over their resident keys. Query t of a sequence is token end + n_after - q_len + t, sees
 // tokens up to its own and, with a sliding window, no further back than that allows. o is normalised, 0 where a query sees
 // nothing (lse = -inf there).
@@ -244,6 +257,12 @@ struct DeviceAttend {
   // With tiles, of which `lists` has none then, a kernel reads their keys alone: only tokens in [begin, end) of the
   // DeviceSequence, which may cover one piece of the keys.
   DeviceTileLists tiles;
+  // Where the rows of sequences without a host part go, instead of o and lse: merge() has nothing to do for these then
+  // (DeviceMerge::leaves_finished). o.data null: there is no such place. before_o is null then.
+  DeviceOutput finished;
+  // The append() before it on the stream, where that has an epoch: attention may begin once the window has the rows, while
+  // these are still being handed over. Null: it begins when all before it has ended.
+  const DeviceAppend* append = nullptr;
 };
 
 // States of the window and of the host into one, the learned sinks last.
@@ -253,6 +272,8 @@ struct DeviceMerge {
   int32_t n_tokens = 0;  // as in DeviceAppend; of any number, where no sequence has a host part
   // observe() follows: the merged lse take the place of the window's and, where wanted, of the host's.
   int32_t is_observed = 0;
+  int32_t leaves_finished = 0;  // 1: attend() has finished the rows of sequences without a host part
+  int32_t reserved = 0;
   const float* o = nullptr;  // [n_tokens, n_q_heads, v_head_dim], of the window
   float* lse = nullptr;      // [n_tokens, n_q_heads]
   DeviceRows o_out;

@@ -139,6 +139,10 @@ Before find_before(const DeviceAttend& call, int64_t row, int32_t head) {
           on_device(call.before_o + at * dim, 4 * dim, "o of before is no device memory")};
 }
 
+const DeviceOutput& output_of(const DeviceAttend& call, const DeviceOutput& out, const DeviceSequence& sequence) {
+  return call.finished.o.data != nullptr && sequence.has_host_part == 0 ? call.finished : out;
+}
+
 // Query t of a sequence, one head.
 void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const Keys& keys, int32_t t, int32_t head) {
   const Layer& layer = *call.layer;
@@ -152,7 +156,9 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
   const auto end = static_cast<size_t>(find(self + 1) - keys.tokens.begin());
 
   const Before before = find_before(call, row, head);
-  double m = call.sinks != nullptr ? static_cast<double>(call.sinks[head]) : -INFINITY;
+  const DeviceOutput all = {call.o, call.lse, call.lse_token_stride, call.lse_head_stride, call.sinks};
+  const DeviceOutput& to = output_of(call, all, sequence);
+  double m = to.sinks != nullptr ? static_cast<double>(to.sinks[head]) : -INFINITY;
   std::vector<double> logits;
   logits.reserve(end > first ? end - first : 0);
   for (size_t i = first; i < end; ++i) {
@@ -161,7 +167,7 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
   }
   m = std::max(m, before.lse);
   const double from = m == -INFINITY ? 0.0 : m;
-  double sum = call.sinks != nullptr ? std::exp(static_cast<double>(call.sinks[head]) - from) : 0.0;
+  double sum = to.sinks != nullptr ? std::exp(static_cast<double>(to.sinks[head]) - from) : 0.0;
   for (size_t i = 0; i < logits.size(); ++i) {
     const double p = std::exp(logits[i] - from);
     const double* v = keys.v.data() + (first + i) * o.size();
@@ -176,10 +182,10 @@ void attend_row(const DeviceAttend& call, const DeviceSequence& sequence, const 
   if (keys.is_wrong) sum = NAN;
   if (sum != 0.0)  // NaN is no empty state
     for (double& x : o) x /= sum;
-  reference::store_all(call.o.dtype, o.data(), layer.v_head_dim,
-                       row_at(call.o, row, head, layer.v_head_dim, "o is no device memory"));
-  if (call.lse != nullptr)
-    *on_device(call.lse + row * call.lse_token_stride + head * call.lse_head_stride, 4, "lse is no device memory") =
+  reference::store_all(to.o.dtype, o.data(), layer.v_head_dim,
+                       row_at(to.o, row, head, layer.v_head_dim, "o is no device memory"));
+  if (to.lse != nullptr)
+    *on_device(to.lse + row * to.lse_token_stride + head * to.lse_head_stride, 4, "lse is no device memory") =
         sum != 0.0 ? static_cast<float>(from + std::log(sum)) : -std::numeric_limits<float>::infinity();
 }
 
@@ -219,6 +225,8 @@ void check(const DeviceAttend& call) {
   require(call.workspace != nullptr, "there is no workspace");
   on_device(call.workspace, kWorkspaceBytes, "the workspace is no device memory");
   require((call.before_o == nullptr) == (call.before_lse == nullptr), "half a state of before");
+  require(call.before_o == nullptr || call.finished.o.data == nullptr, "rows that are finished have states of before");
+  require(call.append == nullptr || call.append->epoch != 0, "attention runs beside an append without an epoch");
   const DeviceLists& lists = call.lists;
   require(lists.keys == nullptr || lists.n_heads == 1 || lists.n_heads == call.layer->n_kv_heads,
           "there are lists for other heads than the layer's");

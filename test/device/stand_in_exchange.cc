@@ -208,6 +208,7 @@ void merge_row(const DeviceMerge& call, int64_t token, int32_t head, std::byte* 
 }
 
 void merge_sequence(const DeviceMerge& call, const DeviceSequence& sequence, std::byte* slot) {
+  if (sequence.has_host_part == 0 && call.leaves_finished != 0) return;
   const Layer& layer = *call.layer;
   for (int32_t kv_head = 0; kv_head < layer.n_kv_heads; ++kv_head) {
     int64_t slot_row = first_slot_row(layer, sequence, kv_head);
