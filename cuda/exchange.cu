@@ -99,9 +99,10 @@ AppendCall describe(const DeviceAppend& call) {
   return to;
 }
 
-auto append_kernel_of(const Layer& layer) {
-  if (layer.rope != nullptr) return append_kernel<Rotates::kByPosition>;
-  return layer.k_rotation == TANDEM_ROTATION_HADAMARD ? append_kernel<Rotates::kHadamard> : append_kernel<Rotates::kNothing>;
+auto append_kernel_of(const DeviceAppend& call) {
+  if (call.layer->rope != nullptr) return append_kernel<Rotates::kByPosition, false>;
+  if (call.layer->k_rotation == TANDEM_ROTATION_HADAMARD) return append_kernel<Rotates::kHadamard, false>;
+  return call.epoch != 0 ? append_kernel<Rotates::kNothing, true> : append_kernel<Rotates::kNothing, false>;
 }
 
 }  // namespace
@@ -112,8 +113,8 @@ Rotation rotation_of(const RopeTable& table, const float* cos_sin) {
 
 int32_t load_exchange_kernels(DeviceError* error) {
   cudaFuncAttributes attributes;
-  for (const auto kernel :
-       {append_kernel<Rotates::kNothing>, append_kernel<Rotates::kByPosition>, append_kernel<Rotates::kHadamard>})
+  for (const auto kernel : {append_kernel<Rotates::kNothing, false>, append_kernel<Rotates::kNothing, true>,
+                            append_kernel<Rotates::kByPosition, false>, append_kernel<Rotates::kHadamard, false>})
     TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(append_chunk_kernel)), error);
   TANDEM_CUDA_TRY(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(upload_kernel)), error);
@@ -159,7 +160,7 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
                 described.token_rows, static_cast<long long>(kMostRows));
   if (call.exchange.flags == nullptr && !rotates_queries(*call.layer) && call.x.data == nullptr)
     return launch_append_chunk(described, on, error);
-  const auto kernel = append_kernel_of(*call.layer);
+  const auto kernel = append_kernel_of(call);
   if (n_rows <= kAloneRows) return launch_kernel(kernel, dim3(1), kAppendAloneWarps, described, on, error);
   if (call.leaves_room != 0) {
     constexpr int32_t kStartsNoneEarly = 0;

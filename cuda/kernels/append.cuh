@@ -116,8 +116,10 @@ __device__ inline void store_query(const AppendCall& call, const NewRow& row, st
   store_floats(reinterpret_cast<float*>(slot + call.append.exchange.q_at) + to * call.k_dim, x, call.k_dim);
 }
 
-// Where a row of K or V goes in the plane of its codes and in that of its scales: to the host and to the window; null where
-// it does not go there.
+// Which places a row of K or V is written to.
+enum class Places { kAll, kWindow, kSlot };
+
+// Where a row of K or V goes in the plane of its codes and in that of its scales: to the host and, or null, to the window.
 struct Destination {
   std::byte *host[2], *window[2];
 };
@@ -140,8 +142,8 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
   return to;
 }
 
-// room: as above, of a row of K. slot null: to the window alone.
-template <Rotates kRotates>
+// room: as above, of a row of K.
+template <Rotates kRotates, Places kPlaces>
 __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   const int lane = static_cast<int>(threadIdx.x % 32), dim = dim_of(call, row);
   const int type = row.plane == kPlaneK ? call.k_type : call.v_type;
@@ -160,9 +162,9 @@ __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& 
     const int four = first_of_four(j) / kLaneNumbers;
     if (first_of_four(j) >= dim) continue;
     const bool leads = has_scales && lane % 8 == 0;
-    if (slot != nullptr) store_codes(to.host[0] + four * bytes, stored.codes, bytes);
-    if (slot != nullptr && leads) store_codes(to.host[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
-    if (to.window[0] == nullptr || room != nullptr) continue;
+    if (kPlaces != Places::kWindow) store_codes(to.host[0] + four * bytes, stored.codes, bytes);
+    if (kPlaces != Places::kWindow && leads) store_codes(to.host[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
+    if (kPlaces == Places::kSlot || to.window[0] == nullptr || room != nullptr) continue;
     store_codes(to.window[0] + four * bytes, stored.codes, bytes);
     if (leads) store_codes(to.window[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
   }
@@ -214,12 +216,12 @@ __device__ inline void store_indices(const AppendCall& call, std::byte* slot, in
   }
 }
 
-// The warp's rows to the window alone, of which `first` at `at` is loaded; that one is left to be written to the slot.
-__device__ inline void write_window(const AppendCall& call, NewRow& first, int at, int step) {
+// The warp's rows to the window alone; the first, at `at`, is loaded.
+__device__ inline void write_window(const AppendCall& call, const NewRow& first, int at, int step) {
   const int n_rows = call.append.n_tokens * call.token_rows;
   const auto write = [&](const NewRow& row) {
     if (row.sequence_idx >= 0 && !row.is_query && !row.is_hidden && row.is_resident)
-      store_key_or_value<Rotates::kNothing>(call, row, nullptr, nullptr);
+      store_key_or_value<Rotates::kNothing, Places::kWindow>(call, row, nullptr, nullptr);
   };
   write(first);
   for (at += step; at < n_rows; at += step) {
@@ -228,10 +230,10 @@ __device__ inline void write_window(const AppendCall& call, NewRow& first, int a
     load_new_row(call, row);
     write(row);
   }
-  first.is_resident = false;
 }
 
-template <Rotates kRotates>
+// kWindowFirst: of an append with an epoch, of rows that are not rotated.
+template <Rotates kRotates, bool kWindowFirst>
 __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __grid_constant__ AppendCall call) {
   constexpr bool kHasRooms = kRotates == Rotates::kByPosition;
   __shared__ float rows[kHasRooms ? kAppendAloneWarps : 1][kHasRooms ? kFours * kWarpNumbers : 1];
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
   Standing standing = {};
   if (takes_ticket && threadIdx.x == 0) standing = load_standing(exchange);
   load_new_row(call, row);
-  if (kRotates == Rotates::kNothing && call.append.epoch != 0) {
+  if constexpr (kWindowFirst) {
     write_window(call, row, at, step);
     say_rows_written(exchange, call.append.epoch);
   }
@@ -268,10 +270,10 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
     else if (row.sequence_idx >= 0 && row.is_hidden)
       store_hidden(call, row, slot);
     else if (row.sequence_idx >= 0)
-      store_key_or_value<kRotates>(call, row, slot, kHasRooms && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
+      store_key_or_value<kRotates, kWindowFirst ? Places::kSlot : Places::kAll>(
+          call, row, slot, kHasRooms && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
     at += step;
     row = find_new_row<kRotates>(call, at);
-    if (call.append.epoch != 0) row.is_resident = false;  // the window has it
     load_new_row(call, row);
   }
   if (takes_ticket) hand_over(exchange, ticket);

@@ -180,7 +180,7 @@ __device__ void write_rows(const PrefillCall& call, const Piece& piece, const fl
   constexpr int kRowsOfWarp = Shape::kRows / Shape::kWarps, kAtOnce = 4, kOfLane = (Shape::kVDim + 31) / 32;
   static_assert(kRowsOfWarp <= 32 && kRowsOfWarp % kAtOnce == 0);
   const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x / 32) * kRowsOfWarp, own = first + lane;
-  const DeviceOutput& out = output_of(call, piece);
+  const DeviceOutput out = output_of(call, piece);
   JoinedEnd end;
   int64_t own_at = 0, own_before = 0;
   if (lane < kRowsOfWarp && own < piece.n_rows) {
@@ -227,7 +227,7 @@ struct JoinedWriter {
     const int lane = threadIdx.x % 32;
     const int64_t before = state_row(*call, *piece, r);
     const int q_head = piece->head * call->group_size + (piece->first_row + r) % call->group_size;
-    const DeviceOutput& out = output_of(*call, *piece);
+    const DeviceOutput out = output_of(*call, *piece);
     const JoinedEnd end = join_row(*call, out.sinks, q_head, before, m, l, shift);
     __syncwarp();  // all lanes have read what one is about to write
     const int64_t at = row_offset(*call, *piece, r, out.o.token_stride, out.o.head_stride);

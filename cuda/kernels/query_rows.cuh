@@ -84,9 +84,20 @@ struct RowEnd {
   float factor = 0.0f, lse = -INFINITY;
 };
 
-// Where the rows of a piece go.
-__device__ inline const DeviceOutput& output_of(const DecodeCall& call, const Piece& piece) {
-  return call.finished.o.data != nullptr && piece.sequence.has_host_part == 0 ? call.finished : call.out;
+// Where the rows of a piece go. Chosen number by number: what a kernel is called with is read through a pointer more slowly.
+__device__ inline DeviceOutput output_of(const DecodeCall& call, const Piece& piece) {
+  const bool is_finished = call.finished.o.data != nullptr && piece.sequence.has_host_part == 0;
+  const DeviceOutput &a = call.finished, &b = call.out;
+  DeviceOutput to;
+  to.o.data = is_finished ? a.o.data : b.o.data;
+  to.o.dtype = is_finished ? a.o.dtype : b.o.dtype;
+  to.o.token_stride = is_finished ? a.o.token_stride : b.o.token_stride;
+  to.o.head_stride = is_finished ? a.o.head_stride : b.o.head_stride;
+  to.lse = is_finished ? a.lse : b.lse;
+  to.lse_token_stride = is_finished ? a.lse_token_stride : b.lse_token_stride;
+  to.lse_head_stride = is_finished ? a.lse_head_stride : b.lse_head_stride;
+  to.sinks = is_finished ? a.sinks : b.sinks;
+  return to;
 }
 
 // m, l: of the row's state; weights were multiplied by 2^shift.
@@ -102,8 +113,8 @@ __device__ inline RowEnd end_row(const float* sinks, int q_head, float m, float 
 }
 
 // Row r of a piece.
-__device__ inline RowEnd end_row(const DecodeCall& call, const Piece& piece, const DeviceOutput& out, int r, float m, float l,
-                                 int shift) {
+__device__ inline RowEnd end_row(const DecodeCall& call, const Piece& piece, const DeviceOutput& out, int r, float m,
+                                 float l, int shift) {
   if (piece.n_granules < 0) return {NAN, NAN};
   return end_row(out.sinks, piece.head * call.group_size + (piece.first_row + r) % call.group_size, m, l, shift);
 }
@@ -117,7 +128,7 @@ struct RowWriter {
   template <int kOfLane>
   __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
     const int lane = threadIdx.x % 32;
-    const DeviceOutput& out = output_of(*call, *piece);
+    const DeviceOutput out = output_of(*call, *piece);
     const RowEnd end = end_row(*call, *piece, out, r, m, l, shift);
     const int64_t at = row_offset(*call, *piece, r, out.o.token_stride, out.o.head_stride);
 #pragma unroll

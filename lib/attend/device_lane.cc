@@ -294,7 +294,8 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   sequences.max_keys = kAnyKeys;
   DeviceAppend append = append_of(call, sequences);
   const bool names_keys = call.indices.data != nullptr;  // by a kernel that comes between the two
-  if (!names_keys && int64_t{sequences.max_q_len} * call.layer().group_size <= kFewRows) append.epoch = device.next_epoch();
+  if (!names_keys && int64_t{sequences.max_q_len} * call.layer().group_size <= kFewRows)
+    append.epoch = ++call.session.step.n_launched;
   TANDEM_TRY(launch_append(call, append));
   call.session.step.n_appended = call.args.layer_idx + 1;
   TANDEM_TRY(name_keys(call, sequences));

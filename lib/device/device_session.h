@@ -135,7 +135,6 @@ class DeviceSession {
   Status reserve_window(DeviceWindow& window, int64_t n_places, int64_t end, int64_t length);
 
   DeviceExchange exchange(size_t layer_idx) const;
-  int64_t next_epoch() { return ++epoch_; }  // DeviceAppend::epoch
   SharedArea shared() const;
   WorkSpace work() const { return {work_.data(), layout_}; }
   StepLayout steps() const { return {plain_layers_.size(), held_}; }
@@ -173,7 +172,7 @@ class DeviceSession {
   std::vector<int64_t> sinks_at_, rope_at_;  // [n_layers] floats in constants_; -1: none
   std::vector<int64_t> most_queries_;        // [n_layers] 0: not asked yet
   std::vector<float> maw_page_;              // [most query heads][kDevicePageLen], where MAW are kept
-  int64_t base_ = 0, epoch_ = 0;
+  int64_t base_ = 0;
   std::unique_ptr<HandOver> hand_over_;  // declared last: stops first
 };
 
