@@ -116,10 +116,11 @@ __device__ inline void store_query(const AppendCall& call, const NewRow& row, st
   store_floats(reinterpret_cast<float*>(slot + call.append.exchange.q_at) + to * call.k_dim, x, call.k_dim);
 }
 
-// Which places a row of K or V is written to.
-enum class Places { kAll, kWindow, kSlot };
+// Where a row of K or V is written.
+enum class WritesTo { kBoth, kWindow, kSlot };
 
-// Where a row of K or V goes in the plane of its codes and in that of its scales: to the host and, or null, to the window.
+// Where a row of K or V goes in the plane of its codes and in that of its scales: to the host, null without a slot, and to
+// the window, null where the token is not resident.
 struct Destination {
   std::byte *host[2], *window[2];
 };
@@ -143,7 +144,7 @@ __device__ inline Destination find_destination(const AppendCall& call, const New
 }
 
 // room: as above, of a row of K.
-template <Rotates kRotates, Places kPlaces>
+template <Rotates kRotates, WritesTo kTo>
 __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& row, std::byte* slot, float* room) {
   const int lane = static_cast<int>(threadIdx.x % 32), dim = dim_of(call, row);
   const int type = row.plane == kPlaneK ? call.k_type : call.v_type;
@@ -162,9 +163,9 @@ __device__ inline void store_key_or_value(const AppendCall& call, const NewRow& 
     const int four = first_of_four(j) / kLaneNumbers;
     if (first_of_four(j) >= dim) continue;
     const bool leads = has_scales && lane % 8 == 0;
-    if (kPlaces != Places::kWindow) store_codes(to.host[0] + four * bytes, stored.codes, bytes);
-    if (kPlaces != Places::kWindow && leads) store_codes(to.host[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
-    if (kPlaces == Places::kSlot || to.window[0] == nullptr || room != nullptr) continue;
+    if (kTo != WritesTo::kWindow) store_codes(to.host[0] + four * bytes, stored.codes, bytes);
+    if (kTo != WritesTo::kWindow && leads) store_codes(to.host[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
+    if (kTo == WritesTo::kSlot || to.window[0] == nullptr || room != nullptr) continue;
     store_codes(to.window[0] + four * bytes, stored.codes, bytes);
     if (leads) store_codes(to.window[1] + four / 8 * 2, make_uint4(stored.scale, 0, 0, 0), 2);
   }
@@ -221,7 +222,7 @@ __device__ inline void write_window(const AppendCall& call, const NewRow& first,
   const int n_rows = call.append.n_tokens * call.token_rows;
   const auto write = [&](const NewRow& row) {
     if (row.sequence_idx >= 0 && !row.is_query && !row.is_hidden && row.is_resident)
-      store_key_or_value<Rotates::kNothing, Places::kWindow>(call, row, nullptr, nullptr);
+      store_key_or_value<Rotates::kNothing, WritesTo::kWindow>(call, row, nullptr, nullptr);
   };
   write(first);
   for (at += step; at < n_rows; at += step) {
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(32 * kAppendAloneWarps) append_kernel(const __
     else if (row.sequence_idx >= 0 && row.is_hidden)
       store_hidden(call, row, slot);
     else if (row.sequence_idx >= 0)
-      store_key_or_value<kRotates, kWindowFirst ? Places::kSlot : Places::kAll>(
+      store_key_or_value<kRotates, kWindowFirst ? WritesTo::kSlot : WritesTo::kBoth>(
           call, row, slot, kHasRooms && row.plane == kPlaneK ? rows[threadIdx.x / 32] : nullptr);
     at += step;
     row = find_new_row<kRotates>(call, at);

@@ -11,9 +11,9 @@
 // table_len].
 //
 // A call on device tensors is append(), attend(), merge() and, where moving averages of attention weights (MAW) are kept,
-// observe(), one after another on a stream; meanwhile the host attends to the
-// keys outside the window. The two hand over through memory of the host that both see, by counting and not by waiting for
-// streams, so that a captured graph can do it too. Each append() is a ticket, the host answers tickets in their order:
+// observe(), one after another on a stream; meanwhile the host attends to the keys outside the window. The two hand over
+// through memory of the host that both see, by counting and not by waiting for streams, so that a captured graph can do it
+// too. Each append() is a ticket, the host answers tickets in their order:
 //
 //   append()   waits until the ticket's slot is free (ticket + 1 < answered + n_slots); writes the new rows to the window
 //              and, with the queries and the indices of the keys that the caller names, to the slot; arrived = ticket + 1
