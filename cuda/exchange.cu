@@ -99,10 +99,12 @@ AppendCall describe(const DeviceAppend& call) {
   return to;
 }
 
-auto append_kernel_of(const DeviceAppend& call) {
+// Kernels for attention that runs beside an append are for compute capability 9.0 alone.
+auto append_kernel_of(const DeviceAppend& call, int32_t capability) {
   if (call.layer->rope != nullptr) return append_kernel<Rotates::kByPosition, false>;
   if (call.layer->k_rotation == TANDEM_ROTATION_HADAMARD) return append_kernel<Rotates::kHadamard, false>;
-  return call.epoch != 0 ? append_kernel<Rotates::kNothing, true> : append_kernel<Rotates::kNothing, false>;
+  return call.epoch != 0 && capability >= 90 ? append_kernel<Rotates::kNothing, true>
+                                             : append_kernel<Rotates::kNothing, false>;
 }
 
 }  // namespace
@@ -160,7 +162,7 @@ int32_t launch_append(const DeviceAppend& call, const LaunchOn& on, DeviceError*
                 described.token_rows, static_cast<long long>(kMostRows));
   if (call.exchange.flags == nullptr && !rotates_queries(*call.layer) && call.x.data == nullptr)
     return launch_append_chunk(described, on, error);
-  const auto kernel = append_kernel_of(call);
+  const auto kernel = append_kernel_of(call, on.capability);
   if (n_rows <= kAloneRows) return launch_kernel(kernel, dim3(1), kAppendAloneWarps, described, on, error);
   if (call.leaves_room != 0) {
     constexpr int32_t kStartsNoneEarly = 0;

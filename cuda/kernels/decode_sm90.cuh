@@ -343,8 +343,9 @@ __device__ void prefetch_piece(const DecodeCall& call) {
   prefetch(kPlaneVScales, 2 * Shape::kVScales);
 }
 
-// For what the kernel before has written; where that is an append that runs beside this one, for its rows alone: behind
-// these is all that was before the append.
+// Waits for what the kernel before has written; where that is an append that runs beside this one, for its rows alone. The
+// append writes these only after every kernel before it has ended, so whoever sees the rows sees those kernels' results,
+// too.
 __device__ inline void wait_for_rows(const DecodeCall& call) {
   if (call.rows_written == nullptr) return wait_for_kernel_before();
   if (threadIdx.x == 0) {
@@ -357,7 +358,7 @@ __device__ inline void wait_for_rows(const DecodeCall& call) {
   asm volatile("fence.proxy.async;\n" ::: "memory");
 #endif
 }
-// At the end: a kernel behind this one takes the append for done as well.
+// The next kernel waits for this one only, so this one may not end before the append has.
 __device__ inline void wait_for_append(const DecodeCall& call) {
   if (call.rows_written != nullptr) wait_for_kernel_before();
 }

@@ -122,8 +122,9 @@ __global__ void __launch_bounds__(32 * kMergeWarps) merge_kernel(const __grid_co
   const bool asks = has_host_part && blockIdx.y == 0 && token == sequence.first_row &&
                     is_first_to_wait(call.merge.sequences, sequence_idx);
   wait_for_before();
-  if (token == 0 && blockIdx.y == 0 && threadIdx.x == 0) *word(exchange, kRowsWritten) = 0;  // for the next replay
-  if (sequence_idx < 0) return;                                                              // in replays with fewer tokens
+  // A replay of this layer has the same epoch, and its attention would take the old word for its own append's.
+  if (token == 0 && blockIdx.y == 0 && threadIdx.x == 0) *word(exchange, kRowsWritten) = 0;
+  if (sequence_idx < 0) return;  // in replays with fewer tokens
   if (!has_host_part && call.merge.leaves_finished != 0) return;
   const Standing standing = load_standing(exchange);
   const Word n_tickets = standing.next_ticket;

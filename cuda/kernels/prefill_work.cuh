@@ -156,7 +156,8 @@ struct JoinedEnd {
   float before = 0.0f;
 };
 
-__device__ inline JoinedEnd join_row(const PrefillCall& call, const float* sinks, int q_head, int64_t state_row, float m, float l, int shift) {
+__device__ inline JoinedEnd join_row(const PrefillCall& call, const float* sinks, int q_head, int64_t state_row, float m,
+                                     float l, int shift) {
   if (call.before_lse == nullptr) return {end_row(sinks, q_head, m, l, shift)};
   const float before = call.before_lse[state_row];
   const bool is_empty = m == -INFINITY && l == 0.0f;
@@ -189,8 +190,7 @@ __device__ void write_rows(const PrefillCall& call, const Piece& piece, const fl
     own_before = state_row(call, piece, own);
     end = join_row(call, out.sinks, q_head, own_before, rest[0], rest[1], Shape::Number::kShift);
     own_at = row_offset(call, piece, own, out.o.token_stride, out.o.head_stride);
-    if (out.lse != nullptr)
-      out.lse[row_offset(call, piece, own, out.lse_token_stride, out.lse_head_stride)] = end.own.lse;
+    if (out.lse != nullptr) out.lse[row_offset(call, piece, own, out.lse_token_stride, out.lse_head_stride)] = end.own.lse;
   }
   const int n_rows = min(kRowsOfWarp, piece.n_rows - first);
   for (int i = 0; i < n_rows; i += kAtOnce) {

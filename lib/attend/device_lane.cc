@@ -19,7 +19,7 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
-constexpr int64_t kFewRows = 64;         // of a sequence and KV head: more are for prefill kernels
+constexpr int64_t kFewRows = 64;  // of a sequence and KV head: more are for prefill kernels (DecodeLauncher::kMostRows)
 
 Status check_rows(const TensorView* view, const char* name) {
   if (view == nullptr || is_tensor_float(view->dtype)) return {};

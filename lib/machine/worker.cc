@@ -50,6 +50,7 @@ void Worker::post(Job& job) {
 
 void Worker::queue(Job& job) {
   job.state = Job::State::kQueued;
+  if (!job.is_hint) ++n_queued_;
   job.previous = last_;
   job.next = nullptr;
   (last_ ? last_->next : first_) = &job;
@@ -57,6 +58,7 @@ void Worker::queue(Job& job) {
 }
 
 void Worker::unlink(Job& job) {
+  if (!job.is_hint) --n_queued_;
   (job.previous ? job.previous->next : first_) = job.next;
   (job.next ? job.next->previous : last_) = job.previous;
   job.previous = job.next = nullptr;
@@ -65,12 +67,12 @@ void Worker::unlink(Job& job) {
 void Worker::run_queued(Job& job, std::unique_lock<std::mutex>* lock) {
   unlink(job);
   job.state = Job::State::kRunning;
-  ++n_running_;
+  if (!job.is_hint) ++n_running_;
   lock->unlock();
   job.run(job.context);
   lock->lock();
   job.state = Job::State::kIdle;
-  --n_running_;
+  if (!job.is_hint) --n_running_;
   if (std::exchange(job.again, false)) {
     queue(job);
     posted_.notify_one();
@@ -104,12 +106,13 @@ void Worker::cancel(Job& job) {
     job.state = Job::State::kIdle;
     finished_.notify_all();
   }
+  job.again = false;
   finished_.wait(lock, [&] { return job.state == Job::State::kIdle; });
 }
 
 bool Worker::drain(int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
-  const auto empty = [&] { return first_ == nullptr && n_running_ == 0; };
+  const auto empty = [&] { return n_queued_ == 0 && n_running_ == 0; };
   constexpr int64_t kForEver = int64_t{1} << 60;  // what the clock can still count to
   if (timeout_ns < 0 || timeout_ns > kForEver) {
     finished_.wait(lock, empty);

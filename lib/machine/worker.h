@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One background thread for work off the critical path: selecting and compacting keys, or pinning memory.
+// One background thread for work off the critical path: selecting and compacting keys, pinning memory, or having the kernel
+// clear memory that a token will need.
 //
 // A job lives inside the object it works on, so posting allocates nothing and cannot fail. Who needs a result calls
 // join(): a job that nobody has begun is then run by the caller itself instead of waiting for its turn.
@@ -20,6 +21,7 @@ struct Job {
   void (*run)(void* context) = nullptr;
   void* context = nullptr;
   bool is_long = false;  // may take a second: a caller that can be cancelled leaves it to the thread
+  bool is_hint = false;  // makes something faster and nothing else: drain() does not wait for it
 
  private:
   friend class Worker;
@@ -56,7 +58,7 @@ class Worker {
   std::condition_variable finished_;
   Job* first_ = nullptr;
   Job* last_ = nullptr;
-  int64_t n_running_ = 0;
+  int64_t n_queued_ = 0, n_running_ = 0;  // that are no hints
   bool stop_ = false;
   std::thread thread_;
 };

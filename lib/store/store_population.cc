@@ -14,6 +14,7 @@ namespace tandem {
 StorePopulation::StorePopulation(Worker& worker) : worker_(worker) {
   job_.run = [](void* self) { static_cast<StorePopulation*>(self)->populate_next(); };
   job_.context = this;
+  job_.is_hint = true;
 }
 
 StorePopulation::~StorePopulation() {

@@ -3,10 +3,10 @@
 //
 // The first write to a huge page waits until the kernel has cleared its 2 MiB: some 0.5 ms on an H100's host. A token's rows
 // of a layer lie in several huge pages (in four, for 8 KV heads of 128 dims in bf16), and so in every layer. A token that
-// begins an extent would pay for all of them. So an append asks for the extent that the tokens behind its own will need, and
-// the engine's background thread has the kernel clear it meanwhile, slice by slice, so that the thread's other jobs have
-// their turn between two slices. Only an extent that the sequence has pages of is asked for: memory that is reserved, far
-// from what is used, stays uncommitted.
+// begins an extent would pay for all of them. So an append to a sequence that has reserved pages asks for the extent that
+// the tokens behind its own will need, and the engine's background thread has the kernel clear it meanwhile, slice by slice,
+// so that the thread's other jobs have their turn between two slices. Only an extent that the sequence has pages of is asked
+// for: memory that is reserved, far from what is used, stays uncommitted.
 #pragma once
 
 #include <cstdint>

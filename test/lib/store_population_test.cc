@@ -4,6 +4,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "lib/base/memory.h"
@@ -20,6 +23,11 @@ int64_t n_resident(const std::byte* data, int64_t bytes) {
   return std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; });
 }
 
+// The thread is at it: drain() does not wait for it.
+void wait_until(const std::byte* data, int64_t bytes, int64_t n) {
+  for (int i = 0; i < 20'000 && n_resident(data, bytes) < n; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 void an_extent_is_populated_once_asked_for(void**) {
   constexpr int64_t kBytes = (int64_t{20} << 20) + 5000;  // several slices and a part of a page
   Tier tier("host_cap_bytes", 0, {});
@@ -31,6 +39,7 @@ void an_extent_is_populated_once_asked_for(void**) {
   population.grow(extents.size());
   extents[1].data()[7] = std::byte{42};
   for (int i = 0; i < 2; ++i) population.ask(1, extents[1].data(), kBytes);
+  wait_until(extents[1].data(), kBytes, (kBytes + kPageBytes - 1) / kPageBytes);
   assert_true(worker->drain(-1));
   assert_int_equal(n_resident(extents[0].data(), kBytes), 0);
   assert_int_equal(n_resident(extents[1].data(), kBytes), (kBytes + kPageBytes - 1) / kPageBytes);
@@ -78,11 +87,14 @@ struct Reserved {
   int64_t n_resident_of(size_t extent) const {
     return n_resident(cache->store().bases()[extent], cache->store().geometry().extent_bytes);
   }
+  void wait_for(size_t extent) const {
+    const int64_t bytes = cache->store().geometry().extent_bytes;
+    wait_until(cache->store().bases()[extent], bytes, bytes / kPageBytes);
+  }
   // For a call that appends up to there.
   void ensure(int64_t n_tokens) {
     const auto lock = cache->lock_settled();
     assert_true(cache->ensure(*cache->find(id), n_tokens, "q_lens").ok());
-    assert_true(engine->worker().drain(-1));
   }
 };
 
@@ -91,11 +103,14 @@ void extents_ahead_are_populated_and_no_more(void**) {
   const int64_t all = of.cache->store().geometry().extent_bytes / kPageBytes;
   assert_int_equal(of.n_resident_of(0) + of.n_resident_of(1) + of.n_resident_of(2), 0);  // reserved alone
   of.ensure(1);
+  of.wait_for(0);
   assert_int_equal(of.n_resident_of(0), all);
   assert_int_equal(of.n_resident_of(1), 0);
   of.ensure(of.extent_len() / 2);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // in which it would be begun
   assert_int_equal(of.n_resident_of(1), 0);
   of.ensure(of.extent_len());  // the next token begins the next extent
+  of.wait_for(1);
   assert_int_equal(of.n_resident_of(1), all);
   assert_int_equal(of.n_resident_of(2), 0);
 }
