@@ -52,6 +52,12 @@ Status check_planned(const Call& call, bool captures) {
   return fail(TANDEM_ERROR_INVALID_STATE, "sequences", "sequences and q_lens are not those that the step was begun with");
 }
 
+// A number for each layer of each planned step of the session.
+int64_t epoch_of(const Call& call) {
+  const auto n_layers = static_cast<int64_t>(call.session.layers.size());
+  return static_cast<int64_t>(call.session.step.n_planned) * n_layers + call.args.layer_idx + 1;
+}
+
 // Without what follows from windows.
 CallShape make_shape(const Call& call) {
   AttendScratch& scratch = call.scratch;
@@ -294,8 +300,7 @@ Status DeviceLane::launch_planned(Call& call, bool captures) {
   sequences.max_keys = kAnyKeys;
   DeviceAppend append = append_of(call, sequences);
   const bool names_keys = call.indices.data != nullptr;  // by a kernel that comes between the two
-  if (!names_keys && int64_t{sequences.max_q_len} * call.layer().group_size <= kFewRows)
-    append.epoch = ++call.session.step.n_launched;
+  if (!names_keys && int64_t{sequences.max_q_len} * call.layer().group_size <= kFewRows) append.epoch = epoch_of(call);
   TANDEM_TRY(launch_append(call, append));
   call.session.step.n_appended = call.args.layer_idx + 1;
   TANDEM_TRY(name_keys(call, sequences));

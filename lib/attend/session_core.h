@@ -58,7 +58,6 @@ struct OpenStep {
   int32_t next_layer = 0, n_appended = 0;  // of layers: rows are sent before anything else is
   int64_t n_tokens = 0, max_q_len = 0;
   uint64_t n_planned = 0;  // steps of the session, up to this one
-  int64_t n_launched = 0;  // layers of the session's steps, up to the next one
 
   // A layer's append was launched and a later kernel of it was not.
   bool has_failed() const { return n_appended > next_layer; }

@@ -127,9 +127,9 @@ class PageStore {
   std::vector<int32_t> used_of_extent_;  // pages taken
   size_t first_free_extent_ = 0;         // none before it is wholly free
   int64_t n_used_ = 0;
-  std::unique_ptr<StorePins>
-      pins_;  // null until something is to be pinned. pins_ and population_ are declared last: they end first
-  std::unique_ptr<StorePopulation> population_;  // null until something is to be populated
+  // Declared last: these two end first. Null until something is to be pinned, and to be populated.
+  std::unique_ptr<StorePins> pins_;
+  std::unique_ptr<StorePopulation> population_;
 };
 
 }  // namespace tandem

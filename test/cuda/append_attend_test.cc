@@ -162,7 +162,8 @@ void calls_follow_each_other(void**) {
   }
 }
 
-// As a graph replays a layer: one epoch, and a merge behind each call. Rows change from one to the next, and nothing waits.
+// As a graph replays a layer: one epoch, and a merge behind each call. Rows change from one call to the next, and the host
+// waits for none of the calls.
 void replays_attend_their_own_rows(void**) {
   ExchangeOptions options = options_of(TANDEM_BF16, 128, {{199, 200, 1, false}, {64, 65, 1, false}});
   options.n_slots = 3;

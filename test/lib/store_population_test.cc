@@ -23,7 +23,7 @@ int64_t n_resident(const std::byte* data, int64_t bytes) {
   return std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; });
 }
 
-// The thread is at it: drain() does not wait for it.
+// Waits until n pages have memory, 20 s at most: drain() does not wait for the thread that populates them.
 void wait_until(const std::byte* data, int64_t bytes, int64_t n) {
   for (int i = 0; i < 20'000 && n_resident(data, bytes) < n; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
