@@ -188,7 +188,7 @@ template <class Shape>
 __device__ void write_row(const DecodeCall& call, const Piece& piece, int r, const MergedRow<Shape>& row) {
   const int lane = threadIdx.x % 32;
   const DeviceOutput out = output_of(call, piece);
-  const RowEnd end = end_row(call, piece, out, r, row.m, row.l, 0);
+  const RowEnd end = end_row(call, piece, r, row.m, row.l, 0);
   const int64_t at = row_offset(call, piece, r, out.o.token_stride, out.o.head_stride) + 4 * lane;
 #pragma unroll
   for (int k = 0; k < MergedRow<Shape>::kOfLane; ++k)

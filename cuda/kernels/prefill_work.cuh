@@ -150,16 +150,22 @@ __device__ inline float logit_scale(const PrefillCall& call) {
   return call.sm_scale * (call.soft_cap > 0.0f ? 1.0f / call.soft_cap : kLog2E);
 }
 
+// The row of states that are as long as the call is.
+__device__ inline int64_t state_row(const PrefillCall& call, const Piece& piece, int r) {
+  return row_offset(call, piece, r, call.n_kv_heads * call.group_size, 1);
+}
+
 // How a row ends that has a state from before: what that is to be multiplied by, too.
 struct JoinedEnd {
   RowEnd own;
   float before = 0.0f;
 };
 
-__device__ inline JoinedEnd join_row(const PrefillCall& call, const float* sinks, int q_head, int64_t state_row, float m,
-                                     float l, int shift) {
+__device__ inline JoinedEnd join_row(const PrefillCall& call, const Piece& piece, int r, float m, float l, int shift) {
+  const float* const sinks = output_of(call, piece).sinks;
+  const int q_head = q_head_of(call, piece, r);
   if (call.before_lse == nullptr) return {end_row(sinks, q_head, m, l, shift)};
-  const float before = call.before_lse[state_row];
+  const float before = call.before_lse[state_row(call, piece, r)];
   const bool is_empty = m == -INFINITY && l == 0.0f;
   const float lse = is_empty ? -INFINITY : (m - static_cast<float>(shift)) * kLn2 + logf(l);
   const float sink = sinks == nullptr ? -INFINITY : sinks[q_head];
@@ -168,11 +174,6 @@ __device__ inline JoinedEnd join_row(const PrefillCall& call, const float* sinks
   const float of_before = weight(before), of_own = weight(lse), sum = of_before + of_own + weight(sink);
   if (sum == 0.0f) return {};
   return {{is_empty ? 0.0f : of_own / sum / l, most + logf(sum)}, of_before / sum};
-}
-
-// The row of states that are as long as the call is.
-__device__ inline int64_t state_row(const PrefillCall& call, const Piece& piece, int r) {
-  return row_offset(call, piece, r, call.n_kv_heads * call.group_size, 1);
 }
 
 // A state in shared memory into the output. A warp has neighbouring rows; how they end, each lane finds out of one.
@@ -186,9 +187,8 @@ __device__ void write_rows(const PrefillCall& call, const Piece& piece, const fl
   int64_t own_at = 0, own_before = 0;
   if (lane < kRowsOfWarp && own < piece.n_rows) {
     const float* rest = state + Shape::kRows * Shape::kStateStride + 2 * own;
-    const int q_head = piece.head * call.group_size + (piece.first_row + own) % call.group_size;
     own_before = state_row(call, piece, own);
-    end = join_row(call, out.sinks, q_head, own_before, rest[0], rest[1], Shape::Number::kShift);
+    end = join_row(call, piece, own, rest[0], rest[1], Shape::Number::kShift);
     own_at = row_offset(call, piece, own, out.o.token_stride, out.o.head_stride);
     if (out.lse != nullptr) out.lse[row_offset(call, piece, own, out.lse_token_stride, out.lse_head_stride)] = end.own.lse;
   }
@@ -226,9 +226,8 @@ struct JoinedWriter {
   __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
     const int lane = threadIdx.x % 32;
     const int64_t before = state_row(*call, *piece, r);
-    const int q_head = piece->head * call->group_size + (piece->first_row + r) % call->group_size;
     const DeviceOutput out = output_of(*call, *piece);
-    const JoinedEnd end = join_row(*call, out.sinks, q_head, before, m, l, shift);
+    const JoinedEnd end = join_row(*call, *piece, r, m, l, shift);
     __syncwarp();  // all lanes have read what one is about to write
     const int64_t at = row_offset(*call, *piece, r, out.o.token_stride, out.o.head_stride);
 #pragma unroll

@@ -112,11 +112,14 @@ __device__ inline RowEnd end_row(const float* sinks, int q_head, float m, float 
   return end;
 }
 
+__device__ inline int q_head_of(const DecodeCall& call, const Piece& piece, int r) {
+  return piece.head * call.group_size + (piece.first_row + r) % call.group_size;
+}
+
 // Row r of a piece.
-__device__ inline RowEnd end_row(const DecodeCall& call, const Piece& piece, const DeviceOutput& out, int r, float m,
-                                 float l, int shift) {
+__device__ inline RowEnd end_row(const DecodeCall& call, const Piece& piece, int r, float m, float l, int shift) {
   if (piece.n_granules < 0) return {NAN, NAN};
-  return end_row(out.sinks, piece.head * call.group_size + (piece.first_row + r) % call.group_size, m, l, shift);
+  return end_row(output_of(call, piece).sinks, q_head_of(call, piece, r), m, l, shift);
 }
 
 // Writes finished rows, a warp each.
@@ -129,7 +132,7 @@ struct RowWriter {
   __device__ void operator()(int r, int dim, const float (&o)[kOfLane], float m, float l) const {
     const int lane = threadIdx.x % 32;
     const DeviceOutput out = output_of(*call, *piece);
-    const RowEnd end = end_row(*call, *piece, out, r, m, l, shift);
+    const RowEnd end = end_row(*call, *piece, r, m, l, shift);
     const int64_t at = row_offset(*call, *piece, r, out.o.token_stride, out.o.head_stride);
 #pragma unroll
     for (int k = 0; k < kOfLane; ++k)
