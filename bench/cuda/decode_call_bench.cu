@@ -1,86 +1,321 @@
 // SPDX-License-Identifier: MIT
-// Whole decode calls and short appends over keys that the window has, through the C ABI: microseconds a layer.
+// Whole decode calls and appends over keys that the window has, through the C ABI: microseconds a layer.
 //
-//   decode_call_bench MODULE [threads [cases]]     cases: lists with commas of KEYSxSEQUENCESxQUERIES
+//   decode_call_bench MODULE [threads [cases]] [--heads 32/8] [--dim 128] [--mib 600] [--ms 1500] [--kernel]
 //
-// Layers of 32 query heads and 8 KV heads of 128 dims in bf16, so many that their keys are 600 MB and more, one after the
-// other as a step that a graph replays: each call appends its rows and attends them with the rest. Beside it the same calls
-// without a plan. Medians of rounds that take turns, until the stream is done, divided by the layers. Before a case is
-// timed, its output is compared with the CPU's, which attends the same keys in the host store. A JSON line for each case;
-// decode_rivals.py has what others take.
+// cases: a list with commas of KEYS[xSEQUENCES[xQUERIES]][@HEADS/KVxDIM], where KEYS are there before the call; 17+4096x2
+// are two sequences of each length. --heads and --dim are of the cases that do not say.
+//
+// bf16 layers, so many that their keys are --mib and more, one after the other as a step that a graph replays: at least two
+// and at most 64, and eight where that is no more than four times as much, as a step of few layers says little of its calls.
+// Each call appends its rows and attends them with the rest. Beside it the same calls without a plan, and these alone where
+// a planned step takes no such call. Medians of rounds that take turns, of some --ms in all, until the stream is done,
+// divided by the layers; after each round the new tokens are removed. Before a case is timed, its output is compared with
+// the CPU's, which attends the same keys in the host store. A JSON line for each case. bench/rivals/run.py has what others
+// take.
+//
+// --kernel: the attention of the window alone, over at least two layers of contiguous keys with those of the queries among
+// them, checked against double precision: where pairs of query head and key are many, in a smaller case of the same heads.
+#include <cctype>
+#include <numeric>
+
 #include "cuda/hybrid_case.h"
+#include "cuda/window_case.h"
 
 using namespace tandem::test;
 
 namespace {
 
-constexpr int64_t kLeastBytes = int64_t{600} << 20;
-constexpr int kRounds = 21;
+constexpr int64_t kFewestLayers = 2, kFewLayers = 8, kMostLayers = 64;
+constexpr int kFewestRounds = 5, kMostRounds = 21;
+constexpr int64_t kMostPlanned = 512, kMostPlannedInAll = 1024;  // queries of a sequence, and of a step
+constexpr int64_t kMostChecked = int64_t{70'000} * 32;           // pairs of query head and key, as the truth takes its time
 
 struct Case {
-  int64_t keys = 0, batch = 1, queries = 1;
+  std::string word;
+  std::vector<int64_t> lengths;
+  int64_t queries = 1;
+  HybridShape shape;
+
+  int64_t n_sequences() const { return static_cast<int64_t>(lengths.size()); }
+  int64_t longest() const { return *std::max_element(lengths.begin(), lengths.end()); }
+  bool can_be_planned() const { return queries <= kMostPlanned && queries * n_sequences() <= kMostPlannedInAll; }
+  int64_t n_tokens() const { return std::accumulate(lengths.begin(), lengths.end(), queries * n_sequences()); }
+  int32_t n_layers(int64_t least_bytes, bool is_step) const {
+    const int64_t bytes = n_tokens() * shape.token_bytes();
+    const int64_t fewest = is_step ? std::clamp(4 * least_bytes / bytes, kFewestLayers, kFewLayers) : kFewestLayers;
+    return static_cast<int32_t>(std::clamp((least_bytes + bytes - 1) / bytes, fewest, kMostLayers));
+  }
+  // Of query heads and keys, as if no key was hidden.
+  int64_t n_pairs() const { return queries * shape.n_q_heads * n_tokens(); }
 };
 
-Case case_of(const std::string& word) {
-  Case of;
-  if (std::sscanf(word.c_str(), "%ldx%ldx%ld", &of.keys, &of.batch, &of.queries) >= 1) return of;
-  std::fprintf(stderr, "%s is no KEYSxSEQUENCESxQUERIES\n", word.c_str());
+struct Terms {
+  HybridShape shape;
+  int64_t least_bytes = int64_t{600} << 20;
+  double most_us = 1.5e6;
+  bool is_kernel = false;
+};
+
+// Reads a text, which outlives it, from its begin on.
+class Reader {
+ public:
+  explicit Reader(const std::string& text) : at_(text.c_str()) {}
+  bool takes(char c) {
+    if (*at_ != c) return false;
+    ++at_;
+    return true;
+  }
+  // least to 2^30
+  template <class Number>
+  bool number(int64_t least, Number* n) {
+    int64_t value = 0;
+    const char* const begin = at_;
+    for (; std::isdigit(static_cast<unsigned char>(*at_)) != 0 && value <= kMost; ++at_) value = value * 10 + (*at_ - '0');
+    *n = static_cast<Number>(value);
+    return at_ != begin && value >= least && value <= kMost;
+  }
+  bool heads(HybridShape* shape) {
+    return number(1, &shape->n_q_heads) && takes('/') && number(1, &shape->n_kv_heads) &&
+           shape->n_q_heads % shape->n_kv_heads == 0;
+  }
+  bool is_done() const { return *at_ == '\0'; }
+
+ private:
+  static constexpr int64_t kMost = int64_t{1} << 30;
+  const char* at_;
+};
+
+bool read_case(Reader reader, Case* of) {
+  std::vector<int64_t> lengths(1);
+  if (!reader.number(0, &lengths[0])) return false;
+  while (reader.takes('+'))
+    if (!reader.number(0, &lengths.emplace_back())) return false;
+  int64_t n_sequences = 1;
+  if (reader.takes('x') && !reader.number(1, &n_sequences)) return false;
+  if (reader.takes('x') && !reader.number(1, &of->queries)) return false;
+  if (reader.takes('@') && !(reader.heads(&of->shape) && reader.takes('x') && reader.number(1, &of->shape.dim)))
+    return false;
+  for (int64_t i = 0; i < n_sequences; ++i) of->lengths.insert(of->lengths.end(), lengths.begin(), lengths.end());
+  return reader.is_done();
+}
+
+[[noreturn]] void refuse(const std::string& word, const char* what) {
+  std::fprintf(stderr, "%s is no %s\n", word.c_str(), what);
   std::exit(2);
 }
 
-bool measure(tandem_engine* engine, const Case& of, const char* card) {
-  const int64_t layer_bytes = of.keys * of.batch * kTokenBytes;
-  const auto n_layers = static_cast<int32_t>(std::max<int64_t>(2, (kLeastBytes + layer_bytes - 1) / layer_bytes));
-  const HybridCache cache(engine, n_layers, of.keys, of.batch);
-  tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
-  options.window_tokens = of.keys + (2 * kRounds + 8) * of.queries;
-  options.route = "host";
-  HybridSession session(cache, options);
-  session.q_lens.assign(session.q_lens.size(), of.queries);
-  Call call(of.batch * of.queries);
-  const auto pass = [&](bool replays) {
+std::vector<Case> cases_of(const std::string& list, const HybridShape& shape) {
+  std::vector<Case> cases;
+  for (const std::string& word : words_of(list.c_str())) {
+    Case of{word, {}, 1, shape};
+    if (!read_case(Reader(word), &of)) refuse(word, "KEYS[xSEQUENCES[xQUERIES]][@HEADS/KVxDIM]");
+    cases.push_back(of);
+  }
+  if (cases.empty()) refuse("\"\"", "list of cases");
+  return cases;
+}
+
+// Of a case, its layers in turn.
+class CaseRun {
+ public:
+  CaseRun(tandem_engine* engine, const Case& of, int64_t least_bytes)
+      : of_(of),
+        cache_(engine, of.n_layers(least_bytes, true), of.longest(), of.n_sequences(), keys_of(of)),
+        session_(cache_, options_of(of)),
+        call_(of.n_sequences() * of.queries, 1, of.shape) {
+    session_.q_lens.assign(of.lengths.size(), of.queries);
+  }
+  int32_t n_layers() const { return cache_.n_layers; }
+
+  // Microseconds a layer. The new tokens stay.
+  double pass(bool replays) {
+    remove_new_tokens();
     const auto begin = Clock::now();
     if (replays)
-      session.step(call.device_view, true);
+      session_.step(call_.device_view, true);
     else
-      session.attend_layers(call.device_view, true, true);
-    session.wait();
-    return us_since(begin) / n_layers;
-  };
-  pass(false);  // fills the windows
-  double error = 0.0;
-  for (const bool replays : {false, true, true}) {  // its last layer's output, and the CPU's of the same queries
+      session_.attend_layers(call_.device_view, true, true);
+    session_.wait();
+    return us_since(begin) / n_layers();
+  }
+  // Of the last layer's output from the CPU's of the same queries.
+  double error_of_pass(bool replays) {
     pass(replays);
-    session.attend(n_layers - 1, call.host_view, false, false);
-    error = std::max(error, distance_of(call));
+    session_.attend(n_layers() - 1, call_.host_view, false, false);
+    return distance_of(call_);
   }
+
+ private:
+  static HybridKeys keys_of(const Case& of) {
+    HybridKeys keys;
+    keys.shape = of.shape;
+    keys.lengths = of.lengths;
+    return keys;
+  }
+  static tandem_session_options options_of(const Case& of) {
+    tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
+    options.window_tokens = of.longest() + 2 * of.queries + 128;
+    if (of.can_be_planned()) options.route = "host";
+    return options;
+  }
+  void remove_new_tokens() {
+    for (size_t i = 0; i < of_.lengths.size(); ++i) {
+      TANDEM(tandem_sequence_truncate, cache_.cache, cache_.sequences[i], of_.lengths[i]);
+      TANDEM(tandem_sequence_reserve, cache_.cache, cache_.sequences[i], of_.queries);
+    }
+    must(cudaDeviceSynchronize());
+  }
+
+  const Case& of_;
+  const HybridCache cache_;
+  HybridSession session_;
+  Call call_;
+};
+
+std::string number_of(const std::vector<double>& times) {
+  if (times.empty()) return "null";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", median(times));
+  return text;
+}
+
+bool measure_calls(tandem_engine* engine, const Case& of, const Terms& terms, const char* card) {
+  CaseRun run(engine, of, terms.least_bytes);
+  run.pass(false);  // fills the windows
+  double error = run.error_of_pass(false);
+  for (int i = 0; i < 2 && of.can_be_planned(); ++i) {
+    const double next = run.error_of_pass(true);
+    if (!(next <= error)) error = next;  // NaN is more than any
+  }
+  const double us = run.pass(false) * run.n_layers() * (of.can_be_planned() ? 2 : 1);
+  const int n_rounds = static_cast<int>(std::clamp<double>(terms.most_us / us, kFewestRounds, kMostRounds));
   std::vector<double> planned, eager;
-  for (int i = 0; i < kRounds; ++i) {
-    planned.push_back(pass(true));
-    eager.push_back(pass(false));
+  for (int i = 0; i < n_rounds; ++i) {
+    if (of.can_be_planned()) planned.push_back(run.pass(true));
+    eager.push_back(run.pass(false));
   }
-  const bool is_right = error < 1e-2;
+  const bool is_right = error < 1e-2;  // NaN is not
   std::printf(
-      "{\"card\": \"%s\", \"keys\": %ld, \"sequences\": %ld, \"queries\": %ld, \"layers\": %d, \"planned_us\": %.1f, "
-      "\"eager_us\": %.1f, \"error\": %.1e, \"is_right\": %s}\n",
-      card, of.keys, of.batch, of.queries, n_layers, median(planned), median(eager), error, is_right ? "true" : "false");
+      "{\"case\": \"%s\", \"card\": \"%s\", \"keys\": %lld, \"sequences\": %lld, \"queries\": %lld, \"q_heads\": %d, "
+      "\"kv_heads\": %d, \"dim\": %d, \"layers\": %d, \"planned_us\": %s, \"eager_us\": %s, \"error\": %.1e, \"is_right\": "
+      "%s}\n",
+      of.word.c_str(), card, static_cast<long long>(of.longest()), static_cast<long long>(of.n_sequences()),
+      static_cast<long long>(of.queries), of.shape.n_q_heads, of.shape.n_kv_heads, of.shape.dim, run.n_layers(),
+      number_of(planned).c_str(), number_of(eager).c_str(), std::isfinite(error) ? error : 1e9, is_right ? "true" : "false");
   std::fflush(stdout);
   return is_right;
+}
+
+WindowOptions window_of(const Case& of, const Terms& terms) {
+  WindowOptions options;
+  options.layer.n_q_heads = of.shape.n_q_heads;
+  options.layer.n_kv_heads = of.shape.n_kv_heads;
+  options.layer.k_head_dim = options.layer.v_head_dim = of.shape.dim;
+  options.layer.k_type = options.layer.v_type = options.q_type = options.o_type = TANDEM_BF16;
+  for (const int64_t length : of.lengths)
+    options.sequences.push_back({0, length + of.queries, static_cast<int32_t>(of.queries)});
+  options.shuffled = false;
+  options.n_distinct = 1000;
+  options.n_layers = of.n_layers(terms.least_bytes, false);
+  return options;
+}
+
+bool is_right_kernel(const OpenDevice& device, const Case& of, const Terms& terms) {
+  Case checked = of;
+  if (of.n_pairs() > kMostChecked) {
+    checked.lengths = {std::min<int64_t>(of.longest(), 400)};
+    checked.queries = std::min<int64_t>(of.queries, 300);
+  }
+  WindowOptions options = window_of(checked, terms);
+  options.n_layers = 1;
+  WindowCase window(device, options);
+  window.clear_output();
+  window.attend(0);
+  must(cudaDeviceSynchronize());
+  return window.check().pass;
+}
+
+bool measure_kernel(const OpenDevice& device, const Case& of, const Terms& terms) {
+  const bool is_right = is_right_kernel(device, of, terms);
+  const WindowOptions options = window_of(of, terms);
+  WindowCase window(device, options);
+  window.attend(0);
+  const auto us_of = [&](int n_calls) {
+    return time_of([&](cudaStream_t stream) {
+             for (int i = 0; i < n_calls; ++i) window.attend(i % options.n_layers, stream);
+           }) /
+           n_calls;
+  };
+  const int n_calls = static_cast<int>(std::clamp<double>(terms.most_us / 12 / us_of(1), 1, std::max(32, options.n_layers)));
+  std::printf("{\"case\": \"%s\", \"card\": \"%s\", \"layers\": %d, \"kernel_us\": %.2f, \"is_right\": %s}\n",
+              of.word.c_str(), device.info.name, options.n_layers, us_of(n_calls), is_right ? "true" : "false");
+  std::fflush(stdout);
+  return is_right;
+}
+
+bool measure_all_calls(const char* module, int n_threads, const std::vector<Case>& cases, const Terms& terms) {
+  cudaDeviceProp device;
+  must(cudaGetDeviceProperties(&device, 0));
+  tandem_engine* engine = make_engine(module, n_threads);
+  bool are_right = true;
+  for (const Case& of : cases) are_right = measure_calls(engine, of, terms, device.name) && are_right;
+  tandem_engine_release(engine);
+  return are_right;
+}
+
+// Options are taken out of the words.
+Terms terms_of(std::vector<std::string>* words) {
+  Terms terms;
+  std::vector<std::string> others;
+  for (size_t i = 0; i < words->size(); ++i) {
+    const std::string word = (*words)[i], next = i + 1 < words->size() ? (*words)[i + 1] : "";
+    Reader reader(next);
+    int64_t n = 0;
+    if (word.rfind("--", 0) != 0) {
+      others.push_back(word);
+      continue;
+    }
+    if (word == "--kernel") {
+      terms.is_kernel = true;
+      continue;
+    }
+    const bool is_heads = word == "--heads", is_dim = word == "--dim", is_mib = word == "--mib";
+    if (!is_heads && !is_dim && !is_mib && word != "--ms") refuse(word, "option");
+    if (!(is_heads ? reader.heads(&terms.shape) : reader.number(1, &n)) || !reader.is_done())
+      refuse(word + " " + next, is_heads ? "HEADS/KV" : "number from 1");
+    if (is_dim) terms.shape.dim = static_cast<int32_t>(n);
+    if (is_mib) terms.least_bytes = n << 20;
+    if (word == "--ms") terms.most_us = 1e3 * static_cast<double>(n);
+    ++i;
+  }
+  *words = others;
+  return terms;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "decode_call_bench MODULE [threads [cases]]\n");
+  std::vector<std::string> words(argv + 1, argv + argc);
+  const Terms terms = terms_of(&words);
+  int n_threads = 0;
+  const std::string text = words.size() > 1 ? words[1] : "0";
+  Reader threads(text);
+  if (!threads.number(0, &n_threads) || !threads.is_done()) refuse(text, "number of threads");
+  if (words.empty() || words.size() > 3) {
+    std::fprintf(
+        stderr,
+        "decode_call_bench MODULE [threads [cases]] [--heads 32/8] [--dim 128] [--mib 600] [--ms 1500] [--kernel]\n");
     return 2;
   }
-  cudaDeviceProp device;
-  must(cudaGetDeviceProperties(&device, 0));
-  tandem_engine* engine = make_engine(argv[1], argc > 2 ? std::atoi(argv[2]) : 0);
+  const std::vector<Case> cases =
+      cases_of(words.size() > 2 ? words[2] : "4096x1x1,16384x1x1,65536x1x1,131072x1x1,4096x16x1", terms.shape);
   bool are_right = true;
-  for (const std::string& word : words_of(argc > 3 ? argv[3] : "4096x1x1,16384x1x1,65536x1x1,131072x1x1,4096x16x1"))
-    are_right = measure(engine, case_of(word), device.name) && are_right;
-  tandem_engine_release(engine);
+  if (terms.is_kernel) {
+    const OpenDevice device(words[0].c_str());
+    for (const Case& of : cases) are_right = measure_kernel(device, of, terms) && are_right;
+  } else {
+    are_right = measure_all_calls(words[0].c_str(), n_threads, cases, terms);
+  }
   return are_right ? 0 : 1;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Caches of random keys, sessions on them with a window on the device, and calls of both kinds: what tests and benches of
-// whole calls through the C ABI share. One layer shape of 32 query heads and 8 KV heads of 128 dims in bf16.
+// whole calls through the C ABI share. Layers of 32 query heads and 8 KV heads of 128 dims in bf16, unless a shape says
+// otherwise.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,6 +24,11 @@ namespace tandem::test {
 
 inline constexpr int32_t kQHeads = 32, kKvHeads = 8, kDim = 128;
 inline constexpr int64_t kTokenBytes = 2 * kKvHeads * kDim * 2;
+
+struct HybridShape {
+  int32_t n_q_heads = kQHeads, n_kv_heads = kKvHeads, dim = kDim;
+  int64_t token_bytes() const { return int64_t{4} * n_kv_heads * dim; }  // of K and V
+};
 
 #define TANDEM(function, ...)                                    \
   do {                                                           \
@@ -61,8 +67,8 @@ inline tandem_engine* make_engine(const char* module, int32_t n_threads) {
   return engine;
 }
 
-inline tandem_tensor tensor_of(void* data, int64_t n_tokens, int32_t n_heads, bool on_device) {
-  const int64_t shape[] = {n_tokens, n_heads, kDim};
+inline tandem_tensor tensor_of(void* data, int64_t n_tokens, int32_t n_heads, bool on_device, int32_t dim = kDim) {
+  const int64_t shape[] = {n_tokens, n_heads, dim};
   tandem_tensor tensor;
   TANDEM(tandem_tensor_init, &tensor, TANDEM_BF16, data, 3, shape);
   tensor.device_type = on_device ? TANDEM_DEVICE_CUDA : TANDEM_DEVICE_HOST;
@@ -83,18 +89,18 @@ struct Call {
   void* device[4];
   tandem_tensor host_view[4], device_view[4];
 
-  explicit Call(int64_t n, uint64_t seed = 1) {
-    q = random_rows(n * kQHeads * kDim, seed);
-    k = random_rows(n * kKvHeads * kDim, seed + 1);
-    v = random_rows(n * kKvHeads * kDim, seed + 2);
+  explicit Call(int64_t n, uint64_t seed = 1, const HybridShape& shape = {}) {
+    q = random_rows(n * shape.n_q_heads * shape.dim, seed);
+    k = random_rows(n * shape.n_kv_heads * shape.dim, seed + 1);
+    v = random_rows(n * shape.n_kv_heads * shape.dim, seed + 2);
     o.assign(q.size(), __float2bfloat16(NAN));  // on both sides, until a call has written
     std::vector<__nv_bfloat16>* all[] = {&q, &k, &v, &o};
     for (int i = 0; i < 4; ++i) {
-      const int32_t n_heads = i % 3 == 0 ? kQHeads : kKvHeads;
+      const int32_t n_heads = i % 3 == 0 ? shape.n_q_heads : shape.n_kv_heads;
       must(cudaMalloc(&device[i], all[i]->size() * 2));
       must(cudaMemcpy(device[i], all[i]->data(), all[i]->size() * 2, cudaMemcpyHostToDevice));
-      host_view[i] = tensor_of(all[i]->data(), n, n_heads, false);
-      device_view[i] = tensor_of(device[i], n, n_heads, true);
+      host_view[i] = tensor_of(all[i]->data(), n, n_heads, false, shape.dim);
+      device_view[i] = tensor_of(device[i], n, n_heads, true, shape.dim);
     }
   }
   Call(const Call&) = delete;
@@ -112,9 +118,11 @@ struct HybridKeys {
   uint64_t seed = 4;
   int32_t rope = TANDEM_ROPE_CALLER;
   int (*v_exponent)(int64_t piece) = nullptr;  // V of a piece is that of all times 2 to this
+  HybridShape shape = {};
+  std::vector<int64_t> lengths = {};  // of the sequences, where they differ, and kv_len is the longest
 };
 
-// Sequences of one length in layers of one shape; the same keys in all, piece after piece.
+// Sequences in layers of one shape; the same keys in all, piece after piece.
 class HybridCache {
  public:
   static constexpr int64_t kPiece = 4096;
@@ -128,29 +136,31 @@ class HybridCache {
   HybridCache(tandem_engine* on, int32_t layers, int64_t kv_len, int64_t n_sequences, const HybridKeys& keys = {})
       : engine(on), n_layers(layers), length(kv_len), batch(n_sequences) {
     tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
-    layer.n_q_heads = kQHeads;
-    layer.n_kv_heads = kKvHeads;
-    layer.k_head_dim = kDim;
+    const int32_t n_heads = keys.shape.n_kv_heads, dim = keys.shape.dim;
+    layer.n_q_heads = keys.shape.n_q_heads;
+    layer.n_kv_heads = n_heads;
+    layer.k_head_dim = dim;
     layer.rope = keys.rope;
     const std::vector<tandem_layer_options> shapes(static_cast<size_t>(n_layers), layer);
     TANDEM(tandem_model_create, &model, shapes.data(), n_layers);
     TANDEM(tandem_cache_create, &cache, engine, model, nullptr);
-    std::vector<__nv_bfloat16> k = random_rows(kPiece * kKvHeads * kDim, keys.seed),
-                               v = random_rows(kPiece * kKvHeads * kDim, keys.seed + 1), scaled = v;
+    const int64_t n_made = std::min(kPiece, length) * n_heads * dim;
+    std::vector<__nv_bfloat16> k = random_rows(n_made, keys.seed), v = random_rows(n_made, keys.seed + 1), scaled = v;
     for (int64_t i = 0; i < batch; ++i) {
       int64_t id = 0;
+      const int64_t n_tokens = keys.lengths.empty() ? length : keys.lengths[static_cast<size_t>(i)];
       TANDEM(tandem_sequence_create, &id, cache);
       sequences.push_back(id);
-      TANDEM(tandem_sequence_reserve, cache, id, length + 1000);
+      TANDEM(tandem_sequence_reserve, cache, id, n_tokens + 1000);
       for (int32_t l = 0; l < n_layers; ++l)
-        for (int64_t t = 0; t < length; t += kPiece) {
-          const int64_t n = std::min(kPiece, length - t);
+        for (int64_t t = 0; t < n_tokens; t += kPiece) {
+          const int64_t n = std::min(kPiece, n_tokens - t);
           const float factor =
               keys.v_exponent != nullptr ? std::exp2(static_cast<float>(keys.v_exponent(t / kPiece))) : 1.0f;
           for (size_t x = 0; x < v.size() && keys.v_exponent != nullptr; ++x)
             scaled[x] = __float2bfloat16(factor * __bfloat162float(v[x]));
-          const tandem_tensor k_view = tensor_of(k.data(), n, kKvHeads, false),
-                              v_view = tensor_of(scaled.data(), n, kKvHeads, false);
+          const tandem_tensor k_view = tensor_of(k.data(), n, n_heads, false, dim),
+                              v_view = tensor_of(scaled.data(), n, n_heads, false, dim);
           TANDEM(tandem_sequence_append, cache, id, l, &k_view, &v_view, nullptr);
         }
     }
