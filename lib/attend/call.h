@@ -64,6 +64,7 @@ struct Call {
   HandOverTask* const task;  // of a chunk on device tensors; of a planned step null once the step has begun
   RoutesTaken taken;         // by the call, or by the chunk
   int64_t most_queries = 0;  // of a sequence in one chunk
+  int64_t n_layers = 1;      // of a planned step: the layers that are planned like this one, with it
   DeviceLists lists;         // key lists in device memory; null where each KV head attends all that the window has
   // Of a speculative call on a device, and where the caller names keys: each query as a sequence of its own.
   DeviceSequences queries;

@@ -9,7 +9,7 @@ namespace tandem {
 
 void commit_tokens(const Call& call, SequenceCall& of) {
   if (call.appends()) of.sequence->set_length(call.facts.idx, of.length);
-  call.session.evict(&of.state->window_begin, of.length);
+  call.session.evict(&of.state->window_begin, of.length, call.n_layers);
 }
 
 void guess_tokens(const Call& call, const SequenceCall& of) {
@@ -22,10 +22,10 @@ void guess_tokens(const Call& call, const SequenceCall& of) {
 }
 
 void count_bytes(const Call& call, const SequenceCall& of) {
-  const int64_t key_bytes = plane_bytes(call.layer()).total();
+  const int64_t key_bytes = plane_bytes(call.layer()).total() * call.n_layers;
   const int64_t per_token = key_bytes * call.facts.outside.n_kv_heads;
   tandem_session_stats& sums = call.session.sums;
-  sums.n_query_tokens += of.q_len;
+  sums.n_query_tokens += of.q_len * call.n_layers;
   sums.dense_kv_bytes += (of.length - of.dense_begin) * key_bytes * call.layer().n_kv_heads;
   if (call.names_keys()) return;  // which keys were read the call's host part has counted
   sums.resident_kv_bytes_read += (of.length - of.resident_begin) * per_token;

@@ -8,23 +8,31 @@
 
 namespace tandem {
 
-void describe_sequences(const Call& chunk, DeviceSequence* to, int64_t* tables, int64_t* n_entries) {
+void describe_sequences(const Call& chunk, DeviceSequence* to) {
+  int32_t n_entries = 0;
   for (const SequenceCall& of : chunk.calls()) {
     *to = {};
     to->begin = of.resident_begin;
     to->end = of.length;
     to->q_len = static_cast<int32_t>(of.q_len);
     to->first_row = static_cast<int32_t>(of.first_row);
-    to->table_begin = static_cast<int32_t>(*n_entries);
+    to->table_begin = n_entries;
     to->table_len = static_cast<int32_t>(of.window->n_pages());
+    n_entries += to->table_len;
     to->has_host_part = of.has_cpu_part() || of.only_counts ? 1 : 0;
     to->evict_end = std::max(of.evict_end, of.resident_begin);
     to->first_evicted = static_cast<int32_t>(of.first_evicted);
     to->wants_lse = chunk.facts.policy.keeps_maw && (chunk.args.speculative || of.counts_on_host()) ? 1 : 0;
     to->position = of.sequence->position(of.first_query);
-    for (const int64_t page : of.window->table()) tables[(*n_entries)++] = chunk.device().page_offset(page);
     ++to;
   }
+}
+
+int64_t describe_tables(const Call& chunk, int64_t* to) {
+  const int64_t* const first = to;
+  for (const SequenceCall& of : chunk.calls())
+    for (const int64_t page : of.window->table()) *to++ = chunk.device().page_offset(page);
+  return to - first;
 }
 
 // Copies write these lists, so are_written_by_kernels is 0.
@@ -86,9 +94,8 @@ Status upload_descriptors(Call& chunk, DeviceSequences* sequences) {
   int64_t bytes = n_described * static_cast<int64_t>(sizeof(DeviceSequence));
   chunk.lists = lists_at(chunk, there + bytes);
   bytes += describe_lists(chunk, reinterpret_cast<DeviceKeys*>(upload + bytes)) * static_cast<int64_t>(sizeof(DeviceKeys));
-  int64_t n_entries = 0;
-  describe_sequences(chunk, reinterpret_cast<DeviceSequence*>(upload), reinterpret_cast<int64_t*>(upload + bytes),
-                     &n_entries);
+  describe_sequences(chunk, reinterpret_cast<DeviceSequence*>(upload));
+  const int64_t n_entries = describe_tables(chunk, reinterpret_cast<int64_t*>(upload + bytes));
   sequences->n_sequences = static_cast<int32_t>(calls.size());
   sequences->sequences = reinterpret_cast<const DeviceSequence*>(there);
   sequences->page_tables = reinterpret_cast<const int64_t*>(there + bytes);

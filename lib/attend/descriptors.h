@@ -6,8 +6,10 @@
 
 namespace tandem {
 
-// Written here for the copy to a place on the device; page tables from entry *n_entries on.
-void describe_sequences(const Call& chunk, DeviceSequence* to, int64_t* tables, int64_t* n_entries);
+// Written here for the copy to a place on the device. Page tables lie one behind the other, in the order of the sequences;
+// describe_tables() returns how many entries these are.
+void describe_sequences(const Call& chunk, DeviceSequence* to);
+int64_t describe_tables(const Call& chunk, int64_t* to);
 // Writes the key list of each KV head, [n_sequences][n_kv_heads]; nothing if no head streams. Returns how many.
 int64_t describe_lists(const Call& chunk, DeviceKeys* to);
 // The same lists as kernels see them at `place`.

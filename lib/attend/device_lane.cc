@@ -112,8 +112,7 @@ Status DeviceLane::start(Call& call, bool* was_launched) {
 }
 
 // Appends on the host that wait to be counted are: nothing of the layer is under way then.
-Status DeviceLane::find_state(const Call& call, SequenceCall* of) const {
-  SequenceState& state = *call.session.states->find(of->sequence->id);
+Status DeviceLane::take_state(const Call& call, SequenceState& state, SequenceCall* of) const {
   of->state = &state.layers[call.facts.idx];
   of->window = &state.window;
   if (!call.facts.policy.keeps_maw || of->window->has_maw(call.facts.idx)) return {};
@@ -131,8 +130,10 @@ Status DeviceLane::reserve_sequences(Call& call, CallShape* shape) {
       sequence.extend_positions(of.length);
     else
       sequence.parents.reserve(static_cast<size_t>(of.q_len));
-    TANDEM_TRY(call.session.states->reserve_window(sequence, shape->most_queries, of.length, &sized.window_pages));
-    TANDEM_TRY(find_state(call, &of));
+    SequenceState* state = nullptr;
+    TANDEM_TRY(call.session.states->reserve_window(sequence, shape->most_queries, of.length, &state));
+    sized.window_pages = state->window.n_pages();
+    TANDEM_TRY(take_state(call, *state, &of));
     sized.window_begin = of.state->window_begin;
     const int64_t sliding_window = call.layer().sliding_window;
     if (sliding_window > 0) sized.first_seen = sequence.first_within(sequence.position(of.first_query), sliding_window);
@@ -231,7 +232,7 @@ Status DeviceLane::prepare(Call& chunk) {
   if (args.named == nullptr) choose_routes(chunk);
   point_visibility(chunk.scratch);
   chunk.scratch.host.lay_out(chunk.scratch.calls);
-  if (chunk.may_name())
+  if (chunk.may_name() && has_cpu_part(chunk.calls()))
     for (size_t i = 0; i < chunk.calls().size(); ++i) chunk.scratch.host.keep_copy(i, true);
   for (const SequenceCall& of : chunk.calls()) {
     if (chunk.appends()) chunk.scratch.host.rows().add(chunk.cache().view(*of.sequence), of);

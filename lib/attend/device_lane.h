@@ -34,8 +34,8 @@ class DeviceLane final : public Lane {
   Status commit(Call& chunk) override;
   Status take_back(Call& call, Status why) override;
 
-  // What the session knows of the sequence. The cache's mutex is held exclusively.
-  Status find_state(const Call& call, SequenceCall* of) const;
+  // state: what the session knows of the sequence. The cache's mutex is held exclusively.
+  Status take_state(const Call& call, SequenceState& state, SequenceCall* of) const;
 
  private:
   Status launch_planned(Call& call, bool captures);

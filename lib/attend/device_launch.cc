@@ -5,11 +5,9 @@
 
 namespace tandem {
 
-void begin_task(const Call& chunk, HandOverTask* task) {
-  const DeviceSession& device = chunk.device();
-  task->shape = {chunk.args.layer_idx, static_cast<int32_t>(chunk.calls().size()), 0, 0};
-  task->header = reinterpret_cast<const SlotHeader*>(device.shared().slot(task->ticket));
-  task->scratch.host.begin(chunk.host_facts(), {device.shared().slot(task->ticket), device.exchange(chunk.facts.idx)});
+namespace {
+
+void clear_task(HandOverTask* task) {
   task->touched.clear();
   task->n_pieces.fill(0);
   task->sent.fill(nullptr);
@@ -19,9 +17,31 @@ void begin_task(const Call& chunk, HandOverTask* task) {
   task->copied_bytes = 0;
   task->named_in = nullptr;
   task->launch_failed = false;
+}
+
+}  // namespace
+
+void begin_task(const Call& chunk, HandOverTask* task) {
+  const DeviceSession& device = chunk.device();
+  task->shape = {chunk.args.layer_idx, static_cast<int32_t>(chunk.calls().size()), 0, 0};
+  task->header = reinterpret_cast<const SlotHeader*>(device.shared().slot(task->ticket));
+  task->scratch.host.begin(chunk.host_facts(), {device.shared().slot(task->ticket), device.exchange(chunk.facts.idx)});
+  clear_task(task);
   for (size_t r = 0; r < kMostRoutes; ++r)
     if (task->notes[r] == nullptr && chunk.session.key_routes[r] != nullptr)
       task->notes[r] = chunk.session.key_routes[r]->make_notes();
+}
+
+void share_task(const DeviceSession& device, const SessionLayer& layer, const HandOverTask& first, HandOverTask* task) {
+  const auto layer_idx = static_cast<int32_t>(layer.idx);
+  std::byte* const slot = device.shared().slot(task->ticket);
+  clear_task(task);
+  task->shape = first.shape;
+  task->shape.layer_idx = layer_idx;
+  task->header = reinterpret_cast<const SlotHeader*>(slot);
+  task->touched = first.touched;
+  task->part = first.part;
+  task->scratch.host.share(first.scratch.host, layer.layer, layer_idx, slot);
 }
 
 DeviceRows attended_q(const DeviceAppend& append) {

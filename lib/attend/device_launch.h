@@ -11,6 +11,9 @@ namespace tandem {
 // Resets the task: so far it only waits for its ticket.
 void begin_task(const Call& chunk, HandOverTask* task);
 
+// Likewise of a layer of a step that is planned like an earlier one, whose task is `first`.
+void share_task(const DeviceSession& device, const SessionLayer& layer, const HandOverTask& first, HandOverTask* task);
+
 // First pieces of the routes, before anything else of the chunk is launched.
 Status begin_routes(const Call& chunk);
 // Rows and queries of the call.

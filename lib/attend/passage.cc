@@ -66,7 +66,7 @@ Status Passage::check_state(const SequenceCall& of) const {
   if (!call_.appends() || !call_.session.step.is_open) return {};
   for (const OpenStep::Sequence& step : call_.session.step.sequences) {
     if (step.id != sequence.id) continue;
-    const int64_t left = step.lengths[l] + step.q_len - sequence.lengths[l];
+    const int64_t left = step.length + step.q_len - sequence.lengths[l];
     if (of.q_len <= left) return {};
     return fail(TANDEM_ERROR_INVALID_STATE, "q_lens", "q_lens = %lld for sequence %lld: the step has %lld left in layer %d",
                 static_cast<long long>(of.q_len), id, static_cast<long long>(left), args.layer_idx);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "lib/attend/session_core.h"
 
+#include <algorithm>
+
 #include "lib/pieces/stream_buffers.h"
 
 namespace tandem {
@@ -15,6 +17,22 @@ Status check_may_name(const SessionCore& core) {
       TANDEM_ERROR_UNSUPPORTED, "selection_indices",
       "selection_indices = %lld: no layer has policy \"all\", no streaming heads and at most %d query heads to a KV head",
       static_cast<long long>(terms.options.selection_len), kMostListRows);
+}
+
+// Whether each pointer is null counts, not where it leads: nothing that is the same for all sequences depends on that.
+bool are_alike(Layer a, const Layer& b) {
+  if (a.sinks != nullptr && b.sinks != nullptr) a.sinks = b.sinks;
+  if (a.rope != nullptr && b.rope != nullptr) a.rope = b.rope;
+  if (a.projection != nullptr && b.projection != nullptr && a.hidden_dim() == b.hidden_dim()) a.projection = b.projection;
+  return a == b;
+}
+
+size_t first_like(const std::vector<SessionLayer>& layers, const SessionLayer& layer) {
+  const auto found = std::find_if(layers.begin(), layers.end(), [&](const SessionLayer& other) {
+    return other.heads == nullptr && layer.heads == nullptr && &other.policy == &layer.policy &&
+           are_alike(other.layer, layer.layer);
+  });
+  return found == layers.end() ? layer.idx : found->idx;
 }
 
 }  // namespace
@@ -42,11 +60,13 @@ Status SessionCore::create(std::shared_ptr<Cache> cache, const tandem_session_op
   for (size_t l = 0; l < layers.size(); ++l) {
     const HeadKinds* const kinds = kinds_of_layer(made->heads, l);
     const Policy& policy = made->policies[l];
-    made->layers.push_back({l, layers[l], kinds, retrieval_layer(kinds, layers[l]), HeadRuns::retrieval(kinds, layers[l]),
+    made->layers.push_back({l, l, layers[l], kinds, retrieval_layer(kinds, layers[l]), HeadRuns::retrieval(kinds, layers[l]),
                             HeadRuns::all(kinds, layers[l]), policy,
                             policy.make != nullptr
                                 ? policy.make({made->cache.get(), &made->options, l, &made->selector_sums})
                                 : std::make_unique<Selector>()});
+    made->layers[l].like = first_like(made->layers, made->layers[l]);
+    made->has_selectors = made->has_selectors || policy.make != nullptr;
   }
   *core = std::move(made);
   return {};

@@ -34,6 +34,9 @@ class SessionStates;
 // What calls of one layer have in common.
 struct SessionLayer {
   size_t idx;
+  // The first layer that is like this one: types, dims, windows and policy are the same, and neither has streaming heads.
+  // So calls of both take the same memory, and with the same tokens they see the same keys.
+  size_t like;
   const Layer& layer;
   const HeadKinds* heads;  // null where the layer has no streaming heads
   const Layer& outside;    // the layer with only the heads that attend keys outside the window
@@ -47,8 +50,8 @@ struct OpenStep {
   struct Sequence {
     int64_t id;
     int64_t q_len;
-    int64_t reserved;              // by the sequence, at begin
-    std::vector<int64_t> lengths;  // [n_layers] likewise, speculative tokens not counted
+    int64_t reserved;  // by the sequence, at begin
+    int64_t length;    // likewise, in every layer
   };
   bool is_open = false;
   std::vector<Sequence> sequences;
@@ -61,6 +64,12 @@ struct OpenStep {
 
   // A layer's append was launched and a later kernel of it was not.
   bool has_failed() const { return n_appended > next_layer; }
+};
+
+// The sequences of a layer of a planned step, which the layers that are planned like it share.
+struct StepCalls {
+  std::vector<SequenceCall> calls;
+  std::vector<int64_t> begin, end;  // where `calls` have their visibility
 };
 
 struct SessionCore {
@@ -76,10 +85,11 @@ struct SessionCore {
   int64_t evicted_to(int64_t window_begin, int64_t length) const {
     return outside_window(options.window_len, cache->page_len(), length, window_begin);
   }
-  void evict(int64_t* window_begin, int64_t length) {
+  // n_layers: that are like this one, with it.
+  void evict(int64_t* window_begin, int64_t length, int64_t n_layers = 1) {
     const int64_t before = *window_begin;
     *window_begin = evicted_to(before, length);
-    sums.evicted_tokens += *window_begin - before;
+    sums.evicted_tokens += n_layers * (*window_begin - before);
   }
   Status need_device();  // makes what the session has there, once
   // How long the bus can work before a call's queries arrive, as earlier calls went, and how many bytes the buffers take.
@@ -101,6 +111,10 @@ struct SessionCore {
   bool refuses_row_copies = false;      // the device refused to pin the store: rows go by tickets, which is said once
   int64_t most_long_bytes = INT64_MAX;  // of what these take: there was no memory for more
   SessionStates* states = nullptr;
+  bool has_selectors = false;  // of any layer
+  // [n_steps][n_layers], of as many steps as tasks are under way of. The thread that meets the device reads them, so they
+  // are there before it is, and longer.
+  std::vector<StepCalls> step_calls;
   std::unique_ptr<DeviceSession> device;   // null until a call has device tensors
   std::unique_ptr<WindowStaging> staging;  // null until a window lacks rows
   AttendScratch scratch;                   // of calls on host tensors, and of whole calls on device tensors

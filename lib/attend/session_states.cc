@@ -45,18 +45,16 @@ void SessionStates::fetch_maw(const Sequence& sequence) {
   }
 }
 
-Status SessionStates::reserve_window(const Sequence& sequence, int64_t q_len, int64_t length, int64_t* n_places) {
-  TANDEM_TRY(on_reserve(sequence, sequence.longest(), {}));
-  DeviceWindow& window = find(sequence.id)->window;
+Status SessionStates::reserve_window(const Sequence& sequence, int64_t q_len, int64_t length, SequenceState** state) {
+  const int64_t longest = sequence.longest();
+  TANDEM_TRY(hold(sequence, longest, {}, state));
+  DeviceWindow& window = (*state)->window;
   const int64_t n_wanted = ring_pages(core_.options, core_.cache->page_len(), q_len);
   // Where a ring grows it keeps its last pages, which those of a layer that is behind may not be among. Rows come from the
   // store again, averages are here alone.
   const bool grows = window.n_pages() > 0 && window.n_pages() < n_wanted;
-  if (grows && sequence.shortest() < sequence.longest()) fetch_maw(sequence);
-  const int64_t longest = sequence.longest();
-  TANDEM_TRY(core_.device->reserve_window(window, n_wanted, longest, std::max({longest, length, int64_t{1}})));
-  *n_places = window.n_pages();
-  return {};
+  if (grows && sequence.shortest() < longest) fetch_maw(sequence);
+  return core_.device->reserve_window(window, n_wanted, longest, std::max({longest, length, int64_t{1}}));
 }
 
 Status SessionStates::meet_fault(void* stream) {
@@ -99,13 +97,19 @@ void SessionStates::forget_all() {
 }
 
 Status SessionStates::on_reserve(const Sequence& sequence, int64_t n_tokens, const Watch& watch) {
-  if (has_left_) return {};
+  SequenceState* state = nullptr;
+  return has_left_ ? Status() : hold(sequence, n_tokens, watch, &state);
+}
+
+Status SessionStates::hold(const Sequence& sequence, int64_t n_tokens, const Watch& watch, SequenceState** found) {
   auto slot = states_.find(sequence.id);
   if (slot == states_.end()) {
     auto made = std::make_unique<SequenceState>();
     for (const SessionLayer& layer : core_.layers) made->layers.push_back({0, layer.selector->make_state()});
     slot = states_.emplace(sequence.id, std::move(made)).first;
   }
+  *found = slot->second.get();
+  if (!core_.has_selectors) return {};
   for (LayerState& state : slot->second->layers) {
     if (state.selection->has_room(n_tokens)) continue;
     core_.cache->settle(*this);
@@ -202,7 +206,7 @@ void SessionStates::for_rollbacks(const std::function<void(const Rollback&)>& no
   });
   if (!is_leaving_ || !core_.step.is_planned) return;
   for (const OpenStep::Sequence& step : core_.step.sequences)
-    for (size_t l = 0; l < step.lengths.size(); ++l) note({step.id, static_cast<int32_t>(l), step.lengths[l], INT64_MAX});
+    for (size_t l = 0; l < core_.layers.size(); ++l) note({step.id, static_cast<int32_t>(l), step.length, INT64_MAX});
 }
 
 void SessionStates::restore_window(const Rollback& rollback) {

@@ -24,8 +24,8 @@ class SessionStates final : public CacheListener {
   // Copies MAW of the window from the device to the selector's state, where the device has newer ones. Drains the ring
   // first.
   void fetch_maw(const Sequence& sequence);
-  // Pages for calls of up to q_len queries of the sequence, which has `length` tokens then. *n_places: of the window's ring.
-  Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t length, int64_t* n_places);
+  // Pages for calls of up to q_len queries of the sequence, which has `length` tokens then. *state: of the sequence.
+  Status reserve_window(const Sequence& sequence, int64_t q_len, int64_t length, SequenceState** state);
   // Returns the fault of the device. Where calls may follow it: waits for the stream, rolls back, and tickets begin again.
   // The cache's mutex is held exclusively.
   Status meet_fault(void* stream);
@@ -57,6 +57,9 @@ class SessionStates final : public CacheListener {
   }
 
  private:
+  // Makes a state for the sequence, if there is none, and room for n_tokens tokens in it.
+  Status hold(const Sequence& sequence, int64_t n_tokens, const Watch& watch, SequenceState** found);
+
   SessionCore& core_;
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>> states_;
   std::unordered_map<int64_t, std::unique_ptr<SequenceState>>

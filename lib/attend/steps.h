@@ -4,32 +4,27 @@
 // Of device tensors a step is planned: all that it needs on the host's side is done when the step begins, so that only
 // a few kernels a layer remain, whether called one by one or replayed as a graph.
 //
-//   begin    of every layer: keys, rows, jobs; descriptors of all layers in one copy; lengths; all tasks posted, in order
+//   begin    the plan (lib/attend/step_plan.h)
 //   attend   launches the kernels of the next layer, on descriptors whose place never changes
 //   end      leaves a mark on the stream: a layer that has not come by then will not come (lib/device/hand_over.cc)
 #pragma once
 
 #include <span>
 
-#include "lib/attend/device_lane.h"
+#include "lib/attend/step_plan.h"
 
 namespace tandem {
 
 class Steps {
  public:
-  Steps(SessionCore& core, DeviceLane& lane) : core_(core), lane_(lane) {}
+  Steps(SessionCore& core, DeviceLane& lane) : core_(core), plan_(core, lane) {}
 
   // q_lens: [sequences.size()]. stream: null where the step is not planned.
   Status begin(std::span<const int64_t> sequences, const int64_t* q_lens, void* stream);
   Status end(void* stream);
 
  private:
-  Status find_sequences(std::span<const int64_t> sequences, const int64_t* q_lens, std::vector<Sequence*>* found,
-                        std::vector<OpenStep::Sequence>* step);
-  Status plan(void* stream);
-  Status check_plan(void* stream) const;
-  Status reserve(void* stream);
-  Status plan_layer(Call& call, std::byte* upload, int64_t* n_entries);
+  Status find_sequences(std::span<const int64_t> sequences, const int64_t* q_lens, std::vector<OpenStep::Sequence>* step);
   Status end_plan(void* stream);
   // The first layer of a sequence that got another number of tokens than the step declared.
   struct Missing {
@@ -42,7 +37,8 @@ class Steps {
   void take_back(const std::vector<OpenStep::Sequence>& ended);
 
   SessionCore& core_;
-  DeviceLane& lane_;
+  StepPlan plan_;
+  std::vector<Sequence*> found_;  // of the step that begins
 };
 
 }  // namespace tandem

@@ -94,6 +94,16 @@ void HostPart::lay_out(std::span<SequenceCall> calls) {
   lay_out_jobs();
 }
 
+void HostPart::share(const HostPart& first, const Layer& layer, int32_t layer_idx, std::byte* slot) {
+  Facts facts = first.facts_;
+  facts.layer = &layer;
+  facts.layer_idx = layer_idx;
+  facts.n_ahead = layer_idx - first.facts_.layer_idx;
+  begin(facts, {slot, first.slot_.exchange});
+  calls_ = first.calls_;
+  rows_ = first.rows_;
+}
+
 void HostPart::lay_out_jobs() {
   for (const SequenceCall& call : calls_) {
     if (!is_on_device())
@@ -109,6 +119,7 @@ void HostPart::begin_named() {
   const NamedJobs::Facts facts = {&facts_.cache->engine().cpu(),
                                   facts_.layer,
                                   facts_.layer_idx,
+                                  facts_.n_ahead,
                                   facts_.named,
                                   facts_.sink_len,
                                   facts_.window_len,
@@ -298,7 +309,7 @@ bool HostPart::brings_named() const { return is_on_device() && NamedJobs::are_br
 // A planned step has counted the keys that its calls would attend if they named none.
 void HostPart::note_named() {
   if (!brings_named()) {
-    for (const SequenceCall& call : calls_) call.state->named.clear();
+    for (const SequenceCall& call : calls_) call.state[facts_.n_ahead].named.clear();
     return;
   }
   if (!has_cpu_part(calls_)) begin_named();

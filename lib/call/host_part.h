@@ -37,6 +37,7 @@ class HostPart {
     const Layer* layer = nullptr;
     const HeadKinds* heads = nullptr;  // null: the layer has no streaming heads
     int32_t layer_idx = 0;
+    int32_t n_ahead = 0;  // the calls are those of a layer so many before this one
     Selector* selector = nullptr;
     bool selects = false;         // the policy selects keys head by head
     bool selector_names = false;  // or names them, block of queries by block of queries
@@ -54,6 +55,9 @@ class HostPart {
   void begin(const Facts& facts, const HostSlot& slot);
   // The cache's mutex is held. calls: stay where they are; their addresses (q, o, ...) are set, but for a slot's.
   void lay_out(std::span<SequenceCall> calls);
+  // Instead of lay_out(): the calls and their new rows are those of an earlier layer of the step, which is like this one.
+  // None of them has a part for the host, and nothing is selected.
+  void share(const HostPart& first, const Layer& layer, int32_t layer_idx, std::byte* slot);
   TicketRows& rows() { return rows_; }
   // What the ticket needs of a call that is laid out, to be filled; with keeps_pages its page table is copied already.
   TicketCopy& keep_copy(size_t call, bool keeps_pages);

@@ -24,6 +24,7 @@ class NamedJobs {
     const Backend* cpu = nullptr;
     const Layer* layer = nullptr;
     int32_t layer_idx = 0;
+    int32_t n_ahead = 0;                   // the calls are those of a layer so many before this one
     const NamedKeys* named = nullptr;      // the caller's; null: each sequence's selector has named its keys
     int64_t sink_len = 0, window_len = 0;  // of the session: what plus_window adds to the caller's
     bool q_is_bf16 = false, on_device = false, is_speculative = false;

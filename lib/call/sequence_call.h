@@ -24,7 +24,7 @@ namespace tandem {
 //                 | hidden states | K and V       | CPU         | selected    | window             | new tokens
 struct SequenceCall {
   Sequence* sequence = nullptr;
-  LayerState* state = nullptr;
+  LayerState* state = nullptr;     // behind it are those of the layers that follow
   DeviceWindow* window = nullptr;  // of a call on device tensors
   CacheListener* writer_before = nullptr;
   int64_t q_len = 0;

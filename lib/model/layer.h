@@ -33,6 +33,7 @@ struct Layer {
   // Of one: its codes, and behind them, in types with groups, its scales.
   int64_t x_bytes() const { return x_type == 0 ? 0 : x_code_bytes() + scale_bytes(x_type, hidden_dim()); }
   int64_t x_code_bytes() const { return x_type == 0 ? 0 : row_bytes(x_type, hidden_dim()); }
+  bool operator==(const Layer& other) const = default;
 };
 
 // Bytes from a row of a run to the next.

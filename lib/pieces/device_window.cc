@@ -56,9 +56,9 @@ int64_t DeviceWindow::any_page() const {
 // Places that the last tokens of [0, length) need.
 template <typename Visit>
 static void for_places(int64_t n_places, int64_t length, Visit visit) {
-  const int64_t end = (length + kDevicePageLen - 1) / kDevicePageLen;
-  for (int64_t page_idx = end - filled_pages(n_places, length); page_idx < end; ++page_idx)
-    visit(static_cast<size_t>(page_idx % n_places));
+  const int64_t n = filled_pages(n_places, length), end = (length + kDevicePageLen - 1) / kDevicePageLen;
+  int64_t place = (end - n) % n_places;
+  for (int64_t i = 0; i < n; ++i, place = place + 1 < n_places ? place + 1 : 0) visit(static_cast<size_t>(place));
 }
 
 bool DeviceWindow::has_pages(int64_t length) const {

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT
+// What the host does for a planned decode step: tandem_step_begin(), the attend calls of all layers, tandem_step_end(), each
+// timed alone. Between steps nothing is under way, so no call waits for the one before.
+//
+//   all       every key is in the window, and all sequences have the same length
+//   ragged    likewise, and each sequence has a length of its own
+//   outside   policy all; most keys are outside the window, and the host attends them
+//   hgca      likewise, and a selector chooses among them
+//
+// After the steps of each line some answers are compared with attention in double precision over the keys that the cache
+// holds; with an answer that is wrong no time is printed. hgca alone attends fewer keys than that: of it the check is that
+// every step's tokens have arrived, and that answers are numbers.
+//
+//   step_begin_bench MODULE [steps [case [sequences [layers]]]]
+//
+// MODULE: a device module: of the stand-in, which needs no device, or the CUDA module. steps 0: a few of two small lines,
+// which are checked and not timed.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "bench/cpu/bench_clock.h"
+#include "device/open_device.h"
+#include "tandem/tandem.hpp"
+
+namespace {
+
+using tandem::test::median;
+using tandem::test::now_ns;
+using tandem::test::OpenDevice;
+
+constexpr int64_t kHeads = 2, kGroup = 2, kDim = 64, kQHeads = kHeads * kGroup, kPrompt = 100, kRagged = 37;
+
+struct Settings {
+  const char* module = nullptr;
+  int n_steps = 0;
+  const char* only = "";  // a case
+  int64_t n_sequences = 0;
+  int32_t n_layers = 32;
+};
+
+struct Case {
+  const char* name;
+  const char* policy;
+  int64_t window;
+  bool is_ragged;
+};
+constexpr Case kCases[] = {
+    {"all", "all", 4096, false}, {"ragged", "all", 4096, true}, {"outside", "all", 32, false}, {"hgca", "hgca", 32, false}};
+
+uint64_t mix(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
+  return x ^ x >> 31;
+}
+
+std::vector<float> random_rows(int64_t n, uint64_t seed) {
+  std::vector<float> rows(static_cast<size_t>(n));
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(mix(seed << 32 | i) >> 40) / 8388608.0f - 1.0f;
+  return rows;
+}
+
+// A tensor [n_tokens, n_heads, kDim] in device memory.
+struct DeviceTensor {
+  const OpenDevice& device;
+  std::vector<float> values;
+  tandem_tensor view;
+
+  DeviceTensor(const OpenDevice& at, int64_t n_tokens, int64_t n_heads, uint64_t seed)
+      : device(at), values(random_rows(n_tokens * n_heads * kDim, seed)) {
+    void* const data = device.allocate(bytes());
+    device.upload(data, values.data(), bytes());
+    view = tandem::tensor(static_cast<float*>(data), {n_tokens, n_heads, kDim});
+    view.device_type = TANDEM_DEVICE_CUDA;
+  }
+  DeviceTensor(const DeviceTensor&) = delete;
+  ~DeviceTensor() { device.release(view.data); }
+  void download() { device.download(values.data(), view.data, bytes()); }
+  int64_t bytes() const { return static_cast<int64_t>(values.size() * sizeof(float)); }
+};
+
+tandem_engine_options engine_options(const Settings& settings, const OpenDevice& device) {
+  tandem_engine_options options = TANDEM_ENGINE_OPTIONS_INIT;
+  options.n_threads = 1;
+  options.backend = device.table->name;
+  options.backend_path = settings.module;
+  return options;
+}
+
+std::vector<tandem_layer_options> layer_options(int32_t n_layers) {
+  tandem_layer_options layer = TANDEM_LAYER_OPTIONS_INIT;
+  layer.n_q_heads = kQHeads, layer.n_kv_heads = kHeads, layer.k_head_dim = kDim;
+  return std::vector<tandem_layer_options>(static_cast<size_t>(n_layers), layer);
+}
+
+tandem_session_options session_options(const Case& of) {
+  tandem_session_options options = TANDEM_SESSION_OPTIONS_INIT;
+  options.policy = of.policy;
+  options.window_tokens = of.window;
+  return options;
+}
+
+// Sequences with a prompt each, and the steps that follow.
+class World {
+ public:
+  World(const Settings& settings, const Case& of, const OpenDevice& device, int64_t n_sequences);
+  World(const World&) = delete;
+  ~World() { device_.table->destroy_stream(device_.self, stream_); }
+
+  struct Times {
+    double begin = 0.0, attend = 0.0, end = 0.0;
+  };
+  Times step();
+  bool check();
+
+ private:
+  void append_prompts();
+  bool check_rows(int64_t i, int32_t layer_idx);
+
+  const Case& case_;
+  const OpenDevice& device_;
+  const int32_t n_layers_;
+  tandem::Engine engine_;
+  tandem::Model model_;
+  tandem::Cache cache_;
+  tandem::Session session_;
+  std::vector<int64_t> ids_, ones_;
+  std::vector<std::unique_ptr<DeviceTensor>> q_, k_, v_, o_;
+  void* stream_ = nullptr;
+  int64_t n_steps_ = 0;
+};
+
+World::World(const Settings& settings, const Case& of, const OpenDevice& device, int64_t n_sequences)
+    : case_(of),
+      device_(device),
+      n_layers_(settings.n_layers),
+      engine_(engine_options(settings, device)),
+      model_(layer_options(settings.n_layers)),
+      cache_(engine_, model_),
+      session_(cache_, session_options(of)),
+      ones_(static_cast<size_t>(n_sequences), 1) {
+  tandem::DeviceError error;
+  device.must(device.table->create_stream(device.self, &stream_, &error), error);
+  for (int64_t i = 0; i < n_sequences; ++i) ids_.push_back(cache_.create_sequence());
+  for (int32_t l = 0; l < n_layers_; ++l) {
+    const auto seed = static_cast<uint64_t>(4 * l);
+    q_.push_back(std::make_unique<DeviceTensor>(device, n_sequences, kQHeads, seed));
+    k_.push_back(std::make_unique<DeviceTensor>(device, n_sequences, kHeads, seed + 1));
+    v_.push_back(std::make_unique<DeviceTensor>(device, n_sequences, kHeads, seed + 2));
+    o_.push_back(std::make_unique<DeviceTensor>(device, n_sequences, kQHeads, seed + 3));
+  }
+  append_prompts();
+}
+
+void World::append_prompts() {
+  for (size_t i = 0; i < ids_.size(); ++i) {
+    const int64_t n = kPrompt + (case_.is_ragged ? static_cast<int64_t>(mix(i)) % kRagged : 0);
+    std::vector<float> k = random_rows(n * kHeads * kDim, 1000 + 2 * i), v = random_rows(n * kHeads * kDim, 1001 + 2 * i);
+    const tandem_tensor k_rows = tandem::tensor(k.data(), {n, kHeads, kDim}),
+                        v_rows = tandem::tensor(v.data(), {n, kHeads, kDim});
+    for (int32_t l = 0; l < n_layers_; ++l) cache_.append(ids_[i], l, &k_rows, &v_rows);
+  }
+}
+
+// Every step has the same rows: what they cost does not depend on them.
+World::Times World::step() {
+  const double begun = now_ns();
+  tandem::Step step(session_, ids_, ones_, stream_);
+  const double planned = now_ns();
+  for (int32_t l = 0; l < n_layers_; ++l) {
+    const auto at = static_cast<size_t>(l);
+    tandem_attend_args args = TANDEM_ATTEND_ARGS_INIT;
+    args.layer_idx = l;
+    args.n_sequences = static_cast<int32_t>(ids_.size());
+    args.sequences = ids_.data();
+    args.q_lens = ones_.data();
+    args.q = &q_[at]->view, args.k = &k_[at]->view, args.v = &v_[at]->view, args.o = &o_[at]->view;
+    args.stream = stream_;
+    session_.attend(args);
+  }
+  const double attended = now_ns();
+  step.end();
+  const double ended = now_ns();
+  tandem::DeviceError error;
+  device_.must(device_.table->wait(device_.self, stream_, &error), error);
+  engine_.drain();
+  ++n_steps_;
+  return {planned - begun, attended - planned, ended - attended};
+}
+
+// The last step's answer of a sequence in a layer.
+bool World::check_rows(int64_t i, int32_t layer_idx) {
+  const auto at = static_cast<size_t>(layer_idx);
+  const int64_t id = ids_[static_cast<size_t>(i)], n = cache_.length(id, layer_idx);
+  std::vector<float> k(static_cast<size_t>(n * kHeads * kDim)), v(k.size());
+  const tandem_tensor k_rows = tandem::tensor(k.data(), {n, kHeads, kDim}),
+                      v_rows = tandem::tensor(v.data(), {n, kHeads, kDim});
+  cache_.read(&k_rows, &v_rows, id, layer_idx);
+  o_[at]->download();
+  const bool is_exact = std::strcmp(case_.policy, "all") == 0;
+  for (int64_t h = 0; h < kQHeads; ++h) {
+    const float* const q = q_[at]->values.data() + (i * kQHeads + h) * kDim;
+    double sum = 0.0, o[kDim] = {};
+    for (int64_t t = 0; t < n; ++t) {
+      const int64_t row = (t * kHeads + h / kGroup) * kDim;
+      double logit = 0.0;
+      for (int64_t d = 0; d < kDim; ++d) logit += double{q[d]} * double{k[static_cast<size_t>(row + d)]};
+      const double weight = std::exp(logit / std::sqrt(double{kDim}));
+      sum += weight;
+      for (int64_t d = 0; d < kDim; ++d) o[d] += weight * double{v[static_cast<size_t>(row + d)]};
+    }
+    for (int64_t d = 0; d < kDim; ++d) {
+      const auto got = double{o_[at]->values[static_cast<size_t>((i * kQHeads + h) * kDim + d)]};
+      if (is_exact ? std::fabs(got - o[d] / sum) <= 1e-4 : std::isfinite(got)) continue;
+      std::fprintf(stderr, "%s: o of sequence %lld, layer %d, head %lld, dim %lld is wrong\n", case_.name,
+                   static_cast<long long>(i), layer_idx, static_cast<long long>(h), static_cast<long long>(d));
+      return false;
+    }
+  }
+  return true;
+}
+
+bool World::check() {
+  const int64_t last = std::ssize(ids_) - 1;
+  for (const int64_t i : {int64_t{0}, last / 2, last})
+    for (const int32_t l : {0, n_layers_ / 2, n_layers_ - 1}) {
+      const int64_t prompt = kPrompt + (case_.is_ragged ? static_cast<int64_t>(mix(static_cast<size_t>(i))) % kRagged : 0);
+      if (cache_.length(ids_[static_cast<size_t>(i)], l) != prompt + n_steps_ || !check_rows(i, l)) return false;
+    }
+  return true;
+}
+
+bool run_line(const Settings& settings, const Case& of, const OpenDevice& device, int64_t n_sequences, int n_steps) {
+  constexpr int kWarmUp = 3;
+  World world(settings, of, device, n_sequences);
+  std::vector<double> begin, attend, end;
+  for (int i = 0; i < kWarmUp + n_steps; ++i) {
+    const World::Times times = world.step();
+    if (i < kWarmUp) continue;
+    begin.push_back(times.begin / 1e3);
+    attend.push_back(times.attend / 1e3);
+    end.push_back(times.end / 1e3);
+  }
+  if (!world.check()) return false;
+  if (settings.n_steps == 0) return true;
+  std::sort(begin.begin(), begin.end());
+  std::printf("| %-7s | %4lld | %7.1f | %7.1f | %7.1f | %7.1f |\n", of.name, static_cast<long long>(n_sequences),
+              median(begin), begin[begin.size() / 10], median(attend), median(end));
+  std::fflush(stdout);
+  return true;
+}
+
+int run(const Settings& settings) {
+  const OpenDevice device(settings.module);
+  if (settings.n_steps == 0) {
+    Settings small = settings;
+    small.n_layers = 3;
+    for (const Case& of : kCases)
+      if (!run_line(small, of, device, 5, 4)) return 1;
+    return 0;
+  }
+  std::printf("%s, %d layers, microseconds\n\n", device.info.name, settings.n_layers);
+  std::printf("| case | sequences | begin | begin, best tenth | attend, all layers | end |\n|---|--:|--:|--:|--:|--:|\n");
+  for (const Case& of : kCases)
+    for (const int64_t n : {1, 4, 16, 64, 256}) {
+      if (*settings.only != '\0' && std::strcmp(settings.only, of.name) != 0) continue;
+      if (settings.n_sequences != 0 && settings.n_sequences != n) continue;
+      // Long lines have fewer steps: what they cost without being timed grows with the sequences.
+      const int n_steps = n <= 16 ? settings.n_steps : std::max(10, settings.n_steps * 16 / static_cast<int>(n));
+      if (!run_line(settings, of, device, n, n_steps)) return 1;
+    }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  if (argc > 1) settings.module = argv[1];
+  settings.n_steps = argc > 2 ? std::atoi(argv[2]) : 200;
+  if (argc > 3) settings.only = argv[3];
+  if (argc > 4) settings.n_sequences = std::atoll(argv[4]);
+  if (argc > 5) settings.n_layers = std::atoi(argv[5]);
+  if (settings.module == nullptr || settings.n_steps < 0 || settings.n_layers < 1) {
+    std::fprintf(stderr, "step_begin_bench MODULE [steps [case [sequences [layers]]]]\n");
+    return 2;
+  }
+  try {
+    return run(settings);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT
+#include "lib/attend/step_plan.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lib/attend/descriptors.h"
+#include "lib/attend/device_chunk.h"
+#include "lib/attend/device_launch.h"
+#include "lib/attend/session_states.h"
+#include "lib/machine/device_status.h"
+
+namespace tandem {
+
+Status StepPlan::check(void* stream) const {
+  if (!core_.routes.plans_steps())
+    return fail(TANDEM_ERROR_UNSUPPORTED, "route", "route = \"%s\": planned steps take \"host\" or \"auto\"",
+                core_.routes.name);
+  for (const SessionLayer& layer : core_.layers)
+    if (layer.policy.names_keys())
+      return fail(TANDEM_ERROR_UNSUPPORTED, "stream",
+                  "a step on a stream, and layer %zu has policy \"%s\": its queries are attended in host memory alone",
+                  layer.idx, layer.policy.name);
+  if (core_.step.sequences.empty())
+    return fail(TANDEM_ERROR_INVALID_ARGUMENT, "n_sequences", "n_sequences = 0: a step on a stream has one at least");
+  bool captures = false;
+  TANDEM_TRY(core_.need_device());
+  TANDEM_TRY(is_capturing(core_.device->device(), stream, &captures));
+  if (captures)
+    return fail(TANDEM_ERROR_INVALID_STATE, "stream", "stream = %p is being captured: steps begin outside", stream);
+  return {};
+}
+
+Status StepPlan::check_lengths(const CallShape& shape) const {
+  const OpenStep& open = core_.step;
+  int64_t most = 0;
+  const int64_t wanted = core_.terms().takes_single_queries(shape) ? 1 : kMostTicketTokens;
+  TANDEM_TRY(core_.device->most_queries(shape.layer_idx, wanted, &most));
+  if (open.max_q_len <= most && open.n_tokens <= kMostStepTokens) return {};
+  return fail(TANDEM_ERROR_CAPACITY, "q_lens",
+              "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",
+              static_cast<long long>(open.max_q_len), static_cast<long long>(open.n_tokens), static_cast<long long>(most),
+              static_cast<long long>(kMostStepTokens));
+}
+
+// Windows and work space for the step. Layers that are alike take the same.
+Status StepPlan::reserve(void* stream) {
+  const OpenStep& open = core_.step;
+  const SizeTerms terms = core_.terms();
+  shapes_.assign(sequences_.size(), {});
+  states_.resize(sequences_.size());
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    shapes_[i].q_len = open.sequences[i].q_len;
+    shapes_[i].has_gaps = !sequences_[i]->positions.empty();
+  }
+  const auto for_kinds = [&](auto visit) -> Status {
+    for (const SessionLayer& layer : core_.layers) {
+      if (layer.like != layer.idx) continue;
+      CallShape shape{&layer.layer, layer.idx, shapes_, open.max_q_len};
+      shape.most_tokens = kMostStepTokens;
+      TANDEM_TRY(visit(shape));
+    }
+    return {};
+  };
+  TANDEM_TRY(for_kinds([&](const CallShape& shape) { return check_lengths(shape); }));
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    const Sequence& sequence = *sequences_[i];
+    TANDEM_TRY(core_.states->reserve_window(sequence, open.max_q_len, open.sequences[i].length + shapes_[i].q_len,
+                                            &states_[i]));
+    shapes_[i].window_pages = states_[i]->window.n_pages();
+  }
+  Reservation needs;
+  TANDEM_TRY(for_kinds([&](const CallShape& shape) {
+    needs.include(reserve_call(terms, shape, {}));
+    return Status();
+  }));
+  return core_.device->hold(needs, stream);
+}
+
+// All lengths of a sequence are the same when a step begins, and so are pages and positions.
+void StepPlan::find_first() {
+  const size_t n_layers = core_.layers.size();
+  first_.resize(n_layers);
+  leads_.assign(n_layers, false);
+  n_followers_.assign(n_layers, 0);
+  for (size_t l = 0; l < n_layers; ++l) first_[l] = core_.layers[l].policy.make != nullptr ? l : core_.layers[l].like;
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    if (shapes_[i].q_len == 0) continue;
+    const SequenceState& state = *states_[i];
+    for (size_t l = 0; l < n_layers; ++l) {
+      const size_t first = first_[l];
+      if (state.layers[l].window_begin != state.layers[first].window_begin || !state.window.is_like(l, first)) first_[l] = l;
+    }
+  }
+}
+
+Status StepPlan::make(std::span<Sequence* const> sequences, void* stream) {
+  TANDEM_TRY(check(stream));
+  OpenStep& open = core_.step;
+  DeviceSession& device = *core_.device;
+  HandOver& hand_over = device.hand_over();
+  sequences_ = sequences;
+  open.stream = stream;
+  open.next_layer = open.n_appended = 0;
+  open.n_tokens = open.max_q_len = 0;
+  for (const OpenStep::Sequence& step : open.sequences) {
+    open.n_tokens += step.q_len;
+    open.max_q_len = std::max(open.max_q_len, step.q_len);
+  }
+  TANDEM_TRY(reserve(stream));
+  const uint64_t step = open.n_planned + 1;
+  const auto n_layers = static_cast<int64_t>(core_.layers.size());
+  // Waits until all tasks of the step that had this place are finished, as there are more places for steps than these have
+  // tasks: its upload has arrived, and nobody reads its calls any more.
+  hand_over.next_task(n_layers - 1);
+  TANDEM_TRY(core_.states->meet_fault(stream));  // or that step is lost
+  upload_ = device.shared().step_upload(step);
+  AttendArgs args;
+  TensorView appended;  // tells that there is something to append; where it is, kernels are told
+  args.k = &appended;
+  args.on_device = true;
+  args.stream = stream;
+  TANDEM_TRY(plan_layers(&args));
+  TANDEM_TRY(join_side(device, stream));
+  const int64_t bytes = device.steps().tables_at() + n_entries_ * static_cast<int64_t>(sizeof(int64_t));
+  TANDEM_TRY(call_device(device.device(), &DeviceTable::copy, device.work().step_descriptors(), upload_, bytes, stream));
+  commit(&args);
+  open.n_planned = step;
+  open.is_planned = true;
+  hand_over.open_step(n_layers);
+  return {};
+}
+
+Status StepPlan::plan_layers(AttendArgs* args) {
+  HandOver& hand_over = core_.hand_over();
+  find_first();
+  n_entries_ = 0;
+  for (size_t l = 0; l < first_.size(); ++l) {
+    HandOverTask& task = hand_over.next_task(static_cast<int64_t>(l));
+    task.step = core_.step.n_planned + 1;
+    if (first_[l] != l && leads_[first_[l]]) {
+      follow(l);
+      continue;
+    }
+    first_[l] = l;
+    args->layer_idx = static_cast<int32_t>(l);
+    Call call(core_, *args, task.scratch, &task);
+    TANDEM_TRY(plan_layer(call));
+  }
+  return {};
+}
+
+Status StepPlan::plan_layer(Call& call) {
+  TANDEM_TRY(add_sequences(call));
+  TANDEM_TRY(lane_.prepare(call));
+  const int64_t filled_before = core_.sums.filled_kv_bytes;
+  TANDEM_TRY(lane_.fill(call));
+  const bool has_filled = core_.sums.filled_kv_bytes != filled_before;  // then those of other layers lack rows, too
+  const auto has_host = [](const SequenceCall& of) { return of.has_host; };
+  leads_[call.facts.idx] =
+      !has_filled && call.facts.policy.make == nullptr && std::none_of(call.calls().begin(), call.calls().end(), has_host);
+  describe(call);
+  return {};
+}
+
+Status StepPlan::add_sequences(Call& call) const {
+  std::vector<SequenceCall>& calls = call.calls();
+  calls.clear();
+  int64_t first_row = 0;
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    const int64_t q_len = shapes_[i].q_len;
+    if (q_len == 0) continue;
+    SequenceCall& of = calls.emplace_back();
+    of.sequence = sequences_[i];
+    of.q_len = q_len;
+    of.first_row = first_row;
+    first_row += q_len;
+    of.first_query = of.sequence->lengths[call.facts.idx];
+    of.length = of.first_query + q_len;
+    of.is_append = q_len > 1;
+    of.sequence->extend_positions(of.length);
+    TANDEM_TRY(lane_.take_state(call, *states_[i], &of));
+  }
+  return {};
+}
+
+// Sequences that the step has not are described as having no queries: a graph may have been captured for more.
+void StepPlan::describe(const Call& call) {
+  const StepLayout layout = core_.device->steps();
+  const size_t l = call.facts.idx;
+  auto* const to = reinterpret_cast<DeviceSequence*>(upload_ + layout.layer_at(l));
+  describe_sequences(call, to);
+  std::byte* const end = upload_ + layout.layer_at(l + 1);
+  std::fill(reinterpret_cast<std::byte*>(to + call.calls().size()), end, std::byte{0});
+  to->step = call.task->step_tag();
+  auto* const lists = reinterpret_cast<DeviceKeys*>(upload_ + layout.lists_at(l));
+  if (const int64_t n_lists = describe_lists(call, lists); n_lists > 0)
+    std::fill(reinterpret_cast<std::byte*>(lists + n_lists), upload_ + layout.lists_at(l + 1), std::byte{0});
+  if (n_entries_ == 0) n_entries_ = describe_tables(call, reinterpret_cast<int64_t*>(upload_ + layout.tables_at()));
+}
+
+void StepPlan::follow(size_t layer_idx) {
+  const StepLayout layout = core_.device->steps();
+  const HandOverTask& first = core_.hand_over().next_task(static_cast<int64_t>(first_[layer_idx]));
+  HandOverTask& task = core_.hand_over().next_task(static_cast<int64_t>(layer_idx));
+  share_task(*core_.device, core_.layers[layer_idx], first, &task);
+  std::memcpy(upload_ + layout.layer_at(layer_idx), upload_ + layout.layer_at(first_[layer_idx]),
+              static_cast<size_t>(layout.layer_at(1)));
+  ++n_followers_[first_[layer_idx]];
+}
+
+void StepPlan::commit(AttendArgs* args) {
+  for (size_t l = 0; l < first_.size(); ++l) {
+    if (first_[l] != l) continue;
+    args->layer_idx = static_cast<int32_t>(l);
+    HandOverTask& task = core_.hand_over().next_task(static_cast<int64_t>(l));
+    Call call(core_, *args, task.scratch, &task);
+    call.n_layers = 1 + n_followers_[l];
+    commit_sequences(call);
+    if (call.n_layers > 1) commit_followers(call);
+  }
+}
+
+// Sequence by sequence: what is known of a sequence's layers lies side by side.
+void StepPlan::commit_followers(const Call& call) {
+  const size_t first = call.facts.idx, n_layers = first_.size();
+  for (const SequenceCall& of : call.calls())
+    for (size_t l = first + 1; l < n_layers; ++l) {
+      if (first_[l] != first) continue;
+      of.sequence->lengths[l] = of.length;
+      of.window->follow(l, first);
+      LayerState& state = of.state[l - first];
+      if (state.window_begin != of.state->window_begin) state.window_begin = of.state->window_begin;
+    }
+  // The task's place may have another call before tasks that follow this one have ended: the step keeps the calls.
+  if (core_.step_calls.empty())
+    core_.step_calls.resize(static_cast<size_t>(core_.device->shared().n_steps) * n_layers);
+  const uint64_t place = call.task->step % static_cast<uint64_t>(core_.device->shared().n_steps);
+  StepCalls& kept = core_.step_calls[place * n_layers + first];
+  kept.calls.swap(call.scratch.calls);
+  kept.begin.swap(call.scratch.begin);
+  kept.end.swap(call.scratch.end);
+}
+
+}  // namespace tandem
