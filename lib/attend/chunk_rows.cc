@@ -73,7 +73,7 @@ void ChunkRows::prepare(Call& chunk) {
     taking.shape.n_tokens = taking.shape.max_q_len = static_cast<int32_t>(rows.q_len);
     if (!copies) taking.scratch.host.rows().add(chunk.cache().view(*rows.sequence), rows);
     if (copies) taking.shape.n_sequences = 0;
-    taking.touched.push_back({of.sequence->id, rows.first_query, of.foreign_begin});
+    taking.touched_alone.push_back({of.sequence->id, rows.first_query, of.foreign_begin});
   }
   if (copies) chunk.task->copied_bytes = list_copies(chunk, of, &copies_);
 }

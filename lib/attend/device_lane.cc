@@ -236,7 +236,7 @@ Status DeviceLane::prepare(Call& chunk) {
     for (size_t i = 0; i < chunk.calls().size(); ++i) chunk.scratch.host.keep_copy(i, true);
   for (const SequenceCall& of : chunk.calls()) {
     if (chunk.appends()) chunk.scratch.host.rows().add(chunk.cache().view(*of.sequence), of);
-    task->touched.push_back({of.sequence->id, chunk.appends() ? of.first_query : of.length, of.foreign_begin});
+    task->touched_alone.push_back({of.sequence->id, chunk.appends() ? of.first_query : of.length, of.foreign_begin});
   }
   if (chunk.scratch.host.selects()) prepare_selection(chunk);
   return {};

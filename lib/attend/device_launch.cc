@@ -3,20 +3,22 @@
 
 #include <algorithm>
 
+#include "lib/base/set_if_other.h"
+
 namespace tandem {
 
 namespace {
 
 void clear_task(HandOverTask* task) {
-  task->touched.clear();
-  task->n_pieces.fill(0);
-  task->sent.fill(nullptr);
+  task->shared = nullptr;
+  task->touched_alone.clear();
+  set_if_other(task->n_pieces, {});
+  set_if_other(task->sent, {});
   task->launches.clear();
-  task->merged = nullptr;
-  task->part = {};
-  task->copied_bytes = 0;
-  task->named_in = nullptr;
-  task->launch_failed = false;
+  set_if_other<uint8_t*>(task->merged, nullptr);
+  set_if_other<int64_t>(task->copied_bytes, 0);
+  set_if_other<LayerState*>(task->named_in, nullptr);
+  if (task->launch_failed.load(std::memory_order_relaxed)) task->launch_failed = false;
 }
 
 }  // namespace
@@ -27,21 +29,28 @@ void begin_task(const Call& chunk, HandOverTask* task) {
   task->header = reinterpret_cast<const SlotHeader*>(device.shared().slot(task->ticket));
   task->scratch.host.begin(chunk.host_facts(), {device.shared().slot(task->ticket), device.exchange(chunk.facts.idx)});
   clear_task(task);
+  set_if_other(task->part, {});
   for (size_t r = 0; r < kMostRoutes; ++r)
     if (task->notes[r] == nullptr && chunk.session.key_routes[r] != nullptr)
       task->notes[r] = chunk.session.key_routes[r]->make_notes();
 }
 
-void share_task(const DeviceSession& device, const SessionLayer& layer, const HandOverTask& first, HandOverTask* task) {
-  const auto layer_idx = static_cast<int32_t>(layer.idx);
+void share_task(const Call& like, HandOverTask& first, const StepCalls* shared) {
+  const DeviceSession& device = like.device();
+  HandOverTask* const task = like.task;
   std::byte* const slot = device.shared().slot(task->ticket);
   clear_task(task);
   task->shape = first.shape;
-  task->shape.layer_idx = layer_idx;
+  task->shape.layer_idx = like.args.layer_idx;
   task->header = reinterpret_cast<const SlotHeader*>(slot);
-  task->touched = first.touched;
-  task->part = first.part;
-  task->scratch.host.share(first.scratch.host, layer.layer, layer_idx, slot);
+  task->shared = shared;
+  set_if_other(task->part, first.part);
+  HostPart& host = task->scratch.host;
+  HostPart::Facts facts = like.host_facts();
+  facts.n_ahead = like.args.layer_idx - first.shape.layer_idx;
+  host.begin(facts, {slot, device.exchange(like.facts.idx)});
+  host.rows().share(&shared->rows);
+  host.lay_out(first.scratch.calls);
 }
 
 DeviceRows attended_q(const DeviceAppend& append) {

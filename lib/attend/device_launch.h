@@ -11,8 +11,9 @@ namespace tandem {
 // Resets the task: so far it only waits for its ticket.
 void begin_task(const Call& chunk, HandOverTask* task);
 
-// Likewise of a layer of a step that is planned like an earlier one, whose task is `first`.
-void share_task(const DeviceSession& device, const SessionLayer& layer, const HandOverTask& first, HandOverTask* task);
+// Likewise of a layer of a step that is planned like an earlier one, whose task is `first` and who leaves its calls in
+// *shared before the tasks are posted.
+void share_task(const Call& like, HandOverTask& first, const StepCalls* shared);
 
 // First pieces of the routes, before anything else of the chunk is launched.
 Status begin_routes(const Call& chunk);

@@ -15,8 +15,8 @@
 //     finish    what is left to do, outside all locks
 // clang-format on
 //
-// Where a chunk fails, the call takes the earlier ones back. A planned step (lib/attend/steps.h) prepares, fills and commits
-// a chunk of each layer when it begins, and the calls of its layers launch.
+// Where a chunk fails, the call takes the earlier ones back. A planned step (lib/attend/step_plan.h) prepares, fills and
+// commits a chunk of each layer when it begins, and the calls of its layers launch.
 #pragma once
 
 #include "lib/attend/device_lane.h"

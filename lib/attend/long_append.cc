@@ -494,7 +494,7 @@ void LongAppend::prepare_count(Call& tail) const {
   (void)set_visibility(tail, of);  // never cancelled
   point_visibility(tail.scratch);
   tail.scratch.host.lay_out(tail.scratch.calls);
-  task.touched.push_back({of.sequence->id, of.length, of.foreign_begin});
+  task.touched_alone.push_back({of.sequence->id, of.length, of.foreign_begin});
   prepare_selection(tail);
 }
 

@@ -66,12 +66,6 @@ struct OpenStep {
   bool has_failed() const { return n_appended > next_layer; }
 };
 
-// The sequences of a layer of a planned step, which the layers that are planned like it share.
-struct StepCalls {
-  std::vector<SequenceCall> calls;
-  std::vector<int64_t> begin, end;  // where `calls` have their visibility
-};
-
 struct SessionCore {
   // NOT_FOUND, INVALID_ARGUMENT, UNSUPPORTED: what the options ask for.
   static Status create(std::shared_ptr<Cache> cache, const tandem_session_options& options,

@@ -197,7 +197,7 @@ void SessionStates::settle() {
 // all rows may have come.
 void SessionStates::for_rollbacks(const std::function<void(const Rollback&)>& note) const {
   core_.hand_over().for_marked([&](const HandOverTask& task) {
-    for (const TouchedSequence& was : task.touched)
+    for (const TouchedSequence& was : task.touched())
       for (int32_t l = 0; l < static_cast<int32_t>(core_.layers.size()); ++l) {
         const bool is_own = l == task.shape.layer_idx;
         if (!is_own && (task.step == 0 || !task.rolls_back)) continue;

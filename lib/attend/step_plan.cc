@@ -8,6 +8,7 @@
 #include "lib/attend/device_chunk.h"
 #include "lib/attend/device_launch.h"
 #include "lib/attend/session_states.h"
+#include "lib/base/set_if_other.h"
 #include "lib/machine/device_status.h"
 
 namespace tandem {
@@ -37,8 +38,7 @@ Status StepPlan::check_lengths(const CallShape& shape) const {
   const int64_t wanted = core_.terms().takes_single_queries(shape) ? 1 : kMostTicketTokens;
   TANDEM_TRY(core_.device->most_queries(shape.layer_idx, wanted, &most));
   if (open.max_q_len <= most && open.n_tokens <= kMostStepTokens) return {};
-  return fail(TANDEM_ERROR_CAPACITY, "q_lens",
-              "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",
+  return fail(TANDEM_ERROR_CAPACITY, "q_lens", "q_lens: up to %lld of %lld tokens in all; a planned step takes %lld of %lld",
               static_cast<long long>(open.max_q_len), static_cast<long long>(open.n_tokens), static_cast<long long>(most),
               static_cast<long long>(kMostStepTokens));
 }
@@ -65,8 +65,8 @@ Status StepPlan::reserve(void* stream) {
   TANDEM_TRY(for_kinds([&](const CallShape& shape) { return check_lengths(shape); }));
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const Sequence& sequence = *sequences_[i];
-    TANDEM_TRY(core_.states->reserve_window(sequence, open.max_q_len, open.sequences[i].length + shapes_[i].q_len,
-                                            &states_[i]));
+    TANDEM_TRY(
+        core_.states->reserve_window(sequence, open.max_q_len, open.sequences[i].length + shapes_[i].q_len, &states_[i]));
     shapes_[i].window_pages = states_[i]->window.n_pages();
   }
   Reservation needs;
@@ -86,10 +86,11 @@ void StepPlan::find_first() {
   for (size_t l = 0; l < n_layers; ++l) first_[l] = core_.layers[l].policy.make != nullptr ? l : core_.layers[l].like;
   for (size_t i = 0; i < sequences_.size(); ++i) {
     if (shapes_[i].q_len == 0) continue;
-    const SequenceState& state = *states_[i];
+    const DeviceWindow& window = states_[i]->window;
+    const LayerState* const layers = states_[i]->layers.data();
     for (size_t l = 0; l < n_layers; ++l) {
       const size_t first = first_[l];
-      if (state.layers[l].window_begin != state.layers[first].window_begin || !state.window.is_like(l, first)) first_[l] = l;
+      if (layers[l].window_begin != layers[first].window_begin || !window.are_alike(l, first)) first_[l] = l;
     }
   }
 }
@@ -138,13 +139,13 @@ Status StepPlan::plan_layers(AttendArgs* args) {
   for (size_t l = 0; l < first_.size(); ++l) {
     HandOverTask& task = hand_over.next_task(static_cast<int64_t>(l));
     task.step = core_.step.n_planned + 1;
+    args->layer_idx = static_cast<int32_t>(l);
+    Call call(core_, *args, task.scratch, &task);
     if (first_[l] != l && leads_[first_[l]]) {
-      follow(l);
+      follow(call);
       continue;
     }
     first_[l] = l;
-    args->layer_idx = static_cast<int32_t>(l);
-    Call call(core_, *args, task.scratch, &task);
     TANDEM_TRY(plan_layer(call));
   }
   return {};
@@ -199,14 +200,12 @@ void StepPlan::describe(const Call& call) {
   if (n_entries_ == 0) n_entries_ = describe_tables(call, reinterpret_cast<int64_t*>(upload_ + layout.tables_at()));
 }
 
-void StepPlan::follow(size_t layer_idx) {
+void StepPlan::follow(const Call& call) {
   const StepLayout layout = core_.device->steps();
-  const HandOverTask& first = core_.hand_over().next_task(static_cast<int64_t>(first_[layer_idx]));
-  HandOverTask& task = core_.hand_over().next_task(static_cast<int64_t>(layer_idx));
-  share_task(*core_.device, core_.layers[layer_idx], first, &task);
-  std::memcpy(upload_ + layout.layer_at(layer_idx), upload_ + layout.layer_at(first_[layer_idx]),
-              static_cast<size_t>(layout.layer_at(1)));
-  ++n_followers_[first_[layer_idx]];
+  const size_t l = call.facts.idx, first = first_[l];
+  share_task(call, core_.hand_over().next_task(static_cast<int64_t>(first)), calls_of(first));
+  std::memcpy(upload_ + layout.layer_at(l), upload_ + layout.layer_at(first), static_cast<size_t>(layout.layer_at(1)));
+  ++n_followers_[first];
 }
 
 void StepPlan::commit(AttendArgs* args) {
@@ -217,29 +216,44 @@ void StepPlan::commit(AttendArgs* args) {
     Call call(core_, *args, task.scratch, &task);
     call.n_layers = 1 + n_followers_[l];
     commit_sequences(call);
-    if (call.n_layers > 1) commit_followers(call);
+    if (call.n_layers == 1) continue;
+    commit_followers(call);
+    give_calls(call);
   }
 }
 
 // Sequence by sequence: what is known of a sequence's layers lies side by side.
 void StepPlan::commit_followers(const Call& call) {
-  const size_t first = call.facts.idx, n_layers = first_.size();
-  for (const SequenceCall& of : call.calls())
-    for (size_t l = first + 1; l < n_layers; ++l) {
-      if (first_[l] != first) continue;
-      of.sequence->lengths[l] = of.length;
-      of.window->follow(l, first);
-      LayerState& state = of.state[l - first];
-      if (state.window_begin != of.state->window_begin) state.window_begin = of.state->window_begin;
-    }
-  // The task's place may have another call before tasks that follow this one have ended: the step keeps the calls.
-  if (core_.step_calls.empty())
-    core_.step_calls.resize(static_cast<size_t>(core_.device->shared().n_steps) * n_layers);
-  const uint64_t place = call.task->step % static_cast<uint64_t>(core_.device->shared().n_steps);
-  StepCalls& kept = core_.step_calls[place * n_layers + first];
-  kept.calls.swap(call.scratch.calls);
-  kept.begin.swap(call.scratch.begin);
-  kept.end.swap(call.scratch.end);
+  const size_t first = call.facts.idx;
+  followers_.clear();
+  for (size_t l = first + 1; l < first_.size(); ++l)
+    if (first_[l] == first) followers_.push_back(l);
+  for (const SequenceCall& of : call.calls()) {
+    of.window->follow(first, followers_);
+    int64_t* const lengths = of.sequence->lengths.data();
+    LayerState* const states = of.state - first;
+    const int64_t length = of.length, window_begin = of.state->window_begin;
+    for (const size_t l : followers_) lengths[l] = length;
+    for (const size_t l : followers_) set_if_other(states[l].window_begin, window_begin);
+  }
+}
+
+// Of a layer that others follow. The place of its task may have another call before the tasks that follow it have ended, so
+// the step has the calls.
+StepCalls* StepPlan::calls_of(size_t layer_idx) {
+  const auto n_steps = static_cast<uint64_t>(core_.device->shared().n_steps);
+  if (core_.step_calls.empty()) core_.step_calls.resize(n_steps * first_.size());
+  return &core_.step_calls[(core_.step.n_planned + 1) % n_steps * first_.size() + layer_idx];
+}
+
+void StepPlan::give_calls(const Call& call) {
+  StepCalls* const to = calls_of(call.facts.idx);
+  to->calls.swap(call.scratch.calls);
+  to->begin.swap(call.scratch.begin);
+  to->end.swap(call.scratch.end);
+  to->touched.swap(call.task->touched_alone);
+  call.scratch.host.rows().give(&to->rows);
+  call.task->shared = to;
 }
 
 }  // namespace tandem

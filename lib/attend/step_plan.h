@@ -31,9 +31,11 @@ class StepPlan {
   Status plan_layer(Call& call);
   Status add_sequences(Call& call) const;
   void describe(const Call& call);
-  void follow(size_t layer_idx);
+  void follow(const Call& call);
   void commit(AttendArgs* args);
   void commit_followers(const Call& call);
+  StepCalls* calls_of(size_t layer_idx);
+  void give_calls(const Call& call);
 
   SessionCore& core_;
   DeviceLane& lane_;
@@ -43,6 +45,7 @@ class StepPlan {
   std::vector<size_t> first_;             // [n_layers] the layer that each follows; its own index: it is planned itself
   std::vector<bool> leads_;               // [n_layers] others may follow it
   std::vector<int64_t> n_followers_;      // [n_layers]
+  std::vector<size_t> followers_;         // of the layer at hand
   std::byte* upload_ = nullptr;           // descriptors on their way to the device
   int64_t n_entries_ = 0;                 // of its page tables, which all layers share
 };

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "lib/base/set_if_other.h"
 #include "lib/machine/placement.h"
 #include "lib/store/cache.h"
 
@@ -65,9 +66,9 @@ struct SelectedRuns {
 }  // namespace
 
 void HostPart::begin(const Facts& facts, const HostSlot& slot) {
-  facts_ = facts;
-  slot_ = slot;
-  n_nodes_ = n_nodes(facts.cache->engine().cpu());
+  set_if_other(facts_, facts);
+  set_if_other(slot_, slot);
+  set_if_other(n_nodes_, n_nodes(facts.cache->engine().cpu()));
   calls_ = {};
   rows_.clear();
   runs_.clear();
@@ -75,11 +76,12 @@ void HostPart::begin(const Facts& facts, const HostSlot& slot) {
   first_runs_.clear();
   selected_jobs_.clear();
   merges_.clear();
-  read_ = {};
+  set_if_other(read_, {});
 }
 
 void HostPart::lay_out(std::span<SequenceCall> calls) {
   calls_ = calls;
+  if (facts_.n_ahead > 0) return;
   if (facts_.keeps_maw) observed_.states.reserve(calls.size());
   const size_t n_heads = calls.size() * static_cast<size_t>(facts_.layer->n_kv_heads);
   jobs_.reserve(2 * n_heads);
@@ -92,16 +94,6 @@ void HostPart::lay_out(std::span<SequenceCall> calls) {
   if (facts_.named != nullptr || facts_.selector_names) return begin_named();
   for (size_t i = 0; i < calls.size(); ++i) views_[i] = facts_.cache->view(*calls[i].sequence);
   lay_out_jobs();
-}
-
-void HostPart::share(const HostPart& first, const Layer& layer, int32_t layer_idx, std::byte* slot) {
-  Facts facts = first.facts_;
-  facts.layer = &layer;
-  facts.layer_idx = layer_idx;
-  facts.n_ahead = layer_idx - first.facts_.layer_idx;
-  begin(facts, {slot, first.slot_.exchange});
-  calls_ = first.calls_;
-  rows_ = first.rows_;
 }
 
 void HostPart::lay_out_jobs() {

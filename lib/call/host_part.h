@@ -37,7 +37,9 @@ class HostPart {
     const Layer* layer = nullptr;
     const HeadKinds* heads = nullptr;  // null: the layer has no streaming heads
     int32_t layer_idx = 0;
-    int32_t n_ahead = 0;  // the calls are those of a layer so many before this one
+    // Not 0: the calls are those of a layer so many before this one, and in a step it is planned like that. None of them has
+    // a part for the host, and nothing is selected.
+    int32_t n_ahead = 0;
     Selector* selector = nullptr;
     bool selects = false;         // the policy selects keys head by head
     bool selector_names = false;  // or names them, block of queries by block of queries
@@ -49,15 +51,14 @@ class HostPart {
     const NamedKeys* named = nullptr;
     bool may_name = false;  // a ticket may bring indices; whether it does is known when it arrives
     int64_t sink_len = 0, window_len = 0;
+
+    bool operator==(const Facts& other) const = default;
   };
 
   // Forgets the call before, and keeps its memory.
   void begin(const Facts& facts, const HostSlot& slot);
   // The cache's mutex is held. calls: stay where they are; their addresses (q, o, ...) are set, but for a slot's.
   void lay_out(std::span<SequenceCall> calls);
-  // Instead of lay_out(): the calls and their new rows are those of an earlier layer of the step, which is like this one.
-  // None of them has a part for the host, and nothing is selected.
-  void share(const HostPart& first, const Layer& layer, int32_t layer_idx, std::byte* slot);
   TicketRows& rows() { return rows_; }
   // What the ticket needs of a call that is laid out, to be filled; with keeps_pages its page table is copied already.
   TicketCopy& keep_copy(size_t call, bool keeps_pages);
@@ -82,6 +83,8 @@ class HostPart {
   // What nobody could count before: keys that choose() has added, and keys that a ticket's call has named.
   struct ReadBytes {
     int64_t host = 0, resident = 0;
+
+    bool operator==(const ReadBytes& other) const = default;
   };
   const ReadBytes& read() const { return read_; }
 

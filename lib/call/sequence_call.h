@@ -97,6 +97,8 @@ struct TicketCopy {
 struct HostSlot {
   std::byte* data = nullptr;  // null: tensors are in host memory
   DeviceExchange exchange;
+
+  bool operator==(const HostSlot& other) const = default;
 };
 
 }  // namespace tandem

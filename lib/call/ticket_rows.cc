@@ -54,12 +54,12 @@ NewRowsLayout::NewRowsLayout(const Layer& layer, int64_t n_tokens, int64_t begin
 
 void TicketRows::add(const StoreView& view, const SequenceCall& call) {
   constexpr int64_t kMostRows = 32;  // of a copy, as all of a ticket's may be side by side and workers share the copies
-  for (int64_t t = call.first_query; t < call.length; t += rows_.back().to.n)
-    rows_.push_back({view.run_at(t, std::min(t + kMostRows, call.length)), call.first_row + t - call.first_query});
+  for (int64_t t = call.first_query; t < call.length; t += own_.back().to.n)
+    own_.push_back({view.run_at(t, std::min(t + kMostRows, call.length)), call.first_row + t - call.first_query});
 }
 
 int64_t TicketRows::take(const Backend& cpu, const LayerPlanes& planes, const HostSlot& slot) const {
-  RowShares shares(rows_, planes, slot);
+  RowShares shares(rows(), planes, slot);
   const auto take_share = [](void* all, int64_t idx, int32_t) { static_cast<const RowShares*>(all)->take(idx); };
   if (shares.bytes >= kWorthSpreading)
     cpu.table->run(cpu.self, shares.n(), take_share, &shares);

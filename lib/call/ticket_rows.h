@@ -27,15 +27,27 @@ struct RowCopy {
 
 class TicketRows {
  public:
-  void clear() { rows_.clear(); }
+  void clear() {
+    shared_ = nullptr;
+    own_.clear();
+  }
   // The new tokens of a call, which the slot has. view: of its sequence, whose pages are there.
   void add(const StoreView& view, const SequenceCall& call);
-  bool any() const { return !rows_.empty(); }
+  // The rows are those of another ticket, which that one leaves in *rows, by give(), before either is posted.
+  void share(const TicketRows* rows) { shared_ = rows; }
+  void give(TicketRows* to) {
+    to->own_.swap(own_);
+    shared_ = to;
+  }
+  bool any() const { return !rows().empty(); }
   // On the pool, where there is enough to do. Returns how many bytes these are.
   int64_t take(const Backend& cpu, const LayerPlanes& planes, const HostSlot& slot) const;
 
  private:
-  std::vector<RowCopy> rows_;
+  const std::vector<RowCopy>& rows() const { return shared_ != nullptr ? shared_->own_ : own_; }
+
+  std::vector<RowCopy> own_;
+  const TicketRows* shared_ = nullptr;
 };
 
 }  // namespace tandem

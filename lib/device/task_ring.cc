@@ -64,7 +64,7 @@ void TaskRing::wait_for_rows(int64_t sequence, int32_t layer_idx, int64_t end) {
   for (uint64_t idx = posted; idx > finished_.load(std::memory_order_acquire);) {
     HandOverTask& task = tasks_[static_cast<size_t>(--idx % tasks_.size())];
     if (task.shape.layer_idx != layer_idx || (task.copied_bytes == 0 && !task.scratch.host.rows().any())) continue;
-    const bool has_some = std::any_of(task.touched.begin(), task.touched.end(), [&](const TouchedSequence& one) {
+    const bool has_some = std::any_of(task.touched().begin(), task.touched().end(), [&](const TouchedSequence& one) {
       return one.sequence == sequence && one.length < end;
     });
     if (!has_some) continue;

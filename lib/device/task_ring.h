@@ -51,6 +51,16 @@ struct HandOverPart {
   // until the last one has crossed the bus it takes fixed_ns and, where a tile takes tile_ns, expected_ns. 0: nothing.
   bool begins_long = false;
   double tile_ns = 0.0, expected_ns = 0.0, fixed_ns = 0.0;
+
+  bool operator==(const HandOverPart& other) const = default;
+};
+
+// What tasks of a planned step share whose layers are alike.
+struct StepCalls {
+  std::vector<SequenceCall> calls;
+  std::vector<int64_t> begin, end;  // where `calls` have their visibility
+  TicketRows rows;
+  std::vector<TouchedSequence> touched;
 };
 
 struct HandOverTask {
@@ -58,8 +68,9 @@ struct HandOverTask {
   uint64_t ticket = 0;  // as the device counts
   TicketShape shape;
   const SlotHeader* header = nullptr;
-  uint64_t step = 0;  // that it is a planned part of, counted from 1; 0: none
-  std::vector<TouchedSequence> touched;
+  uint64_t step = 0;                           // that it is a planned part of, counted from 1; 0: none
+  const StepCalls* shared = nullptr;           // null: its calls are its own
+  std::vector<TouchedSequence> touched_alone;  // where they are
   AttendScratch scratch;
   // Each route's notes of the chunk. Until the task is finished nobody may change the pages that they point to.
   std::array<std::unique_ptr<RouteNotes>, kMostRoutes> notes;
@@ -82,6 +93,7 @@ struct HandOverTask {
        moves_window_back = false;  // copies of the first two, made by mark_lost(); guarded by the cache's mutex
   bool is_last = false;  // the last task of a closed step: the CPU workers rest after it; guarded by the ring's mutex
 
+  const std::vector<TouchedSequence>& touched() const { return shared != nullptr ? shared->touched : touched_alone; }
   int32_t step_tag() const { return static_cast<int32_t>(step & 0x7fffffff); }
   bool is_its_own() const { return shape.is_served_by(*header) && header->step == step_tag(); }  // what has arrived
 };

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -71,15 +72,18 @@ class DeviceWindow {
 
   // Says once of each layer that no device work has been asked for on its part of the pages so far.
   bool begin_use(size_t layer_idx) { return !std::exchange(is_used_[layer_idx], uint8_t{1}); }
-  // Whether another layer has the same tokens. follow(): it has, after calls of both that have written the same tokens; of
-  // the first one the window has been told.
-  bool is_like(size_t layer_idx, size_t other) const {
-    const TokenRange of = valid(layer_idx), others = valid(other);
-    return of.begin == others.begin && of.end == others.end;
+  // Whether two layers of a ring that has pages have the same tokens.
+  bool are_alike(size_t layer_idx, size_t other) const {
+    const TokenRange &of = valid_[layer_idx], &others = valid_[other];
+    return ((of.begin ^ others.begin) | (of.end ^ others.end)) == 0;
   }
-  void follow(size_t layer_idx, size_t first) {
-    valid_[layer_idx] = valid_[first];
-    is_used_[layer_idx] = 1;
+  // Calls of these layers have written the tokens that one of layer `first` has, which the window has been told of. They had
+  // the same tokens before.
+  void follow(size_t first, std::span<const size_t> layers) {
+    for (const size_t l : layers) {
+      valid_[l] = valid_[first];
+      is_used_[l] = 1;
+    }
   }
   TokenRange valid(size_t layer_idx) const { return valid_.empty() ? TokenRange() : valid_[layer_idx]; }
   // Tokens [begin, end) have been written: next to the valid ones or instead of them.

@@ -24,7 +24,7 @@ struct Sequence {
   std::vector<int64_t> lengths;         // [n_layers] committed tokens
   std::vector<int64_t> speculative;     // [n_layers] tokens beyond, until commit
   std::vector<int32_t> parents;         // of the speculative tokens; empty: a chain
-  CacheListener* speculator = nullptr;  // whose they are
+  CacheListener* speculator = nullptr;  // whose they are; null: there are none
   std::vector<int32_t> positions;       // [longest layer]; empty: token i has position i
   CacheListener* writer = nullptr;      // has it in flight: a step, or an attend that appends
   int32_t n_readers = 0;                // attends in progress

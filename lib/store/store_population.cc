@@ -26,16 +26,16 @@ StorePopulation::~StorePopulation() {
 }
 
 void StorePopulation::grow(size_t n) {
-  const std::lock_guard lock(mutex_);
   if (n <= is_asked_.size()) return;
+  const std::lock_guard lock(mutex_);
   stretches_.reserve(n);
   is_asked_.resize(n, false);
 }
 
 void StorePopulation::ask(size_t extent, std::byte* data, int64_t bytes) {
+  if (is_asked_[extent]) return;
   {
     const std::lock_guard lock(mutex_);
-    if (is_asked_[extent]) return;
     is_asked_[extent] = true;
     stretches_.push_back({data, bytes});
   }

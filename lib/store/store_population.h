@@ -38,8 +38,8 @@ class StorePopulation {
 
   Worker& worker_;
   Job job_;
+  std::vector<bool> is_asked_;      // [n extents], the caller's alone, who asks under the cache's mutex
   std::mutex mutex_;                // guards what follows
-  std::vector<bool> is_asked_;      // [n extents]
   std::vector<Stretch> stretches_;  // still to be populated, the last first; has capacity for all extents
   bool stops_ = false;
 };

@@ -166,6 +166,8 @@ struct DeviceExchange {
   int64_t n_idx = 0;              // indices that a slot has room for
   int32_t n_evicted = 0;          // likewise, tokens whose MAW are handed over
   int32_t reserved = 0;
+
+  bool operator==(const DeviceExchange& other) const = default;
 };
 inline constexpr int32_t kExchangeWords = 16;
 

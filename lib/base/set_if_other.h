@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+// Assignment for memory that threads hand to each other. A line that is not written stays in the caches of both cores.
+#pragma once
+
+namespace tandem {
+
+template <typename T>
+void set_if_other(T& to, const T& value) {
+  if (!(to == value)) to = value;
+}
+
+}  // namespace tandem
