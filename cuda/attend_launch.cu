@@ -13,7 +13,7 @@ bool is_decode(const Layer& layer, int32_t max_q_len) {
   return int64_t{max_q_len} * layer.group_size <= DecodeLauncher::kMostRows;
 }
 
-bool is_decode(const DeviceAttend& call) {
+bool may_decode(const DeviceAttend& call) {
   return call.before_o == nullptr && call.tiles.lists == nullptr && is_decode(*call.layer, call.sequences.max_q_len);
 }
 
@@ -37,7 +37,7 @@ int32_t refuse_lists(const DeviceAttend& call, DeviceError* error) {
   if (lists.n_heads != 1 && lists.n_heads != call.layer->n_kv_heads)
     return fail(error, TANDEM_ERROR_INVALID_ARGUMENT, 0, "lists", "lists.n_heads = %d: 1 or the layer's %d KV heads",
                 lists.n_heads, call.layer->n_kv_heads);
-  if (lists.has_granules != 0 && !is_decode(call))
+  if (lists.has_granules != 0 && !may_decode(call))
     return fail(
         error, TANDEM_ERROR_UNSUPPORTED, 0, "lists",
         "lists.has_granules = 1 with %d queries of a sequence and %d heads of a KV head: prefill kernels, which also "
@@ -84,11 +84,18 @@ AttendLauncher::AttendLauncher(const DeviceLimits& limits)
       prefill_(limits),
       states_bytes_((std::max(decode_.states_bytes(), prefill_.states_bytes()) + kAlign - 1) / kAlign * kAlign) {}
 
+// Decode kernels read the keys for each of their tiles of rows, prefill kernels for few rows once.
+bool AttendLauncher::is_decode(const DeviceAttend& call) const {
+  if (!may_decode(call)) return false;
+  if (call.lists.has_granules != 0 || decode_.has_one_tile(call)) return true;
+  return !prefill_.serves_few_rows({*call.layer, call.q, call.sequences.max_q_len, false});
+}
+
 int32_t AttendLauncher::supports(const Layer& stored, int32_t max_q_len, DeviceError* error) const {
   if (const int32_t code = check_layer(stored, error); code != TANDEM_OK) return code;
   const Layer layer = window_layer(stored);
   int32_t n_blocks = 0;
-  if (is_decode(layer, max_q_len)) {
+  if (tandem::cuda::is_decode(layer, max_q_len)) {
     const DecodeKernel* kernel = nullptr;
     return decode_.choose(layer, max_q_len, false, &kernel, &n_blocks, error);
   }
@@ -96,7 +103,8 @@ int32_t AttendLauncher::supports(const Layer& stored, int32_t max_q_len, DeviceE
     const PrefillKernel* kernel = nullptr;
     DeviceRows q;
     q.dtype = q_type;
-    if (const int32_t code = prefill_.choose(layer, q, false, &kernel, &n_blocks, error); code != TANDEM_OK) return code;
+    if (const int32_t code = prefill_.choose({layer, q, max_q_len, false}, &kernel, &n_blocks, error); code != TANDEM_OK)
+      return code;
   }
   return TANDEM_OK;
 }

@@ -17,6 +17,8 @@ class AttendLauncher {
   int32_t launch(const DeviceAttend& of, cudaStream_t stream, DeviceError* error) const;
 
  private:
+  bool is_decode(const DeviceAttend& call) const;
+
   DecodeLauncher decode_;
   PrefillLauncher prefill_;
   int64_t states_bytes_;

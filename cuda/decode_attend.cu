@@ -23,6 +23,10 @@ int64_t max_tiles(const DeviceAttend& call, const DecodeKernel& kernel) {
   return (int64_t{call.sequences.max_q_len} * call.layer->group_size + kernel.tile_rows - 1) / kernel.tile_rows;
 }
 
+int64_t max_items(const DeviceAttend& call, const DecodeKernel& kernel) {
+  return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, kernel);
+}
+
 bool takes_maps(const DecodeKernel& kernel) { return kernel.k_box.keys > 0; }
 
 int32_t make_maps(const DecodeKernel& kernel, CUtensorMap (&maps)[4], DeviceError* error) {
@@ -82,6 +86,11 @@ int32_t DecodeLauncher::choose(const Layer& layer, int32_t max_q_len, bool has_l
   return TANDEM_OK;
 }
 
+bool DecodeLauncher::has_one_tile(const DeviceAttend& call) const {
+  const DecodeKernel* kernel = find(*call.layer, call.sequences.max_q_len, call.lists.keys != nullptr);
+  return kernel != nullptr && max_tiles(call, *kernel) == 1;
+}
+
 int64_t DecodeLauncher::states_bytes() const {
   int64_t bytes = 0;
   for (const DecodeKernel* kernel : kPairs)
@@ -97,7 +106,8 @@ int64_t DecodeLauncher::counters_bytes(const DeviceAttend& of) const {
       std::min(call.sequences.max_q_len, static_cast<int32_t>(kMostRows / std::max(call.layer->group_size, 1)));
   const DecodeKernel* kernel = find(*call.layer, call.sequences.max_q_len, call.lists.keys != nullptr);
   if (kernel == nullptr) return 0;
-  return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, *kernel) * 4;
+  // A count of each item, and one of each block for groups of an item's blocks.
+  return (max_items(call, *kernel) + int64_t{limits_.most_blocks(kernel->shared_bytes)} * limits_.n_multiprocessors) * 4;
 }
 
 int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream,

@@ -10,14 +10,17 @@ namespace tandem::cuda {
 // between calls; states_bytes: of all states, in whichever launcher's calls.
 class DecodeLauncher {
  public:
-  static constexpr int64_t kMostRows = 64;  // beyond, K and V would be read too often: a matter for prefill kernels
+  // Query rows of a sequence and KV head. More rows are for prefill kernels: decode kernels would read K and V too often.
+  // Where there is a prefill kernel for few rows, all rows but those of one tile are for it.
+  static constexpr int64_t kMostRows = 64;
 
   explicit DecodeLauncher(const DeviceLimits& limits) : limits_(limits) {}
 
   // The kernel for calls of up to max_q_len queries a sequence, and the blocks that run at once.
   int32_t choose(const Layer& layer, int32_t max_q_len, bool has_lists, const DecodeKernel** kernel, int32_t* n_blocks,
                  DeviceError* error) const;
-  int64_t states_bytes() const;  // that any of its calls needs on this device
+  bool has_one_tile(const DeviceAttend& call) const;  // of rows, of a sequence and KV head
+  int64_t states_bytes() const;                       // that any of its calls needs on this device
   // For calls of no more sequences, and of no more queries of each, of which others may be another launcher's.
   int64_t counters_bytes(const DeviceAttend& of) const;
   int32_t launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream, DeviceError* error) const;

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
 
 #include "cuda/kernel_setup.h"
 #include "lib/model/dtype.h"
@@ -82,6 +85,31 @@ int32_t set_up_kernel(const KernelNeeds& needs, const DeviceLimits& limits, int3
                   error);
   *n_fit = std::clamp(n, 1, limits.most_blocks(needs.shared_bytes));
   return TANDEM_OK;
+}
+
+int32_t count_clusters(const void* function, int32_t n_threads, int32_t shared_bytes, int32_t n_blocks) {
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  static std::mutex mutex;
+  static std::map<std::tuple<int, const void*, int32_t>, int32_t> counts;  // asking takes as long as a launch
+  std::lock_guard lock(mutex);
+  const auto [found, is_new] = counts.try_emplace({device, function, n_blocks}, 0);
+  if (!is_new) return found->second;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(n_blocks), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(n_blocks));
+  config.blockDim = dim3(static_cast<unsigned>(n_threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int n = 0;
+  if (cudaOccupancyMaxActiveClusters(&n, function, &config) != cudaSuccess) {
+    cudaGetLastError();
+    n = 0;
+  }
+  return found->second = n;
 }
 
 int32_t make_map(const BoxShape& box, CUtensorMap* map, DeviceError* error) {

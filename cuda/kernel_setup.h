@@ -35,6 +35,10 @@ struct KernelNeeds {
 // Makes a kernel ready; *n_fit: blocks that run at once on a multiprocessor, one at least.
 int32_t set_up_kernel(const KernelNeeds& needs, const DeviceLimits& limits, int32_t* n_fit, DeviceError* error);
 
+// Clusters of so many blocks that run at once; 0: none, or it cannot be told. Kernels are ready (set_up_kernel()). Any
+// thread.
+int32_t count_clusters(const void* function, int32_t n_threads, int32_t shared_bytes, int32_t n_blocks);
+
 // The map with which the copy engine brings boxes from anywhere in memory (kernels/bulk_copy.cuh).
 int32_t make_map(const BoxShape& box, CUtensorMap* map, DeviceError* error);
 

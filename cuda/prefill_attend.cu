@@ -20,6 +20,7 @@ const PrefillKernel* const kPairs[] = {
 };
 
 constexpr int64_t kLeastTiles = 4;  // of keys, of a block, as a split costs a merge
+constexpr int32_t kFewRows = 64;
 
 int64_t max_tiles(const DeviceAttend& call, const PrefillKernel& kernel) {
   return (int64_t{call.sequences.max_q_len} * call.layer->group_size + kernel.tile_rows - 1) / kernel.tile_rows;
@@ -38,14 +39,40 @@ bool serves(const PrefillKernel& kernel, const Layer& layer) {
          kernel.v_dim == layer.v_head_dim;
 }
 
-// Is a better than b for queries that both serve? The one for this device, then the one with less to multiply.
-bool is_better(const PrefillKernel& a, const PrefillKernel& b) {
-  return a.is_sm90 != b.is_sm90 ? a.is_sm90 : a.most_q_parts < b.most_q_parts;
+// Is a better than b for n_rows rows that both serve? The one for this device, then the one with less to multiply, then the
+// one with the fewest rows that these fit into.
+bool is_better(const PrefillKernel& a, const PrefillKernel& b, int64_t n_rows) {
+  if (a.is_sm90 != b.is_sm90) return a.is_sm90;
+  if (a.most_q_parts != b.most_q_parts) return a.most_q_parts < b.most_q_parts;
+  if ((a.tile_rows >= n_rows) != (b.tile_rows >= n_rows)) return a.tile_rows >= n_rows;
+  return a.tile_rows >= n_rows ? a.tile_rows < b.tile_rows : a.tile_rows > b.tile_rows;
+}
+
+// Blocks of an item's keys, and how many of them are a cluster.
+struct Splits {
+  int32_t n = 1, of_cluster = 1;
+};
+
+// About as many blocks as run at once, in clusters: they merge faster than blocks through memory do, and the larger, the
+// better. They fit into fewer multiprocessors, so that a few blocks less, or one more than there are tiles, will do.
+Splits choose_splits(const PrefillKernel& kernel, int64_t n_items, int64_t most_splits, int32_t n_at_once) {
+  const int64_t n = std::max<int64_t>(std::min(n_at_once / n_items, most_splits), 1);
+  const Splits alone = {static_cast<int32_t>(n), 1};
+  if (!kernel.is_sm90 || n == 1) return alone;
+  for (const int32_t size : {8, 4, 2}) {
+    const int64_t n_fit = count_clusters(kernel.function, kernel.n_threads, kernel.shared_bytes, size) / n_items;
+    const int64_t n_clusters = std::min((n + size / 4) / size, n_fit);
+    if (n_clusters > 0 && n_clusters * size * 8 >= n * (n > 8 ? 7 : 6))
+      return {static_cast<int32_t>(n_clusters * size), size};
+  }
+  return alone;
 }
 
 }  // namespace
 
-const PrefillKernel* PrefillLauncher::find(const Layer& layer, const DeviceRows& q, bool has_tiles) const {
+const PrefillKernel* PrefillLauncher::find(const PrefillNeeds& needs) const {
+  const auto& [layer, q, max_q_len, has_tiles] = needs;
+  const int64_t n_rows = int64_t{max_q_len} * layer.group_size;
   const PrefillKernel* found = nullptr;
   for (const PrefillKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel) {
@@ -55,16 +82,21 @@ const PrefillKernel* PrefillLauncher::find(const Layer& layer, const DeviceRows&
       if (!kernel->takes_caps && layer.soft_cap > 0.0f) continue;
       if (kernel->copies_q && (q.dtype != layer.k_type || !is_of_pieces(q))) continue;
       if (count_q_parts(q.dtype, kernel->is_narrow) > kernel->most_q_parts) continue;
-      if (found == nullptr || is_better(*kernel, *found)) found = kernel;
+      if (found == nullptr || is_better(*kernel, *found, n_rows)) found = kernel;
     }
   return found;
 }
 
-int32_t PrefillLauncher::choose(const Layer& layer, const DeviceRows& q, bool has_tiles, const PrefillKernel** kernel,
-                                int32_t* n_blocks, DeviceError* error) const {
-  if (const int32_t code = check_layer(layer, error); code != TANDEM_OK) return code;
-  *kernel = find(layer, q, has_tiles);
-  if (*kernel == nullptr) return refuse_types(layer, error);
+bool PrefillLauncher::serves_few_rows(const PrefillNeeds& needs) const {
+  const PrefillKernel* kernel = find(needs);
+  return kernel != nullptr && kernel->is_sm90 && kernel->tile_rows <= kFewRows;
+}
+
+int32_t PrefillLauncher::choose(const PrefillNeeds& needs, const PrefillKernel** kernel, int32_t* n_blocks,
+                                DeviceError* error) const {
+  if (const int32_t code = check_layer(needs.layer, error); code != TANDEM_OK) return code;
+  *kernel = find(needs);
+  if (*kernel == nullptr) return refuse_types(needs.layer, error);
   const PrefillKernel& found = **kernel;
   int32_t n_fit = 0;
   if (const int32_t code = set_up_kernel({found.function, found.n_threads, found.shared_bytes, found.k_dim, found.v_dim},
@@ -89,7 +121,8 @@ int64_t PrefillLauncher::counters_bytes(const DeviceAttend& call) const {
   for (const PrefillKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel)
       if (serves(*kernel, *call.layer)) n_items = std::max(n_items, max_items(call, *kernel));
-  return n_items * 4;
+  // Clusters have a count for each of their blocks, which all run at once, one on a multiprocessor.
+  return std::max(n_items, int64_t{limits_.n_multiprocessors}) * 4;
 }
 
 int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream,
@@ -97,7 +130,8 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
   const bool has_tiles = call.tiles.lists != nullptr;
   const PrefillKernel* kernel = nullptr;
   int32_t n_at_once = 0;
-  if (const int32_t code = choose(*call.layer, call.q, has_tiles, &kernel, &n_at_once, error); code != TANDEM_OK)
+  if (const int32_t code = choose({*call.layer, call.q, call.sequences.max_q_len, has_tiles}, &kernel, &n_at_once, error);
+      code != TANDEM_OK)
     return code;
   const int64_t n_items = max_items(call, *kernel);
   if (n_items > std::numeric_limits<int32_t>::max())
@@ -114,13 +148,27 @@ int32_t PrefillLauncher::launch(const DeviceAttend& call, int64_t states_bytes, 
   described.states = static_cast<float*>(call.workspace);
   described.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
   const int64_t most_keys = has_tiles ? int64_t{call.tiles.most_tiles} * kTileTokens : call.sequences.max_keys;
-  const int64_t most_splits = most_keys / (kLeastTiles * kernel->tile_keys);
-  described.n_splits = static_cast<int32_t>(std::max<int64_t>(std::min(n_at_once / n_items, most_splits), 1));
-  void* arguments[] = {&described};
-  TANDEM_CUDA_TRY(cudaLaunchKernel(kernel->function, dim3(static_cast<unsigned>(n_items * described.n_splits)),
-                                   dim3(static_cast<unsigned>(kernel->n_threads)), arguments,
-                                   static_cast<size_t>(kernel->shared_bytes), stream),
-                  error);
+  const int64_t least_keys = (kernel->is_sm90 ? 1 : kLeastTiles) * kernel->tile_keys;  // clusters merge fast
+  const Splits splits = choose_splits(*kernel, n_items, most_keys / least_keys, n_at_once);
+  described.n_splits = splits.n;
+  CUtensorMap map;  // of K and of V, whose rows have one length
+  if (kernel->box.keys > 0)
+    if (const int32_t code = make_map(kernel->box, &map, error); code != TANDEM_OK) return code;
+  void* arguments[] = {&described, &map};  // a kernel takes as many as it has
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(splits.of_cluster), 1, 1};
+  // Kernels for 9.0 may start before the kernel before them has ended, and wait for that themselves.
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(n_items * splits.n));
+  config.blockDim = dim3(static_cast<unsigned>(kernel->n_threads));
+  config.dynamicSmemBytes = static_cast<size_t>(kernel->shared_bytes);
+  config.stream = stream;
+  config.attrs = splits.of_cluster > 1 ? attributes : attributes + 1;
+  config.numAttrs = !kernel->is_sm90 ? 0 : splits.of_cluster > 1 ? 2 : 1;
+  TANDEM_CUDA_TRY(cudaLaunchKernelExC(&config, kernel->function, arguments), error);
   return TANDEM_OK;
 }
 

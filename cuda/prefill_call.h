@@ -30,6 +30,7 @@ struct PrefillKernel {
   bool copies_q;                  // for q of K's type in rows of 16-byte pieces alone
   bool takes_dense, takes_tiles;  // calls without tiles, and calls with tiles
   const void* function;
+  BoxShape box;  // of K and of V, of kernels that take maps of it; else 0
 };
 
 }  // namespace tandem::cuda

@@ -28,12 +28,13 @@ PrefillKernel make_prefill_kernel() {
           false,
           true,
           true,
-          reinterpret_cast<const void*>(prefill_kernel<Shape>)};
+          reinterpret_cast<const void*>(prefill_kernel<Shape>),
+          {}};
 }
 
 // Of the kernels of compute capability 9.0, of queries that are one number each.
 template <class Shape>
-PrefillKernel make_groups_kernel(bool copies_q, bool has_tiles, const void* function) {
+PrefillKernel make_groups_kernel(bool copies_q, bool has_tiles, const void* function, const BoxShape& box = {}) {
   return {Shape::K::kDtype,
           Shape::V::kDtype,
           Shape::kDim,
@@ -51,15 +52,17 @@ PrefillKernel make_groups_kernel(bool copies_q, bool has_tiles, const void* func
           copies_q,
           !has_tiles,
           has_tiles,
-          function};
+          function,
+          box};
 }
 
 template <class Shape>
-__global__ void prefill_sm90_kernel(const __grid_constant__ PrefillCall call);
+__global__ void prefill_sm90_kernel(const __grid_constant__ PrefillCall call, const __grid_constant__ CUtensorMap map);
 
 template <class Shape>
 PrefillKernel make_prefill_sm90_kernel(bool has_tiles) {
-  return make_groups_kernel<Shape>(true, has_tiles, reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>));
+  const BoxShape box = {2 * Shape::kDim, 128, 64};
+  return make_groups_kernel<Shape>(true, has_tiles, reinterpret_cast<const void*>(prefill_sm90_kernel<Shape>), box);
 }
 
 template <class Shape>

@@ -43,6 +43,10 @@ __device__ inline void order_before_copies() { asm volatile("fence.proxy.async.s
 __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// Bytes that the barrier waits for, besides arrivals.
+__device__ inline void expect_more_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+}
 __device__ inline void wait_for_phase(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n"
@@ -86,6 +90,17 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap* map, int32_t fir
       :
       : "r"(to), "l"(map), "r"(first_byte), "r"(0), "r"(static_cast<int32_t>(at >> 4 & 0xffff)),
         "r"(static_cast<int32_t>(at >> 20)), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// The same of what other blocks read, too.
+__device__ inline void copy_box(uint32_t to, const CUtensorMap* map, int32_t first_byte, const std::byte* rows,
+                                uint32_t barrier) {
+  const uint64_t at = reinterpret_cast<uint64_t>(rows) - kMapBase;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];\n"
+      :
+      : "r"(to), "l"(map), "r"(first_byte), "r"(0), "r"(static_cast<int32_t>(at >> 4 & 0xffff)),
+        "r"(static_cast<int32_t>(at >> 20)), "r"(barrier)
       : "memory");
 }
 __device__ inline void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

@@ -126,11 +126,6 @@ struct MergedRow {
   float m, l;
 };
 
-__device__ inline void fade(float4& to, float by) { to.x *= by, to.y *= by, to.z *= by, to.w *= by; }
-__device__ inline void add(float4& to, float weight, const float4& x) {
-  to.x += weight * x.x, to.y += weight * x.y, to.z += weight * x.z, to.w += weight * x.w;
-}
-
 // n_states states, the i-th at state(i), into one: a warp per row. kAtOnce states are loaded at once, weights and all: that
 // is most of the time it takes. out(r, row) for every row.
 template <class Shape, bool kGlobal, int kStride, class StateAt, class Out>
@@ -202,33 +197,70 @@ __device__ void write_row(const DecodeCall& call, const Piece& piece, int r, con
     out.lse[row_offset(call, piece, r, out.lse_token_stride, out.lse_head_stride)] = end.lse;
 }
 
+// A merged row to a state in memory: o [kRows][kStateStride], then m and l [kRows].
+template <class Shape>
+__device__ inline void store_row(float* state, int r, const MergedRow<Shape>& row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < MergedRow<Shape>::kOfLane; ++k)
+    if (4 * lane + 128 * k < Shape::kVDim)
+      reinterpret_cast<float4*>(state + r * Shape::kStateStride)[lane + 32 * k] = row.o[k];
+  if (lane == 0) reinterpret_cast<float2*>(state + Shape::kRows * Shape::kStateStride)[r] = make_float2(row.m, row.l);
+}
+
+// Counts a state that the block has left in memory; whether it is the last of n.
+__device__ inline bool is_last_of(int32_t* count, int n, int* is_last) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *is_last = add_in_order(count, 1) == n - 1;
+    if (*is_last) *count = 0;
+  }
+  __syncthreads();
+  return *is_last != 0;
+}
+
+// The states of an item's blocks in memory. A block's piece that does not begin its item is the block's first; one that does
+// but goes on in the next is its last.
+template <class Shape>
+struct ItemStates {
+  float* states;
+  int first_block, n, n_rows;
+
+  __device__ float* at(int i) const { return states + (2 * (first_block + i) + (i == 0 ? 1 : 0)) * Shape::kStateFloats; }
+};
+
+// Merges the block's group of states, if the block is the last of its group. Items with more states than a block loads at
+// once are merged in groups first, else their last block would load one batch of states after another. A function apart,
+// so that finish_among() stays short for all other items.
+template <class Shape>
+__device__ __noinline__ bool merge_group(ItemStates<Shape> states, int group_size, int32_t* counts, int* is_last) {
+  const int group = divide(static_cast<int>(blockIdx.x) - states.first_block, group_size), first = group * group_size;
+  const int n = min(group_size, states.n - first);
+  if (!is_last_of(counts + states.first_block + group, n, is_last)) return false;
+  merge_rows<Shape, true, Shape::kStateStride>(
+      n, states.n_rows, [&](int i) { return states.at(first + i); },
+      [&](int r, const MergedRow<Shape>& row) { store_row<Shape>(states.at(first), r, row); });  // all have read row r
+  return true;
+}
+
 // The block's piece is one of several: leaves its state, and merges all of them if it is the last to do so.
 template <class Shape>
 __device__ void finish_among(const DecodeCall& call, const Piece& piece, const float* warp_states, int* is_last) {
-  // A block's piece that does not begin its item is the block's first; one that does but goes on in the next is its last.
-  const int n_states = piece.end_block - piece.first_block;
-  const auto state_at = [&](int i) {
-    return call.states + (2 * (piece.first_block + i) + (i == 0 ? 1 : 0)) * Shape::kStateFloats;
-  };
-  float* const own = state_at(static_cast<int>(blockIdx.x) - piece.first_block);
-  merge_warps<Shape>(piece.n_rows, warp_states, [&](int r, const MergedRow<Shape>& row) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < MergedRow<Shape>::kOfLane; ++k)
-      if (4 * lane + 128 * k < Shape::kVDim)
-        reinterpret_cast<float4*>(own + r * Shape::kStateStride)[lane + 32 * k] = row.o[k];
-    if (lane == 0) reinterpret_cast<float2*>(own + Shape::kRows * Shape::kStateStride)[r] = make_float2(row.m, row.l);
-  });
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    *is_last = add_in_order(call.counters + piece.item, 1) == n_states - 1;
-    if (*is_last) call.counters[piece.item] = 0;
+  constexpr int kMostStates = 32 / MergedRow<Shape>::kOfLane;
+  const ItemStates<Shape> states = {call.states, piece.first_block, piece.end_block - piece.first_block, piece.n_rows};
+  float* const own = states.at(static_cast<int>(blockIdx.x) - piece.first_block);
+  merge_warps<Shape>(piece.n_rows, warp_states, [&](int r, const MergedRow<Shape>& row) { store_row<Shape>(own, r, row); });
+  int n = states.n, step = 1;
+  if (n > kMostStates) {
+    step = static_cast<int>(ceilf(sqrtf(static_cast<float>(n))));
+    int32_t* const counts = call.counters + call.n_sequences * call.n_kv_heads * call.max_tiles;
+    if (!merge_group<Shape>(states, step, counts, is_last)) return;
+    n = divide(n + step - 1, step);
   }
-  __syncthreads();
-  if (*is_last)
-    merge_rows<Shape, true, Shape::kStateStride>(n_states, piece.n_rows, state_at, [&](int r, const MergedRow<Shape>& row) {
-      write_row<Shape>(call, piece, r, row);
-    });
+  if (is_last_of(call.counters + piece.item, n, is_last))
+    merge_rows<Shape, true, Shape::kStateStride>(
+        n, piece.n_rows, [&](int i) { return states.at(i * step); },
+        [&](int r, const MergedRow<Shape>& row) { write_row<Shape>(call, piece, r, row); });
 }
 
 }  // namespace tandem::cuda

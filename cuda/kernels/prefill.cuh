@@ -17,7 +17,7 @@
 #pragma once
 
 #include "cuda/kernels/far_weights.cuh"
-#include "cuda/kernels/prefill_work.cuh"
+#include "cuda/kernels/prefill_finish.cuh"
 #include "cuda/kernels/stored.cuh"
 
 namespace tandem::cuda {

@@ -28,6 +28,7 @@ struct CodesShape : GroupsShape<kDim_, Tile::kKeys, Tile::kKParts, Tile::kStages
   using K = K_;
   using V = V_;
   using Number = Half;  // of all that is multiplied
+  static constexpr bool kFencesTiles = true;
   static constexpr int kUnitKeys = CodesShape::kTileKeys < 64 ? CodesShape::kTileKeys : 64;
   static constexpr int kConverters = Tile::kConverters, kThreads = 256 + 128 * kConverters;
   // Registers of a thread that multiplies and of one that converts: more than a block begins with, and it waits for ever.
@@ -101,6 +102,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) prefill_codes_kernel(const
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ __align__(8) uint64_t barrier_words[kBarriersOfStage * Shape::kStages];
+  let_next_kernel_start();
+  wait_for_kernel_before();
   const PrefillItem item = find_item<Shape>(call);
   if (item.piece.n_rows == 0) return;
   std::byte* const aligned = shared + (1024 - shared_address(shared) % 1024) % 1024;

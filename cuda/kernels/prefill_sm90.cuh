@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Attention of many queries for compute capability 9.0, of bf16 or f16 all through: products of warpgroups.
 //
-// A block has 128 query rows (prefill_work.cuh), 64 of each of two warpgroups; a third brings K and V to shared memory, each
-// two tiles of keys deep, by asynchronous copies of 16 bytes: they swizzle, take pages of any place and length, and fill
-// with zeros what no row sees. The two sides count in barriers: full when a tile's copies have arrived, free when the warps
-// are done with it.
+// A block has 128 query rows (prefill_work.cuh), 64 of each of two warpgroups. A third warpgroup brings K and V to shared
+// memory, each two tiles of keys deep. The copy engine brings 64 keys at a time, as pages may be that short. Keys that no
+// row sees become zeros: where a unit has some, the threads copy the others themselves. The two sides count in barriers:
+// full when a tile's copies have arrived, free when the warps have read it.
 //
 //   warpgroup 0   S1 = q K1  |  softmax of S1       |  S2 = q K2, O += P1 V1  |  softmax of S2 ...
 //   warpgroup 1              |  S1 = q K1           |  softmax of S1          |  S2 = q K2, O += P1 V1 ...
@@ -13,26 +13,36 @@
 // (kTurn), and the product of the last weights with V runs beside the next logits' softmax.
 //
 // Weights are rounded to V's type; sums of weights are not.
+//
+// Calls of up to 64 rows have blocks of 64 rows. Both warpgroups multiply the same rows then, each with every second tile of
+// keys, and tiles are three deep. The two states are merged with those of the other blocks (prefill_finish.cuh). Such calls
+// wait for memory, not for products, so each weight is the sum of two numbers of V's type, as in decode.
 #pragma once
 
-#include "cuda/kernels/prefill_work.cuh"
+#include "cuda/kernels/bulk_copy.cuh"
+#include "cuda/kernels/prefill_finish.cuh"
 #include "cuda/kernels/stored.cuh"
 #include "cuda/kernels/wgmma.cuh"
 
 namespace tandem::cuda {
 
-// Tiles of keys and a state. kKParts: summands of K's numbers, a tile each.
-template <int kDim_, int kTileKeys_, int kKParts_, int kStages_ = 2>
+// Tiles of keys and a state. kKParts: summands of K's numbers, a tile each. kRows: 128, or 64 that both warpgroups multiply,
+// each with tiles of its own.
+template <int kDim_, int kTileKeys_, int kKParts_, int kStages_ = 2, int kRows_ = 128>
 struct GroupsShape {
   static constexpr int kDim = kDim_, kVDim = kDim_, kTileKeys = kTileKeys_, kKParts = kKParts_;
-  static constexpr int kWarps = 8, kThreads = 384, kRows = 128;  // kWarps: of the warpgroups that multiply
+  static constexpr int kWarps = 8, kThreads = 384, kRows = kRows_;  // kWarps: of the warpgroups that multiply
+  static constexpr int kKeySplits = 128 / kRows;                    // parts of a block's keys, each of some warps
+  static constexpr int kPParts = kRows == 64 ? 2 : 1;               // summands of a weight
   static constexpr int kStages = kStages_, kBlocksOf64 = (kDim + 63) / 64;
   static constexpr int kQBytes = kRows * 128 * kBlocksOf64, kTileBytes = kTileKeys * 128 * kBlocksOf64;
   static constexpr int kStateStride = kVDim + (40 - kVDim % 32) % 32;  // rows 8 banks apart
   static constexpr int kStateFloats = kRows * (kStateStride + 2);
   static constexpr int kUsedBytes = kQBytes + kStages * (kKParts + 1) * kTileBytes;
-  static constexpr int kSharedBytes = 1024 + (kUsedBytes > 4 * kStateFloats ? kUsedBytes : 4 * kStateFloats);
+  static constexpr int kStatesBytes = 4 * kKeySplits * kStateFloats;
+  static constexpr int kSharedBytes = 1024 + (kUsedBytes > kStatesBytes ? kUsedBytes : kStatesBytes);
   static constexpr int kBlocks = 1;
+  static constexpr bool kFencesTiles = false;  // the warps that multiply order tiles before products, not those that bring
   static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; of the last two each warpgroup has one
   __device__ static constexpr bool has_tiles(const PrefillCall&) { return false; }
   __device__ static void sync() { sync_threads(kSyncAll, 32 * kWarps); }
@@ -43,8 +53,8 @@ struct GroupsShape {
   }
 };
 
-template <class Stored_, int kDim_>
-struct Sm90Shape : GroupsShape<kDim_, kDim_ <= 128 ? 128 : 64, 1> {
+template <class Stored_, int kDim_, int kRows_ = 128>
+struct Sm90Shape : GroupsShape<kDim_, kDim_ <= 128 ? 128 : 64, 1, kRows_ == 64 ? 3 : 2, kRows_> {
   using K = Stored_;
   using V = Stored_;
   using Number = typename Stored_::KeyNumber;
@@ -64,7 +74,7 @@ template <class Shape>
 __device__ inline void init_barriers(TileBarriers<Shape> barriers) {
   for (int i = 0; i < 2 * Shape::kStages; ++i) {
     init_barrier(barriers.base + 8 * i, 128);
-    init_barrier(barriers.free(false, 0) + 8 * i, Shape::kWarps);
+    init_barrier(barriers.free(false, 0) + 8 * i, Shape::kWarps / Shape::kKeySplits);
   }
   fence_products();
 }
@@ -90,77 +100,100 @@ __device__ inline TilePlace find_unit(const PrefillCall& call, const PrefillItem
           Shape::has_tiles(call) ? __shfl_sync(~0u, walk.place.key, lane) : kKeys * unit};
 }
 
-// A tile's rows of K or V, 64 at a time, as pages may be that short. A thread has the same piece of every 16th row in each
-// block of 64 dims, so that its addresses are constants apart.
+// 64 rows of K or V of which no query sees some, to `to` in a tile. Rows that no query sees may hold NaN: zeros take their
+// place. All rows have arrived when this returns. A thread copies the same piece of every 16th row in each block of 64 dims,
+// so that its addresses are constants apart.
 template <class Shape>
-__device__ inline void bring_tile(const PrefillCall& call, const PrefillItem& item, int plane, int tile, UnitWalk& walk,
-                                  uint32_t to) {
+__device__ inline void bring_part_of_unit(const PrefillItem& item, const TilePlace& place, const std::byte* rows,
+                                          uint32_t to) {
   constexpr int kRowBytes = 2 * Shape::kDim;
-  const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 8, piece = thread % 8;
+  const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 8, piece = thread % 8, key = place.key + row;
 #pragma unroll
-  for (int half = 0; half < Shape::kTileKeys / 64; ++half) {
-    const int unit = tile * (Shape::kTileKeys / 64) + half;
-    const TilePlace place = find_unit<Shape, 64>(call, item, unit, walk);
-    const int key = place.key + row;
-    const std::byte* from = call.planes[plane] + place.page + item.piece.head * call.head_stride[plane] +
-                            (place.slot + row) * kRowBytes + 16 * piece;
-    const uint32_t dest = to + half * 64 * 128 + swizzled(row, piece);
-    const bool is_whole = place.key >= item.lo && place.key + 64 <= item.hi;
+  for (int block = 0; block < Shape::kBlocksOf64; ++block) {
+    if (8 * block + piece >= kRowBytes / 16) continue;
 #pragma unroll
-    for (int block = 0; block < Shape::kBlocksOf64; ++block) {
-      if (8 * block + piece >= kRowBytes / 16) continue;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t at = dest + block * (Shape::kTileKeys * 128) + i * 2048;
-        if (is_whole)
-          copy_async<16>(at, from + i * 16 * kRowBytes + block * 128);
-        else
-          copy_async<16>(at, from + i * 16 * kRowBytes + block * 128, key + 16 * i >= item.lo && key + 16 * i < item.hi);
-      }
-    }
+    for (int i = 0; i < 4; ++i)
+      copy_async<16>(to + swizzled(row, piece) + block * (Shape::kTileKeys * 128) + i * 2048,
+                     rows + (row + 16 * i) * kRowBytes + 16 * piece + block * 128,
+                     key + 16 * i >= item.lo && key + 16 * i < item.hi);
   }
+  commit_copies();
+  wait_for_copies<0>();
+  fence_products();
 }
 
-// K is a tile ahead of V, as it is on the other side: its stages are free sooner.
+// The warpgroup that brings an item's tiles. k: the first tile of K in shared memory.
 template <class Shape>
-__device__ inline void bring_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t k,
-                                   TileBarriers<Shape> barriers) {
-  const int n_tiles = item.end_tile - item.first_tile;
-  UnitWalk walks[2];
-  const auto bring = [&](int is_v, int n) {
-    if (n < 0 || n >= n_tiles) return;
-    const int stage = n % Shape::kStages;
-    wait_barrier(barriers.free(is_v, stage), n / Shape::kStages % 2 ^ 1);
-    bring_tile<Shape>(call, item, is_v ? kPlaneV : kPlaneK, item.first_tile + n, walks[is_v],
-                      Shape::tile_at(k, is_v, stage));
-    arrive_with_copies(barriers.full(is_v, stage));
-  };
-  for (int n = 0; n <= n_tiles; ++n) {
-    bring(0, n);
-    bring(1, n - 1);
+struct TileBringer {
+  const PrefillCall& call;
+  const PrefillItem& item;
+  const CUtensorMap* map;
+  uint32_t k;
+  TileBarriers<Shape> barriers;
+  UnitWalk walks[2] = {};
+
+  // K is a tile ahead of V, as it is on the other side: its stages are free sooner.
+  __device__ void bring_all() {
+    const int n_tiles = item.end_tile - item.first_tile;
+    for (int n = 0; n <= n_tiles; ++n) {
+      if (n < n_tiles) bring(false, n);
+      if (n > 0) bring(true, n - 1);
+    }
   }
-}
+
+  // The item's n-th tile, and an arrival of each of the 128 threads at its barrier.
+  __device__ void bring(bool is_v, int n) {
+    const int stage = n % Shape::kStages, plane = is_v ? kPlaneV : kPlaneK;
+    const uint32_t full = barriers.full(is_v, stage), to = Shape::tile_at(k, is_v, stage);
+    wait_barrier(barriers.free(is_v, stage), n / Shape::kStages % 2 ^ 1);
+#pragma unroll
+    for (int half = 0; half < Shape::kTileKeys / 64; ++half) {
+      const int unit = (item.first_tile + n) * (Shape::kTileKeys / 64) + half;
+      const TilePlace place = find_unit<Shape, 64>(call, item, unit, walks[is_v]);
+      const std::byte* const rows =
+          call.planes[plane] + place.page + item.piece.head * call.head_stride[plane] + place.slot * (2 * Shape::kDim);
+      if (place.key < item.lo || place.key + 64 > item.hi)
+        bring_part_of_unit<Shape>(item, place, rows, to + half * 64 * 128);
+      else if (threadIdx.x % 128 == 0)
+        ask_for_unit(rows, to + half * 64 * 128, full);
+    }
+    arrive(full);
+  }
+
+  __device__ void ask_for_unit(const std::byte* rows, uint32_t to, uint32_t full) const {
+    expect_more_bytes(full, 64 * 128 * Shape::kBlocksOf64);
+#pragma unroll
+    for (int block = 0; block < Shape::kBlocksOf64; ++block)
+      copy_box(to + block * (Shape::kTileKeys * 128), map, 128 * block, rows, full);
+  }
+};
 
 // ---- queries -----------------------------------------------------------------------------------------------------------
 
-// A warpgroup's 64 rows: [blocks of 64 dims][128 rows]. Where a row lies, one lane of its warp finds out.
+// The block's rows: [blocks of 64 dims][kRows]. A warp brings the rows that its warpgroup multiplies, or its part of those
+// that both do. Where a row lies, one lane of its warp finds out.
 template <class Shape>
 __device__ inline void bring_queries(const PrefillCall& call, const Piece& piece, uint32_t q) {
-  constexpr int kPieces = Shape::kDim / 8;
-  const int lane = static_cast<int>(threadIdx.x) % 32, first = static_cast<int>(threadIdx.x) / 32 * 16, own = first + lane;
+  constexpr int kPieces = Shape::kDim / 8, kOfWarp = Shape::kRows / Shape::kWarps;
+  const int lane = static_cast<int>(threadIdx.x) % 32, first = static_cast<int>(threadIdx.x) / 32 * kOfWarp;
+  const int own = first + lane;
   const int64_t own_at =
-      lane < 16 && own < piece.n_rows ? row_offset(call, piece, own, call.q.token_stride, call.q.head_stride) : 0;
+      lane < kOfWarp && own < piece.n_rows ? row_offset(call, piece, own, call.q.token_stride, call.q.head_stride) : 0;
 #pragma unroll
-  for (int i = 0; i < kPieces / 2; ++i) {
+  for (int i = 0; i < (kOfWarp * kPieces + 31) / 32; ++i) {
     const int at = 32 * i + lane, row = at / kPieces, part = at % kPieces;
-    const int64_t from = __shfl_sync(~0u, own_at, row) + 8 * part;
+    const int64_t from = __shfl_sync(~0u, own_at, row % kOfWarp) + 8 * part;
+    if (row >= kOfWarp) continue;
     copy_async<16>(q + part / 8 * (Shape::kRows * 128) + swizzled(first + row, part % 8),
                    static_cast<const std::byte*>(call.q.data) + 2 * from, first + row < piece.n_rows);
   }
   commit_copies();
   wait_for_copies<0>();
   fence_products();
-  sync_threads(Shape::kOwn + static_cast<int>(threadIdx.x) / 128, 128);
+  if (Shape::kKeySplits > 1)
+    Shape::sync();
+  else
+    sync_threads(Shape::kOwn + static_cast<int>(threadIdx.x) / 128, 128);
 }
 
 // ---- products and softmax ----------------------------------------------------------------------------------------------
@@ -197,7 +230,7 @@ __device__ inline void find_tile(const PrefillCall& call, const PrefillItem& ite
 
 template <class Shape>
 struct GroupState : GroupSums<Shape> {
-  uint32_t p[Shape::kTileKeys / 16][4];  // weights of the tile before
+  uint32_t p[Shape::kPParts][Shape::kTileKeys / 16][4];  // weights of the tile before, as sums of so many numbers
 };
 
 // Of K's summands the last first: it is the smallest.
@@ -217,9 +250,11 @@ __device__ inline void multiply_queries(uint32_t q, uint32_t k, float (&s)[Shape
 template <class Shape>
 __device__ inline void multiply_weights(uint32_t v, GroupState<Shape>& state) {
 #pragma unroll
-  for (int j = 0; j < Shape::kTileKeys / 16; ++j)
-    Wgmma<typename Shape::Number, Shape::kVDim>::values(state.o, state.p[j],
-                                                        describe_matrix(v + j * 2048, Shape::kTileKeys * 128));
+  for (int part = Shape::kPParts - 1; part >= 0; --part)
+#pragma unroll
+    for (int j = 0; j < Shape::kTileKeys / 16; ++j)
+      Wgmma<typename Shape::Number, Shape::kVDim>::values(state.o, state.p[part][j],
+                                                          describe_matrix(v + j * 2048, Shape::kTileKeys * 128));
   commit_products();
 }
 
@@ -301,7 +336,12 @@ __device__ inline void keep_weights(const float (&s)[Shape::kTileKeys / 2], Grou
 #pragma unroll
   for (int j = 0; j < Shape::kTileKeys / 16; ++j)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) state.p[j][i] = Shape::Number::pack(s[8 * j + 2 * i], s[8 * j + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) {
+      uint32_t parts[Shape::kPParts];
+      split<typename Shape::Number>(s[8 * j + 2 * i], s[8 * j + 2 * i + 1], parts);
+#pragma unroll
+      for (int part = 0; part < Shape::kPParts; ++part) state.p[part][j][i] = parts[part];
+    }
 }
 
 template <class Shape>
@@ -311,18 +351,27 @@ __device__ inline void fade(const float (&faded)[2], GroupSums<Shape>& state) {
   for (int i = 0; i < Shape::kVDim / 2; ++i) state.o[i] *= faded[i / 2 % 2];
 }
 
-// A warpgroup's way through the tiles. scale: as above.
+// The first of the 16 rows that the warp multiplies.
+template <class Shape>
+__device__ inline int first_row_of_warp() {
+  return static_cast<int>(threadIdx.x) / 32 * 16 % Shape::kRows;
+}
+
+// A warpgroup's way through the tiles: all of them, or every second. scale: as above.
 template <class Shape>
 __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t q,
                                     TileBarriers<Shape> barriers, const float (&scale)[2], GroupState<Shape>& state) {
-  const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
+  constexpr int kStep = Shape::kKeySplits;
+  // Read from one lane, so that the compiler knows all lanes to have the same: else it makes products in branches wait for
+  // each other.
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0), lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = first_row_of_warp<Shape>() + lane / 4, first = kStep == 1 ? 0 : group;
   const RowKeys keys[2] = {keys_of_row(call, item, row), keys_of_row(call, item, row + 8)};
   const int classes[2] = {class_of_row(call, item, row), class_of_row(call, item, row + 8)};
   const auto tile_at = [&](bool is_v, int n) { return Shape::tile_at(q + Shape::kQBytes, is_v, n % Shape::kStages); };
   const auto wait_full = [&](bool is_v, int n) {
     wait_barrier(barriers.full(is_v, n % Shape::kStages), n / Shape::kStages % 2);
-    fence_products();
+    if (Shape::kFencesTiles) fence_products();
   };
   const auto release = [&](bool is_v, int n) {
     if (lane == 0) arrive(barriers.free(is_v, n % Shape::kStages));
@@ -330,17 +379,17 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
   const int n_tiles = item.end_tile - item.first_tile;
   if (n_tiles <= 0) return;
   if (group == 1) arrive_threads(Shape::kTurn, 256);  // the first turn is warpgroup 0's
-  for (int n = 0; n < n_tiles; ++n) {
+  for (int n = first; n < n_tiles; n += kStep) {
     float s[Shape::kTileKeys / 2], faded[2];
     typename TileUnits<Shape>::Named named;
     if (Shape::has_tiles(call)) find_tile<Shape>(call, item, item.first_tile + n, classes, named);
     wait_full(false, n);
     sync_threads(Shape::kTurn + group, 256);
     begin_products();
-    multiply_queries<Shape>(q + group * 64 * 128, tile_at(false, n), s);
-    if (n > 0) {
-      wait_full(true, n - 1);
-      multiply_weights<Shape>(tile_at(true, n - 1), state);
+    multiply_queries<Shape>(q + first_row_of_warp<Shape>() / 64 * 64 * 128, tile_at(false, n), s);
+    if (n > first) {
+      wait_full(true, n - kStep);
+      multiply_weights<Shape>(tile_at(true, n - kStep), state);
       arrive_threads(Shape::kTurn + (group ^ 1), 256);
       wait_for_products<1>();
     } else {
@@ -357,26 +406,30 @@ __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& 
     weigh<Shape>(scale, s, state, faded);
     wait_for_products<0>();
     pin(state.o);
-    if (n > 0) release(true, n - 1);
+    if (n > first) release(true, n - kStep);
     keep_weights<Shape>(s, state);
     fade<Shape>(faded, state);
   }
-  if (group == 0) sync_threads(Shape::kTurn, 256);  // takes what is left of the turns
-  wait_full(true, n_tiles - 1);
+  // A turn is left over, of the warpgroup that would be next.
+  if (group == (kStep == 1 ? 0 : n_tiles % 2)) sync_threads(Shape::kTurn + group, 256);
+  if (first >= n_tiles) return;
+  const int last = kStep == 1 || (n_tiles - 1) % 2 == group ? n_tiles - 1 : n_tiles - 2;
+  wait_full(true, last);
   begin_products();
-  multiply_weights<Shape>(tile_at(true, n_tiles - 1), state);
+  multiply_weights<Shape>(tile_at(true, last), state);
   wait_for_products<0>();
   pin(state.o);
 }
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
+// to: where the warpgroup's state goes; with kKeySplits = 1 the block's, of which the warpgroup has half of the rows.
 template <class Shape>
 __device__ inline void store_group(const GroupSums<Shape>& state, float* to) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int r = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4 + 8 * i;
+    const int r = first_row_of_warp<Shape>() + lane / 4 + 8 * i;
     float l = state.l[i];
     for (int mask = 1; mask < 4; mask *= 2) l += __shfl_xor_sync(~0u, l, mask);
     if (lane % 4 == 0) reinterpret_cast<float2*>(to + Shape::kRows * Shape::kStateStride)[r] = make_float2(state.m[i], l);
@@ -392,27 +445,35 @@ template <class Shape>
 __device__ inline void finish_group(const PrefillCall& call, const PrefillItem& item, const GroupSums<Shape>& state,
                                     std::byte* shared) {
   Shape::sync();
-  float* own =
-      call.n_splits == 1 ? reinterpret_cast<float*>(shared) : call.states + int64_t{blockIdx.x} * Shape::kStateFloats;
-  store_group<Shape>(state, own);
-  finish_item<Shape>(call, item, own);
+  auto* const own = reinterpret_cast<float*>(shared);
+  store_group<Shape>(state, Shape::kKeySplits == 1 ? own : own + threadIdx.x / 128 * Shape::kStateFloats);
+  if (Shape::kKeySplits == 1 && call.n_splits == 1)
+    finish_item<Shape>(call, item, own);
+  else
+    finish_in_cluster<Shape>(call, item, own);
 }
 
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1) prefill_sm90_kernel(const __grid_constant__ PrefillCall call) {
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    prefill_sm90_kernel(const __grid_constant__ PrefillCall call, const __grid_constant__ CUtensorMap map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) std::byte shared[];
   __shared__ __align__(8) uint64_t barrier_words[kBarriersOfStage * Shape::kStages];
+  let_next_kernel_start();
+  wait_for_kernel_before();
   const PrefillItem item = find_item<Shape>(call);
   if (item.piece.n_rows == 0) return;
   std::byte* const aligned = shared + (1024 - shared_address(shared) % 1024) % 1024;
   const uint32_t q = shared_address(aligned);
   const TileBarriers<Shape> barriers{shared_address(barrier_words)};
-  if (threadIdx.x == 0) init_barriers(barriers);
+  if (threadIdx.x == 0) {
+    prefetch_map(&map);
+    init_barriers(barriers);
+  }
   __syncthreads();
   if (threadIdx.x >= 256) {
     give_registers<40>();
-    bring_tiles<Shape>(call, item, q + Shape::kQBytes, barriers);
+    TileBringer<Shape>{call, item, &map, q + Shape::kQBytes, barriers}.bring_all();
   } else {
     take_registers<232>();
     bring_queries<Shape>(call, item.piece, q);

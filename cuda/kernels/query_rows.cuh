@@ -42,6 +42,11 @@ __device__ inline T load_state(const T* at) {
     return *at;
 }
 
+__device__ inline void fade(float4& to, float by) { to.x *= by, to.y *= by, to.z *= by, to.w *= by; }
+__device__ inline void add(float4& to, float weight, const float4& x) {
+  to.x += weight * x.x, to.y += weight * x.y, to.z += weight * x.z, to.w += weight * x.w;
+}
+
 // n_states states, the i-th at state(i), into one: a warp per row, whose lanes first have a state's weight each and then an
 // element of o each. out(r, dim, o, m, l) for every row, of which a lane has dims lane, lane + 32, ...
 template <class Shape, bool kGlobal, class StateAt, class Out>

@@ -19,7 +19,9 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
-constexpr int64_t kFewRows = 64;  // of a sequence and KV head: more are for prefill kernels (DecodeLauncher::kMostRows)
+// Query rows of a sequence and KV head. Calls with more go to prefill kernels (DecodeLauncher::kMostRows), which never begin
+// before the append ends.
+constexpr int64_t kFewRows = 64;
 
 Status check_rows(const TensorView* view, const char* name) {
   if (view == nullptr || is_tensor_float(view->dtype)) return {};

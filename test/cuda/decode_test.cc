@@ -83,6 +83,18 @@ void lengths_and_begins(void**) {
   for (const TypePair types : pairs) assert_right(options_of(types, 128, 4, sequences));
 }
 
+// One KV head, whose keys all blocks share: their states are merged in groups.
+void one_kv_head(void**) {
+  for (const TypePair types : pairs)
+    for (const int32_t dim : {64, 128, 256})
+      for (const int32_t group : {1, 8, 16})
+        for (const int64_t n_keys : {700, 5000, 40000}) {
+          const WindowOptions options = tandem::test::options_of(types, 1, dim, group, {{0, n_keys, 1}});
+          assert_right(options);
+          if (n_keys == 5000) assert_right(tandem::test::options_of(types, 2, dim, group, {{0, n_keys, 1}, {9, 3000, 1}}));
+        }
+}
+
 void empty_sequences_give_the_empty_state(void**) {
   assert_right(options_of({TANDEM_BF16, TANDEM_BF16}, 128, 4, {{0, 0, 0}, {10, 10, 1}, {0, 100, 1}, {64, 64, 1}}));
 }
@@ -387,6 +399,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(types_and_dims),
       cmocka_unit_test(every_kernel_over_few_keys),
       cmocka_unit_test(lengths_and_begins),
+      cmocka_unit_test(one_kv_head),
       cmocka_unit_test(empty_sequences_give_the_empty_state),
       cmocka_unit_test(sequences_without_keys_read_nothing),
       cmocka_unit_test(several_queries),

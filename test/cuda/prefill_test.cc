@@ -87,6 +87,27 @@ void every_kernel_over_few_keys(void**) {
                                    });
 }
 
+// Few rows, and more than a tile of them: alone, so that their keys are split among blocks that merge, in clusters and
+// between them; with others of one query; over fewer keys than there are blocks.
+void few_rows(void**) {
+  uint64_t seed = 1;
+  for (const TypePair types : pairs)
+    for (const int32_t dim : {64, 80, 96, 112, 128, 192, 256})
+      for (const int32_t n_rows : {20, 64, 65, 129})
+        for (const int64_t n_keys : {129, 300, 3000, 9000}) {
+          const int32_t group = seed % 3 == 0 ? 1 : seed % 3 == 1 ? 4 : 8, q_len = (n_rows + group - 1) / group;
+          WindowOptions options =
+              tandem::test::options_of(types, seed % 4 == 0 ? 8 : 1, dim, group, {{seed % 2 == 0 ? 0 : 77, n_keys, q_len}});
+          if (seed % 5 == 0) options.sequences.push_back({0, 700, 1});
+          options.q_type = types.k == TANDEM_F16 ? TANDEM_F16 : TANDEM_BF16;
+          options.layer.sliding_window = seed % 7 == 0 ? 200 : 0;
+          if (seed % 3 == 0) options.layer.sinks.assign(static_cast<size_t>(options.layer.n_q_heads), 0.5f);
+          options.o_type = seed % 4 == 0 ? TANDEM_BF16 : TANDEM_F32;
+          options.seed = seed++;
+          if (tandem::test::has_kernels(types, dim)) assert_right_twice(options);
+        }
+}
+
 // As many items as there is nothing to split for, and lengths around the borders of tiles.
 void lengths_and_begins(void**) {
   std::vector<WindowSequence> sequences;
@@ -441,6 +462,7 @@ int main(int argc, char** argv) {
   const CMUnitTest tests[] = {
       cmocka_unit_test(types_and_dims),
       cmocka_unit_test(every_kernel_over_few_keys),
+      cmocka_unit_test(few_rows),
       cmocka_unit_test(lengths_and_begins),
       cmocka_unit_test(ragged_batches),
       cmocka_unit_test(sliding_windows_soft_caps_and_sinks),
