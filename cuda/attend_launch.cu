@@ -84,7 +84,8 @@ AttendLauncher::AttendLauncher(const DeviceLimits& limits)
       prefill_(limits),
       states_bytes_((std::max(decode_.states_bytes(), prefill_.states_bytes()) + kAlign - 1) / kAlign * kAlign) {}
 
-// Decode kernels read the keys for each of their tiles of rows, prefill kernels for few rows once.
+// Decode kernels read a sequence's keys once for each tile of query rows; the prefill kernel for up to 64 rows reads them
+// once. It does not share out sequences of unlike lengths evenly, and is faster there too.
 bool AttendLauncher::is_decode(const DeviceAttend& call) const {
   if (!may_decode(call)) return false;
   if (call.lists.has_granules != 0 || decode_.has_one_tile(call)) return true;

@@ -27,6 +27,11 @@ int64_t max_items(const DeviceAttend& call, const DecodeKernel& kernel) {
   return int64_t{call.sequences.n_sequences} * call.layer->n_kv_heads * max_tiles(call, kernel);
 }
 
+bool has_types(const DecodeKernel& kernel, const Layer& layer) {
+  return kernel.k_type == layer.k_type && kernel.v_type == layer.v_type && kernel.k_dim == layer.k_head_dim &&
+         kernel.v_dim == layer.v_head_dim;
+}
+
 bool takes_maps(const DecodeKernel& kernel) { return kernel.k_box.keys > 0; }
 
 int32_t make_maps(const DecodeKernel& kernel, CUtensorMap (&maps)[4], DeviceError* error) {
@@ -61,9 +66,7 @@ const DecodeKernel* DecodeLauncher::find(const Layer& layer, int32_t max_q_len, 
   const DecodeKernel* found = nullptr;
   for (const DecodeKernel* kernel : kPairs)
     for (; kernel->function != nullptr; ++kernel) {
-      if (kernel->k_type != layer.k_type || kernel->v_type != layer.v_type || kernel->k_dim != layer.k_head_dim ||
-          kernel->v_dim != layer.v_head_dim)
-        continue;
+      if (!has_types(*kernel, layer)) continue;
       if (kernel->takes_lists != has_lists) continue;
       if (takes_maps(*kernel) && !serves_maps(*kernel)) continue;
       if (found == nullptr || is_better(*kernel, *found, n_rows)) found = kernel;
@@ -104,10 +107,14 @@ int64_t DecodeLauncher::counters_bytes(const DeviceAttend& of) const {
   DeviceAttend call = of;
   call.sequences.max_q_len =
       std::min(call.sequences.max_q_len, static_cast<int32_t>(kMostRows / std::max(call.layer->group_size, 1)));
-  const DecodeKernel* kernel = find(*call.layer, call.sequences.max_q_len, call.lists.keys != nullptr);
-  if (kernel == nullptr) return 0;
-  // A count of each item, and one of each block for groups of an item's blocks.
-  return (max_items(call, *kernel) + int64_t{limits_.most_blocks(kernel->shared_bytes)} * limits_.n_multiprocessors) * 4;
+  // A call of fewer queries may have another kernel.
+  int64_t n_counts = 0;
+  for (const DecodeKernel* kernel : kPairs)
+    for (; kernel->function != nullptr; ++kernel)
+      if (has_types(*kernel, *call.layer))
+        n_counts = std::max(n_counts, max_items(call, *kernel) +
+                                          int64_t{limits_.most_blocks(kernel->shared_bytes)} * limits_.n_multiprocessors);
+  return n_counts * 4;
 }
 
 int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, cudaStream_t stream,
@@ -126,7 +133,10 @@ int32_t DecodeLauncher::launch(const DeviceAttend& call, int64_t states_bytes, c
     described.epoch = call.append->epoch;
   }
   described.states = static_cast<float*>(call.workspace);
-  described.counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
+  // Counts of groups come first: a planned step may launch more sequences than the workspace is for, which have no keys and
+  // so count nothing.
+  described.group_counters = reinterpret_cast<int32_t*>(static_cast<std::byte*>(call.workspace) + states_bytes);
+  described.counters = described.group_counters + n_blocks;
   CUtensorMap maps[4];  // of K and V; with lists those of granules, too
   if (const int32_t code = make_maps(*kernel, maps, error); code != TANDEM_OK) return code;
   void* arguments[] = {&described, &maps[0], &maps[1], &maps[2], &maps[3]};  // a kernel takes as many as it has

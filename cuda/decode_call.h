@@ -24,7 +24,10 @@ struct DecodeCall {
   int32_t n_q_parts;  // summands of a query's numbers
   int32_t max_tiles;  // of query rows, of a sequence and KV head
   float* states;      // [n_blocks][2][state_floats]
-  int32_t* counters;  // [n_sequences][n_kv_heads][max_tiles], all 0
+  // All counts are 0 between calls. Of a decode kernel's items [n_sequences][n_kv_heads][max_tiles], of a prefill kernel's
+  // [n_items][blocks of a cluster].
+  int32_t* counters;
+  int32_t* group_counters;  // of decode kernels, [n_blocks]: groups of an item's blocks, from its first block on
   DeviceLists lists;
   // Where an append that runs beside the kernel says that the window has its rows: this is `epoch` then. Null: there is
   // none.

@@ -93,8 +93,7 @@ int32_t count_clusters(const void* function, int32_t n_threads, int32_t shared_b
   static std::mutex mutex;
   static std::map<std::tuple<int, const void*, int32_t>, int32_t> counts;  // asking takes as long as a launch
   std::lock_guard lock(mutex);
-  const auto [found, is_new] = counts.try_emplace({device, function, n_blocks}, 0);
-  if (!is_new) return found->second;
+  if (const auto found = counts.find({device, function, n_blocks}); found != counts.end()) return found->second;
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(n_blocks), 1, 1};
@@ -107,9 +106,9 @@ int32_t count_clusters(const void* function, int32_t n_threads, int32_t shared_b
   int n = 0;
   if (cudaOccupancyMaxActiveClusters(&n, function, &config) != cudaSuccess) {
     cudaGetLastError();
-    n = 0;
+    return 0;
   }
-  return found->second = n;
+  return counts[{device, function, n_blocks}] = n;
 }
 
 int32_t make_map(const BoxShape& box, CUtensorMap* map, DeviceError* error) {

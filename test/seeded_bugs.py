@@ -170,11 +170,11 @@ BUGS = [
      "TANDEM_TRY(session.hand_over().take_bad_index());", "(void)session.hand_over().take_bad_index();",
      "device_selection_test", "wrong_indices_are_told_later"),
     ("a stale list in a replay", "lib/attend/step_plan.cc",
-     "  if (const int64_t n_lists = describe_lists(call, lists); n_lists > 0)\n",
+     "  const int64_t n_lists = describe_lists(call, lists);\n",
      "  static std::vector<DeviceKeys> of_first_step(4096);\n"
      "  if (core_.step.n_planned == 0) describe_lists(call, of_first_step.data() + 64 * l);\n"
-     "  std::copy_n(of_first_step.data() + 64 * l, layout.held.step_sequences * layout.held.step_lists, lists);\n"
-     "  if (const int64_t n_lists = 0; n_lists > 0)\n",
+     "  const int64_t n_lists = layout.held.step_sequences * layout.held.step_lists;\n"
+     "  std::copy_n(of_first_step.data() + 64 * l, n_lists, lists);\n",
      "streaming_heads_test", "attends_in_planned_steps"),
     ("a window that lacks rows follows one that has them", "lib/attend/step_plan.cc",
      " || !window.are_alike(l, first)", " || window.n_pages() == 0", "step_plan_test", "a_window_that_lacks_rows_is_filled"),

@@ -15,10 +15,12 @@
 //
 // MODULE: a device module: of the stand-in, which needs no device, or the CUDA module. steps 0: a few of two small lines,
 // which are checked and not timed.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -257,6 +259,23 @@ bool run_line(const Settings& settings, const Case& of, const OpenDevice& device
   return true;
 }
 
+constexpr int64_t kSequences[] = {1, 4, 16, 64, 256};
+
+// Whether all words that are to be numbers are.
+bool are_words(int argc, char** argv) {
+  const auto is_number = [&](int i) { return argc <= i || std::strspn(argv[i], "0123456789") == std::strlen(argv[i]); };
+  return argc > 1 && argc < 7 && is_number(2) && is_number(4) && is_number(5);
+}
+
+// Whether there is such a line: a case, and a count of sequences.
+bool is_line(const Settings& settings) {
+  const bool has_case = *settings.only == '\0' || std::any_of(std::begin(kCases), std::end(kCases), [&](const Case& of) {
+    return std::strcmp(settings.only, of.name) == 0;
+  });
+  return has_case && (settings.n_sequences == 0 ||
+                      std::find(std::begin(kSequences), std::end(kSequences), settings.n_sequences) != std::end(kSequences));
+}
+
 int run(const Settings& settings) {
   const OpenDevice device(settings.module);
   if (settings.n_steps == 0) {
@@ -269,7 +288,7 @@ int run(const Settings& settings) {
   std::printf("%s, %d layers, microseconds\n\n", device.info.name, settings.n_layers);
   std::printf("| case | sequences | begin | begin, best tenth | attend, all layers | end |\n|---|--:|--:|--:|--:|--:|\n");
   for (const Case& of : kCases)
-    for (const int64_t n : {1, 4, 16, 64, 256}) {
+    for (const int64_t n : kSequences) {
       if (*settings.only != '\0' && std::strcmp(settings.only, of.name) != 0) continue;
       if (settings.n_sequences != 0 && settings.n_sequences != n) continue;
       // Long lines have fewer steps: what they cost without being timed grows with the sequences.
@@ -288,7 +307,7 @@ int main(int argc, char** argv) {
   if (argc > 3) settings.only = argv[3];
   if (argc > 4) settings.n_sequences = std::atoll(argv[4]);
   if (argc > 5) settings.n_layers = std::atoi(argv[5]);
-  if (settings.module == nullptr || settings.n_steps < 0 || settings.n_layers < 1) {
+  if (!are_words(argc, argv) || !is_line(settings) || settings.n_layers < 1) {
     std::fprintf(stderr, "step_begin_bench MODULE [steps [case [sequences [layers]]]]\n");
     return 2;
   }

@@ -141,6 +141,7 @@ class CaseRun {
   }
   // Of the last layer's output from the CPU's of the same queries.
   double error_of_pass(bool replays) {
+    must(cudaMemset(call_.device[3], 0xff, call_.o.size() * sizeof call_.o[0]));  // NaN, until this pass has written
     pass(replays);
     session_.attend(n_layers() - 1, call_.host_view, false, false);
     return distance_of(call_);
@@ -186,7 +187,7 @@ bool measure_calls(tandem_engine* engine, const Case& of, const Terms& terms, co
   double error = run.error_of_pass(false);
   for (int i = 0; i < 2 && of.can_be_planned(); ++i) {
     const double next = run.error_of_pass(true);
-    if (!(next <= error)) error = next;  // NaN is more than any
+    if (!std::isnan(error) && !(next <= error)) error = next;  // NaN is more than any, and stays
   }
   const double us = run.pass(false) * run.n_layers() * (of.can_be_planned() ? 2 : 1);
   const int n_rounds = static_cast<int>(std::clamp<double>(terms.most_us / us, kFewestRounds, kMostRounds));

@@ -36,8 +36,11 @@ def lines_of(bench, cells, extra):
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
             try:
                 for text in process.stdout:
-                    if text.startswith("{"):
-                        yield left.pop(0), json.loads(text)
+                    if text.startswith("{") and text.endswith("}\n"):
+                        said, cell = json.loads(text), left.pop(0)
+                        if said.get("case") != cell.name:
+                            said = {"failure": f"the bench answers for {said.get('case')}"}
+                        yield cell, said
             finally:
                 process.kill()
                 process.wait()

@@ -86,7 +86,7 @@ class Run:
                      if self.is_missing(cell, name + ("+rows" if writes else ""))]
             if self.is_late():
                 return
-            layers = theirs.Layers(cell) if names else None
+            layers = theirs.try_to_make_layers(cell) if names else None
             for name, writes in names:
                 line = theirs.try_to_measure(kinds[name], layers, writes)
                 self.results.add(cell, name + ("+rows" if writes else ""), line)

@@ -43,7 +43,7 @@ __device__ inline void order_before_copies() { asm volatile("fence.proxy.async.s
 __device__ inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Bytes that the barrier waits for, besides arrivals.
+// The barrier's phase waits for this many bytes from the copy engine as well. This is no arrival.
 __device__ inline void expect_more_bytes(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -92,7 +92,7 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap* map, int32_t fir
         "r"(static_cast<int32_t>(at >> 20)), "r"(barrier), "l"(policy)
       : "memory");
 }
-// The same of what other blocks read, too.
+// The same without the hint, for rows that other blocks read as well.
 __device__ inline void copy_box(uint32_t to, const CUtensorMap* map, int32_t first_byte, const std::byte* rows,
                                 uint32_t barrier) {
   const uint64_t at = reinterpret_cast<uint64_t>(rows) - kMapBase;

@@ -253,8 +253,7 @@ __device__ void finish_among(const DecodeCall& call, const Piece& piece, const f
   int n = states.n, step = 1;
   if (n > kMostStates) {
     step = static_cast<int>(ceilf(sqrtf(static_cast<float>(n))));
-    int32_t* const counts = call.counters + call.n_sequences * call.n_kv_heads * call.max_tiles;
-    if (!merge_group<Shape>(states, step, counts, is_last)) return;
+    if (!merge_group<Shape>(states, step, call.group_counters, is_last)) return;
     n = divide(n + step - 1, step);
   }
   if (is_last_of(call.counters + piece.item, n, is_last))

@@ -4,8 +4,8 @@
 // Kernels for compute capability 9.0 merge in clusters. The blocks of a cluster share an item; they run at once and read
 // each other's shared memory. Block i of n merges rows i, i + n, i + 2 n, ... of all states. An item may have several
 // clusters. Then block i of each cluster writes its merged rows to the workspace and counts itself there, and the last of
-// these blocks merges the rows of all clusters. So no block merges all rows of all states, which would take it longer than
-// a short context takes all blocks.
+// these blocks merges the rows of all clusters. The rows are divided so that no single block merges everything: over short
+// contexts that would take longer than the attention itself.
 #pragma once
 
 #include "cuda/kernels/cluster.cuh"

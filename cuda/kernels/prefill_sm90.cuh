@@ -2,9 +2,9 @@
 // Attention of many queries for compute capability 9.0, of bf16 or f16 all through: products of warpgroups.
 //
 // A block has 128 query rows (prefill_work.cuh), 64 of each of two warpgroups. A third warpgroup brings K and V to shared
-// memory, each two tiles of keys deep. The copy engine brings 64 keys at a time, as pages may be that short. Keys that no
-// row sees become zeros: where a unit has some, the threads copy the others themselves. The two sides count in barriers:
-// full when a tile's copies have arrived, free when the warps have read it.
+// memory, each two tiles of keys deep. A unit is 64 keys, because pages may be that short. The copy engine brings units
+// whose keys are all seen by some row. Units at the edge are copied by the threads, which write zeros for keys that no row
+// sees. The two sides count in barriers: full when a tile's copies have arrived, free when the warps have read it.
 //
 //   warpgroup 0   S1 = q K1  |  softmax of S1       |  S2 = q K2, O += P1 V1  |  softmax of S2 ...
 //   warpgroup 1              |  S1 = q K1           |  softmax of S1          |  S2 = q K2, O += P1 V1 ...
@@ -42,7 +42,7 @@ struct GroupsShape {
   static constexpr int kStatesBytes = 4 * kKeySplits * kStateFloats;
   static constexpr int kSharedBytes = 1024 + (kUsedBytes > kStatesBytes ? kUsedBytes : kStatesBytes);
   static constexpr int kBlocks = 1;
-  static constexpr bool kFencesTiles = false;  // the warps that multiply order tiles before products, not those that bring
+  static constexpr bool kFencesTiles = false;  // the warps that multiply fence arrived tiles; else the warps that bring them
   static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; of the last two each warpgroup has one
   __device__ static constexpr bool has_tiles(const PrefillCall&) { return false; }
   __device__ static void sync() { sync_threads(kSyncAll, 32 * kWarps); }
@@ -100,7 +100,7 @@ __device__ inline TilePlace find_unit(const PrefillCall& call, const PrefillItem
           Shape::has_tiles(call) ? __shfl_sync(~0u, walk.place.key, lane) : kKeys * unit};
 }
 
-// 64 rows of K or V of which no query sees some, to `to` in a tile. Rows that no query sees may hold NaN: zeros take their
+// 64 rows of K or V, some of which no query sees, to `to` in a tile. Rows that no query sees may hold NaN: zeros take their
 // place. All rows have arrived when this returns. A thread copies the same piece of every 16th row in each block of 64 dims,
 // so that its addresses are constants apart.
 template <class Shape>
@@ -362,8 +362,7 @@ template <class Shape>
 __device__ inline void attend_tiles(const PrefillCall& call, const PrefillItem& item, uint32_t q,
                                     TileBarriers<Shape> barriers, const float (&scale)[2], GroupState<Shape>& state) {
   constexpr int kStep = Shape::kKeySplits;
-  // Read from one lane, so that the compiler knows all lanes to have the same: else it makes products in branches wait for
-  // each other.
+  // The shuffle tells the compiler that all lanes have the same number. Without it products in branches wait for each other.
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0), lane = static_cast<int>(threadIdx.x) % 32;
   const int row = first_row_of_warp<Shape>() + lane / 4, first = kStep == 1 ? 0 : group;
   const RowKeys keys[2] = {keys_of_row(call, item, row), keys_of_row(call, item, row + 8)};

@@ -19,8 +19,8 @@ namespace tandem {
 namespace {
 
 constexpr int64_t kAnyKeys = INT32_MAX;  // a window has fewer
-// Query rows of a sequence and KV head. Calls with more go to prefill kernels (DecodeLauncher::kMostRows), which never begin
-// before the append ends.
+// Up to this many query rows of a sequence and KV head, attention may begin before the append ends. Decode kernels do so
+// (DecodeLauncher::kMostRows); prefill kernels wait for all of the append.
 constexpr int64_t kFewRows = 64;
 
 Status check_rows(const TensorView* view, const char* name) {

@@ -19,7 +19,8 @@ Status check_may_name(const SessionCore& core) {
       static_cast<long long>(terms.options.selection_len), kMostListRows);
 }
 
-// Whether each pointer is null counts, not where it leads: nothing that is the same for all sequences depends on that.
+// Compares everything but the values behind pointers. Sinks, RoPE tables and projections may differ between the layers: a
+// plan depends only on whether a layer has them.
 bool are_alike(Layer a, const Layer& b) {
   if (a.sinks != nullptr && b.sinks != nullptr) a.sinks = b.sinks;
   if (a.rope != nullptr && b.rope != nullptr) a.rope = b.rope;

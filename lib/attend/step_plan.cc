@@ -195,8 +195,8 @@ void StepPlan::describe(const Call& call) {
   std::fill(reinterpret_cast<std::byte*>(to + call.calls().size()), end, std::byte{0});
   to->step = call.task->step_tag();
   auto* const lists = reinterpret_cast<DeviceKeys*>(upload_ + layout.lists_at(l));
-  if (const int64_t n_lists = describe_lists(call, lists); n_lists > 0)
-    std::fill(reinterpret_cast<std::byte*>(lists + n_lists), upload_ + layout.lists_at(l + 1), std::byte{0});
+  const int64_t n_lists = describe_lists(call, lists);
+  std::fill(reinterpret_cast<std::byte*>(lists + n_lists), upload_ + layout.lists_at(l + 1), std::byte{0});
   if (n_entries_ == 0) n_entries_ = describe_tables(call, reinterpret_cast<int64_t*>(upload_ + layout.tables_at()));
 }
 
@@ -238,8 +238,8 @@ void StepPlan::commit_followers(const Call& call) {
   }
 }
 
-// Of a layer that others follow. The place of its task may have another call before the tasks that follow it have ended, so
-// the step has the calls.
+// Where the step keeps the calls of a layer that others follow. They cannot stay in the task of that layer: another step may
+// use its place in the ring before the last task that follows it has ended.
 StepCalls* StepPlan::calls_of(size_t layer_idx) {
   const auto n_steps = static_cast<uint64_t>(core_.device->shared().n_steps);
   if (core_.step_calls.empty()) core_.step_calls.resize(n_steps * first_.size());

@@ -5,7 +5,7 @@
 // Layers that are alike (SessionLayer::like), whose windows hold the same tokens of every sequence and that leave nothing to
 // the host, differ in nothing but their number. The first of them is planned; the others follow it: they get a copy of its
 // descriptors, their tasks share its calls, and their lengths and windows become what its are. Which layers follow is found
-// anew in each step. Nothing of a plan outlives its step but the work space.
+// anew in each step. Beyond its step a plan leaves its work space and the calls that tasks share, until these tasks end.
 #pragma once
 
 #include <span>

@@ -200,6 +200,32 @@ void a_workspace_serves_every_call(void**) {
   device->table->release(device->self, workspace);
 }
 
+// A planned step may launch more sequences than its workspace is for; the others have no keys. Nothing behind the workspace
+// changes.
+void a_workspace_serves_sequences_without_keys(void**) {
+  constexpr int64_t kGuard = 1 << 16;
+  for (const TypePair types : pairs) {
+    std::vector<WindowSequence> sequences(200, {0, 0, 0});
+    sequences[0] = {0, 40000, 1};
+    const WindowCase declared(*device, tandem::test::options_of(types, 1, 128, 8, {sequences[0]}));
+    WindowCase c(*device, tandem::test::options_of(types, 1, 128, 8, sequences));
+    const int64_t bytes = declared.workspace_bytes();
+    auto* const workspace = static_cast<std::byte*>(device->allocate(bytes + kGuard));
+    device->upload(workspace, std::vector<char>(static_cast<size_t>(bytes)).data(), bytes);
+    c.use_workspace(workspace);
+    for (int i = 0; i < 2; ++i) {
+      c.clear_output();
+      c.attend(0);
+      const reference::GateVerdict verdict = c.check();
+      if (!verdict.pass) fail_msg("call %d: %s", i, verdict.message.c_str());
+    }
+    std::vector<unsigned char> guard(kGuard);
+    device->download(guard.data(), workspace + bytes, kGuard);
+    assert_true(std::all_of(guard.begin(), guard.end(), [](unsigned char byte) { return byte == 0xff; }));
+    device->table->release(device->self, workspace);
+  }
+}
+
 // Lists of one head or of all, of single tokens and of long units, in front of a range or without one.
 void key_lists(void**) {
   uint64_t seed = 1;
@@ -411,6 +437,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(pages_of_other_lengths),
       cmocka_unit_test(lengths_change_between_calls),
       cmocka_unit_test(a_workspace_serves_every_call),
+      cmocka_unit_test(a_workspace_serves_sequences_without_keys),
       cmocka_unit_test(key_lists),
       cmocka_unit_test(key_lists_of_several_queries),
       cmocka_unit_test(lists_of_ranges_are_bit_equal),
