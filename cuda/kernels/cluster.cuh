@@ -20,8 +20,8 @@ __device__ inline Cluster this_cluster() {
   return cluster;
 }
 
-// A barrier among all threads of the cluster; threads that have ended count as arrived. What a thread stored to shared memory
-// before it arrives, others may read once they have waited.
+// A barrier among all threads of the cluster; threads that have ended count as arrived. What a thread stored to shared
+// memory before it arrives, others may read once they have waited.
 __device__ inline void arrive_in_cluster(const Cluster& cluster) {
 #if __CUDA_ARCH__ >= 900
   if (cluster.n_blocks > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");

@@ -106,8 +106,8 @@ struct SessionCore {
   int64_t most_long_bytes = INT64_MAX;  // of what these take: there was no memory for more
   SessionStates* states = nullptr;
   bool has_selectors = false;  // of any layer
-  // Calls that the tasks of a planned step share, [n_steps][n_layers]. The thread that meets the device reads them, so they are
-  // declared before `device` and outlive it.
+  // Calls that the tasks of a planned step share, [n_steps][n_layers]. The thread that meets the device reads them, so they
+  // are declared before `device` and outlive it.
   std::vector<StepCalls> step_calls;
   std::unique_ptr<DeviceSession> device;   // null until a call has device tensors
   std::unique_ptr<WindowStaging> staging;  // null until a window lacks rows
