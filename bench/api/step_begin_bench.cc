@@ -21,11 +21,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "bench/cpu/bench_clock.h"
 #include "device/open_device.h"
+#include "reference/attention_reference.h"
+#include "reference/random.h"
 #include "tandem/tandem.hpp"
 
 namespace {
@@ -55,15 +58,10 @@ struct Case {
 constexpr Case kCases[] = {
     {"all", "all", 4096, false}, {"ragged", "all", 4096, true}, {"outside", "all", 16, false}, {"hgca", "hgca", 16, false}};
 
-uint64_t mix(uint64_t x) {
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
-  return x ^ x >> 31;
-}
-
 std::vector<float> random_rows(int64_t n, uint64_t seed) {
+  reference::Random random(seed);
   std::vector<float> rows(static_cast<size_t>(n));
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(mix(seed << 32 | i) >> 40) / 8388608.0f - 1.0f;
+  for (float& x : rows) x = static_cast<float>(2.0 * random.uniform() - 1.0);
   return rows;
 }
 
@@ -122,6 +120,7 @@ class World {
 
  private:
   void append_prompts();
+  int64_t prompt_of(size_t i) const;
   bool check_rows(int64_t i, int32_t layer_idx);
 
   const Case& case_;
@@ -159,9 +158,14 @@ World::World(const Settings& settings, const Case& of, const OpenDevice& device,
   append_prompts();
 }
 
+// Tokens of a sequence before the first step.
+int64_t World::prompt_of(size_t i) const {
+  return kPrompt + (case_.is_ragged ? reference::Random(i).integer(0, kRagged - 1) : 0);
+}
+
 void World::append_prompts() {
   for (size_t i = 0; i < ids_.size(); ++i) {
-    const int64_t n = kPrompt + (case_.is_ragged ? static_cast<int64_t>(mix(i)) % kRagged : 0);
+    const int64_t n = prompt_of(i);
     std::vector<float> k = random_rows(n * kHeads * kDim, 1000 + 2 * i), v = random_rows(n * kHeads * kDim, 1001 + 2 * i);
     const tandem_tensor k_rows = tandem::tensor(k.data(), {n, kHeads, kDim}),
                         v_rows = tandem::tensor(v.data(), {n, kHeads, kDim});
@@ -206,25 +210,24 @@ bool World::check_rows(int64_t i, int32_t layer_idx) {
                       v_rows = tandem::tensor(v.data(), {n, kHeads, kDim});
   cache_.read(&k_rows, &v_rows, id, layer_idx);
   o_[at]->download();
+  std::vector<int64_t> positions(static_cast<size_t>(n));
+  std::iota(positions.begin(), positions.end(), 0);
+  reference::RefLayer layer;
+  layer.n_q_heads = kQHeads, layer.n_kv_heads = kHeads, layer.k_head_dim = layer.v_head_dim = kDim;
+  reference::Queries queries;
+  queries.n_tokens = 1;
+  queries.q = q_[at]->values.data() + i * kQHeads * kDim;
+  queries.positions = &positions.back();
+  queries.naive_rows = 0;
+  queries.visible = [&](int64_t, int32_t, std::vector<int64_t>* keys) { *keys = positions; };
+  const reference::Truth truth = attend_reference({&layer, n, k.data(), v.data(), positions.data()}, queries);
   const bool is_exact = std::strcmp(case_.policy, "all") == 0;
-  for (int64_t h = 0; h < kQHeads; ++h) {
-    const float* const q = q_[at]->values.data() + (i * kQHeads + h) * kDim;
-    double sum = 0.0, o[kDim] = {};
-    for (int64_t t = 0; t < n; ++t) {
-      const int64_t row = (t * kHeads + h / kGroup) * kDim;
-      double logit = 0.0;
-      for (int64_t d = 0; d < kDim; ++d) logit += double{q[d]} * double{k[static_cast<size_t>(row + d)]};
-      const double weight = std::exp(logit / std::sqrt(double{kDim}));
-      sum += weight;
-      for (int64_t d = 0; d < kDim; ++d) o[d] += weight * double{v[static_cast<size_t>(row + d)]};
-    }
-    for (int64_t d = 0; d < kDim; ++d) {
-      const auto got = double{o_[at]->values[static_cast<size_t>((i * kQHeads + h) * kDim + d)]};
-      if (is_exact ? std::fabs(got - o[d] / sum) <= 1e-4 : std::isfinite(got)) continue;
-      std::fprintf(stderr, "%s: o of sequence %lld, layer %d, head %lld, dim %lld is wrong\n", case_.name,
-                   static_cast<long long>(i), layer_idx, static_cast<long long>(h), static_cast<long long>(d));
-      return false;
-    }
+  for (int64_t d = 0; d < kQHeads * kDim; ++d) {
+    const auto got = double{o_[at]->values[static_cast<size_t>(i * kQHeads * kDim + d)]};
+    if (is_exact ? std::fabs(got - truth.o[static_cast<size_t>(d)]) <= 1e-4 : std::isfinite(got)) continue;
+    std::fprintf(stderr, "%s: o of sequence %lld, layer %d, head %lld, dim %lld is wrong\n", case_.name,
+                 static_cast<long long>(i), layer_idx, static_cast<long long>(d / kDim), static_cast<long long>(d % kDim));
+    return false;
   }
   return true;
 }
@@ -233,8 +236,8 @@ bool World::check() {
   const int64_t last = std::ssize(ids_) - 1;
   for (const int64_t i : {int64_t{0}, last / 2, last})
     for (const int32_t l : {0, n_layers_ / 2, n_layers_ - 1}) {
-      const int64_t prompt = kPrompt + (case_.is_ragged ? static_cast<int64_t>(mix(static_cast<size_t>(i))) % kRagged : 0);
-      if (cache_.length(ids_[static_cast<size_t>(i)], l) != prompt + n_steps_ || !check_rows(i, l)) return false;
+      const auto at = static_cast<size_t>(i);
+      if (cache_.length(ids_[at], l) != prompt_of(at) + n_steps_ || !check_rows(i, l)) return false;
     }
   return true;
 }

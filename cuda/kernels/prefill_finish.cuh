@@ -129,7 +129,7 @@ __device__ void finish_item(const PrefillCall& call, const PrefillItem& item, co
       call.n_splits, item.piece.n_rows, [&](int i) { return states + i * Shape::kStateFloats; }, writer);
 }
 
-// Some rows of a warp, merged: of each row a lane has dims 4 lane to 4 lane + 3, and so on 128 further.
+// Some merged rows of a warp. Of each row a lane has dims 4 lane to 4 lane + 3, and those 128 further on.
 template <class Shape>
 struct MergedRows {
   static constexpr int kOfLane = (Shape::kVDim + 127) / 128, kRows = 4 / kOfLane;
@@ -138,6 +138,29 @@ struct MergedRows {
   int row[kRows];  // n_rows and beyond: there is none
 
   __device__ static bool has_dims(int k) { return 4 * static_cast<int>(threadIdx.x % 32) + 128 * k < Shape::kVDim; }
+
+  // x: o of up to kStates states of row j. rest: m and l of state i in lane i, and of an empty state in the other lanes.
+  template <int kStates>
+  __device__ void include(int j, const float2& rest, const float4 (&x)[kStates][kOfLane]) {
+    float most = rest.x;
+    for (int mask = 1; mask < kStates; mask *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
+    most = fmaxf(m[j], __shfl_sync(~0u, most, 0));
+    const float own = rest.x == -INFINITY ? 0.0f : exp2_fast(rest.x - most);
+    const float faded = m[j] == -INFINITY ? 0.0f : exp2_fast(m[j] - most);
+    float sum = own * rest.y;  // NaN where l is, whatever the weight
+    for (int mask = 1; mask < kStates; mask *= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    m[j] = most;
+    l[j] = l[j] * faded + __shfl_sync(~0u, sum, 0);
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k) fade(o[j][k], faded);
+#pragma unroll
+    for (int i = 0; i < kStates; ++i) {
+      const float weight = __shfl_sync(~0u, own, i);
+#pragma unroll
+      for (int k = 0; k < kOfLane; ++k)
+        if (weight != 0.0f) add(o[j][k], weight, x[i][k]);
+    }
+  }
 };
 
 // Every step-th of n_rows rows, from `first` on.
@@ -145,8 +168,8 @@ struct RowSlice {
   int n_rows, first, step;
 };
 
-// n_states states, the i-th at state(i), into one: out(rows) for a few rows of a warp at a time. Loads are what it takes
-// time for, so that those of several rows and states overlap. Of m and l each lane loads a state's.
+// Merges n_states states, the i-th at state(i), and calls out(rows) for a few rows of a warp at a time. Loads take most of
+// the time, so the loads of several rows and states overlap. Lane i loads m and l of state i.
 template <class Shape, bool kGlobal, class StateAt, class Out>
 __device__ void merge_slice(int n_states, const RowSlice& slice, StateAt state, Out out) {
   using Rows = MergedRows<Shape>;
@@ -187,26 +210,7 @@ __device__ void merge_slice(int n_states, const RowSlice& slice, StateAt state, 
           }
       }
 #pragma unroll
-      for (int j = 0; j < Rows::kRows; ++j) {
-        float m = rest[j].x;
-        for (int mask = 1; mask < kAtOnce; mask *= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, mask));
-        m = fmaxf(rows.m[j], __shfl_sync(~0u, m, 0));
-        const float own = rest[j].x == -INFINITY ? 0.0f : exp2_fast(rest[j].x - m);
-        const float faded = rows.m[j] == -INFINITY ? 0.0f : exp2_fast(rows.m[j] - m);
-        float l = own * rest[j].y;  // NaN where that is, whatever the weight
-        for (int mask = 1; mask < kAtOnce; mask *= 2) l += __shfl_xor_sync(~0u, l, mask);
-        rows.m[j] = m;
-        rows.l[j] = rows.l[j] * faded + __shfl_sync(~0u, l, 0);
-#pragma unroll
-        for (int k = 0; k < Rows::kOfLane; ++k) fade(rows.o[j][k], faded);
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const float weight = __shfl_sync(~0u, own, i);
-#pragma unroll
-          for (int k = 0; k < Rows::kOfLane; ++k)
-            if (weight != 0.0f) add(rows.o[j][k], weight, x[j][i][k]);
-        }
-      }
+      for (int j = 0; j < Rows::kRows; ++j) rows.include(j, rest[j], x[j]);
     }
     out(rows);
   }
@@ -229,7 +233,7 @@ __device__ inline void store_merged(const MergedRows<Shape>& rows, int n_rows, f
   }
 }
 
-// Merged rows to the output. How they end, each lane finds out of one.
+// Merged rows to the output. Lane j finds out how row j ends.
 template <class Shape>
 __device__ inline void write_merged(const PrefillCall& call, const Piece& piece, const MergedRows<Shape>& rows) {
   using Rows = MergedRows<Shape>;
