@@ -173,7 +173,7 @@ struct RowSlice {
 template <class Shape, bool kGlobal, class StateAt, class Out>
 __device__ void merge_slice(int n_states, const RowSlice& slice, StateAt state, Out out) {
   using Rows = MergedRows<Shape>;
-  constexpr int kAtOnce = 8;
+  constexpr int kAtOnce = Shape::kStatesAtOnce;
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int base = threadIdx.x / 32; slice.first + slice.step * base < slice.n_rows; base += Shape::kWarps * Rows::kRows) {

@@ -42,6 +42,7 @@ struct GroupsShape {
   static constexpr int kStatesBytes = 4 * kKeySplits * kStateFloats;
   static constexpr int kSharedBytes = 1024 + (kUsedBytes > kStatesBytes ? kUsedBytes : kStatesBytes);
   static constexpr int kBlocks = 1;
+  static constexpr int kStatesAtOnce = 8;      // that a warp loads of its rows when it merges: 128 registers of a thread
   static constexpr bool kFencesTiles = false;  // the warps that multiply fence arrived tiles; else the warps that bring them
   static constexpr int kSyncAll = 1, kTurn = 2, kOwn = 4;  // barriers; of the last two each warpgroup has one
   __device__ static constexpr bool has_tiles(const PrefillCall&) { return false; }
